@@ -1,0 +1,46 @@
+// Time as a parameter. Cores receive Instants; only clock.cc reads a clock.
+#pragma once
+#include <compare>
+#include <cstdint>
+#include <string>
+
+#include "absl/time/time.h"
+
+namespace gtrain {
+
+// A point on the monotonic clock of one machine. Never sent to another machine
+// and never compared with one made there.
+struct Instant {
+  int64_t ns = 0;
+  auto operator<=>(const Instant&) const = default;
+  Instant operator+(absl::Duration d) const { return {ns + absl::ToInt64Nanoseconds(d)}; }
+  Instant operator-(absl::Duration d) const { return {ns - absl::ToInt64Nanoseconds(d)}; }
+  absl::Duration operator-(Instant other) const { return absl::Nanoseconds(ns - other.ns); }
+};
+
+// Thread-safe. Implementations: RealClock, ManualClock (tests, simulator).
+class Clock {
+ public:
+  virtual ~Clock() = default;
+  virtual Instant Now() const = 0;         // for every decision
+  virtual absl::Time WallNow() const = 0;  // for people only: logs, file stamps
+};
+
+class RealClock final : public Clock {
+ public:
+  Instant Now() const override;
+  absl::Time WallNow() const override;
+};
+
+// Not thread-safe: one owner advances it.
+class ManualClock final : public Clock {
+ public:
+  Instant Now() const override { return now_; }
+  absl::Time WallNow() const override { return absl::FromUnixNanos(now_.ns); }
+  void Advance(absl::Duration d) { now_ = now_ + d; }
+
+ private:
+  Instant now_;
+};
+
+}  // namespace gtrain

@@ -1,0 +1,46 @@
+// Port: how ranks of one generation find each other before they can communicate.
+// Adapters: runtime/worker (through keeper, agent and head), comm/fake (threads and forked
+// processes of a test).
+#pragma once
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+#include "base/ids.h"
+#include "base/unique_fd.h"
+
+namespace gtrain::comm {
+
+struct Member {
+  int rank = 0;
+  int local_rank = 0;
+  NodeId node;           // equal NodeId = same machine = shared memory
+  std::string address;   // data-plane IP address of the node
+};
+
+// Thread-safe. One object a process and generation.
+class Bootstrap {
+ public:
+  virtual ~Bootstrap() = default;
+  virtual int rank() const = 0;
+  virtual int world_size() const = 0;
+  virtual Generation generation() const = 0;
+  virtual const std::vector<Member>& members() const = 0;  // index = rank
+
+  // All-gather: every rank of the generation calls it in the same order; returns one blob a rank.
+  // Blocks until all have, at most `timeout`. Unavailable: the generation was revoked.
+  virtual absl::StatusOr<std::vector<std::string>> AllGather(absl::string_view blob, absl::Duration timeout) = 0;
+
+  // A shared-memory file of `bytes` that all ranks of this node and generation that ask for `id` get
+  // as the same object (memfd held by the keeper; no name, no limit of /dev/shm). The first asks, all get.
+  virtual absl::StatusOr<UniqueFd> Arena(uint64_t id, uint64_t bytes, absl::Duration timeout) = 0;
+
+  // OK, or Unavailable with the reason once this generation is revoked. Cheap; polled in every wait loop.
+  virtual absl::Status Alive() const = 0;
+};
+
+}  // namespace gtrain::comm

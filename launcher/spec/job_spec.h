@@ -1,0 +1,119 @@
+// JobSpec: what a job file says, as a value. PURE.
+//
+// Every field mirrors one key of blueprint section 6. Defaults are the documented
+// ones. The parser (parse.h) fills it and reports every error at once; print.h
+// writes the canonical YAML that the parser reads back to an equal value. The
+// canonical text is what travels to the head and agents and what the job hash covers.
+#pragma once
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "absl/time/time.h"
+
+namespace gtrain::spec {
+
+enum class Per { kRank, kNode };
+enum class OnError { kWarn, kRetry, kFail };
+enum class OnStall { kReport, kKill };
+
+struct Range {  // inclusive; min == max for a plain number
+  int min = 1;
+  int max = 1;
+  bool operator==(const Range&) const = default;
+};
+
+struct Resources {
+  std::optional<int> cpus;            // per rank; nullopt = auto: the node's cores over its ranks
+  std::optional<uint64_t> memory;     // bytes per rank; nullopt = unlimited
+  std::optional<int> gpus;            // per rank; nullopt = auto: one where there are GPUs
+  std::vector<std::string> gpu_type;  // empty = any
+  uint64_t shm = 1 << 30;             // bytes of shared-memory arena a node
+  bool visible_node = true;           // visible: node (all GPUs of the job on the node) | rank
+  std::optional<bool> oversubscribe;  // nullopt = auto: yes on the local cluster, with a warning
+  bool operator==(const Resources&) const = default;
+};
+
+struct SecretRef {  // exactly one is set
+  std::string env;
+  std::string file;
+  bool operator==(const SecretRef&) const = default;
+};
+
+struct MeshAxis {
+  std::string name;
+  std::optional<int> size;  // nullopt = "*": the axis that grows and shrinks
+  bool operator==(const MeshAxis&) const = default;
+};
+
+struct InheritEnv {
+  enum class Kind { kDefault, kAll, kNone, kList } kind = Kind::kDefault;  // default: all on the local cluster
+  std::vector<std::string> names;                                         // for kList
+  bool operator==(const InheritEnv&) const = default;
+};
+
+struct CheckpointPolicy {
+  std::string uri;                        // empty = no checkpoint
+  std::optional<int64_t> every_steps;     // every: "200 steps"
+  std::optional<absl::Duration> every;    // every: 30s; both unset = auto
+  int keep = 3;
+  int replicas = 0;
+  OnError on_error = OnError::kWarn;
+  bool operator==(const CheckpointPolicy&) const = default;
+};
+
+struct RestartBudget {
+  int budget = 10;                             // crashes per window
+  absl::Duration window = absl::Hours(1);      // sliding
+  int before_first_step = 1;                   // crashes allowed before the first step of a generation
+  int oom = 1;                                 // out-of-memory kills, a budget of their own
+  bool operator==(const RestartBudget&) const = default;
+};
+
+struct Progress {
+  std::string step;  // ECMAScript regex with one group, searched in each output line; empty = none
+  std::string loss;
+  absl::Duration startup = absl::Minutes(60);
+  absl::Duration stall = absl::Minutes(15);
+  OnStall on_stall = OnStall::kReport;
+  bool operator==(const Progress&) const = default;
+};
+
+struct Preempt {
+  std::string signal = "SIGTERM";
+  absl::Duration lead = absl::Seconds(90);
+  bool operator==(const Preempt&) const = default;
+};
+
+struct JobSpec {
+  std::string name;
+  std::vector<std::string> run;  // argv; empty when script is set
+  std::string script;            // bash -euo pipefail
+  Per per = Per::kRank;
+  std::optional<Range> ranks;           // exactly one of ranks, nodes is set after parsing (ranks defaults to 1)
+  std::optional<Range> nodes;
+  std::optional<int> ranks_per_node;    // nullopt = auto
+  std::vector<MeshAxis> mesh;
+  Resources resources;
+  std::map<std::string, std::string> where_labels;
+  std::vector<std::string> where_exclude;
+  std::string workdir;  // absolute once the client resolved it
+  std::string setup;    // runs once a node and content hash
+  std::map<std::string, std::string> env;
+  InheritEnv inherit_env;
+  std::map<std::string, SecretRef> secrets;
+  CheckpointPolicy checkpoint;
+  RestartBudget restart;
+  Progress progress;
+  Preempt preempt;
+  absl::Duration stop_grace = absl::Seconds(30);
+  std::optional<absl::Duration> time_limit;
+  std::map<std::string, std::string> labels;
+  int priority = 0;
+  bool operator==(const JobSpec&) const = default;
+};
+
+}  // namespace gtrain::spec

@@ -1,0 +1,411 @@
+// Control-plane messages as plain values. PURE. The wire form is
+// runtime/wire/control.capnp; docs/protocols/control-plane.md tells who sends what when.
+//
+// Authority never comes from a field here: the transport supplies the key-derived
+// identity of the connection (Peer below) beside each message.
+#pragma once
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "absl/time/time.h"
+#include "base/ids.h"
+
+namespace gtrain::core {
+
+inline constexpr int kProtocolVersion = 1;
+
+enum class Role { kAdmin, kUser, kNode, kReadOnly };
+
+// Who is at the other end of a connection, from its CURVE key.
+struct Peer {
+  Role role = Role::kReadOnly;
+  std::string key_id;  // 16 hex digits of the key's hash: a NodeId for nodes, a ClientId otherwise
+  auto operator<=>(const Peer&) const = default;
+};
+
+// ---------------------------------------------------------------- values
+
+struct GpuInfo {
+  std::string uuid;
+  std::string model;
+  uint64_t memory_bytes = 0;
+  int numa = -1;  // -1: unknown to the driver
+  bool operator==(const GpuInfo&) const = default;
+};
+
+struct Inventory {
+  int cpus = 0;        // hardware threads this agent may use
+  int cores = 0;
+  int numa_nodes = 0;
+  uint64_t memory_bytes = 0;
+  std::vector<GpuInfo> gpus;
+  bool operator==(const Inventory&) const = default;
+};
+
+// Why a rank process ended, in the order of certainty.
+enum class ExitCause {
+  kExited,       // exit code
+  kSignal,       // a signal nobody of ours sent
+  kOom,          // killed by the kernel for memory (cgroup event seen)
+  kStopped,      // ended by our own TERM/KILL on a stop, revoke or limit
+  kStartFailed,  // never executed: message says why
+  kAddressInUse, // MASTER_PORT taken before start
+  kLost,         // keeper died or node rebooted; exit status unknown
+};
+
+struct RankExit {
+  JobId job;
+  Generation generation;
+  int rank = 0;
+  int64_t pid = 0;
+  ExitCause cause = ExitCause::kExited;
+  int exit_code = 0;    // kExited
+  int signal = 0;       // kSignal, kStopped
+  std::string message;  // one sentence for people
+  std::string tail;     // last lines of stderr, at most 64 KiB
+  bool operator==(const RankExit&) const = default;
+};
+
+enum class RankState { kStarting, kRunning, kJoined, kExited };
+
+// Last known of a live rank; sent when it changed, at most once a heartbeat.
+struct RankStatus {
+  JobId job;
+  Generation generation;
+  int rank = 0;
+  int64_t pid = 0;
+  RankState state = RankState::kStarting;
+  std::optional<int64_t> step;
+  std::optional<double> loss;
+  std::optional<double> samples_per_second;
+  uint64_t collective_sequence = 0;  // last collective entered, for the hang verdict
+  bool operator==(const RankStatus&) const = default;
+};
+
+// A node's live generation of one job, for re-adoption after an agent or head restart.
+struct HeldGeneration {
+  JobId job;
+  Generation generation;
+  Generation revoked;           // highest revoked this node has seen for the job (0 = none)
+  std::vector<RankStatus> live;
+  std::vector<RankExit> exited;  // not yet acknowledged by a head
+  bool operator==(const HeldGeneration&) const = default;
+};
+
+struct RankPlace {
+  int rank = 0;
+  int local_rank = 0;
+  NodeId node;
+  std::vector<int> cpus;  // hardware threads to bind to; empty = not bound
+  std::vector<int> gpus;  // indices into the node's inventory
+  bool operator==(const RankPlace&) const = default;
+};
+
+struct NodePlace {
+  NodeId node;
+  std::string address;  // data-plane address: the one whose socket reached the head
+  std::string hostname;
+  bool operator==(const NodePlace&) const = default;
+};
+
+// One membership of one job: everything an agent needs to start its ranks.
+struct GenerationGrant {
+  JobId job;
+  Generation generation;
+  Timeline timeline;
+  int restart_count = 0;  // generations so far that ended in a failure
+  std::string spec_text;  // canonical YAML of the JobSpec
+  std::map<std::string, std::string> client_env;  // inherited from the client, already filtered
+  std::string run_dir;                            // where logs and reports go on each node
+  std::string master_address;
+  int master_port = 0;
+  int world_size = 0;
+  std::vector<NodePlace> nodes;   // index = GROUP_RANK
+  std::vector<RankPlace> ranks;   // index = rank
+  bool operator==(const GenerationGrant&) const = default;
+};
+
+// ---------------------------------------------------------------- agent -> head
+
+struct AgentHello {
+  ClusterId cluster;
+  Incarnation incarnation;
+  std::string boot_id;
+  std::string hostname;
+  std::string address;   // data-plane address
+  std::string version;   // of gtrain
+  int protocol = kProtocolVersion;
+  Inventory inventory;
+  std::map<std::string, std::string> labels;
+  std::vector<int> free_ports;  // probed free, outside the ephemeral range; hints for MASTER_PORT
+  std::vector<HeldGeneration> held;
+  bool operator==(const AgentHello&) const = default;
+};
+
+struct AgentHeartbeat {
+  uint64_t sequence = 0;
+  std::vector<RankStatus> changed;
+  std::vector<int> free_ports;
+  bool operator==(const AgentHeartbeat&) const = default;
+};
+
+struct RanksStarted {
+  JobId job;
+  Generation generation;
+  std::vector<RankStatus> ranks;
+  bool operator==(const RanksStarted&) const = default;
+};
+
+// Resent in every hello until AckExit names it.
+struct RankExited {
+  RankExit exit;
+  bool operator==(const RankExited&) const = default;
+};
+
+// No process of this generation is left on the node (cgroup or process tree verified empty).
+struct GenerationGone {
+  JobId job;
+  Generation generation;
+  bool clean = true;  // false: something survived SIGKILL (state D); the node is not reused
+  std::string message;
+  bool operator==(const GenerationGone&) const = default;
+};
+
+// Blobs of this node's ranks for one all-gather of the bootstrap exchange (0 = entry barrier).
+struct ExchangePart {
+  JobId job;
+  Generation generation;
+  uint64_t sequence = 0;
+  std::vector<std::pair<int, std::string>> blobs;  // (rank, bytes)
+  bool operator==(const ExchangePart&) const = default;
+};
+
+struct CheckpointReport {
+  JobId job;
+  Generation generation;
+  Timeline timeline;
+  int64_t step = 0;
+  std::string manifest;  // key of the committed manifest; empty for a program without the SDK
+  bool operator==(const CheckpointReport&) const = default;
+};
+
+// Last lines of a live rank's output, at most 64 KiB, replaced as a whole (mirrored each second).
+struct LogTail {
+  JobId job;
+  Generation generation;
+  int rank = 0;
+  bool is_stderr = false;
+  uint64_t end_offset = 0;  // bytes of the whole stream so far
+  std::string text;
+  bool operator==(const LogTail&) const = default;
+};
+
+// A stall verdict or another finding of the agent worth an event line.
+struct AgentNote {
+  JobId job;
+  Generation generation;
+  int rank = -1;
+  std::string kind;  // "stall", "notice", "log-dropped", ...
+  std::string text;
+  bool operator==(const AgentNote&) const = default;
+};
+
+// Answer to AgentQuery.
+struct AgentAnswer {
+  uint64_t query = 0;
+  bool ok = true;
+  std::string text;          // payload or error sentence
+  uint64_t next_offset = 0;  // for log reads
+  bool end = false;          // for log reads: the stream is complete
+  bool operator==(const AgentAnswer&) const = default;
+};
+
+// ---------------------------------------------------------------- head -> agent
+
+struct AgentWelcome {
+  ClusterId cluster;
+  HeadEpoch epoch;
+  NodeId node;
+  absl::Duration heartbeat_interval;
+  absl::Duration fence_after;  // lease of restart-mode ranks without head contact
+  bool operator==(const AgentWelcome&) const = default;
+};
+
+struct AgentRefused {
+  std::string reason;
+  bool operator==(const AgentRefused&) const = default;
+};
+
+struct HeartbeatAck {
+  HeadEpoch epoch;
+  uint64_t sequence = 0;
+  bool operator==(const HeartbeatAck&) const = default;
+};
+
+struct StartGeneration {  // a grant
+  HeadEpoch epoch;
+  GenerationGrant grant;
+  bool operator==(const StartGeneration&) const = default;
+};
+
+enum class EndMode {
+  kReform,    // another generation follows: TERM, short grace, KILL
+  kStop,      // user's stop: TERM, stop_grace, KILL
+  kStopNow,   // second stop: KILL
+};
+
+// Every generation <= `generation` of the job is over. Never waits for a disk.
+struct Revoke {
+  HeadEpoch epoch;
+  JobId job;
+  Generation generation;
+  EndMode mode = EndMode::kReform;
+  absl::Duration grace;
+  std::string reason;
+  bool operator==(const Revoke&) const = default;
+};
+
+struct AckExit {
+  HeadEpoch epoch;
+  JobId job;
+  Generation generation;
+  int rank = 0;
+  bool operator==(const AckExit&) const = default;
+};
+
+struct ExchangeTable {
+  HeadEpoch epoch;
+  JobId job;
+  Generation generation;
+  uint64_t sequence = 0;
+  std::vector<std::string> blobs;  // index = rank
+  bool operator==(const ExchangeTable&) const = default;
+};
+
+// The job is over on this cluster: end the keeper, keep the run directory.
+struct ForgetJob {
+  HeadEpoch epoch;
+  JobId job;
+  bool operator==(const ForgetJob&) const = default;
+};
+
+// A preemption or maintenance notice for a job's ranks on this node.
+struct NoticeRanks {
+  HeadEpoch epoch;
+  JobId job;
+  Generation generation;
+  absl::Duration left;
+  bool operator==(const NoticeRanks&) const = default;
+};
+
+struct AgentQuery {
+  enum class Kind { kReadLog, kStacks, kExec };
+  HeadEpoch epoch;
+  uint64_t query = 0;
+  Kind kind = Kind::kReadLog;
+  JobId job;
+  Generation generation;
+  int rank = 0;
+  bool is_stderr = false;         // kReadLog
+  uint64_t offset = 0;            // kReadLog
+  std::vector<std::string> argv;  // kExec: run once beside the rank, with its environment
+  bool operator==(const AgentQuery&) const = default;
+};
+
+struct AgentShutdown {
+  HeadEpoch epoch;
+  std::string reason;
+  bool operator==(const AgentShutdown&) const = default;
+};
+
+// ---------------------------------------------------------------- client <-> head
+
+// Each client request carries (client key, request id); the head answers a repeated id
+// with the first answer (fault H15).
+struct ClientSubmit {
+  std::string spec_text;  // canonical YAML; the head parses it again
+  std::map<std::string, std::string> env;
+  std::string run_dir;
+  std::string resume;  // "", "latest", "fresh", a step, or a uri
+  bool end_with_client = false;
+  bool operator==(const ClientSubmit&) const = default;
+};
+struct ClientStop {
+  JobId job;
+  bool now = false;
+  std::string reason;
+  bool operator==(const ClientStop&) const = default;
+};
+struct ClientStatus {  // empty job: all jobs
+  JobId job;
+  bool operator==(const ClientStatus&) const = default;
+};
+struct ClientWhy {
+  JobId job;
+  bool operator==(const ClientWhy&) const = default;
+};
+struct ClientNodes {
+  bool operator==(const ClientNodes&) const = default;
+};
+struct ClientLogs {
+  JobId job;
+  std::optional<uint64_t> generation;  // nullopt: newest
+  int rank = 0;
+  bool is_stderr = false;
+  uint64_t offset = 0;
+  bool operator==(const ClientLogs&) const = default;
+};
+struct ClientExec {
+  JobId job;
+  int rank = 0;
+  std::vector<std::string> argv;
+  bool operator==(const ClientExec&) const = default;
+};
+struct ClientEvents {  // long poll: events of a job after `after`, waits up to `wait`
+  JobId job;
+  uint64_t after = 0;
+  absl::Duration wait;
+  bool operator==(const ClientEvents&) const = default;
+};
+// Administration: end the local cluster when no job is left, or now.
+struct ClientShutdown {
+  bool when_idle = true;
+  bool operator==(const ClientShutdown&) const = default;
+};
+// Makes a one-time join token for agents (valid 15 minutes).
+struct ClientJoinToken {
+  bool operator==(const ClientJoinToken&) const = default;
+};
+
+using ClientRequestBody = std::variant<ClientSubmit, ClientStop, ClientStatus, ClientWhy, ClientNodes, ClientLogs,
+                                       ClientExec, ClientEvents, ClientShutdown, ClientJoinToken>;
+
+struct ClientRequest {
+  std::string id;                  // 128-bit, hex, made by the client
+  absl::Duration deadline;         // relative; the head drops what it reads later
+  ClientRequestBody body;
+  bool operator==(const ClientRequest&) const = default;
+};
+
+// `json` is one document whose shape docs/protocols/control-plane.md gives per request.
+struct ClientReply {
+  std::string id;
+  bool ok = true;
+  int code = 0;       // absl::StatusCode when !ok
+  std::string error;  // what happened, where, what to do next
+  std::string json;
+  bool operator==(const ClientReply&) const = default;
+};
+
+// ---------------------------------------------------------------- the envelope
+
+using Message =
+    std::variant<AgentHello, AgentHeartbeat, RanksStarted, RankExited, GenerationGone, ExchangePart, CheckpointReport,
+                 LogTail, AgentNote, AgentAnswer, AgentWelcome, AgentRefused, HeartbeatAck, StartGeneration, Revoke,
+                 AckExit, ExchangeTable, ForgetJob, NoticeRanks, AgentQuery, AgentShutdown, ClientRequest, ClientReply>;
+
+}  // namespace gtrain::core
