@@ -1,0 +1,55 @@
+// Bytes between a rank (libgtrain) and its keeper, and what rides inside them to the
+// agent. One header for both sides; libc only, because the keeper is.
+//
+// Transport: SOCK_STREAM unix socket at $GTRAIN_KEEPER_SOCKET, local to the machine. Every
+// message is a RankFrame header in host byte order and `bytes` of body. A frame with an
+// unknown kind or more than kRankFrameBytesMax of body closes the connection.
+//
+// The keeper understands hello and arenas; everything else it relays between rank and agent
+// unread. Relayed bodies are one JSON object:
+//   rank -> agent  {"type":"joined"}
+//                  {"type":"exchange","sequence":N,"blob":"<base64>"}
+//                  {"type":"progress","step":N,"loss":X,"samples":N,"collective":N}   (step.. optional)
+//                  {"type":"checkpoint","step":N,"timeline":N,"manifest":"<key>"}
+//   agent -> rank  {"type":"table","sequence":N,"blobs":["<base64>", ...]}            (index = rank)
+// The keeper keeps what a rank sent while no agent is connected (at most kRelayBytesMax a rank,
+// newest progress replaces older) and delivers it to the next agent.
+#pragma once
+#include <stdint.h>
+
+#define GTRAIN_RANK_PROTOCOL 1
+
+enum RankFrameKind : uint16_t {
+  // rank -> keeper
+  kRankHello = 1,    // body: RankHello
+  kRankArena = 2,    // body: RankArenaRequest; answered by kKeeperArena or kKeeperRefused
+  kRankToAgent = 3,  // body: JSON
+  // keeper -> rank
+  kKeeperWelcome = 16,    // body: empty
+  kKeeperRefused = 17,    // body: text
+  kKeeperArena = 18,      // body: RankArenaRequest; the memfd travels as SCM_RIGHTS with the header
+  kKeeperRevoked = 19,    // body: text; the generation is over, every collective must return Unavailable
+  kKeeperFromAgent = 20,  // body: JSON
+  kKeeperNotice = 21,     // body: uint32_t seconds left before preemption
+  kKeeperStop = 22,       // body: text; the user asked to stop: save and exit 0 within stop_grace
+};
+
+struct RankFrame {
+  uint32_t bytes;  // of body
+  uint16_t kind;
+  uint16_t reserved;  // 0
+};
+
+struct RankHello {
+  uint32_t protocol;    // GTRAIN_RANK_PROTOCOL
+  uint32_t rank;
+  uint64_t generation;
+  char token[32];  // $GTRAIN_TOKEN, hex, made per rank and generation: proves the caller is that rank
+};
+
+struct RankArenaRequest {
+  uint64_t id;
+  uint64_t bytes;
+};
+
+enum { kRankFrameBytesMax = 16 << 20, kRelayBytesMax = 1 << 20 };
