@@ -1,0 +1,64 @@
+// Sharded checkpoints: registered state, saved beside training, committed whole or not at all.
+#pragma once
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+#include "gtrain/session.h"
+#include "gtrain/types.h"
+
+namespace gtrain {
+
+struct CheckpointOptions {
+  std::string uri;                          // a directory all ranks see; empty: $GTRAIN_CHECKPOINT_URI
+  int keep = 3;                             // newest committed ones kept; $GTRAIN_CHECKPOINT_KEEP wins if set
+  std::optional<int64_t> every_steps;       // when SaveIfDue saves; $GTRAIN_CHECKPOINT_EVERY wins if set
+  std::optional<absl::Duration> every;
+  absl::Duration commit_timeout = absl::Minutes(10);
+};
+
+struct RestoredStep {
+  int64_t step = 0;
+  uint64_t timeline = 0;
+  std::string manifest;
+};
+
+// Register state once, then Restore, then Save. Registered memory is the caller's and must
+// outlive the Checkpointer. Not thread-safe: one owner; writing happens on a thread of its own.
+class Checkpointer {
+ public:
+  // The session must outlive the checkpointer. Fails with FailedPrecondition if the uri holds checkpoints of
+  // a different job and no --resume/--fresh was given.
+  static absl::StatusOr<std::unique_ptr<Checkpointer>> Open(Session* session, const CheckpointOptions& options = {});
+  virtual ~Checkpointer() = default;
+
+  // State that is equal on all ranks: saved once (ranks share the writing), restored on every rank.
+  virtual absl::Status AddReplicated(absl::string_view name, void* data, std::vector<int64_t> shape, DType dtype) = 0;
+  // State of this rank alone (RNG, data cursor, residuals): saved by each rank, restored by the same rank number;
+  // at another world size Restore leaves it untouched on ranks that had none, and says so in the log.
+  virtual absl::Status AddPerRank(absl::string_view name, void* data, size_t bytes) = 0;
+
+  // Collective. The newest committed and intact checkpoint into the registered memory; nullopt when there is
+  // none. A damaged one falls back to the previous with a loud log line. No rank returns before all verified.
+  virtual absl::StatusOr<std::optional<RestoredStep>> Restore() = 0;
+
+  // Copies the registered state (the only stall) and returns; writing and commit go on beside training.
+  // All ranks call it with the same step. False: skipped, because the previous save is still being written.
+  virtual absl::StatusOr<bool> Save(int64_t step) = 0;
+  // Save when the policy says so (every_steps of `step`; with a duration rank 0 decides and all agree
+  // through `comm`).
+  virtual absl::StatusOr<bool> SaveIfDue(int64_t step, Communicator* comm) = 0;
+  // Until the last Save is committed or failed; its error.
+  virtual absl::Status Wait(absl::Duration timeout) = 0;
+  // Step of the newest commit this process knows of.
+  virtual std::optional<int64_t> LastCommitted() const = 0;
+};
+
+}  // namespace gtrain

@@ -1,0 +1,43 @@
+// Collectives among the ranks of one generation.
+#pragma once
+#include <cstddef>
+#include <memory>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "gtrain/types.h"
+
+namespace gtrain {
+
+struct CommunicatorOptions {
+  // Longest a single collective may take before it fails with DeadlineExceeded.
+  absl::Duration timeout = absl::Minutes(30);
+};
+
+// A communicator belongs to one generation. Calls block; all ranks call the same
+// collectives in the same order with the same count, dtype and op, else the call fails with
+// FailedPrecondition that names the ranks which differ (fault L6). After any error the
+// communicator is dead and every later call returns the same error; output buffers are then undefined.
+// Unavailable: a member was lost or the generation revoked; end the step, exit or join the next generation.
+// Results are bit-identical on all ranks. Not thread-safe: one call at a time.
+class Communicator {
+ public:
+  virtual ~Communicator() = default;
+  virtual int rank() const = 0;
+  virtual int size() const = 0;
+
+  // data[count] of dtype, in place.
+  virtual absl::Status AllReduce(void* data, size_t count, DType dtype, ReduceOp op) = 0;
+  // data[count] of `root` overwrites data[count] everywhere.
+  virtual absl::Status Broadcast(void* data, size_t count, DType dtype, int root) = 0;
+  // input[count] of each rank into output[size() * count] in rank order. The buffers do not overlap,
+  // except that input may be output + rank() * count.
+  virtual absl::Status AllGather(const void* input, void* output, size_t count, DType dtype) = 0;
+  virtual absl::Status Barrier() = 0;
+
+  // Memory of `bytes` (64-byte aligned, zeroed) that collectives reach fastest. Owned by the communicator.
+  virtual absl::StatusOr<void*> Allocate(size_t bytes) = 0;
+};
+
+}  // namespace gtrain
