@@ -18,7 +18,8 @@ namespace gtrain::core {
 
 inline constexpr int kProtocolVersion = 1;
 
-enum class Role { kAdmin, kUser, kNode, kReadOnly };
+// kJoin: the one-use key inside a join token; it may send AgentJoin and nothing else.
+enum class Role { kAdmin, kUser, kNode, kReadOnly, kJoin };
 
 // Who is at the other end of a connection, from its CURVE key.
 struct Peer {
@@ -322,6 +323,22 @@ struct AgentShutdown {
   bool operator==(const AgentShutdown&) const = default;
 };
 
+// ---------------------------------------------------------------- joining a cluster
+
+// New node -> head, over a connection made with the key of a join token: registers the node's
+// own key. The head answers AgentJoined or AgentRefused, and the token is spent.
+struct AgentJoin {
+  std::string public_key;  // Z85, 40 characters
+  std::string hostname;    // for the comment beside the key
+  bool operator==(const AgentJoin&) const = default;
+};
+
+struct AgentJoined {
+  ClusterId cluster;
+  NodeId node;
+  bool operator==(const AgentJoined&) const = default;
+};
+
 // ---------------------------------------------------------------- client <-> head
 
 // Each client request carries (client key, request id); the head answers a repeated id
@@ -406,6 +423,7 @@ struct ClientReply {
 using Message =
     std::variant<AgentHello, AgentHeartbeat, RanksStarted, RankExited, GenerationGone, ExchangePart, CheckpointReport,
                  LogTail, AgentNote, AgentAnswer, AgentWelcome, AgentRefused, HeartbeatAck, StartGeneration, Revoke,
-                 AckExit, ExchangeTable, ForgetJob, NoticeRanks, AgentQuery, AgentShutdown, ClientRequest, ClientReply>;
+                 AckExit, ExchangeTable, ForgetJob, NoticeRanks, AgentQuery, AgentShutdown, AgentJoin, AgentJoined,
+                 ClientRequest, ClientReply>;
 
 }  // namespace gtrain::core
