@@ -18,7 +18,8 @@ TEST(Units, BytesRoundTrip) {
   EXPECT_EQ(*ParseBytes("2MB"), 2'000'000u);
   EXPECT_EQ(PrintBytes(1 << 30), "1GiB");
   EXPECT_EQ(PrintBytes(0), "0B");
-  for (const char* bad : {"", "GiB", "010", "-1", "1e3", "0x10", "1 GiB", "1Gib", "99999999999999999999", "9999999999TiB"}) {
+  for (const char* bad :
+       {"", "GiB", "010", "-1", "1e3", "0x10", "1 GiB", "1Gib", "99999999999999999999", "9999999999TiB"}) {
     EXPECT_FALSE(ParseBytes(bad).ok()) << bad;
   }
 }
@@ -31,7 +32,8 @@ TEST(Units, DurationRoundTrip) {
       EXPECT_EQ(PrintDuration(*ParseDuration(text)), text);
     }
   }
-  for (const char* bad : {"", "30", "s", "1.5h", "-1s", "1y", "007s"}) EXPECT_FALSE(ParseDuration(bad).ok()) << bad;
+  for (const char* bad : {"", "30", "s", "1.5h", "-1s", "1y", "007s"})
+    EXPECT_FALSE(ParseDuration(bad).ok()) << bad;
 }
 
 TEST(RngTest, EqualSeedsGiveEqualSequences) {

@@ -12,8 +12,8 @@ namespace gtrain::base {
 }
 }  // namespace gtrain::base
 
-#define GT_CHECK(condition)                                              \
-  do {                                                                   \
-    if (!(condition)) [[unlikely]]                                       \
-      ::gtrain::base::CheckFailed(__FILE__, __LINE__, #condition);       \
+#define GT_CHECK(condition)                                        \
+  do {                                                             \
+    if (!(condition)) [[unlikely]]                                 \
+      ::gtrain::base::CheckFailed(__FILE__, __LINE__, #condition); \
   } while (false)

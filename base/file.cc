@@ -16,17 +16,23 @@ namespace gtrain {
 absl::Status ErrnoStatus(int error, absl::string_view what) {
   const std::string message = absl::StrCat(what, ": ", strerror(error));
   switch (error) {
-    case ENOENT: return absl::NotFoundError(message);
+    case ENOENT:
+      return absl::NotFoundError(message);
     case EACCES:
-    case EPERM: return absl::PermissionDeniedError(message);
-    case EEXIST: return absl::AlreadyExistsError(message);
+    case EPERM:
+      return absl::PermissionDeniedError(message);
+    case EEXIST:
+      return absl::AlreadyExistsError(message);
     case ENOSPC:
     case EMFILE:
-    case ENFILE: return absl::ResourceExhaustedError(message);
+    case ENFILE:
+      return absl::ResourceExhaustedError(message);
     case EAGAIN:
     case ECONNREFUSED:
-    case EPIPE: return absl::UnavailableError(message);
-    default: return absl::InternalError(message);
+    case EPIPE:
+      return absl::UnavailableError(message);
+    default:
+      return absl::InternalError(message);
   }
 }
 
@@ -36,7 +42,9 @@ absl::StatusOr<std::string> ReadFile(const std::string& path, size_t bytes_max) 
   struct stat st;
   if (fstat(fd.get(), &st) != 0) return ErrnoStatus(errno, absl::StrCat("cannot stat ", path));
   if (!S_ISREG(st.st_mode)) {
-    const char* kind = S_ISDIR(st.st_mode) ? "a directory" : S_ISFIFO(st.st_mode) ? "a FIFO" : "not a regular file";
+    const char* kind = S_ISDIR(st.st_mode)    ? "a directory"
+                       : S_ISFIFO(st.st_mode) ? "a FIFO"
+                                              : "not a regular file";
     return absl::InvalidArgumentError(absl::StrCat(path, " is ", kind));
   }
   std::string data;
@@ -47,7 +55,8 @@ absl::StatusOr<std::string> ReadFile(const std::string& path, size_t bytes_max) 
     if (n < 0) return ErrnoStatus(errno, absl::StrCat("cannot read ", path));
     if (n == 0) return data;
     if (data.size() + static_cast<size_t>(n) > bytes_max) {
-      return absl::ResourceExhaustedError(absl::StrCat(path, " is larger than the limit of ", bytes_max, " bytes"));
+      return absl::ResourceExhaustedError(
+          absl::StrCat(path, " is larger than the limit of ", bytes_max, " bytes"));
     }
     data.append(buffer, static_cast<size_t>(n));
   }
@@ -70,11 +79,13 @@ absl::Status WriteFileDurable(const std::string& path, absl::string_view data, i
     }
     if (fsync(fd.get()) != 0) return ErrnoStatus(errno, absl::StrCat("cannot fsync ", temporary));
   }
-  if (rename(temporary.c_str(), path.c_str()) != 0) return ErrnoStatus(errno, absl::StrCat("cannot rename to ", path));
+  if (rename(temporary.c_str(), path.c_str()) != 0)
+    return ErrnoStatus(errno, absl::StrCat("cannot rename to ", path));
   const size_t slash = path.rfind('/');
   const std::string directory = slash == std::string::npos ? "." : path.substr(0, slash + 1);
   UniqueFd dir(open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  if (!dir.valid() || fsync(dir.get()) != 0) return ErrnoStatus(errno, absl::StrCat("cannot fsync ", directory));
+  if (!dir.valid() || fsync(dir.get()) != 0)
+    return ErrnoStatus(errno, absl::StrCat("cannot fsync ", directory));
   return absl::OkStatus();
 }
 

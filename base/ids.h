@@ -42,9 +42,10 @@ using ClusterId = StringId<struct ClusterIdTag>;  // 32 hex digits, made by `gtr
 using NodeId = StringId<struct NodeIdTag>;        // 16 hex digits of the hash of the node's CURVE public key
 using ClientId = StringId<struct ClientIdTag>;    // likewise of a client's key
 using JobId = StringId<struct JobIdTag>;          // "<name>-<number>", made by the head
-using Incarnation = StringId<struct IncarnationTag>;  // boot id of the node + a random part, kept while keepers live
-using HeadEpoch = NumberId<struct HeadEpochTag>;      // +1 at every head start, durable
-using Generation = NumberId<struct GenerationTag>;    // one membership of one job; 0 = none yet
-using Timeline = NumberId<struct TimelineTag>;        // +1 when a job resumes from a checkpoint
+using Incarnation =
+    StringId<struct IncarnationTag>;  // boot id of the node + a random part, kept while keepers live
+using HeadEpoch = NumberId<struct HeadEpochTag>;    // +1 at every head start, durable
+using Generation = NumberId<struct GenerationTag>;  // one membership of one job; 0 = none yet
+using Timeline = NumberId<struct TimelineTag>;      // +1 when a job resumes from a checkpoint
 
 }  // namespace gtrain

@@ -9,11 +9,11 @@
 #define GT_CONCAT_INNER(a, b) a##b
 #define GT_CONCAT(a, b) GT_CONCAT_INNER(a, b)
 
-#define GT_RETURN_IF_ERROR(expr)                                \
-  do {                                                          \
-    if (absl::Status gt_status = (expr); !gt_status.ok()) {     \
-      return gt_status;                                         \
-    }                                                           \
+#define GT_RETURN_IF_ERROR(expr)                            \
+  do {                                                      \
+    if (absl::Status gt_status = (expr); !gt_status.ok()) { \
+      return gt_status;                                     \
+    }                                                       \
   } while (false)
 
 #define GT_ASSIGN_OR_RETURN(lhs, expr) GT_ASSIGN_OR_RETURN_INNER(GT_CONCAT(gt_statusor_, __LINE__), lhs, expr)

@@ -15,18 +15,18 @@ namespace {
 using UnitTable = std::pair<absl::string_view, uint64_t>;
 
 constexpr std::array<UnitTable, 13> kByteUnits = {{{"B", 1},
-                                                    {"kB", 1000},
-                                                    {"KiB", 1024},
-                                                    {"Ki", 1024},
-                                                    {"MB", 1'000'000},
-                                                    {"MiB", 1 << 20},
-                                                    {"Mi", 1 << 20},
-                                                    {"GB", 1'000'000'000},
-                                                    {"GiB", 1 << 30},
-                                                    {"Gi", 1 << 30},
-                                                    {"TB", 1'000'000'000'000},
-                                                    {"TiB", uint64_t{1} << 40},
-                                                    {"Ti", uint64_t{1} << 40}}};
+                                                   {"kB", 1000},
+                                                   {"KiB", 1024},
+                                                   {"Ki", 1024},
+                                                   {"MB", 1'000'000},
+                                                   {"MiB", 1 << 20},
+                                                   {"Mi", 1 << 20},
+                                                   {"GB", 1'000'000'000},
+                                                   {"GiB", 1 << 30},
+                                                   {"Gi", 1 << 30},
+                                                   {"TB", 1'000'000'000'000},
+                                                   {"TiB", uint64_t{1} << 40},
+                                                   {"Ti", uint64_t{1} << 40}}};
 
 constexpr std::array<UnitTable, 5> kTimeUnitsMs = {
     {{"ms", 1}, {"s", 1000}, {"m", 60'000}, {"h", 3'600'000}, {"d", 86'400'000}}};
@@ -41,15 +41,16 @@ absl::StatusOr<uint64_t> Scale(absl::string_view text, const std::array<UnitTabl
   uint64_t number = 0;
   const bool octal_looking = digits > 1 && text[0] == '0';
   if (digits == 0 || octal_looking || !absl::SimpleAtoi(text.substr(0, digits), &number)) {
-    return absl::InvalidArgumentError(absl::StrCat("'", text, "' is not a number with a unit, like ", example));
+    return absl::InvalidArgumentError(
+        absl::StrCat("'", text, "' is not a number with a unit, like ", example));
   }
   uint64_t factor = unit.empty() && bare_allowed ? 1 : 0;
   for (const auto& [name, value] : units) {
     if (unit == name) factor = value;
   }
   if (factor == 0) {
-    return absl::InvalidArgumentError(absl::StrCat("'", text, "' has ", unit.empty() ? "no unit" : "an unknown unit",
-                                                   "; write it like ", example));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "'", text, "' has ", unit.empty() ? "no unit" : "an unknown unit", "; write it like ", example));
   }
   if (number > static_cast<uint64_t>(std::numeric_limits<int64_t>::max()) / factor) {
     return absl::InvalidArgumentError(absl::StrCat("'", text, "' is too large"));

@@ -15,6 +15,8 @@ set(CMAKE_LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/lib)
 set(CMAKE_ARCHIVE_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/lib)
 
 set(GTRAIN_SANITIZE "" CACHE STRING "Sanitizers to build with: empty, 'address,undefined' or 'thread'")
+# `make check` configures once with this on: it proves that base and the PURE folders need no adapter's library.
+option(GTRAIN_PURE_ONLY "Look for no optional dependency and build base and the PURE folders only" OFF)
 
 # Assertions stay on in every build type: NDEBUG is never defined.
 set(CMAKE_CXX_FLAGS_RELWITHDEBINFO "-O2 -g")
@@ -101,8 +103,15 @@ else()
 endif()
 
 find_package(GTest REQUIRED)
-find_package(benchmark QUIET)
 gtrain_record(googletest "${GTest_VERSION}" "")
+gtrain_pkg(yaml yaml-cpp OPTIONAL "no job files")
+find_package(nlohmann_json QUIET)
+gtrain_record(nlohmann_json "${nlohmann_json_VERSION}" "no JSON output")
+gtrain_pkg(xxhash libxxhash OPTIONAL "no checkpoints")
+gtrain_pkg(hwy libhwy OPTIONAL "scalar codecs only")
+
+if(NOT GTRAIN_PURE_ONLY)
+find_package(benchmark QUIET)
 gtrain_record(benchmark "${benchmark_VERSION}" "no bench/ micro-benchmarks")
 gtrain_pkg(zmq libzmq OPTIONAL "no head, agent or launcher")
 gtrain_pkg(sodium libsodium OPTIONAL "no head, agent or launcher")
@@ -111,11 +120,6 @@ gtrain_record(capnproto "${CapnProto_VERSION}" "no head, agent or launcher")
 find_package(RocksDB QUIET)
 gtrain_record(rocksdb "${RocksDB_VERSION}" "no head")
 gtrain_pkg(hwloc hwloc OPTIONAL "topology from sysfs only")
-gtrain_pkg(yaml yaml-cpp OPTIONAL "no job files")
-find_package(nlohmann_json QUIET)
-gtrain_record(nlohmann_json "${nlohmann_json_VERSION}" "no JSON output")
-gtrain_pkg(xxhash libxxhash OPTIONAL "no checkpoints")
-gtrain_pkg(hwy libhwy OPTIONAL "scalar codecs only")
 gtrain_pkg(curl libcurl OPTIONAL "no S3")
 gtrain_pkg(crypto libcrypto OPTIONAL "no S3")
 gtrain_pkg(ucx ucx OPTIONAL "one machine only")
@@ -126,6 +130,7 @@ gtrain_record(cuda "${GTRAIN_NVCC}" "no GPU kernels")
 # TorchConfig warns loudly about missing optional parts; only what is printed in our table matters.
 find_package(Torch QUIET)
 gtrain_record(libtorch "${Torch_VERSION}" "examples/fashion_mnist is not built")
+endif()
 
 # gtrain_library(<name> [PURE] [SRCS ...] [DEPS ...] [LIBS ...])
 # One library a folder. PURE: no threads, sockets, files, clocks, env; `make check`

@@ -1,0 +1,28 @@
+#!/usr/bin/env bash
+# `make check`: every check, all of them even after one fails, a line each at the end.
+#   tools/check.sh            all, against build/
+#   tools/check.sh NAME ...   only those: format layers banned headers parity pure tidy
+set -uo pipefail
+cd "$(dirname "$0")/.."
+build=${BUILD_DIR:-build}
+checks=("$@")
+if [ "${#checks[@]}" -eq 0 ]; then checks=(format layers banned headers pure tidy); fi
+failed=()
+for check in "${checks[@]}"; do
+  echo "== $check"
+  case "$check" in
+    format) tools/check/format.sh ;;
+    layers) python3 tools/check/layers.py ;;
+    banned) python3 tools/check/banned.py ;;
+    headers) tools/check/headers.sh ;;
+    parity) python3 bazel/parity.py "$build" ;;
+    pure) tools/check/pure.sh "$build" ;;
+    tidy) python3 tools/check/tidy.py "$build" ;;
+    *) echo "unknown check $check"; exit 2 ;;
+  esac || failed+=("$check")
+done
+if [ "${#failed[@]}" -gt 0 ]; then
+  echo "check: FAILED: ${failed[*]}"
+  exit 1
+fi
+echo "check: all passed (${checks[*]})"

@@ -1,0 +1,84 @@
+#!/usr/bin/env python3
+"""clang-tidy on the sources of a build directory, only where something changed since it last passed.
+
+usage: tidy.py [BUILD_DIR] [--all | FILE ...]
+A file is skipped when it, every header of ours that it includes and .clang-tidy are what they were when it last
+passed (stamps in BUILD_DIR/tidy). Tests, examples and generated code are left out: tests fail by themselves.
+"""
+import concurrent.futures
+import hashlib
+import json
+import os
+import re
+import subprocess
+import sys
+
+ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), '../..'))
+FOLDERS = ('base/', 'runtime/', 'launcher/', 'comm/', 'checkpoint/', 'sharding/', 'include/', 'bench/')
+
+
+def wanted(path):
+    return path.startswith(FOLDERS) and '_test' not in path and path.endswith('.cc')
+
+
+def headers(build):
+    """source -> files of ours it was compiled from, as ninja recorded them."""
+    out = subprocess.run(['ninja', '-C', build, '-t', 'deps'], capture_output=True, text=True).stdout
+    table = {}
+    for block in out.split('\n\n'):
+        files = [os.path.normpath(os.path.join(build, line.strip())) for line in block.splitlines()[1:]]
+        ours = [f for f in files if f.startswith(ROOT + '/')]
+        for source in ours[:1]:
+            table[source] = sorted(ours)
+    return table
+
+
+def fingerprint(source, files):
+    digest = hashlib.sha256()
+    for name in [os.path.join(ROOT, '.clang-tidy'), source] + files:
+        if os.path.exists(name):
+            with open(name, 'rb') as data:
+                digest.update(hashlib.sha256(data.read()).digest())
+    return digest.hexdigest()
+
+
+def run(build, source, stamp):
+    result = subprocess.run(['clang-tidy', '-p', build, '--quiet', '--extra-arg=-Wno-unknown-warning-option', source],
+                            capture_output=True, text=True)
+    if result.returncode == 0:
+        open(stamp, 'w').close()
+        return ''
+    return '\n'.join(line for line in (result.stdout + result.stderr).splitlines()
+                     if not re.match(r'^\d+ warnings? (generated|treated)|^Suppressed|^Use -header', line))
+
+
+def main():
+    args = sys.argv[1:]
+    build = os.path.abspath(args.pop(0) if args and not args[0].startswith('-') and os.path.isdir(args[0])
+                            else os.path.join(ROOT, 'build'))
+    everything = '--all' in args
+    only = [os.path.abspath(a) for a in args if not a.startswith('-')]
+    with open(os.path.join(build, 'compile_commands.json')) as data:
+        sources = sorted({os.path.normpath(entry['file']) for entry in json.load(data)})
+    sources = [s for s in sources if s.startswith(ROOT + '/') and not s.startswith(build + '/')
+               and wanted(os.path.relpath(s, ROOT)) and (not only or s in only)]
+    table, stamps = headers(build), os.path.join(build, 'tidy')
+    os.makedirs(stamps, exist_ok=True)
+    todo = []
+    for source in sources:
+        name = os.path.relpath(source, ROOT).replace('/', '__')
+        stamp = os.path.join(stamps, name + '.' + fingerprint(source, table.get(source, []))[:24])
+        if everything or not os.path.exists(stamp):
+            todo.append((source, stamp))
+    bad = 0
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count() or 2) as pool:
+        for text in pool.map(lambda item: run(build, *item), todo):
+            if text:
+                bad += 1
+                print(text, flush=True)
+    print(f'tidy: {len(sources)} sources, {len(todo)} looked at, {bad} with findings')
+    return 1 if bad else 0
+
+
+if __name__ == '__main__':
+    sys.exit(main())
