@@ -1,0 +1,142 @@
+// AgentCore: what an agent does, decided without doing it. PURE.
+//
+// Events of the head's connection, of keepers and of time go in; messages to the head, commands to keepers
+// and files to write come out. runtime/agent performs the effects in order. Thread-compatible; never blocks.
+//
+// Rules it keeps: a head of a lower epoch than the highest seen is ignored; `Revoke(g)` ends every generation
+// <= g and none of them is ever started again; an exit is repeated until the head acknowledged it;
+// "generation gone" is said only after the keeper saw the last process disappear; silence of the head ends
+// only programs without the SDK, after the lease the head gave (blueprint section 7).
+#pragma once
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "base/clock.h"
+#include "base/ids.h"
+#include "launcher/spec/job_spec.h"
+#include "runtime/core/keeper_messages.h"
+#include "runtime/core/messages.h"
+
+namespace gtrain::core {
+
+struct AgentConfig {
+  ClusterId cluster;
+  NodeId node;
+  Incarnation incarnation;
+  std::string boot_id;
+  std::string hostname;
+  std::string version;
+  Inventory inventory;
+  std::map<std::string, std::string> labels;
+  std::map<std::string, std::string> own_env;  // of the agent: PATH, HOME.. of programs, and secrets by env
+  absl::Duration heartbeat_interval = absl::Seconds(1);  // until a welcome says otherwise
+
+  // What the core may ask of the outside at the moment of a start. All bounded and quick.
+  std::function<absl::StatusOr<spec::JobSpec>(absl::string_view)> parse_spec;
+  std::function<absl::StatusOr<std::string>(const std::string& path)> read_secret;
+  std::function<bool(const std::string& address, int port)> port_is_free;
+  std::function<std::string()> make_token;  // 32 random hex digits
+};
+
+// ---------------------------------------------------------------- events
+
+struct HeadUp {
+  std::string address;  // data-plane address of this node
+};
+struct HeadDown {};
+struct FromHead {
+  Message message;
+};
+struct FromKeeper {  // keeper::State is the first report of each connection
+  JobId job;
+  keeper::Report report;
+};
+struct KeeperLost {  // died or never started; the service has ended its ranks as far as it could
+  JobId job;
+  bool clean = true;
+  std::string reason;
+};
+struct FreePorts {  // newly probed
+  std::vector<int> ports;
+};
+struct StacksRead {  // answer to ReadStacks that was not for a query
+  JobId job;
+  Generation generation;
+  int rank = 0;
+  std::string text;
+};
+struct AgentTick {};
+
+using AgentEvent =
+    std::variant<HeadUp, HeadDown, FromHead, FromKeeper, KeeperLost, FreePorts, StacksRead, AgentTick>;
+
+// ---------------------------------------------------------------- effects
+
+struct ToHead {
+  Message message;
+};
+struct ToKeeper {  // starts the job's keeper if it has none
+  JobId job;
+  keeper::Command command;
+};
+struct WriteFile {  // directories are made; replaced atomically
+  std::string path;
+  std::string data;
+};
+struct MakeDirectory {
+  std::string path;
+};
+struct ReadLog {  // answered by AgentAnswer{query}
+  uint64_t query = 0;
+  std::string path;
+  uint64_t offset = 0;
+  bool ended = false;  // no process writes the stream any more
+};
+struct ReadStacks {  // answered by AgentAnswer{query}, or by the event StacksRead when query is 0
+  uint64_t query = 0;
+  JobId job;
+  Generation generation;
+  int rank = 0;
+  int64_t pid = 0;
+};
+struct Leave {  // the agent ends: refused or shut down
+  absl::Status status;
+};
+
+using AgentEffect = std::variant<ToHead, ToKeeper, WriteFile, MakeDirectory, ReadLog, ReadStacks, Leave>;
+
+struct AgentStep {
+  std::vector<AgentEffect> effects;
+  std::string why;  // one sentence; empty for nothing worth a line
+};
+
+class AgentCore {
+ public:
+  explicit AgentCore(AgentConfig config);
+  ~AgentCore();
+  AgentCore(AgentCore&&) noexcept;
+  AgentCore& operator=(AgentCore&&) noexcept;
+
+  AgentStep Step(const AgentEvent& event, Instant now);
+  std::optional<Instant> NextDeadline() const;
+
+  bool HasLiveGeneration() const;
+  std::string Snapshot() const;  // one line per job, for logs and golden traces
+
+ private:
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+// Log file of one stream, below the run directory.
+std::string RankLogPath(const std::string& run_dir, Generation generation, int rank, bool is_stderr);
+
+}  // namespace gtrain::core

@@ -1,0 +1,242 @@
+// What an agent tells a keeper and what a keeper reports, as plain values. PURE, and std only, because the
+// keeper links nothing but libc and libstdc++. The bytes are in runtime/keeper/agent_protocol.h;
+// docs/protocols/keeper.md tells who sends what when. `Fields` names every member once, for both directions
+// of the codec.
+#pragma once
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+namespace gtrain::keeper {
+
+inline constexpr uint32_t kAgentProtocol = 1;
+
+enum class Cause : uint8_t { kExited, kSignal, kOom, kStopped, kStartFailed, kAddressInUse, kLost };
+enum class End : uint8_t { kReform, kStop, kStopNow };
+
+#define GT_FIELDS(...)            \
+  template <typename Archive>     \
+  void Fields(Archive& archive) { \
+    archive.All(__VA_ARGS__);     \
+  }
+
+// ---------------------------------------------------------------- agent -> keeper
+
+// First frame of a connection; the keeper answers with State. A newer connection replaces the older one.
+struct Attach {
+  uint32_t protocol = kAgentProtocol;
+  uint64_t lease_ms = 0;  // without an agent for this long the keeper ends every rank (fault P4); 0 = never
+  GT_FIELDS(protocol, lease_ms)
+  bool operator==(const Attach&) const = default;
+};
+
+struct BeginGeneration {
+  uint64_t generation = 0;
+  uint32_t ranks = 0;      // StartRank commands that follow
+  uint64_t shm_limit = 0;  // bytes of all arenas together
+  std::string note;        // the agent's own memory of the generation, returned in State
+  GT_FIELDS(generation, ranks, shm_limit, note)
+  bool operator==(const BeginGeneration&) const = default;
+};
+
+struct StartRank {
+  uint64_t generation = 0;
+  int32_t rank = 0;
+  std::string token;  // 32 hex digits
+  std::vector<std::string> argv;
+  std::vector<std::pair<std::string, std::string>> env;  // whole; the keeper adds GTRAIN_KEEPER_SOCKET only
+  std::string cwd;
+  std::string out_path, err_path;
+  std::string report_path;  // $GTRAIN_REPORT
+  std::string notice_path;  // $GTRAIN_NOTICE_FILE
+  std::vector<int32_t> cpus;
+  uint64_t memory_limit = 0;  // 0 = none
+  GT_FIELDS(generation, rank, token, argv, env, cwd, out_path, err_path, report_path, notice_path, cpus,
+            memory_limit)
+  bool operator==(const StartRank&) const = default;
+};
+
+// Every generation <= `generation` is over, now and for ever.
+struct EndGeneration {
+  uint64_t generation = 0;
+  End mode = End::kReform;
+  uint64_t grace_ms = 0;
+  std::string reason;
+  GT_FIELDS(generation, mode, grace_ms, reason)
+  bool operator==(const EndGeneration&) const = default;
+};
+
+struct Relay {  // to an SDK rank
+  uint64_t generation = 0;
+  int32_t rank = 0;
+  std::string json;
+  GT_FIELDS(generation, rank, json)
+  bool operator==(const Relay&) const = default;
+};
+
+struct AckRelay {  // the keeper may forget this message of the rank
+  uint64_t generation = 0;
+  int32_t rank = 0;
+  uint64_t id = 0;
+  GT_FIELDS(generation, rank, id)
+  bool operator==(const AckRelay&) const = default;
+};
+
+struct AckExit {
+  uint64_t generation = 0;
+  int32_t rank = 0;
+  GT_FIELDS(generation, rank)
+  bool operator==(const AckExit&) const = default;
+};
+
+struct Notice {  // writes the notice file, tells SDK ranks, signals the others
+  uint64_t generation = 0;
+  uint32_t seconds = 0;
+  int32_t signal = 0;  // 0 = none
+  GT_FIELDS(generation, seconds, signal)
+  bool operator==(const Notice&) const = default;
+};
+
+struct SignalRank {
+  uint64_t generation = 0;
+  int32_t rank = 0;
+  int32_t signal = 0;
+  GT_FIELDS(generation, rank, signal)
+  bool operator==(const SignalRank&) const = default;
+};
+
+struct Exec {  // once beside a rank, in its environment and directory; output bounded
+  uint64_t id = 0;
+  uint64_t generation = 0;
+  int32_t rank = 0;
+  std::vector<std::string> argv;
+  uint64_t timeout_ms = 0;
+  GT_FIELDS(id, generation, rank, argv, timeout_ms)
+  bool operator==(const Exec&) const = default;
+};
+
+struct Forget {  // the generation is gone and acknowledged
+  uint64_t generation = 0;
+  GT_FIELDS(generation)
+  bool operator==(const Forget&) const = default;
+};
+
+struct Quit {  // end everything at once and exit
+  std::string reason;
+  GT_FIELDS(reason)
+  bool operator==(const Quit&) const = default;
+};
+
+using Command = std::variant<Attach, BeginGeneration, StartRank, EndGeneration, Relay, AckRelay, AckExit,
+                             Notice, SignalRank, Exec, Forget, Quit>;
+
+// ---------------------------------------------------------------- keeper -> agent
+
+struct Started {
+  uint64_t generation = 0;
+  int32_t rank = 0;
+  int64_t pid = 0;
+  uint64_t start_time = 0;  // clock ticks after boot: (pid, start_time) is never reused (fault P14)
+  GT_FIELDS(generation, rank, pid, start_time)
+  bool operator==(const Started&) const = default;
+};
+
+struct Exited {
+  uint64_t generation = 0;
+  int32_t rank = 0;
+  int64_t pid = 0;
+  Cause cause = Cause::kExited;
+  int32_t code = 0;
+  int32_t signal = 0;
+  std::string message;
+  std::string tail;  // last bytes of stderr (of stdout when stderr is empty)
+  GT_FIELDS(generation, rank, pid, cause, code, signal, message, tail)
+  bool operator==(const Exited&) const = default;
+};
+
+struct Gone {  // no process of this generation is left (clean), or something survived SIGKILL
+  uint64_t generation = 0;
+  bool clean = true;
+  std::string message;
+  GT_FIELDS(generation, clean, message)
+  bool operator==(const Gone&) const = default;
+};
+
+struct RankHeld {
+  int32_t rank = 0;
+  int64_t pid = 0;
+  uint64_t start_time = 0;
+  bool running = false;
+  bool sdk = false;  // said hello with its token
+  GT_FIELDS(rank, pid, start_time, running, sdk)
+  bool operator==(const RankHeld&) const = default;
+};
+
+struct GenerationHeld {
+  uint64_t generation = 0;
+  std::string note;
+  std::vector<RankHeld> ranks;
+  std::vector<Exited> unacked;  // exits no agent acknowledged
+  bool ending = false;
+  bool gone = false;
+  bool clean = true;
+  GT_FIELDS(generation, note, ranks, unacked, ending, gone, clean)
+  bool operator==(const GenerationHeld&) const = default;
+};
+
+struct State {
+  uint32_t protocol = kAgentProtocol;
+  std::string job;
+  int64_t pid = 0;
+  uint64_t highest_revoked = 0;
+  std::vector<GenerationHeld> generations;
+  GT_FIELDS(protocol, job, pid, highest_revoked, generations)
+  bool operator==(const State&) const = default;
+};
+
+struct RelayUp {  // resent after each Attach until AckRelay
+  uint64_t generation = 0;
+  int32_t rank = 0;
+  uint64_t id = 0;
+  std::string json;
+  GT_FIELDS(generation, rank, id, json)
+  bool operator==(const RelayUp&) const = default;
+};
+
+// New output since the last Output of the stream, at most 64 KiB: what a fast writer produced before that is
+// only in the log file. `end_offset` is the size of the log file after these bytes.
+struct Output {
+  uint64_t generation = 0;
+  int32_t rank = 0;
+  bool is_stderr = false;
+  uint64_t end_offset = 0;
+  uint64_t dropped = 0;  // bytes of the stream that never reached the log file, so far
+  std::string bytes;
+  GT_FIELDS(generation, rank, is_stderr, end_offset, dropped, bytes)
+  bool operator==(const Output&) const = default;
+};
+
+struct ReportBytes {  // appended to $GTRAIN_REPORT, in order, any cut
+  uint64_t generation = 0;
+  int32_t rank = 0;
+  std::string bytes;
+  GT_FIELDS(generation, rank, bytes)
+  bool operator==(const ReportBytes&) const = default;
+};
+
+struct ExecDone {
+  uint64_t id = 0;
+  bool ok = true;
+  int32_t status = 0;  // exit code, or 128 + signal
+  std::string output;  // or the error sentence
+  GT_FIELDS(id, ok, status, output)
+  bool operator==(const ExecDone&) const = default;
+};
+
+using Report = std::variant<State, Started, Exited, Gone, RelayUp, Output, ReportBytes, ExecDone>;
+
+#undef GT_FIELDS
+
+}  // namespace gtrain::keeper
