@@ -6,7 +6,7 @@ set -uo pipefail
 cd "$(dirname "$0")/.."
 build=${BUILD_DIR:-build}
 checks=("$@")
-if [ "${#checks[@]}" -eq 0 ]; then checks=(format layers banned headers pure tidy); fi
+if [ "${#checks[@]}" -eq 0 ]; then checks=(format layers banned headers parity pure tidy); fi
 failed=()
 for check in "${checks[@]}"; do
   echo "== $check"
@@ -15,7 +15,7 @@ for check in "${checks[@]}"; do
     layers) python3 tools/check/layers.py ;;
     banned) python3 tools/check/banned.py ;;
     headers) tools/check/headers.sh ;;
-    parity) python3 bazel/parity.py "$build" ;;
+    parity) python3 bazel/parity.py ;;
     pure) tools/check/pure.sh "$build" ;;
     tidy) python3 tools/check/tidy.py "$build" ;;
     *) echo "unknown check $check"; exit 2 ;;
