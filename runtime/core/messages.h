@@ -39,7 +39,7 @@ struct GpuInfo {
 };
 
 struct Inventory {
-  int cpus = 0;        // hardware threads this agent may use
+  int cpus = 0;  // hardware threads this agent may use
   int cores = 0;
   int numa_nodes = 0;
   uint64_t memory_bytes = 0;
@@ -49,13 +49,13 @@ struct Inventory {
 
 // Why a rank process ended, in the order of certainty.
 enum class ExitCause {
-  kExited,       // exit code
-  kSignal,       // a signal nobody of ours sent
-  kOom,          // killed by the kernel for memory (cgroup event seen)
-  kStopped,      // ended by our own TERM/KILL on a stop, revoke or limit
-  kStartFailed,  // never executed: message says why
-  kAddressInUse, // MASTER_PORT taken before start
-  kLost,         // keeper died or node rebooted; exit status unknown
+  kExited,        // exit code
+  kSignal,        // a signal nobody of ours sent
+  kOom,           // killed by the kernel for memory (cgroup event seen)
+  kStopped,       // ended by our own TERM/KILL on a stop, revoke or limit
+  kStartFailed,   // never executed: message says why
+  kAddressInUse,  // MASTER_PORT taken before start
+  kLost,          // keeper died or node rebooted; exit status unknown
 };
 
 struct RankExit {
@@ -91,7 +91,7 @@ struct RankStatus {
 struct HeldGeneration {
   JobId job;
   Generation generation;
-  Generation revoked;           // highest revoked this node has seen for the job (0 = none)
+  Generation revoked;  // highest revoked this node has seen for the job (0 = none)
   std::vector<RankStatus> live;
   std::vector<RankExit> exited;  // not yet acknowledged by a head
   bool operator==(const HeldGeneration&) const = default;
@@ -118,15 +118,16 @@ struct GenerationGrant {
   JobId job;
   Generation generation;
   Timeline timeline;
-  int restart_count = 0;  // generations so far that ended in a failure
-  std::string spec_text;  // canonical YAML of the JobSpec
+  int restart_count = 0;                          // generations so far that ended in a failure
+  std::string spec_text;                          // canonical YAML of the JobSpec
   std::map<std::string, std::string> client_env;  // inherited from the client, already filtered
   std::string run_dir;                            // where logs and reports go on each node
+  std::string resume = "latest";                  // GTRAIN_RESUME: "latest", "fresh", a step or a uri
   std::string master_address;
   int master_port = 0;
   int world_size = 0;
-  std::vector<NodePlace> nodes;   // index = GROUP_RANK
-  std::vector<RankPlace> ranks;   // index = rank
+  std::vector<NodePlace> nodes;  // index = GROUP_RANK
+  std::vector<RankPlace> ranks;  // index = rank
   bool operator==(const GenerationGrant&) const = default;
 };
 
@@ -137,8 +138,8 @@ struct AgentHello {
   Incarnation incarnation;
   std::string boot_id;
   std::string hostname;
-  std::string address;   // data-plane address
-  std::string version;   // of gtrain
+  std::string address;  // data-plane address
+  std::string version;  // of gtrain
   int protocol = kProtocolVersion;
   Inventory inventory;
   std::map<std::string, std::string> labels;
@@ -254,9 +255,9 @@ struct StartGeneration {  // a grant
 };
 
 enum class EndMode {
-  kReform,    // another generation follows: TERM, short grace, KILL
-  kStop,      // user's stop: TERM, stop_grace, KILL
-  kStopNow,   // second stop: KILL
+  kReform,   // another generation follows: TERM, short grace, KILL
+  kStop,     // user's stop: TERM, stop_grace, KILL
+  kStopNow,  // second stop: KILL
 };
 
 // Every generation <= `generation` of the job is over. Never waits for a disk.
@@ -398,12 +399,12 @@ struct ClientJoinToken {
   bool operator==(const ClientJoinToken&) const = default;
 };
 
-using ClientRequestBody = std::variant<ClientSubmit, ClientStop, ClientStatus, ClientWhy, ClientNodes, ClientLogs,
-                                       ClientExec, ClientEvents, ClientShutdown, ClientJoinToken>;
+using ClientRequestBody = std::variant<ClientSubmit, ClientStop, ClientStatus, ClientWhy, ClientNodes,
+                                       ClientLogs, ClientExec, ClientEvents, ClientShutdown, ClientJoinToken>;
 
 struct ClientRequest {
-  std::string id;                  // 128-bit, hex, made by the client
-  absl::Duration deadline;         // relative; the head drops what it reads later
+  std::string id;           // 128-bit, hex, made by the client
+  absl::Duration deadline;  // relative; the head drops what it reads later
   ClientRequestBody body;
   bool operator==(const ClientRequest&) const = default;
 };
@@ -421,9 +422,9 @@ struct ClientReply {
 // ---------------------------------------------------------------- the envelope
 
 using Message =
-    std::variant<AgentHello, AgentHeartbeat, RanksStarted, RankExited, GenerationGone, ExchangePart, CheckpointReport,
-                 LogTail, AgentNote, AgentAnswer, AgentWelcome, AgentRefused, HeartbeatAck, StartGeneration, Revoke,
-                 AckExit, ExchangeTable, ForgetJob, NoticeRanks, AgentQuery, AgentShutdown, AgentJoin, AgentJoined,
-                 ClientRequest, ClientReply>;
+    std::variant<AgentHello, AgentHeartbeat, RanksStarted, RankExited, GenerationGone, ExchangePart,
+                 CheckpointReport, LogTail, AgentNote, AgentAnswer, AgentWelcome, AgentRefused, HeartbeatAck,
+                 StartGeneration, Revoke, AckExit, ExchangeTable, ForgetJob, NoticeRanks, AgentQuery,
+                 AgentShutdown, AgentJoin, AgentJoined, ClientRequest, ClientReply>;
 
 }  // namespace gtrain::core

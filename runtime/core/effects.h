@@ -1,0 +1,117 @@
+// What goes into the head's brain and what comes out of it, as plain values. PURE.
+//
+// The service loop: take an event, HeadCore::Step, Outbox::Add, do what it returns, hand
+// Outbox::NextBatch to the disk thread, Outbox::Durable when it is done.
+#pragma once
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "runtime/core/messages.h"
+#include "runtime/core/records.h"
+
+namespace gtrain::core {
+
+// ---------------------------------------------------------------- in
+
+// A decoded message. `peer` comes from the connection's key; `address` is the numeric address of
+// its socket; `route` the transport's opaque name of the connection.
+struct PeerMessage {
+  Peer peer;
+  std::string route;
+  std::string address;
+  Message message;
+};
+
+// The transport knows that this connection is gone. Optional: silence says the same, later.
+struct PeerGone {
+  Peer peer;
+  std::string route;
+};
+
+// Due at NextDeadline() or earlier; drain ready input first.
+struct Tick {};
+
+using HeadEvent = std::variant<PeerMessage, PeerGone, Tick>;
+
+// ---------------------------------------------------------------- out
+
+// One atomic batch of writes.
+struct Persist {
+  std::vector<RecordWrite> writes;
+  bool operator==(const Persist&) const = default;
+};
+
+enum class SendKind {
+  kNow,    // takes authority away, or depends on nothing but the epoch: leaves at once
+  kGrant,  // gives authority: leaves when everything before it is durable, dropped if a revoke covers it
+  kReply,  // leaves when everything before it is durable
+};
+
+// To the newest route of a node (HeadCore::RouteOf at the time of sending). A node without a route
+// misses it; the head settles that at its next hello.
+struct SendToNode {
+  NodeId node;
+  SendKind kind = SendKind::kReply;
+  Message message;
+  bool operator==(const SendToNode&) const = default;
+};
+
+// ClientReply on a client's connection.
+struct ReplyToClient {
+  std::string route;
+  ClientReply reply;
+  bool operator==(const ReplyToClient&) const = default;
+};
+
+// AgentRefused on a connection that is not (or no longer) a node's route; leaves at once.
+struct RefusePeer {
+  std::string route;
+  std::string reason;
+  bool operator==(const RefusePeer&) const = default;
+};
+
+// A request that needs the cluster's keys, permission already checked: ClientRequest{ClientJoinToken}
+// or AgentJoin. The service answers it.
+struct ServiceRequest {
+  Peer peer;
+  std::string route;
+  Message message;
+  bool operator==(const ServiceRequest&) const = default;
+};
+
+// One line of <run dir>/events.jsonl: {"sequence":..,"kind":"..","generation":..,"text":".."} plus the
+// service's wall-clock "time". The core keeps the newest for ClientEvents itself.
+struct EmitEvent {
+  JobId job;
+  std::string run_dir;
+  uint64_t sequence = 0;
+  Generation generation;
+  std::string kind;  // "state", "fault", "grant", "revoke", "checkpoint", "stall", "note", "warning"
+  std::string text;
+  bool operator==(const EmitEvent&) const = default;
+};
+
+// Content of <run dir>/failure.json.
+struct WriteFailure {
+  JobId job;
+  std::string run_dir;
+  std::string json;
+  bool operator==(const WriteFailure&) const = default;
+};
+
+// End the head process cleanly; last effect ever.
+struct StopHead {
+  std::string reason;
+  bool operator==(const StopHead&) const = default;
+};
+
+using Effect = std::variant<Persist, SendToNode, ReplyToClient, RefusePeer, ServiceRequest, EmitEvent,
+                            WriteFailure, StopHead>;
+
+struct StepResult {
+  std::vector<Effect> effects;  // in order
+  std::string why;              // one sentence, empty when nothing was decided
+};
+
+}  // namespace gtrain::core

@@ -1,0 +1,120 @@
+// HeadCore: everything the head decides. PURE: no threads, sockets, files, clocks, env.
+//
+// One JobRecord per job is the durable truth; nodes, live ranks, log tails and open questions are
+// rebuilt from what agents say. Effects come in order; Outbox decides when each may leave.
+// docs/protocols/control-plane.md tells the conversation; golden traces in tests/golden show it.
+#pragma once
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+#include "base/clock.h"
+#include "base/rng.h"
+#include "launcher/spec/job_spec.h"
+#include "runtime/core/effects.h"
+#include "runtime/core/records.h"
+
+namespace gtrain::core {
+
+struct HeadConfig {
+  ClusterId cluster;
+  bool local = false;           // the user's own local cluster: one node, oversubscribing cpus is allowed
+  bool exit_when_idle = false;  // stop `idle_linger` after the last job ended and the last request
+  // How many nodes belong to the cluster, if known: once that many have joined, a job that fits on
+  // none of them fails at once; before, it waits. The local cluster knows it is 1.
+  std::optional<int> expected_nodes;
+
+  absl::Duration heartbeat_interval = absl::Seconds(1);
+  absl::Duration suspect_after = absl::Seconds(3);
+  absl::Duration dead_after = absl::Seconds(10);
+  absl::Duration rejoin_window = absl::Seconds(20);  // after a head restart nobody is declared dead before
+  absl::Duration fence_after = absl::Seconds(120);   // told to agents: lease of ranks without head contact
+  absl::Duration reform_grace = absl::Seconds(3);    // TERM to KILL when another generation follows
+  absl::Duration gone_margin = absl::Seconds(15);  // added to the grace before a node counts as not releasing
+  absl::Duration start_timeout = absl::Seconds(60);    // grant to RanksStarted
+  absl::Duration query_timeout = absl::Seconds(10);    // AgentQuery to AgentAnswer
+  absl::Duration events_wait_max = absl::Seconds(30);  // long poll
+  absl::Duration client_lease = absl::Seconds(60);     // end_with_client: silence that ends the job
+  absl::Duration idle_linger = absl::Seconds(10);
+
+  int jobs_max = 10'000;  // live and finished
+  int live_jobs_max = 1'000;
+  int requests_max = 10'000;             // remembered answers
+  int events_kept_max = 1'000;           // a job, in memory
+  size_t tail_bytes_max = 64 << 10;      // a rank and stream
+  size_t tails_bytes_max = 16 << 20;     // all together
+  size_t exchange_bytes_max = 64 << 20;  // open bootstrap blobs of a job
+
+  // Canonical YAML -> JobSpec (launcher/spec); injected so that the core needs no YAML library.
+  std::function<absl::StatusOr<spec::JobSpec>(absl::string_view)> parse_job;
+};
+
+enum class NodeState { kUnknown, kAlive, kSuspect, kDead };
+
+// For status pages, golden traces and checkers.
+struct HeadSnapshot {
+  struct Job {
+    JobId id;
+    JobState state;
+    std::string reason;
+    Generation generation;
+    Generation revoked;
+    Timeline timeline;
+    std::vector<NodeId> rank_nodes;  // of the granted generation, index = rank
+    int restarts = 0;
+  };
+  struct Node {
+    NodeId id;
+    std::string hostname;
+    NodeState state;
+  };
+  HeadEpoch epoch;
+  std::vector<Job> jobs;
+  std::vector<Node> nodes;
+};
+
+// Counters for metrics; only ever grow.
+struct HeadCounters {
+  uint64_t steps = 0;
+  uint64_t denied = 0;           // requests without the right role
+  uint64_t stale_dropped = 0;    // messages of an old generation or of a node that never said hello
+  uint64_t refused = 0;          // hellos
+  uint64_t deduplicated = 0;     // repeated client requests
+  uint64_t pauses_survived = 0;  // own pauses that would have looked like deaths (fault H12)
+};
+
+class HeadState;
+
+// Loop-owned, not thread-safe, never blocks.
+class HeadCore {
+ public:
+  HeadCore(HeadConfig config, Rng rng);
+  ~HeadCore();
+  HeadCore(const HeadCore&) = delete;
+  HeadCore& operator=(const HeadCore&) = delete;
+
+  // First call, exactly once: empty records make a new cluster, others continue it. Persists
+  // HeadEpoch+1; serve only when that is durable. FailedPrecondition: the records are another
+  // cluster's. DataLoss: a record contradicts another.
+  absl::StatusOr<StepResult> Recover(const std::vector<Record>& records, Instant now);
+
+  StepResult Step(const HeadEvent& event, Instant now);
+  std::optional<Instant> NextDeadline() const;
+  HeadSnapshot Snapshot() const;
+
+  HeadEpoch epoch() const;
+  // Newest route of a node's key; nullptr when it has none.
+  const std::string* RouteOf(const NodeId& node) const;
+  const HeadCounters& counters() const;
+
+ private:
+  std::unique_ptr<HeadState> state_;
+};
+
+}  // namespace gtrain::core

@@ -1,0 +1,64 @@
+// Outbox: the durability gate between HeadCore and the world. PURE.
+//
+// "Revoke before durable, grant after durable": Persist effects become numbered batches for the
+// disk thread; everything that promises something waits until the batch holding the state it was
+// computed from is on disk; what takes authority away passes at once, and drops held grants that it
+// covers, so a slow fsync can neither delay the news of a death nor let a dead grant out afterwards.
+//
+//   Add(step)      -> effects to do now
+//   NextBatch()    -> the next batch for the disk, nullopt while one is out or nothing is pending
+//   Durable(n)     -> effects that batch n released, in order
+#pragma once
+#include <cstdint>
+#include <deque>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "runtime/core/effects.h"
+
+namespace gtrain::core {
+
+struct OutboxBatch {
+  uint64_t sequence = 0;
+  std::vector<RecordWrite> writes;  // one per key, applied atomically
+};
+
+struct OutboxStats {
+  uint64_t batches = 0;
+  uint64_t writes_merged = 0;   // overwritten by a later write of the same batch
+  uint64_t grants_dropped = 0;  // covered by a revoke before they could leave
+  size_t held_now = 0;
+};
+
+// Loop-owned, not thread-safe, never blocks. A failed commit has no method here: the outcome is
+// unknown, the process must stop (fault H4).
+class Outbox {
+ public:
+  std::vector<Effect> Add(StepResult step);
+  std::optional<OutboxBatch> NextBatch();
+  std::vector<Effect> Durable(uint64_t sequence);
+
+  bool Idle() const { return pending_.empty() && !in_flight_ && held_.empty(); }
+  const OutboxStats& stats() const { return stats_; }
+
+ private:
+  struct Held {
+    uint64_t after;  // batch that must be durable first
+    Effect effect;
+  };
+
+  void Queue(Persist persist);
+  void DropCovered(const NodeId& node, const Revoke& revoke);
+  uint64_t Newest() const;  // newest batch that effects made now depend on
+
+  std::vector<RecordWrite> pending_;  // becomes batch next_
+  uint64_t next_ = 1;
+  bool in_flight_ = false;  // batch next_ - 1 is with the disk
+  uint64_t durable_ = 0;
+  std::deque<Held> held_;
+  OutboxStats stats_;
+};
+
+}  // namespace gtrain::core

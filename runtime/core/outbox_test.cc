@@ -1,0 +1,106 @@
+#include "runtime/core/outbox.h"
+
+#include <gtest/gtest.h>
+
+namespace gtrain::core {
+namespace {
+
+RecordWrite Job(const char* id, uint64_t generation) {
+  JobRecord job;
+  job.id = JobId(id);
+  job.generation = {generation};
+  return {KeyOf(job), job};
+}
+
+Effect Start(const char* node, const char* job, uint64_t generation) {
+  GenerationGrant grant;
+  grant.job = JobId(job);
+  grant.generation = {generation};
+  return SendToNode{NodeId(node), SendKind::kGrant, StartGeneration{{1}, grant}};
+}
+
+Effect Revoked(const char* node, const char* job, uint64_t generation) {
+  Revoke revoke;
+  revoke.job = JobId(job);
+  revoke.generation = {generation};
+  return SendToNode{NodeId(node), SendKind::kNow, revoke};
+}
+
+Effect Reply(const char* id) { return ReplyToClient{"route", ClientReply{id}}; }
+
+TEST(Outbox, NothingToWriteMeansAtOnce) {
+  Outbox box;
+  EXPECT_EQ(box.Add({{Reply("a")}, ""}).size(), 1u);
+  EXPECT_FALSE(box.NextBatch().has_value());
+  EXPECT_TRUE(box.Idle());
+}
+
+TEST(Outbox, GrantLeavesOnlyWhenItsRecordIsDurable) {
+  Outbox box;
+  EXPECT_TRUE(box.Add({{Persist{{Job("j", 1)}}, Start("n", "j", 1)}, ""}).empty());
+  const auto batch = box.NextBatch();
+  ASSERT_TRUE(batch.has_value());
+  EXPECT_EQ(batch->writes.size(), 1u);
+  EXPECT_FALSE(box.NextBatch().has_value()) << "one batch at a time";
+  EXPECT_EQ(box.Durable(batch->sequence), std::vector<Effect>({Start("n", "j", 1)}));
+  EXPECT_TRUE(box.Idle());
+}
+
+TEST(Outbox, PromiseBeforeItsPersistInTheSameStepWaitsToo) {
+  Outbox box;
+  EXPECT_TRUE(box.Add({{Reply("a"), Persist{{Job("j", 1)}}}, ""}).empty());
+}
+
+TEST(Outbox, RevokePassesASlowDiskAndDropsTheGrantItCovers) {
+  Outbox box;
+  box.Add({{Persist{{Job("j", 2)}}, Start("n", "j", 2), Start("m", "j", 2), Start("n", "k", 2)}, ""});
+  const auto batch = box.NextBatch();
+  EXPECT_EQ(box.Add({{Revoked("n", "j", 2)}, ""}), std::vector<Effect>({Revoked("n", "j", 2)}));
+  EXPECT_EQ(box.stats().grants_dropped, 1u);
+  EXPECT_EQ(box.Durable(batch->sequence), std::vector<Effect>({Start("m", "j", 2), Start("n", "k", 2)}));
+}
+
+TEST(Outbox, RevokeOfAnOlderGenerationLeavesANewerGrantAlone) {
+  Outbox box;
+  box.Add({{Persist{{Job("j", 3)}}, Start("n", "j", 3)}, ""});
+  const auto batch = box.NextBatch();
+  box.Add({{Revoked("n", "j", 2)}, ""});
+  EXPECT_EQ(box.Durable(batch->sequence).size(), 1u);
+}
+
+TEST(Outbox, ReadsWaitForTheStateTheyWereComputedFrom) {
+  Outbox box;
+  box.Add({{Persist{{Job("j", 1)}}}, ""});
+  const auto first = box.NextBatch();
+  EXPECT_TRUE(box.Add({{Reply("read")}, ""}).empty());
+  box.Add({{Persist{{Job("j", 2)}}}, ""});
+  EXPECT_TRUE(box.Add({{Reply("later read")}, ""}).empty());
+  EXPECT_EQ(box.Durable(first->sequence), std::vector<Effect>({Reply("read")}));
+  const auto second = box.NextBatch();
+  ASSERT_TRUE(second.has_value());
+  EXPECT_EQ(box.Durable(second->sequence), std::vector<Effect>({Reply("later read")}));
+}
+
+TEST(Outbox, WritesMergeWhileABatchIsOutAndTheLastOneWins) {
+  Outbox box;
+  box.Add({{Persist{{Job("j", 1)}}}, ""});
+  const auto first = box.NextBatch();
+  for (uint64_t g = 2; g <= 5; ++g) box.Add({{Persist{{Job("j", g)}}}, ""});
+  box.Add({{Persist{{{"request/a/b", std::nullopt}}}}, ""});
+  box.Durable(first->sequence);
+  const auto second = box.NextBatch();
+  ASSERT_EQ(second->writes.size(), 2u);
+  EXPECT_EQ(second->writes[0], Job("j", 5));
+  EXPECT_FALSE(second->writes[1].record.has_value());
+  EXPECT_EQ(box.stats().writes_merged, 3u);
+}
+
+TEST(Outbox, OrderOfPromisesIsKept) {
+  Outbox box;
+  box.Add({{Persist{{Job("j", 1)}}, Reply("1"), Start("n", "j", 1), Reply("2")}, ""});
+  const auto batch = box.NextBatch();
+  EXPECT_EQ(box.Durable(batch->sequence), std::vector<Effect>({Reply("1"), Start("n", "j", 1), Reply("2")}));
+}
+
+}  // namespace
+}  // namespace gtrain::core

@@ -1,0 +1,80 @@
+#include "runtime/core/records.h"
+
+#include "absl/strings/str_cat.h"
+
+namespace gtrain::core {
+namespace {
+
+struct KeyVisitor {
+  std::string operator()(const ClusterRecord&) const { return "cluster"; }
+  std::string operator()(const NodeRecord& r) const { return absl::StrCat("node/", r.id.value); }
+  std::string operator()(const JobRecord& r) const { return absl::StrCat("job/", r.id.value); }
+  std::string operator()(const RequestRecord& r) const {
+    return absl::StrCat("request/", r.client_key, "/", r.request_id);
+  }
+  std::string operator()(const CheckpointRecord& r) const { return absl::StrCat("checkpoint/", r.job.value); }
+};
+
+}  // namespace
+
+std::string KeyOf(const Record& record) { return std::visit(KeyVisitor{}, record); }
+
+const char* Name(JobState state) {
+  switch (state) {
+    case JobState::kQueued:
+      return "QUEUED";
+    case JobState::kWaiting:
+      return "WAITING";
+    case JobState::kStarting:
+      return "STARTING";
+    case JobState::kRunning:
+      return "RUNNING";
+    case JobState::kReconfiguring:
+      return "RECONFIGURING";
+    case JobState::kSucceeded:
+      return "SUCCEEDED";
+    case JobState::kFailed:
+      return "FAILED";
+    case JobState::kCancelled:
+      return "CANCELLED";
+  }
+  return "UNKNOWN";
+}
+
+const char* Name(ExitCause cause) {
+  switch (cause) {
+    case ExitCause::kExited:
+      return "exited";
+    case ExitCause::kSignal:
+      return "signal";
+    case ExitCause::kOom:
+      return "oom";
+    case ExitCause::kStopped:
+      return "stopped";
+    case ExitCause::kStartFailed:
+      return "start-failed";
+    case ExitCause::kAddressInUse:
+      return "address-in-use";
+    case ExitCause::kLost:
+      return "lost";
+  }
+  return "unknown";
+}
+
+const char* Name(FaultKind kind) {
+  switch (kind) {
+    case FaultKind::kCrash:
+      return "crash";
+    case FaultKind::kOom:
+      return "oom";
+    case FaultKind::kInfrastructure:
+      return "infrastructure";
+    case FaultKind::kSaved:
+      return "saved";
+    case FaultKind::kAddressInUse:
+      return "address-in-use";
+  }
+  return "unknown";
+}
+
+}  // namespace gtrain::core

@@ -1,0 +1,153 @@
+// What the head keeps on disk, as plain values. PURE. runtime/wire encodes exactly these structs;
+// the key of each record is KeyOf(record). Nothing here is an Instant: monotonic time does not
+// survive a restart, so durations are what is stored.
+#pragma once
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "absl/time/time.h"
+#include "base/ids.h"
+#include "runtime/core/messages.h"
+
+namespace gtrain::core {
+
+// Edges are checked by CanMove in job_state.h, which also draws the machine.
+enum class JobState {
+  kQueued,
+  kWaiting,
+  kStarting,
+  kRunning,
+  kReconfiguring,
+  kSucceeded,
+  kFailed,
+  kCancelled
+};
+
+// What becomes of the job once no process of its revoked generation is left.
+enum class Ending {
+  kNone,     // nothing is being ended
+  kReform,   // restart_policy decides about another generation
+  kReplace,  // another generation at once, free of charge (address in use, node lost)
+  kCancel,   // a person's stop
+  kFail,     // time limit, budget known to be spent
+};
+
+// Which budget a generation's failure was charged to.
+enum class FaultKind { kCrash, kOom, kInfrastructure, kSaved, kAddressInUse };
+
+// The first fault of one generation, with the evidence people see.
+struct FaultRecord {
+  Generation generation;
+  FaultKind kind = FaultKind::kCrash;
+  int rank = -1;  // -1: a node, not a rank
+  NodeId node;
+  std::string hostname;
+  ExitCause cause = ExitCause::kExited;
+  int exit_code = 0;
+  int signal = 0;
+  std::string message;          // one sentence
+  std::string tail;             // last lines of stderr, at most 16 KiB
+  std::string signature;        // equal for "the same error"
+  std::optional<int64_t> step;  // where the generation was, if it ever reported one
+  bool progressed = false;      // it passed a first step or committed a checkpoint
+  bool operator==(const FaultRecord&) const = default;
+};
+
+// Key "job/<id>". The whole truth about one job; small, rewritten as a whole.
+struct JobRecord {
+  JobId id;
+  uint64_t number = 0;  // order of submission
+  std::string name;
+  std::string spec_text;  // canonical YAML
+  std::map<std::string, std::string> env;
+  std::string run_dir;
+  std::string resume;      // as the client asked for generation 1
+  std::string client_key;  // who submitted
+  std::string request_id;
+  bool end_with_client = false;
+
+  JobState state = JobState::kQueued;
+  std::string reason;     // one sentence: why this state
+  Generation generation;  // newest granted
+  Generation revoked;     // every generation <= this is over
+  Timeline timeline;
+  std::optional<GenerationGrant> grant;  // of `generation`; spec_text, client_env and run_dir left empty
+  Ending ending = Ending::kNone;
+  std::string ending_reason;
+  std::vector<RankExit> exits;     // of `generation`; tails cut to 2 KiB
+  std::vector<NodeId> unreleased;  // nodes not yet known to be free of processes of <= revoked
+  std::vector<NodeId> kept;        // nodes that hold a keeper of this job: they get ForgetJob when it ends
+
+  int restarts = 0;                 // generations that ended in a failure
+  std::vector<FaultRecord> faults;  // newest last, at most 32
+  absl::Duration run_time;          // since the first grant, for limits.time
+  std::optional<int> exit_code;     // of a finished job
+  uint64_t event_sequence = 0;      // events up to here may have been given out
+  bool operator==(const JobRecord&) const = default;
+};
+
+// Key "node/<id>". What the head needs to recognise a node after its own restart.
+struct NodeRecord {
+  NodeId id;
+  Incarnation incarnation;
+  std::string boot_id;
+  std::string hostname;
+  std::string address;
+  std::string version;
+  Inventory inventory;
+  std::map<std::string, std::string> labels;
+  bool unclean = false;  // a process survived SIGKILL there: not used until a new incarnation
+  bool operator==(const NodeRecord&) const = default;
+};
+
+// Key "cluster".
+struct ClusterRecord {
+  ClusterId cluster;
+  HeadEpoch epoch;
+  uint64_t next_job = 1;
+  uint64_t next_request = 1;
+  bool operator==(const ClusterRecord&) const = default;
+};
+
+// Key "request/<client key>/<request id>". The first answer to a changing request, given again to
+// a repeated one (fault H15).
+struct RequestRecord {
+  std::string client_key;
+  std::string request_id;
+  uint64_t number = 0;  // order, for dropping the oldest
+  ClientReply reply;
+  bool operator==(const RequestRecord&) const = default;
+};
+
+// Key "checkpoint/<job>". The newest committed checkpoint the head was told of; the manifest key in
+// the store is the truth, this is an index.
+struct CheckpointRecord {
+  JobId job;
+  Generation generation;
+  Timeline timeline;
+  int64_t step = 0;
+  std::string manifest;
+  uint64_t count = 0;  // committed so far
+  bool operator==(const CheckpointRecord&) const = default;
+};
+
+using Record = std::variant<ClusterRecord, NodeRecord, JobRecord, RequestRecord, CheckpointRecord>;
+
+std::string KeyOf(const Record& record);
+
+// One put (record) or delete (nullopt) of a batch that is applied atomically.
+struct RecordWrite {
+  std::string key;
+  std::optional<Record> record;
+  bool operator==(const RecordWrite&) const = default;
+};
+
+const char* Name(JobState state);   // "QUEUED"
+const char* Name(ExitCause cause);  // "exited", "signal", ...
+const char* Name(FaultKind kind);   // "crash", "oom", ...
+
+}  // namespace gtrain::core
