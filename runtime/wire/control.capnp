@@ -1,0 +1,302 @@
+# The control plane on the wire: one ZeroMQ message is one frame, one frame is one `Message`
+# (flat Cap'n Proto array, not packed). runtime/wire/codec.cc is the only reader and writer; the plain
+# values behind it are runtime/core/messages.h.
+#
+# Rules that hold for every message
+# - Authority comes from the key of the connection (ZAP User-Id), never from a field here.
+# - A message of the head carries `epoch`; an agent refuses one lower than the highest it has seen.
+# - A message about a job carries its generation; one of an old generation is dropped and counted.
+# - Revoke before durable, grant after durable: `revoke` leaves at once; `startGeneration` and replies
+#   leave when what they say is on the head's disk.
+# - Anything may be lost, doubled or arrive late. Agents repeat what matters in the next hello
+#   (`held`), the head repeats what an agent's hello shows to be missing, clients repeat under one id.
+# - New fields are only added at the end; a reader treats an absent field as its default.
+#   `AgentHello.protocol` names the version; neighbours one version apart work together.
+#
+# A normal life:
+#   agent  -> head    agentHello                 (each new connection begins with it)
+#   head   -> agent   agentWelcome | agentRefused
+#   agent  -> head    agentHeartbeat             (every heartbeatInterval; answered by heartbeatAck)
+#   client -> head    clientRequest(submit)      (answered by clientReply once the job is durable)
+#   head   -> agents  startGeneration
+#   agent  -> head    ranksStarted, exchangePart (answered by exchangeTable to every agent of the job),
+#                     checkpointReport, logTail, rankExited (answered by ackExit)
+#   head   -> agents  revoke                     (a rank failed, or a stop)
+#   agent  -> head    generationGone             (no process of it is left)
+#   head   -> agents  startGeneration (next one) | forgetJob (the job is over)
+#
+# Durations are nanoseconds, never negative. Data fields are bytes as the operating system or a user's
+# program made them; Text is UTF-8 for people or an id.
+@0xd1c6b6a9e2f04b17;
+
+using Cxx = import "/capnp/c++.capnp";
+$Cxx.namespace("gtrain::wire::proto");
+
+struct Message {
+  union {
+    unset @0 :Void;               # a message without content is refused
+    agentHello @1 :AgentHello;
+    agentHeartbeat @2 :AgentHeartbeat;
+    ranksStarted @3 :RanksStarted;
+    rankExited @4 :RankExit;
+    generationGone @5 :GenerationGone;
+    exchangePart @6 :ExchangePart;
+    checkpointReport @7 :CheckpointReport;
+    logTail @8 :LogTail;
+    agentNote @9 :AgentNote;
+    agentAnswer @10 :AgentAnswer;
+    agentWelcome @11 :AgentWelcome;
+    agentRefused @12 :AgentRefused;
+    heartbeatAck @13 :HeartbeatAck;
+    startGeneration @14 :StartGeneration;
+    revoke @15 :Revoke;
+    ackExit @16 :AckExit;
+    exchangeTable @17 :ExchangeTable;
+    forgetJob @18 :ForgetJob;
+    noticeRanks @19 :NoticeRanks;
+    agentQuery @20 :AgentQuery;
+    agentShutdown @21 :AgentShutdown;
+    agentJoin @22 :AgentJoin;
+    agentJoined @23 :AgentJoined;
+    clientRequest @24 :ClientRequest;
+    clientReply @25 :ClientReply;
+  }
+}
+
+# ------------------------------------------------------------------ values
+
+struct Pair { key @0 :Text; value @1 :Data; }
+
+struct GpuInfo { uuid @0 :Text; model @1 :Text; memoryBytes @2 :UInt64; numa @3 :Int32; }
+
+struct Inventory {
+  cpus @0 :Int32;
+  cores @1 :Int32;
+  numaNodes @2 :Int32;
+  memoryBytes @3 :UInt64;
+  gpus @4 :List(GpuInfo);
+}
+
+enum ExitCause { exited @0; signal @1; oom @2; stopped @3; startFailed @4; addressInUse @5; lost @6; }
+
+# Agent -> head as soon as the keeper has recorded the exit durably, and in every hello until acknowledged.
+struct RankExit {
+  job @0 :Text;
+  generation @1 :UInt64;
+  rank @2 :Int32;
+  pid @3 :Int64;
+  cause @4 :ExitCause;
+  exitCode @5 :Int32;
+  signal @6 :Int32;
+  message @7 :Text;
+  tail @8 :Data;
+}
+
+enum RankState { starting @0; running @1; joined @2; exited @3; }
+
+struct RankStatus {
+  job @0 :Text;
+  generation @1 :UInt64;
+  rank @2 :Int32;
+  pid @3 :Int64;
+  state @4 :RankState;
+  hasStep @5 :Bool;
+  step @6 :Int64;
+  hasLoss @7 :Bool;
+  loss @8 :Float64;
+  hasSamplesPerSecond @9 :Bool;
+  samplesPerSecond @10 :Float64;
+  collectiveSequence @11 :UInt64;
+}
+
+struct HeldGeneration {
+  job @0 :Text;
+  generation @1 :UInt64;
+  revoked @2 :UInt64;
+  live @3 :List(RankStatus);
+  exited @4 :List(RankExit);
+}
+
+struct RankPlace { rank @0 :Int32; localRank @1 :Int32; node @2 :Text; cpus @3 :List(Int32); gpus @4 :List(Int32); }
+struct NodePlace { node @0 :Text; address @1 :Text; hostname @2 :Text; }
+
+struct GenerationGrant {
+  job @0 :Text;
+  generation @1 :UInt64;
+  timeline @2 :UInt64;
+  restartCount @3 :Int32;
+  specText @4 :Text;
+  clientEnv @5 :List(Pair);
+  runDir @6 :Data;
+  masterAddress @7 :Text;
+  masterPort @8 :Int32;
+  worldSize @9 :Int32;
+  nodes @10 :List(NodePlace);
+  ranks @11 :List(RankPlace);
+}
+
+# ------------------------------------------------------------------ agent -> head
+
+# First message of every connection: who the node is, what it has, what it still runs.
+struct AgentHello {
+  cluster @0 :Text;
+  incarnation @1 :Text;
+  bootId @2 :Text;
+  hostname @3 :Text;
+  address @4 :Text;
+  version @5 :Text;
+  protocol @6 :Int32;
+  inventory @7 :Inventory;
+  labels @8 :List(Pair);
+  freePorts @9 :List(Int32);
+  held @10 :List(HeldGeneration);
+}
+
+struct AgentHeartbeat { sequence @0 :UInt64; changed @1 :List(RankStatus); freePorts @2 :List(Int32); }
+
+# Every rank of the grant on this node has been executed.
+struct RanksStarted { job @0 :Text; generation @1 :UInt64; ranks @2 :List(RankStatus); }
+
+# No process of the generation is left on the node; the head grants the next one only after this,
+# or after the node was declared lost.
+struct GenerationGone { job @0 :Text; generation @1 :UInt64; clean @2 :Bool; message @3 :Text; }
+
+struct Blob { rank @0 :Int32; data @1 :Data; }
+# One all-gather of the bootstrap exchange; the head answers every agent with exchangeTable when
+# the parts of all ranks are there.
+struct ExchangePart { job @0 :Text; generation @1 :UInt64; sequence @2 :UInt64; blobs @3 :List(Blob); }
+
+struct CheckpointReport {
+  job @0 :Text;
+  generation @1 :UInt64;
+  timeline @2 :UInt64;
+  step @3 :Int64;
+  manifest @4 :Data;
+}
+
+# The newest output of a live rank, replaced as a whole, at most once a second.
+struct LogTail {
+  job @0 :Text;
+  generation @1 :UInt64;
+  rank @2 :Int32;
+  isStderr @3 :Bool;
+  endOffset @4 :UInt64;
+  text @5 :Data;
+}
+
+struct AgentNote { job @0 :Text; generation @1 :UInt64; rank @2 :Int32; kind @3 :Text; text @4 :Text; }
+
+# Answer to agentQuery of the same number.
+struct AgentAnswer { query @0 :UInt64; ok @1 :Bool; text @2 :Data; nextOffset @3 :UInt64; end @4 :Bool; }
+
+# ------------------------------------------------------------------ head -> agent
+
+struct AgentWelcome {
+  cluster @0 :Text;
+  epoch @1 :UInt64;
+  node @2 :Text;
+  heartbeatInterval @3 :Int64;
+  fenceAfter @4 :Int64;
+}
+
+# The agent logs the reason and ends; nothing it runs is touched by the refusal itself.
+struct AgentRefused { reason @0 :Text; }
+
+struct HeartbeatAck { epoch @0 :UInt64; sequence @1 :UInt64; }
+
+# A grant. Repeated by the head after a hello that does not show the generation; receivers take it once.
+struct StartGeneration { epoch @0 :UInt64; grant @1 :GenerationGrant; }
+
+enum EndMode { reform @0; stop @1; stopNow @2; }
+
+# Covers every generation <= `generation`; receivers keep the highest and refuse grants it covers.
+struct Revoke {
+  epoch @0 :UInt64;
+  job @1 :Text;
+  generation @2 :UInt64;
+  mode @3 :EndMode;
+  grace @4 :Int64;
+  reason @5 :Text;
+}
+
+struct AckExit { epoch @0 :UInt64; job @1 :Text; generation @2 :UInt64; rank @3 :Int32; }
+
+struct ExchangeTable {
+  epoch @0 :UInt64;
+  job @1 :Text;
+  generation @2 :UInt64;
+  sequence @3 :UInt64;
+  blobs @4 :List(Data);
+}
+
+struct ForgetJob { epoch @0 :UInt64; job @1 :Text; }
+
+struct NoticeRanks { epoch @0 :UInt64; job @1 :Text; generation @2 :UInt64; left @3 :Int64; }
+
+enum QueryKind { readLog @0; stacks @1; exec @2; }
+struct AgentQuery {
+  epoch @0 :UInt64;
+  query @1 :UInt64;
+  kind @2 :QueryKind;
+  job @3 :Text;
+  generation @4 :UInt64;
+  rank @5 :Int32;
+  isStderr @6 :Bool;
+  offset @7 :UInt64;
+  argv @8 :List(Data);
+}
+
+struct AgentShutdown { epoch @0 :UInt64; reason @1 :Text; }
+
+# ------------------------------------------------------------------ joining
+
+# Over a connection made with a join token's key: registers the node's own key, once.
+struct AgentJoin { publicKey @0 :Text; hostname @1 :Text; }
+struct AgentJoined { cluster @0 :Text; node @1 :Text; }
+
+# ------------------------------------------------------------------ client <-> head
+
+struct ClientSubmit {
+  specText @0 :Text;
+  env @1 :List(Pair);
+  runDir @2 :Data;
+  resume @3 :Data;
+  endWithClient @4 :Bool;
+}
+struct ClientStop { job @0 :Text; now @1 :Bool; reason @2 :Text; }
+struct ClientLogs {
+  job @0 :Text;
+  hasGeneration @1 :Bool;
+  generation @2 :UInt64;
+  rank @3 :Int32;
+  isStderr @4 :Bool;
+  offset @5 :UInt64;
+}
+struct ClientExec { job @0 :Text; rank @1 :Int32; argv @2 :List(Data); }
+struct ClientEvents { job @0 :Text; after @1 :UInt64; wait @2 :Int64; }
+struct ClientStatus { job @0 :Text; }
+struct ClientWhy { job @0 :Text; }
+struct ClientNodes {}
+struct ClientShutdown { whenIdle @0 :Bool; }
+struct ClientJoinToken {}
+
+# Repeated by the client under the same id until a reply comes; the head answers a repeated id with the first answer.
+struct ClientRequest {
+  id @0 :Text;
+  deadline @1 :Int64;
+  body :union {
+    unset @2 :Void;
+    submit @3 :ClientSubmit;
+    stop @4 :ClientStop;
+    status @5 :ClientStatus;
+    why @6 :ClientWhy;
+    nodes @7 :ClientNodes;
+    logs @8 :ClientLogs;
+    exec @9 :ClientExec;
+    events @10 :ClientEvents;
+    shutdown @11 :ClientShutdown;
+    joinToken @12 :ClientJoinToken;
+  }
+}
+
+struct ClientReply { id @0 :Text; ok @1 :Bool; code @2 :Int32; error @3 :Text; json @4 :Data; }

@@ -1,0 +1,343 @@
+// Private to runtime/wire: the fields of every struct of runtime/core/messages.h, in its order.
+#pragma once
+#include "runtime/core/messages.h"
+#include "runtime/wire/control.capnp.h"
+#include "runtime/wire/fields.h"
+
+namespace gtrain::wire {
+
+inline constexpr int kRanksMax = 1 << 16;     // of one job
+inline constexpr int kIndexMax = 1 << 20;     // hardware threads, GPUs, counts
+inline constexpr size_t kNameBytesMax = 512;  // host names, addresses, versions, kinds
+inline constexpr size_t kSentenceBytesMax = 16 << 10;
+inline constexpr size_t kTailBytesMax = 64 << 10;
+inline constexpr size_t kSpecBytesMax = 1 << 20;
+inline constexpr size_t kBulkBytesMax = 16 << 20;
+inline constexpr int64_t kInt32Min = std::numeric_limits<int32_t>::min();
+inline constexpr int64_t kInt32Max = std::numeric_limits<int32_t>::max();
+inline constexpr int64_t kInt64Max = std::numeric_limits<int64_t>::max();
+
+GT_FIELDS(core::GpuInfo) {
+  GT_TEXT(uuid, Uuid, kNameBytesMax);
+  GT_TEXT(model, Model, kNameBytesMax);
+  GT_PLAIN(memory_bytes, MemoryBytes);
+  GT_NUMBER(numa, Numa, -1, kIndexMax);
+}
+GT_FIELDS(core::Inventory) {
+  GT_NUMBER(cpus, Cpus, 0, kIndexMax);
+  GT_NUMBER(cores, Cores, 0, kIndexMax);
+  GT_NUMBER(numa_nodes, NumaNodes, 0, kIndexMax);
+  GT_PLAIN(memory_bytes, MemoryBytes);
+  GT_LIST(gpus, Gpus, 1024);
+}
+GT_FIELDS(core::RankExit) {
+  GT_ID(job, Job);
+  GT_COUNTER(generation, Generation);
+  GT_NUMBER(rank, Rank, 0, kRanksMax);
+  GT_NUMBER(pid, Pid, -1, kInt64Max);
+  GT_ENUM(cause, Cause, core::ExitCause::kLost);
+  GT_NUMBER(exit_code, ExitCode, kInt32Min, kInt32Max);
+  GT_NUMBER(signal, Signal, 0, 1024);
+  GT_TEXT(message, Message, kSentenceBytesMax);
+  GT_TAIL(tail, Tail, kTailBytesMax);
+}
+GT_FIELDS(core::RankStatus) {
+  GT_ID(job, Job);
+  GT_COUNTER(generation, Generation);
+  GT_NUMBER(rank, Rank, 0, kRanksMax);
+  GT_NUMBER(pid, Pid, -1, kInt64Max);
+  GT_ENUM(state, State, core::RankState::kExited);
+  GT_OPTIONAL(step, Step);
+  GT_OPTIONAL(loss, Loss);
+  GT_OPTIONAL(samples_per_second, SamplesPerSecond);
+  GT_PLAIN(collective_sequence, CollectiveSequence);
+}
+GT_FIELDS(core::HeldGeneration) {
+  GT_ID(job, Job);
+  GT_COUNTER(generation, Generation);
+  GT_COUNTER(revoked, Revoked);
+  GT_LIST(live, Live, kRanksMax);
+  GT_LIST(exited, Exited, kRanksMax);
+}
+GT_FIELDS(core::RankPlace) {
+  GT_NUMBER(rank, Rank, 0, kRanksMax);
+  GT_NUMBER(local_rank, LocalRank, 0, kRanksMax);
+  GT_ID(node, Node);
+  GT_NUMBER_LIST(cpus, Cpus, 65536, 0, kIndexMax);
+  GT_NUMBER_LIST(gpus, Gpus, 1024, 0, kIndexMax);
+}
+GT_FIELDS(core::NodePlace) {
+  GT_ID(node, Node);
+  GT_TEXT(address, Address, kNameBytesMax);
+  GT_TEXT(hostname, Hostname, kNameBytesMax);
+}
+GT_FIELDS(core::GenerationGrant) {
+  GT_ID(job, Job);
+  GT_COUNTER(generation, Generation);
+  GT_COUNTER(timeline, Timeline);
+  GT_NUMBER(restart_count, RestartCount, 0, kInt32Max);
+  GT_TEXT(spec_text, SpecText, kSpecBytesMax);
+  GT_MAP(client_env, ClientEnv, 10000);
+  GT_BYTES(run_dir, RunDir, 4096);
+  GT_TEXT(master_address, MasterAddress, kNameBytesMax);
+  GT_NUMBER(master_port, MasterPort, 0, 65535);
+  GT_NUMBER(world_size, WorldSize, 0, kRanksMax);
+  GT_LIST(nodes, Nodes, kRanksMax);
+  GT_LIST(ranks, Ranks, kRanksMax);
+}
+
+// agent -> head
+GT_FIELDS(core::AgentHello) {
+  GT_ID_OR_EMPTY(cluster, Cluster);
+  GT_ID(incarnation, Incarnation);
+  GT_ID_OR_EMPTY(boot_id, BootId);
+  GT_TEXT(hostname, Hostname, kNameBytesMax);
+  GT_TEXT(address, Address, kNameBytesMax);
+  GT_TEXT(version, Version, kNameBytesMax);
+  GT_NUMBER(protocol, Protocol, 0, 65535);
+  GT_STRUCT(inventory, Inventory);
+  GT_MAP(labels, Labels, 1000);
+  GT_NUMBER_LIST(free_ports, FreePorts, 1024, 1, 65535);
+  GT_LIST(held, Held, 10000);
+}
+GT_FIELDS(core::AgentHeartbeat) {
+  GT_PLAIN(sequence, Sequence);
+  GT_LIST(changed, Changed, kRanksMax);
+  GT_NUMBER_LIST(free_ports, FreePorts, 1024, 1, 65535);
+}
+GT_FIELDS(core::RanksStarted) {
+  GT_ID(job, Job);
+  GT_COUNTER(generation, Generation);
+  GT_LIST(ranks, Ranks, kRanksMax);
+}
+GT_FIELDS(core::RankExited) { Fields(a, m, v.exit); }
+GT_FIELDS(core::GenerationGone) {
+  GT_ID(job, Job);
+  GT_COUNTER(generation, Generation);
+  GT_PLAIN(clean, Clean);
+  GT_TEXT(message, Message, kSentenceBytesMax);
+}
+template <class M, class V>
+requires std::is_same_v<std::remove_const_t<V>, std::pair<int, std::string>>
+void Fields(Archive& a, M m, V& v) {
+  GT_NUMBER(first, Rank, 0, kRanksMax);
+  GT_BYTES(second, Data, kBulkBytesMax);
+}
+GT_FIELDS(core::ExchangePart) {
+  GT_ID(job, Job);
+  GT_COUNTER(generation, Generation);
+  GT_PLAIN(sequence, Sequence);
+  GT_LIST(blobs, Blobs, kRanksMax);
+}
+GT_FIELDS(core::CheckpointReport) {
+  GT_ID(job, Job);
+  GT_COUNTER(generation, Generation);
+  GT_COUNTER(timeline, Timeline);
+  GT_NUMBER(step, Step, 0, kInt64Max);
+  GT_BYTES(manifest, Manifest, 4096);
+}
+GT_FIELDS(core::LogTail) {
+  GT_ID(job, Job);
+  GT_COUNTER(generation, Generation);
+  GT_NUMBER(rank, Rank, 0, kRanksMax);
+  GT_PLAIN(is_stderr, IsStderr);
+  GT_PLAIN(end_offset, EndOffset);
+  GT_TAIL(text, Text, kTailBytesMax);
+}
+GT_FIELDS(core::AgentNote) {
+  GT_ID_OR_EMPTY(job, Job);
+  GT_COUNTER(generation, Generation);
+  GT_NUMBER(rank, Rank, -1, kRanksMax);
+  GT_TEXT(kind, Kind, kNameBytesMax);
+  GT_TEXT(text, Text, kSpecBytesMax / 2);
+}
+GT_FIELDS(core::AgentAnswer) {
+  GT_PLAIN(query, Query);
+  GT_PLAIN(ok, Ok);
+  GT_BYTES(text, Text, kSpecBytesMax);
+  GT_PLAIN(next_offset, NextOffset);
+  GT_PLAIN(end, End);
+}
+
+// head -> agent
+GT_FIELDS(core::AgentWelcome) {
+  GT_ID(cluster, Cluster);
+  GT_COUNTER(epoch, Epoch);
+  GT_ID(node, Node);
+  GT_DURATION(heartbeat_interval, HeartbeatInterval);
+  GT_DURATION(fence_after, FenceAfter);
+}
+GT_FIELDS(core::AgentRefused) { GT_TEXT(reason, Reason, kSentenceBytesMax); }
+GT_FIELDS(core::HeartbeatAck) {
+  GT_COUNTER(epoch, Epoch);
+  GT_PLAIN(sequence, Sequence);
+}
+GT_FIELDS(core::StartGeneration) {
+  GT_COUNTER(epoch, Epoch);
+  GT_STRUCT(grant, Grant);
+}
+GT_FIELDS(core::Revoke) {
+  GT_COUNTER(epoch, Epoch);
+  GT_ID(job, Job);
+  GT_COUNTER(generation, Generation);
+  GT_ENUM(mode, Mode, core::EndMode::kStopNow);
+  GT_DURATION(grace, Grace);
+  GT_TEXT(reason, Reason, kSentenceBytesMax);
+}
+GT_FIELDS(core::AckExit) {
+  GT_COUNTER(epoch, Epoch);
+  GT_ID(job, Job);
+  GT_COUNTER(generation, Generation);
+  GT_NUMBER(rank, Rank, 0, kRanksMax);
+}
+GT_FIELDS(core::ExchangeTable) {
+  GT_COUNTER(epoch, Epoch);
+  GT_ID(job, Job);
+  GT_COUNTER(generation, Generation);
+  GT_PLAIN(sequence, Sequence);
+  GT_BYTES_LIST(blobs, Blobs, kRanksMax, kBulkBytesMax);
+}
+GT_FIELDS(core::ForgetJob) {
+  GT_COUNTER(epoch, Epoch);
+  GT_ID(job, Job);
+}
+GT_FIELDS(core::NoticeRanks) {
+  GT_COUNTER(epoch, Epoch);
+  GT_ID(job, Job);
+  GT_COUNTER(generation, Generation);
+  GT_DURATION(left, Left);
+}
+GT_FIELDS(core::AgentQuery) {
+  GT_COUNTER(epoch, Epoch);
+  GT_PLAIN(query, Query);
+  GT_ENUM(kind, Kind, core::AgentQuery::Kind::kExec);
+  GT_ID(job, Job);
+  GT_COUNTER(generation, Generation);
+  GT_NUMBER(rank, Rank, 0, kRanksMax);
+  GT_PLAIN(is_stderr, IsStderr);
+  GT_PLAIN(offset, Offset);
+  GT_BYTES_LIST(argv, Argv, 10000, kSpecBytesMax);
+}
+GT_FIELDS(core::AgentShutdown) {
+  GT_COUNTER(epoch, Epoch);
+  GT_TEXT(reason, Reason, kSentenceBytesMax);
+}
+GT_FIELDS(core::AgentJoin) {
+  GT_TEXT(public_key, PublicKey, 40);
+  GT_TEXT(hostname, Hostname, kNameBytesMax);
+}
+GT_FIELDS(core::AgentJoined) {
+  GT_ID(cluster, Cluster);
+  GT_ID(node, Node);
+}
+
+// client <-> head
+GT_FIELDS(core::ClientSubmit) {
+  GT_TEXT(spec_text, SpecText, kSpecBytesMax);
+  GT_MAP(env, Env, 10000);
+  GT_BYTES(run_dir, RunDir, 4096);
+  GT_BYTES(resume, Resume, 4096);
+  GT_PLAIN(end_with_client, EndWithClient);
+}
+GT_FIELDS(core::ClientStop) {
+  GT_ID(job, Job);
+  GT_PLAIN(now, Now);
+  GT_TEXT(reason, Reason, kSentenceBytesMax);
+}
+GT_FIELDS(core::ClientStatus) { GT_ID_OR_EMPTY(job, Job); }
+GT_FIELDS(core::ClientWhy) { GT_ID(job, Job); }
+GT_FIELDS(core::ClientNodes) {}
+GT_FIELDS(core::ClientLogs) {
+  GT_ID(job, Job);
+  GT_OPTIONAL(generation, Generation);
+  GT_NUMBER(rank, Rank, 0, kRanksMax);
+  GT_PLAIN(is_stderr, IsStderr);
+  GT_PLAIN(offset, Offset);
+}
+GT_FIELDS(core::ClientExec) {
+  GT_ID(job, Job);
+  GT_NUMBER(rank, Rank, 0, kRanksMax);
+  GT_BYTES_LIST(argv, Argv, 10000, kSpecBytesMax);
+}
+GT_FIELDS(core::ClientEvents) {
+  GT_ID_OR_EMPTY(job, Job);
+  GT_PLAIN(after, After);
+  GT_DURATION(wait, Wait);
+}
+GT_FIELDS(core::ClientShutdown) { GT_PLAIN(when_idle, WhenIdle); }
+GT_FIELDS(core::ClientJoinToken) {}
+GT_FIELDS(core::ClientReply) {
+  GT_ID(id, Id);
+  GT_PLAIN(ok, Ok);
+  GT_NUMBER(code, Code, 0, 1000);
+  GT_TEXT(error, Error, kTailBytesMax);
+  GT_BYTES(json, Json, kBulkBytesMax);
+}
+
+// X(core type, method suffix, enumerator) for each member of a union.
+#define GT_CLIENT_BODIES(X)             \
+  X(ClientSubmit, Submit, SUBMIT)       \
+  X(ClientStop, Stop, STOP)             \
+  X(ClientStatus, Status, STATUS)       \
+  X(ClientWhy, Why, WHY)                \
+  X(ClientNodes, Nodes, NODES)          \
+  X(ClientLogs, Logs, LOGS)             \
+  X(ClientExec, Exec, EXEC)             \
+  X(ClientEvents, Events, EVENTS)       \
+  X(ClientShutdown, Shutdown, SHUTDOWN) \
+  X(ClientJoinToken, JoinToken, JOIN_TOKEN)
+
+// As above, then who sends it and whether it may be large.
+#define GT_MESSAGES(X)                                  \
+  X(AgentHello, AGENT_HELLO, kAgent, true)              \
+  X(AgentHeartbeat, AGENT_HEARTBEAT, kAgent, true)      \
+  X(RanksStarted, RANKS_STARTED, kAgent, true)          \
+  X(RankExited, RANK_EXITED, kAgent, false)             \
+  X(GenerationGone, GENERATION_GONE, kAgent, false)     \
+  X(ExchangePart, EXCHANGE_PART, kAgent, true)          \
+  X(CheckpointReport, CHECKPOINT_REPORT, kAgent, false) \
+  X(LogTail, LOG_TAIL, kAgent, false)                   \
+  X(AgentNote, AGENT_NOTE, kAgent, false)               \
+  X(AgentAnswer, AGENT_ANSWER, kAgent, true)            \
+  X(AgentWelcome, AGENT_WELCOME, kHead, false)          \
+  X(AgentRefused, AGENT_REFUSED, kHead, false)          \
+  X(HeartbeatAck, HEARTBEAT_ACK, kHead, false)          \
+  X(StartGeneration, START_GENERATION, kHead, true)     \
+  X(Revoke, REVOKE, kHead, false)                       \
+  X(AckExit, ACK_EXIT, kHead, false)                    \
+  X(ExchangeTable, EXCHANGE_TABLE, kHead, true)         \
+  X(ForgetJob, FORGET_JOB, kHead, false)                \
+  X(NoticeRanks, NOTICE_RANKS, kHead, false)            \
+  X(AgentQuery, AGENT_QUERY, kHead, false)              \
+  X(AgentShutdown, AGENT_SHUTDOWN, kHead, false)        \
+  X(AgentJoin, AGENT_JOIN, kJoiner, false)              \
+  X(AgentJoined, AGENT_JOINED, kHead, false)            \
+  X(ClientRequest, CLIENT_REQUEST, kClient, true)       \
+  X(ClientReply, CLIENT_REPLY, kHead, true)
+
+GT_FIELDS(core::ClientRequest) {
+  GT_ID(id, Id);
+  GT_DURATION(deadline, Deadline);
+  if constexpr (kReading<M>) {
+    auto body = m.getBody();
+    using Which = std::remove_cvref_t<decltype(body.which())>;
+    switch (body.which()) {
+#define GT_CASE(Type, Cap, ENUM)                                       \
+  case Which::ENUM:                                                    \
+    Fields(a, body.get##Cap(), v.body.template emplace<core::Type>()); \
+    break;
+      GT_CLIENT_BODIES(GT_CASE)
+#undef GT_CASE
+      default:
+        a.Fail("body", "unknown request");
+    }
+  } else {
+    auto body = m.getBody();
+#define GT_CASE(Type, Cap, ENUM) \
+  if (auto* part = std::get_if<core::Type>(&v.body)) Fields(a, body.init##Cap(), *part);
+    GT_CLIENT_BODIES(GT_CASE)
+#undef GT_CASE
+  }
+}
+
+}  // namespace gtrain::wire
