@@ -167,6 +167,23 @@ function(gtrain_test name)
   endif()
 endfunction()
 
+# gtrain_python_test(<name> <file> [TIMEOUT s] [LABELS ...] [SERIAL]): a unittest file, run with Debian's own Python
+# (its torch and numpy), not with whichever comes first in PATH.
+find_program(GTRAIN_PYTHON python3 PATHS /usr/bin NO_DEFAULT_PATH)
+function(gtrain_python_test name file)
+  cmake_parse_arguments(ARG "SERIAL" "TIMEOUT" "LABELS" ${ARGN})
+  if(NOT ARG_TIMEOUT)
+    set(ARG_TIMEOUT 120)
+  endif()
+  get_filename_component(path ${file} ABSOLUTE BASE_DIR ${CMAKE_CURRENT_SOURCE_DIR})
+  add_test(NAME ${name} COMMAND ${GTRAIN_PYTHON} -B ${path} WORKING_DIRECTORY ${CMAKE_SOURCE_DIR})
+  set_tests_properties(${name} PROPERTIES TIMEOUT ${ARG_TIMEOUT} LABELS "${ARG_LABELS}"
+    ENVIRONMENT "GTRAIN_BUILD_DIR=${CMAKE_BINARY_DIR};GTRAIN_SOURCE_DIR=${CMAKE_SOURCE_DIR}")
+  if(ARG_SERIAL)
+    set_tests_properties(${name} PROPERTIES RUN_SERIAL TRUE)
+  endif()
+endfunction()
+
 # gtrain_program(<name> SRCS ... DEPS ... [LIBS ...] [FOLDER bin|examples])
 function(gtrain_program name)
   cmake_parse_arguments(ARG "" "FOLDER" "SRCS;DEPS;LIBS" ${ARGN})

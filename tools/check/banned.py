@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Looks for banned calls (tools/check/banned.txt), unfinished-work marks, overlong files and missing READMEs.
+"""Looks for banned calls (tools/banned.txt), unfinished-work marks, overlong files and missing READMEs.
 
 usage: banned.py [ROOT]
 """
@@ -54,7 +54,7 @@ def check_calls(path, text, table, wrong):
 
 def main():
     root = os.path.abspath(sys.argv[1] if len(sys.argv) > 1 else os.path.join(os.path.dirname(__file__), '../..'))
-    table = list(rules(os.path.join(root, 'tools/check/banned.txt')))
+    table = list(rules(os.path.join(root, 'tools/banned.txt')))
     wrong, tops = [], set()
     files = tracked(root)
     for path in files:

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Checks include direction against tools/check/layers.txt.
+"""Checks include direction against tools/layers.txt.
 
 usage: layers.py [ROOT]
 Prints one line a wrong include with what would be right; exit status 1 if there is one.
@@ -73,7 +73,7 @@ def check_file(root, path, tables, wrong):
     edges, test_edges, third = tables
     folder = folder_of(path, edges)
     if folder not in edges:
-        wrong.append(f'{path}: folder {folder} is not in tools/check/layers.txt: add it with what it may include')
+        wrong.append(f'{path}: folder {folder} is not in tools/layers.txt: add it with what it may include')
         return
     allowed = set(edges[folder]) | {folder, 'base'}
     if is_test(path):
@@ -99,7 +99,7 @@ def check_file(root, path, tables, wrong):
 
 def main():
     root = os.path.abspath(sys.argv[1] if len(sys.argv) > 1 else os.path.join(os.path.dirname(__file__), '../..'))
-    tables = load(os.path.join(root, 'tools/check/layers.txt'))
+    tables = load(os.path.join(root, 'tools/layers.txt'))
     wrong = []
     files = tracked(root)
     for path in files:

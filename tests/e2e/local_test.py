@@ -1,0 +1,117 @@
+"""`gtrain launch` on one machine: the local cluster starts, works, survives faults, and is gone afterwards."""
+import json
+import os
+import signal
+import unittest
+
+import harness
+from harness import wait_until
+
+
+class LocalTest(harness.GtrainTest):
+    def test_four_ranks_succeed_with_the_contract(self):
+        """Four ranks find what docs/protocols/rank-environment.md promises; nothing is left when the job ends."""
+        job = self.stepper_job('four', '--steps', '3', ranks='4')
+        launch = self.start('launch', job)
+        self.assertEqual(launch.wait(), 0, launch.output())
+        envs = [json.loads(self.read(f'env.1.{rank}')) for rank in range(4)]
+        for rank, env in enumerate(envs):
+            self.assertEqual(env['RANK'], str(rank))
+            self.assertEqual(env['LOCAL_RANK'], str(rank))
+            self.assertEqual(env['WORLD_SIZE'], '4')
+            self.assertEqual(env['LOCAL_WORLD_SIZE'], '4')
+            self.assertEqual(env['GROUP_RANK'], '0')
+            self.assertEqual(env['TORCHELASTIC_RESTART_COUNT'], '0')
+            self.assertEqual(env['TORCHELASTIC_USE_AGENT_STORE'], 'False')
+            self.assertEqual(env['OMP_NUM_THREADS'], '1')
+            self.assertEqual(env['GTRAIN_GENERATION'], '1')
+            self.assertEqual(env['OMPI_COMM_WORLD_RANK'], str(rank))
+            self.assertTrue(env['GTRAIN_TOKEN'])
+        self.assertEqual(len({env['MASTER_PORT'] for env in envs}), 1)
+        self.assertEqual(len({env['GTRAIN_TOKEN'] for env in envs}), 4, 'each rank has a token of its own')
+        self.assertEqual(self.steps(), {rank: 3 for rank in range(4)})
+        self.wait_for_no_processes()
+
+    def test_killed_rank_comes_back(self):
+        """P1: kill -9 of one rank ends the generation; all ranks come back in a new one and finish."""
+        done = os.path.join(self.dir, 'go')
+        job = self.stepper_job('kill', '--steps', '40', '--hold', done)
+        launch = self.start('launch', job)
+        self.wait_for_steps(5, ranks=2)
+        first = self.rank_pids(1)
+        os.kill(first[1], signal.SIGKILL)
+        wait_until('ranks of generation 2', lambda: len(self.rank_pids(2)) == 2)
+        wait_until('ranks of generation 1 to be gone', lambda: not any(map(harness.alive, first.values())))
+        self.wait_for_steps(40, ranks=2)
+        open(done, 'w').close()
+        self.assertEqual(launch.wait(), 0, launch.output())
+        self.assertRegex(launch.output(), r'(?i)rank 1\b.*(SIGKILL|signal 9|killed)')
+        env = json.loads(self.read('env.2.0'))
+        self.assertEqual(env['TORCHELASTIC_RESTART_COUNT'], '1')
+        self.assertNotEqual(env['MASTER_PORT'], json.loads(self.read('env.1.0'))['MASTER_PORT'])
+        self.wait_for_no_processes()
+
+    def test_crash_loop_fails_with_the_first_fault(self):
+        """A rank that always crashes before its first step: FAILED, exit 1, failure.json names rank and exit code."""
+        job = self.stepper_job('loop', '--steps', '5', '--crash', '1:1', '--always')
+        launch = self.start('launch', job)
+        self.assertEqual(launch.wait(), 1, launch.output())
+        reports = []
+        for folder, _, files in os.walk(self.dir):
+            reports += [os.path.join(folder, name) for name in files if name == 'failure.json']
+        self.assertEqual(len(reports), 1, launch.output())
+        with open(reports[0]) as data:
+            text = data.read()
+        report = json.loads(text)
+        first = report.get('first_fault', report)
+        self.assertEqual(first.get('rank'), 1, text)
+        self.assertIn('7', json.dumps(first), text)
+        self.assertIn('crashes as told before step 1', text, 'the last lines of the rank are evidence')
+        self.wait_for_no_processes()
+
+    def test_stop_from_another_terminal(self):
+        """`status` in a second terminal finds the job; `stop` ends it with a chance to save."""
+        job = self.stepper_job('stopme', '--steps', '100000', '--slow-stop')
+        launch = self.start('launch', job)
+        self.wait_for_steps(2, ranks=2)
+        seen = self.wait_for_state('stopme', 'RUNNING')
+        self.assertIn('stopme', self.gtrain('status').stdout)
+        self.assertIn('reason', seen)
+        self.gtrain('stop', seen.get('id') or seen.get('job'))
+        self.assertNotEqual(launch.wait(), 0, launch.output())
+        wait_until('both ranks saw SIGTERM', lambda: all(
+            os.path.exists(os.path.join(self.out, f'stopped.{rank}')) for rank in range(2)))
+        self.wait_for_no_processes()
+
+    def test_hostile_job_file_starts_nothing(self):
+        """J table, one of each kind: exit 2, place and nearest key named, no process left."""
+        path = self.job_file('bad', 'name: bad\nrun: echo a | cat\nranks: 010\nrnaks: 4\n')
+        done = self.gtrain('launch', path, expect=None)
+        self.assertEqual(done.returncode, 2, done.stderr)
+        text = done.stdout + done.stderr
+        self.assertIn('bad.yaml:2:', text)
+        self.assertIn('bad.yaml:3:', text)
+        self.assertIn('bad.yaml:4:', text)
+        self.assertIn('ranks', text)
+        self.assertEqual(self.marked(), {})
+
+
+class OrdinaryUserTest(harness.GtrainTest):
+    ordinary_user = True
+
+    def test_killed_rank_comes_back_without_cgroups(self):
+        """P1, P7 as nobody: no delegated cgroup, the keeper as subreaper ends the tree."""
+        done = os.path.join(self.dir, 'go')
+        job = self.stepper_job('user', '--steps', '20', '--hold', done)
+        launch = self.start('launch', job)
+        self.wait_for_steps(3, ranks=2)
+        os.kill(self.rank_pids(1)[0], signal.SIGKILL)
+        wait_until('ranks of generation 2', lambda: len(self.rank_pids(2)) == 2)
+        self.wait_for_steps(20, ranks=2)
+        open(done, 'w').close()
+        self.assertEqual(launch.wait(), 0, launch.output())
+        self.wait_for_no_processes()
+
+
+if __name__ == '__main__':
+    harness.main()
