@@ -1,0 +1,34 @@
+// The head service: HeadCore between the network and the disk. `gtrain head` calls RunHead.
+//
+// One loop thread owns the core and the transport, one disk thread commits batches and writes run
+// directories, one thread inside the transport answers ZAP. The loop never touches a disk (fault H11).
+#pragma once
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "launcher/spec/job_spec.h"
+
+namespace gtrain::head {
+
+struct HeadOptions {
+  std::string cluster_dir;          // made by net::InitCluster (`gtrain head --init`)
+  std::vector<std::string> listen;  // numeric "address:port", port 0 = any free one; default "127.0.0.1:0"
+  std::string advertise;    // "host:port" put into endpoint.json and join tokens; "" = first bound address
+  bool allow_root = false;  // root may listen on other than loopback addresses only with this
+  bool local = false;       // the user's own local cluster
+  bool exit_when_idle = false;  // end after the last job
+  std::optional<int> expected_nodes;
+  // Canonical YAML -> JobSpec (launcher/spec).
+  std::function<absl::StatusOr<spec::JobSpec>(absl::string_view)> parse_job;
+};
+
+// Serves until SIGTERM, SIGINT or the core asks to stop; then OK, without ending any rank. Blocks; once a
+// process. An error of the store ends it at once (fault H4): start it again.
+absl::Status RunHead(const HeadOptions& options);
+
+}  // namespace gtrain::head

@@ -1,0 +1,46 @@
+// ClientTransport over ZeroMQ: one DEALER socket with CURVE, pinned to the server's public key.
+// Owner thread only. Reconnects by itself with growing, jittered pauses (0.1 s to 2 s) and looks the host
+// name up again each time (faults W7, W12, W13, W15).
+#pragma once
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "runtime/port/transport.h"
+#include "runtime/zmq/keys.h"
+
+namespace gtrain::net {
+
+struct ClientOptions {
+  std::string endpoint;           // "host:port", "[v6]:port"
+  std::string server_public_key;  // Z85; anyone else at that address is refused
+  KeyPair keys;
+  int64_t message_bytes_max = 16 << 20;
+  int queue_messages_max = 10'000;
+};
+
+class ZmqClient final : public port::ClientTransport {
+ public:
+  // Does not wait for the connection: look at Connected(). InvalidArgument for a bad endpoint or key.
+  static absl::StatusOr<std::unique_ptr<ZmqClient>> Connect(const ClientOptions& options);
+  ~ZmqClient() override;  // gives unsent messages one second
+
+  absl::Status Send(absl::string_view payload) override;
+  std::optional<std::string> Receive() override;
+  // Each lost connection shows as false at least once, however fast the next one came: so whoever
+  // greets after every false-to-true change greets on every connection.
+  bool Connected() const override;
+  int PollFd() const override;
+
+  // Why there is no connection: OK, Unavailable (nobody answers) or PermissionDenied (the server does not
+  // know our key, or is not the server we know).
+  absl::Status status() const;
+
+ private:
+  struct State;
+  explicit ZmqClient(std::unique_ptr<State> state);
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace gtrain::net

@@ -1,0 +1,51 @@
+// The directory of one cluster on the head's machine: its identity, keys and where the head listens.
+// Free functions; they block on files.
+//
+//   cluster          ClusterId
+//   head.key         key pair of the head (0600)
+//   admin.key        key pair of the first administrator, used by the command line (0600)
+//   authorized       who may connect: "<role> <public key> <comment>" a line; read again when it changes
+//   store/           RocksDB
+//   endpoint.json    of the running head, see Endpoint
+#pragma once
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "base/ids.h"
+#include "runtime/zmq/keys.h"
+
+namespace gtrain::net {
+
+// `$XDG_STATE_HOME/gtrain/<name>`, or under ~/.local/state. FailedPrecondition without either variable.
+absl::StatusOr<std::string> DefaultClusterDir(const std::string& name);
+
+struct ClusterFiles {
+  std::string dir;
+  ClusterId cluster;
+  KeyPair head;
+  std::string authorized_path() const { return dir + "/authorized"; }
+  std::string admin_key_path() const { return dir + "/admin.key"; }
+  std::string store_path() const { return dir + "/store"; }
+  std::string endpoint_path() const { return dir + "/endpoint.json"; }
+};
+
+// Makes what is missing and keeps what is there, so repeating it is harmless. Directory mode 0700.
+absl::StatusOr<ClusterFiles> InitCluster(const std::string& dir);
+// NotFound says to run `gtrain head --init`.
+absl::StatusOr<ClusterFiles> LoadCluster(const std::string& dir);
+
+// Written atomically once the head serves, removed at a clean exit.
+struct Endpoint {
+  std::string endpoint;                // first listen address, "127.0.0.1:43211"
+  std::vector<std::string> endpoints;  // all
+  std::string head_public_key;
+  ClusterId cluster;
+  int64_t pid = 0;
+};
+absl::Status WriteEndpoint(const std::string& path, const Endpoint& endpoint);
+absl::StatusOr<Endpoint> ReadEndpoint(const std::string& path);
+
+}  // namespace gtrain::net

@@ -1,0 +1,48 @@
+// A blocking client of the head, for the command line and tests.
+// Not thread-safe; every call has a deadline.
+#pragma once
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "base/clock.h"
+#include "base/rng.h"
+#include "runtime/core/messages.h"
+#include "runtime/zmq/client.h"
+
+namespace gtrain::net {
+
+class ControlClient {
+ public:
+  static absl::StatusOr<std::unique_ptr<ControlClient>> Connect(const ClientOptions& options);
+
+  // Sends the request and waits for its reply, repeating it under the same id after a lost connection or
+  // a long silence; the head executes it once (fault H15). `request.id` and `request.deadline` are filled in
+  // when empty. A reply with ok = false is returned as it is. DeadlineExceeded: no reply in time (the request
+  // may or may not have been executed: repeat it with the same id to find out). PermissionDenied: the head
+  // does not know this key, or is not the head we know. Cancelled: `interrupt_fd` became readable.
+  absl::StatusOr<core::ClientReply> Call(core::ClientRequest request, absl::Duration timeout);
+  absl::StatusOr<core::ClientReply> Call(core::ClientRequestBody body, absl::Duration timeout);
+
+  // A descriptor (self-pipe of a signal handler) that ends a waiting Call when readable; -1 = none.
+  void set_interrupt_fd(int fd) { interrupt_fd_ = fd; }
+
+ private:
+  explicit ControlClient(std::unique_ptr<ZmqClient> transport);
+
+  std::unique_ptr<ZmqClient> transport_;
+  RealClock clock_;
+  Rng rng_;
+  int interrupt_fd_ = -1;
+};
+
+// Registers `node_public_key` with the cluster of a join token (fault X2: the only way in without an admin).
+// PermissionDenied: the token is spent, expired or of another head.
+absl::StatusOr<core::AgentJoined> JoinCluster(const JoinToken& token, absl::string_view node_public_key,
+                                              absl::string_view hostname, absl::Duration timeout);
+
+// 128 random bits in hex, for ClientRequest::id.
+std::string NewRequestId();
+
+}  // namespace gtrain::net
