@@ -1,0 +1,86 @@
+// Placement as a pure function: (what nodes have free, what a job needs) -> rank map + reason.
+//
+// Policy "pack": as few nodes as possible, ties by NodeId, so equal input gives equal output. Nodes
+// that held ranks before come first and their ranks keep their numbers where the new world allows.
+// Topology-aware policies become further files with the same signature.
+#pragma once
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "base/ids.h"
+
+namespace gtrain::plan {
+
+// One node as the placement sees it. "free" is what no other job holds.
+struct NodeView {
+  NodeId id;
+  std::string hostname;
+  std::map<std::string, std::string> labels;
+  int cpus = 0;  // hardware threads
+  int cpus_free = 0;
+  std::set<int> cpus_bound;  // indices some rank is bound to
+  uint64_t memory_bytes = 0;
+  uint64_t memory_free_bytes = 0;
+  std::vector<std::string> gpu_models;  // index = GPU
+  std::vector<int> gpus_free;           // ascending
+  std::string unusable;                 // why it takes no ranks at all; empty = it does
+};
+
+// What one job needs. Exactly one of ranks and nodes is counted, by `count_nodes`.
+struct Demand {
+  bool count_nodes = false;
+  int min = 1;  // ranks, or nodes
+  int max = 1;
+  int unit = 1;  // the world size is a multiple (product of the fixed mesh axes)
+  std::optional<int>
+      ranks_per_node;         // exact; nullopt: as many as fit, or GPUs of the node (else 1) for count_nodes
+  std::optional<int> cpus;    // per rank; nullopt = auto: one each at least, not bound
+  uint64_t memory_bytes = 0;  // per rank; 0 = not limited
+  std::optional<int> gpus;    // per rank; nullopt = auto: one where there are GPUs
+  bool all_gpus = false;      // `per: node` with auto: one process gets every GPU of the node
+  std::vector<std::string> gpu_types;  // any of; matched inside the model, ignoring case
+  std::map<std::string, std::string> labels;
+  std::vector<std::string> exclude;  // hostnames or NodeIds
+  bool oversubscribe_cpus = false;
+  std::vector<NodeId> previous;  // index = rank of the last generation
+};
+
+struct RankSlot {
+  int rank = 0;
+  int local_rank = 0;
+  NodeId node;
+  std::vector<int> cpus;  // bound to; empty = not bound
+  std::vector<int> gpus;
+  bool operator==(const RankSlot&) const = default;
+};
+
+// What one node could take, and what stopped it from taking more.
+struct NodeVerdict {
+  NodeId node;
+  std::string hostname;
+  int room = 0;       // ranks
+  std::string limit;  // "cpus: 2 of 4 free", "excluded by where.exclude", ...
+};
+
+struct Placement {
+  bool placed = false;
+  std::vector<RankSlot> ranks;  // index = rank
+  std::vector<NodeId> nodes;    // index = GROUP_RANK
+  std::string reason;           // one sentence, also when not placed
+  std::vector<std::string> warnings;
+  std::vector<NodeVerdict> verdicts;  // NodeId order
+};
+
+Placement Place(std::vector<NodeView> nodes, const Demand& demand);
+
+// The same nodes with nothing held: can this job ever run here?
+std::vector<NodeView> Emptied(std::vector<NodeView> nodes);
+
+// For `gtrain plan` and `gtrain why`.
+std::string Print(const Placement& placement);
+
+}  // namespace gtrain::plan
