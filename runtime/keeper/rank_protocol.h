@@ -41,7 +41,7 @@ struct RankFrame {
 };
 
 struct RankHello {
-  uint32_t protocol;    // GTRAIN_RANK_PROTOCOL
+  uint32_t protocol;  // GTRAIN_RANK_PROTOCOL
   uint32_t rank;
   uint64_t generation;
   char token[32];  // $GTRAIN_TOKEN, hex, made per rank and generation: proves the caller is that rank

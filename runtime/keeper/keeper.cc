@@ -1,0 +1,388 @@
+// The loop: poll everything, take signals, feed the agent's commands, pump the ranks' streams, advance what
+// is ending. Frames to the agent are appended to one buffer; bulky ones (output) are skipped while it is
+// long, so a slow agent costs memory only for what must not be lost.
+#include "runtime/keeper/keeper.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/signalfd.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <algorithm>
+
+#include "runtime/keeper/agent_protocol.h"
+#include "runtime/keeper/posix.h"
+
+namespace gtrain::keeper {
+
+namespace {
+
+constexpr size_t kAgentOutMax = 128u << 20;  // an agent this far behind is dropped; it will attach again
+constexpr int64_t kTickMs = 100;
+constexpr int64_t kQuitMs = 15000;
+
+bool SameUser(int fd) {
+  ucred peer;
+  socklen_t size = sizeof(peer);
+  return getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &size) == 0 && peer.uid == geteuid();
+}
+
+}  // namespace
+
+Keeper::Keeper(KeeperOptions options) : options_(std::move(options)) {}
+
+bool Keeper::Listen(const std::string& path, const std::string& name, UniqueFd* fd) {
+  sockaddr_un address = {};
+  address.sun_family = AF_UNIX;
+  if (path.size() >= sizeof(address.sun_path)) return false;
+  memcpy(address.sun_path, path.c_str(), path.size() + 1);
+  unlink(path.c_str());
+  fd->reset(socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+  if (!fd->valid() || bind(fd->get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)) != 0 ||
+      listen(fd->get(), 1024) != 0) {
+    fprintf(stderr, "gtrain-keeper: cannot listen on %s (%s): %s\n", path.c_str(), name.c_str(),
+            strerror(errno));
+    return false;
+  }
+  return true;
+}
+
+// Ranks connect by path, and a path in sockaddr_un holds 107 bytes: a deep state directory needs a short
+// stand-in.
+bool Keeper::PlaceRankSocket() {
+  rank_socket_ = options_.dir + "/rank.sock";
+  if (rank_socket_.size() >= sizeof(sockaddr_un::sun_path)) {
+    const char* base = getenv("XDG_RUNTIME_DIR");
+    std::string dir = (base != nullptr && strlen(base) < 60 ? std::string(base) : "/tmp") + "/gtrain-XXXXXX";
+    if (mkdtemp(dir.data()) == nullptr) {
+      fprintf(stderr, "gtrain-keeper: cannot make a short directory for the rank socket: %s\n",
+              strerror(errno));
+      return false;
+    }
+    rank_socket_ = dir + "/rank.sock";
+    WriteFileAtomic("rank-dir", dir);
+  }
+  return Listen(rank_socket_, "ranks", &rank_listen_);
+}
+
+bool Keeper::Start() {
+  now_ = agent_seen_ms_ = last_tick_ms_ = NowMs();
+  if (chdir(options_.dir.c_str()) != 0) {
+    fprintf(stderr, "gtrain-keeper: cannot enter %s: %s\n", options_.dir.c_str(), strerror(errno));
+    return false;
+  }
+  prctl(PR_SET_CHILD_SUBREAPER, 1);
+  sigset_t mask;
+  sigemptyset(&mask);
+  for (int signal : {SIGCHLD, SIGTERM, SIGINT, SIGHUP, SIGPIPE, SIGQUIT}) sigaddset(&mask, signal);
+  sigprocmask(SIG_BLOCK, &mask, nullptr);
+  signals_.reset(signalfd(-1, &mask, SFD_NONBLOCK | SFD_CLOEXEC));
+  if (!signals_.valid()) return false;
+  mkdir("exits", 0700);
+  ProcessEntry self;
+  ReadProcess(getpid(), &self);
+  WriteFileAtomic("job", options_.job);
+  WriteFileAtomic("pid", std::to_string(getpid()) + " " + std::to_string(self.start_time) + "\n");
+  return PlaceRankSocket() && Listen("agent.sock", "agent", &agent_listen_);  // last: it says we are ready
+}
+
+void Keeper::CollectPollFds(std::vector<pollfd>* fds) const {
+  fds->clear();
+  auto add = [fds](int fd, bool out = false) {
+    if (fd >= 0) fds->push_back({fd, static_cast<short>(POLLIN | (out ? POLLOUT : 0)), 0});
+  };
+  add(signals_.get());
+  add(agent_listen_.get());
+  add(rank_listen_.get());
+  add(agent_.get(), !agent_out_.empty());
+  for (const auto& connection : connections_) {
+    if (!connection->broken) add(connection->fd.get(), !connection->out.empty());
+  }
+  for (const auto& helper : helpers_) {
+    add(helper->status.get());
+    add(helper->output_fd.get());
+  }
+  for (const auto& [generation, record] : generations_) {
+    for (const auto& [number, rank] : record.ranks) {
+      add(rank->status.get());
+      if (!rank->exit) add(rank->pidfd.get());
+      add(rank->out.poll_fd());
+      add(rank->err.poll_fd());
+    }
+  }
+}
+
+int Keeper::WaitMs() const {
+  if (arena_bytes_faulting_ > 0) return 0;
+  for (const auto& [generation, record] : generations_) {
+    if (record.phase == Phase::kEnding || record.phase == Phase::kKilling) return 20;
+  }
+  return AnyLive() || attached_ ? kTickMs : 1000;
+}
+
+int Keeper::Run() {
+  std::vector<pollfd> fds;
+  while (true) {
+    CollectPollFds(&fds);
+    poll(fds.data(), fds.size(), WaitMs());
+    now_ = NowMs();
+    Turn(now_);
+    if (quitting_ && (!AnyLive() || now_ > quit_by_ms_)) break;
+    const bool idle = !AnyLive() && !agent_.valid();
+    if (idle && now_ - agent_seen_ms_ > options_.idle_exit_ms) break;
+  }
+  WriteAgent();
+  unlink("agent.sock");
+  unlink(rank_socket_.c_str());
+  const std::string dir = rank_socket_.substr(0, rank_socket_.rfind('/'));
+  if (dir != options_.dir) rmdir(dir.c_str());
+  return 0;
+}
+
+// Everything is non-blocking, so a turn tries everything: simpler than dispatch by descriptor, and as cheap.
+void Keeper::Turn(int64_t now) {
+  DrainSignals();
+  PumpStreams();
+  Reap();
+  AcceptAgent();
+  ReadAgent();
+  AcceptRanks();
+  for (size_t i = 0; i < connections_.size(); ++i) ReadRank(*connections_[i]);
+  FaultArenas();
+  for (auto& [generation, record] : generations_) AdvanceEnding(record);
+  if (now - last_tick_ms_ >= kTickMs) {
+    last_tick_ms_ = now;
+    TailReports();
+    SendOutput();
+    CheckLease();
+    SweepConnections();
+  }
+  for (auto& connection : connections_) WriteRank(*connection);
+  WriteAgent();
+}
+
+void Keeper::DrainSignals() {
+  signalfd_siginfo info;
+  while (read(signals_.get(), &info, sizeof(info)) == sizeof(info)) {
+    if (info.ssi_signo != SIGTERM || quitting_) continue;
+    Quit quit{"the keeper got SIGTERM"};
+    Do(quit);
+  }
+}
+
+bool Keeper::AnyLive() const {
+  return std::any_of(generations_.begin(), generations_.end(),
+                     [](const auto& item) { return item.second.phase != Phase::kGone; });
+}
+
+// ---------------------------------------------------------------- the agent
+
+void Keeper::AcceptAgent() {
+  while (true) {
+    UniqueFd fd(accept4(agent_listen_.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
+    if (!fd.valid()) return;
+    if (!SameUser(fd.get())) continue;
+    DropAgent();  // the newest agent is the one that lives
+    agent_ = std::move(fd);
+  }
+}
+
+void Keeper::DropAgent() {
+  agent_.reset();
+  agent_in_.clear();
+  agent_out_.clear();
+  attached_ = false;
+}
+
+void Keeper::ReadAgent() {
+  char buffer[64 << 10];
+  bool ended = false;
+  while (agent_.valid() && agent_in_.size() < kAgentFrameBytesMax + sizeof(AgentFrame)) {
+    ssize_t n = read(agent_.get(), buffer, sizeof(buffer));
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0 && errno == EAGAIN) break;
+    if (n <= 0) {
+      ended = true;
+      break;
+    }
+    agent_in_.append(buffer, static_cast<size_t>(n));
+  }
+  size_t used = 0;
+  while (agent_.valid()) {
+    Command command;
+    const Take take = TakeFrame(agent_in_, &used, &command);
+    if (take == Take::kBroken) ended = true;
+    if (take != Take::kMessage) break;
+    Handle(std::move(command));
+  }
+  agent_in_.erase(0, used);
+  if (ended) DropAgent();
+  if (attached_) agent_seen_ms_ = now_;
+}
+
+void Keeper::WriteAgent() {
+  while (agent_.valid() && !agent_out_.empty()) {
+    ssize_t n = send(agent_.get(), agent_out_.data(), agent_out_.size(), MSG_NOSIGNAL);
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0 && errno == EAGAIN) {
+      if (agent_out_.size() > kAgentOutMax) DropAgent();
+      return;
+    }
+    if (n <= 0) return DropAgent();
+    agent_out_.erase(0, static_cast<size_t>(n));
+  }
+}
+
+void Keeper::Tell(Report report) {
+  if (attached_) AppendFrame(std::move(report), &agent_out_);
+}
+
+void Keeper::Handle(Command command) {
+  if (!attached_ && !std::holds_alternative<Attach>(command)) return DropAgent();
+  std::visit([this](auto& value) { Do(value); }, command);
+}
+
+State Keeper::Describe() const {
+  State state;
+  state.job = options_.job;
+  state.pid = getpid();
+  state.highest_revoked = highest_revoked_;
+  for (const auto& [generation, record] : generations_) {
+    GenerationHeld held;
+    held.generation = generation;
+    held.note = record.begin.note;
+    held.ending = record.phase != Phase::kLive;
+    held.gone = record.phase == Phase::kGone;
+    held.clean = record.clean;
+    for (const auto& [number, rank] : record.ranks) {
+      held.ranks.push_back(
+          {number, rank->pid, rank->start_time, !rank->exit && !rank->status.valid(), rank->sdk});
+      if (rank->exit && !rank->acked) held.unacked.push_back(*rank->exit);
+    }
+    state.generations.push_back(std::move(held));
+  }
+  return state;
+}
+
+void Keeper::Do(Attach& attach) {
+  if (attach.protocol != kAgentProtocol) return DropAgent();
+  attached_ = true;
+  lease_ms_ = attach.lease_ms;
+  Tell(Describe());
+  for (auto& [generation, record] : generations_) {
+    for (auto& [number, rank] : record.ranks) {
+      for (const RelayUp& relay : rank->relays) Tell(relay);
+      rank->out_sent = rank->err_sent = 0;  // the new agent gets the tails again
+    }
+  }
+}
+
+void Keeper::Do(BeginGeneration& begin) {
+  if (begin.generation <= highest_revoked_ || generations_.count(begin.generation) > 0) return;
+  generations_[begin.generation].begin = std::move(begin);
+}
+
+void Keeper::Do(StartRank& start) {
+  GenerationRecord* record = FindGeneration(start.generation);
+  if (record == nullptr || record->phase != Phase::kLive || record->ranks.count(start.rank) > 0) return;
+  auto& rank = record->ranks[start.rank];
+  rank = std::make_unique<RankProcess>();
+  rank->spec = std::move(start);
+  StartProcess(*record, *rank);
+}
+
+void Keeper::Do(EndGeneration& end) {
+  highest_revoked_ = std::max(highest_revoked_, end.generation);
+  for (auto& [generation, record] : generations_) {
+    if (generation > end.generation) break;
+    End_(record, end.mode, static_cast<int64_t>(end.grace_ms), end.reason, true);
+  }
+}
+
+void Keeper::Do(Relay& relay) {
+  RankConnection* connection = ConnectionOf(relay.generation, relay.rank);
+  if (connection != nullptr) ToRank(*connection, kKeeperFromAgent, relay.json);
+}
+
+void Keeper::Do(AckRelay& ack) {
+  RankProcess* rank = FindRank(ack.generation, ack.rank);
+  if (rank == nullptr) return;
+  for (auto it = rank->relays.begin(); it != rank->relays.end(); ++it) {
+    if (it->id != ack.id) continue;
+    rank->relay_bytes -= it->json.size();
+    rank->relays.erase(it);
+    return;
+  }
+}
+
+void Keeper::Do(AckExit& ack) {
+  RankProcess* rank = FindRank(ack.generation, ack.rank);
+  if (rank == nullptr || !rank->exit) return;
+  rank->acked = true;
+  unlink(("exits/" + std::to_string(ack.generation) + "-" + std::to_string(ack.rank)).c_str());
+}
+
+void Keeper::Do(Notice& notice) {
+  GenerationRecord* record = FindGeneration(notice.generation);
+  if (record == nullptr || record->phase != Phase::kLive) return;
+  const uint32_t seconds = notice.seconds;
+  ToRanks(*record, kKeeperNotice, std::string(reinterpret_cast<const char*>(&seconds), sizeof(seconds)));
+  for (auto& [number, rank] : record->ranks) {
+    if (rank->exit) continue;
+    WriteFileAtomic(rank->spec.notice_path, std::to_string(seconds) + "\n");
+    const bool told = ConnectionOf(notice.generation, number) != nullptr;
+    if (notice.signal > 0 && !told) PidfdSignal(rank->pidfd.get(), notice.signal);
+  }
+}
+
+void Keeper::Do(SignalRank& signal) {
+  RankProcess* rank = FindRank(signal.generation, signal.rank);
+  if (rank != nullptr && !rank->exit) PidfdSignal(rank->pidfd.get(), signal.signal);
+}
+
+void Keeper::Do(Forget& forget) {
+  GenerationRecord* record = FindGeneration(forget.generation);
+  if (record == nullptr || record->phase != Phase::kGone) return;
+  for (auto& [number, rank] : record->ranks) {
+    unlink(("exits/" + std::to_string(forget.generation) + "-" + std::to_string(number)).c_str());
+  }
+  generations_.erase(forget.generation);
+}
+
+void Keeper::Do(Quit& quit) {
+  quitting_ = true;
+  quit_by_ms_ = now_ + kQuitMs;
+  for (auto& [generation, record] : generations_) End_(record, End::kStopNow, 0, quit.reason, true);
+}
+
+void Keeper::CheckLease() {
+  if (attached_ || lease_ms_ == 0 || now_ - agent_seen_ms_ <= static_cast<int64_t>(lease_ms_)) return;
+  const std::string reason = "no agent came back for " + std::to_string(lease_ms_ / 1000) + " s";
+  for (auto& [generation, record] : generations_) {
+    if (record.phase != Phase::kLive) continue;
+    highest_revoked_ = std::max(highest_revoked_, generation);
+    End_(record, End::kReform, 5000, reason, true);
+  }
+}
+
+RankProcess* Keeper::FindRank(uint64_t generation, int rank) {
+  GenerationRecord* record = FindGeneration(generation);
+  if (record == nullptr) return nullptr;
+  const auto it = record->ranks.find(rank);
+  return it == record->ranks.end() ? nullptr : it->second.get();
+}
+
+GenerationRecord* Keeper::FindGeneration(uint64_t generation) {
+  const auto it = generations_.find(generation);
+  return it == generations_.end() ? nullptr : &it->second;
+}
+
+}  // namespace gtrain::keeper

@@ -1,0 +1,199 @@
+// The keeper of one job on one machine: parent and subreaper of its ranks. One thread, one poll loop.
+//
+// It decides nothing about the job. It starts what the agent says, watches, keeps logs, arenas and exit
+// statuses, and ends everything it started: on command, when the ranks have exited by themselves, or when no
+// agent came back within the lease. It outlives agents; whatever an agent missed is repeated to the next one.
+#pragma once
+#include <signal.h>
+#include <stdint.h>
+
+#include <deque>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/unique_fd.h"
+#include "runtime/core/keeper_messages.h"
+#include "runtime/keeper/cgroup.h"
+#include "runtime/keeper/log_stream.h"
+#include "runtime/keeper/rank_protocol.h"
+#include "runtime/keeper/spawn.h"
+
+struct pollfd;
+
+namespace gtrain::keeper {
+
+struct KeeperOptions {
+  std::string dir;  // 0700, exists, made by the agent
+  std::string job;
+  LogLimits log_limits;
+  int64_t idle_exit_ms = 3600 * 1000;  // nothing runs and no agent came for this long
+};
+
+// A connection on the rank socket. It belongs to a rank once its hello proved the token.
+struct RankConnection {
+  UniqueFd fd;
+  std::string in;
+  struct Chunk {
+    std::string bytes;
+    int pass_fd = -1;  // borrowed from the arena; sent with the first byte
+  };
+  std::deque<Chunk> out;
+  size_t out_bytes = 0;
+  uint64_t generation = 0;
+  int rank = -1;
+  int64_t opened_ms = 0;
+  bool broken = false;
+};
+
+struct RankProcess {
+  StartRank spec;
+  pid_t pid = -1;
+  uint64_t start_time = 0;
+  UniqueFd pidfd;
+  UniqueFd status;  // spawn status pipe, until it is known whether exec worked
+  LogStream out, err;
+  uint64_t out_sent = 0, err_sent = 0;  // LogStream::total already told to the agent
+  Cgroup cgroup;
+  UniqueFd report;
+  uint64_t report_offset = 0, report_punched = 0;
+  std::optional<Exited> exit;
+  int64_t drain_until_ms = 0;
+  bool acked = false;
+  bool sdk = false;
+  std::deque<RelayUp> relays;  // not acknowledged
+  size_t relay_bytes = 0;
+  uint64_t relay_id = 0;
+};
+
+struct Arena {
+  UniqueFd memfd;
+  uint64_t bytes = 0;
+  uint64_t faulted = 0;
+};
+
+enum class Phase { kLive, kEnding, kKilling, kGone };
+
+struct GenerationRecord {
+  BeginGeneration begin;
+  std::map<int, std::unique_ptr<RankProcess>> ranks;
+  std::map<uint64_t, Arena> arenas;
+  Phase phase = Phase::kLive;
+  bool ordered = false;  // ended by a command or the lease, not by its ranks' own exits
+  End mode = End::kReform;
+  std::string reason;
+  int64_t term_at_ms = 0;  // SDK ranks that were asked to stop get SIGTERM then; 0 = was sent
+  int64_t kill_at_ms = 0;
+  int64_t give_up_ms = 0;
+  bool clean = true;
+  std::string gone_message;
+};
+
+struct Helper {  // Exec
+  uint64_t id = 0;
+  uint64_t generation = 0;
+  std::vector<std::string> argv;
+  pid_t pid = -1;
+  UniqueFd pidfd, status, output_fd;
+  std::string output;
+  int64_t deadline_ms = 0;
+  bool timed_out = false;
+};
+
+class Keeper {
+ public:
+  explicit Keeper(KeeperOptions options);
+  // Sockets, pid file, subreaper. False: a reason was printed to stderr.
+  bool Start();
+  // Serves until Quit, the lease with nothing left, or SIGTERM. Returns the exit code.
+  int Run();
+
+ private:
+  // keeper.cc: the loop and the agent
+  bool Listen(const std::string& path, const std::string& name, UniqueFd* fd);
+  bool PlaceRankSocket();
+  void Turn(int64_t now);
+  int WaitMs() const;
+  void CollectPollFds(std::vector<pollfd>* fds) const;
+  void DrainSignals();
+  void AcceptAgent();
+  void ReadAgent();
+  void WriteAgent();
+  void DropAgent();
+  void Tell(Report report);
+  void Handle(Command command);
+  void Do(Attach& attach);
+  void Do(BeginGeneration& begin);
+  void Do(StartRank& start);
+  void Do(EndGeneration& end);
+  void Do(Relay& relay);
+  void Do(AckRelay& ack);
+  void Do(AckExit& ack);
+  void Do(Notice& notice);
+  void Do(SignalRank& signal);
+  void Do(Exec& exec);
+  void Do(Forget& forget);
+  void Do(Quit& quit);
+  State Describe() const;
+  void CheckLease();
+  bool AnyLive() const;
+
+  // keeper_process.cc: ranks, helpers, the end of a generation
+  void StartProcess(GenerationRecord& record, RankProcess& rank);
+  void FailStart(RankProcess& rank, const std::string& message, int code);
+  void CheckSpawn(RankProcess& rank);
+  void Reap();
+  void RankDied(GenerationRecord& record, RankProcess& rank, const siginfo_t& info);
+  void Describe(GenerationRecord& record, RankProcess& rank, const siginfo_t& info, Exited* exit);
+  void RecordExit(RankProcess& rank);
+  void HelperDied(Helper& helper, int code, int status);
+  void PumpHelper(Helper& helper);
+  void PumpStreams();
+  void SendOutput();
+  void TailReports();
+  void End_(GenerationRecord& record, End mode, int64_t grace_ms, const std::string& reason, bool ordered);
+  void AdvanceEnding(GenerationRecord& record);
+  void KillLeftovers(GenerationRecord& record);
+  void TermRanks(GenerationRecord& record, bool also_sdk);
+  bool Owns(const GenerationRecord& record, pid_t pid, pid_t top) const;
+  void FinishGeneration(GenerationRecord& record, bool clean, const std::string& message);
+
+  // keeper_ranks.cc: the rank socket
+  void AcceptRanks();
+  void ReadRank(RankConnection& connection);
+  void WriteRank(RankConnection& connection);
+  void RankFrameIn(RankConnection& connection, uint16_t kind, const char* body, uint32_t bytes);
+  void RankHelloIn(RankConnection& connection, const RankHello& hello);
+  void ArenaIn(RankConnection& connection, const RankArenaRequest& request);
+  void RelayIn(RankConnection& connection, std::string json);
+  void ToRank(RankConnection& connection, uint16_t kind, const std::string& body, int pass_fd = -1);
+  RankConnection* ConnectionOf(uint64_t generation, int rank);
+  void ToRanks(GenerationRecord& record, uint16_t kind, const std::string& body);
+  void FaultArenas();
+  void SweepConnections();
+
+  RankProcess* FindRank(uint64_t generation, int rank);
+  GenerationRecord* FindGeneration(uint64_t generation);
+
+  const KeeperOptions options_;
+  std::string rank_socket_;  // path ranks connect to
+  UniqueFd agent_listen_, rank_listen_, signals_;
+  UniqueFd agent_;
+  std::string agent_in_, agent_out_;
+  bool attached_ = false;  // an agent is connected and has said Attach
+  uint64_t lease_ms_ = 0;
+  int64_t agent_seen_ms_ = 0;
+  int64_t now_ = 0;
+  int64_t last_tick_ms_ = 0;
+  uint64_t highest_revoked_ = 0;
+  bool quitting_ = false;
+  int64_t quit_by_ms_ = 0;
+  std::map<uint64_t, GenerationRecord> generations_;
+  std::vector<std::unique_ptr<RankConnection>> connections_;
+  std::vector<std::unique_ptr<Helper>> helpers_;
+  uint64_t arena_bytes_faulting_ = 0;
+};
+
+}  // namespace gtrain::keeper

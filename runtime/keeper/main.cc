@@ -1,0 +1,26 @@
+// gtrain-keeper --dir <state directory> --job <id> [--idle-exit-ms N] [--log-max BYTES]
+// Started by the agent; people never run it. See docs/protocols/keeper.md.
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "runtime/keeper/keeper.h"
+
+int main(int argc, char** argv) {
+  gtrain::keeper::KeeperOptions options;
+  for (int i = 1; i + 1 < argc; i += 2) {
+    const char* value = argv[i + 1];
+    if (strcmp(argv[i], "--dir") == 0) options.dir = value;
+    if (strcmp(argv[i], "--job") == 0) options.job = value;
+    if (strcmp(argv[i], "--idle-exit-ms") == 0) options.idle_exit_ms = atoll(value);
+    if (strcmp(argv[i], "--log-max") == 0) options.log_limits.file_bytes_max = strtoull(value, nullptr, 10);
+  }
+  if (options.dir.empty() || options.job.empty() || argc % 2 == 0) {
+    fprintf(stderr, "gtrain-keeper is started by `gtrain agent`: --dir <state directory> --job <id>\n");
+    return 2;
+  }
+  gtrain::keeper::Keeper keeper(std::move(options));
+  if (!keeper.Start()) return 1;
+  return keeper.Run();
+}

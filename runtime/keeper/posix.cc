@@ -1,0 +1,154 @@
+#include "runtime/keeper/posix.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <unordered_map>
+
+namespace gtrain::keeper {
+
+int64_t NowMs() {
+  timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return int64_t{now.tv_sec} * 1000 + now.tv_nsec / 1000000;
+}
+
+bool SetNonBlocking(int fd) {
+  int flags = fcntl(fd, F_GETFL);
+  return flags >= 0 && fcntl(fd, F_SETFL, flags | O_NONBLOCK) == 0;
+}
+
+bool MakePipe(UniqueFd* read_end, UniqueFd* write_end) {
+  int fds[2];
+  if (pipe2(fds, O_CLOEXEC) != 0) return false;
+  read_end->reset(fds[0]);
+  write_end->reset(fds[1]);
+  return true;
+}
+
+bool WriteFileAtomic(const std::string& path, const std::string& data) {
+  const std::string temporary = path + ".tmp";
+  UniqueFd fd(open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600));
+  if (!fd.valid()) return false;
+  size_t done = 0;
+  while (done < data.size()) {
+    ssize_t n = write(fd.get(), data.data() + done, data.size() - done);
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0) return false;
+    done += static_cast<size_t>(n);
+  }
+  return rename(temporary.c_str(), path.c_str()) == 0;
+}
+
+std::string ReadSmallFile(const std::string& path, size_t bytes_max) {
+  UniqueFd fd(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+  std::string text;
+  if (!fd.valid()) return text;
+  char buffer[4096];
+  while (text.size() < bytes_max) {
+    ssize_t n = read(fd.get(), buffer, sizeof(buffer));
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0) break;
+    text.append(buffer, static_cast<size_t>(n));
+  }
+  return text;
+}
+
+bool WriteSmallFile(const std::string& path, const std::string& data) {
+  UniqueFd fd(open(path.c_str(), O_WRONLY | O_CLOEXEC));
+  return fd.valid() && write(fd.get(), data.data(), data.size()) == static_cast<ssize_t>(data.size());
+}
+
+int PidfdOpen(pid_t pid) { return static_cast<int>(syscall(SYS_pidfd_open, pid, 0)); }
+
+bool PidfdSignal(int pidfd, int signal) {
+  return syscall(SYS_pidfd_send_signal, pidfd, signal, nullptr, 0) == 0;
+}
+
+bool ReadProcess(pid_t pid, ProcessEntry* entry) {
+  const std::string stat = ReadSmallFile("/proc/" + std::to_string(pid) + "/stat", 4096);
+  // The name is in parentheses and may hold anything, so parse after the last one.
+  const size_t close = stat.rfind(')');
+  if (close == std::string::npos) return false;
+  char state = 0;
+  long long parent = 0;
+  unsigned long long start = 0;
+  const int read = sscanf(stat.c_str() + close + 1,
+                          " %c %lld %*d %*d %*d %*d %*u %*u %*u %*u %*u %*u %*u %*d %*d %*d %*d %*d %*d %llu",
+                          &state, &parent, &start);
+  if (read != 3) return false;
+  *entry = {pid, static_cast<pid_t>(parent), start, state == 'Z' || state == 'X'};
+  return true;
+}
+
+std::vector<ProcessEntry> ListProcesses() {
+  std::vector<ProcessEntry> all;
+  DIR* dir = opendir("/proc");
+  if (dir == nullptr) return all;
+  while (dirent* item = readdir(dir)) {
+    if (item->d_name[0] < '1' || item->d_name[0] > '9') continue;
+    ProcessEntry entry;
+    if (ReadProcess(static_cast<pid_t>(atoi(item->d_name)), &entry)) all.push_back(entry);
+  }
+  closedir(dir);
+  return all;
+}
+
+std::vector<Descendant> LivingDescendants(pid_t root) {
+  const std::vector<ProcessEntry> all = ListProcesses();
+  std::unordered_map<pid_t, std::vector<const ProcessEntry*>> children;
+  for (const ProcessEntry& entry : all) children[entry.parent].push_back(&entry);
+  std::vector<Descendant> found;
+  std::vector<std::pair<pid_t, pid_t>> open = {{root, 0}};  // (process, its top)
+  while (!open.empty()) {
+    const auto [pid, top] = open.back();
+    open.pop_back();
+    for (const ProcessEntry* child : children[pid]) {
+      const pid_t child_top = top == 0 ? child->pid : top;
+      if (!child->zombie) found.push_back({*child, child_top});
+      open.push_back({child->pid, child_top});
+    }
+    children.erase(pid);  // a scan is not atomic: never walk a loop
+  }
+  return found;
+}
+
+std::string ProcessEnvironment(pid_t pid, const char* name) {
+  const std::string all = ReadSmallFile("/proc/" + std::to_string(pid) + "/environ", 4 << 20);
+  const std::string key = std::string(name) + "=";
+  for (size_t at = 0; at < all.size();) {
+    const size_t end = all.find('\0', at);
+    const std::string item = all.substr(at, end == std::string::npos ? end : end - at);
+    if (item.compare(0, key.size(), key) == 0) return item.substr(key.size());
+    if (end == std::string::npos) break;
+    at = end + 1;
+  }
+  return "";
+}
+
+bool SignalProcess(const ProcessEntry& process, int signal) {
+  UniqueFd pidfd(PidfdOpen(process.pid));
+  if (!pidfd.valid()) return false;
+  ProcessEntry now;
+  if (!ReadProcess(process.pid, &now) || now.start_time != process.start_time) return false;
+  return PidfdSignal(pidfd.get(), signal);
+}
+
+std::string SignalName(int signal) {
+  const char* abbreviation = sigabbrev_np(signal);
+  const char* text = sigdescr_np(signal);
+  std::string name =
+      abbreviation != nullptr ? std::string("SIG") + abbreviation : "signal " + std::to_string(signal);
+  if (text != nullptr) name += std::string(" (") + text + ")";
+  return name;
+}
+
+}  // namespace gtrain::keeper

@@ -1,0 +1,53 @@
+// Small helpers over libc for the keeper. No exceptions, no absl. Nothing here blocks except file writes.
+#pragma once
+#include <stdint.h>
+#include <sys/types.h>
+
+#include <string>
+#include <vector>
+
+#include "base/unique_fd.h"
+
+namespace gtrain::keeper {
+
+int64_t NowMs();  // monotonic
+
+bool SetNonBlocking(int fd);
+bool MakePipe(UniqueFd* read_end, UniqueFd* write_end);  // O_CLOEXEC, both blocking
+
+// Temporary file beside it, then rename: a reader sees the old file, the new one or none.
+bool WriteFileAtomic(const std::string& path, const std::string& data);
+// At most `bytes_max` bytes of a regular or proc file; empty when it cannot be read.
+std::string ReadSmallFile(const std::string& path, size_t bytes_max = 64 << 10);
+bool WriteSmallFile(const std::string& path, const std::string& data);  // existing file: proc, cgroup
+
+int PidfdOpen(pid_t pid);
+bool PidfdSignal(int pidfd, int signal);
+
+// One process of a scan. (pid, start_time) names it for ever (fault P14).
+struct ProcessEntry {
+  pid_t pid = 0;
+  pid_t parent = 0;
+  uint64_t start_time = 0;
+  bool zombie = false;
+};
+
+bool ReadProcess(pid_t pid, ProcessEntry* entry);
+std::vector<ProcessEntry> ListProcesses();
+
+// All living descendants of `root`, each with the child of `root` it descends from.
+struct Descendant {
+  ProcessEntry process;
+  pid_t top = 0;
+};
+std::vector<Descendant> LivingDescendants(pid_t root);
+
+// Value of NAME in the environment the process was started with; empty when unreadable.
+std::string ProcessEnvironment(pid_t pid, const char* name);
+
+// Signals exactly that process: nothing happens when the pid now belongs to another one.
+bool SignalProcess(const ProcessEntry& process, int signal);
+
+std::string SignalName(int signal);  // "SIGKILL (Killed)"
+
+}  // namespace gtrain::keeper
