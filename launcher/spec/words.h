@@ -1,0 +1,32 @@
+// What `run:` is: words, never a shell (faults J10 J15). PURE.
+#pragma once
+#include <map>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+
+namespace gtrain::spec {
+
+// Splits at spaces; '...' and "..." group, a backslash takes the next character as it is. A
+// character that only a shell would act on (| & ; < > $ ` or a newline, outside single quotes) is
+// InvalidArgument with a message that points to `script:`.
+absl::StatusOr<std::vector<std::string>> SplitWords(absl::string_view text);
+
+// Replaces ${NAME} by its value, once (values are not looked at again), and $$ by $.
+// InvalidArgument names what is undefined or badly written.
+absl::StatusOr<std::string> ExpandVariables(absl::string_view text,
+                                            const std::map<std::string, std::string>& variables);
+
+// The name of the secret that `text` seems to hold ("an AWS access key id"), "" if none
+// is seen. Never returns any of the text itself (fault J11).
+std::string LooksLikeSecret(absl::string_view text);
+
+// [A-Za-z_][A-Za-z0-9_]{0,255}
+bool IsEnvName(absl::string_view name);
+
+// [a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?  (fault J9)
+bool IsJobName(absl::string_view name);
+
+}  // namespace gtrain::spec
