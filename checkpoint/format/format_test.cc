@@ -1,0 +1,347 @@
+// Bytes of shards and manifests: golden bytes, round trips, and hostile input (C4, C10).
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
+#include "base/rng.h"
+#include "checkpoint/format/hash.h"
+#include "checkpoint/format/manifest.h"
+#include "checkpoint/format/names.h"
+#include "checkpoint/format/safetensors.h"
+
+namespace gtrain::ckpt {
+namespace {
+
+const SaveId kId{.epoch = 2, .timeline = 1, .step = 120, .generation = 5, .attempt = 1};
+
+TEST(Names, DeriveAndParse) {
+  EXPECT_EQ(AttemptName(kId), "step-000000000120.e0002.t0001.g0005.a01");
+  EXPECT_EQ(ManifestKey(kId), "manifests/step-000000000120.e0002.t0001.g0005.a01.json");
+  EXPECT_EQ(AttemptKey(kId, ShardName(3, 8)),
+            "step-000000000120.e0002.t0001.g0005.a01/rank-00003-of-00008.safetensors");
+  EXPECT_EQ(ParseManifestKey(ManifestKey(kId)), kId);
+  EXPECT_EQ(ParseOwnerKey("owners/epoch-00000007.json"), 7);
+  SaveId large{
+      .epoch = kCounterMax, .timeline = 12345, .step = kStepMax, .generation = 99999, .attempt = 123};
+  EXPECT_EQ(ParseManifestKey(ManifestKey(large)), large);
+}
+
+TEST(Names, HostileNamesAreNotNames_C10) {
+  for (const char* key : {"", "manifests/", "../step-000000000120.e0002.t0001.g0005.a01.json",
+                          "manifests/../step-000000000120.e0002.t0001.g0005.a01.json",
+                          "manifests/step-120.e0002.t0001.g0005.a01.json",
+                          "manifests/step-000000000120.e2.t0001.g0005.a01.json",
+                          "manifests/step--00000000120.e0002.t0001.g0005.a01.json",
+                          "manifests/step-+00000000120.e0002.t0001.g0005.a01.json",
+                          "manifests/step-000000000120.e0002.t0001.g0005.a01.json/x",
+                          "manifests/step-000000000120.e0000.t0001.g0005.a01.json",
+                          "manifests/step-9999999999999.e0002.t0001.g0005.a01.json",
+                          "manifests/step-000000000120.e99999999999999999999.t0001.g0005.a01.json",
+                          "manifests//etc/passwd.json"}) {
+    EXPECT_EQ(ParseManifestKey(key), std::nullopt) << key;
+  }
+  EXPECT_EQ(
+      ParseManifestKey(absl::string_view("manifests/step-000000000120.e0002\0.t0001.g0005.a01.json", 55)),
+      std::nullopt);
+  EXPECT_EQ(ParseOwnerKey("owners/epoch-7.json"), std::nullopt);
+}
+
+TEST(Names, OrderIsOwnerThenTimelineThenStep_C3) {
+  const SaveId zombie{.epoch = 1, .timeline = 1, .step = 900};
+  const SaveId resumed{.epoch = 1, .timeline = 2, .step = 110};
+  const SaveId next_owner{.epoch = 2, .timeline = 1, .step = 5};
+  EXPECT_LT(zombie, resumed);
+  EXPECT_LT(resumed, next_owner);
+}
+
+TEST(Hash, IsXxh3WithTheReferenceValueOfNothing) {
+  EXPECT_EQ(Xxh3Hex(absl::string_view()), "99aa06d3014798d86001c324468d497f");
+  const absl::string_view parts[] = {"gtr", "ain"};
+  EXPECT_EQ(Xxh3Hex(parts), Xxh3Hex("gtrain"));
+  EXPECT_NE(Xxh3Hex("gtrain"), Xxh3Hex("gtraim"));
+}
+
+std::vector<TensorEntry> Tensors() {
+  return {{.name = "w", .dtype = DType::kFloat32, .shape = {2, 3}, .begin = 0, .end = 24},
+          {.name = "rng", .dtype = DType::kUint8, .shape = {5}, .begin = 24, .end = 29}};
+}
+
+TEST(Safetensors, GoldenHeader) {
+  const std::string header = PrintShardHeader(Tensors());
+  const std::string json =
+      R"({"__metadata__":{"format":"gtrain"},"w":{"dtype":"F32","shape":[2,3],"data_offsets":[0,24]},)"
+      R"("rng":{"dtype":"U8","shape":[5],"data_offsets":[24,29]}})";
+  ASSERT_EQ(json.size(), 148u);
+  EXPECT_EQ(header, absl::StrCat(absl::string_view("\x98\0\0\0\0\0\0\0", 8), json, "    "));
+}
+
+TEST(Safetensors, RoundTripAndAlignment) {
+  const std::string header = PrintShardHeader(Tensors());
+  const auto parsed = ParseShardHeader(header, header.size() + 29);
+  ASSERT_TRUE(parsed.ok()) << parsed.status();
+  EXPECT_EQ(parsed->tensors, Tensors());
+  EXPECT_EQ(parsed->data_begin % 8, 0u);
+  EXPECT_EQ(parsed->data_begin, header.size());
+  const std::string empty = PrintShardHeader({});
+  EXPECT_TRUE(ParseShardHeader(empty, empty.size()).ok());
+}
+
+std::string WithLength(absl::string_view json, uint64_t length) {
+  std::string out;
+  for (int i = 0; i < 8; ++i) out.push_back(static_cast<char>(length >> (8 * i)));
+  return absl::StrCat(out, json);
+}
+
+std::string Padded(std::string json) {
+  json.append((8 - json.size() % 8) % 8, ' ');
+  return WithLength(json, json.size());
+}
+
+TEST(Safetensors, HostileHeadersAreErrors_C10) {
+  const auto entry = [](absl::string_view shape, absl::string_view offsets, absl::string_view dtype = "F32") {
+    return absl::StrCat(R"({"a":{"dtype":")", dtype, R"(","shape":)", shape, R"(,"data_offsets":)", offsets,
+                        "}}");
+  };
+  ASSERT_TRUE(ParseShardHeader(Padded(entry("[2]", "[0,8]")), Padded(entry("[2]", "[0,8]")).size() + 8).ok());
+  const std::vector<std::string> bad = {
+      entry("[2]", "[8,16]"),
+      entry("[2]", "[0,7]"),
+      entry("[3]", "[0,8]"),
+      entry("[-2]", "[0,8]"),
+      entry("[2.0]", "[0,8]"),
+      entry("[2]", "[8,0]"),
+      entry("[2]", "[0]"),
+      entry("[2]", "[0,8,8]"),
+      entry("\"2\"", "[0,8]"),
+      entry("[2]", "[0,18446744073709551616]"),
+      entry("[2]", "[0,8]", "F31"),
+      entry("[4294967296,4294967296,4294967296]", "[0,8]"),
+      entry("[9223372036854775808]", "[0,8]"),
+      "[]",
+      "{",
+      "null",
+      "{}",
+      R"({"a":1})",
+      R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8],"x":1}})",
+      R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}})",
+      R"({"a":{"dtype":"F32","shape":[2],"dtype":"F32","data_offsets":[0,8]}})",
+      R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},"b":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}})",
+      "{\"\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8]}}",
+      "{\"\xff\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8]}}",
+      absl::StrCat("{\"__metadata__\":{\"a\":", std::string(5000, '['), std::string(5000, ']'), "}}")};
+  for (const std::string& json : bad) {
+    const std::string header = Padded(json);
+    EXPECT_EQ(ParseShardHeader(header, header.size() + 8).status().code(), absl::StatusCode::kDataLoss)
+        << json.substr(0, 200);
+  }
+  for (uint64_t length : {uint64_t{0}, uint64_t{1}, uint64_t{1} << 40, UINT64_MAX, UINT64_MAX - 7}) {
+    EXPECT_EQ(ParseShardHeader(WithLength("{}", length), 10).status().code(), absl::StatusCode::kDataLoss)
+        << length;
+  }
+  EXPECT_FALSE(ParseShardHeader("", 0).ok());
+  EXPECT_FALSE(ParseShardHeader("1234567", 7).ok());
+}
+
+ShardFile File(int rank, int world, uint64_t bytes, std::vector<Slice> slices) {
+  ShardFile file{.name = ShardName(rank, world), .bytes = bytes, .xxh3 = Xxh3Hex(absl::StrCat("file", rank))};
+  for (uint64_t at = 0; at < bytes; at += kChunkBytes)
+    file.chunks.push_back(Xxh3Hex(absl::StrCat(rank, "-", at)));
+  file.slices = std::move(slices);
+  return file;
+}
+
+Manifest Sample() {
+  Manifest m{
+      .id = kId, .owner = {.cluster = "c0ffee", .job = "fashion-3", .job_hash = "abc"}, .world_size = 2};
+  m.tensors = {{.name = "w", .dtype = DType::kFloat32, .shape = {2, 3}},
+               {.name = "rng", .layout = Layout::kPerRank}};
+  m.files = {File(0, 2, 129, {{"w", 0, 12, 112}, {"rng", 0, 5, 124}}),
+             File(1, 2, kChunkBytes + 1, {{"w", 12, 12, 104}, {"rng", 0, 7, 116}})};
+  return m;
+}
+
+TEST(ManifestFormat, GoldenBytes) {
+  EXPECT_EQ(Print(OwnerClaim{.epoch = 2, .owner = Sample().owner}),
+            "{\n \"format\": \"gtrain-checkpoint-owner\",\n \"version\": 1,\n \"epoch\": 2,\n"
+            " \"cluster\": \"c0ffee\",\n \"job\": \"fashion-3\",\n \"job_hash\": \"abc\",\n"
+            " \"checksum\": \"5d85046c618972efe234c1bafe402156\"\n}\n");
+  EXPECT_EQ(Xxh3Hex(Print(Sample())), "615355c0a3e8ae5d4206f4d699531527");
+  EXPECT_TRUE(
+      absl::StartsWith(Print(Sample()),
+                       "{\n \"format\": \"gtrain-checkpoint\",\n \"version\": 1,\n"
+                       " \"cluster\": \"c0ffee\",\n \"job\": \"fashion-3\",\n \"job_hash\": \"abc\",\n"
+                       " \"epoch\": 2,\n \"timeline\": 1,\n \"generation\": 5,\n \"step\": 120,\n"
+                       " \"attempt\": 1,\n \"world_size\": 2,\n \"finite\": true,\n \"tensors\": [\n"));
+}
+
+TEST(ManifestFormat, RoundTrips) {
+  const auto manifest = ParseManifest(ManifestKey(kId), Print(Sample()));
+  ASSERT_TRUE(manifest.ok()) << manifest.status();
+  EXPECT_EQ(std::get<Manifest>(*manifest), Sample());
+
+  const AbortMarker marker{.id = kId, .reason = "rank 3 did not write"};
+  const auto parsed_marker = ParseManifest(ManifestKey(kId), Print(marker));
+  ASSERT_TRUE(parsed_marker.ok()) << parsed_marker.status();
+  EXPECT_EQ(std::get<AbortMarker>(*parsed_marker), marker);
+
+  const ShardIndex index{.id = kId, .rank = 1, .world_size = 2, .file = Sample().files[1]};
+  const auto parsed_index = ParseShardIndex(AttemptKey(kId, IndexName(1, 2)), Print(index));
+  ASSERT_TRUE(parsed_index.ok()) << parsed_index.status();
+  EXPECT_EQ(*parsed_index, index);
+
+  const ShardIndex failed{.id = kId, .rank = 1, .world_size = 2, .error = "disk full"};
+  const auto parsed_failed = ParseShardIndex(AttemptKey(kId, IndexName(1, 2)), Print(failed));
+  ASSERT_TRUE(parsed_failed.ok()) << parsed_failed.status();
+  EXPECT_EQ(parsed_failed->error, "disk full");
+
+  const OwnerClaim claim{.epoch = 2, .owner = Sample().owner};
+  const auto parsed_claim = ParseOwnerClaim(OwnerKey(2), Print(claim));
+  ASSERT_TRUE(parsed_claim.ok()) << parsed_claim.status();
+  EXPECT_EQ(*parsed_claim, claim);
+}
+
+TEST(ManifestFormat, AManifestUnderAnotherKeyIsRefused_C10) {
+  SaveId other = kId;
+  other.step = 121;
+  EXPECT_FALSE(ParseManifest(ManifestKey(other), Print(Sample())).ok());
+  EXPECT_FALSE(ParseManifest("manifests/latest.json", Print(Sample())).ok());
+  EXPECT_FALSE(
+      ParseShardIndex(AttemptKey(kId, IndexName(0, 2)),
+                      Print(ShardIndex{.id = kId, .rank = 1, .world_size = 2, .file = Sample().files[1]}))
+          .ok());
+}
+
+TEST(ManifestFormat, InconsistentManifestsAreRefused_C4_C10) {
+  const std::vector<std::pair<const char*, std::function<void(Manifest*)>>> faults = {
+      {"missing file", [](Manifest* m) { m->files.pop_back(); }},
+      {"hole", [](Manifest* m) { m->files[0].slices[0].bytes = 8; }},
+      {"in two shards", [](Manifest* m) { m->files[1].slices[0].begin = 8; }},
+      {"end missing", [](Manifest* m) { m->files[1].slices[0].bytes = 8; }},
+      {"past the end of file", [](Manifest* m) { m->files[0].slices[1].bytes = 6; }},
+      {"overflowing slice", [](Manifest* m) { m->files[0].slices[1].file_begin = UINT64_MAX; }},
+      {"1 PB file", [](Manifest* m) { m->files[0].bytes = kFileBytesMax + 1; }},
+      {"chunk missing", [](Manifest* m) { m->files[1].chunks.pop_back(); }},
+      {"path as name", [](Manifest* m) { m->files[0].name = "../../etc/passwd"; }},
+      {"absolute name", [](Manifest* m) { m->files[0].name = "/etc/passwd"; }},
+      {"unknown tensor", [](Manifest* m) { m->files[0].slices[0].tensor = "v"; }},
+      {"tensor twice", [](Manifest* m) { m->tensors.push_back(m->tensors[0]); }},
+      {"per-rank in pieces", [](Manifest* m) { m->files[0].slices[1].begin = 1; }},
+      {"hash", [](Manifest* m) { m->files[0].xxh3 = "zz"; }},
+      {"negative shape", [](Manifest* m) { m->tensors[0].shape[0] = -2; }},
+      {"huge shape",
+       [](Manifest* m) {
+         m->tensors[0].shape = {INT64_MAX, INT64_MAX};
+       }},
+      {"world size 0", [](Manifest* m) { m->world_size = 0, m->files.clear(); }},
+      {"missing tensor", [](Manifest* m) { m->tensors.push_back({.name = "adam", .shape = {4}}); }},
+      {"epoch 0", [](Manifest* m) { m->id.epoch = 0; }}};
+  ASSERT_TRUE(Validate(Sample()).ok());
+  for (const auto& [name, fault] : faults) {
+    Manifest m = Sample();
+    fault(&m);
+    EXPECT_EQ(Validate(m).code(), absl::StatusCode::kDataLoss) << name;
+  }
+}
+
+// Re-seals text after an edit: an attacker, unlike a disk, can compute a checksum.
+std::string Reseal(std::string text) {
+  text.resize(text.rfind(",\n \"checksum\""));
+  return absl::StrCat(text, ",\n \"checksum\": \"", Xxh3Hex(text), "\"\n}\n");
+}
+
+TEST(ManifestFormat, EditedAndResealedTextIsRefused_C10) {
+  const std::string good = Print(Sample());
+  ASSERT_EQ(Reseal(good), good);
+  const std::vector<std::pair<absl::string_view, absl::string_view>> edits = {
+      {"\"step\": 120", "\"step\": 1200"},
+      {"\"step\": 120", "\"step\": -120"},
+      {"\"step\": 120", "\"step\": 120, \"step\": 120"},
+      {"\"step\": 120", "\"step\": \"120\""},
+      {"\"step\": 120", "\"step\": 120.0"},
+      {"\"step\": 120", "\"step\": 120, \"latest\": true"},
+      {"\"version\": 1", "\"version\": 2"},
+      {"\"gtrain-checkpoint\"", "\"pickle\""},
+      {"\"world_size\": 2", "\"world_size\": 1000000000"},
+      {"\"world_size\": 2", "\"world_size\": 3"},
+      {"\"finite\": true,\n \"tensors\"", "\"finite\": false,\n \"tensors\""},
+      {"\"chunk_bytes\": 4194304", "\"chunk_bytes\": 1"},
+      {"\"bytes\": 129", "\"bytes\": 1099511627776"},
+      {"rank-00000-of-00002.safetensors", "../../../../../etc/passwd"},
+      {"\"replicated\"", "\"sharded\""}};
+  for (const auto& [from, to] : edits) {
+    ASSERT_TRUE(absl::StrContains(good, from)) << from;
+    const auto parsed = ParseManifest(ManifestKey(kId), Reseal(absl::StrReplaceAll(good, {{from, to}})));
+    EXPECT_EQ(parsed.status().code(), absl::StatusCode::kDataLoss) << from << " -> " << to;
+  }
+  EXPECT_FALSE(ParseManifest(ManifestKey(kId), std::string(kManifestBytesMax + 1, ' ')).ok());
+}
+
+// Every bit counts: any change of a sealed file is found (C9), and random damage never crashes a reader
+// (C10).
+TEST(ManifestFormat, AnyFlippedByteOrCutIsFound_C9) {
+  const std::string good = Print(Sample());
+  for (size_t i = 0; i < good.size(); ++i) {
+    std::string bad = good;
+    bad[i] = static_cast<char>(bad[i] ^ (1 << (i % 8)));
+    EXPECT_FALSE(ParseManifest(ManifestKey(kId), bad).ok()) << i;
+    EXPECT_FALSE(ParseManifest(ManifestKey(kId), good.substr(0, i)).ok()) << i;
+  }
+}
+
+std::string Mutate(std::string text, Rng* rng) {
+  const int edits = 1 + static_cast<int>(rng->Below(4));
+  for (int e = 0; e < edits && !text.empty(); ++e) {
+    const size_t at = rng->Below(text.size());
+    switch (rng->Below(4)) {
+      case 0:
+        text[at] = static_cast<char>(rng->Next());
+        break;
+      case 1:
+        text.erase(at, rng->Below(20));
+        break;
+      case 2:
+        text.insert(at, text.substr(rng->Below(text.size()), rng->Below(40)));
+        break;
+      case 3:
+        text.insert(at, 1, "{}[]\",:0-9eE.\\\0"[rng->Below(15)]);
+        break;
+    }
+  }
+  return text;
+}
+
+TEST(Fuzz, MutatedInputIsAnErrorOrAValidValue_C10) {
+  Rng rng(20240607);
+  const std::string header = PrintShardHeader(Tensors());
+  const std::string manifest = Print(Sample());
+  const std::string index =
+      Print(ShardIndex{.id = kId, .rank = 1, .world_size = 2, .file = Sample().files[1]});
+  for (int i = 0; i < 3000; ++i) {
+    const std::string bytes = Mutate(header, &rng);
+    if (const auto parsed = ParseShardHeader(bytes, header.size() + 29); parsed.ok()) {
+      EXPECT_LE(parsed->data_begin, header.size() + 29);
+      for (const TensorEntry& t : parsed->tensors) EXPECT_LE(parsed->data_begin + t.end, parsed->file_bytes);
+    }
+    std::string text = Mutate(manifest, &rng);
+    if (absl::StrContains(text, ",\n \"checksum\"")) text = Reseal(text);
+    if (const auto parsed = ParseManifest(ManifestKey(kId), text); parsed.ok()) {
+      if (const Manifest* m = std::get_if<Manifest>(&*parsed)) {
+        EXPECT_TRUE(Validate(*m).ok());
+      }
+    }
+    text = Mutate(index, &rng);
+    if (absl::StrContains(text, ",\n \"checksum\"")) text = Reseal(text);
+    if (const auto parsed = ParseShardIndex(AttemptKey(kId, IndexName(1, 2)), text); parsed.ok()) {
+      EXPECT_EQ(parsed->rank, 1);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace gtrain::ckpt

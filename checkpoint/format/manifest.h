@@ -1,0 +1,118 @@
+// The manifest: the one file whose existence makes a checkpoint exist, and the smaller files around it.
+// Bytes: docs/formats/checkpoint.md. Values only; readers accept nothing that a writer here would not
+// produce.
+#pragma once
+#include <cstdint>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "checkpoint/format/names.h"
+#include "checkpoint/format/safetensors.h"
+#include "gtrain/types.h"
+
+namespace gtrain::ckpt {
+
+inline constexpr size_t kManifestBytesMax = 64 << 20;
+inline constexpr size_t kSmallFileBytesMax = 64 << 10;  // owner claims, abort markers
+inline constexpr size_t kShardsMax = 1'000'000;
+inline constexpr uint64_t kFileBytesMax = uint64_t{1} << 50;
+inline constexpr size_t kIdentityBytesMax = 256;  // cluster, job, job hash
+inline constexpr uint64_t kChunkBytes = 4 << 20;
+
+enum class Layout : uint8_t { kReplicated, kPerRank };
+
+// A registered tensor as the whole job sees it. A per-rank blob is kUint8 with an empty shape: its size may
+// differ between ranks and stands in the files.
+struct GlobalTensor {
+  std::string name;
+  Layout layout = Layout::kReplicated;
+  DType dtype = DType::kUint8;
+  std::vector<int64_t> shape;
+  bool operator==(const GlobalTensor&) const = default;
+};
+
+// Which bytes of a tensor a shard holds, and where: the tensor's bytes [begin, begin + bytes) lie in the file
+// at [file_begin, file_begin + bytes).
+struct Slice {
+  std::string tensor;
+  uint64_t begin = 0;
+  uint64_t bytes = 0;
+  uint64_t file_begin = 0;
+  bool operator==(const Slice&) const = default;
+};
+
+struct ShardFile {
+  std::string name;  // ShardName(rank, world_size)
+  uint64_t bytes = 0;
+  std::string xxh3;                 // of the whole file
+  std::vector<std::string> chunks;  // of each kChunkBytes of it, the last one shorter
+  bool finite = true;               // no NaN or infinity in its floating-point tensors
+  std::vector<Slice> slices;
+  bool operator==(const ShardFile&) const = default;
+};
+
+struct Identity {
+  std::string cluster;
+  std::string job;
+  std::string job_hash;
+  bool operator==(const Identity&) const = default;
+};
+
+struct Manifest {
+  SaveId id;
+  Identity owner;
+  int world_size = 1;
+  std::vector<GlobalTensor> tensors;
+  std::vector<ShardFile> files;  // one a rank, in rank order
+  bool finite() const;
+  bool operator==(const Manifest&) const = default;
+};
+
+// What may stand under a manifest's key instead: "this attempt will never be committed".
+struct AbortMarker {
+  SaveId id;
+  std::string reason;
+  bool operator==(const AbortMarker&) const = default;
+};
+
+// What a rank leaves beside its shard for rank 0: the shard, or why there is none.
+struct ShardIndex {
+  SaveId id;
+  int rank = 0;
+  int world_size = 1;
+  std::string error;  // empty: `file` is written
+  ShardFile file;
+  bool operator==(const ShardIndex&) const = default;
+};
+
+struct OwnerClaim {
+  uint64_t epoch = 1;
+  Identity owner;
+  bool operator==(const OwnerClaim&) const = default;
+};
+
+// Whether a manifest is whole and consistent: a file for each rank with the derived name, chunks that match
+// the lengths, ranges inside their file, every replicated tensor covered exactly once. DataLoss with the
+// first fault.
+absl::Status Validate(const Manifest& manifest);
+// The same of one file of `world_size`; part of Validate.
+absl::Status ValidateFile(const ShardFile& file, int rank, int world_size);
+
+// GT_CHECKs that the value is valid: writers prove it first.
+std::string Print(const Manifest& manifest);
+std::string Print(const AbortMarker& marker);
+std::string Print(const ShardIndex& index);
+std::string Print(const OwnerClaim& claim);
+
+// DataLoss for anything hostile or damaged. `key` is where the text was found: the numbers inside must derive
+// exactly that key. A returned manifest is Validate()d.
+absl::StatusOr<std::variant<Manifest, AbortMarker>> ParseManifest(absl::string_view key,
+                                                                  absl::string_view text);
+absl::StatusOr<ShardIndex> ParseShardIndex(absl::string_view key, absl::string_view text);
+absl::StatusOr<OwnerClaim> ParseOwnerClaim(absl::string_view key, absl::string_view text);
+
+}  // namespace gtrain::ckpt

@@ -1,0 +1,83 @@
+// A name is parsed by reading its numbers and deriving the name again: only the one spelling that we would
+// write is accepted, so "step-1", "step-000000000001/../x" or a number with a sign never pass.
+#include "checkpoint/format/names.h"
+
+#include <utility>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/strip.h"
+
+namespace gtrain::ckpt {
+namespace {
+
+bool TakeDigits(absl::string_view* text, uint64_t* out) {
+  size_t n = 0;
+  while (n < text->size() && n < 13 && (*text)[n] >= '0' && (*text)[n] <= '9') ++n;
+  if (n == 0 || !absl::SimpleAtoi(text->substr(0, n), out)) return false;
+  text->remove_prefix(n);
+  return true;
+}
+
+bool InRange(uint64_t value) { return value >= 1 && value <= kCounterMax; }
+
+}  // namespace
+
+bool IsValid(const SaveId& id) {
+  return id.step >= 0 && id.step <= kStepMax && InRange(id.epoch) && id.timeline <= kCounterMax &&
+         id.generation <= kCounterMax && InRange(id.attempt);
+}
+
+std::string AttemptName(const SaveId& id) {
+  return absl::StrFormat("step-%012d.e%04d.t%04d.g%04d.a%02d", id.step, id.epoch, id.timeline, id.generation,
+                         id.attempt);
+}
+
+std::optional<SaveId> ParseAttemptName(absl::string_view name) {
+  SaveId id;
+  uint64_t step = 0;
+  absl::string_view rest = name;
+  if (!absl::ConsumePrefix(&rest, kAttemptPrefix) || !TakeDigits(&rest, &step)) return std::nullopt;
+  const std::pair<const char*, uint64_t*> parts[] = {
+      {".e", &id.epoch}, {".t", &id.timeline}, {".g", &id.generation}, {".a", &id.attempt}};
+  for (const auto& [prefix, value] : parts) {
+    if (!absl::ConsumePrefix(&rest, prefix) || !TakeDigits(&rest, value)) return std::nullopt;
+  }
+  id.step = static_cast<int64_t>(step);
+  if (!rest.empty() || !IsValid(id) || AttemptName(id) != name) return std::nullopt;
+  return id;
+}
+
+std::string ManifestKey(const SaveId& id) { return absl::StrCat(kManifestPrefix, AttemptName(id), ".json"); }
+
+std::optional<SaveId> ParseManifestKey(absl::string_view key) {
+  if (!absl::ConsumePrefix(&key, kManifestPrefix) || !absl::ConsumeSuffix(&key, ".json")) return std::nullopt;
+  return ParseAttemptName(key);
+}
+
+std::string ShardName(int rank, int world_size) {
+  return absl::StrFormat("rank-%05d-of-%05d.safetensors", rank, world_size);
+}
+
+std::string IndexName(int rank, int world_size) {
+  return absl::StrFormat("rank-%05d-of-%05d.index.json", rank, world_size);
+}
+
+std::string AttemptKey(const SaveId& id, absl::string_view file) {
+  return absl::StrCat(AttemptName(id), "/", file);
+}
+
+std::string OwnerKey(uint64_t epoch) { return absl::StrFormat("%sepoch-%08d.json", kOwnerPrefix, epoch); }
+
+std::optional<uint64_t> ParseOwnerKey(absl::string_view key) {
+  absl::string_view rest = key;
+  uint64_t epoch = 0;
+  if (!absl::ConsumePrefix(&rest, kOwnerPrefix) || !absl::ConsumePrefix(&rest, "epoch-") ||
+      !TakeDigits(&rest, &epoch) || !InRange(epoch) || OwnerKey(epoch) != key) {
+    return std::nullopt;
+  }
+  return epoch;
+}
+
+}  // namespace gtrain::ckpt

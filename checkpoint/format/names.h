@@ -1,0 +1,56 @@
+// Keys inside a checkpoint directory. Every key is derived from numbers alone and read back by deriving it
+// again, so a key found in a file or a listing can never point outside the directory (fault C10).
+//
+//   owners/epoch-00000002.json
+//   manifests/step-000000000120.e0002.t0001.g0005.a01.json
+//   step-000000000120.e0002.t0001.g0005.a01/rank-00003-of-00008.safetensors
+//   step-000000000120.e0002.t0001.g0005.a01/rank-00003-of-00008.index.json
+#pragma once
+#include <compare>
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "absl/strings/string_view.h"
+
+namespace gtrain::ckpt {
+
+inline constexpr int64_t kStepMax = 999'999'999'999;
+inline constexpr uint64_t kCounterMax = 99'999'999;  // epoch, timeline, generation, attempt
+inline constexpr int kWorldSizeMax = 99'999;
+
+// One attempt to save one step. The order is "which one a job resumes from": a later owner of the directory
+// wins, then a later timeline, then a later step (docs/formats/checkpoint.md says why in this order).
+struct SaveId {
+  uint64_t epoch = 1;  // which owner of the directory, counted from 1
+  uint64_t timeline = 1;
+  int64_t step = 0;
+  uint64_t generation = 1;
+  uint64_t attempt = 1;
+  auto operator<=>(const SaveId&) const = default;
+};
+
+// Whether every number is inside the limits above; the functions below require it.
+bool IsValid(const SaveId& id);
+
+// "step-000000000120.e0002.t0001.g0005.a01"
+std::string AttemptName(const SaveId& id);
+std::optional<SaveId> ParseAttemptName(absl::string_view name);
+
+std::string ManifestKey(const SaveId& id);
+std::optional<SaveId> ParseManifestKey(absl::string_view key);
+
+// File names beside each other in the folder of the attempt.
+std::string ShardName(int rank, int world_size);
+std::string IndexName(int rank, int world_size);
+// "<attempt>/<file>"
+std::string AttemptKey(const SaveId& id, absl::string_view file);
+
+std::string OwnerKey(uint64_t epoch);
+std::optional<uint64_t> ParseOwnerKey(absl::string_view key);
+
+inline constexpr char kManifestPrefix[] = "manifests/";
+inline constexpr char kOwnerPrefix[] = "owners/";
+inline constexpr char kAttemptPrefix[] = "step-";
+
+}  // namespace gtrain::ckpt

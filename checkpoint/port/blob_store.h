@@ -1,0 +1,56 @@
+// Where checkpoints lie: named immutable blobs. The commit protocol needs one thing of it: PutIfAbsent is
+// atomic and durable, so of two writers of one key exactly one wins and a key that exists is whole.
+//
+// Keys are relative paths of [A-Za-z0-9._-] parts without empty, "." or ".." parts; anything else is
+// InvalidArgument. Other errors: NotFound, AlreadyExists, ResourceExhausted (disk full), Unavailable.
+#pragma once
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/types/span.h"
+
+namespace gtrain::port {
+
+// Thread-safe. Calls block for as long as the storage takes. tests/ and checkpoint/store hold one conformance
+// suite that every implementation passes.
+class BlobStore {
+ public:
+  // What a writer that died left of a put that never happened.
+  struct Unfinished {
+    std::string key;     // that it was meant for
+    std::string handle;  // for DropUnfinished
+  };
+
+  virtual ~BlobStore() = default;
+
+  // Creates `key` with the concatenation of `parts`: afterwards it survives a power cut. AlreadyExists leaves
+  // the other's bytes untouched. After any other error the key may exist or not: Get tells.
+  virtual absl::Status PutIfAbsent(absl::string_view key, absl::Span<const absl::string_view> parts) = 0;
+  absl::Status PutIfAbsent(absl::string_view key, absl::string_view data) {
+    return PutIfAbsent(key, absl::Span<const absl::string_view>(&data, 1));
+  }
+  // The whole blob; ResourceExhausted when it is larger than `bytes_max`.
+  virtual absl::StatusOr<std::string> Get(absl::string_view key, size_t bytes_max) = 0;
+  // Exactly out.size() bytes from `offset`; OutOfRange when the blob ends before.
+  virtual absl::Status Read(absl::string_view key, uint64_t offset, absl::Span<char> out) = 0;
+  virtual absl::StatusOr<uint64_t> Size(absl::string_view key) = 0;
+  // Keys that start with `prefix`, sorted; only whole blobs. An absent folder is an empty list.
+  virtual absl::StatusOr<std::vector<std::string>> List(absl::string_view prefix) = 0;
+  // First parts of the keys that contain a "/", sorted ("step-..." folders), without looking inside.
+  virtual absl::StatusOr<std::vector<std::string>> ListFolders() = 0;
+  // OK when there is none.
+  virtual absl::Status Delete(absl::string_view key) = 0;
+  virtual absl::StatusOr<std::vector<Unfinished>> ListUnfinished() = 0;
+  virtual absl::Status DropUnfinished(const Unfinished& unfinished) = 0;
+  // For people: "/data/ckpt", "s3://bucket/prefix".
+  virtual std::string Describe() const = 0;
+};
+
+// Whether every call may be made with `key`.
+bool IsBlobKey(absl::string_view key);
+
+}  // namespace gtrain::port

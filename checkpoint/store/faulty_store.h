@@ -1,0 +1,57 @@
+// A store that misbehaves on purpose: the n-th call fails, or is the last thing its process does (C1, C2).
+#pragma once
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/functional/function_ref.h"
+#include "absl/synchronization/mutex.h"
+#include "checkpoint/port/blob_store.h"
+
+namespace gtrain::ckpt {
+
+enum class Fault {
+  kNone,
+  kBefore,  // the call does not happen
+  kAfter,   // the call happens, its answer is lost
+};
+
+// What is to happen at the call number `call` (from 0): kBefore and kAfter answer Unavailable.
+struct FaultPlan {
+  std::function<Fault(uint64_t call, absl::string_view name)> fault;  // may end the process
+};
+
+// Thread-safe; `base` must outlive it. Counts every call that reaches storage.
+class FaultyStore final : public port::BlobStore {
+ public:
+  FaultyStore(port::BlobStore* base, FaultPlan plan) : base_(base), plan_(std::move(plan)) {}
+
+  using port::BlobStore::PutIfAbsent;
+  absl::Status PutIfAbsent(absl::string_view key, absl::Span<const absl::string_view> parts) override;
+  absl::StatusOr<std::string> Get(absl::string_view key, size_t bytes_max) override;
+  absl::Status Read(absl::string_view key, uint64_t offset, absl::Span<char> out) override;
+  absl::StatusOr<uint64_t> Size(absl::string_view key) override;
+  absl::StatusOr<std::vector<std::string>> List(absl::string_view prefix) override;
+  absl::StatusOr<std::vector<std::string>> ListFolders() override;
+  absl::Status Delete(absl::string_view key) override;
+  absl::StatusOr<std::vector<Unfinished>> ListUnfinished() override;
+  absl::Status DropUnfinished(const Unfinished& unfinished) override;
+  std::string Describe() const override { return base_->Describe(); }
+
+  // "PutIfAbsent manifests/..." of each call so far.
+  std::vector<std::string> calls() const;
+
+ private:
+  template <typename Result>
+  Result Run(absl::string_view name, absl::string_view key, absl::FunctionRef<Result()> call);
+
+  port::BlobStore* const base_;
+  const FaultPlan plan_;
+  mutable absl::Mutex mu_;
+  std::vector<std::string> calls_ ABSL_GUARDED_BY(mu_);
+};
+
+}  // namespace gtrain::ckpt
