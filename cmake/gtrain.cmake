@@ -127,8 +127,11 @@ find_path(GTRAIN_NCCL_INCLUDE nccl.h PATHS /usr/local/cuda/include /usr/local/cu
 gtrain_record(nccl "${GTRAIN_NCCL_INCLUDE}" "no NCCL backend")
 find_program(GTRAIN_NVCC nvcc PATHS /usr/local/cuda/bin)
 gtrain_record(cuda "${GTRAIN_NVCC}" "no GPU kernels")
-# TorchConfig warns loudly about missing optional parts; only what is printed in our table matters.
-find_package(Torch QUIET)
+# TorchConfig warns loudly about missing optional parts; only what is printed in our table matters. Under a
+# sanitizer libtorch, which is not instrumented, would only add noise.
+if(NOT GTRAIN_SANITIZE)
+  find_package(Torch QUIET)
+endif()
 gtrain_record(libtorch "${Torch_VERSION}" "examples/fashion_mnist is not built")
 endif()
 

@@ -1,8 +1,8 @@
 """What every end-to-end test stands on: a home of its own, commands with deadlines, nothing left behind.
 
-Each test gets a temporary folder as HOME and XDG folders and a mark in the environment, which every process it causes
-inherits. At the end whatever still carries the mark is killed, and that fails the test. No test sleeps: wait_until()
-looks at a condition until it holds or its deadline passes.
+Each test gets a temporary folder as HOME and XDG folders. Every process it causes has that folder somewhere in its
+environment or command line; whatever still has at the end is killed, and that fails the test. No test sleeps:
+wait_until() looks at a condition until it holds or its deadline passes.
 """
 import json
 import os
@@ -139,7 +139,6 @@ class GtrainTest(unittest.TestCase):
         if self.ordinary_user and is_root() and not shutil.which('setpriv'):
             self.skipTest('setpriv is not installed')
         self.dir = tempfile.mkdtemp(prefix='gt-')
-        self.mark = f'gtrain-e2e-{os.getpid()}-{os.path.basename(self.dir)}'
         self.out = os.path.join(self.dir, 'out')
         self.home = os.path.join(self.dir, 'home')
         self.started = []
@@ -171,8 +170,7 @@ class GtrainTest(unittest.TestCase):
         env = {key: value for key, value in os.environ.items()
                if not key.startswith(('GTRAIN_', 'XDG_', 'SLURM_', 'RANK', 'WORLD_SIZE', 'LOCAL_', 'MASTER_'))}
         env.update(HOME=home, XDG_STATE_HOME=home + '/state', XDG_CONFIG_HOME=home + '/config',
-                   XDG_RUNTIME_DIR=home + '/run', GTRAIN_E2E_MARK=self.mark, PYTHONDONTWRITEBYTECODE='1',
-                   LC_ALL='C.UTF-8')
+                   XDG_RUNTIME_DIR=home + '/run', PYTHONDONTWRITEBYTECODE='1', LC_ALL='C.UTF-8')
         # Sanitizer options travel as they are.
         for key in ('ASAN_OPTIONS', 'UBSAN_OPTIONS', 'LSAN_OPTIONS', 'TSAN_OPTIONS'):
             if key in os.environ:
@@ -271,11 +269,14 @@ class GtrainTest(unittest.TestCase):
 
     def marked(self):
         """pid -> command line of every living process this test caused."""
-        needle = f'GTRAIN_E2E_MARK={self.mark}'.encode()
+        needle = self.dir.encode()
         found = {}
         for name in os.listdir('/proc'):
-            if name.isdigit() and int(name) != os.getpid() and needle in read_proc(name, 'environ') and alive(name):
-                found[int(name)] = read_proc(name, 'cmdline').decode(errors='replace').split('\0')[:-1]
+            if not name.isdigit() or int(name) == os.getpid():
+                continue
+            words = read_proc(name, 'cmdline')
+            if (needle in words or needle in read_proc(name, 'environ')) and alive(name):
+                found[int(name)] = words.decode(errors='replace').split('\0')[:-1]
         return found
 
     def daemons(self, verb):

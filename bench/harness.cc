@@ -1,0 +1,107 @@
+#include "bench/harness.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "base/file.h"
+#include "base/status_macros.h"
+
+namespace gtrain::bench {
+namespace {
+
+double MedianOf(std::vector<double> values) {
+  if (values.empty()) return 0;
+  std::sort(values.begin(), values.end());
+  const size_t middle = values.size() / 2;
+  return values.size() % 2 == 1 ? values[middle] : (values[middle - 1] + values[middle]) / 2;
+}
+
+// Names here are our own plain ASCII without quotes or backslashes.
+std::string SeriesJson(const Series& series) {
+  std::string samples;
+  for (double sample : series.samples) absl::StrAppend(&samples, samples.empty() ? "" : ", ", sample);
+  return absl::StrFormat("{\"median\": %.9g, \"spread\": %.4f, \"samples\": [%s]}", series.Median(),
+                         series.Spread(), samples);
+}
+
+std::string ReportJson(const Options& options, absl::string_view bench,
+                       const std::vector<Outcome>& outcomes) {
+  std::string results;
+  for (const Outcome& outcome : outcomes) {
+    absl::StrAppend(
+        &results, results.empty() ? "" : ",\n",
+        absl::StrFormat("  {\"name\": \"%s\", \"unit\": \"%s\", \"peer\": \"%s\", \"ratio\": %.4f,\n"
+                        "   \"ours\": %s,\n   \"theirs\": %s}",
+                        outcome.name, outcome.unit, outcome.peer, outcome.Ratio(), SeriesJson(outcome.ours),
+                        SeriesJson(outcome.theirs)));
+  }
+  return absl::StrFormat("{\"bench\": \"%s\", \"quick\": %s, \"results\": [\n%s\n]}\n", bench,
+                         options.quick ? "true" : "false", results);
+}
+
+}  // namespace
+
+Options ParseOptions(int argc, char** argv) {
+  Options options;
+  const std::string self = argv[0];
+  const size_t slash = self.rfind('/');
+  options.folder = slash == std::string::npos ? "." : self.substr(0, slash);
+  for (int i = 1; i < argc; ++i) {
+    const absl::string_view word = argv[i];
+    if (word == "--quick") {
+      options.quick = true;
+    } else if (word == "--json" && i + 1 < argc) {
+      options.json = argv[++i];
+    } else {
+      std::fprintf(stderr, "usage: %s [--quick] [--json FILE]\n", argv[0]);
+      std::exit(2);
+    }
+  }
+  return options;
+}
+
+double Series::Median() const { return MedianOf(samples); }
+
+double Series::Spread() const {
+  const double median = Median();
+  if (median == 0) return 0;
+  std::vector<double> distances;
+  for (double sample : samples) distances.push_back(std::abs(sample - median));
+  return MedianOf(std::move(distances)) / median;
+}
+
+absl::StatusOr<Outcome> Measure(const Comparison& comparison, int turns) {
+  Outcome outcome{comparison.name, comparison.unit, comparison.peer, {}, {}};
+  for (int turn = -1; turn < turns; ++turn) {
+    GT_ASSIGN_OR_RETURN(const double theirs, comparison.theirs());
+    GT_ASSIGN_OR_RETURN(const double ours, comparison.ours());
+    if (turn < 0) continue;  // the first one warms caches up
+    outcome.theirs.samples.push_back(theirs);
+    outcome.ours.samples.push_back(ours);
+  }
+  return outcome;
+}
+
+int Report(const Options& options, absl::string_view bench, const std::vector<Outcome>& outcomes) {
+  std::printf("%-34s %12s %8s %12s %8s %7s  %s\n", "what", "ours", "spread", "peer", "spread", "ratio",
+              "peer is");
+  for (const Outcome& outcome : outcomes) {
+    std::printf("%-34s %10.4g %s %7.1f%% %10.4g %s %7.1f%% %7.2f  %s\n", outcome.name.c_str(),
+                outcome.ours.Median(), outcome.unit.c_str(), 100 * outcome.ours.Spread(),
+                outcome.theirs.Median(), outcome.unit.c_str(), 100 * outcome.theirs.Spread(), outcome.Ratio(),
+                outcome.peer.c_str());
+  }
+  if (options.json.empty()) return 0;
+  const absl::Status written =
+      WriteFileDurable(options.json, ReportJson(options, bench, outcomes), /*mode=*/0644);
+  if (written.ok()) return 0;
+  std::fprintf(stderr, "bench: %s: %s\n", options.json.c_str(), std::string(written.message()).c_str());
+  return 1;
+}
+
+}  // namespace gtrain::bench

@@ -1,0 +1,52 @@
+// What every bench_<name> shares: the command line, alternating measurements of ours and of a peer in the
+// same run, and a JSON report. Not thread-safe; one object a program.
+#pragma once
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+
+namespace gtrain::bench {
+
+struct Options {
+  std::string json;    // --json FILE: where the report goes; empty = only the table
+  bool quick = false;  // --quick: the whole program ends within 50 s
+  std::string folder;  // where this program lies, to find its neighbours (build/bin)
+};
+
+// Prints usage and exits 2 on an unknown argument.
+Options ParseOptions(int argc, char** argv);
+
+// One thing measured two ways. A sample is in `unit`, smaller is better.
+struct Comparison {
+  std::string name;  // "launch 8 ranks"
+  std::string unit;  // "s"
+  std::string peer;  // what ours is compared with
+  std::function<absl::StatusOr<double>()> ours;
+  std::function<absl::StatusOr<double>()> theirs;
+};
+
+struct Series {
+  std::vector<double> samples;
+  double Median() const;
+  double Spread() const;  // median absolute deviation over the median
+};
+
+struct Outcome {
+  std::string name, unit, peer;
+  Series ours, theirs;
+  // Median of ours over the peer's: what is seen beside noise is in the spreads.
+  double Ratio() const { return ours.Median() / theirs.Median(); }
+};
+
+// Measures in turns (peer, ours, peer, ours, ...), after one unrecorded turn, so that a machine
+// that slows down slows both.
+absl::StatusOr<Outcome> Measure(const Comparison& comparison, int turns);
+
+// Prints the table and writes --json. Returns the exit status of main().
+int Report(const Options& options, absl::string_view bench, const std::vector<Outcome>& outcomes);
+
+}  // namespace gtrain::bench
