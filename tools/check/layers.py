@@ -91,8 +91,6 @@ def check_file(root, path, tables, wrong):
                 if '*' not in allowed and target not in allowed:
                     wrong.append(f'{where}: {folder} may not include {target} ("{name}"); '
                                  f'allowed: {" ".join(sorted(allowed))}')
-                if first == 'gtrain' and match.group(1) == '"' and folder != 'include':
-                    wrong.append(f'{where}: public headers are included as <{name}>')
             elif first in third and not third_allowed(third[first], path, folder):
                 wrong.append(f'{where}: <{name}> belongs to {" ".join(third[first])} only')
 
