@@ -1,0 +1,96 @@
+#include "comm/codec/reduce.h"
+
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include "gtest/gtest.h"
+
+namespace gtrain::comm {
+namespace {
+
+template <typename T>
+std::vector<T> ReduceAll(const std::vector<std::vector<T>>& inputs, DType dtype, ReduceOp op,
+                         int divisor = 1) {
+  std::vector<const void*> sources;
+  for (const auto& input : inputs) sources.push_back(input.data());
+  std::vector<T> output(inputs[0].size());
+  Reduce(output.data(), sources.data(), sources.size(), output.size(), dtype, op, divisor);
+  return output;
+}
+
+TEST(Reduce, EveryOperation) {
+  const std::vector<std::vector<int32_t>> in{{1, -5, 7}, {10, 3, 7}, {4, 4, -7}};
+  EXPECT_EQ(ReduceAll<int32_t>(in, DType::kInt32, ReduceOp::kSum), (std::vector<int32_t>{15, 2, 7}));
+  EXPECT_EQ(ReduceAll<int32_t>(in, DType::kInt32, ReduceOp::kMean, 3), (std::vector<int32_t>{5, 0, 2}));
+  EXPECT_EQ(ReduceAll<int32_t>(in, DType::kInt32, ReduceOp::kMin), (std::vector<int32_t>{1, -5, -7}));
+  EXPECT_EQ(ReduceAll<int32_t>(in, DType::kInt32, ReduceOp::kMax), (std::vector<int32_t>{10, 4, 7}));
+}
+
+TEST(Reduce, IntegersWrap) {
+  const int64_t top = std::numeric_limits<int64_t>::max();
+  EXPECT_EQ(ReduceAll<int64_t>({{top}, {1}}, DType::kInt64, ReduceOp::kSum)[0],
+            std::numeric_limits<int64_t>::min());
+  EXPECT_EQ(ReduceAll<uint8_t>({{200}, {100}}, DType::kUint8, ReduceOp::kSum)[0], 44);
+}
+
+TEST(Reduce, NanWinsInEitherPlace) {
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  for (ReduceOp op : {ReduceOp::kMin, ReduceOp::kMax, ReduceOp::kSum}) {
+    const std::vector<float> out = ReduceAll<float>({{nan, 1}, {1, nan}, {2, 2}}, DType::kFloat32, op);
+    EXPECT_TRUE(std::isnan(out[0]));
+    EXPECT_TRUE(std::isnan(out[1]));
+  }
+}
+
+TEST(Reduce, LongerThanABlockAndInPlace) {
+  std::vector<double> a(5000), b(5000);
+  for (size_t i = 0; i < a.size(); ++i) a[i] = double(i), b[i] = 0.5;
+  const void* sources[] = {a.data(), b.data()};
+  Reduce(a.data(), sources, 2, a.size(), DType::kFloat64, ReduceOp::kSum);
+  for (size_t i = 0; i < a.size(); ++i) ASSERT_EQ(a[i], double(i) + 0.5);
+}
+
+TEST(Reduce, SixteenBitFloatsAccumulateInFloat) {
+  // 2048 + 1 is not a float16, but the sum of four is: rounding at each step would lose it.
+  const uint16_t big = ToFloat16(2048), one = ToFloat16(1);
+  EXPECT_EQ(FromFloat16(ReduceAll<uint16_t>({{big}, {one}, {one}}, DType::kFloat16, ReduceOp::kSum)[0]),
+            2050);
+  const uint16_t b = ToBFloat16(256), bone = ToBFloat16(1);
+  EXPECT_EQ(FromBFloat16(ReduceAll<uint16_t>({{b}, {bone}, {bone}}, DType::kBFloat16, ReduceOp::kSum)[0]),
+            258);
+}
+
+TEST(Float16, EveryValueSurvivesTheRoundTrip) {
+  for (uint32_t bits = 0; bits < 0x10000; ++bits) {
+    const uint16_t half = static_cast<uint16_t>(bits);
+    const float f = FromFloat16(half);
+    if (std::isnan(f)) {
+      ASSERT_TRUE(std::isnan(FromFloat16(ToFloat16(f))));
+    } else {
+      ASSERT_EQ(ToFloat16(f), half) << bits;
+    }
+    const float g = FromBFloat16(half);
+    if (!std::isnan(g)) {
+      ASSERT_EQ(ToBFloat16(g), half) << bits;
+    }
+  }
+}
+
+TEST(Float16, Rounding) {
+  EXPECT_EQ(ToFloat16(65504.0f), 0x7bff);
+  EXPECT_EQ(ToFloat16(65519.0f), 0x7bff);
+  EXPECT_EQ(ToFloat16(65520.0f), 0x7c00);
+  EXPECT_EQ(ToFloat16(1e9f), 0x7c00);
+  EXPECT_EQ(ToFloat16(-1e9f), 0xfc00);
+  EXPECT_EQ(ToFloat16(0x1p-24f), 1);
+  EXPECT_EQ(ToFloat16(0x1p-25f), 0);    // tie to even
+  EXPECT_EQ(ToFloat16(0x1.8p-24f), 2);  // tie to even
+  EXPECT_EQ(ToFloat16(1.0f + 0x1p-11f), 0x3c00);
+  EXPECT_EQ(ToFloat16(1.0f + 0x1.8p-10f), 0x3c02);
+  EXPECT_EQ(FromFloat16(0x3555), 0x1.554p-2f);
+  EXPECT_EQ(ToBFloat16(1.0f + 0x1p-8f), 0x3f80);
+}
+
+}  // namespace
+}  // namespace gtrain::comm

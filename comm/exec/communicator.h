@@ -1,0 +1,30 @@
+// The one implementation of gtrain::Communicator: shared memory inside a machine, a DataTransport
+// between machines. docs/design/comm.md tells how.
+#pragma once
+#include <cstdint>
+#include <functional>
+#include <memory>
+
+#include "absl/status/statusor.h"
+#include "comm/port/bootstrap.h"
+#include "comm/port/data_transport.h"
+#include "gtrain/communicator.h"
+
+namespace gtrain::comm {
+
+// Only called by the first rank of a machine, and only when there are several machines. `nonce`
+// is the same on all ranks and differs between communicators.
+using TransportFactory =
+    std::function<absl::StatusOr<std::unique_ptr<DataTransport>>(const Bootstrap& bootstrap, uint64_t nonce)>;
+
+struct ExecOptions {
+  CommunicatorOptions user;
+  TransportFactory transport;                       // empty: UCX, loaded on demand
+  std::function<void(uint64_t sequence)> on_start;  // a collective begins on this rank; must not block
+};
+
+// Collective: all ranks of the generation. `bootstrap` must outlive the communicator.
+absl::StatusOr<std::unique_ptr<Communicator>> MakeCommunicator(Bootstrap* bootstrap,
+                                                               ExecOptions options = {});
+
+}  // namespace gtrain::comm

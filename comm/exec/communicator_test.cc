@@ -1,0 +1,495 @@
+// The whole communicator: threads and forked processes, one machine and several pretended ones.
+#include "comm/exec/communicator.h"
+
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <cstring>
+#include <functional>
+#include <limits>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "base/check.h"
+#include "base/clock.h"
+#include "comm/codec/reduce.h"
+#include "comm/fake/fake_transport.h"
+#include "comm/fake/fake_world.h"
+#include "comm/ucx/ucx_transport.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace gtrain::comm {
+namespace {
+
+using Body = std::function<absl::Status(Communicator&)>;
+
+constexpr absl::Duration kPatience = absl::Seconds(60);
+
+// Runs `body` as every rank, each a thread; returns what each said.
+std::vector<absl::Status> RunThreads(FakeWorld& world, const Body& body, absl::Duration timeout = kPatience) {
+  FakeNetwork network;
+  std::vector<absl::Status> results(static_cast<size_t>(world.size()));
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < world.size(); ++rank) {
+    threads.emplace_back([&, rank] {
+      std::unique_ptr<Bootstrap> bootstrap = world.Rank(rank);
+      ExecOptions options;
+      options.user.timeout = timeout;
+      options.transport = [&](const Bootstrap&, uint64_t) { return network.MakeTransport(); };
+      auto communicator = MakeCommunicator(bootstrap.get(), options);
+      results[static_cast<size_t>(rank)] = communicator.ok() ? body(**communicator) : communicator.status();
+    });
+  }
+  for (std::thread& t : threads) t.join();
+  return results;
+}
+
+void ExpectAllOk(const std::vector<absl::Status>& results) {
+  for (size_t rank = 0; rank < results.size(); ++rank)
+    EXPECT_TRUE(results[rank].ok()) << rank << results[rank];
+}
+
+double At(const std::vector<char>& data, size_t i, DType dtype) {
+  const char* p = data.data() + i * DTypeSize(dtype);
+  auto as = [&](auto value) {
+    std::memcpy(&value, p, sizeof(value));
+    return value;
+  };
+  switch (dtype) {
+    case DType::kFloat32:
+      return as(float{});
+    case DType::kFloat64:
+      return as(double{});
+    case DType::kFloat16:
+      return FromFloat16(as(uint16_t{}));
+    case DType::kBFloat16:
+      return FromBFloat16(as(uint16_t{}));
+    case DType::kInt32:
+      return as(int32_t{});
+    case DType::kInt64:
+      return static_cast<double>(as(int64_t{}));
+    case DType::kUint8:
+      return as(uint8_t{});
+  }
+  return 0;
+}
+
+void Set(char* data, size_t i, DType dtype, int value) {
+  char* p = data + i * DTypeSize(dtype);
+  auto put = [&](auto v) { std::memcpy(p, &v, sizeof(v)); };
+  switch (dtype) {
+    case DType::kFloat32:
+      return put(static_cast<float>(value));
+    case DType::kFloat64:
+      return put(static_cast<double>(value));
+    case DType::kFloat16:
+      return put(ToFloat16(static_cast<float>(value)));
+    case DType::kBFloat16:
+      return put(ToBFloat16(static_cast<float>(value)));
+    case DType::kInt32:
+      return put(static_cast<int32_t>(value));
+    case DType::kInt64:
+      return put(static_cast<int64_t>(value));
+    case DType::kUint8:
+      return put(static_cast<uint8_t>(value));
+  }
+}
+
+// Small integers: exact in every type for every order.
+int Input(int rank, size_t i) { return static_cast<int>((i * 3 + static_cast<size_t>(rank) * 5) % 11); }
+
+double Expected(int ranks, size_t i, ReduceOp op, DType dtype) {
+  int sum = 0, least = 100, most = 0;
+  for (int r = 0; r < ranks; ++r) {
+    sum += Input(r, i), least = std::min(least, Input(r, i)), most = std::max(most, Input(r, i));
+  }
+  const bool integer = dtype == DType::kInt32 || dtype == DType::kInt64 || dtype == DType::kUint8;
+  switch (op) {
+    case ReduceOp::kSum:
+      return sum;
+    case ReduceOp::kMean:
+      return integer ? sum / ranks : static_cast<double>(sum) / ranks;
+    case ReduceOp::kMin:
+      return least;
+    case ReduceOp::kMax:
+      return most;
+  }
+  return 0;
+}
+
+absl::Status Wrong(absl::string_view what, size_t i, double got, double wanted) {
+  return absl::DataLossError(absl::StrCat(what, " [", i, "] is ", got, " instead of ", wanted));
+}
+
+absl::Status CheckAllReduce(Communicator& c, size_t count, DType dtype, ReduceOp op,
+                            char* in_place = nullptr) {
+  std::vector<char> own(count * DTypeSize(dtype) + 1);
+  char* data = in_place != nullptr ? in_place : own.data();
+  for (size_t i = 0; i < count; ++i) Set(data, i, dtype, Input(c.rank(), i));
+  if (absl::Status s = c.AllReduce(data, count, dtype, op); !s.ok()) return s;
+  std::memcpy(own.data(), data, count * DTypeSize(dtype));
+  const double tolerance = dtype == DType::kBFloat16 ? 0.1 : dtype == DType::kFloat16 ? 0.02 : 1e-5;
+  for (size_t i = 0; i < count; ++i) {
+    const double got = At(own, i, dtype), wanted = Expected(c.size(), i, op, dtype);
+    if (std::abs(got - wanted) > tolerance) return Wrong("all-reduce", i, got, wanted);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckBroadcast(Communicator& c, size_t count, int root) {
+  std::vector<int32_t> data(count + 1);
+  for (size_t i = 0; i < count; ++i) data[i] = Input(c.rank(), i) + 1000 * c.rank();
+  if (absl::Status s = c.Broadcast(data.data(), count, DType::kInt32, root); !s.ok()) return s;
+  for (size_t i = 0; i < count; ++i) {
+    if (data[i] != Input(root, i) + 1000 * root)
+      return Wrong("broadcast", i, data[i], Input(root, i) + 1000 * root);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckAllGather(Communicator& c, size_t count, bool in_place) {
+  std::vector<int32_t> output(count * static_cast<size_t>(c.size()) + 1, -1), separate(count + 1);
+  int32_t* input = in_place ? output.data() + count * static_cast<size_t>(c.rank()) : separate.data();
+  for (size_t i = 0; i < count; ++i) input[i] = Input(c.rank(), i) + 1000 * c.rank();
+  if (absl::Status s = c.AllGather(input, output.data(), count, DType::kInt32); !s.ok()) return s;
+  for (int r = 0; r < c.size(); ++r) {
+    for (size_t i = 0; i < count; ++i) {
+      const int32_t got = output[static_cast<size_t>(r) * count + i], wanted = Input(r, i) + 1000 * r;
+      if (got != wanted) return Wrong("all-gather", static_cast<size_t>(r) * count + i, got, wanted);
+    }
+  }
+  return absl::OkStatus();
+}
+
+constexpr size_t kCounts[] = {0, 1, 3, 1001, 300'001};
+constexpr DType kTypes[] = {DType::kFloat32, DType::kFloat64, DType::kFloat16, DType::kBFloat16,
+                            DType::kInt32,   DType::kInt64,   DType::kUint8};
+constexpr ReduceOp kOps[] = {ReduceOp::kSum, ReduceOp::kMean, ReduceOp::kMin, ReduceOp::kMax};
+
+#define RETURN_IF_BAD(expr) \
+  if (absl::Status s = (expr); !s.ok()) return s
+
+// Everything a communicator can do, in an order that mixes kinds and sizes.
+absl::Status Everything(Communicator& c) {
+  for (size_t count : kCounts) {
+    for (DType dtype : kTypes) {
+      for (ReduceOp op : kOps) {
+        if (count > 1001 && dtype != DType::kFloat32 && op != ReduceOp::kMean) continue;
+        RETURN_IF_BAD(CheckAllReduce(c, count, dtype, op));
+      }
+    }
+    for (int root = 0; root < c.size(); ++root) RETURN_IF_BAD(CheckBroadcast(c, count, root));
+    RETURN_IF_BAD(CheckAllGather(c, count, false));
+    RETURN_IF_BAD(c.Barrier());
+    RETURN_IF_BAD(CheckAllGather(c, count, true));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status DirectMemory(Communicator& c) {
+  const size_t count = 70'001;
+  auto first = c.Allocate(count * 4 + 64);
+  auto second = c.Allocate(100);
+  if (!first.ok() || !second.ok()) return first.ok() ? second.status() : first.status();
+  char* data = static_cast<char*>(*first);
+  for (size_t i = 0; i < 100; ++i) {
+    if (data[i] != 0) return absl::DataLossError("not zeroed");
+  }
+  RETURN_IF_BAD(CheckAllReduce(c, count, DType::kFloat32, ReduceOp::kMean, data));
+  RETURN_IF_BAD(CheckAllReduce(c, count - 10, DType::kFloat16, ReduceOp::kSum, data + 64));
+  RETURN_IF_BAD(CheckAllReduce(c, 5, DType::kInt32, ReduceOp::kMax, static_cast<char*>(*second)));
+  RETURN_IF_BAD(CheckAllReduce(c, 0, DType::kInt32, ReduceOp::kMax, static_cast<char*>(*second)));
+  // Only some ranks in such memory.
+  RETURN_IF_BAD(
+      CheckAllReduce(c, count, DType::kFloat32, ReduceOp::kSum, c.rank() % 2 == 0 ? data : nullptr));
+  auto* numbers = reinterpret_cast<int32_t*>(data);
+  for (size_t i = 0; i < count; ++i) numbers[i] = c.rank();
+  RETURN_IF_BAD(c.Broadcast(numbers, count, DType::kInt32, c.size() - 1));
+  for (size_t i = 0; i < count; ++i) {
+    if (numbers[i] != c.size() - 1) return Wrong("direct broadcast", i, numbers[i], c.size() - 1);
+  }
+  return CheckAllReduce(c, count, DType::kFloat32, ReduceOp::kMean);
+}
+
+TEST(Communicator, OneMachine) {
+  for (int ranks : {1, 2, 3, 4, 8}) {
+    SCOPED_TRACE(ranks);
+    FakeWorld world(FakeWorld::OneNode(ranks));
+    ExpectAllOk(RunThreads(world, Everything));
+  }
+}
+
+TEST(Communicator, DirectMemory) {
+  for (int ranks : {1, 2, 4}) {
+    SCOPED_TRACE(ranks);
+    FakeWorld world(FakeWorld::OneNode(ranks));
+    ExpectAllOk(RunThreads(world, DirectMemory));
+  }
+}
+
+TEST(Communicator, SeveralMachinesOverAFakeNetwork) {
+  const std::vector<std::vector<std::string>> worlds{
+      {"a", "b"}, {"a", "b", "c"}, {"a", "a", "b", "b"}, {"a", "b", "a", "c", "b"}, {"b", "a", "a", "a"}};
+  for (const auto& nodes : worlds) {
+    SCOPED_TRACE(testing::PrintToString(nodes));
+    FakeWorld world(nodes);
+    ExpectAllOk(RunThreads(world, Everything));
+    FakeWorld again(nodes);
+    ExpectAllOk(RunThreads(again, DirectMemory));
+  }
+}
+
+// Sums whose value depends on the order of additions.
+TEST(Communicator, ResultsAreBitIdenticalOnAllRanks) {
+  for (const auto& nodes : std::vector<std::vector<std::string>>{
+           {"a", "a", "a", "a"}, {"a", "b", "c"}, {"a", "b", "a", "b", "b"}}) {
+    FakeWorld world(nodes);
+    std::vector<std::vector<float>> results(nodes.size());
+    ExpectAllOk(RunThreads(world, [&](Communicator& c) {
+      std::vector<float> data(200'003);
+      for (size_t i = 0; i < data.size(); ++i) {
+        data[i] =
+            1.0f / static_cast<float>(i + 3) * static_cast<float>(c.rank() % 2 ? 1e4 : 1) + float(c.rank());
+      }
+      absl::Status s = c.AllReduce(data.data(), data.size(), DType::kFloat32, ReduceOp::kMean);
+      results[static_cast<size_t>(c.rank())] = data;
+      return s;
+    }));
+    for (const auto& result : results) {
+      EXPECT_EQ(std::memcmp(result.data(), results[0].data(), result.size() * sizeof(float)), 0);
+    }
+  }
+}
+
+TEST(Communicator, TwoAtOnce) {
+  FakeWorld world(FakeWorld::OneNode(3));
+  std::vector<absl::Status> results(3);
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < 3; ++rank) {
+    threads.emplace_back([&, rank] {
+      auto bootstrap = world.Rank(rank);
+      auto a = MakeCommunicator(bootstrap.get()), b = MakeCommunicator(bootstrap.get());
+      absl::Status& result = results[static_cast<size_t>(rank)];
+      if (result = a.status(); !a.ok()) return;
+      if (result = b.status(); !b.ok()) return;
+      for (size_t i = 0; i < 20 && result.ok(); ++i) {
+        result = CheckAllReduce(**a, 100, DType::kFloat32, ReduceOp::kSum);
+        if (result.ok()) result = CheckAllReduce(**b, 5000, DType::kInt32, ReduceOp::kMax);
+      }
+    });
+  }
+  for (auto& t : threads) t.join();
+  ExpectAllOk(results);
+}
+
+TEST(Communicator, L6DifferentCollectivesAreNamedOnEveryRank) {
+  for (const auto& nodes :
+       std::vector<std::vector<std::string>>{{"a", "a", "a"}, {"a", "b", "a"}, {"a", "b", "c"}}) {
+    FakeWorld world(nodes);
+    const auto results = RunThreads(world, [](Communicator& c) {
+      std::vector<float> data(10);
+      RETURN_IF_BAD(c.AllReduce(data.data(), 10, DType::kFloat32, ReduceOp::kSum));
+      absl::Status s =
+          c.rank() == 1 ? c.Barrier() : c.AllReduce(data.data(), 10, DType::kFloat32, ReduceOp::kSum);
+      EXPECT_EQ(c.Barrier(), s) << "dead after an error";
+      return s;
+    });
+    for (const absl::Status& s : results) {
+      EXPECT_EQ(s.code(), absl::StatusCode::kFailedPrecondition) << s;
+      EXPECT_THAT(
+          std::string(s.message()),
+          testing::HasSubstr("ranks 0,2 call all-reduce #3 of 10 float32, sum; rank 1 calls barrier #3"));
+    }
+  }
+}
+
+TEST(Communicator, L6DifferentCounts) {
+  FakeWorld world(FakeWorld::OneNode(3));
+  const auto results = RunThreads(world, [](Communicator& c) {
+    std::vector<float> data(300'000);
+    return c.AllReduce(data.data(), c.rank() == 2 ? 299'999 : 300'000, DType::kFloat32, ReduceOp::kSum);
+  });
+  for (const absl::Status& s : results) {
+    EXPECT_EQ(s.code(), absl::StatusCode::kFailedPrecondition) << s;
+    EXPECT_THAT(std::string(s.message()), testing::HasSubstr("rank 2 calls all-reduce #2 of 299999 float32"));
+  }
+}
+
+TEST(Communicator, BadArguments) {
+  FakeWorld world(FakeWorld::OneNode(1));
+  const auto with = [&](const Body& body) { return RunThreads(world, body)[0].code(); };
+  float x = 0;
+  EXPECT_EQ(with([&](Communicator& c) { return c.Broadcast(&x, 1, DType::kFloat32, 1); }),
+            absl::StatusCode::kInvalidArgument);
+  FakeWorld second(FakeWorld::OneNode(1));
+  EXPECT_EQ(
+      RunThreads(second,
+                 [&](Communicator& c) { return c.AllReduce(nullptr, 1, DType::kFloat32, ReduceOp::kSum); })[0]
+          .code(),
+      absl::StatusCode::kInvalidArgument);
+}
+
+TEST(Communicator, DeadlineNamesTheRankThatDidNotCome) {
+  FakeWorld world(FakeWorld::OneNode(3));
+  const auto results = RunThreads(
+      world,
+      [&](Communicator& c) {
+        if (c.rank() != 1) return c.Barrier();
+        // Stays away until the others have given up.
+        const Instant start = RealClock().Now();
+        while (RealClock().Now() - start < absl::Seconds(3)) absl::SleepFor(absl::Milliseconds(50));
+        return c.Barrier();
+      },
+      absl::Seconds(2));
+  // At least one saw its own deadline; the other may have heard of it first. Rank 1 comes to a barrier that
+  // all have entered: either answer is right for it.
+  int deadline = 0;
+  for (const absl::Status& s : {results[0], results[2]}) {
+    EXPECT_FALSE(s.ok());
+    if (absl::IsDeadlineExceeded(s)) {
+      ++deadline;
+      EXPECT_THAT(std::string(s.message()), testing::HasSubstr("for rank 1"));
+    }
+  }
+  EXPECT_GE(deadline, 1);
+}
+
+TEST(Communicator, L5PeerThatClosedItsCommunicatorIsAnErrorNotAHang) {
+  FakeWorld world(FakeWorld::OneNode(3));
+  const auto results =
+      RunThreads(world, [](Communicator& c) { return c.rank() == 0 ? absl::OkStatus() : c.Barrier(); });
+  EXPECT_TRUE(results[0].ok());
+  for (size_t rank : {1, 2}) {
+    EXPECT_EQ(results[rank].code(), absl::StatusCode::kUnavailable);
+  }
+}
+
+// ------------------------------------------------------------------ forked processes
+
+// A page that parent and children share.
+struct Board {
+  std::atomic<int> steps[16];
+  std::atomic<int64_t> returned_at_ns[16];
+  std::atomic<int> code[16];
+};
+
+class Forked : public testing::Test {
+ protected:
+  Forked() {
+    void* page = mmap(nullptr, sizeof(Board), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    GT_CHECK(page != MAP_FAILED);
+    board_ = static_cast<Board*>(page);
+  }
+  ~Forked() override {
+    for (pid_t pid : pids_) {
+      kill(pid, SIGKILL);
+      waitpid(pid, nullptr, 0);
+    }
+    munmap(board_, sizeof(Board));
+  }
+
+  // Exit code of a child: 0 body OK, 1 not. Real UCX between pretended machines.
+  void Start(FakeWorld& world, const Body& body) {
+    for (int rank = 0; rank < world.size(); ++rank) {
+      const pid_t pid = fork();
+      GT_CHECK(pid >= 0);
+      if (pid == 0) _exit(Child(world, rank, body));
+      pids_.push_back(pid);
+    }
+  }
+
+  int Child(FakeWorld& world, int rank, const Body& body) {
+    std::unique_ptr<Bootstrap> bootstrap = world.Rank(rank);
+    ExecOptions options;
+    options.user.timeout = kPatience;
+    auto communicator = MakeCommunicator(bootstrap.get(), options);
+    absl::Status status = communicator.ok() ? body(**communicator) : communicator.status();
+    board_->returned_at_ns[rank] = RealClock().Now().ns;
+    board_->code[rank] = static_cast<int>(status.code());
+    if (!status.ok()) std::fprintf(stderr, "rank %d: %s\n", rank, status.ToString().c_str());
+    return status.ok() ? 0 : 1;
+  }
+
+  void ExpectAllSucceed(FakeWorld& world, const Body& body) {
+    Start(world, body);
+    const std::vector<pid_t> pids = std::exchange(pids_, {});
+    for (size_t rank = 0; rank < pids.size(); ++rank) {
+      int status = 0;
+      ASSERT_EQ(waitpid(pids[rank], &status, 0), pids[rank]);
+      EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << "rank " << rank << " status " << status;
+    }
+  }
+
+  // All-reduces until it fails; kills `victim` in the middle, revokes, and checks that all others return
+  // Unavailable within two seconds of the verdict.
+  void KillInTheMiddle(const std::vector<std::string>& nodes, int victim) {
+    for (auto& steps : board_->steps) steps = 0;
+    FakeWorld world(nodes);
+    Start(world, [&](Communicator& c) -> absl::Status {
+      std::vector<float> data(400'000, 1.0f);
+      for (;;) {
+        RETURN_IF_BAD(c.AllReduce(data.data(), data.size(), DType::kFloat32, ReduceOp::kMax));
+        ++board_->steps[c.rank()];
+      }
+    });
+    const Instant start = RealClock().Now();
+    while (board_->steps[victim] < 5) {
+      ASSERT_LT(RealClock().Now() - start, kPatience);
+      absl::SleepFor(absl::Milliseconds(1));
+    }
+    kill(pids_[static_cast<size_t>(victim)], SIGKILL);
+    waitpid(pids_[static_cast<size_t>(victim)], nullptr, 0);
+    world.Revoke("rank was killed");
+    const Instant revoked = RealClock().Now();
+    for (size_t rank = 0; rank < pids_.size(); ++rank) {
+      if (static_cast<int>(rank) == victim) continue;
+      int status = 0;
+      ASSERT_EQ(waitpid(pids_[rank], &status, 0), pids_[rank]);
+      EXPECT_TRUE(WIFEXITED(status)) << "rank " << rank << " ended by signal " << WTERMSIG(status);
+      EXPECT_EQ(board_->code[rank], static_cast<int>(absl::StatusCode::kUnavailable)) << "rank " << rank;
+      EXPECT_LT(Instant{board_->returned_at_ns[rank]} - revoked, absl::Seconds(2)) << "rank " << rank;
+    }
+    pids_.clear();
+  }
+
+  Board* board_ = nullptr;
+  std::vector<pid_t> pids_;
+};
+
+TEST_F(Forked, OneMachine) {
+  for (int ranks : {2, 4, 8}) {
+    FakeWorld world(FakeWorld::OneNode(ranks));
+    ExpectAllSucceed(world, Everything);
+  }
+}
+
+TEST_F(Forked, DirectMemory) {
+  FakeWorld world(FakeWorld::OneNode(4));
+  ExpectAllSucceed(world, DirectMemory);
+}
+
+TEST_F(Forked, L1L3L7KilledRankOnOneMachine) {
+  for (int victim : {0, 3}) KillInTheMiddle(FakeWorld::OneNode(4), victim);
+}
+
+TEST_F(Forked, ForkedChildOfARankIsInert) {
+  FakeWorld world(FakeWorld::OneNode(2));
+  ExpectAllSucceed(world, [](Communicator& c) -> absl::Status {
+    RETURN_IF_BAD(c.Barrier());
+    const pid_t child = fork();
+    if (child == 0) _exit(absl::IsFailedPrecondition(c.Barrier()) ? 0 : 1);
+    int status = 0;
+    waitpid(child, &status, 0);
+    if (status != 0) return absl::InternalError("the child could use the communicator");
+    return c.Barrier();
+  });
+}
+
+}  // namespace
+}  // namespace gtrain::comm

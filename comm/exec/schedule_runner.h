@@ -1,0 +1,23 @@
+// Runs a schedule of comm/plan over a DataTransport.
+#pragma once
+#include <vector>
+
+#include "absl/status/status.h"
+#include "comm/plan/schedule.h"
+#include "comm/port/data_transport.h"
+#include "gtrain/types.h"
+
+namespace gtrain::comm {
+
+// Not thread-safe. Keeps its scratch memory between runs.
+class ScheduleRunner {
+ public:
+  // `data` is the whole buffer that the schedule's offsets (in elements of `dtype`) refer to.
+  absl::Status Run(const Schedule& schedule, void* data, DType dtype, ReduceOp op, DataTransport* transport,
+                   const Watch& watch);
+
+ private:
+  std::vector<char> scratch_;
+};
+
+}  // namespace gtrain::comm

@@ -1,0 +1,61 @@
+#include "comm/fake/fake_transport.h"
+
+#include <cstring>
+
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+
+namespace gtrain::comm {
+
+class FakeTransport final : public DataTransport {
+ public:
+  FakeTransport(FakeNetwork* network, std::string name) : network_(network), name_(std::move(name)) {}
+
+  absl::StatusOr<std::string> Address() override { return name_; }
+  absl::Status Connect(const std::vector<std::string>& addresses, int) override {
+    peers_ = addresses;
+    return absl::OkStatus();
+  }
+
+  absl::Status Exchange(absl::Span<const Transfer> transfers, absl::FunctionRef<void(size_t)> done,
+                        const Watch& watch) override {
+    for (const Transfer& t : transfers) {
+      if (!t.send) continue;
+      absl::MutexLock lock(&network_->mutex_);
+      network_->mail_[{name_, Peer(t)}].emplace_back(static_cast<const char*>(t.data), t.bytes);
+      network_->arrived_.SignalAll();
+    }
+    for (size_t i = 0; i < transfers.size(); ++i) {
+      if (!transfers[i].send) GT_RETURN_IF_ERROR(Receive(transfers[i], watch));
+      done(i);
+    }
+    return absl::OkStatus();
+  }
+
+ private:
+  const std::string& Peer(const Transfer& t) const { return peers_[static_cast<size_t>(t.peer)]; }
+
+  absl::Status Receive(const Transfer& t, const Watch& watch) {
+    absl::MutexLock lock(&network_->mutex_);
+    std::deque<std::string>& box = network_->mail_[{Peer(t), name_}];
+    while (box.empty()) {
+      GT_RETURN_IF_ERROR(watch.Check());
+      network_->arrived_.WaitWithTimeout(&network_->mutex_, absl::Milliseconds(20));
+    }
+    if (box.front().size() != t.bytes) return absl::InternalError("message of an unexpected size");
+    std::memcpy(t.data, box.front().data(), t.bytes);
+    box.pop_front();
+    return absl::OkStatus();
+  }
+
+  FakeNetwork* const network_;
+  const std::string name_;
+  std::vector<std::string> peers_;
+};
+
+std::unique_ptr<DataTransport> FakeNetwork::MakeTransport() {
+  absl::MutexLock lock(&mutex_);
+  return std::make_unique<FakeTransport>(this, absl::StrCat("member-", transports_++));
+}
+
+}  // namespace gtrain::comm

@@ -1,0 +1,27 @@
+// DataTransport for tests whose ranks are threads: mailboxes behind one mutex.
+#pragma once
+#include <deque>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "absl/synchronization/mutex.h"
+#include "comm/port/data_transport.h"
+
+namespace gtrain::comm {
+
+// Thread-safe; outlives the transports made from it.
+class FakeNetwork {
+ public:
+  std::unique_ptr<DataTransport> MakeTransport();
+
+ private:
+  friend class FakeTransport;
+  absl::Mutex mutex_;
+  absl::CondVar arrived_;
+  int transports_ = 0;
+  std::map<std::pair<std::string, std::string>, std::deque<std::string>> mail_;  // by (from, to)
+};
+
+}  // namespace gtrain::comm

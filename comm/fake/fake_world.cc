@@ -1,0 +1,112 @@
+#include "comm/fake/fake_world.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "base/check.h"
+#include "base/file.h"
+#include "base/status_macros.h"
+#include "comm/port/watch.h"
+
+namespace gtrain::comm {
+
+struct FakeWorld::Shared {
+  std::atomic<uint32_t> revoked;
+  char reason[200];
+};
+
+class FakeBootstrap final : public Bootstrap {
+ public:
+  FakeBootstrap(FakeWorld* world, int rank) : world_(world), rank_(rank) {}
+
+  int rank() const override { return rank_; }
+  int world_size() const override { return world_->size(); }
+  Generation generation() const override { return Generation{7}; }
+  const std::vector<Member>& members() const override { return world_->members_; }
+
+  absl::StatusOr<std::vector<std::string>> AllGather(absl::string_view blob,
+                                                     absl::Duration timeout) override {
+    const Watch watch(this, timeout);
+    const int sequence = sequence_++;
+    GT_RETURN_IF_ERROR(WriteFileDurable(Blob(sequence, rank_), blob));
+    std::vector<std::string> blobs;
+    while (blobs.size() < world_->members_.size()) {
+      absl::StatusOr<std::string> next = ReadFile(Blob(sequence, static_cast<int>(blobs.size())), 16 << 20);
+      if (next.ok()) {
+        blobs.push_back(*std::move(next));
+        continue;
+      }
+      GT_RETURN_IF_ERROR(watch.Check());
+      absl::SleepFor(absl::Milliseconds(1));
+    }
+    return blobs;
+  }
+
+  absl::StatusOr<UniqueFd> Arena(uint64_t id, uint64_t bytes, absl::Duration) override {
+    const Member& me = world_->members_[static_cast<size_t>(rank_)];
+    const std::string path = absl::StrCat(world_->directory_, "/arena-", me.node.value, "-", id);
+    UniqueFd fd(open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
+    if (!fd.valid()) return ErrnoStatus(errno, path);
+    if (ftruncate(fd.get(), static_cast<off_t>(bytes)) != 0) return ErrnoStatus(errno, path);
+    return fd;
+  }
+
+  absl::Status Alive() const override {
+    if (world_->shared_->revoked.load(std::memory_order_acquire) == 0) return absl::OkStatus();
+    return absl::UnavailableError(world_->shared_->reason);
+  }
+
+ private:
+  std::string Blob(int sequence, int rank) const {
+    return absl::StrCat(world_->directory_, "/blob-", sequence, "-", rank);
+  }
+
+  FakeWorld* const world_;
+  const int rank_;
+  int sequence_ = 0;
+};
+
+FakeWorld::FakeWorld(const std::vector<std::string>& node_of_rank) : owner_(getpid()) {
+  for (size_t rank = 0; rank < node_of_rank.size(); ++rank) {
+    Member member;
+    member.rank = static_cast<int>(rank);
+    member.node = NodeId(node_of_rank[rank]);
+    member.address = "127.0.0.1";
+    for (const Member& other : members_) member.local_rank += other.node == member.node ? 1 : 0;
+    members_.push_back(member);
+  }
+  std::string path = (std::filesystem::temp_directory_path() / "gtrain-world-XXXXXX").string();
+  GT_CHECK(mkdtemp(path.data()) != nullptr);
+  directory_ = path;
+  void* page = mmap(nullptr, sizeof(Shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  GT_CHECK(page != MAP_FAILED);
+  shared_ = static_cast<Shared*>(page);
+}
+
+FakeWorld::~FakeWorld() {
+  munmap(shared_, sizeof(Shared));
+  std::error_code ignored;
+  if (getpid() == owner_) std::filesystem::remove_all(directory_, ignored);
+}
+
+std::vector<std::string> FakeWorld::OneNode(int ranks) {
+  return std::vector<std::string>(static_cast<size_t>(ranks), "node");
+}
+
+std::unique_ptr<Bootstrap> FakeWorld::Rank(int rank) { return std::make_unique<FakeBootstrap>(this, rank); }
+
+void FakeWorld::Revoke(const std::string& reason) {
+  std::strncpy(shared_->reason, reason.c_str(), sizeof(shared_->reason) - 1);
+  shared_->revoked.store(1, std::memory_order_release);
+}
+
+}  // namespace gtrain::comm

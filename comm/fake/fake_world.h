@@ -1,0 +1,36 @@
+// Bootstrap for tests: ranks are threads of one process or forked processes. Meets through files in a
+// temporary directory and one shared page made before the fork.
+#pragma once
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "comm/port/bootstrap.h"
+
+namespace gtrain::comm {
+
+class FakeWorld {
+ public:
+  // node_of_rank[r]: name of the machine that rank r pretends to be on.
+  explicit FakeWorld(const std::vector<std::string>& node_of_rank);
+  ~FakeWorld();  // of the process that made it only: removes the directory
+
+  static std::vector<std::string> OneNode(int ranks);
+
+  // For one rank; also in a child forked after the world was made. The world must outlive it.
+  std::unique_ptr<Bootstrap> Rank(int rank);
+  // From now on Alive() of every rank is Unavailable(reason).
+  void Revoke(const std::string& reason);
+  int size() const { return static_cast<int>(members_.size()); }
+
+ private:
+  friend class FakeBootstrap;
+  struct Shared;
+
+  std::vector<Member> members_;
+  std::string directory_;
+  Shared* shared_;
+  int owner_;
+};
+
+}  // namespace gtrain::comm

@@ -1,0 +1,41 @@
+#include "comm/plan/hierarchy.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <map>
+
+namespace gtrain::comm {
+
+bool Hierarchy::one_rank_a_node() const {
+  return std::all_of(nodes.begin(), nodes.end(), [](const auto& ranks) { return ranks.size() == 1; });
+}
+
+int Hierarchy::NodeOf(int rank) const {
+  for (size_t i = 0; i < nodes.size(); ++i) {
+    if (std::binary_search(nodes[i].begin(), nodes[i].end(), rank)) return static_cast<int>(i);
+  }
+  return -1;
+}
+
+std::vector<int> Hierarchy::NodeMajor() const {
+  std::vector<int> order;
+  for (const auto& ranks : nodes) order.insert(order.end(), ranks.begin(), ranks.end());
+  return order;
+}
+
+Hierarchy MakeHierarchy(const std::vector<NodeId>& node_of_rank, int rank) {
+  Hierarchy h;
+  std::map<NodeId, size_t> index;
+  for (size_t r = 0; r < node_of_rank.size(); ++r) {
+    auto [it, added] = index.try_emplace(node_of_rank[r], h.nodes.size());
+    if (added) h.nodes.emplace_back();
+    if (static_cast<int>(r) == rank) {
+      h.node = static_cast<int>(it->second);
+      h.local = static_cast<int>(h.nodes[it->second].size());
+    }
+    h.nodes[it->second].push_back(static_cast<int>(r));
+  }
+  return h;
+}
+
+}  // namespace gtrain::comm

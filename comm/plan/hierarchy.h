@@ -1,0 +1,25 @@
+// Which ranks share a machine and who speaks for each machine. PURE.
+#pragma once
+#include <vector>
+
+#include "base/ids.h"
+
+namespace gtrain::comm {
+
+struct Hierarchy {
+  std::vector<std::vector<int>> nodes;  // ranks ascending; nodes in the order of their lowest rank
+  int node = 0;                         // of this rank, index into nodes
+  int local = 0;                        // index into nodes[node]
+
+  bool leader() const { return local == 0; }
+  const std::vector<int>& peers() const { return nodes[static_cast<size_t>(node)]; }
+  bool one_rank_a_node() const;
+  // Index of the node that `rank` is on.
+  int NodeOf(int rank) const;
+  // All ranks, node by node: the order in which leaders exchange blocks.
+  std::vector<int> NodeMajor() const;
+};
+
+Hierarchy MakeHierarchy(const std::vector<NodeId>& node_of_rank, int rank);
+
+}  // namespace gtrain::comm

@@ -1,0 +1,98 @@
+#include "comm/plan/op_record.h"
+
+#include <algorithm>
+#include <cstddef>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+
+namespace gtrain::comm {
+
+const char* DTypeName(DType dtype) {
+  switch (dtype) {
+    case DType::kFloat32:
+      return "float32";
+    case DType::kFloat64:
+      return "float64";
+    case DType::kFloat16:
+      return "float16";
+    case DType::kBFloat16:
+      return "bfloat16";
+    case DType::kInt32:
+      return "int32";
+    case DType::kInt64:
+      return "int64";
+    case DType::kUint8:
+      return "uint8";
+  }
+  return "unknown type";
+}
+
+const char* ReduceOpName(ReduceOp op) {
+  switch (op) {
+    case ReduceOp::kSum:
+      return "sum";
+    case ReduceOp::kMean:
+      return "mean";
+    case ReduceOp::kMin:
+      return "min";
+    case ReduceOp::kMax:
+      return "max";
+  }
+  return "unknown reduction";
+}
+
+std::string Describe(const OpRecord& r) {
+  const std::string data = absl::StrCat("#", r.sequence, " of ", r.count, " ", DTypeName(r.dtype));
+  switch (r.kind) {
+    case OpKind::kAllReduce:
+      return absl::StrCat("all-reduce ", data, ", ", ReduceOpName(r.op));
+    case OpKind::kBroadcast:
+      return absl::StrCat("broadcast ", data, " from rank ", r.root);
+    case OpKind::kAllGather:
+      return absl::StrCat("all-gather ", data);
+    case OpKind::kBarrier:
+      return absl::StrCat("barrier #", r.sequence);
+    case OpKind::kNone:
+      break;
+  }
+  return absl::StrCat("unknown collective #", r.sequence);
+}
+
+bool SameOperation(const OpRecord& a, const OpRecord& b) {
+  return a.sequence == b.sequence && a.kind == b.kind && a.count == b.count && a.dtype == b.dtype &&
+         a.op == b.op && a.root == b.root;
+}
+
+absl::Status CheckAgreement(absl::Span<const OpRecord> by_rank) {
+  if (std::all_of(by_rank.begin(), by_rank.end(),
+                  [&](const OpRecord& r) { return SameOperation(r, by_rank[0]); })) {
+    return absl::OkStatus();
+  }
+  struct Group {
+    OpRecord record;
+    std::vector<size_t> ranks;
+  };
+  std::vector<Group> groups;
+  for (size_t rank = 0; rank < by_rank.size(); ++rank) {
+    auto it = std::find_if(groups.begin(), groups.end(),
+                           [&](const Group& g) { return SameOperation(g.record, by_rank[rank]); });
+    if (it == groups.end()) it = groups.insert(it, Group{by_rank[rank], {}});
+    it->ranks.push_back(rank);
+  }
+  // The odd ones out come last: the reader looks for them there.
+  std::stable_sort(groups.begin(), groups.end(),
+                   [](const Group& a, const Group& b) { return a.ranks.size() > b.ranks.size(); });
+  std::vector<std::string> parts;
+  for (const Group& g : groups) {
+    const bool one = g.ranks.size() == 1;
+    parts.push_back(absl::StrCat(one ? "rank " : "ranks ", absl::StrJoin(g.ranks, ","),
+                                 one ? " calls " : " call ", Describe(g.record)));
+  }
+  return absl::FailedPreconditionError(
+      absl::StrCat("ranks call different collectives: ", absl::StrJoin(parts, "; "),
+                   ". All ranks must call the same collectives in the same order with the same count, type "
+                   "and operation"));
+}
+
+}  // namespace gtrain::comm

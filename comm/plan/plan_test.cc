@@ -1,0 +1,245 @@
+// Runs schedules in memory: one mailbox for each pair of ranks, every rank at its own pace.
+#include <algorithm>
+#include <deque>
+#include <map>
+#include <set>
+
+#include "comm/plan/hierarchy.h"
+#include "comm/plan/op_record.h"
+#include "comm/plan/schedule.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace gtrain::comm {
+namespace {
+
+using Buffers = std::vector<std::vector<float>>;
+
+// Executes schedules[r] on buffers[r]. False: a rank waits for a message that never comes, a
+// message has the wrong size, or messages are left over.
+class Simulator {
+ public:
+  Simulator(std::vector<Schedule> schedules, Buffers* buffers)
+      : schedules_(std::move(schedules)), buffers_(*buffers), next_(schedules_.size()) {}
+
+  bool Run() {
+    for (bool moved = true; moved;) {
+      moved = false;
+      // The last rank first: an order of execution that the schedules may not rely on.
+      for (size_t rank = schedules_.size(); rank-- > 0;) moved |= Turn(rank);
+    }
+    for (size_t rank = 0; rank < schedules_.size(); ++rank) {
+      if (next_[rank] != schedules_[rank].size()) return false;
+    }
+    return std::all_of(mail_.begin(), mail_.end(), [](const auto& entry) { return entry.second.empty(); });
+  }
+
+ private:
+  bool Turn(size_t rank) {
+    bool moved = false;
+    while (next_[rank] < schedules_[rank].size()) {
+      const Round& round = schedules_[rank][next_[rank]];
+      if (sent_.insert({rank, next_[rank]}).second) SendAll(rank, round), moved = true;
+      if (!ReceiveAll(rank, round)) break;
+      ++next_[rank];
+      moved = true;
+    }
+    return moved;
+  }
+
+  void SendAll(size_t rank, const Round& round) {
+    for (const Action& a : round) {
+      if (a.kind != ActionKind::kSend) continue;
+      auto begin = buffers_[rank].begin() + static_cast<long>(a.offset);
+      mail_[{static_cast<int>(rank), a.peer}].emplace_back(begin, begin + static_cast<long>(a.count));
+    }
+  }
+
+  bool ReceiveAll(size_t rank, const Round& round) {
+    std::map<int, size_t> wanted;
+    for (const Action& a : round) {
+      if (a.kind != ActionKind::kSend) ++wanted[a.peer];
+    }
+    for (auto [peer, n] : wanted) {
+      if (mail_[{peer, static_cast<int>(rank)}].size() < n) return false;
+    }
+    for (const Action& a : round) {
+      if (a.kind == ActionKind::kSend) continue;
+      auto& box = mail_[{a.peer, static_cast<int>(rank)}];
+      EXPECT_EQ(box.front().size(), a.count);
+      for (size_t i = 0; i < box.front().size(); ++i) {
+        float& mine = buffers_[rank][a.offset + i];
+        const float theirs = box.front()[i];
+        mine = a.kind == ActionKind::kReceive ? theirs : a.incoming_first ? theirs + mine : mine + theirs;
+      }
+      box.pop_front();
+    }
+    return true;
+  }
+
+  std::vector<Schedule> schedules_;
+  Buffers& buffers_;
+  std::vector<size_t> next_;
+  std::set<std::pair<size_t, size_t>> sent_;
+  std::map<std::pair<int, int>, std::deque<std::vector<float>>> mail_;
+};
+
+constexpr uint64_t kCounts[] = {0, 1, 2, 3, 7, 16, 17, 100, 1001};
+
+// Values whose sum depends on the order of additions, so that a different order shows in the bits.
+Buffers Inputs(int ranks, uint64_t count) {
+  Buffers buffers(static_cast<size_t>(ranks));
+  for (int r = 0; r < ranks; ++r) {
+    for (uint64_t i = 0; i < count; ++i) {
+      buffers[static_cast<size_t>(r)].push_back(1.0f / static_cast<float>(3 + r * 7 + static_cast<int>(i)) *
+                                                (r % 2 ? 1000.0f : 1.0f));
+    }
+  }
+  return buffers;
+}
+
+using AllReduceFn = Schedule (*)(int, int, uint64_t);
+
+void CheckAllReduce(AllReduceFn make, int ranks, uint64_t count) {
+  SCOPED_TRACE(testing::Message() << ranks << " ranks, " << count << " elements");
+  const Buffers inputs = Inputs(ranks, count);
+  Buffers buffers = inputs;
+  std::vector<Schedule> schedules;
+  for (int r = 0; r < ranks; ++r) schedules.push_back(make(r, ranks, count));
+  ASSERT_TRUE(Simulator(schedules, &buffers).Run());
+  for (uint64_t i = 0; i < count; ++i) {
+    double sum = 0;
+    for (const auto& input : inputs) sum += input[i];
+    ASSERT_NEAR(buffers[0][i], sum, 1e-3 * std::abs(sum));
+  }
+  for (const auto& buffer : buffers) ASSERT_EQ(buffer, buffers[0]);  // bit-identical
+}
+
+TEST(Schedule, AllReduceIsRightAndIdenticalOnAllRanks) {
+  for (int ranks = 1; ranks <= 17; ++ranks) {
+    for (uint64_t count : kCounts) {
+      CheckAllReduce(RingAllReduce, ranks, count);
+      CheckAllReduce(DoublingAllReduce, ranks, count);
+    }
+  }
+}
+
+TEST(Schedule, AllReduceTakesTheRingForLargeData) {
+  EXPECT_EQ(AllReduceSchedule(0, 4, 10, 4), DoublingAllReduce(0, 4, 10));
+  EXPECT_EQ(AllReduceSchedule(0, 4, 1 << 20, 4), RingAllReduce(0, 4, 1 << 20));
+}
+
+TEST(Schedule, BroadcastReachesEveryRankFromEveryRoot) {
+  for (int ranks = 1; ranks <= 17; ++ranks) {
+    for (int root = 0; root < ranks; ++root) {
+      Buffers buffers = Inputs(ranks, 5);
+      const std::vector<float> wanted = buffers[static_cast<size_t>(root)];
+      std::vector<Schedule> schedules;
+      for (int r = 0; r < ranks; ++r) schedules.push_back(TreeBroadcast(r, ranks, root, 5));
+      ASSERT_TRUE(Simulator(schedules, &buffers).Run()) << ranks << " " << root;
+      for (const auto& buffer : buffers) ASSERT_EQ(buffer, wanted) << ranks << " " << root;
+    }
+  }
+}
+
+TEST(Schedule, AllGatherWithUnequalParts) {
+  for (int ranks = 1; ranks <= kDirectRanksMax + 3; ++ranks) {
+    std::vector<uint64_t> offsets{0};
+    for (int r = 0; r < ranks; ++r) offsets.push_back(offsets.back() + static_cast<uint64_t>(r * 5 % 4));
+    Buffers buffers(static_cast<size_t>(ranks), std::vector<float>(offsets.back(), -1));
+    std::vector<float> wanted(offsets.back());
+    std::vector<Schedule> schedules;
+    for (int r = 0; r < ranks; ++r) {
+      const auto at = static_cast<size_t>(r);
+      for (uint64_t i = offsets[at]; i < offsets[at + 1]; ++i)
+        buffers[at][i] = wanted[i] = float(100 * r + 1);
+      schedules.push_back(AllGatherSchedule(r, offsets));
+    }
+    ASSERT_TRUE(Simulator(schedules, &buffers).Run()) << ranks;
+    for (const auto& buffer : buffers) ASSERT_EQ(buffer, wanted) << ranks;
+  }
+}
+
+// Inside each node to the leader, all-reduce of the leaders, and back: the value of comm/exec.
+TEST(Schedule, HierarchicalAllReduce) {
+  for (int ranks : {1, 2, 3, 5, 8, 13, 17}) {
+    for (int nodes : {1, 2, 3, 5}) {
+      std::vector<NodeId> node_of;
+      for (int r = 0; r < ranks; ++r) node_of.emplace_back(std::to_string(r * 7 % nodes));
+      const Hierarchy h = MakeHierarchy(node_of, 0);
+      const Buffers inputs = Inputs(ranks, 33);
+      Buffers leaders;
+      for (const auto& peers : h.nodes) {
+        leaders.emplace_back(33, 0.0f);
+        for (int r : peers)
+          for (size_t i = 0; i < 33; ++i) leaders.back()[i] += inputs[static_cast<size_t>(r)][i];
+      }
+      std::vector<Schedule> schedules;
+      const int n = static_cast<int>(h.nodes.size());
+      for (int i = 0; i < n; ++i) schedules.push_back(RingAllReduce(i, n, 33));
+      ASSERT_TRUE(Simulator(schedules, &leaders).Run());
+      for (size_t i = 0; i < 33; ++i) {
+        float sum = 0;
+        for (const auto& input : inputs) sum += input[i];
+        EXPECT_NEAR(leaders[0][i], sum, 1e-3 * std::abs(sum));
+      }
+      for (const auto& leader : leaders) EXPECT_EQ(leader, leaders[0]);
+    }
+  }
+}
+
+TEST(Schedule, EvenPartCoversEverythingOnce) {
+  for (uint64_t count : kCounts) {
+    for (int parts = 1; parts <= 17; ++parts) {
+      for (uint64_t align : {1, 16}) {
+        uint64_t at = 0;
+        for (int i = 0; i < parts; ++i) {
+          const Range part = EvenPart(count, parts, i, align);
+          ASSERT_EQ(part.begin, std::min(at, count));
+          ASSERT_TRUE(part.begin % align == 0 || part.count == 0);
+          at = part.begin + part.count;
+        }
+        ASSERT_EQ(at, count);
+      }
+    }
+  }
+}
+
+TEST(Hierarchy, LeadersAndOrder) {
+  const std::vector<NodeId> nodes{NodeId("b"), NodeId("a"), NodeId("b"), NodeId("a"), NodeId("c")};
+  const Hierarchy h = MakeHierarchy(nodes, 2);
+  EXPECT_THAT(h.nodes, testing::ElementsAre(testing::ElementsAre(0, 2), testing::ElementsAre(1, 3),
+                                            testing::ElementsAre(4)));
+  EXPECT_EQ(h.node, 0);
+  EXPECT_EQ(h.local, 1);
+  EXPECT_FALSE(h.leader());
+  EXPECT_FALSE(h.one_rank_a_node());
+  EXPECT_EQ(h.NodeOf(3), 1);
+  EXPECT_THAT(h.NodeMajor(), testing::ElementsAre(0, 2, 1, 3, 4));
+}
+
+TEST(OpRecord, L6DisagreementNamesTheRanks) {
+  OpRecord sum;
+  sum.sequence = 17;
+  sum.count = 1000;
+  sum.kind = OpKind::kAllReduce;
+  sum.dtype = DType::kFloat32;
+  OpRecord barrier;
+  barrier.sequence = 17;
+  barrier.kind = OpKind::kBarrier;
+  EXPECT_TRUE(CheckAgreement({sum, sum, sum}).ok());
+  const absl::Status status = CheckAgreement({sum, barrier, sum});
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(
+      std::string(status.message()),
+      testing::HasSubstr("ranks 0,2 call all-reduce #17 of 1000 float32, sum; rank 1 calls barrier #17"));
+  OpRecord shorter = sum;
+  shorter.count = 999;
+  EXPECT_FALSE(CheckAgreement({sum, shorter}).ok());
+  OpRecord elsewhere = sum;
+  elsewhere.arena = 7;
+  EXPECT_TRUE(CheckAgreement({sum, elsewhere}).ok());
+}
+
+}  // namespace
+}  // namespace gtrain::comm

@@ -1,0 +1,53 @@
+// Schedules of collectives as values: what one rank sends and receives, in rounds.
+// PURE. Run by comm/exec over a DataTransport and by the simulator of plan_test.cc.
+#pragma once
+#include <cstdint>
+#include <vector>
+
+namespace gtrain::comm {
+
+enum class ActionKind : uint8_t { kSend, kReceive, kReceiveReduce };
+
+// A range of elements of the one buffer that the collective works on.
+struct Action {
+  ActionKind kind = ActionKind::kSend;
+  int peer = 0;
+  uint64_t offset = 0;
+  uint64_t count = 0;
+  // kReceiveReduce: the operand that comes first. Both sides of an exchange put the same rank's
+  // operand first, so that results are bit-identical even for NaNs.
+  bool incoming_first = false;
+  bool operator==(const Action&) const = default;
+};
+
+// All actions of a round may be in flight together; results are applied in the order of the list.
+// A receive that overwrites what the same round sends comes after that send in the list.
+using Round = std::vector<Action>;
+// Of one rank. Messages between two ranks match in the order of the list.
+using Schedule = std::vector<Round>;
+
+struct Range {
+  uint64_t begin = 0;
+  uint64_t count = 0;
+  bool operator==(const Range&) const = default;
+};
+
+// Part `index` of `count` elements in `parts` parts whose borders are multiples of `align`.
+Range EvenPart(uint64_t count, int parts, int index, uint64_t align = 1);
+
+// 2(n-1) rounds, each moving 1/n of the data: least bytes.
+Schedule RingAllReduce(int rank, int ranks, uint64_t count);
+// About log2(n) rounds, each moving everything: least latency.
+Schedule DoublingAllReduce(int rank, int ranks, uint64_t count);
+// The better of the two for this many bytes.
+Schedule AllReduceSchedule(int rank, int ranks, uint64_t count, uint64_t element_bytes);
+
+// Binomial tree.
+Schedule TreeBroadcast(int rank, int ranks, int root, uint64_t count);
+
+// Rank r owns elements [offsets[r], offsets[r + 1]); afterwards every rank has all of them.
+// One round of direct messages up to `kDirectRanksMax` ranks, a ring above.
+inline constexpr int kDirectRanksMax = 16;
+Schedule AllGatherSchedule(int rank, const std::vector<uint64_t>& offsets);
+
+}  // namespace gtrain::comm

@@ -1,0 +1,40 @@
+// Port: point to point messages among the members of one communicator. Adapters: comm/ucx (between
+// machines), comm/fake (threads of a test).
+#pragma once
+#include <cstddef>
+#include <string>
+#include <vector>
+
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
+#include "absl/types/span.h"
+#include "comm/port/watch.h"
+
+namespace gtrain::comm {
+
+struct Transfer {
+  int peer = 0;  // index into the addresses given to Connect
+  bool send = false;
+  void* data = nullptr;  // only read if `send`
+  size_t bytes = 0;      // > 0; the receiver knows the size
+};
+
+// Not thread-safe: one owner, one call at a time. Messages between two members match in the order in
+// which both list them. A message of another generation or communicator is never delivered.
+class DataTransport {
+ public:
+  virtual ~DataTransport() = default;
+
+  // What the others need to reach this member; opaque, at most 64 KiB.
+  virtual absl::StatusOr<std::string> Address() = 0;
+  // addresses[self] is this member's own. Does not block: connections are made by the first messages.
+  virtual absl::Status Connect(const std::vector<std::string>& addresses, int self) = 0;
+
+  // Starts all transfers, then calls done(i) in the order of the list, each once transfer i is complete,
+  // and returns when all are. Blocks as long as `watch` allows. After an error the transport
+  // is dead: every transfer has ended, buffers may be freed.
+  virtual absl::Status Exchange(absl::Span<const Transfer> transfers, absl::FunctionRef<void(size_t)> done,
+                                const Watch& watch) = 0;
+};
+
+}  // namespace gtrain::comm

@@ -1,0 +1,69 @@
+// Bytes of the shared-memory arena of one communicator on one machine.
+//
+//   header | one RankLine a local rank | records: 2 x world OpRecords | slots | results
+//
+// Slots: each local rank has kBuffers buffers of `slot_bytes` that it alone writes.
+// Results: kBuffers buffers of `result_bytes` for the whole machine.
+// Chunk number g of the communicator's life uses buffer g % kBuffers everywhere.
+#pragma once
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+#include "comm/plan/op_record.h"
+
+namespace gtrain::comm {
+
+inline constexpr uint64_t kArenaMagic = 0x6774'7261'696e'4131;  // "gtrainA1"
+inline constexpr uint32_t kArenaVersion = 1;
+inline constexpr size_t kCacheLine = 128;  // two lines: the prefetcher fetches pairs
+// A pipeline of at most this many stages has no chunk in use by two of them.
+inline constexpr size_t kBuffers = 4;
+inline constexpr size_t kSlotBytes = 512 << 10;
+
+inline constexpr uint32_t kFailureClaimed = ~uint32_t{0};
+
+struct ArenaHeader {
+  uint64_t magic;
+  uint32_t version;
+  uint32_t world;
+  uint32_t local_ranks;
+  uint32_t reserved;
+  uint64_t nonce;
+  uint64_t bytes;
+  std::atomic<uint32_t> ready;   // set last by the first local rank
+  std::atomic<uint32_t> failed;  // 0, kFailureClaimed, or 1 + world rank of the first that gave up
+  char failed_why[256];
+};
+
+// Written by its owner alone (except `waiters`), read by all.
+struct alignas(kCacheLine) RankLine {
+  std::atomic<uint32_t> phase;    // phases this rank has entered; the word peers sleep on
+  std::atomic<uint32_t> waiters;  // peers asleep on it
+  std::atomic<uint32_t> left;     // its communicator was destroyed
+};
+
+struct ArenaLayout {
+  size_t lines = 0;
+  size_t records = 0;
+  size_t slots = 0;
+  size_t results = 0;
+  size_t result_bytes = 0;
+  size_t bytes = 0;
+
+  static ArenaLayout For(size_t world, size_t local_ranks) {
+    auto page = [](size_t n) { return (n + 4095) / 4096 * 4096; };
+    ArenaLayout l;
+    l.lines = 1024;
+    l.records = l.lines + local_ranks * sizeof(RankLine);
+    l.slots = page(l.records + 2 * world * sizeof(OpRecord));
+    l.results = l.slots + local_ranks * kBuffers * kSlotBytes;
+    l.result_bytes = kSlotBytes > world * 4096 ? kSlotBytes : world * 4096;
+    l.bytes = l.results + kBuffers * l.result_bytes;
+    return l;
+  }
+};
+static_assert(sizeof(ArenaHeader) <= 1024);
+static_assert(std::atomic<uint32_t>::is_always_lock_free);
+
+}  // namespace gtrain::comm

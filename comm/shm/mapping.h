@@ -1,0 +1,35 @@
+// Owns one mmap. Moves, never copies.
+#pragma once
+#include <cstddef>
+#include <utility>
+
+#include "absl/status/statusor.h"
+
+namespace gtrain::comm {
+
+class Mapping {
+ public:
+  Mapping() = default;
+  Mapping(Mapping&& other) noexcept
+      : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
+  Mapping& operator=(Mapping&& other) noexcept {
+    std::swap(data_, other.data_);
+    std::swap(bytes_, other.bytes_);
+    return *this;
+  }
+  ~Mapping();
+
+  // All of the shared file behind `fd`, which must hold at least `bytes`.
+  static absl::StatusOr<Mapping> OfFile(int fd, size_t bytes);
+  static absl::StatusOr<Mapping> Private(size_t bytes);
+
+  char* data() const { return data_; }
+  size_t bytes() const { return bytes_; }
+
+ private:
+  Mapping(char* data, size_t bytes) : data_(data), bytes_(bytes) {}
+  char* data_ = nullptr;
+  size_t bytes_ = 0;
+};
+
+}  // namespace gtrain::comm

@@ -1,0 +1,239 @@
+// Waiting. Each rank counts the phases it entered in a word of its own; whoever waits for it spins
+// on the word for some microseconds and then sleeps on it with a futex for at most kNap. The nap bounds how
+// late a waiter notices that the generation is over: a killed peer can never wake anyone.
+// Where ranks outnumber cores spinning only takes the core from whoever is waited for, so the
+// spin is then next to nothing.
+//
+// Sleeping without a lost wake-up: the waiter announces itself in `waiters` and then gives the kernel
+// the value it saw; the owner changes the word and then reads `waiters`. Both in sequentially consistent
+// order, so either the owner sees the waiter or the kernel sees the new value.
+#include "comm/shm/shm_group.h"
+
+#include <linux/futex.h>
+#include <sched.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <climits>
+#include <cstring>
+#include <ctime>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/time/clock.h"
+#include "base/check.h"
+#include "base/status_macros.h"
+
+namespace gtrain::comm {
+namespace {
+
+constexpr absl::Duration kNap = absl::Milliseconds(20);
+constexpr int kSpins = 4000;
+constexpr int kSpinsCrowded = 20;
+constexpr uint64_t kRankIdShift = 20;  // allocations of one rank before ids of two could meet
+
+void Pause() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+void FutexWait(std::atomic<uint32_t>* word, uint32_t seen, absl::Duration timeout) {
+  const timespec ts = absl::ToTimespec(timeout);
+  syscall(SYS_futex, reinterpret_cast<uint32_t*>(word), FUTEX_WAIT, seen, &ts, nullptr, 0);
+}
+
+void FutexWakeAll(std::atomic<uint32_t>* word) {
+  syscall(SYS_futex, reinterpret_cast<uint32_t*>(word), FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+}
+
+int CoresOfThisProcess() {
+  cpu_set_t set;
+  if (sched_getaffinity(0, sizeof(set), &set) == 0) return CPU_COUNT(&set);
+  return static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN));
+}
+
+bool Reached(uint32_t theirs, uint32_t wanted) { return static_cast<int32_t>(theirs - wanted) >= 0; }
+
+}  // namespace
+
+ShmGroup::ShmGroup(Bootstrap* bootstrap, std::vector<int> ranks, int local, uint64_t nonce)
+    : bootstrap_(bootstrap),
+      ranks_(std::move(ranks)),
+      local_(local),
+      nonce_(nonce),
+      pid_(getpid()),
+      layout_(ArenaLayout::For(static_cast<size_t>(bootstrap->world_size()), ranks_.size())),
+      spins_(CoresOfThisProcess() >= static_cast<int>(ranks_.size()) ? kSpins : kSpinsCrowded) {}
+
+absl::StatusOr<std::unique_ptr<ShmGroup>> ShmGroup::Open(Bootstrap* bootstrap, std::vector<int> ranks,
+                                                         int local, uint64_t nonce, const Watch& watch) {
+  std::unique_ptr<ShmGroup> group(new ShmGroup(bootstrap, std::move(ranks), local, nonce));
+  GT_RETURN_IF_ERROR(group->Attach(watch));
+  return group;
+}
+
+absl::Status ShmGroup::Attach(const Watch& watch) {
+  GT_ASSIGN_OR_RETURN(UniqueFd fd, bootstrap_->Arena(nonce_, layout_.bytes, watch.Left()));
+  GT_ASSIGN_OR_RETURN(arena_, Mapping::OfFile(fd.get(), layout_.bytes));
+  ArenaHeader* h = header();
+  const uint32_t world = static_cast<uint32_t>(bootstrap_->world_size());
+  if (local_ == 0) {
+    h->magic = kArenaMagic;
+    h->version = kArenaVersion;
+    h->world = world;
+    h->local_ranks = static_cast<uint32_t>(ranks_.size());
+    h->nonce = nonce_;
+    h->bytes = layout_.bytes;
+    h->ready.store(1, std::memory_order_release);
+    FutexWakeAll(&h->ready);
+  }
+  while (h->ready.load(std::memory_order_acquire) == 0) {
+    GT_RETURN_IF_ERROR(watch.Check());
+    FutexWait(&h->ready, 0, kNap);
+  }
+  if (h->magic != kArenaMagic || h->version != kArenaVersion || h->world != world ||
+      h->local_ranks != ranks_.size() || h->nonce != nonce_ || h->bytes != layout_.bytes) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "the shared-memory arena on this machine was laid out by another version of libgtrain (version ",
+        h->version, ", mine ", kArenaVersion, "): start all ranks from the same build"));
+  }
+  return absl::OkStatus();
+}
+
+ShmGroup::~ShmGroup() {
+  if (arena_.data() == nullptr || getpid() != pid_) return;
+  line(local_).left.store(1);
+  FutexWakeAll(&line(local_).phase);
+}
+
+RankLine& ShmGroup::line(int local) const {
+  return *reinterpret_cast<RankLine*>(arena_.data() + layout_.lines +
+                                      static_cast<size_t>(local) * sizeof(RankLine));
+}
+
+char* ShmGroup::Slot(int local, uint64_t chunk) const {
+  return arena_.data() + layout_.slots +
+         (static_cast<size_t>(local) * kBuffers + chunk % kBuffers) * kSlotBytes;
+}
+
+char* ShmGroup::Result(uint64_t chunk) const {
+  return arena_.data() + layout_.results + chunk % kBuffers * layout_.result_bytes;
+}
+
+absl::Span<OpRecord> ShmGroup::Records(uint64_t sequence) const {
+  const size_t world = static_cast<size_t>(bootstrap_->world_size());
+  OpRecord* records = reinterpret_cast<OpRecord*>(arena_.data() + layout_.records);
+  return absl::MakeSpan(records + sequence % 2 * world, world);
+}
+
+absl::Status ShmGroup::Phase(const Watch& watch) {
+  RankLine& mine = line(local_);
+  mine.phase.store(++phase_);
+  if (mine.waiters.load() > 0) FutexWakeAll(&mine.phase);
+  for (int i = 1; i < size(); ++i) {
+    GT_RETURN_IF_ERROR(AwaitPeer((local_ + i) % size(), watch));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ShmGroup::AwaitPeer(int local, const Watch& watch) {
+  RankLine& peer = line(local);
+  for (int i = 0; i < spins_; ++i) {
+    if (Reached(peer.phase.load(std::memory_order_acquire), phase_)) return absl::OkStatus();
+    Pause();
+  }
+  for (;;) {
+    const uint32_t seen = peer.phase.load(std::memory_order_acquire);
+    if (Reached(seen, phase_)) return absl::OkStatus();
+    if (absl::Status status = Interrupted(local, watch); !status.ok()) {
+      // It may have entered and then left between our two looks.
+      return Reached(peer.phase.load(), phase_) ? absl::OkStatus() : status;
+    }
+    peer.waiters.fetch_add(1);
+    FutexWait(&peer.phase, seen, std::min(kNap, watch.Left()));
+    peer.waiters.fetch_sub(1);
+  }
+}
+
+absl::Status ShmGroup::Interrupted(int local, const Watch& watch) const {
+  absl::Status status = watch.Check();
+  if (absl::IsDeadlineExceeded(status)) {
+    return absl::DeadlineExceededError(
+        absl::StrCat("waited ", absl::FormatDuration(watch.timeout()), " for ", Missing()));
+  }
+  if (!status.ok()) return status;
+  if (const uint32_t failed = header()->failed.load(); failed != 0 && failed != kFailureClaimed) {
+    return absl::UnavailableError(
+        absl::StrCat("rank ", failed - 1, " gave up: ",
+                     absl::string_view(header()->failed_why,
+                                       strnlen(header()->failed_why, sizeof(header()->failed_why)))));
+  }
+  if (line(local).left.load() != 0) {
+    return absl::UnavailableError(
+        absl::StrCat("rank ", ranks_[static_cast<size_t>(local)], " has closed its communicator"));
+  }
+  return absl::OkStatus();
+}
+
+std::string ShmGroup::Missing() const {
+  std::vector<int> missing;
+  for (int i = 0; i < size(); ++i) {
+    if (!Reached(line(i).phase.load(), phase_)) missing.push_back(ranks_[static_cast<size_t>(i)]);
+  }
+  return absl::StrCat(missing.size() == 1 ? "rank " : "ranks ", absl::StrJoin(missing, ","));
+}
+
+absl::StatusOr<void*> ShmGroup::Allocate(size_t bytes, const Watch& watch) {
+  const size_t whole = std::max<size_t>(4096, (bytes + 4095) / 4096 * 4096);
+  const uint64_t rank = static_cast<uint64_t>(ranks_[static_cast<size_t>(local_)]);
+  const uint64_t id = nonce_ + ((rank + 1) << kRankIdShift) + ++allocations_;
+  GT_ASSIGN_OR_RETURN(UniqueFd fd, bootstrap_->Arena(id, whole, watch.Left()));
+  GT_ASSIGN_OR_RETURN(Mapping memory, Mapping::OfFile(fd.get(), whole));
+  own_.push_back({id, std::move(memory)});
+  return static_cast<void*>(own_.back().memory.data());
+}
+
+void ShmGroup::Locate(const void* data, size_t bytes, OpRecord* record) const {
+  const char* begin = static_cast<const char*>(data);
+  for (const Allocation& a : own_) {
+    if (begin < a.memory.data() || begin + bytes > a.memory.data() + a.memory.bytes()) continue;
+    record->arena = a.id;
+    record->arena_bytes = a.memory.bytes();
+    record->arena_offset = static_cast<uint64_t>(begin - a.memory.data());
+  }
+}
+
+absl::StatusOr<char*> ShmGroup::Resolve(const OpRecord& record, size_t bytes, const Watch& watch) {
+  if (record.arena_bytes < bytes || record.arena_offset > record.arena_bytes - bytes) {
+    return absl::InternalError("a peer's record points outside its arena");
+  }
+  for (const Allocation& a : own_) {
+    if (a.id == record.arena) return a.memory.data() + record.arena_offset;
+  }
+  auto it = of_peers_.find(record.arena);
+  if (it == of_peers_.end()) {
+    GT_ASSIGN_OR_RETURN(UniqueFd fd, bootstrap_->Arena(record.arena, record.arena_bytes, watch.Left()));
+    GT_ASSIGN_OR_RETURN(Mapping memory, Mapping::OfFile(fd.get(), record.arena_bytes));
+    it = of_peers_.emplace(record.arena, std::move(memory)).first;
+  }
+  return it->second.data() + record.arena_offset;
+}
+
+void ShmGroup::Fail(const absl::Status& why) {
+  ArenaHeader* h = header();
+  uint32_t nobody = 0;
+  // Claimed first, named last: readers take the claim alone for nothing, so they never see half a text.
+  if (h->failed.compare_exchange_strong(nobody, kFailureClaimed)) {
+    const size_t n = std::min(why.message().size(), sizeof(h->failed_why) - 1);
+    std::memcpy(h->failed_why, why.message().data(), n);
+    h->failed.store(1 + static_cast<uint32_t>(ranks_[static_cast<size_t>(local_)]));
+  }
+  FutexWakeAll(&line(local_).phase);
+}
+
+}  // namespace gtrain::comm

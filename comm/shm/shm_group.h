@@ -1,0 +1,81 @@
+// The ranks of one machine that share an arena: phases, buffers, records of the running
+// collective, and memory that peers reach directly.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "comm/plan/op_record.h"
+#include "comm/port/bootstrap.h"
+#include "comm/port/watch.h"
+#include "comm/shm/arena_layout.h"
+#include "comm/shm/mapping.h"
+
+namespace gtrain::comm {
+
+// Not thread-safe. Every blocking call ends by its Watch, even if peers were killed at any point.
+class ShmGroup {
+ public:
+  // `ranks`: world ranks on this machine, ascending; `local`: index of this one. `nonce` makes the
+  // arenas of this communicator distinct from those of others of the generation.
+  static absl::StatusOr<std::unique_ptr<ShmGroup>> Open(Bootstrap* bootstrap, std::vector<int> ranks,
+                                                        int local, uint64_t nonce, const Watch& watch);
+  ~ShmGroup();
+
+  int size() const { return static_cast<int>(ranks_.size()); }
+  int local() const { return local_; }
+  size_t result_bytes() const { return layout_.result_bytes; }
+
+  // Returns once every rank of the machine has entered as many phases as this one. Everything written
+  // before by anyone is then visible. Unavailable also if a peer gave up or left.
+  absl::Status Phase(const Watch& watch);
+
+  // Buffers of chunk number `chunk`.
+  char* Slot(int local, uint64_t chunk) const;
+  char* Result(uint64_t chunk) const;
+  // World-sized table for the collective with this sequence number: valid until the next but one.
+  absl::Span<OpRecord> Records(uint64_t sequence) const;
+
+  // Zeroed memory that peers can map; lives as long as the group.
+  absl::StatusOr<void*> Allocate(size_t bytes, const Watch& watch);
+  // Fills record->arena* if [data, data + bytes) lies in such memory of this rank.
+  void Locate(const void* data, size_t bytes, OpRecord* record) const;
+  // Where `record` of a peer lies in this process; maps it the first time.
+  absl::StatusOr<char*> Resolve(const OpRecord& record, size_t bytes, const Watch& watch);
+
+  // Tells the peers why this rank gives up, so that they need not wait for their deadline.
+  void Fail(const absl::Status& why);
+
+ private:
+  ShmGroup(Bootstrap* bootstrap, std::vector<int> ranks, int local, uint64_t nonce);
+  absl::Status Attach(const Watch& watch);
+  ArenaHeader* header() const { return reinterpret_cast<ArenaHeader*>(arena_.data()); }
+  RankLine& line(int local) const;
+  absl::Status AwaitPeer(int local, const Watch& watch);
+  absl::Status Interrupted(int local, const Watch& watch) const;
+  std::string Missing() const;
+
+  Bootstrap* const bootstrap_;
+  const std::vector<int> ranks_;
+  const int local_;
+  const uint64_t nonce_;
+  const int pid_;
+  ArenaLayout layout_;
+  int spins_ = 0;
+  uint32_t phase_ = 0;
+  Mapping arena_;
+  uint64_t allocations_ = 0;
+  struct Allocation {
+    uint64_t id;
+    Mapping memory;
+  };
+  std::vector<Allocation> own_;
+  std::map<uint64_t, Mapping> of_peers_;
+};
+
+}  // namespace gtrain::comm

@@ -1,0 +1,45 @@
+// What libgtrain_comm_ucx.so offers to the loader beside it. Plain C, because the module is loaded
+// with dlopen into programs that may carry any C++ library: nothing but these functions crosses.
+#pragma once
+#include <stddef.h>
+#include <stdint.h>
+
+#define GTRAIN_UCX_ABI 1
+#define GTRAIN_UCX_ENTRY "gtrain_ucx_api"
+
+extern "C" {
+
+struct GtrainUcxWorker;
+
+struct GtrainUcxError {
+  char text[240];
+};
+
+// Not thread-safe: one caller at a time. Nothing blocks, except `progress` for at most the time it is given.
+struct GtrainUcxApi {
+  uint32_t abi;
+  uint32_t bytes;  // of this struct
+
+  // `net_device`: network interface to use, "" for any. Null: failed, see error.
+  GtrainUcxWorker* (*open)(const char* net_device, GtrainUcxError* error);
+  // What peers need; lives as long as the worker.
+  void (*address)(GtrainUcxWorker* worker, const void** data, size_t* bytes);
+  // addresses[self] is skipped. 0 or -1.
+  int (*connect)(GtrainUcxWorker* worker, const void* const* addresses, int peers, int self,
+                 GtrainUcxError* error);
+  // Starts one message; a receive takes only a message of exactly this tag. Its ticket, or null.
+  void* (*post)(GtrainUcxWorker* worker, int peer, int send, void* data, size_t bytes, uint64_t tag,
+                GtrainUcxError* error);
+  // Starts to push out everything that was sent. Its ticket, or null.
+  void* (*flush)(GtrainUcxWorker* worker, GtrainUcxError* error);
+  // 1: complete, the ticket is spent; 0: not yet; -1: failed, the ticket is spent.
+  int (*test)(GtrainUcxWorker* worker, void* ticket, GtrainUcxError* error);
+  // Moves things on; with nothing to do sleeps up to wait_ms. Returns 0 if nothing moved.
+  int (*progress)(GtrainUcxWorker* worker, int wait_ms);
+  // Drops connections without the peers' help; when it returns no buffer is in use any more.
+  void (*close)(GtrainUcxWorker* worker);
+};
+
+const GtrainUcxApi* gtrain_ucx_api(void);
+
+}  // extern "C"

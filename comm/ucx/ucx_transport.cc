@@ -1,0 +1,239 @@
+// Tag of a message: 32 bits of the communicator's nonce | 16 bits sender | 16 bits number of the message
+// between the two. A receive accepts its exact tag only, so what an old generation or another communicator
+// may still deliver to a reused address matches nothing. The number may wrap: far fewer than
+// 65536 messages between two members are ever open.
+#include "comm/ucx/ucx_transport.h"
+
+#include <arpa/inet.h>
+#include <dlfcn.h>
+#include <ifaddrs.h>
+#include <netinet/in.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <cstdlib>
+#include <filesystem>
+#include <utility>
+#include <vector>
+
+#include "absl/cleanup/cleanup.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "base/status_macros.h"
+#include "comm/ucx/ucx_abi.h"
+
+namespace gtrain::comm {
+namespace {
+
+constexpr const char kModuleName[] = "libgtrain_comm_ucx.so";
+constexpr int kSpins = 2000;
+constexpr int kNapMs = 10;
+
+// ------------------------------------------------------------------ loading
+
+// Beside this code (program or shared library), in ../lib of it, then wherever the system looks.
+std::vector<std::string> Candidates() {
+  std::vector<std::string> paths;
+  if (const char* named = getenv("GTRAIN_COMM_UCX"); named != nullptr && *named != 0) return {named};
+  Dl_info here;
+  std::error_code error;
+  if (dladdr(reinterpret_cast<const void*>(&OpenUcxTransport), &here) != 0 && here.dli_fname != nullptr) {
+    std::filesystem::path file = std::filesystem::canonical(here.dli_fname, error);
+    // A program started by a bare name found in $PATH.
+    if (error) file = std::filesystem::read_symlink("/proc/self/exe", error);
+    const std::filesystem::path folder = file.parent_path();
+    for (const char* relative : {".", "lib", "../lib", "../lib/gtrain", "../../lib"}) {
+      paths.push_back((folder / relative / kModuleName).lexically_normal().string());
+    }
+  }
+  paths.emplace_back(kModuleName);
+  return paths;
+}
+
+// UCX catches fatal signals as soon as it is loaded; a library inside someone's program must not.
+class SignalHandlersKept {
+ public:
+  SignalHandlersKept() {
+    for (size_t i = 0; i < std::size(kSignals); ++i) sigaction(kSignals[i], nullptr, &before_[i]);
+  }
+  ~SignalHandlersKept() {
+    for (size_t i = 0; i < std::size(kSignals); ++i) sigaction(kSignals[i], &before_[i], nullptr);
+  }
+
+ private:
+  static constexpr int kSignals[] = {SIGILL, SIGSEGV, SIGBUS,  SIGFPE, SIGABRT,
+                                     SIGHUP, SIGINT,  SIGTERM, SIGPIPE};
+  struct sigaction before_[std::size(kSignals)];
+};
+
+absl::StatusOr<const GtrainUcxApi*> Load() {
+  SignalHandlersKept keep;
+  std::vector<std::string> tried;
+  for (const std::string& path : Candidates()) {
+    void* module = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
+    if (module == nullptr) {
+      tried.emplace_back(dlerror());
+      continue;
+    }
+    auto entry = reinterpret_cast<const GtrainUcxApi* (*)()>(dlsym(module, GTRAIN_UCX_ENTRY));
+    const GtrainUcxApi* api = entry == nullptr ? nullptr : entry();
+    if (api == nullptr || api->abi != GTRAIN_UCX_ABI || api->bytes != sizeof(GtrainUcxApi)) {
+      return absl::FailedPreconditionError(absl::StrCat(path, " belongs to another version of libgtrain"));
+    }
+    return api;
+  }
+  return absl::NotFoundError(absl::StrCat(
+      "cannot load ", kModuleName, ", which ranks on several machines need (", absl::StrJoin(tried, "; "),
+      "). Install it beside the program or set GTRAIN_COMM_UCX to its path"));
+}
+
+// Once a process; the module is never unloaded.
+absl::StatusOr<const GtrainUcxApi*> Api() {
+  static const auto* loaded = new absl::StatusOr<const GtrainUcxApi*>(Load());
+  return *loaded;
+}
+
+// ------------------------------------------------------------------ the transport
+
+class UcxTransport final : public DataTransport {
+ public:
+  UcxTransport(const GtrainUcxApi* api, GtrainUcxWorker* worker, uint64_t nonce)
+      : api_(api), worker_(worker), nonce_((nonce ^ nonce >> 32) << 32) {}
+  ~UcxTransport() override { Close(); }
+
+  absl::StatusOr<std::string> Address() override {
+    const void* data = nullptr;
+    size_t bytes = 0;
+    api_->address(worker_, &data, &bytes);
+    return std::string(static_cast<const char*>(data), bytes);
+  }
+
+  absl::Status Connect(const std::vector<std::string>& addresses, int self) override {
+    std::vector<const void*> data;
+    for (const std::string& a : addresses) data.push_back(a.data());
+    self_ = static_cast<uint64_t>(self);
+    peers_.resize(addresses.size());
+    GtrainUcxError error{};
+    if (api_->connect(worker_, data.data(), static_cast<int>(data.size()), self, &error) == 0) {
+      return absl::OkStatus();
+    }
+    Close();
+    return absl::UnavailableError(absl::StrCat("connecting: ", error.text));
+  }
+
+  absl::Status Exchange(absl::Span<const Transfer> transfers, absl::FunctionRef<void(size_t)> done,
+                        const Watch& watch) override {
+    if (worker_ == nullptr) return absl::FailedPreconditionError("the transport has failed before");
+    absl::Status status = PostAll(transfers);
+    for (size_t i = 0; i < transfers.size() && status.ok(); ++i) {
+      status = Await(tickets_[i], watch);
+      if (status.ok()) done(i);
+    }
+    if (status.ok()) status = Flush(watch);
+    tickets_.clear();
+    if (!status.ok()) Close();
+    return status;
+  }
+
+ private:
+  struct PeerState {
+    uint16_t sent = 0;
+    uint16_t received = 0;
+  };
+
+  absl::Status PostAll(absl::Span<const Transfer> transfers) {
+    for (const Transfer& t : transfers) {
+      PeerState& peer = peers_[static_cast<size_t>(t.peer)];
+      const uint64_t from = t.send ? self_ : static_cast<uint64_t>(t.peer);
+      const uint64_t number = t.send ? peer.sent++ : peer.received++;
+      GtrainUcxError error{};
+      void* ticket =
+          api_->post(worker_, t.peer, t.send ? 1 : 0, t.data, t.bytes, nonce_ | from << 16 | number, &error);
+      if (ticket == nullptr) return absl::UnavailableError(error.text);
+      tickets_.push_back(ticket);
+    }
+    return absl::OkStatus();
+  }
+
+  // A send is complete when UCX has a copy. Nobody drives UCX once the collective has returned, so what it
+  // holds must have left before.
+  absl::Status Flush(const Watch& watch) {
+    GtrainUcxError error{};
+    void* ticket = api_->flush(worker_, &error);
+    if (ticket == nullptr) return absl::UnavailableError(error.text);
+    return Await(ticket, watch);
+  }
+
+  absl::Status Await(void* ticket, const Watch& watch) {
+    for (int idle = 0;;) {
+      GtrainUcxError error{};
+      const int state = api_->test(worker_, ticket, &error);
+      if (state == 1) return absl::OkStatus();
+      if (state < 0)
+        return absl::UnavailableError(absl::StrCat("the connection to another machine: ", error.text));
+      const bool sleep = idle >= kSpins;
+      if (sleep) GT_RETURN_IF_ERROR(watch.Check());
+      if (api_->progress(worker_, sleep ? kNapMs : 0) != 0) {
+        // Traffic of others must not hide that time is up.
+        if (++moves_ % 1024 == 0) GT_RETURN_IF_ERROR(watch.Check());
+        idle = 0;
+      } else {
+        ++idle;
+      }
+    }
+  }
+
+  void Close() {
+    if (worker_ != nullptr) api_->close(worker_);
+    worker_ = nullptr;
+  }
+
+  const GtrainUcxApi* const api_;
+  GtrainUcxWorker* worker_;
+  const uint64_t nonce_;  // in the upper half
+  uint64_t self_ = 0;
+  uint64_t moves_ = 0;
+  std::vector<PeerState> peers_;
+  std::vector<void*> tickets_;
+};
+
+}  // namespace
+
+std::string InterfaceOf(const std::string& address) {
+  in6_addr six{};
+  in_addr four{};
+  const bool is_four = inet_pton(AF_INET, address.c_str(), &four) == 1;
+  if (!is_four && inet_pton(AF_INET6, address.c_str(), &six) != 1) return "";
+  ifaddrs* all = nullptr;
+  if (getifaddrs(&all) != 0) return "";
+  absl::Cleanup free_all = [&] { freeifaddrs(all); };
+  for (const ifaddrs* i = all; i != nullptr; i = i->ifa_next) {
+    if (i->ifa_addr == nullptr) continue;
+    if (is_four && i->ifa_addr->sa_family == AF_INET) {
+      const auto* a = reinterpret_cast<const sockaddr_in*>(i->ifa_addr);
+      const bool loopback = (ntohl(four.s_addr) >> 24) == 127 && (ntohl(a->sin_addr.s_addr) >> 24) == 127;
+      if (a->sin_addr.s_addr == four.s_addr || loopback) return i->ifa_name;
+    }
+    if (!is_four && i->ifa_addr->sa_family == AF_INET6) {
+      const auto* a = reinterpret_cast<const sockaddr_in6*>(i->ifa_addr);
+      if (IN6_ARE_ADDR_EQUAL(&a->sin6_addr, &six)) return i->ifa_name;
+    }
+  }
+  return "";
+}
+
+absl::StatusOr<std::unique_ptr<DataTransport>> OpenUcxTransport(const Bootstrap& bootstrap, uint64_t nonce) {
+  GT_ASSIGN_OR_RETURN(const GtrainUcxApi* api, Api());
+  const Member& me = bootstrap.members()[static_cast<size_t>(bootstrap.rank())];
+  const std::string device = InterfaceOf(me.address);
+  SignalHandlersKept keep;
+  GtrainUcxError error{};
+  GtrainUcxWorker* worker = api->open(device.c_str(), &error);
+  if (worker == nullptr) {
+    return absl::UnavailableError(absl::StrCat("UCX on interface ", device.empty() ? "any" : device,
+                                               " (address ", me.address, "): ", error.text));
+  }
+  return std::make_unique<UcxTransport>(api, worker, nonce);
+}
+
+}  // namespace gtrain::comm

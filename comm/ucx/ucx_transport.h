@@ -1,0 +1,19 @@
+// DataTransport over UCX. UCX itself is in libgtrain_comm_ucx.so, which is loaded when the first such
+// transport is opened: programs whose ranks share one machine never load it.
+#pragma once
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "comm/port/bootstrap.h"
+#include "comm/port/data_transport.h"
+
+namespace gtrain::comm {
+
+// Binds to the interface that has the address of this rank's Member, if one has.
+absl::StatusOr<std::unique_ptr<DataTransport>> OpenUcxTransport(const Bootstrap& bootstrap, uint64_t nonce);
+
+// Name of the network interface with this IP address; empty if none has it.
+std::string InterfaceOf(const std::string& address);
+
+}  // namespace gtrain::comm
