@@ -1,0 +1,201 @@
+/* The plain C interface of gtrain: sessions, collectives, checkpoints.
+ *
+ * Rules that hold for every function:
+ *  - It returns a gtrain_status; GTRAIN_OK is 0. With a non-NULL `error` the reason is written there as text.
+ *  - No exception, exit or output crosses it. Log lines go to the callback of gtrain_set_log, else nowhere.
+ *  - Only gtrain_* symbols are exported; no signal handler and no memory hook is installed.
+ *  - No wait is without an end: every one has a timeout in milliseconds, which must not be negative.
+ *  - In a forked child (a data loader's worker) every call returns GTRAIN_FAILED_PRECONDITION and has no
+ *    effect; the getters of a session answer from the copy that was made at join.
+ *  - Handles are opaque. A handle keeps what it was made from alive, so they may be freed in any order;
+ * freeing NULL is allowed. A handle is used by one thread at a time, except sessions, which are thread-safe.
+ * Structures that may grow begin with their size: set it to sizeof. */
+#ifndef GTRAIN_GTRAIN_C_H_
+#define GTRAIN_GTRAIN_C_H_
+
+#include <stddef.h>
+#include <stdint.h>
+
+#if defined(__GNUC__)
+#define GTRAIN_API __attribute__((visibility("default")))
+#else
+#define GTRAIN_API
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Grows with every incompatible change of this header. */
+#define GTRAIN_C_ABI 1
+
+/* The numbers are those of absl::StatusCode. */
+typedef enum gtrain_status {
+  GTRAIN_OK = 0,
+  GTRAIN_CANCELLED = 1,
+  GTRAIN_UNKNOWN = 2,
+  GTRAIN_INVALID_ARGUMENT = 3,
+  GTRAIN_DEADLINE_EXCEEDED = 4,
+  GTRAIN_NOT_FOUND = 5,
+  GTRAIN_ALREADY_EXISTS = 6,
+  GTRAIN_PERMISSION_DENIED = 7,
+  GTRAIN_RESOURCE_EXHAUSTED = 8,
+  GTRAIN_FAILED_PRECONDITION = 9,
+  GTRAIN_ABORTED = 10,
+  GTRAIN_OUT_OF_RANGE = 11,
+  GTRAIN_UNIMPLEMENTED = 12,
+  GTRAIN_INTERNAL = 13,
+  GTRAIN_UNAVAILABLE = 14, /* a rank was lost or the generation revoked: end the step, exit with 75 */
+  GTRAIN_DATA_LOSS = 15,
+  GTRAIN_UNAUTHENTICATED = 16
+} gtrain_status;
+
+typedef struct gtrain_error {
+  char message[1024]; /* one sentence, cut to fit, always ended by a zero byte; empty on success */
+} gtrain_error;
+
+typedef enum gtrain_dtype {
+  GTRAIN_FLOAT32 = 0,
+  GTRAIN_FLOAT64 = 1,
+  GTRAIN_FLOAT16 = 2,
+  GTRAIN_BFLOAT16 = 3,
+  GTRAIN_INT32 = 4,
+  GTRAIN_INT64 = 5,
+  GTRAIN_UINT8 = 6
+} gtrain_dtype;
+
+typedef enum gtrain_op { GTRAIN_SUM = 0, GTRAIN_MEAN = 1, GTRAIN_MIN = 2, GTRAIN_MAX = 3 } gtrain_op;
+
+typedef struct gtrain_session gtrain_session;
+typedef struct gtrain_communicator gtrain_communicator;
+typedef struct gtrain_request gtrain_request;
+typedef struct gtrain_checkpointer gtrain_checkpointer;
+
+/* ---- library ---- */
+
+GTRAIN_API int gtrain_abi(void);             /* GTRAIN_C_ABI of the library that was loaded */
+GTRAIN_API const char* gtrain_version(void); /* "0.1.0" */
+GTRAIN_API const char* gtrain_status_name(gtrain_status status);
+
+/* Called with level 0 (info), 1 (warning) or 2 (error) and a line of text, from any thread, one call at a
+ * time; it must not call gtrain. NULL: silence, the default. */
+typedef void (*gtrain_log_function)(int level, const char* text, void* user);
+GTRAIN_API void gtrain_set_log(gtrain_log_function function, void* user);
+
+/* ---- session: this process as one rank of a job ---- */
+
+/* Joins from the environment and waits for all ranks. Outside gtrain it makes a session of one rank. One a
+ * process. */
+GTRAIN_API gtrain_status gtrain_session_join(int64_t timeout_ms, gtrain_session** out, gtrain_error* error);
+GTRAIN_API void gtrain_session_free(gtrain_session* session);
+
+GTRAIN_API int gtrain_session_rank(const gtrain_session* session);
+GTRAIN_API int gtrain_session_local_rank(const gtrain_session* session);
+GTRAIN_API int gtrain_session_world_size(const gtrain_session* session);
+GTRAIN_API uint64_t gtrain_session_generation(const gtrain_session* session);
+GTRAIN_API uint64_t gtrain_session_timeline(const gtrain_session* session);
+GTRAIN_API int gtrain_session_managed(const gtrain_session* session);     /* 0 outside gtrain */
+GTRAIN_API const char* gtrain_session_job(const gtrain_session* session); /* lives as long as the session */
+
+/* What status shows. Never blocks. `loss` may be NULL; `samples` counts since the previous report. */
+GTRAIN_API gtrain_status gtrain_session_report(gtrain_session* session, int64_t step, const double* loss,
+                                               int64_t samples, gtrain_error* error);
+/* GTRAIN_OK, or GTRAIN_UNAVAILABLE with the reason once this generation is over. */
+GTRAIN_API gtrain_status gtrain_session_alive(gtrain_session* session, gtrain_error* error);
+/* 1 once the user asked to stop. Ranks see it at different steps: agree with an all-reduce (max). */
+GTRAIN_API gtrain_status gtrain_session_stop_requested(gtrain_session* session, int* out,
+                                                       gtrain_error* error);
+/* Seconds left after a preemption notice; negative when there is none. */
+GTRAIN_API gtrain_status gtrain_session_notice(gtrain_session* session, double* out_seconds,
+                                               gtrain_error* error);
+
+/* ---- collectives ---- */
+
+/* Collective. `timeout_ms` is the longest that a single collective may take. */
+GTRAIN_API gtrain_status gtrain_communicator_create(gtrain_session* session, int64_t timeout_ms,
+                                                    gtrain_communicator** out, gtrain_error* error);
+/* Operations that have not begun are cancelled; the one under way is waited for, at most its timeout. */
+GTRAIN_API void gtrain_communicator_free(gtrain_communicator* comm);
+GTRAIN_API int gtrain_communicator_rank(const gtrain_communicator* comm);
+GTRAIN_API int gtrain_communicator_size(const gtrain_communicator* comm);
+/* Zeroed memory (64-byte aligned) that collectives reach fastest. It belongs to the communicator. */
+GTRAIN_API gtrain_status gtrain_allocate(gtrain_communicator* comm, size_t bytes, void** out,
+                                         gtrain_error* error);
+
+/* Every rank calls the same collectives in the same order with the same count, dtype and op.
+ *
+ * `stream` must be NULL: host memory. `out` NULL: the call returns when the operation is done. Else the
+ * operation is queued (at most 256, then GTRAIN_RESOURCE_EXHAUSTED), *out is a handle to wait for, and
+ * the buffers must stay untouched until the wait succeeded or the communicator was freed.
+ * After any error the communicator is dead: every later call returns the same error. */
+GTRAIN_API gtrain_status gtrain_all_reduce(gtrain_communicator* comm, void* data, size_t count,
+                                           gtrain_dtype dtype, gtrain_op op, void* stream,
+                                           gtrain_request** out, gtrain_error* error);
+/* data[count] of `root` overwrites data[count] everywhere. */
+GTRAIN_API gtrain_status gtrain_broadcast(gtrain_communicator* comm, void* data, size_t count,
+                                          gtrain_dtype dtype, int root, void* stream, gtrain_request** out,
+                                          gtrain_error* error);
+/* input[count] of each rank into output[size * count] in rank order; the buffers do not overlap. */
+GTRAIN_API gtrain_status gtrain_all_gather(gtrain_communicator* comm, const void* input, void* output,
+                                           size_t count, gtrain_dtype dtype, void* stream,
+                                           gtrain_request** out, gtrain_error* error);
+GTRAIN_API gtrain_status gtrain_barrier(gtrain_communicator* comm, void* stream, gtrain_request** out,
+                                        gtrain_error* error);
+
+/* The result of the operation, or GTRAIN_DEADLINE_EXCEEDED while it goes on (wait again). 0 asks only. When
+ * the operation itself took too long the status is also GTRAIN_DEADLINE_EXCEEDED: *done tells them apart (may
+ * be NULL). */
+GTRAIN_API gtrain_status gtrain_request_wait(gtrain_request* request, int64_t timeout_ms, int* done,
+                                             gtrain_error* error);
+/* Gives up the handle, not the operation. */
+GTRAIN_API void gtrain_request_free(gtrain_request* request);
+
+/* ---- checkpoints ---- */
+
+typedef struct gtrain_checkpoint_options {
+  size_t size;               /* sizeof(gtrain_checkpoint_options) */
+  const char* uri;           /* a directory all ranks see; NULL: $GTRAIN_CHECKPOINT_URI */
+  int keep;                  /* newest committed ones kept; 0: 3 */
+  int64_t every_steps;       /* when save_if_due saves; 0: not by steps */
+  double every_seconds;      /* 0: not by time */
+  int64_t commit_timeout_ms; /* 0: ten minutes */
+} gtrain_checkpoint_options;
+
+/* `options` may be NULL. Set GTRAIN_CHECKPOINT_* in the environment (from the job file) win over them. */
+GTRAIN_API gtrain_status gtrain_checkpointer_open(gtrain_session* session,
+                                                  const gtrain_checkpoint_options* options,
+                                                  gtrain_checkpointer** out, gtrain_error* error);
+GTRAIN_API void gtrain_checkpointer_free(gtrain_checkpointer* checkpointer);
+
+/* Registered memory is the caller's and must outlive the checkpointer. Replicated: equal on all ranks. */
+GTRAIN_API gtrain_status gtrain_checkpointer_add_replicated(gtrain_checkpointer* checkpointer,
+                                                            const char* name, void* data,
+                                                            const int64_t* shape, int dimensions,
+                                                            gtrain_dtype dtype, gtrain_error* error);
+/* State of this rank alone; restored by the same rank number. */
+GTRAIN_API gtrain_status gtrain_checkpointer_add_per_rank(gtrain_checkpointer* checkpointer, const char* name,
+                                                          void* data, size_t bytes, gtrain_error* error);
+/* Collective. The newest committed and intact checkpoint into the registered memory. *step is -1 when there
+ * is none. */
+GTRAIN_API gtrain_status gtrain_checkpointer_restore(gtrain_checkpointer* checkpointer, int64_t* step,
+                                                     gtrain_error* error);
+/* Collective. Copies the state and returns; writing goes on beside. *saved (may be NULL) is 0 when it was
+ * skipped because the previous save is still being written. */
+GTRAIN_API gtrain_status gtrain_checkpointer_save(gtrain_checkpointer* checkpointer, int64_t step, int* saved,
+                                                  gtrain_error* error);
+/* Collective. Saves when the policy says so; call it after every step. */
+GTRAIN_API gtrain_status gtrain_checkpointer_save_if_due(gtrain_checkpointer* checkpointer, int64_t step,
+                                                         gtrain_communicator* comm, int* saved,
+                                                         gtrain_error* error);
+/* Until the last save is committed or failed; its error. */
+GTRAIN_API gtrain_status gtrain_checkpointer_wait(gtrain_checkpointer* checkpointer, int64_t timeout_ms,
+                                                  gtrain_error* error);
+/* Step of the newest commit this process knows of, or -1. */
+GTRAIN_API gtrain_status gtrain_checkpointer_last_committed(gtrain_checkpointer* checkpointer, int64_t* step,
+                                                            gtrain_error* error);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* GTRAIN_GTRAIN_C_H_ */

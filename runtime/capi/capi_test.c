@@ -1,0 +1,204 @@
+/* A C program that uses everything in gtrain_c.h as one rank, by hand, and checks the rules of its first
+ * comment. */
+#define _GNU_SOURCE
+#include <gtrain/gtrain_c.h>
+#include <signal.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+static gtrain_error err;
+
+#define CHECK(condition)                                                                                   \
+  do {                                                                                                     \
+    if (!(condition)) {                                                                                    \
+      fprintf(stderr, "%s:%d: %s failed (last error: %s)\n", __FILE__, __LINE__, #condition, err.message); \
+      exit(1);                                                                                             \
+    }                                                                                                      \
+  } while (0)
+#define OK(call) CHECK((call) == GTRAIN_OK)
+
+enum { kTimeoutMs = 60000 };
+
+static void TestArguments(gtrain_session* session) {
+  gtrain_communicator* comm = NULL;
+  CHECK(gtrain_session_join(-1, &session, &err) == GTRAIN_INVALID_ARGUMENT);
+  CHECK(strstr(err.message, "negative") != NULL);
+  CHECK(gtrain_session_join(1, NULL, NULL) == GTRAIN_INVALID_ARGUMENT);
+  CHECK(gtrain_communicator_create(NULL, kTimeoutMs, &comm, &err) == GTRAIN_INVALID_ARGUMENT);
+  CHECK(gtrain_all_reduce(NULL, NULL, 0, GTRAIN_FLOAT32, GTRAIN_SUM, NULL, NULL, &err) ==
+        GTRAIN_INVALID_ARGUMENT);
+  CHECK(gtrain_request_wait(NULL, 0, NULL, &err) == GTRAIN_INVALID_ARGUMENT);
+  CHECK(gtrain_checkpointer_save(NULL, 1, NULL, &err) == GTRAIN_INVALID_ARGUMENT);
+  gtrain_session_free(NULL);
+  gtrain_communicator_free(NULL);
+  gtrain_request_free(NULL);
+  gtrain_checkpointer_free(NULL);
+  CHECK(gtrain_abi() == GTRAIN_C_ABI);
+  CHECK(strcmp(gtrain_status_name(GTRAIN_UNAVAILABLE), "UNAVAILABLE") == 0);
+  CHECK(strchr(gtrain_version(), '.') != NULL);
+}
+
+static void TestSession(gtrain_session* session) {
+  double loss = 0.5, seconds = 0;
+  int stop = 7;
+  CHECK(gtrain_session_rank(session) == 0 && gtrain_session_world_size(session) == 1);
+  CHECK(gtrain_session_managed(session) == 0);
+  OK(gtrain_session_report(session, 3, &loss, 64, &err));
+  OK(gtrain_session_report(session, 4, NULL, 0, NULL));
+  OK(gtrain_session_alive(session, &err));
+  OK(gtrain_session_stop_requested(session, &stop, &err));
+  CHECK(stop == 0);
+  OK(gtrain_session_notice(session, &seconds, &err));
+  CHECK(seconds < 0);
+}
+
+static void TestCollectives(gtrain_communicator* comm) {
+  float data[3] = {1, 2, 3};
+  int64_t in[2] = {4, 5}, out[2] = {0, 0};
+  void* memory = NULL;
+  gtrain_request* requests[8];
+  int done = 0, i;
+  OK(gtrain_all_reduce(comm, data, 3, GTRAIN_FLOAT32, GTRAIN_SUM, NULL, NULL, &err));
+  CHECK(data[0] == 1 && data[2] == 3);
+  OK(gtrain_broadcast(comm, data, 3, GTRAIN_FLOAT32, 0, NULL, NULL, &err));
+  for (i = 0; i < 8; ++i) OK(gtrain_all_gather(comm, in, out, 2, GTRAIN_INT64, NULL, &requests[i], &err));
+  OK(gtrain_barrier(comm, NULL, NULL, &err)); /* behind the queued ones */
+  for (i = 0; i < 8; ++i) {
+    OK(gtrain_request_wait(requests[i], kTimeoutMs, &done, &err));
+    CHECK(done == 1);
+    OK(gtrain_request_wait(requests[i], 0, NULL, NULL)); /* may be asked again */
+    gtrain_request_free(requests[i]);
+  }
+  CHECK(out[0] == 4 && out[1] == 5);
+  OK(gtrain_allocate(comm, 100, &memory, &err));
+  CHECK((uintptr_t)memory % 64 == 0 && ((char*)memory)[99] == 0);
+
+  CHECK(gtrain_all_reduce(comm, data, 3, (gtrain_dtype)77, GTRAIN_SUM, NULL, NULL, &err) ==
+        GTRAIN_INVALID_ARGUMENT);
+  CHECK(gtrain_all_reduce(comm, data, 3, GTRAIN_FLOAT32, (gtrain_op)9, NULL, NULL, &err) ==
+        GTRAIN_INVALID_ARGUMENT);
+  CHECK(gtrain_all_reduce(comm, NULL, 3, GTRAIN_FLOAT32, GTRAIN_SUM, NULL, NULL, &err) ==
+        GTRAIN_INVALID_ARGUMENT);
+  CHECK(gtrain_all_reduce(comm, data, SIZE_MAX / 2, GTRAIN_FLOAT32, GTRAIN_SUM, NULL, NULL, &err) ==
+        GTRAIN_INVALID_ARGUMENT);
+  CHECK(gtrain_broadcast(comm, data, 3, GTRAIN_FLOAT32, 1, NULL, NULL, &err) == GTRAIN_INVALID_ARGUMENT);
+  CHECK(gtrain_all_reduce(comm, data, 3, GTRAIN_FLOAT32, GTRAIN_SUM, data, NULL, &err) ==
+        GTRAIN_UNIMPLEMENTED);
+  CHECK(strstr(err.message, "stream") != NULL);
+  OK(gtrain_barrier(comm, NULL, NULL, &err)); /* refused arguments do not kill the communicator */
+}
+
+static gtrain_checkpointer* OpenCheckpoint(gtrain_session* session, const char* uri, float* weights,
+                                           int64_t* cursor, int64_t* step) {
+  gtrain_checkpoint_options options = {0};
+  gtrain_checkpointer* ckpt = NULL;
+  const int64_t shape[2] = {2, 3};
+  options.size = sizeof(options);
+  options.uri = uri;
+  options.every_steps = 2;
+  OK(gtrain_checkpointer_open(session, &options, &ckpt, &err));
+  OK(gtrain_checkpointer_add_replicated(ckpt, "weights", weights, shape, 2, GTRAIN_FLOAT32, &err));
+  OK(gtrain_checkpointer_add_per_rank(ckpt, "cursor", cursor, sizeof(*cursor), &err));
+  OK(gtrain_checkpointer_restore(ckpt, step, &err));
+  return ckpt;
+}
+
+static void TestCheckpoint(gtrain_session* session, gtrain_communicator* comm, const char* uri) {
+  float weights[6] = {1, 2, 3, 4, 5, 6}, again[6] = {0};
+  int64_t cursor = 41, cursor_again = 0, step = 0, bad_shape[1] = {-1};
+  int saved = 7;
+  gtrain_checkpointer* ckpt = OpenCheckpoint(session, uri, weights, &cursor, &step);
+  CHECK(step == -1);
+  OK(gtrain_checkpointer_last_committed(ckpt, &step, &err));
+  CHECK(step == -1);
+  OK(gtrain_checkpointer_save_if_due(ckpt, 1, comm, &saved, &err));
+  CHECK(saved == 0);
+  OK(gtrain_checkpointer_save_if_due(ckpt, 2, comm, &saved, &err));
+  CHECK(saved == 1);
+  OK(gtrain_checkpointer_wait(ckpt, kTimeoutMs, &err));
+  weights[5] = 60;
+  OK(gtrain_checkpointer_save(ckpt, 3, &saved, &err));
+  CHECK(saved == 1);
+  OK(gtrain_checkpointer_wait(ckpt, kTimeoutMs, &err));
+  OK(gtrain_checkpointer_last_committed(ckpt, &step, &err));
+  CHECK(step == 3);
+  CHECK(gtrain_checkpointer_add_replicated(ckpt, "bad", weights, bad_shape, 1, GTRAIN_FLOAT32, &err) ==
+        GTRAIN_INVALID_ARGUMENT);
+  gtrain_checkpointer_free(ckpt);
+
+  ckpt = OpenCheckpoint(session, uri, again, &cursor_again, &step);
+  CHECK(step == 3 && again[5] == 60 && again[0] == 1 && cursor_again == 41);
+  gtrain_checkpointer_free(ckpt);
+}
+
+/* A forked data loader is inert: calls fail, handles may be freed, and the parent notices nothing. */
+static void TestFork(gtrain_session* session, gtrain_communicator* comm) {
+  int status = 0;
+  pid_t child = fork();
+  CHECK(child >= 0);
+  if (child == 0) {
+    float x = 1;
+    gtrain_session* other = NULL;
+    gtrain_request* request = NULL;
+    CHECK(gtrain_session_join(1000, &other, &err) == GTRAIN_FAILED_PRECONDITION && other == NULL);
+    CHECK(strstr(err.message, "forked") != NULL);
+    CHECK(gtrain_session_alive(session, &err) == GTRAIN_FAILED_PRECONDITION);
+    CHECK(gtrain_session_report(session, 1, NULL, 0, &err) == GTRAIN_FAILED_PRECONDITION);
+    CHECK(gtrain_all_reduce(comm, &x, 1, GTRAIN_FLOAT32, GTRAIN_SUM, NULL, NULL, &err) ==
+          GTRAIN_FAILED_PRECONDITION);
+    CHECK(gtrain_barrier(comm, NULL, &request, &err) == GTRAIN_FAILED_PRECONDITION && request == NULL);
+    CHECK(gtrain_session_rank(session) == 0);
+    gtrain_communicator_free(comm);
+    gtrain_session_free(session);
+    exit(0); /* with exit handlers and destructors, as a Python child would */
+  }
+  CHECK(waitpid(child, &status, 0) == child);
+  CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+  OK(gtrain_barrier(comm, NULL, NULL, &err));
+  OK(gtrain_session_alive(session, &err));
+}
+
+static void CheckNoSignalHandlers(void) {
+  int sig;
+  for (sig = 1; sig < SIGRTMIN; ++sig) {
+    struct sigaction action;
+    if (sig == SIGKILL || sig == SIGSTOP || sigaction(sig, NULL, &action) != 0) continue;
+    CHECK(action.sa_handler == SIG_DFL ||
+          (action.sa_handler == SIG_IGN &&
+           (sig == SIGPIPE || sig == SIGINT || sig == SIGQUIT || sig == SIGHUP)));
+  }
+}
+
+int main(void) {
+  char folder[] = "capi_test-XXXXXX", uri[64], command[64];
+  gtrain_session* session = NULL;
+  gtrain_communicator* comm = NULL;
+  unsetenv("GTRAIN_GENERATION"); /* by hand, even when the tests run under gtrain */
+  unsetenv("GTRAIN_CHECKPOINT_URI");
+  unsetenv("GTRAIN_CHECKPOINT_EVERY");
+  CHECK(mkdtemp(folder) != NULL);
+  snprintf(uri, sizeof(uri), "%s/ckpt", folder);
+
+  OK(gtrain_session_join(kTimeoutMs, &session, &err));
+  CHECK(err.message[0] == '\0');
+  TestArguments(session);
+  TestSession(session);
+  OK(gtrain_communicator_create(session, kTimeoutMs, &comm, &err));
+  CHECK(gtrain_communicator_rank(comm) == 0 && gtrain_communicator_size(comm) == 1);
+  TestCollectives(comm);
+  TestCheckpoint(session, comm, uri);
+  TestFork(session, comm);
+  CheckNoSignalHandlers();
+  gtrain_session_free(session); /* before the communicator: any order is fine */
+  OK(gtrain_barrier(comm, NULL, NULL, &err));
+  gtrain_communicator_free(comm);
+
+  snprintf(command, sizeof(command), "rm -rf '%s'", folder);
+  CHECK(system(command) == 0);
+  puts("ok");
+  return 0;
+}

@@ -1,0 +1,152 @@
+// Checkpoints of gtrain_c.h.
+#include <cmath>
+#include <utility>
+#include <vector>
+
+#include "base/status_macros.h"
+#include "runtime/capi/handles.h"
+
+namespace gtrain::capi {
+namespace {
+
+constexpr int kDimensionsMax = 32;
+
+absl::StatusOr<CheckpointOptions> OptionsFrom(const gtrain_checkpoint_options* in) {
+  CheckpointOptions options;
+  if (in == nullptr) return options;
+  if (in->size < sizeof(gtrain_checkpoint_options)) {
+    return absl::InvalidArgumentError("`size` of gtrain_checkpoint_options is not its sizeof");
+  }
+  if (in->keep < 0 || in->every_steps < 0 || in->commit_timeout_ms < 0 || !std::isfinite(in->every_seconds) ||
+      in->every_seconds < 0) {
+    return absl::InvalidArgumentError("a number in gtrain_checkpoint_options is negative");
+  }
+  if (in->uri != nullptr) options.uri = in->uri;
+  if (in->keep > 0) options.keep = in->keep;
+  if (in->every_steps > 0) options.every_steps = in->every_steps;
+  if (in->every_seconds > 0) options.every = absl::Seconds(in->every_seconds);
+  if (in->commit_timeout_ms > 0) options.commit_timeout = absl::Milliseconds(in->commit_timeout_ms);
+  return options;
+}
+
+absl::Status Open(gtrain_session* session, const gtrain_checkpoint_options* in, gtrain_checkpointer** out) {
+  if (out == nullptr) return absl::InvalidArgumentError("`out` is NULL");
+  *out = nullptr;
+  GT_RETURN_IF_ERROR(CheckHandle(session));
+  GT_ASSIGN_OR_RETURN(const CheckpointOptions options, OptionsFrom(in));
+  auto handle = std::make_unique<gtrain_checkpointer>();
+  handle->session = session->session;
+  GT_ASSIGN_OR_RETURN(handle->checkpointer, Checkpointer::Open(session->session.get(), options));
+  *out = handle.release();
+  return absl::OkStatus();
+}
+
+absl::Status AddReplicated(gtrain_checkpointer* handle, const char* name, void* data, const int64_t* shape,
+                           int dimensions, gtrain_dtype dtype) {
+  GT_RETURN_IF_ERROR(CheckHandle(handle));
+  if (name == nullptr) return absl::InvalidArgumentError("the name is NULL");
+  if (dimensions < 0 || dimensions > kDimensionsMax || (dimensions > 0 && shape == nullptr)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(name, ": a tensor has 0 to ", kDimensionsMax, " dimensions"));
+  }
+  GT_ASSIGN_OR_RETURN(const DType type, DTypeFrom(dtype));
+  size_t count = 1;
+  for (int d = 0; d < dimensions; ++d) {
+    if (shape[d] < 0 || __builtin_mul_overflow(count, static_cast<size_t>(shape[d]), &count)) {
+      return absl::InvalidArgumentError(absl::StrCat(name, ": dimension ", d, " has the size ", shape[d]));
+    }
+  }
+  GT_RETURN_IF_ERROR(CheckBuffer(data, count, type));
+  return handle->checkpointer->AddReplicated(name, data, std::vector<int64_t>(shape, shape + dimensions),
+                                             type);
+}
+
+absl::Status StoreSaved(absl::StatusOr<bool> result, int* saved) {
+  if (saved != nullptr) *saved = result.ok() && *result ? 1 : 0;
+  return result.status();
+}
+
+}  // namespace
+}  // namespace gtrain::capi
+
+using gtrain::capi::Call;
+using gtrain::capi::CheckHandle;
+using gtrain::capi::StoreSaved;
+
+extern "C" {
+
+gtrain_status gtrain_checkpointer_open(gtrain_session* session, const gtrain_checkpoint_options* options,
+                                       gtrain_checkpointer** out, gtrain_error* error) {
+  return Call(error, [&] { return gtrain::capi::Open(session, options, out); });
+}
+
+void gtrain_checkpointer_free(gtrain_checkpointer* checkpointer) { gtrain::capi::FreeHandle(checkpointer); }
+
+gtrain_status gtrain_checkpointer_add_replicated(gtrain_checkpointer* checkpointer, const char* name,
+                                                 void* data, const int64_t* shape, int dimensions,
+                                                 gtrain_dtype dtype, gtrain_error* error) {
+  return Call(
+      error, [&] { return gtrain::capi::AddReplicated(checkpointer, name, data, shape, dimensions, dtype); });
+}
+
+gtrain_status gtrain_checkpointer_add_per_rank(gtrain_checkpointer* checkpointer, const char* name,
+                                               void* data, size_t bytes, gtrain_error* error) {
+  return Call(error, [&]() -> absl::Status {
+    GT_RETURN_IF_ERROR(CheckHandle(checkpointer));
+    if (name == nullptr) return absl::InvalidArgumentError("the name is NULL");
+    GT_RETURN_IF_ERROR(gtrain::capi::CheckBuffer(data, bytes, gtrain::DType::kUint8));
+    return checkpointer->checkpointer->AddPerRank(name, data, bytes);
+  });
+}
+
+gtrain_status gtrain_checkpointer_restore(gtrain_checkpointer* checkpointer, int64_t* step,
+                                          gtrain_error* error) {
+  return Call(error, [&]() -> absl::Status {
+    GT_RETURN_IF_ERROR(CheckHandle(checkpointer));
+    if (step == nullptr) return absl::InvalidArgumentError("`step` is NULL");
+    *step = -1;
+    GT_ASSIGN_OR_RETURN(const std::optional<gtrain::RestoredStep> restored,
+                        checkpointer->checkpointer->Restore());
+    if (restored.has_value()) *step = restored->step;
+    return absl::OkStatus();
+  });
+}
+
+gtrain_status gtrain_checkpointer_save(gtrain_checkpointer* checkpointer, int64_t step, int* saved,
+                                       gtrain_error* error) {
+  return Call(error, [&]() -> absl::Status {
+    GT_RETURN_IF_ERROR(CheckHandle(checkpointer));
+    return StoreSaved(checkpointer->checkpointer->Save(step), saved);
+  });
+}
+
+gtrain_status gtrain_checkpointer_save_if_due(gtrain_checkpointer* checkpointer, int64_t step,
+                                              gtrain_communicator* comm, int* saved, gtrain_error* error) {
+  return Call(error, [&]() -> absl::Status {
+    GT_RETURN_IF_ERROR(CheckHandle(checkpointer));
+    GT_RETURN_IF_ERROR(CheckHandle(comm));
+    return comm->queue->RunNow(
+        [&] { return StoreSaved(checkpointer->checkpointer->SaveIfDue(step, comm->comm.get()), saved); });
+  });
+}
+
+gtrain_status gtrain_checkpointer_wait(gtrain_checkpointer* checkpointer, int64_t timeout_ms,
+                                       gtrain_error* error) {
+  return Call(error, [&]() -> absl::Status {
+    GT_RETURN_IF_ERROR(CheckHandle(checkpointer));
+    GT_ASSIGN_OR_RETURN(const absl::Duration timeout, gtrain::capi::TimeoutFrom(timeout_ms));
+    return checkpointer->checkpointer->Wait(timeout);
+  });
+}
+
+gtrain_status gtrain_checkpointer_last_committed(gtrain_checkpointer* checkpointer, int64_t* step,
+                                                 gtrain_error* error) {
+  return Call(error, [&]() -> absl::Status {
+    GT_RETURN_IF_ERROR(CheckHandle(checkpointer));
+    if (step == nullptr) return absl::InvalidArgumentError("`step` is NULL");
+    *step = checkpointer->checkpointer->LastCommitted().value_or(-1);
+    return absl::OkStatus();
+  });
+}
+
+}  // extern "C"

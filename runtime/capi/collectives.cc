@@ -1,0 +1,157 @@
+// Communicators and collectives of gtrain_c.h.
+#include <utility>
+
+#include "base/status_macros.h"
+#include "runtime/capi/handles.h"
+
+namespace gtrain::capi {
+namespace {
+
+absl::StatusOr<ReduceOp> OpFrom(gtrain_op op) {
+  switch (op) {
+    case GTRAIN_SUM:
+      return ReduceOp::kSum;
+    case GTRAIN_MEAN:
+      return ReduceOp::kMean;
+    case GTRAIN_MIN:
+      return ReduceOp::kMin;
+    case GTRAIN_MAX:
+      return ReduceOp::kMax;
+  }
+  return absl::InvalidArgumentError(absl::StrCat("no such reduction: ", static_cast<int>(op)));
+}
+
+absl::Status CheckCollective(const gtrain_communicator* comm, const void* stream) {
+  GT_RETURN_IF_ERROR(CheckHandle(comm));
+  if (stream == nullptr) return absl::OkStatus();
+  return absl::UnimplementedError("`stream` must be NULL: collectives work on host memory only");
+}
+
+// Runs the operation now, or queues it and hands out a request.
+absl::Status Start(gtrain_communicator* comm, gtrain_request** out, OperationQueue::Work work) {
+  if (out == nullptr) return comm->queue->RunNow(work);
+  *out = nullptr;
+  auto request = std::make_unique<gtrain_request>();
+  GT_ASSIGN_OR_RETURN(request->operation, comm->queue->Submit(std::move(work)));
+  *out = request.release();
+  return absl::OkStatus();
+}
+
+absl::Status CreateCommunicator(gtrain_session* session, int64_t timeout_ms, gtrain_communicator** out) {
+  if (out == nullptr) return absl::InvalidArgumentError("`out` is NULL");
+  *out = nullptr;
+  GT_RETURN_IF_ERROR(CheckHandle(session));
+  GT_ASSIGN_OR_RETURN(const absl::Duration timeout, TimeoutFrom(timeout_ms));
+  auto handle = std::make_unique<gtrain_communicator>();
+  handle->session = session->session;
+  GT_ASSIGN_OR_RETURN(handle->comm, session->session->MakeCommunicator({.timeout = timeout}));
+  handle->rank = handle->comm->rank();
+  handle->size = handle->comm->size();
+  handle->queue = std::make_unique<OperationQueue>(timeout + absl::Seconds(1));
+  *out = handle.release();
+  return absl::OkStatus();
+}
+
+absl::Status WaitFor(gtrain_request* request, int64_t timeout_ms, int* done) {
+  if (done != nullptr) *done = 0;
+  GT_RETURN_IF_ERROR(CheckHandle(request));
+  GT_ASSIGN_OR_RETURN(const absl::Duration timeout, TimeoutFrom(timeout_ms));
+  std::optional<absl::Status> status = request->operation->Wait(timeout);
+  if (!status.has_value()) {
+    return absl::DeadlineExceededError(absl::StrCat("the operation still goes on after ", timeout_ms, " ms"));
+  }
+  if (done != nullptr) *done = 1;
+  return *std::move(status);
+}
+
+}  // namespace
+}  // namespace gtrain::capi
+
+using gtrain::DType;
+using gtrain::ReduceOp;
+using gtrain::capi::Call;
+using gtrain::capi::CheckBuffer;
+using gtrain::capi::CheckCollective;
+using gtrain::capi::CheckHandle;
+using gtrain::capi::DTypeFrom;
+using gtrain::capi::Start;
+
+extern "C" {
+
+gtrain_status gtrain_communicator_create(gtrain_session* session, int64_t timeout_ms,
+                                         gtrain_communicator** out, gtrain_error* error) {
+  return Call(error, [&] { return gtrain::capi::CreateCommunicator(session, timeout_ms, out); });
+}
+
+void gtrain_communicator_free(gtrain_communicator* comm) { gtrain::capi::FreeHandle(comm); }
+
+int gtrain_communicator_rank(const gtrain_communicator* comm) { return comm->rank; }
+int gtrain_communicator_size(const gtrain_communicator* comm) { return comm->size; }
+
+gtrain_status gtrain_allocate(gtrain_communicator* comm, size_t bytes, void** out, gtrain_error* error) {
+  return Call(error, [&]() -> absl::Status {
+    if (out == nullptr) return absl::InvalidArgumentError("`out` is NULL");
+    *out = nullptr;
+    GT_RETURN_IF_ERROR(CheckHandle(comm));
+    // Allocation may be collective: it takes its turn behind what is queued.
+    return comm->queue->RunNow([&]() -> absl::Status {
+      GT_ASSIGN_OR_RETURN(*out, comm->comm->Allocate(bytes));
+      return absl::OkStatus();
+    });
+  });
+}
+
+gtrain_status gtrain_all_reduce(gtrain_communicator* comm, void* data, size_t count, gtrain_dtype dtype,
+                                gtrain_op op, void* stream, gtrain_request** out, gtrain_error* error) {
+  return Call(error, [&]() -> absl::Status {
+    GT_RETURN_IF_ERROR(CheckCollective(comm, stream));
+    GT_ASSIGN_OR_RETURN(const DType type, DTypeFrom(dtype));
+    GT_ASSIGN_OR_RETURN(const ReduceOp reduce, gtrain::capi::OpFrom(op));
+    GT_RETURN_IF_ERROR(CheckBuffer(data, count, type));
+    return Start(comm, out, [=, c = comm->comm.get()] { return c->AllReduce(data, count, type, reduce); });
+  });
+}
+
+gtrain_status gtrain_broadcast(gtrain_communicator* comm, void* data, size_t count, gtrain_dtype dtype,
+                               int root, void* stream, gtrain_request** out, gtrain_error* error) {
+  return Call(error, [&]() -> absl::Status {
+    GT_RETURN_IF_ERROR(CheckCollective(comm, stream));
+    GT_ASSIGN_OR_RETURN(const DType type, DTypeFrom(dtype));
+    GT_RETURN_IF_ERROR(CheckBuffer(data, count, type));
+    if (root < 0 || root >= comm->size) {
+      return absl::InvalidArgumentError(absl::StrCat("root ", root, " is not one of ", comm->size, " ranks"));
+    }
+    return Start(comm, out, [=, c = comm->comm.get()] { return c->Broadcast(data, count, type, root); });
+  });
+}
+
+gtrain_status gtrain_all_gather(gtrain_communicator* comm, const void* input, void* output, size_t count,
+                                gtrain_dtype dtype, void* stream, gtrain_request** out, gtrain_error* error) {
+  return Call(error, [&]() -> absl::Status {
+    GT_RETURN_IF_ERROR(CheckCollective(comm, stream));
+    GT_ASSIGN_OR_RETURN(const DType type, DTypeFrom(dtype));
+    GT_RETURN_IF_ERROR(CheckBuffer(input, count, type));
+    if (count > SIZE_MAX / static_cast<size_t>(comm->size)) {
+      return absl::InvalidArgumentError("the output of all ranks cannot be in memory");
+    }
+    GT_RETURN_IF_ERROR(CheckBuffer(output, count * static_cast<size_t>(comm->size), type));
+    return Start(comm, out, [=, c = comm->comm.get()] { return c->AllGather(input, output, count, type); });
+  });
+}
+
+gtrain_status gtrain_barrier(gtrain_communicator* comm, void* stream, gtrain_request** out,
+                             gtrain_error* error) {
+  return Call(error, [&]() -> absl::Status {
+    GT_RETURN_IF_ERROR(CheckCollective(comm, stream));
+    return Start(comm, out, [c = comm->comm.get()] { return c->Barrier(); });
+  });
+}
+
+gtrain_status gtrain_request_wait(gtrain_request* request, int64_t timeout_ms, int* done,
+                                  gtrain_error* error) {
+  return Call(error, [&] { return gtrain::capi::WaitFor(request, timeout_ms, done); });
+}
+
+void gtrain_request_free(gtrain_request* request) { gtrain::capi::FreeHandle(request); }
+
+}  // extern "C"

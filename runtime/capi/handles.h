@@ -1,0 +1,92 @@
+// What stands behind the opaque handles of gtrain_c.h, and the frame that every call runs in.
+#pragma once
+#include <sys/types.h>
+#include <unistd.h>
+
+#include <exception>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
+#include "gtrain/checkpoint.h"
+#include "gtrain/communicator.h"
+#include "gtrain/gtrain_c.h"
+#include "gtrain/session.h"
+#include "runtime/capi/operation_queue.h"
+
+// Members are declared so that they are destroyed in the right order: what depends comes last.
+struct gtrain_session {
+  pid_t owner = getpid();
+  std::shared_ptr<gtrain::Session> session;
+  // Copies, so that a forked child can ask without touching the session.
+  int rank = 0, local_rank = 0, world_size = 1;
+  uint64_t generation = 0, timeline = 0;
+  bool managed = false;
+  std::string job;
+};
+
+struct gtrain_communicator {
+  pid_t owner = getpid();
+  std::shared_ptr<gtrain::Session> session;
+  std::unique_ptr<gtrain::Communicator> comm;
+  int rank = 0, size = 1;
+  std::unique_ptr<gtrain::capi::OperationQueue> queue;
+};
+
+struct gtrain_request {
+  pid_t owner = getpid();
+  std::shared_ptr<gtrain::capi::Operation> operation;
+};
+
+struct gtrain_checkpointer {
+  pid_t owner = getpid();
+  std::shared_ptr<gtrain::Session> session;
+  std::unique_ptr<gtrain::Checkpointer> checkpointer;
+};
+
+namespace gtrain::capi {
+
+gtrain_status Fill(const absl::Status& status, gtrain_error* error) noexcept;
+
+// Runs the body of one C function: what it throws becomes a status.
+template <typename Body>
+gtrain_status Call(gtrain_error* error, Body body) noexcept {
+  try {
+    return Fill(body(), error);
+  } catch (const std::bad_alloc&) {
+    return Fill(absl::Status(absl::StatusCode::kResourceExhausted, ""), error);
+  } catch (const std::exception& e) {
+    return Fill(absl::InternalError(e.what()), error);
+  } catch (...) {
+    return Fill(absl::Status(absl::StatusCode::kInternal, ""), error);
+  }
+}
+
+inline absl::Status ForkedError() {
+  return absl::FailedPreconditionError(
+      "this process was forked from the rank that joined; only that one may call gtrain");
+}
+
+// The handle is there and belongs to this process.
+template <typename Handle>
+absl::Status CheckHandle(const Handle* handle) {
+  if (handle == nullptr) return absl::InvalidArgumentError("the handle is NULL");
+  return handle->owner == getpid() ? absl::OkStatus() : ForkedError();
+}
+
+// In a forked child the handle is left alone: its threads and sockets are the parent's.
+template <typename Handle>
+void FreeHandle(Handle* handle) noexcept {
+  if (handle != nullptr && handle->owner == getpid()) delete handle;
+}
+
+absl::StatusOr<absl::Duration> TimeoutFrom(int64_t timeout_ms);
+absl::StatusOr<DType> DTypeFrom(gtrain_dtype dtype);
+// Fails where data is NULL with a count, or count elements cannot exist.
+absl::Status CheckBuffer(const void* data, size_t count, DType dtype);
+
+}  // namespace gtrain::capi
