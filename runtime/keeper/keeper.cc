@@ -61,7 +61,8 @@ bool Keeper::PlaceRankSocket() {
   rank_socket_ = options_.dir + "/rank.sock";
   if (rank_socket_.size() >= sizeof(sockaddr_un::sun_path)) {
     const char* base = getenv("XDG_RUNTIME_DIR");
-    std::string dir = (base != nullptr && strlen(base) < 60 ? std::string(base) : "/tmp") + "/gtrain-XXXXXX";
+    const bool usable = base != nullptr && base[0] == '/' && strlen(base) < 60 && access(base, W_OK) == 0;
+    std::string dir = std::string(usable ? base : "/tmp") + "/gtrain-XXXXXX";
     if (mkdtemp(dir.data()) == nullptr) {
       fprintf(stderr, "gtrain-keeper: cannot make a short directory for the rank socket: %s\n",
               strerror(errno));

@@ -1,0 +1,713 @@
+// The real keeper binary with real processes. Each test speaks the agent's protocol through KeeperClient;
+// waits are conditions with deadlines. When run as root the whole set runs a second time as an ordinary user
+// (see main).
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "runtime/host/keeper_client.h"
+#include "runtime/keeper/log_stream.h"
+#include "runtime/keeper/posix.h"
+#include "runtime/keeper/rank_protocol.h"
+
+namespace gtrain::host {
+namespace {
+
+namespace fs = std::filesystem;
+using keeper::Cause;
+using ::testing::HasSubstr;
+
+constexpr absl::Duration kPatience = absl::Seconds(60);
+
+std::string KeeperBinary() {
+  const char* build = std::getenv("GTRAIN_BUILD_DIR");
+  return std::string(build != nullptr ? build : "build") + "/bin/gtrain-keeper";
+}
+
+bool Alive(int64_t pid) {
+  keeper::ProcessEntry entry;
+  return keeper::ReadProcess(static_cast<pid_t>(pid), &entry) && !entry.zombie;
+}
+
+class KeeperTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    std::string base = ::testing::TempDir() + "/keeper-XXXXXX";
+    ASSERT_NE(mkdtemp(base.data()), nullptr);
+    base_ = base;
+    dir_ = base_ + "/k";
+    ASSERT_EQ(mkdir(dir_.c_str(), 0700), 0);
+  }
+
+  void TearDown() override {
+    if (client_ != nullptr) {
+      client_->Send(keeper::Quit{"the test is over"});
+      (void)client_->Flush();
+    }
+    const bool gone = Until([&] { return !KeeperPid(dir_).ok(); });
+    EXPECT_TRUE(gone) << "the keeper did not leave";
+    if (!gone) kill(static_cast<pid_t>(*KeeperPid(dir_)), SIGKILL);
+    EXPECT_EQ(KillOrphans(dir_), 0u) << "the test left processes behind";
+    fs::remove_all(base_);
+  }
+
+  static bool Until(const std::function<bool()>& condition, absl::Duration patience = kPatience) {
+    const absl::Time deadline = absl::Now() + patience;
+    while (!condition()) {
+      if (absl::Now() > deadline) return false;
+      absl::SleepFor(absl::Milliseconds(5));
+    }
+    return true;
+  }
+
+  void Start(const std::vector<std::string>& args = {}) {
+    ASSERT_TRUE(StartKeeper(KeeperBinary(), dir_, "job-1", args).ok());
+    Attach();
+  }
+
+  void Attach(uint64_t lease_ms = 0) {
+    ASSERT_TRUE(Until([&] {
+      auto connected = KeeperClient::Connect(dir_);
+      if (connected.ok()) client_ = std::move(*connected);
+      return connected.ok();
+    }));
+    client_->Send(keeper::Attach{keeper::kAgentProtocol, lease_ms});
+    const keeper::State* state = Wait<keeper::State>([](const keeper::State&) { return true; });
+    ASSERT_NE(state, nullptr);
+    state_ = *state;
+  }
+
+  // Drops the connection as a killed agent would.
+  void LoseAgent() {
+    client_.reset();
+    seen_.clear();
+  }
+
+  void Pump() {
+    if (client_ == nullptr) return;
+    pollfd fd = {client_->fd(), POLLIN, 0};
+    poll(&fd, 1, 20);
+    (void)client_->Flush();
+    auto reports = client_->Receive();
+    if (!reports.ok()) {
+      closed_ = true;
+      return;
+    }
+    for (keeper::Report& report : *reports)
+      seen_.push_back(std::make_unique<keeper::Report>(std::move(report)));
+  }
+
+  // The first report of kind T that fits, now or later; nullptr after the deadline.
+  template <typename T>
+  const T* Wait(const std::function<bool(const T&)>& fits, absl::Duration patience = kPatience) {
+    const T* found = nullptr;
+    Until(
+        [&] {
+          Pump();
+          for (const auto& report : seen_) {
+            const T* value = std::get_if<T>(report.get());
+            if (value != nullptr && fits(*value)) found = value;
+          }
+          return found != nullptr;
+        },
+        patience);
+    return found;
+  }
+  const keeper::Exited* WaitExit(int rank, uint64_t generation = 1) {
+    return Wait<keeper::Exited>(
+        [=](const keeper::Exited& exit) { return exit.rank == rank && exit.generation == generation; });
+  }
+  const keeper::Started* WaitStarted(int rank, uint64_t generation = 1) {
+    return Wait<keeper::Started>(
+        [=](const keeper::Started& start) { return start.rank == rank && start.generation == generation; });
+  }
+  const keeper::Gone* WaitGone(uint64_t generation = 1) {
+    return Wait<keeper::Gone>([=](const keeper::Gone& gone) { return gone.generation == generation; });
+  }
+
+  std::string Path(const std::string& name) const { return base_ + "/" + name; }
+  std::string OutPath(int rank) const { return Path(absl::StrCat("rank-", rank, ".out")); }
+  std::string ErrPath(int rank) const { return Path(absl::StrCat("rank-", rank, ".err")); }
+  static std::string Slurp(const std::string& path) { return keeper::ReadSmallFile(path, 256 << 20); }
+
+  keeper::StartRank Rank(int rank, std::vector<std::string> argv, uint64_t generation = 1) {
+    keeper::StartRank start;
+    start.generation = generation;
+    start.rank = rank;
+    start.token = std::string(31, '0') + static_cast<char>('a' + rank);
+    start.argv = std::move(argv);
+    start.env = {{"PATH", "/usr/bin:/bin"}, {"GTRAIN_GENERATION", absl::StrCat(generation)}};
+    start.cwd = base_;
+    start.out_path = OutPath(rank);
+    start.err_path = ErrPath(rank);
+    start.report_path = Path(absl::StrCat("report-", rank));
+    start.notice_path = Path(absl::StrCat("notice-", rank));
+    return start;
+  }
+  void Launch(const std::vector<std::string>& scripts, uint64_t generation = 1, uint64_t shm = 1 << 20) {
+    client_->Send(keeper::BeginGeneration{generation, static_cast<uint32_t>(scripts.size()), shm, "note"});
+    for (size_t i = 0; i < scripts.size(); ++i) {
+      client_->Send(Rank(static_cast<int>(i), {"bash", "-c", scripts[i]}, generation));
+    }
+  }
+  void End(keeper::End mode, uint64_t grace_ms, uint64_t generation = 1) {
+    client_->Send(keeper::EndGeneration{generation, mode, grace_ms, "the test says so"});
+  }
+  // Pid a script wrote into a file.
+  int64_t PidIn(const std::string& name) {
+    Until([&] {
+      Pump();
+      return absl::EndsWith(Slurp(Path(name)), "\n");
+    });
+    return std::atoll(Slurp(Path(name)).c_str());
+  }
+
+  std::string base_, dir_;
+  std::unique_ptr<KeeperClient> client_;
+  std::vector<std::unique_ptr<keeper::Report>> seen_;
+  keeper::State state_;
+  bool closed_ = false;
+};
+
+TEST_F(KeeperTest, ExitCodesSignalsAndLastWords) {  // P1
+  Start();
+  Launch({"echo fine; exit 0", "echo bad news >&2; exit 3", "kill -SEGV $$"});
+  EXPECT_NE(WaitStarted(0), nullptr);
+  const auto* first = WaitExit(0);
+  ASSERT_NE(first, nullptr);
+  EXPECT_EQ(first->cause, Cause::kExited);
+  EXPECT_EQ(first->code, 0);
+  EXPECT_EQ(first->tail, "fine\n");
+  const auto* second = WaitExit(1);
+  ASSERT_NE(second, nullptr);
+  EXPECT_EQ(second->code, 3);
+  EXPECT_EQ(second->tail, "bad news\n");
+  const auto* third = WaitExit(2);
+  ASSERT_NE(third, nullptr);
+  EXPECT_EQ(third->cause, Cause::kSignal);
+  EXPECT_EQ(third->signal, SIGSEGV);
+  EXPECT_THAT(third->message, HasSubstr("SIGSEGV"));
+  const auto* gone = WaitGone();
+  ASSERT_NE(gone, nullptr);
+  EXPECT_TRUE(gone->clean);
+  EXPECT_EQ(Slurp(OutPath(0)), "fine\n");
+  EXPECT_EQ(Slurp(ErrPath(1)), "bad news\n");
+}
+
+TEST_F(KeeperTest, ProgramThatCannotStartSaysWhy) {  // P17
+  Start();
+  client_->Send(keeper::BeginGeneration{1, 3, 0, ""});
+  client_->Send(Rank(0, {"no-such-program"}));
+  client_->Send(Rank(1, {"/etc/passwd"}));
+  auto lost = Rank(2, {"true"});
+  lost.cwd = "/no/such/directory";
+  client_->Send(lost);
+  const auto* missing = WaitExit(0);
+  ASSERT_NE(missing, nullptr);
+  EXPECT_EQ(missing->cause, Cause::kStartFailed);
+  EXPECT_EQ(missing->code, 127);
+  EXPECT_THAT(missing->message, HasSubstr("no-such-program"));
+  EXPECT_THAT(missing->message, HasSubstr("PATH=/usr/bin:/bin"));
+  const auto* forbidden = WaitExit(1);
+  ASSERT_NE(forbidden, nullptr);
+  EXPECT_EQ(forbidden->code, 126);
+  const auto* nowhere = WaitExit(2);
+  ASSERT_NE(nowhere, nullptr);
+  EXPECT_EQ(nowhere->cause, Cause::kStartFailed);
+  EXPECT_THAT(nowhere->message, HasSubstr("/no/such/directory"));
+  EXPECT_NE(WaitGone(), nullptr);
+}
+
+TEST_F(KeeperTest, DeathBeforeHelloIsReportedAtOnce) {  // P17
+  Start();
+  Launch({"exec sleep 600"});
+  const auto* started = WaitStarted(0);
+  ASSERT_NE(started, nullptr);
+  kill(static_cast<pid_t>(started->pid), SIGKILL);
+  const auto* exit = WaitExit(0);
+  ASSERT_NE(exit, nullptr);
+  EXPECT_EQ(exit->cause, Cause::kSignal);
+  EXPECT_EQ(exit->signal, SIGKILL);
+  EXPECT_EQ(exit->pid, started->pid);
+}
+
+TEST_F(KeeperTest, EscapedProcessesDieWithTheGeneration) {  // P6
+  Start();
+  Launch({"setsid bash -c 'setsid sleep 600 & echo $! > escaped; disown' & wait; exec sleep 600"});
+  const int64_t escaped = PidIn("escaped");
+  ASSERT_GT(escaped, 0);
+  ASSERT_TRUE(Alive(escaped));
+  End(keeper::End::kReform, 200);
+  const auto* gone = WaitGone();
+  ASSERT_NE(gone, nullptr);
+  EXPECT_TRUE(gone->clean);
+  EXPECT_FALSE(Alive(escaped));
+  const auto* exit = WaitExit(0);
+  ASSERT_NE(exit, nullptr);
+  EXPECT_EQ(exit->cause, Cause::kStopped);
+  EXPECT_THAT(exit->message, HasSubstr("the test says so"));
+}
+
+TEST_F(KeeperTest, GrandchildHoldingStdoutDelaysNothing) {  // P7
+  Start();
+  Launch({"sleep 600 & echo $! > holder; echo done"});
+  const auto* exit = WaitExit(0);
+  ASSERT_NE(exit, nullptr);
+  EXPECT_EQ(exit->code, 0);
+  EXPECT_EQ(exit->tail, "done\n");
+  ASSERT_NE(WaitGone(), nullptr);
+  EXPECT_FALSE(Alive(PidIn("holder")));
+}
+
+TEST_F(KeeperTest, FloodOfOutputIsBoundedMarkedAndNeverBlocks) {  // P8
+  Start({"--log-max", "1048576"});
+  // 400 MB in one go; the last line must be there whatever was dropped.
+  Launch({"head -c 400000000 /dev/zero | tr '\\0' y; echo; echo last words"});
+  const auto* exit = WaitExit(0);
+  ASSERT_NE(exit, nullptr);
+  EXPECT_TRUE(absl::EndsWith(exit->tail, "last words\n"));
+  ASSERT_NE(WaitGone(), nullptr);
+  struct stat info;
+  ASSERT_EQ(stat(OutPath(0).c_str(), &info), 0);
+  EXPECT_LT(info.st_blocks * 512, 64 << 20);
+  EXPECT_LT(info.st_size, 400000000);
+  const std::string log = Slurp(OutPath(0));
+  EXPECT_THAT(log.substr(0, log.size()), HasSubstr("bytes dropped]"));
+  EXPECT_TRUE(absl::EndsWith(log, "last words\n"));
+}
+
+TEST_F(KeeperTest, HugeLineOfBinaryBytesPassesThrough) {  // P9
+  Start();
+  Launch({"head -c 30000000 /dev/zero; printf '\\xff\\xfe\\033[31mend'"});
+  const auto* exit = WaitExit(0);
+  ASSERT_NE(exit, nullptr);
+  EXPECT_EQ(exit->tail.size(), keeper::kTailBytes);
+  EXPECT_TRUE(absl::EndsWith(exit->tail, "\xff\xfe\033[31mend"));
+  ASSERT_NE(WaitGone(), nullptr);
+  EXPECT_EQ(fs::file_size(OutPath(0)), 30000000u + 10u);
+}
+
+TEST_F(KeeperTest, ZombieStormIsReaped) {  // P11
+  Start();
+  Launch({"for i in $(seq 300); do (setsid true &) ; done; exec sleep 600"});
+  ASSERT_NE(WaitStarted(0), nullptr);
+  const int64_t keeper = *KeeperPid(dir_);
+  EXPECT_TRUE(Until([&] {
+    Pump();
+    int children = 0;
+    for (const auto& process : keeper::ListProcesses()) {
+      if (process.parent == keeper && process.zombie) ++children;
+    }
+    return children == 0 && Slurp("/proc/" + std::to_string(keeper) + "/stat").size() > 0;
+  }));
+  End(keeper::End::kStopNow, 0);
+  EXPECT_NE(WaitGone(), nullptr);
+}
+
+TEST_F(KeeperTest, IgnoredTermEndsInKillAfterTheGrace) {  // P13
+  Start();
+  Launch({"trap '' TERM; echo ready > ready; while true; do sleep 0.2; done"});
+  ASSERT_TRUE(Until([&] {
+    Pump();
+    return fs::exists(Path("ready"));
+  }));
+  End(keeper::End::kStop, 300);
+  const auto* exit = WaitExit(0);
+  ASSERT_NE(exit, nullptr);
+  EXPECT_EQ(exit->cause, Cause::kStopped);
+  EXPECT_EQ(exit->signal, SIGKILL);
+  EXPECT_NE(WaitGone(), nullptr);
+}
+
+TEST_F(KeeperTest, CleanExitDuringAStopKeepsItsCode) {
+  Start();
+  Launch({"trap 'echo saved; exit 0' TERM; echo ready > ready; while true; do sleep 0.1; done"});
+  ASSERT_TRUE(Until([&] {
+    Pump();
+    return fs::exists(Path("ready"));
+  }));
+  End(keeper::End::kStop, 30000);
+  const auto* exit = WaitExit(0);
+  ASSERT_NE(exit, nullptr);
+  EXPECT_EQ(exit->cause, Cause::kExited);
+  EXPECT_EQ(exit->code, 0);
+  EXPECT_NE(WaitGone(), nullptr);
+}
+
+TEST_F(KeeperTest, RanksInheritNoDescriptors) {  // P15
+  Start();
+  Launch({"ls -l /proc/self/fd | sed 's/.* -> //' ; ulimit -c"});
+  const auto* exit = WaitExit(0);
+  ASSERT_NE(exit, nullptr);
+  EXPECT_THAT(exit->tail, ::testing::Not(HasSubstr("socket")));
+  EXPECT_THAT(exit->tail, ::testing::Not(HasSubstr("memfd")));
+  EXPECT_THAT(exit->tail, ::testing::Not(HasSubstr("anon_inode")));
+  EXPECT_THAT(exit->tail, ::testing::EndsWith("0\n"));
+}
+
+TEST_F(KeeperTest, NewAgentGetsExitsOutputAndLiveRanks) {  // P4
+  Start();
+  Launch({"echo early; exec sleep 600", "while [ ! -e go ]; do sleep 0.05; done; echo late; exit 7"});
+  const auto* first = WaitStarted(0);
+  ASSERT_NE(first, nullptr);
+  const int64_t pid = first->pid;
+  ASSERT_NE(WaitStarted(1), nullptr);
+  LoseAgent();
+  std::ofstream(Path("go")) << "go";
+  ASSERT_TRUE(Until([&] { return fs::exists(dir_ + "/exits/1-1"); }));
+  EXPECT_TRUE(Alive(pid));
+  Attach();
+  ASSERT_EQ(state_.generations.size(), 1u);
+  const keeper::GenerationHeld& held = state_.generations[0];
+  EXPECT_EQ(held.note, "note");
+  ASSERT_EQ(held.ranks.size(), 2u);
+  EXPECT_TRUE(held.ranks[0].running);
+  EXPECT_EQ(held.ranks[0].pid, pid);
+  EXPECT_FALSE(held.ranks[1].running);
+  ASSERT_EQ(held.unacked.size(), 1u);
+  EXPECT_EQ(held.unacked[0].code, 7);
+  EXPECT_EQ(held.unacked[0].tail, "late\n");
+  const auto* output =
+      Wait<keeper::Output>([](const keeper::Output& o) { return o.rank == 0 && !o.is_stderr; });
+  ASSERT_NE(output, nullptr);
+  EXPECT_EQ(output->bytes, "early\n");
+  client_->Send(keeper::AckExit{1, 1});
+  ASSERT_TRUE(Until([&] {
+    Pump();
+    return !fs::exists(dir_ + "/exits/1-1");
+  }));
+  End(keeper::End::kStopNow, 0);
+  EXPECT_NE(WaitGone(), nullptr);
+}
+
+TEST_F(KeeperTest, RanksEndWhenNoAgentComesBack) {  // P4
+  Start();
+  Attach(/*lease_ms=*/300);
+  Launch({"exec sleep 600"});
+  ASSERT_NE(WaitStarted(0), nullptr);
+  LoseAgent();
+  ASSERT_TRUE(Until([&] { return fs::exists(dir_ + "/exits/1-0"); }));
+  Attach();
+  ASSERT_EQ(state_.generations.size(), 1u);
+  EXPECT_EQ(state_.highest_revoked, 1u);
+  ASSERT_EQ(state_.generations[0].unacked.size(), 1u);
+  EXPECT_EQ(state_.generations[0].unacked[0].cause, Cause::kStopped);
+  EXPECT_THAT(state_.generations[0].unacked[0].message, HasSubstr("no agent came back"));
+}
+
+TEST_F(KeeperTest, KilledKeeperLeavesRanksThatCanBeFoundAndEnded) {
+  Start();
+  Launch({"setsid bash -c 'echo $$ > escaped; exec sleep 600' & exec sleep 600"});
+  const auto* started = WaitStarted(0);
+  ASSERT_NE(started, nullptr);
+  const int64_t escaped = PidIn("escaped");
+  kill(static_cast<pid_t>(*KeeperPid(dir_)), SIGKILL);
+  ASSERT_TRUE(Until([&] {
+    Pump();
+    return closed_;
+  }));
+  client_.reset();
+  EXPECT_TRUE(Alive(started->pid));
+  EXPECT_TRUE(Until([&] { return KillOrphans(dir_) == 0; }));
+  EXPECT_FALSE(Alive(started->pid));
+  EXPECT_FALSE(Alive(escaped));
+}
+
+TEST_F(KeeperTest, RevokedGenerationNeverStarts) {
+  Start();
+  End(keeper::End::kReform, 0, 5);
+  Launch({"touch started"}, 5);
+  Launch({"touch right"}, 6);
+  ASSERT_NE(WaitExit(0, 6), nullptr);
+  EXPECT_TRUE(fs::exists(Path("right")));
+  EXPECT_FALSE(fs::exists(Path("started")));
+}
+
+TEST_F(KeeperTest, TwoGenerationsEndSeparately) {
+  Start();
+  Launch({"setsid sleep 600 & echo $! > old; exec sleep 600"}, 1);
+  ASSERT_NE(WaitStarted(0, 1), nullptr);
+  Launch({"setsid sleep 600 & echo $! > new; exec sleep 600"}, 2);
+  ASSERT_NE(WaitStarted(0, 2), nullptr);
+  const int64_t old_child = PidIn("old"), new_child = PidIn("new");
+  End(keeper::End::kReform, 100, 1);
+  ASSERT_NE(WaitGone(1), nullptr);
+  EXPECT_FALSE(Alive(old_child));
+  EXPECT_TRUE(Alive(new_child));
+  End(keeper::End::kStopNow, 0, 2);
+  ASSERT_NE(WaitGone(2), nullptr);
+  EXPECT_FALSE(Alive(new_child));
+}
+
+TEST_F(KeeperTest, ReportFileIsForwardedAndTruncationSurvives) {
+  Start();
+  Launch({"echo '{\"step\":1}' >> report-0; echo '{\"step\":2}' >> report-0; exec sleep 600"});
+  auto start = Rank(0, {"true"});
+  ASSERT_NE(WaitStarted(0), nullptr);
+  std::ofstream(start.report_path, std::ios::app) << "{\"step\":3}\n";
+  const auto* report = Wait<keeper::ReportBytes>([](const keeper::ReportBytes&) { return true; });
+  ASSERT_NE(report, nullptr);
+  EXPECT_THAT(report->bytes, HasSubstr("{\"step\":3}\n"));
+}
+
+TEST_F(KeeperTest, NoticeWritesTheFileAndSignals) {
+  Start();
+  Launch({"trap 'cat notice-0; exit 5' USR1; echo ready > ready; while true; do sleep 0.1; done"});
+  ASSERT_TRUE(Until([&] {
+    Pump();
+    return fs::exists(Path("ready"));
+  }));
+  client_->Send(keeper::Notice{1, 42, SIGUSR1});
+  const auto* exit = WaitExit(0);
+  ASSERT_NE(exit, nullptr);
+  EXPECT_EQ(exit->code, 5);
+  EXPECT_EQ(exit->tail, "42\n");
+}
+
+TEST_F(KeeperTest, ExecRunsBesideTheRank) {
+  Start();
+  Launch({"exec sleep 600"});
+  ASSERT_NE(WaitStarted(0), nullptr);
+  client_->Send(keeper::Exec{9, 1, 0, {"bash", "-c", "pwd; echo g=$GTRAIN_GENERATION; exit 4"}, 30000});
+  const auto* done = Wait<keeper::ExecDone>([](const keeper::ExecDone& d) { return d.id == 9; });
+  ASSERT_NE(done, nullptr);
+  EXPECT_TRUE(done->ok);
+  EXPECT_EQ(done->status, 4);
+  EXPECT_THAT(done->output, HasSubstr(fs::path(base_).filename().string()));
+  EXPECT_THAT(done->output, HasSubstr("g=1"));
+  client_->Send(keeper::Exec{10, 1, 0, {"sleep", "600"}, 100});
+  const auto* late = Wait<keeper::ExecDone>([](const keeper::ExecDone& d) { return d.id == 10; });
+  ASSERT_NE(late, nullptr);
+  EXPECT_THAT(late->output, HasSubstr("longer than its limit"));
+}
+
+TEST_F(KeeperTest, OutOfMemoryIsNamed) {  // P2
+  if (access("/sys/fs/cgroup/memory/cgroup.procs", W_OK) != 0) {
+    GTEST_SKIP() << "no writable memory control group on this machine";
+  }
+  Start();
+  client_->Send(keeper::BeginGeneration{1, 1, 0, ""});
+  auto hog = Rank(0, {"bash", "-c", "x=$(head -c 200000000 /dev/zero | tr '\\0' x); echo ${#x}"});
+  hog.argv = {"python3", "-c", "x = bytearray(300 << 20); print(len(x))"};
+  hog.memory_limit = 64 << 20;
+  client_->Send(hog);
+  const auto* exit = WaitExit(0);
+  ASSERT_NE(exit, nullptr);
+  EXPECT_EQ(exit->cause, Cause::kOom) << exit->message << exit->tail;
+  EXPECT_THAT(exit->message, HasSubstr("64 MiB"));
+}
+
+// ---------------------------------------------------------------- the rank socket
+
+class FakeRank {
+ public:
+  explicit FakeRank(const std::string& dir) : fd_(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
+    sockaddr_un address = {};
+    address.sun_family = AF_UNIX;
+    const std::string elsewhere = keeper::ReadSmallFile(dir + "/rank-dir");
+    const std::string path = (elsewhere.empty() ? dir : elsewhere) + "/rank.sock";
+    std::memcpy(address.sun_path, path.c_str(), std::min(path.size() + 1, sizeof(address.sun_path)));
+    EXPECT_EQ(connect(fd_.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)), 0);
+    timeval limit = {60, 0};
+    setsockopt(fd_.get(), SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit));
+  }
+  void Send(uint16_t kind, const std::string& body) {
+    RankFrame frame{static_cast<uint32_t>(body.size()), kind, 0};
+    std::string bytes(reinterpret_cast<char*>(&frame), sizeof(frame));
+    bytes += body;
+    ASSERT_EQ(send(fd_.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL), static_cast<ssize_t>(bytes.size()));
+  }
+  void Hello(uint64_t generation, uint32_t rank, const std::string& token) {
+    RankHello hello{GTRAIN_RANK_PROTOCOL, rank, generation, {}};
+    std::memcpy(hello.token, token.data(), sizeof(hello.token));
+    Send(kRankHello, std::string(reinterpret_cast<char*>(&hello), sizeof(hello)));
+  }
+  void Arena(uint64_t id, uint64_t bytes) {
+    RankArenaRequest request{id, bytes};
+    Send(kRankArena, std::string(reinterpret_cast<char*>(&request), sizeof(request)));
+  }
+  // (0, "") at end of file.
+  std::pair<int, std::string> Next() {
+    RankFrame frame;
+    iovec part = {&frame, sizeof(frame)};
+    alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))];
+    msghdr message = {};
+    message.msg_iov = &part;
+    message.msg_iovlen = 1;
+    message.msg_control = control;
+    message.msg_controllen = sizeof(control);
+    if (recvmsg(fd_.get(), &message, MSG_WAITALL | MSG_CMSG_CLOEXEC) != sizeof(frame)) return {0, ""};
+    if (cmsghdr* header = CMSG_FIRSTHDR(&message)) {
+      int fd = -1;
+      std::memcpy(&fd, CMSG_DATA(header), sizeof(fd));
+      passed_.reset(fd);
+    }
+    std::string body(frame.bytes, '\0');
+    const ssize_t want = static_cast<ssize_t>(body.size());
+    EXPECT_TRUE(want == 0 || recv(fd_.get(), body.data(), body.size(), MSG_WAITALL) == want);
+    return {frame.kind, body};
+  }
+  int passed() const { return passed_.get(); }
+
+ private:
+  UniqueFd fd_, passed_;
+};
+
+TEST_F(KeeperTest, RankProtocolRelaysBothWaysAndRepeatsUntilAcknowledged) {
+  Start();
+  Launch({"exec sleep 600", "exec sleep 600"});
+  ASSERT_NE(WaitStarted(1), nullptr);
+  FakeRank rank(dir_);
+  rank.Hello(1, 1, Rank(1, {}).token);
+  EXPECT_EQ(rank.Next().first, kKeeperWelcome);
+  rank.Send(kRankToAgent, R"({"type":"joined"})");
+  const auto* relay = Wait<keeper::RelayUp>([](const keeper::RelayUp&) { return true; });
+  ASSERT_NE(relay, nullptr);
+  EXPECT_EQ(relay->rank, 1);
+  EXPECT_EQ(relay->json, R"({"type":"joined"})");
+  LoseAgent();
+  rank.Send(kRankToAgent, R"({"type":"progress","step":1})");
+  rank.Send(kRankToAgent, R"({"type":"progress","step":2})");
+  Attach();
+  EXPECT_TRUE(state_.generations[0].ranks[1].sdk);
+  const auto* again =
+      Wait<keeper::RelayUp>([](const keeper::RelayUp& r) { return absl::StrContains(r.json, "joined"); });
+  ASSERT_NE(again, nullptr);
+  ASSERT_NE(Wait<keeper::RelayUp>([](const keeper::RelayUp& r) { return absl::StrContains(r.json, ":2"); }),
+            nullptr);
+  client_->Send(keeper::Relay{1, 1, "{\"type\":\"table\"}"});
+  Pump();
+  EXPECT_EQ(rank.Next(), std::pair(int{kKeeperFromAgent}, std::string("{\"type\":\"table\"}")));
+  End(keeper::End::kReform, 5000);
+  Pump();
+  const auto revoked = rank.Next();
+  EXPECT_EQ(revoked.first, kKeeperRevoked);
+  EXPECT_THAT(revoked.second, HasSubstr("the test says so"));
+}
+
+TEST_F(KeeperTest, WrongTokenAndGarbageAreRefused) {
+  Start();
+  Launch({"exec sleep 600"});
+  ASSERT_NE(WaitStarted(0), nullptr);
+  FakeRank stranger(dir_);
+  stranger.Hello(1, 0, std::string(32, 'f'));
+  EXPECT_EQ(stranger.Next().first, kKeeperRefused);
+  EXPECT_EQ(stranger.Next().first, 0);
+  FakeRank rude(dir_);
+  rude.Send(kRankToAgent, "{}");  // before hello
+  EXPECT_EQ(rude.Next().first, 0);
+  FakeRank noisy(dir_);
+  noisy.Send(999, std::string(100, '\xff'));
+  EXPECT_EQ(noisy.Next().first, 0);
+}
+
+TEST_F(KeeperTest, ArenasAreSharedSizedAndLimited) {
+  Start();
+  Launch({"exec sleep 600", "exec sleep 600"}, 1, 1 << 20);
+  ASSERT_NE(WaitStarted(1), nullptr);
+  FakeRank a(dir_), b(dir_);
+  a.Hello(1, 0, Rank(0, {}).token);
+  b.Hello(1, 1, Rank(1, {}).token);
+  ASSERT_EQ(a.Next().first, kKeeperWelcome);
+  ASSERT_EQ(b.Next().first, kKeeperWelcome);
+  a.Arena(7, 65536);
+  b.Arena(7, 65536);
+  ASSERT_EQ(a.Next().first, kKeeperArena);
+  ASSERT_EQ(b.Next().first, kKeeperArena);
+  struct stat first, second;
+  ASSERT_EQ(fstat(a.passed(), &first), 0);
+  ASSERT_EQ(fstat(b.passed(), &second), 0);
+  EXPECT_EQ(first.st_ino, second.st_ino);
+  EXPECT_EQ(first.st_size, 65536);
+  b.Arena(7, 4096);
+  EXPECT_EQ(b.Next().first, kKeeperRefused);
+  b.Arena(8, 2 << 20);
+  const auto refused = b.Next();
+  EXPECT_EQ(refused.first, kKeeperRefused);
+  EXPECT_THAT(refused.second, HasSubstr("resources.shm"));
+}
+
+TEST_F(KeeperTest, StopAsksSdkRanksBeforeItSignalsThem) {
+  Start();
+  Launch({"trap 'exit 9' TERM; echo ready > ready; while [ ! -e saved ]; do sleep 0.05; done; exit 0"});
+  ASSERT_TRUE(Until([&] {
+    Pump();
+    return fs::exists(Path("ready"));
+  }));
+  FakeRank rank(dir_);
+  rank.Hello(1, 0, Rank(0, {}).token);
+  ASSERT_EQ(rank.Next().first, kKeeperWelcome);
+  End(keeper::End::kStop, 600000);
+  Pump();
+  EXPECT_EQ(rank.Next().first, kKeeperStop);
+  std::ofstream(Path("saved")) << "yes";
+  const auto* exit = WaitExit(0);
+  ASSERT_NE(exit, nullptr);
+  EXPECT_EQ(exit->cause, Cause::kExited);
+  EXPECT_EQ(exit->code, 0);
+}
+
+TEST_F(KeeperTest, DeepStateDirectoryStillGivesRanksAShortSocket) {
+  dir_ = base_ + "/" + std::string(60, 'd') + "/" + std::string(60, 'e');
+  fs::create_directories(dir_);
+  Start();
+  Launch({"exec sleep 600"});
+  ASSERT_NE(WaitStarted(0), nullptr);
+  FakeRank rank(dir_);
+  rank.Hello(1, 0, Rank(0, {}).token);
+  EXPECT_EQ(rank.Next().first, kKeeperWelcome);
+}
+
+// As root: the same tests again as `nobody`, who has no control groups to write to.
+TEST(OrdinaryUser, AllTestsPassAsNobody) {
+  if (geteuid() != 0) GTEST_SKIP() << "already an ordinary user";
+  const std::string self = fs::read_symlink("/proc/self/exe");
+  char area[] = "/var/tmp/gtrain-nobody-XXXXXX";
+  ASSERT_NE(mkdtemp(area), nullptr);
+  const std::string bin = std::string(area) + "/bin";
+  fs::create_directories(bin);
+  fs::copy_file(self, std::string(area) + "/test");
+  fs::copy_file(KeeperBinary(), bin + "/gtrain-keeper");
+  fs::create_directories(std::string(area) + "/tmp");
+  for (const auto& entry : fs::recursive_directory_iterator(area)) {
+    ASSERT_EQ(chown(entry.path().c_str(), 65534, 65534), 0);
+  }
+  ASSERT_EQ(chown(area, 65534, 65534), 0);
+  const std::string command =
+      absl::StrCat("cd ", area, " && GTRAIN_BUILD_DIR=", area, " TEST_TMPDIR=", area, "/tmp ",
+                   "setpriv --reuid 65534 --regid 65534 --clear-groups ./test "
+                   "--gtest_filter='KeeperTest.*:-*Flood*:*Binary*' 2>&1");
+  FILE* pipe = popen(command.c_str(), "r");
+  ASSERT_NE(pipe, nullptr);
+  std::string output;
+  char buffer[4096];
+  while (size_t n = fread(buffer, 1, sizeof(buffer), pipe)) output.append(buffer, n);
+  const int status = pclose(pipe);
+  fs::remove_all(area);
+  EXPECT_EQ(status, 0) << output;
+}
+
+}  // namespace
+}  // namespace gtrain::host
