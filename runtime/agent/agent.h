@@ -6,42 +6,41 @@
 #include <map>
 #include <memory>
 #include <string>
-#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "base/ids.h"
-#include "launcher/spec/job_spec.h"
 #include "runtime/port/transport.h"
 
 namespace gtrain::agent {
 
 struct AgentOptions {
-  std::string state_dir;  // lock, keepers, incarnation; one agent per directory
-  ClusterId cluster;      // empty: taken from the first welcome
-  NodeId node;            // of the node key that `connect` uses
+  std::string state_dir;  // lock, node.key, cluster.json, keepers; made if missing; one agent per directory
 
-  // The connection to the head, authenticated with this node's key. Called once at start; reconnects by
-  // itself.
-  std::function<absl::StatusOr<std::unique_ptr<port::ClientTransport>>()> connect;
-  std::string head_host;  // numeric address of the head: the route to it tells our own data-plane address
-  int head_port = 0;
+  // How to reach the head: a join token (runtime/zmq/keys.h) the first time; afterwards cluster.json
+  // remembers. An administrator who registered <state_dir>/node.key by hand gives endpoint and head key
+  // instead.
+  std::string join_token;
+  std::string head_endpoint;    // "host:port"; overrides what cluster.json says
+  std::string head_public_key;  // Z85; overrides likewise
+  ClusterId cluster;            // empty: from cluster.json, else from the first welcome
 
-  // Wire codec and job parser, passed in by the program that links them.
-  std::function<std::string(const core::Message&)> encode;
-  std::function<absl::StatusOr<core::Message>(absl::string_view)> decode;
-  std::function<absl::StatusOr<spec::JobSpec>(absl::string_view)> parse_spec;
-
-  std::string address;   // data-plane address; empty = local address of the socket that reaches the head
+  std::string address;   // data-plane address; empty = local address of the route that reaches the head
   std::string hostname;  // empty = the machine's
   std::map<std::string, std::string> labels;
   int fake_gpus = 0;          // tests: pretend that many GPUs instead of asking the driver
   int cpus = 0;               // 0 = those this process may use
   std::string keeper_binary;  // empty = gtrain-keeper beside this program
   absl::Duration keeper_lease = absl::Seconds(120);  // ranks survive a dead agent for this long
+
+  // Tests replace the connection; everything above about the head is then unused.
+  std::function<absl::StatusOr<std::unique_ptr<port::ClientTransport>>()> connect;
 };
+
+// Loads or makes <state_dir>/node.key and returns its public half (Z85): for registering a node before its
+// start.
+absl::StatusOr<std::string> NodePublicKey(const std::string& state_dir);
 
 // Serves until AgentShutdown (OK), SIGTERM (OK; ranks keep running and are adopted by the next agent), a
 // refusal by the head (FailedPrecondition with its reason), or an error of the state directory. Blocks; call

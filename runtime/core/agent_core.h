@@ -17,6 +17,7 @@
 #include <variant>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "base/clock.h"
@@ -43,6 +44,7 @@ struct AgentConfig {
   std::function<absl::StatusOr<spec::JobSpec>(absl::string_view)> parse_spec;
   std::function<absl::StatusOr<std::string>(const std::string& path)> read_secret;
   std::function<bool(const std::string& address, int port)> port_is_free;
+  std::function<std::string(const spec::JobSpec&)> job_hash;
   std::function<std::string()> make_token;  // 32 random hex digits
 };
 
