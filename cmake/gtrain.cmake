@@ -187,6 +187,19 @@ function(gtrain_python_test name file)
   endif()
 endfunction()
 
+# GTRAIN_PYTHON_HAS_torch, GTRAIN_PYTHON_HAS_numpy: what that Python can import.
+foreach(module torch numpy)
+  if(GTRAIN_PYTHON AND NOT DEFINED GTRAIN_PYTHON_HAS_${module})
+    execute_process(COMMAND ${GTRAIN_PYTHON} -c
+                      "import importlib.util as u, sys; sys.exit(u.find_spec('${module}') is None)"
+                    RESULT_VARIABLE absent OUTPUT_QUIET ERROR_QUIET)
+    if(absent EQUAL 0)
+      set(GTRAIN_PYTHON_HAS_${module} TRUE CACHE INTERNAL "")
+    endif()
+  endif()
+  gtrain_record("python3-${module}" "${GTRAIN_PYTHON_HAS_${module}}" "its Python examples are not tested")
+endforeach()
+
 # gtrain_program(<name> SRCS ... DEPS ... [LIBS ...] [FOLDER bin|examples])
 function(gtrain_program name)
   cmake_parse_arguments(ARG "" "FOLDER" "SRCS;DEPS;LIBS" ${ARGN})

@@ -1,0 +1,146 @@
+"""Finds libgtrain.so and declares its functions: the one place that knows include/gtrain/gtrain_c.h."""
+import ctypes
+import os
+import threading
+from ctypes import POINTER, byref, c_char, c_char_p, c_double, c_int, c_int64, c_size_t, c_uint64, c_void_p
+
+from ._errors import LibraryNotFound, error_for
+
+ABI = 1  # GTRAIN_C_ABI of the header this file was written from
+
+
+class Error(ctypes.Structure):
+    _fields_ = [("message", c_char * 1024)]
+
+
+class CheckpointOptions(ctypes.Structure):
+    _fields_ = [("size", c_size_t), ("uri", c_char_p), ("keep", c_int), ("every_steps", c_int64),
+                ("every_seconds", c_double), ("commit_timeout_ms", c_int64)]
+
+
+LOG_FUNCTION = ctypes.CFUNCTYPE(None, c_int, c_char_p, c_void_p)
+
+_ERROR = POINTER(Error)
+_HANDLE_OUT = POINTER(c_void_p)
+
+# name: (result, arguments). Functions that return a gtrain_status end with the error buffer.
+_FUNCTIONS = {
+    "gtrain_abi": (c_int, []),
+    "gtrain_version": (c_char_p, []),
+    "gtrain_status_name": (c_char_p, [c_int]),
+    "gtrain_set_log": (None, [LOG_FUNCTION, c_void_p]),
+    "gtrain_session_join": (c_int, [c_int64, _HANDLE_OUT, _ERROR]),
+    "gtrain_session_free": (None, [c_void_p]),
+    "gtrain_session_rank": (c_int, [c_void_p]),
+    "gtrain_session_local_rank": (c_int, [c_void_p]),
+    "gtrain_session_world_size": (c_int, [c_void_p]),
+    "gtrain_session_generation": (c_uint64, [c_void_p]),
+    "gtrain_session_timeline": (c_uint64, [c_void_p]),
+    "gtrain_session_managed": (c_int, [c_void_p]),
+    "gtrain_session_job": (c_char_p, [c_void_p]),
+    "gtrain_session_report": (c_int, [c_void_p, c_int64, POINTER(c_double), c_int64, _ERROR]),
+    "gtrain_session_alive": (c_int, [c_void_p, _ERROR]),
+    "gtrain_session_stop_requested": (c_int, [c_void_p, POINTER(c_int), _ERROR]),
+    "gtrain_session_notice": (c_int, [c_void_p, POINTER(c_double), _ERROR]),
+    "gtrain_communicator_create": (c_int, [c_void_p, c_int64, _HANDLE_OUT, _ERROR]),
+    "gtrain_communicator_free": (None, [c_void_p]),
+    "gtrain_all_reduce": (c_int, [c_void_p, c_void_p, c_size_t, c_int, c_int, c_void_p, _HANDLE_OUT, _ERROR]),
+    "gtrain_broadcast": (c_int, [c_void_p, c_void_p, c_size_t, c_int, c_int, c_void_p, _HANDLE_OUT, _ERROR]),
+    "gtrain_all_gather": (c_int, [c_void_p, c_void_p, c_void_p, c_size_t, c_int, c_void_p, _HANDLE_OUT, _ERROR]),
+    "gtrain_barrier": (c_int, [c_void_p, c_void_p, _HANDLE_OUT, _ERROR]),
+    "gtrain_request_wait": (c_int, [c_void_p, c_int64, POINTER(c_int), _ERROR]),
+    "gtrain_request_free": (None, [c_void_p]),
+    "gtrain_checkpointer_open": (c_int, [c_void_p, POINTER(CheckpointOptions), _HANDLE_OUT, _ERROR]),
+    "gtrain_checkpointer_free": (None, [c_void_p]),
+    "gtrain_checkpointer_add_replicated": (c_int, [c_void_p, c_char_p, c_void_p, POINTER(c_int64), c_int, c_int,
+                                                   _ERROR]),
+    "gtrain_checkpointer_add_per_rank": (c_int, [c_void_p, c_char_p, c_void_p, c_size_t, _ERROR]),
+    "gtrain_checkpointer_restore": (c_int, [c_void_p, POINTER(c_int64), _ERROR]),
+    "gtrain_checkpointer_save": (c_int, [c_void_p, c_int64, POINTER(c_int), _ERROR]),
+    "gtrain_checkpointer_save_if_due": (c_int, [c_void_p, c_int64, c_void_p, POINTER(c_int), _ERROR]),
+    "gtrain_checkpointer_wait": (c_int, [c_void_p, c_int64, _ERROR]),
+    "gtrain_checkpointer_last_committed": (c_int, [c_void_p, POINTER(c_int64), _ERROR]),
+}
+
+_lock = threading.Lock()
+_loaded = None
+_path = None
+_log_callback = None  # kept alive as long as the library may call it
+
+
+def _candidates():
+    """(where, path) in the order of preference. A GTRAIN_LIBRARY that is set is the only candidate."""
+    wanted = os.environ.get("GTRAIN_LIBRARY")
+    if wanted:
+        return [("$GTRAIN_LIBRARY", wanted)]
+    here = os.path.dirname(os.path.abspath(__file__))
+    root = os.path.dirname(os.path.dirname(here))
+    return [("next to the package", os.path.join(here, "libgtrain.so")),
+            ("the build directory", os.path.join(root, "build", "lib", "libgtrain.so")),
+            ("the system", "libgtrain.so.0")]
+
+
+def _open():
+    tried = []
+    for where, path in _candidates():
+        if "/" in path and not os.path.exists(path):
+            tried.append(f"{where}: {path} does not exist")
+            continue
+        try:
+            return ctypes.CDLL(path), path
+        except OSError as error:
+            tried.append(f"{where}: {error}")
+    raise LibraryNotFound("libgtrain.so was not found; build gtrain (`make build`) or set GTRAIN_LIBRARY to its path. "
+                          "Tried: " + "; ".join(tried))
+
+
+def load():
+    """The library, loaded once."""
+    global _loaded, _path
+    with _lock:
+        if _loaded is None:
+            library, path = _open()
+            try:
+                for name, (result, arguments) in _FUNCTIONS.items():
+                    function = getattr(library, name)
+                    function.restype, function.argtypes = result, arguments
+            except AttributeError as error:
+                raise LibraryNotFound(f"{path} is not a libgtrain.so of this package: {error}") from None
+            if library.gtrain_abi() != ABI:
+                raise LibraryNotFound(f"{path} has C interface {library.gtrain_abi()}, this package needs {ABI}: "
+                                      "use the Python package and the library of one release")
+            _loaded, _path = library, path
+        return _loaded
+
+
+def call(name, *arguments):
+    """Calls a function that returns a status; raises what it says."""
+    library = load()
+    error = Error()
+    status = getattr(library, name)(*arguments, byref(error))
+    if status != 0:
+        raise error_for(library.gtrain_status_name(status).decode(), error.message.decode(errors="replace"))
+
+
+def library_path():
+    """Where libgtrain.so was loaded from."""
+    load()
+    return _path
+
+
+def version():
+    return load().gtrain_version().decode()
+
+
+def set_log(function):
+    """`function(level, text)` gets gtrain's log lines, level 0 info, 1 warning, 2 error; None is silence, the default.
+
+    It runs on threads of the library and must not call gtrain.
+    """
+    global _log_callback
+    if function is None:
+        callback = LOG_FUNCTION()
+    else:
+        callback = LOG_FUNCTION(lambda level, text, _: function(level, text.decode(errors="replace")))
+    load().gtrain_set_log(callback, None)
+    _log_callback = callback

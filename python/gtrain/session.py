@@ -1,0 +1,204 @@
+"""Session and Communicator: this process as one rank, and what it does together with the others."""
+import ctypes
+from ctypes import byref, c_double, c_int, c_void_p
+
+from . import _library
+from ._buffers import OPS, Buffer
+from ._errors import FailedPrecondition, InvalidArgument
+
+EXIT_RUN_ME_AGAIN = 75  # exit with it after Unavailable: the job goes on in its next generation, free of charge
+
+
+def milliseconds(seconds):
+    if not 0 <= seconds < 1e15:
+        raise InvalidArgument(f"a timeout of {seconds} s: no wait is without an end")
+    return int(seconds * 1000)
+
+
+class Session:
+    """Joins the job this process was started for and waits for all its ranks. Use it in a `with` statement.
+
+    Outside gtrain it has one rank and reports nowhere. Thread-safe, except the collectives, which are those of one
+    communicator (`session.communicator`, made at the first use) and want one thread at a time.
+    """
+
+    def __init__(self, join_timeout=600.0, collective_timeout=1800.0):
+        self._handle = c_void_p()
+        self._communicator = None
+        self._collective_timeout = collective_timeout
+        _library.call("gtrain_session_join", milliseconds(join_timeout), byref(self._handle))
+        library = _library.load()
+        self.rank = library.gtrain_session_rank(self._handle)
+        self.local_rank = library.gtrain_session_local_rank(self._handle)
+        self.world_size = library.gtrain_session_world_size(self._handle)
+        self.generation = library.gtrain_session_generation(self._handle)
+        self.timeline = library.gtrain_session_timeline(self._handle)
+        self.managed = bool(library.gtrain_session_managed(self._handle))
+        self.job = library.gtrain_session_job(self._handle).decode()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+    def __del__(self):
+        self.close()
+
+    def close(self):
+        """Leaves the session. In a forked child it does nothing to the parent's."""
+        if getattr(self, "_communicator", None) is not None:
+            self._communicator.close()
+            self._communicator = None
+        handle, self._handle = getattr(self, "_handle", None), None
+        if handle:
+            _library.load().gtrain_session_free(handle)
+
+    @property
+    def handle(self):
+        if not self._handle:
+            raise FailedPrecondition("the session is closed")
+        return self._handle
+
+    @property
+    def communicator(self):
+        """The communicator of the methods below; made when first used, by all ranks in the same order."""
+        if self._communicator is None:
+            self._communicator = Communicator(self, self._collective_timeout)
+        return self._communicator
+
+    def report(self, step, loss=None, samples=0):
+        """What `gtrain status` shows. Never blocks. `samples` counts since the previous report, of this rank."""
+        value = None if loss is None else byref(c_double(loss))
+        _library.call("gtrain_session_report", self.handle, int(step), value, int(samples))
+
+    def check_alive(self):
+        """Raises Unavailable with the reason once this generation is over."""
+        _library.call("gtrain_session_alive", self.handle)
+
+    @property
+    def stop_requested(self):
+        """True once the user asked to stop. Ranks see it at different steps: agree with all_reduce(op="max")."""
+        out = c_int()
+        _library.call("gtrain_session_stop_requested", self.handle, byref(out))
+        return bool(out.value)
+
+    @property
+    def preemption_notice(self):
+        """Seconds left after a preemption notice, or None."""
+        out = c_double()
+        _library.call("gtrain_session_notice", self.handle, byref(out))
+        return None if out.value < 0 else out.value
+
+    def all_reduce(self, data, op="sum", dtype=None, wait=True):
+        return self.communicator.all_reduce(data, op, dtype, wait)
+
+    def broadcast(self, data, root=0, dtype=None, wait=True):
+        return self.communicator.broadcast(data, root, dtype, wait)
+
+    def all_gather(self, data, out=None, dtype=None):
+        return self.communicator.all_gather(data, out, dtype)
+
+    def barrier(self):
+        self.communicator.barrier()
+
+
+class Communicator:
+    """Collectives. Every rank calls the same ones in the same order with equal sizes, dtypes and operations."""
+
+    def __init__(self, session, timeout=1800.0):
+        self._handle = c_void_p()
+        _library.call("gtrain_communicator_create", session.handle, milliseconds(timeout), byref(self._handle))
+        self.rank, self.size = session.rank, session.world_size
+        self._timeout = timeout
+
+    def __del__(self):
+        self.close()
+
+    def close(self):
+        handle, self._handle = getattr(self, "_handle", None), None
+        if handle:
+            _library.load().gtrain_communicator_free(handle)
+
+    @property
+    def handle(self):
+        if not self._handle:
+            raise FailedPrecondition("the communicator is closed")
+        return self._handle
+
+    def all_reduce(self, data, op="sum", dtype=None, wait=True):
+        """Reduces `data` in place over all ranks: op is sum, mean, min or max.
+
+        Returns `data`; with wait=False a Request, and `data` must stay untouched until its wait() returned.
+        `dtype` ("float32", "bfloat16", ...) is for buffers that do not know it, such as a bytearray.
+        """
+        if op not in OPS:
+            raise InvalidArgument(f"no such operation: {op}; there are " + ", ".join(OPS))
+        buffer = Buffer(data, dtype)
+        return self._start("gtrain_all_reduce", wait, buffer, buffer.address, buffer.count, buffer.dtype, OPS[op],
+                           None)
+
+    def broadcast(self, data, root=0, dtype=None, wait=True):
+        """`data` of rank `root` overwrites `data` everywhere. Returns like all_reduce."""
+        buffer = Buffer(data, dtype)
+        return self._start("gtrain_broadcast", wait, buffer, buffer.address, buffer.count, buffer.dtype, root, None)
+
+    def all_gather(self, data, out=None, dtype=None):
+        """`data` of every rank, in rank order. Without `out` the result is a new numpy array [size, *shape]."""
+        source = Buffer(data, dtype, writable=False)
+        if out is None:
+            import numpy
+            array = numpy.asarray(data)
+            out = numpy.empty((self.size, *array.shape), dtype=array.dtype)
+        target = Buffer(out, dtype)
+        if target.dtype != source.dtype or target.count != source.count * self.size:
+            raise InvalidArgument(f"`out` must hold {self.size} times {source.count} elements of the same dtype")
+        _library.call("gtrain_all_gather", self.handle, source.address, target.address, source.count, source.dtype,
+                      None, None)
+        return out
+
+    def barrier(self):
+        """Returns when every rank has called it."""
+        _library.call("gtrain_barrier", self.handle, None, None)
+
+    def _start(self, name, wait, buffer, *arguments):
+        if wait:
+            _library.call(name, self.handle, *arguments, None)
+            return buffer.owner
+        request = c_void_p()
+        _library.call(name, self.handle, *arguments, byref(request))
+        return Request(request, self, buffer)
+
+
+class Request:
+    """A collective under way. Holds its communicator and its buffer until it ended."""
+
+    def __init__(self, handle, communicator, buffer):
+        self._handle = handle
+        self._communicator = communicator
+        self._buffer = buffer
+        self._ended = False
+
+    def __del__(self):
+        if getattr(self, "_handle", None):
+            if not self._ended:
+                # The library still uses the buffer: it may only go when the communicator has gone.
+                vars(self._communicator).setdefault("_abandoned", []).append(self._buffer)
+            _library.load().gtrain_request_free(self._handle)
+            self._handle = None
+
+    def wait(self, timeout=1800.0):
+        """The buffer, once the operation ended. DeadlineExceeded while it goes on: wait again."""
+        done = c_int()
+        try:
+            _library.call("gtrain_request_wait", self._handle, milliseconds(timeout), byref(done))
+        finally:
+            self._ended = self._ended or bool(done.value)
+        return self._buffer.owner
+
+    def done(self):
+        """True when the operation ended, well or not."""
+        done = c_int()
+        _library.load().gtrain_request_wait(self._handle, 0, ctypes.byref(done), None)
+        self._ended = self._ended or bool(done.value)
+        return self._ended

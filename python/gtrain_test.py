@@ -1,0 +1,183 @@
+"""The Python package against the real libgtrain.so, as one rank by hand. Several ranks: examples/python_sgd."""
+import array
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import unittest
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+SOURCE = os.path.dirname(HERE)
+BUILD = os.environ.get("GTRAIN_BUILD_DIR", os.path.join(SOURCE, "build"))
+LIBRARY = os.path.join(BUILD, "lib", "libgtrain.so")
+os.environ["GTRAIN_LIBRARY"] = os.environ.get("GTRAIN_LIBRARY", LIBRARY)
+for name in [n for n in os.environ if n.startswith("GTRAIN_") and n not in ("GTRAIN_LIBRARY", "GTRAIN_BUILD_DIR",
+                                                                            "GTRAIN_SOURCE_DIR")]:
+    del os.environ[name]  # by hand, even when the tests themselves run under gtrain
+sys.path.insert(0, HERE)
+
+import numpy as np  # noqa: E402
+
+import gtrain  # noqa: E402
+
+
+def run(code, **env):
+    return subprocess.run([sys.executable, "-c", code], env=dict(os.environ, PYTHONPATH=HERE, **env), text=True,
+                          capture_output=True, timeout=60)
+
+
+class SessionTest(unittest.TestCase):
+    def test_one_rank_by_hand(self):
+        with gtrain.Session() as session:
+            self.assertEqual((session.rank, session.world_size, session.managed), (0, 1, False))
+            session.report(step=1, loss=0.5, samples=32)
+            session.report(step=2)
+            session.check_alive()
+            self.assertFalse(session.stop_requested)
+            self.assertIsNone(session.preemption_notice)
+        with self.assertRaisesRegex(gtrain.FailedPrecondition, "closed"):
+            session.report(step=3)
+        session.close()  # again is fine
+
+    def test_collectives_on_arrays_and_buffers(self):
+        with gtrain.Session() as session:
+            for dtype in ("float32", "float64", "float16", "int32", "int64", "uint8"):
+                data = np.arange(6, dtype=dtype).reshape(2, 3)
+                self.assertIs(session.all_reduce(data), data)
+                np.testing.assert_array_equal(data, np.arange(6).reshape(2, 3))
+                gathered = session.all_gather(data)
+                self.assertEqual((gathered.shape, gathered.dtype), ((1, 2, 3), data.dtype))
+                np.testing.assert_array_equal(gathered[0], data)
+            scalar = np.array(3.5)
+            session.all_reduce(scalar, op="max")
+            self.assertEqual(scalar, 3.5)
+            session.all_reduce(np.empty(0, dtype=np.float32))
+            plain = array.array("d", [1, 2, 3])
+            session.broadcast(plain)
+            self.assertEqual(plain[2], 3)
+            raw = bytearray(8)
+            session.all_reduce(raw, dtype="bfloat16")
+            session.barrier()
+            out = bytearray(4)
+            session.all_gather(b"abcd", out=out)
+            self.assertEqual(out, b"abcd")
+
+    def test_requests(self):
+        with gtrain.Session() as session:
+            data = np.ones(1000, dtype=np.float32)
+            requests = [session.all_reduce(data, wait=False) for _ in range(50)]
+            for request in requests:
+                self.assertIs(request.wait(timeout=60), data)
+                self.assertTrue(request.done())
+            session.all_reduce(np.ones(10), wait=False)  # dropped: the buffer must outlive the operation
+            session.barrier()
+
+    def test_wrong_arguments_are_errors_that_say_what_to_do(self):
+        with gtrain.Session() as session:
+            grid = np.zeros((4, 4))
+            for wrong, text in [(lambda: session.all_reduce(grid.T), "ascontiguousarray"),
+                                (lambda: session.all_reduce([1, 2]), "numpy array"),
+                                (lambda: session.all_reduce(b"1234"), "read-only"),
+                                (lambda: session.all_reduce(np.zeros(3, dtype=np.complex128)), "not supported"),
+                                (lambda: session.all_reduce(np.zeros(3, dtype=">f8")), "not supported"),
+                                (lambda: session.all_reduce(np.zeros(3), op="product"), "sum, mean"),
+                                (lambda: session.all_reduce(bytearray(3), dtype="float32"), "whole number"),
+                                (lambda: session.broadcast(grid, root=1), "root 1"),
+                                (lambda: session.all_gather(grid, out=np.zeros(3)), "must hold"),
+                                (lambda: gtrain.Session(join_timeout=-1), "timeout")]:
+                with self.assertRaisesRegex(gtrain.InvalidArgument, text):
+                    wrong()
+            session.barrier()  # none of them did harm
+
+    def test_forked_child_is_inert(self):
+        with gtrain.Session() as session:
+            session.barrier()
+            child = os.fork()
+            if child == 0:
+                code = 1
+                try:
+                    session.barrier()
+                except gtrain.FailedPrecondition as error:
+                    code = 0 if "forked" in str(error) else 2
+                finally:
+                    session.close()
+                    os._exit(code)
+            self.assertEqual(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), 0)
+            session.barrier()
+
+
+class CheckpointTest(unittest.TestCase):
+    def test_saves_and_restores_named_arrays(self):
+        with tempfile.TemporaryDirectory() as folder, gtrain.Session() as session:
+            weights, counter, own = np.arange(12.0).reshape(3, 4), np.array([5]), np.array([7], dtype=np.uint8)
+            with gtrain.Checkpointer(session, uri=folder + "/ckpt", every_steps=2) as checkpointer:
+                checkpointer.replicated({"model/weights": weights}, counter=counter)
+                checkpointer.per_rank("own", own)
+                with self.assertRaisesRegex(gtrain.InvalidArgument, "twice"):
+                    checkpointer.per_rank("own", own)
+                self.assertIsNone(checkpointer.restore())
+                self.assertIsNone(checkpointer.last_committed)
+                self.assertFalse(checkpointer.save_if_due(1))
+                self.assertTrue(checkpointer.save_if_due(2))
+                checkpointer.wait()
+                self.assertEqual(checkpointer.last_committed, 2)
+            weights[:], counter[:], own[:] = 0, 0, 0
+            with gtrain.Checkpointer(session, uri=folder + "/ckpt") as checkpointer:
+                checkpointer.replicated({"model/weights": weights, "counter": counter})
+                checkpointer.per_rank("own", own)
+                self.assertEqual(checkpointer.restore(), 2)
+            np.testing.assert_array_equal(weights, np.arange(12.0).reshape(3, 4))
+            self.assertEqual((counter[0], own[0]), (5, 7))
+
+    def test_without_a_place_the_error_says_so(self):
+        with gtrain.Session() as session:
+            with self.assertRaises(gtrain.GtrainError) as caught:
+                gtrain.Checkpointer(session)
+            self.assertRegex(str(caught.exception), "uri|checkpoint")
+
+
+class LibraryTest(unittest.TestCase):
+    def test_is_found_or_the_error_lists_where_it_was_looked_for(self):
+        self.assertTrue(gtrain.library_path().endswith("libgtrain.so"))
+        self.assertRegex(gtrain.version(), r"^\d+\.\d+\.\d+$")
+        missing = run("import gtrain; gtrain.Session()", GTRAIN_LIBRARY="absent/libgtrain.so")
+        self.assertIn("absent/libgtrain.so does not exist", missing.stderr)
+        self.assertIn("make build", missing.stderr)
+        other = run("import gtrain; gtrain.Session()", GTRAIN_LIBRARY="libc.so.6")
+        self.assertIn("libc.so.6 is not a libgtrain.so", other.stderr)
+
+    def test_writes_nothing_and_installs_no_handler(self):
+        result = run("import gtrain, signal\n"
+                     "before = [signal.getsignal(s) for s in signal.valid_signals()]\n"
+                     "s = gtrain.Session(); s.barrier()\n"
+                     "assert before == [signal.getsignal(s) for s in signal.valid_signals()]\n"
+                     "gtrain.set_log(lambda level, text: None); gtrain.set_log(None)\n")
+        self.assertEqual((result.returncode, result.stdout, result.stderr), (0, "", ""))
+
+    def test_declares_every_function_of_the_header(self):
+        with open(os.path.join(SOURCE, "include", "gtrain", "gtrain_c.h")) as header:
+            declared = set(re.findall(r"\b(gtrain_[a-z_]+)\(", header.read()))
+        from gtrain import _library
+        self.assertEqual(declared - set(_library._FUNCTIONS), {"gtrain_allocate", "gtrain_communicator_rank",
+                                                               "gtrain_communicator_size"})
+        self.assertEqual(set(_library._FUNCTIONS) - declared, set())
+
+
+class ExampleTest(unittest.TestCase):
+    def test_python_sgd_by_hand_and_resumed(self):
+        script = os.path.join(SOURCE, "examples", "python_sgd", "train.py")
+        with tempfile.TemporaryDirectory() as folder:
+            command = [sys.executable, script, "--checkpoint", os.path.join(folder, "ckpt")]
+            first = subprocess.run([*command, "--steps", "60"], text=True, capture_output=True, timeout=60)
+            self.assertEqual(first.returncode, 0, first.stderr)
+            self.assertIn("step 50 loss", first.stdout)
+            second = subprocess.run([*command, "--steps", "200"], text=True, capture_output=True, timeout=60)
+            self.assertEqual(second.returncode, 0, second.stderr)
+            self.assertIn("resumed at step 60", second.stdout)
+            accuracy = re.search(r"accuracy ([0-9.]+) on 1 rank", second.stdout)
+            self.assertGreater(float(accuracy.group(1)), 0.9)
+
+
+if __name__ == "__main__":
+    unittest.main()
