@@ -21,7 +21,7 @@ struct Route {
 };
 
 struct Received {
-  core::Peer peer;   // from the connection's key
+  core::Peer peer;  // from the connection's key
   Route route;
   std::string address;  // numeric address of the peer's socket
   std::string payload;
@@ -35,7 +35,8 @@ class ServerTransport {
   // treats both as a lost connection of that peer.
   virtual absl::Status Send(const Route& route, absl::string_view payload) = 0;
   virtual std::optional<Received> Receive() = 0;
-  virtual int PollFd() const = 0;  // readable when Receive may have something (edge-triggered: drain it)
+  // Readable when Receive may have something; stays so until Receive has returned nullopt.
+  virtual int PollFd() const = 0;
 };
 
 // Owner thread only. Send and Receive never block; reconnects by itself with jitter.
@@ -44,6 +45,8 @@ class ClientTransport {
   virtual ~ClientTransport() = default;
   virtual absl::Status Send(absl::string_view payload) = 0;  // Unavailable while not connected
   virtual std::optional<std::string> Receive() = 0;
+  // Each lost connection shows as false at least once, however fast the next one came, so whoever greets
+  // after every change to true greets on every connection.
   virtual bool Connected() const = 0;
   virtual int PollFd() const = 0;
 };

@@ -4,6 +4,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -37,19 +38,24 @@ class KeyRegistry {
   // read or parsed leaves the keys as they were.
   absl::Status Reload(const std::string& path);
 
-  // A key of role kJoin that is good until `expires` or SpendJoinKey. ResourceExhausted at the limit.
+  // A key of role kJoin that is good until `expires`, for one node. ResourceExhausted at the limit.
   absl::Status AddJoinKey(absl::string_view public_key, Instant expires);
-  // True exactly once for each join key that has not expired.
-  bool SpendJoinKey(absl::string_view key_id, Instant now);
+  // True if the join key has not expired and was not used for another node's key: one use, but the same
+  // node may repeat its request when a reply was lost.
+  bool SpendJoinKey(absl::string_view key_id, absl::string_view node_public_key, Instant now);
 
   std::optional<core::Role> RoleOfKey(absl::string_view public_key, Instant now) const;
   std::optional<core::Role> RoleOfKeyId(absl::string_view key_id, Instant now) const;
 
  private:
+  struct JoinKey {
+    Instant expires;
+    std::string spent_for;  // public key of the node; empty = unspent
+  };
   static constexpr size_t kJoinKeysMax = 1000;
   mutable absl::Mutex mutex_;
   std::map<std::string, core::Role, std::less<>> lasting_ ABSL_GUARDED_BY(mutex_);  // by key id
-  std::map<std::string, Instant, std::less<>> joining_ ABSL_GUARDED_BY(mutex_);     // by key id -> expiry
+  std::map<std::string, JoinKey, std::less<>> joining_ ABSL_GUARDED_BY(mutex_);     // by key id
   std::string stamp_ ABSL_GUARDED_BY(mutex_);  // of the file at the last Reload
 };
 

@@ -1,0 +1,133 @@
+#include "runtime/zmq/client.h"
+
+#include "absl/strings/str_cat.h"
+#include "runtime/zmq/socket.h"
+
+namespace gtrain::net {
+
+struct ZmqClient::State {
+  ~State() {
+    if (dealer) StopMonitor(dealer.get());
+    monitor.reset();
+    dealer.reset();  // the context waits for LINGER
+  }
+  void Update();  // reads the monitor
+
+  Context context;
+  Socket dealer, monitor;
+  Wakeup wakeup;
+  int64_t message_bytes_max = 0;
+  std::string endpoint;
+  bool connected = false;
+  bool lost_unseen = false;  // a connection was lost since Connected() last said so
+  bool refused = false;      // the server said no to our key
+  int bad_handshakes = 0;    // in a row: whoever listens there is not the server we know
+};
+
+constexpr int kBadHandshakesMeanRefused = 3;  // one may be a server that is just ending
+
+void ZmqClient::State::Update() {
+  while (std::optional<MonitorEvent> event = ReadMonitor(monitor.get())) {
+    switch (event->event) {
+      case ZMQ_EVENT_HANDSHAKE_SUCCEEDED:
+        connected = true;
+        refused = false;
+        bad_handshakes = 0;
+        break;
+      case ZMQ_EVENT_HANDSHAKE_FAILED_AUTH:
+        refused = true;
+        break;
+      case ZMQ_EVENT_HANDSHAKE_FAILED_PROTOCOL:
+      case ZMQ_EVENT_HANDSHAKE_FAILED_NO_DETAIL:
+        ++bad_handshakes;
+        break;
+      case ZMQ_EVENT_DISCONNECTED:
+        lost_unseen |= connected;
+        connected = false;
+        break;
+      default:
+        break;
+    }
+  }
+}
+
+absl::StatusOr<std::unique_ptr<ZmqClient>> ZmqClient::Connect(const ClientOptions& options) {
+  std::optional<HostPort> at = SplitHostPort(options.endpoint);
+  if (!at || at->port == 0) {
+    return absl::InvalidArgumentError(absl::StrCat("\"", options.endpoint, "\" is not host:port"));
+  }
+  if (!ValidKey(options.server_public_key) || !ValidKey(options.keys.public_key) ||
+      !ValidKey(options.keys.secret_key)) {
+    return absl::InvalidArgumentError("not a valid key of the head or of this machine");
+  }
+  auto state = std::make_unique<State>();
+  state->message_bytes_max = options.message_bytes_max;
+  state->endpoint = options.endpoint;
+  state->context.reset(zmq_ctx_new());
+  if (!state->context) return ZmqStatus("context");
+  state->dealer.reset(zmq_socket(state->context.get(), ZMQ_DEALER));
+  void* dealer = state->dealer.get();
+  bool numeric_v4 = at->host.find_first_not_of("0123456789.") == std::string::npos;
+  CommonOptions common{options.message_bytes_max, options.queue_messages_max, 5000, 1000};
+  bool ok = dealer != nullptr && SetCommon(dealer, common) && SetInt(dealer, ZMQ_IMMEDIATE, 1) &&
+            SetInt(dealer, ZMQ_RECONNECT_IVL, 100) && SetInt(dealer, ZMQ_RECONNECT_IVL_MAX, 2000) &&
+            SetInt(dealer, ZMQ_CONNECT_TIMEOUT, 5000) && SetInt(dealer, ZMQ_IPV6, numeric_v4 ? 0 : 1) &&
+            SetText(dealer, ZMQ_CURVE_SERVERKEY, options.server_public_key) &&
+            SetText(dealer, ZMQ_CURVE_PUBLICKEY, options.keys.public_key) &&
+            SetText(dealer, ZMQ_CURVE_SECRETKEY, options.keys.secret_key);
+  if (!ok) return ZmqStatus("cannot make the client socket");
+  state->monitor = OpenMonitor(state->context.get(), dealer, "client-monitor");
+  if (!state->monitor) return ZmqStatus("cannot watch the client socket");
+  if (!state->wakeup.Init({dealer, state->monitor.get()}))
+    return absl::InternalError("cannot make the wake-up descriptor");
+  if (zmq_connect(dealer, absl::StrCat("tcp://", options.endpoint).c_str()) != 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("cannot connect to ", options.endpoint, ": ", zmq_strerror(zmq_errno())));
+  }
+  return std::unique_ptr<ZmqClient>(new ZmqClient(std::move(state)));
+}
+
+ZmqClient::ZmqClient(std::unique_ptr<State> state) : state_(std::move(state)) {}
+ZmqClient::~ZmqClient() = default;
+
+absl::Status ZmqClient::Send(absl::string_view payload) {
+  if (static_cast<int64_t>(payload.size()) > state_->message_bytes_max) {
+    return absl::InvalidArgumentError(absl::StrCat("message of ", payload.size(), " bytes is too large"));
+  }
+  state_->wakeup.Raise();  // sending may use up the readiness of the socket's own descriptor
+  if (zmq_send(state_->dealer.get(), payload.data(), payload.size(), ZMQ_DONTWAIT) >= 0)
+    return absl::OkStatus();
+  if (state_->connected) return absl::ResourceExhaustedError("the head does not take our messages");
+  return absl::UnavailableError(absl::StrCat("not connected to ", state_->endpoint));
+}
+
+std::optional<std::string> ZmqClient::Receive() {
+  state_->Update();
+  while (std::optional<Frames> message = ReceiveFrames(state_->dealer.get(), 1)) {
+    if (message->count == 1) return std::move(message->frames[0]);
+  }
+  state_->wakeup.Clear();
+  return std::nullopt;
+}
+
+bool ZmqClient::Connected() const {
+  state_->Update();
+  if (!state_->lost_unseen) return state_->connected;
+  state_->lost_unseen = false;
+  state_->wakeup.Raise();  // the caller sees false now and should ask again soon
+  return false;
+}
+
+int ZmqClient::PollFd() const { return state_->wakeup.fd(); }
+
+absl::Status ZmqClient::status() const {
+  state_->Update();
+  if (state_->connected) return absl::OkStatus();
+  if (state_->refused || state_->bad_handshakes >= kBadHandshakesMeanRefused) {
+    return absl::PermissionDeniedError(
+        absl::StrCat("the head at ", state_->endpoint, " does not know our key, or is not the head we know"));
+  }
+  return absl::UnavailableError(absl::StrCat("nothing answers at ", state_->endpoint));
+}
+
+}  // namespace gtrain::net

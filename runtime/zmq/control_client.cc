@@ -1,0 +1,127 @@
+// One request at a time over one connection. A reply is recognised by the request's id, so a late reply to an
+// earlier, abandoned request is skipped. The request is repeated on each new connection and after a silence;
+// the head answers a repeated id with the first answer.
+#include "runtime/zmq/control_client.h"
+
+#include <poll.h>
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "runtime/wire/codec.h"
+
+namespace gtrain::net {
+namespace {
+
+constexpr absl::Duration kTurnMax = absl::Milliseconds(200);   // how late a lost connection is noticed
+constexpr absl::Duration kSilenceMin = absl::Seconds(4);       // before a request is repeated
+constexpr absl::Duration kRefusalPatience = absl::Seconds(1);  // a key just added may need a moment
+
+// True when `interrupt_fd` is readable.
+bool WaitReadable(int fd, int interrupt_fd, absl::Duration limit) {
+  pollfd fds[2] = {{fd, POLLIN, 0}, {interrupt_fd, POLLIN, 0}};
+  int ms = static_cast<int>(std::max<int64_t>(1, absl::ToInt64Milliseconds(std::min(limit, kTurnMax))));
+  if (poll(fds, interrupt_fd >= 0 ? 2 : 1, ms) <= 0) return false;
+  return interrupt_fd >= 0 && fds[1].revents != 0;
+}
+
+// How long the head may take without being asked again.
+absl::Duration SilenceOf(const core::ClientRequest& request) {
+  const auto* events = std::get_if<core::ClientEvents>(&request.body);
+  return kSilenceMin + (events != nullptr ? events->wait : absl::ZeroDuration());
+}
+
+}  // namespace
+
+std::string NewRequestId() { return RandomHex(16); }
+
+absl::StatusOr<std::unique_ptr<ControlClient>> ControlClient::Connect(const ClientOptions& options) {
+  GT_ASSIGN_OR_RETURN(std::unique_ptr<ZmqClient> transport, ZmqClient::Connect(options));
+  return std::unique_ptr<ControlClient>(new ControlClient(std::move(transport)));
+}
+
+ControlClient::ControlClient(std::unique_ptr<ZmqClient> transport)
+    : transport_(std::move(transport)), rng_(Rng::FromSystem()) {}
+
+absl::StatusOr<core::ClientReply> ControlClient::Call(core::ClientRequestBody body, absl::Duration timeout) {
+  core::ClientRequest request;
+  request.body = std::move(body);
+  return Call(std::move(request), timeout);
+}
+
+absl::StatusOr<core::ClientReply> ControlClient::Call(core::ClientRequest request, absl::Duration timeout) {
+  if (request.id.empty()) request.id = NewRequestId();
+  if (request.deadline == absl::ZeroDuration()) request.deadline = timeout;
+  const std::string bytes = wire::Encode(request);
+  const Instant start = clock_.Now(), deadline = start + timeout;
+  std::optional<Instant> send_again = start;
+  absl::Duration silence = SilenceOf(request);
+  while (true) {
+    const Instant now = clock_.Now();
+    if (now >= deadline) break;
+    if (!transport_->Connected()) {
+      absl::Status status = transport_->status();
+      if (absl::IsPermissionDenied(status) && now - start > kRefusalPatience) return status;
+      send_again = now;
+    } else if (now >= *send_again) {
+      absl::Status sent = transport_->Send(bytes);
+      if (absl::IsInvalidArgument(sent)) return sent;
+      send_again = now + (sent.ok() ? silence * (1 + rng_.Unit()) : kTurnMax);
+      if (sent.ok()) silence *= 2;
+    }
+    while (std::optional<std::string> payload = transport_->Receive()) {
+      absl::StatusOr<core::Message> message = wire::Decode(*payload, wire::Sender::kHead);
+      if (!message.ok()) continue;
+      auto* reply = std::get_if<core::ClientReply>(&*message);
+      if (reply != nullptr && reply->id == request.id) return std::move(*reply);
+    }
+    if (WaitReadable(transport_->PollFd(), interrupt_fd_, deadline - now)) {
+      return absl::CancelledError("interrupted");
+    }
+  }
+  absl::Status status = transport_->status();
+  return absl::DeadlineExceededError(
+      absl::StrCat("no reply from the head within ", absl::FormatDuration(timeout), ": ",
+                   status.ok() ? "it is connected but does not answer" : status.message()));
+}
+
+absl::StatusOr<core::AgentJoined> JoinCluster(const JoinToken& token, absl::string_view node_public_key,
+                                              absl::string_view hostname, absl::Duration timeout) {
+  ClientOptions options{.endpoint = token.endpoint, .server_public_key = token.head_public_key};
+  GT_ASSIGN_OR_RETURN(options.keys, KeyPairOfSecret(token.secret_key));
+  GT_ASSIGN_OR_RETURN(std::unique_ptr<ZmqClient> transport, ZmqClient::Connect(options));
+  RealClock clock;
+  const std::string bytes =
+      wire::Encode(core::AgentJoin{std::string(node_public_key), std::string(hostname)});
+  const Instant start = clock.Now(), deadline = start + timeout;
+  Instant send_again = start;
+  for (Instant now = start; now < deadline; now = clock.Now()) {
+    if (!transport->Connected()) {
+      send_again = now;
+      if (absl::IsPermissionDenied(transport->status()) && now - start > kRefusalPatience) {
+        return absl::PermissionDeniedError(
+            absl::StrCat("the head at ", token.endpoint,
+                         " refuses this join token: it is used, older than 15 minutes "
+                         "or of another head; make a new one with: gtrain head token"));
+      }
+    } else if (now >= send_again && transport->Send(bytes).ok()) {
+      send_again = now + kSilenceMin;
+    }
+    while (std::optional<std::string> payload = transport->Receive()) {
+      absl::StatusOr<core::Message> message = wire::Decode(*payload, wire::Sender::kHead);
+      if (!message.ok()) continue;
+      if (auto* joined = std::get_if<core::AgentJoined>(&*message)) return *joined;
+      if (auto* refused = std::get_if<core::AgentRefused>(&*message)) {
+        return absl::PermissionDeniedError(
+            absl::StrCat("the head refuses to let this node join: ", refused->reason));
+      }
+    }
+    (void)WaitReadable(transport->PollFd(), -1, deadline - now);
+  }
+  return absl::DeadlineExceededError(absl::StrCat("no answer from the head at ", token.endpoint, " within ",
+                                                  absl::FormatDuration(timeout), ": ",
+                                                  transport->status().message()));
+}
+
+}  // namespace gtrain::net

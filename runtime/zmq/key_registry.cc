@@ -1,0 +1,127 @@
+#include "runtime/zmq/key_registry.h"
+
+#include <sys/stat.h>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "base/file.h"
+#include "base/status_macros.h"
+
+namespace gtrain::net {
+namespace {
+
+constexpr size_t kFileBytesMax = 16 << 20;
+
+absl::StatusOr<std::string> StampOf(const std::string& path) {
+  struct stat info;
+  if (stat(path.c_str(), &info) != 0) return ErrnoStatus(errno, path);
+  return absl::StrCat(info.st_ino, ".", info.st_size, ".", info.st_mtim.tv_sec, ".", info.st_mtim.tv_nsec);
+}
+
+std::string CleanComment(absl::string_view comment) {
+  std::string clean(comment.substr(0, 200));
+  for (char& c : clean) {
+    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) c = ' ';
+  }
+  return clean;
+}
+
+}  // namespace
+
+absl::StatusOr<std::vector<AllowedKey>> ParseAllowedKeys(absl::string_view text) {
+  std::vector<AllowedKey> keys;
+  int number = 0;
+  for (absl::string_view line : absl::StrSplit(text, '\n')) {
+    ++number;
+    line = absl::StripAsciiWhitespace(line);
+    if (line.empty() || line[0] == '#') continue;
+    std::vector<absl::string_view> parts = absl::StrSplit(line, absl::MaxSplits(' ', 2));
+    std::optional<core::Role> role = RoleOf(parts[0]);
+    if (!role) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("line ", number, ": \"", parts[0], "\" is not a role (admin, user, node, readonly)"));
+    }
+    if (parts.size() < 2 || !ValidKey(parts[1])) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("line ", number, ": no valid public key after the role"));
+    }
+    keys.push_back({*role, std::string(parts[1]), parts.size() > 2 ? std::string(parts[2]) : ""});
+  }
+  return keys;
+}
+
+absl::StatusOr<std::vector<AllowedKey>> ReadAllowedKeys(const std::string& path) {
+  GT_RETURN_IF_ERROR(CheckOwnedFile(path, 0022));
+  GT_ASSIGN_OR_RETURN(std::string text, ReadFile(path, kFileBytesMax));
+  absl::StatusOr<std::vector<AllowedKey>> keys = ParseAllowedKeys(text);
+  if (!keys.ok()) return absl::InvalidArgumentError(absl::StrCat(path, ": ", keys.status().message()));
+  return keys;
+}
+
+absl::Status AddAllowedKey(const std::string& path, const AllowedKey& key) {
+  if (!ValidKey(key.public_key)) return absl::InvalidArgumentError("not a public key");
+  absl::StatusOr<std::string> old = ReadFile(path, kFileBytesMax);
+  if (!old.ok() && !absl::IsNotFound(old.status())) return old.status();
+  std::string text;
+  for (absl::string_view line : absl::StrSplit(old.ok() ? *old : "", '\n', absl::SkipEmpty())) {
+    std::vector<absl::string_view> parts = absl::StrSplit(line, ' ');
+    if (parts.size() >= 2 && parts[1] == key.public_key) continue;
+    absl::StrAppend(&text, line, "\n");
+  }
+  absl::StrAppend(&text, RoleName(key.role), " ", key.public_key, " ", CleanComment(key.comment), "\n");
+  return WriteFileDurable(path, text, 0600);
+}
+
+void KeyRegistry::Replace(const std::vector<AllowedKey>& keys) {
+  absl::MutexLock lock(&mutex_);
+  lasting_.clear();
+  for (const AllowedKey& key : keys) lasting_[KeyId(key.public_key)] = key.role;
+}
+
+absl::Status KeyRegistry::Reload(const std::string& path) {
+  GT_ASSIGN_OR_RETURN(std::string stamp, StampOf(path));
+  {
+    absl::MutexLock lock(&mutex_);
+    if (stamp == stamp_) return absl::OkStatus();
+    stamp_ = stamp;  // a bad file is reported once, then again when it changes
+  }
+  GT_ASSIGN_OR_RETURN(std::vector<AllowedKey> keys, ReadAllowedKeys(path));
+  Replace(keys);
+  return absl::OkStatus();
+}
+
+absl::Status KeyRegistry::AddJoinKey(absl::string_view public_key, Instant expires) {
+  absl::MutexLock lock(&mutex_);
+  if (joining_.size() >= kJoinKeysMax) {
+    return absl::ResourceExhaustedError("too many join tokens; wait until some expire");
+  }
+  joining_[KeyId(public_key)] = {expires, ""};
+  return absl::OkStatus();
+}
+
+bool KeyRegistry::SpendJoinKey(absl::string_view key_id, absl::string_view node_public_key, Instant now) {
+  absl::MutexLock lock(&mutex_);
+  std::erase_if(joining_, [&](const auto& entry) { return entry.second.expires <= now; });
+  auto it = joining_.find(key_id);
+  if (it == joining_.end()) return false;
+  JoinKey& key = it->second;
+  if (!key.spent_for.empty()) return key.spent_for == node_public_key;
+  key.spent_for = std::string(node_public_key);
+  return true;
+}
+
+std::optional<core::Role> KeyRegistry::RoleOfKey(absl::string_view public_key, Instant now) const {
+  if (!ValidKey(public_key)) return std::nullopt;
+  return RoleOfKeyId(KeyId(public_key), now);
+}
+
+std::optional<core::Role> KeyRegistry::RoleOfKeyId(absl::string_view key_id, Instant now) const {
+  absl::MutexLock lock(&mutex_);
+  if (auto it = lasting_.find(key_id); it != lasting_.end()) return it->second;
+  if (auto it = joining_.find(key_id); it != joining_.end() && now < it->second.expires)
+    return core::Role::kJoin;
+  return std::nullopt;
+}
+
+}  // namespace gtrain::net

@@ -1,0 +1,162 @@
+#include "runtime/zmq/keys.h"
+
+#include <sys/stat.h>
+
+#include <cstdlib>
+
+#include "absl/strings/str_split.h"
+#include "base/file.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "runtime/zmq/cluster_dir.h"
+#include "runtime/zmq/key_registry.h"
+
+namespace gtrain::net {
+namespace {
+
+using ::testing::HasSubstr;
+
+std::string TempDir() {
+  std::string name = testing::TempDir() + "/gtrain-keys-XXXXXX";
+  return mkdtemp(name.data());
+}
+
+const Instant kNow{1'000'000'000};
+
+TEST(Keys, IdIsSixteenHexDigitsOfTheKey) {
+  KeyPair a = MakeKeyPair(), b = MakeKeyPair();
+  EXPECT_EQ(KeyId(a.public_key).size(), 16u);
+  EXPECT_EQ(KeyId(a.public_key), KeyId(a.public_key));
+  EXPECT_NE(KeyId(a.public_key), KeyId(b.public_key));
+  EXPECT_EQ(KeyPairOfSecret(a.secret_key)->public_key, a.public_key);
+  EXPECT_FALSE(ValidKey(""));
+  EXPECT_FALSE(ValidKey(std::string(40, ' ')));
+  EXPECT_FALSE(ValidKey(a.public_key + "x"));
+}
+
+TEST(Keys, FilesAreCheckedAsSshdDoes) {
+  std::string path = TempDir() + "/key";
+  KeyPair keys = MakeKeyPair();
+  ASSERT_TRUE(SaveKeyPair(path, keys).ok());
+  ASSERT_TRUE(LoadKeyPair(path).ok());
+  EXPECT_EQ(LoadKeyPair(path)->secret_key, keys.secret_key);
+  for (int mode : {0640, 0604, 0660, 0644}) {
+    ASSERT_EQ(chmod(path.c_str(), mode), 0);
+    absl::Status status = LoadKeyPair(path).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kPermissionDenied);
+    EXPECT_THAT(std::string(status.message()), HasSubstr("chmod 0600"));
+    EXPECT_THAT(std::string(status.message()), testing::Not(HasSubstr(keys.secret_key)));
+  }
+}
+
+TEST(Keys, MixedHalvesAreRefused) {
+  std::string path = TempDir() + "/key";
+  ASSERT_TRUE(SaveKeyPair(path, {MakeKeyPair().public_key, MakeKeyPair().secret_key}).ok());
+  EXPECT_EQ(LoadKeyPair(path).status().code(), absl::StatusCode::kDataLoss);
+  ASSERT_TRUE(WriteFileDurable(path, "hello", 0600).ok());
+  EXPECT_EQ(LoadKeyPair(path).status().code(), absl::StatusCode::kDataLoss);
+}
+
+TEST(Keys, JoinTokenComesBackAndNeedsNoQuoting) {
+  JoinToken token{"node-1:7070", MakeKeyPair().public_key, MakeKeyPair().secret_key};
+  std::string text = PrintJoinToken(token);
+  EXPECT_EQ(text.find_first_not_of("abcdefghijklmnopqrstuvwxyz0123456789-.:,"), std::string::npos) << text;
+  absl::StatusOr<JoinToken> back = ParseJoinToken(text);
+  ASSERT_TRUE(back.ok()) << back.status();
+  EXPECT_EQ(back->endpoint, token.endpoint);
+  EXPECT_EQ(back->head_public_key, token.head_public_key);
+  EXPECT_EQ(back->secret_key, token.secret_key);
+  for (const char* bad : {"", "host:1", "host:1,abc,def", "host,,"})
+    EXPECT_FALSE(ParseJoinToken(bad).ok()) << bad;
+}
+
+TEST(AllowedKeys, FileFormat) {
+  std::string key = MakeKeyPair().public_key;
+  auto keys = ParseAllowedKeys("# who\n\nadmin " + key + " me at home\nnode " + key + "\n");
+  ASSERT_TRUE(keys.ok()) << keys.status();
+  ASSERT_EQ(keys->size(), 2u);
+  EXPECT_EQ((*keys)[0].comment, "me at home");
+  EXPECT_EQ((*keys)[1].role, core::Role::kNode);
+  EXPECT_THAT(std::string(ParseAllowedKeys("\nroot " + key).status().message()), HasSubstr("line 2"));
+  EXPECT_THAT(std::string(ParseAllowedKeys("user abc").status().message()), HasSubstr("line 1"));
+  EXPECT_FALSE(ParseAllowedKeys("join " + key).ok()) << "join keys are never written down";
+}
+
+TEST(KeyRegistry, DefaultIsDeny) {
+  KeyRegistry registry;
+  EXPECT_EQ(registry.RoleOfKey(MakeKeyPair().public_key, kNow), std::nullopt);
+  EXPECT_EQ(registry.RoleOfKey("rubbish", kNow), std::nullopt);
+  EXPECT_EQ(registry.RoleOfKeyId("", kNow), std::nullopt);
+}
+
+TEST(KeyRegistry, ReloadFollowsTheFileAndKeepsTheOldKeysOnErrors) {
+  std::string path = TempDir() + "/authorized";
+  KeyPair a = MakeKeyPair(), b = MakeKeyPair();
+  KeyRegistry registry;
+  ASSERT_TRUE(AddAllowedKey(path, {core::Role::kAdmin, a.public_key, "a"}).ok());
+  ASSERT_TRUE(registry.Reload(path).ok());
+  EXPECT_EQ(registry.RoleOfKey(a.public_key, kNow), core::Role::kAdmin);
+  EXPECT_EQ(registry.RoleOfKey(b.public_key, kNow), std::nullopt);
+
+  ASSERT_TRUE(AddAllowedKey(path, {core::Role::kNode, b.public_key, "b\nadmin x"}).ok());
+  ASSERT_TRUE(registry.Reload(path).ok());
+  EXPECT_EQ(registry.RoleOfKey(b.public_key, kNow), core::Role::kNode);
+
+  ASSERT_TRUE(WriteFileDurable(path, "garbage\n", 0600).ok());
+  EXPECT_FALSE(registry.Reload(path).ok());
+  EXPECT_EQ(registry.RoleOfKey(a.public_key, kNow), core::Role::kAdmin);
+
+  ASSERT_TRUE(WriteFileDurable(path, "node " + b.public_key + "\n", 0600).ok());
+  ASSERT_TRUE(registry.Reload(path).ok());
+  EXPECT_EQ(registry.RoleOfKey(a.public_key, kNow), std::nullopt);
+
+  ASSERT_EQ(chmod(path.c_str(), 0666), 0);
+  EXPECT_EQ(ReadAllowedKeys(path).status().code(), absl::StatusCode::kPermissionDenied);
+}
+
+TEST(KeyRegistry, JoinKeysExpireAndServeOneNode) {
+  KeyRegistry registry;
+  KeyPair token = MakeKeyPair();
+  std::string id = KeyId(token.public_key);
+  Instant expires = kNow + absl::Minutes(15);
+  ASSERT_TRUE(registry.AddJoinKey(token.public_key, expires).ok());
+  EXPECT_EQ(registry.RoleOfKeyId(id, kNow), core::Role::kJoin);
+  EXPECT_EQ(registry.RoleOfKeyId(id, expires), std::nullopt);
+  EXPECT_TRUE(registry.SpendJoinKey(id, "node a", kNow));
+  EXPECT_TRUE(registry.SpendJoinKey(id, "node a", kNow));  // its reply was lost
+  EXPECT_FALSE(registry.SpendJoinKey(id, "node b", kNow));
+  EXPECT_FALSE(registry.SpendJoinKey(id, "node a", expires));
+}
+
+TEST(ClusterDir, InitTwiceKeepsEverything) {
+  std::string dir = TempDir() + "/a/b";
+  EXPECT_EQ(LoadCluster(dir).status().code(), absl::StatusCode::kNotFound);
+  absl::StatusOr<ClusterFiles> first = InitCluster(dir);
+  ASSERT_TRUE(first.ok()) << first.status();
+  absl::StatusOr<ClusterFiles> second = InitCluster(dir);
+  ASSERT_TRUE(second.ok()) << second.status();
+  EXPECT_EQ(first->cluster, second->cluster);
+  EXPECT_EQ(first->cluster.value.size(), 32u);
+  EXPECT_EQ(first->head.secret_key, second->head.secret_key);
+  absl::StatusOr<KeyPair> admin = LoadKeyPair(first->admin_key_path());
+  ASSERT_TRUE(admin.ok());
+  KeyRegistry registry;
+  ASSERT_TRUE(registry.Reload(first->authorized_path()).ok());
+  EXPECT_EQ(registry.RoleOfKey(admin->public_key, kNow), core::Role::kAdmin);
+}
+
+TEST(ClusterDir, EndpointComesBack) {
+  std::string path = TempDir() + "/endpoint.json";
+  Endpoint e{"127.0.0.1:5", {"127.0.0.1:5", "10.0.0.1:5"}, MakeKeyPair().public_key, ClusterId("c"), 77};
+  ASSERT_TRUE(WriteEndpoint(path, e).ok());
+  absl::StatusOr<Endpoint> back = ReadEndpoint(path);
+  ASSERT_TRUE(back.ok()) << back.status();
+  EXPECT_EQ(back->endpoints, e.endpoints);
+  EXPECT_EQ(back->pid, 77);
+  EXPECT_EQ(back->cluster, e.cluster);
+  ASSERT_TRUE(WriteFileDurable(path, "{\"endpoint\": 5}").ok());
+  EXPECT_EQ(ReadEndpoint(path).status().code(), absl::StatusCode::kDataLoss);
+}
+
+}  // namespace
+}  // namespace gtrain::net

@@ -1,0 +1,308 @@
+// Real sockets on loopback. Every wait is for a condition with a generous deadline.
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <functional>
+#include <set>
+
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "base/logging.h"
+#include "base/unique_fd.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "runtime/zmq/client.h"
+#include "runtime/zmq/server.h"
+#include "runtime/zmq/socket.h"
+
+namespace gtrain::net {
+namespace {
+
+using ::testing::HasSubstr;
+
+class Transport : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    SetLogSink([](LogLevel, absl::string_view) {});  // refusals are what this file provokes
+    Allow({{core::Role::kNode, node_.public_key, ""}, {core::Role::kUser, user_.public_key, ""}});
+    StartServer("127.0.0.1:0");
+  }
+  void TearDown() override { SetLogSink(nullptr); }
+
+  void Allow(const std::vector<AllowedKey>& keys) { registry_->Replace(keys); }
+  void StartServer(const std::string& listen, int64_t bytes_max = 1 << 20) {
+    auto server = ZmqServer::Start({.listen = {listen},
+                                    .keys = head_,
+                                    .registry = registry_,
+                                    .clock = std::make_shared<RealClock>(),
+                                    .message_bytes_max = bytes_max,
+                                    .handshake_limit = absl::Seconds(1)});
+    ASSERT_TRUE(server.ok()) << server.status();
+    server_ = *std::move(server);
+    endpoint_ = server_->endpoints()[0];
+  }
+  std::unique_ptr<ZmqClient> Client(const KeyPair& keys) {
+    auto client =
+        ZmqClient::Connect({.endpoint = endpoint_, .server_public_key = head_.public_key, .keys = keys});
+    EXPECT_TRUE(client.ok()) << client.status();
+    return *std::move(client);
+  }
+  // Waits on the server's descriptor between looks, as the head does.
+  testing::AssertionResult Eventually(const std::function<bool()>& condition) {
+    Instant deadline = clock_.Now() + absl::Seconds(30);
+    while (!condition()) {
+      if (clock_.Now() > deadline) return testing::AssertionFailure() << "not within 30 s";
+      pollfd fd{server_ ? server_->PollFd() : -1, POLLIN, 0};
+      poll(&fd, 1, 10);
+    }
+    return testing::AssertionSuccess();
+  }
+  std::optional<port::Received> NextAtServer() {
+    std::optional<port::Received> received;
+    EXPECT_TRUE(Eventually([&] { return (received = server_->Receive()).has_value(); }));
+    return received;
+  }
+  // A round trip: the proof that a client works.
+  void ExpectWorks(ZmqClient& client, const KeyPair& keys) {
+    ASSERT_TRUE(Eventually([&] { return client.Connected(); })) << client.status();
+    ASSERT_TRUE(client.Send("ping").ok());
+    std::optional<port::Received> at_server = NextAtServer();
+    ASSERT_TRUE(at_server.has_value());
+    EXPECT_EQ(at_server->payload, "ping");
+    EXPECT_EQ(at_server->peer.key_id, KeyId(keys.public_key));
+    ASSERT_TRUE(server_->Send(at_server->route, "pong").ok());
+    std::optional<std::string> back;
+    EXPECT_TRUE(Eventually([&] { return (back = client.Receive()).has_value(); }));
+    EXPECT_EQ(back, "pong");
+  }
+  UniqueFd RawConnection() {
+    UniqueFd fd(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    address.sin_port = htons(std::stoi(endpoint_.substr(endpoint_.rfind(':') + 1)));
+    EXPECT_EQ(connect(fd.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)), 0);
+    return fd;
+  }
+
+  RealClock clock_;
+  KeyPair head_ = MakeKeyPair(), node_ = MakeKeyPair(), user_ = MakeKeyPair();
+  std::shared_ptr<KeyRegistry> registry_ = std::make_shared<KeyRegistry>();
+  std::unique_ptr<ZmqServer> server_;
+  std::string endpoint_;
+};
+
+TEST_F(Transport, IdentityComesFromTheKey) {
+  auto node = Client(node_);
+  auto user = Client(user_);
+  ExpectWorks(*node, node_);
+  ExpectWorks(*user, user_);
+  ASSERT_TRUE(user->Send("x").ok());
+  std::optional<port::Received> got = NextAtServer();
+  ASSERT_TRUE(got.has_value());
+  EXPECT_EQ(got->peer, (core::Peer{core::Role::kUser, KeyId(user_.public_key)}));
+  EXPECT_EQ(got->address, "127.0.0.1");
+}
+
+// X2: CURVE alone lets every key in; the ZAP handler must not.
+TEST_F(Transport, UnregisteredKeyIsRefusedAndCounted) {
+  KeyPair stranger = MakeKeyPair();
+  auto bad = Client(stranger);
+  EXPECT_TRUE(Eventually([&] { return absl::IsPermissionDenied(bad->status()); }));
+  EXPECT_TRUE(absl::IsUnavailable(bad->Send("let me in")));
+  EXPECT_GE(server_->counters().denied, 2u);  // the proof at start is one
+  EXPECT_EQ(server_->Receive(), std::nullopt);
+  auto good = Client(node_);
+  ExpectWorks(*good, node_);
+}
+
+// An impostor that does not hold the head's secret key learns nothing and is noticed.
+TEST_F(Transport, WrongServerKeyIsRefused) {
+  auto client = ZmqClient::Connect(
+      {.endpoint = endpoint_, .server_public_key = MakeKeyPair().public_key, .keys = node_});
+  ASSERT_TRUE(client.ok());
+  EXPECT_TRUE(Eventually([&] { return absl::IsPermissionDenied((*client)->status()); }));
+  EXPECT_TRUE(Eventually([&] { return server_->counters().bad_handshakes > 0; }));
+}
+
+// B1, B3: what scanners send, and a ZeroMQ peer without a key.
+TEST_F(Transport, RubbishIsCountedAndHarmless) {
+  std::vector<std::string> openings = {
+      "GET / HTTP/1.1\r\nHost: x\r\n\r\n", std::string(500, '\xff'),
+      std::string("\x16\x03\x01\x02\x00\x01", 6) + std::string(600, 'a'),
+      std::string("\xff\0\0\0\0\0\0\0\1\x7f\1\0", 12) + std::string(100, 'b')};
+  uint64_t before = server_->counters().bad_handshakes;
+  for (const std::string& opening : openings) {
+    UniqueFd fd = RawConnection();
+    EXPECT_GT(send(fd.get(), opening.data(), opening.size(), MSG_NOSIGNAL), 0);
+    char reply[4096];
+    while (recv(fd.get(), reply, sizeof(reply), 0) > 0) {  // until the server closes it
+    }
+  }
+  Context context(zmq_ctx_new());
+  Socket null(zmq_socket(context.get(), ZMQ_DEALER));
+  ASSERT_TRUE(SetInt(null.get(), ZMQ_LINGER, 0));
+  ASSERT_EQ(zmq_connect(null.get(), absl::StrCat("tcp://", endpoint_).c_str()), 0);
+  ASSERT_EQ(zmq_send(null.get(), "hello", 5, ZMQ_DONTWAIT), 5);
+  EXPECT_TRUE(Eventually([&] { return server_->counters().bad_handshakes >= before + openings.size() + 1; }))
+      << server_->counters().bad_handshakes - before;
+  EXPECT_EQ(server_->Receive(), std::nullopt);
+  auto good = Client(node_);
+  ExpectWorks(*good, node_);
+}
+
+// B4: a connection that says nothing is closed by the handshake limit.
+TEST_F(Transport, SilentConnectionsAreClosed) {
+  UniqueFd fd = RawConnection();
+  char reply[4096];
+  ssize_t n;
+  while ((n = recv(fd.get(), reply, sizeof(reply), 0)) > 0) {
+  }
+  EXPECT_EQ(n, 0);
+}
+
+// B5: exactly one frame, or the message does not exist.
+TEST_F(Transport, OtherFrameCountsAreDropped) {
+  Context context(zmq_ctx_new());
+  Socket dealer(zmq_socket(context.get(), ZMQ_DEALER));
+  ASSERT_TRUE(SetInt(dealer.get(), ZMQ_LINGER, 0) &&
+              SetText(dealer.get(), ZMQ_CURVE_SERVERKEY, head_.public_key) &&
+              SetText(dealer.get(), ZMQ_CURVE_PUBLICKEY, node_.public_key) &&
+              SetText(dealer.get(), ZMQ_CURVE_SECRETKEY, node_.secret_key));
+  ASSERT_EQ(zmq_connect(dealer.get(), absl::StrCat("tcp://", endpoint_).c_str()), 0);
+  for (int i = 0; i < 999; ++i) ASSERT_EQ(zmq_send(dealer.get(), "", 0, ZMQ_SNDMORE), 0);
+  ASSERT_EQ(zmq_send(dealer.get(), "", 0, 0), 0);
+  ASSERT_EQ(zmq_send(dealer.get(), "", 0, ZMQ_SNDMORE), 0);
+  ASSERT_EQ(zmq_send(dealer.get(), "late", 4, 0), 4);
+  ASSERT_EQ(zmq_send(dealer.get(), "good", 4, 0), 4);
+  std::optional<port::Received> got = NextAtServer();
+  ASSERT_TRUE(got.has_value());
+  EXPECT_EQ(got->payload, "good");
+  EXPECT_EQ(server_->counters().bad_frames, 2u);
+}
+
+// B2: a frame above the limit ends the connection before it is read.
+TEST_F(Transport, OversizedMessagesEndTheConnection) {
+  auto client = Client(node_);
+  ExpectWorks(*client, node_);
+  ASSERT_TRUE(client->Send(std::string(2 << 20, 'x')).ok());  // the server's limit is 1 MiB here
+  EXPECT_TRUE(Eventually([&] { return !client->Connected(); }));
+  ExpectWorks(*client, node_);
+}
+
+// X3: two connections with one key are two routes; neither gets the other's messages.
+TEST_F(Transport, SameKeyTwiceDoesNotStealMessages) {
+  auto first = Client(node_), second = Client(node_);
+  ASSERT_TRUE(Eventually([&] { return first->Connected() && second->Connected(); }));
+  ASSERT_TRUE(first->Send("first").ok());
+  port::Route route_first = NextAtServer()->route;
+  ASSERT_TRUE(second->Send("second").ok());
+  port::Route route_second = NextAtServer()->route;
+  EXPECT_NE(route_first, route_second);
+  ASSERT_TRUE(server_->Send(route_first, "for first").ok());
+  std::optional<std::string> got;
+  EXPECT_TRUE(Eventually([&] { return (got = first->Receive()).has_value(); }));
+  EXPECT_EQ(got, "for first");
+  EXPECT_EQ(second->Receive(), std::nullopt);
+}
+
+// W11: nothing vanishes silently on the way to a peer that is gone.
+TEST_F(Transport, SendingToAGhostIsAnError) {
+  EXPECT_TRUE(absl::IsUnavailable(server_->Send({"ghost"}, "x")));
+  auto client = Client(node_);
+  ASSERT_TRUE(Eventually([&] { return client->Connected(); }));
+  ASSERT_TRUE(client->Send("x").ok());
+  port::Route route = NextAtServer()->route;
+  client.reset();
+  EXPECT_TRUE(Eventually([&] { return absl::IsUnavailable(server_->Send(route, "x")); }));
+}
+
+// W12: a client without a connection keeps nothing to be executed later.
+TEST_F(Transport, NothingIsQueuedWithoutAConnection) {
+  auto client = Client(node_);
+  ExpectWorks(*client, node_);
+  std::string listen = endpoint_;
+  server_.reset();
+  ASSERT_TRUE(Eventually([&] { return !client->Connected(); }));
+  EXPECT_TRUE(absl::IsUnavailable(client->Send("stale")));
+  StartServer(listen);
+  ASSERT_TRUE(Eventually([&] { return client->Connected(); }));
+  ASSERT_TRUE(client->Send("fresh").ok());
+  EXPECT_EQ(NextAtServer()->payload, "fresh");
+}
+
+// A connection that was lost and made again between two looks still shows as lost once.
+TEST_F(Transport, EveryLostConnectionIsSeen) {
+  auto client = Client(node_);
+  ASSERT_TRUE(Eventually([&] { return client->Connected(); }));
+  std::string listen = endpoint_;
+  server_.reset();
+  StartServer(listen);
+  ASSERT_TRUE(Eventually([&] { return server_->counters().authenticated > 0; }));
+  EXPECT_FALSE(client->Connected());
+  EXPECT_TRUE(Eventually([&] { return client->Connected(); }));
+}
+
+// A key that is taken off the list loses its open connections too.
+TEST_F(Transport, RevokedKeyIsHeardNoLonger) {
+  auto node = Client(node_), user = Client(user_);
+  ExpectWorks(*node, node_);
+  ExpectWorks(*user, user_);
+  Allow({{core::Role::kUser, user_.public_key, ""}});
+  ASSERT_TRUE(node->Send("still here").ok());
+  EXPECT_TRUE(Eventually([&] {
+    EXPECT_EQ(server_->Receive(), std::nullopt);
+    return server_->counters().revoked_dropped > 0;
+  }));
+  ExpectWorks(*user, user_);
+}
+
+// Whatever is sent in between, a message that arrived makes the descriptor readable.
+TEST_F(Transport, DescriptorDoesNotLoseWakeups) {
+  auto client = Client(node_);
+  ExpectWorks(*client, node_);
+  ASSERT_TRUE(client->Send("hello").ok());
+  port::Route route = NextAtServer()->route;
+  for (int i = 0; i < 200; ++i) {
+    ASSERT_EQ(server_->Receive(), std::nullopt);
+    ASSERT_TRUE(client->Send(absl::StrCat(i)).ok());
+    ASSERT_TRUE(server_->Send(route, "noise").ok());  // looks at the socket and may use up its event
+    while (client->Receive()) {
+    }
+    pollfd fd{server_->PollFd(), POLLIN, 0};
+    std::optional<port::Received> got;
+    for (int turns = 0; !got && turns < 100; ++turns) {
+      ASSERT_EQ(poll(&fd, 1, 30'000), 1) << "slept through message " << i;
+      got = server_->Receive();
+    }
+    ASSERT_TRUE(got.has_value());
+    EXPECT_EQ(got->payload, absl::StrCat(i));
+  }
+}
+
+// W16: the error says who has the port.
+TEST_F(Transport, PortInUseNamesTheOwner) {
+  auto second = ZmqServer::Start(
+      {.listen = {endpoint_}, .keys = head_, .registry = registry_, .clock = std::make_shared<RealClock>()});
+  EXPECT_EQ(second.status().code(), absl::StatusCode::kAlreadyExists);
+  EXPECT_THAT(std::string(second.status().message()), HasSubstr(absl::StrCat("pid ", getpid())));
+}
+
+TEST_F(Transport, BadAddressesAreErrors) {
+  for (const char* bad :
+       {"", "127.0.0.1", "127.0.0.1:x", "127.0.0.1:70000", "::1:80", "a b:1", "203.0.113.77:0"}) {
+    auto server = ZmqServer::Start(
+        {.listen = {bad}, .keys = head_, .registry = registry_, .clock = std::make_shared<RealClock>()});
+    EXPECT_EQ(server.status().code(), absl::StatusCode::kInvalidArgument) << bad << " " << server.status();
+  }
+  EXPECT_FALSE(
+      ZmqClient::Connect({.endpoint = "nowhere", .server_public_key = head_.public_key, .keys = node_}).ok());
+  EXPECT_FALSE(ZmqClient::Connect({.endpoint = "127.0.0.1:1", .server_public_key = "x", .keys = node_}).ok());
+}
+
+}  // namespace
+}  // namespace gtrain::net
