@@ -1,0 +1,121 @@
+"""The examples as a user starts them: `gtrain launch` of a job file, with a rank killed on the way."""
+import glob
+import os
+import re
+import signal
+import unittest
+
+import harness
+from harness import SOURCE, wait_until
+
+FASHION = os.path.join(harness.BUILD, 'examples', 'fashion_mnist')
+LIBRARY = os.path.join(harness.BUILD, 'lib', 'libgtrain.so')
+DATA = '/usr/share/datasets/fashion-mnist'
+PYTHON = '/usr/bin/python3'
+TRAINING = 240  # seconds for a whole training on a busy machine
+
+
+class ExamplesTest(harness.GtrainTest):
+    def ranks_of(self, program):
+        """rank -> pid of the living processes that run `program`."""
+        found = {}
+        for pid, argv in self.marked().items():
+            rank = re.search(rb'(?:^|\0)RANK=(\d+)\0', harness.read_proc(pid, 'environ'))
+            if rank and any(word.endswith(program) for word in argv[:2]):
+                found[int(rank.group(1))] = pid
+        return found
+
+    def step(self, name):
+        job = self.job(name) or {}
+        return int(job.get('step') or 0)
+
+    def committed(self, folder):
+        """Manifests under a checkpoint directory."""
+        return [path for path in glob.glob(os.path.join(folder, '**'), recursive=True)
+                if 'manifest' in os.path.basename(path) or os.path.basename(os.path.dirname(path)) == 'manifests']
+
+    def kill(self, program, rank, ranks):
+        pids = wait_until(f'{ranks} ranks of {program}',
+                          lambda: (lambda p: p if len(p) == ranks else None)(self.ranks_of(program)))
+        os.kill(pids[rank], signal.SIGKILL)
+
+    @unittest.skipUnless(os.path.exists(FASHION) and os.path.exists(DATA), 'needs libtorch and dataset-fashion-mnist')
+    def test_fashion_mnist_resumes_after_a_killed_rank_and_learns(self):
+        """P1, C1: four ranks train; one is killed after a commit; the job resumes from it and reaches the accuracy."""
+        ckpt = os.path.join(self.dir, 'ckpt')
+        job = self.job_file('fashion', f'''
+name: fashion
+run: {FASHION} --epochs 1 --batch 128 --lr 0.05 --min-accuracy 0.84
+ranks: 4
+checkpoint: {{uri: {ckpt}, every: 50 steps}}
+''')
+        launch = self.start('launch', job)
+        wait_until('a committed checkpoint', lambda: self.committed(ckpt), TRAINING)
+        self.kill('fashion_mnist', 2, 4)
+        self.assertEqual(launch.wait(TRAINING), 0, launch.output())
+        output = launch.output()
+        resumed = re.search(r'resumed at step (\d+)', output)
+        self.assertTrue(resumed, output)
+        self.assertGreaterEqual(int(resumed.group(1)), 50, 'a committed step, not the beginning')
+        accuracy = re.search(r'test accuracy ([0-9.]+) after 1 epoch\(s\) on 4 rank', output)
+        self.assertTrue(accuracy, output)
+        self.assertGreaterEqual(float(accuracy.group(1)), 0.84)
+        self.assertRegex(output, r'(?i)rank 2\b.*(SIGKILL|signal 9|killed)')
+        self.wait_for_no_processes()
+
+    def test_torch_ddp_unchanged_resumes_its_own_checkpoint(self):
+        """P1: an ordinary DDP script; its steps are seen through `progress:`; killed, it resumes its own file."""
+        if not self.can_import('torch'):
+            self.skipTest('needs python3-torch')
+        script = os.path.join(SOURCE, 'examples', 'torch_ddp', 'train.py')
+        job = self.job_file('ddp', f'''
+name: ddp
+run: {PYTHON} {script} --steps 150 --step-seconds 0.05 --checkpoint {self.dir}/ddp.pt
+ranks: 2
+progress: {{step: 'step (\\d+)', loss: 'loss ([0-9.]+)'}}
+''')
+        launch = self.start('launch', job)
+        wait_until('steps in `gtrain status --json`', lambda: self.step('ddp') >= 25, TRAINING)
+        wait_until('its own checkpoint', lambda: os.path.exists(self.dir + '/ddp.pt'), TRAINING)
+        self.kill('torch_ddp/train.py', 0, 2)
+        self.assertEqual(launch.wait(TRAINING), 0, launch.output())
+        output = launch.output()
+        self.assertRegex(output, r'resumed at step [2-9]\d|resumed at step 1\d\d')
+        self.assertRegex(output, r'finished: accuracy 0\.9\d+ on 2 rank|finished: accuracy 1\.0+ on 2 rank')
+        self.wait_for_no_processes()
+
+    def test_python_sgd_resumes_after_a_killed_rank(self):
+        """P1: the Python package on two ranks: joins, all-reduces, reports, saves, restores."""
+        if not (os.path.exists(LIBRARY) and self.can_import('numpy')):
+            self.skipTest('needs libgtrain.so and python3-numpy')
+        script = os.path.join(SOURCE, 'examples', 'python_sgd', 'train.py')
+        ckpt = os.path.join(self.dir, 'ckpt')
+        job = self.job_file('sgd', f'''
+name: sgd
+run: {PYTHON} {script} --steps 300 --step-seconds 0.02
+ranks: 2
+env: {{GTRAIN_LIBRARY: {LIBRARY}}}
+checkpoint: {{uri: {ckpt}, every: 25 steps}}
+''')
+        launch = self.start('launch', job)
+        wait_until('steps in `gtrain status --json`', lambda: self.step('sgd') >= 30, TRAINING)
+        wait_until('a committed checkpoint', lambda: self.committed(ckpt), TRAINING)
+        self.kill('python_sgd/train.py', 1, 2)
+        self.assertEqual(launch.wait(TRAINING), 0, launch.output())
+        self.assertRegex(launch.output(), r'resumed at step \d+')
+        self.assertRegex(launch.output(), r'finished: accuracy 0\.9\d+ on 2 rank')
+        self.wait_for_no_processes()
+
+    def test_job_files_of_the_examples_are_valid(self):
+        files = glob.glob(os.path.join(SOURCE, 'examples', '*', 'job.yaml'))
+        self.assertEqual(len(files), 3)
+        for path in files:
+            self.gtrain('validate', path)
+
+    def can_import(self, module):
+        import importlib.util
+        return importlib.util.find_spec(module) is not None
+
+
+if __name__ == '__main__':
+    harness.main()
