@@ -1,0 +1,85 @@
+"""Four agents on four machines (network namespaces), one rank each; the data plane is UCX over TCP."""
+import os
+import re
+import unittest
+
+import harness
+import nets
+from harness import wait_until
+
+REASON = nets.usable()
+ALLREDUCE = os.path.join(harness.BUILD, 'tests', 'e2e_allreduce')
+
+
+@unittest.skipIf(REASON, REASON)
+class FourMachinesTest(harness.GtrainTest):
+    def setUp(self):
+        self.nets = nets.Nets(4)
+        self.addCleanup(self.nets.remove)  # after the clean-up of processes, which super().setUp() registers
+        super().setUp()
+        self.start_cluster()
+
+    def node_home(self, index):
+        return os.path.join(self.dir, f'node{index}')
+
+    def start_cluster(self):
+        """gtrain head --listen on node 0, gtrain agent --join on each; the client is on node 0 too."""
+        client = self.nets.inside(0)
+        self.gtrain('head', '--init', '--context', 'lab', prefix=client)
+        address = f'{self.nets.address(0)}:7070'
+        self.head = self.start('head', '--context', 'lab', '--listen', address, '--allow-root', prefix=client)
+        self.agents = []
+        for index in range(4):
+            token = wait_until('a join token', lambda: self.token(client))
+            home = self.node_home(index)
+            os.makedirs(home)
+            self.agents.append(self.start('agent', '--join', token, '--hostname', f'node{index}', home=home,
+                                          prefix=self.nets.inside(index)))
+        wait_until('four nodes ready', lambda: self.ready_nodes() == 4)
+
+    def token(self, client):
+        done = self.gtrain('head', '--context', 'lab', '--token', prefix=client, expect=None)
+        return done.stdout.strip() if done.returncode == 0 else None
+
+    def ready_nodes(self):
+        done = self.gtrain('nodes', prefix=self.nets.inside(0), expect=None)
+        return sum(1 for line in done.stdout.splitlines() if re.search(r'\bnode\d\b', line)) if done.returncode == 0 else 0
+
+    def launch(self, path):
+        return self.start('launch', path, prefix=self.nets.inside(0))
+
+    def test_one_rank_a_machine(self):
+        """The contract across machines: one rank each, MASTER_ADDR is rank 0's machine, no shared loopback."""
+        job = self.job_file('spread', f'name: spread\nrun: /usr/bin/python3 {self.stepper} --out {self.out} --steps 3\n'
+                                      'nodes: 4\nranks_per_node: 1\n')
+        launch = self.launch(job)
+        self.assertEqual(launch.wait(), 0, launch.output())
+        self.assertEqual(self.steps(), {rank: 3 for rank in range(4)})
+
+    def test_pulled_cable_resumes_on_the_rest(self):
+        """N1: a link goes down; the node is declared dead, the job goes on with three ranks and finishes."""
+        done = os.path.join(self.dir, 'go')
+        job = self.job_file('elastic', f'name: elastic\nrun: /usr/bin/python3 {self.stepper} --out {self.out} --steps 60 '
+                                       f'--hold {done}\nnodes: {{min: 2, max: 4}}\nranks_per_node: 1\nstop_grace: 2s\n')
+        launch = self.launch(job)
+        self.wait_for_steps(5, ranks=4)
+        self.nets.unplug(3)
+        wait_until('generation 2 on three ranks', lambda: len(self.rank_pids(2)) == 3, 120)
+        open(done, 'w').close()
+        self.assertEqual(launch.wait(120), 0, launch.output())
+
+    def test_all_reduce_over_ucx(self):
+        """SDK ranks on four machines agree on every sum; a cable is pulled, three go on and finish."""
+        done = os.path.join(self.dir, 'go')
+        job = self.job_file('sum', f'name: sum\nrun: {ALLREDUCE} {done}\nnodes: {{min: 2, max: 4}}\n'
+                                   'ranks_per_node: 1\nstop_grace: 2s\n')
+        launch = self.launch(job)
+        launch.wait_for(r'generation 1 world 4 step 21 ok')
+        self.nets.unplug(2)
+        launch.wait_for(r'generation \d+ world 3 step 21 ok', 120)
+        open(done, 'w').close()
+        self.assertEqual(launch.wait(120), 0, launch.output())
+
+
+if __name__ == '__main__':
+    harness.main()
