@@ -1,0 +1,406 @@
+// Towards the head: hello and welcome, epochs, heartbeats, repeats, queries. What must not get lost is kept
+// until it is acknowledged and said again after each welcome; everything else is dropped while no head
+// listens.
+#include "runtime/core/agent_core.h"
+
+#include <algorithm>
+#include <csignal>
+#include <type_traits>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "base/units.h"
+#include "runtime/core/agent_core_impl.h"
+#include "runtime/core/rank_environment.h"
+
+namespace gtrain::core {
+
+namespace {
+
+constexpr absl::Duration kHelloEvery = absl::Seconds(2);
+constexpr absl::Duration kTailsEvery = absl::Seconds(1);
+constexpr absl::Duration kRepeatEvery = absl::Seconds(5);
+constexpr size_t kJobsMax = 4096;  // remembered; the oldest without a live generation goes
+
+int SignalNumber(const std::string& name) {
+  static const std::map<std::string, int> kNumbers = {
+      {"SIGTERM", SIGTERM}, {"SIGINT", SIGINT},   {"SIGUSR1", SIGUSR1}, {"SIGUSR2", SIGUSR2},
+      {"SIGHUP", SIGHUP},   {"SIGQUIT", SIGQUIT}, {"SIGCONT", SIGCONT}, {"SIGALRM", SIGALRM}};
+  const auto it = kNumbers.find(name);
+  return it == kNumbers.end() ? SIGTERM : it->second;
+}
+
+}  // namespace
+
+AgentCore::AgentCore(AgentConfig config) : impl_(std::make_unique<Impl>(std::move(config))) {}
+AgentCore::~AgentCore() = default;
+AgentCore::AgentCore(AgentCore&&) noexcept = default;
+AgentCore& AgentCore::operator=(AgentCore&&) noexcept = default;
+AgentStep AgentCore::Step(const AgentEvent& event, Instant now) { return impl_->Step(event, now); }
+std::optional<Instant> AgentCore::NextDeadline() const { return impl_->NextDeadline(); }
+bool AgentCore::HasLiveGeneration() const { return impl_->HasLiveGeneration(); }
+std::string AgentCore::Snapshot() const { return impl_->Snapshot(); }
+
+AgentStep AgentCore::Impl::Step(const AgentEvent& event, Instant now) {
+  now_ = now;
+  if (!heard_at_) heard_at_ = now;
+  effects_.clear();
+  why_.clear();
+  std::visit([this](const auto& value) { On(value); }, event);
+  if (leaving_ && !HasLiveGeneration()) {
+    effects_.push_back(Leave{absl::OkStatus()});
+    leaving_ = false;
+  }
+  return {std::move(effects_), std::move(why_)};
+}
+
+std::optional<Instant> AgentCore::Impl::NextDeadline() const {
+  if (connected_ && !welcomed_) return next_hello_;
+  Instant next = std::min(next_tails_, next_repeat_);
+  if (welcomed_) next = std::min(next, next_heartbeat_);
+  return next;
+}
+
+bool AgentCore::Impl::HasLiveGeneration() const {
+  for (const auto& [job, record] : jobs_) {
+    for (const auto& [number, generation] : record.generations) {
+      if (!generation.gone) return true;
+    }
+  }
+  return false;
+}
+
+std::string AgentCore::Impl::Snapshot() const {
+  std::vector<std::string> lines;
+  for (const auto& [job, record] : jobs_) {
+    std::string line = absl::StrCat(job.value, " revoked ", record.revoked.value);
+    for (const auto& [number, generation] : record.generations) {
+      absl::StrAppend(&line, "; generation ", number.value, generation.gone ? " gone" : "",
+                      generation.ended ? " ended" : "");
+      for (const auto& [rank, info] : generation.ranks) {
+        absl::StrAppend(&line, " ", rank, info.exit ? "=exited" : info.sdk ? "=joined" : "=live");
+      }
+    }
+    lines.push_back(std::move(line));
+  }
+  return absl::StrJoin(lines, "\n");
+}
+
+// ---------------------------------------------------------------- connection
+
+void AgentCore::Impl::On(const HeadUp& event) {
+  address_ = event.address;
+  connected_ = true;
+  welcomed_ = false;
+  SayHello();
+}
+
+void AgentCore::Impl::On(const HeadDown&) { connected_ = welcomed_ = false; }
+
+void AgentCore::Impl::On(const FreePorts& event) { free_ports_ = event.ports; }
+
+void AgentCore::Impl::SayHello() {
+  next_hello_ = now_ + kHelloEvery;
+  AgentHello hello;
+  hello.cluster = config_.cluster;
+  hello.incarnation = config_.incarnation;
+  hello.boot_id = config_.boot_id;
+  hello.hostname = config_.hostname;
+  hello.address = address_;
+  hello.version = config_.version;
+  hello.inventory = config_.inventory;
+  hello.labels = config_.labels;
+  hello.free_ports = free_ports_;
+  for (const auto& [job, record] : jobs_) {
+    for (const auto& [number, generation] : record.generations) {
+      HeldGeneration held;
+      held.job = job;
+      held.generation = number;
+      held.revoked = record.revoked;
+      for (const auto& [rank, info] : generation.ranks) {
+        if (!info.exit) held.live.push_back(info.status);
+        if (info.exit && !info.acked) held.exited.push_back(*info.exit);
+      }
+      if (!held.live.empty() || !held.exited.empty() || !generation.gone)
+        hello.held.push_back(std::move(held));
+    }
+  }
+  effects_.push_back(ToHead{std::move(hello)});
+}
+
+void AgentCore::Impl::Tell(Message message) {
+  if (welcomed_) effects_.push_back(ToHead{std::move(message)});
+}
+
+void AgentCore::Impl::Command(const JobId& job, keeper::Command command) {
+  effects_.push_back(ToKeeper{job, std::move(command)});
+}
+
+bool AgentCore::Impl::Fresh(HeadEpoch epoch) {
+  if (epoch < epoch_) return false;
+  epoch_ = epoch;
+  heard_at_ = now_;
+  return true;
+}
+
+void AgentCore::Impl::On(const FromHead& event) {
+  std::visit(
+      [this](const auto& message) {
+        using T = std::decay_t<decltype(message)>;
+        if constexpr (std::is_same_v<T, AgentRefused>) {
+          Hear(message);
+        } else if constexpr (requires {
+                               Hear(message);
+                               message.epoch;
+                             }) {
+          if (Fresh(message.epoch)) {
+            Hear(message);
+          } else {
+            why_ = absl::StrCat("ignored a message of head epoch ", message.epoch.value, ": epoch ",
+                                epoch_.value, " has spoken already");
+          }
+        }
+      },
+      event.message);
+}
+
+void AgentCore::Impl::Hear(const AgentWelcome& welcome) {
+  if (welcomed_) return;
+  welcomed_ = true;
+  if (config_.cluster.empty()) config_.cluster = welcome.cluster;
+  heartbeat_interval_ = std::clamp(welcome.heartbeat_interval, absl::Milliseconds(50), absl::Seconds(30));
+  fence_after_ = welcome.fence_after;
+  next_heartbeat_ = now_ + heartbeat_interval_;
+  why_ = absl::StrCat("welcomed by the head, epoch ", welcome.epoch.value);
+  RepeatUnacknowledged();
+  for (auto& [job, record] : jobs_) {
+    for (auto& [number, generation] : record.generations) {
+      if (generation.gone) {
+        generation.gone_told = false;
+        TellGone(job, generation);
+        continue;
+      }
+      for (const auto& [sequence, exchange] : generation.exchanges)
+        SendExchangePart(job, generation, sequence);
+      for (auto& [rank, info] : generation.ranks) {
+        info.status_changed = !info.exit;
+        info.out.changed = info.err.changed = true;
+      }
+    }
+  }
+}
+
+void AgentCore::Impl::Hear(const AgentRefused& refused) {
+  welcomed_ = false;
+  effects_.push_back(
+      Leave{absl::FailedPreconditionError(absl::StrCat("the head refused this node: ", refused.reason))});
+  why_ = absl::StrCat("refused: ", refused.reason);
+}
+
+void AgentCore::Impl::Hear(const HeartbeatAck&) {}  // Fresh() noted the time
+
+// ---------------------------------------------------------------- time
+
+void AgentCore::Impl::On(const AgentTick&) {
+  CheckLease();
+  CheckStalls();
+  if (connected_ && !welcomed_ && now_ >= next_hello_) SayHello();
+  if (welcomed_ && now_ - *heard_at_ > std::max(10 * heartbeat_interval_, absl::Seconds(10))) {
+    welcomed_ = false;  // it forgot us, or the connection is dead and does not know it: greet again
+    SayHello();
+  }
+  if (welcomed_ && now_ >= next_heartbeat_) Heartbeat();
+  if (now_ >= next_tails_) {
+    next_tails_ = now_ + kTailsEvery;
+    MirrorTails();
+  }
+  if (now_ >= next_repeat_) {
+    next_repeat_ = now_ + kRepeatEvery;
+    RepeatUnacknowledged();
+  }
+}
+
+void AgentCore::Impl::Heartbeat() {
+  next_heartbeat_ = now_ + heartbeat_interval_;
+  AgentHeartbeat beat;
+  beat.sequence = ++heartbeat_sequence_;
+  beat.free_ports = free_ports_;
+  for (auto& [job, record] : jobs_) {
+    for (auto& [number, generation] : record.generations) {
+      for (auto& [rank, info] : generation.ranks) {
+        if (info.status_changed && !info.exit) beat.changed.push_back(info.status);
+        info.status_changed = false;
+      }
+    }
+  }
+  Tell(std::move(beat));
+}
+
+void AgentCore::Impl::MirrorTails() {
+  if (!welcomed_) return;
+  for (auto& [job, record] : jobs_) {
+    for (auto& [number, generation] : record.generations) {
+      for (auto& [rank, info] : generation.ranks) {
+        for (bool is_stderr : {false, true}) {
+          AgentTail& tail = is_stderr ? info.err : info.out;
+          if (!tail.changed || tail.text.empty()) continue;
+          tail.changed = false;
+          Tell(LogTail{job, number, rank, is_stderr, tail.end_offset, tail.text});
+        }
+      }
+    }
+  }
+}
+
+void AgentCore::Impl::RepeatUnacknowledged() {
+  for (const auto& [job, record] : jobs_) {
+    for (const auto& [number, generation] : record.generations) {
+      for (const auto& [rank, info] : generation.ranks) {
+        if (info.exit && !info.acked) Tell(RankExited{*info.exit});
+      }
+    }
+  }
+}
+
+// Generations and commits fence programs with the SDK; a program without it could run twice, so it has a
+// lease.
+void AgentCore::Impl::CheckLease() {
+  const absl::Duration silent = now_ - *heard_at_;
+  if (fence_after_ <= absl::ZeroDuration() || silent <= fence_after_) return;
+  for (auto& [job, record] : jobs_) {
+    for (auto& [number, generation] : record.generations) {
+      const bool fenced = std::all_of(generation.ranks.begin(), generation.ranks.end(),
+                                      [](const auto& item) { return item.second.sdk || item.second.exit; });
+      if (generation.ended || generation.gone || fenced) continue;
+      End(job, record, number, EndMode::kReform, absl::Seconds(5),
+          absl::StrCat("no word from the head for ", PrintDuration(absl::Floor(silent, absl::Seconds(1)))));
+      break;
+    }
+  }
+}
+
+// One verdict per stall: the slowest rank of this node, with its stacks.
+void AgentCore::Impl::CheckStalls() {
+  for (auto& [job, record] : jobs_) {
+    for (auto& [number, generation] : record.generations) {
+      if (generation.gone || generation.ended) continue;
+      for (auto& [rank, info] : generation.ranks) {
+        if (info.exit || info.stall_told || !info.advanced_at) continue;
+        if (now_ - *info.advanced_at < generation.spec.progress.stall) continue;
+        info.stall_told = true;
+        effects_.push_back(ReadStacks{0, job, number, rank, info.status.pid});
+      }
+    }
+  }
+}
+
+void AgentCore::Impl::On(const StacksRead& event) {
+  const AgentGeneration* generation = Find(event.job, event.generation);
+  const AgentRank* rank = Find(event.job, event.generation, event.rank);
+  if (generation == nullptr || rank == nullptr || rank->exit || !rank->advanced_at) return;
+  AgentNote note{event.job, event.generation, event.rank, "stall", ""};
+  note.text = absl::StrCat("rank ", event.rank, " made no step for ",
+                           PrintDuration(absl::Floor(now_ - *rank->advanced_at, absl::Seconds(1))), " (step ",
+                           rank->status.step.value_or(0), ")\n", event.text);
+  Tell(std::move(note));
+  if (generation->spec.progress.on_stall == spec::OnStall::kKill) {
+    Command(event.job, keeper::SignalRank{event.generation.value, event.rank, SIGKILL});
+  }
+}
+
+// ---------------------------------------------------------------- orders
+
+void AgentCore::Impl::Hear(const StartGeneration& start) {
+  if (leaving_) return;
+  Start(start.grant);
+  while (jobs_.size() > kJobsMax) {
+    const auto old = std::find_if(job_order_.begin(), job_order_.end(),
+                                  [this](const JobId& job) { return jobs_[job].generations.empty(); });
+    if (old == job_order_.end()) break;
+    jobs_.erase(*old);
+    job_order_.erase(old);
+  }
+}
+
+void AgentCore::Impl::Hear(const Revoke& revoke) {
+  const auto [it, fresh] = jobs_.try_emplace(revoke.job);
+  if (fresh) job_order_.push_back(revoke.job);
+  AgentJob& record = it->second;
+  record.revoked = std::max(record.revoked, revoke.generation);
+  End(revoke.job, record, revoke.generation, revoke.mode, revoke.grace, revoke.reason);
+  if (record.generations.count(revoke.generation) == 0) {  // never started here, or over long ago
+    Tell(GenerationGone{revoke.job, revoke.generation, true, ""});
+  }
+}
+
+void AgentCore::Impl::Hear(const AckExit& ack) {
+  AgentRank* rank = Find(ack.job, ack.generation, ack.rank);
+  if (rank == nullptr || !rank->exit) return;
+  rank->acked = true;
+  Command(ack.job, keeper::AckExit{ack.generation.value, ack.rank});
+  FinishIfSettled(ack.job);
+}
+
+void AgentCore::Impl::Hear(const ExchangeTable& table) {
+  AgentGeneration* generation = Find(table.job, table.generation);
+  if (generation == nullptr || generation->gone || generation->exchanges.count(table.sequence) == 0) return;
+  CompleteExchange(table.job, *generation, table.sequence, table.blobs);
+}
+
+void AgentCore::Impl::Hear(const ForgetJob& forget) {
+  const auto it = jobs_.find(forget.job);
+  if (it == jobs_.end()) return;
+  it->second.forgotten = true;
+  for (auto& [number, generation] : it->second.generations) {
+    for (auto& [rank, info] : generation.ranks) info.acked = true;
+  }
+  Command(forget.job, keeper::Quit{"the job is over"});
+  FinishIfSettled(forget.job);
+}
+
+void AgentCore::Impl::Hear(const NoticeRanks& notice) {
+  const AgentGeneration* generation = Find(notice.job, notice.generation);
+  if (generation == nullptr || generation->gone) return;
+  const auto seconds = std::clamp<int64_t>(absl::ToInt64Seconds(notice.left), 0, 1'000'000);
+  Command(notice.job, keeper::Notice{notice.generation.value, static_cast<uint32_t>(seconds),
+                                     SignalNumber(generation->spec.preempt.signal)});
+}
+
+void AgentCore::Impl::Answer(uint64_t query, bool ok, const std::string& text) {
+  Tell(AgentAnswer{query, ok, text, 0, true});
+}
+
+void AgentCore::Impl::Hear(const AgentQuery& query) {
+  const auto job = jobs_.find(query.job);
+  const AgentGeneration* generation = Find(query.job, query.generation);
+  if (query.kind == AgentQuery::Kind::kReadLog) {
+    if (job == jobs_.end() || job->second.run_dir.empty()) {
+      return Answer(query.query, false,
+                    absl::StrCat("node ", config_.hostname, " knows no job ", query.job.value));
+    }
+    const std::string& run_dir = generation != nullptr ? generation->run_dir : job->second.run_dir;
+    effects_.push_back(ReadLog{query.query,
+                               RankLogPath(run_dir, query.generation, query.rank, query.is_stderr),
+                               query.offset, generation == nullptr || generation->gone});
+    return;
+  }
+  const AgentRank* rank = Find(query.job, query.generation, query.rank);
+  if (rank == nullptr || rank->exit) {
+    return Answer(
+        query.query, false,
+        absl::StrCat("rank ", query.rank, " of ", query.job.value, " is not running on ", config_.hostname));
+  }
+  if (query.kind == AgentQuery::Kind::kStacks) {
+    effects_.push_back(ReadStacks{query.query, query.job, query.generation, query.rank, rank->status.pid});
+  } else {
+    Command(query.job, keeper::Exec{query.query, query.generation.value, query.rank, query.argv, 60'000});
+  }
+}
+
+void AgentCore::Impl::Hear(const AgentShutdown& shutdown) {
+  leaving_ = true;
+  why_ = absl::StrCat("shutting down: ", shutdown.reason);
+  for (auto& [job, record] : jobs_) Command(job, keeper::Quit{shutdown.reason});
+}
+
+}  // namespace gtrain::core

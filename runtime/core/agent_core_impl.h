@@ -1,0 +1,152 @@
+// Inside of AgentCore, shared by its .cc files only.
+#pragma once
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "runtime/core/agent_core.h"
+#include "runtime/core/rank_reports.h"
+
+namespace gtrain::core {
+
+struct AgentTail {
+  std::string text;  // at most 64 KiB
+  uint64_t end_offset = 0;
+  bool changed = false;
+  LineCutter lines{16 << 10};
+};
+
+struct AgentRank {
+  RankStatus status;
+  bool status_changed = false;
+  bool sdk = false;
+  std::optional<RankExit> exit;
+  bool acked = false;
+  AgentTail out, err;
+  LineCutter report_lines{16 << 10};
+  uint64_t dropped_told = 0;
+  double samples = 0;  // since `samples_at`
+  std::optional<Instant> samples_at;
+  std::optional<Instant> advanced_at;  // step last grew
+  bool stall_told = false;
+  std::map<uint64_t, uint64_t> exchange_relays;  // sequence -> relay id to acknowledge
+};
+
+struct AgentExchange {
+  std::map<int, std::string> blobs;  // of local ranks
+};
+
+struct AgentGeneration {
+  Generation generation;
+  Timeline timeline;
+  std::string run_dir;
+  int world_size = 0;
+  spec::JobSpec spec;
+  ProgressPatterns patterns;
+  std::map<int, AgentRank> ranks;                       // local ones
+  std::map<uint64_t, AgentExchange> exchanges;          // open
+  std::map<uint64_t, std::vector<std::string>> tables;  // newest few, for repeats
+  bool ended = false;                                   // we told the keeper
+  bool gone = false;
+  bool clean = true;
+  bool gone_told = false;
+  std::string gone_message;
+  Instant started;
+};
+
+struct AgentJob {
+  Generation revoked;
+  std::string run_dir;
+  bool forgotten = false;  // leave once nothing is left of it
+  std::map<Generation, AgentGeneration> generations;
+};
+
+class AgentCore::Impl {
+ public:
+  explicit Impl(AgentConfig config) : config_(std::move(config)) {}
+
+  AgentStep Step(const AgentEvent& event, Instant now);
+  std::optional<Instant> NextDeadline() const;
+  bool HasLiveGeneration() const;
+  std::string Snapshot() const;
+
+ private:
+  // agent_core.cc: the head
+  void On(const HeadUp& event);
+  void On(const HeadDown& event);
+  void On(const FromHead& event);
+  void On(const FromKeeper& event);
+  void On(const KeeperLost& event);
+  void On(const FreePorts& event);
+  void On(const StacksRead& event);
+  void On(const AgentTick& event);
+  bool Fresh(HeadEpoch epoch);
+  void Hear(const AgentWelcome& welcome);
+  void Hear(const AgentRefused& refused);
+  void Hear(const HeartbeatAck& ack);
+  void Hear(const StartGeneration& start);
+  void Hear(const Revoke& revoke);
+  void Hear(const AckExit& ack);
+  void Hear(const ExchangeTable& table);
+  void Hear(const ForgetJob& forget);
+  void Hear(const NoticeRanks& notice);
+  void Hear(const AgentQuery& query);
+  void Hear(const AgentShutdown& shutdown);
+  void SayHello();
+  void Tell(Message message);  // dropped unless welcomed; what matters is repeated after the welcome
+  void Command(const JobId& job, keeper::Command command);
+  void RepeatUnacknowledged();
+  void CheckLease();
+  void CheckStalls();
+  void MirrorTails();
+  void Heartbeat();
+
+  // agent_generation.cc: one generation's life
+  void Start(const GenerationGrant& grant);
+  void FailStart(AgentGeneration& generation, const GenerationGrant& grant, ExitCause cause,
+                 const std::string& message);
+  void End(const JobId& job, AgentJob& record, Generation up_to, EndMode mode, absl::Duration grace,
+           const std::string& reason);
+  AgentGeneration* AdoptOne(const JobId& job, const keeper::GenerationHeld& held);
+  void Hear(const JobId& job, const keeper::State& state);
+  void Hear(const JobId& job, const keeper::Started& started);
+  void Hear(const JobId& job, const keeper::Exited& exited);
+  void Hear(const JobId& job, const keeper::Gone& gone);
+  void Hear(const JobId& job, const keeper::RelayUp& relay);
+  void Hear(const JobId& job, const keeper::Output& output);
+  void Hear(const JobId& job, const keeper::ReportBytes& report);
+  void Hear(const JobId& job, const keeper::ExecDone& done);
+  void Apply(const JobId& job, AgentGeneration& generation, int number, const RankSaid& said);
+  void Exchange(const JobId& job, AgentGeneration& generation, int number, const RankSaid& said,
+                uint64_t relay);
+  void CompleteExchange(const JobId& job, AgentGeneration& generation, uint64_t sequence,
+                        const std::vector<std::string>& blobs);
+  void SendExchangePart(const JobId& job, const AgentGeneration& generation, uint64_t sequence);
+  void FinishIfSettled(const JobId& job);
+  void TellGone(const JobId& job, AgentGeneration& generation);
+  AgentGeneration* Find(const JobId& job, Generation generation);
+  AgentRank* Find(const JobId& job, Generation generation, int rank);
+  void Answer(uint64_t query, bool ok, const std::string& text);
+
+  AgentConfig config_;
+  Instant now_;
+  std::vector<AgentEffect> effects_;
+  std::string why_;
+
+  bool connected_ = false;
+  bool welcomed_ = false;
+  bool leaving_ = false;
+  std::string address_;
+  HeadEpoch epoch_;
+  absl::Duration heartbeat_interval_ = absl::Seconds(1);
+  absl::Duration fence_after_ = absl::Seconds(120);
+  std::optional<Instant> heard_at_;  // the head, last
+  Instant next_hello_, next_heartbeat_, next_tails_, next_repeat_;
+  uint64_t heartbeat_sequence_ = 0;
+  std::vector<int> free_ports_;
+  std::map<JobId, AgentJob> jobs_;
+  std::vector<JobId> job_order_;  // oldest first, bounds jobs_
+};
+
+}  // namespace gtrain::core

@@ -1,0 +1,448 @@
+// Life of a generation on one node: start from a grant, adopt from a keeper, exchange, progress, end.
+#include <algorithm>
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "absl/strings/str_cat.h"
+#include "runtime/core/agent_core_impl.h"
+#include "runtime/core/rank_environment.h"
+
+namespace gtrain::core {
+
+namespace {
+
+constexpr size_t kTailMax = 64 << 10;
+constexpr size_t kTablesKept = 4;
+
+ExitCause CauseOf(keeper::Cause cause) { return static_cast<ExitCause>(static_cast<int>(cause)); }
+static_assert(static_cast<int>(ExitCause::kLost) == static_cast<int>(keeper::Cause::kLost));
+
+// What a later agent needs to adopt the generation; the keeper keeps it.
+std::string NoteOf(const GenerationGrant& grant) {
+  const nlohmann::json note = {{"run_dir", grant.run_dir},
+                               {"world_size", grant.world_size},
+                               {"timeline", grant.timeline.value},
+                               {"spec", grant.spec_text}};
+  return note.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+}
+
+}  // namespace
+
+AgentGeneration* AgentCore::Impl::Find(const JobId& job, Generation generation) {
+  const auto record = jobs_.find(job);
+  if (record == jobs_.end()) return nullptr;
+  const auto it = record->second.generations.find(generation);
+  return it == record->second.generations.end() ? nullptr : &it->second;
+}
+
+AgentRank* AgentCore::Impl::Find(const JobId& job, Generation generation, int rank) {
+  AgentGeneration* found = Find(job, generation);
+  if (found == nullptr) return nullptr;
+  const auto it = found->ranks.find(rank);
+  return it == found->ranks.end() ? nullptr : &it->second;
+}
+
+// ---------------------------------------------------------------- start
+
+void AgentCore::Impl::Start(const GenerationGrant& grant) {
+  const auto [it, fresh] = jobs_.try_emplace(grant.job);
+  if (fresh) job_order_.push_back(grant.job);
+  AgentJob& record = it->second;
+  record.run_dir = grant.run_dir;
+  record.forgotten = false;
+  if (grant.generation <= record.revoked) {
+    return Tell(GenerationGone{grant.job, grant.generation, true, "it was revoked before it started here"});
+  }
+  if (record.generations.count(grant.generation) > 0) return;  // repeated grant
+  AgentGeneration& generation = record.generations[grant.generation];
+  generation.generation = grant.generation;
+  generation.timeline = grant.timeline;
+  generation.run_dir = grant.run_dir;
+  generation.world_size = grant.world_size;
+  generation.started = now_;
+  for (size_t rank = 0; rank < grant.ranks.size(); ++rank) {
+    if (grant.ranks[rank].node != config_.node) continue;
+    const int number = static_cast<int>(rank);
+    generation.ranks[number].status = {grant.job, grant.generation, number};
+  }
+  auto spec = config_.parse_spec(grant.spec_text);
+  if (!spec.ok()) {
+    return FailStart(generation, grant, ExitCause::kStartFailed,
+                     absl::StrCat("the job text cannot be read here: ", spec.status().message()));
+  }
+  generation.spec = *std::move(spec);
+  generation.patterns = ProgressPatterns(generation.spec.progress);
+  const bool hosts_master =
+      !grant.ranks.empty() && grant.ranks[0].node == config_.node && grant.master_port > 0;
+  if (hosts_master && !config_.port_is_free(grant.master_address, grant.master_port)) {
+    return FailStart(generation, grant, ExitCause::kAddressInUse,
+                     absl::StrCat("MASTER_PORT ", grant.master_port, " on ", grant.master_address,
+                                  " is taken by another program"));
+  }
+  const std::string hash = config_.job_hash(generation.spec);
+  std::vector<keeper::StartRank> starts;
+  for (const auto& [number, info] : generation.ranks) {
+    keeper::StartRank start;
+    start.token = config_.make_token();
+    auto env = RankEnvironment(config_, grant, generation.spec, number, start.token);
+    if (!env.ok())
+      return FailStart(generation, grant, ExitCause::kStartFailed, std::string(env.status().message()));
+    start.generation = grant.generation.value;
+    start.rank = number;
+    start.argv = RankCommand(grant, generation.spec, config_.node, hash);
+    start.env.assign(env->begin(), env->end());
+    start.cwd = generation.spec.workdir.empty() ? grant.run_dir : generation.spec.workdir;
+    start.out_path = RankLogPath(grant.run_dir, grant.generation, number, false);
+    start.err_path = RankLogPath(grant.run_dir, grant.generation, number, true);
+    start.report_path = ReportPath(grant.run_dir, grant.generation, number);
+    start.notice_path = NoticePath(grant.run_dir, grant.generation, number);
+    const std::vector<int>& cpus = grant.ranks[static_cast<size_t>(number)].cpus;
+    start.cpus.assign(cpus.begin(), cpus.end());
+    start.memory_limit = generation.spec.resources.memory.value_or(0);
+    starts.push_back(std::move(start));
+  }
+  effects_.push_back(MakeDirectory{absl::StrCat(grant.run_dir, "/logs/generation-", grant.generation.value)});
+  effects_.push_back(WriteFile{MembersPath(grant, config_.node), MembersJson(grant)});
+  Command(grant.job, keeper::BeginGeneration{grant.generation.value, static_cast<uint32_t>(starts.size()),
+                                             generation.spec.resources.shm, NoteOf(grant)});
+  for (keeper::StartRank& start : starts) Command(grant.job, std::move(start));
+  why_ = absl::StrCat("start ", generation.ranks.size(), " of ", grant.world_size, " ranks of ",
+                      grant.job.value, " generation ", grant.generation.value);
+}
+
+// No process was started: each local rank's exit says why, and there is nothing to wait for.
+void AgentCore::Impl::FailStart(AgentGeneration& generation, const GenerationGrant& grant, ExitCause cause,
+                                const std::string& message) {
+  for (auto& [number, info] : generation.ranks) {
+    RankExit exit;
+    exit.job = grant.job;
+    exit.generation = grant.generation;
+    exit.rank = number;
+    exit.cause = cause;
+    exit.message = message;
+    info.status.state = RankState::kExited;
+    info.exit = std::move(exit);
+    Tell(RankExited{*info.exit});
+  }
+  generation.gone = true;
+  why_ = message;
+  TellGone(grant.job, generation);
+}
+
+void AgentCore::Impl::End(const JobId& job, AgentJob& record, Generation up_to, EndMode mode,
+                          absl::Duration grace, const std::string& reason) {
+  bool any = false;
+  for (auto& [number, generation] : record.generations) {
+    if (number > up_to) continue;
+    if (generation.gone) {
+      generation.gone_told = false;
+      TellGone(job, generation);
+      continue;
+    }
+    generation.ended = any = true;
+  }
+  if (!any) return;
+  const auto grace_ms = std::clamp<int64_t>(absl::ToInt64Milliseconds(grace), 0, 24 * 3600 * 1000);
+  Command(job, keeper::EndGeneration{up_to.value, static_cast<keeper::End>(static_cast<int>(mode)),
+                                     static_cast<uint64_t>(grace_ms), reason});
+  why_ = absl::StrCat("end ", job.value, " up to generation ", up_to.value, ": ", reason);
+}
+
+// ---------------------------------------------------------------- keepers
+
+void AgentCore::Impl::On(const FromKeeper& event) {
+  std::visit([&](const auto& report) { Hear(event.job, report); }, event.report);
+}
+
+void AgentCore::Impl::On(const KeeperLost& event) {
+  const auto it = jobs_.find(event.job);
+  if (it == jobs_.end()) return;
+  for (auto& [number, generation] : it->second.generations) {
+    if (generation.gone) continue;
+    for (auto& [rank, info] : generation.ranks) {
+      if (info.exit) continue;
+      keeper::Exited lost;
+      lost.generation = number.value;
+      lost.rank = rank;
+      lost.pid = info.status.pid;
+      lost.cause = keeper::Cause::kLost;
+      lost.message = event.reason;
+      lost.tail = info.err.text.empty() ? info.out.text : info.err.text;
+      Hear(event.job, lost);
+    }
+    generation.gone = true;
+    generation.clean = event.clean;
+    generation.gone_message = event.clean ? "" : event.reason;
+    TellGone(event.job, generation);
+  }
+  why_ = absl::StrCat("keeper of ", event.job.value, " lost: ", event.reason);
+  FinishIfSettled(event.job);
+}
+
+void AgentCore::Impl::Hear(const JobId& job, const keeper::State& state) {
+  const auto [it, fresh] = jobs_.try_emplace(job);
+  if (fresh) job_order_.push_back(job);
+  AgentJob& record = it->second;
+  record.revoked = std::max(record.revoked, Generation{state.highest_revoked});
+  for (const keeper::GenerationHeld& held : state.generations) {
+    AgentGeneration* generation = AdoptOne(job, held);
+    if (generation == nullptr) continue;
+    record.run_dir = generation->run_dir;
+    if (held.generation <= record.revoked.value && !held.ending) {
+      // A revoke that the keeper never heard: its agent died in between.
+      End(job, record, Generation{held.generation}, EndMode::kReform, absl::Seconds(5),
+          "revoked by the head");
+    }
+    for (const keeper::Exited& exited : held.unacked) Hear(job, exited);
+    if (held.gone) Hear(job, keeper::Gone{held.generation, held.clean, ""});
+  }
+}
+
+AgentGeneration* AgentCore::Impl::AdoptOne(const JobId& job, const keeper::GenerationHeld& held) {
+  AgentJob& record = jobs_[job];
+  const Generation number{held.generation};
+  const bool known = record.generations.count(number) > 0;
+  AgentGeneration& generation = record.generations[number];
+  if (!known) {
+    const auto note = nlohmann::json::parse(held.note, nullptr, false);
+    generation.generation = number;
+    generation.started = now_;
+    if (note.is_object()) {
+      generation.run_dir = note.value("run_dir", "");
+      generation.world_size = note.value("world_size", 0);
+      generation.timeline = Timeline{note.value("timeline", uint64_t{0})};
+      auto spec = config_.parse_spec(note.value("spec", ""));
+      if (spec.ok()) generation.spec = *std::move(spec);
+      generation.patterns = ProgressPatterns(generation.spec.progress);
+    }
+    why_ = absl::StrCat("adopted ", held.ranks.size(), " ranks of ", job.value, " generation ", number.value);
+  }
+  generation.ended = generation.ended || held.ending;
+  for (const keeper::RankHeld& rank : held.ranks) {
+    AgentRank& info = generation.ranks[rank.rank];
+    if (info.exit) continue;
+    info.sdk = rank.sdk;
+    info.status.job = job;
+    info.status.generation = number;
+    info.status.rank = rank.rank;
+    info.status.pid = rank.pid;
+    info.status.state = rank.sdk       ? RankState::kJoined
+                        : rank.running ? RankState::kRunning
+                                       : RankState::kStarting;
+    info.status_changed = true;
+    const bool exited_and_acked = !rank.running && rank.pid < 0;
+    if (!exited_and_acked) continue;
+    const bool told = std::any_of(held.unacked.begin(), held.unacked.end(),
+                                  [&](const keeper::Exited& exit) { return exit.rank == rank.rank; });
+    if (!told) {  // the head has it already
+      RankExit exit;
+      exit.job = job;
+      exit.generation = number;
+      exit.rank = rank.rank;
+      info.exit = std::move(exit);
+      info.acked = true;
+      info.status.state = RankState::kExited;
+    }
+  }
+  return &generation;
+}
+
+void AgentCore::Impl::Hear(const JobId& job, const keeper::Started& started) {
+  AgentRank* rank = Find(job, Generation{started.generation}, started.rank);
+  if (rank == nullptr || rank->exit) return;
+  rank->status.pid = started.pid;
+  if (rank->status.state == RankState::kStarting) rank->status.state = RankState::kRunning;
+  rank->status_changed = true;
+  Tell(RanksStarted{job, Generation{started.generation}, {rank->status}});
+}
+
+void AgentCore::Impl::Hear(const JobId& job, const keeper::Exited& exited) {
+  AgentRank* rank = Find(job, Generation{exited.generation}, exited.rank);
+  if (rank == nullptr || rank->exit) return;
+  RankExit exit;
+  exit.job = job;
+  exit.generation = Generation{exited.generation};
+  exit.rank = exited.rank;
+  exit.pid = exited.pid;
+  exit.cause = CauseOf(exited.cause);
+  exit.exit_code = exited.code;
+  exit.signal = exited.signal;
+  exit.message = exited.message;
+  exit.tail = exited.tail;
+  rank->exit = std::move(exit);
+  rank->status.state = RankState::kExited;
+  why_ =
+      absl::StrCat(job.value, " generation ", exited.generation, " rank ", exited.rank, ": ", exited.message);
+  Tell(RankExited{*rank->exit});
+}
+
+void AgentCore::Impl::Hear(const JobId& job, const keeper::Gone& gone) {
+  AgentGeneration* generation = Find(job, Generation{gone.generation});
+  if (generation == nullptr) return;
+  generation->gone = true;
+  generation->clean = gone.clean;
+  generation->gone_message = gone.message;
+  MirrorTails();
+  TellGone(job, *generation);
+  FinishIfSettled(job);
+}
+
+void AgentCore::Impl::TellGone(const JobId& job, AgentGeneration& generation) {
+  if (!welcomed_ || generation.gone_told) return;
+  generation.gone_told = true;
+  Tell(GenerationGone{job, generation.generation, generation.clean, generation.gone_message});
+}
+
+// Forgets what the head has acknowledged whole.
+void AgentCore::Impl::FinishIfSettled(const JobId& job) {
+  const auto it = jobs_.find(job);
+  if (it == jobs_.end()) return;
+  auto& generations = it->second.generations;
+  for (auto entry = generations.begin(); entry != generations.end();) {
+    AgentGeneration& generation = entry->second;
+    const bool acked = std::all_of(generation.ranks.begin(), generation.ranks.end(),
+                                   [](const auto& item) { return item.second.exit && item.second.acked; });
+    if (!generation.gone || !acked || !(generation.gone_told || it->second.forgotten)) {
+      ++entry;
+      continue;
+    }
+    if (!it->second.forgotten) Command(job, keeper::Forget{generation.generation.value});
+    entry = generations.erase(entry);
+  }
+}
+
+// ---------------------------------------------------------------- what ranks say
+
+void AgentCore::Impl::Hear(const JobId& job, const keeper::RelayUp& relay) {
+  AgentGeneration* generation = Find(job, Generation{relay.generation});
+  AgentRank* rank = Find(job, Generation{relay.generation}, relay.rank);
+  const RankSaid said = ReadRelay(relay.json);
+  if (rank != nullptr && !generation->gone && said.kind == RankSaid::Kind::kExchange) {
+    return Exchange(job, *generation, relay.rank, said, relay.id);
+  }
+  Command(job, keeper::AckRelay{relay.generation, relay.rank, relay.id});
+  if (rank == nullptr) return;
+  rank->sdk = true;
+  Apply(job, *generation, relay.rank, said);
+}
+
+void AgentCore::Impl::Apply(const JobId& job, AgentGeneration& generation, int number, const RankSaid& said) {
+  AgentRank& rank = generation.ranks[number];
+  if (rank.exit || said.kind == RankSaid::Kind::kNothing) return;
+  if (said.kind == RankSaid::Kind::kJoined) rank.status.state = RankState::kJoined;
+  rank.status_changed = true;
+  if (said.kind == RankSaid::Kind::kCheckpoint || said.checkpoint) {
+    const Timeline timeline = said.timeline ? Timeline{*said.timeline} : generation.timeline;
+    Tell(CheckpointReport{job, generation.generation, timeline,
+                          said.step.value_or(rank.status.step.value_or(0)), said.manifest});
+  }
+  if (said.kind != RankSaid::Kind::kProgress) return;
+  if (said.step && said.step != rank.status.step) {
+    rank.advanced_at = now_;
+    rank.stall_told = false;
+    rank.status.step = said.step;
+  }
+  if (said.loss) rank.status.loss = said.loss;
+  if (said.collective) rank.status.collective_sequence = *said.collective;
+  if (!said.samples || *said.samples < 0) return;
+  rank.samples += *said.samples;
+  if (!rank.samples_at) {  // the first count began at an unknown time
+    rank.samples_at = now_;
+    rank.samples = 0;
+    return;
+  }
+  const double seconds = absl::ToDoubleSeconds(now_ - *rank.samples_at);
+  if (seconds < 0.5) return;
+  const double rate = rank.samples / seconds;
+  const double before = rank.status.samples_per_second.value_or(rate);
+  rank.status.samples_per_second = 0.5 * (before + rate);
+  rank.samples = 0;
+  rank.samples_at = now_;
+}
+
+void AgentCore::Impl::Hear(const JobId& job, const keeper::Output& output) {
+  AgentGeneration* generation = Find(job, Generation{output.generation});
+  AgentRank* rank = Find(job, Generation{output.generation}, output.rank);
+  if (rank == nullptr) return;
+  AgentTail& tail = output.is_stderr ? rank->err : rank->out;
+  tail.text += output.bytes;
+  if (tail.text.size() > kTailMax) tail.text.erase(0, tail.text.size() - kTailMax);
+  tail.end_offset = output.end_offset;
+  tail.changed = true;
+  if (output.dropped > rank->dropped_told) {
+    rank->dropped_told = output.dropped * 2;  // said again when it doubles
+    Tell(AgentNote{job, generation->generation, output.rank, "log-dropped",
+                   absl::StrCat("rank ", output.rank, " writes faster than its log may grow: ",
+                                output.dropped, " bytes dropped so far")});
+  }
+  if (generation->patterns.empty()) return;
+  for (const std::string& line : tail.lines.Take(output.bytes)) {
+    Apply(job, *generation, output.rank, generation->patterns.Match(line));
+  }
+}
+
+void AgentCore::Impl::Hear(const JobId& job, const keeper::ReportBytes& report) {
+  AgentGeneration* generation = Find(job, Generation{report.generation});
+  AgentRank* rank = Find(job, Generation{report.generation}, report.rank);
+  if (rank == nullptr) return;
+  for (const std::string& line : rank->report_lines.Take(report.bytes)) {
+    Apply(job, *generation, report.rank, ReadReportLine(line));
+  }
+}
+
+void AgentCore::Impl::Hear(const JobId&, const keeper::ExecDone& done) {
+  Tell(AgentAnswer{done.id, done.ok, done.output, static_cast<uint64_t>(done.status), true});
+}
+
+// ---------------------------------------------------------------- exchange
+
+void AgentCore::Impl::Exchange(const JobId& job, AgentGeneration& generation, int number,
+                               const RankSaid& said, uint64_t relay) {
+  AgentRank& rank = generation.ranks[number];
+  rank.sdk = true;
+  rank.exchange_relays[said.sequence] = relay;
+  const auto done = generation.tables.find(said.sequence);
+  if (done != generation.tables.end()) {  // repeated: its table got lost with a connection
+    Command(job, keeper::Relay{generation.generation.value, number, TableJson(said.sequence, done->second)});
+    Command(job, keeper::AckRelay{generation.generation.value, number, relay});
+    rank.exchange_relays.erase(said.sequence);
+    return;
+  }
+  AgentExchange& exchange = generation.exchanges[said.sequence];
+  exchange.blobs[number] = said.blob;
+  if (exchange.blobs.size() < generation.ranks.size()) return;
+  if (static_cast<int>(exchange.blobs.size()) < generation.world_size) {
+    return SendExchangePart(job, generation, said.sequence);
+  }
+  std::vector<std::string> blobs;  // every rank of the job is here: no need to ask the head
+  for (auto& [member, blob] : exchange.blobs) blobs.push_back(std::move(blob));
+  CompleteExchange(job, generation, said.sequence, blobs);
+}
+
+void AgentCore::Impl::SendExchangePart(const JobId& job, const AgentGeneration& generation,
+                                       uint64_t sequence) {
+  const auto it = generation.exchanges.find(sequence);
+  if (it == generation.exchanges.end() || it->second.blobs.size() < generation.ranks.size()) return;
+  ExchangePart part{job, generation.generation, sequence, {}};
+  part.blobs.assign(it->second.blobs.begin(), it->second.blobs.end());
+  Tell(std::move(part));
+}
+
+// Tables first, acknowledgements after: a crash in between repeats a table rather than losing one.
+void AgentCore::Impl::CompleteExchange(const JobId& job, AgentGeneration& generation, uint64_t sequence,
+                                       const std::vector<std::string>& blobs) {
+  const std::string json = TableJson(sequence, blobs);
+  const uint64_t number = generation.generation.value;
+  for (const auto& [rank, info] : generation.ranks) Command(job, keeper::Relay{number, rank, json});
+  for (auto& [rank, info] : generation.ranks) {
+    const auto relay = info.exchange_relays.find(sequence);
+    if (relay == info.exchange_relays.end()) continue;
+    Command(job, keeper::AckRelay{number, rank, relay->second});
+    info.exchange_relays.erase(relay);
+  }
+  generation.exchanges.erase(sequence);
+  generation.tables[sequence] = blobs;
+  while (generation.tables.size() > kTablesKept) generation.tables.erase(generation.tables.begin());
+}
+
+}  // namespace gtrain::core

@@ -1,0 +1,158 @@
+#include "runtime/core/rank_reports.h"
+
+#include <cmath>
+#include <nlohmann/json.hpp>
+#include <regex>
+
+#include "absl/strings/escaping.h"
+#include "absl/strings/numbers.h"
+
+namespace gtrain::core {
+
+namespace {
+
+using Json = nlohmann::json;
+
+constexpr size_t kMatchBytesMax = 1024;  // std::regex recurses per character
+
+std::optional<int64_t> Integer(const Json& object, const char* key) {
+  const auto it = object.find(key);
+  if (it == object.end() || !it->is_number()) return std::nullopt;
+  if (it->is_number_integer()) return it->get<int64_t>();
+  const double value = it->get<double>();
+  if (!(value >= 0 && value < 9e15)) return std::nullopt;
+  return static_cast<int64_t>(value);
+}
+
+std::optional<uint64_t> Count(const Json& object, const char* key) {
+  const auto value = Integer(object, key);
+  if (!value || *value < 0) return std::nullopt;
+  return static_cast<uint64_t>(*value);
+}
+
+std::optional<double> Real(const Json& object, const char* key) {
+  const auto it = object.find(key);
+  if (it == object.end() || !it->is_number()) return std::nullopt;
+  const double value = it->get<double>();
+  return std::isfinite(value) ? std::optional(value) : std::nullopt;
+}
+
+std::string Text(const Json& object, const char* key) {
+  const auto it = object.find(key);
+  return it != object.end() && it->is_string() ? it->get<std::string>() : "";
+}
+
+RankSaid Numbers(const Json& object) {
+  RankSaid said;
+  said.step = Integer(object, "step");
+  said.loss = Real(object, "loss");
+  said.samples = Real(object, "samples");
+  said.collective = Count(object, "collective");
+  said.timeline = Count(object, "timeline");
+  return said;
+}
+
+}  // namespace
+
+RankSaid ReadRelay(const std::string& json) {
+  const Json object = Json::parse(json, nullptr, /*allow_exceptions=*/false);
+  if (!object.is_object()) return {};
+  RankSaid said = Numbers(object);
+  const std::string type = Text(object, "type");
+  if (type == "joined") said.kind = RankSaid::Kind::kJoined;
+  if (type == "progress") said.kind = RankSaid::Kind::kProgress;
+  if (type == "checkpoint" && said.step) {
+    said.kind = RankSaid::Kind::kCheckpoint;
+    said.manifest = Text(object, "manifest");
+  }
+  const auto sequence = Count(object, "sequence");
+  if (type == "exchange" && sequence && absl::Base64Unescape(Text(object, "blob"), &said.blob)) {
+    said.kind = RankSaid::Kind::kExchange;
+    said.sequence = *sequence;
+  }
+  return said;
+}
+
+RankSaid ReadReportLine(const std::string& line) {
+  const Json object = Json::parse(line, nullptr, /*allow_exceptions=*/false);
+  if (!object.is_object()) return {};
+  RankSaid said = Numbers(object);
+  said.kind = RankSaid::Kind::kProgress;
+  const auto checkpoint = object.find("checkpoint");
+  said.checkpoint = checkpoint != object.end() && !checkpoint->is_null() && *checkpoint != false;
+  return said;
+}
+
+std::string TableJson(uint64_t sequence, const std::vector<std::string>& blobs) {
+  Json list = Json::array();
+  for (const std::string& blob : blobs) list.push_back(absl::Base64Escape(blob));
+  return Json({{"type", "table"}, {"sequence", sequence}, {"blobs", std::move(list)}}).dump();
+}
+
+std::vector<std::string> LineCutter::Take(absl::string_view bytes) {
+  std::vector<std::string> lines;
+  for (char c : bytes) {
+    if (c != '\n' && c != '\r') {
+      partial_.push_back(c);
+      if (partial_.size() < bytes_max_) continue;
+    }
+    if (!partial_.empty()) lines.push_back(std::move(partial_));
+    partial_.clear();
+  }
+  return lines;
+}
+
+struct ProgressPatterns::Compiled {
+  std::optional<std::regex> step, loss;
+};
+
+namespace {
+
+std::optional<std::regex> Compile(const std::string& pattern) {
+  if (pattern.empty()) return std::nullopt;
+  try {
+    return std::regex(pattern, std::regex::ECMAScript | std::regex::optimize);
+  } catch (const std::regex_error&) {
+    return std::nullopt;
+  }
+}
+
+std::string FirstGroup(const std::optional<std::regex>& pattern, const std::string& line) {
+  if (!pattern) return "";
+  std::smatch match;
+  try {
+    if (std::regex_search(line, match, *pattern) && match.size() > 1) return match[1].str();
+  } catch (const std::regex_error&) {  // too complex for this line
+  }
+  return "";
+}
+
+}  // namespace
+
+ProgressPatterns::ProgressPatterns() = default;
+ProgressPatterns::~ProgressPatterns() = default;
+ProgressPatterns::ProgressPatterns(ProgressPatterns&&) noexcept = default;
+ProgressPatterns& ProgressPatterns::operator=(ProgressPatterns&&) noexcept = default;
+
+ProgressPatterns::ProgressPatterns(const spec::Progress& progress) : compiled_(std::make_unique<Compiled>()) {
+  compiled_->step = Compile(progress.step);
+  compiled_->loss = Compile(progress.loss);
+}
+
+bool ProgressPatterns::empty() const {
+  return compiled_ == nullptr || (!compiled_->step && !compiled_->loss);
+}
+
+RankSaid ProgressPatterns::Match(const std::string& line) const {
+  RankSaid said;
+  if (empty()) return said;
+  const std::string head = line.substr(0, kMatchBytesMax);
+  int64_t step = 0;
+  double loss = 0;
+  if (absl::SimpleAtoi(FirstGroup(compiled_->step, head), &step)) said.step = step;
+  if (absl::SimpleAtod(FirstGroup(compiled_->loss, head), &loss) && std::isfinite(loss)) said.loss = loss;
+  if (said.step || said.loss) said.kind = RankSaid::Kind::kProgress;
+  return said;
+}
+
+}  // namespace gtrain::core

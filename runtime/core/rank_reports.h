@@ -1,0 +1,63 @@
+// What programs say, read without trust: relayed JSON of SDK ranks, JSON lines of $GTRAIN_REPORT, and
+// `progress:` patterns in output lines. PURE. Nothing here fails: what cannot be understood is left out.
+#pragma once
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/strings/string_view.h"
+#include "launcher/spec/job_spec.h"
+
+namespace gtrain::core {
+
+struct RankSaid {
+  enum class Kind { kNothing, kJoined, kExchange, kProgress, kCheckpoint } kind = Kind::kNothing;
+  std::optional<int64_t> step;
+  std::optional<double> loss;
+  std::optional<double> samples;  // since the last one
+  std::optional<uint64_t> collective;
+  std::optional<uint64_t> timeline;
+  uint64_t sequence = 0;    // kExchange
+  std::string blob;         // kExchange, decoded
+  std::string manifest;     // kCheckpoint
+  bool checkpoint = false;  // a report line that names a checkpoint
+};
+
+RankSaid ReadRelay(const std::string& json);       // runtime/keeper/rank_protocol.h
+RankSaid ReadReportLine(const std::string& line);  // docs/protocols/rank-environment.md
+
+// {"type":"table",...}
+std::string TableJson(uint64_t sequence, const std::vector<std::string>& blobs);
+
+// Cuts a byte stream into lines at \n and \r; a line longer than `bytes_max` is cut there (fault P9).
+class LineCutter {
+ public:
+  explicit LineCutter(size_t bytes_max) : bytes_max_(bytes_max) {}
+  std::vector<std::string> Take(absl::string_view bytes);
+
+ private:
+  size_t bytes_max_;
+  std::string partial_;
+};
+
+// The `progress:` patterns of a job. A pattern that does not compile matches nothing (the parser refused it
+// before).
+class ProgressPatterns {
+ public:
+  ProgressPatterns();
+  explicit ProgressPatterns(const spec::Progress& progress);
+  ~ProgressPatterns();
+  ProgressPatterns(ProgressPatterns&&) noexcept;
+  ProgressPatterns& operator=(ProgressPatterns&&) noexcept;
+
+  bool empty() const;
+  RankSaid Match(const std::string& line) const;  // kProgress or kNothing
+
+ private:
+  struct Compiled;
+  std::unique_ptr<Compiled> compiled_;
+};
+
+}  // namespace gtrain::core
