@@ -1,0 +1,90 @@
+#include "runtime/core/worker_core.h"
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace gtrain::core {
+namespace {
+
+using testing::ElementsAre;
+using testing::IsEmpty;
+
+constexpr Instant At(int64_t ms) { return {ms * 1'000'000}; }
+
+WorkerCore Joined(int world = 2) {
+  WorkerCore core(world);
+  core.Step(WorkerJoin{"me"}, At(0));
+  core.Step(WorkerTable{0, std::vector<std::string>(static_cast<size_t>(world), "x")}, At(1));
+  return core;
+}
+
+TEST(WorkerCore, JoinIsExchangeZero) {
+  WorkerCore core(2);
+  EXPECT_THAT(core.Step(WorkerJoin{"me"}, At(0)).effects,
+              ElementsAre(WorkerEffect(SendJoined{}), WorkerEffect(SendExchange{0, "me"})));
+  EXPECT_EQ(core.state(), WorkerCore::State::kJoining);
+  EXPECT_FALSE(core.TakeTable(0));
+  core.Step(WorkerTable{0, {"me", "you"}}, At(1));
+  EXPECT_EQ(core.state(), WorkerCore::State::kJoined);
+  EXPECT_THAT(*core.TakeTable(0), ElementsAre("me", "you"));
+  EXPECT_FALSE(core.TakeTable(0)) << "taken once";
+}
+
+TEST(WorkerCore, W6TablesThatAnswerNothingAreDroppedAndCounted) {
+  WorkerCore core = Joined();
+  core.Step(WorkerTable{0, {"a", "b"}}, At(2));
+  core.Step(WorkerTable{9, {"a", "b"}}, At(2));
+  core.Step(WorkerExchange{"blob"}, At(2));
+  core.Step(WorkerTable{1, {"too", "many", "ranks"}}, At(2));
+  EXPECT_EQ(core.tables_dropped(), 3);
+  EXPECT_FALSE(core.TakeTable(1));
+  core.Step(WorkerTable{1, {"a", "b"}}, At(3));
+  EXPECT_TRUE(core.TakeTable(1));
+}
+
+TEST(WorkerCore, OverKeepsTheFirstReasonAndSilencesTheRank) {
+  WorkerCore core = Joined();
+  core.Step(WorkerProgress{1, 0.5, 10}, At(2));
+  core.Step(WorkerProgress{2, 0.5, 10}, At(3));
+  core.Step(WorkerOver{"rank 3 died"}, At(4));
+  core.Step(WorkerOver{"keeper gone"}, At(5));
+  EXPECT_EQ(core.state(), WorkerCore::State::kOver);
+  EXPECT_EQ(core.over_reason(), "rank 3 died");
+  EXPECT_FALSE(core.NextDeadline());
+  EXPECT_THAT(core.Step(WorkerTick{}, At(1000)).effects, IsEmpty());
+  EXPECT_THAT(core.Step(WorkerProgress{3, 0.5, 10}, At(1000)).effects, IsEmpty());
+  EXPECT_THAT(core.Step(WorkerExchange{"x"}, At(1000)).effects, IsEmpty());
+  EXPECT_THAT(core.Step(WorkerCheckpoint{3, "m"}, At(1000)).effects, IsEmpty());
+  EXPECT_THAT(core.Step(WorkerCollectives{3}, At(1000)).effects, IsEmpty());
+}
+
+TEST(WorkerCore, ReportsAreMergedTenASecond) {
+  WorkerCore core = Joined();
+  EXPECT_THAT(core.Step(WorkerProgress{1, 0.5, 10}, At(10)).effects,
+              ElementsAre(WorkerEffect(SendProgress{1, 0.5, 10, 0})));
+  EXPECT_FALSE(core.NextDeadline());
+  EXPECT_THAT(core.Step(WorkerProgress{2, 0.4, 10}, At(20)).effects, IsEmpty());
+  EXPECT_THAT(core.Step(WorkerProgress{3, std::nullopt, 10}, At(30)).effects, IsEmpty());
+  EXPECT_THAT(core.Step(WorkerCollectives{7}, At(40)).effects, IsEmpty());
+  EXPECT_EQ(core.NextDeadline(), At(110));
+  EXPECT_THAT(core.Step(WorkerTick{}, At(109)).effects, IsEmpty());
+  EXPECT_THAT(core.Step(WorkerTick{}, At(110)).effects,
+              ElementsAre(WorkerEffect(SendProgress{3, 0.4, 20, 7})));
+  EXPECT_THAT(core.Step(WorkerTick{}, At(500)).effects, IsEmpty());
+  EXPECT_THAT(core.Step(WorkerCollectives{8}, At(500)).effects,
+              ElementsAre(WorkerEffect(SendProgress{std::nullopt, std::nullopt, 0, 8})));
+}
+
+TEST(WorkerCore, StopAndNoticeAreFlags) {
+  WorkerCore core = Joined();
+  EXPECT_FALSE(core.stop_reason());
+  core.Step(WorkerStop{"user asked"}, At(5));
+  core.Step(WorkerNotice{absl::Seconds(90)}, At(1000));
+  core.Step(WorkerNotice{absl::Seconds(120)}, At(2000));
+  EXPECT_EQ(core.stop_reason(), "user asked");
+  EXPECT_EQ(core.preempted_at(), At(91'000)) << "a later notice never moves the end away";
+  EXPECT_EQ(core.state(), WorkerCore::State::kJoined);
+}
+
+}  // namespace
+}  // namespace gtrain::core

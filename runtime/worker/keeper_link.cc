@@ -1,0 +1,326 @@
+// Every event, from the program's threads or from the keeper, goes through the core under one mutex; its
+// effects are put into the outbox and the thread is woken. The thread alone touches the socket, so
+// no call of the program ever waits for the keeper to read.
+#include "runtime/worker/keeper_link.h"
+
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <csignal>
+#include <cstring>
+#include <nlohmann/json.hpp>
+
+#include "absl/cleanup/cleanup.h"
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+#include "base/file.h"
+#include "base/status_macros.h"
+
+namespace gtrain::worker {
+namespace {
+
+using core::WorkerCore;
+
+// How often the thread looks whether collectives were counted; they are too frequent to wake it.
+constexpr int kIdlePollMs = 500;
+constexpr int kBusyPollMs = 100;
+constexpr absl::Duration kGoodbye = absl::Milliseconds(500);
+
+Instant Now() { return RealClock().Now(); }
+
+absl::Status ForkedError() {
+  return absl::FailedPreconditionError(
+      "this is a forked child of a rank: the session belongs to the process that joined");
+}
+
+std::string ToJson(const core::WorkerEffect& effect) {
+  nlohmann::json json;
+  if (std::get_if<core::SendJoined>(&effect)) {
+    json["type"] = "joined";
+  } else if (const auto* e = std::get_if<core::SendExchange>(&effect)) {
+    json = {{"type", "exchange"}, {"sequence", e->sequence}, {"blob", absl::Base64Escape(e->blob)}};
+  } else if (const auto* p = std::get_if<core::SendProgress>(&effect)) {
+    json = {{"type", "progress"}, {"collective", p->collective}};
+    if (p->step) json["step"] = *p->step;
+    // JSON has no NaN; a loss that is none says so by its absence.
+    if (p->loss && *p->loss - *p->loss == 0) json["loss"] = *p->loss;
+    if (p->samples != 0) json["samples"] = p->samples;
+  } else if (const auto* c = std::get_if<core::SendCheckpoint>(&effect)) {
+    json = {{"type", "checkpoint"}, {"step", c->step}, {"manifest", c->manifest}};
+  }
+  return json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+}
+
+std::optional<core::WorkerTable> ParseTable(const std::string& body) {
+  const nlohmann::json json = nlohmann::json::parse(body, nullptr, /*allow_exceptions=*/false);
+  try {
+    if (json.at("type") != "table") return std::nullopt;
+    core::WorkerTable table;
+    table.sequence = json.at("sequence").get<uint64_t>();
+    for (const auto& blob : json.at("blobs")) {
+      std::string bytes;
+      if (!absl::Base64Unescape(blob.get<std::string>(), &bytes)) return std::nullopt;
+      table.blobs.push_back(std::move(bytes));
+    }
+    return table;
+  } catch (const nlohmann::json::exception&) {
+    return std::nullopt;
+  }
+}
+
+}  // namespace
+
+KeeperLink::KeeperLink(RankEnvironment environment)
+    : env_(std::move(environment)),
+      pid_(getpid()),
+      wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
+      core_(env_.world_size) {}
+
+KeeperLink::~KeeperLink() {
+  if (Forked()) {
+    // The thread exists only in the parent: its handle can be neither joined nor destroyed here.
+    (void)new std::thread(std::move(thread_));
+    return;
+  }
+  {
+    absl::MutexLock lock(&mutex_);
+    closing_ = true;
+  }
+  eventfd_write(wake_.get(), 1);
+  if (thread_.joinable()) thread_.join();
+}
+
+bool KeeperLink::Forked() const { return getpid() != pid_; }
+
+absl::Status KeeperLink::Join(absl::Duration timeout) {
+  const Instant deadline = Now() + timeout;
+  if (!wake_.valid()) return ErrnoStatus(errno, "eventfd");
+  GT_ASSIGN_OR_RETURN(KeeperClient client, KeeperClient::Connect(env_.keeper_socket));
+  RankHello hello{};
+  hello.protocol = GTRAIN_RANK_PROTOCOL;
+  hello.rank = static_cast<uint32_t>(env_.rank);
+  hello.generation = env_.generation;
+  std::memcpy(hello.token, env_.token.data(), sizeof(hello.token));
+  client.Queue(kRankHello, std::string(reinterpret_cast<const char*>(&hello), sizeof(hello)));
+
+  char host[256] = {};
+  gethostname(host, sizeof(host) - 1);
+  absl::MutexLock lock(&mutex_);
+  StepLocked(core::WorkerJoin{nlohmann::json{{"pid", getpid()}, {"host", host}}.dump(
+      -1, ' ', false, nlohmann::json::error_handler_t::replace)});
+
+  // Signals are the program's: none is ever delivered to our thread.
+  sigset_t all, before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  thread_ = std::thread([this, c = std::move(client)]() mutable { Loop(std::move(c)); });
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+
+  absl::Status status = AwaitTable(0, deadline).status();
+  if (!absl::IsDeadlineExceeded(status)) return status;
+  if (!welcome_) {
+    return absl::DeadlineExceededError(absl::StrCat(
+        "the keeper at ", env_.keeper_socket, " did not answer within ", absl::FormatDuration(timeout)));
+  }
+  return absl::DeadlineExceededError(absl::StrCat(
+      "not all ", env_.world_size, " ranks of generation ", env_.generation, " joined within ",
+      absl::FormatDuration(timeout), "; `gtrain status ", env_.job, "` names the ones that are missing"));
+}
+
+// ------------------------------------------------------------------ the program's side
+
+absl::StatusOr<std::vector<std::string>> KeeperLink::AllGather(absl::string_view blob,
+                                                               absl::Duration timeout) {
+  if (Forked()) return ForkedError();
+  const Instant deadline = Now() + std::min(timeout, absl::Hours(24 * 365));
+  if (blob.size() > kRankFrameBytesMax / 2) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("a blob of ", blob.size(), " bytes is too large to exchange"));
+  }
+  absl::MutexLock lock(&mutex_);
+  StepLocked(core::WorkerExchange{std::string(blob)});
+  return AwaitTable(core_.exchanges() - 1, deadline);
+}
+
+absl::StatusOr<std::vector<std::string>> KeeperLink::AwaitTable(uint64_t sequence, Instant deadline) {
+  for (;;) {
+    if (auto table = core_.TakeTable(sequence)) return *std::move(table);
+    GT_RETURN_IF_ERROR(AliveLocked());
+    const absl::Duration left = deadline - Now();
+    if (left <= absl::ZeroDuration()) {
+      return absl::DeadlineExceededError(
+          absl::StrCat("exchange ", sequence, " of rank ", env_.rank, ": not all ranks answered in time"));
+    }
+    changed_.WaitWithTimeout(&mutex_, left);
+  }
+}
+
+absl::StatusOr<UniqueFd> KeeperLink::Arena(uint64_t id, uint64_t bytes, absl::Duration timeout) {
+  if (Forked()) return ForkedError();
+  const Instant deadline = Now() + std::min(timeout, absl::Hours(24 * 365));
+  absl::MutexLock one_at_a_time(&arena_mutex_);
+  absl::MutexLock lock(&mutex_);
+  arena_reply_.reset();
+  arena_wanted_ = id;
+  const RankArenaRequest request{id, bytes};
+  QueueLocked(kRankArena, std::string(reinterpret_cast<const char*>(&request), sizeof(request)));
+  while (!arena_reply_) {
+    GT_RETURN_IF_ERROR(AliveLocked());
+    const absl::Duration left = deadline - Now();
+    if (left <= absl::ZeroDuration()) {
+      return absl::DeadlineExceededError("the keeper did not hand out a shared-memory arena in time");
+    }
+    changed_.WaitWithTimeout(&mutex_, left);
+  }
+  absl::StatusOr<UniqueFd> reply = *std::move(arena_reply_);
+  arena_reply_.reset();
+  return reply;
+}
+
+absl::Status KeeperLink::Alive() const {
+  if (Forked()) return ForkedError();
+  if (!over_.load(std::memory_order_acquire)) return absl::OkStatus();
+  absl::MutexLock lock(&mutex_);
+  return AliveLocked();
+}
+
+absl::Status KeeperLink::AliveLocked() const {
+  if (core_.state() != WorkerCore::State::kOver) return absl::OkStatus();
+  return absl::UnavailableError(core_.over_reason());
+}
+
+void KeeperLink::Report(const core::WorkerEvent& event) {
+  if (Forked()) return;
+  absl::MutexLock lock(&mutex_);
+  StepLocked(event);
+}
+
+bool KeeperLink::stop_requested() const {
+  return !Forked() && stop_requested_.load(std::memory_order_relaxed);
+}
+
+std::optional<Instant> KeeperLink::preempted_at() const {
+  if (Forked()) return std::nullopt;
+  absl::MutexLock lock(&mutex_);
+  return core_.preempted_at();
+}
+
+void KeeperLink::StepLocked(const core::WorkerEvent& event) {
+  for (const core::WorkerEffect& effect : core_.Step(event, Now()).effects) {
+    QueueLocked(kRankToAgent, ToJson(effect));
+  }
+  stop_requested_.store(core_.stop_reason().has_value(), std::memory_order_relaxed);
+  over_.store(core_.state() == WorkerCore::State::kOver, std::memory_order_release);
+  changed_.SignalAll();
+}
+
+void KeeperLink::QueueLocked(uint16_t kind, std::string body) {
+  if (core_.state() == WorkerCore::State::kOver) return;
+  outbox_.emplace_back(kind, std::move(body));
+  eventfd_write(wake_.get(), 1);
+}
+
+// ------------------------------------------------------------------ the thread
+
+void KeeperLink::Loop(KeeperClient client) {
+  for (;;) {
+    absl::Status status = Turn(client);
+    KeeperFrame frame;
+    while (client.Next(&frame)) FrameIn(frame);
+    absl::MutexLock lock(&mutex_);
+    if (!status.ok()) return StepLocked(core::WorkerOver{std::string(status.message())});
+    if (closing_) break;
+    StepLocked(core::WorkerCollectives{collectives_.load(std::memory_order_relaxed)});
+    if (auto due = core_.NextDeadline(); due && *due <= Now()) StepLocked(core::WorkerTick{});
+  }
+  SayGoodbye(client);
+}
+
+absl::Status KeeperLink::Turn(KeeperClient& client) {
+  int timeout_ms = 0;
+  {
+    absl::MutexLock lock(&mutex_);
+    for (auto& [kind, body] : outbox_) client.Queue(kind, body);
+    outbox_.clear();
+    timeout_ms = closing_ ? 0 : PollMs();
+  }
+  GT_RETURN_IF_ERROR(client.Write());
+  pollfd fds[2] = {{client.fd(), static_cast<int16_t>(POLLIN | (client.wants_to_write() ? POLLOUT : 0)), 0},
+                   {wake_.get(), POLLIN, 0}};
+  if (poll(fds, 2, timeout_ms) < 0 && errno != EINTR) return ErrnoStatus(errno, "poll");
+  eventfd_t ignored;
+  if (fds[1].revents != 0) eventfd_read(wake_.get(), &ignored);
+  if ((fds[0].revents & (POLLIN | POLLHUP | POLLERR)) == 0) return absl::OkStatus();
+  return client.Read();
+}
+
+int KeeperLink::PollMs() const {
+  int ms = kIdlePollMs;
+  if (auto due = core_.NextDeadline()) {
+    ms = static_cast<int>(std::clamp<int64_t>(absl::ToInt64Milliseconds(*due - Now()) + 1, 0, kBusyPollMs));
+  }
+  return ms;
+}
+
+void KeeperLink::FrameIn(KeeperFrame& frame) {
+  absl::MutexLock lock(&mutex_);
+  absl::Cleanup tell = [&] { changed_.SignalAll(); };
+  switch (frame.kind) {
+    case kKeeperWelcome:
+      welcome_ = true;
+      return;
+    case kKeeperRefused:
+      if (!welcome_)
+        return StepLocked(core::WorkerOver{absl::StrCat("the keeper refused this rank: ", frame.body)});
+      arena_reply_ = absl::ResourceExhaustedError(frame.body);
+      return;
+    case kKeeperArena: {
+      RankArenaRequest reply{};
+      if (frame.body.size() == sizeof(reply)) std::memcpy(&reply, frame.body.data(), sizeof(reply));
+      // The answer to a request that was given up on: its file closes here.
+      if (reply.id == arena_wanted_ && frame.fd.valid()) arena_reply_ = std::move(frame.fd);
+      return;
+    }
+    case kKeeperRevoked:
+      return StepLocked(core::WorkerOver{frame.body});
+    case kKeeperStop:
+      return StepLocked(core::WorkerStop{frame.body});
+    case kKeeperNotice: {
+      uint32_t seconds = 0;
+      if (frame.body.size() != sizeof(seconds)) return;
+      std::memcpy(&seconds, frame.body.data(), sizeof(seconds));
+      return StepLocked(core::WorkerNotice{absl::Seconds(seconds)});
+    }
+    case kKeeperFromAgent:
+      return JsonIn(frame.body);
+    default:
+      return;  // of a newer keeper: not for us
+  }
+}
+
+void KeeperLink::JsonIn(const std::string& body) {
+  if (auto table = ParseTable(body)) StepLocked(*table);
+}
+
+// What the program reported last must not be lost because it ends at once.
+void KeeperLink::SayGoodbye(KeeperClient& client) {
+  const Instant deadline = Now() + kGoodbye;
+  {
+    absl::MutexLock lock(&mutex_);
+    for (const core::WorkerEffect& effect :
+         core_.Step(core::WorkerTick{}, core_.NextDeadline().value_or(Now())).effects) {
+      outbox_.emplace_back(kRankToAgent, ToJson(effect));
+    }
+    for (auto& [kind, body] : outbox_) client.Queue(kind, body);
+    outbox_.clear();
+  }
+  while (client.Write().ok() && client.wants_to_write() && Now() < deadline) {
+    pollfd fd{client.fd(), POLLOUT, 0};
+    poll(&fd, 1, 50);
+  }
+}
+
+}  // namespace gtrain::worker

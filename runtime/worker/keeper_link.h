@@ -1,0 +1,81 @@
+// The shell around core::WorkerCore: one thread that talks to the keeper, and the Bootstrap of the
+// session's communicators.
+#pragma once
+#include <atomic>
+#include <optional>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/synchronization/mutex.h"
+#include "base/unique_fd.h"
+#include "comm/port/bootstrap.h"
+#include "runtime/core/worker_core.h"
+#include "runtime/worker/keeper_client.h"
+#include "runtime/worker/rank_environment.h"
+
+namespace gtrain::worker {
+
+// Thread-safe. In a forked child every call fails with FailedPrecondition or does nothing.
+class KeeperLink final : public comm::Bootstrap {
+ public:
+  explicit KeeperLink(RankEnvironment environment);
+  ~KeeperLink() override;
+
+  // Says hello and waits until all ranks of the generation have.
+  absl::Status Join(absl::Duration timeout);
+
+  // comm::Bootstrap
+  int rank() const override { return env_.rank; }
+  int world_size() const override { return env_.world_size; }
+  Generation generation() const override { return Generation{env_.generation}; }
+  const std::vector<comm::Member>& members() const override { return env_.members; }
+  absl::StatusOr<std::vector<std::string>> AllGather(absl::string_view blob, absl::Duration timeout) override;
+  absl::StatusOr<UniqueFd> Arena(uint64_t id, uint64_t bytes, absl::Duration timeout) override;
+  absl::Status Alive() const override;
+
+  // Never block and never fail: what cannot be told is not told.
+  void Report(const core::WorkerEvent& progress_or_checkpoint);
+  void CountCollective() { collectives_.fetch_add(1, std::memory_order_relaxed); }
+
+  bool stop_requested() const;
+  std::optional<Instant> preempted_at() const;
+  const RankEnvironment& environment() const { return env_; }
+
+ private:
+  void Loop(KeeperClient client);
+  // One turn of the loop: send, wait, receive. Not OK: the keeper is gone.
+  absl::Status Turn(KeeperClient& client);
+  void FrameIn(KeeperFrame& frame);
+  void JsonIn(const std::string& body) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void StepLocked(const core::WorkerEvent& event) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void QueueLocked(uint16_t kind, std::string body) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  int PollMs() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void SayGoodbye(KeeperClient& client);
+  absl::StatusOr<std::vector<std::string>> AwaitTable(uint64_t sequence, Instant deadline)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status AliveLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool Forked() const;
+
+  const RankEnvironment env_;
+  const int pid_;
+  UniqueFd wake_;  // eventfd: there is something to send, or the end
+  std::atomic<bool> over_{false};
+  std::atomic<bool> stop_requested_{false};
+  std::atomic<uint64_t> collectives_{0};
+  std::thread thread_;
+
+  absl::Mutex arena_mutex_;  // one arena request at a time; taken before mutex_
+  mutable absl::Mutex mutex_;
+  absl::CondVar changed_;
+  core::WorkerCore core_ ABSL_GUARDED_BY(mutex_);
+  std::vector<std::pair<uint16_t, std::string>> outbox_ ABSL_GUARDED_BY(mutex_);
+  bool welcome_ ABSL_GUARDED_BY(mutex_) = false;
+  bool closing_ ABSL_GUARDED_BY(mutex_) = false;
+  uint64_t arena_wanted_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::optional<absl::StatusOr<UniqueFd>> arena_reply_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace gtrain::worker

@@ -1,0 +1,122 @@
+#include "runtime/worker/rank_environment.h"
+
+#include <nlohmann/json.hpp>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "base/file.h"
+#include "base/status_macros.h"
+#include "runtime/keeper/rank_protocol.h"
+
+namespace gtrain::worker {
+namespace {
+
+constexpr size_t kMembersBytesMax = 64 << 20;
+
+class Reader {
+ public:
+  explicit Reader(const std::function<const char*(const char*)>& get) : get_(get) {}
+
+  std::string Text(const char* name) {
+    const char* value = get_(name);
+    if (value == nullptr) Fail(name, "is not set");
+    return value == nullptr ? "" : value;
+  }
+  template <typename T>
+  T Number(const char* name) {
+    const std::string text = Text(name);
+    T value = 0;
+    if (!absl::SimpleAtoi(text, &value)) Fail(name, absl::StrCat("is '", text, "', not a number"));
+    return value;
+  }
+  const absl::Status& status() const { return status_; }
+
+ private:
+  void Fail(const char* name, const std::string& what) {
+    if (!status_.ok()) return;
+    status_ = absl::FailedPreconditionError(absl::StrCat(
+        name, " ", what,
+        ": the program was not started by gtrain, or something between changed its environment"));
+  }
+
+  const std::function<const char*(const char*)>& get_;
+  absl::Status status_;
+};
+
+// Started by hand. Ranks of another launcher would each believe to be alone: refused.
+absl::StatusOr<RankEnvironment> Unmanaged(const std::function<const char*(const char*)>& get) {
+  const char* world = get("WORLD_SIZE");
+  int ranks = 1;
+  if (world != nullptr && absl::SimpleAtoi(world, &ranks) && ranks > 1) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("WORLD_SIZE is ", ranks,
+                     " but GTRAIN_GENERATION is not set: these ranks were started by "
+                     "another launcher. Start them with `gtrain launch -n ",
+                     ranks, " -- PROGRAM`"));
+  }
+  RankEnvironment env;
+  env.members.resize(1);
+  env.members[0].node = NodeId("local");
+  env.members[0].address = "127.0.0.1";
+  return env;
+}
+
+}  // namespace
+
+absl::StatusOr<std::vector<comm::Member>> ParseMembers(const std::string& text, uint64_t generation,
+                                                       int world) {
+  const nlohmann::json json = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
+  std::vector<comm::Member> members(static_cast<size_t>(world));
+  std::vector<bool> seen(members.size());
+  try {
+    if (json.at("generation").get<uint64_t>() != generation) {
+      return absl::FailedPreconditionError("GTRAIN_MEMBERS names the members of another generation");
+    }
+    for (const auto& entry : json.at("members")) {
+      const int rank = entry.at("rank").get<int>();
+      if (rank < 0 || rank >= world || seen[static_cast<size_t>(rank)]) {
+        return absl::FailedPreconditionError(
+            absl::StrCat("GTRAIN_MEMBERS: rank ", rank, " is double or not in 0..", world - 1));
+      }
+      seen[static_cast<size_t>(rank)] = true;
+      comm::Member& m = members[static_cast<size_t>(rank)];
+      m.rank = rank;
+      m.local_rank = entry.at("local_rank").get<int>();
+      m.node = NodeId(entry.at("node").get<std::string>());
+      m.address = entry.at("address").get<std::string>();
+    }
+  } catch (const nlohmann::json::exception& e) {
+    return absl::FailedPreconditionError(absl::StrCat("GTRAIN_MEMBERS: ", e.what()));
+  }
+  for (size_t rank = 0; rank < seen.size(); ++rank) {
+    if (!seen[rank]) return absl::FailedPreconditionError(absl::StrCat("GTRAIN_MEMBERS: no rank ", rank));
+  }
+  return members;
+}
+
+absl::StatusOr<RankEnvironment> ReadRankEnvironment(const std::function<const char*(const char*)>& get) {
+  if (get("GTRAIN_GENERATION") == nullptr) return Unmanaged(get);
+  Reader reader(get);
+  RankEnvironment env;
+  env.managed = true;
+  env.rank = reader.Number<int>("RANK");
+  env.local_rank = reader.Number<int>("LOCAL_RANK");
+  env.world_size = reader.Number<int>("WORLD_SIZE");
+  env.generation = reader.Number<uint64_t>("GTRAIN_GENERATION");
+  env.timeline = reader.Number<uint64_t>("GTRAIN_TIMELINE");
+  env.job = reader.Text("GTRAIN_JOB");
+  env.keeper_socket = reader.Text("GTRAIN_KEEPER_SOCKET");
+  env.token = reader.Text("GTRAIN_TOKEN");
+  const std::string members = reader.Text("GTRAIN_MEMBERS");
+  GT_RETURN_IF_ERROR(reader.status());
+  if (env.world_size < 1 || env.rank < 0 || env.rank >= env.world_size) {
+    return absl::FailedPreconditionError(absl::StrCat("RANK ", env.rank, " of WORLD_SIZE ", env.world_size));
+  }
+  if (env.token.size() != sizeof(RankHello::token))
+    return absl::FailedPreconditionError("GTRAIN_TOKEN has a wrong length");
+  GT_ASSIGN_OR_RETURN(const std::string text, ReadFile(members, kMembersBytesMax));
+  GT_ASSIGN_OR_RETURN(env.members, ParseMembers(text, env.generation, env.world_size));
+  return env;
+}
+
+}  // namespace gtrain::worker

@@ -1,0 +1,33 @@
+// What gtrain put into this process's environment (docs/protocols/rank-environment.md).
+#pragma once
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "comm/port/bootstrap.h"
+
+namespace gtrain::worker {
+
+struct RankEnvironment {
+  bool managed = false;  // no GTRAIN_GENERATION: the program was started by hand
+  int rank = 0;
+  int local_rank = 0;
+  int world_size = 1;
+  uint64_t generation = 0;
+  uint64_t timeline = 0;
+  std::string job;
+  std::string keeper_socket;
+  std::string token;
+  std::vector<comm::Member> members;  // index = rank
+};
+
+// `get` is getenv(). Reads the members file. FailedPrecondition says which variable is wrong.
+absl::StatusOr<RankEnvironment> ReadRankEnvironment(const std::function<const char*(const char*)>& get);
+
+// The content of $GTRAIN_MEMBERS: as many members as `world`, in any order.
+absl::StatusOr<std::vector<comm::Member>> ParseMembers(const std::string& json, uint64_t generation,
+                                                       int world);
+
+}  // namespace gtrain::worker

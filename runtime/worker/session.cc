@@ -1,0 +1,128 @@
+// gtrain::Session: under gtrain a face of KeeperLink, by hand a world of one.
+#include "gtrain/session.h"
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdlib>
+#include <utility>
+
+#include "base/file.h"
+#include "base/status_macros.h"
+#include "comm/exec/communicator.h"
+#include "runtime/worker/keeper_link.h"
+#include "runtime/worker/rank_environment.h"
+
+namespace gtrain::worker {
+namespace {
+
+class ManagedSession final : public Session {
+ public:
+  explicit ManagedSession(RankEnvironment environment) : link_(std::move(environment)) {}
+
+  absl::Status Join(absl::Duration timeout) { return link_.Join(timeout); }
+
+  int rank() const override { return env().rank; }
+  int local_rank() const override { return env().local_rank; }
+  int world_size() const override { return env().world_size; }
+  uint64_t generation() const override { return env().generation; }
+  uint64_t timeline() const override { return env().timeline; }
+  bool managed() const override { return true; }
+  const std::string& job() const override { return env().job; }
+
+  absl::StatusOr<std::unique_ptr<Communicator>> MakeCommunicator(
+      const CommunicatorOptions& options) override {
+    comm::ExecOptions exec;
+    exec.user = options;
+    exec.on_start = [this](uint64_t) { link_.CountCollective(); };
+    return comm::MakeCommunicator(&link_, std::move(exec));
+  }
+
+  void Report(const ProgressReport& report) override {
+    link_.Report(core::WorkerProgress{report.step, report.loss, report.samples});
+  }
+  void ReportCheckpoint(int64_t step, const std::string& manifest) override {
+    link_.Report(core::WorkerCheckpoint{step, manifest});
+  }
+
+  absl::Status Alive() const override { return link_.Alive(); }
+  bool StopRequested() const override { return link_.stop_requested(); }
+  std::optional<absl::Duration> PreemptionNotice() const override {
+    const std::optional<Instant> at = link_.preempted_at();
+    if (!at) return std::nullopt;
+    return std::max(absl::ZeroDuration(), *at - RealClock().Now());
+  }
+
+ private:
+  const RankEnvironment& env() const { return link_.environment(); }
+  KeeperLink link_;
+};
+
+// A world of one, which needs nobody.
+class AloneBootstrap final : public comm::Bootstrap {
+ public:
+  explicit AloneBootstrap(std::vector<comm::Member> members) : members_(std::move(members)) {}
+  int rank() const override { return 0; }
+  int world_size() const override { return 1; }
+  Generation generation() const override { return Generation{}; }
+  const std::vector<comm::Member>& members() const override { return members_; }
+  absl::StatusOr<std::vector<std::string>> AllGather(absl::string_view blob, absl::Duration) override {
+    return std::vector<std::string>{std::string(blob)};
+  }
+  absl::StatusOr<UniqueFd> Arena(uint64_t, uint64_t bytes, absl::Duration) override {
+    UniqueFd fd(memfd_create("gtrain-arena", MFD_CLOEXEC));
+    if (!fd.valid() || ftruncate(fd.get(), static_cast<off_t>(bytes)) != 0)
+      return ErrnoStatus(errno, "arena");
+    return fd;
+  }
+  absl::Status Alive() const override { return absl::OkStatus(); }
+
+ private:
+  const std::vector<comm::Member> members_;
+};
+
+class AloneSession final : public Session {
+ public:
+  explicit AloneSession(RankEnvironment environment) : bootstrap_(std::move(environment.members)) {}
+  int rank() const override { return 0; }
+  int local_rank() const override { return 0; }
+  int world_size() const override { return 1; }
+  uint64_t generation() const override { return 0; }
+  uint64_t timeline() const override { return 0; }
+  bool managed() const override { return false; }
+  const std::string& job() const override { return job_; }
+  absl::StatusOr<std::unique_ptr<Communicator>> MakeCommunicator(
+      const CommunicatorOptions& options) override {
+    comm::ExecOptions exec;
+    exec.user = options;
+    return comm::MakeCommunicator(&bootstrap_, std::move(exec));
+  }
+  void Report(const ProgressReport&) override {}
+  void ReportCheckpoint(int64_t, const std::string&) override {}
+  absl::Status Alive() const override { return absl::OkStatus(); }
+  bool StopRequested() const override { return false; }
+  std::optional<absl::Duration> PreemptionNotice() const override { return std::nullopt; }
+
+ private:
+  AloneBootstrap bootstrap_;
+  const std::string job_;
+};
+
+}  // namespace
+}  // namespace gtrain::worker
+
+namespace gtrain {
+
+absl::StatusOr<std::unique_ptr<Session>> Session::Join(const SessionOptions& options) {
+  GT_ASSIGN_OR_RETURN(
+      worker::RankEnvironment environment,
+      worker::ReadRankEnvironment([](const char* name) -> const char* { return getenv(name); }));
+  if (!environment.managed) return std::make_unique<worker::AloneSession>(std::move(environment));
+  auto session = std::make_unique<worker::ManagedSession>(std::move(environment));
+  GT_RETURN_IF_ERROR(session->Join(options.join_timeout));
+  return session;
+}
+
+}  // namespace gtrain

@@ -1,0 +1,462 @@
+// Sessions of forked ranks against a keeper and agent that live in this test: one thread that serves the rank
+// socket and answers exchanges.
+#include "gtrain/session.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <csignal>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <thread>
+
+#include "absl/strings/escaping.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/clock.h"
+#include "base/check.h"
+#include "base/clock.h"
+#include "base/file.h"
+#include "base/unique_fd.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "runtime/keeper/rank_protocol.h"
+#include "runtime/worker/rank_environment.h"
+
+namespace gtrain::worker {
+namespace {
+
+constexpr absl::Duration kPatience = absl::Seconds(60);
+const std::string kToken(32, 'a');
+
+bool Until(const std::function<bool()>& condition) {
+  const Instant end = RealClock().Now() + kPatience;
+  while (!condition()) {
+    if (RealClock().Now() > end) return false;
+    absl::SleepFor(absl::Milliseconds(2));
+  }
+  return true;
+}
+
+// A keeper with an agent inside.
+class FakeKeeper {
+ public:
+  explicit FakeKeeper(int world) : world_(world) {
+    std::string path = (std::filesystem::temp_directory_path() / "gtrain-keeper-XXXXXX").string();
+    GT_CHECK(mkdtemp(path.data()) != nullptr);
+    directory_ = path;
+    listen_.reset(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    sockaddr_un address{};
+    address.sun_family = AF_UNIX;
+    std::strncpy(address.sun_path, socket_path().c_str(), sizeof(address.sun_path) - 1);
+    GT_CHECK(bind(listen_.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)) == 0);
+    GT_CHECK(listen(listen_.get(), 64) == 0);
+    nlohmann::json members = {{"generation", 5}, {"members", nlohmann::json::array()}};
+    for (int r = 0; r < world; ++r) {
+      members["members"].push_back(
+          {{"rank", r}, {"local_rank", r}, {"node", "n"}, {"address", "127.0.0.1"}, {"hostname", "h"}});
+    }
+    GT_CHECK(WriteFileDurable(members_path(), members.dump()).ok());
+  }
+  // After the forks, so that no child inherits the thread's locks.
+  void Start() {
+    thread_ = std::thread([this] { Loop(); });
+  }
+  ~FakeKeeper() {
+    Stop();
+    std::error_code ignored;
+    std::filesystem::remove_all(directory_, ignored);
+  }
+  void Stop() {
+    stop_ = true;
+    if (thread_.joinable()) thread_.join();
+    connections_.clear();
+    listen_.reset();
+  }
+
+  std::string socket_path() const { return directory_ + "/socket"; }
+  std::string members_path() const { return directory_ + "/members.json"; }
+
+  void ToAll(uint16_t kind, const std::string& body) {
+    absl::MutexLock lock(&mutex_);
+    for (Connection& c : connections_) {
+      if (c.rank >= 0) Send(c, kind, body);
+    }
+  }
+  std::vector<nlohmann::json> Messages(int rank, const std::string& type) {
+    absl::MutexLock lock(&mutex_);
+    std::vector<nlohmann::json> found;
+    for (const auto& [from, json] : messages_) {
+      if (from == rank && json["type"] == type) found.push_back(json);
+    }
+    return found;
+  }
+  int connections() {
+    absl::MutexLock lock(&mutex_);
+    return accepted_;
+  }
+  void set_silent() { silent_ = true; }
+
+ private:
+  struct Connection {
+    UniqueFd fd;
+    int rank = -1;
+    std::string in;
+  };
+
+  void Loop() {
+    while (!stop_) {
+      std::vector<pollfd> fds{{listen_.get(), POLLIN, 0}};
+      for (Connection& c : connections_) fds.push_back({c.fd.get(), POLLIN, 0});
+      poll(fds.data(), fds.size(), 10);
+      absl::MutexLock lock(&mutex_);
+      for (size_t i = 1; i < fds.size(); ++i) {
+        if (fds[i].revents != 0) Read(connections_[i - 1]);
+      }
+      std::erase_if(connections_, [](const Connection& c) { return !c.fd.valid(); });
+      if (fds[0].revents != 0) {
+        connections_.push_back({UniqueFd(accept4(listen_.get(), nullptr, nullptr, SOCK_CLOEXEC)), -1, ""});
+        ++accepted_;
+      }
+    }
+  }
+
+  void Read(Connection& c) {
+    char buffer[65536];
+    const ssize_t n = read(c.fd.get(), buffer, sizeof(buffer));
+    if (n <= 0) return c.fd.reset();
+    c.in.append(buffer, static_cast<size_t>(n));
+    RankFrame frame;
+    while (c.in.size() >= sizeof(frame)) {
+      std::memcpy(&frame, c.in.data(), sizeof(frame));
+      if (c.in.size() < sizeof(frame) + frame.bytes) return;
+      Frame(c, frame.kind, c.in.substr(sizeof(frame), frame.bytes));
+      c.in.erase(0, sizeof(frame) + frame.bytes);
+    }
+  }
+
+  void Frame(Connection& c, uint16_t kind, const std::string& body) {
+    if (kind == kRankHello) {
+      RankHello hello;
+      std::memcpy(&hello, body.data(), sizeof(hello));
+      if (hello.generation != 5 || std::string(hello.token, 32) != kToken) {
+        return Send(c, kKeeperRefused, "unknown rank, generation or token");
+      }
+      c.rank = static_cast<int>(hello.rank);
+      return Send(c, kKeeperWelcome, "");
+    }
+    if (kind == kRankArena) {
+      RankArenaRequest request;
+      std::memcpy(&request, body.data(), sizeof(request));
+      UniqueFd& arena = arenas_[request.id];
+      if (!arena.valid()) {
+        arena.reset(memfd_create("test", MFD_CLOEXEC));
+        GT_CHECK(ftruncate(arena.get(), static_cast<off_t>(request.bytes)) == 0);
+      }
+      return Send(c, kKeeperArena, body, arena.get());
+    }
+    const nlohmann::json json = nlohmann::json::parse(body);
+    messages_.emplace_back(c.rank, json);
+    if (json["type"] != "exchange" || silent_) return;
+    auto& blobs = exchanges_[json["sequence"].get<uint64_t>()];
+    blobs[c.rank] = json["blob"];
+    if (static_cast<int>(blobs.size()) < world_) return;
+    nlohmann::json table = {
+        {"type", "table"}, {"sequence", json["sequence"]}, {"blobs", nlohmann::json::array()}};
+    for (const auto& [rank, blob] : blobs) table["blobs"].push_back(blob);
+    for (Connection& to : connections_) Send(to, kKeeperFromAgent, table.dump());
+  }
+
+  void Send(Connection& c, uint16_t kind, const std::string& body, int pass = -1) {
+    RankFrame frame{static_cast<uint32_t>(body.size()), kind, 0};
+    std::string bytes(reinterpret_cast<const char*>(&frame), sizeof(frame));
+    bytes += body;
+    iovec part{bytes.data(), bytes.size()};
+    msghdr message{};
+    message.msg_iov = &part;
+    message.msg_iovlen = 1;
+    alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
+    if (pass >= 0) {
+      message.msg_control = control;
+      message.msg_controllen = sizeof(control);
+      cmsghdr* header = CMSG_FIRSTHDR(&message);
+      *header = {CMSG_LEN(sizeof(int)), SOL_SOCKET, SCM_RIGHTS};
+      std::memcpy(CMSG_DATA(header), &pass, sizeof(int));
+    }
+    (void)sendmsg(c.fd.get(), &message, MSG_NOSIGNAL);
+  }
+
+  const int world_;
+  std::string directory_;
+  UniqueFd listen_;
+  std::atomic<bool> stop_{false}, silent_{false};
+  std::thread thread_;
+  absl::Mutex mutex_;
+  std::vector<Connection> connections_;
+  int accepted_ = 0;
+  std::map<uint64_t, UniqueFd> arenas_;
+  std::map<uint64_t, std::map<int, std::string>> exchanges_;
+  std::vector<std::pair<int, nlohmann::json>> messages_;
+};
+
+void SetEnvironment(const FakeKeeper& keeper, int rank, int world) {
+  setenv("RANK", absl::StrCat(rank).c_str(), 1);
+  setenv("LOCAL_RANK", absl::StrCat(rank).c_str(), 1);
+  setenv("WORLD_SIZE", absl::StrCat(world).c_str(), 1);
+  setenv("GTRAIN_GENERATION", "5", 1);
+  setenv("GTRAIN_TIMELINE", "2", 1);
+  setenv("GTRAIN_JOB", "job-1", 1);
+  setenv("GTRAIN_KEEPER_SOCKET", keeper.socket_path().c_str(), 1);
+  setenv("GTRAIN_TOKEN", kToken.c_str(), 1);
+  setenv("GTRAIN_MEMBERS", keeper.members_path().c_str(), 1);
+}
+
+// Exit codes of children: 0 if the body returned true.
+class SessionTest : public testing::Test {
+ protected:
+  using Body = std::function<bool(Session&)>;
+
+  // Call before keeper.Start().
+  void Fork(const FakeKeeper& keeper, int world, const Body& body) {
+    for (int rank = 0; rank < world; ++rank) {
+      const pid_t pid = fork();
+      GT_CHECK(pid >= 0);
+      if (pid > 0) {
+        pids_.push_back(pid);
+        continue;
+      }
+      SetEnvironment(keeper, rank, world);
+      auto session = Session::Join({.join_timeout = kPatience});
+      if (!session.ok()) std::fprintf(stderr, "rank %d: %s\n", rank, session.status().ToString().c_str());
+      const bool good = session.ok() && body(**session);
+      if (session.ok()) session->reset();
+      _exit(good ? 0 : 1);
+    }
+  }
+  void ExpectAllGood() {
+    for (pid_t pid : std::exchange(pids_, {})) {
+      int status = 0;
+      ASSERT_EQ(waitpid(pid, &status, 0), pid);
+      EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << "status " << status;
+    }
+  }
+  ~SessionTest() override {
+    for (pid_t pid : pids_) {
+      kill(pid, SIGKILL);
+      waitpid(pid, nullptr, 0);
+    }
+  }
+  std::vector<pid_t> pids_;
+};
+
+TEST_F(SessionTest, JoinsAndReducesOverTheKeepersArenas) {
+  FakeKeeper keeper(3);
+  Fork(keeper, 3, [](Session& s) {
+    if (s.generation() != 5 || s.timeline() != 2 || s.job() != "job-1" || s.world_size() != 3 ||
+        !s.managed()) {
+      return false;
+    }
+    auto communicator = s.MakeCommunicator();
+    if (!communicator.ok()) return false;
+    std::vector<float> data(100'000, static_cast<float>(s.rank() + 1));
+    if (!(*communicator)->AllReduce(data.data(), data.size(), DType::kFloat32, ReduceOp::kSum).ok())
+      return false;
+    auto fast = (*communicator)->Allocate(4096);
+    if (!fast.ok()) return false;
+    auto* numbers = static_cast<int32_t*>(*fast);
+    numbers[0] = s.rank();
+    if (!(*communicator)->AllReduce(numbers, 1, DType::kInt32, ReduceOp::kMax).ok()) return false;
+    return data[99'999] == 6 && numbers[0] == 2 && s.Alive().ok();
+  });
+  keeper.Start();
+  ExpectAllGood();
+  EXPECT_EQ(keeper.Messages(1, "joined").size(), 1);
+  const auto hello = keeper.Messages(2, "exchange")[0];
+  std::string blob;
+  ASSERT_TRUE(absl::Base64Unescape(hello["blob"].get<std::string>(), &blob));
+  EXPECT_THAT(blob, testing::HasSubstr("\"pid\":"));
+}
+
+TEST_F(SessionTest, L1RevokeEndsABlockedCollective) {
+  FakeKeeper keeper(2);
+  Fork(keeper, 2, [](Session& s) {
+    auto communicator = s.MakeCommunicator();
+    if (!communicator.ok()) return false;
+    if (s.rank() == 1) {
+      return Until([&] { return !s.Alive().ok(); }) && absl::IsUnavailable(s.Alive());
+    }
+    s.Report({.step = 1});
+    const absl::Status status = (*communicator)->Barrier();
+    return absl::IsUnavailable(status) && absl::StrContains(status.message(), "rank 1 was lost");
+  });
+  keeper.Start();
+  ASSERT_TRUE(Until([&] { return !keeper.Messages(0, "progress").empty(); }));
+  keeper.ToAll(kKeeperRevoked, "rank 1 was lost");
+  ExpectAllGood();
+}
+
+TEST_F(SessionTest, StopNoticeAndReports) {
+  FakeKeeper keeper(1);
+  Fork(keeper, 1, [](Session& s) {
+    if (s.StopRequested() || s.PreemptionNotice()) return false;
+    for (int step = 1; step <= 1000; ++step) s.Report({.step = step, .loss = 0.5, .samples = 2});
+    s.ReportCheckpoint(1000, "manifest-1000");
+    if (!Until([&] { return s.StopRequested() && s.PreemptionNotice().has_value(); })) return false;
+    return *s.PreemptionNotice() <= absl::Seconds(90) && *s.PreemptionNotice() > absl::Seconds(30) &&
+           s.Alive().ok();
+  });
+  keeper.Start();
+  ASSERT_TRUE(Until([&] { return !keeper.Messages(0, "checkpoint").empty(); }));
+  keeper.ToAll(kKeeperStop, "the user asked");
+  const uint32_t seconds = 90;
+  keeper.ToAll(kKeeperNotice, std::string(reinterpret_cast<const char*>(&seconds), sizeof(seconds)));
+  ExpectAllGood();
+  int64_t samples = 0;
+  const auto reports = keeper.Messages(0, "progress");
+  for (const auto& report : reports) samples += report.value("samples", 0);
+  EXPECT_EQ(samples, 2000) << "merged, never lost, the last one sent before the end";
+  EXPECT_EQ(reports.back()["step"], 1000);
+  EXPECT_LT(reports.size(), 500);
+  EXPECT_EQ(keeper.Messages(0, "checkpoint")[0]["manifest"], "manifest-1000");
+}
+
+TEST_F(SessionTest, KeeperThatDiesEndsTheGeneration) {
+  FakeKeeper keeper(1);
+  Fork(keeper, 1, [](Session& s) {
+    s.Report({.step = 1});
+    if (!Until([&] { return !s.Alive().ok(); })) return false;
+    return absl::IsUnavailable(s.Alive()) && absl::StrContains(s.Alive().message(), "keeper");
+  });
+  keeper.Start();
+  ASSERT_TRUE(Until([&] { return !keeper.Messages(0, "progress").empty(); }));
+  keeper.Stop();
+  ExpectAllGood();
+}
+
+TEST_F(SessionTest, ForkedChildIsInert) {
+  FakeKeeper keeper(1);
+  Fork(keeper, 1, [](Session& s) {
+    auto communicator = s.MakeCommunicator();
+    if (!communicator.ok()) return false;
+    const pid_t child = fork();
+    if (child == 0) {
+      s.Report({.step = 77});
+      const bool inert = absl::IsFailedPrecondition(s.Alive()) && !s.StopRequested() &&
+                         absl::IsFailedPrecondition((*communicator)->Barrier());
+      _exit(inert ? 0 : 1);
+    }
+    int status = -1;
+    waitpid(child, &status, 0);
+    s.Report({.step = 1});
+    return status == 0 && s.Alive().ok();
+  });
+  keeper.Start();
+  ExpectAllGood();
+  for (const auto& report : keeper.Messages(0, "progress")) EXPECT_NE(report.value("step", 0), 77);
+}
+
+std::set<int> DescriptorsThatSurviveExec() {
+  std::set<int> found;
+  DIR* dir = opendir("/proc/self/fd");
+  while (dirent* entry = readdir(dir)) {
+    const int fd = atoi(entry->d_name);
+    const int flags = fcntl(fd, F_GETFD);
+    if (entry->d_name[0] != '.' && flags >= 0 && (flags & FD_CLOEXEC) == 0) found.insert(fd);
+  }
+  closedir(dir);
+  return found;
+}
+
+TEST_F(SessionTest, P15DescriptorsDoNotLeakAcrossExec) {
+  FakeKeeper keeper(1);
+  const std::set<int> before = DescriptorsThatSurviveExec();
+  Fork(keeper, 1, [&](Session& s) {
+    auto communicator = s.MakeCommunicator();
+    return communicator.ok() && (*communicator)->Barrier().ok() && DescriptorsThatSurviveExec() == before;
+  });
+  keeper.Start();
+  ExpectAllGood();
+}
+
+class InProcess : public testing::Test {
+ protected:
+  ~InProcess() override {
+    for (const char* name : {"RANK", "LOCAL_RANK", "WORLD_SIZE", "GTRAIN_GENERATION", "GTRAIN_TIMELINE",
+                             "GTRAIN_JOB", "GTRAIN_KEEPER_SOCKET", "GTRAIN_TOKEN", "GTRAIN_MEMBERS"}) {
+      unsetenv(name);
+    }
+  }
+};
+
+TEST_F(InProcess, WrongTokenIsRefused) {
+  FakeKeeper keeper(1);
+  SetEnvironment(keeper, 0, 1);
+  setenv("GTRAIN_TOKEN", std::string(32, 'b').c_str(), 1);
+  keeper.Start();
+  const auto session = Session::Join({.join_timeout = kPatience});
+  EXPECT_THAT(session.status().ToString(), testing::HasSubstr("refused"));
+}
+
+TEST_F(InProcess, JoinDeadlineSaysWhatIsMissing) {
+  FakeKeeper keeper(1);
+  SetEnvironment(keeper, 0, 1);
+  keeper.set_silent();
+  keeper.Start();
+  const auto session = Session::Join({.join_timeout = absl::Milliseconds(500)});
+  EXPECT_TRUE(absl::IsDeadlineExceeded(session.status())) << session.status();
+  EXPECT_THAT(session.status().ToString(), testing::HasSubstr("not all 1 ranks of generation 5 joined"));
+}
+
+TEST_F(InProcess, NoKeeper) {
+  FakeKeeper keeper(1);
+  SetEnvironment(keeper, 0, 1);
+  setenv("GTRAIN_KEEPER_SOCKET", "/nonexistent/socket", 1);
+  const auto session = Session::Join();
+  EXPECT_TRUE(absl::IsUnavailable(session.status())) << session.status();
+}
+
+TEST_F(InProcess, ByHandIsAWorldOfOne) {
+  auto session = Session::Join();
+  ASSERT_TRUE(session.ok()) << session.status();
+  EXPECT_FALSE((*session)->managed());
+  EXPECT_EQ((*session)->world_size(), 1);
+  auto communicator = (*session)->MakeCommunicator();
+  ASSERT_TRUE(communicator.ok());
+  float x = 3, y = 0;
+  EXPECT_TRUE((*communicator)->AllReduce(&x, 1, DType::kFloat32, ReduceOp::kMean).ok());
+  EXPECT_TRUE((*communicator)->AllGather(&x, &y, 1, DType::kFloat32).ok());
+  EXPECT_EQ(y, 3);
+}
+
+TEST_F(InProcess, RanksOfAnotherLauncherAreRefused) {
+  setenv("WORLD_SIZE", "4", 1);
+  EXPECT_TRUE(absl::IsFailedPrecondition(Session::Join().status()));
+}
+
+TEST_F(InProcess, DamagedEnvironmentIsNamed) {
+  FakeKeeper keeper(1);
+  SetEnvironment(keeper, 0, 1);
+  setenv("RANK", "zero", 1);
+  EXPECT_THAT(Session::Join().status().ToString(), testing::HasSubstr("RANK is 'zero'"));
+  SetEnvironment(keeper, 0, 2);
+  EXPECT_THAT(Session::Join().status().ToString(), testing::HasSubstr("no rank 1"));
+  SetEnvironment(keeper, 0, 1);
+  unsetenv("GTRAIN_TOKEN");
+  EXPECT_THAT(Session::Join().status().ToString(), testing::HasSubstr("GTRAIN_TOKEN is not set"));
+}
+
+}  // namespace
+}  // namespace gtrain::worker
