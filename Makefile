@@ -30,6 +30,7 @@ build: install
 	@cmake --build build --parallel $(JOBS)
 
 run: build
+	@test -x build/examples/fashion_mnist || { echo "run: build/examples/fashion_mnist is not there: libtorch is missing, see the table above"; exit 1; }
 	build/bin/gtrain launch examples/fashion_mnist/job.yaml $(ARGS)
 
 test: build

@@ -95,7 +95,7 @@ void JobReader::ReadMapping(const Node& node, absl::string_view path, const std:
   if (!values_.Mapping(node, path)) return;
   for (const auto& [key, value] : node.entries) {
     const auto it =
-        std::find_if(keys.begin(), keys.end(), [&](const Key& k) { return k.name == key.scalar; });
+        std::find_if(keys.begin(), keys.end(), [&name = key.scalar](const Key& k) { return k.name == name; });
     if (it == keys.end()) {
       report_.Error(key.place, UnknownKey(key.scalar, path, keys));
     } else {

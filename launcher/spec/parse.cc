@@ -117,8 +117,8 @@ void Apply(const Overlay& overlay, Node& root, Report& report) {
       Node empty;
       empty.kind = Node::Kind::kMapping;
       empty.place = {source, 0, 0};
-      node->entries.emplace_back(std::move(key), std::move(empty));
-      child = &node->entries.back().second;
+      node->entries.push_back({std::move(key), std::move(empty)});
+      child = &node->entries.back().value;
     } else if (i + 1 == parts.size() && overlay.kind == Overlay::Kind::kRanks &&
                !InsideRange(*child, *value, report)) {
       return;

@@ -119,7 +119,7 @@ class TreeBuilder : public YAML::EventHandler {
     return {source_, mark.line + 1, mark.column + 1};
   }
   char At(const YAML::Mark& mark, int offset) const {
-    const size_t pos = static_cast<size_t>(mark.pos + offset);
+    const size_t pos = static_cast<size_t>(mark.pos) + static_cast<size_t>(offset);
     return mark.is_null() || pos >= text_.size() ? '\0' : text_[pos];
   }
   // yaml-cpp takes the end of the file for a closing quote.
@@ -186,7 +186,7 @@ class TreeBuilder : public YAML::EventHandler {
                                             it->second, "; keep one of the two"));
       return;
     }
-    top.node.entries.emplace_back(std::move(key), std::move(value));
+    top.node.entries.push_back({std::move(key), std::move(value)});
   }
 
   const absl::string_view text_;

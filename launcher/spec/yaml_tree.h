@@ -21,17 +21,23 @@ inline constexpr size_t kTextBytesMax = 1 << 20;
 inline constexpr int kDepthMax = 32;
 inline constexpr int kNodesMax = 10'000;
 
+struct Entry;
+
 struct Node {
   enum class Kind { kNull, kScalar, kSequence, kMapping };
   Kind kind = Kind::kNull;
   Place place;
   bool quoted = false;  // scalar in quotes or a block: a string whatever it looks like
   std::string scalar;
-  std::vector<Node> items;                     // kSequence
-  std::vector<std::pair<Node, Node>> entries;  // kMapping, in the order of the file
+  std::vector<Node> items;     // kSequence
+  std::vector<Entry> entries;  // kMapping, in the order of the file
 
   Node* Find(absl::string_view key);
   const Node* Find(absl::string_view key) const { return const_cast<Node*>(this)->Find(key); }
+};
+
+struct Entry {
+  Node key, value;
 };
 
 // Reads one document. nullopt after errors that leave no tree to look at; otherwise the
