@@ -95,10 +95,12 @@ absl::Status ZmqClient::Send(absl::string_view payload) {
     return absl::InvalidArgumentError(absl::StrCat("message of ", payload.size(), " bytes is too large"));
   }
   state_->wakeup.Raise();  // sending may use up the readiness of the socket's own descriptor
-  if (zmq_send(state_->dealer.get(), payload.data(), payload.size(), ZMQ_DONTWAIT) >= 0)
+  state_->Update();
+  if (!state_->connected) return absl::UnavailableError(absl::StrCat("not connected to ", state_->endpoint));
+  if (zmq_send(state_->dealer.get(), payload.data(), payload.size(), ZMQ_DONTWAIT) >= 0) {
     return absl::OkStatus();
-  if (state_->connected) return absl::ResourceExhaustedError("the head does not take our messages");
-  return absl::UnavailableError(absl::StrCat("not connected to ", state_->endpoint));
+  }
+  return absl::ResourceExhaustedError("the head does not take our messages");
 }
 
 std::optional<std::string> ZmqClient::Receive() {

@@ -188,12 +188,14 @@ const std::vector<std::string>& ZmqServer::endpoints() const { return state_->en
 
 ServerCounters ZmqServer::counters() const {
   const GateCounters& gate = state_->gate->counters();
-  return {.accepted = gate.accepted,
-          .authenticated = gate.authenticated,
-          .denied = gate.denied,
-          .bad_handshakes = gate.bad_handshakes,
-          .bad_frames = state_->bad_frames,
-          .revoked_dropped = state_->revoked_dropped};
+  ServerCounters counters{.accepted = gate.accepted,
+                          .authenticated = gate.authenticated,
+                          .denied = gate.denied,
+                          .bad_frames = state_->bad_frames,
+                          .revoked_dropped = state_->revoked_dropped};
+  const uint64_t explained = counters.authenticated + counters.denied;
+  counters.bad_handshakes = counters.accepted > explained ? counters.accepted - explained : 0;
+  return counters;
 }
 
 }  // namespace gtrain::net

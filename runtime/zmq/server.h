@@ -30,10 +30,12 @@ struct ServerOptions {
 };
 
 struct ServerCounters {
-  uint64_t accepted = 0;         // TCP connections
-  uint64_t authenticated = 0;    // of these, with an allowed key
-  uint64_t denied = 0;           // keys that are not in the registry
-  uint64_t bad_handshakes = 0;   // not our protocol, no key, wrong server key, too slow
+  uint64_t accepted = 0;       // TCP connections
+  uint64_t authenticated = 0;  // of these, with an allowed key
+  uint64_t denied = 0;         // keys that are not in the registry
+  // The rest: not our protocol, no key, wrong server key, too slow, or still shaking hands. ZeroMQ reports
+  // only some of these, so this is what is left of `accepted`.
+  uint64_t bad_handshakes = 0;
   uint64_t bad_frames = 0;       // messages that are not exactly one frame
   uint64_t revoked_dropped = 0;  // messages of a key that was allowed when it connected but is no longer
 };

@@ -228,7 +228,8 @@ TEST_F(Transport, NothingIsQueuedWithoutAConnection) {
   std::string listen = endpoint_;
   server_.reset();
   ASSERT_TRUE(Eventually([&] { return !client->Connected(); }));
-  EXPECT_TRUE(absl::IsUnavailable(client->Send("stale")));
+  absl::Status stale = client->Send("stale");
+  EXPECT_TRUE(absl::IsUnavailable(stale)) << stale;
   StartServer(listen);
   ASSERT_TRUE(Eventually([&] { return client->Connected(); }));
   ASSERT_TRUE(client->Send("fresh").ok());

@@ -98,7 +98,6 @@ void Gate::CountEvents() {
         break;
       case ZMQ_EVENT_HANDSHAKE_FAILED_PROTOCOL:
       case ZMQ_EVENT_HANDSHAKE_FAILED_NO_DETAIL:
-        ++counters_.bad_handshakes;
         Refused("", "it does not speak our protocol or has no key");
         break;
       default:

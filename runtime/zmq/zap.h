@@ -18,7 +18,6 @@ struct GateCounters {
   std::atomic<uint64_t> accepted{0};
   std::atomic<uint64_t> authenticated{0};
   std::atomic<uint64_t> denied{0};
-  std::atomic<uint64_t> bad_handshakes{0};
 };
 
 // Started before anything is bound; every CURVE handshake of the context waits for its answer.
