@@ -249,3 +249,17 @@ void WriteMap(List list, const Map& from) {
     ReadMap(a, m.get##Cap(), limit, #field, v.field); \
   else                                                \
     WriteMap(m.init##Cap(v.field.size()), v.field)
+#define GT_ID_LIST(field, Cap, limit)                                   \
+  if constexpr (kReading<M>) {                                          \
+    auto list = m.get##Cap();                                           \
+    if (ListFits(a, list.size(), limit, #field)) {                      \
+      for (unsigned i = 0; i < list.size() && a.ok(); ++i) {            \
+        v.field.emplace_back();                                         \
+        ReadId(a, View(list[i]), false, #field, RawId(v.field.back())); \
+      }                                                                 \
+    }                                                                   \
+  } else {                                                              \
+    auto list = m.init##Cap(v.field.size());                            \
+    for (unsigned i = 0; i < v.field.size(); ++i)                       \
+      Fill(list.init(i, RawId(v.field[i]).size()), RawId(v.field[i]));  \
+  }

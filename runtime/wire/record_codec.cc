@@ -1,0 +1,161 @@
+#include "runtime/wire/record_codec.h"
+
+#include <kj/exception.h>
+
+#include "runtime/wire/message_fields.h"
+#include "runtime/wire/records.capnp.h"
+
+namespace gtrain::wire {
+
+static_assert(static_cast<int>(core::JobState::kCancelled) == static_cast<int>(proto::JobState::CANCELLED));
+static_assert(static_cast<int>(core::Ending::kFail) == static_cast<int>(proto::Ending::FAIL));
+static_assert(static_cast<int>(core::FaultKind::kAddressInUse) ==
+              static_cast<int>(proto::FaultKind::ADDRESS_IN_USE));
+
+GT_FIELDS(core::FaultRecord) {
+  GT_COUNTER(generation, Generation);
+  GT_ENUM(kind, Kind, core::FaultKind::kAddressInUse);
+  GT_NUMBER(rank, Rank, -1, kRanksMax);
+  GT_ID_OR_EMPTY(node, Node);
+  GT_TEXT(hostname, Hostname, kNameBytesMax);
+  GT_ENUM(cause, Cause, core::ExitCause::kLost);
+  GT_NUMBER(exit_code, ExitCode, kInt32Min, kInt32Max);
+  GT_NUMBER(signal, Signal, 0, 1024);
+  GT_TEXT(message, Message, kSentenceBytesMax);
+  GT_TAIL(tail, Tail, kTailBytesMax);
+  GT_BYTES(signature, Signature, kTailBytesMax);
+  GT_OPTIONAL(step, Step);
+  GT_PLAIN(progressed, Progressed);
+}
+GT_FIELDS(core::JobRecord) {
+  GT_ID(id, Id);
+  GT_PLAIN(number, Number);
+  GT_TEXT(name, Name, kNameBytesMax);
+  GT_TEXT(spec_text, SpecText, kSpecBytesMax);
+  GT_MAP(env, Env, 10000);
+  GT_BYTES(run_dir, RunDir, 4096);
+  GT_BYTES(resume, Resume, 4096);
+  GT_ID_OR_EMPTY(client_key, ClientKey);
+  GT_ID_OR_EMPTY(request_id, RequestId);
+  GT_PLAIN(end_with_client, EndWithClient);
+  GT_ENUM(state, State, core::JobState::kCancelled);
+  GT_TEXT(reason, Reason, kSentenceBytesMax);
+  GT_COUNTER(generation, Generation);
+  GT_COUNTER(revoked, Revoked);
+  GT_COUNTER(timeline, Timeline);
+  if constexpr (kReading<M>) {
+    if (m.getHasGrant()) Fields(a, m.getGrant(), v.grant.emplace());
+  } else if (v.grant) {
+    m.setHasGrant(true);
+    Fields(a, m.initGrant(), *v.grant);
+  }
+  GT_ENUM(ending, Ending, core::Ending::kFail);
+  GT_TEXT(ending_reason, EndingReason, kSentenceBytesMax);
+  GT_LIST(exits, Exits, kRanksMax);
+  GT_ID_LIST(unreleased, Unreleased, kRanksMax);
+  GT_ID_LIST(kept, Kept, kRanksMax);
+  GT_NUMBER(restarts, Restarts, 0, kInt32Max);
+  GT_LIST(faults, Faults, 1024);
+  GT_DURATION(run_time, RunTime);
+  GT_OPTIONAL(exit_code, ExitCode);
+  GT_PLAIN(event_sequence, EventSequence);
+}
+GT_FIELDS(core::NodeRecord) {
+  GT_ID(id, Id);
+  GT_ID(incarnation, Incarnation);
+  GT_ID_OR_EMPTY(boot_id, BootId);
+  GT_TEXT(hostname, Hostname, kNameBytesMax);
+  GT_TEXT(address, Address, kNameBytesMax);
+  GT_TEXT(version, Version, kNameBytesMax);
+  GT_STRUCT(inventory, Inventory);
+  GT_MAP(labels, Labels, 1000);
+  GT_PLAIN(unclean, Unclean);
+}
+GT_FIELDS(core::ClusterRecord) {
+  GT_ID(cluster, Cluster);
+  GT_COUNTER(epoch, Epoch);
+  GT_PLAIN(next_job, NextJob);
+  GT_PLAIN(next_request, NextRequest);
+}
+GT_FIELDS(core::RequestRecord) {
+  GT_ID(client_key, ClientKey);
+  GT_ID(request_id, RequestId);
+  GT_PLAIN(number, Number);
+  GT_STRUCT(reply, Reply);
+}
+GT_FIELDS(core::CheckpointRecord) {
+  GT_ID(job, Job);
+  GT_COUNTER(generation, Generation);
+  GT_COUNTER(timeline, Timeline);
+  GT_NUMBER(step, Step, 0, kInt64Max);
+  GT_BYTES(manifest, Manifest, 4096);
+  GT_PLAIN(count, Count);
+}
+
+#define GT_RECORDS(X)                \
+  X(ClusterRecord, Cluster, CLUSTER) \
+  X(NodeRecord, Node, NODE)          \
+  X(JobRecord, Job, JOB)             \
+  X(RequestRecord, Request, REQUEST) \
+  X(CheckpointRecord, Checkpoint, CHECKPOINT)
+
+#define GT_COUNT(...) +1
+static_assert(std::variant_size_v<core::Record> == 0 GT_RECORDS(GT_COUNT),
+              "a record has no codec: add it to records.capnp and here");
+#undef GT_COUNT
+
+namespace {
+
+absl::StatusOr<core::Record> DecodeWords(kj::ArrayPtr<const capnp::word> words) {
+  capnp::ReaderOptions options;
+  options.nestingLimit = 16;
+  options.traversalLimitInWords = words.size() * 4;
+  capnp::FlatArrayMessageReader reader(words, options);
+  proto::Record::Reader root = reader.getRoot<proto::Record>();
+  Archive archive;
+  core::Record record;
+  switch (root.which()) {
+#define GT_CASE(Type, Cap, ENUM)                                    \
+  case proto::Record::ENUM:                                         \
+    Fields(archive, root.get##Cap(), record.emplace<core::Type>()); \
+    break;
+    GT_RECORDS(GT_CASE)
+#undef GT_CASE
+    default:
+      return absl::DataLossError("record of an unknown kind");
+  }
+  if (!archive.ok()) return absl::DataLossError(archive.error);
+  return record;
+}
+
+}  // namespace
+
+std::string EncodeRecord(const core::Record& record) {
+  capnp::MallocMessageBuilder builder;
+  proto::Record::Builder root = builder.initRoot<proto::Record>();
+  Archive archive;
+#define GT_CASE(Type, Cap, ENUM) \
+  if (auto* part = std::get_if<core::Type>(&record)) Fields(archive, root.init##Cap(), *part);
+  GT_RECORDS(GT_CASE)
+#undef GT_CASE
+  kj::Array<capnp::word> words = capnp::messageToFlatArray(builder);
+  auto bytes = words.asChars();
+  return std::string(bytes.begin(), bytes.size());
+}
+
+absl::StatusOr<core::Record> DecodeRecord(absl::string_view bytes) {
+  if (bytes.size() < 2 * sizeof(capnp::word) || bytes.size() % sizeof(capnp::word) != 0) {
+    return absl::DataLossError(absl::StrCat("not a record: ", bytes.size(), " bytes"));
+  }
+  try {
+    kj::Array<capnp::word> words = kj::heapArray<capnp::word>(bytes.size() / sizeof(capnp::word));
+    std::memcpy(words.begin(), bytes.data(), bytes.size());
+    return DecodeWords(words);
+  } catch (const kj::Exception& e) {
+    return absl::DataLossError(absl::StrCat("not a record: ", e.getDescription().cStr()));
+  } catch (const std::exception& e) {
+    return absl::DataLossError(absl::StrCat("not a record: ", e.what()));
+  }
+}
+
+}  // namespace gtrain::wire

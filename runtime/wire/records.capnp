@@ -1,0 +1,95 @@
+# What the head keeps on disk: one `Record` per key, see docs/formats/records.md for keys and the header
+# in front of each value. The plain values are runtime/core/records.h. New fields are only added at the end.
+@0xe1f2a7c04d5b9683;
+
+using Cxx = import "/capnp/c++.capnp";
+using Control = import "control.capnp";
+$Cxx.namespace("gtrain::wire::proto");
+
+struct Record {
+  union {
+    unset @0 :Void;
+    cluster @1 :ClusterRecord;
+    node @2 :NodeRecord;
+    job @3 :JobRecord;
+    request @4 :RequestRecord;
+    checkpoint @5 :CheckpointRecord;
+  }
+}
+
+enum JobState { queued @0; waiting @1; starting @2; running @3; reconfiguring @4; succeeded @5; failed @6; cancelled @7; }
+enum Ending { none @0; reform @1; replace @2; cancel @3; fail @4; }
+enum FaultKind { crash @0; oom @1; infrastructure @2; saved @3; addressInUse @4; }
+
+struct FaultRecord {
+  generation @0 :UInt64;
+  kind @1 :FaultKind;
+  rank @2 :Int32;
+  node @3 :Text;
+  hostname @4 :Text;
+  cause @5 :Control.ExitCause;
+  exitCode @6 :Int32;
+  signal @7 :Int32;
+  message @8 :Text;
+  tail @9 :Data;
+  signature @10 :Data;
+  hasStep @11 :Bool;
+  step @12 :Int64;
+  progressed @13 :Bool;
+}
+
+struct JobRecord {
+  id @0 :Text;
+  number @1 :UInt64;
+  name @2 :Text;
+  specText @3 :Text;
+  env @4 :List(Control.Pair);
+  runDir @5 :Data;
+  resume @6 :Data;
+  clientKey @7 :Text;
+  requestId @8 :Text;
+  endWithClient @9 :Bool;
+  state @10 :JobState;
+  reason @11 :Text;
+  generation @12 :UInt64;
+  revoked @13 :UInt64;
+  timeline @14 :UInt64;
+  hasGrant @15 :Bool;
+  grant @16 :Control.GenerationGrant;
+  ending @17 :Ending;
+  endingReason @18 :Text;
+  exits @19 :List(Control.RankExit);
+  unreleased @20 :List(Text);
+  kept @21 :List(Text);
+  restarts @22 :Int32;
+  faults @23 :List(FaultRecord);
+  runTime @24 :Int64;
+  hasExitCode @25 :Bool;
+  exitCode @26 :Int32;
+  eventSequence @27 :UInt64;
+}
+
+struct NodeRecord {
+  id @0 :Text;
+  incarnation @1 :Text;
+  bootId @2 :Text;
+  hostname @3 :Text;
+  address @4 :Text;
+  version @5 :Text;
+  inventory @6 :Control.Inventory;
+  labels @7 :List(Control.Pair);
+  unclean @8 :Bool;
+}
+
+struct ClusterRecord { cluster @0 :Text; epoch @1 :UInt64; nextJob @2 :UInt64; nextRequest @3 :UInt64; }
+
+struct RequestRecord { clientKey @0 :Text; requestId @1 :Text; number @2 :UInt64; reply @3 :Control.ClientReply; }
+
+struct CheckpointRecord {
+  job @0 :Text;
+  generation @1 :UInt64;
+  timeline @2 :UInt64;
+  step @3 :Int64;
+  manifest @4 :Data;
+  count @5 :UInt64;
+}
