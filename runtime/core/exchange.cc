@@ -1,0 +1,43 @@
+#include "runtime/core/exchange.h"
+
+#include "absl/strings/str_cat.h"
+
+namespace gtrain::core {
+
+absl::StatusOr<Exchange::Progress> Exchange::Add(const ExchangePart& part) {
+  for (const Done& done : done_) {
+    if (done.sequence == part.sequence) return Progress{&done.table, false};
+  }
+  if (!open_.contains(part.sequence) && open_.size() == kOpenMax) {
+    return absl::ResourceExhaustedError(absl::StrCat("more than ", kOpenMax, " open exchanges"));
+  }
+  Open& open = open_[part.sequence];
+  for (const auto& [rank, blob] : part.blobs) {
+    if (rank < 0 || rank >= world_) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("exchange part of rank ", rank, " in a world of ", world_));
+    }
+    if (const auto it = open.blobs.find(rank); it != open.blobs.end()) {
+      if (it->second == blob) continue;
+      return absl::InvalidArgumentError(
+          absl::StrCat("rank ", rank, " sent two different blobs for exchange ", part.sequence));
+    }
+    if (bytes_ + blob.size() > bytes_max_) {
+      return absl::ResourceExhaustedError(absl::StrCat("exchanged blobs exceed ", bytes_max_, " bytes"));
+    }
+    bytes_ += blob.size();
+    open.blobs.emplace(rank, blob);
+  }
+  if (static_cast<int>(open.blobs.size()) < world_) return Progress{};
+  Done done{part.sequence, {}};
+  for (auto& [rank, blob] : open.blobs) done.table.push_back(std::move(blob));
+  open_.erase(part.sequence);
+  done_.push_back(std::move(done));
+  if (done_.size() > kDoneKept) {
+    for (const std::string& blob : done_.front().table) bytes_ -= blob.size();
+    done_.pop_front();
+  }
+  return Progress{&done_.back().table, true};
+}
+
+}  // namespace gtrain::core

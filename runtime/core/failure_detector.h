@@ -1,0 +1,54 @@
+// FailureDetector: who is suspect, who is dead, from silence alone. PURE.
+#pragma once
+#include <map>
+#include <optional>
+#include <vector>
+
+#include "absl/time/time.h"
+#include "base/clock.h"
+#include "base/ids.h"
+
+namespace gtrain::core {
+
+// Loop-owned, not thread-safe. Silence is measured on the head's own monotonic clock, and only while
+// the head itself was awake (fault H12).
+class FailureDetector {
+ public:
+  struct Options {
+    absl::Duration interval = absl::Seconds(1);  // of heartbeats, and of our own ticks
+    absl::Duration suspect_after = absl::Seconds(3);
+    absl::Duration dead_after = absl::Seconds(10);
+  };
+  enum class Level { kAlive, kSuspect, kDead };
+  struct Change {
+    NodeId node;
+    Level to = Level::kAlive;
+    absl::Duration silence;
+  };
+
+  explicit FailureDetector(Options options) : options_(options) {}
+
+  // At the start of every step: notices that this process was not running for a while and takes
+  // that time off everybody's silence. Returns true when it did.
+  bool Awake(Instant now);
+  void Heard(const NodeId& node, Instant now);
+  // As if heard `extra` later than now: a longer first patience.
+  void Expect(const NodeId& node, Instant now, absl::Duration extra);
+  // The transport says the connection is gone: suspect now, dead when its time comes.
+  void Suspect(const NodeId& node, Instant now);
+  void Forget(const NodeId& node) { nodes_.erase(node); }
+
+  std::vector<Change> Advance(Instant now);
+  std::optional<Instant> NextDeadline() const;
+
+ private:
+  struct Entry {
+    Instant heard;
+    Level level = Level::kAlive;
+  };
+  const Options options_;
+  std::map<NodeId, Entry> nodes_;
+  std::optional<Instant> awake_;
+};
+
+}  // namespace gtrain::core

@@ -1,0 +1,88 @@
+#include "runtime/core/failure_detector.h"
+
+#include <gtest/gtest.h>
+
+namespace gtrain::core {
+namespace {
+
+using Level = FailureDetector::Level;
+
+Instant At(double seconds) { return Instant{} + absl::Seconds(1000 + seconds); }
+
+// Ticks each half second, as NextDeadline asks for at least once an interval.
+std::vector<FailureDetector::Change> RunUntil(FailureDetector& detector, double from, double to) {
+  std::vector<FailureDetector::Change> all;
+  for (double t = from; t <= to; t += 0.5) {
+    EXPECT_FALSE(detector.Awake(At(t)));
+    for (const auto& change : detector.Advance(At(t))) all.push_back(change);
+  }
+  return all;
+}
+
+TEST(FailureDetector, SuspectAtThreeDeadAtTenSeconds_N1) {
+  FailureDetector detector({});
+  const NodeId node("n");
+  detector.Heard(node, At(0));
+  EXPECT_TRUE(RunUntil(detector, 0, 2.5).empty());
+  auto changes = RunUntil(detector, 3, 9.5);
+  ASSERT_EQ(changes.size(), 1u);
+  EXPECT_EQ(changes[0].to, Level::kSuspect);
+  changes = RunUntil(detector, 10, 12);
+  ASSERT_EQ(changes.size(), 1u);
+  EXPECT_EQ(changes[0].to, Level::kDead);
+}
+
+TEST(FailureDetector, HeartbeatClearsSuspicionButDeathStaysUntilHeard) {
+  FailureDetector detector({});
+  const NodeId node("n");
+  detector.Heard(node, At(0));
+  RunUntil(detector, 0, 4);
+  detector.Heard(node, At(4));
+  EXPECT_TRUE(RunUntil(detector, 4, 6.5).empty());
+  RunUntil(detector, 7, 20);
+  EXPECT_FALSE(detector.NextDeadline().has_value()) << "nothing left to wait for";
+}
+
+TEST(FailureDetector, OwnPauseKillsNobody_H12) {
+  FailureDetector detector({});
+  const NodeId node("n");
+  detector.Heard(node, At(0));
+  RunUntil(detector, 0, 1);
+  EXPECT_TRUE(detector.Awake(At(31)));
+  EXPECT_TRUE(detector.Advance(At(31)).empty());
+  // The node stays silent after the pause: it is dead on time counted from the pause.
+  const auto changes = RunUntil(detector, 31, 45);
+  ASSERT_EQ(changes.size(), 2u);
+  EXPECT_EQ(changes[1].to, Level::kDead);
+}
+
+TEST(FailureDetector, AsksForATickEveryIntervalWhileItWatches) {
+  FailureDetector detector({});
+  EXPECT_FALSE(detector.NextDeadline().has_value());
+  detector.Awake(At(0));
+  detector.Heard(NodeId("n"), At(0));
+  EXPECT_EQ(*detector.NextDeadline(), At(1));
+}
+
+TEST(FailureDetector, RejoinWindowIsLongerPatience_W13) {
+  FailureDetector detector({});
+  detector.Awake(At(0));
+  detector.Expect(NodeId("n"), At(0), absl::Seconds(10));
+  const auto changes = RunUntil(detector, 0.5, 19.5);
+  ASSERT_EQ(changes.size(), 1u);
+  EXPECT_EQ(changes[0].to, Level::kSuspect);
+  EXPECT_EQ(RunUntil(detector, 20, 20).size(), 1u);
+}
+
+TEST(FailureDetector, LostConnectionIsSuspicionAtOnce) {
+  FailureDetector detector({});
+  detector.Awake(At(0));
+  detector.Heard(NodeId("n"), At(0));
+  detector.Suspect(NodeId("n"), At(0.5));
+  const auto changes = detector.Advance(At(0.5));
+  ASSERT_EQ(changes.size(), 1u);
+  EXPECT_EQ(changes[0].to, Level::kSuspect);
+}
+
+}  // namespace
+}  // namespace gtrain::core

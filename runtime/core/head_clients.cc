@@ -1,0 +1,401 @@
+// Requests. The role comes from the connection's key; a changing request is remembered with its answer, so
+// a client that lost the reply and asks again gets the same one (fault H15). Logs and exec are questions
+// to an agent: the reply follows when the agent answers or its time is up.
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
+#include "nlohmann/json.hpp"
+#include "runtime/core/head_state.h"
+
+namespace gtrain::core {
+namespace {
+
+using nlohmann::json;
+
+std::string Dump(const json& document) {
+  return document.dump(-1, ' ', false, json::error_handler_t::replace);
+}
+
+bool Changes(const ClientRequestBody& body) {
+  return std::holds_alternative<ClientSubmit>(body) || std::holds_alternative<ClientStop>(body) ||
+         std::holds_alternative<ClientShutdown>(body) || std::holds_alternative<ClientExec>(body) ||
+         std::holds_alternative<ClientJoinToken>(body);
+}
+
+const JobId* JobOf(const ClientRequestBody& body) {
+  if (const auto* b = std::get_if<ClientStop>(&body)) return &b->job;
+  if (const auto* b = std::get_if<ClientStatus>(&body)) return &b->job;
+  if (const auto* b = std::get_if<ClientWhy>(&body)) return &b->job;
+  if (const auto* b = std::get_if<ClientLogs>(&body)) return &b->job;
+  if (const auto* b = std::get_if<ClientExec>(&body)) return &b->job;
+  if (const auto* b = std::get_if<ClientEvents>(&body)) return &b->job;
+  return nullptr;
+}
+
+}  // namespace
+
+absl::Status HeadState::Permit(const Peer& peer, const ClientRequestBody& body) const {
+  const bool admin_only =
+      std::holds_alternative<ClientShutdown>(body) || std::holds_alternative<ClientJoinToken>(body);
+  switch (peer.role) {
+    case Role::kAdmin:
+      return absl::OkStatus();
+    case Role::kUser:
+      if (!admin_only) return absl::OkStatus();
+      return absl::PermissionDeniedError("this needs the admin key of the cluster");
+    case Role::kReadOnly:
+      if (!Changes(body)) return absl::OkStatus();
+      return absl::PermissionDeniedError("this key may only read; use a user key to change anything");
+    default:
+      return absl::PermissionDeniedError("the key of a node may not make client requests");
+  }
+}
+
+void HeadState::Answer(const std::string& route, const std::string& id, const absl::Status& status,
+                       std::string json) {
+  ClientReply reply;
+  reply.id = id;
+  reply.ok = status.ok();
+  reply.code = static_cast<int>(status.code());
+  reply.error = std::string(status.message());
+  reply.json = std::move(json);
+  out_.push_back(ReplyToClient{route, std::move(reply)});
+}
+
+void HeadState::Remember(const Peer& peer, const ClientReply& reply) {
+  RequestRecord record{peer.key_id, reply.id, cluster_.next_request++, reply};
+  const std::string key = KeyOf(record);
+  request_order_[record.number] = key;
+  Write(record);
+  Write(cluster_);
+  requests_[key] = std::move(record);
+  while (static_cast<int>(requests_.size()) > config_.requests_max) {
+    const auto oldest = request_order_.begin();
+    writes_.push_back({oldest->second, std::nullopt});
+    requests_.erase(oldest->second);
+    request_order_.erase(oldest);
+  }
+}
+
+void HeadState::OnRequest(const PeerMessage& event, const ClientRequest& request, Instant now) {
+  active_at_ = now;
+  const std::string& route = event.route;
+  if (absl::Status permit = Permit(event.peer, request.body); !permit.ok()) {
+    ++counters_.denied;
+    return Answer(route, request.id, permit, "");
+  }
+  const auto repeated = requests_.find(KeyOf(RequestRecord{event.peer.key_id, request.id}));
+  if (repeated != requests_.end()) {
+    ++counters_.deduplicated;
+    out_.push_back(ReplyToClient{route, repeated->second.reply});
+    return;
+  }
+  const JobId* job_id = JobOf(request.body);
+  Job* job = job_id == nullptr ? nullptr : FindJob(*job_id);
+  if (job_id != nullptr && !job_id->empty() && job == nullptr) {
+    return Answer(route, request.id,
+                  absl::NotFoundError(absl::StrCat("no job ", job_id->value, "; `gtrain status` lists them")),
+                  "");
+  }
+  if (job != nullptr && job->record.client_key == event.peer.key_id) job->client_seen = now;
+
+  absl::StatusOr<std::string> changed = absl::UnknownError("");
+  if (const auto* submit = std::get_if<ClientSubmit>(&request.body)) {
+    changed = Submit(event.peer, request.id, *submit, now);
+  } else if (const auto* stop = std::get_if<ClientStop>(&request.body)) {
+    changed = Stop(event.peer, *stop, now);
+  } else if (const auto* shutdown = std::get_if<ClientShutdown>(&request.body)) {
+    changed = Shutdown(*shutdown, now);
+  } else if (std::holds_alternative<ClientStatus>(request.body)) {
+    return Answer(route, request.id, absl::OkStatus(), StatusJson(*job_id));
+  } else if (std::holds_alternative<ClientNodes>(request.body)) {
+    return Answer(route, request.id, absl::OkStatus(), NodesJson());
+  } else if (std::holds_alternative<ClientJoinToken>(request.body)) {
+    out_.push_back(ServiceRequest{event.peer, route, event.message});
+    return;
+  } else if (job == nullptr) {
+    return Answer(route, request.id, absl::InvalidArgumentError("the request names no job"), "");
+  } else if (std::holds_alternative<ClientWhy>(request.body)) {
+    return Answer(route, request.id, absl::OkStatus(), WhyJson(*job));
+  } else {
+    absl::Status asked;
+    if (const auto* logs = std::get_if<ClientLogs>(&request.body))
+      asked = AskLogs(event, request.id, *logs, now);
+    if (const auto* exec = std::get_if<ClientExec>(&request.body))
+      asked = AskExec(event, request.id, *exec, now);
+    if (const auto* events = std::get_if<ClientEvents>(&request.body))
+      asked = Poll(event, request.id, *events, now);
+    if (!asked.ok()) Answer(route, request.id, asked, "");
+    return;
+  }
+  Answer(route, request.id, changed.status(), changed.ok() ? *changed : "");
+  // A refused request changed nothing and may be made again.
+  if (changed.ok()) Remember(event.peer, std::get<ReplyToClient>(out_.back()).reply);
+}
+
+// ---------------------------------------------------------------- changes
+
+absl::StatusOr<std::string> HeadState::Submit(const Peer& peer, const std::string& id,
+                                              const ClientSubmit& submit, Instant now) {
+  if (shutdown_when_idle_) return absl::UnavailableError("the cluster is shutting down: start it again");
+  if (static_cast<int>(LiveJobs().size()) >= config_.live_jobs_max) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat(config_.live_jobs_max, " jobs are live, the most this head takes: wait or stop some"));
+  }
+  absl::StatusOr<spec::JobSpec> spec = config_.parse_job(submit.spec_text);
+  if (!spec.ok()) return spec.status();
+  JobRecord record;
+  record.number = cluster_.next_job++;
+  record.id = JobId(absl::StrCat(spec->name.empty() ? "job" : spec->name, "-", record.number));
+  record.name = spec->name;
+  record.spec_text = submit.spec_text;
+  record.env = submit.env;
+  record.run_dir = absl::StrReplaceAll(submit.run_dir, {{"{job}", record.id.value}});
+  record.resume = submit.resume;
+  record.client_key = peer.key_id;
+  record.request_id = id;
+  record.end_with_client = submit.end_with_client;
+  record.reason = "just submitted";
+  any_job_seen_ = true;
+  job_order_[record.number] = record.id;
+  Job& job = jobs_[record.id];
+  job.record = std::move(record);
+  job.spec = *std::move(spec);
+  job.demand = DemandOf(job.spec, config_.local);
+  job.client_seen = now;
+  Dirty(job);
+  Write(cluster_);
+  Emit(job, "state", "QUEUED: submitted");
+  DropOldJobs();
+  schedule_ = true;
+  Say(absl::StrCat(job.record.id.value, " submitted"));
+  return Dump({{"job", job.record.id.value}, {"run_dir", job.record.run_dir}});
+}
+
+// Finished jobs beyond the limit are forgotten, oldest first.
+void HeadState::DropOldJobs() {
+  for (auto it = job_order_.begin();
+       static_cast<int>(jobs_.size()) > config_.jobs_max && it != job_order_.end();) {
+    const Job& job = jobs_.at(it->second);
+    if (!IsFinal(job.record.state)) {
+      ++it;
+      continue;
+    }
+    writes_.push_back({KeyOf(job.record), std::nullopt});
+    if (job.checkpoint) writes_.push_back({KeyOf(*job.checkpoint), std::nullopt});
+    dirty_jobs_.erase(it->second);
+    jobs_.erase(it->second);
+    it = job_order_.erase(it);
+  }
+}
+
+// First stop: TERM and stop_grace, the ranks may save. Second: KILL.
+absl::StatusOr<std::string> HeadState::Stop(const Peer& peer, const ClientStop& stop, Instant now) {
+  Job* job = FindJob(stop.job);
+  if (job == nullptr) return absl::InvalidArgumentError("the request names no job");
+  JobRecord& record = job->record;
+  const auto reply = [&](const char* what) {
+    return Dump({{"job", record.id.value}, {"state", Name(record.state)}, {"stop", what}});
+  };
+  if (IsFinal(record.state)) return reply("over");
+  const std::string reason =
+      absl::StrCat("stopped by ", peer.key_id, stop.reason.empty() ? "" : ": ", stop.reason);
+  if (!job->Live() && record.ending == Ending::kNone) {
+    Finish(*job, JobState::kCancelled, reason);
+    return reply("over");
+  }
+  const bool again = record.ending == Ending::kCancel;
+  const EndMode mode = again || stop.now ? EndMode::kStopNow : EndMode::kStop;
+  const absl::Duration grace = mode == EndMode::kStop ? job->spec.stop_grace : absl::ZeroDuration();
+  if (job->Live()) {
+    BeginEnding(*job, Ending::kCancel, mode, grace, reason, now);
+  } else {
+    record.ending = Ending::kCancel;
+    record.ending_reason = reason;
+    job->gone_deadline = now + grace + config_.gone_margin;
+    for (const NodeId& node : record.unreleased) SendRevoke(*job, node, mode, grace);
+    Move(*job, record.state, absl::StrCat(again ? "stopping now: " : "stopping: ", reason));
+    ContinueEnding(*job, now);
+  }
+  return reply(mode == EndMode::kStop ? "graceful" : "now");
+}
+
+absl::StatusOr<std::string> HeadState::Shutdown(const ClientShutdown& shutdown, Instant now) {
+  shutdown_when_idle_ = true;
+  const std::vector<Job*> live = LiveJobs();
+  if (!shutdown.when_idle) {
+    for (Job* job : live) {
+      if (job->Live()) {
+        BeginEnding(*job, Ending::kCancel, EndMode::kStopNow, absl::ZeroDuration(),
+                    "the cluster is shut down", now);
+      } else if (job->record.ending == Ending::kNone) {
+        Finish(*job, JobState::kCancelled, "the cluster is shut down");
+      } else {
+        job->record.ending = Ending::kCancel;
+        job->record.ending_reason = "the cluster is shut down";
+        for (const NodeId& node : job->record.unreleased) {
+          SendRevoke(*job, node, EndMode::kStopNow, absl::ZeroDuration());
+        }
+        Dirty(*job);
+      }
+    }
+  }
+  return Dump({{"live_jobs", live.size()}});
+}
+
+// ---------------------------------------------------------------- questions to agents
+
+void HeadState::Ask(const PeerMessage& event, const std::string& id, const NodeId& node, AgentQuery query,
+                    Instant now) {
+  query.epoch = epoch();
+  query.query = next_query_++;
+  OpenQuery open{event.route, id, query, node, now + config_.query_timeout};
+  const auto it = nodes_.find(node);
+  if (it == nodes_.end() || it->second.route.empty() || it->second.state == NodeState::kDead) {
+    return AnswerFromMirror(open, absl::StrCat("node ", Hostname(node), " is not connected"));
+  }
+  Send(node, SendKind::kReply, query);
+  queries_[query.query] = std::move(open);
+}
+
+absl::Status HeadState::AskLogs(const PeerMessage& event, const std::string& id, const ClientLogs& logs,
+                                Instant now) {
+  constexpr size_t kQueriesMax = 1'000;
+  if (queries_.size() >= kQueriesMax)
+    return absl::ResourceExhaustedError("too many open log reads: try again");
+  const Job& job = *FindJob(logs.job);
+  if (!job.record.grant) {
+    return absl::FailedPreconditionError(absl::StrCat("job ", logs.job.value, " has not started yet (",
+                                                      job.record.reason, "): there are no logs"));
+  }
+  const GenerationGrant* grant = &*job.record.grant;
+  const Generation generation{logs.generation.value_or(grant->generation.value)};
+  if (generation != grant->generation) {
+    const auto past = job.past.find(generation);
+    if (past == job.past.end()) {
+      return absl::NotFoundError(absl::StrCat("where generation ", generation.value,
+                                              " ran is not remembered; its logs are in ", job.record.run_dir,
+                                              "/logs"));
+    }
+    grant = &past->second;
+  }
+  if (logs.rank < 0 || logs.rank >= grant->world_size) {
+    return absl::InvalidArgumentError(absl::StrCat("rank ", logs.rank, " of ", grant->world_size,
+                                                   ": ranks are 0 to ", grant->world_size - 1));
+  }
+  AgentQuery query;
+  query.kind = AgentQuery::Kind::kReadLog;
+  query.job = logs.job;
+  query.generation = generation;
+  query.rank = logs.rank;
+  query.is_stderr = logs.is_stderr;
+  query.offset = logs.offset;
+  Ask(event, id, grant->ranks[logs.rank].node, std::move(query), now);
+  return absl::OkStatus();
+}
+
+absl::Status HeadState::AskExec(const PeerMessage& event, const std::string& id, const ClientExec& exec,
+                                Instant now) {
+  const Job& job = *FindJob(exec.job);
+  if (!job.Live())
+    return absl::FailedPreconditionError(absl::StrCat("job ", exec.job.value, " has no running ranks"));
+  if (exec.rank < 0 || exec.rank >= job.record.grant->world_size) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("no rank ", exec.rank, " in a world of ", job.record.grant->world_size));
+  }
+  if (exec.argv.empty()) return absl::InvalidArgumentError("exec needs a command");
+  AgentQuery query;
+  query.kind = AgentQuery::Kind::kExec;
+  query.job = exec.job;
+  query.generation = job.record.generation;
+  query.rank = exec.rank;
+  query.argv = exec.argv;
+  Ask(event, id, job.record.grant->ranks[exec.rank].node, std::move(query), now);
+  return absl::OkStatus();
+}
+
+void HeadState::OnAnswer(const NodeId& node, const AgentAnswer& answer) {
+  const auto it = queries_.find(answer.query);
+  if (it == queries_.end() || it->second.node != node) {
+    ++counters_.stale_dropped;
+    return;
+  }
+  const OpenQuery open = std::move(it->second);
+  queries_.erase(it);
+  if (!answer.ok) return AnswerFromMirror(open, answer.text);
+  json document = {{"generation", open.query.generation.value},
+                   {"rank", open.query.rank},
+                   {"node", Hostname(node)},
+                   {"text", answer.text}};
+  if (open.query.kind == AgentQuery::Kind::kReadLog) {
+    document["next_offset"] = answer.next_offset;
+    document["end"] = answer.end;
+    document["mirrored"] = false;
+  }
+  Answer(open.route, open.request_id, absl::OkStatus(), Dump(document));
+}
+
+// The node cannot answer: its last words were mirrored here.
+void HeadState::AnswerFromMirror(const OpenQuery& open, const std::string& why) {
+  const AgentQuery& query = open.query;
+  const LogTail* tail = query.kind == AgentQuery::Kind::kReadLog
+                            ? tails_.Find(query.job, query.generation, query.rank, query.is_stderr)
+                            : nullptr;
+  if (tail == nullptr) return Answer(open.route, open.request_id, absl::UnavailableError(why), "");
+  const uint64_t start = tail->end_offset - std::min<uint64_t>(tail->end_offset, tail->text.size());
+  std::string text = tail->text;
+  if (query.offset > start) text.erase(0, std::min<size_t>(text.size(), query.offset - start));
+  const json document = {{"generation", query.generation.value},
+                         {"rank", query.rank},
+                         {"node", Hostname(open.node)},
+                         {"text", text},
+                         {"next_offset", tail->end_offset},
+                         {"end", true},
+                         {"mirrored", true},
+                         {"note", absl::StrCat(why, "; these are the last lines it sent")}};
+  Answer(open.route, open.request_id, absl::OkStatus(), Dump(document));
+}
+
+void HeadState::ExpireQueries(Instant now) {
+  std::vector<OpenQuery> late;
+  for (const auto& [id, open] : queries_) {
+    if (open.deadline <= now) late.push_back(open);
+  }
+  for (const OpenQuery& open : late) {
+    queries_.erase(open.query.query);
+    AnswerFromMirror(open, absl::StrCat("the agent on ", Hostname(open.node), " did not answer in ",
+                                        absl::FormatDuration(config_.query_timeout)));
+  }
+}
+
+// ---------------------------------------------------------------- events
+
+absl::Status HeadState::Poll(const PeerMessage& event, const std::string& id, const ClientEvents& events,
+                             Instant now) {
+  constexpr size_t kPollsMax = 10'000;
+  if (polls_.size() >= kPollsMax)
+    return absl::ResourceExhaustedError("too many clients wait for events: try again");
+  polls_.push_back({event.route, id, event.peer.key_id, events.job, events.after,
+                    now + std::clamp(events.wait, absl::ZeroDuration(), config_.events_wait_max)});
+  return absl::OkStatus();
+}
+
+void HeadState::AnswerPolls(Instant now) {
+  std::erase_if(polls_, [&](const OpenPoll& poll) {
+    Job* job = FindJob(poll.job);
+    if (job != nullptr && job->record.client_key == poll.client_key) job->client_seen = now;
+    const bool due = job == nullptr || poll.deadline <= now || IsFinal(job->record.state) ||
+                     (!job->events.empty() && job->events.back().sequence > poll.after);
+    if (!due) return false;
+    if (job == nullptr) {
+      Answer(poll.route, poll.request_id, absl::NotFoundError("the job is forgotten"), "");
+    } else {
+      Answer(poll.route, poll.request_id, absl::OkStatus(), EventsJson(*job, poll.after));
+    }
+    active_at_ = now;
+    return true;
+  });
+}
+
+}  // namespace gtrain::core

@@ -1,0 +1,321 @@
+// One step: notice our own pauses, handle the event, then let waiting jobs try, then turn every job
+// that changed into one Persist. Persist comes last on purpose: Outbox applies the writes of a step to
+// all of its promises, so their place does not matter, and each job is written once.
+#include "runtime/core/head_core.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "base/check.h"
+#include "runtime/core/head_state.h"
+
+namespace gtrain::core {
+namespace {
+
+void Sooner(std::optional<Instant>& next, std::optional<Instant> other) {
+  if (other) next = std::min(next.value_or(*other), *other);
+}
+
+constexpr absl::Duration kFirstJobPatience = absl::Seconds(60);  // a local cluster that nobody used yet
+
+}  // namespace
+
+// ---------------------------------------------------------------- HeadCore
+
+HeadCore::HeadCore(HeadConfig config, Rng rng)
+    : state_(std::make_unique<HeadState>(std::move(config), rng)) {}
+HeadCore::~HeadCore() = default;
+
+absl::StatusOr<StepResult> HeadCore::Recover(const std::vector<Record>& records, Instant now) {
+  return state_->Recover(records, now);
+}
+StepResult HeadCore::Step(const HeadEvent& event, Instant now) { return state_->Step(event, now); }
+std::optional<Instant> HeadCore::NextDeadline() const { return state_->NextDeadline(); }
+HeadSnapshot HeadCore::Snapshot() const { return state_->Snapshot(); }
+HeadEpoch HeadCore::epoch() const { return state_->epoch(); }
+const std::string* HeadCore::RouteOf(const NodeId& node) const { return state_->RouteOf(node); }
+const HeadCounters& HeadCore::counters() const { return state_->counters(); }
+
+// ---------------------------------------------------------------- HeadState
+
+bool Job::HoldsNode(const NodeId& node) const {
+  if (!record.grant) return false;
+  return std::any_of(record.grant->nodes.begin(), record.grant->nodes.end(),
+                     [&](const NodePlace& place) { return place.node == node; });
+}
+
+const RankExit* Job::ExitOf(int rank) const {
+  for (const RankExit& exit : record.exits) {
+    if (exit.rank == rank) return &exit;
+  }
+  return nullptr;
+}
+
+HeadState::HeadState(HeadConfig config, Rng rng)
+    : config_(std::move(config)),
+      rng_(rng),
+      detector_({config_.heartbeat_interval, config_.suspect_after, config_.dead_after}),
+      tails_(config_.tail_bytes_max, config_.tails_bytes_max) {
+  GT_CHECK(config_.parse_job != nullptr);
+  if (config_.local && !config_.expected_nodes) config_.expected_nodes = 1;
+}
+
+absl::Status HeadState::Load(const std::vector<Record>& records, Instant now) {
+  std::vector<CheckpointRecord> checkpoints;
+  for (const Record& record : records) {
+    if (const auto* cluster = std::get_if<ClusterRecord>(&record)) {
+      if (cluster->cluster != config_.cluster) {
+        return absl::FailedPreconditionError(absl::StrCat(
+            "the state belongs to cluster ", cluster->cluster.value, ", the keys to ", config_.cluster.value,
+            ": point the head at the state directory of its own cluster"));
+      }
+      cluster_ = *cluster;
+    } else if (const auto* node = std::get_if<NodeRecord>(&record)) {
+      nodes_[node->id].record = *node;
+      detector_.Expect(node->id, now,
+                       std::max(absl::ZeroDuration(), config_.rejoin_window - config_.dead_after));
+    } else if (const auto* job = std::get_if<JobRecord>(&record)) {
+      if (job->revoked > job->generation) {
+        return absl::DataLossError(
+            absl::StrCat("record of job ", job->id.value, " has revoked what was never granted"));
+      }
+      job_order_[job->number] = job->id;
+      jobs_[job->id].record = *job;
+    } else if (const auto* request = std::get_if<RequestRecord>(&record)) {
+      request_order_[request->number] = KeyOf(*request);
+      requests_[KeyOf(*request)] = *request;
+    } else if (const auto* checkpoint = std::get_if<CheckpointRecord>(&record)) {
+      checkpoints.push_back(*checkpoint);
+    }
+  }
+  for (const CheckpointRecord& checkpoint : checkpoints) {
+    if (Job* job = FindJob(checkpoint.job)) job->checkpoint = checkpoint;
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<StepResult> HeadState::Recover(const std::vector<Record>& records, Instant now) {
+  detector_.Awake(now);
+  active_at_ = now;
+  cluster_.cluster = config_.cluster;
+  if (absl::Status status = Load(records, now); !status.ok()) return status;
+  cluster_.epoch = cluster_.epoch.Next();
+  Write(cluster_);
+  for (const auto& [number, id] : job_order_) Adopt(jobs_.at(id), now);
+  schedule_ = true;
+  Say(absl::StrCat("head epoch ", cluster_.epoch.value, ", ", jobs_.size(), " jobs and ", nodes_.size(),
+                   " nodes from before"));
+  return Flush(now);
+}
+
+// A job found in the store. Running ranks are left alone: agents tell what lives in their hellos.
+void HeadState::Adopt(Job& job, Instant now) {
+  any_job_seen_ = true;
+  job.client_seen = now;
+  job.fault_times.assign(job.record.faults.size(), now);
+  job.record.event_sequence += 1000;  // numbers that were given out but not yet stored are not used twice
+  if (IsFinal(job.record.state)) return;
+  absl::StatusOr<spec::JobSpec> spec = config_.parse_job(job.record.spec_text);
+  if (!spec.ok()) {
+    job.record.revoked = job.record.generation;
+    Finish(job, JobState::kFailed,
+           absl::StrCat("its job file can no longer be read by this version: ", spec.status().message()));
+    return;
+  }
+  job.spec = *std::move(spec);
+  job.demand = DemandOf(job.spec, config_.local);
+  if (job.record.grant) ResetLive(job, now);
+  if (job.record.generation.value > 0) job.run_mark = now;
+  if (job.record.state == JobState::kRunning) {
+    for (RankLive& rank : job.ranks) rank.started = true;
+    job.any_started = true;
+    job.start_deadline.reset();
+  }
+  if (job.start_deadline) *job.start_deadline = *job.start_deadline + config_.rejoin_window;
+  if (job.record.ending != Ending::kNone) {
+    job.gone_deadline = now + config_.rejoin_window + job.spec.stop_grace + config_.gone_margin;
+  }
+  Emit(job, "note",
+       absl::StrCat("the head restarted (epoch ", cluster_.epoch.value, "); ranks were not disturbed"));
+}
+
+StepResult HeadState::Step(const HeadEvent& event, Instant now) {
+  ++counters_.steps;
+  if (detector_.Awake(now)) ++counters_.pauses_survived;
+  if (stopped_) return {};
+  if (const auto* message = std::get_if<PeerMessage>(&event)) {
+    OnMessage(*message, now);
+  } else if (const auto* gone = std::get_if<PeerGone>(&event)) {
+    const auto it = nodes_.find(NodeId(gone->peer.key_id));
+    if (gone->peer.role == Role::kNode && it != nodes_.end() && it->second.route == gone->route) {
+      detector_.Suspect(it->first, now);
+      for (const FailureDetector::Change& change : detector_.Advance(now)) OnSilence(change, now);
+    }
+  } else {
+    OnTick(now);
+  }
+  if (schedule_) Schedule(now);
+  AnswerPolls(now);
+  CheckIdle(now);
+  return Flush(now);
+}
+
+void HeadState::OnMessage(const PeerMessage& event, Instant now) {
+  if (const auto* request = std::get_if<ClientRequest>(&event.message))
+    return OnRequest(event, *request, now);
+  if (std::holds_alternative<AgentJoin>(event.message)) {
+    if (event.peer.role != Role::kJoin) {
+      ++counters_.denied;
+    } else {
+      out_.push_back(ServiceRequest{event.peer, event.route, event.message});
+    }
+    return;
+  }
+  if (event.peer.role != Role::kNode) {
+    ++counters_.denied;
+    return;
+  }
+  if (const auto* hello = std::get_if<AgentHello>(&event.message)) return OnHello(event, *hello, now);
+  const NodeId id(event.peer.key_id);
+  const auto it = nodes_.find(id);
+  if (it == nodes_.end() || !it->second.welcomed || it->second.route != event.route) {
+    // A late message of an old connection, or one from before this head's time. The agent says hello on
+    // every new connection, so there is nothing to answer.
+    ++counters_.stale_dropped;
+    return;
+  }
+  Node& node = it->second;
+  detector_.Heard(id, now);
+  if (node.rival) RefuseRival(node);
+  if (node.state != NodeState::kAlive) Returned(node, now);
+  if (const auto* m = std::get_if<AgentHeartbeat>(&event.message)) return OnHeartbeat(node, *m, now);
+  if (const auto* m = std::get_if<RanksStarted>(&event.message)) return OnStarted(id, *m, now);
+  if (const auto* m = std::get_if<RankExited>(&event.message)) return OnExited(id, m->exit, now);
+  if (const auto* m = std::get_if<GenerationGone>(&event.message)) return OnGone(node, *m, now);
+  if (const auto* m = std::get_if<ExchangePart>(&event.message)) return OnExchange(id, *m);
+  if (const auto* m = std::get_if<CheckpointReport>(&event.message)) return OnCheckpoint(id, *m);
+  if (const auto* m = std::get_if<AgentNote>(&event.message)) return OnNote(id, *m);
+  if (const auto* m = std::get_if<AgentAnswer>(&event.message)) return OnAnswer(id, *m);
+  if (const auto* m = std::get_if<LogTail>(&event.message)) {
+    if (CurrentJob(id, m->job, m->generation) != nullptr) tails_.Put(*m);
+    return;
+  }
+  ++counters_.denied;  // a message only the head sends
+}
+
+void HeadState::OnTick(Instant now) {
+  for (const FailureDetector::Change& change : detector_.Advance(now)) OnSilence(change, now);
+  for (Job* job : LiveJobs()) JobTimers(*job, now);
+  ExpireQueries(now);
+}
+
+void HeadState::CheckIdle(Instant now) {
+  if (!config_.exit_when_idle && !shutdown_when_idle_) return;
+  if (!LiveJobs().empty() || !polls_.empty() || !queries_.empty()) return;
+  const absl::Duration patience = shutdown_when_idle_ ? absl::ZeroDuration()
+                                  : any_job_seen_     ? config_.idle_linger
+                                                      : std::max(config_.idle_linger, kFirstJobPatience);
+  if (now - active_at_ < patience) return;
+  const std::string reason = shutdown_when_idle_ ? "shutdown was asked for and no job is left"
+                                                 : "the local cluster ends: no job is left";
+  for (const auto& [id, node] : nodes_) {
+    if (node.welcomed) Send(id, SendKind::kReply, AgentShutdown{epoch(), reason});
+  }
+  out_.push_back(StopHead{reason});
+  stopped_ = true;
+  Say(reason);
+}
+
+StepResult HeadState::Flush(Instant now) {
+  for (const JobId& id : dirty_jobs_) {
+    const auto it = jobs_.find(id);
+    if (it == jobs_.end()) continue;
+    Job& job = it->second;
+    job.record.run_time = RunTime(job, now);
+    if (job.run_mark) job.run_mark = now;
+    Write(job.record);
+  }
+  dirty_jobs_.clear();
+  if (!writes_.empty()) out_.push_back(Persist{std::move(writes_)});
+  writes_.clear();
+  StepResult result{std::move(out_), std::move(why_)};
+  out_.clear();
+  why_.clear();
+  return result;
+}
+
+std::optional<Instant> HeadState::NextDeadline() const {
+  if (stopped_) return std::nullopt;
+  std::optional<Instant> next = detector_.NextDeadline();
+  bool live = false;
+  for (const auto& [id, job] : jobs_) {
+    if (IsFinal(job.record.state)) continue;
+    live = true;
+    Sooner(next, JobDeadline(job));
+  }
+  for (const auto& [id, query] : queries_) Sooner(next, query.deadline);
+  for (const OpenPoll& poll : polls_) Sooner(next, poll.deadline);
+  if (config_.exit_when_idle && !live && polls_.empty() && queries_.empty()) {
+    Sooner(next, active_at_ + (any_job_seen_ ? config_.idle_linger
+                                             : std::max(config_.idle_linger, kFirstJobPatience)));
+  }
+  return next;
+}
+
+HeadSnapshot HeadState::Snapshot() const {
+  HeadSnapshot snapshot;
+  snapshot.epoch = cluster_.epoch;
+  for (const auto& [number, id] : job_order_) {
+    const JobRecord& record = jobs_.at(id).record;
+    HeadSnapshot::Job job{record.id,       record.state, record.reason,  record.generation, record.revoked,
+                          record.timeline, {},           record.restarts};
+    if (record.grant) {
+      for (const RankPlace& place : record.grant->ranks) job.rank_nodes.push_back(place.node);
+    }
+    snapshot.jobs.push_back(std::move(job));
+  }
+  for (const auto& [id, node] : nodes_) snapshot.nodes.push_back({id, node.record.hostname, node.state});
+  return snapshot;
+}
+
+const std::string* HeadState::RouteOf(const NodeId& node) const {
+  const auto it = nodes_.find(node);
+  return it == nodes_.end() || it->second.route.empty() ? nullptr : &it->second.route;
+}
+
+void HeadState::Say(std::string why) {
+  if (!why_.empty()) why_ += "; ";
+  why_ += why;
+}
+
+void HeadState::Emit(Job& job, const std::string& kind, std::string text) {
+  EmitEvent event{job.record.id, job.record.run_dir, ++job.record.event_sequence, job.record.generation,
+                  kind,          std::move(text)};
+  job.events.push_back(event);
+  if (static_cast<int>(job.events.size()) > config_.events_kept_max) job.events.pop_front();
+  out_.push_back(std::move(event));
+}
+
+void HeadState::Send(const NodeId& node, SendKind kind, Message message) {
+  out_.push_back(SendToNode{node, kind, std::move(message)});
+}
+
+Job* HeadState::FindJob(const JobId& id) {
+  const auto it = jobs_.find(id);
+  return it == jobs_.end() ? nullptr : &it->second;
+}
+const Job* HeadState::FindJob(const JobId& id) const {
+  const auto it = jobs_.find(id);
+  return it == jobs_.end() ? nullptr : &it->second;
+}
+
+std::vector<Job*> HeadState::LiveJobs() {
+  std::vector<Job*> live;
+  for (const auto& [number, id] : job_order_) {
+    Job& job = jobs_.at(id);
+    if (!IsFinal(job.record.state)) live.push_back(&job);
+  }
+  return live;
+}
+
+}  // namespace gtrain::core

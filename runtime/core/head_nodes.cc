@@ -1,0 +1,247 @@
+// Membership. A node is its key; a connection is its newest route after a hello; an incarnation is one
+// life of its keepers. A hello is the moment of truth: everything the node holds is compared with what
+// the head has granted and revoked, and each difference is settled at once.
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "base/units.h"
+#include "runtime/core/head_state.h"
+
+namespace gtrain::core {
+
+std::string HeadState::Hostname(const NodeId& id) const {
+  const auto it = nodes_.find(id);
+  return it == nodes_.end() ? id.value : it->second.record.hostname;
+}
+
+// The sentence with which a hello is refused; empty = welcome.
+std::string HeadState::RefuseHello(const AgentHello& hello) const {
+  if (hello.protocol != kProtocolVersion) {
+    return absl::StrCat("protocol ", hello.protocol, " of gtrain ", hello.version, " does not fit protocol ",
+                        kProtocolVersion, " of this head: install the same version on both");
+  }
+  if (hello.cluster != config_.cluster) {
+    return absl::StrCat("this is cluster ", config_.cluster.value, ", the agent belongs to ",
+                        hello.cluster.value, ": join it anew with a token of this cluster");
+  }
+  return "";
+}
+
+void HeadState::RefuseRival(Node& node) {
+  ++counters_.refused;
+  out_.push_back(RefusePeer{
+      node.rival->route,
+      absl::StrCat("another agent with this node's key is alive (", node.record.hostname, " at ",
+                   node.record.address, "): stop it, or join this machine with a token of its own")});
+  Say(absl::StrCat("refused a second agent with the key of ", node.record.hostname));
+  node.rival.reset();
+}
+
+void HeadState::OnHello(const PeerMessage& event, const AgentHello& hello, Instant now) {
+  const NodeId id(event.peer.key_id);
+  if (std::string refusal = RefuseHello(hello); !refusal.empty()) {
+    ++counters_.refused;
+    Say(absl::StrCat("refused ", hello.hostname, ": ", refusal));
+    out_.push_back(RefusePeer{event.route, std::move(refusal)});
+    return;
+  }
+  if (const auto it = nodes_.find(id); it != nodes_.end()) {
+    Node& known = it->second;
+    if (known.welcomed && known.route != event.route && known.state == NodeState::kAlive &&
+        known.record.incarnation != hello.incarnation) {
+      if (known.rival) RefuseRival(known);
+      known.rival = event;
+      return;
+    }
+  }
+  const bool known = nodes_.contains(id);
+  Node& node = nodes_[id];
+  const bool new_incarnation = known && node.record.incarnation != hello.incarnation;
+  NodeRecord record{id,
+                    hello.incarnation,
+                    hello.boot_id,
+                    hello.hostname,
+                    hello.address.empty() ? event.address : hello.address,
+                    hello.version,
+                    hello.inventory,
+                    hello.labels,
+                    node.record.unclean && !new_incarnation};
+  if (record != node.record) {
+    node.record = std::move(record);
+    Write(node.record);
+  }
+  node.route = event.route;
+  node.welcomed = true;
+  node.free_ports = hello.free_ports;
+  node.state = NodeState::kAlive;
+  detector_.Heard(id, now);
+  Send(id, SendKind::kReply,
+       AgentWelcome{config_.cluster, epoch(), id, config_.heartbeat_interval, config_.fence_after});
+  Say(absl::StrCat(hello.hostname, known ? " is back" : " joined", " with ", hello.inventory.cpus,
+                   " cpus and ", hello.inventory.gpus.size(), " GPUs",
+                   new_incarnation ? ", as a new incarnation" : ""));
+  Reconcile(node, hello, new_incarnation, now);
+  schedule_ = true;
+}
+
+void HeadState::Reconcile(Node& node, const AgentHello& hello, bool new_incarnation, Instant now) {
+  std::map<JobId, const HeldGeneration*> held;
+  for (const HeldGeneration& generation : hello.held) held[generation.job] = &generation;
+  for (const auto& [id, generation] : held) {
+    const Job* job = FindJob(id);
+    if (job != nullptr && !IsFinal(job->record.state)) continue;
+    // Over or never ours: the exits are taken note of and everything is ended.
+    for (const RankExit& exit : generation->exited) {
+      Send(node.record.id, SendKind::kReply, AckExit{epoch(), id, exit.generation, exit.rank});
+    }
+    Revoke revoke{epoch(),
+                  id,
+                  generation->generation,
+                  EndMode::kStopNow,
+                  absl::ZeroDuration(),
+                  job == nullptr ? "this head knows no such job" : "the job is over"};
+    Send(node.record.id, SendKind::kNow, std::move(revoke));
+    Send(node.record.id, SendKind::kReply, ForgetJob{epoch(), id});
+  }
+  for (const auto& [number, id] : job_order_) {
+    Job& job = jobs_.at(id);
+    const auto it = held.find(id);
+    ReconcileJob(job, node, it == held.end() ? nullptr : it->second, new_incarnation, now);
+  }
+}
+
+void HeadState::ReconcileJob(Job& job, Node& node, const HeldGeneration* held, bool new_incarnation,
+                             Instant now) {
+  const NodeId& id = node.record.id;
+  const bool holds_live = held != nullptr && !held->live.empty();
+  const bool was_ending = Unreleased(job, id);
+  if (held != nullptr && !IsFinal(job.record.state)) {
+    for (const RankStatus& status : held->live) OnRankStatus(id, status, now);
+    for (const RankExit& exit : held->exited) OnExited(id, exit, now);
+  }
+  if (Unreleased(job, id)) {
+    if (!holds_live || new_incarnation) {
+      Release(job, id, now);
+    } else if (was_ending) {
+      ResendEnding(job, id, now);
+    }
+    return;
+  }
+  if (!job.Live() || !job.HoldsNode(id)) {
+    if (holds_live && !IsFinal(job.record.state)) ResendEnding(job, id, now);
+    return;
+  }
+  if (held != nullptr && held->revoked >= job.record.generation) {
+    // Someone before us revoked this and died before writing it down: finish what it began.
+    BeginEnding(job, Ending::kReplace, EndMode::kReform, config_.reform_grace,
+                "a generation was revoked by a head that ended before it could say so", now);
+    return;
+  }
+  bool missing = false, started = job.record.state == JobState::kRunning;
+  for (const RankPlace& place : job.record.grant->ranks) {
+    if (place.node != id || job.ExitOf(place.rank) != nullptr) continue;
+    started = started || job.ranks[place.rank].started;
+    missing = missing || held == nullptr || held->generation != job.record.generation;
+  }
+  if (!missing) return;
+  if (started || new_incarnation) {
+    RanksLost(
+        job, node,
+        new_incarnation ? "it restarted and its ranks are gone" : "its keeper is gone and so are its ranks",
+        now);
+    if (!holds_live) Release(job, id, now);
+  } else {
+    if (holds_live) ResendEnding(job, id, now);  // of the generation before
+    SendGrant(job, id);                          // it was lost with the connection
+  }
+}
+
+// The node still has processes of a generation that is over; it may not have heard so. What is left of
+// the grace still holds.
+void HeadState::ResendEnding(Job& job, const NodeId& node, Instant now) {
+  const bool stopping = job.record.ending == Ending::kCancel || job.record.ending == Ending::kFail;
+  const bool over = job.record.ending == Ending::kNone || IsFinal(job.record.state) || !job.gone_deadline;
+  const absl::Duration left = over ? absl::ZeroDuration()
+                                   : std::clamp(*job.gone_deadline - config_.gone_margin - now,
+                                                absl::ZeroDuration(), job.spec.stop_grace);
+  const EndMode mode = left == absl::ZeroDuration() ? EndMode::kStopNow
+                       : stopping                   ? EndMode::kStop
+                                                    : EndMode::kReform;
+  SendRevoke(job, node, mode, left);
+}
+
+bool HeadState::Unreleased(const Job& job, const NodeId& node) const {
+  return std::find(job.record.unreleased.begin(), job.record.unreleased.end(), node) !=
+         job.record.unreleased.end();
+}
+
+void HeadState::Release(Job& job, const NodeId& node, Instant now) {
+  if (std::erase(job.record.unreleased, node) > 0) Dirty(job);
+  ContinueEnding(job, now);
+  schedule_ = true;
+}
+
+void HeadState::OnHeartbeat(Node& node, const AgentHeartbeat& heartbeat, Instant now) {
+  if (!heartbeat.free_ports.empty()) node.free_ports = heartbeat.free_ports;
+  for (const RankStatus& status : heartbeat.changed) OnRankStatus(node.record.id, status, now);
+  Send(node.record.id, SendKind::kNow, HeartbeatAck{epoch(), heartbeat.sequence});
+}
+
+// Heard again after suspicion or death. What was revoked meanwhile may not have reached it (fault N2).
+void HeadState::Returned(Node& node, Instant now) {
+  const bool was_dead = node.state == NodeState::kDead;
+  node.state = NodeState::kAlive;
+  Say(absl::StrCat(node.record.hostname, " is heard again"));
+  schedule_ = true;
+  for (const auto& [number, id] : job_order_) {
+    Job& job = jobs_.at(id);
+    if (Unreleased(job, node.record.id)) ResendEnding(job, node.record.id, now);
+    const auto& kept = job.record.kept;
+    if (was_dead && IsFinal(job.record.state) &&
+        std::find(kept.begin(), kept.end(), node.record.id) != kept.end()) {
+      Send(node.record.id, SendKind::kReply, ForgetJob{epoch(), id});
+    }
+  }
+}
+
+void HeadState::OnSilence(const FailureDetector::Change& change, Instant now) {
+  Node& node = nodes_.at(change.node);
+  node.silence = change.silence;
+  if (change.to == FailureDetector::Level::kSuspect) {
+    node.state = NodeState::kSuspect;
+    Say(absl::StrCat(node.record.hostname, " is suspect: silent for ", absl::FormatDuration(change.silence)));
+    if (node.rival) {
+      const PeerMessage rival = *std::move(node.rival);
+      node.rival.reset();
+      OnHello(rival, std::get<AgentHello>(rival.message), now);
+    }
+  } else if (change.to == FailureDetector::Level::kDead) {
+    node.state = NodeState::kDead;
+    Say(absl::StrCat(node.record.hostname, " is dead: silent for ", absl::FormatDuration(change.silence)));
+    for (Job* job : LiveJobs()) {
+      RanksLost(*job, node, absl::StrCat("silent for ", absl::FormatDuration(change.silence)), now);
+      ContinueEnding(*job, now);
+    }
+    schedule_ = true;
+  }
+}
+
+// The ranks of a node fail together, as one infrastructure fault (fault N1).
+void HeadState::RanksLost(Job& job, const Node& node, const std::string& why, Instant now) {
+  if (!job.Live() || !job.HoldsNode(node.record.id)) return;
+  FaultRecord fault;
+  fault.kind = FaultKind::kInfrastructure;
+  fault.cause = ExitCause::kLost;
+  fault.node = node.record.id;
+  fault.hostname = node.record.hostname;
+  fault.message = absl::StrCat("node ", node.record.hostname, " is lost: ", why);
+  for (const RankPlace& place : job.record.grant->ranks) {
+    if (place.node != node.record.id || job.ExitOf(place.rank) != nullptr || fault.rank >= 0) continue;
+    fault.rank = place.rank;
+    const LogTail* tail = tails_.Find(job.record.id, job.record.generation, place.rank, true);
+    if (tail != nullptr) fault.tail = tail->text;
+  }
+  if (fault.rank >= 0) Fail(job, std::move(fault), now);  // otherwise all of its ranks had ended well
+}
+
+}  // namespace gtrain::core

@@ -1,0 +1,255 @@
+// What agents report about ranks. Every message names its generation: one that is not the granted one is
+// dropped and counted, except exits, which are always acknowledged so that nobody repeats them for ever.
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "base/units.h"
+#include "runtime/core/head_state.h"
+#include "runtime/core/restart_policy.h"
+
+namespace gtrain::core {
+namespace {
+
+constexpr size_t kExitTailBytes = 2 << 10;    // of each rank, in the record
+constexpr size_t kFaultTailBytes = 16 << 10;  // of the first fault
+// A program that never reports a step is taken to have made progress after this long.
+constexpr absl::Duration kSilentProgress = absl::Minutes(5);
+
+std::string LastBytes(const std::string& text, size_t bytes) {
+  return text.size() <= bytes ? text : text.substr(text.size() - bytes);
+}
+
+}  // namespace
+
+// The job whose granted generation the message belongs to, if this node is part of it.
+Job* HeadState::CurrentJob(const NodeId& node, const JobId& id, Generation generation) {
+  Job* job = FindJob(id);
+  if (job == nullptr || IsFinal(job->record.state) || generation != job->record.generation ||
+      !job->HoldsNode(node)) {
+    ++counters_.stale_dropped;
+    return nullptr;
+  }
+  return job;
+}
+
+void HeadState::OnRankStatus(const NodeId& node, const RankStatus& status, Instant now) {
+  Job* job = CurrentJob(node, status.job, status.generation);
+  if (job == nullptr || status.rank < 0 || status.rank >= static_cast<int>(job->ranks.size())) return;
+  if (job->record.grant->ranks[status.rank].node != node) {
+    ++counters_.stale_dropped;
+    return;
+  }
+  RankLive& rank = job->ranks[status.rank];
+  rank.status = status;
+  if (status.state != RankState::kStarting) rank.started = job->any_started = true;
+  if (status.step) job->top_step = std::max(job->top_step.value_or(*status.step), *status.step);
+  UpdateProgress(*job, now);
+  RunningIfAllStarted(*job, now);
+}
+
+// The job is where its slowest running rank is.
+void HeadState::UpdateProgress(Job& job, Instant now) {
+  std::optional<int64_t> low;
+  for (size_t i = 0; i < job.ranks.size(); ++i) {
+    if (!job.ranks[i].status.step || job.ExitOf(static_cast<int>(i)) != nullptr) continue;
+    low = std::min(low.value_or(*job.ranks[i].status.step), *job.ranks[i].status.step);
+  }
+  if (!low || (job.low_step && *low <= *job.low_step)) return;
+  if (job.low_step && job.progress_at && now > *job.progress_at) {
+    const double rate =
+        static_cast<double>(*low - *job.low_step) / absl::ToDoubleSeconds(now - *job.progress_at);
+    job.steps_per_second = job.steps_per_second == 0 ? rate : 0.7 * job.steps_per_second + 0.3 * rate;
+  }
+  job.low_step = low;
+  job.progress_at = now;
+  if (job.stall_reported) {
+    job.stall_reported = false;
+    Emit(job, "stall", absl::StrCat("steps again: ", *low));
+    Dirty(job);
+  }
+}
+
+void HeadState::OnStarted(const NodeId& node, const RanksStarted& started, Instant now) {
+  Job* job = CurrentJob(node, started.job, started.generation);
+  if (job == nullptr) return;
+  for (const RankPlace& place : job->record.grant->ranks) {
+    if (place.node == node) job->ranks[place.rank].started = job->any_started = true;
+  }
+  for (const RankStatus& status : started.ranks) OnRankStatus(node, status, now);
+  RunningIfAllStarted(*job, now);
+}
+
+void HeadState::RunningIfAllStarted(Job& job, Instant now) {
+  if (!job.Live() || job.record.state == JobState::kRunning) return;
+  for (size_t i = 0; i < job.ranks.size(); ++i) {
+    if (!job.ranks[i].started && job.ExitOf(static_cast<int>(i)) == nullptr) return;
+  }
+  job.start_deadline.reset();
+  job.progress_at = now;
+  Move(job, JobState::kRunning, job.placement_reason);
+}
+
+void HeadState::OnExited(const NodeId& node, const RankExit& exit, Instant now) {
+  Send(node, SendKind::kReply, AckExit{epoch(), exit.job, exit.generation, exit.rank});
+  Job* job = CurrentJob(node, exit.job, exit.generation);
+  if (job == nullptr || exit.rank < 0 || exit.rank >= static_cast<int>(job->ranks.size())) return;
+  if (job->record.grant->ranks[exit.rank].node != node || job->ExitOf(exit.rank) != nullptr) return;
+  RankExit kept = exit;
+  kept.tail = LastBytes(exit.tail, kExitTailBytes);
+  job->record.exits.push_back(std::move(kept));
+  job->ranks[exit.rank].status.state = RankState::kExited;
+  Dirty(*job);
+  if (!job->Live()) return;  // the consequence of a revoke, not a cause
+  const bool well = exit.cause == ExitCause::kExited && exit.exit_code == 0;
+  if (!well) return Fail(*job, FaultOf(*job, exit), now);
+  RunningIfAllStarted(*job, now);
+  const bool all = job->record.exits.size() == job->ranks.size();
+  if (all)
+    Finish(*job, JobState::kSucceeded,
+           absl::StrCat("all ", job->ranks.size(), " ranks ended with exit code 0"));
+}
+
+FaultRecord HeadState::FaultOf(const Job& job, const RankExit& exit) const {
+  FaultRecord fault;
+  fault.kind = KindOf(exit);
+  fault.rank = exit.rank;
+  fault.node = job.record.grant->ranks[exit.rank].node;
+  fault.hostname = Hostname(fault.node);
+  fault.cause = exit.cause;
+  fault.exit_code = exit.exit_code;
+  fault.signal = exit.signal;
+  fault.message =
+      absl::StrCat("rank ", exit.rank, " on ", fault.hostname, ": ", DescribeExit(exit),
+                   exit.message.empty() ? "" : " (", exit.message, exit.message.empty() ? "" : ")");
+  fault.tail = LastBytes(exit.tail, kFaultTailBytes);
+  if (fault.tail.empty()) {
+    if (const LogTail* tail = tails_.Find(job.record.id, exit.generation, exit.rank, true)) {
+      fault.tail = LastBytes(tail->text, kFaultTailBytes);
+    }
+  }
+  fault.signature = SignatureOf(exit);
+  return fault;
+}
+
+// Revoke at once; whether another generation follows is decided when no process of this one is left.
+void HeadState::Fail(Job& job, FaultRecord fault, Instant now) {
+  constexpr size_t kFaultsKept = 32;
+  if (!job.Live()) return;
+  fault.generation = job.record.generation;
+  fault.step = job.top_step;
+  const bool silent = !job.top_step && job.run_mark && job.any_started &&
+                      RunTime(job, now) >= kSilentProgress * (job.record.restarts + 1);
+  fault.progressed = job.top_step.has_value() || job.checkpointed || silent;
+  // Ranks that saved and ask to be run again are given the time to finish saving.
+  const absl::Duration grace = fault.kind == FaultKind::kSaved ? job.spec.stop_grace : config_.reform_grace;
+  const std::string message = fault.message;
+  Emit(job, "fault", message);
+  job.record.faults.push_back(std::move(fault));
+  job.fault_times.push_back(now);
+  if (job.record.faults.size() > kFaultsKept) {
+    job.record.faults.erase(job.record.faults.begin() + 1);  // the very first fault stays for the report
+    job.fault_times.erase(job.fault_times.begin() + 1);
+  }
+  BeginEnding(job, Ending::kReform, EndMode::kReform, grace, message, now);
+}
+
+void HeadState::OnGone(Node& node, const GenerationGone& gone, Instant now) {
+  if (!gone.clean && !node.record.unclean) {
+    node.record.unclean = true;
+    Write(node.record);
+    Say(absl::StrCat(node.record.hostname, " is not used any more: ", gone.message));
+  }
+  Job* job = FindJob(gone.job);
+  if (job == nullptr) return;
+  if (!gone.clean) {
+    Emit(*job, "warning",
+         absl::StrCat("processes survived SIGKILL on ", node.record.hostname, ": ", gone.message,
+                      "; the node is not used until it restarts"));
+    Dirty(*job);
+  }
+  if (gone.generation < job->record.revoked) {
+    ++counters_.stale_dropped;
+    return;
+  }
+  Release(*job, node.record.id, now);
+}
+
+void HeadState::OnExchange(const NodeId& node, const ExchangePart& part) {
+  Job* job = CurrentJob(node, part.job, part.generation);
+  if (job == nullptr || !job->Live()) return;
+  const auto progress = job->exchange->Add(part);
+  if (!progress.ok()) {
+    Emit(*job, "warning",
+         absl::StrCat("bootstrap exchange ", part.sequence, " from ", Hostname(node), ": ",
+                      progress.status().message()));
+    Dirty(*job);
+    return;
+  }
+  if (progress->table == nullptr) return;
+  const ExchangeTable table{epoch(), part.job, part.generation, part.sequence, *progress->table};
+  if (!progress->just_completed) return Send(node, SendKind::kReply, table);
+  for (const NodePlace& place : job->record.grant->nodes) Send(place.node, SendKind::kReply, table);
+}
+
+void HeadState::OnCheckpoint(const NodeId& node, const CheckpointReport& report) {
+  Job* job = FindJob(report.job);
+  if (job == nullptr || !job->HoldsNode(node) || report.timeline != job->record.timeline) {
+    ++counters_.stale_dropped;
+    return;
+  }
+  if (report.generation == job->record.generation) job->checkpointed = true;
+  if (job->checkpoint && job->checkpoint->timeline == report.timeline && job->checkpoint->step >= report.step)
+    return;
+  const uint64_t count = job->checkpoint ? job->checkpoint->count + 1 : 1;
+  job->checkpoint =
+      CheckpointRecord{report.job, report.generation, report.timeline, report.step, report.manifest, count};
+  Write(*job->checkpoint);
+  Emit(*job, "checkpoint", absl::StrCat("checkpoint of step ", report.step, " is committed"));
+  Dirty(*job);
+}
+
+void HeadState::OnNote(const NodeId& node, const AgentNote& note) {
+  Job* job = CurrentJob(node, note.job, note.generation);
+  if (job == nullptr) return;
+  const std::string rank = note.rank >= 0 ? absl::StrCat("rank ", note.rank, " on ") : "";
+  Emit(*job, note.kind.empty() ? "note" : note.kind, absl::StrCat(rank, Hostname(node), ": ", note.text));
+  Dirty(*job);
+}
+
+// Only programs that report steps can stall; `startup` also covers those that said they would report.
+void HeadState::CheckStall(Job& job, Instant now) {
+  if (!job.Live() || job.record.state != JobState::kRunning || !job.progress_at || job.stall_reported) return;
+  const spec::Progress& progress = job.spec.progress;
+  if (!job.low_step && progress.step.empty() && progress.on_stall != spec::OnStall::kKill) return;
+  const absl::Duration limit = job.low_step ? progress.stall : progress.startup;
+  if (now - *job.progress_at < limit) return;
+  int culprit = -1;
+  for (size_t i = 0; i < job.ranks.size(); ++i) {
+    if (job.ExitOf(static_cast<int>(i)) != nullptr) continue;
+    const auto order = [&](size_t r) {
+      const RankStatus& status = job.ranks[r].status;
+      return std::make_pair(status.step.value_or(-1), status.collective_sequence);
+    };
+    if (culprit < 0 || order(i) < order(culprit)) culprit = static_cast<int>(i);
+  }
+  if (culprit < 0) return;
+  const NodeId& node = job.record.grant->ranks[culprit].node;
+  const std::string text = absl::StrCat(
+      "no ", job.low_step ? "step" : "first step", " for ", PrintDuration(limit), "; rank ", culprit, " on ",
+      Hostname(node), " is furthest behind (step ",
+      job.ranks[culprit].status.step ? absl::StrCat(*job.ranks[culprit].status.step) : "none", ")");
+  job.stall_reported = true;
+  Emit(job, "stall", text);
+  Dirty(job);
+  if (progress.on_stall != spec::OnStall::kKill) return;
+  FaultRecord fault;
+  fault.kind = FaultKind::kCrash;
+  fault.rank = culprit;
+  fault.node = node;
+  fault.hostname = Hostname(node);
+  fault.cause = ExitCause::kStopped;
+  fault.message = absl::StrCat(text, "; ended because of progress.on_stall: kill");
+  Fail(job, std::move(fault), now);
+}
+
+}  // namespace gtrain::core

@@ -1,0 +1,212 @@
+// Small rules in a fixed order, the first that forbids wins:
+//   1. exit 93 is final.
+//   2. exit 75 and an address in use are free, but not endless without a step between them.
+//   3. each kind (crash, OOM, infrastructure) counts against its own budget in a sliding window.
+//   4. the same error twice in a row without getting further is a bug, not bad luck.
+//   5. crashes in a row before any first step count against before_first_step.
+// What is allowed waits 0 s after the first crash that had made progress, else 1 s doubling to one
+// minute, with jitter of a quarter so that jobs felled by one cause do not return in step.
+#include "runtime/core/restart_policy.h"
+
+#include <algorithm>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "base/check.h"
+#include "base/units.h"
+
+namespace gtrain::core {
+namespace {
+
+const char* SignalName(int signal) {
+  switch (signal) {
+    case 1:
+      return "HUP";
+    case 2:
+      return "INT";
+    case 3:
+      return "QUIT";
+    case 4:
+      return "ILL";
+    case 6:
+      return "ABRT";
+    case 7:
+      return "BUS";
+    case 8:
+      return "FPE";
+    case 9:
+      return "KILL";
+    case 11:
+      return "SEGV";
+    case 13:
+      return "PIPE";
+    case 15:
+      return "TERM";
+    default:
+      return "?";
+  }
+}
+
+// The last line that says something, digits folded so that addresses and counters do not matter.
+std::string LastLine(absl::string_view tail) {
+  std::vector<absl::string_view> lines = absl::StrSplit(tail, '\n');
+  for (auto it = lines.rbegin(); it != lines.rend(); ++it) {
+    const absl::string_view line = absl::StripAsciiWhitespace(*it);
+    if (line.empty()) continue;
+    std::string folded;
+    for (const char c : line.substr(0, 200)) {
+      if (!absl::ascii_isdigit(static_cast<unsigned char>(c))) {
+        folded.push_back(c);
+      } else if (folded.empty() || folded.back() != '#') {
+        folded.push_back('#');
+      }
+    }
+    return folded;
+  }
+  return "";
+}
+
+struct Budget {
+  int limit = 0;
+  const char* name = "";
+};
+
+Budget BudgetOf(FaultKind kind, const spec::RestartBudget& budget) {
+  switch (kind) {
+    case FaultKind::kOom:
+      return {budget.oom, "out-of-memory kill"};
+    case FaultKind::kInfrastructure:
+      return {kInfrastructureBudget, "infrastructure loss"};
+    default:
+      return {budget.budget, "crash"};
+  }
+}
+
+bool Free(FaultKind kind) { return kind == FaultKind::kSaved || kind == FaultKind::kAddressInUse; }
+
+int FreeInARow(const std::vector<PastFault>& faults) {
+  int count = 0;
+  for (auto it = faults.rbegin(); it != faults.rend(); ++it) {
+    if (!Free(it->fault->kind) || it->fault->progressed) break;
+    ++count;
+  }
+  return count;
+}
+
+int CountInWindow(const std::vector<PastFault>& faults, FaultKind kind, absl::Duration window, Instant now) {
+  return static_cast<int>(std::count_if(faults.begin(), faults.end(), [&](const PastFault& past) {
+    return past.fault->kind == kind && now - past.when <= window;
+  }));
+}
+
+// The newest charged fault before the judged one.
+const FaultRecord* Previous(const std::vector<PastFault>& faults) {
+  for (auto it = faults.rbegin() + 1; it != faults.rend(); ++it) {
+    if (!Free(it->fault->kind)) return it->fault;
+  }
+  return nullptr;
+}
+
+int CrashesBeforeFirstStep(const std::vector<PastFault>& faults) {
+  int count = 0;
+  for (auto it = faults.rbegin(); it != faults.rend(); ++it) {
+    if (Free(it->fault->kind) || it->fault->kind == FaultKind::kInfrastructure) continue;
+    if (it->fault->progressed) break;
+    ++count;
+  }
+  return count;
+}
+
+absl::Duration Jittered(absl::Duration delay, Rng& rng) { return delay * (0.75 + 0.5 * rng.Unit()); }
+
+}  // namespace
+
+RestartVerdict DecideRestart(const spec::RestartBudget& budget, const std::vector<PastFault>& faults,
+                             Instant now, Rng& rng) {
+  GT_CHECK(!faults.empty());
+  const FaultRecord& fault = *faults.back().fault;
+  if (fault.cause == ExitCause::kExited && fault.exit_code == kExitNoRestart) {
+    return {false, {}, "exit code 93 asks not to be restarted"};
+  }
+  if (Free(fault.kind)) {
+    const char* what =
+        fault.kind == FaultKind::kSaved ? "exit code 75 (saved, run me again)" : "MASTER_PORT was taken";
+    const int row = FreeInARow(faults);
+    if (row > kFreeRestartsInARow)
+      return {false, {}, absl::StrCat(what, " ", row, " times in a row without a step")};
+    return {true, Jittered(std::min(kBackoffMax, absl::Milliseconds(100) * (1 << std::min(row, 10))), rng),
+            absl::StrCat(what, ", not charged")};
+  }
+  const Budget limit = BudgetOf(fault.kind, budget);
+  const int used = CountInWindow(faults, fault.kind, budget.window, now);
+  if (used > limit.limit) {
+    return {false,
+            {},
+            absl::StrCat("restart budget spent: ", limit.name, " ", used, " in ",
+                         PrintDuration(budget.window), ", allowed ", limit.limit)};
+  }
+  std::string reason =
+      absl::StrCat(limit.name, " ", used, " of ", limit.limit, " in ", PrintDuration(budget.window));
+  if (fault.kind == FaultKind::kInfrastructure) return {true, absl::ZeroDuration(), reason};
+  const FaultRecord* previous = Previous(faults);
+  if (previous != nullptr && !fault.signature.empty() && previous->signature == fault.signature &&
+      fault.step.value_or(-1) <= previous->step.value_or(-1)) {
+    return {false, {}, absl::StrCat("the same error twice without progress: ", fault.message)};
+  }
+  const int early = CrashesBeforeFirstStep(faults);
+  if (early > budget.before_first_step) {
+    return {false,
+            {},
+            absl::StrCat(early, " crashes in a row before a first step, allowed ", budget.before_first_step)};
+  }
+  absl::Duration delay = absl::ZeroDuration();
+  if (used > 1 || !fault.progressed) {
+    delay = Jittered(std::min(kBackoffMax, absl::Seconds(1) * (1 << std::min(used - 1, 10))), rng);
+  }
+  return {true, delay, reason};
+}
+
+FaultKind KindOf(const RankExit& exit) {
+  switch (exit.cause) {
+    case ExitCause::kOom:
+      return FaultKind::kOom;
+    case ExitCause::kAddressInUse:
+      return FaultKind::kAddressInUse;
+    case ExitCause::kLost:
+    case ExitCause::kStopped:
+      return FaultKind::kInfrastructure;
+    case ExitCause::kExited:
+      return exit.exit_code == kExitSaved ? FaultKind::kSaved : FaultKind::kCrash;
+    default:
+      return FaultKind::kCrash;
+  }
+}
+
+std::string SignatureOf(const RankExit& exit) {
+  // KILL and TERM come from outside; two of them say nothing about the program.
+  if (exit.cause == ExitCause::kSignal && (exit.signal == 9 || exit.signal == 15)) return "";
+  return absl::StrCat(Name(exit.cause), " ", exit.exit_code, " ", exit.signal, " ", LastLine(exit.tail));
+}
+
+std::string DescribeExit(const RankExit& exit) {
+  switch (exit.cause) {
+    case ExitCause::kExited:
+      return absl::StrCat("exit code ", exit.exit_code);
+    case ExitCause::kSignal:
+      return absl::StrCat("killed by signal ", exit.signal, " (", SignalName(exit.signal), ")");
+    case ExitCause::kOom:
+      return "killed by the kernel for memory";
+    case ExitCause::kStopped:
+      return "stopped by its agent";
+    case ExitCause::kStartFailed:
+      return "could not be started";
+    case ExitCause::kAddressInUse:
+      return "MASTER_PORT was taken";
+    case ExitCause::kLost:
+      return "lost with its keeper";
+  }
+  return "ended";
+}
+
+}  // namespace gtrain::core

@@ -1,0 +1,43 @@
+// RestartPolicy: may a job have another generation after this fault, and when. PURE.
+#pragma once
+#include <string>
+#include <vector>
+
+#include "absl/time/time.h"
+#include "base/clock.h"
+#include "base/rng.h"
+#include "launcher/spec/job_spec.h"
+#include "runtime/core/records.h"
+
+namespace gtrain::core {
+
+inline constexpr int kExitSaved = 75;             // saved, run me again: never charged
+inline constexpr int kExitNoRestart = 93;         // do not restart
+inline constexpr int kInfrastructureBudget = 20;  // node losses per window; generous: not the program's fault
+inline constexpr int kFreeRestartsInARow = 20;    // exit 75 or address in use without a step between them
+inline constexpr absl::Duration kBackoffMax = absl::Seconds(60);
+
+// A fault and when this head learnt of it (after a head restart: when it recovered, so a window
+// never shrinks by a restart).
+struct PastFault {
+  const FaultRecord* fault = nullptr;
+  Instant when;
+};
+
+struct RestartVerdict {
+  bool restart = false;
+  absl::Duration delay;
+  std::string reason;  // "crash 2 of 10 in 1h, again in 2s" or why not
+};
+
+// `faults`: oldest first; the last one is the fault to judge.
+RestartVerdict DecideRestart(const spec::RestartBudget& budget, const std::vector<PastFault>& faults,
+                             Instant now, Rng& rng);
+
+// What a rank's end means, and the signature by which the same error is recognised.
+FaultKind KindOf(const RankExit& exit);
+std::string SignatureOf(const RankExit& exit);
+// "exit code 1", "killed by signal 9 (KILL)", "out of memory", ...
+std::string DescribeExit(const RankExit& exit);
+
+}  // namespace gtrain::core

@@ -1,0 +1,128 @@
+#include "runtime/core/restart_policy.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <deque>
+
+#include "absl/strings/str_cat.h"
+
+namespace gtrain::core {
+namespace {
+
+using ::testing::HasSubstr;
+
+class RestartPolicyTest : public ::testing::Test {
+ protected:
+  FaultRecord& Add(FaultKind kind, double at_seconds, std::string signature = "",
+                   std::optional<int64_t> step = {}) {
+    FaultRecord fault;
+    fault.kind = kind;
+    fault.signature = std::move(signature);
+    fault.step = step;
+    fault.progressed = step.has_value();
+    fault.cause = kind == FaultKind::kOom ? ExitCause::kOom : ExitCause::kSignal;
+    faults_.push_back(fault);
+    times_.push_back(Instant{} + absl::Seconds(at_seconds));
+    return faults_.back();
+  }
+  RestartVerdict Decide() {
+    std::vector<PastFault> past;
+    for (size_t i = 0; i < faults_.size(); ++i) past.push_back({&faults_[i], times_[i]});
+    return DecideRestart(budget_, past, times_.back(), rng_);
+  }
+
+  spec::RestartBudget budget_;
+  std::deque<FaultRecord> faults_;
+  std::vector<Instant> times_;
+  Rng rng_{1};
+};
+
+TEST_F(RestartPolicyTest, FirstCrashWithProgressRestartsAtOnce) {
+  Add(FaultKind::kCrash, 0, "a", 10);
+  const RestartVerdict v = Decide();
+  EXPECT_TRUE(v.restart);
+  EXPECT_EQ(v.delay, absl::ZeroDuration());
+  EXPECT_EQ(v.reason, "crash 1 of 10 in 1h");
+}
+
+TEST_F(RestartPolicyTest, BudgetSlidesWithTheWindow) {
+  budget_.budget = 2;
+  for (int i = 0; i < 3; ++i) Add(FaultKind::kCrash, i, absl::StrCat("e", i), i);
+  EXPECT_FALSE(Decide().restart);
+  EXPECT_THAT(Decide().reason, HasSubstr("restart budget spent: crash 3 in 1h, allowed 2"));
+  Add(FaultKind::kCrash, 2 * 3600, "later", 100);
+  EXPECT_TRUE(Decide().restart) << "the old ones left the window";
+}
+
+TEST_F(RestartPolicyTest, OomHasItsOwnBudget_P2) {
+  Add(FaultKind::kCrash, 0, "a", 1);
+  Add(FaultKind::kOom, 1, "oom", 2);
+  EXPECT_TRUE(Decide().restart);
+  Add(FaultKind::kOom, 2, "oom2", 3);
+  EXPECT_THAT(Decide().reason, HasSubstr("out-of-memory kill 2 in 1h, allowed 1"));
+}
+
+TEST_F(RestartPolicyTest, NodeLossesAreNotTheProgramsFault) {
+  for (int i = 0; i < 15; ++i) Add(FaultKind::kInfrastructure, i);
+  EXPECT_TRUE(Decide().restart);
+  EXPECT_EQ(Decide().delay, absl::ZeroDuration());
+}
+
+TEST_F(RestartPolicyTest, Exit75IsNeverChargedExit93NeverRestarted) {
+  budget_.budget = 0;
+  for (int i = 0; i < 12; ++i) Add(FaultKind::kSaved, i, "", i);
+  EXPECT_TRUE(Decide().restart);
+  FaultRecord& last = Add(FaultKind::kCrash, 20, "", 30);
+  last.cause = ExitCause::kExited;
+  last.exit_code = kExitNoRestart;
+  EXPECT_FALSE(Decide().restart);
+  EXPECT_THAT(Decide().reason, HasSubstr("93"));
+}
+
+TEST_F(RestartPolicyTest, FreeRestartsAreNotEndless) {
+  for (int i = 0; i <= kFreeRestartsInARow; ++i) Add(FaultKind::kAddressInUse, i);
+  EXPECT_FALSE(Decide().restart);
+}
+
+TEST_F(RestartPolicyTest, SameErrorTwiceWithoutProgressIsFinal) {
+  Add(FaultKind::kCrash, 0, "exited 1 0 ValueError", 100);
+  Add(FaultKind::kCrash, 9, "exited 1 0 ValueError", 100);
+  EXPECT_FALSE(Decide().restart);
+  EXPECT_THAT(Decide().reason, HasSubstr("the same error twice without progress"));
+  faults_.back().step = 101;
+  EXPECT_TRUE(Decide().restart) << "it got further";
+}
+
+TEST_F(RestartPolicyTest, CrashesBeforeTheFirstStep) {
+  Add(FaultKind::kCrash, 0, "a");
+  EXPECT_TRUE(Decide().restart);
+  EXPECT_GT(Decide().delay, absl::ZeroDuration());
+  Add(FaultKind::kCrash, 1, "b");
+  EXPECT_THAT(Decide().reason, HasSubstr("2 crashes in a row before a first step, allowed 1"));
+}
+
+TEST_F(RestartPolicyTest, BackoffGrowsToItsCapWithJitter) {
+  budget_.budget = 100;
+  for (int i = 0; i < 3; ++i) Add(FaultKind::kCrash, i, absl::StrCat("e", i), i);
+  EXPECT_GE(Decide().delay, absl::Seconds(3));
+  EXPECT_LE(Decide().delay, absl::Seconds(5));
+  for (int i = 3; i < 30; ++i) Add(FaultKind::kCrash, i, absl::StrCat("e", i), i);
+  EXPECT_LE(Decide().delay, 1.25 * kBackoffMax);
+}
+
+TEST(Signature, FoldsNumbersAndIgnoresForeignKills) {
+  RankExit a;
+  a.exit_code = 1;
+  a.tail = "Traceback\nValueError: bad batch 17\n";
+  RankExit b = a;
+  b.tail = "Traceback\nValueError: bad batch 23\n\n";
+  EXPECT_EQ(SignatureOf(a), SignatureOf(b));
+  a.cause = ExitCause::kSignal;
+  a.signal = 9;
+  EXPECT_EQ(SignatureOf(a), "");
+  EXPECT_EQ(DescribeExit(a), "killed by signal 9 (KILL)");
+}
+
+}  // namespace
+}  // namespace gtrain::core
