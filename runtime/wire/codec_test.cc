@@ -50,6 +50,7 @@ core::GenerationGrant Grant() {
       .spec_text = "name: x\nranks: 2\n",
       .client_env = {{"A", "1"}, {"B", std::string("\xff", 1)}},
       .run_dir = "/run/dir",
+      .resume = "fresh",
       .master_address = "10.0.0.1",
       .master_port = 29500,
       .world_size = 2,

@@ -133,6 +133,7 @@ struct GenerationGrant {
   worldSize @9 :Int32;
   nodes @10 :List(NodePlace);
   ranks @11 :List(RankPlace);
+  resume @12 :Data;
 }
 
 # ------------------------------------------------------------------ agent -> head

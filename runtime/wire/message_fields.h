@@ -79,6 +79,7 @@ GT_FIELDS(core::GenerationGrant) {
   GT_TEXT(spec_text, SpecText, kSpecBytesMax);
   GT_MAP(client_env, ClientEnv, 10000);
   GT_BYTES(run_dir, RunDir, 4096);
+  GT_BYTES(resume, Resume, 4096);
   GT_TEXT(master_address, MasterAddress, kNameBytesMax);
   GT_NUMBER(master_port, MasterPort, 0, 65535);
   GT_NUMBER(world_size, WorldSize, 0, kRanksMax);
