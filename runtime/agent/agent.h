@@ -25,6 +25,7 @@ struct AgentOptions {
   std::string head_endpoint;    // "host:port"; overrides what cluster.json says
   std::string head_public_key;  // Z85; overrides likewise
   ClusterId cluster;            // empty: from cluster.json, else from the first welcome
+  NodeId node;                  // tests only; empty = of node.key
 
   std::string address;   // data-plane address; empty = local address of the route that reaches the head
   std::string hostname;  // empty = the machine's

@@ -1,0 +1,24 @@
+// What this machine offers. Blocks on the driver for at most some seconds; call it at start, outside loops.
+#pragma once
+#include <string>
+#include <vector>
+
+#include "runtime/core/messages.h"
+
+namespace gtrain::detect {
+
+struct DetectOptions {
+  int cpus = 0;       // 0: those this process may run on
+  int fake_gpus = 0;  // that many pretended GPUs, and the driver is not asked
+};
+
+core::Inventory DetectInventory(const DetectOptions& options);
+
+// Through NVML, loaded at run time; no library, driver or device means none. CUDA_VISIBLE_DEVICES of this
+// process (set by Slurm, for example) restricts and orders them.
+std::vector<core::GpuInfo> DetectGpus();
+
+// Keeps those of `all` that a CUDA_VISIBLE_DEVICES value names (indices or UUID prefixes), in its order.
+std::vector<core::GpuInfo> RestrictGpus(const std::vector<core::GpuInfo>& all, const std::string& visible);
+
+}  // namespace gtrain::detect

@@ -1,0 +1,404 @@
+// The agent's shell: one thread that polls the head's connection and the keepers, steps AgentCore and
+// performs its effects in order. Everything that decides is in the core.
+#include "runtime/agent/agent.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/file.h>
+#include <sys/signalfd.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <vector>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "base/clock.h"
+#include "base/file.h"
+#include "base/logging.h"
+#include "base/rng.h"
+#include "base/status_macros.h"
+#include "base/unique_fd.h"
+#include "launcher/detect/inventory.h"
+#include "launcher/spec/parse.h"
+#include "launcher/spec/print.h"
+#include "runtime/agent/keeper_set.h"
+#include "runtime/agent/node.h"
+#include "runtime/core/agent_core.h"
+#include "runtime/keeper/posix.h"
+#include "runtime/wire/codec.h"
+#include "runtime/zmq/client.h"
+#include "runtime/zmq/control_client.h"
+#include "runtime/zmq/keys.h"
+
+extern char** environ;
+
+namespace gtrain::agent {
+
+namespace {
+
+constexpr absl::Duration kJoinPatience = absl::Seconds(30);
+constexpr absl::Duration kLeavePatience = absl::Seconds(20);
+constexpr absl::Duration kPortsEvery = absl::Seconds(20);
+constexpr absl::Duration kComplainEvery = absl::Seconds(15);
+constexpr int kPortsOffered = 16;
+constexpr int kMessagesATurn = 1000;
+
+std::map<std::string, std::string> OwnEnvironment() {
+  std::map<std::string, std::string> env;
+  for (char** item = environ; *item != nullptr; ++item) {
+    const std::pair<std::string, std::string> pair = absl::StrSplit(*item, absl::MaxSplits('=', 1));
+    env.insert(pair);
+  }
+  return env;
+}
+
+// How a node finds its head again after a restart.
+struct Membership {
+  std::string endpoint, head_public_key;
+  ClusterId cluster;
+};
+
+std::string MembershipPath(const std::string& state_dir) { return state_dir + "/cluster.json"; }
+
+Membership LoadMembership(const std::string& state_dir) {
+  Membership membership;
+  const auto text = ReadFile(MembershipPath(state_dir), 64 << 10);
+  if (!text.ok()) return membership;
+  const auto json = nlohmann::json::parse(*text, nullptr, false);
+  auto word = [&json](const char* key) {
+    const auto it = json.is_object() ? json.find(key) : json.end();
+    return json.is_object() && it != json.end() && it->is_string() ? it->get<std::string>() : std::string();
+  };
+  membership = {word("endpoint"), word("head_public_key"), ClusterId(word("cluster"))};
+  return membership;
+}
+
+absl::Status SaveMembership(const std::string& state_dir, const Membership& membership) {
+  const nlohmann::json json = {{"endpoint", membership.endpoint},
+                               {"head_public_key", membership.head_public_key},
+                               {"cluster", membership.cluster.value}};
+  return WriteFileDurable(MembershipPath(state_dir), json.dump(1) + "\n");
+}
+
+class Agent {
+ public:
+  explicit Agent(const AgentOptions& options) : options_(options), rng_(Rng::FromSystem()) {}
+  absl::Status Prepare();
+  absl::Status Serve();
+
+ private:
+  absl::Status Lock();
+  absl::Status Join();
+  absl::Status Connect();
+  core::AgentConfig Config(int living_keepers);
+  Incarnation ChooseIncarnation(const std::string& boot_id, int living_keepers);
+  absl::Status WaitForKeepers();
+
+  void Turn();
+  void Wait();
+  void WatchConnection();
+  void ReadHead();
+  void Step(const core::AgentEvent& event);
+  void Do(core::ToHead& effect);
+  void Do(core::ToKeeper& effect);
+  void Do(core::WriteFile& effect);
+  void Do(core::MakeDirectory& effect);
+  void Do(core::ReadLog& effect);
+  void Do(core::ReadStacks& effect);
+  void Do(core::Leave& effect);
+
+  const AgentOptions options_;
+  Rng rng_;
+  RealClock clock_;
+  UniqueFd lock_, signals_;
+  net::KeyPair keys_;
+  NodeId node_;
+  Membership membership_;
+  std::unique_ptr<port::ClientTransport> transport_;
+  net::ZmqClient* zmq_ = nullptr;  // of transport_, to ask why there is no connection
+  std::unique_ptr<KeeperSet> keepers_;
+  std::optional<core::AgentCore> core_;
+  bool connected_ = false;
+  Instant next_ports_, next_complaint_;
+  std::vector<core::AgentEvent> later_;  // made by effects
+  std::optional<absl::Status> leave_;
+  bool terminated_ = false;
+};
+
+absl::Status Agent::Lock() {
+  GT_RETURN_IF_ERROR(MakeDirs(options_.state_dir));
+  const std::string path = options_.state_dir + "/lock";
+  lock_.reset(open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
+  if (!lock_.valid()) return ErrnoStatus(errno, absl::StrCat("cannot open ", path));
+  if (flock(lock_.get(), LOCK_EX | LOCK_NB) != 0) {
+    return absl::FailedPreconditionError(absl::StrCat("another agent is running with the state directory ",
+                                                      options_.state_dir,
+                                                      ": stop it, or give this one another --state-dir"));
+  }
+  return absl::OkStatus();
+}
+
+// Who we are and where the head is: what the command line says, else what an earlier join wrote down.
+absl::Status Agent::Join() {
+  GT_ASSIGN_OR_RETURN(keys_, net::LoadOrMakeKeyPair(options_.state_dir + "/node.key"));
+  node_ = NodeId(net::KeyId(keys_.public_key));
+  membership_ = LoadMembership(options_.state_dir);
+  if (options_.connect != nullptr) return absl::OkStatus();
+  if (!options_.join_token.empty()) {
+    GT_ASSIGN_OR_RETURN(const net::JoinToken token, net::ParseJoinToken(options_.join_token));
+    if (token.head_public_key != membership_.head_public_key) {
+      const std::string hostname = options_.hostname.empty() ? Hostname() : options_.hostname;
+      GT_ASSIGN_OR_RETURN(const core::AgentJoined joined,
+                          net::JoinCluster(token, keys_.public_key, hostname, kJoinPatience));
+      membership_ = {token.endpoint, token.head_public_key, joined.cluster};
+      GT_RETURN_IF_ERROR(SaveMembership(options_.state_dir, membership_));
+      LogInfo("joined cluster ", joined.cluster.value, " as node ", node_.value);
+    }
+    membership_.endpoint = token.endpoint;
+  }
+  if (!options_.head_endpoint.empty()) membership_.endpoint = options_.head_endpoint;
+  if (!options_.head_public_key.empty()) membership_.head_public_key = options_.head_public_key;
+  if (!options_.cluster.empty()) membership_.cluster = options_.cluster;
+  if (membership_.endpoint.empty() || membership_.head_public_key.empty()) {
+    return absl::FailedPreconditionError(
+        "this node belongs to no cluster yet: start it once with --join TOKEN (made by the head)");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Agent::Connect() {
+  if (options_.connect != nullptr) {
+    GT_ASSIGN_OR_RETURN(transport_, options_.connect());
+    return absl::OkStatus();
+  }
+  net::ClientOptions client;
+  client.endpoint = membership_.endpoint;
+  client.server_public_key = membership_.head_public_key;
+  client.keys = keys_;
+  GT_ASSIGN_OR_RETURN(auto connection, net::ZmqClient::Connect(client));
+  zmq_ = connection.get();
+  transport_ = std::move(connection);
+  return absl::OkStatus();
+}
+
+// The same boot with living keepers is the same incarnation; anything else is a new one.
+Incarnation Agent::ChooseIncarnation(const std::string& boot_id, int living_keepers) {
+  const std::string path = options_.state_dir + "/incarnation";
+  const std::string before(absl::StripAsciiWhitespace(keeper::ReadSmallFile(path)));
+  if (living_keepers > 0 && before.rfind(boot_id + "-", 0) == 0) return Incarnation(before);
+  const Incarnation fresh(absl::StrCat(boot_id, "-", net::RandomHex(8)));
+  keeper::WriteFileAtomic(path, fresh.value + "\n");
+  return fresh;
+}
+
+core::AgentConfig Agent::Config(int living_keepers) {
+  core::AgentConfig config;
+  config.cluster = membership_.cluster;
+  config.node = options_.node.empty() ? node_ : options_.node;
+  config.boot_id = BootId();
+  config.incarnation = ChooseIncarnation(config.boot_id, living_keepers);
+  config.hostname = options_.hostname.empty() ? Hostname() : options_.hostname;
+  config.version = GTRAIN_VERSION;
+  config.inventory = detect::DetectInventory({.cpus = options_.cpus, .fake_gpus = options_.fake_gpus});
+  config.labels = options_.labels;
+  config.own_env = OwnEnvironment();
+  config.parse_spec = [](absl::string_view text) { return spec::ParseCanonical(text); };
+  config.job_hash = [](const spec::JobSpec& spec) { return spec::JobHash(spec); };
+  config.read_secret = [](const std::string& path) -> absl::StatusOr<std::string> {
+    GT_ASSIGN_OR_RETURN(std::string text, ReadFile(path, 64 << 10));
+    return std::string(absl::StripTrailingAsciiWhitespace(text));
+  };
+  config.port_is_free = [](const std::string&, int port) { return PortIsFree(port); };
+  config.make_token = [] { return net::RandomHex(16); };
+  return config;
+}
+
+absl::Status Agent::Prepare() {
+  sigset_t mask;
+  sigemptyset(&mask);
+  for (int signal : {SIGTERM, SIGINT, SIGHUP, SIGPIPE}) sigaddset(&mask, signal);
+  sigprocmask(SIG_BLOCK, &mask, nullptr);
+  signals_.reset(signalfd(-1, &mask, SFD_NONBLOCK | SFD_CLOEXEC));
+  GT_RETURN_IF_ERROR(Lock());
+  GT_RETURN_IF_ERROR(Join());
+  std::string binary = options_.keeper_binary;
+  if (binary.empty()) {
+    std::error_code error;
+    binary = std::filesystem::read_symlink("/proc/self/exe", error).parent_path() / "gtrain-keeper";
+  }
+  keepers_ = std::make_unique<KeeperSet>(options_.state_dir + "/keepers", binary, options_.keeper_lease);
+  GT_ASSIGN_OR_RETURN(const int living, keepers_->AdoptAll(clock_.Now()));
+  core_.emplace(Config(living));
+  Step(core::FreePorts{ProbeFreePorts(kPortsOffered, &rng_)});
+  next_ports_ = clock_.Now() + kPortsEvery;
+  next_complaint_ = clock_.Now() + kComplainEvery;
+  // What the keepers hold must be in the first hello.
+  const Instant deadline = clock_.Now() + absl::Seconds(5);
+  while (living > 0 && keepers_->busy() && clock_.Now() < deadline) Turn();
+  for (int i = 0; living > 0 && i < 5; ++i) Turn();
+  return Connect();
+}
+
+absl::Status Agent::Serve() {
+  while (!leave_ && !terminated_) Turn();
+  if (terminated_) {
+    LogInfo("the agent ends; ranks keep running for the next one");
+    return absl::OkStatus();
+  }
+  if (leave_->ok()) return WaitForKeepers();
+  return *leave_;
+}
+
+absl::Status Agent::WaitForKeepers() {
+  const Instant deadline = clock_.Now() + kLeavePatience;
+  while (!keepers_->empty() && clock_.Now() < deadline) Turn();
+  return keepers_->empty() ? absl::OkStatus() : absl::InternalError("some keepers did not leave in time");
+}
+
+void Agent::Wait() {
+  std::vector<pollfd> fds = {{signals_.get(), POLLIN, 0}};
+  if (transport_ != nullptr && transport_->PollFd() >= 0) fds.push_back({transport_->PollFd(), POLLIN, 0});
+  keepers_->AddPollFds(&fds);
+  absl::Duration wait = absl::Milliseconds(keepers_->busy() ? 10 : 100);
+  if (const auto next = core_->NextDeadline()) {
+    wait = std::clamp(*next - clock_.Now(), absl::Milliseconds(1), wait);
+  }
+  poll(fds.data(), fds.size(), static_cast<int>(absl::ToInt64Milliseconds(wait)));
+  signalfd_siginfo info;
+  while (read(signals_.get(), &info, sizeof(info)) == sizeof(info)) {
+    terminated_ = terminated_ || info.ssi_signo == SIGTERM || info.ssi_signo == SIGINT;
+  }
+}
+
+void Agent::Turn() {
+  Wait();
+  for (const core::AgentEvent& event : keepers_->Poll(clock_.Now())) Step(event);
+  if (transport_ != nullptr) {
+    WatchConnection();
+    ReadHead();
+  }
+  if (clock_.Now() >= next_ports_) {
+    next_ports_ = clock_.Now() + kPortsEvery;
+    Step(core::FreePorts{ProbeFreePorts(kPortsOffered, &rng_)});
+  }
+  std::vector<core::AgentEvent> events;
+  events.swap(later_);
+  for (const core::AgentEvent& event : events) Step(event);
+  Step(core::AgentTick{});
+}
+
+void Agent::WatchConnection() {
+  const bool now = transport_->Connected();
+  if (now != connected_) {
+    connected_ = now;
+    if (now) {
+      const std::string address =
+          options_.address.empty() ? LocalAddressTowards(membership_.endpoint) : options_.address;
+      Step(core::HeadUp{address});
+    } else {
+      LogWarning("lost the connection to the head; ranks keep running, trying again");
+      Step(core::HeadDown{});
+    }
+  }
+  if (connected_ || clock_.Now() < next_complaint_) return;
+  next_complaint_ = clock_.Now() + kComplainEvery;
+  LogWarning("no connection to the head at ", membership_.endpoint,
+             zmq_ == nullptr ? "" : absl::StrCat(": ", zmq_->status().message()));
+}
+
+void Agent::ReadHead() {
+  for (int i = 0; i < kMessagesATurn; ++i) {
+    const auto payload = transport_->Receive();
+    if (!payload) return;
+    auto message = wire::Decode(*payload, wire::Sender::kHead);
+    if (!message.ok()) {
+      LogWarning("dropped a message of the head: ", message.status().message());
+      continue;
+    }
+    Step(core::FromHead{*std::move(message)});
+  }
+}
+
+void Agent::Step(const core::AgentEvent& event) {
+  core::AgentStep step = core_->Step(event, clock_.Now());
+  if (!step.why.empty()) LogInfo(step.why);
+  for (core::AgentEffect& effect : step.effects) {
+    std::visit([this](auto& value) { Do(value); }, effect);
+  }
+}
+
+void Agent::Do(core::ToHead& effect) {
+  if (transport_ == nullptr) return;
+  const absl::Status sent = transport_->Send(wire::Encode(effect.message));
+  if (!sent.ok()) LogWarning("not sent: ", wire::KindName(effect.message), ": ", sent.message());
+}
+
+void Agent::Do(core::ToKeeper& effect) { keepers_->Send(effect.job, effect.command, clock_.Now()); }
+
+void Agent::Do(core::WriteFile& effect) {
+  const absl::Status made = MakeDirs(std::filesystem::path(effect.path).parent_path(), 0755);
+  if (!made.ok() || !keeper::WriteFileAtomic(effect.path, effect.data)) {
+    LogWarning("cannot write ", effect.path, made.ok() ? "" : absl::StrCat(": ", made.message()));
+  }
+}
+
+void Agent::Do(core::MakeDirectory& effect) {
+  const absl::Status made = MakeDirs(effect.path, 0755);
+  if (!made.ok()) LogWarning(made.message());
+}
+
+void Agent::Do(core::ReadLog& effect) {
+  auto piece = ReadLogPiece(effect.path, effect.offset);
+  core::AgentAnswer answer;
+  answer.query = effect.query;
+  if (piece.ok()) {
+    answer.text = std::move(piece->text);
+    answer.next_offset = piece->next_offset;
+    answer.end = effect.ended && piece->at_end;
+  } else if (absl::IsNotFound(piece.status()) && !effect.ended) {  // not started yet
+    answer.next_offset = effect.offset;
+  } else {
+    answer.ok = false;
+    answer.text = std::string(piece.status().message());
+    answer.end = true;
+  }
+  core::ToHead reply{std::move(answer)};
+  Do(reply);
+}
+
+void Agent::Do(core::ReadStacks& effect) {
+  std::string text = ReadProcessStacks(effect.pid);
+  if (effect.query == 0) {
+    later_.push_back(core::StacksRead{effect.job, effect.generation, effect.rank, std::move(text)});
+    return;
+  }
+  core::ToHead reply{core::AgentAnswer{effect.query, true, std::move(text), 0, true}};
+  Do(reply);
+}
+
+void Agent::Do(core::Leave& effect) {
+  if (!leave_) leave_ = effect.status;
+}
+
+}  // namespace
+
+absl::StatusOr<std::string> NodePublicKey(const std::string& state_dir) {
+  GT_RETURN_IF_ERROR(MakeDirs(state_dir));
+  GT_ASSIGN_OR_RETURN(const net::KeyPair keys, net::LoadOrMakeKeyPair(state_dir + "/node.key"));
+  return keys.public_key;
+}
+
+absl::Status RunAgent(const AgentOptions& options) {
+  Agent agent(options);
+  GT_RETURN_IF_ERROR(agent.Prepare());
+  return agent.Serve();
+}
+
+}  // namespace gtrain::agent

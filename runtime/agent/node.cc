@@ -1,0 +1,160 @@
+#include "runtime/agent/node.h"
+
+#include <arpa/inet.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <filesystem>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
+#include "base/file.h"
+#include "base/unique_fd.h"
+#include "runtime/keeper/posix.h"
+
+namespace gtrain::agent {
+
+namespace {
+constexpr size_t kPieceBytes = 256 << 10;
+constexpr int kThreadsMax = 64;
+
+// Length of an unfinished UTF-8 character at the end of `text`.
+size_t UnfinishedBytes(const std::string& text) {
+  for (size_t back = 1; back <= std::min<size_t>(3, text.size()); ++back) {
+    const unsigned char c = static_cast<unsigned char>(text[text.size() - back]);
+    if ((c & 0xC0) == 0x80) continue;
+    const size_t length = c >= 0xF0 ? 4 : c >= 0xE0 ? 3 : c >= 0xC0 ? 2 : 1;
+    return length > back ? back : 0;
+  }
+  return 0;
+}
+
+}  // namespace
+
+std::string BootId() {
+  return std::string(absl::StripAsciiWhitespace(keeper::ReadSmallFile("/proc/sys/kernel/random/boot_id")));
+}
+
+std::string Hostname() {
+  char name[256] = {};
+  gethostname(name, sizeof(name) - 1);
+  return name;
+}
+
+std::string LocalAddressTowards(const std::string& endpoint) {
+  const std::string kLoopback = "127.0.0.1";
+  const size_t colon = endpoint.rfind(':');
+  if (colon == std::string::npos) return kLoopback;
+  absl::string_view host = absl::string_view(endpoint).substr(0, colon);
+  if (absl::ConsumePrefix(&host, "[")) absl::ConsumeSuffix(&host, "]");
+  addrinfo hints = {}, *found = nullptr;
+  hints.ai_socktype = SOCK_DGRAM;
+  if (getaddrinfo(std::string(host).c_str(), endpoint.c_str() + colon + 1, &hints, &found) != 0)
+    return kLoopback;
+  std::string address = kLoopback;
+  UniqueFd fd(socket(found->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+  sockaddr_storage local = {};
+  socklen_t size = sizeof(local);
+  if (fd.valid() && connect(fd.get(), found->ai_addr, found->ai_addrlen) == 0 &&
+      getsockname(fd.get(), reinterpret_cast<sockaddr*>(&local), &size) == 0) {
+    char text[NI_MAXHOST] = {};
+    if (getnameinfo(reinterpret_cast<sockaddr*>(&local), size, text, sizeof(text), nullptr, 0,
+                    NI_NUMERICHOST) == 0) {
+      address = text;
+    }
+  }
+  freeaddrinfo(found);
+  return address;
+}
+
+bool PortIsFree(int port) {
+  UniqueFd fd(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  const int yes = 1;  // a connection of the last generation in TIME_WAIT does not hinder the next
+  setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &yes, sizeof(yes));
+  sockaddr_in address = {};
+  address.sin_family = AF_INET;
+  address.sin_port = htons(static_cast<uint16_t>(port));
+  return fd.valid() && bind(fd.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)) == 0 &&
+         listen(fd.get(), 1) == 0;
+}
+
+std::vector<int> ProbeFreePorts(int count, Rng* rng) {
+  int low = 32768, high = 60999;
+  const std::string range = keeper::ReadSmallFile("/proc/sys/net/ipv4/ip_local_port_range");
+  const std::vector<absl::string_view> words =
+      absl::StrSplit(range, absl::ByAnyChar(" \t\n"), absl::SkipEmpty());
+  if (words.size() == 2) (void)(absl::SimpleAtoi(words[0], &low) && absl::SimpleAtoi(words[1], &high));
+  std::vector<int> ports;
+  for (int attempt = 0; attempt < 20 * count && static_cast<int>(ports.size()) < count; ++attempt) {
+    const int port = 10000 + static_cast<int>(rng->Below(55000));
+    if (port >= low && port <= high) continue;
+    if (std::find(ports.begin(), ports.end(), port) == ports.end() && PortIsFree(port)) ports.push_back(port);
+  }
+  return ports;
+}
+
+absl::StatusOr<LogPiece> ReadLogPiece(const std::string& path, uint64_t offset) {
+  UniqueFd fd(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
+  if (!fd.valid()) return ErrnoStatus(errno, absl::StrCat("cannot read ", path));
+  struct stat info;
+  if (fstat(fd.get(), &info) != 0 || !S_ISREG(info.st_mode)) {
+    return absl::InvalidArgumentError(absl::StrCat(path, " is not a regular file"));
+  }
+  const uint64_t size = static_cast<uint64_t>(info.st_size);
+  LogPiece piece;
+  piece.next_offset = std::min(offset, size);
+  const off_t data = lseek(fd.get(), static_cast<off_t>(piece.next_offset), SEEK_DATA);
+  if (data > static_cast<off_t>(piece.next_offset)) {
+    piece.text = absl::StrCat("[gtrain: ", static_cast<uint64_t>(data) - piece.next_offset,
+                              " older bytes were dropped to keep the log within its limit]\n");
+    piece.next_offset = static_cast<uint64_t>(data);
+  }
+  std::string bytes(std::min<uint64_t>(kPieceBytes, size - piece.next_offset), '\0');
+  const ssize_t n = pread(fd.get(), bytes.data(), bytes.size(), static_cast<off_t>(piece.next_offset));
+  if (n < 0) return ErrnoStatus(errno, absl::StrCat("cannot read ", path));
+  bytes.resize(static_cast<size_t>(n));
+  if (piece.next_offset + bytes.size() < size) bytes.resize(bytes.size() - UnfinishedBytes(bytes));
+  piece.next_offset += bytes.size();
+  piece.text += bytes;
+  piece.at_end = piece.next_offset >= size;
+  return piece;
+}
+
+std::string ReadProcessStacks(int64_t pid) {
+  std::string text;
+  int threads = 0;
+  std::error_code error;
+  const std::string folder = absl::StrCat("/proc/", pid, "/task");
+  for (const auto& task : std::filesystem::directory_iterator(folder, error)) {
+    if (++threads > kThreadsMax) {
+      absl::StrAppend(&text, "(more threads left out)\n");
+      break;
+    }
+    const std::string path = task.path();
+    auto part = [&path](const char* name) {
+      return std::string(
+          absl::StripAsciiWhitespace(keeper::ReadSmallFile(absl::StrCat(path, "/", name), 8192)));
+    };
+    const std::string stat = part("stat");
+    const size_t close = stat.rfind(')');
+    const std::string state =
+        close == std::string::npos || close + 2 >= stat.size() ? "?" : stat.substr(close + 2, 1);
+    absl::StrAppend(&text, "thread ", task.path().filename().string(), " (", part("comm"), ") state ", state,
+                    ", waits in ", part("wchan"), "\n");
+    const std::string stack = part("stack");
+    if (!stack.empty()) absl::StrAppend(&text, stack, "\n");
+  }
+  return text.empty() ? absl::StrCat("process ", pid, " is gone\n") : text;
+}
+
+}  // namespace gtrain::agent

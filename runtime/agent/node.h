@@ -1,0 +1,37 @@
+// What the agent asks of its own machine: addresses, ports, identity of the boot, log files, stacks. Free
+// functions.
+#pragma once
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "base/rng.h"
+
+namespace gtrain::agent {
+
+std::string BootId();
+std::string Hostname();
+
+// Local address of the route to host:port (nothing is sent); "127.0.0.1" when there is none.
+std::string LocalAddressTowards(const std::string& endpoint);
+
+// Can a program listen on `port` now?
+bool PortIsFree(int port);
+// Up to `count` free ports outside the range the kernel gives to outgoing connections (fault: a MASTER_PORT
+// taken by a passing connection).
+std::vector<int> ProbeFreePorts(int count, Rng* rng);
+
+struct LogPiece {
+  std::string text;
+  uint64_t next_offset = 0;
+  bool at_end = false;
+};
+// At most 256 KiB from `offset`, cut between UTF-8 characters. Bytes that were punched out are named, not
+// returned.
+absl::StatusOr<LogPiece> ReadLogPiece(const std::string& path, uint64_t offset);
+
+// State and kernel stack of every thread, as far as this user may see them.
+std::string ReadProcessStacks(int64_t pid);
+
+}  // namespace gtrain::agent
