@@ -7,6 +7,7 @@
 
 #include <csignal>
 #include <cstring>
+#include <filesystem>
 #include <functional>
 #include <limits>
 #include <string>
@@ -372,6 +373,12 @@ TEST(Communicator, L5PeerThatClosedItsCommunicatorIsAnErrorNotAHang) {
 
 // ------------------------------------------------------------------ forked processes
 
+// Without loading it here: children must not inherit its state.
+bool UcxHere() {
+  const char* build = getenv("GTRAIN_BUILD_DIR");
+  return build == nullptr || std::filesystem::exists(absl::StrCat(build, "/lib/libgtrain_comm_ucx.so"));
+}
+
 // A page that parent and children share.
 struct Board {
   std::atomic<int> steps[16];
@@ -458,6 +465,24 @@ class Forked : public testing::Test {
     pids_.clear();
   }
 
+  // Rank 0 blocks in two communicators at once, which rank 1 never serves. 0: both returned Unavailable.
+  int BlockInTwo(FakeWorld& world, int rank) {
+    std::unique_ptr<Bootstrap> bootstrap = world.Rank(rank);
+    auto a = MakeCommunicator(bootstrap.get()), b = MakeCommunicator(bootstrap.get());
+    if (!a.ok() || !b.ok()) return 2;
+    if (rank == 1) {
+      ++board_->steps[1];
+      while (bootstrap->Alive().ok()) absl::SleepFor(absl::Milliseconds(5));
+      return 0;
+    }
+    absl::Status first, second;
+    std::thread other([&] { ++board_->steps[0], first = (*a)->Barrier(); });
+    ++board_->steps[0];
+    second = (*b)->Barrier();
+    other.join();
+    return absl::IsUnavailable(first) && absl::IsUnavailable(second) ? 0 : 1;
+  }
+
   Board* board_ = nullptr;
   std::vector<pid_t> pids_;
 };
@@ -476,6 +501,65 @@ TEST_F(Forked, DirectMemory) {
 
 TEST_F(Forked, L1L3L7KilledRankOnOneMachine) {
   for (int victim : {0, 3}) KillInTheMiddle(FakeWorld::OneNode(4), victim);
+}
+
+TEST_F(Forked, UcxBetweenPretendedMachines) {
+  if (!UcxHere()) GTEST_SKIP() << "built without UCX";
+  const std::vector<std::vector<std::string>> worlds{
+      {"a", "b"}, {"a", "b", "c", "d"}, {"a", "a", "b", "b"}, {"a", "b", "b", "a", "c"}};
+  for (const auto& nodes : worlds) {
+    SCOPED_TRACE(testing::PrintToString(nodes));
+    FakeWorld world(nodes);
+    ExpectAllSucceed(world, Everything);
+  }
+}
+
+TEST_F(Forked, L1L3L7KilledRankAcrossMachines) {
+  if (!UcxHere()) GTEST_SKIP() << "built without UCX";
+  KillInTheMiddle({"a", "b", "c"}, 1);
+  KillInTheMiddle({"a", "a", "b", "b"}, 0);  // a leader
+  KillInTheMiddle({"a", "a", "b", "b"}, 3);  // not a leader
+}
+
+TEST_F(Forked, L2TwoCommunicatorsOfAProcessEndTogether) {
+  FakeWorld world({"a", "b"});
+  if (!UcxHere()) GTEST_SKIP() << "built without UCX";
+  for (auto& steps : board_->steps) steps = 0;
+  for (int rank = 0; rank < 2; ++rank) {
+    const pid_t pid = fork();
+    if (pid == 0) _exit(BlockInTwo(world, rank));
+    pids_.push_back(pid);
+  }
+  const Instant start = RealClock().Now();
+  while (board_->steps[0] < 2 || board_->steps[1] < 1) {
+    ASSERT_LT(RealClock().Now() - start, kPatience);
+    absl::SleepFor(absl::Milliseconds(1));
+  }
+  world.Revoke("the head said so");
+  for (pid_t pid : std::exchange(pids_, {})) {
+    int status = 0;
+    ASSERT_EQ(waitpid(pid, &status, 0), pid);
+    EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
+  }
+}
+
+TEST_F(Forked, UcxLeavesTheProcessAsItWas) {
+  if (!UcxHere()) GTEST_SKIP() << "built without UCX";
+  FakeWorld world({"a", "b"});
+  const auto code_of = [](auto* function) {
+    return std::string(reinterpret_cast<const char*>(function), 16);
+  };
+  const std::string unmap = code_of(&munmap), map = code_of(&mmap);
+  ExpectAllSucceed(world, [&](Communicator& c) -> absl::Status {
+    RETURN_IF_BAD(c.Barrier());
+    if (code_of(&munmap) != unmap || code_of(&mmap) != map) return absl::InternalError("memory hooks");
+    for (int signal : {SIGSEGV, SIGBUS, SIGILL, SIGFPE, SIGABRT, SIGTERM}) {
+      struct sigaction now;
+      sigaction(signal, nullptr, &now);
+      if (now.sa_handler != SIG_DFL) return absl::InternalError(absl::StrCat("handler of signal ", signal));
+    }
+    return absl::OkStatus();
+  });
 }
 
 TEST_F(Forked, ForkedChildOfARankIsInert) {

@@ -32,12 +32,13 @@ struct GtrainUcxApi {
                 GtrainUcxError* error);
   // Starts to push out everything that was sent. Its ticket, or null.
   void* (*flush)(GtrainUcxWorker* worker, GtrainUcxError* error);
-  // 1: complete, the ticket is spent; 0: not yet; -1: failed, the ticket is spent.
+  // 1: complete, the ticket is spent; 0: not yet; -1: failed, close the worker.
   int (*test)(GtrainUcxWorker* worker, void* ticket, GtrainUcxError* error);
   // Moves things on; with nothing to do sleeps up to wait_ms. Returns 0 if nothing moved.
   int (*progress)(GtrainUcxWorker* worker, int wait_ms);
-  // Drops connections without the peers' help; when it returns no buffer is in use any more.
-  void (*close)(GtrainUcxWorker* worker);
+  // Ends all connections; when it returns no buffer is in use any more. With grace_ms > 0 what was sent gets
+  // that long to leave; with 0 connections are dropped without the peers' help.
+  void (*close)(GtrainUcxWorker* worker, int grace_ms);
 };
 
 const GtrainUcxApi* gtrain_ucx_api(void);

@@ -19,6 +19,8 @@
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/time/clock.h"
+#include "base/clock.h"
 #include "base/status_macros.h"
 #include "comm/ucx/ucx_abi.h"
 
@@ -28,6 +30,9 @@ namespace {
 constexpr const char kModuleName[] = "libgtrain_comm_ucx.so";
 constexpr int kSpins = 2000;
 constexpr int kNapMs = 10;
+constexpr int kGraceMs = 1000;
+// Longer than it takes the head to find a machine dead.
+constexpr absl::Duration kVerdictPatience = absl::Seconds(15);
 
 // ------------------------------------------------------------------ loading
 
@@ -50,24 +55,51 @@ std::vector<std::string> Candidates() {
   return paths;
 }
 
-// UCX catches fatal signals as soon as it is loaded; a library inside someone's program must not.
-class SignalHandlersKept {
+// UCX catches fatal signals as soon as it is loaded; a library inside someone's program must not. The
+// threads it starts inherit a mask that leaves all signals to the program's own.
+class SignalsKept {
  public:
-  SignalHandlersKept() {
+  SignalsKept() {
     for (size_t i = 0; i < std::size(kSignals); ++i) sigaction(kSignals[i], nullptr, &before_[i]);
+    sigset_t all;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &mask_);
   }
-  ~SignalHandlersKept() {
+  ~SignalsKept() {
     for (size_t i = 0; i < std::size(kSignals); ++i) sigaction(kSignals[i], &before_[i], nullptr);
+    pthread_sigmask(SIG_SETMASK, &mask_, nullptr);
   }
 
  private:
   static constexpr int kSignals[] = {SIGILL, SIGSEGV, SIGBUS,  SIGFPE, SIGABRT,
                                      SIGHUP, SIGINT,  SIGTERM, SIGPIPE};
   struct sigaction before_[std::size(kSignals)];
+  sigset_t mask_;
+};
+
+// What UCX does in its constructors (patching the code of mmap, catching signals) only its environment can
+// prevent. Not setenv(): other threads may be in getenv() now. They see either the old array or this one,
+// which is never freed.
+class UcxEnvironment {
+ public:
+  UcxEnvironment() : before_(environ) {
+    static const char* const settings[] = {"UCX_MEM_EVENTS=n", "UCX_HANDLE_ERRORS=none",
+                                           "UCX_LOG_LEVEL=fatal", "UCX_VFS_ENABLE=n"};
+    auto* copy = new std::vector<char*>;
+    for (const char* setting : settings) copy->push_back(const_cast<char*>(setting));
+    for (char** entry = before_; entry != nullptr && *entry != nullptr; ++entry) copy->push_back(*entry);
+    copy->push_back(nullptr);
+    environ = copy->data();
+  }
+  ~UcxEnvironment() { environ = before_; }
+
+ private:
+  char** const before_;
 };
 
 absl::StatusOr<const GtrainUcxApi*> Load() {
-  SignalHandlersKept keep;
+  SignalsKept keep;
+  UcxEnvironment quiet;
   std::vector<std::string> tried;
   for (const std::string& path : Candidates()) {
     void* module = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
@@ -99,7 +131,7 @@ class UcxTransport final : public DataTransport {
  public:
   UcxTransport(const GtrainUcxApi* api, GtrainUcxWorker* worker, uint64_t nonce)
       : api_(api), worker_(worker), nonce_((nonce ^ nonce >> 32) << 32) {}
-  ~UcxTransport() override { Close(); }
+  ~UcxTransport() override { Close(kGraceMs); }
 
   absl::StatusOr<std::string> Address() override {
     const void* data = nullptr;
@@ -117,21 +149,21 @@ class UcxTransport final : public DataTransport {
     if (api_->connect(worker_, data.data(), static_cast<int>(data.size()), self, &error) == 0) {
       return absl::OkStatus();
     }
-    Close();
+    Close(0);
     return absl::UnavailableError(absl::StrCat("connecting: ", error.text));
   }
 
   absl::Status Exchange(absl::Span<const Transfer> transfers, absl::FunctionRef<void(size_t)> done,
                         const Watch& watch) override {
     if (worker_ == nullptr) return absl::FailedPreconditionError("the transport has failed before");
-    absl::Status status = PostAll(transfers);
+    absl::Status status = PostAll(transfers, watch);
     for (size_t i = 0; i < transfers.size() && status.ok(); ++i) {
       status = Await(tickets_[i], watch);
       if (status.ok()) done(i);
     }
     if (status.ok()) status = Flush(watch);
     tickets_.clear();
-    if (!status.ok()) Close();
+    if (!status.ok()) Close(0);
     return status;
   }
 
@@ -141,7 +173,7 @@ class UcxTransport final : public DataTransport {
     uint16_t received = 0;
   };
 
-  absl::Status PostAll(absl::Span<const Transfer> transfers) {
+  absl::Status PostAll(absl::Span<const Transfer> transfers, const Watch& watch) {
     for (const Transfer& t : transfers) {
       PeerState& peer = peers_[static_cast<size_t>(t.peer)];
       const uint64_t from = t.send ? self_ : static_cast<uint64_t>(t.peer);
@@ -149,7 +181,7 @@ class UcxTransport final : public DataTransport {
       GtrainUcxError error{};
       void* ticket =
           api_->post(worker_, t.peer, t.send ? 1 : 0, t.data, t.bytes, nonce_ | from << 16 | number, &error);
-      if (ticket == nullptr) return absl::UnavailableError(error.text);
+      if (ticket == nullptr) return AwaitVerdict(error.text, watch);
       tickets_.push_back(ticket);
     }
     return absl::OkStatus();
@@ -160,7 +192,7 @@ class UcxTransport final : public DataTransport {
   absl::Status Flush(const Watch& watch) {
     GtrainUcxError error{};
     void* ticket = api_->flush(worker_, &error);
-    if (ticket == nullptr) return absl::UnavailableError(error.text);
+    if (ticket == nullptr) return AwaitVerdict(error.text, watch);
     return Await(ticket, watch);
   }
 
@@ -169,8 +201,7 @@ class UcxTransport final : public DataTransport {
       GtrainUcxError error{};
       const int state = api_->test(worker_, ticket, &error);
       if (state == 1) return absl::OkStatus();
-      if (state < 0)
-        return absl::UnavailableError(absl::StrCat("the connection to another machine: ", error.text));
+      if (state < 0) return AwaitVerdict(error.text, watch);
       const bool sleep = idle >= kSpins;
       if (sleep) GT_RETURN_IF_ERROR(watch.Check());
       if (api_->progress(worker_, sleep ? kNapMs : 0) != 0) {
@@ -183,8 +214,19 @@ class UcxTransport final : public DataTransport {
     }
   }
 
-  void Close() {
-    if (worker_ != nullptr) api_->close(worker_);
+  // A broken connection is a symptom: whoever knows the cause (the keeper that saw a rank die) revokes the
+  // generation with it, a moment later. Only without such a verdict the symptom is the answer.
+  absl::Status AwaitVerdict(const std::string& symptom, const Watch& watch) {
+    const Instant give_up = RealClock().Now() + kVerdictPatience;
+    while (RealClock().Now() < give_up) {
+      GT_RETURN_IF_ERROR(watch.Check());
+      absl::SleepFor(absl::Milliseconds(kNapMs));
+    }
+    return absl::UnavailableError(absl::StrCat("the connection to another machine: ", symptom));
+  }
+
+  void Close(int grace_ms) {
+    if (worker_ != nullptr) api_->close(worker_, grace_ms);
     worker_ = nullptr;
   }
 
@@ -226,7 +268,7 @@ absl::StatusOr<std::unique_ptr<DataTransport>> OpenUcxTransport(const Bootstrap&
   GT_ASSIGN_OR_RETURN(const GtrainUcxApi* api, Api());
   const Member& me = bootstrap.members()[static_cast<size_t>(bootstrap.rank())];
   const std::string device = InterfaceOf(me.address);
-  SignalHandlersKept keep;
+  SignalsKept keep;
   GtrainUcxError error{};
   GtrainUcxWorker* worker = api->open(device.c_str(), &error);
   if (worker == nullptr) {

@@ -1,0 +1,289 @@
+// The only file that speaks UCX. Built as libgtrain_comm_ucx.so.
+//
+// Settings (ucp_config_modify, never the environment of a process that is not ours): TCP with non-blocking
+// connects, because a blocking one can hang for minutes. Endpoints carry the peer error mode: it is what
+// makes a forced close, and so an abort that needs nobody's help, legal. InfiniBand modules are
+// not loaded, and UCX prints nothing: standard output belongs to the program. (Memory hooks and signal
+// handlers are kept away by the loader, because UCX installs them while it is being loaded.)
+//
+// Messages are tagged; a receive names its exact tag. An operation that UCX finished is marked in its Ticket
+// by the callback, which runs inside progress, post or close and thus on the caller's thread.
+#include <poll.h>
+#include <ucp/api/ucp.h>
+#include <ucs/config/global_opts.h>
+
+#include <chrono>
+#include <cstdio>
+#include <memory>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "comm/ucx/ucx_abi.h"
+
+namespace {
+
+constexpr uint64_t kWholeTag = ~uint64_t{0};
+constexpr int kForcedCloseMs = 5000;
+
+using Clock = std::chrono::steady_clock;
+
+struct Ticket {
+  int peer = -1;  // of a receive: whose failure ends it
+  bool receive = false;
+  size_t bytes = 0;
+  void* request = nullptr;  // nullptr once complete
+  ucs_status_t status = UCS_INPROGRESS;
+};
+
+struct Peer {
+  ucp_ep_h endpoint = nullptr;
+  ucs_status_t failed = UCS_OK;
+};
+
+void Say(GtrainUcxError* error, const std::string& text) {
+  std::snprintf(error->text, sizeof(error->text), "%s", text.c_str());
+}
+
+void Say(GtrainUcxError* error, const char* what, ucs_status_t status) {
+  Say(error, std::string(what) + ": " + ucs_status_string(status));
+}
+
+}  // namespace
+
+struct GtrainUcxWorker {
+  ucp_context_h context = nullptr;
+  ucp_worker_h worker = nullptr;
+  ucp_address_t* address = nullptr;
+  size_t address_bytes = 0;
+  int event_fd = -1;
+  std::vector<std::unique_ptr<Peer>> peers;
+  std::set<Ticket*> open;  // not yet complete
+};
+
+namespace {
+
+// ------------------------------------------------------------------ set-up
+
+ucs_status_t InitContext(const char* net_device, ucp_context_h* context) {
+  ucs_global_opts_set_value("LOG_LEVEL", "fatal");
+  ucs_global_opts_set_value("MODULES", "none");
+  ucs_global_opts_set_value("MEMTYPE_CACHE", "n");
+  ucp_config_t* config = nullptr;
+  // A prefix of our own: UCX_* of the environment is meant for other libraries of the process (MPI).
+  ucs_status_t status = ucp_config_read("GTRAIN", nullptr, &config);
+  if (status != UCS_OK) return status;
+  const struct {
+    const char* name;
+    const char* value;
+  } settings[] = {
+      {"TLS", "tcp"}, {"TCP_CONN_NB", "y"}, {"NET_DEVICES", *net_device != 0 ? net_device : "all"}};
+  for (const auto& setting : settings) {
+    status = ucp_config_modify(config, setting.name, setting.value);
+    if (status != UCS_OK) break;
+  }
+  ucp_params_t params{};
+  params.field_mask = UCP_PARAM_FIELD_FEATURES;
+  params.features = UCP_FEATURE_TAG | UCP_FEATURE_WAKEUP;
+  if (status == UCS_OK) status = ucp_init(&params, config, context);
+  ucp_config_release(config);
+  return status;
+}
+
+ucs_status_t InitWorker(GtrainUcxWorker* w) {
+  ucp_worker_params_t params{};
+  params.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE;
+  params.thread_mode = UCS_THREAD_MODE_SERIALIZED;
+  ucs_status_t status = ucp_worker_create(w->context, &params, &w->worker);
+  if (status == UCS_OK) status = ucp_worker_get_efd(w->worker, &w->event_fd);
+  if (status == UCS_OK) status = ucp_worker_get_address(w->worker, &w->address, &w->address_bytes);
+  return status;
+}
+
+void Destroy(GtrainUcxWorker* w) {
+  if (w->address != nullptr) ucp_worker_release_address(w->worker, w->address);
+  if (w->worker != nullptr) ucp_worker_destroy(w->worker);
+  if (w->context != nullptr) ucp_cleanup(w->context);
+  for (Ticket* ticket : w->open) delete ticket;
+  delete w;
+}
+
+GtrainUcxWorker* Open(const char* net_device, GtrainUcxError* error) {
+  auto* w = new GtrainUcxWorker;
+  ucs_status_t status = InitContext(net_device, &w->context);
+  if (status == UCS_OK) status = InitWorker(w);
+  if (status == UCS_OK) return w;
+  Say(error, "cannot open UCX", status);
+  Destroy(w);
+  return nullptr;
+}
+
+void Address(GtrainUcxWorker* w, const void** data, size_t* bytes) {
+  *data = w->address;
+  *bytes = w->address_bytes;
+}
+
+void OnEndpointError(void* peer, ucp_ep_h, ucs_status_t status) { static_cast<Peer*>(peer)->failed = status; }
+
+int Connect(GtrainUcxWorker* w, const void* const* addresses, int peers, int self, GtrainUcxError* error) {
+  for (int i = 0; i < peers; ++i) {
+    w->peers.push_back(std::make_unique<Peer>());
+    if (i == self) continue;
+    ucp_ep_params_t params{};
+    params.field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE |
+                        UCP_EP_PARAM_FIELD_ERR_HANDLER;
+    params.address = static_cast<const ucp_address_t*>(addresses[i]);
+    params.err_mode = UCP_ERR_HANDLING_MODE_PEER;
+    params.err_handler = {OnEndpointError, w->peers.back().get()};
+    const ucs_status_t status = ucp_ep_create(w->worker, &params, &w->peers.back()->endpoint);
+    if (status == UCS_OK) continue;
+    Say(error, "member " + std::to_string(i) + ": " + ucs_status_string(status));
+    return -1;
+  }
+  return 0;
+}
+
+// ------------------------------------------------------------------ messages
+
+void Finish(void* request, Ticket* ticket, ucs_status_t status) {
+  ticket->status = status;
+  ticket->request = nullptr;
+  ucp_request_free(request);
+}
+
+void OnSent(void* request, ucs_status_t status, void* ticket) {
+  Finish(request, static_cast<Ticket*>(ticket), status);
+}
+
+void OnReceived(void* request, ucs_status_t status, const ucp_tag_recv_info_t* info, void* user) {
+  Ticket* ticket = static_cast<Ticket*>(user);
+  if (status == UCS_OK && info->length != ticket->bytes) status = UCS_ERR_MESSAGE_TRUNCATED;
+  Finish(request, ticket, status);
+}
+
+// Takes what an operation returned: done at once, failed, or under way.
+void* Track(GtrainUcxWorker* w, Ticket* ticket, ucs_status_ptr_t result, GtrainUcxError* error) {
+  if (UCS_PTR_IS_ERR(result)) {
+    Say(error, "cannot start a message", UCS_PTR_STATUS(result));
+    delete ticket;
+    return nullptr;
+  }
+  if (result == nullptr) {
+    ticket->status = UCS_OK;
+  } else if (ticket->status == UCS_INPROGRESS) {
+    ticket->request = result;
+  }
+  w->open.insert(ticket);
+  return ticket;
+}
+
+void* Post(GtrainUcxWorker* w, int peer, int send, void* data, size_t bytes, uint64_t tag,
+           GtrainUcxError* error) {
+  Ticket* ticket = new Ticket;
+  ticket->peer = peer;
+  ticket->bytes = bytes;
+  ticket->receive = send == 0;
+  ucp_request_param_t params{};
+  params.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA;
+  params.user_data = ticket;
+  if (send != 0) {
+    params.cb.send = OnSent;
+    return Track(w, ticket,
+                 ucp_tag_send_nbx(w->peers[static_cast<size_t>(peer)]->endpoint, data, bytes, tag, &params),
+                 error);
+  }
+  // A completed receive must report its length: never at once, always by the callback.
+  params.op_attr_mask |= UCP_OP_ATTR_FLAG_NO_IMM_CMPL;
+  params.cb.recv = OnReceived;
+  return Track(w, ticket, ucp_tag_recv_nbx(w->worker, data, bytes, tag, kWholeTag, &params), error);
+}
+
+void* Flush(GtrainUcxWorker* w, GtrainUcxError* error) {
+  Ticket* ticket = new Ticket;
+  ucp_request_param_t params{};
+  params.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA;
+  params.user_data = ticket;
+  params.cb.send = OnSent;
+  return Track(w, ticket, ucp_worker_flush_nbx(w->worker, &params), error);
+}
+
+int Test(GtrainUcxWorker* w, void* opaque, GtrainUcxError* error) {
+  Ticket* ticket = static_cast<Ticket*>(opaque);
+  if (ticket->status == UCS_INPROGRESS) {
+    // Nobody completes a receive from a peer whose connection broke.
+    const ucs_status_t failed =
+        ticket->receive ? w->peers[static_cast<size_t>(ticket->peer)]->failed : UCS_OK;
+    if (failed == UCS_OK) return 0;
+    Say(error, ucs_status_string(failed));
+    return -1;
+  }
+  const ucs_status_t status = ticket->status;
+  w->open.erase(ticket);
+  delete ticket;
+  if (status == UCS_OK) return 1;
+  Say(error, ucs_status_string(status));
+  return -1;
+}
+
+int Progress(GtrainUcxWorker* w, int wait_ms) {
+  const int moved = static_cast<int>(ucp_worker_progress(w->worker));
+  if (moved != 0 || wait_ms == 0) return moved;
+  if (ucp_worker_arm(w->worker) != UCS_OK) return 0;  // something came in between
+  pollfd fd{w->event_fd, POLLIN, 0};
+  poll(&fd, 1, wait_ms);
+  return 0;
+}
+
+// ------------------------------------------------------------------ the end
+
+bool Idle(const GtrainUcxWorker* w) {
+  for (const Ticket* ticket : w->open) {
+    if (ticket->status == UCS_INPROGRESS) return false;
+  }
+  return true;
+}
+
+// Closes all endpoints and moves things on until everything has ended or time is up.
+bool CloseEndpoints(GtrainUcxWorker* w, bool force, int milliseconds) {
+  const Clock::time_point end = Clock::now() + std::chrono::milliseconds(milliseconds);
+  ucp_request_param_t params{};
+  params.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS;
+  params.flags = force ? UCP_EP_CLOSE_FLAG_FORCE : 0;
+  std::vector<void*> closing;
+  for (auto& peer : w->peers) {
+    if (peer->endpoint == nullptr) continue;
+    void* request = ucp_ep_close_nbx(peer->endpoint, &params);
+    if (UCS_PTR_IS_PTR(request)) closing.push_back(request);
+    peer->endpoint = nullptr;
+  }
+  auto pending = [&] {
+    for (void* request : closing) {
+      if (ucp_request_check_status(request) == UCS_INPROGRESS) return true;
+    }
+    return force && !Idle(w);
+  };
+  bool in_time = true;
+  while (pending() && (in_time = Clock::now() < end)) Progress(w, 1);
+  for (void* request : closing) ucp_request_free(request);
+  return in_time;
+}
+
+void Close(GtrainUcxWorker* w, int grace_ms) {
+  const std::set<Ticket*> open = w->open;
+  for (Ticket* ticket : open) {
+    if (ticket->receive && ticket->request != nullptr) ucp_request_cancel(w->worker, ticket->request);
+  }
+  if (grace_ms == 0 || !Idle(w)) {
+    CloseEndpoints(w, /*force=*/true, kForcedCloseMs);
+  } else {
+    CloseEndpoints(w, /*force=*/false, grace_ms);
+  }
+  Destroy(w);
+}
+
+constexpr GtrainUcxApi kApi = {
+    GTRAIN_UCX_ABI, sizeof(GtrainUcxApi), Open, Address, Connect, Post, Flush, Test, Progress, Close};
+
+}  // namespace
+
+extern "C" __attribute__((visibility("default"))) const GtrainUcxApi* gtrain_ucx_api(void) { return &kApi; }
