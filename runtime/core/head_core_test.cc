@@ -385,6 +385,20 @@ TEST_F(HeadCoreTest, RevokeThatWasNeverWrittenDownIsFinished) {
   EXPECT_EQ(Status(job).at("generation"), 2);
 }
 
+// All ranks have ended and are acknowledged, but a descendant may still run: only "gone" releases.
+TEST_F(HeadCoreTest, HeldWithoutLiveRanksIsNotReleased_P6) {
+  Hello("1");
+  const JobId job = Submit("train 1 1");
+  StartRanks(job);
+  FromNode("1", RankExited{Exit(job, 1, 0, 1)});
+  Hello("1", 4, {HeldGeneration{job, {1}, {1}, {}, {}}});
+  Pass(absl::Seconds(3), {"1"});
+  EXPECT_EQ(Status(job).at("generation"), 1);
+  FromNode("1", GenerationGone{job, {1}});
+  Pass(absl::Seconds(3), {"1"});
+  EXPECT_EQ(Status(job).at("generation"), 2);
+}
+
 TEST_F(HeadCoreTest, LostGrantIsSentAgainLostKeeperIsAFault_P4) {
   Hello("1");
   const JobId job = Submit("train 1 1");

@@ -49,7 +49,7 @@ void HeadState::OnHello(const PeerMessage& event, const AgentHello& hello, Insta
     Node& known = it->second;
     if (known.welcomed && known.route != event.route && known.state == NodeState::kAlive &&
         known.record.incarnation != hello.incarnation) {
-      if (known.rival) RefuseRival(known);
+      if (known.rival && known.rival->route != event.route) RefuseRival(known);
       known.rival = event;
       return;
     }
@@ -85,75 +85,73 @@ void HeadState::OnHello(const PeerMessage& event, const AgentHello& hello, Insta
 }
 
 void HeadState::Reconcile(Node& node, const AgentHello& hello, bool new_incarnation, Instant now) {
-  std::map<JobId, const HeldGeneration*> held;
-  for (const HeldGeneration& generation : hello.held) held[generation.job] = &generation;
-  for (const auto& [id, generation] : held) {
-    const Job* job = FindJob(id);
-    if (job != nullptr && !IsFinal(job->record.state)) continue;
-    // Over or never ours: the exits are taken note of and everything is ended.
-    for (const RankExit& exit : generation->exited) {
-      Send(node.record.id, SendKind::kReply, AckExit{epoch(), id, exit.generation, exit.rank});
+  std::map<JobId, std::vector<const HeldGeneration*>> held;
+  for (const HeldGeneration& generation : hello.held) {
+    const Job* job = FindJob(generation.job);
+    if (job != nullptr && !IsFinal(job->record.state)) {
+      held[generation.job].push_back(&generation);
+    } else {
+      EndForgotten(node.record.id, generation, job != nullptr);
     }
-    Revoke revoke{epoch(),
-                  id,
-                  generation->generation,
-                  EndMode::kStopNow,
-                  absl::ZeroDuration(),
-                  job == nullptr ? "this head knows no such job" : "the job is over"};
-    Send(node.record.id, SendKind::kNow, std::move(revoke));
-    Send(node.record.id, SendKind::kReply, ForgetJob{epoch(), id});
   }
-  for (const auto& [number, id] : job_order_) {
-    Job& job = jobs_.at(id);
-    const auto it = held.find(id);
-    ReconcileJob(job, node, it == held.end() ? nullptr : it->second, new_incarnation, now);
-  }
+  for (const auto& [number, id] : job_order_)
+    ReconcileJob(jobs_.at(id), node, held[id], new_incarnation, now);
 }
 
-void HeadState::ReconcileJob(Job& job, Node& node, const HeldGeneration* held, bool new_incarnation,
-                             Instant now) {
+// Of a job that is over or was never ours: the exits are taken note of, everything is ended.
+void HeadState::EndForgotten(const NodeId& node, const HeldGeneration& held, bool known) {
+  for (const RankExit& exit : held.exited) {
+    Send(node, SendKind::kReply, AckExit{epoch(), held.job, exit.generation, exit.rank});
+  }
+  Send(node, SendKind::kNow,
+       Revoke{epoch(), held.job, held.generation, EndMode::kStopNow, absl::ZeroDuration(),
+              known ? "the job is over" : "this head knows no such job"});
+  Send(node, SendKind::kReply, ForgetJob{epoch(), held.job});
+}
+
+// `held`: every generation of the job that has anything left on this node.
+void HeadState::ReconcileJob(Job& job, const Node& node, const std::vector<const HeldGeneration*>& held,
+                             bool new_incarnation, Instant now) {
   const NodeId& id = node.record.id;
-  const bool holds_live = held != nullptr && !held->live.empty();
   const bool was_ending = Unreleased(job, id);
-  if (held != nullptr && !IsFinal(job.record.state)) {
-    for (const RankStatus& status : held->live) OnRankStatus(id, status, now);
-    for (const RankExit& exit : held->exited) OnExited(id, exit, now);
+  bool holds_over = false, holds_current = false, saw_revoke = false;
+  for (const HeldGeneration* generation : held) {
+    for (const RankStatus& status : generation->live) OnRankStatus(id, status, now);
+    for (const RankExit& exit : generation->exited) OnExited(id, exit, now);
+    saw_revoke = saw_revoke || generation->revoked >= job.record.generation;
+    holds_current = holds_current || generation->generation == job.record.generation;
+  }
+  for (const HeldGeneration* generation : held) {
+    holds_over = holds_over || generation->generation <= job.record.revoked;
   }
   if (Unreleased(job, id)) {
-    if (!holds_live || new_incarnation) {
+    if (!holds_over) {
       Release(job, id, now);
     } else if (was_ending) {
       ResendEnding(job, id, now);
     }
     return;
   }
-  if (!job.Live() || !job.HoldsNode(id)) {
-    if (holds_live && !IsFinal(job.record.state)) ResendEnding(job, id, now);
-    return;
+  if (holds_over) ResendEnding(job, id, now);
+  if (!job.Live() || !job.HoldsNode(id)) return;
+  if (saw_revoke) {
+    // A head before us revoked this and died before writing it down: finish what it began.
+    return BeginEnding(job, Ending::kReplace, EndMode::kReform, config_.reform_grace,
+                       "a generation was revoked by a head that ended before it could say so", now);
   }
-  if (held != nullptr && held->revoked >= job.record.generation) {
-    // Someone before us revoked this and died before writing it down: finish what it began.
-    BeginEnding(job, Ending::kReplace, EndMode::kReform, config_.reform_grace,
-                "a generation was revoked by a head that ended before it could say so", now);
-    return;
-  }
-  bool missing = false, started = job.record.state == JobState::kRunning;
+  if (holds_current) return;
+  bool missing = false, started = new_incarnation || job.record.state == JobState::kRunning;
   for (const RankPlace& place : job.record.grant->ranks) {
     if (place.node != id || job.ExitOf(place.rank) != nullptr) continue;
+    missing = true;
     started = started || job.ranks[place.rank].started;
-    missing = missing || held == nullptr || held->generation != job.record.generation;
   }
   if (!missing) return;
-  if (started || new_incarnation) {
-    RanksLost(
-        job, node,
-        new_incarnation ? "it restarted and its ranks are gone" : "its keeper is gone and so are its ranks",
-        now);
-    if (!holds_live) Release(job, id, now);
-  } else {
-    if (holds_live) ResendEnding(job, id, now);  // of the generation before
-    SendGrant(job, id);                          // it was lost with the connection
-  }
+  if (!started) return SendGrant(job, id);  // it was lost with the connection
+  const char* why =
+      new_incarnation ? "it restarted and its ranks are gone" : "its keeper is gone and so are its ranks";
+  RanksLost(job, node, why, now);
+  if (!holds_over) Release(job, id, now);
 }
 
 // The node still has processes of a generation that is over; it may not have heard so. What is left of

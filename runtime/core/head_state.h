@@ -134,7 +134,9 @@ class HeadState {
   std::string RefuseHello(const AgentHello& hello) const;
   void RefuseRival(Node& node);
   void Reconcile(Node& node, const AgentHello& hello, bool new_incarnation, Instant now);
-  void ReconcileJob(Job& job, Node& node, const HeldGeneration* held, bool new_incarnation, Instant now);
+  void EndForgotten(const NodeId& node, const HeldGeneration& held, bool known);
+  void ReconcileJob(Job& job, const Node& node, const std::vector<const HeldGeneration*>& held,
+                    bool new_incarnation, Instant now);
   void ResendEnding(Job& job, const NodeId& node, Instant now);
   void OnHeartbeat(Node& node, const AgentHeartbeat& heartbeat, Instant now);
   void Returned(Node& node, Instant now);
