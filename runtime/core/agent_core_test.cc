@@ -1,0 +1,607 @@
+#include "runtime/core/agent_core.h"
+
+#include <algorithm>
+#include <functional>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "runtime/core/rank_environment.h"
+#include "runtime/core/rank_reports.h"
+
+namespace gtrain::core {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+const NodeId kMe("00000000000000aa");
+const NodeId kOther("00000000000000bb");
+const JobId kJob("train-1");
+
+class AgentCoreTest : public ::testing::Test {
+ protected:
+  AgentCoreTest() : core_(Config()) {}
+
+  AgentConfig Config() {
+    AgentConfig config;
+    config.cluster = ClusterId("c1");
+    config.node = kMe;
+    config.hostname = "host-a";
+    config.incarnation = Incarnation("boot-1");
+    config.own_env = {
+        {"PATH", "/own/bin"}, {"HOME", "/home/me"}, {"FROM_AGENT", "agent-secret"}, {"OTHER", "x"}};
+    config.parse_spec = [this](absl::string_view text) -> absl::StatusOr<spec::JobSpec> {
+      if (text != "spec") return absl::InvalidArgumentError("bad text");
+      return spec_;
+    };
+    config.read_secret = [](const std::string& path) -> absl::StatusOr<std::string> {
+      if (path == "/secret") return "file-secret";
+      return absl::NotFoundError("no such file");
+    };
+    config.port_is_free = [this](const std::string&, int) { return port_free_; };
+    config.job_hash = [](const spec::JobSpec&) { return "hash"; };
+    config.make_token = [this] { return std::string(30, 't') + absl::StrCat(10 + tokens_++); };
+    for (int i = 0; i < gpus_; ++i) config.inventory.gpus.push_back({absl::StrCat("GPU-", i), "Fake"});
+    return config;
+  }
+
+  // `local` ranks here, the others on another node.
+  GenerationGrant Grant(uint64_t generation, int local, int world) {
+    GenerationGrant grant;
+    grant.job = kJob;
+    grant.generation = {generation};
+    grant.timeline = {3};
+    grant.spec_text = "spec";
+    grant.run_dir = "/run";
+    grant.master_address = "10.0.0.1";
+    grant.master_port = 23456;
+    grant.world_size = world;
+    grant.restart_count = 2;
+    grant.nodes = {{kMe, "10.0.0.1", "host-a"}};
+    if (world > local) grant.nodes.push_back({kOther, "10.0.0.2", "host-b"});
+    for (int rank = 0; rank < world; ++rank) {
+      RankPlace place;
+      place.rank = rank;
+      place.node = rank < local ? kMe : kOther;
+      place.local_rank = rank < local ? rank : rank - local;
+      grant.ranks.push_back(place);
+    }
+    return grant;
+  }
+
+  std::vector<AgentEffect> Step(const AgentEvent& event) {
+    last_ = core_.Step(event, now_);
+    return last_.effects;
+  }
+  void Advance(absl::Duration d) { now_ = now_ + d; }
+  void Welcome(uint64_t epoch = 5) {
+    Step(HeadUp{"10.0.0.1"});
+    Step(FromHead{AgentWelcome{ClusterId("c1"), {epoch}, kMe, absl::Seconds(1), absl::Seconds(120)}});
+  }
+  void StartIt(uint64_t generation, int local, int world) {
+    Step(FromHead{StartGeneration{{5}, Grant(generation, local, world)}});
+  }
+  void FromRank(int rank, const std::string& json, uint64_t id = 1, uint64_t generation = 1) {
+    Step(FromKeeper{kJob, keeper::RelayUp{generation, rank, id, json}});
+  }
+  void Exit(int rank, int code, uint64_t generation = 1) {
+    keeper::Exited exit;
+    exit.generation = generation;
+    exit.rank = rank;
+    exit.code = code;
+    exit.message = "exited";
+    Step(FromKeeper{kJob, exit});
+  }
+
+  template <typename T>
+  std::vector<T> Sent() const {
+    std::vector<T> found;
+    for (const AgentEffect& effect : last_.effects) {
+      if (const auto* to_head = std::get_if<ToHead>(&effect)) {
+        if (const T* message = std::get_if<T>(&to_head->message)) found.push_back(*message);
+      }
+    }
+    return found;
+  }
+  template <typename T>
+  std::vector<T> Commands() const {
+    std::vector<T> found;
+    for (const AgentEffect& effect : last_.effects) {
+      if (const auto* to_keeper = std::get_if<ToKeeper>(&effect)) {
+        if (const T* command = std::get_if<T>(&to_keeper->command)) found.push_back(*command);
+      }
+    }
+    return found;
+  }
+  static std::map<std::string, std::string> EnvOf(const keeper::StartRank& start) {
+    return {start.env.begin(), start.env.end()};
+  }
+
+  spec::JobSpec spec_ = [] {
+    spec::JobSpec spec;
+    spec.name = "train";
+    spec.run = {"python", "train.py"};
+    spec.workdir = "/work";
+    return spec;
+  }();
+  bool port_free_ = true;
+  int tokens_ = 0;
+  int gpus_ = 0;
+  Instant now_{1'000'000'000};
+  AgentCore core_;
+  AgentStep last_;
+};
+
+TEST_F(AgentCoreTest, HelloThenWelcomeThenHeartbeats) {
+  Step(FreePorts{{20001, 20002}});
+  Step(HeadUp{"10.0.0.1"});
+  ASSERT_EQ(Sent<AgentHello>().size(), 1u);
+  EXPECT_EQ(Sent<AgentHello>()[0].address, "10.0.0.1");
+  EXPECT_EQ(Sent<AgentHello>()[0].free_ports, (std::vector<int>{20001, 20002}));
+  Advance(absl::Seconds(1));
+  Step(AgentTick{});
+  EXPECT_THAT(Sent<AgentHeartbeat>(), IsEmpty());
+  Advance(absl::Seconds(2));
+  Step(AgentTick{});
+  EXPECT_EQ(Sent<AgentHello>().size(), 1u) << "the hello is repeated until it is answered";
+  Welcome();
+  Advance(absl::Seconds(1));
+  Step(AgentTick{});
+  ASSERT_EQ(Sent<AgentHeartbeat>().size(), 1u);
+  EXPECT_EQ(Sent<AgentHeartbeat>()[0].sequence, 1u);
+}
+
+TEST_F(AgentCoreTest, RefusalEndsTheAgentWithItsReason) {
+  Step(HeadUp{"10.0.0.1"});
+  Step(FromHead{AgentRefused{"another cluster"}});
+  ASSERT_EQ(last_.effects.size(), 1u);
+  const auto* leave = std::get_if<Leave>(&last_.effects[0]);
+  ASSERT_NE(leave, nullptr);
+  EXPECT_THAT(std::string(leave->status.message()), HasSubstr("another cluster"));
+}
+
+TEST_F(AgentCoreTest, LowerEpochIsIgnored) {  // H-class fencing: an old head must not command
+  Welcome(5);
+  Step(FromHead{StartGeneration{{4}, Grant(1, 1, 1)}});
+  EXPECT_THAT(last_.effects, IsEmpty());
+  EXPECT_THAT(last_.why, HasSubstr("epoch 4"));
+  Step(FromHead{StartGeneration{{6}, Grant(1, 1, 1)}});
+  EXPECT_EQ(Commands<keeper::StartRank>().size(), 1u);
+  Step(FromHead{Revoke{{5}, kJob, {1}, EndMode::kReform, absl::Seconds(1), "old head"}});
+  EXPECT_THAT(last_.effects, IsEmpty());
+}
+
+TEST_F(AgentCoreTest, EnvironmentTable) {
+  spec_.env = {{"LR", "0.1"}, {"LD_PRELOAD", "/evil.so"}};
+  spec_.secrets["A"] = {"FROM_AGENT", ""};
+  spec_.secrets["B"] = {"", "/secret"};
+  spec_.checkpoint.uri = "/ckpt";
+  spec_.checkpoint.every_steps = 200;
+  Welcome();
+  GenerationGrant grant = Grant(7, 2, 3);
+  grant.client_env = {
+      {"PATH", "/client/bin"}, {"LD_PRELOAD", "/evil.so"}, {"RANK", "99"}, {"OMP_PROC_BIND", "1"}};
+  grant.resume = "fresh";
+  Step(FromHead{StartGeneration{{5}, grant}});
+  const auto starts = Commands<keeper::StartRank>();
+  ASSERT_EQ(starts.size(), 2u);
+  auto env = EnvOf(starts[1]);
+  const std::map<std::string, std::string> expected = {
+      {"RANK", "1"},
+      {"LOCAL_RANK", "1"},
+      {"WORLD_SIZE", "3"},
+      {"LOCAL_WORLD_SIZE", "2"},
+      {"GROUP_RANK", "0"},
+      {"GROUP_WORLD_SIZE", "2"},
+      {"NODE_RANK", "0"},
+      {"ROLE_RANK", "1"},
+      {"ROLE_WORLD_SIZE", "3"},
+      {"ROLE_NAME", "default"},
+      {"MASTER_ADDR", "10.0.0.1"},
+      {"MASTER_PORT", "23456"},
+      {"TORCHELASTIC_RUN_ID", "train-1"},
+      {"TORCHELASTIC_RESTART_COUNT", "2"},
+      {"TORCHELASTIC_MAX_RESTARTS", "10"},
+      {"TORCHELASTIC_USE_AGENT_STORE", "False"},
+      {"OMP_NUM_THREADS", "1"},
+      {"JAX_COORDINATOR_ADDRESS", "10.0.0.1:23456"},
+      {"OMPI_COMM_WORLD_RANK", "1"},
+      {"OMPI_COMM_WORLD_SIZE", "3"},
+      {"OMPI_COMM_WORLD_LOCAL_RANK", "1"},
+      {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"},
+      {"OMPI_COMM_WORLD_NODE_RANK", "0"},
+      {"GTRAIN_JOB", "train-1"},
+      {"GTRAIN_JOB_NAME", "train"},
+      {"GTRAIN_JOB_HASH", "hash"},
+      {"GTRAIN_CLUSTER", "c1"},
+      {"GTRAIN_NODE", kMe.value},
+      {"GTRAIN_GENERATION", "7"},
+      {"GTRAIN_TIMELINE", "3"},
+      {"GTRAIN_MEMBERS", "/run/ranks/generation-7/members-0.json"},
+      {"GTRAIN_REPORT", "/run/ranks/generation-7/rank-1.report"},
+      {"GTRAIN_NOTICE_FILE", "/run/ranks/generation-7/rank-1.notice"},
+      {"GTRAIN_CHECKPOINT_URI", "/ckpt"},
+      {"GTRAIN_CHECKPOINT_EVERY", "200 steps"},
+      {"GTRAIN_CHECKPOINT_KEEP", "3"},
+      {"GTRAIN_CHECKPOINT_ON_ERROR", "warn"},
+      {"GTRAIN_RESUME", "fresh"},
+      {"GTRAIN_RUN_DIR", "/run"},
+      {"GTRAIN_TOKEN", starts[1].token},
+      {"LR", "0.1"},
+      {"PATH", "/client/bin"},
+      {"HOME", "/home/me"},
+      {"OMP_PROC_BIND", "1"},
+      {"A", "agent-secret"},
+      {"B", "file-secret"}};
+  EXPECT_EQ(env, expected);
+  EXPECT_NE(starts[0].token, starts[1].token);
+  EXPECT_EQ(starts[1].token.size(), 32u);
+  EXPECT_EQ(starts[1].out_path, "/run/logs/generation-7/rank-1.out");
+  EXPECT_EQ(starts[1].cwd, "/work");
+  EXPECT_EQ(starts[1].argv, (std::vector<std::string>{"python", "train.py"}));
+}
+
+TEST_F(AgentCoreTest, UserOmpThreadsStayAndSingleRankGetsNone) {
+  spec_.env = {{"OMP_NUM_THREADS", "8"}};
+  Welcome();
+  StartIt(1, 2, 2);
+  EXPECT_EQ(EnvOf(Commands<keeper::StartRank>()[0])["OMP_NUM_THREADS"], "8");
+  spec_.env.clear();
+  StartIt(2, 1, 1);
+  EXPECT_EQ(EnvOf(Commands<keeper::StartRank>()[0]).count("OMP_NUM_THREADS"), 0u);
+}
+
+TEST_F(AgentCoreTest, ScriptAndSetupBecomeBash) {
+  spec_.run.clear();
+  spec_.script = "echo hi | cat";
+  Welcome();
+  StartIt(1, 1, 1);
+  EXPECT_EQ(Commands<keeper::StartRank>()[0].argv,
+            (std::vector<std::string>{"bash", "-euo", "pipefail", "-c", "echo hi | cat", "script"}));
+  spec_.setup = "make";
+  StartIt(2, 1, 1);
+  const auto argv = Commands<keeper::StartRank>()[0].argv;
+  ASSERT_GT(argv.size(), 6u);
+  EXPECT_EQ(argv[0], "bash");
+  EXPECT_EQ(argv[5], "make");
+  EXPECT_EQ(argv.back(), "script");
+}
+
+TEST_F(AgentCoreTest, MissingSecretFailsTheStartByName) {
+  spec_.secrets["TOKEN"] = {"NOT_SET", ""};
+  Welcome();
+  StartIt(1, 1, 1);
+  ASSERT_EQ(Sent<RankExited>().size(), 1u);
+  EXPECT_EQ(Sent<RankExited>()[0].exit.cause, ExitCause::kStartFailed);
+  EXPECT_THAT(Sent<RankExited>()[0].exit.message, HasSubstr("NOT_SET"));
+  EXPECT_EQ(Sent<GenerationGone>().size(), 1u);
+  EXPECT_THAT(Commands<keeper::StartRank>(), IsEmpty());
+}
+
+TEST_F(AgentCoreTest, MasterPortInUseIsItsOwnCause) {
+  port_free_ = false;
+  Welcome();
+  StartIt(1, 1, 1);
+  ASSERT_EQ(Sent<RankExited>().size(), 1u);
+  EXPECT_EQ(Sent<RankExited>()[0].exit.cause, ExitCause::kAddressInUse);
+}
+
+class AgentGpuTest : public AgentCoreTest {
+ protected:
+  AgentGpuTest() {
+    gpus_ = 4;
+    core_ = AgentCore(Config());
+  }
+  std::string Visible(const keeper::StartRank& start) { return EnvOf(start)["CUDA_VISIBLE_DEVICES"]; }
+};
+
+TEST_F(AgentGpuTest, OwnGpuIsAtIndexLocalRank) {
+  Welcome();
+  GenerationGrant grant = Grant(1, 2, 2);
+  grant.ranks[0].gpus = {3, 0};
+  grant.ranks[1].gpus = {1, 2};
+  Step(FromHead{StartGeneration{{5}, grant}});
+  const auto starts = Commands<keeper::StartRank>();
+  EXPECT_EQ(Visible(starts[0]), "GPU-3,GPU-1,GPU-0,GPU-2");
+  EXPECT_EQ(Visible(starts[1]), "GPU-3,GPU-1,GPU-0,GPU-2");
+}
+
+TEST_F(AgentGpuTest, VisibleRankShowsOnlyItsOwn) {
+  spec_.resources.visible_node = false;
+  Welcome();
+  GenerationGrant grant = Grant(1, 2, 2);
+  grant.ranks[0].gpus = {2};
+  grant.ranks[1].gpus = {0};
+  Step(FromHead{StartGeneration{{5}, grant}});
+  EXPECT_EQ(Visible(Commands<keeper::StartRank>()[0]), "GPU-2");
+  EXPECT_EQ(Visible(Commands<keeper::StartRank>()[1]), "GPU-0");
+}
+
+TEST_F(AgentGpuTest, JobWithoutGpusSeesNone) {
+  Welcome();
+  StartIt(1, 1, 1);
+  const auto env = EnvOf(Commands<keeper::StartRank>()[0]);
+  ASSERT_EQ(env.count("CUDA_VISIBLE_DEVICES"), 1u);
+  EXPECT_EQ(env.at("CUDA_VISIBLE_DEVICES"), "");
+}
+
+TEST_F(AgentCoreTest, MembersFileNamesEveryRank) {
+  Welcome();
+  StartIt(1, 1, 2);
+  std::string data;
+  for (const AgentEffect& effect : last_.effects) {
+    if (const auto* file = std::get_if<WriteFile>(&effect)) data = file->data;
+  }
+  EXPECT_THAT(data, HasSubstr(R"("generation":1)"));
+  EXPECT_THAT(data, HasSubstr(R"("address":"10.0.0.2")"));
+  EXPECT_THAT(data, HasSubstr(R"("rank":1)"));
+}
+
+TEST_F(AgentCoreTest, RevokedGenerationNeverStarts) {
+  Welcome();
+  Step(FromHead{Revoke{{5}, kJob, {4}, EndMode::kReform, absl::Seconds(1), "x"}});
+  EXPECT_EQ(Sent<GenerationGone>().size(), 1u) << "nothing of it is here";
+  StartIt(4, 1, 1);
+  EXPECT_THAT(Commands<keeper::StartRank>(), IsEmpty());
+  ASSERT_EQ(Sent<GenerationGone>().size(), 1u);
+  StartIt(5, 1, 1);
+  EXPECT_EQ(Commands<keeper::StartRank>().size(), 1u);
+}
+
+TEST_F(AgentCoreTest, RepeatedGrantStartsOnce) {
+  Welcome();
+  StartIt(1, 1, 1);
+  StartIt(1, 1, 1);
+  EXPECT_THAT(Commands<keeper::StartRank>(), IsEmpty());
+}
+
+TEST_F(AgentCoreTest, ExitIsRepeatedUntilAcknowledgedThenForgotten) {
+  Welcome();
+  StartIt(1, 1, 1);
+  Exit(0, 3);
+  ASSERT_EQ(Sent<RankExited>().size(), 1u);
+  EXPECT_EQ(Sent<RankExited>()[0].exit.exit_code, 3);
+  Step(FromKeeper{kJob, keeper::Gone{1, true, ""}});
+  EXPECT_EQ(Sent<GenerationGone>().size(), 1u);
+  Advance(absl::Seconds(6));
+  Step(AgentTick{});
+  EXPECT_EQ(Sent<RankExited>().size(), 1u);
+  Step(HeadDown{});
+  Step(HeadUp{"10.0.0.1"});
+  ASSERT_EQ(Sent<AgentHello>()[0].held.size(), 1u);
+  EXPECT_EQ(Sent<AgentHello>()[0].held[0].exited.size(), 1u);
+  Step(FromHead{AgentWelcome{ClusterId("c1"), {5}, kMe, absl::Seconds(1), absl::Seconds(120)}});
+  EXPECT_EQ(Sent<RankExited>().size(), 1u);
+  EXPECT_EQ(Sent<GenerationGone>().size(), 1u);
+  Step(FromHead{AckExit{{5}, kJob, {1}, 0}});
+  EXPECT_EQ(Commands<keeper::AckExit>().size(), 1u);
+  EXPECT_EQ(Commands<keeper::Forget>().size(), 1u);
+  Advance(absl::Seconds(6));
+  Step(AgentTick{});
+  EXPECT_THAT(Sent<RankExited>(), IsEmpty());
+}
+
+TEST_F(AgentCoreTest, RevokeEndsTheGenerationThroughTheKeeper) {
+  Welcome();
+  StartIt(1, 2, 2);
+  Step(FromHead{Revoke{{5}, kJob, {1}, EndMode::kStop, absl::Seconds(30), "stopped by ada"}});
+  ASSERT_EQ(Commands<keeper::EndGeneration>().size(), 1u);
+  const auto end = Commands<keeper::EndGeneration>()[0];
+  EXPECT_EQ(end.mode, keeper::End::kStop);
+  EXPECT_EQ(end.grace_ms, 30000u);
+  EXPECT_EQ(end.reason, "stopped by ada");
+  EXPECT_THAT(Sent<GenerationGone>(), IsEmpty()) << "said only when the keeper saw it";
+}
+
+TEST_F(AgentCoreTest, LocalExchangeCompletesWithoutTheHead) {
+  Welcome();
+  StartIt(1, 2, 2);
+  FromRank(0, R"({"type":"exchange","sequence":0,"blob":"YQ=="})", 11);
+  EXPECT_THAT(Commands<keeper::Relay>(), IsEmpty());
+  FromRank(1, R"({"type":"exchange","sequence":0,"blob":"Yg=="})", 12);
+  const auto tables = Commands<keeper::Relay>();
+  ASSERT_EQ(tables.size(), 2u);
+  EXPECT_THAT(tables[0].json, HasSubstr(R"(["YQ==","Yg=="])"));
+  EXPECT_EQ(Commands<keeper::AckRelay>().size(), 2u);
+  EXPECT_THAT(Sent<ExchangePart>(), IsEmpty());
+  // Repeated after a lost connection: the rank gets the same table again.
+  FromRank(1, R"({"type":"exchange","sequence":0,"blob":"Yg=="})", 13);
+  ASSERT_EQ(Commands<keeper::Relay>().size(), 1u);
+  EXPECT_EQ(Commands<keeper::Relay>()[0].rank, 1);
+}
+
+TEST_F(AgentCoreTest, RemoteExchangeGoesThroughTheHeadAndIsRepeated) {
+  Welcome();
+  StartIt(1, 2, 3);
+  FromRank(1, R"({"type":"exchange","sequence":4,"blob":"Yg=="})", 2);
+  FromRank(0, R"({"type":"exchange","sequence":4,"blob":"YQ=="})", 1);
+  ASSERT_EQ(Sent<ExchangePart>().size(), 1u);
+  EXPECT_EQ(Sent<ExchangePart>()[0].blobs, (std::vector<std::pair<int, std::string>>{{0, "a"}, {1, "b"}}));
+  EXPECT_THAT(Commands<keeper::AckRelay>(), IsEmpty()) << "kept by the keeper until the table is here";
+  Step(HeadDown{});
+  Welcome();
+  EXPECT_EQ(Sent<ExchangePart>().size(), 1u);
+  Step(FromHead{ExchangeTable{{5}, kJob, {1}, 4, {"a", "b", "c"}}});
+  EXPECT_EQ(Commands<keeper::Relay>().size(), 2u);
+  EXPECT_EQ(Commands<keeper::AckRelay>().size(), 2u);
+}
+
+TEST_F(AgentCoreTest, ProgressPatternsReportLinesAndRelaysFeedTheStatus) {
+  spec_.progress.step = R"(step (\d+))";
+  spec_.progress.loss = R"(loss ([0-9.]+))";
+  Welcome();
+  StartIt(1, 2, 2);
+  Step(FromKeeper{kJob, keeper::Started{1, 0, 100, 7}});
+  EXPECT_EQ(Sent<RanksStarted>().size(), 1u);
+  Step(FromKeeper{kJob, keeper::Output{1, 0, false, 20, 0, "epoch 1 step 12 loss 0.5\nste"}});
+  FromRank(1, R"({"type":"joined"})");
+  FromRank(1, R"({"type":"progress","step":9,"collective":77})");
+  Advance(absl::Seconds(1));
+  Step(AgentTick{});
+  auto changed = Sent<AgentHeartbeat>()[0].changed;
+  ASSERT_EQ(changed.size(), 2u);
+  EXPECT_EQ(changed[0].step, 12);
+  EXPECT_EQ(changed[0].loss, 0.5);
+  EXPECT_EQ(changed[0].state, RankState::kRunning);
+  EXPECT_EQ(changed[1].step, 9);
+  EXPECT_EQ(changed[1].collective_sequence, 77u);
+  EXPECT_EQ(changed[1].state, RankState::kJoined);
+  ASSERT_EQ(Sent<LogTail>().size(), 1u);
+  EXPECT_EQ(Sent<LogTail>()[0].end_offset, 20u);
+  Step(FromKeeper{kJob, keeper::Output{1, 0, false, 30, 0, "p 13\r"}});  // the line was cut between two reads
+  Step(FromKeeper{kJob,
+                  keeper::ReportBytes{
+                      1, 1, "{\"step\":10,\"samples\":50}\n{\"step\":11,\"checkpoint\":\"x\"}\nnot json\n"}});
+  ASSERT_EQ(Sent<CheckpointReport>().size(), 1u);
+  EXPECT_EQ(Sent<CheckpointReport>()[0].step, 11);
+  EXPECT_EQ(Sent<CheckpointReport>()[0].timeline, Timeline{3});
+  Advance(absl::Seconds(2));
+  Step(FromKeeper{kJob, keeper::ReportBytes{1, 1, "{\"step\":12,\"samples\":200}\n"}});
+  Step(AgentTick{});
+  changed = Sent<AgentHeartbeat>()[0].changed;
+  ASSERT_EQ(changed.size(), 2u);
+  EXPECT_EQ(changed[0].step, 13);
+  EXPECT_NEAR(changed[1].samples_per_second.value_or(0), 100, 1);
+  Advance(absl::Seconds(1));
+  Step(AgentTick{});
+  EXPECT_THAT(Sent<AgentHeartbeat>()[0].changed, IsEmpty()) << "only what changed";
+}
+
+TEST_F(AgentCoreTest, SdkCheckpointKeepsItsManifest) {
+  Welcome();
+  StartIt(1, 1, 1);
+  FromRank(0, R"({"type":"checkpoint","step":40,"timeline":9,"manifest":"k/m"})");
+  ASSERT_EQ(Sent<CheckpointReport>().size(), 1u);
+  EXPECT_EQ(Sent<CheckpointReport>()[0].manifest, "k/m");
+  EXPECT_EQ(Sent<CheckpointReport>()[0].timeline, Timeline{9});
+}
+
+TEST_F(AgentCoreTest, SilentHeadEndsOnlyProgramsWithoutTheSdk) {  // blueprint section 7
+  Welcome();
+  StartIt(1, 1, 1);
+  Advance(absl::Seconds(121));
+  Step(AgentTick{});
+  ASSERT_EQ(Commands<keeper::EndGeneration>().size(), 1u);
+  EXPECT_THAT(Commands<keeper::EndGeneration>()[0].reason, HasSubstr("no word from the head"));
+
+  Welcome();
+  StartIt(2, 1, 1);
+  FromRank(0, R"({"type":"joined"})", 1, 2);
+  Advance(absl::Seconds(500));
+  Step(AgentTick{});
+  EXPECT_THAT(Commands<keeper::EndGeneration>(), IsEmpty());
+}
+
+TEST_F(AgentCoreTest, AdoptsWhatAKeeperHolds) {  // P4
+  Welcome();
+  keeper::State state;
+  state.job = kJob.value;
+  state.highest_revoked = 2;
+  keeper::GenerationHeld held;
+  held.generation = 3;
+  held.note = R"({"run_dir":"/run","world_size":2,"timeline":1,"spec":"spec"})";
+  held.ranks = {{0, 100, 5, true, true}, {1, -1, 6, false, false}};
+  keeper::Exited exit;
+  exit.generation = 3;
+  exit.rank = 1;
+  exit.code = 7;
+  held.unacked = {exit};
+  state.generations = {held};
+  Step(FromKeeper{kJob, state});
+  ASSERT_EQ(Sent<RankExited>().size(), 1u);
+  EXPECT_EQ(Sent<RankExited>()[0].exit.exit_code, 7);
+  EXPECT_THAT(core_.Snapshot(), HasSubstr("revoked 2; generation 3 0=joined 1=exited"));
+  Step(HeadDown{});
+  Step(HeadUp{"10.0.0.1"});
+  const auto hello = Sent<AgentHello>()[0];
+  ASSERT_EQ(hello.held.size(), 1u);
+  EXPECT_EQ(hello.held[0].revoked, Generation{2});
+  EXPECT_EQ(hello.held[0].live.size(), 1u);
+  EXPECT_EQ(hello.held[0].exited.size(), 1u);
+  Step(FromHead{AgentQuery{{5}, 9, AgentQuery::Kind::kReadLog, kJob, {3}, 1, true, 5, {}}});
+}
+
+TEST_F(AgentCoreTest, LostKeeperMeansLostRanks) {
+  Welcome();
+  StartIt(1, 2, 2);
+  Exit(0, 0);
+  Step(KeeperLost{kJob, true, "the keeper was killed"});
+  ASSERT_EQ(Sent<RankExited>().size(), 1u);
+  EXPECT_EQ(Sent<RankExited>()[0].exit.rank, 1);
+  EXPECT_EQ(Sent<RankExited>()[0].exit.cause, ExitCause::kLost);
+  EXPECT_EQ(Sent<GenerationGone>().size(), 1u);
+  EXPECT_FALSE(core_.HasLiveGeneration());
+}
+
+TEST_F(AgentCoreTest, QueriesReadLogsByNumbersOnly) {
+  Welcome();
+  StartIt(1, 1, 1);
+  Step(FromHead{AgentQuery{{5}, 9, AgentQuery::Kind::kReadLog, kJob, {1}, 0, true, 5, {}}});
+  ASSERT_EQ(last_.effects.size(), 1u);
+  const auto& read = std::get<ReadLog>(last_.effects[0]);
+  EXPECT_EQ(read.path, "/run/logs/generation-1/rank-0.err");
+  EXPECT_EQ(read.offset, 5u);
+  Step(FromHead{AgentQuery{{5}, 10, AgentQuery::Kind::kReadLog, JobId("../etc"), {1}, 0, true, 5, {}}});
+  ASSERT_EQ(Sent<AgentAnswer>().size(), 1u);
+  EXPECT_FALSE(Sent<AgentAnswer>()[0].ok);
+  Step(FromHead{AgentQuery{{5}, 11, AgentQuery::Kind::kExec, kJob, {1}, 0, false, 0, {"ls"}}});
+  EXPECT_EQ(Commands<keeper::Exec>().size(), 1u);
+}
+
+TEST_F(AgentCoreTest, StallIsReportedOnceWithStacks) {  // P16
+  spec_.progress.stall = absl::Minutes(1);
+  spec_.progress.on_stall = spec::OnStall::kKill;
+  Welcome();
+  StartIt(1, 1, 1);
+  FromRank(0, R"({"type":"progress","step":9})");
+  Advance(absl::Minutes(2));
+  Step(AgentTick{});
+  const auto stacks = std::count_if(last_.effects.begin(), last_.effects.end(), [](const AgentEffect& e) {
+    return std::holds_alternative<ReadStacks>(e);
+  });
+  EXPECT_EQ(stacks, 1);
+  Welcome();
+  Step(StacksRead{kJob, {1}, 0, "thread 1 waits in futex"});
+  ASSERT_EQ(Sent<AgentNote>().size(), 1u);
+  EXPECT_EQ(Sent<AgentNote>()[0].kind, "stall");
+  EXPECT_THAT(Sent<AgentNote>()[0].text, HasSubstr("futex"));
+  EXPECT_EQ(Commands<keeper::SignalRank>().size(), 1u);
+  Advance(absl::Minutes(2));
+  Step(AgentTick{});
+  for (const AgentEffect& effect : last_.effects) EXPECT_FALSE(std::holds_alternative<ReadStacks>(effect));
+}
+
+TEST_F(AgentCoreTest, ShutdownLeavesAfterTheLastGeneration) {
+  Welcome();
+  StartIt(1, 1, 1);
+  Step(FromHead{AgentShutdown{{5}, "idle"}});
+  EXPECT_EQ(Commands<keeper::Quit>().size(), 1u);
+  for (const AgentEffect& effect : last_.effects) EXPECT_FALSE(std::holds_alternative<Leave>(effect));
+  Exit(0, 0);
+  Step(FromKeeper{kJob, keeper::Gone{1, true, ""}});
+  EXPECT_TRUE(std::any_of(last_.effects.begin(), last_.effects.end(),
+                          [](const AgentEffect& e) { return std::holds_alternative<Leave>(e); }));
+}
+
+TEST(RankReports, HostileInputIsHarmless) {  // P9
+  EXPECT_EQ(ReadRelay("").kind, RankSaid::Kind::kNothing);
+  EXPECT_EQ(ReadRelay("[1]").kind, RankSaid::Kind::kNothing);
+  EXPECT_EQ(ReadRelay(R"({"type":7,"step":"x"})").kind, RankSaid::Kind::kNothing);
+  EXPECT_EQ(ReadRelay(R"({"type":"exchange","sequence":-1,"blob":"YQ=="})").kind, RankSaid::Kind::kNothing);
+  EXPECT_EQ(ReadRelay(R"({"type":"exchange","sequence":1,"blob":"***"})").kind, RankSaid::Kind::kNothing);
+  EXPECT_FALSE(ReadReportLine(R"({"step":1e300,"loss":1e999})").step.has_value());
+  LineCutter cutter(8);
+  EXPECT_EQ(cutter.Take(std::string(20, 'x')).size(), 2u);
+  spec::Progress progress;
+  progress.step = "(a*)*b(\\d+)";
+  const ProgressPatterns patterns(progress);
+  EXPECT_EQ(patterns.Match("step 5").kind, RankSaid::Kind::kNothing);
+}
+
+}  // namespace
+}  // namespace gtrain::core
