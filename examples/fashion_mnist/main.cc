@@ -171,6 +171,7 @@ class Trainer {
   torch::Tensor params_, momentum_, reduce_;  // flat; reduce_ = gradients, then the extras
   Cursor cursor_;
   int64_t steps_per_epoch_ = 0;
+  int64_t saved_step_ = -1;  // the newest step with a checkpoint: equal on all ranks
   double loss_ = 0;
   bool stopped_ = false;
 };
@@ -210,6 +211,7 @@ absl::Status Trainer::RegisterAndRestore(Checkpointer* checkpointer) {
   absl::StatusOr<std::optional<RestoredStep>> restored = checkpointer_->Restore();
   if (!restored.ok()) return restored.status();
   if (!restored->has_value()) return absl::OkStatus();
+  saved_step_ = cursor_.step;
   if (cursor_.batch != flags_.batch || cursor_.seed != flags_.seed) {
     return absl::FailedPreconditionError(
         absl::StrCat("the checkpoint was trained with --batch ", cursor_.batch, " --seed ", cursor_.seed,
@@ -241,12 +243,13 @@ absl::Status Trainer::Run() {
     if (stopped_) break;
     absl::StatusOr<bool> saved = checkpointer_->SaveIfDue(cursor_.step, comm_);
     if (!saved.ok()) return saved.status();
+    if (*saved) saved_step_ = cursor_.step;
   }
   // The last state is worth keeping whatever the interval: the end of training, or what the user asked to
   // save.
   s = checkpointer_->Wait(absl::Minutes(2));  // an earlier save still being written would make this one skip
   if (!s.ok()) return s;
-  if (checkpointer_->LastCommitted() == cursor_.step) return absl::OkStatus();
+  if (saved_step_ == cursor_.step) return absl::OkStatus();
   absl::StatusOr<bool> saved = checkpointer_->Save(cursor_.step);
   if (!saved.ok()) return saved.status();
   return checkpointer_->Wait(absl::Minutes(2));

@@ -37,7 +37,7 @@ def train(args, session):
     uri = None if os.environ.get("GTRAIN_CHECKPOINT_URI") else args.checkpoint
     with gtrain.Checkpointer(session, uri=uri, every_steps=25) as checkpointer:
         checkpointer.replicated({"weights": weights, "optimizer/momentum": momentum})
-        step = checkpointer.restore() or 0
+        step = saved = checkpointer.restore() or 0
         if step and session.rank == 0:
             print(f"resumed at step {step}", flush=True)
         while step < args.steps:
@@ -55,10 +55,11 @@ def train(args, session):
                 print(f"step {step} loss {total[-2] / args.batch:.4f}", flush=True)
             if total[-1] > 0:  # some rank saw the wish to stop: all stop after this step
                 break
-            checkpointer.save_if_due(step)
+            if checkpointer.save_if_due(step):
+                saved = step
             time.sleep(max(0.0, args.step_seconds - (time.monotonic() - began)))
         checkpointer.wait()  # an earlier save that is still being written would make this one skip
-        if checkpointer.last_committed != step:
+        if saved != step:
             checkpointer.save(step)
             checkpointer.wait()
     if step == args.steps and session.rank == 0:
