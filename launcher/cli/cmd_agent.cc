@@ -1,0 +1,89 @@
+// `gtrain agent`: offers this machine to a cluster.
+#include "absl/strings/str_cat.h"
+#include "base/logging.h"
+#include "base/status_macros.h"
+#include "launcher/cli/local_cluster.h"
+#include "launcher/cli/terminal.h"
+#include "launcher/cli/verbs.h"
+#include "launcher/spec/values.h"
+#include "runtime/agent/agent.h"
+#include "runtime/zmq/cluster_dir.h"
+
+namespace gtrain::cli {
+namespace {
+
+absl::Status ReadLabels(const Args& args, agent::AgentOptions& options) {
+  for (const std::string& label : args.All("label")) {
+    const size_t equals = label.find('=');
+    if (equals == std::string::npos || equals == 0) {
+      return absl::InvalidArgumentError(absl::StrCat("--label ", spec::Shown(label), " must be KEY=VALUE"));
+    }
+    options.labels[label.substr(0, equals)] = label.substr(equals + 1);
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<agent::AgentOptions> OptionsOf(const Args& args) {
+  agent::AgentOptions options;
+  options.state_dir = args.Get("dir");
+  if (options.state_dir.empty()) {
+    GT_ASSIGN_OR_RETURN(options.state_dir, net::DefaultClusterDir("agent"));
+  }
+  options.join_token = args.Get("join");
+  options.address = args.Get("address");
+  options.hostname = args.Get("hostname");
+  GT_RETURN_IF_ERROR(ReadLabels(args, options));
+  GT_ASSIGN_OR_RETURN(const std::optional<int64_t> gpus, args.Int("fake-gpus", 0, 1024));
+  options.fake_gpus = static_cast<int>(gpus.value_or(0));
+  GT_ASSIGN_OR_RETURN(const std::optional<int64_t> cpus, args.Int("cpus", 1, 8192));
+  options.cpus = static_cast<int>(cpus.value_or(0));
+  return options;
+}
+
+// The local head's directory holds everything; its agent's state is a folder in it.
+absl::Status ServeLocal(agent::AgentOptions options) {
+  const std::string dir = options.state_dir;
+  GT_ASSIGN_OR_RETURN(const net::Endpoint endpoint, net::ReadEndpoint(dir + "/endpoint.json"));
+  options.state_dir = LocalAgentDir(dir);
+  options.head_endpoint = endpoint.endpoint;
+  options.head_public_key = endpoint.head_public_key;
+  options.cluster = endpoint.cluster;
+  GT_RETURN_IF_ERROR(WriteAgentPid(dir));
+  const absl::Status status = agent::RunAgent(options);
+  RemoveAgentPid(dir);
+  return status;
+}
+
+int Run(const Args& args) {
+  SetLogTag("agent");
+  absl::StatusOr<agent::AgentOptions> options = OptionsOf(args);
+  if (!options.ok()) return Report(options.status());
+  const absl::Status status = args.Has("local") ? ServeLocal(*std::move(options)) : agent::RunAgent(*options);
+  return status.ok() ? kDone : Report(status);
+}
+
+}  // namespace
+
+Verb AgentVerb() {
+  Verb verb;
+  verb.name = "agent";
+  verb.summary = "Offer this machine to a cluster";
+  verb.usage = "[--join TOKEN] [flags]";
+  verb.details =
+      "  gtrain agent --join 10.0.0.1:7070,3f...,9a...    the token of `gtrain head --token`; once\n"
+      "  gtrain agent                                     later starts\n"
+      "  gtrain agent --label pool=spot --cpus 8\n\n"
+      "SIGTERM ends the agent, not its ranks: the next agent started in the same directory takes them over.";
+  verb.flags = {{"join", '\0', "TOKEN", "join a cluster with a one-use token"},
+                {"dir", '\0', "DIR", "keys and state; default $XDG_STATE_HOME/gtrain/agent"},
+                {"address", '\0', "ADDRESS", "data-plane address; default: the one that reaches the head"},
+                {"hostname", '\0', "NAME", "name shown to people; default: the machine's"},
+                {"label", '\0', "KEY=VALUE", "for `where: {labels: ...}`; repeatable", true},
+                {"cpus", '\0', "N", "offer that many hardware threads; default: those this process may use"},
+                {"fake-gpus", '\0', "N", "tests: pretend to have N GPUs"},
+                {"local", '\0', "", "the agent of the user's own local cluster (used by launch)"}};
+  verb.run = Run;
+  return verb;
+}
+
+}  // namespace gtrain::cli

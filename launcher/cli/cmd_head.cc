@@ -1,0 +1,127 @@
+// `gtrain head`: makes a cluster (--init), serves it, or asks the running head for a join token (--token).
+#include <cstdio>
+#include <nlohmann/json.hpp>
+
+#include "absl/strings/str_cat.h"
+#include "base/logging.h"
+#include "base/status_macros.h"
+#include "launcher/cli/context.h"
+#include "launcher/cli/terminal.h"
+#include "launcher/cli/verbs.h"
+#include "launcher/spec/parse.h"
+#include "launcher/spec/words.h"
+#include "runtime/head/head.h"
+#include "runtime/zmq/cluster_dir.h"
+
+namespace gtrain::cli {
+namespace {
+
+absl::StatusOr<std::string> ClusterDir(const Args& args) {
+  if (args.Has("dir")) return args.Get("dir");
+  const std::string context = args.Get("context");
+  if (context.empty()) return absl::InvalidArgumentError("which cluster? give --context NAME (or --dir DIR)");
+  if (!spec::IsJobName(context) || context == "local") {
+    return absl::InvalidArgumentError("--context must be a name of a-z, 0-9 and -, other than local");
+  }
+  GT_ASSIGN_OR_RETURN(const Contexts contexts, ReadContexts());
+  for (const Context& c : contexts.contexts) {
+    if (c.name == context && !c.dir.empty()) return c.dir;
+  }
+  return net::DefaultClusterDir(context);
+}
+
+absl::Status Init(const Args& args, const std::string& dir) {
+  GT_ASSIGN_OR_RETURN(const net::ClusterFiles files, net::InitCluster(dir));
+  std::string message = absl::StrCat("cluster ", files.cluster.value, " in ", dir, "\n");
+  const std::string context = args.Get("context");
+  if (!context.empty()) {
+    GT_RETURN_IF_ERROR(SaveContext({context, dir, "", "", files.admin_key_path()}));
+    absl::StrAppend(&message, "context ", context,
+                    " is now the current one; start the head with:\n  gtrain head --context ", context,
+                    " --listen ADDRESS:PORT\n");
+  }
+  Print(message);
+  return absl::OkStatus();
+}
+
+absl::Status PrintToken(const Args& args, const std::string& dir) {
+  Cluster cluster;
+  GT_ASSIGN_OR_RETURN(const net::Endpoint endpoint, net::ReadEndpoint(dir + "/endpoint.json"));
+  cluster.options.endpoint = endpoint.endpoint;
+  cluster.options.server_public_key = endpoint.head_public_key;
+  GT_ASSIGN_OR_RETURN(cluster.options.keys, net::LoadKeyPair(dir + "/admin.key"));
+  GT_ASSIGN_OR_RETURN(cluster.client, net::ControlClient::Connect(cluster.options));
+  GT_ASSIGN_OR_RETURN(const std::string json, Ask(cluster, core::ClientJoinToken{}));
+  if (args.Has("json")) {
+    Print(json + "\n");
+    return absl::OkStatus();
+  }
+  const nlohmann::json reply = nlohmann::json::parse(json, nullptr, false);
+  if (!reply.is_object() || !reply.contains("token") || !reply["token"].is_string()) {
+    return absl::InternalError("the head's answer holds no token");
+  }
+  Print(reply["token"].get<std::string>() + "\n");
+  return absl::OkStatus();
+}
+
+absl::Status Serve(const Args& args, const std::string& dir) {
+  head::HeadOptions options;
+  options.cluster_dir = dir;
+  options.listen = args.All("listen");
+  options.advertise = args.Get("advertise");
+  options.allow_root = args.Has("allow-root");
+  options.local = args.Has("local");
+  options.exit_when_idle = args.Has("local") || args.Has("exit-when-idle");
+  GT_ASSIGN_OR_RETURN(const std::optional<int64_t> nodes, args.Int("nodes", 1, spec::kRanksMax));
+  if (nodes) options.expected_nodes = static_cast<int>(*nodes);
+  if (options.local) options.expected_nodes = 1;
+  options.parse_job = spec::ParseCanonical;
+  SetLogTag("head");
+  return head::RunHead(options);
+}
+
+int Run(const Args& args) {
+  const absl::StatusOr<std::string> dir = ClusterDir(args);
+  if (!dir.ok()) return Report(dir.status());
+  absl::Status status;
+  if (args.Has("init")) {
+    status = Init(args, *dir);
+  } else if (args.Has("token")) {
+    status = PrintToken(args, *dir);
+  } else {
+    status = Serve(args, *dir);
+  }
+  return status.ok() ? kDone : Report(status);
+}
+
+}  // namespace
+
+Verb HeadVerb() {
+  Verb verb;
+  verb.name = "head";
+  verb.summary = "Make a cluster, serve it, or print a join token for a new machine";
+  verb.usage = "[--init | --token] --context NAME [flags]";
+  verb.details =
+      "  gtrain head --init --context lab                         keys and a context, once\n"
+      "  gtrain head --context lab --listen 10.0.0.1:7070         serve until SIGTERM; ranks are never ended "
+      "by that\n"
+      "  gtrain head --context lab --token                        one use, 15 minutes; for `gtrain agent "
+      "--join`";
+  verb.flags = {
+      {"init", '\0', "", "make the cluster's keys and the context, then exit"},
+      {"token", '\0', "", "ask the running head for a join token"},
+      {"context", '\0', "NAME", "name of the cluster"},
+      {"dir", '\0', "DIR", "its directory; default $XDG_STATE_HOME/gtrain/NAME"},
+      {"listen", '\0', "ADDRESS:PORT",
+       "numeric address to serve at, default 127.0.0.1 and any port; repeatable", true},
+      {"advertise", '\0', "HOST:PORT", "what agents and clients are told; default: the first --listen"},
+      {"nodes", '\0', "N", "number of machines expected: then a job that fits on none fails at once"},
+      {"exit-when-idle", '\0', "", "end after the last job"},
+      {"allow-root", '\0', "", "let root listen on other than loopback addresses"},
+      {"local", '\0', "", "this is the user's own local cluster (used by launch)"},
+      {"json", '\0', "", "--token as JSON"}};
+  verb.run = Run;
+  return verb;
+}
+
+}  // namespace gtrain::cli

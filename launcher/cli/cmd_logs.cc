@@ -1,0 +1,151 @@
+#include <map>
+
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "launcher/cli/context.h"
+#include "launcher/cli/follow.h"
+#include "launcher/cli/rank_output.h"
+#include "launcher/cli/terminal.h"
+#include "launcher/cli/verbs.h"
+#include "launcher/spec/parse.h"
+
+namespace gtrain::cli {
+namespace {
+
+struct Stream {
+  int rank = 0;
+  std::string host;
+  uint64_t offset = 0;
+};
+
+struct LogsRequest {
+  std::string job;
+  std::optional<uint64_t> generation;
+  bool is_stderr = false;
+  std::vector<Stream> streams;
+};
+
+// Reads what is there of each stream; true when something came.
+absl::StatusOr<bool> ReadAll(Cluster& cluster, LogsRequest& request, RankOutput& output) {
+  bool any = false;
+  for (Stream& stream : request.streams) {
+    while (true) {
+      const absl::StatusOr<std::string> json =
+          Ask(cluster, core::ClientLogs{JobId(request.job), request.generation, stream.rank,
+                                        request.is_stderr, stream.offset});
+      if (absl::IsNotFound(json.status()) && request.streams.size() > 1) break;  // wrote nothing
+      if (!json.ok()) return json.status();
+      GT_ASSIGN_OR_RETURN(const LogDoc log, ParseLogDoc(*json));
+      if (!log.note.empty() && stream.offset == 0)
+        Complain(absl::StrCat("rank ", stream.rank, ": ", SafeText(log.note)));
+      output.Add(stream.rank, stream.host, request.is_stderr, log.text);
+      if (log.next_offset <= stream.offset) break;
+      any = true;
+      stream.offset = log.next_offset;
+    }
+  }
+  return any;
+}
+
+bool Show(RankOutput& output, bool flush, bool plain) {
+  std::string text;
+  for (const std::string& line : output.Take(flush)) {
+    // One rank's log is shown as the rank wrote it, without "host:rank: ".
+    const size_t prefix = plain ? line.find(": ") : std::string::npos;
+    absl::StrAppend(&text, prefix == std::string::npos ? line : line.substr(prefix + 2), "\n");
+  }
+  return text.empty() || Print(text);
+}
+
+absl::StatusOr<LogsRequest> MakeRequest(const Args& args, Cluster& cluster, const JobDoc& job) {
+  LogsRequest request;
+  request.job = job.id;
+  request.is_stderr = args.Has("err");
+  GT_ASSIGN_OR_RETURN(const std::optional<int64_t> generation, args.Int("generation", 1, int64_t{1} << 40));
+  if (generation) request.generation = static_cast<uint64_t>(*generation);
+  GT_ASSIGN_OR_RETURN(const std::optional<int64_t> rank, args.Int("rank", 0, spec::kRanksMax));
+  for (const RankDoc& r : job.ranks) {
+    if (!rank || r.rank == *rank) request.streams.push_back({r.rank, r.hostname, 0});
+  }
+  if (request.streams.empty() && rank && request.generation)
+    request.streams.push_back({static_cast<int>(*rank), "", 0});
+  if (request.streams.empty()) {
+    return absl::NotFoundError(rank ? absl::StrCat(job.id, " has ranks 0 to ", job.world_size - 1)
+                                    : absl::StrCat(job.id, " has not started yet: ", job.reason));
+  }
+  return request;
+}
+
+// A generation that ends while we follow is read to its end before the next one begins.
+absl::Status FollowLogs(Cluster& cluster, const Args& args, JobDoc job, LogsRequest request) {
+  SignalPipe signals;
+  cluster.client->set_interrupt_fd(signals.fd());
+  RankOutput output;
+  const bool plain = request.streams.size() == 1;
+  uint64_t after = 0;
+  while (signals.Next() == 0) {
+    const absl::StatusOr<bool> any = ReadAll(cluster, request, output);
+    if (absl::IsCancelled(any.status())) return absl::OkStatus();
+    if (!any.ok() && !absl::IsUnavailable(any.status()) && !absl::IsDeadlineExceeded(any.status()))
+      return any.status();
+    if (!Show(output, job.Final(), plain)) return absl::OkStatus();
+    if (job.Final()) return absl::OkStatus();
+    const absl::StatusOr<std::string> wait =
+        Ask(cluster, core::ClientEvents{JobId(job.id), after, absl::Milliseconds(500)}, absl::Seconds(10));
+    if (wait.ok()) {
+      GT_ASSIGN_OR_RETURN(const EventsDoc events, ParseEventsDoc(*wait));
+      after = events.next;
+    }
+    absl::StatusOr<JobDoc> now = AskJob(cluster, job.id, absl::Seconds(10));
+    if (absl::IsCancelled(now.status())) return absl::OkStatus();
+    if (!now.ok()) return now.status();
+    if (now->generation != job.generation && !args.Has("generation")) {
+      Complain(absl::StrCat("generation ", now->generation));
+      GT_ASSIGN_OR_RETURN(request, MakeRequest(args, cluster, *now));
+    }
+    job = *std::move(now);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Logs(const Args& args) {
+  GT_ASSIGN_OR_RETURN(Cluster cluster, OpenCluster(args, Start::kNever));
+  GT_ASSIGN_OR_RETURN(const JobDoc job, FindJob(cluster, args.words.empty() ? "" : args.words[0]));
+  GT_ASSIGN_OR_RETURN(LogsRequest request, MakeRequest(args, cluster, job));
+  if (args.Has("follow")) return FollowLogs(cluster, args, job, std::move(request));
+  RankOutput output;
+  GT_RETURN_IF_ERROR(ReadAll(cluster, request, output).status());
+  Show(output, /*flush=*/true, request.streams.size() == 1);
+  return absl::OkStatus();
+}
+
+int Run(const Args& args) {
+  const absl::Status status = Logs(args);
+  return status.ok() ? kDone : Report(status);
+}
+
+}  // namespace
+
+Verb LogsVerb() {
+  Verb verb;
+  verb.name = "logs";
+  verb.summary = "Print what ranks wrote";
+  verb.usage = "[flags] [JOB]";
+  verb.details =
+      "Of a node that vanished, the last 64 KiB it sent. Control characters are shown as \\xNN; the files "
+      "under\n"
+      "<run dir>/logs hold the bytes.\n\n"
+      "  gtrain logs fashion-mnist-1                every rank's output, host:rank before each line\n"
+      "  gtrain logs --rank 3 --err -f              follow one rank's stderr\n"
+      "  gtrain logs --generation 1                 before the restart";
+  verb.flags = {{"rank", '\0', "R", "only this rank"},
+                {"err", '\0', "", "stderr instead of stdout"},
+                {"generation", '\0', "G", "an earlier generation; default: the newest"},
+                {"follow", 'f', "", "go on until the job ends"},
+                ContextFlag()};
+  verb.words_max = 1;
+  verb.run = Run;
+  return verb;
+}
+
+}  // namespace gtrain::cli

@@ -1,0 +1,54 @@
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "launcher/cli/context.h"
+#include "launcher/cli/follow.h"
+#include "launcher/cli/terminal.h"
+#include "launcher/cli/verbs.h"
+
+namespace gtrain::cli {
+namespace {
+
+absl::Status Stop(const Args& args) {
+  GT_ASSIGN_OR_RETURN(Cluster cluster, OpenCluster(args, Start::kNever));
+  GT_ASSIGN_OR_RETURN(const JobDoc job, FindJob(cluster, args.words.empty() ? "" : args.words[0]));
+  if (job.Final()) {
+    Print(absl::StrCat(job.id, " is over: ", job.state, "\n"));
+    return absl::OkStatus();
+  }
+  const bool now = args.Has("now");
+  GT_ASSIGN_OR_RETURN(const std::string json,
+                      Ask(cluster, core::ClientStop{JobId(job.id), now, args.Get("reason", "gtrain stop")}));
+  Print(args.Has("json")
+            ? json + "\n"
+            : absl::StrCat(job.id, now ? ": stopping now\n"
+                                       : ": stopping; the ranks may save. --now stops at once\n"));
+  return absl::OkStatus();
+}
+
+int Run(const Args& args) {
+  const absl::Status status = Stop(args);
+  return status.ok() ? kDone : Report(status);
+}
+
+}  // namespace
+
+Verb StopVerb() {
+  Verb verb;
+  verb.name = "stop";
+  verb.summary = "End a job: gracefully, or at once with --now";
+  verb.usage = "[--now] [JOB]";
+  verb.details =
+      "Returns when the head has accepted it; the ranks get SIGTERM and `stop_grace` to save. A second stop "
+      "is --now.\n\n"
+      "  gtrain stop fashion-mnist-1\n"
+      "  gtrain stop --now fashion-mnist-1";
+  verb.flags = {{"now", '\0', "", "SIGKILL at once"},
+                {"reason", '\0', "TEXT", "kept with the job"},
+                ContextFlag(),
+                {"json", '\0', "", "the head's answer as JSON"}};
+  verb.words_max = 1;
+  verb.run = Run;
+  return verb;
+}
+
+}  // namespace gtrain::cli

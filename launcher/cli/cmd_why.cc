@@ -1,0 +1,83 @@
+#include <nlohmann/json.hpp>
+
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "launcher/cli/context.h"
+#include "launcher/cli/follow.h"
+#include "launcher/cli/terminal.h"
+#include "launcher/cli/verbs.h"
+
+namespace gtrain::cli {
+namespace {
+
+using nlohmann::json;
+
+std::string Text(const json& object, const char* key) {
+  const auto it = object.find(key);
+  return it != object.end() && it->is_string() ? SafeText(it->get<std::string>()) : "";
+}
+
+std::string Explain(const json& why) {
+  std::string out =
+      absl::StrCat(Text(why, "id"), " is ", Text(why, "state"), ": ", Text(why, "reason"), "\n");
+  if (const std::string placement = Text(why, "placement"); !placement.empty()) {
+    absl::StrAppend(&out, "placement: ", placement, "\n");
+  }
+  if (const auto blockers = why.find("blocked_by");
+      blockers != why.end() && blockers->is_array() && !blockers->empty()) {
+    out += "blocked by:\n";
+    for (const json& b : *blockers) {
+      const std::string node = Text(b, "node");
+      absl::StrAppend(&out, "  ", node.empty() ? "the cluster" : node, ": ", Text(b, "constraint"));
+      if (const auto held = b.find("held_by"); held != b.end() && held->is_array() && !held->empty()) {
+        out += "; held by";
+        for (const json& job : *held)
+          absl::StrAppend(&out, " ", job.is_string() ? SafeText(job.get<std::string>()) : "?");
+      }
+      if (const std::string unblock = Text(b, "unblocked_by"); !unblock.empty())
+        absl::StrAppend(&out, "; unblocked by ", unblock);
+      out += "\n";
+    }
+  }
+  if (const auto events = why.find("events"); events != why.end() && events->is_array()) {
+    out += "what happened:\n";
+    for (const json& event : *events)
+      absl::StrAppend(&out, "  ", Text(event, "kind"), ": ", Text(event, "text"), "\n");
+  }
+  return out;
+}
+
+absl::Status Why(const Args& args) {
+  GT_ASSIGN_OR_RETURN(Cluster cluster, OpenCluster(args, Start::kNever));
+  GT_ASSIGN_OR_RETURN(const JobDoc job, FindJob(cluster, args.words.empty() ? "" : args.words[0]));
+  GT_ASSIGN_OR_RETURN(const std::string text, Ask(cluster, core::ClientWhy{JobId(job.id)}));
+  if (args.Has("json")) {
+    Print(text + "\n");
+    return absl::OkStatus();
+  }
+  const json why = json::parse(text, nullptr, false);
+  if (!why.is_object()) return absl::InternalError("the head's answer is not a JSON object");
+  Print(Explain(why));
+  return absl::OkStatus();
+}
+
+int Run(const Args& args) {
+  const absl::Status status = Why(args);
+  return status.ok() ? kDone : Report(status);
+}
+
+}  // namespace
+
+Verb WhyVerb() {
+  Verb verb;
+  verb.name = "why";
+  verb.summary = "Say why a job waits, sits where it sits, or was re-formed";
+  verb.usage = "[JOB]";
+  verb.details = "  gtrain why fashion-mnist-1";
+  verb.flags = {ContextFlag(), {"json", '\0', "", "the head's document as it is"}};
+  verb.words_max = 1;
+  verb.run = Run;
+  return verb;
+}
+
+}  // namespace gtrain::cli

@@ -1,0 +1,175 @@
+#include "launcher/cli/context.h"
+
+#include <cstdlib>
+#include <nlohmann/json.hpp>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "base/file.h"
+#include "base/status_macros.h"
+#include "launcher/cli/local_cluster.h"
+#include "launcher/spec/nearest.h"
+#include "launcher/spec/values.h"
+#include "launcher/spec/words.h"
+#include "runtime/zmq/cluster_dir.h"
+
+namespace gtrain::cli {
+namespace {
+
+constexpr size_t kContextsBytesMax = 1 << 20;
+
+std::string Env(const char* name) {
+  const char* value = std::getenv(name);
+  return value == nullptr ? "" : value;
+}
+
+std::string Text(const nlohmann::json& object, const char* key) {
+  const auto it = object.find(key);
+  return it != object.end() && it->is_string() ? it->get<std::string>() : "";
+}
+
+absl::StatusOr<Contexts> ParseContexts(const std::string& text, const std::string& path) {
+  const nlohmann::json root = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
+  if (!root.is_object()) {
+    return absl::FailedPreconditionError(absl::StrCat(path, " is not a JSON object; repair or remove it"));
+  }
+  Contexts out;
+  out.current = Text(root, "current");
+  const auto contexts = root.find("contexts");
+  if (contexts == root.end() || !contexts->is_object()) return out;
+  for (const auto& [name, value] : contexts->items()) {
+    if (!value.is_object()) continue;
+    out.contexts.push_back({name, Text(value, "dir"), Text(value, "endpoint"), Text(value, "head_public_key"),
+                            Text(value, "key_file")});
+  }
+  return out;
+}
+
+absl::StatusOr<Context> FindContext(const std::string& name) {
+  GT_ASSIGN_OR_RETURN(const Contexts contexts, ReadContexts());
+  std::vector<std::string> names;
+  for (const Context& context : contexts.contexts) {
+    if (context.name == name) return context;
+    names.push_back(context.name);
+  }
+  const std::string nearest = spec::Nearest(name, names);
+  return absl::InvalidArgumentError(absl::StrCat(
+      "no context ", spec::Shown(name), nearest.empty() ? "" : absl::StrCat("; did you mean ", nearest, "?"),
+      names.empty() ? "; there are none yet. `gtrain head --init --context NAME` makes one"
+                    : absl::StrCat(". There are: ", absl::StrJoin(names, ", "))));
+}
+
+absl::StatusOr<std::string> ChosenName(const Args& args) {
+  std::string name = args.Get("context", Env("GTRAIN_CONTEXT"));
+  if (name.empty()) {
+    GT_ASSIGN_OR_RETURN(const Contexts contexts, ReadContexts());
+    name = contexts.current;
+  }
+  return name.empty() ? "local" : name;
+}
+
+absl::Status FillFromContext(const Context& context, Cluster& cluster) {
+  cluster.dir = context.dir;
+  cluster.options.endpoint = context.endpoint;
+  cluster.options.server_public_key = context.head_public_key;
+  if (!context.dir.empty()) {
+    const absl::StatusOr<net::Endpoint> endpoint = net::ReadEndpoint(context.dir + "/endpoint.json");
+    if (!endpoint.ok()) {
+      return absl::UnavailableError(absl::StrCat("the head of context ", context.name, " does not run (",
+                                                 endpoint.status().message(),
+                                                 "); start it with: gtrain head --context ", context.name));
+    }
+    cluster.options.endpoint = endpoint->endpoint;
+    cluster.options.server_public_key = endpoint->head_public_key;
+  }
+  const std::string key_file = context.key_file.empty() ? context.dir + "/admin.key" : context.key_file;
+  GT_ASSIGN_OR_RETURN(cluster.options.keys, net::LoadKeyPair(key_file));
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<std::string> ContextsPath() {
+  const std::string config = Env("XDG_CONFIG_HOME");
+  if (!config.empty()) return config + "/gtrain/contexts.json";
+  const std::string home = Env("HOME");
+  if (home.empty()) return absl::FailedPreconditionError("neither XDG_CONFIG_HOME nor HOME is set");
+  return home + "/.config/gtrain/contexts.json";
+}
+
+absl::StatusOr<Contexts> ReadContexts() {
+  GT_ASSIGN_OR_RETURN(const std::string path, ContextsPath());
+  const absl::StatusOr<std::string> text = ReadFile(path, kContextsBytesMax);
+  if (absl::IsNotFound(text.status())) return Contexts();
+  if (!text.ok()) return text.status();
+  return ParseContexts(*text, path);
+}
+
+absl::Status SaveContext(const Context& context) {
+  GT_ASSIGN_OR_RETURN(const std::string path, ContextsPath());
+  GT_ASSIGN_OR_RETURN(Contexts contexts, ReadContexts());
+  contexts.current = context.name;
+  std::erase_if(contexts.contexts, [&](const Context& c) { return c.name == context.name; });
+  contexts.contexts.push_back(context);
+  nlohmann::json all = nlohmann::json::object();
+  for (const Context& c : contexts.contexts) {
+    nlohmann::json one = nlohmann::json::object();
+    if (!c.dir.empty()) one["dir"] = c.dir;
+    if (!c.endpoint.empty()) one["endpoint"] = c.endpoint;
+    if (!c.head_public_key.empty()) one["head_public_key"] = c.head_public_key;
+    if (!c.key_file.empty()) one["key_file"] = c.key_file;
+    all[c.name] = one;
+  }
+  const nlohmann::json root = {{"current", contexts.current}, {"contexts", all}};
+  GT_RETURN_IF_ERROR(MakeDirs(path.substr(0, path.rfind('/'))));
+  return WriteFileDurable(path, root.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n",
+                          0600);
+}
+
+Flag ContextFlag() {
+  return {"context", '\0', "NAME", "the cluster to talk to; default: the current one, else local"};
+}
+
+absl::StatusOr<bool> UsesLocalCluster(const Args& args) {
+  GT_ASSIGN_OR_RETURN(const std::string name, ChosenName(args));
+  return name == "local";
+}
+
+absl::StatusOr<Cluster> OpenCluster(const Args& args, Start start) {
+  Cluster cluster;
+  GT_ASSIGN_OR_RETURN(cluster.name, ChosenName(args));
+  if (cluster.name == "local") {
+    cluster.local = true;
+    GT_ASSIGN_OR_RETURN(LocalCluster local,
+                        start == Start::kIfNeeded ? EnsureLocalCluster() : FindLocalCluster());
+    cluster.dir = std::move(local.dir);
+    cluster.options = std::move(local.options);
+  } else {
+    GT_ASSIGN_OR_RETURN(const Context context, FindContext(cluster.name));
+    GT_RETURN_IF_ERROR(FillFromContext(context, cluster));
+  }
+  GT_ASSIGN_OR_RETURN(cluster.client, net::ControlClient::Connect(cluster.options));
+  return cluster;
+}
+
+absl::Status Reconnect(Cluster& cluster) {
+  if (cluster.local) {
+    GT_ASSIGN_OR_RETURN(LocalCluster local, EnsureLocalCluster());
+    cluster.options = std::move(local.options);
+  }
+  GT_ASSIGN_OR_RETURN(cluster.client, net::ControlClient::Connect(cluster.options));
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::string> Ask(Cluster& cluster, core::ClientRequestBody body, absl::Duration timeout) {
+  absl::StatusOr<core::ClientReply> reply = cluster.client->Call(std::move(body), timeout);
+  if (!reply.ok()) return reply.status();
+  if (!reply->ok) {
+    const auto code =
+        reply->code == 0 ? absl::StatusCode::kUnknown : static_cast<absl::StatusCode>(reply->code);
+    return absl::Status(code, reply->error);
+  }
+  return std::move(reply->json);
+}
+
+}  // namespace gtrain::cli

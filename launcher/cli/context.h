@@ -1,0 +1,63 @@
+// Which cluster a command talks to, and the connection to its head.
+//
+//   --context NAME, else $GTRAIN_CONTEXT, else "current" of ~/.config/gtrain/contexts.json,
+//   else the user's own local cluster.
+#pragma once
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "launcher/cli/args.h"
+#include "runtime/zmq/control_client.h"
+
+namespace gtrain::cli {
+
+// One cluster in contexts.json. Either `dir` (the head runs on this machine, endpoint.json is in it) or
+// `endpoint` and `head_public_key`.
+struct Context {
+  std::string name;
+  std::string dir;
+  std::string endpoint;         // "host:port"
+  std::string head_public_key;  // Z85
+  std::string key_file;         // this client's keys, mode 0600
+  bool operator==(const Context&) const = default;
+};
+
+struct Contexts {
+  std::string current;  // "" = the local cluster
+  std::vector<Context> contexts;
+};
+
+// `$XDG_CONFIG_HOME/gtrain/contexts.json` or under ~/.config.
+absl::StatusOr<std::string> ContextsPath();
+absl::StatusOr<Contexts> ReadContexts();  // empty when there is no file
+// Adds or replaces by name and makes it the current one.
+absl::Status SaveContext(const Context& context);
+
+struct Cluster {
+  std::string name;
+  bool local = false;  // the user's own local cluster
+  std::string dir;     // when the head's directory is on this machine
+  net::ClientOptions options;
+  std::unique_ptr<net::ControlClient> client;
+};
+
+enum class Start {
+  kNever,    // no local cluster is an error that says how to start one
+  kIfNeeded  // starts the local cluster, or joins the one that runs
+};
+
+Flag ContextFlag();
+absl::StatusOr<Cluster> OpenCluster(const Args& args, Start start);
+// Whether OpenCluster would choose the local cluster.
+absl::StatusOr<bool> UsesLocalCluster(const Args& args);
+// Connects again after the head came back at another place (the local head was started anew).
+absl::Status Reconnect(Cluster& cluster);
+
+// One request; an answer with ok = false becomes a Status of its code. Returns the JSON text.
+absl::StatusOr<std::string> Ask(Cluster& cluster, core::ClientRequestBody body,
+                                absl::Duration timeout = absl::Seconds(20));
+
+}  // namespace gtrain::cli

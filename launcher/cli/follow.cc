@@ -1,0 +1,256 @@
+// One loop, one thread: handle a signal if one came, wait for events a short while, read the state and the
+// new output, show it. Every request has a deadline; a signal ends a waiting request at once. When the head
+// is silent the loop keeps asking with the same patience: the ranks do not depend on it.
+#include "launcher/cli/follow.h"
+
+#include <signal.h>
+
+#include <map>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "absl/time/clock.h"
+#include "base/clock.h"
+#include "base/status_macros.h"
+#include "base/units.h"
+#include "launcher/cli/rank_output.h"
+#include "launcher/cli/screen.h"
+#include "launcher/cli/terminal.h"
+#include "launcher/cli/verbs.h"
+
+namespace gtrain::cli {
+namespace {
+
+constexpr absl::Duration kEventsWait = absl::Milliseconds(400);
+constexpr absl::Duration kRequestTimeout = absl::Seconds(10);
+constexpr absl::Duration kHeadPatience = absl::Minutes(10);
+constexpr int kRanksShown = 32;    // output of more ranks is in the log files
+constexpr int kChunksPerTurn = 8;  // of one rank's stream, so that one loud rank cannot starve the rest
+
+// Reads what ranks wrote since the last time. Offsets belong to one generation.
+class OutputReader {
+ public:
+  OutputReader(Cluster& cluster, std::string job) : cluster_(cluster), job_(std::move(job)) {}
+
+  void Read(const JobDoc& job, RankOutput& output) {
+    if (job.generation == 0) return;
+    if (job.generation != generation_ && generation_ != 0)
+      ReadRanks(output, /*chunks=*/64);  // the rest of the old one
+    if (job.generation != generation_) {
+      generation_ = job.generation;
+      offsets_.clear();
+    }
+    hosts_.clear();
+    for (const RankDoc& rank : job.ranks) {
+      if (rank.rank < kRanksShown) hosts_[rank.rank] = rank.hostname;
+    }
+    ReadRanks(output, job.Final() ? 64 : kChunksPerTurn);
+  }
+
+ private:
+  void ReadRanks(RankOutput& output, int chunks) {
+    for (const auto& [rank, host] : hosts_) {
+      for (const bool is_stderr : {false, true}) {
+        if (!ReadStream(rank, host, is_stderr, chunks, output)) return;
+      }
+    }
+  }
+
+  // False when the head or agent did not answer: try again in the next turn.
+  bool ReadStream(int rank, const std::string& host, bool is_stderr, int chunks, RankOutput& output) {
+    uint64_t& offset = offsets_[{rank, is_stderr}];
+    for (int i = 0; i < chunks; ++i) {
+      const absl::StatusOr<std::string> json =
+          Ask(cluster_, core::ClientLogs{JobId(job_), generation_, rank, is_stderr, offset}, kRequestTimeout);
+      if (absl::IsNotFound(json.status())) return true;  // this rank has not written yet
+      if (!json.ok()) return false;
+      const absl::StatusOr<LogDoc> log = ParseLogDoc(*json);
+      if (!log.ok()) return false;
+      output.Add(rank, host, is_stderr, log->text);
+      if (log->next_offset <= offset) return true;
+      offset = log->next_offset;
+    }
+    return true;
+  }
+
+  Cluster& cluster_;
+  const std::string job_;
+  uint64_t generation_ = 0;
+  std::map<int, std::string> hosts_;
+  std::map<std::pair<int, bool>, uint64_t> offsets_;
+};
+
+class Follower {
+ public:
+  Follower(Cluster& cluster, const std::string& job_id, bool from_start)
+      : cluster_(cluster), job_id_(job_id), reader_(cluster, job_id), from_start_(from_start) {}
+
+  int Run() {
+    cluster_.client->set_interrupt_fd(signals_.fd());
+    while (true) {
+      if (const std::optional<int> code = HandleSignal()) return *code;
+      const absl::Status status = Turn();
+      if (absl::IsCancelled(status)) continue;  // a signal came
+      if (absl::IsNotFound(status) || absl::IsPermissionDenied(status)) {
+        screen_.Say(std::string(status.message()));
+        return kFailed;
+      }
+      if (!status.ok()) {
+        if (const std::optional<int> code = HeadSilent(status)) return *code;
+        continue;
+      }
+      if (silent_since_) screen_.Say("the head answers again");
+      silent_since_.reset();
+      if (closed_) return Detach(128 + SIGPIPE);
+      if (job_.Final()) return Finish();
+    }
+  }
+
+ private:
+  absl::Status Turn() {
+    GT_RETURN_IF_ERROR(ReadEvents());
+    GT_ASSIGN_OR_RETURN(job_, AskJob(cluster_, job_id_, kRequestTimeout));
+    RankOutput& output = output_;
+    reader_.Read(job_, output);
+    closed_ = closed_ || !screen_.OutputLines(output.Take(job_.Final()));
+    closed_ = closed_ || !screen_.Update(job_, Hint(), clock_.Now());
+    return absl::OkStatus();
+  }
+
+  absl::Status ReadEvents() {
+    GT_ASSIGN_OR_RETURN(
+        const std::string json,
+        Ask(cluster_, core::ClientEvents{JobId(job_id_), after_, kEventsWait}, kRequestTimeout));
+    GT_ASSIGN_OR_RETURN(const EventsDoc doc, ParseEventsDoc(json));
+    for (const EventDoc& event : doc.events) {
+      after_ = std::max(after_, event.sequence);
+      if (!from_start_) continue;
+      // A checkpoint every few seconds is progress, not news.
+      if (event.kind != "checkpoint") closed_ = closed_ || !screen_.Say(event.text);
+    }
+    from_start_ = true;
+    return absl::OkStatus();
+  }
+
+  std::string Hint() const {
+    if (stops_ > 1) return "stopping now";
+    if (stops_ == 1) return "stopping; Ctrl-C again stops now";
+    return cluster_.local ? "Ctrl-C stops the job" : "Ctrl-C detaches; the job goes on";
+  }
+
+  // An exit code when the watching ends here.
+  std::optional<int> HandleSignal() {
+    const int number = signals_.Next();
+    if (number == 0) return std::nullopt;
+    if (number != SIGINT || !cluster_.local) return Detach(128 + number);
+    ++stops_;
+    screen_.Say(stops_ == 1 ? "stopping: the ranks may save; Ctrl-C again stops now" : "stopping now");
+    const absl::Status status =
+        Ask(cluster_, core::ClientStop{JobId(job_id_), stops_ > 1, "Ctrl-C"}, kRequestTimeout).status();
+    if (!status.ok() && !absl::IsCancelled(status)) {
+      screen_.Say(absl::StrCat("the stop was not taken: ", status.message()));
+    }
+    return std::nullopt;
+  }
+
+  int Detach(int code) {
+    screen_.Say(
+        absl::StrCat("detached; ", job_id_, " goes on. gtrain attach ", job_id_, " | gtrain stop ", job_id_));
+    return code;
+  }
+
+  std::optional<int> HeadSilent(const absl::Status& status) {
+    const Instant now = clock_.Now();
+    if (!silent_since_) {
+      silent_since_ = now;
+      screen_.Say(
+          absl::StrCat("the head does not answer (", status.message(), "); the ranks go on, trying again"));
+    }
+    if (now - *silent_since_ > kHeadPatience) {
+      screen_.Say(absl::StrCat("no head for ", PrintDuration(kHeadPatience),
+                               "; gave up. Later: gtrain attach ", job_id_));
+      return kFailed;
+    }
+    if (cluster_.local && now - *silent_since_ > absl::Seconds(3)) {
+      if (const absl::Status again = Reconnect(cluster_); !again.ok()) {
+        screen_.Say(std::string(again.message()));
+        return kFailed;
+      }
+      cluster_.client->set_interrupt_fd(signals_.fd());
+    }
+    absl::SleepFor(absl::Milliseconds(200));
+    return std::nullopt;
+  }
+
+  int Finish() {
+    const std::string logs = job_.run_dir.empty() ? "" : absl::StrCat("; logs: ", job_.run_dir, "/logs");
+    screen_.Say(absl::StrCat(job_.id, " ", job_.state, job_.reason.empty() ? "" : ": ", job_.reason, logs));
+    if (job_.state == "FAILED") {
+      if (job_.first_fault) {
+        screen_.Say(absl::StrCat("first fault: ", job_.first_fault->message));
+        ShowTail(job_.first_fault->tail);
+      }
+      if (!job_.run_dir.empty()) screen_.Say(absl::StrCat("report: ", job_.run_dir, "/failure.json"));
+    }
+    if (job_.state == "SUCCEEDED") return kDone;
+    if (stops_ > 0) return 128 + SIGINT;
+    const int code = job_.exit_code.value_or(kFailed);
+    return code > 0 && code < 256 ? code : kFailed;
+  }
+
+  void ShowTail(const std::string& tail) {
+    std::vector<std::string> lines = absl::StrSplit(tail, '\n', absl::SkipEmpty());
+    constexpr size_t kLines = 10;
+    if (lines.size() > kLines) lines.erase(lines.begin(), lines.end() - kLines);
+    for (const std::string& line : lines) screen_.Say("  " + line);
+  }
+
+  Cluster& cluster_;
+  const std::string job_id_;
+  const RealClock clock_;
+  SignalPipe signals_;
+  Screen screen_;
+  RankOutput output_;
+  OutputReader reader_;
+  JobDoc job_;
+  bool from_start_;  // false: events before now are old news
+  uint64_t after_ = 0;
+  int stops_ = 0;
+  bool closed_ = false;
+  std::optional<Instant> silent_since_;
+};
+
+}  // namespace
+
+absl::StatusOr<JobDoc> AskJob(Cluster& cluster, const std::string& job_id, absl::Duration timeout) {
+  GT_ASSIGN_OR_RETURN(const std::string json, Ask(cluster, core::ClientStatus{JobId(job_id)}, timeout));
+  GT_ASSIGN_OR_RETURN(StatusDoc doc, ParseStatusDoc(json));
+  if (doc.jobs.size() != 1)
+    return absl::NotFoundError(absl::StrCat("no job ", job_id, "; `gtrain status` lists them"));
+  return std::move(doc.jobs[0]);
+}
+
+absl::StatusOr<JobDoc> FindJob(Cluster& cluster, const std::string& word) {
+  GT_ASSIGN_OR_RETURN(const std::string json, Ask(cluster, core::ClientStatus{}));
+  GT_ASSIGN_OR_RETURN(StatusDoc doc, ParseStatusDoc(json));
+  std::vector<const JobDoc*> live;
+  const JobDoc* named = nullptr;
+  for (const JobDoc& job : doc.jobs) {
+    if (!word.empty() && job.id == word) return job;
+    if (!word.empty() && job.name == word) named = &job;  // in order of submission: the newest wins
+    if (!job.Final()) live.push_back(&job);
+  }
+  if (named != nullptr) return *named;
+  if (!word.empty())
+    return absl::NotFoundError(absl::StrCat("no job ", SafeText(word), "; `gtrain status` lists them"));
+  if (live.size() == 1) return *live[0];
+  return absl::FailedPreconditionError(live.empty()
+                                           ? "no job runs; `gtrain status` lists the finished ones"
+                                           : "several jobs run: say which; `gtrain status` lists them");
+}
+
+int Follow(Cluster& cluster, const std::string& job_id, bool from_start) {
+  return Follower(cluster, job_id, from_start).Run();
+}
+
+}  // namespace gtrain::cli

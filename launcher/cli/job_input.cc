@@ -1,0 +1,136 @@
+#include "launcher/cli/job_input.h"
+
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <cstdlib>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "base/file.h"
+#include "base/status_macros.h"
+#include "launcher/cli/terminal.h"
+#include "launcher/spec/values.h"
+#include "launcher/spec/yaml_tree.h"
+
+namespace gtrain::cli {
+namespace {
+
+spec::Overlay TextOverlay(absl::string_view label, absl::string_view key, absl::string_view text) {
+  spec::Overlay overlay;
+  overlay.label = std::string(label);
+  overlay.key = std::string(key);
+  overlay.kind = spec::Overlay::Kind::kText;
+  overlay.text = std::string(text);
+  return overlay;
+}
+
+absl::Status AddFlagOverlays(const Args& args, spec::ParseOptions& options) {
+  for (const std::string& set : args.All("set")) {
+    GT_ASSIGN_OR_RETURN(spec::Overlay overlay, spec::ApplySet(set));
+    options.overlays.push_back(std::move(overlay));
+  }
+  for (const std::string& env : args.All("env")) {
+    const size_t equals = env.find('=');
+    if (equals == std::string::npos || equals == 0) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("--env ", spec::Shown(env.substr(0, equals)), " must be NAME=VALUE"));
+    }
+    // $ is taken as it stands: the shell has already expanded what was to be expanded.
+    std::string value = env.substr(equals + 1);
+    for (size_t pos = value.find('$'); pos != std::string::npos; pos = value.find('$', pos + 2))
+      value.insert(pos, "$");
+    options.overlays.push_back(TextOverlay(absl::StrCat("--env ", env.substr(0, equals)),
+                                           absl::StrCat("env.", env.substr(0, equals)), value));
+  }
+  if (args.Has("name")) options.overlays.push_back(TextOverlay("--name", "name", args.Get("name")));
+  if (args.Has("ranks")) {
+    spec::Overlay overlay =
+        TextOverlay(absl::StrCat("-n ", args.Get("ranks").substr(0, 40)), "ranks", args.Get("ranks"));
+    overlay.kind = spec::Overlay::Kind::kRanks;
+    options.overlays.push_back(std::move(overlay));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::string> ReadJobFile(const std::string& path) {
+  absl::StatusOr<std::string> text = ReadFile(path, spec::kTextBytesMax);
+  if (text.ok()) return text;
+  return absl::Status(text.status().code(),
+                      absl::StrCat("cannot read the job file: ", text.status().message()));
+}
+
+}  // namespace
+
+std::vector<Flag> JobFlags() {
+  return {
+      {"ranks", 'n', "N", "number of ranks"},
+      {"set", '\0', "KEY=VALUE", "set a key of the job, dotted (checkpoint.every=60s); repeatable", true},
+      {"env", '\0', "NAME=VALUE", "an environment variable of the ranks; repeatable", true},
+      {"name", '\0', "NAME", "name of the job"},
+  };
+}
+
+std::map<std::string, std::string> Environment() {
+  std::map<std::string, std::string> out;
+  for (char** entry = environ; entry != nullptr && *entry != nullptr; ++entry) {
+    const absl::string_view text(*entry);
+    const size_t equals = text.find('=');
+    if (equals != absl::string_view::npos && equals > 0) {
+      out.emplace(std::string(text.substr(0, equals)), std::string(text.substr(equals + 1)));
+    }
+  }
+  return out;
+}
+
+absl::StatusOr<std::string> CurrentDir() {
+  char* dir = get_current_dir_name();
+  if (dir == nullptr) return ErrnoStatus(errno, "the current directory");
+  std::string out(dir);
+  std::free(dir);
+  return out;
+}
+
+absl::StatusOr<JobInput> ReadJob(const Args& args) {
+  const std::map<std::string, std::string> environment = Environment();
+  spec::ParseOptions options;
+  options.variables = &environment;
+  GT_ASSIGN_OR_RETURN(options.current_dir, CurrentDir());
+  JobInput input;
+  std::string text;
+  if (!args.words.empty()) {
+    if (args.rest) return absl::InvalidArgumentError("give a job file or a command after --, not both");
+    input.shown_name = args.words[0];
+    GT_ASSIGN_OR_RETURN(text, ReadJobFile(args.words[0]));
+    const std::string path = spec::JoinPath(options.current_dir, args.words[0]);
+    options.file_dir = path.substr(0, path.rfind('/') + 1);
+    options.default_name = spec::NameFrom(path);
+  } else if (args.rest && !args.rest->empty()) {
+    input.shown_name = "command line";
+    options.file_dir = options.current_dir;
+    options.default_name = spec::NameFrom(args.rest->front());
+    spec::Overlay words;
+    words.label = "command line";
+    words.key = "run";
+    words.kind = spec::Overlay::Kind::kWords;
+    words.words = *args.rest;
+    options.overlays.push_back(std::move(words));
+  } else {
+    return absl::InvalidArgumentError(
+        "give a job file, or a command after --: gtrain launch -n 4 -- python train.py");
+  }
+  GT_RETURN_IF_ERROR(AddFlagOverlays(args, options));
+  spec::ParseResult result = spec::ParseJob(text, input.shown_name, options);
+  for (const spec::SpecError& error : result.errors) {
+    std::fprintf(stderr, "%s\n", SafeText(spec::FormatError(error)).c_str());
+  }
+  if (!result.ok()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        result.errors.size(), result.errors.size() == 1 ? " error" : " errors", "; nothing was started"));
+  }
+  input.spec = std::move(result.spec);
+  return input;
+}
+
+}  // namespace gtrain::cli

@@ -1,0 +1,31 @@
+// A job as a person gives it: a file, flags over it, or a command after "--". One path for
+// launch, validate and plan.
+#pragma once
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "launcher/cli/args.h"
+#include "launcher/spec/parse.h"
+
+namespace gtrain::cli {
+
+// -n, --nodes, --set, --env, --name: what may be laid over a job file.
+std::vector<Flag> JobFlags();
+
+struct JobInput {
+  spec::JobSpec spec;
+  std::string shown_name;  // the file, or "command line"
+};
+
+// Reads and checks. Errors of the job are printed to stderr, one a line ("file:line:column: message"),
+// and InvalidArgument says how many there were. Never blocks on what is not a regular file (fault J13).
+absl::StatusOr<JobInput> ReadJob(const Args& args);
+
+// The absolute current directory.
+absl::StatusOr<std::string> CurrentDir();
+
+// This process's environment. The only reader of it besides paths.cc.
+std::map<std::string, std::string> Environment();
+
+}  // namespace gtrain::cli

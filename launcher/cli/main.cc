@@ -1,0 +1,98 @@
+// The program `gtrain`: finds the verb, parses its flags, runs it. Every verb is one file, cmd_<verb>.cc.
+#include <signal.h>
+
+#include <cstdio>
+#include <exception>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "launcher/cli/args.h"
+#include "launcher/cli/terminal.h"
+#include "launcher/cli/verbs.h"
+#include "launcher/spec/nearest.h"
+#include "launcher/spec/values.h"
+
+namespace gtrain::cli {
+
+std::vector<Verb> AllVerbs() {
+  std::vector<Verb> verbs = {LaunchVerb(), AttachVerb(), ValidateVerb(), PlanVerb(),    StatusVerb(),
+                             WhyVerb(),    LogsVerb(),   StopVerb(),     ExecVerb(),    NodesVerb(),
+                             DoctorVerb(), HeadVerb(),   AgentVerb(),    VersionVerb(), CompletionVerb()};
+  for (Verb& verb : verbs) verb.flags.push_back({"help", 'h', "", "this text"});
+  return verbs;
+}
+
+int Report(const absl::Status& status) {
+  for (absl::string_view line : absl::StrSplit(status.message(), '\n')) Complain(SafeText(line));
+  return status.code() == absl::StatusCode::kInvalidArgument ? kUsage : kFailed;
+}
+
+namespace {
+
+std::string Overview(const std::vector<Verb>& verbs) {
+  std::string out =
+      "gtrain launches distributed training and keeps it going.\n\n"
+      "  gtrain launch job.yaml                         run a job file\n"
+      "  gtrain launch -n 4 -- python train.py          run a command on four ranks\n"
+      "  gtrain status                                  what is running\n\nverbs:\n";
+  for (const Verb& verb : verbs) {
+    if (!verb.hidden)
+      absl::StrAppend(&out, "  ", verb.name, std::string(12 - verb.name.size(), ' '), verb.summary, "\n");
+  }
+  return out +
+         "\n`gtrain VERB --help` tells more. Exit codes: 0 done, 1 failed, 2 wrong usage; see docs/cli.md.\n";
+}
+
+int RunVerb(const Verb& verb, const std::vector<std::string>& argv) {
+  const absl::StatusOr<Args> args = ParseArgs(argv, verb.flags);
+  const auto usage = [&](absl::string_view message) {
+    Complain(absl::StrCat(verb.name, ": ", message));
+    Complain(absl::StrCat("usage: gtrain ", verb.name, " ", verb.usage));
+    return kUsage;
+  };
+  if (!args.ok()) return usage(args.status().message());
+  if (args->Has("help")) return Print(HelpOf(verb)) ? kDone : kFailed;
+  if (args->rest && !verb.takes_rest) return usage("`--` and what follows are not for this verb");
+  if (args->words.size() < verb.words_min) return usage("an argument is missing");
+  if (args->words.size() > verb.words_max) {
+    return usage(absl::StrCat("unexpected argument ", spec::Shown(args->words[verb.words_max]),
+                              verb.takes_rest ? "; a command goes after --" : ""));
+  }
+  return verb.run(*args);
+}
+
+int Main(const std::vector<std::string>& argv) {
+  const std::vector<Verb> verbs = AllVerbs();
+  if (argv.empty()) {
+    std::fputs(Overview(verbs).c_str(), stderr);
+    return kUsage;
+  }
+  const std::string& name = argv[0];
+  if (name == "--help" || name == "-h" || name == "help") return Print(Overview(verbs)) ? kDone : kFailed;
+  const std::string wanted = name == "--version" ? "version" : name;
+  std::vector<std::string> names;
+  for (const Verb& verb : verbs) {
+    if (verb.name == wanted) return RunVerb(verb, {argv.begin() + 1, argv.end()});
+    names.push_back(verb.name);
+  }
+  const std::string nearest = spec::Nearest(name, names);
+  Complain(absl::StrCat("unknown verb ", spec::Shown(name),
+                        nearest.empty() ? "" : absl::StrCat("; did you mean ", nearest, "?"),
+                        " `gtrain --help` lists them"));
+  return kUsage;
+}
+
+}  // namespace
+}  // namespace gtrain::cli
+
+int main(int argc, char** argv) {
+  signal(SIGPIPE, SIG_IGN);  // a closed pipe is an error of write, not an end in the middle
+  try {
+    return gtrain::cli::Main({argv + 1, argv + argc});
+  } catch (const std::exception& e) {
+    // Libraries may throw where no adapter catches (out of memory); say it instead of aborting.
+    gtrain::cli::Complain(absl::StrCat("unexpected: ", e.what()));
+    return gtrain::cli::kFailed;
+  }
+}

@@ -1,0 +1,64 @@
+#include "launcher/cli/rank_output.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "launcher/cli/status_doc.h"
+#include "launcher/cli/terminal.h"
+
+namespace gtrain::cli {
+
+void RankOutput::Add(int rank, const std::string& host, bool is_stderr, absl::string_view bytes) {
+  auto& [partial_host, text] = partial_[{rank, is_stderr}];
+  partial_host = host;
+  while (!bytes.empty()) {
+    const size_t end = bytes.find('\n');
+    text.append(bytes.data(), std::min(bytes.size(), end));
+    while (text.size() > kLineBytesMax) {
+      Complete(rank, host, text.substr(0, kLineBytesMax));
+      text.erase(0, kLineBytesMax);
+    }
+    if (end == absl::string_view::npos) return;
+    Complete(rank, host, std::move(text));
+    text.clear();
+    bytes.remove_prefix(end + 1);
+  }
+}
+
+// A rank's second equal line is a line of its own: only other ranks' lines collapse into one.
+void RankOutput::Complete(int rank, const std::string& host, std::string text) {
+  if (!text.empty() && text.back() == '\r') text.pop_back();
+  const auto [begin, end] = index_.equal_range(text);
+  for (auto it = begin; it != end; ++it) {
+    std::vector<int>& ranks = lines_[it->second].ranks[host];
+    if (std::find(ranks.begin(), ranks.end(), rank) != ranks.end()) continue;
+    ranks.push_back(rank);
+    return;
+  }
+  index_.emplace(text, lines_.size());
+  Line line;
+  line.text = std::move(text);
+  line.ranks[host].push_back(rank);
+  lines_.push_back(std::move(line));
+}
+
+std::vector<std::string> RankOutput::Take(bool flush) {
+  if (flush) {
+    for (auto& [key, value] : partial_) {
+      if (!value.second.empty()) Complete(key.first, value.first, std::move(value.second));
+    }
+    partial_.clear();
+  }
+  std::vector<std::string> out;
+  for (const Line& line : lines_) {
+    std::string who;
+    for (const auto& [host, ranks] : line.ranks)
+      absl::StrAppend(&who, who.empty() ? "" : " ", host, ":", PrintRanks(ranks));
+    out.push_back(SafeText(absl::StrCat(who, ": ", line.text)));
+  }
+  lines_.clear();
+  index_.clear();
+  return out;
+}
+
+}  // namespace gtrain::cli

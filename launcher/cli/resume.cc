@@ -1,0 +1,98 @@
+#include "launcher/cli/resume.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <optional>
+#include <variant>
+
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "checkpoint/format/manifest.h"
+#include "checkpoint/format/names.h"
+#include "checkpoint/store/directory_store.h"
+#include "launcher/cli/terminal.h"
+#include "launcher/spec/print.h"
+#include "launcher/spec/values.h"
+
+namespace gtrain::cli {
+namespace {
+
+// The newest committed checkpoint (optionally of one step); nullopt when there is none.
+absl::StatusOr<std::optional<ckpt::Manifest>> Newest(const std::string& dir, std::optional<int64_t> step) {
+  if (dir.empty() || access(dir.c_str(), R_OK) != 0) return std::optional<ckpt::Manifest>();
+  GT_ASSIGN_OR_RETURN(const std::unique_ptr<port::BlobStore> store, ckpt::OpenDirectoryStore(dir));
+  GT_ASSIGN_OR_RETURN(const std::vector<std::string> keys, store->List(ckpt::kManifestPrefix));
+  std::vector<ckpt::SaveId> ids;
+  for (const std::string& key : keys) {
+    const std::optional<ckpt::SaveId> id = ckpt::ParseManifestKey(key);
+    if (id && (!step || id->step == *step)) ids.push_back(*id);
+  }
+  std::sort(ids.rbegin(), ids.rend());
+  for (const ckpt::SaveId& id : ids) {
+    const std::string key = ckpt::ManifestKey(id);
+    GT_ASSIGN_OR_RETURN(const std::string text, store->Get(key, ckpt::kManifestBytesMax));
+    auto parsed = ckpt::ParseManifest(key, text);
+    if (!parsed.ok()) {
+      Complain(absl::StrCat("checkpoint ", dir, "/", key,
+                            " is damaged and passed over: ", parsed.status().message()));
+      continue;
+    }
+    if (auto* manifest = std::get_if<ckpt::Manifest>(&*parsed))
+      return std::optional<ckpt::Manifest>(std::move(*manifest));
+  }
+  return std::optional<ckpt::Manifest>();
+}
+
+std::string Describe(const ckpt::Manifest& manifest, const std::string& dir) {
+  return absl::StrCat("step ", manifest.id.step, " of job ", manifest.owner.job, " in ", dir);
+}
+
+absl::StatusOr<std::string> ResumeStep(const std::string& wanted, int64_t step, const std::string& dir) {
+  if (dir.empty()) return wanted;  // the program's own checkpoints: it reads GTRAIN_RESUME itself
+  GT_ASSIGN_OR_RETURN(const std::optional<ckpt::Manifest> found, Newest(dir, step));
+  if (!found)
+    return absl::InvalidArgumentError(
+        absl::StrCat("--resume ", step, ": no committed checkpoint of that step in ", dir));
+  Complain(absl::StrCat("resumes ", Describe(*found, dir)));
+  return wanted;
+}
+
+}  // namespace
+
+std::vector<Flag> ResumeFlags() {
+  return {{"resume", '\0', "latest|STEP|URI", "continue from checkpoints that are there, whoever wrote them"},
+          {"fresh", '\0', "", "start anew, whatever checkpoints are there"}};
+}
+
+absl::StatusOr<std::string> ChooseResume(const Args& args, const spec::JobSpec& spec) {
+  const std::string& dir = spec.checkpoint.uri;
+  const std::string wanted = args.Get("resume");
+  if (args.Has("fresh") && args.Has("resume"))
+    return absl::InvalidArgumentError("--fresh and --resume exclude each other");
+  if (args.Has("fresh")) return "fresh";
+  int64_t step = 0;
+  if (absl::SimpleAtoi(wanted, &step)) return ResumeStep(wanted, step, dir);
+  if (args.Has("resume") && wanted != "latest") {
+    if (absl::StrContains(wanted, "/")) return wanted;
+    return absl::InvalidArgumentError(
+        absl::StrCat("--resume ", spec::Shown(wanted), " must be latest, a step, or a directory"));
+  }
+  GT_ASSIGN_OR_RETURN(const std::optional<ckpt::Manifest> found, Newest(dir, std::nullopt));
+  if (!found) return wanted;
+  const std::string hash = spec::JobHash(spec);
+  if (wanted.empty() && !found->owner.job_hash.empty() && found->owner.job_hash != hash) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("the newest checkpoint is ", Describe(*found, dir),
+                     ", and that was another job: its hash over run, script, mesh and env is ",
+                     found->owner.job_hash.substr(0, 12), ", this one's ", hash.substr(0, 12),
+                     ". Say --resume latest to continue it all the same, --fresh to start anew, or name "
+                     "another checkpoint.uri"));
+  }
+  Complain(absl::StrCat("resumes ", Describe(*found, dir)));
+  return wanted;
+}
+
+}  // namespace gtrain::cli

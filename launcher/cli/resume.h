@@ -1,0 +1,19 @@
+// What a new launch does about checkpoints that are already in the job's directory: say what it resumes,
+// and refuse to continue another job's without being told to.
+#pragma once
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "launcher/cli/args.h"
+#include "launcher/spec/job_spec.h"
+
+namespace gtrain::cli {
+
+std::vector<Flag> ResumeFlags();
+
+// The `resume` of the submit: "", "latest", "fresh", a step or a uri. Prints what it found. InvalidArgument
+// when the newest committed checkpoint belongs to a job with another hash and neither flag says what to do.
+absl::StatusOr<std::string> ChooseResume(const Args& args, const spec::JobSpec& spec);
+
+}  // namespace gtrain::cli

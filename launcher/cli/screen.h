@@ -1,0 +1,39 @@
+// What `launch` and `attach` show. On a terminal: rank output scrolls, a block of status lines stays
+// below it. Otherwise: rank output on stdout, gtrain's own lines on stderr.
+#pragma once
+#include <string>
+#include <vector>
+
+#include "base/clock.h"
+#include "launcher/cli/status_doc.h"
+#include "launcher/cli/terminal.h"
+
+namespace gtrain::cli {
+
+// The status block, each line at most `columns` wide. Pure.
+std::vector<std::string> StatusBlock(const JobDoc& job, const std::string& hint, int columns);
+
+// Not thread-safe. Methods return false when nobody reads the output any more.
+class Screen {
+ public:
+  Screen();
+  ~Screen();  // leaves the terminal with the block gone and the cursor at a line's start
+  Screen(const Screen&) = delete;
+  Screen& operator=(const Screen&) = delete;
+
+  bool OutputLines(const std::vector<std::string>& lines);  // of ranks; already safe
+  bool Say(const std::string& line);                        // of gtrain
+  // At most four times a second on a terminal; elsewhere a progress line every five seconds when the step
+  // moved.
+  bool Update(const JobDoc& job, const std::string& hint, Instant now);
+
+ private:
+  bool Above(const std::string& text);  // prints text above the block
+
+  const bool terminal_;
+  std::vector<std::string> block_;  // shown now
+  std::optional<Instant> updated_;
+  std::optional<int64_t> said_step_;
+};
+
+}  // namespace gtrain::cli

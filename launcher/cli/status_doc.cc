@@ -1,0 +1,134 @@
+#include "launcher/cli/status_doc.h"
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+
+namespace gtrain::cli {
+namespace {
+
+using nlohmann::json;
+
+template <typename T>
+std::optional<T> Number(const json& object, const char* key) {
+  const auto it = object.find(key);
+  if (it == object.end() || !it->is_number()) return std::nullopt;
+  return it->get<T>();
+}
+
+std::string Text(const json& object, const char* key) {
+  const auto it = object.find(key);
+  return it != object.end() && it->is_string() ? it->get<std::string>() : "";
+}
+
+bool Bool(const json& object, const char* key) {
+  const auto it = object.find(key);
+  return it != object.end() && it->is_boolean() && it->get<bool>();
+}
+
+absl::StatusOr<json> ParseObject(absl::string_view text) {
+  json root = json::parse(text.begin(), text.end(), nullptr, /*allow_exceptions=*/false);
+  if (!root.is_object()) return absl::InternalError("the head's answer is not a JSON object");
+  return root;
+}
+
+JobDoc ReadJob(const json& j) {
+  JobDoc job;
+  job.id = Text(j, "id");
+  job.name = Text(j, "name");
+  job.state = Text(j, "state");
+  job.reason = Text(j, "reason");
+  job.generation = Number<uint64_t>(j, "generation").value_or(0);
+  job.world_size = Number<int>(j, "world_size").value_or(0);
+  job.restarts = Number<int>(j, "restarts").value_or(0);
+  job.step = Number<int64_t>(j, "step");
+  job.loss = Number<double>(j, "loss");
+  job.samples_per_second = Number<double>(j, "samples_per_second");
+  job.steps_per_second = Number<double>(j, "steps_per_second");
+  job.run_dir = Text(j, "run_dir");
+  job.exit_code = Number<int>(j, "exit_code");
+  if (const auto c = j.find("last_checkpoint"); c != j.end() && c->is_object()) {
+    job.checkpoint_step = Number<int64_t>(*c, "step");
+  }
+  if (const auto f = j.find("first_fault"); f != j.end() && f->is_object()) {
+    job.first_fault = FaultDoc{Text(*f, "message"), Text(*f, "tail")};
+  }
+  if (const auto ranks = j.find("ranks"); ranks != j.end() && ranks->is_array()) {
+    for (const json& r : *ranks) {
+      if (!r.is_object()) continue;
+      job.ranks.push_back({Number<int>(r, "rank").value_or(0), Text(r, "hostname"), Text(r, "state"),
+                           Number<int64_t>(r, "step")});
+    }
+  }
+  return job;
+}
+
+}  // namespace
+
+absl::StatusOr<StatusDoc> ParseStatusDoc(absl::string_view text) {
+  const absl::StatusOr<json> root = ParseObject(text);
+  if (!root.ok()) return root.status();
+  StatusDoc doc;
+  doc.local = Bool(*root, "local");
+  doc.nodes = Number<int>(*root, "nodes").value_or(0);
+  const auto jobs = root->find("jobs");
+  if (jobs == root->end() || !jobs->is_array()) return doc;
+  for (const json& j : *jobs) {
+    if (j.is_object()) doc.jobs.push_back(ReadJob(j));
+  }
+  return doc;
+}
+
+absl::StatusOr<EventsDoc> ParseEventsDoc(absl::string_view text) {
+  const absl::StatusOr<json> root = ParseObject(text);
+  if (!root.ok()) return root.status();
+  EventsDoc doc;
+  doc.final = Bool(*root, "final");
+  doc.next = Number<uint64_t>(*root, "next").value_or(0);
+  const auto events = root->find("events");
+  if (events == root->end() || !events->is_array()) return doc;
+  for (const json& e : *events) {
+    if (!e.is_object()) continue;
+    doc.events.push_back({Number<uint64_t>(e, "sequence").value_or(0),
+                          Number<uint64_t>(e, "generation").value_or(0), Text(e, "kind"), Text(e, "text")});
+  }
+  return doc;
+}
+
+absl::StatusOr<LogDoc> ParseLogDoc(absl::string_view text) {
+  const absl::StatusOr<json> root = ParseObject(text);
+  if (!root.ok()) return root.status();
+  return LogDoc{Text(*root, "text"), Number<uint64_t>(*root, "next_offset").value_or(0), Bool(*root, "end"),
+                Text(*root, "note")};
+}
+
+std::string PrintRanks(std::vector<int> ranks) {
+  std::sort(ranks.begin(), ranks.end());
+  ranks.erase(std::unique(ranks.begin(), ranks.end()), ranks.end());
+  std::string out;
+  for (size_t i = 0; i < ranks.size();) {
+    size_t j = i;
+    while (j + 1 < ranks.size() && ranks[j + 1] == ranks[j] + 1) ++j;
+    absl::StrAppend(&out, out.empty() ? "" : ",", ranks[i]);
+    if (j > i) absl::StrAppend(&out, j == i + 1 ? "," : "-", ranks[j]);
+    i = j + 1;
+  }
+  return out;
+}
+
+std::string PrintProgress(const JobDoc& job) {
+  std::vector<std::string> parts;
+  if (job.step) parts.push_back(absl::StrCat("step ", *job.step));
+  if (job.loss) parts.push_back(absl::StrFormat("loss %.4g", *job.loss));
+  if (job.samples_per_second) parts.push_back(absl::StrFormat("%.0f samples/s", *job.samples_per_second));
+  if (job.steps_per_second) parts.push_back(absl::StrFormat("%.3g steps/s", *job.steps_per_second));
+  if (job.checkpoint_step) parts.push_back(absl::StrCat("checkpoint at step ", *job.checkpoint_step));
+  if (job.restarts > 0)
+    parts.push_back(absl::StrCat(job.restarts, job.restarts == 1 ? " restart" : " restarts"));
+  return absl::StrJoin(parts, ", ");
+}
+
+}  // namespace gtrain::cli

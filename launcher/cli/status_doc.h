@@ -1,0 +1,83 @@
+// The head's documents about jobs, read into plain values; docs/protocols/control-plane.md gives their shape.
+// What is missing or of another type is left at its default: a newer head may say more or less.
+#pragma once
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+
+namespace gtrain::cli {
+
+struct RankDoc {
+  int rank = 0;
+  std::string hostname;
+  std::string state;  // "running", ...
+  std::optional<int64_t> step;
+};
+
+struct FaultDoc {
+  std::string message;
+  std::string tail;
+};
+
+struct JobDoc {
+  std::string id;
+  std::string name;
+  std::string state;  // "RUNNING", ...
+  std::string reason;
+  uint64_t generation = 0;
+  int world_size = 0;
+  std::vector<RankDoc> ranks;
+  int restarts = 0;
+  std::optional<int64_t> step;
+  std::optional<double> loss;
+  std::optional<double> samples_per_second;
+  std::optional<double> steps_per_second;
+  std::optional<int64_t> checkpoint_step;
+  std::optional<FaultDoc> first_fault;
+  std::string run_dir;
+  std::optional<int> exit_code;
+
+  bool Final() const { return state == "SUCCEEDED" || state == "FAILED" || state == "CANCELLED"; }
+};
+
+struct StatusDoc {
+  bool local = false;
+  int nodes = 0;
+  std::vector<JobDoc> jobs;
+};
+
+struct EventDoc {
+  uint64_t sequence = 0;
+  uint64_t generation = 0;
+  std::string kind;
+  std::string text;
+};
+
+struct EventsDoc {
+  bool final = false;
+  uint64_t next = 0;
+  std::vector<EventDoc> events;
+};
+
+struct LogDoc {
+  std::string text;
+  uint64_t next_offset = 0;
+  bool end = false;
+  std::string note;
+};
+
+absl::StatusOr<StatusDoc> ParseStatusDoc(absl::string_view json);
+absl::StatusOr<EventsDoc> ParseEventsDoc(absl::string_view json);
+absl::StatusOr<LogDoc> ParseLogDoc(absl::string_view json);
+
+// Numbers as people write sets of ranks: {0,1,2,5} -> "0-2,5".
+std::string PrintRanks(std::vector<int> ranks);
+
+// "step 120, loss 0.31, 850 samples/s, checkpoint at step 100", what is known of it.
+std::string PrintProgress(const JobDoc& job);
+
+}  // namespace gtrain::cli

@@ -1,0 +1,110 @@
+#include "launcher/cli/terminal.h"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+#include <cstdio>
+#include <optional>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "base/check.h"
+#include "launcher/spec/yaml_tree.h"
+
+namespace gtrain::cli {
+namespace {
+
+constexpr int kSignals[] = {SIGINT, SIGTERM, SIGHUP};
+std::atomic<int> g_signal_fd{-1};
+
+void OnSignal(int number) {
+  const int saved = errno;
+  const char byte = static_cast<char>(number);
+  const int fd = g_signal_fd.load(std::memory_order_relaxed);
+  if (fd >= 0 && write(fd, &byte, 1) < 0) {
+    // A full pipe already holds a signal to act on.
+  }
+  errno = saved;
+}
+
+}  // namespace
+
+std::string SafeText(absl::string_view text) {
+  std::string out;
+  for (size_t pos = 0; pos < text.size();) {
+    const size_t start = pos;
+    const std::optional<char32_t> c = spec::DecodeUtf8(text, pos);
+    if (!c) {
+      absl::StrAppendFormat(&out, "\\x%02x", static_cast<unsigned char>(text[pos++]));
+    } else if (*c == U'\n') {
+      out += "\\n";
+    } else if (*c != U'\t' && !spec::CharacterProblem(*c).empty()) {
+      for (size_t i = start; i < pos; ++i)
+        absl::StrAppendFormat(&out, "\\x%02x", static_cast<unsigned char>(text[i]));
+    } else {
+      out.append(text.data() + start, pos - start);
+    }
+  }
+  return out;
+}
+
+std::string CutToWidth(absl::string_view text, int width) {
+  int columns = 0;
+  for (size_t pos = 0; pos < text.size();) {
+    if (columns == width) return std::string(text.substr(0, pos));
+    if (!spec::DecodeUtf8(text, pos)) ++pos;
+    ++columns;
+  }
+  return std::string(text);
+}
+
+bool IsTerminal(int fd) { return isatty(fd) == 1; }
+
+TerminalSize SizeOfTerminal(int fd) {
+  winsize size{};
+  TerminalSize out;
+  if (ioctl(fd, TIOCGWINSZ, &size) == 0 && size.ws_row > 0 && size.ws_col > 0) {
+    out.rows = size.ws_row;
+    out.columns = size.ws_col;
+  }
+  return out;
+}
+
+void Complain(absl::string_view message) {
+  const std::string line = absl::StrCat("gtrain: ", message, "\n");
+  std::fwrite(line.data(), 1, line.size(), stderr);
+}
+
+bool Print(absl::string_view text) {
+  std::fwrite(text.data(), 1, text.size(), stdout);
+  return std::fflush(stdout) == 0;
+}
+
+SignalPipe::SignalPipe() {
+  int fds[2];
+  GT_CHECK(pipe2(fds, O_CLOEXEC | O_NONBLOCK) == 0);
+  read_fd_ = fds[0];
+  write_fd_ = fds[1];
+  GT_CHECK(g_signal_fd.exchange(write_fd_) == -1);
+  struct sigaction action {};
+  action.sa_handler = OnSignal;
+  for (const int number : kSignals) sigaction(number, &action, nullptr);
+}
+
+SignalPipe::~SignalPipe() {
+  for (const int number : kSignals) signal(number, SIG_DFL);
+  g_signal_fd = -1;
+  close(read_fd_);
+  close(write_fd_);
+}
+
+int SignalPipe::Next() {
+  char byte = 0;
+  return read(read_fd_, &byte, 1) == 1 ? byte : 0;
+}
+
+}  // namespace gtrain::cli

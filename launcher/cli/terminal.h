@@ -1,0 +1,45 @@
+// What the command line needs of a terminal: safe text, its size, and signals as a descriptor.
+#pragma once
+#include <string>
+
+#include "absl/strings/string_view.h"
+
+namespace gtrain::cli {
+
+// Control characters, escape sequences and invalid UTF-8 shown as \xNN, so that output of a
+// rank or a name cannot drive the terminal (fault P9). Keeps tabs; a line end becomes \n.
+std::string SafeText(absl::string_view text);
+
+// Cuts to `width` columns, counting code points; never inside one.
+std::string CutToWidth(absl::string_view text, int width);
+
+struct TerminalSize {
+  int rows = 24;
+  int columns = 80;
+};
+bool IsTerminal(int fd);
+TerminalSize SizeOfTerminal(int fd);
+
+// Prints "gtrain: message" to stderr.
+void Complain(absl::string_view message);
+// Writes to stdout; false when nobody reads any more (SIGPIPE is ignored by main).
+bool Print(absl::string_view text);
+
+// SIGINT, SIGTERM, SIGHUP as readable bytes of a pipe, from construction to destruction. One at a time.
+class SignalPipe {
+ public:
+  SignalPipe();
+  ~SignalPipe();
+  SignalPipe(const SignalPipe&) = delete;
+  SignalPipe& operator=(const SignalPipe&) = delete;
+
+  int fd() const { return read_fd_; }
+  // The next signal that came, 0 if none. Never blocks.
+  int Next();
+
+ private:
+  int read_fd_ = -1;
+  int write_fd_ = -1;
+};
+
+}  // namespace gtrain::cli

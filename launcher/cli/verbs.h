@@ -1,0 +1,37 @@
+// Every verb of the program, one function a file (cmd_<verb>.cc).
+#pragma once
+#include <vector>
+
+#include "absl/status/status.h"
+#include "launcher/cli/args.h"
+
+namespace gtrain::cli {
+
+// Exit codes; docs/cli.md is their reference.
+inline constexpr int kDone = 0;
+inline constexpr int kFailed = 1;
+inline constexpr int kUsage = 2;
+
+Verb LaunchVerb();
+Verb AttachVerb();
+Verb ValidateVerb();
+Verb PlanVerb();
+Verb StatusVerb();
+Verb WhyVerb();
+Verb LogsVerb();
+Verb StopVerb();
+Verb ExecVerb();
+Verb NodesVerb();
+Verb DoctorVerb();
+Verb HeadVerb();
+Verb AgentVerb();
+Verb VersionVerb();
+Verb CompletionVerb();
+
+// In the order in which help shows them.
+std::vector<Verb> AllVerbs();
+
+// Prints a failed status and gives the exit code: 2 for InvalidArgument, 1 otherwise.
+int Report(const absl::Status& status);
+
+}  // namespace gtrain::cli
