@@ -57,7 +57,7 @@ bool Show(RankOutput& output, bool flush, bool plain) {
   return text.empty() || Print(text);
 }
 
-absl::StatusOr<LogsRequest> MakeRequest(const Args& args, Cluster& cluster, const JobDoc& job) {
+absl::StatusOr<LogsRequest> MakeRequest(const Args& args, const JobDoc& job) {
   LogsRequest request;
   request.job = job.id;
   request.is_stderr = args.Has("err");
@@ -101,7 +101,7 @@ absl::Status FollowLogs(Cluster& cluster, const Args& args, JobDoc job, LogsRequ
     if (!now.ok()) return now.status();
     if (now->generation != job.generation && !args.Has("generation")) {
       Complain(absl::StrCat("generation ", now->generation));
-      GT_ASSIGN_OR_RETURN(request, MakeRequest(args, cluster, *now));
+      GT_ASSIGN_OR_RETURN(request, MakeRequest(args, *now));
     }
     job = *std::move(now);
   }
@@ -111,7 +111,7 @@ absl::Status FollowLogs(Cluster& cluster, const Args& args, JobDoc job, LogsRequ
 absl::Status Logs(const Args& args) {
   GT_ASSIGN_OR_RETURN(Cluster cluster, OpenCluster(args, Start::kNever));
   GT_ASSIGN_OR_RETURN(const JobDoc job, FindJob(cluster, args.words.empty() ? "" : args.words[0]));
-  GT_ASSIGN_OR_RETURN(LogsRequest request, MakeRequest(args, cluster, job));
+  GT_ASSIGN_OR_RETURN(LogsRequest request, MakeRequest(args, job));
   if (args.Has("follow")) return FollowLogs(cluster, args, job, std::move(request));
   RankOutput output;
   GT_RETURN_IF_ERROR(ReadAll(cluster, request, output).status());

@@ -1,0 +1,56 @@
+#include "launcher/cli/args.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+namespace gtrain::cli {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+std::vector<Flag> Flags() {
+  return {{"ranks", 'n', "N", "how many"},
+          {"set", '\0', "K=V", "set", true},
+          {"detach", 'd', "", "go"},
+          {"json", '\0', "", "j"}};
+}
+
+TEST(ParseArgs, ReadsEveryForm) {
+  const auto args = ParseArgs(
+      {"-n", "4", "--set", "a=b", "--set=c=d", "job.yaml", "-d", "--", "cmd", "--json", "-n"}, Flags());
+  ASSERT_TRUE(args.ok()) << args.status();
+  EXPECT_EQ(args->Get("ranks"), "4");
+  EXPECT_THAT(args->All("set"), ElementsAre("a=b", "c=d"));
+  EXPECT_TRUE(args->Has("detach"));
+  EXPECT_FALSE(args->Has("json"));
+  EXPECT_THAT(args->words, ElementsAre("job.yaml"));
+  EXPECT_THAT(*args->rest, ElementsAre("cmd", "--json", "-n"));
+  EXPECT_EQ(ParseArgs({"-n8"}, Flags())->Get("ranks"), "8");
+  EXPECT_EQ(ParseArgs({"-n", "-1"}, Flags())->Get("ranks"), "-1");
+}
+
+TEST(ParseArgs, NamesWhatIsWrong) {
+  const auto error = [](const std::vector<std::string>& argv) {
+    return std::string(ParseArgs(argv, Flags()).status().message());
+  };
+  EXPECT_THAT(error({"--rank", "4"}), HasSubstr("did you mean --ranks?"));
+  EXPECT_THAT(error({"-np", "4"}), HasSubstr("did you mean -n?"));
+  EXPECT_THAT(error({"-x"}), HasSubstr("unknown flag '-x'"));
+  EXPECT_THAT(error({"-n"}), HasSubstr("needs a value"));
+  EXPECT_THAT(error({"-n", "--", "x"}), HasSubstr("needs a value"));
+  EXPECT_THAT(error({"-n", "1", "-n", "2"}), HasSubstr("given twice"));
+  EXPECT_THAT(error({"--json=x"}), HasSubstr("takes no value"));
+  EXPECT_THAT(error(std::vector<std::string>(20'000, "a")), HasSubstr("more than 10000"));
+}
+
+TEST(Args, IntChecksTheRange) {
+  const auto read = [](const char* text) { return ParseArgs({"-n", text}, Flags())->Int("ranks", 1, 100); };
+  EXPECT_EQ(**read("7"), 7);
+  for (const char* bad : {"0", "101", "-1", "1e3", "x", "", "99999999999999999999", "-"})
+    EXPECT_FALSE(read(bad).ok()) << bad;
+  EXPECT_EQ(*ParseArgs({}, Flags())->Int("ranks", 1, 100), std::nullopt);
+}
+
+}  // namespace
+}  // namespace gtrain::cli

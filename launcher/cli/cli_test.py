@@ -1,0 +1,214 @@
+"""build/bin/gtrain from outside: hostile input ends with the right exit code, a place in the message, quickly, and
+leaves no process behind (faults J1-J13, J15). Nothing here needs a cluster."""
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+import unittest
+
+SOURCE = os.environ.get('GTRAIN_SOURCE_DIR') or os.path.abspath(os.path.join(os.path.dirname(__file__), '../..'))
+BUILD = os.environ.get('GTRAIN_BUILD_DIR') or os.path.join(SOURCE, 'build')
+GTRAIN = os.path.join(BUILD, 'bin', 'gtrain')
+PATIENCE = 60  # a deadline that passes is a hang
+
+
+class CliTest(unittest.TestCase):
+    def setUp(self):
+        self.dir = tempfile.mkdtemp(prefix='gt-cli-')
+        self.addCleanup(shutil.rmtree, self.dir)
+        self.mark = f'gtrain-cli-{os.getpid()}-{os.path.basename(self.dir)}'
+
+    def tearDown(self):
+        self.assertEqual(self.left_over(), [], 'processes left behind')
+
+    def left_over(self):
+        """Command lines of processes that carry this test's mark."""
+        found = []
+        for name in os.listdir('/proc'):
+            if not name.isdigit() or int(name) == os.getpid():
+                continue
+            try:
+                with open(f'/proc/{name}/environ', 'rb') as environ, open(f'/proc/{name}/cmdline', 'rb') as cmdline:
+                    if self.mark.encode() in environ.read():
+                        found.append(cmdline.read())
+            except OSError:
+                pass
+        return found
+
+    def run_gtrain(self, *args, expect=2, stdin=subprocess.DEVNULL, **env):
+        environ = {key: value for key, value in os.environ.items() if not key.startswith(('GTRAIN_', 'XDG_'))}
+        environ.update(HOME=self.dir, XDG_STATE_HOME=self.dir + '/state', XDG_CONFIG_HOME=self.dir + '/config',
+                       GTRAIN_CLI_MARK=self.mark, **env)
+        for key in ('ASAN_OPTIONS', 'UBSAN_OPTIONS', 'LSAN_OPTIONS', 'TSAN_OPTIONS'):
+            if key in os.environ:
+                environ[key] = os.environ[key]
+        done = subprocess.run([GTRAIN, *args], env=environ, cwd=self.dir, stdin=stdin, capture_output=True,
+                              timeout=PATIENCE)
+        done.out, done.err = done.stdout.decode(errors='replace'), done.stderr.decode(errors='replace')
+        if expect is not None:
+            self.assertEqual(done.returncode, expect, f'gtrain {args}\n{done.out}\n{done.err}')
+        return done
+
+    def job(self, text, name='job.yaml'):
+        path = os.path.join(self.dir, name)
+        with open(path, 'wb') as out:
+            out.write(text if isinstance(text, bytes) else text.encode())
+        return name
+
+
+class HostileJobs(CliTest):
+    def test_every_error_with_its_place_and_nothing_started(self):
+        """J4 J5 J7 J10: launch exits 2 with every error, and starts no cluster."""
+        self.job('name: bad\nrun: echo a | cat\nranks: 010\nrnaks: 4\nname: again\n')
+        for verb in ('validate', 'plan', 'launch'):
+            done = self.run_gtrain(verb, 'job.yaml')
+            for part in ('job.yaml:2:6: ', 'job.yaml:3:8: ', "job.yaml:4:1: unknown key 'rnaks'; did you mean `ranks`?",
+                         'job.yaml:5:1: key `name` is already on line 1', '4 errors; nothing was started'):
+                self.assertIn(part, done.err)
+        self.assertFalse(os.path.exists(self.dir + '/state'))
+
+    def test_hostile_files(self):
+        """J1 J2 J3 J6: refused with a place."""
+        bomb = 'run: a\nenv:\n  A0: &a0 x\n' + ''.join(f'  A{i}: &a{i} [*a{i-1}, *a{i-1}]\n' for i in range(1, 30))
+        for text in (bomb, '&x [*x]', 'run: ' + '[' * 500_000, 'run: ' + '{a: ' * 200_000, 'run: !!python/object:os.system x\n',
+                     'run: a\n---\nrun: b\n', b'\xef\xbb\xbfrun: a\n', 'run: a\r\n', 'run:\ta\n', b'run: a\0\n', b'run: \xff\n'):
+            done = self.run_gtrain('validate', self.job(text))
+            self.assertRegex(done.err, r'(?m)^job\.yaml:\d+:\d+: ', text[:40])
+
+    def test_files_that_are_no_files(self):
+        """J13: missing, directory, FIFO, device, huge, unreadable: an answer at once."""
+        os.mkdir(self.dir + '/folder')
+        os.mkfifo(self.dir + '/fifo')
+        with open(self.dir + '/huge', 'wb') as huge:
+            huge.truncate(10 << 30)
+        os.symlink('loop', self.dir + '/loop')
+        for path in ('missing.yaml', 'folder', 'fifo', '/dev/zero', '/dev/stdin', 'huge', 'loop', '', 'x' * 5000, 'a\nb\x1b[31m'):
+            for verb in ('validate', 'launch'):
+                done = self.run_gtrain(verb, path, expect=None)
+                self.assertIn(done.returncode, (1, 2), (path, done.err))
+                self.assertTrue(done.err.startswith('gtrain: '), (path, done.err))
+                self.assertNotIn('\x1b', done.err)
+        if os.geteuid() != 0:
+            self.job('run: a\n', 'secret')
+            os.chmod(self.dir + '/secret', 0)
+            self.assertIn('ermission', self.run_gtrain('validate', 'secret', expect=None).err)
+
+    def test_ranks_flag(self):
+        """J8: a wrong -n is an error before any cluster is looked for."""
+        for n in ('0', '-1', '2147483648', '1000000000', 'four', '1e3', '', '4.5', '0x4'):
+            done = self.run_gtrain('launch', '-n', n, '--', 'true')
+            self.assertIn('-n', done.err, n)
+        self.job('run: /bin/true\nranks: {min: 2, max: 8}\n')
+        self.assertIn('outside', self.run_gtrain('launch', '-n', '32', 'job.yaml').err)
+        self.assertFalse(os.path.exists(self.dir + '/state'))
+
+    def test_names_and_environment(self):
+        """J9 J10 J15."""
+        for name in ('../../etc', 'a/b', 'x' * 10_000, '\U0001f682', '-rf', ''):
+            self.run_gtrain('validate', '--name', name, '--', 'true')
+        for env in ('LD_PRELOAD=x', '1A=b', 'RANK=0', 'novalue', '=x'):
+            self.run_gtrain('validate', '--env', env, '--', 'true')
+        self.assertIn('`${NOT_SET_HERE}` is not set', self.run_gtrain('validate', self.job('run: a\nenv: {A: "${NOT_SET_HERE}"}\n')).err)
+
+    def test_secrets_are_never_echoed(self):
+        """J11."""
+        secret = 'AKIAABCDEFGHIJKLMNOP'
+        for args in (['--env', f'KEY={secret}', '--', 'true'], ['--', 'true', secret], ['--set', f'labels.a={secret}', '--', 'true']):
+            done = self.run_gtrain('validate', *args)
+            self.assertIn('looks like an AWS access key id', done.err)
+            self.assertNotIn(secret, done.err + done.out)
+
+    def test_missing_program_is_found_before_the_launch(self):
+        self.assertIn('does not exist', self.run_gtrain('launch', '--', './not-there').err)
+        self.job('#!/bin/sh\n', 'script')
+        self.assertIn('chmod +x', self.run_gtrain('launch', '--', './script').err)
+        self.assertIn('not a directory', self.run_gtrain('launch', '--set', 'workdir=/not/there', '--', 'true').err)
+        self.assertFalse(os.path.exists(self.dir + '/state'))
+
+
+class Usage(CliTest):
+    def test_unknown_words_name_the_nearest(self):
+        self.assertIn('did you mean status?', self.run_gtrain('statsu').err)
+        self.assertIn('did you mean --ranks?', self.run_gtrain('launch', '--rank', '4').err)
+        self.assertIn('did you mean -n?', self.run_gtrain('launch', '-np', '4').err)
+        self.assertIn('after --', self.run_gtrain('launch', 'a.yaml', 'b').err)
+        self.run_gtrain()
+        self.run_gtrain('launch')
+        self.run_gtrain('completion', 'tcsh')
+
+    def test_every_verb_helps(self):
+        overview = self.run_gtrain('--help', expect=0).out
+        verbs = [line.split()[0] for line in overview.split('verbs:\n')[1].splitlines() if line.startswith('  ')]
+        for verb in 'launch attach validate plan status why logs stop exec nodes doctor head agent version completion'.split():
+            self.assertIn(verb, verbs)
+            text = self.run_gtrain(verb, '--help', expect=0).out
+            self.assertIn(f'usage: gtrain {verb}', text)
+            self.assertRegex(text, rf'(?m)^  (source <\()?gtrain {verb}', 'an example')
+
+    def test_completion_names_every_verb_and_is_valid(self):
+        script = self.run_gtrain('completion', 'bash', expect=0).out
+        self.assertIn('validate', script)
+        subprocess.run(['bash', '-n'], input=script.encode(), check=True, timeout=PATIENCE)
+        for shell in ('zsh', 'fish'):
+            self.assertIn('gtrain', self.run_gtrain('completion', shell, expect=0).out)
+
+    def test_validate_and_plan_need_no_cluster(self):
+        self.job('run: python train.py\nranks: 4\ncheckpoint: {uri: ckpt}\n', 'Train_Me.yaml')
+        self.assertIn('Train_Me.yaml: ok (train-me, ', self.run_gtrain('validate', 'Train_Me.yaml', expect=0).out)
+        document = json.loads(self.run_gtrain('validate', '--json', 'Train_Me.yaml', expect=0).out)
+        self.assertIn(f'uri: "{self.dir}/ckpt"', document['canonical'])
+        self.assertIn('every: 30s', document['canonical'])
+        again = self.run_gtrain('validate', '--print', self.job(document['canonical'], 'again.yaml'), expect=0).out
+        self.assertEqual(again, document['canonical'], 'the canonical form is a fixed point')
+        plan = json.loads(self.run_gtrain('plan', '--json', '--nodes', 'a:2,b:2', 'Train_Me.yaml', expect=0).out)
+        self.assertTrue(plan['placed'])
+        self.assertEqual([rank['node'] for rank in plan['ranks']], ['a', 'a', 'b', 'b'])
+        self.assertEqual(self.run_gtrain('plan', '--nodes', 'a:1', 'Train_Me.yaml', expect=1).returncode, 1)
+        self.run_gtrain('plan', '--nodes', 'a:x', 'Train_Me.yaml')
+        self.assertFalse(os.path.exists(self.dir + '/state'))
+
+    def test_without_a_cluster(self):
+        for verb in (['status'], ['why'], ['logs'], ['stop'], ['nodes'], ['attach'], ['exec', '--', 'true']):
+            done = self.run_gtrain(*verb, expect=1)
+            self.assertIn('no local cluster runs', done.err)
+        self.assertEqual(json.loads(self.run_gtrain('status', '--json', expect=0).out), {'jobs': []})
+        self.assertIn('no context', self.run_gtrain('status', '--context', 'lab').err)
+        self.assertFalse(os.path.exists(self.dir + '/state'))
+
+    def test_contexts(self):
+        self.run_gtrain('head', '--init')
+        self.run_gtrain('head', '--init', '--context', '../x')
+        done = self.run_gtrain('head', '--init', '--context', 'lab', expect=0)
+        self.assertIn('cluster ', done.out)
+        for folder, _, files in os.walk(self.dir + '/state'):
+            self.assertEqual(os.stat(folder).st_mode & 0o077 if folder.endswith('lab') else 0, 0, folder)
+            for name in files:
+                if name.endswith('.key'):
+                    self.assertEqual(os.stat(os.path.join(folder, name)).st_mode & 0o777, 0o600, name)
+        contexts = json.load(open(self.dir + '/config/gtrain/contexts.json'))
+        self.assertEqual(contexts['current'], 'lab')
+        self.assertIn('gtrain head --context lab', self.run_gtrain('status', expect=1).err)
+        self.assertIn('did you mean lab?', self.run_gtrain('status', '--context', 'lba').err)
+        with open(self.dir + '/config/gtrain/contexts.json', 'w') as broken:
+            broken.write('[')
+        self.assertIn('contexts.json', self.run_gtrain('status', expect=1).err)
+
+    def test_closed_output(self):
+        """J14: nobody reads: an error, not a signal or a hang."""
+        read, write = os.pipe()
+        os.close(read)
+        environ = dict(os.environ, HOME=self.dir, GTRAIN_CLI_MARK=self.mark)
+        done = subprocess.run([GTRAIN, '--help'], stdout=write, stderr=subprocess.DEVNULL, env=environ, timeout=PATIENCE)
+        os.close(write)
+        self.assertEqual(done.returncode, 1)
+
+    def test_doctor(self):
+        findings = json.loads(self.run_gtrain('doctor', '--json', expect=None).out)
+        checks = {finding['check']: finding['result'] for finding in findings}
+        self.assertEqual(checks['state'], 'ok', findings)
+        self.assertEqual(checks['keys'], 'ok', findings)
+
+
+if __name__ == '__main__':
+    unittest.main()
