@@ -186,7 +186,8 @@ class Usage(CliTest):
             for name in files:
                 if name.endswith('.key'):
                     self.assertEqual(os.stat(os.path.join(folder, name)).st_mode & 0o777, 0o600, name)
-        contexts = json.load(open(self.dir + '/config/gtrain/contexts.json'))
+        with open(self.dir + '/config/gtrain/contexts.json') as text:
+            contexts = json.load(text)
         self.assertEqual(contexts['current'], 'lab')
         self.assertIn('gtrain head --context lab', self.run_gtrain('status', expect=1).err)
         self.assertIn('did you mean lab?', self.run_gtrain('status', '--context', 'lba').err)

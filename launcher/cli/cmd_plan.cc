@@ -45,7 +45,7 @@ core::NodeRecord ThisMachine() {
 // "host:cpus" or "host:cpus:gpus", comma-separated.
 absl::StatusOr<std::vector<core::NodeRecord>> ParseNodes(const std::string& text) {
   std::vector<core::NodeRecord> nodes;
-  for (const std::string& item : absl::StrSplit(text, ',')) {
+  for (const absl::string_view item : absl::StrSplit(text, ',')) {
     const std::vector<std::string> parts = absl::StrSplit(item, ':');
     int cpus = 0;
     int gpus = 0;
