@@ -75,12 +75,13 @@ class FakeBootstrap final : public Bootstrap {
   int sequence_ = 0;
 };
 
-FakeWorld::FakeWorld(const std::vector<std::string>& node_of_rank) : owner_(getpid()) {
+FakeWorld::FakeWorld(const std::vector<std::string>& node_of_rank, const std::vector<std::string>& addresses)
+    : owner_(getpid()) {
   for (size_t rank = 0; rank < node_of_rank.size(); ++rank) {
     Member member;
     member.rank = static_cast<int>(rank);
     member.node = NodeId(node_of_rank[rank]);
-    member.address = "127.0.0.1";
+    member.address = addresses.empty() ? "127.0.0.1" : addresses[rank];
     for (const Member& other : members_) member.local_rank += other.node == member.node ? 1 : 0;
     members_.push_back(member);
   }

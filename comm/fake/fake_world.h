@@ -11,8 +11,10 @@ namespace gtrain::comm {
 
 class FakeWorld {
  public:
-  // node_of_rank[r]: name of the machine that rank r pretends to be on.
-  explicit FakeWorld(const std::vector<std::string>& node_of_rank);
+  // node_of_rank[r]: name of the machine that rank r pretends to be on. addresses[r]: its data-plane address,
+  // loopback if there are none.
+  explicit FakeWorld(const std::vector<std::string>& node_of_rank,
+                     const std::vector<std::string>& addresses = {});
   ~FakeWorld();  // of the process that made it only: removes the directory
 
   static std::vector<std::string> OneNode(int ranks);

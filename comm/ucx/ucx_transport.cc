@@ -47,7 +47,8 @@ std::vector<std::string> Candidates() {
     // A program started by a bare name found in $PATH.
     if (error) file = std::filesystem::read_symlink("/proc/self/exe", error);
     const std::filesystem::path folder = file.parent_path();
-    for (const char* relative : {".", "lib", "../lib", "../lib/gtrain", "../../lib"}) {
+    for (const char* relative :
+         {".", "gtrain", "../lib", "../../lib", "../" GTRAIN_INSTALL_LIBDIR "/gtrain"}) {
       paths.push_back((folder / relative / kModuleName).lexically_normal().string());
     }
   }

@@ -1,0 +1,174 @@
+#include "comm/exec/check_collectives.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "comm/codec/reduce.h"
+
+namespace gtrain::comm {
+namespace {
+
+constexpr size_t kCounts[] = {0, 1, 3, 1001, 300'001};
+constexpr DType kTypes[] = {DType::kFloat32, DType::kFloat64, DType::kFloat16, DType::kBFloat16,
+                            DType::kInt32,   DType::kInt64,   DType::kUint8};
+constexpr ReduceOp kOps[] = {ReduceOp::kSum, ReduceOp::kMean, ReduceOp::kMin, ReduceOp::kMax};
+
+double At(const std::vector<char>& data, size_t i, DType dtype) {
+  const char* p = data.data() + i * DTypeSize(dtype);
+  auto as = [&](auto value) {
+    std::memcpy(&value, p, sizeof(value));
+    return value;
+  };
+  switch (dtype) {
+    case DType::kFloat32:
+      return as(float{});
+    case DType::kFloat64:
+      return as(double{});
+    case DType::kFloat16:
+      return FromFloat16(as(uint16_t{}));
+    case DType::kBFloat16:
+      return FromBFloat16(as(uint16_t{}));
+    case DType::kInt32:
+      return as(int32_t{});
+    case DType::kInt64:
+      return static_cast<double>(as(int64_t{}));
+    case DType::kUint8:
+      return as(uint8_t{});
+  }
+  return 0;
+}
+
+void Set(char* data, size_t i, DType dtype, int value) {
+  char* p = data + i * DTypeSize(dtype);
+  auto put = [&](auto v) { std::memcpy(p, &v, sizeof(v)); };
+  switch (dtype) {
+    case DType::kFloat32:
+      return put(static_cast<float>(value));
+    case DType::kFloat64:
+      return put(static_cast<double>(value));
+    case DType::kFloat16:
+      return put(ToFloat16(static_cast<float>(value)));
+    case DType::kBFloat16:
+      return put(ToBFloat16(static_cast<float>(value)));
+    case DType::kInt32:
+      return put(static_cast<int32_t>(value));
+    case DType::kInt64:
+      return put(static_cast<int64_t>(value));
+    case DType::kUint8:
+      return put(static_cast<uint8_t>(value));
+  }
+}
+
+// Small integers: exact in every type for every order.
+int Input(int rank, size_t i) { return static_cast<int>((i * 3 + static_cast<size_t>(rank) * 5) % 11); }
+
+double Expected(int ranks, size_t i, ReduceOp op, DType dtype) {
+  int sum = 0, least = 100, most = 0;
+  for (int r = 0; r < ranks; ++r) {
+    sum += Input(r, i), least = std::min(least, Input(r, i)), most = std::max(most, Input(r, i));
+  }
+  const bool integer = dtype == DType::kInt32 || dtype == DType::kInt64 || dtype == DType::kUint8;
+  switch (op) {
+    case ReduceOp::kSum:
+      return sum;
+    case ReduceOp::kMean:
+      return integer ? sum / ranks : static_cast<double>(sum) / ranks;
+    case ReduceOp::kMin:
+      return least;
+    case ReduceOp::kMax:
+      return most;
+  }
+  return 0;
+}
+
+absl::Status Wrong(absl::string_view what, size_t i, double got, double wanted) {
+  return absl::DataLossError(absl::StrCat(what, " [", i, "] is ", got, " instead of ", wanted));
+}
+
+}  // namespace
+
+absl::Status CheckAllReduce(Communicator& c, size_t count, DType dtype, ReduceOp op, char* in_place) {
+  std::vector<char> own(count * DTypeSize(dtype) + 1);
+  char* data = in_place != nullptr ? in_place : own.data();
+  for (size_t i = 0; i < count; ++i) Set(data, i, dtype, Input(c.rank(), i));
+  if (absl::Status s = c.AllReduce(data, count, dtype, op); !s.ok()) return s;
+  std::memcpy(own.data(), data, count * DTypeSize(dtype));
+  const double tolerance = dtype == DType::kBFloat16 ? 0.1 : dtype == DType::kFloat16 ? 0.02 : 1e-5;
+  for (size_t i = 0; i < count; ++i) {
+    const double got = At(own, i, dtype), wanted = Expected(c.size(), i, op, dtype);
+    if (std::abs(got - wanted) > tolerance) return Wrong("all-reduce", i, got, wanted);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckBroadcast(Communicator& c, size_t count, int root) {
+  std::vector<int32_t> data(count + 1);
+  for (size_t i = 0; i < count; ++i) data[i] = Input(c.rank(), i) + 1000 * c.rank();
+  if (absl::Status s = c.Broadcast(data.data(), count, DType::kInt32, root); !s.ok()) return s;
+  for (size_t i = 0; i < count; ++i) {
+    if (data[i] != Input(root, i) + 1000 * root)
+      return Wrong("broadcast", i, data[i], Input(root, i) + 1000 * root);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckAllGather(Communicator& c, size_t count, bool in_place) {
+  std::vector<int32_t> output(count * static_cast<size_t>(c.size()) + 1, -1), separate(count + 1);
+  int32_t* input = in_place ? output.data() + count * static_cast<size_t>(c.rank()) : separate.data();
+  for (size_t i = 0; i < count; ++i) input[i] = Input(c.rank(), i) + 1000 * c.rank();
+  if (absl::Status s = c.AllGather(input, output.data(), count, DType::kInt32); !s.ok()) return s;
+  for (int r = 0; r < c.size(); ++r) {
+    for (size_t i = 0; i < count; ++i) {
+      const int32_t got = output[static_cast<size_t>(r) * count + i], wanted = Input(r, i) + 1000 * r;
+      if (got != wanted) return Wrong("all-gather", static_cast<size_t>(r) * count + i, got, wanted);
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Everything(Communicator& c) {
+  for (size_t count : kCounts) {
+    for (DType dtype : kTypes) {
+      for (ReduceOp op : kOps) {
+        if (count > 1001 && dtype != DType::kFloat32 && op != ReduceOp::kMean) continue;
+        RETURN_IF_BAD(CheckAllReduce(c, count, dtype, op));
+      }
+    }
+    for (int root = 0; root < c.size(); ++root) RETURN_IF_BAD(CheckBroadcast(c, count, root));
+    RETURN_IF_BAD(CheckAllGather(c, count, false));
+    RETURN_IF_BAD(c.Barrier());
+    RETURN_IF_BAD(CheckAllGather(c, count, true));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status DirectMemory(Communicator& c) {
+  const size_t count = 70'001;
+  auto first = c.Allocate(count * 4 + 64);
+  auto second = c.Allocate(100);
+  if (!first.ok() || !second.ok()) return first.ok() ? second.status() : first.status();
+  char* data = static_cast<char*>(*first);
+  for (size_t i = 0; i < 100; ++i) {
+    if (data[i] != 0) return absl::DataLossError("not zeroed");
+  }
+  RETURN_IF_BAD(CheckAllReduce(c, count, DType::kFloat32, ReduceOp::kMean, data));
+  RETURN_IF_BAD(CheckAllReduce(c, count - 10, DType::kFloat16, ReduceOp::kSum, data + 64));
+  RETURN_IF_BAD(CheckAllReduce(c, 5, DType::kInt32, ReduceOp::kMax, static_cast<char*>(*second)));
+  RETURN_IF_BAD(CheckAllReduce(c, 0, DType::kInt32, ReduceOp::kMax, static_cast<char*>(*second)));
+  // Only some ranks in such memory.
+  RETURN_IF_BAD(
+      CheckAllReduce(c, count, DType::kFloat32, ReduceOp::kSum, c.rank() % 2 == 0 ? data : nullptr));
+  auto* numbers = reinterpret_cast<int32_t*>(data);
+  for (size_t i = 0; i < count; ++i) numbers[i] = c.rank();
+  RETURN_IF_BAD(c.Broadcast(numbers, count, DType::kInt32, c.size() - 1));
+  for (size_t i = 0; i < count; ++i) {
+    if (numbers[i] != c.size() - 1) return Wrong("direct broadcast", i, numbers[i], c.size() - 1);
+  }
+  return CheckAllReduce(c, count, DType::kFloat32, ReduceOp::kMean);
+}
+
+}  // namespace gtrain::comm

@@ -1,0 +1,182 @@
+// Ranks in network namespaces of their own, joined by a bridge in a fourth: real interfaces and addresses.
+// All namespaces are anonymous and end with their processes. Needs root (or user namespaces) and ip(8).
+#include <sched.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <csignal>
+#include <cstdlib>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "base/check.h"
+#include "base/clock.h"
+#include "comm/exec/check_collectives.h"
+#include "comm/exec/communicator.h"
+#include "comm/fake/fake_world.h"
+#include "gtest/gtest.h"
+
+namespace gtrain::comm {
+namespace {
+
+constexpr absl::Duration kPatience = absl::Seconds(60);
+constexpr int kRanks = 3;
+
+struct Board {
+  std::atomic<int> unshared[kRanks], wired[kRanks], steps[kRanks], code[kRanks];
+  std::atomic<int64_t> returned_at_ns[kRanks];
+};
+
+bool Until(const std::function<bool()>& condition) {
+  const Instant end = RealClock().Now() + kPatience;
+  while (!condition()) {
+    if (RealClock().Now() > end) return false;
+    absl::SleepFor(absl::Milliseconds(2));
+  }
+  return true;
+}
+
+bool Shell(const std::string& command) { return std::system(command.c_str()) == 0; }
+std::string AddressOf(int rank) { return absl::StrCat("10.77.", rank, ".2"); }
+
+class NamespaceTest : public testing::Test {
+ protected:
+  using Body = std::function<absl::Status(Communicator&)>;
+  using HubBody = std::function<bool(FakeWorld&)>;
+
+  NamespaceTest() {
+    void* page = mmap(nullptr, sizeof(Board), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    GT_CHECK(page != MAP_FAILED);
+    board_ = static_cast<Board*>(page);
+  }
+  ~NamespaceTest() override { munmap(board_, sizeof(Board)); }
+
+  static bool Possible() {
+    const pid_t probe = fork();
+    if (probe == 0) {
+      _exit(unshare(CLONE_NEWNET) == 0 && Shell("ip link add probe0 type veth peer name probe1 2>/dev/null")
+                ? 0
+                : 1);
+    }
+    int status = 1;
+    waitpid(probe, &status, 0);
+    return status == 0;
+  }
+
+  // The hub process is the router; `hub` runs there once all ranks are wired up. 0: all went well.
+  int Run(const Body& body, const HubBody& hub) {
+    const pid_t pid = fork();
+    if (pid == 0) _exit(Hub(body, hub));
+    int status = 1;
+    waitpid(pid, &status, 0);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+  }
+
+  Board* board_ = nullptr;
+
+ private:
+  int Hub(const Body& body, const HubBody& hub) {
+    if (unshare(CLONE_NEWNET) != 0 || !Shell("echo 1 > /proc/sys/net/ipv4/ip_forward")) return 2;
+    std::vector<std::string> nodes, addresses;
+    for (int rank = 0; rank < kRanks; ++rank) {
+      nodes.push_back(absl::StrCat("node", rank));
+      addresses.push_back(AddressOf(rank));
+    }
+    FakeWorld world(nodes, addresses);
+    for (int rank = 0; rank < kRanks; ++rank) {
+      const pid_t pid = fork();
+      if (pid == 0) _exit(RankProcess(world, rank, body));
+      if (!Until([&] { return board_->unshared[rank] != 0; })) return 3;
+      const std::string port = absl::StrCat("port", rank);
+      if (!Shell(absl::StrCat("ip link add ", port, " type veth peer name eth0 netns ", pid,
+                              " && ip addr add 10.77.", rank, ".1/24 dev ", port, " && ip link set ", port,
+                              " up"))) {
+        return 4;
+      }
+      board_->wired[rank] = 1;
+    }
+    const bool good = hub(world);
+    int failed = 0;
+    for (int rank = 0, status = 0; rank < kRanks; ++rank) {
+      wait(&status);
+      failed += status != 0;
+    }
+    return !good ? 5 : failed > 0 ? 6 : 0;
+  }
+
+  int RankProcess(FakeWorld& world, int rank, const Body& body) {
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (unshare(CLONE_NEWNET | CLONE_NEWNS) != 0) return 2;
+    board_->unshared[rank] = 1;
+    if (!Until([&] { return board_->wired[rank] != 0; })) return 3;
+    // UCX looks for interfaces in /sys, which shows those of the namespace it was mounted in.
+    if (!Shell("mount --make-rprivate / && mount -t sysfs sysfs /sys") ||
+        !Shell(absl::StrCat("ip addr add ", AddressOf(rank), "/24 dev eth0 && ip link set eth0 up && ",
+                            "ip link set lo up && ip route add default via 10.77.", rank, ".1")) ||
+        !Until([] { return Shell("ip link show eth0 | grep -q LOWER_UP"); })) {
+      return 4;
+    }
+    std::unique_ptr<Bootstrap> bootstrap = world.Rank(rank);
+    ExecOptions options;
+    options.user.timeout = kPatience;
+    auto communicator = MakeCommunicator(bootstrap.get(), options);
+    const absl::Status status = communicator.ok() ? body(**communicator) : communicator.status();
+    board_->returned_at_ns[rank] = RealClock().Now().ns;
+    board_->code[rank] = static_cast<int>(status.code());
+    if (!status.ok()) std::fprintf(stderr, "rank %d: %s\n", rank, status.ToString().c_str());
+    return 0;
+  }
+};
+
+TEST_F(NamespaceTest, EverythingOverRealInterfaces) {
+  if (!Possible()) GTEST_SKIP() << "no network namespaces here";
+  EXPECT_EQ(Run(Everything, [](FakeWorld&) { return true; }), 0);
+  for (const auto& code : board_->code) EXPECT_EQ(code, 0);
+}
+
+// The machine of rank 1 drops off the network without a word: no connection breaks, nothing arrives. The
+// verdict comes from outside (N1); every call returns within two seconds of it, also on the lost machine.
+TEST_F(NamespaceTest, L1N1LinkThatGoesDown) {
+  if (!Possible()) GTEST_SKIP() << "no network namespaces here";
+  const int result = Run(
+      [&](Communicator& c) -> absl::Status {
+        std::vector<float> data(300'000, 1.0f);
+        for (;;) {
+          RETURN_IF_BAD(c.AllReduce(data.data(), data.size(), DType::kFloat32, ReduceOp::kMax));
+          ++board_->steps[c.rank()];
+        }
+      },
+      [&](FakeWorld& world) {
+        if (!Until([&] { return board_->steps[0] > 5 || board_->returned_at_ns[0] != 0; })) return false;
+        if (!Shell("ip link set port1 down")) return false;
+        // Nobody gets further once what was under way has drained.
+        int last = -1;
+        if (!Until([&] {
+              const int now = board_->steps[0];
+              absl::SleepFor(absl::Milliseconds(200));
+              return std::exchange(last, now) == board_->steps[0];
+            })) {
+          return false;
+        }
+        world.Revoke("machine node1 is lost");
+        const Instant revoked = RealClock().Now();
+        return Until([&] {
+                 for (const auto& at : board_->returned_at_ns) {
+                   if (at == 0) return false;
+                 }
+                 return true;
+               }) &&
+               RealClock().Now() - revoked < absl::Seconds(2);
+      });
+  EXPECT_EQ(result, 0);
+  for (const auto& code : board_->code) EXPECT_EQ(code, static_cast<int>(absl::StatusCode::kUnavailable));
+}
+
+}  // namespace
+}  // namespace gtrain::comm
