@@ -1,6 +1,8 @@
 #include "runtime/keeper/cgroup.h"
 
+#include <dirent.h>
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -66,6 +68,20 @@ uint64_t CounterIn(const std::string& text, const std::string& name) {
 }
 
 }  // namespace
+
+void Cgroup::SweepStale() {
+  for (const std::string& root : {OwnRoots().unified, OwnRoots().memory_v1}) {
+    DIR* dir = root.empty() ? nullptr : opendir(root.c_str());
+    if (dir == nullptr) continue;
+    while (dirent* item = readdir(dir)) {
+      int pid = 0;
+      ProcessEntry keeper;
+      if (sscanf(item->d_name, "gtrain-%d-", &pid) != 1 || ReadProcess(pid, &keeper)) continue;
+      rmdir((root + "/" + item->d_name).c_str());
+    }
+    closedir(dir);
+  }
+}
 
 void Cgroup::Create(const std::string& name, uint64_t memory_limit) {
   const Roots& roots = OwnRoots();

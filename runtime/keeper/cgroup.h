@@ -12,6 +12,14 @@ namespace gtrain::keeper {
 
 class Cgroup {
  public:
+  Cgroup() = default;
+  Cgroup(const Cgroup&) = delete;
+  Cgroup& operator=(const Cgroup&) = delete;
+  ~Cgroup() { Remove(); }
+
+  // Removes empty groups of keepers that were killed.
+  static void SweepStale();
+
   // Name is made of digits and dashes by the caller. Makes what it can; a machine without writable groups
   // gives none.
   void Create(const std::string& name, uint64_t memory_limit);

@@ -88,6 +88,7 @@ bool Keeper::Start() {
   signals_.reset(signalfd(-1, &mask, SFD_NONBLOCK | SFD_CLOEXEC));
   if (!signals_.valid()) return false;
   mkdir("exits", 0700);
+  Cgroup::SweepStale();
   ProcessEntry self;
   ReadProcess(getpid(), &self);
   WriteFileAtomic("job", options_.job);
