@@ -80,12 +80,14 @@ void KeyRegistry::Replace(const std::vector<AllowedKey>& keys) {
 }
 
 absl::Status KeyRegistry::Reload(const std::string& path) {
-  GT_ASSIGN_OR_RETURN(std::string stamp, StampOf(path));
+  const absl::StatusOr<std::string> found = StampOf(path);
+  const std::string stamp = found.ok() ? *found : "unreadable";
   {
     absl::MutexLock lock(&mutex_);
     if (stamp == stamp_) return absl::OkStatus();
     stamp_ = stamp;  // a bad file is reported once, then again when it changes
   }
+  if (!found.ok()) return found.status();
   GT_ASSIGN_OR_RETURN(std::vector<AllowedKey> keys, ReadAllowedKeys(path));
   Replace(keys);
   return absl::OkStatus();

@@ -1,0 +1,64 @@
+#include "runtime/head/run_files.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <nlohmann/json.hpp>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "base/file.h"
+#include "base/status_macros.h"
+#include "base/unique_fd.h"
+
+namespace gtrain::head {
+namespace {
+
+absl::StatusOr<UniqueFd> OpenDir(const std::string& run_dir, bool make_dir) {
+  if (!absl::StartsWith(run_dir, "/") || absl::StrContains(run_dir + "/", "/../")) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("run directory \"", run_dir, "\" is not a plain absolute path"));
+  }
+  if (make_dir) GT_RETURN_IF_ERROR(MakeDirs(run_dir, 0755));
+  UniqueFd dir(open(run_dir.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (!dir.valid()) return ErrnoStatus(errno, run_dir);
+  return dir;
+}
+
+absl::Status WriteWhole(int fd, absl::string_view data, const std::string& what) {
+  while (!data.empty()) {
+    const ssize_t n = write(fd, data.data(), data.size());
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0) return ErrnoStatus(errno, what);
+    data.remove_prefix(n);
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+std::string EventLine(const core::EmitEvent& event, absl::Time now) {
+  const nlohmann::ordered_json json = {
+      {"time", absl::FormatTime("%Y-%m-%dT%H:%M:%E3SZ", now, absl::UTCTimeZone())},
+      {"sequence", event.sequence},
+      {"kind", event.kind},
+      {"generation", event.generation.value},
+      {"text", event.text}};
+  return json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
+}
+
+absl::Status AppendEvent(const std::string& run_dir, const std::string& line, bool make_dir) {
+  GT_ASSIGN_OR_RETURN(UniqueFd dir, OpenDir(run_dir, make_dir));
+  const int flags = O_WRONLY | O_APPEND | O_CREAT | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC;
+  UniqueFd file(openat(dir.get(), "events.jsonl", flags, 0644));
+  if (!file.valid()) return ErrnoStatus(errno, run_dir + "/events.jsonl");
+  return WriteWhole(file.get(), line, run_dir + "/events.jsonl");
+}
+
+absl::Status WriteFailureFile(const std::string& run_dir, const std::string& json, bool make_dir) {
+  GT_RETURN_IF_ERROR(OpenDir(run_dir, make_dir).status());
+  return WriteFileDurable(run_dir + "/failure.json", json + "\n", 0644);
+}
+
+}  // namespace gtrain::head

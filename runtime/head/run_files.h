@@ -1,0 +1,20 @@
+// The head's files in a job's run directory: events.jsonl and failure.json. Free functions that block on the
+// disk; they run on a thread of their own, because a run directory may lie on a network file system.
+#pragma once
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "runtime/core/effects.h"
+
+namespace gtrain::head {
+
+// {"time":"2026-01-02T03:04:05.678Z","sequence":7,"kind":"state","generation":2,"text":"..."}
+std::string EventLine(const core::EmitEvent& event, absl::Time now);
+
+// Appends one line / replaces the file. The directory must exist, unless `make_dir`; NotFound otherwise,
+// which is normal when the job was submitted from another machine. Never follows a link at the file itself.
+absl::Status AppendEvent(const std::string& run_dir, const std::string& line, bool make_dir);
+absl::Status WriteFailureFile(const std::string& run_dir, const std::string& json, bool make_dir);
+
+}  // namespace gtrain::head

@@ -1,0 +1,125 @@
+// Private to runtime/head: the loop between HeadCore, the network and the disk.
+#pragma once
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "base/clock.h"
+#include "base/unique_fd.h"
+#include "runtime/core/head_core.h"
+#include "runtime/core/outbox.h"
+#include "runtime/head/head.h"
+#include "runtime/head/task_thread.h"
+#include "runtime/port/meta_store.h"
+#include "runtime/zmq/cluster_dir.h"
+#include "runtime/zmq/server.h"
+
+namespace gtrain::head {
+
+// What the disk threads report back to the loop. Thread-safe; `fd` is readable while something waits.
+class Completions {
+ public:
+  struct Item {
+    uint64_t batch = 0;  // of a commit; 0 = the end of a join
+    absl::Status status;
+    std::string route;  // join
+    std::string node;   // join
+  };
+  Completions();
+  int fd() const { return event_.get(); }
+  void Push(Item item);
+  std::vector<Item> Take();
+
+ private:
+  UniqueFd event_;
+  absl::Mutex mutex_;
+  std::vector<Item> items_ ABSL_GUARDED_BY(mutex_);
+};
+
+struct ServiceCounters {
+  uint64_t turns = 0;
+  absl::Duration longest_turn;
+  absl::Duration longest_commit;
+  uint64_t undecodable = 0;  // messages the codec refused
+  uint64_t unsent = 0;       // to routes that were gone or full
+  uint64_t run_file_drops = 0;
+};
+
+class HeadService {
+ public:
+  explicit HeadService(const HeadOptions& options);
+  ~HeadService();
+
+  // Everything up to serving: keys, store, recovery made durable, sockets, endpoint.json.
+  absl::Status Start();
+  // Until `stop_fd` is readable or the core says so.
+  absl::Status Loop(int stop_fd);
+  const std::vector<std::string>& endpoints() const { return server_->endpoints(); }
+
+ private:
+  absl::Status Recover();
+  absl::Status Listen();
+  absl::Status Turn(int stop_fd);
+  bool ReceiveSome();  // false: the limit was reached and more may wait
+  void OnReceived(port::Received received);
+  absl::Status OnCompletions();
+  absl::Status OnDurable(const Completions::Item& item);
+  void OnJoined(const Completions::Item& item);
+  void Step(const core::HeadEvent& event);
+  void DrainLater();
+  void Do(std::vector<core::Effect> effects);
+  void StartCommit();
+  int PollMs(bool more) const;
+  void Housekeeping(Instant now);
+  std::string StatsJson() const;
+
+  void operator()(const core::Persist&) {}  // Outbox keeps these to itself
+  void operator()(const core::SendToNode& send);
+  void operator()(const core::ReplyToClient& reply);
+  void operator()(const core::RefusePeer& refuse);
+  void operator()(const core::ServiceRequest& request);
+  void operator()(const core::EmitEvent& event);
+  void operator()(const core::WriteFailure& failure);
+  void operator()(const core::StopHead& stop);
+
+  void MakeToken(const core::ServiceRequest& request, const core::ClientRequest& body);
+  void Join(const core::ServiceRequest& request, const core::AgentJoin& join);
+  bool Send(const std::string& route, const core::Message& message);
+  void PostRunFile(std::function<absl::Status()> write, const std::string& what);
+
+  // Constant after Start.
+  const HeadOptions options_;
+  const std::shared_ptr<const Clock> clock_ = std::make_shared<RealClock>();
+  net::ClusterFiles files_;
+  std::string token_endpoint_;
+  std::shared_ptr<net::KeyRegistry> registry_ = std::make_shared<net::KeyRegistry>();
+  std::shared_ptr<Completions> completions_ = std::make_shared<Completions>();
+
+  // Owned by the store thread once it runs.
+  std::shared_ptr<port::MetaStore> store_;
+
+  // Loop-owned.
+  std::unique_ptr<core::HeadCore> core_;
+  core::Outbox outbox_;
+  std::unique_ptr<net::ZmqServer> server_;
+  std::deque<core::HeadEvent> later_;       // found while doing effects
+  std::vector<core::EmitEvent> recovered_;  // events of Recover, written once the files thread runs
+  std::optional<std::string> stopping_;
+  bool published_ = false;
+  Instant commit_began_, next_housekeeping_, run_file_log_{INT64_MIN / 2};
+  std::string last_stats_;
+  ServiceCounters counters_;
+
+  // Declared last: their threads end before what they use.
+  std::unique_ptr<TaskThread> store_thread_;  // commits, keys
+  std::unique_ptr<TaskThread> files_thread_;  // run directories
+};
+
+}  // namespace gtrain::head
