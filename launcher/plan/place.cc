@@ -103,6 +103,7 @@ NodeVerdict RoomOn(const NodeView& node, const Demand& demand, Candidate& out) {
       room = 0;
     } else {
       room = exact;
+      verdict.limit.clear();
     }
   }
   verdict.room = out.room = room;
