@@ -107,6 +107,7 @@ void Gate::CountEvents() {
 }
 
 void Gate::Refused(absl::string_view address, absl::string_view why) {
+  if (!logging_) return;
   ++unlogged_;
   Instant now = clock_->Now();
   if (now - last_log_ < kLogPause) return;

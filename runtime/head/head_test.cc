@@ -1,0 +1,438 @@
+// A real head process on loopback, a scripted agent and a client. Every wait is for a condition with a
+// deadline.
+#include "runtime/head/head.h"
+
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <functional>
+#include <nlohmann/json.hpp>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "base/file.h"
+#include "base/unique_fd.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "launcher/spec/parse.h"
+#include "runtime/wire/codec.h"
+#include "runtime/zmq/cluster_dir.h"
+#include "runtime/zmq/control_client.h"
+#include "runtime/zmq/key_registry.h"
+
+namespace gtrain::head {
+namespace {
+
+using nlohmann::json;
+using ::testing::HasSubstr;
+
+constexpr absl::Duration kPatience = absl::Seconds(60);
+
+std::string TempDir() {
+  std::string name = testing::TempDir() + "/gtrain-head-XXXXXX";
+  return mkdtemp(name.data());
+}
+
+// The head as a child process, so that kill -9 is what it is in life.
+class HeadProcess {
+ public:
+  explicit HeadProcess(std::string dir, std::function<void(HeadOptions&)> change = nullptr)
+      : dir_(std::move(dir)) {
+    unlink((dir_ + "/endpoint.json").c_str());
+    const pid_t parent = getpid();
+    pid_ = fork();
+    if (pid_ != 0) return;
+    prctl(PR_SET_PDEATHSIG, SIGKILL);  // the test's main thread forks, so this is about the process
+    if (getppid() != parent) _exit(9);
+    HeadOptions options{.cluster_dir = dir_, .listen = {"127.0.0.1:0"}, .local = true};
+    options.parse_job = spec::ParseCanonical;
+    if (change) change(options);
+    const absl::Status status = RunHead(options);
+    if (!status.ok()) fprintf(stderr, "head: %s\n", status.ToString().c_str());
+    _exit(status.ok() ? 0 : 1);
+  }
+  ~HeadProcess() { End(SIGKILL); }
+
+  // Its exit status as waitpid gives it; -1 when it does not end in time.
+  int End(int signal) {
+    if (pid_ <= 0) return status_;
+    if (signal != 0) kill(pid_, signal);
+    RealClock clock;
+    const Instant deadline = clock.Now() + kPatience;
+    while (waitpid(pid_, &status_, WNOHANG) == 0) {
+      if (clock.Now() > deadline) return -1;
+      poll(nullptr, 0, 10);
+    }
+    pid_ = -1;
+    return status_;
+  }
+  std::optional<net::Endpoint> WaitServing() {
+    RealClock clock;
+    for (const Instant deadline = clock.Now() + kPatience; clock.Now() < deadline; poll(nullptr, 0, 20)) {
+      absl::StatusOr<net::Endpoint> endpoint = net::ReadEndpoint(dir_ + "/endpoint.json");
+      if (endpoint.ok()) return *endpoint;
+      if (pid_ > 0 && waitpid(pid_, &status_, WNOHANG) == pid_) {
+        pid_ = -1;
+        return std::nullopt;
+      }
+    }
+    return std::nullopt;
+  }
+  pid_t pid() const { return pid_; }
+
+ private:
+  const std::string dir_;
+  pid_t pid_ = -1;
+  int status_ = 0;
+};
+
+// An agent that says what it is told to say.
+class FakeAgent {
+ public:
+  FakeAgent(const net::Endpoint& head, const net::KeyPair& keys)
+      : transport_(*net::ZmqClient::Connect(
+            {.endpoint = head.endpoint, .server_public_key = head.head_public_key, .keys = keys})) {}
+
+  void Hello(const ClusterId& cluster, std::vector<core::HeldGeneration> held = {}) {
+    core::AgentHello hello{.cluster = cluster,
+                           .incarnation = Incarnation("boot-1"),
+                           .boot_id = "boot",
+                           .hostname = "fake",
+                           .address = "127.0.0.1",
+                           .version = "test",
+                           .inventory = {.cpus = 8, .cores = 8, .numa_nodes = 1, .memory_bytes = 1ull << 34},
+                           .free_ports = {21001, 21002, 21003},
+                           .held = std::move(held)};
+    RealClock clock;
+    const Instant deadline = clock.Now() + kPatience;
+    while (!transport_->Connected() && clock.Now() < deadline) poll(nullptr, 0, 10);
+    Send(hello);
+  }
+  void Send(const core::Message& message) { EXPECT_TRUE(transport_->Send(wire::Encode(message)).ok()); }
+
+  // The next message of kind T; others are answered or skipped, heartbeats go on meanwhile.
+  template <class T>
+  std::optional<T> Expect() {
+    RealClock clock;
+    const Instant deadline = clock.Now() + kPatience;
+    Instant beat = clock.Now();
+    while (clock.Now() < deadline) {
+      while (std::optional<std::string> payload = transport_->Receive()) {
+        absl::StatusOr<core::Message> message = wire::Decode(*payload, wire::Sender::kHead);
+        EXPECT_TRUE(message.ok()) << message.status();
+        if (T* wanted = std::get_if<T>(&*message)) return *wanted;
+      }
+      if (clock.Now() >= beat) {
+        (void)transport_->Send(wire::Encode(core::AgentHeartbeat{++sequence_, {}, {21001, 21002}}));
+        beat = clock.Now() + absl::Milliseconds(500);
+      }
+      pollfd fd{transport_->PollFd(), POLLIN, 0};
+      poll(&fd, 1, 100);
+    }
+    return std::nullopt;
+  }
+
+ private:
+  std::unique_ptr<net::ZmqClient> transport_;
+  uint64_t sequence_ = 0;
+};
+
+class HeadTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    auto files = net::InitCluster(dir_);
+    ASSERT_TRUE(files.ok()) << files.status();
+    files_ = *files;
+    admin_ = *net::LoadKeyPair(files_.admin_key_path());
+    ASSERT_TRUE(
+        net::AddAllowedKey(files_.authorized_path(), {core::Role::kNode, node_.public_key, "fake"}).ok());
+  }
+  void Start() {
+    head_ = std::make_unique<HeadProcess>(dir_);
+    std::optional<net::Endpoint> endpoint = head_->WaitServing();
+    ASSERT_TRUE(endpoint.has_value());
+    endpoint_ = *endpoint;
+    client_ = Client(admin_);
+  }
+  std::unique_ptr<net::ControlClient> Client(const net::KeyPair& keys) {
+    return *net::ControlClient::Connect(
+        {.endpoint = endpoint_.endpoint, .server_public_key = endpoint_.head_public_key, .keys = keys});
+  }
+  json Ask(core::ClientRequestBody body) {
+    absl::StatusOr<core::ClientReply> reply = client_->Call(std::move(body), kPatience);
+    EXPECT_TRUE(reply.ok()) << reply.status();
+    if (!reply.ok()) return {};
+    EXPECT_TRUE(reply->ok) << reply->error;
+    return json::parse(reply->json, nullptr, false);
+  }
+  json Job(const JobId& job) { return Ask(core::ClientStatus{job}).at("jobs").at(0); }
+  JobId Submit(std::string id = "") {
+    core::ClientRequest request{.id = std::move(id)};
+    request.body = core::ClientSubmit{.spec_text = kSpec, .run_dir = dir_ + "/run"};
+    absl::StatusOr<core::ClientReply> reply = client_->Call(request, kPatience);
+    EXPECT_TRUE(reply.ok() && reply->ok) << reply.status() << (reply.ok() ? reply->error : "");
+    return JobId(json::parse(reply->json).at("job").get<std::string>());
+  }
+  bool Eventually(const std::function<bool()>& condition) {
+    RealClock clock;
+    for (const Instant deadline = clock.Now() + kPatience; clock.Now() < deadline; poll(nullptr, 0, 50)) {
+      if (condition()) return true;
+    }
+    return false;
+  }
+  json Stats() {
+    absl::StatusOr<std::string> text = ReadFile(dir_ + "/stats.json", 1 << 16);
+    return text.ok() ? json::parse(*text, nullptr, false) : json();
+  }
+
+  static constexpr char kSpec[] = "name: tiny\nrun: [\"/bin/true\"]\nranks: 2\n";
+  const std::string dir_ = TempDir() + "/cluster";
+  net::ClusterFiles files_;
+  net::KeyPair admin_, node_ = net::MakeKeyPair();
+  net::Endpoint endpoint_;
+  std::unique_ptr<HeadProcess> head_;
+  std::unique_ptr<net::ControlClient> client_;
+};
+
+// Everything an agent says about a generation whose ranks all end well.
+void PlayToTheEnd(FakeAgent& agent, const core::GenerationGrant& grant) {
+  std::vector<core::RankStatus> started;
+  for (const core::RankPlace& place : grant.ranks) {
+    started.push_back({.job = grant.job,
+                       .generation = grant.generation,
+                       .rank = place.rank,
+                       .pid = 100 + place.rank,
+                       .state = core::RankState::kRunning});
+  }
+  agent.Send(core::RanksStarted{grant.job, grant.generation, started});
+  for (const core::RankPlace& place : grant.ranks) {
+    agent.Send(core::RankExited{{.job = grant.job,
+                                 .generation = grant.generation,
+                                 .rank = place.rank,
+                                 .pid = 100 + place.rank,
+                                 .message = "exited with code 0"}});
+    ASSERT_TRUE(agent.Expect<core::AckExit>().has_value());
+  }
+  agent.Send(core::GenerationGone{grant.job, grant.generation, true, ""});
+}
+
+TEST_F(HeadTest, SubmitRunSucceed) {
+  Start();
+  FakeAgent agent(endpoint_, node_);
+  agent.Hello(files_.cluster);
+  std::optional<core::AgentWelcome> welcome = agent.Expect<core::AgentWelcome>();
+  ASSERT_TRUE(welcome.has_value());
+  EXPECT_EQ(welcome->node.value, net::KeyId(node_.public_key));
+  const JobId job = Submit();
+  std::optional<core::StartGeneration> start = agent.Expect<core::StartGeneration>();
+  ASSERT_TRUE(start.has_value());
+  EXPECT_EQ(start->grant.job, job);
+  EXPECT_EQ(start->grant.ranks.size(), 2u);
+  PlayToTheEnd(agent, start->grant);
+  EXPECT_TRUE(Eventually([&] { return Job(job).at("state") == "SUCCEEDED"; })) << Job(job).dump();
+  ASSERT_TRUE(Eventually([&] {
+    absl::StatusOr<std::string> events = ReadFile(dir_ + "/run/events.jsonl", 1 << 20);
+    return events.ok() && events->find("SUCCEEDED") != std::string::npos;
+  }));
+  const std::string events = *ReadFile(dir_ + "/run/events.jsonl", 1 << 20);
+  for (absl::string_view line : absl::StrSplit(events, '\n', absl::SkipEmpty())) {
+    const json event = json::parse(std::string(line), nullptr, false);
+    ASSERT_TRUE(event.is_object()) << line;
+    for (const char* key : {"time", "sequence", "kind", "generation", "text"})
+      EXPECT_TRUE(event.contains(key)) << key;
+  }
+  // A long poll with something to tell answers at once.
+  EXPECT_FALSE(Ask(core::ClientEvents{job, 0, absl::Seconds(20)}).empty());
+}
+
+// H1: what was acknowledged is there after kill -9, under a higher epoch, and H15: the repeated request of a
+// client that never saw its answer is not a second job.
+TEST_F(HeadTest, AcknowledgedJobsSurviveKillNine) {
+  Start();
+  const JobId job = Submit("0123456789abcdef0123456789abcdef");
+  for (int round = 0; round < 2; ++round) {
+    ASSERT_TRUE(WIFSIGNALED(head_->End(SIGKILL)));
+    Start();
+    EXPECT_EQ(Ask(core::ClientStatus{}).at("jobs").size(), 1u);
+    EXPECT_EQ(Submit("0123456789abcdef0123456789abcdef"), job);
+    EXPECT_EQ(Ask(core::ClientStatus{}).at("jobs").size(), 1u);
+  }
+  FakeAgent agent(endpoint_, node_);
+  agent.Hello(files_.cluster);
+  std::optional<core::AgentWelcome> welcome = agent.Expect<core::AgentWelcome>();
+  ASSERT_TRUE(welcome.has_value());
+  EXPECT_EQ(welcome->epoch.value, 3u);
+  std::optional<core::StartGeneration> start = agent.Expect<core::StartGeneration>();
+  ASSERT_TRUE(start.has_value());
+  PlayToTheEnd(agent, start->grant);
+  EXPECT_TRUE(Eventually([&] { return Job(job).at("state") == "SUCCEEDED"; })) << Job(job).dump();
+}
+
+// The head is killed while ranks run: they are taken up again, not restarted.
+TEST_F(HeadTest, RunningRanksAreReadoptedByTheNextHead) {
+  Start();
+  core::GenerationGrant grant;
+  {
+    FakeAgent agent(endpoint_, node_);
+    agent.Hello(files_.cluster);
+    Submit();
+    std::optional<core::StartGeneration> start = agent.Expect<core::StartGeneration>();
+    ASSERT_TRUE(start.has_value());
+    grant = start->grant;
+    std::vector<core::RankStatus> started;
+    for (int rank : {0, 1}) {
+      started.push_back({.job = grant.job,
+                         .generation = grant.generation,
+                         .rank = rank,
+                         .pid = 100 + rank,
+                         .state = core::RankState::kRunning});
+    }
+    agent.Send(core::RanksStarted{grant.job, grant.generation, started});
+    ASSERT_TRUE(Eventually([&] { return Job(grant.job).at("state") == "RUNNING"; }));
+  }
+  ASSERT_TRUE(WIFSIGNALED(head_->End(SIGKILL)));
+  Start();
+  FakeAgent agent(endpoint_, node_);
+  core::HeldGeneration held{.job = grant.job, .generation = grant.generation};
+  for (int rank : {0, 1}) {
+    held.live.push_back({.job = grant.job,
+                         .generation = grant.generation,
+                         .rank = rank,
+                         .pid = 100 + rank,
+                         .state = core::RankState::kRunning});
+  }
+  agent.Hello(files_.cluster, {held});
+  ASSERT_TRUE(agent.Expect<core::AgentWelcome>().has_value());
+  EXPECT_EQ(Job(grant.job).at("state"), "RUNNING");
+  PlayToTheEnd(agent, grant);
+  EXPECT_TRUE(Eventually([&] { return Job(grant.job).at("state") == "SUCCEEDED"; })) << Job(grant.job).dump();
+  EXPECT_EQ(Job(grant.job).at("generation"), grant.generation.value);
+}
+
+TEST_F(HeadTest, TermIsACleanExit) {
+  Start();
+  EXPECT_EQ(access(files_.endpoint_path().c_str(), F_OK), 0);
+  const int status = head_->End(SIGTERM);
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
+  EXPECT_NE(access(files_.endpoint_path().c_str(), F_OK), 0);
+}
+
+// H9: the second head on one cluster ends with an error, the first is not disturbed.
+TEST_F(HeadTest, SecondHeadOnTheSameClusterIsRefused) {
+  Start();
+  const pid_t first = head_->pid();
+  HeadProcess second(dir_);
+  const int status = second.End(0);
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 1);
+  EXPECT_EQ(kill(first, 0), 0);
+  ASSERT_TRUE(net::WriteEndpoint(files_.endpoint_path(), endpoint_).ok());  // HeadProcess removed it
+  EXPECT_TRUE(Ask(core::ClientStatus{}).at("jobs").empty());
+}
+
+// H10: the store of another cluster.
+TEST_F(HeadTest, StoreOfAnotherClusterIsRefused) {
+  Start();
+  (void)head_->End(SIGTERM);
+  ASSERT_TRUE(WriteFileDurable(dir_ + "/cluster", std::string(32, 'f') + "\n").ok());
+  HeadProcess other(dir_);
+  const int status = other.End(0);
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 1);
+}
+
+TEST_F(HeadTest, RootServesOnlyLoopback) {
+  if (geteuid() != 0) GTEST_SKIP() << "not root";
+  HeadProcess head(dir_, [](HeadOptions& options) { options.listen = {"0.0.0.0:0"}; });
+  const int status = head.End(0);
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 1);
+}
+
+// A join token lets one new node in, once, and nothing else.
+TEST_F(HeadTest, JoinTokenRegistersOneNode) {
+  Start();
+  const std::string text = Ask(core::ClientJoinToken{}).at("token").get<std::string>();
+  absl::StatusOr<net::JoinToken> token = net::ParseJoinToken(text);
+  ASSERT_TRUE(token.ok()) << token.status();
+
+  // The token's key is no client.
+  auto thief = Client(*net::KeyPairOfSecret(token->secret_key));
+  EXPECT_FALSE(thief->Call(core::ClientStatus{}, absl::Seconds(2)).ok());
+
+  const net::KeyPair fresh = net::MakeKeyPair(), other = net::MakeKeyPair();
+  absl::StatusOr<core::AgentJoined> joined =
+      net::JoinCluster(*token, fresh.public_key, "new-node", kPatience);
+  ASSERT_TRUE(joined.ok()) << joined.status();
+  EXPECT_EQ(joined->cluster, files_.cluster);
+  EXPECT_EQ(joined->node.value, net::KeyId(fresh.public_key));
+  EXPECT_TRUE(absl::IsPermissionDenied(net::JoinCluster(*token, other.public_key, "x", kPatience).status()));
+
+  FakeAgent agent(endpoint_, fresh);
+  agent.Hello(files_.cluster);
+  EXPECT_TRUE(agent.Expect<core::AgentWelcome>().has_value());
+}
+
+// A token cannot turn the key of an administrator into that of a node.
+TEST_F(HeadTest, JoinTokenKeepsOtherRoles) {
+  Start();
+  absl::StatusOr<net::JoinToken> token =
+      net::ParseJoinToken(Ask(core::ClientJoinToken{}).at("token").get<std::string>());
+  ASSERT_TRUE(token.ok());
+  EXPECT_FALSE(net::JoinCluster(*token, admin_.public_key, "x", kPatience).ok());
+  EXPECT_TRUE(Ask(core::ClientStatus{}).contains("jobs"));
+}
+
+// Issue 2, point 6: nothing happens but a counter, and good clients go on.
+TEST_F(HeadTest, StrangersChangeOnlyACounter) {
+  Start();
+  ASSERT_TRUE(Eventually([&] { return Stats().contains("keys_denied"); }));
+  const json before = Stats();
+
+  auto unregistered = Client(net::MakeKeyPair());
+  EXPECT_TRUE(
+      absl::IsPermissionDenied(unregistered->Call(core::ClientShutdown{false}, absl::Seconds(20)).status()));
+  auto wrong = *net::ControlClient::Connect(
+      {.endpoint = endpoint_.endpoint, .server_public_key = net::MakeKeyPair().public_key, .keys = admin_});
+  EXPECT_FALSE(wrong->Call(core::ClientShutdown{false}, absl::Seconds(3)).ok());
+  const int port = std::stoi(endpoint_.endpoint.substr(endpoint_.endpoint.rfind(':') + 1));
+  for (const std::string& bytes :
+       {std::string("GET /status HTTP/1.1\r\nHost: head\r\n\r\n"), std::string(1000, '\x80')}) {
+    UniqueFd fd(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    address.sin_port = htons(port);
+    ASSERT_EQ(connect(fd.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)), 0);
+    EXPECT_GT(send(fd.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL), 0);
+    char reply[256];
+    std::string heard;
+    for (ssize_t n; (n = recv(fd.get(), reply, sizeof(reply), 0)) > 0;) heard.append(reply, n);
+    EXPECT_EQ(heard.find("HTTP"), std::string::npos);
+  }
+  EXPECT_TRUE(Eventually([&] {
+    const json now = Stats();
+    return now.value("keys_denied", 0) > before.value("keys_denied", 0) &&
+           now.value("handshakes_failed", 0) >= before.value("handshakes_failed", 0) + 3;
+  })) << Stats().dump();
+  EXPECT_EQ(Ask(core::ClientStatus{}).at("jobs").size(), 0u);
+  EXPECT_EQ(kill(head_->pid(), 0), 0);
+}
+
+// A node may not act as a client, nor a client as a node.
+TEST_F(HeadTest, RolesComeFromKeys) {
+  Start();
+  auto node = Client(node_);
+  EXPECT_FALSE(node->Call(core::ClientShutdown{false}, absl::Seconds(2)).ok());
+  FakeAgent agent(endpoint_, admin_);
+  agent.Hello(files_.cluster);
+  EXPECT_TRUE(Eventually([&] { return Stats().value("messages_undecodable", 0) >= 2; })) << Stats().dump();
+  EXPECT_EQ(Ask(core::ClientStatus{}).at("jobs").size(), 0u);
+}
+
+}  // namespace
+}  // namespace gtrain::head

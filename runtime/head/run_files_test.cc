@@ -1,0 +1,51 @@
+#include "runtime/head/run_files.h"
+
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cstdlib>
+
+#include "base/file.h"
+#include "gtest/gtest.h"
+
+namespace gtrain::head {
+namespace {
+
+std::string TempDir() {
+  std::string name = testing::TempDir() + "/gtrain-run-XXXXXX";
+  return mkdtemp(name.data());
+}
+
+TEST(RunFiles, EventLineIsOneLineOfJson) {
+  core::EmitEvent event{
+      .sequence = 7, .generation = {2}, .kind = "state", .text = "line\nbreak \xff \"quoted\""};
+  EXPECT_EQ(EventLine(event, absl::FromUnixMillis(1)),
+            "{\"time\":\"1970-01-01T00:00:00.001Z\",\"sequence\":7,\"kind\":\"state\",\"generation\":2,"
+            "\"text\":\"line\\nbreak \xef\xbf\xbd \\\"quoted\\\"\"}\n");
+}
+
+TEST(RunFiles, AppendsAndReplaces) {
+  const std::string dir = TempDir() + "/a/b";
+  EXPECT_TRUE(absl::IsNotFound(AppendEvent(dir, "1\n", false)));
+  ASSERT_TRUE(AppendEvent(dir, "1\n", true).ok());
+  ASSERT_TRUE(AppendEvent(dir, "2\n", false).ok());
+  EXPECT_EQ(*ReadFile(dir + "/events.jsonl", 100), "1\n2\n");
+  ASSERT_TRUE(WriteFailureFile(dir, "{}", false).ok());
+  ASSERT_TRUE(WriteFailureFile(dir, "{\"a\":1}", false).ok());
+  EXPECT_EQ(*ReadFile(dir + "/failure.json", 100), "{\"a\":1}\n");
+}
+
+TEST(RunFiles, NeitherLinksNorOddPathsNorPipes) {
+  const std::string dir = TempDir(), target = TempDir() + "/target";
+  ASSERT_EQ(symlink(target.c_str(), (dir + "/events.jsonl").c_str()), 0);
+  EXPECT_FALSE(AppendEvent(dir, "x\n", true).ok());
+  EXPECT_NE(access(target.c_str(), F_OK), 0);
+  for (const char* bad : {"", "relative", "/tmp/../etc", "/.."})
+    EXPECT_FALSE(AppendEvent(bad, "x\n", false).ok()) << bad;
+  const std::string with_pipe = TempDir();
+  ASSERT_EQ(mkfifo((with_pipe + "/events.jsonl").c_str(), 0600), 0);
+  EXPECT_FALSE(AppendEvent(with_pipe, "x\n", false).ok());  // and does not wait for a reader
+}
+
+}  // namespace
+}  // namespace gtrain::head

@@ -1,0 +1,39 @@
+#include "runtime/head/task_thread.h"
+
+#include "absl/synchronization/notification.h"
+#include "gtest/gtest.h"
+
+namespace gtrain::head {
+namespace {
+
+TEST(TaskThread, RunsInOrderAndFinishesWhatIsQueued) {
+  std::vector<int> ran;
+  TaskThread thread(100);
+  for (int i = 0; i < 50; ++i) EXPECT_TRUE(thread.Post([&ran, i] { ran.push_back(i); }));
+  EXPECT_TRUE(thread.Finish(absl::Seconds(60)));
+  ASSERT_EQ(ran.size(), 50u);
+  for (int i = 0; i < 50; ++i) EXPECT_EQ(ran[i], i);
+  EXPECT_FALSE(thread.Post([] {}));
+}
+
+// H11: a disk that hangs fills a bounded queue and delays the end only by the limit.
+TEST(TaskThread, StuckTaskBoundsTheQueueAndTheEnd) {
+  auto stuck = std::make_shared<absl::Notification>();
+  {
+    TaskThread thread(2);
+    auto entered = std::make_shared<absl::Notification>();
+    ASSERT_TRUE(thread.Post([stuck, entered] {
+      entered->Notify();
+      stuck->WaitForNotification();
+    }));
+    entered->WaitForNotification();
+    EXPECT_TRUE(thread.Post([] {}));
+    EXPECT_TRUE(thread.Post([] {}));
+    EXPECT_FALSE(thread.Post([] {}));
+    EXPECT_FALSE(thread.Finish(absl::Milliseconds(50)));
+  }
+  stuck->Notify();
+}
+
+}  // namespace
+}  // namespace gtrain::head
