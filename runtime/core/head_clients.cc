@@ -145,6 +145,11 @@ absl::StatusOr<std::string> HeadState::Submit(const Peer& peer, const std::strin
   }
   absl::StatusOr<spec::JobSpec> spec = config_.parse_job(submit.spec_text);
   if (!spec.ok()) return spec.status();
+  constexpr size_t kRunDirBytesMax = 3'500;  // room for what is made inside it
+  if (submit.run_dir.size() > kRunDirBytesMax) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("the run directory's path has more than ", kRunDirBytesMax, " bytes"));
+  }
   JobRecord record;
   record.number = cluster_.next_job++;
   record.id = JobId(absl::StrCat(spec->name.empty() ? "job" : spec->name, "-", record.number));
@@ -199,8 +204,8 @@ absl::StatusOr<std::string> HeadState::Stop(const Peer& peer, const ClientStop& 
     return Dump({{"job", record.id.value}, {"state", Name(record.state)}, {"stop", what}});
   };
   if (IsFinal(record.state)) return reply("over");
-  const std::string reason =
-      absl::StrCat("stopped by ", peer.key_id, stop.reason.empty() ? "" : ": ", stop.reason);
+  const std::string reason = absl::StrCat("stopped by ", peer.key_id, stop.reason.empty() ? "" : ": ",
+                                          Shortened(stop.reason, 1 << 10));
   if (!job->Live() && record.ending == Ending::kNone) {
     Finish(*job, JobState::kCancelled, reason);
     return reply("over");

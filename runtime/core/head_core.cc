@@ -51,6 +51,12 @@ const RankExit* Job::ExitOf(int rank) const {
   return nullptr;
 }
 
+std::string Shortened(std::string text, size_t bytes) {
+  if (text.size() <= bytes) return text;
+  while (bytes > 0 && (static_cast<unsigned char>(text[bytes]) & 0xC0) == 0x80) --bytes;
+  return text.substr(0, bytes);
+}
+
 HeadState::HeadState(HeadConfig config, Rng rng)
     : config_(std::move(config)),
       rng_(rng),

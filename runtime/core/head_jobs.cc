@@ -15,12 +15,14 @@
 namespace gtrain::core {
 namespace {
 
+constexpr size_t kReasonBytesMax = 8 << 10;
 constexpr int kPortFirst = 20'000,
               kPortCount = 10'000;  // below Linux's ephemeral range, if an agent named none
 
 }  // namespace
 
 void HeadState::Move(Job& job, JobState state, std::string reason) {
+  reason = Shortened(std::move(reason), kReasonBytesMax);
   Dirty(job);
   if (state != job.record.state) {
     GT_CHECK(CanMove(job.record.state, state));
@@ -220,7 +222,7 @@ void HeadState::BeginEnding(Job& job, Ending ending, EndMode mode, absl::Duratio
   GT_CHECK(record.grant.has_value());
   record.revoked = record.generation;
   record.ending = ending;
-  record.ending_reason = reason;
+  record.ending_reason = Shortened(reason, kReasonBytesMax);
   for (const NodePlace& place : record.grant->nodes) {
     if (std::find(record.unreleased.begin(), record.unreleased.end(), place.node) ==
         record.unreleased.end()) {

@@ -1,4 +1,6 @@
 // Documents for people and scripts; docs/protocols/control-plane.md gives their shapes.
+#include <algorithm>
+
 #include "absl/strings/str_cat.h"
 #include "nlohmann/json.hpp"
 #include "runtime/core/head_state.h"
@@ -47,7 +49,7 @@ const char* NameOf(NodeState state) {
   return "unknown";
 }
 
-json FaultDocument(const FaultRecord& fault) {
+json FaultDocument(const FaultRecord& fault, bool with_tail) {
   return {{"generation", fault.generation.value},
           {"kind", Name(fault.kind)},
           {"rank", fault.rank < 0 ? json(nullptr) : json(fault.rank)},
@@ -58,7 +60,7 @@ json FaultDocument(const FaultRecord& fault) {
           {"signal", fault.signal},
           {"step", OrNull(fault.step)},
           {"message", fault.message},
-          {"tail", fault.tail}};
+          {"tail", with_tail ? fault.tail : ""}};
 }
 
 json BlockerDocuments(const Job& job) {
@@ -115,7 +117,8 @@ void AddProgress(const Job& job, json& document) {
   }
 }
 
-json JobDocument(const Job& job, const std::map<NodeId, Node>& nodes) {
+// `whole`: of one job; the list of all jobs leaves out tails and the ranks of finished jobs.
+json JobDocument(const Job& job, const std::map<NodeId, Node>& nodes, bool whole) {
   const JobRecord& record = job.record;
   json document = {{"id", record.id.value},
                    {"name", record.name},
@@ -124,7 +127,7 @@ json JobDocument(const Job& job, const std::map<NodeId, Node>& nodes) {
                    {"generation", record.generation.value},
                    {"timeline", record.timeline.value},
                    {"world_size", record.grant ? record.grant->world_size : 0},
-                   {"ranks", RankDocuments(job, nodes)},
+                   {"ranks", whole || !IsFinal(record.state) ? RankDocuments(job, nodes) : json::array()},
                    {"restarts", record.restarts},
                    {"last_checkpoint", nullptr},
                    {"first_fault", nullptr},
@@ -142,8 +145,8 @@ json JobDocument(const Job& job, const std::map<NodeId, Node>& nodes) {
                                    {"count", job.checkpoint->count}};
   }
   if (!record.faults.empty()) {
-    document["first_fault"] = FaultDocument(record.faults.front());
-    document["last_fault"] = FaultDocument(record.faults.back());
+    document["first_fault"] = FaultDocument(record.faults.front(), whole);
+    document["last_fault"] = FaultDocument(record.faults.back(), whole);
   }
   return document;
 }
@@ -151,15 +154,25 @@ json JobDocument(const Job& job, const std::map<NodeId, Node>& nodes) {
 }  // namespace
 
 std::string HeadState::StatusJson(const JobId& id) const {
+  constexpr size_t kFinishedShown = 100;  // newest
   json jobs = json::array();
-  for (const auto& [number, job_id] : job_order_) {
-    if (id.empty() || id == job_id) jobs.push_back(JobDocument(jobs_.at(job_id), nodes_));
+  size_t finished = 0, omitted = 0;
+  for (auto it = job_order_.rbegin(); it != job_order_.rend(); ++it) {
+    const Job& job = jobs_.at(it->second);
+    if (!id.empty() && id != it->second) continue;
+    if (IsFinal(job.record.state) && ++finished > kFinishedShown) {
+      ++omitted;
+    } else {
+      jobs.push_back(JobDocument(job, nodes_, !id.empty()));
+    }
   }
+  std::reverse(jobs.begin(), jobs.end());  // in order of submission
   return Dump({{"cluster", cluster_.cluster.value},
                {"epoch", cluster_.epoch.value},
                {"local", config_.local},
                {"nodes", nodes_.size()},
-               {"jobs", std::move(jobs)}});
+               {"jobs", std::move(jobs)},
+               {"omitted", omitted}});
 }
 
 std::string HeadState::WhyJson(const Job& job) const {
@@ -235,7 +248,7 @@ std::string HeadState::FailureJson(const Job& job) const {
                                                                 : "";
   }
   json faults = json::array();
-  for (const FaultRecord& fault : record.faults) faults.push_back(FaultDocument(fault));
+  for (const FaultRecord& fault : record.faults) faults.push_back(FaultDocument(fault, true));
   return Dump({{"job", record.id.value},
                {"name", record.name},
                {"state", Name(record.state)},

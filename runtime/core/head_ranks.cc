@@ -142,6 +142,7 @@ void HeadState::Fail(Job& job, FaultRecord fault, Instant now) {
   fault.progressed = job.top_step.has_value() || job.checkpointed || silent;
   // Ranks that saved and ask to be run again are given the time to finish saving.
   const absl::Duration grace = fault.kind == FaultKind::kSaved ? job.spec.stop_grace : config_.reform_grace;
+  fault.message = Shortened(std::move(fault.message), 2 << 10);
   const std::string message = fault.message;
   Emit(job, "fault", message);
   job.record.faults.push_back(std::move(fault));

@@ -100,6 +100,9 @@ struct OpenPoll {
   Instant deadline;
 };
 
+// At most `bytes` of it, cut between characters: sentences in records are bounded.
+std::string Shortened(std::string text, size_t bytes);
+
 class HeadState {
  public:
   HeadState(HeadConfig config, Rng rng);
