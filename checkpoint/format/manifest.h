@@ -2,6 +2,8 @@
 // Bytes: docs/formats/checkpoint.md. Values only; readers accept nothing that a writer here would not
 // produce.
 #pragma once
+#include <gtrain/types.h>
+
 #include <cstdint>
 #include <string>
 #include <variant>
@@ -12,7 +14,6 @@
 #include "absl/strings/string_view.h"
 #include "checkpoint/format/names.h"
 #include "checkpoint/format/safetensors.h"
-#include "gtrain/types.h"
 
 namespace gtrain::ckpt {
 

@@ -1,6 +1,8 @@
 // The bytes of a shard: 8 bytes little-endian header length, a JSON header, data. As other programs read it
 // (https://huggingface.co/docs/safetensors), with stricter limits on what we accept.
 #pragma once
+#include <gtrain/types.h>
+
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -9,7 +11,6 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "gtrain/types.h"
 
 namespace gtrain::ckpt {
 

@@ -1,0 +1,37 @@
+// What the ranks must agree on before one of them acts. All calls are collective; with one rank they are
+// local.
+#pragma once
+#include <gtrain/communicator.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/types/span.h"
+
+namespace gtrain::ckpt {
+
+// Not thread-safe; blocks as its communicator does. `comm` may be null when there is one rank, and must
+// outlive it.
+class Agreement {
+ public:
+  explicit Agreement(Communicator* comm) : comm_(comm) {}
+
+  int rank() const { return comm_ == nullptr ? 0 : comm_->rank(); }
+  int size() const { return comm_ == nullptr ? 1 : comm_->size(); }
+  absl::Status Max(absl::Span<int64_t> values);
+  absl::StatusOr<std::vector<int64_t>> Gather(int64_t value);
+  // Text of `root` everywhere; at most 64 KiB.
+  absl::Status Broadcast(std::string* text, int root = 0);
+  // OK when every rank's is. Else each rank returns an error of the lowest rank that has one: its code and
+  // message, with the rank named.
+  absl::Status AllOk(const absl::Status& mine);
+
+ private:
+  Communicator* const comm_;
+};
+
+}  // namespace gtrain::ckpt

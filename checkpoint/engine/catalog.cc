@@ -1,0 +1,102 @@
+#include "checkpoint/engine/catalog.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "base/logging.h"
+#include "base/status_macros.h"
+
+namespace gtrain::ckpt {
+
+absl::StatusOr<std::vector<SaveId>> ListManifests(port::BlobStore* store) {
+  GT_ASSIGN_OR_RETURN(const std::vector<std::string> keys, store->List(kManifestPrefix));
+  std::vector<SaveId> ids;
+  for (const std::string& key : keys) {
+    if (const std::optional<SaveId> id = ParseManifestKey(key)) ids.push_back(*id);
+  }
+  std::sort(ids.rbegin(), ids.rend());
+  return ids;
+}
+
+absl::StatusOr<std::variant<Manifest, AbortMarker>> ReadManifest(port::BlobStore* store, const SaveId& id,
+                                                                 std::string* text) {
+  const std::string key = ManifestKey(id);
+  absl::StatusOr<std::string> read = store->Get(key, kManifestBytesMax);
+  if (absl::IsResourceExhausted(read.status())) return absl::DataLossError(read.status().message());
+  if (!read.ok()) return read.status();
+  if (text != nullptr) *text = *read;
+  auto parsed = ParseManifest(key, *read);
+  if (parsed.ok()) return parsed;
+  return absl::Status(parsed.status().code(),
+                      absl::StrCat(store->Describe(), "/", key, ": ", parsed.status().message()));
+}
+
+absl::StatusOr<std::optional<Manifest>> NewestManifest(port::BlobStore* store) {
+  GT_ASSIGN_OR_RETURN(const std::vector<SaveId> ids, ListManifests(store));
+  for (const SaveId& id : ids) {
+    auto read = ReadManifest(store, id);
+    if (!read.ok() && !absl::IsDataLoss(read.status()) && !absl::IsNotFound(read.status()))
+      return read.status();
+    if (!read.ok()) {
+      LogWarning("checkpoint: ", read.status().message());
+    } else if (Manifest* manifest = std::get_if<Manifest>(&*read)) {
+      return std::move(*manifest);
+    }
+  }
+  return std::optional<Manifest>();
+}
+
+absl::StatusOr<std::vector<OwnerClaim>> ListOwners(port::BlobStore* store) {
+  GT_ASSIGN_OR_RETURN(const std::vector<std::string> keys, store->List(kOwnerPrefix));
+  std::vector<OwnerClaim> owners;
+  for (const std::string& key : keys) {
+    const std::optional<uint64_t> epoch = ParseOwnerKey(key);
+    if (!epoch) continue;
+    const absl::StatusOr<std::string> text = store->Get(key, kSmallFileBytesMax);
+    if (!text.ok() && !absl::IsResourceExhausted(text.status())) return text.status();
+    absl::StatusOr<OwnerClaim> claim = text.ok() ? ParseOwnerClaim(key, *text) : text.status();
+    if (!claim.ok()) {
+      LogWarning("checkpoint: ", store->Describe(), "/", key, ": ", claim.status().message());
+      claim = OwnerClaim{.epoch = *epoch, .owner = {.job = "(unknown: the claim is damaged)"}};
+    }
+    owners.push_back(*std::move(claim));
+  }
+  std::sort(owners.begin(), owners.end(), [](const auto& a, const auto& b) { return a.epoch < b.epoch; });
+  return owners;
+}
+
+absl::StatusOr<OwnerClaim> ClaimOwnership(port::BlobStore* store, const Identity& owner) {
+  constexpr int kTriesMax = 100;
+  for (int i = 0; i < kTriesMax; ++i) {
+    GT_ASSIGN_OR_RETURN(const std::vector<std::string> keys, store->List(kOwnerPrefix));
+    OwnerClaim claim{.epoch = 1, .owner = owner};
+    for (const std::string& key : keys) {
+      if (const auto epoch = ParseOwnerKey(key)) claim.epoch = std::max(claim.epoch, *epoch + 1);
+    }
+    // An epoch that was in use and whose claim was deleted by hand is not given again.
+    GT_ASSIGN_OR_RETURN(const std::vector<SaveId> ids, ListManifests(store));
+    if (!ids.empty()) claim.epoch = std::max(claim.epoch, ids[0].epoch + 1);
+    if (claim.epoch > kCounterMax) return absl::ResourceExhaustedError("no owner epochs are left");
+    const absl::Status put = store->PutIfAbsent(OwnerKey(claim.epoch), Print(claim));
+    if (put.ok()) return claim;
+    if (!absl::IsAlreadyExists(put)) return put;
+  }
+  return absl::AbortedError(absl::StrCat("other jobs keep taking ", store->Describe(), " first"));
+}
+
+absl::StatusOr<uint64_t> NextAttempt(port::BlobStore* store, const SaveId& like) {
+  GT_ASSIGN_OR_RETURN(std::vector<SaveId> ids, ListManifests(store));
+  GT_ASSIGN_OR_RETURN(const std::vector<std::string> folders, store->ListFolders());
+  for (const std::string& folder : folders) {
+    if (const auto id = ParseAttemptName(folder)) ids.push_back(*id);
+  }
+  uint64_t next = 1;
+  for (const SaveId& id : ids) {
+    const bool ours =
+        id.epoch == like.epoch && id.timeline == like.timeline && id.generation == like.generation;
+    if (ours) next = std::max(next, id.attempt + 1);
+  }
+  return next;
+}
+
+}  // namespace gtrain::ckpt

@@ -1,0 +1,33 @@
+// What a checkpoint directory holds: owners and manifests. The names are found by listing, the rest by
+// reading.
+#pragma once
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "checkpoint/format/manifest.h"
+#include "checkpoint/port/blob_store.h"
+
+namespace gtrain::ckpt {
+
+// Attempts that have something under their manifest's key, newest first. Not everything is a usable manifest.
+absl::StatusOr<std::vector<SaveId>> ListManifests(port::BlobStore* store);
+// DataLoss: there is something that cannot be used; other errors are the storage's. `text`, if given, gets
+// the bytes.
+absl::StatusOr<std::variant<Manifest, AbortMarker>> ReadManifest(port::BlobStore* store, const SaveId& id,
+                                                                 std::string* text = nullptr);
+// The newest usable manifest; damaged ones are logged and passed over.
+absl::StatusOr<std::optional<Manifest>> NewestManifest(port::BlobStore* store);
+
+// Epochs taken so far, oldest first. Damaged claims keep their epoch, with an unknown owner.
+absl::StatusOr<std::vector<OwnerClaim>> ListOwners(port::BlobStore* store);
+// Takes the next epoch for `owner`: of several at once each gets its own.
+absl::StatusOr<OwnerClaim> ClaimOwnership(port::BlobStore* store, const Identity& owner);
+
+// The next number for attempts of (epoch, timeline, generation) of `like`: nothing there is overwritten.
+absl::StatusOr<uint64_t> NextAttempt(port::BlobStore* store, const SaveId& like);
+
+}  // namespace gtrain::ckpt

@@ -1,0 +1,510 @@
+// What happens on the training thread. Every decision that could differ between ranks (which checkpoint, is
+// it whole, is the previous save done) is made once and spread over a communicator of our own, so a rank
+// never restores, saves or skips alone. The writer thread makes no collective calls.
+#include "checkpoint/engine/checkpointer.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "absl/cleanup/cleanup.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+#include "base/clock.h"
+#include "base/logging.h"
+#include "base/rng.h"
+#include "base/status_macros.h"
+#include "checkpoint/engine/agreement.h"
+#include "checkpoint/engine/catalog.h"
+#include "checkpoint/engine/resume.h"
+#include "checkpoint/engine/saver.h"
+#include "checkpoint/engine/shard_io.h"
+#include "checkpoint/format/hash.h"
+#include "checkpoint/plan/load_plan.h"
+#include "checkpoint/plan/save_plan.h"
+
+namespace gtrain::ckpt {
+namespace {
+
+constexpr absl::Duration kVisibleWithin = absl::Seconds(30);  // a file of another machine, on a slow NFS
+constexpr absl::Duration kVisiblePoll = absl::Milliseconds(20);
+// Automatic interval: the stall costs at most about 1 % of the time.
+constexpr int kAutoStallShare = 100;
+constexpr absl::Duration kAutoMin = absl::Seconds(30);
+constexpr absl::Duration kAutoMax = absl::Minutes(10);
+
+void Pause(absl::Duration how_long) {
+  absl::Mutex mu;
+  absl::MutexLock lock(&mu);
+  const auto never = [] { return false; };
+  mu.AwaitWithTimeout(absl::Condition(&never), how_long);
+}
+
+// Get that waits for what another rank is known to have written.
+absl::StatusOr<std::string> GetVisible(port::BlobStore* store, const std::string& key, size_t bytes_max,
+                                       const Session& session) {
+  const RealClock clock;
+  const Instant deadline = clock.Now() + kVisibleWithin;
+  while (true) {
+    absl::StatusOr<std::string> text = store->Get(key, bytes_max);
+    if (!absl::IsNotFound(text.status()) || clock.Now() >= deadline) return text;
+    if (absl::Status alive = session.Alive(); !alive.ok()) return alive;
+    Pause(kVisiblePoll);
+  }
+}
+
+class CheckpointerImpl final : public Checkpointer {
+ public:
+  CheckpointerImpl(Session* session, Settings settings, std::unique_ptr<Communicator> comm,
+                   StoreFactory open_store)
+      : session_(session),
+        settings_(std::move(settings)),
+        comm_(std::move(comm)),
+        open_store_(std::move(open_store)),
+        agree_(comm_.get()) {}
+
+  absl::Status Start();
+
+  absl::Status AddReplicated(absl::string_view name, void* data, std::vector<int64_t> shape,
+                             DType dtype) override;
+  absl::Status AddPerRank(absl::string_view name, void* data, size_t bytes) override;
+  absl::StatusOr<std::optional<RestoredStep>> Restore() override;
+  absl::StatusOr<bool> Save(int64_t step) override;
+  absl::StatusOr<bool> SaveIfDue(int64_t step, Communicator* comm) override;
+  absl::Status Wait(absl::Duration timeout) override;
+  std::optional<int64_t> LastCommitted() const override;
+
+ private:
+  // What rank 0 found to try next. Empty key: nothing is left.
+  struct Choice {
+    absl::Status status;
+    bool elsewhere = false;
+    SaveId id;
+    std::string hash;  // of the manifest's text
+    bool none = false;
+    Manifest manifest;  // not spread: each rank reads it
+  };
+
+  absl::Status ProveShared();
+  absl::Status TakeOwnership();
+  absl::Status Add(Registered registered, void* data);
+  absl::Status Freeze();
+  absl::StatusOr<std::vector<Candidate>> ListCandidates();
+  Choice NextChoice(std::vector<Candidate>* candidates, int* tried);
+  absl::Status Spread(Choice* choice);
+  absl::StatusOr<port::BlobStore*> StoreOf(bool elsewhere);
+  absl::Status ReadChosen(Choice* choice, StagedState* staged, std::vector<bool>* restored);
+  absl::StatusOr<std::optional<RestoredStep>> Finish(const Choice& choice, StagedState* staged,
+                                                     const std::vector<bool>& restored, int tried);
+  absl::Status AgreeToSave(int64_t step, bool* busy);
+  absl::Duration Interval() const;
+
+  Session* const session_;
+  Settings settings_;
+  const std::unique_ptr<Communicator> comm_;  // null with one rank
+  const StoreFactory open_store_;
+  Agreement agree_;
+  const RealClock clock_;
+  std::unique_ptr<port::BlobStore> store_;
+  std::unique_ptr<port::BlobStore> elsewhere_;  // of resume_uri, when asked for
+  SaveId next_;                                 // epoch, timeline, generation, attempt of the next save
+  std::vector<Registered> registered_;
+  std::vector<void*> data_;
+  bool frozen_ = false;
+  std::optional<int64_t> restored_step_;
+  int64_t highest_step_ = -1;  // saved with the current attempt number
+  uint64_t skipped_ = 0;
+  Instant last_save_;
+  absl::Duration last_stall_;
+  std::unique_ptr<Saver> saver_;  // last: its thread uses the rest
+};
+
+absl::Status CheckpointerImpl::Start() {
+  absl::StatusOr<std::unique_ptr<port::BlobStore>> store = open_store_(settings_.uri);
+  GT_RETURN_IF_ERROR(agree_.AllOk(store.status()));
+  store_ = *std::move(store);
+  GT_RETURN_IF_ERROR(ProveShared());
+  GT_RETURN_IF_ERROR(TakeOwnership());
+  last_save_ = clock_.Now();
+  return absl::OkStatus();
+}
+
+absl::Status CheckpointerImpl::ProveShared() {
+  Rng rng = Rng::FromSystem();
+  std::string nonce = absl::StrCat("probe-", absl::Hex(rng.Next(), absl::kZeroPad16),
+                                   absl::Hex(rng.Next(), absl::kZeroPad16));
+  absl::Status made;
+  if (agree_.rank() == 0) {
+    made = store_->PutIfAbsent(nonce, nonce);
+    if (made.ok() && !absl::IsAlreadyExists(store_->PutIfAbsent(nonce, "second"))) {
+      made = absl::FailedPreconditionError(absl::StrCat(
+          store_->Describe(), " lets a second writer replace a file: checkpoints would not be safe there"));
+    }
+  }
+  const auto remove = absl::MakeCleanup([&] {
+    if (agree_.rank() == 0) store_->Delete(nonce).IgnoreError();
+  });
+  GT_RETURN_IF_ERROR(agree_.AllOk(made));
+  GT_RETURN_IF_ERROR(agree_.Broadcast(&nonce));
+  const absl::StatusOr<std::string> seen = GetVisible(store_.get(), nonce, 1024, *session_);
+  const absl::Status alive = session_->Alive();
+  GT_ASSIGN_OR_RETURN(const std::vector<int64_t> sees, agree_.Gather(seen.ok() && *seen == nonce ? 1 : 0));
+  GT_RETURN_IF_ERROR(alive);
+  std::vector<int> blind;
+  for (size_t rank = 0; rank < sees.size(); ++rank) {
+    if (sees[rank] == 0) blind.push_back(static_cast<int>(rank));
+  }
+  if (blind.empty()) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(
+      "the checkpoint directory ", store_->Describe(), " is not shared: rank ", absl::StrJoin(blind, ", "),
+      " cannot see what rank 0 writes there. Put it on a file system that all nodes mount at this path"));
+}
+
+absl::Status CheckpointerImpl::TakeOwnership() {
+  settings_.identity.job = session_->job();
+  next_ = {.timeline = session_->timeline(), .generation = session_->generation()};
+  absl::Status status;
+  std::string text;
+  if (agree_.rank() == 0) {
+    const absl::StatusOr<OwnerClaim> claim =
+        TakeDirectory(store_.get(), settings_.identity, session_->managed(), settings_.resume);
+    status = claim.status();
+    if (claim.ok()) {
+      next_.epoch = claim->epoch;
+      const absl::StatusOr<uint64_t> attempt = NextAttempt(store_.get(), next_);
+      status = attempt.status();
+      if (attempt.ok()) text = absl::StrCat(claim->epoch, " ", *attempt);
+    }
+  }
+  GT_RETURN_IF_ERROR(agree_.AllOk(status));
+  GT_RETURN_IF_ERROR(agree_.Broadcast(&text));
+  const std::vector<std::string> parts = absl::StrSplit(text, ' ');
+  if (parts.size() != 2 || !absl::SimpleAtoi(parts[0], &next_.epoch) ||
+      !absl::SimpleAtoi(parts[1], &next_.attempt) || !IsValid(next_)) {
+    return absl::InternalError(absl::StrCat("no valid owner epoch and attempt: \"", text, "\""));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckpointerImpl::Add(Registered registered, void* data) {
+  const std::string& name = registered.tensor.name;
+  if (frozen_) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("\"", name, "\": register everything before Restore and Save"));
+  }
+  if (!IsTensorName(name) || IsPieceName(name)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("\"", absl::string_view(name).substr(0, 64),
+                     "\" cannot be a name: 1 to 512 printable ASCII characters, not ending like [0:10]"));
+  }
+  if (data == nullptr && registered.bytes > 0) {
+    return absl::InvalidArgumentError(absl::StrCat("\"", name, "\" has no memory"));
+  }
+  for (const Registered& r : registered_) {
+    if (r.tensor.name == name)
+      return absl::AlreadyExistsError(absl::StrCat("\"", name, "\" is registered twice"));
+  }
+  registered_.push_back(std::move(registered));
+  data_.push_back(data);
+  return absl::OkStatus();
+}
+
+absl::Status CheckpointerImpl::AddReplicated(absl::string_view name, void* data, std::vector<int64_t> shape,
+                                             DType dtype) {
+  const std::optional<uint64_t> count = ElementCount(shape, dtype);
+  if (!count) return absl::InvalidArgumentError(absl::StrCat("\"", name, "\" has an impossible shape"));
+  GlobalTensor tensor{.name = std::string(name), .dtype = dtype, .shape = std::move(shape)};
+  return Add({std::move(tensor), *count * DTypeSize(dtype)}, data);
+}
+
+absl::Status CheckpointerImpl::AddPerRank(absl::string_view name, void* data, size_t bytes) {
+  return Add({{.name = std::string(name), .layout = Layout::kPerRank}, bytes}, data);
+}
+
+absl::Status CheckpointerImpl::Freeze() {
+  if (frozen_) return absl::OkStatus();
+  uint64_t hash = 0;
+  absl::Status status;
+  if (!absl::SimpleHexAtoi(RegistrationHash(registered_).substr(0, 15), &hash)) {
+    status = absl::InternalError("a hash that is not a number");
+  }
+  if (registered_.empty()) status = absl::FailedPreconditionError("nothing is registered to be saved");
+  GT_RETURN_IF_ERROR(agree_.AllOk(status));
+  GT_ASSIGN_OR_RETURN(const std::vector<int64_t> hashes, agree_.Gather(static_cast<int64_t>(hash)));
+  for (size_t rank = 0; rank < hashes.size(); ++rank) {
+    if (hashes[rank] == hashes[0]) continue;
+    return absl::FailedPreconditionError(absl::StrCat(
+        "rank ", rank, " registered other state than rank 0: names, order, shapes and types must be equal"));
+  }
+  frozen_ = true;
+  saver_ = std::make_unique<Saver>(
+      store_.get(), session_,
+      [session = session_](int64_t step, const std::string& manifest) {
+        session->ReportCheckpoint(step, manifest);
+      },
+      SaverConfig{.rank = agree_.rank(),
+                  .world_size = agree_.size(),
+                  .epoch = next_.epoch,
+                  .owner = settings_.identity,
+                  .registered = registered_,
+                  .keep = settings_.keep,
+                  .shard_tries = settings_.on_error == OnError::kRetry ? 4 : 1,
+                  .commit_timeout = settings_.commit_timeout});
+  return absl::OkStatus();
+}
+
+absl::StatusOr<port::BlobStore*> CheckpointerImpl::StoreOf(bool elsewhere) {
+  if (!elsewhere) return store_.get();
+  if (elsewhere_ == nullptr) {
+    GT_ASSIGN_OR_RETURN(elsewhere_, open_store_(settings_.resume_uri));
+  }
+  return elsewhere_.get();
+}
+
+absl::StatusOr<std::vector<Candidate>> CheckpointerImpl::ListCandidates() {
+  GT_ASSIGN_OR_RETURN(const std::vector<SaveId> here, ListManifests(store_.get()));
+  std::vector<SaveId> there;
+  if (settings_.resume == Resume::kUri) {
+    GT_ASSIGN_OR_RETURN(port::BlobStore* const store, StoreOf(true));
+    GT_ASSIGN_OR_RETURN(there, ListManifests(store));
+  }
+  return Candidates(settings_, next_.epoch, here, there);
+}
+
+CheckpointerImpl::Choice CheckpointerImpl::NextChoice(std::vector<Candidate>* candidates, int* tried) {
+  while (!candidates->empty()) {
+    const Candidate candidate = candidates->front();
+    candidates->erase(candidates->begin());
+    const absl::StatusOr<port::BlobStore*> store = StoreOf(candidate.elsewhere);
+    if (!store.ok()) return {.status = store.status()};
+    std::string text;
+    auto read = ReadManifest(*store, candidate.id, &text);
+    if (absl::IsDataLoss(read.status()) || absl::IsNotFound(read.status())) {
+      ++*tried;
+      LogError("checkpoint: ", read.status().message(), "; falling back to the one before");
+      continue;
+    }
+    if (!read.ok()) return {.status = read.status()};
+    Manifest* manifest = std::get_if<Manifest>(&*read);
+    if (manifest == nullptr) continue;  // given up by its writers: it never was a checkpoint
+    const bool foreign =
+        candidate.id.epoch != next_.epoch && manifest->owner.job_hash != settings_.identity.job_hash;
+    if (settings_.resume == Resume::kIfSameJob && foreign) continue;
+    return {.elsewhere = candidate.elsewhere,
+            .id = candidate.id,
+            .hash = Xxh3Hex(text),
+            .manifest = std::move(*manifest)};
+  }
+  return {.none = true};
+}
+
+absl::Status CheckpointerImpl::Spread(Choice* choice) {
+  GT_RETURN_IF_ERROR(agree_.AllOk(choice->status));
+  std::string text;
+  if (agree_.rank() == 0 && !choice->none) {
+    text = absl::StrJoin(
+        {choice->elsewhere ? std::string("1") : std::string("0"), ManifestKey(choice->id), choice->hash},
+        " ");
+  }
+  GT_RETURN_IF_ERROR(agree_.Broadcast(&text));
+  choice->none = text.empty();
+  if (choice->none || agree_.rank() == 0) return absl::OkStatus();
+  const std::vector<std::string> parts = absl::StrSplit(text, ' ');
+  const std::optional<SaveId> id = parts.size() == 3 ? ParseManifestKey(parts[1]) : std::nullopt;
+  if (!id) return absl::InternalError(absl::StrCat("rank 0 chose \"", text, "\", which is not a manifest"));
+  choice->elsewhere = parts[0] == "1";
+  choice->id = *id;
+  choice->hash = parts[2];
+  return absl::OkStatus();
+}
+
+absl::Status CheckpointerImpl::ReadChosen(Choice* choice, StagedState* staged, std::vector<bool>* restored) {
+  GT_ASSIGN_OR_RETURN(port::BlobStore* const store, StoreOf(choice->elsewhere));
+  if (agree_.rank() != 0) {
+    const std::string key = ManifestKey(choice->id);
+    GT_ASSIGN_OR_RETURN(const std::string text, GetVisible(store, key, kManifestBytesMax, *session_));
+    if (Xxh3Hex(text) != choice->hash)
+      return absl::DataLossError(absl::StrCat(key, " is not what rank 0 read"));
+    GT_ASSIGN_OR_RETURN(auto parsed, ParseManifest(key, text));
+    if (!std::holds_alternative<Manifest>(parsed))
+      return absl::DataLossError(absl::StrCat(key, " is an abort marker"));
+    choice->manifest = std::get<Manifest>(std::move(parsed));
+  }
+  GT_ASSIGN_OR_RETURN(const LoadPlan plan, PlanLoad(choice->manifest, registered_, agree_.rank()));
+  if (!plan.unknown.empty() && agree_.rank() == 0) {
+    LogWarning("checkpoint: step ", choice->id.step, " holds ", plan.unknown.size(),
+               " tensors that are not registered (\"", plan.unknown[0], "\"...): not restored");
+  }
+  *restored = plan.restored;
+  return LoadShards(
+      store, choice->manifest, plan, [this] { return session_->Alive(); }, staged);
+}
+
+absl::StatusOr<std::optional<RestoredStep>> CheckpointerImpl::Restore() {
+  GT_RETURN_IF_ERROR(Freeze());
+  if (saver_->busy())
+    return absl::FailedPreconditionError("Restore while a save is being written: Wait() first");
+  std::vector<Candidate> candidates;
+  Choice listed;
+  int tried = 0;
+  if (agree_.rank() == 0) {
+    absl::StatusOr<std::vector<Candidate>> found = ListCandidates();
+    listed.status = found.status();
+    if (found.ok()) candidates = *std::move(found);
+  }
+  GT_RETURN_IF_ERROR(agree_.AllOk(listed.status));
+  StagedState staged(registered_);
+  while (true) {
+    Choice choice;
+    if (agree_.rank() == 0) choice = NextChoice(&candidates, &tried);
+    GT_RETURN_IF_ERROR(Spread(&choice));
+    if (choice.none) break;
+    std::vector<bool> restored;
+    const absl::Status mine = ReadChosen(&choice, &staged, &restored);
+    const absl::Status all = agree_.AllOk(mine);
+    if (all.ok()) return Finish(choice, &staged, restored, tried);
+    if (!absl::IsDataLoss(all) && !absl::IsNotFound(all)) return all;
+    ++tried;
+    if (agree_.rank() == 0) {
+      LogError("checkpoint: step ", choice.id.step, " (", ManifestKey(choice.id),
+               ") IS DAMAGED, falling back to the one before: ", all.message());
+    }
+  }
+  int64_t tried_max = tried;
+  GT_RETURN_IF_ERROR(agree_.Max(absl::MakeSpan(&tried_max, 1)));
+  if (tried_max > 0) {
+    return absl::DataLossError(
+        absl::StrCat("none of the ", tried_max, " checkpoints in ", store_->Describe(),
+                     " is intact; start with --fresh to begin anew, nothing was deleted"));
+  }
+  if (settings_.resume == Resume::kStep) {
+    return absl::NotFoundError(absl::StrCat("there is no checkpoint of step ", settings_.resume_step, " in ",
+                                            store_->Describe(), " (GTRAIN_RESUME)"));
+  }
+  if (settings_.resume == Resume::kUri) {
+    return absl::NotFoundError(
+        absl::StrCat("there is no such checkpoint in ", settings_.resume_uri, " (GTRAIN_RESUME)"));
+  }
+  return std::optional<RestoredStep>();
+}
+
+absl::StatusOr<std::optional<RestoredStep>> CheckpointerImpl::Finish(const Choice& choice,
+                                                                     StagedState* staged,
+                                                                     const std::vector<bool>& restored,
+                                                                     int tried) {
+  for (size_t i = 0; i < registered_.size(); ++i) {
+    if (restored[i]) {
+      if (registered_[i].bytes > 0) std::memcpy(data_[i], staged->at(i), registered_[i].bytes);
+    } else {
+      LogInfo("checkpoint: rank ", agree_.rank(), " had no \"", registered_[i].tensor.name, "\" in step ",
+              choice.id.step, " (written by ", choice.manifest.world_size,
+              " ranks): it keeps its initial value");
+    }
+  }
+  restored_step_ = choice.id.step;
+  GT_ASSIGN_OR_RETURN(port::BlobStore* const store, StoreOf(choice.elsewhere));
+  RestoredStep out{.step = choice.id.step,
+                   .timeline = choice.id.timeline,
+                   .manifest = absl::StrCat(store->Describe(), "/", ManifestKey(choice.id))};
+  if (agree_.rank() == 0) {
+    LogInfo("checkpoint: resumed step ", out.step, " from ", out.manifest, ", written by ",
+            choice.manifest.world_size, " ranks of job \"", choice.manifest.owner.job, "\"",
+            tried > 0 ? absl::StrCat("; ", tried, " newer DAMAGED") : "");
+  }
+  return std::optional<RestoredStep>(std::move(out));
+}
+
+absl::Status CheckpointerImpl::AgreeToSave(int64_t step, bool* busy) {
+  int64_t values[] = {saver_->busy() ? 1 : 0, step, -step};
+  GT_RETURN_IF_ERROR(agree_.Max(absl::MakeSpan(values)));
+  if (values[1] != -values[2]) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("ranks save different steps, from ", -values[2], " to ", values[1]));
+  }
+  *busy = values[0] != 0;
+  return absl::OkStatus();
+}
+
+absl::StatusOr<bool> CheckpointerImpl::Save(int64_t step) {
+  if (step < 0 || step > kStepMax)
+    return absl::InvalidArgumentError(absl::StrCat("step ", step, " cannot be saved"));
+  GT_RETURN_IF_ERROR(session_->Alive());
+  GT_RETURN_IF_ERROR(Freeze());
+  bool busy = false;
+  GT_RETURN_IF_ERROR(AgreeToSave(step, &busy));
+  last_save_ = clock_.Now();
+  if (busy) {
+    ++skipped_;
+    if (agree_.rank() == 0) {
+      LogWarning("checkpoint: step ", step, " is not saved, an earlier save is still being written (",
+                 skipped_, " skipped so far); save less often or to faster storage");
+    }
+    return false;
+  }
+  if (settings_.on_error == OnError::kFail) GT_RETURN_IF_ERROR(agree_.AllOk(saver_->last_status()));
+  if (step <= highest_step_) ++next_.attempt;  // a step saved before: its names are taken
+  highest_step_ = step;
+  next_.step = step;
+  char* out = saver_->buffer();
+  for (const Piece& piece : saver_->plan().pieces) {
+    if (piece.bytes == 0) continue;
+    std::memcpy(out, static_cast<const char*>(data_[piece.registered]) + piece.begin, piece.bytes);
+    out += piece.bytes;
+  }
+  last_stall_ = clock_.Now() - last_save_;
+  saver_->Start(next_);
+  return true;
+}
+
+absl::Duration CheckpointerImpl::Interval() const {
+  if (settings_.every) return *settings_.every;
+  const absl::Duration cost =
+      std::max(last_stall_ * kAutoStallShare, saver_ ? saver_->last_duration() * 2 : kAutoMin);
+  return std::clamp(cost, kAutoMin, kAutoMax);
+}
+
+absl::StatusOr<bool> CheckpointerImpl::SaveIfDue(int64_t step, Communicator* comm) {
+  if (settings_.every_steps) {
+    if (step <= 0 || step % *settings_.every_steps != 0) return false;
+    return Save(step);
+  }
+  int64_t due = clock_.Now() - last_save_ >= Interval() ? 1 : 0;
+  Communicator* const through = comm != nullptr ? comm : comm_.get();
+  if (through != nullptr && through->size() > 1) {
+    GT_RETURN_IF_ERROR(through->Broadcast(&due, 1, DType::kInt64, 0));
+  }
+  if (due == 0) return false;
+  return Save(step);
+}
+
+absl::Status CheckpointerImpl::Wait(absl::Duration timeout) {
+  return saver_ == nullptr ? absl::OkStatus() : saver_->Wait(timeout);
+}
+
+std::optional<int64_t> CheckpointerImpl::LastCommitted() const {
+  const std::optional<int64_t> saved = saver_ == nullptr ? std::nullopt : saver_->last_committed();
+  return saved ? saved : restored_step_;
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Checkpointer>> OpenCheckpointer(Session* session,
+                                                               const CheckpointOptions& options,
+                                                               const Environment& environment,
+                                                               const StoreFactory& open_store) {
+  GT_ASSIGN_OR_RETURN(Settings settings, MergeSettings(options, environment));
+  std::unique_ptr<Communicator> comm;
+  if (session->world_size() > 1) {
+    GT_ASSIGN_OR_RETURN(comm, session->MakeCommunicator());
+  }
+  auto checkpointer =
+      std::make_unique<CheckpointerImpl>(session, std::move(settings), std::move(comm), open_store);
+  GT_RETURN_IF_ERROR(checkpointer->Start());
+  return checkpointer;
+}
+
+}  // namespace gtrain::ckpt

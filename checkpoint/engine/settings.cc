@@ -1,0 +1,121 @@
+#include "checkpoint/engine/settings.h"
+
+#include <algorithm>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
+#include "base/status_macros.h"
+#include "base/units.h"
+
+namespace gtrain::ckpt {
+namespace {
+
+absl::Status Bad(const char* name, absl::string_view value, absl::string_view expected) {
+  return absl::InvalidArgumentError(absl::StrCat("$", name, " is \"", value, "\"; expected ", expected));
+}
+
+absl::Status ReadEvery(const std::string& text, Settings* out) {
+  if (text == "auto") return absl::OkStatus();  // the program's own choice stands
+  out->every.reset();
+  out->every_steps.reset();
+  absl::string_view count = text;
+  int64_t steps = 0;
+  if (absl::ConsumeSuffix(&count, " steps") || absl::ConsumeSuffix(&count, " step")) {
+    if (!absl::SimpleAtoi(count, &steps) || steps < 1)
+      return Bad("GTRAIN_CHECKPOINT_EVERY", text, "like \"200 steps\"");
+    out->every_steps = steps;
+    return absl::OkStatus();
+  }
+  const absl::StatusOr<absl::Duration> every = ParseDuration(text);
+  if (!every.ok() || *every <= absl::ZeroDuration()) {
+    return Bad("GTRAIN_CHECKPOINT_EVERY", text, "\"auto\", \"200 steps\" or \"30s\"");
+  }
+  out->every = *every;
+  return absl::OkStatus();
+}
+
+absl::Status ReadResume(const std::string& text, Settings* out) {
+  if (text == "latest") {
+    out->resume = Resume::kLatest;
+  } else if (text == "fresh") {
+    out->resume = Resume::kFresh;
+  } else if (std::all_of(text.begin(), text.end(), [](unsigned char c) { return absl::ascii_isdigit(c); })) {
+    out->resume = Resume::kStep;
+    if (!absl::SimpleAtoi(text, &out->resume_step) || out->resume_step > kStepMax) {
+      return Bad("GTRAIN_RESUME", text, "a step below 10^12");
+    }
+  } else {
+    out->resume = Resume::kUri;
+    GT_ASSIGN_OR_RETURN(out->resume_uri, PathOfUri(text));
+    const size_t at = out->resume_uri.rfind(kManifestPrefix);
+    if (absl::EndsWith(out->resume_uri, ".json") && at != std::string::npos) {
+      out->resume_manifest = ParseManifestKey(absl::string_view(out->resume_uri).substr(at));
+      if (!out->resume_manifest)
+        return Bad("GTRAIN_RESUME", text, "the name of a manifest as gtrain writes it");
+      out->resume_uri.resize(at);
+      if (out->resume_uri.empty()) out->resume_uri.assign(1, '.');
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<std::string> PathOfUri(absl::string_view uri) {
+  absl::string_view path = uri;
+  if (absl::ConsumePrefix(&path, "file://")) {
+    if (!absl::StartsWith(path, "/"))
+      return absl::InvalidArgumentError(absl::StrCat(uri, ": write file:///path"));
+  } else if (absl::StrContains(uri, "://")) {
+    return absl::UnimplementedError(absl::StrCat(
+        uri, ": this gtrain writes checkpoints to directories only; give a path that all ranks see"));
+  }
+  while (path.size() > 1 && path.back() == '/') path.remove_suffix(1);
+  return std::string(path);
+}
+
+absl::StatusOr<Settings> MergeSettings(const CheckpointOptions& options, const Environment& environment) {
+  const auto get = [&](const char* name) { return environment(name).value_or(""); };
+  Settings out{.keep = options.keep,
+               .every_steps = options.every_steps,
+               .every = options.every,
+               .commit_timeout = options.commit_timeout};
+  const std::string uri = get("GTRAIN_CHECKPOINT_URI");
+  GT_ASSIGN_OR_RETURN(out.uri, PathOfUri(uri.empty() ? options.uri : uri));
+  if (out.uri.empty()) {
+    return absl::InvalidArgumentError(
+        "no checkpoint directory: write checkpoint.uri in the job file, set $GTRAIN_CHECKPOINT_URI or "
+        "CheckpointOptions::uri");
+  }
+  const std::string keep = get("GTRAIN_CHECKPOINT_KEEP");
+  if (!keep.empty() && !absl::SimpleAtoi(keep, &out.keep))
+    return Bad("GTRAIN_CHECKPOINT_KEEP", keep, "a number");
+  if (out.keep < 1)
+    return absl::InvalidArgumentError("checkpoint keep is below 1: at least the newest one is kept");
+  const std::string every = get("GTRAIN_CHECKPOINT_EVERY");
+  if (!every.empty()) GT_RETURN_IF_ERROR(ReadEvery(every, &out));
+  if ((out.every_steps && *out.every_steps < 1) || (out.every && *out.every <= absl::ZeroDuration())) {
+    return absl::InvalidArgumentError("the checkpoint interval is not positive");
+  }
+  const std::string on_error = get("GTRAIN_CHECKPOINT_ON_ERROR");
+  if (on_error == "retry") {
+    out.on_error = OnError::kRetry;
+  } else if (on_error == "fail") {
+    out.on_error = OnError::kFail;
+  } else if (!on_error.empty() && on_error != "warn") {
+    return Bad("GTRAIN_CHECKPOINT_ON_ERROR", on_error, "\"warn\", \"retry\" or \"fail\"");
+  }
+  const std::string resume = get("GTRAIN_RESUME");
+  if (!resume.empty()) GT_RETURN_IF_ERROR(ReadResume(resume, &out));
+  out.identity.cluster = get("GTRAIN_CLUSTER");
+  out.identity.job_hash = get("GTRAIN_JOB_HASH");
+  if (std::max(out.identity.cluster.size(), out.identity.job_hash.size()) > kIdentityBytesMax) {
+    return absl::InvalidArgumentError("$GTRAIN_CLUSTER or $GTRAIN_JOB_HASH is too long");
+  }
+  return out;
+}
+
+}  // namespace gtrain::ckpt

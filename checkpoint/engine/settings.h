@@ -1,0 +1,53 @@
+// What the program asked for and what the environment says, merged once.
+#pragma once
+#include <gtrain/checkpoint.h>
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "checkpoint/format/manifest.h"
+
+namespace gtrain::ckpt {
+
+// Value of an environment variable, nullopt when unset.
+using Environment = std::function<std::optional<std::string>(const char* name)>;
+
+enum class OnError {
+  kWarn,   // a failed save is logged; training goes on
+  kRetry,  // a shard that cannot be written is tried again, then as kWarn
+  kFail,   // the next Save returns its error
+};
+
+enum class Resume {
+  kIfSameJob,  // the newest, unless it is of a different job
+  kLatest,     // the newest, whatever wrote it
+  kFresh,      // only what this job wrote itself
+  kStep,       // this step
+  kUri,        // another directory, or one manifest of it
+};
+
+struct Settings {
+  std::string uri;
+  int keep = 3;
+  std::optional<int64_t> every_steps;
+  std::optional<absl::Duration> every;  // both unset: automatic
+  OnError on_error = OnError::kWarn;
+  absl::Duration commit_timeout = absl::Minutes(10);
+  Resume resume = Resume::kIfSameJob;
+  int64_t resume_step = 0;                // with kStep
+  std::string resume_uri;                 // with kUri: a directory
+  std::optional<SaveId> resume_manifest;  // with kUri: this one of it
+  Identity identity;                      // without the job, which the session knows
+};
+
+// $GTRAIN_CHECKPOINT_* win over `options`: the job file speaks last. InvalidArgument names the variable.
+absl::StatusOr<Settings> MergeSettings(const CheckpointOptions& options, const Environment& environment);
+
+// "dir", "file:///dir" -> a path; Unimplemented for other schemes.
+absl::StatusOr<std::string> PathOfUri(absl::string_view uri);
+
+}  // namespace gtrain::ckpt

@@ -1,0 +1,46 @@
+// Shard files to storage and back, every byte hashed on the way.
+#pragma once
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "checkpoint/format/manifest.h"
+#include "checkpoint/plan/load_plan.h"
+#include "checkpoint/plan/save_plan.h"
+#include "checkpoint/port/blob_store.h"
+
+namespace gtrain::ckpt {
+
+// No NaN or infinity among the elements; integer types are always finite.
+bool AllFinite(absl::string_view data, DType dtype);
+
+// The manifest's entry for a shard of `plan` whose data is `data`.
+ShardFile DescribeShard(const ShardPlan& plan, absl::string_view data,
+                        const std::vector<Registered>& registered, int rank, int world_size);
+absl::Status WriteShard(port::BlobStore* store, const SaveId& id, const ShardPlan& plan,
+                        const ShardFile& file, absl::string_view data);
+
+// A copy of everything registered, filled from verified chunks only; the registered memory is written by
+// CopyTo, after every rank has verified its own.
+class StagedState {
+ public:
+  explicit StagedState(const std::vector<Registered>& registered);
+  char* at(size_t registered) { return bytes_.get() + offsets_[registered]; }
+
+ private:
+  std::vector<uint64_t> offsets_;
+  std::unique_ptr<char[]> bytes_;
+};
+
+// Reads what `plan` asks for. DataLoss that names the file: missing, shorter, or a chunk with another hash.
+// `alive` is asked between chunks and ends the work with its error.
+absl::Status LoadShards(port::BlobStore* store, const Manifest& manifest, const LoadPlan& plan,
+                        const std::function<absl::Status()>& alive, StagedState* staged);
+
+// Reads a whole shard and compares everything: length, hashes, header against the manifest.
+absl::Status VerifyShard(port::BlobStore* store, const Manifest& manifest, int rank);
+
+}  // namespace gtrain::ckpt

@@ -1,0 +1,32 @@
+// Which checkpoints go after a commit. Nothing is deleted that a reader could still be asked to resume from.
+#pragma once
+#include <vector>
+
+#include "checkpoint/format/names.h"
+
+namespace gtrain::ckpt {
+
+struct Retained {
+  SaveId id;
+  bool finite = true;
+};
+
+struct StoredCheckpoints {
+  SaveId just_committed;            // read back and verified
+  std::vector<Retained> committed;  // with a readable manifest; holds just_committed
+  std::vector<SaveId> aborted;      // an abort marker stands under the manifest's key
+  std::vector<SaveId> damaged;      // a manifest that cannot be used
+  std::vector<SaveId> folders;      // attempts with shards or parts of them
+};
+
+struct RetentionPlan {
+  std::vector<SaveId> manifests;  // deleted first, oldest first
+  std::vector<SaveId> folders;    // then these
+};
+
+// Kept are: what was just committed, the newest `keep` (at least 1) in the order of SaveId, and the newest
+// whose numbers are all finite (fault C14). An attempt without a manifest goes once something newer is
+// committed.
+RetentionPlan PlanRetention(const StoredCheckpoints& stored, int keep);
+
+}  // namespace gtrain::ckpt

@@ -1,0 +1,291 @@
+// The commit rule in one place. The engine does one effect at a time and tells what came of it; nothing here
+// waits. A stop (revoke, cancel) that arrives while a call is out is remembered and acted on when its answer
+// comes: once PutManifest is out only reading the key can tell what happened, so from there a stop changes
+// nothing but the retention.
+#include "runtime/core/save_core.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/check.h"
+
+namespace gtrain::core {
+
+using save::State;
+
+namespace save {
+const char* StateName(State state) {
+  switch (state) {
+    case State::kIdle:
+      return "idle";
+    case State::kWriting:
+      return "writing";
+    case State::kIndexing:
+      return "indexing";
+    case State::kGathering:
+      return "gathering";
+    case State::kAuthorizing:
+      return "authorizing";
+    case State::kPutting:
+      return "putting";
+    case State::kVerifying:
+      return "verifying";
+    case State::kRetaining:
+      return "retaining";
+    case State::kFollowing:
+      return "following";
+    case State::kAborting:
+      return "aborting";
+    case State::kDone:
+      return "done";
+  }
+  return "?";
+}
+}  // namespace save
+
+namespace {
+
+bool Allowed(State from, State to) {
+  switch (to) {
+    case State::kIdle:
+      return false;
+    case State::kWriting:
+      return from == State::kIdle || from == State::kDone;
+    case State::kIndexing:
+      return from == State::kWriting;
+    case State::kGathering:
+      return from == State::kIndexing;
+    case State::kFollowing:
+      return from == State::kIndexing;
+    case State::kAuthorizing:
+      return from == State::kGathering;
+    case State::kPutting:
+      return from == State::kAuthorizing;
+    case State::kVerifying:
+      return from == State::kPutting;
+    case State::kRetaining:
+      return from == State::kVerifying;
+    case State::kAborting:
+      return from == State::kWriting || from == State::kIndexing || from == State::kGathering ||
+             from == State::kAuthorizing || from == State::kVerifying;
+    case State::kDone:
+      return from != State::kIdle && from != State::kDone;
+  }
+  return false;
+}
+
+save::Result Both(save::Effect first, save::Effect second, absl::string_view why) {
+  save::Result result{.why = std::string(why)};
+  result.effects.push_back(std::move(first));
+  result.effects.push_back(std::move(second));
+  return result;
+}
+
+template <typename... Ts>
+struct Overloaded : Ts... {
+  using Ts::operator()...;
+};
+template <typename... Ts>
+Overloaded(Ts...) -> Overloaded<Ts...>;
+
+}  // namespace
+
+void SaveCore::Move(State next) {
+  GT_CHECK(Allowed(state_, next));
+  state_ = next;
+  next_poll_.reset();
+}
+
+save::Result SaveCore::Step(const save::Event& event, Instant now) {
+  return std::visit(
+      Overloaded{
+          [&](const save::SnapshotTaken& e) { return Start(e, now); },
+          [&](const save::ShardWritten& e) { return OnShardWritten(e); },
+          [&](const save::IndexWritten& e) { return OnIndexWritten(e, now); },
+          [&](const save::IndexSeen& e) { return OnIndexSeen(e); },
+          [&](const save::AuthorityChecked& e) { return OnAuthority(e); },
+          [&](const save::ManifestPut& e) {
+            Move(State::kVerifying);
+            put_ = e.status;
+            return save::Result{{save::ReadManifest{}},
+                                "the key, not the answer to the put, says what is committed"};
+          },
+          [&](const save::ManifestRead& e) { return OnManifestRead(e, now); },
+          [&](const save::AbortPut&) { return Done(failure_, "aborted"); },
+          [&](const save::RetentionApplied& e) {
+            return Done(absl::OkStatus(), e.status.ok()
+                                              ? "committed"
+                                              : absl::StrCat("committed; old checkpoints could not be "
+                                                             "deleted: ",
+                                                             e.status.message()));
+          },
+          [&](const save::Revoked& e) {
+            return OnStop(absl::UnavailableError(absl::StrCat("the generation is over: ", e.reason)));
+          },
+          [&](const save::Cancelled&) {
+            return OnStop(
+                absl::CancelledError("the checkpointer was destroyed before the save was committed"));
+          },
+          [&](const save::Tick&) { return OnTick(now); },
+      },
+      event);
+}
+
+save::Result SaveCore::Start(const save::SnapshotTaken& event, Instant now) {
+  GT_CHECK(idle());
+  Move(State::kWriting);
+  step_ = event.step;
+  deadline_ = now + config_.commit_timeout;
+  index_seen_.assign(static_cast<size_t>(config_.world_size), false);
+  missing_ = config_.world_size;
+  shard_ = failure_ = put_ = absl::OkStatus();
+  stop_.reset();
+  poll_interval_ = config_.poll_min;
+  return {{save::WriteShard{}}, absl::StrCat("step ", step_, " is in host memory")};
+}
+
+save::Result SaveCore::OnShardWritten(const save::ShardWritten& event) {
+  GT_CHECK(state_ == State::kWriting);
+  shard_ = stop_.value_or(event.status);
+  Move(State::kIndexing);
+  return {{save::WriteIndex{shard_}},
+          shard_.ok() ? "the shard is durable" : absl::StrCat("no shard: ", shard_.message())};
+}
+
+save::Result SaveCore::OnIndexWritten(const save::IndexWritten& event, Instant now) {
+  GT_CHECK(state_ == State::kIndexing);
+  const absl::Status failed = !shard_.ok() ? shard_ : stop_.value_or(event.status);
+  if (!failed.ok()) return Abort(failed);
+  Move(config_.rank == 0 ? State::kGathering : State::kFollowing);
+  if (config_.rank != 0) return Poll();
+  index_seen_[0] = true;
+  if (--missing_ == 0) {
+    Move(State::kAuthorizing);
+    return {{save::CheckAuthority{}}, "the only shard is written"};
+  }
+  PollLater(now);
+  return Poll();
+}
+
+save::Result SaveCore::OnIndexSeen(const save::IndexSeen& event) {
+  if (state_ != State::kGathering) return {{}, "an index after its time"};
+  GT_CHECK(event.rank >= 0 && event.rank < config_.world_size);
+  if (!event.status.ok()) {
+    return Abort(
+        absl::Status(event.status.code(), absl::StrCat("rank ", event.rank, ": ", event.status.message())));
+  }
+  if (index_seen_[event.rank]) return {{}, "an index seen before"};
+  index_seen_[event.rank] = true;
+  poll_interval_ = config_.poll_min;
+  if (--missing_ > 0) return {{}, absl::StrCat(missing_, " ranks still write")};
+  Move(State::kAuthorizing);
+  return {{save::CheckAuthority{}}, "every rank's shard is written"};
+}
+
+save::Result SaveCore::OnAuthority(const save::AuthorityChecked& event) {
+  GT_CHECK(state_ == State::kAuthorizing);
+  const absl::Status status = stop_.value_or(event.status);
+  if (!status.ok()) return Abort(status);
+  Move(State::kPutting);
+  return {{save::PutManifest{}}, "all shards are sound and this generation may commit"};
+}
+
+save::Result SaveCore::OnManifestRead(const save::ManifestRead& event, Instant now) {
+  GT_CHECK(state_ == State::kVerifying || state_ == State::kFollowing);
+  const bool leader = state_ == State::kVerifying;
+  switch (event.holds) {
+    case save::KeyHolds::kThisManifest:
+      if (!leader) {
+        Move(State::kDone);
+        return Both(save::ReportCommitted{}, save::Finish{}, "rank 0 committed it");
+      }
+      Move(State::kRetaining);
+      return Both(save::ReportCommitted{}, save::ApplyRetention{},
+                  "read back: the manifest is there and whole");
+    case save::KeyHolds::kAbortMarker:
+      return Done(absl::AbortedError(absl::StrCat("step ", step_, " was given up: ", event.detail)),
+                  "abort marker");
+    case save::KeyHolds::kOther:
+      return Done(absl::DataLossError(absl::StrCat("the manifest of step ", step_,
+                                                   " is not the one that was written: ", event.detail)),
+                  "somebody else's manifest");
+    case save::KeyHolds::kNothing:
+      if (leader) {
+        return Abort(put_.ok()
+                         ? absl::DataLossError("the manifest was created and is not there: the storage lies")
+                         : put_);
+      }
+      break;
+    case save::KeyHolds::kUnreadable:
+      break;
+  }
+  if (stop_) return Done(*stop_, "stopped while waiting for the manifest");
+  if (now >= deadline_) {
+    return Done(absl::DeadlineExceededError(absl::StrCat("nobody can say yet whether step ", step_,
+                                                         " is committed", event.detail.empty() ? "" : ": ",
+                                                         event.detail, "; the next restore will know")),
+                "deadline");
+  }
+  PollLater(now);
+  return {{}, "no manifest yet"};
+}
+
+save::Result SaveCore::OnTick(Instant now) {
+  if (!next_poll_ || now < *next_poll_) return {{}, "nothing is due"};
+  if (state_ == State::kGathering && now >= deadline_) {
+    std::vector<int> missing = std::get<save::PollIndices>(Poll().effects[0]).missing;
+    return Abort(absl::DeadlineExceededError(absl::StrCat(
+        "rank ", missing[0], missing.size() > 1 ? absl::StrCat(" and ", missing.size() - 1, " more") : "",
+        " did not write a shard of step ", step_, " within ", absl::FormatDuration(config_.commit_timeout))));
+  }
+  next_poll_.reset();
+  if (state_ == State::kGathering) PollLater(now);
+  return Poll();
+}
+
+save::Result SaveCore::OnStop(absl::Status why) {
+  if (idle()) return {{}, "no save runs"};
+  if (!stop_) stop_ = std::move(why);
+  if (state_ == State::kGathering) return Abort(*stop_);
+  // One last look at the key is worth more than an early answer.
+  if (state_ == State::kFollowing && next_poll_) {
+    next_poll_.reset();
+    return {{save::ReadManifest{}}, "stopped: one last look"};
+  }
+  return {{}, "remembered until the call that is out returns"};
+}
+
+save::Result SaveCore::Abort(absl::Status why) {
+  const std::string reason(why.message());
+  if (config_.rank != 0) return Done(std::move(why), "this rank cannot take part");
+  Move(State::kAborting);
+  failure_ = std::move(why);
+  return {{save::PutAbort{reason}}, absl::StrCat("given up: ", reason)};
+}
+
+save::Result SaveCore::Done(absl::Status status, std::string why) {
+  Move(State::kDone);
+  return {{save::Finish{std::move(status)}}, std::move(why)};
+}
+
+void SaveCore::PollLater(Instant now) {
+  next_poll_ = std::min(now + poll_interval_, std::max(now, deadline_));
+  poll_interval_ = std::min(poll_interval_ * 2, config_.poll_max);
+}
+
+save::Result SaveCore::Poll() const {
+  if (state_ != State::kGathering) return {{save::ReadManifest{}}, "is it committed?"};
+  save::PollIndices poll;
+  for (int rank = 0; rank < config_.world_size; ++rank) {
+    if (!index_seen_[rank]) poll.missing.push_back(rank);
+  }
+  return {{std::move(poll)}, absl::StrCat(missing_, " ranks still write")};
+}
+
+std::optional<Instant> SaveCore::NextDeadline() const {
+  if (idle()) return std::nullopt;
+  return next_poll_;
+}
+
+}  // namespace gtrain::core

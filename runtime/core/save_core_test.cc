@@ -1,0 +1,281 @@
+// The invariants S1 to S6 of save_core.h.
+#include "runtime/core/save_core.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "absl/strings/str_cat.h"
+#include "base/rng.h"
+
+namespace gtrain::core {
+namespace {
+
+using namespace save;  // NOLINT: the events and effects are what this test is about
+using ::testing::HasSubstr;
+
+const char* Name(const Effect& e) {
+  static const char* const kNames[] = {"write-shard", "write-index", "poll",   "authority", "put",
+                                       "read",        "put-abort",   "report", "retain",    "finish"};
+  return kNames[e.index()];
+}
+
+// Feeds events and keeps what came out.
+struct Driver {
+  explicit Driver(int rank = 0, int world = 1)
+      : core({.rank = rank, .world_size = world, .commit_timeout = absl::Seconds(60)}) {}
+  std::string Do(const Event& event) {
+    const Result result = core.Step(event, now);
+    EXPECT_FALSE(result.why.empty());
+    std::string out;
+    for (const Effect& e : result.effects) {
+      absl::StrAppend(&out, out.empty() ? "" : " ", Name(e));
+      if (const auto* finish = std::get_if<Finish>(&e)) {
+        ++finished;
+        status = finish->status;
+      }
+    }
+    return out;
+  }
+  void ToGathering() {
+    EXPECT_EQ(Do(SnapshotTaken{7}), "write-shard");
+    EXPECT_EQ(Do(ShardWritten{}), "write-index");
+  }
+  SaveCore core;
+  Instant now{1};
+  int finished = 0;
+  absl::Status status;
+};
+
+TEST(SaveCore, OneRankCommits) {
+  Driver d;
+  d.ToGathering();
+  EXPECT_EQ(d.Do(IndexWritten{}), "authority");
+  EXPECT_EQ(d.Do(AuthorityChecked{}), "put");
+  EXPECT_EQ(d.Do(ManifestPut{}), "read");
+  EXPECT_EQ(d.Do(ManifestRead{KeyHolds::kThisManifest}), "report retain");
+  EXPECT_FALSE(d.core.idle());
+  EXPECT_EQ(d.Do(RetentionApplied{}), "finish");
+  EXPECT_TRUE(d.status.ok());
+  EXPECT_TRUE(d.core.idle());
+  EXPECT_EQ(d.Do(SnapshotTaken{8}), "write-shard");
+}
+
+TEST(SaveCore, S1_EveryIndexThenAuthorityThenPut_C4) {
+  Driver d(0, 3);
+  d.ToGathering();
+  EXPECT_EQ(d.Do(IndexWritten{}), "poll");
+  EXPECT_EQ(d.Do(IndexSeen{2}), "");
+  EXPECT_EQ(d.Do(IndexSeen{2}), "");  // the same one again does not count
+  EXPECT_EQ(d.Do(IndexSeen{1}), "authority");
+  EXPECT_EQ(d.Do(AuthorityChecked{absl::UnavailableError("revoked")}), "put-abort");
+  EXPECT_EQ(d.Do(AbortPut{}), "finish");
+  EXPECT_TRUE(absl::IsUnavailable(d.status));
+}
+
+TEST(SaveCore, S1_AnUnsoundIndexGivesUp_C4) {
+  Driver d(0, 2);
+  d.ToGathering();
+  d.Do(IndexWritten{});
+  EXPECT_EQ(d.Do(IndexSeen{1, absl::ResourceExhaustedError("disk full")}), "put-abort");
+  EXPECT_EQ(d.Do(IndexSeen{1}), "");  // late: changes nothing
+  EXPECT_EQ(d.Do(AbortPut{}), "finish");
+  EXPECT_THAT(std::string(d.status.message()), HasSubstr("rank 1: disk full"));
+}
+
+TEST(SaveCore, S2_NoReportWithoutReadBack_C2) {
+  for (KeyHolds holds : {KeyHolds::kAbortMarker, KeyHolds::kOther}) {
+    Driver d;
+    d.ToGathering();
+    d.Do(IndexWritten{});
+    d.Do(AuthorityChecked{});
+    EXPECT_EQ(d.Do(ManifestPut{}), "read");
+    EXPECT_EQ(d.Do(ManifestRead{holds, "x"}), "finish");
+    EXPECT_FALSE(d.status.ok());
+  }
+  Driver d;
+  d.ToGathering();
+  d.Do(IndexWritten{});
+  d.Do(AuthorityChecked{});
+  d.Do(ManifestPut{});
+  EXPECT_EQ(d.Do(ManifestRead{KeyHolds::kNothing}), "put-abort");  // said OK and is not there
+}
+
+TEST(SaveCore, S6_ALostAnswerIsNotAFailure_C1) {
+  Driver d;
+  d.ToGathering();
+  d.Do(IndexWritten{});
+  d.Do(AuthorityChecked{});
+  EXPECT_EQ(d.Do(ManifestPut{absl::UnavailableError("timeout")}), "read");
+  EXPECT_EQ(d.Do(ManifestRead{KeyHolds::kUnreadable, "timeout"}), "");
+  d.now = *d.core.NextDeadline();
+  EXPECT_EQ(d.Do(Tick{}), "read");
+  EXPECT_EQ(d.Do(ManifestRead{KeyHolds::kThisManifest}), "report retain");
+}
+
+TEST(SaveCore, S3_NoPutAfterARevoke_C3) {
+  for (int when = 0; when < 4; ++when) {
+    Driver d(0, 2);
+    std::string effects;
+    const auto revoke_at = [&](int place) {
+      if (when == place) absl::StrAppend(&effects, " ", d.Do(Revoked{"rank 1 died"}));
+    };
+    d.Do(SnapshotTaken{7});
+    revoke_at(0);
+    d.Do(ShardWritten{});
+    revoke_at(1);
+    absl::StrAppend(&effects, " ", d.Do(IndexWritten{}));
+    if (d.core.state() == State::kGathering) revoke_at(2);
+    if (d.core.state() == State::kGathering) absl::StrAppend(&effects, " ", d.Do(IndexSeen{1}));
+    if (d.core.state() == State::kAuthorizing) {
+      revoke_at(3);
+      absl::StrAppend(&effects, " ", d.Do(AuthorityChecked{}));
+    }
+    EXPECT_EQ(d.core.state(), State::kAborting) << when;
+    d.Do(AbortPut{});
+    EXPECT_THAT(effects, Not(HasSubstr("put "))) << when;
+    EXPECT_TRUE(absl::IsUnavailable(d.status)) << when;
+  }
+}
+
+TEST(SaveCore, AFollowerLearnsOfTheCommit) {
+  Driver d(1, 2);
+  d.ToGathering();
+  EXPECT_EQ(d.Do(IndexWritten{}), "read");
+  EXPECT_EQ(d.Do(ManifestRead{KeyHolds::kNothing}), "");
+  EXPECT_EQ(d.Do(Tick{}), "");  // not due yet
+  d.now = *d.core.NextDeadline();
+  EXPECT_EQ(d.Do(Tick{}), "read");
+  EXPECT_EQ(d.Do(ManifestRead{KeyHolds::kThisManifest}), "report finish");
+  EXPECT_TRUE(d.status.ok());
+}
+
+TEST(SaveCore, AFollowerWithoutAShardSaysSoAndEnds) {
+  Driver d(1, 2);
+  d.Do(SnapshotTaken{7});
+  EXPECT_EQ(d.Do(ShardWritten{absl::ResourceExhaustedError("disk full")}), "write-index");
+  EXPECT_EQ(d.Do(IndexWritten{}), "finish");
+  EXPECT_TRUE(absl::IsResourceExhausted(d.status));
+}
+
+TEST(SaveCore, AStoppedFollowerLooksOnceMore) {
+  Driver d(1, 2);
+  d.ToGathering();
+  d.Do(IndexWritten{});
+  d.Do(ManifestRead{KeyHolds::kNothing});
+  EXPECT_EQ(d.Do(Cancelled{}), "read");
+  EXPECT_EQ(d.Do(ManifestRead{KeyHolds::kNothing}), "finish");
+  EXPECT_TRUE(absl::IsCancelled(d.status));
+}
+
+TEST(SaveCore, S4_DeadlinesNameWhoIsMissing) {
+  Driver d(0, 4);
+  d.ToGathering();
+  d.Do(IndexWritten{});
+  d.Do(IndexSeen{1});
+  while (d.finished == 0) {
+    ASSERT_TRUE(d.core.NextDeadline());
+    d.now = *d.core.NextDeadline();
+    if (d.Do(Tick{}) == "put-abort") d.Do(AbortPut{});
+    ASSERT_LE(d.now, Instant{1} + absl::Seconds(61));
+  }
+  EXPECT_TRUE(absl::IsDeadlineExceeded(d.status));
+  EXPECT_THAT(std::string(d.status.message()), HasSubstr("rank 2 and 1 more did not write"));
+}
+
+TEST(SaveCore, S4_AFollowerDoesNotWaitForever) {
+  Driver d(1, 2);
+  d.ToGathering();
+  d.Do(IndexWritten{});
+  while (d.finished == 0) {
+    if (d.Do(ManifestRead{KeyHolds::kNothing}) == "finish") break;
+    d.now = *d.core.NextDeadline();
+    ASSERT_EQ(d.Do(Tick{}), "read");
+  }
+  EXPECT_TRUE(absl::IsDeadlineExceeded(d.status));
+  EXPECT_LE(d.now, Instant{1} + absl::Seconds(60));
+}
+
+TEST(SaveCore, S5_ASecondSaveIsRefused_C12) {
+  Driver d;
+  EXPECT_TRUE(d.core.idle());
+  d.Do(SnapshotTaken{7});
+  EXPECT_FALSE(d.core.idle());
+}
+
+// Random answers and stops: the order of effects obeys S1 to S4 whatever happens.
+TEST(SaveCore, RandomAnswersKeepTheInvariants) {
+  Rng rng(11);
+  const auto maybe = [&] { return rng.Chance(0.85) ? absl::OkStatus() : absl::UnavailableError("storage"); };
+  for (int round = 0; round < 3000; ++round) {
+    const int world = 1 + static_cast<int>(rng.Below(4));
+    const int rank = static_cast<int>(rng.Below(world));
+    SaveCore core({.rank = rank, .world_size = world, .commit_timeout = absl::Seconds(5)});
+    Instant now{0};
+    bool revoked = false, authorized = false, read_back = false;
+    int finishes = 0;
+    std::vector<Effect> todo;
+    const auto apply = [&](const Event& event) {
+      Result result = core.Step(event, now);
+      for (Effect& e : result.effects) todo.push_back(std::move(e));
+    };
+    apply(SnapshotTaken{1});
+    for (int turn = 0; finishes == 0; ++turn) {
+      ASSERT_LT(turn, 10000);
+      now = now + absl::Milliseconds(static_cast<int64_t>(rng.Below(50)));
+      if (!revoked && rng.Chance(0.02)) {
+        revoked = true;
+        apply(Revoked{"test"});
+      }
+      if (todo.empty()) {
+        ASSERT_TRUE(core.NextDeadline());
+        now = std::max(now, *core.NextDeadline());
+        apply(Tick{});
+        continue;
+      }
+      const Effect effect = todo.front();
+      todo.erase(todo.begin());
+      if (std::holds_alternative<WriteShard>(effect)) apply(ShardWritten{maybe()});
+      if (std::holds_alternative<WriteIndex>(effect)) apply(IndexWritten{maybe()});
+      if (const auto* poll = std::get_if<PollIndices>(&effect)) {
+        for (int missing : poll->missing) {
+          if (rng.Chance(0.4)) apply(IndexSeen{missing, maybe()});
+        }
+      }
+      if (std::holds_alternative<CheckAuthority>(effect)) {
+        const absl::Status answer = maybe();
+        authorized = answer.ok() && !revoked;
+        apply(AuthorityChecked{answer});
+      }
+      if (std::holds_alternative<PutManifest>(effect)) {
+        EXPECT_TRUE(authorized);
+        EXPECT_EQ(rank, 0);
+        apply(ManifestPut{maybe()});
+      }
+      if (std::holds_alternative<ReadManifest>(effect)) {
+        const KeyHolds holds = static_cast<KeyHolds>(rng.Below(5));
+        read_back |= holds == KeyHolds::kThisManifest;
+        apply(ManifestRead{holds, "x"});
+      }
+      if (std::holds_alternative<PutAbort>(effect)) {
+        EXPECT_FALSE(read_back);
+        apply(AbortPut{});
+      }
+      if (std::holds_alternative<ReportCommitted>(effect)) {
+        EXPECT_TRUE(read_back);
+      }
+      if (std::holds_alternative<ApplyRetention>(effect)) {
+        EXPECT_TRUE(read_back);
+        apply(RetentionApplied{maybe()});
+      }
+      if (const auto* finish = std::get_if<Finish>(&effect)) {
+        ++finishes;
+        EXPECT_EQ(finish->status.ok(), read_back);
+      }
+    }
+    EXPECT_TRUE(todo.empty());
+    EXPECT_TRUE(core.idle());
+  }
+}
+
+}  // namespace
+}  // namespace gtrain::core
