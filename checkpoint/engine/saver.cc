@@ -329,7 +329,7 @@ absl::Status Saver::Retain(const SaveId& id) {
 absl::Status Saver::DeleteAttempt(const SaveId& id) {
   GT_ASSIGN_OR_RETURN(const std::vector<std::string> keys, store_->List(AttemptName(id) + "/"));
   for (const std::string& key : keys) GT_RETURN_IF_ERROR(store_->Delete(key));
-  return absl::OkStatus();
+  return store_->DropEmptyFolder(AttemptName(id));
 }
 
 }  // namespace gtrain::ckpt

@@ -44,6 +44,9 @@ class BlobStore {
   virtual absl::StatusOr<std::vector<std::string>> ListFolders() = 0;
   // OK when there is none.
   virtual absl::Status Delete(absl::string_view key) = 0;
+  // A folder that a writer made and died before its first blob. OK when it is absent, not empty, or no such
+  // thing exists in this storage.
+  virtual absl::Status DropEmptyFolder(absl::string_view folder) = 0;
   virtual absl::StatusOr<std::vector<Unfinished>> ListUnfinished() = 0;
   virtual absl::Status DropUnfinished(const Unfinished& unfinished) = 0;
   // For people: "/data/ckpt", "s3://bucket/prefix".

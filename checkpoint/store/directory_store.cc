@@ -71,6 +71,7 @@ class DirectoryStore final : public port::BlobStore {
   absl::StatusOr<std::vector<std::string>> List(absl::string_view prefix) override;
   absl::StatusOr<std::vector<std::string>> ListFolders() override;
   absl::Status Delete(absl::string_view key) override;
+  absl::Status DropEmptyFolder(absl::string_view folder) override;
   absl::StatusOr<std::vector<Unfinished>> ListUnfinished() override;
   absl::Status DropUnfinished(const Unfinished& unfinished) override;
   std::string Describe() const override { return root_; }
@@ -245,6 +246,13 @@ absl::Status DirectoryStore::Delete(absl::string_view key) {
   if (folder != root_ && rmdir(folder.c_str()) == 0) return SyncFolder(root_);  // its last file is gone
   const absl::Status synced = SyncFolder(folder);
   return absl::IsNotFound(synced) ? absl::OkStatus() : synced;
+}
+
+absl::Status DirectoryStore::DropEmptyFolder(absl::string_view folder) {
+  GT_ASSIGN_OR_RETURN(const std::string path, Path(folder));
+  if (rmdir(path.c_str()) == 0) return SyncFolder(root_);
+  if (errno == ENOENT || errno == ENOTEMPTY || errno == EEXIST) return absl::OkStatus();
+  return ErrnoStatus(errno, absl::StrCat("delete folder ", path));
 }
 
 absl::StatusOr<std::vector<port::BlobStore::Unfinished>> DirectoryStore::ListUnfinished() {

@@ -1,5 +1,7 @@
 #include "checkpoint/store/faulty_store.h"
 
+#include <unistd.h>
+
 #include "absl/strings/str_cat.h"
 
 namespace gtrain::ckpt {
@@ -15,8 +17,10 @@ Result FaultyStore::Run(absl::string_view name, absl::string_view key, absl::Fun
   }
   const Fault fault = plan_.fault ? plan_.fault(number, text) : Fault::kNone;
   const auto broken = [&] { return absl::UnavailableError(absl::StrCat("injected fault at ", text)); };
+  if (fault == Fault::kEndBefore) _exit(kFaultExit);
   if (fault == Fault::kBefore) return broken();
   Result result = call();
+  if (fault == Fault::kEndAfter) _exit(kFaultExit);
   if (fault == Fault::kAfter) return broken();
   return result;
 }
@@ -53,6 +57,10 @@ absl::StatusOr<std::vector<std::string>> FaultyStore::ListFolders() {
 
 absl::Status FaultyStore::Delete(absl::string_view key) {
   return Run<absl::Status>("Delete", key, [&] { return base_->Delete(key); });
+}
+
+absl::Status FaultyStore::DropEmptyFolder(absl::string_view folder) {
+  return Run<absl::Status>("DropEmptyFolder", folder, [&] { return base_->DropEmptyFolder(folder); });
 }
 
 absl::StatusOr<std::vector<port::BlobStore::Unfinished>> FaultyStore::ListUnfinished() {

@@ -15,13 +15,17 @@ namespace gtrain::ckpt {
 
 enum class Fault {
   kNone,
-  kBefore,  // the call does not happen
-  kAfter,   // the call happens, its answer is lost
+  kBefore,     // the call does not happen
+  kAfter,      // the call happens, its answer is lost
+  kEndBefore,  // the process ends instead of the call, as by kill -9: exit status kFaultExit
+  kEndAfter,   // the process ends right after the call
 };
+inline constexpr int kFaultExit = 9;
 
-// What is to happen at the call number `call` (from 0): kBefore and kAfter answer Unavailable.
+// What is to happen at the call number `call` (from 0): kBefore and kAfter answer Unavailable. Called by
+// several threads.
 struct FaultPlan {
-  std::function<Fault(uint64_t call, absl::string_view name)> fault;  // may end the process
+  std::function<Fault(uint64_t call, absl::string_view name)> fault;
 };
 
 // Thread-safe; `base` must outlive it. Counts every call that reaches storage.
@@ -37,6 +41,7 @@ class FaultyStore final : public port::BlobStore {
   absl::StatusOr<std::vector<std::string>> List(absl::string_view prefix) override;
   absl::StatusOr<std::vector<std::string>> ListFolders() override;
   absl::Status Delete(absl::string_view key) override;
+  absl::Status DropEmptyFolder(absl::string_view folder) override;
   absl::StatusOr<std::vector<Unfinished>> ListUnfinished() override;
   absl::Status DropUnfinished(const Unfinished& unfinished) override;
   std::string Describe() const override { return base_->Describe(); }

@@ -21,6 +21,7 @@ class MemoryStore final : public port::BlobStore {
   absl::StatusOr<std::vector<std::string>> List(absl::string_view prefix) override;
   absl::StatusOr<std::vector<std::string>> ListFolders() override;
   absl::Status Delete(absl::string_view key) override;
+  absl::Status DropEmptyFolder(absl::string_view) override { return absl::OkStatus(); }
   absl::StatusOr<std::vector<Unfinished>> ListUnfinished() override { return std::vector<Unfinished>(); }
   absl::Status DropUnfinished(const Unfinished&) override { return absl::OkStatus(); }
   std::string Describe() const override { return "memory"; }

@@ -115,6 +115,13 @@ TEST_P(Conformance, DeleteIsIdempotentAndFreesTheKey) {
   EXPECT_TRUE(store_->PutIfAbsent("f/k", "2").ok());
 }
 
+TEST_P(Conformance, OnlyEmptyFoldersAreDropped) {
+  ASSERT_TRUE(store_->PutIfAbsent("f/k", "1").ok());
+  EXPECT_TRUE(store_->DropEmptyFolder("f").ok());
+  EXPECT_TRUE(store_->DropEmptyFolder("absent").ok());
+  EXPECT_EQ(*store_->Get("f/k", 9), "1");
+}
+
 TEST_P(Conformance, KeysThatLeaveTheStoreAreRefused_C10) {
   for (const char* key : {"", "/", "/etc/passwd", "../x", "a/../../x", "a//b", "a/", "./a", "a/.hidden",
                           "a b", "a\nb", "a%b", "a\\b", ".unfinished/x"}) {
@@ -143,6 +150,7 @@ class Owning final : public port::BlobStore {
   }
   absl::StatusOr<std::vector<std::string>> ListFolders() override { return faulty_.ListFolders(); }
   absl::Status Delete(absl::string_view key) override { return faulty_.Delete(key); }
+  absl::Status DropEmptyFolder(absl::string_view folder) override { return faulty_.DropEmptyFolder(folder); }
   absl::StatusOr<std::vector<Unfinished>> ListUnfinished() override { return faulty_.ListUnfinished(); }
   absl::Status DropUnfinished(const Unfinished& u) override { return faulty_.DropUnfinished(u); }
   std::string Describe() const override { return faulty_.Describe(); }
@@ -216,6 +224,15 @@ TEST(DirectoryStore, AKilledPutLeavesNoKey_C1) {
   EXPECT_TRUE((*store)->DropUnfinished((*unfinished)[0]).ok());
   EXPECT_THAT(*(*store)->ListUnfinished(), IsEmpty());
   EXPECT_TRUE((*store)->PutIfAbsent("step/big", "whole").ok());
+}
+
+TEST(DirectoryStore, AFolderWithoutBlobsIsSeenAndDropped_C1) {
+  const std::string folder = FreshFolder();
+  auto store = OpenDirectoryStore(folder);
+  ASSERT_EQ(mkdir((folder + "/empty").c_str(), 0755), 0);
+  EXPECT_THAT(*(*store)->ListFolders(), ElementsAre("empty"));
+  EXPECT_TRUE((*store)->DropEmptyFolder("empty").ok());
+  EXPECT_THAT(*(*store)->ListFolders(), IsEmpty());
 }
 
 TEST(DirectoryStore, ADirectoryThatCannotBeMadeSaysWhich) {

@@ -17,7 +17,7 @@
 namespace gtrain {
 
 struct CheckpointOptions {
-  std::string uri;                          // a directory all ranks see; empty: $GTRAIN_CHECKPOINT_URI
+  std::string uri;                          // a directory all ranks see; $GTRAIN_CHECKPOINT_URI wins if set
   int keep = 3;                             // newest committed ones kept; $GTRAIN_CHECKPOINT_KEEP wins if set
   std::optional<int64_t> every_steps;       // when SaveIfDue saves; $GTRAIN_CHECKPOINT_EVERY wins if set
   std::optional<absl::Duration> every;
@@ -31,10 +31,11 @@ struct RestoredStep {
 };
 
 // Register state once, then Restore, then Save. Registered memory is the caller's and must
-// outlive the Checkpointer. Not thread-safe: one owner; writing happens on a thread of its own.
+// outlive the Checkpointer. Not thread-safe: one owner; writing happens on a thread of its own. Destroying it
+// gives up a save that is not committed yet: Wait() first to keep it.
 class Checkpointer {
  public:
-  // The session must outlive the checkpointer. Fails with FailedPrecondition if the uri holds checkpoints of
+  // Collective. The session must outlive the checkpointer. Fails with FailedPrecondition if the uri holds checkpoints of
   // a different job and no --resume/--fresh was given.
   static absl::StatusOr<std::unique_ptr<Checkpointer>> Open(Session* session, const CheckpointOptions& options = {});
   virtual ~Checkpointer() = default;
@@ -52,8 +53,9 @@ class Checkpointer {
   // Copies the registered state (the only stall) and returns; writing and commit go on beside training.
   // All ranks call it with the same step. False: skipped, because the previous save is still being written.
   virtual absl::StatusOr<bool> Save(int64_t step) = 0;
-  // Save when the policy says so (every_steps of `step`; with a duration rank 0 decides and all agree
-  // through `comm`).
+  // Save when the policy says so: every_steps of `step`; with a duration, or no policy at all (then saving costs
+  // about 1 % of the time at most), rank 0 decides and all agree through `comm`, a collective at each call
+  // (null: a communicator of its own).
   virtual absl::StatusOr<bool> SaveIfDue(int64_t step, Communicator* comm) = 0;
   // Until the last Save is committed or failed; its error.
   virtual absl::Status Wait(absl::Duration timeout) = 0;

@@ -1,0 +1,177 @@
+// A job of threads: one FakeSession a rank, communicators that meet in one process. For tests.
+#pragma once
+#include <gtrain/session.h>
+
+#include <algorithm>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
+
+namespace gtrain::ckpt {
+
+// Where the ranks of one communicator meet. Each operation is: everybody deposits, everybody reads, everybody
+// leaves.
+class Meeting {
+ public:
+  explicit Meeting(int size) : size_(size), deposits_(size) {}
+
+  absl::StatusOr<std::vector<std::string>> Exchange(int rank, std::string mine) {
+    absl::MutexLock lock(&mu_);
+    const uint64_t round = round_;
+    deposits_[rank] = std::move(mine);
+    if (++arrived_ == size_) {
+      result_ = deposits_;
+      arrived_ = 0;
+      ++round_;
+    } else {
+      const auto done = [&] { return round_ != round || broken_; };
+      if (!mu_.AwaitWithTimeout(absl::Condition(&done), absl::Seconds(60)) || round_ == round) {
+        broken_ = true;
+        return absl::UnavailableError("a rank left the communicator");
+      }
+    }
+    return result_;
+  }
+  void Break() {
+    absl::MutexLock lock(&mu_);
+    broken_ = true;
+  }
+
+ private:
+  const int size_;
+  absl::Mutex mu_;
+  uint64_t round_ = 0;
+  int arrived_ = 0;
+  bool broken_ = false;
+  std::vector<std::string> deposits_;
+  std::vector<std::string> result_;
+};
+
+class FakeCommunicator final : public Communicator {
+ public:
+  FakeCommunicator(std::shared_ptr<Meeting> meeting, int rank, int size)
+      : meeting_(std::move(meeting)), rank_(rank), size_(size) {}
+  int rank() const override { return rank_; }
+  int size() const override { return size_; }
+  // Only what checkpoints use: the maximum of int64.
+  absl::Status AllReduce(void* data, size_t count, DType dtype, ReduceOp op) override {
+    if (dtype != DType::kInt64 || op != ReduceOp::kMax)
+      return absl::UnimplementedError("fake: int64 max only");
+    auto all = meeting_->Exchange(rank_, Bytes(data, count * sizeof(int64_t)));
+    if (!all.ok()) return all.status();
+    auto* out = static_cast<int64_t*>(data);
+    for (const std::string& part : *all) {
+      for (size_t i = 0; i < count; ++i) {
+        int64_t value;
+        std::memcpy(&value, part.data() + i * sizeof(value), sizeof(value));
+        out[i] = std::max(out[i], value);
+      }
+    }
+    return absl::OkStatus();
+  }
+  absl::Status Broadcast(void* data, size_t count, DType dtype, int root) override {
+    auto all = meeting_->Exchange(rank_, rank_ == root ? Bytes(data, count * DTypeSize(dtype)) : "");
+    if (!all.ok()) return all.status();
+    if ((*all)[root].size() != count * DTypeSize(dtype))
+      return absl::FailedPreconditionError("other count at root");
+    std::memcpy(data, (*all)[root].data(), (*all)[root].size());
+    return absl::OkStatus();
+  }
+  absl::Status AllGather(const void* input, void* output, size_t count, DType dtype) override {
+    auto all = meeting_->Exchange(rank_, Bytes(input, count * DTypeSize(dtype)));
+    if (!all.ok()) return all.status();
+    for (int r = 0; r < size_; ++r) {
+      std::memcpy(static_cast<char*>(output) + r * count * DTypeSize(dtype), (*all)[r].data(),
+                  (*all)[r].size());
+    }
+    return absl::OkStatus();
+  }
+  absl::Status Barrier() override { return meeting_->Exchange(rank_, "").status(); }
+  absl::StatusOr<void*> Allocate(size_t) override { return absl::UnimplementedError("fake"); }
+
+ private:
+  static std::string Bytes(const void* data, size_t bytes) {
+    return std::string(static_cast<const char*>(data), bytes);
+  }
+  const std::shared_ptr<Meeting> meeting_;
+  const int rank_;
+  const int size_;
+};
+
+struct FakeJob {
+  std::string job = "fashion-1";
+  std::string cluster = "c1";
+  std::string job_hash = "hash-a";
+  std::string resume;
+  bool managed = true;
+  int world_size = 1;
+  uint64_t generation = 1;
+  uint64_t timeline = 1;
+  std::shared_ptr<Meeting> meeting;  // made by RunRanks
+};
+
+class FakeSession final : public Session {
+ public:
+  FakeSession(const FakeJob& job, int rank) : job_(job), rank_(rank) {}
+  int rank() const override { return rank_; }
+  int local_rank() const override { return rank_; }
+  int world_size() const override { return job_.world_size; }
+  uint64_t generation() const override { return job_.generation; }
+  uint64_t timeline() const override { return job_.timeline; }
+  bool managed() const override { return job_.managed; }
+  const std::string& job() const override { return job_.job; }
+  absl::StatusOr<std::unique_ptr<Communicator>> MakeCommunicator(const CommunicatorOptions&) override {
+    return std::make_unique<FakeCommunicator>(job_.meeting, rank_, job_.world_size);
+  }
+  void Report(const ProgressReport&) override {}
+  void ReportCheckpoint(int64_t step, const std::string& manifest) override {
+    absl::MutexLock lock(&mu_);
+    reported_.emplace_back(step, manifest);
+  }
+  absl::Status Alive() const override {
+    absl::MutexLock lock(&mu_);
+    return alive_;
+  }
+  bool StopRequested() const override { return false; }
+  std::optional<absl::Duration> PreemptionNotice() const override { return std::nullopt; }
+
+  void Revoke() {
+    absl::MutexLock lock(&mu_);
+    alive_ = absl::UnavailableError("rank 1 was lost");
+  }
+  std::vector<std::pair<int64_t, std::string>> reported() const {
+    absl::MutexLock lock(&mu_);
+    return reported_;
+  }
+
+ private:
+  const FakeJob job_;
+  const int rank_;
+  mutable absl::Mutex mu_;
+  absl::Status alive_;
+  std::vector<std::pair<int64_t, std::string>> reported_;
+};
+
+// Runs `body` on a thread a rank and waits for all. A body that returns early breaks the communicator, as a
+// process that dies does.
+inline void RunRanks(FakeJob job, const std::function<void(FakeSession*)>& body) {
+  job.meeting = std::make_shared<Meeting>(job.world_size);
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < job.world_size; ++rank) {
+    threads.emplace_back([&, rank] {
+      FakeSession session(job, rank);
+      body(&session);
+      job.meeting->Break();
+    });
+  }
+  for (std::thread& t : threads) t.join();
+}
+
+}  // namespace gtrain::ckpt
