@@ -17,9 +17,9 @@
 namespace gtrain {
 
 struct CheckpointOptions {
-  std::string uri;                          // a directory all ranks see; $GTRAIN_CHECKPOINT_URI wins if set
-  int keep = 3;                             // newest committed ones kept; $GTRAIN_CHECKPOINT_KEEP wins if set
-  std::optional<int64_t> every_steps;       // when SaveIfDue saves; $GTRAIN_CHECKPOINT_EVERY wins if set
+  std::string uri;                     // a directory all ranks see; $GTRAIN_CHECKPOINT_URI wins if set
+  int keep = 3;                        // newest committed ones kept; $GTRAIN_CHECKPOINT_KEEP wins if set
+  std::optional<int64_t> every_steps;  // when SaveIfDue saves; $GTRAIN_CHECKPOINT_EVERY wins if set
   std::optional<absl::Duration> every;
   absl::Duration commit_timeout = absl::Minutes(10);
 };
@@ -35,15 +35,17 @@ struct RestoredStep {
 // gives up a save that is not committed yet: Wait() first to keep it.
 class Checkpointer {
  public:
-  // Collective. The session must outlive the checkpointer. Fails with FailedPrecondition if the uri holds checkpoints of
-  // a different job and no --resume/--fresh was given.
-  static absl::StatusOr<std::unique_ptr<Checkpointer>> Open(Session* session, const CheckpointOptions& options = {});
+  // Collective. The session must outlive the checkpointer. Fails with FailedPrecondition if the uri holds
+  // checkpoints of a different job and no --resume/--fresh was given.
+  static absl::StatusOr<std::unique_ptr<Checkpointer>> Open(Session* session,
+                                                            const CheckpointOptions& options = {});
   virtual ~Checkpointer() = default;
 
   // State that is equal on all ranks: saved once (ranks share the writing), restored on every rank.
-  virtual absl::Status AddReplicated(absl::string_view name, void* data, std::vector<int64_t> shape, DType dtype) = 0;
-  // State of this rank alone (RNG, data cursor, residuals): saved by each rank, restored by the same rank number;
-  // at another world size Restore leaves it untouched on ranks that had none, and says so in the log.
+  virtual absl::Status AddReplicated(absl::string_view name, void* data, std::vector<int64_t> shape,
+                                     DType dtype) = 0;
+  // State of this rank alone (RNG, data cursor, residuals): saved by each rank, restored by the same rank
+  // number; at another world size Restore leaves it untouched on ranks that had none, and says so in the log.
   virtual absl::Status AddPerRank(absl::string_view name, void* data, size_t bytes) = 0;
 
   // Collective. The newest committed and intact checkpoint into the registered memory; nullopt when there is
@@ -53,9 +55,9 @@ class Checkpointer {
   // Copies the registered state (the only stall) and returns; writing and commit go on beside training.
   // All ranks call it with the same step. False: skipped, because the previous save is still being written.
   virtual absl::StatusOr<bool> Save(int64_t step) = 0;
-  // Save when the policy says so: every_steps of `step`; with a duration, or no policy at all (then saving costs
-  // about 1 % of the time at most), rank 0 decides and all agree through `comm`, a collective at each call
-  // (null: a communicator of its own).
+  // Save when the policy says so: every_steps of `step`; with a duration, or no policy at all (then saving
+  // costs about 1 % of the time at most), rank 0 decides and all agree through `comm`, a collective at each
+  // call (null: a communicator of its own).
   virtual absl::StatusOr<bool> SaveIfDue(int64_t step, Communicator* comm) = 0;
   // Until the last Save is committed or failed; its error.
   virtual absl::Status Wait(absl::Duration timeout) = 0;
