@@ -172,9 +172,7 @@ bool AgentRuns(const std::string& dir) {
   return text.ok() && absl::SimpleAtoi(*text, &pid) && RunsVerb(pid, "agent");
 }
 
-absl::Status StartAgent(const std::string& program, const std::string& dir, const std::string& authorized) {
-  GT_ASSIGN_OR_RETURN(const std::string key, agent::NodePublicKey(LocalAgentDir(dir)));
-  GT_RETURN_IF_ERROR(net::AddAllowedKey(authorized, {core::Role::kNode, key, "local agent"}));
+absl::Status StartAgent(const std::string& program, const std::string& dir) {
   const std::string log = dir + "/agent.log";
   GT_ASSIGN_OR_RETURN(const pid_t pid, Spawn({program, "agent", "--local", "--dir", dir}, log));
   return WaitFor(pid, "agent", log, [&] { return AgentRuns(dir); });
@@ -223,8 +221,12 @@ absl::StatusOr<LocalCluster> EnsureLocalCluster() {
   GT_ASSIGN_OR_RETURN(const UniqueFd lock, LockStart(dir));
   GT_ASSIGN_OR_RETURN(const net::ClusterFiles files, net::InitCluster(dir));
   GT_ASSIGN_OR_RETURN(const std::string program, OwnProgram());
+  // Before the head starts: it reads the list then, so that the agent's first connection is let in.
+  GT_ASSIGN_OR_RETURN(const std::string agent_key, agent::NodePublicKey(LocalAgentDir(dir)));
+  GT_RETURN_IF_ERROR(
+      net::AddAllowedKey(files.authorized_path(), {core::Role::kNode, agent_key, "local agent"}));
   if (!HeadRuns(dir)) GT_RETURN_IF_ERROR(StartHead(program, dir));
-  if (!AgentRuns(dir)) GT_RETURN_IF_ERROR(StartAgent(program, dir, files.authorized_path()));
+  if (!AgentRuns(dir)) GT_RETURN_IF_ERROR(StartAgent(program, dir));
   return Describe(dir);
 }
 

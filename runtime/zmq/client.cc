@@ -1,6 +1,11 @@
 #include "runtime/zmq/client.h"
 
+#include <optional>
+
 #include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
+#include "base/clock.h"
+#include "base/rng.h"
 #include "runtime/zmq/socket.h"
 
 namespace gtrain::net {
@@ -12,6 +17,7 @@ struct ZmqClient::State {
     dealer.reset();  // the context waits for LINGER
   }
   void Update();  // reads the monitor
+  void Retry();   // after a refusal
 
   Context context;
   Socket dealer, monitor;
@@ -22,8 +28,12 @@ struct ZmqClient::State {
   bool lost_unseen = false;  // a connection was lost since Connected() last said so
   bool refused = false;      // the server said no to our key
   int bad_handshakes = 0;    // in a row: whoever listens there is not the server we know
+  RealClock clock;
+  Rng rng = Rng::FromSystem();
+  std::optional<Instant> retry_at;
 };
 
+constexpr absl::Duration kRefusedPause = absl::Seconds(1);
 constexpr int kBadHandshakesMeanRefused = 3;  // one may be a server that is just ending
 
 void ZmqClient::State::Update() {
@@ -36,6 +46,7 @@ void ZmqClient::State::Update() {
         break;
       case ZMQ_EVENT_HANDSHAKE_FAILED_AUTH:
         refused = true;
+        retry_at = clock.Now() + kRefusedPause * (0.75 + 0.5 * rng.Unit());
         break;
       case ZMQ_EVENT_HANDSHAKE_FAILED_PROTOCOL:
       case ZMQ_EVENT_HANDSHAKE_FAILED_NO_DETAIL:
@@ -49,6 +60,17 @@ void ZmqClient::State::Update() {
         break;
     }
   }
+  Retry();
+}
+
+// ZeroMQ reconnects after every loss but one: a server that refused the key. The key may be put on the
+// list at any time, so this asks again, as long as the owner looks at the connection.
+void ZmqClient::State::Retry() {
+  if (!retry_at || clock.Now() < *retry_at) return;
+  retry_at.reset();
+  const std::string url = absl::StrCat("tcp://", endpoint);
+  zmq_disconnect(dealer.get(), url.c_str());
+  if (zmq_connect(dealer.get(), url.c_str()) != 0) retry_at = clock.Now() + kRefusedPause;
 }
 
 absl::StatusOr<std::unique_ptr<ZmqClient>> ZmqClient::Connect(const ClientOptions& options) {

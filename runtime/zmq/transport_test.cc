@@ -129,6 +129,16 @@ TEST_F(Transport, WrongServerKeyIsRefused) {
   EXPECT_TRUE(Eventually([&] { return server_->counters().bad_handshakes > 0; }));
 }
 
+// A key that is put on the list after its first attempt gets in without a restart of its owner.
+TEST_F(Transport, RefusedKeyIsTriedAgain) {
+  KeyPair late = MakeKeyPair();
+  auto client = Client(late);
+  ASSERT_TRUE(Eventually([&] { return absl::IsPermissionDenied(client->status()); }));
+  Allow({{core::Role::kNode, node_.public_key, ""}, {core::Role::kNode, late.public_key, ""}});
+  EXPECT_TRUE(Eventually([&] { return client->Connected(); }));
+  ExpectWorks(*client, late);
+}
+
 // B1, B3: what scanners send, and a ZeroMQ peer without a key.
 TEST_F(Transport, RubbishIsCountedAndHarmless) {
   std::vector<std::string> openings = {
