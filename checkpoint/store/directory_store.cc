@@ -282,7 +282,6 @@ absl::StatusOr<std::unique_ptr<port::BlobStore>> OpenDirectoryStore(const std::s
   if (root.empty()) return absl::InvalidArgumentError("the checkpoint directory has no name");
   std::string path = root;
   while (path.size() > 1 && path.back() == '/') path.pop_back();
-  GT_RETURN_IF_ERROR(MakeDirs(path, 0755));
   return std::make_unique<DirectoryStore>(path);
 }
 

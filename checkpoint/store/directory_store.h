@@ -7,7 +7,7 @@
 
 namespace gtrain::ckpt {
 
-// Makes the directory. InvalidArgument: `root` is empty; others from the file system, with the path.
+// The directory is made by the first put; an absent one reads as empty. InvalidArgument: `root` is empty.
 absl::StatusOr<std::unique_ptr<port::BlobStore>> OpenDirectoryStore(const std::string& root);
 
 }  // namespace gtrain::ckpt

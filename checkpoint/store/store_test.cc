@@ -238,9 +238,15 @@ TEST(DirectoryStore, AFolderWithoutBlobsIsSeenAndDropped_C1) {
 TEST(DirectoryStore, ADirectoryThatCannotBeMadeSaysWhich) {
   const std::string folder = FreshFolder();
   ASSERT_TRUE(WriteFileDurable(folder + "/file", "x").ok());
-  const auto store = OpenDirectoryStore(folder + "/file/sub");
-  ASSERT_FALSE(store.ok());
-  EXPECT_THAT(std::string(store.status().message()), testing::HasSubstr("/file"));
+  auto store = OpenDirectoryStore(folder + "/file/sub");
+  ASSERT_TRUE(store.ok());
+  const absl::Status put = (*store)->PutIfAbsent("k", "x");
+  ASSERT_FALSE(put.ok());
+  EXPECT_THAT(std::string(put.message()), testing::HasSubstr("/file"));
+  auto absent = OpenDirectoryStore(folder + "/new/er");
+  EXPECT_THAT(*(*absent)->List(""), IsEmpty());
+  EXPECT_EQ(access((folder + "/new").c_str(), F_OK), -1);  // looking makes nothing
+  EXPECT_TRUE((*absent)->PutIfAbsent("k", "x").ok());
   EXPECT_TRUE(absl::IsInvalidArgument(OpenDirectoryStore("").status()));
 }
 
