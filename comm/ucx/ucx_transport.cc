@@ -10,6 +10,7 @@
 #include <netinet/in.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <csignal>
 #include <cstdlib>
 #include <filesystem>
@@ -28,8 +29,8 @@ namespace gtrain::comm {
 namespace {
 
 constexpr const char kModuleName[] = "libgtrain_comm_ucx.so";
-constexpr int kSpins = 2000;
-constexpr int kNapMs = 10;
+constexpr int kSpins = 500;
+constexpr int kNapMs = 10;  // longest; the first naps are shorter
 constexpr int kGraceMs = 1000;
 // Longer than it takes the head to find a machine dead.
 constexpr absl::Duration kVerdictPatience = absl::Seconds(15);
@@ -198,19 +199,21 @@ class UcxTransport final : public DataTransport {
   }
 
   absl::Status Await(void* ticket, const Watch& watch) {
-    for (int idle = 0;;) {
+    for (int idle = 0, nap = 1;;) {
       GtrainUcxError error{};
       const int state = api_->test(worker_, ticket, &error);
       if (state == 1) return absl::OkStatus();
       if (state < 0) return AwaitVerdict(error.text, watch);
       const bool sleep = idle >= kSpins;
       if (sleep) GT_RETURN_IF_ERROR(watch.Check());
-      if (api_->progress(worker_, sleep ? kNapMs : 0) != 0) {
+      if (api_->progress(worker_, sleep ? nap : 0) != 0) {
         // Traffic of others must not hide that time is up.
         if (++moves_ % 1024 == 0) GT_RETURN_IF_ERROR(watch.Check());
         idle = 0;
+        nap = 1;
       } else {
         ++idle;
+        if (sleep) nap = std::min(2 * nap, kNapMs);
       }
     }
   }
@@ -273,8 +276,10 @@ absl::StatusOr<std::unique_ptr<DataTransport>> OpenUcxTransport(const Bootstrap&
   GtrainUcxError error{};
   GtrainUcxWorker* worker = api->open(device.c_str(), &error);
   if (worker == nullptr) {
-    return absl::UnavailableError(absl::StrCat("UCX on interface ", device.empty() ? "any" : device,
-                                               " (address ", me.address, "): ", error.text));
+    return absl::UnavailableError(absl::StrCat(
+        "UCX on interface ", device.empty() ? "any" : device, " (address ", me.address, "): ", error.text,
+        ". The interface must be up and shown in /sys/class/net (in a network namespace made by hand: "
+        "mount sysfs there)"));
   }
   return std::make_unique<UcxTransport>(api, worker, nonce);
 }
