@@ -329,7 +329,8 @@ class GtrainTest(unittest.TestCase):
         print(f'--- evidence of {self.id()}', file=sys.stderr)
         for process in self.started:
             print(f'$ {" ".join(process.argv)} -> {process.popen.returncode}\n{process.output()[-4000:]}', file=sys.stderr)
-        for folder, _, files in os.walk(self.dir):
+        for folder, folders, files in os.walk(self.dir):
+            folders[:] = [name for name in folders if name != 'store']
             for name in sorted(files):
                 path = os.path.join(folder, name)
                 if re.search(r'\.(log|err|out|jsonl|json|yaml)$', name) and os.path.isfile(path):
