@@ -120,6 +120,16 @@ TEST_F(Transport, UnregisteredKeyIsRefusedAndCounted) {
   ExpectWorks(*good, node_);
 }
 
+// A key that is allowed a moment after its owner came works without a new client: ZeroMQ by itself
+// never tries again after a refusal.
+TEST_F(Transport, RefusedKeyWorksOnceItIsAllowed) {
+  KeyPair late = MakeKeyPair();
+  auto client = Client(late);
+  ASSERT_TRUE(Eventually([&] { return absl::IsPermissionDenied(client->status()); }));
+  Allow({{core::Role::kNode, late.public_key, ""}});
+  ExpectWorks(*client, late);
+}
+
 // An impostor that does not hold the head's secret key learns nothing and is noticed.
 TEST_F(Transport, WrongServerKeyIsRefused) {
   auto client = ZmqClient::Connect(
