@@ -345,8 +345,10 @@ void HeadService::MakeToken(const core::ServiceRequest& request, const core::Cli
   const absl::Status status = registry_->AddJoinKey(keys.public_key, clock_->Now() + kJoinTokenLife);
   if (status.ok()) {
     const std::string token = net::PrintJoinToken({token_endpoint_, files_.head.public_key, keys.secret_key});
-    reply.json =
-        nlohmann::json({{"token", token}, {"expires_seconds", absl::ToInt64Seconds(kJoinTokenLife)}}).dump();
+    reply.json = nlohmann::json({{"token", token},
+                                 {"endpoint", token_endpoint_},
+                                 {"expires_seconds", absl::ToInt64Seconds(kJoinTokenLife)}})
+                     .dump();
   } else {
     reply.ok = false;
     reply.code = static_cast<int>(status.code());
