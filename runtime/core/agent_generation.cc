@@ -175,7 +175,8 @@ void AgentCore::Impl::On(const KeeperLost& event) {
     generation.gone_message = event.clean ? "" : event.reason;
     TellGone(event.job, generation);
   }
-  why_ = absl::StrCat("keeper of ", event.job.value, " lost: ", event.reason);
+  const bool expected = it->second.forgotten || leaving_;
+  if (!expected) why_ = absl::StrCat("keeper of ", event.job.value, " lost: ", event.reason);
   FinishIfSettled(event.job);
 }
 
@@ -267,7 +268,9 @@ void AgentCore::Impl::Hear(const JobId& job, const keeper::Exited& exited) {
   exit.cause = CauseOf(exited.cause);
   exit.exit_code = exited.code;
   exit.signal = exited.signal;
-  exit.message = exited.message;
+  // Code and signal speak for themselves; the head words them.
+  const bool plain = exit.cause == ExitCause::kExited || exit.cause == ExitCause::kSignal;
+  if (!plain) exit.message = exited.message;
   exit.tail = exited.tail;
   rank->exit = std::move(exit);
   rank->status.state = RankState::kExited;
