@@ -18,8 +18,8 @@ namespace gtrain::comm {
 struct Member {
   int rank = 0;
   int local_rank = 0;
-  NodeId node;           // equal NodeId = same machine = shared memory
-  std::string address;   // data-plane IP address of the node
+  NodeId node;          // equal NodeId = same machine = shared memory
+  std::string address;  // data-plane IP address of the node
 };
 
 // Thread-safe. One object a process and generation.
@@ -33,7 +33,8 @@ class Bootstrap {
 
   // All-gather: every rank of the generation calls it in the same order; returns one blob a rank.
   // Blocks until all have, at most `timeout`. Unavailable: the generation was revoked.
-  virtual absl::StatusOr<std::vector<std::string>> AllGather(absl::string_view blob, absl::Duration timeout) = 0;
+  virtual absl::StatusOr<std::vector<std::string>> AllGather(absl::string_view blob,
+                                                             absl::Duration timeout) = 0;
 
   // A shared-memory file of `bytes` that all ranks of this node and generation that ask for `id` get
   // as the same object (memfd held by the keeper; no name, no limit of /dev/shm). The first asks, all get.

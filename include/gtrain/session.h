@@ -28,7 +28,8 @@ class Session {
  public:
   // Joins from the environment (docs/protocols/rank-environment.md) and waits for all ranks.
   // Outside gtrain (no GTRAIN_GENERATION) it makes a session of one rank that reports nowhere,
-  // so the same program runs by hand. DeadlineExceeded: some rank did not join in time (named).
+  // so the same program runs by hand; several ranks of another launcher (WORLD_SIZE > 1) are refused.
+  // DeadlineExceeded: some rank did not join in time.
   static absl::StatusOr<std::unique_ptr<Session>> Join(const SessionOptions& options = {});
   virtual ~Session() = default;
 
