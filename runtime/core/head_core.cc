@@ -102,7 +102,7 @@ absl::Status HeadState::Load(const std::vector<Record>& records, Instant now) {
 
 absl::StatusOr<StepResult> HeadState::Recover(const std::vector<Record>& records, Instant now) {
   detector_.Awake(now);
-  active_at_ = now;
+  active_at_ = step_at_ = now;
   cluster_.cluster = config_.cluster;
   if (absl::Status status = Load(records, now); !status.ok()) return status;
   cluster_.epoch = cluster_.epoch.Next();
@@ -147,6 +147,7 @@ void HeadState::Adopt(Job& job, Instant now) {
 
 StepResult HeadState::Step(const HeadEvent& event, Instant now) {
   ++counters_.steps;
+  step_at_ = now;
   if (detector_.Awake(now)) ++counters_.pauses_survived;
   if (stopped_) return {};
   if (const auto* message = std::get_if<PeerMessage>(&event)) {

@@ -323,6 +323,7 @@ void HeadState::Finish(Job& job, JobState state, std::string reason) {
   job.exchange.reset();
   job.blocked_by.clear();
   job.run_mark.reset();
+  active_at_ = step_at_;
   schedule_ = true;
 }
 

@@ -238,6 +238,7 @@ class HeadState {
   HeadCounters counters_;
 
   // Of the step that is running.
+  Instant step_at_;
   std::vector<Effect> out_;
   std::vector<RecordWrite> writes_;
   std::set<JobId> dirty_jobs_;

@@ -4,6 +4,7 @@
 //   3. each kind (crash, OOM, infrastructure) counts against its own budget in a sliding window.
 //   4. the same error twice in a row without getting further is a bug, not bad luck.
 //   5. crashes in a row before any first step count against before_first_step.
+//   6. losses of infrastructure in a row without progress wait too; the same named one thrice is final.
 // What is allowed waits 0 s after the first crash that had made progress, else 1 s doubling to one
 // minute, with jitter of a quarter so that jobs felled by one cause do not return in step.
 #include "runtime/core/restart_policy.h"
@@ -120,6 +121,26 @@ int CrashesBeforeFirstStep(const std::vector<PastFault>& faults) {
 
 absl::Duration Jittered(absl::Duration delay, Rng& rng) { return delay * (0.75 + 0.5 * rng.Unit()); }
 
+// A lost node is replaced at once; losses in a row without progress wait longer each time, and the same
+// named one (a keeper that cannot be started) soon is final.
+RestartVerdict AfterLoss(const std::vector<PastFault>& faults, std::string reason, Rng& rng) {
+  const FaultRecord& fault = *faults.back().fault;
+  int row = 0, same = 0;
+  bool alike = !fault.signature.empty();
+  for (auto it = faults.rbegin(); it != faults.rend(); ++it) {
+    if (it->fault->kind != FaultKind::kInfrastructure || it->fault->progressed) break;
+    ++row;
+    alike = alike && it->fault->signature == fault.signature;
+    same += alike ? 1 : 0;
+  }
+  if (same >= kSameLossesInARow) {
+    return {false, {}, absl::StrCat("the same loss ", same, " times in a row without progress")};
+  }
+  if (row <= 1) return {true, absl::ZeroDuration(), std::move(reason)};
+  return {true, Jittered(std::min(kBackoffMax, absl::Seconds(1) * (1 << std::min(row - 2, 10))), rng),
+          std::move(reason)};
+}
+
 }  // namespace
 
 RestartVerdict DecideRestart(const spec::RestartBudget& budget, const std::vector<PastFault>& faults,
@@ -148,7 +169,7 @@ RestartVerdict DecideRestart(const spec::RestartBudget& budget, const std::vecto
   }
   std::string reason =
       absl::StrCat(limit.name, " ", used, " of ", limit.limit, " in ", PrintDuration(budget.window));
-  if (fault.kind == FaultKind::kInfrastructure) return {true, absl::ZeroDuration(), reason};
+  if (fault.kind == FaultKind::kInfrastructure) return AfterLoss(faults, std::move(reason), rng);
   const FaultRecord* previous = Previous(faults);
   if (previous != nullptr && !fault.signature.empty() && previous->signature == fault.signature &&
       fault.step.value_or(-1) <= previous->step.value_or(-1)) {
@@ -186,7 +207,9 @@ FaultKind KindOf(const RankExit& exit) {
 std::string SignatureOf(const RankExit& exit) {
   // KILL and TERM come from outside; two of them say nothing about the program.
   if (exit.cause == ExitCause::kSignal && (exit.signal == 9 || exit.signal == 15)) return "";
-  return absl::StrCat(Name(exit.cause), " ", exit.exit_code, " ", exit.signal, " ", LastLine(exit.tail));
+  const std::string& evidence =
+      exit.cause == ExitCause::kLost || exit.tail.empty() ? exit.message : exit.tail;
+  return absl::StrCat(Name(exit.cause), " ", exit.exit_code, " ", exit.signal, " ", LastLine(evidence));
 }
 
 std::string DescribeExit(const RankExit& exit) {

@@ -14,7 +14,8 @@ namespace gtrain::core {
 inline constexpr int kExitSaved = 75;             // saved, run me again: never charged
 inline constexpr int kExitNoRestart = 93;         // do not restart
 inline constexpr int kInfrastructureBudget = 20;  // node losses per window; generous: not the program's fault
-inline constexpr int kFreeRestartsInARow = 20;    // exit 75 or address in use without a step between them
+inline constexpr int kSameLossesInARow = 3;
+inline constexpr int kFreeRestartsInARow = 20;  // exit 75 or address in use without a step between them
 inline constexpr absl::Duration kBackoffMax = absl::Seconds(60);
 
 // A fault and when this head learnt of it (after a head restart: when it recovered, so a window

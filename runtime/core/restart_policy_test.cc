@@ -64,9 +64,20 @@ TEST_F(RestartPolicyTest, OomHasItsOwnBudget_P2) {
 }
 
 TEST_F(RestartPolicyTest, NodeLossesAreNotTheProgramsFault) {
-  for (int i = 0; i < 15; ++i) Add(FaultKind::kInfrastructure, i);
-  EXPECT_TRUE(Decide().restart);
+  Add(FaultKind::kInfrastructure, 0);
   EXPECT_EQ(Decide().delay, absl::ZeroDuration());
+  for (int i = 1; i < 15; ++i) Add(FaultKind::kInfrastructure, i);
+  EXPECT_TRUE(Decide().restart);
+  EXPECT_GT(Decide().delay, absl::Seconds(30))
+      << "a flapping node is not re-formed in a busy loop (fault N5)";
+}
+
+TEST_F(RestartPolicyTest, KeeperThatCannotBeStartedIsFinalSoon) {
+  for (int i = 0; i < 2; ++i) Add(FaultKind::kInfrastructure, i, "lost 0 0 no such file");
+  EXPECT_TRUE(Decide().restart);
+  Add(FaultKind::kInfrastructure, 2, "lost 0 0 no such file");
+  EXPECT_FALSE(Decide().restart);
+  EXPECT_THAT(Decide().reason, HasSubstr("the same loss 3 times"));
 }
 
 TEST_F(RestartPolicyTest, Exit75IsNeverChargedExit93NeverRestarted) {
