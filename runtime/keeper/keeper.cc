@@ -341,8 +341,8 @@ void Keeper::Do(Notice& notice) {
     if (rank->exit) continue;
     WriteFileAtomic(rank->spec.notice_path, std::to_string(seconds) + "\n");
     const bool told = ConnectionOf(notice.generation, number) != nullptr;
-    if (notice.signal > 0 && !told && rank->pid > 0)
-      kill(-rank->pid, notice.signal);  // a script and its program
+    // To the program alone: its helpers (data loaders) would die of a signal they do not know.
+    if (notice.signal > 0 && !told) PidfdSignal(rank->pidfd.get(), notice.signal);
   }
 }
 
