@@ -40,23 +40,39 @@ std::string TempDir() {
   return mkdtemp(name.data());
 }
 
-// The head as a child process, so that kill -9 is what it is in life.
+constexpr char kDirVariable[] = "GTRAIN_TEST_HEAD_DIR";
+constexpr char kListenVariable[] = "GTRAIN_TEST_HEAD_LISTEN";
+
+// What HeadProcess runs: this program again, with only this test.
+TEST(HeadChild, Serve) {
+  const char* dir = std::getenv(kDirVariable);
+  if (dir == nullptr) GTEST_SKIP() << "only for HeadProcess";
+  HeadOptions options{.cluster_dir = dir, .listen = {std::getenv(kListenVariable)}, .local = true};
+  options.parse_job = spec::ParseCanonical;
+  const absl::Status status = RunHead(options);
+  if (!status.ok()) fprintf(stderr, "head: %s\n", status.ToString().c_str());
+  _exit(status.ok() ? 0 : 1);
+}
+
+// The head as a process of its own, so that kill -9 is what it is in life.
 class HeadProcess {
  public:
-  explicit HeadProcess(std::string dir, std::function<void(HeadOptions&)> change = nullptr)
-      : dir_(std::move(dir)) {
+  explicit HeadProcess(std::string dir, const std::string& listen = "127.0.0.1:0") : dir_(std::move(dir)) {
     unlink((dir_ + "/endpoint.json").c_str());
+    std::vector<std::string> words = {absl::StrCat(kDirVariable, "=", dir_),
+                                      absl::StrCat(kListenVariable, "=", listen)};
+    std::vector<char*> environment;
+    for (std::string& word : words) environment.push_back(word.data());
+    for (char** e = environ; *e != nullptr; ++e) environment.push_back(*e);
+    environment.push_back(nullptr);
+    char name[] = "head_test", filter[] = "--gtest_filter=HeadChild.Serve";
+    char* arguments[] = {name, filter, nullptr};
     const pid_t parent = getpid();
     pid_ = fork();
     if (pid_ != 0) return;
     prctl(PR_SET_PDEATHSIG, SIGKILL);  // the test's main thread forks, so this is about the process
-    if (getppid() != parent) _exit(9);
-    HeadOptions options{.cluster_dir = dir_, .listen = {"127.0.0.1:0"}, .local = true};
-    options.parse_job = spec::ParseCanonical;
-    if (change) change(options);
-    const absl::Status status = RunHead(options);
-    if (!status.ok()) fprintf(stderr, "head: %s\n", status.ToString().c_str());
-    _exit(status.ok() ? 0 : 1);
+    if (getppid() == parent) execve("/proc/self/exe", arguments, environment.data());
+    _exit(9);
   }
   ~HeadProcess() { End(SIGKILL); }
 
@@ -348,7 +364,7 @@ TEST_F(HeadTest, StoreOfAnotherClusterIsRefused) {
 
 TEST_F(HeadTest, RootServesOnlyLoopback) {
   if (geteuid() != 0) GTEST_SKIP() << "not root";
-  HeadProcess head(dir_, [](HeadOptions& options) { options.listen = {"0.0.0.0:0"}; });
+  HeadProcess head(dir_, "0.0.0.0:0");
   const int status = head.End(0);
   EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 1);
 }
