@@ -110,7 +110,9 @@ absl::Status FollowLogs(Cluster& cluster, const Args& args, JobDoc job, LogsRequ
 
 absl::Status Logs(const Args& args) {
   GT_ASSIGN_OR_RETURN(Cluster cluster, OpenCluster(args, Start::kNever));
-  GT_ASSIGN_OR_RETURN(const JobDoc job, FindJob(cluster, args.words.empty() ? "" : args.words[0]));
+  GT_ASSIGN_OR_RETURN(const JobDoc found, FindJob(cluster, args.words.empty() ? "" : args.words[0]));
+  // The list of all jobs leaves out the ranks of finished ones, whose logs are as good as any.
+  GT_ASSIGN_OR_RETURN(const JobDoc job, AskJob(cluster, found.id, absl::Seconds(10)));
   GT_ASSIGN_OR_RETURN(LogsRequest request, MakeRequest(args, job));
   if (args.Has("follow")) return FollowLogs(cluster, args, job, std::move(request));
   RankOutput output;
