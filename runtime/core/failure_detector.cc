@@ -13,8 +13,10 @@ bool FailureDetector::Awake(Instant now) {
   const Instant last = awake_.value_or(now);
   awake_ = now;
   if (now - last <= 2 * options_.interval || nodes_.empty()) return false;
-  for (auto& [node, entry] : nodes_)
-    entry.heard = std::min(now, entry.heard + (now - last - options_.interval));
+  for (auto& [node, entry] : nodes_) {
+    const Instant shifted = std::min(now, entry.heard + (now - last - options_.interval));
+    entry.heard = std::max(entry.heard, shifted);  // a longer first patience is not shortened
+  }
   return true;
 }
 
