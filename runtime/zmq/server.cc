@@ -131,7 +131,7 @@ absl::StatusOr<std::unique_ptr<ZmqServer>> ZmqServer::Start(ServerOptions option
   if (!monitor) return ZmqStatus("cannot watch the server socket");
   GT_ASSIGN_OR_RETURN(state->gate, Gate::Start(context, std::move(monitor), o.registry, o.clock));
   GT_RETURN_IF_ERROR(ProveRefusal(context, state->router.get(), o));
-  state->gate->StartLogging();
+  state->gate->StartCounting();
   for (const std::string& listen : o.listen) {
     GT_ASSIGN_OR_RETURN(std::string bound, BindOne(state->router.get(), listen));
     state->endpoints.push_back(std::move(bound));

@@ -82,7 +82,7 @@ bool Gate::AnswerOne() {
     return SendFrames(zap_.get(), {"1.0", id, "200", "", absl::StrCat(RoleName(*role), "/", key_id), ""}) ||
            zmq_errno() != ETERM;
   }
-  ++counters_.denied;
+  if (counting_) ++counters_.denied;
   Refused(f.size() > 3 ? f[3] : "", absl::StrCat("its key ", key_id, " is not allowed"));
   return SendFrames(zap_.get(), {"1.0", id, "400", "key not allowed", "", ""}) || zmq_errno() != ETERM;
 }
@@ -91,7 +91,7 @@ void Gate::CountEvents() {
   while (std::optional<MonitorEvent> event = ReadMonitor(monitor_.get())) {
     switch (event->event) {
       case ZMQ_EVENT_ACCEPTED:
-        ++counters_.accepted;
+        if (counting_) ++counters_.accepted;
         break;
       case ZMQ_EVENT_HANDSHAKE_SUCCEEDED:
         ++counters_.authenticated;
@@ -107,7 +107,7 @@ void Gate::CountEvents() {
 }
 
 void Gate::Refused(absl::string_view address, absl::string_view why) {
-  if (!logging_) return;
+  if (!counting_) return;
   ++unlogged_;
   Instant now = clock_->Now();
   if (now - last_log_ < kLogPause) return;

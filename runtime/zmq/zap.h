@@ -27,8 +27,8 @@ class Gate {
   static absl::StatusOr<std::unique_ptr<Gate>> Start(void* context, Socket monitor,
                                                      std::shared_ptr<KeyRegistry> registry,
                                                      std::shared_ptr<const Clock> clock);
-  ~Gate();                                  // after zmq_ctx_shutdown
-  void StartLogging() { logging_ = true; }  // until then refusals are our own proof
+  ~Gate();                                    // after zmq_ctx_shutdown
+  void StartCounting() { counting_ = true; }  // until then refusals are our own proof
   const GateCounters& counters() const { return counters_; }
 
  private:
@@ -42,7 +42,7 @@ class Gate {
   const std::shared_ptr<KeyRegistry> registry_;
   const std::shared_ptr<const Clock> clock_;
   GateCounters counters_;
-  std::atomic<bool> logging_{false};
+  std::atomic<bool> counting_{false};
   Instant last_log_{INT64_MIN / 2};
   uint64_t unlogged_ = 0;
   std::thread thread_;
