@@ -87,6 +87,7 @@ struct GenerationRecord {
   int64_t term_at_ms = 0;  // SDK ranks that were asked to stop get SIGTERM then; 0 = was sent
   int64_t kill_at_ms = 0;
   int64_t give_up_ms = 0;
+  int64_t next_scan_ms = 0;  // of the process table: not at every wake-up
   bool clean = true;
   std::string gone_message;
 };

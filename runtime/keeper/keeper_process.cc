@@ -26,6 +26,7 @@ namespace {
 
 constexpr int64_t kDrainMs = 2000;
 constexpr int64_t kGiveUpMs = 10000;
+constexpr int64_t kScanEveryMs = 15;
 constexpr size_t kOutputFrameMax = 64u << 10;
 constexpr size_t kAgentOutSoft = 1u << 20;  // beyond this, output waits: it is in the file anyway
 constexpr uint64_t kReportBacklogMax = 16u << 20;
@@ -376,6 +377,8 @@ bool Keeper::Owns(const GenerationRecord& record, pid_t pid, pid_t top) const {
 }
 
 void Keeper::KillLeftovers(GenerationRecord& record) {
+  if (now_ < record.next_scan_ms) return;
+  record.next_scan_ms = now_ + kScanEveryMs;
   for (auto& [number, rank] : record.ranks) rank->cgroup.Kill();
   size_t left = 0;
   std::string names;
