@@ -50,15 +50,20 @@ struct MeshAxis {
 };
 
 struct InheritEnv {
-  enum class Kind { kDefault, kAll, kNone, kList } kind = Kind::kDefault;  // default: all on the local cluster
-  std::vector<std::string> names;                                         // for kList
+  enum class Kind {
+    kDefault,
+    kAll,
+    kNone,
+    kList
+  } kind = Kind::kDefault;         // default: all on the local cluster
+  std::vector<std::string> names;  // for kList
   bool operator==(const InheritEnv&) const = default;
 };
 
 struct CheckpointPolicy {
-  std::string uri;                        // empty = no checkpoint
-  std::optional<int64_t> every_steps;     // every: "200 steps"
-  std::optional<absl::Duration> every;    // every: 30s; both unset = auto
+  std::string uri;                      // empty = no checkpoint
+  std::optional<int64_t> every_steps;   // every: "200 steps"
+  std::optional<absl::Duration> every;  // every: 30s; both unset = auto
   int keep = 3;
   int replicas = 0;
   OnError on_error = OnError::kWarn;
@@ -66,10 +71,10 @@ struct CheckpointPolicy {
 };
 
 struct RestartBudget {
-  int budget = 10;                             // crashes per window
-  absl::Duration window = absl::Hours(1);      // sliding
-  int before_first_step = 1;                   // crashes allowed before the first step of a generation
-  int oom = 1;                                 // out-of-memory kills, a budget of their own
+  int budget = 10;                         // crashes per window
+  absl::Duration window = absl::Hours(1);  // sliding
+  int before_first_step = 1;               // crashes allowed before the first step of a generation
+  int oom = 1;                             // out-of-memory kills, a budget of their own
   bool operator==(const RestartBudget&) const = default;
 };
 
@@ -93,9 +98,9 @@ struct JobSpec {
   std::vector<std::string> run;  // argv; empty when script is set
   std::string script;            // bash -euo pipefail
   Per per = Per::kRank;
-  std::optional<Range> ranks;           // exactly one of ranks, nodes is set after parsing (ranks defaults to 1)
+  std::optional<Range> ranks;  // exactly one of ranks, nodes is set after parsing (ranks defaults to 1)
   std::optional<Range> nodes;
-  std::optional<int> ranks_per_node;    // nullopt = auto
+  std::optional<int> ranks_per_node;  // nullopt = auto
   std::vector<MeshAxis> mesh;
   Resources resources;
   std::map<std::string, std::string> where_labels;
