@@ -23,6 +23,8 @@ namespace {
 
 constexpr absl::Duration kEventsWait = absl::Milliseconds(400);
 constexpr absl::Duration kRequestTimeout = absl::Seconds(10);
+constexpr absl::Duration kLogTimeout = absl::Seconds(15);  // above the time the head gives an agent
+constexpr absl::Duration kSlowRead = absl::Seconds(1);
 constexpr absl::Duration kHeadPatience = absl::Minutes(10);
 constexpr int kRanksShown = 32;    // output of more ranks is in the log files
 constexpr int kChunksPerTurn = 8;  // of one rank's stream, so that one loud rank cannot starve the rest
@@ -60,14 +62,18 @@ class OutputReader {
   bool ReadStream(int rank, const std::string& host, bool is_stderr, int chunks, RankOutput& output) {
     uint64_t& offset = offsets_[{rank, is_stderr}];
     for (int i = 0; i < chunks; ++i) {
+      const Instant before = clock_.Now();
       const absl::StatusOr<std::string> json =
-          Ask(cluster_, core::ClientLogs{JobId(job_), generation_, rank, is_stderr, offset}, kRequestTimeout);
-      if (absl::IsNotFound(json.status())) return true;  // this rank has not written yet
-      if (!json.ok()) return false;
+          Ask(cluster_, core::ClientLogs{JobId(job_), generation_, rank, is_stderr, offset}, kLogTimeout);
+      // An agent that is away makes the head wait for it: do not wait for it once more for every stream.
+      const bool slow = clock_.Now() - before > kSlowRead;
+      if (!json.ok()) {
+        return !slow && !absl::IsCancelled(json.status()) && !absl::IsDeadlineExceeded(json.status());
+      }
       const absl::StatusOr<LogDoc> log = ParseLogDoc(*json);
       if (!log.ok()) return false;
       output.Add(rank, host, is_stderr, log->text);
-      if (log->next_offset <= offset) return true;
+      if (log->next_offset <= offset) return !slow;
       offset = log->next_offset;
     }
     return true;
@@ -75,6 +81,7 @@ class OutputReader {
 
   Cluster& cluster_;
   const std::string job_;
+  const RealClock clock_;
   uint64_t generation_ = 0;
   std::map<int, std::string> hosts_;
   std::map<std::pair<int, bool>, uint64_t> offsets_;
