@@ -199,10 +199,15 @@ class Follower {
       }
       if (!job_.run_dir.empty()) screen_.Say(absl::StrCat("report: ", job_.run_dir, "/failure.json"));
     }
+    return ExitCode();
+  }
+
+  // docs/cli.md: a rank's own code is in the report; here only those with a meaning of their own survive.
+  int ExitCode() const {
     if (job_.state == "SUCCEEDED") return kDone;
     if (stops_ > 0) return 128 + SIGINT;
     const int code = job_.exit_code.value_or(kFailed);
-    return code > 0 && code < 256 ? code : kFailed;
+    return code == kDoNotRestart || (code > 128 && code < 256) ? code : kFailed;
   }
 
   void ShowTail(const std::string& tail) {

@@ -11,6 +11,7 @@ namespace gtrain::cli {
 inline constexpr int kDone = 0;
 inline constexpr int kFailed = 1;
 inline constexpr int kUsage = 2;
+inline constexpr int kDoNotRestart = 93;
 
 Verb LaunchVerb();
 Verb AttachVerb();
