@@ -34,8 +34,7 @@ def train(args, session):
     x, y = make_data(args.samples, 20, args.seed)
     weights = np.zeros(20)
     momentum = np.zeros(20)
-    uri = None if os.environ.get("GTRAIN_CHECKPOINT_URI") else args.checkpoint
-    with gtrain.Checkpointer(session, uri=uri, every_steps=25) as checkpointer:
+    with gtrain.Checkpointer(session, uri=args.checkpoint, every_steps=25) as checkpointer:
         checkpointer.replicated({"weights": weights, "optimizer/momentum": momentum})
         step = saved = checkpointer.restore() or 0
         if step and session.rank == 0:

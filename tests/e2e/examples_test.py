@@ -34,9 +34,18 @@ class ExamplesTest(harness.GtrainTest):
         return [path for path in glob.glob(os.path.join(folder, '**'), recursive=True)
                 if 'manifest' in os.path.basename(path) or os.path.basename(os.path.dirname(path)) == 'manifests']
 
-    def kill(self, program, rank, ranks):
-        pids = wait_until(f'{ranks} ranks of {program}',
-                          lambda: (lambda p: p if len(p) == ranks else None)(self.ranks_of(program)))
+    def wait_while(self, launch, what, condition):
+        """wait_until, but a job that has already ended is an error at once."""
+        def look():
+            value = condition()
+            if not value and launch.popen.poll() is not None:
+                self.fail(f'the job ended before: {what}\n{launch.output()}')
+            return value
+        return wait_until(what, look, TRAINING)
+
+    def kill(self, launch, program, rank, ranks):
+        pids = self.wait_while(launch, f'{ranks} ranks of {program}',
+                               lambda: (lambda p: p if len(p) == ranks else None)(self.ranks_of(program)))
         os.kill(pids[rank], signal.SIGKILL)
 
     @unittest.skipUnless(os.path.exists(FASHION) and os.path.exists(DATA), 'needs libtorch and dataset-fashion-mnist')
@@ -50,8 +59,8 @@ ranks: 4
 checkpoint: {{uri: {ckpt}, every: 50 steps}}
 ''')
         launch = self.start('launch', job)
-        wait_until('a committed checkpoint', lambda: self.committed(ckpt), TRAINING)
-        self.kill('fashion_mnist', 2, 4)
+        self.wait_while(launch, 'a committed checkpoint', lambda: self.committed(ckpt))
+        self.kill(launch, 'fashion_mnist', 2, 4)
         self.assertEqual(launch.wait(TRAINING), 0, launch.output())
         output = launch.output()
         resumed = re.search(r'resumed at step (\d+)', output)
@@ -75,9 +84,9 @@ ranks: 2
 progress: {{step: 'step (\\d+)', loss: 'loss ([0-9.]+)'}}
 ''')
         launch = self.start('launch', job)
-        wait_until('steps in `gtrain status --json`', lambda: self.step('ddp') >= 25, TRAINING)
-        wait_until('its own checkpoint', lambda: os.path.exists(self.dir + '/ddp.pt'), TRAINING)
-        self.kill('torch_ddp/train.py', 0, 2)
+        self.wait_while(launch, 'steps in `gtrain status --json`', lambda: self.step('ddp') >= 25)
+        self.wait_while(launch, 'its own checkpoint', lambda: os.path.exists(self.dir + '/ddp.pt'))
+        self.kill(launch, 'torch_ddp/train.py', 0, 2)
         self.assertEqual(launch.wait(TRAINING), 0, launch.output())
         output = launch.output()
         self.assertRegex(output, r'resumed at step [2-9]\d|resumed at step 1\d\d')
@@ -94,13 +103,12 @@ progress: {{step: 'step (\\d+)', loss: 'loss ([0-9.]+)'}}
 name: sgd
 run: {PYTHON} {script} --steps 300 --step-seconds 0.02
 ranks: 2
-env: {{GTRAIN_LIBRARY: {LIBRARY}}}
 checkpoint: {{uri: {ckpt}, every: 25 steps}}
 ''')
-        launch = self.start('launch', job)
-        wait_until('steps in `gtrain status --json`', lambda: self.step('sgd') >= 30, TRAINING)
-        wait_until('a committed checkpoint', lambda: self.committed(ckpt), TRAINING)
-        self.kill('python_sgd/train.py', 1, 2)
+        launch = self.start('launch', job, GTRAIN_LIBRARY=LIBRARY)
+        self.wait_while(launch, 'steps in `gtrain status --json`', lambda: self.step('sgd') >= 30)
+        self.wait_while(launch, 'a committed checkpoint', lambda: self.committed(ckpt))
+        self.kill(launch, 'python_sgd/train.py', 1, 2)
         self.assertEqual(launch.wait(TRAINING), 0, launch.output())
         self.assertRegex(launch.output(), r'resumed at step \d+')
         self.assertRegex(launch.output(), r'finished: accuracy 0\.9\d+ on 2 rank')
