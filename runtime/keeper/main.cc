@@ -1,5 +1,5 @@
-// gtrain-keeper --dir <state directory> --job <id> [--idle-exit-ms N] [--log-max BYTES]
-// Started by the agent; people never run it. See docs/protocols/keeper.md.
+// gtrain-keeper --dir <state directory> --job <id> [--idle-exit-ms N] [--log-max BYTES] [--log-burst BYTES]
+// [--log-rate BYTES] Started by the agent; people never run it. See docs/protocols/keeper.md.
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,6 +15,9 @@ int main(int argc, char** argv) {
     if (strcmp(argv[i], "--job") == 0) options.job = value;
     if (strcmp(argv[i], "--idle-exit-ms") == 0) options.idle_exit_ms = atoll(value);
     if (strcmp(argv[i], "--log-max") == 0) options.log_limits.file_bytes_max = strtoull(value, nullptr, 10);
+    if (strcmp(argv[i], "--log-burst") == 0) options.log_limits.burst_bytes = strtoull(value, nullptr, 10);
+    if (strcmp(argv[i], "--log-rate") == 0)
+      options.log_limits.bytes_per_second = strtoull(value, nullptr, 10);
   }
   if (options.dir.empty() || options.job.empty() || argc % 2 == 0) {
     fprintf(stderr, "gtrain-keeper is started by `gtrain agent`: --dir <state directory> --job <id>\n");
