@@ -54,13 +54,17 @@ absl::StatusOr<UniqueFd> LockStart(const std::string& dir) {
   return fd;
 }
 
-// A free loopback port below the usual ephemeral range, so that a restarted head finds it free again.
-absl::StatusOr<int> FreePort() {
+// A free loopback port below the usual ephemeral range, so that a restarted head finds it free again;
+// `preferred` if that one is.
+absl::StatusOr<int> FreePort(std::optional<int> preferred) {
   Rng rng = Rng::FromSystem();
   for (int attempt = 0; attempt < 100; ++attempt) {
-    const int port = 20'000 + static_cast<int>(rng.Below(12'000));
+    const bool wanted = preferred && attempt == 0;
+    const int port = wanted ? *preferred : 20'000 + static_cast<int>(rng.Below(12'000));
     UniqueFd fd(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
     if (!fd.valid()) return ErrnoStatus(errno, "a socket");
+    const int on = 1;  // as the head does: connections of a killed head linger
+    (void)setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
     sockaddr_in address{};
     address.sin_family = AF_INET;
     address.sin_port = htons(static_cast<uint16_t>(port));
@@ -152,10 +156,16 @@ bool HeadRuns(const std::string& dir) {
 }
 
 absl::Status StartHead(const std::string& program, const std::string& dir) {
+  // Agents and clients of a head that was killed look for it where it was.
+  std::optional<int> preferred;
+  if (const auto before = net::ReadEndpoint(dir + "/endpoint.json"); before.ok()) {
+    int port = 0;
+    if (absl::SimpleAtoi(before->endpoint.substr(before->endpoint.rfind(':') + 1), &port)) preferred = port;
+  }
   unlink((dir + "/endpoint.json").c_str());
   absl::Status status;
   for (int attempt = 0; attempt < 3; ++attempt) {
-    GT_ASSIGN_OR_RETURN(const int port, FreePort());
+    GT_ASSIGN_OR_RETURN(const int port, FreePort(attempt == 0 ? preferred : std::nullopt));
     const std::string log = dir + "/head.log";
     GT_ASSIGN_OR_RETURN(
         const pid_t pid,

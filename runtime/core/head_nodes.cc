@@ -8,6 +8,13 @@
 #include "runtime/core/head_state.h"
 
 namespace gtrain::core {
+namespace {
+
+std::string Seconds(absl::Duration d) {
+  return absl::FormatDuration(absl::Trunc(d, absl::Milliseconds(100)));
+}
+
+}  // namespace
 
 std::string HeadState::Hostname(const NodeId& id) const {
   const auto it = nodes_.find(id);
@@ -207,7 +214,7 @@ void HeadState::OnSilence(const FailureDetector::Change& change, Instant now) {
   node.silence = change.silence;
   if (change.to == FailureDetector::Level::kSuspect) {
     node.state = NodeState::kSuspect;
-    Say(absl::StrCat(node.record.hostname, " is suspect: silent for ", absl::FormatDuration(change.silence)));
+    Say(absl::StrCat(node.record.hostname, " is suspect: silent for ", Seconds(change.silence)));
     if (node.rival) {
       const PeerMessage rival = *std::move(node.rival);
       node.rival.reset();
@@ -215,9 +222,9 @@ void HeadState::OnSilence(const FailureDetector::Change& change, Instant now) {
     }
   } else if (change.to == FailureDetector::Level::kDead) {
     node.state = NodeState::kDead;
-    Say(absl::StrCat(node.record.hostname, " is dead: silent for ", absl::FormatDuration(change.silence)));
+    Say(absl::StrCat(node.record.hostname, " is dead: silent for ", Seconds(change.silence)));
     for (Job* job : LiveJobs()) {
-      RanksLost(*job, node, absl::StrCat("silent for ", absl::FormatDuration(change.silence)), now);
+      RanksLost(*job, node, absl::StrCat("silent for ", Seconds(change.silence)), now);
       ContinueEnding(*job, now);
     }
     schedule_ = true;
