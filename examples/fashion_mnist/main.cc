@@ -335,7 +335,7 @@ int TrainMain(const Flags& flags) {
 
   Trainer trainer(flags, session->get(), comm->get(), *std::move(train));
   CheckpointOptions options;
-  options.every_steps = 50;
+  options.every_steps = 100;
   options.uri = "ckpt/fashion_mnist";  // by hand; under gtrain the job file's place and interval win
   absl::StatusOr<std::unique_ptr<Checkpointer>> checkpointer = Checkpointer::Open(session->get(), options);
   if (!checkpointer.ok()) return Explain(checkpointer.status());
