@@ -67,6 +67,8 @@ class FourMachinesTest(harness.GtrainTest):
         wait_until('generation 2 on three ranks', lambda: len(self.rank_pids(2)) == 3, 120)
         open(done, 'w').close()
         self.assertEqual(launch.wait(120), 0, launch.output())
+        self.nets.plug(3)
+        wait_until('the node that is back to end what was left there', lambda: not self.daemons('keeper'), 120)
 
     def test_all_reduce_over_ucx(self):
         """SDK ranks on four machines agree on every sum; a cable is pulled, three go on and finish."""
@@ -79,6 +81,8 @@ class FourMachinesTest(harness.GtrainTest):
         launch.wait_for(r'generation \d+ world 3 step 21 ok', 120)
         open(done, 'w').close()
         self.assertEqual(launch.wait(120), 0, launch.output())
+        self.nets.plug(2)
+        wait_until('the node that is back to end what was left there', lambda: not self.daemons('keeper'), 120)
 
 
 if __name__ == '__main__':
