@@ -42,7 +42,8 @@ class Session {
   virtual const std::string& job() const = 0;
 
   // Collective: every rank calls it in the same order. The session must outlive the communicator.
-  virtual absl::StatusOr<std::unique_ptr<Communicator>> MakeCommunicator(const CommunicatorOptions& options = {}) = 0;
+  virtual absl::StatusOr<std::unique_ptr<Communicator>> MakeCommunicator(
+      const CommunicatorOptions& options = {}) = 0;
 
   // Never blocks; the newest report wins.
   virtual void Report(const ProgressReport& report) = 0;
