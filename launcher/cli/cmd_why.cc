@@ -41,8 +41,12 @@ std::string Explain(const json& why) {
   }
   if (const auto events = why.find("events"); events != why.end() && events->is_array()) {
     out += "what happened:\n";
-    for (const json& event : *events)
-      absl::StrAppend(&out, "  ", Text(event, "kind"), ": ", Text(event, "text"), "\n");
+    // Of a run of checkpoints the last is enough: decisions are what this is read for.
+    for (size_t i = 0; i < events->size(); ++i) {
+      const std::string kind = Text((*events)[i], "kind");
+      if (kind == "checkpoint" && i + 1 < events->size() && Text((*events)[i + 1], "kind") == kind) continue;
+      absl::StrAppend(&out, "  ", kind, ": ", Text((*events)[i], "text"), "\n");
+    }
   }
   return out;
 }

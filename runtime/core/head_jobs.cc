@@ -145,7 +145,7 @@ void HeadState::Grant(Job& job, const plan::Placement& placement, Instant now) {
   grant.generation = record.generation.Next();
   grant.timeline = record.timeline.value == 0 || resumes ? record.timeline.Next() : record.timeline;
   grant.restart_count = record.restarts;
-  grant.resume = job.checkpoint || record.resume.empty() ? "latest" : record.resume;
+  grant.resume = job.checkpoint ? "latest" : record.resume;
   grant.ranks = ToRankPlaces(placement);
   grant.world_size = static_cast<int>(grant.ranks.size());
   for (const NodeId& id : placement.nodes) {

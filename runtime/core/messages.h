@@ -122,7 +122,7 @@ struct GenerationGrant {
   std::string spec_text;                          // canonical YAML of the JobSpec
   std::map<std::string, std::string> client_env;  // inherited from the client, already filtered
   std::string run_dir;                            // where logs and reports go on each node
-  std::string resume = "latest";                  // GTRAIN_RESUME: "latest", "fresh", a step or a uri
+  std::string resume;  // GTRAIN_RESUME: "latest", "fresh", a step, a uri, or empty: the identity rule decides
   std::string master_address;
   int master_port = 0;
   int world_size = 0;

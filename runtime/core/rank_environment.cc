@@ -119,7 +119,8 @@ void AddGpus(const AgentConfig& config, const GenerationGrant& grant, const spec
 }
 
 void AddCheckpoint(const GenerationGrant& grant, const spec::CheckpointPolicy& policy, Env* env) {
-  (*env)["GTRAIN_RESUME"] = grant.resume.empty() ? "latest" : grant.resume;
+  // Unset lets the checkpointer apply the identity rule: it resumes only what this job wrote.
+  if (!grant.resume.empty()) (*env)["GTRAIN_RESUME"] = grant.resume;
   if (policy.uri.empty()) return;
   std::string every = "auto", on_error = "warn";
   if (policy.every_steps) every = absl::StrCat(*policy.every_steps, " steps");

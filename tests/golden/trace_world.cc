@@ -45,7 +45,8 @@ struct Printer {
   std::string operator()(const core::StartGeneration& m) const {
     return absl::StrCat("StartGeneration ", m.grant.job.value, " g", m.grant.generation.value, " t",
                         m.grant.timeline.value, ": ", RanksOn(m.grant, node), ", master ",
-                        m.grant.master_address, ":", m.grant.master_port, ", resume ", m.grant.resume);
+                        m.grant.master_address, ":", m.grant.master_port,
+                        m.grant.resume.empty() ? "" : ", resume ", m.grant.resume);
   }
   std::string operator()(const core::Revoke& m) const {
     return absl::StrCat("Revoke ", m.job.value, " <= g", m.generation.value, " ", ModeName(m.mode), " grace ",
