@@ -20,10 +20,10 @@ bool FailureDetector::Awake(Instant now) {
   return true;
 }
 
-void FailureDetector::Heard(const NodeId& node, Instant now) { nodes_[node] = {now, Level::kAlive}; }
+void FailureDetector::Heard(const NodeId& node, Instant now) { nodes_[node] = {now, Level::kAlive, {}}; }
 
 void FailureDetector::Expect(const NodeId& node, Instant now, absl::Duration extra) {
-  nodes_[node] = {now + extra, Level::kAlive};
+  nodes_[node] = {now + extra, Level::kAlive, {}};
 }
 
 void FailureDetector::Suspect(const NodeId& node, Instant now) {
@@ -32,13 +32,25 @@ void FailureDetector::Suspect(const NodeId& node, Instant now) {
   it->second.heard = std::min(it->second.heard, now - options_.suspect_after);
 }
 
+void FailureDetector::Spare(const NodeId& node, Instant until) {
+  const auto it = nodes_.find(node);
+  if (it == nodes_.end()) return;
+  it->second.level = Level::kSuspect;
+  it->second.spared_until = until;
+}
+
+Instant FailureDetector::DeathOf(const Entry& entry) const {
+  const Instant due = entry.heard + options_.dead_after;
+  return entry.spared_until ? std::max(due, *entry.spared_until) : due;
+}
+
 std::vector<FailureDetector::Change> FailureDetector::Advance(Instant now) {
   std::vector<Change> changes;
   for (auto& [node, entry] : nodes_) {
     const absl::Duration silence = now - entry.heard;
     Level level = Level::kAlive;
     if (silence >= options_.suspect_after) level = Level::kSuspect;
-    if (silence >= options_.dead_after || entry.level == Level::kDead) level = Level::kDead;
+    if (now >= DeathOf(entry) || entry.level == Level::kDead) level = Level::kDead;
     if (level != entry.level) changes.push_back({node, level, silence});
     entry.level = level;
   }
@@ -49,8 +61,7 @@ std::optional<Instant> FailureDetector::NextDeadline() const {
   std::optional<Instant> next;
   for (const auto& [node, entry] : nodes_) {
     if (entry.level == Level::kDead) continue;
-    const Instant due =
-        entry.heard + (entry.level == Level::kAlive ? options_.suspect_after : options_.dead_after);
+    const Instant due = entry.level == Level::kAlive ? entry.heard + options_.suspect_after : DeathOf(entry);
     next = std::min(next.value_or(due), due);
   }
   if (next && awake_) next = std::min(*next, *awake_ + options_.interval);

@@ -36,6 +36,9 @@ class FailureDetector {
   void Expect(const NodeId& node, Instant now, absl::Duration extra);
   // The transport says the connection is gone: suspect now, dead when its time comes.
   void Suspect(const NodeId& node, Instant now);
+  // Takes a death back until `until`, when it is reported again unless the node was heard: for a silence that
+  // other evidence speaks against (fault P4).
+  void Spare(const NodeId& node, Instant until);
   void Forget(const NodeId& node) { nodes_.erase(node); }
 
   std::vector<Change> Advance(Instant now);
@@ -45,7 +48,10 @@ class FailureDetector {
   struct Entry {
     Instant heard;
     Level level = Level::kAlive;
+    std::optional<Instant> spared_until;
   };
+  Instant DeathOf(const Entry& entry) const;
+
   const Options options_;
   std::map<NodeId, Entry> nodes_;
   std::optional<Instant> awake_;

@@ -43,6 +43,17 @@ TEST(FailureDetector, HeartbeatClearsSuspicionButDeathStaysUntilHeard) {
   EXPECT_FALSE(detector.NextDeadline().has_value()) << "nothing left to wait for";
 }
 
+TEST(FailureDetector, SparedNodeIsReportedAgain_P4) {
+  FailureDetector detector({});
+  const NodeId node("n");
+  detector.Heard(node, At(0));
+  ASSERT_EQ(RunUntil(detector, 0, 10).back().to, Level::kDead);
+  detector.Spare(node, At(12));
+  EXPECT_TRUE(RunUntil(detector, 10.5, 11.5).empty());
+  EXPECT_EQ(detector.NextDeadline(), At(12));
+  ASSERT_EQ(RunUntil(detector, 12, 13).size(), 1u);
+}
+
 TEST(FailureDetector, OwnPauseKillsNobody_H12) {
   FailureDetector detector({});
   const NodeId node("n");

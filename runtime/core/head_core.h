@@ -33,6 +33,9 @@ struct HeadConfig {
   absl::Duration heartbeat_interval = absl::Seconds(1);
   absl::Duration suspect_after = absl::Seconds(3);
   absl::Duration dead_after = absl::Seconds(10);
+  // Silence of an agent alone is suspicion for this long while its ranks are seen to work on, or while no
+  // other node could take the job: the agent may be restarting beside healthy ranks (fault P4).
+  absl::Duration agent_grace = absl::Seconds(60);
   absl::Duration rejoin_window = absl::Seconds(20);  // after a head restart nobody is declared dead before
   absl::Duration fence_after = absl::Seconds(120);   // told to agents: lease of ranks without head contact
   absl::Duration reform_grace = absl::Seconds(3);    // TERM to KILL when another generation follows

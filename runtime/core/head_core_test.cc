@@ -111,6 +111,11 @@ class HeadCoreTest : public ::testing::Test {
     }
   }
 
+  RankStatus StepOf(const JobId& job, int rank, int64_t step) {
+    return {
+        .job = job, .generation = {1}, .rank = rank, .pid = 1, .state = RankState::kRunning, .step = step};
+  }
+
   JobId Submit(const std::string& spec) {
     const ClientReply reply = FromClient(ClientSubmit{spec, {}, "/runs/{job}"});
     EXPECT_TRUE(reply.ok) << reply.error;
@@ -269,6 +274,45 @@ TEST_F(HeadCoreTest, LostNodeReformsOnTheRest_N1) {
   EXPECT_EQ(status.at("world_size"), 2);
   EXPECT_EQ(status.at("first_fault").at("kind"), "infrastructure");
   EXPECT_THAT(status.at("reason").get<std::string>(), HasSubstr("at most 3 ranks were asked for"));
+}
+
+TEST_F(HeadCoreTest, SilentAgentBesideWorkingRanksIsOnlySuspect_P4) {
+  Hello("1");
+  Hello("2");
+  const JobId job = Submit("train 2 2 one-per-node");
+  StartRanks(job);
+  const auto pass_with_steps = [&](int from, int to) {  // rank 0 needs rank 1 for every step
+    for (int step = from; step < to; ++step) {
+      FromNode("1", AgentHeartbeat{++heartbeats_, {StepOf(job, 0, step)}, {}});
+      Pass(absl::Seconds(1), {"1"});
+    }
+  };
+  pass_with_steps(0, 30);
+  EXPECT_EQ(State(job), "RUNNING") << "30 s without its agent, but its rank works";
+  Pass(absl::Seconds(5), {"1"});
+  EXPECT_EQ(State(job), "RECONFIGURING") << "no step any more: the node is gone";
+}
+
+TEST_F(HeadCoreTest, GraceOfAnAgentEnds_P4) {
+  Hello("1");
+  Hello("2");
+  const JobId job = Submit("train 2 2 one-per-node");
+  StartRanks(job);
+  for (int step = 0; step < 62; ++step) {
+    FromNode("1", AgentHeartbeat{++heartbeats_, {StepOf(job, 0, step)}, {}});
+    Pass(absl::Seconds(1), {"1"});
+  }
+  EXPECT_EQ(State(job), "RECONFIGURING");
+}
+
+TEST_F(HeadCoreTest, OnlyNodeIsNotGivenUpBeforeTheGrace_P4) {
+  Hello("1");
+  const JobId job = Submit("train 2 2");
+  StartRanks(job);
+  Pass(absl::Seconds(55), {});
+  EXPECT_EQ(State(job), "RUNNING");
+  Pass(absl::Seconds(7), {});
+  EXPECT_EQ(State(job), "WAITING");
 }
 
 TEST_F(HeadCoreTest, BelowTheMinimumWaitsAndResumesByItself_N7) {
@@ -524,7 +568,7 @@ TEST_F(HeadCoreTest, LogsComeFromTheAgentOrFromTheMirror) {
   });
   ASSERT_NE(reply, sent_.end());
   EXPECT_EQ(json::parse(std::get<ReplyToClient>(*reply).reply.json).at("text"), "whole log");
-  Pass(absl::Seconds(12), {});
+  Pass(absl::Seconds(62), {});
   const json mirrored = json::parse(FromClient(ClientLogs{job}).json);
   EXPECT_EQ(mirrored.at("text"), "last words\n");
   EXPECT_EQ(mirrored.at("mirrored"), true);

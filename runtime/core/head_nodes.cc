@@ -221,6 +221,9 @@ void HeadState::OnSilence(const FailureDetector::Change& change, Instant now) {
       OnHello(rival, std::get<AgentHello>(rival.message), now);
     }
   } else if (change.to == FailureDetector::Level::kDead) {
+    if (change.silence < config_.agent_grace && MayOnlyLackItsAgent(node, now)) {
+      return detector_.Spare(node.record.id, now + config_.heartbeat_interval);
+    }
     node.state = NodeState::kDead;
     Say(absl::StrCat(node.record.hostname, " is dead: silent for ", Seconds(change.silence)));
     for (Job* job : LiveJobs()) {
@@ -229,6 +232,26 @@ void HeadState::OnSilence(const FailureDetector::Change& change, Instant now) {
     }
     schedule_ = true;
   }
+}
+
+// A dead agent and a dead node are equally silent. What tells them apart: ranks elsewhere that step on need
+// those of the silent node; and where no other node is left, giving up a generation gains nothing.
+bool HeadState::MayOnlyLackItsAgent(const Node& node, Instant now) const {
+  bool holds = false;
+  for (const auto& [id, job] : jobs_) {
+    if (!job.Live() || !job.HoldsNode(node.record.id)) continue;
+    holds = true;
+    absl::Duration recent = config_.suspect_after;
+    if (job.steps_per_second > 0) recent = std::max(recent, absl::Seconds(2 / job.steps_per_second));
+    for (const RankPlace& place : job.record.grant->ranks) {
+      const std::optional<Instant> stepped = job.ranks[place.rank].stepped_at;
+      if (place.node != node.record.id && stepped && now - *stepped <= recent) return true;
+    }
+  }
+  const bool others = std::any_of(nodes_.begin(), nodes_.end(), [&](const auto& entry) {
+    return entry.first != node.record.id && entry.second.Usable();
+  });
+  return holds && !others;
 }
 
 // The ranks of a node fail together, as one infrastructure fault (fault N1).

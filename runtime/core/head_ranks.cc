@@ -40,6 +40,7 @@ void HeadState::OnRankStatus(const NodeId& node, const RankStatus& status, Insta
     return;
   }
   RankLive& rank = job->ranks[status.rank];
+  if (status.step && (!rank.status.step || *status.step > *rank.status.step)) rank.stepped_at = now;
   rank.status = status;
   if (status.state != RankState::kStarting) rank.started = job->any_started = true;
   if (status.step) job->top_step = std::max(job->top_step.value_or(*status.step), *status.step);

@@ -41,6 +41,7 @@ struct Node {
 struct RankLive {
   RankStatus status;
   bool started = false;
+  std::optional<Instant> stepped_at;  // when its step last grew
 };
 
 struct Job {
@@ -144,6 +145,7 @@ class HeadState {
   void OnHeartbeat(Node& node, const AgentHeartbeat& heartbeat, Instant now);
   void Returned(Node& node, Instant now);
   void OnSilence(const FailureDetector::Change& change, Instant now);
+  bool MayOnlyLackItsAgent(const Node& node, Instant now) const;
   void RanksLost(Job& job, const Node& node, const std::string& why, Instant now);
   bool Unreleased(const Job& job, const NodeId& node) const;
   void Release(Job& job, const NodeId& node, Instant now);
