@@ -44,7 +44,8 @@ bool NeverInherited(absl::string_view name) {
          absl::StartsWith(name, "OMPI_") || absl::StartsWith(name, "PMI") ||
          (absl::StartsWith(name, "GTRAIN_") && name.find("E2E") == absl::string_view::npos &&
           name != "GTRAIN_LIBRARY") ||  // the user's own: where python/gtrain finds libgtrain.so
-         absl::StartsWith(name, "BASH_FUNC_") || !spec::IsEnvName(name);
+         absl::StartsWith(name, "BASH_FUNC_") ||
+         !spec::IsEnvName(name);
 }
 
 // Names that hold secrets by custom; their values must not get into the cluster's records (fault J11).
