@@ -16,7 +16,7 @@ groups=(
   "bench|no micro-benchmarks|libbenchmark-dev"
   "ucx|ranks of one job stay on one machine|libucx-dev"
   "http|no S3|libcurl4-openssl-dev"
-  "torch|examples/fashion_mnist and examples/torch_ddp are left out|libtorch-dev dataset-fashion-mnist libopenblas0-pthread python3-torch python3-numpy"
+  "torch|examples/fashion_mnist and examples/torch_ddp are left out|libtorch-dev zlib1g-dev dataset-fashion-mnist libopenblas0-pthread python3-torch python3-numpy"
   "nets|tests that cut links are skipped|nftables"
   "coexist|the test that loads libgtrain beside gRPC is skipped|libgrpc++-dev"
 )

@@ -297,7 +297,7 @@ std::string Print(const Manifest& m) {
   for (const GlobalTensor& t : m.tensors) out["tensors"].push_back(TensorToJson(t));
   out["files"] = Json::array();
   for (const ShardFile& file : m.files) out["files"].push_back(FileToJson(file));
-  return PrintSealed(std::move(out));
+  return PrintSealed(out);
 }
 
 std::string Print(const AbortMarker& marker) {
@@ -305,7 +305,7 @@ std::string Print(const AbortMarker& marker) {
   Json out = Head(kAbortFormat);
   AddId(marker.id, &out);
   out["reason"] = Bounded(marker.reason);
-  return PrintSealed(std::move(out));
+  return PrintSealed(out);
 }
 
 std::string Print(const ShardIndex& index) {
@@ -320,14 +320,14 @@ std::string Print(const ShardIndex& index) {
   } else {
     out["error"] = Bounded(index.error);
   }
-  return PrintSealed(std::move(out));
+  return PrintSealed(out);
 }
 
 std::string Print(const OwnerClaim& claim) {
   Json out = Head(kOwnerFormat);
   out["epoch"] = claim.epoch;
   AddIdentity(claim.owner, &out);
-  return PrintSealed(std::move(out));
+  return PrintSealed(out);
 }
 
 absl::StatusOr<std::variant<Manifest, AbortMarker>> ParseManifest(absl::string_view key,

@@ -110,7 +110,7 @@ absl::Status CheckFields(const Json& object, std::initializer_list<absl::string_
   return absl::OkStatus();
 }
 
-std::string PrintSealed(Json object) {
+std::string PrintSealed(const Json& object) {
   std::string text = object.dump(1, ' ', false, Json::error_handler_t::replace);
   text.resize(text.size() - 2);  // the final "\n}"
   const std::string hash = Xxh3Hex(text);

@@ -27,7 +27,7 @@ absl::Status CheckFields(const nlohmann::ordered_json& object,
                          std::initializer_list<absl::string_view> known);
 
 // Text of `object` with a last field "checksum" that covers every byte before it.
-std::string PrintSealed(nlohmann::ordered_json object);
+std::string PrintSealed(const nlohmann::ordered_json& object);
 // The object without its checksum; DataLoss when the seal is missing or broken.
 absl::StatusOr<nlohmann::ordered_json> ParseSealed(absl::string_view text, size_t bytes_max);
 
