@@ -127,6 +127,7 @@ class Agent {
   std::optional<core::AgentCore> core_;
   bool connected_ = false;
   Instant next_ports_, next_complaint_;
+  Instant needed_at_;                    // when it last had a head or a keeper
   std::vector<core::AgentEvent> later_;  // made by effects
   std::optional<absl::Status> leave_;
   bool terminated_ = false;
@@ -239,6 +240,7 @@ absl::Status Agent::Prepare() {
   Step(core::FreePorts{ProbeFreePorts(kPortsOffered, &rng_)});
   next_ports_ = clock_.Now() + kPortsEvery;
   next_complaint_ = clock_.Now() + kComplainEvery;
+  needed_at_ = clock_.Now();
   // What the keepers hold must be in the first hello.
   const Instant deadline = clock_.Now() + absl::Seconds(5);
   while (living > 0 && keepers_->busy() && clock_.Now() < deadline) Turn();
@@ -296,6 +298,11 @@ void Agent::Turn() {
 
 void Agent::WatchConnection() {
   const bool now = transport_->Connected();
+  if (now || !keepers_->empty()) needed_at_ = clock_.Now();
+  if (options_.leave_without_head && clock_.Now() - needed_at_ >= *options_.leave_without_head && !leave_) {
+    LogInfo("no head, no job: the agent ends");
+    leave_ = absl::OkStatus();
+  }
   if (now != connected_) {
     connected_ = now;
     if (now) {

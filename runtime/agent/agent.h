@@ -5,6 +5,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "absl/status/status.h"
@@ -34,6 +35,9 @@ struct AgentOptions {
   int cpus = 0;               // 0 = those this process may use
   std::string keeper_binary;  // empty = gtrain-keeper beside this program
   absl::Duration keeper_lease = absl::Seconds(120);  // ranks survive a dead agent for this long
+  // An agent without a head and without a keeper ends after this long; never by default. The local cluster
+  // sets it, because nobody else would end its agent after a head that died or whose farewell was lost.
+  std::optional<absl::Duration> leave_without_head;
 
   // Tests replace the connection; everything above about the head is then unused.
   std::function<absl::StatusOr<std::unique_ptr<port::ClientTransport>>()> connect;
@@ -43,7 +47,7 @@ struct AgentOptions {
 // start.
 absl::StatusOr<std::string> NodePublicKey(const std::string& state_dir);
 
-// Serves until AgentShutdown (OK), SIGTERM (OK; ranks keep running and are adopted by the next agent), a
+// Serves until AgentShutdown (OK), leave_without_head (OK), SIGTERM (OK; ranks keep running and are adopted by the next agent), a
 // refusal by the head (FailedPrecondition with its reason), or an error of the state directory. Blocks; call
 // once per process.
 absl::Status RunAgent(const AgentOptions& options);

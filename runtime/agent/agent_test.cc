@@ -131,6 +131,7 @@ class AgentTest : public ::testing::Test {
     options.hostname = "host-a";
     options.fake_gpus = 2;
     options.keeper_binary = BuildDir() + "/bin/gtrain-keeper";
+    options.leave_without_head = leave_without_head_;
     options.connect = [path =
                            base_ + "/head.sock"]() -> absl::StatusOr<std::unique_ptr<port::ClientTransport>> {
       return std::make_unique<SocketTransport>(path);
@@ -144,6 +145,7 @@ class AgentTest : public ::testing::Test {
     const AgentOptions options = Options();
     agent_ = fork();
     if (agent_ == 0) {
+      listen_.reset();  // or it would be its own head
       SetLogSink([](LogLevel, absl::string_view) {});
       const absl::Status status = RunAgent(options);
       _exit(status.ok() ? 0 : 3);
@@ -244,11 +246,22 @@ class AgentTest : public ::testing::Test {
   }
 
   std::string base_;
+  std::optional<absl::Duration> leave_without_head_;
   UniqueFd listen_, connection_;
   std::vector<std::unique_ptr<core::Message>> seen_;
   pid_t agent_ = -1;
   int agent_status_ = 0;
 };
+
+// A farewell of the head may be lost: the agent of a local cluster does not wait for ever.
+TEST_F(AgentTest, WithoutHeadAndJobItLeavesWhenAsked) {
+  leave_without_head_ = absl::Milliseconds(300);
+  StartAgent();
+  listen_.reset();
+  connection_.reset();
+  ASSERT_TRUE(AgentEnds());
+  EXPECT_EQ(agent_status_, 0);
+}
 
 TEST_F(AgentTest, RunsAGenerationAndLeavesNothing) {
   StartAgent();

@@ -28,6 +28,10 @@ namespace {
 constexpr int kMessagesPerTurn = 500;
 constexpr size_t kStoreTasksMax = 1'000;
 constexpr size_t kRunFileTasksMax = 10'000;
+// A message on a connection that closes at once may be dropped by the receiver: agents are given this long to
+// read their shutdown before the sockets go.
+constexpr absl::Duration kFarewell = absl::Milliseconds(500);
+constexpr int kFarewellPollMs = 50;
 constexpr absl::Duration kJoinTokenLife = absl::Minutes(15);
 constexpr absl::Duration kHousekeepingPause = absl::Seconds(1);
 constexpr absl::Duration kTimerOverdue = absl::Seconds(1);
@@ -194,7 +198,7 @@ absl::Status HeadService::Listen() {
 absl::Status HeadService::Loop(int stop_fd) {
   for (const core::EmitEvent& event : std::exchange(recovered_, {})) (*this)(event);
   absl::Status status;
-  while (status.ok() && !stopping_) status = Turn(stop_fd);
+  while (status.ok() && (!stopping_ || clock_->Now() < farewell_until_)) status = Turn(stop_fd);
   LogInfo("the head ends", stopping_ ? absl::StrCat(": ", *stopping_) : "", "; longest loop turn ",
           absl::FormatDuration(counters_.longest_turn), ", longest commit ",
           absl::FormatDuration(counters_.longest_commit));
@@ -216,9 +220,12 @@ absl::Status HeadService::Turn(int stop_fd) {
     counters_.longest_turn = turn;
     if (turn > kSlowTurn) LogWarning("a turn of the loop took ", absl::FormatDuration(turn));
   }
-  if (stopping_) return absl::OkStatus();
   pollfd fds[3] = {{server_->PollFd(), POLLIN, 0}, {completions_->fd(), POLLIN, 0}, {stop_fd, POLLIN, 0}};
-  if (poll(fds, 3, PollMs(!drained)) > 0 && fds[2].revents != 0) stopping_ = "asked to by a signal";
+  const int wait = stopping_ ? std::min(PollMs(!drained), kFarewellPollMs) : PollMs(!drained);
+  if (poll(fds, 3, wait) > 0 && fds[2].revents != 0 && !stopping_) {
+    stopping_ = "asked to by a signal";
+    farewell_until_ = clock_->Now();
+  }
   return absl::OkStatus();
 }
 
@@ -404,7 +411,10 @@ void HeadService::PostRunFile(std::function<absl::Status()> write, const std::st
              " lines dropped so far");
 }
 
-void HeadService::operator()(const core::StopHead& stop) { stopping_ = stop.reason; }
+void HeadService::operator()(const core::StopHead& stop) {
+  stopping_ = stop.reason;
+  farewell_until_ = clock_->Now() + kFarewell;
+}
 
 bool HeadService::Send(const std::string& route, const core::Message& message) {
   const absl::Status status = server_->Send({route}, wire::Encode(message));

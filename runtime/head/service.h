@@ -112,6 +112,7 @@ class HeadService {
   std::deque<core::HeadEvent> later_;       // found while doing effects
   std::vector<core::EmitEvent> recovered_;  // events of Recover, written once the files thread runs
   std::optional<std::string> stopping_;
+  Instant farewell_until_;
   bool published_ = false;
   Instant commit_began_, next_housekeeping_, run_file_log_{INT64_MIN / 2};
   std::string last_stats_;
