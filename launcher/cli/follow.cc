@@ -1,6 +1,7 @@
 // One loop, one thread: handle a signal if one came, wait for events a short while, read the state and the
 // new output, show it. Every request has a deadline; a signal ends a waiting request at once. When the head
-// is silent the loop keeps asking with the same patience: the ranks do not depend on it.
+// is silent the loop keeps asking with the same patience: the ranks do not depend on it. On the local cluster
+// nobody else looks after the daemons: whoever follows a job starts again a head or agent that died.
 #include "launcher/cli/follow.h"
 
 #include <signal.h>
@@ -13,6 +14,7 @@
 #include "base/clock.h"
 #include "base/status_macros.h"
 #include "base/units.h"
+#include "launcher/cli/local_cluster.h"
 #include "launcher/cli/rank_output.h"
 #include "launcher/cli/screen.h"
 #include "launcher/cli/terminal.h"
@@ -24,6 +26,10 @@ namespace {
 constexpr absl::Duration kEventsWait = absl::Milliseconds(400);
 constexpr absl::Duration kRequestTimeout = absl::Seconds(10);
 constexpr absl::Duration kLogTimeout = absl::Seconds(15);  // above the time the head gives an agent
+// While the local agent is dead a read takes this long, and only then it is noticed and started again.
+constexpr absl::Duration kLocalLogTimeout = absl::Seconds(3);
+constexpr absl::Duration kReviveDelayMin = absl::Seconds(1);  // doubled with every agent that was started
+constexpr absl::Duration kReviveDelayMax = absl::Minutes(1);
 constexpr absl::Duration kSlowRead = absl::Seconds(1);
 constexpr absl::Duration kHeadPatience = absl::Minutes(10);
 constexpr int kRanksShown = 32;    // output of more ranks is in the log files
@@ -46,6 +52,7 @@ class OutputReader {
     for (const RankDoc& rank : job.ranks) {
       if (rank.rank < kRanksShown) hosts_[rank.rank] = rank.hostname;
     }
+    timeout_ = cluster_.local && !job.Final() ? kLocalLogTimeout : kLogTimeout;
     ReadRanks(output, job.Final() ? 64 : kChunksPerTurn);
   }
 
@@ -64,7 +71,7 @@ class OutputReader {
     for (int i = 0; i < chunks; ++i) {
       const Instant before = clock_.Now();
       const absl::StatusOr<std::string> json =
-          Ask(cluster_, core::ClientLogs{JobId(job_), generation_, rank, is_stderr, offset}, kLogTimeout);
+          Ask(cluster_, core::ClientLogs{JobId(job_), generation_, rank, is_stderr, offset}, timeout_);
       // An agent that is away makes the head wait for it: do not wait for it once more for every stream.
       const bool slow = clock_.Now() - before > kSlowRead;
       if (!json.ok()) {
@@ -82,6 +89,7 @@ class OutputReader {
   Cluster& cluster_;
   const std::string job_;
   const RealClock clock_;
+  absl::Duration timeout_ = kLogTimeout;
   uint64_t generation_ = 0;
   std::map<int, std::string> hosts_;
   std::map<std::pair<int, bool>, uint64_t> offsets_;
@@ -117,11 +125,25 @@ class Follower {
   absl::Status Turn() {
     GT_RETURN_IF_ERROR(ReadEvents());
     GT_ASSIGN_OR_RETURN(job_, AskJob(cluster_, job_id_, kRequestTimeout));
+    ReviveAgent();
     RankOutput& output = output_;
     reader_.Read(job_, output);
     closed_ = closed_ || !screen_.OutputLines(output.Take(job_.Final()));
     closed_ = closed_ || !screen_.Update(job_, Hint(), clock_.Now());
     return absl::OkStatus();
+  }
+
+  // kill -9 of the local agent costs nothing: the keeper holds the ranks until the next agent takes them
+  // over.
+  void ReviveAgent() {
+    if (!cluster_.local || job_.Final() || clock_.Now() < revive_at_) return;
+    const absl::StatusOr<bool> revived = ReviveLocalAgent(cluster_.dir);
+    if (revived.ok() && !*revived) return;
+    revive_at_ = clock_.Now() + revive_delay_;
+    revive_delay_ = std::min(2 * revive_delay_, kReviveDelayMax);
+    screen_.Say(revived.ok()
+                    ? "the agent of the local cluster had died and was started again; the ranks went on"
+                    : std::string(revived.status().message()));
   }
 
   absl::Status ReadEvents() {
@@ -230,6 +252,8 @@ class Follower {
   int stops_ = 0;
   bool closed_ = false;
   std::optional<Instant> silent_since_;
+  Instant revive_at_;  // not before
+  absl::Duration revive_delay_ = kReviveDelayMin;
 };
 
 }  // namespace

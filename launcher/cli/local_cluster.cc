@@ -250,6 +250,15 @@ absl::StatusOr<LocalCluster> FindLocalCluster() {
   return EnsureLocalCluster();
 }
 
+absl::StatusOr<bool> ReviveLocalAgent(const std::string& dir) {
+  if (AgentRuns(dir) || !HeadRuns(dir)) return false;
+  GT_ASSIGN_OR_RETURN(const UniqueFd lock, LockStart(dir));
+  if (AgentRuns(dir) || !HeadRuns(dir)) return false;  // another gtrain was faster
+  GT_ASSIGN_OR_RETURN(const std::string program, OwnProgram());
+  GT_RETURN_IF_ERROR(StartAgent(program, dir));
+  return true;
+}
+
 absl::Status WriteAgentPid(const std::string& dir) {
   return WriteFileDurable(dir + "/agent.pid", absl::StrCat(getpid()), 0600);
 }

@@ -31,6 +31,11 @@ absl::StatusOr<LocalCluster> EnsureLocalCluster();
 // The running one. Starts a head or agent that died without saying goodbye; NotFound when there is none.
 absl::StatusOr<LocalCluster> FindLocalCluster();
 
+// Starts an agent that died, beside a head that runs; does nothing when the head does not run: while it is
+// away or on its way out, nobody can say whether an agent is wanted. True when one was started. Cheap when
+// all is well.
+absl::StatusOr<bool> ReviveLocalAgent(const std::string& dir);
+
 // Written by `gtrain agent --local` about itself, removed at a clean end.
 absl::Status WriteAgentPid(const std::string& dir);
 void RemoveAgentPid(const std::string& dir);

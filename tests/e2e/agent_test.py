@@ -22,7 +22,8 @@ class AgentKilledTest(harness.GtrainTest):
         before = max(self.steps().values())
         self.wait_for_steps(before + 20, ranks=2)
         self.assertEqual(self.rank_pids(), pids, 'no new generation: the ranks were adopted')
-        self.wait_for_state('adopt', 'RUNNING')
+        seen = self.wait_for_state('adopt', 'RUNNING')
+        self.assertEqual((seen['generation'], seen['restarts']), (1, 0), seen)
         open(done, 'w').close()
         self.wait_for_steps(400, ranks=2)
         self.assertEqual(launch.wait(), 0, launch.output())
@@ -40,8 +41,8 @@ class AgentKilledTest(harness.GtrainTest):
         pids = self.rank_pids()
         wait_until('the ranks end by themselves', lambda: not any(map(harness.alive, pids.values())))
         self.assertEqual(self.steps(), {0: 60, 1: 60})
+        attach = self.start('attach', 'away')  # so does any command that opens the local cluster
         self.agent_is_back()
-        attach = self.start('attach', 'away')
         self.assertEqual(attach.wait(), 0, attach.output())
         self.assertEqual(list(self.rank_pids(2)), [], 'nothing was run twice')
         self.wait_for_no_processes()
@@ -52,8 +53,7 @@ class AgentKilledTest(harness.GtrainTest):
         os.kill(agents[0], signal.SIGKILL)
 
     def agent_is_back(self):
-        """The next command starts a local agent that died again (docs/cli.md)."""
-        self.gtrain('status')
+        """Without help: whoever follows a job on the local cluster starts again an agent that died."""
         wait_until('the agent to run', lambda: self.daemons('agent'))
 
 
