@@ -39,8 +39,8 @@ void LogLine(LogLevel level, absl::string_view text) {
   if (State().sink) return State().sink(level, text);
   constexpr char kLetters[] = {'I', 'W', 'E'};
   const std::string line = absl::StrCat(std::string(1, kLetters[static_cast<int>(level)]), " ",
-                                        absl::FormatTime("%H:%M:%E3S", absl::Now(), absl::UTCTimeZone()), " ",
-                                        State().tag, ": ", text, "\n");
+                                        absl::FormatTime("%H:%M:%E3S", absl::Now(), absl::UTCTimeZone()),
+                                        State().tag.empty() ? "" : " ", State().tag, ": ", text, "\n");
   // A full or closed stderr must never stop a daemon.
   [[maybe_unused]] ssize_t ignored = write(STDERR_FILENO, line.data(), line.size());
 }

@@ -104,7 +104,8 @@ void Saver::Loop() {
     const absl::Duration took = clock_.Now() - begin;
     if (status.ok() && config_.rank == 0) {
       LogInfo("checkpoint: step ", id.step, " is committed as ", store_->Describe(), "/", ManifestKey(id),
-              " (", PrintBytes(plan_.file_bytes()), " by this rank, ", absl::FormatDuration(took), ")");
+              " (", PrintBytes(plan_.file_bytes()), " by this rank, ", absl::ToInt64Milliseconds(took),
+              " ms)");
     } else if (!status.ok()) {
       LogWarning("checkpoint: rank ", config_.rank, ": step ", id.step,
                  " is not saved, the previous one stands: ", status.message());

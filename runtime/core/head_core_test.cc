@@ -293,6 +293,19 @@ TEST_F(HeadCoreTest, SilentAgentBesideWorkingRanksIsOnlySuspect_P4) {
   EXPECT_EQ(State(job), "RECONFIGURING") << "no step any more: the node is gone";
 }
 
+TEST_F(HeadCoreTest, RateIsOfTheSlowestRankOverSeconds) {
+  Hello("1");
+  const JobId job = Submit("train 2 2");
+  StartRanks(job);
+  for (int second = 0; second < 10; ++second) {  // ten steps a second, the ranks seen at different moments
+    FromNode("1", AgentHeartbeat{++heartbeats_, {StepOf(job, 0, 10 * second + 9)}, {}});
+    Pass(absl::Milliseconds(500), {"1"});
+    FromNode("1", AgentHeartbeat{++heartbeats_, {StepOf(job, 1, 10 * second)}, {}});
+    Pass(absl::Milliseconds(500), {"1"});
+  }
+  EXPECT_NEAR(Status(job).at("steps_per_second").get<double>(), 10, 1);
+}
+
 TEST_F(HeadCoreTest, GraceOfAnAgentEnds_P4) {
   Hello("1");
   Hello("2");

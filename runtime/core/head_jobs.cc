@@ -203,6 +203,7 @@ void HeadState::ResetLive(Job& job, Instant now) {
   job.top_step.reset();
   job.low_step.reset();
   job.steps_per_second = 0;
+  job.rate_from.reset();
   job.progress_at = now;
   // A setup script runs before the ranks and may install things.
   job.start_deadline = now + (job.spec.setup.empty() ? config_.start_timeout : job.spec.progress.startup);

@@ -12,6 +12,7 @@ namespace {
 
 constexpr size_t kExitTailBytes = 2 << 10;    // of each rank, in the record
 constexpr size_t kFaultTailBytes = 16 << 10;  // of the first fault
+constexpr absl::Duration kRateStretch = absl::Seconds(2);
 // A program that never reports a step is taken to have made progress after this long.
 constexpr absl::Duration kSilentProgress = absl::Minutes(5);
 
@@ -56,10 +57,14 @@ void HeadState::UpdateProgress(Job& job, Instant now) {
     low = std::min(low.value_or(*job.ranks[i].status.step), *job.ranks[i].status.step);
   }
   if (!low || (job.low_step && *low <= *job.low_step)) return;
-  if (job.low_step && job.progress_at && now > *job.progress_at) {
+  // Ranks report at different moments of a step, so only a stretch of time gives an honest rate.
+  if (!job.rate_from) {
+    job.rate_from = {*low, now};
+  } else if (now - job.rate_from->second >= kRateStretch) {
     const double rate =
-        static_cast<double>(*low - *job.low_step) / absl::ToDoubleSeconds(now - *job.progress_at);
-    job.steps_per_second = job.steps_per_second == 0 ? rate : 0.7 * job.steps_per_second + 0.3 * rate;
+        static_cast<double>(*low - job.rate_from->first) / absl::ToDoubleSeconds(now - job.rate_from->second);
+    job.steps_per_second = job.steps_per_second == 0 ? rate : 0.5 * (job.steps_per_second + rate);
+    job.rate_from = {*low, now};
   }
   job.low_step = low;
   job.progress_at = now;

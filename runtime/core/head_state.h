@@ -57,10 +57,11 @@ struct Job {
   std::optional<Instant> gone_deadline;   // all nodes released
   std::optional<Instant> not_before;      // backoff
   bool any_started = false;
-  bool checkpointed = false;        // a checkpoint was committed in this generation
-  std::optional<int64_t> top_step;  // highest any rank reported
-  std::optional<int64_t> low_step;  // lowest of the ranks still running
-  double steps_per_second = 0;      // smoothed
+  bool checkpointed = false;                             // a checkpoint was committed in this generation
+  std::optional<int64_t> top_step;                       // highest any rank reported
+  std::optional<int64_t> low_step;                       // lowest of the ranks still running
+  double steps_per_second = 0;                           // smoothed
+  std::optional<std::pair<int64_t, Instant>> rate_from;  // low_step at the beginning of the stretch measured
   std::optional<Instant> progress_at;
   bool stall_reported = false;
   std::string placement_reason;
