@@ -15,6 +15,7 @@
 #include "base/status_macros.h"
 #include "base/units.h"
 #include "launcher/cli/local_cluster.h"
+#include "launcher/cli/news.h"
 #include "launcher/cli/rank_output.h"
 #include "launcher/cli/screen.h"
 #include "launcher/cli/terminal.h"
@@ -154,8 +155,7 @@ class Follower {
     for (const EventDoc& event : doc.events) {
       after_ = std::max(after_, event.sequence);
       if (!from_start_) continue;
-      // A checkpoint every few seconds is progress, not news.
-      if (event.kind != "checkpoint") closed_ = closed_ || !screen_.Say(event.text);
+      if (news_.Worth(event)) closed_ = closed_ || !screen_.Say(event.text);
     }
     from_start_ = true;
     return absl::OkStatus();
@@ -244,6 +244,7 @@ class Follower {
   const RealClock clock_;
   SignalPipe signals_;
   Screen screen_;
+  News news_;
   RankOutput output_;
   OutputReader reader_;
   JobDoc job_;

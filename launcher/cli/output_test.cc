@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "launcher/cli/news.h"
 #include "launcher/cli/rank_output.h"
 #include "launcher/cli/screen.h"
 #include "launcher/cli/status_doc.h"
@@ -56,6 +57,36 @@ TEST(RankOutput, BoundsLinesAndEscapes) {
   ASSERT_THAT(lines, SizeIs(4));
   for (const std::string& line : lines) EXPECT_LE(line.size(), RankOutput::kLineBytesMax + 8);
   EXPECT_EQ(lines[3], "a:0: \\x1b[31mred");
+}
+
+TEST(News, SaysAFaultAndItsVerdictOnceEach) {
+  News news;
+  std::vector<std::string> said;
+  const auto hear = [&](const char* kind, const char* text) {
+    if (news.Worth({1, 1, kind, text})) said.push_back(text);
+  };
+  for (int round = 0; round < 2; ++round) {  // the same fault again is news again
+    hear("state", "RUNNING: all ranks run");
+    hear("checkpoint", "checkpoint of step 5 is committed");
+    hear("fault", "rank 1 on a: exit code 7");
+    hear("revoke", "generation 1 is over: rank 1 on a: exit code 7");
+    hear("state", "RECONFIGURING: rank 1 on a: exit code 7");
+    hear("state", "RECONFIGURING: rank 1 on a: exit code 7; crash 1 of 10 in 1h");
+  }
+  hear("state", "FAILED: rank 1 on a: exit code 7");
+  EXPECT_THAT(said, ElementsAre("RUNNING: all ranks run", "rank 1 on a: exit code 7",
+                                "RECONFIGURING: rank 1 on a: exit code 7; crash 1 of 10 in 1h",
+                                "RUNNING: all ranks run", "rank 1 on a: exit code 7",
+                                "RECONFIGURING: rank 1 on a: exit code 7; crash 1 of 10 in 1h",
+                                "FAILED: rank 1 on a: exit code 7"));
+}
+
+TEST(News, SaysAnEndWithoutAFault) {
+  News news;
+  EXPECT_TRUE(news.Worth({1, 1, "revoke", "generation 1 is over: a is silent"}));
+  EXPECT_FALSE(news.Worth({2, 1, "state", "RECONFIGURING: a is silent"}));
+  EXPECT_TRUE(news.Worth({3, 1, "warning", "a did not confirm"}));
+  EXPECT_TRUE(news.Worth({4, 1, "note", "a is silent"}));
 }
 
 TEST(PrintRanks, JoinsRuns) {
