@@ -96,7 +96,9 @@ SignalPipe::SignalPipe() {
 }
 
 SignalPipe::~SignalPipe() {
-  for (const int number : kSignals) signal(number, SIG_DFL);
+  // A closed window may be told twice, by the shell and by the kernel: the second must not spoil the exit
+  // code.
+  for (const int number : kSignals) signal(number, number == SIGHUP ? SIG_IGN : SIG_DFL);
   g_signal_fd = -1;
   close(read_fd_);
   close(write_fd_);

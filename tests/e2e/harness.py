@@ -4,15 +4,18 @@ Each test gets a temporary folder as HOME and XDG folders. Every process it caus
 environment or command line; whatever still has at the end is killed, and that fails the test. No test sleeps:
 wait_until() looks at a condition until it holds or its deadline passes.
 """
+import fcntl
 import json
 import os
 import pty
 import re
 import shutil
 import signal
+import struct
 import subprocess
 import sys
 import tempfile
+import termios
 import threading
 import time
 import unittest
@@ -51,6 +54,7 @@ class Process:
         self.chunks, self.lock = [], threading.Lock()
         if terminal:
             self.master, slave = pty.openpty()
+            fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack('HHHH', 30, 100, 0, 0))
             self.popen = subprocess.Popen([*prefix, *argv], env=dict(env, TERM='xterm'), cwd=cwd, stdin=slave,
                                           stdout=slave, stderr=slave, start_new_session=True,
                                           preexec_fn=_take_terminal)
@@ -112,8 +116,6 @@ class Process:
 
 
 def _take_terminal():
-    import fcntl
-    import termios
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
 
@@ -291,6 +293,17 @@ class GtrainTest(unittest.TestCase):
             wait_until('every process of this test to end', lambda: not self.marked(), seconds)
         except AssertionError as error:
             raise AssertionError(f'{error}; left: {self.marked()}') from None
+
+    def end_local_cluster(self):
+        """As wait_for_no_processes, but without the ten seconds for which an idle cluster waits for another job:
+        LocalTest sees that they end by themselves."""
+        wait_until('the keeper to end with its job', lambda: not self.daemons('keeper'))
+        for pid in self.daemons('agent') + self.daemons('head'):
+            try:
+                os.kill(pid, signal.SIGTERM)
+            except ProcessLookupError:
+                pass
+        self.wait_for_no_processes()
 
     def clean_up(self):
         for process in self.started:

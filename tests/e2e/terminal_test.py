@@ -1,5 +1,6 @@
 """The terminal: Ctrl-C, a closed window, detach and attach."""
 import os
+import re
 import signal
 
 import harness
@@ -7,16 +8,79 @@ from harness import wait_until
 
 
 class TerminalTest(harness.GtrainTest):
+    def test_live_view(self):
+        """The block of status lines follows the job; what ranks write stays above it and cannot drive the terminal
+        (P9); a fault is said once."""
+        done = os.path.join(self.dir, 'go')
+        job = self.stepper_job('live', '--until', done, '--checkpoints', '--escape')
+        launch = self.start('launch', job, terminal=True)
+        launch.wait_for(r'-- live-1 -- RUNNING -- generation 1, 2 ranks\r\n')
+        wait_until('both ranks to run', lambda: len(self.rank_pids(1)) == 2)
+        os.kill(self.rank_pids(1)[1], signal.SIGKILL)
+        launch.wait_for(r'-- live-1 -- RUNNING -- generation 2, 2 ranks\r\n')
+        launch.wait_for(r'   \S+: ranks 0,1 running\r\n')
+        launch.wait_for(r'   step \d+, loss \S+, .*checkpoint at step \d+, 1 restart\r\n')
+        launch.wait_for(r'   Ctrl-C stops the job\r\n')
+        open(done, 'w').close()
+        self.assertEqual(launch.wait(), 0, launch.output())
+        output = launch.output()
+        self.assertRegex(output, r':(0|1|0,1): \\x1b\[2J\\x1b\[31mred\\x1b\]0;title\\x07\r\n')
+        for code in ('\x1b[2J', '\x1b[31m', '\x1b]', '\x07'):
+            self.assertNotIn(code, output)
+        shown = self.replay(output)
+        self.assertFalse([line for line in shown if '-- live-1 --' in line or 'Ctrl-C' in line], 'the block is gone')
+        for rank in range(2):
+            self.assertEqual(sum(f'rank {rank} generation 2 starts' in line for line in shown), 1, shown)
+        fault = [line for line in shown if 'signal 9' in line]
+        self.assertEqual(len(fault), 2, shown)
+        self.assertIn('RECONFIGURING: ' + fault[0].removeprefix('gtrain: ') + '; ', fault[1])
+        self.assertIn('gtrain: live-1 SUCCEEDED', shown[-1])
+        self.end_local_cluster()
+
+    def replay(self, output):
+        """The lines which a terminal of endless height shows at the end; understands what the view uses: cursor up,
+        erase below."""
+        lines, row = [''], 0
+        for part in re.findall(r'\x1b\[\d*[A-Z]|\r|\n|[^\x1b\r\n]+|\x1b', output):
+            if part == '\n':
+                row += 1
+                lines += [''] * (row + 1 - len(lines))
+            elif re.fullmatch(r'\x1b\[\d+A', part):
+                row -= int(part[2:-1])
+                self.assertGreaterEqual(row, 0, 'never above what the view wrote')
+            elif part == '\x1b[J':
+                lines[row:] = ['']
+            elif part != '\r':
+                self.assertFalse(part.startswith('\x1b'), repr(part))
+                lines[row] += part
+        return [line for line in lines if line]
+
     def test_ctrl_c_stops_gracefully(self):
         """One Ctrl-C on a local job: the ranks get SIGTERM and may save; nothing is left."""
         job = self.stepper_job('ctrlc', '--steps', '100000', '--slow-stop')
         launch = self.start('launch', job, terminal=True)
         self.wait_for_steps(2, ranks=2)
         launch.type(b'\x03')
-        self.assertNotEqual(launch.wait(), 0, launch.output())
+        self.assertEqual(launch.wait(), 130, launch.output())
         wait_until('both ranks saw SIGTERM', lambda: all(
             os.path.exists(os.path.join(self.out, f'stopped.{rank}')) for rank in range(2)))
-        self.wait_for_no_processes()
+        self.assertIn('gtrain: ctrlc-1 CANCELLED', launch.output())
+        self.end_local_cluster()
+
+    def test_ctrl_c_twice_stops_now(self):
+        """The second Ctrl-C does not wait for a rank which takes its time; stop_grace is far longer than the test."""
+        job = self.stepper_job('now', '--steps', '100000', '--deaf', extra='stop_grace: 30m\n')
+        launch = self.start('launch', job, terminal=True)
+        self.wait_for_steps(2, ranks=2)
+        launch.type(b'\x03')
+        launch.wait_for('Ctrl-C again stops now')
+        before = max(self.steps().values())
+        self.wait_for_steps(before + 3, ranks=2)
+        self.assertIsNone(launch.popen.poll(), 'one Ctrl-C leaves the ranks their time')
+        launch.type(b'\x03')
+        self.assertEqual(launch.wait(), 130, launch.output())
+        self.assertIn('gtrain: now-1 CANCELLED', launch.output())
+        self.end_local_cluster()
 
     def test_closing_the_terminal_detaches(self):
         """SIGHUP of the session: the job goes on, status finds it, and it finishes."""
@@ -29,9 +93,10 @@ class TerminalTest(harness.GtrainTest):
         pids = self.rank_pids()
         self.wait_for_steps(20, ranks=2)
         self.assertEqual(self.rank_pids(), pids, 'the ranks are the same processes')
+        self.assertEqual(launch.popen.returncode, 128 + signal.SIGHUP)
         self.wait_for_state('hup', 'RUNNING')
         open(done, 'w').close()
-        self.wait_for_no_processes()
+        self.end_local_cluster()
 
     def test_detach_and_attach(self):
         """launch -d returns at once; attach follows to the end and gives the job's exit code."""
@@ -45,7 +110,7 @@ class TerminalTest(harness.GtrainTest):
         self.assertIsNone(attach.popen.poll(), attach.output())
         open(done, 'w').close()
         self.assertEqual(attach.wait(), 0, attach.output())
-        self.wait_for_no_processes()
+        self.end_local_cluster()
 
     def test_client_killed_job_goes_on(self):
         """kill -9 of the client is nothing to the job; a new client attaches."""
@@ -59,7 +124,7 @@ class TerminalTest(harness.GtrainTest):
         attach = self.start('attach', seen.get('id') or seen.get('job'))
         open(done, 'w').close()
         self.assertEqual(attach.wait(), 0, attach.output())
-        self.wait_for_no_processes()
+        self.end_local_cluster()
 
 
 if __name__ == '__main__':
