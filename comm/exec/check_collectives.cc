@@ -75,8 +75,10 @@ double Expected(int ranks, size_t i, ReduceOp op, DType dtype) {
   switch (op) {
     case ReduceOp::kSum:
       return sum;
-    case ReduceOp::kMean:
-      return integer ? sum / ranks : static_cast<double>(sum) / ranks;
+    case ReduceOp::kMean: {
+      const int whole = sum / ranks;
+      return integer ? whole : static_cast<double>(sum) / ranks;
+    }
     case ReduceOp::kMin:
       return least;
     case ReduceOp::kMax:

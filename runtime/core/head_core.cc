@@ -290,7 +290,7 @@ const std::string* HeadState::RouteOf(const NodeId& node) const {
   return it == nodes_.end() || it->second.route.empty() ? nullptr : &it->second.route;
 }
 
-void HeadState::Say(std::string why) {
+void HeadState::Say(const std::string& why) {
   if (!why_.empty()) why_ += "; ";
   why_ += why;
 }

@@ -235,7 +235,7 @@ void HeadState::BeginEnding(Job& job, Ending ending, EndMode mode, absl::Duratio
   job.gone_deadline = now + grace + config_.gone_margin;
   Emit(job, "revoke", absl::StrCat("generation ", record.generation.value, " is over: ", reason));
   if (ending == Ending::kReform || ending == Ending::kReplace) {
-    Move(job, JobState::kReconfiguring, reason);
+    Move(job, JobState::kReconfiguring, std::move(reason));
   } else {
     Move(job, record.state, absl::StrCat("stopping: ", reason));
   }

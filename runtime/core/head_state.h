@@ -125,7 +125,7 @@ class HeadState {
   void OnTick(Instant now);
   void CheckIdle(Instant now);
   StepResult Flush(Instant now);
-  void Say(std::string why);
+  void Say(const std::string& why);
   void Emit(Job& job, const std::string& kind, std::string text);
   void Send(const NodeId& node, SendKind kind, Message message);
   void Dirty(const Job& job) { dirty_jobs_.insert(job.record.id); }

@@ -309,7 +309,7 @@ void HeadService::DrainLater() {
   }
 }
 
-void HeadService::Do(std::vector<core::Effect> effects) {
+void HeadService::Do(const std::vector<core::Effect>& effects) {
   for (const core::Effect& effect : effects) {
     std::visit([this](const auto& one) { (*this)(one); }, effect);
   }
@@ -319,13 +319,14 @@ void HeadService::StartCommit() {
   std::optional<core::OutboxBatch> batch = outbox_.NextBatch();
   if (!batch) return;
   commit_began_ = clock_->Now();
+  const auto sequence = batch->sequence;
   const bool posted =
       store_thread_->Post([batch = *std::move(batch), store = store_, completions = completions_] {
         completions->Push({.batch = batch.sequence, .status = store->Commit(EncodeBatch(batch))});
       });
   if (!posted) {
     completions_->Push(
-        {.batch = batch->sequence, .status = absl::ResourceExhaustedError("the store does not keep up")});
+        {.batch = sequence, .status = absl::ResourceExhaustedError("the store does not keep up")});
   }
 }
 

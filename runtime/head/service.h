@@ -74,7 +74,7 @@ class HeadService {
   void OnJoined(const Completions::Item& item);
   void Step(const core::HeadEvent& event);
   void DrainLater();
-  void Do(std::vector<core::Effect> effects);
+  void Do(const std::vector<core::Effect>& effects);
   void StartCommit();
   int PollMs(bool more) const;
   void Housekeeping(Instant now);
