@@ -47,9 +47,9 @@ struct AgentOptions {
 // start.
 absl::StatusOr<std::string> NodePublicKey(const std::string& state_dir);
 
-// Serves until AgentShutdown (OK), leave_without_head (OK), SIGTERM (OK; ranks keep running and are adopted by the next agent), a
-// refusal by the head (FailedPrecondition with its reason), or an error of the state directory. Blocks; call
-// once per process.
+// Serves until AgentShutdown (OK), leave_without_head (OK), SIGTERM (OK; ranks keep running and are adopted
+// by the next agent), a refusal by the head (FailedPrecondition with its reason), or an error of the state
+// directory. Blocks; call once per process.
 absl::Status RunAgent(const AgentOptions& options);
 
 }  // namespace gtrain::agent
