@@ -26,10 +26,11 @@ namespace {
 
 constexpr absl::Duration kEventsWait = absl::Milliseconds(400);
 constexpr absl::Duration kRequestTimeout = absl::Seconds(10);
-constexpr absl::Duration kLogTimeout = absl::Seconds(15);  // above the time the head gives an agent
+constexpr absl::Duration kLocalRequestTimeout = absl::Seconds(3);  // then see whether the head lives
+constexpr absl::Duration kLogTimeout = absl::Seconds(15);          // above the time the head gives an agent
 // While the local agent is dead a read takes this long, and only then it is noticed and started again.
 constexpr absl::Duration kLocalLogTimeout = absl::Seconds(3);
-constexpr absl::Duration kReviveDelayMin = absl::Seconds(1);  // doubled with every agent that was started
+constexpr absl::Duration kReviveDelayMin = absl::Seconds(1);  // doubled with every daemon that was started
 constexpr absl::Duration kReviveDelayMax = absl::Minutes(1);
 constexpr absl::Duration kSlowRead = absl::Seconds(1);
 constexpr absl::Duration kHeadPatience = absl::Minutes(10);
@@ -125,7 +126,7 @@ class Follower {
  private:
   absl::Status Turn() {
     GT_RETURN_IF_ERROR(ReadEvents());
-    GT_ASSIGN_OR_RETURN(job_, AskJob(cluster_, job_id_, kRequestTimeout));
+    GT_ASSIGN_OR_RETURN(job_, AskJob(cluster_, job_id_, Timeout()));
     ReviveAgent();
     RankOutput& output = output_;
     reader_.Read(job_, output);
@@ -140,17 +141,20 @@ class Follower {
     if (!cluster_.local || job_.Final() || clock_.Now() < revive_at_) return;
     const absl::StatusOr<bool> revived = ReviveLocalAgent(cluster_.dir);
     if (revived.ok() && !*revived) return;
-    revive_at_ = clock_.Now() + revive_delay_;
-    revive_delay_ = std::min(2 * revive_delay_, kReviveDelayMax);
+    DelayNextRevival();
     screen_.Say(revived.ok()
                     ? "the agent of the local cluster had died and was started again; the ranks went on"
                     : std::string(revived.status().message()));
   }
 
+  void DelayNextRevival() {
+    revive_at_ = clock_.Now() + revive_delay_;
+    revive_delay_ = std::min(2 * revive_delay_, kReviveDelayMax);
+  }
+
   absl::Status ReadEvents() {
-    GT_ASSIGN_OR_RETURN(
-        const std::string json,
-        Ask(cluster_, core::ClientEvents{JobId(job_id_), after_, kEventsWait}, kRequestTimeout));
+    GT_ASSIGN_OR_RETURN(const std::string json,
+                        Ask(cluster_, core::ClientEvents{JobId(job_id_), after_, kEventsWait}, Timeout()));
     GT_ASSIGN_OR_RETURN(const EventsDoc doc, ParseEventsDoc(json));
     for (const EventDoc& event : doc.events) {
       after_ = std::max(after_, event.sequence);
@@ -160,6 +164,8 @@ class Follower {
     from_start_ = true;
     return absl::OkStatus();
   }
+
+  absl::Duration Timeout() const { return cluster_.local ? kLocalRequestTimeout : kRequestTimeout; }
 
   std::string Hint() const {
     if (stops_ > 1) return "stopping now";
@@ -200,7 +206,9 @@ class Follower {
                                "; gave up. Later: gtrain attach ", job_id_));
       return kFailed;
     }
-    if (cluster_.local && now - *silent_since_ > absl::Seconds(3)) {
+    const bool gone = cluster_.local && !LocalHeadRuns(cluster_.dir);
+    if (cluster_.local && (gone ? now >= revive_at_ : now - *silent_since_ > absl::Seconds(3))) {
+      if (gone) DelayNextRevival();
       if (const absl::Status again = Reconnect(cluster_); !again.ok()) {
         screen_.Say(std::string(again.message()));
         return kFailed;

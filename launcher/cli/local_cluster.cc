@@ -150,11 +150,6 @@ absl::Status WaitFor(pid_t pid, const std::string& what, const std::string& log,
   return absl::OkStatus();
 }
 
-bool HeadRuns(const std::string& dir) {
-  const absl::StatusOr<net::Endpoint> endpoint = net::ReadEndpoint(dir + "/endpoint.json");
-  return endpoint.ok() && RunsVerb(endpoint->pid, "head");
-}
-
 absl::Status StartHead(const std::string& program, const std::string& dir) {
   // Agents and clients of a head that was killed look for it where it was.
   std::optional<int> preferred;
@@ -170,7 +165,7 @@ absl::Status StartHead(const std::string& program, const std::string& dir) {
     GT_ASSIGN_OR_RETURN(
         const pid_t pid,
         Spawn({program, "head", "--local", "--dir", dir, "--listen", absl::StrCat("127.0.0.1:", port)}, log));
-    status = WaitFor(pid, "head", log, [&] { return HeadRuns(dir); });
+    status = WaitFor(pid, "head", log, [&] { return LocalHeadRuns(dir); });
     if (status.ok() || absl::IsDeadlineExceeded(status)) return status;
   }
   return status;
@@ -235,7 +230,7 @@ absl::StatusOr<LocalCluster> EnsureLocalCluster() {
   GT_ASSIGN_OR_RETURN(const std::string agent_key, agent::NodePublicKey(LocalAgentDir(dir)));
   GT_RETURN_IF_ERROR(
       net::AddAllowedKey(files.authorized_path(), {core::Role::kNode, agent_key, "local agent"}));
-  if (!HeadRuns(dir)) GT_RETURN_IF_ERROR(StartHead(program, dir));
+  if (!LocalHeadRuns(dir)) GT_RETURN_IF_ERROR(StartHead(program, dir));
   if (!AgentRuns(dir)) GT_RETURN_IF_ERROR(StartAgent(program, dir));
   return Describe(dir);
 }
@@ -250,10 +245,15 @@ absl::StatusOr<LocalCluster> FindLocalCluster() {
   return EnsureLocalCluster();
 }
 
+bool LocalHeadRuns(const std::string& dir) {
+  const absl::StatusOr<net::Endpoint> endpoint = net::ReadEndpoint(dir + "/endpoint.json");
+  return endpoint.ok() && RunsVerb(endpoint->pid, "head");
+}
+
 absl::StatusOr<bool> ReviveLocalAgent(const std::string& dir) {
-  if (AgentRuns(dir) || !HeadRuns(dir)) return false;
+  if (AgentRuns(dir) || !LocalHeadRuns(dir)) return false;
   GT_ASSIGN_OR_RETURN(const UniqueFd lock, LockStart(dir));
-  if (AgentRuns(dir) || !HeadRuns(dir)) return false;  // another gtrain was faster
+  if (AgentRuns(dir) || !LocalHeadRuns(dir)) return false;  // another gtrain was faster
   GT_ASSIGN_OR_RETURN(const std::string program, OwnProgram());
   GT_RETURN_IF_ERROR(StartAgent(program, dir));
   return true;

@@ -31,6 +31,9 @@ absl::StatusOr<LocalCluster> EnsureLocalCluster();
 // The running one. Starts a head or agent that died without saying goodbye; NotFound when there is none.
 absl::StatusOr<LocalCluster> FindLocalCluster();
 
+// Whether the head that wrote `<dir>/endpoint.json` is a living process.
+bool LocalHeadRuns(const std::string& dir);
+
 // Starts an agent that died, beside a head that runs; does nothing when the head does not run: while it is
 // away or on its way out, nobody can say whether an agent is wanted. True when one was started. Cheap when
 // all is well.
