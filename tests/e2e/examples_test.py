@@ -114,6 +114,48 @@ checkpoint: {{uri: {ckpt}, every: 25 steps}}
         self.assertRegex(launch.output(), r'finished: accuracy 0\.9\d+ on 2 rank')
         self.wait_for_no_processes()
 
+    def test_resume_rule(self):
+        """Checkpoints of the same job are resumed and that is said; of another job they are neither resumed nor
+        overwritten until the user says which."""
+        if not (os.path.exists(LIBRARY) and self.can_import('numpy')):
+            self.skipTest('needs libgtrain.so and python3-numpy')
+        script = os.path.join(SOURCE, 'examples', 'python_sgd', 'train.py')
+        ckpt = os.path.join(self.dir, 'ckpt')
+
+        def launch(rate, *flags, expect=0):
+            job = self.job_file('rule', f'''
+name: rule
+run: {PYTHON} {script} --steps 40 --lr {rate}
+ranks: 2
+checkpoint: {{uri: {ckpt}, every: 25 steps}}
+''')
+            done = self.gtrain('launch', job, *flags, expect=expect, timeout=TRAINING, GTRAIN_LIBRARY=LIBRARY)
+            return done.stdout + done.stderr
+
+        first = launch(0.1)
+        self.assertNotIn('resume', first)
+        self.assertIn('finished: ', first)
+        files = self.committed(ckpt)
+        self.assertTrue(files)
+        refused = launch(0.2, expect=2)
+        self.assertRegex(refused, rf'newest checkpoint is step 40 of job rule-1 in {ckpt}')
+        hashes = re.search(r"its hash .* is ([0-9a-f]{12}), this one's ([0-9a-f]{12})\b", refused)
+        self.assertTrue(hashes, refused)
+        self.assertNotEqual(hashes.group(1), hashes.group(2))
+        self.assertIn('--resume latest', refused)
+        self.assertIn('--fresh', refused)
+        self.assertEqual(self.committed(ckpt), files)
+        self.assertLessEqual(len(self.jobs()), 1, 'nothing was started')
+        again = launch(0.1)
+        self.assertIn(f'gtrain: resumes step 40 of job rule-1 in {ckpt}', again)
+        self.assertIn('resumed at step 40', again)
+        fresh = launch(0.2, '--fresh')
+        self.assertNotIn('resumed at step', fresh)
+        self.assertIn('finished: ', fresh)
+        forced = launch(0.3, '--resume', 'latest')
+        self.assertIn('resumed at step 40', forced)
+        self.end_local_cluster()
+
     def test_job_files_of_the_examples_are_valid(self):
         files = glob.glob(os.path.join(SOURCE, 'examples', '*', 'job.yaml'))
         self.assertEqual(len(files), 3)

@@ -49,7 +49,7 @@ class LocalTest(harness.GtrainTest):
         env = json.loads(self.read('env.2.0'))
         self.assertEqual(env['TORCHELASTIC_RESTART_COUNT'], '1')
         self.assertNotEqual(env['MASTER_PORT'], json.loads(self.read('env.1.0'))['MASTER_PORT'])
-        self.wait_for_no_processes()
+        self.end_local_cluster()
 
     def test_crash_loop_fails_with_the_first_fault(self):
         """A rank that always crashes before its first step: FAILED, exit 1, failure.json names rank and exit code."""
@@ -67,7 +67,7 @@ class LocalTest(harness.GtrainTest):
         self.assertEqual(first.get('rank'), 1, text)
         self.assertIn('7', json.dumps(first), text)
         self.assertIn('crashes as told before step 1', text, 'the last lines of the rank are evidence')
-        self.wait_for_no_processes()
+        self.end_local_cluster()
 
     def test_stop_from_another_terminal(self):
         """`status` in a second terminal finds the job; `stop` ends it with a chance to save."""
@@ -81,7 +81,7 @@ class LocalTest(harness.GtrainTest):
         self.assertNotEqual(launch.wait(), 0, launch.output())
         wait_until('both ranks saw SIGTERM', lambda: all(
             os.path.exists(os.path.join(self.out, f'stopped.{rank}')) for rank in range(2)))
-        self.wait_for_no_processes()
+        self.end_local_cluster()
 
     def test_hostile_job_file_starts_nothing(self):
         """J table, one of each kind: exit 2, place and nearest key named, no process left."""
@@ -110,7 +110,7 @@ class OrdinaryUserTest(harness.GtrainTest):
         self.wait_for_steps(20, ranks=2)
         open(done, 'w').close()
         self.assertEqual(launch.wait(), 0, launch.output())
-        self.wait_for_no_processes()
+        self.end_local_cluster()
 
 
 if __name__ == '__main__':
