@@ -40,6 +40,10 @@ add_link_options(-Wl,--as-needed)
 
 add_compile_options(-Wall -Wextra -Werror -Wno-missing-field-initializers -fno-omit-frame-pointer)
 if(GTRAIN_SANITIZE)
+  # A third less compile time than -O2 -g (runtime/core/agent_core.cc: 9.5 s of CPU instead of 15.5 s); reports still
+  # name file and line.
+  set(CMAKE_CXX_FLAGS_RELWITHDEBINFO "-O1 -g1")
+  set(CMAKE_C_FLAGS_RELWITHDEBINFO "-O1 -g1")
   # gcc's flow analysis is wrong about instrumented code (std::regex), so that one warning stays with the other builds.
   add_compile_options(-fsanitize=${GTRAIN_SANITIZE} -fno-sanitize-recover=all -Wno-maybe-uninitialized)
   add_link_options(-fsanitize=${GTRAIN_SANITIZE})
