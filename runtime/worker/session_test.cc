@@ -324,6 +324,8 @@ TEST_F(SessionTest, StopNoticeAndReports) {
   const uint32_t seconds = 90;
   keeper.ToAll(kKeeperNotice, std::string(reinterpret_cast<const char*>(&seconds), sizeof(seconds)));
   ExpectAllGood();
+  // The keeper may read the last message only after its sender has ended.
+  EXPECT_TRUE(Until([&] { return keeper.Messages(0, "progress").back()["step"] == 1000; }));
   int64_t samples = 0;
   const auto reports = keeper.Messages(0, "progress");
   for (const auto& report : reports) samples += report.value("samples", 0);
