@@ -8,6 +8,7 @@ import nets
 from harness import wait_until
 
 REASON = nets.usable()
+FASHION = os.path.join(harness.BUILD, 'examples', 'fashion_mnist')
 ALLREDUCE = os.path.join(harness.BUILD, 'tests', 'e2e_allreduce')
 
 
@@ -67,6 +68,21 @@ class FourMachinesTest(harness.GtrainTest):
         wait_until('generation 2 on three ranks', lambda: len(self.rank_pids(2)) == 3, 120)
         open(done, 'w').close()
         self.assertEqual(launch.wait(120), 0, launch.output())
+        self.nets.plug(3)
+        wait_until('the node that is back to end what was left there', lambda: not self.daemons('keeper'), 120)
+
+    @unittest.skipUnless(os.access(FASHION, os.X_OK), 'examples/fashion_mnist is not built (no libtorch)')
+    def test_fashion_mnist_survives_a_pulled_cable(self):
+        """N1: the main job over four machines; one is cut off; three resume from the last checkpoint and still learn."""
+        job = self.job_file('fashion', f'name: fashion\nrun: {FASHION} --epochs 1 --min-accuracy 0.8\n'
+                                       f'nodes: {{min: 2, max: 4}}\nranks_per_node: 1\n'
+                                       f'checkpoint: {{uri: {self.dir}/ckpt, every: 50 steps}}\n')
+        launch = self.launch(job)
+        wait_until('some checkpoints', lambda: 'step 200' in launch.output(), 120)
+        self.nets.unplug(3)
+        self.assertEqual(launch.wait(240), 0, launch.output())
+        self.assertRegex(launch.output(), r'resumed at step [1-9]\d*')
+        self.assertIn('on 3 rank(s)', launch.output())
         self.nets.plug(3)
         wait_until('the node that is back to end what was left there', lambda: not self.daemons('keeper'), 120)
 
