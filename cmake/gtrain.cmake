@@ -84,8 +84,8 @@ function(gtrain_pkg suffix module need without)
   gtrain_record("${module}" "${PC_${suffix}_VERSION}" "${without}")
 endfunction()
 
-# abseil: executables link it statically (256 rank starts cost 0.15 s instead of
-# 0.59 s); shared objects must use the shared one because Debian's archives are not PIC.
+# abseil: executables link it statically (a rank starts with fewer libraries to load); shared objects
+# must use the shared one because Debian's archives are not PIC.
 file(GLOB GTRAIN_ABSL_ARCHIVES /usr/lib/*/libabsl_*.a /usr/lib/libabsl_*.a /usr/local/lib/libabsl_*.a)
 find_package(absl REQUIRED)
 set(GTRAIN_ABSL_SHARED
