@@ -3,17 +3,23 @@
 #   make run      install what is missing, build, train examples/fashion_mnist on four ranks
 #   make test     install, build, run every test
 #   make build    build only
-#   make check    format, lint, layers, headers, PURE targets, banned calls, bazel parity
+#   make test-s3  install Ceph's S3 gateway and test checkpoints against it
+#   make check    format, lint, layers, headers, PURE targets, banned calls, bazel parity, mutants still fit
+#   make mutants  plants each mutant of tests/mutants, says which gate catches it
+#   make soak     minutes of faults on real processes; GTRAIN_SOAK_SECONDS=N shortens the ten minutes of head kills
+#   make sim      20,000 seeds of the simulated cluster, at most 60 minutes; build/sim/report.txt
+#   make powercut 300 power cuts under load on a loop-mounted ext4 (root); ARGS="--cuts N --workers N --seed N"
 #   make bench    every build/bin/bench_* with --quick; JSON under build/bench/
 #   make asan     unit and multi-process tests under AddressSanitizer and UBSan
 #   make tsan     the same under ThreadSanitizer
+#   make fuzz     every libFuzzer target of tests/fuzz for SECONDS_EACH (60) seconds, clang; fails on a finding
 #   make bazel    base and the PURE folders with Debian's bazel-bootstrap
 #   make clean    remove the build directories
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help install build run test check bench asan tsan bazel clean
+.PHONY: help install build run test test-s3 check sim soak powercut bench mutants fuzz asan tsan bazel clean
 
 JOBS ?= $(shell tools/jobs.sh)
 TEST_JOBS ?= 2
@@ -36,21 +42,44 @@ run: build
 test: build
 	$(CTEST) --test-dir build $(ARGS)
 
+test-s3: build
+	tools/install.sh --s3
+	$(CTEST) --test-dir build --tests-regex s3 $(ARGS)
+
 check: build
 	tools/check.sh $(ARGS)
+
+soak: build
+	tools/soak.sh build $(ARGS)
+
+sim: install
+	@cmake --preset release
+	@cmake --build build --parallel $(JOBS) --target gtrain-sim
+	@mkdir -p build/sim
+	build/bin/gtrain-sim --scenario tests/sim/scenarios --seeds 1..20000 --jobs 2 --minutes 60 --report build/sim/report.txt $(ARGS)
+
+powercut: build
+	build/tests/power_cuts --gtrain build/bin/gtrain $(ARGS)
 
 bench: build
 	tools/bench.sh build $(ARGS)
 
-# Programs of others (libtorch, Python) are not instrumented, so tests that run them are left to `make test`.
+mutants: install
+	tools/mutants.py $(ARGS)
+
 asan tsan: install
 	@cmake --preset $@
 	@cmake --build build-$@ --parallel $(JOBS)
-	source tools/sanitizer_env.sh && $(CTEST) --test-dir build-$@ --label-exclude uninstrumented $(ARGS)
+	tools/sanitized_tests.sh build-$@ --parallel $(TEST_JOBS) $(ARGS)
+
+fuzz: install
+	@cmake --preset fuzz
+	@cmake --build build-fuzz --parallel $(JOBS) --target fuzz
+	tools/fuzz.sh build-fuzz $(ARGS)
 
 bazel:
 	tools/install.sh --bazel
 	bazel/run.sh test $(ARGS)
 
 clean:
-	rm -rf build build-dev build-asan build-tsan bazel/.work
+	rm -rf build build-dev build-asan build-tsan build-fuzz bazel/.work

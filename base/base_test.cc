@@ -1,8 +1,15 @@
 #include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <thread>
 
 #include "base/clock.h"
 #include "base/file.h"
+#include "base/fork_guard.h"
 #include "base/ids.h"
+#include "base/mutex.h"
+#include "base/pattern.h"
 #include "base/rng.h"
 #include "base/units.h"
 #include "gmock/gmock.h"
@@ -43,6 +50,54 @@ TEST(RngTest, EqualSeedsGiveEqualSequences) {
   for (int i = 0; i < 1000; ++i) EXPECT_LT(a.Below(3), 3u);
 }
 
+TEST(MutexTest, EveryUnlockWakesWhoeverWaits) {
+  Mutex mutex;
+  int turn = 0;
+  std::vector<std::thread> threads;
+  for (int me = 0; me < 3; ++me) {
+    threads.emplace_back([&, me] {
+      for (int round = 0; round < 100; ++round) {
+        MutexLock lock(&mutex);
+        EXPECT_TRUE(mutex.AwaitFor(absl::Seconds(60), [&] { return turn % 3 == me; }));
+        ++turn;
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(turn, 300);
+}
+
+// Who changes something and then waits itself has unlocked too.
+TEST(MutexTest, WaitingWakesTheOthers) {
+  Mutex mutex;
+  int looks = 0;
+  bool asked = false, answered = false;
+  std::thread other([&] {
+    MutexLock lock(&mutex);
+    EXPECT_TRUE(mutex.AwaitFor(absl::Seconds(60), [&] { return ++looks, asked; }));
+    answered = true;
+  });
+  {
+    MutexLock lock(&mutex);
+    EXPECT_TRUE(mutex.AwaitFor(absl::Seconds(60), [&] { return looks > 0; }));
+    asked = true;  // the other waits already, and nothing unlocks but the next line
+    EXPECT_TRUE(mutex.AwaitFor(absl::Seconds(60), [&] { return answered; }));
+  }
+  other.join();
+}
+
+TEST(MutexTest, TimeIsBoundedAndForeverIsNoOverflow) {
+  Mutex mutex;
+  MutexLock lock(&mutex);
+  EXPECT_FALSE(mutex.AwaitFor(absl::Milliseconds(1), [] { return false; }));
+  EXPECT_FALSE(mutex.AwaitFor(-absl::InfiniteDuration(), [] { return false; }));
+  EXPECT_TRUE(mutex.AwaitFor(absl::ZeroDuration(), [] { return true; }));
+  int looks = 0;
+  std::thread other([&] { MutexLock lock(&mutex); });
+  EXPECT_TRUE(mutex.AwaitFor(absl::InfiniteDuration(), [&] { return ++looks == 2; }));
+  other.join();
+}
+
 TEST(File, ReadRefusesWhatIsNotARegularFile) {
   EXPECT_EQ(ReadFile("/", 10).status().code(), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(ReadFile("/dev/zero", 10).status().code(), absl::StatusCode::kInvalidArgument);
@@ -60,6 +115,35 @@ TEST(File, DurableWriteReplacesWhole) {
   EXPECT_EQ(st.st_mode & 0777, 0600u);
 }
 
+TEST(Pattern, FirstGroupOfTheFirstMatch) {
+  const auto pattern = Pattern::Compile(R"(step[ =:]+(\d+))");
+  ASSERT_TRUE(pattern.ok()) << pattern.status();
+  EXPECT_EQ(pattern->groups(), 1);
+  EXPECT_EQ(pattern->FirstGroup("epoch 1 step=12 step=13"), "12");
+  EXPECT_EQ(pattern->FirstGroup("\xff\xfe step: 7"), "7");
+  EXPECT_EQ(pattern->FirstGroup("epoch 1"), std::nullopt);
+  EXPECT_EQ(Pattern::Compile("a")->FirstGroup("a"), std::nullopt);
+}
+
+TEST(Pattern, NoneTakesExponentialTime_P9) {  // each would outlast the test under a matcher that backtracks
+  const std::string line(1024, 'a');
+  std::string optional;
+  for (int i = 0; i < 120; ++i) optional += "a?";
+  for (const std::string& text :
+       {std::string("(a+)+b"), std::string("(a|a)*b"), std::string("((a*)*)*b"), std::string("(\\w+\\s?)*b"),
+        "(" + optional + std::string(120, 'a') + ")b"}) {
+    const auto pattern = Pattern::Compile(text);
+    ASSERT_TRUE(pattern.ok()) << pattern.status();
+    for (int i = 0; i < 100; ++i) EXPECT_EQ(pattern->FirstGroup(line), std::nullopt) << text;
+  }
+}
+
+TEST(Pattern, WhatCannotBeBoundedIsRefused) {
+  for (const char* text : {"(", "(a)\\1", "(?=a)", "(?<!a)b", "(a{1,500}){1,500}", "((a{100}){100}){100}"}) {
+    EXPECT_EQ(Pattern::Compile(text).status().code(), absl::StatusCode::kInvalidArgument) << text;
+  }
+}
+
 TEST(ClockTest, ManualClockMovesOnlyWhenTold) {
   ManualClock clock;
   const Instant start = clock.Now();
@@ -68,6 +152,24 @@ TEST(ClockTest, ManualClockMovesOnlyWhenTold) {
   RealClock real;
   const Instant before = real.Now();
   EXPECT_LE(before, real.Now());
+}
+
+TEST(ForkGuard, OnlyTheChildIsForked) {
+  const ForkGuard guard;
+  EXPECT_FALSE(guard.Forked());
+  const pid_t child = fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) _exit(guard.Forked() && !ForkGuard().Forked() ? 0 : 1);
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
+  EXPECT_FALSE(guard.Forked());
+}
+
+TEST(PrintRanks, JoinsRuns) {
+  EXPECT_EQ(PrintRanks({3, 1, 2, 7}), "1-3,7");
+  EXPECT_EQ(PrintRanks({1, 0}), "0,1");
+  EXPECT_EQ(PrintRanks({}), "");
 }
 
 }  // namespace

@@ -3,16 +3,16 @@
 #include <unistd.h>
 
 #include "absl/base/const_init.h"
-#include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "base/mutex.h"
 
 namespace gtrain {
 namespace {
 
 // The one piece of process-wide state in base: a log line must not need a handle.
 struct LogState {
-  absl::Mutex mu;
+  Mutex mu;
   std::string tag ABSL_GUARDED_BY(mu);
   std::function<void(LogLevel, absl::string_view)> sink ABSL_GUARDED_BY(mu);
 };
@@ -25,17 +25,17 @@ LogState& State() {
 }  // namespace
 
 void SetLogTag(absl::string_view tag) {
-  absl::MutexLock lock(&State().mu);
+  MutexLock lock(&State().mu);
   State().tag = std::string(tag);
 }
 
 void SetLogSink(std::function<void(LogLevel, absl::string_view)> sink) {
-  absl::MutexLock lock(&State().mu);
+  MutexLock lock(&State().mu);
   State().sink = std::move(sink);
 }
 
 void LogLine(LogLevel level, absl::string_view text) {
-  absl::MutexLock lock(&State().mu);
+  MutexLock lock(&State().mu);
   if (State().sink) return State().sink(level, text);
   constexpr char kLetters[] = {'I', 'W', 'E'};
   const std::string line = absl::StrCat(std::string(1, kLetters[static_cast<int>(level)]), " ",

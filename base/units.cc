@@ -1,5 +1,6 @@
 #include "base/units.h"
 
+#include <algorithm>
 #include <array>
 #include <cctype>
 #include <limits>
@@ -98,6 +99,20 @@ std::string PrintDuration(absl::Duration d) {
     if (ms >= factor && ms % factor == 0) return absl::StrCat(ms / factor, it->first);
   }
   return absl::StrCat(ms, "ms");
+}
+
+std::string PrintRanks(std::vector<int> ranks) {
+  std::sort(ranks.begin(), ranks.end());
+  ranks.erase(std::unique(ranks.begin(), ranks.end()), ranks.end());
+  std::string out;
+  for (size_t i = 0; i < ranks.size();) {
+    size_t j = i;
+    while (j + 1 < ranks.size() && ranks[j + 1] == ranks[j] + 1) ++j;
+    absl::StrAppend(&out, out.empty() ? "" : ",", ranks[i]);
+    if (j > i) absl::StrAppend(&out, j == i + 1 ? "," : "-", ranks[j]);
+    i = j + 1;
+  }
+  return out;
 }
 
 }  // namespace gtrain

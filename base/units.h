@@ -3,6 +3,7 @@
 #pragma once
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
@@ -19,5 +20,8 @@ std::string PrintBytes(uint64_t bytes);
 absl::StatusOr<absl::Duration> ParseDuration(absl::string_view text);
 // The shortest exact form ParseDuration reads back ("90s" prints as "90s", "60m" as "1h").
 std::string PrintDuration(absl::Duration d);
+
+// Numbers as people write sets of ranks: {0,1,2,5} -> "0-2,5".
+std::string PrintRanks(std::vector<int> ranks);
 
 }  // namespace gtrain

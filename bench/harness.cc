@@ -75,26 +75,37 @@ double Series::Spread() const {
   return MedianOf(std::move(distances)) / median;
 }
 
-absl::StatusOr<Outcome> Measure(const Comparison& comparison, int turns) {
-  Outcome outcome{comparison.name, comparison.unit, comparison.peer, {}, {}};
-  for (int turn = -1; turn < turns; ++turn) {
-    GT_ASSIGN_OR_RETURN(const double theirs, comparison.theirs());
-    GT_ASSIGN_OR_RETURN(const double ours, comparison.ours());
-    if (turn < 0) continue;  // the first one warms caches up
-    outcome.theirs.samples.push_back(theirs);
-    outcome.ours.samples.push_back(ours);
+absl::StatusOr<std::vector<Outcome>> Measure(const Comparison& comparison, int turns) {
+  std::vector<Outcome> outcomes;
+  for (const Peer& peer : comparison.peers) {
+    outcomes.push_back({comparison.name, comparison.unit, peer.name, {}, {}});
   }
-  return outcome;
+  Series ours;
+  for (int turn = -1; turn < turns; ++turn) {
+    for (size_t i = 0; i < comparison.peers.size(); ++i) {
+      GT_ASSIGN_OR_RETURN(const double sample, comparison.peers[i].sample());
+      if (turn >= 0) outcomes[i].theirs.samples.push_back(sample);  // the first turn warms caches up
+    }
+    GT_ASSIGN_OR_RETURN(const double sample, comparison.ours());
+    if (turn >= 0) ours.samples.push_back(sample);
+  }
+  if (outcomes.empty()) outcomes.push_back({comparison.name, comparison.unit, "", {}, {}});
+  for (Outcome& outcome : outcomes) outcome.ours = ours;
+  return outcomes;
 }
 
 int Report(const Options& options, absl::string_view bench, const std::vector<Outcome>& outcomes) {
   std::printf("%-34s %12s %8s %12s %8s %7s  %s\n", "what", "ours", "spread", "peer", "spread", "ratio",
               "peer is");
   for (const Outcome& outcome : outcomes) {
-    std::printf("%-34s %10.4g %s %7.1f%% %10.4g %s %7.1f%% %7.2f  %s\n", outcome.name.c_str(),
-                outcome.ours.Median(), outcome.unit.c_str(), 100 * outcome.ours.Spread(),
-                outcome.theirs.Median(), outcome.unit.c_str(), 100 * outcome.theirs.Spread(), outcome.Ratio(),
-                outcome.peer.c_str());
+    std::printf("%-34s %10.4g %s %7.1f%%", outcome.name.c_str(), outcome.ours.Median(), outcome.unit.c_str(),
+                100 * outcome.ours.Spread());
+    if (outcome.peer.empty()) {
+      std::printf("\n");
+      continue;
+    }
+    std::printf(" %10.4g %s %7.1f%% %7.2f  %s\n", outcome.theirs.Median(), outcome.unit.c_str(),
+                100 * outcome.theirs.Spread(), outcome.Ratio(), outcome.peer.c_str());
   }
   if (options.json.empty()) return 0;
   const absl::Status written =

@@ -20,13 +20,19 @@ struct Options {
 // Prints usage and exits 2 on an unknown argument.
 Options ParseOptions(int argc, char** argv);
 
-// One thing measured two ways. A sample is in `unit`, smaller is better.
+using Sample = std::function<absl::StatusOr<double>()>;
+
+struct Peer {
+  std::string name;  // with its flags
+  Sample sample;
+};
+
+// One thing measured several ways. A sample is in `unit`, smaller is better.
 struct Comparison {
   std::string name;  // "launch 8 ranks"
   std::string unit;  // "s"
-  std::string peer;  // what ours is compared with
-  std::function<absl::StatusOr<double>()> ours;
-  std::function<absl::StatusOr<double>()> theirs;
+  Sample ours;
+  std::vector<Peer> peers;
 };
 
 struct Series {
@@ -35,16 +41,17 @@ struct Series {
   double Spread() const;  // median absolute deviation over the median
 };
 
+// Ours beside one peer; without a peer `peer` is empty.
 struct Outcome {
   std::string name, unit, peer;
   Series ours, theirs;
   // Median of ours over the peer's: what is seen beside noise is in the spreads.
-  double Ratio() const { return ours.Median() / theirs.Median(); }
+  double Ratio() const { return peer.empty() ? 0 : ours.Median() / theirs.Median(); }
 };
 
-// Measures in turns (peer, ours, peer, ours, ...), after one unrecorded turn, so that a machine
-// that slows down slows both.
-absl::StatusOr<Outcome> Measure(const Comparison& comparison, int turns);
+// Measures in turns (each peer, ours, each peer, ours, ...), after one unrecorded turn, so that a machine
+// that slows down slows all. An outcome a peer.
+absl::StatusOr<std::vector<Outcome>> Measure(const Comparison& comparison, int turns);
 
 // Prints the table and writes --json. Returns the exit status of main().
 int Report(const Options& options, absl::string_view bench, const std::vector<Outcome>& outcomes);

@@ -15,28 +15,40 @@ TEST(Series, MedianAndSpreadIgnoreOneOutlier) {
   EXPECT_DOUBLE_EQ(Series{}.Median(), 0);
 }
 
+Sample Says(std::string* order, char name, double value) {
+  return [=]() -> absl::StatusOr<double> {
+    *order += name;
+    return value;
+  };
+}
+
 TEST(Measure, AlternatesAndDropsTheFirstTurn) {
   std::string order;
-  const Comparison comparison{"x", "s", "y",
-                              [&]() -> absl::StatusOr<double> {
-                                order += 'o';
-                                return 2.0;
-                              },
-                              [&]() -> absl::StatusOr<double> {
-                                order += 'p';
-                                return 1.0;
-                              }};
-  const auto outcome = Measure(comparison, 3);
-  ASSERT_TRUE(outcome.ok());
-  EXPECT_EQ(order, "popopopo");
-  EXPECT_EQ(outcome->ours.samples.size(), 3u);
-  EXPECT_DOUBLE_EQ(outcome->Ratio(), 2.0);
+  const auto outcomes = Measure(
+      {"x", "s", Says(&order, 'o', 2), {{"y", Says(&order, 'p', 1)}, {"z", Says(&order, 'q', 4)}}}, 2);
+  ASSERT_TRUE(outcomes.ok());
+  EXPECT_EQ(order, "pqopqopqo");
+  ASSERT_EQ(outcomes->size(), 2u);
+  EXPECT_EQ((*outcomes)[1].ours.samples.size(), 2u);
+  EXPECT_DOUBLE_EQ((*outcomes)[0].Ratio(), 2.0);
+  EXPECT_DOUBLE_EQ((*outcomes)[1].Ratio(), 0.5);
+}
+
+TEST(Measure, OursCountsWithoutAPeer) {
+  std::string order;
+  const auto outcomes = Measure({"x", "s", Says(&order, 'o', 2), {}}, 3);
+  ASSERT_TRUE(outcomes.ok());
+  ASSERT_EQ(outcomes->size(), 1u);
+  EXPECT_EQ((*outcomes)[0].ours.samples.size(), 3u);
+  EXPECT_EQ((*outcomes)[0].peer, "");
 }
 
 TEST(Measure, AFailureIsNotANumber) {
-  const Comparison comparison{"x", "s", "y",
+  std::string order;
+  const Comparison comparison{"x",
+                              "s",
                               []() -> absl::StatusOr<double> { return absl::InternalError("broken"); },
-                              []() -> absl::StatusOr<double> { return 1.0; }};
+                              {{"y", Says(&order, 'p', 1)}}};
   EXPECT_EQ(Measure(comparison, 3).status().message(), "broken");
 }
 

@@ -1,141 +1,134 @@
-// bench_launch: how long N ranks of `true` take through gtrain, from the command to its exit, against a
-// bare fork and exec of the same N processes. A cluster of its own runs meanwhile (state in a temporary
-// folder, kept alive by one waiting job), so what is measured is a job, not the start of the daemons.
-#include <fcntl.h>
-#include <poll.h>
-#include <signal.h>
-#include <spawn.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
+// bench_launch: N ranks on this machine that start, register, exchange addresses, pass one barrier and exit:
+// from the user's command to its exit. In turns with Open MPI (PMIx_Init, Fence), MPICH's bare `true` and a
+// bare fork and exec, as far as they are installed.
+//
+// A cluster of its own runs meanwhile (state in a temporary folder, kept alive by one waiting job), so what
+// is measured is a job, not the start of the daemons; that is the "cold" line: no cluster, one rank.
 #include <cstdio>
-#include <cstdlib>
 #include <filesystem>
+#include <functional>
 #include <string>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "base/clock.h"
-#include "base/file.h"
 #include "base/status_macros.h"
 #include "bench/harness.h"
-
-extern char** environ;
+#include "bench/local_cluster.h"
 
 namespace gtrain::bench {
 namespace {
 
-constexpr absl::Duration kCommandDeadline = absl::Seconds(20);
+constexpr const char* kInstall = "tools/install.sh --bench installs it";
 
-// Starts a command with its output thrown away.
-absl::StatusOr<pid_t> Spawn(const std::vector<std::string>& words) {
-  std::vector<char*> argv;
-  for (const std::string& word : words) argv.push_back(const_cast<char*>(word.c_str()));
-  argv.push_back(nullptr);
-  posix_spawn_file_actions_t actions;
-  posix_spawn_file_actions_init(&actions);
-  for (int fd = 0; fd < 3; ++fd) {
-    posix_spawn_file_actions_addopen(&actions, fd, "/dev/null", O_RDWR, 0);
-  }
-  pid_t pid = 0;
-  const int error = posix_spawnp(&pid, argv[0], &actions, nullptr, argv.data(), environ);
-  posix_spawn_file_actions_destroy(&actions);
-  if (error != 0) return ErrnoStatus(error, absl::StrCat("start ", words[0]));
-  return pid;
-}
-
-// Waits for a child of ours; past the deadline it is killed.
-absl::Status WaitFor(pid_t pid, absl::string_view what) {
+absl::StatusOr<double> Seconds(const std::function<absl::Status()>& work) {
   const RealClock clock;
-  const Instant deadline = clock.Now() + kCommandDeadline;
-  int status = 0;
-  while (waitpid(pid, &status, WNOHANG) == 0) {
-    if (clock.Now() > deadline) {
-      kill(pid, SIGKILL);
-      waitpid(pid, &status, 0);
-      return absl::DeadlineExceededError(absl::StrCat(what, " did not end within 20 s"));
-    }
-    poll(nullptr, 0, 1);
-  }
-  if (WIFEXITED(status) && WEXITSTATUS(status) == 0) return absl::OkStatus();
-  return absl::InternalError(absl::StrCat(what, " failed: wait status ", status));
+  const Instant start = clock.Now();
+  GT_RETURN_IF_ERROR(work());
+  return absl::ToDoubleSeconds(clock.Now() - start);
 }
 
-class LaunchBench {
+absl::Status Bare(int ranks) {
+  std::vector<pid_t> pids;
+  for (int rank = 0; rank < ranks; ++rank) {
+    GT_ASSIGN_OR_RETURN(const pid_t pid, Spawn({"true"}));
+    pids.push_back(pid);
+  }
+  for (pid_t pid : pids) GT_RETURN_IF_ERROR(WaitFor(pid, "true"));
+  return absl::OkStatus();
+}
+
+// What is installed beside ours; for each that is not, a line says so.
+class Peers {
  public:
-  explicit LaunchBench(std::string gtrain) : gtrain_(std::move(gtrain)) {}
+  explicit Peers(const std::string& folder) {
+    pmix_ = std::filesystem::absolute(folder + "/../bench/launch_pmix").string();
+    if (!Executable(pmix_) || !Executable(kMpirunOpenMpi)) Missing("Open MPI with PMIx", pmix_);
+    if (!Executable(kMpirunMpich)) Missing("MPICH", kMpirunMpich);
+    AllowOpenMpiAsRoot();
+  }
 
-  // A home of its own, and a job that keeps its cluster alive.
-  absl::Status Start() {
-    std::string pattern = (std::filesystem::temp_directory_path() / "gt-XXXXXX").string();
-    if (mkdtemp(pattern.data()) == nullptr) return ErrnoStatus(errno, "mkdtemp");
-    home_ = pattern;
-    for (const char* name : {"HOME", "XDG_STATE_HOME", "XDG_CONFIG_HOME", "XDG_RUNTIME_DIR"}) {
-      setenv(name, home_.c_str(), 1);
+  std::vector<Peer> ForRanks(int ranks) const {
+    const std::string n = absl::StrCat(ranks);
+    std::vector<Peer> peers;
+    if (Executable(pmix_) && Executable(kMpirunOpenMpi)) {
+      peers.push_back(
+          {"Open MPI, PMIx_Init + Fence", [=, this] {
+             return Seconds([&] {
+               return Run({kMpirunOpenMpi, "--oversubscribe", "--bind-to", "none", "-n", n, pmix_});
+             });
+           }});
     }
-    if (chdir(home_.c_str()) != 0) return ErrnoStatus(errno, home_);
-    return Run({gtrain_, "launch", "-d", "-n", "1", "--set", "name=waits", "--set", "stop_grace=1s", "--",
-                "sleep", "3600"});
-  }
-
-  void Stop() {
-    if (home_.empty()) return;
-    const absl::Status stopped = Run({gtrain_, "stop", "waits", "--now"});
-    if (!stopped.ok()) std::fprintf(stderr, "bench_launch: %s\n", stopped.ToString().c_str());
-    std::error_code ignored;
-    if (chdir("/") == 0) std::filesystem::remove_all(home_, ignored);
-  }
-
-  absl::StatusOr<double> Ours(int ranks) {
-    const Instant start = clock_.Now();
-    GT_RETURN_IF_ERROR(
-        Run({gtrain_, "launch", "-n", absl::StrCat(ranks), "--set", "name=trues", "--", "true"}));
-    return absl::ToDoubleSeconds(clock_.Now() - start);
-  }
-
-  absl::StatusOr<double> Bare(int ranks) {
-    const Instant start = clock_.Now();
-    std::vector<pid_t> pids;
-    for (int rank = 0; rank < ranks; ++rank) {
-      GT_ASSIGN_OR_RETURN(const pid_t pid, Spawn({"true"}));
-      pids.push_back(pid);
+    if (Executable(kMpirunMpich)) {
+      peers.push_back({"MPICH, bare true", [=] {
+                         return Seconds([&] { return Run({kMpirunMpich, "-n", n, "true"}); });
+                       }});
     }
-    for (pid_t pid : pids) GT_RETURN_IF_ERROR(WaitFor(pid, "true"));
-    return absl::ToDoubleSeconds(clock_.Now() - start);
+    peers.push_back({"bare fork and exec of true", [=] { return Seconds([&] { return Bare(ranks); }); }});
+    return peers;
   }
 
  private:
-  static absl::Status Run(const std::vector<std::string>& words) {
-    GT_ASSIGN_OR_RETURN(const pid_t pid, Spawn(words));
-    return WaitFor(pid, absl::StrCat(words[0], " ", words[1]));
+  static void Missing(const char* what, const std::string& file) {
+    std::fprintf(stderr, "bench_launch: without %s: %s is not there; %s\n", what, file.c_str(), kInstall);
+  }
+  std::string pmix_;
+};
+
+class Ours {
+ public:
+  explicit Ours(const std::string& folder)
+      : cluster_(folder), rank_(std::filesystem::absolute(folder + "/../bench/launch_rank").string()) {}
+
+  absl::Status StartCluster() { return cluster_.Start(); }
+  void StopCluster() { cluster_.Stop(); }
+
+  absl::StatusOr<double> Launch(int ranks) const {
+    return Seconds([&] {
+      return Run({cluster_.gtrain(), "launch", "-n", absl::StrCat(ranks), "--", rank_});
+    });
   }
 
-  const RealClock clock_;
-  const std::string gtrain_;
-  std::string home_;
+  absl::StatusOr<double> Cold() const {
+    Home home;
+    GT_RETURN_IF_ERROR(home.Make());
+    auto seconds = Launch(1);
+    home.Remove();
+    return seconds;
+  }
+
+ private:
+  LocalCluster cluster_;
+  const std::string rank_;
 };
 
 int Main(const Options& options) {
-  LaunchBench bench(std::filesystem::absolute(options.folder + "/gtrain").string());
-  if (const absl::Status started = bench.Start(); !started.ok()) {
-    std::fprintf(stderr, "bench_launch: %s\n", started.ToString().c_str());
-    bench.Stop();
-    return 1;
-  }
   std::vector<Outcome> outcomes;
   int failed = 0;
-  for (int ranks : {1, 8, 32}) {
-    auto outcome = Measure({absl::StrCat("launch ", ranks, " ranks of true"), "s", "bare fork and exec",
-                            [&] { return bench.Ours(ranks); }, [&] { return bench.Bare(ranks); }},
-                           options.quick ? 5 : 15);
-    if (outcome.ok()) {
-      outcomes.push_back(*std::move(outcome));
+  auto measure = [&](const Comparison& comparison, int turns) {
+    auto measured = Measure(comparison, turns);
+    if (measured.ok()) {
+      outcomes.insert(outcomes.end(), measured->begin(), measured->end());
     } else {
-      std::fprintf(stderr, "bench_launch: %d ranks: %s\n", ranks, outcome.status().ToString().c_str());
+      std::fprintf(stderr, "bench_launch: %s: %s\n", comparison.name.c_str(),
+                   measured.status().ToString().c_str());
       failed = 1;
     }
+  };
+  Ours ours(options.folder);
+  const Peers peers(options.folder);
+  measure({"cold cluster, 1 rank", "s", [&] { return ours.Cold(); }, {}}, options.quick ? 3 : 9);
+  if (const absl::Status started = ours.StartCluster(); started.ok()) {
+    for (int ranks : {1, 64, 256}) {
+      measure({absl::StrCat("launch ", ranks, " ranks"), "s", [&] { return ours.Launch(ranks); },
+               peers.ForRanks(ranks)},
+              options.quick ? (ranks > 64 ? 3 : 5) : 11);
+    }
+  } else {
+    std::fprintf(stderr, "bench_launch: %s\n", started.ToString().c_str());
+    failed = 1;
   }
-  bench.Stop();
+  ours.StopCluster();
   return Report(options, "launch", outcomes) | failed;
 }
 

@@ -130,6 +130,29 @@ class CheckpointTest(unittest.TestCase):
             np.testing.assert_array_equal(weights, np.arange(12.0).reshape(3, 4))
             self.assertEqual((counter[0], own[0]), (5, 7))
 
+    def test_parts_of_tensors(self):
+        mesh = gtrain.Mesh(dp=2, pp=2, tp=3)
+        self.assertEqual((mesh.size, mesh.coordinates(5)), (12, {"dp": 0, "pp": 1, "tp": 2}))
+        self.assertEqual(mesh.box((4, 8), 5, split=[(1, "tp")]), (slice(0, 4), slice(6, 8)))
+        self.assertEqual(mesh.box((7,), 5, split=[(0, "tp"), (0, "dp")]), (slice(5, 6),))
+        self.assertIsNone(mesh.box((4, 8), 5, only={"pp": 0}))
+        with self.assertRaisesRegex(gtrain.InvalidArgument, "no axis \"ep\""):
+            mesh.box((4,), 0, split=[(0, "ep")])
+
+    def test_a_part_of_the_wrong_shape_is_refused(self):
+        with tempfile.TemporaryDirectory() as folder, gtrain.Session() as session:
+            with gtrain.Checkpointer(session, uri=folder + "/ckpt") as checkpointer:
+                one = gtrain.Mesh(tp=1)
+                with self.assertRaisesRegex(gtrain.InvalidArgument, "this rank holds \\(4, 6\\)"):
+                    checkpointer.sharded("w", np.zeros((6, 4)), (4, 6), one, split=[(0, "tp")])
+                with self.assertRaisesRegex(gtrain.InvalidArgument, "dtype"):
+                    checkpointer.sharded("w", None, (4, 6), one)
+                with self.assertRaisesRegex(gtrain.InvalidArgument, "has 2 ranks"):
+                    checkpointer.sharded("w", np.zeros((2, 6)), (4, 6), gtrain.Mesh(tp=2), split=[(0, "tp")])
+                checkpointer.sharded("w", np.zeros((4, 6)), (4, 6), one, split=[(0, "tp")])
+                self.assertIsNone(checkpointer.restore())
+                self.assertEqual(checkpointer.restored_bytes, (0, 0))
+
     def test_without_a_place_the_error_says_so(self):
         with gtrain.Session() as session:
             with self.assertRaises(gtrain.GtrainError) as caught:

@@ -3,19 +3,21 @@
 # run does nothing and needs no root.
 #   tools/install.sh            everything `make run` and `make test` use
 #   tools/install.sh --bazel    also what `make bazel` uses
+#   tools/install.sh --bench    also the peers that `make bench` compares with
+#   tools/install.sh --s3       also the S3 server that `make test-s3` runs against
 #   tools/install.sh --list     print the package names and what each group is for
 set -euo pipefail
 
 # group | what is lost without it ("" = nothing is built without it) | packages
 groups=(
   "build||cmake ninja-build g++ pkg-config git make"
-  "core||libabsl-dev libgtest-dev libgmock-dev libzmq3-dev libsodium-dev libcapnp-dev capnproto librocksdb-dev libhwloc-dev libyaml-cpp-dev nlohmann-json3-dev libxxhash-dev libhwy-dev libssl-dev"
-  "tests||python3 iproute2 procps util-linux"
+  "core||libabsl-dev libgtest-dev libgmock-dev libzmq3-dev libsodium-dev libcapnp-dev capnproto librocksdb-dev libhwloc-dev libyaml-cpp-dev libre2-dev nlohmann-json3-dev libxxhash-dev libhwy-dev libssl-dev"
+  "tests||python3 iproute2 procps util-linux mount e2fsprogs strace"
   "speed|slower builds|ccache lld"
-  "lint|make check leaves out clang-format and clang-tidy|clang clang-format clang-tidy"
+  "lint|make check leaves out clang-format and clang-tidy, no make fuzz|clang clang-format clang-tidy"
   "bench|no micro-benchmarks|libbenchmark-dev"
   "ucx|ranks of one job stay on one machine|libucx-dev"
-  "http|no S3|libcurl4-openssl-dev"
+  "s3|no S3, and its tests are left out|libcurl4-openssl-dev libexpat1-dev libmicrohttpd-dev"
   "torch|examples/fashion_mnist and examples/torch_ddp are left out|libtorch-dev zlib1g-dev dataset-fashion-mnist libopenblas0-pthread python3-torch python3-numpy"
   "nets|tests that cut links are skipped|nftables"
   "coexist|the test that loads libgtrain beside gRPC is skipped|libgrpc++-dev"
@@ -27,13 +29,17 @@ case "${1:-}" in
   "") ;;
   --bazel)
     groups+=("bazel||bazel-bootstrap bazel-rules-java bazel-rules-proto bazel-platforms") ;;
+  --bench)
+    groups+=("peers||libpmix-dev openmpi-bin libopenmpi-dev mpich libmpich-dev") ;;
+  --s3)
+    groups+=("ceph||ceph-mon ceph-osd radosgw ceph-common curl") ;;
   --list)
     for group in "${groups[@]}"; do
       IFS='|' read -r name without packages <<<"$group"
       echo "$name: $packages${without:+  (without: $without)}"
     done
     exit 0 ;;
-  *) echo "usage: tools/install.sh [--bazel | --list]" >&2; exit 2 ;;
+  *) echo "usage: tools/install.sh [--bazel | --bench | --s3 | --list]" >&2; exit 2 ;;
 esac
 
 if ! command -v dpkg-query >/dev/null; then

@@ -16,6 +16,7 @@
 #include "absl/strings/str_split.h"
 #include "base/clock.h"
 #include "base/logging.h"
+#include "base/mutex.h"
 #include "base/rng.h"
 #include "base/status_macros.h"
 #include "checkpoint/engine/agreement.h"
@@ -26,6 +27,7 @@
 #include "checkpoint/format/hash.h"
 #include "checkpoint/plan/load_plan.h"
 #include "checkpoint/plan/save_plan.h"
+#include "checkpoint/store/probe.h"
 
 namespace gtrain::ckpt {
 namespace {
@@ -38,10 +40,9 @@ constexpr absl::Duration kAutoMin = absl::Seconds(30);
 constexpr absl::Duration kAutoMax = absl::Minutes(10);
 
 void Pause(absl::Duration how_long) {
-  absl::Mutex mu;
-  absl::MutexLock lock(&mu);
-  const auto never = [] { return false; };
-  mu.AwaitWithTimeout(absl::Condition(&never), how_long);
+  Mutex mu;
+  MutexLock lock(&mu);
+  mu.AwaitFor(how_long, [] { return false; });
 }
 
 // Get that waits for what another rank is known to have written.
@@ -71,6 +72,8 @@ class CheckpointerImpl final : public Checkpointer {
 
   absl::Status AddReplicated(absl::string_view name, void* data, std::vector<int64_t> shape,
                              DType dtype) override;
+  absl::Status AddSharded(absl::string_view name, void* data, std::vector<int64_t> shape,
+                          const Sharding& sharding, DType dtype) override;
   absl::Status AddPerRank(absl::string_view name, void* data, size_t bytes) override;
   absl::StatusOr<std::optional<RestoredStep>> Restore() override;
   absl::StatusOr<bool> Save(int64_t step) override;
@@ -95,12 +98,15 @@ class CheckpointerImpl final : public Checkpointer {
   absl::Status Freeze();
   absl::StatusOr<std::vector<Candidate>> ListCandidates();
   Choice NextChoice(std::vector<Candidate>* candidates, int* tried);
+  bool ListAgain(const Candidate& gone, std::vector<Candidate>* candidates);
   absl::Status Spread(Choice* choice);
   absl::StatusOr<port::BlobStore*> StoreOf(bool elsewhere);
-  absl::Status ReadChosen(Choice* choice, StagedState* staged, std::vector<bool>* restored);
+  absl::Status ReadChosen(Choice* choice, StagedState* staged, LoadPlan* plan);
   absl::StatusOr<std::optional<RestoredStep>> Finish(const Choice& choice, StagedState* staged,
-                                                     const std::vector<bool>& restored, int tried);
+                                                     const LoadPlan& plan, int tried);
   absl::Status AgreeToSave(int64_t step, bool* busy);
+  // Whether this rank would save now; rank 0 decides.
+  bool Due(int64_t step) const;
   absl::Duration Interval() const;
 
   Session* const session_;
@@ -115,10 +121,12 @@ class CheckpointerImpl final : public Checkpointer {
   std::vector<Registered> registered_;
   std::vector<void*> data_;
   bool frozen_ = false;
+  int lists_ = 0;  // of candidates that turned out to be out of date
   std::optional<int64_t> restored_step_;
   int64_t highest_step_ = -1;  // saved with the current attempt number
   uint64_t skipped_ = 0;
   Instant last_save_;
+  bool saved_for_notice_ = false;
   absl::Duration last_stall_;
   std::unique_ptr<Saver> saver_;  // last: its thread uses the rest
 };
@@ -135,15 +143,10 @@ absl::Status CheckpointerImpl::Start() {
 
 absl::Status CheckpointerImpl::ProveShared() {
   Rng rng = Rng::FromSystem();
-  std::string nonce = absl::StrCat("probe-", absl::Hex(rng.Next(), absl::kZeroPad16),
-                                   absl::Hex(rng.Next(), absl::kZeroPad16));
+  std::string nonce = ProbeKey(absl::ToUnixSeconds(absl::Now()), rng.Next());
   absl::Status made;
   if (agree_.rank() == 0) {
-    made = store_->PutIfAbsent(nonce, nonce);
-    if (made.ok() && !absl::IsAlreadyExists(store_->PutIfAbsent(nonce, "second"))) {
-      made = absl::FailedPreconditionError(absl::StrCat(
-          store_->Describe(), " lets a second writer replace a file: checkpoints would not be safe there"));
-    }
+    made = ProveExclusive(store_.get(), nonce);
   }
   const auto remove = absl::MakeCleanup([&] {
     if (agree_.rank() == 0) store_->Delete(nonce).IgnoreError();
@@ -221,6 +224,27 @@ absl::Status CheckpointerImpl::AddReplicated(absl::string_view name, void* data,
   return Add({std::move(tensor), *count * DTypeSize(dtype)}, data);
 }
 
+absl::Status CheckpointerImpl::AddSharded(absl::string_view name, void* data, std::vector<int64_t> shape,
+                                          const Sharding& sharding, DType dtype) {
+  const absl::StatusOr<sharding::Partition> partition =
+      sharding::Partition::Make(sharding, shape.size(), agree_.size());
+  if (!partition.ok())
+    return absl::InvalidArgumentError(absl::StrCat("\"", name, "\": ", partition.status().message()));
+  // Nothing is split and nobody is left out.
+  if (partition->Key().empty()) return AddReplicated(name, data, std::move(shape), dtype);
+  const std::optional<uint64_t> count = ElementCount(shape, dtype);
+  if (!count) return absl::InvalidArgumentError(absl::StrCat("\"", name, "\" has an impossible shape"));
+  uint64_t bytes = 0;
+  if (partition->Holds(agree_.rank()))
+    bytes = partition->ElementsOf(shape, partition->CellOf(agree_.rank())) * DTypeSize(dtype);
+  GlobalTensor tensor{.name = std::string(name),
+                      .layout = Layout::kSharded,
+                      .dtype = dtype,
+                      .shape = std::move(shape),
+                      .sharding = sharding};
+  return Add({std::move(tensor), bytes}, data);
+}
+
 absl::Status CheckpointerImpl::AddPerRank(absl::string_view name, void* data, size_t bytes) {
   return Add({{.name = std::string(name), .layout = Layout::kPerRank}, bytes}, data);
 }
@@ -275,6 +299,21 @@ absl::StatusOr<std::vector<Candidate>> CheckpointerImpl::ListCandidates() {
   return Candidates(settings_, next_.epoch, here, there);
 }
 
+// Whether the candidate is gone for good: an earlier generation's late commit deleted it for something newer,
+// and what was listed then is out of date.
+bool CheckpointerImpl::ListAgain(const Candidate& gone, std::vector<Candidate>* candidates) {
+  constexpr int kListsMax = 3;
+  const absl::StatusOr<port::BlobStore*> store = StoreOf(gone.elsewhere);
+  if (lists_ == kListsMax || !store.ok() || !absl::IsNotFound(ReadManifest(*store, gone.id).status()))
+    return false;
+  absl::StatusOr<std::vector<Candidate>> found = ListCandidates();
+  if (!found.ok()) return false;
+  ++lists_;
+  LogInfo("checkpoint: step ", gone.id.step, " was deleted while it was looked at: looking again");
+  *candidates = *std::move(found);
+  return true;
+}
+
 CheckpointerImpl::Choice CheckpointerImpl::NextChoice(std::vector<Candidate>* candidates, int* tried) {
   while (!candidates->empty()) {
     const Candidate candidate = candidates->front();
@@ -284,6 +323,7 @@ CheckpointerImpl::Choice CheckpointerImpl::NextChoice(std::vector<Candidate>* ca
     std::string text;
     auto read = ReadManifest(*store, candidate.id, &text);
     if (absl::IsDataLoss(read.status()) || absl::IsNotFound(read.status())) {
+      if (ListAgain(candidate, candidates)) continue;
       ++*tried;
       LogError("checkpoint: ", read.status().message(), "; falling back to the one before");
       continue;
@@ -322,7 +362,7 @@ absl::Status CheckpointerImpl::Spread(Choice* choice) {
   return absl::OkStatus();
 }
 
-absl::Status CheckpointerImpl::ReadChosen(Choice* choice, StagedState* staged, std::vector<bool>* restored) {
+absl::Status CheckpointerImpl::ReadChosen(Choice* choice, StagedState* staged, LoadPlan* plan) {
   GT_ASSIGN_OR_RETURN(port::BlobStore* const store, StoreOf(choice->elsewhere));
   if (agree_.rank() != 0) {
     const std::string key = ManifestKey(choice->id);
@@ -334,14 +374,14 @@ absl::Status CheckpointerImpl::ReadChosen(Choice* choice, StagedState* staged, s
       return absl::DataLossError(absl::StrCat(key, " is an abort marker"));
     choice->manifest = std::get<Manifest>(std::move(parsed));
   }
-  GT_ASSIGN_OR_RETURN(const LoadPlan plan, PlanLoad(choice->manifest, registered_, agree_.rank()));
-  if (!plan.unknown.empty() && agree_.rank() == 0) {
-    LogWarning("checkpoint: step ", choice->id.step, " holds ", plan.unknown.size(),
-               " tensors that are not registered (\"", plan.unknown[0], "\"...): not restored");
+  GT_ASSIGN_OR_RETURN(*plan, PlanLoad(choice->manifest, registered_, agree_.rank(), agree_.size()));
+  if (!plan->unknown.empty() && agree_.rank() == 0) {
+    LogWarning("checkpoint: step ", choice->id.step, " holds ", plan->unknown.size(),
+               " tensors that are not registered (\"", plan->unknown[0], "\"...): not restored");
   }
-  *restored = plan.restored;
   return LoadShards(
-      store, choice->manifest, plan, [this] { return session_->Alive(); }, staged);
+      store, choice->manifest, *plan, [this] { return session_->Alive(); },
+      [staged](size_t registered) { return staged->at(registered); });
 }
 
 absl::StatusOr<std::optional<RestoredStep>> CheckpointerImpl::Restore() {
@@ -363,13 +403,13 @@ absl::StatusOr<std::optional<RestoredStep>> CheckpointerImpl::Restore() {
     if (agree_.rank() == 0) choice = NextChoice(&candidates, &tried);
     GT_RETURN_IF_ERROR(Spread(&choice));
     if (choice.none) break;
-    std::vector<bool> restored;
-    const absl::Status mine = ReadChosen(&choice, &staged, &restored);
+    LoadPlan plan;
+    const absl::Status mine = ReadChosen(&choice, &staged, &plan);
     const absl::Status all = agree_.AllOk(mine);
-    if (all.ok()) return Finish(choice, &staged, restored, tried);
+    if (all.ok()) return Finish(choice, &staged, plan, tried);
     if (!absl::IsDataLoss(all) && !absl::IsNotFound(all)) return all;
-    ++tried;
-    if (agree_.rank() == 0) {
+    if (agree_.rank() == 0 && !ListAgain({choice.elsewhere, choice.id}, &candidates)) {
+      ++tried;
       LogError("checkpoint: step ", choice.id.step, " (", ManifestKey(choice.id),
                ") IS DAMAGED, falling back to the one before: ", all.message());
     }
@@ -394,10 +434,9 @@ absl::StatusOr<std::optional<RestoredStep>> CheckpointerImpl::Restore() {
 
 absl::StatusOr<std::optional<RestoredStep>> CheckpointerImpl::Finish(const Choice& choice,
                                                                      StagedState* staged,
-                                                                     const std::vector<bool>& restored,
-                                                                     int tried) {
+                                                                     const LoadPlan& plan, int tried) {
   for (size_t i = 0; i < registered_.size(); ++i) {
-    if (restored[i]) {
+    if (plan.restored[i]) {
       if (registered_[i].bytes > 0) std::memcpy(data_[i], staged->at(i), registered_[i].bytes);
     } else {
       LogInfo("checkpoint: rank ", agree_.rank(), " had no \"", registered_[i].tensor.name, "\" in step ",
@@ -409,7 +448,9 @@ absl::StatusOr<std::optional<RestoredStep>> CheckpointerImpl::Finish(const Choic
   GT_ASSIGN_OR_RETURN(port::BlobStore* const store, StoreOf(choice.elsewhere));
   RestoredStep out{.step = choice.id.step,
                    .timeline = choice.id.timeline,
-                   .manifest = absl::StrCat(store->Describe(), "/", ManifestKey(choice.id))};
+                   .manifest = absl::StrCat(store->Describe(), "/", ManifestKey(choice.id)),
+                   .bytes = plan.needed_bytes,
+                   .bytes_read = plan.read_bytes};
   if (agree_.rank() == 0) {
     LogInfo("checkpoint: resumed step ", out.step, " from ", out.manifest, ", written by ",
             choice.manifest.world_size, " ranks of job \"", choice.manifest.owner.job, "\"",
@@ -452,7 +493,7 @@ absl::StatusOr<bool> CheckpointerImpl::Save(int64_t step) {
   char* out = saver_->buffer();
   for (const Piece& piece : saver_->plan().pieces) {
     if (piece.bytes == 0) continue;
-    std::memcpy(out, static_cast<const char*>(data_[piece.registered]) + piece.begin, piece.bytes);
+    std::memcpy(out, static_cast<const char*>(data_[piece.tensor]) + piece.begin, piece.bytes);
     out += piece.bytes;
   }
   last_stall_ = clock_.Now() - last_save_;
@@ -467,18 +508,27 @@ absl::Duration CheckpointerImpl::Interval() const {
   return std::clamp(cost, kAutoMin, kAutoMax);
 }
 
+bool CheckpointerImpl::Due(int64_t step) const {
+  // A machine goes: what was committed after the notice is what the others go on with (C13). A save that
+  // began before it is let finish.
+  if (session_->PreemptionNotice() && !saved_for_notice_ && (saver_ == nullptr || !saver_->busy()))
+    return true;
+  if (settings_.every_steps) return step > 0 && step % *settings_.every_steps == 0;
+  return clock_.Now() - last_save_ >= Interval();
+}
+
 absl::StatusOr<bool> CheckpointerImpl::SaveIfDue(int64_t step, Communicator* comm) {
-  if (settings_.every_steps) {
-    if (step <= 0 || step % *settings_.every_steps != 0) return false;
-    return Save(step);
-  }
-  int64_t due = clock_.Now() - last_save_ >= Interval() ? 1 : 0;
+  if (!session_->PreemptionNotice()) saved_for_notice_ = false;  // one that was taken back
+  int64_t due = Due(step) ? 1 : 0;
   Communicator* const through = comm != nullptr ? comm : comm_.get();
   if (through != nullptr && through->size() > 1) {
     GT_RETURN_IF_ERROR(through->Broadcast(&due, 1, DType::kInt64, 0));
   }
   if (due == 0) return false;
-  return Save(step);
+  const bool noticed = session_->PreemptionNotice().has_value();
+  GT_ASSIGN_OR_RETURN(const bool saved, Save(step));
+  if (noticed && saved) saved_for_notice_ = true;
+  return saved;
 }
 
 absl::Status CheckpointerImpl::Wait(absl::Duration timeout) {

@@ -17,8 +17,8 @@
 #include "base/logging.h"
 #include "base/status_macros.h"
 #include "checkpoint/engine/catalog.h"
-#include "checkpoint/engine/checkpointer.h"
-#include "checkpoint/engine/session_fake.h"
+#include "checkpoint/engine/engine_test_world.h"
+#include "checkpoint/engine/retain.h"
 #include "checkpoint/engine/shard_io.h"
 #include "checkpoint/store/directory_store.h"
 #include "checkpoint/store/faulty_store.h"
@@ -33,145 +33,21 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::SizeIs;
 
-constexpr absl::Duration kLong = absl::Seconds(60);
-
-// A small model: one tensor large enough to be cut between ranks, small ones, a counter, per-rank state.
-struct State {
-  std::vector<float> large = std::vector<float>(700'000);
-  std::vector<float> small = std::vector<float>(300);
-  int64_t counter = 0;
-  std::string rng = std::string(37, '\0');
-
-  // What training would have made of it at `step` on `rank`.
-  static State At(int64_t step, int rank) {
-    State s;
-    for (size_t i = 0; i < s.large.size(); ++i)
-      s.large[i] = static_cast<float>(step * 1000 + static_cast<int64_t>(i % 977));
-    for (size_t i = 0; i < s.small.size(); ++i)
-      s.small[i] = static_cast<float>(step) + 0.5f * static_cast<float>(i);
-    s.counter = step;
-    for (size_t i = 0; i < s.rng.size(); ++i)
-      s.rng[i] = static_cast<char>(step * 31 + rank * 7 + static_cast<int>(i));
-    return s;
-  }
-  bool operator==(const State&) const = default;
-};
-
-// Copies the values; the registered memory stays where it is.
-void Fill(State* to, const State& from) {
-  std::copy(from.large.begin(), from.large.end(), to->large.begin());
-  std::copy(from.small.begin(), from.small.end(), to->small.begin());
-  to->counter = from.counter;
-  std::copy(from.rng.begin(), from.rng.end(), to->rng.begin());
-}
-
-absl::Status Register(Checkpointer* c, State* s) {
-  GT_RETURN_IF_ERROR(c->AddReplicated("small", s->small.data(), {3, 100}, DType::kFloat32));
-  GT_RETURN_IF_ERROR(c->AddReplicated("large", s->large.data(), {700, 1000}, DType::kFloat32));
-  GT_RETURN_IF_ERROR(c->AddReplicated("counter", &s->counter, {}, DType::kInt64));
-  return c->AddPerRank("rng", s->rng.data(), s->rng.size());
-}
-
-Environment EnvironmentOf(const FakeJob& job) {
-  return [job](const char* name) -> std::optional<std::string> {
-    const absl::string_view n = name;
-    if (n == "GTRAIN_CLUSTER") return job.cluster;
-    if (n == "GTRAIN_JOB_HASH" && job.managed) return job.job_hash;
-    if (n == "GTRAIN_RESUME" && !job.resume.empty()) return job.resume;
-    return std::nullopt;
-  };
-}
-
-std::string FreshFolder() {
-  std::string path = absl::StrCat(testing::TempDir(), "/gtrain-ckpt-XXXXXX");
-  EXPECT_NE(mkdtemp(path.data()), nullptr);
-  return path;
-}
-
-// Everything of one rank: opened, registered.
-struct Rank {
-  std::unique_ptr<Checkpointer> checkpointer;
-  std::unique_ptr<State> state = std::make_unique<State>();
-};
-
-absl::StatusOr<Rank> OpenRank(const FakeJob& job, FakeSession* session, const std::string& folder,
-                              int keep = 3, const StoreFactory& factory = &OpenDirectoryStore) {
-  Rank rank;
-  GT_ASSIGN_OR_RETURN(rank.checkpointer,
-                      OpenCheckpointer(session, {.uri = folder, .keep = keep, .commit_timeout = kLong},
-                                       EnvironmentOf(job), factory));
-  GT_RETURN_IF_ERROR(Register(rank.checkpointer.get(), rank.state.get()));
-  return rank;
-}
-
-// Saves `steps` one after the other and waits for each commit, on every rank.
-absl::Status SaveSteps(const FakeJob& job, const std::string& folder, std::vector<int64_t> steps,
-                       int keep = 3, const StoreFactory& factory = &OpenDirectoryStore) {
-  std::vector<absl::Status> results(job.world_size);
-  RunRanks(job, [&](FakeSession* session) {
-    results[session->rank()] = [&]() -> absl::Status {
-      GT_ASSIGN_OR_RETURN(Rank rank, OpenRank(job, session, folder, keep, factory));
-      for (int64_t step : steps) {
-        Fill(rank.state.get(), State::At(step, session->rank()));
-        GT_ASSIGN_OR_RETURN(const bool saved, rank.checkpointer->Save(step));
-        if (!saved) return absl::InternalError("skipped");
-        GT_RETURN_IF_ERROR(rank.checkpointer->Wait(kLong));
-        if (rank.checkpointer->LastCommitted() != step) return absl::InternalError("not known as committed");
-        if (session->reported().back().first != step) return absl::InternalError("not reported");
-      }
-      return absl::OkStatus();
-    }();
-  });
-  for (const absl::Status& s : results) GT_RETURN_IF_ERROR(s);
-  return absl::OkStatus();
-}
-
-struct Restored {
-  absl::Status status;
-  std::optional<RestoredStep> step;
-  State state;
-};
-
-std::vector<Restored> RestoreAll(const FakeJob& job, const std::string& folder) {
-  std::vector<Restored> out(job.world_size);
-  RunRanks(job, [&](FakeSession* session) {
-    Restored& mine = out[session->rank()];
-    auto rank = OpenRank(job, session, folder);
-    mine.status = rank.status();
-    if (!rank.ok()) return;
-    auto restored = rank->checkpointer->Restore();
-    mine.status = restored.status();
-    if (restored.ok()) mine.step = *restored;
-    mine.state = *rank->state;
-  });
-  return out;
-}
-
-void ExpectRestored(const FakeJob& job, const std::string& folder, int64_t step) {
-  const std::vector<Restored> all = RestoreAll(job, folder);
-  for (int rank = 0; rank < job.world_size; ++rank) {
-    ASSERT_TRUE(all[rank].status.ok()) << all[rank].status;
-    ASSERT_TRUE(all[rank].step.has_value());
-    EXPECT_EQ(all[rank].step->step, step);
-    EXPECT_TRUE(all[rank].state == State::At(step, rank)) << "rank " << rank << " is not bit-identical";
-  }
-}
-
 // Collects log lines; tests say which warnings they expect.
 class EngineTest : public testing::Test {
  protected:
   EngineTest() {
     SetLogSink([this](LogLevel level, absl::string_view line) {
-      absl::MutexLock lock(&mu_);
+      MutexLock lock(&mu_);
       if (level != LogLevel::kInfo) loud_.push_back(std::string(line));
     });
   }
   ~EngineTest() override { SetLogSink(nullptr); }
   std::string loud() {
-    absl::MutexLock lock(&mu_);
+    MutexLock lock(&mu_);
     return absl::StrJoin(loud_, "\n");
   }
-  absl::Mutex mu_;
+  Mutex mu_;
   std::vector<std::string> loud_;
 };
 
@@ -243,6 +119,27 @@ TEST_F(EngineTest, RetentionKeepsTheNewest) {
   EXPECT_THAT(*store->ListUnfinished(), IsEmpty());
 }
 
+// Retention deletes manifests before shards, so there is no moment at which a crash leaves half a checkpoint.
+TEST_F(EngineTest, NoManifestIsEverWithoutItsShards_C1) {
+  MemoryStore memory;
+  const auto whole = [&](uint64_t, absl::string_view call) {
+    const std::vector<SaveId> ids = *ListManifests(&memory);
+    for (const SaveId& id : ids) {
+      const auto manifest = ReadManifest(&memory, id);
+      EXPECT_TRUE(manifest.ok()) << manifest.status();
+      if (!manifest.ok()) continue;
+      for (const ShardFile& file : std::get<Manifest>(*manifest).files) {
+        EXPECT_TRUE(memory.Size(AttemptKey(id, file.name)).ok()) << "step " << id.step << " before " << call;
+      }
+    }
+    return Fault::kNone;
+  };
+  const StoreFactory factory = [&](const std::string&) -> absl::StatusOr<std::unique_ptr<port::BlobStore>> {
+    return std::make_unique<FaultyStore>(&memory, FaultPlan{whole});
+  };
+  ASSERT_TRUE(SaveSteps({.world_size = 2}, "x", {1, 2, 3}, 1, factory).ok());
+}
+
 TEST_F(EngineTest, NonFiniteStateIsMarkedAndTheLastFiniteOneStays_C14) {
   const FakeJob job;
   const std::string folder = FreshFolder();
@@ -281,78 +178,9 @@ TEST(AllFinite, EveryType) {
   EXPECT_TRUE(AllFinite(view("\xff\xff\xff\xff", 4), DType::kInt32));
 }
 
-// --- crash at any call
+// --- failure at any call (crash_test.cc: the end of the program at any call)
 
-// Ends the process at storage call number `at` of the save of step 2, before or after the call happens.
-int SaveAndDie(const FakeJob& job, const std::string& folder, uint64_t at, bool after) {
-  const pid_t child = fork();
-  if (child != 0) {
-    int status = 0;
-    EXPECT_EQ(waitpid(child, &status, 0), child);
-    return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
-  }
-  SetLogSink([](LogLevel, absl::string_view) {});
-  std::atomic<bool> armed{false};
-  std::atomic<uint64_t> calls{0};
-  std::atomic<int> ready{0};
-  const auto fault = [&](uint64_t, absl::string_view) {
-    if (!armed || calls++ != at) return Fault::kNone;
-    return after ? Fault::kEndAfter : Fault::kEndBefore;
-  };
-  // The base outlives this process's last call and is never freed: the process ends with _exit.
-  const StoreFactory factory =
-      [&](const std::string& path) -> absl::StatusOr<std::unique_ptr<port::BlobStore>> {
-    GT_ASSIGN_OR_RETURN(auto base, OpenDirectoryStore(path));
-    return std::make_unique<FaultyStore>(base.release(), FaultPlan{fault});
-  };
-  RunRanks(job, [&](FakeSession* session) {
-    auto rank = OpenRank(job, session, folder, 1, factory);
-    if (!rank.ok()) _exit(20);
-    Fill(rank->state.get(), State::At(2, session->rank()));
-    if (++ready == job.world_size) armed = true;
-    while (!armed) std::this_thread::yield();
-    if (!rank->checkpointer->Save(2).ok()) _exit(21);
-    if (!rank->checkpointer->Wait(kLong).ok()) _exit(22);
-  });
-  _exit(0);
-}
-
-// Fault C1 and C2: the process ends at every single storage call of a save, before or after it. What was
-// committed before can be restored, or the new one can, bit for bit; never anything else.
-TEST_F(EngineTest, DyingAtEveryStorageCallOfASave_C1_C2) {
-  for (int world : {1, 2}) {
-    for (bool after : {false, true}) {
-      bool committed_seen = false, previous_seen = false;
-      for (uint64_t at = 0;; ++at) {
-        ASSERT_LT(at, 200u);
-        FakeJob job{.world_size = world};
-        const std::string folder = FreshFolder();
-        ASSERT_TRUE(SaveSteps(job, folder, {1}, 1).ok());
-        job.generation = job.timeline = 2;
-        const int exit_code = SaveAndDie(job, folder, at, after);
-        ASSERT_TRUE(exit_code == kFaultExit || exit_code == 0) << "call " << at << ": exit " << exit_code;
-        job.generation = job.timeline = 3;
-        const std::vector<Restored> all = RestoreAll(job, folder);
-        ASSERT_TRUE(all[0].status.ok()) << "call " << at << ": " << all[0].status;
-        ASSERT_TRUE(all[0].step.has_value());
-        const int64_t step = all[0].step->step;
-        ASSERT_TRUE(step == 1 || step == 2);
-        (step == 2 ? committed_seen : previous_seen) = true;
-        for (int rank = 0; rank < world; ++rank) {
-          ASSERT_TRUE(all[rank].state == State::At(step, rank)) << "call " << at << " rank " << rank;
-        }
-        // And the next save works and clears what the dead one left.
-        ASSERT_TRUE(SaveSteps(job, folder, {3}, 1).ok());
-        ASSERT_THAT(*(*OpenDirectoryStore(folder))->ListFolders(), SizeIs(3)) << "call " << at;
-        if (exit_code == 0) break;
-      }
-      EXPECT_TRUE(committed_seen);
-      EXPECT_TRUE(previous_seen);
-    }
-  }
-}
-
-// The same calls fail instead: the save fails or succeeds, says which, and the next one works.
+// One call fails: the save fails or succeeds, says which, and the next one works.
 TEST_F(EngineTest, EveryStorageCallOfASaveFailing_C1) {
   for (Fault kind : {Fault::kBefore, Fault::kAfter}) {
     for (uint64_t at = 0;; ++at) {
@@ -447,6 +275,42 @@ TEST_F(EngineTest, WhenNothingIsIntactItIsAnErrorNotAFreshStart_C9) {
   }
 }
 
+// A late commit of the generation before deletes, for something newer, what a restart has just chosen (C3).
+// It was in no list yet, so the restart looks again rather than go further back or find nothing whole.
+TEST_F(EngineTest, WhatIsReplacedWhileItIsReadIsLookedForAgain_C3) {
+  // A second rank would wait long for the manifest to become visible.
+  for (const auto& [moment, world] : {std::pair("Get manifests/", 2), std::pair("Read ", 1)}) {
+    MemoryStore memory;
+    FakeJob job{.world_size = world};
+    const StoreFactory plain = [&](const std::string&) -> absl::StatusOr<std::unique_ptr<port::BlobStore>> {
+      return std::make_unique<FaultyStore>(
+          &memory, FaultPlan{[](uint64_t, absl::string_view) { return Fault::kNone; }});
+    };
+    ASSERT_TRUE(SaveSteps(job, "x", {1, 2}, 2, plain).ok());
+    const std::vector<SaveId> ids = *ListManifests(&memory);
+    const std::string newest = *memory.Get(ManifestKey(ids[0]), 1 << 20);
+    ASSERT_TRUE(memory.Delete(ManifestKey(ids[0])).ok());
+    std::atomic<bool> replaced = false;
+    const auto replace = [&, moment = moment](uint64_t, absl::string_view call) {
+      if (!absl::StartsWith(call, moment) || replaced.exchange(true)) return Fault::kNone;
+      EXPECT_TRUE(memory.PutIfAbsent(ManifestKey(ids[0]), newest).ok());
+      EXPECT_TRUE(DeletePlanned(&memory, {.manifests = {ids[1]}, .folders = {ids[1]}}).ok());
+      return Fault::kNone;
+    };
+    job.generation = job.timeline = 2;
+    const std::vector<Restored> all =
+        RestoreAll(job, "x", [&](const std::string&) -> absl::StatusOr<std::unique_ptr<port::BlobStore>> {
+          return std::make_unique<FaultyStore>(&memory, FaultPlan{replace});
+        });
+    EXPECT_TRUE(replaced) << moment;
+    for (const Restored& r : all) {
+      ASSERT_TRUE(r.status.ok()) << moment << ": " << r.status;
+      ASSERT_TRUE(r.step.has_value());
+      EXPECT_EQ(r.step->step, 2);
+    }
+  }
+}
+
 TEST_F(EngineTest, AProgramThatDoesNotFitIsRefused_C4) {
   const FakeJob job;
   const std::string folder = FreshFolder();
@@ -478,9 +342,9 @@ TEST_F(EngineTest, ARevokedGenerationNeverCommits_C3) {
       GT_ASSIGN_OR_RETURN(auto base, OpenDirectoryStore(path));
       // Leaks are none: the process of the test owns both until the rank is done.
       static std::vector<std::unique_ptr<port::BlobStore>> bases;
-      static absl::Mutex mu;
+      static Mutex mu;
       port::BlobStore* raw = base.get();
-      absl::MutexLock lock(&mu);
+      MutexLock lock(&mu);
       bases.push_back(std::move(base));
       return std::make_unique<FaultyStore>(
           raw, FaultPlan{[&, slow](uint64_t, absl::string_view name) {
@@ -509,6 +373,27 @@ TEST_F(EngineTest, ARevokedGenerationNeverCommits_C3) {
   EXPECT_FALSE(results[1].ok());
   job.generation = job.timeline = 3;
   ExpectRestored(job, folder, 1);
+}
+
+// The generation is asked for last, so even a revoke that comes while the owner is looked up is seen.
+TEST_F(EngineTest, ARevokeJustBeforeThePutIsSeen_C3) {
+  MemoryStore memory;
+  RunRanks({}, [&](FakeSession* session) {
+    bool saving = false;
+    const StoreFactory factory = [&](const std::string&) -> absl::StatusOr<std::unique_ptr<port::BlobStore>> {
+      return std::make_unique<FaultyStore>(&memory, FaultPlan{[&](uint64_t, absl::string_view name) {
+        if (saving && absl::StartsWith(name, "Get owners/")) session->Revoke();
+        return Fault::kNone;
+      }});
+    };
+    auto rank = OpenRank({}, session, "x", 3, factory);
+    ASSERT_TRUE(rank.ok()) << rank.status();
+    saving = true;
+    ASSERT_TRUE(rank->checkpointer->Save(1).ok());
+    EXPECT_TRUE(absl::IsUnavailable(rank->checkpointer->Wait(kLong)));
+    EXPECT_FALSE(session->Alive().ok()) << "the owner was never looked up";
+    EXPECT_THAT(session->reported(), IsEmpty());
+  });
 }
 
 TEST_F(EngineTest, ALateCommitOfAnOldTimelineDoesNotWin_C3) {
@@ -776,6 +661,30 @@ TEST_F(EngineTest, SaveIfDueFollowsThePolicy) {
   });
 }
 
+TEST_F(EngineTest, ANoticeSavesOnceAndAtOnce_C13) {
+  const FakeJob job{.world_size = 2};
+  const std::string folder = FreshFolder();
+  RunRanks(job, [&](FakeSession* session) {
+    auto c = OpenCheckpointer(session, {.uri = folder, .every_steps = 100}, EnvironmentOf(job),
+                              &OpenDirectoryStore);
+    ASSERT_TRUE(c.ok()) << c.status();
+    State state;
+    ASSERT_TRUE(Register(c->get(), &state).ok());
+    std::vector<int64_t> saved;
+    for (int64_t step = 1; step <= 8; ++step) {
+      // Rank 1 hears of it a step earlier than rank 0, which decides; it is taken back and comes again.
+      const int64_t heard = session->rank() == 0 ? 3 : 2;
+      const bool there = (step >= heard && step < 5) || step >= 6;
+      session->Notice(there ? std::optional(absl::Seconds(100)) : std::nullopt);
+      auto due = (*c)->SaveIfDue(step, nullptr);
+      ASSERT_TRUE(due.ok()) << due.status();
+      if (*due) saved.push_back(step);
+      ASSERT_TRUE((*c)->Wait(kLong).ok());
+    }
+    EXPECT_THAT(saved, ElementsAre(3, 6));
+  });
+}
+
 TEST_F(EngineTest, DestroyedBeforeTheCommitItGivesUp) {
   const FakeJob job{.world_size = 2};
   const std::string folder = FreshFolder();
@@ -799,6 +708,8 @@ TEST(Settings, EnvironmentWinsAndIsChecked) {
     return it->second;
   };
   EXPECT_TRUE(absl::IsInvalidArgument(MergeSettings({}, environment).status()));
+  values = {{"GTRAIN_CHECKPOINT_URI", "s3://bucket/x/"}};
+  EXPECT_EQ(MergeSettings({}, environment)->uri, "s3://bucket/x");
   values = {{"GTRAIN_CHECKPOINT_URI", "/data/b/"},
             {"GTRAIN_CHECKPOINT_EVERY", "30s"},
             {"GTRAIN_CHECKPOINT_KEEP", "5"},
@@ -827,8 +738,10 @@ TEST(Settings, EnvironmentWinsAndIsChecked) {
     EXPECT_TRUE(absl::IsInvalidArgument(MergeSettings({.uri = "a"}, environment).status()))
         << name << "=" << value;
   }
-  values = {{"GTRAIN_CHECKPOINT_URI", "s3://bucket/x"}};
-  EXPECT_TRUE(absl::IsUnimplemented(MergeSettings({}, environment).status()));
+  values = {{"GTRAIN_CHECKPOINT_URI", "gs://bucket/x"}};
+  EXPECT_TRUE(absl::IsInvalidArgument(MergeSettings({}, environment).status()));
+  values = {{"GTRAIN_CHECKPOINT_URI", "s3://bucket/x/"}};
+  EXPECT_EQ(MergeSettings({}, environment)->uri, "s3://bucket/x");
 }
 
 // Another program reads a shard with nothing but the published layout.

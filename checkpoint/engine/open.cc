@@ -4,7 +4,7 @@
 #include <cstdlib>
 
 #include "checkpoint/engine/checkpointer.h"
-#include "checkpoint/store/directory_store.h"
+#include "checkpoint/store/open_store.h"
 
 namespace gtrain {
 
@@ -15,7 +15,7 @@ absl::StatusOr<std::unique_ptr<Checkpointer>> Checkpointer::Open(Session* sessio
     if (value == nullptr) return std::nullopt;
     return value;
   };
-  return ckpt::OpenCheckpointer(session, options, environment, &ckpt::OpenDirectoryStore);
+  return ckpt::OpenCheckpointer(session, options, environment, &ckpt::OpenStore);
 }
 
 }  // namespace gtrain

@@ -14,6 +14,7 @@
 #include "base/status_macros.h"
 #include "base/units.h"
 #include "checkpoint/engine/catalog.h"
+#include "checkpoint/engine/retain.h"
 #include "checkpoint/engine/shard_io.h"
 #include "checkpoint/plan/retention.h"
 
@@ -45,28 +46,28 @@ Saver::Saver(port::BlobStore* store, const Session* session,
 
 Saver::~Saver() {
   {
-    absl::MutexLock lock(&mu_);
+    MutexLock lock(&mu_);
     stop_ = true;
   }
   thread_.join();
 }
 
 bool Saver::busy() const {
-  absl::MutexLock lock(&mu_);
+  MutexLock lock(&mu_);
   return busy_;
 }
 
 void Saver::Start(const SaveId& id) {
-  absl::MutexLock lock(&mu_);
+  MutexLock lock(&mu_);
   GT_CHECK(!busy_ && !request_);
   busy_ = true;
   request_ = id;
 }
 
 absl::Status Saver::Wait(absl::Duration timeout) {
-  absl::MutexLock lock(&mu_);
+  MutexLock lock(&mu_);
   const auto idle = [this]() ABSL_SHARED_LOCKS_REQUIRED(mu_) { return !busy_; };
-  if (!mu_.AwaitWithTimeout(absl::Condition(&idle), timeout)) {
+  if (!mu_.AwaitFor(timeout, idle)) {
     return absl::DeadlineExceededError(
         absl::StrCat("the checkpoint is still being written after ", absl::FormatDuration(timeout)));
   }
@@ -74,17 +75,17 @@ absl::Status Saver::Wait(absl::Duration timeout) {
 }
 
 absl::Status Saver::last_status() const {
-  absl::MutexLock lock(&mu_);
+  MutexLock lock(&mu_);
   return last_status_;
 }
 
 std::optional<int64_t> Saver::last_committed() const {
-  absl::MutexLock lock(&mu_);
+  MutexLock lock(&mu_);
   return last_committed_;
 }
 
 absl::Duration Saver::last_duration() const {
-  absl::MutexLock lock(&mu_);
+  MutexLock lock(&mu_);
   return last_duration_;
 }
 
@@ -92,9 +93,9 @@ void Saver::Loop() {
   while (true) {
     SaveId id;
     {
-      absl::MutexLock lock(&mu_);
+      MutexLock lock(&mu_);
       const auto work = [this]() ABSL_SHARED_LOCKS_REQUIRED(mu_) { return stop_ || request_.has_value(); };
-      mu_.Await(absl::Condition(&work));
+      mu_.Await(work);
       if (!request_) return;
       id = *request_;
       request_.reset();
@@ -110,7 +111,7 @@ void Saver::Loop() {
       LogWarning("checkpoint: rank ", config_.rank, ": step ", id.step,
                  " is not saved, the previous one stands: ", status.message());
     }
-    absl::MutexLock lock(&mu_);
+    MutexLock lock(&mu_);
     last_status_ = status;
     last_duration_ = took;
     busy_ = false;
@@ -137,13 +138,11 @@ absl::Status Saver::Save(const SaveId& id) {
 void Saver::Pause(Run* run, Instant deadline) {
   bool stop = false;
   {
-    absl::MutexLock lock(&mu_);
+    MutexLock lock(&mu_);
     if (run->told_stop) {  // nothing new can wake us: wait out the time
-      const auto never = [] { return false; };
-      mu_.AwaitWithTimeout(absl::Condition(&never), deadline - clock_.Now());
+      mu_.AwaitFor(deadline - clock_.Now(), [] { return false; });
     } else {
-      mu_.AwaitWithTimeout(absl::Condition(&stop_), deadline - clock_.Now());
-      stop = stop_;
+      stop = AwaitStop(deadline - clock_.Now());
     }
   }
   if (stop) {
@@ -155,6 +154,10 @@ void Saver::Pause(Run* run, Instant deadline) {
     return Apply(run, save::Revoked{std::string(alive.message())});
   }
   Apply(run, save::Tick{});
+}
+
+bool Saver::AwaitStop(absl::Duration timeout) {
+  return mu_.AwaitFor(timeout, [this]() ABSL_SHARED_LOCKS_REQUIRED(mu_) { return stop_; });
 }
 
 void Saver::Apply(Run* run, const save::Event& event) {
@@ -185,7 +188,7 @@ void Saver::Do(Run* run, const save::Effect& effect) {
     Apply(run, save::AbortPut{});
   } else if (std::holds_alternative<save::ReportCommitted>(effect)) {
     committed_(run->id.step, absl::StrCat(store_->Describe(), "/", ManifestKey(run->id)));
-    absl::MutexLock lock(&mu_);
+    MutexLock lock(&mu_);
     last_committed_ = run->id.step;
   } else if (std::holds_alternative<save::ApplyRetention>(effect)) {
     const absl::Status retained = Retain(run->id);
@@ -207,17 +210,12 @@ absl::Status Saver::WriteOwnShard(Run* run) {
     LogWarning("checkpoint: writing ", run->file.name, " failed, try ", i, " of ", config_.shard_tries, ": ",
                written.message());
     {
-      absl::MutexLock lock(&mu_);
-      mu_.AwaitWithTimeout(absl::Condition(&stop_), absl::Milliseconds(100 << i) * (0.5 + rng_.Unit()));
-      if (stop_) return written;
+      MutexLock lock(&mu_);
+      if (AwaitStop(absl::Milliseconds(100 << i) * (0.5 + rng_.Unit()))) return written;
     }
     written = WriteShard(store_, run->id, plan_, run->file, data);
     // The key is this attempt's alone: if it exists, an earlier try made it and only its answer was lost.
-    if (absl::IsAlreadyExists(written)) {
-      Manifest own{.id = run->id};
-      own.files.assign(static_cast<size_t>(config_.rank) + 1, run->file);
-      written = VerifyShard(store_, own, config_.rank);
-    }
+    if (absl::IsAlreadyExists(written)) written = VerifyBytes(store_, run->id, run->file);
   }
   return written;
 }
@@ -287,50 +285,13 @@ save::ManifestRead Saver::LookAtKey(Run* run) {
 }
 
 absl::Status Saver::Retain(const SaveId& id) {
-  StoredCheckpoints stored{.just_committed = id};
-  GT_ASSIGN_OR_RETURN(const std::vector<SaveId> ids, ListManifests(store_));
-  for (const SaveId& found : ids) {
-    const auto known = finite_of_.find(found);
-    if (known != finite_of_.end()) {
-      stored.committed.push_back({found, known->second});
-      continue;
-    }
-    const auto read = ReadManifest(store_, found);
-    if (absl::IsDataLoss(read.status())) {
-      stored.damaged.push_back(found);
-    } else if (!read.ok()) {
-      return read.status();  // a bad moment of the storage must not look like a bad checkpoint
-    } else if (const auto* manifest = std::get_if<Manifest>(&*read)) {
-      finite_of_[found] = manifest->finite();
-      stored.committed.push_back({found, manifest->finite()});
-    } else {
-      stored.aborted.push_back(found);
-    }
-  }
-  GT_ASSIGN_OR_RETURN(const std::vector<std::string> folders, store_->ListFolders());
-  for (const std::string& folder : folders) {
-    if (const auto attempt = ParseAttemptName(folder)) stored.folders.push_back(*attempt);
-  }
+  GT_ASSIGN_OR_RETURN(const StoredCheckpoints stored, ListStored(store_, id, &finite_of_));
   const RetentionPlan plan = PlanRetention(stored, config_.keep);
-  for (const SaveId& old : plan.manifests) {
-    GT_RETURN_IF_ERROR(store_->Delete(ManifestKey(old)));
-    finite_of_.erase(old);
-  }
-  for (const SaveId& old : plan.folders) GT_RETURN_IF_ERROR(DeleteAttempt(old));
-  GT_ASSIGN_OR_RETURN(const auto unfinished, store_->ListUnfinished());
-  for (const auto& u : unfinished) {
-    const auto attempt = ParseManifestKey(u.key)
-                             ? ParseManifestKey(u.key)
-                             : ParseAttemptName(absl::string_view(u.key).substr(0, u.key.find('/')));
-    if (attempt && *attempt < id) GT_RETURN_IF_ERROR(store_->DropUnfinished(u));
-  }
+  for (const SaveId& old : plan.manifests) finite_of_.erase(old);
+  GT_RETURN_IF_ERROR(DeletePlanned(store_, plan));
+  GT_ASSIGN_OR_RETURN(const auto unfinished, ListUnfinishedBefore(store_, id));
+  for (const auto& u : unfinished) GT_RETURN_IF_ERROR(store_->DropUnfinished(u));
   return absl::OkStatus();
-}
-
-absl::Status Saver::DeleteAttempt(const SaveId& id) {
-  GT_ASSIGN_OR_RETURN(const std::vector<std::string> keys, store_->List(AttemptName(id) + "/"));
-  for (const std::string& key : keys) GT_RETURN_IF_ERROR(store_->Delete(key));
-  return store_->DropEmptyFolder(AttemptName(id));
 }
 
 }  // namespace gtrain::ckpt

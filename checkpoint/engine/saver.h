@@ -12,9 +12,9 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
-#include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "base/clock.h"
+#include "base/mutex.h"
 #include "base/rng.h"
 #include "checkpoint/format/manifest.h"
 #include "checkpoint/plan/save_plan.h"
@@ -72,7 +72,7 @@ class Saver {
   absl::Status CheckAuthority(Run* run);
   core::save::ManifestRead LookAtKey(Run* run);
   absl::Status Retain(const SaveId& id);
-  absl::Status DeleteAttempt(const SaveId& id);
+  bool AwaitStop(absl::Duration timeout) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   port::BlobStore* const store_;
   const Session* const session_;
@@ -87,7 +87,7 @@ class Saver {
   Rng rng_ = Rng::FromSystem();
   std::map<SaveId, bool> finite_of_;  // manifests read before: they never change
 
-  mutable absl::Mutex mu_;
+  mutable Mutex mu_;
   std::optional<SaveId> request_ ABSL_GUARDED_BY(mu_);
   bool busy_ ABSL_GUARDED_BY(mu_) = false;
   bool stop_ ABSL_GUARDED_BY(mu_) = false;

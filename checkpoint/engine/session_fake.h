@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/synchronization/mutex.h"
+#include "base/mutex.h"
 
 namespace gtrain::ckpt {
 
@@ -23,7 +23,7 @@ class Meeting {
   explicit Meeting(int size) : size_(size), deposits_(size) {}
 
   absl::StatusOr<std::vector<std::string>> Exchange(int rank, std::string mine) {
-    absl::MutexLock lock(&mu_);
+    MutexLock lock(&mu_);
     const uint64_t round = round_;
     deposits_[rank] = std::move(mine);
     if (++arrived_ == size_) {
@@ -32,7 +32,7 @@ class Meeting {
       ++round_;
     } else {
       const auto done = [&] { return round_ != round || broken_; };
-      if (!mu_.AwaitWithTimeout(absl::Condition(&done), absl::Seconds(60)) || round_ == round) {
+      if (!mu_.AwaitFor(absl::Seconds(60), done) || round_ == round) {
         broken_ = true;
         return absl::UnavailableError("a rank left the communicator");
       }
@@ -40,13 +40,13 @@ class Meeting {
     return result_;
   }
   void Break() {
-    absl::MutexLock lock(&mu_);
+    MutexLock lock(&mu_);
     broken_ = true;
   }
 
  private:
   const int size_;
-  absl::Mutex mu_;
+  Mutex mu_;
   uint64_t round_ = 0;
   int arrived_ = 0;
   bool broken_ = false;
@@ -93,7 +93,19 @@ class FakeCommunicator final : public Communicator {
     }
     return absl::OkStatus();
   }
+  absl::Status ReduceScatter(const void*, void*, size_t, DType, ReduceOp) override {
+    return absl::UnimplementedError("fake");
+  }
+  absl::Status Reduce(void*, size_t, DType, ReduceOp, int) override {
+    return absl::UnimplementedError("fake");
+  }
+  absl::Status AllToAll(const void*, void*, size_t, DType) override {
+    return absl::UnimplementedError("fake");
+  }
   absl::Status Barrier() override { return meeting_->Exchange(rank_, "").status(); }
+  absl::StatusOr<std::unique_ptr<Communicator>> Split(int, int) override {
+    return absl::UnimplementedError("fake");
+  }
   absl::StatusOr<void*> Allocate(size_t) override { return absl::UnimplementedError("fake"); }
 
  private:
@@ -132,30 +144,38 @@ class FakeSession final : public Session {
   }
   void Report(const ProgressReport&) override {}
   void ReportCheckpoint(int64_t step, const std::string& manifest) override {
-    absl::MutexLock lock(&mu_);
+    MutexLock lock(&mu_);
     reported_.emplace_back(step, manifest);
   }
   absl::Status Alive() const override {
-    absl::MutexLock lock(&mu_);
+    MutexLock lock(&mu_);
     return alive_;
   }
   bool StopRequested() const override { return false; }
-  std::optional<absl::Duration> PreemptionNotice() const override { return std::nullopt; }
+  std::optional<absl::Duration> PreemptionNotice() const override {
+    MutexLock lock(&mu_);
+    return notice_;
+  }
 
+  void Notice(std::optional<absl::Duration> left) {
+    MutexLock lock(&mu_);
+    notice_ = left;
+  }
   void Revoke() {
-    absl::MutexLock lock(&mu_);
+    MutexLock lock(&mu_);
     alive_ = absl::UnavailableError("rank 1 was lost");
   }
   std::vector<std::pair<int64_t, std::string>> reported() const {
-    absl::MutexLock lock(&mu_);
+    MutexLock lock(&mu_);
     return reported_;
   }
 
  private:
   const FakeJob job_;
   const int rank_;
-  mutable absl::Mutex mu_;
+  mutable Mutex mu_;
   absl::Status alive_;
+  std::optional<absl::Duration> notice_;
   std::vector<std::pair<int64_t, std::string>> reported_;
 };
 

@@ -9,6 +9,7 @@
 #include "absl/strings/strip.h"
 #include "base/status_macros.h"
 #include "base/units.h"
+#include "checkpoint/store/open_store.h"
 
 namespace gtrain::ckpt {
 namespace {
@@ -49,7 +50,7 @@ absl::Status ReadResume(const std::string& text, Settings* out) {
     }
   } else {
     out->resume = Resume::kUri;
-    GT_ASSIGN_OR_RETURN(out->resume_uri, PathOfUri(text));
+    GT_ASSIGN_OR_RETURN(out->resume_uri, ParseLocation(text));
     const size_t at = out->resume_uri.rfind(kManifestPrefix);
     if (absl::EndsWith(out->resume_uri, ".json") && at != std::string::npos) {
       out->resume_manifest = ParseManifestKey(absl::string_view(out->resume_uri).substr(at));
@@ -64,19 +65,6 @@ absl::Status ReadResume(const std::string& text, Settings* out) {
 
 }  // namespace
 
-absl::StatusOr<std::string> PathOfUri(absl::string_view uri) {
-  absl::string_view path = uri;
-  if (absl::ConsumePrefix(&path, "file://")) {
-    if (!absl::StartsWith(path, "/"))
-      return absl::InvalidArgumentError(absl::StrCat(uri, ": write file:///path"));
-  } else if (absl::StrContains(uri, "://")) {
-    return absl::UnimplementedError(absl::StrCat(
-        uri, ": this gtrain writes checkpoints to directories only; give a path that all ranks see"));
-  }
-  while (path.size() > 1 && path.back() == '/') path.remove_suffix(1);
-  return std::string(path);
-}
-
 absl::StatusOr<Settings> MergeSettings(const CheckpointOptions& options, const Environment& environment) {
   const auto get = [&](const char* name) { return environment(name).value_or(""); };
   Settings out{.keep = options.keep,
@@ -84,10 +72,10 @@ absl::StatusOr<Settings> MergeSettings(const CheckpointOptions& options, const E
                .every = options.every,
                .commit_timeout = options.commit_timeout};
   const std::string uri = get("GTRAIN_CHECKPOINT_URI");
-  GT_ASSIGN_OR_RETURN(out.uri, PathOfUri(uri.empty() ? options.uri : uri));
+  GT_ASSIGN_OR_RETURN(out.uri, ParseLocation(uri.empty() ? options.uri : uri));
   if (out.uri.empty()) {
     return absl::InvalidArgumentError(
-        "no checkpoint directory: write checkpoint.uri in the job file, set $GTRAIN_CHECKPOINT_URI or "
+        "no place for checkpoints: write checkpoint.uri in the job file, set $GTRAIN_CHECKPOINT_URI or "
         "CheckpointOptions::uri");
   }
   const std::string keep = get("GTRAIN_CHECKPOINT_KEEP");

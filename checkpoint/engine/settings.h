@@ -47,7 +47,4 @@ struct Settings {
 // $GTRAIN_CHECKPOINT_* win over `options`: the job file speaks last. InvalidArgument names the variable.
 absl::StatusOr<Settings> MergeSettings(const CheckpointOptions& options, const Environment& environment);
 
-// "dir", "file:///dir" -> a path; Unimplemented for other schemes.
-absl::StatusOr<std::string> PathOfUri(absl::string_view uri);
-
 }  // namespace gtrain::ckpt

@@ -28,7 +28,55 @@ absl::Status Damaged(const std::string& name, absl::string_view what) {
   return absl::DataLossError(absl::StrCat(name, ": ", what));
 }
 
-// Chunk `index` of `file`, verified, into `buffer`.
+absl::Status CheckLength(port::BlobStore* store, const SaveId& id, const ShardFile& file) {
+  const std::string key = AttemptKey(id, file.name);
+  const absl::StatusOr<uint64_t> bytes = store->Size(key);
+  if (!bytes.ok()) return Damaged(key, bytes.status().message());
+  if (*bytes == file.bytes) return absl::OkStatus();
+  return Damaged(key, absl::StrCat("has ", *bytes, " bytes, the manifest says ", file.bytes));
+}
+
+// Whether the header of the file of `rank` says what the manifest says.
+absl::Status CheckEntries(const Manifest& manifest, int rank, const ShardHeader& header) {
+  const ShardFile& file = manifest.files[rank];
+  const auto damaged = [&](absl::string_view what) {
+    return Damaged(AttemptKey(manifest.id, file.name), what);
+  };
+  if (manifest.version > 1) {
+    absl::StatusOr<Shares> shares = Shares::Make(manifest.tensors, manifest.world_size);
+    if (!shares.ok()) return damaged(shares.status().message());
+    const bool same = header.data_begin == file.data_begin &&
+                      header.tensors == PlanEntries(manifest.tensors, &*shares, rank, file.per_rank, nullptr);
+    return same ? absl::OkStatus() : damaged("holds other tensors than the manifest says");
+  }
+  if (header.tensors.size() != file.slices.size())
+    return damaged("holds other tensors than the manifest says");
+  for (size_t i = 0; i < file.slices.size(); ++i) {
+    const TensorEntry& entry = header.tensors[i];
+    if (header.data_begin + entry.begin != file.slices[i].file_begin ||
+        entry.end - entry.begin != file.slices[i].bytes) {
+      return damaged(absl::StrCat("tensor \"", entry.name, "\" lies elsewhere than the manifest says"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+// What the chunk that begins at `begin` of its file holds of `copy`; how many bytes that were.
+uint64_t CopyOut(absl::string_view chunk, uint64_t begin, const Copy& copy, char* memory) {
+  const uint64_t first = std::max(copy.file_begin, begin);
+  const uint64_t last = std::min(copy.file_begin + copy.bytes, begin + chunk.size());
+  if (first >= last) return 0;
+  const uint64_t window = copy.begin + (first - copy.file_begin);  // in the box as it was saved
+  uint64_t copied = 0;
+  copy.overlap.ForEachRun(window, window + (last - first), [&](uint64_t from, uint64_t to, uint64_t bytes) {
+    std::memcpy(memory + to, chunk.data() + (first - begin) + (from - window), bytes);
+    copied += bytes;
+  });
+  return copied;
+}
+
+}  // namespace
+
 absl::StatusOr<absl::string_view> ReadChunk(port::BlobStore* store, const SaveId& id, const ShardFile& file,
                                             uint64_t index, std::vector<char>* buffer) {
   const uint64_t begin = index * kChunkBytes;
@@ -44,16 +92,6 @@ absl::StatusOr<absl::string_view> ReadChunk(port::BlobStore* store, const SaveId
   }
   return chunk;
 }
-
-absl::Status CheckLength(port::BlobStore* store, const SaveId& id, const ShardFile& file) {
-  const std::string key = AttemptKey(id, file.name);
-  const absl::StatusOr<uint64_t> bytes = store->Size(key);
-  if (!bytes.ok()) return Damaged(key, bytes.status().message());
-  if (*bytes == file.bytes) return absl::OkStatus();
-  return Damaged(key, absl::StrCat("has ", *bytes, " bytes, the manifest says ", file.bytes));
-}
-
-}  // namespace
 
 bool AllFinite(absl::string_view data, DType dtype) {
   switch (dtype) {
@@ -75,7 +113,10 @@ bool AllFinite(absl::string_view data, DType dtype) {
 
 ShardFile DescribeShard(const ShardPlan& plan, absl::string_view data,
                         const std::vector<Registered>& registered, int rank, int world_size) {
-  ShardFile file{.name = ShardName(rank, world_size), .bytes = plan.file_bytes(), .slices = plan.slices};
+  ShardFile file{.name = ShardName(rank, world_size),
+                 .bytes = plan.file_bytes(),
+                 .data_begin = plan.header.size(),
+                 .per_rank = plan.per_rank};
   const absl::string_view parts[] = {plan.header, data};
   file.xxh3 = Xxh3Hex(parts);
   for (uint64_t begin = 0; begin < file.bytes; begin += kChunkBytes) {
@@ -88,9 +129,8 @@ ShardFile DescribeShard(const ShardPlan& plan, absl::string_view data,
     file.chunks.push_back(Xxh3Hex(chunk));
   }
   for (size_t i = 0; i < plan.pieces.size() && file.finite; ++i) {
-    const uint64_t begin = plan.slices[i].file_begin - plan.header.size();
-    file.finite = AllFinite(data.substr(begin, plan.pieces[i].bytes),
-                            registered[plan.pieces[i].registered].tensor.dtype);
+    const Piece& piece = plan.pieces[i];
+    file.finite = AllFinite(data.substr(piece.offset, piece.bytes), registered[piece.tensor].tensor.dtype);
   }
   return file;
 }
@@ -114,25 +154,37 @@ StagedState::StagedState(const std::vector<Registered>& registered) {
 }
 
 absl::Status LoadShards(port::BlobStore* store, const Manifest& manifest, const LoadPlan& plan,
-                        const std::function<absl::Status()>& alive, StagedState* staged) {
+                        absl::FunctionRef<absl::Status()> alive, absl::FunctionRef<char*(size_t)> memory) {
   // Lengths of all files first, also of those this rank does not read: a missing one is found before any
   // work.
   for (const ShardFile& file : manifest.files) GT_RETURN_IF_ERROR(CheckLength(store, manifest.id, file));
   std::vector<char> buffer;
+  uint64_t copied = 0;
   for (const FileRead& read : plan.reads) {
     const ShardFile& file = manifest.files[read.file];
-    for (uint64_t index : read.chunks) {
-      GT_RETURN_IF_ERROR(alive());
-      GT_ASSIGN_OR_RETURN(const absl::string_view chunk, ReadChunk(store, manifest.id, file, index, &buffer));
-      const uint64_t begin = index * kChunkBytes;
-      for (const Copy& copy : read.copies) {
-        const uint64_t first = std::max(copy.file_begin, begin);
-        const uint64_t last = std::min(copy.file_begin + copy.bytes, begin + chunk.size());
-        if (first >= last) continue;
-        std::memcpy(staged->at(copy.registered) + copy.begin + (first - copy.file_begin),
-                    chunk.data() + (first - begin), last - first);
+    auto copy = read.copies.begin();  // the first that a chunk may still hold something of
+    for (const ChunkRange& range : read.chunks) {
+      for (uint64_t index = range.first; index < range.first + range.count; ++index) {
+        GT_RETURN_IF_ERROR(alive());
+        GT_ASSIGN_OR_RETURN(const absl::string_view chunk,
+                            ReadChunk(store, manifest.id, file, index, &buffer));
+        const uint64_t begin = index * kChunkBytes;
+        while (copy != read.copies.end() && copy->file_begin + copy->bytes <= begin) ++copy;
+        for (auto c = copy; c != read.copies.end() && c->file_begin < begin + chunk.size(); ++c)
+          copied += CopyOut(chunk, begin, *c, memory(c->registered));
       }
     }
+  }
+  if (copied == plan.needed_bytes) return absl::OkStatus();
+  return absl::InternalError(
+      absl::StrCat("restored ", copied, " bytes where ", plan.needed_bytes, " were planned"));
+}
+
+absl::Status VerifyBytes(port::BlobStore* store, const SaveId& id, const ShardFile& file) {
+  GT_RETURN_IF_ERROR(CheckLength(store, id, file));
+  std::vector<char> buffer;
+  for (uint64_t i = 0; i < file.chunks.size(); ++i) {
+    GT_RETURN_IF_ERROR(ReadChunk(store, id, file, i, &buffer).status());
   }
   return absl::OkStatus();
 }
@@ -140,11 +192,7 @@ absl::Status LoadShards(port::BlobStore* store, const Manifest& manifest, const 
 absl::Status VerifyShard(port::BlobStore* store, const Manifest& manifest, int rank) {
   const ShardFile& file = manifest.files[rank];
   const std::string key = AttemptKey(manifest.id, file.name);
-  GT_RETURN_IF_ERROR(CheckLength(store, manifest.id, file));
-  std::vector<char> buffer;
-  for (uint64_t i = 0; i < file.chunks.size(); ++i) {
-    GT_RETURN_IF_ERROR(ReadChunk(store, manifest.id, file, i, &buffer).status());
-  }
+  GT_RETURN_IF_ERROR(VerifyBytes(store, manifest.id, file));
   std::string head(std::min<uint64_t>(8, file.bytes), '\0');
   GT_RETURN_IF_ERROR(store->Read(key, 0, absl::MakeSpan(head.data(), head.size())));
   absl::StatusOr<uint64_t> header_bytes = HeaderBytes(head, file.bytes);
@@ -153,16 +201,7 @@ absl::Status VerifyShard(port::BlobStore* store, const Manifest& manifest, int r
   GT_RETURN_IF_ERROR(store->Read(key, 0, absl::MakeSpan(head.data(), head.size())));
   const absl::StatusOr<ShardHeader> header = ParseShardHeader(head, file.bytes);
   if (!header.ok()) return Damaged(key, header.status().message());
-  if (header->tensors.size() != file.slices.size())
-    return Damaged(key, "holds other tensors than the manifest says");
-  for (size_t i = 0; i < file.slices.size(); ++i) {
-    const TensorEntry& entry = header->tensors[i];
-    if (header->data_begin + entry.begin != file.slices[i].file_begin ||
-        entry.end - entry.begin != file.slices[i].bytes) {
-      return Damaged(key, absl::StrCat("tensor \"", entry.name, "\" lies elsewhere than the manifest says"));
-    }
-  }
-  return absl::OkStatus();
+  return CheckEntries(manifest, rank, *header);
 }
 
 }  // namespace gtrain::ckpt

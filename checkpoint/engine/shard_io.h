@@ -1,9 +1,9 @@
 // Shard files to storage and back, every byte hashed on the way.
 #pragma once
-#include <functional>
 #include <memory>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
@@ -35,12 +35,19 @@ class StagedState {
   std::unique_ptr<char[]> bytes_;
 };
 
-// Reads what `plan` asks for. DataLoss that names the file: missing, shorter, or a chunk with another hash.
-// `alive` is asked between chunks and ends the work with its error.
+// Reads what `plan` asks for, each chunk once, into memory(registered). DataLoss that names the file:
+// missing, shorter, or a chunk with another hash. `alive` is asked between chunks and ends the work with its
+// error.
 absl::Status LoadShards(port::BlobStore* store, const Manifest& manifest, const LoadPlan& plan,
-                        const std::function<absl::Status()>& alive, StagedState* staged);
+                        absl::FunctionRef<absl::Status()> alive, absl::FunctionRef<char*(size_t)> memory);
 
-// Reads a whole shard and compares everything: length, hashes, header against the manifest.
+// Chunk `index` of `file` in `buffer`, compared with its hash. DataLoss names file and bytes.
+absl::StatusOr<absl::string_view> ReadChunk(port::BlobStore* store, const SaveId& id, const ShardFile& file,
+                                            uint64_t index, std::vector<char>* buffer);
+
+// Reads a whole shard and compares its length and every byte with the hashes.
+absl::Status VerifyBytes(port::BlobStore* store, const SaveId& id, const ShardFile& file);
+// The same, and its header with the manifest.
 absl::Status VerifyShard(port::BlobStore* store, const Manifest& manifest, int rank);
 
 }  // namespace gtrain::ckpt

@@ -27,6 +27,8 @@ TEST(Names, DeriveAndParse) {
             "step-000000000120.e0002.t0001.g0005.a01/rank-00003-of-00008.safetensors");
   EXPECT_EQ(ParseManifestKey(ManifestKey(kId)), kId);
   EXPECT_EQ(ParseOwnerKey("owners/epoch-00000007.json"), 7);
+  EXPECT_EQ(ProbeKey(1763720000, 0xabc), "probe-1763720000-0000000000000abc");
+  EXPECT_EQ(ParseProbeKey("probe-1763720000-0000000000000abc"), 1763720000);
   SaveId large{
       .epoch = kCounterMax, .timeline = 12345, .step = kStepMax, .generation = 99999, .attempt = 123};
   EXPECT_EQ(ParseManifestKey(ManifestKey(large)), large);
@@ -50,6 +52,9 @@ TEST(Names, HostileNamesAreNotNames_C10) {
       ParseManifestKey(absl::string_view("manifests/step-000000000120.e0002\0.t0001.g0005.a01.json", 55)),
       std::nullopt);
   EXPECT_EQ(ParseOwnerKey("owners/epoch-7.json"), std::nullopt);
+  EXPECT_EQ(ParseProbeKey("probe-1763720000-0000000000000ABC"), std::nullopt);
+  EXPECT_EQ(ParseProbeKey("probe-1-0000000000000abc"), std::nullopt);
+  EXPECT_EQ(ParseProbeKey("probe-/../0-0000000000000abc"), std::nullopt);
 }
 
 TEST(Names, OrderIsOwnerThenTimelineThenStep_C3) {
@@ -148,21 +153,42 @@ TEST(Safetensors, HostileHeadersAreErrors_C10) {
   EXPECT_FALSE(ParseShardHeader("1234567", 7).ok());
 }
 
-ShardFile File(int rank, int world, uint64_t bytes, std::vector<Slice> slices) {
+ShardFile File(int rank, int world, uint64_t bytes) {
   ShardFile file{.name = ShardName(rank, world), .bytes = bytes, .xxh3 = Xxh3Hex(absl::StrCat("file", rank))};
   for (uint64_t at = 0; at < bytes; at += kChunkBytes)
     file.chunks.push_back(Xxh3Hex(absl::StrCat(rank, "-", at)));
-  file.slices = std::move(slices);
   return file;
 }
 
-Manifest Sample() {
-  Manifest m{
-      .id = kId, .owner = {.cluster = "c0ffee", .job = "fashion-3", .job_hash = "abc"}, .world_size = 2};
+// As the first version wrote it.
+Manifest OldSample() {
+  Manifest m{.version = 1,
+             .id = kId,
+             .owner = {.cluster = "c0ffee", .job = "fashion-3", .job_hash = "abc"},
+             .world_size = 2};
   m.tensors = {{.name = "w", .dtype = DType::kFloat32, .shape = {2, 3}},
                {.name = "rng", .layout = Layout::kPerRank}};
-  m.files = {File(0, 2, 129, {{"w", 0, 12, 112}, {"rng", 0, 5, 124}}),
-             File(1, 2, kChunkBytes + 1, {{"w", 12, 12, 104}, {"rng", 0, 7, 116}})};
+  m.files = {File(0, 2, 129), File(1, 2, kChunkBytes + 1)};
+  m.files[0].slices = {{"w", 0, 12, 112}, {"rng", 0, 5, 124}};
+  m.files[1].slices = {{"w", 12, 12, 104}, {"rng", 0, 7, 116}};
+  return m;
+}
+
+// "w" is small and goes to rank 0 whole; of "e" rank 0 holds two rows and rank 1 one.
+Manifest Sample() {
+  Manifest m = OldSample();
+  m.version = kManifestVersion;
+  m.tensors.insert(
+      m.tensors.begin() + 1,
+      {.name = "e",
+       .layout = Layout::kSharded,
+       .dtype = DType::kFloat32,
+       .shape = {3, 4},
+       .sharding = {.mesh = {{"pp", 1}, {"tp", 2}}, .splits = {{0, "tp"}}, .only = {{"pp", 0}}}});
+  m.files = {File(0, 2, 104 + 24 + 32 + 5), File(1, 2, 104 + 16 + 7)};
+  m.files[0].data_begin = m.files[1].data_begin = 104;
+  m.files[0].per_rank = {5};
+  m.files[1].per_rank = {7};
   return m;
 }
 
@@ -171,19 +197,22 @@ TEST(ManifestFormat, GoldenBytes) {
             "{\n \"format\": \"gtrain-checkpoint-owner\",\n \"version\": 1,\n \"epoch\": 2,\n"
             " \"cluster\": \"c0ffee\",\n \"job\": \"fashion-3\",\n \"job_hash\": \"abc\",\n"
             " \"checksum\": \"5d85046c618972efe234c1bafe402156\"\n}\n");
-  EXPECT_EQ(Xxh3Hex(Print(Sample())), "615355c0a3e8ae5d4206f4d699531527");
+  EXPECT_EQ(Xxh3Hex(Print(OldSample())), "615355c0a3e8ae5d4206f4d699531527");
+  EXPECT_EQ(Xxh3Hex(Print(Sample())), "e0fad931017a8727e438d696f7af563d");
   EXPECT_TRUE(
       absl::StartsWith(Print(Sample()),
-                       "{\n \"format\": \"gtrain-checkpoint\",\n \"version\": 1,\n"
+                       "{\n \"format\": \"gtrain-checkpoint\",\n \"version\": 2,\n"
                        " \"cluster\": \"c0ffee\",\n \"job\": \"fashion-3\",\n \"job_hash\": \"abc\",\n"
                        " \"epoch\": 2,\n \"timeline\": 1,\n \"generation\": 5,\n \"step\": 120,\n"
                        " \"attempt\": 1,\n \"world_size\": 2,\n \"finite\": true,\n \"tensors\": [\n"));
 }
 
 TEST(ManifestFormat, RoundTrips) {
-  const auto manifest = ParseManifest(ManifestKey(kId), Print(Sample()));
-  ASSERT_TRUE(manifest.ok()) << manifest.status();
-  EXPECT_EQ(std::get<Manifest>(*manifest), Sample());
+  for (const Manifest& sample : {Sample(), OldSample()}) {
+    const auto manifest = ParseManifest(ManifestKey(kId), Print(sample));
+    ASSERT_TRUE(manifest.ok()) << manifest.status();
+    EXPECT_EQ(std::get<Manifest>(*manifest), sample);
+  }
 
   const AbortMarker marker{.id = kId, .reason = "rank 3 did not write"};
   const auto parsed_marker = ParseManifest(ManifestKey(kId), Print(marker));
@@ -217,21 +246,25 @@ TEST(ManifestFormat, AManifestUnderAnotherKeyIsRefused_C10) {
           .ok());
 }
 
+using Faults = std::vector<std::pair<const char*, std::function<void(Manifest*)>>>;
+
+void ExpectRefused(const Manifest& good, const Faults& faults) {
+  ASSERT_TRUE(Validate(good).ok()) << Validate(good);
+  for (const auto& [name, fault] : faults) {
+    Manifest m = good;
+    fault(&m);
+    EXPECT_EQ(Validate(m).code(), absl::StatusCode::kDataLoss) << name;
+  }
+}
+
 TEST(ManifestFormat, InconsistentManifestsAreRefused_C4_C10) {
-  const std::vector<std::pair<const char*, std::function<void(Manifest*)>>> faults = {
+  const Faults faults = {
       {"missing file", [](Manifest* m) { m->files.pop_back(); }},
-      {"hole", [](Manifest* m) { m->files[0].slices[0].bytes = 8; }},
-      {"in two shards", [](Manifest* m) { m->files[1].slices[0].begin = 8; }},
-      {"end missing", [](Manifest* m) { m->files[1].slices[0].bytes = 8; }},
-      {"past the end of file", [](Manifest* m) { m->files[0].slices[1].bytes = 6; }},
-      {"overflowing slice", [](Manifest* m) { m->files[0].slices[1].file_begin = UINT64_MAX; }},
       {"1 PB file", [](Manifest* m) { m->files[0].bytes = kFileBytesMax + 1; }},
       {"chunk missing", [](Manifest* m) { m->files[1].chunks.pop_back(); }},
       {"path as name", [](Manifest* m) { m->files[0].name = "../../etc/passwd"; }},
       {"absolute name", [](Manifest* m) { m->files[0].name = "/etc/passwd"; }},
-      {"unknown tensor", [](Manifest* m) { m->files[0].slices[0].tensor = "v"; }},
       {"tensor twice", [](Manifest* m) { m->tensors.push_back(m->tensors[0]); }},
-      {"per-rank in pieces", [](Manifest* m) { m->files[0].slices[1].begin = 1; }},
       {"hash", [](Manifest* m) { m->files[0].xxh3 = "zz"; }},
       {"negative shape", [](Manifest* m) { m->tensors[0].shape[0] = -2; }},
       {"huge shape",
@@ -240,13 +273,68 @@ TEST(ManifestFormat, InconsistentManifestsAreRefused_C4_C10) {
        }},
       {"world size 0", [](Manifest* m) { m->world_size = 0, m->files.clear(); }},
       {"missing tensor", [](Manifest* m) { m->tensors.push_back({.name = "adam", .shape = {4}}); }},
+      {"version 0", [](Manifest* m) { m->version = 0; }},
+      {"version 3", [](Manifest* m) { m->version = 3; }},
       {"epoch 0", [](Manifest* m) { m->id.epoch = 0; }}};
-  ASSERT_TRUE(Validate(Sample()).ok());
-  for (const auto& [name, fault] : faults) {
-    Manifest m = Sample();
-    fault(&m);
-    EXPECT_EQ(Validate(m).code(), absl::StatusCode::kDataLoss) << name;
-  }
+  ExpectRefused(Sample(), faults);
+  ExpectRefused(OldSample(), faults);
+}
+
+TEST(ManifestFormat, InconsistentSlicesOfVersion1AreRefused_C4_C10) {
+  ExpectRefused(OldSample(),
+                {{"hole", [](Manifest* m) { m->files[0].slices[0].bytes = 8; }},
+                 {"in two shards", [](Manifest* m) { m->files[1].slices[0].begin = 8; }},
+                 {"end missing", [](Manifest* m) { m->files[1].slices[0].bytes = 8; }},
+                 {"past the end of file", [](Manifest* m) { m->files[0].slices[1].bytes = 6; }},
+                 {"overflowing slice", [](Manifest* m) { m->files[0].slices[1].file_begin = UINT64_MAX; }},
+                 {"unknown tensor", [](Manifest* m) { m->files[0].slices[0].tensor = "v"; }},
+                 {"per-rank in pieces", [](Manifest* m) { m->files[0].slices[1].begin = 1; }},
+                 {"sharded", [](Manifest* m) { m->tensors[0].layout = Layout::kSharded; }}});
+}
+
+TEST(ManifestFormat, InconsistentLayoutsAreRefused_C4_C10) {
+  const auto sharding = [](Manifest* m) { return &m->tensors[1].sharding; };
+  ExpectRefused(
+      Sample(),
+      {{"file too short for its share", [](Manifest* m) { m->files[0].data_begin += 8; }},
+       {"data begins past the end", [](Manifest* m) { m->files[0].data_begin = UINT64_MAX - 60; }},
+       {"data not aligned", [](Manifest* m) { m->files[0].data_begin = 103, m->files[0].bytes -= 1; }},
+       {"blob of another size", [](Manifest* m) { m->files[1].per_rank[0] = 8; }},
+       {"blob missing", [](Manifest* m) { m->files[1].per_rank.clear(); }},
+       {"blob of the size of everything", [](Manifest* m) { m->files[1].per_rank[0] = UINT64_MAX; }},
+       {"blob of nobody",
+        [](Manifest* m) {
+          m->files[1].per_rank = {7, 0};
+        }},
+       {"slices",
+        [](Manifest* m) {
+          m->files[1].slices = {{"w", 0, 24, 104}};
+        }},
+       {"another shape",
+        [](Manifest* m) {
+          m->tensors[1].shape = {4, 4};
+        }},
+       {"no such axis", [&](Manifest* m) { sharding(m)->splits[0].axis = "dp"; }},
+       {"no such dimension", [&](Manifest* m) { sharding(m)->splits[0].dim = 2; }},
+       {"dimension below 0", [&](Manifest* m) { sharding(m)->splits[0].dim = -1; }},
+       {"axis used twice",
+        [&](Manifest* m) {
+          sharding(m)->splits.push_back({1, "tp"});
+        }},
+       {"axis twice", [&](Manifest* m) { sharding(m)->mesh[0].name = "tp"; }},
+       {"axis of size 0", [&](Manifest* m) { sharding(m)->mesh[0].size = 0; }},
+       {"mesh of another world", [&](Manifest* m) { sharding(m)->mesh[1].size = 4; }},
+       {"mesh whose product overflows",
+        [&](Manifest* m) {
+          sharding(m)->mesh = {{"a", INT64_MAX}, {"b", INT64_MAX}, {"tp", 2}};
+        }},
+       {"coordinate outside", [&](Manifest* m) { sharding(m)->only[0].index = 1; }},
+       {"coordinate below 0", [&](Manifest* m) { sharding(m)->only[0].index = -1; }},
+       {"axis name for a terminal", [&](Manifest* m) { sharding(m)->mesh[0].name = "\x1b[2J"; }},
+       {"not sharded at all", [&](Manifest* m) { sharding(m)->splits.clear(); }},
+       {"more than 2^62 bytes", [](Manifest* m) {
+          m->tensors[0].shape = m->tensors[1].shape = {int64_t{1} << 59, 1};
+        }}});
 }
 
 // Re-seals text after an edit: an attacker, unlike a disk, can compute a checksum.
@@ -265,14 +353,24 @@ TEST(ManifestFormat, EditedAndResealedTextIsRefused_C10) {
       {"\"step\": 120", "\"step\": \"120\""},
       {"\"step\": 120", "\"step\": 120.0"},
       {"\"step\": 120", "\"step\": 120, \"latest\": true"},
-      {"\"version\": 1", "\"version\": 2"},
+      {"\"version\": 2", "\"version\": 1"},
+      {"\"version\": 2", "\"version\": 3"},
       {"\"gtrain-checkpoint\"", "\"pickle\""},
       {"\"world_size\": 2", "\"world_size\": 1000000000"},
       {"\"world_size\": 2", "\"world_size\": 3"},
       {"\"finite\": true,\n \"tensors\"", "\"finite\": false,\n \"tensors\""},
       {"\"chunk_bytes\": 4194304", "\"chunk_bytes\": 1"},
-      {"\"bytes\": 129", "\"bytes\": 1099511627776"},
+      {"\"bytes\": 165", "\"bytes\": 1099511627776"},
+      {"\"data_begin\": 104", "\"data_begin\": -104"},
+      {"\"data_begin\": 104", "\"slices\": []"},
+      {"\"pp\",\n     1", "\"pp\",\n     1.0"},
+      {"\"pp\",\n     1", "\"pp\",\n     4294967297"},
+      {"\"only\": [", "\"only\": [ [\"pp\", 0, 0],"},
+      {"\"only\": [", "\"only\": [ 1,"},
+      {"\"splits\": [", "\"shape2\": ["},
+      {"\"splits\": [", "\"splits\": [ [\"tp\", 0],"},
       {"rank-00000-of-00002.safetensors", "../../../../../etc/passwd"},
+      {"\"sharded\"", "\"replicated\""},
       {"\"replicated\"", "\"sharded\""}};
   for (const auto& [from, to] : edits) {
     ASSERT_TRUE(absl::StrContains(good, from)) << from;
@@ -319,7 +417,7 @@ std::string Mutate(std::string text, Rng* rng) {
 TEST(Fuzz, MutatedInputIsAnErrorOrAValidValue_C10) {
   Rng rng(20240607);
   const std::string header = PrintShardHeader(Tensors());
-  const std::string manifest = Print(Sample());
+  const std::string manifests[] = {Print(Sample()), Print(OldSample())};
   const std::string index =
       Print(ShardIndex{.id = kId, .rank = 1, .world_size = 2, .file = Sample().files[1]});
   for (int i = 0; i < 3000; ++i) {
@@ -328,7 +426,7 @@ TEST(Fuzz, MutatedInputIsAnErrorOrAValidValue_C10) {
       EXPECT_LE(parsed->data_begin, header.size() + 29);
       for (const TensorEntry& t : parsed->tensors) EXPECT_LE(parsed->data_begin + t.end, parsed->file_bytes);
     }
-    std::string text = Mutate(manifest, &rng);
+    std::string text = Mutate(manifests[i % 2], &rng);
     if (absl::StrContains(text, ",\n \"checksum\"")) text = Reseal(text);
     if (const auto parsed = ParseManifest(ManifestKey(kId), text); parsed.ok()) {
       if (const Manifest* m = std::get_if<Manifest>(&*parsed)) {

@@ -9,10 +9,12 @@
 #include <utility>
 
 #include "absl/container/flat_hash_map.h"
+#include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
 #include "base/status_macros.h"
 #include "checkpoint/format/hash.h"
+#include "checkpoint/format/shares.h"
 #include "checkpoint/format/strict_json.h"
 
 namespace gtrain::ckpt {
@@ -24,20 +26,36 @@ constexpr char kManifestFormat[] = "gtrain-checkpoint";
 constexpr char kAbortFormat[] = "gtrain-checkpoint-aborted";
 constexpr char kIndexFormat[] = "gtrain-shard-index";
 constexpr char kOwnerFormat[] = "gtrain-checkpoint-owner";
-constexpr uint64_t kVersion = 1;
+constexpr uint64_t kSmallVersion = 1;  // of abort markers and claims
+constexpr std::pair<Layout, absl::string_view> kLayouts[] = {
+    {Layout::kReplicated, "replicated"}, {Layout::kPerRank, "per-rank"}, {Layout::kSharded, "sharded"}};
 constexpr size_t kReasonBytesMax = 4096;
 
-Json Head(const char* format) { return Json{{"format", format}, {"version", kVersion}}; }
+// Words for people, when written and when read: others' files must not reach a terminal as they are (fault
+// B7).
+std::string Bounded(absl::string_view text) {
+  std::string out(text.substr(0, kReasonBytesMax - 8));
+  for (char& c : out) {
+    if (c < 0x20 || c > 0x7e) c = '?';
+  }
+  return out;
+}
 
-absl::Status ReadHead(const Json& object, absl::string_view format) {
+Json Head(const char* format, uint64_t version = kSmallVersion) {
+  return Json{{"format", format}, {"version", version}};
+}
+
+// The version, from `oldest` to `newest`.
+absl::StatusOr<int> ReadHead(const Json& object, absl::string_view format, uint64_t oldest = kSmallVersion,
+                             uint64_t newest = kSmallVersion) {
   GT_ASSIGN_OR_RETURN(const std::string found, GetString(object, "format", 64));
   if (found != format)
     return absl::DataLossError(absl::StrCat("format is \"", found, "\", not \"", format, "\""));
   GT_ASSIGN_OR_RETURN(const uint64_t version, GetUint(object, "version", UINT32_MAX));
-  if (version != kVersion) {
-    return absl::DataLossError(absl::StrCat("version ", version, ", this gtrain reads version ", kVersion));
+  if (version < oldest || version > newest) {
+    return absl::DataLossError(absl::StrCat("version ", version, ", this gtrain reads up to ", newest));
   }
-  return absl::OkStatus();
+  return static_cast<int>(version);
 }
 
 void AddId(const SaveId& id, Json* out) {
@@ -74,15 +92,21 @@ absl::StatusOr<Identity> ReadIdentity(const Json& object) {
   return owner;
 }
 
-Json FileToJson(const ShardFile& file) {
+Json FileToJson(const ShardFile& file, int version) {
+  Json out = {{"name", file.name},          {"bytes", file.bytes},   {"xxh3_128", file.xxh3},
+              {"chunk_bytes", kChunkBytes}, {"chunks", file.chunks}, {"finite", file.finite}};
+  if (version > 1) {
+    out["data_begin"] = file.data_begin;
+    out["per_rank"] = file.per_rank;
+    return out;
+  }
   Json slices = Json::array();
   for (const Slice& s : file.slices) {
     slices.push_back(
         {{"tensor", s.tensor}, {"begin", s.begin}, {"bytes", s.bytes}, {"file_begin", s.file_begin}});
   }
-  return {{"name", file.name},          {"bytes", file.bytes},   {"xxh3_128", file.xxh3},
-          {"chunk_bytes", kChunkBytes}, {"chunks", file.chunks}, {"finite", file.finite},
-          {"slices", std::move(slices)}};
+  out["slices"] = std::move(slices);
+  return out;
 }
 
 absl::StatusOr<Slice> ReadSlice(const Json& object) {
@@ -95,43 +119,115 @@ absl::StatusOr<Slice> ReadSlice(const Json& object) {
   return s;
 }
 
-absl::StatusOr<ShardFile> ReadFileEntry(const Json& object) {
-  GT_RETURN_IF_ERROR(
-      CheckFields(object, {"name", "bytes", "xxh3_128", "chunk_bytes", "chunks", "finite", "slices"}));
+// Where its data lies, as each version says it.
+absl::Status ReadPlaces(const Json& object, int version, ShardFile* file) {
+  if (version > 1) {
+    GT_ASSIGN_OR_RETURN(file->data_begin, GetUint(object, "data_begin", kFileBytesMax));
+    GT_ASSIGN_OR_RETURN(const Json* sizes, GetArray(object, "per_rank", kTensorsMax));
+    for (const Json& size : *sizes) {
+      if (!size.is_number_unsigned() || size.get<uint64_t>() > kFileBytesMax)
+        return absl::DataLossError("impossible bytes in per_rank");
+      file->per_rank.push_back(size.get<uint64_t>());
+    }
+    return absl::OkStatus();
+  }
+  GT_ASSIGN_OR_RETURN(const Json* slices, GetArray(object, "slices", kTensorsMax));
+  for (const Json& item : *slices) {
+    GT_ASSIGN_OR_RETURN(Slice slice, ReadSlice(item));
+    file->slices.push_back(std::move(slice));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<ShardFile> ReadFileEntry(const Json& object, int version) {
+  if (version > 1) {
+    GT_RETURN_IF_ERROR(CheckFields(
+        object, {"name", "bytes", "xxh3_128", "chunk_bytes", "chunks", "finite", "data_begin", "per_rank"}));
+  } else {
+    GT_RETURN_IF_ERROR(
+        CheckFields(object, {"name", "bytes", "xxh3_128", "chunk_bytes", "chunks", "finite", "slices"}));
+  }
   ShardFile file;
   GT_ASSIGN_OR_RETURN(file.name, GetString(object, "name", 64));
   GT_ASSIGN_OR_RETURN(file.bytes, GetUint(object, "bytes", kFileBytesMax));
   GT_ASSIGN_OR_RETURN(file.xxh3, GetString(object, "xxh3_128", 32));
   GT_ASSIGN_OR_RETURN(const uint64_t chunk_bytes, GetUint(object, "chunk_bytes", kFileBytesMax));
-  if (chunk_bytes != kChunkBytes) return absl::DataLossError("chunk_bytes is not what version 1 uses");
+  if (chunk_bytes != kChunkBytes) return absl::DataLossError("chunk_bytes is not what this format uses");
   GT_ASSIGN_OR_RETURN(const Json* chunks, GetArray(object, "chunks", kManifestBytesMax / 32));
   for (const Json& chunk : *chunks) {
     if (!chunk.is_string()) return absl::DataLossError("a chunk's hash is not a string");
     file.chunks.push_back(chunk.get<std::string>());
   }
   GT_ASSIGN_OR_RETURN(file.finite, GetBool(object, "finite"));
-  GT_ASSIGN_OR_RETURN(const Json* slices, GetArray(object, "slices", kTensorsMax));
-  for (const Json& item : *slices) {
-    GT_ASSIGN_OR_RETURN(Slice slice, ReadSlice(item));
-    file.slices.push_back(std::move(slice));
-  }
+  GT_RETURN_IF_ERROR(ReadPlaces(object, version, &file));
   return file;
 }
 
-Json TensorToJson(const GlobalTensor& t) {
-  return {{"name", t.name},
-          {"layout", t.layout == Layout::kReplicated ? "replicated" : "per-rank"},
-          {"dtype", std::string(DTypeName(t.dtype))},
-          {"shape", t.shape}};
+std::string LayoutName(Layout layout) {
+  for (const auto& [value, name] : kLayouts) {
+    if (value == layout) return std::string(name);
+  }
+  GT_CHECK(false);
 }
 
-absl::StatusOr<GlobalTensor> ReadTensor(const Json& object) {
-  GT_RETURN_IF_ERROR(CheckFields(object, {"name", "layout", "dtype", "shape"}));
+absl::StatusOr<Layout> ParseLayout(absl::string_view text, int version) {
+  for (const auto& [value, name] : kLayouts) {
+    if (name == text && (version > 1 || value != Layout::kSharded)) return value;
+  }
+  return absl::DataLossError("unknown layout");
+}
+
+Json TensorToJson(const GlobalTensor& t) {
+  Json out = {{"name", t.name}, {"layout", LayoutName(t.layout)}};
+  out["dtype"] = std::string(DTypeName(t.dtype));
+  out["shape"] = t.shape;
+  if (t.layout != Layout::kSharded) return out;
+  out["mesh"] = Json::array();
+  for (const MeshAxis& axis : t.sharding.mesh) out["mesh"].push_back(Json::array({axis.name, axis.size}));
+  out["splits"] = Json::array();
+  for (const Split& split : t.sharding.splits) out["splits"].push_back(Json::array({split.dim, split.axis}));
+  out["only"] = Json::array();
+  for (const Only& only : t.sharding.only) out["only"].push_back(Json::array({only.axis, only.index}));
+  return out;
+}
+
+// Pairs of a word and a number, in this order; Shares::Make judges what they say.
+absl::StatusOr<std::vector<std::pair<std::string, int64_t>>> ReadPairs(const Json& object, const char* name,
+                                                                       bool number_first) {
+  GT_ASSIGN_OR_RETURN(const Json* pairs, GetArray(object, name, sharding::kAxesMax));
+  std::vector<std::pair<std::string, int64_t>> out;
+  for (const Json& pair : *pairs) {
+    if (!pair.is_array() || pair.size() != 2) return absl::DataLossError(absl::StrCat(name, ": not a pair"));
+    const Json &word = pair[number_first ? 1 : 0], &number = pair[number_first ? 0 : 1];
+    if (!word.is_string() || !number.is_number_unsigned() || number.get<uint64_t>() > INT32_MAX)
+      return absl::DataLossError(absl::StrCat(name, ": not a word and a number"));
+    out.emplace_back(word.get<std::string>(), number.get<int64_t>());
+  }
+  return out;
+}
+
+absl::StatusOr<Sharding> ReadSharding(const Json& object) {
+  Sharding out;
+  GT_ASSIGN_OR_RETURN(const auto mesh, ReadPairs(object, "mesh", false));
+  for (const auto& [name, size] : mesh) out.mesh.push_back({name, size});
+  GT_ASSIGN_OR_RETURN(const auto splits, ReadPairs(object, "splits", true));
+  for (const auto& [axis, dim] : splits) out.splits.push_back({static_cast<int>(dim), axis});
+  GT_ASSIGN_OR_RETURN(const auto only, ReadPairs(object, "only", false));
+  for (const auto& [axis, index] : only) out.only.push_back({axis, index});
+  return out;
+}
+
+absl::StatusOr<GlobalTensor> ReadTensor(const Json& object, int version) {
   GlobalTensor t;
   GT_ASSIGN_OR_RETURN(t.name, GetString(object, "name", kTensorNameBytesMax));
   GT_ASSIGN_OR_RETURN(const std::string layout, GetString(object, "layout", 16));
-  if (layout != "replicated" && layout != "per-rank") return absl::DataLossError("unknown layout");
-  t.layout = layout == "replicated" ? Layout::kReplicated : Layout::kPerRank;
+  GT_ASSIGN_OR_RETURN(t.layout, ParseLayout(layout, version));
+  if (t.layout == Layout::kSharded) {
+    GT_RETURN_IF_ERROR(CheckFields(object, {"name", "layout", "dtype", "shape", "mesh", "splits", "only"}));
+    GT_ASSIGN_OR_RETURN(t.sharding, ReadSharding(object));
+  } else {
+    GT_RETURN_IF_ERROR(CheckFields(object, {"name", "layout", "dtype", "shape"}));
+  }
   GT_ASSIGN_OR_RETURN(const std::string dtype, GetString(object, "dtype", 16));
   const std::optional<DType> parsed = ParseDType(dtype);
   if (!parsed) return absl::DataLossError("unknown dtype");
@@ -149,20 +245,20 @@ absl::StatusOr<Manifest> ReadManifest(const Json& object) {
   GT_RETURN_IF_ERROR(
       CheckFields(object, {"format", "version", "cluster", "job", "job_hash", "epoch", "timeline",
                            "generation", "step", "attempt", "world_size", "finite", "tensors", "files"}));
-  GT_RETURN_IF_ERROR(ReadHead(object, kManifestFormat));
   Manifest m;
+  GT_ASSIGN_OR_RETURN(m.version, ReadHead(object, kManifestFormat, 1, kManifestVersion));
   GT_ASSIGN_OR_RETURN(m.id, ReadId(object));
   GT_ASSIGN_OR_RETURN(m.owner, ReadIdentity(object));
   GT_ASSIGN_OR_RETURN(const uint64_t world, GetUint(object, "world_size", kWorldSizeMax));
   m.world_size = static_cast<int>(world);
   GT_ASSIGN_OR_RETURN(const Json* tensors, GetArray(object, "tensors", kTensorsMax));
   for (const Json& item : *tensors) {
-    GT_ASSIGN_OR_RETURN(GlobalTensor t, ReadTensor(item));
+    GT_ASSIGN_OR_RETURN(GlobalTensor t, ReadTensor(item, m.version));
     m.tensors.push_back(std::move(t));
   }
   GT_ASSIGN_OR_RETURN(const Json* files, GetArray(object, "files", kShardsMax));
   for (const Json& item : *files) {
-    GT_ASSIGN_OR_RETURN(ShardFile file, ReadFileEntry(item));
+    GT_ASSIGN_OR_RETURN(ShardFile file, ReadFileEntry(item, m.version));
     m.files.push_back(std::move(file));
   }
   GT_ASSIGN_OR_RETURN(const bool finite, GetBool(object, "finite"));
@@ -174,10 +270,11 @@ absl::StatusOr<Manifest> ReadManifest(const Json& object) {
 absl::StatusOr<AbortMarker> ReadAbortMarker(const Json& object) {
   GT_RETURN_IF_ERROR(CheckFields(
       object, {"format", "version", "epoch", "timeline", "generation", "step", "attempt", "reason"}));
-  GT_RETURN_IF_ERROR(ReadHead(object, kAbortFormat));
+  GT_RETURN_IF_ERROR(ReadHead(object, kAbortFormat).status());
   AbortMarker marker;
   GT_ASSIGN_OR_RETURN(marker.id, ReadId(object));
-  GT_ASSIGN_OR_RETURN(marker.reason, GetString(object, "reason", kReasonBytesMax));
+  GT_ASSIGN_OR_RETURN(const std::string reason, GetString(object, "reason", kReasonBytesMax));
+  marker.reason = Bounded(reason);
   return marker;
 }
 
@@ -204,18 +301,81 @@ absl::Status CheckCovered(const GlobalTensor& tensor, Ranges ranges) {
   return absl::OkStatus();
 }
 
+absl::Status CheckTensors(const std::vector<GlobalTensor>& tensors) {
+  absl::flat_hash_set<absl::string_view> names;
+  for (const GlobalTensor& t : tensors) {
+    if (!IsTensorName(t.name)) return absl::DataLossError("a tensor with an impossible name");
+    if (!names.insert(t.name).second)
+      return absl::DataLossError(absl::StrCat("tensor \"", t.name, "\" twice"));
+    if (t.layout == Layout::kPerRank && (t.dtype != DType::kUint8 || !t.shape.empty())) {
+      return absl::DataLossError(absl::StrCat("per-rank \"", t.name, "\" has a type or a shape"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+// Version 1: every byte of every replicated tensor in exactly one slice.
+absl::Status CheckSlices(const Manifest& m) {
+  absl::flat_hash_map<absl::string_view, const GlobalTensor*> by_name;
+  for (const GlobalTensor& t : m.tensors) {
+    by_name[t.name] = &t;
+    if (t.layout == Layout::kSharded) return absl::DataLossError("a sharded tensor in version 1");
+  }
+  absl::flat_hash_map<absl::string_view, Ranges> replicated;
+  for (const ShardFile& file : m.files) {
+    std::map<absl::string_view, int> blobs;
+    for (const Slice& s : file.slices) {
+      const auto it = by_name.find(s.tensor);
+      if (it == by_name.end())
+        return absl::DataLossError(absl::StrCat(file.name, ": a slice of an unknown tensor"));
+      if (it->second->layout == Layout::kReplicated) {
+        if (s.bytes > 0) replicated[it->first].emplace_back(s.begin, s.begin + s.bytes);
+      } else if (s.begin != 0 || ++blobs[it->first] > 1) {
+        return absl::DataLossError(absl::StrCat(file.name, ": per-rank \"", s.tensor, "\" in pieces"));
+      }
+    }
+  }
+  for (const GlobalTensor& t : m.tensors) {
+    if (t.layout == Layout::kReplicated) GT_RETURN_IF_ERROR(CheckCovered(t, std::move(replicated[t.name])));
+  }
+  return absl::OkStatus();
+}
+
+// Version 2: the shares of the ranks are disjoint and complete by construction; each file must have the
+// length that follows from them.
+absl::Status CheckShares(const Manifest& m) {
+  absl::StatusOr<Shares> shares = Shares::Make(m.tensors, m.world_size);
+  if (!shares.ok()) return absl::DataLossError(shares.status().message());
+  size_t blobs = 0;
+  for (size_t t = 0; t < m.tensors.size(); ++t) {
+    blobs += m.tensors[t].layout == Layout::kPerRank ? 1 : 0;
+    if (m.tensors[t].layout == Layout::kSharded && shares->partition(t).Key().empty()) {
+      return absl::DataLossError(
+          absl::StrCat("tensor \"", m.tensors[t].name, "\" is sharded, but equal on all ranks"));
+    }
+  }
+  for (int rank = 0; rank < m.world_size; ++rank) {
+    const ShardFile& file = m.files[rank];
+    if (!file.slices.empty()) return absl::DataLossError(absl::StrCat(file.name, ": slices in version 2"));
+    if (file.per_rank.size() != blobs) {
+      return absl::DataLossError(
+          absl::StrCat(file.name, ": per_rank does not match the tensors of single ranks"));
+    }
+    unsigned __int128 bytes = file.data_begin;
+    bytes += shares->DataBytes(rank);
+    for (uint64_t blob : file.per_rank) bytes += blob;
+    if (bytes != file.bytes) {
+      return absl::DataLossError(
+          absl::StrCat(file.name, ": ", file.bytes, " bytes are not what its rank holds of the tensors"));
+    }
+  }
+  return absl::OkStatus();
+}
+
 absl::Status CheckKey(absl::string_view found, absl::string_view derived) {
   if (found == derived) return absl::OkStatus();
   return absl::DataLossError(
       absl::StrCat("its numbers derive the name ", derived, ", it was found as ", found));
-}
-
-std::string Bounded(absl::string_view text) {
-  std::string out(text.substr(0, kReasonBytesMax - 8));
-  for (char& c : out) {
-    if (c < 0x20 || c > 0x7e) c = '?';
-  }
-  return out;
 }
 
 }  // namespace
@@ -234,6 +394,8 @@ absl::Status ValidateFile(const ShardFile& file, int rank, int world_size) {
   };
   if (file.bytes > kFileBytesMax) return fail("impossible length");
   if (!IsHashHex(file.xxh3)) return fail("xxh3_128 is not a hash");
+  if (file.data_begin > file.bytes || file.data_begin % 8 != 0)
+    return fail("its data begins where it cannot");
   if (file.chunks.size() != (file.bytes + kChunkBytes - 1) / kChunkBytes)
     return fail("chunks do not match its length");
   for (const std::string& chunk : file.chunks) {
@@ -250,45 +412,21 @@ absl::Status ValidateFile(const ShardFile& file, int rank, int world_size) {
 }
 
 absl::Status Validate(const Manifest& m) {
+  if (m.version < 1 || m.version > kManifestVersion) return absl::DataLossError("impossible version");
   if (!IsValid(m.id)) return absl::DataLossError("its numbers are out of range");
   if (m.world_size < 1 || m.world_size > kWorldSizeMax ||
       m.files.size() != static_cast<size_t>(m.world_size)) {
     return absl::DataLossError(absl::StrCat("world size ", m.world_size, " but ", m.files.size(), " files"));
   }
-  absl::flat_hash_map<std::string, const GlobalTensor*> by_name;
-  for (const GlobalTensor& t : m.tensors) {
-    if (!IsTensorName(t.name)) return absl::DataLossError("a tensor with an impossible name");
-    if (!by_name.emplace(t.name, &t).second)
-      return absl::DataLossError(absl::StrCat("tensor \"", t.name, "\" twice"));
-    if (t.layout == Layout::kPerRank && (t.dtype != DType::kUint8 || !t.shape.empty())) {
-      return absl::DataLossError(absl::StrCat("per-rank \"", t.name, "\" has a type or a shape"));
-    }
-  }
-  absl::flat_hash_map<std::string, Ranges> replicated;
-  for (int rank = 0; rank < m.world_size; ++rank) {
-    const ShardFile& file = m.files[rank];
-    GT_RETURN_IF_ERROR(ValidateFile(file, rank, m.world_size));
-    std::map<absl::string_view, int> blobs;
-    for (const Slice& s : file.slices) {
-      const auto it = by_name.find(s.tensor);
-      if (it == by_name.end())
-        return absl::DataLossError(absl::StrCat(file.name, ": a slice of an unknown tensor"));
-      if (it->second->layout == Layout::kReplicated) {
-        if (s.bytes > 0) replicated[s.tensor].emplace_back(s.begin, s.begin + s.bytes);
-      } else if (s.begin != 0 || ++blobs[it->first] > 1) {
-        return absl::DataLossError(absl::StrCat(file.name, ": per-rank \"", s.tensor, "\" in pieces"));
-      }
-    }
-  }
-  for (const GlobalTensor& t : m.tensors) {
-    if (t.layout == Layout::kReplicated) GT_RETURN_IF_ERROR(CheckCovered(t, std::move(replicated[t.name])));
-  }
-  return absl::OkStatus();
+  GT_RETURN_IF_ERROR(CheckTensors(m.tensors));
+  for (int rank = 0; rank < m.world_size; ++rank)
+    GT_RETURN_IF_ERROR(ValidateFile(m.files[rank], rank, m.world_size));
+  return m.version == 1 ? CheckSlices(m) : CheckShares(m);
 }
 
 std::string Print(const Manifest& m) {
   GT_CHECK(Validate(m).ok());
-  Json out = Head(kManifestFormat);
+  Json out = Head(kManifestFormat, static_cast<uint64_t>(m.version));
   AddIdentity(m.owner, &out);
   AddId(m.id, &out);
   out["world_size"] = m.world_size;
@@ -296,7 +434,7 @@ std::string Print(const Manifest& m) {
   out["tensors"] = Json::array();
   for (const GlobalTensor& t : m.tensors) out["tensors"].push_back(TensorToJson(t));
   out["files"] = Json::array();
-  for (const ShardFile& file : m.files) out["files"].push_back(FileToJson(file));
+  for (const ShardFile& file : m.files) out["files"].push_back(FileToJson(file, m.version));
   return PrintSealed(out);
 }
 
@@ -311,12 +449,12 @@ std::string Print(const AbortMarker& marker) {
 std::string Print(const ShardIndex& index) {
   GT_CHECK(IsValid(index.id));
   GT_CHECK(!index.error.empty() || ValidateFile(index.file, index.rank, index.world_size).ok());
-  Json out = Head(kIndexFormat);
+  Json out = Head(kIndexFormat, kManifestVersion);
   AddId(index.id, &out);
   out["rank"] = index.rank;
   out["world_size"] = index.world_size;
   if (index.error.empty()) {
-    out["file"] = FileToJson(index.file);
+    out["file"] = FileToJson(index.file, kManifestVersion);
   } else {
     out["error"] = Bounded(index.error);
   }
@@ -346,7 +484,7 @@ absl::StatusOr<std::variant<Manifest, AbortMarker>> ParseManifest(absl::string_v
 
 absl::StatusOr<ShardIndex> ParseShardIndex(absl::string_view key, absl::string_view text) {
   GT_ASSIGN_OR_RETURN(const Json object, ParseSealed(text, kManifestBytesMax));
-  GT_RETURN_IF_ERROR(ReadHead(object, kIndexFormat));
+  GT_RETURN_IF_ERROR(ReadHead(object, kIndexFormat, kManifestVersion, kManifestVersion).status());
   GT_RETURN_IF_ERROR(CheckFields(object, {"format", "version", "epoch", "timeline", "generation", "step",
                                           "attempt", "rank", "world_size", "file", "error"}));
   ShardIndex index;
@@ -360,18 +498,18 @@ absl::StatusOr<ShardIndex> ParseShardIndex(absl::string_view key, absl::string_v
   if (object.contains("error") == object.contains("file"))
     return absl::DataLossError("neither a file nor an error");
   if (object.contains("error")) {
-    GT_ASSIGN_OR_RETURN(index.error, GetString(object, "error", kReasonBytesMax));
-    if (index.error.empty()) index.error = "unknown error";
+    GT_ASSIGN_OR_RETURN(const std::string error, GetString(object, "error", kReasonBytesMax));
+    index.error = error.empty() ? "unknown error" : Bounded(error);
     return index;
   }
-  GT_ASSIGN_OR_RETURN(index.file, ReadFileEntry(object["file"]));
+  GT_ASSIGN_OR_RETURN(index.file, ReadFileEntry(object["file"], kManifestVersion));
   GT_RETURN_IF_ERROR(ValidateFile(index.file, index.rank, index.world_size));
   return index;
 }
 
 absl::StatusOr<OwnerClaim> ParseOwnerClaim(absl::string_view key, absl::string_view text) {
   GT_ASSIGN_OR_RETURN(const Json object, ParseSealed(text, kSmallFileBytesMax));
-  GT_RETURN_IF_ERROR(ReadHead(object, kOwnerFormat));
+  GT_RETURN_IF_ERROR(ReadHead(object, kOwnerFormat).status());
   GT_RETURN_IF_ERROR(CheckFields(object, {"format", "version", "epoch", "cluster", "job", "job_hash"}));
   OwnerClaim claim;
   GT_ASSIGN_OR_RETURN(claim.epoch, GetUint(object, "epoch", kCounterMax));

@@ -14,6 +14,7 @@
 #include "absl/strings/string_view.h"
 #include "checkpoint/format/names.h"
 #include "checkpoint/format/safetensors.h"
+#include "checkpoint/format/tensor.h"
 
 namespace gtrain::ckpt {
 
@@ -24,20 +25,10 @@ inline constexpr uint64_t kFileBytesMax = uint64_t{1} << 50;
 inline constexpr size_t kIdentityBytesMax = 256;  // cluster, job, job hash
 inline constexpr uint64_t kChunkBytes = 4 << 20;
 
-enum class Layout : uint8_t { kReplicated, kPerRank };
+inline constexpr int kManifestVersion = 2;  // written; 1 is read as well
 
-// A registered tensor as the whole job sees it. A per-rank blob is kUint8 with an empty shape: its size may
-// differ between ranks and stands in the files.
-struct GlobalTensor {
-  std::string name;
-  Layout layout = Layout::kReplicated;
-  DType dtype = DType::kUint8;
-  std::vector<int64_t> shape;
-  bool operator==(const GlobalTensor&) const = default;
-};
-
-// Which bytes of a tensor a shard holds, and where: the tensor's bytes [begin, begin + bytes) lie in the file
-// at [file_begin, file_begin + bytes).
+// Version 1 says of each file which bytes of a tensor it holds, and where: the tensor's bytes [begin, begin +
+// bytes) lie in the file at [file_begin, file_begin + bytes). Since version 2 that is computed (shares.h).
 struct Slice {
   std::string tensor;
   uint64_t begin = 0;
@@ -52,7 +43,9 @@ struct ShardFile {
   std::string xxh3;                 // of the whole file
   std::vector<std::string> chunks;  // of each kChunkBytes of it, the last one shorter
   bool finite = true;               // no NaN or infinity in its floating-point tensors
-  std::vector<Slice> slices;
+  uint64_t data_begin = 0;          // where the header ends; version 2
+  std::vector<uint64_t> per_rank;   // bytes of each kPerRank tensor, in their order; version 2
+  std::vector<Slice> slices;        // version 1
   bool operator==(const ShardFile&) const = default;
 };
 
@@ -64,6 +57,7 @@ struct Identity {
 };
 
 struct Manifest {
+  int version = kManifestVersion;
   SaveId id;
   Identity owner;
   int world_size = 1;
@@ -97,10 +91,9 @@ struct OwnerClaim {
 };
 
 // Whether a manifest is whole and consistent: a file for each rank with the derived name, chunks that match
-// the lengths, ranges inside their file, every replicated tensor covered exactly once. DataLoss with the
-// first fault.
+// the lengths, every byte of every tensor in exactly one file. DataLoss with the first fault.
 absl::Status Validate(const Manifest& manifest);
-// The same of one file of `world_size`; part of Validate.
+// What can be said of one file of `world_size` alone; part of Validate.
 absl::Status ValidateFile(const ShardFile& file, int rank, int world_size);
 
 // GT_CHECKs that the value is valid: writers prove it first.

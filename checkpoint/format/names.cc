@@ -56,6 +56,13 @@ std::optional<SaveId> ParseManifestKey(absl::string_view key) {
   return ParseAttemptName(key);
 }
 
+std::string PinKey(const SaveId& id) { return absl::StrCat(kPinPrefix, AttemptName(id)); }
+
+std::optional<SaveId> ParsePinKey(absl::string_view key) {
+  if (!absl::ConsumePrefix(&key, kPinPrefix)) return std::nullopt;
+  return ParseAttemptName(key);
+}
+
 std::string ShardName(int rank, int world_size) {
   return absl::StrFormat("rank-%05d-of-%05d.safetensors", rank, world_size);
 }
@@ -69,6 +76,21 @@ std::string AttemptKey(const SaveId& id, absl::string_view file) {
 }
 
 std::string OwnerKey(uint64_t epoch) { return absl::StrFormat("%sepoch-%08d.json", kOwnerPrefix, epoch); }
+
+std::string ProbeKey(int64_t unix_seconds, uint64_t nonce) {
+  return absl::StrFormat("%s%010d-%016x", kProbePrefix, unix_seconds, nonce);
+}
+
+std::optional<int64_t> ParseProbeKey(absl::string_view key) {
+  absl::string_view rest = key;
+  uint64_t seconds = 0, nonce = 0;
+  if (!absl::ConsumePrefix(&rest, kProbePrefix) || !TakeDigits(&rest, &seconds) ||
+      !absl::ConsumePrefix(&rest, "-") || !absl::SimpleHexAtoi(rest, &nonce) ||
+      ProbeKey(static_cast<int64_t>(seconds), nonce) != key) {
+    return std::nullopt;
+  }
+  return static_cast<int64_t>(seconds);
+}
 
 std::optional<uint64_t> ParseOwnerKey(absl::string_view key) {
   absl::string_view rest = key;

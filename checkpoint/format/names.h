@@ -3,6 +3,7 @@
 //
 //   owners/epoch-00000002.json
 //   manifests/step-000000000120.e0002.t0001.g0005.a01.json
+//   pins/step-000000000120.e0002.t0001.g0005.a01
 //   step-000000000120.e0002.t0001.g0005.a01/rank-00003-of-00008.safetensors
 //   step-000000000120.e0002.t0001.g0005.a01/rank-00003-of-00008.index.json
 #pragma once
@@ -49,6 +50,17 @@ std::string AttemptKey(const SaveId& id, absl::string_view file);
 std::string OwnerKey(uint64_t epoch);
 std::optional<uint64_t> ParseOwnerKey(absl::string_view key);
 
+// An empty file that keeps one checkpoint from retention: "pins/<attempt>"
+std::string PinKey(const SaveId& id);
+std::optional<SaveId> ParsePinKey(absl::string_view key);
+
+// "probe-1763720000-6b1f0c2d9a3e4f58": put when a directory is opened, to see that all ranks see it, and gone
+// right after; the time says of one that stayed how old it is. The nonce makes it this opening's alone.
+std::string ProbeKey(int64_t unix_seconds, uint64_t nonce);
+std::optional<int64_t> ParseProbeKey(absl::string_view key);  // its time
+
+inline constexpr char kProbePrefix[] = "probe-";
+inline constexpr char kPinPrefix[] = "pins/";
 inline constexpr char kManifestPrefix[] = "manifests/";
 inline constexpr char kOwnerPrefix[] = "owners/";
 inline constexpr char kAttemptPrefix[] = "step-";

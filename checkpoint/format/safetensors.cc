@@ -11,6 +11,7 @@
 #include "base/check.h"
 #include "base/status_macros.h"
 #include "checkpoint/format/strict_json.h"
+#include "checkpoint/format/tensor.h"
 
 namespace gtrain::ckpt {
 namespace {
@@ -25,7 +26,7 @@ constexpr size_t kLengthBytes = 8;
 constexpr uint64_t kBytesMax = uint64_t{1} << 62;
 
 absl::StatusOr<TensorEntry> ParseTensor(const std::string& name, const Json& value) {
-  if (!IsTensorName(name)) return absl::DataLossError("a tensor with an impossible name");
+  if (!IsTensorName(name, kEntryNameBytesMax)) return absl::DataLossError("a tensor with an impossible name");
   const auto fail = [&](absl::string_view what) {
     return absl::DataLossError(absl::StrCat("tensor \"", name, "\": ", what));
   };
@@ -76,21 +77,8 @@ std::optional<DType> ParseDType(absl::string_view name) {
   return std::nullopt;
 }
 
-std::optional<uint64_t> ElementCount(const std::vector<int64_t>& shape, DType dtype) {
-  if (shape.size() > kDimsMax) return std::nullopt;
-  unsigned __int128 count = 1;
-  bool empty = false;
-  for (int64_t dim : shape) {
-    if (dim < 0) return std::nullopt;
-    if (dim == 0) empty = true;
-    count *= static_cast<uint64_t>(std::max<int64_t>(dim, 1));
-    if (count * DTypeSize(dtype) > kBytesMax) return std::nullopt;
-  }
-  return empty ? 0 : static_cast<uint64_t>(count);
-}
-
-bool IsTensorName(absl::string_view name) {
-  if (name.empty() || name.size() > kTensorNameBytesMax || name == "__metadata__") return false;
+bool IsTensorName(absl::string_view name, size_t bytes_max) {
+  if (name.empty() || name.size() > bytes_max || name == "__metadata__") return false;
   return std::all_of(name.begin(), name.end(), [](char c) { return c >= 0x20 && c <= 0x7e; });
 }
 

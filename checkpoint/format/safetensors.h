@@ -17,17 +17,15 @@ namespace gtrain::ckpt {
 inline constexpr size_t kHeaderBytesMax = 64 << 20;
 inline constexpr size_t kTensorsMax = 1'000'000;  // in one file
 inline constexpr size_t kTensorNameBytesMax = 512;
+inline constexpr size_t kEntryNameBytesMax = 2048;  // in a file, with what says which part it is
 inline constexpr size_t kDimsMax = 16;
 
 // "F32", "BF16", "U8" ...
 absl::string_view DTypeName(DType dtype);
 std::optional<DType> ParseDType(absl::string_view name);
 
-// Elements of `shape`; nullopt when a dimension is negative or the bytes would not fit 2^62.
-std::optional<uint64_t> ElementCount(const std::vector<int64_t>& shape, DType dtype);
-
-// Printable ASCII, 1 to 512 bytes, not "__metadata__": safe in every header, log and file.
-bool IsTensorName(absl::string_view name);
+// Printable ASCII, 1 to `bytes_max` bytes, not "__metadata__": safe in every header, log and file.
+bool IsTensorName(absl::string_view name, size_t bytes_max = kTensorNameBytesMax);
 
 struct TensorEntry {
   std::string name;

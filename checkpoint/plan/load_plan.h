@@ -1,40 +1,89 @@
-// Which bytes one rank must read to restore, at any world size.
+// Which bytes one rank must read to restore, at any world size and layout.
 #pragma once
 #include <cstdint>
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "absl/container/flat_hash_map.h"
 #include "absl/status/statusor.h"
 #include "checkpoint/format/manifest.h"
+#include "checkpoint/format/shares.h"
 #include "checkpoint/plan/save_plan.h"
+#include "sharding/overlap.h"
 
 namespace gtrain::ckpt {
 
-// Bytes of a file that land in a registered tensor.
+// Bytes of a file that land in registered memory. The file holds bytes [begin, begin + bytes) of a box as it
+// was saved, at file_begin; of these, `overlap` says which are wanted and where they go.
 struct Copy {
   size_t registered = 0;
-  uint64_t begin = 0;  // in the tensor
+  uint64_t begin = 0;
   uint64_t bytes = 0;
   uint64_t file_begin = 0;
+  uint64_t needed = 0;        // how many are wanted; not 0
+  sharding::Overlap overlap;  // from the saved box to the registered memory
   bool operator==(const Copy&) const = default;
 };
 
+struct ChunkRange {
+  uint64_t first = 0;
+  uint64_t count = 0;
+  bool operator==(const ChunkRange&) const = default;
+};
+
 struct FileRead {
-  int file = 0;                  // index into Manifest::files
-  std::vector<uint64_t> chunks;  // ascending; each is read whole, verified, then copied from
-  std::vector<Copy> copies;      // by file_begin
+  int file = 0;                    // index into Manifest::files
+  std::vector<ChunkRange> chunks;  // ascending, apart; each chunk is read whole, verified, then copied from
+  std::vector<Copy> copies;        // by file_begin, disjoint in the file
 };
 
 struct LoadPlan {
-  std::vector<FileRead> reads;
+  std::vector<FileRead> reads;       // by file
   std::vector<bool> restored;        // per registered tensor; false: a per-rank blob this rank never had
   std::vector<std::string> unknown;  // in the checkpoint, not registered: not read
+  uint64_t needed_bytes = 0;         // that are copied: every restored byte of this rank once
+  uint64_t read_bytes = 0;           // that are read for it, as whole chunks
 };
 
-// FailedPrecondition with every difference when the checkpoint does not fit what is registered: a replicated
-// tensor that is missing (never silently fresh, fault C4), another shape or type, a blob of another size.
-// `manifest` is Validate()d.
+// Plans for the ranks of one world. Memory: a plan takes about 128 bytes for each piece it copies from.
+class LoadPlanner {
+ public:
+  // `manifest` is Validate()d and outlives the planner. `registered` as on any rank of the new world.
+  LoadPlanner(const Manifest* manifest, std::vector<Registered> registered, int world_size);
+
+  // FailedPrecondition with every difference when the checkpoint does not fit what is registered: a tensor
+  // that is missing (never silently fresh, fault C4), another shape or type, a blob of another size than the
+  // registered one. Layouts may differ in every way.
+  absl::StatusOr<LoadPlan> Plan(int rank);
+  // The same of the tensors [first, last) of the registration alone; the others count as not restored.
+  absl::StatusOr<LoadPlan> Plan(int rank, size_t first, size_t last);
+
+ private:
+  struct Building;
+  void FindDifferences();
+  void AddTensor(size_t registered, int rank, Building* building);
+  void AddPiece(int file, const Copy& copy, Building* building) const;
+  absl::Status AddBlob(size_t registered, int rank, Building* building);
+
+  const Manifest* const manifest_;
+  const std::vector<Registered> registered_;
+  const int world_size_;
+  Shares saved_;                                  // of the manifest, version 2
+  std::vector<sharding::Partition> wanted_;       // of each registered tensor
+  std::vector<std::optional<size_t>> stored_as_;  // index in the manifest of each registered tensor
+  std::vector<size_t> order_;                     // registered tensors in the order of their bytes in files
+  std::vector<size_t> place_;                     // of each in order_: which of places_ says where it is held
+  std::vector<size_t> places_;                    // a registered tensor for each set of ranks that hold some
+  std::vector<size_t> blobs_;                     // registered per-rank tensors
+  absl::flat_hash_map<absl::string_view, std::vector<std::pair<int, const Slice*>>> slices_;  // version 1
+  std::vector<std::string> unknown_;
+  std::vector<std::string> differences_;
+};
+
+// One plan of a planner of its own.
 absl::StatusOr<LoadPlan> PlanLoad(const Manifest& manifest, const std::vector<Registered>& registered,
-                                  int rank);
+                                  int rank, int world_size);
 
 }  // namespace gtrain::ckpt

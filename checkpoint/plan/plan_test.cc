@@ -2,9 +2,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <map>
+#include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "base/rng.h"
 #include "checkpoint/format/hash.h"
 #include "checkpoint/plan/load_plan.h"
@@ -27,6 +28,15 @@ Registered Blob(std::string name, uint64_t bytes) {
   return {{.name = std::move(name), .layout = Layout::kPerRank}, bytes};
 }
 
+Registered Sharded(std::string name, std::vector<int64_t> shape, Sharding sharding,
+                   DType dtype = DType::kFloat32) {
+  return {{.name = std::move(name),
+           .layout = Layout::kSharded,
+           .dtype = dtype,
+           .shape = std::move(shape),
+           .sharding = std::move(sharding)}};
+}
+
 // A manifest as `world` ranks would commit it; hashes are of no interest here.
 Manifest Committed(const std::vector<Registered>& registered, int world) {
   Manifest m{.world_size = world};
@@ -35,7 +45,8 @@ Manifest Committed(const std::vector<Registered>& registered, int world) {
     const ShardPlan plan = PlanShard(registered, rank, world);
     ShardFile file{.name = ShardName(rank, world), .bytes = plan.file_bytes(), .xxh3 = Xxh3Hex("")};
     file.chunks.assign((file.bytes + kChunkBytes - 1) / kChunkBytes, Xxh3Hex(""));
-    file.slices = plan.slices;
+    file.data_begin = plan.header.size();
+    file.per_rank = plan.per_rank;
     m.files.push_back(file);
   }
   return m;
@@ -45,7 +56,8 @@ TEST(SavePlan, OneRankWritesEverythingWideFirst) {
   const ShardPlan plan = PlanShard({Tensor("b", {3}, DType::kBFloat16), Blob("rng", 5), Tensor("w", {2, 2}),
                                     Tensor("step", {}, DType::kInt64)},
                                    0, 1);
-  EXPECT_THAT(plan.pieces, ElementsAre(Piece{3, 0, 8}, Piece{2, 0, 16}, Piece{0, 0, 6}, Piece{1, 0, 5}));
+  EXPECT_THAT(plan.pieces,
+              ElementsAre(Piece{3, 0, 8, 0}, Piece{2, 0, 16, 8}, Piece{0, 0, 6, 24}, Piece{1, 0, 5, 30}));
   const auto header = ParseShardHeader(plan.header, plan.file_bytes());
   ASSERT_TRUE(header.ok()) << header.status();
   EXPECT_EQ(header->tensors[1].name, "w");
@@ -77,7 +89,7 @@ TEST(SavePlan, SharesAreDisjointCompleteAndBalanced) {
                  {static_cast<int64_t>(rng.Below(3) == 0 ? rng.Below(3000000) : rng.Below(2000))}, dtype));
       const uint64_t bytes = registered.back().bytes;
       total += bytes;
-      largest_whole = std::max(largest_whole, std::min(bytes, kWholeTensorBytesMax));
+      largest_whole = std::max(largest_whole, std::min(bytes, kWholeBoxBytesMax));
     }
     registered.push_back(Blob("rng", rng.Below(100)));
     const int world = 1 + static_cast<int>(rng.Below(9));
@@ -85,15 +97,44 @@ TEST(SavePlan, SharesAreDisjointCompleteAndBalanced) {
     EXPECT_TRUE(Validate(m).ok()) << Validate(m);
     for (int rank = 0; rank < world; ++rank) {
       const ShardPlan plan = PlanShard(registered, rank, world);
-      EXPECT_LE(plan.data_bytes, total / world + largest_whole + 64 + 100 + world);
+      constexpr uint64_t kWidths = 4;  // each is shared out on its own
+      EXPECT_LE(plan.data_bytes, total / world + kWidths * (largest_whole + 64) + 100 + world);
       EXPECT_TRUE(ParseShardHeader(plan.header, plan.file_bytes()).ok());
     }
   }
 }
 
+TEST(SavePlan, PartsOfTensorsSayWhichTheyAre) {
+  const std::vector<MeshAxis> mesh = {{"dp", 2}, {"tp", 2}};
+  const std::vector<Registered> registered = {
+      Sharded("rows", {3, 8}, {.mesh = mesh, .splits = {{0, "tp"}, {0, "dp"}}}),
+      Sharded("large", {600, 2000}, {.mesh = mesh, .splits = {{1, "tp"}}}),
+      Sharded("stage", {4}, {.mesh = mesh, .only = {{"tp", 1}}}),
+      Sharded("scalar", {}, {.mesh = mesh, .only = {{"tp", 1}}}),
+      Sharded("none", {0, 4}, {.mesh = mesh, .splits = {{1, "tp"}}})};
+  std::vector<std::vector<std::string>> names(4);
+  for (int rank = 0; rank < 4; ++rank) {
+    const ShardPlan plan = PlanShard(registered, rank, 4);
+    const auto header = ParseShardHeader(plan.header, plan.file_bytes());
+    ASSERT_TRUE(header.ok()) << header.status();
+    for (const TensorEntry& t : header->tensors) {
+      names[rank].push_back(absl::StrCat(t.name, " ", absl::StrJoin(t.shape, "x")));
+      EXPECT_EQ(IsPieceName(t.name), t.name.find('[') != std::string::npos) << t.name;
+    }
+  }
+  EXPECT_THAT(names[0], ElementsAre("rows[0:1,0:8] 1x8", "none 0x4", "large[0:600,0:1000][0:300000] 300000"));
+  EXPECT_THAT(names[1],
+              ElementsAre("rows[2:3,0:8] 1x8", "large[0:600,1000:2000][0:300000] 300000", "stage 4"));
+  EXPECT_THAT(names[2], ElementsAre("rows[1:2,0:8] 1x8", "large[0:600,0:1000][300000:600000] 300000"));
+  EXPECT_THAT(names[3], ElementsAre("large[0:600,1000:2000][300000:600000] 300000", "scalar "));
+}
+
 TEST(SavePlan, PieceNamesAreReserved) {
-  EXPECT_TRUE(IsPieceName("w[0:4096]"));
-  for (const char* name : {"w", "w[0]", "layers[0].w", "w[:4]", "[0:4", "w[a:4]", "]", ":]"}) {
+  for (const char* name : {"w[0:4096]", "w[0:4,8:16]", "w[0:4,8:16][2:5]", "w[0:4,8:16,1:2]", "[0:4]"}) {
+    EXPECT_TRUE(IsPieceName(name)) << name;
+  }
+  for (const char* name : {"w", "w[0]", "layers[0].w", "w[:4]", "[0:4", "w[a:4]", "]", ":]", "w[,0:4]",
+                           "w[0:4,]", "w0:4,5:6]", ",0:4]", "0:4]", "4]"}) {
     EXPECT_FALSE(IsPieceName(name)) << name;
   }
 }
@@ -104,6 +145,59 @@ TEST(SavePlan, RegistrationHashSeesNamesTypesAndShapes) {
   EXPECT_NE(hash, RegistrationHash({Tensor("w", {3, 2}), Blob("rng", 8)}));
   EXPECT_NE(hash, RegistrationHash({Tensor("w", {2, 3}, DType::kInt32), Blob("rng", 8)}));
   EXPECT_NE(hash, RegistrationHash({Blob("rng", 8), Tensor("w", {2, 3})}));
+  const auto sharded = [](Sharding s) {
+    return RegistrationHash({Sharded("w", {2, 3}, std::move(s)), Blob("rng", 8)});
+  };
+  const std::vector<MeshAxis> mesh = {{"dp", 2}, {"tp", 3}};
+  EXPECT_NE(hash, sharded({.mesh = mesh, .splits = {{1, "tp"}}}));
+  EXPECT_NE(sharded({.mesh = mesh, .splits = {{0, "tp"}}}), sharded({.mesh = mesh, .splits = {{1, "tp"}}}));
+  EXPECT_NE(sharded({.mesh = mesh, .only = {{"dp", 0}}}), sharded({.mesh = mesh, .only = {{"dp", 1}}}));
+}
+
+// One file read by one rank, byte by byte: which tensor byte each of its wanted bytes becomes.
+void CheckReads(const Manifest& m, const LoadPlan& plan, int rank, std::vector<std::vector<int>>* times) {
+  uint64_t needed = 0, read = 0;
+  for (const FileRead& file : plan.reads) {
+    const uint64_t length = m.files[file.file].bytes;
+    uint64_t at = 0, chunk_at = 0;
+    std::vector<bool> in_chunks((length + kChunkBytes - 1) / kChunkBytes, false);
+    for (const ChunkRange& range : file.chunks) {
+      EXPECT_TRUE(range.count > 0 && (chunk_at == 0 || range.first > chunk_at)) << "not coalesced";
+      chunk_at = range.first + range.count;
+      ASSERT_LE(chunk_at, in_chunks.size());
+      for (uint64_t c = range.first; c < chunk_at; ++c) in_chunks[c] = true;
+      read += std::min(chunk_at * kChunkBytes, length) - range.first * kChunkBytes;
+    }
+    std::vector<bool> wanted_chunk(in_chunks.size(), false);
+    for (const Copy& c : file.copies) {
+      EXPECT_GE(c.file_begin, at);
+      at = c.file_begin + c.bytes;
+      EXPECT_LE(at, length);
+      uint64_t bytes = 0;
+      c.overlap.ForEachRun(c.begin, c.begin + c.bytes, [&](uint64_t from, uint64_t to, uint64_t n) {
+        const uint64_t first = c.file_begin + (from - c.begin);
+        for (uint64_t chunk = first / kChunkBytes; chunk <= (first + n - 1) / kChunkBytes; ++chunk)
+          wanted_chunk[chunk] = true;
+        for (uint64_t b = 0; b < n; ++b) ++(*times)[c.registered].at(to + b);
+        bytes += n;
+      });
+      EXPECT_EQ(bytes, c.needed);
+      needed += bytes;
+    }
+    EXPECT_EQ(in_chunks, wanted_chunk) << "rank " << rank << " reads what it does not need, or less";
+  }
+  EXPECT_EQ(needed, plan.needed_bytes);
+  EXPECT_EQ(read, plan.read_bytes);
+}
+
+std::vector<Registered> OnRank(std::vector<Registered> registered, int rank, int world) {
+  std::vector<GlobalTensor> tensors;
+  for (const Registered& r : registered) tensors.push_back(r.tensor);
+  const auto shares = Shares::Make(tensors, world);
+  for (size_t i = 0; i < registered.size(); ++i) {
+    if (registered[i].tensor.layout != Layout::kPerRank) registered[i].bytes = shares->BytesOn(i, rank);
+  }
+  return registered;
 }
 
 // Whatever world wrote it, every rank of any other world reads every replicated byte once (C6).
@@ -113,33 +207,131 @@ TEST(LoadPlan, AnyWorldSizeReadsEveryByteOnce_C6) {
   for (int wrote : {1, 3, 8}) {
     const Manifest m = Committed(registered, wrote);
     for (int rank : {0, 2, 5}) {
-      const auto plan = PlanLoad(m, registered, rank);
+      const auto plan = PlanLoad(m, registered, rank, 6);
       ASSERT_TRUE(plan.ok()) << plan.status();
-      std::map<size_t, uint64_t> bytes;
-      for (const FileRead& read : plan->reads) {
-        for (const Copy& c : read.copies) {
-          bytes[c.registered] += c.bytes;
-          EXPECT_LE(read.chunks.front() * kChunkBytes, c.file_begin);
-          EXPECT_GE((read.chunks.back() + 1) * kChunkBytes, c.file_begin + c.bytes);
-        }
-      }
-      EXPECT_EQ(bytes[0], registered[0].bytes);
-      EXPECT_EQ(bytes[1], registered[1].bytes);
+      std::vector<std::vector<int>> times;
+      for (const Registered& r : registered) times.emplace_back(r.bytes, 0);
+      CheckReads(m, *plan, rank, &times);
+      const auto once = [](const std::vector<int>& t) {
+        return std::all_of(t.begin(), t.end(), [](int n) { return n == 1; });
+      };
+      EXPECT_TRUE(once(times[0]) && once(times[1]));
       EXPECT_EQ(plan->restored[2], rank < wrote);
-      EXPECT_EQ(bytes[2], rank < wrote ? 40u : 0u);
+      EXPECT_EQ(once(times[2]), rank < wrote);
     }
+  }
+}
+
+Sharding RandomSharding(Rng* rng, const std::vector<MeshAxis>& mesh, size_t dimensions) {
+  Sharding out{.mesh = mesh};
+  for (const MeshAxis& axis : mesh) {
+    const uint64_t use = rng->Below(5);
+    if (use == 0) out.only.push_back({axis.name, static_cast<int64_t>(rng->Below(axis.size))});
+    if (use > 2 && dimensions > 0)
+      out.splits.push_back({static_cast<int>(rng->Below(dimensions)), axis.name});
+  }
+  if (rng->Below(2) == 0) std::reverse(out.splits.begin(), out.splits.end());
+  return out;
+}
+
+// N ranks to M ranks, any layout to any layout: each byte of each box is read once, and nothing else (C6).
+TEST(LoadPlan, AnyLayoutReadsEveryByteOfAnyOtherOnce_C6) {
+  Rng rng(31);
+  const std::vector<std::vector<MeshAxis>> meshes = {
+      {{"dp", 8}}, {{"dp", 4}, {"tp", 2}},           {{"dp", 2}, {"tp", 4}}, {{"dp", 6}}, {{"dp", 3}},
+      {{"a", 1}},  {{"dp", 2}, {"pp", 2}, {"tp", 3}}};
+  const auto world_of = [](const std::vector<MeshAxis>& mesh) {
+    int64_t world = 1;
+    for (const MeshAxis& axis : mesh) world *= axis.size;
+    return static_cast<int>(world);
+  };
+  for (int round = 0; round < 80; ++round) {
+    const std::vector<MeshAxis>& from = meshes[rng.Below(meshes.size())];
+    const std::vector<MeshAxis>& to = meshes[rng.Below(meshes.size())];
+    std::vector<Registered> saved, wanted;
+    for (int t = 0; t < 5; ++t) {
+      std::vector<int64_t> shape(rng.Below(4));
+      for (int64_t& n : shape) n = static_cast<int64_t>(rng.Below(11));
+      if (!shape.empty() && rng.Below(60) == 0) shape.assign({1700, 1300});
+      const auto dtype = static_cast<DType>(rng.Below(7));
+      const std::string name = absl::StrCat("t", t);
+      saved.push_back(rng.Below(4) == 0
+                          ? Tensor(name, shape, dtype)
+                          : Sharded(name, shape, RandomSharding(&rng, from, shape.size()), dtype));
+      wanted.push_back(rng.Below(4) == 0
+                           ? Tensor(name, shape, dtype)
+                           : Sharded(name, shape, RandomSharding(&rng, to, shape.size()), dtype));
+    }
+    std::reverse(wanted.begin(), wanted.end());  // the order of registration may change too
+    const Manifest m = Committed(saved, world_of(from));
+    LoadPlanner planner(&m, wanted, world_of(to));
+    for (int rank = 0; rank < world_of(to); ++rank) {
+      const std::vector<Registered> mine = OnRank(wanted, rank, world_of(to));
+      const auto plan = planner.Plan(rank);
+      ASSERT_TRUE(plan.ok()) << plan.status();
+      std::vector<std::vector<int>> times;
+      uint64_t bytes = 0;
+      for (const Registered& r : mine) {
+        times.emplace_back(r.bytes, 0);
+        bytes += r.bytes;
+      }
+      CheckReads(m, *plan, rank, &times);
+      EXPECT_EQ(plan->needed_bytes, bytes);
+      for (const auto& t : times)
+        EXPECT_EQ(std::count(t.begin(), t.end(), 1), static_cast<ptrdiff_t>(t.size()));
+    }
+  }
+}
+
+// A rank that wants an eighth of each long row leaves the chunks between alone.
+TEST(LoadPlan, ChunksWithoutWantedBytesAreNotRead) {
+  constexpr int64_t kRow = 4 * static_cast<int64_t>(kChunkBytes);
+  const Manifest m = Committed({Tensor("w", {3, kRow}, DType::kUint8)}, 1);
+  const std::vector<Registered> wanted = {
+      Sharded("w", {3, kRow}, {.mesh = {{"tp", 8}}, .splits = {{1, "tp"}}}, DType::kUint8)};
+  const auto plan = PlanLoad(m, wanted, 2, 8);
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  EXPECT_EQ(plan->needed_bytes, 3u * kRow / 8);
+  ASSERT_EQ(plan->reads.size(), 1u);
+  EXPECT_EQ(plan->reads[0].chunks.size(), 3u);  // one place a row
+  std::vector<std::vector<int>> times = {std::vector<int>(3 * kRow / 8)};
+  CheckReads(m, *plan, 2, &times);
+  EXPECT_EQ(std::count(times[0].begin(), times[0].end(), 1), 3 * kRow / 8);
+}
+
+// What the first version of the format says byte range by byte range.
+TEST(LoadPlan, SlicesOfVersion1AreReadIntoAnyLayout) {
+  Manifest m{.version = 1, .world_size = 2};
+  m.tensors = {Tensor("w", {6, 4}).tensor, {.name = "rng", .layout = Layout::kPerRank}};
+  for (int rank = 0; rank < 2; ++rank) {
+    ShardFile file{.name = ShardName(rank, 2), .bytes = 200, .xxh3 = Xxh3Hex(""), .chunks = {Xxh3Hex("")}};
+    file.slices = {{"w", rank * 40u, rank == 0 ? 40u : 56u, 100}, {"rng", 0, 7, 180}};
+    m.files.push_back(file);
+  }
+  ASSERT_TRUE(Validate(m).ok()) << Validate(m);
+  std::vector<Registered> registered = {Sharded("w", {6, 4}, {.mesh = {{"tp", 3}}, .splits = {{1, "tp"}}}),
+                                        Blob("rng", 7)};
+  for (int rank = 0; rank < 3; ++rank) {
+    const auto plan = PlanLoad(m, registered, rank, 3);
+    ASSERT_TRUE(plan.ok()) << plan.status();
+    const std::vector<Registered> mine = OnRank(registered, rank, 3);
+    std::vector<std::vector<int>> times = {std::vector<int>(mine[0].bytes), std::vector<int>(7)};
+    CheckReads(m, *plan, rank, &times);
+    for (int n : times[0]) EXPECT_EQ(n, 1);
+    EXPECT_EQ(plan->restored[1], rank < 2);
+    EXPECT_EQ(plan->reads.size(), 2u);
   }
 }
 
 TEST(LoadPlan, WhatDoesNotFitIsNamed_C4_C6) {
   const Manifest m = Committed({Tensor("w", {2, 3}), Tensor("old", {1}), Blob("rng", 8)}, 2);
-  const auto missing = PlanLoad(m, {Tensor("w", {3, 2}), Tensor("adam.m", {6}), Blob("rng", 9)}, 0);
+  const auto missing = PlanLoad(m, {Tensor("w", {3, 2}), Tensor("adam.m", {6}), Blob("rng", 9)}, 0, 1);
   ASSERT_TRUE(absl::IsFailedPrecondition(missing.status()));
   const std::string text(missing.status().message());
   EXPECT_THAT(text, HasSubstr("\"w\" is F32[2,3] there and F32[3,2] here"));
   EXPECT_THAT(text, HasSubstr("\"adam.m\" is not in it"));
   EXPECT_THAT(text, HasSubstr("\"rng\" has 8 bytes there and 9 here"));
-  const auto extra = PlanLoad(m, {Tensor("w", {2, 3})}, 0);
+  const auto extra = PlanLoad(m, {Tensor("w", {2, 3})}, 0, 1);
   ASSERT_TRUE(extra.ok());
   EXPECT_THAT(extra->unknown, ElementsAre("old", "rng"));
 }

@@ -17,11 +17,12 @@ RetentionPlan PlanRetention(const StoredCheckpoints& stored, int keep) {
     if (among_newest || last_finite) kept.insert(newest_first[i].id);
     finite_kept |= newest_first[i].finite;
   }
+  const SaveId oldest_kept = *kept.begin();
+  kept.insert(stored.pinned.begin(), stored.pinned.end());
   RetentionPlan plan;
   for (const Retained& r : stored.committed) {
     if (!kept.contains(r.id)) plan.manifests.push_back(r.id);
   }
-  const SaveId oldest_kept = *kept.begin();
   for (const SaveId& id : stored.aborted) {
     if (id < oldest_kept) plan.manifests.push_back(id);
   }

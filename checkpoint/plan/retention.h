@@ -17,6 +17,7 @@ struct StoredCheckpoints {
   std::vector<SaveId> aborted;      // an abort marker stands under the manifest's key
   std::vector<SaveId> damaged;      // a manifest that cannot be used
   std::vector<SaveId> folders;      // attempts with shards or parts of them
+  std::vector<SaveId> pinned;       // by a person: never deleted
 };
 
 struct RetentionPlan {
@@ -24,9 +25,9 @@ struct RetentionPlan {
   std::vector<SaveId> folders;    // then these
 };
 
-// Kept are: what was just committed, the newest `keep` (at least 1) in the order of SaveId, and the newest
-// whose numbers are all finite (fault C14). An attempt without a manifest goes once something newer is
-// committed.
+// Kept are: what was just committed, the newest `keep` (at least 1) in the order of SaveId, the newest
+// whose numbers are all finite (fault C14), and what is pinned. An attempt without a manifest goes once
+// something newer is committed.
 RetentionPlan PlanRetention(const StoredCheckpoints& stored, int keep);
 
 }  // namespace gtrain::ckpt

@@ -1,129 +1,109 @@
-// The replicated tensors are laid end to end, widest elements first (so that every tensor of every shard is
-// aligned), and cut into world_size equal runs. A cut inside a small tensor moves to that tensor's nearer
-// edge: other programs then find most tensors whole under their own name. Moving cuts is monotone, so runs
-// stay disjoint and in order.
+// Shares says which bytes of its boxes a rank writes; here they get names. A box that is not the whole tensor
+// carries its coordinates in its name, so that a file explains itself to programs that know nothing of us.
 #include "checkpoint/plan/save_plan.h"
 
 #include <algorithm>
-#include <numeric>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "base/check.h"
 #include "checkpoint/format/hash.h"
 
 namespace gtrain::ckpt {
 namespace {
 
-constexpr uint64_t kCutBytes = 64;  // a multiple of every element size
+using sharding::Box;
+using sharding::Interval;
 
-// Indices of the replicated tensors in the order of their bytes.
-std::vector<size_t> ReplicatedOrder(const std::vector<Registered>& registered) {
-  std::vector<size_t> order;
-  for (size_t i = 0; i < registered.size(); ++i) {
-    if (registered[i].tensor.layout == Layout::kReplicated) order.push_back(i);
+std::string Range(uint64_t begin, uint64_t end) { return absl::StrCat(begin, ":", end); }
+
+TensorEntry EntryOf(const GlobalTensor& tensor, const sharding::Partition& partition, int rank,
+                    const Piece& piece) {
+  TensorEntry entry{.name = tensor.name,
+                    .dtype = tensor.dtype,
+                    .shape = tensor.shape,
+                    .begin = piece.offset,
+                    .end = piece.offset + piece.bytes};
+  const uint64_t width = DTypeSize(tensor.dtype);
+  const Box box = partition.BoxOf(tensor.shape, partition.CellOf(rank));
+  if (piece.bytes > 0 && box != sharding::WholeBox(tensor.shape)) {
+    entry.shape.clear();
+    for (const Interval& i : box) entry.shape.push_back(i.size);
+    const auto range = [](std::string* out, const Interval& i) {
+      absl::StrAppend(out, Range(static_cast<uint64_t>(i.begin), static_cast<uint64_t>(i.end())));
+    };
+    absl::StrAppend(&entry.name, "[", absl::StrJoin(box, ",", range), "]");
   }
-  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) {
-    return DTypeSize(registered[a].tensor.dtype) > DTypeSize(registered[b].tensor.dtype);
-  });
-  return order;
-}
-
-// Where the run of rank k begins, in bytes of the whole.
-uint64_t Cut(const std::vector<Registered>& registered, const std::vector<size_t>& order, uint64_t total,
-             int k, int world_size) {
-  if (k == world_size) return total;
-  const auto ideal = static_cast<uint64_t>(static_cast<unsigned __int128>(total) * static_cast<unsigned>(k) /
-                                           static_cast<unsigned>(world_size));
-  uint64_t begin = 0;
-  for (size_t i : order) {
-    const uint64_t bytes = registered[i].bytes;
-    if (ideal < begin + bytes) {
-      const uint64_t inside = ideal - begin;
-      if (bytes > kWholeTensorBytesMax) return begin + inside / kCutBytes * kCutBytes;
-      return inside * 2 < bytes ? begin : begin + bytes;
-    }
-    begin += bytes;
-  }
-  return total;
-}
-
-void AddPiece(const std::vector<Registered>& registered, Piece piece, std::vector<TensorEntry>* entries,
-              ShardPlan* plan) {
-  const Registered& r = registered[piece.registered];
-  TensorEntry entry{.name = r.tensor.name,
-                    .dtype = r.tensor.dtype,
-                    .shape = r.tensor.shape,
-                    .begin = plan->data_bytes,
-                    .end = plan->data_bytes + piece.bytes};
-  if (r.tensor.layout == Layout::kPerRank) {
-    entry.shape = {static_cast<int64_t>(piece.bytes)};
-  } else if (piece.bytes != r.bytes) {
-    const uint64_t width = DTypeSize(r.tensor.dtype);
-    entry.name =
-        absl::StrCat(entry.name, "[", piece.begin / width, ":", (piece.begin + piece.bytes) / width, "]");
+  if (piece.bytes != sharding::Elements(box) * width && piece.bytes > 0) {
+    absl::StrAppend(&entry.name, "[", Range(piece.begin / width, (piece.begin + piece.bytes) / width), "]");
     entry.shape = {static_cast<int64_t>(piece.bytes / width)};
   }
-  entries->push_back(std::move(entry));
-  plan->pieces.push_back(piece);
-  plan->slices.push_back(
-      {.tensor = r.tensor.name, .begin = piece.begin, .bytes = piece.bytes, .file_begin = plan->data_bytes});
-  plan->data_bytes += piece.bytes;
+  return entry;
 }
 
 }  // namespace
 
+std::vector<TensorEntry> PlanEntries(const std::vector<GlobalTensor>& tensors, Shares* shares, int rank,
+                                     const std::vector<uint64_t>& per_rank, std::vector<Piece>* pieces) {
+  std::vector<Piece> all = shares->PiecesOf(rank);
+  std::vector<TensorEntry> entries;
+  for (const Piece& piece : all)
+    entries.push_back(EntryOf(tensors[piece.tensor], shares->partition(piece.tensor), rank, piece));
+  uint64_t offset = shares->DataBytes(rank);
+  size_t blob = 0;
+  for (size_t t = 0; t < tensors.size(); ++t) {
+    if (tensors[t].layout != Layout::kPerRank) continue;
+    const uint64_t bytes = per_rank[blob++];
+    all.push_back({t, 0, bytes, offset});
+    entries.push_back({.name = tensors[t].name,
+                       .shape = {static_cast<int64_t>(bytes)},
+                       .begin = offset,
+                       .end = offset + bytes});
+    offset += bytes;
+  }
+  if (pieces != nullptr) *pieces = std::move(all);
+  return entries;
+}
+
 ShardPlan PlanShard(const std::vector<Registered>& registered, int rank, int world_size) {
   GT_CHECK(rank >= 0 && rank < world_size);
-  const std::vector<size_t> order = ReplicatedOrder(registered);
-  uint64_t total = 0;
-  for (size_t i : order) total += registered[i].bytes;
-  const uint64_t from = Cut(registered, order, total, rank, world_size);
-  const uint64_t to = Cut(registered, order, total, rank + 1, world_size);
-
   ShardPlan plan;
-  std::vector<TensorEntry> entries;
-  uint64_t begin = 0;
-  for (size_t i : order) {
-    const uint64_t end = begin + registered[i].bytes;
-    const uint64_t first = std::max(begin, from);
-    const uint64_t last = std::min(end, to);
-    if (first < last) AddPiece(registered, {i, first - begin, last - first}, &entries, &plan);
-    // A tensor without bytes stands in rank 0's shard, so that other programs see its name and shape.
-    if (begin == end && rank == 0) AddPiece(registered, {i, 0, 0}, &entries, &plan);
-    begin = end;
+  std::vector<GlobalTensor> tensors;
+  for (const Registered& r : registered) {
+    tensors.push_back(r.tensor);
+    if (r.tensor.layout == Layout::kPerRank) plan.per_rank.push_back(r.bytes);
   }
-  for (size_t i = 0; i < registered.size(); ++i) {
-    if (registered[i].tensor.layout == Layout::kPerRank)
-      AddPiece(registered, {i, 0, registered[i].bytes}, &entries, &plan);
-  }
+  absl::StatusOr<Shares> shares = Shares::Make(tensors, world_size);
+  GT_CHECK(shares.ok());
+  const std::vector<TensorEntry> entries = PlanEntries(tensors, &*shares, rank, plan.per_rank, &plan.pieces);
+  if (!entries.empty()) plan.data_bytes = entries.back().end;
   plan.header = PrintShardHeader(entries);
-  for (Slice& slice : plan.slices) slice.file_begin += plan.header.size();
   return plan;
 }
 
 bool IsPieceName(absl::string_view name) {
   if (name.empty() || name.back() != ']') return false;
-  name.remove_suffix(1);
-  const auto take_digits = [&] {
-    size_t n = 0;
+  const auto take_number = [&] {
+    const size_t before = name.size();
     while (!name.empty() && absl::ascii_isdigit(static_cast<unsigned char>(name.back())))
-      name.remove_suffix(1), ++n;
-    return n > 0;
+      name.remove_suffix(1);
+    return name.size() < before && !name.empty();
   };
-  if (!take_digits() || name.empty() || name.back() != ':') return false;
-  name.remove_suffix(1);
-  return take_digits() && !name.empty() && name.back() == '[';
+  do {
+    name.remove_suffix(1);  // what closes a range: "]" or ","
+    if (!take_number() || name.back() != ':') return false;
+    name.remove_suffix(1);
+    if (!take_number()) return false;
+  } while (name.back() == ',');
+  return name.back() == '[';
 }
 
 std::string RegistrationHash(const std::vector<Registered>& registered) {
   std::string text;
   for (const Registered& r : registered) {
-    absl::StrAppend(&text, r.tensor.name, "\n",
-                    r.tensor.layout == Layout::kReplicated ? "replicated" : "per-rank", " ",
-                    DTypeName(r.tensor.dtype));
-    for (int64_t dim : r.tensor.shape) absl::StrAppend(&text, " ", dim);
-    text.push_back('\n');
+    const GlobalTensor& t = r.tensor;
+    absl::StrAppend(&text, t.name, "\n", static_cast<int>(t.layout), " ", Describe(t), "\n");
   }
   return Xxh3Hex(text);
 }

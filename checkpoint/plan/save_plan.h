@@ -10,44 +10,39 @@
 #include "absl/strings/string_view.h"
 #include "checkpoint/format/manifest.h"
 #include "checkpoint/format/safetensors.h"
+#include "checkpoint/format/shares.h"
 
 namespace gtrain::ckpt {
-
-// Tensors up to this size are written whole by one rank; larger ones may be cut, at multiples of 64 bytes.
-inline constexpr uint64_t kWholeTensorBytesMax = 1 << 20;
 
 // A tensor or blob as one rank registered it.
 struct Registered {
   GlobalTensor tensor;
-  uint64_t bytes = 0;  // replicated: of the whole tensor; per-rank: of this rank's blob
-};
-
-// A run of bytes of a registered tensor, in the order of the file.
-struct Piece {
-  size_t registered = 0;  // index into the registration
-  uint64_t begin = 0;
-  uint64_t bytes = 0;
-  bool operator==(const Piece&) const = default;
+  uint64_t bytes = 0;  // of this rank's memory: its box of the tensor, or its blob
 };
 
 struct ShardPlan {
-  std::vector<Piece> pieces;
-  std::string header;         // PrintShardHeader of them
-  std::vector<Slice> slices;  // the same for the manifest
+  std::vector<Piece> pieces;       // in the order of the file; `tensor` is the index into the registration
+  std::vector<uint64_t> per_rank;  // as ShardFile says it
+  std::string header;              // PrintShardHeader of the pieces
   uint64_t data_bytes = 0;
   uint64_t file_bytes() const { return header.size() + data_bytes; }
 };
 
-// What `rank` of `world_size` writes: its share of the replicated bytes and its own blobs. Shares are
-// disjoint, cover everything, and differ by little more than one whole tensor. `registered` is in
-// registration order, equal on all ranks but for the sizes of per-rank blobs.
+// What `rank` of `world_size` writes: its share of what it holds of the tensors (format/shares.h) and its own
+// blobs. `registered` is in registration order, equal on all ranks but for sizes; every sharding in it is
+// possible in this world.
 ShardPlan PlanShard(const std::vector<Registered>& registered, int rank, int world_size);
 
-// A name that PlanShard gives to a part of a tensor ("w[0:4096]", elements); users may not register such
-// names.
+// The entries of the file of `rank`, for its header: `per_rank` has the size of each blob. Its pieces go to
+// `pieces` when that is not null.
+std::vector<TensorEntry> PlanEntries(const std::vector<GlobalTensor>& tensors, Shares* shares, int rank,
+                                     const std::vector<uint64_t>& per_rank, std::vector<Piece>* pieces);
+
+// A name that PlanShard gives to a part of a tensor: "w[0:4,8:16]" a box, "w[0:4096]" elements row by row,
+// "w[0:4,8:16][0:32]" elements of a box; users may not register such names.
 bool IsPieceName(absl::string_view name);
 
-// Hash of what must be equal on all ranks: names, layouts, types, shapes.
+// Hash of what must be equal on all ranks: names, layouts, shardings, types, shapes.
 std::string RegistrationHash(const std::vector<Registered>& registered);
 
 }  // namespace gtrain::ckpt

@@ -1,7 +1,5 @@
 #include "checkpoint/store/faulty_store.h"
 
-#include <unistd.h>
-
 #include "absl/strings/str_cat.h"
 
 namespace gtrain::ckpt {
@@ -11,22 +9,20 @@ Result FaultyStore::Run(absl::string_view name, absl::string_view key, absl::Fun
   uint64_t number = 0;
   std::string text = absl::StrCat(name, " ", key);
   {
-    absl::MutexLock lock(&mu_);
+    MutexLock lock(&mu_);
     number = calls_.size();
     calls_.push_back(text);
   }
   const Fault fault = plan_.fault ? plan_.fault(number, text) : Fault::kNone;
   const auto broken = [&] { return absl::UnavailableError(absl::StrCat("injected fault at ", text)); };
-  if (fault == Fault::kEndBefore) _exit(kFaultExit);
   if (fault == Fault::kBefore) return broken();
   Result result = call();
-  if (fault == Fault::kEndAfter) _exit(kFaultExit);
   if (fault == Fault::kAfter) return broken();
   return result;
 }
 
 std::vector<std::string> FaultyStore::calls() const {
-  absl::MutexLock lock(&mu_);
+  MutexLock lock(&mu_);
   return calls_;
 }
 

@@ -1,4 +1,4 @@
-// A store that misbehaves on purpose: the n-th call fails, or is the last thing its process does (C1, C2).
+// A store that misbehaves on purpose: calls fail, or their answers are lost (C1, C2).
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -8,19 +8,16 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/functional/function_ref.h"
-#include "absl/synchronization/mutex.h"
+#include "base/mutex.h"
 #include "checkpoint/port/blob_store.h"
 
 namespace gtrain::ckpt {
 
 enum class Fault {
   kNone,
-  kBefore,     // the call does not happen
-  kAfter,      // the call happens, its answer is lost
-  kEndBefore,  // the process ends instead of the call, as by kill -9: exit status kFaultExit
-  kEndAfter,   // the process ends right after the call
+  kBefore,  // the call does not happen
+  kAfter,   // the call happens, its answer is lost
 };
-inline constexpr int kFaultExit = 9;
 
 // What is to happen at the call number `call` (from 0): kBefore and kAfter answer Unavailable. Called by
 // several threads.
@@ -29,7 +26,7 @@ struct FaultPlan {
 };
 
 // Thread-safe; `base` must outlive it. Counts every call that reaches storage.
-class FaultyStore final : public port::BlobStore {
+class FaultyStore : public port::BlobStore {
  public:
   FaultyStore(port::BlobStore* base, FaultPlan plan) : base_(base), plan_(std::move(plan)) {}
 
@@ -55,7 +52,7 @@ class FaultyStore final : public port::BlobStore {
 
   port::BlobStore* const base_;
   const FaultPlan plan_;
-  mutable absl::Mutex mu_;
+  mutable Mutex mu_;
   std::vector<std::string> calls_ ABSL_GUARDED_BY(mu_);
 };
 

@@ -23,7 +23,7 @@ absl::Status Absent(absl::string_view key) {
 
 absl::Status MemoryStore::PutIfAbsent(absl::string_view key, absl::Span<const absl::string_view> parts) {
   GT_RETURN_IF_ERROR(CheckKey(key));
-  absl::MutexLock lock(&mu_);
+  MutexLock lock(&mu_);
   if (!blobs_.emplace(key, absl::StrJoin(parts, "")).second) {
     return absl::AlreadyExistsError(absl::StrCat(key, " exists"));
   }
@@ -32,7 +32,7 @@ absl::Status MemoryStore::PutIfAbsent(absl::string_view key, absl::Span<const ab
 
 absl::StatusOr<std::string> MemoryStore::Get(absl::string_view key, size_t bytes_max) {
   GT_RETURN_IF_ERROR(CheckKey(key));
-  absl::MutexLock lock(&mu_);
+  MutexLock lock(&mu_);
   const auto it = blobs_.find(key);
   if (it == blobs_.end()) return Absent(key);
   if (it->second.size() > bytes_max)
@@ -42,7 +42,7 @@ absl::StatusOr<std::string> MemoryStore::Get(absl::string_view key, size_t bytes
 
 absl::Status MemoryStore::Read(absl::string_view key, uint64_t offset, absl::Span<char> out) {
   GT_RETURN_IF_ERROR(CheckKey(key));
-  absl::MutexLock lock(&mu_);
+  MutexLock lock(&mu_);
   const auto it = blobs_.find(key);
   if (it == blobs_.end()) return Absent(key);
   if (offset > it->second.size() || out.size() > it->second.size() - offset) {
@@ -54,14 +54,14 @@ absl::Status MemoryStore::Read(absl::string_view key, uint64_t offset, absl::Spa
 
 absl::StatusOr<uint64_t> MemoryStore::Size(absl::string_view key) {
   GT_RETURN_IF_ERROR(CheckKey(key));
-  absl::MutexLock lock(&mu_);
+  MutexLock lock(&mu_);
   const auto it = blobs_.find(key);
   if (it == blobs_.end()) return Absent(key);
   return it->second.size();
 }
 
 absl::StatusOr<std::vector<std::string>> MemoryStore::List(absl::string_view prefix) {
-  absl::MutexLock lock(&mu_);
+  MutexLock lock(&mu_);
   std::vector<std::string> keys;
   for (auto it = blobs_.lower_bound(prefix); it != blobs_.end() && absl::StartsWith(it->first, prefix);
        ++it) {
@@ -71,7 +71,7 @@ absl::StatusOr<std::vector<std::string>> MemoryStore::List(absl::string_view pre
 }
 
 absl::StatusOr<std::vector<std::string>> MemoryStore::ListFolders() {
-  absl::MutexLock lock(&mu_);
+  MutexLock lock(&mu_);
   std::vector<std::string> folders;
   for (const auto& [key, data] : blobs_) {
     const size_t slash = key.find('/');
@@ -85,7 +85,7 @@ absl::StatusOr<std::vector<std::string>> MemoryStore::ListFolders() {
 
 absl::Status MemoryStore::Delete(absl::string_view key) {
   GT_RETURN_IF_ERROR(CheckKey(key));
-  absl::MutexLock lock(&mu_);
+  MutexLock lock(&mu_);
   if (const auto it = blobs_.find(key); it != blobs_.end()) blobs_.erase(it);
   return absl::OkStatus();
 }

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
-#include "absl/synchronization/mutex.h"
+#include "base/mutex.h"
 #include "checkpoint/port/blob_store.h"
 
 namespace gtrain::ckpt {
@@ -27,7 +27,7 @@ class MemoryStore final : public port::BlobStore {
   std::string Describe() const override { return "memory"; }
 
  private:
-  absl::Mutex mu_;
+  Mutex mu_;
   std::map<std::string, std::string, std::less<>> blobs_ ABSL_GUARDED_BY(mu_);
 };
 

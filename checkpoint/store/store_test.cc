@@ -1,4 +1,4 @@
-// One conformance suite over every blob store, then what only the directory store promises.
+// The conformance suite over the stores of this folder, then what only the directory store promises.
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -13,6 +13,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/file.h"
+#include "base/power_cut_fake.h"
+#include "checkpoint/port/blob_store_test_suite.h"
 #include "checkpoint/store/directory_store.h"
 #include "checkpoint/store/faulty_store.h"
 #include "checkpoint/store/memory_store.h"
@@ -29,107 +31,10 @@ std::string FreshFolder() {
   return path;
 }
 
-struct Candidate {
-  const char* name;
-  std::function<std::unique_ptr<port::BlobStore>()> make;
-};
-
 std::unique_ptr<port::BlobStore> Directory() {
   auto store = OpenDirectoryStore(FreshFolder());
   EXPECT_TRUE(store.ok()) << store.status();
   return *std::move(store);
-}
-
-class Conformance : public testing::TestWithParam<Candidate> {
- protected:
-  std::unique_ptr<port::BlobStore> store_ = GetParam().make();
-};
-
-TEST_P(Conformance, WhatIsPutIsRead) {
-  const absl::string_view parts[] = {"ab", "", "cde"};
-  ASSERT_TRUE(store_->PutIfAbsent("d/x", parts).ok());
-  EXPECT_EQ(*store_->Get("d/x", 100), "abcde");
-  EXPECT_EQ(*store_->Size("d/x"), 5u);
-  std::string out(3, '?');
-  ASSERT_TRUE(store_->Read("d/x", 1, absl::MakeSpan(out.data(), 3)).ok());
-  EXPECT_EQ(out, "bcd");
-  ASSERT_TRUE(store_->PutIfAbsent("empty", "").ok());
-  EXPECT_EQ(*store_->Get("empty", 0), "");
-  EXPECT_TRUE(store_->Read("empty", 0, {}).ok());
-}
-
-TEST_P(Conformance, NothingIsOverwritten_C3) {
-  ASSERT_TRUE(store_->PutIfAbsent("k", "first").ok());
-  EXPECT_TRUE(absl::IsAlreadyExists(store_->PutIfAbsent("k", "second")));
-  EXPECT_EQ(*store_->Get("k", 100), "first");
-}
-
-TEST_P(Conformance, OfManyWritersOneWins_C3) {
-  constexpr int kWriters = 8;
-  std::atomic<int> winner{-1};
-  std::atomic<int> wins{0};
-  std::vector<std::thread> threads;
-  for (int i = 0; i < kWriters; ++i) {
-    threads.emplace_back([&, i] {
-      const absl::Status put = store_->PutIfAbsent("race/key", absl::StrCat("writer ", i));
-      if (put.ok()) {
-        winner = i;
-        ++wins;
-      } else {
-        EXPECT_TRUE(absl::IsAlreadyExists(put)) << put;
-      }
-    });
-  }
-  for (std::thread& t : threads) t.join();
-  EXPECT_EQ(wins, 1);
-  EXPECT_EQ(*store_->Get("race/key", 100), absl::StrCat("writer ", winner.load()));
-}
-
-TEST_P(Conformance, BoundsAndAbsence) {
-  ASSERT_TRUE(store_->PutIfAbsent("k", "12345").ok());
-  std::string out(6, '?');
-  EXPECT_TRUE(absl::IsOutOfRange(store_->Read("k", 0, absl::MakeSpan(out.data(), 6))));
-  EXPECT_TRUE(absl::IsOutOfRange(store_->Read("k", 6, {})));
-  EXPECT_TRUE(absl::IsOutOfRange(store_->Read("k", UINT64_MAX, absl::MakeSpan(out.data(), 2))));
-  EXPECT_TRUE(absl::IsResourceExhausted(store_->Get("k", 4).status()));
-  EXPECT_TRUE(absl::IsNotFound(store_->Get("nothing", 4).status()));
-  EXPECT_TRUE(absl::IsNotFound(store_->Size("no/thing").status()));
-  EXPECT_TRUE(absl::IsNotFound(store_->Read("nothing", 0, {})));
-}
-
-TEST_P(Conformance, ListsByPrefixSorted) {
-  for (const char* key : {"a/2", "a/1", "ab/1", "b", "a/10"}) ASSERT_TRUE(store_->PutIfAbsent(key, "x").ok());
-  EXPECT_THAT(*store_->List("a/"), ElementsAre("a/1", "a/10", "a/2"));
-  EXPECT_THAT(*store_->List("a/1"), ElementsAre("a/1", "a/10"));
-  EXPECT_THAT(*store_->List("a"), ElementsAre("a/1", "a/10", "a/2", "ab/1"));
-  EXPECT_THAT(*store_->List("zz/"), IsEmpty());
-  EXPECT_THAT(*store_->ListFolders(), ElementsAre("a", "ab"));
-}
-
-TEST_P(Conformance, DeleteIsIdempotentAndFreesTheKey) {
-  ASSERT_TRUE(store_->PutIfAbsent("f/k", "1").ok());
-  EXPECT_TRUE(store_->Delete("f/k").ok());
-  EXPECT_TRUE(store_->Delete("f/k").ok());
-  EXPECT_TRUE(absl::IsNotFound(store_->Get("f/k", 9).status()));
-  EXPECT_THAT(*store_->ListFolders(), IsEmpty());
-  EXPECT_TRUE(store_->PutIfAbsent("f/k", "2").ok());
-}
-
-TEST_P(Conformance, OnlyEmptyFoldersAreDropped) {
-  ASSERT_TRUE(store_->PutIfAbsent("f/k", "1").ok());
-  EXPECT_TRUE(store_->DropEmptyFolder("f").ok());
-  EXPECT_TRUE(store_->DropEmptyFolder("absent").ok());
-  EXPECT_EQ(*store_->Get("f/k", 9), "1");
-}
-
-TEST_P(Conformance, KeysThatLeaveTheStoreAreRefused_C10) {
-  for (const char* key : {"", "/", "/etc/passwd", "../x", "a/../../x", "a//b", "a/", "./a", "a/.hidden",
-                          "a b", "a\nb", "a%b", "a\\b", ".unfinished/x"}) {
-    EXPECT_TRUE(absl::IsInvalidArgument(store_->PutIfAbsent(key, "x"))) << key;
-    EXPECT_TRUE(absl::IsInvalidArgument(store_->Get(key, 9).status())) << key;
-    EXPECT_TRUE(absl::IsInvalidArgument(store_->Delete(key))) << key;
-  }
-  EXPECT_TRUE(absl::IsInvalidArgument(store_->Size(std::string(600, 'a')).status()));
 }
 
 // A decorator that owns what it decorates, so that it passes the suite like the others.
@@ -160,11 +65,16 @@ class Owning final : public port::BlobStore {
   FaultyStore faulty_{&memory_, {}};
 };
 
-INSTANTIATE_TEST_SUITE_P(Stores, Conformance,
-                         testing::Values(Candidate{"Memory", [] { return std::make_unique<MemoryStore>(); }},
-                                         Candidate{"Directory", Directory},
-                                         Candidate{"Faulty", [] { return std::make_unique<Owning>(); }}),
-                         [](const auto& info) { return info.param.name; });
+}  // namespace
+
+INSTANTIATE_TEST_SUITE_P(
+    Stores, BlobStoreConformance,
+    testing::Values(BlobStoreCandidate{"Memory", [] { return std::make_unique<MemoryStore>(); }},
+                    BlobStoreCandidate{"Directory", Directory},
+                    BlobStoreCandidate{"Faulty", [] { return std::make_unique<Owning>(); }}),
+    [](const auto& info) { return info.param.name; });
+
+namespace {
 
 TEST(FaultyStore, LosesTheCallOrItsAnswer) {
   MemoryStore memory;
@@ -233,6 +143,22 @@ TEST(DirectoryStore, AFolderWithoutBlobsIsSeenAndDropped_C1) {
   EXPECT_THAT(*(*store)->ListFolders(), ElementsAre("empty"));
   EXPECT_TRUE((*store)->DropEmptyFolder("empty").ok());
   EXPECT_THAT(*(*store)->ListFolders(), IsEmpty());
+}
+
+// On the strict disk of power_cut_fake.h: what was not synced is gone.
+TEST(DirectoryStore, APutSurvivesAPowerCut_C1) {
+  const std::string folder = FreshFolder();
+  PowerCut cut(folder);
+  auto store = OpenDirectoryStore(folder);
+  ASSERT_TRUE((*store)->PutIfAbsent("attempt/shard", "bytes").ok());
+  ASSERT_TRUE((*store)->PutIfAbsent("manifests/one", "names it").ok());
+  const std::string copy = FreshFolder() + "/left";
+  ASSERT_TRUE(cut.Leave(copy).ok());
+  auto left = OpenDirectoryStore(copy);
+  EXPECT_THAT(*(*left)->List(""), ElementsAre("attempt/shard", "manifests/one"));
+  ASSERT_TRUE((*left)->Get("attempt/shard", 100).ok());
+  EXPECT_EQ(*(*left)->Get("attempt/shard", 100), "bytes");
+  EXPECT_EQ(*(*left)->Get("manifests/one", 100), "names it");
 }
 
 TEST(DirectoryStore, ADirectoryThatCannotBeMadeSaysWhich) {

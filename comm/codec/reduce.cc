@@ -1,50 +1,41 @@
-// One loop nest for all types: a block of accumulators small enough for the first-level cache
-// takes one source after another. The innermost loops are branch-free, so that the compiler
-// vectorises them; conversions of 16-bit floats are bit arithmetic for the same reason.
+// One loop nest for all types, compiled for each instruction set that Highway knows and chosen at the first
+// call. The innermost loops are branch-free, so that the compiler vectorises them; conversions of 16-bit
+// floats are bit arithmetic for the same reason.
+//
+// Two sources, the usual case of two ranks that reach each other's memory, are added in registers and stored
+// to every output at once: each byte is read and written once. More go through a block of accumulators small
+// enough for the first-level cache.
 #include "comm/codec/reduce.h"
+
+#if GTRAIN_HAVE_HWY
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "comm/codec/reduce.cc"
+#include "hwy/foreach_target.h"
+//
+#include "comm/codec/simd_choice.h"
+#include "hwy/cache_control.h"
+#include "hwy/highway.h"
+#define LOOPS_NAMESPACE HWY_NAMESPACE
+#define LOOPS_BEGIN HWY_BEFORE_NAMESPACE()
+#define LOOPS_END HWY_AFTER_NAMESPACE()
+#define LOOPS_ONCE HWY_ONCE
+#else
+#define LOOPS_NAMESPACE portable
+#define LOOPS_BEGIN static_assert(true)
+#define LOOPS_END static_assert(true)
+#define LOOPS_ONCE 1
+#endif
 
 #include <algorithm>
 #include <bit>
 #include <cstring>
 #include <type_traits>
 
-namespace gtrain::comm {
+LOOPS_BEGIN;
+namespace gtrain::comm::LOOPS_NAMESPACE {
 namespace {
 
 constexpr size_t kBlock = 1024;
-
-float HalfToFloat(uint16_t bits) {
-  const uint32_t sign = static_cast<uint32_t>(bits & 0x8000) << 16;
-  const uint32_t rest = bits & 0x7fff;
-  // Scaling by 2^112 moves the exponent's bias and normalises subnormals in one multiplication.
-  const float scaled = std::bit_cast<float>(rest << 13) * 0x1p112f;
-  const uint32_t special = rest >= 0x7c00 ? 0x7f800000u : 0u;
-  return std::bit_cast<float>(std::bit_cast<uint32_t>(scaled) | special | sign);
-}
-
-uint16_t FloatToHalf(float value) {
-  const uint32_t bits = std::bit_cast<uint32_t>(value);
-  const uint32_t sign = (bits >> 16) & 0x8000;
-  const uint32_t rest = bits & 0x7fffffff;
-  // Rounded to even on the 13 bits that go; 65520 and above carry into infinity by themselves.
-  const uint32_t normal = (rest + 0xfff + ((rest >> 13) & 1) - (112u << 23)) >> 13;
-  // The addition aligns a subnormal's last bit with that of 0.5f and rounds it.
-  const uint32_t subnormal =
-      std::bit_cast<uint32_t>(std::bit_cast<float>(rest) + 0.5f) - std::bit_cast<uint32_t>(0.5f);
-  uint32_t half = rest < 0x38800000 ? subnormal : normal;
-  half = rest >= 0x47800000 ? 0x7c00u : half;
-  half = rest > 0x7f800000 ? 0x7e00u : half;
-  return static_cast<uint16_t>(half | sign);
-}
-
-float BrainToFloat(uint16_t bits) { return std::bit_cast<float>(static_cast<uint32_t>(bits) << 16); }
-
-uint16_t FloatToBrain(float value) {
-  const uint32_t bits = std::bit_cast<uint32_t>(value);
-  const uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
-  const uint32_t nan = (bits >> 16) | 0x40;
-  return static_cast<uint16_t>((bits & 0x7fffffff) > 0x7f800000 ? nan : rounded);
-}
 
 template <typename T>
 struct Plain {
@@ -57,14 +48,14 @@ struct Plain {
 struct Half {
   using Stored = uint16_t;
   using Value = float;
-  static Value Load(Stored s) { return HalfToFloat(s); }
-  static Stored Store(Value v) { return FloatToHalf(v); }
+  static Value Load(Stored s) { return FromFloat16(s); }
+  static Stored Store(Value v) { return ToFloat16(v); }
 };
 struct Brain {
   using Stored = uint16_t;
   using Value = float;
-  static Value Load(Stored s) { return BrainToFloat(s); }
-  static Stored Store(Value v) { return FloatToBrain(v); }
+  static Value Load(Stored s) { return FromBFloat16(s); }
+  static Stored Store(Value v) { return ToBFloat16(v); }
 };
 
 struct Add {
@@ -95,67 +86,166 @@ struct Most {
   }
 };
 
-template <typename Type, typename Op>
-void ReduceTyped(void* output, const void* const* sources, size_t source_count, size_t count, int divisor) {
+// Everything that a loop needs.
+struct Work {
+  void* const* outputs;
+  size_t output_count;
+  const void* const* sources;
+  size_t source_count;
+  size_t count;
+  int divisor;
+};
+
+// Two sources. Outputs may be the sources themselves (the same element of each), never overlap otherwise.
+template <typename Type, typename Op, bool kDivide, bool kTwice>
+void ReducePair(const Work& w) {
   using Stored = typename Type::Stored;
   using Value = typename Type::Value;
-  Value sum[kBlock];
-  for (size_t begin = 0; begin < count; begin += kBlock) {
-    const size_t n = std::min(kBlock, count - begin);
-    const Stored* first = static_cast<const Stored*>(sources[0]) + begin;
-    for (size_t i = 0; i < n; ++i) sum[i] = Type::Load(first[i]);
-    for (size_t s = 1; s < source_count; ++s) {
-      const Stored* source = static_cast<const Stored*>(sources[s]) + begin;
-      for (size_t i = 0; i < n; ++i) sum[i] = Op::Apply(sum[i], Type::Load(source[i]));
-    }
-    if (divisor != 1) {
-      for (size_t i = 0; i < n; ++i) sum[i] = static_cast<Value>(sum[i] / static_cast<Value>(divisor));
-    }
-    Stored* out = static_cast<Stored*>(output) + begin;
-    for (size_t i = 0; i < n; ++i) out[i] = Type::Store(sum[i]);
+  const Stored* a = static_cast<const Stored*>(w.sources[0]);
+  const Stored* b = static_cast<const Stored*>(w.sources[1]);
+  Stored* out = static_cast<Stored*>(w.outputs[0]);
+  Stored* second = static_cast<Stored*>(w.outputs[kTwice ? 1 : 0]);
+  const Value divisor = static_cast<Value>(w.divisor);
+#if defined(__clang__)
+#pragma clang loop vectorize(assume_safety)
+#else
+#pragma GCC ivdep
+#endif
+  for (size_t i = 0; i < w.count; ++i) {
+    Value v = Op::Apply(Type::Load(a[i]), Type::Load(b[i]));
+    if constexpr (kDivide) v = static_cast<Value>(v / divisor);
+    const Stored stored = Type::Store(v);
+    out[i] = stored;
+    if constexpr (kTwice) second[i] = stored;
   }
 }
 
+template <typename Type, typename Op>
+void ReduceMany(const Work& w) {
+  using Stored = typename Type::Stored;
+  using Value = typename Type::Value;
+  alignas(64) Value sum[kBlock];
+  alignas(64) Stored stored[kBlock];
+  for (size_t begin = 0; begin < w.count; begin += kBlock) {
+    const size_t n = std::min(kBlock, w.count - begin);
+    const Stored* first = static_cast<const Stored*>(w.sources[0]) + begin;
+    for (size_t i = 0; i < n; ++i) sum[i] = Type::Load(first[i]);
+    for (size_t s = 1; s < w.source_count; ++s) {
+      const Stored* source = static_cast<const Stored*>(w.sources[s]) + begin;
+      for (size_t i = 0; i < n; ++i) sum[i] = Op::Apply(sum[i], Type::Load(source[i]));
+    }
+    if (w.divisor != 1) {
+      for (size_t i = 0; i < n; ++i) sum[i] = static_cast<Value>(sum[i] / static_cast<Value>(w.divisor));
+    }
+    for (size_t i = 0; i < n; ++i) stored[i] = Type::Store(sum[i]);
+    for (size_t o = 0; o < w.output_count; ++o) {
+      std::memcpy(static_cast<Stored*>(w.outputs[o]) + begin, stored, n * sizeof(Stored));
+    }
+  }
+}
+
+template <typename Type, typename Op>
+void ReduceTyped(const Work& w) {
+  if (w.source_count != 2 || w.output_count > 2) return ReduceMany<Type, Op>(w);
+  const bool divide = w.divisor != 1;
+  if (w.output_count == 2) {
+    return divide ? ReducePair<Type, Op, true, true>(w) : ReducePair<Type, Op, false, true>(w);
+  }
+  return divide ? ReducePair<Type, Op, true, false>(w) : ReducePair<Type, Op, false, false>(w);
+}
+
 template <typename Type>
-void ReduceOf(ReduceOp op, void* output, const void* const* sources, size_t source_count, size_t count,
-              int divisor) {
+void ReduceOf(ReduceOp op, const Work& w) {
   switch (op) {
     case ReduceOp::kSum:
     case ReduceOp::kMean:
-      return ReduceTyped<Type, Add>(output, sources, source_count, count, divisor);
+      return ReduceTyped<Type, Add>(w);
     case ReduceOp::kMin:
-      return ReduceTyped<Type, Least>(output, sources, source_count, count, divisor);
+      return ReduceTyped<Type, Least>(w);
     case ReduceOp::kMax:
-      return ReduceTyped<Type, Most>(output, sources, source_count, count, divisor);
+      return ReduceTyped<Type, Most>(w);
+  }
+}
+
+void ReduceAny(const Work& w, DType dtype, ReduceOp op) {
+  switch (dtype) {
+    case DType::kFloat32:
+      return ReduceOf<Plain<float>>(op, w);
+    case DType::kFloat64:
+      return ReduceOf<Plain<double>>(op, w);
+    case DType::kInt32:
+      return ReduceOf<Plain<int32_t>>(op, w);
+    case DType::kInt64:
+      return ReduceOf<Plain<int64_t>>(op, w);
+    case DType::kUint8:
+      return ReduceOf<Plain<uint8_t>>(op, w);
+    case DType::kFloat16:
+      return ReduceOf<Half>(op, w);
+    case DType::kBFloat16:
+      return ReduceOf<Brain>(op, w);
   }
 }
 
 }  // namespace
 
-void Reduce(void* output, const void* const* sources, size_t source_count, size_t count, DType dtype,
-            ReduceOp op, int divisor) {
-  if (source_count == 0 || count == 0) return;
-  switch (dtype) {
-    case DType::kFloat32:
-      return ReduceOf<Plain<float>>(op, output, sources, source_count, count, divisor);
-    case DType::kFloat64:
-      return ReduceOf<Plain<double>>(op, output, sources, source_count, count, divisor);
-    case DType::kInt32:
-      return ReduceOf<Plain<int32_t>>(op, output, sources, source_count, count, divisor);
-    case DType::kInt64:
-      return ReduceOf<Plain<int64_t>>(op, output, sources, source_count, count, divisor);
-    case DType::kUint8:
-      return ReduceOf<Plain<uint8_t>>(op, output, sources, source_count, count, divisor);
-    case DType::kFloat16:
-      return ReduceOf<Half>(op, output, sources, source_count, count, divisor);
-    case DType::kBFloat16:
-      return ReduceOf<Brain>(op, output, sources, source_count, count, divisor);
-  }
+void ReduceLoops(void* const* outputs, size_t output_count, const void* const* sources, size_t source_count,
+                 const Reduction& r) {
+  ReduceAny({outputs, output_count, sources, source_count, r.count, r.divisor}, r.dtype, r.op);
 }
 
-float FromFloat16(uint16_t bits) { return HalfToFloat(bits); }
-uint16_t ToFloat16(float value) { return FloatToHalf(value); }
-float FromBFloat16(uint16_t bits) { return BrainToFloat(bits); }
-uint16_t ToBFloat16(float value) { return FloatToBrain(value); }
+void CopyLoop(void* to, const void* from, size_t bytes) {
+#if GTRAIN_HAVE_HWY
+  namespace hn = hwy::HWY_NAMESPACE;
+  constexpr hn::ScalableTag<uint8_t> d;
+  const size_t lanes = hn::Lanes(d);
+  uint8_t* out = static_cast<uint8_t*>(to);
+  const uint8_t* in = static_cast<const uint8_t*>(from);
+  // Whole vectors go around the caches and need an aligned target.
+  const size_t odd = std::min(bytes, -reinterpret_cast<uintptr_t>(to) % lanes);
+  std::memcpy(out, in, odd);
+  size_t at = odd;
+  for (; at + lanes <= bytes; at += lanes) hn::Stream(hn::LoadU(d, in + at), d, out + at);
+  std::memcpy(out + at, in + at, bytes - at);
+  hwy::FlushStream();
+#else
+  std::memcpy(to, from, bytes);
+#endif
+}
+
+}  // namespace gtrain::comm::LOOPS_NAMESPACE
+LOOPS_END;
+
+#if LOOPS_ONCE
+namespace gtrain::comm {
+#if GTRAIN_HAVE_HWY
+namespace {
+GT_SIMD_EXPORT(ReduceLoops);
+GT_SIMD_EXPORT(CopyLoop);
+}  // namespace
+#endif
+
+void ReduceInto(void* const* outputs, size_t output_count, const void* const* sources, size_t source_count,
+                const Reduction& r) {
+  if (source_count == 0 || r.count == 0) return;
+#if GTRAIN_HAVE_HWY
+  GT_SIMD_BEST(ReduceLoops)(outputs, output_count, sources, source_count, r);
+#else
+  portable::ReduceLoops(outputs, output_count, sources, source_count, r);
+#endif
+}
+
+void CopyAroundCaches(void* to, const void* from, size_t bytes) {
+#if GTRAIN_HAVE_HWY
+  GT_SIMD_BEST(CopyLoop)(to, from, bytes);
+#else
+  portable::CopyLoop(to, from, bytes);
+#endif
+}
+
+void Reduce(void* output, const void* const* sources, size_t source_count, size_t count, DType dtype,
+            ReduceOp op, int divisor) {
+  ReduceInto(&output, 1, sources, source_count, {count, dtype, op, divisor});
+}
 
 }  // namespace gtrain::comm
+#endif  // LOOPS_ONCE

@@ -3,20 +3,30 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "comm/codec/halves.h"
 #include "gtrain/types.h"
 
 namespace gtrain::comm {
 
-// output[i] = sources[0][i] op sources[1][i] op ..., in exactly that order, then divided by
-// `divisor`. kMean sums: the caller gives the divisor where the sum is complete. `output` may be one
-// of the sources. 16-bit floats accumulate in float and are rounded (to nearest, ties to
-// even) once. Minimum and maximum of floats: a NaN wins. Integers wrap around; division truncates.
+struct Reduction {
+  size_t count = 0;
+  DType dtype = DType::kFloat32;
+  ReduceOp op = ReduceOp::kSum;
+  int divisor = 1;
+};
+
+// outputs[o][i] = sources[0][i] op sources[1][i] op ... for every o, in exactly that order, then divided by
+// `divisor`. kMean sums: the caller gives the divisor where the sum is complete. Outputs may be
+// sources; they overlap in no other way. 16-bit floats accumulate in float and are rounded (to nearest, ties
+// to even) once. Minimum and maximum of floats: a NaN wins. Integers wrap around; division truncates.
+void ReduceInto(void* const* outputs, size_t output_count, const void* const* sources, size_t source_count,
+                const Reduction& reduction);
+
+// memcpy that leaves the copy in memory instead of in this core's caches: for a reader on a core far away.
+void CopyAroundCaches(void* to, const void* from, size_t bytes);
+
+// One output.
 void Reduce(void* output, const void* const* sources, size_t source_count, size_t count, DType dtype,
             ReduceOp op, int divisor = 1);
-
-float FromFloat16(uint16_t bits);
-uint16_t ToFloat16(float value);
-float FromBFloat16(uint16_t bits);
-uint16_t ToBFloat16(float value);
 
 }  // namespace gtrain::comm

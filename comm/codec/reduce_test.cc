@@ -1,6 +1,7 @@
 #include "comm/codec/reduce.h"
 
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <vector>
 
@@ -49,6 +50,60 @@ TEST(Reduce, LongerThanABlockAndInPlace) {
   const void* sources[] = {a.data(), b.data()};
   Reduce(a.data(), sources, 2, a.size(), DType::kFloat64, ReduceOp::kSum);
   for (size_t i = 0; i < a.size(); ++i) ASSERT_EQ(a[i], double(i) + 0.5);
+}
+
+// Two sources take another loop than more do. All must give the bits of one element at a time.
+TEST(Reduce, EveryLoopGivesTheSameBits) {
+  constexpr size_t kCount = 2500;
+  std::vector<std::vector<char>> in(3, std::vector<char>(kCount * 8 + 8));
+  uint32_t state = 1;
+  for (auto& data : in) {
+    for (char& c : data) c = static_cast<char>((state = state * 1664525 + 1013904223) >> 24);
+  }
+  for (DType dtype : {DType::kFloat32, DType::kFloat64, DType::kFloat16, DType::kBFloat16, DType::kInt32,
+                      DType::kInt64, DType::kUint8}) {
+    const size_t element = DTypeSize(dtype);
+    for (ReduceOp op : {ReduceOp::kSum, ReduceOp::kMean, ReduceOp::kMin, ReduceOp::kMax}) {
+      for (size_t sources = 1; sources <= 3; ++sources) {
+        for (size_t outputs = 1; outputs <= 3; ++outputs) {
+          for (size_t shift : {size_t{0}, element}) {
+            const int divisor = op == ReduceOp::kMean ? 3 : 1;
+            std::vector<const void*> from;
+            for (size_t i = 0; i < sources; ++i) from.push_back(in[i].data() + shift);
+            std::vector<char> wanted(kCount * element);
+            for (size_t i = 0; i < kCount; ++i) {
+              std::vector<const void*> one;
+              for (const void* f : from) one.push_back(static_cast<const char*>(f) + i * element);
+              Reduce(wanted.data() + i * element, one.data(), sources, 1, dtype, op, divisor);
+            }
+            std::vector<std::vector<char>> out(outputs, std::vector<char>(kCount * element + 8));
+            std::vector<void*> to;
+            for (auto& o : out) to.push_back(o.data() + shift);
+            ReduceInto(to.data(), outputs, from.data(), sources, {kCount, dtype, op, divisor});
+            for (auto& o : out) {
+              ASSERT_EQ(std::memcmp(o.data() + shift, wanted.data(), wanted.size()), 0)
+                  << int(dtype) << " " << int(op) << " " << sources << " " << outputs;
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(CopyAroundCaches, CopiesEveryByteAndNoOther) {
+  std::vector<char> from(1000), to(1000);
+  for (size_t i = 0; i < from.size(); ++i) from[i] = static_cast<char>(i * 7 + 1);
+  for (size_t begin : {0, 1, 63, 64, 65}) {
+    for (size_t bytes : {0, 1, 63, 64, 129, 700}) {
+      std::fill(to.begin(), to.end(), 0);
+      CopyAroundCaches(to.data() + begin, from.data() + 3, bytes);
+      for (size_t i = 0; i < to.size(); ++i) {
+        const bool inside = i >= begin && i < begin + bytes;
+        ASSERT_EQ(to[i], inside ? from[i - begin + 3] : 0) << begin << " " << bytes << " " << i;
+      }
+    }
+  }
 }
 
 TEST(Reduce, SixteenBitFloatsAccumulateInFloat) {

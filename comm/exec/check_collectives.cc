@@ -87,6 +87,10 @@ double Expected(int ranks, size_t i, ReduceOp op, DType dtype) {
   return 0;
 }
 
+double Tolerance(DType dtype) {
+  return dtype == DType::kBFloat16 ? 0.1 : dtype == DType::kFloat16 ? 0.02 : 1e-5;
+}
+
 absl::Status Wrong(absl::string_view what, size_t i, double got, double wanted) {
   return absl::DataLossError(absl::StrCat(what, " [", i, "] is ", got, " instead of ", wanted));
 }
@@ -99,10 +103,9 @@ absl::Status CheckAllReduce(Communicator& c, size_t count, DType dtype, ReduceOp
   for (size_t i = 0; i < count; ++i) Set(data, i, dtype, Input(c.rank(), i));
   if (absl::Status s = c.AllReduce(data, count, dtype, op); !s.ok()) return s;
   std::memcpy(own.data(), data, count * DTypeSize(dtype));
-  const double tolerance = dtype == DType::kBFloat16 ? 0.1 : dtype == DType::kFloat16 ? 0.02 : 1e-5;
   for (size_t i = 0; i < count; ++i) {
     const double got = At(own, i, dtype), wanted = Expected(c.size(), i, op, dtype);
-    if (std::abs(got - wanted) > tolerance) return Wrong("all-reduce", i, got, wanted);
+    if (std::abs(got - wanted) > Tolerance(dtype)) return Wrong("all-reduce", i, got, wanted);
   }
   return absl::OkStatus();
 }
@@ -132,18 +135,103 @@ absl::Status CheckAllGather(Communicator& c, size_t count, bool in_place) {
   return absl::OkStatus();
 }
 
+absl::Status CheckReduceScatter(Communicator& c, size_t count, DType dtype, ReduceOp op, bool in_place,
+                                char* input) {
+  const size_t element = DTypeSize(dtype), all = count * static_cast<size_t>(c.size());
+  std::vector<char> own(all * element + 1), output(count * element + 1);
+  if (input == nullptr) input = own.data();
+  for (size_t i = 0; i < all; ++i) Set(input, i, dtype, Input(c.rank(), i));
+  const size_t first = static_cast<size_t>(c.rank()) * count;
+  char* target = in_place ? input + first * element : output.data();
+  if (absl::Status s = c.ReduceScatter(input, target, count, dtype, op); !s.ok()) return s;
+  std::memcpy(output.data(), target, count * element);
+  for (size_t i = 0; i < count; ++i) {
+    const double got = At(output, i, dtype), wanted = Expected(c.size(), first + i, op, dtype);
+    if (std::abs(got - wanted) > Tolerance(dtype)) return Wrong("reduce-scatter", i, got, wanted);
+  }
+  // What is not output is as it was.
+  own.assign(input, input + all * element);
+  for (size_t i = 0; i < all; ++i) {
+    if (in_place && i >= first && i < first + count) continue;
+    if (At(own, i, dtype) != Input(c.rank(), i))
+      return Wrong("reduce-scatter input", i, At(own, i, dtype), -1);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckReduce(Communicator& c, size_t count, DType dtype, ReduceOp op, int root, char* data) {
+  std::vector<char> own(count * DTypeSize(dtype) + 1);
+  if (data == nullptr) data = own.data();
+  for (size_t i = 0; i < count; ++i) Set(data, i, dtype, Input(c.rank(), i));
+  if (absl::Status s = c.Reduce(data, count, dtype, op, root); !s.ok()) return s;
+  own.assign(data, data + count * DTypeSize(dtype));
+  for (size_t i = 0; i < count; ++i) {
+    const double wanted = c.rank() == root ? Expected(c.size(), i, op, dtype) : Input(c.rank(), i);
+    const double got = At(own, i, dtype);
+    if (std::abs(got - wanted) > Tolerance(dtype)) return Wrong("reduce", i, got, wanted);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckAllToAll(Communicator& c, size_t count, char* input) {
+  const size_t all = count * static_cast<size_t>(c.size());
+  std::vector<int32_t> own(all + 1), output(all + 1, -1);
+  if (input == nullptr) input = reinterpret_cast<char*>(own.data());
+  for (size_t i = 0; i < all; ++i) Set(input, i, DType::kInt32, static_cast<int>(i) + 100'000 * c.rank());
+  if (absl::Status s = c.AllToAll(input, output.data(), count, DType::kInt32); !s.ok()) return s;
+  for (size_t i = 0; i < all; ++i) {
+    const size_t from = i / count, place = static_cast<size_t>(c.rank()) * count + i % count;
+    const int32_t wanted = static_cast<int32_t>(place + 100'000 * from);
+    if (output[i] != wanted) return Wrong("all-to-all", i, output[i], wanted);
+  }
+  return absl::OkStatus();
+}
+
 absl::Status Everything(Communicator& c) {
   for (size_t count : kCounts) {
     for (DType dtype : kTypes) {
       for (ReduceOp op : kOps) {
         if (count > 1001 && dtype != DType::kFloat32 && op != ReduceOp::kMean) continue;
         RETURN_IF_BAD(CheckAllReduce(c, count, dtype, op));
+        if (count > 1001 && (dtype != DType::kFloat32 || op != ReduceOp::kMean)) continue;
+        RETURN_IF_BAD(CheckReduceScatter(c, count, dtype, op, /*in_place=*/op == ReduceOp::kMean));
+        RETURN_IF_BAD(CheckReduce(c, count, dtype, op, static_cast<int>(dtype) % c.size()));
       }
     }
     for (int root = 0; root < c.size(); ++root) RETURN_IF_BAD(CheckBroadcast(c, count, root));
+    for (int root = 0; root < c.size() && count <= 1001; ++root) {
+      RETURN_IF_BAD(CheckReduce(c, count, DType::kInt64, ReduceOp::kSum, root));
+    }
+    RETURN_IF_BAD(CheckAllToAll(c, count));
     RETURN_IF_BAD(CheckAllGather(c, count, false));
     RETURN_IF_BAD(c.Barrier());
     RETURN_IF_BAD(CheckAllGather(c, count, true));
+  }
+  return absl::OkStatus();
+}
+
+// Every type and operation on every way that an all-reduce inside a machine takes: in the posts, staged in
+// chunks, straight in memory of Allocate(), and with ranks that disagree about that. Odd counts, around the
+// borders between the ways, at odd places.
+absl::Status EveryWay(Communicator& c) {
+  constexpr size_t kMost = 140'001;
+  auto memory = c.Allocate(kMost * 8 + 64);
+  if (!memory.ok()) return memory.status();
+  char* direct = static_cast<char*>(*memory);
+  std::vector<char> private_memory(kMost * 8 + 64);
+  size_t turn = 0;
+  for (size_t bytes : {1, 129, 8191, 8192, 8193, 16'385, 70'000, 1'120'008}) {
+    for (DType dtype : kTypes) {
+      for (ReduceOp op : kOps) {
+        const size_t element = DTypeSize(dtype), count = std::max<size_t>(1, bytes / element);
+        const size_t offset = turn++ % 7 * element;
+        if (bytes > 60'000 && turn % 4 != 0) continue;
+        RETURN_IF_BAD(CheckAllReduce(c, count, dtype, op, direct + offset));
+        RETURN_IF_BAD(CheckAllReduce(c, count, dtype, op, private_memory.data() + offset + turn % 2));
+        char* either = (static_cast<size_t>(c.rank()) + turn) % 2 == 0 ? direct : private_memory.data();
+        RETURN_IF_BAD(CheckAllReduce(c, count, dtype, op, either + offset));
+      }
+    }
   }
   return absl::OkStatus();
 }
@@ -170,6 +258,25 @@ absl::Status DirectMemory(Communicator& c) {
   for (size_t i = 0; i < count; ++i) {
     if (numbers[i] != c.size() - 1) return Wrong("direct broadcast", i, numbers[i], c.size() - 1);
   }
+  auto large = c.Allocate(count * 4 * static_cast<size_t>(c.size()));
+  if (!large.ok()) return large.status();
+  char* blocks = static_cast<char*>(*large);
+  for (bool in_place : {false, true}) {
+    RETURN_IF_BAD(CheckReduceScatter(c, count, DType::kFloat32, ReduceOp::kMean, in_place, blocks));
+    RETURN_IF_BAD(CheckReduceScatter(c, count, DType::kBFloat16, ReduceOp::kSum, in_place,
+                                     c.rank() == 0 ? blocks : nullptr));
+  }
+  RETURN_IF_BAD(CheckReduce(c, count, DType::kInt32, ReduceOp::kSum, c.size() - 1, data));
+  RETURN_IF_BAD(CheckReduce(c, count, DType::kInt32, ReduceOp::kSum, 0, c.rank() == 0 ? nullptr : data));
+  RETURN_IF_BAD(CheckAllToAll(c, count, blocks));
+  RETURN_IF_BAD(CheckAllToAll(c, count, c.rank() == 0 ? nullptr : blocks));
+  // From one buffer into another.
+  const std::vector<int64_t> input(1000, c.rank() + 1);
+  std::vector<int64_t> output(input.size());
+  RETURN_IF_BAD(c.AllReduce(input.data(), output.data(), input.size(), DType::kInt64, ReduceOp::kSum));
+  const int64_t sum = int64_t{c.size()} * (c.size() + 1) / 2;
+  if (input != std::vector<int64_t>(1000, c.rank() + 1)) return Wrong("input", 0, -1, c.rank() + 1);
+  if (output != std::vector<int64_t>(1000, sum)) return Wrong("output", 0, double(output[0]), double(sum));
   return CheckAllReduce(c, count, DType::kFloat32, ReduceOp::kMean);
 }
 

@@ -14,9 +14,17 @@ absl::Status CheckAllReduce(Communicator& c, size_t count, DType dtype, ReduceOp
                             char* in_place = nullptr);
 absl::Status CheckBroadcast(Communicator& c, size_t count, int root);
 absl::Status CheckAllGather(Communicator& c, size_t count, bool in_place);
+// `input` has room for size() * count elements; nullptr: private memory.
+absl::Status CheckReduceScatter(Communicator& c, size_t count, DType dtype, ReduceOp op, bool in_place,
+                                char* input = nullptr);
+absl::Status CheckReduce(Communicator& c, size_t count, DType dtype, ReduceOp op, int root,
+                         char* data = nullptr);
+absl::Status CheckAllToAll(Communicator& c, size_t count, char* input = nullptr);
 
 // All types, operations, roots and many sizes, in an order that mixes kinds and sizes.
 absl::Status Everything(Communicator& c);
+// All-reduce of all types and operations, each in every way there is inside a machine.
+absl::Status EveryWay(Communicator& c);
 // The same with memory of Allocate(), on all and on some of the ranks.
 absl::Status DirectMemory(Communicator& c);
 

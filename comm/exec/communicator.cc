@@ -1,127 +1,80 @@
 // Every collective begins with Enter: each rank puts down what it is about to do, all read what all put
 // down, and a difference is an error with the same words on every rank (L6). A barrier is nothing
-// but that.
+// but that. On one machine small data lies beside it, and reading it is all that is left to do.
 //
-// Data then moves in chunks through a pipeline of stages, one phase of the shared-memory group between two
-// ticks: at tick t the ranks copy chunk t in, reduce chunk t-1 (each its own part, in the order of
-// ranks), let the leader carry chunk t-2 between the machines, and copy chunk t-3 out. With at most
-// four stages and four buffers no rank can meet a chunk that another still reads, also across the
-// border of two collectives: within the last tick of one and the first of the next different
-// buffers are touched, and a phase lies between any further ones.
+// Other data moves in one of three ways. If all ranks of the only machine pass memory of Allocate(), they
+// reduce straight out of and into each other's memory. With one rank on each machine schedules run on the
+// caller's memory.
 //
-// On one machine, if all ranks pass memory of Allocate(), they reduce straight out of and into each other's
-// memory instead. With one rank on each machine schedules run on the caller's memory.
+// In all other cases data moves in chunks through a pipeline of stages, one phase of the shared-memory group
+// between two ticks: at tick t the ranks copy chunk t in, reduce chunk t-1 (each its own part, in the order
+// of ranks), let the leader carry chunk t-2 between the machines, and copy chunk t-3 out. With at most four
+// stages and four buffers no rank can meet a chunk that another still reads, also across the border of two
+// collectives: within the last tick of one and the first of the next different buffers are touched, and a
+// phase lies between any further ones.
 #include "comm/exec/communicator.h"
 
-#include <unistd.h>
-
 #include <algorithm>
-#include <cstring>
 #include <limits>
 #include <utility>
-#include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/types/span.h"
 #include "base/rng.h"
 #include "base/status_macros.h"
-#include "comm/codec/reduce.h"
-#include "comm/exec/schedule_runner.h"
-#include "comm/plan/hierarchy.h"
-#include "comm/plan/op_record.h"
-#include "comm/plan/schedule.h"
-#include "comm/shm/shm_group.h"
+#include "comm/exec/exec_communicator.h"
 #include "comm/ucx/ucx_transport.h"
 
 namespace gtrain::comm {
 namespace {
 
-// Largest part of a buffer that one ring pass works on: bounds the scratch memory.
-constexpr size_t kRingBlockBytes = 16 << 20;
-// Elements of a cache line of the smallest type: parts of two ranks never share a line.
-constexpr uint64_t kPartAlign = 64;
-// Of the direct path: what fits the second-level cache while all ranks' copies are written.
-constexpr size_t kDirectBlockBytes = 32 << 10;
-
-using Stage = std::function<absl::Status(uint64_t chunk)>;
+// What all ranks together read out of the posts in one small collective: bounds the time that a machine with
+// many ranks spends on what two stages would do better.
+constexpr size_t kInlineTotal = 128 << 10;
 
 absl::Status Annotate(const absl::Status& status, const std::string& what) {
   return absl::Status(status.code(), absl::StrCat(what, ": ", status.message()));
 }
 
-class ExecCommunicator final : public Communicator {
- public:
-  ExecCommunicator(Bootstrap* bootstrap, ExecOptions options)
-      : bootstrap_(bootstrap), options_(std::move(options)), pid_(getpid()) {
-    std::vector<NodeId> nodes;
-    for (const Member& m : bootstrap->members()) nodes.push_back(m.node);
-    hierarchy_ = MakeHierarchy(nodes, bootstrap->rank());
-  }
-
-  ~ExecCommunicator() override {
-    if (getpid() == pid_) return;
-    // A forked child must not speak on its parent's connections, not even to close them.
-    (void)transport_.release();
-  }
-
-  absl::Status Connect();
-
-  int rank() const override { return bootstrap_->rank(); }
-  int size() const override { return bootstrap_->world_size(); }
-  absl::Status AllReduce(void* data, size_t count, DType dtype, ReduceOp op) override;
-  absl::Status Broadcast(void* data, size_t count, DType dtype, int root) override;
-  absl::Status AllGather(const void* input, void* output, size_t count, DType dtype) override;
-  absl::Status Barrier() override;
-  absl::StatusOr<void*> Allocate(size_t bytes) override;
-
- private:
-  int nodes() const { return static_cast<int>(hierarchy_.nodes.size()); }
-  bool leads() const { return transport_ != nullptr; }
-
-  absl::StatusOr<std::vector<std::string>> Meet(const Watch& watch, uint64_t* nonce);
-  absl::Status Usable() const;
-  absl::Status Call(OpRecord record, const void* data, size_t bytes,
-                    absl::FunctionRef<absl::Status(OpRecord&, const Watch&)> body);
-  absl::Status Enter(const OpRecord& record, const Watch& watch);
-  absl::Status ExchangeRecords(absl::Span<OpRecord> records, const Watch& watch);
-  absl::Status Pipeline(uint64_t chunks, absl::Span<const Stage> stages, const Watch& watch);
-  absl::Status FirstStage(const OpRecord& record, const Stage& stage, uint64_t chunks, bool* direct,
-                          const Watch& watch);
-
-  absl::Status SharedAllReduce(const OpRecord& record, char* data, const Watch& watch);
-  absl::Status DirectAllReduce(const OpRecord& record, const Watch& watch);
-  absl::Status FlatAllReduce(const OpRecord& record, char* data, const Watch& watch);
-  absl::Status SharedBroadcast(const OpRecord& record, char* data, const Watch& watch);
-  absl::Status SharedAllGather(const OpRecord& record, const char* input, char* output, const Watch& watch);
-  absl::Status FlatAllGather(const OpRecord& record, char* output, const Watch& watch);
-
-  Bootstrap* const bootstrap_;
-  const ExecOptions options_;
-  const int pid_;
-  Hierarchy hierarchy_;
-  std::unique_ptr<ShmGroup> shm_;             // nullptr: one rank on every machine
-  std::unique_ptr<DataTransport> transport_;  // nullptr: not a leader, or one machine
-  ScheduleRunner runner_;
-  std::vector<OpRecord> records_;  // of the running collective where there is no shm_
-  std::vector<Mapping> private_;
-  uint64_t sequence_ = 0;
-  uint64_t chunk_ = 0;  // chunks of all collectives so far
-  absl::Status dead_;
-};
-
-// ------------------------------------------------------------------ set-up
-
 // First byte of what ranks tell each other: an error of one is then reported by all.
 constexpr char kMeetOk = '+', kMeetError = '-';
-constexpr uint32_t kMeetVersion = (1 << 16) | sizeof(OpRecord);
+constexpr uint32_t kMeetVersion = (2 << 16) | sizeof(OpRecord);
 
-// Gathers each rank's transport address. Ranks that are no leaders have an empty one.
-absl::StatusOr<std::vector<std::string>> ExecCommunicator::Meet(const Watch& watch, uint64_t* nonce) {
+absl::Status CheckArguments(const OpRecord& r, const void* data, int world) {
+  const size_t element = DTypeSize(r.dtype);
+  if (element == 0) return absl::InvalidArgumentError(absl::StrCat("unknown element type ", int(r.dtype)));
+  if (r.op > ReduceOp::kMax) return absl::InvalidArgumentError(absl::StrCat("unknown reduction ", int(r.op)));
+  if (r.root < 0 || r.root >= world) {
+    return absl::InvalidArgumentError(absl::StrCat("root ", r.root, " is not a rank of 0..", world - 1));
+  }
+  if (r.count > std::numeric_limits<size_t>::max() / 2 / element / static_cast<size_t>(world)) {
+    return absl::InvalidArgumentError(absl::StrCat("count ", r.count, " is too large"));
+  }
+  if (r.count > 0 && data == nullptr) return absl::InvalidArgumentError("data is null");
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+ExecCommunicator::ExecCommunicator(Bootstrap* bootstrap, ExecOptions options)
+    : bootstrap_(bootstrap), options_(std::move(options)) {
+  std::vector<NodeId> nodes;
+  for (const Member& m : bootstrap->members()) nodes.push_back(m.node);
+  hierarchy_ = MakeHierarchy(nodes, bootstrap->rank());
+}
+
+ExecCommunicator::~ExecCommunicator() {
+  // A forked child must not speak on its parent's connections, not even to close them.
+  if (fork_guard_.Forked()) (void)transport_.release();
+}
+
+// First what all must agree on, then each rank's transport address, empty for ranks that are no leaders.
+absl::StatusOr<std::vector<std::string>> ExecCommunicator::Meet(const GatherFn& gather, bool both_rounds,
+                                                                uint64_t* nonce) {
   const uint64_t mine = Rng::FromSystem().Next();
   std::string blob(1 + sizeof(kMeetVersion) + sizeof(mine), kMeetOk);
   std::memcpy(&blob[1], &kMeetVersion, sizeof(kMeetVersion));
   std::memcpy(&blob[1 + sizeof(kMeetVersion)], &mine, sizeof(mine));
-  GT_ASSIGN_OR_RETURN(std::vector<std::string> first, bootstrap_->AllGather(blob, watch.Left()));
+  GT_ASSIGN_OR_RETURN(std::vector<std::string> first, gather(blob));
   for (size_t r = 0; r < first.size(); ++r) {
     if (first[r].size() != blob.size() ||
         std::memcmp(first[r].data(), blob.data(), 1 + sizeof(kMeetVersion))) {
@@ -130,22 +83,9 @@ absl::StatusOr<std::vector<std::string>> ExecCommunicator::Meet(const Watch& wat
     }
   }
   std::memcpy(nonce, &first[0][1 + sizeof(kMeetVersion)], sizeof(*nonce));
-  if (nodes() == 1) return std::vector<std::string>(first.size());
+  if (nodes() == 1 && !both_rounds) return std::vector<std::string>(first.size());
 
-  std::string address(1, kMeetOk);
-  if (hierarchy_.leader()) {
-    auto opened =
-        options_.transport ? options_.transport(*bootstrap_, *nonce) : OpenUcxTransport(*bootstrap_, *nonce);
-    absl::Status status = opened.status();
-    if (opened.ok()) {
-      transport_ = *std::move(opened);
-      absl::StatusOr<std::string> text = transport_->Address();
-      status = text.status();
-      if (text.ok()) address += *text;
-    }
-    if (!status.ok()) address = absl::StrCat(std::string(1, kMeetError), status.message());
-  }
-  GT_ASSIGN_OR_RETURN(std::vector<std::string> all, bootstrap_->AllGather(address, watch.Left()));
+  GT_ASSIGN_OR_RETURN(std::vector<std::string> all, gather(OpenTransport(*nonce)));
   for (size_t r = 0; r < all.size(); ++r) {
     if (all[r].empty() || all[r][0] != kMeetOk) {
       return absl::UnavailableError(absl::StrCat(
@@ -157,11 +97,32 @@ absl::StatusOr<std::vector<std::string>> ExecCommunicator::Meet(const Watch& wat
   return all;
 }
 
+// What the peers are told: where this rank is reached, or why it is not.
+std::string ExecCommunicator::OpenTransport(uint64_t nonce) {
+  if (nodes() == 1 || !hierarchy_.leader()) return std::string(1, kMeetOk);
+  auto opened =
+      options_.transport ? options_.transport(*bootstrap_, nonce) : OpenUcxTransport(*bootstrap_, nonce);
+  absl::Status status = opened.status();
+  if (opened.ok()) {
+    transport_ = *std::move(opened);
+    absl::StatusOr<std::string> address = transport_->Address();
+    if (address.ok()) return std::string(1, kMeetOk) + *address;
+    status = address.status();
+  }
+  return absl::StrCat(std::string(1, kMeetError), status.message());
+}
+
 absl::Status ExecCommunicator::Connect() {
   if (size() == 1) return absl::OkStatus();
   const Watch watch(bootstrap_, options_.user.timeout);
+  return Connect([&](const std::string& blob) { return bootstrap_->AllGather(blob, watch.Left()); },
+                 /*both_rounds=*/false, watch);
+}
+
+absl::Status ExecCommunicator::Connect(const GatherFn& gather, bool both_rounds, const Watch& watch) {
   uint64_t nonce = 0;
-  GT_ASSIGN_OR_RETURN(const std::vector<std::string> addresses, Meet(watch, &nonce));
+  GT_ASSIGN_OR_RETURN(const std::vector<std::string> addresses, Meet(gather, both_rounds, &nonce));
+  if (size() == 1) return absl::OkStatus();
   if (transport_ != nullptr) {
     std::vector<std::string> of_leaders;
     for (const auto& ranks : hierarchy_.nodes) of_leaders.push_back(addresses[static_cast<size_t>(ranks[0])]);
@@ -176,28 +137,92 @@ absl::Status ExecCommunicator::Connect() {
   return Barrier();
 }
 
+// ------------------------------------------------------------------ sub-communicators
+
+// Some ranks of a generation as if they were all of it.
+class ExecCommunicator::SubBootstrap final : public Bootstrap {
+ public:
+  SubBootstrap(Bootstrap* whole, const std::vector<int>& ranks, int rank) : whole_(whole), rank_(rank) {
+    for (int r : ranks) {
+      Member member = whole->members()[static_cast<size_t>(r)];
+      member.rank = static_cast<int>(members_.size());
+      members_.push_back(std::move(member));
+    }
+  }
+  int rank() const override { return rank_; }
+  int world_size() const override { return static_cast<int>(members_.size()); }
+  Generation generation() const override { return whole_->generation(); }
+  const std::vector<Member>& members() const override { return members_; }
+  absl::StatusOr<std::vector<std::string>> AllGather(absl::string_view, absl::Duration) override {
+    return absl::InternalError("a sub-communicator meets through its parent");
+  }
+  absl::StatusOr<UniqueFd> Arena(uint64_t id, uint64_t bytes, absl::Duration timeout) override {
+    return whole_->Arena(id, bytes, timeout);
+  }
+  absl::Status Alive() const override { return whole_->Alive(); }
+
+ private:
+  Bootstrap* const whole_;
+  const int rank_;
+  std::vector<Member> members_;
+};
+
+// Blobs of any sizes: their sizes go round first.
+absl::StatusOr<std::vector<std::string>> ExecCommunicator::GatherBlobs(const std::string& blob) {
+  const size_t ranks = static_cast<size_t>(size());
+  const int64_t own = static_cast<int64_t>(blob.size());
+  std::vector<int64_t> sizes(ranks);
+  GT_RETURN_IF_ERROR(AllGather(&own, sizes.data(), 1, DType::kInt64));
+  const size_t most = static_cast<size_t>(*std::max_element(sizes.begin(), sizes.end()));
+  std::string padded = blob, all(ranks * most, '\0');
+  padded.resize(most);
+  GT_RETURN_IF_ERROR(AllGather(padded.data(), all.data(), most, DType::kUint8));
+  std::vector<std::string> blobs;
+  for (size_t r = 0; r < ranks; ++r) blobs.push_back(all.substr(r * most, static_cast<size_t>(sizes[r])));
+  return blobs;
+}
+
+absl::StatusOr<std::unique_ptr<Communicator>> ExecCommunicator::Split(int color, int key) {
+  const int64_t mine[2] = {color, key};
+  std::vector<int64_t> all(2 * static_cast<size_t>(size()));
+  GT_RETURN_IF_ERROR(AllGather(mine, all.data(), 2, DType::kInt64));
+  std::vector<int> ranks;
+  for (int r = 0; r < size(); ++r) {
+    if (all[2 * static_cast<size_t>(r)] == color) ranks.push_back(r);
+  }
+  std::stable_sort(ranks.begin(), ranks.end(), [&](int a, int b) {
+    return all[2 * static_cast<size_t>(a) + 1] < all[2 * static_cast<size_t>(b) + 1];
+  });
+  // All groups meet at once, in two rounds of this communicator; ranks in none only lend a hand.
+  const GatherFn gather = [&](const std::string& blob) -> absl::StatusOr<std::vector<std::string>> {
+    GT_ASSIGN_OR_RETURN(const std::vector<std::string> blobs, GatherBlobs(blob));
+    std::vector<std::string> of_group;
+    for (int r : ranks) of_group.push_back(blobs[static_cast<size_t>(r)]);
+    return of_group;
+  };
+  if (color < 0) {
+    for (int round = 0; round < 2; ++round) GT_RETURN_IF_ERROR(GatherBlobs("").status());
+    return nullptr;
+  }
+  const int place = static_cast<int>(std::find(ranks.begin(), ranks.end(), rank()) - ranks.begin());
+  auto bootstrap = std::make_unique<SubBootstrap>(bootstrap_, ranks, place);
+  ExecOptions options = options_;
+  options.on_start = nullptr;  // ranks of different groups may differ in how many collectives they called
+  auto group = std::make_unique<ExecCommunicator>(bootstrap.get(), std::move(options));
+  group->own_bootstrap_ = std::move(bootstrap);
+  const absl::Status connected = group->Connect(gather, true, Watch(bootstrap_, options_.user.timeout));
+  if (!connected.ok()) return Annotate(connected, absl::StrCat("splitting off communicator ", color));
+  return group;
+}
+
 // ------------------------------------------------------------------ every collective
 
 absl::Status ExecCommunicator::Usable() const {
-  if (getpid() != pid_) {
+  if (fork_guard_.Forked()) {
     return absl::FailedPreconditionError(
         "this is a forked child: a communicator can be used only by the process that made it");
   }
   return dead_;
-}
-
-absl::Status CheckArguments(const OpRecord& r, const void* data, int world) {
-  const size_t element = DTypeSize(r.dtype);
-  if (element == 0) return absl::InvalidArgumentError(absl::StrCat("unknown element type ", int(r.dtype)));
-  if (r.op > ReduceOp::kMax) return absl::InvalidArgumentError(absl::StrCat("unknown reduction ", int(r.op)));
-  if (r.root < 0 || r.root >= world) {
-    return absl::InvalidArgumentError(absl::StrCat("root ", r.root, " is not a rank of 0..", world - 1));
-  }
-  if (r.count > std::numeric_limits<size_t>::max() / 2 / element / static_cast<size_t>(world)) {
-    return absl::InvalidArgumentError(absl::StrCat("count ", r.count, " is too large"));
-  }
-  if (r.count > 0 && data == nullptr) return absl::InvalidArgumentError("data is null");
-  return absl::OkStatus();
 }
 
 absl::Status ExecCommunicator::Call(OpRecord record, const void* data, size_t bytes,
@@ -219,19 +244,38 @@ absl::Status ExecCommunicator::Call(OpRecord record, const void* data, size_t by
   return dead_;
 }
 
-absl::Status ExecCommunicator::Enter(const OpRecord& record, const Watch& watch) {
-  absl::Span<OpRecord> records = shm_ != nullptr ? shm_->Records(record.sequence) : absl::MakeSpan(records_);
-  records[static_cast<size_t>(rank())] = record;
-  if (shm_ != nullptr) GT_RETURN_IF_ERROR(shm_->Phase(watch));
-  if (nodes() > 1) {
-    if (leads()) GT_RETURN_IF_ERROR(ExchangeRecords(records, watch));
-    if (shm_ != nullptr) GT_RETURN_IF_ERROR(shm_->Phase(watch));
+bool ExecCommunicator::Inline(size_t bytes) const {
+  return nodes() == 1 && bytes <= std::min(kInlineBytes, kInlineTotal / static_cast<size_t>(size()));
+}
+
+absl::Status ExecCommunicator::Enter(const OpRecord& record, const Watch& watch, const void* payload,
+                                     size_t bytes) {
+  if (shm_ != nullptr) GT_RETURN_IF_ERROR(shm_->Enter(record, payload, bytes, watch));
+  if (nodes() == 1) return CheckNeighbours(record);
+  absl::Span<OpRecord> records = shm_ != nullptr ? shm_->Records() : absl::MakeSpan(records_);
+  if (leads()) {
+    for (int i = 0; shm_ != nullptr && i < shm_->size(); ++i) {
+      records[static_cast<size_t>(hierarchy_.peers()[static_cast<size_t>(i)])] = shm_->Record(i);
+    }
+    records[static_cast<size_t>(rank())] = record;
+    GT_RETURN_IF_ERROR(GatherRecords(records, watch));
   }
+  if (shm_ != nullptr) GT_RETURN_IF_ERROR(shm_->Phase(watch));
+  return CheckAgreement(records);
+}
+
+// On one machine.
+absl::Status ExecCommunicator::CheckNeighbours(const OpRecord& record) const {
+  bool same = true;
+  for (int i = 0; i < shm_->size(); ++i) same &= SameOperation(shm_->Record(i), record);
+  if (same) return absl::OkStatus();
+  std::vector<OpRecord> records;
+  for (int i = 0; i < shm_->size(); ++i) records.push_back(shm_->Record(i));
   return CheckAgreement(records);
 }
 
 // Leaders: the records of all machines to all machines.
-absl::Status ExecCommunicator::ExchangeRecords(absl::Span<OpRecord> records, const Watch& watch) {
+absl::Status ExecCommunicator::GatherRecords(absl::Span<OpRecord> records, const Watch& watch) {
   std::vector<OpRecord> table;
   for (int r : hierarchy_.NodeMajor()) table.push_back(records[static_cast<size_t>(r)]);
   std::vector<uint64_t> offsets{0};
@@ -244,6 +288,13 @@ absl::Status ExecCommunicator::ExchangeRecords(absl::Span<OpRecord> records, con
   return absl::OkStatus();
 }
 
+bool ExecCommunicator::AllInArenas() const {
+  for (int i = 0; i < shm_->size(); ++i) {
+    if (shm_->Record(i).arena == 0) return false;
+  }
+  return true;
+}
+
 // Enter with the first chunk's first stage done before it, which saves a phase. *direct: all ranks passed
 // memory that their peers reach; nothing was staged then.
 absl::Status ExecCommunicator::FirstStage(const OpRecord& record, const Stage& stage, uint64_t chunks,
@@ -251,12 +302,11 @@ absl::Status ExecCommunicator::FirstStage(const OpRecord& record, const Stage& s
   const bool staged = record.arena == 0;
   if (staged && chunks > 0) GT_RETURN_IF_ERROR(stage(0));
   GT_RETURN_IF_ERROR(Enter(record, watch));
-  const absl::Span<OpRecord> records = shm_->Records(record.sequence);
-  auto in_arena = [](const OpRecord& r) { return r.arena != 0; };
-  *direct = std::all_of(records.begin(), records.end(), in_arena);
-  if (*direct || chunks == 0 || std::none_of(records.begin(), records.end(), in_arena)) {
-    return absl::OkStatus();
-  }
+  *direct = nodes() == 1 && AllInArenas();
+  if (*direct || chunks == 0 || nodes() > 1) return absl::OkStatus();
+  bool none = true;
+  for (int i = 0; i < shm_->size(); ++i) none &= shm_->Record(i).arena == 0;
+  if (none) return absl::OkStatus();
   if (!staged) GT_RETURN_IF_ERROR(stage(0));
   return shm_->Phase(watch);
 }
@@ -275,213 +325,6 @@ absl::Status ExecCommunicator::Pipeline(uint64_t chunks, absl::Span<const Stage>
   return absl::OkStatus();
 }
 
-// ------------------------------------------------------------------ all-reduce
-
-absl::Status ExecCommunicator::AllReduce(void* data, size_t count, DType dtype, ReduceOp op) {
-  OpRecord record;
-  record.kind = OpKind::kAllReduce;
-  record.count = count;
-  record.dtype = dtype;
-  record.op = op;
-  return Call(record, data, count * DTypeSize(dtype), [&](OpRecord& r, const Watch& watch) {
-    char* bytes = static_cast<char*>(data);
-    return shm_ != nullptr ? SharedAllReduce(r, bytes, watch) : FlatAllReduce(r, bytes, watch);
-  });
-}
-
-absl::Status ExecCommunicator::SharedAllReduce(const OpRecord& r, char* data, const Watch& watch) {
-  const size_t element = DTypeSize(r.dtype);
-  const uint64_t per_chunk = kSlotBytes / element, chunks = (r.count + per_chunk - 1) / per_chunk;
-  const int local_ranks = shm_->size(), divisor = r.op == ReduceOp::kMean ? size() : 1;
-  auto elements = [&](uint64_t c) { return std::min<uint64_t>(per_chunk, r.count - c * per_chunk); };
-
-  const Stage in = [&](uint64_t c) {
-    std::memcpy(shm_->Slot(hierarchy_.local, chunk_ + c), data + c * per_chunk * element,
-                elements(c) * element);
-    return absl::OkStatus();
-  };
-  const Stage reduce = [&](uint64_t c) {
-    const Range part = EvenPart(elements(c), local_ranks, hierarchy_.local, kPartAlign);
-    std::vector<const void*> sources;
-    for (int i = 0; i < local_ranks; ++i) {
-      sources.push_back(shm_->Slot(i, chunk_ + c) + part.begin * element);
-    }
-    Reduce(shm_->Result(chunk_ + c) + part.begin * element, sources.data(), sources.size(), part.count,
-           r.dtype, r.op, nodes() == 1 ? divisor : 1);
-    return absl::OkStatus();
-  };
-  const Stage between = [&](uint64_t c) -> absl::Status {
-    if (!leads()) return absl::OkStatus();
-    char* result = shm_->Result(chunk_ + c);
-    GT_RETURN_IF_ERROR(runner_.Run(AllReduceSchedule(hierarchy_.node, nodes(), elements(c), element), result,
-                                   r.dtype, r.op, transport_.get(), watch));
-    const void* source = result;
-    if (divisor != 1) Reduce(result, &source, 1, elements(c), r.dtype, r.op, divisor);
-    return absl::OkStatus();
-  };
-  const Stage out = [&](uint64_t c) {
-    std::memcpy(data + c * per_chunk * element, shm_->Result(chunk_ + c), elements(c) * element);
-    return absl::OkStatus();
-  };
-
-  bool direct = false;
-  GT_RETURN_IF_ERROR(FirstStage(r, in, chunks, &direct, watch));
-  if (direct) return DirectAllReduce(r, watch);
-  if (nodes() == 1) return Pipeline(chunks, {in, reduce, out}, watch);
-  return Pipeline(chunks, {in, reduce, between, out}, watch);
-}
-
-// Each rank reduces its part out of all ranks' memory and writes it back into all.
-absl::Status ExecCommunicator::DirectAllReduce(const OpRecord& r, const Watch& watch) {
-  const size_t element = DTypeSize(r.dtype);
-  std::vector<char*> of_rank;
-  for (const OpRecord& peer : shm_->Records(r.sequence)) {
-    GT_ASSIGN_OR_RETURN(char* data, shm_->Resolve(peer, r.count * element, watch));
-    of_rank.push_back(data);
-  }
-  const Range part = EvenPart(r.count, shm_->size(), hierarchy_.local, kPartAlign);
-  const uint64_t block = kDirectBlockBytes / element;
-  for (uint64_t at = 0; at < part.count; at += block) {
-    const uint64_t count = std::min(block, part.count - at), offset = (part.begin + at) * element;
-    std::vector<const void*> sources;
-    for (char* data : of_rank) sources.push_back(data + offset);
-    char* first = of_rank[0] + offset;
-    Reduce(first, sources.data(), sources.size(), count, r.dtype, r.op, r.op == ReduceOp::kMean ? size() : 1);
-    for (size_t i = 1; i < of_rank.size(); ++i) std::memcpy(of_rank[i] + offset, first, count * element);
-  }
-  return shm_->Phase(watch);
-}
-
-absl::Status ExecCommunicator::FlatAllReduce(const OpRecord& r, char* data, const Watch& watch) {
-  GT_RETURN_IF_ERROR(Enter(r, watch));
-  const size_t element = DTypeSize(r.dtype);
-  const uint64_t block = kRingBlockBytes / element;
-  for (uint64_t at = 0; at < r.count; at += block) {
-    const uint64_t count = std::min(block, r.count - at);
-    GT_RETURN_IF_ERROR(runner_.Run(AllReduceSchedule(hierarchy_.node, nodes(), count, element),
-                                   data + at * element, r.dtype, r.op, transport_.get(), watch));
-  }
-  const void* source = data;
-  if (r.op == ReduceOp::kMean) Reduce(data, &source, 1, r.count, r.dtype, r.op, size());
-  return absl::OkStatus();
-}
-
-// ------------------------------------------------------------------ broadcast
-
-absl::Status ExecCommunicator::Broadcast(void* data, size_t count, DType dtype, int root) {
-  OpRecord record;
-  record.kind = OpKind::kBroadcast;
-  record.count = count;
-  record.dtype = dtype;
-  record.root = root;
-  return Call(record, data, count * DTypeSize(dtype), [&](OpRecord& r, const Watch& watch) -> absl::Status {
-    if (shm_ != nullptr) return SharedBroadcast(r, static_cast<char*>(data), watch);
-    GT_RETURN_IF_ERROR(Enter(r, watch));
-    return runner_.Run(TreeBroadcast(hierarchy_.node, nodes(), hierarchy_.NodeOf(root), count), data, dtype,
-                       ReduceOp::kSum, transport_.get(), watch);
-  });
-}
-
-absl::Status ExecCommunicator::SharedBroadcast(const OpRecord& r, char* data, const Watch& watch) {
-  const uint64_t total = r.count * DTypeSize(r.dtype), chunks = (total + kSlotBytes - 1) / kSlotBytes;
-  const int root_node = hierarchy_.NodeOf(r.root);
-  auto bytes = [&](uint64_t c) { return std::min<uint64_t>(kSlotBytes, total - c * kSlotBytes); };
-
-  const Stage in = [&](uint64_t c) {
-    if (rank() == r.root) std::memcpy(shm_->Result(chunk_ + c), data + c * kSlotBytes, bytes(c));
-    return absl::OkStatus();
-  };
-  const Stage between = [&](uint64_t c) {
-    if (!leads()) return absl::OkStatus();
-    return runner_.Run(TreeBroadcast(hierarchy_.node, nodes(), root_node, bytes(c)), shm_->Result(chunk_ + c),
-                       DType::kUint8, ReduceOp::kSum, transport_.get(), watch);
-  };
-  const Stage out = [&](uint64_t c) {
-    if (rank() != r.root) std::memcpy(data + c * kSlotBytes, shm_->Result(chunk_ + c), bytes(c));
-    return absl::OkStatus();
-  };
-
-  bool direct = false;
-  GT_RETURN_IF_ERROR(FirstStage(r, in, chunks, &direct, watch));
-  if (direct) {
-    if (rank() != r.root) {
-      GT_ASSIGN_OR_RETURN(
-          char* source, shm_->Resolve(shm_->Records(r.sequence)[static_cast<size_t>(r.root)], total, watch));
-      std::memcpy(data, source, total);
-    }
-    return shm_->Phase(watch);
-  }
-  if (nodes() == 1) return Pipeline(chunks, {in, out}, watch);
-  return Pipeline(chunks, {in, between, out}, watch);
-}
-
-// ------------------------------------------------------------------ all-gather, barrier
-
-absl::Status ExecCommunicator::AllGather(const void* input, void* output, size_t count, DType dtype) {
-  OpRecord record;
-  record.kind = OpKind::kAllGather;
-  record.count = count;
-  record.dtype = dtype;
-  const size_t bytes = count * DTypeSize(dtype);
-  const void* checked = output == nullptr ? nullptr : input;
-  char* own = static_cast<char*>(output) + (count > 0 ? static_cast<size_t>(rank()) * bytes : 0);
-  GT_RETURN_IF_ERROR(Call(record, checked, 0, [&](OpRecord& r, const Watch& watch) {
-    r.arena = 0;
-    const char* source = static_cast<const char*>(input);
-    if (shm_ != nullptr) return SharedAllGather(r, source, static_cast<char*>(output), watch);
-    if (bytes > 0 && own != source) std::memmove(own, source, bytes);
-    return FlatAllGather(r, static_cast<char*>(output), watch);
-  }));
-  if (size() == 1 && bytes > 0 && own != input) std::memmove(own, input, bytes);
-  return absl::OkStatus();
-}
-
-// One result buffer holds a chunk of every rank, node by node.
-absl::Status ExecCommunicator::SharedAllGather(const OpRecord& r, const char* input, char* output,
-                                               const Watch& watch) {
-  const std::vector<int> order = hierarchy_.NodeMajor();
-  const uint64_t total = r.count * DTypeSize(r.dtype);
-  const uint64_t per_chunk = shm_->result_bytes() / order.size() / 64 * 64;
-  const uint64_t chunks = (total + per_chunk - 1) / per_chunk;
-  const size_t place = static_cast<size_t>(std::find(order.begin(), order.end(), rank()) - order.begin());
-  auto bytes = [&](uint64_t c) { return std::min<uint64_t>(per_chunk, total - c * per_chunk); };
-
-  const Stage in = [&](uint64_t c) {
-    std::memcpy(shm_->Result(chunk_ + c) + place * bytes(c), input + c * per_chunk, bytes(c));
-    return absl::OkStatus();
-  };
-  const Stage between = [&](uint64_t c) {
-    if (!leads()) return absl::OkStatus();
-    std::vector<uint64_t> offsets{0};
-    for (const auto& ranks : hierarchy_.nodes) offsets.push_back(offsets.back() + ranks.size() * bytes(c));
-    return runner_.Run(AllGatherSchedule(hierarchy_.node, offsets), shm_->Result(chunk_ + c), DType::kUint8,
-                       ReduceOp::kSum, transport_.get(), watch);
-  };
-  const Stage out = [&](uint64_t c) {
-    for (size_t i = 0; i < order.size(); ++i) {
-      char* target = output + static_cast<size_t>(order[i]) * total + c * per_chunk;
-      // The caller may pass its own part of the output as input: it is in place already.
-      if (target != input + c * per_chunk)
-        std::memcpy(target, shm_->Result(chunk_ + c) + i * bytes(c), bytes(c));
-    }
-    return absl::OkStatus();
-  };
-
-  bool direct = false;
-  GT_RETURN_IF_ERROR(FirstStage(r, in, chunks, &direct, watch));
-  if (nodes() == 1) return Pipeline(chunks, {in, out}, watch);
-  return Pipeline(chunks, {in, between, out}, watch);
-}
-
-absl::Status ExecCommunicator::FlatAllGather(const OpRecord& r, char* output, const Watch& watch) {
-  GT_RETURN_IF_ERROR(Enter(r, watch));
-  // With one rank on each machine node order is rank order.
-  std::vector<uint64_t> offsets{0};
-  for (int i = 0; i < size(); ++i) offsets.push_back(offsets.back() + r.count);
-  return runner_.Run(AllGatherSchedule(hierarchy_.node, offsets), output, r.dtype, ReduceOp::kSum,
-                     transport_.get(), watch);
-}
-
 absl::Status ExecCommunicator::Barrier() {
   OpRecord record;
   record.kind = OpKind::kBarrier;
@@ -498,8 +341,6 @@ absl::StatusOr<void*> ExecCommunicator::Allocate(size_t bytes) {
   private_.push_back(std::move(memory));
   return static_cast<void*>(private_.back().data());
 }
-
-}  // namespace
 
 absl::StatusOr<std::unique_ptr<Communicator>> MakeCommunicator(Bootstrap* bootstrap, ExecOptions options) {
   auto communicator = std::make_unique<ExecCommunicator>(bootstrap, std::move(options));

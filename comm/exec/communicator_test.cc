@@ -2,6 +2,7 @@
 #include "comm/exec/communicator.h"
 
 #include <dlfcn.h>
+#include <sched.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -74,6 +75,14 @@ TEST(Communicator, DirectMemory) {
   }
 }
 
+TEST(Communicator, EveryWayInsideAMachine) {
+  for (int ranks : {2, 3, 5}) {
+    SCOPED_TRACE(ranks);
+    FakeWorld world(FakeWorld::OneNode(ranks));
+    ExpectAllOk(RunThreads(world, EveryWay));
+  }
+}
+
 TEST(Communicator, SeveralMachinesOverAFakeNetwork) {
   const std::vector<std::vector<std::string>> worlds{
       {"a", "b"}, {"a", "b", "c"}, {"a", "a", "b", "b"}, {"a", "b", "a", "c", "b"}, {"b", "a", "a", "a"}};
@@ -127,6 +136,44 @@ TEST(Communicator, TwoAtOnce) {
   }
   for (auto& t : threads) t.join();
   ExpectAllOk(results);
+}
+
+// Rows and columns of a mesh, each a communicator of its own, on one machine, on several, and mixed.
+absl::Status RowsAndColumns(Communicator& c) {
+  constexpr int kColumns = 2;
+  const int row = c.rank() / kColumns, column = c.rank() % kColumns;
+  auto across = c.Split(row, column);
+  RETURN_IF_BAD(across.status());
+  auto down = c.Split(column, -row);  // the other way round
+  RETURN_IF_BAD(down.status());
+  auto some = c.Split(c.rank() == 1 ? 7 : -1, 0);
+  RETURN_IF_BAD(some.status());
+  if ((*some != nullptr) != (c.rank() == 1)) return absl::InternalError("split for nobody");
+  if ((*across)->size() != kColumns || (*across)->rank() != column) return absl::InternalError("row");
+  const int rows = c.size() / kColumns;
+  if ((*down)->size() != rows || (*down)->rank() != rows - 1 - row) return absl::InternalError("column");
+  for (Communicator* group : {across->get(), down->get()}) {
+    RETURN_IF_BAD(CheckAllReduce(*group, 1000, DType::kFloat32, ReduceOp::kSum));
+    RETURN_IF_BAD(CheckAllReduce(*group, 100'000, DType::kFloat32, ReduceOp::kSum));
+    RETURN_IF_BAD(CheckBroadcast(*group, 10, 0));
+  }
+  int32_t sum[2] = {c.rank(), 1};
+  RETURN_IF_BAD((*across)->AllReduce(sum, 2, DType::kInt32, ReduceOp::kSum));
+  if (sum[0] != 2 * row * kColumns + 1 || sum[1] != kColumns) return absl::DataLossError("other ranks' row");
+  across->reset();
+  return c.Barrier();
+}
+
+TEST(Communicator, SplitIntoRowsAndColumns) {
+  for (const auto& nodes : std::vector<std::vector<std::string>>{{"a", "a"},
+                                                                 {"a", "a", "a", "a", "a", "a"},
+                                                                 {"a", "b", "c", "d"},
+                                                                 {"a", "a", "b", "b"},
+                                                                 {"a", "b", "b", "a"}}) {
+    SCOPED_TRACE(testing::PrintToString(nodes));
+    FakeWorld world(nodes);
+    ExpectAllOk(RunThreads(world, RowsAndColumns));
+  }
 }
 
 TEST(Communicator, L6DifferentCollectivesAreNamedOnEveryRank) {
@@ -265,6 +312,10 @@ class Forked : public testing::Test {
 
   void ExpectAllSucceed(FakeWorld& world, const Body& body) {
     Start(world, body);
+    ExpectStartedSucceed();
+  }
+
+  void ExpectStartedSucceed() {
     const std::vector<pid_t> pids = std::exchange(pids_, {});
     for (size_t rank = 0; rank < pids.size(); ++rank) {
       int status = 0;
@@ -275,16 +326,27 @@ class Forked : public testing::Test {
 
   // All-reduces until it fails; kills `victim` in the middle, revokes, and checks that all others return
   // Unavailable within two seconds of the verdict.
-  void KillInTheMiddle(const std::vector<std::string>& nodes, int victim) {
-    for (auto& steps : board_->steps) steps = 0;
-    FakeWorld world(nodes);
-    Start(world, [&](Communicator& c) -> absl::Status {
-      std::vector<float> data(400'000, 1.0f);
+  void KillInTheMiddle(const std::vector<std::string>& nodes, int victim, size_t count = 400'000,
+                       bool direct = false) {
+    KillInTheMiddle(nodes, victim, [&](Communicator& c) -> absl::Status {
+      std::vector<float> own(count, 1.0f);
+      void* data = own.data();
+      if (direct) {
+        auto memory = c.Allocate(count * sizeof(float));
+        RETURN_IF_BAD(memory.status());
+        data = *memory;
+      }
       for (;;) {
-        RETURN_IF_BAD(c.AllReduce(data.data(), data.size(), DType::kFloat32, ReduceOp::kMax));
+        RETURN_IF_BAD(c.AllReduce(data, count, DType::kFloat32, ReduceOp::kMax));
         ++board_->steps[c.rank()];
       }
     });
+  }
+
+  void KillInTheMiddle(const std::vector<std::string>& nodes, int victim, const Body& body) {
+    for (auto& steps : board_->steps) steps = 0;
+    FakeWorld world(nodes);
+    Start(world, body);
     const Instant start = RealClock().Now();
     while (board_->steps[victim] < 5) {
       ASSERT_LT(RealClock().Now() - start, kPatience);
@@ -343,6 +405,55 @@ TEST_F(Forked, L1L3L7KilledRankOnOneMachine) {
   for (int victim : {0, 3}) KillInTheMiddle(FakeWorld::OneNode(4), victim);
 }
 
+// In a post, staged, and in the midst of memory that others write to.
+TEST_F(Forked, L1L3L7KilledRankInEveryWayInsideAMachine) {
+  for (size_t count : {16, 2'000, 30'000, 2'000'000}) {
+    KillInTheMiddle(FakeWorld::OneNode(3), 1, count, /*direct=*/false);
+    KillInTheMiddle(FakeWorld::OneNode(3), 2, count, /*direct=*/true);
+  }
+}
+
+TEST_F(Forked, L1L3L7KilledRankInEveryCollective) {
+  const Body body = [&](Communicator& c) -> absl::Status {
+    for (size_t count = 1;; count = count * 7 % 100'003) {
+      const size_t all = count * static_cast<size_t>(c.size());
+      std::vector<float> in(all), out(all);
+      RETURN_IF_BAD(c.ReduceScatter(in.data(), out.data(), count, DType::kFloat32, ReduceOp::kSum));
+      RETURN_IF_BAD(c.AllGather(in.data(), out.data(), count, DType::kFloat32));
+      RETURN_IF_BAD(c.Reduce(in.data(), all, DType::kFloat32, ReduceOp::kMax, 1));
+      RETURN_IF_BAD(c.AllToAll(in.data(), out.data(), count, DType::kFloat32));
+      RETURN_IF_BAD(c.Broadcast(in.data(), all, DType::kFloat32, 2));
+      auto half = c.Split(c.rank() % 2, 0);
+      RETURN_IF_BAD(half.status());
+      RETURN_IF_BAD((*half)->AllReduce(in.data(), count, DType::kFloat32, ReduceOp::kSum));
+      ++board_->steps[c.rank()];
+    }
+  };
+  for (int victim : {0, 1, 2}) KillInTheMiddle(FakeWorld::OneNode(3), victim, body);
+  if (UcxHere()) KillInTheMiddle({"a", "b", "c"}, 1, body);
+}
+
+// More ranks than cores, none of which gets to look without pause.
+TEST_F(Forked, RanksOutnumberCores) {
+  FakeWorld world(FakeWorld::OneNode(8));
+  cpu_set_t before, one;
+  ASSERT_EQ(sched_getaffinity(0, sizeof(before), &before), 0);
+  CPU_ZERO(&one);
+  for (size_t core = 0; CPU_COUNT(&one) == 0; ++core) {
+    if (CPU_ISSET(core, &before)) CPU_SET(core, &one);
+  }
+  ASSERT_EQ(sched_setaffinity(0, sizeof(one), &one), 0);
+  Start(world, [](Communicator& c) -> absl::Status {
+    for (int i = 0; i < 300; ++i) {
+      RETURN_IF_BAD(CheckAllReduce(c, 10, DType::kFloat32, ReduceOp::kSum));
+      RETURN_IF_BAD(c.Barrier());
+    }
+    return CheckAllReduce(c, 100'000, DType::kFloat64, ReduceOp::kMean);
+  });
+  ASSERT_EQ(sched_setaffinity(0, sizeof(before), &before), 0);
+  ExpectStartedSucceed();
+}
+
 TEST_F(Forked, UcxBetweenPretendedMachines) {
   if (!UcxHere()) GTEST_SKIP() << "built without UCX";
   const std::vector<std::vector<std::string>> worlds{
@@ -352,6 +463,8 @@ TEST_F(Forked, UcxBetweenPretendedMachines) {
     FakeWorld world(nodes);
     ExpectAllSucceed(world, Everything);
   }
+  FakeWorld mesh({"a", "b", "b", "a"});
+  ExpectAllSucceed(mesh, RowsAndColumns);
 }
 
 TEST_F(Forked, L1L3L7KilledRankAcrossMachines) {

@@ -30,6 +30,11 @@ size_t ScratchBytes(const Round& round, size_t element) {
 
 absl::Status ScheduleRunner::Run(const Schedule& schedule, void* data, DType dtype, ReduceOp op,
                                  DataTransport* transport, const Watch& watch) {
+  return Run(schedule, data, data, dtype, op, transport, watch);
+}
+
+absl::Status ScheduleRunner::Run(const Schedule& schedule, const void* source, void* data, DType dtype,
+                                 ReduceOp op, DataTransport* transport, const Watch& watch) {
   const size_t element = DTypeSize(dtype), piece_count = kPieceBytes / element;
   std::vector<Transfer> transfers;
   std::vector<Piece> pieces;
@@ -41,7 +46,9 @@ absl::Status ScheduleRunner::Run(const Schedule& schedule, void* data, DType dty
     for (const Action& a : round) {
       for (size_t at = 0; at < a.count; at += piece_count) {
         const size_t count = std::min<size_t>(piece_count, a.count - at), bytes = count * element;
-        char* place = static_cast<char*>(data) + (a.offset + at) * element;
+        // A transport only reads what it sends.
+        void* base = a.kind == ActionKind::kSend ? const_cast<void*>(source) : data;
+        char* place = static_cast<char*>(base) + (a.offset + at) * element;
         Piece piece;
         if (a.kind == ActionKind::kReceiveReduce) {
           piece = {place, scratch_.data() + scratch_used, count, a.incoming_first};

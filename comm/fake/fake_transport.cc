@@ -21,9 +21,8 @@ class FakeTransport final : public DataTransport {
                         const Watch& watch) override {
     for (const Transfer& t : transfers) {
       if (!t.send) continue;
-      absl::MutexLock lock(&network_->mutex_);
+      MutexLock lock(&network_->mutex_);
       network_->mail_[{name_, Peer(t)}].emplace_back(static_cast<const char*>(t.data), t.bytes);
-      network_->arrived_.SignalAll();
     }
     for (size_t i = 0; i < transfers.size(); ++i) {
       if (!transfers[i].send) GT_RETURN_IF_ERROR(Receive(transfers[i], watch));
@@ -36,11 +35,11 @@ class FakeTransport final : public DataTransport {
   const std::string& Peer(const Transfer& t) const { return peers_[static_cast<size_t>(t.peer)]; }
 
   absl::Status Receive(const Transfer& t, const Watch& watch) {
-    absl::MutexLock lock(&network_->mutex_);
+    MutexLock lock(&network_->mutex_);
     std::deque<std::string>& box = network_->mail_[{Peer(t), name_}];
     while (box.empty()) {
       GT_RETURN_IF_ERROR(watch.Check());
-      network_->arrived_.WaitWithTimeout(&network_->mutex_, absl::Milliseconds(20));
+      network_->mutex_.AwaitFor(absl::Milliseconds(20), [&box] { return !box.empty(); });
     }
     if (box.front().size() != t.bytes) return absl::InternalError("message of an unexpected size");
     std::memcpy(t.data, box.front().data(), t.bytes);
@@ -54,7 +53,7 @@ class FakeTransport final : public DataTransport {
 };
 
 std::unique_ptr<DataTransport> FakeNetwork::MakeTransport() {
-  absl::MutexLock lock(&mutex_);
+  MutexLock lock(&mutex_);
   return std::make_unique<FakeTransport>(this, absl::StrCat("member-", transports_++));
 }
 

@@ -6,7 +6,7 @@
 #include <string>
 #include <utility>
 
-#include "absl/synchronization/mutex.h"
+#include "base/mutex.h"
 #include "comm/port/data_transport.h"
 
 namespace gtrain::comm {
@@ -18,8 +18,7 @@ class FakeNetwork {
 
  private:
   friend class FakeTransport;
-  absl::Mutex mutex_;
-  absl::CondVar arrived_;
+  Mutex mutex_;
   int transports_ = 0;
   std::map<std::pair<std::string, std::string>, std::deque<std::string>> mail_;  // by (from, to)
 };

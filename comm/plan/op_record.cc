@@ -51,17 +51,18 @@ std::string Describe(const OpRecord& r) {
       return absl::StrCat("broadcast ", data, " from rank ", r.root);
     case OpKind::kAllGather:
       return absl::StrCat("all-gather ", data);
+    case OpKind::kReduceScatter:
+      return absl::StrCat("reduce-scatter ", data, ", ", ReduceOpName(r.op));
+    case OpKind::kReduce:
+      return absl::StrCat("reduce ", data, ", ", ReduceOpName(r.op), " to rank ", r.root);
+    case OpKind::kAllToAll:
+      return absl::StrCat("all-to-all ", data);
     case OpKind::kBarrier:
       return absl::StrCat("barrier #", r.sequence);
     case OpKind::kNone:
       break;
   }
   return absl::StrCat("unknown collective #", r.sequence);
-}
-
-bool SameOperation(const OpRecord& a, const OpRecord& b) {
-  return a.sequence == b.sequence && a.kind == b.kind && a.count == b.count && a.dtype == b.dtype &&
-         a.op == b.op && a.root == b.root;
 }
 
 absl::Status CheckAgreement(absl::Span<const OpRecord> by_rank) {

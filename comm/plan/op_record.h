@@ -1,6 +1,8 @@
 // What a rank says it is about to do: compared on all ranks before any byte moves (fault L6). PURE.
 #pragma once
+#include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <string>
 #include <vector>
 
@@ -10,7 +12,16 @@
 
 namespace gtrain::comm {
 
-enum class OpKind : uint32_t { kNone, kAllReduce, kBroadcast, kAllGather, kBarrier };
+enum class OpKind : uint8_t {
+  kNone,
+  kAllReduce,
+  kBroadcast,
+  kAllGather,
+  kBarrier,
+  kReduceScatter,
+  kReduce,
+  kAllToAll
+};
 
 // Lies in shared memory and travels between machines as it is (same build, same byte order:
 // both are checked when the communicator is made).
@@ -20,18 +31,22 @@ struct OpRecord {
   OpKind kind = OpKind::kNone;
   DType dtype = DType::kUint8;
   ReduceOp op = ReduceOp::kSum;
-  uint16_t reserved = 0;
+  uint8_t reserved = 0;
   int32_t root = 0;
-  uint32_t padding = 0;
-  // Where the data lies if in memory of Communicator::Allocate; not part of the agreement.
-  uint64_t arena = 0;  // 0: private memory
+  // Not part of the agreement: where the data lies.
+  uint64_t arena = 0;  // of Communicator::Allocate; 0: private memory
   uint64_t arena_bytes = 0;
   uint64_t arena_offset = 0;
+  uint64_t choice = 0;  // of the first rank of a machine: TwoWays for the next staged collective
 };
+// All that ranks must agree on lies before this.
+inline constexpr size_t kAgreedBytes = offsetof(OpRecord, arena);
 static_assert(sizeof(OpRecord) == 56);
 
 std::string Describe(const OpRecord& record);  // "all-reduce #17 of 1000 float32, sum"
-bool SameOperation(const OpRecord& a, const OpRecord& b);
+inline bool SameOperation(const OpRecord& a, const OpRecord& b) {
+  return std::memcmp(&a, &b, kAgreedBytes) == 0;
+}
 
 // index = rank. FailedPrecondition that names who calls what, or OK.
 absl::Status CheckAgreement(absl::Span<const OpRecord> by_rank);

@@ -7,6 +7,7 @@
 #include "comm/plan/hierarchy.h"
 #include "comm/plan/op_record.h"
 #include "comm/plan/schedule.h"
+#include "comm/plan/two_ways.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -142,6 +143,65 @@ TEST(Schedule, BroadcastReachesEveryRankFromEveryRoot) {
   }
 }
 
+TEST(Schedule, TreeReduceHasTheSumAtEveryRoot) {
+  for (int ranks = 1; ranks <= 17; ++ranks) {
+    for (int root = 0; root < ranks; ++root) {
+      const Buffers inputs = Inputs(ranks, 17);
+      Buffers buffers = inputs;
+      std::vector<Schedule> schedules;
+      for (int r = 0; r < ranks; ++r) schedules.push_back(TreeReduce(r, ranks, root, 17));
+      ASSERT_TRUE(Simulator(schedules, &buffers).Run());
+      for (size_t i = 0; i < 17; ++i) {
+        double sum = 0;
+        for (const auto& input : inputs) sum += input[i];
+        ASSERT_NEAR(buffers[static_cast<size_t>(root)][i], sum, 1e-3 * std::abs(sum));
+      }
+    }
+  }
+}
+
+// Sends are from one buffer and receives into another, which here lies behind it.
+Schedule WithOutputBehind(Schedule schedule, uint64_t input) {
+  for (Round& round : schedule) {
+    for (Action& a : round) a.offset += a.kind == ActionKind::kSend ? 0 : input;
+  }
+  return schedule;
+}
+
+TEST(Schedule, DirectReduceScatterAndAllToAll) {
+  for (int ranks : {1, 2, 3, 5, 16, 64}) {
+    for (uint64_t count : {0, 1, 7}) {
+      SCOPED_TRACE(testing::Message() << ranks << " ranks, " << count << " elements");
+      const uint64_t all = count * static_cast<uint64_t>(ranks);
+      const Buffers inputs = Inputs(ranks, all);
+      Buffers scattered = inputs, exchanged = inputs;
+      std::vector<Schedule> scatter, exchange;
+      for (int r = 0; r < ranks; ++r) {
+        const size_t rank = static_cast<size_t>(r);
+        const auto own = inputs[rank].begin() + static_cast<long>(rank * count);
+        scattered[rank].insert(scattered[rank].end(), own, own + static_cast<long>(count));
+        exchanged[rank].resize(2 * all, -1);
+        scatter.push_back(WithOutputBehind(DirectReduceScatter(r, ranks, count), all));
+        exchange.push_back(WithOutputBehind(DirectAllToAll(r, ranks, count), all));
+      }
+      ASSERT_TRUE(Simulator(scatter, &scattered).Run());
+      ASSERT_TRUE(Simulator(exchange, &exchanged).Run());
+      for (size_t r = 0; r < inputs.size(); ++r) {
+        for (size_t i = 0; i < count; ++i) {
+          double sum = 0;
+          for (const auto& input : inputs) sum += input[r * count + i];
+          ASSERT_NEAR(scattered[r][all + i], sum, 1e-3 * std::abs(sum));
+          for (size_t from = 0; from < inputs.size(); ++from) {
+            if (from != r) {
+              ASSERT_EQ(exchanged[r][all + from * count + i], inputs[from][r * count + i]);
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
 TEST(Schedule, AllGatherWithUnequalParts) {
   for (int ranks = 1; ranks <= kDirectRanksMax + 3; ++ranks) {
     std::vector<uint64_t> offsets{0};
@@ -239,6 +299,26 @@ TEST(OpRecord, L6DisagreementNamesTheRanks) {
   OpRecord elsewhere = sum;
   elsewhere.arena = 7;
   EXPECT_TRUE(CheckAgreement({sum, elsewhere}).ok());
+}
+
+TEST(TwoWays, TakesTheFasterAndNoticesWhenThatChanges) {
+  TwoWays ways;
+  constexpr uint64_t kSmall = 64 << 10, kLarge = 64 << 20;
+  const auto run = [&](int turns, int64_t first, int64_t second) {
+    int taken = 0;
+    for (int i = 0; i < turns; ++i) {
+      const bool two = TwoWays::Second(ways.choice(), kLarge);
+      ways.Took(two, kLarge, two ? second : first);
+      taken += two ? 1 : 0;
+    }
+    return taken;
+  };
+  EXPECT_LE(run(200, 1000, 3000), 5);
+  EXPECT_GE(run(10 * TwoWays::kLookAgain, 9000, 3000), 5 * static_cast<int>(TwoWays::kLookAgain));
+  // One slow turn does not turn it back.
+  ways.Took(true, kLarge, 1'000'000);
+  EXPECT_TRUE(TwoWays::Second(ways.choice(), kLarge));
+  EXPECT_FALSE(TwoWays::Second(ways.choice(), kSmall)) << "sizes are learned apart";
 }
 
 }  // namespace

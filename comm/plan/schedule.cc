@@ -108,6 +108,45 @@ Schedule TreeBroadcast(int rank, int ranks, int root, uint64_t count) {
   return schedule;
 }
 
+Schedule TreeReduce(int rank, int ranks, int root, uint64_t count) {
+  Schedule schedule;
+  const Range all{0, count};
+  const int place = (rank - root + ranks) % ranks;
+  auto rank_at = [&](int p) { return (p + root) % ranks; };
+  int mask = 1;
+  for (; mask < ranks && (place & mask) == 0; mask *= 2) {
+    if (place + mask < ranks) {
+      AddRound(schedule, {Reduce(rank_at(place + mask), all, /*incoming_first=*/false)});
+    }
+  }
+  if (place != 0) AddRound(schedule, {Send(rank_at(place - mask), all)});
+  return schedule;
+}
+
+Schedule DirectReduceScatter(int rank, int ranks, uint64_t count) {
+  Schedule schedule;
+  std::vector<Action> actions;
+  for (int step = 1; step < ranks; ++step) {
+    const int from = (rank + ranks - step) % ranks, to = (rank + step) % ranks;
+    actions.push_back(Reduce(from, {0, count}, /*incoming_first=*/false));
+    actions.push_back(Send(to, {static_cast<uint64_t>(to) * count, count}));
+  }
+  AddRound(schedule, actions);
+  return schedule;
+}
+
+Schedule DirectAllToAll(int rank, int ranks, uint64_t count) {
+  Schedule schedule;
+  std::vector<Action> actions;
+  for (int step = 1; step < ranks; ++step) {
+    const int from = (rank + ranks - step) % ranks, to = (rank + step) % ranks;
+    actions.push_back(Receive(from, {static_cast<uint64_t>(from) * count, count}));
+    actions.push_back(Send(to, {static_cast<uint64_t>(to) * count, count}));
+  }
+  AddRound(schedule, actions);
+  return schedule;
+}
+
 Schedule AllGatherSchedule(int rank, const std::vector<uint64_t>& offsets) {
   Schedule schedule;
   const int ranks = static_cast<int>(offsets.size()) - 1;

@@ -44,6 +44,13 @@ Schedule AllReduceSchedule(int rank, int ranks, uint64_t count, uint64_t element
 
 // Binomial tree.
 Schedule TreeBroadcast(int rank, int ranks, int root, uint64_t count);
+// The same tree towards the root, whose buffer has the result. Those of the others are used on the way.
+Schedule TreeReduce(int rank, int ranks, int root, uint64_t count);
+
+// One round. Sends refer to a buffer of `ranks` blocks of `count`, block i for rank i; receives to another,
+// in which reduce-scatter has one block (this rank's own, reduced into) and all-to-all one a rank.
+Schedule DirectReduceScatter(int rank, int ranks, uint64_t count);
+Schedule DirectAllToAll(int rank, int ranks, uint64_t count);
 
 // Rank r owns elements [offsets[r], offsets[r + 1]); afterwards every rank has all of them.
 // One round of direct messages up to `kDirectRanksMax` ranks, a ring above.

@@ -9,20 +9,20 @@ namespace {
 constexpr absl::Duration kForever = absl::Hours(24 * 365);
 }  // namespace
 
-Watch::Watch(const Bootstrap* bootstrap, absl::Duration timeout)
-    : bootstrap_(bootstrap),
-      timeout_(timeout),
-      forever_(timeout > kForever),
-      deadline_(RealClock().Now() + std::min(timeout, kForever)) {}
+Instant Watch::Deadline() const {
+  if (!deadline_) deadline_ = RealClock().Now() + std::min(timeout_, kForever);
+  return *deadline_;
+}
 
 absl::Status Watch::Check() const {
   if (absl::Status alive = bootstrap_->Alive(); !alive.ok()) return alive;
-  if (!forever_ && RealClock().Now() >= deadline_) {
+  const Instant deadline = Deadline();
+  if (timeout_ <= kForever && RealClock().Now() >= deadline) {
     return absl::DeadlineExceededError(absl::StrCat("not done within ", absl::FormatDuration(timeout_)));
   }
   return absl::OkStatus();
 }
 
-absl::Duration Watch::Left() const { return std::max(absl::ZeroDuration(), deadline_ - RealClock().Now()); }
+absl::Duration Watch::Left() const { return std::max(absl::ZeroDuration(), Deadline() - RealClock().Now()); }
 
 }  // namespace gtrain::comm

@@ -1,7 +1,11 @@
 // Bytes of the shared-memory arena of one communicator on one machine.
 //
-//   header | one RankLine a local rank | records: 2 x world OpRecords | slots | results
+//   header | a RankLine and two Posts a local rank | records: 2 x world OpRecords | slots |
+//   results
 //
+// Posts: what a rank puts down when it enters a collective; entry number t uses the post t % 2. A rank enters
+// once more only after all entered before, so nobody still reads the post that it writes.
+// Records: of all machines, written by the leader where there are several.
 // Slots: each local rank has kBuffers buffers of `slot_bytes` that it alone writes.
 // Results: kBuffers buffers of `result_bytes` for the whole machine.
 // Chunk number g of the communicator's life uses buffer g % kBuffers everywhere.
@@ -15,11 +19,14 @@
 namespace gtrain::comm {
 
 inline constexpr uint64_t kArenaMagic = 0x6774'7261'696e'4131;  // "gtrainA1"
-inline constexpr uint32_t kArenaVersion = 1;
+inline constexpr uint32_t kArenaVersion = 3;
 inline constexpr size_t kCacheLine = 128;  // two lines: the prefetcher fetches pairs
 // A pipeline of at most this many stages has no chunk in use by two of them.
 inline constexpr size_t kBuffers = 4;
 inline constexpr size_t kSlotBytes = 512 << 10;
+
+// Data up to this size travels in the posts and needs no second meeting.
+inline constexpr size_t kInlineBytes = 8 << 10;
 
 inline constexpr uint32_t kFailureClaimed = ~uint32_t{0};
 
@@ -38,13 +45,28 @@ struct ArenaHeader {
 
 // Written by its owner alone (except `waiters`), read by all.
 struct alignas(kCacheLine) RankLine {
-  std::atomic<uint32_t> phase;    // phases this rank has entered; the word peers sleep on
-  std::atomic<uint32_t> waiters;  // peers asleep on it
+  std::atomic<uint32_t> phase;    // phases this rank has entered
+  std::atomic<uint32_t> waiters;  // peers asleep on `phase` or on the ticket of a post
   std::atomic<uint32_t> left;     // its communicator was destroyed
+  uint64_t cores[14];             // that it may run on, as bits; written before the first phase
 };
+
+// The ticket, the record and the first bytes of a small payload share a cache line: one transfer brings all.
+// A payload takes the place of that part of the record which says where data lies.
+struct alignas(kCacheLine) Post {
+  std::atomic<uint32_t> ticket;  // number of the entry; written last
+  uint32_t reserved;
+  OpRecord record;
+  char more[kInlineBytes];
+
+  char* payload() { return reinterpret_cast<char*>(this) + 8 + kAgreedBytes; }
+};
+static_assert(sizeof(Post) >= 8 + kAgreedBytes + kInlineBytes);
+static_assert(offsetof(Post, more) == 64);
 
 struct ArenaLayout {
   size_t lines = 0;
+  size_t posts = 0;
   size_t records = 0;
   size_t slots = 0;
   size_t results = 0;
@@ -55,7 +77,8 @@ struct ArenaLayout {
     auto page = [](size_t n) { return (n + 4095) / 4096 * 4096; };
     ArenaLayout l;
     l.lines = 1024;
-    l.records = l.lines + local_ranks * sizeof(RankLine);
+    l.posts = l.lines + local_ranks * sizeof(RankLine);
+    l.records = l.posts + local_ranks * 2 * sizeof(Post);
     l.slots = page(l.records + 2 * world * sizeof(OpRecord));
     l.results = l.slots + local_ranks * kBuffers * kSlotBytes;
     l.result_bytes = kSlotBytes > world * 4096 ? kSlotBytes : world * 4096;
@@ -63,6 +86,7 @@ struct ArenaLayout {
     return l;
   }
 };
+static_assert(sizeof(RankLine) == kCacheLine);
 static_assert(sizeof(ArenaHeader) <= 1024);
 static_assert(std::atomic<uint32_t>::is_always_lock_free);
 

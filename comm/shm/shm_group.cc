@@ -1,12 +1,14 @@
-// Waiting. Each rank counts the phases it entered in a word of its own; whoever waits for it spins
-// on the word for some microseconds and then sleeps on it with a futex for at most kNap. The nap bounds how
-// late a waiter notices that the generation is over: a killed peer can never wake anyone.
-// Where ranks outnumber cores spinning only takes the core from whoever is waited for, so the
-// spin is then next to nothing.
+// Waiting. Each rank counts what it has entered in words of its own, and whoever waits for it looks at such a
+// word: for some microseconds without pause; where ranks outnumber the cores instead by giving the core away
+// between looks, since one of those waited for may need it; then asleep on the word with a futex for at most
+// kNap. The nap bounds how late a waiter notices that the generation is over: a killed peer can never wake
+// anyone.
 //
-// Sleeping without a lost wake-up: the waiter announces itself in `waiters` and then gives the kernel
-// the value it saw; the owner changes the word and then reads `waiters`. Both in sequentially consistent
-// order, so either the owner sees the waiter or the kernel sees the new value.
+// Sleeping without a lost wake-up: the waiter announces itself in `waiters` and then gives the kernel the
+// value it saw; the owner changes the word and then, with a full fence between, reads `waiters`. So either
+// the owner sees the waiter or the kernel sees the new value. The fence would cost the owner the time that
+// its write takes to reach the others, so it comes after the others were found there, or before the owner
+// itself sleeps.
 #include "comm/shm/shm_group.h"
 
 #include <linux/futex.h>
@@ -15,9 +17,11 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <bit>
 #include <climits>
 #include <cstring>
 #include <ctime>
+#include <iterator>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -30,8 +34,8 @@ namespace gtrain::comm {
 namespace {
 
 constexpr absl::Duration kNap = absl::Milliseconds(20);
-constexpr int kSpins = 4000;
-constexpr int kSpinsCrowded = 20;
+// How often to look: the first kEagerSpins times without a pause, which takes longer than a cache line does.
+constexpr int kEagerSpins = 64, kSpins = 2000, kSpinsCrowded = 2, kYieldsCrowded = 100;
 constexpr uint64_t kRankIdShift = 20;  // allocations of one rank before ids of two could meet
 
 void Pause() {
@@ -39,6 +43,15 @@ void Pause() {
   __builtin_ia32_pause();
 #elif defined(__aarch64__)
   asm volatile("yield");
+#endif
+}
+
+void FullFence() {
+#if defined(__SANITIZE_THREAD__)
+  static std::atomic<int> word;  // ThreadSanitizer knows no fences
+  word.fetch_add(0);
+#else
+  std::atomic_thread_fence(std::memory_order_seq_cst);
 #endif
 }
 
@@ -51,12 +64,6 @@ void FutexWakeAll(std::atomic<uint32_t>* word) {
   syscall(SYS_futex, reinterpret_cast<uint32_t*>(word), FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
 }
 
-int CoresOfThisProcess() {
-  cpu_set_t set;
-  if (sched_getaffinity(0, sizeof(set), &set) == 0) return CPU_COUNT(&set);
-  return static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN));
-}
-
 bool Reached(uint32_t theirs, uint32_t wanted) { return static_cast<int32_t>(theirs - wanted) >= 0; }
 
 }  // namespace
@@ -66,14 +73,13 @@ ShmGroup::ShmGroup(Bootstrap* bootstrap, std::vector<int> ranks, int local, uint
       ranks_(std::move(ranks)),
       local_(local),
       nonce_(nonce),
-      pid_(getpid()),
-      layout_(ArenaLayout::For(static_cast<size_t>(bootstrap->world_size()), ranks_.size())),
-      spins_(CoresOfThisProcess() >= static_cast<int>(ranks_.size()) ? kSpins : kSpinsCrowded) {}
+      layout_(ArenaLayout::For(static_cast<size_t>(bootstrap->world_size()), ranks_.size())) {}
 
 absl::StatusOr<std::unique_ptr<ShmGroup>> ShmGroup::Open(Bootstrap* bootstrap, std::vector<int> ranks,
                                                          int local, uint64_t nonce, const Watch& watch) {
   std::unique_ptr<ShmGroup> group(new ShmGroup(bootstrap, std::move(ranks), local, nonce));
   GT_RETURN_IF_ERROR(group->Attach(watch));
+  GT_RETURN_IF_ERROR(group->Survey(watch));
   return group;
 }
 
@@ -105,16 +111,43 @@ absl::Status ShmGroup::Attach(const Watch& watch) {
   return absl::OkStatus();
 }
 
+// Whether each rank can have a core of its own: decides how to wait.
+absl::Status ShmGroup::Survey(const Watch& watch) {
+  uint64_t* mine = line(local_).cores;
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  (void)sched_getaffinity(0, sizeof(set), &set);  // no core known: taken for crowded
+  for (size_t core = 0; core < 64 * std::size(RankLine{}.cores); ++core) {
+    if (CPU_ISSET(core, &set)) mine[core / 64] |= uint64_t{1} << core % 64;
+  }
+  GT_RETURN_IF_ERROR(Phase(watch));
+  int count = 0;
+  for (size_t word = 0; word < std::size(RankLine{}.cores); ++word) {
+    uint64_t cores = 0;
+    for (int i = 0; i < size(); ++i) cores |= line(i).cores[word];
+    count += std::popcount(cores);
+  }
+  const bool crowded = count < size();
+  spins_ = crowded ? kSpinsCrowded : kSpins;
+  yields_ = crowded ? kYieldsCrowded : 0;
+  return absl::OkStatus();
+}
+
 ShmGroup::~ShmGroup() {
-  if (arena_.data() == nullptr || getpid() != pid_) return;
+  if (arena_.data() == nullptr || fork_guard_.Forked()) return;
   line(local_).left.store(1);
-  FutexWakeAll(&line(local_).phase);
+  WakeAlways();
 }
 
 RankLine& ShmGroup::line(int local) const {
-  return *reinterpret_cast<RankLine*>(arena_.data() + layout_.lines +
-                                      static_cast<size_t>(local) * sizeof(RankLine));
+  return reinterpret_cast<RankLine*>(arena_.data() + layout_.lines)[local];
 }
+
+Post* ShmGroup::Posts(int local) const {
+  return reinterpret_cast<Post*>(arena_.data() + layout_.posts) + 2 * local;
+}
+
+Post& ShmGroup::PostOf(int local) const { return Posts(local)[ticket_ % 2]; }
 
 char* ShmGroup::Slot(int local, uint64_t chunk) const {
   return arena_.data() + layout_.slots +
@@ -125,37 +158,82 @@ char* ShmGroup::Result(uint64_t chunk) const {
   return arena_.data() + layout_.results + chunk % kBuffers * layout_.result_bytes;
 }
 
-absl::Span<OpRecord> ShmGroup::Records(uint64_t sequence) const {
+absl::Span<OpRecord> ShmGroup::Records() const {
   const size_t world = static_cast<size_t>(bootstrap_->world_size());
   OpRecord* records = reinterpret_cast<OpRecord*>(arena_.data() + layout_.records);
-  return absl::MakeSpan(records + sequence % 2 * world, world);
+  return absl::MakeSpan(records + ticket_ % 2 * world, world);
+}
+
+absl::Status ShmGroup::Enter(const OpRecord& record, const void* payload, size_t bytes, const Watch& watch) {
+  ++ticket_;
+  entering_ = true;
+  Post& mine = PostOf(local_);
+  if (bytes == 0) {
+    mine.record = record;
+  } else {
+    std::memcpy(static_cast<void*>(&mine.record), &record, kAgreedBytes);
+    std::memcpy(mine.payload(), payload, bytes);
+  }
+  mine.ticket.store(ticket_, std::memory_order_release);
+  return Meet(watch);
 }
 
 absl::Status ShmGroup::Phase(const Watch& watch) {
-  RankLine& mine = line(local_);
-  mine.phase.store(++phase_);
-  if (mine.waiters.load() > 0) FutexWakeAll(&mine.phase);
-  for (int i = 1; i < size(); ++i) {
-    GT_RETURN_IF_ERROR(AwaitPeer((local_ + i) % size(), watch));
+  ++phase_;
+  entering_ = false;
+  line(local_).phase.store(phase_, std::memory_order_release);
+  return Meet(watch);
+}
+
+bool ShmGroup::Here(int local) const {
+  return Reached(Word(local).load(std::memory_order_acquire), entering_ ? ticket_ : phase_);
+}
+
+absl::Status ShmGroup::Meet(const Watch& watch) {
+  for (int i = local_ + 1; i < local_ + size(); ++i) {
+    const int peer = i < size() ? i : i - size();
+    int looks = 0;
+    while (!Here(peer) && ++looks < kEagerSpins) {
+    }
+    if (looks == kEagerSpins) GT_RETURN_IF_ERROR(Await(peer, watch));
   }
+  WakeWaiters();
   return absl::OkStatus();
 }
 
-absl::Status ShmGroup::AwaitPeer(int local, const Watch& watch) {
-  RankLine& peer = line(local);
+// A full fence before, so that a peer which is about to sleep either is seen here or sees the word.
+void ShmGroup::WakeWaiters() {
+  FullFence();
+  if (line(local_).waiters.load(std::memory_order_relaxed) > 0) FutexWakeAll(&Word(local_));
+}
+
+void ShmGroup::WakeAlways() {
+  FutexWakeAll(&line(local_).phase);
+  FutexWakeAll(&Posts(local_)[0].ticket);
+  FutexWakeAll(&Posts(local_)[1].ticket);
+}
+
+absl::Status ShmGroup::Await(int local, const Watch& watch) {
+  // Peers asleep since before this rank came are woken before it loses time itself.
+  WakeWaiters();
   for (int i = 0; i < spins_; ++i) {
-    if (Reached(peer.phase.load(std::memory_order_acquire), phase_)) return absl::OkStatus();
+    if (Here(local)) return absl::OkStatus();
     Pause();
   }
+  for (int i = 0; i < yields_; ++i) {
+    if (Here(local)) return absl::OkStatus();
+    sched_yield();
+  }
+  RankLine& peer = line(local);
   for (;;) {
-    const uint32_t seen = peer.phase.load(std::memory_order_acquire);
-    if (Reached(seen, phase_)) return absl::OkStatus();
+    const uint32_t seen = Word(local).load(std::memory_order_acquire);
+    if (Here(local)) return absl::OkStatus();
     if (absl::Status status = Interrupted(local, watch); !status.ok()) {
       // It may have entered and then left between our two looks.
-      return Reached(peer.phase.load(), phase_) ? absl::OkStatus() : status;
+      return Here(local) ? absl::OkStatus() : status;
     }
     peer.waiters.fetch_add(1);
-    FutexWait(&peer.phase, seen, std::min(kNap, watch.Left()));
+    FutexWait(&Word(local), seen, std::min(kNap, watch.Left()));
     peer.waiters.fetch_sub(1);
   }
 }
@@ -183,7 +261,7 @@ absl::Status ShmGroup::Interrupted(int local, const Watch& watch) const {
 std::string ShmGroup::Missing() const {
   std::vector<int> missing;
   for (int i = 0; i < size(); ++i) {
-    if (!Reached(line(i).phase.load(), phase_)) missing.push_back(ranks_[static_cast<size_t>(i)]);
+    if (!Here(i)) missing.push_back(ranks_[static_cast<size_t>(i)]);
   }
   return absl::StrCat(missing.size() == 1 ? "rank " : "ranks ", absl::StrJoin(missing, ","));
 }
@@ -233,7 +311,7 @@ void ShmGroup::Fail(const absl::Status& why) {
     std::memcpy(h->failed_why, why.message().data(), n);
     h->failed.store(1 + static_cast<uint32_t>(ranks_[static_cast<size_t>(local_)]));
   }
-  FutexWakeAll(&line(local_).phase);
+  WakeAlways();
 }
 
 }  // namespace gtrain::comm

@@ -10,6 +10,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "base/fork_guard.h"
 #include "comm/plan/op_record.h"
 #include "comm/port/bootstrap.h"
 #include "comm/port/watch.h"
@@ -31,6 +32,12 @@ class ShmGroup {
   int local() const { return local_; }
   size_t result_bytes() const { return layout_.result_bytes; }
 
+  // Enters a collective: puts `record` down, with a payload of at most kInlineBytes, and returns once every
+  // rank of the machine has entered it too. What they put down is readable until the next Enter of this rank.
+  absl::Status Enter(const OpRecord& record, const void* payload, size_t bytes, const Watch& watch);
+  const OpRecord& Record(int local) const { return PostOf(local).record; }
+  const char* Payload(int local) const { return PostOf(local).payload(); }
+
   // Returns once every rank of the machine has entered as many phases as this one. Everything written
   // before by anyone is then visible. Unavailable also if a peer gave up or left.
   absl::Status Phase(const Watch& watch);
@@ -38,12 +45,13 @@ class ShmGroup {
   // Buffers of chunk number `chunk`.
   char* Slot(int local, uint64_t chunk) const;
   char* Result(uint64_t chunk) const;
-  // World-sized table for the collective with this sequence number: valid until the next but one.
-  absl::Span<OpRecord> Records(uint64_t sequence) const;
+  // World-sized table of the collective entered last, for leaders to fill: valid until the next but one.
+  absl::Span<OpRecord> Records() const;
 
   // Zeroed memory that peers can map; lives as long as the group.
   absl::StatusOr<void*> Allocate(size_t bytes, const Watch& watch);
-  // Fills record->arena* if [data, data + bytes) lies in such memory of this rank.
+  // Fills record->arena* if [data, data + bytes) lies in such memory of
+  // this rank.
   void Locate(const void* data, size_t bytes, OpRecord* record) const;
   // Where `record` of a peer lies in this process; maps it the first time.
   absl::StatusOr<char*> Resolve(const OpRecord& record, size_t bytes, const Watch& watch);
@@ -54,9 +62,20 @@ class ShmGroup {
  private:
   ShmGroup(Bootstrap* bootstrap, std::vector<int> ranks, int local, uint64_t nonce);
   absl::Status Attach(const Watch& watch);
+  absl::Status Survey(const Watch& watch);
   ArenaHeader* header() const { return reinterpret_cast<ArenaHeader*>(arena_.data()); }
   RankLine& line(int local) const;
-  absl::Status AwaitPeer(int local, const Watch& watch);
+  Post* Posts(int local) const;
+  Post& PostOf(int local) const;
+  // The word that tells how far a rank is: in entries or in phases, whichever this rank is about to meet in.
+  std::atomic<uint32_t>& Word(int local) const {
+    return entering_ ? PostOf(local).ticket : line(local).phase;
+  }
+  bool Here(int local) const;
+  absl::Status Meet(const Watch& watch);
+  absl::Status Await(int local, const Watch& watch);
+  void WakeWaiters();
+  void WakeAlways();
   absl::Status Interrupted(int local, const Watch& watch) const;
   std::string Missing() const;
 
@@ -64,10 +83,11 @@ class ShmGroup {
   const std::vector<int> ranks_;
   const int local_;
   const uint64_t nonce_;
-  const int pid_;
+  const ForkGuard fork_guard_;
   ArenaLayout layout_;
-  int spins_ = 0;
-  uint32_t phase_ = 0;
+  int spins_ = 0, yields_ = 0;
+  uint32_t phase_ = 0, ticket_ = 0;
+  bool entering_ = false;
   Mapping arena_;
   uint64_t allocations_ = 0;
   struct Allocation {

@@ -5,7 +5,6 @@
 #include "comm/ucx/ucx_transport.h"
 
 #include <arpa/inet.h>
-#include <dlfcn.h>
 #include <ifaddrs.h>
 #include <netinet/in.h>
 #include <unistd.h>
@@ -13,7 +12,6 @@
 #include <algorithm>
 #include <csignal>
 #include <cstdlib>
-#include <filesystem>
 #include <utility>
 #include <vector>
 
@@ -22,6 +20,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
 #include "base/clock.h"
+#include "base/module.h"
 #include "base/status_macros.h"
 #include "comm/ucx/ucx_abi.h"
 
@@ -36,26 +35,6 @@ constexpr int kGraceMs = 1000;
 constexpr absl::Duration kVerdictPatience = absl::Seconds(15);
 
 // ------------------------------------------------------------------ loading
-
-// Beside this code (program or shared library), in ../lib of it, then wherever the system looks.
-std::vector<std::string> Candidates() {
-  std::vector<std::string> paths;
-  if (const char* named = getenv("GTRAIN_COMM_UCX"); named != nullptr && *named != 0) return {named};
-  Dl_info here;
-  std::error_code error;
-  if (dladdr(reinterpret_cast<const void*>(&OpenUcxTransport), &here) != 0 && here.dli_fname != nullptr) {
-    std::filesystem::path file = std::filesystem::canonical(here.dli_fname, error);
-    // A program started by a bare name found in $PATH.
-    if (error) file = std::filesystem::read_symlink("/proc/self/exe", error);
-    const std::filesystem::path folder = file.parent_path();
-    for (const char* relative :
-         {".", "gtrain", "../lib", "../../lib", "../" GTRAIN_INSTALL_LIBDIR "/gtrain"}) {
-      paths.push_back((folder / relative / kModuleName).lexically_normal().string());
-    }
-  }
-  paths.emplace_back(kModuleName);
-  return paths;
-}
 
 // UCX catches fatal signals as soon as it is loaded; a library inside someone's program must not. The
 // threads it starts inherit a mask that leaves all signals to the program's own.
@@ -87,7 +66,8 @@ class UcxEnvironment {
   UcxEnvironment() : before_(environ) {
     static const char* const settings[] = {"UCX_MEM_EVENTS=n", "UCX_HANDLE_ERRORS=none",
                                            "UCX_LOG_LEVEL=fatal", "UCX_VFS_ENABLE=n"};
-    auto* copy = new std::vector<char*>;
+    static std::vector<char*>* const copy =
+        new std::vector<char*>;  // reachable: no leak for who looks for leaks
     for (const char* setting : settings) copy->push_back(const_cast<char*>(setting));
     for (char** entry = before_; entry != nullptr && *entry != nullptr; ++entry) copy->push_back(*entry);
     copy->push_back(nullptr);
@@ -102,23 +82,14 @@ class UcxEnvironment {
 absl::StatusOr<const GtrainUcxApi*> Load() {
   SignalsKept keep;
   UcxEnvironment quiet;
-  std::vector<std::string> tried;
-  for (const std::string& path : Candidates()) {
-    void* module = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
-    if (module == nullptr) {
-      tried.emplace_back(dlerror());
-      continue;
-    }
-    auto entry = reinterpret_cast<const GtrainUcxApi* (*)()>(dlsym(module, GTRAIN_UCX_ENTRY));
-    const GtrainUcxApi* api = entry == nullptr ? nullptr : entry();
-    if (api == nullptr || api->abi != GTRAIN_UCX_ABI || api->bytes != sizeof(GtrainUcxApi)) {
-      return absl::FailedPreconditionError(absl::StrCat(path, " belongs to another version of libgtrain"));
-    }
-    return api;
+  GT_ASSIGN_OR_RETURN(void* const module,
+                      LoadModule(kModuleName, "GTRAIN_COMM_UCX", "ranks on several machines need"));
+  GT_ASSIGN_OR_RETURN(void* const entry, ModuleEntry(module, GTRAIN_UCX_ENTRY, kModuleName));
+  const GtrainUcxApi* api = reinterpret_cast<const GtrainUcxApi* (*)()>(entry)();
+  if (api == nullptr || api->abi != GTRAIN_UCX_ABI || api->bytes != sizeof(GtrainUcxApi)) {
+    return absl::FailedPreconditionError(absl::StrCat(kModuleName, " belongs to another version of gtrain"));
   }
-  return absl::NotFoundError(absl::StrCat(
-      "cannot load ", kModuleName, ", which ranks on several machines need (", absl::StrJoin(tried, "; "),
-      "). Install it beside the program or set GTRAIN_COMM_UCX to its path"));
+  return api;
 }
 
 // Once a process; the module is never unloaded.

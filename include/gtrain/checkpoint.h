@@ -12,6 +12,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "gtrain/session.h"
+#include "gtrain/sharding.h"
 #include "gtrain/types.h"
 
 namespace gtrain {
@@ -28,6 +29,10 @@ struct RestoredStep {
   int64_t step = 0;
   uint64_t timeline = 0;
   std::string manifest;
+  // Of this rank: bytes of its state, each read and copied once, and what was read from storage for them
+  // (whole chunks of 4 MiB, so that every byte is verified).
+  uint64_t bytes = 0;
+  uint64_t bytes_read = 0;
 };
 
 // Register state once, then Restore, then Save. Registered memory is the caller's and must
@@ -44,6 +49,13 @@ class Checkpointer {
   // State that is equal on all ranks: saved once (ranks share the writing), restored on every rank.
   virtual absl::Status AddReplicated(absl::string_view name, void* data, std::vector<int64_t> shape,
                                      DType dtype) = 0;
+  // A tensor of the global `shape` that lies on the ranks as `sharding` says. `data` is this rank's box of
+  // it, dense, row by row (LocalBoxOf tells its shape), and may be null where that is empty. Every rank
+  // registers every tensor, also those it holds nothing of. Each byte is saved once: ranks that hold the same
+  // box share the writing. What was saved under one layout and world size is restored under any other,
+  // replicated or sharded.
+  virtual absl::Status AddSharded(absl::string_view name, void* data, std::vector<int64_t> shape,
+                                  const Sharding& sharding, DType dtype) = 0;
   // State of this rank alone (RNG, data cursor, residuals): saved by each rank, restored by the same rank
   // number; at another world size Restore leaves it untouched on ranks that had none, and says so in the log.
   virtual absl::Status AddPerRank(absl::string_view name, void* data, size_t bytes) = 0;
@@ -55,9 +67,10 @@ class Checkpointer {
   // Copies the registered state (the only stall) and returns; writing and commit go on beside training.
   // All ranks call it with the same step. False: skipped, because the previous save is still being written.
   virtual absl::StatusOr<bool> Save(int64_t step) = 0;
-  // Save when the policy says so: every_steps of `step`; with a duration, or no policy at all (then saving
-  // costs about 1 % of the time at most), rank 0 decides and all agree through `comm`, a collective at each
-  // call (null: a communicator of its own).
+  // Save when the policy says so: every_steps of `step`, or a duration, or no policy at all (then saving
+  // costs about 1 % of the time at most); and once as soon as a machine of the job is about to be taken away
+  // (Session::PreemptionNotice). Rank 0 decides and all agree through `comm`, a collective at each call
+  // (null: a communicator of its own).
   virtual absl::StatusOr<bool> SaveIfDue(int64_t step, Communicator* comm) = 0;
   // Until the last Save is committed or failed; its error.
   virtual absl::Status Wait(absl::Duration timeout) = 0;

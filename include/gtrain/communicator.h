@@ -1,6 +1,7 @@
 // Collectives among the ranks of one generation.
 #pragma once
 #include <cstddef>
+#include <cstring>
 #include <memory>
 
 #include "absl/status/status.h"
@@ -29,12 +30,34 @@ class Communicator {
 
   // data[count] of dtype, in place.
   virtual absl::Status AllReduce(void* data, size_t count, DType dtype, ReduceOp op) = 0;
+  // The same from input into output, which do not overlap: one copy more.
+  absl::Status AllReduce(const void* input, void* output, size_t count, DType dtype, ReduceOp op) {
+    if (count > 0 && input != nullptr && output != nullptr) {
+      std::memcpy(output, input, count * DTypeSize(dtype));
+    }
+    return AllReduce(input == nullptr ? nullptr : output, count, dtype, op);
+  }
   // data[count] of `root` overwrites data[count] everywhere.
   virtual absl::Status Broadcast(void* data, size_t count, DType dtype, int root) = 0;
   // input[count] of each rank into output[size() * count] in rank order. The buffers do not overlap,
   // except that input may be output + rank() * count.
   virtual absl::Status AllGather(const void* input, void* output, size_t count, DType dtype) = 0;
+  // input[size() * count] of each rank; output[count] is the reduction of everybody's elements
+  // [rank() * count, (rank() + 1) * count). The input is only read, except that output may be
+  // input + rank() * count; they overlap in no other way.
+  virtual absl::Status ReduceScatter(const void* input, void* output, size_t count, DType dtype,
+                                     ReduceOp op) = 0;
+  // data[count] of `root` becomes the reduction of all ranks' data[count], which stay as they are elsewhere.
+  virtual absl::Status Reduce(void* data, size_t count, DType dtype, ReduceOp op, int root) = 0;
+  // Block i of input[size() * count] goes to rank i, whose output[size() * count] has the blocks in the order
+  // of the ranks that they come from. The buffers do not overlap.
+  virtual absl::Status AllToAll(const void* input, void* output, size_t count, DType dtype) = 0;
   virtual absl::Status Barrier() = 0;
+
+  // Collective: ranks with the same `color` become a communicator of their own, in the order of (key, rank
+  // here); nullptr where color < 0. Independent of this one and of other groups from then on; all of them
+  // fail together when the generation ends. The session must outlive it.
+  virtual absl::StatusOr<std::unique_ptr<Communicator>> Split(int color, int key) = 0;
 
   // Memory of `bytes` (64-byte aligned, zeroed) that collectives reach fastest. Owned by the communicator.
   virtual absl::StatusOr<void*> Allocate(size_t bytes) = 0;

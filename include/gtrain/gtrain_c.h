@@ -54,7 +54,9 @@ typedef struct gtrain_error {
   char message[1024]; /* one sentence, cut to fit, always ended by a zero byte; empty on success */
 } gtrain_error;
 
-typedef enum gtrain_dtype {
+/* Integers and not enums, so that a wrong value is an error and not undefined behaviour. */
+typedef int32_t gtrain_dtype;
+enum {
   GTRAIN_FLOAT32 = 0,
   GTRAIN_FLOAT64 = 1,
   GTRAIN_FLOAT16 = 2,
@@ -62,9 +64,10 @@ typedef enum gtrain_dtype {
   GTRAIN_INT32 = 4,
   GTRAIN_INT64 = 5,
   GTRAIN_UINT8 = 6
-} gtrain_dtype;
+};
 
-typedef enum gtrain_op { GTRAIN_SUM = 0, GTRAIN_MEAN = 1, GTRAIN_MIN = 2, GTRAIN_MAX = 3 } gtrain_op;
+typedef int32_t gtrain_op;
+enum { GTRAIN_SUM = 0, GTRAIN_MEAN = 1, GTRAIN_MIN = 2, GTRAIN_MAX = 3 };
 
 typedef struct gtrain_session gtrain_session;
 typedef struct gtrain_communicator gtrain_communicator;
@@ -150,6 +153,43 @@ GTRAIN_API gtrain_status gtrain_request_wait(gtrain_request* request, int64_t ti
 /* Gives up the handle, not the operation. */
 GTRAIN_API void gtrain_request_free(gtrain_request* request);
 
+/* ---- how a tensor lies on the ranks ---- */
+
+typedef struct gtrain_mesh_axis {
+  const char* name; /* "dp", "pp", "tp" */
+  int64_t size;
+} gtrain_mesh_axis;
+
+/* Dimension `dimension` is cut into a part for each coordinate of `axis`; uneven parts differ by one. */
+typedef struct gtrain_split {
+  int32_t dimension;
+  const char* axis;
+} gtrain_split;
+
+/* The tensor exists only on ranks with this coordinate. */
+typedef struct gtrain_only {
+  const char* axis;
+  int64_t index;
+} gtrain_only;
+
+/* Ranks are laid out row by row, the last axis fastest; the sizes multiply to the world size. Splits apply in
+ * order. Over axes that are not named the tensor is replicated. No axis twice. */
+typedef struct gtrain_sharding {
+  size_t size; /* sizeof(gtrain_sharding) */
+  const gtrain_mesh_axis* mesh;
+  int axes;
+  const gtrain_split* splits;
+  int split_count;
+  const gtrain_only* only;
+  int only_count;
+} gtrain_sharding;
+
+/* What `rank` holds of a tensor: begin[dimensions] and local_shape[dimensions]. *holds (may be NULL) is 0,
+ * and all of them too, when the tensor is only on other ranks. */
+GTRAIN_API gtrain_status gtrain_local_box(const int64_t* shape, int dimensions,
+                                          const gtrain_sharding* sharding, int rank, int64_t* begin,
+                                          int64_t* local_shape, int* holds, gtrain_error* error);
+
 /* ---- checkpoints ---- */
 
 typedef struct gtrain_checkpoint_options {
@@ -173,6 +213,13 @@ GTRAIN_API gtrain_status gtrain_checkpointer_add_replicated(gtrain_checkpointer*
                                                             const char* name, void* data,
                                                             const int64_t* shape, int dimensions,
                                                             gtrain_dtype dtype, gtrain_error* error);
+/* A tensor of the global `shape` of which this rank holds the box that gtrain_local_box tells: `data` is that
+ * box, dense, row by row; NULL where it is empty. Every rank registers every tensor. Restored under any other
+ * layout. */
+GTRAIN_API gtrain_status gtrain_checkpointer_add_sharded(gtrain_checkpointer* checkpointer, const char* name,
+                                                         void* data, const int64_t* shape, int dimensions,
+                                                         const gtrain_sharding* sharding, gtrain_dtype dtype,
+                                                         gtrain_error* error);
 /* State of this rank alone; restored by the same rank number. */
 GTRAIN_API gtrain_status gtrain_checkpointer_add_per_rank(gtrain_checkpointer* checkpointer, const char* name,
                                                           void* data, size_t bytes, gtrain_error* error);
@@ -180,11 +227,17 @@ GTRAIN_API gtrain_status gtrain_checkpointer_add_per_rank(gtrain_checkpointer* c
  * is none. */
 GTRAIN_API gtrain_status gtrain_checkpointer_restore(gtrain_checkpointer* checkpointer, int64_t* step,
                                                      gtrain_error* error);
+/* Of the last restore: bytes of this rank's state, each read once, and bytes read from storage for them
+ * (whole chunks). 0 when nothing was restored. */
+GTRAIN_API gtrain_status gtrain_checkpointer_restored_bytes(gtrain_checkpointer* checkpointer,
+                                                            uint64_t* bytes, uint64_t* bytes_read,
+                                                            gtrain_error* error);
 /* Collective. Copies the state and returns; writing goes on beside. *saved (may be NULL) is 0 when it was
  * skipped because the previous save is still being written. */
 GTRAIN_API gtrain_status gtrain_checkpointer_save(gtrain_checkpointer* checkpointer, int64_t step, int* saved,
                                                   gtrain_error* error);
-/* Collective. Saves when the policy says so; call it after every step. */
+/* Collective. Saves when the policy says so, and once when a machine of the job is about to be taken away;
+ * call it after every step. */
 GTRAIN_API gtrain_status gtrain_checkpointer_save_if_due(gtrain_checkpointer* checkpointer, int64_t step,
                                                          gtrain_communicator* comm, int* saved,
                                                          gtrain_error* error);

@@ -1,5 +1,6 @@
 // `gtrain agent`: offers this machine to a cluster.
 #include "absl/strings/str_cat.h"
+#include "base/daemon.h"
 #include "base/logging.h"
 #include "base/status_macros.h"
 #include "launcher/cli/local_cluster.h"
@@ -37,6 +38,10 @@ absl::StatusOr<agent::AgentOptions> OptionsOf(const Args& args) {
   options.fake_gpus = static_cast<int>(gpus.value_or(0));
   GT_ASSIGN_OR_RETURN(const std::optional<int64_t> cpus, args.Int("cpus", 1, 8192));
   options.cpus = static_cast<int>(cpus.value_or(0));
+  options.notices.source = args.Has("notices") ? args.Get("notices") : args.Has("local") ? "off" : "auto";
+  options.notices.url = args.Get("notices-url");
+  GT_ASSIGN_OR_RETURN(const std::optional<int64_t> lead, args.Int("gcp-notice", 0, 3600));
+  options.notices.gcp_lead = absl::Seconds(lead.value_or(0));
   return options;
 }
 
@@ -57,6 +62,7 @@ absl::Status ServeLocal(agent::AgentOptions options) {
 
 int Run(const Args& args) {
   SetLogTag("agent");
+  HideFromOtherProcesses();
   absl::StatusOr<agent::AgentOptions> options = OptionsOf(args);
   if (!options.ok()) return Report(options.status());
   const absl::Status status = args.Has("local") ? ServeLocal(*std::move(options)) : agent::RunAgent(*options);
@@ -75,14 +81,19 @@ Verb AgentVerb() {
       "  gtrain agent                                     later starts\n"
       "  gtrain agent --label pool=spot --cpus 8\n\n"
       "SIGTERM ends the agent, not its ranks: the next agent started in the same directory takes them over.";
-  verb.flags = {{"join", '\0', "TOKEN", "join a cluster with a one-use token"},
-                {"dir", '\0', "DIR", "keys and state; default $XDG_STATE_HOME/gtrain/agent"},
-                {"address", '\0', "ADDRESS", "data-plane address; default: the one that reaches the head"},
-                {"hostname", '\0', "NAME", "name shown to people; default: the machine's"},
-                {"label", '\0', "KEY=VALUE", "for `where: {labels: ...}`; repeatable", true},
-                {"cpus", '\0', "N", "offer that many hardware threads; default: those this process may use"},
-                {"fake-gpus", '\0', "N", "tests: pretend to have N GPUs"},
-                {"local", '\0', "", "the agent of the user's own local cluster (used by launch)"}};
+  verb.flags = {
+      {"join", '\0', "TOKEN", "join a cluster with a one-use token"},
+      {"dir", '\0', "DIR", "keys and state; default $XDG_STATE_HOME/gtrain/agent"},
+      {"address", '\0', "ADDRESS", "data-plane address; default: the one that reaches the head"},
+      {"hostname", '\0', "NAME", "name shown to people; default: the machine's"},
+      {"label", '\0', "KEY=VALUE", "for `where: {labels: ...}`; repeatable", true},
+      {"cpus", '\0', "N", "offer that many hardware threads; default: those this process may use"},
+      {"notices", '\0', "SOURCE",
+       "who says that this machine will be taken away: auto (default), off, aws, gcp, azure, file:PATH"},
+      {"notices-url", '\0', "URL", "of the metadata service, instead of the cloud's own"},
+      {"gcp-notice", '\0', "SECONDS", "--preemption-notice-duration this machine was made with; default 0"},
+      {"fake-gpus", '\0', "N", "tests: pretend to have N GPUs"},
+      {"local", '\0', "", "the agent of the user's own local cluster (used by launch)"}};
   verb.run = Run;
   return verb;
 }

@@ -1,20 +1,28 @@
 // `gtrain head`: makes a cluster (--init), serves it, or asks the running head for a join token (--token).
+#include <signal.h>
+
 #include <cstdio>
+#include <filesystem>
 #include <nlohmann/json.hpp>
 
 #include "absl/strings/str_cat.h"
+#include "base/daemon.h"
 #include "base/logging.h"
 #include "base/status_macros.h"
 #include "launcher/cli/context.h"
 #include "launcher/cli/terminal.h"
 #include "launcher/cli/verbs.h"
 #include "launcher/spec/parse.h"
+#include "launcher/spec/values.h"
 #include "launcher/spec/words.h"
 #include "runtime/head/head.h"
+#include "runtime/head/rescue.h"
 #include "runtime/zmq/cluster_dir.h"
 
 namespace gtrain::cli {
 namespace {
+
+constexpr absl::Duration kBackupPatience = absl::Minutes(30);
 
 absl::StatusOr<std::string> ClusterDir(const Args& args) {
   if (args.Has("dir")) return args.Get("dir");
@@ -56,11 +64,9 @@ absl::Status PrintToken(const Args& args, const std::string& dir) {
     Print(json + "\n");
     return absl::OkStatus();
   }
-  const nlohmann::json reply = nlohmann::json::parse(json, nullptr, false);
-  if (!reply.is_object() || !reply.contains("token") || !reply["token"].is_string()) {
-    return absl::InternalError("the head's answer holds no token");
-  }
-  Print(reply["token"].get<std::string>() + "\n");
+  GT_RETURN_IF_ERROR(ExpectKey(json, "token"));
+  const nlohmann::json reply = nlohmann::json::parse(json);
+  Print(reply.at("token").get<std::string>() + "\n");
   return absl::OkStatus();
 }
 
@@ -75,16 +81,70 @@ absl::Status Serve(const Args& args, const std::string& dir) {
   GT_ASSIGN_OR_RETURN(const std::optional<int64_t> nodes, args.Int("nodes", 1, spec::kRanksMax));
   if (nodes) options.expected_nodes = static_cast<int>(*nodes);
   if (options.local) options.expected_nodes = 1;
+  GT_ASSIGN_OR_RETURN(const std::optional<int64_t> connections,
+                      args.Int("connections-per-address", 1, 1'000'000));
+  if (connections) options.connections_per_address_max = static_cast<int>(*connections);
   options.parse_job = spec::ParseCanonical;
   SetLogTag("head");
+  HideFromOtherProcesses();
+  RaiseFileLimit();
   return head::RunHead(options);
+}
+
+// Through the running head, which knows no pause for it; from its files where none runs.
+absl::Status Backup(const std::string& dir, const std::string& to) {
+  std::error_code error;
+  const std::string target = std::filesystem::absolute(to, error).lexically_normal();
+  absl::StatusOr<std::string> text;
+  if (const absl::StatusOr<net::Endpoint> endpoint = net::ReadEndpoint(dir + "/endpoint.json");
+      endpoint.ok() && kill(static_cast<pid_t>(endpoint->pid), 0) == 0) {
+    Cluster cluster;
+    cluster.options.endpoint = endpoint->endpoint;
+    cluster.options.server_public_key = endpoint->head_public_key;
+    GT_ASSIGN_OR_RETURN(cluster.options.keys, net::LoadKeyPair(dir + "/admin.key"));
+    GT_ASSIGN_OR_RETURN(cluster.client, net::ControlClient::Connect(cluster.options));
+    GT_ASSIGN_OR_RETURN(const std::string json, Ask(cluster, core::ClientBackup{target}, kBackupPatience));
+    const nlohmann::json reply = nlohmann::json::parse(json, nullptr, false);
+    text = reply.is_object() ? reply.value("text", "") : "";
+  } else {
+    text = head::BackupOffline(dir, target);
+  }
+  if (text.ok()) Print(*text);
+  return text.status();
+}
+
+absl::Status Rescue(const Args& args, const std::string& dir) {
+  const std::string& what = args.words[0];
+  const bool needs_directory = what == "backup" || what == "restore";
+  if (!needs_directory && what != "recover") {
+    return absl::InvalidArgumentError(absl::StrCat("gtrain head ", spec::Shown(what),
+                                                   ": only backup DIR, restore DIR and recover are known"));
+  }
+  if (args.words.size() != (needs_directory ? 2u : 1u)) {
+    return absl::InvalidArgumentError(absl::StrCat("say gtrain head ", what, needs_directory ? " DIR" : ""));
+  }
+  if (what == "backup") return Backup(dir, args.words[1]);
+  absl::StatusOr<std::string> text;
+  if (what == "restore") {
+    GT_ASSIGN_OR_RETURN(const std::optional<int64_t> id, args.Int("id", 1, 1'000'000'000));
+    text = head::RestoreCluster({.cluster_dir = dir,
+                                 .backup_dir = args.words[1],
+                                 .id = static_cast<uint32_t>(id.value_or(0)),
+                                 .replace = args.Has("replace")});
+  } else {
+    text = head::RecoverCluster(dir);
+  }
+  if (text.ok()) Print(*text);
+  return text.status();
 }
 
 int Run(const Args& args) {
   const absl::StatusOr<std::string> dir = ClusterDir(args);
   if (!dir.ok()) return Report(dir.status());
   absl::Status status;
-  if (args.Has("init")) {
+  if (!args.words.empty()) {
+    status = Rescue(args, *dir);
+  } else if (args.Has("init")) {
     status = Init(args, *dir);
   } else if (args.Has("token")) {
     status = PrintToken(args, *dir);
@@ -100,13 +160,19 @@ Verb HeadVerb() {
   Verb verb;
   verb.name = "head";
   verb.summary = "Make a cluster, serve it, or print a join token for a new machine";
-  verb.usage = "[--init | --token] --context NAME [flags]";
+  verb.usage = "[--init | --token | backup DIR | restore DIR | recover] --context NAME [flags]";
   verb.details =
       "  gtrain head --init --context lab                         keys and a context, once\n"
       "  gtrain head --context lab --listen 10.0.0.1:7070         serve until SIGTERM; ranks are never ended "
       "by that\n"
       "  gtrain head --context lab --token                        one use, 15 minutes; for `gtrain agent "
-      "--join`";
+      "--join`\n"
+      "  gtrain head backup DIR --context lab                     records and keys, while it serves or not\n"
+      "  gtrain head restore DIR --context lab [--replace]        put the newest backup back\n"
+      "  gtrain head recover --context lab                        records lost, no backup: begin again from "
+      "what "
+      "the agents hold";
+  verb.words_max = 2;
   verb.flags = {
       {"init", '\0', "", "make the cluster's keys and the context, then exit"},
       {"token", '\0', "", "ask the running head for a join token"},
@@ -117,8 +183,11 @@ Verb HeadVerb() {
       {"advertise", '\0', "HOST:PORT", "what agents and clients are told; default: the first --listen"},
       {"nodes", '\0', "N", "number of machines expected: then a job that fits on none fails at once"},
       {"exit-when-idle", '\0', "", "end after the last job"},
-      {"allow-root", '\0', "", "let root listen on other than loopback addresses"},
+      {"allow-root", '\0', "", "let root listen on other than loopback addresses, outside a container too"},
+      {"connections-per-address", '\0', "N", "more from one address are closed at once; default 4096"},
       {"local", '\0', "", "this is the user's own local cluster (used by launch)"},
+      {"replace", '\0', "", "restore: move the records that are there aside"},
+      {"id", '\0', "N", "restore: this backup instead of the newest"},
       {"json", '\0', "", "--token as JSON"}};
   verb.run = Run;
   return verb;

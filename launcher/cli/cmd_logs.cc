@@ -25,24 +25,23 @@ struct LogsRequest {
   std::vector<Stream> streams;
 };
 
-// Reads what is there of each stream; true when something came.
-absl::StatusOr<bool> ReadAll(Cluster& cluster, LogsRequest& request, RankOutput& output) {
+// One piece of each stream; true when something came. Not all there is: a rank may write faster than we read,
+// and what was read is shown before more is kept.
+absl::StatusOr<bool> ReadSome(Cluster& cluster, LogsRequest& request, RankOutput& output) {
   bool any = false;
   for (Stream& stream : request.streams) {
-    while (true) {
-      const absl::StatusOr<std::string> json =
-          Ask(cluster, core::ClientLogs{JobId(request.job), request.generation, stream.rank,
-                                        request.is_stderr, stream.offset});
-      if (absl::IsNotFound(json.status()) && request.streams.size() > 1) break;  // wrote nothing
-      if (!json.ok()) return json.status();
-      GT_ASSIGN_OR_RETURN(const LogDoc log, ParseLogDoc(*json));
-      if (!log.note.empty() && stream.offset == 0)
-        Complain(absl::StrCat("rank ", stream.rank, ": ", SafeText(log.note)));
-      output.Add(stream.rank, stream.host, request.is_stderr, log.text);
-      if (log.next_offset <= stream.offset) break;
-      any = true;
-      stream.offset = log.next_offset;
-    }
+    const absl::StatusOr<std::string> json =
+        Ask(cluster, core::ClientLogs{JobId(request.job), request.generation, stream.rank, request.is_stderr,
+                                      stream.offset});
+    if (absl::IsNotFound(json.status()) && request.streams.size() > 1) continue;  // wrote nothing
+    if (!json.ok()) return json.status();
+    GT_ASSIGN_OR_RETURN(const LogDoc log, ParseLogDoc(*json));
+    if (!log.note.empty() && stream.offset == 0)
+      Complain(absl::StrCat("rank ", stream.rank, ": ", SafeText(log.note)));
+    output.Add(stream.rank, stream.host, request.is_stderr, log.text);
+    if (log.next_offset <= stream.offset) continue;
+    any = true;
+    stream.offset = log.next_offset;
   }
   return any;
 }
@@ -84,11 +83,13 @@ absl::Status FollowLogs(Cluster& cluster, const Args& args, JobDoc job, LogsRequ
   const bool plain = request.streams.size() == 1;
   uint64_t after = 0;
   while (signals.Next() == 0) {
-    const absl::StatusOr<bool> any = ReadAll(cluster, request, output);
+    const absl::StatusOr<bool> any = ReadSome(cluster, request, output);
     if (absl::IsCancelled(any.status())) return absl::OkStatus();
     if (!any.ok() && !absl::IsUnavailable(any.status()) && !absl::IsDeadlineExceeded(any.status()))
       return any.status();
-    if (!Show(output, job.Final(), plain)) return absl::OkStatus();
+    const bool more = any.ok() && *any;
+    if (!Show(output, job.Final() && !more, plain)) return absl::OkStatus();
+    if (more) continue;
     if (job.Final()) return absl::OkStatus();
     const absl::StatusOr<std::string> wait =
         Ask(cluster, core::ClientEvents{JobId(job.id), after, absl::Milliseconds(500)}, absl::Seconds(10));
@@ -116,9 +117,10 @@ absl::Status Logs(const Args& args) {
   GT_ASSIGN_OR_RETURN(LogsRequest request, MakeRequest(args, job));
   if (args.Has("follow")) return FollowLogs(cluster, args, job, std::move(request));
   RankOutput output;
-  GT_RETURN_IF_ERROR(ReadAll(cluster, request, output).status());
-  Show(output, /*flush=*/true, request.streams.size() == 1);
-  return absl::OkStatus();
+  while (true) {
+    GT_ASSIGN_OR_RETURN(const bool more, ReadSome(cluster, request, output));
+    if (!Show(output, /*flush=*/!more, request.streams.size() == 1) || !more) return absl::OkStatus();
+  }
 }
 
 int Run(const Args& args) {

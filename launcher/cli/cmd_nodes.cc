@@ -37,18 +37,41 @@ std::string JobsOf(const json& node) {
   return absl::StrJoin(names, " ");
 }
 
+// Below a node's line: what its cloud or a person said of it.
+std::string NoticesOf(const json& node, bool* leaving) {
+  std::string lines;
+  const auto notices = node.find("notices");
+  if (notices == node.end() || !notices->is_array()) return lines;
+  for (const json& notice : *notices) {
+    const std::string kind = Text(notice, "kind");
+    const absl::Duration left = absl::Seconds(Number(notice, "left_seconds"));
+    *leaving = *leaving || kind == "leave";
+    absl::StrAppend(&lines, "  ", kind, ": ", Text(notice, "source"),
+                    left > absl::ZeroDuration() ? absl::StrCat(", ", PrintDuration(left), " left") : "",
+                    "\n");
+  }
+  return lines;
+}
+
 std::string Table(const json& nodes) {
   std::string out = absl::StrFormat("%-20s %-17s %-8s %11s %19s %7s  %s\n", "HOST", "NODE", "STATE",
                                     "CPUS FREE", "MEMORY FREE", "GPUS", "JOBS");
   for (const json& n : nodes) {
     const bool unclean = n.contains("unclean") && n["unclean"] == true;
+    const std::string quarantine = Text(n, "quarantine");
+    bool leaving = false;
+    const std::string notices = NoticesOf(n, &leaving);
     absl::StrAppend(
         &out, absl::StrFormat("%-20s %-17s %-8s %11s %19s %7s  %s\n", Text(n, "hostname"), Text(n, "id"),
-                              unclean ? "unclean" : Text(n, "state"),
+                              unclean                                  ? "unclean"
+                              : leaving && Text(n, "state") == "alive" ? "leaving"
+                                                                       : Text(n, "state"),
                               absl::StrCat(Number(n, "cpus_free"), "/", Number(n, "cpus")),
                               absl::StrCat(PrintBytes(Number(n, "memory_free_bytes")), "/",
                                            PrintBytes(Number(n, "memory_bytes"))),
                               absl::StrCat(Count(n, "gpus_free"), "/", Count(n, "gpus")), JobsOf(n)));
+    if (!quarantine.empty()) absl::StrAppend(&out, "  ", quarantine, "\n");
+    out += notices;
   }
   return out;
 }

@@ -94,7 +94,7 @@ int Run(const Args& args) {
   }
   std::vector<plan::NodeView> views;
   for (const core::NodeRecord& node : nodes) views.push_back(core::ViewOf(node));
-  const plan::Placement placement = plan::Place(std::move(views), core::DemandOf(input->spec, local));
+  const plan::Placement placement = plan::Place(views, core::DemandOf(input->spec, local));
   if (args.Has("json")) {
     Print(ToJson(placement).dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n");
   } else {

@@ -1,19 +1,20 @@
 #include "absl/strings/str_cat.h"
 #include "launcher/cli/terminal.h"
 #include "launcher/cli/verbs.h"
-#include "runtime/core/messages.h"
+#include "runtime/wire/build_version.h"
 
 namespace gtrain::cli {
 namespace {
 
 int Run(const Args& args) {
   if (args.Has("json")) {
-    return Print(absl::StrCat("{\"version\": \"", GTRAIN_VERSION,
-                              "\", \"protocol\": ", core::kProtocolVersion, "}\n"))
+    return Print(absl::StrCat("{\"version\": \"", wire::kThisBuild.text,
+                              "\", \"protocol\": ", wire::kThisBuild.protocol, "}\n"))
                ? kDone
                : kFailed;
   }
-  return Print(absl::StrCat("gtrain ", GTRAIN_VERSION, " (protocol ", core::kProtocolVersion, ")\n"))
+  return Print(
+             absl::StrCat("gtrain ", wire::kThisBuild.text, " (protocol ", wire::kThisBuild.protocol, ")\n"))
              ? kDone
              : kFailed;
 }

@@ -105,12 +105,10 @@ absl::StatusOr<Contexts> ReadContexts() {
   return ParseContexts(*text, path);
 }
 
-absl::Status SaveContext(const Context& context) {
+namespace {
+
+absl::Status WriteContexts(const Contexts& contexts) {
   GT_ASSIGN_OR_RETURN(const std::string path, ContextsPath());
-  GT_ASSIGN_OR_RETURN(Contexts contexts, ReadContexts());
-  contexts.current = context.name;
-  std::erase_if(contexts.contexts, [&](const Context& c) { return c.name == context.name; });
-  contexts.contexts.push_back(context);
   nlohmann::json all = nlohmann::json::object();
   for (const Context& c : contexts.contexts) {
     nlohmann::json one = nlohmann::json::object();
@@ -124,6 +122,22 @@ absl::Status SaveContext(const Context& context) {
   GT_RETURN_IF_ERROR(MakeDirs(path.substr(0, path.rfind('/'))));
   return WriteFileDurable(path, root.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n",
                           0600);
+}
+
+}  // namespace
+
+absl::Status SaveContext(const Context& context) {
+  GT_ASSIGN_OR_RETURN(Contexts contexts, ReadContexts());
+  contexts.current = context.name;
+  std::erase_if(contexts.contexts, [&](const Context& c) { return c.name == context.name; });
+  contexts.contexts.push_back(context);
+  return WriteContexts(contexts);
+}
+
+absl::Status UseLocalContext() {
+  GT_ASSIGN_OR_RETURN(Contexts contexts, ReadContexts());
+  contexts.current.clear();
+  return WriteContexts(contexts);
 }
 
 Flag ContextFlag() {
@@ -159,6 +173,22 @@ absl::Status Reconnect(Cluster& cluster) {
   }
   GT_ASSIGN_OR_RETURN(cluster.client, net::ControlClient::Connect(cluster.options));
   return absl::OkStatus();
+}
+
+absl::StatusOr<std::string> HeadDirectory(const Args& args) {
+  if (args.Has("dir")) return args.Get("dir");
+  GT_ASSIGN_OR_RETURN(const std::string name, ChosenName(args));
+  if (name == "local") return LocalClusterDir();
+  GT_ASSIGN_OR_RETURN(const Context context, FindContext(name));
+  if (!context.dir.empty()) return context.dir;
+  return absl::FailedPreconditionError(
+      absl::StrCat("the head of context ", name, " is not on this machine: run this there"));
+}
+
+absl::Status ExpectKey(const std::string& text, const std::string& key) {
+  const nlohmann::json answer = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
+  if (answer.is_object() && answer.contains(key)) return absl::OkStatus();
+  return absl::InternalError(absl::StrCat("the head's answer has no \"", key, "\""));
 }
 
 absl::StatusOr<std::string> Ask(Cluster& cluster, core::ClientRequestBody body, absl::Duration timeout) {

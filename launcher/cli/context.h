@@ -36,6 +36,8 @@ absl::StatusOr<Contexts> ReadContexts();  // empty when there is no file
 // Adds or replaces by name and makes it the current one.
 absl::Status SaveContext(const Context& context);
 
+absl::Status UseLocalContext();  // makes the local cluster the current one
+
 struct Cluster {
   std::string name;
   bool local = false;  // the user's own local cluster
@@ -55,6 +57,12 @@ absl::StatusOr<Cluster> OpenCluster(const Args& args, Start start);
 absl::StatusOr<bool> UsesLocalCluster(const Args& args);
 // Connects again after the head came back at another place (the local head was started anew).
 absl::Status Reconnect(Cluster& cluster);
+
+// Directory of the head on this machine: --dir, else that of the chosen context.
+absl::StatusOr<std::string> HeadDirectory(const Args& args);
+
+// Internal unless `text` is a JSON object with that key.
+absl::Status ExpectKey(const std::string& text, const std::string& key);
 
 // One request; an answer with ok = false becomes a Status of its code. Returns the JSON text.
 absl::StatusOr<std::string> Ask(Cluster& cluster, core::ClientRequestBody body,

@@ -286,8 +286,7 @@ absl::StatusOr<JobDoc> FindJob(Cluster& cluster, const std::string& word) {
     if (!job.Final()) live.push_back(&job);
   }
   if (named != nullptr) return *named;
-  if (!word.empty())
-    return absl::NotFoundError(absl::StrCat("no job ", SafeText(word), "; `gtrain status` lists them"));
+  if (!word.empty()) return AskJob(cluster, word, absl::Seconds(20));  // finished, too old for the list
   if (live.size() == 1) return *live[0];
   return absl::FailedPreconditionError(live.empty()
                                            ? "no job runs; `gtrain status` lists the finished ones"

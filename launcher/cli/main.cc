@@ -6,7 +6,6 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_split.h"
 #include "launcher/cli/args.h"
 #include "launcher/cli/terminal.h"
 #include "launcher/cli/verbs.h"
@@ -16,16 +15,13 @@
 namespace gtrain::cli {
 
 std::vector<Verb> AllVerbs() {
-  std::vector<Verb> verbs = {LaunchVerb(), AttachVerb(), ValidateVerb(), PlanVerb(),    StatusVerb(),
-                             WhyVerb(),    LogsVerb(),   StopVerb(),     ExecVerb(),    NodesVerb(),
-                             DoctorVerb(), HeadVerb(),   AgentVerb(),    VersionVerb(), CompletionVerb()};
+  std::vector<Verb> verbs = {LaunchVerb(),    AttachVerb(), ValidateVerb(), PlanVerb(),  StatusVerb(),
+                             WhyVerb(),       LogsVerb(),   StopVerb(),     ExecVerb(),  NodesVerb(),
+                             CkptVerb(),      DoctorVerb(), HeadVerb(),     AgentVerb(), TokenVerb(),
+                             NodeVerb(),      UserVerb(),   ContextVerb(),  AuditVerb(), VersionVerb(),
+                             CompletionVerb()};
   for (Verb& verb : verbs) verb.flags.push_back({"help", 'h', "", "this text"});
   return verbs;
-}
-
-int Report(const absl::Status& status) {
-  for (absl::string_view line : absl::StrSplit(status.message(), '\n')) Complain(SafeText(line));
-  return status.code() == absl::StatusCode::kInvalidArgument ? kUsage : kFailed;
 }
 
 namespace {

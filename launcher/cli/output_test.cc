@@ -89,12 +89,6 @@ TEST(News, SaysAnEndWithoutAFault) {
   EXPECT_TRUE(news.Worth({4, 1, "note", "a is silent"}));
 }
 
-TEST(PrintRanks, JoinsRuns) {
-  EXPECT_EQ(PrintRanks({3, 1, 2, 7}), "1-3,7");
-  EXPECT_EQ(PrintRanks({1, 0}), "0,1");
-  EXPECT_EQ(PrintRanks({}), "");
-}
-
 TEST(StatusDoc, ReadsTheHeadsDocument) {
   const auto doc =
       ParseStatusDoc(R"({"local": true, "nodes": 1, "jobs": [{"id": "a-1", "name": "a", "state": "RUNNING",

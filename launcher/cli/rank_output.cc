@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "base/units.h"
 #include "launcher/cli/status_doc.h"
 #include "launcher/cli/terminal.h"
 

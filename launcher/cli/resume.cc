@@ -2,7 +2,6 @@
 
 #include <unistd.h>
 
-#include <algorithm>
 #include <optional>
 #include <variant>
 
@@ -10,9 +9,8 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
-#include "checkpoint/format/manifest.h"
-#include "checkpoint/format/names.h"
-#include "checkpoint/store/directory_store.h"
+#include "checkpoint/engine/catalog.h"
+#include "checkpoint/store/open_store.h"
 #include "launcher/cli/terminal.h"
 #include "launcher/spec/print.h"
 #include "launcher/spec/values.h"
@@ -22,25 +20,19 @@ namespace {
 
 // The newest committed checkpoint (optionally of one step); nullopt when there is none.
 absl::StatusOr<std::optional<ckpt::Manifest>> Newest(const std::string& dir, std::optional<int64_t> step) {
-  if (dir.empty() || access(dir.c_str(), R_OK) != 0) return std::optional<ckpt::Manifest>();
-  GT_ASSIGN_OR_RETURN(const std::unique_ptr<port::BlobStore> store, ckpt::OpenDirectoryStore(dir));
-  GT_ASSIGN_OR_RETURN(const std::vector<std::string> keys, store->List(ckpt::kManifestPrefix));
-  std::vector<ckpt::SaveId> ids;
-  for (const std::string& key : keys) {
-    const std::optional<ckpt::SaveId> id = ckpt::ParseManifestKey(key);
-    if (id && (!step || id->step == *step)) ids.push_back(*id);
-  }
-  std::sort(ids.rbegin(), ids.rend());
+  const bool remote = absl::StartsWith(dir, "s3://");
+  if (dir.empty() || (!remote && access(dir.c_str(), R_OK) != 0)) return std::optional<ckpt::Manifest>();
+  GT_ASSIGN_OR_RETURN(const std::unique_ptr<port::BlobStore> store, ckpt::OpenStore(dir));
+  GT_ASSIGN_OR_RETURN(const std::vector<ckpt::SaveId> ids, ckpt::ListManifests(store.get()));
   for (const ckpt::SaveId& id : ids) {
-    const std::string key = ckpt::ManifestKey(id);
-    GT_ASSIGN_OR_RETURN(const std::string text, store->Get(key, ckpt::kManifestBytesMax));
-    auto parsed = ckpt::ParseManifest(key, text);
-    if (!parsed.ok()) {
-      Complain(absl::StrCat("checkpoint ", dir, "/", key,
-                            " is damaged and passed over: ", parsed.status().message()));
+    if (step && id.step != *step) continue;
+    auto read = ckpt::ReadManifest(store.get(), id);
+    if (absl::IsDataLoss(read.status())) {
+      Complain(absl::StrCat("a checkpoint is damaged and passed over: ", read.status().message()));
       continue;
     }
-    if (auto* manifest = std::get_if<ckpt::Manifest>(&*parsed))
+    if (!read.ok()) return read.status();
+    if (auto* manifest = std::get_if<ckpt::Manifest>(&*read))
       return std::optional<ckpt::Manifest>(std::move(*manifest));
   }
   return std::optional<ckpt::Manifest>();

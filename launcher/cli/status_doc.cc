@@ -105,20 +105,6 @@ absl::StatusOr<LogDoc> ParseLogDoc(absl::string_view text) {
                 Text(*root, "note")};
 }
 
-std::string PrintRanks(std::vector<int> ranks) {
-  std::sort(ranks.begin(), ranks.end());
-  ranks.erase(std::unique(ranks.begin(), ranks.end()), ranks.end());
-  std::string out;
-  for (size_t i = 0; i < ranks.size();) {
-    size_t j = i;
-    while (j + 1 < ranks.size() && ranks[j + 1] == ranks[j] + 1) ++j;
-    absl::StrAppend(&out, out.empty() ? "" : ",", ranks[i]);
-    if (j > i) absl::StrAppend(&out, j == i + 1 ? "," : "-", ranks[j]);
-    i = j + 1;
-  }
-  return out;
-}
-
 std::string PrintProgress(const JobDoc& job) {
   std::vector<std::string> parts;
   if (job.step) parts.push_back(absl::StrCat("step ", *job.step));

@@ -74,9 +74,6 @@ absl::StatusOr<StatusDoc> ParseStatusDoc(absl::string_view json);
 absl::StatusOr<EventsDoc> ParseEventsDoc(absl::string_view json);
 absl::StatusOr<LogDoc> ParseLogDoc(absl::string_view json);
 
-// Numbers as people write sets of ranks: {0,1,2,5} -> "0-2,5".
-std::string PrintRanks(std::vector<int> ranks);
-
 // "step 120, loss 0.31, 850 samples/s, checkpoint at step 100", what is known of it.
 std::string PrintProgress(const JobDoc& job);
 

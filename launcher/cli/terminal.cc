@@ -12,7 +12,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_split.h"
 #include "base/check.h"
+#include "launcher/cli/verbs.h"
 #include "launcher/spec/yaml_tree.h"
 
 namespace gtrain::cli {
@@ -77,6 +79,11 @@ TerminalSize SizeOfTerminal(int fd) {
 void Complain(absl::string_view message) {
   const std::string line = absl::StrCat("gtrain: ", message, "\n");
   std::fwrite(line.data(), 1, line.size(), stderr);
+}
+
+int Report(const absl::Status& status) {
+  for (absl::string_view line : absl::StrSplit(status.message(), '\n')) Complain(SafeText(line));
+  return status.code() == absl::StatusCode::kInvalidArgument ? kUsage : kFailed;
 }
 
 bool Print(absl::string_view text) {

@@ -233,15 +233,18 @@ std::string WhyNot(const Placement& placement, const Demand& demand, int got) {
 
 }  // namespace
 
-Placement Place(std::vector<NodeView> nodes, const Demand& demand) {
-  std::sort(nodes.begin(), nodes.end(), [](const NodeView& a, const NodeView& b) { return a.id < b.id; });
+Placement Place(const std::vector<NodeView>& nodes, const Demand& demand) {
+  std::vector<const NodeView*> by_id;
+  by_id.reserve(nodes.size());
+  for (const NodeView& node : nodes) by_id.push_back(&node);
+  std::sort(by_id.begin(), by_id.end(), [](const NodeView* a, const NodeView* b) { return a->id < b->id; });
   Placement out;
   std::vector<Candidate> candidates;
-  for (const NodeView& node : nodes) {
+  for (const NodeView* node : by_id) {
     Candidate candidate;
-    out.verdicts.push_back(RoomOn(node, demand, candidate));
+    out.verdicts.push_back(RoomOn(*node, demand, candidate));
     candidate.previous =
-        static_cast<int>(std::count(demand.previous.begin(), demand.previous.end(), node.id));
+        static_cast<int>(std::count(demand.previous.begin(), demand.previous.end(), node->id));
     if (candidate.room > 0) candidates.push_back(std::move(candidate));
   }
   for (NodeVerdict& verdict : out.verdicts)

@@ -75,7 +75,7 @@ struct Placement {
   std::vector<NodeVerdict> verdicts;  // NodeId order
 };
 
-Placement Place(std::vector<NodeView> nodes, const Demand& demand);
+Placement Place(const std::vector<NodeView>& nodes, const Demand& demand);
 
 // The same nodes with nothing held: can this job ever run here?
 std::vector<NodeView> Emptied(std::vector<NodeView> nodes);

@@ -33,7 +33,8 @@ void JobReader::Complete(const Node& root) {
   }
   if (spec_.workdir.empty() && root.Find("workdir") == nullptr) spec_.workdir = options_.current_dir;
   std::string& uri = spec_.checkpoint.uri;
-  if (!uri.empty() && uri[0] != '/' && !spec_.workdir.empty()) uri = JoinPath(spec_.workdir, uri);
+  const bool relative = !uri.empty() && uri[0] != '/' && !absl::StartsWith(uri, "s3://");
+  if (relative && !spec_.workdir.empty()) uri = JoinPath(spec_.workdir, uri);
   CheckCommand(root);
   CheckSize(root);
   CheckMesh(root);

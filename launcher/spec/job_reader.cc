@@ -3,7 +3,6 @@
 #include "launcher/spec/job_reader.h"
 
 #include <algorithm>
-#include <regex>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
@@ -11,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
+#include "base/pattern.h"
 #include "launcher/spec/nearest.h"
 #include "launcher/spec/words.h"
 
@@ -120,7 +120,7 @@ std::vector<JobReader::Key> JobReader::IdentityKeys() {
   return {
       {"name", [this](const Node& n) { ReadName(n); }},
       {"run", [this](const Node& n) { ReadRun(n); }},
-      {"script", [this](const Node& n) { ReadScript(n); }},
+      {"script", [this](const Node& n) { ReadText(n, "script", spec_.script); }},
       {"per",
        [this](const Node& n) {
          if (const auto choice = values_.Choice(n, "per", {"rank", "node"}))
@@ -138,12 +138,7 @@ std::vector<JobReader::Key> JobReader::PlacementKeys() {
       {"resources", [this](const Node& n) { ReadResources(n); }},
       {"where", [this](const Node& n) { ReadWhere(n); }},
       {"workdir", [this](const Node& n) { ReadWorkdir(n); }},
-      {"setup",
-       [this](const Node& n) {
-         Refuse(n, "setup",
-                "a setup step per node is not built yet; prepare the workdir before the launch, or do it in "
-                "`script`");
-       }},
+      {"setup", [this](const Node& n) { ReadText(n, "setup", spec_.setup); }},
       {"env", [this](const Node& n) { ReadEnv(n); }},
       {"inherit_env", [this](const Node& n) { ReadInheritEnv(n); }},
       {"secrets", [this](const Node& n) { ReadSecrets(n); }},
@@ -227,10 +222,10 @@ void JobReader::ReadRun(const Node& node) {
     values_.Error(node, "run", absl::StrCat("has more than ", kWordsMax, " words"));
 }
 
-void JobReader::ReadScript(const Node& node) {
+void JobReader::ReadText(const Node& node, absl::string_view key, std::string& out) {
   const auto text =
-      values_.String(node, "script", {.secret_free = true, .one_line = false, .bytes_max = kWordBytesMax});
-  if (text) spec_.script = *text;
+      values_.String(node, key, {.secret_free = true, .one_line = false, .bytes_max = kWordBytesMax});
+  if (text) out = *text;
 }
 
 std::optional<Range> JobReader::ReadRange(const Node& node, absl::string_view key, int max) {
@@ -318,6 +313,8 @@ void JobReader::ReadResources(const Node& node) {
                   if (const auto shm = values_.Bytes(n, "resources.shm", 1 << 20, uint64_t{1} << 44))
                     r.shm = *shm;
                 }},
+               {"processes",
+                [&](const Node& n) { number_or_auto(n, "resources.processes", 16, 4 << 20, r.processes); }},
                {"visible",
                 [&](const Node& n) {
                   if (const auto choice = values_.Choice(n, "resources.visible", {"node", "rank"}))
@@ -478,12 +475,11 @@ void JobReader::ReadCheckpointUri(const Node& node) {
   } else if (absl::StartsWith(*uri, "file:///")) {
     spec_.checkpoint.uri = uri->substr(7);
   } else if (absl::StartsWith(*uri, "s3://")) {
-    Refuse(node, "checkpoint.uri",
-           "checkpoints in an object store (s3://) are not built yet; name a directory");
+    spec_.checkpoint.uri = *uri;
   } else {
-    values_.Error(
-        node, "checkpoint.uri",
-        absl::StrCat("the scheme ", Shown(uri->substr(0, scheme)), " is not known; name a directory"));
+    values_.Error(node, "checkpoint.uri",
+                  absl::StrCat("the scheme ", Shown(uri->substr(0, scheme)),
+                               " is not known; name a directory or s3://bucket/prefix"));
   }
 }
 
@@ -563,16 +559,16 @@ void JobReader::ReadComm(const Node& node) {
 void JobReader::ReadPattern(const Node& node, absl::string_view key, std::string& out) {
   const auto text = values_.String(node, key, {.bytes_max = 512});
   if (!text) return;
-  try {
-    const std::regex pattern(*text, std::regex::ECMAScript);
-    if (pattern.mark_count() != 1) {
-      return values_.Error(
-          node, key, absl::StrCat("must have one (group), around the number; it has ", pattern.mark_count()));
-    }
-    out = *text;
-  } catch (const std::regex_error& e) {
-    values_.Error(node, key, absl::StrCat("not a valid regular expression: ", e.what()));
+  const auto pattern = Pattern::Compile(*text);
+  if (!pattern.ok()) {
+    return values_.Error(node, key,
+                         absl::StrCat("not a valid regular expression: ", pattern.status().message()));
   }
+  if (pattern->groups() != 1) {
+    return values_.Error(
+        node, key, absl::StrCat("must have one (group), around the number; it has ", pattern->groups()));
+  }
+  out = *text;
 }
 
 void JobReader::ReadProgress(const Node& node) {

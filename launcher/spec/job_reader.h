@@ -38,7 +38,7 @@ class JobReader {
 
   void ReadName(const Node& node);
   void ReadRun(const Node& node);
-  void ReadScript(const Node& node);
+  void ReadText(const Node& node, absl::string_view key, std::string& out);
   std::optional<Range> ReadRange(const Node& node, absl::string_view key, int max);
   void ReadRanksPerNode(const Node& node);
   void ReadMesh(const Node& node);

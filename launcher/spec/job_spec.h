@@ -32,6 +32,7 @@ struct Resources {
   std::optional<int> gpus;            // per rank; nullopt = auto: one where there are GPUs
   std::vector<std::string> gpu_type;  // empty = any
   uint64_t shm = 1 << 30;             // bytes of shared-memory arena a node
+  std::optional<int> processes;       // and threads, all ranks of a node together; nullopt = auto
   bool visible_node = true;           // visible: node (all GPUs of the job on the node) | rank
   std::optional<bool> oversubscribe;  // nullopt = auto: yes on the local cluster, with a warning
   bool operator==(const Resources&) const = default;
@@ -79,7 +80,7 @@ struct RestartBudget {
 };
 
 struct Progress {
-  std::string step;  // ECMAScript regex with one group, searched in each output line; empty = none
+  std::string step;  // RE2 (base/pattern.h) with one group, searched in each output line; empty = none
   std::string loss;
   absl::Duration startup = absl::Minutes(60);
   absl::Duration stall = absl::Minutes(15);

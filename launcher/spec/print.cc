@@ -102,6 +102,7 @@ void PrintResources(const Resources& r, std::string& out) {
   if (r.gpus) section.Add("gpus", absl::StrCat(*r.gpus));
   if (!r.gpu_type.empty()) section.Add("gpu_type", List(r.gpu_type));
   if (r.shm != defaults.shm) section.Add("shm", ExactBytes(r.shm));
+  if (r.processes) section.Add("processes", absl::StrCat(*r.processes));
   if (!r.visible_node) section.Add("visible", "rank");
   if (r.oversubscribe) section.Add("oversubscribe", *r.oversubscribe ? "true" : "false");
   section.Flush(out);
@@ -194,6 +195,7 @@ std::string PrintJob(const JobSpec& spec) {
   PrintResources(spec.resources, out);
   PrintWhere(spec, out);
   if (!spec.workdir.empty()) absl::StrAppend(&out, "workdir: ", QuoteExpandable(spec.workdir), "\n");
+  if (!spec.setup.empty()) absl::StrAppend(&out, "setup: ", Quote(spec.setup), "\n");
   PrintEnv(spec, out);
   PrintInherit(spec.inherit_env, out);
   PrintSecrets(spec, out);

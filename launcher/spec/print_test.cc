@@ -51,7 +51,7 @@ void RandomizePolicies(JobSpec& s, Rng& rng) {
   if (rng.Chance(0.5))
     s.restart = {static_cast<int>(rng.Below(20)), absl::Minutes(1 + rng.Below(100)),
                  static_cast<int>(rng.Below(3)), 0};
-  if (rng.Chance(0.5)) s.progress.step = R"(st"e\p (\d+))";
+  if (rng.Chance(0.5)) s.progress.step = R"(st"e\.p (\d+))";
   if (rng.Chance(0.5)) s.progress.stall = absl::Seconds(10 + rng.Below(1000));
   if (rng.Chance(0.5)) s.progress.on_stall = OnStall::kKill;
   if (rng.Chance(0.5)) s.preempt = {"SIGUSR2", absl::Seconds(100 + rng.Below(10))};
@@ -66,6 +66,7 @@ JobSpec RandomSpec(Rng& rng) {
     s.run = {RandomText(rng, false), "", RandomText(rng, false)};
   else
     s.script = RandomText(rng, false);
+  if (rng.Chance(0.3)) s.setup = RandomText(rng, false);
   if (rng.Chance(0.3)) {
     s.nodes = RandomRange(rng);
     if (rng.Chance(0.5))

@@ -13,8 +13,9 @@ from ._errors import (DeadlineExceeded, FailedPrecondition, GtrainError, Invalid
                       Unavailable)
 from ._library import library_path, set_log, version
 from .checkpoint import Checkpointer
+from .mesh import Mesh
 from .session import EXIT_RUN_ME_AGAIN, Communicator, Request, Session
 
 __all__ = ["Checkpointer", "Communicator", "DeadlineExceeded", "EXIT_RUN_ME_AGAIN", "FailedPrecondition",
-           "GtrainError", "InvalidArgument", "LibraryNotFound", "Request", "Session", "Unavailable",
+           "GtrainError", "InvalidArgument", "LibraryNotFound", "Mesh", "Request", "Session", "Unavailable",
            "library_path", "set_log", "version"]

@@ -2,7 +2,7 @@
 import ctypes
 import os
 import threading
-from ctypes import POINTER, byref, c_char, c_char_p, c_double, c_int, c_int64, c_size_t, c_uint64, c_void_p
+from ctypes import POINTER, byref, c_char, c_char_p, c_double, c_int, c_int32, c_int64, c_size_t, c_uint64, c_void_p
 
 from ._errors import LibraryNotFound, error_for
 
@@ -16,6 +16,23 @@ class Error(ctypes.Structure):
 class CheckpointOptions(ctypes.Structure):
     _fields_ = [("size", c_size_t), ("uri", c_char_p), ("keep", c_int), ("every_steps", c_int64),
                 ("every_seconds", c_double), ("commit_timeout_ms", c_int64)]
+
+
+class MeshAxis(ctypes.Structure):
+    _fields_ = [("name", c_char_p), ("size", c_int64)]
+
+
+class Split(ctypes.Structure):
+    _fields_ = [("dimension", c_int32), ("axis", c_char_p)]
+
+
+class Only(ctypes.Structure):
+    _fields_ = [("axis", c_char_p), ("index", c_int64)]
+
+
+class Sharding(ctypes.Structure):
+    _fields_ = [("size", c_size_t), ("mesh", POINTER(MeshAxis)), ("axes", c_int), ("splits", POINTER(Split)),
+                ("split_count", c_int), ("only", POINTER(Only)), ("only_count", c_int)]
 
 
 LOG_FUNCTION = ctypes.CFUNCTYPE(None, c_int, c_char_p, c_void_p)
@@ -54,6 +71,11 @@ _FUNCTIONS = {
     "gtrain_checkpointer_free": (None, [c_void_p]),
     "gtrain_checkpointer_add_replicated": (c_int, [c_void_p, c_char_p, c_void_p, POINTER(c_int64), c_int, c_int,
                                                    _ERROR]),
+    "gtrain_checkpointer_add_sharded": (c_int, [c_void_p, c_char_p, c_void_p, POINTER(c_int64), c_int,
+                                                POINTER(Sharding), c_int, _ERROR]),
+    "gtrain_local_box": (c_int, [POINTER(c_int64), c_int, POINTER(Sharding), c_int, POINTER(c_int64),
+                                 POINTER(c_int64), POINTER(c_int), _ERROR]),
+    "gtrain_checkpointer_restored_bytes": (c_int, [c_void_p, POINTER(c_uint64), POINTER(c_uint64), _ERROR]),
     "gtrain_checkpointer_add_per_rank": (c_int, [c_void_p, c_char_p, c_void_p, c_size_t, _ERROR]),
     "gtrain_checkpointer_restore": (c_int, [c_void_p, POINTER(c_int64), _ERROR]),
     "gtrain_checkpointer_save": (c_int, [c_void_p, c_int64, POINTER(c_int), _ERROR]),

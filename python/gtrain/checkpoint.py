@@ -1,9 +1,9 @@
 """Checkpointer: named arrays, saved beside training, committed whole or not at all."""
 import ctypes
-from ctypes import byref, c_int, c_int64, c_void_p
+from ctypes import byref, c_int, c_int64, c_uint64, c_void_p
 
 from . import _library
-from ._buffers import Buffer
+from ._buffers import NAMES, Buffer
 from ._errors import FailedPrecondition, InvalidArgument
 from .session import milliseconds
 
@@ -62,6 +62,24 @@ class Checkpointer:
                           len(buffer.shape), buffer.dtype)
             self._buffers[name] = buffer
 
+    def sharded(self, name, array, shape, mesh, split=(), only=None, dtype=None):
+        """Registers this rank's part of a tensor of the global `shape`: array.shape is that of mesh.box(...).
+
+        `array` is None, with its dtype by name, where this rank holds nothing. Every rank registers every tensor. It is
+        restored at any other world size and under any other layout.
+        """
+        buffer = None if array is None else self._claim(name, array)
+        box = mesh.box(shape, self._session.rank, split, only)
+        mine = None if box is None else tuple(s.stop - s.start for s in box)
+        if buffer is not None and buffer.shape != mine:
+            raise InvalidArgument(f"{name}: the array has the shape {buffer.shape}, this rank holds {mine or 'nothing'}")
+        code = buffer.dtype if buffer is not None else NAMES.get(dtype)
+        if code is None:
+            raise InvalidArgument(f"{name}: without an array, dtype is one of " + ", ".join(NAMES))
+        _library.call("gtrain_checkpointer_add_sharded", self.handle, name.encode(), buffer and buffer.address,
+                      (c_int64 * len(shape))(*shape), len(shape), byref(mesh.sharding(split, only)), code)
+        self._buffers[name] = buffer
+
     def per_rank(self, name, data):
         """Registers state of this rank alone; the same rank number gets it back."""
         buffer = self._claim(name, data)
@@ -74,6 +92,13 @@ class Checkpointer:
         _library.call("gtrain_checkpointer_restore", self.handle, byref(step))
         return None if step.value < 0 else step.value
 
+    @property
+    def restored_bytes(self):
+        """(bytes of this rank's state, bytes read from storage for them) of the last restore."""
+        needed, read = c_uint64(), c_uint64()
+        _library.call("gtrain_checkpointer_restored_bytes", self.handle, byref(needed), byref(read))
+        return needed.value, read.value
+
     def save(self, step):
         """Collective. Copies the state and returns; False when skipped because the last save is still being written."""
         saved = c_int()
@@ -81,7 +106,8 @@ class Checkpointer:
         return bool(saved.value)
 
     def save_if_due(self, step):
-        """Collective. Saves when the policy says so; call it after every step. True when it saved."""
+        """Collective. Saves when the policy says so, and once when a machine of the job is about to be taken away; call it
+        after every step. True when it saved."""
         saved = c_int()
         _library.call("gtrain_checkpointer_save_if_due", self.handle, int(step), self._session.communicator.handle,
                       byref(saved))

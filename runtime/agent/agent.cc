@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "absl/strings/ascii.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "base/clock.h"
@@ -30,8 +31,10 @@
 #include "launcher/spec/print.h"
 #include "runtime/agent/keeper_set.h"
 #include "runtime/agent/node.h"
+#include "runtime/agent/notice_watch.h"
 #include "runtime/core/agent_core.h"
 #include "runtime/keeper/posix.h"
+#include "runtime/wire/build_version.h"
 #include "runtime/wire/codec.h"
 #include "runtime/zmq/client.h"
 #include "runtime/zmq/control_client.h"
@@ -44,7 +47,10 @@ namespace gtrain::agent {
 namespace {
 
 constexpr absl::Duration kJoinPatience = absl::Seconds(30);
+constexpr absl::Duration kAdoptPatience = absl::Seconds(5);
+constexpr absl::Duration kRefusedPatience = absl::Seconds(20);
 constexpr absl::Duration kLeavePatience = absl::Seconds(20);
+constexpr absl::Duration kFarewellPatience = absl::Seconds(2);
 constexpr absl::Duration kPortsEvery = absl::Seconds(20);
 constexpr absl::Duration kComplainEvery = absl::Seconds(15);
 constexpr int kPortsOffered = 16;
@@ -100,10 +106,12 @@ class Agent {
   core::AgentConfig Config(int living_keepers);
   Incarnation ChooseIncarnation(const std::string& boot_id, int living_keepers);
   absl::Status WaitForKeepers();
+  void TellKeepers();
 
   void Turn();
   void Wait();
   void WatchConnection();
+  void GiveUpIfRefused();
   void ReadHead();
   void Step(const core::AgentEvent& event);
   void Do(core::ToHead& effect);
@@ -125,11 +133,14 @@ class Agent {
   net::ZmqClient* zmq_ = nullptr;  // of transport_, to ask why there is no connection
   std::unique_ptr<KeeperSet> keepers_;
   std::optional<core::AgentCore> core_;
+  std::unique_ptr<NoticeWatch> notices_;  // null: nobody is asked
   bool connected_ = false;
   Instant next_ports_, next_complaint_;
   Instant needed_at_;                    // when it last had a head or a keeper
   std::vector<core::AgentEvent> later_;  // made by effects
   std::optional<absl::Status> leave_;
+  bool leave_after_keepers_ = false;
+  std::optional<Instant> refused_since_;  // the head answers, but not to our key
   bool terminated_ = false;
 };
 
@@ -206,8 +217,12 @@ core::AgentConfig Agent::Config(int living_keepers) {
   config.boot_id = BootId();
   config.incarnation = ChooseIncarnation(config.boot_id, living_keepers);
   config.hostname = options_.hostname.empty() ? Hostname() : options_.hostname;
-  config.version = GTRAIN_VERSION;
+  config.version = wire::kThisBuild.text;
+  config.protocol = wire::kThisBuild.protocol;
+  config.keeper_protocol = wire::kThisBuild.keeper_protocol;
   config.inventory = detect::DetectInventory({.cpus = options_.cpus, .fake_gpus = options_.fake_gpus});
+  if (!absl::SimpleAtoi(keeper::ReadSmallFile("/proc/sys/kernel/pid_max"), &config.pid_max))
+    config.pid_max = 0;
   config.labels = options_.labels;
   config.own_env = OwnEnvironment();
   config.parse_spec = [](absl::string_view text) { return spec::ParseCanonical(text); };
@@ -218,6 +233,20 @@ core::AgentConfig Agent::Config(int living_keepers) {
   };
   config.port_is_free = [](const std::string&, int port) { return PortIsFree(port); };
   config.make_token = [] { return net::RandomHex(16); };
+  config.pack_grant = [](const core::GenerationGrant& grant) {
+    return wire::Encode(core::StartGeneration{HeadEpoch{}, grant});
+  };
+  config.unpack_grant = [](const std::string& bytes) -> absl::StatusOr<core::GenerationGrant> {
+    GT_ASSIGN_OR_RETURN(core::Message message, wire::Decode(bytes, wire::Sender::kHead));
+    if (auto* start = std::get_if<core::StartGeneration>(&message)) return std::move(start->grant);
+    return absl::InvalidArgumentError("not a grant");
+  };
+  config.epoch_path = options_.state_dir + "/head-epoch";
+  const std::vector<std::string> words = absl::StrSplit(keeper::ReadSmallFile(config.epoch_path), '\n');
+  if (words.size() >= 3 && words[2] == config.cluster.value &&
+      absl::SimpleAtoi(words[0], &config.epoch.value)) {
+    config.epoch_proof = words[1];
+  }
   return config;
 }
 
@@ -241,9 +270,10 @@ absl::Status Agent::Prepare() {
   next_ports_ = clock_.Now() + kPortsEvery;
   next_complaint_ = clock_.Now() + kComplainEvery;
   needed_at_ = clock_.Now();
-  // What the keepers hold must be in the first hello.
-  const Instant deadline = clock_.Now() + absl::Seconds(5);
-  while (living > 0 && keepers_->busy() && clock_.Now() < deadline) Turn();
+  GT_ASSIGN_OR_RETURN(notices_, WatchNotices(options_.notices));
+  // What the keepers hold must be in the first hello, and what a dead keeper left must be gone before it.
+  const Instant deadline = clock_.Now() + kAdoptPatience;
+  while (keepers_->busy() && clock_.Now() < deadline) Turn();
   for (int i = 0; living > 0 && i < 5; ++i) Turn();
   return Connect();
 }
@@ -251,11 +281,25 @@ absl::Status Agent::Prepare() {
 absl::Status Agent::Serve() {
   while (!leave_ && !terminated_) Turn();
   if (terminated_) {
+    TellKeepers();
     LogInfo("the agent ends; ranks keep running for the next one");
     return absl::OkStatus();
   }
-  if (leave_->ok()) return WaitForKeepers();
-  return *leave_;
+  if (!leave_after_keepers_ && !leave_->ok()) return *leave_;
+  const absl::Status gone = WaitForKeepers();
+  return leave_->ok() ? gone : *leave_;
+}
+
+// What the head ordered is heard by the keepers, whatever ends this agent next: a stop in particular, which
+// nobody might repeat.
+void Agent::TellKeepers() {
+  const Instant deadline = clock_.Now() + kFarewellPatience;
+  while (keepers_->unsent() && clock_.Now() < deadline) {
+    (void)keepers_->Poll(clock_.Now());  // their reports are repeated to the next agent
+    std::vector<pollfd> fds;
+    keepers_->AddPollFds(&fds);
+    if (keepers_->unsent()) poll(fds.data(), fds.size(), 10);
+  }
 }
 
 absl::Status Agent::WaitForKeepers() {
@@ -290,6 +334,9 @@ void Agent::Turn() {
     next_ports_ = clock_.Now() + kPortsEvery;
     Step(core::FreePorts{ProbeFreePorts(kPortsOffered, &rng_)});
   }
+  if (notices_ != nullptr) {
+    if (std::optional<core::NodeNotice> said = notices_->Take()) Step(core::CloudSays{*std::move(said)});
+  }
   std::vector<core::AgentEvent> events;
   events.swap(later_);
   for (const core::AgentEvent& event : events) Step(event);
@@ -314,10 +361,25 @@ void Agent::WatchConnection() {
       Step(core::HeadDown{});
     }
   }
+  GiveUpIfRefused();
   if (connected_ || clock_.Now() < next_complaint_) return;
   next_complaint_ = clock_.Now() + kComplainEvery;
   LogWarning("no connection to the head at ", membership_.endpoint,
              zmq_ == nullptr ? "" : absl::StrCat(": ", zmq_->status().message()));
+}
+
+// A key that was revoked while the agent was away gets no other answer than this. It may also be about to be
+// put on the list, and whoever sits between could feign it: hence the patience, and ranks are left to their
+// keepers.
+void Agent::GiveUpIfRefused() {
+  if (zmq_ == nullptr || connected_ || !zmq_->KeyRefused()) return refused_since_.reset();
+  if (!refused_since_) refused_since_ = clock_.Now();
+  if (leave_ || clock_.Now() - *refused_since_ < kRefusedPatience) return;
+  leave_ = absl::PermissionDeniedError(
+      absl::StrCat("the head at ", membership_.endpoint, " has refused the key of this node (", node_.value,
+                   ") for ", absl::FormatDuration(kRefusedPatience),
+                   ": it was revoked, or never joined. Remove node.key and cluster.json in ",
+                   options_.state_dir, " and join as a new node with a token of `gtrain token create`"));
 }
 
 void Agent::ReadHead() {
@@ -363,14 +425,18 @@ void Agent::Do(core::MakeDirectory& effect) {
 
 void Agent::Do(core::ReadLog& effect) {
   auto piece = ReadLogPiece(effect.path, effect.offset);
+  std::error_code ignored;
   core::AgentAnswer answer;
   answer.query = effect.query;
   if (piece.ok()) {
     answer.text = std::move(piece->text);
     answer.next_offset = piece->next_offset;
     answer.end = effect.ended && piece->at_end;
-  } else if (absl::IsNotFound(piece.status()) && !effect.ended) {  // not started yet
-    answer.next_offset = effect.offset;
+  } else if (absl::IsNotFound(piece.status()) &&
+             (!effect.ended ||
+              std::filesystem::exists(std::filesystem::path(effect.path).parent_path(), ignored))) {
+    answer.next_offset = effect.offset;  // nothing was written: the first byte makes the file
+    answer.end = effect.ended;
   } else {
     answer.ok = false;
     answer.text = std::string(piece.status().message());
@@ -391,7 +457,9 @@ void Agent::Do(core::ReadStacks& effect) {
 }
 
 void Agent::Do(core::Leave& effect) {
-  if (!leave_) leave_ = effect.status;
+  if (leave_) return;
+  leave_ = effect.status;
+  leave_after_keepers_ = effect.after_keepers;
 }
 
 }  // namespace

@@ -12,6 +12,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "base/ids.h"
+#include "runtime/agent/notice_watch.h"
 #include "runtime/port/transport.h"
 
 namespace gtrain::agent {
@@ -31,6 +32,7 @@ struct AgentOptions {
   std::string address;   // data-plane address; empty = local address of the route that reaches the head
   std::string hostname;  // empty = the machine's
   std::map<std::string, std::string> labels;
+  NoticeOptions notices;      // of the machine's cloud; off by default
   int fake_gpus = 0;          // tests: pretend that many GPUs instead of asking the driver
   int cpus = 0;               // 0 = those this process may use
   std::string keeper_binary;  // empty = gtrain-keeper beside this program

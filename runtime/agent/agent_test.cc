@@ -329,7 +329,7 @@ TEST_F(AgentTest, ExitsDuringTheAgentsAbsenceAreInTheNextHello) {  // P4
   KillAgent(SIGTERM);
   std::ofstream(base_ + "/go") << "go";
   ASSERT_EQ(KeeperDirs().size(), 1u);
-  ASSERT_TRUE(Until([&] { return fs::exists(KeeperDirs()[0] + "/exits/1-0"); }));
+  ASSERT_TRUE(Until([&] { return fs::exists(KeeperDirs()[0] + "/exits/1"); }));
   StartAgent();
   const auto* hello = Wait<core::AgentHello>([](const core::AgentHello&) { return true; });
   ASSERT_EQ(hello->held.size(), 1u);
@@ -367,6 +367,23 @@ TEST_F(AgentTest, RevokeEndsRanksAndTheNextGenerationRuns) {
   Launch("exit 11", 1, 2);
   ASSERT_NE(Wait<core::RankExited>([](const core::RankExited& e) { return e.exit.exit_code == 11; }),
             nullptr);
+}
+
+// P4: a stop that the agent had heard is carried out, though the agent itself is told to end in the same
+// moment.
+TEST_F(AgentTest, AStopIsPassedOnByAnAgentThatEnds) {
+  StartAgent();
+  Launch("sleep 3600", 1);
+  const int64_t pid = WaitRunning(0);
+  ASSERT_GT(pid, 0);
+  kill(agent_, SIGSTOP);
+  Send(core::Revoke{{1}, kJob, {1}, core::EndMode::kStopNow, absl::ZeroDuration(), "stopped by ada"});
+  kill(agent_, SIGTERM);
+  KillAgent(SIGCONT);
+  EXPECT_TRUE(Until([&] { return !Alive(pid); }));
+  for (const std::string& dir : KeeperDirs()) {
+    EXPECT_TRUE(Until([&] { return !host::KeeperPid(dir).ok(); })) << "nobody is left to tell it to go";
+  }
 }
 
 TEST_F(AgentTest, OneAgentAStateDirectory) {

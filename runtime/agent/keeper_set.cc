@@ -5,15 +5,18 @@
 
 #include <poll.h>
 
+#include <algorithm>
 #include <filesystem>
 
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/time/clock.h"
 #include "base/file.h"
 #include "base/logging.h"
 #include "base/status_macros.h"
 #include "runtime/keeper/posix.h"
+#include "runtime/wire/build_version.h"
 
 namespace gtrain::agent {
 
@@ -30,6 +33,15 @@ std::string FolderName(const JobId& job) {
   uint64_t hash = 1469598103934665603u;  // FNV-1a
   for (unsigned char c : job.value) hash = (hash ^ c) * 1099511628211u;
   return absl::StrFormat("%016x", hash);
+}
+
+// True when processes of a dead keeper outlive a moment of SIGKILL.
+bool Unkillable(const std::string& dir) {
+  for (int tries = 0; host::KillOrphans(dir) > 0; ++tries) {
+    if (tries == 50) return true;
+    absl::SleepFor(absl::Milliseconds(20));
+  }
+  return false;
 }
 
 const char* WhyLost(bool quitting) {
@@ -60,6 +72,8 @@ absl::StatusOr<int> KeeperSet::AdoptAll(Instant now) {
       handle.was_up = true;
     } else {
       Lose(handle, now, "the keeper died while no agent was running");
+      if (Unkillable(dir))
+        ++living;  // so this is still the node's old incarnation: what made it unclean lives (P10)
     }
   }
   return living;
@@ -102,8 +116,8 @@ void KeeperSet::Connect(Handle& handle, Instant now) {
     handle.client = *std::move(client);
     handle.phase = Phase::kUp;
     handle.was_up = true;
-    handle.client->Send(
-        keeper::Attach{keeper::kAgentProtocol, static_cast<uint64_t>(absl::ToInt64Milliseconds(lease_))});
+    handle.client->Send(keeper::Attach{wire::kThisBuild.keeper_protocol,
+                                       static_cast<uint64_t>(absl::ToInt64Milliseconds(lease_))});
     for (const keeper::Command& command : handle.pending) handle.client->Send(command);
     handle.pending.clear();
     return;
@@ -143,7 +157,7 @@ bool KeeperSet::Sweep(const JobId& job, Handle& handle, Instant now, std::vector
       job, left == 0,
       left == 0 ? handle.reason
                 : absl::StrCat(handle.reason, "; ", left, " of its processes survived SIGKILL")});
-  host::RemoveKeeperDir(handle.dir);
+  if (left == 0) host::RemoveKeeperDir(handle.dir);  // else the next agent still finds them by it
   return true;
 }
 
@@ -175,9 +189,16 @@ void KeeperSet::AddPollFds(std::vector<pollfd>* fds) const {
   }
 }
 
+bool KeeperSet::unsent() const {
+  return std::any_of(keepers_.begin(), keepers_.end(), [](const auto& item) {
+    const Handle& handle = item.second;
+    return !handle.pending.empty() || (handle.client != nullptr && handle.client->wants_write());
+  });
+}
+
 bool KeeperSet::busy() const {
   for (const auto& [job, handle] : keepers_) {
-    if (handle.phase != Phase::kUp) return true;
+    if (handle.phase != Phase::kUp || handle.quitting) return true;
   }
   return false;
 }

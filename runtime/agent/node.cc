@@ -150,7 +150,7 @@ std::string ReadProcessStacks(int64_t pid) {
     const std::string state =
         close == std::string::npos || close + 2 >= stat.size() ? "?" : stat.substr(close + 2, 1);
     absl::StrAppend(&text, "thread ", task.path().filename().string(), " (", part("comm"), ") state ", state,
-                    ", waits in ", part("wchan"), "\n");
+                    ", waits in ", part("wchan"), ", system call ", part("syscall"), "\n");
     const std::string stack = part("stack");
     if (!stack.empty()) absl::StrAppend(&text, stack, "\n");
   }

@@ -1,5 +1,7 @@
 // Checkpoints of gtrain_c.h.
+#include <algorithm>
 #include <cmath>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -10,6 +12,7 @@ namespace gtrain::capi {
 namespace {
 
 constexpr int kDimensionsMax = 32;
+constexpr int kAxesMax = 64;
 
 absl::StatusOr<CheckpointOptions> OptionsFrom(const gtrain_checkpoint_options* in) {
   CheckpointOptions options;
@@ -41,14 +44,71 @@ absl::Status Open(gtrain_session* session, const gtrain_checkpoint_options* in, 
   return absl::OkStatus();
 }
 
+absl::StatusOr<std::vector<int64_t>> ShapeFrom(const int64_t* shape, int dimensions) {
+  if (dimensions < 0 || dimensions > kDimensionsMax || (dimensions > 0 && shape == nullptr)) {
+    return absl::InvalidArgumentError(absl::StrCat("a tensor has 0 to ", kDimensionsMax, " dimensions"));
+  }
+  return std::vector<int64_t>(shape, shape + dimensions);
+}
+
+// An array of the caller's, each item by `item`.
+template <typename In, typename Out, typename Item>
+absl::Status ReadArray(const In* in, int count, std::vector<Out>* out, Item item) {
+  if (count < 0 || count > kAxesMax || (count > 0 && in == nullptr)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("an array of gtrain_sharding has 0 to ", kAxesMax, " items"));
+  }
+  for (int i = 0; i < count; ++i) out->push_back(item(in[i]));
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Sharding> ShardingFrom(const gtrain_sharding* in) {
+  if (in == nullptr || in->size < sizeof(gtrain_sharding)) {
+    return absl::InvalidArgumentError("`size` of gtrain_sharding is not its sizeof");
+  }
+  Sharding out;
+  const auto text = [](const char* name) { return std::string(name == nullptr ? "" : name); };
+  GT_RETURN_IF_ERROR(ReadArray(in->mesh, in->axes, &out.mesh, [&](const gtrain_mesh_axis& a) {
+    return MeshAxis{text(a.name), a.size};
+  }));
+  GT_RETURN_IF_ERROR(ReadArray(in->splits, in->split_count, &out.splits, [&](const gtrain_split& s) {
+    return Split{s.dimension, text(s.axis)};
+  }));
+  GT_RETURN_IF_ERROR(ReadArray(in->only, in->only_count, &out.only, [&](const gtrain_only& o) {
+    return Only{text(o.axis), o.index};
+  }));
+  return out;
+}
+
+absl::Status LocalBoxTo(const int64_t* shape, int dimensions, const gtrain_sharding* sharding, int rank,
+                        int64_t* begin, int64_t* local_shape, int* holds) {
+  GT_ASSIGN_OR_RETURN(const std::vector<int64_t> global, ShapeFrom(shape, dimensions));
+  if (dimensions > 0 && (begin == nullptr || local_shape == nullptr))
+    return absl::InvalidArgumentError("`begin` or `local_shape` is NULL");
+  GT_ASSIGN_OR_RETURN(const Sharding how, ShardingFrom(sharding));
+  GT_ASSIGN_OR_RETURN(const LocalBox box, LocalBoxOf(global, how, rank));
+  std::copy(box.begin.begin(), box.begin.end(), begin);
+  std::copy(box.shape.begin(), box.shape.end(), local_shape);
+  if (holds != nullptr) *holds = box.holds ? 1 : 0;
+  return absl::OkStatus();
+}
+
+absl::Status AddSharded(gtrain_checkpointer* handle, const char* name, void* data, const int64_t* shape,
+                        int dimensions, const gtrain_sharding* sharding, gtrain_dtype dtype) {
+  GT_RETURN_IF_ERROR(CheckHandle(handle));
+  if (name == nullptr) return absl::InvalidArgumentError("the name is NULL");
+  GT_ASSIGN_OR_RETURN(std::vector<int64_t> global, ShapeFrom(shape, dimensions));
+  GT_ASSIGN_OR_RETURN(const Sharding how, ShardingFrom(sharding));
+  GT_ASSIGN_OR_RETURN(const DType type, DTypeFrom(dtype));
+  GT_RETURN_IF_ERROR(CheckBuffer(data, 0, type));
+  return handle->checkpointer->AddSharded(name, data, std::move(global), how, type);
+}
+
 absl::Status AddReplicated(gtrain_checkpointer* handle, const char* name, void* data, const int64_t* shape,
                            int dimensions, gtrain_dtype dtype) {
   GT_RETURN_IF_ERROR(CheckHandle(handle));
   if (name == nullptr) return absl::InvalidArgumentError("the name is NULL");
-  if (dimensions < 0 || dimensions > kDimensionsMax || (dimensions > 0 && shape == nullptr)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(name, ": a tensor has 0 to ", kDimensionsMax, " dimensions"));
-  }
+  GT_ASSIGN_OR_RETURN(const std::vector<int64_t> global, ShapeFrom(shape, dimensions));
   GT_ASSIGN_OR_RETURN(const DType type, DTypeFrom(dtype));
   size_t count = 1;
   for (int d = 0; d < dimensions; ++d) {
@@ -57,8 +117,7 @@ absl::Status AddReplicated(gtrain_checkpointer* handle, const char* name, void* 
     }
   }
   GT_RETURN_IF_ERROR(CheckBuffer(data, count, type));
-  return handle->checkpointer->AddReplicated(name, data, std::vector<int64_t>(shape, shape + dimensions),
-                                             type);
+  return handle->checkpointer->AddReplicated(name, data, global, type);
 }
 
 absl::Status StoreSaved(absl::StatusOr<bool> result, int* saved) {
@@ -89,6 +148,35 @@ gtrain_status gtrain_checkpointer_add_replicated(gtrain_checkpointer* checkpoint
       error, [&] { return gtrain::capi::AddReplicated(checkpointer, name, data, shape, dimensions, dtype); });
 }
 
+gtrain_status gtrain_checkpointer_add_sharded(gtrain_checkpointer* checkpointer, const char* name, void* data,
+                                              const int64_t* shape, int dimensions,
+                                              const gtrain_sharding* sharding, gtrain_dtype dtype,
+                                              gtrain_error* error) {
+  return Call(error, [&] {
+    return gtrain::capi::AddSharded(checkpointer, name, data, shape, dimensions, sharding, dtype);
+  });
+}
+
+gtrain_status gtrain_local_box(const int64_t* shape, int dimensions, const gtrain_sharding* sharding,
+                               int rank, int64_t* begin, int64_t* local_shape, int* holds,
+                               gtrain_error* error) {
+  return Call(error, [&] {
+    return gtrain::capi::LocalBoxTo(shape, dimensions, sharding, rank, begin, local_shape, holds);
+  });
+}
+
+gtrain_status gtrain_checkpointer_restored_bytes(gtrain_checkpointer* checkpointer, uint64_t* bytes,
+                                                 uint64_t* bytes_read, gtrain_error* error) {
+  return Call(error, [&]() -> absl::Status {
+    GT_RETURN_IF_ERROR(CheckHandle(checkpointer));
+    if (bytes == nullptr || bytes_read == nullptr)
+      return absl::InvalidArgumentError("`bytes` or `bytes_read` is NULL");
+    *bytes = checkpointer->restored.bytes;
+    *bytes_read = checkpointer->restored.bytes_read;
+    return absl::OkStatus();
+  });
+}
+
 gtrain_status gtrain_checkpointer_add_per_rank(gtrain_checkpointer* checkpointer, const char* name,
                                                void* data, size_t bytes, gtrain_error* error) {
   return Call(error, [&]() -> absl::Status {
@@ -107,6 +195,7 @@ gtrain_status gtrain_checkpointer_restore(gtrain_checkpointer* checkpointer, int
     *step = -1;
     GT_ASSIGN_OR_RETURN(const std::optional<gtrain::RestoredStep> restored,
                         checkpointer->checkpointer->Restore());
+    checkpointer->restored = restored.value_or(gtrain::RestoredStep());
     if (restored.has_value()) *step = restored->step;
     return absl::OkStatus();
   });

@@ -46,6 +46,7 @@ struct gtrain_checkpointer {
   pid_t owner = getpid();
   std::shared_ptr<gtrain::Session> session;
   std::unique_ptr<gtrain::Checkpointer> checkpointer;
+  gtrain::RestoredStep restored;  // by the last restore
 };
 
 namespace gtrain::capi {

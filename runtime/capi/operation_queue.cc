@@ -20,21 +20,21 @@ std::thread StartWithoutSignals(std::function<void()> body) {
 }  // namespace
 
 void Operation::Finish(absl::Status status) {
-  absl::MutexLock lock(&mu_);
+  MutexLock lock(&mu_);
   status_ = std::move(status);
 }
 
 std::optional<absl::Status> Operation::Wait(absl::Duration timeout) {
-  absl::MutexLock lock(&mu_);
+  MutexLock lock(&mu_);
   auto done = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return status_.has_value(); };
-  mu_.AwaitWithTimeout(absl::Condition(&done), timeout);
+  mu_.AwaitFor(timeout, done);
   return status_;
 }
 
 OperationQueue::~OperationQueue() {
   std::deque<Item> cancelled;
   {
-    absl::MutexLock lock(&mu_);
+    MutexLock lock(&mu_);
     closing_ = true;
     cancelled.swap(items_);
   }
@@ -45,7 +45,7 @@ OperationQueue::~OperationQueue() {
 absl::StatusOr<std::shared_ptr<Operation>> OperationQueue::Submit(Work work) {
   auto operation = std::make_shared<Operation>();
   {
-    absl::MutexLock lock(&mu_);
+    MutexLock lock(&mu_);
     if (items_.size() >= kOperationsMax) {
       return absl::ResourceExhaustedError("256 operations are waiting: wait for some of them first");
     }
@@ -57,10 +57,11 @@ absl::StatusOr<std::shared_ptr<Operation>> OperationQueue::Submit(Work work) {
 
 absl::Status OperationQueue::RunNow(const Work& work) {
   {
-    absl::MutexLock lock(&mu_);
+    MutexLock lock(&mu_);
     // Each piece of work ends by its own deadline; the sum of them is the longest that this can take.
     const absl::Duration longest = work_timeout_ * static_cast<double>(items_.size() + 2);
-    if (!mu_.AwaitWithTimeout(absl::Condition(this, &OperationQueue::Idle), longest)) {
+    const auto idle = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return !busy_ && items_.empty(); };
+    if (!mu_.AwaitFor(longest, idle)) {
       return absl::DeadlineExceededError("the operations queued before this one did not end");
     }
   }
@@ -68,12 +69,14 @@ absl::Status OperationQueue::RunNow(const Work& work) {
 }
 
 void OperationQueue::Loop() {
+  const auto work_or_closing = [this]()
+                                   ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return closing_ || !items_.empty(); };
   for (;;) {
     Item item;
     {
-      absl::MutexLock lock(&mu_);
+      MutexLock lock(&mu_);
       busy_ = false;
-      mu_.Await(absl::Condition(this, &OperationQueue::HasWorkOrClosing));
+      mu_.Await(work_or_closing);
       if (closing_) return;
       item = std::move(items_.front());
       items_.pop_front();

@@ -10,8 +10,8 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
+#include "base/mutex.h"
 
 namespace gtrain::capi {
 
@@ -23,7 +23,7 @@ class Operation {
   std::optional<absl::Status> Wait(absl::Duration timeout);
 
  private:
-  absl::Mutex mu_;
+  Mutex mu_;
   std::optional<absl::Status> status_ ABSL_GUARDED_BY(mu_);
 };
 
@@ -50,11 +50,9 @@ class OperationQueue {
   };
 
   void Loop();
-  bool HasWorkOrClosing() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return closing_ || !items_.empty(); }
-  bool Idle() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return !busy_ && items_.empty(); }
 
   const absl::Duration work_timeout_;
-  absl::Mutex mu_;
+  Mutex mu_;
   std::deque<Item> items_ ABSL_GUARDED_BY(mu_);
   bool busy_ ABSL_GUARDED_BY(mu_) = false;
   bool closing_ ABSL_GUARDED_BY(mu_) = false;

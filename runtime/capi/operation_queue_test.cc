@@ -6,7 +6,7 @@
 #include <stdexcept>
 #include <vector>
 
-#include "absl/synchronization/notification.h"
+#include "base/mutex.h"
 #include "gtest/gtest.h"
 
 namespace gtrain::capi {
@@ -43,14 +43,14 @@ TEST(OperationQueue, RunsInOrderAndDirectCallsWaitTheirTurn) {
 
 TEST(OperationQueue, IsBoundedAndCancelsWhatHasNotBegun) {
   auto queue = std::make_unique<OperationQueue>(kLong);
-  absl::Notification go, begun;
+  Notification go, begun;
   auto first = queue->Submit([&] {
     begun.Notify();
-    go.WaitForNotificationWithTimeout(kLong);
+    go.WaitFor(kLong);
     return absl::OkStatus();
   });
   ASSERT_TRUE(first.ok());
-  ASSERT_TRUE(begun.WaitForNotificationWithTimeout(kLong));
+  ASSERT_TRUE(begun.WaitFor(kLong));
   EXPECT_FALSE((*first)->Wait(absl::Milliseconds(1)).has_value());
   std::shared_ptr<Operation> last;
   for (size_t i = 0; i < OperationQueue::kOperationsMax; ++i) {

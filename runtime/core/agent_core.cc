@@ -9,6 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "base/probe.h"
 #include "base/units.h"
 #include "runtime/core/agent_core_impl.h"
 #include "runtime/core/rank_environment.h"
@@ -48,8 +49,8 @@ AgentStep AgentCore::Impl::Step(const AgentEvent& event, Instant now) {
   why_.clear();
   std::visit([this](const auto& value) { On(value); }, event);
   if (leaving_ && !HasLiveGeneration()) {
-    effects_.push_back(Leave{absl::OkStatus()});
-    leaving_ = false;
+    effects_.push_back(Leave{*leaving_, true});
+    leaving_.reset();
   }
   return {std::move(effects_), std::move(why_)};
 }
@@ -99,6 +100,38 @@ void AgentCore::Impl::On(const HeadDown&) { connected_ = welcomed_ = false; }
 
 void AgentCore::Impl::On(const FreePorts& event) { free_ports_ = event.ports; }
 
+// The same notice again is news only when it comes nearer, an answer without one only after one, or once: the
+// head may remember a notice that was taken back while no agent was running.
+void AgentCore::Impl::On(const CloudSays& event) {
+  constexpr absl::Duration kNearer = absl::Seconds(1);
+  const NodeNotice& notice = event.notice;
+  const bool same = notice.kind == notice_.kind && notice.id == notice_.id;
+  if (notice_sequence_ > 0 && same && now_ + notice.left + kNearer > notice_at_) return;
+  notice_ = notice;
+  notice_at_ = now_ + notice.left;
+  ++notice_sequence_;
+  notice_acked_ = false;
+  if (notice.kind != NoticeKind::kNone || notice_sequence_ > 1) {
+    why_ = absl::StrCat("the cloud says: ",
+                        notice.kind == NoticeKind::kNone
+                            ? "the notice is taken back"
+                            : absl::StrCat(notice.source, ", ", Name(notice.kind), " in ",
+                                           PrintDuration(absl::Floor(notice.left, absl::Seconds(1)))));
+  }
+  TellNotice();
+}
+
+void AgentCore::Impl::TellNotice() {
+  if (notice_sequence_ == 0 || notice_acked_) return;
+  NodeNotice notice = notice_;
+  notice.left = std::max(absl::ZeroDuration(), notice_at_ - now_);
+  Tell(NoticeSeen{notice_sequence_, std::move(notice)});
+}
+
+void AgentCore::Impl::Hear(const AckNotice& ack) {
+  if (ack.sequence == notice_sequence_) notice_acked_ = true;
+}
+
 void AgentCore::Impl::SayHello() {
   next_hello_ = now_ + kHelloEvery;
   AgentHello hello;
@@ -108,24 +141,49 @@ void AgentCore::Impl::SayHello() {
   hello.hostname = config_.hostname;
   hello.address = address_;
   hello.version = config_.version;
+  hello.protocol = config_.protocol;
   hello.inventory = config_.inventory;
   hello.labels = config_.labels;
   hello.free_ports = free_ports_;
+  hello.epoch = epoch_;
+  hello.epoch_proof = epoch_proof_;
+  hello.order = last_hello_ = std::max(last_hello_ + 1, static_cast<uint64_t>(now_.ns));
+  hello.held = Held();
+  effects_.push_back(ToHead{std::move(hello)});
+}
+
+std::vector<HeldGeneration> AgentCore::Impl::Held() const {
+  std::vector<HeldGeneration> all;
   for (const auto& [job, record] : jobs_) {
     for (const auto& [number, generation] : record.generations) {
       HeldGeneration held;
       held.job = job;
       held.generation = number;
       held.revoked = record.revoked;
+      held.stopping = record.stopping;
       for (const auto& [rank, info] : generation.ranks) {
         if (!info.exit) held.live.push_back(info.status);
         if (info.exit && !info.acked) held.exited.push_back(*info.exit);
       }
-      if (!held.live.empty() || !held.exited.empty() || !generation.gone)
-        hello.held.push_back(std::move(held));
+      if (!held.live.empty() || !held.exited.empty() || !generation.gone) all.push_back(std::move(held));
     }
   }
-  effects_.push_back(ToHead{std::move(hello)});
+  return all;
+}
+
+// The head has lost its records, or came back with older ones; exits it once acknowledged are news to it
+// again.
+void AgentCore::Impl::Describe() {
+  std::vector<HeldGeneration> all = Held();
+  std::reverse(all.begin(), all.end());  // the newest generation of a job first
+  for (HeldGeneration& held : all) {
+    const AgentGeneration& generation = jobs_.at(held.job).generations.at(held.generation);
+    if (generation.grant.ranks.empty()) continue;  // adopted from a keeper of an older agent
+    for (const auto& [rank, info] : generation.ranks) {
+      if (info.exit && info.acked) held.exited.push_back(*info.exit);
+    }
+    Tell(GenerationDescribed{std::move(held), generation.grant, generation.checkpoint});
+  }
 }
 
 void AgentCore::Impl::Tell(Message message) {
@@ -137,7 +195,10 @@ void AgentCore::Impl::Command(const JobId& job, keeper::Command command) {
 }
 
 bool AgentCore::Impl::Fresh(HeadEpoch epoch) {
-  if (epoch < epoch_) return false;
+  if (epoch < epoch_) {
+    GT_PROBE("agent.old_epoch_ignored");
+    return false;
+  }
   epoch_ = epoch;
   heard_at_ = now_;
   return true;
@@ -172,6 +233,15 @@ void AgentCore::Impl::Hear(const AgentWelcome& welcome) {
   fence_after_ = welcome.fence_after;
   next_heartbeat_ = now_ + heartbeat_interval_;
   why_ = absl::StrCat("welcomed by the head, epoch ", welcome.epoch.value);
+  if (welcome.epoch_proof != epoch_proof_) {
+    epoch_proof_ = welcome.epoch_proof;
+    if (!config_.epoch_path.empty()) {
+      effects_.push_back(WriteFile{config_.epoch_path, absl::StrCat(epoch_.value, "\n", epoch_proof_, "\n",
+                                                                    config_.cluster.value, "\n")});
+    }
+  }
+  if (welcome.describe) Describe();
+  notice_acked_ = false;
   RepeatUnacknowledged();
   for (auto& [job, record] : jobs_) {
     for (auto& [number, generation] : record.generations) {
@@ -192,9 +262,15 @@ void AgentCore::Impl::Hear(const AgentWelcome& welcome) {
 
 void AgentCore::Impl::Hear(const AgentRefused& refused) {
   welcomed_ = false;
-  effects_.push_back(
-      Leave{absl::FailedPreconditionError(absl::StrCat("the head refused this node: ", refused.reason))});
   why_ = absl::StrCat("refused: ", refused.reason);
+  const std::string sentence = absl::StrCat("the head refused this node: ", refused.reason);
+  if (!refused.revoked) {
+    effects_.push_back(Leave{absl::FailedPreconditionError(sentence)});
+    return;
+  }
+  if (leaving_) return;
+  leaving_ = absl::PermissionDeniedError(sentence);
+  for (auto& [job, record] : jobs_) Command(job, keeper::Quit{refused.reason});
 }
 
 void AgentCore::Impl::Hear(const HeartbeatAck&) {}  // Fresh() noted the time
@@ -206,6 +282,7 @@ void AgentCore::Impl::On(const AgentTick&) {
   CheckStalls();
   if (connected_ && !welcomed_ && now_ >= next_hello_) SayHello();
   if (welcomed_ && now_ - *heard_at_ > std::max(10 * heartbeat_interval_, absl::Seconds(10))) {
+    GT_PROBE("agent.greets_again");
     welcomed_ = false;  // it forgot us, or the connection is dead and does not know it: greet again
     SayHello();
   }
@@ -253,6 +330,7 @@ void AgentCore::Impl::MirrorTails() {
 }
 
 void AgentCore::Impl::RepeatUnacknowledged() {
+  TellNotice();
   for (const auto& [job, record] : jobs_) {
     for (const auto& [number, generation] : record.generations) {
       for (const auto& [rank, info] : generation.ranks) {
@@ -272,6 +350,7 @@ void AgentCore::Impl::CheckLease() {
       const bool fenced = std::all_of(generation.ranks.begin(), generation.ranks.end(),
                                       [](const auto& item) { return item.second.sdk || item.second.exit; });
       if (generation.ended || generation.gone || fenced) continue;
+      GT_PROBE("agent.lease_ends_ranks");
       End(job, record, number, EndMode::kReform, absl::Seconds(5),
           absl::StrCat("no word from the head for ", PrintDuration(absl::Floor(silent, absl::Seconds(1)))));
       break;
@@ -288,6 +367,7 @@ void AgentCore::Impl::CheckStalls() {
         if (info.exit || info.stall_told || !info.advanced_at) continue;
         if (now_ - *info.advanced_at < generation.spec.progress.stall) continue;
         info.stall_told = true;
+        GT_PROBE("agent.stall_seen");
         effects_.push_back(ReadStacks{0, job, number, rank, info.status.pid});
       }
     }
@@ -302,10 +382,7 @@ void AgentCore::Impl::On(const StacksRead& event) {
   note.text = absl::StrCat("rank ", event.rank, " made no step for ",
                            PrintDuration(absl::Floor(now_ - *rank->advanced_at, absl::Seconds(1))), " (step ",
                            rank->status.step.value_or(0), ")\n", event.text);
-  Tell(std::move(note));
-  if (generation->spec.progress.on_stall == spec::OnStall::kKill) {
-    Command(event.job, keeper::SignalRank{event.generation.value, event.rank, SIGKILL});
-  }
+  Tell(std::move(note));  // who is to be killed for it, and when, is the head's to say: it has seen all ranks
 }
 
 // ---------------------------------------------------------------- orders
@@ -327,8 +404,10 @@ void AgentCore::Impl::Hear(const Revoke& revoke) {
   if (fresh) job_order_.push_back(revoke.job);
   AgentJob& record = it->second;
   record.revoked = std::max(record.revoked, revoke.generation);
+  record.stopping = record.stopping || revoke.mode != EndMode::kReform;
   End(revoke.job, record, revoke.generation, revoke.mode, revoke.grace, revoke.reason);
   if (record.generations.count(revoke.generation) == 0) {  // never started here, or over long ago
+    GT_PROBE("agent.revoke_of_unknown");
     Tell(GenerationGone{revoke.job, revoke.generation, true, ""});
   }
 }
@@ -347,6 +426,15 @@ void AgentCore::Impl::Hear(const ExchangeTable& table) {
   CompleteExchange(table.job, *generation, table.sequence, table.blobs);
 }
 
+void AgentCore::Impl::Hear(const ExchangeMissing& missing) {
+  const AgentGeneration* generation = Find(missing.job, missing.generation);
+  if (generation == nullptr || generation->gone || generation->exchanges.count(missing.sequence) == 0) return;
+  const std::string text = MissingText(missing.sequence, missing.ranks);
+  for (const auto& [rank, info] : generation->ranks) {
+    Command(missing.job, keeper::Relay{missing.generation.value, rank, text});
+  }
+}
+
 void AgentCore::Impl::Hear(const ForgetJob& forget) {
   const auto it = jobs_.find(forget.job);
   if (it == jobs_.end()) return;
@@ -359,11 +447,13 @@ void AgentCore::Impl::Hear(const ForgetJob& forget) {
 }
 
 void AgentCore::Impl::Hear(const NoticeRanks& notice) {
-  const AgentGeneration* generation = Find(notice.job, notice.generation);
+  AgentGeneration* generation = Find(notice.job, notice.generation);
   if (generation == nullptr || generation->gone) return;
   const auto seconds = std::clamp<int64_t>(absl::ToInt64Seconds(notice.left), 0, 1'000'000);
-  Command(notice.job, keeper::Notice{notice.generation.value, static_cast<uint32_t>(seconds),
-                                     SignalNumber(generation->spec.preempt.signal)});
+  // A head that restarted, or a connection that broke, makes it come again: the signal is given once.
+  const int signal = generation->noticed ? 0 : SignalNumber(generation->spec.preempt.signal);
+  generation->noticed = true;
+  Command(notice.job, keeper::Notice{notice.generation.value, static_cast<uint32_t>(seconds), signal});
 }
 
 void AgentCore::Impl::Answer(uint64_t query, bool ok, const std::string& text) {
@@ -398,7 +488,7 @@ void AgentCore::Impl::Hear(const AgentQuery& query) {
 }
 
 void AgentCore::Impl::Hear(const AgentShutdown& shutdown) {
-  leaving_ = true;
+  leaving_ = absl::OkStatus();
   why_ = absl::StrCat("shutting down: ", shutdown.reason);
   for (auto& [job, record] : jobs_) Command(job, keeper::Quit{shutdown.reason});
 }

@@ -35,7 +35,10 @@ struct AgentConfig {
   std::string boot_id;
   std::string hostname;
   std::string version;
+  int protocol = kProtocolVersion;
+  uint32_t keeper_protocol = keeper::kAgentProtocol;
   Inventory inventory;
+  int64_t pid_max = 0;  // of the machine; 0 = unknown
   std::map<std::string, std::string> labels;
   std::map<std::string, std::string> own_env;  // of the agent: PATH, HOME.. of programs, and secrets by env
   absl::Duration heartbeat_interval = absl::Seconds(1);  // until a welcome says otherwise
@@ -46,6 +49,16 @@ struct AgentConfig {
   std::function<bool(const std::string& address, int port)> port_is_free;
   std::function<std::string(const spec::JobSpec&)> job_hash;
   std::function<std::string()> make_token;  // 32 random hex digits
+
+  // A grant as text and back, for the note that a keeper holds. Without them a restarted agent cannot
+  // describe what it adopted.
+  std::function<std::string(const GenerationGrant&)> pack_grant;
+  std::function<absl::StatusOr<GenerationGrant>(const std::string&)> unpack_grant;
+
+  // The highest head epoch heard outlives the agent in this file; empty: it does not.
+  std::string epoch_path;
+  HeadEpoch epoch;
+  std::string epoch_proof;
 };
 
 // ---------------------------------------------------------------- events
@@ -75,10 +88,13 @@ struct StacksRead {  // answer to ReadStacks that was not for a query
   int rank = 0;
   std::string text;
 };
+struct CloudSays {  // what the cloud says of this machine now; kNone: nothing. Only when it answered
+  NodeNotice notice;
+};
 struct AgentTick {};
 
-using AgentEvent =
-    std::variant<HeadUp, HeadDown, FromHead, FromKeeper, KeeperLost, FreePorts, StacksRead, AgentTick>;
+using AgentEvent = std::variant<HeadUp, HeadDown, FromHead, FromKeeper, KeeperLost, FreePorts, StacksRead,
+                                CloudSays, AgentTick>;
 
 // ---------------------------------------------------------------- effects
 
@@ -111,6 +127,7 @@ struct ReadStacks {  // answered by AgentAnswer{query}, or by the event StacksRe
 };
 struct Leave {  // the agent ends: refused or shut down
   absl::Status status;
+  bool after_keepers = false;  // they were told to quit
 };
 
 using AgentEffect = std::variant<ToHead, ToKeeper, WriteFile, MakeDirectory, ReadLog, ReadStacks, Leave>;

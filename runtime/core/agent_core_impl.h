@@ -42,12 +42,15 @@ struct AgentGeneration {
   Timeline timeline;
   std::string run_dir;
   int world_size = 0;
+  GenerationGrant grant;                       // as it came, for a head that lost its records
+  std::optional<CheckpointReport> checkpoint;  // newest
   spec::JobSpec spec;
   ProgressPatterns patterns;
   std::map<int, AgentRank> ranks;                       // local ones
   std::map<uint64_t, AgentExchange> exchanges;          // open
   std::map<uint64_t, std::vector<std::string>> tables;  // newest few, for repeats
   bool ended = false;                                   // we told the keeper
+  bool noticed = false;                                 // its ranks got the signal of a notice
   bool gone = false;
   bool clean = true;
   bool gone_told = false;
@@ -58,13 +61,17 @@ struct AgentGeneration {
 struct AgentJob {
   Generation revoked;
   std::string run_dir;
-  bool forgotten = false;  // leave once nothing is left of it
+  bool stopping = false;                // a person's stop was heard
+  bool forgotten = false;               // leave once nothing is left of it
+  bool keeper_leaves = false;           // told to go with nothing left; a grant waits for the next keeper
+  std::optional<GenerationGrant> next;  // that waits
   std::map<Generation, AgentGeneration> generations;
 };
 
 class AgentCore::Impl {
  public:
-  explicit Impl(AgentConfig config) : config_(std::move(config)) {}
+  explicit Impl(AgentConfig config)
+      : config_(std::move(config)), epoch_(config_.epoch), epoch_proof_(config_.epoch_proof) {}
 
   AgentStep Step(const AgentEvent& event, Instant now);
   std::optional<Instant> NextDeadline() const;
@@ -80,6 +87,7 @@ class AgentCore::Impl {
   void On(const KeeperLost& event);
   void On(const FreePorts& event);
   void On(const StacksRead& event);
+  void On(const CloudSays& event);
   void On(const AgentTick& event);
   bool Fresh(HeadEpoch epoch);
   void Hear(const AgentWelcome& welcome);
@@ -89,20 +97,26 @@ class AgentCore::Impl {
   void Hear(const Revoke& revoke);
   void Hear(const AckExit& ack);
   void Hear(const ExchangeTable& table);
+  void Hear(const ExchangeMissing& missing);
   void Hear(const ForgetJob& forget);
+  void Hear(const AckNotice& ack);
   void Hear(const NoticeRanks& notice);
   void Hear(const AgentQuery& query);
   void Hear(const AgentShutdown& shutdown);
   void SayHello();
+  std::vector<HeldGeneration> Held() const;
+  void Describe();
   void Tell(Message message);  // dropped unless welcomed; what matters is repeated after the welcome
   void Command(const JobId& job, keeper::Command command);
   void RepeatUnacknowledged();
+  void TellNotice();
   void CheckLease();
   void CheckStalls();
   void MirrorTails();
   void Heartbeat();
 
   // agent_generation.cc: one generation's life
+  uint64_t ProcessesMax(const spec::JobSpec& spec) const;
   void Start(const GenerationGrant& grant);
   void FailStart(AgentGeneration& generation, const GenerationGrant& grant, ExitCause cause,
                  const std::string& message);
@@ -122,6 +136,7 @@ class AgentCore::Impl {
                 uint64_t relay);
   void CompleteExchange(const JobId& job, AgentGeneration& generation, uint64_t sequence,
                         const std::vector<std::string>& blobs);
+  void SayWhoIsMissing(const JobId& job, const AgentGeneration& generation, int number, uint64_t sequence);
   void SendExchangePart(const JobId& job, const AgentGeneration& generation, uint64_t sequence);
   void FinishIfSettled(const JobId& job);
   void TellGone(const JobId& job, AgentGeneration& generation);
@@ -136,15 +151,21 @@ class AgentCore::Impl {
 
   bool connected_ = false;
   bool welcomed_ = false;
-  bool leaving_ = false;
+  std::optional<absl::Status> leaving_;  // with this, once no generation lives here
   std::string address_;
   HeadEpoch epoch_;
+  std::string epoch_proof_;
   absl::Duration heartbeat_interval_ = absl::Seconds(1);
   absl::Duration fence_after_ = absl::Seconds(120);
   std::optional<Instant> heard_at_;  // the head, last
   Instant next_hello_, next_heartbeat_, next_tails_, next_repeat_;
   uint64_t heartbeat_sequence_ = 0;
+  uint64_t last_hello_ = 0;  // its order: the clock of the boot goes on where an earlier agent stopped
   std::vector<int> free_ports_;
+  NodeNotice notice_;  // what the cloud said last
+  Instant notice_at_;  // when it happens
+  uint64_t notice_sequence_ = 0;
+  bool notice_acked_ = false;
   std::map<JobId, AgentJob> jobs_;
   std::vector<JobId> job_order_;  // oldest first, bounds jobs_
 };

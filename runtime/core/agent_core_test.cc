@@ -137,6 +137,49 @@ class AgentCoreTest : public ::testing::Test {
   AgentStep last_;
 };
 
+TEST_F(AgentCoreTest, NoticeIsRepeatedUntilTheHeadHasIt) {
+  const NodeNotice notice{
+      .kind = NoticeKind::kLeave, .left = absl::Seconds(120), .source = "aws", .id = "t@1"};
+  Step(CloudSays{notice});
+  EXPECT_TRUE(Sent<NoticeSeen>().empty()) << "no head yet";
+  Advance(absl::Seconds(20));
+  Step(HeadUp{"10.0.0.1"});
+  Step(FromHead{AgentWelcome{ClusterId("c1"), {5}, kMe, absl::Seconds(1), absl::Seconds(120)}});
+  ASSERT_EQ(Sent<NoticeSeen>().size(), 1u);
+  EXPECT_EQ(Sent<NoticeSeen>()[0].notice.left, absl::Seconds(100)) << "of what is left when it is said";
+  Advance(absl::Seconds(6));
+  Step(AgentTick{});
+  ASSERT_EQ(Sent<NoticeSeen>().size(), 1u);
+  Step(FromHead{AckNotice{{5}, 1}});
+  Advance(absl::Seconds(6));
+  Step(AgentTick{});
+  EXPECT_TRUE(Sent<NoticeSeen>().empty());
+  NodeNotice same = notice;
+  same.left = absl::Seconds(90);  // later than was said first
+  Step(CloudSays{same});
+  EXPECT_TRUE(Sent<NoticeSeen>().empty());
+  same.left = absl::ZeroDuration();  // "Started"
+  Step(CloudSays{same});
+  ASSERT_EQ(Sent<NoticeSeen>().size(), 1u);
+  Step(CloudSays{});
+  ASSERT_EQ(Sent<NoticeSeen>().size(), 1u);
+  EXPECT_EQ(Sent<NoticeSeen>()[0].notice.kind, NoticeKind::kNone);
+  EXPECT_EQ(Sent<NoticeSeen>()[0].sequence, 3u);
+}
+
+TEST_F(AgentCoreTest, NoticeReachesTheRanksAndSignalsThemOnce) {
+  Welcome();
+  StartIt(1, 2, 2);
+  Step(FromHead{NoticeRanks{{5}, kJob, {1}, absl::Seconds(119)}});
+  ASSERT_EQ(Commands<keeper::Notice>().size(), 1u);
+  EXPECT_EQ(Commands<keeper::Notice>()[0].seconds, 119u);
+  EXPECT_EQ(Commands<keeper::Notice>()[0].signal, 15);
+  Step(FromHead{NoticeRanks{{6}, kJob, {1}, absl::Seconds(80)}});
+  ASSERT_EQ(Commands<keeper::Notice>().size(), 1u);
+  EXPECT_EQ(Commands<keeper::Notice>()[0].seconds, 80u);
+  EXPECT_EQ(Commands<keeper::Notice>()[0].signal, 0) << "a second signal might end who is saving";
+}
+
 TEST_F(AgentCoreTest, HelloThenWelcomeThenHeartbeats) {
   Step(FreePorts{{20001, 20002}});
   Step(HeadUp{"10.0.0.1"});
@@ -154,6 +197,18 @@ TEST_F(AgentCoreTest, HelloThenWelcomeThenHeartbeats) {
   Step(AgentTick{});
   ASSERT_EQ(Sent<AgentHeartbeat>().size(), 1u);
   EXPECT_EQ(Sent<AgentHeartbeat>()[0].sequence, 1u);
+}
+
+TEST_F(AgentCoreTest, EachHelloHasALargerOrder_W7) {
+  Step(HeadUp{"10.0.0.1"});
+  const uint64_t first = Sent<AgentHello>().at(0).order;
+  Step(HeadUp{"10.0.0.1"});  // at the same moment
+  const uint64_t second = Sent<AgentHello>().at(0).order;
+  EXPECT_GT(second, first);
+  Advance(absl::Seconds(3));
+  AgentCore next(AgentConfig{});  // the agent is restarted within the boot
+  last_ = next.Step(HeadUp{"10.0.0.1"}, now_);
+  EXPECT_GT(Sent<AgentHello>().at(0).order, second);
 }
 
 TEST_F(AgentCoreTest, RefusalEndsTheAgentWithItsReason) {
@@ -406,7 +461,7 @@ TEST_F(AgentCoreTest, LocalExchangeCompletesWithoutTheHead) {
   FromRank(1, R"({"type":"exchange","sequence":0,"blob":"Yg=="})", 12);
   const auto tables = Commands<keeper::Relay>();
   ASSERT_EQ(tables.size(), 2u);
-  EXPECT_THAT(tables[0].json, HasSubstr(R"(["YQ==","Yg=="])"));
+  EXPECT_EQ(tables[0].json, "table 0\nYQ==\nYg==");
   EXPECT_EQ(Commands<keeper::AckRelay>().size(), 2u);
   EXPECT_THAT(Sent<ExchangePart>(), IsEmpty());
   // Repeated after a lost connection: the rank gets the same table again.
@@ -429,6 +484,30 @@ TEST_F(AgentCoreTest, RemoteExchangeGoesThroughTheHeadAndIsRepeated) {
   Step(FromHead{ExchangeTable{{5}, kJob, {1}, 4, {"a", "b", "c"}}});
   EXPECT_EQ(Commands<keeper::Relay>().size(), 2u);
   EXPECT_EQ(Commands<keeper::AckRelay>().size(), 2u);
+}
+
+TEST_F(AgentCoreTest, OverdueExchangeNamesTheRanksOfThisNode) {
+  Welcome();
+  StartIt(1, 3, 3);
+  FromRank(1, R"({"type":"exchange","sequence":0,"blob":"Yg=="})", 1);
+  FromRank(1, R"({"type":"overdue","sequence":0})", 2);
+  ASSERT_EQ(Commands<keeper::Relay>().size(), 1u);
+  EXPECT_EQ(Commands<keeper::Relay>()[0].rank, 1);
+  EXPECT_EQ(Commands<keeper::Relay>()[0].json, "missing 0 0 2");
+}
+
+TEST_F(AgentCoreTest, OverdueExchangeAsksTheHeadForRanksOfOtherNodes) {
+  Welcome();
+  StartIt(1, 2, 3);
+  FromRank(0, R"({"type":"exchange","sequence":0,"blob":"YQ=="})", 1);
+  FromRank(1, R"({"type":"exchange","sequence":0,"blob":"Yg=="})", 1);
+  ASSERT_EQ(Sent<ExchangePart>().size(), 1u);
+  FromRank(1, R"({"type":"overdue","sequence":0})", 2);
+  ASSERT_EQ(Sent<ExchangePart>().size(), 1u) << "the part once more is the question";
+  EXPECT_THAT(Commands<keeper::Relay>(), IsEmpty());
+  Step(FromHead{ExchangeMissing{{5}, kJob, {1}, 0, {2}}});
+  ASSERT_EQ(Commands<keeper::Relay>().size(), 2u);
+  EXPECT_EQ(Commands<keeper::Relay>()[0].json, "missing 0 2");
 }
 
 TEST_F(AgentCoreTest, ProgressPatternsReportLinesAndRelaysFeedTheStatus) {
@@ -497,6 +576,44 @@ TEST_F(AgentCoreTest, SilentHeadEndsOnlyProgramsWithoutTheSdk) {  // blueprint s
   EXPECT_THAT(Commands<keeper::EndGeneration>(), IsEmpty());
 }
 
+TEST_F(AgentCoreTest, AKeeperThatHoldsNothingMayGo) {  // P4: its agent died before it could say so
+  keeper::State state;
+  state.job = kJob.value;
+  state.highest_revoked = 2;
+  const std::vector<AgentEffect> effects = Step(FromKeeper{kJob, state});
+  ASSERT_EQ(effects.size(), 1u);
+  EXPECT_TRUE(std::holds_alternative<keeper::Quit>(std::get<ToKeeper>(effects[0]).command));
+}
+
+// What is told to a keeper that is leaving is lost with it, and the start would be charged as a loss.
+TEST_F(AgentCoreTest, AGrantWaitsForTheLeavingKeeper_P4) {
+  keeper::State state;
+  state.job = kJob.value;
+  state.highest_revoked = 2;
+  Step(FromKeeper{kJob, state});
+  Welcome();
+  Step(FromHead{StartGeneration{{5}, Grant(3, 1, 1)}});
+  EXPECT_TRUE(Commands<keeper::StartRank>().empty());
+  Step(KeeperLost{kJob, true, "the keeper has left"});
+  EXPECT_FALSE(Commands<keeper::StartRank>().empty());
+  EXPECT_TRUE(Sent<RankExited>().empty());
+}
+
+TEST_F(AgentCoreTest, KeeperOfADistantVersionIsLeftAlone_N13) {
+  keeper::State state;
+  state.job = kJob.value;
+  state.protocol = keeper::kAgentProtocol + 2;
+  const std::vector<AgentEffect> effects = Step(FromKeeper{kJob, state});
+  ASSERT_EQ(effects.size(), 1u) << "no command that could end a rank";
+  const Leave& leave = std::get<Leave>(effects[0]);
+  EXPECT_FALSE(leave.after_keepers);
+  EXPECT_THAT(std::string(leave.status.message()),
+              HasSubstr(absl::StrCat("keeper protocol ", keeper::kAgentProtocol + 2,
+                                     ", more than one version away "
+                                     "from protocol ",
+                                     keeper::kAgentProtocol)));
+}
+
 TEST_F(AgentCoreTest, AdoptsWhatAKeeperHolds) {  // P4
   Welcome();
   keeper::State state;
@@ -524,6 +641,23 @@ TEST_F(AgentCoreTest, AdoptsWhatAKeeperHolds) {  // P4
   EXPECT_EQ(hello.held[0].live.size(), 1u);
   EXPECT_EQ(hello.held[0].exited.size(), 1u);
   Step(FromHead{AgentQuery{{5}, 9, AgentQuery::Kind::kReadLog, kJob, {3}, 1, true, 5, {}}});
+}
+
+// The agent died between hearing the revoke and telling the keeper; the next one hears of it first from the
+// head.
+TEST_F(AgentCoreTest, RevokeThatTheKeeperNeverHeardIsDoneByTheNextAgent_P4) {
+  Welcome();
+  Step(FromHead{Revoke{{5}, kJob, {3}, EndMode::kReform, absl::Seconds(5), "a node was lost"}});
+  keeper::State state;
+  state.job = kJob.value;
+  keeper::GenerationHeld held;
+  held.generation = 3;
+  held.note = R"({"run_dir":"/run","world_size":1,"timeline":1,"spec":"spec"})";
+  held.ranks = {{0, 100, 5, true, true}};
+  state.generations = {held};
+  Step(FromKeeper{kJob, state});
+  ASSERT_EQ(Commands<keeper::EndGeneration>().size(), 1u);
+  EXPECT_EQ(Commands<keeper::EndGeneration>()[0].generation, 3u);
 }
 
 TEST_F(AgentCoreTest, LostKeeperMeansLostRanks) {
@@ -570,10 +704,26 @@ TEST_F(AgentCoreTest, StallIsReportedOnceWithStacks) {  // P16
   ASSERT_EQ(Sent<AgentNote>().size(), 1u);
   EXPECT_EQ(Sent<AgentNote>()[0].kind, "stall");
   EXPECT_THAT(Sent<AgentNote>()[0].text, HasSubstr("futex"));
-  EXPECT_EQ(Commands<keeper::SignalRank>().size(), 1u);
+  EXPECT_TRUE(Commands<keeper::SignalRank>().empty())
+      << "the head kills, when it has the stacks of all ranks";
   Advance(absl::Minutes(2));
   Step(AgentTick{});
   for (const AgentEffect& effect : last_.effects) EXPECT_FALSE(std::holds_alternative<ReadStacks>(effect));
+}
+
+// A revoked node ends its ranks, then itself; a node refused for another reason leaves them alone.
+TEST_F(AgentCoreTest, RevokedNodeEndsItsRanksThenItself) {
+  Welcome();
+  StartIt(1, 1, 1);
+  Step(FromHead{AgentRefused{"this node was revoked by root", true}});
+  EXPECT_EQ(Commands<keeper::Quit>().size(), 1u);
+  for (const AgentEffect& effect : last_.effects) EXPECT_FALSE(std::holds_alternative<Leave>(effect));
+  Step(FromKeeper{kJob, keeper::Gone{1, true, ""}});
+  const auto leave = std::find_if(last_.effects.begin(), last_.effects.end(),
+                                  [](const AgentEffect& e) { return std::holds_alternative<Leave>(e); });
+  ASSERT_NE(leave, last_.effects.end());
+  EXPECT_TRUE(absl::IsPermissionDenied(std::get<Leave>(*leave).status));
+  EXPECT_TRUE(std::get<Leave>(*leave).after_keepers);
 }
 
 TEST_F(AgentCoreTest, ShutdownLeavesAfterTheLastGeneration) {
@@ -601,6 +751,7 @@ TEST(RankReports, HostileInputIsHarmless) {  // P9
   progress.step = "(a*)*b(\\d+)";
   const ProgressPatterns patterns(progress);
   EXPECT_EQ(patterns.Match("step 5").kind, RankSaid::Kind::kNothing);
+  EXPECT_EQ(patterns.Match(std::string(1 << 20, 'a')).kind, RankSaid::Kind::kNothing);  // in no time
 }
 
 }  // namespace

@@ -2,8 +2,12 @@
 #include <algorithm>
 #include <cmath>
 #include <nlohmann/json.hpp>
+#include <utility>
 
+#include "absl/strings/escaping.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "base/probe.h"
 #include "runtime/core/agent_core_impl.h"
 #include "runtime/core/rank_environment.h"
 
@@ -14,19 +18,31 @@ namespace {
 constexpr size_t kTailMax = 64 << 10;
 constexpr size_t kTablesKept = 4;
 
+// A keeper's numbers go on to the head, whose codec refuses a whole message for one that cannot be: an exit
+// refused for ever would hold up its job (fault B7).
+constexpr int kSignalMax = 1024;
+int64_t PidOf(int64_t pid) { return std::max<int64_t>(pid, -1); }
+
 ExitCause CauseOf(keeper::Cause cause) { return static_cast<ExitCause>(static_cast<int>(cause)); }
 static_assert(static_cast<int>(ExitCause::kLost) == static_cast<int>(keeper::Cause::kLost));
 
 // What a later agent needs to adopt the generation; the keeper keeps it.
-std::string NoteOf(const GenerationGrant& grant) {
-  const nlohmann::json note = {{"run_dir", grant.run_dir},
-                               {"world_size", grant.world_size},
-                               {"timeline", grant.timeline.value},
-                               {"spec", grant.spec_text}};
+std::string NoteOf(const AgentConfig& config, const GenerationGrant& grant) {
+  nlohmann::json note = {{"run_dir", grant.run_dir},
+                         {"world_size", grant.world_size},
+                         {"timeline", grant.timeline.value},
+                         {"spec", grant.spec_text}};
+  if (config.pack_grant) note["grant"] = absl::Base64Escape(config.pack_grant(grant));
   return note.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 
 }  // namespace
+
+// A fork bomb stops at half of what the machine can name, so everybody else goes on (fault P12).
+uint64_t AgentCore::Impl::ProcessesMax(const spec::JobSpec& spec) const {
+  if (spec.resources.processes) return static_cast<uint64_t>(*spec.resources.processes);
+  return static_cast<uint64_t>(config_.pid_max) / 2;
+}
 
 AgentGeneration* AgentCore::Impl::Find(const JobId& job, Generation generation) {
   const auto record = jobs_.find(job);
@@ -51,14 +67,22 @@ void AgentCore::Impl::Start(const GenerationGrant& grant) {
   record.run_dir = grant.run_dir;
   record.forgotten = false;
   if (grant.generation <= record.revoked) {
+    GT_PROBE("agent.grant_after_revoke");
     return Tell(GenerationGone{grant.job, grant.generation, true, "it was revoked before it started here"});
   }
+  if (record.generations.count(grant.generation) > 0) GT_PROBE("agent.grant_repeated");
   if (record.generations.count(grant.generation) > 0) return;  // repeated grant
+  if (record.keeper_leaves) {
+    GT_PROBE("agent.grant_waits_for_keeper");
+    record.next = grant;
+    return;
+  }
   AgentGeneration& generation = record.generations[grant.generation];
   generation.generation = grant.generation;
   generation.timeline = grant.timeline;
   generation.run_dir = grant.run_dir;
   generation.world_size = grant.world_size;
+  generation.grant = grant;
   generation.started = now_;
   for (size_t rank = 0; rank < grant.ranks.size(); ++rank) {
     if (grant.ranks[rank].node != config_.node) continue;
@@ -104,7 +128,8 @@ void AgentCore::Impl::Start(const GenerationGrant& grant) {
   effects_.push_back(MakeDirectory{absl::StrCat(grant.run_dir, "/logs/generation-", grant.generation.value)});
   effects_.push_back(WriteFile{MembersPath(grant, config_.node), MembersJson(grant)});
   Command(grant.job, keeper::BeginGeneration{grant.generation.value, static_cast<uint32_t>(starts.size()),
-                                             generation.spec.resources.shm, NoteOf(grant)});
+                                             generation.spec.resources.shm, NoteOf(config_, grant),
+                                             ProcessesMax(generation.spec)});
   for (keeper::StartRank& start : starts) Command(grant.job, std::move(start));
   why_ = absl::StrCat("start ", generation.ranks.size(), " of ", grant.world_size, " ranks of ",
                       grant.job.value, " generation ", grant.generation.value);
@@ -124,6 +149,7 @@ void AgentCore::Impl::FailStart(AgentGeneration& generation, const GenerationGra
     info.exit = std::move(exit);
     Tell(RankExited{*info.exit});
   }
+  GT_PROBE("agent.start_failed");
   generation.gone = true;
   why_ = message;
   TellGone(grant.job, generation);
@@ -157,6 +183,11 @@ void AgentCore::Impl::On(const FromKeeper& event) {
 void AgentCore::Impl::On(const KeeperLost& event) {
   const auto it = jobs_.find(event.job);
   if (it == jobs_.end()) return;
+  if (std::exchange(it->second.keeper_leaves, false)) {
+    const std::optional<GenerationGrant> next = std::exchange(it->second.next, std::nullopt);
+    if (next) Start(*next);
+    return;
+  }
   for (auto& [number, generation] : it->second.generations) {
     if (generation.gone) continue;
     for (auto& [rank, info] : generation.ranks) {
@@ -181,6 +212,27 @@ void AgentCore::Impl::On(const KeeperLost& event) {
 }
 
 void AgentCore::Impl::Hear(const JobId& job, const keeper::State& state) {
+  if (!keeper::Compatible(state.protocol, config_.keeper_protocol)) {
+    GT_PROBE("agent.keeper_of_another_version");
+    // Leaving ends no rank: an agent of a version in between, or of the old one, still finds the keeper.
+    effects_.push_back(Leave{absl::FailedPreconditionError(
+        absl::StrCat("the keeper of job ", job.value, " speaks keeper protocol ", state.protocol,
+                     ", more than one version away from protocol ", config_.keeper_protocol, " of gtrain ",
+                     config_.version,
+                     ": start an agent of the version it came from, or of one in between; its ranks run "
+                     "on until the keeper's lease is over"))});
+    return;
+  }
+  const auto known = jobs_.find(job);
+  if (state.generations.empty() && (known == jobs_.end() || known->second.keeper_leaves)) {
+    // Its agent died between the last acknowledgement and the head's word to forget the job; nobody would
+    // tell us.
+    GT_PROBE("agent.empty_keeper_may_go");
+    why_ = absl::StrCat("the keeper of ", job.value, " holds nothing any more: it may go");
+    if (known == jobs_.end()) job_order_.push_back(job);
+    jobs_[job].keeper_leaves = true;
+    return Command(job, keeper::Quit{"nothing of the job is left here"});
+  }
   const auto [it, fresh] = jobs_.try_emplace(job);
   if (fresh) job_order_.push_back(job);
   AgentJob& record = it->second;
@@ -190,6 +242,7 @@ void AgentCore::Impl::Hear(const JobId& job, const keeper::State& state) {
     if (generation == nullptr) continue;
     record.run_dir = generation->run_dir;
     if (held.generation <= record.revoked.value && !held.ending) {
+      GT_PROBE("agent.revoke_keeper_never_heard");
       // A revoke that the keeper never heard: its agent died in between.
       End(job, record, Generation{held.generation}, EndMode::kReform, absl::Seconds(5),
           "revoked by the head");
@@ -215,7 +268,13 @@ AgentGeneration* AgentCore::Impl::AdoptOne(const JobId& job, const keeper::Gener
       auto spec = config_.parse_spec(note.value("spec", ""));
       if (spec.ok()) generation.spec = *std::move(spec);
       generation.patterns = ProgressPatterns(generation.spec.progress);
+      std::string packed;
+      if (config_.unpack_grant && absl::Base64Unescape(note.value("grant", ""), &packed)) {
+        auto grant = config_.unpack_grant(packed);
+        if (grant.ok()) generation.grant = *std::move(grant);
+      }
     }
+    GT_PROBE("agent.adopts");
     why_ = absl::StrCat("adopted ", held.ranks.size(), " ranks of ", job.value, " generation ", number.value);
   }
   generation.ended = generation.ended || held.ending;
@@ -226,7 +285,7 @@ AgentGeneration* AgentCore::Impl::AdoptOne(const JobId& job, const keeper::Gener
     info.status.job = job;
     info.status.generation = number;
     info.status.rank = rank.rank;
-    info.status.pid = rank.pid;
+    info.status.pid = PidOf(rank.pid);
     info.status.state = rank.sdk       ? RankState::kJoined
                         : rank.running ? RankState::kRunning
                                        : RankState::kStarting;
@@ -251,7 +310,7 @@ AgentGeneration* AgentCore::Impl::AdoptOne(const JobId& job, const keeper::Gener
 void AgentCore::Impl::Hear(const JobId& job, const keeper::Started& started) {
   AgentRank* rank = Find(job, Generation{started.generation}, started.rank);
   if (rank == nullptr || rank->exit) return;
-  rank->status.pid = started.pid;
+  rank->status.pid = PidOf(started.pid);
   if (rank->status.state == RankState::kStarting) rank->status.state = RankState::kRunning;
   rank->status_changed = true;
   Tell(RanksStarted{job, Generation{started.generation}, {rank->status}});
@@ -264,14 +323,17 @@ void AgentCore::Impl::Hear(const JobId& job, const keeper::Exited& exited) {
   exit.job = job;
   exit.generation = Generation{exited.generation};
   exit.rank = exited.rank;
-  exit.pid = exited.pid;
+  exit.pid = PidOf(exited.pid);
   exit.cause = CauseOf(exited.cause);
   exit.exit_code = exited.code;
-  exit.signal = exited.signal;
+  exit.signal = std::clamp(exited.signal, 0, kSignalMax);
   // Code and signal speak for themselves; the head words them.
   const bool plain = exit.cause == ExitCause::kExited || exit.cause == ExitCause::kSignal;
   if (!plain) exit.message = exited.message;
   exit.tail = exited.tail;
+  if (exit.exit_code != 0 && absl::StrContains(exit.tail, kSetupFailed)) {
+    exit.message = "the job's `setup` failed on this node";
+  }
   rank->exit = std::move(exit);
   rank->status.state = RankState::kExited;
   why_ =
@@ -326,6 +388,8 @@ void AgentCore::Impl::Hear(const JobId& job, const keeper::RelayUp& relay) {
   Command(job, keeper::AckRelay{relay.generation, relay.rank, relay.id});
   if (rank == nullptr) return;
   rank->sdk = true;
+  if (said.kind == RankSaid::Kind::kOverdue)
+    return SayWhoIsMissing(job, *generation, relay.rank, said.sequence);
   Apply(job, *generation, relay.rank, said);
 }
 
@@ -336,8 +400,9 @@ void AgentCore::Impl::Apply(const JobId& job, AgentGeneration& generation, int n
   rank.status_changed = true;
   if (said.kind == RankSaid::Kind::kCheckpoint || said.checkpoint) {
     const Timeline timeline = said.timeline ? Timeline{*said.timeline} : generation.timeline;
-    Tell(CheckpointReport{job, generation.generation, timeline,
-                          said.step.value_or(rank.status.step.value_or(0)), said.manifest});
+    generation.checkpoint = CheckpointReport{job, generation.generation, timeline,
+                                             said.step.value_or(rank.status.step.value_or(0)), said.manifest};
+    Tell(*generation.checkpoint);
   }
   if (said.kind != RankSaid::Kind::kProgress) return;
   if (said.step && said.step != rank.status.step) {
@@ -406,7 +471,8 @@ void AgentCore::Impl::Exchange(const JobId& job, AgentGeneration& generation, in
   rank.exchange_relays[said.sequence] = relay;
   const auto done = generation.tables.find(said.sequence);
   if (done != generation.tables.end()) {  // repeated: its table got lost with a connection
-    Command(job, keeper::Relay{generation.generation.value, number, TableJson(said.sequence, done->second)});
+    GT_PROBE("agent.table_given_again");
+    Command(job, keeper::Relay{generation.generation.value, number, TableText(said.sequence, done->second)});
     Command(job, keeper::AckRelay{generation.generation.value, number, relay});
     rank.exchange_relays.erase(said.sequence);
     return;
@@ -431,12 +497,27 @@ void AgentCore::Impl::SendExchangePart(const JobId& job, const AgentGeneration& 
   Tell(std::move(part));
 }
 
+// A rank has waited long enough to give up and asks for whom. Of other nodes only the head knows: it answers
+// a part that it has already.
+void AgentCore::Impl::SayWhoIsMissing(const JobId& job, const AgentGeneration& generation, int number,
+                                      uint64_t sequence) {
+  const auto exchange = generation.exchanges.find(sequence);
+  if (exchange == generation.exchanges.end()) return;  // the table is on its way
+  std::vector<int> missing;
+  for (const auto& [rank, info] : generation.ranks) {
+    if (!exchange->second.blobs.contains(rank)) missing.push_back(rank);
+  }
+  GT_PROBE("agent.exchange_overdue");
+  if (missing.empty()) return SendExchangePart(job, generation, sequence);
+  Command(job, keeper::Relay{generation.generation.value, number, MissingText(sequence, missing)});
+}
+
 // Tables first, acknowledgements after: a crash in between repeats a table rather than losing one.
 void AgentCore::Impl::CompleteExchange(const JobId& job, AgentGeneration& generation, uint64_t sequence,
                                        const std::vector<std::string>& blobs) {
-  const std::string json = TableJson(sequence, blobs);
+  const std::string table = TableText(sequence, blobs);
   const uint64_t number = generation.generation.value;
-  for (const auto& [rank, info] : generation.ranks) Command(job, keeper::Relay{number, rank, json});
+  for (const auto& [rank, info] : generation.ranks) Command(job, keeper::Relay{number, rank, table});
   for (auto& [rank, info] : generation.ranks) {
     const auto relay = info.exchange_relays.find(sequence);
     if (relay == info.exchange_relays.end()) continue;

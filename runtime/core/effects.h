@@ -21,6 +21,7 @@ struct PeerMessage {
   std::string route;
   std::string address;
   Message message;
+  absl::Duration waited;  // so long it may have lain unread, after a pause of this process
 };
 
 // The transport knows that this connection is gone. Optional: silence says the same, later.
@@ -29,16 +30,33 @@ struct PeerGone {
   std::string route;
 };
 
+// The room on the store's disk changed: with `low` no new job is taken, for the reason `text` (fault H3).
+struct StoreRoom {
+  bool low = false;
+  std::string text;
+};
+
 // Due at NextDeadline() or earlier; drain ready input first.
 struct Tick {};
 
-using HeadEvent = std::variant<PeerMessage, PeerGone, Tick>;
+using HeadEvent = std::variant<PeerMessage, PeerGone, StoreRoom, Tick>;
 
 // ---------------------------------------------------------------- out
 
-// One atomic batch of writes.
+// Who asked for a change and what became of it: one line of the audit log (docs/formats/audit.md).
+struct AuditEntry {
+  Peer peer;
+  std::string address;
+  std::string action;  // "submit", "node revoke", ...
+  std::string target;  // a job, a node, a user; may be empty
+  std::string outcome = "ok";
+  bool operator==(const AuditEntry&) const = default;
+};
+
+// One atomic batch of writes. The audit lines are written before it.
 struct Persist {
   std::vector<RecordWrite> writes;
+  std::vector<AuditEntry> audit;
   bool operator==(const Persist&) const = default;
 };
 
@@ -48,12 +66,13 @@ enum class SendKind {
   kReply,  // leaves when everything before it is durable
 };
 
-// To the newest route of a node (HeadCore::RouteOf at the time of sending). A node without a route
-// misses it; the head settles that at its next hello.
+// To the newest route of a node (HeadCore::RouteOf at the time of sending), or to the one given. A node
+// without a route misses it; the head settles that at its next hello.
 struct SendToNode {
   NodeId node;
   SendKind kind = SendKind::kReply;
   Message message;
+  std::string route = {};  // of a connection that is about to be refused; empty: the newest
   bool operator==(const SendToNode&) const = default;
 };
 
@@ -68,14 +87,16 @@ struct ReplyToClient {
 struct RefusePeer {
   std::string route;
   std::string reason;
+  bool revoked = false;
   bool operator==(const RefusePeer&) const = default;
 };
 
-// A request that needs the cluster's keys, permission already checked: ClientRequest{ClientJoinToken}
-// or AgentJoin. The service answers it.
+// A request that needs the cluster's keys, permission already checked: one of tokens, users and
+// ClientRevokeNode, or AgentJoin. The service answers it and writes its audit line.
 struct ServiceRequest {
   Peer peer;
   std::string route;
+  std::string address;
   Message message;
   bool operator==(const ServiceRequest&) const = default;
 };
@@ -103,6 +124,7 @@ struct WriteFailure {
 // End the head process cleanly; last effect ever.
 struct StopHead {
   std::string reason;
+  bool failed = false;  // the process ends with an error
   bool operator==(const StopHead&) const = default;
 };
 

@@ -6,12 +6,13 @@ namespace gtrain::core {
 
 absl::StatusOr<Exchange::Progress> Exchange::Add(const ExchangePart& part) {
   for (const Done& done : done_) {
-    if (done.sequence == part.sequence) return Progress{&done.table, false};
+    if (done.sequence == part.sequence) return Progress{&done.table, false, true};
   }
   if (!open_.contains(part.sequence) && open_.size() == kOpenMax) {
     return absl::ResourceExhaustedError(absl::StrCat("more than ", kOpenMax, " open exchanges"));
   }
   Open& open = open_[part.sequence];
+  const size_t before = open.blobs.size();
   for (const auto& [rank, blob] : part.blobs) {
     if (rank < 0 || rank >= world_) {
       return absl::InvalidArgumentError(
@@ -28,7 +29,8 @@ absl::StatusOr<Exchange::Progress> Exchange::Add(const ExchangePart& part) {
     bytes_ += blob.size();
     open.blobs.emplace(rank, blob);
   }
-  if (static_cast<int>(open.blobs.size()) < world_) return Progress{};
+  if (static_cast<int>(open.blobs.size()) < world_)
+    return Progress{nullptr, false, open.blobs.size() == before};
   Done done{part.sequence, {}};
   for (auto& [rank, blob] : open.blobs) done.table.push_back(std::move(blob));
   open_.erase(part.sequence);
@@ -38,6 +40,16 @@ absl::StatusOr<Exchange::Progress> Exchange::Add(const ExchangePart& part) {
     done_.pop_front();
   }
   return Progress{&done_.back().table, true};
+}
+
+std::vector<int> Exchange::Missing(uint64_t sequence) const {
+  std::vector<int> missing;
+  const auto open = open_.find(sequence);
+  if (open == open_.end()) return missing;
+  for (int rank = 0; rank < world_; ++rank) {
+    if (!open->second.blobs.contains(rank)) missing.push_back(rank);
+  }
+  return missing;
 }
 
 }  // namespace gtrain::core

@@ -25,10 +25,13 @@ class Exchange {
   struct Progress {
     const std::vector<std::string>* table = nullptr;  // complete: index = rank; valid until the next call
     bool just_completed = false;  // false with a table: a repeated part, answer its sender only
+    bool repeated = false;        // nothing of the part was new
   };
   // InvalidArgument: a rank outside the world, or a different blob for a rank that already spoke.
   // ResourceExhausted: more open bytes or exchanges than allowed.
   absl::StatusOr<Progress> Add(const ExchangePart& part);
+  // Ranks that have not spoken in an open exchange, ascending.
+  std::vector<int> Missing(uint64_t sequence) const;
 
  private:
   struct Open {

@@ -1,8 +1,8 @@
 // Fixed thresholds on silence, as the documentation promises deadlines that people can read. The one
 // subtle part is our own pause: after SIGSTOP, a migrated VM or a slow disk, every heartbeat of the
 // last minute may still sit in a socket while timers fire in bulk. NextDeadline therefore asks for a
-// tick every interval while anybody is watched, so a longer gap between two steps can only be ours,
-// and that gap is nobody's silence.
+// tick every interval while anybody is watched, so what a gap between two steps is longer can only be
+// ours, and that is nobody's silence.
 #include "runtime/core/failure_detector.h"
 
 #include <algorithm>
@@ -12,18 +12,24 @@ namespace gtrain::core {
 bool FailureDetector::Awake(Instant now) {
   const Instant last = awake_.value_or(now);
   awake_ = now;
-  if (now - last <= 2 * options_.interval || nodes_.empty()) return false;
+  slept_ = absl::ZeroDuration();
+  if (now - last <= options_.interval) return false;
+  const absl::Duration slept = now - last - options_.interval;
   for (auto& [node, entry] : nodes_) {
-    const Instant shifted = std::min(now, entry.heard + (now - last - options_.interval));
+    if (entry.level != Level::kDead) slept_ = slept;
+    const Instant shifted = std::min(now, entry.heard + slept);
     entry.heard = std::max(entry.heard, shifted);  // a longer first patience is not shortened
   }
-  return true;
+  return now - last > 2 * options_.interval && !nodes_.empty();
 }
 
-void FailureDetector::Heard(const NodeId& node, Instant now) { nodes_[node] = {now, Level::kAlive, {}}; }
+void FailureDetector::Heard(const NodeId& node, Instant now) {
+  Entry& entry = nodes_[node];
+  entry = {now, Level::kAlive, {}, entry.extra};
+}
 
 void FailureDetector::Expect(const NodeId& node, Instant now, absl::Duration extra) {
-  nodes_[node] = {now + extra, Level::kAlive, {}};
+  nodes_[node] = {now + extra, Level::kAlive, {}, {}};
 }
 
 void FailureDetector::Suspect(const NodeId& node, Instant now) {
@@ -39,8 +45,13 @@ void FailureDetector::Spare(const NodeId& node, Instant until) {
   it->second.spared_until = until;
 }
 
+void FailureDetector::Patience(const NodeId& node, absl::Duration extra) {
+  const auto it = nodes_.find(node);
+  if (it != nodes_.end()) it->second.extra = extra;
+}
+
 Instant FailureDetector::DeathOf(const Entry& entry) const {
-  const Instant due = entry.heard + options_.dead_after;
+  const Instant due = entry.heard + options_.dead_after + entry.extra;
   return entry.spared_until ? std::max(due, *entry.spared_until) : due;
 }
 

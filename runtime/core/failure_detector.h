@@ -31,6 +31,8 @@ class FailureDetector {
   // At the start of every step: notices that this process was not running for a while and takes
   // that time off everybody's silence. Returns true when it did.
   bool Awake(Instant now);
+  // What the last Awake took off; zero when nobody was listened for, since nothing is due each interval then.
+  absl::Duration slept() const { return slept_; }
   void Heard(const NodeId& node, Instant now);
   // As if heard `extra` later than now: a longer first patience.
   void Expect(const NodeId& node, Instant now, absl::Duration extra);
@@ -39,6 +41,8 @@ class FailureDetector {
   // Takes a death back until `until`, when it is reported again unless the node was heard: for a silence that
   // other evidence speaks against (fault P4).
   void Spare(const NodeId& node, Instant until);
+  // It may be silent for `extra` longer before it is dead: its cloud said that it will stand still.
+  void Patience(const NodeId& node, absl::Duration extra);
   void Forget(const NodeId& node) { nodes_.erase(node); }
 
   std::vector<Change> Advance(Instant now);
@@ -49,12 +53,14 @@ class FailureDetector {
     Instant heard;
     Level level = Level::kAlive;
     std::optional<Instant> spared_until;
+    absl::Duration extra;  // of patience
   };
   Instant DeathOf(const Entry& entry) const;
 
   const Options options_;
   std::map<NodeId, Entry> nodes_;
   std::optional<Instant> awake_;
+  absl::Duration slept_;
 };
 
 }  // namespace gtrain::core

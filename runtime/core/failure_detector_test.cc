@@ -67,6 +67,17 @@ TEST(FailureDetector, OwnPauseKillsNobody_H12) {
   EXPECT_EQ(changes[1].to, Level::kDead);
 }
 
+// Pauses too short to be called so add up as well.
+TEST(FailureDetector, ShortPausesAreNobodysSilence_H12) {
+  FailureDetector detector({});
+  detector.Heard(NodeId("n"), At(0));
+  detector.Awake(At(0));
+  for (double t = 1.9; t < 17; t += 1.9) {  // eight gaps, each 0.9 s too long: 8 s of silence
+    EXPECT_FALSE(detector.Awake(At(t)));
+    for (const auto& change : detector.Advance(At(t))) EXPECT_EQ(change.to, Level::kSuspect) << t;
+  }
+}
+
 TEST(FailureDetector, AsksForATickEveryIntervalWhileItWatches) {
   FailureDetector detector({});
   EXPECT_FALSE(detector.NextDeadline().has_value());

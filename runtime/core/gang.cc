@@ -47,14 +47,11 @@ plan::NodeView ViewOf(const NodeRecord& node) {
   return view;
 }
 
-void Occupy(plan::NodeView& view, const GenerationGrant& grant, const plan::Demand& demand) {
-  for (const RankPlace& rank : grant.ranks) {
-    if (rank.node != view.id) continue;
-    view.cpus_free = std::max(0, view.cpus_free - demand.cpus.value_or(1));
-    view.cpus_bound.insert(rank.cpus.begin(), rank.cpus.end());
-    view.memory_free_bytes -= std::min(view.memory_free_bytes, demand.memory_bytes);
-    for (const int gpu : rank.gpus) std::erase(view.gpus_free, gpu);
-  }
+void Occupy(plan::NodeView& view, const RankPlace& rank, const plan::Demand& demand) {
+  view.cpus_free = std::max(0, view.cpus_free - demand.cpus.value_or(1));
+  view.cpus_bound.insert(rank.cpus.begin(), rank.cpus.end());
+  view.memory_free_bytes -= std::min(view.memory_free_bytes, demand.memory_bytes);
+  for (const int gpu : rank.gpus) std::erase(view.gpus_free, gpu);
 }
 
 std::vector<Blocker> Explain(const plan::Placement& now, const plan::Placement& when_empty,
@@ -63,7 +60,8 @@ std::vector<Blocker> Explain(const plan::Placement& now, const plan::Placement& 
   if (now.verdicts.empty()) {
     blockers.push_back({"", "no node has joined", 0, {}, "a node joins (gtrain agent --join)"});
   }
-  for (size_t i = 0; i < now.verdicts.size(); ++i) {
+  const size_t shown = std::min(now.verdicts.size(), kBlockersMax);
+  for (size_t i = 0; i < shown; ++i) {
     const plan::NodeVerdict& verdict = now.verdicts[i];
     Blocker blocker{verdict.hostname, verdict.limit, verdict.room, {}, ""};
     if (const auto it = holders.find(verdict.node); it != holders.end()) blocker.held_by = it->second;
@@ -75,6 +73,10 @@ std::vector<Blocker> Explain(const plan::Placement& now, const plan::Placement& 
       blocker.unblocked_by = "a larger node, or a smaller demand";
     }
     blockers.push_back(std::move(blocker));
+  }
+  if (shown < now.verdicts.size()) {
+    blockers.push_back(
+        {"", absl::StrCat("likewise on ", now.verdicts.size() - shown, " more nodes"), 0, {}, ""});
   }
   if (!now.verdicts.empty() && !when_empty.placed) {
     blockers.push_back({"", when_empty.reason, 0, {}, "more nodes, or a smaller demand"});

@@ -17,8 +17,8 @@ plan::Demand DemandOf(const spec::JobSpec& spec, bool may_oversubscribe);
 // A node with everything free.
 plan::NodeView ViewOf(const NodeRecord& node);
 
-// Takes what a granted generation holds on this node out of the view.
-void Occupy(plan::NodeView& view, const GenerationGrant& grant, const plan::Demand& demand);
+// Takes what a rank of a granted generation holds there out of the view of its node.
+void Occupy(plan::NodeView& view, const RankPlace& rank, const plan::Demand& demand);
 
 // One thing that keeps a job waiting: shown by ClientWhy.
 struct Blocker {
@@ -30,7 +30,9 @@ struct Blocker {
   bool operator==(const Blocker&) const = default;
 };
 
-// `holders(node)` = jobs that hold something there.
+// Of the first so many nodes; the others are counted.
+inline constexpr size_t kBlockersMax = 32;
+// `holders(node)` = jobs that hold something there; asked for the first kBlockersMax verdicts.
 std::vector<Blocker> Explain(const plan::Placement& now, const plan::Placement& when_empty,
                              const std::map<NodeId, std::vector<std::string>>& holders);
 

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "absl/strings/str_cat.h"
 #include "runtime/core/job_state.h"
 
 namespace gtrain::core {
@@ -54,7 +55,7 @@ class OccupyTest : public ::testing::Test {
     node_.inventory.cpus = 8;
     node_.inventory.memory_bytes = 1000;
     node_.inventory.gpus.resize(2);
-    grant_.ranks = {{0, 0, NodeId("a"), {0, 1}, {1}}, {1, 0, NodeId("b"), {}, {}}};
+    grant_.ranks = {{0, 0, NodeId("a"), {0, 1}, {1}}};
     demand_.cpus = 2;
     demand_.memory_bytes = 600;
   }
@@ -65,7 +66,7 @@ class OccupyTest : public ::testing::Test {
 
 TEST_F(OccupyTest, TakesWhatTheRanksOfThisNodeHold) {
   plan::NodeView view = ViewOf(node_);
-  Occupy(view, grant_, demand_);
+  Occupy(view, grant_.ranks[0], demand_);
   EXPECT_EQ(view.cpus_free, 6);
   EXPECT_EQ(view.memory_free_bytes, 400u);
   EXPECT_THAT(view.gpus_free, ElementsAre(0));
@@ -75,7 +76,7 @@ TEST_F(OccupyTest, TakesWhatTheRanksOfThisNodeHold) {
 
 TEST_F(OccupyTest, ExplainSaysWhoHoldsWhatAndWhatWouldHelp) {
   plan::NodeView view = ViewOf(node_);
-  Occupy(view, grant_, demand_);
+  Occupy(view, grant_.ranks[0], demand_);
   plan::Demand wanting;
   wanting.min = wanting.max = 7;
   wanting.gpus = 0;
@@ -88,6 +89,17 @@ TEST_F(OccupyTest, ExplainSaysWhoHoldsWhatAndWhatWouldHelp) {
   wanting.min = wanting.max = 9;
   const auto never = Explain(plan::Place({view}, wanting), plan::Place(plan::Emptied({view}), wanting), {});
   EXPECT_THAT(never.back().constraint, HasSubstr("needs 9 ranks; there is room for 8"));
+}
+
+TEST(Explain, ManyNodesAreCounted) {
+  std::vector<plan::NodeView> views(1000);
+  for (size_t i = 0; i < views.size(); ++i) views[i].id = NodeId(absl::StrCat("n", 1000 + i));
+  plan::Demand wanting;
+  const plan::Placement placement = plan::Place(views, wanting);
+  const auto blockers = Explain(placement, placement, {});
+  ASSERT_EQ(blockers.size(), kBlockersMax + 2);
+  EXPECT_EQ(blockers[kBlockersMax].constraint, "likewise on 968 more nodes");
+  EXPECT_THAT(blockers.back().constraint, HasSubstr("needs 1 ranks"));
 }
 
 TEST(JobStates, FinalOnesAreFinalAndTheCycleIsOpen) {

@@ -5,7 +5,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
+#include "base/probe.h"
+#include "base/units.h"
 #include "nlohmann/json.hpp"
+#include "runtime/core/authority.h"
 #include "runtime/core/head_state.h"
 
 namespace gtrain::core {
@@ -15,12 +18,6 @@ using nlohmann::json;
 
 std::string Dump(const json& document) {
   return document.dump(-1, ' ', false, json::error_handler_t::replace);
-}
-
-bool Changes(const ClientRequestBody& body) {
-  return std::holds_alternative<ClientSubmit>(body) || std::holds_alternative<ClientStop>(body) ||
-         std::holds_alternative<ClientShutdown>(body) || std::holds_alternative<ClientExec>(body) ||
-         std::holds_alternative<ClientJoinToken>(body);
 }
 
 const JobId* JobOf(const ClientRequestBody& body) {
@@ -35,21 +32,25 @@ const JobId* JobOf(const ClientRequestBody& body) {
 
 }  // namespace
 
-absl::Status HeadState::Permit(const Peer& peer, const ClientRequestBody& body) const {
-  const bool admin_only =
-      std::holds_alternative<ClientShutdown>(body) || std::holds_alternative<ClientJoinToken>(body);
-  switch (peer.role) {
-    case Role::kAdmin:
-      return absl::OkStatus();
-    case Role::kUser:
-      if (!admin_only) return absl::OkStatus();
-      return absl::PermissionDeniedError("this needs the admin key of the cluster");
-    case Role::kReadOnly:
-      if (!Changes(body)) return absl::OkStatus();
-      return absl::PermissionDeniedError("this key may only read; use a user key to change anything");
-    default:
-      return absl::PermissionDeniedError("the key of a node may not make client requests");
+// Refusals are bounded, so that who may do nothing cannot fill the log; how many were left out is said.
+void HeadState::Audit(const PeerMessage& event, absl::string_view action, std::string target,
+                      const absl::Status& status, Instant now) {
+  constexpr int kRefusalsPerMinute = 60;
+  AuditEntry entry{event.peer, event.address, std::string(action), std::move(target)};
+  if (!status.ok()) {
+    if (now - refusals_since_ >= absl::Minutes(1)) {
+      refusals_since_ = now;
+      refusals_ = 0;
+    }
+    if (++refusals_ > kRefusalsPerMinute) return (void)++refusals_left_out_;
+    entry.outcome = Shortened(
+        absl::StrCat(absl::IsPermissionDenied(status) ? "denied: " : "failed: ", status.message()), 1 << 10);
   }
+  if (refusals_left_out_ > 0) {
+    absl::StrAppend(&entry.outcome, " (", refusals_left_out_, " refusals before this are not listed)");
+    refusals_left_out_ = 0;
+  }
+  audit_.push_back(std::move(entry));
 }
 
 void HeadState::Answer(const std::string& route, const std::string& id, const absl::Status& status,
@@ -81,38 +82,66 @@ void HeadState::Remember(const Peer& peer, const ClientReply& reply) {
 void HeadState::OnRequest(const PeerMessage& event, const ClientRequest& request, Instant now) {
   active_at_ = now;
   const std::string& route = event.route;
-  if (absl::Status permit = Permit(event.peer, request.body); !permit.ok()) {
+  const RequestRule& rule = RuleOf(request.body);
+  const JobId* job_id = JobOf(request.body);
+  const auto* drained = std::get_if<ClientDrainNode>(&request.body);
+  const std::string target = drained != nullptr ? drained->node : job_id == nullptr ? "" : job_id->value;
+  const auto refuse = [&](const absl::Status& status) {
+    if (rule.changes || absl::IsPermissionDenied(status)) Audit(event, rule.name, target, status, now);
+    Answer(route, request.id, status, "");
+  };
+  if (absl::Status permit = Authorize(event.peer, request.body, nullptr); !permit.ok()) {
     ++counters_.denied;
-    return Answer(route, request.id, permit, "");
+    return refuse(permit);
   }
   const auto repeated = requests_.find(KeyOf(RequestRecord{event.peer.key_id, request.id}));
   if (repeated != requests_.end()) {
+    GT_PROBE("head.request_repeated");
     ++counters_.deduplicated;
     out_.push_back(ReplyToClient{route, repeated->second.reply});
     return;
   }
-  const JobId* job_id = JobOf(request.body);
+  // Who asked may have given up, and not expect any more that it is done. Who still waits asks again.
+  if (request.deadline > absl::ZeroDuration() && event.waited >= request.deadline) {
+    GT_PROBE("head.request_too_late");
+    return Answer(
+        route, request.id,
+        absl::DeadlineExceededError(absl::StrCat(
+            "the request may have waited ", PrintDuration(absl::Floor(event.waited, absl::Seconds(1))),
+            " for this head, which was not running; its time was ", absl::FormatDuration(request.deadline),
+            ": nothing was done, ask again")),
+        "");
+  }
   Job* job = job_id == nullptr ? nullptr : FindJob(*job_id);
   if (job_id != nullptr && !job_id->empty() && job == nullptr) {
-    return Answer(route, request.id,
-                  absl::NotFoundError(absl::StrCat("no job ", job_id->value, "; `gtrain status` lists them")),
-                  "");
+    return refuse(
+        absl::NotFoundError(absl::StrCat("no job ", job_id->value, "; `gtrain status` lists them")));
   }
-  if (job != nullptr && job->record.client_key == event.peer.key_id) job->client_seen = now;
+  if (job != nullptr) {
+    if (absl::Status permit = Authorize(event.peer, request.body, &job->record.owner); !permit.ok()) {
+      ++counters_.denied;
+      return refuse(permit);
+    }
+    if (job->record.client_key == event.peer.key_id) job->client_seen = now;
+  }
 
   absl::StatusOr<std::string> changed = absl::UnknownError("");
   if (const auto* submit = std::get_if<ClientSubmit>(&request.body)) {
-    changed = Submit(event.peer, request.id, *submit, now);
+    changed = Submit(event, request.id, *submit, now);
   } else if (const auto* stop = std::get_if<ClientStop>(&request.body)) {
     changed = Stop(event.peer, *stop, now);
   } else if (const auto* shutdown = std::get_if<ClientShutdown>(&request.body)) {
     changed = Shutdown(*shutdown, now);
+  } else if (drained != nullptr) {
+    changed = Drain(event.peer, *drained, now);
   } else if (std::holds_alternative<ClientStatus>(request.body)) {
     return Answer(route, request.id, absl::OkStatus(), StatusJson(*job_id));
   } else if (std::holds_alternative<ClientNodes>(request.body)) {
     return Answer(route, request.id, absl::OkStatus(), NodesJson());
-  } else if (std::holds_alternative<ClientJoinToken>(request.body)) {
-    out_.push_back(ServiceRequest{event.peer, route, event.message});
+  } else if (const auto* revoke = std::get_if<ClientRevokeNode>(&request.body)) {
+    return RevokeNode(event, request, *revoke, now);
+  } else if (job_id == nullptr) {  // keys and tokens
+    out_.push_back(ServiceRequest{event.peer, route, event.address, event.message});
     return;
   } else if (job == nullptr) {
     return Answer(route, request.id, absl::InvalidArgumentError("the request names no job"), "");
@@ -126,19 +155,23 @@ void HeadState::OnRequest(const PeerMessage& event, const ClientRequest& request
       asked = AskExec(event, request.id, *exec, now);
     if (const auto* events = std::get_if<ClientEvents>(&request.body))
       asked = Poll(event, request.id, *events, now);
-    if (!asked.ok()) Answer(route, request.id, asked, "");
+    if (!asked.ok()) return refuse(asked);
+    if (rule.changes) Audit(event, rule.name, target, asked, now);
     return;
   }
-  Answer(route, request.id, changed.status(), changed.ok() ? *changed : "");
-  // A refused request changed nothing and may be made again.
-  if (changed.ok()) Remember(event.peer, std::get<ReplyToClient>(out_.back()).reply);
+  if (!changed.ok()) return refuse(changed.status());  // it changed nothing and may be made again
+  if (!std::holds_alternative<ClientSubmit>(request.body))
+    Audit(event, rule.name, target, changed.status(), now);
+  Answer(route, request.id, absl::OkStatus(), *changed);
+  Remember(event.peer, std::get<ReplyToClient>(out_.back()).reply);
 }
 
 // ---------------------------------------------------------------- changes
 
-absl::StatusOr<std::string> HeadState::Submit(const Peer& peer, const std::string& id,
+absl::StatusOr<std::string> HeadState::Submit(const PeerMessage& event, const std::string& id,
                                               const ClientSubmit& submit, Instant now) {
   if (shutdown_when_idle_) return absl::UnavailableError("the cluster is shutting down: start it again");
+  if (store_low_) return absl::ResourceExhaustedError(absl::StrCat("no new jobs: ", *store_low_));
   if (static_cast<int>(LiveJobs().size()) >= config_.live_jobs_max) {
     return absl::ResourceExhaustedError(
         absl::StrCat(config_.live_jobs_max, " jobs are live, the most this head takes: wait or stop some"));
@@ -158,23 +191,19 @@ absl::StatusOr<std::string> HeadState::Submit(const Peer& peer, const std::strin
   record.env = submit.env;
   record.run_dir = absl::StrReplaceAll(submit.run_dir, {{"{job}", record.id.value}});
   record.resume = submit.resume;
-  record.client_key = peer.key_id;
+  record.client_key = event.peer.key_id;
+  record.owner = OwnerName(event.peer);
   record.request_id = id;
   record.end_with_client = submit.end_with_client;
   record.reason = "just submitted";
-  any_job_seen_ = true;
-  job_order_[record.number] = record.id;
-  Job& job = jobs_[record.id];
-  job.record = std::move(record);
-  job.spec = *std::move(spec);
-  job.demand = DemandOf(job.spec, config_.local);
-  job.client_seen = now;
+  Job& job = AddJob(std::move(record), *std::move(spec), now);
   Dirty(job);
   Write(cluster_);
   Emit(job, "state", "QUEUED: submitted");
   DropOldJobs();
-  schedule_ = true;
+  fresh_.push_back(job.record.id);
   Say(absl::StrCat(job.record.id.value, " submitted"));
+  Audit(event, "submit", job.record.id.value, absl::OkStatus(), now);
   return Dump({{"job", job.record.id.value}, {"run_dir", job.record.run_dir}});
 }
 
@@ -204,13 +233,15 @@ absl::StatusOr<std::string> HeadState::Stop(const Peer& peer, const ClientStop& 
     return Dump({{"job", record.id.value}, {"state", Name(record.state)}, {"stop", what}});
   };
   if (IsFinal(record.state)) return reply("over");
-  const std::string reason = absl::StrCat("stopped by ", peer.key_id, stop.reason.empty() ? "" : ": ",
+  const std::string reason = absl::StrCat("stopped by ", OwnerName(peer), stop.reason.empty() ? "" : ": ",
                                           Shortened(stop.reason, 1 << 10));
   if (!job->Live() && record.ending == Ending::kNone) {
     Finish(*job, JobState::kCancelled, reason);
     return reply("over");
   }
   const bool again = record.ending == Ending::kCancel;
+  if (again) GT_PROBE("head.second_stop");
+  if (!again && !job->Live()) GT_PROBE("head.stop_while_ending");
   const EndMode mode = again || stop.now ? EndMode::kStopNow : EndMode::kStop;
   const absl::Duration grace = mode == EndMode::kStop ? job->spec.stop_grace : absl::ZeroDuration();
   if (job->Live()) {
@@ -255,7 +286,7 @@ void HeadState::Ask(const PeerMessage& event, const std::string& id, const NodeI
                     Instant now) {
   query.epoch = epoch();
   query.query = next_query_++;
-  OpenQuery open{event.route, id, query, node, now + config_.query_timeout};
+  OpenQuery open{event.route, event.peer.key_id, id, query, node, now + config_.query_timeout};
   const auto it = nodes_.find(node);
   if (it == nodes_.end() || it->second.route.empty() || it->second.state == NodeState::kDead) {
     return AnswerFromMirror(open, absl::StrCat("node ", Hostname(node), " is not connected"));
@@ -300,8 +331,27 @@ absl::Status HeadState::AskLogs(const PeerMessage& event, const std::string& id,
   return absl::OkStatus();
 }
 
+// A command is run once for each request, also when the client asks again while it runs or because its answer
+// got lost (fault H15). In memory only: after a restart of the head a repeated request runs it again.
+bool HeadState::RepeatedExec(const PeerMessage& event, const std::string& id) {
+  for (auto& [number, open] : queries_) {
+    if (open.client_key != event.peer.key_id || open.request_id != id) continue;
+    open.route = event.route;
+    ++counters_.deduplicated;
+    return true;
+  }
+  for (const DoneExec& done : done_execs_) {
+    if (done.client_key != event.peer.key_id || done.reply.id != id) continue;
+    out_.push_back(ReplyToClient{event.route, done.reply});
+    ++counters_.deduplicated;
+    return true;
+  }
+  return false;
+}
+
 absl::Status HeadState::AskExec(const PeerMessage& event, const std::string& id, const ClientExec& exec,
                                 Instant now) {
+  if (RepeatedExec(event, id)) return absl::OkStatus();
   const Job& job = *FindJob(exec.job);
   if (!job.Live())
     return absl::FailedPreconditionError(absl::StrCat("job ", exec.job.value, " has no running ranks"));
@@ -328,6 +378,7 @@ void HeadState::OnAnswer(const NodeId& node, const AgentAnswer& answer) {
   }
   const OpenQuery open = std::move(it->second);
   queries_.erase(it);
+  if (open.query.kind == AgentQuery::Kind::kStacks) return NoteStacks(open, answer.text);
   if (!answer.ok) return AnswerFromMirror(open, answer.text);
   json document = {{"generation", open.query.generation.value},
                    {"rank", open.query.rank},
@@ -339,10 +390,27 @@ void HeadState::OnAnswer(const NodeId& node, const AgentAnswer& answer) {
     document["mirrored"] = false;
   }
   Answer(open.route, open.request_id, absl::OkStatus(), Dump(document));
+  if (open.query.kind != AgentQuery::Kind::kExec) return;
+  constexpr size_t kDoneExecsKept = 16;  // of at most a mebibyte each
+  done_execs_.push_back({open.client_key, std::get<ReplyToClient>(out_.back()).reply});
+  if (done_execs_.size() > kDoneExecsKept) done_execs_.pop_front();
+}
+
+// Asked for by a stall verdict: they stand beside it in events.jsonl.
+void HeadState::NoteStacks(const OpenQuery& open, const std::string& text) {
+  constexpr size_t kStacksBytes = 16 << 10;
+  Job* job = FindJob(open.query.job);
+  if (job == nullptr || open.query.generation != job->record.generation) return;
+  Emit(*job, "stall",
+       absl::StrCat("stacks of rank ", open.query.rank, " on ", Hostname(open.node), ":\n",
+                    Shortened(text, kStacksBytes)));
+  Dirty(*job);
+  CheckStall(*job, step_at_);  // the kill waited for the last of them
 }
 
 // The node cannot answer: its last words were mirrored here.
 void HeadState::AnswerFromMirror(const OpenQuery& open, const std::string& why) {
+  GT_PROBE("head.answers_from_mirror");
   const AgentQuery& query = open.query;
   const LogTail* tail = query.kind == AgentQuery::Kind::kReadLog
                             ? tails_.Find(query.job, query.generation, query.rank, query.is_stderr)
@@ -369,8 +437,9 @@ void HeadState::ExpireQueries(Instant now) {
   }
   for (const OpenQuery& open : late) {
     queries_.erase(open.query.query);
-    AnswerFromMirror(open, absl::StrCat("the agent on ", Hostname(open.node), " did not answer in ",
-                                        absl::FormatDuration(config_.query_timeout)));
+    const std::string why = absl::StrCat("the agent on ", Hostname(open.node), " did not answer in ",
+                                         absl::FormatDuration(config_.query_timeout));
+    open.query.kind == AgentQuery::Kind::kStacks ? NoteStacks(open, why) : AnswerFromMirror(open, why);
   }
 }
 

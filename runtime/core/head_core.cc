@@ -7,6 +7,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
+#include "base/probe.h"
+#include "runtime/core/authority.h"
 #include "runtime/core/head_state.h"
 
 namespace gtrain::core {
@@ -78,6 +80,7 @@ absl::Status HeadState::Load(const std::vector<Record>& records, Instant now) {
       cluster_ = *cluster;
     } else if (const auto* node = std::get_if<NodeRecord>(&record)) {
       nodes_[node->id].record = *node;
+      nodes_[node->id].revision = ++revisions_;
       detector_.Expect(node->id, now,
                        std::max(absl::ZeroDuration(), config_.rejoin_window - config_.dead_after));
     } else if (const auto* job = std::get_if<JobRecord>(&record)) {
@@ -87,6 +90,7 @@ absl::Status HeadState::Load(const std::vector<Record>& records, Instant now) {
       }
       job_order_[job->number] = job->id;
       jobs_[job->id].record = *job;
+      if (job->owner.empty()) jobs_[job->id].record.owner = job->client_key;  // of an older version
     } else if (const auto* request = std::get_if<RequestRecord>(&record)) {
       request_order_[request->number] = KeyOf(*request);
       requests_[KeyOf(*request)] = *request;
@@ -94,6 +98,7 @@ absl::Status HeadState::Load(const std::vector<Record>& records, Instant now) {
       checkpoints.push_back(*checkpoint);
     }
   }
+  for (auto& [id, node] : nodes_) RestoreNotices(node, now);
   for (const CheckpointRecord& checkpoint : checkpoints) {
     if (Job* job = FindJob(checkpoint.job)) job->checkpoint = checkpoint;
   }
@@ -105,9 +110,22 @@ absl::StatusOr<StepResult> HeadState::Recover(const std::vector<Record>& records
   active_at_ = step_at_ = now;
   cluster_.cluster = config_.cluster;
   if (absl::Status status = Load(records, now); !status.ok()) return status;
+  if (cluster_.superseded > cluster_.epoch) {
+    return absl::FailedPreconditionError(absl::StrCat("a newer head of this cluster (epoch ",
+                                                      cluster_.superseded.value,
+                                                      ") has served its agents, and the "
+                                                      "records here are of epoch ",
+                                                      cluster_.epoch.value,
+                                                      ": start that head instead, or make this one the newer "
+                                                      "one with gtrain head restore or gtrain head recover"));
+  }
   cluster_.epoch = cluster_.epoch.Next();
+  settle_at_ = now + config_.rejoin_window;
+  recover_until_ = now + config_.recovery_window;
   Write(cluster_);
   for (const auto& [number, id] : job_order_) Adopt(jobs_.at(id), now);
+  for (Job* job : LiveJobs()) FindLeave(*job, now);
+  DropOldJobs();
   schedule_ = true;
   Say(absl::StrCat("head epoch ", cluster_.epoch.value, ", ", jobs_.size(), " jobs and ", nodes_.size(),
                    " nodes from before"));
@@ -130,7 +148,10 @@ void HeadState::Adopt(Job& job, Instant now) {
   }
   job.spec = *std::move(spec);
   job.demand = DemandOf(job.spec, config_.local);
-  if (job.record.grant) ResetLive(job, now);
+  if (job.record.grant) {
+    ResetLive(job, now);
+    ExpectNodes(*job.record.grant, now);
+  }
   if (job.record.generation.value > 0) job.run_mark = now;
   if (job.record.state == JobState::kRunning) {
     for (RankLive& rank : job.ranks) rank.started = true;
@@ -139,29 +160,50 @@ void HeadState::Adopt(Job& job, Instant now) {
   }
   if (job.start_deadline) *job.start_deadline = *job.start_deadline + config_.rejoin_window;
   if (job.record.ending != Ending::kNone) {
+    GT_PROBE("head.recovered_while_ending");
     job.gone_deadline = now + config_.rejoin_window + job.spec.stop_grace + config_.gone_margin;
   }
   Emit(job, "note",
        absl::StrCat("the head restarted (epoch ", cluster_.epoch.value, "); ranks were not disturbed"));
 }
 
+// Nobody could answer a head that stood still, and what was said meanwhile may be lost with its connections:
+// no rank, agent or client is late because of it (fault H12).
+void HeadState::TakeOff(absl::Duration slept, Instant now) {
+  for (auto& [id, job] : jobs_) {
+    if (job.start_deadline) *job.start_deadline = *job.start_deadline + slept;
+    if (job.gone_deadline) *job.gone_deadline = *job.gone_deadline + slept;
+    if (job.progress_at) *job.progress_at = std::min(now, *job.progress_at + slept);
+    job.client_seen = std::min(now, job.client_seen + slept);
+  }
+}
+
 StepResult HeadState::Step(const HeadEvent& event, Instant now) {
   ++counters_.steps;
   step_at_ = now;
-  if (detector_.Awake(now)) ++counters_.pauses_survived;
+  if (detector_.Awake(now)) {
+    GT_PROBE("head.own_pause");
+    ++counters_.pauses_survived;
+  }
   if (stopped_) return {};
+  if (detector_.slept() > absl::ZeroDuration()) TakeOff(detector_.slept(), now);
+  RecoveryTimers(now);
   if (const auto* message = std::get_if<PeerMessage>(&event)) {
     OnMessage(*message, now);
   } else if (const auto* gone = std::get_if<PeerGone>(&event)) {
     const auto it = nodes_.find(NodeId(gone->peer.key_id));
     if (gone->peer.role == Role::kNode && it != nodes_.end() && it->second.route == gone->route) {
+      GT_PROBE("head.peer_gone");
       detector_.Suspect(it->first, now);
       for (const FailureDetector::Change& change : detector_.Advance(now)) OnSilence(change, now);
     }
+  } else if (const auto* room = std::get_if<StoreRoom>(&event)) {
+    if (room->low != store_low_.has_value()) Say(room->low ? room->text : "the store's disk has room again");
+    store_low_ = room->low ? std::optional<std::string>(room->text) : std::nullopt;
   } else {
     OnTick(now);
   }
-  if (schedule_) Schedule(now);
+  if ((schedule_ || !fresh_.empty()) && Settled(now)) Schedule(now);
   AnswerPolls(now);
   CheckIdle(now);
   return Flush(now);
@@ -170,22 +212,19 @@ StepResult HeadState::Step(const HeadEvent& event, Instant now) {
 void HeadState::OnMessage(const PeerMessage& event, Instant now) {
   if (const auto* request = std::get_if<ClientRequest>(&event.message))
     return OnRequest(event, *request, now);
-  if (std::holds_alternative<AgentJoin>(event.message)) {
-    if (event.peer.role != Role::kJoin) {
-      ++counters_.denied;
-    } else {
-      out_.push_back(ServiceRequest{event.peer, event.route, event.message});
-    }
-    return;
-  }
-  if (event.peer.role != Role::kNode) {
+  if (!MaySend(event.peer.role, event.message)) {
     ++counters_.denied;
+    return Audit(event, "message", "", absl::PermissionDeniedError("not for this key"), now);
+  }
+  if (std::holds_alternative<AgentJoin>(event.message)) {
+    out_.push_back(ServiceRequest{event.peer, event.route, event.address, event.message});
     return;
   }
   if (const auto* hello = std::get_if<AgentHello>(&event.message)) return OnHello(event, *hello, now);
   const NodeId id(event.peer.key_id);
   const auto it = nodes_.find(id);
   if (it == nodes_.end() || !it->second.welcomed || it->second.route != event.route) {
+    GT_PROBE("head.message_of_old_connection");
     // A late message of an old connection, or one from before this head's time. The agent says hello on
     // every new connection, so there is nothing to answer.
     ++counters_.stale_dropped;
@@ -196,22 +235,23 @@ void HeadState::OnMessage(const PeerMessage& event, Instant now) {
   if (node.rival) RefuseRival(node);
   if (node.state != NodeState::kAlive) Returned(node, now);
   if (const auto* m = std::get_if<AgentHeartbeat>(&event.message)) return OnHeartbeat(node, *m, now);
+  if (const auto* m = std::get_if<GenerationDescribed>(&event.message)) return OnDescribed(node, *m, now);
   if (const auto* m = std::get_if<RanksStarted>(&event.message)) return OnStarted(id, *m, now);
   if (const auto* m = std::get_if<RankExited>(&event.message)) return OnExited(id, m->exit, now);
   if (const auto* m = std::get_if<GenerationGone>(&event.message)) return OnGone(node, *m, now);
   if (const auto* m = std::get_if<ExchangePart>(&event.message)) return OnExchange(id, *m);
   if (const auto* m = std::get_if<CheckpointReport>(&event.message)) return OnCheckpoint(id, *m);
+  if (const auto* m = std::get_if<NoticeSeen>(&event.message)) return OnNoticeSeen(node, *m, now);
   if (const auto* m = std::get_if<AgentNote>(&event.message)) return OnNote(id, *m);
   if (const auto* m = std::get_if<AgentAnswer>(&event.message)) return OnAnswer(id, *m);
   if (const auto* m = std::get_if<LogTail>(&event.message)) {
     if (CurrentJob(id, m->job, m->generation) != nullptr) tails_.Put(*m);
-    return;
   }
-  ++counters_.denied;  // a message only the head sends
 }
 
 void HeadState::OnTick(Instant now) {
   for (const FailureDetector::Change& change : detector_.Advance(now)) OnSilence(change, now);
+  EndQuarantines(now);
   for (Job* job : LiveJobs()) JobTimers(*job, now);
   ExpireQueries(now);
 }
@@ -243,8 +283,9 @@ StepResult HeadState::Flush(Instant now) {
     Write(job.record);
   }
   dirty_jobs_.clear();
-  if (!writes_.empty()) out_.push_back(Persist{std::move(writes_)});
-  writes_.clear();
+  if (!writes_.empty() || !audit_.empty()) {
+    out_.push_back(Persist{std::exchange(writes_, {}), std::exchange(audit_, {})});
+  }
   StepResult result{std::move(out_), std::move(why_)};
   out_.clear();
   why_.clear();
@@ -254,12 +295,15 @@ StepResult HeadState::Flush(Instant now) {
 std::optional<Instant> HeadState::NextDeadline() const {
   if (stopped_) return std::nullopt;
   std::optional<Instant> next = detector_.NextDeadline();
+  if (cluster_.recovering) Sooner(next, schedule_ || !unsettled_.empty() ? settle_at_ : recover_until_);
+  if (schedule_ && next_pass_) Sooner(next, *next_pass_);
   bool live = false;
   for (const auto& [id, job] : jobs_) {
     if (IsFinal(job.record.state)) continue;
     live = true;
     Sooner(next, JobDeadline(job));
   }
+  for (const auto& [id, node] : nodes_) Sooner(next, node.quarantined_until);
   for (const auto& [id, query] : queries_) Sooner(next, query.deadline);
   for (const OpenPoll& poll : polls_) Sooner(next, poll.deadline);
   if (config_.exit_when_idle && !live && polls_.empty() && queries_.empty()) {
@@ -281,7 +325,9 @@ HeadSnapshot HeadState::Snapshot() const {
     }
     snapshot.jobs.push_back(std::move(job));
   }
-  for (const auto& [id, node] : nodes_) snapshot.nodes.push_back({id, node.record.hostname, node.state});
+  for (const auto& [id, node] : nodes_) {
+    snapshot.nodes.push_back({id, node.record.hostname, node.state, node.Leaving()});
+  }
   return snapshot;
 }
 
@@ -293,6 +339,17 @@ const std::string* HeadState::RouteOf(const NodeId& node) const {
 void HeadState::Say(const std::string& why) {
   if (!why_.empty()) why_ += "; ";
   why_ += why;
+}
+
+Job& HeadState::AddJob(JobRecord record, spec::JobSpec spec, Instant now) {
+  any_job_seen_ = true;
+  job_order_[record.number] = record.id;
+  Job& job = jobs_[record.id];
+  job.record = std::move(record);
+  job.spec = std::move(spec);
+  job.demand = DemandOf(job.spec, config_.local);
+  job.client_seen = now;
+  return job;
 }
 
 void HeadState::Emit(Job& job, const std::string& kind, std::string text) {

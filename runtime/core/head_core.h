@@ -24,6 +24,8 @@ namespace gtrain::core {
 
 struct HeadConfig {
   ClusterId cluster;
+  std::string version;  // of gtrain, for people
+  int protocol = kProtocolVersion;
   bool local = false;           // the user's own local cluster: one node, oversubscribing cpus is allowed
   bool exit_when_idle = false;  // stop `idle_linger` after the last job ended and the last request
   // How many nodes belong to the cluster, if known: once that many have joined, a job that fits on
@@ -36,6 +38,10 @@ struct HeadConfig {
   // Silence of an agent alone is suspicion for this long while its ranks are seen to work on, or while no
   // other node could take the job: the agent may be restarting beside healthy ranks (fault P4).
   absl::Duration agent_grace = absl::Seconds(60);
+  // A node that dies twice within flap_decay gets no ranks for quarantine_min, doubling with each death (N5).
+  absl::Duration flap_decay = absl::Hours(1);
+  absl::Duration quarantine_min = absl::Minutes(1);
+  absl::Duration quarantine_max = absl::Hours(1);
   absl::Duration rejoin_window = absl::Seconds(20);  // after a head restart nobody is declared dead before
   absl::Duration fence_after = absl::Seconds(120);   // told to agents: lease of ranks without head contact
   absl::Duration reform_grace = absl::Seconds(3);    // TERM to KILL when another generation follows
@@ -45,6 +51,7 @@ struct HeadConfig {
   absl::Duration events_wait_max = absl::Seconds(30);  // long poll
   absl::Duration client_lease = absl::Seconds(60);     // end_with_client: silence that ends the job
   absl::Duration idle_linger = absl::Seconds(10);
+  absl::Duration recovery_window = absl::Hours(1);  // after a restore or recover: agents' word is taken
 
   int jobs_max = 10'000;  // live and finished
   int live_jobs_max = 1'000;
@@ -56,6 +63,10 @@ struct HeadConfig {
 
   // Canonical YAML -> JobSpec (launcher/spec); injected so that the core needs no YAML library.
   std::function<absl::StatusOr<spec::JobSpec>(absl::string_view)> parse_job;
+  // What only a head of this cluster can say about an epoch, different at each start, and whether a text is
+  // such a proof. Without them no head ever steps down (fault H9).
+  std::function<std::string(HeadEpoch)> prove_epoch;
+  std::function<bool(HeadEpoch, const std::string&)> proves_epoch;
 };
 
 enum class NodeState { kUnknown, kAlive, kSuspect, kDead };
@@ -76,6 +87,7 @@ struct HeadSnapshot {
     NodeId id;
     std::string hostname;
     NodeState state;
+    bool leaving = false;
   };
   HeadEpoch epoch;
   std::vector<Job> jobs;

@@ -4,9 +4,8 @@
 #include <gtest/gtest.h>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_split.h"
 #include "nlohmann/json.hpp"
-#include "runtime/core/outbox.h"
+#include "runtime/core/head_test_world.h"
 
 namespace gtrain::core {
 namespace {
@@ -16,166 +15,7 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::SizeIs;
 
-// "name min max [key=value ...]" stands for the job file; the real parser is launcher/spec.
-absl::StatusOr<spec::JobSpec> ParseFake(absl::string_view text) {
-  const std::vector<std::string> words = absl::StrSplit(text, ' ');
-  if (words.size() < 3) return absl::InvalidArgumentError("fake spec: name min max");
-  spec::JobSpec spec;
-  spec.name = words[0];
-  spec.ranks = spec::Range{std::stoi(words[1]), std::stoi(words[2])};
-  for (const std::string& word : words) {
-    if (word == "one-per-node") spec.ranks_per_node = 1;
-    if (word == "budget0") spec.restart.budget = 0;
-    if (word == "limit60s") spec.time_limit = absl::Seconds(60);
-    if (word == "stall-kill") {
-      spec.progress.step = "step";
-      spec.progress.on_stall = spec::OnStall::kKill;
-    }
-  }
-  return spec;
-}
-
-// A head between a disk that is as fast as told and agents that do as told.
-class HeadCoreTest : public ::testing::Test {
- protected:
-  void SetUp() override {
-    config_.cluster = ClusterId("c");
-    config_.parse_job = ParseFake;
-    Boot();
-  }
-
-  void Boot() {
-    head_ = std::make_unique<HeadCore>(config_, Rng(7));
-    outbox_ = Outbox();
-    sent_.clear();
-    std::vector<Record> records;
-    for (const auto& [key, record] : disk_) records.push_back(record);
-    auto recovered = head_->Recover(records, clock_.Now());
-    ASSERT_TRUE(recovered.ok()) << recovered.status();
-    Do(*std::move(recovered));
-  }
-
-  void Do(StepResult step) {
-    for (Effect& effect : outbox_.Add(std::move(step))) sent_.push_back(std::move(effect));
-    if (!disk_works_) return;
-    while (auto batch = outbox_.NextBatch()) {
-      for (const RecordWrite& write : batch->writes) {
-        if (write.record) {
-          disk_[write.key] = *write.record;
-        } else {
-          disk_.erase(write.key);
-        }
-      }
-      for (Effect& effect : outbox_.Durable(batch->sequence)) sent_.push_back(std::move(effect));
-    }
-  }
-
-  void FromNode(const std::string& node, Message message) {
-    Do(head_->Step(PeerMessage{{Role::kNode, node}, "route-" + node, "10.0.0.1", std::move(message)},
-                   clock_.Now()));
-  }
-
-  ClientReply FromClient(ClientRequestBody body, std::string id = "", Role role = Role::kUser) {
-    if (id.empty()) id = absl::StrCat("request-", ++requests_);
-    Do(head_->Step(
-        PeerMessage{{role, "user1"}, "client", "10.0.0.9", ClientRequest{id, absl::Seconds(5), body}},
-        clock_.Now()));
-    for (auto it = sent_.rbegin(); it != sent_.rend(); ++it) {
-      const auto* reply = std::get_if<ReplyToClient>(&*it);
-      if (reply != nullptr && reply->reply.id == id) return reply->reply;
-    }
-    return ClientReply{"none"};
-  }
-
-  void Hello(const std::string& node, int cpus = 4, std::vector<HeldGeneration> held = {},
-             std::string incarnation = "1") {
-    AgentHello hello;
-    hello.cluster = ClusterId("c");
-    hello.incarnation = Incarnation(incarnation);
-    hello.hostname = "host-" + node;
-    hello.address = "10.0.0." + node;
-    hello.inventory.cpus = cpus;
-    hello.inventory.memory_bytes = uint64_t{8} << 30;
-    hello.free_ports = {25000, 25001, 25002};
-    hello.held = std::move(held);
-    FromNode(node, hello);
-  }
-
-  // Lets time pass in heartbeats of the given nodes.
-  void Pass(absl::Duration time, std::vector<std::string> alive) {
-    const Instant end = clock_.Now() + time;
-    while (clock_.Now() < end) {
-      clock_.Advance(absl::Milliseconds(500));
-      for (const std::string& node : alive) FromNode(node, AgentHeartbeat{++heartbeats_, {}, {}});
-      Do(head_->Step(Tick{}, clock_.Now()));
-    }
-  }
-
-  RankStatus StepOf(const JobId& job, int rank, int64_t step) {
-    return {
-        .job = job, .generation = {1}, .rank = rank, .pid = 1, .state = RankState::kRunning, .step = step};
-  }
-
-  JobId Submit(const std::string& spec) {
-    const ClientReply reply = FromClient(ClientSubmit{spec, {}, "/runs/{job}"});
-    EXPECT_TRUE(reply.ok) << reply.error;
-    return JobId(json::parse(reply.json).at("job").get<std::string>());
-  }
-
-  json Status(const JobId& job) { return json::parse(FromClient(ClientStatus{job}).json).at("jobs").at(0); }
-  std::string State(const JobId& job) { return Status(job).at("state"); }
-
-  template <typename T>
-  std::vector<std::pair<std::string, T>> Sent() const {
-    std::vector<std::pair<std::string, T>> all;
-    for (const Effect& effect : sent_) {
-      const auto* send = std::get_if<SendToNode>(&effect);
-      if (send == nullptr) continue;
-      if (const T* message = std::get_if<T>(&send->message)) all.emplace_back(send->node.value, *message);
-    }
-    return all;
-  }
-
-  // What the agents of the newest grants answer: all ranks run.
-  void StartRanks(const JobId& job) {
-    for (const auto& [node, start] : Sent<StartGeneration>()) {
-      if (start.grant.job != job) continue;
-      RanksStarted started{job, start.grant.generation, {}};
-      for (const RankPlace& place : start.grant.ranks) {
-        if (place.node.value == node)
-          started.ranks.push_back(
-              {job, start.grant.generation, place.rank, 100 + place.rank, RankState::kRunning});
-      }
-      FromNode(node, started);
-    }
-  }
-
-  RankExit Exit(const JobId& job, uint64_t generation, int rank, int code, std::string tail = "") {
-    RankExit exit;
-    exit.job = job;
-    exit.generation = {generation};
-    exit.rank = rank;
-    exit.exit_code = code;
-    exit.tail = std::move(tail);
-    return exit;
-  }
-
-  RankStatus Step(const JobId& job, uint64_t generation, int rank, int64_t step) {
-    RankStatus status{job, {generation}, rank, 100, RankState::kRunning};
-    status.step = step;
-    return status;
-  }
-
-  HeadConfig config_;
-  ManualClock clock_;
-  std::unique_ptr<HeadCore> head_;
-  Outbox outbox_;
-  std::map<std::string, Record> disk_;
-  bool disk_works_ = true;
-  std::vector<Effect> sent_;
-  uint64_t heartbeats_ = 0;
-  int requests_ = 0;
-};
+class HeadCoreTest : public HeadTestWorld {};
 
 TEST_F(HeadCoreTest, RunsAJobToItsEnd) {
   Hello("1");
@@ -195,6 +35,19 @@ TEST_F(HeadCoreTest, RunsAJobToItsEnd) {
   EXPECT_EQ(Status(job).at("exit_code"), 0);
   EXPECT_THAT(Sent<AckExit>(), SizeIs(4));
   EXPECT_THAT(Sent<ForgetJob>(), SizeIs(1));
+}
+
+TEST_F(HeadCoreTest, ALargeClusterThatComesBackIsLookedAtTenTimesASecond) {
+  const JobId waits = Submit("train 100 100 one-per-node");
+  for (int node = 1; node <= 100; ++node) Hello(absl::StrCat(node));
+  EXPECT_NE(State(waits), "STARTING") << "not after each hello";
+  const JobId small = Submit("small 1 1");
+  EXPECT_EQ(State(small), "STARTING") << "a new job is looked at at once";
+  ASSERT_TRUE(head_->NextDeadline().has_value());
+  ASSERT_LE(*head_->NextDeadline(), clock_.Now() + absl::Milliseconds(100));
+  clock_.Advance(*head_->NextDeadline() - clock_.Now());
+  Do(head_->Step(Tick{}, clock_.Now()));
+  EXPECT_EQ(State(waits), "STARTING");
 }
 
 TEST_F(HeadCoreTest, GrantWaitsForTheDiskRevokeDoesNot) {
@@ -343,63 +196,7 @@ TEST_F(HeadCoreTest, BelowTheMinimumWaitsAndResumesByItself_N7) {
   EXPECT_EQ(Status(job).at("generation"), 2);
 }
 
-TEST_F(HeadCoreTest, DeadNodeThatReturnsIsToldAgain_N2) {
-  Hello("1");
-  Hello("2");
-  const JobId job = Submit("train 1 2 one-per-node");
-  StartRanks(job);
-  Pass(absl::Seconds(12), {"1"});
-  sent_.clear();
-  FromNode("2", AgentHeartbeat{1, {}, {}});
-  const auto revokes = Sent<Revoke>();
-  ASSERT_THAT(revokes, SizeIs(1));
-  EXPECT_EQ(revokes[0].first, "2");
-  EXPECT_EQ(revokes[0].second.generation.value, 1u);
-}
-
-TEST_F(HeadCoreTest, SecondAgentWithTheSameKeyIsRefused_N4) {
-  Hello("1");
-  sent_.clear();
-  AgentHello hello;
-  hello.cluster = ClusterId("c");
-  hello.incarnation = Incarnation("other");
-  Do(head_->Step(PeerMessage{{Role::kNode, "1"}, "route-rival", "10.0.0.7", hello}, clock_.Now()));
-  EXPECT_THAT(Sent<AgentWelcome>(), IsEmpty());
-  Pass(absl::Milliseconds(500), {"1"});
-  const auto refused = std::find_if(sent_.begin(), sent_.end(),
-                                    [](const Effect& e) { return std::holds_alternative<RefusePeer>(e); });
-  ASSERT_NE(refused, sent_.end());
-  EXPECT_EQ(std::get<RefusePeer>(*refused).route, "route-rival");
-  EXPECT_EQ(*head_->RouteOf(NodeId("1")), "route-1");
-}
-
-TEST_F(HeadCoreTest, NewIncarnationIsTakenWhenTheOldOneIsSilent_N3) {
-  Hello("1");
-  const JobId job = Submit("train 1 1");
-  StartRanks(job);
-  AgentHello hello;
-  hello.cluster = ClusterId("c");
-  hello.incarnation = Incarnation("rebooted");
-  hello.hostname = "host-1";
-  hello.inventory.cpus = 4;
-  Do(head_->Step(PeerMessage{{Role::kNode, "1"}, "route-new", "10.0.0.1", hello}, clock_.Now()));
-  Pass(absl::Seconds(4), {});
-  EXPECT_EQ(*head_->RouteOf(NodeId("1")), "route-new");
-  EXPECT_EQ(Status(job).at("last_fault").at("kind"), "infrastructure");
-  EXPECT_EQ(Status(job).at("generation"), 2) << "nothing of the old life can be left on a rebooted node";
-}
-
-TEST_F(HeadCoreTest, ForeignClusterAndOtherProtocolAreRefused_N13) {
-  AgentHello hello;
-  hello.cluster = ClusterId("other");
-  FromNode("9", hello);
-  hello.cluster = ClusterId("c");
-  hello.protocol = 99;
-  FromNode("9", hello);
-  EXPECT_EQ(head_->counters().refused, 2u);
-  EXPECT_THAT(Sent<AgentWelcome>(), IsEmpty());
-}
-
+// After a restart of the head the copy may be the first to speak.
 TEST_F(HeadCoreTest, HeadRestartLeavesRunningRanksAlone_H1) {
   Hello("1");
   const JobId job = Submit("train 2 2");
@@ -431,6 +228,40 @@ TEST_F(HeadCoreTest, ExitDuringAHeadOutageIsLearntFromTheHello_H1) {
   EXPECT_THAT(Sent<Revoke>(), SizeIs(1));
 }
 
+// The agent forgets an exit when it is acknowledged, so from then on the head alone has to know it.
+TEST_F(HeadCoreTest, AcknowledgedExitSurvivesTheHead_H1) {
+  Hello("1");
+  const JobId job = Submit("train 2 2");
+  StartRanks(job);
+  disk_works_ = false;
+  FromNode("1", RankExited{Exit(job, 1, 0, 0)});
+  EXPECT_THAT(Sent<AckExit>(), IsEmpty()) << "acknowledged before it is on disk";
+  disk_works_ = true;
+  FromNode("1", AgentHeartbeat{++heartbeats_, {}, {}});
+  EXPECT_THAT(Sent<AckExit>(), SizeIs(1));
+  Boot();
+  Hello("1", 4, {HeldGeneration{job, {1}, {0}, {Step(job, 1, 1, 8)}, {}}});
+  FromNode("1", RankExited{Exit(job, 1, 1, 0)});
+  EXPECT_EQ(State(job), "SUCCEEDED");
+}
+
+TEST_F(HeadCoreTest, NobodyDiesInTheRejoinWindow_W13) {
+  Hello("1");
+  Hello("2");
+  const JobId job = Submit("train 2 2 one-per-node");
+  StartRanks(job);
+  Boot();
+  HeldGeneration held{job, {1}, {0}, {Step(job, 1, 0, 7)}, {}};
+  Hello("1", 4, {held});
+  sent_.clear();
+  Pass(absl::Seconds(18), {"1"});  // longer than a silence that is deadly otherwise
+  EXPECT_EQ(State(job), "RUNNING");
+  EXPECT_THAT(Sent<Revoke>(), IsEmpty());
+  Pass(absl::Seconds(5), {"1"});
+  EXPECT_EQ(State(job), "RECONFIGURING");
+}
+
+// What a half-open connection delivers late is of a former life; only the route of the newest hello counts.
 TEST_F(HeadCoreTest, RevokeThatWasNeverWrittenDownIsFinished) {
   Hello("1");
   const JobId job = Submit("train 1 1");
@@ -541,6 +372,84 @@ TEST_F(HeadCoreTest, AuthorityComesFromTheKey_X5) {
   EXPECT_THAT(head_->Snapshot().jobs, IsEmpty());
 }
 
+// The namespace of a user is its name: whoever has it, after a head restart too; nobody else but admins.
+TEST_F(HeadCoreTest, UsersReachOnlyTheirOwnJobs_X5) {
+  Hello("1");
+  const JobId job(
+      json::parse(FromClient(ClientSubmit{"a 1 1", {}, "/r"}, "", Role::kUser, "ann").json).at("job"));
+  Boot();
+  const ClientRequestBody bodies[] = {ClientStatus{job},          ClientWhy{job},           ClientLogs{job},
+                                      ClientExec{job, 0, {"id"}}, ClientEvents{job, 0, {}}, ClientStop{job}};
+  for (const ClientRequestBody& body : bodies) {
+    const ClientReply bob = FromClient(body, "", Role::kUser, "bob");
+    EXPECT_EQ(bob.code, static_cast<int>(absl::StatusCode::kPermissionDenied)) << body.index();
+    EXPECT_THAT(bob.error, HasSubstr("belongs to ann"));
+  }
+  EXPECT_TRUE(FromClient(ClientStatus{}, "", Role::kUser, "bob").ok) << "the list is for everyone";
+  EXPECT_TRUE(FromClient(ClientStatus{job}, "", Role::kAdmin, "root").ok);
+  EXPECT_TRUE(FromClient(ClientStop{job}, "", Role::kUser, "ann").ok);
+  EXPECT_EQ(head_->counters().denied, std::size(bodies));
+}
+
+// Who, from where, what, with which outcome; reads leave no line, a repeated request no second one.
+TEST_F(HeadCoreTest, ChangesAndRefusalsAreAudited) {
+  Hello("1");
+  const std::string id = "request-once";
+  (void)FromClient(ClientSubmit{"a 1 1", {}, "/r"}, id, Role::kUser, "ann");
+  (void)FromClient(ClientSubmit{"a 1 1", {}, "/r"}, id, Role::kUser, "ann");
+  (void)FromClient(ClientStatus{}, "", Role::kReadOnly);
+  (void)FromClient(ClientStop{JobId("a-1")}, "", Role::kReadOnly, "eve");
+  ASSERT_THAT(audit_, SizeIs(2));
+  EXPECT_EQ(audit_[0], (AuditEntry{{Role::kUser, "user1", "ann"}, "10.0.0.9", "submit", "a-1", "ok"}));
+  EXPECT_EQ(audit_[1].action, "stop");
+  EXPECT_EQ(audit_[1].peer.name, "eve");
+  EXPECT_THAT(audit_[1].outcome, HasSubstr("denied: "));
+}
+
+TEST_F(HeadCoreTest, RefusalsCannotFillTheAuditLog_X16) {
+  for (int i = 0; i < 500; ++i) (void)FromClient(ClientShutdown{}, "", Role::kReadOnly);
+  EXPECT_THAT(audit_, SizeIs(60));
+  clock_.Advance(absl::Minutes(2));
+  (void)FromClient(ClientShutdown{}, "", Role::kReadOnly);
+  ASSERT_THAT(audit_, SizeIs(61));
+  EXPECT_THAT(audit_.back().outcome, HasSubstr("440 refusals"));
+}
+
+// The reply of a change waits for the disk that holds its audit line.
+TEST_F(HeadCoreTest, NoReplyBeforeItsAuditLine) {
+  disk_works_ = false;
+  EXPECT_EQ(FromClient(ClientShutdown{}, "", Role::kReadOnly).id, "none");
+}
+
+TEST_F(HeadCoreTest, RevokedNodeIsGoneAtOnce) {
+  Hello("1", 1);
+  Hello("2", 1);
+  const JobId job = Submit("train 1 2");
+  StartRanks(job);
+  ASSERT_EQ(Status(job).at("ranks").size(), 2u);
+  (void)FromClient(ClientRevokeNode{"host-2", "stolen"}, "", Role::kAdmin, "root");
+  bool refused = false, asked = false;
+  for (const Effect& effect : sent_) {
+    if (const auto* e = std::get_if<RefusePeer>(&effect))
+      refused = refused || (e->revoked && e->route == "route-2");
+    if (const auto* e = std::get_if<ServiceRequest>(&effect)) {
+      const auto& body = std::get<ClientRequest>(e->message).body;
+      asked = asked || std::get<ClientRevokeNode>(body).node == "2";
+    }
+  }
+  EXPECT_TRUE(refused);
+  EXPECT_TRUE(asked) << "the service gets the id, whatever name was used";
+  EXPECT_THAT(head_->Snapshot().nodes, SizeIs(1));
+  EXPECT_FALSE(disk_.contains("node/2"));
+  EXPECT_THAT(std::string(Status(job).at("last_fault").at("message")), HasSubstr("revoked by root: stolen"));
+  FromNode("2", AgentHeartbeat{99, {}, {}});
+  EXPECT_THAT(head_->Snapshot().nodes, SizeIs(1)) << "a late message does not bring it back";
+  FromNode("1", RankExited{Exit(job, 1, 0, 0)});
+  FromNode("1", GenerationGone{job, {1}});
+  Pass(absl::Seconds(5), {"1"});
+  EXPECT_EQ(Status(job).at("ranks").size(), 1u) << "the job goes on without it";
+}
+
 TEST_F(HeadCoreTest, MessagesOfAnOldGenerationChangeNothing_P3) {
   Hello("1");
   const JobId job = Submit("train 1 1");
@@ -567,6 +476,19 @@ TEST_F(HeadCoreTest, ExchangeReachesEveryNode) {
   EXPECT_EQ(Sent<ExchangeTable>()[0].second.blobs, std::vector<std::string>({"zero", "one"}));
 }
 
+TEST_F(HeadCoreTest, RepeatedExchangePartIsToldWhoIsMissing) {
+  Hello("1");
+  Hello("2");
+  const JobId job = Submit("train 2 2 one-per-node");
+  StartRanks(job);
+  FromNode("1", ExchangePart{job, {1}, 0, {{0, "zero"}}});
+  EXPECT_THAT(Sent<ExchangeMissing>(), IsEmpty());
+  FromNode("1", ExchangePart{job, {1}, 0, {{0, "zero"}}});
+  ASSERT_THAT(Sent<ExchangeMissing>(), SizeIs(1));
+  EXPECT_EQ(Sent<ExchangeMissing>()[0].first, "1");
+  EXPECT_EQ(Sent<ExchangeMissing>()[0].second.ranks, std::vector<int>({1}));
+}
+
 TEST_F(HeadCoreTest, LogsComeFromTheAgentOrFromTheMirror) {
   Hello("1");
   const JobId job = Submit("train 1 1");
@@ -585,6 +507,21 @@ TEST_F(HeadCoreTest, LogsComeFromTheAgentOrFromTheMirror) {
   const json mirrored = json::parse(FromClient(ClientLogs{job}).json);
   EXPECT_EQ(mirrored.at("text"), "last words\n");
   EXPECT_EQ(mirrored.at("mirrored"), true);
+}
+
+TEST_F(HeadCoreTest, RepeatedExecRunsOnce_H15) {
+  Hello("1");
+  const JobId job = Submit("train 1 1");
+  StartRanks(job);
+  const ClientExec exec{job, 0, {"touch", "file"}};
+  FromClient(exec, "exec1");
+  FromClient(exec, "exec1");  // its client has waited long: still running
+  ASSERT_THAT(Sent<AgentQuery>(), SizeIs(1));
+  FromNode("1", AgentAnswer{Sent<AgentQuery>()[0].second.query, true, "done", 0, true});
+  EXPECT_EQ(json::parse(FromClient(exec, "exec1").json).at("text"), "done");
+  EXPECT_THAT(Sent<AgentQuery>(), SizeIs(1));
+  FromClient(exec, "exec2");
+  EXPECT_THAT(Sent<AgentQuery>(), SizeIs(2));
 }
 
 TEST_F(HeadCoreTest, EventsAreALongPoll) {
@@ -616,15 +553,94 @@ TEST_F(HeadCoreTest, TimeLimitEndsTheJob) {
   EXPECT_THAT(Status(job).at("reason").get<std::string>(), HasSubstr("limits.time of 1m"));
 }
 
-TEST_F(HeadCoreTest, StallNamesTheCulpritAndEndsItOnlyWhenAsked) {
+// It waits for room when its time runs out: nothing is granted only to be ended at once.
+TEST_F(HeadCoreTest, TimeLimitEndsAJobBetweenGenerations) {
+  Hello("1");
+  Hello("2");
+  const JobId job = Submit("train 2 2 one-per-node limit60s");
+  StartRanks(job);
+  Pass(absl::Seconds(12), {"1"});
+  FromNode("1", GenerationGone{job, {1}});
+  ASSERT_EQ(State(job), "WAITING");
+  while (clock_.Now() - Instant{} < absl::Seconds(59)) Pass(absl::Seconds(1), {"1"});
+  ASSERT_EQ(State(job), "WAITING");
+  sent_.clear();
+  clock_.Advance(absl::Seconds(2));
+  Hello("2");
+  EXPECT_THAT(Sent<StartGeneration>(), IsEmpty());
+  EXPECT_EQ(State(job), "FAILED");
+  EXPECT_THAT(Status(job).at("reason").get<std::string>(), HasSubstr("limits.time of 1m"));
+}
+
+TEST_F(HeadCoreTest, WaitingJobEndsOnTimeWithoutAnotherEvent) {
+  Hello("1");
+  Hello("2");
+  const JobId job = Submit("train 2 2 one-per-node limit60s");
+  StartRanks(job);
+  Pass(absl::Seconds(70), {"1"});
+  EXPECT_EQ(State(job), "FAILED");
+}
+
+TEST_F(HeadCoreTest, StallNamesTheCulpritAndEndsItOnlyWhenAsked_P16) {
+  Hello("1");
+  const JobId job = Submit("train 2 2 stall-kill");
+  StartRanks(job);
+  FromNode("1", AgentHeartbeat{1, {Step(job, 1, 0, 9), Step(job, 1, 1, 4)}, {}});
+  sent_.clear();
+  const auto asked = [&] {
+    std::vector<AgentQuery> queries;
+    for (const auto& [node, query] : Sent<AgentQuery>()) queries.push_back(query);
+    return queries;
+  };
+  for (int i = 0; i < 20 * 60 && asked().empty(); ++i) Pass(absl::Seconds(1), {"1"});
+  ASSERT_THAT(asked(), SizeIs(2)) << "the stacks of every rank, before any is killed";
+  for (int rank : {0, 1}) {
+    EXPECT_EQ(asked()[rank].kind, AgentQuery::Kind::kStacks);
+    EXPECT_EQ(asked()[rank].rank, rank);
+    EXPECT_THAT(Sent<Revoke>(), IsEmpty());
+    FromNode("1", AgentAnswer{asked()[rank].query, true, absl::StrCat("waits in futex_", rank), 0, true});
+  }
+  ASSERT_THAT(Sent<Revoke>(), SizeIs(1));
+  EXPECT_THAT(Sent<Revoke>()[0].second.reason, HasSubstr("rank 1 on host-1 is furthest behind (step 4)"));
+}
+
+TEST_F(HeadCoreTest, StacksThatDoNotComeHoldNoKillUp_P16) {
   Hello("1");
   const JobId job = Submit("train 2 2 stall-kill");
   StartRanks(job);
   FromNode("1", AgentHeartbeat{1, {Step(job, 1, 0, 9), Step(job, 1, 1, 4)}, {}});
   sent_.clear();
   Pass(absl::Minutes(16), {"1"});
+  EXPECT_THAT(Sent<AgentQuery>(), SizeIs(2));
+  EXPECT_THAT(Sent<Revoke>(), SizeIs(1));
+}
+
+// Its own clock ran on while it stood still; no agent could have answered it.
+TEST_F(HeadCoreTest, StandingStillMakesNoStartLate_H12) {
+  Hello("1");
+  (void)Submit("train 2 2");
+  Pass(absl::Seconds(30), {"1"});
+  sent_.clear();
+  clock_.Advance(absl::Seconds(50));
+  Do(head_->Step(Tick{}, clock_.Now()));
+  EXPECT_THAT(Sent<Revoke>(), IsEmpty());
+  Pass(absl::Seconds(27), {"1"});
+  EXPECT_THAT(Sent<Revoke>(), IsEmpty());
+  Pass(absl::Seconds(5), {"1"});
   ASSERT_THAT(Sent<Revoke>(), SizeIs(1));
-  EXPECT_THAT(Sent<Revoke>()[0].second.reason, HasSubstr("rank 1 on host-1 is furthest behind (step 4)"));
+  EXPECT_THAT(Sent<Revoke>()[0].second.reason, HasSubstr("had not started when its time was up"));
+}
+
+TEST_F(HeadCoreTest, StandingStillIsNoStall_H12) {
+  Hello("1");
+  const JobId job = Submit("train 2 2 stall-kill");
+  StartRanks(job);
+  FromNode("1", AgentHeartbeat{1, {Step(job, 1, 0, 9), Step(job, 1, 1, 4)}, {}});
+  sent_.clear();
+  clock_.Advance(absl::Minutes(16));
+  Do(head_->Step(Tick{}, clock_.Now()));
+  Pass(absl::Minutes(1), {"1"});
+  EXPECT_THAT(Sent<Revoke>(), IsEmpty());
 }
 
 TEST_F(HeadCoreTest, NodeThatDoesNotReleaseIsLeftOut_P10) {
@@ -638,6 +654,50 @@ TEST_F(HeadCoreTest, NodeThatDoesNotReleaseIsLeftOut_P10) {
   StartRanks(job);
   EXPECT_EQ(State(job), "RUNNING");
   EXPECT_EQ(Status(job).at("world_size"), 1);
+}
+
+TEST_F(HeadCoreTest, UncleanNodeIsNotUsedAgain_P10) {
+  Hello("1");
+  const JobId job = Submit("train 1 1");
+  StartRanks(job);
+  FromNode("1", RankExited{Exit(job, 1, 0, 1)});
+  FromNode("1", GenerationGone{job, {1}, false, "pid 7 in state D"});
+  Pass(absl::Seconds(90), {"1"});
+  EXPECT_EQ(Status(job).at("generation"), 1);
+  Hello("1", 4, {}, "2");  // it was rebooted
+  Pass(absl::Seconds(90), {"1"});
+  EXPECT_EQ(Status(job).at("generation"), 2);
+}
+
+// Every process of a generation is gone before the next one starts, on other nodes too.
+TEST_F(HeadCoreTest, NextGenerationWaitsForTheLastOne_N8) {
+  Hello("1");
+  Hello("2");
+  const JobId job = Submit("train 1 1");
+  StartRanks(job);
+  const std::string node = Sent<StartGeneration>()[0].first;
+  sent_.clear();
+  FromNode(node, RankExited{Exit(job, 1, 0, 1)});
+  Pass(absl::Seconds(5), {"1", "2"});
+  EXPECT_THAT(Sent<StartGeneration>(), IsEmpty());
+  FromNode(node, GenerationGone{job, {1}});
+  Pass(absl::Seconds(5), {"1", "2"});
+  EXPECT_THAT(Sent<StartGeneration>(), SizeIs(1));
+}
+
+// Its ranks may have run before the reboot, so the generation is over, also when nobody heard of its start.
+// A zombie may still commit, into its own timeline (fault C3); the job does not resume from that.
+TEST_F(HeadCoreTest, CheckpointOfAnOldTimelineDoesNotCount_C3) {
+  Hello("1");
+  const JobId job = Submit("train 1 1");
+  StartRanks(job);
+  FromNode("1", CheckpointReport{job, {1}, Timeline{1}, 10, "ten"});
+  EXPECT_EQ(Status(job).at("last_checkpoint").at("step"), 10);
+  FromNode("1", RankExited{Exit(job, 1, 0, 1)});
+  FromNode("1", GenerationGone{job, {1}});
+  ASSERT_EQ(Status(job).at("timeline"), 2);
+  FromNode("1", CheckpointReport{job, {1}, Timeline{1}, 20, "late"});
+  EXPECT_EQ(Status(job).at("last_checkpoint").at("step"), 10);
 }
 
 TEST_F(HeadCoreTest, LocalClusterOversubscribesAndEndsWhenIdle) {
@@ -677,6 +737,16 @@ TEST_F(HeadCoreTest, DeadlinesNeverLieInThePastAfterATick) {
     if (!after) break;
     EXPECT_GT(*after, clock_.Now()) << "a busy loop at turn " << i;
   }
+}
+
+// H3
+TEST_F(HeadCoreTest, NoNewJobsWhileTheDiskIsNearlyFull) {
+  Do(head_->Step(StoreRoom{true, "the disk has 1 MiB free"}, clock_.Now()));
+  const ClientReply refused = FromClient(ClientSubmit{"train 1 1", {}, "/r"}, "same");
+  EXPECT_FALSE(refused.ok);
+  EXPECT_THAT(refused.error, HasSubstr("1 MiB free"));
+  Do(head_->Step(StoreRoom{}, clock_.Now()));
+  EXPECT_TRUE(FromClient(ClientSubmit{"train 1 1", {}, "/r"}, "same").ok);
 }
 
 }  // namespace

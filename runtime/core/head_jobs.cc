@@ -5,9 +5,11 @@
 // what shall become of the job (`ending`) and which nodes may still run its processes (`unreleased`); when
 // the last of them has released it, is dead, or its time is up, FinishEnding acts on the note.
 #include <algorithm>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
+#include "base/probe.h"
 #include "base/units.h"
 #include "runtime/core/head_state.h"
 #include "runtime/core/restart_policy.h"
@@ -16,6 +18,10 @@ namespace gtrain::core {
 namespace {
 
 constexpr size_t kReasonBytesMax = 8 << 10;
+// A large cluster that comes back says hello node by node; looking at all waiting jobs after each hello would
+// keep the head from hearing the next. So there at most one pass over all of them is made in this time.
+constexpr size_t kManyNodes = 64;
+constexpr absl::Duration kPassEvery = absl::Milliseconds(100);
 constexpr int kPortFirst = 20'000,
               kPortCount = 10'000;  // below Linux's ephemeral range, if an agent named none
 
@@ -42,64 +48,140 @@ absl::Duration HeadState::RunTime(const Job& job, Instant now) const {
 // ---------------------------------------------------------------- scheduling
 
 // Highest priority first, then order of submission. A job that cannot be placed does not hold up later
-// ones that can: the gang waits whole, the room it cannot use is used.
+// ones that can: the gang waits whole, the room it cannot use is used. A submit changes nothing for those
+// that wait.
 void HeadState::Schedule(Instant now) {
-  schedule_ = false;
+  const bool all = schedule_ && (!next_pass_ || now >= *next_pass_);
+  if (all) {
+    schedule_ = false;
+    next_pass_.reset();
+    if (nodes_.size() >= kManyNodes) next_pass_ = now + kPassEvery;
+  }
+  const std::vector<JobId> fresh = std::exchange(fresh_, {});
+  std::vector<Job*> candidates;
+  if (all) {
+    candidates = LiveJobs();
+  } else {
+    for (const JobId& id : fresh) candidates.push_back(&jobs_.at(id));
+  }
   std::vector<Job*> wanting;
-  for (Job* job : LiveJobs()) {
+  for (Job* job : candidates) {
     if (job->Wanting() && (!job->not_before || *job->not_before <= now)) wanting.push_back(job);
   }
   std::stable_sort(wanting.begin(), wanting.end(),
                    [](const Job* a, const Job* b) { return a->spec.priority > b->spec.priority; });
-  for (Job* job : wanting) TryPlace(*job, now);
+  bool changed = true;
+  for (Job* job : wanting) {
+    if (changed) CheckViews();
+    changed = TryPlace(*job, now);
+  }
 }
 
-std::vector<plan::NodeView> HeadState::Views(const Job& wanting) const {
-  std::vector<plan::NodeView> views;
+// Why it takes no ranks; empty: it does.
+std::string HeadState::Unusable(const Node& node) const {
+  if (node.state == NodeState::kSuspect) return "suspect: it has fallen silent";
+  if (node.rival) return "another agent has said hello with its key";
+  if (node.Leaving()) return absl::StrCat("leaving: ", node.Parting().source);
+  if (node.quarantined_until) return node.quarantine;
+  return node.record.unclean ? "a process survived SIGKILL there" : "";
+}
+
+// A job between two generations keeps its place.
+bool HeadState::Occupies(const Job& job) const {
+  return job.record.grant && (job.Live() || job.record.state == JobState::kReconfiguring);
+}
+
+// Whether views_ counts what the job itself still has.
+bool HeadState::TakesPart(const Job& job) const { return Occupies(job) || !job.record.unreleased.empty(); }
+
+HeadState::ViewsKey HeadState::CurrentViewsKey() const {
+  ViewsKey key;
+  key.nodes.reserve(nodes_.size());
   for (const auto& [id, node] : nodes_) {
     if (!node.welcomed || node.state == NodeState::kDead) continue;
-    plan::NodeView view = ViewOf(node.record);
-    if (node.record.unclean) view.unusable = "a process survived SIGKILL there";
-    if (node.state == NodeState::kSuspect) view.unusable = "suspect: it has fallen silent";
-    for (const auto& [job_id, job] : jobs_) {
-      const auto& unreleased = job.record.unreleased;
-      const bool lingers = std::find(unreleased.begin(), unreleased.end(), id) != unreleased.end();
-      if (&job == &wanting) {
-        if (lingers) view.unusable = "processes of the last generation are still being ended there";
-        continue;
-      }
-      // A job between two generations keeps its place.
-      const bool holds = job.Live() || job.record.state == JobState::kReconfiguring || lingers;
-      if (holds && job.record.grant) Occupy(view, *job.record.grant, job.demand);
+    key.nodes.push_back({node.revision, Unusable(node)});
+  }
+  for (const auto& [id, job] : jobs_) {
+    const bool holds = Occupies(job);
+    if (!holds && (!job.record.grant || job.record.unreleased.empty())) continue;
+    key.jobs.push_back({job.record.number, job.record.generation, holds, job.record.unreleased});
+  }
+  return key;
+}
+
+void HeadState::CheckViews() {
+  ViewsKey key = CurrentViewsKey();
+  if (key == views_key_) return;
+  views_ = ViewsWithout(Job());
+  empty_views_ = plan::Emptied(views_);
+  views_key_ = std::move(key);
+}
+
+std::vector<plan::NodeView> HeadState::ViewsWithout(const Job& wanting) const {
+  std::vector<plan::NodeView> views;
+  std::map<NodeId, plan::NodeView*> by_node;
+  views.reserve(nodes_.size());
+  for (const auto& [id, node] : nodes_) {
+    if (!node.welcomed || node.state == NodeState::kDead) continue;
+    plan::NodeView& view = views.emplace_back(ViewOf(node.record));
+    view.unusable = Unusable(node);
+    by_node[id] = &view;
+  }
+  for (const NodeId& id : wanting.record.unreleased) {
+    if (const auto it = by_node.find(id); it != by_node.end()) {
+      it->second->unusable = "processes of the last generation are still being ended there";
     }
-    views.push_back(std::move(view));
+  }
+  for (const auto& [job_id, job] : jobs_) {
+    if (&job == &wanting || !job.record.grant) continue;
+    const bool holds = Occupies(job);
+    const std::vector<NodeId>& unreleased = job.record.unreleased;
+    if (!holds && unreleased.empty()) continue;
+    for (const RankPlace& rank : job.record.grant->ranks) {
+      const auto it = by_node.find(rank.node);
+      if (it == by_node.end()) continue;
+      const auto lingers = [&] {
+        return std::find(unreleased.begin(), unreleased.end(), rank.node) != unreleased.end();
+      };
+      if (holds || lingers()) Occupy(*it->second, rank, job.demand);
+    }
   }
   return views;
 }
 
-void HeadState::TryPlace(Job& job, Instant now) {
+plan::Placement HeadState::PlacementFor(const Job& job) {
   plan::Demand demand = job.demand;
   if (job.record.grant) {
     for (const RankPlace& place : job.record.grant->ranks) demand.previous.push_back(place.node);
   }
-  const std::vector<plan::NodeView> views = Views(job);
-  const plan::Placement placement = plan::Place(views, demand);
-  if (placement.placed) {
-    Grant(job, placement, now);
-  } else {
-    NotPlaced(job, placement, views);
-  }
+  return TakesPart(job) ? plan::Place(ViewsWithout(job), demand) : plan::Place(views_, demand);
 }
 
-void HeadState::NotPlaced(Job& job, const plan::Placement& placement,
-                          const std::vector<plan::NodeView>& views) {
-  const plan::Placement empty = plan::Place(plan::Emptied(views), job.demand);
+// True when it may have changed what nodes have left.
+bool HeadState::TryPlace(Job& job, Instant now) {
+  if (EndIfItsTimeIsUp(job, now)) return true;
+  const plan::Placement placement = PlacementFor(job);
+  if (!placement.placed) {
+    NotPlaced(job, placement);
+    return false;
+  }
+  Grant(job, placement, now);
+  return true;
+}
+
+void HeadState::NotPlaced(Job& job, const plan::Placement& placement) {
+  const plan::Placement empty = TakesPart(job) ? plan::Place(plan::Emptied(ViewsWithout(job)), job.demand)
+                                               : plan::Place(empty_views_, job.demand);
   std::map<NodeId, std::vector<std::string>> holders;
+  for (size_t i = 0; i < std::min(placement.verdicts.size(), kBlockersMax); ++i)
+    holders[placement.verdicts[i].node];
   for (const auto& [id, other] : jobs_) {
     if (&other == &job || !other.record.grant) continue;
     if (!other.Live() && other.record.unreleased.empty() && other.record.state != JobState::kReconfiguring)
       continue;
-    for (const NodePlace& place : other.record.grant->nodes) holders[place.node].push_back(id.value);
+    for (const NodePlace& place : other.record.grant->nodes) {
+      if (const auto it = holders.find(place.node); it != holders.end()) it->second.push_back(id.value);
+    }
   }
   job.blocked_by = Explain(placement, empty, holders);
   if (empty.placed && job.record.generation.value == 0) {
@@ -161,6 +243,7 @@ void HeadState::Grant(Job& job, const plan::Placement& placement, Instant now) {
   record.exits.clear();
   job.blocked_by.clear();
   job.not_before.reset();
+  job.granted_here = true;
   job.placement_reason = placement.reason;
   const size_t got = job.demand.count_nodes ? record.grant->nodes.size() : record.grant->ranks.size();
   if (static_cast<int>(got) < job.demand.max) {
@@ -186,6 +269,10 @@ void HeadState::SendGrant(const Job& job, const NodeId& node) {
   grant.spec_text = job.record.spec_text;
   grant.client_env = job.record.env;
   grant.run_dir = job.record.run_dir;
+  grant.client_key = job.record.client_key;
+  grant.request_id = job.record.request_id;
+  grant.end_with_client = job.record.end_with_client;
+  grant.owner = job.record.owner;
   Send(node, SendKind::kGrant, StartGeneration{epoch(), std::move(grant)});
 }
 
@@ -199,7 +286,8 @@ void HeadState::ResetLive(Job& job, Instant now) {
     job.ranks[i].status.rank = static_cast<int>(i);
   }
   job.exchange.emplace(grant.world_size, config_.exchange_bytes_max);
-  job.any_started = job.checkpointed = job.stall_reported = false;
+  job.any_started = job.checkpointed = job.stall_reported = job.told = job.saved_since_told = false;
+  job.leave.reset();
   job.top_step.reset();
   job.low_step.reset();
   job.steps_per_second = 0;
@@ -251,6 +339,7 @@ void HeadState::ContinueEnding(Job& job, Instant now) {
     const auto it = nodes_.find(id);
     if (it == nodes_.end() || it->second.state == NodeState::kDead) continue;
     if (!time_up) return;
+    GT_PROBE("head.end_unconfirmed");
     Emit(job, "warning",
          absl::StrCat(it->second.record.hostname, " did not confirm that all processes of generation ",
                       job.record.revoked.value, " ended; it is not used meanwhile"));
@@ -264,13 +353,14 @@ void HeadState::FinishEnding(Job& job, Instant now) {
   job.record.ending = Ending::kNone;
   job.gone_deadline.reset();
   Dirty(job);
-  schedule_ = true;
+  schedule_ = schedule_ || job.record.grant.has_value();
   switch (ending) {
     case Ending::kNone:
       return;
     case Ending::kReform:
       return DecideAfterFault(job, now);
     case Ending::kReplace:
+      GT_PROBE("head.replaced_free_of_charge");
       return;
     case Ending::kCancel:
       return Finish(job, JobState::kCancelled, reason);
@@ -286,11 +376,13 @@ void HeadState::DecideAfterFault(Job& job, Instant now) {
   const FaultRecord& fault = job.record.faults.back();
   const RestartVerdict verdict = DecideRestart(job.spec.restart, past, now, rng_);
   if (!verdict.restart) {
+    GT_PROBE("head.no_more_restarts");
     return Finish(job, JobState::kFailed, absl::StrCat(fault.message, "; ", verdict.reason));
   }
-  if (fault.kind != FaultKind::kAddressInUse && fault.kind != FaultKind::kSaved) ++job.record.restarts;
+  if (Charged(fault.kind)) ++job.record.restarts;
   std::string again;
   if (verdict.delay > absl::ZeroDuration()) {
+    GT_PROBE("head.backoff");
     job.not_before = now + verdict.delay;
     again = absl::StrCat(", again in ",
                          absl::FormatDuration(absl::Trunc(verdict.delay, absl::Milliseconds(100))));
@@ -325,17 +417,19 @@ void HeadState::Finish(Job& job, JobState state, std::string reason) {
   job.blocked_by.clear();
   job.run_mark.reset();
   active_at_ = step_at_;
-  schedule_ = true;
+  schedule_ = schedule_ || record.grant.has_value();  // without one it held nothing
 }
 
 void HeadState::JobTimers(Job& job, Instant now) {
   if (job.gone_deadline && *job.gone_deadline <= now) ContinueEnding(job, now);
   if (IsFinal(job.record.state)) return;
+  LeaveStep(job, now);
   if (job.not_before && *job.not_before <= now && job.Wanting()) {
     job.not_before.reset();
     schedule_ = true;
   }
   if (job.Live() && job.start_deadline && *job.start_deadline <= now) {
+    GT_PROBE("head.start_timeout");
     FaultRecord fault;
     fault.kind = FaultKind::kInfrastructure;
     fault.cause = ExitCause::kStartFailed;
@@ -350,15 +444,31 @@ void HeadState::JobTimers(Job& job, Instant now) {
         absl::StrCat("rank ", fault.rank, " on ", fault.hostname, " had not started when its time was up");
     return Fail(job, std::move(fault), now);
   }
-  if (job.Live() && job.spec.time_limit && RunTime(job, now) >= *job.spec.time_limit) {
-    return BeginEnding(job, Ending::kFail, EndMode::kStop, job.spec.stop_grace,
-                       absl::StrCat("limits.time of ", PrintDuration(*job.spec.time_limit), " is over"), now);
-  }
-  if (job.Live() && job.record.end_with_client && now - job.client_seen >= config_.client_lease) {
-    return BeginEnding(job, Ending::kCancel, EndMode::kStop, job.spec.stop_grace,
-                       "the client it should end with has gone silent", now);
-  }
+  if (EndIfItsTimeIsUp(job, now)) return;
   CheckStall(job, now);
+}
+
+// Also between two generations: one that is granted only to be ended at once helps nobody.
+bool HeadState::EndIfItsTimeIsUp(Job& job, Instant now) {
+  if (!job.Live() && !job.Wanting()) return false;
+  Ending ending = Ending::kNone;
+  std::string reason;
+  if (job.spec.time_limit && RunTime(job, now) >= *job.spec.time_limit) {
+    ending = Ending::kFail;
+    reason = absl::StrCat("limits.time of ", PrintDuration(*job.spec.time_limit), " is over");
+  } else if (job.record.end_with_client && now - job.client_seen >= config_.client_lease) {
+    ending = Ending::kCancel;
+    reason = "the client it should end with has gone silent";
+  } else {
+    return false;
+  }
+  if (job.Live()) {
+    BeginEnding(job, ending, EndMode::kStop, job.spec.stop_grace, std::move(reason), now);
+  } else {
+    GT_PROBE("head.time_up_between_generations");
+    Finish(job, ending == Ending::kFail ? JobState::kFailed : JobState::kCancelled, std::move(reason));
+  }
+  return true;
 }
 
 std::optional<Instant> HeadState::JobDeadline(const Job& job) const {
@@ -368,11 +478,13 @@ std::optional<Instant> HeadState::JobDeadline(const Job& job) const {
   };
   sooner(job.gone_deadline);
   sooner(job.Wanting() ? job.not_before : std::nullopt);
-  if (!job.Live()) return next;
-  sooner(job.start_deadline);
+  if (!job.Live() && !job.Wanting()) return next;
   if (job.spec.time_limit && job.run_mark)
     sooner(*job.run_mark + (*job.spec.time_limit - job.record.run_time));
   if (job.record.end_with_client) sooner(job.client_seen + config_.client_lease);
+  if (!job.Live()) return next;
+  sooner(job.start_deadline);
+  sooner(LeaveDeadline(job));
   if (job.record.state == JobState::kRunning && job.progress_at && !job.stall_reported) {
     const spec::Progress& progress = job.spec.progress;
     if (job.low_step || !progress.step.empty() || progress.on_stall == spec::OnStall::kKill) {

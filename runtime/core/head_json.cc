@@ -101,6 +101,20 @@ json RankDocuments(const Job& job, const std::map<NodeId, Node>& nodes) {
   return ranks;
 }
 
+// What is said of the machine: by its cloud, by a person.
+json NoticeDocuments(const Node& node, Instant now) {
+  json documents = json::array();
+  const auto add = [&](const NodeNotice& notice, const std::optional<Instant>& at) {
+    if (notice.kind == NoticeKind::kNone || !at) return;
+    documents.push_back({{"kind", Name(notice.kind)},
+                         {"source", notice.source},
+                         {"left_seconds", std::max(0.0, absl::ToDoubleSeconds(*at - now))}});
+  };
+  add(node.record.notice, node.notice_at);
+  add(node.record.drain, node.drain_at);
+  return documents;
+}
+
 // Loss of the lowest rank that reports one; samples per second of all ranks together.
 void AddProgress(const Job& job, json& document) {
   document["step"] = OrNull(job.low_step ? job.low_step : job.top_step);
@@ -196,7 +210,9 @@ std::string HeadState::NodesJson() const {
     for (const auto& [job_id, job] : jobs_) {
       if (!job.Live() || !job.HoldsNode(id)) continue;
       jobs.push_back(job_id.value);
-      Occupy(view, *job.record.grant, job.demand);
+      for (const RankPlace& rank : job.record.grant->ranks) {
+        if (rank.node == id) Occupy(view, rank, job.demand);
+      }
     }
     json gpus = json::array();
     for (const GpuInfo& gpu : node.record.inventory.gpus) {
@@ -207,6 +223,8 @@ std::string HeadState::NodesJson() const {
                      {"address", node.record.address},
                      {"state", NameOf(node.state)},
                      {"unclean", node.record.unclean},
+                     {"notices", NoticeDocuments(node, step_at_)},
+                     {"quarantine", node.quarantined_until ? json(node.quarantine) : json(nullptr)},
                      {"version", node.record.version},
                      {"cpus", view.cpus},
                      {"cpus_free", view.cpus_free},

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "base/probe.h"
 #include "base/units.h"
 #include "runtime/core/head_state.h"
 #include "runtime/core/restart_policy.h"
@@ -69,6 +70,7 @@ void HeadState::UpdateProgress(Job& job, Instant now) {
   job.low_step = low;
   job.progress_at = now;
   if (job.stall_reported) {
+    GT_PROBE("head.stall_over");
     job.stall_reported = false;
     Emit(job, "stall", absl::StrCat("steps again: ", *low));
     Dirty(job);
@@ -105,6 +107,7 @@ void HeadState::OnExited(const NodeId& node, const RankExit& exit, Instant now) 
   job->record.exits.push_back(std::move(kept));
   job->ranks[exit.rank].status.state = RankState::kExited;
   Dirty(*job);
+  if (!job->Live()) GT_PROBE("head.exit_after_revoke");
   if (!job->Live()) return;  // the consequence of a revoke, not a cause
   const bool well = exit.cause == ExitCause::kExited && exit.exit_code == 0;
   if (!well) return Fail(*job, FaultOf(*job, exit), now);
@@ -141,13 +144,16 @@ FaultRecord HeadState::FaultOf(const Job& job, const RankExit& exit) const {
 void HeadState::Fail(Job& job, FaultRecord fault, Instant now) {
   constexpr size_t kFaultsKept = 32;
   if (!job.Live()) return;
+  Excuse(job, fault);
   fault.generation = job.record.generation;
   fault.step = job.top_step;
   const bool silent = !job.top_step && job.run_mark && job.any_started &&
                       RunTime(job, now) >= kSilentProgress * (job.record.restarts + 1);
   fault.progressed = job.top_step.has_value() || job.checkpointed || silent;
   // Ranks that saved and ask to be run again are given the time to finish saving.
-  const absl::Duration grace = fault.kind == FaultKind::kSaved ? job.spec.stop_grace : config_.reform_grace;
+  const absl::Duration grace = fault.kind == FaultKind::kSaved       ? job.spec.stop_grace
+                               : fault.kind == FaultKind::kPreempted ? LeaveGrace(job, now)
+                                                                     : config_.reform_grace;
   fault.message = Shortened(std::move(fault.message), 2 << 10);
   const std::string message = fault.message;
   Emit(job, "fault", message);
@@ -162,6 +168,7 @@ void HeadState::Fail(Job& job, FaultRecord fault, Instant now) {
 
 void HeadState::OnGone(Node& node, const GenerationGone& gone, Instant now) {
   if (!gone.clean && !node.record.unclean) {
+    GT_PROBE("head.node_unclean");
     node.record.unclean = true;
     Write(node.record);
     Say(absl::StrCat(node.record.hostname, " is not used any more: ", gone.message));
@@ -175,6 +182,7 @@ void HeadState::OnGone(Node& node, const GenerationGone& gone, Instant now) {
     Dirty(*job);
   }
   if (gone.generation < job->record.revoked) {
+    GT_PROBE("head.gone_of_older_generation");
     ++counters_.stale_dropped;
     return;
   }
@@ -192,10 +200,26 @@ void HeadState::OnExchange(const NodeId& node, const ExchangePart& part) {
     Dirty(*job);
     return;
   }
+  if (progress->table == nullptr && progress->repeated) return SayWhoIsMissing(*job, node, part.sequence);
   if (progress->table == nullptr) return;
   const ExchangeTable table{epoch(), part.job, part.generation, part.sequence, *progress->table};
+  if (!progress->just_completed) GT_PROBE("head.exchange_answered_again");
   if (!progress->just_completed) return Send(node, SendKind::kReply, table);
   for (const NodePlace& place : job->record.grant->nodes) Send(place.node, SendKind::kReply, table);
+}
+
+// A node speaks when all of its ranks have; of those that are silent, the ones that joined wait themselves.
+void HeadState::SayWhoIsMissing(const Job& job, const NodeId& node, uint64_t sequence) {
+  GT_PROBE("head.exchange_missing");
+  std::vector<int> silent = job.exchange->Missing(sequence);
+  std::vector<int> late;
+  if (sequence == 0) {  // joining and speaking in the entry barrier are one
+    std::copy_if(silent.begin(), silent.end(), std::back_inserter(late),
+                 [&](int rank) { return job.ranks[rank].status.state != RankState::kJoined; });
+  }
+  Send(node, SendKind::kReply,
+       ExchangeMissing{epoch(), job.record.id, job.record.generation, sequence,
+                       late.empty() ? std::move(silent) : std::move(late)});
 }
 
 void HeadState::OnCheckpoint(const NodeId& node, const CheckpointReport& report) {
@@ -213,6 +237,8 @@ void HeadState::OnCheckpoint(const NodeId& node, const CheckpointReport& report)
   Write(*job->checkpoint);
   Emit(*job, "checkpoint", absl::StrCat("checkpoint of step ", report.step, " is committed"));
   Dirty(*job);
+  if (report.generation == job->record.generation) job->saved_since_told = job->told;
+  LeaveStep(*job, step_at_);
 }
 
 void HeadState::OnNote(const NodeId& node, const AgentNote& note) {
@@ -223,9 +249,11 @@ void HeadState::OnNote(const NodeId& node, const AgentNote& note) {
   Dirty(*job);
 }
 
-// Only programs that report steps can stall; `startup` also covers those that said they would report.
+// Only programs that report steps can stall; `startup` also covers those that said they would report. The
+// verdict asks for the stacks of every rank (fault P16); a kill waits for them, at most
+// config_.query_timeout.
 void HeadState::CheckStall(Job& job, Instant now) {
-  if (!job.Live() || job.record.state != JobState::kRunning || !job.progress_at || job.stall_reported) return;
+  if (!job.Live() || job.record.state != JobState::kRunning || !job.progress_at) return;
   const spec::Progress& progress = job.spec.progress;
   if (!job.low_step && progress.step.empty() && progress.on_stall != spec::OnStall::kKill) return;
   const absl::Duration limit = job.low_step ? progress.stall : progress.startup;
@@ -245,10 +273,26 @@ void HeadState::CheckStall(Job& job, Instant now) {
       "no ", job.low_step ? "step" : "first step", " for ", PrintDuration(limit), "; rank ", culprit, " on ",
       Hostname(node), " is furthest behind (step ",
       job.ranks[culprit].status.step ? absl::StrCat(*job.ranks[culprit].status.step) : "none", ")");
-  job.stall_reported = true;
-  Emit(job, "stall", text);
-  Dirty(job);
+  if (!job.stall_reported) {
+    job.stall_reported = true;
+    Emit(job, "stall", text);
+    Dirty(job);
+    for (const RankPlace& place : job.record.grant->ranks) {
+      const auto it = nodes_.find(place.node);
+      const bool reached =
+          it != nodes_.end() && !it->second.route.empty() && it->second.state != NodeState::kDead;
+      if (job.ExitOf(place.rank) != nullptr || !reached) continue;
+      AgentQuery query{epoch(),       next_query_++,         AgentQuery::Kind::kStacks,
+                       job.record.id, job.record.generation, place.rank};
+      Send(place.node, SendKind::kReply, query);
+      queries_[query.query] = {"", "", "", query, place.node, now + config_.query_timeout};
+    }
+  }
   if (progress.on_stall != spec::OnStall::kKill) return;
+  for (const auto& [number, open] : queries_) {
+    if (open.query.kind == AgentQuery::Kind::kStacks && open.query.job == job.record.id) return;
+  }
+  GT_PROBE("head.stall_kill");
   FaultRecord fault;
   fault.kind = FaultKind::kCrash;
   fault.rank = culprit;

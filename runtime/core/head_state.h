@@ -2,6 +2,8 @@
 //
 //   head_core.cc     steps, recovery, deadlines
 //   head_nodes.cc    hello, heartbeat, silence: membership
+//   head_recovery.cc lost records, older records, newer heads
+//   head_notices.cc  machines that leave
 //   head_ranks.cc    what agents report about ranks
 //   head_jobs.cc     submit to end: scheduling, grants, revokes, restarts
 //   head_clients.cc  requests, long polls, questions to agents
@@ -26,22 +28,49 @@ namespace gtrain::core {
 
 struct Node {
   NodeRecord record;
+  uint64_t revision = 0;  // of what an agent says about its machine in `record`; never used again
   std::string route;      // newest; empty: none since this head started
   bool welcomed = false;  // said hello to this head
+  uint64_t hello_order = 0;
   NodeState state = NodeState::kUnknown;
   absl::Duration silence;  // when it became suspect or dead
   std::vector<int> free_ports;
   // A hello of another incarnation while this one was just heard: refused when this one speaks again,
   // accepted when it falls silent (fault N4).
   std::optional<PeerMessage> rival;
+  // Deaths by silence, halved for every flap_decay without one, and what they cost it (fault N5).
+  int flaps = 0;
+  Instant flapped_at;
+  std::optional<Instant> quarantined_until;
+  std::string quarantine;  // why, for people
 
-  bool Usable() const { return welcomed && state == NodeState::kAlive && !record.unclean; }
+  // When record.notice and record.drain happen, of those that are something.
+  std::optional<Instant> notice_at, drain_at;
+
+  bool Leaving() const {
+    return record.notice.kind == NoticeKind::kLeave || record.drain.kind == NoticeKind::kLeave;
+  }
+  const NodeNotice& Parting() const;  // while Leaving(): the one that happens first
+  std::optional<Instant> PartsAt() const;
+
+  bool Usable() const {
+    return welcomed && state == NodeState::kAlive && !record.unclean && !quarantined_until && !Leaving();
+  }
 };
 
 struct RankLive {
   RankStatus status;
   bool started = false;
   std::optional<Instant> stepped_at;  // when its step last grew
+};
+
+// A node of a live generation that leaves, and what becomes of the ranks when (head_notices.cc).
+struct JobLeave {
+  NodeId node;
+  std::string hostname, source;
+  Instant at;       // the machine goes
+  Instant tell_at;  // the ranks are told
+  Instant end_at;   // the generation ends
 };
 
 struct Job {
@@ -57,7 +86,11 @@ struct Job {
   std::optional<Instant> gone_deadline;   // all nodes released
   std::optional<Instant> not_before;      // backoff
   bool any_started = false;
-  bool checkpointed = false;                             // a checkpoint was committed in this generation
+  bool granted_here = false;  // by this head, since its start
+  bool checkpointed = false;  // a checkpoint was committed in this generation
+  std::optional<JobLeave> leave;
+  bool told = false;                                     // the ranks were told that a machine leaves
+  bool saved_since_told = false;                         // and a checkpoint was committed after that
   std::optional<int64_t> top_step;                       // highest any rank reported
   std::optional<int64_t> low_step;                       // lowest of the ranks still running
   double steps_per_second = 0;                           // smoothed
@@ -86,10 +119,17 @@ struct Job {
 // A client's question that an agent answers.
 struct OpenQuery {
   std::string route;
+  std::string client_key;
   std::string request_id;
   AgentQuery query;
   NodeId node;
   Instant deadline;
+};
+
+// The answer to a command that a client had run beside a rank.
+struct DoneExec {
+  std::string client_key;
+  ClientReply reply;
 };
 
 // A client waiting for events.
@@ -126,6 +166,7 @@ class HeadState {
   void CheckIdle(Instant now);
   StepResult Flush(Instant now);
   void Say(const std::string& why);
+  Job& AddJob(JobRecord record, spec::JobSpec spec, Instant now);  // submitted, or taken up from its ranks
   void Emit(Job& job, const std::string& kind, std::string text);
   void Send(const NodeId& node, SendKind kind, Message message);
   void Dirty(const Job& job) { dirty_jobs_.insert(job.record.id); }
@@ -137,7 +178,9 @@ class HeadState {
   // head_nodes.cc
   void OnHello(const PeerMessage& event, const AgentHello& hello, Instant now);
   std::string RefuseHello(const AgentHello& hello) const;
+  bool IsLate(const Node& node, const AgentHello& hello) const;
   void RefuseRival(Node& node);
+  bool HoldsRanks(const NodeId& id) const;
   void Reconcile(Node& node, const AgentHello& hello, bool new_incarnation, Instant now);
   void EndForgotten(const NodeId& node, const HeldGeneration& held, bool known);
   void ReconcileJob(Job& job, const Node& node, const std::vector<const HeldGeneration*>& held,
@@ -146,11 +189,44 @@ class HeadState {
   void OnHeartbeat(Node& node, const AgentHeartbeat& heartbeat, Instant now);
   void Returned(Node& node, Instant now);
   void OnSilence(const FailureDetector::Change& change, Instant now);
+  void CountFlap(Node& node, Instant now);
+  void EndQuarantines(Instant now);
   bool MayOnlyLackItsAgent(const Node& node, Instant now) const;
+  void RevokeNode(const PeerMessage& event, const ClientRequest& request, const ClientRevokeNode& revoke,
+                  Instant now);
+  void DropNode(const NodeId& id, const std::string& why, Instant now);
+  NodeId NodeCalled(const std::string& text) const;
   void RanksLost(Job& job, const Node& node, const std::string& why, Instant now);
   bool Unreleased(const Job& job, const NodeId& node) const;
   void Release(Job& job, const NodeId& node, Instant now);
   std::string Hostname(const NodeId& id) const;
+
+  // head_recovery.cc
+  bool Outranked(const AgentHello& hello) const;
+  void StepDown(const AgentHello& hello);
+  bool Settled(Instant now) const;
+  bool AwaitsDescription(const HeldGeneration& held) const;
+  void OnDescribed(Node& node, const GenerationDescribed& described, Instant now);
+  Job* TakeJob(const GenerationDescribed& described, Instant now);
+  void TakeGeneration(Job& job, const GenerationDescribed& described, Instant now);
+  void ExpectNodes(const GenerationGrant& grant, Instant now);
+  void RevokeStray(Job& job, const NodeId& node, const HeldGeneration& held, Instant now);
+  void RecoveryTimers(Instant now);
+  void TakeOff(absl::Duration slept, Instant now);
+
+  // head_notices.cc
+  void RestoreNotices(Node& node, Instant now);
+  void AllowFreeze(const Node& node);
+  void OnNoticeSeen(Node& node, const NoticeSeen& seen, Instant now);
+  void TakeNotice(Node& node, NodeNotice& slot, std::optional<Instant>& at, NodeNotice notice, Instant now);
+  bool NeedsNode(const Job& job, const NodeId& node) const;
+  void FindLeave(Job& job, Instant now);
+  void LeaveStep(Job& job, Instant now);
+  void TellRanks(const Job& job, const NodeId& node, Instant now);
+  std::optional<Instant> LeaveDeadline(const Job& job) const;
+  absl::Duration LeaveGrace(const Job& job, Instant now) const;
+  void Excuse(const Job& job, FaultRecord& fault) const;
+  absl::StatusOr<std::string> Drain(const Peer& peer, const ClientDrainNode& drain, Instant now);
 
   // head_ranks.cc
   void OnRankStatus(const NodeId& node, const RankStatus& status, Instant now);
@@ -158,6 +234,7 @@ class HeadState {
   void OnExited(const NodeId& node, const RankExit& exit, Instant now);
   void OnGone(Node& node, const GenerationGone& gone, Instant now);
   void OnExchange(const NodeId& node, const ExchangePart& part);
+  void SayWhoIsMissing(const Job& job, const NodeId& node, uint64_t sequence);
   void OnCheckpoint(const NodeId& node, const CheckpointReport& report);
   void OnNote(const NodeId& node, const AgentNote& note);
   Job* CurrentJob(const NodeId& node, const JobId& id, Generation generation);
@@ -169,9 +246,15 @@ class HeadState {
   // head_jobs.cc
   void Move(Job& job, JobState state, std::string reason);
   void Schedule(Instant now);
-  void TryPlace(Job& job, Instant now);
-  void NotPlaced(Job& job, const plan::Placement& placement, const std::vector<plan::NodeView>& views);
-  std::vector<plan::NodeView> Views(const Job& wanting) const;
+  bool TryPlace(Job& job, Instant now);
+  void NotPlaced(Job& job, const plan::Placement& placement);
+  std::string Unusable(const Node& node) const;
+  bool Occupies(const Job& job) const;
+  bool TakesPart(const Job& job) const;
+  // Makes views_ true again: before PlacementFor and NotPlaced.
+  void CheckViews();
+  std::vector<plan::NodeView> ViewsWithout(const Job& wanting) const;
+  plan::Placement PlacementFor(const Job& job);
   void Grant(Job& job, const plan::Placement& placement, Instant now);
   int PickPort(const Job& job, const NodeId& node);
   void SendGrant(const Job& job, const NodeId& node);
@@ -185,16 +268,18 @@ class HeadState {
   void DecideAfterFault(Job& job, Instant now);
   void Finish(Job& job, JobState state, std::string reason);
   void JobTimers(Job& job, Instant now);
+  bool EndIfItsTimeIsUp(Job& job, Instant now);
   std::optional<Instant> JobDeadline(const Job& job) const;
   absl::Duration RunTime(const Job& job, Instant now) const;
 
   // head_clients.cc
   void OnRequest(const PeerMessage& event, const ClientRequest& request, Instant now);
-  absl::Status Permit(const Peer& peer, const ClientRequestBody& body) const;
+  void Audit(const PeerMessage& event, absl::string_view action, std::string target,
+             const absl::Status& status, Instant now);
   void Answer(const std::string& route, const std::string& id, const absl::Status& status, std::string json);
   void Remember(const Peer& peer, const ClientReply& reply);
-  absl::StatusOr<std::string> Submit(const Peer& peer, const std::string& id, const ClientSubmit& submit,
-                                     Instant now);
+  absl::StatusOr<std::string> Submit(const PeerMessage& event, const std::string& id,
+                                     const ClientSubmit& submit, Instant now);
   absl::StatusOr<std::string> Stop(const Peer& peer, const ClientStop& stop, Instant now);
   absl::StatusOr<std::string> Shutdown(const ClientShutdown& shutdown, Instant now);
   absl::Status AskLogs(const PeerMessage& event, const std::string& id, const ClientLogs& logs, Instant now);
@@ -202,7 +287,9 @@ class HeadState {
   absl::Status Poll(const PeerMessage& event, const std::string& id, const ClientEvents& events, Instant now);
   void Ask(const PeerMessage& event, const std::string& id, const NodeId& node, AgentQuery query,
            Instant now);
+  bool RepeatedExec(const PeerMessage& event, const std::string& id);
   void OnAnswer(const NodeId& node, const AgentAnswer& answer);
+  void NoteStacks(const OpenQuery& open, const std::string& text);
   void AnswerFromMirror(const OpenQuery& open, const std::string& why);
   void AnswerPolls(Instant now);
   void ExpireQueries(Instant now);
@@ -231,19 +318,50 @@ class HeadState {
   FailureDetector detector_;
   LogTails tails_;
   std::map<uint64_t, OpenQuery> queries_;
+  std::deque<DoneExec> done_execs_;
   uint64_t next_query_ = 1;
   std::vector<OpenPoll> polls_;
   Instant active_at_;  // last request or end of a job
   bool any_job_seen_ = false;
   bool shutdown_when_idle_ = false;
   bool stopped_ = false;
-  bool schedule_ = false;  // something changed that may let a job start
+  Instant settle_at_, recover_until_;             // while cluster_.recovering
+  std::set<std::pair<JobId, NodeId>> unsettled_;  // the node holds nothing of the job; judged at settle_at_
+  std::optional<std::string> store_low_;          // why no new job is taken
+  // What views_ was made of. Compared before it is used, so that no change anywhere can be forgotten.
+  struct ViewsKey {
+    struct OfNode {
+      uint64_t revision = 0;
+      std::string unusable;
+      bool operator==(const OfNode&) const = default;
+    };
+    struct OfJob {
+      uint64_t number = 0;
+      Generation generation;
+      bool holds = false;
+      std::vector<NodeId> unreleased;
+      bool operator==(const OfJob&) const = default;
+    };
+    std::vector<OfNode> nodes;
+    std::vector<OfJob> jobs;
+    bool operator==(const ViewsKey&) const = default;
+  };
+  ViewsKey CurrentViewsKey() const;
+  ViewsKey views_key_;
+  uint64_t revisions_ = 0;
+  std::vector<plan::NodeView> views_, empty_views_;  // what each node has left; as if no job held anything
+  std::optional<Instant> next_pass_;                 // not before then over all jobs
+  bool schedule_ = false;                            // something changed that may let a job start
+  std::vector<JobId> fresh_;  // submitted since: they are tried even when nothing changed for the others
   HeadCounters counters_;
+  Instant refusals_since_;  // audit lines of refusals are limited
+  int refusals_ = 0, refusals_left_out_ = 0;
 
   // Of the step that is running.
   Instant step_at_;
   std::vector<Effect> out_;
   std::vector<RecordWrite> writes_;
+  std::vector<AuditEntry> audit_;
   std::set<JobId> dirty_jobs_;
   std::string why_;
 };

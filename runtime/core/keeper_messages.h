@@ -11,10 +11,20 @@
 
 namespace gtrain::keeper {
 
-inline constexpr uint32_t kAgentProtocol = 1;
+inline constexpr uint32_t kAgentProtocol = 2;
+
+// One version apart works both ways (fault N13): messages only gain fields at their end, and kinds at the end
+// of their variant. A struct inside a message never changes.
+constexpr bool Compatible(uint32_t one, uint32_t other) {
+  return (one > other ? one - other : other - one) <= 1;
+}
 
 enum class Cause : uint8_t { kExited, kSignal, kOom, kStopped, kStartFailed, kAddressInUse, kLost };
 enum class End : uint8_t { kReform, kStop, kStopNow };
+
+// The highest value of each, for readers: an enum from the wire is a number (fault B7).
+constexpr Cause Last(Cause) { return Cause::kLost; }
+constexpr End Last(End) { return End::kStopNow; }
 
 #define GT_FIELDS(...)            \
   template <typename Archive>     \
@@ -34,10 +44,11 @@ struct Attach {
 
 struct BeginGeneration {
   uint64_t generation = 0;
-  uint32_t ranks = 0;      // StartRank commands that follow
-  uint64_t shm_limit = 0;  // bytes of all arenas together
-  std::string note;        // the agent's own memory of the generation, returned in State
-  GT_FIELDS(generation, ranks, shm_limit, note)
+  uint32_t ranks = 0;          // StartRank commands that follow
+  uint64_t shm_limit = 0;      // bytes of all arenas together
+  std::string note;            // the agent's own memory of the generation, returned in State
+  uint64_t processes_max = 0;  // and threads, of all ranks together where the machine lets us; 0 = no limit
+  GT_FIELDS(generation, ranks, shm_limit, note, processes_max)
   bool operator==(const BeginGeneration&) const = default;
 };
 

@@ -25,6 +25,7 @@ enum class Role { kAdmin, kUser, kNode, kReadOnly, kJoin };
 struct Peer {
   Role role = Role::kReadOnly;
   std::string key_id;  // 16 hex digits of the key's hash: a NodeId for nodes, a ClientId otherwise
+  std::string name;    // of its line in the list of allowed keys; may be empty
   auto operator<=>(const Peer&) const = default;
 };
 
@@ -94,6 +95,7 @@ struct HeldGeneration {
   Generation revoked;  // highest revoked this node has seen for the job (0 = none)
   std::vector<RankStatus> live;
   std::vector<RankExit> exited;  // not yet acknowledged by a head
+  bool stopping = false;         // one of those revokes was a person's stop
   bool operator==(const HeldGeneration&) const = default;
 };
 
@@ -128,7 +130,31 @@ struct GenerationGrant {
   int world_size = 0;
   std::vector<NodePlace> nodes;  // index = GROUP_RANK
   std::vector<RankPlace> ranks;  // index = rank
+  // Of no use to the agent; it gives them back to a head that has lost its records (fault H8).
+  std::string client_key;
+  std::string request_id;
+  bool end_with_client = false;
+  std::string owner;  // whose job it is; with the three above what a head that lost its records takes up
   bool operator==(const GenerationGrant&) const = default;
+};
+
+// What is said about a machine that may be taken away, in the order of severity.
+enum class NoticeKind {
+  kNone,    // nothing, or it was withdrawn
+  kAtRisk,  // the machine may go earlier than others: checkpoint soon, do not drain
+  kFreeze,  // the machine stands still for a while and comes back
+  kLeave,   // the machine goes at the deadline
+};
+const char* Name(NoticeKind kind);  // "none", "at-risk", "freeze", "leave"
+
+struct NodeNotice {
+  NoticeKind kind = NoticeKind::kNone;
+  absl::Duration left;    // until it happens, when this was said; zero = now
+  absl::Duration frozen;  // kFreeze: for how long
+  std::string source;     // "aws spot interruption (terminate)", "drained by ann", ...
+  std::string id;         // the same notice has the same id each time it is read
+  std::string raw;        // the cloud's words, printable, cut
+  bool operator==(const NodeNotice&) const = default;
 };
 
 // ---------------------------------------------------------------- agent -> head
@@ -145,6 +171,11 @@ struct AgentHello {
   std::map<std::string, std::string> labels;
   std::vector<int> free_ports;  // probed free, outside the ephemeral range; hints for MASTER_PORT
   std::vector<HeldGeneration> held;
+  HeadEpoch epoch;          // highest head epoch heard, 0 = none (fault H9)
+  std::string epoch_proof;  // as the head of that epoch gave it in its welcome
+  // Grows from hello to hello of one boot, restarts of the agent included: of two, the head believes the
+  // larger, in whatever order they arrive. 0 = an older agent's.
+  uint64_t order = 0;
   bool operator==(const AgentHello&) const = default;
 };
 
@@ -206,6 +237,15 @@ struct LogTail {
   bool operator==(const LogTail&) const = default;
 };
 
+// One for each held generation, after a welcome that asks for it: all a head needs that has lost its records
+// or came back with older ones (fault H8).
+struct GenerationDescribed {
+  HeldGeneration held;
+  GenerationGrant grant;
+  std::optional<CheckpointReport> checkpoint;  // newest this agent has seen
+  bool operator==(const GenerationDescribed&) const = default;
+};
+
 // A stall verdict or another finding of the agent worth an event line.
 struct AgentNote {
   JobId job;
@@ -214,6 +254,13 @@ struct AgentNote {
   std::string kind;  // "stall", "notice", "log-dropped", ...
   std::string text;
   bool operator==(const AgentNote&) const = default;
+};
+
+// What the node's cloud says now; kNone after anything else takes it back. Repeated until AckNotice.
+struct NoticeSeen {
+  uint64_t sequence = 0;
+  NodeNotice notice;
+  bool operator==(const NoticeSeen&) const = default;
 };
 
 // Answer to AgentQuery.
@@ -234,11 +281,14 @@ struct AgentWelcome {
   NodeId node;
   absl::Duration heartbeat_interval;
   absl::Duration fence_after;  // lease of restart-mode ranks without head contact
+  std::string epoch_proof;     // only a head of this cluster can make it; repeated in later hellos
+  bool describe = false;       // the head is rebuilding its records: send GenerationDescribed
   bool operator==(const AgentWelcome&) const = default;
 };
 
 struct AgentRefused {
   std::string reason;
+  bool revoked = false;  // this node's key is gone for good: its ranks end, then the agent
   bool operator==(const AgentRefused&) const = default;
 };
 
@@ -279,6 +329,16 @@ struct AckExit {
   bool operator==(const AckExit&) const = default;
 };
 
+// The answer to an exchange part that was sent again while others are still missing.
+struct ExchangeMissing {
+  HeadEpoch epoch;
+  JobId job;
+  Generation generation;
+  uint64_t sequence = 0;
+  std::vector<int> ranks;
+  bool operator==(const ExchangeMissing&) const = default;
+};
+
 struct ExchangeTable {
   HeadEpoch epoch;
   JobId job;
@@ -295,7 +355,15 @@ struct ForgetJob {
   bool operator==(const ForgetJob&) const = default;
 };
 
-// A preemption or maintenance notice for a job's ranks on this node.
+// The notice is in the head's records.
+struct AckNotice {
+  HeadEpoch epoch;
+  uint64_t sequence = 0;
+  bool operator==(const AckNotice&) const = default;
+};
+
+// A machine of the job leaves in `left`: for the job's ranks on this node. Every node of the job is told,
+// since it takes all ranks to save.
 struct NoticeRanks {
   HeadEpoch epoch;
   JobId job;
@@ -394,17 +462,60 @@ struct ClientShutdown {
   bool when_idle = true;
   bool operator==(const ClientShutdown&) const = default;
 };
-// Makes a one-time join token for agents (valid 15 minutes).
-struct ClientJoinToken {
+// Copies the head's records into a directory on the head's machine.
+struct ClientBackup {
+  std::string dir;
+  bool operator==(const ClientBackup&) const = default;
+};
+// Keys and tokens; answered by the service, which owns their files.
+struct ClientJoinToken {  // makes a token for `uses` new nodes
+  int uses = 1;
+  absl::Duration life = absl::Minutes(15);
   bool operator==(const ClientJoinToken&) const = default;
+};
+struct ClientTokens {  // that can still be used
+  bool operator==(const ClientTokens&) const = default;
+};
+struct ClientRevokeToken {
+  std::string token;  // its id
+  bool operator==(const ClientRevokeToken&) const = default;
+};
+struct ClientAddUser {
+  std::string name;
+  std::string role;        // "admin", "user", "readonly"
+  std::string public_key;  // Z85; the secret half never leaves the client
+  bool operator==(const ClientAddUser&) const = default;
+};
+struct ClientUsers {
+  bool operator==(const ClientUsers&) const = default;
+};
+struct ClientRevokeUser {
+  std::string name;
+  bool operator==(const ClientRevokeUser&) const = default;
+};
+struct ClientRevokeNode {
+  std::string node;  // its id, or its host name if no other node has it
+  std::string reason;
+  bool operator==(const ClientRevokeNode&) const = default;
+};
+
+// Nothing new starts on the node, and jobs there are re-formed without it; until `undo`.
+struct ClientDrainNode {
+  std::string node;     // as ClientRevokeNode
+  absl::Duration left;  // until its ranks must be gone
+  std::string reason;
+  bool undo = false;  // take the drain back, and what a cloud said
+  bool operator==(const ClientDrainNode&) const = default;
 };
 
 using ClientRequestBody = std::variant<ClientSubmit, ClientStop, ClientStatus, ClientWhy, ClientNodes,
-                                       ClientLogs, ClientExec, ClientEvents, ClientShutdown, ClientJoinToken>;
+                                       ClientLogs, ClientExec, ClientEvents, ClientShutdown, ClientJoinToken,
+                                       ClientTokens, ClientRevokeToken, ClientAddUser, ClientUsers,
+                                       ClientRevokeUser, ClientRevokeNode, ClientBackup, ClientDrainNode>;
 
 struct ClientRequest {
   std::string id;           // 128-bit, hex, made by the client
-  absl::Duration deadline;  // relative; the head drops what it reads later
+  absl::Duration deadline;  // relative; the head does nothing for what may have waited longer in its queue
   ClientRequestBody body;
   bool operator==(const ClientRequest&) const = default;
 };
@@ -425,6 +536,7 @@ using Message =
     std::variant<AgentHello, AgentHeartbeat, RanksStarted, RankExited, GenerationGone, ExchangePart,
                  CheckpointReport, LogTail, AgentNote, AgentAnswer, AgentWelcome, AgentRefused, HeartbeatAck,
                  StartGeneration, Revoke, AckExit, ExchangeTable, ForgetJob, NoticeRanks, AgentQuery,
-                 AgentShutdown, AgentJoin, AgentJoined, ClientRequest, ClientReply>;
+                 AgentShutdown, AgentJoin, AgentJoined, ClientRequest, ClientReply, GenerationDescribed,
+                 NoticeSeen, AckNotice, ExchangeMissing>;
 
 }  // namespace gtrain::core

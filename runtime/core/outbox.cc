@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "base/check.h"
+#include "base/probe.h"
 
 namespace gtrain::core {
 namespace {
@@ -17,17 +18,18 @@ bool LeavesAtOnce(const Effect& effect) {
 
 }  // namespace
 
-uint64_t Outbox::Newest() const { return pending_.empty() ? next_ - 1 : next_; }
+uint64_t Outbox::Newest() const { return Pending() ? next_ : next_ - 1; }
 
 void Outbox::Queue(Persist persist) {
+  for (AuditEntry& entry : persist.audit) pending_audit_.push_back(std::move(entry));
   for (RecordWrite& write : persist.writes) {
-    const auto same = std::find_if(pending_.begin(), pending_.end(),
-                                   [&](const RecordWrite& other) { return other.key == write.key; });
-    if (same == pending_.end()) {
+    const auto [at, fresh] = pending_at_.try_emplace(write.key, pending_.size());
+    if (fresh) {
       pending_.push_back(std::move(write));
     } else {
-      same->record = std::move(write.record);
+      pending_[at->second].record = std::move(write.record);
       ++stats_.writes_merged;
+      GT_PROBE("outbox.writes_merged");
     }
   }
 }
@@ -39,7 +41,9 @@ void Outbox::DropCovered(const NodeId& node, const Revoke& revoke) {
     const auto* start = std::get_if<StartGeneration>(&send->message);
     return start != nullptr && start->grant.job == revoke.job && start->grant.generation <= revoke.generation;
   };
-  stats_.grants_dropped += std::erase_if(held_, covered);
+  const size_t dropped = std::erase_if(held_, covered);
+  if (dropped > 0) GT_PROBE("outbox.covered_grant_dropped");
+  stats_.grants_dropped += dropped;
 }
 
 std::vector<Effect> Outbox::Add(StepResult step) {
@@ -66,11 +70,11 @@ std::vector<Effect> Outbox::Add(StepResult step) {
 }
 
 std::optional<OutboxBatch> Outbox::NextBatch() {
-  if (in_flight_ || pending_.empty()) return std::nullopt;
+  if (in_flight_ || !Pending()) return std::nullopt;
   in_flight_ = true;
   ++stats_.batches;
-  OutboxBatch batch{next_++, std::move(pending_)};
-  pending_.clear();
+  pending_at_.clear();
+  OutboxBatch batch{next_++, std::exchange(pending_, {}), std::exchange(pending_audit_, {})};
   return batch;
 }
 

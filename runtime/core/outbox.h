@@ -16,6 +16,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/container/flat_hash_map.h"
 #include "runtime/core/effects.h"
 
 namespace gtrain::core {
@@ -23,6 +24,7 @@ namespace gtrain::core {
 struct OutboxBatch {
   uint64_t sequence = 0;
   std::vector<RecordWrite> writes;  // one per key, applied atomically
+  std::vector<AuditEntry> audit;    // written before them
 };
 
 struct OutboxStats {
@@ -40,7 +42,7 @@ class Outbox {
   std::optional<OutboxBatch> NextBatch();
   std::vector<Effect> Durable(uint64_t sequence);
 
-  bool Idle() const { return pending_.empty() && !in_flight_ && held_.empty(); }
+  bool Idle() const { return !Pending() && !in_flight_ && held_.empty(); }
   const OutboxStats& stats() const { return stats_; }
 
  private:
@@ -51,9 +53,13 @@ class Outbox {
 
   void Queue(Persist persist);
   void DropCovered(const NodeId& node, const Revoke& revoke);
+  bool Pending() const { return !pending_.empty() || !pending_audit_.empty(); }
   uint64_t Newest() const;  // newest batch that effects made now depend on
 
   std::vector<RecordWrite> pending_;  // becomes batch next_
+  absl::flat_hash_map<std::string, size_t>
+      pending_at_;  // by key: a head may delete 100,000 records in one step
+  std::vector<AuditEntry> pending_audit_;
   uint64_t next_ = 1;
   bool in_flight_ = false;  // batch next_ - 1 is with the disk
   uint64_t durable_ = 0;

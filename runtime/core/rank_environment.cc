@@ -174,14 +174,19 @@ std::vector<std::string> RankCommand(const GenerationGrant& grant, const spec::J
   std::vector<std::string> argv = spec.run;
   if (!spec.script.empty()) argv = {"bash", "-euo", "pipefail", "-c", spec.script, "script"};
   if (spec.setup.empty()) return argv;
-  // The first process of the node runs the setup under a lock, the others wait for its mark.
-  const char kWrapper[] =
-      "set -euo pipefail; mark=$1; text=$2; shift 2\n"
-      "exec 9>\"$mark.lock\"; flock 9\n"
-      "if [ ! -e \"$mark\" ]; then bash -euo pipefail -c \"$text\" setup 9>&-; : > \"$mark\"; fi\n"
-      "exec 9>&-; exec \"$@\"";
+  // The first process of the node runs the setup under a lock, the others wait for its mark. A failure is
+  // marked too, for this generation: the others do not run it again.
+  const std::string wrapper = absl::StrCat(
+      "set -uo pipefail; mark=$1; text=$2; shift 2; failed=$mark.failed-$GTRAIN_GENERATION\n"
+      "exec 9>>\"$mark.lock\" && flock 9 || exit 126\n"
+      "if [ ! -e \"$mark\" ] && [ ! -e \"$failed\" ]; then\n"
+      "  bash -euo pipefail -c \"$text\" setup 9>&-; code=$?\n"
+      "  if [ $code = 0 ]; then : > \"$mark\"; else echo $code > \"$failed\"; fi || exit 126\n"
+      "fi\n"
+      "if [ -e \"$failed\" ]; then code=$(<\"$failed\"); echo \"",
+      kSetupFailed, " with exit code $code\" >&2; exit $code; fi\nexec 9>&-; exec \"$@\"");
   const std::string mark = absl::StrCat(grant.run_dir, "/ranks/setup-", node.value, "-", job_hash);
-  std::vector<std::string> wrapped = {"bash", "-c", kWrapper, "setup", mark, spec.setup};
+  std::vector<std::string> wrapped = {"bash", "-c", wrapper, "setup", mark, spec.setup};
   wrapped.insert(wrapped.end(), argv.begin(), argv.end());
   return wrapped;
 }

@@ -19,6 +19,8 @@ absl::StatusOr<std::map<std::string, std::string>> RankEnvironment(const AgentCo
                                                                    const spec::JobSpec& spec, int rank,
                                                                    const std::string& token);
 
+// Begins the last line on stderr of a rank whose node could not be set up.
+inline constexpr char kSetupFailed[] = "gtrain: the setup step failed";
 // argv of the rank's process: words, or bash for a script, or either behind the job's setup.
 std::vector<std::string> RankCommand(const GenerationGrant& grant, const spec::JobSpec& spec,
                                      const NodeId& node, const std::string& job_hash);

@@ -2,10 +2,12 @@
 
 #include <cmath>
 #include <nlohmann/json.hpp>
-#include <regex>
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "base/pattern.h"
 
 namespace gtrain::core {
 
@@ -13,7 +15,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr size_t kMatchBytesMax = 1024;  // std::regex recurses per character
+constexpr size_t kMatchBytesMax = 1024;
 
 std::optional<int64_t> Integer(const Json& object, const char* key) {
   const auto it = object.find(key);
@@ -70,6 +72,10 @@ RankSaid ReadRelay(const std::string& json) {
     said.kind = RankSaid::Kind::kExchange;
     said.sequence = *sequence;
   }
+  if (type == "overdue" && sequence) {
+    said.kind = RankSaid::Kind::kOverdue;
+    said.sequence = *sequence;
+  }
   return said;
 }
 
@@ -83,10 +89,14 @@ RankSaid ReadReportLine(const std::string& line) {
   return said;
 }
 
-std::string TableJson(uint64_t sequence, const std::vector<std::string>& blobs) {
-  Json list = Json::array();
-  for (const std::string& blob : blobs) list.push_back(absl::Base64Escape(blob));
-  return Json({{"type", "table"}, {"sequence", sequence}, {"blobs", std::move(list)}}).dump();
+std::string TableText(uint64_t sequence, const std::vector<std::string>& blobs) {
+  std::string text = absl::StrCat("table ", sequence);
+  for (const std::string& blob : blobs) absl::StrAppend(&text, "\n", absl::Base64Escape(blob));
+  return text;
+}
+
+std::string MissingText(uint64_t sequence, const std::vector<int>& ranks) {
+  return absl::StrCat("missing ", sequence, ranks.empty() ? "" : " ", absl::StrJoin(ranks, " "));
 }
 
 std::vector<std::string> LineCutter::Take(absl::string_view bytes) {
@@ -103,28 +113,19 @@ std::vector<std::string> LineCutter::Take(absl::string_view bytes) {
 }
 
 struct ProgressPatterns::Compiled {
-  std::optional<std::regex> step, loss;
+  std::optional<Pattern> step, loss;
 };
 
 namespace {
 
-std::optional<std::regex> Compile(const std::string& pattern) {
-  if (pattern.empty()) return std::nullopt;
-  try {
-    return std::regex(pattern, std::regex::ECMAScript | std::regex::optimize);
-  } catch (const std::regex_error&) {
-    return std::nullopt;
-  }
+std::optional<Pattern> Compile(const std::string& text) {
+  if (text.empty()) return std::nullopt;
+  auto pattern = Pattern::Compile(text);
+  return pattern.ok() ? std::optional(*std::move(pattern)) : std::nullopt;
 }
 
-std::string FirstGroup(const std::optional<std::regex>& pattern, const std::string& line) {
-  if (!pattern) return "";
-  std::smatch match;
-  try {
-    if (std::regex_search(line, match, *pattern) && match.size() > 1) return match[1].str();
-  } catch (const std::regex_error&) {  // too complex for this line
-  }
-  return "";
+std::string FirstGroup(const std::optional<Pattern>& pattern, absl::string_view line) {
+  return pattern ? pattern->FirstGroup(line).value_or("") : "";
 }
 
 }  // namespace
@@ -146,7 +147,7 @@ bool ProgressPatterns::empty() const {
 RankSaid ProgressPatterns::Match(const std::string& line) const {
   RankSaid said;
   if (empty()) return said;
-  const std::string head = line.substr(0, kMatchBytesMax);
+  const absl::string_view head = absl::string_view(line).substr(0, kMatchBytesMax);
   int64_t step = 0;
   double loss = 0;
   if (absl::SimpleAtoi(FirstGroup(compiled_->step, head), &step)) said.step = step;

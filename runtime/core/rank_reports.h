@@ -13,13 +13,13 @@
 namespace gtrain::core {
 
 struct RankSaid {
-  enum class Kind { kNothing, kJoined, kExchange, kProgress, kCheckpoint } kind = Kind::kNothing;
+  enum class Kind { kNothing, kJoined, kExchange, kOverdue, kProgress, kCheckpoint } kind = Kind::kNothing;
   std::optional<int64_t> step;
   std::optional<double> loss;
   std::optional<double> samples;  // since the last one
   std::optional<uint64_t> collective;
   std::optional<uint64_t> timeline;
-  uint64_t sequence = 0;    // kExchange
+  uint64_t sequence = 0;    // kExchange, kOverdue
   std::string blob;         // kExchange, decoded
   std::string manifest;     // kCheckpoint
   bool checkpoint = false;  // a report line that names a checkpoint
@@ -28,8 +28,11 @@ struct RankSaid {
 RankSaid ReadRelay(const std::string& json);       // runtime/keeper/rank_protocol.h
 RankSaid ReadReportLine(const std::string& line);  // docs/protocols/rank-environment.md
 
-// {"type":"table",...}
-std::string TableJson(uint64_t sequence, const std::vector<std::string>& blobs);
+// "table N" and a line of base64 a rank: each rank reads all of it, so it is not JSON
+// (runtime/keeper/rank_protocol.h).
+std::string TableText(uint64_t sequence, const std::vector<std::string>& blobs);
+// "missing N" and the ranks that have not spoken in exchange N, each after a blank.
+std::string MissingText(uint64_t sequence, const std::vector<int>& ranks);
 
 // Cuts a byte stream into lines at \n and \r; a line longer than `bytes_max` is cut there (fault P9).
 class LineCutter {

@@ -61,6 +61,20 @@ const char* Name(ExitCause cause) {
   return "unknown";
 }
 
+const char* Name(NoticeKind kind) {
+  switch (kind) {
+    case NoticeKind::kNone:
+      return "none";
+    case NoticeKind::kAtRisk:
+      return "at-risk";
+    case NoticeKind::kFreeze:
+      return "freeze";
+    case NoticeKind::kLeave:
+      return "leave";
+  }
+  return "unknown";
+}
+
 const char* Name(FaultKind kind) {
   switch (kind) {
     case FaultKind::kCrash:
@@ -73,6 +87,8 @@ const char* Name(FaultKind kind) {
       return "saved";
     case FaultKind::kAddressInUse:
       return "address-in-use";
+    case FaultKind::kPreempted:
+      return "preempted";
   }
   return "unknown";
 }

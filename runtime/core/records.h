@@ -37,7 +37,7 @@ enum class Ending {
 };
 
 // Which budget a generation's failure was charged to.
-enum class FaultKind { kCrash, kOom, kInfrastructure, kSaved, kAddressInUse };
+enum class FaultKind { kCrash, kOom, kInfrastructure, kSaved, kAddressInUse, kPreempted };
 
 // The first fault of one generation, with the evidence people see.
 struct FaultRecord {
@@ -67,6 +67,7 @@ struct JobRecord {
   std::string run_dir;
   std::string resume;      // as the client asked for generation 1
   std::string client_key;  // who submitted
+  std::string owner;       // whose job it is: OwnerName in authority.h
   std::string request_id;
   bool end_with_client = false;
 
@@ -101,6 +102,8 @@ struct NodeRecord {
   Inventory inventory;
   std::map<std::string, std::string> labels;
   bool unclean = false;  // a process survived SIGKILL there: not used until a new incarnation
+  NodeNotice notice;     // of its cloud; gone with a new incarnation
+  NodeNotice drain;      // by a person; stays until taken back
   bool operator==(const NodeRecord&) const = default;
 };
 
@@ -110,6 +113,8 @@ struct ClusterRecord {
   HeadEpoch epoch;
   uint64_t next_job = 1;
   uint64_t next_request = 1;
+  bool recovering = false;  // restored or lost records: adopt what agents describe (fault H8)
+  HeadEpoch superseded;     // a newer head of this cluster was seen: serve no more (fault H9)
   bool operator==(const ClusterRecord&) const = default;
 };
 

@@ -15,6 +15,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "base/check.h"
+#include "base/probe.h"
 #include "base/units.h"
 
 namespace gtrain::core {
@@ -84,12 +85,10 @@ Budget BudgetOf(FaultKind kind, const spec::RestartBudget& budget) {
   }
 }
 
-bool Free(FaultKind kind) { return kind == FaultKind::kSaved || kind == FaultKind::kAddressInUse; }
-
 int FreeInARow(const std::vector<PastFault>& faults) {
   int count = 0;
   for (auto it = faults.rbegin(); it != faults.rend(); ++it) {
-    if (!Free(it->fault->kind) || it->fault->progressed) break;
+    if (Charged(it->fault->kind) || it->fault->progressed) break;
     ++count;
   }
   return count;
@@ -104,7 +103,7 @@ int CountInWindow(const std::vector<PastFault>& faults, FaultKind kind, absl::Du
 // The newest charged fault before the judged one.
 const FaultRecord* Previous(const std::vector<PastFault>& faults) {
   for (auto it = faults.rbegin() + 1; it != faults.rend(); ++it) {
-    if (!Free(it->fault->kind)) return it->fault;
+    if (Charged(it->fault->kind)) return it->fault;
   }
   return nullptr;
 }
@@ -112,7 +111,7 @@ const FaultRecord* Previous(const std::vector<PastFault>& faults) {
 int CrashesBeforeFirstStep(const std::vector<PastFault>& faults) {
   int count = 0;
   for (auto it = faults.rbegin(); it != faults.rend(); ++it) {
-    if (Free(it->fault->kind) || it->fault->kind == FaultKind::kInfrastructure) continue;
+    if (!Charged(it->fault->kind) || it->fault->kind == FaultKind::kInfrastructure) continue;
     if (it->fault->progressed) break;
     ++count;
   }
@@ -134,6 +133,7 @@ RestartVerdict AfterLoss(const std::vector<PastFault>& faults, std::string reaso
     same += alike ? 1 : 0;
   }
   if (same >= kSameLossesInARow) {
+    GT_PROBE("restart.same_loss_in_a_row");
     return {false, {}, absl::StrCat("the same loss ", same, " times in a row without progress")};
   }
   if (row <= 1) return {true, absl::ZeroDuration(), std::move(reason)};
@@ -143,6 +143,10 @@ RestartVerdict AfterLoss(const std::vector<PastFault>& faults, std::string reaso
 
 }  // namespace
 
+bool Charged(FaultKind kind) {
+  return kind != FaultKind::kSaved && kind != FaultKind::kAddressInUse && kind != FaultKind::kPreempted;
+}
+
 RestartVerdict DecideRestart(const spec::RestartBudget& budget, const std::vector<PastFault>& faults,
                              Instant now, Rng& rng) {
   GT_CHECK(!faults.empty());
@@ -150,9 +154,10 @@ RestartVerdict DecideRestart(const spec::RestartBudget& budget, const std::vecto
   if (fault.cause == ExitCause::kExited && fault.exit_code == kExitNoRestart) {
     return {false, {}, "exit code 93 asks not to be restarted"};
   }
-  if (Free(fault.kind)) {
-    const char* what =
-        fault.kind == FaultKind::kSaved ? "exit code 75 (saved, run me again)" : "MASTER_PORT was taken";
+  if (!Charged(fault.kind)) {
+    const char* what = fault.kind == FaultKind::kSaved       ? "exit code 75 (saved, run me again)"
+                       : fault.kind == FaultKind::kPreempted ? "preemption"
+                                                             : "MASTER_PORT was taken";
     const int row = FreeInARow(faults);
     if (row > kFreeRestartsInARow)
       return {false, {}, absl::StrCat(what, " ", row, " times in a row without a step")};

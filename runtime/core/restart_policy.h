@@ -15,7 +15,8 @@ inline constexpr int kExitSaved = 75;             // saved, run me again: never 
 inline constexpr int kExitNoRestart = 93;         // do not restart
 inline constexpr int kInfrastructureBudget = 20;  // node losses per window; generous: not the program's fault
 inline constexpr int kSameLossesInARow = 3;
-inline constexpr int kFreeRestartsInARow = 20;  // exit 75 or address in use without a step between them
+inline constexpr int kFreeRestartsInARow =
+    20;  // exit 75, preemption or address in use without a step between
 inline constexpr absl::Duration kBackoffMax = absl::Seconds(60);
 
 // A fault and when this head learnt of it (after a head restart: when it recovered, so a window
@@ -30,6 +31,9 @@ struct RestartVerdict {
   absl::Duration delay;
   std::string reason;  // "crash 2 of 10 in 1h, again in 2s" or why not
 };
+
+// Whether a fault of this kind uses up a budget and counts as a restart.
+bool Charged(FaultKind kind);
 
 // `faults`: oldest first; the last one is the fault to judge.
 RestartVerdict DecideRestart(const spec::RestartBudget& budget, const std::vector<PastFault>& faults,

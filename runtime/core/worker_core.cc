@@ -56,6 +56,20 @@ WorkerStepResult WorkerCore::On(const WorkerTable& e, Instant) {
   return {{}, absl::StrCat("table ", e.sequence, " is complete")};
 }
 
+WorkerStepResult WorkerCore::On(const WorkerOverdue& e, Instant) {
+  const auto it = open_.find(e.sequence);
+  if (state_ == State::kOver || it == open_.end() || it->second) return {{}, "nothing to wait for"};
+  asked_ = e.sequence;
+  missing_.clear();
+  return {{SendOverdue{e.sequence}}, absl::StrCat("exchange ", e.sequence, " is overdue: who is missing?")};
+}
+
+WorkerStepResult WorkerCore::On(const WorkerMissing& e, Instant) {
+  if (asked_ != e.sequence) return {{}, "not what was asked"};
+  missing_ = e.ranks;
+  return {{}, absl::StrCat("exchange ", e.sequence, " waits for ", e.ranks.size(), " ranks")};
+}
+
 WorkerStepResult WorkerCore::On(const WorkerOver& e, Instant) {
   if (state_ == State::kOver) return {{}, "over already: the first reason stays"};
   state_ = State::kOver;

@@ -31,6 +31,15 @@ struct WorkerTable {
   uint64_t sequence = 0;
   std::vector<std::string> blobs;
 };
+// The program gives up waiting for a table; who is missing is asked for first.
+struct WorkerOverdue {
+  uint64_t sequence = 0;
+};
+// The agent's answer to that.
+struct WorkerMissing {
+  uint64_t sequence = 0;
+  std::vector<int> ranks;
+};
 // The generation was revoked, or the keeper is gone and nobody would tell us.
 struct WorkerOver {
   std::string reason;
@@ -57,8 +66,8 @@ struct WorkerCollectives {
 struct WorkerTick {};
 
 using WorkerEvent =
-    std::variant<WorkerJoin, WorkerExchange, WorkerTable, WorkerOver, WorkerStop, WorkerNotice,
-                 WorkerProgress, WorkerCheckpoint, WorkerCollectives, WorkerTick>;
+    std::variant<WorkerJoin, WorkerExchange, WorkerTable, WorkerOverdue, WorkerMissing, WorkerOver,
+                 WorkerStop, WorkerNotice, WorkerProgress, WorkerCheckpoint, WorkerCollectives, WorkerTick>;
 
 // ---------------------------------------------------------------- out
 
@@ -69,6 +78,10 @@ struct SendExchange {
   uint64_t sequence = 0;
   std::string blob;
   bool operator==(const SendExchange&) const = default;
+};
+struct SendOverdue {
+  uint64_t sequence = 0;
+  bool operator==(const SendOverdue&) const = default;
 };
 struct SendProgress {
   std::optional<int64_t> step;
@@ -83,7 +96,7 @@ struct SendCheckpoint {
   bool operator==(const SendCheckpoint&) const = default;
 };
 
-using WorkerEffect = std::variant<SendJoined, SendExchange, SendProgress, SendCheckpoint>;
+using WorkerEffect = std::variant<SendJoined, SendExchange, SendOverdue, SendProgress, SendCheckpoint>;
 
 struct WorkerStepResult {
   std::vector<WorkerEffect> effects;  // in this order
@@ -108,6 +121,8 @@ class WorkerCore {
   uint64_t exchanges() const { return exchanges_; }
   // The table of an exchange once; nullopt until it has arrived.
   std::optional<std::vector<std::string>> TakeTable(uint64_t sequence);
+  // The ranks an open exchange waits for, as last told after a WorkerOverdue; empty: not told.
+  const std::vector<int>& missing() const { return missing_; }
   // Tables that answered no open exchange: repeats after a reconnect of the agent.
   uint64_t tables_dropped() const { return tables_dropped_; }
 
@@ -115,6 +130,8 @@ class WorkerCore {
   WorkerStepResult On(const WorkerJoin& e, Instant now);
   WorkerStepResult On(const WorkerExchange& e, Instant now);
   WorkerStepResult On(const WorkerTable& e, Instant now);
+  WorkerStepResult On(const WorkerOverdue& e, Instant now);
+  WorkerStepResult On(const WorkerMissing& e, Instant now);
   WorkerStepResult On(const WorkerOver& e, Instant now);
   WorkerStepResult On(const WorkerStop& e, Instant now);
   WorkerStepResult On(const WorkerNotice& e, Instant now);
@@ -133,6 +150,8 @@ class WorkerCore {
   uint64_t exchanges_ = 0;
   std::map<uint64_t, std::optional<std::vector<std::string>>> open_;  // by sequence, until taken
   uint64_t tables_dropped_ = 0;
+  std::optional<uint64_t> asked_;  // of the exchange that missing_ belongs to
+  std::vector<int> missing_;
 
   std::optional<SendProgress> held_;  // waits for its turn
   std::optional<Instant> reported_at_;

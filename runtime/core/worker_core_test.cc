@@ -42,6 +42,18 @@ TEST(WorkerCore, W6TablesThatAnswerNothingAreDroppedAndCounted) {
   EXPECT_TRUE(core.TakeTable(1));
 }
 
+TEST(WorkerCore, AnOverdueExchangeAsksOnceForTheMissingRanks) {
+  WorkerCore core(4);
+  core.Step(WorkerJoin{"me"}, At(0));
+  core.Step(WorkerMissing{0, {9}}, At(1));
+  EXPECT_THAT(core.missing(), IsEmpty()) << "nobody asked";
+  EXPECT_THAT(core.Step(WorkerOverdue{0}, At(2)).effects, ElementsAre(WorkerEffect(SendOverdue{0})));
+  core.Step(WorkerMissing{0, {1, 3}}, At(3));
+  EXPECT_THAT(core.missing(), ElementsAre(1, 3));
+  core.Step(WorkerTable{0, {"a", "b", "c", "d"}}, At(4));
+  EXPECT_THAT(core.Step(WorkerOverdue{0}, At(5)).effects, IsEmpty()) << "it came after all";
+}
+
 TEST(WorkerCore, OverKeepsTheFirstReasonAndSilencesTheRank) {
   WorkerCore core = Joined();
   core.Step(WorkerProgress{1, 0.5, 10}, At(2));

@@ -18,10 +18,12 @@ namespace gtrain::head {
 struct HeadOptions {
   std::string cluster_dir;          // made by net::InitCluster (`gtrain head --init`)
   std::vector<std::string> listen;  // numeric "address:port", port 0 = any free one; default "127.0.0.1:0"
-  std::string advertise;    // "host:port" put into endpoint.json and join tokens; "" = first bound address
-  bool allow_root = false;  // root may listen on other than loopback addresses only with this
-  bool local = false;       // the user's own local cluster
-  bool exit_when_idle = false;  // end after the last job
+  std::string advertise;  // "host:port" put into endpoint.json and join tokens; "" = first bound address
+  bool allow_root =
+      false;  // outside a container, root may listen on other than loopback addresses only with this
+  int connections_per_address_max = 4096;  // fault B4
+  bool local = false;                      // the user's own local cluster
+  bool exit_when_idle = false;             // end after the last job
   std::optional<int> expected_nodes;
   // Canonical YAML -> JobSpec (launcher/spec).
   std::function<absl::StatusOr<spec::JobSpec>(absl::string_view)> parse_job;

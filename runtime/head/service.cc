@@ -14,11 +14,15 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/check.h"
+#include "base/daemon.h"
 #include "base/file.h"
 #include "base/logging.h"
 #include "base/status_macros.h"
+#include "runtime/core/authority.h"
+#include "runtime/head/rescue.h"
 #include "runtime/head/run_files.h"
 #include "runtime/store/rocks_store.h"
+#include "runtime/wire/build_version.h"
 #include "runtime/wire/codec.h"
 #include "runtime/wire/record_codec.h"
 
@@ -26,16 +30,18 @@ namespace gtrain::head {
 namespace {
 
 constexpr int kMessagesPerTurn = 500;
+constexpr absl::Duration kReceivePerTurn = absl::Milliseconds(10);  // replies wait for the end of the turn
 constexpr size_t kStoreTasksMax = 1'000;
+constexpr size_t kBackupTasksMax = 2;
 constexpr size_t kRunFileTasksMax = 10'000;
 // A message on a connection that closes at once may be dropped by the receiver: agents are given this long to
 // read their shutdown before the sockets go.
 constexpr absl::Duration kFarewell = absl::Milliseconds(500);
 constexpr int kFarewellPollMs = 50;
-constexpr absl::Duration kJoinTokenLife = absl::Minutes(15);
 constexpr absl::Duration kHousekeepingPause = absl::Seconds(1);
 constexpr absl::Duration kTimerOverdue = absl::Seconds(1);
 constexpr absl::Duration kSlowTurn = absl::Milliseconds(250);
+constexpr absl::Duration kOwnPause = absl::Seconds(2);  // longer than the loop ever sleeps
 
 bool IsLoopback(absl::string_view listen) {
   return absl::StartsWith(listen, "127.") || absl::StartsWith(listen, "[::1]");
@@ -50,34 +56,6 @@ std::string WithHost(absl::string_view host, absl::string_view endpoint) {
   return absl::StrCat(host, endpoint.substr(endpoint.rfind(':')));
 }
 
-wire::Sender SenderOf(core::Role role) {
-  switch (role) {
-    case core::Role::kNode:
-      return wire::Sender::kAgent;
-    case core::Role::kJoin:
-      return wire::Sender::kJoiner;
-    default:
-      return wire::Sender::kClient;
-  }
-}
-
-absl::StatusOr<std::vector<core::Record>> LoadRecords(port::MetaStore& store) {
-  GT_ASSIGN_OR_RETURN(auto pairs, store.LoadAll());
-  std::vector<core::Record> records;
-  for (const auto& [key, value] : pairs) {
-    absl::StatusOr<core::Record> record = wire::DecodeRecord(value);
-    if (!record.ok()) {
-      return absl::DataLossError(absl::StrCat("record \"", key, "\": ", record.status().message()));
-    }
-    if (core::KeyOf(*record) != key) {
-      return absl::DataLossError(
-          absl::StrCat("record \"", core::KeyOf(*record), "\" lies under \"", key, "\""));
-    }
-    records.push_back(*std::move(record));
-  }
-  return records;
-}
-
 std::vector<port::Write> EncodeBatch(const core::OutboxBatch& batch) {
   std::vector<port::Write> writes;
   for (const core::RecordWrite& write : batch.writes) {
@@ -88,17 +66,45 @@ std::vector<port::Write> EncodeBatch(const core::OutboxBatch& batch) {
   return writes;
 }
 
-// A node's own key, registered for good. Keys with another role keep it: a token makes nodes, nothing else.
-absl::Status RegisterNode(const std::string& path, const core::AgentJoin& join, net::KeyRegistry& registry) {
-  GT_ASSIGN_OR_RETURN(std::vector<net::AllowedKey> keys, net::ReadAllowedKeys(path));
-  for (const net::AllowedKey& key : keys) {
-    if (key.public_key != join.public_key) continue;
-    if (key.role != core::Role::kNode)
-      return absl::PermissionDeniedError("this key already has another role");
-    return absl::OkStatus();
-  }
-  GT_RETURN_IF_ERROR(net::AddAllowedKey(path, {core::Role::kNode, join.public_key, join.hostname}));
-  return registry.Reload(path);
+// Audit lines first: what they tell of may not become durable without them.
+absl::Status CommitBatch(const core::OutboxBatch& batch, port::MetaStore& store, AuditLog& audit,
+                         absl::Time now) {
+  GT_RETURN_IF_ERROR(audit.Append(batch.audit, now));
+  if (batch.writes.empty()) return absl::OkStatus();
+  return store.Commit(EncodeBatch(batch));
+}
+
+core::ClientReply ReplyOf(const std::string& id, const absl::StatusOr<std::string>& answer) {
+  core::ClientReply reply{.id = id, .ok = answer.ok(), .code = static_cast<int>(answer.status().code())};
+  reply.error = std::string(answer.status().message());
+  if (answer.ok()) reply.json = *answer;
+  return reply;
+}
+
+std::string OutcomeOf(const absl::Status& status) {
+  return status.ok()
+             ? "ok"
+             : absl::StrCat(absl::IsPermissionDenied(status) ? "denied: " : "failed: ", status.message());
+}
+
+std::string TargetOf(const core::ClientRequestBody& body) {
+  if (const auto* b = std::get_if<core::ClientRevokeToken>(&body)) return b->token;
+  if (const auto* b = std::get_if<core::ClientAddUser>(&body)) return absl::StrCat(b->name, " as ", b->role);
+  if (const auto* b = std::get_if<core::ClientRevokeUser>(&body)) return b->name;
+  if (const auto* b = std::get_if<core::ClientRevokeNode>(&body)) return b->node;
+  if (const auto* b = std::get_if<core::ClientBackup>(&body)) return b->dir;
+  return "";
+}
+
+core::AuditEntry AuditOf(const core::ServiceRequest& request, const core::ClientRequest& body,
+                         const absl::Status& status) {
+  return {request.peer, request.address, std::string(core::RuleOf(body.body).name), TargetOf(body.body),
+          OutcomeOf(status)};
+}
+
+std::string EpochProof(const net::KeyPair& head, HeadEpoch epoch, const std::string& nonce) {
+  return absl::StrCat(nonce, ".",
+                      net::Proof(head, absl::StrCat("gtrain head epoch ", epoch.value, " start ", nonce)));
 }
 
 }  // namespace
@@ -106,17 +112,25 @@ absl::Status RegisterNode(const std::string& path, const core::AgentJoin& join, 
 Completions::Completions() : event_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) { GT_CHECK(event_.valid()); }
 
 void Completions::Push(Item item) {
-  absl::MutexLock lock(&mutex_);
+  MutexLock lock(&mutex_);
   items_.push_back(std::move(item));
   const uint64_t one = 1;
   (void)!write(event_.get(), &one, sizeof(one));
 }
 
 std::vector<Completions::Item> Completions::Take() {
-  absl::MutexLock lock(&mutex_);
+  MutexLock lock(&mutex_);
   uint64_t drained;
   (void)!read(event_.get(), &drained, sizeof(drained));
   return std::exchange(items_, {});
+}
+
+// Fault X7. In a container root is the ordinary user; elsewhere it serves the network only when told to.
+absl::Status RootMayServe(bool root, bool loopback, bool container, bool allow_root) {
+  if (!root || loopback || container || allow_root) return absl::OkStatus();
+  return absl::PermissionDeniedError(
+      "root serves only loopback addresses outside a container: run the head as an ordinary user, or add "
+      "--allow-root");
 }
 
 HeadService::HeadService(const HeadOptions& options) : options_(options) {}
@@ -132,12 +146,10 @@ HeadService::~HeadService() {
 absl::Status HeadService::Start() {
   GT_CHECK(options_.parse_job != nullptr);
   const bool loopback = std::all_of(options_.listen.begin(), options_.listen.end(), IsLoopback);
-  if (geteuid() == 0 && !loopback && !options_.allow_root) {
-    return absl::PermissionDeniedError(
-        "root serves only loopback addresses: run the head as an ordinary user, or add --allow-root");
-  }
+  GT_RETURN_IF_ERROR(RootMayServe(geteuid() == 0, loopback, InContainer(), options_.allow_root));
   GT_ASSIGN_OR_RETURN(files_, net::LoadCluster(options_.cluster_dir));
-  GT_RETURN_IF_ERROR(registry_->Reload(files_.authorized_path()));
+  access_ = std::make_shared<Access>(files_, registry_, clock_);
+  GT_RETURN_IF_ERROR(access_->Load());
   GT_RETURN_IF_ERROR(Recover());
   GT_RETURN_IF_ERROR(Listen());
   store_thread_ = std::make_unique<TaskThread>(kStoreTasksMax);
@@ -145,23 +157,58 @@ absl::Status HeadService::Start() {
   return absl::OkStatus();
 }
 
-// Nothing is served before the new epoch is durable (fault H9).
+// What a person does about a store that cannot be served.
+absl::Status HeadService::WithRemedy(const absl::Status& status) const {
+  if (!absl::IsDataLoss(status) && !absl::IsNotFound(status)) return status;
+  const absl::StatusOr<std::string> noted = ReadFile(files_.last_backup_path(), 64 << 10);
+  const std::string backup = noted.ok() ? noted->substr(0, noted->find('\n')) : "BACKUP_DIR";
+  return {absl::StatusCode::kDataLoss,
+          absl::StrCat(status.message(),
+                       ". Ranks are not disturbed. Put the newest backup back:\n  gtrain head restore ",
+                       backup, " --dir ", files_.dir,
+                       " --replace\nor, without one, rebuild what the agents know of running jobs:\n  gtrain "
+                       "head recover --dir ",
+                       files_.dir)};
+}
+
+// Nothing is served before the new epoch is durable (fault H9). A store is only ever made for a cluster that
+// never had one: a lost store must not look like a new cluster (fault H8).
 absl::Status HeadService::Recover() {
-  GT_ASSIGN_OR_RETURN(store_, store::OpenRocksStore(files_.store_path()));
-  GT_ASSIGN_OR_RETURN(std::vector<core::Record> records, LoadRecords(*store_));
+  const bool is_new = access(files_.new_path().c_str(), F_OK) == 0;
+  absl::StatusOr<std::shared_ptr<port::MetaStore>> opened =
+      store::OpenRocksStore(files_.store_path(), {.create = is_new});
+  if (!opened.ok()) return WithRemedy(opened.status());
+  store_ = *std::move(opened);
+  // Behind the lock of the store: only one head writes it.
+  GT_ASSIGN_OR_RETURN(AuditLog audit, AuditLog::Open(files_.dir));
+  if (audit.count() > 0) LogInfo("audit log: line ", audit.count(), " has hash ", audit.hash());
+  audit_ = std::make_shared<AuditLog>(std::move(audit));
+  absl::StatusOr<std::vector<core::Record>> loaded = LoadRecords(*store_);
+  if (!loaded.ok()) return WithRemedy(loaded.status());
+  const std::vector<core::Record>& records = *loaded;
   core::HeadConfig config{.cluster = files_.cluster,
+                          .version = wire::kThisBuild.text,
+                          .protocol = wire::kThisBuild.protocol,
                           .local = options_.local,
                           .exit_when_idle = options_.exit_when_idle,
                           .expected_nodes = options_.expected_nodes,
-                          .parse_job = options_.parse_job};
+                          .parse_job = options_.parse_job,
+                          .prove_epoch = [keys = files_.head, nonce = net::RandomHex(8)](
+                                             HeadEpoch epoch) { return EpochProof(keys, epoch, nonce); },
+                          .proves_epoch =
+                              [keys = files_.head](HeadEpoch epoch, const std::string& proof) {
+                                return EpochProof(keys, epoch, proof.substr(0, proof.find('.'))) == proof;
+                              }};
   core_ = std::make_unique<core::HeadCore>(std::move(config), Rng::FromSystem());
   GT_ASSIGN_OR_RETURN(core::StepResult step, core_->Recover(records, clock_->Now()));
   if (!step.why.empty()) LogInfo(step.why);
   std::vector<core::Effect> effects = outbox_.Add(std::move(step));
   while (std::optional<core::OutboxBatch> batch = outbox_.NextBatch()) {
-    GT_RETURN_IF_ERROR(store_->Commit(EncodeBatch(*batch)));
+    GT_RETURN_IF_ERROR(CommitBatch(*batch, *store_, *audit_, clock_->WallNow()));
     for (core::Effect& effect : outbox_.Durable(batch->sequence)) effects.push_back(std::move(effect));
   }
+  if (is_new) unlink(files_.new_path().c_str());
+  OnSpace(store_->Space());
   // Nobody is connected yet, so only what goes to files and to ourselves is left of them.
   for (core::Effect& effect : effects) {
     if (auto* event = std::get_if<core::EmitEvent>(&effect)) recovered_.push_back(std::move(*event));
@@ -173,8 +220,11 @@ absl::Status HeadService::Listen() {
   std::vector<std::string> listen = options_.listen;
   if (listen.empty()) listen.push_back("127.0.0.1:0");
   GT_ASSIGN_OR_RETURN(
-      server_,
-      net::ZmqServer::Start({.listen = listen, .keys = files_.head, .registry = registry_, .clock = clock_}));
+      server_, net::ZmqServer::Start({.listen = listen,
+                                      .keys = files_.head,
+                                      .registry = registry_,
+                                      .clock = clock_,
+                                      .connections_per_address_max = options_.connections_per_address_max}));
   const std::string& first = server_->endpoints()[0];
   char hostname[256] = "";
   (void)gethostname(hostname, sizeof(hostname) - 1);
@@ -202,7 +252,7 @@ absl::Status HeadService::Loop(int stop_fd) {
   LogInfo("the head ends", stopping_ ? absl::StrCat(": ", *stopping_) : "", "; longest loop turn ",
           absl::FormatDuration(counters_.longest_turn), ", longest commit ",
           absl::FormatDuration(counters_.longest_commit));
-  return status;
+  return status.ok() ? stop_status_ : status;
 }
 
 absl::Status HeadService::Turn(int stop_fd) {
@@ -239,16 +289,23 @@ int HeadService::PollMs(bool more) const {
 }
 
 bool HeadService::ReceiveSome() {
+  const Instant now = clock_->Now(), until = now + kReceivePerTurn;
+  if (received_at_ && now - *received_at_ > kOwnPause) unread_ += now - *received_at_;
   for (int i = 0; i < kMessagesPerTurn; ++i) {
     std::optional<port::Received> received = server_->Receive();
-    if (!received) return true;
+    received_at_ = clock_->Now();
+    if (!received) {
+      unread_ = absl::ZeroDuration();
+      return true;
+    }
     OnReceived(*std::move(received));
+    if (*received_at_ >= until) return false;
   }
   return false;
 }
 
 void HeadService::OnReceived(port::Received received) {
-  absl::StatusOr<core::Message> message = wire::Decode(received.payload, SenderOf(received.peer.role));
+  absl::StatusOr<core::Message> message = wire::Decode(received.payload, wire::SenderOf(received.peer.role));
   if (!message.ok()) {
     if (++counters_.undecodable == 1) {
       LogWarning("dropped a message of ", received.peer.key_id, " at ", received.address, ": ",
@@ -257,15 +314,27 @@ void HeadService::OnReceived(port::Received received) {
     return;
   }
   Step(core::PeerMessage{std::move(received.peer), std::move(received.route.id), std::move(received.address),
-                         *std::move(message)});
+                         *std::move(message), unread_});
 }
 
 absl::Status HeadService::OnCompletions() {
   for (const Completions::Item& item : completions_->Take()) {
+    if (!item.status.ok()) {
+      if (absl::IsResourceExhausted(item.status)) {
+        LogError("the head stops before anything is lost: ", item.status.message(),
+                 "; ranks go on. Then start it again");
+      } else {
+        LogError("the head stops: ", item.status.message(),
+                 "; what it had acknowledged is safe, ranks go on; look after the disk and start it again");
+      }
+      return item.status;
+    }
     if (item.batch != 0) {
       GT_RETURN_IF_ERROR(OnDurable(item));
+    } else if (item.space) {
+      OnSpace(*item.space);
     } else {
-      OnJoined(item);
+      OnKeysDone(item);
     }
   }
   DrainLater();
@@ -275,23 +344,24 @@ absl::Status HeadService::OnCompletions() {
 absl::Status HeadService::OnDurable(const Completions::Item& item) {
   const absl::Duration took = clock_->Now() - commit_began_;
   counters_.longest_commit = std::max(counters_.longest_commit, took);
-  if (!item.status.ok()) {
-    LogError("the head stops: ", item.status.message(),
-             "; what it had acknowledged is safe, ranks go on; look after the disk and start it again");
-    return item.status;
-  }
   if (took > absl::Seconds(1)) LogWarning("a commit took ", absl::FormatDuration(took), ": slow disk");
   Do(outbox_.Durable(item.batch));
   return absl::OkStatus();
 }
 
-void HeadService::OnJoined(const Completions::Item& item) {
-  if (item.status.ok()) {
-    LogInfo("node ", item.node, " joined with a token");
-    (void)Send(item.route, core::AgentJoined{files_.cluster, NodeId(item.node)});
-  } else {
-    (void)Send(item.route, core::AgentRefused{std::string(item.status.message())});
+void HeadService::OnSpace(const port::StoreSpace& space) {
+  if (space.level == space_) return;
+  space_ = space.level;
+  if (!space.text.empty()) LogWarning(space.text);
+  later_.push_back(core::StoreRoom{space.level != port::SpaceLevel::kPlenty, space.text});
+}
+
+void HeadService::OnKeysDone(const Completions::Item& item) {
+  std::string route = item.route;
+  if (const auto* reply = std::get_if<core::ClientReply>(&item.reply)) {
+    route = key_requests_.Finish(item.request, *reply);
   }
+  (void)Send(route, item.reply);
 }
 
 void HeadService::Step(const core::HeadEvent& event) {
@@ -320,10 +390,10 @@ void HeadService::StartCommit() {
   if (!batch) return;
   commit_began_ = clock_->Now();
   const auto sequence = batch->sequence;
-  const bool posted =
-      store_thread_->Post([batch = *std::move(batch), store = store_, completions = completions_] {
-        completions->Push({.batch = batch.sequence, .status = store->Commit(EncodeBatch(batch))});
-      });
+  const bool posted = store_thread_->Post([batch = *std::move(batch), store = store_, audit = audit_,
+                                           now = clock_->WallNow(), completions = completions_] {
+    completions->Push({.batch = batch.sequence, .status = CommitBatch(batch, *store, *audit, now)});
+  });
   if (!posted) {
     completions_->Push(
         {.batch = sequence, .status = absl::ResourceExhaustedError("the store does not keep up")});
@@ -331,6 +401,7 @@ void HeadService::StartCommit() {
 }
 
 void HeadService::operator()(const core::SendToNode& send) {
+  if (!send.route.empty()) return (void)Send(send.route, send.message);
   const std::string* route = core_->RouteOf(send.node);
   if (route == nullptr || Send(*route, send.message)) return;
   later_.push_back(core::PeerGone{{core::Role::kNode, send.node.value}, *route});
@@ -339,48 +410,124 @@ void HeadService::operator()(const core::SendToNode& send) {
 void HeadService::operator()(const core::ReplyToClient& reply) { (void)Send(reply.route, reply.reply); }
 
 void HeadService::operator()(const core::RefusePeer& refuse) {
-  (void)Send(refuse.route, core::AgentRefused{refuse.reason});
+  (void)Send(refuse.route, core::AgentRefused{refuse.reason, refuse.revoked});
 }
 
 void HeadService::operator()(const core::ServiceRequest& request) {
   if (const auto* join = std::get_if<core::AgentJoin>(&request.message)) return Join(request, *join);
-  if (const auto* body = std::get_if<core::ClientRequest>(&request.message)) MakeToken(request, *body);
+  const auto* body = std::get_if<core::ClientRequest>(&request.message);
+  if (body == nullptr) return;
+  const std::string id = absl::StrCat(request.peer.key_id, "/", body->id);
+  std::optional<core::ClientReply> answer;
+  if (!key_requests_.Begin(id, request.route, &answer)) {
+    if (answer) (void)Send(request.route, *answer);
+    return;
+  }
+  const auto* backup = std::get_if<core::ClientBackup>(&body->body);
+  const bool posted =
+      backup != nullptr ? Backup(id, request, *body, backup->dir) : ChangeKeys(id, request, *body);
+  if (posted) return;
+  const core::ClientReply busy =
+      ReplyOf(body->id, absl::ResourceExhaustedError("the head has much of this to do: try again later"));
+  (void)Send(key_requests_.Finish(id, busy), busy);
 }
 
-void HeadService::MakeToken(const core::ServiceRequest& request, const core::ClientRequest& body) {
-  const net::KeyPair keys = net::MakeKeyPair();
-  core::ClientReply reply{.id = body.id};
-  const absl::Status status = registry_->AddJoinKey(keys.public_key, clock_->Now() + kJoinTokenLife);
-  if (status.ok()) {
-    const std::string token = net::PrintJoinToken({token_endpoint_, files_.head.public_key, keys.secret_key});
-    reply.json = nlohmann::json({{"token", token},
-                                 {"endpoint", token_endpoint_},
-                                 {"expires_seconds", absl::ToInt64Seconds(kJoinTokenLife)}})
-                     .dump();
-  } else {
-    reply.ok = false;
-    reply.code = static_cast<int>(status.code());
-    reply.error = std::string(status.message());
+bool KeyRequests::Begin(const std::string& id, const std::string& route,
+                        std::optional<core::ClientReply>* answer) {
+  constexpr size_t kRemembered = 1'000;
+  const auto [it, fresh] = requests_.try_emplace(id);
+  it->second.route = route;
+  *answer = it->second.reply;
+  if (!fresh) return false;
+  order_.push_back(id);
+  if (order_.size() > kRemembered) {
+    requests_.erase(order_.front());
+    order_.pop_front();
   }
-  (void)Send(request.route, reply);
+  return true;
+}
+
+std::string KeyRequests::Finish(const std::string& id, const core::ClientReply& reply) {
+  const auto it = requests_.find(id);
+  if (it == requests_.end()) return "";
+  if (!reply.ok) {  // it changed nothing and may be made again
+    const std::string route = it->second.route;
+    requests_.erase(it);
+    std::erase(order_, id);
+    return route;
+  }
+  it->second.reply = reply;
+  return it->second.route;
+}
+
+// False: it must be made again later.
+bool HeadService::ChangeKeys(const std::string& id, const core::ServiceRequest& request,
+                             const core::ClientRequest& body) {
+  return store_thread_->Post([id, request, body, access = access_, audit = audit_, now = clock_->WallNow(),
+                              endpoint = token_endpoint_, completions = completions_] {
+    const auto json = access->Answer(body.body, endpoint, core::OwnerName(request.peer));
+    const bool changes = core::RuleOf(body.body).changes;
+    Completions::Item item{.request = id, .reply = ReplyOf(body.id, json)};
+    if (changes) item.status = audit->Append({AuditOf(request, body, json.status())}, now);
+    completions->Push(std::move(item));
+  });
+}
+
+// On a thread of its own: commits go on meanwhile. Its audit line is written by the thread that owns the log.
+bool HeadService::Backup(const std::string& id, const core::ServiceRequest& request,
+                         const core::ClientRequest& body, const std::string& dir) {
+  if (!backup_thread_) backup_thread_ = std::make_unique<TaskThread>(kBackupTasksMax);
+  return backup_thread_->Post([id, request, body, dir, store = store_, files = files_, audit = audit_,
+                               store_thread = store_thread_, clock = clock_, completions = completions_] {
+    absl::StatusOr<std::string> done = BackupCluster(*store, files, dir);
+    if (done.ok()) *done = nlohmann::json({{"text", *done}}).dump();
+    Completions::Item item{.request = id, .reply = ReplyOf(body.id, done)};
+    (void)store_thread->Post([=, entry = AuditOf(request, body, done.status())]() mutable {
+      item.status = audit->Append({entry}, clock->WallNow());
+      completions->Push(std::move(item));
+    });
+  });
 }
 
 void HeadService::Join(const core::ServiceRequest& request, const core::AgentJoin& join) {
-  absl::Status status;
-  if (!net::ValidKey(join.public_key)) {
-    status = absl::InvalidArgumentError("that is not a public key");
-  } else if (!registry_->SpendJoinKey(request.peer.key_id, join.public_key, clock_->Now())) {
-    status = absl::PermissionDeniedError("this join token is used or too old");
-  }
-  Completions::Item item{.status = status, .route = request.route};
-  if (!status.ok()) return completions_->Push(std::move(item));
-  item.node = net::KeyId(join.public_key);
-  const bool posted = store_thread_->Post([item, join, path = files_.authorized_path(), registry = registry_,
-                                           completions = completions_]() mutable {
-    item.status = RegisterNode(path, join, *registry);
-    completions->Push(std::move(item));
-  });
+  const bool posted =
+      store_thread_->Post([request, join, access = access_, audit = audit_, cluster = files_.cluster,
+                           now = clock_->WallNow(), completions = completions_] {
+        const absl::StatusOr<NodeId> node = access->Join(request.peer.key_id, join);
+        Completions::Item item{.route = request.route};
+        if (node.ok()) {
+          item.reply = core::AgentJoined{cluster, *node};
+        } else {
+          item.reply = core::AgentRefused{std::string(node.status().message())};
+        }
+        const std::string target =
+            absl::StrCat(join.hostname, node.ok() ? " as node " : "", node.ok() ? node->value : "");
+        LogInfo("join of ", target, " at ", request.address, ": ", OutcomeOf(node.status()));
+        item.status =
+            audit->Append({{request.peer, request.address, "join", target, OutcomeOf(node.status())}}, now);
+        completions->Push(std::move(item));
+      });
   if (!posted) LogWarning("dropped a join: the store does not keep up");
+}
+
+// Whoever has no key leaves no message, only these counters; a line a minute says that somebody tries (fault
+// X1).
+void HeadService::AuditRefusedConnections(Instant now) {
+  const net::ServerCounters c = server_->counters();
+  const uint64_t refused = c.denied + c.over_limit + c.bad_handshakes;
+  const uint64_t told = audited_.denied + audited_.over_limit + audited_.bad_handshakes;
+  if (refused <= told || now < next_refused_line_) return;
+  next_refused_line_ = now + absl::Minutes(1);
+  core::AuditEntry entry{.action = "connect"};
+  entry.outcome = absl::StrCat("denied: ", c.denied - audited_.denied, " with an unknown key, ",
+                               c.bad_handshakes - std::min(c.bad_handshakes, audited_.bad_handshakes),
+                               " without a proper handshake, ", c.over_limit - audited_.over_limit,
+                               " over the limit of their address");
+  audited_ = c;
+  (void)store_thread_->Post([entry, audit = audit_, wall = clock_->WallNow(), completions = completions_] {
+    const absl::Status status = audit->Append({entry}, wall);
+    if (!status.ok()) completions->Push({.status = status});
+  });
 }
 
 void HeadService::operator()(const core::EmitEvent& event) {
@@ -414,6 +561,7 @@ void HeadService::PostRunFile(std::function<absl::Status()> write, const std::st
 
 void HeadService::operator()(const core::StopHead& stop) {
   stopping_ = stop.reason;
+  if (stop.failed) stop_status_ = absl::FailedPreconditionError(stop.reason);
   farewell_until_ = clock_->Now() + kFarewell;
 }
 
@@ -429,15 +577,18 @@ bool HeadService::Send(const std::string& route, const core::Message& message) {
 void HeadService::Housekeeping(Instant now) {
   if (now < next_housekeeping_) return;
   next_housekeeping_ = now + kHousekeepingPause;
+  AuditRefusedConnections(now);
   std::string stats = StatsJson();
   if (stats == last_stats_) stats.clear();
   if (!stats.empty()) last_stats_ = stats;
-  (void)store_thread_->Post([path = files_.authorized_path(), registry = registry_, stats = std::move(stats),
-                             stats_path = files_.dir + "/stats.json"] {
-    const absl::Status status = registry->Reload(path);
-    if (!status.ok()) LogWarning("the list of allowed keys stays as it was: ", status.message());
-    if (!stats.empty()) (void)WriteFileDurable(stats_path, stats, 0600);
-  });
+  (void)store_thread_->Post(
+      [access = access_, stats = std::move(stats), stats_path = files_.dir + "/stats.json"] {
+        const absl::Status status = access->Refresh();
+        if (!status.ok()) LogWarning("the list of allowed keys stays as it was: ", status.message());
+        if (!stats.empty()) (void)WriteFileDurable(stats_path, stats, 0600);
+      });
+  (void)store_thread_->Post(
+      [store = store_, completions = completions_] { completions->Push({.space = store->Space()}); });
 }
 
 std::string HeadService::StatsJson() const {
@@ -449,6 +600,7 @@ std::string HeadService::StatsJson() const {
       {"connections_authenticated", net.authenticated},
       {"keys_denied", net.denied},
       {"handshakes_failed", net.bad_handshakes},
+      {"connections_over_limit", net.over_limit},
       {"messages_not_one_frame", net.bad_frames},
       {"messages_of_removed_keys", net.revoked_dropped},
       {"messages_undecodable", counters_.undecodable},

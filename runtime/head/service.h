@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -10,11 +11,13 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/synchronization/mutex.h"
 #include "base/clock.h"
+#include "base/mutex.h"
 #include "base/unique_fd.h"
 #include "runtime/core/head_core.h"
 #include "runtime/core/outbox.h"
+#include "runtime/head/access.h"
+#include "runtime/head/audit_log.h"
 #include "runtime/head/head.h"
 #include "runtime/head/task_thread.h"
 #include "runtime/port/meta_store.h"
@@ -27,10 +30,12 @@ namespace gtrain::head {
 class Completions {
  public:
   struct Item {
-    uint64_t batch = 0;  // of a commit; 0 = the end of a join
-    absl::Status status;
-    std::string route;  // join
-    std::string node;   // join
+    uint64_t batch = 0;                     // of a commit; 0: something else
+    std::optional<port::StoreSpace> space;  // seen by housekeeping
+    absl::Status status;                    // of the disk: an error ends the head
+    std::string request;                    // a client's: key and request id; empty: a join
+    std::string route;                      // of a join
+    core::Message reply;
   };
   Completions();
   int fd() const { return event_.get(); }
@@ -39,8 +44,27 @@ class Completions {
 
  private:
   UniqueFd event_;
-  absl::Mutex mutex_;
+  Mutex mutex_;
   std::vector<Item> items_ ABSL_GUARDED_BY(mutex_);
+};
+
+// Requests about keys and backups, by client and request id: one that is repeated is not executed again
+// (fault H15). In memory only: after a restart of the head adding twice is refused, taking away twice is
+// harmless.
+class KeyRequests {
+ public:
+  // True: execute it. False: it is being executed, or was: `answer` is set then.
+  bool Begin(const std::string& id, const std::string& route, std::optional<core::ClientReply>* answer);
+  // The newest connection that asked.
+  std::string Finish(const std::string& id, const core::ClientReply& reply);
+
+ private:
+  struct One {
+    std::string route;
+    std::optional<core::ClientReply> reply;
+  };
+  std::map<std::string, One> requests_;
+  std::deque<std::string> order_;
 };
 
 struct ServiceCounters {
@@ -51,6 +75,8 @@ struct ServiceCounters {
   uint64_t unsent = 0;       // to routes that were gone or full
   uint64_t run_file_drops = 0;
 };
+
+absl::Status RootMayServe(bool root, bool loopback, bool container, bool allow_root);
 
 class HeadService {
  public:
@@ -65,13 +91,15 @@ class HeadService {
 
  private:
   absl::Status Recover();
+  absl::Status WithRemedy(const absl::Status& status) const;
   absl::Status Listen();
   absl::Status Turn(int stop_fd);
   bool ReceiveSome();  // false: the limit was reached and more may wait
   void OnReceived(port::Received received);
   absl::Status OnCompletions();
   absl::Status OnDurable(const Completions::Item& item);
-  void OnJoined(const Completions::Item& item);
+  void OnKeysDone(const Completions::Item& item);
+  void OnSpace(const port::StoreSpace& space);
   void Step(const core::HeadEvent& event);
   void DrainLater();
   void Do(const std::vector<core::Effect>& effects);
@@ -89,8 +117,12 @@ class HeadService {
   void operator()(const core::WriteFailure& failure);
   void operator()(const core::StopHead& stop);
 
-  void MakeToken(const core::ServiceRequest& request, const core::ClientRequest& body);
+  bool ChangeKeys(const std::string& id, const core::ServiceRequest& request,
+                  const core::ClientRequest& body);
+  bool Backup(const std::string& id, const core::ServiceRequest& request, const core::ClientRequest& body,
+              const std::string& dir);
   void Join(const core::ServiceRequest& request, const core::AgentJoin& join);
+  void AuditRefusedConnections(Instant now);
   bool Send(const std::string& route, const core::Message& message);
   void PostRunFile(std::function<absl::Status()> write, const std::string& what);
 
@@ -104,6 +136,8 @@ class HeadService {
 
   // Owned by the store thread once it runs.
   std::shared_ptr<port::MetaStore> store_;
+  std::shared_ptr<Access> access_;
+  std::shared_ptr<AuditLog> audit_;
 
   // Loop-owned.
   std::unique_ptr<core::HeadCore> core_;
@@ -112,15 +146,23 @@ class HeadService {
   std::deque<core::HeadEvent> later_;       // found while doing effects
   std::vector<core::EmitEvent> recovered_;  // events of Recover, written once the files thread runs
   std::optional<std::string> stopping_;
+  absl::Status stop_status_;
   Instant farewell_until_;
   bool published_ = false;
+  std::optional<Instant> received_at_;  // the transport was asked
+  absl::Duration unread_;  // what is read now may have waited so long: this process was not running
   Instant commit_began_, next_housekeeping_, run_file_log_{INT64_MIN / 2};
   std::string last_stats_;
+  KeyRequests key_requests_;
+  net::ServerCounters audited_;  // refused connections up to here have their audit line
+  Instant next_refused_line_;
+  port::SpaceLevel space_ = port::SpaceLevel::kPlenty;
   ServiceCounters counters_;
 
   // Declared last: their threads end before what they use.
-  std::unique_ptr<TaskThread> store_thread_;  // commits, keys
-  std::unique_ptr<TaskThread> files_thread_;  // run directories
+  std::shared_ptr<TaskThread> store_thread_;   // commits, keys, audit
+  std::unique_ptr<TaskThread> files_thread_;   // run directories
+  std::unique_ptr<TaskThread> backup_thread_;  // made with the first backup
 };
 
 }  // namespace gtrain::head

@@ -2,12 +2,14 @@
 
 #include <thread>
 
+#include "base/mutex.h"
+
 namespace gtrain::head {
 
 struct TaskThread::State {
   explicit State(size_t max) : queue_max(max) {}
   const size_t queue_max;
-  absl::Mutex mutex;
+  Mutex mutex;
   std::deque<std::function<void()>> tasks ABSL_GUARDED_BY(mutex);
   bool finishing ABSL_GUARDED_BY(mutex) = false;
   bool ended ABSL_GUARDED_BY(mutex) = false;
@@ -21,7 +23,7 @@ TaskThread::TaskThread(size_t queue_max) : state_(std::make_shared<State>(queue_
 TaskThread::~TaskThread() { (void)Finish(absl::Seconds(5)); }
 
 bool TaskThread::Post(std::function<void()> task) {
-  absl::MutexLock lock(&state_->mutex);
+  MutexLock lock(&state_->mutex);
   if (state_->finishing || state_->tasks.size() >= state_->queue_max) return false;
   state_->tasks.push_back(std::move(task));
   return true;
@@ -30,10 +32,10 @@ bool TaskThread::Post(std::function<void()> task) {
 bool TaskThread::Finish(absl::Duration limit) {
   if (!state_->thread.joinable()) return true;
   {
-    absl::MutexLock lock(&state_->mutex);
+    MutexLock lock(&state_->mutex);
     state_->finishing = true;
-    state_->mutex.AwaitWithTimeout(absl::Condition(&state_->ended), limit);
-    if (!state_->ended) {
+    const auto ended = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_->mutex) { return state_->ended; };
+    if (!state_->mutex.AwaitFor(limit, ended)) {
       state_->tasks.clear();
       state_->thread.detach();
       return false;
@@ -44,12 +46,14 @@ bool TaskThread::Finish(absl::Duration limit) {
 }
 
 void TaskThread::Run(const std::shared_ptr<State>& state) {
-  auto ready = [](State* s) { return s->finishing || !s->tasks.empty(); };
+  const auto ready = [&state]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(state->mutex) {
+    return state->finishing || !state->tasks.empty();
+  };
   while (true) {
     std::function<void()> task;
     {
-      absl::MutexLock lock(&state->mutex);
-      state->mutex.Await(absl::Condition(+ready, state.get()));
+      MutexLock lock(&state->mutex);
+      state->mutex.Await(ready);
       if (state->tasks.empty()) {
         state->ended = true;
         return;

@@ -5,7 +5,6 @@
 #include <memory>
 #include <string>
 
-#include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 
 namespace gtrain::head {

@@ -1,6 +1,6 @@
 #include "runtime/head/task_thread.h"
 
-#include "absl/synchronization/notification.h"
+#include "base/mutex.h"
 #include "gtest/gtest.h"
 
 namespace gtrain::head {
@@ -18,15 +18,15 @@ TEST(TaskThread, RunsInOrderAndFinishesWhatIsQueued) {
 
 // H11: a disk that hangs fills a bounded queue and delays the end only by the limit.
 TEST(TaskThread, StuckTaskBoundsTheQueueAndTheEnd) {
-  auto stuck = std::make_shared<absl::Notification>();
+  auto stuck = std::make_shared<Notification>();
   {
     TaskThread thread(2);
-    auto entered = std::make_shared<absl::Notification>();
+    auto entered = std::make_shared<Notification>();
     ASSERT_TRUE(thread.Post([stuck, entered] {
       entered->Notify();
-      stuck->WaitForNotification();
+      stuck->WaitFor(absl::Seconds(60));
     }));
-    entered->WaitForNotification();
+    ASSERT_TRUE(entered->WaitFor(absl::Seconds(60)));
     EXPECT_TRUE(thread.Post([] {}));
     EXPECT_TRUE(thread.Post([] {}));
     EXPECT_FALSE(thread.Post([] {}));

@@ -153,11 +153,12 @@ std::vector<keeper::Exited> ReadExitRecords(const std::string& dir) {
   std::vector<keeper::Exited> exits;
   std::error_code error;
   for (const auto& entry : fs::directory_iterator(dir + "/exits", error)) {
-    const std::string bytes = keeper::ReadSmallFile(entry.path(), 1 << 20);
+    const std::string bytes = keeper::ReadSmallFile(entry.path(), 256 << 20);
     size_t used = 0;
     keeper::Report report;
-    if (keeper::TakeFrame(bytes, &used, &report) != keeper::Take::kMessage) continue;
-    if (auto* exit = std::get_if<keeper::Exited>(&report)) exits.push_back(std::move(*exit));
+    while (keeper::TakeFrame(bytes, &used, &report) == keeper::Take::kMessage) {
+      if (auto* exit = std::get_if<keeper::Exited>(&report)) exits.push_back(std::move(*exit));
+    }
   }
   return exits;
 }

@@ -3,8 +3,9 @@
 // byte order. std only, no exceptions.
 //
 // Transport: SOCK_STREAM unix socket `agent.sock` in the keeper's state directory; the keeper
-// accepts peers of its own uid only. A frame longer than kAgentFrameBytesMax, of an unknown kind
-// or with bytes missing or left over closes the connection.
+// accepts peers of its own uid only. A frame longer than kAgentFrameBytesMax or with bytes missing inside a
+// field closes the connection. The neighbour may be one version older or newer (Compatible): fields missing
+// at the end keep their defaults, bytes left over and unknown kinds are ignored.
 #pragma once
 #include <cstring>
 #include <optional>
@@ -63,11 +64,18 @@ class Reader {
   Reader(const char* data, size_t bytes) : at_(data), left_(bytes) {}
   template <typename... T>
   void All(T&... fields) {
-    (One(fields), ...);
+    (Next(fields), ...);
   }
-  bool Complete() const { return ok_ && left_ == 0; }
+  bool ok() const { return ok_; }
 
  private:
+  template <typename T>
+  void Next(T& field) {
+    if (depth_ == 0 && left_ == 0) return;  // an older sender knows no more fields
+    ++depth_;
+    One(field);
+    --depth_;
+  }
   bool Raw(void* data, size_t bytes) {
     if (!ok_ || bytes > left_) return ok_ = false;
     std::memcpy(data, at_, bytes);
@@ -101,8 +109,10 @@ class Reader {
   }
   template <typename T>
   void One(T& value) {
-    if constexpr (std::is_arithmetic_v<T> || std::is_enum_v<T>) {
+    if constexpr (std::is_arithmetic_v<T>) {
       Raw(&value, sizeof(value));
+    } else if constexpr (std::is_enum_v<T>) {
+      if (Raw(&value, sizeof(value)) && value > Last(value)) ok_ = false;
     } else {
       value.Fields(*this);
     }
@@ -110,6 +120,7 @@ class Reader {
 
   const char* at_;
   size_t left_;
+  int depth_ = 0;
   bool ok_ = true;
 };
 
@@ -132,7 +143,7 @@ std::optional<Variant> ReadBody(uint32_t kind, const char* data, size_t bytes) {
     std::variant_alternative_t<I, Variant> value;
     Reader reader(data, bytes);
     value.Fields(reader);
-    if (!reader.Complete()) return std::nullopt;
+    if (!reader.ok()) return std::nullopt;
     return Variant(std::in_place_index<I>, std::move(value));
   } else {
     return std::nullopt;
@@ -145,10 +156,14 @@ enum class Take { kMessage, kNeedMore, kBroken };
 template <typename Variant>
 Take TakeFrame(const std::string& buffer, size_t* used, Variant* message) {
   AgentFrame frame;
-  if (buffer.size() - *used < sizeof(frame)) return Take::kNeedMore;
-  std::memcpy(&frame, buffer.data() + *used, sizeof(frame));
-  if (frame.bytes > kAgentFrameBytesMax) return Take::kBroken;
-  if (buffer.size() - *used - sizeof(frame) < frame.bytes) return Take::kNeedMore;
+  while (true) {
+    if (buffer.size() - *used < sizeof(frame)) return Take::kNeedMore;
+    std::memcpy(&frame, buffer.data() + *used, sizeof(frame));
+    if (frame.bytes > kAgentFrameBytesMax) return Take::kBroken;
+    if (buffer.size() - *used - sizeof(frame) < frame.bytes) return Take::kNeedMore;
+    if (frame.kind < std::variant_size_v<Variant>) break;
+    *used += sizeof(frame) + frame.bytes;
+  }
   auto read = ReadBody<Variant>(frame.kind, buffer.data() + *used + sizeof(frame), frame.bytes);
   if (!read) return Take::kBroken;
   *message = std::move(*read);

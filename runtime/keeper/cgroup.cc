@@ -1,7 +1,10 @@
+// One directory in each hierarchy that helps: v2, and of v1 the controllers below. A machine may have either
+// or both (hybrid); v2 without a controller has no file for its limit, so writing it does nothing.
 #include "runtime/keeper/cgroup.h"
 
 #include <dirent.h>
 #include <errno.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/stat.h>
@@ -15,9 +18,11 @@ namespace gtrain::keeper {
 
 namespace {
 
-struct Roots {
-  std::string unified, memory_v1;  // directory of our own group in each hierarchy; empty: none
-};
+constexpr char kUnified[] = "";
+constexpr const char* kV1Controllers[] = {"memory", "pids", "freezer"};
+constexpr int kFreezeTries = 100;
+
+bool use_unified = true;
 
 // Our path inside a hierarchy: "0::/path" or "4:memory:/path".
 std::string OwnPath(const std::string& controller) {
@@ -35,26 +40,48 @@ std::string OwnPath(const std::string& controller) {
   return "";
 }
 
-Roots FindRoots() {
-  Roots roots;
+// Hierarchy -> directory of our own group in it, where we may write.
+std::map<std::string, std::string> FindRoots() {
+  std::map<std::string, std::string> roots;
   std::istringstream lines(ReadSmallFile("/proc/self/mounts", 1 << 20));
   for (std::string line; std::getline(lines, line);) {
     std::istringstream words(line);
     std::string device, where, type, options;
     words >> device >> where >> type >> options;
-    const bool memory = type == "cgroup" && ("," + options + ",").find(",memory,") != std::string::npos;
-    if (type != "cgroup2" && !memory) continue;
-    const std::string own = OwnPath(memory ? "memory" : "");
-    const std::string dir = own.empty() || own == "/" ? where : where + own;
-    if (access((dir + "/cgroup.procs").c_str(), W_OK) != 0) continue;
-    (memory ? roots.memory_v1 : roots.unified) = dir;
+    auto take = [&](const std::string& hierarchy) {
+      const std::string own = OwnPath(hierarchy);
+      const std::string dir = own.empty() || own == "/" ? where : where + own;
+      if (access((dir + "/cgroup.procs").c_str(), W_OK) == 0) roots[hierarchy] = dir;
+    };
+    if (type == "cgroup2") take(kUnified);
+    if (type != "cgroup") continue;
+    for (const char* controller : kV1Controllers) {
+      if (("," + options + ",").find("," + std::string(controller) + ",") != std::string::npos)
+        take(controller);
+    }
   }
   return roots;
 }
 
-const Roots& OwnRoots() {
-  static const Roots roots = FindRoots();
+const std::map<std::string, std::string>& OwnRoots() {
+  static const std::map<std::string, std::string> roots = FindRoots();
   return roots;
+}
+
+void Limit(const std::string& file, uint64_t limit) {
+  if (limit > 0) WriteSmallFile(file, std::to_string(limit));
+}
+
+// Frozen, nobody can fork while each is sent SIGKILL; it takes effect at the thaw (faults P6, P10, P12).
+void FreezeAndKill(const std::string& dir) {
+  WriteSmallFile(dir + "/freezer.state", "FROZEN");
+  for (int i = 0; i < kFreezeTries; ++i) {
+    if (ReadSmallFile(dir + "/freezer.state").rfind("FROZEN", 0) == 0) break;
+    usleep(100);  // FREEZING: a member in a system call that cannot be interrupted must not hold us up
+  }
+  std::istringstream pids(ReadSmallFile(dir + "/cgroup.procs", 4 << 20));
+  for (pid_t pid = 0; pids >> pid;) kill(pid, SIGKILL);
+  WriteSmallFile(dir + "/freezer.state", "THAWED");
 }
 
 uint64_t CounterIn(const std::string& text, const std::string& name) {
@@ -69,9 +96,11 @@ uint64_t CounterIn(const std::string& text, const std::string& name) {
 
 }  // namespace
 
+void Cgroup::UseUnified(bool use) { use_unified = use; }
+
 void Cgroup::SweepStale() {
-  for (const std::string& root : {OwnRoots().unified, OwnRoots().memory_v1}) {
-    DIR* dir = root.empty() ? nullptr : opendir(root.c_str());
+  for (const auto& [hierarchy, root] : OwnRoots()) {
+    DIR* dir = opendir(root.c_str());
     if (dir == nullptr) continue;
     while (dirent* item = readdir(dir)) {
       int pid = 0;
@@ -83,40 +112,47 @@ void Cgroup::SweepStale() {
   }
 }
 
-void Cgroup::Create(const std::string& name, uint64_t memory_limit) {
-  const Roots& roots = OwnRoots();
-  const std::string limit = std::to_string(memory_limit);
-  if (!roots.unified.empty()) {
-    unified_ = roots.unified + "/gtrain-" + name;
-    if (mkdir(unified_.c_str(), 0755) != 0 && errno != EEXIST) unified_.clear();
-    if (!unified_.empty() && memory_limit > 0) limited_ = WriteSmallFile(unified_ + "/memory.max", limit);
+void Cgroup::Create(const std::string& name, const CgroupLimits& limits) {
+  if (!made_.empty()) return;
+  for (const auto& [hierarchy, root] : OwnRoots()) {
+    if (hierarchy == kUnified && !use_unified) continue;
+    const std::string dir = root + "/gtrain-" + name;
+    if (mkdir(dir.c_str(), 0755) == 0 || errno == EEXIST) made_[hierarchy] = dir;
   }
-  if (!roots.memory_v1.empty()) {
-    memory_v1_ = roots.memory_v1 + "/gtrain-" + name;
-    if (mkdir(memory_v1_.c_str(), 0755) != 0 && errno != EEXIST) memory_v1_.clear();
-    if (!memory_v1_.empty() && memory_limit > 0) {
-      limited_ = WriteSmallFile(memory_v1_ + "/memory.limit_in_bytes", limit) || limited_;
-    }
+  for (const auto& [hierarchy, dir] : made_) {
+    const bool unified = hierarchy == kUnified;
+    if (unified || hierarchy == "pids") Limit(dir + "/pids.max", limits.processes);
+    if (unified) Limit(dir + "/memory.max", limits.memory);
+    if (hierarchy == "memory") Limit(dir + "/memory.limit_in_bytes", limits.memory);
   }
 }
 
 void Cgroup::Enter() const {
-  if (!unified_.empty()) WriteSmallFile(unified_ + "/cgroup.procs", "0");
-  if (!memory_v1_.empty()) WriteSmallFile(memory_v1_ + "/cgroup.procs", "0");
+  for (const auto& [hierarchy, dir] : made_) WriteSmallFile(dir + "/cgroup.procs", "0");
 }
 
-bool Cgroup::Kill() const { return !unified_.empty() && WriteSmallFile(unified_ + "/cgroup.kill", "1"); }
+bool Cgroup::Kill() const {
+  const auto unified = made_.find(kUnified);
+  if (unified != made_.end() && WriteSmallFile(unified->second + "/cgroup.kill", "1")) return true;
+  const auto freezer = made_.find("freezer");
+  if (freezer == made_.end()) return false;
+  FreezeAndKill(freezer->second);
+  return true;
+}
 
 uint64_t Cgroup::OomKills() const {
   uint64_t kills = 0;
-  if (!unified_.empty()) kills += CounterIn(ReadSmallFile(unified_ + "/memory.events"), "oom_kill");
-  if (!memory_v1_.empty()) kills += CounterIn(ReadSmallFile(memory_v1_ + "/memory.oom_control"), "oom_kill");
+  for (const auto& [hierarchy, dir] : made_) {
+    if (hierarchy == kUnified) kills += CounterIn(ReadSmallFile(dir + "/memory.events"), "oom_kill");
+    if (hierarchy == "memory") kills += CounterIn(ReadSmallFile(dir + "/memory.oom_control"), "oom_kill");
+  }
   return kills;
 }
 
 void Cgroup::Remove() {
-  if (!unified_.empty() && rmdir(unified_.c_str()) == 0) unified_.clear();
-  if (!memory_v1_.empty() && rmdir(memory_v1_.c_str()) == 0) memory_v1_.clear();
+  for (auto it = made_.begin(); it != made_.end();) {
+    it = rmdir(it->second.c_str()) == 0 ? made_.erase(it) : std::next(it);
+  }
 }
 
 }  // namespace gtrain::keeper

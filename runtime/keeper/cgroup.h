@@ -1,14 +1,21 @@
-// A control group of its own for each rank, where the machine lets us make one. Owner thread only.
+// A control group for the ranks of a generation, or for one rank with a memory limit, where the machine lets
+// us make one. Owner thread only.
 //
 // It is a help, never a condition: the keeper's own view of its descendants decides when a generation is
-// gone. The group gives an atomic kill (v2 `cgroup.kill`), a memory limit and the kernel's word on an OOM
-// kill (fault P2).
+// gone. The group gives a kill that no fork outruns (v2 `cgroup.kill`, v1 freezer), limits of memory and of
+// processes (fault P12), and the kernel's word on an OOM kill (fault P2).
 #pragma once
 #include <stdint.h>
 
+#include <map>
 #include <string>
 
 namespace gtrain::keeper {
+
+struct CgroupLimits {
+  uint64_t memory = 0;     // bytes; 0 = none
+  uint64_t processes = 0;  // and threads; 0 = none
+};
 
 class Cgroup {
  public:
@@ -21,18 +28,17 @@ class Cgroup {
   static void SweepStale();
 
   // Name is made of digits and dashes by the caller. Makes what it can; a machine without writable groups
-  // gives none.
-  void Create(const std::string& name, uint64_t memory_limit);
-  void Enter() const;  // in the child, before exec
-  bool Kill() const;   // true: the kernel killed every member
+  // gives none. Nothing happens the second time.
+  void Create(const std::string& name, const CgroupLimits& limits);
+  void Enter() const;  // in a child, before exec
+  bool Kill() const;   // true: every member was sent SIGKILL
   uint64_t OomKills() const;
-  bool limited() const { return limited_; }
   void Remove();  // when empty
 
+  static void UseUnified(bool use);  // tests: false = as on a machine with v1 only
+
  private:
-  std::string unified_;    // v2 directory
-  std::string memory_v1_;  // v1 memory directory
-  bool limited_ = false;
+  std::map<std::string, std::string> made_;  // hierarchy ("" is v2, else a v1 controller) -> directory
 };
 
 }  // namespace gtrain::keeper

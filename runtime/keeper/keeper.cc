@@ -17,6 +17,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "runtime/keeper/agent_protocol.h"
 #include "runtime/keeper/posix.h"
@@ -86,7 +87,7 @@ bool Keeper::Start() {
   for (int signal : {SIGCHLD, SIGTERM, SIGINT, SIGHUP, SIGPIPE, SIGQUIT}) sigaddset(&mask, signal);
   sigprocmask(SIG_BLOCK, &mask, nullptr);
   signals_.reset(signalfd(-1, &mask, SFD_NONBLOCK | SFD_CLOEXEC));
-  if (!signals_.valid()) return false;
+  if (!signals_.valid() || !stream_set_.Open() || !connection_set_.Open()) return false;
   mkdir("exits", 0700);
   Cgroup::SweepStale();
   ProcessEntry self;
@@ -96,30 +97,32 @@ bool Keeper::Start() {
   return PlaceRankSocket() && Listen("agent.sock", "agent", &agent_listen_);  // last: it says we are ready
 }
 
-void Keeper::CollectPollFds(std::vector<pollfd>* fds) const {
-  fds->clear();
-  auto add = [fds](int fd, bool out = false) {
-    if (fd >= 0) fds->push_back({fd, static_cast<short>(POLLIN | (out ? POLLOUT : 0)), 0});
+// Connections and streams are many: they have sets of their own, and only the ready ones are read. The few
+// others are tried in every turn.
+void Keeper::CollectPollFds() {
+  poll_fds_.clear();
+  auto add = [this](int fd, bool out = false) {
+    if (fd >= 0) poll_fds_.push_back({fd, static_cast<short>(POLLIN | (out ? POLLOUT : 0)), 0});
   };
+  add(stream_set_.fd());
+  add(connection_set_.fd());
   add(signals_.get());
   add(agent_listen_.get());
   add(rank_listen_.get());
-  add(agent_.get(), !agent_out_.empty());
-  for (const auto& connection : connections_) {
-    if (!connection->broken) add(connection->fd.get(), !connection->out.empty());
-  }
-  for (const auto& helper : helpers_) {
-    add(helper->status.get());
-    add(helper->output_fd.get());
-  }
   for (const auto& [generation, record] : generations_) {
-    for (const auto& [number, rank] : record.ranks) {
-      add(rank->status.get());
-      if (!rank->exit) add(rank->pidfd.get());
-      add(rank->out.poll_fd());
-      add(rank->err.poll_fd());
-    }
+    if (record.phase == Phase::kWriting) add(log_writer_.idle_fd());
   }
+  add(agent_.get(), !agent_out_.empty());
+  for (const auto& starting : starting_) add(starting->batch.fd());
+  for (const auto& helper : helpers_) add(helper->output_fd.get());
+}
+
+void Keeper::PumpReady() {
+  stream_set_.ForReady([this](LogStream& stream) { stream.Pump(now_); });
+  connection_set_.ForReady([](RankConnection& connection) {
+    connection.ready = !connection.broken;
+    if (connection.broken) connection.set->Remove(connection.fd.get());  // until the next sweep
+  });
 }
 
 int Keeper::WaitMs() const {
@@ -131,15 +134,14 @@ int Keeper::WaitMs() const {
 }
 
 int Keeper::Run() {
-  std::vector<pollfd> fds;
   while (true) {
-    CollectPollFds(&fds);
-    poll(fds.data(), fds.size(), WaitMs());
+    CollectPollFds();
+    poll(poll_fds_.data(), poll_fds_.size(), WaitMs());
     now_ = NowMs();
     Turn(now_);
     if (quitting_ && (!AnyLive() || now_ > quit_by_ms_)) break;
     const bool idle = !AnyLive() && !agent_.valid();
-    if (idle && now_ - agent_seen_ms_ > options_.idle_exit_ms) break;
+    if (idle && now_ - agent_seen_ms_ > IdleExitMs()) break;
   }
   WriteAgent();
   unlink("agent.sock");
@@ -149,19 +151,24 @@ int Keeper::Run() {
   return 0;
 }
 
-// Everything is non-blocking, so a turn tries everything: simpler than dispatch by descriptor, and as cheap.
 void Keeper::Turn(int64_t now) {
+  PumpReady();
   DrainSignals();
-  PumpStreams();
+  for (auto& helper : helpers_) PumpHelper(*helper);
+  TakeStarted();
   Reap();
   AcceptAgent();
   ReadAgent();
+  for (auto& [generation, record] : generations_) StartPrepared(record);
   AcceptRanks();
-  for (size_t i = 0; i < connections_.size(); ++i) ReadRank(*connections_[i]);
+  for (size_t i = 0; i < connections_.size(); ++i) {
+    if (std::exchange(connections_[i]->ready, false)) ReadRank(*connections_[i]);
+  }
   FaultArenas();
   for (auto& [generation, record] : generations_) AdvanceEnding(record);
   if (now - last_tick_ms_ >= kTickMs) {
     last_tick_ms_ = now;
+    CloseDrained();
     TailReports();
     SendOutput();
     CheckLease();
@@ -183,6 +190,14 @@ void Keeper::DrainSignals() {
 bool Keeper::AnyLive() const {
   return std::any_of(generations_.begin(), generations_.end(),
                      [](const auto& item) { return item.second.phase != Phase::kGone; });
+}
+
+int64_t Keeper::IdleExitMs() const {
+  const bool stopped = std::all_of(generations_.begin(), generations_.end(), [](const auto& item) {
+    return item.second.ordered && item.second.mode != End::kReform;
+  });
+  if (!stopped || generations_.empty()) return options_.idle_exit_ms;
+  return std::min(options_.idle_exit_ms, options_.stopped_exit_ms);
 }
 
 // ---------------------------------------------------------------- the agent
@@ -265,8 +280,7 @@ State Keeper::Describe() const {
     held.gone = record.phase == Phase::kGone;
     held.clean = record.clean;
     for (const auto& [number, rank] : record.ranks) {
-      held.ranks.push_back(
-          {number, rank->pid, rank->start_time, !rank->exit && !rank->status.valid(), rank->sdk});
+      held.ranks.push_back({number, rank->pid, rank->start_time, !rank->exit && rank->pid > 0, rank->sdk});
       if (rank->exit && !rank->acked) held.unacked.push_back(*rank->exit);
     }
     state.generations.push_back(std::move(held));
@@ -275,8 +289,15 @@ State Keeper::Describe() const {
 }
 
 void Keeper::Do(Attach& attach) {
-  if (attach.protocol != kAgentProtocol) return DropAgent();
   attached_ = true;
+  if (!Compatible(attach.protocol, kAgentProtocol)) {
+    State who;  // so that the agent can say why it leaves
+    who.job = options_.job;
+    who.pid = getpid();
+    Tell(std::move(who));
+    WriteAgent();
+    return DropAgent();
+  }
   lease_ms_ = attach.lease_ms;
   Tell(Describe());
   for (auto& [generation, record] : generations_) {
@@ -298,7 +319,7 @@ void Keeper::Do(StartRank& start) {
   auto& rank = record->ranks[start.rank];
   rank = std::make_unique<RankProcess>();
   rank->spec = std::move(start);
-  StartProcess(*record, *rank);
+  PrepareStart(*record, *rank);
 }
 
 void Keeper::Do(EndGeneration& end) {
@@ -329,7 +350,10 @@ void Keeper::Do(AckExit& ack) {
   RankProcess* rank = FindRank(ack.generation, ack.rank);
   if (rank == nullptr || !rank->exit) return;
   rank->acked = true;
-  unlink(("exits/" + std::to_string(ack.generation) + "-" + std::to_string(ack.rank)).c_str());
+  const auto& ranks = FindGeneration(ack.generation)->ranks;
+  const bool all = std::all_of(ranks.begin(), ranks.end(),
+                               [](const auto& item) { return !item.second->exit || item.second->acked; });
+  if (all) unlink(("exits/" + std::to_string(ack.generation)).c_str());
 }
 
 void Keeper::Do(Notice& notice) {
@@ -342,21 +366,19 @@ void Keeper::Do(Notice& notice) {
     WriteFileAtomic(rank->spec.notice_path, std::to_string(seconds) + "\n");
     const bool told = ConnectionOf(notice.generation, number) != nullptr;
     // To the program alone: its helpers (data loaders) would die of a signal they do not know.
-    if (notice.signal > 0 && !told) PidfdSignal(rank->pidfd.get(), notice.signal);
+    if (notice.signal > 0 && !told && rank->pid > 0) kill(rank->pid, notice.signal);
   }
 }
 
 void Keeper::Do(SignalRank& signal) {
   RankProcess* rank = FindRank(signal.generation, signal.rank);
-  if (rank != nullptr && !rank->exit) PidfdSignal(rank->pidfd.get(), signal.signal);
+  if (rank != nullptr && !rank->exit && rank->pid > 0) kill(rank->pid, signal.signal);
 }
 
 void Keeper::Do(Forget& forget) {
   GenerationRecord* record = FindGeneration(forget.generation);
   if (record == nullptr || record->phase != Phase::kGone) return;
-  for (auto& [number, rank] : record->ranks) {
-    unlink(("exits/" + std::to_string(forget.generation) + "-" + std::to_string(number)).c_str());
-  }
+  unlink(("exits/" + std::to_string(forget.generation)).c_str());
   generations_.erase(forget.generation);
 }
 

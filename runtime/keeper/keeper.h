@@ -1,9 +1,11 @@
-// The keeper of one job on one machine: parent and subreaper of its ranks. One thread, one poll loop.
+// The keeper of one job on one machine: parent and subreaper of its ranks. One poll loop; a second thread
+// writes the logs.
 //
 // It decides nothing about the job. It starts what the agent says, watches, keeps logs, arenas and exit
 // statuses, and ends everything it started: on command, when the ranks have exited by themselves, or when no
 // agent came back within the lease. It outlives agents; whatever an agent missed is repeated to the next one.
 #pragma once
+#include <poll.h>
 #include <signal.h>
 #include <stdint.h>
 
@@ -18,10 +20,9 @@
 #include "runtime/core/keeper_messages.h"
 #include "runtime/keeper/cgroup.h"
 #include "runtime/keeper/log_stream.h"
+#include "runtime/keeper/poll_set.h"
 #include "runtime/keeper/rank_protocol.h"
 #include "runtime/keeper/spawn.h"
-
-struct pollfd;
 
 namespace gtrain::keeper {
 
@@ -30,11 +31,19 @@ struct KeeperOptions {
   std::string job;
   LogLimits log_limits;
   int64_t idle_exit_ms = 3600 * 1000;  // nothing runs and no agent came for this long
+  int64_t stopped_exit_ms =
+      10 * 1000;  // the same, when all it held was stopped: nobody will ask how it ended
 };
 
 // A connection on the rank socket. It belongs to a rank once its hello proved the token.
 struct RankConnection {
-  UniqueFd fd;
+  RankConnection(UniqueFd socket, PollSet<RankConnection>* in_set) : fd(std::move(socket)), set(in_set) {}
+  ~RankConnection() { set->Remove(fd.get()); }
+  RankConnection(const RankConnection&) = delete;
+  RankConnection& operator=(const RankConnection&) = delete;
+
+  const UniqueFd fd;
+  PollSet<RankConnection>* const set;
   std::string in;
   struct Chunk {
     std::string bytes;
@@ -46,17 +55,18 @@ struct RankConnection {
   int rank = -1;
   int64_t opened_ms = 0;
   bool broken = false;
+  bool ready = false;           // poll said so in this turn
+  bool waits_to_write = false;  // as the set was told
 };
 
 struct RankProcess {
   StartRank spec;
-  pid_t pid = -1;
+  pid_t pid = -1;  // ours to signal while > 0: only we reap it
   uint64_t start_time = 0;
-  UniqueFd pidfd;
-  UniqueFd status;  // spawn status pipe, until it is known whether exec worked
+  UniqueFd out_write, err_write;  // until it is started
   LogStream out, err;
   uint64_t out_sent = 0, err_sent = 0;  // LogStream::total already told to the agent
-  Cgroup cgroup;
+  Cgroup cgroup;                        // only with a memory limit of its own; else the generation's
   UniqueFd report;
   uint64_t report_offset = 0, report_punched = 0;
   std::optional<Exited> exit;
@@ -74,12 +84,21 @@ struct Arena {
   uint64_t faulted = 0;
 };
 
-enum class Phase { kLive, kEnding, kKilling, kGone };
+enum class Phase {
+  kLive,
+  kEnding,
+  kKilling,
+  kWriting,
+  kGone
+};  // kWriting: only its logs are not on disk yet
 
 struct GenerationRecord {
   BeginGeneration begin;
   std::map<int, std::unique_ptr<RankProcess>> ranks;
   std::map<uint64_t, Arena> arenas;
+  std::vector<int> to_start;  // started together at the end of the turn
+  Cgroup cgroup;
+  uint64_t oom_kills = 0;  // of the group, told already
   Phase phase = Phase::kLive;
   bool ordered = false;  // ended by a command or the lease, not by its ranks' own exits
   End mode = End::kReform;
@@ -87,7 +106,8 @@ struct GenerationRecord {
   int64_t term_at_ms = 0;  // SDK ranks that were asked to stop get SIGTERM then; 0 = was sent
   int64_t kill_at_ms = 0;
   int64_t give_up_ms = 0;
-  int64_t next_scan_ms = 0;  // of the process table: not at every wake-up
+  int64_t written_by_ms = 0;  // gone then, whether its logs are on disk or not (fault P8)
+  int64_t next_scan_ms = 0;   // of the process table: not at every wake-up
   bool clean = true;
   std::string gone_message;
 };
@@ -97,10 +117,19 @@ struct Helper {  // Exec
   uint64_t generation = 0;
   std::vector<std::string> argv;
   pid_t pid = -1;
-  UniqueFd pidfd, status, output_fd;
+  UniqueFd output_fd;
   std::string output;
   int64_t deadline_ms = 0;
   bool timed_out = false;
+  bool done = false;
+};
+
+// What one starter was given: the ranks of a generation, or one helper.
+struct Starting {
+  SpawnBatch batch;
+  uint64_t generation = 0;
+  std::vector<int> ranks;  // by index of the request
+  uint64_t helper = 0;
 };
 
 class Keeper {
@@ -117,7 +146,8 @@ class Keeper {
   bool PlaceRankSocket();
   void Turn(int64_t now);
   int WaitMs() const;
-  void CollectPollFds(std::vector<pollfd>* fds) const;
+  void CollectPollFds();
+  void PumpReady();
   void DrainSignals();
   void AcceptAgent();
   void ReadAgent();
@@ -140,31 +170,42 @@ class Keeper {
   State Describe() const;
   void CheckLease();
   bool AnyLive() const;
+  int64_t IdleExitMs() const;
 
   // keeper_process.cc: ranks, helpers, the end of a generation
-  void StartProcess(GenerationRecord& record, RankProcess& rank);
+  void PrepareStart(GenerationRecord& record, RankProcess& rank);
+  void StartPrepared(GenerationRecord& record);
   void FailStart(RankProcess& rank, const std::string& message, int code);
-  void CheckSpawn(RankProcess& rank);
+  void TakeStarted();
+  void RankStarted(RankProcess& rank, const SpawnResult& result);
+  void HelperStarted(Helper& helper, const SpawnResult& result);
+  void StarterDied(Starting& starting);
   void Reap();
+  bool KnownDied(const siginfo_t& info);
+  bool KilledByOom(GenerationRecord& record, RankProcess& rank);
   void RankDied(GenerationRecord& record, RankProcess& rank, const siginfo_t& info);
   void Describe(GenerationRecord& record, RankProcess& rank, const siginfo_t& info, Exited* exit);
   void RecordExit(RankProcess& rank);
   void HelperDied(Helper& helper, int code, int status);
   void PumpHelper(Helper& helper);
-  void PumpStreams();
+  void CloseDrained();
   void SendOutput();
+  void SendOutput(uint64_t generation, RankProcess& rank);
   void TailReports();
+  void TailReport(uint64_t generation, RankProcess& rank);
   void End_(GenerationRecord& record, End mode, int64_t grace_ms, const std::string& reason, bool ordered);
   void AdvanceEnding(GenerationRecord& record);
   void KillLeftovers(GenerationRecord& record);
   void TermRanks(GenerationRecord& record, bool also_sdk);
   bool Owns(const GenerationRecord& record, pid_t pid, pid_t top) const;
   void FinishGeneration(GenerationRecord& record, bool clean, const std::string& message);
+  void AwaitLogs(GenerationRecord& record);
 
   // keeper_ranks.cc: the rank socket
   void AcceptRanks();
   void ReadRank(RankConnection& connection);
   void WriteRank(RankConnection& connection);
+  void WriteSome(RankConnection& connection);
   void RankFrameIn(RankConnection& connection, uint16_t kind, const char* body, uint32_t bytes);
   void RankHelloIn(RankConnection& connection, const RankHello& hello);
   void ArenaIn(RankConnection& connection, const RankArenaRequest& request);
@@ -191,9 +232,14 @@ class Keeper {
   uint64_t highest_revoked_ = 0;
   bool quitting_ = false;
   int64_t quit_by_ms_ = 0;
+  PollSet<LogStream> stream_set_;
+  PollSet<RankConnection> connection_set_;
+  LogWriter log_writer_;
   std::map<uint64_t, GenerationRecord> generations_;
   std::vector<std::unique_ptr<RankConnection>> connections_;
   std::vector<std::unique_ptr<Helper>> helpers_;
+  std::vector<std::unique_ptr<Starting>> starting_;
+  std::vector<pollfd> poll_fds_;
   uint64_t arena_bytes_faulting_ = 0;
 };
 

@@ -8,6 +8,7 @@
 #include <fcntl.h>
 #include <linux/falloc.h>
 #include <signal.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -26,6 +27,7 @@ namespace {
 
 constexpr int64_t kDrainMs = 2000;
 constexpr int64_t kGiveUpMs = 10000;
+constexpr int64_t kLogsMs = 2000;  // a generation that is over waits this long for its logs
 constexpr int64_t kScanEveryMs = 15;
 constexpr size_t kOutputFrameMax = 64u << 10;
 constexpr size_t kAgentOutSoft = 1u << 20;  // beyond this, output waits: it is in the file anyway
@@ -37,38 +39,67 @@ std::string Number(uint64_t value) { return std::to_string(value); }
 
 bool IsOrdinaryStopSignal(int signal) { return signal == SIGTERM || signal == SIGKILL || signal == SIGINT; }
 
+std::string GroupName(const GenerationRecord& record) {
+  return Number(static_cast<uint64_t>(getpid())) + "-" + Number(record.begin.generation);
+}
+
+bool Ended(const std::pair<const int, std::unique_ptr<RankProcess>>& item) {
+  return item.second->exit && item.second->pid < 0;
+}
+
+// Every descendant has an ancestor among our children, so without children there is none.
+bool NoChildren() {
+  siginfo_t info = {};
+  return waitid(P_ALL, 0, &info, WEXITED | WNOHANG | WNOWAIT) != 0 && errno == ECHILD;
+}
+
 }  // namespace
 
 // ---------------------------------------------------------------- start
 
-void Keeper::StartProcess(GenerationRecord& record, RankProcess& rank) {
+// Everything but the process: it is started with the others of this turn.
+void Keeper::PrepareStart(GenerationRecord& record, RankProcess& rank) {
   const StartRank& spec = rank.spec;
   if (spec.argv.empty()) return FailStart(rank, "the command is empty", 127);
   for (auto [stream, path] : {std::pair{&rank.out, &spec.out_path}, std::pair{&rank.err, &spec.err_path}}) {
-    if (!stream->Open(*path, options_.log_limits, now_)) {
+    if (!stream->Open(*path, options_.log_limits, now_, &log_writer_) || !stream->Watch(&stream_set_)) {
       return FailStart(rank, "cannot open the log file " + *path + ": " + strerror(errno), 126);
     }
   }
-  if (!spec.report_path.empty()) {
-    rank.report.reset(
-        open(spec.report_path.c_str(), O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0644));
+  if (!spec.report_path.empty()) unlink(spec.report_path.c_str());  // of another cluster's job of this name
+  if (spec.memory_limit > 0) {
+    rank.cgroup.Create(GroupName(record) + "-" + Number(static_cast<uint64_t>(spec.rank)),
+                       {spec.memory_limit, record.begin.processes_max});
   }
-  rank.cgroup.Create(Number(static_cast<uint64_t>(getpid())) + "-" + Number(record.begin.generation) + "-" +
-                         Number(static_cast<uint64_t>(spec.rank)),
-                     spec.memory_limit);
-  const UniqueFd out = rank.out.TakeWriteEnd(), err = rank.err.TakeWriteEnd();
-  SpawnRequest request{&spec.argv, &spec.env,   {{"GTRAIN_KEEPER_SOCKET", rank_socket_}},
-                       spec.cwd,   spec.cpus,   out.get(),
-                       err.get(),  &rank.cgroup};
-  Spawned spawned = Spawn(request);
-  if (spawned.pid < 0) {
-    return FailStart(rank, std::string("cannot start a process: ") + strerror(spawned.error), 126);
+  rank.out_write = rank.out.TakeWriteEnd();
+  rank.err_write = rank.err.TakeWriteEnd();
+  record.to_start.push_back(spec.rank);
+}
+
+void Keeper::StartPrepared(GenerationRecord& record) {
+  if (record.to_start.empty()) return;
+  if (record.phase != Phase::kLive) {
+    for (int number : record.to_start) FailStart(*record.ranks[number], "not started: " + record.reason, 126);
+    return record.to_start.clear();
   }
-  rank.pid = spawned.pid;
-  rank.pidfd = std::move(spawned.pidfd);
-  rank.status = std::move(spawned.status);
-  ProcessEntry entry;
-  if (ReadProcess(rank.pid, &entry)) rank.start_time = entry.start_time;
+  record.cgroup.Create(GroupName(record), {0, record.begin.processes_max});
+  std::vector<SpawnRequest> requests;
+  for (int number : record.to_start) {
+    RankProcess& rank = *record.ranks[number];
+    requests.push_back({&rank.spec.argv, &rank.spec.env, rank.spec.cwd, rank.spec.cpus,
+                        std::move(rank.out_write), std::move(rank.err_write),
+                        rank.spec.memory_limit > 0 ? &rank.cgroup : nullptr});
+  }
+  auto starting = std::make_unique<Starting>();
+  starting->generation = record.begin.generation;
+  starting->ranks = std::move(record.to_start);
+  record.to_start.clear();
+  if (starting->batch.Start(std::move(requests), {"GTRAIN_KEEPER_SOCKET", rank_socket_}, &record.cgroup)) {
+    starting_.push_back(std::move(starting));
+    return;
+  }
+  const std::string why = std::string("cannot start a process: ") + strerror(errno);
+  for (int number : starting->ranks) FailStart(*record.ranks[number], why, 126);
 }
 
 void Keeper::FailStart(RankProcess& rank, const std::string& message, int code) {
@@ -80,28 +111,54 @@ void Keeper::FailStart(RankProcess& rank, const std::string& message, int code) 
   exit.code = code;
   exit.message = message;
   rank.exit = std::move(exit);
-  rank.status.reset();
+  rank.out_write.reset();
+  rank.err_write.reset();
   RecordExit(rank);
 }
 
-// Has exec happened? End of file on the status pipe says yes.
-void Keeper::CheckSpawn(RankProcess& rank) {
-  if (!rank.status.valid() || rank.exit) return;
-  SpawnFailure failure;
-  const ssize_t n = read(rank.status.get(), &failure, sizeof(failure));
-  if (n < 0) return;
-  if (n == 0) {
-    rank.status.reset();
-    Tell(Started{rank.spec.generation, rank.spec.rank, rank.pid, rank.start_time});
-    return;
+void Keeper::TakeStarted() {
+  for (auto& starting : starting_) {
+    for (const SpawnResult& result : starting->batch.Take()) {
+      if (starting->helper != 0) {
+        for (auto& helper : helpers_) {
+          if (helper->id == starting->helper) HelperStarted(*helper, result);
+        }
+      } else if (result.index < starting->ranks.size()) {
+        RankProcess* rank = FindRank(starting->generation, starting->ranks[result.index]);
+        if (rank != nullptr) RankStarted(*rank, result);
+      }
+    }
   }
-  SpawnRequest request;
-  request.argv = &rank.spec.argv;
-  request.env = &rank.spec.env;
-  request.cwd = rank.spec.cwd;
-  int code = 0;
-  const std::string message = DescribeFailure(failure, request, &code);
-  FailStart(rank, message, code);
+}
+
+void Keeper::RankStarted(RankProcess& rank, const SpawnResult& result) {
+  if (rank.exit) return;
+  rank.pid = result.pid;
+  rank.start_time = result.start_time;
+  if (result.failure.stage != 0) {
+    int code = 0;
+    const std::string message =
+        DescribeFailure(result.failure, rank.spec.argv, rank.spec.env, rank.spec.cwd, &code);
+    return FailStart(rank, message, code);
+  }
+  Tell(Started{rank.spec.generation, rank.spec.rank, rank.pid, rank.start_time});
+  const GenerationRecord* record = FindGeneration(rank.spec.generation);
+  if (record->phase != Phase::kLive && record->term_at_ms == 0) kill(rank.pid, SIGTERM);  // missed it
+}
+
+// Its results are all taken. What it did not come to was never started.
+void Keeper::StarterDied(Starting& starting) {
+  for (auto& helper : helpers_) {
+    if (helper->id == starting.helper && helper->pid < 0) {
+      helper->output = "the command was not started: the process that starts it was killed";
+      HelperDied(*helper, CLD_KILLED, SIGKILL);
+    }
+  }
+  for (int number : starting.ranks) {
+    RankProcess* rank = FindRank(starting.generation, number);
+    if (rank == nullptr || rank->exit || rank->pid > 0) continue;
+    FailStart(*rank, "not started: the process that starts ranks was killed", 126);
+  }
 }
 
 // ---------------------------------------------------------------- exit
@@ -109,30 +166,46 @@ void Keeper::CheckSpawn(RankProcess& rank) {
 // Takes every zombie: ranks and helpers with their status recorded first, adopted orphans at once (fault
 // P11).
 void Keeper::Reap() {
-  for (auto& [generation, record] : generations_) {
-    for (auto& [number, rank] : record.ranks) CheckSpawn(*rank);
-  }
   for (int i = 0; i < 4096; ++i) {
     siginfo_t info = {};
     if (waitid(P_ALL, 0, &info, WEXITED | WNOHANG | WNOWAIT) != 0 || info.si_pid == 0) break;
-    for (auto& [generation, record] : generations_) {
-      for (auto& [number, rank] : record.ranks) {
-        if (rank->pid == info.si_pid) RankDied(record, *rank, info);
-      }
-    }
-    for (auto& helper : helpers_) {
-      if (helper->pid == info.si_pid) HelperDied(*helper, info.si_code, info.si_status);
+    if (!KnownDied(info)) {
+      TakeStarted();  // it may be a rank whose start we have not read yet
+      KnownDied(info);
     }
     siginfo_t done = {};
     waitid(P_PID, static_cast<id_t>(info.si_pid), &done, WEXITED | WNOHANG);
   }
   helpers_.erase(
-      std::remove_if(helpers_.begin(), helpers_.end(), [](const auto& helper) { return helper->pid < 0; }),
+      std::remove_if(helpers_.begin(), helpers_.end(), [](const auto& helper) { return helper->done; }),
       helpers_.end());
 }
 
+bool Keeper::KnownDied(const siginfo_t& info) {
+  for (auto& [generation, record] : generations_) {
+    for (auto& [number, rank] : record.ranks) {
+      if (rank->pid != info.si_pid) continue;
+      RankDied(record, *rank, info);
+      return true;
+    }
+  }
+  for (auto& helper : helpers_) {
+    if (helper->pid != info.si_pid) continue;
+    HelperDied(*helper, info.si_code, info.si_status);
+    return true;
+  }
+  for (auto it = starting_.begin(); it != starting_.end(); ++it) {
+    if ((*it)->batch.pid() != info.si_pid) continue;
+    TakeStarted();
+    const std::unique_ptr<Starting> starting = std::move(*it);
+    starting_.erase(it);
+    StarterDied(*starting);
+    return true;
+  }
+  return false;
+}
+
 void Keeper::RankDied(GenerationRecord& record, RankProcess& rank, const siginfo_t& info) {
-  CheckSpawn(rank);
   rank.out.Pump(now_, 16 << 20);  // what a dead process wrote is all in the pipe already
   rank.err.Pump(now_, 16 << 20);
   rank.drain_until_ms = now_ + kDrainMs;
@@ -144,10 +217,17 @@ void Keeper::RankDied(GenerationRecord& record, RankProcess& rank, const siginfo
   Describe(record, rank, info, &exit);
   rank.exit = std::move(exit);
   rank.pid = -1;
-  rank.pidfd.reset();
-  TailReports();
-  SendOutput();
+  TailReport(record.begin.generation, rank);
+  SendOutput(record.begin.generation, rank);
   RecordExit(rank);
+}
+
+// The kernel counts its kills by group; ranks without a limit share one.
+bool Keeper::KilledByOom(GenerationRecord& record, RankProcess& rank) {
+  if (rank.spec.memory_limit > 0) return rank.cgroup.OomKills() > 0;
+  if (record.cgroup.OomKills() <= record.oom_kills) return false;
+  ++record.oom_kills;
+  return true;
 }
 
 void Keeper::Describe(GenerationRecord& record, RankProcess& rank, const siginfo_t& info, Exited* exit) {
@@ -158,7 +238,7 @@ void Keeper::Describe(GenerationRecord& record, RankProcess& rank, const siginfo
   const bool signalled = info.si_code != CLD_EXITED;
   const bool ours = record.ordered && record.phase != Phase::kLive;
   (signalled ? exit->signal : exit->code) = info.si_status;
-  if (signalled && info.si_status == SIGKILL && rank.cgroup.OomKills() > 0) {
+  if (signalled && info.si_status == SIGKILL && KilledByOom(record, rank)) {
     exit->cause = Cause::kOom;
     exit->message = "killed by the kernel: out of memory";
     if (rank.spec.memory_limit > 0) {
@@ -180,72 +260,81 @@ void Keeper::Describe(GenerationRecord& record, RankProcess& rank, const siginfo
   }
 }
 
+// One file a generation, appended to: a record that was cut off by the keeper's own death is not read.
 void Keeper::RecordExit(RankProcess& rank) {
   std::string bytes;
   AppendFrame(Report(*rank.exit), &bytes);
-  WriteFileAtomic("exits/" + Number(rank.spec.generation) + "-" + std::to_string(rank.spec.rank), bytes);
+  const std::string path = "exits/" + Number(rank.spec.generation);
+  UniqueFd file(open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NOFOLLOW, 0600));
+  if (!file.valid() || write(file.get(), bytes.data(), bytes.size()) != static_cast<ssize_t>(bytes.size())) {
+    fprintf(stderr, "gtrain-keeper: cannot write %s: %s\n", path.c_str(), strerror(errno));
+  }
   Tell(*rank.exit);
 }
 
 // ---------------------------------------------------------------- streams
 
-void Keeper::PumpStreams() {
+void Keeper::CloseDrained() {
   for (auto& [generation, record] : generations_) {
     for (auto& [number, rank] : record.ranks) {
-      rank->out.Pump(now_);
-      rank->err.Pump(now_);
-      if (rank->exit && now_ >= rank->drain_until_ms) {  // a grandchild may hold the pipe for ever (fault P7)
-        rank->out.Close(now_);
-        rank->err.Close(now_);
-      }
+      if (!rank->exit || now_ < rank->drain_until_ms) continue;
+      rank->out.Close(now_);  // a grandchild may hold the pipe for ever (fault P7)
+      rank->err.Close(now_);
     }
   }
-  for (auto& helper : helpers_) PumpHelper(*helper);
 }
 
 void Keeper::SendOutput() {
-  if (!attached_) return;
   for (auto& [generation, record] : generations_) {
-    for (auto& [number, rank] : record.ranks) {
-      for (bool is_stderr : {false, true}) {
-        const LogStream& stream = is_stderr ? rank->err : rank->out;
-        uint64_t& sent = is_stderr ? rank->err_sent : rank->out_sent;
-        if (stream.total() == sent || agent_out_.size() > kAgentOutSoft) continue;
-        const size_t fresh = static_cast<size_t>(std::min<uint64_t>(stream.total() - sent, kOutputFrameMax));
-        sent = stream.total();
-        Tell(Output{generation, number, is_stderr, stream.file_offset(), stream.dropped(),
-                    stream.LastBytes(fresh)});
-      }
-    }
+    for (auto& [number, rank] : record.ranks) SendOutput(generation, *rank);
   }
 }
 
-// $GTRAIN_REPORT is an ordinary file, so a rank never waits for its reader. What was forwarded becomes a
-// hole.
+void Keeper::SendOutput(uint64_t generation, RankProcess& rank) {
+  if (!attached_) return;
+  for (bool is_stderr : {false, true}) {
+    const LogStream& stream = is_stderr ? rank.err : rank.out;
+    uint64_t& sent = is_stderr ? rank.err_sent : rank.out_sent;
+    if (stream.total() == sent || agent_out_.size() > kAgentOutSoft) continue;
+    const size_t fresh = static_cast<size_t>(std::min<uint64_t>(stream.total() - sent, kOutputFrameMax));
+    sent = stream.total();
+    Tell(Output{generation, rank.spec.rank, is_stderr, stream.file_offset(), stream.dropped(),
+                stream.LastBytes(fresh)});
+  }
+}
+
 void Keeper::TailReports() {
   if (!attached_ && last_tick_ms_ % 1000 >= 100) return;
   for (auto& [generation, record] : generations_) {
     for (auto& [number, rank] : record.ranks) {
-      struct stat info;
-      if (!rank->report.valid() || fstat(rank->report.get(), &info) != 0) continue;
-      const uint64_t size = static_cast<uint64_t>(info.st_size);
-      if (size < rank->report_offset) rank->report_offset = 0;  // the program truncated it
-      if (size - rank->report_offset > kReportBacklogMax) rank->report_offset = size - kReportBacklogMax;
-      char buffer[64 << 10];
-      while (attached_ && rank->report_offset < size && agent_out_.size() < kAgentOutSoft) {
-        const ssize_t n =
-            pread(rank->report.get(), buffer, sizeof(buffer), static_cast<off_t>(rank->report_offset));
-        if (n <= 0) break;
-        rank->report_offset += static_cast<uint64_t>(n);
-        Tell(ReportBytes{generation, number, std::string(buffer, static_cast<size_t>(n))});
-      }
-      if (rank->report_offset - std::min(rank->report_offset, rank->report_punched) >= kReportPunchStep) {
-        rank->report_punched = rank->report_offset & ~uint64_t{4095};
-        fallocate(rank->report.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0,
-                  static_cast<off_t>(rank->report_punched));
-      }
+      if (!rank->exit || rank->report.valid()) TailReport(generation, *rank);
     }
   }
+}
+
+// $GTRAIN_REPORT is an ordinary file that the program makes, so it never waits for its reader. What was
+// forwarded becomes a hole.
+void Keeper::TailReport(uint64_t generation, RankProcess& rank) {
+  if (!rank.report.valid()) {
+    rank.report.reset(open(rank.spec.report_path.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
+  }
+  struct stat info;
+  if (!rank.report.valid() || fstat(rank.report.get(), &info) != 0) return;
+  const uint64_t size = static_cast<uint64_t>(info.st_size);
+  if (size < rank.report_offset) rank.report_offset = 0;  // the program truncated it
+  if (size - rank.report_offset > kReportBacklogMax) rank.report_offset = size - kReportBacklogMax;
+  char buffer[64 << 10];
+  while (attached_ && rank.report_offset < size && agent_out_.size() < kAgentOutSoft) {
+    const ssize_t n =
+        pread(rank.report.get(), buffer, sizeof(buffer), static_cast<off_t>(rank.report_offset));
+    if (n <= 0) break;
+    rank.report_offset += static_cast<uint64_t>(n);
+    Tell(ReportBytes{generation, rank.spec.rank, std::string(buffer, static_cast<size_t>(n))});
+  }
+  if (rank.report_offset - std::min(rank.report_offset, rank.report_punched) < kReportPunchStep) return;
+  rank.report_punched = rank.report_offset & ~uint64_t{4095};
+  fallocate(rank.report.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0,
+            static_cast<off_t>(rank.report_punched));
 }
 
 // ---------------------------------------------------------------- helpers (gtrain exec)
@@ -261,27 +350,29 @@ void Keeper::Do(Exec& exec) {
   if (!MakePipe(&helper->output_fd, &write_end)) return fail(strerror(errno));
   SetNonBlocking(helper->output_fd.get());
   helper->argv = exec.argv;
-  SpawnRequest request{&helper->argv,   &rank->spec.env, {{"GTRAIN_KEEPER_SOCKET", rank_socket_}},
-                       rank->spec.cwd,  rank->spec.cpus, write_end.get(),
-                       write_end.get(), nullptr};
-  Spawned spawned = Spawn(request);
-  if (spawned.pid < 0) return fail(strerror(spawned.error));
   helper->id = exec.id;
   helper->generation = exec.generation;
-  helper->pid = spawned.pid;
-  helper->pidfd = std::move(spawned.pidfd);
-  helper->status = std::move(spawned.status);
   helper->deadline_ms = now_ + static_cast<int64_t>(std::clamp<uint64_t>(exec.timeout_ms, 1, 600000));
+  std::vector<SpawnRequest> requests;
+  requests.push_back({&helper->argv, &rank->spec.env, rank->spec.cwd, rank->spec.cpus, std::move(write_end)});
+  auto starting = std::make_unique<Starting>();
+  starting->generation = exec.generation;
+  starting->helper = exec.id;
+  if (!starting->batch.Start(std::move(requests), {"GTRAIN_KEEPER_SOCKET", rank_socket_}, nullptr)) {
+    return fail(strerror(errno));
+  }
+  starting_.push_back(std::move(starting));
   helpers_.push_back(std::move(helper));
 }
 
-void Keeper::PumpHelper(Helper& helper) {
-  SpawnFailure failure;
-  if (helper.status.valid()) {
-    const ssize_t n = read(helper.status.get(), &failure, sizeof(failure));
-    if (n > 0) helper.output = "cannot run " + helper.argv[0] + ": " + strerror(failure.error);
-    if (n >= 0) helper.status.reset();
+void Keeper::HelperStarted(Helper& helper, const SpawnResult& result) {
+  helper.pid = result.pid;
+  if (result.failure.stage != 0) {
+    helper.output = "cannot run " + helper.argv[0] + ": " + strerror(result.failure.error);
   }
+}
+
+void Keeper::PumpHelper(Helper& helper) {
   char buffer[64 << 10];
   for (int i = 0; i < 16 && helper.output_fd.valid(); ++i) {
     const ssize_t n = read(helper.output_fd.get(), buffer, sizeof(buffer));
@@ -290,10 +381,10 @@ void Keeper::PumpHelper(Helper& helper) {
     const size_t room = kHelperOutputMax - std::min(kHelperOutputMax, helper.output.size());
     helper.output.append(buffer, std::min(room, static_cast<size_t>(std::max<ssize_t>(n, 0))));
   }
-  if (now_ > helper.deadline_ms && !helper.timed_out) {
+  if (now_ > helper.deadline_ms && !helper.timed_out && helper.pid > 0) {
     helper.timed_out = true;
     kill(-helper.pid, SIGKILL);
-    PidfdSignal(helper.pidfd.get(), SIGKILL);
+    kill(helper.pid, SIGKILL);
   }
 }
 
@@ -302,13 +393,14 @@ void Keeper::HelperDied(Helper& helper, int code, int status) {
   if (helper.timed_out) helper.output += "\n[gtrain: ended: it ran longer than its limit]\n";
   Tell(ExecDone{helper.id, true, code == CLD_EXITED ? status : 128 + status, std::move(helper.output)});
   helper.pid = -1;
+  helper.done = true;
 }
 
 // ---------------------------------------------------------------- the end of a generation
 
 void Keeper::End_(GenerationRecord& record, End mode, int64_t grace_ms, const std::string& reason,
                   bool ordered) {
-  if (record.phase == Phase::kGone) return;
+  if (record.phase == Phase::kWriting || record.phase == Phase::kGone) return;
   if (record.ordered && mode <= record.mode && record.phase != Phase::kLive) return;  // only ever harder
   const bool asked = record.ordered;
   record.ordered = ordered;
@@ -328,18 +420,15 @@ void Keeper::TermRanks(GenerationRecord& record, bool also_sdk) {
   for (auto& [number, rank] : record.ranks) {
     if (rank->exit || rank->pid <= 0) continue;
     if (!also_sdk && ConnectionOf(record.begin.generation, number) != nullptr) continue;
-    kill(-rank->pid, SIGTERM);  // its process group; before its setsid there is none, so also:
-    PidfdSignal(rank->pidfd.get(), SIGTERM);
+    kill(-rank->pid, SIGTERM);  // its process group; a program may have left it, so also:
+    kill(rank->pid, SIGTERM);
   }
 }
 
 void Keeper::AdvanceEnding(GenerationRecord& record) {
   if (record.phase == Phase::kGone) return;
-  bool exited = true, drained = true;
-  for (auto& [number, rank] : record.ranks) {
-    exited = exited && rank->exit && rank->pid < 0;
-    drained = drained && !rank->out.alive() && !rank->err.alive();
-  }
+  if (record.phase == Phase::kWriting) return AwaitLogs(record);
+  const bool exited = std::all_of(record.ranks.begin(), record.ranks.end(), Ended);
   if (record.phase == Phase::kLive) {
     if (!exited || record.ranks.size() < record.begin.ranks || record.ranks.empty()) return;
     End_(record, End::kReform, kDrainMs, "all ranks have exited", false);
@@ -350,6 +439,9 @@ void Keeper::AdvanceEnding(GenerationRecord& record) {
       record.term_at_ms = 0;
       TermRanks(record, true);
     }
+    const bool drained = std::none_of(record.ranks.begin(), record.ranks.end(), [](const auto& item) {
+      return item.second->out.alive() || item.second->err.alive();
+    });
     const bool hurry = record.ordered && record.mode != End::kStop;
     if (!(exited && (drained || hurry)) && now_ < record.kill_at_ms) return;
     record.phase = Phase::kKilling;
@@ -369,16 +461,22 @@ bool Keeper::Owns(const GenerationRecord& record, pid_t pid, pid_t top) const {
   for (const auto& helper : helpers_) {
     if (helper->pid == top) return helper->generation == record.begin.generation;
   }
+  for (const auto& starting : starting_) {
+    if (starting->batch.pid() == top) return starting->generation == record.begin.generation;
+  }
   const auto live = std::count_if(generations_.begin(), generations_.end(),
-                                  [](const auto& item) { return item.second.phase != Phase::kGone; });
+                                  [](const auto& item) { return item.second.phase < Phase::kWriting; });
   if (live <= 1) return true;
   const std::string generation = ProcessEnvironment(pid, "GTRAIN_GENERATION");
   return generation.empty() || generation == Number(record.begin.generation);
 }
 
 void Keeper::KillLeftovers(GenerationRecord& record) {
+  bool exited = std::all_of(record.ranks.begin(), record.ranks.end(), Ended);
+  if (exited && NoChildren()) return FinishGeneration(record, true, "");
   if (now_ < record.next_scan_ms) return;
   record.next_scan_ms = now_ + kScanEveryMs;
+  record.cgroup.Kill();
   for (auto& [number, rank] : record.ranks) rank->cgroup.Kill();
   size_t left = 0;
   std::string names;
@@ -389,8 +487,7 @@ void Keeper::KillLeftovers(GenerationRecord& record) {
     SignalProcess(found.process, SIGKILL);
   }
   Reap();
-  bool exited = true;
-  for (auto& [number, rank] : record.ranks) exited = exited && rank->exit && rank->pid < 0;
+  exited = std::all_of(record.ranks.begin(), record.ranks.end(), Ended);
   if (left == 0 && exited) return FinishGeneration(record, true, "");
   if (now_ < record.give_up_ms) return;
   FinishGeneration(record, false,
@@ -399,7 +496,8 @@ void Keeper::KillLeftovers(GenerationRecord& record) {
 }
 
 void Keeper::FinishGeneration(GenerationRecord& record, bool clean, const std::string& message) {
-  record.phase = Phase::kGone;
+  record.phase = Phase::kWriting;
+  record.written_by_ms = now_ + kLogsMs;
   record.clean = clean;
   record.gone_message = message;
   for (auto& [number, rank] : record.ranks) {
@@ -410,6 +508,7 @@ void Keeper::FinishGeneration(GenerationRecord& record, bool clean, const std::s
     rank->cgroup.Remove();
     rank->relays.clear();
   }
+  record.cgroup.Remove();
   for (auto& connection : connections_) {
     if (connection->rank >= 0 && connection->generation == record.begin.generation) connection->broken = true;
   }
@@ -417,7 +516,13 @@ void Keeper::FinishGeneration(GenerationRecord& record, bool clean, const std::s
   TailReports();
   SendOutput();
   for (auto& [number, rank] : record.ranks) rank->report.reset();
-  Tell(Gone{record.begin.generation, clean, message});
+  AwaitLogs(record);
+}
+
+void Keeper::AwaitLogs(GenerationRecord& record) {
+  if (!log_writer_.Idle() && now_ < record.written_by_ms) return;
+  record.phase = Phase::kGone;
+  Tell(Gone{record.begin.generation, record.clean, record.gone_message});
 }
 
 }  // namespace gtrain::keeper

@@ -33,8 +33,8 @@ void Keeper::AcceptRanks() {
     const bool same =
         getsockopt(fd.get(), SOL_SOCKET, SO_PEERCRED, &peer, &size) == 0 && peer.uid == geteuid();
     if (!same || connections_.size() >= kConnectionsMax) continue;
-    auto connection = std::make_unique<RankConnection>();
-    connection->fd = std::move(fd);
+    auto connection = std::make_unique<RankConnection>(std::move(fd), &connection_set_);
+    if (!connection_set_.Add(connection->fd.get(), connection.get())) continue;
     connection->opened_ms = now_;
     connections_.push_back(std::move(connection));
   }
@@ -51,6 +51,7 @@ void Keeper::ReadRank(RankConnection& connection) {
       break;
     }
     connection.in.append(buffer, static_cast<size_t>(n));
+    if (static_cast<size_t>(n) < sizeof(buffer)) break;
   }
   size_t used = 0;
   while (connection.in.size() - used >= sizeof(RankFrame)) {
@@ -112,7 +113,7 @@ void Keeper::RankHelloIn(RankConnection& connection, const RankHello& hello) {
 
 void Keeper::ArenaIn(RankConnection& connection, const RankArenaRequest& request) {
   GenerationRecord* record = FindGeneration(connection.generation);
-  if (record == nullptr || record->phase == Phase::kGone) return;
+  if (record == nullptr || record->phase >= Phase::kWriting) return;
   auto refuse = [&](const std::string& why) { ToRank(connection, kKeeperRefused, why); };
   const std::string name = "arena " + std::to_string(request.id);
   auto it = record->arenas.find(request.id);
@@ -200,6 +201,14 @@ void Keeper::ToRank(RankConnection& connection, uint16_t kind, const std::string
 }
 
 void Keeper::WriteRank(RankConnection& connection) {
+  WriteSome(connection);
+  const bool waits = !connection.broken && !connection.out.empty();
+  if (waits == connection.waits_to_write) return;
+  connection.waits_to_write = waits;
+  connection_set_.AlsoWritable(connection.fd.get(), &connection, waits);
+}
+
+void Keeper::WriteSome(RankConnection& connection) {
   while (!connection.broken && !connection.out.empty()) {
     RankConnection::Chunk& chunk = connection.out.front();
     iovec part = {chunk.bytes.data(), chunk.bytes.size()};

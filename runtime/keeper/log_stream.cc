@@ -1,15 +1,15 @@
-// A token bucket decides what reaches the file. While the bucket is empty (or the disk refuses) bytes only
-// pass through the in-memory tail and are counted; when writing may go on, a marker with the count and the
-// last bytes of the stretch follow, so the file always ends with the newest words. Old bytes of a large file
-// are punched out in place: offsets stay true, disk use stays bounded.
+// A token bucket decides what is handed to the file's writer. While the bucket is empty (or the writer's
+// queue is full, or the disk refuses) bytes only pass through the in-memory tail and are counted; when
+// writing may go on, a marker with the count and the last bytes of the stretch follow, so the file always
+// ends with the newest words.
 #include "runtime/keeper/log_stream.h"
 
 #include <errno.h>
 #include <fcntl.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "runtime/keeper/posix.h"
 
@@ -17,27 +17,24 @@ namespace gtrain::keeper {
 
 namespace {
 constexpr uint64_t kResumeBytes = 4u << 20;
-constexpr uint64_t kPunchStep = 16u << 20;
 constexpr int64_t kDiskRetryMs = 1000;
 }  // namespace
 
-bool LogStream::Open(const std::string& path, const LogLimits& limits, int64_t now_ms) {
-  file_.reset(open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0644));
-  if (!file_.valid()) return false;
-  struct stat info;
-  if (fstat(file_.get(), &info) != 0) return false;
-  if (!S_ISREG(info.st_mode)) {
-    errno = EINVAL;
-    return false;
-  }
-  file_offset_ = static_cast<uint64_t>(info.st_size);
-  if (!MakePipe(&pipe_, &write_end_) || !SetNonBlocking(pipe_.get())) return false;
+bool LogStream::Open(const std::string& path, const LogLimits& limits, int64_t now_ms, LogWriter* writer) {
+  writer_ = writer;
+  file_ = writer->Open(path, limits.file_bytes_max, &file_offset_);
+  if (file_ == nullptr || !MakePipe(&pipe_, &write_end_) || !SetNonBlocking(pipe_.get())) return false;
   fcntl(pipe_.get(), F_SETPIPE_SZ,
         1 << 20);  // a courtesy to fast writers; the limit of the user may refuse it
   limits_ = limits;
   budget_ = limits.burst_bytes;
   refilled_ms_ = now_ms;
   return true;
+}
+
+bool LogStream::Watch(PollSet<LogStream>* set) {
+  set_ = set;
+  return set->Add(pipe_.get(), this);
 }
 
 size_t LogStream::Pump(int64_t now_ms, size_t bytes_max) {
@@ -59,9 +56,10 @@ size_t LogStream::Pump(int64_t now_ms, size_t bytes_max) {
 
 void LogStream::Close(int64_t now_ms) {
   if (!pipe_.valid()) return;
+  if (set_ != nullptr) set_->Remove(pipe_.get());
   pipe_.reset();
-  if (holding_ > 0) Resume(now_ms);
-  file_.reset();
+  TakeRefused(now_ms);
+  if (holding_ > 0) Resume(true);
 }
 
 std::string LogStream::LastBytes(size_t bytes) const {
@@ -71,19 +69,13 @@ std::string LogStream::LastBytes(size_t bytes) const {
 void LogStream::Take(const char* data, size_t bytes, int64_t now_ms) {
   total_ += bytes;
   Refill(now_ms);
+  TakeRefused(now_ms);
   if (holding_ > 0 && budget_ >= std::min(kResumeBytes, limits_.burst_bytes) && now_ms >= retry_ms_)
-    Resume(now_ms);
+    Resume(false);
   tail_.append(data, bytes);
   if (tail_.size() > 2 * kTailBytes) tail_.erase(0, tail_.size() - kTailBytes);
-  if (holding_ > 0 || budget_ < bytes || file_full_) {
-    holding_ += bytes;
-    return;
-  }
-  budget_ -= bytes;
-  if (!Write(data, bytes)) {
-    holding_ += bytes;
-    retry_ms_ = now_ms + kDiskRetryMs;
-  }
+  const bool taken = holding_ == 0 && budget_ >= bytes && Write(std::string(data, bytes), bytes, 0, false);
+  if (!taken) holding_ += bytes;
 }
 
 void LogStream::Refill(int64_t now_ms) {
@@ -93,50 +85,30 @@ void LogStream::Refill(int64_t now_ms) {
   budget_ = std::min(limits_.burst_bytes, budget_ + elapsed * limits_.bytes_per_second / 1000);
 }
 
-void LogStream::Resume(int64_t now_ms) {
-  if (file_full_) return;
+// What the disk refused is one stretch up to now: the writer takes nothing between its refusal and this.
+void LogStream::TakeRefused(int64_t now_ms) {
+  const LogWriter::Refused refused = writer_->TakeRefused(*file_);
+  if (refused.stream_bytes == 0) return;
+  file_offset_ -= std::min(file_offset_, refused.text_bytes);
+  holding_ += refused.stream_bytes;
+  retry_ms_ = now_ms + kDiskRetryMs;
+}
+
+void LogStream::Resume(bool always) {
   const std::string last = LastBytes(static_cast<size_t>(std::min<uint64_t>(holding_, kTailBytes)));
   const uint64_t lost = holding_ - last.size();
   std::string text;
   if (lost > 0) text = "\n[gtrain: " + std::to_string(lost) + " bytes dropped]\n";
   text += last;
-  if (!Write(text.data(), text.size())) {
-    retry_ms_ = now_ms + kDiskRetryMs;
-    return;
-  }
-  budget_ -= std::min<uint64_t>(budget_, text.size());
-  dropped_ += lost;
-  holding_ = 0;
+  if (Write(std::move(text), holding_, lost, always)) holding_ = 0;
 }
 
-// All or nothing as far as the caller is concerned: a short write is taken back.
-bool LogStream::Write(const char* data, size_t bytes) {
-  size_t done = 0;
-  while (done < bytes) {
-    ssize_t n = write(file_.get(), data + done, bytes - done);
-    if (n < 0 && errno == EINTR) continue;
-    if (n <= 0) break;
-    done += static_cast<size_t>(n);
-  }
-  if (done < bytes) {
-    if (done > 0 && ftruncate(file_.get(), static_cast<off_t>(file_offset_)) != 0) file_offset_ += done;
-    return false;
-  }
+bool LogStream::Write(std::string text, uint64_t stream_bytes, uint64_t dropped, bool always) {
+  const uint64_t bytes = text.size();
+  if (!writer_->Append(file_, std::move(text), stream_bytes, dropped, always)) return false;
+  budget_ -= std::min(budget_, bytes);
   file_offset_ += bytes;
-  LimitFile();
   return true;
-}
-
-void LogStream::LimitFile() {
-  if (file_offset_ < limits_.file_bytes_max + punched_ + std::min(kPunchStep, limits_.file_bytes_max)) return;
-  const uint64_t hole = (file_offset_ - limits_.file_bytes_max) & ~uint64_t{4095};
-  if (fallocate(file_.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, static_cast<off_t>(hole)) == 0) {
-    punched_ = hole;
-    return;
-  }
-  const char kFull[] = "\n[gtrain: log limit reached; later output is dropped]\n";
-  if (write(file_.get(), kFull, sizeof(kFull) - 1) > 0) file_offset_ += sizeof(kFull) - 1;
-  file_full_ = true;
 }
 
 }  // namespace gtrain::keeper

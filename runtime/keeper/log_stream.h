@@ -1,14 +1,17 @@
 // One output stream of a rank: a pipe drained into a bounded log file. Owner thread only.
 //
-// The rank must never wait for its log (fault P8), so the pipe is always drained; what the disk or the write
-// budget cannot take is dropped, counted and marked in the file. The last 64 KiB are kept in memory whatever
-// happens.
+// The rank must never wait for its log (fault P8), so the pipe is always drained and the file is written by
+// another thread; what the disk or the write budget cannot take is dropped, counted and marked in the file.
+// The last 64 KiB are kept in memory whatever happens.
 #pragma once
 #include <stdint.h>
 
+#include <memory>
 #include <string>
 
 #include "base/unique_fd.h"
+#include "runtime/keeper/log_writer.h"
+#include "runtime/keeper/poll_set.h"
 
 namespace gtrain::keeper {
 
@@ -22,43 +25,46 @@ struct LogLimits {
 
 class LogStream {
  public:
-  // Opens (appends to) the file and makes the pipe. False: errno says why.
-  bool Open(const std::string& path, const LogLimits& limits, int64_t now_ms);
+  // Makes the pipe. The file is made with the first byte (most streams never get one); one that is there
+  // already is appended to. False: errno says why.
+  // `writer` outlives this.
+  bool Open(const std::string& path, const LogLimits& limits, int64_t now_ms, LogWriter* writer);
   UniqueFd TakeWriteEnd() { return std::move(write_end_); }
 
-  int poll_fd() const { return pipe_.get(); }
+  // From now until the end of the pipe it is in `set`, which outlives it.
+  bool Watch(PollSet<LogStream>* set);
   bool alive() const { return pipe_.valid(); }
 
   // Reads what is there, at most `bytes_max`; closes at end of file. Returns the bytes read.
   size_t Pump(int64_t now_ms, size_t bytes_max = 1 << 20);
-  // Writes held-back bytes and closes the pipe, whoever still holds the other end (fault P7).
+  // Hands over held-back bytes and closes the pipe, whoever still holds the other end (fault P7).
   void Close(int64_t now_ms);
 
   const std::string& Tail() const { return tail_; }  // up to 2 x kTailBytes; the last kTailBytes count
   std::string LastBytes(size_t bytes) const;
-  uint64_t total() const { return total_; }  // bytes the rank wrote so far
-  uint64_t file_offset() const { return file_offset_; }
-  uint64_t dropped() const { return dropped_; }
+  uint64_t total() const { return total_; }              // bytes the rank wrote so far
+  uint64_t file_offset() const { return file_offset_; }  // once all that was handed over is written
+  uint64_t dropped() const { return file_ ? writer_->Dropped(*file_) : 0; }
 
  private:
   void Take(const char* data, size_t bytes, int64_t now_ms);
   void Refill(int64_t now_ms);
-  void Resume(int64_t now_ms);  // ends a stretch of dropping: marker, then its last bytes
-  bool Write(const char* data, size_t bytes);
-  void LimitFile();
+  void TakeRefused(int64_t now_ms);
+  void Resume(bool always);  // ends a stretch of dropping: marker, then its last bytes
+  bool Write(std::string text, uint64_t stream_bytes, uint64_t dropped, bool always);
 
-  UniqueFd pipe_, write_end_, file_;
+  UniqueFd pipe_, write_end_;
+  PollSet<LogStream>* set_ = nullptr;
+  LogWriter* writer_ = nullptr;
+  std::shared_ptr<LogFile> file_;
   LogLimits limits_;
   std::string tail_;
   uint64_t total_ = 0;
   uint64_t file_offset_ = 0;
-  uint64_t dropped_ = 0;  // for good
   uint64_t holding_ = 0;  // dropped in the current stretch; its end is still in tail_
   uint64_t budget_ = 0;
   int64_t refilled_ms_ = 0;
   int64_t retry_ms_ = 0;  // no write before this, after a disk error
-  uint64_t punched_ = 0;
-  bool file_full_ = false;
 };
 
 }  // namespace gtrain::keeper

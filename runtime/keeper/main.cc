@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <unistd.h>
 
 #include "runtime/keeper/keeper.h"
@@ -23,6 +24,7 @@ int main(int argc, char** argv) {
     fprintf(stderr, "gtrain-keeper is started by `gtrain agent`: --dir <state directory> --job <id>\n");
     return 2;
   }
+  prctl(PR_SET_DUMPABLE, 0);  // ranks run as the same user: fault X6
   gtrain::keeper::Keeper keeper(std::move(options));
   if (!keeper.Start()) return 1;
   return keeper.Run();

@@ -6,18 +6,20 @@
 // unknown kind or more than kRankFrameBytesMax of body closes the connection.
 //
 // The keeper understands hello and arenas; everything else it relays between rank and agent
-// unread. Relayed bodies are one JSON object:
+// unread. Relayed bodies are one JSON object, the table is lines of text:
 //   rank -> agent  {"type":"joined"}
 //                  {"type":"exchange","sequence":N,"blob":"<base64>"}
 //                  {"type":"progress","step":N,"loss":X,"samples":N,"collective":N}   (step.. optional)
 //                  {"type":"checkpoint","step":N,"timeline":N,"manifest":"<key>"}
-//   agent -> rank  {"type":"table","sequence":N,"blobs":["<base64>", ...]}            (index = rank)
+//                  {"type":"overdue","sequence":N}   asks whom exchange N waits for
+//   agent -> rank  "table N", then a line of base64 a rank
+//                  "missing N", then the ranks that have not spoken, each after a blank
 // The keeper keeps what a rank sent while no agent is connected (at most kRelayBytesMax a rank,
 // newest progress replaces older) and delivers it to the next agent.
 #pragma once
 #include <stdint.h>
 
-#define GTRAIN_RANK_PROTOCOL 1
+#define GTRAIN_RANK_PROTOCOL 2
 
 enum RankFrameKind : uint16_t {
   // rank -> keeper
@@ -29,7 +31,7 @@ enum RankFrameKind : uint16_t {
   kKeeperRefused = 17,    // body: text
   kKeeperArena = 18,      // body: RankArenaRequest; the memfd travels as SCM_RIGHTS with the header
   kKeeperRevoked = 19,    // body: text; the generation is over, every collective must return Unavailable
-  kKeeperFromAgent = 20,  // body: JSON
+  kKeeperFromAgent = 20,  // body: text
   kKeeperNotice = 21,     // body: uint32_t seconds left before preemption
   kKeeperStop = 22,       // body: text; the user asked to stop: save and exit 0 within stop_grace
 };

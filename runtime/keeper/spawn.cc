@@ -1,3 +1,7 @@
+// The starter is an ordinary fork, so it may allocate. Each rank is a vfork of the starter: no page tables
+// are copied, and whether exec worked is known when clone() returns. The child shares the descriptor table
+// until it takes a copy of the lowest few (close_range with UNSHARE), so starting one rank costs the same
+// whether the keeper holds ten descriptors or thousands.
 #include "runtime/keeper/spawn.h"
 
 #include <errno.h>
@@ -6,6 +10,7 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -13,9 +18,21 @@
 
 #include "runtime/keeper/posix.h"
 
+#define GTRAIN_SHARES_MEMORY __attribute__((no_sanitize("address", "undefined", "thread")))
+
 namespace gtrain::keeper {
 
 namespace {
+
+// Where a starter puts what its next child needs, below everything else it holds.
+enum Slot : int { kResults = 3, kOut = 4, kErr = 5, kFirstOther = 6 };
+
+struct Child {
+  const SpawnRequest* request;
+  char** argv;
+  char** env;
+  SpawnFailure failure;  // written by the child, read by the starter: they share memory
+};
 
 void ResetSignals() {
   struct sigaction standard = {};
@@ -26,7 +43,7 @@ void ResetSignals() {
   sigprocmask(SIG_SETMASK, &none, nullptr);
 }
 
-void Bind(const std::vector<int32_t>& cpus) {
+GTRAIN_SHARES_MEMORY void Bind(const std::vector<int32_t>& cpus) {
   if (cpus.empty()) return;
   cpu_set_t set;
   CPU_ZERO(&set);
@@ -36,81 +53,136 @@ void Bind(const std::vector<int32_t>& cpus) {
   sched_setaffinity(0, sizeof(set), &set);
 }
 
-[[noreturn]] void Fail(int status, int stage) {
-  const SpawnFailure failure{stage, errno};
-  ssize_t ignored = write(status, &failure, sizeof(failure));
-  (void)ignored;
+// Out of reach of the keeper's descriptors and terminal: a session of its own, nothing inherited but 0, 1, 2.
+GTRAIN_SHARES_MEMORY int Become(void* argument) {
+  Child& child = *static_cast<Child*>(argument);
+  const SpawnRequest& request = *child.request;
+  if (syscall(SYS_close_range, unsigned{kFirstOther}, ~0u, 2u /* CLOSE_RANGE_UNSHARE */) != 0) {
+    unshare(CLONE_FILES);  // an old kernel: the rest closes at exec
+  }
+  dup2(kOut, 1);
+  dup2(kErr, 2);
+  setsid();
+  if (request.cgroup != nullptr) request.cgroup->Enter();
+  Bind(request.cpus);
+  if (!request.cwd.empty() && chdir(request.cwd.c_str()) != 0) {
+    child.failure = {1, errno};
+    _exit(126);
+  }
+  environ = child.env;
+  execvp(child.argv[0], child.argv);
+  child.failure = {2, errno};
   _exit(errno == ENOENT ? 127 : 126);
 }
 
-// Out of reach of the keeper's descriptors, terminal and signals: a session of its own, nothing inherited but
-// 0, 1, 2.
-[[noreturn]] void Child(const SpawnRequest& request, char** argv, char** env, int status) {
-  setsid();
-  ResetSignals();
-  if (request.cgroup != nullptr) request.cgroup->Enter();
-  Bind(request.cpus);
-  const rlimit no_core = {0, 0};
-  setrlimit(RLIMIT_CORE, &no_core);
-  WriteSmallFile("/proc/self/oom_score_adj", "500");  // the kernel should take a rank before the daemons
-  umask(022);
-  const int null = open("/dev/null", O_RDONLY | O_CLOEXEC);
-  dup2(null, 0);
-  dup2(request.out, 1);
-  dup2(request.err, 2);
-  syscall(SYS_close_range, 3u, ~0u, 4u /* CLOSE_RANGE_CLOEXEC */);
-  if (!request.cwd.empty() && chdir(request.cwd.c_str()) != 0) Fail(status, 1);
-  environ = env;
-  execvp(argv[0], argv);
-  Fail(status, 2);
+void MoveTo(UniqueFd fd, int slot) {
+  dup3(fd.get(), slot, O_CLOEXEC);
+  (void)fd.release();  // one of the low numbers may be a slot: the table goes with this process anyway
 }
 
-std::string PathOf(const SpawnRequest& request) {
-  for (const auto& [name, value] : *request.env) {
-    if (name == "PATH") return value;
-  }
-  return "";
-}
-
-}  // namespace
-
-Spawned Spawn(const SpawnRequest& request) {
-  Spawned spawned;
+SpawnResult StartOne(const SpawnRequest& request, const std::pair<std::string, std::string>& extra_env) {
+  alignas(16) static char stack[256 << 10];
   std::vector<char*> argv, env;
   std::vector<std::string> env_text;
   for (const std::string& word : *request.argv) argv.push_back(const_cast<char*>(word.c_str()));
   argv.push_back(nullptr);
-  for (const auto& list : {*request.env, request.extra_env}) {
-    for (const auto& [name, value] : list) env_text.push_back(name + "=" + value);
-  }
+  env_text.reserve(request.env->size() + 1);
+  for (const auto& [name, value] : *request.env) env_text.push_back(name + "=" + value);
+  env_text.push_back(extra_env.first + "=" + extra_env.second);
   for (const std::string& text : env_text) env.push_back(const_cast<char*>(text.c_str()));
   env.push_back(nullptr);
-  UniqueFd status_write;
-  if (!MakePipe(&spawned.status, &status_write)) {
-    spawned.error = errno;
-    return spawned;
-  }
-  spawned.pid = fork();
-  if (spawned.pid == 0) Child(request, argv.data(), env.data(), status_write.get());
-  if (spawned.pid < 0) {
-    spawned.error = errno;
-    return spawned;
-  }
-  spawned.pidfd.reset(PidfdOpen(spawned.pid));
-  SetNonBlocking(spawned.status.get());
-  return spawned;
+  SpawnResult result;
+  Child child{&request, argv.data(), env.data(), {}};
+  result.pid = clone(Become, stack + sizeof(stack), CLONE_VM | CLONE_VFORK | CLONE_FILES | SIGCHLD, &child);
+  result.failure = result.pid > 0 ? child.failure : SpawnFailure{3, errno};
+  ProcessEntry entry;
+  if (result.pid > 0 && ReadProcess(result.pid, &entry)) result.start_time = entry.start_time;
+  return result;
 }
 
-std::string DescribeFailure(const SpawnFailure& failure, const SpawnRequest& request, int* code) {
+// Highest first: descriptors that lie in the slots must be out of the way before a slot is taken.
+void ClearSlots(std::vector<SpawnRequest>* requests, UniqueFd* results) {
+  auto lift = [](UniqueFd* fd) {
+    if (fd->valid() && fd->get() < kFirstOther) fd->reset(fcntl(fd->get(), F_DUPFD_CLOEXEC, kFirstOther));
+  };
+  for (SpawnRequest& request : *requests) {
+    lift(&request.out);
+    lift(&request.err);
+  }
+  lift(results);
+}
+
+[[noreturn]] void StarterMain(std::vector<SpawnRequest> requests,
+                              const std::pair<std::string, std::string>& extra_env, const Cgroup* cgroup,
+                              UniqueFd results, pid_t keeper) {
+  prctl(PR_SET_PDEATHSIG, SIGKILL);
+  if (getppid() != keeper) _exit(1);
+  ResetSignals();
+  if (cgroup != nullptr) cgroup->Enter();
+  const rlimit no_core = {0, 0};
+  setrlimit(RLIMIT_CORE, &no_core);
+  // Hidden like the keeper whose copy it is, so that even its own files in /proc belong to root.
+  prctl(PR_SET_DUMPABLE, 1);
+  WriteSmallFile("/proc/self/oom_score_adj", "500");  // the kernel should take a rank before the daemons
+  prctl(PR_SET_DUMPABLE, 0);
+  prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);  // ranks gain nothing by set-uid programs (fault X6)
+  umask(022);
+  ClearSlots(&requests, &results);
+  dup2(open("/dev/null", O_RDONLY | O_CLOEXEC), 0);
+  MoveTo(std::move(results), kResults);
+  for (uint32_t i = 0; i < requests.size(); ++i) {
+    SpawnRequest& request = requests[i];
+    dup3(request.err.valid() ? request.err.get() : request.out.get(), kErr, O_CLOEXEC);
+    dup3(request.out.get(), kOut, O_CLOEXEC);
+    SpawnResult result = StartOne(request, extra_env);
+    result.index = i;
+    if (write(kResults, &result, sizeof(result)) != sizeof(result)) _exit(1);
+  }
+  _exit(0);
+}
+
+}  // namespace
+
+bool SpawnBatch::Start(std::vector<SpawnRequest> requests,
+                       const std::pair<std::string, std::string>& extra_env, const Cgroup* cgroup) {
+  UniqueFd write_end;
+  if (!MakePipe(&results_, &write_end) || !SetNonBlocking(results_.get())) return false;
+  const pid_t keeper = getpid();
+  pid_ = fork();
+  if (pid_ == 0) StarterMain(std::move(requests), extra_env, cgroup, std::move(write_end), keeper);
+  return pid_ > 0;
+}
+
+std::vector<SpawnResult> SpawnBatch::Take() {
+  char buffer[16 << 10];
+  while (results_.valid()) {
+    const ssize_t n = read(results_.get(), buffer, sizeof(buffer));
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0 && errno == EAGAIN) break;
+    if (n <= 0) results_.reset();
+    if (n > 0) in_.append(buffer, static_cast<size_t>(n));
+  }
+  std::vector<SpawnResult> taken(in_.size() / sizeof(SpawnResult));
+  if (!taken.empty()) memcpy(taken.data(), in_.data(), taken.size() * sizeof(SpawnResult));
+  in_.erase(0, taken.size() * sizeof(SpawnResult));
+  return taken;
+}
+
+std::string DescribeFailure(const SpawnFailure& failure, const std::vector<std::string>& argv,
+                            const std::vector<std::pair<std::string, std::string>>& env,
+                            const std::string& cwd, int* code) {
   *code = failure.stage == 2 && failure.error == ENOENT ? 127 : 126;
   const std::string why = strerror(failure.error);
-  if (failure.stage == 1) return "cannot enter the working directory " + request.cwd + ": " + why;
-  std::string text = "cannot run " + (*request.argv)[0] + ": " + why;
-  if ((*request.argv)[0].find('/') == std::string::npos) {
-    text += "; it was looked for in PATH=" + PathOf(request);
+  if (failure.stage == 1) return "cannot enter the working directory " + cwd + ": " + why;
+  if (failure.stage == 3) return "cannot start a process: " + why;
+  std::string text = "cannot run " + argv[0] + ": " + why;
+  if (argv[0].find('/') == std::string::npos) {
+    for (const auto& [name, value] : env) {
+      if (name == "PATH") text += "; it was looked for in PATH=" + value;
+    }
   } else if (failure.error == ENOENT) {
-    text += " (the file, or the interpreter in its first line, does not exist; working directory " +
-            request.cwd + ")";
+    text +=
+        " (the file, or the interpreter in its first line, does not exist; working directory " + cwd + ")";
   }
   return text;
 }

@@ -1,5 +1,9 @@
-// Starts one process for a rank. Never blocks on what the child does: whether exec worked arrives on a pipe.
+// Starts processes for ranks. A starter, a fork of the keeper, starts a whole batch and exits; what it
+// started becomes the keeper's children then (the keeper is their subreaper). So nothing that an exec waits
+// for (a network file system, a slow disk) ever holds up the keeper, and what all ranks share (signals,
+// cgroup, limits) is set once a batch.
 #pragma once
+#include <stdint.h>
 #include <sys/types.h>
 
 #include <string>
@@ -14,30 +18,46 @@ namespace gtrain::keeper {
 struct SpawnRequest {
   const std::vector<std::string>* argv = nullptr;
   const std::vector<std::pair<std::string, std::string>>* env = nullptr;
-  std::vector<std::pair<std::string, std::string>> extra_env;
   std::string cwd;
-  std::vector<int32_t> cpus;  // empty: not bound
-  int out = -1;
-  int err = -1;
-  const Cgroup* cgroup = nullptr;
+  std::vector<int32_t> cpus;       // empty: not bound
+  UniqueFd out, err;               // `err` may be empty: the same as `out`
+  const Cgroup* cgroup = nullptr;  // of its own, else the batch's
 };
 
-// What the child writes to the status pipe when it could not become the program. Nothing written = it did.
+// Why a child could not become the program.
 struct SpawnFailure {
-  int stage;  // 1 directory, 2 program
-  int error;  // errno
+  int stage = 0;  // 0 it did, 1 directory, 2 program, 3 no process
+  int error = 0;  // errno
 };
 
-struct Spawned {
+// What became of requests[index].
+struct SpawnResult {
+  uint32_t index = 0;
   pid_t pid = -1;
-  UniqueFd pidfd;
-  UniqueFd status;  // non-blocking
-  int error = 0;    // errno when pid < 0
+  uint64_t start_time = 0;
+  SpawnFailure failure;
 };
 
-Spawned Spawn(const SpawnRequest& request);
+// Owner thread only; nothing blocks.
+class SpawnBatch {
+ public:
+  // False: errno says why no starter could be made. `extra_env` is added to every request's.
+  bool Start(std::vector<SpawnRequest> requests, const std::pair<std::string, std::string>& extra_env,
+             const Cgroup* cgroup);
+  int fd() const { return results_.get(); }
+  pid_t pid() const { return pid_; }  // of the starter, a child of ours
+  // Results that arrived since the last call. Whoever exited is in them before he can be waited for.
+  std::vector<SpawnResult> Take();
+
+ private:
+  UniqueFd results_;
+  pid_t pid_ = -1;
+  std::string in_;
+};
 
 // One sentence for people, and the shell's code for it (126 found but not runnable, 127 not found).
-std::string DescribeFailure(const SpawnFailure& failure, const SpawnRequest& request, int* code);
+std::string DescribeFailure(const SpawnFailure& failure, const std::vector<std::string>& argv,
+                            const std::vector<std::pair<std::string, std::string>>& env,
+                            const std::string& cwd, int* code);
 
 }  // namespace gtrain::keeper

@@ -1,5 +1,6 @@
 // Port: durable key-value records of the head. Adapters: runtime/store (RocksDB, memory).
 #pragma once
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <utility>
@@ -17,17 +18,40 @@ struct Write {
   bool operator==(const Write&) const = default;
 };
 
+enum class SpaceLevel {
+  kPlenty,
+  kLow,   // take no new jobs
+  kFull,  // Commit is refused before anything is written
+};
+
+struct StoreSpace {
+  SpaceLevel level = SpaceLevel::kPlenty;
+  uint64_t free_bytes = 0;
+  uint64_t total_bytes = 0;
+  std::string text;  // one sentence for people unless there is plenty
+};
+
 // Thread-compatible; Commit blocks on the disk, so only the head's disk thread calls it.
 class MetaStore {
  public:
   virtual ~MetaStore() = default;
 
   // Applies all writes atomically and returns when they survive a power cut.
-  // Any error leaves the outcome unknown: the caller must stop (never retry), restart and reload (fault H4).
+  // ResourceExhausted: the disk is full, nothing was written, and nothing will be until a restart (fault H3).
+  // Any other error leaves the outcome unknown. The caller must stop (never retry), restart and reload (H4).
   virtual absl::Status Commit(const std::vector<Write>& writes) = 0;
 
   // All records in key order. DataLoss names the first record whose checksum or version is wrong.
   virtual absl::StatusOr<std::vector<std::pair<std::string, std::string>>> LoadAll() = 0;
+
+  // Room on the store's disk.
+  virtual StoreSpace Space() { return {}; }
+
+  // Copies the records, as of some moment during the call, into directory `dir` on this machine and verifies
+  // the copy. May run beside Commit and is slow.
+  virtual absl::Status Backup(const std::string& dir) {
+    return absl::UnimplementedError("this store makes no backups: " + dir);
+  }
 };
 
 }  // namespace gtrain::port

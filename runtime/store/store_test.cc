@@ -1,16 +1,12 @@
 // One suite for every MetaStore, then what only a disk can do wrong.
-#include <fcntl.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cstdlib>
-#include <filesystem>
-#include <fstream>
 #include <functional>
 
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/file.h"
+#include "base/power_cut_fake.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "runtime/store/memory_store.h"
@@ -120,76 +116,57 @@ TEST(RocksStore, SecondOpenerIsRefused) {
   auto second = OpenRocksStore(path);
   EXPECT_EQ(second.status().code(), absl::StatusCode::kFailedPrecondition) << second.status();
   EXPECT_THAT(std::string(second.status().message()), HasSubstr("another head"));
+  EXPECT_THAT(std::string(second.status().message()), HasSubstr(absl::StrCat("process ", getpid())));
 }
 
-// The database as kill -9 leaves it: a copy of the files while it is open, its newest log unflushed.
-class RocksDamage : public testing::Test {
+// On the strict disk of power_cut_fake.h: what was not synced is gone.
+class PowerCutTest : public testing::Test {
  protected:
-  static constexpr int kCommits = 200;
-  void SetUp() override {
-    std::string path = TempDir() + "/db";
+  std::unique_ptr<port::MetaStore> Open(const std::string& path) {
     auto store = OpenRocksStore(path);
-    ASSERT_TRUE(store.ok());
-    for (int i = 0; i < kCommits; ++i) {
-      ASSERT_TRUE((*store)->Commit({{absl::StrCat("key/", 1000 + i), std::string(300, 'v')}}).ok());
-    }
-    copy_ = TempDir() + "/copy";
-    std::filesystem::copy(path, copy_);
-    for (const auto& entry : std::filesystem::directory_iterator(copy_)) {
-      if (absl::EndsWith(entry.path().string(), ".log") && entry.file_size() > 0) wal_ = entry.path();
-    }
-    ASSERT_FALSE(wal_.empty());
-    ASSERT_GT(std::filesystem::file_size(wal_), 300u * kCommits);
+    EXPECT_TRUE(store.ok()) << store.status();
+    return store.ok() ? *std::move(store) : nullptr;
   }
-  void Flip(const std::string& file, uintmax_t at) {
-    std::fstream stream(file, std::ios::in | std::ios::out | std::ios::binary);
-    stream.seekg(at);
-    char c = static_cast<char>(stream.get());
-    stream.seekp(at);
-    stream.put(static_cast<char>(c ^ 8));
+  // How many records a head finds after a power cut now.
+  size_t Left(PowerCut& cut) {
+    const std::string copy = TempDir() + "/left";
+    EXPECT_TRUE(cut.Leave(copy).ok());
+    auto store = Open(copy + "/db");
+    if (store == nullptr) return 0;
+    auto all = store->LoadAll();
+    EXPECT_TRUE(all.ok()) << all.status();
+    return all.ok() ? all->size() : 0;
   }
-  std::string copy_, wal_;
+  const std::string dir_ = TempDir(), path_ = dir_ + "/db";
 };
 
-TEST_F(RocksDamage, KilledProcessLosesNothing) {
-  auto store = OpenRocksStore(copy_);
-  ASSERT_TRUE(store.ok()) << store.status();
-  EXPECT_EQ((*store)->LoadAll()->size(), static_cast<size_t>(kCommits));
-}
-
-// H6: the last record was being written when the power went.
-TEST_F(RocksDamage, TornTailDropsOnlyTheTornRecord) {
-  std::filesystem::resize_file(wal_, std::filesystem::file_size(wal_) - 100);
-  auto store = OpenRocksStore(copy_);
-  ASSERT_TRUE(store.ok()) << store.status();
-  EXPECT_EQ((*store)->LoadAll()->size(), static_cast<size_t>(kCommits - 1));
-}
-
-// H5: acknowledged commits are after the damage, so it may not be skipped.
-TEST_F(RocksDamage, BitFlipInTheMiddleOfTheLogIsRefused) {
-  Flip(wal_, std::filesystem::file_size(wal_) / 2);
-  auto store = OpenRocksStore(copy_);
-  EXPECT_EQ(store.status().code(), absl::StatusCode::kDataLoss) << store.status();
-  EXPECT_THAT(std::string(store.status().message()), HasSubstr("backup"));
-}
-
-// H7
-TEST_F(RocksDamage, DamagedCurrentFileIsRefused) {
-  std::ofstream(copy_ + "/CURRENT", std::ios::trunc) << "rubbish\n";
-  EXPECT_FALSE(OpenRocksStore(copy_).ok());
-}
-
-TEST_F(RocksDamage, DamagedTableIsRefused) {
-  { ASSERT_TRUE(OpenRocksStore(copy_).ok()); }  // recovery writes the log into a table
-  std::string table;
-  for (const auto& entry : std::filesystem::directory_iterator(copy_)) {
-    if (absl::EndsWith(entry.path().string(), ".sst")) table = entry.path();
+TEST_F(PowerCutTest, AcknowledgedCommitsSurvive_H2) {
+  PowerCut cut(dir_);
+  auto store = Open(path_);
+  ASSERT_NE(store, nullptr);
+  for (int i = 1; i <= 40; ++i) {
+    ASSERT_TRUE(store->Commit({{absl::StrCat("key/", i), std::string(20'000, 'v')}}).ok());
+    if (i % 8 == 0) {
+      EXPECT_EQ(Left(cut), static_cast<size_t>(i));
+    }
   }
-  ASSERT_FALSE(table.empty());
-  Flip(table, 2000);
-  auto store = OpenRocksStore(copy_);
-  absl::Status status = store.ok() ? (*store)->LoadAll().status() : store.status();
-  EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << status;
+  store = nullptr;  // an orderly end, and a second life that moves the log into a table
+  store = Open(path_);
+  ASSERT_NE(store, nullptr);
+  ASSERT_TRUE(store->Commit({{"key/41", "v"}}).ok());
+  EXPECT_EQ(Left(cut), 41u);
+}
+
+TEST_F(PowerCutTest, AFailedSyncIsFinal_H4) {
+  PowerCut cut(dir_);
+  auto store = Open(path_);
+  ASSERT_NE(store, nullptr);
+  ASSERT_TRUE(store->Commit({{"before", "v"}}).ok());
+  cut.FailNextSync(EIO);
+  EXPECT_FALSE(store->Commit({{"lost", "v"}}).ok());
+  for (int i = 0; i < 3; ++i) EXPECT_FALSE(store->Commit({{"after", "v"}}).ok());
+  store = nullptr;
+  EXPECT_EQ(Left(cut), 1u);
 }
 
 }  // namespace

@@ -22,6 +22,7 @@ static_assert(std::variant_size_v<core::ClientRequestBody> == 0 GT_CLIENT_BODIES
 #undef GT_COUNT
 static_assert(static_cast<int>(core::ExitCause::kLost) == static_cast<int>(proto::ExitCause::LOST));
 static_assert(static_cast<int>(core::RankState::kExited) == static_cast<int>(proto::RankState::EXITED));
+static_assert(static_cast<int>(core::NoticeKind::kLeave) == static_cast<int>(proto::NoticeKind::LEAVE));
 static_assert(static_cast<int>(core::EndMode::kStopNow) == static_cast<int>(proto::EndMode::STOP_NOW));
 static_assert(static_cast<int>(core::AgentQuery::Kind::kExec) == static_cast<int>(proto::QueryKind::EXEC));
 
@@ -75,6 +76,17 @@ absl::StatusOr<core::Message> DecodeWords(kj::ArrayPtr<const capnp::word> words,
 }
 
 }  // namespace
+
+Sender SenderOf(core::Role role) {
+  switch (role) {
+    case core::Role::kNode:
+      return Sender::kAgent;
+    case core::Role::kJoin:
+      return Sender::kJoiner;
+    default:
+      return Sender::kClient;
+  }
+}
 
 std::string Encode(const core::Message& message) {
   capnp::MallocMessageBuilder builder;

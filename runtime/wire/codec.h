@@ -20,6 +20,7 @@ inline constexpr size_t kControlBytesMax = 1u << 20;
 
 // Who made the bytes: the role of its key decides which kinds Decode lets through.
 enum class Sender { kAny, kAgent, kClient, kHead, kJoiner };
+Sender SenderOf(core::Role role);
 
 // Human text that is not UTF-8 is repaired, infinite durations become the longest one, a loss that is not
 // a number is left out; anything else is written as it is. The result may exceed kMessageBytesMax:

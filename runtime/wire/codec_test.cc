@@ -7,121 +7,16 @@
 #include "base/rng.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "runtime/wire/samples.h"
 
 namespace gtrain::wire {
 namespace {
 
 using ::testing::HasSubstr;
 
-const JobId kJob("fashion-mnist-7");
-const Generation kGeneration{3};
+const JobId kJob = SampleJob();
+const Generation kGeneration = SampleGeneration();
 const HeadEpoch kEpoch{12};
-
-core::RankStatus Status() {
-  return {.job = kJob,
-          .generation = kGeneration,
-          .rank = 2,
-          .pid = 4711,
-          .state = core::RankState::kJoined,
-          .step = -1,
-          .loss = 0.25,
-          .samples_per_second = 1e6,
-          .collective_sequence = std::numeric_limits<uint64_t>::max()};
-}
-
-core::RankExit Exit(core::ExitCause cause) {
-  return {.job = kJob,
-          .generation = kGeneration,
-          .rank = 1,
-          .pid = 99,
-          .cause = cause,
-          .exit_code = -7,
-          .signal = 11,
-          .message = "ended by signal 11 \xe2\x82\xac",
-          .tail = std::string("raw \xff\x00 bytes", 12)};
-}
-
-core::GenerationGrant Grant() {
-  return {
-      .job = kJob,
-      .generation = kGeneration,
-      .timeline = {2},
-      .restart_count = 1,
-      .spec_text = "name: x\nranks: 2\n",
-      .client_env = {{"A", "1"}, {"B", std::string("\xff", 1)}},
-      .run_dir = "/run/dir",
-      .resume = "fresh",
-      .master_address = "10.0.0.1",
-      .master_port = 29500,
-      .world_size = 2,
-      .nodes = {{NodeId("0123456789abcdef"), "10.0.0.1", "a"}},
-      .ranks = {{.rank = 0, .local_rank = 0, .node = NodeId("0123456789abcdef"), .cpus = {0, 1}, .gpus = {3}},
-                {.rank = 1, .local_rank = 1, .node = NodeId("0123456789abcdef")}}};
-}
-
-std::vector<core::ClientRequestBody> Bodies() {
-  return {core::ClientSubmit{"name: x", {{"K", "V"}}, "/run", "latest", true},
-          core::ClientStop{kJob, true, "enough"},
-          core::ClientStatus{},
-          core::ClientStatus{kJob},
-          core::ClientWhy{kJob},
-          core::ClientNodes{},
-          core::ClientLogs{kJob, 4, 1, true, 77},
-          core::ClientLogs{.job = kJob},
-          core::ClientExec{kJob, 1, {"nvidia-smi", "-L"}},
-          core::ClientEvents{kJob, 5, absl::Seconds(20)},
-          core::ClientShutdown{false},
-          core::ClientJoinToken{}};
-}
-
-// At least one value of every alternative, every field away from its default.
-std::vector<core::Message> Samples() {
-  core::AgentHello hello{.cluster = ClusterId("00112233445566778899aabbccddeeff"),
-                         .incarnation = Incarnation("boot-1:77"),
-                         .boot_id = "b-1",
-                         .hostname = "node-1",
-                         .address = "fe80::1",
-                         .version = "0.1.0",
-                         .protocol = 1,
-                         .inventory = {4, 2, 1, 1ull << 40, {{"GPU-1", "H200", 1ull << 37, -1}}},
-                         .labels = {{"pool", "spot"}},
-                         .free_ports = {29500, 29501},
-                         .held = {{kJob, kGeneration, {2}, {Status()}, {Exit(core::ExitCause::kOom)}}}};
-  std::vector<core::Message> all = {
-      hello,
-      core::AgentHeartbeat{8, {Status()}, {1, 65535}},
-      core::RanksStarted{kJob, kGeneration, {Status(), Status()}},
-      core::GenerationGone{kJob, kGeneration, false, "rank 1 is stuck"},
-      core::ExchangePart{kJob, kGeneration, 9, {{0, "abc"}, {3, std::string(100000, 'x')}}},
-      core::CheckpointReport{kJob, kGeneration, {2}, 500, "ckpt/manifest-500.json"},
-      core::LogTail{kJob, kGeneration, 1, true, 1ull << 50, "last words \xfe"},
-      core::AgentNote{kJob, kGeneration, -1, "stall", "no step for 900 s"},
-      core::AgentAnswer{4, false, "no such file", 10, true},
-      core::AgentWelcome{ClusterId("c1"), kEpoch, NodeId("n1"), absl::Seconds(1), absl::InfiniteDuration()},
-      core::AgentRefused{"wrong cluster"},
-      core::HeartbeatAck{kEpoch, 8},
-      core::StartGeneration{kEpoch, Grant()},
-      core::AckExit{kEpoch, kJob, kGeneration, 1},
-      core::ExchangeTable{kEpoch, kJob, kGeneration, 9, {"abc", "", "d"}},
-      core::ForgetJob{kEpoch, kJob},
-      core::NoticeRanks{kEpoch, kJob, kGeneration, absl::Seconds(119)},
-      core::AgentShutdown{kEpoch, "idle"},
-      core::AgentJoin{std::string(40, 'k'), "node-1"},
-      core::AgentJoined{ClusterId("c1"), NodeId("n1")},
-      core::ClientReply{"id-1", false, 5, "no such job", std::string(2 << 20, '{')}};
-  for (int cause = 0; cause <= static_cast<int>(core::ExitCause::kLost); ++cause) {
-    all.push_back(core::RankExited{Exit(static_cast<core::ExitCause>(cause))});
-  }
-  for (core::EndMode mode : {core::EndMode::kReform, core::EndMode::kStop, core::EndMode::kStopNow}) {
-    all.push_back(core::Revoke{kEpoch, kJob, kGeneration, mode, absl::Seconds(30), "rank 1 failed"});
-  }
-  using Kind = core::AgentQuery::Kind;
-  for (Kind kind : {Kind::kReadLog, Kind::kStacks, Kind::kExec}) {
-    all.push_back(core::AgentQuery{kEpoch, 4, kind, kJob, kGeneration, 1, true, 77, {"ls", "-l"}});
-  }
-  for (auto& body : Bodies()) all.push_back(core::ClientRequest{"id-1", absl::Milliseconds(1500), body});
-  return all;
-}
 
 core::Message Roundtrip(const core::Message& message) {
   absl::StatusOr<core::Message> back = Decode(Encode(message));
@@ -131,7 +26,7 @@ core::Message Roundtrip(const core::Message& message) {
 
 TEST(Codec, EveryAlternativeComesBackEqual) {
   std::set<size_t> kinds, bodies;
-  for (const core::Message& message : Samples()) {
+  for (const core::Message& message : SampleMessages()) {
     kinds.insert(message.index());
     if (auto* request = std::get_if<core::ClientRequest>(&message)) bodies.insert(request->body.index());
     EXPECT_EQ(Roundtrip(message), message) << KindName(message);
@@ -153,7 +48,7 @@ TEST(Codec, KindsAreBoundToTheirSender) {
 // B6: cut and damaged bytes give an error or another valid message, never a crash.
 TEST(Codec, TruncationsAndBitFlipsAreHarmless) {
   Rng rng(7);
-  for (const core::Message& message : Samples()) {
+  for (const core::Message& message : SampleMessages()) {
     std::string bytes = Encode(message);
     if (bytes.size() > 8192) continue;
     for (size_t length = 0; length < bytes.size(); ++length) (void)Decode(bytes.substr(0, length));
@@ -184,7 +79,7 @@ TEST(Codec, GarbageIsRefused) {
 
 // A list of 2^29 empty structs costs the sender a few bytes; it must not cost us memory (B6).
 TEST(Codec, ListsOfNothingAreRefused) {
-  core::AgentHeartbeat beat{1, std::vector<core::RankStatus>(3, Status()), {}};
+  core::AgentHeartbeat beat{1, std::vector<core::RankStatus>(3, SampleStatus()), {}};
   std::string bytes = Encode(beat);
   int refused = 0;
   for (size_t at = 0; at + 8 <= bytes.size(); at += 8) {  // put a hostile list pointer into every word
@@ -207,10 +102,10 @@ TEST(Codec, HostileValuesAreNamed) {
   EXPECT_THAT(error(core::AckExit{kEpoch, kJob, kGeneration, -1}), HasSubstr("rank"));
   core::Revoke revoke{kEpoch, kJob, kGeneration, static_cast<core::EndMode>(17)};
   EXPECT_THAT(error(revoke), HasSubstr("mode"));
-  core::StartGeneration start{kEpoch, Grant()};
+  core::StartGeneration start{kEpoch, SampleGrant()};
   start.grant.master_port = 70000;
   EXPECT_THAT(error(start), HasSubstr("master_port"));
-  start = {kEpoch, Grant()};
+  start = {kEpoch, SampleGrant()};
   start.grant.run_dir = std::string(5000, 'x');
   EXPECT_THAT(error(start), HasSubstr("run_dir"));
   core::AgentHeartbeat beat{1, {}, {0}};
@@ -218,7 +113,7 @@ TEST(Codec, HostileValuesAreNamed) {
 }
 
 TEST(Codec, WriterRepairsWhatTheReaderWouldRefuse) {
-  core::RankStatus status = Status();
+  core::RankStatus status = SampleStatus();
   status.loss = std::nan("");
   core::Message back = Roundtrip(core::AgentHeartbeat{1, {status}, {}});
   EXPECT_EQ(std::get<core::AgentHeartbeat>(back).changed[0].loss, std::nullopt);
@@ -226,7 +121,7 @@ TEST(Codec, WriterRepairsWhatTheReaderWouldRefuse) {
   back = Roundtrip(core::AgentRefused{std::string("bad \xff\x1b[31m text ") + std::string(100000, 'x')});
   EXPECT_THAT(std::get<core::AgentRefused>(back).reason, testing::StartsWith("bad ??[31m text xxx"));
 
-  core::RankExit exit = Exit(core::ExitCause::kSignal);
+  core::RankExit exit = SampleExit(core::ExitCause::kSignal);
   exit.tail = std::string(100000, 'a') + "end";
   back = Roundtrip(core::RankExited{exit});
   EXPECT_THAT(std::get<core::RankExited>(back).exit.tail, testing::EndsWith("aaend"));

@@ -25,6 +25,10 @@
 #   agent  -> head    generationGone             (no process of it is left)
 #   head   -> agents  startGeneration (next one) | forgetJob (the job is over)
 #
+# A machine that leaves:
+#   agent  -> head    noticeSeen                 (answered by ackNotice once it is durable)
+#   head   -> agents  noticeRanks                (of every job that has ranks there), later revoke and startGeneration
+#
 # Durations are nanoseconds, never negative. Data fields are bytes as the operating system or a user's
 # program made them; Text is UTF-8 for people or an id.
 @0xd1c6b6a9e2f04b17;
@@ -60,6 +64,10 @@ struct Message {
     agentJoined @23 :AgentJoined;
     clientRequest @24 :ClientRequest;
     clientReply @25 :ClientReply;
+    generationDescribed @26 :GenerationDescribed;
+    noticeSeen @27 :NoticeSeen;
+    ackNotice @28 :AckNotice;
+    exchangeMissing @29 :ExchangeMissing;
   }
 }
 
@@ -115,6 +123,7 @@ struct HeldGeneration {
   revoked @2 :UInt64;
   live @3 :List(RankStatus);
   exited @4 :List(RankExit);
+  stopping @5 :Bool;
 }
 
 struct RankPlace { rank @0 :Int32; localRank @1 :Int32; node @2 :Text; cpus @3 :List(Int32); gpus @4 :List(Int32); }
@@ -134,6 +143,20 @@ struct GenerationGrant {
   nodes @10 :List(NodePlace);
   ranks @11 :List(RankPlace);
   resume @12 :Data;
+  clientKey @13 :Text;
+  requestId @14 :Text;
+  endWithClient @15 :Bool;
+  owner @16 :Text;
+}
+
+enum NoticeKind { none @0; atRisk @1; freeze @2; leave @3; }
+struct NodeNotice {
+  kind @0 :NoticeKind;
+  left @1 :Int64;
+  frozen @2 :Int64;
+  source @3 :Text;
+  id @4 :Text;
+  raw @5 :Text;
 }
 
 # ------------------------------------------------------------------ agent -> head
@@ -151,12 +174,23 @@ struct AgentHello {
   labels @8 :List(Pair);
   freePorts @9 :List(Int32);
   held @10 :List(HeldGeneration);
+  epoch @11 :UInt64;
+  epochProof @12 :Text;
+  order @13 :UInt64;
 }
 
 struct AgentHeartbeat { sequence @0 :UInt64; changed @1 :List(RankStatus); freePorts @2 :List(Int32); }
 
 # Every rank of the grant on this node has been executed.
 struct RanksStarted { job @0 :Text; generation @1 :UInt64; ranks @2 :List(RankStatus); }
+
+# After a welcome with `describe`, one for each held generation.
+struct GenerationDescribed {
+  held @0 :HeldGeneration;
+  grant @1 :GenerationGrant;
+  hasCheckpoint @2 :Bool;
+  checkpoint @3 :CheckpointReport;
+}
 
 # No process of the generation is left on the node; the head grants the next one only after this,
 # or after the node was declared lost.
@@ -187,6 +221,9 @@ struct LogTail {
 
 struct AgentNote { job @0 :Text; generation @1 :UInt64; rank @2 :Int32; kind @3 :Text; text @4 :Text; }
 
+# What the cloud says of this node now, each time it changes and after each welcome, until ackNotice.
+struct NoticeSeen { sequence @0 :UInt64; notice @1 :NodeNotice; }
+
 # Answer to agentQuery of the same number.
 struct AgentAnswer { query @0 :UInt64; ok @1 :Bool; text @2 :Data; nextOffset @3 :UInt64; end @4 :Bool; }
 
@@ -198,10 +235,12 @@ struct AgentWelcome {
   node @2 :Text;
   heartbeatInterval @3 :Int64;
   fenceAfter @4 :Int64;
+  epochProof @5 :Text;
+  describe @6 :Bool;
 }
 
 # The agent logs the reason and ends; nothing it runs is touched by the refusal itself.
-struct AgentRefused { reason @0 :Text; }
+struct AgentRefused { reason @0 :Text; revoked @1 :Bool; }
 
 struct HeartbeatAck { epoch @0 :UInt64; sequence @1 :UInt64; }
 
@@ -230,8 +269,20 @@ struct ExchangeTable {
   blobs @4 :List(Data);
 }
 
+# To an agent that sent its part again, because its ranks ask whom they wait for.
+struct ExchangeMissing {
+  epoch @0 :UInt64;
+  job @1 :Text;
+  generation @2 :UInt64;
+  sequence @3 :UInt64;
+  ranks @4 :List(Int32);
+}
+
 struct ForgetJob { epoch @0 :UInt64; job @1 :Text; }
 
+struct AckNotice { epoch @0 :UInt64; sequence @1 :UInt64; }
+
+# To every node of a job of which a node leaves, once the notice is durable.
 struct NoticeRanks { epoch @0 :UInt64; job @1 :Text; generation @2 :UInt64; left @3 :Int64; }
 
 enum QueryKind { readLog @0; stacks @1; exec @2; }
@@ -279,7 +330,15 @@ struct ClientStatus { job @0 :Text; }
 struct ClientWhy { job @0 :Text; }
 struct ClientNodes {}
 struct ClientShutdown { whenIdle @0 :Bool; }
-struct ClientJoinToken {}
+struct ClientJoinToken { uses @0 :Int32 = 1; life @1 :Int64 = 900000000000; }
+struct ClientTokens {}
+struct ClientRevokeToken { token @0 :Text; }
+struct ClientAddUser { name @0 :Text; role @1 :Text; publicKey @2 :Text; }
+struct ClientUsers {}
+struct ClientRevokeUser { name @0 :Text; }
+struct ClientRevokeNode { node @0 :Text; reason @1 :Text; }
+struct ClientBackup { dir @0 :Data; }
+struct ClientDrainNode { node @0 :Text; left @1 :Int64; reason @2 :Text; undo @3 :Bool; }
 
 # Repeated by the client under the same id until a reply comes; the head answers a repeated id with the first answer.
 struct ClientRequest {
@@ -297,6 +356,14 @@ struct ClientRequest {
     events @10 :ClientEvents;
     shutdown @11 :ClientShutdown;
     joinToken @12 :ClientJoinToken;
+    tokens @13 :ClientTokens;
+    revokeToken @14 :ClientRevokeToken;
+    addUser @15 :ClientAddUser;
+    users @16 :ClientUsers;
+    revokeUser @17 :ClientRevokeUser;
+    revokeNode @18 :ClientRevokeNode;
+    backup @19 :ClientBackup;
+    drainNode @20 :ClientDrainNode;
   }
 }
 

@@ -58,6 +58,7 @@ GT_FIELDS(core::HeldGeneration) {
   GT_COUNTER(revoked, Revoked);
   GT_LIST(live, Live, kRanksMax);
   GT_LIST(exited, Exited, kRanksMax);
+  GT_PLAIN(stopping, Stopping);
 }
 GT_FIELDS(core::RankPlace) {
   GT_NUMBER(rank, Rank, 0, kRanksMax);
@@ -85,6 +86,19 @@ GT_FIELDS(core::GenerationGrant) {
   GT_NUMBER(world_size, WorldSize, 0, kRanksMax);
   GT_LIST(nodes, Nodes, kRanksMax);
   GT_LIST(ranks, Ranks, kRanksMax);
+  GT_ID_OR_EMPTY(client_key, ClientKey);
+  GT_ID_OR_EMPTY(request_id, RequestId);
+  GT_PLAIN(end_with_client, EndWithClient);
+  GT_TEXT(owner, Owner, kNameBytesMax);
+}
+
+GT_FIELDS(core::NodeNotice) {
+  GT_ENUM(kind, Kind, core::NoticeKind::kLeave);
+  GT_DURATION(left, Left);
+  GT_DURATION(frozen, Frozen);
+  GT_TEXT(source, Source, kNameBytesMax);
+  GT_TEXT(id, Id, kNameBytesMax);
+  GT_TEXT(raw, Raw, kSentenceBytesMax);
 }
 
 // agent -> head
@@ -100,6 +114,9 @@ GT_FIELDS(core::AgentHello) {
   GT_MAP(labels, Labels, 1000);
   GT_NUMBER_LIST(free_ports, FreePorts, 1024, 1, 65535);
   GT_LIST(held, Held, 10000);
+  GT_COUNTER(epoch, Epoch);
+  GT_TEXT(epoch_proof, EpochProof, kNameBytesMax);
+  GT_PLAIN(order, Order);
 }
 GT_FIELDS(core::AgentHeartbeat) {
   GT_PLAIN(sequence, Sequence);
@@ -137,6 +154,16 @@ GT_FIELDS(core::CheckpointReport) {
   GT_NUMBER(step, Step, 0, kInt64Max);
   GT_BYTES(manifest, Manifest, 4096);
 }
+GT_FIELDS(core::GenerationDescribed) {
+  GT_STRUCT(held, Held);
+  GT_STRUCT(grant, Grant);
+  if constexpr (kReading<M>) {
+    if (m.getHasCheckpoint()) Fields(a, m.getCheckpoint(), v.checkpoint.emplace());
+  } else {
+    m.setHasCheckpoint(v.checkpoint.has_value());
+    if (v.checkpoint) Fields(a, m.initCheckpoint(), *v.checkpoint);
+  }
+}
 GT_FIELDS(core::LogTail) {
   GT_ID(job, Job);
   GT_COUNTER(generation, Generation);
@@ -151,6 +178,10 @@ GT_FIELDS(core::AgentNote) {
   GT_NUMBER(rank, Rank, -1, kRanksMax);
   GT_TEXT(kind, Kind, kNameBytesMax);
   GT_TEXT(text, Text, kSpecBytesMax / 2);
+}
+GT_FIELDS(core::NoticeSeen) {
+  GT_PLAIN(sequence, Sequence);
+  GT_STRUCT(notice, Notice);
 }
 GT_FIELDS(core::AgentAnswer) {
   GT_PLAIN(query, Query);
@@ -167,8 +198,13 @@ GT_FIELDS(core::AgentWelcome) {
   GT_ID(node, Node);
   GT_DURATION(heartbeat_interval, HeartbeatInterval);
   GT_DURATION(fence_after, FenceAfter);
+  GT_TEXT(epoch_proof, EpochProof, kNameBytesMax);
+  GT_PLAIN(describe, Describe);
 }
-GT_FIELDS(core::AgentRefused) { GT_TEXT(reason, Reason, kSentenceBytesMax); }
+GT_FIELDS(core::AgentRefused) {
+  GT_TEXT(reason, Reason, kSentenceBytesMax);
+  GT_PLAIN(revoked, Revoked);
+}
 GT_FIELDS(core::HeartbeatAck) {
   GT_COUNTER(epoch, Epoch);
   GT_PLAIN(sequence, Sequence);
@@ -198,9 +234,20 @@ GT_FIELDS(core::ExchangeTable) {
   GT_PLAIN(sequence, Sequence);
   GT_BYTES_LIST(blobs, Blobs, kRanksMax, kBulkBytesMax);
 }
+GT_FIELDS(core::ExchangeMissing) {
+  GT_COUNTER(epoch, Epoch);
+  GT_ID(job, Job);
+  GT_COUNTER(generation, Generation);
+  GT_PLAIN(sequence, Sequence);
+  GT_NUMBER_LIST(ranks, Ranks, kRanksMax, 0, kRanksMax);
+}
 GT_FIELDS(core::ForgetJob) {
   GT_COUNTER(epoch, Epoch);
   GT_ID(job, Job);
+}
+GT_FIELDS(core::AckNotice) {
+  GT_COUNTER(epoch, Epoch);
+  GT_PLAIN(sequence, Sequence);
 }
 GT_FIELDS(core::NoticeRanks) {
   GT_COUNTER(epoch, Epoch);
@@ -266,7 +313,30 @@ GT_FIELDS(core::ClientEvents) {
   GT_DURATION(wait, Wait);
 }
 GT_FIELDS(core::ClientShutdown) { GT_PLAIN(when_idle, WhenIdle); }
-GT_FIELDS(core::ClientJoinToken) {}
+GT_FIELDS(core::ClientJoinToken) {
+  GT_NUMBER(uses, Uses, 1, 10000);
+  GT_DURATION(life, Life);
+}
+GT_FIELDS(core::ClientTokens) {}
+GT_FIELDS(core::ClientRevokeToken) { GT_ID(token, Token); }
+GT_FIELDS(core::ClientAddUser) {
+  GT_TEXT(name, Name, kNameBytesMax);
+  GT_ID(role, Role);
+  GT_TEXT(public_key, PublicKey, kNameBytesMax);
+}
+GT_FIELDS(core::ClientUsers) {}
+GT_FIELDS(core::ClientRevokeUser) { GT_TEXT(name, Name, kNameBytesMax); }
+GT_FIELDS(core::ClientRevokeNode) {
+  GT_TEXT(node, Node, kNameBytesMax);
+  GT_TEXT(reason, Reason, kSentenceBytesMax);
+}
+GT_FIELDS(core::ClientBackup) { GT_BYTES(dir, Dir, 4096); }
+GT_FIELDS(core::ClientDrainNode) {
+  GT_TEXT(node, Node, kNameBytesMax);
+  GT_DURATION(left, Left);
+  GT_TEXT(reason, Reason, kSentenceBytesMax);
+  GT_PLAIN(undo, Undo);
+}
 GT_FIELDS(core::ClientReply) {
   GT_ID(id, Id);
   GT_PLAIN(ok, Ok);
@@ -276,45 +346,57 @@ GT_FIELDS(core::ClientReply) {
 }
 
 // X(core type, method suffix, enumerator) for each member of a union.
-#define GT_CLIENT_BODIES(X)             \
-  X(ClientSubmit, Submit, SUBMIT)       \
-  X(ClientStop, Stop, STOP)             \
-  X(ClientStatus, Status, STATUS)       \
-  X(ClientWhy, Why, WHY)                \
-  X(ClientNodes, Nodes, NODES)          \
-  X(ClientLogs, Logs, LOGS)             \
-  X(ClientExec, Exec, EXEC)             \
-  X(ClientEvents, Events, EVENTS)       \
-  X(ClientShutdown, Shutdown, SHUTDOWN) \
-  X(ClientJoinToken, JoinToken, JOIN_TOKEN)
+#define GT_CLIENT_BODIES(X)                       \
+  X(ClientSubmit, Submit, SUBMIT)                 \
+  X(ClientStop, Stop, STOP)                       \
+  X(ClientStatus, Status, STATUS)                 \
+  X(ClientWhy, Why, WHY)                          \
+  X(ClientNodes, Nodes, NODES)                    \
+  X(ClientLogs, Logs, LOGS)                       \
+  X(ClientExec, Exec, EXEC)                       \
+  X(ClientEvents, Events, EVENTS)                 \
+  X(ClientShutdown, Shutdown, SHUTDOWN)           \
+  X(ClientJoinToken, JoinToken, JOIN_TOKEN)       \
+  X(ClientTokens, Tokens, TOKENS)                 \
+  X(ClientRevokeToken, RevokeToken, REVOKE_TOKEN) \
+  X(ClientAddUser, AddUser, ADD_USER)             \
+  X(ClientUsers, Users, USERS)                    \
+  X(ClientRevokeUser, RevokeUser, REVOKE_USER)    \
+  X(ClientRevokeNode, RevokeNode, REVOKE_NODE)    \
+  X(ClientBackup, Backup, BACKUP)                 \
+  X(ClientDrainNode, DrainNode, DRAIN_NODE)
 
 // As above, then who sends it and whether it may be large.
-#define GT_MESSAGES(X)                                  \
-  X(AgentHello, AGENT_HELLO, kAgent, true)              \
-  X(AgentHeartbeat, AGENT_HEARTBEAT, kAgent, true)      \
-  X(RanksStarted, RANKS_STARTED, kAgent, true)          \
-  X(RankExited, RANK_EXITED, kAgent, false)             \
-  X(GenerationGone, GENERATION_GONE, kAgent, false)     \
-  X(ExchangePart, EXCHANGE_PART, kAgent, true)          \
-  X(CheckpointReport, CHECKPOINT_REPORT, kAgent, false) \
-  X(LogTail, LOG_TAIL, kAgent, false)                   \
-  X(AgentNote, AGENT_NOTE, kAgent, false)               \
-  X(AgentAnswer, AGENT_ANSWER, kAgent, true)            \
-  X(AgentWelcome, AGENT_WELCOME, kHead, false)          \
-  X(AgentRefused, AGENT_REFUSED, kHead, false)          \
-  X(HeartbeatAck, HEARTBEAT_ACK, kHead, false)          \
-  X(StartGeneration, START_GENERATION, kHead, true)     \
-  X(Revoke, REVOKE, kHead, false)                       \
-  X(AckExit, ACK_EXIT, kHead, false)                    \
-  X(ExchangeTable, EXCHANGE_TABLE, kHead, true)         \
-  X(ForgetJob, FORGET_JOB, kHead, false)                \
-  X(NoticeRanks, NOTICE_RANKS, kHead, false)            \
-  X(AgentQuery, AGENT_QUERY, kHead, false)              \
-  X(AgentShutdown, AGENT_SHUTDOWN, kHead, false)        \
-  X(AgentJoin, AGENT_JOIN, kJoiner, false)              \
-  X(AgentJoined, AGENT_JOINED, kHead, false)            \
-  X(ClientRequest, CLIENT_REQUEST, kClient, true)       \
-  X(ClientReply, CLIENT_REPLY, kHead, true)
+#define GT_MESSAGES(X)                                       \
+  X(AgentHello, AGENT_HELLO, kAgent, true)                   \
+  X(AgentHeartbeat, AGENT_HEARTBEAT, kAgent, true)           \
+  X(RanksStarted, RANKS_STARTED, kAgent, true)               \
+  X(RankExited, RANK_EXITED, kAgent, false)                  \
+  X(GenerationGone, GENERATION_GONE, kAgent, false)          \
+  X(ExchangePart, EXCHANGE_PART, kAgent, true)               \
+  X(CheckpointReport, CHECKPOINT_REPORT, kAgent, false)      \
+  X(LogTail, LOG_TAIL, kAgent, false)                        \
+  X(AgentNote, AGENT_NOTE, kAgent, false)                    \
+  X(AgentAnswer, AGENT_ANSWER, kAgent, true)                 \
+  X(AgentWelcome, AGENT_WELCOME, kHead, false)               \
+  X(AgentRefused, AGENT_REFUSED, kHead, false)               \
+  X(HeartbeatAck, HEARTBEAT_ACK, kHead, false)               \
+  X(StartGeneration, START_GENERATION, kHead, true)          \
+  X(Revoke, REVOKE, kHead, false)                            \
+  X(AckExit, ACK_EXIT, kHead, false)                         \
+  X(ExchangeTable, EXCHANGE_TABLE, kHead, true)              \
+  X(ForgetJob, FORGET_JOB, kHead, false)                     \
+  X(NoticeRanks, NOTICE_RANKS, kHead, false)                 \
+  X(AgentQuery, AGENT_QUERY, kHead, false)                   \
+  X(AgentShutdown, AGENT_SHUTDOWN, kHead, false)             \
+  X(AgentJoin, AGENT_JOIN, kJoiner, false)                   \
+  X(AgentJoined, AGENT_JOINED, kHead, false)                 \
+  X(ClientRequest, CLIENT_REQUEST, kClient, true)            \
+  X(ClientReply, CLIENT_REPLY, kHead, true)                  \
+  X(GenerationDescribed, GENERATION_DESCRIBED, kAgent, true) \
+  X(NoticeSeen, NOTICE_SEEN, kAgent, false)                  \
+  X(AckNotice, ACK_NOTICE, kHead, false)                     \
+  X(ExchangeMissing, EXCHANGE_MISSING, kHead, false)
 
 GT_FIELDS(core::ClientRequest) {
   GT_ID(id, Id);

@@ -9,12 +9,11 @@ namespace gtrain::wire {
 
 static_assert(static_cast<int>(core::JobState::kCancelled) == static_cast<int>(proto::JobState::CANCELLED));
 static_assert(static_cast<int>(core::Ending::kFail) == static_cast<int>(proto::Ending::FAIL));
-static_assert(static_cast<int>(core::FaultKind::kAddressInUse) ==
-              static_cast<int>(proto::FaultKind::ADDRESS_IN_USE));
+static_assert(static_cast<int>(core::FaultKind::kPreempted) == static_cast<int>(proto::FaultKind::PREEMPTED));
 
 GT_FIELDS(core::FaultRecord) {
   GT_COUNTER(generation, Generation);
-  GT_ENUM(kind, Kind, core::FaultKind::kAddressInUse);
+  GT_ENUM(kind, Kind, core::FaultKind::kPreempted);
   GT_NUMBER(rank, Rank, -1, kRanksMax);
   GT_ID_OR_EMPTY(node, Node);
   GT_TEXT(hostname, Hostname, kNameBytesMax);
@@ -59,6 +58,7 @@ GT_FIELDS(core::JobRecord) {
   GT_DURATION(run_time, RunTime);
   GT_OPTIONAL(exit_code, ExitCode);
   GT_PLAIN(event_sequence, EventSequence);
+  GT_TEXT(owner, Owner, kNameBytesMax);
 }
 GT_FIELDS(core::NodeRecord) {
   GT_ID(id, Id);
@@ -70,12 +70,16 @@ GT_FIELDS(core::NodeRecord) {
   GT_STRUCT(inventory, Inventory);
   GT_MAP(labels, Labels, 1000);
   GT_PLAIN(unclean, Unclean);
+  GT_STRUCT(notice, Notice);
+  GT_STRUCT(drain, Drain);
 }
 GT_FIELDS(core::ClusterRecord) {
   GT_ID(cluster, Cluster);
   GT_COUNTER(epoch, Epoch);
   GT_PLAIN(next_job, NextJob);
   GT_PLAIN(next_request, NextRequest);
+  GT_PLAIN(recovering, Recovering);
+  GT_COUNTER(superseded, Superseded);
 }
 GT_FIELDS(core::RequestRecord) {
   GT_ID(client_key, ClientKey);

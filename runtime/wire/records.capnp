@@ -19,7 +19,7 @@ struct Record {
 
 enum JobState { queued @0; waiting @1; starting @2; running @3; reconfiguring @4; succeeded @5; failed @6; cancelled @7; }
 enum Ending { none @0; reform @1; replace @2; cancel @3; fail @4; }
-enum FaultKind { crash @0; oom @1; infrastructure @2; saved @3; addressInUse @4; }
+enum FaultKind { crash @0; oom @1; infrastructure @2; saved @3; addressInUse @4; preempted @5; }
 
 struct FaultRecord {
   generation @0 :UInt64;
@@ -67,6 +67,7 @@ struct JobRecord {
   hasExitCode @25 :Bool;
   exitCode @26 :Int32;
   eventSequence @27 :UInt64;
+  owner @28 :Text;
 }
 
 struct NodeRecord {
@@ -79,9 +80,11 @@ struct NodeRecord {
   inventory @6 :Control.Inventory;
   labels @7 :List(Control.Pair);
   unclean @8 :Bool;
+  notice @9 :Control.NodeNotice;
+  drain @10 :Control.NodeNotice;
 }
 
-struct ClusterRecord { cluster @0 :Text; epoch @1 :UInt64; nextJob @2 :UInt64; nextRequest @3 :UInt64; }
+struct ClusterRecord { cluster @0 :Text; epoch @1 :UInt64; nextJob @2 :UInt64; nextRequest @3 :UInt64; recovering @4 :Bool; superseded @5 :UInt64; }
 
 struct RequestRecord { clientKey @0 :Text; requestId @1 :Text; number @2 :UInt64; reply @3 :Control.ClientReply; }
 

@@ -15,9 +15,13 @@
 
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/escaping.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
 #include "base/file.h"
 #include "base/status_macros.h"
+#include "base/units.h"
 
 namespace gtrain::worker {
 namespace {
@@ -28,6 +32,8 @@ using core::WorkerCore;
 constexpr int kIdlePollMs = 500;
 constexpr int kBusyPollMs = 100;
 constexpr absl::Duration kGoodbye = absl::Milliseconds(500);
+// After a deadline: for the answer to the question whom it was that we waited for.
+constexpr absl::Duration kWhoIsMissing = absl::Seconds(2);
 
 Instant Now() { return RealClock().Now(); }
 
@@ -42,6 +48,8 @@ std::string ToJson(const core::WorkerEffect& effect) {
     json["type"] = "joined";
   } else if (const auto* e = std::get_if<core::SendExchange>(&effect)) {
     json = {{"type", "exchange"}, {"sequence", e->sequence}, {"blob", absl::Base64Escape(e->blob)}};
+  } else if (const auto* o = std::get_if<core::SendOverdue>(&effect)) {
+    json = {{"type", "overdue"}, {"sequence", o->sequence}};
   } else if (const auto* p = std::get_if<core::SendProgress>(&effect)) {
     json = {{"type", "progress"}, {"collective", p->collective}};
     if (p->step) json["step"] = *p->step;
@@ -54,30 +62,35 @@ std::string ToJson(const core::WorkerEffect& effect) {
   return json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 
-std::optional<core::WorkerTable> ParseTable(const std::string& body) {
-  const nlohmann::json json = nlohmann::json::parse(body, nullptr, /*allow_exceptions=*/false);
-  try {
-    if (json.at("type") != "table") return std::nullopt;
-    core::WorkerTable table;
-    table.sequence = json.at("sequence").get<uint64_t>();
-    for (const auto& blob : json.at("blobs")) {
-      std::string bytes;
-      if (!absl::Base64Unescape(blob.get<std::string>(), &bytes)) return std::nullopt;
-      table.blobs.push_back(std::move(bytes));
-    }
-    return table;
-  } catch (const nlohmann::json::exception&) {
-    return std::nullopt;
+std::optional<core::WorkerMissing> ParseMissing(absl::string_view body) {
+  if (!absl::ConsumePrefix(&body, "missing ")) return std::nullopt;
+  const std::vector<absl::string_view> words = absl::StrSplit(body, ' ', absl::SkipEmpty());
+  core::WorkerMissing missing;
+  if (words.empty() || !absl::SimpleAtoi(words[0], &missing.sequence)) return std::nullopt;
+  missing.ranks.resize(words.size() - 1);
+  for (size_t i = 1; i < words.size(); ++i) {
+    if (!absl::SimpleAtoi(words[i], &missing.ranks[i - 1])) return std::nullopt;
   }
+  return missing;
+}
+
+std::optional<core::WorkerTable> ParseTable(const std::string& body) {
+  const std::vector<absl::string_view> lines = absl::StrSplit(body, '\n');
+  core::WorkerTable table;
+  absl::string_view sequence = lines[0];
+  if (!absl::ConsumePrefix(&sequence, "table ") || !absl::SimpleAtoi(sequence, &table.sequence))
+    return std::nullopt;
+  table.blobs.resize(lines.size() - 1);
+  for (size_t rank = 0; rank < table.blobs.size(); ++rank) {
+    if (!absl::Base64Unescape(lines[rank + 1], &table.blobs[rank])) return std::nullopt;
+  }
+  return table;
 }
 
 }  // namespace
 
 KeeperLink::KeeperLink(RankEnvironment environment)
-    : env_(std::move(environment)),
-      pid_(getpid()),
-      wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
-      core_(env_.world_size) {}
+    : env_(std::move(environment)), wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)), core_(env_.world_size) {}
 
 KeeperLink::~KeeperLink() {
   if (Forked()) {
@@ -86,14 +99,19 @@ KeeperLink::~KeeperLink() {
     return;
   }
   {
-    absl::MutexLock lock(&mutex_);
+    MutexLock lock(&mutex_);
     closing_ = true;
   }
   eventfd_write(wake_.get(), 1);
   if (thread_.joinable()) thread_.join();
 }
 
-bool KeeperLink::Forked() const { return getpid() != pid_; }
+absl::Status KeeperLink::ReadMembers() {
+  MutexLock lock(&members_mutex_);
+  if (!members_.empty()) return absl::OkStatus();
+  GT_ASSIGN_OR_RETURN(members_, worker::ReadMembers(env_));
+  return absl::OkStatus();
+}
 
 absl::Status KeeperLink::Join(absl::Duration timeout) {
   const Instant deadline = Now() + timeout;
@@ -108,7 +126,7 @@ absl::Status KeeperLink::Join(absl::Duration timeout) {
 
   char host[256] = {};
   gethostname(host, sizeof(host) - 1);
-  absl::MutexLock lock(&mutex_);
+  MutexLock lock(&mutex_);
   StepLocked(core::WorkerJoin{nlohmann::json{{"pid", getpid()}, {"host", host}}.dump(
       -1, ' ', false, nlohmann::json::error_handler_t::replace)});
 
@@ -125,9 +143,9 @@ absl::Status KeeperLink::Join(absl::Duration timeout) {
     return absl::DeadlineExceededError(absl::StrCat(
         "the keeper at ", env_.keeper_socket, " did not answer within ", absl::FormatDuration(timeout)));
   }
-  return absl::DeadlineExceededError(absl::StrCat(
-      "not all ", env_.world_size, " ranks of generation ", env_.generation, " joined within ",
-      absl::FormatDuration(timeout), "; `gtrain status ", env_.job, "` names the ones that are missing"));
+  return absl::DeadlineExceededError(absl::StrCat("not all ", env_.world_size, " ranks of generation ",
+                                                  env_.generation, " joined within ",
+                                                  absl::FormatDuration(timeout), WhoIsMissingLocked()));
 }
 
 // ------------------------------------------------------------------ the program's side
@@ -140,40 +158,52 @@ absl::StatusOr<std::vector<std::string>> KeeperLink::AllGather(absl::string_view
     return absl::InvalidArgumentError(
         absl::StrCat("a blob of ", blob.size(), " bytes is too large to exchange"));
   }
-  absl::MutexLock lock(&mutex_);
+  MutexLock lock(&mutex_);
   StepLocked(core::WorkerExchange{std::string(blob)});
   return AwaitTable(core_.exchanges() - 1, deadline);
 }
 
+// What the agent said to WorkerOverdue.
+std::string KeeperLink::WhoIsMissingLocked() const {
+  if (core_.missing().empty()) return absl::StrCat("; `gtrain status ", env_.job, "` shows who is late");
+  return absl::StrCat("; no word from rank", core_.missing().size() > 1 ? "s " : " ",
+                      PrintRanks(core_.missing()));
+}
+
 absl::StatusOr<std::vector<std::string>> KeeperLink::AwaitTable(uint64_t sequence, Instant deadline) {
-  for (;;) {
-    if (auto table = core_.TakeTable(sequence)) return *std::move(table);
-    GT_RETURN_IF_ERROR(AliveLocked());
-    const absl::Duration left = deadline - Now();
-    if (left <= absl::ZeroDuration()) {
-      return absl::DeadlineExceededError(
-          absl::StrCat("exchange ", sequence, " of rank ", env_.rank, ": not all ranks answered in time"));
-    }
-    changed_.WaitWithTimeout(&mutex_, left);
+  std::optional<std::vector<std::string>> table;
+  mutex_.AwaitFor(deadline - Now(), [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    table = core_.TakeTable(sequence);
+    return table || !AliveLocked().ok();
+  });
+  if (!table && AliveLocked().ok()) {
+    StepLocked(core::WorkerOverdue{sequence});
+    mutex_.AwaitFor(kWhoIsMissing, [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+      table = core_.TakeTable(sequence);
+      return table || !core_.missing().empty() || !AliveLocked().ok();
+    });
   }
+  if (table) return *std::move(table);
+  GT_RETURN_IF_ERROR(AliveLocked());
+  return absl::DeadlineExceededError(absl::StrCat("exchange ", sequence, " of rank ", env_.rank,
+                                                  ": not all ranks answered in time", WhoIsMissingLocked()));
 }
 
 absl::StatusOr<UniqueFd> KeeperLink::Arena(uint64_t id, uint64_t bytes, absl::Duration timeout) {
   if (Forked()) return ForkedError();
   const Instant deadline = Now() + std::min(timeout, absl::Hours(24 * 365));
-  absl::MutexLock one_at_a_time(&arena_mutex_);
-  absl::MutexLock lock(&mutex_);
+  MutexLock one_at_a_time(&arena_mutex_);
+  MutexLock lock(&mutex_);
   arena_reply_.reset();
   arena_wanted_ = id;
   const RankArenaRequest request{id, bytes};
   QueueLocked(kRankArena, std::string(reinterpret_cast<const char*>(&request), sizeof(request)));
-  while (!arena_reply_) {
+  mutex_.AwaitFor(deadline - Now(), [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    return arena_reply_ || !AliveLocked().ok();
+  });
+  if (!arena_reply_) {
     GT_RETURN_IF_ERROR(AliveLocked());
-    const absl::Duration left = deadline - Now();
-    if (left <= absl::ZeroDuration()) {
-      return absl::DeadlineExceededError("the keeper did not hand out a shared-memory arena in time");
-    }
-    changed_.WaitWithTimeout(&mutex_, left);
+    return absl::DeadlineExceededError("the keeper did not hand out a shared-memory arena in time");
   }
   absl::StatusOr<UniqueFd> reply = *std::move(arena_reply_);
   arena_reply_.reset();
@@ -183,7 +213,7 @@ absl::StatusOr<UniqueFd> KeeperLink::Arena(uint64_t id, uint64_t bytes, absl::Du
 absl::Status KeeperLink::Alive() const {
   if (Forked()) return ForkedError();
   if (!over_.load(std::memory_order_acquire)) return absl::OkStatus();
-  absl::MutexLock lock(&mutex_);
+  MutexLock lock(&mutex_);
   return AliveLocked();
 }
 
@@ -194,7 +224,7 @@ absl::Status KeeperLink::AliveLocked() const {
 
 void KeeperLink::Report(const core::WorkerEvent& event) {
   if (Forked()) return;
-  absl::MutexLock lock(&mutex_);
+  MutexLock lock(&mutex_);
   StepLocked(event);
 }
 
@@ -204,7 +234,7 @@ bool KeeperLink::stop_requested() const {
 
 std::optional<Instant> KeeperLink::preempted_at() const {
   if (Forked()) return std::nullopt;
-  absl::MutexLock lock(&mutex_);
+  MutexLock lock(&mutex_);
   return core_.preempted_at();
 }
 
@@ -214,7 +244,6 @@ void KeeperLink::StepLocked(const core::WorkerEvent& event) {
   }
   stop_requested_.store(core_.stop_reason().has_value(), std::memory_order_relaxed);
   over_.store(core_.state() == WorkerCore::State::kOver, std::memory_order_release);
-  changed_.SignalAll();
 }
 
 void KeeperLink::QueueLocked(uint16_t kind, std::string body) {
@@ -230,7 +259,7 @@ void KeeperLink::Loop(KeeperClient client) {
     absl::Status status = Turn(client);
     KeeperFrame frame;
     while (client.Next(&frame)) FrameIn(frame);
-    absl::MutexLock lock(&mutex_);
+    MutexLock lock(&mutex_);
     if (!status.ok()) return StepLocked(core::WorkerOver{std::string(status.message())});
     if (closing_) break;
     StepLocked(core::WorkerCollectives{collectives_.load(std::memory_order_relaxed)});
@@ -242,7 +271,7 @@ void KeeperLink::Loop(KeeperClient client) {
 absl::Status KeeperLink::Turn(KeeperClient& client) {
   int timeout_ms = 0;
   {
-    absl::MutexLock lock(&mutex_);
+    MutexLock lock(&mutex_);
     for (auto& [kind, body] : outbox_) client.Queue(kind, body);
     outbox_.clear();
     timeout_ms = closing_ ? 0 : PollMs();
@@ -266,8 +295,7 @@ int KeeperLink::PollMs() const {
 }
 
 void KeeperLink::FrameIn(KeeperFrame& frame) {
-  absl::MutexLock lock(&mutex_);
-  absl::Cleanup tell = [&] { changed_.SignalAll(); };
+  MutexLock lock(&mutex_);
   switch (frame.kind) {
     case kKeeperWelcome:
       welcome_ = true;
@@ -295,21 +323,22 @@ void KeeperLink::FrameIn(KeeperFrame& frame) {
       return StepLocked(core::WorkerNotice{absl::Seconds(seconds)});
     }
     case kKeeperFromAgent:
-      return JsonIn(frame.body);
+      return RelayedIn(frame.body);
     default:
       return;  // of a newer keeper: not for us
   }
 }
 
-void KeeperLink::JsonIn(const std::string& body) {
-  if (auto table = ParseTable(body)) StepLocked(*table);
+void KeeperLink::RelayedIn(const std::string& body) {
+  if (auto table = ParseTable(body)) return StepLocked(*table);
+  if (auto missing = ParseMissing(body)) StepLocked(*missing);
 }
 
 // What the program reported last must not be lost because it ends at once.
 void KeeperLink::SayGoodbye(KeeperClient& client) {
   const Instant deadline = Now() + kGoodbye;
   {
-    absl::MutexLock lock(&mutex_);
+    MutexLock lock(&mutex_);
     for (const core::WorkerEffect& effect :
          core_.Step(core::WorkerTick{}, core_.NextDeadline().value_or(Now())).effects) {
       outbox_.emplace_back(kRankToAgent, ToJson(effect));

@@ -9,7 +9,8 @@
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
-#include "absl/synchronization/mutex.h"
+#include "base/fork_guard.h"
+#include "base/mutex.h"
 #include "base/unique_fd.h"
 #include "comm/port/bootstrap.h"
 #include "runtime/core/worker_core.h"
@@ -27,11 +28,14 @@ class KeeperLink final : public comm::Bootstrap {
   // Says hello and waits until all ranks of the generation have.
   absl::Status Join(absl::Duration timeout);
 
+  // Reads the members file, once: a rank that makes no communicator needs none. Before members() is used.
+  absl::Status ReadMembers();
+
   // comm::Bootstrap
   int rank() const override { return env_.rank; }
   int world_size() const override { return env_.world_size; }
   Generation generation() const override { return Generation{env_.generation}; }
-  const std::vector<comm::Member>& members() const override { return env_.members; }
+  const std::vector<comm::Member>& members() const override { return members_; }
   absl::StatusOr<std::vector<std::string>> AllGather(absl::string_view blob, absl::Duration timeout) override;
   absl::StatusOr<UniqueFd> Arena(uint64_t id, uint64_t bytes, absl::Duration timeout) override;
   absl::Status Alive() const override;
@@ -49,27 +53,29 @@ class KeeperLink final : public comm::Bootstrap {
   // One turn of the loop: send, wait, receive. Not OK: the keeper is gone.
   absl::Status Turn(KeeperClient& client);
   void FrameIn(KeeperFrame& frame);
-  void JsonIn(const std::string& body) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void RelayedIn(const std::string& body) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void StepLocked(const core::WorkerEvent& event) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void QueueLocked(uint16_t kind, std::string body) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   int PollMs() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void SayGoodbye(KeeperClient& client);
   absl::StatusOr<std::vector<std::string>> AwaitTable(uint64_t sequence, Instant deadline)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  std::string WhoIsMissingLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status AliveLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  bool Forked() const;
+  bool Forked() const { return fork_guard_.Forked(); }
 
   const RankEnvironment env_;
-  const int pid_;
-  UniqueFd wake_;  // eventfd: there is something to send, or the end
+  const ForkGuard fork_guard_;
+  Mutex members_mutex_;
+  std::vector<comm::Member> members_;  // set once under members_mutex_, then only read
+  UniqueFd wake_;                      // eventfd: there is something to send, or the end
   std::atomic<bool> over_{false};
   std::atomic<bool> stop_requested_{false};
   std::atomic<uint64_t> collectives_{0};
   std::thread thread_;
 
-  absl::Mutex arena_mutex_;  // one arena request at a time; taken before mutex_
-  mutable absl::Mutex mutex_;
-  absl::CondVar changed_;
+  Mutex arena_mutex_;  // one arena request at a time; taken before mutex_
+  mutable Mutex mutex_;
   core::WorkerCore core_ ABSL_GUARDED_BY(mutex_);
   std::vector<std::pair<uint16_t, std::string>> outbox_ ABSL_GUARDED_BY(mutex_);
   bool welcome_ ABSL_GUARDED_BY(mutex_) = false;

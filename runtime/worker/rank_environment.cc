@@ -107,16 +107,19 @@ absl::StatusOr<RankEnvironment> ReadRankEnvironment(const std::function<const ch
   env.job = reader.Text("GTRAIN_JOB");
   env.keeper_socket = reader.Text("GTRAIN_KEEPER_SOCKET");
   env.token = reader.Text("GTRAIN_TOKEN");
-  const std::string members = reader.Text("GTRAIN_MEMBERS");
+  env.members_file = reader.Text("GTRAIN_MEMBERS");
   GT_RETURN_IF_ERROR(reader.status());
   if (env.world_size < 1 || env.rank < 0 || env.rank >= env.world_size) {
     return absl::FailedPreconditionError(absl::StrCat("RANK ", env.rank, " of WORLD_SIZE ", env.world_size));
   }
   if (env.token.size() != sizeof(RankHello::token))
     return absl::FailedPreconditionError("GTRAIN_TOKEN has a wrong length");
-  GT_ASSIGN_OR_RETURN(const std::string text, ReadFile(members, kMembersBytesMax));
-  GT_ASSIGN_OR_RETURN(env.members, ParseMembers(text, env.generation, env.world_size));
   return env;
+}
+
+absl::StatusOr<std::vector<comm::Member>> ReadMembers(const RankEnvironment& env) {
+  GT_ASSIGN_OR_RETURN(const std::string text, ReadFile(env.members_file, kMembersBytesMax));
+  return ParseMembers(text, env.generation, env.world_size);
 }
 
 }  // namespace gtrain::worker

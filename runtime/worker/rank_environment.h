@@ -20,11 +20,15 @@ struct RankEnvironment {
   std::string job;
   std::string keeper_socket;
   std::string token;
-  std::vector<comm::Member> members;  // index = rank
+  std::string members_file;
+  std::vector<comm::Member> members;  // of an unmanaged process: itself
 };
 
-// `get` is getenv(). Reads the members file. FailedPrecondition says which variable is wrong.
+// `get` is getenv(). FailedPrecondition says which variable is wrong.
 absl::StatusOr<RankEnvironment> ReadRankEnvironment(const std::function<const char*(const char*)>& get);
+
+// The members file, index = rank. FailedPrecondition, NotFound: it does not belong to this generation.
+absl::StatusOr<std::vector<comm::Member>> ReadMembers(const RankEnvironment& env);
 
 // The content of $GTRAIN_MEMBERS: as many members as `world`, in any order.
 absl::StatusOr<std::vector<comm::Member>> ParseMembers(const std::string& json, uint64_t generation,

@@ -34,6 +34,7 @@ class ManagedSession final : public Session {
 
   absl::StatusOr<std::unique_ptr<Communicator>> MakeCommunicator(
       const CommunicatorOptions& options) override {
+    GT_RETURN_IF_ERROR(link_.ReadMembers());
     comm::ExecOptions exec;
     exec.user = options;
     exec.on_start = [this](uint64_t) { link_.CountCollective(); };

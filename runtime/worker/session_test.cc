@@ -25,11 +25,11 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/file.h"
+#include "base/mutex.h"
 #include "base/unique_fd.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -91,13 +91,13 @@ class FakeKeeper {
   std::string members_path() const { return directory_ + "/members.json"; }
 
   void ToAll(uint16_t kind, const std::string& body) {
-    absl::MutexLock lock(&mutex_);
+    MutexLock lock(&mutex_);
     for (Connection& c : connections_) {
       if (c.rank >= 0) Send(c, kind, body);
     }
   }
   std::vector<nlohmann::json> Messages(int rank, const std::string& type) {
-    absl::MutexLock lock(&mutex_);
+    MutexLock lock(&mutex_);
     std::vector<nlohmann::json> found;
     for (const auto& [from, json] : messages_) {
       if (from == rank && json["type"] == type) found.push_back(json);
@@ -105,10 +105,12 @@ class FakeKeeper {
     return found;
   }
   int connections() {
-    absl::MutexLock lock(&mutex_);
+    MutexLock lock(&mutex_);
     return accepted_;
   }
   void set_silent() { silent_ = true; }
+  // Before Start: the answer to whom an exchange waits for, " 1 2".
+  void set_missing(const std::string& ranks) { missing_ = ranks; }
 
  private:
   struct Connection {
@@ -122,7 +124,7 @@ class FakeKeeper {
       std::vector<pollfd> fds{{listen_.get(), POLLIN, 0}};
       for (Connection& c : connections_) fds.push_back({c.fd.get(), POLLIN, 0});
       poll(fds.data(), fds.size(), 10);
-      absl::MutexLock lock(&mutex_);
+      MutexLock lock(&mutex_);
       for (size_t i = 1; i < fds.size(); ++i) {
         if (fds[i].revents != 0) Read(connections_[i - 1]);
       }
@@ -170,14 +172,16 @@ class FakeKeeper {
     }
     const nlohmann::json json = nlohmann::json::parse(body);
     messages_.emplace_back(c.rank, json);
+    if (json["type"] == "overdue" && !missing_.empty()) {
+      return Send(c, kKeeperFromAgent, absl::StrCat("missing ", json["sequence"].get<uint64_t>(), missing_));
+    }
     if (json["type"] != "exchange" || silent_) return;
     auto& blobs = exchanges_[json["sequence"].get<uint64_t>()];
     blobs[c.rank] = json["blob"];
     if (static_cast<int>(blobs.size()) < world_) return;
-    nlohmann::json table = {
-        {"type", "table"}, {"sequence", json["sequence"]}, {"blobs", nlohmann::json::array()}};
-    for (const auto& [rank, blob] : blobs) table["blobs"].push_back(blob);
-    for (Connection& to : connections_) Send(to, kKeeperFromAgent, table.dump());
+    std::string table = absl::StrCat("table ", json["sequence"].get<uint64_t>());
+    for (const auto& [rank, blob] : blobs) absl::StrAppend(&table, "\n", blob);
+    for (Connection& to : connections_) Send(to, kKeeperFromAgent, table);
   }
 
   void Send(Connection& c, uint16_t kind, const std::string& body, int pass = -1) {
@@ -200,11 +204,11 @@ class FakeKeeper {
   }
 
   const int world_;
-  std::string directory_;
+  std::string directory_, missing_;
   UniqueFd listen_;
   std::atomic<bool> stop_{false}, silent_{false};
   std::thread thread_;
-  absl::Mutex mutex_;
+  Mutex mutex_;
   std::vector<Connection> connections_;
   int accepted_ = 0;
   std::map<uint64_t, UniqueFd> arenas_;
@@ -422,6 +426,16 @@ TEST_F(InProcess, JoinDeadlineSaysWhatIsMissing) {
   EXPECT_THAT(session.status().ToString(), testing::HasSubstr("not all 1 ranks of generation 5 joined"));
 }
 
+TEST_F(InProcess, JoinDeadlineNamesTheMissingRanks) {
+  FakeKeeper keeper(5);
+  SetEnvironment(keeper, 0, 5);
+  keeper.set_missing(" 1 2 4");
+  keeper.Start();
+  const auto session = Session::Join({.join_timeout = absl::Milliseconds(200)});
+  EXPECT_TRUE(absl::IsDeadlineExceeded(session.status())) << session.status();
+  EXPECT_THAT(session.status().ToString(), testing::HasSubstr("no word from ranks 1,2,4"));
+}
+
 TEST_F(InProcess, NoKeeper) {
   FakeKeeper keeper(1);
   SetEnvironment(keeper, 0, 1);
@@ -454,7 +468,9 @@ TEST_F(InProcess, DamagedEnvironmentIsNamed) {
   setenv("RANK", "zero", 1);
   EXPECT_THAT(Session::Join().status().ToString(), testing::HasSubstr("RANK is 'zero'"));
   SetEnvironment(keeper, 0, 2);
-  EXPECT_THAT(Session::Join().status().ToString(), testing::HasSubstr("no rank 1"));
+  const auto env = ReadRankEnvironment([](const char* name) -> const char* { return getenv(name); });
+  ASSERT_TRUE(env.ok());
+  EXPECT_THAT(ReadMembers(*env).status().ToString(), testing::HasSubstr("no rank 1"));
   SetEnvironment(keeper, 0, 1);
   unsetenv("GTRAIN_TOKEN");
   EXPECT_THAT(Session::Join().status().ToString(), testing::HasSubstr("GTRAIN_TOKEN is not set"));

@@ -1,5 +1,6 @@
 #include "runtime/zmq/client.h"
 
+#include <atomic>
 #include <optional>
 
 #include "absl/strings/str_cat.h"
@@ -16,21 +17,24 @@ struct ZmqClient::State {
     monitor.reset();
     dealer.reset();  // the context waits for LINGER
   }
-  void Update();  // reads the monitor
-  void Retry();   // after a refusal
+  void Update();        // reads the monitor
+  bool Untold() const;  // the owner does not know yet what became of the connection
+  void Retry();         // after a refusal
 
-  Context context;
+  std::shared_ptr<void> context;
   Socket dealer, monitor;
   Wakeup wakeup;
   int64_t message_bytes_max = 0;
   std::string endpoint;
   bool connected = false;
+  bool told = false;         // what Connected() said last
   bool lost_unseen = false;  // a connection was lost since Connected() last said so
   bool refused = false;      // the server said no to our key
   int bad_handshakes = 0;    // in a row: whoever listens there is not the server we know
   RealClock clock;
   Rng rng = Rng::FromSystem();
   std::optional<Instant> retry_at;
+  Instant refused_at;
 };
 
 constexpr absl::Duration kRefusedPause = absl::Seconds(1);
@@ -46,6 +50,7 @@ void ZmqClient::State::Update() {
         break;
       case ZMQ_EVENT_HANDSHAKE_FAILED_AUTH:
         refused = true;
+        refused_at = clock.Now();
         retry_at = clock.Now() + kRefusedPause * (0.75 + 0.5 * rng.Unit());
         break;
       case ZMQ_EVENT_HANDSHAKE_FAILED_PROTOCOL:
@@ -61,7 +66,12 @@ void ZmqClient::State::Update() {
     }
   }
   Retry();
+  if (Untold()) wakeup.Raise();
 }
+
+// Whatever call of ours read the monitor's event, the owner, who may have asked Connected() just before, must
+// not sleep on it.
+bool ZmqClient::State::Untold() const { return connected != told || lost_unseen; }
 
 // ZeroMQ reconnects after every loss but one: a server that refused the key. The key may be put on the
 // list at any time, so this asks again, as long as the owner looks at the connection.
@@ -73,6 +83,13 @@ void ZmqClient::State::Retry() {
   if (zmq_connect(dealer.get(), url.c_str()) != 0) retry_at = clock.Now() + kRefusedPause;
 }
 
+std::shared_ptr<void> MakeClientContext(int clients_max) {
+  constexpr int kSocketsEach = 3;  // the connection, its monitor's two ends
+  std::shared_ptr<void> context(zmq_ctx_new(), TermContext());
+  if (context != nullptr) zmq_ctx_set(context.get(), ZMQ_MAX_SOCKETS, kSocketsEach * clients_max + 16);
+  return context;
+}
+
 absl::StatusOr<std::unique_ptr<ZmqClient>> ZmqClient::Connect(const ClientOptions& options) {
   std::optional<HostPort> at = SplitHostPort(options.endpoint);
   if (!at || at->port == 0) {
@@ -82,10 +99,11 @@ absl::StatusOr<std::unique_ptr<ZmqClient>> ZmqClient::Connect(const ClientOption
       !ValidKey(options.keys.secret_key)) {
     return absl::InvalidArgumentError("not a valid key of the head or of this machine");
   }
+  static std::atomic<uint64_t> clients{0};  // names of monitors must differ within a context
   auto state = std::make_unique<State>();
   state->message_bytes_max = options.message_bytes_max;
   state->endpoint = options.endpoint;
-  state->context.reset(zmq_ctx_new());
+  state->context = options.context != nullptr ? options.context : MakeClientContext(1);
   if (!state->context) return ZmqStatus("context");
   state->dealer.reset(zmq_socket(state->context.get(), ZMQ_DEALER));
   void* dealer = state->dealer.get();
@@ -98,7 +116,7 @@ absl::StatusOr<std::unique_ptr<ZmqClient>> ZmqClient::Connect(const ClientOption
             SetText(dealer, ZMQ_CURVE_PUBLICKEY, options.keys.public_key) &&
             SetText(dealer, ZMQ_CURVE_SECRETKEY, options.keys.secret_key);
   if (!ok) return ZmqStatus("cannot make the client socket");
-  state->monitor = OpenMonitor(state->context.get(), dealer, "client-monitor");
+  state->monitor = OpenMonitor(state->context.get(), dealer, absl::StrCat("client-monitor-", ++clients));
   if (!state->monitor) return ZmqStatus("cannot watch the client socket");
   if (!state->wakeup.Init({dealer, state->monitor.get()}))
     return absl::InternalError("cannot make the wake-up descriptor");
@@ -130,19 +148,25 @@ std::optional<std::string> ZmqClient::Receive() {
   while (std::optional<Frames> message = ReceiveFrames(state_->dealer.get(), 1)) {
     if (message->count == 1) return std::move(message->frames[0]);
   }
-  state_->wakeup.Clear();
+  if (!state_->Untold()) state_->wakeup.Clear();
   return std::nullopt;
 }
 
 bool ZmqClient::Connected() const {
   state_->Update();
-  if (!state_->lost_unseen) return state_->connected;
+  state_->told = state_->connected && !state_->lost_unseen;
   state_->lost_unseen = false;
-  state_->wakeup.Raise();  // the caller sees false now and should ask again soon
-  return false;
+  if (state_->Untold()) state_->wakeup.Raise();  // a loss that is over already: the caller asks again soon
+  return state_->told;
 }
 
 int ZmqClient::PollFd() const { return state_->wakeup.fd(); }
+
+bool ZmqClient::KeyRefused() const {
+  state_->Update();
+  constexpr absl::Duration kRecently = absl::Seconds(5);  // it asks again each second
+  return state_->refused && !state_->connected && state_->clock.Now() - state_->refused_at < kRecently;
+}
 
 absl::Status ZmqClient::status() const {
   state_->Update();

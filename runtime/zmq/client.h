@@ -12,12 +12,17 @@
 
 namespace gtrain::net {
 
+// The threads and descriptors that a process with many clients shares (a simulation of many agents). Lives as
+// long as a client uses it; thread-safe.
+std::shared_ptr<void> MakeClientContext(int clients_max);
+
 struct ClientOptions {
   std::string endpoint;           // "host:port", "[v6]:port"
   std::string server_public_key;  // Z85; anyone else at that address is refused
   KeyPair keys;
   int64_t message_bytes_max = 16 << 20;
   int queue_messages_max = 10'000;
+  std::shared_ptr<void> context;  // empty: one of its own
 };
 
 class ZmqClient final : public port::ClientTransport {
@@ -30,12 +35,15 @@ class ZmqClient final : public port::ClientTransport {
   std::optional<std::string> Receive() override;
   // Each lost connection shows as false at least once, however fast the next one came: so whoever
   // greets after every false-to-true change greets on every connection.
+  // PollFd() stays readable until a change has been told here.
   bool Connected() const override;
   int PollFd() const override;
 
   // Why there is no connection: OK, Unavailable (nobody answers) or PermissionDenied (the server does not
   // know our key, or is not the server we know).
   absl::Status status() const;
+  // The server at the other end has just said that our key may not connect.
+  bool KeyRefused() const;
 
  private:
   struct State;

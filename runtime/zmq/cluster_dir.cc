@@ -47,6 +47,7 @@ absl::StatusOr<ClusterFiles> InitCluster(const std::string& dir) {
   GT_RETURN_IF_ERROR(MakeDirs(dir, 0700));
   absl::StatusOr<ClusterId> id = ReadClusterId(dir + "/cluster");
   if (absl::IsNotFound(id.status())) {
+    GT_RETURN_IF_ERROR(WriteFileDurable(dir + "/new", "", 0600));
     GT_RETURN_IF_ERROR(WriteFileDurable(dir + "/cluster", RandomHex(16) + "\n", 0600));
   } else if (!id.ok()) {
     return id.status();

@@ -5,8 +5,12 @@
 //   head.key         key pair of the head (0600)
 //   admin.key        key pair of the first administrator, used by the command line (0600)
 //   authorized       who may connect: "<role> <public key> <comment>" a line; read again when it changes
-//   store/           RocksDB
-//   endpoint.json    of the running head, see Endpoint
+//   tokens.json      join tokens that can still be used
+//   audit.jsonl      who changed what
+//   store/           RocksDB; store.* beside it: runtime/store/rocks_store.h
+//   new              empty; there until the first head has made the store: without it a missing store is a
+//   loss last-backup      the directory of the newest backup, for messages endpoint.json    of the running
+//   head, see Endpoint
 #pragma once
 #include <cstdint>
 #include <string>
@@ -28,7 +32,10 @@ struct ClusterFiles {
   KeyPair head;
   std::string authorized_path() const { return dir + "/authorized"; }
   std::string admin_key_path() const { return dir + "/admin.key"; }
+  std::string tokens_path() const { return dir + "/tokens.json"; }
   std::string store_path() const { return dir + "/store"; }
+  std::string last_backup_path() const { return dir + "/last-backup"; }
+  std::string new_path() const { return dir + "/new"; }
   std::string endpoint_path() const { return dir + "/endpoint.json"; }
 };
 

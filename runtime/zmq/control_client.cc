@@ -9,13 +9,14 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "runtime/core/request_pacer.h"
 #include "runtime/wire/codec.h"
 
 namespace gtrain::net {
 namespace {
 
 constexpr absl::Duration kTurnMax = absl::Milliseconds(200);   // how late a lost connection is noticed
-constexpr absl::Duration kSilenceMin = absl::Seconds(4);       // before a request is repeated
+constexpr absl::Duration kJoinAgain = absl::Seconds(4);        // before a join is repeated
 constexpr absl::Duration kRefusalPatience = absl::Seconds(1);  // a key just added may need a moment
 
 // True when `interrupt_fd` is readable.
@@ -24,12 +25,6 @@ bool WaitReadable(int fd, int interrupt_fd, absl::Duration limit) {
   int ms = static_cast<int>(std::max<int64_t>(1, absl::ToInt64Milliseconds(std::min(limit, kTurnMax))));
   if (poll(fds, interrupt_fd >= 0 ? 2 : 1, ms) <= 0) return false;
   return interrupt_fd >= 0 && fds[1].revents != 0;
-}
-
-// How long the head may take without being asked again.
-absl::Duration SilenceOf(const core::ClientRequest& request) {
-  const auto* events = std::get_if<core::ClientEvents>(&request.body);
-  return kSilenceMin + (events != nullptr ? events->wait : absl::ZeroDuration());
 }
 
 }  // namespace
@@ -52,34 +47,40 @@ absl::StatusOr<core::ClientReply> ControlClient::Call(core::ClientRequestBody bo
 
 absl::StatusOr<core::ClientReply> ControlClient::Call(core::ClientRequest request, absl::Duration timeout) {
   if (request.id.empty()) request.id = NewRequestId();
-  if (request.deadline == absl::ZeroDuration()) request.deadline = timeout;
-  const std::string bytes = wire::Encode(request);
-  const Instant start = clock_.Now(), deadline = start + timeout;
-  std::optional<Instant> send_again = start;
-  absl::Duration silence = SilenceOf(request);
+  const Instant start = clock_.Now();
+  core::RequestPacer pacer(request, start, timeout);
+  std::string late;
   while (true) {
     const Instant now = clock_.Now();
-    if (now >= deadline) break;
-    if (!transport_->Connected()) {
+    if (pacer.Over(now)) break;
+    const bool connected = transport_->Connected();
+    if (!connected) {
       absl::Status status = transport_->status();
       if (absl::IsPermissionDenied(status) && now - start > kRefusalPatience) return status;
-      send_again = now;
-    } else if (now >= *send_again) {
-      absl::Status sent = transport_->Send(bytes);
+    }
+    if (pacer.Due(connected, now)) {
+      request.deadline = pacer.deadline() - now;
+      absl::Status sent = transport_->Send(wire::Encode(request));
       if (absl::IsInvalidArgument(sent)) return sent;
-      send_again = now + (sent.ok() ? silence * (1 + rng_.Unit()) : kTurnMax);
-      if (sent.ok()) silence *= 2;
+      pacer.Sent(sent.ok(), now, rng_);
     }
     while (std::optional<std::string> payload = transport_->Receive()) {
       absl::StatusOr<core::Message> message = wire::Decode(*payload, wire::Sender::kHead);
       if (!message.ok()) continue;
       auto* reply = std::get_if<core::ClientReply>(&*message);
-      if (reply != nullptr && reply->id == request.id) return std::move(*reply);
+      if (reply == nullptr || reply->id != request.id) continue;
+      // The head was not running for a while and does not know that somebody still waits.
+      if (reply->code == static_cast<int>(absl::StatusCode::kDeadlineExceeded)) {
+        late = std::move(reply->error);
+        continue;
+      }
+      return std::move(*reply);
     }
-    if (WaitReadable(transport_->PollFd(), interrupt_fd_, deadline - now)) {
+    if (WaitReadable(transport_->PollFd(), interrupt_fd_, pacer.deadline() - now)) {
       return absl::CancelledError("interrupted");
     }
   }
+  if (!late.empty()) return absl::DeadlineExceededError(late);
   absl::Status status = transport_->status();
   return absl::DeadlineExceededError(
       absl::StrCat("no reply from the head within ", absl::FormatDuration(timeout), ": ",
@@ -106,7 +107,7 @@ absl::StatusOr<core::AgentJoined> JoinCluster(const JoinToken& token, absl::stri
                          "or of another head; make a new one with: gtrain head token"));
       }
     } else if (now >= send_again && transport->Send(bytes).ok()) {
-      send_again = now + kSilenceMin;
+      send_again = now + kJoinAgain;
     }
     while (std::optional<std::string> payload = transport->Receive()) {
       absl::StatusOr<core::Message> message = wire::Decode(*payload, wire::Sender::kHead);

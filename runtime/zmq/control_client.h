@@ -18,10 +18,11 @@ class ControlClient {
   static absl::StatusOr<std::unique_ptr<ControlClient>> Connect(const ClientOptions& options);
 
   // Sends the request and waits for its reply, repeating it under the same id after a lost connection or
-  // a long silence; the head executes it once (fault H15). `request.id` and `request.deadline` are filled in
-  // when empty. A reply with ok = false is returned as it is. DeadlineExceeded: no reply in time (the request
-  // may or may not have been executed: repeat it with the same id to find out). PermissionDenied: the head
-  // does not know this key, or is not the head we know. Cancelled: `interrupt_fd` became readable.
+  // a long silence; the head executes it once (fault H15). `request.id` is filled in when
+  // empty, `request.deadline` always. A reply with ok = false is returned as it is. DeadlineExceeded: no
+  // reply in time (the request may or may not have been executed: repeat it with the same id to find out).
+  // PermissionDenied: the head does not know this key, or is not the head we know. Cancelled: `interrupt_fd`
+  // became readable.
   absl::StatusOr<core::ClientReply> Call(core::ClientRequest request, absl::Duration timeout);
   absl::StatusOr<core::ClientReply> Call(core::ClientRequestBody body, absl::Duration timeout);
 

@@ -12,6 +12,7 @@ namespace gtrain::net {
 namespace {
 
 constexpr size_t kFileBytesMax = 16 << 20;
+constexpr absl::string_view kRevoked = "revoked";
 
 absl::StatusOr<std::string> StampOf(const std::string& path) {
   struct stat info;
@@ -37,7 +38,8 @@ absl::StatusOr<std::vector<AllowedKey>> ParseAllowedKeys(absl::string_view text)
     line = absl::StripAsciiWhitespace(line);
     if (line.empty() || line[0] == '#') continue;
     std::vector<absl::string_view> parts = absl::StrSplit(line, absl::MaxSplits(' ', 2));
-    std::optional<core::Role> role = RoleOf(parts[0]);
+    const bool revoked = parts[0] == kRevoked;
+    const std::optional<core::Role> role = revoked ? core::Role::kReadOnly : RoleOf(parts[0]);
     if (!role) {
       return absl::InvalidArgumentError(
           absl::StrCat("line ", number, ": \"", parts[0], "\" is not a role (admin, user, node, readonly)"));
@@ -46,7 +48,7 @@ absl::StatusOr<std::vector<AllowedKey>> ParseAllowedKeys(absl::string_view text)
       return absl::InvalidArgumentError(
           absl::StrCat("line ", number, ": no valid public key after the role"));
     }
-    keys.push_back({*role, std::string(parts[1]), parts.size() > 2 ? std::string(parts[2]) : ""});
+    keys.push_back({*role, std::string(parts[1]), parts.size() > 2 ? std::string(parts[2]) : "", revoked});
   }
   return keys;
 }
@@ -69,21 +71,28 @@ absl::Status AddAllowedKey(const std::string& path, const AllowedKey& key) {
     if (parts.size() >= 2 && parts[1] == key.public_key) continue;
     absl::StrAppend(&text, line, "\n");
   }
-  absl::StrAppend(&text, RoleName(key.role), " ", key.public_key, " ", CleanComment(key.comment), "\n");
+  absl::StrAppend(&text, key.revoked ? kRevoked : RoleName(key.role), " ", key.public_key, " ",
+                  CleanComment(key.comment), "\n");
   return WriteFileDurable(path, text, 0600);
 }
 
+std::string NameOf(const AllowedKey& key) {
+  return std::string(absl::string_view(key.comment).substr(0, key.comment.find(' ')));
+}
+
 void KeyRegistry::Replace(const std::vector<AllowedKey>& keys) {
-  absl::MutexLock lock(&mutex_);
+  MutexLock lock(&mutex_);
   lasting_.clear();
-  for (const AllowedKey& key : keys) lasting_[KeyId(key.public_key)] = key.role;
+  for (const AllowedKey& key : keys) {
+    if (!key.revoked) lasting_[KeyId(key.public_key)] = {key.role, NameOf(key)};
+  }
 }
 
 absl::Status KeyRegistry::Reload(const std::string& path) {
   const absl::StatusOr<std::string> found = StampOf(path);
   const std::string stamp = found.ok() ? *found : "unreadable";
   {
-    absl::MutexLock lock(&mutex_);
+    MutexLock lock(&mutex_);
     if (stamp == stamp_) return absl::OkStatus();
     stamp_ = stamp;  // a bad file is reported once, then again when it changes
   }
@@ -93,24 +102,15 @@ absl::Status KeyRegistry::Reload(const std::string& path) {
   return absl::OkStatus();
 }
 
-absl::Status KeyRegistry::AddJoinKey(absl::string_view public_key, Instant expires) {
-  absl::MutexLock lock(&mutex_);
-  if (joining_.size() >= kJoinKeysMax) {
-    return absl::ResourceExhaustedError("too many join tokens; wait until some expire");
-  }
-  joining_[KeyId(public_key)] = {expires, ""};
-  return absl::OkStatus();
+void KeyRegistry::ReplaceJoinKeys(std::map<std::string, Instant, std::less<>> expires) {
+  MutexLock lock(&mutex_);
+  joining_ = std::move(expires);
 }
 
-bool KeyRegistry::SpendJoinKey(absl::string_view key_id, absl::string_view node_public_key, Instant now) {
-  absl::MutexLock lock(&mutex_);
-  std::erase_if(joining_, [&](const auto& entry) { return entry.second.expires <= now; });
-  auto it = joining_.find(key_id);
-  if (it == joining_.end()) return false;
-  JoinKey& key = it->second;
-  if (!key.spent_for.empty()) return key.spent_for == node_public_key;
-  key.spent_for = std::string(node_public_key);
-  return true;
+void KeyRegistry::Drop(absl::string_view key_id) {
+  MutexLock lock(&mutex_);
+  if (const auto it = lasting_.find(key_id); it != lasting_.end()) lasting_.erase(it);
+  if (const auto it = joining_.find(key_id); it != joining_.end()) joining_.erase(it);
 }
 
 std::optional<core::Role> KeyRegistry::RoleOfKey(absl::string_view public_key, Instant now) const {
@@ -119,10 +119,18 @@ std::optional<core::Role> KeyRegistry::RoleOfKey(absl::string_view public_key, I
 }
 
 std::optional<core::Role> KeyRegistry::RoleOfKeyId(absl::string_view key_id, Instant now) const {
-  absl::MutexLock lock(&mutex_);
-  if (auto it = lasting_.find(key_id); it != lasting_.end()) return it->second;
-  if (auto it = joining_.find(key_id); it != joining_.end() && now < it->second.expires)
-    return core::Role::kJoin;
+  const std::optional<core::Peer> peer = PeerOf(key_id, now);
+  return peer ? std::optional(peer->role) : std::nullopt;
+}
+
+std::optional<core::Peer> KeyRegistry::PeerOf(absl::string_view key_id, Instant now) const {
+  MutexLock lock(&mutex_);
+  if (auto it = lasting_.find(key_id); it != lasting_.end()) {
+    return core::Peer{it->second.role, std::string(key_id), it->second.name};
+  }
+  if (auto it = joining_.find(key_id); it != joining_.end() && now < it->second) {
+    return core::Peer{core::Role::kJoin, std::string(key_id), ""};
+  }
   return std::nullopt;
 }
 

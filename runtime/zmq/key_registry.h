@@ -9,8 +9,8 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "absl/synchronization/mutex.h"
 #include "base/clock.h"
+#include "base/mutex.h"
 #include "runtime/core/messages.h"
 #include "runtime/zmq/keys.h"
 
@@ -19,15 +19,17 @@ namespace gtrain::net {
 struct AllowedKey {
   core::Role role = core::Role::kReadOnly;
   std::string public_key;  // Z85
-  std::string comment;
+  std::string comment;     // its first word is the name of the key
+  bool revoked = false;    // kept, so that no token lets it in again
 };
 
-// The file `authorized`: one "<role> <Z85 public key> <comment>" a line, # starts a comment line. Errors
-// name the line.
+// The file `authorized`: one "<role> <Z85 public key> <comment>" a line, # starts a comment line; "revoked"
+// in place of the role shuts a key out for good. Errors name the line.
 absl::StatusOr<std::vector<AllowedKey>> ParseAllowedKeys(absl::string_view text);
 absl::StatusOr<std::vector<AllowedKey>> ReadAllowedKeys(const std::string& path);
 // Adds a line (replacing one of the same key), durably.
 absl::Status AddAllowedKey(const std::string& path, const AllowedKey& key);
+std::string NameOf(const AllowedKey& key);  // first word of the comment
 
 class KeyRegistry {
  public:
@@ -38,24 +40,23 @@ class KeyRegistry {
   // read or parsed leaves the keys as they were.
   absl::Status Reload(const std::string& path);
 
-  // A key of role kJoin that is good until `expires`, for one node. ResourceExhausted at the limit.
-  absl::Status AddJoinKey(absl::string_view public_key, Instant expires);
-  // True if the join key has not expired and was not used for another node's key: one use, but the same
-  // node may repeat its request when a reply was lost.
-  bool SpendJoinKey(absl::string_view key_id, absl::string_view node_public_key, Instant now);
+  // Replaces the keys of join tokens: role kJoin until the time beside the key id.
+  void ReplaceJoinKeys(std::map<std::string, Instant, std::less<>> expires);
+  // From now on nobody, before the file says so.
+  void Drop(absl::string_view key_id);
 
+  std::optional<core::Peer> PeerOf(absl::string_view key_id, Instant now) const;
   std::optional<core::Role> RoleOfKey(absl::string_view public_key, Instant now) const;
   std::optional<core::Role> RoleOfKeyId(absl::string_view key_id, Instant now) const;
 
  private:
-  struct JoinKey {
-    Instant expires;
-    std::string spent_for;  // public key of the node; empty = unspent
+  struct Known {
+    core::Role role;
+    std::string name;
   };
-  static constexpr size_t kJoinKeysMax = 1000;
-  mutable absl::Mutex mutex_;
-  std::map<std::string, core::Role, std::less<>> lasting_ ABSL_GUARDED_BY(mutex_);  // by key id
-  std::map<std::string, JoinKey, std::less<>> joining_ ABSL_GUARDED_BY(mutex_);     // by key id
+  mutable Mutex mutex_;
+  std::map<std::string, Known, std::less<>> lasting_ ABSL_GUARDED_BY(mutex_);    // by key id
+  std::map<std::string, Instant, std::less<>> joining_ ABSL_GUARDED_BY(mutex_);  // by key id
   std::string stamp_ ABSL_GUARDED_BY(mutex_);  // of the file at the last Reload
 };
 

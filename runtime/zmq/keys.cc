@@ -85,6 +85,21 @@ std::string KeyId(absl::string_view z85) {
   return absl::BytesToHexString({hash.data(), hash.size()});
 }
 
+std::string Digest(absl::string_view bytes) {
+  unsigned char full[crypto_generichash_BYTES];
+  crypto_generichash(full, sizeof(full), reinterpret_cast<const unsigned char*>(bytes.data()), bytes.size(),
+                     nullptr, 0);
+  return absl::BytesToHexString({reinterpret_cast<const char*>(full), sizeof(full)});
+}
+
+std::string Proof(const KeyPair& keys, absl::string_view text) {
+  GT_CHECK(sodium_init() >= 0);
+  unsigned char digest[32];
+  crypto_generichash(digest, sizeof(digest), reinterpret_cast<const unsigned char*>(text.data()), text.size(),
+                     reinterpret_cast<const unsigned char*>(keys.secret_key.data()), keys.secret_key.size());
+  return absl::BytesToHexString({reinterpret_cast<const char*>(digest), sizeof(digest)});
+}
+
 std::string RandomHex(int bytes) {
   GT_CHECK(sodium_init() >= 0);
   std::string random(bytes, '\0');

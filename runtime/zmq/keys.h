@@ -22,6 +22,11 @@ bool ValidKey(absl::string_view z85);
 // 16 hex digits of the BLAKE2b hash of the key's 32 bytes: NodeId or ClientId. `z85` must be a ValidKey.
 std::string KeyId(absl::string_view z85);
 std::string RandomHex(int bytes);
+// BLAKE2b-256 in hex; `b2sum -l 256` prints the same.
+std::string Digest(absl::string_view bytes);
+
+// What only the holder of `keys` can say about `text`; 64 hex digits.
+std::string Proof(const KeyPair& keys, absl::string_view text);
 
 // Mode 0600, durable, replaces atomically.
 absl::Status SaveKeyPair(const std::string& path, const KeyPair& keys);

@@ -9,6 +9,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "runtime/zmq/cluster_dir.h"
+#include "runtime/zmq/join_tokens.h"
 #include "runtime/zmq/key_registry.h"
 
 namespace gtrain::net {
@@ -114,18 +115,85 @@ TEST(KeyRegistry, ReloadFollowsTheFileAndKeepsTheOldKeysOnErrors) {
   EXPECT_EQ(ReadAllowedKeys(path).status().code(), absl::StatusCode::kPermissionDenied);
 }
 
-TEST(KeyRegistry, JoinKeysExpireAndServeOneNode) {
+TEST(KeyRegistry, JoinKeysExpire) {
   KeyRegistry registry;
-  KeyPair token = MakeKeyPair();
-  std::string id = KeyId(token.public_key);
+  std::string id = KeyId(MakeKeyPair().public_key);
   Instant expires = kNow + absl::Minutes(15);
-  ASSERT_TRUE(registry.AddJoinKey(token.public_key, expires).ok());
+  registry.ReplaceJoinKeys({{id, expires}});
   EXPECT_EQ(registry.RoleOfKeyId(id, kNow), core::Role::kJoin);
   EXPECT_EQ(registry.RoleOfKeyId(id, expires), std::nullopt);
-  EXPECT_TRUE(registry.SpendJoinKey(id, "node a", kNow));
-  EXPECT_TRUE(registry.SpendJoinKey(id, "node a", kNow));  // its reply was lost
-  EXPECT_FALSE(registry.SpendJoinKey(id, "node b", kNow));
-  EXPECT_FALSE(registry.SpendJoinKey(id, "node a", expires));
+  registry.Drop(id);
+  EXPECT_EQ(registry.RoleOfKeyId(id, kNow), std::nullopt);
+}
+
+TEST(KeyRegistry, RevokedLinesShutOutForGood) {
+  KeyRegistry registry;
+  const KeyPair a = MakeKeyPair(), b = MakeKeyPair();
+  const std::string path = TempDir() + "/authorized";
+  ASSERT_TRUE(AddAllowedKey(path, {core::Role::kUser, a.public_key, "ann laptop"}).ok());
+  ASSERT_TRUE(AddAllowedKey(path, {core::Role::kNode, b.public_key, "host-b"}).ok());
+  ASSERT_TRUE(registry.Reload(path).ok());
+  EXPECT_EQ(registry.PeerOf(KeyId(a.public_key), kNow),
+            (core::Peer{core::Role::kUser, KeyId(a.public_key), "ann"}));
+  ASSERT_TRUE(AddAllowedKey(path, {core::Role::kNode, b.public_key, "host-b", true}).ok());
+  ASSERT_TRUE(registry.Reload(path).ok());
+  EXPECT_EQ(registry.RoleOfKey(b.public_key, kNow), std::nullopt);
+  EXPECT_EQ(registry.RoleOfKey(a.public_key, kNow), core::Role::kUser);
+  ASSERT_EQ(ReadAllowedKeys(path)->size(), 2u);
+  EXPECT_TRUE(ReadAllowedKeys(path)->back().revoked);
+}
+
+// X4, H15: one use for one node, which may ask again; time counts on, whatever happens to the head or the
+// clocks.
+class JoinTokensTest : public testing::Test {
+ protected:
+  BootTime At(absl::Duration since_boot) const { return {"boot-1", since_boot, wall_ + since_boot}; }
+  absl::Time wall_ = absl::FromUnixSeconds(1'800'000'000);
+  std::string path_ = TempDir() + "/tokens.json";
+  JoinTokens tokens_{path_};
+  std::string key_ = MakeKeyPair().public_key, id_ = KeyId(key_);
+};
+
+TEST_F(JoinTokensTest, OneUseSurvivesARestart) {
+  ASSERT_TRUE(tokens_.Add(key_, 1, absl::Minutes(15), "ann", At(absl::ZeroDuration())).ok());
+  JoinTokens after(path_);
+  ASSERT_TRUE(after.Load().ok());
+  EXPECT_TRUE(after.Spend(id_, "node-a", At(absl::Minutes(14))).ok());
+  JoinTokens again(path_);
+  ASSERT_TRUE(again.Load().ok());
+  EXPECT_TRUE(again.Spend(id_, "node-a", At(absl::Minutes(14))).ok()) << "its reply was lost";
+  EXPECT_TRUE(absl::IsPermissionDenied(again.Spend(id_, "node-b", At(absl::Minutes(14)))));
+  EXPECT_TRUE(absl::IsPermissionDenied(again.Spend(id_, "node-a", At(absl::Minutes(15)))));
+}
+
+TEST_F(JoinTokensTest, SeveralUses) {
+  ASSERT_TRUE(tokens_.Add(key_, 2, absl::Minutes(15), "ann", At(absl::ZeroDuration())).ok());
+  EXPECT_TRUE(tokens_.Spend(id_, "node-a", At(absl::Minutes(1))).ok());
+  EXPECT_EQ(tokens_.Live(At(absl::Minutes(1))).at(0).uses_left(), 1);
+  EXPECT_TRUE(tokens_.Spend(id_, "node-b", At(absl::Minutes(1))).ok());
+  EXPECT_FALSE(tokens_.Spend(id_, "node-c", At(absl::Minutes(1))).ok());
+}
+
+TEST_F(JoinTokensTest, ClocksThatJumpGiveNoLife) {
+  ASSERT_TRUE(tokens_.Add(key_, 1, absl::Minutes(15), "ann", At(absl::Minutes(5))).ok());
+  BootTime now = At(absl::Minutes(10));
+  now.wall = wall_ - absl::Hours(100);
+  EXPECT_EQ(tokens_.Live(now).at(0).Left(now), absl::Minutes(10))
+      << "same boot: the wall clock does not matter";
+  now = {"boot-2", absl::Seconds(5), wall_ + absl::Minutes(9)};
+  EXPECT_EQ(tokens_.Live(now).at(0).Left(now), absl::Minutes(11))
+      << "another boot: the wall clock is what is left";
+  now.wall = wall_;
+  EXPECT_TRUE(tokens_.Live(now).empty()) << "which went back, so it cannot be trusted";
+}
+
+TEST_F(JoinTokensTest, RevokedAndExpiredAreGone) {
+  ASSERT_TRUE(tokens_.Add(key_, 1, absl::Minutes(15), "ann", At(absl::ZeroDuration())).ok());
+  ASSERT_TRUE(tokens_.Revoke(id_).ok());
+  EXPECT_TRUE(absl::IsNotFound(tokens_.Revoke(id_)));
+  EXPECT_FALSE(tokens_.Spend(id_, "node-a", At(absl::Minutes(1))).ok());
+  ASSERT_TRUE(WriteFileDurable(path_, "{\"tokens\": 5}").ok());
+  EXPECT_TRUE(absl::IsDataLoss(JoinTokens(path_).Load()));
 }
 
 TEST(ClusterDir, InitTwiceKeepsEverything) {

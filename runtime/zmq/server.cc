@@ -4,7 +4,12 @@
 // one's messages.
 #include "runtime/zmq/server.h"
 
+#include <netdb.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+
 #include <algorithm>
+#include <climits>
 #include <cstring>
 
 #include "absl/cleanup/cleanup.h"
@@ -13,6 +18,7 @@
 #include "absl/strings/strip.h"
 #include "base/check.h"
 #include "base/status_macros.h"
+#include "base/unique_fd.h"
 #include "runtime/zmq/socket.h"
 #include "runtime/zmq/zap.h"
 
@@ -41,6 +47,16 @@ struct ZmqServer::State {
 namespace {
 
 constexpr size_t kPayloadBytesMax = 16 << 20;  // what clients accept
+
+// Fault B4: whatever the limit says, one address never holds more than a quarter of the descriptors.
+int ConnectionsPerAddress(const ServerOptions& o) {
+  rlimit files = {};
+  if (getrlimit(RLIMIT_NOFILE, &files) != 0 || files.rlim_cur == RLIM_INFINITY) {
+    return o.connections_per_address_max;
+  }
+  const auto quarter = static_cast<int>(std::min<rlim_t>(files.rlim_cur / 4, INT_MAX));
+  return std::min(o.connections_per_address_max, std::max(16, quarter));
+}
 
 absl::StatusOr<Socket> MakeRouter(void* context, const ServerOptions& o) {
   Socket router(zmq_socket(context, ZMQ_ROUTER));
@@ -88,6 +104,21 @@ absl::Status ProveRefusal(void* context, void* router, const ServerOptions& o) {
       "refusing to serve: no proof within 10 s that unknown keys are refused");
 }
 
+// zmq_bind tells the monitor of its failure before it returns, and what that does may set errno anew (seen:
+// EAGAIN for a port in use), so the kernel is asked once more what is wrong with the address.
+int BindError(const HostPort& at, int reported) {
+  addrinfo hints = {};
+  hints.ai_flags = AI_NUMERICHOST | AI_NUMERICSERV | AI_PASSIVE;
+  hints.ai_socktype = SOCK_STREAM;
+  addrinfo* found = nullptr;
+  if (getaddrinfo(at.host.c_str(), absl::StrCat(at.port).c_str(), &hints, &found) != 0) return reported;
+  absl::Cleanup release = [&] { freeaddrinfo(found); };
+  UniqueFd fd(socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  const int yes = 1;
+  if (!fd.valid() || setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &yes, sizeof(yes)) != 0) return reported;
+  return bind(fd.get(), found->ai_addr, found->ai_addrlen) != 0 ? errno : reported;
+}
+
 absl::StatusOr<std::string> BindOne(void* router, const std::string& listen) {
   std::optional<HostPort> at = SplitHostPort(listen);
   if (!at)
@@ -97,23 +128,20 @@ absl::StatusOr<std::string> BindOne(void* router, const std::string& listen) {
   std::string port = at->port == 0 ? "*" : absl::StrCat(at->port);
   std::string host = at->v6 ? absl::StrCat("[", at->host, "]") : at->host;
   if (zmq_bind(router, absl::StrCat("tcp://", host, ":", port).c_str()) != 0) {
-    int error = zmq_errno();
+    const int error = BindError(*at, zmq_errno());
     if (error == EADDRINUSE) {
       std::string owner = OwnerOfPort(at->port);
       return absl::AlreadyExistsError(absl::StrCat("cannot listen on ", listen, ": the port is in use",
                                                    owner.empty() ? " by a process of another user" : " by ",
                                                    owner, "; choose another with --listen"));
     }
-    return absl::InvalidArgumentError(absl::StrCat("cannot listen on ", listen, ": ", zmq_strerror(error)));
+    return absl::InvalidArgumentError(absl::StrCat("cannot listen on ", listen, ": ", zmq_strerror(error),
+                                                   "; give an address of this machine with --listen"));
   }
   char bound[256];
   size_t size = sizeof(bound);
   if (zmq_getsockopt(router, ZMQ_LAST_ENDPOINT, bound, &size) != 0) return ZmqStatus("last endpoint");
   return std::string(absl::StripPrefix(bound, "tcp://"));
-}
-
-std::string PlainAddress(absl::string_view address) {
-  return std::string(absl::StripPrefix(address, "::ffff:"));
 }
 
 }  // namespace
@@ -129,7 +157,8 @@ absl::StatusOr<std::unique_ptr<ZmqServer>> ZmqServer::Start(ServerOptions option
   GT_ASSIGN_OR_RETURN(state->router, MakeRouter(context, o));
   Socket monitor = OpenMonitor(context, state->router.get(), "server-monitor");
   if (!monitor) return ZmqStatus("cannot watch the server socket");
-  GT_ASSIGN_OR_RETURN(state->gate, Gate::Start(context, std::move(monitor), o.registry, o.clock));
+  GT_ASSIGN_OR_RETURN(
+      state->gate, Gate::Start(context, std::move(monitor), o.registry, o.clock, ConnectionsPerAddress(o)));
   GT_RETURN_IF_ERROR(ProveRefusal(context, state->router.get(), o));
   state->gate->StartCounting();
   for (const std::string& listen : o.listen) {
@@ -162,23 +191,19 @@ absl::Status ZmqServer::Send(const port::Route& route, absl::string_view payload
 
 std::optional<port::Received> ZmqServer::Receive() {
   while (std::optional<Frames> message = ReceiveFrames(state_->router.get(), 2)) {
-    if (message->count != 2) {
+    const int fd = message->fd;
+    const std::string address = message->peer_address;
+    Drop drop;
+    if (auto received =
+            Admit(*std::move(message), *state_->options.registry, state_->options.clock->Now(), &drop)) {
+      return received;
+    }
+    if (drop == Drop::kBadFrames) {
       ++state_->bad_frames;
-      continue;
-    }
-    size_t slash = message->user_id.find('/');
-    std::string key_id = slash == std::string::npos ? "" : message->user_id.substr(slash + 1);
-    // Asked again for each message: a key taken off the list loses its open connections too.
-    std::optional<core::Role> role =
-        state_->options.registry->RoleOfKeyId(key_id, state_->options.clock->Now());
-    if (!role) {
+    } else {
       ++state_->revoked_dropped;
-      continue;
+      CutConnection(fd, PlainAddress(address));
     }
-    return port::Received{.peer = {*role, std::move(key_id)},
-                          .route = {std::move(message->frames[0])},
-                          .address = PlainAddress(message->peer_address),
-                          .payload = std::move(message->frames[1])};
   }
   state_->wakeup.Clear();
   return std::nullopt;
@@ -192,9 +217,10 @@ ServerCounters ZmqServer::counters() const {
   ServerCounters counters{.accepted = gate.accepted,
                           .authenticated = gate.authenticated,
                           .denied = gate.denied,
+                          .over_limit = gate.over_limit,
                           .bad_frames = state_->bad_frames,
                           .revoked_dropped = state_->revoked_dropped};
-  const uint64_t explained = counters.authenticated + counters.denied;
+  const uint64_t explained = counters.authenticated + counters.denied + counters.over_limit;
   counters.bad_handshakes = counters.accepted > explained ? counters.accepted - explained : 0;
   return counters;
 }

@@ -27,12 +27,14 @@ struct ServerOptions {
   int64_t message_bytes_max = 4 << 20;  // a larger frame closes the connection before it is read
   int queue_messages_max = 10'000;      // a peer, each way
   absl::Duration handshake_limit = absl::Seconds(5);
+  int connections_per_address_max = 4096;  // further ones are closed at once (fault B4)
 };
 
 struct ServerCounters {
   uint64_t accepted = 0;       // TCP connections
   uint64_t authenticated = 0;  // of these, with an allowed key
   uint64_t denied = 0;         // keys that are not in the registry
+  uint64_t over_limit = 0;     // cut: its address had too many
   // The rest: not our protocol, no key, wrong server key, too slow, or still shaking hands. ZeroMQ reports
   // only some of these, so this is what is left of `accepted`.
   uint64_t bad_handshakes = 0;

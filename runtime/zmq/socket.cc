@@ -1,12 +1,15 @@
 #include "runtime/zmq/socket.h"
 
+#include <netdb.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
+#include <sys/socket.h>
 
 #include <cstring>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
 
 namespace gtrain::net {
 
@@ -58,6 +61,7 @@ class Part {
   std::string text() {
     return std::string(static_cast<const char*>(zmq_msg_data(&message_)), zmq_msg_size(&message_));
   }
+  int SourceFd() { return zmq_msg_get(&message_, ZMQ_SRCFD); }
   std::string Property(const char* name) {
     const char* value = zmq_msg_gets(&message_, name);
     return value == nullptr ? "" : value;
@@ -79,9 +83,26 @@ std::optional<Frames> ReceiveFrames(void* socket, size_t keep) {
       result.frames.push_back(part.text());
       result.user_id = part.Property("User-Id");
       result.peer_address = part.Property("Peer-Address");
+      result.fd = part.SourceFd();
     }
     if (!part.more()) return result;
   }
+}
+
+std::string PeerAddress(int fd) {
+  sockaddr_storage peer = {};
+  socklen_t size = sizeof(peer);
+  char text[NI_MAXHOST] = "";
+  if (getpeername(fd, reinterpret_cast<sockaddr*>(&peer), &size) != 0 || peer.ss_family == AF_UNIX ||
+      getnameinfo(reinterpret_cast<sockaddr*>(&peer), size, text, sizeof(text), nullptr, 0, NI_NUMERICHOST) !=
+          0) {
+    return "";
+  }
+  return std::string(absl::StripPrefix(text, "::ffff:"));
+}
+
+void CutConnection(int fd, absl::string_view address) {
+  if (fd >= 0 && !address.empty() && PeerAddress(fd) == address) shutdown(fd, SHUT_RDWR);
 }
 
 void StopMonitor(void* socket) { zmq_socket_monitor(socket, nullptr, 0); }

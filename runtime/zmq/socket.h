@@ -10,6 +10,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "base/unique_fd.h"
+#include "runtime/zmq/ingress.h"
 #include "runtime/zmq/keys.h"
 
 namespace gtrain::net {
@@ -46,14 +47,15 @@ struct CommonOptions {
 // Limits, heartbeats, HWM. False: the library refused one.
 bool SetCommon(void* socket, const CommonOptions& options);
 
-// One complete message. nullopt: nothing there (or the context ends).
-struct Frames {
-  std::vector<std::string> frames;  // at most `keep`; the rest is read and dropped
-  size_t count = 0;
-  std::string user_id;  // metadata of the last kept frame
-  std::string peer_address;
-};
+// One complete message, of which at most `keep` frames. nullopt: nothing there (or the context ends).
 std::optional<Frames> ReceiveFrames(void* socket, size_t keep);
+
+// Numeric address of the TCP peer of a descriptor; "" when it has none (any more).
+std::string PeerAddress(int fd);
+// Ends a connection that ZeroMQ owns, from outside: it sees the end of the stream and cleans up. Descriptors
+// are reused, so nothing happens unless the peer is still at `address`; at worst another connection of that
+// address is made again.
+void CutConnection(int fd, absl::string_view address);
 
 // Events of a socket, read through a PAIR. StopMonitor must come before the PAIR is closed: without a
 // reader the next event would hold ZeroMQ's I/O thread for ever.

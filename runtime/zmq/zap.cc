@@ -28,23 +28,25 @@ bool SendFrames(void* socket, const std::vector<std::string>& frames) {
 
 absl::StatusOr<std::unique_ptr<Gate>> Gate::Start(void* context, Socket monitor,
                                                   std::shared_ptr<KeyRegistry> registry,
-                                                  std::shared_ptr<const Clock> clock) {
+                                                  std::shared_ptr<const Clock> clock,
+                                                  int connections_per_address_max) {
   Socket zap(zmq_socket(context, ZMQ_REP));
   if (!zap || !SetInt(zap.get(), ZMQ_LINGER, 0) || zmq_bind(zap.get(), kZapEndpoint) != 0) {
     return ZmqStatus("cannot start the key check");
   }
-  std::unique_ptr<Gate> gate(
-      new Gate(std::move(zap), std::move(monitor), std::move(registry), std::move(clock)));
+  std::unique_ptr<Gate> gate(new Gate(std::move(zap), std::move(monitor), std::move(registry),
+                                      std::move(clock), connections_per_address_max));
   gate->thread_ = std::thread([g = gate.get()] { g->Run(); });
   return gate;
 }
 
 Gate::Gate(Socket zap, Socket monitor, std::shared_ptr<KeyRegistry> registry,
-           std::shared_ptr<const Clock> clock)
+           std::shared_ptr<const Clock> clock, int connections_per_address_max)
     : zap_(std::move(zap)),
       monitor_(std::move(monitor)),
       registry_(std::move(registry)),
-      clock_(std::move(clock)) {}
+      clock_(std::move(clock)),
+      connections_per_address_max_(connections_per_address_max) {}
 
 Gate::~Gate() {
   if (thread_.joinable()) thread_.join();
@@ -92,6 +94,10 @@ void Gate::CountEvents() {
     switch (event->event) {
       case ZMQ_EVENT_ACCEPTED:
         if (counting_) ++counters_.accepted;
+        Opened(static_cast<int>(event->value));
+        break;
+      case ZMQ_EVENT_DISCONNECTED:
+        Closed(static_cast<int>(event->value));
         break;
       case ZMQ_EVENT_HANDSHAKE_SUCCEEDED:
         ++counters_.authenticated;
@@ -104,6 +110,30 @@ void Gate::CountEvents() {
         break;
     }
   }
+}
+
+// Whether a connection is greedy shows only after ZeroMQ has accepted it; it is cut before it costs more than
+// a descriptor for a moment. Each close is reported before its descriptor can be used again.
+void Gate::Opened(int fd) {
+  Closed(fd);
+  std::string address = PeerAddress(fd);
+  if (address.empty()) return;
+  int& open = per_address_[address];
+  ++open;
+  if (open > connections_per_address_max_) {
+    if (counting_) ++counters_.over_limit;
+    Refused(address, absl::StrCat("it has ", connections_per_address_max_, " connections open already"));
+    CutConnection(fd, address);
+  }
+  connections_.emplace(fd, std::move(address));
+}
+
+void Gate::Closed(int fd) {
+  const auto it = connections_.find(fd);
+  if (it == connections_.end()) return;
+  const auto count = per_address_.find(it->second);
+  if (--count->second == 0) per_address_.erase(count);
+  connections_.erase(it);
 }
 
 void Gate::Refused(absl::string_view address, absl::string_view why) {

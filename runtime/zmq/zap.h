@@ -2,6 +2,7 @@
 // monitor.
 #pragma once
 #include <atomic>
+#include <map>
 #include <memory>
 #include <string>
 #include <thread>
@@ -18,6 +19,7 @@ struct GateCounters {
   std::atomic<uint64_t> accepted{0};
   std::atomic<uint64_t> authenticated{0};
   std::atomic<uint64_t> denied{0};
+  std::atomic<uint64_t> over_limit{0};
 };
 
 // Started before anything is bound; every CURVE handshake of the context waits for its answer.
@@ -26,21 +28,28 @@ class Gate {
   // Takes over `monitor`. The thread ends with the context (zmq_ctx_shutdown).
   static absl::StatusOr<std::unique_ptr<Gate>> Start(void* context, Socket monitor,
                                                      std::shared_ptr<KeyRegistry> registry,
-                                                     std::shared_ptr<const Clock> clock);
+                                                     std::shared_ptr<const Clock> clock,
+                                                     int connections_per_address_max);
   ~Gate();                                    // after zmq_ctx_shutdown
   void StartCounting() { counting_ = true; }  // until then refusals are our own proof
   const GateCounters& counters() const { return counters_; }
 
  private:
-  Gate(Socket zap, Socket monitor, std::shared_ptr<KeyRegistry> registry, std::shared_ptr<const Clock> clock);
+  Gate(Socket zap, Socket monitor, std::shared_ptr<KeyRegistry> registry, std::shared_ptr<const Clock> clock,
+       int connections_per_address_max);
   void Run();
   bool AnswerOne();  // false: the context ended
   void CountEvents();
+  void Opened(int fd);
+  void Closed(int fd);
   void Refused(absl::string_view address, absl::string_view why);
 
   Socket zap_, monitor_;  // of the thread
   const std::shared_ptr<KeyRegistry> registry_;
   const std::shared_ptr<const Clock> clock_;
+  const int connections_per_address_max_;
+  std::map<int, std::string> connections_;  // descriptor -> address
+  std::map<std::string, int> per_address_;
   GateCounters counters_;
   std::atomic<bool> counting_{false};
   Instant last_log_{INT64_MIN / 2};

@@ -28,6 +28,12 @@ NOBODY = 65534
 # Generous: the box may run eight things at once. A deadline that passes is a hang, not a slow machine.
 PATIENCE = float(os.environ.get('GTRAIN_E2E_PATIENCE', '60'))
 TERMINAL_STATES = ('SUCCEEDED', 'FAILED', 'CANCELLED')
+SOAK = bool(os.environ.get('GTRAIN_SOAK'))
+
+
+def soak(full, short):
+    """A length: the real one under `make soak`, the short one in `make test`."""
+    return full if SOAK else short
 
 
 def is_root():
@@ -194,9 +200,9 @@ class GtrainTest(unittest.TestCase):
                              f'gtrain {" ".join(args)}\n--- stdout\n{done.stdout}\n--- stderr\n{done.stderr}')
         return done
 
-    def start(self, *args, terminal=False, home=None, prefix=None, **env):
+    def start(self, *args, terminal=False, home=None, prefix=None, program=None, **env):
         prefix = self.prefix if prefix is None else prefix
-        process = Process([self.program, *args], self.env(home, **env), self.dir, terminal, prefix)
+        process = Process([program or self.program, *args], self.env(home, **env), self.dir, terminal, prefix)
         self.started.append(process)
         return process
 
@@ -325,6 +331,9 @@ class GtrainTest(unittest.TestCase):
             rounds += 1
         for process in self.started:
             process.popen.wait()
+            process.reader.join(2)
+            if process.popen.stdout and not process.reader.is_alive():
+                process.popen.stdout.close()
         failed = self.failed()
         if failed or left:
             self.show_evidence()

@@ -69,6 +69,31 @@ class LocalTest(harness.GtrainTest):
         self.assertIn('crashes as told before step 1', text, 'the last lines of the rank are evidence')
         self.end_local_cluster()
 
+    def test_setup_runs_once_before_the_ranks(self):
+        """`setup` runs once on the node, before any rank and not again after a crash; its output is in the logs."""
+        marks = os.path.join(self.out, 'setups')
+        extra = f'setup: |\n  echo preparing the node\n  test ! -e {self.out}/pid.0.1\n  echo once >> {marks}\n'
+        job = self.stepper_job('prepared', '--steps', '5', '--crash', '1:3', ranks='4', extra=extra)
+        launch = self.start('launch', job)
+        self.assertEqual(launch.wait(), 0, launch.output())
+        self.assertIn('preparing the node', launch.output())
+        self.assertEqual(self.read('setups'), 'once')
+        self.assertEqual(self.job('prepared')['restarts'], 1)
+        self.end_local_cluster()
+
+    def test_failing_setup_is_a_failure_of_the_job(self):
+        """Nothing of the job runs behind a setup that failed; the reason and its last lines are shown."""
+        marks = os.path.join(self.out, 'setups')
+        extra = f'setup: |\n  echo run >> {marks}\n  echo no such package >&2\n  false\n'
+        launch = self.start('launch', self.stepper_job('unprepared', '--steps', '5', ranks='4', extra=extra))
+        self.assertEqual(launch.wait(), 1, launch.output())
+        self.assertIn("the job's `setup` failed on this node", launch.output())
+        self.assertIn('no such package', launch.output())
+        self.assertFalse(self.rank_pids(), 'no rank may have started')
+        generations = self.job('unprepared')['generation']
+        self.assertEqual(self.read('setups').split(), ['run'] * generations, 'once a generation, not once a rank')
+        self.end_local_cluster()
+
     def test_stop_from_another_terminal(self):
         """`status` in a second terminal finds the job; `stop` ends it with a chance to save."""
         job = self.stepper_job('stopme', '--steps', '100000', '--slow-stop')

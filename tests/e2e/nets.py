@@ -24,7 +24,9 @@ def usable():
         return f'network namespaces cannot be made here: {made.stderr.strip()}'
     cable = ip('-n', probe, 'link', 'add', 'name', 'v0', 'type', 'veth', 'peer', 'name', 'v1', check=False)
     ip('netns', 'del', probe, check=False)
-    return None if cable.returncode == 0 else f'veth cannot be made here: {cable.stderr.strip()}'
+    if cable.returncode != 0:
+        return f'veth cannot be made here: {cable.stderr.strip()}'
+    return None if shutil.which('nft') else 'nft(8) is not installed'
 
 
 class Nets:
@@ -65,6 +67,28 @@ class Nets:
 
     def plug(self, index):
         ip('-n', self.switch, 'link', 'set', f'p{index}', 'up')
+
+    def rules(self, index, incoming='', outgoing=''):
+        """nftables statements for every packet on that node's cable, e.g. 'drop'; no words: as if there were none."""
+        table = 'flush ruleset\n'
+        for hook, side, words in (('input', 'iifname', incoming), ('output', 'oifname', outgoing)):
+            if words:
+                table += (f'table inet gt{hook} {{\n chain c {{\n type filter hook {hook} priority 0\n'
+                          f'{side} "eth0" {words}\n }}\n}}\n')
+        subprocess.run(['ip', 'netns', 'exec', self.nodes[index], 'nft', '-f', '-'], input=table, text=True, check=True,
+                       capture_output=True)
+
+    def lose(self, index, percent):
+        words = f'numgen random mod 100 < {percent} drop'
+        self.rules(index, words, words)
+
+    def shape(self, index, rate, queue):
+        """What the node sends is limited, e.g. '1mbit', with a queue of so many bytes before packets are lost."""
+        ip('netns', 'exec', self.nodes[index], 'tc', 'qdisc', 'replace', 'dev', 'eth0', 'root', 'tbf', 'rate', rate,
+           'burst', '8kb', 'limit', str(queue))
+
+    def unshape(self, index):
+        ip('netns', 'exec', self.nodes[index], 'tc', 'qdisc', 'del', 'dev', 'eth0', 'root', check=False)
 
     def remove(self):
         for name in self.made:

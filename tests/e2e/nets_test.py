@@ -1,10 +1,10 @@
 """Four agents on four machines (network namespaces), one rank each; the data plane is UCX over TCP."""
 import os
-import re
 import unittest
 
 import harness
 import nets
+from cluster import ClusterTest
 from harness import wait_until
 
 REASON = nets.usable()
@@ -13,41 +13,19 @@ ALLREDUCE = os.path.join(harness.BUILD, 'tests', 'e2e_allreduce')
 
 
 @unittest.skipIf(REASON, REASON)
-class FourMachinesTest(harness.GtrainTest):
+class FourMachinesTest(ClusterTest):
+    agent_count = 4
+
     def setUp(self):
         self.nets = nets.Nets(4)
         self.addCleanup(self.nets.remove)  # after the clean-up of processes, which super().setUp() registers
         super().setUp()
-        self.start_cluster()
 
-    def node_home(self, index):
-        return os.path.join(self.dir, f'node{index}')
+    def inside(self, index):
+        return self.nets.inside(index)
 
-    def start_cluster(self):
-        """gtrain head --listen on node 0, gtrain agent --join on each; the client is on node 0 too."""
-        client = self.nets.inside(0)
-        self.gtrain('head', '--init', '--context', 'lab', prefix=client)
-        address = f'{self.nets.address(0)}:7070'
-        self.head = self.start('head', '--context', 'lab', '--listen', address, '--allow-root', prefix=client)
-        self.agents = []
-        for index in range(4):
-            token = wait_until('a join token', lambda: self.token(client))
-            home = self.node_home(index)
-            os.makedirs(home)
-            self.agents.append(self.start('agent', '--join', token, '--hostname', f'node{index}', home=home,
-                                          prefix=self.nets.inside(index)))
-        wait_until('four nodes ready', lambda: self.ready_nodes() == 4)
-
-    def token(self, client):
-        done = self.gtrain('head', '--context', 'lab', '--token', prefix=client, expect=None)
-        return done.stdout.strip() if done.returncode == 0 else None
-
-    def ready_nodes(self):
-        done = self.gtrain('nodes', prefix=self.nets.inside(0), expect=None)
-        return sum(1 for line in done.stdout.splitlines() if re.search(r'\bnode\d\b', line)) if done.returncode == 0 else 0
-
-    def launch(self, path):
-        return self.start('launch', path, prefix=self.nets.inside(0))
+    def address(self, index):
+        return self.nets.address(index)
 
     def test_one_rank_a_machine(self):
         """The contract across machines: one rank each, MASTER_ADDR is rank 0's machine, no shared loopback."""

@@ -10,6 +10,7 @@ It resumes after step.<rank>, so that a test can tell a resume from a fresh star
   --hold FILE          after the last step wait until FILE exists
   --crash RANK:STEP    that rank exits 7 before that step, once (every time with --always)
   --deaf               ignore SIGTERM
+  --on-notice          on SIGUSR1: write noticed.<generation>.<rank> (the seconds left), report the next step as a checkpoint
   --slow-stop          on SIGTERM: write stopped.<rank>, then exit 0
 """
 import argparse
@@ -39,6 +40,7 @@ def main():
     parser.add_argument('--always', action='store_true')
     parser.add_argument('--slow-stop', action='store_true')
     parser.add_argument('--deaf', action='store_true')
+    parser.add_argument('--on-notice', action='store_true')
     options = parser.parse_args()
     rank = int(os.environ['RANK'])
     generation = os.environ['GTRAIN_GENERATION']
@@ -48,6 +50,13 @@ def main():
 
     if options.deaf:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    noticed = []
+    if options.on_notice:
+        def notice(number, frame):
+            with open(os.environ['GTRAIN_NOTICE_FILE']) as left:
+                write(place(f'noticed.{generation}.{rank}'), left.read())
+            noticed.append(True)
+        signal.signal(signal.SIGUSR1, notice)
     if options.slow_stop:
         def stop(number, frame):
             write(place(f'stopped.{rank}'), generation)
@@ -75,8 +84,9 @@ def main():
                 os._exit(7)
         write(place(f'step.{rank}'), str(step))
         said = {'step': step, 'loss': 1.0 / step, 'samples': 8}
-        if options.checkpoints and step % 5 == 0:
+        if (options.checkpoints and step % 5 == 0) or noticed:
             said['checkpoint'] = True
+            noticed.clear()
         report.write(json.dumps(said) + '\n')
     while options.hold and not os.path.exists(options.hold):
         select.select([], [], [], 0.05)

@@ -55,6 +55,18 @@ struct Printer {
   std::string operator()(const core::AckExit& m) const {
     return absl::StrCat("AckExit ", m.job.value, " g", m.generation.value, " rank ", m.rank);
   }
+  std::string operator()(const core::ExchangeMissing& m) const {
+    return absl::StrCat("ExchangeMissing ", m.generation.value, " #", m.sequence, ": ", PrintRanks(m.ranks));
+  }
+  std::string operator()(const core::AckNotice& m) const { return absl::StrCat("AckNotice ", m.sequence); }
+  std::string operator()(const core::NoticeRanks& m) const {
+    return absl::StrCat("NoticeRanks ", m.job.value, " g", m.generation.value, ": ", PrintDuration(m.left),
+                        " left");
+  }
+  std::string operator()(const core::NoticeSeen& m) const {
+    return absl::StrCat("NoticeSeen ", m.sequence, ": ", core::Name(m.notice.kind), " in ",
+                        PrintDuration(m.notice.left));
+  }
   std::string operator()(const core::ForgetJob& m) const { return absl::StrCat("ForgetJob ", m.job.value); }
   std::string operator()(const core::AgentShutdown& m) const { return absl::StrCat("Shutdown: ", m.reason); }
   std::string operator()(const core::AgentHello& m) const {
@@ -142,7 +154,7 @@ const std::map<std::string, TraceWorld::Handler>& TraceWorld::Handlers() {
       {"heal", &TraceWorld::Heal}, {"submit", &TraceWorld::Submit},         {"exit", &TraceWorld::Exit},
       {"step", &TraceWorld::Step}, {"checkpoint", &TraceWorld::Checkpoint}, {"advance", &TraceWorld::Advance},
       {"stop", &TraceWorld::Stop}, {"status", &TraceWorld::Status},         {"why", &TraceWorld::Why},
-      {"disk", &TraceWorld::Disk}};
+      {"disk", &TraceWorld::Disk}, {"notice", &TraceWorld::Notice},         {"drain", &TraceWorld::Drain}};
   return handlers;
 }
 
@@ -291,6 +303,35 @@ void TraceWorld::Advance(const Command& command) {
   }
 }
 
+// notice NODE KIND [left=TIME] [id=WORD]: what its cloud says; KIND none takes it back
+void TraceWorld::Notice(const Command& command) {
+  ScriptedAgent& agent = agents_.at(command.Word(0));
+  core::NodeNotice notice;
+  for (const core::NoticeKind kind :
+       {core::NoticeKind::kAtRisk, core::NoticeKind::kFreeze, core::NoticeKind::kLeave}) {
+    if (command.Word(1) == core::Name(kind)) notice.kind = kind;
+  }
+  if (notice.kind != core::NoticeKind::kNone) {
+    const auto left = ParseDuration(command.Option("left", "2m"));
+    GT_CHECK(left.ok());
+    notice.left = *left;
+    notice.source = "spot interruption";
+    notice.id = command.Option("id", "1");
+  }
+  FromAgent(agent, core::NoticeSeen{++agent.notices, std::move(notice)});
+  DrainAgents();
+}
+
+// drain NODE [left=TIME] | drain NODE undo
+void TraceWorld::Drain(const Command& command) {
+  const auto left = ParseDuration(command.Option("left", "2m"));
+  GT_CHECK(left.ok());
+  const core::ClientReply reply =
+      Ask(core::ClientDrainNode{command.Word(0), *left, "", command.Word(1) == "undo"}, core::Role::kAdmin);
+  Line(absl::StrCat("client: ", reply.ok ? reply.json : reply.error));
+  DrainAgents();
+}
+
 void TraceWorld::Stop(const Command& command) {
   const core::ClientReply reply =
       Ask(core::ClientStop{Job(command), command.Word(1) == "now", "asked by a person"});
@@ -387,6 +428,9 @@ void TraceWorld::Perform(const core::Effect& effect) {
 }
 
 void TraceWorld::ToAgent(const core::SendToNode& send) {
+  if (!send.route.empty()) {
+    return Line(absl::StrCat("-> ", send.route, " ", std::visit(Printer{send.route}, send.message)));
+  }
   ScriptedAgent& agent = agents_.at(send.node.value);
   const std::string text = std::visit(Printer{agent.name}, send.message);
   if (!text.empty()) Line(absl::StrCat("-> ", agent.name, " ", text, agent.linked ? "" : "   (lost)"));
@@ -402,13 +446,12 @@ void TraceWorld::ToAgent(const core::SendToNode& send) {
   }
 }
 
-core::ClientReply TraceWorld::Ask(core::ClientRequestBody body) {
+core::ClientReply TraceWorld::Ask(core::ClientRequestBody body, core::Role role) {
   const std::string id = absl::StrCat("request-", ++requests_);
-  Do(head_->Step(core::PeerMessage{{core::Role::kUser, "ann"},
-                                   "client",
-                                   "10.0.0.9",
-                                   core::ClientRequest{id, absl::Seconds(5), std::move(body)}},
-                 clock_.Now()));
+  Do(head_->Step(
+      core::PeerMessage{
+          {role, "ann"}, "client", "10.0.0.9", core::ClientRequest{id, absl::Seconds(5), std::move(body)}},
+      clock_.Now()));
   const auto reply = replies_.find(id);
   if (reply == replies_.end()) return {id, false, 0, "(the reply waits for the disk)", ""};
   return reply->second;

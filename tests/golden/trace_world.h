@@ -33,6 +33,7 @@ struct ScriptedAgent {
   bool linked = true;
   int routes = 0;  // connections so far
   uint64_t beats = 0;
+  uint64_t notices = 0;
   struct Held {
     core::GenerationGrant grant;
     std::map<int, core::RankStatus> live;
@@ -65,6 +66,8 @@ class TraceWorld {
   void Status(const Command& command);
   void Why(const Command& command);
   void Disk(const Command& command);
+  void Notice(const Command& command);
+  void Drain(const Command& command);
 
   void Line(const std::string& text) { log_ += text + "\n"; }
   void Boot();
@@ -77,7 +80,7 @@ class TraceWorld {
   void Start(ScriptedAgent& agent, const core::GenerationGrant& grant);
   void End(ScriptedAgent& agent, const core::Revoke& revoke);
   void DrainAgents();
-  core::ClientReply Ask(core::ClientRequestBody body);
+  core::ClientReply Ask(core::ClientRequestBody body, core::Role role = core::Role::kUser);
   JobId Job(const Command& command) const;
   ScriptedAgent::Held* Holder(const JobId& job, int rank, ScriptedAgent** agent);
 

@@ -1,0 +1,125 @@
+#include "bench/local_cluster.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <spawn.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "base/clock.h"
+#include "base/file.h"
+#include "base/status_macros.h"
+#include "base/unique_fd.h"
+
+extern char** environ;
+
+namespace gtrain::bench {
+namespace {
+constexpr absl::Duration kShutdownDeadline = absl::Seconds(20);
+}  // namespace
+
+absl::StatusOr<pid_t> Spawn(const std::vector<std::string>& words) {
+  std::vector<char*> argv;
+  for (const std::string& word : words) argv.push_back(const_cast<char*>(word.c_str()));
+  argv.push_back(nullptr);
+  posix_spawn_file_actions_t actions;
+  posix_spawn_file_actions_init(&actions);
+  for (int fd = 0; fd < 3; ++fd) {
+    posix_spawn_file_actions_addopen(&actions, fd, "/dev/null", O_RDWR, 0);
+  }
+  pid_t pid = 0;
+  const int error = posix_spawnp(&pid, argv[0], &actions, nullptr, argv.data(), environ);
+  posix_spawn_file_actions_destroy(&actions);
+  if (error != 0) return ErrnoStatus(error, absl::StrCat("start ", words[0]));
+  return pid;
+}
+
+absl::Status WaitFor(pid_t pid, absl::string_view what, absl::Duration deadline) {
+  // Asleep until it ends: a bench that looks every millisecond would be in its own figures.
+  const UniqueFd ended(static_cast<int>(syscall(SYS_pidfd_open, pid, 0)));
+  pollfd wait{ended.get(), POLLIN, 0};
+  const bool late =
+      ended.valid() && poll(&wait, 1, static_cast<int>(absl::ToInt64Milliseconds(deadline))) == 0;
+  if (late) kill(pid, SIGKILL);
+  int status = 0;
+  waitpid(pid, &status, 0);
+  if (late) {
+    return absl::DeadlineExceededError(
+        absl::StrCat(what, " did not end within ", absl::FormatDuration(deadline)));
+  }
+  if (WIFEXITED(status) && WEXITSTATUS(status) == 0) return absl::OkStatus();
+  return absl::InternalError(absl::StrCat(what, " failed: wait status ", status));
+}
+
+absl::Status Run(const std::vector<std::string>& words, absl::Duration deadline) {
+  GT_ASSIGN_OR_RETURN(const pid_t pid, Spawn(words));
+  return WaitFor(pid, absl::StrCat(words[0], " ", words.size() > 1 ? words[1] : ""), deadline);
+}
+
+bool Executable(const std::string& path) { return access(path.c_str(), X_OK) == 0; }
+
+void AllowOpenMpiAsRoot() {
+  setenv("OMPI_ALLOW_RUN_AS_ROOT", "1", 1);
+  setenv("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1", 1);
+}
+
+absl::Status Home::Make() {
+  std::string pattern = (std::filesystem::temp_directory_path() / "gt-XXXXXX").string();
+  if (mkdtemp(pattern.data()) == nullptr) return ErrnoStatus(errno, "mkdtemp");
+  path_ = pattern;
+  for (const char* name : {"HOME", "XDG_STATE_HOME", "XDG_CONFIG_HOME", "XDG_RUNTIME_DIR"}) {
+    setenv(name, path_.c_str(), 1);
+  }
+  return chdir(path_.c_str()) == 0 ? absl::OkStatus() : ErrnoStatus(errno, path_);
+}
+
+void Home::Remove() {
+  if (path_.empty()) return;
+  const std::string cluster = path_ + "/gtrain/local";
+  int64_t agent = 0;
+  if (const auto text = ReadFile(cluster + "/agent.pid", 64); text.ok() && absl::SimpleAtoi(*text, &agent)) {
+    kill(static_cast<pid_t>(agent), SIGTERM);
+  }
+  const std::string endpoint = cluster + "/endpoint.json";
+  if (const auto text = ReadFile(endpoint, 64 << 10); text.ok()) {
+    const auto json = nlohmann::json::parse(*text, nullptr, /*allow_exceptions=*/false);
+    if (const int head = json.is_object() ? json.value("pid", 0) : 0; head > 1) kill(head, SIGTERM);
+  }
+  const RealClock clock;
+  const Instant deadline = clock.Now() + kShutdownDeadline;
+  while (access(endpoint.c_str(), F_OK) == 0 && clock.Now() < deadline) poll(nullptr, 0, 20);
+  if (chdir("/") != 0) return;
+  // What the daemons still write on their way out comes back for a moment.
+  std::error_code ignored;
+  while (access(path_.c_str(), F_OK) == 0 && clock.Now() < deadline) {
+    std::filesystem::remove_all(path_, ignored);
+    poll(nullptr, 0, 20);
+  }
+}
+
+LocalCluster::LocalCluster(const std::string& folder)
+    : gtrain_(std::filesystem::absolute(folder + "/gtrain").string()) {}
+
+absl::Status LocalCluster::Start() {
+  GT_RETURN_IF_ERROR(home_.Make());
+  return Run({gtrain_, "launch", "-d", "-n", "1", "--set", "name=waits", "--set", "stop_grace=1s", "--",
+              "sleep", "3600"});
+}
+
+void LocalCluster::Stop() {
+  const absl::Status stopped = Run({gtrain_, "stop", "waits", "--now"});
+  if (!stopped.ok()) std::fprintf(stderr, "bench: %s\n", stopped.ToString().c_str());
+  home_.Remove();
+}
+
+}  // namespace gtrain::bench

@@ -1,0 +1,383 @@
+#include "checkpoint/engine/admin.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <map>
+#include <set>
+#include <variant>
+
+#include "absl/cleanup/cleanup.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "base/file.h"
+#include "base/status_macros.h"
+#include "base/unique_fd.h"
+#include "checkpoint/engine/catalog.h"
+#include "checkpoint/engine/retain.h"
+#include "checkpoint/engine/shard_io.h"
+#include "checkpoint/format/safetensors.h"
+
+namespace gtrain::ckpt {
+namespace {
+
+// Far longer than opening a directory takes, clocks that differ included.
+constexpr absl::Duration kProbeAgeMax = absl::Hours(24);
+constexpr size_t kImportBytesMax = size_t{1} << 40;
+constexpr uint64_t kExportBytes = 64 << 20;  // read together; a larger tensor alone
+
+std::string ShapeText(const GlobalTensor& tensor) {
+  return absl::StrCat(DTypeName(tensor.dtype), "[", absl::StrJoin(tensor.shape, ","), "]");
+}
+
+// A registration of every tensor of `manifest` as one rank without any others would hold it: whole.
+std::vector<Registered> WholeTensors(const Manifest& manifest) {
+  std::vector<Registered> out;
+  for (const GlobalTensor& t : manifest.tensors) {
+    if (t.layout == Layout::kPerRank) continue;
+    out.push_back({{.name = t.name, .dtype = t.dtype, .shape = t.shape},
+                   *ElementCount(t.shape, t.dtype) * DTypeSize(t.dtype)});
+  }
+  return out;
+}
+
+// Whole tensors of one checkpoint out of verified chunks.
+class TensorReader {
+ public:
+  TensorReader(port::BlobStore* store, const Manifest& manifest)
+      : store_(store),
+        manifest_(manifest),
+        tensors_(WholeTensors(manifest)),
+        planner_(&manifest_, tensors_, 1) {}
+
+  const std::vector<Registered>& tensors() const { return tensors_; }
+
+  // The bytes of tensors [first, last), one after the other.
+  absl::StatusOr<std::string> Read(size_t first, size_t last) {
+    std::vector<uint64_t> offsets;
+    uint64_t bytes = 0;
+    for (size_t i = first; i < last; ++i) {
+      offsets.push_back(bytes);
+      bytes += tensors_[i].bytes;
+    }
+    std::string out(bytes, '\0');
+    GT_ASSIGN_OR_RETURN(const LoadPlan plan, planner_.Plan(0, first, last));
+    GT_RETURN_IF_ERROR(LoadShards(
+        store_, manifest_, plan, [] { return absl::OkStatus(); },
+        [&](size_t i) { return out.data() + offsets[i - first]; }));
+    return out;
+  }
+
+  absl::StatusOr<std::string> Read(absl::string_view name) {
+    for (size_t i = 0; i < tensors_.size(); ++i) {
+      if (tensors_[i].tensor.name == name) return Read(i, i + 1);
+    }
+    return absl::NotFoundError(absl::StrCat("the checkpoint has no tensor \"", name, "\""));
+  }
+
+ private:
+  port::BlobStore* const store_;
+  const Manifest& manifest_;
+  const std::vector<Registered> tensors_;
+  LoadPlanner planner_;
+};
+
+double ElementAt(absl::string_view bytes, DType dtype, size_t i) {
+  const auto load = [&](auto value) {
+    std::memcpy(&value, bytes.data() + i * sizeof value, sizeof value);
+    return value;
+  };
+  switch (dtype) {
+    case DType::kFloat32:
+      return load(float{});
+    case DType::kFloat64:
+      return load(double{});
+    case DType::kInt32:
+      return load(int32_t{});
+    case DType::kInt64:
+      return static_cast<double>(load(int64_t{}));
+    case DType::kUint8:
+      return load(uint8_t{});
+    case DType::kBFloat16: {
+      const uint32_t bits = static_cast<uint32_t>(load(uint16_t{})) << 16;
+      float value;
+      std::memcpy(&value, &bits, sizeof value);
+      return value;
+    }
+    case DType::kFloat16: {
+      const uint16_t bits = load(uint16_t{});
+      const int exponent = bits >> 10 & 31, fraction = bits & 1023;
+      const double magnitude = exponent == 0   ? std::ldexp(fraction, -24)
+                               : exponent < 31 ? std::ldexp(1024 + fraction, exponent - 25)
+                                               : (fraction == 0 ? std::numeric_limits<double>::infinity()
+                                                                : std::numeric_limits<double>::quiet_NaN());
+      return (bits & 0x8000) != 0 ? -magnitude : magnitude;
+    }
+  }
+  return 0;
+}
+
+std::string ElementsDiffer(absl::string_view a, absl::string_view b, DType dtype) {
+  const size_t width = DTypeSize(dtype), count = a.size() / width;
+  size_t differ = 0;
+  double most = 0;
+  for (size_t i = 0; i < count; ++i) {
+    if (std::memcmp(a.data() + i * width, b.data() + i * width, width) == 0) continue;
+    ++differ;
+    const double by = std::fabs(ElementAt(a, dtype, i) - ElementAt(b, dtype, i));
+    if (!(by <= most)) most = by;  // a NaN stays
+  }
+  return absl::StrCat("differs in ", differ, " of ", count, " elements, at most by ", most);
+}
+
+const GlobalTensor* FindTensor(const Manifest& manifest, absl::string_view name) {
+  for (const GlobalTensor& tensor : manifest.tensors) {
+    if (tensor.name == name) return &tensor;
+  }
+  return nullptr;
+}
+
+absl::StatusOr<std::optional<std::string>> Difference(const Manifest& a, TensorReader* read_a,
+                                                      const Manifest& b, TensorReader* read_b,
+                                                      const std::string& name) {
+  const GlobalTensor *in_a = FindTensor(a, name), *in_b = FindTensor(b, name);
+  if (in_b == nullptr) return std::optional<std::string>("only in the first");
+  if (in_a == nullptr) return std::optional<std::string>("only in the second");
+  const bool of_ranks_a = in_a->layout == Layout::kPerRank, of_ranks_b = in_b->layout == Layout::kPerRank;
+  if (of_ranks_a != of_ranks_b || in_a->dtype != in_b->dtype || in_a->shape != in_b->shape)
+    return std::optional<std::string>(absl::StrCat(ShapeText(*in_a), " and ", ShapeText(*in_b)));
+  if (of_ranks_a) return std::optional<std::string>();
+  GT_ASSIGN_OR_RETURN(const std::string bytes_a, read_a->Read(name));
+  GT_ASSIGN_OR_RETURN(const std::string bytes_b, read_b->Read(name));
+  if (bytes_a == bytes_b) return std::optional<std::string>();
+  return std::optional<std::string>(ElementsDiffer(bytes_a, bytes_b, in_a->dtype));
+}
+
+absl::Status WriteAll(int fd, absl::string_view data, const std::string& path) {
+  while (!data.empty()) {
+    const ssize_t wrote = write(fd, data.data(), data.size());
+    if (wrote < 0 && errno == EINTR) continue;
+    if (wrote < 0) return ErrnoStatus(errno, absl::StrCat("write ", path));
+    data.remove_prefix(static_cast<size_t>(wrote));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+uint64_t BytesOf(const Manifest& manifest) {
+  uint64_t bytes = 0;
+  for (const ShardFile& file : manifest.files) bytes += file.bytes;
+  return bytes;
+}
+
+absl::StatusOr<Manifest> FindCheckpoint(port::BlobStore* store, absl::string_view which) {
+  int64_t step = 0;
+  const bool latest = which == "latest", by_step = absl::SimpleAtoi(which, &step);
+  const std::optional<SaveId> exact = ParseAttemptName(which);
+  if (!latest && !by_step && !exact) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("\"", which, "\" is neither \"latest\", a step nor the name of an attempt"));
+  }
+  GT_ASSIGN_OR_RETURN(const std::vector<SaveId> ids, ListManifests(store));
+  std::vector<int64_t> steps;
+  for (const SaveId& id : ids) {
+    const bool wanted = latest || (by_step && id.step == step) || (exact && id == *exact);
+    if (!wanted) {
+      steps.push_back(id.step);
+      continue;
+    }
+    auto read = ReadManifest(store, id);
+    // A bad moment of the storage must not make an older one the latest.
+    if (!read.ok() && !(latest && absl::IsDataLoss(read.status()))) return read.status();
+    if (auto* manifest = read.ok() ? std::get_if<Manifest>(&*read) : nullptr) return std::move(*manifest);
+  }
+  return absl::NotFoundError(
+      absl::StrCat(store->Describe(), " has no committed checkpoint ", latest ? "at all" : std::string(which),
+                   steps.empty() ? "" : "; it has steps ", absl::StrJoin(steps, ", ")));
+}
+
+absl::Status VerifyAll(port::BlobStore* store, const Manifest& manifest, const Progress& progress) {
+  const uint64_t total = BytesOf(manifest);
+  uint64_t done = 0;
+  for (int rank = 0; rank < manifest.world_size; ++rank) {
+    GT_RETURN_IF_ERROR(progress(done, total));
+    GT_RETURN_IF_ERROR(VerifyShard(store, manifest, rank));
+    done += manifest.files[rank].bytes;
+  }
+  return progress(total, total);
+}
+
+absl::StatusOr<std::string> LoadTensor(port::BlobStore* store, const Manifest& manifest,
+                                       absl::string_view name) {
+  return TensorReader(store, manifest).Read(name);
+}
+
+absl::StatusOr<std::vector<TensorDifference>> Compare(port::BlobStore* store_a, const Manifest& a,
+                                                      port::BlobStore* store_b, const Manifest& b,
+                                                      const Progress& progress) {
+  std::set<std::string> names;
+  for (const Manifest* manifest : {&a, &b}) {
+    for (const GlobalTensor& tensor : manifest->tensors) names.insert(tensor.name);
+  }
+  std::vector<TensorDifference> differences;
+  TensorReader read_a(store_a, a), read_b(store_b, b);
+  uint64_t done = 0;
+  for (const std::string& name : names) {
+    GT_RETURN_IF_ERROR(progress(done++, names.size()));
+    GT_ASSIGN_OR_RETURN(const std::optional<std::string> what, Difference(a, &read_a, b, &read_b, name));
+    if (what) differences.push_back({name, *what});
+  }
+  GT_RETURN_IF_ERROR(progress(done, names.size()));
+  return differences;
+}
+
+absl::Status CopyCheckpoint(port::BlobStore* from, const Manifest& manifest, port::BlobStore* to,
+                            const Progress& progress) {
+  if (to->Size(ManifestKey(manifest.id)).ok()) {
+    return absl::AlreadyExistsError(
+        absl::StrCat(to->Describe(), " has ", AttemptName(manifest.id), " already"));
+  }
+  const uint64_t total = BytesOf(manifest);
+  uint64_t done = 0;
+  std::vector<char> buffer;
+  for (const ShardFile& file : manifest.files) {
+    std::string data;
+    data.reserve(file.bytes);
+    for (uint64_t i = 0; i < file.chunks.size(); ++i) {
+      GT_ASSIGN_OR_RETURN(const absl::string_view chunk, ReadChunk(from, manifest.id, file, i, &buffer));
+      data.append(chunk.data(), chunk.size());
+      GT_RETURN_IF_ERROR(progress(done + data.size(), total));
+    }
+    const absl::Status put = to->PutIfAbsent(AttemptKey(manifest.id, file.name), data);
+    // Left by a copy that was cut off; VerifyShard below compares every byte of it.
+    if (!put.ok() && !absl::IsAlreadyExists(put)) return put;
+    done += file.bytes;
+  }
+  for (int rank = 0; rank < manifest.world_size; ++rank) GT_RETURN_IF_ERROR(VerifyShard(to, manifest, rank));
+  return to->PutIfAbsent(ManifestKey(manifest.id), Print(manifest));
+}
+
+absl::Status ExportSafetensors(port::BlobStore* store, const Manifest& manifest, const std::string& path,
+                               const Progress& progress, std::vector<std::string>* left_out) {
+  TensorReader reader(store, manifest);
+  std::vector<TensorEntry> entries;
+  uint64_t total = 0;
+  for (const Registered& r : reader.tensors()) {
+    entries.push_back({r.tensor.name, r.tensor.dtype, r.tensor.shape, total, total + r.bytes});
+    total += r.bytes;
+  }
+  for (const GlobalTensor& tensor : manifest.tensors) {
+    if (tensor.layout == Layout::kPerRank) left_out->push_back(tensor.name);
+  }
+  if (access(path.c_str(), F_OK) == 0) {
+    return absl::AlreadyExistsError(absl::StrCat(path, " exists; name another file or remove it"));
+  }
+  const std::string unfinished = path + ".unfinished";
+  UniqueFd fd(open(unfinished.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0644));
+  if (!fd.valid()) return ErrnoStatus(errno, absl::StrCat("create ", unfinished));
+  const auto remove = absl::MakeCleanup([&] { unlink(unfinished.c_str()); });
+  GT_RETURN_IF_ERROR(WriteAll(fd.get(), PrintShardHeader(entries), unfinished));
+  for (size_t first = 0, last = 0; first < entries.size(); first = last) {
+    // Small tensors share chunks: many at a time.
+    for (++last; last < entries.size() && entries[last].end - entries[first].begin <= kExportBytes;) ++last;
+    GT_ASSIGN_OR_RETURN(const std::string bytes, reader.Read(first, last));
+    GT_RETURN_IF_ERROR(WriteAll(fd.get(), bytes, unfinished));
+    GT_RETURN_IF_ERROR(progress(entries[last - 1].end, total));
+  }
+  if (fsync(fd.get()) != 0) return ErrnoStatus(errno, absl::StrCat("fsync ", unfinished));
+  if (link(unfinished.c_str(), path.c_str()) != 0) return ErrnoStatus(errno, path);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Manifest> ImportSafetensors(const std::string& path, port::BlobStore* store) {
+  GT_ASSIGN_OR_RETURN(const std::string file, ReadFile(path, kImportBytesMax));
+  const auto damaged = [&](const absl::Status& status) {
+    return absl::InvalidArgumentError(absl::StrCat(path, ": ", status.message()));
+  };
+  const absl::StatusOr<ShardHeader> header = ParseShardHeader(file, file.size());
+  if (!header.ok()) return damaged(header.status());
+  std::vector<Registered> registered;
+  std::map<std::string, const TensorEntry*> entries;
+  for (const TensorEntry& entry : header->tensors) {
+    if (IsPieceName(entry.name)) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          path, ": \"", entry.name, "\" is a part of a sharded tensor; export the checkpoint instead"));
+    }
+    registered.push_back(
+        {{.name = entry.name, .dtype = entry.dtype, .shape = entry.shape}, entry.end - entry.begin});
+    entries[entry.name] = &entry;
+  }
+  const ShardPlan plan = PlanShard(registered, 0, 1);
+  std::string data;
+  data.reserve(plan.data_bytes);
+  for (const Piece& piece : plan.pieces) {
+    const TensorEntry& entry = *entries.at(registered[piece.tensor].tensor.name);
+    data.append(file, header->data_begin + entry.begin + piece.begin, piece.bytes);
+  }
+  Manifest manifest;
+  manifest.owner.job = "import";
+  GT_ASSIGN_OR_RETURN(const OwnerClaim claim, ClaimOwnership(store, manifest.owner));
+  manifest.id = {.epoch = claim.epoch, .timeline = 1, .step = 0, .generation = 1, .attempt = 1};
+  for (const Registered& r : registered) manifest.tensors.push_back(r.tensor);
+  manifest.files.push_back(DescribeShard(plan, data, registered, 0, 1));
+  GT_RETURN_IF_ERROR(Validate(manifest));
+  GT_RETURN_IF_ERROR(WriteShard(store, manifest.id, plan, manifest.files[0], data));
+  GT_RETURN_IF_ERROR(VerifyShard(store, manifest, 0));
+  GT_RETURN_IF_ERROR(store->PutIfAbsent(ManifestKey(manifest.id), Print(manifest)));
+  return manifest;
+}
+
+absl::StatusOr<Garbage> FindGarbage(port::BlobStore* store, absl::Time now) {
+  Garbage garbage;
+  GT_ASSIGN_OR_RETURN(const std::vector<std::string> probes, store->List(kProbePrefix));
+  for (const std::string& key : probes) {
+    const std::optional<int64_t> made = ParseProbeKey(key);
+    if (made && absl::FromUnixSeconds(*made) + kProbeAgeMax < now) garbage.probes.push_back(key);
+  }
+  GT_ASSIGN_OR_RETURN(const std::optional<Manifest> newest, NewestManifest(store));
+  // Without a commit everything may belong to a save that is running.
+  if (!newest) return garbage;
+  std::map<SaveId, bool> finite_of;
+  GT_ASSIGN_OR_RETURN(const StoredCheckpoints stored, ListStored(store, newest->id, &finite_of));
+  garbage.plan = PlanRetention(stored, std::numeric_limits<int>::max());
+  GT_ASSIGN_OR_RETURN(garbage.unfinished, ListUnfinishedBefore(store, newest->id));
+  for (const SaveId& id : garbage.plan.folders) {
+    GT_ASSIGN_OR_RETURN(const std::vector<std::string> keys, store->List(AttemptName(id) + "/"));
+    for (const std::string& key : keys) garbage.bytes += store->Size(key).value_or(0);
+  }
+  return garbage;
+}
+
+absl::Status DropGarbage(port::BlobStore* store, const Garbage& garbage) {
+  GT_RETURN_IF_ERROR(DeletePlanned(store, garbage.plan));
+  for (const auto& unfinished : garbage.unfinished) GT_RETURN_IF_ERROR(store->DropUnfinished(unfinished));
+  for (const std::string& key : garbage.probes) GT_RETURN_IF_ERROR(store->Delete(key));
+  return absl::OkStatus();
+}
+
+absl::Status RemoveCheckpoint(port::BlobStore* store, const SaveId& id) {
+  GT_RETURN_IF_ERROR(Unpin(store, id));  // first: cut off here, rm can be asked again
+  return DeletePlanned(store, {.manifests = {id}, .folders = {id}});
+}
+
+absl::Status Pin(port::BlobStore* store, const SaveId& id) {
+  const absl::Status put = store->PutIfAbsent(PinKey(id), "");
+  return absl::IsAlreadyExists(put) ? absl::OkStatus() : put;
+}
+
+absl::Status Unpin(port::BlobStore* store, const SaveId& id) { return store->Delete(PinKey(id)); }
+
+absl::StatusOr<bool> IsPinned(port::BlobStore* store, const SaveId& id) {
+  const absl::Status size = store->Size(PinKey(id)).status();
+  if (absl::IsNotFound(size)) return false;
+  GT_RETURN_IF_ERROR(size);
+  return true;
+}
+
+}  // namespace gtrain::ckpt

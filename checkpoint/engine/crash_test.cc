@@ -1,0 +1,532 @@
+// What happens to programs and files while checkpoints are made. A program ends at every storage call it
+// makes, one after the other: calls of the BlobStore on a directory, HTTP requests on S3, so that the middle
+// of a multipart upload is a place to die too (C1, C2, S3, S8). A call is either not made or made without its
+// answer being heard; from then on that program makes no call at all.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <iterator>
+#include <map>
+#include <set>
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_join.h"
+#include "base/logging.h"
+#include "base/rng.h"
+#include "checkpoint/engine/admin.h"
+#include "checkpoint/engine/catalog.h"
+#include "checkpoint/engine/engine_test_world.h"
+#include "checkpoint/s3/s3_fake.h"
+#include "checkpoint/s3/s3_store.h"
+#include "checkpoint/store/faulty_store.h"
+#include "checkpoint/store/memory_store.h"
+#include "runtime/http/curl_client.h"
+
+namespace gtrain::ckpt {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+constexpr uint64_t kNever = ~uint64_t{0};
+constexpr uint64_t kCallsMax = 400;  // more than any of these programs makes
+
+// One program's life. Counts from the moment it is armed. Thread-safe.
+class Life {
+ public:
+  Life() = default;
+  Life(uint64_t last, bool last_happens) : last_(last), last_happens_(last_happens) {}
+
+  void Arm() { armed_ = true; }
+  bool ended() const { return ended_; }
+  Fault Next() {
+    if (!armed_) return Fault::kNone;
+    const uint64_t call = calls_++;
+    if (call < last_) return Fault::kNone;
+    ended_ = true;
+    return call == last_ && last_happens_ ? Fault::kAfter : Fault::kBefore;
+  }
+
+ private:
+  const uint64_t last_ = kNever;
+  const bool last_happens_ = false;
+  std::atomic<bool> armed_{false};
+  std::atomic<bool> ended_{false};
+  std::atomic<uint64_t> calls_{0};
+};
+
+class MortalClient final : public http::Client {
+ public:
+  MortalClient(std::shared_ptr<http::Client> base, std::shared_ptr<Life> life)
+      : base_(std::move(base)), life_(std::move(life)) {}
+  absl::StatusOr<http::Reply> Do(const http::Request& request) override {
+    const Fault fault = life_->Next();
+    if (fault == Fault::kBefore) return absl::CancelledError("the program has ended");
+    absl::StatusOr<http::Reply> reply = base_->Do(request);
+    if (fault == Fault::kAfter) return absl::CancelledError("the program has ended");
+    return reply;
+  }
+
+ private:
+  const std::shared_ptr<http::Client> base_;
+  const std::shared_ptr<Life> life_;
+};
+
+class FixedKeys final : public CredentialsProvider {
+ public:
+  absl::StatusOr<S3Credentials> Get() override { return S3Credentials{"AKIDEXAMPLE", "secret"}; }
+  void Refused(const S3Credentials&) override {}
+};
+
+// Where checkpoints lie, and how a program of a given life reaches it.
+class Storage {
+ public:
+  virtual ~Storage() = default;
+  virtual std::unique_ptr<port::BlobStore> OpenIn(std::shared_ptr<Life> life) = 0;
+  std::unique_ptr<port::BlobStore> Open() { return OpenIn(std::make_shared<Life>()); }
+  StoreFactory Factory(std::shared_ptr<Life> life = std::make_shared<Life>()) {
+    return [this, life](const std::string&) -> absl::StatusOr<std::unique_ptr<port::BlobStore>> {
+      return OpenIn(life);
+    };
+  }
+};
+
+class Directory final : public Storage {
+ public:
+  std::unique_ptr<port::BlobStore> OpenIn(std::shared_ptr<Life> life) override {
+    class Owning final : public FaultyStore {
+     public:
+      Owning(std::unique_ptr<port::BlobStore> base, FaultPlan plan)
+          : FaultyStore(base.get(), std::move(plan)), owned_(std::move(base)) {}
+
+     private:
+      const std::unique_ptr<port::BlobStore> owned_;
+    };
+    return std::make_unique<Owning>(*OpenDirectoryStore(folder_),
+                                    FaultPlan{[life](uint64_t, absl::string_view) { return life->Next(); }});
+  }
+
+ private:
+  const std::string folder_ = FreshFolder();
+};
+
+// Without the fsyncs, for a thousand cases; damage of real files: DamageToAnyFile of engine_test.cc.
+class Memory final : public Storage {
+ public:
+  std::unique_ptr<port::BlobStore> OpenIn(std::shared_ptr<Life> life) override {
+    return std::make_unique<FaultyStore>(
+        &store_, FaultPlan{[life](uint64_t, absl::string_view) { return life->Next(); }});
+  }
+
+ private:
+  MemoryStore store_;
+};
+
+class Bucket final : public Storage {
+ public:
+  std::unique_ptr<port::BlobStore> OpenIn(std::shared_ptr<Life> life) override {
+    S3Options options;
+    options.bucket = "bucket";
+    options.prefix = "run/ckpt";
+    options.endpoint = server_.endpoint();
+    options.path_style = true;
+    options.first_backoff = absl::Milliseconds(1);
+    options.part_bytes = 5 << 20;
+    return *OpenS3Store(options, std::make_shared<MortalClient>(*http::MakeCurlClient(""), std::move(life)),
+                        std::make_shared<FixedKeys>());
+  }
+
+ private:
+  S3Fake server_{{}};
+};
+
+struct Kind {
+  const char* name;
+  std::unique_ptr<Storage> (*make)();
+};
+
+// Whatever has a manifest is whole. Returns the keys that belong to these.
+std::set<std::string> ExpectCommittedMeansWhole(Storage* storage, bool aborts_allowed) {
+  const auto store = storage->Open();
+  std::set<std::string> keys;
+  const std::vector<SaveId> ids = *ListManifests(store.get());
+  for (const SaveId& id : ids) {
+    const auto read = ReadManifest(store.get(), id);
+    EXPECT_TRUE(read.ok()) << read.status();
+    if (!read.ok()) continue;
+    const Manifest* const manifest = std::get_if<Manifest>(&*read);
+    EXPECT_TRUE(manifest != nullptr || aborts_allowed) << "an abort marker stays";
+    if (manifest == nullptr) continue;
+    const absl::Status whole =
+        VerifyAll(store.get(), *manifest, [](uint64_t, uint64_t) { return absl::OkStatus(); });
+    EXPECT_TRUE(whole.ok()) << whole;
+    keys.insert(ManifestKey(id));
+    keys.insert(PinKey(id));
+    for (const ShardFile& file : manifest->files) keys.insert(AttemptKey(id, file.name));
+    for (int rank = 0; rank < manifest->world_size; ++rank)
+      keys.insert(AttemptKey(id, IndexName(rank, manifest->world_size)));
+  }
+  return keys;
+}
+
+class CrashTest : public testing::TestWithParam<Kind> {
+ protected:
+  CrashTest() {
+    SetLogSink([](LogLevel, absl::string_view) {});
+  }
+  ~CrashTest() override { SetLogSink(nullptr); }
+
+  // `body` gets storage as it was made by `prepare` and a life that ends at call 0, 1, 2, ... until it makes
+  // no further call; `check` looks at what is left each time. Returns how many calls there were.
+  using Prepare = std::function<void(Storage*)>;
+  using Body = std::function<absl::Status(Storage*, std::shared_ptr<Life>)>;
+  using Check = std::function<void(Storage*, const absl::Status& ended)>;
+  void EndAtEveryCall(const Prepare& prepare, const Body& body, const Check& check) {
+    for (bool last_happens : {false, true}) {
+      for (uint64_t at = 0;; ++at) {
+        ASSERT_LT(at, kCallsMax);
+        SCOPED_TRACE(absl::StrCat("the program ends ", last_happens ? "after" : "before", " its call ", at));
+        const std::unique_ptr<Storage> storage = GetParam().make();
+        ASSERT_NO_FATAL_FAILURE(prepare(storage.get()));
+        const auto life = std::make_shared<Life>(at, last_happens);
+        const absl::Status ended = body(storage.get(), life);
+        ExpectCommittedMeansWhole(storage.get(), true);
+        ASSERT_NO_FATAL_FAILURE(check(storage.get(), ended));
+        ASSERT_FALSE(HasFailure());
+        if (!life->ended()) {
+          ASSERT_TRUE(ended.ok()) << ended;
+          ASSERT_GT(at, 0u);
+          std::cout << "  " << at << " calls\n";
+          break;
+        }
+      }
+    }
+  }
+};
+
+constexpr int64_t kTwoParts = 1500;  // rows: more than one part of a multipart upload, if one rank writes all
+constexpr int64_t kSmall = 3;
+
+struct Weights {
+  explicit Weights(int64_t rows) : weights(static_cast<size_t>(rows) * 1000) {}
+  std::vector<float> weights;
+  int64_t mine = 0;  // of this rank alone
+  static float At(int64_t step, size_t i) {
+    return static_cast<float>(step * 1000 + static_cast<int64_t>(i % 977));
+  }
+  void Fill(int64_t step, int rank) {
+    mine = step * 100 + rank;
+    for (size_t i = 0; i < weights.size(); ++i) weights[i] = At(step, i);
+  }
+  bool Is(int64_t step, int rank) const {
+    if (mine != step * 100 + rank) return false;
+    for (size_t i = 0; i < weights.size(); ++i) {
+      if (weights[i] != At(step, i)) return false;
+    }
+    return true;
+  }
+};
+
+// What every rank does with its checkpointer; a rank's error ends the program.
+absl::Status RunProgram(FakeJob job, int64_t rows, const StoreFactory& factory,
+                        const std::function<absl::Status(FakeSession*, Checkpointer*, Weights*)>& program) {
+  std::vector<absl::Status> results(job.world_size);
+  RunRanks(job, [&](FakeSession* session) {
+    results[session->rank()] = [&]() -> absl::Status {
+      Weights state(rows);
+      GT_ASSIGN_OR_RETURN(auto checkpointer,
+                          OpenCheckpointer(session, {.uri = "x", .keep = 1, .commit_timeout = kLong},
+                                           EnvironmentOf(job), factory));
+      GT_RETURN_IF_ERROR(
+          checkpointer->AddReplicated("weights", state.weights.data(), {rows, 1000}, DType::kFloat32));
+      GT_RETURN_IF_ERROR(checkpointer->AddPerRank("mine", &state.mine, sizeof(state.mine)));
+      return program(session, checkpointer.get(), &state);
+    }();
+  });
+  for (const absl::Status& s : results) GT_RETURN_IF_ERROR(s);
+  return absl::OkStatus();
+}
+
+absl::Status SaveStep(const FakeJob& job, Storage* storage, int64_t step, std::shared_ptr<Life> life,
+                      std::atomic<bool>* reported, int64_t rows) {
+  return RunProgram(job, rows, storage->Factory(life),
+                    [&](FakeSession* session, Checkpointer* checkpointer, Weights* state) -> absl::Status {
+                      state->Fill(step, session->rank());
+                      GT_ASSIGN_OR_RETURN(const bool saved, checkpointer->Save(step));
+                      if (!saved) return absl::InternalError("skipped");
+                      absl::Status done = absl::DeadlineExceededError("");
+                      while (absl::IsDeadlineExceeded(done) && !life->ended()) {
+                        done = checkpointer->Wait(absl::Milliseconds(5));
+                      }
+                      if (reported != nullptr && !session->reported().empty()) *reported = true;
+                      return done;
+                    });
+}
+
+absl::Status SaveStep(const FakeJob& job, Storage* storage, int64_t step, int64_t rows) {
+  return SaveStep(job, storage, step, std::make_shared<Life>(), nullptr, rows);
+}
+
+// The step that a new program resumes from, bit for bit on all its ranks.
+absl::StatusOr<int64_t> Resume(const FakeJob& job, const StoreFactory& factory, int64_t rows) {
+  std::atomic<int64_t> step{-1};
+  GT_RETURN_IF_ERROR(
+      RunProgram(job, rows, factory,
+                 [&](FakeSession* session, Checkpointer* checkpointer, Weights* state) -> absl::Status {
+                   GT_ASSIGN_OR_RETURN(const auto restored, checkpointer->Restore());
+                   if (!restored) return absl::NotFoundError("nothing to resume from");
+                   if (!state->Is(restored->step, session->rank()))
+                     return absl::DataLossError("restored, but not what was saved");
+                   step = restored->step;
+                   return absl::OkStatus();
+                 }));
+  return step.load();
+}
+
+// After `gtrain ckpt gc` nothing is there but claims and what is committed.
+void ExpectNoOrphanAfterGc(Storage* storage) {
+  const auto store = storage->Open();
+  const auto garbage = FindGarbage(store.get(), absl::Now() + absl::Hours(25));
+  ASSERT_TRUE(garbage.ok()) << garbage.status();
+  ASSERT_TRUE(DropGarbage(store.get(), *garbage).ok());
+  const std::set<std::string> wanted = ExpectCommittedMeansWhole(storage, false);
+  const std::vector<std::string> keys = *store->List("");
+  std::vector<std::string> orphans;
+  for (const std::string& key : keys) {
+    if (!absl::StartsWith(key, kOwnerPrefix) && !wanted.contains(key)) orphans.push_back(key);
+  }
+  EXPECT_THAT(orphans, IsEmpty());
+  EXPECT_THAT(*store->ListUnfinished(), IsEmpty());
+}
+
+TEST_P(CrashTest, SaveCommitAndRetention_C1_C2) {
+  for (int world : {1, 2}) {
+    const int64_t rows = world == 1 ? kTwoParts : kSmall;
+    FakeJob job{.world_size = world};
+    std::atomic<bool> reported{false};
+    std::set<int64_t> resumed;
+    EndAtEveryCall(
+        [&](Storage* storage) {
+          reported = false;
+          job.generation = job.timeline = 1;
+          ASSERT_TRUE(SaveStep(job, storage, 1, rows).ok());
+        },
+        [&](Storage* storage, std::shared_ptr<Life> life) {
+          job.generation = job.timeline = 2;
+          life->Arm();
+          return SaveStep(job, storage, 2, life, &reported, rows);
+        },
+        [&](Storage* storage, const absl::Status&) {
+          job.generation = job.timeline = 3;
+          const absl::StatusOr<int64_t> step = Resume(job, storage->Factory(), rows);
+          ASSERT_TRUE(step.ok()) << step.status();
+          ASSERT_TRUE(*step == 1 || *step == 2) << *step;
+          if (reported) {
+            ASSERT_EQ(*step, 2) << "it was reported as committed";
+          }
+          resumed.insert(*step);
+          ASSERT_TRUE(SaveStep(job, storage, 3, rows).ok());
+          ASSERT_NO_FATAL_FAILURE(ExpectNoOrphanAfterGc(storage));
+          const absl::StatusOr<int64_t> last = Resume(job, storage->Factory(), rows);
+          ASSERT_TRUE(last.ok()) << last.status();
+          ASSERT_EQ(*last, 3);
+        });
+    if (HasFailure()) return;
+    EXPECT_EQ(resumed, (std::set<int64_t>{1, 2}));
+  }
+}
+
+TEST_P(CrashTest, Restore_C1) {
+  FakeJob job{.world_size = 2};
+  EndAtEveryCall(
+      [&](Storage* storage) {
+        job.generation = job.timeline = 1;
+        ASSERT_TRUE(SaveStep(job, storage, 1, kSmall).ok());
+      },
+      [&](Storage* storage, std::shared_ptr<Life> life) {
+        job.generation = job.timeline = 2;
+        life->Arm();
+        return Resume(job, storage->Factory(life), kSmall).status();
+      },
+      [&](Storage* storage, const absl::Status&) {
+        job.generation = job.timeline = 3;
+        const absl::StatusOr<int64_t> step = Resume(job, storage->Factory(), kSmall);
+        ASSERT_TRUE(step.ok()) << step.status();
+        ASSERT_EQ(*step, 1);
+      });
+}
+
+// What people do with `gtrain ckpt`: each is begun, cut off anywhere, and done again.
+struct Chore {
+  const char* name;
+  std::function<absl::Status(port::BlobStore* store)> run;
+};
+
+TEST_P(CrashTest, GcRmPinAndCp_C1) {
+  const FakeJob job{.world_size = 1};
+  Directory from;
+  ASSERT_TRUE(SaveStep(job, &from, 7, kTwoParts).ok());
+  const auto source = from.Open();
+  const auto quiet = [](uint64_t, uint64_t) { return absl::OkStatus(); };
+  const std::vector<Chore> chores = {
+      {"gc",
+       [](port::BlobStore* store) -> absl::Status {
+         GT_ASSIGN_OR_RETURN(const Garbage garbage, FindGarbage(store, absl::Now()));
+         return DropGarbage(store, garbage);
+       }},
+      {"rm",
+       [](port::BlobStore* store) -> absl::Status {
+         const auto found = FindCheckpoint(store, "1");
+         if (absl::IsNotFound(found.status())) return absl::OkStatus();  // gone already
+         GT_RETURN_IF_ERROR(found.status());
+         return RemoveCheckpoint(store, found->id);
+       }},
+      {"cp",
+       [&](port::BlobStore* store) -> absl::Status {
+         GT_ASSIGN_OR_RETURN(const Manifest seven, FindCheckpoint(source.get(), "latest"));
+         const absl::Status copied = CopyCheckpoint(source.get(), seven, store, quiet);
+         return absl::IsAlreadyExists(copied) ? absl::OkStatus() : copied;
+       }},
+  };
+  for (const Chore& chore : chores) {
+    SCOPED_TRACE(chore.name);
+    EndAtEveryCall(
+        [&](Storage* storage) {
+          FakeJob writer = job;
+          writer.timeline = writer.generation = 2;
+          ASSERT_TRUE(SaveStep(writer, storage, 1, kSmall).ok());
+          // An attempt that died, older than the newest commit, and that commit; step 1 is pinned against it.
+          const auto store = storage->Open();
+          ASSERT_TRUE(Pin(store.get(), ListManifests(store.get())->front()).ok());
+          ASSERT_TRUE(
+              store->PutIfAbsent(AttemptKey({.step = 1, .attempt = 9}, ShardName(0, 1)), "half").ok());
+          writer.timeline = writer.generation = 3;
+          ASSERT_TRUE(SaveStep(writer, storage, 9, kSmall).ok());
+          ASSERT_TRUE(
+              store->PutIfAbsent(AttemptKey({.step = 1, .attempt = 9}, ShardName(0, 1)), "half").ok());
+        },
+        [&](Storage* storage, std::shared_ptr<Life> life) {
+          const auto store = storage->OpenIn(life);
+          life->Arm();
+          return chore.run(store.get());
+        },
+        [&](Storage* storage, const absl::Status&) {
+          FakeJob reader = job;
+          reader.timeline = reader.generation = 4;
+          const absl::StatusOr<int64_t> step = Resume(reader, storage->Factory(), kSmall);
+          ASSERT_TRUE(step.ok()) << step.status();
+          ASSERT_EQ(*step, 9);
+          const absl::Status again = chore.run(storage->Open().get());
+          ASSERT_TRUE(again.ok()) << again;
+          ASSERT_NO_FATAL_FAILURE(ExpectNoOrphanAfterGc(storage));
+        });
+    if (HasFailure()) return;
+  }
+}
+
+// Fault C4: one file of the newest checkpoint at a time is not what was written.
+class DamageTest : public CrashTest {
+ protected:
+  DamageTest() {
+    SetLogSink([this](LogLevel level, absl::string_view line) {
+      MutexLock lock(&mu_);
+      if (level == LogLevel::kError) absl::StrAppend(&said_, line, "\n");
+    });
+  }
+  std::string TakeSaid() {
+    MutexLock lock(&mu_);
+    return std::exchange(said_, "");
+  }
+
+  Mutex mu_;
+  std::string said_;
+};
+
+enum class Damage { kBitFlipped, kCut, kOfAnotherStep, kSwapped, kDeleted };
+constexpr const char* kDamageNames[] = {"a bit flipped", "cut", "the file of another step",
+                                        "two files swapped", "deleted"};
+
+TEST_P(DamageTest, AThousandDamagesFallBackLoudly_C4_C9) {
+  constexpr int kCases = 1000;
+  const auto storage = GetParam().make();
+  FakeJob job{.world_size = 2};
+  ASSERT_TRUE(SaveStep(job, storage.get(), 1, kSmall).ok());
+  const auto store = storage->Open();
+  const SaveId before = ListManifests(store.get())->front();
+  ASSERT_TRUE(Pin(store.get(), before).ok());
+  job.generation = job.timeline = 2;
+  ASSERT_TRUE(SaveStep(job, storage.get(), 2, kSmall).ok());
+  const SaveId newest = ListManifests(store.get())->front();
+
+  const auto contents = [&](const SaveId& id) {
+    std::vector<std::pair<std::string, std::string>> files;
+    for (const std::string& key :
+         {ManifestKey(id), AttemptKey(id, ShardName(0, 2)), AttemptKey(id, ShardName(1, 2))}) {
+      files.emplace_back(key, *store->Get(key, 1 << 20));
+    }
+    return files;
+  };
+  const auto good = contents(newest), older = contents(before);
+  const auto write = [&](size_t file, const std::string& data) {
+    ASSERT_TRUE(store->Delete(good[file].first).ok());
+    ASSERT_TRUE(store->PutIfAbsent(good[file].first, data).ok());
+  };
+  job.generation = job.timeline = 3;
+  Rng rng(20261121);
+  std::map<Damage, int> cases;
+  for (int i = 0; i < kCases; ++i) {
+    const size_t file = rng.Below(good.size());
+    const size_t other = (file + 1 + rng.Below(good.size() - 1)) % good.size();
+    const auto damage = static_cast<Damage>(rng.Below(std::size(kDamageNames)));
+    ++cases[damage];
+    SCOPED_TRACE(
+        absl::StrCat("case ", i, ": ", good[file].first, ": ", kDamageNames[static_cast<int>(damage)]));
+    std::string data = good[file].second;
+    if (damage == Damage::kBitFlipped) {
+      const size_t bit = rng.Below(data.size() * 8);
+      data[bit / 8] = static_cast<char>(data[bit / 8] ^ (1 << bit % 8));
+    } else if (damage == Damage::kCut) {
+      data.resize(rng.Below(data.size()));
+    } else if (damage == Damage::kOfAnotherStep) {
+      data = older[file].second;
+    } else if (damage == Damage::kSwapped) {
+      data = good[other].second;
+      ASSERT_NO_FATAL_FAILURE(write(other, good[file].second));
+    }
+    if (damage == Damage::kDeleted) {
+      ASSERT_TRUE(store->Delete(good[file].first).ok());
+    } else {
+      ASSERT_NO_FATAL_FAILURE(write(file, data));
+    }
+    TakeSaid();
+    const absl::StatusOr<int64_t> step = Resume(job, storage->Factory(), kSmall);
+    ASSERT_TRUE(step.ok()) << step.status();
+    ASSERT_EQ(*step, 1);
+    // Without its manifest a checkpoint does not exist: nothing to be loud about.
+    if (damage != Damage::kDeleted || file != 0) {
+      ASSERT_THAT(TakeSaid(), HasSubstr("falling back to the one before"));
+    }
+    ASSERT_NO_FATAL_FAILURE(write(file, good[file].second));
+    ASSERT_NO_FATAL_FAILURE(write(other, good[other].second));
+  }
+  const absl::StatusOr<int64_t> last = Resume(job, storage->Factory(), kSmall);
+  ASSERT_TRUE(last.ok()) << last.status();
+  ASSERT_EQ(*last, 2);
+  for (const auto& [damage, count] : cases)
+    std::cout << "  " << kDamageNames[static_cast<int>(damage)] << ": " << count << "\n";
+}
+
+template <typename T>
+Kind KindOf(const char* name) {
+  return {name, []() -> std::unique_ptr<Storage> { return std::make_unique<T>(); }};
+}
+std::string NameOf(const testing::TestParamInfo<Kind>& info) { return info.param.name; }
+INSTANTIATE_TEST_SUITE_P(Stores, CrashTest,
+                         testing::Values(KindOf<Directory>("Directory"), KindOf<Bucket>("S3")), &NameOf);
+INSTANTIATE_TEST_SUITE_P(Stores, DamageTest, testing::Values(KindOf<Memory>("Memory"), KindOf<Bucket>("S3")),
+                         &NameOf);
+
+}  // namespace
+}  // namespace gtrain::ckpt

@@ -1,0 +1,41 @@
+#include "checkpoint/format/tensor.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "checkpoint/format/safetensors.h"
+
+namespace gtrain::ckpt {
+namespace {
+
+constexpr uint64_t kBytesMax = uint64_t{1} << 62;
+
+}  // namespace
+
+std::optional<uint64_t> ElementCount(const std::vector<int64_t>& shape, DType dtype) {
+  if (shape.size() > kDimsMax) return std::nullopt;
+  unsigned __int128 count = 1;
+  bool empty = false;
+  for (int64_t dim : shape) {
+    if (dim < 0) return std::nullopt;
+    if (dim == 0) empty = true;
+    count *= static_cast<uint64_t>(std::max<int64_t>(dim, 1));
+    if (count * DTypeSize(dtype) > kBytesMax) return std::nullopt;
+  }
+  return empty ? 0 : static_cast<uint64_t>(count);
+}
+
+std::string Describe(const GlobalTensor& tensor) {
+  if (tensor.layout == Layout::kPerRank) return "bytes of each rank";
+  std::string out = absl::StrCat(DTypeName(tensor.dtype), "[", absl::StrJoin(tensor.shape, ","), "]");
+  if (tensor.layout == Layout::kReplicated) return out;
+  const Sharding& s = tensor.sharding;
+  if (!s.splits.empty()) absl::StrAppend(&out, " split");
+  for (const Split& split : s.splits) absl::StrAppend(&out, " ", split.dim, ":", split.axis);
+  for (const Only& only : s.only) absl::StrAppend(&out, " only ", only.axis, "=", only.index);
+  const auto axis = [](std::string* text, const MeshAxis& a) { absl::StrAppend(text, a.name, "=", a.size); };
+  return absl::StrCat(out, " on ", absl::StrJoin(s.mesh, " x ", axis));
+}
+
+}  // namespace gtrain::ckpt

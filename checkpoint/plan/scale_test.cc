@@ -1,0 +1,97 @@
+// A terabyte on paper: every plan of a save and of a reshard for 4,096 ranks and 10,000 tensors. Memory is
+// counted and bounded; seconds of CPU are printed.
+#include <gtest/gtest.h>
+
+#include <cstdio>
+#include <ctime>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "base/memory_count_fake.h"
+#include "checkpoint/format/hash.h"
+#include "checkpoint/plan/load_plan.h"
+#include "checkpoint/plan/save_plan.h"
+
+namespace gtrain::ckpt {
+namespace {
+
+constexpr int kTensors = 10'000;
+constexpr int64_t kMemoryMax = int64_t{1} << 30;
+
+double CpuSeconds() { return static_cast<double>(std::clock()) / CLOCKS_PER_SEC; }
+
+// 102 MB each. Weights lie on their pipeline stage, split over tp and replicated over dp; every other tensor
+// is optimizer state, split over dp as well.
+std::vector<Registered> Model(const std::vector<MeshAxis>& mesh, int split_dim) {
+  std::vector<Registered> out;
+  const int64_t stages = mesh[1].size;
+  for (int i = 0; i < kTensors; ++i) {
+    Registered r;
+    r.tensor = {
+        .name = absl::StrCat("layers.", i / 2, i % 2 == 0 ? ".weight" : ".exp_avg"),
+        .layout = Layout::kSharded,
+        .dtype = i % 2 == 0 ? DType::kBFloat16 : DType::kFloat32,
+        .shape = {5120, i % 2 == 0 ? 10000 : 5000},
+        .sharding = {.mesh = mesh, .splits = {{split_dim, "tp"}}, .only = {{"pp", i * stages / kTensors}}}};
+    if (i % 2 == 1) r.tensor.sharding.splits.push_back({0, "dp"});
+    out.push_back(std::move(r));
+  }
+  return out;
+}
+
+// As the ranks would commit it. The headers are left out: a file then begins with its data.
+Manifest Committed(const std::vector<Registered>& registered, int world) {
+  Manifest m{.world_size = world};
+  std::vector<GlobalTensor>& tensors = m.tensors;
+  for (const Registered& r : registered) tensors.push_back(r.tensor);
+  auto shares = Shares::Make(tensors, world);
+  uint64_t bytes = 0;
+  size_t pieces = 0;
+  for (int rank = 0; rank < world; ++rank) {
+    for (const Piece& piece : shares->PiecesOf(rank)) {
+      bytes += piece.bytes;
+      ++pieces;
+    }
+    m.files.push_back({.name = ShardName(rank, world), .bytes = shares->DataBytes(rank)});
+  }
+  EXPECT_EQ(bytes, uint64_t{kTensors} * 102'400'000);  // every byte once
+  std::printf("  save: %zu pieces on %d ranks\n", pieces, world);
+  return m;
+}
+
+TEST(Scale, ATerabyteOn4096RanksIsPlannedInAGibibyte) {
+  const std::vector<MeshAxis> from = {{"dp", 64}, {"pp", 8}, {"tp", 8}};
+  const std::vector<MeshAxis> to = {{"dp", 64}, {"pp", 4}, {"tp", 16}};
+  constexpr int kWorld = 4096;
+  const int64_t before = AllocatedBytes();
+  ResetPeakAllocatedBytes();
+  const double start = CpuSeconds();
+  const Manifest m = Committed(Model(from, 1), kWorld);
+  const double saved = CpuSeconds();
+  std::vector<Registered> registered = Model(to, 1);
+  LoadPlanner planner(&m, registered, kWorld);
+  uint64_t needed = 0, read = 0, largest = 0;
+  size_t copies = 0;
+  for (int rank = 0; rank < kWorld; ++rank) {
+    const auto plan = planner.Plan(rank);
+    ASSERT_TRUE(plan.ok()) << plan.status();
+    needed += plan->needed_bytes;
+    read += plan->read_bytes;
+    largest = std::max(largest, plan->needed_bytes);
+    for (const FileRead& file : plan->reads) copies += file.copies.size();
+  }
+  const double planned = CpuSeconds();
+  // Weights go to each of 64 replicas, optimizer state to one rank.
+  EXPECT_EQ(needed, uint64_t{kTensors / 2} * 102'400'000 * 65);
+  const int64_t peak = PeakAllocatedBytes() - before;
+  std::printf("  reshard: %zu copies on %d ranks, at most %.1f GB a rank, %.3f times the needed bytes read\n",
+              copies, kWorld, static_cast<double>(largest) / 1e9,
+              static_cast<double>(read) / static_cast<double>(needed));
+  std::printf("  %.2f s for the plans of all saves, %.2f s for those of all reshards; at most %.0f MiB\n",
+              saved - start, planned - saved, static_cast<double>(peak) / (1 << 20));
+  EXPECT_LE(peak, kMemoryMax);
+}
+
+}  // namespace
+}  // namespace gtrain::ckpt

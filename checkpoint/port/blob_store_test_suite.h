@@ -1,0 +1,119 @@
+// What every BlobStore promises, as tests. A test program includes this and instantiates it with its stores:
+//   INSTANTIATE_TEST_SUITE_P(Stores, BlobStoreConformance, testing::Values(...), ...);
+#pragma once
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "checkpoint/port/blob_store.h"
+
+namespace gtrain::ckpt {
+
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
+
+struct BlobStoreCandidate {
+  const char* name;
+  std::function<std::unique_ptr<port::BlobStore>()> make;
+};
+
+class BlobStoreConformance : public testing::TestWithParam<BlobStoreCandidate> {
+ protected:
+  const std::unique_ptr<port::BlobStore> store_ = GetParam().make();
+};
+
+TEST_P(BlobStoreConformance, WhatIsPutIsRead) {
+  const absl::string_view parts[] = {"ab", "", "cde"};
+  ASSERT_TRUE(store_->PutIfAbsent("d/x", parts).ok());
+  EXPECT_EQ(*store_->Get("d/x", 100), "abcde");
+  EXPECT_EQ(*store_->Size("d/x"), 5u);
+  std::string out(3, '?');
+  ASSERT_TRUE(store_->Read("d/x", 1, absl::MakeSpan(out.data(), 3)).ok());
+  EXPECT_EQ(out, "bcd");
+  ASSERT_TRUE(store_->PutIfAbsent("empty", "").ok());
+  EXPECT_EQ(*store_->Get("empty", 0), "");
+  EXPECT_TRUE(store_->Read("empty", 0, {}).ok());
+}
+
+TEST_P(BlobStoreConformance, NothingIsOverwritten_C3) {
+  ASSERT_TRUE(store_->PutIfAbsent("k", "first").ok());
+  EXPECT_TRUE(absl::IsAlreadyExists(store_->PutIfAbsent("k", "second")));
+  EXPECT_EQ(*store_->Get("k", 100), "first");
+}
+
+TEST_P(BlobStoreConformance, OfManyWritersOneWins_C3) {
+  constexpr int kWriters = 8;
+  std::atomic<int> winner{-1};
+  std::atomic<int> wins{0};
+  std::vector<std::thread> threads;
+  for (int i = 0; i < kWriters; ++i) {
+    threads.emplace_back([&, i] {
+      const absl::Status put = store_->PutIfAbsent("race/key", absl::StrCat("writer ", i));
+      if (put.ok()) {
+        winner = i;
+        ++wins;
+      } else {
+        EXPECT_TRUE(absl::IsAlreadyExists(put)) << put;
+      }
+    });
+  }
+  for (std::thread& t : threads) t.join();
+  EXPECT_EQ(wins, 1);
+  EXPECT_EQ(*store_->Get("race/key", 100), absl::StrCat("writer ", winner.load()));
+}
+
+TEST_P(BlobStoreConformance, BoundsAndAbsence) {
+  ASSERT_TRUE(store_->PutIfAbsent("k", "12345").ok());
+  std::string out(6, '?');
+  EXPECT_TRUE(absl::IsOutOfRange(store_->Read("k", 0, absl::MakeSpan(out.data(), 6))));
+  EXPECT_TRUE(absl::IsOutOfRange(store_->Read("k", 6, {})));
+  EXPECT_TRUE(absl::IsOutOfRange(store_->Read("k", UINT64_MAX, absl::MakeSpan(out.data(), 2))));
+  EXPECT_TRUE(absl::IsResourceExhausted(store_->Get("k", 4).status()));
+  EXPECT_TRUE(absl::IsNotFound(store_->Get("nothing", 4).status()));
+  EXPECT_TRUE(absl::IsNotFound(store_->Size("no/thing").status()));
+  EXPECT_TRUE(absl::IsNotFound(store_->Read("nothing", 0, {})));
+}
+
+TEST_P(BlobStoreConformance, ListsByPrefixSorted) {
+  for (const char* key : {"a/2", "a/1", "ab/1", "b", "a/10"}) ASSERT_TRUE(store_->PutIfAbsent(key, "x").ok());
+  EXPECT_THAT(*store_->List("a/"), ElementsAre("a/1", "a/10", "a/2"));
+  EXPECT_THAT(*store_->List("a/1"), ElementsAre("a/1", "a/10"));
+  EXPECT_THAT(*store_->List("a"), ElementsAre("a/1", "a/10", "a/2", "ab/1"));
+  EXPECT_THAT(*store_->List("zz/"), IsEmpty());
+  EXPECT_THAT(*store_->ListFolders(), ElementsAre("a", "ab"));
+}
+
+TEST_P(BlobStoreConformance, DeleteIsIdempotentAndFreesTheKey) {
+  ASSERT_TRUE(store_->PutIfAbsent("f/k", "1").ok());
+  EXPECT_TRUE(store_->Delete("f/k").ok());
+  EXPECT_TRUE(store_->Delete("f/k").ok());
+  EXPECT_TRUE(absl::IsNotFound(store_->Get("f/k", 9).status()));
+  EXPECT_THAT(*store_->ListFolders(), IsEmpty());
+  EXPECT_TRUE(store_->PutIfAbsent("f/k", "2").ok());
+}
+
+TEST_P(BlobStoreConformance, OnlyEmptyFoldersAreDropped) {
+  ASSERT_TRUE(store_->PutIfAbsent("f/k", "1").ok());
+  EXPECT_TRUE(store_->DropEmptyFolder("f").ok());
+  EXPECT_TRUE(store_->DropEmptyFolder("absent").ok());
+  EXPECT_EQ(*store_->Get("f/k", 9), "1");
+}
+
+TEST_P(BlobStoreConformance, KeysThatLeaveTheStoreAreRefused_C10) {
+  for (const char* key : {"", "/", "/etc/passwd", "../x", "a/../../x", "a//b", "a/", "./a", "a/.hidden",
+                          "a b", "a\nb", "a%b", "a\\b", ".unfinished/x"}) {
+    EXPECT_TRUE(absl::IsInvalidArgument(store_->PutIfAbsent(key, "x"))) << key;
+    EXPECT_TRUE(absl::IsInvalidArgument(store_->Get(key, 9).status())) << key;
+    EXPECT_TRUE(absl::IsInvalidArgument(store_->Delete(key))) << key;
+  }
+  EXPECT_TRUE(absl::IsInvalidArgument(store_->Size(std::string(600, 'a')).status()));
+}
+
+}  // namespace gtrain::ckpt

@@ -1,0 +1,611 @@
+// Three layers, top down: the blob store's calls; requests that are signed, repeated and judged (Exchange);
+// multipart uploads.
+//
+// An answer that never came leaves the outcome of a conditional put unknown, and its repetition (ours, or one
+// that libcurl makes silently when a kept connection was dead) may find the key made by the first try. So
+// every put carries a random mark in its metadata: who finds the key taken looks whose mark it has (S3).
+#include "checkpoint/s3/s3_store.h"
+
+#include <algorithm>
+#include <atomic>
+#include <set>
+#include <thread>
+
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/strip.h"
+#include "base/logging.h"
+#include "base/mutex.h"
+#include "base/rng.h"
+#include "base/status_macros.h"
+#include "checkpoint/s3/xml.h"
+#include "runtime/http/curl_client.h"
+
+namespace gtrain::ckpt {
+namespace {
+
+constexpr size_t kPartsMax = 10'000;
+constexpr size_t kPartBytesMin = 5 << 20;
+constexpr size_t kListBytesMax = 16 << 20;
+constexpr size_t kKeysMax = 1'000'000;
+constexpr char kMark[] = "x-amz-meta-gtrain-put";
+constexpr absl::Duration kBackoffMax = absl::Seconds(5);
+
+// Repetitions of the whole process: while a store refuses everything, callers together may not add to its
+// load without bound. The bucket refills with success (S1).
+class RetryBudget {
+ public:
+  bool Take() {
+    MutexLock lock(&mu_);
+    if (tokens_ < kCost) return false;
+    tokens_ -= kCost;
+    return true;
+  }
+  void Succeeded() {
+    MutexLock lock(&mu_);
+    tokens_ = std::min(tokens_ + 1, kMost);
+  }
+
+ private:
+  static constexpr int kMost = 1000, kCost = 5;
+  Mutex mu_;
+  int tokens_ ABSL_GUARDED_BY(mu_) = kMost;
+};
+
+RetryBudget& ProcessRetryBudget() {
+  static auto* budget = new RetryBudget;
+  return *budget;
+}
+
+struct Call {
+  std::string method;
+  std::string key;  // with the prefix; empty: the bucket
+  std::vector<std::pair<std::string, std::string>> query;
+  std::map<std::string, std::string> headers;
+  std::vector<absl::string_view> body;
+  size_t reply_bytes_max = 1 << 20;
+  absl::Span<char> into;
+};
+
+struct Answer {
+  http::Reply reply;
+  std::string code, message;  // of an error's XML
+};
+
+// The words of an error for people.
+std::string Words(const Answer& answer) {
+  return absl::StrCat("HTTP ", answer.reply.status, answer.code.empty() ? "" : " ", answer.code,
+                      answer.message.empty() ? "" : ": ", answer.message);
+}
+
+class S3Store final : public port::BlobStore {
+ public:
+  S3Store(S3Options options, std::shared_ptr<http::Client> http,
+          std::shared_ptr<CredentialsProvider> credentials)
+      : options_(std::move(options)),
+        http_(std::move(http)),
+        credentials_(std::move(credentials)),
+        rng_(Rng::FromSystem()) {
+    absl::string_view host = options_.endpoint;
+    const bool secure = absl::ConsumePrefix(&host, "https://") || !absl::ConsumePrefix(&host, "http://");
+    std::string name =
+        host.empty() ? absl::StrCat("s3.", options_.region, ".amazonaws.com") : std::string(host);
+    host_ = options_.path_style ? name : absl::StrCat(options_.bucket, ".", name);
+    base_ = absl::StrCat(secure ? "https://" : "http://", host_);
+  }
+  using port::BlobStore::PutIfAbsent;
+
+  absl::Status PutIfAbsent(absl::string_view key, absl::Span<const absl::string_view> parts) override {
+    GT_RETURN_IF_ERROR(CheckKey(key));
+    size_t bytes = 0;
+    for (const absl::string_view part : parts) bytes += part.size();
+    return bytes <= options_.part_bytes ? PutWhole(key, parts) : PutInParts(key, parts, bytes);
+  }
+
+  absl::StatusOr<std::string> Get(absl::string_view key, size_t bytes_max) override {
+    GT_RETURN_IF_ERROR(CheckKey(key));
+    GT_ASSIGN_OR_RETURN(const uint64_t size, Size(key));
+    if (size > bytes_max) {
+      return absl::ResourceExhaustedError(
+          absl::StrCat(Name(key), ": ", size, " bytes, expected at most ", bytes_max));
+    }
+    std::string out(size, '\0');
+    GT_RETURN_IF_ERROR(Read(key, 0, absl::MakeSpan(out.data(), out.size())));
+    return out;
+  }
+
+  absl::Status Read(absl::string_view key, uint64_t offset, absl::Span<char> out) override {
+    GT_RETURN_IF_ERROR(CheckKey(key));
+    if (out.empty() || offset + out.size() < offset) {
+      GT_ASSIGN_OR_RETURN(const uint64_t size, Size(key));
+      return offset <= size && out.empty() ? absl::OkStatus() : Beyond(key, offset, out.size());
+    }
+    Call call = {"GET", Full(key)};
+    call.headers["range"] = absl::StrCat("bytes=", offset, "-", offset + out.size() - 1);
+    call.into = out;
+    GT_ASSIGN_OR_RETURN(const Answer answer, Exchange(call));
+    const int status = answer.reply.status;
+    if (status == 416) return Beyond(key, offset, out.size());
+    if (status != 206 && !(status == 200 && offset == 0)) return Error(call, answer);
+    if (answer.reply.received != out.size()) return Beyond(key, offset, out.size());
+    return absl::OkStatus();
+  }
+
+  absl::StatusOr<uint64_t> Size(absl::string_view key) override {
+    GT_RETURN_IF_ERROR(CheckKey(key));
+    const Call call = {"HEAD", Full(key)};
+    GT_ASSIGN_OR_RETURN(const Answer answer, Exchange(call));
+    if (answer.reply.status != 200) return Error(call, answer);
+    const auto length = answer.reply.headers.find("content-length");
+    uint64_t size = 0;
+    if (length == answer.reply.headers.end() || !absl::SimpleAtoi(length->second, &size)) {
+      return absl::DataLossError(absl::StrCat(Name(key), ": the store does not say its length"));
+    }
+    return size;
+  }
+
+  absl::StatusOr<std::vector<std::string>> List(absl::string_view prefix) override {
+    return Listed(prefix, "", "Contents", "Key");
+  }
+  absl::StatusOr<std::vector<std::string>> ListFolders() override {
+    GT_ASSIGN_OR_RETURN(std::vector<std::string> folders, Listed("", "/", "CommonPrefixes", "Prefix"));
+    for (std::string& folder : folders) {
+      if (absl::EndsWith(folder, "/")) folder.pop_back();
+    }
+    return folders;
+  }
+
+  absl::Status Delete(absl::string_view key) override {
+    GT_RETURN_IF_ERROR(CheckKey(key));
+    const Call call = {"DELETE", Full(key)};
+    GT_ASSIGN_OR_RETURN(const Answer answer, Exchange(call));
+    const int status = answer.reply.status;
+    if (status == 204 || status == 200 || answer.code == "NoSuchKey") return absl::OkStatus();
+    const absl::Status error = Error(call, answer);
+    return absl::IsNotFound(error) ? absl::OkStatus() : error;
+  }
+
+  absl::Status DropEmptyFolder(absl::string_view) override { return absl::OkStatus(); }
+
+  absl::StatusOr<std::vector<Unfinished>> ListUnfinished() override {
+    std::vector<Unfinished> found;
+    std::string key_marker, upload_marker;
+    for (bool more = true; more && found.size() < kKeysMax;) {
+      Call call = {"GET", "", {{"uploads", ""}, {"prefix", Full("")}}};
+      if (!key_marker.empty()) {
+        call.query.push_back({"key-marker", key_marker});
+        call.query.push_back({"upload-id-marker", upload_marker});
+      }
+      GT_ASSIGN_OR_RETURN(const XmlElement page, GetXml(call));
+      for (const XmlElement& upload : page.children) {
+        if (upload.name != "Upload") continue;
+        std::string key = upload.Text("Key");
+        if (!Relative(&key) || upload.Text("UploadId").empty()) continue;
+        found.push_back({key, upload.Text("UploadId")});
+      }
+      more = page.Text("IsTruncated") == "true" && page.Text("NextKeyMarker") > key_marker;
+      key_marker = page.Text("NextKeyMarker");
+      upload_marker = page.Text("NextUploadIdMarker");
+    }
+    return found;
+  }
+  absl::Status DropUnfinished(const Unfinished& unfinished) override {
+    GT_RETURN_IF_ERROR(CheckKey(unfinished.key));
+    return Abort(Full(unfinished.key), unfinished.handle);
+  }
+
+  std::string Describe() const override {
+    return absl::StrCat("s3://", options_.bucket, options_.prefix.empty() ? "" : "/", options_.prefix);
+  }
+
+ private:
+  // --- names
+  std::string Full(absl::string_view key) const {
+    return absl::StrCat(options_.prefix, options_.prefix.empty() ? "" : "/", key);
+  }
+  std::string Name(absl::string_view key) const { return absl::StrCat(Describe(), "/", key); }
+  absl::Status CheckKey(absl::string_view key) const {
+    if (port::IsBlobKey(key)) return absl::OkStatus();
+    return absl::InvalidArgumentError(absl::StrCat("\"", key, "\" is not a key"));
+  }
+  // Cuts the prefix off; false for what is not a blob of this store.
+  bool Relative(std::string* key) const {
+    absl::string_view rest = *key;
+    if (!absl::ConsumePrefix(&rest, Full("")) || !port::IsBlobKey(rest)) return false;
+    *key = std::string(rest);
+    return true;
+  }
+  absl::Status Beyond(absl::string_view key, uint64_t offset, size_t bytes) const {
+    return absl::OutOfRangeError(absl::StrCat(Name(key), " ends before ", offset, " + ", bytes, " bytes"));
+  }
+
+  // --- requests
+  // An answer that is neither lost nor one of those that mean "try again"; Unavailable after the last try.
+  absl::StatusOr<Answer> Exchange(const Call& call) {
+    const std::string hash = Sha256Hex(call.body);
+    const absl::Time give_up = absl::Now() + options_.patience;
+    bool renewed = false, shifted = false;
+    std::string last;
+    for (int attempt = 0;; ++attempt) {
+      absl::StatusOr<Answer> answer = Once(call, hash, give_up - absl::Now());
+      if (answer.ok()) {
+        if (answer->code == "ExpiredToken" && !renewed) {
+          renewed = true;
+          continue;  // Once() has told the provider
+        }
+        if (answer->code == "RequestTimeTooSkewed" && !shifted && LearnClock(answer->reply)) {
+          shifted = true;
+          continue;
+        }
+        if (!TryAgain(*answer)) {
+          if (answer->reply.status < 500) ProcessRetryBudget().Succeeded();
+          return answer;
+        }
+        last = Words(*answer);
+      } else {
+        if (!absl::IsUnavailable(answer.status())) return answer.status();
+        last = std::string(answer.status().message());
+      }
+      const absl::Duration pause = Backoff(attempt);
+      if (attempt + 1 >= options_.attempts || absl::Now() + pause >= give_up ||
+          !ProcessRetryBudget().Take()) {
+        return absl::UnavailableError(absl::StrCat(Describe(), ": ", call.method, " ", call.key, " failed ",
+                                                   attempt + 1, " times; the last answer: ", last));
+      }
+      absl::SleepFor(pause);
+    }
+  }
+
+  absl::StatusOr<Answer> Once(const Call& call, const std::string& hash, absl::Duration left) {
+    GT_ASSIGN_OR_RETURN(const S3Credentials credentials, credentials_->Get());
+    SignedRequest to_sign;
+    to_sign.method = call.method;
+    to_sign.host = host_;
+    to_sign.path = absl::StrCat("/", options_.path_style ? options_.bucket : "",
+                                options_.path_style && !call.key.empty() ? "/" : "", call.key);
+    to_sign.query = call.query;
+    to_sign.headers = call.headers;
+    http::Request request;
+    request.method = call.method;
+    request.headers = Sign(to_sign, credentials, options_.region, hash,
+                           absl::Now() + absl::Nanoseconds(clock_offset_ns_.load()));
+    request.url = absl::StrCat(base_, UriEncode(to_sign.path, true), call.query.empty() ? "" : "?",
+                               QueryString(call.query));
+    request.body = call.body;
+    request.reply_bytes_max = call.reply_bytes_max;
+    request.into = call.into;
+    request.timeout = std::clamp(left, absl::Seconds(1), options_.patience);
+    Answer answer;
+    GT_ASSIGN_OR_RETURN(answer.reply, http_->Do(request));
+    ReadError(&answer);
+    if (answer.code == "ExpiredToken") credentials_->Refused(credentials);
+    return answer;
+  }
+
+  // Also of a 200: CompleteMultipartUpload may fail after its status line left (S2).
+  static void ReadError(Answer* answer) {
+    if (answer->reply.status == 200 && !absl::StrContains(answer->reply.body, "<Error>")) return;
+    const absl::StatusOr<XmlElement> xml = ParseXml(answer->reply.body);
+    if (!xml.ok() || xml->name != "Error") return;
+    answer->code = xml->Text("Code");
+    answer->message = xml->Text("Message");
+  }
+
+  static bool TryAgain(const Answer& answer) {
+    static const std::set<int> kStatuses = {408, 429, 500, 502, 503, 504};
+    static const std::set<std::string, std::less<>> kCodes = {
+        "RequestTimeout", "SlowDown", "InternalError", "ConditionalRequestConflict", "OperationAborted"};
+    return kStatuses.contains(answer.reply.status) || kCodes.contains(answer.code);
+  }
+
+  // The difference between the store's clock and ours, from its answer (S14).
+  bool LearnClock(const http::Reply& reply) {
+    const auto date = reply.headers.find("date");
+    absl::Time server;
+    std::string error;
+    if (date == reply.headers.end() ||
+        !absl::ParseTime("%a, %d %b %Y %H:%M:%S GMT", date->second, &server, &error)) {
+      return false;
+    }
+    const absl::Duration offset = server - absl::Now();
+    LogWarning(Describe(), ": this machine's clock is ",
+               absl::FormatDuration(absl::Trunc(-offset, absl::Seconds(1))),
+               " ahead of the store's; requests are dated with the store's");
+    clock_offset_ns_ = absl::ToInt64Nanoseconds(offset);
+    return true;
+  }
+
+  absl::Duration Backoff(int attempt) {
+    const absl::Duration most = std::min(options_.first_backoff * (1 << std::min(attempt, 10)), kBackoffMax);
+    MutexLock lock(&mu_);
+    return most * (0.5 + rng_.Unit() / 2);
+  }
+  std::string NewMark() {
+    MutexLock lock(&mu_);
+    return absl::StrFormat("%016x%016x", rng_.Next(), rng_.Next());
+  }
+
+  absl::Status Error(const Call& call, const Answer& answer) const {
+    const std::string what = absl::StrCat(Describe(), ": ", call.method, call.key.empty() ? "" : " ",
+                                          call.key, ": ", Words(answer));
+    const int status = answer.reply.status;
+    if (status == 412) return absl::AlreadyExistsError(what);
+    if (answer.code == "NoSuchBucket") return absl::FailedPreconditionError(what);
+    if (answer.code == "RequestTimeTooSkewed") {
+      return absl::FailedPreconditionError(absl::StrCat(what, "; set this machine's clock"));
+    }
+    if (status == 404) return absl::NotFoundError(what);
+    if (status == 401 || status == 403) return absl::PermissionDeniedError(what);
+    if (status >= 300 && status < 400) {
+      const auto region = answer.reply.headers.find("x-amz-bucket-region");
+      return absl::FailedPreconditionError(absl::StrCat(
+          what, "; redirects are not followed, the bucket is elsewhere",
+          region == answer.reply.headers.end() ? "" : absl::StrCat(": set AWS_REGION=", region->second)));
+    }
+    if (status == 507) return absl::ResourceExhaustedError(what);
+    return absl::UnavailableError(what);
+  }
+
+  absl::StatusOr<XmlElement> GetXml(Call call) {
+    call.reply_bytes_max = kListBytesMax;
+    GT_ASSIGN_OR_RETURN(const Answer answer, Exchange(call));
+    if (answer.reply.status != 200 || !answer.code.empty()) return Error(call, answer);
+    return ParseXml(answer.reply.body);
+  }
+
+  absl::StatusOr<std::vector<std::string>> Listed(absl::string_view prefix, absl::string_view delimiter,
+                                                  absl::string_view element, absl::string_view field) {
+    std::vector<std::string> found;
+    std::string token;
+    for (bool more = true; more && found.size() < kKeysMax;) {
+      Call call = {"GET", "", {{"list-type", "2"}, {"prefix", Full(prefix)}}};
+      if (!delimiter.empty()) call.query.push_back({"delimiter", std::string(delimiter)});
+      if (!token.empty()) call.query.push_back({"continuation-token", token});
+      GT_ASSIGN_OR_RETURN(const XmlElement page, GetXml(call));
+      for (const XmlElement& entry : page.children) {
+        if (entry.name != element) continue;
+        std::string key = entry.Text(field);
+        std::string bare = std::string(absl::StripSuffix(key, "/"));
+        if (Relative(&bare)) found.push_back(bare);
+      }
+      const std::string next = page.Text("NextContinuationToken");
+      more = page.Text("IsTruncated") == "true" && !next.empty() && next != token;
+      token = next;
+    }
+    std::sort(found.begin(), found.end());
+    return found;
+  }
+
+  // --- puts
+  // Whether the key exists because of a try of this very put.
+  absl::StatusOr<bool> IsOurs(absl::string_view key, const std::string& mark) {
+    const Call call = {"HEAD", Full(key)};
+    GT_ASSIGN_OR_RETURN(const Answer answer, Exchange(call));
+    if (answer.reply.status == 404) return false;
+    if (answer.reply.status != 200) return Error(call, answer);
+    const auto found = answer.reply.headers.find(kMark);
+    return found != answer.reply.headers.end() && found->second == mark;
+  }
+
+  absl::Status PutWhole(absl::string_view key, absl::Span<const absl::string_view> parts) {
+    Call call = {"PUT", Full(key)};
+    const std::string mark = NewMark();
+    call.headers = {{"if-none-match", "*"}, {kMark, mark}};
+    call.body.assign(parts.begin(), parts.end());
+    GT_ASSIGN_OR_RETURN(const Answer answer, Exchange(call));
+    if (answer.reply.status == 200 && answer.code.empty()) return absl::OkStatus();
+    if (answer.reply.status == 412) {
+      GT_ASSIGN_OR_RETURN(const bool ours, IsOurs(key, mark));
+      if (ours) return absl::OkStatus();
+    }
+    return Error(call, answer);
+  }
+
+  absl::Status PutInParts(absl::string_view key, absl::Span<const absl::string_view> parts, size_t bytes) {
+    const std::string mark = NewMark(), full = Full(key);
+    Call create = {"POST", full, {{"uploads", ""}}};
+    create.headers = {{kMark, mark}};
+    GT_ASSIGN_OR_RETURN(const Answer created, Exchange(create));
+    if (created.reply.status != 200 || !created.code.empty()) return Error(create, created);
+    GT_ASSIGN_OR_RETURN(const XmlElement xml, ParseXml(created.reply.body));
+    const std::string upload = xml.Text("UploadId");
+    if (upload.empty()) return absl::DataLossError(absl::StrCat(Name(key), ": the store gave no upload id"));
+    absl::Status done = UploadAndComplete(key, full, upload, mark, parts, bytes);
+    if (!done.ok()) {
+      // Parts cost money until they are aborted (S8); what is left over is found by ListUnfinished.
+      if (const absl::Status aborted = Abort(full, upload); !aborted.ok()) {
+        LogWarning(Name(key),
+                   ": parts of a failed upload remain until the next clean-up: ", aborted.message());
+      }
+    }
+    return done;
+  }
+
+  absl::Status UploadAndComplete(absl::string_view key, const std::string& full, const std::string& upload,
+                                 const std::string& mark, absl::Span<const absl::string_view> parts,
+                                 size_t bytes) {
+    GT_ASSIGN_OR_RETURN(const std::vector<std::string> tags, UploadParts(full, upload, parts, bytes));
+    // Not every store honours the condition when an upload is completed; this narrows the gap on those.
+    if (Size(key).ok()) return absl::AlreadyExistsError(absl::StrCat(Name(key), " exists"));
+    std::string list = "<CompleteMultipartUpload xmlns=\"http://s3.amazonaws.com/doc/2006-03-01/\">";
+    for (size_t i = 0; i < tags.size(); ++i) {
+      absl::StrAppend(&list, "<Part><PartNumber>", i + 1, "</PartNumber><ETag>", tags[i], "</ETag></Part>");
+    }
+    absl::StrAppend(&list, "</CompleteMultipartUpload>");
+    Call call = {"POST", full, {{"uploadId", upload}}, {{"if-none-match", "*"}}, {list}};
+    GT_ASSIGN_OR_RETURN(const Answer answer, Exchange(call));
+    if (answer.reply.status == 200 && answer.code.empty()) return absl::OkStatus();
+    if (answer.reply.status == 412 || answer.code == "NoSuchUpload") {
+      GT_ASSIGN_OR_RETURN(const bool ours, IsOurs(key, mark));
+      if (ours) return absl::OkStatus();
+    }
+    return Error(call, answer);
+  }
+
+  // The bytes [begin, end) of the concatenation of `parts`.
+  static std::vector<absl::string_view> Cut(absl::Span<const absl::string_view> parts, size_t begin,
+                                            size_t end) {
+    std::vector<absl::string_view> out;
+    size_t at = 0;
+    for (const absl::string_view part : parts) {
+      const size_t from = std::max(begin, at), to = std::min(end, at + part.size());
+      if (from < to) out.push_back(part.substr(from - at, to - from));
+      at += part.size();
+    }
+    return out;
+  }
+
+  absl::StatusOr<std::vector<std::string>> UploadParts(const std::string& full, const std::string& upload,
+                                                       absl::Span<const absl::string_view> parts,
+                                                       size_t bytes) {
+    const size_t part_bytes = std::max(options_.part_bytes, (bytes + kPartsMax - 1) / kPartsMax);
+    const size_t count = (bytes + part_bytes - 1) / part_bytes;
+    std::vector<std::string> tags(count);
+    std::atomic<size_t> next{0};
+    Mutex mu;
+    absl::Status failed;
+    const auto work = [&] {
+      for (size_t i = next++; i < count; i = next++) {
+        const Call call = {"PUT",
+                           full,
+                           {{"partNumber", absl::StrCat(i + 1)}, {"uploadId", upload}},
+                           {},
+                           Cut(parts, i * part_bytes, std::min(bytes, (i + 1) * part_bytes))};
+        absl::StatusOr<std::string> tag = UploadPart(call);
+        MutexLock lock(&mu);
+        if (tag.ok()) {
+          tags[i] = *std::move(tag);
+        } else {
+          failed.Update(tag.status());
+          next = count;  // the others stop
+        }
+      }
+    };
+    std::vector<std::thread> threads;
+    for (size_t i = 1; i < std::min(static_cast<size_t>(options_.uploads), count); ++i)
+      threads.emplace_back(work);
+    work();
+    for (std::thread& thread : threads) thread.join();
+    GT_RETURN_IF_ERROR(failed);
+    return tags;
+  }
+
+  absl::StatusOr<std::string> UploadPart(const Call& call) {
+    GT_ASSIGN_OR_RETURN(const Answer answer, Exchange(call));
+    const auto tag = answer.reply.headers.find("etag");
+    if (answer.reply.status != 200 || tag == answer.reply.headers.end()) return Error(call, answer);
+    // It goes into XML: only what an ETag consists of.
+    for (const char c : tag->second) {
+      if (!absl::ascii_isalnum(static_cast<unsigned char>(c)) && c != '"' && c != '-') {
+        return absl::DataLossError(absl::StrCat(Describe(), ": strange ETag of a part"));
+      }
+    }
+    return tag->second;
+  }
+
+  absl::Status Abort(const std::string& full, const std::string& upload) {
+    const Call call = {"DELETE", full, {{"uploadId", upload}}};
+    GT_ASSIGN_OR_RETURN(const Answer answer, Exchange(call));
+    if (answer.reply.status == 204 || answer.reply.status == 200 || answer.reply.status == 404)
+      return absl::OkStatus();
+    return Error(call, answer);
+  }
+
+  const S3Options options_;
+  const std::shared_ptr<http::Client> http_;
+  const std::shared_ptr<CredentialsProvider> credentials_;
+  std::string host_, base_;
+  std::atomic<int64_t> clock_offset_ns_{0};
+  Mutex mu_;
+  Rng rng_ ABSL_GUARDED_BY(mu_);
+};
+
+bool IsBucketName(absl::string_view name) {
+  if (name.size() < 3 || name.size() > 63) return false;
+  for (const char c : name) {
+    if (!absl::ascii_islower(static_cast<unsigned char>(c)) &&
+        !absl::ascii_isdigit(static_cast<unsigned char>(c)) && c != '-' && c != '.') {
+      return false;
+    }
+  }
+  return name.front() != '.' && name.front() != '-' && name.back() != '.' && name.back() != '-' &&
+         !absl::StrContains(name, "..");
+}
+
+}  // namespace
+
+absl::StatusOr<S3Options> ParseS3Uri(absl::string_view uri, const S3Environment& environment) {
+  S3Options options;
+  absl::string_view rest = uri;
+  if (!absl::ConsumePrefix(&rest, "s3://")) {
+    return absl::InvalidArgumentError(absl::StrCat("\"", uri, "\" does not start with s3://"));
+  }
+  const size_t slash = rest.find('/');
+  options.bucket = std::string(rest.substr(0, slash));
+  absl::string_view prefix = slash == absl::string_view::npos ? "" : rest.substr(slash + 1);
+  while (absl::ConsumeSuffix(&prefix, "/")) {
+  }
+  options.prefix = std::string(prefix);
+  if (!IsBucketName(options.bucket)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("\"", uri, "\": \"", options.bucket,
+                     "\" is not a bucket name (3 to 63 lower-case letters, digits, \"-\" and \".\")"));
+  }
+  if (!prefix.empty() && !port::IsBlobKey(prefix)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("\"", uri, "\": a prefix has parts of letters, digits, \".\", \"_\" and \"-\""));
+  }
+  for (const char* name : {"AWS_DEFAULT_REGION", "AWS_REGION"}) {
+    if (const auto region = environment(name); region.has_value() && !region->empty())
+      options.region = *region;
+  }
+  for (const char* name : {"AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"}) {
+    const auto endpoint = environment(name);
+    if (!endpoint.has_value() || endpoint->empty()) continue;
+    absl::string_view host = *endpoint;
+    if (!absl::ConsumePrefix(&host, "https://") && !absl::ConsumePrefix(&host, "http://")) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("$", name, ": \"", *endpoint, "\" is not http:// or https://"));
+    }
+    absl::ConsumeSuffix(&host, "/");
+    // A metadata service answers with credentials: never a place to send anything (fault X11).
+    if (host.empty() || absl::StrContains(host, "/") || absl::StrContains(host, "@") ||
+        absl::StartsWith(host, "169.254.") || absl::StartsWithIgnoreCase(host, "[fe80:") ||
+        absl::StartsWithIgnoreCase(host, "[fd00:ec2:")) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("$", name, ": \"", *endpoint, "\" is not an object store"));
+    }
+    options.endpoint = std::string(absl::StripSuffix(*endpoint, "/"));
+  }
+  options.path_style = !options.endpoint.empty() || absl::StrContains(options.bucket, ".");
+  const std::string addressing = environment("GTRAIN_S3_ADDRESSING").value_or("");
+  if (!addressing.empty() && addressing != "path" && addressing != "virtual") {
+    return absl::InvalidArgumentError(
+        absl::StrCat("$GTRAIN_S3_ADDRESSING: \"", addressing, "\" is neither path nor virtual"));
+  }
+  if (!addressing.empty()) options.path_style = addressing == "path";
+  return options;
+}
+
+absl::StatusOr<std::unique_ptr<port::BlobStore>> OpenS3Store(
+    const S3Options& options, std::shared_ptr<http::Client> http,
+    std::shared_ptr<CredentialsProvider> credentials) {
+  if (options.part_bytes < kPartBytesMin || options.uploads < 1 || options.attempts < 1 ||
+      options.patience < absl::Seconds(1)) {
+    return absl::InvalidArgumentError(
+        "S3: parts are at least 5 MiB, uploads and attempts at least 1, the patience at least 1 s");
+  }
+  return std::make_unique<S3Store>(options, std::move(http), std::move(credentials));
+}
+
+absl::StatusOr<std::unique_ptr<port::BlobStore>> OpenS3Store(absl::string_view uri,
+                                                             const S3Environment& environment) {
+  GT_ASSIGN_OR_RETURN(const S3Options options, ParseS3Uri(uri, environment));
+  GT_ASSIGN_OR_RETURN(std::shared_ptr<http::Client> http,
+                      http::MakeCurlClient(environment("AWS_CA_BUNDLE").value_or("")));
+  return OpenS3Store(options, http, DefaultCredentials(environment, http));
+}
+
+}  // namespace gtrain::ckpt

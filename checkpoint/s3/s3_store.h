@@ -1,0 +1,44 @@
+// Blobs in an S3-compatible object store. Amazon S3 User Guide: conditional writes, multipart upload, error
+// responses.
+#pragma once
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+#include "checkpoint/port/blob_store.h"
+#include "checkpoint/s3/credentials.h"
+#include "runtime/http/client.h"
+
+namespace gtrain::ckpt {
+
+struct S3Options {
+  std::string bucket;
+  std::string prefix;  // "" or "a/b", without a slash at either end
+  std::string region = "us-east-1";
+  std::string endpoint;     // "https://host:port"; empty: Amazon's of the region
+  bool path_style = false;  // https://host/bucket/key instead of https://bucket.host/key
+  size_t part_bytes =
+      16 << 20;      // of a multipart upload, at least 5 MiB; larger where 10,000 parts would not do
+  int uploads = 4;   // parts on the way at a time
+  int attempts = 8;  // of one request, the first included
+  absl::Duration first_backoff = absl::Milliseconds(100);  // doubles up to 5 s, jittered
+  absl::Duration patience = absl::Minutes(5);              // with one request and its repetitions
+};
+
+// From "s3://bucket/prefix" and $AWS_REGION, $AWS_DEFAULT_REGION, $AWS_ENDPOINT_URL_S3, $AWS_ENDPOINT_URL,
+// $GTRAIN_S3_ADDRESSING (path | virtual; the default is path for an endpoint of one's own). InvalidArgument
+// says what is wrong with which.
+absl::StatusOr<S3Options> ParseS3Uri(absl::string_view uri, const S3Environment& environment);
+
+// The store is thread-safe; large puts use threads of their own.
+absl::StatusOr<std::unique_ptr<port::BlobStore>> OpenS3Store(
+    const S3Options& options, std::shared_ptr<http::Client> http,
+    std::shared_ptr<CredentialsProvider> credentials);
+// The same from a URI and this process's environment, with a client ($AWS_CA_BUNDLE) and credentials of its
+// own.
+absl::StatusOr<std::unique_ptr<port::BlobStore>> OpenS3Store(absl::string_view uri,
+                                                             const S3Environment& environment);
+
+}  // namespace gtrain::ckpt

@@ -1,0 +1,453 @@
+// The S3 store against a server that misbehaves on demand: the S rows of the fault catalogue, B11 and B12.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <atomic>
+
+#include "absl/algorithm/container.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "base/file.h"
+#include "checkpoint/port/blob_store_test_suite.h"
+#include "checkpoint/s3/credentials.h"
+#include "checkpoint/s3/s3_fake.h"
+#include "checkpoint/s3/s3_store.h"
+#include "checkpoint/s3/sigv4.h"
+#include "checkpoint/s3/xml.h"
+#include "checkpoint/store/open_store.h"
+#include "checkpoint/store/probe.h"
+#include "runtime/http/curl_client.h"
+
+namespace gtrain::ckpt {
+namespace {
+
+using testing::HasSubstr;
+
+class FixedCredentials final : public CredentialsProvider {
+ public:
+  explicit FixedCredentials(S3Credentials credentials) : credentials_(std::move(credentials)) {}
+  absl::StatusOr<S3Credentials> Get() override { return credentials_; }
+  void Refused(const S3Credentials&) override {
+    ++refused;
+    credentials_.session_token.clear();  // "renewed"
+  }
+  int refused = 0;
+
+ private:
+  S3Credentials credentials_;
+};
+
+// A server, a client, and a store between them.
+struct World {
+  explicit World(S3Fake::Settings settings = {}, S3Options options = {},
+                 S3Credentials with = {"AKIDEXAMPLE", "secret"})
+      : fake(std::make_unique<S3Fake>(std::move(settings))),
+        credentials(std::make_shared<FixedCredentials>(std::move(with))) {
+    if (options.bucket.empty()) options.bucket = "bucket";
+    options.prefix = "run/ckpt";
+    options.endpoint = fake->endpoint();
+    options.path_style = true;
+    options.first_backoff = absl::Milliseconds(1);
+    options.part_bytes = 5 << 20;
+    std::shared_ptr<http::Client> http = *http::MakeCurlClient("");
+    store = *OpenS3Store(options, http, credentials);
+  }
+  std::unique_ptr<S3Fake> fake;
+  std::shared_ptr<FixedCredentials> credentials;
+  std::unique_ptr<port::BlobStore> store;
+};
+
+// A store that brings its server along, for the conformance suite.
+class WithServer final : public port::BlobStore {
+ public:
+  absl::Status PutIfAbsent(absl::string_view key, absl::Span<const absl::string_view> parts) override {
+    return world_.store->PutIfAbsent(key, parts);
+  }
+  absl::StatusOr<std::string> Get(absl::string_view key, size_t max) override {
+    return world_.store->Get(key, max);
+  }
+  absl::Status Read(absl::string_view key, uint64_t at, absl::Span<char> out) override {
+    return world_.store->Read(key, at, out);
+  }
+  absl::StatusOr<uint64_t> Size(absl::string_view key) override { return world_.store->Size(key); }
+  absl::StatusOr<std::vector<std::string>> List(absl::string_view prefix) override {
+    return world_.store->List(prefix);
+  }
+  absl::StatusOr<std::vector<std::string>> ListFolders() override { return world_.store->ListFolders(); }
+  absl::Status Delete(absl::string_view key) override { return world_.store->Delete(key); }
+  absl::Status DropEmptyFolder(absl::string_view folder) override {
+    return world_.store->DropEmptyFolder(folder);
+  }
+  absl::StatusOr<std::vector<Unfinished>> ListUnfinished() override { return world_.store->ListUnfinished(); }
+  absl::Status DropUnfinished(const Unfinished& u) override { return world_.store->DropUnfinished(u); }
+  std::string Describe() const override { return world_.store->Describe(); }
+
+ private:
+  World world_;
+};
+
+std::string Large(size_t bytes = 12 << 20) {
+  std::string large(bytes, '\0');
+  for (size_t i = 0; i < large.size(); ++i) large[i] = static_cast<char>(i * 2654435761u >> 13);
+  return large;
+}
+
+}  // namespace
+
+// The fake, and a real server where one is named: $GTRAIN_TEST_S3_URI (tests/s3/rgw_test.py), with keys and
+// endpoint as users give them.
+std::vector<BlobStoreCandidate> Candidates() {
+  std::vector<BlobStoreCandidate> candidates = {{"Fake", [] { return std::make_unique<WithServer>(); }}};
+  if (const char* uri = std::getenv("GTRAIN_TEST_S3_URI"); uri != nullptr) {
+    candidates.push_back({"Real", [uri] {
+                            static int count = 0;
+                            return *OpenStore(absl::StrCat(uri, "/", getpid(), "-", ++count));
+                          }});
+  }
+  return candidates;
+}
+INSTANTIATE_TEST_SUITE_P(S3, BlobStoreConformance, testing::ValuesIn(Candidates()),
+                         [](const auto& info) { return info.param.name; });
+
+// What the conformance suite does not reach: parts, and their remains.
+TEST(RealS3, LargeBlobsGoInParts) {
+  const char* uri = std::getenv("GTRAIN_TEST_S3_URI");
+  if (uri == nullptr) GTEST_SKIP() << "GTRAIN_TEST_S3_URI names no server";
+  auto store = *OpenStore(absl::StrCat(uri, "/", getpid(), "-large"));
+  const std::string large = Large(40 << 20);
+  ASSERT_EQ(ProveExclusive(store.get(), "probe"), absl::OkStatus());
+  ASSERT_EQ(store->PutIfAbsent("step/shard", large), absl::OkStatus());
+  EXPECT_EQ(*store->Get("step/shard", large.size()), large);
+  EXPECT_TRUE(absl::IsAlreadyExists(store->PutIfAbsent("step/shard", large)));
+  EXPECT_THAT(*store->ListUnfinished(), IsEmpty());
+}
+
+namespace {
+
+TEST(SigV4, SignsTheExampleOfTheManual) {
+  // Amazon S3 API reference, "Signature calculations for the Authorization header", GET object with a range.
+  SignedRequest request;
+  request.method = "GET";
+  request.host = "examplebucket.s3.amazonaws.com";
+  request.path = "/test.txt";
+  request.headers["range"] = "bytes=0-9";
+  const absl::Time when = absl::FromCivil(absl::CivilSecond(2013, 5, 24), absl::UTCTimeZone());
+  const auto headers = Sign(request, {"AKIAIOSFODNN7EXAMPLE", "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY"},
+                            "us-east-1", Sha256Hex({}), when);
+  EXPECT_THAT(headers.at("authorization"),
+              HasSubstr("Signature=f0e8bdb87c964420e857bd35b5d6ed310bd44f0170aba48dd91039c6036bdb41"));
+}
+
+TEST(S3Store, LargeBlobsGoInPartsAndComeBack) {
+  World world;
+  const std::string large = Large();
+  const absl::string_view parts[] = {absl::string_view(large).substr(0, 1000),
+                                     absl::string_view(large).substr(1000)};
+  ASSERT_EQ(world.store->PutIfAbsent("step/shard", parts), absl::OkStatus());
+  EXPECT_EQ(*world.store->Get("step/shard", large.size()), large);
+  EXPECT_EQ(absl::c_count(world.fake->Operations(), "Part"), 3);
+  EXPECT_EQ(world.fake->OpenUploads(), 0u);
+  EXPECT_TRUE(absl::IsAlreadyExists(world.store->PutIfAbsent("step/shard", parts)));
+  EXPECT_EQ(world.fake->OpenUploads(), 0u);  // the refused one was aborted (S8)
+}
+
+TEST(S3Store, ThrottlingIsWaitedOut_S1) {
+  for (const char* operation : {"PutObject", "GetObject", "HeadObject", "List", "DeleteObject", "Create",
+                                "Part", "Complete", "Uploads"}) {
+    for (const auto& [status, code] :
+         {std::pair(503, "SlowDown"), {500, "InternalError"}, {429, "TooManyRequests"}}) {
+      std::atomic<int> left{3};
+      S3Fake::Settings settings;
+      settings.before = [&, status = status, code = code](const S3FakeRequest& request, S3FakeReply* reply) {
+        if (request.Operation() != operation || left-- <= 0) return false;
+        *reply = S3Error(status, code);
+        return true;
+      };
+      World world(settings);
+      const bool large = absl::StartsWith(operation, "C") || absl::StartsWith(operation, "Pa");
+      const std::string data = large ? Large() : "small";
+      EXPECT_EQ(world.store->PutIfAbsent("k", data), absl::OkStatus()) << operation;
+      EXPECT_EQ(*world.store->Get("k", data.size()), data) << operation;
+      EXPECT_THAT(*world.store->List(""), ElementsAre("k"));
+      EXPECT_THAT(*world.store->ListUnfinished(), IsEmpty());
+      EXPECT_EQ(world.store->Delete("k"), absl::OkStatus());
+      EXPECT_LE(left, 0) << operation;  // it did happen
+    }
+  }
+}
+
+TEST(S3Store, AStoreThatRefusesForEverIsGivenUp_S1) {
+  S3Fake::Settings settings;
+  settings.before = [](const S3FakeRequest&, S3FakeReply* reply) {
+    return *reply = S3Error(503, "SlowDown"), true;
+  };
+  World world(settings);
+  const absl::Status put = world.store->PutIfAbsent("k", "x");
+  EXPECT_TRUE(absl::IsUnavailable(put));
+  EXPECT_THAT(std::string(put.message()), HasSubstr("failed 8 times; the last answer: HTTP 503 SlowDown"));
+}
+
+// "200 OK" and then an error in the body: the upload is not complete (S2).
+TEST(S3Store, CompleteMaySayErrorAfter200_S2) {
+  std::atomic<int> left{1};
+  S3Fake::Settings settings;
+  settings.before = [&](const S3FakeRequest& request, S3FakeReply* reply) {
+    if (request.Operation() != "Complete" || left-- <= 0) return false;
+    *reply = S3Error(200, "InternalError");
+    return true;
+  };
+  World once(settings);
+  EXPECT_EQ(once.store->PutIfAbsent("k", Large()), absl::OkStatus());
+  EXPECT_EQ(*once.store->Get("k", 100 << 20), Large());
+
+  settings.before = [](const S3FakeRequest& request, S3FakeReply* reply) {
+    if (request.Operation() != "Complete") return false;
+    *reply = S3Error(200, "AccessDenied", "not you");
+    return true;
+  };
+  World always(settings);
+  const absl::Status put = always.store->PutIfAbsent("k", Large());
+  EXPECT_FALSE(put.ok());
+  EXPECT_THAT(std::string(put.message()), HasSubstr("AccessDenied: not you"));
+  EXPECT_TRUE(absl::IsNotFound(always.store->Size("k").status()));
+  EXPECT_EQ(always.fake->OpenUploads(), 0u);
+}
+
+// The reply is lost after the store did it: the repetition finds its own object and knows it (S3).
+TEST(S3Store, ALostReplyIsNotAnotherWriter_S3) {
+  for (const char* operation : {"PutObject", "Complete"}) {
+    std::atomic<int> left{1};
+    S3Fake::Settings settings;
+    settings.after = [&](const S3FakeRequest& request, S3FakeReply* reply) {
+      if (request.Operation() == operation && left-- > 0) reply->lost = true;
+    };
+    World world(settings);
+    const std::string data = operation[0] == 'P' ? "small" : Large();
+    EXPECT_EQ(world.store->PutIfAbsent("k", data), absl::OkStatus()) << operation;
+    EXPECT_EQ(*world.store->Get("k", data.size()), data);
+    EXPECT_LE(left, 0);
+    EXPECT_TRUE(absl::IsAlreadyExists(world.store->PutIfAbsent("k", data)));  // this one is another
+  }
+}
+
+// The same, but another writer was first: refused, never taken for one's own.
+TEST(S3Store, ALostReplyOfARefusedPutStaysRefused_S3) {
+  std::atomic<int> left{1};
+  S3Fake::Settings settings;
+  settings.after = [&](const S3FakeRequest&, S3FakeReply* reply) {
+    if (reply->status == 412 && left-- > 0) reply->lost = true;
+  };
+  World world(settings);
+  ASSERT_EQ(world.store->PutIfAbsent("k", "theirs"), absl::OkStatus());
+  EXPECT_TRUE(absl::IsAlreadyExists(world.store->PutIfAbsent("k", "ours")));
+  EXPECT_EQ(*world.store->Get("k", 10), "theirs");
+}
+
+TEST(S3Store, AConflictIsTriedAgain_S4) {
+  std::atomic<int> left{2};
+  S3Fake::Settings settings;
+  settings.before = [&](const S3FakeRequest& request, S3FakeReply* reply) {
+    if (request.Operation() != "PutObject" || left-- <= 0) return false;
+    *reply = S3Error(409, "ConditionalRequestConflict");
+    return true;
+  };
+  World world(settings);
+  EXPECT_EQ(world.store->PutIfAbsent("k", "x"), absl::OkStatus());
+  EXPECT_EQ(*world.store->Get("k", 10), "x");
+}
+
+TEST(S3Store, AStoreWithoutConditionsIsFoundOut_S5) {
+  World good;
+  EXPECT_EQ(ProveExclusive(good.store.get(), "probe"), absl::OkStatus());
+  World bad({.ignore_conditions = true});
+  const absl::Status probe = ProveExclusive(bad.store.get(), "probe");
+  EXPECT_TRUE(absl::IsFailedPrecondition(probe));
+  EXPECT_THAT(std::string(probe.message()), HasSubstr("If-None-Match"));
+}
+
+TEST(S3Store, WrongBucketAndWrongKeysSaySo_S10) {
+  S3Options other;
+  other.bucket = "elsewhere";
+  World wrong_bucket({}, other);
+  const absl::Status bucket = ProveExclusive(wrong_bucket.store.get(), "probe");
+  EXPECT_TRUE(absl::IsFailedPrecondition(bucket));
+  EXPECT_THAT(std::string(bucket.message()), HasSubstr("NoSuchBucket: there is no such bucket"));
+  World wrong_key({}, {}, {"AKIDEXAMPLE", "guessed"});
+  const absl::Status key = ProveExclusive(wrong_key.store.get(), "probe");
+  EXPECT_TRUE(absl::IsPermissionDenied(key));
+  EXPECT_THAT(std::string(key.message()), HasSubstr("SignatureDoesNotMatch"));
+}
+
+TEST(S3Store, ExpiredKeysAreRenewedOnce_S9) {
+  S3Fake::Settings settings;
+  settings.before = [](const S3FakeRequest& request, S3FakeReply* reply) {
+    if (!request.headers.contains("x-amz-security-token")) return false;
+    *reply = S3Error(400, "ExpiredToken");
+    return true;
+  };
+  World world(settings, {}, {"AKIDEXAMPLE", "secret", "old-session"});
+  EXPECT_EQ(world.store->PutIfAbsent("k", "x"), absl::OkStatus());
+  EXPECT_EQ(world.credentials->refused, 1);
+}
+
+TEST(S3Store, ASlowReplyAndAHugeOneEnd_S12) {
+  S3Fake::Settings settings;
+  settings.after = [](const S3FakeRequest& request, S3FakeReply* reply) {
+    if (request.Operation() == "List") reply->body.assign(32 << 20, 'x');
+    if (request.Operation() == "GetObject") reply->slow = true;
+  };
+  S3Options options;
+  options.patience = absl::Seconds(2);
+  options.attempts = 1;
+  World world(settings, options);
+  ASSERT_EQ(world.store->PutIfAbsent("k", "x"), absl::OkStatus());
+  std::string out(1000, '?');
+  EXPECT_TRUE(absl::IsUnavailable(world.store->Read("k", 0, absl::MakeSpan(out.data(), out.size()))));
+  EXPECT_TRUE(absl::IsResourceExhausted(world.store->List("").status()));
+}
+
+TEST(S3Store, RedirectsAreNotFollowed_S13) {
+  S3Fake elsewhere({});
+  S3Fake::Settings settings;
+  settings.before = [&](const S3FakeRequest&, S3FakeReply* reply) {
+    *reply = S3Error(307, "TemporaryRedirect");
+    reply->headers = {{"Location", elsewhere.endpoint() + "/bucket/k"},
+                      {"x-amz-bucket-region", "eu-north-1"}};
+    return true;
+  };
+  World world(settings);
+  const absl::Status put = world.store->PutIfAbsent("k", "x");
+  EXPECT_TRUE(absl::IsFailedPrecondition(put));
+  EXPECT_THAT(std::string(put.message()), HasSubstr("AWS_REGION=eu-north-1"));
+  EXPECT_THAT(elsewhere.Operations(), IsEmpty());  // credentials never left
+}
+
+TEST(S3Store, TheStoresClockIsLearned_S14) {
+  for (const absl::Duration ahead : {absl::Hours(3), -absl::Hours(24)}) {
+    World world({.clock_ahead = ahead});
+    EXPECT_EQ(world.store->PutIfAbsent("k", "x"), absl::OkStatus());
+    EXPECT_EQ(*world.store->Get("k", 10), "x");
+    EXPECT_EQ(absl::c_count(world.fake->Operations(), "PutObject"), 2);  // refused once, not each time
+  }
+}
+
+TEST(S3Store, AnObjectShorterThanAskedForIsNotRead_S6) {
+  S3Fake::Settings settings;
+  settings.after = [](const S3FakeRequest& request, S3FakeReply* reply) {
+    if (request.Operation() == "GetObject") reply->body.resize(reply->body.size() / 2);
+  };
+  World world(settings);
+  ASSERT_EQ(world.store->PutIfAbsent("k", "0123456789"), absl::OkStatus());
+  EXPECT_FALSE(world.store->Get("k", 10).ok());
+}
+
+// A writer that died in the middle leaves an upload that can be found and dropped (S8).
+TEST(S3Store, UnfinishedUploadsAreListedAndDropped_S8) {
+  S3Fake::Settings settings;
+  std::atomic<bool> broken{true};
+  settings.before = [&](const S3FakeRequest& request, S3FakeReply* reply) {
+    if (!broken || (request.Operation() != "Part" && request.Operation() != "Abort")) return false;
+    *reply = S3Error(403, "AccessDenied");
+    return true;
+  };
+  World world(settings);
+  EXPECT_TRUE(absl::IsPermissionDenied(world.store->PutIfAbsent("step/shard", Large())));
+  broken = false;
+  const auto unfinished = world.store->ListUnfinished();
+  ASSERT_TRUE(unfinished.ok());
+  ASSERT_EQ(unfinished->size(), 1u);
+  EXPECT_EQ((*unfinished)[0].key, "step/shard");
+  EXPECT_EQ(world.store->DropUnfinished((*unfinished)[0]), absl::OkStatus());
+  EXPECT_EQ(world.fake->OpenUploads(), 0u);
+}
+
+TEST(S3Uri, IsReadWithTheEnvironment) {
+  const auto parse = [](absl::string_view uri, std::map<std::string, std::string> environment) {
+    return ParseS3Uri(uri, [environment](const char* name) -> std::optional<std::string> {
+      const auto it = environment.find(name);
+      return it == environment.end() ? std::nullopt : std::optional<std::string>(it->second);
+    });
+  };
+  const auto plain = parse("s3://my-bucket/a/b/", {{"AWS_REGION", "eu-west-1"}});
+  ASSERT_TRUE(plain.ok()) << plain.status();
+  EXPECT_EQ(plain->bucket, "my-bucket");
+  EXPECT_EQ(plain->prefix, "a/b");
+  EXPECT_EQ(plain->region, "eu-west-1");
+  EXPECT_FALSE(plain->path_style);
+  EXPECT_TRUE(parse("s3://b.with.dots", {})->path_style);
+  EXPECT_TRUE(parse("s3://bucket", {{"AWS_ENDPOINT_URL", "http://127.0.0.1:9000/"}})->path_style);
+  EXPECT_FALSE(parse("s3://bucket", {{"AWS_ENDPOINT_URL", "http://h:1"}, {"GTRAIN_S3_ADDRESSING", "virtual"}})
+                   ->path_style);
+  for (const char* bad : {"s3://", "s3://UPPER", "s3://ab", "s3://-abc", "s3://a..b", "s3://bucket/../x",
+                          "s3://bucket/a b", "/dir", "s3:///x"}) {
+    EXPECT_TRUE(absl::IsInvalidArgument(parse(bad, {}).status())) << bad;
+  }
+  for (const char* endpoint : {"ftp://x", "http://", "http://169.254.169.254", "http://user@host",
+                               "http://h/path", "http://[fd00:ec2::254]"}) {  // X11
+    EXPECT_TRUE(absl::IsInvalidArgument(parse("s3://bucket", {{"AWS_ENDPOINT_URL_S3", endpoint}}).status()))
+        << endpoint;
+  }
+}
+
+TEST(Credentials, ComeFromEnvironmentFileAndMetadata_S9) {
+  std::string folder = absl::StrCat(testing::TempDir(), "/gtrain-s3-XXXXXX");
+  ASSERT_NE(mkdtemp(folder.data()), nullptr);
+  std::map<std::string, std::string> environment = {{"HOME", folder}, {"AWS_EC2_METADATA_DISABLED", "true"}};
+  std::shared_ptr<http::Client> http = *http::MakeCurlClient("");
+  const auto get = [&] {
+    return DefaultCredentials(
+               [&](const char* name) -> std::optional<std::string> {
+                 const auto it = environment.find(name);
+                 return it == environment.end() ? std::nullopt : std::optional<std::string>(it->second);
+               },
+               http)
+        ->Get();
+  };
+  EXPECT_TRUE(absl::IsFailedPrecondition(get().status()));
+  ASSERT_EQ(MakeDirs(folder + "/.aws"), absl::OkStatus());
+  ASSERT_EQ(WriteFileDurable(folder + "/.aws/credentials",
+                             "# keys\n[default]\naws_access_key_id = A\naws_secret_access_key = B=\n"
+                             "[other]\naws_access_key_id=C\naws_secret_access_key=D\naws_session_token=E\n"),
+            absl::OkStatus());
+  EXPECT_EQ(get()->secret_key, "B=");
+  environment["AWS_PROFILE"] = "other";
+  EXPECT_EQ(get()->session_token, "E");
+  environment["AWS_PROFILE"] = "absent";
+  EXPECT_THAT(std::string(get().status().message()), HasSubstr("no profile \"absent\""));
+  environment["AWS_ACCESS_KEY_ID"] = "F";
+  environment["AWS_SECRET_ACCESS_KEY"] = "G";
+  EXPECT_EQ(get()->access_key, "F");
+}
+
+TEST(Credentials, HostileMetadataIsRefused_B12) {
+  const char* good = R"({"Code": "Success", "AccessKeyId": "a", "SecretAccessKey": "b", "Token": "c",
+                         "Expiration": "2030-01-01T00:00:00Z"})";
+  ASSERT_TRUE(ParseImdsCredentials(good).ok());
+  EXPECT_EQ(ParseImdsCredentials(good)->session_token, "c");
+  for (const char* bad :
+       {"", "<html>", "[]", "{}", R"({"Code": "Failed"})",
+        R"({"Code":"Success","AccessKeyId":1,"SecretAccessKey":"b","Expiration":"2030-01-01T00:00:00Z"})",
+        R"({"Code":"Success","AccessKeyId":"a","SecretAccessKey":"b","Expiration":"soon"})"}) {
+    EXPECT_FALSE(ParseImdsCredentials(bad).ok()) << bad;
+  }
+}
+
+TEST(Xml, TakesWhatS3SaysAndRefusesTheRest_B11) {
+  const auto good = ParseXml("<?xml version=\"1.0\"?><a xmlns=\"u\"><b>x &amp; y</b><b>z</b></a>");
+  ASSERT_TRUE(good.ok()) << good.status();
+  EXPECT_EQ(good->Text("b"), "x & y");
+  std::string deep, wide = "<a>";
+  for (int i = 0; i < 20; ++i) deep += "<a>";
+  for (int i = 0; i < 30000; ++i) wide += "<b/>";
+  for (const std::string& bad :
+       {std::string(""), std::string("<a>"), std::string("<a></b>"), std::string("<a/><b/>"),
+        std::string("\0<a/>", 5), std::string("<!DOCTYPE a [<!ENTITY e \"x\">]><a>&e;</a>"),
+        std::string("<!DOCTYPE a SYSTEM \"file:///etc/passwd\"><a/>"), std::string("<a>&undefined;</a>"),
+        deep, wide + "</a>"}) {
+    EXPECT_TRUE(absl::IsDataLoss(ParseXml(bad).status())) << bad.substr(0, 40);
+  }
+}
+
+}  // namespace
+}  // namespace gtrain::ckpt

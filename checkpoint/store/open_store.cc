@@ -1,0 +1,50 @@
+#include "checkpoint/store/open_store.h"
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
+#include "base/module.h"
+#include "base/status_macros.h"
+#include "checkpoint/port/store_module.h"
+#include "checkpoint/store/directory_store.h"
+
+namespace gtrain::ckpt {
+namespace {
+
+constexpr char kModule[] = "libgtrain_s3.so";
+
+absl::StatusOr<const port::StoreModule*> Load() {
+  GT_ASSIGN_OR_RETURN(void* const module,
+                      LoadModule(kModule, "GTRAIN_S3_MODULE", "checkpoints in s3:// need"));
+  GT_ASSIGN_OR_RETURN(void* const entry, ModuleEntry(module, port::kStoreModuleEntry, kModule));
+  const port::StoreModule* store = reinterpret_cast<const port::StoreModule* (*)()>(entry)();
+  if (store->abi != port::kStoreModuleAbi) {
+    return absl::FailedPreconditionError(absl::StrCat(kModule, " belongs to another version of gtrain"));
+  }
+  return store;
+}
+
+}  // namespace
+
+absl::StatusOr<std::string> ParseLocation(absl::string_view uri) {
+  absl::string_view path = uri;
+  if (absl::ConsumePrefix(&path, "file://")) {
+    if (!absl::StartsWith(path, "/")) {
+      return absl::InvalidArgumentError(absl::StrCat(uri, ": write file:///path"));
+    }
+  } else if (absl::StrContains(uri, "://") && !absl::StartsWith(uri, "s3://")) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(uri, ": checkpoints are in a directory that all ranks see, or in s3://bucket/prefix"));
+  }
+  while (path.size() > 1 && path.back() == '/' && !absl::EndsWith(path, "://")) path.remove_suffix(1);
+  return std::string(path);
+}
+
+absl::StatusOr<std::unique_ptr<port::BlobStore>> OpenStore(const std::string& location) {
+  if (!absl::StartsWith(location, "s3://")) return OpenDirectoryStore(location);
+  static const auto* loaded = new absl::StatusOr<const port::StoreModule*>(Load());
+  GT_RETURN_IF_ERROR(loaded->status());
+  return (**loaded)->open(location);
+}
+
+}  // namespace gtrain::ckpt

@@ -1,0 +1,405 @@
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <numeric>
+
+#include "base/rng.h"
+#include "comm/codec/kernels.h"
+#include "comm/codec/packet.h"
+#include "comm/codec/top_k.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "gtrain/compression.h"
+
+namespace gtrain {
+namespace {
+
+constexpr Codec kCodecs[] = {Codec::kNone,   Codec::kFloat16, Codec::kBFloat16, Codec::kInt8,
+                             Codec::kFloat8, Codec::kTopK,    Codec::kOneBit};
+// Around vectors, blocks, pieces and chunks.
+constexpr size_t kCounts[] = {1, 7, 15, 63, 64, 255, 256, 257, 2047, 2049, 16383, 16385, 40000};
+
+// Box and Muller's.
+float Normal(Rng& rng) {
+  return static_cast<float>(std::sqrt(-2 * std::log(1 - rng.Unit())) *
+                            std::cos(6.283185307179586 * rng.Unit()));
+}
+
+std::vector<float> Gradient(size_t count, int seed, float scale = 1e-2f) {
+  Rng rng(static_cast<uint64_t>(seed));
+  std::vector<float> gradient(count);
+  // Heavy tails, as gradients have.
+  for (float& g : gradient) g = scale * Normal(rng) * std::fabs(Normal(rng));
+  return gradient;
+}
+
+std::unique_ptr<Compressor> Make(CompressionOptions options, size_t count) {
+  auto made = Compressor::Create(options, count);
+  EXPECT_TRUE(made.ok()) << made.status();
+  return *std::move(made);
+}
+
+std::vector<uint8_t> Encode(Compressor& compressor, const std::vector<float>& gradient) {
+  std::vector<uint8_t> packet(compressor.MaxBytes());
+  const auto bytes = compressor.Encode(gradient, absl::MakeSpan(packet));
+  EXPECT_TRUE(bytes.ok()) << bytes.status();
+  packet.resize(bytes.value_or(0));
+  return packet;
+}
+
+std::vector<float> Decoded(const std::vector<uint8_t>& packet, size_t count) {
+  std::vector<float> out(count, 123);
+  EXPECT_EQ(Decode(packet, absl::MakeSpan(out), DecodeMode::kSet), absl::OkStatus());
+  return out;
+}
+
+// What is sent and what is carried over is what came in: the promise of error feedback.
+TEST(Compressor, SentPlusResidualIsGradientPlusOldResidual) {
+  for (const Codec codec : kCodecs) {
+    if (codec == Codec::kNone) continue;
+    for (const size_t count : kCounts) {
+      auto compressor = Make({.codec = codec, .density = 0.05}, count);
+      std::vector<float> old(count, 0);
+      for (int step = 0; step < 4; ++step) {
+        const std::vector<float> gradient = Gradient(count, step);
+        const std::vector<float> sent = Decoded(Encode(*compressor, gradient), count);
+        ASSERT_EQ(compressor->Apply(), absl::OkStatus());
+        const auto residual = compressor->Export()[0].values;
+        for (size_t i = 0; i < count; ++i) {
+          ASSERT_NEAR(sent[i] + residual[i], gradient[i] + old[i], 1e-6 + 1e-6 * std::fabs(gradient[i]))
+              << CodecName(codec) << " " << count << " " << i;
+        }
+        old.assign(residual.begin(), residual.end());
+      }
+    }
+  }
+}
+
+TEST(Compressor, ErrorsOfTheDenseCodecsAreBounded) {
+  const std::vector<float> gradient = Gradient(5000, 1);
+  const std::pair<Codec, double> bounds[] = {
+      {Codec::kNone, 0}, {Codec::kFloat16, 1.0 / 2048}, {Codec::kBFloat16, 1.0 / 256}};
+  for (const auto& [codec, relative] : bounds) {
+    auto compressor = Make({.codec = codec, .error_feedback = false}, gradient.size());
+    const std::vector<float> sent = Decoded(Encode(*compressor, gradient), gradient.size());
+    for (size_t i = 0; i < gradient.size(); ++i) {
+      ASSERT_LE(std::fabs(sent[i] - gradient[i]), relative * std::fabs(gradient[i]) + 6e-8)
+          << CodecName(codec);
+    }
+  }
+  for (const Codec codec : {Codec::kInt8, Codec::kFloat8}) {
+    auto compressor = Make({.codec = codec, .error_feedback = false}, gradient.size());
+    const std::vector<float> sent = Decoded(Encode(*compressor, gradient), gradient.size());
+    for (size_t block = 0; block < gradient.size(); block += comm::kScaleBlock) {
+      const size_t end = std::min(block + comm::kScaleBlock, gradient.size());
+      float largest = 0;
+      for (size_t i = block; i < end; ++i) largest = std::max(largest, std::fabs(gradient[i]));
+      for (size_t i = block; i < end; ++i) {
+        const double bound =
+            codec == Codec::kInt8 ? largest / 254 : std::fabs(gradient[i]) / 16 + largest / 400000;
+        ASSERT_LE(std::fabs(sent[i] - gradient[i]), bound * 1.001) << CodecName(codec) << " " << i;
+      }
+    }
+  }
+}
+
+TEST(Compressor, OneBitSendsSignsAndTheMeanOfTheBlock) {
+  std::vector<float> gradient(300);
+  for (size_t i = 0; i < gradient.size(); ++i) gradient[i] = (i % 3 == 0 ? -1.0f : 1.0f) * (i < 256 ? 2 : 5);
+  auto compressor = Make({.codec = Codec::kOneBit}, gradient.size());
+  EXPECT_EQ(Decoded(Encode(*compressor, gradient), gradient.size()), gradient);
+}
+
+TEST(Compressor, ExactTopKIsTheLargest) {
+  for (const size_t count : {100, 16400, 200000}) {
+    auto compressor =
+        Make({.codec = Codec::kTopK, .error_feedback = false, .density = 0.01, .exact = true}, count);
+    for (int step = 0; step < 5; ++step) {
+      // The scale jumps up and down, so the carried threshold is sometimes far too high and far too low.
+      const std::vector<float> gradient = Gradient(count, step, step % 2 == 0 ? 1.0f : 1e-3f);
+      std::vector<float> expected = gradient;
+      std::vector<size_t> order(count);
+      std::iota(order.begin(), order.end(), 0);
+      std::stable_sort(order.begin(), order.end(),
+                       [&](size_t a, size_t b) { return std::fabs(gradient[a]) > std::fabs(gradient[b]); });
+      for (size_t i = count / 100; i < count; ++i) expected[order[i]] = 0;
+      EXPECT_EQ(Decoded(Encode(*compressor, gradient), count), expected) << count << " step " << step;
+    }
+  }
+}
+
+TEST(Compressor, EqualMagnitudesAndZerosAreCountedRight) {
+  const auto sent = [](const std::vector<float>& gradient, size_t count) {
+    auto compressor =
+        Make({.codec = Codec::kTopK, .error_feedback = false, .density = 0.1, .exact = true}, count);
+    const std::vector<float> out = Decoded(Encode(*compressor, gradient), count);
+    return std::count_if(out.begin(), out.end(), [](float v) { return v != 0; });
+  };
+  EXPECT_EQ(sent(std::vector<float>(50000, -3.0f), 50000), 5000);
+  EXPECT_EQ(sent(std::vector<float>(1000, 0.0f), 1000), 0);
+  std::vector<float> few(1000, 0.0f);
+  few[3] = few[999] = 1;
+  EXPECT_EQ(sent(few, 1000), 2);
+}
+
+TEST(Compressor, ApproximateTopKStaysWithinTenPercent) {
+  constexpr size_t kCount = 300000;
+  for (const double density : {0.001, 0.01}) {
+    auto compressor = Make({.codec = Codec::kTopK, .density = density}, kCount);
+    Rng rng(1);
+    for (int step = 0; step < 40; ++step) {
+      const float scale = std::exp(0.3f * Normal(rng));
+      const std::vector<uint8_t> packet = Encode(*compressor, Gradient(kCount, step, scale));
+      const auto header = comm::ReadHeader(packet, kCount);
+      ASSERT_TRUE(header.ok());
+      EXPECT_GE(header->entries, 0.9 * density * kCount - 1);
+      EXPECT_LE(header->entries, 1.1 * density * kCount + 1);
+      ASSERT_EQ(compressor->Apply(), absl::OkStatus());
+    }
+  }
+}
+
+TEST(Compressor, MomentumCorrectionFollowsThePaper) {
+  constexpr size_t kCount = 3000;
+  constexpr float kMomentum = 0.9f;
+  auto compressor =
+      Make({.codec = Codec::kTopK, .density = 0.1, .exact = true, .momentum = kMomentum}, kCount);
+  std::vector<float> u(kCount), v(kCount);
+  for (int step = 0; step < 6; ++step) {
+    const std::vector<float> gradient = Gradient(kCount, step);
+    const std::vector<float> sent = Decoded(Encode(*compressor, gradient), kCount);
+    ASSERT_EQ(compressor->Apply(), absl::OkStatus());
+    for (size_t i = 0; i < kCount; ++i) {
+      u[i] = kMomentum * u[i] + gradient[i];
+      v[i] += u[i];
+      if (sent[i] == 0) continue;
+      EXPECT_NEAR(sent[i], v[i], 1e-6);
+      u[i] = v[i] = 0;
+    }
+    const auto states = compressor->Export();
+    ASSERT_EQ(states.size(), 2u);
+    EXPECT_EQ(states[0].name, "residual");
+    EXPECT_EQ(states[1].name, "momentum");
+    for (size_t i = 0; i < kCount; ++i) {
+      ASSERT_NEAR(states[0].values[i], v[i], 1e-6);
+      ASSERT_NEAR(states[1].values[i], u[i], 1e-6);
+    }
+  }
+}
+
+TEST(Compressor, WarmUpLowersTheDensityExponentially) {
+  constexpr size_t kCount = 100000;
+  auto compressor = Make({.codec = Codec::kTopK, .density = 0.001, .exact = true, .warmup_steps = 4}, kCount);
+  std::vector<size_t> entries;
+  for (int step = 0; step < 6; ++step) {
+    entries.push_back(comm::ReadHeader(Encode(*compressor, Gradient(kCount, step)), kCount)->entries);
+    ASSERT_EQ(compressor->Apply(), absl::OkStatus());
+  }
+  EXPECT_THAT(entries, testing::ElementsAre(25000, 6287, 1581, 398, 100, 100));
+}
+
+TEST(Compressor, ADroppedStepLeavesNoTrace) {
+  for (const Codec codec : {Codec::kTopK, Codec::kOneBit, Codec::kInt8}) {
+    const CompressionOptions options = {.codec = codec, .density = 0.01, .exact = true};
+    auto straight = Make(options, 5000), disturbed = Make(options, 5000);
+    for (int step = 0; step < 4; ++step) {
+      Encode(*disturbed, Gradient(5000, 100 + step));
+      if (step % 2 == 0) disturbed->Drop();  // else the next Encode drops it
+      EXPECT_EQ(Encode(*straight, Gradient(5000, step)), Encode(*disturbed, Gradient(5000, step)));
+      ASSERT_EQ(straight->Apply(), absl::OkStatus());
+      ASSERT_EQ(disturbed->Apply(), absl::OkStatus());
+    }
+    EXPECT_EQ(disturbed->Apply().code(), absl::StatusCode::kFailedPrecondition);
+  }
+}
+
+TEST(Compressor, StateMovesToAnotherObject) {
+  const CompressionOptions options = {
+      .codec = Codec::kTopK, .density = 0.01, .exact = true, .momentum = 0.5f};
+  auto first = Make(options, 5000), second = Make(options, 5000);
+  Encode(*first, Gradient(5000, 1));
+  ASSERT_EQ(first->Apply(), absl::OkStatus());
+  for (const auto& state : first->Export()) {
+    ASSERT_EQ(second->Load(state.name, state.values), absl::OkStatus());
+  }
+  EXPECT_EQ(Encode(*first, Gradient(5000, 2)), Encode(*second, Gradient(5000, 2)));
+  EXPECT_EQ(second->Load("residual", Gradient(3, 1)).code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(second->Load("speed", Gradient(5000, 1)).code(), absl::StatusCode::kInvalidArgument);
+}
+
+TEST(Compressor, ANonFiniteGradientPoisonsThePacketAndNotTheResidual) {
+  for (const Codec codec : kCodecs) {
+    for (const float bad : {std::numeric_limits<float>::infinity(), -std::numeric_limits<float>::infinity(),
+                            std::numeric_limits<float>::quiet_NaN()}) {
+      for (const size_t where : {size_t{0}, size_t{2500}, size_t{4999}}) {
+        auto compressor = Make({.codec = codec, .density = 0.01}, 5000);
+        std::vector<float> gradient = Gradient(5000, 1);
+        gradient[where] = bad;
+        const std::vector<float> out = Decoded(Encode(*compressor, gradient), 5000);
+        for (const float value : out) ASSERT_TRUE(std::isnan(value)) << CodecName(codec);
+        EXPECT_EQ(compressor->Apply().code(), absl::StatusCode::kFailedPrecondition);
+        for (const auto& state : compressor->Export()) EXPECT_THAT(state.values, testing::Each(0.0f));
+      }
+    }
+  }
+}
+
+TEST(Compressor, DecodeAdds) {
+  for (const Codec codec : kCodecs) {
+    auto compressor = Make({.codec = codec, .density = 0.1}, 3001);
+    const std::vector<uint8_t> packet = Encode(*compressor, Gradient(3001, 1));
+    const std::vector<float> once = Decoded(packet, 3001);
+    std::vector<float> sum = Gradient(3001, 2);
+    const std::vector<float> before = sum;
+    ASSERT_EQ(Decode(packet, absl::MakeSpan(sum), DecodeMode::kAdd), absl::OkStatus());
+    for (size_t i = 0; i < sum.size(); ++i) ASSERT_FLOAT_EQ(sum[i], before[i] + once[i]) << CodecName(codec);
+  }
+}
+
+TEST(Compressor, OptionsOutOfRangeAreRefused) {
+  const CompressionOptions bad[] = {
+      {.codec = Codec::kTopK, .density = 0},
+      {.codec = Codec::kTopK, .density = 1.5},
+      {.codec = Codec::kTopK, .density = std::numeric_limits<double>::quiet_NaN()},
+      {.codec = Codec::kTopK, .momentum = 1},
+      {.codec = Codec::kOneBit, .momentum = 0.9f},
+      {.codec = Codec::kTopK, .error_feedback = false, .momentum = 0.9f},
+      {.codec = Codec::kTopK, .warmup_steps = -1},
+  };
+  for (const auto& options : bad) {
+    EXPECT_EQ(Compressor::Create(options, 10).status().code(), absl::StatusCode::kInvalidArgument);
+  }
+  EXPECT_EQ(Compressor::Create({}, 0).status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(ParseCodec("topk").value(), Codec::kTopK);
+  EXPECT_EQ(ParseCodec("top-k").status().code(), absl::StatusCode::kInvalidArgument);
+}
+
+TEST(Packet, HostileBytesAreAnError) {  // every byte of the header, every length, indices out of order
+  auto compressor = Make({.codec = Codec::kTopK, .density = 0.1, .exact = true}, 1000);
+  const std::vector<uint8_t> good = Encode(*compressor, Gradient(1000, 1));
+  std::vector<float> out(1000);
+  const auto decode = [&](absl::Span<const uint8_t> packet, size_t count) {
+    out.resize(count);
+    return Decode(packet, absl::MakeSpan(out), DecodeMode::kSet).code();
+  };
+  ASSERT_EQ(decode(good, 1000), absl::StatusCode::kOk);
+  EXPECT_EQ(decode(good, 999), absl::StatusCode::kInvalidArgument);
+  for (size_t length = 0; length < good.size(); length += 3) {
+    EXPECT_EQ(decode(absl::MakeConstSpan(good.data(), length), 1000), absl::StatusCode::kInvalidArgument)
+        << length;
+  }
+  for (size_t byte = 0; byte < comm::kPacketHeader; ++byte) {
+    for (const int flip : {1, 0x80, 0xff}) {
+      std::vector<uint8_t> bad = good;
+      bad[byte] = static_cast<uint8_t>(bad[byte] ^ flip);
+      EXPECT_EQ(decode(bad, 1000), absl::StatusCode::kInvalidArgument) << byte;
+    }
+  }
+  std::vector<uint8_t> shifted = good;
+  shifted.insert(shifted.begin(), 0);
+  EXPECT_EQ(decode(absl::MakeConstSpan(shifted).subspan(1), 1000), absl::StatusCode::kInvalidArgument);
+  std::vector<uint8_t> repeated = good;
+  std::copy_n(repeated.begin() + comm::kPacketHeader, 4, repeated.begin() + comm::kPacketHeader + 4);
+  EXPECT_EQ(decode(repeated, 1000), absl::StatusCode::kInvalidArgument);
+  std::vector<uint8_t> beyond = good;
+  std::fill_n(beyond.begin() + comm::kPacketHeader + 99 * 4, 4, 0xff);
+  EXPECT_EQ(decode(beyond, 1000), absl::StatusCode::kInvalidArgument);
+}
+
+// The vector kernels against the reference, on arrays of every awkward length.
+class KernelsTest : public testing::TestWithParam<size_t> {};
+INSTANTIATE_TEST_SUITE_P(Counts, KernelsTest, testing::ValuesIn(kCounts));
+
+struct alignas(64) Line {
+  float values[16] = {};
+};
+std::vector<Line> Aligned(const std::vector<float>& from) {
+  std::vector<Line> lines(from.size() / 16 + 1);
+  std::copy(from.begin(), from.end(), lines[0].values);
+  return lines;
+}
+
+TEST_P(KernelsTest, SelectIsTheReferencesSelect) {
+  const size_t count = GetParam();
+  const std::vector<float> gradient = Gradient(count + 1, 1);
+  const std::vector<Line> residual = Aligned(Gradient(count, 2)), velocity = Aligned(Gradient(count, 3));
+  struct Result {
+    std::vector<uint32_t> indices;
+    std::vector<float> values, pending, velocity;
+    bool operator==(const Result&) const = default;
+  };
+  const auto run = [&](const comm::Kernels& kernels, bool momentum, bool with_residual, bool stream) {
+    Result r;
+    r.indices.resize(count + 16);
+    r.values.resize(count + 16);
+    std::vector<Line> pending(residual.size()), pending_velocity(residual.size());
+    float poison = 0;
+    const comm::Selection selection = {1e-2f, 7, r.indices.data(), r.values.data(), stream};
+    const float* unaligned = gradient.data() + 1;
+    const float* old = with_residual ? residual[0].values : nullptr;
+    const size_t taken =
+        momentum ? kernels.select_momentum(unaligned, {0.5f, velocity[0].values, pending_velocity[0].values},
+                                           residual[0].values, pending[0].values, count, selection, &poison)
+                 : kernels.select(unaligned, old, pending[0].values, count, selection, &poison);
+    EXPECT_EQ(poison, 0);
+    r.indices.resize(taken);
+    r.values.resize(taken);
+    r.pending.assign(pending[0].values, pending[0].values + count);
+    r.velocity.assign(pending_velocity[0].values, pending_velocity[0].values + count);
+    return r;
+  };
+  for (const bool momentum : {false, true}) {
+    for (const bool with_residual : {false, true}) {
+      const Result reference = run(comm::ScalarKernels(), momentum, with_residual, false);
+      EXPECT_TRUE(count < 100 || !reference.indices.empty());
+      EXPECT_EQ(run(comm::BestKernels(), momentum, with_residual, false), reference)
+          << comm::BestKernels().name;
+      EXPECT_EQ(run(comm::BestKernels(), momentum, with_residual, true), reference)
+          << comm::BestKernels().name;
+    }
+  }
+}
+
+TEST_P(KernelsTest, BlockCodecsAreTheReferences) {
+  const size_t count = GetParam();
+  std::vector<float> in = Gradient(count, 5);
+  if (count > 600) std::fill_n(in.begin() + 256, 256, 0.0f);  // a block of zeros
+  const comm::Kernels &best = comm::BestKernels(), &scalar = comm::ScalarKernels();
+  using Encoder = decltype(comm::Kernels::encode_int8);
+  using Decoder = decltype(comm::Kernels::decode_int8);
+  const std::tuple<const char*, Encoder, Encoder, Decoder, Decoder> codecs[] = {
+      {"fp16", best.encode_float16, scalar.encode_float16, best.decode_float16, scalar.decode_float16},
+      {"bf16", best.encode_bfloat16, scalar.encode_bfloat16, best.decode_bfloat16, scalar.decode_bfloat16},
+      {"int8", best.encode_int8, scalar.encode_int8, best.decode_int8, scalar.decode_int8},
+      {"fp8", best.encode_float8, scalar.encode_float8, best.decode_float8, scalar.decode_float8},
+      {"onebit", best.encode_one_bit, scalar.encode_one_bit, best.decode_one_bit, scalar.decode_one_bit}};
+  for (const auto& [name, encode, reference, decode, decode_reference] : codecs) {
+    std::vector<uint8_t> payload(2 * count, 0xee), expected(2 * count, 0xee);
+    std::vector<float> scales(count / comm::kScaleBlock + 1), expected_scales(scales.size());
+    encode(in.data(), count, payload.data(), scales.data());
+    reference(in.data(), count, expected.data(), expected_scales.data());
+    EXPECT_EQ(payload, expected) << name;
+    for (size_t i = 0; i < scales.size(); ++i) {
+      EXPECT_NEAR(scales[i], expected_scales[i], 1e-5 * expected_scales[i]) << name;
+    }
+    for (const bool add : {false, true}) {
+      std::vector<float> out = in, expected_out = in;
+      decode(payload.data(), expected_scales.data(), count, out.data(), add);
+      decode_reference(payload.data(), expected_scales.data(), count, expected_out.data(), add);
+      EXPECT_EQ(out, expected_out) << name;
+    }
+  }
+}
+
+TEST(Kernels, Float8IsTheTableOfTheFormat) {
+  // OCP 8-bit floating point specification: 1.0 is 0x38, 448 is 0x7e, the smallest subnormal 2^-9 is 0x01.
+  const std::vector<float> in = {448, 1.0f, -1.0f, 0x1p-6f, 0x1p-9f, 0, -448, 17, 18, 19};
+  std::vector<uint8_t> payload(in.size());
+  float scale = 0;
+  comm::BestKernels().encode_float8(in.data(), in.size(), payload.data(), &scale);
+  EXPECT_EQ(scale, 1);
+  EXPECT_THAT(payload, testing::ElementsAre(0x7e, 0x38, 0xb8, 0x08, 0x01, 0x00, 0xfe, 0x58, 0x59, 0x5a));
+}
+
+}  // namespace
+}  // namespace gtrain

@@ -1,0 +1,69 @@
+// Inner loops of the codecs: the scalar reference, and the same with Highway's run-time dispatch where it was
+// found at build time. Both give the same bytes, except that sums of a 1-bit block may differ in the last
+// place. PURE.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+namespace gtrain::comm {
+
+// Elements that share a scale. Every array below that is cut into blocks starts at the start of a block.
+inline constexpr size_t kScaleBlock = 256;
+// A block whose largest magnitude is below this is sent as zero (and carried over): 127 / largest would leave
+// the range of float.
+inline constexpr float kSmallestScaled = 1e-30f;
+// From this many elements on, an array does not stay in a cache until the next step.
+inline constexpr size_t kStreamFrom = size_t{1} << 20;
+
+// What a selection needs to know beyond its arrays.
+struct Selection {
+  float threshold = 0;  // |value| >= threshold is taken, NaN too
+  uint32_t first = 0;   // index of element 0
+  uint32_t* indices;    // room for count + 16 more
+  float* values;        // likewise
+  bool stream = false;  // the written arrays are too large for the caches: write around them
+};
+
+// Of DGC: factor * velocity + gradient goes to pending.
+struct Momentum {
+  float factor = 0;
+  const float* velocity = nullptr;
+  float* pending = nullptr;
+};
+
+struct Kernels {
+  const char* name;
+
+  // value = gradient + residual (null: gradient alone) is appended to the selection or left in pending (null:
+  // not kept). pending may be residual. Arrays are 64-byte aligned but the gradient. Returns how many were
+  // taken. *poison becomes NaN if any value is not finite, else stays as it was.
+  size_t (*select)(const float* gradient, const float* residual, float* pending, size_t count,
+                   const Selection& selection, float* poison);
+  // DGC: u = momentum * velocity + gradient; value = residual + u. Taken elements leave 0 in both.
+  size_t (*select_momentum)(const float* gradient, const Momentum& momentum, const float* residual,
+                            float* pending_residual, size_t count, const Selection& selection, float* poison);
+
+  // sum = a + b (b null: a alone); poison as above.
+  void (*add)(const float* a, const float* b, float* sum, size_t count, float* poison);
+  // out = a - b; `stream` as above, out 64-byte aligned.
+  void (*subtract)(const float* a, const float* b, float* out, size_t count, bool stream);
+
+  // The block codecs: payload of `count` elements, a scale a block where the codec has them.
+  void (*encode_float16)(const float* in, size_t count, uint8_t* payload, float* scales);
+  void (*encode_bfloat16)(const float* in, size_t count, uint8_t* payload, float* scales);
+  void (*encode_int8)(const float* in, size_t count, uint8_t* payload, float* scales);
+  void (*encode_float8)(const float* in, size_t count, uint8_t* payload, float* scales);
+  void (*encode_one_bit)(const float* in, size_t count, uint8_t* payload, float* scales);
+  // Into out, or added to it.
+  void (*decode_float16)(const uint8_t* payload, const float* scales, size_t count, float* out, bool add);
+  void (*decode_bfloat16)(const uint8_t* payload, const float* scales, size_t count, float* out, bool add);
+  void (*decode_int8)(const uint8_t* payload, const float* scales, size_t count, float* out, bool add);
+  void (*decode_float8)(const uint8_t* payload, const float* scales, size_t count, float* out, bool add);
+  void (*decode_one_bit)(const uint8_t* payload, const float* scales, size_t count, float* out, bool add);
+};
+
+const Kernels& ScalarKernels();
+// The best for this processor.
+const Kernels& BestKernels();
+
+}  // namespace gtrain::comm

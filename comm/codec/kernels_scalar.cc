@@ -1,0 +1,180 @@
+// The reference: what each kernel means, one element at a time.
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstring>
+
+#include "comm/codec/kernels.h"
+#include "comm/codec/reduce.h"
+
+namespace gtrain::comm {
+namespace {
+
+constexpr float kLargestFloat8 = 448;
+
+// Appends or keeps one value; returns the new number of selected ones.
+size_t Take(float value, size_t index, size_t taken, float* kept, const Selection& s, float* also_zeroed) {
+  if (!(std::fabs(value) < s.threshold)) {
+    s.indices[taken] = s.first + static_cast<uint32_t>(index);
+    s.values[taken] = value;
+    if (also_zeroed != nullptr) *also_zeroed = 0;
+    value = 0;
+    ++taken;
+  }
+  if (kept != nullptr) *kept = value;
+  return taken;
+}
+
+size_t Select(const float* gradient, const float* residual, float* pending, size_t count, const Selection& s,
+              float* poison) {
+  size_t taken = 0;
+  for (size_t i = 0; i < count; ++i) {
+    const float value = residual == nullptr ? gradient[i] : gradient[i] + residual[i];
+    *poison += value * 0;
+    taken = Take(value, i, taken, pending == nullptr ? nullptr : pending + i, s, nullptr);
+  }
+  return taken;
+}
+
+size_t SelectMomentum(const float* gradient, const Momentum& momentum, const float* residual,
+                      float* pending_residual, size_t count, const Selection& s, float* poison) {
+  size_t taken = 0;
+  for (size_t i = 0; i < count; ++i) {
+    const float u = std::fma(momentum.factor, momentum.velocity[i], gradient[i]);
+    const float value = residual[i] + u;
+    *poison += value * 0;
+    momentum.pending[i] = u;
+    taken = Take(value, i, taken, pending_residual + i, s, momentum.pending + i);
+  }
+  return taken;
+}
+
+void Add(const float* a, const float* b, float* sum, size_t count, float* poison) {
+  for (size_t i = 0; i < count; ++i) {
+    sum[i] = b == nullptr ? a[i] : a[i] + b[i];
+    *poison += sum[i] * 0;
+  }
+}
+
+void Subtract(const float* a, const float* b, float* out, size_t count, bool) {
+  for (size_t i = 0; i < count; ++i) out[i] = a[i] - b[i];
+}
+
+template <uint16_t (*Convert)(float)>
+void EncodeHalves(const float* in, size_t count, uint8_t* payload, float*) {
+  for (size_t i = 0; i < count; ++i) {
+    const uint16_t half = Convert(in[i]);
+    std::memcpy(payload + 2 * i, &half, 2);
+  }
+}
+
+template <float (*Convert)(uint16_t)>
+void DecodeHalves(const uint8_t* payload, const float*, size_t count, float* out, bool add) {
+  for (size_t i = 0; i < count; ++i) {
+    uint16_t half;
+    std::memcpy(&half, payload + 2 * i, 2);
+    out[i] = Convert(half) + (add ? out[i] : 0);
+  }
+}
+
+float Largest(const float* in, size_t count) {
+  float largest = 0;
+  for (size_t i = 0; i < count; ++i) largest = std::max(largest, std::fabs(in[i]));
+  return largest;
+}
+
+uint8_t ToInt8(float value) {
+  return static_cast<uint8_t>(static_cast<int8_t>(std::nearbyint(std::clamp(value, -127.0f, 127.0f))));
+}
+
+// Rounds to nearest, ties to even; the same two tricks as float16 in reduce.cc.
+uint8_t ToFloat8(float value) {
+  const uint32_t bits = std::bit_cast<uint32_t>(value);
+  const uint32_t rest = std::bit_cast<uint32_t>(std::min(std::fabs(value), kLargestFloat8));
+  const uint32_t normal = (rest + 0x7ffff + ((rest >> 20) & 1) - (120u << 23)) >> 20;
+  const uint32_t subnormal =
+      std::bit_cast<uint32_t>(std::bit_cast<float>(rest) + 0x1p14f) - std::bit_cast<uint32_t>(0x1p14f);
+  return static_cast<uint8_t>((rest < 0x3c800000 ? subnormal : normal) | ((bits >> 24) & 0x80));
+}
+
+float FromFloat8(uint8_t code) {
+  const float magnitude = std::bit_cast<float>(static_cast<uint32_t>(code & 0x7f) << 20) * 0x1p120f;
+  return std::bit_cast<float>(std::bit_cast<uint32_t>(magnitude) |
+                              (static_cast<uint32_t>(code & 0x80) << 24));
+}
+
+template <uint8_t (*Convert)(float)>
+void EncodeBytes(const float* in, size_t count, uint8_t* payload, float* scales, float range) {
+  for (size_t begin = 0; begin < count; begin += kScaleBlock) {
+    const size_t n = std::min(kScaleBlock, count - begin);
+    const float largest = Largest(in + begin, n);
+    const bool zero = !(largest >= kSmallestScaled);
+    const float inverse = zero ? 0 : range / largest;
+    *scales++ = zero ? 0 : largest / range;
+    for (size_t i = begin; i < begin + n; ++i) payload[i] = Convert(in[i] * inverse);
+  }
+}
+
+template <float (*Convert)(uint8_t)>
+void DecodeBytes(const uint8_t* payload, const float* scales, size_t count, float* out, bool add) {
+  for (size_t i = 0; i < count; ++i) {
+    const float value = Convert(payload[i]) * scales[i / kScaleBlock];
+    out[i] = add ? out[i] + value : value;
+  }
+}
+
+float FromInt8(uint8_t code) { return static_cast<float>(static_cast<int8_t>(code)); }
+
+void EncodeInt8(const float* in, size_t count, uint8_t* payload, float* scales) {
+  EncodeBytes<ToInt8>(in, count, payload, scales, 127);
+}
+void EncodeFloat8(const float* in, size_t count, uint8_t* payload, float* scales) {
+  EncodeBytes<ToFloat8>(in, count, payload, scales, kLargestFloat8);
+}
+
+void EncodeOneBit(const float* in, size_t count, uint8_t* payload, float* scales) {
+  std::memset(payload, 0, (count + 7) / 8);
+  for (size_t begin = 0; begin < count; begin += kScaleBlock) {
+    const size_t n = std::min(kScaleBlock, count - begin);
+    float sum = 0;
+    for (size_t i = begin; i < begin + n; ++i) {
+      sum += std::fabs(in[i]);
+      if (in[i] >= 0) payload[i / 8] = static_cast<uint8_t>(payload[i / 8] | (1u << (i % 8)));
+    }
+    *scales++ = sum / static_cast<float>(n);
+  }
+}
+
+void DecodeOneBit(const uint8_t* payload, const float* scales, size_t count, float* out, bool add) {
+  for (size_t i = 0; i < count; ++i) {
+    const float scale = scales[i / kScaleBlock];
+    const float value = (payload[i / 8] >> (i % 8)) & 1 ? scale : -scale;
+    out[i] = add ? out[i] + value : value;
+  }
+}
+
+constexpr Kernels kScalar = {"scalar",
+                             Select,
+                             SelectMomentum,
+                             Add,
+                             Subtract,
+                             EncodeHalves<ToFloat16>,
+                             EncodeHalves<ToBFloat16>,
+                             EncodeInt8,
+                             EncodeFloat8,
+                             EncodeOneBit,
+                             DecodeHalves<FromFloat16>,
+                             DecodeHalves<FromBFloat16>,
+                             DecodeBytes<FromInt8>,
+                             DecodeBytes<FromFloat8>,
+                             DecodeOneBit};
+
+}  // namespace
+
+const Kernels& ScalarKernels() { return kScalar; }
+
+#if !GTRAIN_HAVE_HWY
+const Kernels& BestKernels() { return kScalar; }
+#endif
+
+}  // namespace gtrain::comm

@@ -1,0 +1,422 @@
+// The kernels with Highway: this file is compiled once for each instruction set it includes itself for, and
+// the best one for the processor is chosen at the first call. Arrays larger than the caches are written
+// around them
+// ("stream"): the pending residual is not read again before the next step.
+//
+// Selected elements are gathered with a compress in a register and a whole-vector store: a compressing store
+// to memory is microcode on some processors.
+#if GTRAIN_HAVE_HWY
+#include "comm/codec/kernels.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "comm/codec/kernels_simd.cc"
+#include "hwy/foreach_target.h"
+//
+#include "comm/codec/simd_choice.h"
+#include "hwy/cache_control.h"
+#include "hwy/highway.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace gtrain::comm::HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+using F = hn::ScalableTag<float>;
+using I = hn::RebindToSigned<F>;
+using U = hn::RebindToUnsigned<F>;
+constexpr F f;
+constexpr I s32;
+constexpr U u32;
+using V = hn::Vec<F>;
+constexpr size_t kLanes = hn::MaxLanes(f);
+static_assert(kScaleBlock % (4 * kLanes) == 0);
+
+template <bool kStream>
+HWY_INLINE void Put(V v, float* to) {
+  if constexpr (kStream) {
+    hn::Stream(v, f, to);
+  } else {
+    hn::Store(v, f, to);
+  }
+}
+
+HWY_INLINE size_t Append(V v, hn::Mask<F> mask, size_t index, size_t taken, const Selection& s) {
+  const auto ids = hn::Iota(u32, s.first + static_cast<uint32_t>(index));
+  hn::StoreU(hn::Compress(v, mask), f, s.values + taken);
+  hn::StoreU(hn::Compress(ids, hn::RebindMask(u32, mask)), u32, s.indices + taken);
+  return taken + hn::CountTrue(f, mask);
+}
+
+// Selection of the elements of `value(i)`, four vectors a turn; keep(i, vector, mask) is told each vector.
+template <typename Value, typename Keep>
+HWY_INLINE size_t SelectLoop(size_t count, const Selection& s, float* poison, const Value& value,
+                             const Keep& keep) {
+  const V threshold = hn::Set(f, s.threshold);
+  V bad = hn::Zero(f);
+  size_t taken = 0;
+  for (size_t i = 0; i + 4 * kLanes <= count; i += 4 * kLanes) {
+    const V v0 = value(i), v1 = value(i + kLanes), v2 = value(i + 2 * kLanes), v3 = value(i + 3 * kLanes);
+    // Not "at least": a NaN must be taken.
+    const auto m0 = hn::Not(hn::Lt(hn::Abs(v0), threshold)), m1 = hn::Not(hn::Lt(hn::Abs(v1), threshold));
+    const auto m2 = hn::Not(hn::Lt(hn::Abs(v2), threshold)), m3 = hn::Not(hn::Lt(hn::Abs(v3), threshold));
+    const auto any = hn::Or(hn::Or(m0, m1), hn::Or(m2, m3));
+    if (HWY_UNLIKELY(!hn::AllFalse(f, any))) {
+      // Only what is taken can be infinite or NaN: thresholds are finite.
+      bad = hn::MulAdd(v0, hn::Zero(f), hn::MulAdd(v1, hn::Zero(f), bad));
+      bad = hn::MulAdd(v2, hn::Zero(f), hn::MulAdd(v3, hn::Zero(f), bad));
+      if (!hn::AllFalse(f, m0)) taken = Append(v0, m0, i, taken, s);
+      if (!hn::AllFalse(f, m1)) taken = Append(v1, m1, i + kLanes, taken, s);
+      if (!hn::AllFalse(f, m2)) taken = Append(v2, m2, i + 2 * kLanes, taken, s);
+      if (!hn::AllFalse(f, m3)) taken = Append(v3, m3, i + 3 * kLanes, taken, s);
+    }
+    keep(i, v0, m0);
+    keep(i + kLanes, v1, m1);
+    keep(i + 2 * kLanes, v2, m2);
+    keep(i + 3 * kLanes, v3, m3);
+  }
+  *poison += hn::GetLane(hn::SumOfLanes(f, bad));
+  return taken;
+}
+
+Selection Rest(const Selection& s, size_t done, size_t taken) {
+  Selection rest = s;
+  rest.first += static_cast<uint32_t>(done);
+  rest.indices += taken;
+  rest.values += taken;
+  return rest;
+}
+
+template <bool kStream>
+size_t SelectWith(const float* gradient, const float* residual, float* pending, size_t count,
+                  const Selection& s, float* poison) {
+  const size_t whole = count / (4 * kLanes) * (4 * kLanes);
+  const auto sum = [&](size_t i) { return hn::Add(hn::LoadU(f, gradient + i), hn::Load(f, residual + i)); };
+  const auto plain = [&](size_t i) { return hn::LoadU(f, gradient + i); };
+  const auto keep = [&](size_t i, V v, hn::Mask<F> m) {
+    Put<kStream>(hn::IfThenZeroElse(m, v), pending + i);
+  };
+  const auto forget = [](size_t, V, hn::Mask<F>) {};
+  size_t taken = 0;
+  if (residual != nullptr && pending != nullptr) {
+    taken = SelectLoop(whole, s, poison, sum, keep);
+  } else if (pending != nullptr) {
+    taken = SelectLoop(whole, s, poison, plain, keep);
+  } else if (residual != nullptr) {
+    taken = SelectLoop(whole, s, poison, sum, forget);
+  } else {
+    taken = SelectLoop(whole, s, poison, plain, forget);
+  }
+  return taken + ScalarKernels().select(gradient + whole, residual == nullptr ? nullptr : residual + whole,
+                                        pending == nullptr ? nullptr : pending + whole, count - whole,
+                                        Rest(s, whole, taken), poison);
+}
+
+size_t Select(const float* gradient, const float* residual, float* pending, size_t count, const Selection& s,
+              float* poison) {
+  if (!s.stream) return SelectWith<false>(gradient, residual, pending, count, s, poison);
+  const size_t taken = SelectWith<true>(gradient, residual, pending, count, s, poison);
+  hwy::FlushStream();
+  return taken;
+}
+
+template <bool kStream>
+size_t SelectMomentumWith(const float* gradient, const Momentum& momentum, const float* residual,
+                          float* pending_residual, size_t count, const Selection& s, float* poison) {
+  const size_t whole = count / (4 * kLanes) * (4 * kLanes);
+  const V m = hn::Set(f, momentum.factor);
+  const auto speed = [&](size_t i) {
+    return hn::MulAdd(m, hn::Load(f, momentum.velocity + i), hn::LoadU(f, gradient + i));
+  };
+  const size_t taken = SelectLoop(
+      whole, s, poison, [&](size_t i) { return hn::Add(hn::Load(f, residual + i), speed(i)); },
+      [&](size_t i, V v, hn::Mask<F> mask) {
+        // Computed anew rather than kept in four more registers: its operands are in the first-level cache.
+        Put<kStream>(hn::IfThenZeroElse(mask, speed(i)), momentum.pending + i);
+        Put<kStream>(hn::IfThenZeroElse(mask, v), pending_residual + i);
+      });
+  return taken + ScalarKernels().select_momentum(
+                     gradient + whole, {momentum.factor, momentum.velocity + whole, momentum.pending + whole},
+                     residual + whole, pending_residual + whole, count - whole, Rest(s, whole, taken),
+                     poison);
+}
+
+size_t SelectMomentum(const float* gradient, const Momentum& momentum, const float* residual,
+                      float* pending_residual, size_t count, const Selection& s, float* poison) {
+  if (!s.stream) {
+    return SelectMomentumWith<false>(gradient, momentum, residual, pending_residual, count, s, poison);
+  }
+  const size_t taken =
+      SelectMomentumWith<true>(gradient, momentum, residual, pending_residual, count, s, poison);
+  hwy::FlushStream();
+  return taken;
+}
+
+void Add(const float* a, const float* b, float* sum, size_t count, float* poison) {
+  const size_t whole = count / kLanes * kLanes;
+  V bad = hn::Zero(f);
+  for (size_t i = 0; i < whole; i += kLanes) {
+    const V v = b == nullptr ? hn::LoadU(f, a + i) : hn::Add(hn::LoadU(f, a + i), hn::LoadU(f, b + i));
+    bad = hn::MulAdd(v, hn::Zero(f), bad);
+    hn::StoreU(v, f, sum + i);
+  }
+  *poison += hn::GetLane(hn::SumOfLanes(f, bad));
+  ScalarKernels().add(a + whole, b == nullptr ? nullptr : b + whole, sum + whole, count - whole, poison);
+}
+
+void Subtract(const float* a, const float* b, float* out, size_t count, bool stream) {
+  const size_t whole = count / kLanes * kLanes;
+  for (size_t i = 0; i < whole; i += kLanes) {
+    const V v = hn::Sub(hn::LoadU(f, a + i), hn::LoadU(f, b + i));
+    if (stream) {
+      hn::Stream(v, f, out + i);
+    } else {
+      hn::Store(v, f, out + i);
+    }
+  }
+  if (stream) hwy::FlushStream();
+  ScalarKernels().subtract(a + whole, b + whole, out + whole, count - whole, false);
+}
+
+// Runs `block(in, payload, scales)` on whole scale blocks of payload_bytes each, and `rest` on what is left.
+template <typename Block, typename Rest>
+HWY_INLINE void EncodeLoop(const float* in, size_t count, uint8_t* payload, float* scales,
+                           size_t payload_bytes, const Block& block, const Rest& rest) {
+  for (; count >= kScaleBlock; count -= kScaleBlock) {
+    block(in, payload, scales++);
+    in += kScaleBlock;
+    payload += payload_bytes;
+  }
+  if (count > 0) rest(in, count, payload, scales);
+}
+
+// `add` is decided once, outside: gcc 12.2 turns a vector addition under a run-time condition into one with
+// the condition as its lane mask, which adds the first lane only.
+template <bool kAdd, typename Block>
+HWY_INLINE void DecodeBlocks(const uint8_t* payload, const float* scales, size_t blocks, float* out,
+                             size_t payload_bytes, const Block& block) {
+  for (size_t b = 0; b < blocks; ++b) {
+    for (size_t i = 0; i < kScaleBlock; i += kLanes) {
+      V v = block(payload, scales, i);
+      if constexpr (kAdd) v = hn::Add(v, hn::LoadU(f, out + i));
+      hn::StoreU(v, f, out + i);
+    }
+    ++scales;
+    out += kScaleBlock;
+    payload += payload_bytes;
+  }
+}
+
+template <typename Block, typename Rest>
+HWY_INLINE void DecodeLoop(const uint8_t* payload, const float* scales, size_t count, float* out, bool add,
+                           size_t payload_bytes, const Block& block, const Rest& rest) {
+  const size_t blocks = count / kScaleBlock;
+  if (add) {
+    DecodeBlocks<true>(payload, scales, blocks, out, payload_bytes, block);
+  } else {
+    DecodeBlocks<false>(payload, scales, blocks, out, payload_bytes, block);
+  }
+  const size_t done = blocks * kScaleBlock;
+  if (done < count) rest(payload + blocks * payload_bytes, scales + blocks, count - done, out + done, add);
+}
+
+using Halves = hn::Rebind<uint16_t, F>;
+using Bytes = hn::Rebind<uint8_t, F>;
+
+void EncodeFloat16(const float* in, size_t count, uint8_t* payload, float* scales) {
+  const hn::Rebind<hwy::float16_t, F> f16;
+  EncodeLoop(
+      in, count, payload, scales, 2 * kScaleBlock,
+      [&](const float* from, uint8_t* to, float*) {
+        for (size_t i = 0; i < kScaleBlock; i += kLanes) {
+          const auto half = hn::DemoteTo(f16, hn::LoadU(f, from + i));
+          hn::StoreU(hn::BitCast(Halves(), half), Halves(), reinterpret_cast<uint16_t*>(to) + i);
+        }
+      },
+      ScalarKernels().encode_float16);
+}
+
+void EncodeBFloat16(const float* in, size_t count, uint8_t* payload, float* scales) {
+  EncodeLoop(
+      in, count, payload, scales, 2 * kScaleBlock,
+      [&](const float* from, uint8_t* to, float*) {
+        for (size_t i = 0; i < kScaleBlock; i += kLanes) {
+          const auto bits = hn::BitCast(u32, hn::LoadU(f, from + i));
+          const auto odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(u32, 1));
+          const auto rounded = hn::ShiftRight<16>(hn::Add(hn::Add(bits, hn::Set(u32, 0x7fff)), odd));
+          const auto nan = hn::Or(hn::ShiftRight<16>(bits), hn::Set(u32, 0x40));
+          const auto is_nan = hn::Gt(hn::And(bits, hn::Set(u32, 0x7fffffff)), hn::Set(u32, 0x7f800000));
+          const auto half = hn::BitCast(s32, hn::IfThenElse(is_nan, nan, rounded));
+          hn::StoreU(hn::DemoteTo(Halves(), half), Halves(), reinterpret_cast<uint16_t*>(to) + i);
+        }
+      },
+      ScalarKernels().encode_bfloat16);
+}
+
+HWY_INLINE float LargestOfBlock(const float* in) {
+  V largest = hn::Zero(f);
+  for (size_t i = 0; i < kScaleBlock; i += kLanes) largest = hn::Max(largest, hn::Abs(hn::LoadU(f, in + i)));
+  return hn::GetLane(hn::MaxOfLanes(f, largest));
+}
+
+// Codes of 8 bits, relative to the largest value of the block: convert(vector in -range..range) gives int32
+// lanes.
+template <typename Convert, typename Rest>
+HWY_INLINE void EncodeBytes(const float* in, size_t count, uint8_t* payload, float* scales, float range,
+                            const Convert& convert, const Rest& rest) {
+  EncodeLoop(
+      in, count, payload, scales, kScaleBlock,
+      [&](const float* from, uint8_t* to, float* scale) {
+        const float largest = LargestOfBlock(from);
+        const bool zero = !(largest >= kSmallestScaled);
+        *scale = zero ? 0 : largest / range;
+        const V inverse = hn::Set(f, zero ? 0 : range / largest);
+        for (size_t i = 0; i < kScaleBlock; i += kLanes) {
+          const V v = hn::Mul(hn::LoadU(f, from + i), inverse);
+          const auto code = hn::And(convert(v), hn::Set(s32, 0xff));
+          hn::StoreU(hn::DemoteTo(Bytes(), code), Bytes(), to + i);
+        }
+      },
+      rest);
+}
+
+void EncodeInt8(const float* in, size_t count, uint8_t* payload, float* scales) {
+  const auto convert = [](V v) {
+    return hn::NearestInt(hn::Min(hn::Max(v, hn::Set(f, -127.0f)), hn::Set(f, 127.0f)));
+  };
+  EncodeBytes(in, count, payload, scales, 127, convert, ScalarKernels().encode_int8);
+}
+
+void EncodeFloat8(const float* in, size_t count, uint8_t* payload, float* scales) {
+  const auto convert = [](V v) {
+    const auto sign = hn::And(hn::ShiftRight<24>(hn::BitCast(u32, v)), hn::Set(u32, 0x80));
+    const V magnitude = hn::Min(hn::Abs(v), hn::Set(f, 448.0f));
+    const auto bits = hn::BitCast(u32, magnitude);
+    const auto odd = hn::And(hn::ShiftRight<20>(bits), hn::Set(u32, 1));
+    const auto bias = hn::Set(u32, 0x7ffffu - (120u << 23));
+    const auto normal = hn::ShiftRight<20>(hn::Add(hn::Add(bits, bias), odd));
+    const V aligned = hn::Add(magnitude, hn::Set(f, 0x1p14f));
+    const auto subnormal = hn::Sub(hn::BitCast(u32, aligned), hn::Set(u32, 0x46800000));
+    const auto small = hn::Lt(bits, hn::Set(u32, 0x3c800000));
+    return hn::BitCast(s32, hn::Or(hn::IfThenElse(small, subnormal, normal), sign));
+  };
+  EncodeBytes(in, count, payload, scales, 448, convert, ScalarKernels().encode_float8);
+}
+
+void EncodeOneBit(const float* in, size_t count, uint8_t* payload, float* scales) {
+  EncodeLoop(
+      in, count, payload, scales, kScaleBlock / 8,
+      [&](const float* from, uint8_t* to, float* scale) {
+        V sum = hn::Zero(f);
+        for (size_t i = 0; i < kScaleBlock; i += kLanes) {
+          const V v = hn::LoadU(f, from + i);
+          sum = hn::Add(sum, hn::Abs(v));
+          const auto positive = hn::Ge(v, hn::Zero(f));
+          if constexpr (kLanes >= 8) {
+            hn::StoreMaskBits(f, positive, to + i / 8);
+          } else {
+            uint8_t bits[8];
+            hn::StoreMaskBits(f, positive, bits);
+            const unsigned shifted = static_cast<unsigned>(bits[0]) << (i % 8);
+            to[i / 8] = static_cast<uint8_t>(i % 8 == 0 ? shifted : to[i / 8] | shifted);
+          }
+        }
+        *scale = hn::GetLane(hn::SumOfLanes(f, sum)) / kScaleBlock;
+      },
+      ScalarKernels().encode_one_bit);
+}
+
+void DecodeFloat16(const uint8_t* payload, const float* scales, size_t count, float* out, bool add) {
+  const hn::Rebind<hwy::float16_t, F> f16;
+  DecodeLoop(
+      payload, scales, count, out, add, 2 * kScaleBlock,
+      [&](const uint8_t* from, const float*, size_t i) {
+        const auto bits = hn::LoadU(Halves(), reinterpret_cast<const uint16_t*>(from) + i);
+        return hn::PromoteTo(f, hn::BitCast(f16, bits));
+      },
+      ScalarKernels().decode_float16);
+}
+
+void DecodeBFloat16(const uint8_t* payload, const float* scales, size_t count, float* out, bool add) {
+  DecodeLoop(
+      payload, scales, count, out, add, 2 * kScaleBlock,
+      [&](const uint8_t* from, const float*, size_t i) {
+        const auto bits = hn::LoadU(Halves(), reinterpret_cast<const uint16_t*>(from) + i);
+        return hn::BitCast(f, hn::ShiftLeft<16>(hn::PromoteTo(u32, bits)));
+      },
+      ScalarKernels().decode_bfloat16);
+}
+
+void DecodeInt8(const uint8_t* payload, const float* scales, size_t count, float* out, bool add) {
+  const hn::Rebind<int8_t, F> s8;
+  DecodeLoop(
+      payload, scales, count, out, add, kScaleBlock,
+      [&](const uint8_t* from, const float* scale, size_t i) {
+        const auto code = hn::PromoteTo(s32, hn::LoadU(s8, reinterpret_cast<const int8_t*>(from) + i));
+        return hn::Mul(hn::ConvertTo(f, code), hn::Set(f, *scale));
+      },
+      ScalarKernels().decode_int8);
+}
+
+void DecodeFloat8(const uint8_t* payload, const float* scales, size_t count, float* out, bool add) {
+  DecodeLoop(
+      payload, scales, count, out, add, kScaleBlock,
+      [&](const uint8_t* from, const float* scale, size_t i) {
+        const auto code = hn::PromoteTo(u32, hn::LoadU(Bytes(), from + i));
+        const auto rest = hn::ShiftLeft<20>(hn::And(code, hn::Set(u32, 0x7f)));
+        const V magnitude = hn::Mul(hn::BitCast(f, rest), hn::Set(f, 0x1p120f));
+        const auto sign = hn::ShiftLeft<24>(hn::And(code, hn::Set(u32, 0x80)));
+        return hn::Mul(hn::Or(magnitude, hn::BitCast(f, sign)), hn::Set(f, *scale));
+      },
+      ScalarKernels().decode_float8);
+}
+
+void DecodeOneBit(const uint8_t* payload, const float* scales, size_t count, float* out, bool add) {
+  DecodeLoop(
+      payload, scales, count, out, add, kScaleBlock / 8,
+      [&](const uint8_t* from, const float* scale, size_t i) {
+        uint8_t bits[8] = {};
+        if constexpr (kLanes >= 8) {
+          for (size_t b = 0; b < kLanes / 8; ++b) bits[b] = from[i / 8 + b];
+        } else {
+          bits[0] = static_cast<uint8_t>(from[i / 8] >> (i % 8));
+        }
+        const V v = hn::Set(f, *scale);
+        return hn::IfThenElse(hn::LoadMaskBits(f, bits), v, hn::Neg(v));
+      },
+      ScalarKernels().decode_one_bit);
+}
+
+Kernels Table() {
+  return {hwy::TargetName(HWY_TARGET),
+          Select,
+          SelectMomentum,
+          Add,
+          Subtract,
+          EncodeFloat16,
+          EncodeBFloat16,
+          EncodeInt8,
+          EncodeFloat8,
+          EncodeOneBit,
+          DecodeFloat16,
+          DecodeBFloat16,
+          DecodeInt8,
+          DecodeFloat8,
+          DecodeOneBit};
+}
+
+}  // namespace gtrain::comm::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace gtrain::comm {
+namespace {
+GT_SIMD_EXPORT(Table);
+}  // namespace
+
+const Kernels& BestKernels() {
+  static const Kernels best = GT_SIMD_BEST(Table)();
+  return best;
+}
+
+}  // namespace gtrain::comm
+#endif
+#endif  // GTRAIN_HAVE_HWY

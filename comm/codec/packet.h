@@ -1,0 +1,37 @@
+// A compressed gradient as bytes: header, scales, payload. docs/formats/compression.md is the description.
+// PURE.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "gtrain/compression.h"
+
+namespace gtrain::comm {
+
+inline constexpr size_t kPacketHeader = 32;
+inline constexpr uint8_t kPacketPoison = 1;  // flag: the gradient was not finite
+
+struct PacketHeader {
+  Codec codec = Codec::kNone;
+  uint8_t flags = 0;
+  uint64_t count = 0;    // elements of the gradient
+  uint64_t entries = 0;  // top-k: elements sent; else `count`
+};
+
+// Bytes of scales and of payload that the header implies. Both are 0 for a poisoned packet.
+size_t ScaleBytes(const PacketHeader& header);
+size_t PayloadBytes(const PacketHeader& header);
+inline size_t PacketBytes(const PacketHeader& header) {
+  return kPacketHeader + ScaleBytes(header) + PayloadBytes(header);
+}
+
+// `out` has at least kPacketHeader bytes.
+void WriteHeader(const PacketHeader& header, uint8_t* out);
+
+// The header of a packet of exactly these bytes that decodes to `count` elements. InvalidArgument says what
+// is wrong.
+absl::StatusOr<PacketHeader> ReadHeader(absl::Span<const uint8_t> packet, size_t count);
+
+}  // namespace gtrain::comm

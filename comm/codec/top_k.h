@@ -1,0 +1,55 @@
+// Selection of the k largest magnitudes in one pass over memory. PURE.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "absl/types/span.h"
+#include "comm/codec/kernels.h"
+
+namespace gtrain::comm {
+
+// The arrays of one step. residual null: no error feedback; velocity null: no momentum. The pending arrays
+// are where residual and velocity are not null, of the same length, 64-byte aligned like them.
+struct TopKInput {
+  absl::Span<const float> gradient;
+  const float* residual = nullptr;
+  float* pending_residual = nullptr;
+  float momentum = 0;
+  const float* velocity = nullptr;
+  float* pending_velocity = nullptr;
+};
+
+// Remembers the threshold from call to call; one object a bucket. Not thread-safe.
+class TopKSelector {
+ public:
+  explicit TopKSelector(const Kernels& kernels) : kernels_(kernels) {}
+
+  // Selects between `low` and `high` elements (low <= k <= high; all equal: exactly the k largest, the
+  // earlier of equals), fewer only if fewer are not zero. False: some value is not finite; what is selected
+  // and pending then means nothing.
+  bool Select(const TopKInput& input, size_t low, size_t k, size_t high);
+
+  // Of the last call, indices rising.
+  absl::Span<const uint32_t> indices() const { return absl::MakeConstSpan(indices_.data(), taken_); }
+  absl::Span<const float> values() const { return absl::MakeConstSpan(values_.data(), taken_); }
+  // Passes over memory of the last call: 1, or more when the carried threshold was too high.
+  int passes() const { return passes_; }
+
+ private:
+  bool Pass(const TopKInput& input, size_t k, size_t capacity);
+  size_t SelectChunk(const TopKInput& input, size_t begin, size_t count, bool stream, float* poison);
+  float Sampled(const TopKInput& input, size_t high);
+  void Prune(const TopKInput& input, size_t k);
+
+  const Kernels& kernels_;
+  std::vector<uint32_t> indices_;
+  std::vector<float> values_, magnitudes_;
+  size_t taken_ = 0;
+  int passes_ = 0;
+  float threshold_ = 0;   // of this pass
+  float carried_ = 0;     // the k-th magnitude of the last call, 0 before the first
+  float margin_ = 0.98f;  // the first pass starts at carried_ * margin_
+};
+
+}  // namespace gtrain::comm

@@ -1,0 +1,132 @@
+// The class behind MakeCommunicator: set-up and the frame of every collective in communicator.cc, reductions
+// in all_reduce.cc and reduce.cc, the rest in moves.cc.
+#pragma once
+#include <algorithm>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/functional/function_ref.h"
+#include "absl/types/span.h"
+#include "base/fork_guard.h"
+#include "comm/codec/reduce.h"
+#include "comm/exec/communicator.h"
+#include "comm/exec/schedule_runner.h"
+#include "comm/plan/hierarchy.h"
+#include "comm/plan/op_record.h"
+#include "comm/plan/schedule.h"
+#include "comm/plan/two_ways.h"
+#include "comm/shm/shm_group.h"
+
+namespace gtrain::comm {
+
+// Elements of a cache line of the smallest type: parts of two ranks never share a line.
+inline constexpr uint64_t kPartAlign = 64;
+// What is staged at once: small enough for the caches of the ranks.
+inline constexpr size_t kStagedChunkBytes = 256 << 10;
+static_assert(kStagedChunkBytes <= kSlotBytes);
+// Largest part of a buffer that one schedule works on: bounds the scratch memory.
+inline constexpr size_t kScheduleBytes = 16 << 20;
+
+class ExecCommunicator final : public Communicator {
+ public:
+  ExecCommunicator(Bootstrap* bootstrap, ExecOptions options);
+  ~ExecCommunicator() override;
+
+  absl::Status Connect();
+
+  int rank() const override { return bootstrap_->rank(); }
+  int size() const override { return bootstrap_->world_size(); }
+  absl::Status AllReduce(void* data, size_t count, DType dtype, ReduceOp op) override;
+  absl::Status Broadcast(void* data, size_t count, DType dtype, int root) override;
+  absl::Status AllGather(const void* input, void* output, size_t count, DType dtype) override;
+  absl::Status ReduceScatter(const void* input, void* output, size_t count, DType dtype,
+                             ReduceOp op) override;
+  absl::Status Reduce(void* data, size_t count, DType dtype, ReduceOp op, int root) override;
+  absl::Status AllToAll(const void* input, void* output, size_t count, DType dtype) override;
+  absl::Status Barrier() override;
+  absl::StatusOr<void*> Allocate(size_t bytes) override;
+  absl::StatusOr<std::unique_ptr<Communicator>> Split(int color, int key) override;
+
+ private:
+  class SubBootstrap;
+  // This rank's blob to all, theirs back.
+  using GatherFn = std::function<absl::StatusOr<std::vector<std::string>>(const std::string& blob)>;
+  using Stage = std::function<absl::Status(uint64_t chunk)>;
+
+  int nodes() const { return static_cast<int>(hierarchy_.nodes.size()); }
+  bool leads() const { return transport_ != nullptr; }
+  // Data of this size travels in the posts of the shared-memory group.
+  bool Inline(size_t bytes) const;
+  // What a sum over all ranks is divided by.
+  int Divisor(const OpRecord& r) const { return r.op == ReduceOp::kMean ? size() : 1; }
+  // Of sources_, in their order.
+  void Combine(void* to, uint64_t count, const OpRecord& r, int divisor) const {
+    gtrain::comm::Reduce(to, sources_.data(), sources_.size(), count, r.dtype, r.op, divisor);
+  }
+  // Elements of each of size() blocks that are staged at once.
+  uint64_t PerChunk(size_t element) const {
+    return std::max<uint64_t>(kPartAlign, kStagedChunkBytes / element / static_cast<size_t>(size()));
+  }
+
+  absl::Status Connect(const GatherFn& gather, bool both_rounds, const Watch& watch);
+  absl::StatusOr<std::vector<std::string>> Meet(const GatherFn& gather, bool both_rounds, uint64_t* nonce);
+  std::string OpenTransport(uint64_t nonce);
+  absl::StatusOr<std::vector<std::string>> GatherBlobs(const std::string& blob);
+  absl::Status Usable() const;
+  absl::Status Call(OpRecord record, const void* data, size_t bytes,
+                    absl::FunctionRef<absl::Status(OpRecord&, const Watch&)> body);
+  // The payload is for Inline() sizes alone.
+  absl::Status Enter(const OpRecord& record, const Watch& watch, const void* payload = nullptr,
+                     size_t bytes = 0);
+  absl::Status CheckNeighbours(const OpRecord& record) const;
+  absl::Status GatherRecords(absl::Span<OpRecord> records, const Watch& watch);
+  absl::Status Pipeline(uint64_t chunks, absl::Span<const Stage> stages, const Watch& watch);
+  absl::Status FirstStage(const OpRecord& record, const Stage& stage, uint64_t chunks, bool* direct,
+                          const Watch& watch);
+  // After Enter on one machine: did all ranks pass memory that their peers reach?
+  bool AllInArenas() const;
+
+  absl::Status LocalAllReduce(const OpRecord& record, char* data, const Watch& watch);
+  absl::Status InlineAllReduce(const OpRecord& record, char* data, const Watch& watch);
+  absl::Status DirectAllReduce(const OpRecord& record, const Watch& watch);
+  absl::Status StagedAllReduce(OpRecord record, char* data, const Watch& watch);
+  absl::Status ChunkedAllReduce(const OpRecord& record, char* data, const Watch& watch);
+  absl::Status FlatAllReduce(const OpRecord& record, char* data, const Watch& watch);
+  absl::Status LocalReduceScatter(const OpRecord& record, const char* input, char* output,
+                                  const Watch& watch);
+  absl::Status FlatReduceScatter(const OpRecord& record, const char* input, char* output, const Watch& watch);
+  absl::Status MixedReduceScatter(const OpRecord& record, const char* input, char* output,
+                                  const Watch& watch);
+  absl::Status LocalReduce(const OpRecord& record, char* data, const Watch& watch);
+  absl::Status FlatReduce(const OpRecord& record, char* data, const Watch& watch);
+  absl::Status MixedReduce(const OpRecord& record, char* data, const Watch& watch);
+  absl::Status LocalAllToAll(const OpRecord& record, const char* input, char* output, const Watch& watch);
+  absl::Status FlatAllToAll(const OpRecord& record, const char* input, char* output, const Watch& watch);
+  absl::Status MixedAllToAll(const OpRecord& record, const char* input, char* output, const Watch& watch);
+  absl::Status SharedBroadcast(const OpRecord& record, char* data, const Watch& watch);
+  absl::Status SharedAllGather(const OpRecord& record, const char* input, char* output, const Watch& watch);
+  absl::Status FlatAllGather(const OpRecord& record, char* output, const Watch& watch);
+
+  std::unique_ptr<Bootstrap> own_bootstrap_;  // of a sub-communicator
+  Bootstrap* const bootstrap_;
+  const ExecOptions options_;
+  const ForkGuard fork_guard_;
+  Hierarchy hierarchy_;
+  std::unique_ptr<ShmGroup> shm_;             // nullptr: one rank on every machine
+  std::unique_ptr<DataTransport> transport_;  // nullptr: not a leader, or one machine
+  ScheduleRunner runner_;
+  std::vector<OpRecord> records_;     // of the running collective where there is no shm_
+  std::vector<const void*> sources_;  // of a reduction; kept to allocate nothing in a call
+  std::vector<void*> outputs_;
+  std::vector<char> scratch_;
+  TwoWays ways_;         // of the first rank: through the caches or around them
+  uint64_t choice_ = 0;  // of the first rank, as all saw it in the staged all-reduce before
+  std::vector<Mapping> private_;
+  uint64_t sequence_ = 0;
+  uint64_t chunk_ = 0;  // chunks of all collectives so far
+  absl::Status dead_;
+};
+
+}  // namespace gtrain::comm

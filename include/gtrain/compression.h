@@ -1,0 +1,95 @@
+// Gradient compression: codecs, error feedback, and what they need to be transactions.
+//
+// Sources: top-k with error feedback, Stich et al. 2018 (arXiv 1809.07599); momentum correction, factor
+// masking and warm-up, DGC, Lin et al. 2018 (arXiv 1712.01887); 1-bit with error feedback, Seide et al. 2014
+// and Karimireddy et al. 2019 (arXiv 1901.09847). Bytes on the wire: docs/formats/compression.md.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/types/span.h"
+
+namespace gtrain {
+
+enum class Codec : uint8_t {
+  kNone = 0,      // float32 as it is
+  kFloat16 = 1,   // 2 bytes an element, saturating nowhere: 65520 and above become infinite
+  kBFloat16 = 2,  // 2 bytes an element
+  kInt8 = 3,      // 1 byte an element and a float32 scale every 256
+  kFloat8 = 4,    // e4m3, 1 byte an element and a float32 scale every 256
+  kTopK = 5,      // 8 bytes a selected element: index and float32 value
+  kOneBit = 6,    // 1 bit an element and a float32 scale every 256
+};
+
+// "none", "fp16", "bf16", "int8", "fp8", "topk", "onebit": the words of the job file.
+absl::string_view CodecName(Codec codec);
+absl::StatusOr<Codec> ParseCodec(absl::string_view name);
+
+struct CompressionOptions {
+  Codec codec = Codec::kNone;
+  // What a step did not send is added to the next one. Costs one residual of the gradient's size, and one
+  // more while a step is pending.
+  bool error_feedback = true;
+  // Top-k only. Share of elements sent, in (0, 1].
+  double density = 0.01;
+  // Top-k only. False: between 0.9 and 1.1 of density x count are sent, by a threshold carried from step to
+  // step. True: exactly that many, the largest ones.
+  bool exact = false;
+  // Top-k only. Above 0: momentum is accumulated before selecting and masked where sent (DGC); then
+  // the optimiser must not apply momentum of its own. One more residual. In [0, 1).
+  float momentum = 0;
+  // Top-k only. The density falls exponentially from 0.25 to `density` over this many applied steps.
+  int warmup_steps = 0;
+};
+
+// Compresses the gradient of one bucket, step after step. A step is a transaction: Encode writes what would
+// be carried over into a pending buffer; Apply makes it the residual once the step is known to be applied by
+// all, Drop forgets it. Encode after Encode drops the first. Not thread-safe; different objects are
+// independent. Never blocks.
+class Compressor {
+ public:
+  // InvalidArgument: an option out of range, or count of 0 or 2^32 and above.
+  static absl::StatusOr<std::unique_ptr<Compressor>> Create(const CompressionOptions& options, size_t count);
+  virtual ~Compressor() = default;
+
+  virtual const CompressionOptions& options() const = 0;
+  virtual size_t count() const = 0;
+  // Bytes that Encode may need: a bound for every step.
+  virtual size_t MaxBytes() const = 0;
+
+  // gradient[count], float32, read only, into `packet` (at least MaxBytes()). Returns the bytes used. A
+  // gradient with a NaN or an infinity gives a packet that decodes to NaN everywhere, as a dense sum would
+  // poison at least some, and carries nothing over: a loss scaler sees it and skips the step.
+  // InvalidArgument: sizes do not match.
+  virtual absl::StatusOr<size_t> Encode(absl::Span<const float> gradient, absl::Span<uint8_t> packet) = 0;
+
+  // FailedPrecondition: nothing is pending.
+  virtual absl::Status Apply() = 0;
+  virtual void Drop() = 0;
+
+  // State of the applied steps, for checkpoints: "residual", and "momentum" if used; float32[count] each,
+  // owned by the object, valid until the next Apply or Load. Empty without error feedback. How far a warm-up
+  // came is not among them: give a new object the steps that are left.
+  struct State {
+    std::string name;
+    absl::Span<const float> values;
+  };
+  virtual std::vector<State> Export() const = 0;
+  // InvalidArgument: no such state, or another count. Drops what is pending.
+  virtual absl::Status Load(absl::string_view name, absl::Span<const float> values) = 0;
+};
+
+enum class DecodeMode : uint8_t { kSet, kAdd };
+
+// A packet, aligned to 4 bytes, into output[count]: overwritten, or added to. Bytes from anywhere are safe:
+// InvalidArgument (what is wrong with them; output then is undefined) for a wrong version, size, index, count
+// or alignment.
+absl::Status Decode(absl::Span<const uint8_t> packet, absl::Span<float> output, DecodeMode mode);
+
+}  // namespace gtrain

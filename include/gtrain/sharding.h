@@ -1,0 +1,58 @@
+// How a tensor lies on the ranks of a job: a mesh of named axes, and which dimensions are split over which
+// axis.
+#pragma once
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+
+namespace gtrain {
+
+struct MeshAxis {
+  std::string name;  // "dp", "pp", "tp": 1 to 32 of a-z, A-Z, 0-9, _ and -
+  int64_t size = 1;
+  bool operator==(const MeshAxis&) const = default;
+};
+
+// Dimension `dim` is cut into as many parts as `axis` has coordinates; coordinate i holds part i. n elements
+// in p parts: part i has n / p of them, and one more if i < n % p.
+struct Split {
+  int dim = 0;
+  std::string axis;
+  bool operator==(const Split&) const = default;
+};
+
+// The tensor exists only on the ranks with this coordinate: a layer of one pipeline stage.
+struct Only {
+  std::string axis;
+  int64_t index = 0;
+  bool operator==(const Only&) const = default;
+};
+
+// The ranks are laid out row by row: the last axis varies fastest, so with {dp 4, tp 2} rank 5 is dp 2, tp 1.
+// The sizes multiply to the world size. Splits apply in order; a second one of the same dimension cuts the
+// part that the first one left. Over axes that are not named the tensor is replicated. No axis twice.
+struct Sharding {
+  std::vector<MeshAxis> mesh;
+  std::vector<Split> splits;
+  std::vector<Only> only;
+  bool operator==(const Sharding&) const = default;
+};
+
+// The part of a tensor that one rank holds, in the tensor's own coordinates.
+struct LocalBox {
+  std::vector<int64_t> begin;
+  std::vector<int64_t> shape;
+  bool holds = true;  // false: the tensor is `only` on other ranks, and begin and shape are zeros
+  bool operator==(const LocalBox&) const = default;
+};
+
+// What `rank` holds of a tensor of this shape, and so the shape of the memory that AddSharded wants.
+// InvalidArgument says what is wrong with the sharding.
+absl::StatusOr<LocalBox> LocalBoxOf(const std::vector<int64_t>& shape, const Sharding& sharding, int rank);
+
+// Coordinates of `rank`, one for each axis.
+std::vector<int64_t> MeshCoordinates(const std::vector<MeshAxis>& mesh, int rank);
+
+}  // namespace gtrain

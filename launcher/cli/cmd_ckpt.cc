@@ -1,0 +1,330 @@
+// `gtrain ckpt`: one function a sub-verb, each a few lines over checkpoint/engine/admin.h.
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "base/status_macros.h"
+#include "base/units.h"
+#include "checkpoint/engine/admin.h"
+#include "checkpoint/engine/catalog.h"
+#include "checkpoint/store/open_store.h"
+#include "launcher/cli/terminal.h"
+#include "launcher/cli/verbs.h"
+
+namespace gtrain::cli {
+namespace {
+
+using nlohmann::ordered_json;
+using Store = std::unique_ptr<port::BlobStore>;
+
+// A bar on the terminal's own line, redrawn when a percent changes; Ctrl-C ends the work.
+class Bar {
+ public:
+  explicit Bar(std::string what) : what_(std::move(what)), shown_(IsTerminal(STDERR_FILENO)) {}
+  ~Bar() {
+    if (drawn_) std::fputs("\r\x1b[K", stderr);
+  }
+  ckpt::Progress progress() {
+    return [this](uint64_t done, uint64_t total) { return Draw(done, total); };
+  }
+
+ private:
+  absl::Status Draw(uint64_t done, uint64_t total) {
+    if (signals_.Next() != 0) return absl::CancelledError("interrupted");
+    const int percent = total == 0 ? 100 : static_cast<int>(done * 100.0 / total);
+    if (!shown_ || percent == last_) return absl::OkStatus();
+    last_ = percent;
+    drawn_ = true;
+    const std::string filled(static_cast<size_t>(percent) * 30 / 100, '#');
+    std::fprintf(stderr, "\r%s [%-30s] %3d%%", what_.c_str(), filled.c_str(), percent);
+    return absl::OkStatus();
+  }
+
+  const std::string what_;
+  const bool shown_;
+  bool drawn_ = false;
+  int last_ = -1;
+  SignalPipe signals_;
+};
+
+absl::StatusOr<Store> Open(const std::string& uri) {
+  GT_ASSIGN_OR_RETURN(const std::string location, ckpt::ParseLocation(uri));
+  return ckpt::OpenStore(location);
+}
+
+std::string Word(const Args& args, size_t i, const char* otherwise) {
+  return args.words.size() > i ? args.words[i] : otherwise;
+}
+
+absl::Status Words(const Args& args, size_t min, size_t max, const char* usage) {
+  if (args.words.size() >= min && args.words.size() <= max) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("usage: gtrain ckpt ", usage));
+}
+
+// --- ls
+struct Line {
+  std::string attempt, state;
+  const ckpt::Manifest* manifest = nullptr;
+  bool pinned = false;
+};
+
+ordered_json JsonOf(const ckpt::SaveId& id, const Line& line) {
+  ordered_json out = {
+      {"attempt", line.attempt}, {"state", line.state}, {"step", id.step}, {"pinned", line.pinned}};
+  if (line.manifest == nullptr) return out;
+  out["job"] = line.manifest->owner.job;
+  out["job_hash"] = line.manifest->owner.job_hash;
+  out["world_size"] = line.manifest->world_size;
+  out["bytes"] = ckpt::BytesOf(*line.manifest);
+  out["tensors"] = line.manifest->tensors.size();
+  out["finite"] = line.manifest->finite();
+  return out;
+}
+
+absl::Status Ls(const Args& args) {
+  GT_RETURN_IF_ERROR(Words(args, 2, 2, "ls URI"));
+  GT_ASSIGN_OR_RETURN(const Store store, Open(args.words[1]));
+  GT_ASSIGN_OR_RETURN(const std::vector<ckpt::SaveId> ids, ckpt::ListManifests(store.get()));
+  ordered_json list = ordered_json::array();
+  std::string table =
+      absl::StrFormat("%-12s %-9s %10s %6s %8s  %s\n", "STEP", "STATE", "SIZE", "RANKS", "TENSORS", "JOB");
+  for (const ckpt::SaveId& id : ids) {
+    const auto read = ckpt::ReadManifest(store.get(), id);
+    Line line = {ckpt::AttemptName(id), "damaged"};
+    if (read.ok()) line.manifest = std::get_if<ckpt::Manifest>(&*read);
+    if (read.ok()) line.state = line.manifest == nullptr ? "aborted" : "committed";
+    GT_ASSIGN_OR_RETURN(line.pinned, ckpt::IsPinned(store.get(), id));
+    list.push_back(JsonOf(id, line));
+    const ckpt::Manifest* m = line.manifest;
+    absl::StrAppend(&table,
+                    absl::StrFormat("%-12d %-9s %10s %6s %8s  %s%s%s\n", id.step, line.state,
+                                    m == nullptr ? "" : PrintBytes(ckpt::BytesOf(*m)),
+                                    m == nullptr ? "" : absl::StrCat(m->world_size),
+                                    m == nullptr ? "" : absl::StrCat(m->tensors.size()),
+                                    m == nullptr ? "" : SafeText(m->owner.job), line.pinned ? "  pinned" : "",
+                                    m == nullptr || m->finite() ? "" : "  NOT FINITE"));
+  }
+  if (args.Has("json")) {
+    Print(list.dump(2) + "\n");
+  } else if (ids.empty()) {
+    Print(absl::StrCat("no checkpoints in ", store->Describe(), "\n"));
+  } else {
+    Print(table);
+  }
+  return absl::OkStatus();
+}
+
+// --- show
+absl::Status Show(const Args& args) {
+  GT_RETURN_IF_ERROR(Words(args, 2, 3, "show URI [latest|STEP]"));
+  GT_ASSIGN_OR_RETURN(const Store store, Open(args.words[1]));
+  GT_ASSIGN_OR_RETURN(const ckpt::Manifest m, ckpt::FindCheckpoint(store.get(), Word(args, 2, "latest")));
+  if (args.Has("json")) {
+    Print(ckpt::Print(m) + "\n");
+    return absl::OkStatus();
+  }
+  std::string out =
+      absl::StrCat(store->Describe(), "/", ckpt::ManifestKey(m.id), "\nstep ", m.id.step, ", job ",
+                   SafeText(m.owner.job), " (hash ", m.owner.job_hash.substr(0, 12), "), ", m.world_size,
+                   " ranks, ", PrintBytes(ckpt::BytesOf(m)), m.finite() ? "" : ", NOT FINITE", "\n");
+  for (const ckpt::GlobalTensor& t : m.tensors)
+    absl::StrAppend(&out, "  ", SafeText(t.name), "  ", ckpt::Describe(t), "\n");
+  Print(out);
+  return absl::OkStatus();
+}
+
+// --- verify
+absl::Status Verify(const Args& args) {
+  GT_RETURN_IF_ERROR(Words(args, 2, 3, "verify URI [latest|STEP]"));
+  GT_ASSIGN_OR_RETURN(const Store store, Open(args.words[1]));
+  std::vector<std::string> wanted = {Word(args, 2, "")};
+  if (wanted[0].empty()) {
+    wanted.clear();
+    GT_ASSIGN_OR_RETURN(const std::vector<ckpt::SaveId> ids, ckpt::ListManifests(store.get()));
+    for (const ckpt::SaveId& id : ids) wanted.push_back(ckpt::AttemptName(id));
+  }
+  size_t damaged = 0;
+  for (const std::string& which : wanted) {
+    const absl::StatusOr<ckpt::Manifest> m = ckpt::FindCheckpoint(store.get(), which);
+    if (absl::IsNotFound(m.status()) && args.words.size() == 2) continue;  // aborted: no checkpoint at all
+    if (absl::IsNotFound(m.status())) return m.status();
+    absl::Status intact = m.status();
+    if (m.ok()) {
+      Bar bar(absl::StrCat("verify step ", m->id.step));
+      intact = ckpt::VerifyAll(store.get(), *m, bar.progress());
+    }
+    if (absl::IsCancelled(intact)) return intact;
+    if (!intact.ok()) ++damaged;
+    Print(absl::StrCat(m.ok() ? ckpt::AttemptName(m->id) : which, "  ",
+                       intact.ok() ? absl::StrCat("intact, ", PrintBytes(ckpt::BytesOf(*m)))
+                                   : absl::StrCat("DAMAGED: ", intact.message()),
+                       "\n"));
+  }
+  if (damaged == 0) return absl::OkStatus();
+  return absl::DataLossError(
+      absl::StrCat(damaged, " of ", wanted.size(), " damaged; a job resumes from the newest intact one"));
+}
+
+// --- diff
+absl::Status Diff(const Args& args) {
+  GT_RETURN_IF_ERROR(Words(args, 4, 5, "diff URI STEP [URI2] STEP2"));
+  const std::string& second = args.words.size() == 5 ? args.words[3] : args.words[1];
+  GT_ASSIGN_OR_RETURN(const Store store_a, Open(args.words[1]));
+  GT_ASSIGN_OR_RETURN(const Store store_b, Open(second));
+  GT_ASSIGN_OR_RETURN(const ckpt::Manifest a, ckpt::FindCheckpoint(store_a.get(), args.words[2]));
+  GT_ASSIGN_OR_RETURN(const ckpt::Manifest b, ckpt::FindCheckpoint(store_b.get(), args.words.back()));
+  std::vector<ckpt::TensorDifference> differences;
+  {
+    Bar bar("compare");
+    GT_ASSIGN_OR_RETURN(differences, ckpt::Compare(store_a.get(), a, store_b.get(), b, bar.progress()));
+  }
+  for (const auto& d : differences) Print(absl::StrCat(SafeText(d.name), "  ", d.what, "\n"));
+  if (differences.empty()) Print("no tensor differs\n");
+  const auto per_rank = [](const ckpt::GlobalTensor& t) { return t.layout == ckpt::Layout::kPerRank; };
+  if (std::any_of(a.tensors.begin(), a.tensors.end(), per_rank)) {
+    Complain("state that each rank has of its own was not compared");
+  }
+  return absl::OkStatus();
+}
+
+// --- pin, unpin, rm, gc
+absl::Status SetPin(const Args& args, bool pin) {
+  GT_RETURN_IF_ERROR(Words(args, 3, 3, pin ? "pin URI STEP" : "unpin URI STEP"));
+  GT_ASSIGN_OR_RETURN(const Store store, Open(args.words[1]));
+  GT_ASSIGN_OR_RETURN(const ckpt::Manifest m, ckpt::FindCheckpoint(store.get(), args.words[2]));
+  GT_RETURN_IF_ERROR(pin ? ckpt::Pin(store.get(), m.id) : ckpt::Unpin(store.get(), m.id));
+  Print(absl::StrCat("step ", m.id.step, pin ? " is pinned: no job deletes it\n" : " is no longer pinned\n"));
+  return absl::OkStatus();
+}
+
+absl::Status Rm(const Args& args) {
+  GT_RETURN_IF_ERROR(Words(args, 3, 3, "rm URI STEP [--force]"));
+  GT_ASSIGN_OR_RETURN(const Store store, Open(args.words[1]));
+  GT_ASSIGN_OR_RETURN(const ckpt::Manifest m, ckpt::FindCheckpoint(store.get(), args.words[2]));
+  GT_ASSIGN_OR_RETURN(const ckpt::Manifest newest, ckpt::FindCheckpoint(store.get(), "latest"));
+  GT_ASSIGN_OR_RETURN(const bool pinned, ckpt::IsPinned(store.get(), m.id));
+  if (!args.Has("force") && (pinned || newest.id == m.id)) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("step ", m.id.step, pinned ? " is pinned" : " is the newest, from which jobs resume",
+                     "; --force removes it all the same"));
+  }
+  GT_RETURN_IF_ERROR(ckpt::RemoveCheckpoint(store.get(), m.id));
+  Print(absl::StrCat("removed step ", m.id.step, ", ", PrintBytes(ckpt::BytesOf(m)), "\n"));
+  return absl::OkStatus();
+}
+
+absl::Status Gc(const Args& args) {
+  GT_RETURN_IF_ERROR(Words(args, 2, 2, "gc URI [--dry-run]"));
+  GT_ASSIGN_OR_RETURN(const Store store, Open(args.words[1]));
+  GT_ASSIGN_OR_RETURN(const ckpt::Garbage garbage, ckpt::FindGarbage(store.get(), absl::Now()));
+  for (const ckpt::SaveId& id : garbage.plan.folders)
+    Print(absl::StrCat(ckpt::AttemptName(id), "  never committed\n"));
+  for (const auto& u : garbage.unfinished) Print(absl::StrCat(u.key, "  never finished\n"));
+  for (const std::string& key : garbage.probes) Print(absl::StrCat(key, "  left by a program that ended\n"));
+  if (!args.Has("dry-run")) GT_RETURN_IF_ERROR(ckpt::DropGarbage(store.get(), garbage));
+  Print(absl::StrCat(args.Has("dry-run") ? "would free " : "freed ", PrintBytes(garbage.bytes), " of ",
+                     garbage.plan.folders.size(), " attempts and ", garbage.unfinished.size(),
+                     " unfinished puts\n"));
+  return absl::OkStatus();
+}
+
+// --- cp, export, import
+absl::Status Cp(const Args& args) {
+  GT_RETURN_IF_ERROR(Words(args, 3, 4, "cp URI URI2 [latest|STEP]"));
+  GT_ASSIGN_OR_RETURN(const Store from, Open(args.words[1]));
+  GT_ASSIGN_OR_RETURN(const Store to, Open(args.words[2]));
+  GT_ASSIGN_OR_RETURN(const ckpt::Manifest m, ckpt::FindCheckpoint(from.get(), Word(args, 3, "latest")));
+  {
+    Bar bar(absl::StrCat("copy step ", m.id.step));
+    GT_RETURN_IF_ERROR(ckpt::CopyCheckpoint(from.get(), m, to.get(), bar.progress()));
+  }
+  Print(absl::StrCat("copied and verified step ", m.id.step, ", ", PrintBytes(ckpt::BytesOf(m)), " to ",
+                     to->Describe(), "\n"));
+  return absl::OkStatus();
+}
+
+absl::Status Export(const Args& args) {
+  GT_RETURN_IF_ERROR(Words(args, 3, 4, "export URI [latest|STEP] FILE"));
+  GT_ASSIGN_OR_RETURN(const Store store, Open(args.words[1]));
+  const std::string which = args.words.size() == 4 ? args.words[2] : "latest";
+  GT_ASSIGN_OR_RETURN(const ckpt::Manifest m, ckpt::FindCheckpoint(store.get(), which));
+  std::vector<std::string> left_out;
+  {
+    Bar bar(absl::StrCat("export step ", m.id.step));
+    GT_RETURN_IF_ERROR(ckpt::ExportSafetensors(store.get(), m, args.words.back(), bar.progress(), &left_out));
+  }
+  Print(absl::StrCat("wrote ", m.tensors.size() - left_out.size(), " tensors of step ", m.id.step, " to ",
+                     args.words.back(), "\n"));
+  if (!left_out.empty())
+    Complain(absl::StrCat("left out, because each rank has its own: ", absl::StrJoin(left_out, ", ")));
+  return absl::OkStatus();
+}
+
+absl::Status Import(const Args& args) {
+  GT_RETURN_IF_ERROR(Words(args, 3, 3, "import FILE URI"));
+  GT_ASSIGN_OR_RETURN(const Store store, Open(args.words[2]));
+  GT_ASSIGN_OR_RETURN(const ckpt::Manifest m, ckpt::ImportSafetensors(args.words[1], store.get()));
+  Print(absl::StrCat("committed ", m.tensors.size(), " tensors as step 0 in ", store->Describe(),
+                     "; a job starts from them with this checkpoint.uri\n"));
+  return absl::OkStatus();
+}
+
+absl::Status Ckpt(const Args& args) {
+  const std::string& verb = args.words[0];
+  if (verb == "ls") return Ls(args);
+  if (verb == "show") return Show(args);
+  if (verb == "verify") return Verify(args);
+  if (verb == "diff") return Diff(args);
+  if (verb == "pin" || verb == "unpin") return SetPin(args, verb == "pin");
+  if (verb == "rm") return Rm(args);
+  if (verb == "gc") return Gc(args);
+  if (verb == "cp") return Cp(args);
+  if (verb == "export") return Export(args);
+  if (verb == "import") return Import(args);
+  return absl::InvalidArgumentError(
+      absl::StrCat("ckpt ", SafeText(verb),
+                   " is not known; ls, show, verify, diff, pin, unpin, rm, gc, cp, export and import are"));
+}
+
+int Run(const Args& args) {
+  const absl::Status status = Ckpt(args);
+  return status.ok() ? kDone : Report(status);
+}
+
+}  // namespace
+
+Verb CkptVerb() {
+  Verb verb;
+  verb.name = "ckpt";
+  verb.summary = "Look at checkpoints, verify, compare, copy, export, delete them";
+  verb.usage = "ls|show|verify|diff|pin|unpin|rm|gc|cp|export|import URI ...";
+  verb.details =
+      "URI is a directory or s3://bucket/prefix; a checkpoint is named by its step, or \"latest\".\n\n"
+      "  gtrain ckpt ls ./ckpt                        what is there, newest first\n"
+      "  gtrain ckpt show ./ckpt 1200                 its tensors\n"
+      "  gtrain ckpt verify s3://bucket/run           every byte of every checkpoint; exit 1 if one is "
+      "damaged\n"
+      "  gtrain ckpt diff ./ckpt 1000 1200            which tensors differ, and by how much\n"
+      "  gtrain ckpt pin ./ckpt 1200                  keep it, whatever `keep:` says; unpin\n"
+      "  gtrain ckpt rm ./ckpt 1000                   delete one\n"
+      "  gtrain ckpt gc ./ckpt --dry-run              what dead writers left\n"
+      "  gtrain ckpt cp ./ckpt s3://bucket/run 1200   verified copy\n"
+      "  gtrain ckpt export ./ckpt model.safetensors  the newest as one file, shards merged\n"
+      "  gtrain ckpt import model.safetensors ./new   a file as step 0, to start from";
+  verb.flags = {{"json", '\0', "", "ls and show: as JSON"},
+                {"dry-run", '\0', "", "gc: only say what would go"},
+                {"force", '\0', "", "rm: also the newest or a pinned one"}};
+  verb.words_min = 1;
+  verb.words_max = 5;
+  verb.run = Run;
+  return verb;
+}
+
+}  // namespace gtrain::cli

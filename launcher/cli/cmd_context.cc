@@ -1,0 +1,113 @@
+// `gtrain context`: the clusters this user knows.
+#include <unistd.h>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "base/file.h"
+#include "base/status_macros.h"
+#include "launcher/cli/context.h"
+#include "launcher/cli/terminal.h"
+#include "launcher/cli/verbs.h"
+#include "launcher/spec/values.h"
+#include "launcher/spec/words.h"
+
+namespace gtrain::cli {
+namespace {
+
+constexpr size_t kCredentialBytesMax = 4096;
+
+absl::Status List() {
+  GT_ASSIGN_OR_RETURN(const Contexts contexts, ReadContexts());
+  std::string out = absl::StrFormat("  %-20s %s\n", "NAME", "HEAD");
+  absl::StrAppend(&out, absl::StrFormat("%s %-20s %s\n", contexts.current.empty() ? "*" : " ", "local",
+                                        "starts by itself on this machine"));
+  for (const Context& c : contexts.contexts) {
+    absl::StrAppend(&out, absl::StrFormat("%s %-20s %s\n", c.name == contexts.current ? "*" : " ",
+                                          SafeText(c.name), SafeText(c.dir.empty() ? c.endpoint : c.dir)));
+  }
+  Print(out);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::string> ReadCredential(const std::string& path) {
+  if (path != "-") return ReadFile(path, kCredentialBytesMax);
+  std::string text(kCredentialBytesMax, '\0');
+  size_t size = 0;
+  while (size < text.size()) {
+    const ssize_t n = read(STDIN_FILENO, text.data() + size, text.size() - size);
+    if (n <= 0) break;
+    size += static_cast<size_t>(n);
+  }
+  text.resize(size);
+  return text;
+}
+
+// The secret goes into a key file of its own; it never stands on a command line, where `ps` shows it.
+absl::Status Add(const Args& args, const std::string& name) {
+  if (!spec::IsJobName(name) || name == "local") {
+    return absl::InvalidArgumentError("a context's name is a word of a-z, 0-9 and -, other than local");
+  }
+  if (!args.Has("credential")) {
+    return absl::InvalidArgumentError(
+        "--credential FILE is missing: what `gtrain user add` printed; - is stdin");
+  }
+  GT_ASSIGN_OR_RETURN(const std::string text, ReadCredential(args.Get("credential")));
+  const auto credential = net::ParseJoinToken(absl::StripAsciiWhitespace(text));
+  if (!credential.ok()) {
+    return absl::InvalidArgumentError(
+        "that is not a credential: it is the line that `gtrain user add` printed");
+  }
+  GT_ASSIGN_OR_RETURN(const net::KeyPair keys, net::KeyPairOfSecret(credential->secret_key));
+  GT_ASSIGN_OR_RETURN(const std::string contexts, ContextsPath());
+  const std::string folder = contexts.substr(0, contexts.rfind('/'));
+  GT_RETURN_IF_ERROR(MakeDirs(folder));
+  const std::string key_file = absl::StrCat(folder, "/", name, ".key");
+  GT_RETURN_IF_ERROR(net::SaveKeyPair(key_file, keys));
+  GT_RETURN_IF_ERROR(SaveContext({name, "", credential->endpoint, credential->head_public_key, key_file}));
+  Print(absl::StrCat("context ", name, " is now the current one: ", credential->endpoint, "\n"));
+  return absl::OkStatus();
+}
+
+absl::Status Use(const std::string& name) {
+  GT_ASSIGN_OR_RETURN(const Contexts contexts, ReadContexts());
+  for (const Context& context : contexts.contexts) {
+    if (context.name == name) return SaveContext(context);
+  }
+  if (name == "local") return UseLocalContext();
+  return absl::NotFoundError(
+      absl::StrCat("no context ", spec::Shown(name), "; `gtrain context ls` lists them"));
+}
+
+absl::Status Do(const Args& args) {
+  const std::string& action = args.words[0];
+  if (action == "ls" && args.words.size() == 1) return List();
+  if (args.words.size() == 2 && action == "add") return Add(args, args.words[1]);
+  if (args.words.size() == 2 && action == "use") return Use(args.words[1]);
+  return absl::InvalidArgumentError(
+      "it is: gtrain context ls, gtrain context use NAME, or gtrain context add NAME");
+}
+
+int Run(const Args& args) {
+  const absl::Status status = Do(args);
+  return status.ok() ? kDone : Report(status);
+}
+
+}  // namespace
+
+Verb ContextVerb() {
+  Verb verb;
+  verb.name = "context";
+  verb.summary = "Choose among the clusters you may use";
+  verb.usage = "ls | use NAME | add NAME --credential FILE";
+  verb.details =
+      "  gtrain context add lab --credential ann.credential    what an admin's `gtrain user add` printed\n"
+      "  gtrain context use local";
+  verb.flags = {{"credential", '\0', "FILE", "file with the credential, - for stdin"}};
+  verb.words_min = 1;
+  verb.words_max = 2;
+  verb.run = Run;
+  return verb;
+}
+
+}  // namespace gtrain::cli

@@ -1,0 +1,50 @@
+#include "runtime/core/request_pacer.h"
+
+#include <gtest/gtest.h>
+
+namespace gtrain::core {
+namespace {
+
+constexpr absl::Duration kTimeout = absl::Minutes(2);
+
+// H15: a lost reply is asked for again, less and less often.
+TEST(RequestPacer, RepeatsAfterSilenceThatDoubles) {
+  Rng rng(1);
+  RequestPacer pacer({"id", kTimeout, ClientNodes{}}, Instant{}, kTimeout);
+  Instant now;
+  absl::Duration before;
+  for (int i = 0; i < 4; ++i) {
+    ASSERT_TRUE(pacer.Due(true, now));
+    pacer.Sent(true, now, rng);
+    EXPECT_FALSE(pacer.Due(true, now));
+    const Instant sent = now;
+    while (!pacer.Due(true, now)) now = now + absl::Milliseconds(100);
+    EXPECT_GE(now - sent, absl::Seconds(4));
+    EXPECT_GE(now - sent, before * 0.9);
+    before = now - sent;
+  }
+  EXPECT_FALSE(pacer.Over(Instant{} + absl::Minutes(1)));
+  EXPECT_TRUE(pacer.Over(Instant{} + kTimeout));
+}
+
+TEST(RequestPacer, SendsAtOnceOnANewConnection) {
+  Rng rng(1);
+  RequestPacer pacer({"id", kTimeout, ClientNodes{}}, Instant{}, kTimeout);
+  ASSERT_TRUE(pacer.Due(true, Instant{}));
+  pacer.Sent(true, Instant{}, rng);
+  const Instant soon = Instant{} + absl::Milliseconds(10);
+  EXPECT_FALSE(pacer.Due(true, soon));
+  EXPECT_FALSE(pacer.Due(false, soon));
+  EXPECT_TRUE(pacer.Due(true, soon));
+}
+
+TEST(RequestPacer, ALongPollIsGivenItsWait) {
+  Rng rng(1);
+  RequestPacer pacer({"id", kTimeout, ClientEvents{JobId("j"), 0, absl::Seconds(30)}}, Instant{}, kTimeout);
+  ASSERT_TRUE(pacer.Due(true, Instant{}));
+  pacer.Sent(true, Instant{}, rng);
+  EXPECT_FALSE(pacer.Due(true, Instant{} + absl::Seconds(33)));
+}
+
+}  // namespace
+}  // namespace gtrain::core

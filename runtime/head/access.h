@@ -1,0 +1,53 @@
+// The keys of a cluster at work: join tokens, users, revoked nodes. Files first, then the registry that the
+// transport asks; taking a right away is the other way round. Not thread-safe, blocks on files: the head's
+// store thread owns it.
+#pragma once
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "base/clock.h"
+#include "runtime/core/messages.h"
+#include "runtime/zmq/cluster_dir.h"
+#include "runtime/zmq/join_tokens.h"
+#include "runtime/zmq/key_registry.h"
+
+namespace gtrain::head {
+
+class Access {
+ public:
+  Access(const net::ClusterFiles& files, std::shared_ptr<net::KeyRegistry> registry,
+         std::shared_ptr<const Clock> clock);
+  // Reads both files; afterwards Refresh notices changes of `authorized` made by hand.
+  absl::Status Load();
+  absl::Status Refresh();
+
+  // The JSON of the answer. `endpoint`: where tokens say the head is. `by`: who asks.
+  absl::StatusOr<std::string> Answer(const core::ClientRequestBody& body, const std::string& endpoint,
+                                     const std::string& by);
+  // A node's own key, registered for good with a join token. Keys with another role keep it, revoked ones
+  // stay out.
+  absl::StatusOr<NodeId> Join(const std::string& token_id, const core::AgentJoin& join);
+
+ private:
+  absl::StatusOr<std::string> Do(const core::ClientJoinToken& request);
+  absl::StatusOr<std::string> Do(const core::ClientTokens& request);
+  absl::StatusOr<std::string> Do(const core::ClientRevokeToken& request);
+  absl::StatusOr<std::string> Do(const core::ClientAddUser& request);
+  absl::StatusOr<std::string> Do(const core::ClientUsers& request);
+  absl::StatusOr<std::string> Do(const core::ClientRevokeUser& request);
+  absl::StatusOr<std::string> Do(const core::ClientRevokeNode& request);
+  template <typename Other>
+  absl::StatusOr<std::string> Do(const Other&);
+  absl::Status Revoke(const net::AllowedKey& key);
+  void ShowTokens();  // to the registry
+
+  const net::ClusterFiles files_;
+  const std::shared_ptr<net::KeyRegistry> registry_;
+  const std::shared_ptr<const Clock> clock_;
+  net::JoinTokens tokens_;
+  std::string endpoint_, by_;  // of the request being answered
+};
+
+}  // namespace gtrain::head

@@ -1,0 +1,263 @@
+// A restored or recovered store differs from any other in its ClusterRecord only: the epoch is above every
+// epoch that agents may have heard, job numbers jump above every number the lost head may have given out, and
+// `recovering` makes the next head ask the agents (runtime/core/head_recovery.cc). The lost epoch and number
+// are unknown, so time stands in for them: heads start at most once a second, jobs come at most one a minute
+// on average over a cluster's life.
+#include "runtime/head/rescue.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <filesystem>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/time/clock.h"
+#include "base/file.h"
+#include "base/status_macros.h"
+#include "base/unique_fd.h"
+#include "runtime/core/job_state.h"
+#include "runtime/head/audit_log.h"
+#include "runtime/store/backup.h"
+#include "runtime/store/rocks_store.h"
+#include "runtime/wire/record_codec.h"
+
+namespace gtrain::head {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr uint64_t kEpochsSkipped = 1'000;
+constexpr size_t kSmallFileMax = 1 << 20;
+constexpr size_t kAuditFileMax = 64 << 20;  // of several, each begun anew at 16 MiB
+
+// Files of the cluster directory that say who it is; the others are made anew or are the store.
+bool IsIdentity(const fs::directory_entry& entry) {
+  const std::string name = entry.path().filename();
+  std::error_code error;
+  const size_t most = absl::StartsWith(name, kAuditFile) ? kAuditFileMax : kSmallFileMax;
+  return entry.is_regular_file(error) && !absl::StartsWith(name, "store") && name != "endpoint.json" &&
+         name != "stats.json" && name != "new" && name != "last-backup" && name != "lock" &&
+         entry.file_size(error) <= most;
+}
+
+absl::Status CopyIdentity(const std::string& from, const std::string& to) {
+  GT_RETURN_IF_ERROR(MakeDirs(to, 0700));
+  std::error_code error;
+  for (const auto& entry : fs::directory_iterator(from, error)) {
+    if (!IsIdentity(entry)) continue;
+    GT_ASSIGN_OR_RETURN(const std::string bytes, ReadFile(entry.path(), kAuditFileMax));
+    GT_RETURN_IF_ERROR(WriteFileDurable(to + "/" + entry.path().filename().string(), bytes, 0600));
+  }
+  return error ? ErrnoStatus(error.value(), from) : absl::OkStatus();
+}
+
+absl::Status SyncDir(const std::string& dir) {
+  const UniqueFd fd(open(dir.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (!fd.valid() || fsync(fd.get()) != 0) return ErrnoStatus(errno, dir);
+  return absl::OkStatus();
+}
+
+absl::Status Rename(const std::string& from, const std::string& to) {
+  if (rename(from.c_str(), to.c_str()) != 0 && errno != ENOENT) return ErrnoStatus(errno, from);
+  return absl::OkStatus();
+}
+
+absl::Status NoHeadRuns(const net::ClusterFiles& files) {
+  if (const int64_t owner = store::StoreOwner(files.store_path()); owner > 0) {
+    return absl::FailedPreconditionError(absl::StrCat("a head (process ", owner, ") has the store in ",
+                                                      files.store_path(), " open: stop it first"));
+  }
+  return absl::OkStatus();
+}
+
+core::ClusterRecord ClusterOf(const std::vector<core::Record>& records, const ClusterId& cluster) {
+  for (const core::Record& record : records) {
+    if (const auto* found = std::get_if<core::ClusterRecord>(&record)) return *found;
+  }
+  core::ClusterRecord fresh;
+  fresh.cluster = cluster;
+  return fresh;
+}
+
+// The records of a store that may be damaged: what can be read, or nothing.
+std::vector<core::Record> Salvage(const std::string& path) {
+  auto opened = store::OpenRocksStore(path, {.create = false, .accept_loss = true, .space = {.ballast = 0}});
+  if (!opened.ok()) return {};
+  auto records = LoadRecords(**opened);
+  return records.ok() ? *std::move(records) : std::vector<core::Record>{};
+}
+
+// Marks the store's records as ones that agents may know better, and seals them.
+absl::Status BeginRecovery(port::MetaStore& store, core::ClusterRecord cluster, HeadEpoch at_least) {
+  cluster.epoch = std::max(cluster.epoch, at_least);
+  cluster.next_job = std::max<uint64_t>(cluster.next_job, absl::ToUnixSeconds(absl::Now()) / 60);
+  cluster.recovering = true;
+  cluster.superseded = HeadEpoch{};
+  return store.Commit({{core::KeyOf(cluster), wire::EncodeRecord(cluster)}});
+}
+
+std::string LiveJobs(const std::vector<core::Record>& records) {
+  std::vector<std::string> live;
+  size_t jobs = 0;
+  for (const core::Record& record : records) {
+    const auto* job = std::get_if<core::JobRecord>(&record);
+    if (job == nullptr) continue;
+    ++jobs;
+    if (!core::IsFinal(job->state)) live.push_back(job->id.value);
+  }
+  return absl::StrCat(jobs, " jobs, ", live.size(), " of them not over", live.empty() ? "" : ": ",
+                      absl::StrJoin(live, ", "));
+}
+
+std::string NextStep(const net::ClusterFiles& files) {
+  return absl::StrCat("Start the head as usual (gtrain head --dir ", files.dir,
+                      " ...): for its first hour it takes up what agents hold; ranks are not disturbed.\n");
+}
+
+// Moves the store at `path` and what lies beside it out of the way.
+absl::Status MoveAside(const std::string& path, std::string* to) {
+  *to = absl::StrCat(path, ".replaced-", absl::ToUnixSeconds(absl::Now()));
+  GT_RETURN_IF_ERROR(Rename(path, *to));
+  return Rename(path + ".seal", *to + ".seal");
+}
+
+bool HasStore(const net::ClusterFiles& files) {
+  std::error_code error;
+  return fs::exists(files.store_path(), error) && !fs::is_empty(files.store_path(), error);
+}
+
+}  // namespace
+
+absl::StatusOr<std::vector<core::Record>> LoadRecords(port::MetaStore& store) {
+  GT_ASSIGN_OR_RETURN(auto pairs, store.LoadAll());
+  std::vector<core::Record> records;
+  for (const auto& [key, value] : pairs) {
+    absl::StatusOr<core::Record> record = wire::DecodeRecord(value);
+    if (!record.ok()) {
+      return absl::DataLossError(absl::StrCat("record \"", key, "\": ", record.status().message()));
+    }
+    if (core::KeyOf(*record) != key) {
+      return absl::DataLossError(
+          absl::StrCat("record \"", core::KeyOf(*record), "\" lies under \"", key, "\""));
+    }
+    records.push_back(*std::move(record));
+  }
+  return records;
+}
+
+absl::StatusOr<std::string> BackupCluster(port::MetaStore& store, const net::ClusterFiles& files,
+                                          const std::string& dir) {
+  if (!absl::StartsWith(dir, "/"))
+    return absl::InvalidArgumentError("the backup's directory must begin with /");
+  GT_RETURN_IF_ERROR(MakeDirs(dir, 0700));
+  const absl::StatusOr<std::string> other = ReadFile(dir + "/identity/cluster", kSmallFileMax);
+  if (other.ok() && other->substr(0, other->find('\n')) != files.cluster.value) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(dir, " holds backups of another cluster: give each cluster a directory of its own"));
+  }
+  GT_RETURN_IF_ERROR(CopyIdentity(files.dir, dir + "/identity"));
+  GT_RETURN_IF_ERROR(store.Backup(dir + "/store"));
+  GT_RETURN_IF_ERROR(WriteFileDurable(files.last_backup_path(), dir + "\n"));
+  GT_ASSIGN_OR_RETURN(const std::vector<store::BackupInfo> backups, store::ListBackups(dir + "/store"));
+  return absl::StrCat("backup ", backups.back().id, " of cluster ", files.cluster.value, " is in ", dir,
+                      ", verified; it holds the cluster's keys. Put it back with:\n  gtrain head restore ",
+                      dir, " --dir ", files.dir, "\n");
+}
+
+absl::StatusOr<std::string> BackupOffline(const std::string& cluster_dir, const std::string& dir) {
+  GT_ASSIGN_OR_RETURN(const net::ClusterFiles files, net::LoadCluster(cluster_dir));
+  GT_ASSIGN_OR_RETURN(const std::unique_ptr<port::MetaStore> store,
+                      store::OpenRocksStore(files.store_path(), {.create = false, .space = {.ballast = 0}}));
+  GT_RETURN_IF_ERROR(LoadRecords(*store).status());
+  return BackupCluster(*store, files, dir);
+}
+
+absl::StatusOr<std::string> RestoreCluster(const RestoreOptions& options) {
+  const std::string& backup = options.backup_dir;
+  GT_RETURN_IF_ERROR(store::ListBackups(backup + "/store").status());
+  std::error_code error;
+  if (!fs::exists(options.cluster_dir + "/cluster", error)) {
+    GT_RETURN_IF_ERROR(CopyIdentity(backup + "/identity", options.cluster_dir));
+  }
+  GT_ASSIGN_OR_RETURN(const net::ClusterFiles files, net::LoadCluster(options.cluster_dir));
+  GT_RETURN_IF_ERROR(NoHeadRuns(files));
+  const std::string path = files.store_path(), fresh = path + ".restoring";
+  if (HasStore(files) && !options.replace) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        path,
+        " holds records: with --replace they are moved aside and everything after the backup is forgotten"));
+  }
+  fs::remove_all(fresh, error);
+  fs::remove(fresh + ".seal", error);
+  GT_RETURN_IF_ERROR(store::RestoreBackup(backup + "/store", options.id, fresh));
+  HeadEpoch epoch =
+      ClusterOf(HasStore(files) ? Salvage(path) : std::vector<core::Record>{}, files.cluster).epoch;
+  std::string jobs;
+  {
+    GT_ASSIGN_OR_RETURN(
+        const std::unique_ptr<port::MetaStore> store,
+        store::OpenRocksStore(fresh, {.create = false, .accept_loss = true, .space = {.ballast = 0}}));
+    GT_ASSIGN_OR_RETURN(const std::vector<core::Record> records, LoadRecords(*store));
+    const core::ClusterRecord cluster = ClusterOf(records, files.cluster);
+    if (cluster.cluster != files.cluster) {
+      return absl::FailedPreconditionError(absl::StrCat("the backup in ", backup, " is of cluster ",
+                                                        cluster.cluster.value, ", ", files.dir, " is ",
+                                                        files.cluster.value));
+    }
+    epoch = std::max({epoch, cluster.epoch, cluster.superseded});
+    GT_RETURN_IF_ERROR(BeginRecovery(*store, cluster, HeadEpoch{epoch.value + kEpochsSkipped}));
+    jobs = LiveJobs(records);
+  }
+  std::string aside;
+  if (HasStore(files)) GT_RETURN_IF_ERROR(MoveAside(path, &aside));
+  fs::remove(path, error);  // an empty directory
+  GT_RETURN_IF_ERROR(Rename(fresh, path));
+  GT_RETURN_IF_ERROR(Rename(fresh + ".seal", path + ".seal"));
+  unlink(files.new_path().c_str());
+  GT_RETURN_IF_ERROR(SyncDir(files.dir));
+  store::ForgetStoreErrors(path);
+  return absl::StrCat("restored ", jobs, ".\n",
+                      aside.empty() ? "" : absl::StrCat("The old records are in ", aside, ".\n"),
+                      "A job that ended after the backup comes back: stop it. ", NextStep(files));
+}
+
+absl::StatusOr<std::string> RecoverCluster(const std::string& cluster_dir) {
+  GT_ASSIGN_OR_RETURN(const net::ClusterFiles files, net::LoadCluster(cluster_dir));
+  GT_RETURN_IF_ERROR(NoHeadRuns(files));
+  const std::string path = files.store_path();
+  std::string said = "no records are left.\n";
+  std::vector<core::Record> records;
+  if (HasStore(files)) {
+    records = Salvage(path);
+    if (records.empty()) {
+      std::string aside;
+      GT_RETURN_IF_ERROR(MoveAside(path, &aside));
+      said = absl::StrCat("the records could not be read and are in ", aside, ".\n");
+    } else {
+      said = absl::StrCat("what could be read is kept: ", LiveJobs(records), ".\n");
+    }
+  }
+  const core::ClusterRecord cluster = ClusterOf(records, files.cluster);
+  if (cluster.cluster != files.cluster) {
+    return absl::FailedPreconditionError(absl::StrCat("the records in ", path, " are of cluster ",
+                                                      cluster.cluster.value, ", the keys of ",
+                                                      files.cluster.value));
+  }
+  GT_ASSIGN_OR_RETURN(const std::unique_ptr<port::MetaStore> store,
+                      store::OpenRocksStore(path, {.accept_loss = true, .space = {.ballast = 0}}));
+  const HeadEpoch now{static_cast<uint64_t>(absl::ToUnixSeconds(absl::Now()))};
+  GT_RETURN_IF_ERROR(BeginRecovery(
+      *store, cluster, std::max({now, HeadEpoch{cluster.epoch.value + kEpochsSkipped}, cluster.superseded})));
+  unlink(files.new_path().c_str());
+  store::ForgetStoreErrors(path);
+  return absl::StrCat(
+      "recovery of cluster ", files.cluster.value, " is prepared; ", said,
+      "Jobs that were queued, waiting or over are forgotten unless they were kept; running ones come "
+      "back with their agents. ",
+      NextStep(files));
+}
+
+}  // namespace gtrain::head

@@ -1,0 +1,41 @@
+// What a person does about a head's records: copy them, put a copy back, or begin again from what the agents
+// know (faults H7-H10). Free functions that block; docs/operations.md tells when to use which.
+#pragma once
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "runtime/core/records.h"
+#include "runtime/port/meta_store.h"
+#include "runtime/zmq/cluster_dir.h"
+
+namespace gtrain::head {
+
+// Every record, decoded. DataLoss names the first that is damaged or lies under a wrong key.
+absl::StatusOr<std::vector<core::Record>> LoadRecords(port::MetaStore& store);
+
+// All of these return a text for the person who asked.
+
+// Store, keys and the list of who may connect into directory `dir`; beside commits. The copy is verified.
+absl::StatusOr<std::string> BackupCluster(port::MetaStore& store, const net::ClusterFiles& files,
+                                          const std::string& dir);
+// The same while no head runs.
+absl::StatusOr<std::string> BackupOffline(const std::string& cluster_dir, const std::string& dir);
+
+struct RestoreOptions {
+  std::string cluster_dir;  // made from the backup where it is missing
+  std::string backup_dir;
+  uint32_t id = 0;       // 0: the newest
+  bool replace = false;  // an existing store may be moved aside
+};
+// The epoch is raised by 1,000 and the next head takes up what agents hold. FailedPrecondition: a head runs,
+// the store is not empty, or the backup is of another cluster.
+absl::StatusOr<std::string> RestoreCluster(const RestoreOptions& options);
+
+// Without a backup: keeps the records that can still be read, if any; the next head takes up what agents
+// hold. Needs the cluster's keys.
+absl::StatusOr<std::string> RecoverCluster(const std::string& cluster_dir);
+
+}  // namespace gtrain::head

@@ -1,0 +1,10 @@
+#include "runtime/wire/build_version.h"
+
+#include "runtime/core/keeper_messages.h"
+#include "runtime/core/messages.h"
+
+namespace gtrain::wire {
+
+const BuildVersion kThisBuild = {GTRAIN_VERSION, core::kProtocolVersion, keeper::kAgentProtocol};
+
+}  // namespace gtrain::wire

@@ -1,0 +1,214 @@
+#include "runtime/wire/samples.h"
+
+#include <limits>
+
+namespace gtrain::wire {
+
+JobId SampleJob() { return JobId("fashion-mnist-7"); }
+Generation SampleGeneration() { return {3}; }
+
+namespace {
+
+const JobId kJob = SampleJob();
+const Generation kGeneration = SampleGeneration();
+const HeadEpoch kEpoch{12};
+
+std::vector<core::ClientRequestBody> Bodies() {
+  return {core::ClientSubmit{"name: x", {{"K", "V"}}, "/run", "latest", true},
+          core::ClientStop{kJob, true, "enough"},
+          core::ClientStatus{},
+          core::ClientStatus{kJob},
+          core::ClientWhy{kJob},
+          core::ClientNodes{},
+          core::ClientLogs{kJob, 4, 1, true, 77},
+          core::ClientLogs{.job = kJob},
+          core::ClientExec{kJob, 1, {"nvidia-smi", "-L"}},
+          core::ClientEvents{kJob, 5, absl::Seconds(20)},
+          core::ClientShutdown{false},
+          core::ClientJoinToken{5, absl::Hours(1)},
+          core::ClientTokens{},
+          core::ClientRevokeToken{"0123456789abcdef"},
+          core::ClientAddUser{"alice", "user", std::string(40, 'k')},
+          core::ClientUsers{},
+          core::ClientRevokeUser{"alice"},
+          core::ClientRevokeNode{"node-1", "stolen"},
+          core::ClientBackup{"/backups/lab"},
+          core::ClientDrainNode{"node-1", absl::Minutes(2), "new disk", true}};
+}
+
+}  // namespace
+
+core::RankStatus SampleStatus() {
+  return {.job = kJob,
+          .generation = kGeneration,
+          .rank = 2,
+          .pid = 4711,
+          .state = core::RankState::kJoined,
+          .step = -1,
+          .loss = 0.25,
+          .samples_per_second = 1e6,
+          .collective_sequence = std::numeric_limits<uint64_t>::max()};
+}
+
+core::RankExit SampleExit(core::ExitCause cause) {
+  return {.job = kJob,
+          .generation = kGeneration,
+          .rank = 1,
+          .pid = 99,
+          .cause = cause,
+          .exit_code = -7,
+          .signal = 11,
+          .message = "ended by signal 11 \xe2\x82\xac",
+          .tail = std::string("raw \xff\x00 bytes", 12)};
+}
+
+core::GenerationGrant SampleGrant() {
+  return {
+      .job = kJob,
+      .generation = kGeneration,
+      .timeline = {2},
+      .restart_count = 1,
+      .spec_text = "name: x\nranks: 2\n",
+      .client_env = {{"A", "1"}, {"B", std::string("\xff", 1)}},
+      .run_dir = "/run/dir",
+      .resume = "fresh",
+      .master_address = "10.0.0.1",
+      .master_port = 29500,
+      .world_size = 2,
+      .nodes = {{NodeId("0123456789abcdef"), "10.0.0.1", "a"}},
+      .ranks = {{.rank = 0, .local_rank = 0, .node = NodeId("0123456789abcdef"), .cpus = {0, 1}, .gpus = {3}},
+                {.rank = 1, .local_rank = 1, .node = NodeId("0123456789abcdef")}}};
+}
+
+core::NodeNotice SampleNotice() {
+  return {.kind = core::NoticeKind::kLeave,
+          .left = absl::Seconds(119),
+          .frozen = absl::Seconds(3),
+          .source = "aws spot interruption (terminate)",
+          .id = "terminate@2017-09-18T08:22:00Z",
+          .raw = "{\"action\":\"terminate\"}"};
+}
+
+std::vector<core::Message> SampleMessages() {
+  core::AgentHello hello{
+      .cluster = ClusterId("00112233445566778899aabbccddeeff"),
+      .incarnation = Incarnation("boot-1:77"),
+      .boot_id = "b-1",
+      .hostname = "node-1",
+      .address = "fe80::1",
+      .version = "0.1.0",
+      .protocol = 1,
+      .inventory = {4, 2, 1, 1ull << 40, {{"GPU-1", "H200", 1ull << 37, -1}}},
+      .labels = {{"pool", "spot"}},
+      .free_ports = {29500, 29501},
+      .held = {{kJob, kGeneration, {2}, {SampleStatus()}, {SampleExit(core::ExitCause::kOom)}}}};
+  std::vector<core::Message> all = {
+      hello,
+      core::AgentHeartbeat{8, {SampleStatus()}, {1, 65535}},
+      core::RanksStarted{kJob, kGeneration, {SampleStatus(), SampleStatus()}},
+      core::GenerationGone{kJob, kGeneration, false, "rank 1 is stuck"},
+      core::ExchangePart{kJob, kGeneration, 9, {{0, "abc"}, {3, std::string(100000, 'x')}}},
+      core::CheckpointReport{kJob, kGeneration, {2}, 500, "ckpt/manifest-500.json"},
+      core::LogTail{kJob, kGeneration, 1, true, 1ull << 50, "last words \xfe"},
+      core::AgentNote{kJob, kGeneration, -1, "stall", "no step for 900 s"},
+      core::GenerationDescribed{{kJob, kGeneration, {2}, {SampleStatus()}, {}, true}, SampleGrant(), {}},
+      core::GenerationDescribed{{.job = kJob, .generation = kGeneration},
+                                SampleGrant(),
+                                core::CheckpointReport{kJob, kGeneration, {2}, 500, "m"}},
+      core::AgentAnswer{4, false, "no such file", 10, true},
+      core::AgentWelcome{ClusterId("c1"), kEpoch, NodeId("n1"), absl::Seconds(1), absl::InfiniteDuration(),
+                         "proof", true},
+      core::AgentRefused{"wrong cluster"},
+      core::AgentRefused{"stolen", true},
+      core::HeartbeatAck{kEpoch, 8},
+      core::StartGeneration{kEpoch, SampleGrant()},
+      core::AckExit{kEpoch, kJob, kGeneration, 1},
+      core::ExchangeTable{kEpoch, kJob, kGeneration, 9, {"abc", "", "d"}},
+      core::ExchangeMissing{kEpoch, kJob, kGeneration, 9, {1, 3}},
+      core::ForgetJob{kEpoch, kJob},
+      core::NoticeRanks{kEpoch, kJob, kGeneration, absl::Seconds(119)},
+      core::NoticeSeen{3, SampleNotice()},
+      core::AckNotice{kEpoch, 3},
+      core::AgentShutdown{kEpoch, "idle"},
+      core::AgentJoin{std::string(40, 'k'), "node-1"},
+      core::AgentJoined{ClusterId("c1"), NodeId("n1")},
+      core::ClientReply{"id-1", false, 5, "no such job", std::string(2 << 20, '{')}};
+  for (int cause = 0; cause <= static_cast<int>(core::ExitCause::kLost); ++cause) {
+    all.push_back(core::RankExited{SampleExit(static_cast<core::ExitCause>(cause))});
+  }
+  for (core::EndMode mode : {core::EndMode::kReform, core::EndMode::kStop, core::EndMode::kStopNow}) {
+    all.push_back(core::Revoke{kEpoch, kJob, kGeneration, mode, absl::Seconds(30), "rank 1 failed"});
+  }
+  using Kind = core::AgentQuery::Kind;
+  for (Kind kind : {Kind::kReadLog, Kind::kStacks, Kind::kExec}) {
+    all.push_back(core::AgentQuery{kEpoch, 4, kind, kJob, kGeneration, 1, true, 77, {"ls", "-l"}});
+  }
+  for (auto& body : Bodies()) all.push_back(core::ClientRequest{"id-1", absl::Milliseconds(1500), body});
+  return all;
+}
+
+core::JobRecord SampleJobRecord() {
+  core::JobRecord job{
+      .id = JobId("train-3"),
+      .number = 3,
+      .name = "train",
+      .spec_text = "name: train\n",
+      .env = {{"A", "b"}},
+      .run_dir = "/runs/3",
+      .resume = "latest",
+      .client_key = "0011223344556677",
+      .request_id = "abc",
+      .end_with_client = true,
+      .state = core::JobState::kReconfiguring,
+      .reason = "rank 1 was killed by signal 9",
+      .generation = {4},
+      .revoked = {3},
+      .timeline = {2},
+      .grant = core::GenerationGrant{.job = JobId("train-3"), .generation = {4}, .world_size = 2},
+      .ending = core::Ending::kReform,
+      .ending_reason = "rank 1",
+      .exits = {{.job = JobId("train-3"), .generation = {4}, .rank = 1, .signal = 9}},
+      .unreleased = {NodeId("n1")},
+      .kept = {NodeId("n1"), NodeId("n2")},
+      .restarts = 2,
+      .run_time = absl::Seconds(77),
+      .exit_code = -1,
+      .event_sequence = 99};
+  for (core::FaultKind kind : {core::FaultKind::kCrash, core::FaultKind::kPreempted}) {
+    job.faults.push_back({.generation = {3},
+                          .kind = kind,
+                          .rank = -1,
+                          .node = NodeId("n1"),
+                          .hostname = "h",
+                          .cause = core::ExitCause::kOom,
+                          .exit_code = 3,
+                          .signal = 9,
+                          .message = "killed",
+                          .tail = "\xff tail",
+                          .signature = "sig\x01",
+                          .step = 12,
+                          .progressed = true});
+  }
+  return job;
+}
+
+std::vector<core::Record> SampleRecords() {
+  return {core::ClusterRecord{ClusterId("c1"), {9}, 5, 6},
+          core::NodeRecord{NodeId("n1"),
+                           Incarnation("i1"),
+                           "b1",
+                           "host",
+                           "10.0.0.1",
+                           "0.1.0",
+                           {.cpus = 2},
+                           {{"k", "v"}},
+                           true,
+                           SampleNotice(),
+                           {.kind = core::NoticeKind::kLeave, .source = "drained by ann"}},
+          SampleJobRecord(),
+          core::JobRecord{.id = JobId("bare-1")},
+          core::RequestRecord{"0011223344556677", "abc", 7, {"abc", false, 3, "why", "{}"}},
+          core::CheckpointRecord{JobId("train-3"), {4}, {2}, 500, "m/500", 11}};
+}
+
+}  // namespace gtrain::wire

@@ -1,0 +1,170 @@
+"""A machine is about to be taken away: a cloud says so, or a person. Fault ids P13, C13, B12."""
+import http.server
+import json
+import os
+import threading
+import time
+
+import harness
+from cluster import ClusterTest
+from harness import wait_until
+
+
+class FakeAws:
+    """The metadata service of one machine: a token first, then 404 until `leave` is called."""
+
+    def __init__(self):
+        fake, self.action, self.broken, self.asked = self, None, None, 0
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def log_message(self, *words):
+                pass
+
+            def do_PUT(self):
+                self.answer(200, 'the-token')
+
+            def do_GET(self):
+                if self.headers.get('X-aws-ec2-metadata-token') != 'the-token':
+                    self.answer(401, '')
+                elif fake.broken is not None:
+                    fake.asked += 1
+                    self.answer(200, fake.broken)
+                elif self.path == '/latest/meta-data/spot/instance-action' and fake.action:
+                    self.answer(200, fake.action)
+                else:
+                    fake.asked += 1
+                    self.answer(404, 'not found')
+
+            def answer(self, status, text):
+                self.send_response(status)
+                self.send_header('Content-Length', str(len(text)))
+                self.end_headers()
+                self.wfile.write(text.encode())
+
+        self.server = http.server.ThreadingHTTPServer(('127.0.0.1', 0), Handler)
+        self.url = f'http://127.0.0.1:{self.server.server_port}'
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+
+    def leave(self, seconds):
+        at = time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime(time.time() + seconds))
+        self.action = json.dumps({'action': 'terminate', 'time': at})
+
+    def close(self):
+        self.server.shutdown()
+        self.server.server_close()
+
+
+class NoticesTest(ClusterTest):
+    def setUp(self):
+        self.clouds = [FakeAws() for _ in range(self.agent_count)]
+        for cloud in self.clouds:
+            self.addCleanup(cloud.close)
+        super().setUp()
+        self.until = os.path.join(self.dir, 'go')
+
+    def start_agent(self, index, *flags, **options):
+        return super().start_agent(index, '--notices', 'aws', '--notices-url', self.clouds[index].url, *flags, **options)
+
+    def place_of(self, job):
+        """The number of the node that rank 0 runs on."""
+        return int(self.job(job)['ranks'][0]['hostname'][4:])
+
+    def finish(self, job):
+        open(self.until, 'w').close()
+        self.wait_for_state(job, 'SUCCEEDED')
+
+    def said_of(self, index):
+        return self.node(f'node{index}')['notices']
+
+    def why(self, job):
+        return self.client('why', job).stdout
+
+    def test_a_notice_of_the_cloud(self):
+        """The ranks are told, a checkpoint is made, the job goes on elsewhere long before the end; taken back, the
+        machine is used again."""
+        job = self.submit(self.stepper_job('train', '--until', self.until, '--on-notice', ranks='1',
+                                           extra='preempt: {signal: SIGUSR1}\nresources: {cpus: 1}\n'))
+        self.wait_for_steps(5, ranks=1)
+        place = self.place_of(job)
+        self.clouds[place].leave(120)
+        left = int(wait_until('the rank to be told', lambda: os.path.exists(os.path.join(self.out, 'noticed.1.0')) and
+                              self.read('noticed.1.0')))
+        self.assertTrue(60 < left <= 120, left)
+        seen = wait_until('the job to go on elsewhere', lambda: (self.job(job) or {}).get('generation') == 2 and
+                          self.wait_for_state(job, 'RUNNING'))
+        self.assertNotEqual(self.place_of(job), place)
+        self.assertEqual((seen['restarts'], seen['first_fault']['kind']), (0, 'preempted'), seen)
+        self.assertRegex(self.why(job), f'node{place} is leaving: aws spot interruption .terminate.; a checkpoint was made')
+        self.assertEqual(self.said_of(place)[0]['kind'], 'leave')
+        self.assertRegex(self.client('nodes').stdout, f'node{place} .*leaving(.|\\n)*leave: aws spot interruption')
+
+        both = self.submit(self.job_file('both', 'name: both\nrun: /bin/true\nnodes: 2\nranks_per_node: 1\n'
+                                                 'resources: {cpus: 1}\n'))
+        self.wait_for_state(both, 'WAITING')
+        self.assertIn('leaving: aws spot interruption', self.why(both))
+        self.clouds[place].action = None
+        self.wait_for_state(both, 'SUCCEEDED')
+        self.assertEqual(self.said_of(place), [])
+        self.finish(job)
+
+    def test_what_is_no_notice(self):
+        """B12: a captive portal, a huge answer: nothing happens, and a machine that said it leaves still does."""
+        job = self.submit(self.stepper_job('train', '--until', self.until, ranks='1'))
+        self.wait_for_steps(3, ranks=1)
+        for broken in ('<html>sign in</html>', '{"action": "terminate"}', 'x' * (1 << 20)):
+            for cloud in self.clouds:
+                cloud.asked, cloud.broken = 0, broken
+            wait_until('both agents to read it twice', lambda: all(cloud.asked >= 2 for cloud in self.clouds))
+            self.assertEqual([self.said_of(0), self.said_of(1)], [[], []], broken)
+        self.assertEqual(self.job(job)['generation'], 1)
+        place = self.place_of(job)
+        idle = 1 - place
+        self.clouds[idle].broken = None
+        self.clouds[idle].leave(100)
+        wait_until('the notice of the idle machine', lambda: self.said_of(idle))
+        self.clouds[idle].broken, self.clouds[idle].asked = '<html>', 0
+        wait_until('its agent to read nonsense', lambda: self.clouds[idle].asked >= 2)
+        self.assertEqual(self.said_of(idle)[0]['kind'], 'leave', 'losing the service takes nothing back')
+        self.finish(job)
+
+    def test_drained_by_hand(self):
+        """A program that knows nothing of notices dies of the signal: it goes on elsewhere and is charged nothing; the
+        drain outlives the head; undrain."""
+        job = self.submit(self.stepper_job('train', '--until', self.until, ranks='1', extra='restart: {budget: 0}\n'))
+        self.wait_for_steps(3, ranks=1)
+        place = self.place_of(job)
+        said = self.client('node', 'drain', f'node{place}', '--deadline', '90s', '--reason', 'new disk').stdout
+        self.assertIn('1 job goes on without it', said)
+        seen = wait_until('the job to go on elsewhere', lambda: (self.job(job) or {}).get('generation') == 2 and
+                          self.wait_for_state(job, 'RUNNING'))
+        self.assertNotEqual(self.place_of(job), place)
+        self.assertEqual((seen['restarts'], seen['first_fault']['kind']), (0, 'preempted'), seen)
+        self.kill_head()
+        self.start_head()
+        wait_until('both nodes to be back', lambda: self.nodes_in('alive') == 2)
+        self.assertRegex(self.said_of(place)[0]['source'], 'drained by .*: new disk')
+        self.client('node', 'undrain', f'node{place}')
+        self.assertEqual(self.said_of(place), [])
+        refused = self.client('node', 'drain', 'nowhere', expect=None)
+        self.assertNotEqual(refused.returncode, 0)
+        self.assertIn('no node nowhere', refused.stderr)
+        self.finish(job)
+
+    def test_sdk_ranks_see_it(self):
+        """All ranks of the job, on every machine: it takes all of them to save. Then the machine comes back in time."""
+        job = self.submit(self.sdk_job('train', 20, self.until))
+        self.wait_for_sdk_steps(10, ranks=2)
+        self.clouds[1].leave(115)
+        for rank in range(2):
+            left = int(wait_until(f'rank {rank} to see it', lambda: os.path.exists(
+                os.path.join(self.out, f'noticed.1.{rank}')) and self.read(f'noticed.1.{rank}')))
+            self.assertTrue(60 < left <= 115, left)
+        self.clouds[1].action = None
+        wait_until('the notice to be taken back', lambda: not self.said_of(1))
+        seen = self.wait_for_state(job, 'RUNNING')
+        self.assertEqual((seen['generation'], seen['restarts']), (1, 0), seen)
+        self.finish(job)
+
+
+if __name__ == '__main__':
+    harness.main()

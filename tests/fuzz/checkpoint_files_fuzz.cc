@@ -1,0 +1,125 @@
+// Everything a checkpoint directory holds (faults C4, C10): names, shard headers, manifests, indexes, claims.
+// JSON without its checksum is sealed first, so that the fuzzer gets behind it.
+#include <nlohmann/json.hpp>
+#include <variant>
+
+#include "base/check.h"
+#include "checkpoint/format/manifest.h"
+#include "checkpoint/format/strict_json.h"
+#include "tests/fuzz/target.h"
+
+namespace gtrain::fuzz {
+namespace {
+
+using namespace ckpt;
+
+const SaveId kId{.epoch = 2, .timeline = 1, .step = 120, .generation = 5, .attempt = 1};
+
+std::string IndexKey() { return AttemptKey(kId, IndexName(0, 2)); }
+
+// Each parser accepts only what its own writer would have written.
+void ReadSealed(const std::string& text) {
+  const std::string key = ManifestKey(kId);
+  if (const auto found = ParseManifest(key, text); found.ok()) {
+    const std::string again = std::visit([](const auto& value) { return Print(value); }, *found);
+    GT_CHECK(*ParseManifest(key, again) == *found);
+  }
+  if (const auto found = ParseShardIndex(IndexKey(), text); found.ok()) {
+    GT_CHECK(*ParseShardIndex(IndexKey(), Print(*found)) == *found);
+  }
+  if (const auto found = ParseOwnerClaim(OwnerKey(2), text); found.ok()) {
+    GT_CHECK(*ParseOwnerClaim(OwnerKey(2), Print(*found)) == *found);
+  }
+}
+
+void ReadHeader(absl::string_view bytes) {
+  for (const uint64_t data : {uint64_t{0}, uint64_t{29}, uint64_t{32}}) {
+    const auto header = ParseShardHeader(bytes, bytes.size() + data);
+    if (!header.ok()) continue;
+    GT_CHECK(header->file_bytes == bytes.size() + data && header->data_begin <= header->file_bytes);
+    uint64_t at = 0;
+    for (const TensorEntry& tensor : header->tensors) {
+      GT_CHECK(tensor.begin == at && tensor.begin <= tensor.end && IsTensorName(tensor.name));
+      at = tensor.end;
+    }
+    GT_CHECK(header->data_begin + at == header->file_bytes);
+  }
+}
+
+void ReadNames(absl::string_view text) {
+  if (const auto id = ParseAttemptName(text)) GT_CHECK(IsValid(*id) && AttemptName(*id) == text);
+  if (const auto id = ParseManifestKey(text)) GT_CHECK(IsValid(*id) && ManifestKey(*id) == text);
+  if (const auto epoch = ParseOwnerKey(text)) GT_CHECK(OwnerKey(*epoch) == text);
+  if (const auto dtype = ParseDType(text)) GT_CHECK(DTypeName(*dtype) == text);
+}
+
+ShardFile File(int rank) {
+  return {.name = ShardName(rank, 2),
+          .bytes = 112,
+          .xxh3 = std::string(32, 'a'),
+          .chunks = {std::string(32, 'a')}};
+}
+
+Manifest OldSample() {
+  Manifest manifest{.version = 1, .id = kId, .owner = {"c1", "train-1", "0123"}, .world_size = 2};
+  manifest.tensors = {{"w", Layout::kReplicated, DType::kFloat32, {2, 2}, {}},
+                      {"rng", Layout::kPerRank, DType::kUint8, {}, {}}};
+  for (int rank = 0; rank < 2; ++rank) {
+    manifest.files.push_back(File(rank));
+    manifest.files[rank].slices = {{"w", rank * 8u, 8, 96}, {"rng", 0, 5, 104}};
+  }
+  return manifest;
+}
+
+// Rank 0 writes "w" and two rows of "e", rank 1 one row.
+Manifest Sample() {
+  Manifest manifest = OldSample();
+  manifest.version = kManifestVersion;
+  manifest.tensors.push_back(
+      {"e", Layout::kSharded, DType::kBFloat16, {3, 4}, {{{"pp", 1}, {"tp", 2}}, {{0, "tp"}}, {{"pp", 0}}}});
+  for (int rank = 0; rank < 2; ++rank) {
+    ShardFile& file = manifest.files[rank] = File(rank);
+    file.data_begin = 72;
+    file.per_rank = {rank == 0 ? 8u : 32u};
+  }
+  return manifest;
+}
+
+// The text a writer makes, without its checksum: what the fuzzer may change and still be read.
+std::string Unsealed(const std::string& sealed) {
+  auto json = nlohmann::ordered_json::parse(sealed);
+  json.erase("checksum");
+  return json.dump();
+}
+
+}  // namespace
+
+GT_FUZZ_RUN(checkpoint_files) {
+  ReadNames(bytes);
+  ReadHeader(bytes);
+  ReadSealed(std::string(bytes));
+  if (const auto json = ParseStrictJson(bytes, 1 << 20); json.ok() && !json->contains("checksum")) {
+    ReadSealed(PrintSealed(*json));
+  }
+}
+
+GT_FUZZ_SEEDS(checkpoint_files) {
+  const Manifest manifest = Sample(), old = OldSample();
+  GT_CHECK(Validate(manifest).ok() && Validate(old).ok());
+  const ShardIndex index{.id = kId, .rank = 0, .world_size = 2, .file = manifest.files[0]};
+  const ShardIndex failed{.id = kId, .rank = 0, .world_size = 2, .error = "disk full"};
+  const std::vector<std::string> sealed = {
+      Print(manifest), Print(old),    Print(AbortMarker{kId, "overtaken"}),
+      Print(index),    Print(failed), Print(OwnerClaim{2, manifest.owner})};
+  std::vector<std::string> seeds = {
+      ManifestKey(kId), AttemptName(kId), OwnerKey(7), "BF16",
+      PrintShardHeader({{.name = "w", .dtype = DType::kFloat32, .shape = {2, 3}, .begin = 0, .end = 24},
+                        {.name = "rng", .dtype = DType::kUint8, .shape = {5}, .begin = 24, .end = 29}})};
+  for (const std::string& text : sealed) {
+    seeds.push_back(text);
+    seeds.push_back(Unsealed(text));
+  }
+  return seeds;
+}
+
+}  // namespace gtrain::fuzz

@@ -1,0 +1,540 @@
+#include "tests/sim/checker.h"
+
+#include <algorithm>
+#include <limits>
+
+#include "absl/strings/match.h"
+#include "nlohmann/json.hpp"
+#include "runtime/core/job_state.h"
+#include "runtime/core/restart_policy.h"
+#include "tests/sim/machine.h"
+
+namespace gtrain::sim {
+namespace {
+
+constexpr int64_t kSlack = 3 * kSec;  // how far truth and the head's own measure of silence may differ
+
+uint64_t HashOf(const core::GenerationGrant& grant) {
+  std::string text = absl::StrCat(grant.timeline.value, "|", grant.master_port);
+  for (const core::RankPlace& rank : grant.ranks) absl::StrAppend(&text, "|", rank.node.value);
+  return std::hash<std::string>()(text);
+}
+
+std::string G(const JobId& job, uint64_t generation) { return absl::StrCat(job.value, " g", generation); }
+
+int64_t Ns(absl::Duration duration) { return absl::ToInt64Nanoseconds(duration); }
+
+}  // namespace
+
+Checker::Checker(Kernel& kernel, Disk& disk) : kernel_(kernel), disk_(disk) {
+  disk_.on_durable = [this](const std::vector<core::RecordWrite>& writes) { Durable(writes); };
+}
+
+const core::JobRecord* Checker::Record(const JobId& job) const {
+  const auto it = disk_.durable().find(absl::StrCat("job/", job.value));
+  return it == disk_.durable().end() ? nullptr : std::get_if<core::JobRecord>(&it->second);
+}
+
+// ---------------------------------------------------------------- the head
+
+// INV-3: what was acknowledged is there again. INV-6: epochs only grow.
+void Checker::HeadServes(const core::HeadCore& core, int64_t awake) {
+  head_served_awake_ = awake;
+  if (core.epoch().value <= epoch_) {
+    kernel_.Fail("INV-6",
+                 absl::StrCat("a head serves with epoch ", core.epoch().value, " after epoch ", epoch_));
+  }
+  epoch_ = core.epoch().value;
+  for (auto& [job, truth] : jobs_) truth.revoke_left.clear();
+  for (auto& [generation, truth] : generations_) {
+    if (truth.content != 0) continue;
+    truth.decided_awake.reset();  // its head died before it was on disk, or this one sends it
+    const core::JobRecord* record = Record(generation.first);
+    if (record == nullptr || record->generation.value < generation.second) truth.placed_awake.reset();
+  }
+  for (const auto& [id, reply] : acknowledged_) {
+    const Asked& asked = asked_[id];
+    const auto record = disk_.durable().find(core::KeyOf(core::RequestRecord{asked.client_key, id}));
+    if (record == disk_.durable().end() || std::get<core::RequestRecord>(record->second).reply != reply) {
+      kernel_.Fail("INV-3",
+                   absl::StrCat("the acknowledged answer to request ", id, " is gone after a restart"));
+    }
+    if (asked.submit && Record(asked.job) == nullptr) {
+      kernel_.Fail("INV-3", absl::StrCat("the accepted job ", asked.job.value, " is gone after a restart"));
+    }
+  }
+  const core::HeadSnapshot snapshot = core.Snapshot();
+  for (const core::HeadSnapshot::Job& job : snapshot.jobs) {
+    const core::JobRecord* record = Record(job.id);
+    if (record == nullptr || record->generation != job.generation || record->revoked != job.revoked) {
+      kernel_.Fail("INV-3",
+                   absl::StrCat("the head's state of ", job.id.value, " is not what its disk holds"));
+    }
+  }
+}
+
+void Checker::HeadHears(const core::PeerMessage& event, int64_t awake) {
+  if (const auto* request = std::get_if<core::ClientRequest>(&event.message)) {
+    Asked& asked = asked_[request->id];
+    asked.client_key = event.peer.key_id;
+    asked.submit = std::holds_alternative<core::ClientSubmit>(request->body);
+    if (const auto* stop = std::get_if<core::ClientStop>(&request->body)) {
+      asked.stop = true;
+      asked.job = stop->job;
+      jobs_[stop->job].stop_heard = true;
+    }
+    if (const auto* drain = std::get_if<core::ClientDrainNode>(&request->body)) {
+      NodeTruth& node = nodes_[node_called(drain->node)];
+      node.drained = !drain->undo;
+      node.heard_leave = node.heard_leave && !drain->undo;
+    }
+    return;
+  }
+  if (event.peer.role != core::Role::kNode) return;
+  NodeTruth& node = nodes_[NodeId(event.peer.key_id)];
+  if (const auto* seen = std::get_if<core::NoticeSeen>(&event.message)) {
+    node.heard_leave = seen->notice.kind == core::NoticeKind::kLeave && node.announced_until.has_value();
+  }
+  if (const auto* hello = std::get_if<core::AgentHello>(&event.message)) {
+    if (absl::StartsWith(hello->boot_id, "clone")) {
+      node.clone_heard = true;
+      node.clone_routes[event.route] = true;
+      return;
+    }
+    if (node.incarnation != hello->incarnation) {
+      node.incarnation = hello->incarnation;
+      node.renewed_awake = awake;
+    }
+  }
+  if (!node.clone_routes.contains(event.route)) node.heard_awake = awake;
+  if (const auto* exited = std::get_if<core::RankExited>(&event.message)) NeverStarted(exited->exit);
+  if (const auto* hello = std::get_if<core::AgentHello>(&event.message)) {
+    for (const core::HeldGeneration& held : hello->held) {
+      for (const core::RankExit& exit : held.exited) NeverStarted(exit);
+    }
+  }
+}
+
+// No process ended, so only the agent can say so.
+void Checker::NeverStarted(const core::RankExit& exit) {
+  if (exit.cause == core::ExitCause::kAddressInUse || exit.cause == core::ExitCause::kStartFailed) {
+    generations_[{exit.job, exit.generation.value}].bad_end = true;
+  }
+}
+
+// INV-8: what the head keeps in memory is bounded.
+void Checker::HeadDecided(const core::HeadCore& head, const core::StepResult& result, int64_t awake) {
+  for (const core::Effect& effect : result.effects) {
+    const auto* send = std::get_if<core::SendToNode>(&effect);
+    const auto* start = send == nullptr ? nullptr : std::get_if<core::StartGeneration>(&send->message);
+    if (start == nullptr) continue;
+    GenerationTruth& truth = generations_[{start->grant.job, start->grant.generation.value}];
+    if (!truth.decided_awake) truth.decided_awake = awake;
+    if (!truth.placed_awake) CheckPlacement(head, start->grant);
+    if (!truth.placed_awake) truth.placed_awake = awake;
+  }
+  constexpr size_t kEffectsMax = 20'000;
+  if (result.effects.size() > kEffectsMax) {
+    kernel_.Fail("INV-8", absl::StrCat("one step of the head made ", result.effects.size(), " effects"));
+  }
+}
+
+// INV-5: nothing new is placed on a machine that the head knows to be leaving.
+void Checker::CheckPlacement(const core::HeadCore& head, const core::GenerationGrant& grant) {
+  for (const core::HeadSnapshot::Node& node : head.Snapshot().nodes) {
+    const bool used = std::any_of(grant.nodes.begin(), grant.nodes.end(),
+                                  [&](const core::NodePlace& place) { return place.node == node.id; });
+    if (used && node.leaving) {
+      kernel_.Fail("INV-5", absl::StrCat(G(grant.job, grant.generation.value), " is placed on ",
+                                         node.hostname, ", which is leaving"));
+    }
+  }
+}
+
+void Checker::HeadSends(const core::SendToNode& send, int64_t awake) {
+  if (const auto* start = std::get_if<core::StartGeneration>(&send.message))
+    return CheckGrant(send.node, *start);
+  if (const auto* revoke = std::get_if<core::Revoke>(&send.message))
+    return CheckRevoke(send.node, *revoke, awake);
+  if (const auto* forget = std::get_if<core::ForgetJob>(&send.message)) {
+    const core::JobRecord* record = Record(forget->job);
+    if (record != nullptr && !core::IsFinal(record->state)) {
+      kernel_.Fail("INV-7", absl::StrCat("a node is told to forget ", forget->job.value, ", which is ",
+                                         core::Name(record->state)));
+    }
+  }
+  if (const auto* welcome = std::get_if<core::AgentWelcome>(&send.message)) {
+    const auto cluster = disk_.durable().find("cluster");
+    if (cluster == disk_.durable().end() ||
+        std::get<core::ClusterRecord>(cluster->second).epoch < welcome->epoch) {
+      kernel_.Fail("INV-6", "a welcome with an epoch that is not durable");
+    }
+  }
+}
+
+// INV-1 and INV-2: a grant leaves after it is durable, says the same each time, follows the revoke of the one
+// before, and never follows its own.
+void Checker::CheckGrant(const NodeId& node, const core::StartGeneration& start) {
+  const core::GenerationGrant& grant = start.grant;
+  const uint64_t g = grant.generation.value;
+  const core::JobRecord* record = Record(grant.job);
+  if (record == nullptr || record->generation.value < g) {
+    return kernel_.Fail("INV-1",
+                        absl::StrCat("the grant of ", G(grant.job, g), " leaves before it is durable"));
+  }
+  JobTruth& job = jobs_[grant.job];
+  if (job.revoke_left.contains(node) && job.revoke_left[node] >= g) {
+    kernel_.Fail("INV-1", absl::StrCat("the grant of ", G(grant.job, g), " leaves to ", node.value,
+                                       " after a revoke of g", job.revoke_left[node]));
+  }
+  if (job.final_state) {
+    kernel_.Fail("INV-1", absl::StrCat(G(grant.job, g), " is granted although the job is ",
+                                       core::Name(*job.final_state)));
+  }
+  if (record->generation.value == g && record->revoked.value + 1 != g && record->revoked.value < g) {
+    kernel_.Fail("INV-1", absl::StrCat(G(grant.job, g), " is granted while only g", record->revoked.value,
+                                       " is revoked"));
+  }
+  const auto [it, fresh] = generations_.try_emplace({grant.job, g});
+  GenerationTruth& truth = it->second;
+  const uint64_t content = HashOf(grant);
+  if (truth.content != 0 && truth.content != content) {
+    kernel_.Fail("INV-1", absl::StrCat(G(grant.job, g), " is granted twice with different places"));
+  }
+  if (truth.content != 0) return;
+  truth.content = content;
+  truth.grant = grant;
+  truth.granted_at = truth.stepped_at = kernel_.now();
+  if (job.stop_acknowledged_at && g > *job.stop_acknowledged_at) {
+    kernel_.Fail("INV-3",
+                 absl::StrCat(G(grant.job, g), " is granted after the stop of the job was acknowledged"));
+  }
+  if (record->generation.value != g) return;
+  CheckBudgets(*record);
+  CheckRoom(*record);
+}
+
+// INV-5: restarts stay within the budgets the job file gives.
+void Checker::CheckBudgets(const core::JobRecord& record) {
+  const spec::JobSpec* spec = spec_of(record.spec_text);
+  if (spec == nullptr) return;
+  int crashes = 0, ooms = 0, losses = 0;
+  for (const core::FaultRecord& fault : record.faults) {
+    crashes += fault.kind == core::FaultKind::kCrash;
+    ooms += fault.kind == core::FaultKind::kOom;
+    losses += fault.kind == core::FaultKind::kInfrastructure;
+  }
+  if (crashes > spec->restart.budget || ooms > spec->restart.oom || losses > core::kInfrastructureBudget) {
+    kernel_.Fail("INV-5", absl::StrCat(record.id.value, " runs again after ", crashes, " crashes, ", ooms,
+                                       " ooms, ", losses, " losses"));
+  }
+}
+
+// INV-5: no node holds more than it has.
+void Checker::CheckRoom(const core::JobRecord& granted) {
+  std::map<NodeId, int> used;
+  for (const auto& [key, record] : disk_.durable()) {
+    const auto* job = std::get_if<core::JobRecord>(&record);
+    if (job == nullptr || !job->grant || core::IsFinal(job->state) || job->generation <= job->revoked)
+      continue;
+    const spec::JobSpec* spec = spec_of(job->spec_text);
+    if (spec == nullptr) continue;
+    for (const core::RankPlace& rank : job->grant->ranks) used[rank.node] += spec->resources.cpus.value_or(1);
+  }
+  for (const core::NodePlace& place : granted.grant->nodes) {
+    if (used[place.node] > cpus_of(place.node)) {
+      kernel_.Fail("INV-5", absl::StrCat(place.hostname, " has ", cpus_of(place.node), " cpus, ",
+                                         used[place.node], " are granted"));
+    }
+  }
+}
+
+// INV-7: the control plane ends a healthy rank for no reason of its own.
+void Checker::CheckRevoke(const NodeId& node, const core::Revoke& revoke, int64_t awake) {
+  JobTruth& job = jobs_[revoke.job];
+  uint64_t& left = job.revoke_left[node];
+  left = std::max(left, revoke.generation.value);
+  const auto it = generations_.find({revoke.job, revoke.generation.value});
+  if (it == generations_.end() || it->second.revoked) return;
+  GenerationTruth& truth = it->second;
+  truth.revoked = true;
+  if (truth.content == 0) return;
+  if (const auto why = Unjustified(truth, Record(revoke.job), awake)) {
+    kernel_.Fail("INV-7", absl::StrCat(G(revoke.job, revoke.generation.value), " is revoked (", revoke.reason,
+                                       "), but ", *why));
+  }
+}
+
+std::optional<std::string> Checker::Unjustified(const GenerationTruth& truth, const core::JobRecord* record,
+                                                int64_t awake) {
+  const JobTruth& job = jobs_[truth.grant.job];
+  if (truth.started > 0 && truth.running == 0) return std::nullopt;  // nobody is left to be ended
+  if (truth.bad_end || truth.lost || job.stop_heard || job.final_state) return std::nullopt;
+  const spec::JobSpec* spec = record == nullptr ? nullptr : spec_of(record->spec_text);
+  if (spec != nullptr && spec->time_limit) return std::nullopt;
+  if (spec != nullptr && spec->progress.on_stall == spec::OnStall::kKill &&
+      kernel_.now() - truth.stepped_at >= Ns(spec->progress.stall) - 2 * kSlack) {
+    return std::nullopt;
+  }
+  for (const core::NodePlace& place : truth.grant.nodes) {
+    const NodeTruth& node = nodes_[place.node];
+    const int64_t silence = awake - std::max(node.heard_awake, head_served_awake_);
+    if (silence >= Ns(config.dead_after) - kSlack) return std::nullopt;
+    if (node.renewed_awake >= *truth.placed_awake) return std::nullopt;
+    // What is granted while the agent cleans up after a dead keeper goes down with it.
+    const auto died = node.keeper_died.find(truth.grant.job);
+    if (died != node.keeper_died.end() && died->second >= truth.granted_at - 5 * kSec) return std::nullopt;
+    const bool stands = node.announced_until && *node.announced_until >= truth.granted_at;
+    if (stands || node.heard_leave || node.drained) return std::nullopt;
+    if (node.clone_heard) return std::nullopt;  // takes over when the first is suspect
+  }
+  const bool late = awake - *truth.decided_awake >= Ns(config.start_timeout) - kSlack;
+  const bool started = truth.all_started_at && kernel_.now() - *truth.all_started_at >= 15 * kSec;
+  if (late && !started) return std::nullopt;
+  return absl::StrCat("all ", truth.grant.world_size, " ranks are healthy and its nodes are heard");
+}
+
+// INV-3: an answer leaves only when what it says is on disk, and is the same each time.
+void Checker::HeadReplies(const core::ClientReply& reply) {
+  const auto asked = asked_.find(reply.id);
+  if (asked == asked_.end() || !reply.ok || !(asked->second.submit || asked->second.stop)) return;
+  const auto record =
+      disk_.durable().find(core::KeyOf(core::RequestRecord{asked->second.client_key, reply.id}));
+  if (record == disk_.durable().end() || std::get<core::RequestRecord>(record->second).reply != reply) {
+    return kernel_.Fail("INV-3", absl::StrCat("request ", reply.id, " is acknowledged before it is durable"));
+  }
+  const auto [it, fresh] = acknowledged_.try_emplace(reply.id, reply);
+  if (!fresh && it->second != reply) {
+    kernel_.Fail("INV-3", absl::StrCat("request ", reply.id, " has two different answers"));
+  }
+  if (!fresh) return;
+  ++kernel_.counts["operation acknowledged"];
+  if (asked->second.submit) {
+    asked->second.job = JobId(nlohmann::json::parse(reply.json).at("job").get<std::string>());
+  } else if (const core::JobRecord* job = Record(asked->second.job)) {
+    JobTruth& truth = jobs_[asked->second.job];
+    if (!truth.stop_acknowledged_at) truth.stop_acknowledged_at = job->generation.value;
+  }
+}
+
+void Checker::ClientHears(const core::ClientReply& reply) {
+  // Read late and not done; asked again under the same id it may have been.
+  if (reply.code == static_cast<int>(absl::StatusCode::kDeadlineExceeded)) return;
+  const auto it = acknowledged_.find(reply.id);
+  if (it != acknowledged_.end() && it->second != reply) {
+    kernel_.Fail("INV-3",
+                 absl::StrCat("a client reads another answer to request ", reply.id, " than was recorded"));
+  }
+}
+
+// ---------------------------------------------------------------- what becomes durable
+
+void Checker::Durable(const std::vector<core::RecordWrite>& writes) {
+  for (const core::RecordWrite& write : writes) {
+    if (!write.record) continue;
+    if (const auto* job = std::get_if<core::JobRecord>(&*write.record)) DurableJob(*job);
+    if (const auto* checkpoint = std::get_if<core::CheckpointRecord>(&*write.record)) {
+      JobTruth& truth = jobs_[checkpoint->job];
+      if (checkpoint->timeline.value < truth.checkpoint_timeline ||
+          (checkpoint->timeline.value == truth.checkpoint_timeline &&
+           checkpoint->step < truth.checkpoint_step)) {
+        kernel_.Fail("INV-4", absl::StrCat("the newest checkpoint of ", checkpoint->job.value,
+                                           " goes back to step ", checkpoint->step));
+      }
+      if (committed && !committed(checkpoint->job, checkpoint->timeline.value, checkpoint->step)) {
+        kernel_.Fail("INV-4", absl::StrCat("the head knows a checkpoint of ", checkpoint->job.value,
+                                           ", step ", checkpoint->step, " of timeline ",
+                                           checkpoint->timeline.value, ", that was never committed"));
+      }
+      truth.checkpoint_timeline = checkpoint->timeline.value;
+      truth.checkpoint_step = checkpoint->step;
+    }
+  }
+}
+
+// INV-3: one request makes one job; what is over stays over. INV-1: numbers only grow.
+void Checker::DurableJob(const core::JobRecord& record) {
+  JobTruth& truth = jobs_[record.id];
+  const auto [it, fresh] = job_of_request_.try_emplace(record.request_id, record.id);
+  if (it->second != record.id) {
+    kernel_.Fail("INV-3", absl::StrCat("request ", record.request_id, " made two jobs: ", it->second.value,
+                                       " and ", record.id.value));
+  }
+  if (truth.final_state && record.state != *truth.final_state) {
+    kernel_.Fail("INV-3", absl::StrCat(record.id.value, " was ", core::Name(*truth.final_state), " and is ",
+                                       core::Name(record.state)));
+  }
+  if (core::IsFinal(record.state)) truth.final_state = record.state;
+  if (record.generation.value < truth.generation || record.revoked.value < truth.revoked ||
+      record.timeline.value < truth.timeline) {
+    kernel_.Fail("INV-1",
+                 absl::StrCat(record.id.value, " goes back to g", record.generation.value, " revoked ",
+                              record.revoked.value, " timeline ", record.timeline.value));
+  }
+  truth.generation = record.generation.value;
+  truth.revoked = record.revoked.value;
+  truth.timeline = record.timeline.value;
+}
+
+// ---------------------------------------------------------------- agents
+
+void Checker::AgentStarts(const Machine& machine) {
+  agents_[machine.index()] = {};
+  agents_[machine.index()].heard_at = kernel_.now();
+}
+
+void Checker::AgentHears(const Machine& machine, const core::Message& message) {
+  AgentTruth& agent = agents_[machine.index()];
+  agent.stale_grant.reset();
+  std::visit(
+      [&](const auto& m) {
+        if constexpr (requires { m.epoch; }) {
+          if (m.epoch.value < agent.epoch) {
+            if constexpr (requires { m.grant; }) agent.stale_grant = {m.grant.job, m.grant.generation.value};
+            return;
+          }
+          agent.epoch = m.epoch.value;
+          agent.heard_at = kernel_.now();
+        }
+        using T = std::decay_t<decltype(m)>;
+        if constexpr (std::is_same_v<T, core::Revoke>) {
+          agent.revoked[m.job] = std::max(agent.revoked[m.job], m.generation.value);
+        } else if constexpr (std::is_same_v<T, core::ForgetJob>) {
+          agent.forgotten.insert(m.job);
+        } else if constexpr (std::is_same_v<T, core::AgentShutdown>) {
+          agent.shutdown = true;
+        }
+      },
+      message);
+}
+
+// INV-6 and INV-7 at the agent.
+void Checker::AgentOrders(const Machine& machine, const core::ToKeeper& order) {
+  AgentTruth& agent = agents_[machine.index()];
+  if (const auto* begin = std::get_if<keeper::BeginGeneration>(&order.command)) {
+    if (agent.stale_grant == std::pair(order.job, begin->generation)) {
+      kernel_.Fail("INV-6", absl::StrCat("m", machine.index(), " starts ", G(order.job, begin->generation),
+                                         " on the word of a head of an older epoch"));
+    }
+    const auto revoked = agent.revoked.find(order.job);
+    if (revoked != agent.revoked.end() && revoked->second >= begin->generation) {
+      kernel_.Fail("INV-6", absl::StrCat("m", machine.index(), " starts ", G(order.job, begin->generation),
+                                         " after it was revoked"));
+    }
+  } else if (const auto* end = std::get_if<keeper::EndGeneration>(&order.command)) {
+    const auto revoked = agent.revoked.find(order.job);
+    const bool told = revoked != agent.revoked.end() && revoked->second >= end->generation;
+    const bool lease = kernel_.now() - agent.heard_at >= Ns(config.fence_after) - kSec;
+    if (lease && !told) LeaseEnds(order.job, end->generation);
+    const bool by_keeper = end->reason == "revoked by the head";  // what the keeper remembers of a revoke
+    if (!told && !lease && !by_keeper) {
+      kernel_.Fail("INV-7", absl::StrCat("m", machine.index(), " ends ", G(order.job, end->generation), " (",
+                                         end->reason, ") and was not told to"));
+    }
+  } else if (std::holds_alternative<keeper::Quit>(order.command)) {
+    const auto keeper = machine.keepers().find(order.job);
+    const bool empty = keeper == machine.keepers().end() || keeper->second->Processes().empty();
+    if (!empty && !agent.forgotten.contains(order.job) && !agent.shutdown) {
+      kernel_.Fail("INV-7", absl::StrCat("m", machine.index(), " ends the keeper of ", order.job.value,
+                                         " and was not told to"));
+    }
+  } else if (const auto* signal = std::get_if<keeper::SignalRank>(&order.command)) {
+    const core::JobRecord* record = Record(order.job);
+    const spec::JobSpec* spec = record == nullptr ? nullptr : spec_of(record->spec_text);
+    if (spec != nullptr && spec->progress.on_stall != spec::OnStall::kKill) {
+      kernel_.Fail("INV-7", absl::StrCat("m", machine.index(), " signals rank ", signal->rank, " of ",
+                                         order.job.value, ", whose on_stall is report"));
+    }
+  }
+}
+
+void Checker::AgentLeaves(const Machine& machine, const absl::Status& status) {
+  ++kernel_.counts[absl::StrCat(machine.config().clone ? "clone refused" : "agent refused", "")];
+  (void)status;
+}
+
+void Checker::KeeperDies(const Machine& machine, const JobId& job) {
+  nodes_[machine.config().node].keeper_died[job] = kernel_.now();
+  for (auto& [key, truth] : generations_) {
+    if (key.first != job) continue;
+    for (const core::NodePlace& place : truth.grant.nodes) {
+      truth.lost = truth.lost || place.node == machine.config().node;
+    }
+  }
+}
+
+void Checker::KeeperSwept(const Machine& machine, const JobId& job) {
+  nodes_[machine.config().node].keeper_died[job] = kernel_.now();
+}
+
+void Checker::MachineAnnounced(const Machine& machine, bool leaves) {
+  nodes_[machine.config().node].announced_until =
+      leaves ? std::numeric_limits<int64_t>::max() : kernel_.now();
+}
+
+void Checker::MachineDies(const Machine& machine) {
+  for (auto& [key, truth] : generations_) {
+    for (const core::NodePlace& place : truth.grant.nodes) {
+      truth.lost = truth.lost || (place.node == machine.config().node && !machine.config().clone);
+    }
+  }
+}
+
+void Checker::LeaseEnds(const JobId& job, uint64_t generation) {
+  ++kernel_.counts["lease ended ranks"];
+  generations_[{job, generation}].lost = true;
+}
+
+// ---------------------------------------------------------------- processes
+
+// INV-2: no two processes hold one rank of one generation.
+void Checker::RankStarts(const RankProcess& rank, const Gang& gang) {
+  if (++alive_[{rank.job, rank.generation, rank.rank}] > 1) {
+    kernel_.Fail("INV-2",
+                 absl::StrCat("two processes are rank ", rank.rank, " of ", G(rank.job, rank.generation)));
+  }
+  GenerationTruth& truth = generations_[{rank.job, rank.generation}];
+  if (truth.content == 0) {
+    kernel_.Fail("INV-6", absl::StrCat(G(rank.job, rank.generation), " starts on m", rank.machine,
+                                       " and was never granted"));
+  }
+  ++truth.started;
+  ++truth.running;
+  if (truth.started >= gang.world) truth.all_started_at = kernel_.now();
+}
+
+void Checker::RankEnds(const RankProcess& rank, keeper::Cause cause, int code) {
+  alive_.erase({rank.job, rank.generation, rank.rank});
+  --generations_[{rank.job, rank.generation}].running;
+  const bool well = cause == keeper::Cause::kExited && code == 0;
+  if (!well && !rank.asked_to_end) generations_[{rank.job, rank.generation}].bad_end = true;
+}
+
+// INV-1: a generation that is over makes no step once a lease has passed.
+void Checker::GangSteps(const Gang& gang) {
+  GenerationTruth& truth = generations_[{gang.job, gang.generation}];
+  truth.stepped_at = kernel_.now();
+  if (truth.revoked) ++kernel_.counts["step of a revoked generation"];
+}
+
+// INV-1: one entry barrier a generation.
+void Checker::BarrierPassed(const RankProcess& rank, const std::vector<std::string>& blobs) {
+  std::string all;
+  for (const std::string& blob : blobs) absl::StrAppend(&all, blob, ";");
+  const uint64_t hash = std::hash<std::string>()(all);
+  std::optional<uint64_t>& table = generations_[{rank.job, rank.generation}].table;
+  if (table && *table != hash) {
+    kernel_.Fail("INV-1", absl::StrCat("two ranks of ", G(rank.job, rank.generation),
+                                       " passed different entry barriers"));
+  }
+  table = hash;
+  for (size_t i = 0; i < blobs.size(); ++i) {
+    if (blobs[i] != absl::StrCat(rank.job.value, "/", rank.generation, "/", i)) {
+      kernel_.Fail("INV-1", absl::StrCat("the entry barrier of ", G(rank.job, rank.generation), " mixes in ",
+                                         blobs[i]));
+      break;
+    }
+  }
+}
+
+}  // namespace gtrain::sim

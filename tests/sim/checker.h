@@ -1,0 +1,146 @@
+// The invariants of docs/protocols/invariants.md, checked as events touch what they speak of. The checker
+// sees both what the control plane says and what is really so, and changes neither.
+#pragma once
+#include <functional>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "launcher/spec/job_spec.h"
+#include "runtime/core/agent_core.h"
+#include "runtime/core/head_core.h"
+#include "runtime/core/outbox.h"
+#include "tests/sim/disk.h"
+#include "tests/sim/ranks.h"
+
+namespace gtrain::sim {
+
+class Machine;
+
+class Checker {
+ public:
+  Checker(Kernel& kernel, Disk& disk);
+
+  // What only the world knows.
+  std::function<const spec::JobSpec*(const std::string& text)> spec_of;
+  std::function<int(const NodeId&)> cpus_of;
+  std::function<bool(const JobId&, uint64_t timeline, int64_t step)> committed;
+  std::function<NodeId(const std::string& hostname)> node_called;
+  core::HeadConfig config;
+
+  // The head's process.
+  void HeadServes(const core::HeadCore& core, int64_t awake);
+  void HeadHears(const core::PeerMessage& message, int64_t awake);
+  void HeadDecided(const core::HeadCore& core, const core::StepResult& result, int64_t awake);
+  void HeadSends(const core::SendToNode& send, int64_t awake);
+  void HeadReplies(const core::ClientReply& reply);
+
+  // Agents, keepers, machines.
+  void AgentStarts(const Machine& machine);
+  void AgentHears(const Machine& machine, const core::Message& message);
+  void AgentOrders(const Machine& machine, const core::ToKeeper& order);
+  void AgentLeaves(const Machine& machine, const absl::Status& status);
+  void KeeperDies(const Machine& machine, const JobId& job);
+  void KeeperSwept(const Machine& machine, const JobId& job);  // its agent knows, and its processes are gone
+  void MachineDies(const Machine& machine);
+  void MachineAnnounced(const Machine& machine, bool leaves);
+  void LeaseEnds(const JobId& job, uint64_t generation);
+
+  // Processes.
+  void RankStarts(const RankProcess& rank, const Gang& gang);
+  void RankEnds(const RankProcess& rank, keeper::Cause cause, int code);
+  void GangSteps(const Gang& gang);
+  void BarrierPassed(const RankProcess& rank, const std::vector<std::string>& blobs);
+
+  // Clients.
+  void ClientHears(const core::ClientReply& reply);
+
+  int64_t acknowledged() const { return static_cast<int64_t>(acknowledged_.size()); }
+  int64_t granted() const { return static_cast<int64_t>(generations_.size()); }
+  bool Granted(const JobId& job, uint64_t generation) const {
+    const auto it = generations_.find({job, generation});
+    return it != generations_.end() && it->second.content != 0;
+  }
+  // The newest epoch that the agent has heard, 0 at its start.
+  uint64_t EpochHeard(int machine) const { return agents_.contains(machine) ? agents_.at(machine).epoch : 0; }
+  // Whether a person asked for the job's end.
+  bool StopAsked(const JobId& job) const { return jobs_.contains(job) && jobs_.at(job).stop_heard; }
+
+ private:
+  struct GenerationTruth {
+    uint64_t content = 0;
+    core::GenerationGrant grant;
+    std::optional<int64_t> decided_awake;  // the head made it; it leaves when the disk has it
+    std::optional<int64_t> placed_awake;   // its places were chosen, maybe by an earlier head
+    int64_t granted_at = 0;
+    bool revoked = false;
+    bool bad_end = false;  // a rank ended other than well without being asked to
+    bool lost = false;     // a keeper or a machine of it died, or a lease ended it
+    int started = 0, running = 0;
+    std::optional<int64_t> all_started_at;
+    int64_t stepped_at = 0;
+    std::optional<uint64_t> table;
+  };
+  struct JobTruth {
+    bool stop_heard = false;
+    std::optional<uint64_t> stop_acknowledged_at;  // the generation then
+    std::optional<core::JobState> final_state;
+    uint64_t generation = 0, revoked = 0, timeline = 0;
+    int64_t checkpoint_step = -1;
+    uint64_t checkpoint_timeline = 0;
+    std::map<NodeId, uint64_t> revoke_left;  // to this node, by this life of the head
+  };
+  struct NodeTruth {
+    int64_t heard_awake = 0;     // newest message of its own, not of a clone
+    int64_t renewed_awake = -1;  // said hello with a new incarnation
+    bool clone_heard = false;
+    bool drained = false;                    // by hand, the head was asked
+    bool heard_leave = false;                // the head's newest word of it, maybe taken back meanwhile
+    std::optional<int64_t> announced_until;  // a notice; max while it stands
+    Incarnation incarnation;
+    std::map<JobId, int64_t> keeper_died;  // when, or when it was swept up
+    std::map<std::string, bool> clone_routes;
+  };
+  struct AgentTruth {
+    uint64_t epoch = 0;
+    std::map<JobId, uint64_t> revoked;
+    std::set<JobId> forgotten;
+    bool shutdown = false;
+    int64_t heard_at = 0;
+    std::optional<std::pair<JobId, uint64_t>> stale_grant;
+  };
+  struct Asked {
+    std::string client_key;
+    bool submit = false, stop = false;
+    JobId job;
+  };
+
+  void CheckPlacement(const core::HeadCore& head, const core::GenerationGrant& grant);
+  void Durable(const std::vector<core::RecordWrite>& writes);
+  void DurableJob(const core::JobRecord& record);
+  void NeverStarted(const core::RankExit& exit);
+  void CheckGrant(const NodeId& node, const core::StartGeneration& start);
+  void CheckRevoke(const NodeId& node, const core::Revoke& revoke, int64_t awake);
+  std::optional<std::string> Unjustified(const GenerationTruth& truth, const core::JobRecord* record,
+                                         int64_t awake);
+  void CheckBudgets(const core::JobRecord& record);
+  void CheckRoom(const core::JobRecord& record);
+  const core::JobRecord* Record(const JobId& job) const;
+
+  Kernel& kernel_;
+  Disk& disk_;
+  int64_t head_served_awake_ = 0;
+  uint64_t epoch_ = 0;
+  std::map<JobId, JobTruth> jobs_;
+  std::map<std::pair<JobId, uint64_t>, GenerationTruth> generations_;
+  std::map<NodeId, NodeTruth> nodes_;
+  std::map<int, AgentTruth> agents_;
+  std::map<std::string, Asked> asked_;
+  std::map<std::string, core::ClientReply> acknowledged_;
+  std::map<std::string, JobId> job_of_request_;
+  std::map<std::tuple<JobId, uint64_t, int>, int> alive_;
+};
+
+}  // namespace gtrain::sim

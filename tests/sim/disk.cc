@@ -1,0 +1,55 @@
+#include "tests/sim/disk.h"
+
+#include <memory>
+#include <utility>
+
+#include "base/check.h"
+
+namespace gtrain::sim {
+
+void Disk::Commit(core::OutboxBatch batch, std::function<void(bool)> done) {
+  GT_CHECK(!in_flight_);
+  Fault fault = std::exchange(next_fault_, Fault::kNone);
+  if (full_) fault = Fault::kFull;
+  in_flight_ = std::move(batch);
+  const int64_t took = sync_mean_ / 2 + kernel_.Between(0, sync_mean_);
+  kernel_.After(took, [this, fault, life = life_, done = std::move(done)] {
+    if (life != life_) return;
+    kernel_.Note(0xD15C, "disk: batch ", in_flight_->sequence,
+                 fault == Fault::kNone  ? " is durable"
+                 : fault == Fault::kEio ? " failed with EIO"
+                                        : " found no room");
+    if (fault == Fault::kNone) {
+      const core::OutboxBatch batch = *std::exchange(in_flight_, std::nullopt);
+      Apply(batch);
+    } else if (fault == Fault::kFull) {
+      in_flight_.reset();  // nothing of it was written
+    }
+    done(fault == Fault::kNone);
+  });
+}
+
+void Disk::Apply(const core::OutboxBatch& batch) {
+  for (const core::RecordWrite& write : batch.writes) {
+    if (write.record) {
+      durable_.insert_or_assign(write.key, *write.record);
+    } else {
+      durable_.erase(write.key);
+    }
+  }
+  if (on_durable) on_durable(batch.writes);
+}
+
+void Disk::Lose(bool power_cut) {
+  ++life_;
+  if (!in_flight_) return;
+  const core::OutboxBatch batch = *std::exchange(in_flight_, std::nullopt);
+  const bool survives = unsynced_survives_.value_or(kernel_.rng.Chance(power_cut ? 0.3 : 0.5));
+  kernel_.Note(0xD15D, "disk: the batch that was not synced is ", survives ? "there" : "lost");
+  ++kernel_.counts[survives    ? "unsynced batch kept"
+                   : power_cut ? "unsynced batch torn"
+                               : "unsynced batch lost"];
+  if (survives) Apply(batch);
+}
+
+}  // namespace gtrain::sim

@@ -1,0 +1,51 @@
+// The head's disk: what is synced, and the one batch that is not. A killed process leaves its batch to the
+// page cache, a power cut takes it or leaves it whole (the log's torn tail is dropped at recovery), an error
+// of fsync says nothing about the outcome.
+#pragma once
+#include <functional>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "runtime/core/outbox.h"
+#include "tests/sim/kernel.h"
+
+namespace gtrain::sim {
+
+class Disk {
+ public:
+  explicit Disk(Kernel& kernel) : kernel_(kernel) {}
+
+  enum class Fault { kNone, kEio, kFull };
+  void FailNext(Fault fault) { next_fault_ = fault; }
+  void set_full(bool full) { full_ = full; }
+  bool full() const { return full_; }
+  // What becomes of an unsynced batch; nullopt: chance decides.
+  void set_unsynced_survives(std::optional<bool> survives) { unsynced_survives_ = survives; }
+  // fsync takes about this long.
+  void set_sync_time(int64_t mean) { sync_mean_ = mean; }
+
+  // `done(false)`: an error; the caller must not go on. Never called after Lose.
+  void Commit(core::OutboxBatch batch, std::function<void(bool)> done);
+  // The process is gone (with its machine: power_cut). What was not synced may be there or not.
+  void Lose(bool power_cut);
+
+  const std::map<std::string, core::Record>& durable() const { return durable_; }
+  // Called for each batch when it becomes durable.
+  std::function<void(const std::vector<core::RecordWrite>&)> on_durable;
+
+ private:
+  void Apply(const core::OutboxBatch& batch);
+
+  Kernel& kernel_;
+  std::map<std::string, core::Record> durable_;
+  std::optional<core::OutboxBatch> in_flight_;
+  uint64_t life_ = 1;
+  Fault next_fault_ = Fault::kNone;
+  bool full_ = false;
+  std::optional<bool> unsynced_survives_;
+  int64_t sync_mean_ = 3 * kMs;
+};
+
+}  // namespace gtrain::sim

@@ -1,0 +1,210 @@
+#include "tests/sim/head_process.h"
+
+#include <algorithm>
+
+#include "base/check.h"
+#include "tests/sim/checker.h"
+
+namespace gtrain::sim {
+
+HeadProcess::HeadProcess(Kernel& kernel, Network& network, Disk& disk, Checker& checker,
+                         core::HeadConfig config)
+    : kernel_(kernel), network_(network), disk_(disk), checker_(checker), config_(std::move(config)) {}
+
+int64_t HeadProcess::awake() const {
+  return awake_before_ + (serving_ && !paused_ ? kernel_.now() - awake_since_ : 0);
+}
+
+void HeadProcess::Start() {
+  GT_CHECK(core_ == nullptr);
+  ++life_;
+  core_ = std::make_unique<core::HeadCore>(config_, Rng(kernel_.rng.Next()));
+  outbox_ = core::Outbox();
+  inbox_.clear();
+  later_.clear();
+  completions_.clear();
+  wake_at_.reset();
+  std::vector<core::Record> records;
+  for (const auto& [key, record] : disk_.durable()) records.push_back(record);
+  auto recovered = core_->Recover(records, kernel_.Now());
+  if (!recovered.ok()) {
+    return kernel_.Fail("INV-3",
+                        absl::StrCat("the head cannot read its own records: ", recovered.status().message()));
+  }
+  kernel_.Note(0x4EAD, "head starts: ", recovered->why);
+  (void)outbox_.Add(*std::move(recovered));  // nobody is connected yet
+  Recovered();
+}
+
+// Nothing is served before the new epoch is durable (fault H9).
+void HeadProcess::Recovered() {
+  std::optional<core::OutboxBatch> batch = outbox_.NextBatch();
+  if (batch) {
+    const uint64_t sequence = batch->sequence;
+    return disk_.Commit(*std::move(batch), [this, sequence](bool ok) {
+      if (!ok) return Kill(false);
+      (void)outbox_.Durable(sequence);
+      Recovered();
+    });
+  }
+  serving_ = true;
+  awake_since_ = kernel_.now();
+  checker_.HeadServes(*core_, awake());
+  network_.Serve({life_, [this](const Connection& connection, core::Message message) {
+                    Receive(connection, std::move(message));
+                  }});
+  Wake();
+}
+
+void HeadProcess::Kill(bool machine_too) {
+  if (core_ == nullptr) return;
+  awake_before_ = awake();
+  if (serving_) network_.HeadGone(machine_too);
+  serving_ = paused_ = false;
+  core_.reset();
+  disk_.Lose(machine_too);
+  kernel_.Note(0x4EAE, machine_too ? "the head's machine loses power" : "the head dies");
+  ComeBack();
+}
+
+void HeadProcess::ComeBack() {
+  kernel_.After(kernel_.Between(restart_min, restart_max), [this] {
+    if (core_ == nullptr) Start();
+  });
+}
+
+void HeadProcess::Pause(int64_t duration) {
+  if (!serving() || paused_) return;
+  // It cannot tell the first second from having had nothing to do.
+  awake_before_ = awake() + std::min(duration, kSec);
+  paused_ = true;
+  paused_at_ = kernel_.now();
+  kernel_.Note(0x4EAF, "the head stands still for ", duration / kMs, " ms");
+  const uint64_t life = life_;
+  if (duration > 3 * kSec) network_.HeadStalled();
+  kernel_.After(duration, [this, life] {
+    if (life == life_ && paused_) Resume();
+  });
+}
+
+void HeadProcess::Resume() {
+  paused_ = false;
+  awake_since_ = kernel_.now();
+  const absl::Duration waited =
+      absl::Nanoseconds(kernel_.now() - paused_at_);  // at most, as the service knows it
+  kernel_.Note(0x4EB0, "the head goes on with ", inbox_.size(), " messages");
+  const uint64_t life = life_;
+  // As the loop does: input, then what the disk finished, then the timers.
+  while (!inbox_.empty() && life == life_ && core_ != nullptr) {
+    core::PeerMessage message = std::move(inbox_.front());
+    inbox_.pop_front();
+    message.waited = waited;
+    Step(message);
+  }
+  while (!completions_.empty() && life == life_ && core_ != nullptr) {
+    const auto [sequence, ok] = completions_.front();
+    completions_.pop_front();
+    if (!ok) return Kill(false);
+    Do(outbox_.Durable(sequence));
+    StartCommit();
+  }
+  if (life == life_ && core_ != nullptr) Wake();
+}
+
+void HeadProcess::Receive(const Connection& connection, core::Message message) {
+  core::PeerMessage event{connection.peer, connection.route, "10.0.0.1", std::move(message)};
+  if (paused_) {
+    inbox_.push_back(std::move(event));
+    inbox_max_ = std::max(inbox_max_, inbox_.size());
+    return;
+  }
+  Step(event);
+}
+
+void HeadProcess::Step(const core::HeadEvent& event) {
+  const auto* message = std::get_if<core::PeerMessage>(&event);
+  if (message != nullptr) checker_.HeadHears(*message, awake());
+  core::StepResult result = core_->Step(event, kernel_.Now());
+  if (!result.why.empty()) kernel_.Note(0x3A7, "head: ", result.why);
+  const bool quiet = result.effects.empty() ||
+                     (message != nullptr && std::holds_alternative<core::AgentHeartbeat>(message->message) &&
+                      result.effects.size() == 1);
+  checker_.HeadDecided(*core_, result, awake());
+  Do(outbox_.Add(std::move(result)));
+  StartCommit();
+  // A beat makes no deadline earlier; asking after every one would cost more than handling it.
+  if (core_ != nullptr && !(quiet && wake_at_)) Wake();
+  while (core_ != nullptr && !later_.empty()) {
+    core::PeerGone gone = std::move(later_.front());
+    later_.pop_front();
+    Step(gone);
+  }
+}
+
+void HeadProcess::Wake() {
+  const std::optional<Instant> next = core_->NextDeadline();
+  if (!next) return;
+  const int64_t at = std::max(next->ns, kernel_.now());
+  if (wake_at_ && *wake_at_ <= at) return;
+  wake_at_ = at;
+  kernel_.At(at, [this, at, life = life_] {
+    if (life != life_ || core_ == nullptr || wake_at_ != at) return;
+    wake_at_.reset();
+    if (paused_) return;
+    const std::optional<Instant> due = core_->NextDeadline();
+    if (due && due->ns <= kernel_.now()) {
+      Step(core::Tick{});
+      if (core_ != nullptr) {
+        const std::optional<Instant> again = core_->NextDeadline();
+        if (again && again->ns <= kernel_.now()) {
+          // A deadline a tick does not clear would be a busy loop.
+          return kernel_.Fail("INV-8", "the head asks for a tick at a time that is over, after a tick");
+        }
+        if (!wake_at_) Wake();
+      }
+    } else {
+      Wake();
+    }
+  });
+}
+
+void HeadProcess::StartCommit() {
+  if (core_ == nullptr) return;
+  std::optional<core::OutboxBatch> batch = outbox_.NextBatch();
+  if (!batch) return;
+  const uint64_t sequence = batch->sequence;
+  disk_.Commit(*std::move(batch), [this, sequence](bool ok) {
+    if (paused_) {
+      completions_.emplace_back(sequence, ok);
+      return;
+    }
+    if (!ok) return Kill(false);  // the outcome is unknown (fault H4)
+    Do(outbox_.Durable(sequence));
+    StartCommit();
+  });
+}
+
+void HeadProcess::Do(std::vector<core::Effect> effects) {
+  for (core::Effect& effect : effects) {
+    if (core_ != nullptr) Perform(effect);
+  }
+}
+
+void HeadProcess::Perform(core::Effect& effect) {
+  if (auto* send = std::get_if<core::SendToNode>(&effect)) {
+    checker_.HeadSends(*send, awake());
+    if (!send->route.empty()) return (void)network_.SendTo(send->route, std::move(send->message));
+    const std::string* route = core_->RouteOf(send->node);
+    if (route == nullptr) return;
+    if (!network_.SendTo(*route, std::move(send->message))) {
+      later_.push_back({{core::Role::kNode, send->node.value}, *route});
+    }
+  } else if (auto* reply = std::get_if<core::ReplyToClient>(&effect)) {
+    checker_.HeadReplies(reply->reply);
+    (void)network_.SendTo(reply->route, std::move(reply->reply));
+  } else if (auto* refuse = std::get_if<core::RefusePeer>(&effect)) {
+    (void)network_.SendTo(refuse->route, core::AgentRefused{refuse->reason});
+  }
+}
+
+}  // namespace gtrain::sim

@@ -1,0 +1,260 @@
+#include "tests/sim/ranks.h"
+
+#include <algorithm>
+
+#include "absl/strings/escaping.h"
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_split.h"
+#include "base/check.h"
+#include "tests/sim/checker.h"
+
+namespace gtrain::sim {
+
+Gang* Ranks::FindGang(const JobId& job, uint64_t generation) {
+  const auto it = gangs_.find({job, generation});
+  return it == gangs_.end() ? nullptr : &it->second;
+}
+
+const Program& Ranks::ProgramOf(const JobId& job) {
+  const auto it = programs.find(job);
+  return it != programs.end() ? it->second : programs.emplace(job, program_of(job)).first->second;
+}
+
+RankPtr Ranks::Random() {
+  if (living_.empty()) return nullptr;
+  auto it = living_.begin();
+  std::advance(it, static_cast<long>(kernel_.rng.Below(living_.size())));
+  return it->second;
+}
+
+RankPtr Ranks::Spawn(RankPtr rank, int world, uint64_t timeline) {
+  rank->pid = next_pid_++;
+  Gang& gang = gangs_[{rank->job, rank->generation}];
+  if (gang.world == 0) {
+    gang.job = rank->job;
+    gang.generation = rank->generation;
+    gang.timeline = timeline;
+    gang.world = world;
+    gang.step = checkpoints[rank->job].newest_step;
+  }
+  checker_.RankStarts(*rank, gang);
+  living_[rank->pid] = rank;
+  gang.ranks[rank->rank] = rank;
+  const Program& program = ProgramOf(rank->job);
+  if (program.sdk) rank->worker.emplace(world);
+  if (kernel_.rng.Chance(program.crash_at_start)) {
+    kernel_.After(kernel_.Between(0, program.startup),
+                  [this, rank] { KillProcess(rank, keeper::Cause::kExited, 3, 0); });
+  }
+  kernel_.After(program.startup / 2 + kernel_.Between(0, program.startup), [this, rank] {
+    if (!rank->alive || rank->asked_to_end) return;
+    if (!rank->worker) return Up(rank);
+    Do(rank, rank->worker->Step(
+                 core::WorkerJoin{absl::StrCat(rank->job.value, "/", rank->generation, "/", rank->rank)},
+                 kernel_.Now()));
+    AwaitTable(rank, ProgramOf(rank->job).join_timeout);
+  });
+  return rank;
+}
+
+// A program that waits in vain for the others asks who is missing and ends.
+void Ranks::AwaitTable(const RankPtr& rank, int64_t timeout) {
+  kernel_.After(timeout, [this, rank] {
+    if (!rank->alive || rank->up || rank->asked_to_end) return;
+    if (rank->frozen || rank->hung) return AwaitTable(rank, kSec);
+    Do(rank, rank->worker->Step(core::WorkerOverdue{0}, kernel_.Now()));
+    kernel_.After(2 * kSec, [this, rank] {
+      if (!rank->up && !rank->hung) KillProcess(rank, keeper::Cause::kExited, 1, 0);
+    });
+  });
+}
+
+bool Ranks::Committed(const JobId& job, uint64_t timeline, int64_t step) const {
+  const auto own = checkpoints.find(job);
+  if (own != checkpoints.end() && own->second.committed.contains({timeline, step})) return true;
+  return saves.Committed(job.value, timeline, step);
+}
+
+void Ranks::Freeze(const RankPtr& rank, int64_t duration) {
+  if (!rank->alive || rank->frozen) return;
+  rank->frozen = true;
+  kernel_.Note(0xF4EE, "process ", rank->pid, " stands still for ", duration / kMs, " ms");
+  kernel_.After(duration, [this, rank] {
+    rank->frozen = false;
+    for (const std::string& text : std::exchange(rank->unread, {})) FromAgent(rank, text);
+  });
+}
+
+void Ranks::FreezeMachine(int machine, int64_t duration) {
+  for (const auto& [pid, rank] : std::map(living_)) {
+    if (rank->machine == machine) Freeze(rank, duration);
+  }
+}
+
+void Ranks::Do(const RankPtr& rank, core::WorkerStepResult result) {
+  for (const core::WorkerEffect& effect : result.effects) {
+    if (!rank->relay) return;
+    if (std::holds_alternative<core::SendJoined>(effect)) rank->relay(R"({"type":"joined"})");
+    if (const auto* exchange = std::get_if<core::SendExchange>(&effect)) {
+      rank->relay(absl::StrCat(R"({"type":"exchange","sequence":)", exchange->sequence, R"(,"blob":")",
+                               absl::Base64Escape(exchange->blob), "\"}"));
+    }
+    if (const auto* overdue = std::get_if<core::SendOverdue>(&effect)) {
+      rank->relay(absl::StrCat(R"({"type":"overdue","sequence":)", overdue->sequence, "}"));
+    }
+  }
+}
+
+void Ranks::FromAgent(const RankPtr& rank, const std::string& text) {
+  if (!rank->alive || !rank->worker || rank->hung) return;
+  if (rank->frozen) return rank->unread.push_back(text);
+  const std::vector<std::string> lines = absl::StrSplit(text, '\n', absl::SkipEmpty());
+  core::WorkerTable event;
+  if (lines.empty() || !absl::StartsWith(lines[0], "table ")) return;
+  if (!absl::SimpleAtoi(lines[0].substr(6), &event.sequence)) return;
+  for (size_t i = 1; i < lines.size(); ++i) {
+    event.blobs.emplace_back();
+    absl::Base64Unescape(lines[i], &event.blobs.back());
+  }
+  Do(rank, rank->worker->Step(event, kernel_.Now()));
+  if (auto blobs = rank->worker->TakeTable(0)) {
+    checker_.BarrierPassed(*rank, *blobs);
+    Up(rank);
+  }
+}
+
+void Ranks::Up(const RankPtr& rank) {
+  if (rank->up) return;
+  rank->up = true;
+  Gang& gang = gangs_[{rank->job, rank->generation}];
+  if (++gang.ups < gang.world || gang.ticking) return;
+  gang.ticking = true;
+  const Program& program = ProgramOf(gang.job);
+  if (!program.sdk || program.checkpoint_every == 0) return Begin(gang, gang.step);
+  saves.Restore(gang, program, [this, job = gang.job, g = gang.generation](std::optional<int64_t> step) {
+    Gang& resumed = gangs_[{job, g}];
+    if (step) return Begin(resumed, *step);
+    KillProcess(resumed.ranks.at(0), keeper::Cause::kExited, 1, 0);
+  });
+}
+
+void Ranks::Begin(Gang& gang, int64_t step) {
+  gang.step = step;
+  kernel_.Note(gang.generation, "gang ", gang.job.value, " g", gang.generation, " is whole at step ", step);
+  const int64_t step_time = ProgramOf(gang.job).step_time;
+  kernel_.After(step_time, [this, job = gang.job, g = gang.generation] { Tick(job, g); });
+}
+
+bool Ranks::CanStep(const Gang& gang) const {
+  if (static_cast<int>(gang.ranks.size()) < gang.world) return false;
+  const int first = gang.ranks.begin()->second->machine;
+  for (const auto& [number, rank] : gang.ranks) {
+    if (!rank->alive || rank->hung || rank->frozen || !rank->up || rank->asked_to_end ||
+        !reachable(first, rank->machine))
+      return false;
+  }
+  return true;
+}
+
+void Ranks::Tick(const JobId& job, uint64_t generation) {
+  Gang& gang = gangs_[{job, generation}];
+  bool any = false;
+  for (const auto& [number, rank] : gang.ranks) any = any || rank->alive;
+  if (!any) return;
+  const Program& program = ProgramOf(job);
+  if (CanStep(gang)) {
+    ++gang.step;
+    checker_.GangSteps(gang);
+    Report(gang);
+    if (program.steps > 0 && gang.step >= program.steps) {
+      for (const auto& [number, rank] : std::map(gang.ranks)) {
+        kernel_.After(kernel_.Between(0, kSec),
+                      [this, rank = rank] { KillProcess(rank, keeper::Cause::kExited, 0, 0); });
+      }
+      return;
+    }
+  } else {
+    for (const auto& [number, rank] : gang.ranks) {
+      if (rank->alive && rank->lies && rank->report) rank->report("{\"step\":999999}\n");
+    }
+  }
+  kernel_.After(program.step_time, [this, job, generation] { Tick(job, generation); });
+}
+
+void Ranks::Report(Gang& gang) {
+  const Program& program = ProgramOf(gang.job);
+  const bool due = program.checkpoint_every > 0 && gang.step % program.checkpoint_every == 0;
+  if (due && program.sdk) saves.Save(gang);
+  if (due && !program.sdk) {
+    Checkpoints& kept = checkpoints[gang.job];
+    kept.committed.insert({gang.timeline, gang.step});
+    kept.newest_step = std::max(kept.newest_step, gang.step);
+  }
+  for (const auto& [number, rank] : gang.ranks) {
+    if (!rank->report || !rank->relay) continue;
+    if (program.sdk) {
+      rank->relay(absl::StrCat(R"({"type":"progress","step":)", gang.step,
+                               R"(,"loss":0.5,"samples":64,"collective":)", gang.step, "}"));
+    } else {
+      rank->report(
+          absl::StrCat("{\"step\":", gang.step, due && number == 0 ? ",\"checkpoint\":\"c\"" : "", "}\n"));
+    }
+  }
+}
+
+// SIGTERM, or for an SDK rank the word of its keeper. Most end soon.
+void Ranks::Term(const RankPtr& rank, bool save) {
+  if (!rank->alive) return;
+  rank->asked_to_end = true;
+  rank->over = !save;
+  if (rank->hung || rank->stuck || rank->frozen || kernel_.rng.Chance(ProgramOf(rank->job).ignores_term))
+    return;
+  kernel_.After(kernel_.Between(5 * kMs, save ? 4 * kSec : 1500 * kMs), [this, rank, save] {
+    KillProcess(rank, save && rank->worker ? keeper::Cause::kExited : keeper::Cause::kStopped, 0,
+                save && rank->worker ? 0 : 15);
+  });
+}
+
+// An SDK rank sees it; a program that does not expect the signal dies of it, one that does saves and asks to
+// be run again, or takes no notice.
+void Ranks::Notice(const RankPtr& rank, uint32_t seconds, int signal) {
+  if (!rank->alive || rank->stuck || rank->frozen) return;
+  if (rank->worker && rank->up)
+    return Do(rank, rank->worker->Step(core::WorkerNotice{absl::Seconds(seconds)}, kernel_.Now()));
+  if (signal == 0 || kernel_.rng.Chance(0.3)) return;
+  const bool saves = kernel_.rng.Chance(0.5);
+  kernel_.After(kernel_.Between(kMs, saves ? 20 * kSec : 10 * kMs), [this, rank, saves, signal] {
+    KillProcess(rank, saves ? keeper::Cause::kExited : keeper::Cause::kSignal, saves ? 75 : 0,
+                saves ? 0 : signal);
+  });
+}
+
+void Ranks::KillProcess(const RankPtr& rank, keeper::Cause cause, int code, int signal) {
+  if (!rank->alive) return;
+  rank->alive = false;
+  living_.erase(rank->pid);
+  checker_.RankEnds(*rank, cause, code);
+  kernel_.Note(static_cast<uint64_t>(rank->pid), "process ", rank->job.value, " g", rank->generation,
+               " rank ", rank->rank, " on m", rank->machine, " ends: cause ", static_cast<int>(cause),
+               " code ", code, " signal ", signal);
+  if (rank->exited) {
+    rank->exited(keeper::Exited{rank->generation, rank->rank, rank->pid, cause, code, signal, "",
+                                code != 0 || signal != 0 ? absl::StrCat("line ", kernel_.rng.Below(3)) : ""});
+  }
+  rank->relay = nullptr;
+  rank->report = nullptr;
+  rank->exited = nullptr;
+}
+
+void Ranks::Orphan(const RankPtr& rank) {
+  rank->relay = nullptr;
+  rank->report = nullptr;
+  rank->exited = nullptr;
+  if (rank->worker) {
+    kernel_.After(kernel_.Between(kMs, 2 * kSec),
+                  [this, rank] { KillProcess(rank, keeper::Cause::kLost, 1, 0); });
+  }
+}
+
+}  // namespace gtrain::sim

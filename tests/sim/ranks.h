@@ -1,0 +1,127 @@
+// Rank processes and the gangs they form, as the world really is: the checkers compare what the control plane
+// says with this. A gang steps while every rank of its generation is alive, joined and able to talk to the
+// others.
+#pragma once
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "base/ids.h"
+#include "runtime/core/keeper_messages.h"
+#include "runtime/core/messages.h"
+#include "runtime/core/worker_core.h"
+#include "tests/sim/kernel.h"
+#include "tests/sim/saves.h"
+
+namespace gtrain::sim {
+
+class Checker;
+
+// What a job's program does; the spec says nothing about it.
+struct Program {
+  bool sdk = false;   // joins a session
+  int64_t steps = 0;  // it ends well after so many; 0: never
+  int64_t step_time = 10 * kSec;
+  int64_t startup = 2 * kSec;
+  int checkpoint_every = 0;  // gang steps; 0: never
+  std::string directory;     // its checkpoints; empty: one of its own
+  int keep = 3;
+  int64_t commit_timeout = 10 * kMin;
+  int64_t join_timeout = 10 * kMin;
+  double crash_at_start = 0;
+  double ignores_term = 0.1;
+};
+
+struct RankProcess {
+  JobId job;
+  uint64_t generation = 0;
+  int rank = 0;
+  int machine = 0;
+  int64_t pid = 0;
+  bool alive = true;
+  bool up = false;  // past its startup; for an SDK program: joined
+  bool hung = false;
+  bool stuck = false;  // in state D: SIGKILL does nothing
+  bool asked_to_end = false;
+  bool over = false;                // knows that its generation is
+  bool frozen = false;              // stands still for a while, as its cgroup or its machine does
+  std::vector<std::string> unread;  // what came down meanwhile
+  bool lies = false;                // reports steps it did not make
+  std::optional<core::WorkerCore> worker;
+  std::string table;  // what the entry barrier gave it
+  // To its keeper; empty when the keeper is gone.
+  std::function<void(const std::string& json)> relay;
+  std::function<void(const std::string& line)> report;
+  std::function<void(keeper::Exited)> exited;
+};
+using RankPtr = std::shared_ptr<RankProcess>;
+
+struct Gang {
+  JobId job;
+  uint64_t generation = 0;
+  uint64_t timeline = 0;
+  int world = 0;
+  std::map<int, RankPtr> ranks;
+  int64_t step = 0;
+  bool ticking = false;
+  int ups = 0;
+};
+
+// The checkpoints of a job that saves by itself: what a resume finds. Those of the SDK are in Saves.
+struct Checkpoints {
+  int64_t newest_step = 0;
+  std::set<std::pair<uint64_t, int64_t>> committed;  // (timeline, step)
+};
+
+class Ranks {
+ public:
+  Ranks(Kernel& kernel, Checker& checker) : saves(kernel), kernel_(kernel), checker_(checker) {}
+
+  std::map<JobId, Program> programs;
+  // Asked once for each job.
+  std::function<Program(const JobId&)> program_of = [](const JobId&) { return Program{}; };
+  // Whether the ranks on these two machines can talk.
+  std::function<bool(int, int)> reachable = [](int, int) { return true; };
+
+  RankPtr Spawn(RankPtr rank, int world, uint64_t timeline);
+  void FromAgent(const RankPtr& rank, const std::string& text);  // a relay that came down
+  void Term(const RankPtr& rank, bool save);
+  void Notice(const RankPtr& rank, uint32_t seconds, int signal);
+  void KillProcess(const RankPtr& rank, keeper::Cause cause, int code, int signal);
+  void Hang(const RankPtr& rank) { rank->hung = true; }
+  void Freeze(const RankPtr& rank, int64_t duration);
+  void FreezeMachine(int machine, int64_t duration);
+  // A process without its keeper: an SDK rank ends itself.
+  void Orphan(const RankPtr& rank);
+
+  Gang* FindGang(const JobId& job, uint64_t generation);
+  const std::map<std::pair<JobId, uint64_t>, Gang>& gangs() const { return gangs_; }
+  const std::map<int64_t, RankPtr>& living() const { return living_; }
+  RankPtr Random();
+  std::map<JobId, Checkpoints> checkpoints;
+  Saves saves;
+  // Whether the job has a checkpoint of that step.
+  bool Committed(const JobId& job, uint64_t timeline, int64_t step) const;
+
+ private:
+  const Program& ProgramOf(const JobId& job);
+  void Up(const RankPtr& rank);
+  void Begin(Gang& gang, int64_t step);
+  void AwaitTable(const RankPtr& rank, int64_t timeout);
+  void Tick(const JobId& job, uint64_t generation);
+  bool CanStep(const Gang& gang) const;
+  void Report(Gang& gang);
+  void Do(const RankPtr& rank, core::WorkerStepResult result);
+
+  Kernel& kernel_;
+  Checker& checker_;
+  int64_t next_pid_ = 1000;
+  std::map<int64_t, RankPtr> living_;
+  std::map<std::pair<JobId, uint64_t>, Gang> gangs_;
+};
+
+}  // namespace gtrain::sim

@@ -1,0 +1,311 @@
+#include "tests/sim/world.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "base/check.h"
+#include "launcher/spec/parse.h"
+#include "nlohmann/json.hpp"
+#include "runtime/core/job_state.h"
+
+namespace gtrain::sim {
+namespace {
+
+constexpr int64_t kSettleBound = 8 * kMin;
+constexpr int64_t kCheckEvery = 30 * kSec;
+
+}  // namespace
+
+World::World(uint64_t seed, const Profile& chosen)
+    : kernel(seed),
+      profile(chosen),
+      network(kernel, profile.network),
+      disk(kernel),
+      checker(kernel, disk),
+      ranks(kernel, checker) {
+  core::HeadConfig config;
+  config.cluster = ClusterId("sim");
+  config.quarantine_max = absl::Minutes(2);  // shorter than the bound of INV-9
+  config.parse_job = [this](absl::string_view text) -> absl::StatusOr<spec::JobSpec> {
+    const spec::JobSpec* spec = SpecOf(std::string(text));
+    if (spec == nullptr) return absl::InvalidArgumentError("not a job");
+    return *spec;
+  };
+  checker.config = config;
+  checker.spec_of = [this](const std::string& text) { return SpecOf(text); };
+  checker.cpus_of = [this](const NodeId& node) {
+    for (const auto& machine : machines) {
+      if (machine->config().node == node) return machine->config().cpus;
+    }
+    return 0;
+  };
+  checker.committed = [this](const JobId& job, uint64_t timeline, int64_t step) {
+    return ranks.Committed(job, timeline, step);
+  };
+  checker.node_called = [this](const std::string& hostname) {
+    for (const auto& machine : machines) {
+      if (machine->config().hostname == hostname) return machine->config().node;
+    }
+    return NodeId();
+  };
+  ranks.reachable = [this](int a, int b) {
+    const auto it = partial_.find({std::min(a, b), std::max(a, b)});
+    return it == partial_.end() || !it->second;
+  };
+  ranks.program_of = [this](const JobId& job) {
+    const auto record = disk.durable().find(absl::StrCat("job/", job.value));
+    if (record == disk.durable().end()) return Program{};
+    return programs_of_text_[std::get<core::JobRecord>(record->second).spec_text];
+  };
+  disk.set_sync_time(profile.sync_time);
+  head = std::make_unique<HeadProcess>(kernel, network, disk, checker, config);
+  for (int i = 0; i < profile.nodes; ++i) AddMachine(static_cast<int>(2 + 2 * kernel.rng.Below(4)));
+  for (int i = 0; i < profile.clients; ++i) {
+    clients.push_back(
+        std::make_unique<Client>(kernel, network, checker, 100'000 + i, absl::StrCat("client", i)));
+  }
+  operator_ = std::make_unique<Client>(kernel, network, checker, 200'000, "operator");
+}
+
+World::~World() = default;
+
+const spec::JobSpec* World::SpecOf(const std::string& text) {
+  const auto [it, fresh] = specs_.try_emplace(text);
+  if (fresh) {
+    spec::ParseResult parsed = spec::ParseJob(text, "job.yaml");
+    if (parsed.ok()) it->second = std::move(parsed.spec);
+  }
+  return it->second ? &*it->second : nullptr;
+}
+
+void World::AddMachine(int cpus, int clone_of) {
+  MachineConfig config;
+  config.index = static_cast<int>(machines.size());
+  const int node = clone_of >= 0 ? clone_of : config.index;
+  config.node = NodeId(absl::StrFormat("%016x", node + 1));
+  config.hostname = absl::StrCat("n", node);
+  config.cpus = cpus;
+  config.clone = clone_of >= 0;
+  machines.push_back(
+      std::make_unique<Machine>(kernel, network, ranks, checker, config,
+                                [this](absl::string_view text) -> absl::StatusOr<spec::JobSpec> {
+                                  const spec::JobSpec* spec = SpecOf(std::string(text));
+                                  if (spec == nullptr) return absl::InvalidArgumentError("not a job");
+                                  return *spec;
+                                }));
+  machines.back()->port_taken = profile.port_taken;
+  machines.back()->keeper_start_fails = profile.keeper_start_fails;
+}
+
+void World::Boot() {
+  head->Start();
+  for (auto& machine : machines) {
+    kernel.After(kernel.Between(0, 2 * kSec), [m = machine.get()] { m->StartAgent(); });
+  }
+}
+
+void World::RunFor(int64_t duration) {
+  const int64_t until = kernel.now() + duration;
+  while (!kernel.failed() && kernel.RunOne(until)) {
+  }
+}
+
+bool World::RunUntil(const std::function<bool()>& condition, int64_t limit) {
+  const int64_t until = kernel.now() + limit;
+  while (!kernel.failed() && kernel.now() < until) {
+    if (condition()) return true;
+    RunFor(std::min(kSec, until - kernel.now()));
+  }
+  return !kernel.failed() && condition();
+}
+
+void World::RunSwarm() {
+  Boot();
+  for (size_t i = 0; i < clients.size(); ++i) ClientLoop(static_cast<int>(i));
+  FaultLoop();
+  const int64_t end = profile.faults_for;
+  while (!kernel.failed() && (kernel.now() < end || faults_ < profile.faults_min)) {
+    RunFor(kCheckEvery);
+    CheckQueues();
+  }
+  HealAll();
+  if (kernel.failed()) return;
+  const int64_t healed = kernel.now();
+  // A backoff or a grace may end and begin something anew, so rest means rest for a while.
+  std::string open;
+  const bool rest = RunUntil(
+      [&] {
+        open = Unsettled();
+        return open.empty();
+      },
+      kSettleBound);
+  recovery = kernel.now() - healed;
+  if (!kernel.failed() && !rest) {
+    kernel.Fail("INV-9", absl::StrCat(kSettleBound / kMin, " minutes after the last fault ", open));
+  }
+  CheckQueues();
+  ranks.saves.CheckAll();
+}
+
+// INV-8: queues are bounded.
+void World::CheckQueues() {
+  size_t relays = 0;
+  for (const auto& machine : machines) {
+    for (const auto& [job, keeper] : machine->keepers()) relays = std::max(relays, keeper->relays_held());
+  }
+  const size_t held = head->serving() ? head->outbox().stats().held_now : 0;
+  if (relays > 300 || held > 50'000 || network.waiting_max() > 10'000) {
+    kernel.Fail("INV-8", absl::StrCat("queues grow: ", relays, " relays at a rank, ", held, " effects held, ",
+                                      network.waiting_max(), " messages waiting"));
+  }
+}
+
+// ---------------------------------------------------------------- users
+
+std::string World::DrawSpec(Program* program) {
+  Rng& rng = kernel.rng;
+  program->sdk = rng.Chance(0.6);
+  program->step_time = kernel.Between(5 * kSec, 20 * kSec);
+  program->startup = kernel.Between(200 * kMs, 8 * kSec);
+  if (rng.Chance(0.5)) program->steps = static_cast<int64_t>(5 + rng.Below(60));
+  if (rng.Chance(0.7)) program->checkpoint_every = static_cast<int>(1 + rng.Below(6));
+  if (rng.Chance(0.1)) program->crash_at_start = 0.1;
+  if (profile.shared_directory && rng.Chance(0.5)) program->directory = "shared";
+  program->keep = static_cast<int>(1 + rng.Below(4));
+  if (rng.Chance(0.5)) program->commit_timeout = kernel.Between(20 * kSec, 5 * kMin);
+  if (rng.Chance(0.5)) program->join_timeout = kernel.Between(kMin, 5 * kMin);
+  program->ignores_term = rng.Chance(0.3) ? 0.5 : 0.05;
+  int room = 0;
+  for (const auto& machine : machines) room += machine->config().cpus;
+  const int most = std::max(1, std::min(room / 2, 64));
+  const int count = 1 + static_cast<int>(rng.Below(static_cast<uint64_t>(most)) * rng.Unit());
+  std::string text =
+      absl::StrCat("name: j", submitted_, "\nrun: train\nresources: {cpus: ", 1 + rng.Below(2), "}\n");
+  if (rng.Chance(0.3)) {
+    absl::StrAppend(&text, "ranks: {min: ", count, ", max: ", count + static_cast<int>(rng.Below(8)), "}\n");
+  } else {
+    absl::StrAppend(&text, "ranks: ", count, "\n");
+  }
+  absl::StrAppend(&text, "restart: {budget: ", 1 + rng.Below(30), ", oom: ", rng.Below(4),
+                  ", before_first_step: ", rng.Below(4), "}\n");
+  absl::StrAppend(&text, "progress: {stall: ", 60 + rng.Below(120),
+                  "s, startup: 5m, on_stall: ", rng.Chance(0.4) ? "kill" : "report", "}\n");
+  absl::StrAppend(&text, "stop_grace: ", 1 + rng.Below(20), "s\n");
+  if (rng.Chance(0.1)) absl::StrAppend(&text, "limits: {time: ", 2 + rng.Below(10), "m}\n");
+  if (rng.Chance(0.3)) absl::StrAppend(&text, "priority: ", rng.Below(3), "\n");
+  return text;
+}
+
+void World::Submit(Client& client) {
+  ++submitted_;
+  Program program;
+  const std::string text = DrawSpec(&program);
+  GT_CHECK(SpecOf(text) != nullptr);
+  programs_of_text_[text] = program;
+  client.Ask(core::ClientSubmit{text, {}, "/runs/{job}"}, kernel.Between(20 * kSec, 3 * kMin),
+             [this](const std::optional<core::ClientReply>& reply) {
+               if (reply && reply->ok) known_jobs_.emplace_back(nlohmann::json::parse(reply->json).at("job"));
+             });
+}
+
+void World::ClientLoop(int index) {
+  kernel.After(kernel.Between(kSec, 40 * kSec), [this, index] {
+    if (quiet_) return;
+    Client& client = *clients[static_cast<size_t>(index)];
+    if (!client.busy()) {
+      const bool more = submitted_ < profile.jobs_max;
+      const JobId job = known_jobs_.empty() ? JobId() : known_jobs_[kernel.rng.Below(known_jobs_.size())];
+      const double dice = kernel.rng.Unit();
+      if (more && (known_jobs_.empty() || dice < 0.5)) {
+        Submit(client);
+      } else if (!job.empty() && dice < 0.08) {
+        client.Ask(core::ClientStop{job, dice < 0.02, "enough"}, kMin, nullptr);
+      } else if (!job.empty() && dice < 0.6) {
+        client.Ask(core::ClientEvents{job, 0, absl::Seconds(20)}, kMin, nullptr);
+      } else if (!job.empty() && dice < 0.7) {
+        client.Ask(core::ClientLogs{job, std::nullopt, 0, false, 0}, kMin, nullptr);
+      } else if (!job.empty() && dice < 0.8) {
+        client.Ask(core::ClientWhy{job}, kMin, nullptr);
+      } else {
+        client.AskAgain(kMin, nullptr);
+      }
+    }
+    ClientLoop(index);
+  });
+}
+
+// ---------------------------------------------------------------- rest
+
+bool World::TrulyRunning(const core::HeadSnapshot::Job& job) {
+  const Gang* gang = ranks.FindGang(job.id, job.generation.value);
+  if (gang == nullptr) return false;
+  for (int rank = 0; rank < static_cast<int>(job.rank_nodes.size()); ++rank) {
+    const auto it = gang->ranks.find(rank);
+    if (it == gang->ranks.end()) return false;
+    if (it->second->hung) continue;  // the job asked that it only be told of it
+    if (!it->second->alive) return false;
+  }
+  return true;
+}
+
+// Whether what the living nodes have free is less than the job needs.
+bool World::TrulyWaiting(const core::HeadSnapshot::Job& waiting) {
+  const auto* record =
+      std::get_if<core::JobRecord>(&disk.durable().at(absl::StrCat("job/", waiting.id.value)));
+  const spec::JobSpec* spec = SpecOf(record->spec_text);
+  const int need = spec->resources.cpus.value_or(1);
+  std::map<NodeId, int> free;
+  for (const auto& machine : machines) {
+    if (machine->config().clone) continue;
+    const auto node = disk.durable().find(absl::StrCat("node/", machine->config().node.value));
+    if (node == disk.durable().end()) continue;
+    const auto& its = std::get<core::NodeRecord>(node->second);
+    if (its.unclean || its.drain.kind == core::NoticeKind::kLeave) continue;
+    free[machine->config().node] = machine->config().cpus;
+  }
+  for (const auto& [key, stored] : disk.durable()) {
+    const auto* job = std::get_if<core::JobRecord>(&stored);
+    if (job == nullptr || core::IsFinal(job->state) || !job->grant) continue;
+    for (const NodeId& node : job->unreleased) {
+      if (job->id == waiting.id) free[node] = 0;
+    }
+    if (job->generation <= job->revoked && job->unreleased.empty()) continue;
+    const spec::JobSpec* other = SpecOf(job->spec_text);
+    for (const core::RankPlace& rank : job->grant->ranks)
+      free[rank.node] -= other->resources.cpus.value_or(1);
+  }
+  int room = 0;
+  for (const auto& [node, cpus] : free) room += std::max(0, cpus) / need;
+  return room < spec->ranks.value_or(spec::Range{}).min;
+}
+
+// INV-7 at rest: no process is left of what is over.
+std::string World::Leftovers() {
+  for (const auto& [pid, rank] : ranks.living()) {
+    if (rank->stuck) continue;
+    const auto it = disk.durable().find(absl::StrCat("job/", rank->job.value));
+    const auto* record = it == disk.durable().end() ? nullptr : std::get_if<core::JobRecord>(&it->second);
+    if (record == nullptr || core::IsFinal(record->state) || record->revoked.value >= rank->generation) {
+      return absl::StrCat("a process of ", rank->job.value, " g", rank->generation, " rank ", rank->rank,
+                          " is left on m", rank->machine);
+    }
+  }
+  return "";
+}
+
+std::string World::Unsettled() {
+  if (!head->serving() || head->paused()) return "the head does not serve";
+  if (!head->outbox().Idle()) return "the head's outbox is not empty";
+  const core::HeadSnapshot snapshot = head->core()->Snapshot();
+  for (const core::HeadSnapshot::Job& job : snapshot.jobs) {
+    if (core::IsFinal(job.state)) continue;
+    if (job.state == core::JobState::kRunning && TrulyRunning(job)) continue;
+    const bool waits = job.state == core::JobState::kQueued || job.state == core::JobState::kWaiting;
+    if (waits && TrulyWaiting(job)) continue;
+    return absl::StrCat(job.id.value, " is ", core::Name(job.state), " at g", job.generation.value, " (",
+                        job.reason, ")");
+  }
+  return Leftovers();
+}
+
+}  // namespace gtrain::sim
