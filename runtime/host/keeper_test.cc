@@ -374,18 +374,30 @@ TEST_F(KeeperTest, StalledLogDiskHoldsNobody) {  // P8
 
 TEST_F(KeeperTest, FullLogDiskIsMarkedOnceThereIsRoom) {  // P8
   if (geteuid() != 0) GTEST_SKIP() << "needs root to mount a file system";
-  LoopDisk disk(Path("image"), Path("disk"), "8M");
+  LoopDisk disk(Path("image"), Path("disk"), "64M");
   if (!disk.mounted()) GTEST_SKIP() << "cannot mount a file system in a file on this machine";
-  std::ofstream(Path("disk/ballast")) << std::string(2 << 20, 'b');
+  constexpr uint64_t kOutput = 20'000'000;
+  constexpr uint64_t kRoom = 4'000'000;  // the disk takes a part of the output; without the ballast all of it
+  const uint64_t space = fs::space(Path("disk")).free;
+  ASSERT_GT(space, 2 * kOutput);
+  UniqueFd ballast(open(Path("disk/ballast").c_str(), O_CREAT | O_WRONLY | O_CLOEXEC, 0600));
+  ASSERT_EQ(posix_fallocate(ballast.get(), 0, static_cast<off_t>(space - kRoom)), 0);
   Start();
   client_->Send(keeper::BeginGeneration{1, 1, 1 << 20, "note"});
-  keeper::StartRank rank = Rank(0, {"bash", "-c",
-                                    absl::StrCat("head -c 20000000 /dev/zero | tr '\\0' y; echo $$ > ",
-                                                 Path("done"), "; while ! test -e ", Path("go"),
-                                                 "; do echo more; sleep 0.05; done; echo; echo last words")});
+  keeper::StartRank rank =
+      Rank(0, {"bash", "-c",
+               absl::StrCat("head -c ", kOutput, " /dev/zero | tr '\\0' y; echo $$ > ", Path("done"),
+                            "; while ! test -e ", Path("go"),
+                            "; do echo more; sleep 0.05; done; echo; echo last words")});
   rank.out_path = Path("disk/out");
   client_->Send(rank);
   EXPECT_GT(PidIn("done"), 0) << "the rank waits for its log";
+  // Room is made only after the disk refused something: what was refused is taken off the offset.
+  ASSERT_NE(Wait<keeper::Output>([&](const keeper::Output& output) {
+              return absl::EndsWith(output.bytes, "more\n") && output.end_offset < kOutput / 2;
+            }),
+            nullptr);
+  ballast.reset();
   fs::remove(Path("disk/ballast"));
   ASSERT_TRUE(Until([&] { return Pump(), absl::StrContains(Slurp(rank.out_path), " bytes dropped]"); }));
   std::ofstream(Path("go")) << "\n";
