@@ -21,6 +21,9 @@ struct ExecOptions {
   CommunicatorOptions user;
   TransportFactory transport;                       // empty: UCX, loaded on demand
   std::function<void(uint64_t sequence)> on_start;  // a collective begins on this rank; must not block
+  // A collective that had to wait has ended: how long it took from its first look for the others. Must not
+  // block.
+  std::function<void(absl::Duration)> on_waited;
 };
 
 // Collective: all ranks of the generation. `bootstrap` must outlive the communicator.

@@ -73,6 +73,7 @@ class ExecCommunicator final : public Communicator {
   absl::Status Connect(const GatherFn& gather, bool both_rounds, const Watch& watch);
   absl::StatusOr<std::vector<std::string>> Meet(const GatherFn& gather, bool both_rounds, uint64_t* nonce);
   std::string OpenTransport(uint64_t nonce);
+  absl::Status TryLinks(const Watch& watch);
   absl::StatusOr<std::vector<std::string>> GatherBlobs(const std::string& blob);
   absl::Status Usable() const;
   absl::Status Call(OpRecord record, const void* data, size_t bytes,

@@ -1,5 +1,6 @@
 // Ranks in network namespaces of their own, joined by a bridge in a fourth: real interfaces and addresses.
-// All namespaces are anonymous and end with their processes. Needs root (or user namespaces) and ip(8).
+// All namespaces are anonymous and end with their processes. Needs root (or user namespaces), ip(8) and
+// nft(8).
 #include <sched.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
@@ -14,6 +15,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
 #include "base/check.h"
 #include "base/clock.h"
@@ -66,7 +68,7 @@ class NamespaceTest : public testing::Test {
     }
     int status = 1;
     waitpid(probe, &status, 0);
-    return status == 0;
+    return status == 0 && Shell("nft --version > /dev/null");
   }
 
   // The hub process is the router; `hub` runs there once all ranks are wired up. 0: all went well.
@@ -79,10 +81,24 @@ class NamespaceTest : public testing::Test {
   }
 
   Board* board_ = nullptr;
+  std::string rule_;  // of nftables for all that the router forwards, from the beginning
+
+  static bool Forward(const std::string& rule) {
+    return Shell(
+        absl::StrCat("nft 'table ip cut { chain c { type filter hook forward priority 0; ", rule, ";}; }'"));
+  }
+  // Ranks 1 and 2 say of each other that nothing gets there, rank 0 of nobody; then the verdict ends all.
+  static bool AwaitReports(FakeWorld& world, std::string* reports) {
+    const bool both = Until([&] { return world.LinkReports().size() >= 2; });
+    *reports = absl::StrJoin(world.LinkReports(), "\n");
+    world.Revoke("the link between machines node1 and node2 is broken");
+    return both;
+  }
 
  private:
   int Hub(const Body& body, const HubBody& hub) {
     if (unshare(CLONE_NEWNET) != 0 || !Shell("echo 1 > /proc/sys/net/ipv4/ip_forward")) return 2;
+    if (!rule_.empty() && !Forward(rule_)) return 7;
     std::vector<std::string> nodes, addresses;
     for (int rank = 0; rank < kRanks; ++rank) {
       nodes.push_back(absl::StrCat("node", rank));
@@ -102,6 +118,7 @@ class NamespaceTest : public testing::Test {
       board_->wired[rank] = 1;
     }
     const bool good = hub(world);
+    if (!good) world.Revoke("the test has failed");
     int failed = 0;
     for (int rank = 0, status = 0; rank < kRanks; ++rank) {
       wait(&status);
@@ -176,6 +193,57 @@ TEST_F(NamespaceTest, L1N1LinkThatGoesDown) {
       });
   EXPECT_EQ(result, 0);
   for (const auto& code : board_->code) EXPECT_EQ(code, static_cast<int>(absl::StatusCode::kUnavailable));
+}
+
+constexpr char kPair[] = "ip saddr { 10.77.1.2, 10.77.2.2 } ip daddr { 10.77.1.2, 10.77.2.2 } ";
+
+// Two machines lose each other without a word, both still talk to the third: their ranks find out which way
+// is broken while they wait, and nobody blames the third.
+TEST_F(NamespaceTest, W5BrokenPairIsNamed) {
+  if (!Possible()) GTEST_SKIP() << "no network namespaces here";
+  const int result = Run(
+      [&](Communicator& c) -> absl::Status {
+        std::vector<float> data(300'000, 1.0f);
+        for (;;) {
+          RETURN_IF_BAD(c.AllReduce(data.data(), data.size(), DType::kFloat32, ReduceOp::kMax));
+          ++board_->steps[c.rank()];
+        }
+      },
+      [&](FakeWorld& world) {
+        std::string reports;
+        const bool good = Until([&] { return board_->steps[0] > 5; }) &&
+                          Forward(absl::StrCat(kPair, "drop")) && AwaitReports(world, &reports);
+        const bool named = reports.find("1 cannot reach 2: no answer to a connection in 8s") == 0 &&
+                           reports.find("\n2 cannot reach 1: no answer") != std::string::npos;
+        if (!named) std::fprintf(stderr, "reports: %s\n", reports.c_str());
+        return good && named;
+      });
+  EXPECT_EQ(result, 0);
+  for (const auto& code : board_->code) EXPECT_EQ(code, static_cast<int>(absl::StatusCode::kUnavailable));
+}
+
+// Small packets pass between two machines, large ones are lost: no barrier would notice, the making of the
+// communicator does.
+TEST_F(NamespaceTest, W14WayThatLosesLargePacketsIsNamed) {
+  if (!Possible()) GTEST_SKIP() << "no network namespaces here";
+  rule_ = absl::StrCat(kPair, "meta length > 1300 drop");
+  const int result = Run(
+      [&](Communicator& c) -> absl::Status {
+        ++board_->steps[c.rank()];
+        return c.Barrier();
+      },
+      [&](FakeWorld& world) {
+        std::string reports;
+        const bool good = AwaitReports(world, &reports);
+        const bool named =
+            reports.find("1 cannot reach 2: connections are made, but of 65536 bytes 0") == 0 &&
+            reports.find("is the MTU the same everywhere?") != std::string::npos &&
+            reports.find("\n2 cannot reach 1: connections are made") != std::string::npos;
+        if (!named) std::fprintf(stderr, "reports: %s\n", reports.c_str());
+        return good && named;
+      });
+  EXPECT_EQ(result, 0);
+  for (const auto& steps : board_->steps) EXPECT_EQ(steps, 0);
 }
 
 }  // namespace

@@ -22,6 +22,8 @@ namespace gtrain::comm {
 struct FakeWorld::Shared {
   std::atomic<uint32_t> revoked;
   char reason[200];
+  std::atomic<uint32_t> links_down[16];  // the line of a rank is whole
+  char link[16][300];
 };
 
 class FakeBootstrap final : public Bootstrap {
@@ -63,6 +65,15 @@ class FakeBootstrap final : public Bootstrap {
   absl::Status Alive() const override {
     if (world_->shared_->revoked.load(std::memory_order_acquire) == 0) return absl::OkStatus();
     return absl::UnavailableError(world_->shared_->reason);
+  }
+
+  // The first report of each rank is kept: it is written once and read by other processes.
+  void ReportLink(int rank, const std::string& text) override {
+    auto& shared = *world_->shared_;
+    if (rank_ >= static_cast<int>(std::size(shared.link)) || shared.links_down[rank_] != 0) return;
+    const std::string line = absl::StrCat(rank_, " cannot reach ", rank, ": ", text);
+    std::strncpy(shared.link[rank_], line.c_str(), sizeof(shared.link[rank_]) - 1);
+    shared.links_down[rank_].store(1, std::memory_order_release);
   }
 
  private:
@@ -108,6 +119,14 @@ std::unique_ptr<Bootstrap> FakeWorld::Rank(int rank) { return std::make_unique<F
 void FakeWorld::Revoke(const std::string& reason) {
   std::strncpy(shared_->reason, reason.c_str(), sizeof(shared_->reason) - 1);
   shared_->revoked.store(1, std::memory_order_release);
+}
+
+std::vector<std::string> FakeWorld::LinkReports() const {
+  std::vector<std::string> lines;
+  for (size_t rank = 0; rank < std::size(shared_->link); ++rank) {
+    if (shared_->links_down[rank].load(std::memory_order_acquire) != 0) lines.push_back(shared_->link[rank]);
+  }
+  return lines;
 }
 
 }  // namespace gtrain::comm

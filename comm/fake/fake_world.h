@@ -23,6 +23,8 @@ class FakeWorld {
   std::unique_ptr<Bootstrap> Rank(int rank);
   // From now on Alive() of every rank is Unavailable(reason).
   void Revoke(const std::string& reason);
+  // What ranks first said to ReportLink: "1 cannot reach 2: ...", in the order of ranks.
+  std::vector<std::string> LinkReports() const;
   int size() const { return static_cast<int>(members_.size()); }
 
  private:

@@ -42,6 +42,11 @@ class Bootstrap {
 
   // OK, or Unavailable with the reason once this generation is revoked. Cheap; polled in every wait loop.
   virtual absl::Status Alive() const = 0;
+
+  // This rank waits for `rank`, and nothing gets from its machine to the other: `text` says what was tried.
+  // Whoever made the generation may then make one without that pair. Repeated every few seconds. Never
+  // blocks.
+  virtual void ReportLink(int /*rank*/, const std::string& /*text*/) {}
 };
 
 }  // namespace gtrain::comm

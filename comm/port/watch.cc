@@ -23,6 +23,11 @@ absl::Status Watch::Check() const {
   return absl::OkStatus();
 }
 
+absl::Duration Watch::Waited() const {
+  if (!deadline_) return absl::ZeroDuration();
+  return RealClock().Now() - *deadline_ + std::min(timeout_, kForever);
+}
+
 absl::Duration Watch::Left() const { return std::max(absl::ZeroDuration(), Deadline() - RealClock().Now()); }
 
 }  // namespace gtrain::comm

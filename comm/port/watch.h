@@ -20,6 +20,8 @@ class Watch {
   // Time left, at least zero.
   absl::Duration Left() const;
   absl::Duration timeout() const { return timeout_; }
+  // Since the first question; zero if there was none.
+  absl::Duration Waited() const;
 
  private:
   Instant Deadline() const;

@@ -31,8 +31,9 @@ constexpr const char kModuleName[] = "libgtrain_comm_ucx.so";
 constexpr int kSpins = 500;
 constexpr int kNapMs = 10;  // longest; the first naps are shorter
 constexpr int kGraceMs = 1000;
-// Longer than it takes the head to find a machine dead.
-constexpr absl::Duration kVerdictPatience = absl::Seconds(15);
+constexpr absl::Duration kTidyEvery = absl::Milliseconds(500);
+// Longer than it takes the head to find a machine dead, or a link broken.
+constexpr absl::Duration kVerdictPatience = absl::Seconds(30);
 
 // ------------------------------------------------------------------ loading
 
@@ -102,20 +103,35 @@ absl::StatusOr<const GtrainUcxApi*> Api() {
 
 class UcxTransport final : public DataTransport {
  public:
-  UcxTransport(const GtrainUcxApi* api, GtrainUcxWorker* worker, uint64_t nonce)
-      : api_(api), worker_(worker), nonce_((nonce ^ nonce >> 32) << 32) {}
+  UcxTransport(const GtrainUcxApi* api, GtrainUcxWorker* worker, uint64_t nonce, const std::string& address,
+               LinkWatch::Report report)
+      : api_(api),
+        worker_(worker),
+        nonce_((nonce ^ nonce >> 32) << 32),
+        target_(address),
+        links_(std::move(report)) {}
   ~UcxTransport() override { Close(kGraceMs); }
 
+  // A line that says where the way to here can be tried, then what UCX needs.
   absl::StatusOr<std::string> Address() override {
     const void* data = nullptr;
     size_t bytes = 0;
     api_->address(worker_, &data, &bytes);
-    return std::string(static_cast<const char*>(data), bytes);
+    return absl::StrCat(target_.where(), "\n", absl::string_view(static_cast<const char*>(data), bytes));
   }
 
   absl::Status Connect(const std::vector<std::string>& addresses, int self) override {
+    std::vector<std::string> of_ucx;
+    for (size_t i = 0; i < addresses.size(); ++i) {
+      const size_t line = addresses[i].find('\n');
+      if (line == std::string::npos) {
+        return absl::InvalidArgumentError(absl::StrCat("the address of member ", i, " is none"));
+      }
+      if (static_cast<int>(i) != self) links_.SetPeer(static_cast<int>(i), addresses[i].substr(0, line));
+      of_ucx.push_back(addresses[i].substr(line + 1));
+    }
     std::vector<const void*> data;
-    for (const std::string& a : addresses) data.push_back(a.data());
+    for (const std::string& a : of_ucx) data.push_back(a.data());
     self_ = static_cast<uint64_t>(self);
     peers_.resize(addresses.size());
     GtrainUcxError error{};
@@ -129,6 +145,7 @@ class UcxTransport final : public DataTransport {
   absl::Status Exchange(absl::Span<const Transfer> transfers, absl::FunctionRef<void(size_t)> done,
                         const Watch& watch) override {
     if (worker_ == nullptr) return absl::FailedPreconditionError("the transport has failed before");
+    transfers_ = transfers;
     absl::Status status = PostAll(transfers, watch);
     for (size_t i = 0; i < transfers.size() && status.ok(); ++i) {
       status = Await(tickets_[i], watch);
@@ -136,6 +153,8 @@ class UcxTransport final : public DataTransport {
     }
     if (status.ok()) status = Flush(watch);
     tickets_.clear();
+    transfers_ = {};
+    links_.Done();
     if (!status.ok()) Close(0);
     return status;
   }
@@ -176,10 +195,10 @@ class UcxTransport final : public DataTransport {
       if (state == 1) return absl::OkStatus();
       if (state < 0) return AwaitVerdict(error.text, watch);
       const bool sleep = idle >= kSpins;
-      if (sleep) GT_RETURN_IF_ERROR(watch.Check());
+      if (sleep) GT_RETURN_IF_ERROR(StillWaiting(watch));
       if (api_->progress(worker_, sleep ? nap : 0) != 0) {
         // Traffic of others must not hide that time is up.
-        if (++moves_ % 1024 == 0) GT_RETURN_IF_ERROR(watch.Check());
+        if (++moves_ % 1024 == 0) GT_RETURN_IF_ERROR(StillWaiting(watch));
         idle = 0;
         nap = 1;
       } else {
@@ -189,12 +208,25 @@ class UcxTransport final : public DataTransport {
     }
   }
 
+  absl::Status StillWaiting(const Watch& watch, bool broken = false) {
+    GT_RETURN_IF_ERROR(watch.Check());
+    const Instant now = RealClock().Now();
+    std::vector<int> peers;
+    for (const Transfer& t : transfers_) peers.push_back(t.peer);
+    links_.Waiting(peers, now, broken);
+    if (now >= tidy_at_) {
+      target_.Tidy();
+      tidy_at_ = now + kTidyEvery;
+    }
+    return absl::OkStatus();
+  }
+
   // A broken connection is a symptom: whoever knows the cause (the keeper that saw a rank die) revokes the
   // generation with it, a moment later. Only without such a verdict the symptom is the answer.
   absl::Status AwaitVerdict(const std::string& symptom, const Watch& watch) {
     const Instant give_up = RealClock().Now() + kVerdictPatience;
     while (RealClock().Now() < give_up) {
-      GT_RETURN_IF_ERROR(watch.Check());
+      GT_RETURN_IF_ERROR(StillWaiting(watch, /*broken=*/true));
       absl::SleepFor(absl::Milliseconds(kNapMs));
     }
     return absl::UnavailableError(absl::StrCat("the connection to another machine: ", symptom));
@@ -212,6 +244,10 @@ class UcxTransport final : public DataTransport {
   uint64_t moves_ = 0;
   std::vector<PeerState> peers_;
   std::vector<void*> tickets_;
+  absl::Span<const Transfer> transfers_;  // of the exchange that is running
+  LinkTarget target_;
+  LinkWatch links_;
+  Instant tidy_at_;
 };
 
 }  // namespace
@@ -239,7 +275,8 @@ std::string InterfaceOf(const std::string& address) {
   return "";
 }
 
-absl::StatusOr<std::unique_ptr<DataTransport>> OpenUcxTransport(const Bootstrap& bootstrap, uint64_t nonce) {
+absl::StatusOr<std::unique_ptr<DataTransport>> OpenUcxTransport(const Bootstrap& bootstrap, uint64_t nonce,
+                                                                LinkWatch::Report report) {
   GT_ASSIGN_OR_RETURN(const GtrainUcxApi* api, Api());
   const Member& me = bootstrap.members()[static_cast<size_t>(bootstrap.rank())];
   const std::string device = InterfaceOf(me.address);
@@ -252,7 +289,7 @@ absl::StatusOr<std::unique_ptr<DataTransport>> OpenUcxTransport(const Bootstrap&
         ". The interface must be up and shown in /sys/class/net (in a network namespace made by hand: "
         "mount sysfs there)"));
   }
-  return std::make_unique<UcxTransport>(api, worker, nonce);
+  return std::make_unique<UcxTransport>(api, worker, nonce, me.address, std::move(report));
 }
 
 }  // namespace gtrain::comm

@@ -7,11 +7,14 @@
 #include "absl/status/statusor.h"
 #include "comm/port/bootstrap.h"
 #include "comm/port/data_transport.h"
+#include "comm/ucx/link_probe.h"
 
 namespace gtrain::comm {
 
-// Binds to the interface that has the address of this rank's Member, if one has.
-absl::StatusOr<std::unique_ptr<DataTransport>> OpenUcxTransport(const Bootstrap& bootstrap, uint64_t nonce);
+// Binds to the interface that has the address of this rank's Member, if one has. `report` is told, by the
+// thread that waits in Exchange, of each peer to which nothing gets (comm/ucx/link_probe.h).
+absl::StatusOr<std::unique_ptr<DataTransport>> OpenUcxTransport(const Bootstrap& bootstrap, uint64_t nonce,
+                                                                LinkWatch::Report report);
 
 // Name of the network interface with this IP address; empty if none has it.
 std::string InterfaceOf(const std::string& address);

@@ -53,6 +53,21 @@ std::string NoticesOf(const json& node, bool* leaving) {
   return lines;
 }
 
+std::string SlownessOf(const json& node) {
+  std::string lines;
+  const auto slow = node.find("slow");
+  if (slow == node.end() || !slow->is_array()) return lines;
+  for (const json& one : *slow) {
+    const auto score = one.find("score");
+    if (score == one.end() || !score->is_number()) continue;
+    absl::StrAppend(&lines,
+                    absl::StrFormat("  slow: in %s its ranks take %.1f times as long as the others for "
+                                    "their own part of a step\n",
+                                    Text(one, "job"), score->get<double>()));
+  }
+  return lines;
+}
+
 std::string Table(const json& nodes) {
   std::string out = absl::StrFormat("%-20s %-17s %-8s %11s %19s %7s  %s\n", "HOST", "NODE", "STATE",
                                     "CPUS FREE", "MEMORY FREE", "GPUS", "JOBS");
@@ -71,6 +86,7 @@ std::string Table(const json& nodes) {
                                            PrintBytes(Number(n, "memory_bytes"))),
                               absl::StrCat(Count(n, "gpus_free"), "/", Count(n, "gpus")), JobsOf(n)));
     if (!quarantine.empty()) absl::StrAppend(&out, "  ", quarantine, "\n");
+    out += SlownessOf(n);
     out += notices;
   }
   return out;

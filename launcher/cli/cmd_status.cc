@@ -29,6 +29,7 @@ std::string Table(const StatusDoc& doc) {
 std::string Details(const JobDoc& job) {
   std::string out;
   for (const std::string& line : StatusBlock(job, "", 10'000)) absl::StrAppend(&out, line, "\n");
+  for (const std::string& note : job.notes) absl::StrAppend(&out, "   ", SafeText(note), "\n");
   if (job.first_fault) absl::StrAppend(&out, "   first fault: ", SafeText(job.first_fault->message), "\n");
   if (!job.run_dir.empty()) absl::StrAppend(&out, "   logs: ", job.run_dir, "/logs\n");
   return out;

@@ -29,6 +29,17 @@ bool Bool(const json& object, const char* key) {
   return it != object.end() && it->is_boolean() && it->get<bool>();
 }
 
+// The objects of a list; none if there is no such list.
+std::vector<json> List(const json& object, const char* key) {
+  std::vector<json> list;
+  const auto it = object.find(key);
+  if (it == object.end() || !it->is_array()) return list;
+  for (const json& item : *it) {
+    if (item.is_object()) list.push_back(item);
+  }
+  return list;
+}
+
 absl::StatusOr<json> ParseObject(absl::string_view text) {
   json root = json::parse(text.begin(), text.end(), nullptr, /*allow_exceptions=*/false);
   if (!root.is_object()) return absl::InternalError("the head's answer is not a JSON object");
@@ -55,6 +66,14 @@ JobDoc ReadJob(const json& j) {
   }
   if (const auto f = j.find("first_fault"); f != j.end() && f->is_object()) {
     job.first_fault = FaultDoc{Text(*f, "message"), Text(*f, "tail")};
+  }
+  for (const json& slow : List(j, "slow")) {
+    job.notes.push_back(
+        absl::StrFormat("%s is slow: its ranks take %.1f times as long for their own part of a step",
+                        Text(slow, "hostname"), Number<double>(slow, "score").value_or(0)));
+  }
+  for (const json& avoided : List(j, "avoided")) {
+    job.notes.push_back(absl::StrCat(Text(avoided, "hostname"), " is ", Text(avoided, "why")));
   }
   if (const auto ranks = j.find("ranks"); ranks != j.end() && ranks->is_array()) {
     for (const json& r : *ranks) {

@@ -510,6 +510,15 @@ TEST_F(AgentCoreTest, OverdueExchangeAsksTheHeadForRanksOfOtherNodes) {
   EXPECT_EQ(Commands<keeper::Relay>()[0].json, "missing 0 2");
 }
 
+TEST_F(AgentCoreTest, BrokenLinkGoesOnToTheHead_W5) {
+  Welcome();
+  StartIt(1, 2, 3);
+  FromRank(1, R"({"type":"link","peer":2,"text":"no answer\nin 8s"})", 1);
+  ASSERT_EQ(Sent<LinkDown>().size(), 1u);
+  EXPECT_EQ(Sent<LinkDown>()[0], (LinkDown{kJob, {1}, 1, 2, "no answer?in 8s"}));
+  EXPECT_EQ(Commands<keeper::AckRelay>().size(), 1u);
+}
+
 TEST_F(AgentCoreTest, ProgressPatternsReportLinesAndRelaysFeedTheStatus) {
   spec_.progress.step = R"(step (\d+))";
   spec_.progress.loss = R"(loss ([0-9.]+))";
@@ -519,7 +528,7 @@ TEST_F(AgentCoreTest, ProgressPatternsReportLinesAndRelaysFeedTheStatus) {
   EXPECT_EQ(Sent<RanksStarted>().size(), 1u);
   Step(FromKeeper{kJob, keeper::Output{1, 0, false, 20, 0, "epoch 1 step 12 loss 0.5\nste"}});
   FromRank(1, R"({"type":"joined"})");
-  FromRank(1, R"({"type":"progress","step":9,"collective":77})");
+  FromRank(1, R"({"type":"progress","step":9,"collective":77,"waited":1.5,"joined":6})");
   Advance(absl::Seconds(1));
   Step(AgentTick{});
   auto changed = Sent<AgentHeartbeat>()[0].changed;
@@ -529,6 +538,8 @@ TEST_F(AgentCoreTest, ProgressPatternsReportLinesAndRelaysFeedTheStatus) {
   EXPECT_EQ(changed[0].state, RankState::kRunning);
   EXPECT_EQ(changed[1].step, 9);
   EXPECT_EQ(changed[1].collective_sequence, 77u);
+  EXPECT_EQ(changed[1].waited_seconds, 1.5);
+  EXPECT_EQ(changed[1].joined_seconds, 6);
   EXPECT_EQ(changed[1].state, RankState::kJoined);
   ASSERT_EQ(Sent<LogTail>().size(), 1u);
   EXPECT_EQ(Sent<LogTail>()[0].end_offset, 20u);
@@ -744,6 +755,10 @@ TEST(RankReports, HostileInputIsHarmless) {  // P9
   EXPECT_EQ(ReadRelay(R"({"type":7,"step":"x"})").kind, RankSaid::Kind::kNothing);
   EXPECT_EQ(ReadRelay(R"({"type":"exchange","sequence":-1,"blob":"YQ=="})").kind, RankSaid::Kind::kNothing);
   EXPECT_EQ(ReadRelay(R"({"type":"exchange","sequence":1,"blob":"***"})").kind, RankSaid::Kind::kNothing);
+  EXPECT_EQ(ReadRelay(R"({"type":"link","peer":-1,"text":"x"})").kind, RankSaid::Kind::kNothing);
+  EXPECT_EQ(ReadRelay(R"({"type":"link","peer":1e18,"text":"x"})").kind, RankSaid::Kind::kNothing);
+  EXPECT_EQ(ReadRelay(R"({"type":"link","peer":1,"text":")" + std::string(1 << 16, 'x') + "\"}").text.size(),
+            kLinkTextBytesMax);
   EXPECT_FALSE(ReadReportLine(R"({"step":1e300,"loss":1e999})").step.has_value());
   LineCutter cutter(8);
   EXPECT_EQ(cutter.Take(std::string(20, 'x')).size(), 2u);

@@ -390,6 +390,8 @@ void AgentCore::Impl::Hear(const JobId& job, const keeper::RelayUp& relay) {
   rank->sdk = true;
   if (said.kind == RankSaid::Kind::kOverdue)
     return SayWhoIsMissing(job, *generation, relay.rank, said.sequence);
+  if (said.kind == RankSaid::Kind::kLink)
+    return Tell(LinkDown{job, generation->generation, relay.rank, said.peer, said.text});
   Apply(job, *generation, relay.rank, said);
 }
 
@@ -412,6 +414,8 @@ void AgentCore::Impl::Apply(const JobId& job, AgentGeneration& generation, int n
   }
   if (said.loss) rank.status.loss = said.loss;
   if (said.collective) rank.status.collective_sequence = *said.collective;
+  if (said.waited) rank.status.waited_seconds = said.waited;
+  if (said.joined) rank.status.joined_seconds = said.joined;
   if (!said.samples || *said.samples < 0) return;
   rank.samples += *said.samples;
   if (!rank.samples_at) {  // the first count began at an unknown time

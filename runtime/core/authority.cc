@@ -59,6 +59,7 @@ constexpr Sender kSenders[] = {
     Sender::kNode,    // NoticeSeen
     Sender::kHead,    // AckNotice
     Sender::kHead,    // ExchangeMissing
+    Sender::kNode,    // LinkDown
 };
 static_assert(std::size(kSenders) == std::variant_size_v<Message>, "a message has no sender");
 

@@ -34,7 +34,8 @@ std::set<Role> Senders(const Message& m) {
   if (Is<AgentJoin>(m)) return {Role::kJoin};
   if (Is<AgentHello>(m) || Is<AgentHeartbeat>(m) || Is<RanksStarted>(m) || Is<RankExited>(m) ||
       Is<GenerationGone>(m) || Is<ExchangePart>(m) || Is<CheckpointReport>(m) || Is<LogTail>(m) ||
-      Is<AgentNote>(m) || Is<AgentAnswer>(m) || Is<GenerationDescribed>(m) || Is<NoticeSeen>(m)) {
+      Is<AgentNote>(m) || Is<AgentAnswer>(m) || Is<GenerationDescribed>(m) || Is<NoticeSeen>(m) ||
+      Is<LinkDown>(m)) {
     return {Role::kNode};
   }
   return {};

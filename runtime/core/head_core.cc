@@ -152,6 +152,7 @@ void HeadState::Adopt(Job& job, Instant now) {
     ResetLive(job, now);
     ExpectNodes(*job.record.grant, now);
   }
+  job.avoided_until.assign(job.record.avoided.size(), now + config_.avoid_for);
   if (job.record.generation.value > 0) job.run_mark = now;
   if (job.record.state == JobState::kRunning) {
     for (RankLive& rank : job.ranks) rank.started = true;
@@ -242,6 +243,7 @@ void HeadState::OnMessage(const PeerMessage& event, Instant now) {
   if (const auto* m = std::get_if<ExchangePart>(&event.message)) return OnExchange(id, *m);
   if (const auto* m = std::get_if<CheckpointReport>(&event.message)) return OnCheckpoint(id, *m);
   if (const auto* m = std::get_if<NoticeSeen>(&event.message)) return OnNoticeSeen(node, *m, now);
+  if (const auto* m = std::get_if<LinkDown>(&event.message)) return OnLinkDown(id, *m, now);
   if (const auto* m = std::get_if<AgentNote>(&event.message)) return OnNote(id, *m);
   if (const auto* m = std::get_if<AgentAnswer>(&event.message)) return OnAnswer(id, *m);
   if (const auto* m = std::get_if<LogTail>(&event.message)) {

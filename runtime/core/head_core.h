@@ -42,6 +42,10 @@ struct HeadConfig {
   absl::Duration flap_decay = absl::Hours(1);
   absl::Duration quarantine_min = absl::Minutes(1);
   absl::Duration quarantine_max = absl::Hours(1);
+  // From the first report of a broken link to the decision which node the job does without, and for how long
+  // it does (fault W5). Both sides of a link report within link_settle.
+  absl::Duration link_settle = absl::Seconds(5);
+  absl::Duration avoid_for = absl::Minutes(10);
   absl::Duration rejoin_window = absl::Seconds(20);  // after a head restart nobody is declared dead before
   absl::Duration fence_after = absl::Seconds(120);   // told to agents: lease of ranks without head contact
   absl::Duration reform_grace = absl::Seconds(3);    // TERM to KILL when another generation follows

@@ -524,7 +524,9 @@ TEST_F(HeadCoreTest, RepeatedExecRunsOnce_H15) {
   EXPECT_THAT(Sent<AgentQuery>(), SizeIs(2));
 }
 
-TEST_F(HeadCoreTest, EventsAreALongPoll) {
+// W10: a first answer with all that is known, then each event from its number on, none twice and none
+// missing.
+TEST_F(HeadCoreTest, EventsAreALongPoll_W10) {
   Hello("1");
   const JobId job = Submit("train 1 1");
   const json first = json::parse(FromClient(ClientEvents{job, 0, absl::Seconds(5)}).json);
@@ -540,7 +542,13 @@ TEST_F(HeadCoreTest, EventsAreALongPoll) {
     const auto* r = std::get_if<ReplyToClient>(&e);
     return r != nullptr && r->reply.id == "poll";
   });
-  EXPECT_NE(reply, sent_.end());
+  ASSERT_NE(reply, sent_.end());
+  const json second = json::parse(std::get<ReplyToClient>(*reply).reply.json);
+  const json whole = json::parse(FromClient(ClientEvents{job, 0, absl::ZeroDuration()}).json);
+  json joined = first.at("events");
+  for (const json& event : second.at("events")) joined.push_back(event);
+  EXPECT_EQ(joined, whole.at("events"));
+  EXPECT_EQ(second.at("next"), whole.at("next"));
 }
 
 TEST_F(HeadCoreTest, TimeLimitEndsTheJob) {

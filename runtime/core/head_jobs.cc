@@ -91,8 +91,10 @@ bool HeadState::Occupies(const Job& job) const {
   return job.record.grant && (job.Live() || job.record.state == JobState::kReconfiguring);
 }
 
-// Whether views_ counts what the job itself still has.
-bool HeadState::TakesPart(const Job& job) const { return Occupies(job) || !job.record.unreleased.empty(); }
+// Whether views_ is not what this job sees: it counts what the job itself still has, and nodes it avoids.
+bool HeadState::TakesPart(const Job& job) const {
+  return Occupies(job) || !job.record.unreleased.empty() || !job.record.avoided.empty();
+}
 
 HeadState::ViewsKey HeadState::CurrentViewsKey() const {
   ViewsKey key;
@@ -126,6 +128,9 @@ std::vector<plan::NodeView> HeadState::ViewsWithout(const Job& wanting) const {
     plan::NodeView& view = views.emplace_back(ViewOf(node.record));
     view.unusable = Unusable(node);
     by_node[id] = &view;
+  }
+  for (const AvoidedNode& avoided : wanting.record.avoided) {
+    if (const auto it = by_node.find(avoided.node); it != by_node.end()) it->second->unusable = avoided.why;
   }
   for (const NodeId& id : wanting.record.unreleased) {
     if (const auto it = by_node.find(id); it != by_node.end()) {
@@ -184,6 +189,14 @@ void HeadState::NotPlaced(Job& job, const plan::Placement& placement) {
     }
   }
   job.blocked_by = Explain(placement, empty, holders);
+  for (const AvoidedNode& avoided : job.record.avoided) {
+    for (Blocker& blocker : job.blocked_by) {
+      if (blocker.node != Hostname(avoided.node)) continue;
+      blocker.unblocked_by =
+          absl::StrCat("`gtrain node undrain ", blocker.node, "` once the link works; it is tried again ",
+                       PrintDuration(config_.avoid_for), " after it was found broken");
+    }
+  }
   if (empty.placed && job.record.generation.value == 0) {
     return Move(job, JobState::kQueued, absl::StrCat("waits for room: ", placement.reason));
   }
@@ -288,6 +301,9 @@ void HeadState::ResetLive(Job& job, Instant now) {
   job.exchange.emplace(grant.world_size, config_.exchange_bytes_max);
   job.any_started = job.checkpointed = job.stall_reported = job.told = job.saved_since_told = false;
   job.leave.reset();
+  job.paces.clear();
+  job.broken_links.clear();
+  job.links_at.reset();
   job.top_step.reset();
   job.low_step.reset();
   job.steps_per_second = 0;
@@ -423,6 +439,7 @@ void HeadState::Finish(Job& job, JobState state, std::string reason) {
 void HeadState::JobTimers(Job& job, Instant now) {
   if (job.gone_deadline && *job.gone_deadline <= now) ContinueEnding(job, now);
   if (IsFinal(job.record.state)) return;
+  LinkStep(job, now);
   LeaveStep(job, now);
   if (job.not_before && *job.not_before <= now && job.Wanting()) {
     job.not_before.reset();
@@ -478,6 +495,7 @@ std::optional<Instant> HeadState::JobDeadline(const Job& job) const {
   };
   sooner(job.gone_deadline);
   sooner(job.Wanting() ? job.not_before : std::nullopt);
+  for (const Instant until : job.avoided_until) sooner(until);
   if (!job.Live() && !job.Wanting()) return next;
   if (job.spec.time_limit && job.run_mark)
     sooner(*job.run_mark + (*job.spec.time_limit - job.record.run_time));
@@ -485,6 +503,7 @@ std::optional<Instant> HeadState::JobDeadline(const Job& job) const {
   if (!job.Live()) return next;
   sooner(job.start_deadline);
   sooner(LeaveDeadline(job));
+  sooner(job.links_at);
   if (job.record.state == JobState::kRunning && job.progress_at && !job.stall_reported) {
     const spec::Progress& progress = job.spec.progress;
     if (job.low_step || !progress.step.empty() || progress.on_stall == spec::OnStall::kKill) {

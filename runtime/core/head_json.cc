@@ -75,20 +75,43 @@ json BlockerDocuments(const Job& job) {
   return documents;
 }
 
+std::string HostOf(const std::map<NodeId, Node>& nodes, const NodeId& id) {
+  const auto node = nodes.find(id);
+  return node == nodes.end() ? id.value : node->second.record.hostname;
+}
+
+json AvoidedDocuments(const Job& job, const std::map<NodeId, Node>& nodes) {
+  json documents = json::array();
+  for (const AvoidedNode& avoided : job.record.avoided) {
+    documents.push_back(
+        {{"node", avoided.node.value}, {"hostname", HostOf(nodes, avoided.node)}, {"why", avoided.why}});
+  }
+  return documents;
+}
+
+json SlowDocuments(const Job& job, const std::map<NodeId, Node>& nodes) {
+  json documents = json::array();
+  for (const auto& [id, pace] : job.paces) {
+    if (!pace.slow || !job.Live()) continue;
+    documents.push_back({{"node", id.value}, {"hostname", HostOf(nodes, id)}, {"score", pace.score}});
+  }
+  return documents;
+}
+
 json RankDocuments(const Job& job, const std::map<NodeId, Node>& nodes) {
   json ranks = json::array();
   if (!job.record.grant) return ranks;
   for (const RankPlace& place : job.record.grant->ranks) {
-    const auto node = nodes.find(place.node);
     json rank = {{"rank", place.rank},
                  {"local_rank", place.local_rank},
                  {"node", place.node.value},
-                 {"hostname", node == nodes.end() ? place.node.value : node->second.record.hostname}};
+                 {"hostname", HostOf(nodes, place.node)}};
     if (static_cast<size_t>(place.rank) < job.ranks.size()) {
       const RankStatus& status = job.ranks[place.rank].status;
       rank["state"] = StateOf(job, place.rank);
       rank["pid"] = status.pid;
       rank["step"] = OrNull(status.step);
+      rank["busy"] = OrNull(job.ranks[place.rank].busy);
     }
     if (const RankExit* exit = job.ExitOf(place.rank)) {
       rank["state"] = "exited";
@@ -147,6 +170,8 @@ json JobDocument(const Job& job, const std::map<NodeId, Node>& nodes, bool whole
                    {"first_fault", nullptr},
                    {"last_fault", nullptr},
                    {"blocked_by", BlockerDocuments(job)},
+                   {"avoided", AvoidedDocuments(job, nodes)},
+                   {"slow", SlowDocuments(job, nodes)},
                    {"run_dir", record.run_dir},
                    {"exit_code", OrNull(record.exit_code)},
                    {"event", record.event_sequence}};
@@ -206,10 +231,13 @@ std::string HeadState::NodesJson() const {
   json nodes = json::array();
   for (const auto& [id, node] : nodes_) {
     plan::NodeView view = ViewOf(node.record);
-    json jobs = json::array();
+    json jobs = json::array(), slow = json::array();
     for (const auto& [job_id, job] : jobs_) {
       if (!job.Live() || !job.HoldsNode(id)) continue;
       jobs.push_back(job_id.value);
+      const auto pace = job.paces.find(id);
+      if (pace != job.paces.end() && pace->second.slow)
+        slow.push_back({{"job", job_id.value}, {"score", pace->second.score}});
       for (const RankPlace& rank : job.record.grant->ranks) {
         if (rank.node == id) Occupy(view, rank, job.demand);
       }
@@ -225,6 +253,7 @@ std::string HeadState::NodesJson() const {
                      {"unclean", node.record.unclean},
                      {"notices", NoticeDocuments(node, step_at_)},
                      {"quarantine", node.quarantined_until ? json(node.quarantine) : json(nullptr)},
+                     {"slow", std::move(slow)},
                      {"version", node.record.version},
                      {"cpus", view.cpus},
                      {"cpus_free", view.cpus_free},

@@ -138,6 +138,7 @@ void HeadState::OnHello(const PeerMessage& event, const AgentHello& hello, Insta
   detector_.Heard(id, now);
   if (new_incarnation) node.notice_at.reset();
   AllowFreeze(node);
+  if (new_incarnation) EndAvoidances(id, "it restarted");
   Send(id, SendKind::kReply,
        AgentWelcome{config_.cluster, epoch(), id, config_.heartbeat_interval, config_.fence_after,
                     config_.prove_epoch ? config_.prove_epoch(epoch()) : "", cluster_.recovering});
@@ -278,6 +279,7 @@ void HeadState::Returned(Node& node, Instant now) {
   if (was_dead) GT_PROBE("head.dead_node_returns");
   node.state = NodeState::kAlive;
   Say(absl::StrCat(node.record.hostname, " is heard again"));
+  ForgetLinks(node.record.id);
   schedule_ = true;
   for (const auto& [number, id] : job_order_) {
     Job& job = jobs_.at(id);

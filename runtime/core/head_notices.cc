@@ -211,6 +211,7 @@ absl::StatusOr<std::string> HeadState::Drain(const Peer& peer, const ClientDrain
   if (drain.undo) {
     TakeNotice(node, node.record.drain, node.drain_at, NodeNotice(), now);
     TakeNotice(node, node.record.notice, node.notice_at, NodeNotice(), now);
+    EndAvoidances(id, absl::StrCat("undrained by ", OwnerName(peer)));
   } else {
     NodeNotice notice;
     notice.kind = NoticeKind::kLeave;

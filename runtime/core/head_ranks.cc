@@ -46,6 +46,7 @@ void HeadState::OnRankStatus(const NodeId& node, const RankStatus& status, Insta
   rank.status = status;
   if (status.state != RankState::kStarting) rank.started = job->any_started = true;
   if (status.step) job->top_step = std::max(job->top_step.value_or(*status.step), *status.step);
+  MeasurePace(*job, rank);
   UpdateProgress(*job, now);
   RunningIfAllStarted(*job, now);
 }

@@ -4,6 +4,8 @@
 //   head_nodes.cc    hello, heartbeat, silence: membership
 //   head_recovery.cc lost records, older records, newer heads
 //   head_notices.cc  machines that leave
+//   head_links.cc    nodes that cannot reach each other
+//   head_pace.cc     nodes for which others wait
 //   head_ranks.cc    what agents report about ranks
 //   head_jobs.cc     submit to end: scheduling, grants, revokes, restarts
 //   head_clients.cc  requests, long polls, questions to agents
@@ -61,7 +63,17 @@ struct Node {
 struct RankLive {
   RankStatus status;
   bool started = false;
-  std::optional<Instant> stepped_at;  // when its step last grew
+  std::optional<Instant> stepped_at;    // when its step last grew
+  std::optional<RankStatus> pace_from;  // at the beginning of the stretch that is measured
+  std::optional<double> busy;           // share of the last whole stretch in which it did not wait for others
+  bool busy_new = false;                // since nodes were compared
+};
+
+// How the ranks of a node compare with those of the others of their job (head_pace.cc).
+struct NodePace {
+  double score = 1;  // their own time a step over the others'
+  int above = 0;     // comparisons in a row that found it slow; below zero: that did not
+  bool slow = false;
 };
 
 // A node of a live generation that leaves, and what becomes of the ranks when (head_notices.cc).
@@ -98,8 +110,12 @@ struct Job {
   std::optional<Instant> progress_at;
   bool stall_reported = false;
   std::string placement_reason;
+  std::map<std::pair<NodeId, NodeId>, std::string> broken_links;  // smaller id first; what a rank said
+  std::map<NodeId, NodePace> paces;
+  std::optional<Instant> links_at;  // which node to do without is decided then
 
-  std::vector<Instant> fault_times;  // parallel to record.faults
+  std::vector<Instant> fault_times;    // parallel to record.faults
+  std::vector<Instant> avoided_until;  // parallel to record.avoided
   std::vector<Blocker> blocked_by;
   std::optional<Instant> run_mark;  // run_time is counted up to here
   Instant client_seen;
@@ -227,6 +243,19 @@ class HeadState {
   absl::Duration LeaveGrace(const Job& job, Instant now) const;
   void Excuse(const Job& job, FaultRecord& fault) const;
   absl::StatusOr<std::string> Drain(const Peer& peer, const ClientDrainNode& drain, Instant now);
+
+  // head_links.cc
+  void OnLinkDown(const NodeId& node, const LinkDown& report, Instant now);
+  void LinkStep(Job& job, Instant now);
+  void ForgetLinks(const NodeId& node);
+  std::optional<NodeId> NodeToAvoid(const Job& job) const;
+  void Avoid(Job& job, const NodeId& node, std::string why, Instant now);
+  void EndAvoidance(Job& job, const NodeId& node, const std::string& why);
+  void EndAvoidances(const NodeId& node, const std::string& why);
+
+  // head_pace.cc
+  void MeasurePace(Job& job, RankLive& rank);
+  void ComparePaces(Job& job);
 
   // head_ranks.cc
   void OnRankStatus(const NodeId& node, const RankStatus& status, Instant now);

@@ -85,6 +85,9 @@ struct RankStatus {
   std::optional<double> loss;
   std::optional<double> samples_per_second;
   uint64_t collective_sequence = 0;  // last collective entered, for the hang verdict
+  // In collectives that had to wait for other ranks, and since it joined, by the rank's own clock: both or
+  // none.
+  std::optional<double> waited_seconds, joined_seconds;
   bool operator==(const RankStatus&) const = default;
 };
 
@@ -261,6 +264,17 @@ struct NoticeSeen {
   uint64_t sequence = 0;
   NodeNotice notice;
   bool operator==(const NoticeSeen&) const = default;
+};
+
+// A rank of this node waits for one of another node and has found that nothing gets there: repeated while it
+// waits (fault W5).
+struct LinkDown {
+  JobId job;
+  Generation generation;
+  int rank = 0;
+  int peer = 0;      // the rank it cannot reach
+  std::string text;  // what was tried and what came of it
+  bool operator==(const LinkDown&) const = default;
 };
 
 // Answer to AgentQuery.
@@ -537,6 +551,6 @@ using Message =
                  CheckpointReport, LogTail, AgentNote, AgentAnswer, AgentWelcome, AgentRefused, HeartbeatAck,
                  StartGeneration, Revoke, AckExit, ExchangeTable, ForgetJob, NoticeRanks, AgentQuery,
                  AgentShutdown, AgentJoin, AgentJoined, ClientRequest, ClientReply, GenerationDescribed,
-                 NoticeSeen, AckNotice, ExchangeMissing>;
+                 NoticeSeen, AckNotice, ExchangeMissing, LinkDown>;
 
 }  // namespace gtrain::core

@@ -3,6 +3,7 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/escaping.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
@@ -16,6 +17,7 @@ namespace {
 using Json = nlohmann::json;
 
 constexpr size_t kMatchBytesMax = 1024;
+constexpr uint64_t kRanksMax = 1 << 16;
 
 std::optional<int64_t> Integer(const Json& object, const char* key) {
   const auto it = object.find(key);
@@ -51,6 +53,9 @@ RankSaid Numbers(const Json& object) {
   said.samples = Real(object, "samples");
   said.collective = Count(object, "collective");
   said.timeline = Count(object, "timeline");
+  said.waited = Real(object, "waited");
+  said.joined = Real(object, "joined");
+  if (!said.waited || !said.joined) said.waited = said.joined = std::nullopt;
   return said;
 }
 
@@ -71,6 +76,13 @@ RankSaid ReadRelay(const std::string& json) {
   if (type == "exchange" && sequence && absl::Base64Unescape(Text(object, "blob"), &said.blob)) {
     said.kind = RankSaid::Kind::kExchange;
     said.sequence = *sequence;
+  }
+  if (const auto peer = Count(object, "peer"); type == "link" && peer && *peer < kRanksMax) {
+    said.kind = RankSaid::Kind::kLink;
+    said.peer = static_cast<int>(*peer);
+    for (const char c : Text(object, "text").substr(0, kLinkTextBytesMax)) {
+      said.text.push_back(absl::ascii_isprint(static_cast<unsigned char>(c)) ? c : '?');
+    }
   }
   if (type == "overdue" && sequence) {
     said.kind = RankSaid::Kind::kOverdue;

@@ -12,17 +12,30 @@
 
 namespace gtrain::core {
 
+inline constexpr size_t kLinkTextBytesMax = 300;
+
 struct RankSaid {
-  enum class Kind { kNothing, kJoined, kExchange, kOverdue, kProgress, kCheckpoint } kind = Kind::kNothing;
+  enum class Kind {
+    kNothing,
+    kJoined,
+    kExchange,
+    kOverdue,
+    kProgress,
+    kCheckpoint,
+    kLink
+  } kind = Kind::kNothing;
   std::optional<int64_t> step;
   std::optional<double> loss;
   std::optional<double> samples;  // since the last one
   std::optional<uint64_t> collective;
   std::optional<uint64_t> timeline;
-  uint64_t sequence = 0;    // kExchange, kOverdue
-  std::string blob;         // kExchange, decoded
-  std::string manifest;     // kCheckpoint
-  bool checkpoint = false;  // a report line that names a checkpoint
+  std::optional<double> waited, joined;  // seconds, both or none
+  uint64_t sequence = 0;                 // kExchange, kOverdue
+  std::string blob;                      // kExchange, decoded
+  std::string manifest;                  // kCheckpoint
+  bool checkpoint = false;               // a report line that names a checkpoint
+  int peer = 0;                          // kLink: the rank that is not reached
+  std::string text;                      // kLink: printable, at most kLinkTextBytesMax
 };
 
 RankSaid ReadRelay(const std::string& json);       // runtime/keeper/rank_protocol.h

@@ -57,6 +57,13 @@ struct FaultRecord {
   bool operator==(const FaultRecord&) const = default;
 };
 
+// A node that a job does without for a while, because another of its nodes cannot reach it (fault W5).
+struct AvoidedNode {
+  NodeId node;
+  std::string why;  // one sentence
+  bool operator==(const AvoidedNode&) const = default;
+};
+
 // Key "job/<id>". The whole truth about one job; small, rewritten as a whole.
 struct JobRecord {
   JobId id;
@@ -88,6 +95,7 @@ struct JobRecord {
   absl::Duration run_time;          // since the first grant, for limits.time
   std::optional<int> exit_code;     // of a finished job
   uint64_t event_sequence = 0;      // events up to here may have been given out
+  std::vector<AvoidedNode> avoided;
   bool operator==(const JobRecord&) const = default;
 };
 

@@ -44,7 +44,7 @@ WorkerStepResult WorkerCore::On(const WorkerExchange& e, Instant) {
   return {{SendExchange{sequence, e.blob}}, absl::StrCat("exchange ", sequence)};
 }
 
-WorkerStepResult WorkerCore::On(const WorkerTable& e, Instant) {
+WorkerStepResult WorkerCore::On(const WorkerTable& e, Instant now) {
   auto it = open_.find(e.sequence);
   if (state_ == State::kOver || it == open_.end() || it->second ||
       e.blobs.size() != static_cast<size_t>(world_)) {
@@ -52,7 +52,10 @@ WorkerStepResult WorkerCore::On(const WorkerTable& e, Instant) {
     return {{}, absl::StrCat("table ", e.sequence, " answers nothing that is open: dropped")};
   }
   it->second = e.blobs;
-  if (e.sequence == 0) state_ = State::kJoined;
+  if (e.sequence == 0) {
+    state_ = State::kJoined;
+    joined_at_ = now;
+  }
   return {{}, absl::StrCat("table ", e.sequence, " is complete")};
 }
 
@@ -104,9 +107,15 @@ WorkerStepResult WorkerCore::On(const WorkerCheckpoint& e, Instant) {
   return {{SendCheckpoint{e.step, e.manifest}}, "a checkpoint is committed"};
 }
 
+WorkerStepResult WorkerCore::On(const WorkerLinkDown& e, Instant) {
+  if (state_ == State::kOver) return {{}, "the generation is over: its links do not matter"};
+  return {{SendLinkDown{e.peer, e.text}}, absl::StrCat("rank ", e.peer, " is not reached: ", e.text)};
+}
+
 WorkerStepResult WorkerCore::On(const WorkerCollectives& e, Instant now) {
   if (state_ == State::kOver || e.count <= collective_) return {{}, "no new collective"};
   collective_ = e.count;
+  if (joined_at_) pace_ = RankPace{e.waited, now - *joined_at_};
   if (!held_) held_.emplace();
   return ReportIfDue(now);
 }
@@ -120,6 +129,7 @@ WorkerStepResult WorkerCore::ReportIfDue(Instant now) {
   reported_at_ = now;
   SendProgress progress = *std::exchange(held_, std::nullopt);
   progress.collective = collective_;
+  progress.pace = pace_;
   return {{progress}, "progress"};
 }
 

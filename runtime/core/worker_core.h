@@ -59,15 +59,22 @@ struct WorkerCheckpoint {
   int64_t step = 0;
   std::string manifest;
 };
-// Collectives begun by this rank in this generation, all communicators together.
+// Nothing gets from this rank's machine to that of the rank `peer`, for which it waits.
+struct WorkerLinkDown {
+  int peer = 0;
+  std::string text;  // what was tried and what came of it
+};
+// Collectives begun by this rank in this generation, all communicators together, and the time in those that
+// had to wait for others.
 struct WorkerCollectives {
   uint64_t count = 0;
+  absl::Duration waited;
 };
 struct WorkerTick {};
 
-using WorkerEvent =
-    std::variant<WorkerJoin, WorkerExchange, WorkerTable, WorkerOverdue, WorkerMissing, WorkerOver,
-                 WorkerStop, WorkerNotice, WorkerProgress, WorkerCheckpoint, WorkerCollectives, WorkerTick>;
+using WorkerEvent = std::variant<WorkerJoin, WorkerExchange, WorkerTable, WorkerOverdue, WorkerMissing,
+                                 WorkerOver, WorkerStop, WorkerNotice, WorkerProgress, WorkerCheckpoint,
+                                 WorkerLinkDown, WorkerCollectives, WorkerTick>;
 
 // ---------------------------------------------------------------- out
 
@@ -83,11 +90,17 @@ struct SendOverdue {
   uint64_t sequence = 0;
   bool operator==(const SendOverdue&) const = default;
 };
+// How much of its time a rank waits for others, which says who is slow (fault N6). Both since it joined.
+struct RankPace {
+  absl::Duration waited, joined;
+  bool operator==(const RankPace&) const = default;
+};
 struct SendProgress {
   std::optional<int64_t> step;
   std::optional<double> loss;
   int64_t samples = 0;  // since the previous SendProgress
   uint64_t collective = 0;
+  std::optional<RankPace> pace;  // of the moment when `collective` was counted
   bool operator==(const SendProgress&) const = default;
 };
 struct SendCheckpoint {
@@ -96,7 +109,14 @@ struct SendCheckpoint {
   bool operator==(const SendCheckpoint&) const = default;
 };
 
-using WorkerEffect = std::variant<SendJoined, SendExchange, SendOverdue, SendProgress, SendCheckpoint>;
+struct SendLinkDown {
+  int peer = 0;
+  std::string text;
+  bool operator==(const SendLinkDown&) const = default;
+};
+
+using WorkerEffect =
+    std::variant<SendJoined, SendExchange, SendOverdue, SendProgress, SendCheckpoint, SendLinkDown>;
 
 struct WorkerStepResult {
   std::vector<WorkerEffect> effects;  // in this order
@@ -137,6 +157,7 @@ class WorkerCore {
   WorkerStepResult On(const WorkerNotice& e, Instant now);
   WorkerStepResult On(const WorkerProgress& e, Instant now);
   WorkerStepResult On(const WorkerCheckpoint& e, Instant now);
+  WorkerStepResult On(const WorkerLinkDown& e, Instant now);
   WorkerStepResult On(const WorkerCollectives& e, Instant now);
   WorkerStepResult On(const WorkerTick& e, Instant now);
   WorkerStepResult ReportIfDue(Instant now);
@@ -156,6 +177,8 @@ class WorkerCore {
   std::optional<SendProgress> held_;  // waits for its turn
   std::optional<Instant> reported_at_;
   uint64_t collective_ = 0;
+  std::optional<Instant> joined_at_;
+  std::optional<RankPace> pace_;
 };
 
 }  // namespace gtrain::core

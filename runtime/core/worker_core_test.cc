@@ -11,6 +11,9 @@ using testing::IsEmpty;
 
 constexpr Instant At(int64_t ms) { return {ms * 1'000'000}; }
 
+// Of a rank that has waited for nobody.
+RankPace Pace(int64_t joined_ms) { return {absl::ZeroDuration(), absl::Milliseconds(joined_ms)}; }
+
 WorkerCore Joined(int world = 2) {
   WorkerCore core(world);
   core.Step(WorkerJoin{"me"}, At(0));
@@ -68,6 +71,26 @@ TEST(WorkerCore, OverKeepsTheFirstReasonAndSilencesTheRank) {
   EXPECT_THAT(core.Step(WorkerExchange{"x"}, At(1000)).effects, IsEmpty());
   EXPECT_THAT(core.Step(WorkerCheckpoint{3, "m"}, At(1000)).effects, IsEmpty());
   EXPECT_THAT(core.Step(WorkerCollectives{3}, At(1000)).effects, IsEmpty());
+  EXPECT_THAT(core.Step(WorkerLinkDown{1, "no answer"}, At(1000)).effects, IsEmpty());
+}
+
+TEST(WorkerCore, ABrokenLinkIsSaidAtOnce_W5) {
+  WorkerCore core = Joined();
+  core.Step(WorkerProgress{1, 0.5, 10}, At(10));
+  for (int i = 0; i < 2; ++i) {
+    EXPECT_THAT(core.Step(WorkerLinkDown{1, "no answer"}, At(11)).effects,
+                ElementsAre(WorkerEffect(SendLinkDown{1, "no answer"})));
+  }
+}
+
+TEST(WorkerCore, PaceIsOfTheMomentWhenCollectivesWereCounted_N6) {
+  WorkerCore core = Joined();
+  core.Step(WorkerProgress{1, 0.5, 10}, At(10));
+  core.Step(WorkerCollectives{7, absl::Milliseconds(20)}, At(40));
+  core.Step(WorkerCollectives{7, absl::Milliseconds(30)}, At(50));  // nothing new has begun
+  SendProgress later{std::nullopt, std::nullopt, 0, 7};
+  later.pace = RankPace{absl::Milliseconds(20), absl::Milliseconds(39)};
+  EXPECT_THAT(core.Step(WorkerTick{}, At(110)).effects, ElementsAre(WorkerEffect(later)));
 }
 
 TEST(WorkerCore, ReportsAreMergedTenASecond) {
@@ -81,10 +104,10 @@ TEST(WorkerCore, ReportsAreMergedTenASecond) {
   EXPECT_EQ(core.NextDeadline(), At(110));
   EXPECT_THAT(core.Step(WorkerTick{}, At(109)).effects, IsEmpty());
   EXPECT_THAT(core.Step(WorkerTick{}, At(110)).effects,
-              ElementsAre(WorkerEffect(SendProgress{3, 0.4, 20, 7})));
+              ElementsAre(WorkerEffect(SendProgress{3, 0.4, 20, 7, Pace(39)})));
   EXPECT_THAT(core.Step(WorkerTick{}, At(500)).effects, IsEmpty());
   EXPECT_THAT(core.Step(WorkerCollectives{8}, At(500)).effects,
-              ElementsAre(WorkerEffect(SendProgress{std::nullopt, std::nullopt, 0, 8})));
+              ElementsAre(WorkerEffect(SendProgress{std::nullopt, std::nullopt, 0, 8, Pace(499)})));
 }
 
 TEST(WorkerCore, StopAndNoticeAreFlags) {

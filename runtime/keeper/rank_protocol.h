@@ -9,9 +9,11 @@
 // unread. Relayed bodies are one JSON object, the table is lines of text:
 //   rank -> agent  {"type":"joined"}
 //                  {"type":"exchange","sequence":N,"blob":"<base64>"}
-//                  {"type":"progress","step":N,"loss":X,"samples":N,"collective":N}   (step.. optional)
+//                  {"type":"progress","step":N,"loss":X,"samples":N,"collective":N,"waited":S,"joined":S}
+//                   (step.. and the last two optional: seconds in collectives that waited, since it joined)
 //                  {"type":"checkpoint","step":N,"timeline":N,"manifest":"<key>"}
 //                  {"type":"overdue","sequence":N}   asks whom exchange N waits for
+//                  {"type":"link","peer":N,"text":"..."}   nothing gets to rank N's machine
 //   agent -> rank  "table N", then a line of base64 a rank
 //                  "missing N", then the ranks that have not spoken, each after a blank
 // The keeper keeps what a rank sent while no agent is connected (at most kRelayBytesMax a rank,

@@ -68,6 +68,7 @@ struct Message {
     noticeSeen @27 :NoticeSeen;
     ackNotice @28 :AckNotice;
     exchangeMissing @29 :ExchangeMissing;
+    linkDown @30 :LinkDown;
   }
 }
 
@@ -115,6 +116,10 @@ struct RankStatus {
   hasSamplesPerSecond @9 :Bool;
   samplesPerSecond @10 :Float64;
   collectiveSequence @11 :UInt64;
+  hasWaitedSeconds @12 :Bool;
+  waitedSeconds @13 :Float64;
+  hasJoinedSeconds @14 :Bool;
+  joinedSeconds @15 :Float64;
 }
 
 struct HeldGeneration {
@@ -223,6 +228,9 @@ struct AgentNote { job @0 :Text; generation @1 :UInt64; rank @2 :Int32; kind @3 
 
 # What the cloud says of this node now, each time it changes and after each welcome, until ackNotice.
 struct NoticeSeen { sequence @0 :UInt64; notice @1 :NodeNotice; }
+
+# A rank cannot reach `peer`, a rank of another node, and still waits for it; repeated meanwhile.
+struct LinkDown { job @0 :Text; generation @1 :UInt64; rank @2 :Int32; peer @3 :Int32; text @4 :Text; }
 
 # Answer to agentQuery of the same number.
 struct AgentAnswer { query @0 :UInt64; ok @1 :Bool; text @2 :Data; nextOffset @3 :UInt64; end @4 :Bool; }

@@ -51,6 +51,8 @@ GT_FIELDS(core::RankStatus) {
   GT_OPTIONAL(loss, Loss);
   GT_OPTIONAL(samples_per_second, SamplesPerSecond);
   GT_PLAIN(collective_sequence, CollectiveSequence);
+  GT_OPTIONAL(waited_seconds, WaitedSeconds);
+  GT_OPTIONAL(joined_seconds, JoinedSeconds);
 }
 GT_FIELDS(core::HeldGeneration) {
   GT_ID(job, Job);
@@ -182,6 +184,13 @@ GT_FIELDS(core::AgentNote) {
 GT_FIELDS(core::NoticeSeen) {
   GT_PLAIN(sequence, Sequence);
   GT_STRUCT(notice, Notice);
+}
+GT_FIELDS(core::LinkDown) {
+  GT_ID(job, Job);
+  GT_COUNTER(generation, Generation);
+  GT_NUMBER(rank, Rank, 0, kRanksMax);
+  GT_NUMBER(peer, Peer, 0, kRanksMax);
+  GT_TEXT(text, Text, kNameBytesMax);
 }
 GT_FIELDS(core::AgentAnswer) {
   GT_PLAIN(query, Query);
@@ -396,7 +405,8 @@ GT_FIELDS(core::ClientReply) {
   X(GenerationDescribed, GENERATION_DESCRIBED, kAgent, true) \
   X(NoticeSeen, NOTICE_SEEN, kAgent, false)                  \
   X(AckNotice, ACK_NOTICE, kHead, false)                     \
-  X(ExchangeMissing, EXCHANGE_MISSING, kHead, false)
+  X(ExchangeMissing, EXCHANGE_MISSING, kHead, false)         \
+  X(LinkDown, LINK_DOWN, kAgent, false)
 
 GT_FIELDS(core::ClientRequest) {
   GT_ID(id, Id);

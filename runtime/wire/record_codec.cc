@@ -26,6 +26,10 @@ GT_FIELDS(core::FaultRecord) {
   GT_OPTIONAL(step, Step);
   GT_PLAIN(progressed, Progressed);
 }
+GT_FIELDS(core::AvoidedNode) {
+  GT_ID(node, Node);
+  GT_TEXT(why, Why, kSentenceBytesMax);
+}
 GT_FIELDS(core::JobRecord) {
   GT_ID(id, Id);
   GT_PLAIN(number, Number);
@@ -59,6 +63,7 @@ GT_FIELDS(core::JobRecord) {
   GT_OPTIONAL(exit_code, ExitCode);
   GT_PLAIN(event_sequence, EventSequence);
   GT_TEXT(owner, Owner, kNameBytesMax);
+  GT_LIST(avoided, Avoided, kRanksMax);
 }
 GT_FIELDS(core::NodeRecord) {
   GT_ID(id, Id);

@@ -38,6 +38,8 @@ struct FaultRecord {
   progressed @13 :Bool;
 }
 
+struct AvoidedNode { node @0 :Text; why @1 :Text; }
+
 struct JobRecord {
   id @0 :Text;
   number @1 :UInt64;
@@ -68,6 +70,7 @@ struct JobRecord {
   exitCode @26 :Int32;
   eventSequence @27 :UInt64;
   owner @28 :Text;
+  avoided @29 :List(AvoidedNode);
 }
 
 struct NodeRecord {

@@ -47,7 +47,9 @@ core::RankStatus SampleStatus() {
           .step = -1,
           .loss = 0.25,
           .samples_per_second = 1e6,
-          .collective_sequence = std::numeric_limits<uint64_t>::max()};
+          .collective_sequence = std::numeric_limits<uint64_t>::max(),
+          .waited_seconds = 0.5,
+          .joined_seconds = 12};
 }
 
 core::RankExit SampleExit(core::ExitCause cause) {
@@ -129,6 +131,7 @@ std::vector<core::Message> SampleMessages() {
       core::NoticeRanks{kEpoch, kJob, kGeneration, absl::Seconds(119)},
       core::NoticeSeen{3, SampleNotice()},
       core::AckNotice{kEpoch, 3},
+      core::LinkDown{kJob, kGeneration, 1, 0, "64 KiB were not acknowledged within 5s"},
       core::AgentShutdown{kEpoch, "idle"},
       core::AgentJoin{std::string(40, 'k'), "node-1"},
       core::AgentJoined{ClusterId("c1"), NodeId("n1")},
@@ -173,7 +176,8 @@ core::JobRecord SampleJobRecord() {
       .restarts = 2,
       .run_time = absl::Seconds(77),
       .exit_code = -1,
-      .event_sequence = 99};
+      .event_sequence = 99,
+      .avoided = {{NodeId("n2"), "a cannot reach it"}}};
   for (core::FaultKind kind : {core::FaultKind::kCrash, core::FaultKind::kPreempted}) {
     job.faults.push_back({.generation = {3},
                           .kind = kind,

@@ -56,8 +56,14 @@ std::string ToJson(const core::WorkerEffect& effect) {
     // JSON has no NaN; a loss that is none says so by its absence.
     if (p->loss && *p->loss - *p->loss == 0) json["loss"] = *p->loss;
     if (p->samples != 0) json["samples"] = p->samples;
+    if (p->pace) {
+      json["waited"] = absl::ToDoubleSeconds(p->pace->waited);
+      json["joined"] = absl::ToDoubleSeconds(p->pace->joined);
+    }
   } else if (const auto* c = std::get_if<core::SendCheckpoint>(&effect)) {
     json = {{"type", "checkpoint"}, {"step", c->step}, {"manifest", c->manifest}};
+  } else if (const auto* l = std::get_if<core::SendLinkDown>(&effect)) {
+    json = {{"type", "link"}, {"peer", l->peer}, {"text", l->text}};
   }
   return json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
@@ -262,7 +268,8 @@ void KeeperLink::Loop(KeeperClient client) {
     MutexLock lock(&mutex_);
     if (!status.ok()) return StepLocked(core::WorkerOver{std::string(status.message())});
     if (closing_) break;
-    StepLocked(core::WorkerCollectives{collectives_.load(std::memory_order_relaxed)});
+    StepLocked(core::WorkerCollectives{collectives_.load(std::memory_order_relaxed),
+                                       absl::Nanoseconds(waited_ns_.load(std::memory_order_relaxed))});
     if (auto due = core_.NextDeadline(); due && *due <= Now()) StepLocked(core::WorkerTick{});
   }
   SayGoodbye(client);

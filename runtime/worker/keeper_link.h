@@ -39,10 +39,14 @@ class KeeperLink final : public comm::Bootstrap {
   absl::StatusOr<std::vector<std::string>> AllGather(absl::string_view blob, absl::Duration timeout) override;
   absl::StatusOr<UniqueFd> Arena(uint64_t id, uint64_t bytes, absl::Duration timeout) override;
   absl::Status Alive() const override;
+  void ReportLink(int peer, const std::string& text) override { Report(core::WorkerLinkDown{peer, text}); }
 
   // Never block and never fail: what cannot be told is not told.
   void Report(const core::WorkerEvent& progress_or_checkpoint);
   void CountCollective() { collectives_.fetch_add(1, std::memory_order_relaxed); }
+  void CountWaiting(absl::Duration time) {
+    waited_ns_.fetch_add(absl::ToInt64Nanoseconds(time), std::memory_order_relaxed);
+  }
 
   bool stop_requested() const;
   std::optional<Instant> preempted_at() const;
@@ -72,6 +76,7 @@ class KeeperLink final : public comm::Bootstrap {
   std::atomic<bool> over_{false};
   std::atomic<bool> stop_requested_{false};
   std::atomic<uint64_t> collectives_{0};
+  std::atomic<int64_t> waited_ns_{0};
   std::thread thread_;
 
   Mutex arena_mutex_;  // one arena request at a time; taken before mutex_

@@ -38,6 +38,7 @@ class ManagedSession final : public Session {
     comm::ExecOptions exec;
     exec.user = options;
     exec.on_start = [this](uint64_t) { link_.CountCollective(); };
+    exec.on_waited = [this](absl::Duration waited) { link_.CountWaiting(waited); };
     return comm::MakeCommunicator(&link_, std::move(exec));
   }
 

@@ -78,6 +78,18 @@ class Nets:
         subprocess.run(['ip', 'netns', 'exec', self.nodes[index], 'nft', '-f', '-'], input=table, text=True, check=True,
                        capture_output=True)
 
+    def spoil_pair(self, one, other, words):
+        """`words` for what these two nodes send each other, in place of all other rules of the first."""
+        address = self.address(other)
+        self.rules(one, f'ip saddr {address} {words}', f'ip daddr {address} {words}')
+
+    def second_interface(self, index, address):
+        """Another way out of the node, which leads nowhere."""
+        ip('-n', self.nodes[index], 'link', 'add', 'name', 'eth1', 'type', 'veth', 'peer', 'name', 'eth1far')
+        ip('-n', self.nodes[index], 'addr', 'add', f'{address}/24', 'dev', 'eth1')
+        ip('-n', self.nodes[index], 'link', 'set', 'eth1', 'up')
+        ip('-n', self.nodes[index], 'link', 'set', 'eth1far', 'up')
+
     def lose(self, index, percent):
         words = f'numgen random mod 100 < {percent} drop'
         self.rules(index, words, words)

@@ -288,6 +288,14 @@ std::optional<std::string> Checker::Unjustified(const GenerationTruth& truth, co
     if (stands || node.heard_leave || node.drained) return std::nullopt;
     if (node.clone_heard) return std::nullopt;  // takes over when the first is suspect
   }
+  for (const core::NodePlace& one : truth.grant.nodes) {
+    for (const core::NodePlace& other : truth.grant.nodes) {
+      // Reported, and not withdrawn, within link_settle of the end of a cut; messages may be slow.
+      if (link_was_cut &&
+          link_was_cut(one.node, other.node, std::max(truth.granted_at, kernel_.now() - kMin)))
+        return std::nullopt;
+    }
+  }
   const bool late = awake - *truth.decided_awake >= Ns(config.start_timeout) - kSlack;
   const bool started = truth.all_started_at && kernel_.now() - *truth.all_started_at >= 15 * kSec;
   if (late && !started) return std::nullopt;

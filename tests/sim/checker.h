@@ -27,6 +27,8 @@ class Checker {
   std::function<const spec::JobSpec*(const std::string& text)> spec_of;
   std::function<int(const NodeId&)> cpus_of;
   std::function<bool(const JobId&, uint64_t timeline, int64_t step)> committed;
+  // Whether ranks on the two nodes could not talk at some moment after `then`.
+  std::function<bool(const NodeId&, const NodeId&, int64_t then)> link_was_cut;
   std::function<NodeId(const std::string& hostname)> node_called;
   core::HeadConfig config;
 

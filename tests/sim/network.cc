@@ -15,15 +15,21 @@ constexpr int64_t kHalfOpenMax = 40 * kSec;  // TCP notices in the end
 }  // namespace
 
 const char* KindOf(const core::Message& message) {
-  static const char* const kNames[] = {
-      "AgentHello",     "AgentHeartbeat",      "RanksStarted",     "RankExited",
-      "GenerationGone", "ExchangePart",        "CheckpointReport", "LogTail",
-      "AgentNote",      "AgentAnswer",         "AgentWelcome",     "AgentRefused",
-      "HeartbeatAck",   "StartGeneration",     "Revoke",           "AckExit",
-      "ExchangeTable",  "ForgetJob",           "NoticeRanks",      "AgentQuery",
-      "AgentShutdown",  "AgentJoin",           "AgentJoined",      "ClientRequest",
-      "ClientReply",    "GenerationDescribed", "NoticeSeen",       "AckNotice",
-      "ExchangeMissing"};
+  static const char* const kNames[] = {"AgentHello",       "AgentHeartbeat",
+                                       "RanksStarted",     "RankExited",
+                                       "GenerationGone",   "ExchangePart",
+                                       "CheckpointReport", "LogTail",
+                                       "AgentNote",        "AgentAnswer",
+                                       "AgentWelcome",     "AgentRefused",
+                                       "HeartbeatAck",     "StartGeneration",
+                                       "Revoke",           "AckExit",
+                                       "ExchangeTable",    "ForgetJob",
+                                       "NoticeRanks",      "AgentQuery",
+                                       "AgentShutdown",    "AgentJoin",
+                                       "AgentJoined",      "ClientRequest",
+                                       "ClientReply",      "GenerationDescribed",
+                                       "NoticeSeen",       "AckNotice",
+                                       "ExchangeMissing",  "LinkDown"};
   return message.index() < std::size(kNames) ? kNames[message.index()] : "Message";
 }
 

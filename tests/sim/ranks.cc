@@ -103,6 +103,9 @@ void Ranks::Do(const RankPtr& rank, core::WorkerStepResult result) {
     if (const auto* overdue = std::get_if<core::SendOverdue>(&effect)) {
       rank->relay(absl::StrCat(R"({"type":"overdue","sequence":)", overdue->sequence, "}"));
     }
+    if (const auto* link = std::get_if<core::SendLinkDown>(&effect)) {
+      rank->relay(absl::StrCat(R"({"type":"link","peer":)", link->peer, R"(,"text":")", link->text, "\"}"));
+    }
   }
 }
 
@@ -141,6 +144,7 @@ void Ranks::Up(const RankPtr& rank) {
 
 void Ranks::Begin(Gang& gang, int64_t step) {
   gang.step = step;
+  gang.stepped_at = kernel_.now();
   kernel_.Note(gang.generation, "gang ", gang.job.value, " g", gang.generation, " is whole at step ", step);
   const int64_t step_time = ProgramOf(gang.job).step_time;
   kernel_.After(step_time, [this, job = gang.job, g = gang.generation] { Tick(job, g); });
@@ -165,6 +169,7 @@ void Ranks::Tick(const JobId& job, uint64_t generation) {
   const Program& program = ProgramOf(job);
   if (CanStep(gang)) {
     ++gang.step;
+    gang.stepped_at = kernel_.now();
     checker_.GangSteps(gang);
     Report(gang);
     if (program.steps > 0 && gang.step >= program.steps) {
@@ -175,11 +180,30 @@ void Ranks::Tick(const JobId& job, uint64_t generation) {
       return;
     }
   } else {
+    ReportLinks(gang);
     for (const auto& [number, rank] : gang.ranks) {
       if (rank->alive && rank->lies && rank->report) rank->report("{\"step\":999999}\n");
     }
   }
   kernel_.After(program.step_time, [this, job, generation] { Tick(job, generation); });
+}
+
+// Who waits long finds out which way is broken (comm/ucx/link_probe.h); either side may be the first, or the
+// only one.
+void Ranks::ReportLinks(const Gang& gang) {
+  constexpr int64_t kFoundOut = 13 * kSec;
+  if (kernel_.now() - gang.stepped_at < kFoundOut) return;
+  const RankPtr first = gang.ranks.begin()->second;
+  const auto say = [&](const RankPtr& from, const RankPtr& to) {
+    if (!from->worker || !from->alive || from->hung || from->frozen || !from->up) return;
+    if (kernel_.rng.Chance(0.7))
+      Do(from, from->worker->Step(core::WorkerLinkDown{to->rank, "no answer"}, kernel_.Now()));
+  };
+  for (const auto& [number, rank] : gang.ranks) {
+    if (reachable(first->machine, rank->machine)) continue;
+    say(first, rank);
+    say(rank, first);
+  }
 }
 
 void Ranks::Report(Gang& gang) {

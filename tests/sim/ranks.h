@@ -69,6 +69,7 @@ struct Gang {
   int64_t step = 0;
   bool ticking = false;
   int ups = 0;
+  int64_t stepped_at = 0;  // or became whole
 };
 
 // The checkpoints of a job that saves by itself: what a resume finds. Those of the SDK are in Saves.
@@ -115,6 +116,7 @@ class Ranks {
   void Tick(const JobId& job, uint64_t generation);
   bool CanStep(const Gang& gang) const;
   void Report(Gang& gang);
+  void ReportLinks(const Gang& gang);
   void Do(const RankPtr& rank, core::WorkerStepResult result);
 
   Kernel& kernel_;

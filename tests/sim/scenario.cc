@@ -123,7 +123,7 @@ class Runner {
         {"head", &Runner::HeadIs},   {"node", &Runner::NodeIs},   {"rank", &Runner::RankIs},
         {"stale", &Runner::Stale},   {"expect", &Runner::Expect}, {"settle", &Runner::Settle},
         {"launch", &Runner::Launch}, {"save", &Runner::Save},     {"put", &Runner::Put},
-        {"resume", &Runner::Resume}};
+        {"resume", &Runner::Resume}, {"pair", &Runner::PairIs}};
     const auto handler = kHandlers.find(line_.Word(0));
     if (handler == kHandlers.end()) return Wrong(absl::StrCat("no such command: ", line_.Word(0)));
     (this->*handler->second)();
@@ -182,6 +182,13 @@ class Runner {
   void HeadIs() {
     if (line_.Word(1) == "pause") return world_->head->Pause(Time(line_.Word(2)));
     world_->head->Kill(line_.Word(1) == "power");
+  }
+
+  // pair nI nJ cut TIME | heal
+  void PairIs() {
+    const bool cut = line_.Word(3) == "cut";
+    if (!cut && line_.Word(3) != "heal") return Wrong("a pair is cut or heal");
+    world_->CutPair(Node(line_.Word(1)).index(), Node(line_.Word(2)).index(), cut ? Time(line_.Word(4)) : 0);
   }
 
   // node nI drain [left=TIME] | undrain

@@ -282,12 +282,8 @@ void World::LinkFault(FaultKind kind) {
       return network.Reset(machine);
     case FaultKind::kHalfOpen:
       return network.BreakHalfOpen(machine);
-    default: {
-      const int other = AnyMachine().index();
-      const std::pair pair(std::min(machine, other), std::max(machine, other));
-      partial_[pair] = machine != other;
-      return kernel.After(healed, [this, pair] { partial_[pair] = false; });
-    }
+    default:
+      return CutPair(machine, AnyMachine().index(), healed);
   }
 }
 
@@ -304,7 +300,7 @@ void World::HealAll() {
   disk.set_full(false);
   disk.FailNext(Disk::Fault::kNone);
   disk.set_sync_time(profile.sync_time);
-  for (auto& [pair, cut] : partial_) cut = false;
+  for (auto& [pair, until] : partial_) until = std::min(until, kernel.now());
   for (auto& [job, program] : ranks.programs) program.crash_at_start = 0;
 }
 

@@ -25,7 +25,7 @@ World::World(uint64_t seed, const Profile& chosen)
       ranks(kernel, checker) {
   core::HeadConfig config;
   config.cluster = ClusterId("sim");
-  config.quarantine_max = absl::Minutes(2);  // shorter than the bound of INV-9
+  config.quarantine_max = config.avoid_for = absl::Minutes(2);  // shorter than the bound of INV-9
   config.parse_job = [this](absl::string_view text) -> absl::StatusOr<spec::JobSpec> {
     const spec::JobSpec* spec = SpecOf(std::string(text));
     if (spec == nullptr) return absl::InvalidArgumentError("not a job");
@@ -48,9 +48,20 @@ World::World(uint64_t seed, const Profile& chosen)
     }
     return NodeId();
   };
-  ranks.reachable = [this](int a, int b) {
+  const auto cut_after = [this](int a, int b, int64_t then) {
     const auto it = partial_.find({std::min(a, b), std::max(a, b)});
-    return it == partial_.end() || !it->second;
+    return it != partial_.end() && it->second > then;
+  };
+  ranks.reachable = [this, cut_after](int a, int b) { return !cut_after(a, b, kernel.now()); };
+  checker.link_was_cut = [this, cut_after](const NodeId& a, const NodeId& b, int64_t then) {
+    for (const auto& one : machines) {
+      for (const auto& other : machines) {
+        if (one->config().node == a && other->config().node == b &&
+            cut_after(one->index(), other->index(), then))
+          return true;
+      }
+    }
+    return false;
   };
   ranks.program_of = [this](const JobId& job) {
     const auto record = disk.durable().find(absl::StrCat("job/", job.value));
@@ -68,6 +79,12 @@ World::World(uint64_t seed, const Profile& chosen)
 }
 
 World::~World() = default;
+
+void World::CutPair(int a, int b, int64_t duration) {
+  if (a == b) return;
+  kernel.Note(0x9A12, "the ranks of m", a, " and m", b, duration > 0 ? " cannot talk" : " can talk");
+  partial_[{std::min(a, b), std::max(a, b)}] = kernel.now() + duration;
+}
 
 const spec::JobSpec* World::SpecOf(const std::string& text) {
   const auto [it, fresh] = specs_.try_emplace(text);

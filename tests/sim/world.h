@@ -102,6 +102,8 @@ class World {
   const spec::JobSpec* SpecOf(const std::string& text);
   void SetProgram(const std::string& text, const Program& program) { programs_of_text_[text] = program; }
   void AddMachine(int cpus, int clone_of = -1);
+  // The ranks of two machines cannot talk for so long; 0: they can from now on.
+  void CutPair(int a, int b, int64_t duration);
 
  private:
   void ClientLoop(int index);
@@ -128,7 +130,8 @@ class World {
 
   std::map<std::string, std::optional<spec::JobSpec>> specs_;
   std::map<std::string, Program> programs_of_text_;
-  std::map<std::pair<int, int>, bool> partial_;
+  // Machines whose ranks cannot talk, smaller first: until when, or until when they could not.
+  std::map<std::pair<int, int>, int64_t> partial_;
   std::vector<JobId> known_jobs_;
   int faults_ = 0, submitted_ = 0;
   bool quiet_ = false;
