@@ -310,6 +310,64 @@ TEST_F(Transport, NothingIsQueuedWithoutAConnection) {
   EXPECT_EQ(NextAtServer()->payload, "fresh");
 }
 
+// W9: a peer that does not read is an error for who sends, not a silent loss: what was accepted arrives,
+// whole and in order, and nothing else does.
+TEST_F(Transport, SlowReaderLosesNothingThatWasAccepted_W9) {
+  constexpr int kMost = 200'000;
+  const std::string filler(1000, 'x');
+  const auto accepted = [&](const std::function<absl::Status(const std::string&)>& send) {
+    for (int i = 0; i < kMost; ++i) {
+      const absl::Status status = send(absl::StrCat(i, " ", filler));
+      if (status.ok()) continue;
+      EXPECT_TRUE(absl::IsResourceExhausted(status)) << status;
+      return i;
+    }
+    return kMost;
+  };
+  const auto expect_all = [&](int count, const std::function<std::optional<std::string>()>& receive) {
+    for (int i = 0; i < count; ++i) {
+      std::optional<std::string> got;
+      ASSERT_TRUE(Eventually([&] { return (got = receive()).has_value(); })) << i << " of " << count;
+      ASSERT_EQ(*got, absl::StrCat(i, " ", filler));
+    }
+    EXPECT_EQ(receive(), std::nullopt);
+  };
+  auto client = Client(node_);
+  ASSERT_TRUE(Eventually([&] { return client->Connected(); }));
+  ASSERT_TRUE(client->Send("where I am").ok());
+  const port::Route route = NextAtServer()->route;
+  int count = accepted([&](const std::string& text) { return server_->Send(route, text); });
+  EXPECT_GE(count, 10'000);
+  EXPECT_LT(count, kMost) << "the queue has a bound";
+  expect_all(count, [&] { return client->Receive(); });
+  count = accepted([&](const std::string& text) { return client->Send(text); });
+  EXPECT_GE(count, 10'000);
+  EXPECT_LT(count, kMost) << "the queue has a bound";
+  expect_all(count, [&]() -> std::optional<std::string> {
+    std::optional<port::Received> received = server_->Receive();
+    if (!received) return std::nullopt;
+    return std::move(received->payload);
+  });
+  ExpectWorks(*client, node_);
+}
+
+// W10: who is connected is heard from its first message on, and hears the first answer. (What was said before
+// it came it asks for: ClientEvents, HeadCoreTest.EventsAreALongPoll_W10.)
+TEST_F(Transport, TheFirstMessageOfAConnectionArrives_W10) {
+  for (int i = 0; i < 50; ++i) {
+    auto client = Client(node_);
+    ASSERT_TRUE(Eventually([&] { return client->Connected(); })) << client->status();
+    ASSERT_TRUE(client->Send(absl::StrCat("first ", i)).ok());
+    const std::optional<port::Received> received = NextAtServer();
+    ASSERT_TRUE(received.has_value()) << i;
+    ASSERT_EQ(received->payload, absl::StrCat("first ", i));
+    ASSERT_TRUE(server_->Send(received->route, absl::StrCat("answer ", i)).ok());
+    std::optional<std::string> answer;
+    ASSERT_TRUE(Eventually([&] { return (answer = client->Receive()).has_value(); })) << i;
+    ASSERT_EQ(*answer, absl::StrCat("answer ", i));
+  }
+}
+
 // A connection that was lost and made again between two looks still shows as lost once.
 TEST_F(Transport, EveryLostConnectionIsSeen) {
   auto client = Client(node_);

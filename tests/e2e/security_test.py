@@ -235,6 +235,9 @@ class RolesTest(ClusterSecurityTest):
             self.head = self.start('head', '--context', 'lab', '--listen', f'127.0.0.1:{self.port}', **{name: value})
             wait_until('the head to be back', lambda: self.nodes_in('alive') == 1)
             self.assertIn('does not know our key', self.gtrain('status', home=other, expect=1, timeout=90).stderr)
+        job = self.job_file('crime', 'name: crime\nrun: /bin/true\n')
+        self.assertIn('does not know our key', self.gtrain('launch', '-d', job, home=other, expect=1, timeout=90).stderr)
+        self.assertEqual(self.jobs(prefix=self.inside(0)), [], 'a stranger submits nothing')
         wait_until('an audit line of it', lambda: [line for line in self.audit() if line['action'] == 'connect'])
         self.kill_head()
         for flags in (['--insecure'], ['--no-auth'], ['--auth', 'none'], ['--lsten', '127.0.0.1:1']):
