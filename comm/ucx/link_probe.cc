@@ -83,6 +83,7 @@ LinkTarget::LinkTarget(const std::string& address) {
 
 void LinkTarget::Tidy() {
   if (!listener_.valid()) return;
+  MutexLock lock(&mutex_);
   for (;;) {
     UniqueFd fd(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (!fd.valid()) break;

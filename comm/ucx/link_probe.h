@@ -9,15 +9,17 @@
 #include <string>
 #include <vector>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/time/time.h"
 #include "base/clock.h"
+#include "base/mutex.h"
 #include "base/unique_fd.h"
 
 namespace gtrain::comm {
 
 // Where others try: a TCP port on the data-plane address that takes what comes, looks at none of it and says
-// nothing. The kernel acknowledges for it, so the program may compute or stand still meanwhile. Not
-// thread-safe, nothing blocks.
+// nothing. The kernel acknowledges for it, so the program may compute or stand still meanwhile. Thread-safe,
+// nothing blocks.
 class LinkTarget {
  public:
   // Where no port can be opened (the address is not this machine's) where() is empty and nobody tries.
@@ -29,7 +31,8 @@ class LinkTarget {
  private:
   std::string where_;
   UniqueFd listener_;
-  std::vector<UniqueFd> open_;  // oldest first
+  Mutex mutex_;
+  std::vector<UniqueFd> open_ ABSL_GUARDED_BY(mutex_);  // oldest first
 };
 
 // One try: a connection and 64 KiB, more than any packet holds, that must be acknowledged. A lost packet is

