@@ -8,7 +8,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "base/probe.h"
 #include "runtime/core/head_state.h"
 
 namespace gtrain::core {
@@ -72,7 +71,6 @@ void HeadState::ComparePaces(Job& job) {
     pace.above = slow ? std::max(pace.above, 0) + 1 : std::min(pace.above, 0) - 1;
     if (pace.slow ? pace.above > -kComparisons : pace.above < kComparisons) continue;
     pace.slow = !pace.slow;
-    GT_PROBE("head.slow_node");
     Emit(job, "warning",
          pace.slow
              ? absl::StrFormat("%s is slow: its ranks take %.1f times as long as the others for their own "
