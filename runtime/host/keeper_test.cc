@@ -384,11 +384,10 @@ TEST_F(KeeperTest, FullLogDiskIsMarkedOnceThereIsRoom) {  // P8
   ASSERT_EQ(posix_fallocate(ballast.get(), 0, static_cast<off_t>(space - kRoom)), 0);
   Start();
   client_->Send(keeper::BeginGeneration{1, 1, 1 << 20, "note"});
-  keeper::StartRank rank =
-      Rank(0, {"bash", "-c",
-               absl::StrCat("head -c ", kOutput, " /dev/zero | tr '\\0' y; echo $$ > ", Path("done"),
-                            "; while ! test -e ", Path("go"),
-                            "; do echo more; sleep 0.05; done; echo; echo last words")});
+  keeper::StartRank rank = Rank(0, {"bash", "-c",
+                                    absl::StrCat("head -c ", kOutput, " /dev/zero | tr '\\0' y; echo $$ > ",
+                                                 Path("done"), "; while ! test -e ", Path("go"),
+                                                 "; do echo more; sleep 0.05; done; echo; echo last words")});
   rank.out_path = Path("disk/out");
   client_->Send(rank);
   EXPECT_GT(PidIn("done"), 0) << "the rank waits for its log";
