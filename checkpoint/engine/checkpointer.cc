@@ -5,11 +5,13 @@
 
 #include <algorithm>
 #include <cstring>
+#include <filesystem>
 #include <utility>
 #include <variant>
 #include <vector>
 
 #include "absl/cleanup/cleanup.h"
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -21,12 +23,15 @@
 #include "base/status_macros.h"
 #include "checkpoint/engine/agreement.h"
 #include "checkpoint/engine/catalog.h"
+#include "checkpoint/engine/outside.h"
 #include "checkpoint/engine/resume.h"
 #include "checkpoint/engine/saver.h"
+#include "checkpoint/engine/settle.h"
 #include "checkpoint/engine/shard_io.h"
 #include "checkpoint/format/hash.h"
 #include "checkpoint/plan/load_plan.h"
 #include "checkpoint/plan/save_plan.h"
+#include "checkpoint/port/writer_host.h"
 #include "checkpoint/store/probe.h"
 
 namespace gtrain::ckpt {
@@ -43,6 +48,14 @@ void Pause(absl::Duration how_long) {
   Mutex mu;
   MutexLock lock(&mu);
   mu.AwaitFor(how_long, [] { return false; });
+}
+
+// The writer outside may have another working directory.
+std::string AbsoluteLocation(const std::string& location) {
+  if (absl::StartsWith(location, "s3://")) return location;
+  std::error_code error;
+  const std::filesystem::path path = std::filesystem::absolute(location, error);
+  return error ? location : path.string();
 }
 
 // Get that waits for what another rank is known to have written.
@@ -66,7 +79,8 @@ class CheckpointerImpl final : public Checkpointer {
         settings_(std::move(settings)),
         comm_(std::move(comm)),
         open_store_(std::move(open_store)),
-        agree_(comm_.get()) {}
+        agree_(comm_.get()),
+        host_(dynamic_cast<port::WriterHost*>(session)) {}
 
   absl::Status Start();
 
@@ -96,6 +110,8 @@ class CheckpointerImpl final : public Checkpointer {
   absl::Status TakeOwnership();
   absl::Status Add(Registered registered, void* data);
   absl::Status Freeze();
+  CommitterConfig Commits() const;
+  std::unique_ptr<SaveRoute> MakeRoute();
   absl::StatusOr<std::vector<Candidate>> ListCandidates();
   Choice NextChoice(std::vector<Candidate>* candidates, int* tried);
   bool ListAgain(const Candidate& gone, std::vector<Candidate>* candidates);
@@ -114,12 +130,14 @@ class CheckpointerImpl final : public Checkpointer {
   const std::unique_ptr<Communicator> comm_;  // null with one rank
   const StoreFactory open_store_;
   Agreement agree_;
+  port::WriterHost* const host_;  // of the session's; null: this process writes its saves itself
   const RealClock clock_;
   std::unique_ptr<port::BlobStore> store_;
   std::unique_ptr<port::BlobStore> elsewhere_;  // of resume_uri, when asked for
   SaveId next_;                                 // epoch, timeline, generation, attempt of the next save
   std::vector<Registered> registered_;
   std::vector<void*> data_;
+  ShardPlan plan_;  // of this rank's saves
   bool frozen_ = false;
   int lists_ = 0;  // of candidates that turned out to be out of date
   std::optional<int64_t> restored_step_;
@@ -265,20 +283,53 @@ absl::Status CheckpointerImpl::Freeze() {
         "rank ", rank, " registered other state than rank 0: names, order, shapes and types must be equal"));
   }
   frozen_ = true;
+  plan_ = PlanShard(registered_, agree_.rank(), agree_.size());
   saver_ = std::make_unique<Saver>(
-      store_.get(), session_,
-      [session = session_](int64_t step, const std::string& manifest) {
-        session->ReportCheckpoint(step, manifest);
+      MakeRoute(),
+      [this](const SaveId& id) {
+        session_->ReportCheckpoint(id.step, absl::StrCat(store_->Describe(), "/", ManifestKey(id)));
       },
-      SaverConfig{.rank = agree_.rank(),
-                  .world_size = agree_.size(),
-                  .epoch = next_.epoch,
-                  .owner = settings_.identity,
-                  .registered = registered_,
-                  .keep = settings_.keep,
-                  .shard_tries = settings_.on_error == OnError::kRetry ? 4 : 1,
-                  .commit_timeout = settings_.commit_timeout});
+      agree_.rank(), store_->Describe(), plan_.file_bytes());
   return absl::OkStatus();
+}
+
+CommitterConfig CheckpointerImpl::Commits() const {
+  return {.rank = agree_.rank(),
+          .world_size = agree_.size(),
+          .epoch = next_.epoch,
+          .owner = settings_.identity,
+          .registered = registered_,
+          .keep = settings_.keep,
+          .shard_tries = settings_.on_error == OnError::kRetry ? 4 : 1,
+          .commit_timeout = settings_.commit_timeout,
+          .alive = [this] { return session_->Alive(); },
+          .may_commit = [this](const SaveId&) { return session_->Alive(); }};
+}
+
+// Outside this process where there is somebody; each rank for itself, they meet in the storage only.
+std::unique_ptr<SaveRoute> CheckpointerImpl::MakeRoute() {
+  if (host_ != nullptr) {
+    const CommitterConfig config = Commits();
+    SaveOrder order{.location = AbsoluteLocation(settings_.uri),
+                    .owner = config.owner,
+                    .epoch = config.epoch,
+                    .rank = config.rank,
+                    .world_size = config.world_size,
+                    .keep = config.keep,
+                    .shard_tries = config.shard_tries,
+                    .commit_timeout_ms =
+                        static_cast<uint64_t>(absl::ToInt64Milliseconds(config.commit_timeout))};
+    for (const Registered& r : registered_) {
+      order.tensors.push_back(r.tensor);
+      order.bytes.push_back(r.bytes);
+    }
+    auto outside = OutsideRoute::Start(host_, order, plan_.data_bytes);
+    if (outside.ok()) return *std::move(outside);
+    LogWarning("checkpoint: rank ", agree_.rank(),
+               " writes its saves itself, so a crash right after a save loses it: ",
+               outside.status().message());
+  }
+  return std::make_unique<OwnRoute>(store_.get(), Commits());
 }
 
 absl::StatusOr<port::BlobStore*> CheckpointerImpl::StoreOf(bool elsewhere) {
@@ -330,7 +381,11 @@ CheckpointerImpl::Choice CheckpointerImpl::NextChoice(std::vector<Candidate>* ca
     }
     if (!read.ok()) return {.status = read.status()};
     Manifest* manifest = std::get_if<Manifest>(&*read);
-    if (manifest == nullptr) continue;  // given up by its writers: it never was a checkpoint
+    if (manifest == nullptr) {  // it never was a checkpoint
+      LogWarning("checkpoint: step ", candidate.id.step, " of generation ", candidate.id.generation,
+                    " was given up by its writers: ", std::get<AbortMarker>(*read).reason);
+      continue;
+    }
     const bool foreign =
         candidate.id.epoch != next_.epoch && manifest->owner.job_hash != settings_.identity.job_hash;
     if (settings_.resume == Resume::kIfSameJob && foreign) continue;
@@ -391,9 +446,12 @@ absl::StatusOr<std::optional<RestoredStep>> CheckpointerImpl::Restore() {
   std::vector<Candidate> candidates;
   Choice listed;
   int tried = 0;
+  // Here every rank has its writer, so on no machine of this generation one of an earlier still needs its memory.
+  GT_RETURN_IF_ERROR(agree_.AllOk(absl::OkStatus()));
   if (agree_.rank() == 0) {
+    if (host_ != nullptr) listed.status = SettleEarlier(store_.get(), next_, [this] { return session_->Alive(); });
     absl::StatusOr<std::vector<Candidate>> found = ListCandidates();
-    listed.status = found.status();
+    if (listed.status.ok()) listed.status = found.status();
     if (found.ok()) candidates = *std::move(found);
   }
   GT_RETURN_IF_ERROR(agree_.AllOk(listed.status));
@@ -487,11 +545,12 @@ absl::StatusOr<bool> CheckpointerImpl::Save(int64_t step) {
     return false;
   }
   if (settings_.on_error == OnError::kFail) GT_RETURN_IF_ERROR(agree_.AllOk(saver_->last_status()));
+  if (!saver_->usable()) saver_->Replace(std::make_unique<OwnRoute>(store_.get(), Commits()));
   if (step <= highest_step_) ++next_.attempt;  // a step saved before: its names are taken
   highest_step_ = step;
   next_.step = step;
   char* out = saver_->buffer();
-  for (const Piece& piece : saver_->plan().pieces) {
+  for (const Piece& piece : plan_.pieces) {
     if (piece.bytes == 0) continue;
     std::memcpy(out, static_cast<const char*>(data_[piece.tensor]) + piece.begin, piece.bytes);
     out += piece.bytes;

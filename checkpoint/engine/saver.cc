@@ -1,53 +1,28 @@
-// SaveCore decides, this file does: take the next effect, call the storage, hand the answer back. Between
-// effects the thread sleeps until the core's next deadline; it wakes for a stop at once and asks the session
-// whether the generation still lives each time.
 #include "checkpoint/engine/saver.h"
 
-#include <algorithm>
-#include <deque>
 #include <utility>
-#include <variant>
 
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
 #include "base/logging.h"
-#include "base/status_macros.h"
 #include "base/units.h"
-#include "checkpoint/engine/catalog.h"
-#include "checkpoint/engine/retain.h"
-#include "checkpoint/engine/shard_io.h"
-#include "checkpoint/plan/retention.h"
 
 namespace gtrain::ckpt {
 
-namespace save = core::save;
-
-struct Saver::Run {
-  SaveId id;
-  ShardFile file;                  // ours
-  std::map<int, ShardFile> files;  // rank 0: of all
-  std::string manifest;            // rank 0: the text we put
-  std::deque<save::Effect> effects;
-  std::optional<absl::Status> result;
-  bool told_stop = false;
-};
-
-Saver::Saver(port::BlobStore* store, const Session* session,
-             std::function<void(int64_t, const std::string&)> committed, SaverConfig config)
-    : store_(store),
-      session_(session),
-      committed_(std::move(committed)),
-      config_(std::move(config)),
-      plan_(PlanShard(config_.registered, config_.rank, config_.world_size)),
-      buffer_(std::make_unique_for_overwrite<char[]>(plan_.data_bytes)),
-      core_(
-          {.rank = config_.rank, .world_size = config_.world_size, .commit_timeout = config_.commit_timeout}),
+Saver::Saver(std::unique_ptr<SaveRoute> route, std::function<void(const SaveId&)> committed, int rank,
+             std::string place, uint64_t bytes)
+    : committed_(std::move(committed)),
+      rank_(rank),
+      place_(std::move(place)),
+      bytes_(bytes),
+      route_(std::move(route)),
       thread_([this] { Loop(); }) {}
 
 Saver::~Saver() {
+  stop_.Set();
   {
     MutexLock lock(&mu_);
-    stop_ = true;
+    end_ = true;
   }
   thread_.join();
 }
@@ -57,7 +32,14 @@ bool Saver::busy() const {
   return busy_;
 }
 
+void Saver::Replace(std::unique_ptr<SaveRoute> route) {
+  MutexLock lock(&mu_);
+  GT_CHECK(!busy_);
+  route_ = std::move(route);
+}
+
 void Saver::Start(const SaveId& id) {
+  route_->Begin(id);
   MutexLock lock(&mu_);
   GT_CHECK(!busy_ && !request_);
   busy_ = true;
@@ -94,204 +76,34 @@ void Saver::Loop() {
     SaveId id;
     {
       MutexLock lock(&mu_);
-      const auto work = [this]() ABSL_SHARED_LOCKS_REQUIRED(mu_) { return stop_ || request_.has_value(); };
+      const auto work = [this]() ABSL_SHARED_LOCKS_REQUIRED(mu_) { return end_ || request_.has_value(); };
       mu_.Await(work);
       if (!request_) return;
       id = *request_;
       request_.reset();
     }
     const Instant begin = clock_.Now();
-    const absl::Status status = Save(id);
+    const std::optional<absl::Status> status = route_->Finish(id, &stop_, [&] {
+      committed_(id);
+      MutexLock lock(&mu_);
+      last_committed_ = id.step;
+    });
     const absl::Duration took = clock_.Now() - begin;
-    if (status.ok() && config_.rank == 0) {
-      LogInfo("checkpoint: step ", id.step, " is committed as ", store_->Describe(), "/", ManifestKey(id),
-              " (", PrintBytes(plan_.file_bytes()), " by this rank, ", absl::ToInt64Milliseconds(took),
-              " ms)");
-    } else if (!status.ok()) {
-      LogWarning("checkpoint: rank ", config_.rank, ": step ", id.step,
-                 " is not saved, the previous one stands: ", status.message());
+    if (!status) {
+      LogInfo("checkpoint: rank ", rank_, ": step ", id.step,
+              " is left to the writer outside this process, which goes on with it");
+    } else if (!status->ok()) {
+      LogWarning("checkpoint: rank ", rank_, ": step ", id.step,
+                 " is not saved, the previous one stands: ", status->message());
+    } else if (rank_ == 0) {
+      LogInfo("checkpoint: step ", id.step, " is committed as ", place_, "/", ManifestKey(id), " (",
+              PrintBytes(bytes_), " by this rank, ", absl::ToInt64Milliseconds(took), " ms)");
     }
     MutexLock lock(&mu_);
-    last_status_ = status;
+    last_status_ = status.value_or(absl::OkStatus());
     last_duration_ = took;
     busy_ = false;
   }
-}
-
-absl::Status Saver::Save(const SaveId& id) {
-  Run run{.id = id};
-  Apply(&run, save::SnapshotTaken{id.step});
-  while (!run.result) {
-    if (run.effects.empty()) {
-      const std::optional<Instant> deadline = core_.NextDeadline();
-      GT_CHECK(deadline.has_value());
-      Pause(&run, *deadline);
-      continue;
-    }
-    const save::Effect effect = std::move(run.effects.front());
-    run.effects.pop_front();
-    Do(&run, effect);
-  }
-  return *run.result;
-}
-
-void Saver::Pause(Run* run, Instant deadline) {
-  bool stop = false;
-  {
-    MutexLock lock(&mu_);
-    if (run->told_stop) {  // nothing new can wake us: wait out the time
-      mu_.AwaitFor(deadline - clock_.Now(), [] { return false; });
-    } else {
-      stop = AwaitStop(deadline - clock_.Now());
-    }
-  }
-  if (stop) {
-    run->told_stop = true;
-    return Apply(run, save::Cancelled{});
-  }
-  if (const absl::Status alive = session_->Alive(); !alive.ok() && !run->told_stop) {
-    run->told_stop = true;
-    return Apply(run, save::Revoked{std::string(alive.message())});
-  }
-  Apply(run, save::Tick{});
-}
-
-bool Saver::AwaitStop(absl::Duration timeout) {
-  return mu_.AwaitFor(timeout, [this]() ABSL_SHARED_LOCKS_REQUIRED(mu_) { return stop_; });
-}
-
-void Saver::Apply(Run* run, const save::Event& event) {
-  save::Result result = core_.Step(event, clock_.Now());
-  for (save::Effect& effect : result.effects) run->effects.push_back(std::move(effect));
-}
-
-void Saver::Do(Run* run, const save::Effect& effect) {
-  if (std::holds_alternative<save::WriteShard>(effect)) {
-    Apply(run, save::ShardWritten{WriteOwnShard(run)});
-  } else if (const auto* index = std::get_if<save::WriteIndex>(&effect)) {
-    ShardIndex out{.id = run->id, .rank = config_.rank, .world_size = config_.world_size, .file = run->file};
-    if (!index->shard.ok()) out.error = absl::StrCat("error: ", index->shard.message());
-    Apply(run, save::IndexWritten{store_->PutIfAbsent(
-                   AttemptKey(run->id, IndexName(config_.rank, config_.world_size)), Print(out))});
-  } else if (const auto* poll = std::get_if<save::PollIndices>(&effect)) {
-    PollIndices(run, poll->missing);
-  } else if (std::holds_alternative<save::CheckAuthority>(effect)) {
-    Apply(run, save::AuthorityChecked{CheckAuthority(run)});
-  } else if (std::holds_alternative<save::PutManifest>(effect)) {
-    Apply(run, save::ManifestPut{store_->PutIfAbsent(ManifestKey(run->id), run->manifest)});
-  } else if (std::holds_alternative<save::ReadManifest>(effect)) {
-    Apply(run, LookAtKey(run));
-  } else if (const auto* abort = std::get_if<save::PutAbort>(&effect)) {
-    const absl::Status put =
-        store_->PutIfAbsent(ManifestKey(run->id), Print(AbortMarker{.id = run->id, .reason = abort->reason}));
-    if (!put.ok()) LogWarning("checkpoint: no abort marker for step ", run->id.step, ": ", put.message());
-    Apply(run, save::AbortPut{});
-  } else if (std::holds_alternative<save::ReportCommitted>(effect)) {
-    committed_(run->id.step, absl::StrCat(store_->Describe(), "/", ManifestKey(run->id)));
-    MutexLock lock(&mu_);
-    last_committed_ = run->id.step;
-  } else if (std::holds_alternative<save::ApplyRetention>(effect)) {
-    const absl::Status retained = Retain(run->id);
-    if (!retained.ok()) {
-      LogWarning("checkpoint: old checkpoints could not be deleted and stay until the next commit: ",
-                 retained.message());
-    }
-    Apply(run, save::RetentionApplied{retained});
-  } else {
-    run->result = std::get<save::Finish>(effect).status;
-  }
-}
-
-absl::Status Saver::WriteOwnShard(Run* run) {
-  const absl::string_view data(buffer_.get(), plan_.data_bytes);
-  run->file = DescribeShard(plan_, data, config_.registered, config_.rank, config_.world_size);
-  absl::Status written = WriteShard(store_, run->id, plan_, run->file, data);
-  for (int i = 1; i < config_.shard_tries && !written.ok(); ++i) {
-    LogWarning("checkpoint: writing ", run->file.name, " failed, try ", i, " of ", config_.shard_tries, ": ",
-               written.message());
-    {
-      MutexLock lock(&mu_);
-      if (AwaitStop(absl::Milliseconds(100 << i) * (0.5 + rng_.Unit()))) return written;
-    }
-    written = WriteShard(store_, run->id, plan_, run->file, data);
-    // The key is this attempt's alone: if it exists, an earlier try made it and only its answer was lost.
-    if (absl::IsAlreadyExists(written)) written = VerifyBytes(store_, run->id, run->file);
-  }
-  return written;
-}
-
-void Saver::PollIndices(Run* run, const std::vector<int>& missing) {
-  if (run->files.empty()) run->files[config_.rank] = run->file;
-  for (int rank : missing) {
-    const std::string key = AttemptKey(run->id, IndexName(rank, config_.world_size));
-    const absl::StatusOr<std::string> text = store_->Get(key, kManifestBytesMax);
-    if (!text.ok())
-      continue;  // not there yet, or the storage has a bad moment: asked again until the deadline
-    const absl::StatusOr<ShardIndex> index = ParseShardIndex(key, *text);
-    const absl::Status sound = index.ok() ? CheckIndex(*run, *index, rank) : index.status();
-    if (sound.ok()) run->files[rank] = index->file;
-    Apply(run, save::IndexSeen{rank, sound});
-    if (!sound.ok()) return;
-  }
-}
-
-absl::Status Saver::CheckIndex(const Run& run, const ShardIndex& index, int rank) const {
-  if (!index.error.empty()) return absl::AbortedError(index.error);
-  const std::string key = AttemptKey(run.id, ShardName(rank, config_.world_size));
-  GT_ASSIGN_OR_RETURN(const uint64_t bytes, store_->Size(key));
-  if (bytes == index.file.bytes) return absl::OkStatus();
-  return absl::DataLossError(absl::StrCat(key, " has ", bytes, " bytes, its index says ", index.file.bytes));
-}
-
-absl::Status Saver::CheckAuthority(Run* run) {
-  Manifest manifest{.id = run->id, .owner = config_.owner, .world_size = config_.world_size};
-  for (const Registered& r : config_.registered) manifest.tensors.push_back(r.tensor);
-  if (run->files.empty()) run->files[config_.rank] = run->file;
-  for (auto& [rank, file] : run->files) manifest.files.push_back(file);
-  GT_RETURN_IF_ERROR(Validate(manifest));
-  run->manifest = Print(manifest);
-  if (run->manifest.size() > kManifestBytesMax) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("the manifest would have ", run->manifest.size(), " bytes"));
-  }
-  const absl::StatusOr<std::string> next = store_->Get(OwnerKey(config_.epoch + 1), kSmallFileBytesMax);
-  if (next.ok()) {
-    const absl::StatusOr<OwnerClaim> claim = ParseOwnerClaim(OwnerKey(config_.epoch + 1), *next);
-    return absl::FailedPreconditionError(absl::StrCat(store_->Describe(), " was taken over by job \"",
-                                                      claim.ok() ? claim->owner.job : "(unknown)",
-                                                      "\"; give this job a checkpoint directory of its own"));
-  }
-  if (!absl::IsNotFound(next.status())) return next.status();
-  return session_->Alive();  // last: nothing lies between this answer and the put
-}
-
-save::ManifestRead Saver::LookAtKey(Run* run) {
-  std::string text;
-  const auto read = ReadManifest(store_, run->id, &text);
-  if (absl::IsNotFound(read.status())) return {save::KeyHolds::kNothing, ""};
-  if (config_.rank == 0 && !run->manifest.empty() && text == run->manifest) {
-    finite_of_[run->id] = std::get<Manifest>(*read).finite();
-    return {save::KeyHolds::kThisManifest, ""};
-  }
-  if (absl::IsDataLoss(read.status())) return {save::KeyHolds::kOther, std::string(read.status().message())};
-  if (!read.ok()) return {save::KeyHolds::kUnreadable, std::string(read.status().message())};
-  if (const auto* marker = std::get_if<AbortMarker>(&*read))
-    return {save::KeyHolds::kAbortMarker, marker->reason};
-  const Manifest& manifest = std::get<Manifest>(*read);
-  const bool same = config_.rank != 0 && manifest.world_size == config_.world_size &&
-                    manifest.files[config_.rank] == run->file;
-  return {same ? save::KeyHolds::kThisManifest : save::KeyHolds::kOther,
-          "it lists another shard of this rank"};
-}
-
-absl::Status Saver::Retain(const SaveId& id) {
-  GT_ASSIGN_OR_RETURN(const StoredCheckpoints stored, ListStored(store_, id, &finite_of_));
-  const RetentionPlan plan = PlanRetention(stored, config_.keep);
-  for (const SaveId& old : plan.manifests) finite_of_.erase(old);
-  GT_RETURN_IF_ERROR(DeletePlanned(store_, plan));
-  GT_ASSIGN_OR_RETURN(const auto unfinished, ListUnfinishedBefore(store_, id));
-  for (const auto& u : unfinished) GT_RETURN_IF_ERROR(store_->DropUnfinished(u));
-  return absl::OkStatus();
 }
 
 }  // namespace gtrain::ckpt

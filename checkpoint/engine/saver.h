@@ -1,54 +1,76 @@
-// The writer thread: carries out what SaveCore decides for one save at a time.
+// One save at a time beside training: keeps what the last one came to, and the thread that waits for it.
 #pragma once
-#include <gtrain/session.h>
-
+#include <cstdint>
 #include <functional>
-#include <map>
 #include <memory>
 #include <optional>
 #include <string>
 #include <thread>
-#include <vector>
+#include <utility>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "base/clock.h"
 #include "base/mutex.h"
-#include "base/rng.h"
-#include "checkpoint/format/manifest.h"
-#include "checkpoint/plan/save_plan.h"
-#include "checkpoint/port/blob_store.h"
-#include "runtime/core/save_core.h"
+#include "checkpoint/engine/committer.h"
+#include "checkpoint/format/names.h"
 
 namespace gtrain::ckpt {
 
-struct SaverConfig {
-  int rank = 0;
-  int world_size = 1;
-  uint64_t epoch = 1;
-  Identity owner;
-  std::vector<Registered> registered;
-  int keep = 3;
-  int shard_tries = 1;
-  absl::Duration commit_timeout = absl::Minutes(10);
+// Who writes the snapshot.
+class SaveRoute {
+ public:
+  virtual ~SaveRoute() = default;
+  // Where the data of the shard plan goes, one piece after the other. Only while no save runs.
+  virtual char* buffer() = 0;
+  // On the training thread, never blocks. From here on the snapshot is the route's.
+  virtual void Begin(const SaveId& id) = 0;
+  // On the Saver's thread: blocks until the save is over; its status, or nullopt when `stop` was set and somebody
+  // else goes on with it. `committed` is called as soon as it is.
+  virtual std::optional<absl::Status> Finish(const SaveId& id, StopFlag* stop,
+                                             absl::FunctionRef<void()> committed) = 0;
+  // False: it can save nothing more. Only while no save runs.
+  virtual bool usable() = 0;
 };
 
-// One owner thread calls the public methods; one writer thread of its own does the work and ends in the
-// destructor, which gives up a save that is not committed yet and waits for the storage call that is out.
-// `store` and `session` must outlive it. Host memory: one buffer of this rank's share, made once.
+// This process writes, out of memory of its own, made once. Whatever ends the process ends the save.
+class OwnRoute final : public SaveRoute {
+ public:
+  // `store` must outlive it.
+  OwnRoute(port::BlobStore* store, CommitterConfig config)
+      : committer_(store, std::move(config)),
+        buffer_(std::make_unique_for_overwrite<char[]>(committer_.plan().data_bytes)) {}
+  char* buffer() override { return buffer_.get(); }
+  void Begin(const SaveId&) override {}
+  std::optional<absl::Status> Finish(const SaveId& id, StopFlag* stop,
+                                     absl::FunctionRef<void()> committed) override {
+    return committer_.Save(id, {buffer_.get(), committer_.plan().data_bytes}, stop, committed);
+  }
+  bool usable() override { return true; }
+
+ private:
+  Committer committer_;
+  const std::unique_ptr<char[]> buffer_;
+};
+
+// One owner thread calls the public methods; a thread of its own waits for the route and ends in the
+// destructor, which stops a save that is not committed yet and waits for the storage call that is out.
 class Saver {
  public:
-  Saver(port::BlobStore* store, const Session* session,
-        std::function<void(int64_t, const std::string&)> committed, SaverConfig config);
+  // `committed` is called on the Saver's thread. For people: `place` is where it goes, `bytes` how much of it.
+  Saver(std::unique_ptr<SaveRoute> route, std::function<void(const SaveId&)> committed, int rank,
+        std::string place, uint64_t bytes);
   ~Saver();
   Saver(const Saver&) = delete;
   Saver& operator=(const Saver&) = delete;
 
-  const ShardPlan& plan() const { return plan_; }
   bool busy() const;
-  // Where the data of plan().pieces goes, one after the other. Only while not busy.
-  char* buffer() { return buffer_.get(); }
+  // Only while not busy.
+  char* buffer() { return route_->buffer(); }
+  bool usable() { return route_->usable(); }
+  void Replace(std::unique_ptr<SaveRoute> route);
   // Writes the buffer as `id`. Never blocks. Must not be busy.
   void Start(const SaveId& id);
   // Until not busy: the last save's status. DeadlineExceeded after `timeout`.
@@ -59,38 +81,20 @@ class Saver {
   absl::Duration last_duration() const;
 
  private:
-  struct Run;  // of one save, on the writer thread
   void Loop();
-  absl::Status Save(const SaveId& id);
-  // Waits until `deadline` or a stop; tells the core about the stop once.
-  void Pause(Run* run, Instant deadline);
-  void Do(Run* run, const core::save::Effect& effect);
-  void Apply(Run* run, const core::save::Event& event);
-  absl::Status WriteOwnShard(Run* run);
-  void PollIndices(Run* run, const std::vector<int>& missing);
-  absl::Status CheckIndex(const Run& run, const ShardIndex& index, int rank) const;
-  absl::Status CheckAuthority(Run* run);
-  core::save::ManifestRead LookAtKey(Run* run);
-  absl::Status Retain(const SaveId& id);
-  bool AwaitStop(absl::Duration timeout) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
-  port::BlobStore* const store_;
-  const Session* const session_;
-  const std::function<void(int64_t, const std::string&)> committed_;
-  const SaverConfig config_;
-  const ShardPlan plan_;
-  const std::unique_ptr<char[]> buffer_;
+  const std::function<void(const SaveId&)> committed_;
+  const int rank_;
+  const std::string place_;
+  const uint64_t bytes_;
   const RealClock clock_;
-
-  // Writer thread only.
-  core::SaveCore core_;
-  Rng rng_ = Rng::FromSystem();
-  std::map<SaveId, bool> finite_of_;  // manifests read before: they never change
+  std::unique_ptr<SaveRoute> route_;  // changed while not busy only
+  StopFlag stop_;
 
   mutable Mutex mu_;
   std::optional<SaveId> request_ ABSL_GUARDED_BY(mu_);
   bool busy_ ABSL_GUARDED_BY(mu_) = false;
-  bool stop_ ABSL_GUARDED_BY(mu_) = false;
+  bool end_ ABSL_GUARDED_BY(mu_) = false;
   absl::Status last_status_ ABSL_GUARDED_BY(mu_);
   std::optional<int64_t> last_committed_ ABSL_GUARDED_BY(mu_);
   absl::Duration last_duration_ ABSL_GUARDED_BY(mu_);

@@ -129,7 +129,7 @@ struct FakeJob {
   std::shared_ptr<Meeting> meeting;  // made by RunRanks
 };
 
-class FakeSession final : public Session {
+class FakeSession : public Session {
  public:
   FakeSession(const FakeJob& job, int rank) : job_(job), rank_(rank) {}
   int rank() const override { return rank_; }

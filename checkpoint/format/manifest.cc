@@ -26,10 +26,13 @@ constexpr char kManifestFormat[] = "gtrain-checkpoint";
 constexpr char kAbortFormat[] = "gtrain-checkpoint-aborted";
 constexpr char kIndexFormat[] = "gtrain-shard-index";
 constexpr char kOwnerFormat[] = "gtrain-checkpoint-owner";
+constexpr char kOrderFormat[] = "gtrain-save-order";
 constexpr uint64_t kSmallVersion = 1;  // of abort markers and claims
 constexpr std::pair<Layout, absl::string_view> kLayouts[] = {
     {Layout::kReplicated, "replicated"}, {Layout::kPerRank, "per-rank"}, {Layout::kSharded, "sharded"}};
 constexpr size_t kReasonBytesMax = 4096;
+constexpr size_t kLocationBytesMax = 4096;
+constexpr uint64_t kOrderNumberMax = INT32_MAX;  // keep, tries, milliseconds
 
 // Words for people, when written and when read: others' files must not reach a terminal as they are (fault
 // B7).
@@ -466,6 +469,61 @@ std::string Print(const OwnerClaim& claim) {
   out["epoch"] = claim.epoch;
   AddIdentity(claim.owner, &out);
   return PrintSealed(out);
+}
+
+std::string Print(const SaveOrder& order) {
+  Json out = Head(kOrderFormat);
+  out["location"] = order.location;
+  AddIdentity(order.owner, &out);
+  out["epoch"] = order.epoch;
+  out["rank"] = order.rank;
+  out["world_size"] = order.world_size;
+  out["keep"] = order.keep;
+  out["shard_tries"] = order.shard_tries;
+  out["commit_timeout_ms"] = order.commit_timeout_ms;
+  out["tensors"] = Json::array();
+  for (const GlobalTensor& t : order.tensors) out["tensors"].push_back(TensorToJson(t));
+  out["bytes"] = order.bytes;
+  return PrintSealed(out);
+}
+
+absl::StatusOr<SaveOrder> ParseSaveOrder(absl::string_view text) {
+  GT_ASSIGN_OR_RETURN(const Json object, ParseSealed(text, kManifestBytesMax));
+  GT_RETURN_IF_ERROR(ReadHead(object, kOrderFormat).status());
+  GT_RETURN_IF_ERROR(CheckFields(
+      object, {"format", "version", "location", "cluster", "job", "job_hash", "epoch", "rank", "world_size",
+               "keep", "shard_tries", "commit_timeout_ms", "tensors", "bytes"}));
+  SaveOrder order;
+  GT_ASSIGN_OR_RETURN(order.location, GetString(object, "location", kLocationBytesMax));
+  GT_ASSIGN_OR_RETURN(order.owner, ReadIdentity(object));
+  GT_ASSIGN_OR_RETURN(order.epoch, GetUint(object, "epoch", kCounterMax));
+  const auto number = [&](const char* name, uint64_t value_max, int* out) -> absl::Status {
+    GT_ASSIGN_OR_RETURN(const uint64_t value, GetUint(object, name, value_max));
+    *out = static_cast<int>(value);
+    return absl::OkStatus();
+  };
+  GT_RETURN_IF_ERROR(number("world_size", kWorldSizeMax, &order.world_size));
+  GT_RETURN_IF_ERROR(number("rank", kWorldSizeMax, &order.rank));
+  GT_RETURN_IF_ERROR(number("keep", kOrderNumberMax, &order.keep));
+  GT_RETURN_IF_ERROR(number("shard_tries", kOrderNumberMax, &order.shard_tries));
+  GT_ASSIGN_OR_RETURN(order.commit_timeout_ms, GetUint(object, "commit_timeout_ms", kOrderNumberMax));
+  if (order.rank >= order.world_size) return absl::DataLossError("rank outside the world");
+  GT_ASSIGN_OR_RETURN(const Json* tensors, GetArray(object, "tensors", kTensorsMax));
+  for (const Json& item : *tensors) {
+    GT_ASSIGN_OR_RETURN(GlobalTensor t, ReadTensor(item, kManifestVersion));
+    order.tensors.push_back(std::move(t));
+  }
+  GT_RETURN_IF_ERROR(CheckTensors(order.tensors));
+  const absl::Status possible = Shares::Make(order.tensors, order.world_size).status();
+  if (!possible.ok()) return absl::DataLossError(possible.message());
+  GT_ASSIGN_OR_RETURN(const Json* sizes, GetArray(object, "bytes", kTensorsMax));
+  for (const Json& size : *sizes) {
+    if (!size.is_number_unsigned() || size.get<uint64_t>() > kFileBytesMax)
+      return absl::DataLossError("impossible bytes");
+    order.bytes.push_back(size.get<uint64_t>());
+  }
+  if (order.bytes.size() != order.tensors.size()) return absl::DataLossError("bytes do not match the tensors");
+  return order;
 }
 
 absl::StatusOr<std::variant<Manifest, AbortMarker>> ParseManifest(absl::string_view key,

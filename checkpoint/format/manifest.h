@@ -90,6 +90,21 @@ struct OwnerClaim {
   bool operator==(const OwnerClaim&) const = default;
 };
 
+// What a rank tells the writer outside its process, once: how to save what lies in their shared memory.
+struct SaveOrder {
+  std::string location;  // of the store; an absolute path, or a URI
+  Identity owner;
+  uint64_t epoch = 1;
+  int rank = 0;
+  int world_size = 1;
+  int keep = 3;
+  int shard_tries = 1;
+  uint64_t commit_timeout_ms = 0;
+  std::vector<GlobalTensor> tensors;  // as registered
+  std::vector<uint64_t> bytes;        // this rank's, of each
+  bool operator==(const SaveOrder&) const = default;
+};
+
 // Whether a manifest is whole and consistent: a file for each rank with the derived name, chunks that match
 // the lengths, every byte of every tensor in exactly one file. DataLoss with the first fault.
 absl::Status Validate(const Manifest& manifest);
@@ -101,6 +116,7 @@ std::string Print(const Manifest& manifest);
 std::string Print(const AbortMarker& marker);
 std::string Print(const ShardIndex& index);
 std::string Print(const OwnerClaim& claim);
+std::string Print(const SaveOrder& order);
 
 // DataLoss for anything hostile or damaged. `key` is where the text was found: the numbers inside must derive
 // exactly that key. A returned manifest is Validate()d.
@@ -108,5 +124,7 @@ absl::StatusOr<std::variant<Manifest, AbortMarker>> ParseManifest(absl::string_v
                                                                   absl::string_view text);
 absl::StatusOr<ShardIndex> ParseShardIndex(absl::string_view key, absl::string_view text);
 absl::StatusOr<OwnerClaim> ParseOwnerClaim(absl::string_view key, absl::string_view text);
+// DataLoss as well when the tensors cannot be saved in its world.
+absl::StatusOr<SaveOrder> ParseSaveOrder(absl::string_view text);
 
 }  // namespace gtrain::ckpt

@@ -832,6 +832,11 @@ class FakeRank {
     return {frame.kind, body};
   }
   int passed() const { return passed_.get(); }
+  UniqueFd TakePassed() { return std::move(passed_); }
+  void Writer(uint64_t bytes) {
+    RankArenaRequest request{1, bytes};
+    Send(kRankWriter, std::string(reinterpret_cast<char*>(&request), sizeof(request)));
+  }
 
  private:
   UniqueFd fd_, passed_;
@@ -911,6 +916,130 @@ TEST_F(KeeperTest, ArenasAreSharedSizedAndLimited) {
   EXPECT_THAT(refused.second, HasSubstr("resources.shm"));
 }
 
+// What a rank holds of its writer. The first words of the memory count releases and starts
+// (checkpoint/engine/save_arena.h); a writer that gets no order waits until the channel ends.
+struct Writer {
+  UniqueFd memfd, channel;
+
+  // Asks and takes.
+  static Writer Of(FakeRank* rank) {
+    rank->Writer(1 << 20);
+    return Take(rank);
+  }
+  static Writer Take(FakeRank* rank) {
+    Writer writer;
+    EXPECT_EQ(rank->Next().first, kKeeperWriter);
+    writer.memfd = rank->TakePassed();
+    EXPECT_EQ(rank->Next().first, kKeeperChannel);
+    writer.channel = rank->TakePassed();
+    return writer;
+  }
+  uint32_t Word(off_t at) const {
+    uint32_t word = 0;
+    EXPECT_EQ(pread(memfd.get(), &word, sizeof(word), at), static_cast<ssize_t>(sizeof(word)));
+    return word;
+  }
+  uint32_t starts() const { return Word(4); }
+  void Release() const {
+    const uint32_t one = 1;
+    EXPECT_EQ(pwrite(memfd.get(), &one, sizeof(one), kSaveArenaReleasedAt), static_cast<ssize_t>(sizeof(one)));
+  }
+  // The keeper and the writer have let go of their ends.
+  bool over() const {
+    char byte;
+    return recv(channel.get(), &byte, 1, MSG_DONTWAIT) == 0;
+  }
+};
+
+std::vector<pid_t> WriterPids(int64_t keeper) {
+  std::vector<pid_t> pids;
+  for (const keeper::Descendant& found : keeper::LivingDescendants(static_cast<pid_t>(keeper))) {
+    if (keeper::ReadSmallFile(absl::StrCat("/proc/", found.process.pid, "/comm")) == "gtrain-writer\n")
+      pids.push_back(found.process.pid);
+  }
+  return pids;
+}
+
+TEST_F(KeeperTest, AWriterOutlivesItsRankAndItsGeneration) {
+  Start();
+  Launch({"exec sleep 600"});
+  ASSERT_NE(WaitStarted(0), nullptr);
+  FakeRank rank(dir_);
+  rank.Hello(1, 0, Rank(0, {}).token);
+  ASSERT_EQ(rank.Next().first, kKeeperWelcome);
+  Writer writer = Writer::Of(&rank);
+  struct stat info;
+  ASSERT_EQ(fstat(writer.memfd.get(), &info), 0);
+  EXPECT_EQ(info.st_size, 1 << 20);
+  EXPECT_NE(ftruncate(writer.memfd.get(), 0), 0) << "its size is sealed";
+  ASSERT_TRUE(Until([&] { return writer.starts() == 1; }));
+  End(keeper::End::kStopNow, 0);
+  const auto* gone = WaitGone();
+  ASSERT_NE(gone, nullptr);
+  EXPECT_TRUE(gone->clean) << gone->message;
+  client_->Send(keeper::Forget{1});
+
+  // Killed, it is replaced, although nobody else knows of the generation any more.
+  for (uint32_t starts = 1; starts <= 3; ++starts) {
+    ASSERT_TRUE(Until([&] { return writer.starts() == starts; }));
+    ASSERT_TRUE(Until([&] { return WriterPids(state_.pid).size() == 1; }));
+    EXPECT_FALSE(writer.over());
+    kill(WriterPids(state_.pid)[0], SIGKILL);
+  }
+  ASSERT_TRUE(Until([&] { return writer.starts() == 4; }));
+  ASSERT_TRUE(Until([&] { return WriterPids(state_.pid).size() == 1; }));
+  kill(WriterPids(state_.pid)[0], SIGKILL);  // too often: the rank is told by the end of the channel
+  EXPECT_TRUE(Until([&] { return writer.over(); }));
+  EXPECT_EQ(WriterPids(state_.pid).size(), 0u);
+  EXPECT_THAT(Slurp(dir_ + "/keeper.log"), HasSubstr("rank 0 of generation 1 was killed by SIGKILL"));
+}
+
+TEST_F(KeeperTest, AWriterEndsWithItsRank) {
+  Start();
+  Launch({"exec sleep 600"});
+  ASSERT_NE(WaitStarted(0), nullptr);
+  FakeRank rank(dir_);
+  rank.Hello(1, 0, Rank(0, {}).token);
+  ASSERT_EQ(rank.Next().first, kKeeperWelcome);
+  for (int i = 0; i < 6; ++i) {  // more than a rank may have at a time
+    Writer writer = Writer::Of(&rank);
+    ASSERT_TRUE(Until([&] { return writer.starts() == 1; }));
+    writer.channel.reset();
+    ASSERT_TRUE(Until([&] { return WriterPids(state_.pid).empty(); }));
+  }
+  std::vector<Writer> held;
+  for (int i = 0; i < 4; ++i) held.push_back(Writer::Of(&rank));
+  rank.Writer(4096);
+  const auto refused = rank.Next();
+  EXPECT_EQ(refused.first, kKeeperNoWriter);
+  EXPECT_THAT(refused.second, HasSubstr("4 writers"));
+}
+
+TEST_F(KeeperTest, TheNextGenerationGetsMemoryWhenTheOneBeforeNeedsItNoMore_C12) {
+  Start();
+  Launch({"exec sleep 600"}, 1);
+  ASSERT_NE(WaitStarted(0), nullptr);
+  FakeRank first(dir_);
+  first.Hello(1, 0, Rank(0, {}).token);
+  ASSERT_EQ(first.Next().first, kKeeperWelcome);
+  Writer held = Writer::Of(&first), other = Writer::Of(&first);
+  End(keeper::End::kStopNow, 0);
+  ASSERT_NE(WaitGone(), nullptr);
+  Launch({"exec sleep 600"}, 2);
+  ASSERT_NE(WaitStarted(0, 2), nullptr);
+  FakeRank second(dir_);
+  second.Hello(2, 0, Rank(0, {}).token);
+  ASSERT_EQ(second.Next().first, kKeeperWelcome);
+  second.Writer(1 << 20);
+  second.Arena(7, 4096);  // what is asked after it does not wait
+  EXPECT_EQ(second.Next().first, kKeeperArena);
+  held.Release();           // one by its writer's word,
+  other.channel.reset();    // one because it ended
+  Writer next = Writer::Take(&second);
+  EXPECT_TRUE(Until([&] { return next.starts() == 1; }));
+  EXPECT_FALSE(held.over()) << "it goes on";
+}
+
 TEST_F(KeeperTest, StopAsksSdkRanksBeforeItSignalsThem) {
   Start();
   Launch({"trap 'exit 9' TERM; echo ready > ready; while [ ! -e saved ]; do sleep 0.05; done; exit 0"});
@@ -951,7 +1080,8 @@ TEST(OrdinaryUser, AllTestsPassAsNobody) {
   const std::string bin = std::string(area) + "/bin";
   fs::create_directories(bin);
   fs::copy_file(self, std::string(area) + "/test");
-  fs::copy_file(KeeperBinary(), bin + "/gtrain-keeper");
+  for (const char* name : {"gtrain-keeper", "gtrain-writer"})
+    fs::copy_file(fs::path(KeeperBinary()).parent_path() / name, bin + "/" + name);
   fs::create_directories(std::string(area) + "/tmp");
   for (const auto& entry : fs::recursive_directory_iterator(area)) {
     ASSERT_EQ(chown(entry.path().c_str(), 65534, 65534), 0);

@@ -77,6 +77,10 @@ bool Keeper::PlaceRankSocket() {
 
 bool Keeper::Start() {
   now_ = agent_seen_ms_ = last_tick_ms_ = NowMs();
+  char self_path[4096];
+  const ssize_t length = readlink("/proc/self/exe", self_path, sizeof(self_path));
+  writer_program_.assign(self_path, static_cast<size_t>(length > 0 ? length : 0));
+  writer_program_ = writer_program_.substr(0, writer_program_.rfind('/') + 1) + "gtrain-writer";
   if (chdir(options_.dir.c_str()) != 0) {
     fprintf(stderr, "gtrain-keeper: cannot enter %s: %s\n", options_.dir.c_str(), strerror(errno));
     return false;
@@ -130,7 +134,8 @@ int Keeper::WaitMs() const {
   for (const auto& [generation, record] : generations_) {
     if (record.phase == Phase::kEnding || record.phase == Phase::kKilling) return 20;
   }
-  return AnyLive() || attached_ ? kTickMs : 1000;
+  if (!writers_wanted_.empty()) return 20;
+  return AnyLive() || attached_ || !writers_.empty() ? kTickMs : 1000;
 }
 
 int Keeper::Run() {
@@ -139,10 +144,11 @@ int Keeper::Run() {
     poll(poll_fds_.data(), poll_fds_.size(), WaitMs());
     now_ = NowMs();
     Turn(now_);
-    if (quitting_ && (!AnyLive() || now_ > quit_by_ms_)) break;
-    const bool idle = !AnyLive() && !agent_.valid();
+    if (quitting_ && ((!AnyLive() && writers_.empty()) || now_ > quit_by_ms_)) break;
+    const bool idle = !AnyLive() && writers_.empty() && !agent_.valid();
     if (idle && now_ - agent_seen_ms_ > IdleExitMs()) break;
   }
+  KillWriters();
   WriteAgent();
   unlink("agent.sock");
   unlink(rank_socket_.c_str());
@@ -165,6 +171,7 @@ void Keeper::Turn(int64_t now) {
     if (std::exchange(connections_[i]->ready, false)) ReadRank(*connections_[i]);
   }
   FaultArenas();
+  StartWriters();
   for (auto& [generation, record] : generations_) AdvanceEnding(record);
   if (now - last_tick_ms_ >= kTickMs) {
     last_tick_ms_ = now;

@@ -47,7 +47,8 @@ struct RankConnection {
   std::string in;
   struct Chunk {
     std::string bytes;
-    int pass_fd = -1;  // borrowed from the arena; sent with the first byte
+    int pass_fd = -1;  // borrowed from the arena, or that of `keep`; sent with the first byte
+    UniqueFd keep;
   };
   std::deque<Chunk> out;
   size_t out_bytes = 0;
@@ -122,6 +123,27 @@ struct Helper {  // Exec
   int64_t deadline_ms = 0;
   bool timed_out = false;
   bool done = false;
+};
+
+// The writer of one rank's checkpoints: a process that belongs to no generation, so that what ends the rank does
+// not end its saves. We hold both ends of what it works on, for the next one should it be killed.
+struct WriterProcess {
+  uint64_t generation = 0;
+  int rank = -1;
+  std::vector<std::pair<std::string, std::string>> env;  // the rank's
+  std::string cwd;
+  UniqueFd memfd;
+  UniqueFd channel;         // the writer's end
+  pid_t pid = -1;           // not running: killed, and started again at restart_at_ms
+  int kills = 0;
+  int64_t restart_at_ms = 0;
+};
+
+// A rank that waits for its writer.
+struct WriterWanted {
+  uint64_t generation = 0;
+  int rank = -1;
+  RankArenaRequest request{};
 };
 
 // What one starter was given: the ranks of a generation, or one helper.
@@ -210,11 +232,20 @@ class Keeper {
   void RankHelloIn(RankConnection& connection, const RankHello& hello);
   void ArenaIn(RankConnection& connection, const RankArenaRequest& request);
   void RelayIn(RankConnection& connection, std::string json);
-  void ToRank(RankConnection& connection, uint16_t kind, const std::string& body, int pass_fd = -1);
+  void ToRank(RankConnection& connection, uint16_t kind, const std::string& body, int pass_fd = -1,
+              UniqueFd keep = UniqueFd());
   RankConnection* ConnectionOf(uint64_t generation, int rank);
   void ToRanks(GenerationRecord& record, uint16_t kind, const std::string& body);
   void FaultArenas();
   void SweepConnections();
+
+  // keeper_writers.cc: writers of checkpoints
+  void WriterIn(RankConnection& connection, const RankArenaRequest& request);
+  void StartWriters();
+  void StartWriter(RankConnection& connection, RankProcess& rank, const RankArenaRequest& request);
+  bool MemoryHeldBefore(uint64_t generation) const;
+  bool WriterDied(const siginfo_t& info);
+  void KillWriters();
 
   RankProcess* FindRank(uint64_t generation, int rank);
   GenerationRecord* FindGeneration(uint64_t generation);
@@ -239,6 +270,9 @@ class Keeper {
   std::vector<std::unique_ptr<RankConnection>> connections_;
   std::vector<std::unique_ptr<Helper>> helpers_;
   std::vector<std::unique_ptr<Starting>> starting_;
+  std::vector<WriterProcess> writers_;
+  std::vector<WriterWanted> writers_wanted_;
+  std::string writer_program_;  // beside our own
   std::vector<pollfd> poll_fds_;
   uint64_t arena_bytes_faulting_ = 0;
 };

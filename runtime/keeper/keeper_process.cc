@@ -182,6 +182,7 @@ void Keeper::Reap() {
 }
 
 bool Keeper::KnownDied(const siginfo_t& info) {
+  if (WriterDied(info)) return true;
   for (auto& [generation, record] : generations_) {
     for (auto& [number, rank] : record.ranks) {
       if (rank->pid != info.si_pid) continue;
@@ -453,6 +454,9 @@ void Keeper::AdvanceEnding(GenerationRecord& record) {
 // Whose is a descendant? Its ancestor just below us is a rank or a helper, or an orphan that carries our
 // environment.
 bool Keeper::Owns(const GenerationRecord& record, pid_t pid, pid_t top) const {
+  for (const WriterProcess& writer : writers_) {
+    if (writer.pid == top) return false;  // of no generation
+  }
   for (const auto& [generation, other] : generations_) {
     for (const auto& [number, rank] : other.ranks) {
       if (rank->pid == top) return &other == &record;

@@ -78,6 +78,10 @@ void Keeper::RankFrameIn(RankConnection& connection, uint16_t kind, const char* 
     RankArenaRequest request;
     memcpy(&request, body, sizeof(request));
     ArenaIn(connection, request);
+  } else if (kind == kRankWriter && bytes == sizeof(RankArenaRequest) && known) {
+    RankArenaRequest request;
+    memcpy(&request, body, sizeof(request));
+    WriterIn(connection, request);
   } else if (kind == kRankToAgent && known) {
     RelayIn(connection, std::string(body, bytes));
   } else {
@@ -105,7 +109,8 @@ void Keeper::RankHelloIn(RankConnection& connection, const RankHello& hello) {
   connection.generation = hello.generation;
   connection.rank = number;
   rank->sdk = true;
-  ToRank(connection, kKeeperWelcome, "");
+  const uint32_t abilities = kKeeperHasWriters;
+  ToRank(connection, kKeeperWelcome, std::string(reinterpret_cast<const char*>(&abilities), sizeof(abilities)));
   const GenerationRecord* record = FindGeneration(hello.generation);
   if (record->phase == Phase::kLive || !record->ordered) return;
   ToRank(connection, record->mode == End::kReform ? kKeeperRevoked : kKeeperStop, record->reason);
@@ -188,13 +193,15 @@ void Keeper::RelayIn(RankConnection& connection, std::string json) {
   rank->relays.push_back(std::move(relay));
 }
 
-void Keeper::ToRank(RankConnection& connection, uint16_t kind, const std::string& body, int pass_fd) {
+void Keeper::ToRank(RankConnection& connection, uint16_t kind, const std::string& body, int pass_fd,
+                    UniqueFd keep) {
   if (connection.broken) return;
   const RankFrame frame{static_cast<uint32_t>(body.size()), kind, 0};
   RankConnection::Chunk chunk;
   chunk.bytes.assign(reinterpret_cast<const char*>(&frame), sizeof(frame));
   chunk.bytes += body;
   chunk.pass_fd = pass_fd;
+  chunk.keep = std::move(keep);
   connection.out_bytes += chunk.bytes.size();
   connection.out.push_back(std::move(chunk));
   if (connection.out_bytes > kRankOutMax) connection.broken = true;  // it never reads

@@ -16,6 +16,9 @@
 //                  {"type":"link","peer":N,"text":"..."}   nothing gets to rank N's machine
 //   agent -> rank  "table N", then a line of base64 a rank
 //                  "missing N", then the ranks that have not spoken, each after a blank
+// kRankWriter asks for a writer of this rank's checkpoints (docs/protocols/keeper.md). Only a keeper whose welcome
+// says kKeeperHasWriters knows it. The answer is kKeeperWriter and kKeeperChannel, or kKeeperNoWriter, and may take as
+// long as writers of an earlier generation hold memory.
 // The keeper keeps what a rank sent while no agent is connected (at most kRelayBytesMax a rank,
 // newest progress replaces older) and delivers it to the next agent.
 #pragma once
@@ -28,14 +31,18 @@ enum RankFrameKind : uint16_t {
   kRankHello = 1,    // body: RankHello
   kRankArena = 2,    // body: RankArenaRequest; answered by kKeeperArena or kKeeperRefused
   kRankToAgent = 3,  // body: JSON
+  kRankWriter = 4,   // body: RankArenaRequest; its id is echoed
   // keeper -> rank
-  kKeeperWelcome = 16,    // body: empty
+  kKeeperWelcome = 16,    // body: empty, or uint32_t kKeeperHasWriters
   kKeeperRefused = 17,    // body: text
   kKeeperArena = 18,      // body: RankArenaRequest; the memfd travels as SCM_RIGHTS with the header
   kKeeperRevoked = 19,    // body: text; the generation is over, every collective must return Unavailable
   kKeeperFromAgent = 20,  // body: text
   kKeeperNotice = 21,     // body: uint32_t seconds left before preemption
   kKeeperStop = 22,       // body: text; the user asked to stop: save and exit 0 within stop_grace
+  kKeeperWriter = 23,     // body: RankArenaRequest; the memfd of the save arena travels along
+  kKeeperChannel = 24,    // body: RankArenaRequest, right after the above; a socket to the writer travels along
+  kKeeperNoWriter = 25,   // body: text
 };
 
 struct RankFrame {
@@ -55,5 +62,11 @@ struct RankArenaRequest {
   uint64_t id;
   uint64_t bytes;
 };
+
+enum { kKeeperHasWriters = 1 };
+
+// The first four bytes of a save arena: not zero when the rank is gone and the writer needs its data no more
+// (checkpoint/engine/save_arena.h). All the keeper knows of an arena's inside.
+enum { kSaveArenaReleasedAt = 0 };
 
 enum { kRankFrameBytesMax = 16 << 20, kRelayBytesMax = 1 << 20 };

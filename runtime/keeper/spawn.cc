@@ -8,6 +8,7 @@
 #include <fcntl.h>
 #include <sched.h>
 #include <signal.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
@@ -151,6 +152,34 @@ bool SpawnBatch::Start(std::vector<SpawnRequest> requests,
   pid_ = fork();
   if (pid_ == 0) StarterMain(std::move(requests), extra_env, cgroup, std::move(write_end), keeper);
   return pid_ > 0;
+}
+
+pid_t SpawnWriter(const std::string& program,
+                  const std::vector<std::pair<std::string, std::string>>& env, const std::string& cwd,
+                  const UniqueFd& arena, const UniqueFd& channel) {
+  const pid_t pid = fork();
+  if (pid != 0) return pid;
+  ResetSignals();
+  const rlimit no_core = {0, 0};
+  setrlimit(RLIMIT_CORE, &no_core);
+  prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
+  umask(022);
+  setsid();
+  std::vector<std::string> text;
+  for (const auto& [name, value] : env) text.push_back(name + "=" + value);
+  std::vector<char*> pointers;
+  for (std::string& line : text) pointers.push_back(line.data());
+  pointers.push_back(nullptr);
+  // Above both slots first, then into them; stderr stays the keeper's log.
+  const int arena_fd = fcntl(arena.get(), F_DUPFD_CLOEXEC, 5), channel_fd = fcntl(channel.get(), F_DUPFD_CLOEXEC, 5);
+  dup2(open("/dev/null", O_RDONLY | O_CLOEXEC), 0);
+  dup2(2, 1);
+  if (dup2(arena_fd, 3) < 0 || dup2(channel_fd, 4) < 0) _exit(126);
+  if (!cwd.empty() && chdir(cwd.c_str()) != 0) _exit(126);
+  char* argv[] = {const_cast<char*>("gtrain-writer"), nullptr};
+  execve(program.c_str(), argv, pointers.data());
+  fprintf(stderr, "gtrain-keeper: cannot run %s: %s\n", program.c_str(), strerror(errno));
+  _exit(errno == ENOENT ? 127 : 126);
 }
 
 std::vector<SpawnResult> SpawnBatch::Take() {

@@ -103,7 +103,9 @@ bool KeeperClient::Next(KeeperFrame* out) {
   out->body = in_.substr(sizeof(frame), frame.bytes);
   in_.erase(0, sizeof(frame) + frame.bytes);
   out->fd.reset();
-  if (frame.kind == kKeeperArena && !fds_.empty()) {
+  const bool carries =
+      frame.kind == kKeeperArena || frame.kind == kKeeperWriter || frame.kind == kKeeperChannel;
+  if (carries && !fds_.empty()) {
     out->fd = std::move(fds_.front());
     fds_.pop_front();
   }

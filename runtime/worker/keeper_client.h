@@ -14,7 +14,7 @@ namespace gtrain::worker {
 struct KeeperFrame {
   uint16_t kind = 0;
   std::string body;
-  UniqueFd fd;  // kKeeperArena only
+  UniqueFd fd;  // kKeeperArena, kKeeperWriter and kKeeperChannel only
 };
 
 // Not thread-safe: the session's background thread owns it. Nothing blocks.

@@ -216,6 +216,48 @@ absl::StatusOr<UniqueFd> KeeperLink::Arena(uint64_t id, uint64_t bytes, absl::Du
   return reply;
 }
 
+absl::StatusOr<port::WriterLink> KeeperLink::StartWriter(uint64_t arena_bytes, absl::Duration timeout) {
+  if (Forked()) return ForkedError();
+  const Instant deadline = Now() + std::min(timeout, absl::Hours(24 * 365));
+  MutexLock one_at_a_time(&writer_mutex_);
+  MutexLock lock(&mutex_);
+  if (!keeper_has_writers_)
+    return absl::FailedPreconditionError("this rank's keeper is of an older gtrain and starts no writers");
+  writer_reply_.reset();
+  const RankArenaRequest request{++writer_wanted_, arena_bytes};
+  QueueLocked(kRankWriter, std::string(reinterpret_cast<const char*>(&request), sizeof(request)));
+  mutex_.AwaitFor(deadline - Now(), [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    return writer_reply_ || !AliveLocked().ok();
+  });
+  if (!writer_reply_) {
+    GT_RETURN_IF_ERROR(AliveLocked());
+    return absl::DeadlineExceededError(
+        absl::StrCat("saves of an earlier generation were still being written on this machine after ",
+                     absl::FormatDuration(timeout)));
+  }
+  absl::StatusOr<port::WriterLink> reply = *std::move(writer_reply_);
+  writer_reply_.reset();
+  return reply;
+}
+
+// The answer to a request that was given up on ends here: its descriptors close.
+void KeeperLink::WriterFrameIn(KeeperFrame& frame) {
+  RankArenaRequest reply{};
+  if (frame.kind == kKeeperNoWriter) {
+    writer_reply_ = absl::FailedPreconditionError(frame.body);
+    return;
+  }
+  if (frame.body.size() != sizeof(reply) || !frame.fd.valid()) return;
+  std::memcpy(&reply, frame.body.data(), sizeof(reply));
+  if (reply.id != writer_wanted_) return;
+  if (frame.kind == kKeeperWriter) {
+    writer_coming_.arena = std::move(frame.fd);
+  } else if (writer_coming_.arena.valid()) {
+    writer_coming_.channel = std::move(frame.fd);
+    writer_reply_ = std::exchange(writer_coming_, {});
+  }
+}
+
 absl::Status KeeperLink::Alive() const {
   if (Forked()) return ForkedError();
   if (!over_.load(std::memory_order_acquire)) return absl::OkStatus();
@@ -304,9 +346,17 @@ int KeeperLink::PollMs() const {
 void KeeperLink::FrameIn(KeeperFrame& frame) {
   MutexLock lock(&mutex_);
   switch (frame.kind) {
-    case kKeeperWelcome:
+    case kKeeperWelcome: {
       welcome_ = true;
+      uint32_t abilities = 0;
+      if (frame.body.size() == sizeof(abilities)) std::memcpy(&abilities, frame.body.data(), sizeof(abilities));
+      keeper_has_writers_ = (abilities & kKeeperHasWriters) != 0;
       return;
+    }
+    case kKeeperWriter:
+    case kKeeperChannel:
+    case kKeeperNoWriter:
+      return WriterFrameIn(frame);
     case kKeeperRefused:
       if (!welcome_)
         return StepLocked(core::WorkerOver{absl::StrCat("the keeper refused this rank: ", frame.body)});

@@ -12,6 +12,7 @@
 #include "base/fork_guard.h"
 #include "base/mutex.h"
 #include "base/unique_fd.h"
+#include "checkpoint/port/writer_host.h"
 #include "comm/port/bootstrap.h"
 #include "runtime/core/worker_core.h"
 #include "runtime/worker/keeper_client.h"
@@ -41,6 +42,9 @@ class KeeperLink final : public comm::Bootstrap {
   absl::Status Alive() const override;
   void ReportLink(int peer, const std::string& text) override { Report(core::WorkerLinkDown{peer, text}); }
 
+  // As port::WriterHost says.
+  absl::StatusOr<port::WriterLink> StartWriter(uint64_t arena_bytes, absl::Duration timeout);
+
   // Never block and never fail: what cannot be told is not told.
   void Report(const core::WorkerEvent& progress_or_checkpoint);
   void CountCollective() { collectives_.fetch_add(1, std::memory_order_relaxed); }
@@ -57,6 +61,7 @@ class KeeperLink final : public comm::Bootstrap {
   // One turn of the loop: send, wait, receive. Not OK: the keeper is gone.
   absl::Status Turn(KeeperClient& client);
   void FrameIn(KeeperFrame& frame);
+  void WriterFrameIn(KeeperFrame& frame) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void RelayedIn(const std::string& body) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void StepLocked(const core::WorkerEvent& event) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void QueueLocked(uint16_t kind, std::string body) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -79,7 +84,8 @@ class KeeperLink final : public comm::Bootstrap {
   std::atomic<int64_t> waited_ns_{0};
   std::thread thread_;
 
-  Mutex arena_mutex_;  // one arena request at a time; taken before mutex_
+  Mutex arena_mutex_;   // one arena request at a time; taken before mutex_
+  Mutex writer_mutex_;  // the same of writers
   mutable Mutex mutex_;
   core::WorkerCore core_ ABSL_GUARDED_BY(mutex_);
   std::vector<std::pair<uint16_t, std::string>> outbox_ ABSL_GUARDED_BY(mutex_);
@@ -87,6 +93,10 @@ class KeeperLink final : public comm::Bootstrap {
   bool closing_ ABSL_GUARDED_BY(mutex_) = false;
   uint64_t arena_wanted_ ABSL_GUARDED_BY(mutex_) = 0;
   std::optional<absl::StatusOr<UniqueFd>> arena_reply_ ABSL_GUARDED_BY(mutex_);
+  bool keeper_has_writers_ ABSL_GUARDED_BY(mutex_) = false;
+  uint64_t writer_wanted_ ABSL_GUARDED_BY(mutex_) = 0;
+  port::WriterLink writer_coming_ ABSL_GUARDED_BY(mutex_);
+  std::optional<absl::StatusOr<port::WriterLink>> writer_reply_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace gtrain::worker

@@ -18,7 +18,8 @@
 namespace gtrain::worker {
 namespace {
 
-class ManagedSession final : public Session {
+// A WriterHost besides: checkpoint/engine asks for it.
+class ManagedSession final : public Session, public port::WriterHost {
  public:
   explicit ManagedSession(RankEnvironment environment) : link_(std::move(environment)) {}
 
@@ -49,6 +50,9 @@ class ManagedSession final : public Session {
     link_.Report(core::WorkerCheckpoint{step, manifest});
   }
 
+  absl::StatusOr<port::WriterLink> StartWriter(uint64_t arena_bytes, absl::Duration timeout) override {
+    return link_.StartWriter(arena_bytes, timeout);
+  }
   absl::Status Alive() const override { return link_.Alive(); }
   bool StopRequested() const override { return link_.stop_requested(); }
   std::optional<absl::Duration> PreemptionNotice() const override {

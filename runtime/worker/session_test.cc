@@ -7,6 +7,7 @@
 #include <poll.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -31,6 +32,7 @@
 #include "base/file.h"
 #include "base/mutex.h"
 #include "base/unique_fd.h"
+#include "checkpoint/port/writer_host.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "runtime/keeper/rank_protocol.h"
@@ -109,6 +111,8 @@ class FakeKeeper {
     return accepted_;
   }
   void set_silent() { silent_ = true; }
+  // Before Start: what it says of writers in its welcome, and whether it has one.
+  void set_writers(bool known, bool has) { knows_writers_ = known, has_writers_ = has; }
   // Before Start: the answer to whom an exchange waits for, " 1 2".
   void set_missing(const std::string& ranks) { missing_ = ranks; }
 
@@ -158,8 +162,11 @@ class FakeKeeper {
         return Send(c, kKeeperRefused, "unknown rank, generation or token");
       }
       c.rank = static_cast<int>(hello.rank);
-      return Send(c, kKeeperWelcome, "");
+      const uint32_t abilities = kKeeperHasWriters;
+      return Send(c, kKeeperWelcome,
+                  knows_writers_ ? std::string(reinterpret_cast<const char*>(&abilities), sizeof(abilities)) : "");
     }
+    if (kind == kRankWriter) return StartWriter(c, body);
     if (kind == kRankArena) {
       RankArenaRequest request;
       std::memcpy(&request, body.data(), sizeof(request));
@@ -182,6 +189,20 @@ class FakeKeeper {
     std::string table = absl::StrCat("table ", json["sequence"].get<uint64_t>());
     for (const auto& [rank, blob] : blobs) absl::StrAppend(&table, "\n", blob);
     for (Connection& to : connections_) Send(to, kKeeperFromAgent, table);
+  }
+
+  void StartWriter(Connection& c, const std::string& body) {
+    if (!has_writers_) return Send(c, kKeeperNoWriter, "no gtrain-writer here");
+    RankArenaRequest request;
+    std::memcpy(&request, body.data(), sizeof(request));
+    const UniqueFd memfd(memfd_create("test", MFD_CLOEXEC));
+    GT_CHECK(ftruncate(memfd.get(), static_cast<off_t>(request.bytes)) == 0);
+    int ends[2];
+    GT_CHECK(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) == 0);
+    const UniqueFd writer(ends[0]), rank(ends[1]);
+    GT_CHECK(write(writer.get(), "w", 1) == 1);
+    Send(c, kKeeperWriter, body, memfd.get());
+    Send(c, kKeeperChannel, body, rank.get());
   }
 
   void Send(Connection& c, uint16_t kind, const std::string& body, int pass = -1) {
@@ -207,6 +228,7 @@ class FakeKeeper {
   std::string directory_, missing_;
   UniqueFd listen_;
   std::atomic<bool> stop_{false}, silent_{false};
+  bool knows_writers_ = false, has_writers_ = false;
   std::thread thread_;
   Mutex mutex_;
   std::vector<Connection> connections_;
@@ -292,6 +314,47 @@ TEST_F(SessionTest, JoinsAndReducesOverTheKeepersArenas) {
   std::string blob;
   ASSERT_TRUE(absl::Base64Unescape(hello["blob"].get<std::string>(), &blob));
   EXPECT_THAT(blob, testing::HasSubstr("\"pid\":"));
+}
+
+TEST_F(SessionTest, AWriterComesFromTheKeeper) {
+  FakeKeeper keeper(1);
+  keeper.set_writers(true, true);
+  Fork(keeper, 1, [](Session& s) {
+    auto* host = dynamic_cast<port::WriterHost*>(&s);
+    for (uint64_t bytes : {8192, 4096}) {
+      auto link = host->StartWriter(bytes, kPatience);
+      struct stat info;
+      char byte = 0;
+      if (!link.ok() || fstat(link->arena.get(), &info) != 0) return false;
+      if (static_cast<uint64_t>(info.st_size) != bytes) return false;
+      if (read(link->channel.get(), &byte, 1) != 1 || byte != 'w') return false;
+    }
+    return s.Alive().ok();
+  });
+  keeper.Start();
+  ExpectAllGood();
+}
+
+TEST_F(SessionTest, AKeeperWithoutWritersSaysWhy) {
+  FakeKeeper keeper(1);
+  keeper.set_writers(true, false);
+  Fork(keeper, 1, [](Session& s) {
+    const auto link = dynamic_cast<port::WriterHost*>(&s)->StartWriter(4096, kPatience);
+    return absl::IsFailedPrecondition(link.status()) && absl::StrContains(link.status().message(), "no gtrain-writer");
+  });
+  keeper.Start();
+  ExpectAllGood();
+}
+
+TEST_F(SessionTest, AnOlderKeeperIsNotAskedForAWriter_N13) {
+  FakeKeeper keeper(1);
+  Fork(keeper, 1, [](Session& s) {
+    const auto link = dynamic_cast<port::WriterHost*>(&s)->StartWriter(4096, kPatience);
+    return absl::IsFailedPrecondition(link.status()) && absl::StrContains(link.status().message(), "older") &&
+           s.Alive().ok();
+  });
+  keeper.Start();
+  ExpectAllGood();
 }
 
 TEST_F(SessionTest, L1RevokeEndsABlockedCollective) {

@@ -163,7 +163,7 @@ class GtrainTest(unittest.TestCase):
         programs = os.path.join(self.dir, 'bin')
         os.makedirs(programs)
         for name in os.listdir(os.path.dirname(GTRAIN)):
-            if name in ('gtrain', 'gtrain-keeper'):
+            if name in ('gtrain', 'gtrain-keeper', 'gtrain-writer'):
                 shutil.copy(os.path.join(os.path.dirname(GTRAIN), name), programs)
         self.program = os.path.join(programs, 'gtrain')
         self.stepper = shutil.copy(STEPPER, self.dir)

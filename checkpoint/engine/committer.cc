@@ -1,0 +1,240 @@
+// SaveCore decides, this file does: take the next effect, call the storage, hand the answer back. Between
+// effects the thread sleeps until the core's next deadline; it wakes for a stop at once and asks each time whether
+// it shall go on.
+#include "checkpoint/engine/committer.h"
+
+#include <algorithm>
+#include <deque>
+#include <optional>
+#include <utility>
+#include <variant>
+
+#include "absl/strings/str_cat.h"
+#include "base/check.h"
+#include "base/logging.h"
+#include "base/status_macros.h"
+#include "checkpoint/engine/catalog.h"
+#include "checkpoint/engine/retain.h"
+#include "checkpoint/engine/shard_io.h"
+#include "checkpoint/plan/retention.h"
+
+namespace gtrain::ckpt {
+
+namespace save = core::save;
+
+void StopFlag::Set() {
+  MutexLock lock(&mu_);
+  set_ = true;
+}
+
+bool StopFlag::set() const {
+  MutexLock lock(&mu_);
+  return set_;
+}
+
+bool StopFlag::Await(absl::Duration timeout) {
+  MutexLock lock(&mu_);
+  return mu_.AwaitFor(timeout, [this]() ABSL_SHARED_LOCKS_REQUIRED(mu_) { return set_; });
+}
+
+struct Committer::Run {
+  SaveId id;
+  absl::string_view data;
+  StopFlag* stop;
+  absl::FunctionRef<void()> committed;
+  ShardFile file;                  // ours
+  std::map<int, ShardFile> files;  // rank 0: of all
+  std::string manifest;            // rank 0: the text we put
+  std::deque<save::Effect> effects;
+  std::optional<absl::Status> result;
+  bool told_stop = false;
+};
+
+Committer::Committer(port::BlobStore* store, CommitterConfig config)
+    : store_(store),
+      config_(std::move(config)),
+      plan_(PlanShard(config_.registered, config_.rank, config_.world_size)),
+      core_({.rank = config_.rank,
+             .world_size = config_.world_size,
+             .commit_timeout = config_.commit_timeout}) {}
+
+absl::Status Committer::Save(const SaveId& id, absl::string_view data, StopFlag* stop,
+                             absl::FunctionRef<void()> committed) {
+  GT_CHECK(data.size() == plan_.data_bytes);
+  Run run{.id = id, .data = data, .stop = stop, .committed = committed};
+  Apply(&run, save::SnapshotTaken{id.step});
+  while (!run.result) {
+    if (run.effects.empty()) {
+      const std::optional<Instant> deadline = core_.NextDeadline();
+      GT_CHECK(deadline.has_value());
+      Pause(&run, *deadline);
+      continue;
+    }
+    const save::Effect effect = std::move(run.effects.front());
+    run.effects.pop_front();
+    Do(&run, effect);
+  }
+  return *run.result;
+}
+
+void Committer::Pause(Run* run, Instant deadline) {
+  // Once told, nothing new can wake us: wait out the time.
+  StopFlag never;
+  const bool stop = (run->told_stop ? &never : run->stop)->Await(deadline - clock_.Now());
+  if (stop) {
+    run->told_stop = true;
+    return Apply(run, save::Cancelled{});
+  }
+  if (const absl::Status alive = config_.alive(); !alive.ok() && !run->told_stop) {
+    run->told_stop = true;
+    return Apply(run, save::Revoked{std::string(alive.message())});
+  }
+  Apply(run, save::Tick{});
+}
+
+void Committer::Apply(Run* run, const save::Event& event) {
+  save::Result result = core_.Step(event, clock_.Now());
+  for (save::Effect& effect : result.effects) run->effects.push_back(std::move(effect));
+}
+
+void Committer::Do(Run* run, const save::Effect& effect) {
+  if (std::holds_alternative<save::WriteShard>(effect)) {
+    Apply(run, save::ShardWritten{WriteOwnShard(run)});
+  } else if (const auto* index = std::get_if<save::WriteIndex>(&effect)) {
+    Apply(run, save::IndexWritten{WriteIndex(*run, index->shard)});
+  } else if (const auto* poll = std::get_if<save::PollIndices>(&effect)) {
+    PollIndices(run, poll->missing);
+  } else if (std::holds_alternative<save::CheckAuthority>(effect)) {
+    Apply(run, save::AuthorityChecked{CheckAuthority(run)});
+  } else if (std::holds_alternative<save::PutManifest>(effect)) {
+    Apply(run, save::ManifestPut{store_->PutIfAbsent(ManifestKey(run->id), run->manifest)});
+  } else if (std::holds_alternative<save::ReadManifest>(effect)) {
+    Apply(run, LookAtKey(run));
+  } else if (const auto* abort = std::get_if<save::PutAbort>(&effect)) {
+    const absl::Status put =
+        store_->PutIfAbsent(ManifestKey(run->id), Print(AbortMarker{.id = run->id, .reason = abort->reason}));
+    if (!put.ok()) LogWarning("checkpoint: no abort marker for step ", run->id.step, ": ", put.message());
+    Apply(run, save::AbortPut{});
+  } else if (std::holds_alternative<save::ReportCommitted>(effect)) {
+    run->committed();
+  } else if (std::holds_alternative<save::ApplyRetention>(effect)) {
+    const absl::Status retained = Retain(run->id);
+    if (!retained.ok()) {
+      LogWarning("checkpoint: old checkpoints could not be deleted and stay until the next commit: ",
+                 retained.message());
+    }
+    Apply(run, save::RetentionApplied{retained});
+  } else {
+    run->result = std::get<save::Finish>(effect).status;
+  }
+}
+
+absl::Status Committer::WriteOwnShard(Run* run) {
+  if (shard_is_written_) {
+    const std::string key = AttemptKey(run->id, IndexName(config_.rank, config_.world_size));
+    GT_ASSIGN_OR_RETURN(const std::string text, store_->Get(key, kManifestBytesMax));
+    GT_ASSIGN_OR_RETURN(const ShardIndex index, ParseShardIndex(key, text));
+    run->file = index.file;
+    return index.error.empty() ? absl::OkStatus() : absl::AbortedError(index.error);
+  }
+  run->file = DescribeShard(plan_, run->data, config_.registered, config_.rank, config_.world_size);
+  absl::Status written;
+  for (int i = 1;; ++i) {
+    written = WriteShard(store_, run->id, plan_, run->file, run->data);
+    // The key is this attempt's alone: if it exists, an earlier try made it and its answer was lost, or its writer.
+    if (absl::IsAlreadyExists(written)) written = VerifyBytes(store_, run->id, run->file);
+    if (written.ok() || i >= config_.shard_tries) return written;
+    LogWarning("checkpoint: writing ", run->file.name, " failed, try ", i, " of ", config_.shard_tries, ": ",
+               written.message());
+    if (run->stop->Await(absl::Milliseconds(100 << std::min(i, 10)) * (0.5 + rng_.Unit()))) return written;
+  }
+}
+
+absl::Status Committer::WriteIndex(const Run& run, const absl::Status& shard) {
+  ShardIndex index{.id = run.id, .rank = config_.rank, .world_size = config_.world_size, .file = run.file};
+  if (!shard.ok()) index.error = absl::StrCat("error: ", shard.message());
+  const std::string key = AttemptKey(run.id, IndexName(config_.rank, config_.world_size));
+  const std::string text = Print(index);
+  const absl::Status put = store_->PutIfAbsent(key, text);
+  if (!absl::IsAlreadyExists(put)) return put;
+  // As with the shard.
+  GT_ASSIGN_OR_RETURN(const std::string there, store_->Get(key, kManifestBytesMax));
+  if (there == text) return absl::OkStatus();
+  return absl::DataLossError(absl::StrCat(key, " says something else than this rank wrote"));
+}
+
+void Committer::PollIndices(Run* run, const std::vector<int>& missing) {
+  if (run->files.empty()) run->files[config_.rank] = run->file;
+  for (int rank : missing) {
+    const std::string key = AttemptKey(run->id, IndexName(rank, config_.world_size));
+    const absl::StatusOr<std::string> text = store_->Get(key, kManifestBytesMax);
+    if (!text.ok())
+      continue;  // not there yet, or the storage has a bad moment: asked again until the deadline
+    const absl::StatusOr<ShardIndex> index = ParseShardIndex(key, *text);
+    const absl::Status sound = index.ok() ? CheckIndex(*run, *index, rank) : index.status();
+    if (sound.ok()) run->files[rank] = index->file;
+    Apply(run, save::IndexSeen{rank, sound});
+    if (!sound.ok()) return;
+  }
+}
+
+absl::Status Committer::CheckIndex(const Run& run, const ShardIndex& index, int rank) const {
+  if (!index.error.empty()) return absl::AbortedError(index.error);
+  const std::string key = AttemptKey(run.id, ShardName(rank, config_.world_size));
+  GT_ASSIGN_OR_RETURN(const uint64_t bytes, store_->Size(key));
+  if (bytes == index.file.bytes) return absl::OkStatus();
+  return absl::DataLossError(absl::StrCat(key, " has ", bytes, " bytes, its index says ", index.file.bytes));
+}
+
+absl::Status Committer::CheckAuthority(Run* run) {
+  Manifest manifest{.id = run->id, .owner = config_.owner, .world_size = config_.world_size};
+  for (const Registered& r : config_.registered) manifest.tensors.push_back(r.tensor);
+  if (run->files.empty()) run->files[config_.rank] = run->file;
+  for (auto& [rank, file] : run->files) manifest.files.push_back(file);
+  GT_RETURN_IF_ERROR(Validate(manifest));
+  run->manifest = Print(manifest);
+  if (run->manifest.size() > kManifestBytesMax) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("the manifest would have ", run->manifest.size(), " bytes"));
+  }
+  const absl::StatusOr<std::string> next = store_->Get(OwnerKey(config_.epoch + 1), kSmallFileBytesMax);
+  if (next.ok()) {
+    const absl::StatusOr<OwnerClaim> claim = ParseOwnerClaim(OwnerKey(config_.epoch + 1), *next);
+    return absl::FailedPreconditionError(absl::StrCat(store_->Describe(), " was taken over by job \"",
+                                                      claim.ok() ? claim->owner.job : "(unknown)",
+                                                      "\"; give this job a checkpoint directory of its own"));
+  }
+  if (!absl::IsNotFound(next.status())) return next.status();
+  return config_.may_commit(run->id);  // last: nothing lies between this answer and the put
+}
+
+save::ManifestRead Committer::LookAtKey(Run* run) {
+  std::string text;
+  const auto read = ReadManifest(store_, run->id, &text);
+  if (absl::IsNotFound(read.status())) return {save::KeyHolds::kNothing, ""};
+  if (config_.rank == 0 && !run->manifest.empty() && text == run->manifest) {
+    finite_of_[run->id] = std::get<Manifest>(*read).finite();
+    return {save::KeyHolds::kThisManifest, ""};
+  }
+  if (absl::IsDataLoss(read.status())) return {save::KeyHolds::kOther, std::string(read.status().message())};
+  if (!read.ok()) return {save::KeyHolds::kUnreadable, std::string(read.status().message())};
+  if (const auto* marker = std::get_if<AbortMarker>(&*read))
+    return {save::KeyHolds::kAbortMarker, marker->reason};
+  const Manifest& manifest = std::get<Manifest>(*read);
+  const bool same = config_.rank != 0 && manifest.world_size == config_.world_size &&
+                    manifest.files[config_.rank] == run->file;
+  return {same ? save::KeyHolds::kThisManifest : save::KeyHolds::kOther,
+          "it lists another shard of this rank"};
+}
+
+absl::Status Committer::Retain(const SaveId& id) {
+  GT_ASSIGN_OR_RETURN(const StoredCheckpoints stored, ListStored(store_, id, &finite_of_));
+  const RetentionPlan plan = PlanRetention(stored, config_.keep);
+  for (const SaveId& old : plan.manifests) finite_of_.erase(old);
+  GT_RETURN_IF_ERROR(DeletePlanned(store_, plan));
+  GT_ASSIGN_OR_RETURN(const auto unfinished, ListUnfinishedBefore(store_, id));
+  for (const auto& u : unfinished) GT_RETURN_IF_ERROR(store_->DropUnfinished(u));
+  return absl::OkStatus();
+}
+
+}  // namespace gtrain::ckpt

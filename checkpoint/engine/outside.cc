@@ -1,0 +1,262 @@
+// A save that was asked for is repeated whole by the next writer when one dies in the middle: every put creates a
+// key that this attempt alone has, so what is there already is verified and taken up. `finished` is written
+// before the rank hears of it, so a save that the rank knows to be over, and whose memory it fills anew, is
+// never repeated.
+#include "checkpoint/engine/outside.h"
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "base/logging.h"
+#include "base/status_macros.h"
+#include "checkpoint/engine/catalog.h"
+
+namespace gtrain::ckpt {
+namespace {
+
+constexpr absl::Duration kReadyWithin = absl::Minutes(1);
+constexpr absl::Duration kLook = absl::Milliseconds(100);  // for a stop, and should a bell have been missed
+constexpr absl::Duration kIdleLook = absl::Seconds(1);
+constexpr absl::Duration kPatienceOnTop = absl::Minutes(6);  // of commit_timeout: for the call that is out then
+constexpr int kRefusedCode = 3;
+
+}  // namespace
+
+// ------------------------------------------------------------------ the rank
+
+absl::StatusOr<std::unique_ptr<OutsideRoute>> OutsideRoute::Start(port::WriterHost* host,
+                                                                  const SaveOrder& order,
+                                                                  uint64_t data_bytes) {
+  const std::string text = Print(order);
+  const absl::Duration commit_timeout = absl::Milliseconds(order.commit_timeout_ms);
+  GT_ASSIGN_OR_RETURN(port::WriterLink link,
+                      host->StartWriter(SaveArena::BytesFor(text.size(), data_bytes), commit_timeout));
+  GT_ASSIGN_OR_RETURN(SaveArena arena, SaveArena::Map(std::move(link.arena)));
+  if (arena.bytes() < SaveArena::BytesFor(text.size(), data_bytes))
+    return absl::InternalError("the keeper gave less shared memory than was asked for");
+  std::unique_ptr<OutsideRoute> route(
+      new OutsideRoute(std::move(arena), std::move(link.channel), commit_timeout + kPatienceOnTop));
+  route->arena_.PutOrder(text);
+  GT_ASSIGN_OR_RETURN(route->data_, route->arena_.Data(data_bytes));
+  route->bell_.Ring();
+  GT_RETURN_IF_ERROR(route->AwaitReady());
+  return route;
+}
+
+absl::Status OutsideRoute::AwaitReady() {
+  const Instant deadline = clock_.Now() + kReadyWithin;
+  const SaveArenaHeader& header = *arena_.header();
+  while (header.state.load(std::memory_order_acquire) == WriterState::kStarting) {
+    if (bell_.gone()) return absl::UnavailableError("the writer could not be started; keeper.log says why");
+    if (clock_.Now() >= deadline) {
+      return absl::DeadlineExceededError(
+          absl::StrCat("the writer was not ready within ", absl::FormatDuration(kReadyWithin)));
+    }
+    bell_.Wait(kLook);
+  }
+  if (header.state.load() == WriterState::kRefused)
+    return absl::FailedPreconditionError(absl::StrCat("the writer refused: ", TakeText(header.message)));
+  return absl::OkStatus();
+}
+
+void OutsideRoute::Begin(const SaveId& id) {
+  SaveArenaHeader* header = arena_.header();
+  PutText(ManifestKey(id), absl::MakeSpan(header->request));
+  header->requested.fetch_add(1, std::memory_order_release);
+  bell_.Ring();
+}
+
+void OutsideRoute::NoteStarts() {
+  const uint32_t starts = arena_.header()->starts.load(std::memory_order_relaxed);
+  if (starts == starts_) return;
+  LogWarning("checkpoint: the writer of this rank's saves was killed; another one goes on with its work (",
+             starts - 1, " killed so far)");
+  starts_ = starts;
+}
+
+std::optional<absl::Status> OutsideRoute::Finish(const SaveId&, StopFlag* stop,
+                                                 absl::FunctionRef<void()> committed) {
+  const SaveArenaHeader& header = *arena_.header();
+  const Instant deadline = clock_.Now() + patience_;
+  while (header.finished.load(std::memory_order_acquire) != header.requested.load(std::memory_order_relaxed)) {
+    NoteStarts();
+    if (stop->set()) return std::nullopt;
+    if (bell_.gone() || clock_.Now() >= deadline) {
+      if (header.finished.load(std::memory_order_acquire) == header.requested.load()) break;
+      usable_ = false;
+      return absl::UnavailableError(
+          absl::StrCat("the writer outside this process ",
+                       bell_.gone() ? "was killed again and again (keeper.log says how)" : "does not answer",
+                       "; from now on this rank writes its saves itself"));
+    }
+    bell_.Wait(kLook);
+  }
+  NoteStarts();
+  absl::Status status(static_cast<absl::StatusCode>(header.code), TakeText(header.message));
+  if (status.ok()) committed();
+  return status;
+}
+
+bool OutsideRoute::usable() {
+  bell_.Look();
+  return usable_ && !bell_.gone();
+}
+
+// ------------------------------------------------------------------ the writer
+
+namespace {
+
+// What it takes to save, made from the order.
+struct Work {
+  std::unique_ptr<port::BlobStore> store;
+  std::unique_ptr<Committer> committer;
+  absl::string_view data;
+};
+
+class Writer {
+ public:
+  Writer(SaveArena arena, UniqueFd channel) : arena_(std::move(arena)), bell_(std::move(channel)) {}
+
+  int Run(const StoreFactory& open_store) {
+    const bool first = arena_.header()->starts.fetch_add(1) == 0;
+    while (arena_.header()->order_bytes.load(std::memory_order_acquire) == 0) {
+      if (bell_.gone()) return 0;
+      bell_.Wait(kIdleLook);
+    }
+    const absl::Status prepared = Prepare(open_store);
+    if (!prepared.ok()) return Refuse(prepared, first);
+    if (!first && arena_.header()->released.load() != 0) work_.committer->ShardIsWritten();
+    arena_.header()->state.store(WriterState::kReady, std::memory_order_release);
+    bell_.Ring();
+    Serve();
+    return 0;
+  }
+
+ private:
+  absl::Status Prepare(const StoreFactory& open_store) {
+    GT_ASSIGN_OR_RETURN(const std::string text, arena_.Order());
+    GT_ASSIGN_OR_RETURN(order_, ParseSaveOrder(text));
+    CommitterConfig config{.rank = order_.rank,
+                           .world_size = order_.world_size,
+                           .epoch = order_.epoch,
+                           .owner = order_.owner,
+                           .keep = order_.keep,
+                           .shard_tries = order_.shard_tries,
+                           .commit_timeout = absl::Milliseconds(order_.commit_timeout_ms)};
+    for (size_t i = 0; i < order_.tensors.size(); ++i)
+      config.registered.push_back({order_.tensors[i], order_.bytes[i]});
+    config.alive = [this] {
+      Release();
+      return absl::OkStatus();  // whatever became of the rank and its generation
+    };
+    config.may_commit = [this](const SaveId& id) { return HistoryStands(id); };
+    GT_ASSIGN_OR_RETURN(work_.store, open_store(order_.location));
+    GT_RETURN_IF_ERROR(SeesTheSame());
+    work_.committer = std::make_unique<Committer>(work_.store.get(), std::move(config));
+    const uint64_t bytes = work_.committer->plan().data_bytes;
+    GT_ASSIGN_OR_RETURN(const char* data, arena_.Data(bytes));
+    work_.data = {data, bytes};
+    return absl::OkStatus();
+  }
+
+  // The claim of our owner proves that this is the rank's store, and that we may read there.
+  absl::Status SeesTheSame() {
+    const std::string key = OwnerKey(order_.epoch);
+    const absl::StatusOr<std::string> text = work_.store->Get(key, kSmallFileBytesMax);
+    if (!text.ok()) {
+      return absl::Status(text.status().code(), absl::StrCat(work_.store->Describe(), "/", key, ": ",
+                                                             text.status().message()));
+    }
+    GT_ASSIGN_OR_RETURN(const OwnerClaim claim, ParseOwnerClaim(key, *text));
+    if (claim.owner == order_.owner) return absl::OkStatus();
+    return absl::FailedPreconditionError(
+        absl::StrCat(work_.store->Describe(), " seen from here belongs to job \"", claim.owner.job, "\""));
+  }
+
+  int Refuse(const absl::Status& why, bool first) {
+    SaveArenaHeader* header = arena_.header();
+    LogWarning("checkpoint: the writer cannot work: ", why.message());
+    if (first) {
+      PutText(why.message(), absl::MakeSpan(header->message));
+      header->state.store(WriterState::kRefused, std::memory_order_release);
+    } else if (Asked()) {
+      Answer(why);
+    }
+    bell_.Ring();
+    return kRefusedCode;
+  }
+
+  bool Asked() const {
+    return arena_.header()->requested.load(std::memory_order_acquire) != arena_.header()->finished.load();
+  }
+
+  void Serve() {
+    while (true) {
+      bell_.Look();
+      if (Asked()) {
+        const absl::Status status = SaveOne();
+        if (bell_.gone() && !status.ok()) LogWarning("checkpoint: not saved: ", status.message());
+        Answer(status);
+      } else if (bell_.gone()) {
+        return;
+      } else {
+        bell_.Wait(kIdleLook);
+      }
+    }
+  }
+
+  absl::Status SaveOne() {
+    const std::optional<SaveId> id = ParseManifestKey(TakeText(arena_.header()->request));
+    if (!id || id->epoch != order_.epoch) return absl::InvalidArgumentError("the rank asked for no attempt");
+    StopFlag never;
+    return work_.committer->Save(*id, work_.data, &never, [] {});
+  }
+
+  void Answer(const absl::Status& status) {
+    SaveArenaHeader* header = arena_.header();
+    header->code = static_cast<int32_t>(status.code());
+    PutText(status.message(), absl::MakeSpan(header->message));
+    header->finished.store(header->requested.load(), std::memory_order_release);
+    bell_.Ring();
+  }
+
+  // Called while only other ranks are waited for.
+  void Release() {
+    bell_.Look();
+    if (!bell_.gone() || arena_.header()->released.load() != 0) return;
+    arena_.header()->released.store(1, std::memory_order_release);
+    arena_.DropData();
+  }
+
+  // A save may be committed in any generation of its timeline, but not once its job resumed from another one and
+  // committed on top of that (fault C3).
+  absl::Status HistoryStands(const SaveId& id) {
+    GT_ASSIGN_OR_RETURN(const std::vector<SaveId> there, ListManifests(work_.store.get()));
+    for (const SaveId& other : there) {
+      if (other.epoch != id.epoch || other.timeline <= id.timeline) continue;
+      return absl::FailedPreconditionError(absl::StrCat(
+          "the job has gone on without it: step ", other.step, " of timeline ", other.timeline, " is there"));
+    }
+    return absl::OkStatus();
+  }
+
+  SaveArena arena_;
+  Bell bell_;
+  SaveOrder order_;
+  Work work_;
+};
+
+}  // namespace
+
+int RunWriter(UniqueFd arena, UniqueFd channel, const StoreFactory& open_store) {
+  absl::StatusOr<SaveArena> mapped = SaveArena::Map(std::move(arena));
+  if (!mapped.ok()) {
+    LogWarning("checkpoint: the writer cannot work: ", mapped.status().message());
+    return kRefusedCode;
+  }
+  return Writer(*std::move(mapped), std::move(channel)).Run(open_store);
+}
+
+}  // namespace gtrain::ckpt

@@ -1,0 +1,105 @@
+#include "checkpoint/engine/save_arena.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/check.h"
+#include "base/file.h"
+
+namespace gtrain::ckpt {
+namespace {
+
+constexpr uint64_t kPage = 4096;
+
+uint64_t WholePages(uint64_t bytes) { return (bytes + kPage - 1) / kPage * kPage; }
+
+}  // namespace
+
+void PutText(absl::string_view text, absl::Span<char> to) {
+  const size_t bytes = std::min(text.size(), to.size() - 1);
+  std::memcpy(to.data(), text.data(), bytes);
+  to[bytes] = '\0';
+}
+
+std::string TakeText(absl::Span<const char> from) {
+  return std::string(from.begin(), std::find(from.begin(), from.end(), '\0'));
+}
+
+uint64_t SaveArena::BytesFor(uint64_t order_bytes, uint64_t data_bytes) {
+  return kOrderBegin + WholePages(order_bytes) + WholePages(data_bytes);
+}
+
+absl::StatusOr<SaveArena> SaveArena::Map(UniqueFd fd) {
+  struct stat info;
+  if (fstat(fd.get(), &info) != 0) return ErrnoStatus(errno, "the arena of saves");
+  const uint64_t bytes = static_cast<uint64_t>(info.st_size);
+  if (bytes < kOrderBegin) return absl::InvalidArgumentError("the arena of saves is too small");
+  void* base = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), 0);
+  if (base == MAP_FAILED) return ErrnoStatus(errno, "mapping the arena of saves");
+  return SaveArena(std::move(fd), static_cast<char*>(base), bytes);
+}
+
+SaveArena::SaveArena(SaveArena&& other) noexcept
+    : fd_(std::move(other.fd_)), base_(std::exchange(other.base_, nullptr)), bytes_(other.bytes_) {}
+
+SaveArena::~SaveArena() {
+  if (base_ != nullptr) munmap(base_, bytes_);
+}
+
+void SaveArena::PutOrder(absl::string_view order) {
+  GT_CHECK(BytesFor(order.size(), 0) <= bytes_);
+  std::memcpy(base_ + kOrderBegin, order.data(), order.size());
+  header()->data.store(BytesFor(order.size(), 0), std::memory_order_relaxed);
+  header()->order_bytes.store(order.size(), std::memory_order_release);
+}
+
+absl::StatusOr<std::string> SaveArena::Order() const {
+  const uint64_t bytes = header()->order_bytes.load(std::memory_order_acquire);
+  if (bytes > bytes_ - kOrderBegin) return absl::DataLossError("the order ends past its arena");
+  return std::string(base_ + kOrderBegin, bytes);
+}
+
+absl::StatusOr<char*> SaveArena::Data(uint64_t bytes) const {
+  const uint64_t begin = header()->data.load(std::memory_order_relaxed);
+  if (begin < kOrderBegin || begin > bytes_ || bytes > bytes_ - begin)
+    return absl::DataLossError("the data ends past its arena");
+  return base_ + begin;
+}
+
+void SaveArena::DropData() {
+  const uint64_t begin = WholePages(header()->data.load(std::memory_order_relaxed));
+  if (begin < kOrderBegin || begin >= bytes_) return;
+  // Without it the pages live until the writer ends: later, never wrong.
+  (void)fallocate(fd_.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(begin),
+                  static_cast<off_t>(bytes_ - begin));
+}
+
+void Bell::Ring() const {
+  const char byte = 0;
+  // A full socket has bytes enough to wake the other side; a closed one has nobody.
+  (void)!send(channel_.get(), &byte, 1, MSG_NOSIGNAL | MSG_DONTWAIT);
+}
+
+void Bell::Wait(absl::Duration timeout) {
+  pollfd fd{channel_.get(), POLLIN, 0};
+  const int ms = static_cast<int>(std::clamp<int64_t>(absl::ToInt64Milliseconds(timeout), 0, 60'000));
+  if (poll(&fd, 1, gone_ ? 0 : ms) <= 0) return;
+  char bytes[256];
+  ssize_t n;
+  do {
+    n = recv(channel_.get(), bytes, sizeof(bytes), MSG_DONTWAIT);
+  } while (n > 0 || (n < 0 && errno == EINTR));
+  // ECONNRESET: it ended with bytes of ours unread.
+  if (n == 0 || errno != EAGAIN) gone_ = true;
+}
+
+}  // namespace gtrain::ckpt

@@ -1,0 +1,95 @@
+// The memory that a rank shares with the writer of its saves, and the bell between them.
+//
+//   0                header: who asked for what, and how it ended
+//   kOrderBegin      the order (format/manifest.h), text
+//   header.data      the data of the rank's shard, in the order of the file
+//
+// Each word has one writer. The rank fills order and data, then announces them; whether there is work is
+// `requested` against `finished`, so a writer that starts anew, or a rank that never comes back, leaves nothing
+// in doubt. The bell only wakes: whoever hears it looks at the header.
+#pragma once
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+#include "absl/types/span.h"
+#include "base/unique_fd.h"
+
+namespace gtrain::ckpt {
+
+enum class WriterState : uint32_t { kStarting, kReady, kRefused };  // refused: `message` says why
+
+struct SaveArenaHeader {
+  // The keeper reads this word (runtime/keeper/rank_protocol.h): the rank is gone and the data is not needed
+  // any more, because the shard is written. By the writer.
+  std::atomic<uint32_t> released;
+  std::atomic<uint32_t> starts;          // of writers. By the writer
+  std::atomic<WriterState> state;        // by the writer
+  std::atomic<uint64_t> order_bytes;     // not zero: the order is there. By the rank
+  std::atomic<uint64_t> data;            // where the data begins. By the rank, before order_bytes
+  std::atomic<uint64_t> requested;       // saves asked for so far. By the rank
+  std::atomic<uint64_t> finished;        // how many of them are over. By the writer
+  char request[128];                     // manifest key of the newest one asked for, NUL-terminated. By the rank
+  int32_t code;                          // status of the newest one that is over. By the writer
+  char message[1024];                    // NUL-terminated. By the writer
+};
+static_assert(std::atomic<uint64_t>::is_always_lock_free && std::atomic<WriterState>::is_always_lock_free);
+
+inline constexpr uint64_t kOrderBegin = 4096;
+static_assert(sizeof(SaveArenaHeader) <= kOrderBegin && offsetof(SaveArenaHeader, released) == 0);
+
+// Cuts off what does not fit.
+void PutText(absl::string_view text, absl::Span<char> to);
+// Until NUL or the end: the other side may be broken.
+std::string TakeText(absl::Span<const char> from);
+
+// A shared mapping of a whole arena. Not thread-safe but for the header's atomics.
+class SaveArena {
+ public:
+  static uint64_t BytesFor(uint64_t order_bytes, uint64_t data_bytes);
+  // InvalidArgument when it is smaller than a header.
+  static absl::StatusOr<SaveArena> Map(UniqueFd fd);
+  SaveArena(SaveArena&& other) noexcept;
+  SaveArena& operator=(SaveArena&&) = delete;
+  ~SaveArena();
+
+  SaveArenaHeader* header() const { return reinterpret_cast<SaveArenaHeader*>(base_); }
+  uint64_t bytes() const { return bytes_; }
+  // The rank, once; it fits an arena of BytesFor.
+  void PutOrder(absl::string_view order);
+  // The writer, once order_bytes is not zero. DataLoss: what the header says lies outside of the arena.
+  absl::StatusOr<std::string> Order() const;
+  absl::StatusOr<char*> Data(uint64_t bytes) const;
+  // Gives the pages of the data back to the machine; they read as zeros afterwards.
+  void DropData();
+
+ private:
+  SaveArena(UniqueFd fd, char* base, uint64_t bytes) : fd_(std::move(fd)), base_(base), bytes_(bytes) {}
+
+  UniqueFd fd_;
+  char* base_;
+  uint64_t bytes_;
+};
+
+// Nothing here blocks but Wait.
+class Bell {
+ public:
+  explicit Bell(UniqueFd channel) : channel_(std::move(channel)) {}
+  void Ring() const;
+  // Until the other side rings or is gone, at most `timeout`. May return for nothing.
+  void Wait(absl::Duration timeout);
+  // As far as Wait and Look have seen.
+  bool gone() const { return gone_; }
+  void Look() { Wait(absl::ZeroDuration()); }
+
+ private:
+  const UniqueFd channel_;
+  bool gone_ = false;
+};
+
+}  // namespace gtrain::ckpt

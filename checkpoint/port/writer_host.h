@@ -1,0 +1,28 @@
+// Who starts a process that saves what a rank leaves in shared memory, and keeps that memory when the rank dies.
+// A session under gtrain is one (its keeper does it); one by hand is not.
+#pragma once
+#include <cstdint>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "base/unique_fd.h"
+
+namespace gtrain::port {
+
+// The rank's ends of what it shares with its writer.
+struct WriterLink {
+  UniqueFd arena;    // memfd of the bytes asked for, all zero; neither end can change its size
+  UniqueFd channel;  // connected stream socket: a byte wakes the other side, the end of it says that it is gone
+};
+
+// Thread-safe.
+class WriterHost {
+ public:
+  virtual ~WriterHost() = default;
+  // Blocks while writers of an earlier generation of this machine still need their memory, at most `timeout`
+  // (DeadlineExceeded). Unavailable: the generation is over. FailedPrecondition, ResourceExhausted: there is
+  // no writer to be had here; the message says why.
+  virtual absl::StatusOr<WriterLink> StartWriter(uint64_t arena_bytes, absl::Duration timeout) = 0;
+};
+
+}  // namespace gtrain::port
