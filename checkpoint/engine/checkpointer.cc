@@ -310,24 +310,24 @@ CommitterConfig CheckpointerImpl::Commits() const {
 std::unique_ptr<SaveRoute> CheckpointerImpl::MakeRoute() {
   if (host_ != nullptr) {
     const CommitterConfig config = Commits();
-    SaveOrder order{.location = AbsoluteLocation(settings_.uri),
-                    .owner = config.owner,
-                    .epoch = config.epoch,
-                    .rank = config.rank,
-                    .world_size = config.world_size,
-                    .keep = config.keep,
-                    .shard_tries = config.shard_tries,
-                    .commit_timeout_ms =
-                        static_cast<uint64_t>(absl::ToInt64Milliseconds(config.commit_timeout))};
+    SaveOrder order{
+        .location = AbsoluteLocation(settings_.uri),
+        .owner = config.owner,
+        .epoch = config.epoch,
+        .rank = config.rank,
+        .world_size = config.world_size,
+        .keep = config.keep,
+        .shard_tries = config.shard_tries,
+        .commit_timeout_ms = static_cast<uint64_t>(absl::ToInt64Milliseconds(config.commit_timeout))};
     for (const Registered& r : registered_) {
       order.tensors.push_back(r.tensor);
       order.bytes.push_back(r.bytes);
     }
     auto outside = OutsideRoute::Start(host_, order, plan_.data_bytes);
     if (outside.ok()) return *std::move(outside);
-    LogWarning("checkpoint: rank ", agree_.rank(),
-               " writes its saves itself, so a crash right after a save loses it: ",
-               outside.status().message());
+    LogWarning(
+        "checkpoint: rank ", agree_.rank(),
+        " writes its saves itself, so a crash right after a save loses it: ", outside.status().message());
   }
   return std::make_unique<OwnRoute>(store_.get(), Commits());
 }
@@ -383,7 +383,7 @@ CheckpointerImpl::Choice CheckpointerImpl::NextChoice(std::vector<Candidate>* ca
     Manifest* manifest = std::get_if<Manifest>(&*read);
     if (manifest == nullptr) {  // it never was a checkpoint
       LogWarning("checkpoint: step ", candidate.id.step, " of generation ", candidate.id.generation,
-                    " was given up by its writers: ", std::get<AbortMarker>(*read).reason);
+                 " was given up by its writers: ", std::get<AbortMarker>(*read).reason);
       continue;
     }
     const bool foreign =
@@ -446,10 +446,12 @@ absl::StatusOr<std::optional<RestoredStep>> CheckpointerImpl::Restore() {
   std::vector<Candidate> candidates;
   Choice listed;
   int tried = 0;
-  // Here every rank has its writer, so on no machine of this generation one of an earlier still needs its memory.
+  // Here every rank has its writer, so on no machine of this generation one of an earlier still needs its
+  // memory.
   GT_RETURN_IF_ERROR(agree_.AllOk(absl::OkStatus()));
   if (agree_.rank() == 0) {
-    if (host_ != nullptr) listed.status = SettleEarlier(store_.get(), next_, [this] { return session_->Alive(); });
+    if (host_ != nullptr)
+      listed.status = SettleEarlier(store_.get(), next_, [this] { return session_->Alive(); });
     absl::StatusOr<std::vector<Candidate>> found = ListCandidates();
     if (listed.status.ok()) listed.status = found.status();
     if (found.ok()) candidates = *std::move(found);

@@ -1,6 +1,6 @@
 // SaveCore decides, this file does: take the next effect, call the storage, hand the answer back. Between
-// effects the thread sleeps until the core's next deadline; it wakes for a stop at once and asks each time whether
-// it shall go on.
+// effects the thread sleeps until the core's next deadline; it wakes for a stop at once and asks each time
+// whether it shall go on.
 #include "checkpoint/engine/committer.h"
 
 #include <algorithm>
@@ -141,7 +141,8 @@ absl::Status Committer::WriteOwnShard(Run* run) {
   absl::Status written;
   for (int i = 1;; ++i) {
     written = WriteShard(store_, run->id, plan_, run->file, run->data);
-    // The key is this attempt's alone: if it exists, an earlier try made it and its answer was lost, or its writer.
+    // The key is this attempt's alone: if it exists, an earlier try made it and its answer was lost, or its
+    // writer.
     if (absl::IsAlreadyExists(written)) written = VerifyBytes(store_, run->id, run->file);
     if (written.ok() || i >= config_.shard_tries) return written;
     LogWarning("checkpoint: writing ", run->file.name, " failed, try ", i, " of ", config_.shard_tries, ": ",

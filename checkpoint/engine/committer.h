@@ -1,5 +1,5 @@
-// Carries out what SaveCore decides for one save of one rank: shard, index and, on rank 0, the commit. The same in
-// the rank's own process and in the writer outside it.
+// Carries out what SaveCore decides for one save of one rank: shard, index and, on rank 0, the commit. The
+// same in the rank's own process and in the writer outside it.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -56,10 +56,10 @@ class Committer {
   Committer(port::BlobStore* store, CommitterConfig config);
 
   const ShardPlan& plan() const { return plan_; }
-  // Writes `data`, that of plan().pieces, as `id` and sees it committed or failed. Blocks as the storage does, and
-  // until commit_timeout for other ranks; `stop` gives it up. What an earlier try for the same `id` and data
-  // left is taken up: whoever died in the middle is repeated whole. `committed` is called before old ones are
-  // deleted.
+  // Writes `data`, that of plan().pieces, as `id` and sees it committed or failed. Blocks as the storage
+  // does, and until commit_timeout for other ranks; `stop` gives it up. What an earlier try for the same `id`
+  // and data left is taken up: whoever died in the middle is repeated whole. `committed` is called before old
+  // ones are deleted.
   absl::Status Save(const SaveId& id, absl::string_view data, StopFlag* stop,
                     absl::FunctionRef<void()> committed);
   // The index of `id` is there already: `data` is not looked at any more.

@@ -1,7 +1,7 @@
-// A save that was asked for is repeated whole by the next writer when one dies in the middle: every put creates a
-// key that this attempt alone has, so what is there already is verified and taken up. `finished` is written
-// before the rank hears of it, so a save that the rank knows to be over, and whose memory it fills anew, is
-// never repeated.
+// A save that was asked for is repeated whole by the next writer when one dies in the middle: every put
+// creates a key that this attempt alone has, so what is there already is verified and taken up. `finished` is
+// written before the rank hears of it, so a save that the rank knows to be over, and whose memory it fills
+// anew, is never repeated.
 #include "checkpoint/engine/outside.h"
 
 #include <algorithm>
@@ -19,7 +19,8 @@ namespace {
 constexpr absl::Duration kReadyWithin = absl::Minutes(1);
 constexpr absl::Duration kLook = absl::Milliseconds(100);  // for a stop, and should a bell have been missed
 constexpr absl::Duration kIdleLook = absl::Seconds(1);
-constexpr absl::Duration kPatienceOnTop = absl::Minutes(6);  // of commit_timeout: for the call that is out then
+constexpr absl::Duration kPatienceOnTop =
+    absl::Minutes(6);  // of commit_timeout: for the call that is out then
 constexpr int kRefusedCode = 3;
 
 }  // namespace
@@ -80,7 +81,8 @@ std::optional<absl::Status> OutsideRoute::Finish(const SaveId&, StopFlag* stop,
                                                  absl::FunctionRef<void()> committed) {
   const SaveArenaHeader& header = *arena_.header();
   const Instant deadline = clock_.Now() + patience_;
-  while (header.finished.load(std::memory_order_acquire) != header.requested.load(std::memory_order_relaxed)) {
+  while (header.finished.load(std::memory_order_acquire) !=
+         header.requested.load(std::memory_order_relaxed)) {
     NoteStarts();
     if (stop->set()) return std::nullopt;
     if (bell_.gone() || clock_.Now() >= deadline) {
@@ -166,8 +168,8 @@ class Writer {
     const std::string key = OwnerKey(order_.epoch);
     const absl::StatusOr<std::string> text = work_.store->Get(key, kSmallFileBytesMax);
     if (!text.ok()) {
-      return absl::Status(text.status().code(), absl::StrCat(work_.store->Describe(), "/", key, ": ",
-                                                             text.status().message()));
+      return absl::Status(text.status().code(),
+                          absl::StrCat(work_.store->Describe(), "/", key, ": ", text.status().message()));
     }
     GT_ASSIGN_OR_RETURN(const OwnerClaim claim, ParseOwnerClaim(key, *text));
     if (claim.owner == order_.owner) return absl::OkStatus();
@@ -230,14 +232,14 @@ class Writer {
     arena_.DropData();
   }
 
-  // A save may be committed in any generation of its timeline, but not once its job resumed from another one and
-  // committed on top of that (fault C3).
+  // A save may be committed in any generation of its timeline, but not once its job resumed from another one
+  // and committed on top of that (fault C3).
   absl::Status HistoryStands(const SaveId& id) {
     GT_ASSIGN_OR_RETURN(const std::vector<SaveId> there, ListManifests(work_.store.get()));
     for (const SaveId& other : there) {
       if (other.epoch != id.epoch || other.timeline <= id.timeline) continue;
-      return absl::FailedPreconditionError(absl::StrCat(
-          "the job has gone on without it: step ", other.step, " of timeline ", other.timeline, " is there"));
+      return absl::FailedPreconditionError(absl::StrCat("the job has gone on without it: step ", other.step,
+                                                        " of timeline ", other.timeline, " is there"));
     }
     return absl::OkStatus();
   }

@@ -1,6 +1,6 @@
-// Saves outside the rank's process: the snapshot lies in memory that outlives the rank, and a writer, a process of
-// its own that the keeper started, takes it from there. So what ends the rank after Save() returned does not
-// end the save (docs/design/README.md). Both sides of engine/save_arena.h.
+// Saves outside the rank's process: the snapshot lies in memory that outlives the rank, and a writer, a
+// process of its own that the keeper started, takes it from there. So what ends the rank after Save()
+// returned does not end the save (docs/design/README.md). Both sides of engine/save_arena.h.
 #pragma once
 #include <functional>
 #include <memory>
@@ -19,8 +19,8 @@ namespace gtrain::ckpt {
 // The rank's side.
 class OutsideRoute final : public SaveRoute {
  public:
-  // Blocks until the writer has the store open, at most as long as StartWriter and a minute. An error says why
-  // this rank must write itself.
+  // Blocks until the writer has the store open, at most as long as StartWriter and a minute. An error says
+  // why this rank must write itself.
   static absl::StatusOr<std::unique_ptr<OutsideRoute>> Start(port::WriterHost* host, const SaveOrder& order,
                                                              uint64_t data_bytes);
 

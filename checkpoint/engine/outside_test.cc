@@ -81,18 +81,19 @@ class LostRank {
   pid_t StartWriter(uint64_t dies_at = UINT64_MAX, Fault when = Fault::kBefore) {
     const pid_t pid = fork();
     if (pid != 0) return pid;
-    const int code = RunWriter(
-        UniqueFd(dup(memfd_.get())), UniqueFd(dup(channel_.get())),
-        [&](const std::string& location) -> absl::StatusOr<std::unique_ptr<port::BlobStore>> {
-          auto base = OpenDirectoryStore(location);
-          if (!base.ok()) return base.status();
-          return std::make_unique<OwningFaultyStore>(
-              *std::move(base), FaultPlan{[dies_at, when, last = false](uint64_t call, absl::string_view) mutable {
-                if (last || (call == dies_at && when == Fault::kBefore)) _exit(kKilled);
-                last = call == dies_at;  // it happens; the next one finds nobody
-                return Fault::kNone;
-              }});
-        });
+    const int code =
+        RunWriter(UniqueFd(dup(memfd_.get())), UniqueFd(dup(channel_.get())),
+                  [&](const std::string& location) -> absl::StatusOr<std::unique_ptr<port::BlobStore>> {
+                    auto base = OpenDirectoryStore(location);
+                    if (!base.ok()) return base.status();
+                    return std::make_unique<OwningFaultyStore>(
+                        *std::move(base),
+                        FaultPlan{[dies_at, when, last = false](uint64_t call, absl::string_view) mutable {
+                          if (last || (call == dies_at && when == Fault::kBefore)) _exit(kKilled);
+                          last = call == dies_at;  // it happens; the next one finds nobody
+                          return Fault::kNone;
+                        }});
+                  });
     _exit(code);
   }
   static int Wait(pid_t pid) {
@@ -167,7 +168,8 @@ TEST(OutsideWriter, KilledAtEveryCallAnotherOneCommits) {
       EXPECT_EQ(LostRank::Wait(rank.StartWriter()), 0);
       EXPECT_TRUE(rank.answer().ok()) << "call " << call << ": " << rank.answer();
       EXPECT_EQ(rank.header()->finished, 1u);
-      EXPECT_TRUE(CheckCommitted(folder, rank.id()).ok()) << "call " << call << ": " << CheckCommitted(folder, rank.id());
+      EXPECT_TRUE(CheckCommitted(folder, rank.id()).ok())
+          << "call " << call << ": " << CheckCommitted(folder, rank.id());
       EXPECT_EQ(rank.header()->starts, 2u);
     }
     EXPECT_GT(killed, 8);  // owner, shard, index, authority, manifest, retention

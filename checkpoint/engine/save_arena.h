@@ -5,8 +5,8 @@
 //   header.data      the data of the rank's shard, in the order of the file
 //
 // Each word has one writer. The rank fills order and data, then announces them; whether there is work is
-// `requested` against `finished`, so a writer that starts anew, or a rank that never comes back, leaves nothing
-// in doubt. The bell only wakes: whoever hears it looks at the header.
+// `requested` against `finished`, so a writer that starts anew, or a rank that never comes back, leaves
+// nothing in doubt. The bell only wakes: whoever hears it looks at the header.
 #pragma once
 #include <atomic>
 #include <cstddef>
@@ -28,15 +28,15 @@ struct SaveArenaHeader {
   // The keeper reads this word (runtime/keeper/rank_protocol.h): the rank is gone and the data is not needed
   // any more, because the shard is written. By the writer.
   std::atomic<uint32_t> released;
-  std::atomic<uint32_t> starts;          // of writers. By the writer
-  std::atomic<WriterState> state;        // by the writer
-  std::atomic<uint64_t> order_bytes;     // not zero: the order is there. By the rank
-  std::atomic<uint64_t> data;            // where the data begins. By the rank, before order_bytes
-  std::atomic<uint64_t> requested;       // saves asked for so far. By the rank
-  std::atomic<uint64_t> finished;        // how many of them are over. By the writer
-  char request[128];                     // manifest key of the newest one asked for, NUL-terminated. By the rank
-  int32_t code;                          // status of the newest one that is over. By the writer
-  char message[1024];                    // NUL-terminated. By the writer
+  std::atomic<uint32_t> starts;       // of writers. By the writer
+  std::atomic<WriterState> state;     // by the writer
+  std::atomic<uint64_t> order_bytes;  // not zero: the order is there. By the rank
+  std::atomic<uint64_t> data;         // where the data begins. By the rank, before order_bytes
+  std::atomic<uint64_t> requested;    // saves asked for so far. By the rank
+  std::atomic<uint64_t> finished;     // how many of them are over. By the writer
+  char request[128];                  // manifest key of the newest one asked for, NUL-terminated. By the rank
+  int32_t code;                       // status of the newest one that is over. By the writer
+  char message[1024];                 // NUL-terminated. By the writer
 };
 static_assert(std::atomic<uint64_t>::is_always_lock_free && std::atomic<WriterState>::is_always_lock_free);
 

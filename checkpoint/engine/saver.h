@@ -27,8 +27,8 @@ class SaveRoute {
   virtual char* buffer() = 0;
   // On the training thread, never blocks. From here on the snapshot is the route's.
   virtual void Begin(const SaveId& id) = 0;
-  // On the Saver's thread: blocks until the save is over; its status, or nullopt when `stop` was set and somebody
-  // else goes on with it. `committed` is called as soon as it is.
+  // On the Saver's thread: blocks until the save is over; its status, or nullopt when `stop` was set and
+  // somebody else goes on with it. `committed` is called as soon as it is.
   virtual std::optional<absl::Status> Finish(const SaveId& id, StopFlag* stop,
                                              absl::FunctionRef<void()> committed) = 0;
   // False: it can save nothing more. Only while no save runs.
@@ -59,7 +59,8 @@ class OwnRoute final : public SaveRoute {
 // destructor, which stops a save that is not committed yet and waits for the storage call that is out.
 class Saver {
  public:
-  // `committed` is called on the Saver's thread. For people: `place` is where it goes, `bytes` how much of it.
+  // `committed` is called on the Saver's thread. For people: `place` is where it goes, `bytes` how much of
+  // it.
   Saver(std::unique_ptr<SaveRoute> route, std::function<void(const SaveId&)> committed, int rank,
         std::string place, uint64_t bytes);
   ~Saver();

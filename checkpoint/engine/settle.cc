@@ -1,6 +1,6 @@
-// Whoever creates the manifest's key first wins: a commit that was faster is resumed from, one that comes later
-// finds the marker. Without this a save that is still being written could come into being behind the back of a job
-// that went on from the one before.
+// Whoever creates the manifest's key first wins: a commit that was faster is resumed from, one that comes
+// later finds the marker. Without this a save that is still being written could come into being behind the
+// back of a job that went on from the one before.
 #include "checkpoint/engine/settle.h"
 
 #include <set>
@@ -56,11 +56,10 @@ bool HasAllIndices(port::BlobStore* store, const SaveId& id) {
 }
 
 absl::Status GiveUp(port::BlobStore* store, const SaveId& id, uint64_t generation, absl::Duration waited) {
-  const AbortMarker marker{
-      .id = id,
-      .reason = absl::StrCat("generation ", generation, " waited ",
-                             absl::FormatDuration(absl::Trunc(waited, absl::Seconds(1))),
-                             " for it and went on without it")};
+  const AbortMarker marker{.id = id,
+                           .reason = absl::StrCat("generation ", generation, " waited ",
+                                                  absl::FormatDuration(absl::Trunc(waited, absl::Seconds(1))),
+                                                  " for it and went on without it")};
   const absl::Status put = store->PutIfAbsent(ManifestKey(id), Print(marker));
   if (absl::IsAlreadyExists(put)) return absl::OkStatus();  // its writers were faster, in whatever way
   if (put.ok()) {
@@ -72,13 +71,14 @@ absl::Status GiveUp(port::BlobStore* store, const SaveId& id, uint64_t generatio
 
 }  // namespace
 
-absl::Status SettleEarlier(port::BlobStore* store, const SaveId& self, absl::FunctionRef<absl::Status()> alive,
-                           const SettlePatience& patience) {
+absl::Status SettleEarlier(port::BlobStore* store, const SaveId& self,
+                           absl::FunctionRef<absl::Status()> alive, const SettlePatience& patience) {
   const RealClock clock;
   const Instant begin = clock.Now();
   GT_ASSIGN_OR_RETURN(std::vector<SaveId> open, ListOpen(store, self));
   for (const SaveId& id : open)
-    LogInfo("checkpoint: step ", id.step, " of generation ", id.generation, " is not decided yet: waiting for it");
+    LogInfo("checkpoint: step ", id.step, " of generation ", id.generation,
+            " is not decided yet: waiting for it");
   while (!open.empty()) {
     const absl::Duration waited = clock.Now() - begin;
     for (const SaveId& id : open) {

@@ -1,4 +1,5 @@
-// What earlier generations of this job had begun to save when the new one asks from where to go on. Rank 0 only.
+// What earlier generations of this job had begun to save when the new one asks from where to go on. Rank 0
+// only.
 #pragma once
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
@@ -9,17 +10,17 @@
 namespace gtrain::ckpt {
 
 struct SettlePatience {
-  // For shards that are not there yet. Writers on this generation's machines have written theirs (Checkpointer::
-  // Restore); those that lack are of machines that went away, most likely for good.
+  // For shards that are not there yet. Writers on this generation's machines have written theirs
+  // (Checkpointer:: Restore); those that lack are of machines that went away, most likely for good.
   absl::Duration shards = absl::Seconds(10);
   // Where only the commit is missing: little work, but a storage may be slow.
   absl::Duration commit = absl::Minutes(1);
 };
 
-// Each attempt of an earlier generation of `self`'s owner is committed or can never be when this returns OK: it
-// waits for writers that may still be at it and then creates the abort marker at the manifest's own key. `alive`
-// ends the wait with its error.
-absl::Status SettleEarlier(port::BlobStore* store, const SaveId& self, absl::FunctionRef<absl::Status()> alive,
-                           const SettlePatience& patience = {});
+// Each attempt of an earlier generation of `self`'s owner is committed or can never be when this returns OK:
+// it waits for writers that may still be at it and then creates the abort marker at the manifest's own key.
+// `alive` ends the wait with its error.
+absl::Status SettleEarlier(port::BlobStore* store, const SaveId& self,
+                           absl::FunctionRef<absl::Status()> alive, const SettlePatience& patience = {});
 
 }  // namespace gtrain::ckpt

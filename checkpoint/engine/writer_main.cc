@@ -1,5 +1,6 @@
-// gtrain-writer: writes the checkpoints of one rank, outside of its process. Started by the keeper, with the rank's
-// environment and working directory, the shared memory as descriptor 3 and the channel as 4; people never run it.
+// gtrain-writer: writes the checkpoints of one rank, outside of its process. Started by the keeper, with the
+// rank's environment and working directory, the shared memory as descriptor 3 and the channel as 4; people
+// never run it.
 #include <fcntl.h>
 
 #include <cstdio>

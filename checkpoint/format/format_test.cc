@@ -235,6 +235,39 @@ TEST(ManifestFormat, RoundTrips) {
   EXPECT_EQ(*parsed_claim, claim);
 }
 
+TEST(SaveOrder, RoundTripsAndIsRefusedWhenItCannotBeCarriedOut) {
+  const SaveOrder good{.location = "/data/ckpt",
+                       .owner = Sample().owner,
+                       .epoch = 3,
+                       .rank = 1,
+                       .world_size = 2,
+                       .keep = 4,
+                       .shard_tries = 4,
+                       .commit_timeout_ms = 600'000,
+                       .tensors = Sample().tensors,
+                       .bytes = std::vector<uint64_t>(Sample().tensors.size(), 12)};
+  const auto parsed = ParseSaveOrder(Print(good));
+  ASSERT_TRUE(parsed.ok()) << parsed.status();
+  EXPECT_EQ(*parsed, good);
+  const std::vector<std::pair<const char*, std::function<void(SaveOrder*)>>> faults = {
+      {"rank outside", [](SaveOrder* o) { o->rank = 2; }},
+      {"bytes missing", [](SaveOrder* o) { o->bytes.pop_back(); }},
+      {"impossible bytes", [](SaveOrder* o) { o->bytes[0] = UINT64_MAX; }},
+      {"a tensor twice", [](SaveOrder* o) { o->tensors.push_back(o->tensors[0]), o->bytes.push_back(1); }},
+      {"another mesh than the world",
+       [](SaveOrder* o) {
+         o->tensors[0].layout = Layout::kSharded;
+         o->tensors[0].sharding = {.mesh = {{"dp", 3}}, .splits = {{0, "dp"}}};
+       }},
+  };
+  for (const auto& [name, fault] : faults) {
+    SaveOrder order = good;
+    fault(&order);
+    EXPECT_TRUE(absl::IsDataLoss(ParseSaveOrder(Print(order)).status())) << name;
+  }
+  EXPECT_FALSE(ParseSaveOrder(Print(OwnerClaim{.epoch = 2, .owner = Sample().owner})).ok());
+}
+
 TEST(ManifestFormat, AManifestUnderAnotherKeyIsRefused_C10) {
   SaveId other = kId;
   other.step = 121;

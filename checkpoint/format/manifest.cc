@@ -490,9 +490,9 @@ std::string Print(const SaveOrder& order) {
 absl::StatusOr<SaveOrder> ParseSaveOrder(absl::string_view text) {
   GT_ASSIGN_OR_RETURN(const Json object, ParseSealed(text, kManifestBytesMax));
   GT_RETURN_IF_ERROR(ReadHead(object, kOrderFormat).status());
-  GT_RETURN_IF_ERROR(CheckFields(
-      object, {"format", "version", "location", "cluster", "job", "job_hash", "epoch", "rank", "world_size",
-               "keep", "shard_tries", "commit_timeout_ms", "tensors", "bytes"}));
+  GT_RETURN_IF_ERROR(
+      CheckFields(object, {"format", "version", "location", "cluster", "job", "job_hash", "epoch", "rank",
+                           "world_size", "keep", "shard_tries", "commit_timeout_ms", "tensors", "bytes"}));
   SaveOrder order;
   GT_ASSIGN_OR_RETURN(order.location, GetString(object, "location", kLocationBytesMax));
   GT_ASSIGN_OR_RETURN(order.owner, ReadIdentity(object));
@@ -522,7 +522,8 @@ absl::StatusOr<SaveOrder> ParseSaveOrder(absl::string_view text) {
       return absl::DataLossError("impossible bytes");
     order.bytes.push_back(size.get<uint64_t>());
   }
-  if (order.bytes.size() != order.tensors.size()) return absl::DataLossError("bytes do not match the tensors");
+  if (order.bytes.size() != order.tensors.size())
+    return absl::DataLossError("bytes do not match the tensors");
   return order;
 }
 

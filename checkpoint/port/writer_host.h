@@ -1,5 +1,5 @@
-// Who starts a process that saves what a rank leaves in shared memory, and keeps that memory when the rank dies.
-// A session under gtrain is one (its keeper does it); one by hand is not.
+// Who starts a process that saves what a rank leaves in shared memory, and keeps that memory when the rank
+// dies. A session under gtrain is one (its keeper does it); one by hand is not.
 #pragma once
 #include <cstdint>
 
@@ -11,8 +11,9 @@ namespace gtrain::port {
 
 // The rank's ends of what it shares with its writer.
 struct WriterLink {
-  UniqueFd arena;    // memfd of the bytes asked for, all zero; neither end can change its size
-  UniqueFd channel;  // connected stream socket: a byte wakes the other side, the end of it says that it is gone
+  UniqueFd arena;  // memfd of the bytes asked for, all zero; neither end can change its size
+  UniqueFd
+      channel;  // connected stream socket: a byte wakes the other side, the end of it says that it is gone
 };
 
 // Thread-safe.

@@ -36,8 +36,9 @@ struct RestoredStep {
 };
 
 // Register state once, then Restore, then Save. Registered memory is the caller's and must
-// outlive the Checkpointer. Not thread-safe: one owner; writing happens on a thread of its own. Destroying it
-// gives up a save that is not committed yet: Wait() first to keep it.
+// outlive the Checkpointer. Not thread-safe: one owner. Under gtrain a process of its own writes: once Save()
+// has returned on all ranks, the save is committed whatever becomes of them. Run by hand a thread writes, and
+// destroying the Checkpointer gives up a save that is not committed yet: Wait() first to keep it.
 class Checkpointer {
  public:
   // Collective. The session must outlive the checkpointer. Fails with FailedPrecondition if the uri holds

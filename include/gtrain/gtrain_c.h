@@ -205,7 +205,7 @@ typedef struct gtrain_checkpoint_options {
 GTRAIN_API gtrain_status gtrain_checkpointer_open(gtrain_session* session,
                                                   const gtrain_checkpoint_options* options,
                                                   gtrain_checkpointer** out, gtrain_error* error);
-/* Gives up a save that is not committed yet: wait first to keep it. */
+/* Under gtrain a save that is not committed yet goes on; by hand it is given up: wait first to keep it. */
 GTRAIN_API void gtrain_checkpointer_free(gtrain_checkpointer* checkpointer);
 
 /* Registered memory is the caller's and must outlive the checkpointer. Replicated: equal on all ranks. */

@@ -131,18 +131,25 @@ Finding Library(const std::string& what, const std::vector<const char*>& names, 
   return {what, Mark::kNote, absl::StrCat("not found: ", without)};
 }
 
-Finding Keeper() {
+Finding Beside(const char* what, const std::string& name) {
   std::string path(4096, '\0');
   const ssize_t length = readlink("/proc/self/exe", path.data(), path.size());
   path.resize(static_cast<size_t>(std::max<ssize_t>(length, 0)));
-  const std::string keeper = path.substr(0, path.rfind('/') + 1) + "gtrain-keeper";
-  if (access(keeper.c_str(), X_OK) == 0) return {"keeper", Mark::kOk, keeper};
-  return {"keeper", Mark::kBad, absl::StrCat(keeper, " is missing; it must lie beside gtrain")};
+  const std::string program = path.substr(0, path.rfind('/') + 1) + name;
+  if (access(program.c_str(), X_OK) == 0) return {what, Mark::kOk, program};
+  return {what, Mark::kBad, absl::StrCat(program, " is missing; it must lie beside gtrain")};
 }
 
 int Run(const Args& args) {
-  std::vector<Finding> findings = {StateDir(), Keys(),       ContextsFile(), Head(args),
-                                   Keeper(),   ClockCheck(), OpenFiles(),    Processes()};
+  std::vector<Finding> findings = {StateDir(),
+                                   Keys(),
+                                   ContextsFile(),
+                                   Head(args),
+                                   Beside("keeper", "gtrain-keeper"),
+                                   Beside("writer", "gtrain-writer"),
+                                   ClockCheck(),
+                                   OpenFiles(),
+                                   Processes()};
   findings.push_back(Library("ucx", {"libucp.so.0"}, "ranks of one job must all be on one machine"));
   findings.push_back(Library("nvml", {"libnvidia-ml.so.1"}, "no NVIDIA GPUs are offered"));
   bool bad = false;

@@ -942,7 +942,8 @@ struct Writer {
   uint32_t starts() const { return Word(4); }
   void Release() const {
     const uint32_t one = 1;
-    EXPECT_EQ(pwrite(memfd.get(), &one, sizeof(one), kSaveArenaReleasedAt), static_cast<ssize_t>(sizeof(one)));
+    EXPECT_EQ(pwrite(memfd.get(), &one, sizeof(one), kSaveArenaReleasedAt),
+              static_cast<ssize_t>(sizeof(one)));
   }
   // The keeper and the writer have let go of their ends.
   bool over() const {
@@ -1033,8 +1034,8 @@ TEST_F(KeeperTest, TheNextGenerationGetsMemoryWhenTheOneBeforeNeedsItNoMore_C12)
   second.Writer(1 << 20);
   second.Arena(7, 4096);  // what is asked after it does not wait
   EXPECT_EQ(second.Next().first, kKeeperArena);
-  held.Release();           // one by its writer's word,
-  other.channel.reset();    // one because it ended
+  held.Release();         // one by its writer's word,
+  other.channel.reset();  // one because it ended
   Writer next = Writer::Take(&second);
   EXPECT_TRUE(Until([&] { return next.starts() == 1; }));
   EXPECT_FALSE(held.over()) << "it goes on";

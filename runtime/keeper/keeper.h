@@ -125,16 +125,16 @@ struct Helper {  // Exec
   bool done = false;
 };
 
-// The writer of one rank's checkpoints: a process that belongs to no generation, so that what ends the rank does
-// not end its saves. We hold both ends of what it works on, for the next one should it be killed.
+// The writer of one rank's checkpoints: a process that belongs to no generation, so that what ends the rank
+// does not end its saves. We hold both ends of what it works on, for the next one should it be killed.
 struct WriterProcess {
   uint64_t generation = 0;
   int rank = -1;
   std::vector<std::pair<std::string, std::string>> env;  // the rank's
   std::string cwd;
   UniqueFd memfd;
-  UniqueFd channel;         // the writer's end
-  pid_t pid = -1;           // not running: killed, and started again at restart_at_ms
+  UniqueFd channel;  // the writer's end
+  pid_t pid = -1;    // not running: killed, and started again at restart_at_ms
   int kills = 0;
   int64_t restart_at_ms = 0;
 };

@@ -110,7 +110,8 @@ void Keeper::RankHelloIn(RankConnection& connection, const RankHello& hello) {
   connection.rank = number;
   rank->sdk = true;
   const uint32_t abilities = kKeeperHasWriters;
-  ToRank(connection, kKeeperWelcome, std::string(reinterpret_cast<const char*>(&abilities), sizeof(abilities)));
+  ToRank(connection, kKeeperWelcome,
+         std::string(reinterpret_cast<const char*>(&abilities), sizeof(abilities)));
   const GenerationRecord* record = FindGeneration(hello.generation);
   if (record->phase == Phase::kLive || !record->ordered) return;
   ToRank(connection, record->mode == End::kReform ? kKeeperRevoked : kKeeperStop, record->reason);

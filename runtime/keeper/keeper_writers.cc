@@ -1,7 +1,8 @@
-// Writers of checkpoints. A rank asks for one with the bytes it needs; it gets a memfd and a socket, and a process
-// of our own program gtrain-writer gets the other ends. We understand nothing of what they do. We keep the memfd
-// and the writer's end of the socket: a writer that is killed is replaced by another that finds everything as it
-// was, whether or not the rank still lives. A writer ends by itself when its rank is gone and its work done.
+// Writers of checkpoints. A rank asks for one with the bytes it needs; it gets a memfd and a socket, and a
+// process of our own program gtrain-writer gets the other ends. We understand nothing of what they do. We
+// keep the memfd and the writer's end of the socket: a writer that is killed is replaced by another that
+// finds everything as it was, whether or not the rank still lives. A writer ends by itself when its rank is
+// gone and its work done.
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
@@ -46,16 +47,18 @@ void Keeper::WriterIn(RankConnection& connection, const RankArenaRequest& reques
   const auto count = std::count_if(writers_.begin(), writers_.end(), [&](const WriterProcess& writer) {
     return writer.generation == connection.generation && writer.rank == connection.rank;
   });
-  const auto waits = std::count_if(writers_wanted_.begin(), writers_wanted_.end(), [&](const WriterWanted& wanted) {
-    return wanted.generation == connection.generation && wanted.rank == connection.rank;
-  });
+  const auto waits =
+      std::count_if(writers_wanted_.begin(), writers_wanted_.end(), [&](const WriterWanted& wanted) {
+        return wanted.generation == connection.generation && wanted.rank == connection.rank;
+      });
   if (count + waits >= kWritersOfRankMax)
-    return ToRank(connection, kKeeperNoWriter, "this rank has " + std::to_string(count + waits) + " writers already");
+    return ToRank(connection, kKeeperNoWriter,
+                  "this rank has " + std::to_string(count + waits) + " writers already");
   writers_wanted_.push_back({connection.generation, connection.rank, request});
 }
 
-// Two snapshots of one rank never lie in memory (fault C12), and a rank that got its writer knows that nothing of
-// an earlier generation is still to be written here.
+// Two snapshots of one rank never lie in memory (fault C12), and a rank that got its writer knows that
+// nothing of an earlier generation is still to be written here.
 bool Keeper::MemoryHeldBefore(uint64_t generation) const {
   return std::any_of(writers_.begin(), writers_.end(), [&](const WriterProcess& writer) {
     return writer.generation < generation && !Released(writer.memfd);
@@ -84,8 +87,6 @@ void Keeper::StartWriters() {
 
 void Keeper::StartWriter(RankConnection& connection, RankProcess& rank, const RankArenaRequest& request) {
   auto refuse = [&](const std::string& why) { ToRank(connection, kKeeperNoWriter, why); };
-  if (access(writer_program_.c_str(), X_OK) != 0)
-    return refuse("cannot run " + writer_program_ + ": " + strerror(errno));
   WriterProcess writer;
   writer.generation = connection.generation;
   writer.rank = connection.rank;
@@ -115,7 +116,8 @@ bool Keeper::WriterDied(const siginfo_t& info) {
   const bool killed = info.si_code != CLD_EXITED;
   if (killed) {
     ++it->kills;
-    fprintf(stderr, "gtrain-keeper: the writer of checkpoints of rank %d of generation %llu was killed by %s%s\n",
+    fprintf(stderr,
+            "gtrain-keeper: the writer of checkpoints of rank %d of generation %llu was killed by %s%s\n",
             it->rank, static_cast<unsigned long long>(it->generation), SignalName(info.si_status).c_str(),
             it->kills < kWriterKillsMax ? ": another one goes on" : ", too often: its rank writes itself");
   }

@@ -16,11 +16,11 @@
 //                  {"type":"link","peer":N,"text":"..."}   nothing gets to rank N's machine
 //   agent -> rank  "table N", then a line of base64 a rank
 //                  "missing N", then the ranks that have not spoken, each after a blank
-// kRankWriter asks for a writer of this rank's checkpoints (docs/protocols/keeper.md). Only a keeper whose welcome
-// says kKeeperHasWriters knows it. The answer is kKeeperWriter and kKeeperChannel, or kKeeperNoWriter, and may take as
-// long as writers of an earlier generation hold memory.
-// The keeper keeps what a rank sent while no agent is connected (at most kRelayBytesMax a rank,
-// newest progress replaces older) and delivers it to the next agent.
+// kRankWriter asks for a writer of this rank's checkpoints (docs/protocols/keeper.md). Only a keeper whose
+// welcome says kKeeperHasWriters knows it. The answer is kKeeperWriter and kKeeperChannel, or
+// kKeeperNoWriter, and may take as long as writers of an earlier generation hold memory. The keeper keeps
+// what a rank sent while no agent is connected (at most kRelayBytesMax a rank, newest progress replaces
+// older) and delivers it to the next agent.
 #pragma once
 #include <stdint.h>
 
@@ -41,8 +41,8 @@ enum RankFrameKind : uint16_t {
   kKeeperNotice = 21,     // body: uint32_t seconds left before preemption
   kKeeperStop = 22,       // body: text; the user asked to stop: save and exit 0 within stop_grace
   kKeeperWriter = 23,     // body: RankArenaRequest; the memfd of the save arena travels along
-  kKeeperChannel = 24,    // body: RankArenaRequest, right after the above; a socket to the writer travels along
-  kKeeperNoWriter = 25,   // body: text
+  kKeeperChannel = 24,  // body: RankArenaRequest, right after the above; a socket to the writer travels along
+  kKeeperNoWriter = 25,  // body: text
 };
 
 struct RankFrame {

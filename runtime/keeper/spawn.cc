@@ -154,9 +154,8 @@ bool SpawnBatch::Start(std::vector<SpawnRequest> requests,
   return pid_ > 0;
 }
 
-pid_t SpawnWriter(const std::string& program,
-                  const std::vector<std::pair<std::string, std::string>>& env, const std::string& cwd,
-                  const UniqueFd& arena, const UniqueFd& channel) {
+pid_t SpawnWriter(const std::string& program, const std::vector<std::pair<std::string, std::string>>& env,
+                  const std::string& cwd, const UniqueFd& arena, const UniqueFd& channel) {
   const pid_t pid = fork();
   if (pid != 0) return pid;
   ResetSignals();
@@ -171,7 +170,8 @@ pid_t SpawnWriter(const std::string& program,
   for (std::string& line : text) pointers.push_back(line.data());
   pointers.push_back(nullptr);
   // Above both slots first, then into them; stderr stays the keeper's log.
-  const int arena_fd = fcntl(arena.get(), F_DUPFD_CLOEXEC, 5), channel_fd = fcntl(channel.get(), F_DUPFD_CLOEXEC, 5);
+  const int arena_fd = fcntl(arena.get(), F_DUPFD_CLOEXEC, 5),
+            channel_fd = fcntl(channel.get(), F_DUPFD_CLOEXEC, 5);
   dup2(open("/dev/null", O_RDONLY | O_CLOEXEC), 0);
   dup2(2, 1);
   if (dup2(arena_fd, 3) < 0 || dup2(channel_fd, 4) < 0) _exit(126);

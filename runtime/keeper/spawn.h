@@ -56,11 +56,10 @@ class SpawnBatch {
 };
 
 // A program of our own, in a session of its own, outside of every rank's control group; `arena` becomes its
-// descriptor 3 and `channel` 4. Returns at once: a program that cannot be run exits with 126 or 127. -1: errno
-// says why there is no process.
-pid_t SpawnWriter(const std::string& program,
-                  const std::vector<std::pair<std::string, std::string>>& env, const std::string& cwd,
-                  const UniqueFd& arena, const UniqueFd& channel);
+// descriptor 3 and `channel` 4. Returns at once: a program that cannot be run exits with 126 or 127. -1:
+// errno says why there is no process.
+pid_t SpawnWriter(const std::string& program, const std::vector<std::pair<std::string, std::string>>& env,
+                  const std::string& cwd, const UniqueFd& arena, const UniqueFd& channel);
 
 // One sentence for people, and the shell's code for it (126 found but not runnable, 127 not found).
 std::string DescribeFailure(const SpawnFailure& failure, const std::vector<std::string>& argv,

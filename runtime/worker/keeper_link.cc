@@ -20,6 +20,7 @@
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 #include "base/file.h"
+#include "base/logging.h"
 #include "base/status_macros.h"
 #include "base/units.h"
 
@@ -31,6 +32,7 @@ using core::WorkerCore;
 // How often the thread looks whether collectives were counted; they are too frequent to wake it.
 constexpr int kIdlePollMs = 500;
 constexpr int kBusyPollMs = 100;
+constexpr absl::Duration kSayWaiting = absl::Seconds(3);
 constexpr absl::Duration kGoodbye = absl::Milliseconds(500);
 // After a deadline: for the answer to the question whom it was that we waited for.
 constexpr absl::Duration kWhoIsMissing = absl::Seconds(2);
@@ -226,9 +228,14 @@ absl::StatusOr<port::WriterLink> KeeperLink::StartWriter(uint64_t arena_bytes, a
   writer_reply_.reset();
   const RankArenaRequest request{++writer_wanted_, arena_bytes};
   QueueLocked(kRankWriter, std::string(reinterpret_cast<const char*>(&request), sizeof(request)));
-  mutex_.AwaitFor(deadline - Now(), [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+  const auto answered = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     return writer_reply_ || !AliveLocked().ok();
-  });
+  };
+  if (!mutex_.AwaitFor(std::min(kSayWaiting, deadline - Now()), answered)) {
+    LogInfo("checkpoint: rank ", env_.rank, " waits for saves of an earlier generation that are still being ",
+            "written on this machine");
+    mutex_.AwaitFor(deadline - Now(), answered);
+  }
   if (!writer_reply_) {
     GT_RETURN_IF_ERROR(AliveLocked());
     return absl::DeadlineExceededError(
@@ -349,7 +356,8 @@ void KeeperLink::FrameIn(KeeperFrame& frame) {
     case kKeeperWelcome: {
       welcome_ = true;
       uint32_t abilities = 0;
-      if (frame.body.size() == sizeof(abilities)) std::memcpy(&abilities, frame.body.data(), sizeof(abilities));
+      if (frame.body.size() == sizeof(abilities))
+        std::memcpy(&abilities, frame.body.data(), sizeof(abilities));
       keeper_has_writers_ = (abilities & kKeeperHasWriters) != 0;
       return;
     }

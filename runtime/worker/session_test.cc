@@ -163,8 +163,9 @@ class FakeKeeper {
       }
       c.rank = static_cast<int>(hello.rank);
       const uint32_t abilities = kKeeperHasWriters;
-      return Send(c, kKeeperWelcome,
-                  knows_writers_ ? std::string(reinterpret_cast<const char*>(&abilities), sizeof(abilities)) : "");
+      return Send(
+          c, kKeeperWelcome,
+          knows_writers_ ? std::string(reinterpret_cast<const char*>(&abilities), sizeof(abilities)) : "");
     }
     if (kind == kRankWriter) return StartWriter(c, body);
     if (kind == kRankArena) {
@@ -340,7 +341,8 @@ TEST_F(SessionTest, AKeeperWithoutWritersSaysWhy) {
   keeper.set_writers(true, false);
   Fork(keeper, 1, [](Session& s) {
     const auto link = dynamic_cast<port::WriterHost*>(&s)->StartWriter(4096, kPatience);
-    return absl::IsFailedPrecondition(link.status()) && absl::StrContains(link.status().message(), "no gtrain-writer");
+    return absl::IsFailedPrecondition(link.status()) &&
+           absl::StrContains(link.status().message(), "no gtrain-writer");
   });
   keeper.Start();
   ExpectAllGood();

@@ -64,6 +64,7 @@ def main():
     parser.add_argument('--signal', default='SEGV')
     parser.add_argument('--hold', action='store_true')
     args = parser.parse_args()
+    gtrain.set_log(lambda level, text: print(text, file=sys.stderr, flush=True))
     weights, mine = np.zeros(COUNT, dtype=np.float32), np.zeros(5, dtype=np.int64)
     try:
         with gtrain.Session() as session, gtrain.Checkpointer(session) as checkpointer:
@@ -78,6 +79,8 @@ def main():
     except gtrain.Unavailable as error:
         print(f'rank left: {error}', file=sys.stderr)
         sys.exit(gtrain.EXIT_RUN_ME_AGAIN)
+    finally:
+        gtrain.set_log(None)
 
 
 main()

@@ -1,5 +1,5 @@
-// Everything a checkpoint directory holds (faults C4, C10): names, shard headers, manifests, indexes, claims.
-// JSON without its checksum is sealed first, so that the fuzzer gets behind it.
+// Everything a checkpoint directory holds (faults C4, C10): names, shard headers, manifests, indexes, claims;
+// and the order to a writer. JSON without its checksum is sealed first, so that the fuzzer gets behind it.
 #include <nlohmann/json.hpp>
 #include <variant>
 
@@ -30,6 +30,7 @@ void ReadSealed(const std::string& text) {
   if (const auto found = ParseOwnerClaim(OwnerKey(2), text); found.ok()) {
     GT_CHECK(*ParseOwnerClaim(OwnerKey(2), Print(*found)) == *found);
   }
+  if (const auto found = ParseSaveOrder(text); found.ok()) GT_CHECK(*ParseSaveOrder(Print(*found)) == *found);
 }
 
 void ReadHeader(absl::string_view bytes) {
@@ -109,8 +110,17 @@ GT_FUZZ_SEEDS(checkpoint_files) {
   const ShardIndex index{.id = kId, .rank = 0, .world_size = 2, .file = manifest.files[0]};
   const ShardIndex failed{.id = kId, .rank = 0, .world_size = 2, .error = "disk full"};
   const std::vector<std::string> sealed = {
-      Print(manifest), Print(old),    Print(AbortMarker{kId, "overtaken"}),
-      Print(index),    Print(failed), Print(OwnerClaim{2, manifest.owner})};
+      Print(manifest),
+      Print(old),
+      Print(AbortMarker{kId, "overtaken"}),
+      Print(index),
+      Print(failed),
+      Print(OwnerClaim{2, manifest.owner}),
+      Print(SaveOrder{.location = "/data/ckpt",
+                      .owner = manifest.owner,
+                      .world_size = 2,
+                      .tensors = manifest.tensors,
+                      .bytes = std::vector<uint64_t>(manifest.tensors.size(), 8)})};
   std::vector<std::string> seeds = {
       ManifestKey(kId), AttemptName(kId), OwnerKey(7), "BF16",
       PrintShardHeader({{.name = "w", .dtype = DType::kFloat32, .shape = {2, 3}, .begin = 0, .end = 24},
