@@ -22,6 +22,7 @@
 #include "base/check.h"
 #include "base/clock.h"
 #include "comm/exec/check_collectives.h"
+#include "comm/exec/rank_test_threads.h"
 #include "comm/fake/fake_transport.h"
 #include "comm/fake/fake_world.h"
 #include "comm/ucx/ucx_transport.h"
@@ -30,34 +31,6 @@
 
 namespace gtrain::comm {
 namespace {
-
-using Body = std::function<absl::Status(Communicator&)>;
-
-constexpr absl::Duration kPatience = absl::Seconds(60);
-
-// Runs `body` as every rank, each a thread; returns what each said.
-std::vector<absl::Status> RunThreads(FakeWorld& world, const Body& body, absl::Duration timeout = kPatience) {
-  FakeNetwork network;
-  std::vector<absl::Status> results(static_cast<size_t>(world.size()));
-  std::vector<std::thread> threads;
-  for (int rank = 0; rank < world.size(); ++rank) {
-    threads.emplace_back([&, rank] {
-      std::unique_ptr<Bootstrap> bootstrap = world.Rank(rank);
-      ExecOptions options;
-      options.user.timeout = timeout;
-      options.transport = [&](const Bootstrap&, uint64_t) { return network.MakeTransport(); };
-      auto communicator = MakeCommunicator(bootstrap.get(), options);
-      results[static_cast<size_t>(rank)] = communicator.ok() ? body(**communicator) : communicator.status();
-    });
-  }
-  for (std::thread& t : threads) t.join();
-  return results;
-}
-
-void ExpectAllOk(const std::vector<absl::Status>& results) {
-  for (size_t rank = 0; rank < results.size(); ++rank)
-    EXPECT_TRUE(results[rank].ok()) << rank << results[rank];
-}
 
 TEST(Communicator, OneMachine) {
   for (int ranks : {1, 2, 3, 4, 8}) {
@@ -465,6 +438,21 @@ TEST_F(Forked, UcxBetweenPretendedMachines) {
   }
   FakeWorld mesh({"a", "b", "b", "a"});
   ExpectAllSucceed(mesh, RowsAndColumns);
+}
+
+// Many connections whose two ends want to speak first.
+TEST_F(Forked, UcxConnectionsThatBothEndsNeedAtOnce) {
+  if (!UcxHere()) GTEST_SKIP() << "built without UCX";
+  FakeWorld world({"a", "b", "c"});
+  ExpectAllSucceed(world, [](Communicator& c) -> absl::Status {
+    for (int i = 0; i < 20; ++i) {
+      auto next = c.Split(0, (c.rank() + i) % c.size());
+      RETURN_IF_BAD(next.status());
+      int64_t out[3] = {i, i, i}, in[3];
+      RETURN_IF_BAD((*next)->AllToAll(out, in, 1, DType::kInt64));
+    }
+    return absl::OkStatus();
+  });
 }
 
 TEST_F(Forked, L1L3L7KilledRankAcrossMachines) {

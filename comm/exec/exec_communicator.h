@@ -38,6 +38,7 @@ class ExecCommunicator final : public Communicator {
 
   int rank() const override { return bootstrap_->rank(); }
   int size() const override { return bootstrap_->world_size(); }
+  int machine() const override { return hierarchy_.node; }
   absl::Status AllReduce(void* data, size_t count, DType dtype, ReduceOp op) override;
   absl::Status Broadcast(void* data, size_t count, DType dtype, int root) override;
   absl::Status AllGather(const void* input, void* output, size_t count, DType dtype) override;

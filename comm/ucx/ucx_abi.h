@@ -4,7 +4,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define GTRAIN_UCX_ABI 1
+#define GTRAIN_UCX_ABI 2
 #define GTRAIN_UCX_ENTRY "gtrain_ucx_api"
 
 extern "C" {
@@ -24,9 +24,9 @@ struct GtrainUcxApi {
   GtrainUcxWorker* (*open)(const char* net_device, GtrainUcxError* error);
   // What peers need; lives as long as the worker.
   void (*address)(GtrainUcxWorker* worker, const void** data, size_t* bytes);
-  // addresses[self] is skipped. 0 or -1.
-  int (*connect)(GtrainUcxWorker* worker, const void* const* addresses, int peers, int self,
-                 GtrainUcxError* error);
+  // Starts a connection to one peer, by its address. 0 or -1. Without it messages of the peer can be
+  // received, but nobody notices that it is lost.
+  int (*connect)(GtrainUcxWorker* worker, int peer, const void* address, GtrainUcxError* error);
   // Starts one message; a receive takes only a message of exactly this tag. Its ticket, or null.
   void* (*post)(GtrainUcxWorker* worker, int peer, int send, void* data, size_t bytes, uint64_t tag,
                 GtrainUcxError* error);

@@ -125,22 +125,24 @@ void Address(GtrainUcxWorker* w, const void** data, size_t* bytes) {
 
 void OnEndpointError(void* peer, ucp_ep_h, ucs_status_t status) { static_cast<Peer*>(peer)->failed = status; }
 
-int Connect(GtrainUcxWorker* w, const void* const* addresses, int peers, int self, GtrainUcxError* error) {
-  for (int i = 0; i < peers; ++i) {
-    w->peers.push_back(std::make_unique<Peer>());
-    if (i == self) continue;
-    ucp_ep_params_t params{};
-    params.field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE |
-                        UCP_EP_PARAM_FIELD_ERR_HANDLER;
-    params.address = static_cast<const ucp_address_t*>(addresses[i]);
-    params.err_mode = UCP_ERR_HANDLING_MODE_PEER;
-    params.err_handler = {OnEndpointError, w->peers.back().get()};
-    const ucs_status_t status = ucp_ep_create(w->worker, &params, &w->peers.back()->endpoint);
-    if (status == UCS_OK) continue;
-    Say(error, "member " + std::to_string(i) + ": " + ucs_status_string(status));
-    return -1;
-  }
-  return 0;
+Peer& PeerOf(GtrainUcxWorker* w, int peer) {
+  const auto index = static_cast<size_t>(peer);
+  while (w->peers.size() <= index) w->peers.push_back(std::make_unique<Peer>());
+  return *w->peers[index];
+}
+
+int Connect(GtrainUcxWorker* w, int peer, const void* address, GtrainUcxError* error) {
+  Peer& to = PeerOf(w, peer);
+  ucp_ep_params_t params{};
+  params.field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE |
+                      UCP_EP_PARAM_FIELD_ERR_HANDLER;
+  params.address = static_cast<const ucp_address_t*>(address);
+  params.err_mode = UCP_ERR_HANDLING_MODE_PEER;
+  params.err_handler = {OnEndpointError, &to};
+  const ucs_status_t status = ucp_ep_create(w->worker, &params, &to.endpoint);
+  if (status == UCS_OK) return 0;
+  Say(error, ucs_status_string(status));
+  return -1;
 }
 
 // ------------------------------------------------------------------ messages
@@ -188,9 +190,7 @@ void* Post(GtrainUcxWorker* w, int peer, int send, void* data, size_t bytes, uin
   params.user_data = ticket;
   if (send != 0) {
     params.cb.send = OnSent;
-    return Track(w, ticket,
-                 ucp_tag_send_nbx(w->peers[static_cast<size_t>(peer)]->endpoint, data, bytes, tag, &params),
-                 error);
+    return Track(w, ticket, ucp_tag_send_nbx(PeerOf(w, peer).endpoint, data, bytes, tag, &params), error);
   }
   // A completed receive must report its length: never at once, always by the callback.
   params.op_attr_mask |= UCP_OP_ATTR_FLAG_NO_IMM_CMPL;
@@ -211,8 +211,7 @@ int Test(GtrainUcxWorker* w, void* opaque, GtrainUcxError* error) {
   Ticket* ticket = static_cast<Ticket*>(opaque);
   if (ticket->status == UCS_INPROGRESS) {
     // Nobody completes a receive from a peer whose connection broke.
-    const ucs_status_t failed =
-        ticket->receive ? w->peers[static_cast<size_t>(ticket->peer)]->failed : UCS_OK;
+    const ucs_status_t failed = ticket->receive ? PeerOf(w, ticket->peer).failed : UCS_OK;
     if (failed == UCS_OK) return 0;
     Say(error, ucs_status_string(failed));
     return -1;

@@ -127,25 +127,29 @@ class UcxTransport final : public DataTransport {
   }
 
   absl::Status Connect(const std::vector<std::string>& addresses, int self) override {
-    std::vector<std::string> of_ucx;
+    addresses_.clear();
     for (size_t i = 0; i < addresses.size(); ++i) {
       const size_t line = addresses[i].find('\n');
       if (line == std::string::npos) {
         return absl::InvalidArgumentError(absl::StrCat("the address of member ", i, " is none"));
       }
       if (static_cast<int>(i) != self) links_.SetPeer(static_cast<int>(i), addresses[i].substr(0, line));
-      of_ucx.push_back(addresses[i].substr(line + 1));
+      addresses_.push_back(addresses[i].substr(line + 1));
     }
-    std::vector<const void*> data;
-    for (const std::string& a : of_ucx) data.push_back(a.data());
     self_ = static_cast<uint64_t>(self);
     peers_.resize(addresses.size());
-    GtrainUcxError error{};
-    if (api_->connect(worker_, data.data(), static_cast<int>(data.size()), self, &error) == 0) {
-      return absl::OkStatus();
+    absl::Status status;
+    for (int peer = 0; peer < static_cast<int>(peers_.size()) && status.ok(); ++peer) {
+      if (peer == self) continue;
+      const bool calls = peer > self;
+      if (calls) status = Open(peer);
+      if (status.ok()) status = Post({peer, calls, &peers_[static_cast<size_t>(peer)].hello, 1});
+      if (!status.ok()) continue;
+      peers_[static_cast<size_t>(peer)].greeting = tickets_.back();
+      tickets_.pop_back();
     }
-    Close(0);
-    return absl::UnavailableError(absl::StrCat("connecting: ", error.text));
+    if (!status.ok()) Close(0);
+    return status;
   }
 
   absl::Status Exchange(absl::Span<const Transfer> transfers, absl::FunctionRef<void(size_t)> done,
@@ -169,19 +173,44 @@ class UcxTransport final : public DataTransport {
   struct PeerState {
     uint16_t sent = 0;
     uint16_t received = 0;
+    char hello = 0;
+    void* greeting = nullptr;  // ticket of the first message; nullptr: both can send
   };
+
+  absl::Status Open(int peer) {
+    GtrainUcxError error{};
+    if (api_->connect(worker_, peer, addresses_[static_cast<size_t>(peer)].data(), &error) == 0)
+      return absl::OkStatus();
+    return absl::UnavailableError(absl::StrCat("connecting to member ", peer, ": ", error.text));
+  }
+
+  // One of two members calls, with a message of one byte, and the other answers on that connection. When both
+  // call at once, UCX 1.13 has to choose between two TCP connections, and on a busy machine what one of them
+  // had sent was sometimes never seen by the other.
+  absl::Status Greet(int peer, const Watch& watch) {
+    PeerState& state = peers_[static_cast<size_t>(peer)];
+    if (state.greeting == nullptr) return absl::OkStatus();
+    GT_RETURN_IF_ERROR(Await(std::exchange(state.greeting, nullptr), watch));
+    return static_cast<uint64_t>(peer) < self_ ? Open(peer) : absl::OkStatus();
+  }
 
   absl::Status PostAll(absl::Span<const Transfer> transfers, const Watch& watch) {
     for (const Transfer& t : transfers) {
-      PeerState& peer = peers_[static_cast<size_t>(t.peer)];
-      const uint64_t from = t.send ? self_ : static_cast<uint64_t>(t.peer);
-      const uint64_t number = t.send ? peer.sent++ : peer.received++;
-      GtrainUcxError error{};
-      void* ticket =
-          api_->post(worker_, t.peer, t.send ? 1 : 0, t.data, t.bytes, nonce_ | from << 16 | number, &error);
-      if (ticket == nullptr) return AwaitVerdict(error.text, watch);
-      tickets_.push_back(ticket);
+      GT_RETURN_IF_ERROR(Greet(t.peer, watch));
+      if (absl::Status posted = Post(t); !posted.ok()) return AwaitVerdict(posted.message(), watch);
     }
+    return absl::OkStatus();
+  }
+
+  absl::Status Post(const Transfer& t) {
+    PeerState& peer = peers_[static_cast<size_t>(t.peer)];
+    const uint64_t from = t.send ? self_ : static_cast<uint64_t>(t.peer);
+    const uint64_t number = t.send ? peer.sent++ : peer.received++;
+    GtrainUcxError error{};
+    void* ticket =
+        api_->post(worker_, t.peer, t.send ? 1 : 0, t.data, t.bytes, nonce_ | from << 16 | number, &error);
+    if (ticket == nullptr) return absl::UnavailableError(error.text);
+    tickets_.push_back(ticket);
     return absl::OkStatus();
   }
 
@@ -229,7 +258,7 @@ class UcxTransport final : public DataTransport {
 
   // A broken connection is a symptom: whoever knows the cause (the keeper that saw a rank die) revokes the
   // generation with it, a moment later. Only without such a verdict the symptom is the answer.
-  absl::Status AwaitVerdict(const std::string& symptom, const Watch& watch) {
+  absl::Status AwaitVerdict(absl::string_view symptom, const Watch& watch) {
     const Instant give_up = RealClock().Now() + kVerdictPatience;
     while (RealClock().Now() < give_up) {
       GT_RETURN_IF_ERROR(StillWaiting(watch, /*broken=*/true));
@@ -246,6 +275,7 @@ class UcxTransport final : public DataTransport {
   const GtrainUcxApi* const api_;
   GtrainUcxWorker* worker_;
   const uint64_t nonce_;  // in the upper half
+  std::vector<std::string> addresses_;
   uint64_t self_ = 0;
   uint64_t moves_ = 0;
   std::vector<PeerState> peers_;
