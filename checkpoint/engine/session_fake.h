@@ -60,6 +60,7 @@ class FakeCommunicator final : public Communicator {
       : meeting_(std::move(meeting)), rank_(rank), size_(size) {}
   int rank() const override { return rank_; }
   int size() const override { return size_; }
+  int machine() const override { return 0; }
   // Only what checkpoints use: the maximum of int64.
   absl::Status AllReduce(void* data, size_t count, DType dtype, ReduceOp op) override {
     if (dtype != DType::kInt64 || op != ReduceOp::kMax)

@@ -34,6 +34,11 @@ bool HasScales(Codec codec) {
   return codec == Codec::kInt8 || codec == Codec::kFloat8 || codec == Codec::kOneBit;
 }
 
+absl::Status WrongSize(absl::Span<const uint8_t> packet, const PacketHeader& header) {
+  return absl::InvalidArgumentError(
+      absl::StrCat("compressed gradient: ", packet.size(), " bytes, its header says ", PacketBytes(header)));
+}
+
 }  // namespace
 
 size_t ScaleBytes(const PacketHeader& header) {
@@ -66,7 +71,7 @@ void WriteHeader(const PacketHeader& header, uint8_t* out) {
   std::memcpy(out, &raw, sizeof raw);
 }
 
-absl::StatusOr<PacketHeader> ReadHeader(absl::Span<const uint8_t> packet, size_t count) {
+absl::StatusOr<PacketHeader> FindHeader(absl::Span<const uint8_t> packet, size_t count) {
   RawHeader raw;
   if (packet.size() < sizeof raw) {
     return absl::InvalidArgumentError(
@@ -96,11 +101,24 @@ absl::StatusOr<PacketHeader> ReadHeader(absl::Span<const uint8_t> packet, size_t
     return absl::InvalidArgumentError(
         absl::StrCat("compressed gradient: ", header.entries, " entries for ", count, " elements"));
   }
-  if (packet.size() != PacketBytes(header)) {
-    return absl::InvalidArgumentError(absl::StrCat("compressed gradient: ", packet.size(),
-                                                   " bytes, its header says ", PacketBytes(header)));
-  }
+  if (packet.size() < PacketBytes(header)) return WrongSize(packet, header);
   return header;
+}
+
+absl::StatusOr<PacketHeader> ReadHeader(absl::Span<const uint8_t> packet, size_t count) {
+  GT_ASSIGN_OR_RETURN(const PacketHeader header, FindHeader(packet, count));
+  if (packet.size() != PacketBytes(header)) return WrongSize(packet, header);
+  return header;
+}
+
+void ScaleTopK(absl::Span<uint8_t> packet, const PacketHeader& header, float factor) {
+  uint8_t* values = packet.data() + kPacketHeader + PayloadBytes(header) / 2;  // behind the indices
+  for (size_t i = 0; i < PayloadBytes(header) / 2; i += sizeof(float)) {
+    float value;
+    std::memcpy(&value, values + i, sizeof value);
+    value *= factor;
+    std::memcpy(values + i, &value, sizeof value);
+  }
 }
 
 namespace {

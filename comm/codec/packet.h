@@ -30,6 +30,13 @@ inline size_t PacketBytes(const PacketHeader& header) {
 // `out` has at least kPacketHeader bytes.
 void WriteHeader(const PacketHeader& header, uint8_t* out);
 
+// Multiplies the values of a top-k packet that Encode wrote.
+void ScaleTopK(absl::Span<uint8_t> packet, const PacketHeader& header, float factor);
+
+// The header of the packet at the start of `slot`, which may have more bytes, and that decodes to `count`
+// elements. InvalidArgument says what is wrong, e.g. that the slot ends before the packet.
+absl::StatusOr<PacketHeader> FindHeader(absl::Span<const uint8_t> slot, size_t count);
+
 // The header of a packet of exactly these bytes that decodes to `count` elements. InvalidArgument says what
 // is wrong.
 absl::StatusOr<PacketHeader> ReadHeader(absl::Span<const uint8_t> packet, size_t count);

@@ -27,6 +27,8 @@ class Communicator {
   virtual ~Communicator() = default;
   virtual int rank() const = 0;
   virtual int size() const = 0;
+  // Index of this rank's machine among those of the communicator, in the order of their lowest ranks.
+  virtual int machine() const = 0;
 
   // data[count] of dtype, in place.
   virtual absl::Status AllReduce(void* data, size_t count, DType dtype, ReduceOp op) = 0;

@@ -1,0 +1,290 @@
+// Two ways over the same collectives. Gather: one packet of everything to everyone. Two stages: a packet for
+// each shard to its owner, a packet of each mean shard to everyone. Packets lie in slots of equal size, whose
+// rest is not looked at: a packet says how long it is.
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "comm/codec/packet.h"
+#include "gtrain/reducer.h"
+
+namespace gtrain {
+namespace comm {
+namespace {
+
+constexpr size_t kShardAlign = 256;  // a block of scales
+constexpr size_t kSlotAlign = 64;
+// Everybody gets every packet while they are together less than this part of the dense gradient.
+constexpr size_t kGatherPart = 4;
+
+size_t RoundUp(size_t value, size_t to) { return (value + to - 1) / to * to; }
+
+// The packet at the start of a slot that came from a peer.
+absl::Status DecodeSlot(absl::Span<const uint8_t> slot, absl::Span<float> output, DecodeMode mode) {
+  GT_ASSIGN_OR_RETURN(const PacketHeader header, FindHeader(slot, output.size()));
+  return Decode(slot.subspan(0, PacketBytes(header)), output, mode);
+}
+
+// The mean over `ranks` ranks, of which those of `group` take part, each with the sum of its machine.
+class Flat {
+ public:
+  static absl::StatusOr<std::unique_ptr<Flat>> Make(Communicator* group, int ranks,
+                                                    const CompressionOptions& options, size_t count) {
+    std::unique_ptr<Flat> flat(new Flat(group, ranks, count));
+    if (options.codec == Codec::kNone) return flat;
+    GT_ASSIGN_OR_RETURN(auto whole, Compressor::Create(options, count));
+    const size_t together = whole->MaxBytes() * static_cast<size_t>(group->size());
+    if (options.codec == Codec::kTopK && together < count * sizeof(float) / kGatherPart) {
+      flat->sending_.push_back(std::move(whole));
+      return flat;
+    }
+    whole.reset();
+    flat->staged_ = true;
+    CompressionOptions owners = options;  // momentum and warm-up are about gradients, not about means
+    owners.momentum = 0;
+    for (int rank = 0; rank < group->size(); ++rank) {
+      const size_t size = flat->ShardOf(rank).size;
+      if (size == 0) break;
+      GT_ASSIGN_OR_RETURN(flat->sending_.emplace_back(), Compressor::Create(options, size));
+    }
+    flat->slot_bytes_ = RoundUp(flat->sending_[0]->MaxBytes(), kSlotAlign);
+    if (flat->Mine().size > 0) {
+      GT_ASSIGN_OR_RETURN(flat->returning_, Compressor::Create(owners, flat->Mine().size));
+    }
+    flat->shard_.resize(flat->Mine().size);
+    flat->packets_.resize(flat->slot_bytes_ * flat->ranks());
+    flat->received_.resize(flat->slot_bytes_ * flat->ranks());
+    return flat;
+  }
+
+  CompressedCollective::Range Mine() const { return ShardOf(group_->rank()); }
+
+  absl::Status AllReduce(absl::Span<float> data) {
+    if (sending_.empty()) return Dense(data);
+    Settle();
+    if (!staged_) return Gather(data);
+    GT_RETURN_IF_ERROR(Scatter(data, absl::MakeSpan(shard_)));
+    uint8_t* mine = packets_.data() + slot_bytes_ * static_cast<size_t>(group_->rank());
+    if (returning_ != nullptr) {
+      GT_RETURN_IF_ERROR(returning_->Encode(shard_, {mine, slot_bytes_}).status());
+    }
+    bytes_sent_ += slot_bytes_;
+    GT_RETURN_IF_ERROR(group_->AllGather(mine, packets_.data(), slot_bytes_, DType::kUint8));
+    for (size_t rank = 0; rank < sending_.size(); ++rank) {
+      const auto range = ShardOf(static_cast<int>(rank));
+      GT_RETURN_IF_ERROR(DecodeSlot({packets_.data() + slot_bytes_ * rank, slot_bytes_},
+                                    data.subspan(range.offset, range.size), DecodeMode::kSet));
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status ReduceScatter(absl::Span<const float> data, absl::Span<float> shard) {
+    if (!staged_) {  // dense, or packets so small that everybody's are cheap
+      whole_.assign(data.begin(), data.end());
+      GT_RETURN_IF_ERROR(AllReduce(absl::MakeSpan(whole_)));
+      std::copy_n(whole_.begin() + static_cast<ptrdiff_t>(Mine().offset), shard.size(), shard.begin());
+      return absl::OkStatus();
+    }
+    Settle();
+    return Scatter(data, shard);
+  }
+
+  void Drop() {
+    for (auto& compressor : sending_) compressor->Drop();
+    if (returning_ != nullptr) returning_->Drop();
+  }
+
+  std::vector<CarriedState> Export() {
+    Settle();
+    std::vector<CarriedState> states;
+    for (size_t i = 0; i < sending_.size(); ++i) {
+      const size_t offset = staged_ ? ShardOf(static_cast<int>(i)).offset : 0;
+      for (const Compressor::State& state : sending_[i]->Export()) {
+        auto whole = std::find_if(states.begin(), states.end(),
+                                  [&](const CarriedState& made) { return made.name == state.name; });
+        if (whole == states.end()) whole = states.insert(whole, {state.name, 0, std::vector<float>(count_)});
+        std::copy(state.values.begin(), state.values.end(),
+                  whole->values.begin() + static_cast<ptrdiff_t>(offset));
+      }
+    }
+    if (returning_ != nullptr) {
+      for (const Compressor::State& state : returning_->Export()) {
+        states.push_back({state.name + "/shard", Mine().offset, {state.values.begin(), state.values.end()}});
+      }
+    }
+    return states;
+  }
+
+  absl::Status Load(const CarriedState& state) {
+    const bool of_shard = state.name.ends_with("/shard");
+    const std::string name = of_shard ? state.name.substr(0, state.name.size() - 6) : state.name;
+    const CompressedCollective::Range expected =
+        of_shard ? Mine() : CompressedCollective::Range{0, sending_.empty() ? 0 : count_};
+    if (state.offset != expected.offset || state.values.size() != expected.size || expected.size == 0 ||
+        (of_shard && returning_ == nullptr)) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("compressed collective: state ", state.name, " of elements ", state.offset, " to ",
+                       state.offset + state.values.size(), " does not fit: expected ", expected.offset,
+                       " to ", expected.offset + expected.size,
+                       "; with another number of ranks start without carried-over state"));
+    }
+    const absl::Span<const float> values = absl::MakeConstSpan(state.values);
+    if (of_shard) return returning_->Load(name, values);
+    for (size_t i = 0; i < sending_.size(); ++i) {
+      const auto range = staged_ ? ShardOf(static_cast<int>(i)) : expected;
+      GT_RETURN_IF_ERROR(sending_[i]->Load(name, values.subspan(range.offset, range.size)));
+    }
+    return absl::OkStatus();
+  }
+
+  uint64_t bytes_sent() const { return bytes_sent_; }
+
+ private:
+  Flat(Communicator* group, int ranks, size_t count)
+      : group_(group), factor_(1.0f / static_cast<float>(ranks)), count_(count) {}
+
+  size_t ranks() const { return static_cast<size_t>(group_->size()); }
+  CompressedCollective::Range ShardOf(int rank) const {
+    const size_t each = RoundUp((count_ + ranks() - 1) / ranks(), kShardAlign);
+    const size_t begin = std::min(count_, each * static_cast<size_t>(rank));
+    return {begin, std::min(each, count_ - begin)};
+  }
+
+  // What is still pending belongs to a step that was applied. Nothing is pending for a gradient that was not
+  // finite, and that is no error.
+  void Settle() {
+    for (auto& compressor : sending_) (void)compressor->Apply();
+    if (returning_ != nullptr) (void)returning_->Apply();
+  }
+
+  absl::Status Dense(absl::Span<float> data) {
+    bytes_sent_ += data.size() * sizeof(float);
+    GT_RETURN_IF_ERROR(group_->AllReduce(data.data(), data.size(), DType::kFloat32, ReduceOp::kSum));
+    for (float& value : data) value *= factor_;
+    return absl::OkStatus();
+  }
+
+  absl::Status Gather(absl::Span<float> data) {
+    packets_.resize(RoundUp(sending_[0]->MaxBytes(), kSlotAlign));
+    GT_ASSIGN_OR_RETURN(const size_t bytes, sending_[0]->Encode(data, absl::MakeSpan(packets_)));
+    GT_ASSIGN_OR_RETURN(const PacketHeader header, FindHeader(packets_, count_));
+    ScaleTopK(absl::MakeSpan(packets_), header, factor_);
+    auto slot = static_cast<int64_t>(RoundUp(bytes, kSlotAlign));
+    GT_RETURN_IF_ERROR(group_->AllReduce(&slot, 1, DType::kInt64, ReduceOp::kMax));
+    const auto slot_bytes = static_cast<size_t>(slot);
+    received_.resize(slot_bytes * ranks());
+    bytes_sent_ += slot_bytes;
+    GT_RETURN_IF_ERROR(group_->AllGather(packets_.data(), received_.data(), slot_bytes, DType::kUint8));
+    for (size_t rank = 0; rank < ranks(); ++rank) {
+      GT_RETURN_IF_ERROR(DecodeSlot({received_.data() + slot_bytes * rank, slot_bytes}, data,
+                                    rank == 0 ? DecodeMode::kSet : DecodeMode::kAdd));
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status Scatter(absl::Span<const float> data, absl::Span<float> shard) {
+    for (size_t rank = 0; rank < sending_.size(); ++rank) {
+      const auto range = ShardOf(static_cast<int>(rank));
+      GT_RETURN_IF_ERROR(sending_[rank]
+                             ->Encode(data.subspan(range.offset, range.size),
+                                      {packets_.data() + slot_bytes_ * rank, slot_bytes_})
+                             .status());
+    }
+    bytes_sent_ += slot_bytes_ * (ranks() - 1);
+    GT_RETURN_IF_ERROR(group_->AllToAll(packets_.data(), received_.data(), slot_bytes_, DType::kUint8));
+    if (shard.empty()) return absl::OkStatus();
+    for (size_t rank = 0; rank < ranks(); ++rank) {
+      GT_RETURN_IF_ERROR(DecodeSlot({received_.data() + slot_bytes_ * rank, slot_bytes_}, shard,
+                                    rank == 0 ? DecodeMode::kSet : DecodeMode::kAdd));
+    }
+    for (float& value : shard) value *= factor_;
+    return absl::OkStatus();
+  }
+
+  Communicator* const group_;
+  const float factor_;
+  const size_t count_;
+  bool staged_ = false;
+  size_t slot_bytes_ = 0;                             // two stages
+  std::vector<std::unique_ptr<Compressor>> sending_;  // empty: dense; one; or one for each shard
+  std::unique_ptr<Compressor> returning_;             // of the mean of this rank's shard
+  std::vector<float> shard_, whole_;
+  std::vector<uint8_t> packets_, received_;
+  uint64_t bytes_sent_ = 0;
+};
+
+class Collective final : public CompressedCollective {
+ public:
+  absl::Status Connect(Communicator* communicator, const CompressionOptions& options, size_t count) {
+    count_ = count;
+    int32_t machines = communicator->machine() + 1;
+    GT_RETURN_IF_ERROR(communicator->AllReduce(&machines, 1, DType::kInt32, ReduceOp::kMax));
+    Communicator* group = communicator;
+    if (machines > 1 && machines < communicator->size() && options.codec != Codec::kNone) {
+      GT_ASSIGN_OR_RETURN(machine_, communicator->Split(communicator->machine(), communicator->rank()));
+      const bool leads = machine_->rank() == 0;
+      GT_ASSIGN_OR_RETURN(leaders_, communicator->Split(leads ? 0 : -1, communicator->rank()));
+      group = leaders_.get();
+      if (!leads) return absl::OkStatus();
+    }
+    GT_ASSIGN_OR_RETURN(flat_, Flat::Make(group, communicator->size(), options, count));
+    return absl::OkStatus();
+  }
+
+  absl::Status AllReduceMean(absl::Span<float> data) override {
+    GT_RETURN_IF_ERROR(Fits("data", data.size(), count_));
+    if (machine_ == nullptr) return flat_->AllReduce(data);
+    GT_RETURN_IF_ERROR(machine_->Reduce(data.data(), count_, DType::kFloat32, ReduceOp::kSum, 0));
+    if (flat_ != nullptr) GT_RETURN_IF_ERROR(flat_->AllReduce(data));
+    return machine_->Broadcast(data.data(), count_, DType::kFloat32, 0);
+  }
+
+  absl::Status ReduceScatterMean(absl::Span<const float> data, absl::Span<float> shard) override {
+    if (machine_ != nullptr) {
+      return absl::FailedPreconditionError(
+          "compressed reduce-scatter: several ranks share a machine; reduce inside it first and make this "
+          "object over a Split with one rank a machine");
+    }
+    GT_RETURN_IF_ERROR(Fits("data", data.size(), count_));
+    GT_RETURN_IF_ERROR(Fits("shard", shard.size(), Shard().size));
+    return flat_->ReduceScatter(data, shard);
+  }
+
+  Range Shard() const override { return flat_ == nullptr ? Range{} : flat_->Mine(); }
+  void Drop() override {
+    if (flat_ != nullptr) flat_->Drop();
+  }
+  std::vector<CarriedState> Export() override {
+    return flat_ == nullptr ? std::vector<CarriedState>{} : flat_->Export();
+  }
+  absl::Status Load(const CarriedState& state) override {
+    if (flat_ != nullptr) return flat_->Load(state);
+    return absl::InvalidArgumentError("compressed collective: this rank carries nothing over");
+  }
+  uint64_t bytes_sent() const override { return flat_ == nullptr ? 0 : flat_->bytes_sent(); }
+
+ private:
+  static absl::Status Fits(const char* what, size_t size, size_t expected) {
+    if (size == expected) return absl::OkStatus();
+    return absl::InvalidArgumentError(
+        absl::StrCat("compressed collective: ", what, " has ", size, " elements, expected ", expected));
+  }
+
+  size_t count_ = 0;
+  std::unique_ptr<Communicator> machine_, leaders_;  // of this machine; of one rank of each machine
+  std::unique_ptr<Flat> flat_;                       // nullptr: another rank of this machine has it
+};
+
+}  // namespace
+}  // namespace comm
+
+absl::StatusOr<std::unique_ptr<CompressedCollective>> CompressedCollective::Create(
+    Communicator* communicator, const CompressionOptions& options, size_t count) {
+  auto collective = std::make_unique<comm::Collective>();
+  GT_RETURN_IF_ERROR(collective->Connect(communicator, options, count));
+  return collective;
+}
+
+}  // namespace gtrain

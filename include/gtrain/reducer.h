@@ -1,0 +1,128 @@
+// Means of gradients among data-parallel ranks: compressed collectives, and buckets that leave while backward
+// still runs.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/types/span.h"
+#include "gtrain/communicator.h"
+#include "gtrain/compression.h"
+
+namespace gtrain {
+
+// What compression carries over from step to step, for checkpoints. It belongs to this rank, except that a
+// name that ends in "/shard" is this rank's part of a whole: elements [offset, offset + values.size()).
+struct CarriedState {
+  std::string name;
+  size_t offset = 0;
+  std::vector<float> values;
+};
+
+// The mean of float32[count] among the ranks of a communicator, compressed on its way. All ranks end with the
+// same bits. Where several ranks share a machine and there are several machines, ranks of one machine are
+// summed uncompressed and one of each machine talks to the others.
+//
+// top-k: every packet goes to everyone while all of them together are small beside the dense gradient; else,
+// and for every other codec, in two stages: each rank gets its shard of every gradient, sums in float32,
+// compresses the mean once more, and all shards go to everyone. What the second compression loses is carried
+// over by the shard's owner (1-bit Adam, Tang et al. 2021, arXiv 2102.02888, section 3).
+//
+// A step is a transaction, as for a Compressor: every call leaves what is to be carried over pending; the
+// next call applies it, unless Drop() came first. All ranks drop or none. Calls block until the
+// communicator's timeout; its errors are returned as they are and leave the object dead. Not thread-safe.
+class CompressedCollective {
+ public:
+  // Collective. The communicator must outlive it, and nothing else may use it during a call. InvalidArgument:
+  // an option out of range.
+  static absl::StatusOr<std::unique_ptr<CompressedCollective>> Create(Communicator* communicator,
+                                                                      const CompressionOptions& options,
+                                                                      size_t count);
+  virtual ~CompressedCollective() = default;
+
+  // data[count] becomes the mean.
+  virtual absl::Status AllReduceMean(absl::Span<float> data) = 0;
+  // For sharded optimisers: shard[Shard().size] becomes this rank's part of the mean. data[count] is only
+  // read. FailedPrecondition: ranks share machines; make the object over one rank a machine.
+  virtual absl::Status ReduceScatterMean(absl::Span<const float> data, absl::Span<float> shard) = 0;
+  // This rank's elements: those of the lower ranks come before, the last ranks may have none.
+  struct Range {
+    size_t offset = 0;
+    size_t size = 0;
+  };
+  virtual Range Shard() const = 0;
+
+  // The last step was not applied to the model: forget what it would carry over.
+  virtual void Drop() = 0;
+  // Applies what is pending.
+  virtual std::vector<CarriedState> Export() = 0;
+  // InvalidArgument: no state of that name, offset and size; after a change of the number of ranks start
+  // without (zeros), or put shards together by their offsets.
+  virtual absl::Status Load(const CarriedState& state) = 0;
+  // Bytes this rank gave to collectives so far.
+  virtual uint64_t bytes_sent() const = 0;
+};
+
+struct ReducerOptions {
+  // Gradients share a bucket up to this size; a larger one has a bucket of its own.
+  size_t bucket_bytes = 8 << 20;
+  CompressionOptions compression;
+  // Buckets of fewer elements travel as float32: latency, not bytes, is their price.
+  size_t compress_from = 16 << 10;
+};
+
+struct GradientSpec {
+  std::string name;
+  size_t count = 0;  // float32
+};
+
+struct ReducedStep {
+  // Gradients nobody called Ready for on this rank: they took part with what their memory held. By index.
+  std::vector<size_t> unused;
+  uint64_t bytes_sent = 0;  // by this rank in this step
+  size_t early = 0;         // buckets that were means before Finish was called: hidden behind backward
+};
+
+// Averages the gradients of a model. It owns their memory, so that nothing is copied: the framework
+// accumulates into it (in libtorch `p.mutable_grad() = from_blob(...)`), a hook calls Ready() when a gradient
+// is complete, and Finish() returns when all of them are means. Buckets are filled from the last gradient,
+// which backward finishes first, and leave in that order (Li et al. 2020, PyTorch Distributed, VLDB 13).
+//
+// Gradient accumulation: call neither Ready nor Finish for micro-batches before the last one.
+// Ready is thread-safe and never blocks; the rest belongs to one thread. One thread of its own, which is
+// joined by the destructor: it waits for a running collective.
+class Reducer {
+ public:
+  // Collective. `gradients` in the order of the forward pass, equal on all ranks. The communicator must
+  // outlive the reducer and stays free for other use: the reducer splits its own from it.
+  // InvalidArgument: no gradients, one without elements, or bad compression options.
+  static absl::StatusOr<std::unique_ptr<Reducer>> Create(Communicator* communicator,
+                                                         std::vector<GradientSpec> gradients,
+                                                         const ReducerOptions& options = {});
+  virtual ~Reducer() = default;
+
+  // Zeroed at first, then the framework's to fill and zero again. Between Ready(index) and the end of Finish
+  // it is the reducer's.
+  virtual absl::Span<float> gradient(size_t index) = 0;
+
+  // InvalidArgument: no such gradient. FailedPrecondition: it was ready in this step (a parameter used twice:
+  // call it after the last use).
+  virtual absl::Status Ready(size_t index) = 0;
+  // Sends what has not left yet and blocks until every gradient is the mean, or returns the communicator's
+  // error, after which the reducer is dead.
+  virtual absl::StatusOr<ReducedStep> Finish() = 0;
+  // After Finish, on all ranks or none: the optimiser skips this step (a loss scaler saw an infinity); what
+  // compression would carry over from it is forgotten.
+  virtual void Drop() = 0;
+
+  // Between steps. Names start with "bucket<N>/".
+  virtual std::vector<CarriedState> Export() = 0;
+  virtual absl::Status Load(const CarriedState& state) = 0;
+};
+
+}  // namespace gtrain
