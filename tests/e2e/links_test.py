@@ -33,9 +33,10 @@ class PartialTest(network_test.NetworkTest):
         self.finish(job)
 
     def test_waits_when_it_needs_both(self):
-        """W5: a job that cannot do without either waits and says why; a person who has mended the link says so."""
+        """W5, W7: connections between two nodes are reset and refused, by a firewall say. A job that cannot do without either
+        waits and says why; a person who has mended the link says so."""
         job = self.coupled('both', nodes='3')
-        self.nets.spoil_pair(2, 3, 'drop')
+        self.nets.spoil_pair(2, 3, 'meta l4proto tcp reject with tcp reset')
         seen = self.wait_for_state(job, 'WAITING', seconds=120)
         victim = seen['avoided'][0]['hostname']
         self.assertIn(victim, ('node1', 'node2'))
