@@ -26,7 +26,7 @@ uint64_t WholePages(uint64_t bytes) { return (bytes + kPage - 1) / kPage * kPage
 
 void PutText(absl::string_view text, absl::Span<char> to) {
   const size_t bytes = std::min(text.size(), to.size() - 1);
-  std::memcpy(to.data(), text.data(), bytes);
+  std::copy_n(text.data(), bytes, to.data());  // none of nothing is fine, unlike memcpy
   to[bytes] = '\0';
 }
 
