@@ -3,12 +3,15 @@
 // The whole recipe of a program that uses the SDK:
 //   1. join the session, make a communicator;
 //   2. register the state with a checkpointer and restore the newest commit;
-//   3. every step: gradients of this rank's share, one all-reduce, one identical update, SaveIfDue, Report;
+//   3. every step: gradients of this rank's share, which a reducer averages while backward goes on, one
+//      identical update, SaveIfDue, Report;
 //   4. a collective that returns Unavailable means another rank was lost: exit 75 and let gtrain start the
 //   next generation.
-// All parameters live in one flat buffer (likewise gradients and momentum), so that a step needs a single
-// all-reduce and the optimiser is three vector operations. Gradients are sums over samples divided by the
-// global batch, which is why the result does not depend on the number of ranks beyond rounding.
+// Parameters and momentum live in flat buffers, so that the optimiser is a few vector operations; gradients
+// live in the reducer's memory. They are sums over samples divided by the global batch, which is why the
+// result does not depend on the number of ranks beyond rounding. --compress sends less of them: what a step
+// did not send is carried over to the next one, and lost when the job restarts.
+#include <torch/csrc/autograd/functions/accumulate_grad.h>
 #include <torch/torch.h>
 
 #include <cinttypes>
@@ -16,14 +19,18 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <functional>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
@@ -31,6 +38,7 @@
 #include "examples/fashion_mnist/sampler.h"
 #include "gtrain/checkpoint.h"
 #include "gtrain/communicator.h"
+#include "gtrain/reducer.h"
 #include "gtrain/session.h"
 
 namespace gtrain::examples {
@@ -48,13 +56,26 @@ struct Flags {
   std::string data = "/usr/share/datasets/fashion-mnist";
   int64_t seed = 1;
   double min_accuracy = 0;
+  CompressionOptions compress;
 };
 
 constexpr char kUsage[] =
     "usage: fashion_mnist [--epochs N] [--batch N] [--lr X] [--data DIR] [--seed N] [--min-accuracy X]\n"
+    "                     [--compress none|fp16|bf16|int8|fp8|onebit|topk|topk:DENSITY]\n"
     "  --batch is the global batch; --min-accuracy makes the exit code 1 when the test accuracy is below "
     "it.\n"
     "  Run it by hand for one rank, or under `gtrain launch -n 4 -- fashion_mnist`.\n";
+
+// "topk:0.01", or the name of a codec alone.
+bool ParseCompress(absl::string_view text, CompressionOptions* options) {
+  const std::pair<absl::string_view, absl::string_view> parts = absl::StrSplit(text, absl::MaxSplits(':', 1));
+  const absl::StatusOr<Codec> codec = ParseCodec(parts.first);
+  if (!codec.ok()) return false;
+  options->codec = *codec;
+  if (!absl::StrContains(text, ':')) return true;
+  return *codec == Codec::kTopK && absl::SimpleAtod(parts.second, &options->density) &&
+         options->density > 0 && options->density <= 1;
+}
 
 absl::StatusOr<Flags> ParseFlags(const std::vector<std::string>& args) {
   Flags flags;
@@ -75,6 +96,8 @@ absl::StatusOr<Flags> ParseFlags(const std::vector<std::string>& args) {
       ok = absl::SimpleAtoi(value, &flags.seed);
     } else if (name == "--min-accuracy") {
       ok = absl::SimpleAtod(value, &flags.min_accuracy) && flags.min_accuracy <= 1;
+    } else if (name == "--compress") {
+      ok = ParseCompress(value, &flags.compress);
     } else {
       return absl::InvalidArgumentError(absl::StrCat("unknown flag ", name));
     }
@@ -147,6 +170,9 @@ class Trainer {
     Flatten();
   }
 
+  // Collective: hands the gradients over to a reducer.
+  absl::Status MakeReducer();
+
   absl::Status RegisterAndRestore(Checkpointer* checkpointer);
   // Until the last step, or until all ranks agreed to stop (then `stopped()`).
   absl::Status Run();
@@ -154,7 +180,7 @@ class Trainer {
   bool stopped() const { return stopped_; }
 
  private:
-  // What the all-reduce carries behind the gradients.
+  // What the ranks add up beside the gradients.
   enum Extra { kLoss, kStop, kExtras };
 
   void Flatten();
@@ -168,7 +194,10 @@ class Trainer {
   Checkpointer* checkpointer_ = nullptr;
   const Split train_;
   Net net_;
-  torch::Tensor params_, momentum_, reduce_;  // flat; reduce_ = gradients, then the extras
+  torch::Tensor params_, momentum_;  // flat
+  std::unique_ptr<Reducer> reducer_;
+  std::vector<std::shared_ptr<torch::autograd::Node>> accumulators_;  // keep the hooks alive
+  absl::Status hooks_;  // the first error of a hook, which cannot return it
   Cursor cursor_;
   int64_t steps_per_epoch_ = 0;
   int64_t saved_step_ = -1;  // the newest step with a checkpoint: equal on all ranks
@@ -176,22 +205,56 @@ class Trainer {
   bool stopped_ = false;
 };
 
-// Moves every parameter and its gradient into the flat buffers; the network then works on views of them.
+// Moves every parameter into the flat buffer; the network then works on views of it.
 void Trainer::Flatten() {
   int64_t total = 0;
   for (const torch::Tensor& p : net_->parameters()) total += p.numel();
   params_ = torch::empty({total});
   momentum_ = torch::zeros({total});
-  reduce_ = torch::zeros({total + kExtras});
   torch::NoGradGuard no_grad;
   int64_t at = 0;
   for (torch::Tensor& p : net_->parameters()) {
     torch::Tensor place = params_.narrow(0, at, p.numel()).view(p.sizes());
     place.copy_(p);
     p.set_data(place);
-    p.mutable_grad() = reduce_.narrow(0, at, p.numel()).view(p.sizes());
     at += p.numel();
   }
+}
+
+// Runs after autograd added to a gradient.
+class ReadyHook final : public torch::autograd::FunctionPostHook {
+ public:
+  explicit ReadyHook(std::function<void()> ready) : ready_(std::move(ready)) {}
+  torch::autograd::variable_list operator()(const torch::autograd::variable_list& outputs,
+                                            const torch::autograd::variable_list&) override {
+    ready_();
+    return outputs;
+  }
+
+ private:
+  const std::function<void()> ready_;
+};
+
+absl::Status Trainer::MakeReducer() {
+  std::vector<GradientSpec> specs;
+  for (const auto& p : net_->named_parameters()) {
+    specs.push_back({p.key(), static_cast<size_t>(p.value().numel())});
+  }
+  ReducerOptions options;
+  options.compression = flags_.compress;
+  auto reducer = Reducer::Create(comm_, specs, options);
+  if (!reducer.ok()) return reducer.status();
+  reducer_ = *std::move(reducer);
+  std::vector<torch::Tensor> params = net_->parameters();
+  for (size_t i = 0; i < params.size(); ++i) {
+    params[i].mutable_grad() = torch::from_blob(reducer_->gradient(i).data(), params[i].sizes());
+    torch::autograd::impl::grad_accumulator(params[i])->add_post_hook(std::make_unique<ReadyHook>([this, i] {
+      const absl::Status ready = reducer_->Ready(i);
+      if (hooks_.ok()) hooks_ = ready;
+    }));
+    accumulators_.push_back(torch::autograd::impl::grad_accumulator(params[i]));
+  }
+  return absl::OkStatus();
 }
 
 absl::Status Trainer::RegisterAndRestore(Checkpointer* checkpointer) {
@@ -260,8 +323,8 @@ absl::Status Trainer::Step(const std::vector<int64_t>& order, int64_t step_in_ep
   const Slice mine = RankSlice(samples, flags_.batch, step_in_epoch, comm_->rank(), comm_->size());
   const int64_t global_batch = std::min(flags_.batch, samples - step_in_epoch * flags_.batch);
   const int64_t share = mine.end - mine.begin;
-  reduce_.zero_();
-  float* extras = reduce_.data_ptr<float>() + params_.numel();
+  for (torch::Tensor& p : net_->parameters()) p.mutable_grad().zero_();
+  float extras[kExtras] = {};
   if (share > 0) {  // with more ranks than samples in a short last batch some have none
     torch::Tensor index =
         torch::from_blob(const_cast<int64_t*>(order.data()) + mine.begin, {share}, torch::kInt64);
@@ -273,9 +336,10 @@ absl::Status Trainer::Step(const std::vector<int64_t>& order, int64_t step_in_ep
     extras[kLoss] = loss.item<float>();
   }
   extras[kStop] = session_->StopRequested() ? 1 : 0;
-  absl::Status s = comm_->AllReduce(reduce_.data_ptr(), static_cast<size_t>(reduce_.numel()), DType::kFloat32,
-                                    ReduceOp::kSum);
+  if (!hooks_.ok()) return hooks_;
+  absl::Status s = comm_->AllReduce(extras, kExtras, DType::kFloat32, ReduceOp::kSum);
   if (!s.ok()) return s;
+  if (absl::StatusOr<ReducedStep> reduced = reducer_->Finish(); !reduced.ok()) return reduced.status();
   loss_ = extras[kLoss] / static_cast<double>(global_batch);
   stopped_ = extras[kStop] > 0;  // the same sum everywhere, so all ranks stop after the same step
   Update(global_batch);
@@ -287,8 +351,13 @@ absl::Status Trainer::Step(const std::vector<int64_t>& order, int64_t step_in_ep
 // SGD with momentum. All ranks hold the same bits before and after.
 void Trainer::Update(int64_t global_batch) {
   torch::NoGradGuard no_grad;
-  torch::Tensor grad = reduce_.narrow(0, 0, params_.numel());
-  momentum_.mul_(kMomentum).add_(grad, 1.0 / static_cast<double>(global_batch));
+  const double samples = static_cast<double>(global_batch) / comm_->size();  // gradients are means over ranks
+  momentum_.mul_(kMomentum);
+  int64_t at = 0;
+  for (const torch::Tensor& p : net_->parameters()) {
+    momentum_.narrow(0, at, p.numel()).add_(p.grad().view({-1}), 1.0 / samples);
+    at += p.numel();
+  }
   params_.sub_(momentum_, LearningRate());
 }
 
@@ -334,6 +403,7 @@ int TrainMain(const Flags& flags) {
   if (!test.ok()) return Explain(test.status());
 
   Trainer trainer(flags, session->get(), comm->get(), *std::move(train));
+  if (absl::Status s = trainer.MakeReducer(); !s.ok()) return Explain(s);
   CheckpointOptions options;
   options.every_steps = 100;
   options.uri = "ckpt/fashion_mnist";  // by hand; under gtrain the job file's place and interval win
