@@ -62,7 +62,8 @@ class ClusterTest(harness.GtrainTest):
 
     def start_head(self, *flags, program=None, **env):
         """Also after a kill: the same port, the same folder, as a service manager would."""
-        words = ['head', '--context', 'lab', '--listen', f'{self.address(0)}:{self.port}', '--allow-root', *flags]
+        address = f'[{self.address(0)}]' if ':' in self.address(0) else self.address(0)
+        words = ['head', '--context', 'lab', '--listen', f'{address}:{self.port}', '--allow-root', *flags]
         self.head = self.start(*words, prefix=self.inside(0), program=program, **env)
         return self.head
 

@@ -105,5 +105,17 @@ class PathTest(network_test.NetworkTest):
         self.finish(job)
 
 
+class SixTest(network_test.NetworkTest):
+    six = True
+
+    def test_only_ipv6(self):
+        """W14: machines that have no IPv4 at all but on loopback: they join, and ranks on both step together."""
+        self.assertEqual([node['address'] for node in sorted(self.nodes(), key=lambda node: node['hostname'])],
+                         [self.address(1), self.address(2)])
+        job = self.coupled('six', nodes='2')
+        self.assert_undisturbed(job)
+        self.finish(job)
+
+
 if __name__ == '__main__':
     harness.main()

@@ -30,7 +30,9 @@ def usable():
 
 
 class Nets:
-    def __init__(self, nodes):
+    def __init__(self, nodes, six=False):
+        """six: the cables carry IPv6 alone."""
+        self.six = six
         self.made = []
         self.stem = f'gt{os.getpid()}'
         self.switch = self.stem + 's'
@@ -51,11 +53,13 @@ class Nets:
         for index, name in enumerate(self.nodes):
             ip('-n', self.switch, 'link', 'add', 'name', f'p{index}', 'type', 'veth', 'peer', 'name', 'eth0', 'netns', name)
             ip('-n', self.switch, 'link', 'set', f'p{index}', 'master', 'br0', 'up')
-            ip('-n', name, 'addr', 'add', f'{self.address(index)}/24', 'dev', 'eth0')
+            # Without duplicate address detection: for a second or two the address could not be used.
+            how = ['/64', 'nodad'] if self.six else ['/24']
+            ip('-n', name, 'addr', 'add', self.address(index) + how[0], 'dev', 'eth0', *how[1:])
             ip('-n', name, 'link', 'set', 'eth0', 'up')
 
     def address(self, index):
-        return f'10.77.0.{index + 1}'
+        return f'fd77::{index + 1}' if self.six else f'10.77.0.{index + 1}'
 
     def inside(self, index):
         """The prefix of a command that runs on that node."""

@@ -20,8 +20,10 @@ REASON = nets.usable()
 
 @unittest.skipIf(REASON, REASON)
 class NetworkTest(ClusterTest):
+    six = False
+
     def setUp(self):
-        self.nets = nets.Nets(self.agent_count + 1)
+        self.nets = nets.Nets(self.agent_count + 1, self.six)
         self.addCleanup(self.nets.remove)
         super().setUp()
         # Before the clean-up of processes, which needs the agents to hear that their jobs are over.
