@@ -85,7 +85,8 @@ class ReducerImpl final : public Reducer {
       if (!ready_[i]) step.unused.push_back(i);
     }
     std::fill(missing_.begin(), missing_.end(), 0);
-    lock_.Await([&] { return done_ == buckets_.size() || !dead_.ok(); });
+    lock_.Await([&]()
+                    ABSL_EXCLUSIVE_LOCKS_REQUIRED(lock_) { return done_ == buckets_.size() || !dead_.ok(); });
     GT_RETURN_IF_ERROR(dead_);
     const uint64_t sent = BytesSent();
     step.bytes_sent = sent - std::exchange(sent_before_, sent);
@@ -191,7 +192,7 @@ class ReducerImpl final : public Reducer {
 }  // namespace comm
 
 absl::StatusOr<std::unique_ptr<Reducer>> Reducer::Create(Communicator* communicator,
-                                                         std::vector<GradientSpec> gradients,
+                                                         const std::vector<GradientSpec>& gradients,
                                                          const ReducerOptions& options) {
   auto reducer = std::make_unique<comm::ReducerImpl>();
   GT_RETURN_IF_ERROR(reducer->Connect(communicator, gradients, options));

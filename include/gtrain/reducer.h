@@ -102,7 +102,7 @@ class Reducer {
   // outlive the reducer and stays free for other use: the reducer splits its own from it.
   // InvalidArgument: no gradients, one without elements, or bad compression options.
   static absl::StatusOr<std::unique_ptr<Reducer>> Create(Communicator* communicator,
-                                                         std::vector<GradientSpec> gradients,
+                                                         const std::vector<GradientSpec>& gradients,
                                                          const ReducerOptions& options = {});
   virtual ~Reducer() = default;
 
