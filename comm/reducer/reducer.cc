@@ -157,7 +157,9 @@ class ReducerImpl final : public Reducer {
   void Run() {
     lock_.Lock();
     while (true) {
-      lock_.Await([&] { return over_ || (done_ < buckets_.size() && missing_[done_] == 0); });
+      lock_.Await([&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(lock_) {
+        return over_ || (done_ < buckets_.size() && missing_[done_] == 0);
+      });
       if (over_) break;
       Bucket& bucket = buckets_[done_];
       lock_.Unlock();
