@@ -57,6 +57,8 @@ class Training {
 };
 
 int Main(const Options& options) {
+  // Each training works in a folder of its own.
+  const std::string json = options.json.empty() ? "" : std::filesystem::absolute(options.json).string();
   const Training training(options.folder, options.quick ? 1 : 3);
   if (!training.possible()) {
     std::fprintf(stderr, "bench_convergence: %s is not there: libtorch was missing when this was built\n",
@@ -84,7 +86,9 @@ int Main(const Options& options) {
       outcomes[i].ours.samples.push_back(ours);
     }
   }
-  return Report(options, "convergence", outcomes);
+  Options report = options;
+  report.json = json;
+  return Report(report, "convergence", outcomes);
 }
 
 }  // namespace
