@@ -10,21 +10,15 @@
 #include "absl/strings/str_cat.h"
 #include "base/clock.h"
 #include "base/logging.h"
-#include "base/mutex.h"
 #include "base/status_macros.h"
 #include "checkpoint/engine/catalog.h"
+#include "checkpoint/engine/committer.h"
 #include "checkpoint/format/manifest.h"
 
 namespace gtrain::ckpt {
 namespace {
 
 constexpr absl::Duration kLook = absl::Milliseconds(50);
-
-void Pause() {
-  Mutex mu;
-  MutexLock lock(&mu);
-  mu.AwaitFor(kLook, [] { return false; });
-}
 
 absl::StatusOr<std::vector<SaveId>> ListOpen(port::BlobStore* store, const SaveId& self) {
   GT_ASSIGN_OR_RETURN(const std::vector<std::string> folders, store->ListFolders());
@@ -75,6 +69,7 @@ absl::Status SettleEarlier(port::BlobStore* store, const SaveId& self,
                            absl::FunctionRef<absl::Status()> alive, const SettlePatience& patience) {
   const RealClock clock;
   const Instant begin = clock.Now();
+  StopFlag never;
   GT_ASSIGN_OR_RETURN(std::vector<SaveId> open, ListOpen(store, self));
   for (const SaveId& id : open)
     LogInfo("checkpoint: step ", id.step, " of generation ", id.generation,
@@ -86,7 +81,7 @@ absl::Status SettleEarlier(port::BlobStore* store, const SaveId& self,
         GT_RETURN_IF_ERROR(GiveUp(store, id, self.generation, waited));
     }
     GT_RETURN_IF_ERROR(alive());
-    Pause();
+    (void)never.Await(kLook);
     GT_ASSIGN_OR_RETURN(open, ListOpen(store, self));
   }
   return absl::OkStatus();

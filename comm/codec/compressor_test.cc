@@ -274,6 +274,29 @@ TEST(Compressor, OptionsOutOfRangeAreRefused) {
   EXPECT_EQ(ParseCodec("top-k").status().code(), absl::StatusCode::kInvalidArgument);
 }
 
+TEST(Packet, IsFoundInASlotThatHasRoomForIt) {
+  auto compressor = Make({.codec = Codec::kTopK, .density = 0.1, .exact = true}, 1000);
+  std::vector<uint8_t> slot = Encode(*compressor, Gradient(1000, 1));
+  const size_t bytes = slot.size();
+  slot.resize(bytes + 64, 0xff);  // what a step before left there
+  const auto header = comm::FindHeader(slot, 1000);
+  ASSERT_TRUE(header.ok()) << header.status();
+  EXPECT_EQ(comm::PacketBytes(*header), bytes);
+  EXPECT_EQ(comm::ReadHeader(slot, 1000).status().code(), absl::StatusCode::kInvalidArgument);
+  for (size_t length = 0; length < bytes; length += 3) {
+    EXPECT_EQ(comm::FindHeader(absl::MakeConstSpan(slot.data(), length), 1000).status().code(),
+              absl::StatusCode::kInvalidArgument)
+        << length;
+  }
+  std::vector<float> before(1000), after(1000);
+  ASSERT_TRUE(
+      Decode(absl::MakeConstSpan(slot).subspan(0, bytes), absl::MakeSpan(before), DecodeMode::kSet).ok());
+  comm::ScaleTopK(absl::MakeSpan(slot), *header, 0.25f);
+  ASSERT_TRUE(
+      Decode(absl::MakeConstSpan(slot).subspan(0, bytes), absl::MakeSpan(after), DecodeMode::kSet).ok());
+  for (size_t i = 0; i < before.size(); ++i) ASSERT_EQ(after[i], before[i] * 0.25f) << i;
+}
+
 TEST(Packet, HostileBytesAreAnError) {  // every byte of the header, every length, indices out of order
   auto compressor = Make({.codec = Codec::kTopK, .density = 0.1, .exact = true}, 1000);
   const std::vector<uint8_t> good = Encode(*compressor, Gradient(1000, 1));

@@ -146,18 +146,15 @@ absl::Status ExecCommunicator::Connect(const GatherFn& gather, bool both_rounds,
 absl::Status ExecCommunicator::TryLinks(const Watch& watch) {
   constexpr size_t kTryBytes = 64 << 10;
   const int self = hierarchy_.node, machines = nodes();
-  std::vector<int> peers;
-  for (int step = 1; step<machines; step = machines> kDirectRanksMax ? 2 * step : step + 1) {
-    peers.push_back((self + step) % machines);
-  }
-  std::vector<char> out(kTryBytes), in(peers.size() * kTryBytes);
+  const bool direct = machines <= kDirectRanksMax;
+  std::vector<int> steps;
+  for (int step = 1; step < machines; step = direct ? step + 1 : 2 * step) steps.push_back(step);
+  std::vector<char> out(kTryBytes), in(steps.size() * kTryBytes);
   std::vector<Transfer> transfers;
-  for (size_t i = 0; i < peers.size(); ++i) {
-    transfers.push_back({peers[i], true, out.data(), kTryBytes});
-  }
-  for (size_t i = 0; i < peers.size(); ++i) {
-    const int step = (peers[i] - self + machines) % machines;
-    transfers.push_back({(self - step + machines) % machines, false, in.data() + i * kTryBytes, kTryBytes});
+  for (int step : steps) transfers.push_back({(self + step) % machines, true, out.data(), kTryBytes});
+  for (size_t i = 0; i < steps.size(); ++i) {
+    const int from = (self - steps[i] + machines) % machines;
+    transfers.push_back({from, false, in.data() + i * kTryBytes, kTryBytes});
   }
   return transport_->Exchange(
       transfers, [](size_t) {}, watch);

@@ -87,6 +87,13 @@ class NamespaceTest : public testing::Test {
     return Shell(
         absl::StrCat("nft 'table ip cut { chain c { type filter hook forward priority 0; ", rule, ";}; }'"));
   }
+  absl::Status StepUntilItFails(Communicator& c) {
+    std::vector<float> data(300'000, 1.0f);
+    for (;;) {
+      RETURN_IF_BAD(c.AllReduce(data.data(), data.size(), DType::kFloat32, ReduceOp::kMax));
+      ++board_->steps[c.rank()];
+    }
+  }
   // Ranks 1 and 2 say of each other that nothing gets there, rank 0 of nobody; then the verdict ends all.
   static bool AwaitReports(FakeWorld& world, std::string* reports) {
     const bool both = Until([&] { return world.LinkReports().size() >= 2; });
@@ -161,36 +168,31 @@ TEST_F(NamespaceTest, EverythingOverRealInterfaces) {
 // verdict comes from outside (N1); every call returns within two seconds of it, also on the lost machine.
 TEST_F(NamespaceTest, L1N1LinkThatGoesDown) {
   if (!Possible()) GTEST_SKIP() << "no network namespaces here";
-  const int result = Run(
-      [&](Communicator& c) -> absl::Status {
-        std::vector<float> data(300'000, 1.0f);
-        for (;;) {
-          RETURN_IF_BAD(c.AllReduce(data.data(), data.size(), DType::kFloat32, ReduceOp::kMax));
-          ++board_->steps[c.rank()];
-        }
-      },
-      [&](FakeWorld& world) {
-        if (!Until([&] { return board_->steps[0] > 5 || board_->returned_at_ns[0] != 0; })) return false;
-        if (!Shell("ip link set port1 down")) return false;
-        // Nobody gets further once what was under way has drained.
-        int last = -1;
-        Instant since = RealClock().Now();
-        if (!Until([&] {
-              if (std::exchange(last, board_->steps[0]) != board_->steps[0]) since = RealClock().Now();
-              return RealClock().Now() - since > absl::Milliseconds(300);
-            })) {
-          return false;
-        }
-        world.Revoke("machine node1 is lost");
-        const Instant revoked = RealClock().Now();
-        return Until([&] {
-                 for (const auto& at : board_->returned_at_ns) {
-                   if (at == 0) return false;
-                 }
-                 return true;
-               }) &&
-               RealClock().Now() - revoked < absl::Seconds(2);
-      });
+  const int result = Run([&](Communicator& c) { return StepUntilItFails(c); },
+                         [&](FakeWorld& world) {
+                           if (!Until([&] { return board_->steps[0] > 5 || board_->returned_at_ns[0] != 0; }))
+                             return false;
+                           if (!Shell("ip link set port1 down")) return false;
+                           // Nobody gets further once what was under way has drained.
+                           int last = -1;
+                           Instant since = RealClock().Now();
+                           if (!Until([&] {
+                                 if (std::exchange(last, board_->steps[0]) != board_->steps[0])
+                                   since = RealClock().Now();
+                                 return RealClock().Now() - since > absl::Milliseconds(300);
+                               })) {
+                             return false;
+                           }
+                           world.Revoke("machine node1 is lost");
+                           const Instant revoked = RealClock().Now();
+                           return Until([&] {
+                                    for (const auto& at : board_->returned_at_ns) {
+                                      if (at == 0) return false;
+                                    }
+                                    return true;
+                                  }) &&
+                                  RealClock().Now() - revoked < absl::Seconds(2);
+                         });
   EXPECT_EQ(result, 0);
   for (const auto& code : board_->code) EXPECT_EQ(code, static_cast<int>(absl::StatusCode::kUnavailable));
 }
@@ -201,23 +203,17 @@ constexpr char kPair[] = "ip saddr { 10.77.1.2, 10.77.2.2 } ip daddr { 10.77.1.2
 // is broken while they wait, and nobody blames the third.
 TEST_F(NamespaceTest, W5BrokenPairIsNamed) {
   if (!Possible()) GTEST_SKIP() << "no network namespaces here";
-  const int result = Run(
-      [&](Communicator& c) -> absl::Status {
-        std::vector<float> data(300'000, 1.0f);
-        for (;;) {
-          RETURN_IF_BAD(c.AllReduce(data.data(), data.size(), DType::kFloat32, ReduceOp::kMax));
-          ++board_->steps[c.rank()];
-        }
-      },
-      [&](FakeWorld& world) {
-        std::string reports;
-        const bool good = Until([&] { return board_->steps[0] > 5; }) &&
-                          Forward(absl::StrCat(kPair, "drop")) && AwaitReports(world, &reports);
-        const bool named = reports.find("1 cannot reach 2: no answer to a connection in 8s") == 0 &&
-                           reports.find("\n2 cannot reach 1: no answer") != std::string::npos;
-        if (!named) std::fprintf(stderr, "reports: %s\n", reports.c_str());
-        return good && named;
-      });
+  const int result =
+      Run([&](Communicator& c) { return StepUntilItFails(c); },
+          [&](FakeWorld& world) {
+            std::string reports;
+            const bool good = Until([&] { return board_->steps[0] > 5; }) &&
+                              Forward(absl::StrCat(kPair, "drop")) && AwaitReports(world, &reports);
+            const bool named = reports.find("1 cannot reach 2: no answer to a connection in 8s") == 0 &&
+                               reports.find("\n2 cannot reach 1: no answer") != std::string::npos;
+            if (!named) std::fprintf(stderr, "reports: %s\n", reports.c_str());
+            return good && named;
+          });
   EXPECT_EQ(result, 0);
   for (const auto& code : board_->code) EXPECT_EQ(code, static_cast<int>(absl::StatusCode::kUnavailable));
 }

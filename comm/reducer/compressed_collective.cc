@@ -42,7 +42,7 @@ class Flat {
     }
     whole.reset();
     flat->staged_ = true;
-    CompressionOptions owners = options;  // momentum and warm-up are about gradients, not about means
+    CompressionOptions owners = options;  // momentum is about gradients, not about their means
     owners.momentum = 0;
     for (int rank = 0; rank < group->size(); ++rank) {
       const size_t size = flat->ShardOf(rank).size;

@@ -113,8 +113,8 @@ class Reducer {
   // InvalidArgument: no such gradient. FailedPrecondition: it was ready in this step (a parameter used twice:
   // call it after the last use).
   virtual absl::Status Ready(size_t index) = 0;
-  // Sends what has not left yet and blocks until every gradient is the mean, or returns the communicator's
-  // error, after which the reducer is dead.
+  // Sends what has not left yet and blocks until every gradient is the mean, for each bucket at most as long
+  // as the communicator's timeout, or returns the communicator's error, after which the reducer is dead.
   virtual absl::StatusOr<ReducedStep> Finish() = 0;
   // After Finish, on all ranks or none: the optimiser skips this step (a loss scaler saw an infinity); what
   // compression would carry over from it is forgotten.

@@ -1,0 +1,251 @@
+// What the keeper does for programs with the SDK: the socket of ranks, shared memory, writers of checkpoints.
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "base/unique_fd.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "runtime/host/keeper_client.h"
+#include "runtime/host/keeper_test_world.h"
+#include "runtime/keeper/posix.h"
+#include "runtime/keeper/rank_protocol.h"
+
+namespace gtrain::host {
+namespace {
+
+TEST_F(KeeperTest, RankProtocolRelaysBothWaysAndRepeatsUntilAcknowledged) {
+  Start();
+  Launch({"exec sleep 600", "exec sleep 600"});
+  ASSERT_NE(WaitStarted(1), nullptr);
+  FakeRank rank(dir_);
+  rank.Hello(1, 1, Rank(1, {}).token);
+  EXPECT_EQ(rank.Next().first, kKeeperWelcome);
+  rank.Send(kRankToAgent, R"({"type":"joined"})");
+  const auto* relay = Wait<keeper::RelayUp>([](const keeper::RelayUp&) { return true; });
+  ASSERT_NE(relay, nullptr);
+  EXPECT_EQ(relay->rank, 1);
+  EXPECT_EQ(relay->json, R"({"type":"joined"})");
+  LoseAgent();
+  rank.Send(kRankToAgent, R"({"type":"progress","step":1})");
+  rank.Send(kRankToAgent, R"({"type":"progress","step":2})");
+  Attach();
+  EXPECT_TRUE(state_.generations[0].ranks[1].sdk);
+  const auto* again =
+      Wait<keeper::RelayUp>([](const keeper::RelayUp& r) { return absl::StrContains(r.json, "joined"); });
+  ASSERT_NE(again, nullptr);
+  ASSERT_NE(Wait<keeper::RelayUp>([](const keeper::RelayUp& r) { return absl::StrContains(r.json, ":2"); }),
+            nullptr);
+  client_->Send(keeper::Relay{1, 1, "{\"type\":\"table\"}"});
+  Pump();
+  EXPECT_EQ(rank.Next(), std::pair(int{kKeeperFromAgent}, std::string("{\"type\":\"table\"}")));
+  End(keeper::End::kReform, 5000);
+  Pump();
+  const auto revoked = rank.Next();
+  EXPECT_EQ(revoked.first, kKeeperRevoked);
+  EXPECT_THAT(revoked.second, HasSubstr("the test says so"));
+}
+
+TEST_F(KeeperTest, WrongTokenAndGarbageAreRefused) {
+  Start();
+  Launch({"exec sleep 600"});
+  ASSERT_NE(WaitStarted(0), nullptr);
+  FakeRank stranger(dir_);
+  stranger.Hello(1, 0, std::string(32, 'f'));
+  EXPECT_EQ(stranger.Next().first, kKeeperRefused);
+  EXPECT_EQ(stranger.Next().first, 0);
+  FakeRank rude(dir_);
+  rude.Send(kRankToAgent, "{}");  // before hello
+  EXPECT_EQ(rude.Next().first, 0);
+  FakeRank noisy(dir_);
+  noisy.Send(999, std::string(100, '\xff'));
+  EXPECT_EQ(noisy.Next().first, 0);
+}
+
+TEST_F(KeeperTest, ArenasAreSharedSizedAndLimited) {
+  Start();
+  Launch({"exec sleep 600", "exec sleep 600"}, 1, 1 << 20);
+  ASSERT_NE(WaitStarted(1), nullptr);
+  FakeRank a(dir_), b(dir_);
+  a.Hello(1, 0, Rank(0, {}).token);
+  b.Hello(1, 1, Rank(1, {}).token);
+  ASSERT_EQ(a.Next().first, kKeeperWelcome);
+  ASSERT_EQ(b.Next().first, kKeeperWelcome);
+  a.Arena(7, 65536);
+  b.Arena(7, 65536);
+  ASSERT_EQ(a.Next().first, kKeeperArena);
+  ASSERT_EQ(b.Next().first, kKeeperArena);
+  struct stat first, second;
+  ASSERT_EQ(fstat(a.passed(), &first), 0);
+  ASSERT_EQ(fstat(b.passed(), &second), 0);
+  EXPECT_EQ(first.st_ino, second.st_ino);
+  EXPECT_EQ(first.st_size, 65536);
+  b.Arena(7, 4096);
+  EXPECT_EQ(b.Next().first, kKeeperRefused);
+  b.Arena(8, 2 << 20);
+  const auto refused = b.Next();
+  EXPECT_EQ(refused.first, kKeeperRefused);
+  EXPECT_THAT(refused.second, HasSubstr("resources.shm"));
+}
+
+// What a rank holds of its writer. The first words of the memory count releases and starts
+// (checkpoint/engine/save_arena.h); a writer that gets no order waits until the channel ends.
+struct Writer {
+  UniqueFd memfd, channel;
+
+  // Asks and takes.
+  static Writer Of(FakeRank* rank) {
+    rank->Writer(1 << 20);
+    return Take(rank);
+  }
+  static Writer Take(FakeRank* rank) {
+    Writer writer;
+    EXPECT_EQ(rank->Next().first, kKeeperWriter);
+    writer.memfd = rank->TakePassed();
+    EXPECT_EQ(rank->Next().first, kKeeperChannel);
+    writer.channel = rank->TakePassed();
+    return writer;
+  }
+  uint32_t Word(off_t at) const {
+    uint32_t word = 0;
+    EXPECT_EQ(pread(memfd.get(), &word, sizeof(word), at), static_cast<ssize_t>(sizeof(word)));
+    return word;
+  }
+  uint32_t starts() const { return Word(4); }
+  void Release() const {
+    const uint32_t one = 1;
+    EXPECT_EQ(pwrite(memfd.get(), &one, sizeof(one), kSaveArenaReleasedAt),
+              static_cast<ssize_t>(sizeof(one)));
+  }
+  // The keeper and the writer have let go of their ends.
+  bool over() const {
+    char byte;
+    return recv(channel.get(), &byte, 1, MSG_DONTWAIT) == 0;
+  }
+};
+
+std::vector<pid_t> WriterPids(int64_t keeper) {
+  std::vector<pid_t> pids;
+  for (const keeper::Descendant& found : keeper::LivingDescendants(static_cast<pid_t>(keeper))) {
+    if (keeper::ReadSmallFile(absl::StrCat("/proc/", found.process.pid, "/comm")) == "gtrain-writer\n")
+      pids.push_back(found.process.pid);
+  }
+  return pids;
+}
+
+TEST_F(KeeperTest, AWriterOutlivesItsRankAndItsGeneration) {
+  Start();
+  Launch({"exec sleep 600"});
+  ASSERT_NE(WaitStarted(0), nullptr);
+  FakeRank rank(dir_);
+  ASSERT_NO_FATAL_FAILURE(Welcome(&rank));
+  Writer writer = Writer::Of(&rank);
+  struct stat info;
+  ASSERT_EQ(fstat(writer.memfd.get(), &info), 0);
+  EXPECT_EQ(info.st_size, 1 << 20);
+  EXPECT_NE(ftruncate(writer.memfd.get(), 0), 0) << "its size is sealed";
+  ASSERT_TRUE(Until([&] { return writer.starts() == 1; }));
+  End(keeper::End::kStopNow, 0);
+  const auto* gone = WaitGone();
+  ASSERT_NE(gone, nullptr);
+  EXPECT_TRUE(gone->clean) << gone->message;
+  client_->Send(keeper::Forget{1});
+
+  // Killed, it is replaced, although nobody else knows of the generation any more.
+  for (uint32_t starts = 1; starts <= 3; ++starts) {
+    ASSERT_TRUE(Until([&] { return writer.starts() == starts; }));
+    ASSERT_TRUE(Until([&] { return WriterPids(state_.pid).size() == 1; }));
+    EXPECT_FALSE(writer.over());
+    kill(WriterPids(state_.pid)[0], SIGKILL);
+  }
+  ASSERT_TRUE(Until([&] { return writer.starts() == 4; }));
+  ASSERT_TRUE(Until([&] { return WriterPids(state_.pid).size() == 1; }));
+  kill(WriterPids(state_.pid)[0], SIGKILL);  // too often: the rank is told by the end of the channel
+  EXPECT_TRUE(Until([&] { return writer.over(); }));
+  EXPECT_EQ(WriterPids(state_.pid).size(), 0u);
+  EXPECT_THAT(Slurp(dir_ + "/keeper.log"), HasSubstr("rank 0 of generation 1 was killed by SIGKILL"));
+}
+
+TEST_F(KeeperTest, AWriterEndsWithItsRank) {
+  Start();
+  Launch({"exec sleep 600"});
+  ASSERT_NE(WaitStarted(0), nullptr);
+  FakeRank rank(dir_);
+  ASSERT_NO_FATAL_FAILURE(Welcome(&rank));
+  for (int i = 0; i < 6; ++i) {  // more than a rank may have at a time
+    Writer writer = Writer::Of(&rank);
+    ASSERT_TRUE(Until([&] { return writer.starts() == 1; }));
+    writer.channel.reset();
+    ASSERT_TRUE(Until([&] { return WriterPids(state_.pid).empty(); }));
+  }
+  std::vector<Writer> held;
+  for (int i = 0; i < 4; ++i) held.push_back(Writer::Of(&rank));
+  rank.Writer(4096);
+  const auto refused = rank.Next();
+  EXPECT_EQ(refused.first, kKeeperNoWriter);
+  EXPECT_THAT(refused.second, HasSubstr("4 writers"));
+}
+
+TEST_F(KeeperTest, TheNextGenerationGetsMemoryWhenTheOneBeforeNeedsItNoMore_C12) {
+  Start();
+  Launch({"exec sleep 600"}, 1);
+  ASSERT_NE(WaitStarted(0), nullptr);
+  FakeRank first(dir_);
+  ASSERT_NO_FATAL_FAILURE(Welcome(&first));
+  Writer held = Writer::Of(&first), other = Writer::Of(&first);
+  End(keeper::End::kStopNow, 0);
+  ASSERT_NE(WaitGone(), nullptr);
+  Launch({"exec sleep 600"}, 2);
+  ASSERT_NE(WaitStarted(0, 2), nullptr);
+  FakeRank second(dir_);
+  ASSERT_NO_FATAL_FAILURE(Welcome(&second, 2));
+  second.Writer(1 << 20);
+  second.Arena(7, 4096);  // what is asked after it does not wait
+  EXPECT_EQ(second.Next().first, kKeeperArena);
+  held.Release();         // one by its writer's word,
+  other.channel.reset();  // one because it ended
+  Writer next = Writer::Take(&second);
+  EXPECT_TRUE(Until([&] { return next.starts() == 1; }));
+  EXPECT_FALSE(held.over()) << "it goes on";
+}
+
+TEST_F(KeeperTest, StopAsksSdkRanksBeforeItSignalsThem) {
+  Start();
+  Launch({"trap 'exit 9' TERM; echo ready > ready; while [ ! -e saved ]; do sleep 0.05; done; exit 0"});
+  ASSERT_TRUE(Until([&] {
+    Pump();
+    return fs::exists(Path("ready"));
+  }));
+  FakeRank rank(dir_);
+  ASSERT_NO_FATAL_FAILURE(Welcome(&rank));
+  End(keeper::End::kStop, 600000);
+  Pump();
+  EXPECT_EQ(rank.Next().first, kKeeperStop);
+  std::ofstream(Path("saved")) << "yes";
+  const auto* exit = WaitExit(0);
+  ASSERT_NE(exit, nullptr);
+  EXPECT_EQ(exit->cause, Cause::kExited);
+  EXPECT_EQ(exit->code, 0);
+}
+
+TEST_F(KeeperTest, DeepStateDirectoryStillGivesRanksAShortSocket) {
+  dir_ = base_ + "/" + std::string(60, 'd') + "/" + std::string(60, 'e');
+  fs::create_directories(dir_);
+  Start();
+  Launch({"exec sleep 600"});
+  ASSERT_NE(WaitStarted(0), nullptr);
+  FakeRank rank(dir_);
+  ASSERT_NO_FATAL_FAILURE(Welcome(&rank));
+}
+
+}  // namespace
+}  // namespace gtrain::host
