@@ -212,7 +212,10 @@ absl::Status Committer::CheckAuthority(Run* run) {
 save::ManifestRead Committer::LookAtKey(Run* run) {
   std::string text;
   const auto read = ReadManifest(store_, run->id, &text);
-  if (absl::IsNotFound(read.status())) return {save::KeyHolds::kNothing, ""};
+  if (absl::IsNotFound(read.status())) {
+    return config_.rank == 0 ? WhyNothingIsThere(store_, run->id)
+                             : save::ManifestRead{save::KeyHolds::kNothing, ""};
+  }
   if (config_.rank == 0 && !run->manifest.empty() && text == run->manifest) {
     finite_of_[run->id] = std::get<Manifest>(*read).finite();
     return {save::KeyHolds::kThisManifest, ""};

@@ -407,6 +407,30 @@ TEST_F(EngineTest, ALateCommitOfAnOldTimelineDoesNotWin_C3) {
   ExpectRestored(resumed, folder, 110);
 }
 
+// The life after it may clean up between its put and its look: nothing lied, and the user is told so.
+TEST_F(EngineTest, ALateCommitThatRetentionTakesSaysSo_C3) {
+  MemoryStore memory;
+  FakeJob zombie{.world_size = 1, .generation = 1, .timeline = 1};
+  FakeJob resumed{.world_size = 1, .generation = 2, .timeline = 2};
+  bool taken = false;
+  const auto retain = [&](uint64_t, absl::string_view call) {
+    const auto ids = ListManifests(&memory);
+    if (taken || !absl::StartsWith(call, "Get manifests/") || (*ids).empty()) return Fault::kNone;
+    if ((*ids).back().timeline != 1) return Fault::kNone;
+    taken = true;
+    EXPECT_TRUE(DeletePlanned(&memory, {.manifests = {(*ids).back()}, .folders = {(*ids).back()}}).ok());
+    return Fault::kNone;
+  };
+  const StoreFactory factory = [&](const std::string&) -> absl::StatusOr<std::unique_ptr<port::BlobStore>> {
+    return std::make_unique<FaultyStore>(&memory, FaultPlan{retain});
+  };
+  ASSERT_TRUE(SaveSteps(resumed, "x", {110}, 3, factory).ok());
+  const absl::Status late = SaveSteps(zombie, "x", {200}, 3, factory);
+  EXPECT_TRUE(taken);
+  EXPECT_TRUE(absl::IsAborted(late)) << late;
+  EXPECT_THAT(std::string(late.message()), HasSubstr("retention removed it"));
+}
+
 TEST_F(EngineTest, ASaveIsSkippedWhileThePreviousIsWritten_C12) {
   const FakeJob job{.world_size = 2};
   MemoryStore memory;

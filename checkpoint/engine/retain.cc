@@ -1,7 +1,9 @@
 #include "checkpoint/engine/retain.h"
 
+#include <tuple>
 #include <variant>
 
+#include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "checkpoint/engine/catalog.h"
 
@@ -66,6 +68,20 @@ absl::StatusOr<std::vector<port::BlobStore::Unfinished>> ListUnfinishedBefore(po
     if (attempt && *attempt < newest) before.push_back(u);
   }
   return before;
+}
+
+core::save::ManifestRead WhyNothingIsThere(port::BlobStore* store, const SaveId& id) {
+  using core::save::KeyHolds;
+  const auto newest = NewestManifest(store);
+  if (!newest.ok()) return {KeyHolds::kUnreadable, std::string(newest.status().message())};
+  if (!*newest) return {KeyHolds::kNothing, ""};
+  const SaveId& taker = (*newest)->id;
+  if (std::tie(taker.epoch, taker.timeline) <= std::tie(id.epoch, id.timeline)) {
+    return {KeyHolds::kNothing, ""};
+  }
+  return {KeyHolds::kOutranked,
+          absl::StrCat(AttemptName(taker), " was committed by a later life of the job, or by a new owner, ",
+                       "and its retention removed it")};
 }
 
 }  // namespace gtrain::ckpt

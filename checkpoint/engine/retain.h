@@ -6,6 +6,7 @@
 #include "absl/status/statusor.h"
 #include "checkpoint/plan/retention.h"
 #include "checkpoint/port/blob_store.h"
+#include "runtime/core/save_core.h"
 
 namespace gtrain::ckpt {
 
@@ -21,5 +22,9 @@ absl::Status DeletePlanned(port::BlobStore* store, const RetentionPlan& plan);
 // Puts that never happened, of attempts older than `newest`.
 absl::StatusOr<std::vector<port::BlobStore::Unfinished>> ListUnfinishedBefore(port::BlobStore* store,
                                                                               const SaveId& newest);
+
+// What the key of rank 0's own manifest says if nothing is there after the put: a job that was formed anew
+// may have committed and applied retention since. Nobody continues the timeline of `id` then.
+core::save::ManifestRead WhyNothingIsThere(port::BlobStore* store, const SaveId& id);
 
 }  // namespace gtrain::ckpt

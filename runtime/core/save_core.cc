@@ -210,6 +210,12 @@ save::Result SaveCore::OnManifestRead(const save::ManifestRead& event, Instant n
       return Done(absl::DataLossError(absl::StrCat("the manifest of step ", step_,
                                                    " is not the one that was written: ", event.detail)),
                   "somebody else's manifest");
+    case save::KeyHolds::kOutranked:
+      // A put whose answer was lost may still arrive: only the marker keeps it out.
+      if (!put_.ok()) return Abort(put_);
+      return Done(absl::AbortedError(
+                      absl::StrCat("step ", step_, " was committed and is deleted again: ", event.detail)),
+                  "retention of a newer timeline took it");
     case save::KeyHolds::kNothing:
       if (leader) {
         return Abort(put_.ok()

@@ -11,7 +11,7 @@
 //   6 the conditional put was answered, in whatever way   7 read back: the manifest under the key is ours
 //   8 older checkpoints are gone                10 the manifest, or an abort marker, was seen
 //  11 it cannot be committed (rank 0 puts the abort marker)   12 marker put, or not
-//  13 the key holds something else, or nobody can say before the deadline
+//  13 the key holds something else, retention took it, or nobody can say before the deadline
 //
 // Invariants, each with a test:
 //   S1 PutManifest only after a sound index of every rank and a successful authority check after the last of
@@ -56,7 +56,8 @@ struct AuthorityChecked {
 struct ManifestPut {
   absl::Status status;
 };
-enum class KeyHolds { kThisManifest, kNothing, kAbortMarker, kOther, kUnreadable };
+// kOutranked: nothing, and a checkpoint of a newer timeline is committed, whose retention takes older ones.
+enum class KeyHolds { kThisManifest, kNothing, kOutranked, kAbortMarker, kOther, kUnreadable };
 struct ManifestRead {
   KeyHolds holds = KeyHolds::kNothing;
   std::string detail;

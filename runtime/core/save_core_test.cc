@@ -100,6 +100,20 @@ TEST(SaveCore, S2_NoReportWithoutReadBack_C2) {
   EXPECT_EQ(d.Do(ManifestRead{KeyHolds::kNothing}), "put-abort");  // said OK and is not there
 }
 
+TEST(SaveCore, AManifestThatRetentionTookIsNoLieOfTheStorage) {
+  for (const bool answered : {true, false}) {
+    Driver d;
+    d.ToGathering();
+    d.Do(IndexWritten{});
+    d.Do(AuthorityChecked{});
+    d.Do(ManifestPut{answered ? absl::OkStatus() : absl::UnavailableError("timeout")});
+    EXPECT_EQ(d.Do(ManifestRead{KeyHolds::kOutranked, "timeline 2 is newer"}),
+              answered ? "finish" : "put-abort");
+    if (!answered) d.Do(AbortPut{});
+    EXPECT_EQ(d.status.code(), answered ? absl::StatusCode::kAborted : absl::StatusCode::kUnavailable);
+  }
+}
+
 TEST(SaveCore, S6_ALostAnswerIsNotAFailure_C1) {
   Driver d;
   d.ToGathering();

@@ -432,7 +432,10 @@ Saves::Events Saves::CheckAuthority(Saver& saver) {
 Saves::Events Saves::LookAtKey(Saver& saver) {
   std::string text;
   const auto read = ckpt::ReadManifest(&saver.team.directory->store, saver.id, &text);
-  if (absl::IsNotFound(read.status())) return {save::ManifestRead{save::KeyHolds::kNothing, ""}};
+  if (absl::IsNotFound(read.status())) {
+    return {saver.rank->rank == 0 ? ckpt::WhyNothingIsThere(&saver.team.directory->store, saver.id)
+                                  : save::ManifestRead{save::KeyHolds::kNothing, ""}};
+  }
   if (saver.rank->rank == 0 && !saver.manifest.empty() && text == saver.manifest) {
     saver.team.finite_of[saver.id] = std::get<ckpt::Manifest>(*read).finite();
     return {save::ManifestRead{save::KeyHolds::kThisManifest, ""}};
@@ -472,6 +475,9 @@ void Saves::Finished(const Saver& saver, const absl::Status& status) {
     if (!Runs(*other->rank) || !GenerationLives(*other->rank) || other->rank->frozen) return;
   }
   if (team.directory->store.base.Size(ckpt::OwnerKey(saver.id.epoch + 1)).ok()) return;
+  // Of an older timeline: the retention of the newer one may take it before it is read back.
+  const auto& newest = team.directory->newest;
+  if (absl::IsAborted(status) && newest && newest->timeline > saver.id.timeline) return;
   kernel_.Fail("INV-4", absl::StrCat(team.identity.job, " rank ", saver.rank->rank, " gives up ",
                                      Show(saver.id), " for no reason: ", status.message()));
 }
