@@ -116,11 +116,95 @@ void CheckAllReduce(AllReduceFn make, int ranks, uint64_t count) {
   for (const auto& buffer : buffers) ASSERT_EQ(buffer, buffers[0]);  // bit-identical
 }
 
+Schedule ThreeSegments(int rank, int ranks, uint64_t count) {
+  return DoubleTreeAllReduce(rank, ranks, count, 3);
+}
+Schedule OneSegment(int rank, int ranks, uint64_t count) {
+  return DoubleTreeAllReduce(rank, ranks, count, 1);
+}
+Schedule ManySegments(int rank, int ranks, uint64_t count) {
+  return DoubleTreeAllReduce(rank, ranks, count, 40);
+}
+
 TEST(Schedule, AllReduceIsRightAndIdenticalOnAllRanks) {
-  for (int ranks = 1; ranks <= 17; ++ranks) {
+  constexpr int kRanksMax = 64;
+  for (int ranks = 1; ranks <= kRanksMax; ++ranks) {
     for (uint64_t count : kCounts) {
       CheckAllReduce(RingAllReduce, ranks, count);
       CheckAllReduce(DoublingAllReduce, ranks, count);
+      CheckAllReduce(HalvingDoublingAllReduce, ranks, count);
+      CheckAllReduce(OneSegment, ranks, count);
+      CheckAllReduce(ThreeSegments, ranks, count);
+      if (ranks <= 9) CheckAllReduce(ManySegments, ranks, count);
+    }
+  }
+}
+
+std::string ToText(const Schedule& schedule) {
+  std::string text;
+  for (const Round& round : schedule) {
+    for (const Action& a : round) {
+      const char* what = a.kind == ActionKind::kSend      ? "send "
+                         : a.kind == ActionKind::kReceive ? "receive "
+                         : a.incoming_first               ? "reduce-under "
+                                                          : "reduce ";
+      text += what + std::to_string(a.offset) + "+" + std::to_string(a.count) + "@" + std::to_string(a.peer) +
+              (&a == &round.back() ? "\n" : ", ");
+    }
+  }
+  return text;
+}
+
+// What each algorithm does on one rank, written down: a change of it shows here.
+TEST(Schedule, GoldenTexts) {
+  EXPECT_EQ(ToText(RingAllReduce(0, 3, 9)),
+            "reduce-under 6+3@2, send 0+3@1\n"
+            "reduce-under 3+3@2, send 6+3@1\n"
+            "receive 0+3@2, send 3+3@1\n"
+            "receive 6+3@2, send 0+3@1\n");
+  EXPECT_EQ(ToText(HalvingDoublingAllReduce(1, 4, 10)),
+            "send 6+4@3, reduce 0+6@3\n"
+            "send 0+3@0, reduce-under 3+3@0\n"
+            "send 3+3@0, receive 0+3@0\n"
+            "send 0+6@3, receive 6+4@3\n");
+  // Ranks 0 and 1 fold to place 0, rank 2 is place 1.
+  EXPECT_EQ(ToText(HalvingDoublingAllReduce(0, 3, 4)),
+            "reduce 0+4@1\n"
+            "send 2+2@2, reduce 0+2@2\n"
+            "send 0+2@2, receive 2+2@2\n"
+            "send 0+4@1\n");
+  EXPECT_EQ(ToText(HalvingDoublingAllReduce(1, 3, 4)),
+            "send 0+4@0\n"
+            "receive 0+4@0\n");
+  // One tree is 0 - 2 - {1, 3}, the other 3 - 1 - {2, 0}. Rank 2 is inside the first and a leaf of the
+  // second.
+  EXPECT_EQ(ToText(DoubleTreeAllReduce(2, 4, 8, 2)),
+            "reduce 0+2@1, reduce 0+2@3, send 4+2@1\n"
+            "reduce 2+2@1, reduce 2+2@3, send 0+2@0, send 6+2@1\n"
+            "send 2+2@0, receive 0+2@0\n"
+            "receive 2+2@0, send 0+2@1, send 0+2@3, receive 4+2@1\n"
+            "send 2+2@1, send 2+2@3, receive 6+2@1\n");
+}
+
+uint64_t Sent(const Schedule& schedule) {
+  uint64_t count = 0;
+  for (const Round& round : schedule) {
+    for (const Action& a : round) count += a.kind == ActionKind::kSend ? a.count : 0;
+  }
+  return count;
+}
+
+// What the algorithms are for: nobody sends much more than the ring has everybody send.
+TEST(Schedule, AllReduceOfLargeDataSpreadsTheBytes) {
+  constexpr uint64_t kCount = 1 << 20;
+  for (int ranks = 2; ranks <= 64; ++ranks) {
+    const bool power = (ranks & (ranks - 1)) == 0;
+    for (int rank = 0; rank < ranks; ++rank) {
+      const uint64_t ring = Sent(RingAllReduce(rank, ranks, kCount));
+      if (power) {
+        EXPECT_EQ(Sent(HalvingDoublingAllReduce(rank, ranks, kCount)), ring);
+      }
+      EXPECT_LE(Sent(DoubleTreeAllReduce(rank, ranks, kCount, 8)), 2 * kCount + 8) << rank << " of " << ranks;
     }
   }
 }

@@ -1,14 +1,16 @@
 // Ring all-reduce (reduce-scatter, then all-gather) after Patarasu and Yuan (2009); recursive
-// doubling with a fold for counts of ranks that are no power of two, and the binomial broadcast tree,
-// after Thakur, Rabenseifner and Gropp (2005).
+// doubling and halving with a fold for counts of ranks that are no power of two, and the binomial broadcast
+// tree, after Thakur, Rabenseifner and Gropp (2005); two trees after Sanders, Speck and Traeff (2009).
 //
-// Why all ranks end with the same bits: in the ring each segment is reduced along one fixed path and then
-// copied; in recursive doubling both partners of an exchange compute lower-operand-first, so
-// by induction all ranks of a block of 2^k hold the value of the same expression tree.
+// Why all ranks end with the same bits: in the ring, in halving and in the trees each element is reduced
+// along one fixed path and then copied; in recursive doubling both partners of an exchange compute
+// lower-operand-first, so by induction all ranks of a block of 2^k hold the value of the same expression
+// tree.
 #include "comm/plan/schedule.h"
 
 #include <algorithm>
 #include <cstddef>
+#include <functional>
 
 namespace gtrain::comm {
 namespace {
@@ -31,10 +33,44 @@ void AddRound(Schedule& schedule, const std::vector<Action>& actions) {
   if (!round.empty()) schedule.push_back(std::move(round));
 }
 
-int FloorPowerOfTwo(int n) {
-  int power = 1;
-  while (power * 2 <= n) power *= 2;
-  return power;
+// Places 0..power-1, a power of two, are what `ranks` ranks are folded to.
+struct Fold {
+  int power = 1, extra = 0, place = 0;
+  int RankAt(int p) const { return p < extra ? p * 2 : p + extra; }
+};
+
+// The first 2 * extra ranks fold in pairs: the even one works for both.
+Schedule WithFold(int rank, int ranks, uint64_t count,
+                  const std::function<void(const Fold&, Schedule&)>& between) {
+  Schedule schedule;
+  const Range all{0, count};
+  Fold fold;
+  while (fold.power * 2 <= ranks) fold.power *= 2;
+  fold.extra = ranks - fold.power;
+  const bool folded = rank < 2 * fold.extra;
+  if (folded && rank % 2 == 1) {
+    AddRound(schedule, {Send(rank - 1, all)});
+    AddRound(schedule, {Receive(rank - 1, all)});
+    return schedule;
+  }
+  if (folded) AddRound(schedule, {Reduce(rank + 1, all, /*incoming_first=*/false)});
+  fold.place = folded ? rank / 2 : rank - fold.extra;
+  between(fold, schedule);
+  if (folded) AddRound(schedule, {Send(rank + 1, all)});
+  return schedule;
+}
+
+// A binary tree of any number of places with 0 at its root and all odd ones as leaves; the root has one
+// child.
+int TreeParent(int place, int ranks) {
+  const int lowest = place & -place, up = (place ^ lowest) | (lowest << 1);
+  return up < ranks ? up : place ^ lowest;
+}
+
+int TreeDepth(int place, int ranks) {
+  int depth = 0;
+  for (; place != 0; place = TreeParent(place, ranks)) ++depth;
+  return depth;
 }
 
 }  // namespace
@@ -64,25 +100,87 @@ Schedule RingAllReduce(int rank, int ranks, uint64_t count) {
 }
 
 Schedule DoublingAllReduce(int rank, int ranks, uint64_t count) {
-  Schedule schedule;
   const Range all{0, count};
-  const int power = FloorPowerOfTwo(ranks), extra = ranks - power;
-  // The first 2 * extra ranks fold in pairs: the even one works for both.
-  const bool folded = rank < 2 * extra;
-  if (folded && rank % 2 == 1) {
-    AddRound(schedule, {Send(rank - 1, all)});
-    AddRound(schedule, {Receive(rank - 1, all)});
-    return schedule;
+  return WithFold(rank, ranks, count, [&](const Fold& fold, Schedule& schedule) {
+    for (int mask = 1; mask < fold.power; mask *= 2) {
+      const int peer_place = fold.place ^ mask, peer = fold.RankAt(peer_place);
+      AddRound(schedule, {Send(peer, all), Reduce(peer, all, peer_place < fold.place)});
+    }
+  });
+}
+
+Schedule HalvingDoublingAllReduce(int rank, int ranks, uint64_t count) {
+  return WithFold(rank, ranks, count, [&](const Fold& fold, Schedule& schedule) {
+    // The block of `width` parts that has the part `place`: what such a place is left with by halving.
+    const auto block = [&](int place, int width) {
+      const int first = place / width * width;
+      const uint64_t begin = EvenPart(count, fold.power, first).begin;
+      const Range last = EvenPart(count, fold.power, first + width - 1);
+      return Range{begin, last.begin + last.count - begin};
+    };
+    for (int mask = fold.power / 2; mask > 0; mask /= 2) {
+      const int peer_place = fold.place ^ mask, peer = fold.RankAt(peer_place);
+      AddRound(schedule, {Send(peer, block(peer_place, mask)),
+                          Reduce(peer, block(fold.place, mask), peer_place < fold.place)});
+    }
+    for (int mask = 1; mask < fold.power; mask *= 2) {
+      const int peer_place = fold.place ^ mask, peer = fold.RankAt(peer_place);
+      AddRound(schedule, {Send(peer, block(fold.place, mask)), Receive(peer, block(peer_place, mask))});
+    }
+  });
+}
+
+int DoubleTreeDepth(int ranks) {
+  int depth = 0;
+  for (int place = 0; place < ranks; ++place) depth = std::max(depth, TreeDepth(place, ranks));
+  return depth;
+}
+
+Schedule DoubleTreeAllReduce(int rank, int ranks, uint64_t count, int segments) {
+  struct Node {
+    int depth, parent;
+    std::vector<int> children;
+    Range half;
+  };
+  const auto node = [&](int tree) {
+    // A leaf of one tree is inside the other, so that everybody sends and receives about as much.
+    const auto swap = [&](int r) {
+      return tree == 0 ? r : ranks % 2 == 0 ? ranks - 1 - r : (r + ranks - 1) % ranks;
+    };
+    const auto back = [&](int place) {
+      return tree == 0 ? place : ranks % 2 == 0 ? ranks - 1 - place : (place + 1) % ranks;
+    };
+    const int place = swap(rank);
+    Node n{TreeDepth(place, ranks), place == 0 ? -1 : back(TreeParent(place, ranks)), {}, {}};
+    for (int other = 1; other < ranks; ++other) {
+      if (TreeParent(other, ranks) == place) n.children.push_back(back(other));
+    }
+    n.half = EvenPart(count, 2, tree);
+    return n;
+  };
+  const Node nodes[] = {node(0), node(1)};
+
+  // At tick t the ranks at depth d of the deepest d = depth send segment t up, those above them segment t -
+  // 1, and so on to the root and down again: who is sent something receives it in the same tick.
+  Schedule schedule;
+  const int depth = DoubleTreeDepth(ranks);
+  for (int tick = 0; tick < segments + 2 * depth - 1; ++tick) {
+    std::vector<Action> actions;
+    for (const Node& n : nodes) {
+      const auto segment = [&](int index) {
+        if (index < 0 || index >= segments) return Range{};
+        const Range part = EvenPart(n.half.count, segments, index);
+        return Range{n.half.begin + part.begin, part.count};
+      };
+      const Range joined = segment(tick - (depth - n.depth - 1)), risen = segment(tick - (depth - n.depth));
+      const Range fallen = segment(tick - (depth + n.depth - 1)), done = segment(tick - (depth + n.depth));
+      for (int child : n.children) actions.push_back(Reduce(child, joined, /*incoming_first=*/false));
+      if (n.parent >= 0) actions.push_back(Send(n.parent, risen));
+      if (n.parent >= 0) actions.push_back(Receive(n.parent, fallen));
+      for (int child : n.children) actions.push_back(Send(child, done));
+    }
+    AddRound(schedule, actions);
   }
-  if (folded) AddRound(schedule, {Reduce(rank + 1, all, /*incoming_first=*/false)});
-  const int place = folded ? rank / 2 : rank - extra;
-  auto rank_at = [&](int p) { return p < extra ? p * 2 : p + extra; };
-  for (int mask = 1; mask < power; mask *= 2) {
-    const int peer_place = place ^ mask;
-    AddRound(schedule,
-             {Send(rank_at(peer_place), all), Reduce(rank_at(peer_place), all, peer_place < place)});
-  }
-  if (folded) AddRound(schedule, {Send(rank + 1, all)});
   return schedule;
 }
 

@@ -39,7 +39,15 @@ Range EvenPart(uint64_t count, int parts, int index, uint64_t align = 1);
 Schedule RingAllReduce(int rank, int ranks, uint64_t count);
 // About log2(n) rounds, each moving everything: least latency.
 Schedule DoublingAllReduce(int rank, int ranks, uint64_t count);
-// The better of the two for this many bytes.
+// About 2 log2(n) rounds that move as few bytes as the ring where n is a power of two, and twice the data
+// more where it is not.
+Schedule HalvingDoublingAllReduce(int rank, int ranks, uint64_t count);
+// Two trees of which each reduces and hands down one half, in `segments` parts one after the other: about
+// segments + 2 log2(n) rounds and little more than the bytes of the ring, for any n.
+Schedule DoubleTreeAllReduce(int rank, int ranks, uint64_t count, int segments);
+// Rounds that a message takes from the deepest leaf of such a tree to its root.
+int DoubleTreeDepth(int ranks);
+// The better of ring and doubling for this many bytes.
 Schedule AllReduceSchedule(int rank, int ranks, uint64_t count, uint64_t element_bytes);
 
 // Binomial tree.
