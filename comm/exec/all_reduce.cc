@@ -140,8 +140,7 @@ absl::Status ExecCommunicator::ChunkedAllReduce(const OpRecord& r, char* data, c
   const Stage between = [&](uint64_t c) -> absl::Status {
     if (!leads()) return absl::OkStatus();
     char* result = shm_->Result(chunk_ + c);
-    GT_RETURN_IF_ERROR(runner_.Run(AllReduceSchedule(hierarchy_.node, nodes(), elements(c), element), result,
-                                   r.dtype, r.op, transport_.get(), watch));
+    GT_RETURN_IF_ERROR(ReduceBetweenMachines(r, result, elements(c), watch));
     sources_.assign({result});
     if (Divisor(r) != 1) Combine(result, elements(c), r, Divisor(r));
     return absl::OkStatus();
@@ -156,14 +155,20 @@ absl::Status ExecCommunicator::ChunkedAllReduce(const OpRecord& r, char* data, c
   return Pipeline(chunks, {in, reduce, between, out}, watch);
 }
 
+absl::Status ExecCommunicator::ReduceBetweenMachines(const OpRecord& r, char* data, uint64_t count,
+                                                     const Watch& watch) {
+  const AllReducePlan plan = PlanAllReduce(algorithm_, link_, nodes(), count * DTypeSize(r.dtype));
+  return runner_.Run(MakeSchedule(plan, hierarchy_.node, nodes(), count), data, r.dtype, r.op,
+                     transport_.get(), watch);
+}
+
 absl::Status ExecCommunicator::FlatAllReduce(const OpRecord& r, char* data, const Watch& watch) {
   GT_RETURN_IF_ERROR(Enter(r, watch));
   const size_t element = DTypeSize(r.dtype);
   const uint64_t block = kScheduleBytes / element;
   for (uint64_t at = 0; at < r.count; at += block) {
     const uint64_t count = std::min(block, r.count - at);
-    GT_RETURN_IF_ERROR(runner_.Run(AllReduceSchedule(hierarchy_.node, nodes(), count, element),
-                                   data + at * element, r.dtype, r.op, transport_.get(), watch));
+    GT_RETURN_IF_ERROR(ReduceBetweenMachines(r, data + at * element, count, watch));
   }
   sources_.assign({data});
   if (Divisor(r) != 1) Combine(data, r.count, r, Divisor(r));

@@ -16,9 +16,12 @@
 
 #include <algorithm>
 #include <limits>
+#include <map>
 #include <utility>
 
+#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "base/rng.h"
 #include "base/status_macros.h"
 #include "comm/exec/exec_communicator.h"
@@ -37,7 +40,30 @@ absl::Status Annotate(const absl::Status& status, const std::string& what) {
 
 // First byte of what ranks tell each other: an error of one is then reported by all.
 constexpr char kMeetOk = '+', kMeetError = '-';
-constexpr uint32_t kMeetVersion = (3 << 16) | sizeof(OpRecord);
+constexpr uint32_t kMeetVersion = (4 << 16) | sizeof(OpRecord);
+constexpr size_t kAlgorithmBytesMax = 64;
+
+// What every rank calls its algorithm. The same error on all when one is none, or they differ.
+absl::StatusOr<AllReduceAlgorithm> AgreedAlgorithm(const std::vector<std::string>& by_rank) {
+  std::map<std::string, std::vector<size_t>> ranks_of;
+  for (size_t rank = 0; rank < by_rank.size(); ++rank) {
+    const std::string& name = by_rank[rank];
+    if (!AllReduceAlgorithmFrom(name)) {
+      return absl::InvalidArgumentError(absl::StrCat("GTRAIN_COMM_ALGO is '", absl::CHexEscape(name),
+                                                     "' on rank ", rank, "; it must be one of ",
+                                                     kAllReduceAlgorithms));
+    }
+    ranks_of[name].push_back(rank);
+  }
+  if (ranks_of.size() == 1) return *AllReduceAlgorithmFrom(by_rank[0]);
+  std::vector<std::string> parts;
+  for (const auto& [name, ranks] : ranks_of) {
+    parts.push_back(
+        absl::StrCat("'", name, "' on rank", ranks.size() > 1 ? "s " : " ", absl::StrJoin(ranks, ",")));
+  }
+  return absl::FailedPreconditionError(absl::StrCat("GTRAIN_COMM_ALGO differs: ", absl::StrJoin(parts, ", "),
+                                                    ". Set the same for all ranks, or for none"));
+}
 
 absl::Status CheckArguments(const OpRecord& r, const void* data, int world) {
   const size_t element = DTypeSize(r.dtype);
@@ -51,6 +77,10 @@ absl::Status CheckArguments(const OpRecord& r, const void* data, int world) {
   }
   if (r.count > 0 && data == nullptr) return absl::InvalidArgumentError("data is null");
   return absl::OkStatus();
+}
+
+std::string Algorithm(const ExecOptions& options) {
+  return options.algorithm.empty() ? "auto" : options.algorithm.substr(0, kAlgorithmBytesMax);
 }
 
 }  // namespace
@@ -74,15 +104,19 @@ absl::StatusOr<std::vector<std::string>> ExecCommunicator::Meet(const GatherFn& 
   std::string blob(1 + sizeof(kMeetVersion) + sizeof(mine), kMeetOk);
   std::memcpy(&blob[1], &kMeetVersion, sizeof(kMeetVersion));
   std::memcpy(&blob[1 + sizeof(kMeetVersion)], &mine, sizeof(mine));
+  const size_t fixed = blob.size();
+  blob += Algorithm(options_);
   GT_ASSIGN_OR_RETURN(std::vector<std::string> first, gather(blob));
   for (size_t r = 0; r < first.size(); ++r) {
-    if (first[r].size() != blob.size() ||
-        std::memcmp(first[r].data(), blob.data(), 1 + sizeof(kMeetVersion))) {
+    if (first[r].size() < fixed || std::memcmp(first[r].data(), blob.data(), 1 + sizeof(kMeetVersion))) {
       return absl::FailedPreconditionError(absl::StrCat(
           "rank ", r, " runs another version of libgtrain: start all ranks from the same build"));
     }
   }
   std::memcpy(nonce, &first[0][1 + sizeof(kMeetVersion)], sizeof(*nonce));
+  std::vector<std::string> algorithms;
+  for (const std::string& of_rank : first) algorithms.push_back(of_rank.substr(fixed));
+  GT_ASSIGN_OR_RETURN(algorithm_, AgreedAlgorithm(algorithms));
   if (nodes() == 1 && !both_rounds) return std::vector<std::string>(first.size());
 
   GT_ASSIGN_OR_RETURN(std::vector<std::string> all, gather(OpenTransport(*nonce)));
@@ -116,7 +150,7 @@ std::string ExecCommunicator::OpenTransport(uint64_t nonce) {
 }
 
 absl::Status ExecCommunicator::Connect() {
-  if (size() == 1) return absl::OkStatus();
+  if (size() == 1) return AgreedAlgorithm({Algorithm(options_)}).status();
   const Watch watch(bootstrap_, options_.user.timeout);
   return Connect([&](const std::string& blob) { return bootstrap_->AllGather(blob, watch.Left()); },
                  /*both_rounds=*/false, watch);
@@ -137,13 +171,13 @@ absl::Status ExecCommunicator::Connect(const GatherFn& gather, bool both_rounds,
     records_.resize(static_cast<size_t>(size()));
   }
   // Connections are made here, so that a network that does not work shows now and not in the first step.
-  if (transport_ != nullptr) GT_RETURN_IF_ERROR(TryLinks(watch));
+  if (transport_ != nullptr) GT_RETURN_IF_ERROR(MeasureLinks(watch));
   return Barrier();
 }
 
 // More than a packet to each machine that small all-gathers speak with: a way that loses only large packets
 // carries every barrier (fault W14).
-absl::Status ExecCommunicator::TryLinks(const Watch& watch) {
+absl::Status ExecCommunicator::TryLinks(const Watch& watch, double* seconds, uint64_t* bytes) {
   constexpr size_t kTryBytes = 64 << 10;
   const int self = hierarchy_.node, machines = nodes();
   const bool direct = machines <= kDirectRanksMax;
@@ -156,8 +190,69 @@ absl::Status ExecCommunicator::TryLinks(const Watch& watch) {
     const int from = (self - steps[i] + machines) % machines;
     transfers.push_back({from, false, in.data() + i * kTryBytes, kTryBytes});
   }
-  return transport_->Exchange(
-      transfers, [](size_t) {}, watch);
+  *bytes = steps.size() * kTryBytes;
+  const Instant start = RealClock().Now();
+  GT_RETURN_IF_ERROR(transport_->Exchange(
+      transfers, [](size_t) {}, watch));
+  *seconds = absl::ToDoubleSeconds(RealClock().Now() - start);
+  return absl::OkStatus();
+}
+
+// The largest of each value that any leader has.
+absl::Status ExecCommunicator::AgreeOnMost(absl::Span<double> values, const Watch& watch) {
+  std::vector<double> all(values.size() * static_cast<size_t>(nodes()));
+  std::vector<uint64_t> offsets;
+  for (int i = 0; i <= nodes(); ++i) offsets.push_back(static_cast<uint64_t>(i) * values.size());
+  std::copy(values.begin(), values.end(),
+            all.begin() + static_cast<long>(offsets[static_cast<size_t>(hierarchy_.node)]));
+  GT_RETURN_IF_ERROR(runner_.Run(AllGatherSchedule(hierarchy_.node, offsets), all.data(), DType::kFloat64,
+                                 ReduceOp::kSum, transport_.get(), watch));
+  for (size_t i = 0; i < all.size(); ++i) {
+    values[i % values.size()] = std::max(values[i % values.size()], all[i]);
+  }
+  return absl::OkStatus();
+}
+
+// A few messages round the ring of leaders tell what a round and a byte cost. Everybody must choose the same
+// algorithm, so everybody takes the worst that anybody measured.
+absl::Status ExecCommunicator::MeasureLinks(const Watch& watch) {
+  constexpr size_t kSmall = 8, kLarge = 256 << 10;
+  constexpr int kTimesSmall = 9, kTimesLarge = 3;
+  // On a link that took longer for the first try more large messages would be felt; it has told enough.
+  constexpr double kSlow = 0.05;
+  double tried = 0;
+  uint64_t tried_bytes = 0;
+  GT_RETURN_IF_ERROR(TryLinks(watch, &tried, &tried_bytes));
+
+  const int next = (hierarchy_.node + 1) % nodes(), previous = (hierarchy_.node + nodes() - 1) % nodes();
+  std::vector<char> out(kLarge), in(kLarge);
+  const auto fastest = [&](size_t bytes, int times, double* seconds) -> absl::Status {
+    const Transfer transfers[] = {{next, true, out.data(), bytes}, {previous, false, in.data(), bytes}};
+    for (int i = 0; i < times; ++i) {
+      const Instant start = RealClock().Now();
+      GT_RETURN_IF_ERROR(transport_->Exchange(
+          transfers, [](size_t) {}, watch));
+      const double took = absl::ToDoubleSeconds(RealClock().Now() - start);
+      *seconds = i == 0 ? took : std::min(*seconds, took);
+    }
+    return absl::OkStatus();
+  };
+  double small = 0, large = tried;
+  GT_RETURN_IF_ERROR(fastest(kSmall, kTimesSmall, &small));
+  const Instant start = RealClock().Now();
+  const void* sources[] = {in.data(), out.data()};
+  gtrain::comm::Reduce(in.data(), sources, 2, kLarge / sizeof(float), DType::kFloat32, ReduceOp::kSum, 1);
+  const double reducing = absl::ToDoubleSeconds(RealClock().Now() - start) / kLarge;
+  double worst[] = {small, tried, reducing};
+  GT_RETURN_IF_ERROR(AgreeOnMost(absl::MakeSpan(worst), watch));
+  uint64_t large_bytes = tried_bytes;
+  if (worst[1] < kSlow) {
+    large_bytes = kLarge;
+    GT_RETURN_IF_ERROR(fastest(kLarge, kTimesLarge, &large));
+  }
+  GT_RETURN_IF_ERROR(AgreeOnMost(absl::MakeSpan(&large, 1), watch));
+  link_ = FitLink(worst[0], kSmall, large, large_bytes, worst[2]);
+  return absl::OkStatus();
 }
 
 // ------------------------------------------------------------------ sub-communicators

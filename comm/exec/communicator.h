@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <string>
 
 #include "absl/status/statusor.h"
 #include "comm/port/bootstrap.h"
@@ -19,7 +20,10 @@ using TransportFactory =
 
 struct ExecOptions {
   CommunicatorOptions user;
-  TransportFactory transport;                       // empty: UCX, loaded on demand
+  TransportFactory transport;  // empty: UCX, loaded on demand
+  // What GTRAIN_COMM_ALGO says: how all-reduce goes between machines. Not "auto" or "": always so. All ranks
+  // must have the same, else none gets a communicator, with the same error everywhere.
+  std::string algorithm;
   std::function<void(uint64_t sequence)> on_start;  // a collective begins on this rank; must not block
   // A collective that had to wait has ended: how long it took from its first look for the others. Must not
   // block.

@@ -68,26 +68,67 @@ TEST(Communicator, SeveralMachinesOverAFakeNetwork) {
   }
 }
 
+constexpr const char* kAlgorithms[] = {"auto", "ring", "doubling", "halving-doubling", "double-tree"};
+
 // Sums whose value depends on the order of additions.
 TEST(Communicator, ResultsAreBitIdenticalOnAllRanks) {
   for (const auto& nodes : std::vector<std::vector<std::string>>{
-           {"a", "a", "a", "a"}, {"a", "b", "c"}, {"a", "b", "a", "b", "b"}}) {
-    FakeWorld world(nodes);
-    std::vector<std::vector<float>> results(nodes.size());
-    ExpectAllOk(RunThreads(world, [&](Communicator& c) {
-      std::vector<float> data(200'003);
-      for (size_t i = 0; i < data.size(); ++i) {
-        data[i] =
-            1.0f / static_cast<float>(i + 3) * static_cast<float>(c.rank() % 2 ? 1e4 : 1) + float(c.rank());
+           {"a", "a", "a", "a"}, {"a", "b", "c"}, {"a", "b", "c", "d"}, {"a", "b", "a", "b", "b"}}) {
+    for (const char* algorithm : kAlgorithms) {
+      FakeWorld world(nodes);
+      std::vector<std::vector<float>> results(nodes.size());
+      const Body body = [&](Communicator& c) {
+        std::vector<float> data(200'003);
+        for (size_t i = 0; i < data.size(); ++i) {
+          data[i] =
+              1.0f / static_cast<float>(i + 3) * static_cast<float>(c.rank() % 2 ? 1e4 : 1) + float(c.rank());
+        }
+        absl::Status s = c.AllReduce(data.data(), data.size(), DType::kFloat32, ReduceOp::kMean);
+        results[static_cast<size_t>(c.rank())] = data;
+        return s;
+      };
+      ExpectAllOk(RunThreads(world, body, kPatience, [&](int) { return algorithm; }));
+      for (const auto& result : results) {
+        EXPECT_EQ(std::memcmp(result.data(), results[0].data(), result.size() * sizeof(float)), 0);
       }
-      absl::Status s = c.AllReduce(data.data(), data.size(), DType::kFloat32, ReduceOp::kMean);
-      results[static_cast<size_t>(c.rank())] = data;
-      return s;
-    }));
-    for (const auto& result : results) {
-      EXPECT_EQ(std::memcmp(result.data(), results[0].data(), result.size() * sizeof(float)), 0);
     }
   }
+}
+
+TEST(Communicator, EveryAlgorithmBetweenMachines) {
+  const std::vector<std::vector<std::string>> worlds{
+      {"a", "b", "c"}, {"a", "a", "b", "b"}, {"a", "b", "c", "d", "e"}};
+  for (const auto& nodes : worlds) {
+    for (const char* algorithm : kAlgorithms) {
+      SCOPED_TRACE(algorithm);
+      FakeWorld world(nodes);
+      ExpectAllOk(RunThreads(world, Everything, kPatience, [&](int) { return algorithm; }));
+    }
+  }
+}
+
+// What is wrong with the setting of one rank, all say, with the same words.
+TEST(Communicator, AlgorithmsThatDifferOrAreNone) {
+  const auto refused = [](const std::vector<std::string>& nodes, const std::vector<std::string>& algorithms) {
+    FakeWorld world(nodes);
+    const auto results = RunThreads(
+        world, [](Communicator&) { return absl::OkStatus(); }, kPatience,
+        [&](int rank) { return algorithms[static_cast<size_t>(rank)]; });
+    for (const absl::Status& s : results) EXPECT_EQ(s, results[0]);
+    return results[0].ToString();
+  };
+  for (const auto& nodes :
+       std::vector<std::vector<std::string>>{{"a", "a", "a"}, {"a", "b", "a"}, {"a", "b", "c"}}) {
+    EXPECT_THAT(refused(nodes, {"ring", "auto", "ring"}),
+                testing::HasSubstr("GTRAIN_COMM_ALGO differs: 'auto' on rank 1, 'ring' on ranks 0,2"));
+    EXPECT_THAT(refused(nodes, {"ring", "", ""}),
+                testing::HasSubstr("'auto' on ranks 1,2, 'ring' on rank 0"));
+    EXPECT_THAT(
+        refused(nodes, {"ring", "ring", "Ring"}),
+        testing::HasSubstr("GTRAIN_COMM_ALGO is 'Ring' on rank 2; it must be one of auto, ring, doubling, "
+                           "halving-doubling, double-tree"));
+  }
+  EXPECT_THAT(refused({"a"}, {"best"}), testing::HasSubstr("GTRAIN_COMM_ALGO is 'best'"));
 }
 
 TEST(Communicator, TwoAtOnce) {

@@ -13,6 +13,7 @@
 #include "comm/codec/reduce.h"
 #include "comm/exec/communicator.h"
 #include "comm/exec/schedule_runner.h"
+#include "comm/plan/cost.h"
 #include "comm/plan/hierarchy.h"
 #include "comm/plan/op_record.h"
 #include "comm/plan/schedule.h"
@@ -74,7 +75,9 @@ class ExecCommunicator final : public Communicator {
   absl::Status Connect(const GatherFn& gather, bool both_rounds, const Watch& watch);
   absl::StatusOr<std::vector<std::string>> Meet(const GatherFn& gather, bool both_rounds, uint64_t* nonce);
   std::string OpenTransport(uint64_t nonce);
-  absl::Status TryLinks(const Watch& watch);
+  absl::Status TryLinks(const Watch& watch, double* seconds, uint64_t* bytes);
+  absl::Status MeasureLinks(const Watch& watch);
+  absl::Status AgreeOnMost(absl::Span<double> values, const Watch& watch);
   absl::StatusOr<std::vector<std::string>> GatherBlobs(const std::string& blob);
   absl::Status Usable() const;
   absl::Status Call(OpRecord record, const void* data, size_t bytes,
@@ -96,6 +99,8 @@ class ExecCommunicator final : public Communicator {
   absl::Status StagedAllReduce(OpRecord record, char* data, const Watch& watch);
   absl::Status ChunkedAllReduce(const OpRecord& record, char* data, const Watch& watch);
   absl::Status FlatAllReduce(const OpRecord& record, char* data, const Watch& watch);
+  // Leaders: the sum of all machines' data[count], by the plan that the measured link makes the best.
+  absl::Status ReduceBetweenMachines(const OpRecord& record, char* data, uint64_t count, const Watch& watch);
   absl::Status LocalReduceScatter(const OpRecord& record, const char* input, char* output,
                                   const Watch& watch);
   absl::Status FlatReduceScatter(const OpRecord& record, const char* input, char* output, const Watch& watch);
@@ -118,6 +123,8 @@ class ExecCommunicator final : public Communicator {
   Hierarchy hierarchy_;
   std::unique_ptr<ShmGroup> shm_;             // nullptr: one rank on every machine
   std::unique_ptr<DataTransport> transport_;  // nullptr: not a leader, or one machine
+  AllReduceAlgorithm algorithm_ = AllReduceAlgorithm::kAuto;
+  LinkCost link_;  // the same on all leaders
   ScheduleRunner runner_;
   std::vector<OpRecord> records_;     // of the running collective where there is no shm_
   std::vector<const void*> sources_;  // of a reduction; kept to allocate nothing in a call

@@ -2,6 +2,7 @@
 #pragma once
 #include <functional>
 #include <memory>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -18,9 +19,10 @@ using Body = std::function<absl::Status(Communicator&)>;
 
 inline constexpr absl::Duration kPatience = absl::Seconds(60);
 
-// Runs `body` as every rank; returns what each said.
+// Runs `body` as every rank; returns what each said. `algorithm`: of a rank, what GTRAIN_COMM_ALGO would say.
 inline std::vector<absl::Status> RunThreads(FakeWorld& world, const Body& body,
-                                            absl::Duration timeout = kPatience) {
+                                            absl::Duration timeout = kPatience,
+                                            const std::function<std::string(int rank)>& algorithm = nullptr) {
   FakeNetwork network;
   std::vector<absl::Status> results(static_cast<size_t>(world.size()));
   std::vector<std::thread> threads;
@@ -29,6 +31,7 @@ inline std::vector<absl::Status> RunThreads(FakeWorld& world, const Body& body,
       std::unique_ptr<Bootstrap> bootstrap = world.Rank(rank);
       ExecOptions options;
       options.user.timeout = timeout;
+      if (algorithm) options.algorithm = algorithm(rank);
       options.transport = [&](const Bootstrap&, uint64_t) { return network.MakeTransport(); };
       auto communicator = MakeCommunicator(bootstrap.get(), options);
       results[static_cast<size_t>(rank)] = communicator.ok() ? body(**communicator) : communicator.status();

@@ -15,9 +15,6 @@
 namespace gtrain::comm {
 namespace {
 
-// Below this recursive doubling wins: two thousand elements fit one or two packets anyway.
-constexpr uint64_t kDoublingBytesMax = 32 << 10;
-
 Action Send(int peer, Range r) { return {ActionKind::kSend, peer, r.begin, r.count}; }
 Action Receive(int peer, Range r) { return {ActionKind::kReceive, peer, r.begin, r.count}; }
 Action Reduce(int peer, Range r, bool incoming_first) {
@@ -182,12 +179,6 @@ Schedule DoubleTreeAllReduce(int rank, int ranks, uint64_t count, int segments) 
     AddRound(schedule, actions);
   }
   return schedule;
-}
-
-Schedule AllReduceSchedule(int rank, int ranks, uint64_t count, uint64_t element_bytes) {
-  // With two ranks doubling is one round against two and moves the same bytes only when small.
-  if (count * element_bytes <= kDoublingBytesMax) return DoublingAllReduce(rank, ranks, count);
-  return RingAllReduce(rank, ranks, count);
 }
 
 Schedule TreeBroadcast(int rank, int ranks, int root, uint64_t count) {

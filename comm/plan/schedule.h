@@ -47,8 +47,6 @@ Schedule HalvingDoublingAllReduce(int rank, int ranks, uint64_t count);
 Schedule DoubleTreeAllReduce(int rank, int ranks, uint64_t count, int segments);
 // Rounds that a message takes from the deepest leaf of such a tree to its root.
 int DoubleTreeDepth(int ranks);
-// The better of ring and doubling for this many bytes.
-Schedule AllReduceSchedule(int rank, int ranks, uint64_t count, uint64_t element_bytes);
 
 // Binomial tree.
 Schedule TreeBroadcast(int rank, int ranks, int root, uint64_t count);

@@ -43,6 +43,11 @@ class Reader {
   absl::Status status_;
 };
 
+std::string Optional(const std::function<const char*(const char*)>& get, const char* name) {
+  const char* value = get(name);
+  return value == nullptr ? "" : value;
+}
+
 // Started by hand. Ranks of another launcher would each believe to be alone: refused.
 absl::StatusOr<RankEnvironment> Unmanaged(const std::function<const char*(const char*)>& get) {
   const char* world = get("WORLD_SIZE");
@@ -55,6 +60,7 @@ absl::StatusOr<RankEnvironment> Unmanaged(const std::function<const char*(const 
                      ranks, " -- PROGRAM`"));
   }
   RankEnvironment env;
+  env.comm_algorithm = Optional(get, "GTRAIN_COMM_ALGO");
   env.members.resize(1);
   env.members[0].node = NodeId("local");
   env.members[0].address = "127.0.0.1";
@@ -108,6 +114,7 @@ absl::StatusOr<RankEnvironment> ReadRankEnvironment(const std::function<const ch
   env.keeper_socket = reader.Text("GTRAIN_KEEPER_SOCKET");
   env.token = reader.Text("GTRAIN_TOKEN");
   env.members_file = reader.Text("GTRAIN_MEMBERS");
+  env.comm_algorithm = Optional(get, "GTRAIN_COMM_ALGO");
   GT_RETURN_IF_ERROR(reader.status());
   if (env.world_size < 1 || env.rank < 0 || env.rank >= env.world_size) {
     return absl::FailedPreconditionError(absl::StrCat("RANK ", env.rank, " of WORLD_SIZE ", env.world_size));

@@ -21,6 +21,7 @@ struct RankEnvironment {
   std::string keeper_socket;
   std::string token;
   std::string members_file;
+  std::string comm_algorithm;         // GTRAIN_COMM_ALGO as it is; empty: not set
   std::vector<comm::Member> members;  // of an unmanaged process: itself
 };
 

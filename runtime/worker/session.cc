@@ -38,6 +38,7 @@ class ManagedSession final : public Session, public port::WriterHost {
     GT_RETURN_IF_ERROR(link_.ReadMembers());
     comm::ExecOptions exec;
     exec.user = options;
+    exec.algorithm = env().comm_algorithm;
     exec.on_start = [this](uint64_t) { link_.CountCollective(); };
     exec.on_waited = [this](absl::Duration waited) { link_.CountWaiting(waited); };
     return comm::MakeCommunicator(&link_, std::move(exec));
@@ -91,7 +92,8 @@ class AloneBootstrap final : public comm::Bootstrap {
 
 class AloneSession final : public Session {
  public:
-  explicit AloneSession(RankEnvironment environment) : bootstrap_(std::move(environment.members)) {}
+  explicit AloneSession(RankEnvironment environment)
+      : bootstrap_(std::move(environment.members)), algorithm_(std::move(environment.comm_algorithm)) {}
   int rank() const override { return 0; }
   int local_rank() const override { return 0; }
   int world_size() const override { return 1; }
@@ -103,6 +105,7 @@ class AloneSession final : public Session {
       const CommunicatorOptions& options) override {
     comm::ExecOptions exec;
     exec.user = options;
+    exec.algorithm = algorithm_;
     return comm::MakeCommunicator(&bootstrap_, std::move(exec));
   }
   void Report(const ProgressReport&) override {}
@@ -113,6 +116,7 @@ class AloneSession final : public Session {
 
  private:
   AloneBootstrap bootstrap_;
+  const std::string algorithm_;
   const std::string job_;
 };
 

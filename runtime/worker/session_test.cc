@@ -522,6 +522,15 @@ TEST_F(InProcess, ByHandIsAWorldOfOne) {
   EXPECT_EQ(y, 3);
 }
 
+TEST_F(InProcess, AlgorithmThatIsNone) {
+  setenv("GTRAIN_COMM_ALGO", "quick", 1);
+  auto session = Session::Join();
+  ASSERT_TRUE(session.ok()) << session.status();
+  EXPECT_THAT((*session)->MakeCommunicator().status().ToString(),
+              testing::HasSubstr("GTRAIN_COMM_ALGO is 'quick' on rank 0; it must be one of auto, ring"));
+  unsetenv("GTRAIN_COMM_ALGO");
+}
+
 TEST_F(InProcess, RanksOfAnotherLauncherAreRefused) {
   setenv("WORLD_SIZE", "4", 1);
   EXPECT_TRUE(absl::IsFailedPrecondition(Session::Join().status()));
