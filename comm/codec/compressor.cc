@@ -226,8 +226,13 @@ absl::Status Check(const CompressionOptions& options, size_t count) {
   if (!(options.momentum >= 0 && options.momentum < 1) || options.warmup_steps < 0) {
     return absl::InvalidArgumentError("compress: momentum must be in [0, 1), warm-up steps not negative");
   }
-  if (!top_k && (options.momentum > 0 || options.warmup_steps > 0)) {
-    return absl::InvalidArgumentError("compress: momentum and warm-up belong to topk");
+  if (!top_k && options.momentum > 0) {
+    return absl::InvalidArgumentError(absl::StrCat("compress: momentum before compressing belongs to topk; ",
+                                                   CodecName(options.codec), " has optimizer_momentum"));
+  }
+  if (options.optimizer_momentum > 0 || (!top_k && options.warmup_steps > 0)) {
+    return absl::InvalidArgumentError(
+        "compress: optimizer_momentum, and warm-up of other codecs than topk, need a compressed collective");
   }
   if (options.momentum > 0 && !options.error_feedback) {
     return absl::InvalidArgumentError("compress: momentum correction needs error feedback");

@@ -265,6 +265,8 @@ TEST(Compressor, OptionsOutOfRangeAreRefused) {
       {.codec = Codec::kOneBit, .momentum = 0.9f},
       {.codec = Codec::kTopK, .error_feedback = false, .momentum = 0.9f},
       {.codec = Codec::kTopK, .warmup_steps = -1},
+      {.codec = Codec::kOneBit, .warmup_steps = 3},
+      {.codec = Codec::kOneBit, .optimizer_momentum = 0.9f},
   };
   for (const auto& options : bad) {
     EXPECT_EQ(Compressor::Create(options, 10).status().code(), absl::StatusCode::kInvalidArgument);

@@ -2,6 +2,7 @@
 // each shard to its owner, a packet of each mean shard to everyone. Packets lie in slots of equal size, whose
 // rest is not looked at: a packet says how long it is.
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <utility>
 
@@ -18,6 +19,7 @@ constexpr size_t kShardAlign = 256;  // a block of scales
 constexpr size_t kSlotAlign = 64;
 // Everybody gets every packet while they are together less than this part of the dense gradient.
 constexpr size_t kGatherPart = 4;
+constexpr char kMomentumState[] = "momentum";
 
 size_t RoundUp(size_t value, size_t to) { return (value + to - 1) / to * to; }
 
@@ -33,8 +35,10 @@ class Flat {
   static absl::StatusOr<std::unique_ptr<Flat>> Make(Communicator* group, int ranks,
                                                     const CompressionOptions& options, size_t count) {
     std::unique_ptr<Flat> flat(new Flat(group, ranks, count));
+    CompressionOptions senders = options;
+    GT_RETURN_IF_ERROR(flat->TakeMomentum(&senders));
     if (options.codec == Codec::kNone) return flat;
-    GT_ASSIGN_OR_RETURN(auto whole, Compressor::Create(options, count));
+    GT_ASSIGN_OR_RETURN(auto whole, Compressor::Create(senders, count));
     const size_t together = whole->MaxBytes() * static_cast<size_t>(group->size());
     if (options.codec == Codec::kTopK && together < count * sizeof(float) / kGatherPart) {
       flat->sending_.push_back(std::move(whole));
@@ -42,12 +46,12 @@ class Flat {
     }
     whole.reset();
     flat->staged_ = true;
-    CompressionOptions owners = options;  // momentum is about gradients, not about their means
+    CompressionOptions owners = senders;  // momentum is about gradients, not about their means
     owners.momentum = 0;
     for (int rank = 0; rank < group->size(); ++rank) {
       const size_t size = flat->ShardOf(rank).size;
       if (size == 0) break;
-      GT_ASSIGN_OR_RETURN(flat->sending_.emplace_back(), Compressor::Create(options, size));
+      GT_ASSIGN_OR_RETURN(flat->sending_.emplace_back(), Compressor::Create(senders, size));
     }
     flat->slot_bytes_ = RoundUp(flat->sending_[0]->MaxBytes(), kSlotAlign);
     if (flat->Mine().size > 0) {
@@ -62,8 +66,25 @@ class Flat {
   CompressedCollective::Range Mine() const { return ShardOf(group_->rank()); }
 
   absl::Status AllReduce(absl::Span<float> data) {
-    if (sending_.empty()) return Dense(data);
     Settle();
+    if (momentum_ == 0) return Mean(data);
+    const bool compressed = !WarmingUp();
+    for (size_t i = 0; compressed && i < count_; ++i) data[i] += part_ * agreed_[i];
+    GT_RETURN_IF_ERROR(Mean(data));
+    float poison = 0;
+    for (size_t i = 0; i < count_; ++i) {
+      const float before = momentum_ * agreed_[i];
+      agreed_next_[i] = compressed ? data[i] : data[i] + before;
+      data[i] = compressed ? data[i] - before : data[i];
+      poison += data[i] * 0;
+    }
+    pending_momentum_ = !std::isnan(poison);
+    return absl::OkStatus();
+  }
+
+  absl::Status Mean(absl::Span<float> data) {
+    pending_step_ = true;
+    if (sending_.empty() || WarmingUp()) return Dense(data);
     if (!staged_) return Gather(data);
     GT_RETURN_IF_ERROR(Scatter(data, absl::MakeSpan(shard_)));
     uint8_t* mine = packets_.data() + slot_bytes_ * static_cast<size_t>(group_->rank());
@@ -81,24 +102,30 @@ class Flat {
   }
 
   absl::Status ReduceScatter(absl::Span<const float> data, absl::Span<float> shard) {
-    if (!staged_) {  // dense, or packets so small that everybody's are cheap
+    if (momentum_ > 0 && staged_) {
+      return absl::FailedPreconditionError(
+          "compressed reduce-scatter: optimizer_momentum needs the whole mean on every rank");
+    }
+    Settle();
+    if (!staged_ || WarmingUp()) {  // dense, or packets so small that everybody's are cheap
       whole_.assign(data.begin(), data.end());
       GT_RETURN_IF_ERROR(AllReduce(absl::MakeSpan(whole_)));
       std::copy_n(whole_.begin() + static_cast<ptrdiff_t>(Mine().offset), shard.size(), shard.begin());
       return absl::OkStatus();
     }
-    Settle();
     return Scatter(data, shard);
   }
 
   void Drop() {
     for (auto& compressor : sending_) compressor->Drop();
     if (returning_ != nullptr) returning_->Drop();
+    pending_momentum_ = pending_step_ = false;
   }
 
   std::vector<CarriedState> Export() {
     Settle();
     std::vector<CarriedState> states;
+    if (momentum_ > 0) states.push_back({kMomentumState, 0, agreed_});
     for (size_t i = 0; i < sending_.size(); ++i) {
       const size_t offset = staged_ ? ShardOf(static_cast<int>(i)).offset : 0;
       for (const Compressor::State& state : sending_[i]->Export()) {
@@ -118,6 +145,11 @@ class Flat {
   }
 
   absl::Status Load(const CarriedState& state) {
+    if (momentum_ > 0 && state.name == kMomentumState && state.offset == 0 && state.values.size() == count_) {
+      agreed_ = state.values;
+      pending_momentum_ = false;
+      return absl::OkStatus();
+    }
     const bool of_shard = state.name.ends_with("/shard");
     const std::string name = of_shard ? state.name.substr(0, state.name.size() - 6) : state.name;
     const CompressedCollective::Range expected =
@@ -145,6 +177,28 @@ class Flat {
   Flat(Communicator* group, int ranks, size_t count)
       : group_(group), factor_(1.0f / static_cast<float>(ranks)), count_(count) {}
 
+  // The optimiser's momentum and, but for top-k, the warm-up are this object's business: compressors know
+  // neither.
+  absl::Status TakeMomentum(CompressionOptions* options) {
+    const bool top_k = options->codec == Codec::kTopK;
+    const float momentum = std::exchange(options->optimizer_momentum, 0.0f);
+    if (!(momentum >= 0 && momentum < 1) || options->warmup_steps < 0) {
+      return absl::InvalidArgumentError("compress: momentum must be in [0, 1), warm-up steps not negative");
+    }
+    if (top_k && momentum > 0) {
+      return absl::InvalidArgumentError("compress: optimizer_momentum is not for topk; it has momentum");
+    }
+    if (top_k) return absl::OkStatus();
+    warmup_steps_ = std::exchange(options->warmup_steps, 0);
+    if (momentum == 0 || options->codec == Codec::kNone) return absl::OkStatus();
+    momentum_ = momentum;
+    part_ = momentum / (factor_ * static_cast<float>(group_->size()));
+    agreed_.resize(count_);
+    agreed_next_.resize(count_);
+    return absl::OkStatus();
+  }
+  bool WarmingUp() const { return steps_ < warmup_steps_; }
+
   size_t ranks() const { return static_cast<size_t>(group_->size()); }
   CompressedCollective::Range ShardOf(int rank) const {
     const size_t each = RoundUp((count_ + ranks() - 1) / ranks(), kShardAlign);
@@ -157,6 +211,8 @@ class Flat {
   void Settle() {
     for (auto& compressor : sending_) (void)compressor->Apply();
     if (returning_ != nullptr) (void)returning_->Apply();
+    if (std::exchange(pending_momentum_, false)) agreed_.swap(agreed_next_);
+    if (std::exchange(pending_step_, false) && steps_ < warmup_steps_) ++steps_;
   }
 
   absl::Status Dense(absl::Span<float> data) {
@@ -206,6 +262,12 @@ class Flat {
   Communicator* const group_;
   const float factor_;
   const size_t count_;
+  float momentum_ = 0,
+        part_ = 0;  // part_: what each member of the group adds, so that the mean has momentum_
+  int warmup_steps_ = 0, steps_ = 0;
+  std::vector<float> agreed_, agreed_next_;  // momentum, equal on all ranks
+  bool pending_momentum_ = false;
+  bool pending_step_ = false;
   bool staged_ = false;
   size_t slot_bytes_ = 0;                             // two stages
   std::vector<std::unique_ptr<Compressor>> sending_;  // empty: dense; one; or one for each shard

@@ -58,6 +58,8 @@ std::vector<CompressionOptions> EveryKind() {
     kinds.push_back(Options(codec));
   }
   kinds.push_back(Options(Codec::kTopK, 0.01));  // small enough to go to everyone
+  kinds.push_back(Options(Codec::kOneBit));
+  kinds.back().optimizer_momentum = 0.9f;
   return kinds;
 }
 
@@ -105,9 +107,11 @@ TEST(CompressedCollective, NothingIsLostForGoodAndAllRanksHaveTheSameBits) {
         EXPECT_EQ(std::memcmp(drift.last.data(), drifts[0].last.data(), kCount * sizeof(float)), 0);
       }
       // 40 means went in. What is still on its way is bounded by a few steps of the codec's error: top-k 1 %
-      // waits up to all of 40 steps for its smallest values.
+      // waits up to all of 40 steps for its smallest values, and the error of a momentum is as large as a
+      // momentum.
       const bool sparse = options.codec == Codec::kTopK;
-      EXPECT_LT(drifts[0].share, sparse ? (options.density < 0.05 ? 40 * 0.9 : 20) : 6);
+      const double dense = options.optimizer_momentum > 0 ? 25 : 6;
+      EXPECT_LT(drifts[0].share, sparse ? (options.density < 0.05 ? 40 * 0.9 : 20) : dense);
     }
   }
 }
@@ -194,6 +198,51 @@ TEST(CompressedCollective, OneRanksNanIsSeenByAllAndCarriedByNone) {
   }
 }
 
+// What an optimiser sees: it turns what comes back into the same momentum as dense means, exactly while
+// warming up and, but for a few steps' worth still on its way, behind it.
+TEST(CompressedCollective, OptimizersMomentumIsWhatTravels) {
+  constexpr float kMomentum = 0.8f;
+  constexpr int kSteps = 40, kWarmup = 4;
+  for (const auto& nodes : kWorlds) {
+    for (Codec codec : {Codec::kNone, Codec::kOneBit, Codec::kInt8}) {
+      SCOPED_TRACE(testing::Message() << testing::PrintToString(nodes) << CodecName(codec));
+      FakeWorld world(nodes);
+      std::vector<std::vector<float>> momenta(nodes.size());
+      ExpectAllOk(RunThreads(world, [&](Communicator& c) -> absl::Status {
+        CompressionOptions options = Options(codec);
+        options.optimizer_momentum = kMomentum;
+        options.warmup_steps = kWarmup;
+        auto collective = CompressedCollective::Create(&c, options, kCount);
+        RETURN_IF_BAD(collective.status());
+        std::vector<float>& momentum = momenta[static_cast<size_t>(c.rank())];
+        momentum.resize(kCount);
+        std::vector<float> exact(kCount), missing(kCount);
+        for (int step = 0, turn = 0; step < kSteps; ++turn) {
+          auto g = Gradient(c.rank(), step);
+          RETURN_IF_BAD((*collective)->AllReduceMean(absl::MakeSpan(g)));
+          if (turn == 2 || turn == 7) {  // skipped: while warming up, and behind it
+            (*collective)->Drop();
+            continue;
+          }
+          const auto mean = Mean(c.size(), step++);
+          double wrong = 0;
+          for (size_t i = 0; i < kCount; ++i) {
+            momentum[i] = kMomentum * momentum[i] + g[i];
+            exact[i] = kMomentum * exact[i] + mean[i];
+            missing[i] += exact[i] - momentum[i];
+            wrong = std::max(wrong, std::fabs(double{momentum[i]} - exact[i]));
+          }
+          EXPECT_EQ(wrong < 1e-3, codec == Codec::kNone || step <= kWarmup) << step;
+        }
+        EXPECT_LT(Norm(missing) / Norm(exact), codec == Codec::kOneBit ? 15 : 0.1);
+        return absl::OkStatus();
+      }));
+      for (const auto& m : momenta)
+        EXPECT_EQ(std::memcmp(m.data(), momenta[0].data(), kCount * sizeof(float)), 0);
+    }
+  }
+}
+
 TEST(CompressedCollective, ShardsOfTheReduceScatterMakeTheMean) {
   for (const auto& nodes : Worlds{{"a"}, {"a", "a", "a"}, {"a", "b"}, {"a", "b", "c", "d", "e", "f", "g"}}) {
     for (const CompressionOptions& options : EveryKind()) {
@@ -202,7 +251,9 @@ TEST(CompressedCollective, ShardsOfTheReduceScatterMakeTheMean) {
       std::vector<float> whole(kCount);
       std::vector<int> covered(kCount);
       ExpectAllOk(RunThreads(world, [&](Communicator& c) -> absl::Status {
-        auto collective = CompressedCollective::Create(&c, options, kCount);
+        CompressionOptions without = options;
+        without.optimizer_momentum = 0;  // refused below
+        auto collective = CompressedCollective::Create(&c, without, kCount);
         RETURN_IF_BAD(collective.status());
         const auto range = (*collective)->Shard();
         std::vector<float> shard(range.size);
@@ -266,6 +317,25 @@ TEST(CompressedCollective, WhatCannotBeIsRefused) {
     const std::vector<float> data(kCount);
     EXPECT_EQ((*collective)->ReduceScatterMean(data, absl::MakeSpan(wrong)).code(),
               absl::StatusCode::kFailedPrecondition);
+    return absl::OkStatus();
+  }));
+  FakeWorld flat({"a", "b"});
+  ExpectAllOk(RunThreads(flat, [&](Communicator& c) -> absl::Status {
+    CompressionOptions options = Options(Codec::kOneBit);
+    options.optimizer_momentum = 0.9f;
+    auto collective = CompressedCollective::Create(&c, options, kCount);
+    RETURN_IF_BAD(collective.status());
+    std::vector<float> shard((*collective)->Shard().size);
+    const std::vector<float> data(kCount);
+    EXPECT_EQ((*collective)->ReduceScatterMean(data, absl::MakeSpan(shard)).code(),
+              absl::StatusCode::kFailedPrecondition);
+    options.optimizer_momentum = 1;
+    EXPECT_EQ(CompressedCollective::Create(&c, options, kCount).status().code(),
+              absl::StatusCode::kInvalidArgument);
+    options = Options(Codec::kTopK);
+    options.optimizer_momentum = 0.9f;
+    EXPECT_EQ(CompressedCollective::Create(&c, options, kCount).status().code(),
+              absl::StatusCode::kInvalidArgument);
     return absl::OkStatus();
   }));
 }

@@ -48,6 +48,7 @@ constexpr int kExitFailed = 1;
 constexpr int kExitUsage = 2;
 constexpr int kExitRunMeAgain = 75;  // blueprint: saved, run me again; never charged to the budget
 constexpr double kMomentum = 0.9;
+constexpr int kWarmupSteps = 150;  // of compression
 
 struct Flags {
   int64_t epochs = 3;
@@ -242,6 +243,8 @@ absl::Status Trainer::MakeReducer() {
   }
   ReducerOptions options;
   options.compression = flags_.compress;
+  if (flags_.compress.codec != Codec::kNone) options.compression.warmup_steps = kWarmupSteps;
+  if (flags_.compress.codec == Codec::kOneBit) options.compression.optimizer_momentum = kMomentum;
   auto reducer = Reducer::Create(comm_, specs, options);
   if (!reducer.ok()) return reducer.status();
   reducer_ = *std::move(reducer);

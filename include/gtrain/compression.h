@@ -44,7 +44,16 @@ struct CompressionOptions {
   // Top-k only. Above 0: momentum is accumulated before selecting and masked where sent (DGC); then
   // the optimiser must not apply momentum of its own. One more residual. In [0, 1).
   float momentum = 0;
-  // Top-k only. The density falls exponentially from 0.25 to `density` over this many applied steps.
+  // Others than top-k, in a CompressedCollective. The momentum that the optimiser applies to what comes back.
+  // Above 0, what is compressed is that momentum, made here of what all ranks agreed on before and this
+  // step's gradient (1-bit Adam, Tang et al. 2021, arXiv 2102.02888), and what comes back is what the
+  // optimiser turns into it. 1-bit wants it: the error of a compressed gradient is as large as the gradient
+  // and momentum repeats it, so that without this only small learning rates are stable. One more array of the
+  // gradient's size, and one more while a step is pending. In [0, 1).
+  float optimizer_momentum = 0;
+  // The first gradients are the largest and change most from step to step. Top-k: the density falls
+  // exponentially from 0.25 to `density` over this many applied steps. Others, in a CompressedCollective: so
+  // many steps travel as float32.
   int warmup_steps = 0;
 };
 

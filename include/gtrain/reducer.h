@@ -48,7 +48,8 @@ class CompressedCollective {
   // data[count] becomes the mean.
   virtual absl::Status AllReduceMean(absl::Span<float> data) = 0;
   // For sharded optimisers: shard[Shard().size] becomes this rank's part of the mean. data[count] is only
-  // read. FailedPrecondition: ranks share machines; make the object over one rank a machine.
+  // read. FailedPrecondition: ranks share machines; make the object over one rank a machine. Or
+  // optimizer_momentum, which needs the whole mean on every rank.
   virtual absl::Status ReduceScatterMean(absl::Span<const float> data, absl::Span<float> shard) = 0;
   // This rank's elements: those of the lower ranks come before, the last ranks may have none.
   struct Range {
