@@ -191,8 +191,9 @@ absl::Status ExpectKey(const std::string& text, const std::string& key) {
   return absl::InternalError(absl::StrCat("the head's answer has no \"", key, "\""));
 }
 
-absl::StatusOr<std::string> Ask(Cluster& cluster, core::ClientRequestBody body, absl::Duration timeout) {
-  absl::StatusOr<core::ClientReply> reply = cluster.client->Call(std::move(body), timeout);
+namespace {
+
+absl::StatusOr<std::string> JsonOf(absl::StatusOr<core::ClientReply> reply) {
   if (!reply.ok()) return reply.status();
   if (!reply->ok) {
     const auto code =
@@ -200,6 +201,23 @@ absl::StatusOr<std::string> Ask(Cluster& cluster, core::ClientRequestBody body, 
     return absl::Status(code, reply->error);
   }
   return std::move(reply->json);
+}
+
+}  // namespace
+
+absl::StatusOr<std::string> Ask(Cluster& cluster, core::ClientRequestBody body, absl::Duration timeout) {
+  return JsonOf(cluster.client->Call(std::move(body), timeout));
+}
+
+std::vector<absl::StatusOr<std::string>> AskAll(Cluster& cluster, std::vector<core::ClientRequestBody> bodies,
+                                                absl::Duration timeout) {
+  std::vector<core::ClientRequest> requests(bodies.size());
+  for (size_t i = 0; i < bodies.size(); ++i) requests[i].body = std::move(bodies[i]);
+  std::vector<absl::StatusOr<std::string>> answers;
+  for (auto& reply : cluster.client->CallAll(std::move(requests), timeout)) {
+    answers.push_back(JsonOf(std::move(reply)));
+  }
+  return answers;
 }
 
 }  // namespace gtrain::cli

@@ -67,5 +67,8 @@ absl::Status ExpectKey(const std::string& text, const std::string& key);
 // One request; an answer with ok = false becomes a Status of its code. Returns the JSON text.
 absl::StatusOr<std::string> Ask(Cluster& cluster, core::ClientRequestBody body,
                                 absl::Duration timeout = absl::Seconds(20));
+// Several requests under way together.
+std::vector<absl::StatusOr<std::string>> AskAll(Cluster& cluster, std::vector<core::ClientRequestBody> bodies,
+                                                absl::Duration timeout);
 
 }  // namespace gtrain::cli

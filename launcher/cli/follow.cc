@@ -7,6 +7,8 @@
 #include <signal.h>
 
 #include <map>
+#include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
@@ -32,10 +34,11 @@ constexpr absl::Duration kLogTimeout = absl::Seconds(15);          // above the 
 constexpr absl::Duration kLocalLogTimeout = absl::Seconds(3);
 constexpr absl::Duration kReviveDelayMin = absl::Seconds(1);  // doubled with every daemon that was started
 constexpr absl::Duration kReviveDelayMax = absl::Minutes(1);
-constexpr absl::Duration kSlowRead = absl::Seconds(1);
 constexpr absl::Duration kHeadPatience = absl::Minutes(10);
-constexpr int kRanksShown = 32;    // output of more ranks is in the log files
-constexpr int kChunksPerTurn = 8;  // of one rank's stream, so that one loud rank cannot starve the rest
+constexpr int kRanksShown = 32;  // output of more ranks is in the log files
+constexpr uint64_t kFirstBytes = 4096;
+constexpr uint64_t kCharacterBytes = 4;  // a piece is cut between characters
+constexpr int kChunksPerTurn = 8;        // of one rank's stream, so that one loud rank cannot starve the rest
 
 // Reads what ranks wrote since the last time. Offsets belong to one generation.
 class OutputReader {
@@ -59,38 +62,58 @@ class OutputReader {
   }
 
  private:
+  struct Stream {
+    int rank = 0;
+    bool is_stderr = false;
+  };
+
+  // Most streams have little that is new or nothing, so all are asked for a little at once: one way there and
+  // back. Those with more are read on one by one, so that no more than a piece is on its way.
   void ReadRanks(RankOutput& output, int chunks) {
+    std::vector<Stream> streams;
+    std::vector<core::ClientRequestBody> requests;
     for (const auto& [rank, host] : hosts_) {
       for (const bool is_stderr : {false, true}) {
-        if (!ReadStream(rank, host, is_stderr, chunks, output)) return;
+        streams.push_back({rank, is_stderr});
+        requests.push_back(Request(streams.back(), kFirstBytes));
+      }
+    }
+    const std::vector<absl::StatusOr<std::string>> answers = AskAll(cluster_, std::move(requests), timeout_);
+    std::vector<Stream> loud;
+    for (size_t i = 0; i < streams.size(); ++i) {
+      const std::optional<uint64_t> bytes = Take(streams[i], answers[i], output);
+      if (bytes && *bytes + kCharacterBytes > kFirstBytes) loud.push_back(streams[i]);
+    }
+    for (const Stream& stream : loud) {
+      for (int i = 0; i < chunks; ++i) {
+        const std::optional<uint64_t> bytes =
+            Take(stream, Ask(cluster_, Request(stream, 0), timeout_), output);
+        if (!bytes) return;  // the head or agent did not answer: again in the next turn
+        if (*bytes == 0) break;
       }
     }
   }
 
-  // False when the head or agent did not answer: try again in the next turn.
-  bool ReadStream(int rank, const std::string& host, bool is_stderr, int chunks, RankOutput& output) {
-    uint64_t& offset = offsets_[{rank, is_stderr}];
-    for (int i = 0; i < chunks; ++i) {
-      const Instant before = clock_.Now();
-      const absl::StatusOr<std::string> json =
-          Ask(cluster_, core::ClientLogs{JobId(job_), generation_, rank, is_stderr, offset}, timeout_);
-      // An agent that is away makes the head wait for it: do not wait for it once more for every stream.
-      const bool slow = clock_.Now() - before > kSlowRead;
-      if (!json.ok()) {
-        return !slow && !absl::IsCancelled(json.status()) && !absl::IsDeadlineExceeded(json.status());
-      }
-      const absl::StatusOr<LogDoc> log = ParseLogDoc(*json);
-      if (!log.ok()) return false;
-      output.Add(rank, host, is_stderr, log->text);
-      if (log->next_offset <= offset) return !slow;
-      offset = log->next_offset;
-    }
-    return true;
+  core::ClientLogs Request(const Stream& stream, uint64_t bytes_max) {
+    return {
+        JobId(job_), generation_, stream.rank, stream.is_stderr, offsets_[{stream.rank, stream.is_stderr}],
+        bytes_max};
+  }
+
+  // How far the stream went on; nullopt: nobody knows.
+  std::optional<uint64_t> Take(const Stream& stream, const absl::StatusOr<std::string>& json,
+                               RankOutput& output) {
+    if (!json.ok()) return std::nullopt;
+    const absl::StatusOr<LogDoc> log = ParseLogDoc(*json);
+    if (!log.ok()) return std::nullopt;
+    output.Add(stream.rank, hosts_[stream.rank], stream.is_stderr, log->text);
+    uint64_t& offset = offsets_[{stream.rank, stream.is_stderr}];
+    const uint64_t before = std::exchange(offset, std::max(offset, log->next_offset));
+    return offset - before;
   }
 
   Cluster& cluster_;
   const std::string job_;
-  const RealClock clock_;
   absl::Duration timeout_ = kLogTimeout;
   uint64_t generation_ = 0;
   std::map<int, std::string> hosts_;

@@ -312,7 +312,8 @@ void Agent::Wait() {
   std::vector<pollfd> fds = {{signals_.get(), POLLIN, 0}};
   if (transport_ != nullptr && transport_->PollFd() >= 0) fds.push_back({transport_->PollFd(), POLLIN, 0});
   keepers_->AddPollFds(&fds);
-  absl::Duration wait = absl::Milliseconds(keepers_->busy() ? 10 : 100);
+  // A keeper is there within milliseconds, and its ranks wait for it.
+  absl::Duration wait = absl::Milliseconds(keepers_->starting() ? 1 : keepers_->busy() ? 10 : 100);
   if (const auto next = core_->NextDeadline()) {
     wait = std::clamp(*next - clock_.Now(), absl::Milliseconds(1), wait);
   }
@@ -424,7 +425,7 @@ void Agent::Do(core::MakeDirectory& effect) {
 }
 
 void Agent::Do(core::ReadLog& effect) {
-  auto piece = ReadLogPiece(effect.path, effect.offset);
+  auto piece = ReadLogPiece(effect.path, effect.offset, effect.bytes_max);
   std::error_code ignored;
   core::AgentAnswer answer;
   answer.query = effect.query;

@@ -420,6 +420,11 @@ TEST(Node, LogPiecesCutBetweenCharactersAndNameHoles) {
   piece = ReadLogPiece(path, piece->next_offset);
   EXPECT_EQ(piece->text, "\xc3\xa9tail");
   EXPECT_TRUE(piece->at_end);
+  piece = ReadLogPiece(path, (256u << 10) - 4, /*bytes_max=*/1);
+  EXPECT_EQ(piece->text, "aaa");
+  piece = ReadLogPiece(path, (256u << 10) - 1, /*bytes_max=*/5);
+  EXPECT_EQ(piece->text, "\xc3\xa9tai");
+  EXPECT_FALSE(piece->at_end);
   EXPECT_TRUE(ReadLogPiece(path, 1u << 30)->at_end);
   EXPECT_TRUE(absl::IsNotFound(ReadLogPiece(path + "x", 0).status()));
   fs::remove(path);

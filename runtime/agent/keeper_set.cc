@@ -148,7 +148,7 @@ void KeeperSet::Receive(const JobId& job, Handle& handle, Instant now,
 
 // True when nothing is left and the handle can go.
 bool KeeperSet::Sweep(const JobId& job, Handle& handle, Instant now, std::vector<core::AgentEvent>* events) {
-  const size_t left = host::KillOrphans(handle.dir);
+  const size_t left = host::LeftNobody(handle.dir) ? 0 : host::KillOrphans(handle.dir);
   if (left > 0 && now < handle.deadline) return false;
   for (keeper::Exited& exit : host::ReadExitRecords(handle.dir)) {
     events->push_back(core::FromKeeper{job, std::move(exit)});
@@ -193,6 +193,12 @@ bool KeeperSet::unsent() const {
   return std::any_of(keepers_.begin(), keepers_.end(), [](const auto& item) {
     const Handle& handle = item.second;
     return !handle.pending.empty() || (handle.client != nullptr && handle.client->wants_write());
+  });
+}
+
+bool KeeperSet::starting() const {
+  return std::any_of(keepers_.begin(), keepers_.end(), [](const auto& item) {
+    return item.second.phase == Phase::kConnecting && !item.second.was_up;
   });
 }
 

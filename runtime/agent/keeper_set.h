@@ -35,8 +35,9 @@ class KeeperSet {
   std::vector<core::AgentEvent> Poll(Instant now);
 
   void AddPollFds(std::vector<pollfd>* fds) const;
-  bool busy() const;    // something is being started or cleaned up: poll again soon
-  bool unsent() const;  // a keeper has not been given all that was sent to it
+  bool starting() const;  // a keeper is: poll again at once
+  bool busy() const;      // something is being started or cleaned up: poll again soon
+  bool unsent() const;    // a keeper has not been given all that was sent to it
   bool empty() const { return keepers_.empty(); }
 
  private:

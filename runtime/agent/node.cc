@@ -103,7 +103,7 @@ std::vector<int> ProbeFreePorts(int count, Rng* rng) {
   return ports;
 }
 
-absl::StatusOr<LogPiece> ReadLogPiece(const std::string& path, uint64_t offset) {
+absl::StatusOr<LogPiece> ReadLogPiece(const std::string& path, uint64_t offset, uint64_t bytes_max) {
   UniqueFd fd(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
   if (!fd.valid()) return ErrnoStatus(errno, absl::StrCat("cannot read ", path));
   struct stat info;
@@ -119,7 +119,9 @@ absl::StatusOr<LogPiece> ReadLogPiece(const std::string& path, uint64_t offset) 
                               " older bytes were dropped to keep the log within its limit]\n");
     piece.next_offset = static_cast<uint64_t>(data);
   }
-  std::string bytes(std::min<uint64_t>(kPieceBytes, size - piece.next_offset), '\0');
+  // At least one whole character, or a reader would never get on.
+  const uint64_t most = bytes_max == 0 ? kPieceBytes : std::clamp<uint64_t>(bytes_max, 4, kPieceBytes);
+  std::string bytes(std::min(most, size - piece.next_offset), '\0');
   const ssize_t n = pread(fd.get(), bytes.data(), bytes.size(), static_cast<off_t>(piece.next_offset));
   if (n < 0) return ErrnoStatus(errno, absl::StrCat("cannot read ", path));
   bytes.resize(static_cast<size_t>(n));

@@ -27,9 +27,9 @@ struct LogPiece {
   uint64_t next_offset = 0;
   bool at_end = false;
 };
-// At most 256 KiB from `offset`, cut between UTF-8 characters. Bytes that were punched out are named, not
-// returned.
-absl::StatusOr<LogPiece> ReadLogPiece(const std::string& path, uint64_t offset);
+// At most `bytes_max` from `offset` (0: 256 KiB; less than 4 are 4), cut between UTF-8 characters. Bytes that
+// were punched out are named, not returned.
+absl::StatusOr<LogPiece> ReadLogPiece(const std::string& path, uint64_t offset, uint64_t bytes_max = 0);
 
 // State and kernel stack of every thread, as far as this user may see them.
 std::string ReadProcessStacks(int64_t pid);

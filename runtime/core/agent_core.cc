@@ -471,7 +471,7 @@ void AgentCore::Impl::Hear(const AgentQuery& query) {
     const std::string& run_dir = generation != nullptr ? generation->run_dir : job->second.run_dir;
     effects_.push_back(ReadLog{query.query,
                                RankLogPath(run_dir, query.generation, query.rank, query.is_stderr),
-                               query.offset, generation == nullptr || generation->gone});
+                               query.offset, generation == nullptr || generation->gone, query.bytes_max});
     return;
   }
   const AgentRank* rank = Find(query.job, query.generation, query.rank);

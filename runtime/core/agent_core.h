@@ -116,7 +116,8 @@ struct ReadLog {  // answered by AgentAnswer{query}
   uint64_t query = 0;
   std::string path;
   uint64_t offset = 0;
-  bool ended = false;  // no process writes the stream any more
+  bool ended = false;      // no process writes the stream any more
+  uint64_t bytes_max = 0;  // 0: a whole piece
 };
 struct ReadStacks {  // answered by AgentAnswer{query}, or by the event StacksRead when query is 0
   uint64_t query = 0;

@@ -686,11 +686,12 @@ TEST_F(AgentCoreTest, LostKeeperMeansLostRanks) {
 TEST_F(AgentCoreTest, QueriesReadLogsByNumbersOnly) {
   Welcome();
   StartIt(1, 1, 1);
-  Step(FromHead{AgentQuery{{5}, 9, AgentQuery::Kind::kReadLog, kJob, {1}, 0, true, 5, {}}});
+  Step(FromHead{AgentQuery{{5}, 9, AgentQuery::Kind::kReadLog, kJob, {1}, 0, true, 5, {}, 77}});
   ASSERT_EQ(last_.effects.size(), 1u);
   const auto& read = std::get<ReadLog>(last_.effects[0]);
   EXPECT_EQ(read.path, "/run/logs/generation-1/rank-0.err");
   EXPECT_EQ(read.offset, 5u);
+  EXPECT_EQ(read.bytes_max, 77u);
   Step(FromHead{AgentQuery{{5}, 10, AgentQuery::Kind::kReadLog, JobId("../etc"), {1}, 0, true, 5, {}}});
   ASSERT_EQ(Sent<AgentAnswer>().size(), 1u);
   EXPECT_FALSE(Sent<AgentAnswer>()[0].ok);

@@ -327,6 +327,7 @@ absl::Status HeadState::AskLogs(const PeerMessage& event, const std::string& id,
   query.rank = logs.rank;
   query.is_stderr = logs.is_stderr;
   query.offset = logs.offset;
+  query.bytes_max = logs.bytes_max;
   Ask(event, id, grant->ranks[logs.rank].node, std::move(query), now);
   return absl::OkStatus();
 }

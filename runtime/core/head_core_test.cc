@@ -494,8 +494,9 @@ TEST_F(HeadCoreTest, LogsComeFromTheAgentOrFromTheMirror) {
   const JobId job = Submit("train 1 1");
   StartRanks(job);
   FromNode("1", LogTail{job, {1}, 0, false, 100, "last words\n"});
-  FromClient(ClientLogs{job}, "logs1");
+  FromClient(ClientLogs{.job = job, .bytes_max = 77}, "logs1");
   ASSERT_THAT(Sent<AgentQuery>(), SizeIs(1));
+  EXPECT_EQ(Sent<AgentQuery>()[0].second.bytes_max, 77u);
   FromNode("1", AgentAnswer{Sent<AgentQuery>()[0].second.query, true, "whole log", 9, false});
   const auto reply = std::find_if(sent_.begin(), sent_.end(), [](const Effect& e) {
     const auto* r = std::get_if<ReplyToClient>(&e);

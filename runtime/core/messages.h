@@ -397,6 +397,7 @@ struct AgentQuery {
   bool is_stderr = false;         // kReadLog
   uint64_t offset = 0;            // kReadLog
   std::vector<std::string> argv;  // kExec: run once beside the rank, with its environment
+  uint64_t bytes_max = 0;         // kReadLog, as in ClientLogs
   bool operator==(const AgentQuery&) const = default;
 };
 
@@ -457,6 +458,7 @@ struct ClientLogs {
   int rank = 0;
   bool is_stderr = false;
   uint64_t offset = 0;
+  uint64_t bytes_max = 0;  // of text; 0, and for daemons of before 0.6: as many as one answer takes
   bool operator==(const ClientLogs&) const = default;
 };
 struct ClientExec {

@@ -111,17 +111,17 @@ absl::Status KeeperClient::Flush() {
 }
 
 absl::StatusOr<std::vector<keeper::Report>> KeeperClient::Receive() {
-  std::vector<char> buffer(256 << 10);
+  char buffer[16 << 10];
   size_t budget = keeper::kAgentFrameBytesMax + sizeof(keeper::AgentFrame);
   while (!ended_ && in_.size() < budget) {
-    const ssize_t n = read(fd_.get(), buffer.data(), buffer.size());
+    const ssize_t n = read(fd_.get(), buffer, sizeof(buffer));
     if (n < 0 && errno == EINTR) continue;
     if (n < 0 && errno == EAGAIN) break;
     if (n <= 0) {
       ended_ = true;
       break;
     }
-    in_.append(buffer.data(), static_cast<size_t>(n));
+    in_.append(buffer, static_cast<size_t>(n));
   }
   std::vector<keeper::Report> reports;
   size_t used = 0;
@@ -135,6 +135,11 @@ absl::StatusOr<std::vector<keeper::Report>> KeeperClient::Receive() {
   in_.erase(0, used);
   if (reports.empty() && ended_) return absl::UnavailableError("the keeper closed the connection");
   return reports;
+}
+
+bool LeftNobody(const std::string& dir) {
+  std::error_code error;
+  return fs::exists(dir + "/job", error) && !fs::exists(dir + "/pid", error);
 }
 
 size_t KillOrphans(const std::string& dir) {

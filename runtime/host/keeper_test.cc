@@ -445,9 +445,25 @@ TEST_F(KeeperTest, KilledKeeperLeavesRanksThatCanBeFoundAndEnded) {
   }));
   client_.reset();
   EXPECT_TRUE(Alive(started->pid));
+  EXPECT_FALSE(LeftNobody(dir_));
   EXPECT_TRUE(Until([&] { return KillOrphans(dir_) == 0; }));
   EXPECT_FALSE(Alive(started->pid));
   EXPECT_FALSE(Alive(escaped));
+}
+
+// The agent then need not look through all processes of the machine.
+TEST_F(KeeperTest, AKeeperThatLeavesInOrderSaysThatNobodyIsLeft) {
+  Start();
+  Launch({"setsid sleep 600 & exec sleep 600"});
+  ASSERT_NE(WaitStarted(0), nullptr);
+  EXPECT_FALSE(LeftNobody(dir_));
+  client_->Send(keeper::Quit{"the job is over"});
+  ASSERT_TRUE(Until([&] {
+    Pump();
+    return closed_;
+  }));
+  EXPECT_TRUE(Until([&] { return LeftNobody(dir_); }));
+  EXPECT_EQ(KillOrphans(dir_), 0u);
 }
 
 TEST_F(KeeperTest, ExitsOutliveTheKeeper_P4) {

@@ -6,6 +6,7 @@
 // processes (fault P12), and the kernel's word on an OOM kill (fault P2).
 #pragma once
 #include <stdint.h>
+#include <sys/types.h>
 
 #include <map>
 #include <string>
@@ -24,13 +25,18 @@ class Cgroup {
   Cgroup& operator=(const Cgroup&) = delete;
   ~Cgroup() { Remove(); }
 
+  // Moves soon after this one are quick. A child does it, and is waited for like any other.
+  static void WarmUp();
   // Removes empty groups of keepers that were killed.
   static void SweepStale();
 
   // Name is made of digits and dashes by the caller. Makes what it can; a machine without writable groups
   // gives none. Nothing happens the second time.
   void Create(const std::string& name, const CgroupLimits& limits);
-  void Enter() const;  // in a child, before exec
+  // A fork whose child begins as a member. -1: errno. The child may do what a forked child of a process with
+  // one thread may, except raise signals to itself by its thread.
+  pid_t Fork() const;
+  void Enter() const;  // in a child of a plain fork, before exec
   bool Kill() const;   // true: every member was sent SIGKILL
   uint64_t OomKills() const;
   void Remove();  // when empty

@@ -14,6 +14,7 @@
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -94,10 +95,11 @@ bool Keeper::Start() {
   if (!signals_.valid() || !stream_set_.Open() || !connection_set_.Open()) return false;
   mkdir("exits", 0700);
   Cgroup::SweepStale();
+  Cgroup::WarmUp();
   ProcessEntry self;
   ReadProcess(getpid(), &self);
-  WriteFileAtomic("job", options_.job);
   WriteFileAtomic("pid", std::to_string(getpid()) + " " + std::to_string(self.start_time) + "\n");
+  WriteFileAtomic("job", options_.job);  // after the pid: without one it would say that we left nobody
   return PlaceRankSocket() && Listen("agent.sock", "agent", &agent_listen_);  // last: it says we are ready
 }
 
@@ -152,6 +154,9 @@ int Keeper::Run() {
   WriteAgent();
   unlink("agent.sock");
   unlink(rank_socket_.c_str());
+  // Orphans of our ranks are our children: without children nobody is left, and the agent need not look.
+  siginfo_t child;
+  if (waitid(P_ALL, 0, &child, WEXITED | WNOHANG | WNOWAIT) != 0 && errno == ECHILD) unlink("pid");
   const std::string dir = rank_socket_.substr(0, rank_socket_.rfind('/'));
   if (dir != options_.dir) rmdir(dir.c_str());
   return 0;

@@ -114,12 +114,11 @@ void ClearSlots(std::vector<SpawnRequest>* requests, UniqueFd* results) {
 }
 
 [[noreturn]] void StarterMain(std::vector<SpawnRequest> requests,
-                              const std::pair<std::string, std::string>& extra_env, const Cgroup* cgroup,
-                              UniqueFd results, pid_t keeper) {
+                              const std::pair<std::string, std::string>& extra_env, UniqueFd results,
+                              pid_t keeper) {
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (getppid() != keeper) _exit(1);
   ResetSignals();
-  if (cgroup != nullptr) cgroup->Enter();
   const rlimit no_core = {0, 0};
   setrlimit(RLIMIT_CORE, &no_core);
   // Hidden like the keeper whose copy it is, so that even its own files in /proc belong to root.
@@ -149,8 +148,8 @@ bool SpawnBatch::Start(std::vector<SpawnRequest> requests,
   UniqueFd write_end;
   if (!MakePipe(&results_, &write_end) || !SetNonBlocking(results_.get())) return false;
   const pid_t keeper = getpid();
-  pid_ = fork();
-  if (pid_ == 0) StarterMain(std::move(requests), extra_env, cgroup, std::move(write_end), keeper);
+  pid_ = cgroup != nullptr ? cgroup->Fork() : fork();
+  if (pid_ == 0) StarterMain(std::move(requests), extra_env, std::move(write_end), keeper);
   return pid_ > 0;
 }
 

@@ -304,6 +304,7 @@ struct AgentQuery {
   isStderr @6 :Bool;
   offset @7 :UInt64;
   argv @8 :List(Data);
+  bytesMax @9 :UInt64;
 }
 
 struct AgentShutdown { epoch @0 :UInt64; reason @1 :Text; }
@@ -331,6 +332,7 @@ struct ClientLogs {
   rank @3 :Int32;
   isStderr @4 :Bool;
   offset @5 :UInt64;
+  bytesMax @6 :UInt64;
 }
 struct ClientExec { job @0 :Text; rank @1 :Int32; argv @2 :List(Data); }
 struct ClientEvents { job @0 :Text; after @1 :UInt64; wait @2 :Int64; }

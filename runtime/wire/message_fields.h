@@ -273,6 +273,7 @@ GT_FIELDS(core::AgentQuery) {
   GT_NUMBER(rank, Rank, 0, kRanksMax);
   GT_PLAIN(is_stderr, IsStderr);
   GT_PLAIN(offset, Offset);
+  GT_PLAIN(bytes_max, BytesMax);
   GT_BYTES_LIST(argv, Argv, 10000, kSpecBytesMax);
 }
 GT_FIELDS(core::AgentShutdown) {
@@ -310,6 +311,7 @@ GT_FIELDS(core::ClientLogs) {
   GT_NUMBER(rank, Rank, 0, kRanksMax);
   GT_PLAIN(is_stderr, IsStderr);
   GT_PLAIN(offset, Offset);
+  GT_PLAIN(bytes_max, BytesMax);
 }
 GT_FIELDS(core::ClientExec) {
   GT_ID(job, Job);

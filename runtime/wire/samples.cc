@@ -20,7 +20,7 @@ std::vector<core::ClientRequestBody> Bodies() {
           core::ClientStatus{kJob},
           core::ClientWhy{kJob},
           core::ClientNodes{},
-          core::ClientLogs{kJob, 4, 1, true, 77},
+          core::ClientLogs{kJob, 4, 1, true, 77, 4096},
           core::ClientLogs{.job = kJob},
           core::ClientExec{kJob, 1, {"nvidia-smi", "-L"}},
           core::ClientEvents{kJob, 5, absl::Seconds(20)},
@@ -144,7 +144,7 @@ std::vector<core::Message> SampleMessages() {
   }
   using Kind = core::AgentQuery::Kind;
   for (Kind kind : {Kind::kReadLog, Kind::kStacks, Kind::kExec}) {
-    all.push_back(core::AgentQuery{kEpoch, 4, kind, kJob, kGeneration, 1, true, 77, {"ls", "-l"}});
+    all.push_back(core::AgentQuery{kEpoch, 4, kind, kJob, kGeneration, 1, true, 77, {"ls", "-l"}, 4096});
   }
   for (auto& body : Bodies()) all.push_back(core::ClientRequest{"id-1", absl::Milliseconds(1500), body});
   return all;

@@ -1,5 +1,5 @@
-// One request at a time over one connection. A reply is recognised by the request's id, so a late reply to an
-// earlier, abandoned request is skipped. The request is repeated on each new connection and after a silence;
+// A reply is recognised by its request's id, so a late reply to an earlier, abandoned request is skipped. A
+// request is repeated on each new connection and after a silence;
 // the head answers a repeated id with the first answer.
 #include "runtime/zmq/control_client.h"
 
@@ -46,45 +46,79 @@ absl::StatusOr<core::ClientReply> ControlClient::Call(core::ClientRequestBody bo
 }
 
 absl::StatusOr<core::ClientReply> ControlClient::Call(core::ClientRequest request, absl::Duration timeout) {
-  if (request.id.empty()) request.id = NewRequestId();
+  std::vector<core::ClientRequest> one;
+  one.push_back(std::move(request));
+  return std::move(CallAll(std::move(one), timeout)[0]);
+}
+
+std::vector<absl::StatusOr<core::ClientReply>> ControlClient::CallAll(
+    std::vector<core::ClientRequest> requests, absl::Duration timeout) {
   const Instant start = clock_.Now();
-  core::RequestPacer pacer(request, start, timeout);
-  std::string late;
-  while (true) {
+  std::vector<Waiting> waiting;
+  std::vector<absl::StatusOr<core::ClientReply>> replies(requests.size());
+  for (size_t i = 0; i < requests.size(); ++i) {
+    if (requests[i].id.empty()) requests[i].id = NewRequestId();
+    waiting.push_back({i, std::move(requests[i]), {}, {}});
+    waiting.back().pacer.emplace(waiting.back().request, start, timeout);
+  }
+  const auto end_all = [&](const absl::Status& status) {
+    for (const Waiting& w : waiting) replies[w.index] = status;
+    waiting.clear();
+  };
+  while (!waiting.empty()) {
     const Instant now = clock_.Now();
-    if (pacer.Over(now)) break;
+    if (waiting[0].pacer->Over(now)) break;  // all have the same deadline
     const bool connected = transport_->Connected();
-    if (!connected) {
-      absl::Status status = transport_->status();
-      if (absl::IsPermissionDenied(status) && now - start > kRefusalPatience) return status;
+    if (!connected && absl::IsPermissionDenied(transport_->status()) && now - start > kRefusalPatience) {
+      end_all(transport_->status());
+      break;
     }
-    if (pacer.Due(connected, now)) {
-      request.deadline = pacer.deadline() - now;
-      absl::Status sent = transport_->Send(wire::Encode(request));
-      if (absl::IsInvalidArgument(sent)) return sent;
-      pacer.Sent(sent.ok(), now, rng_);
+    for (Waiting& w : waiting) {
+      if (!w.pacer->Due(connected, now)) continue;
+      w.request.deadline = w.pacer->deadline() - now;
+      absl::Status sent = transport_->Send(wire::Encode(w.request));
+      w.pacer->Sent(sent.ok(), now, rng_);
+      if (absl::IsInvalidArgument(sent)) w.refused = std::move(sent);
     }
-    while (std::optional<std::string> payload = transport_->Receive()) {
-      absl::StatusOr<core::Message> message = wire::Decode(*payload, wire::Sender::kHead);
-      if (!message.ok()) continue;
-      auto* reply = std::get_if<core::ClientReply>(&*message);
-      if (reply == nullptr || reply->id != request.id) continue;
-      // The head was not running for a while and does not know that somebody still waits.
-      if (reply->code == static_cast<int>(absl::StatusCode::kDeadlineExceeded)) {
-        late = std::move(reply->error);
-        continue;
-      }
-      return std::move(*reply);
-    }
-    if (WaitReadable(transport_->PollFd(), interrupt_fd_, pacer.deadline() - now)) {
-      return absl::CancelledError("interrupted");
+    TakeReplies(&waiting, &replies);
+    if (waiting.empty()) break;
+    if (WaitReadable(transport_->PollFd(), interrupt_fd_, waiting[0].pacer->deadline() - now)) {
+      end_all(absl::CancelledError("interrupted"));
     }
   }
-  if (!late.empty()) return absl::DeadlineExceededError(late);
-  absl::Status status = transport_->status();
-  return absl::DeadlineExceededError(
-      absl::StrCat("no reply from the head within ", absl::FormatDuration(timeout), ": ",
-                   status.ok() ? "it is connected but does not answer" : status.message()));
+  const absl::Status status = transport_->status();
+  for (const Waiting& w : waiting) {
+    replies[w.index] = absl::DeadlineExceededError(
+        !w.late.empty()
+            ? w.late
+            : absl::StrCat("no reply from the head within ", absl::FormatDuration(timeout), ": ",
+                           status.ok() ? "it is connected but does not answer" : status.message()));
+  }
+  return replies;
+}
+
+void ControlClient::TakeReplies(std::vector<Waiting>* waiting,
+                                std::vector<absl::StatusOr<core::ClientReply>>* replies) {
+  std::erase_if(*waiting, [&](Waiting& w) {
+    if (!w.refused.ok()) (*replies)[w.index] = std::move(w.refused);
+    return !w.refused.ok();
+  });
+  while (std::optional<std::string> payload = transport_->Receive()) {
+    absl::StatusOr<core::Message> message = wire::Decode(*payload, wire::Sender::kHead);
+    if (!message.ok()) continue;
+    auto* reply = std::get_if<core::ClientReply>(&*message);
+    if (reply == nullptr) continue;
+    const auto asked = std::find_if(waiting->begin(), waiting->end(),
+                                    [&](const Waiting& w) { return w.request.id == reply->id; });
+    if (asked == waiting->end()) continue;
+    // The head was not running for a while and does not know that somebody still waits.
+    if (reply->code == static_cast<int>(absl::StatusCode::kDeadlineExceeded)) {
+      asked->late = std::move(reply->error);
+      continue;
+    }
+    (*replies)[asked->index] = std::move(*reply);
+    waiting->erase(asked);
+  }
 }
 
 absl::StatusOr<core::AgentJoined> JoinCluster(const JoinToken& token, absl::string_view node_public_key,

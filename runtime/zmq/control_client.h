@@ -2,13 +2,16 @@
 // Not thread-safe; every call has a deadline.
 #pragma once
 #include <memory>
+#include <optional>
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "base/clock.h"
 #include "base/rng.h"
 #include "runtime/core/messages.h"
+#include "runtime/core/request_pacer.h"
 #include "runtime/zmq/client.h"
 
 namespace gtrain::net {
@@ -26,11 +29,24 @@ class ControlClient {
   absl::StatusOr<core::ClientReply> Call(core::ClientRequest request, absl::Duration timeout);
   absl::StatusOr<core::ClientReply> Call(core::ClientRequestBody body, absl::Duration timeout);
 
+  // The same for several requests that are under way together: one way there and back instead of one each.
+  // One answer a request, in order. An interrupt ends those that still wait.
+  std::vector<absl::StatusOr<core::ClientReply>> CallAll(std::vector<core::ClientRequest> requests,
+                                                         absl::Duration timeout);
+
   // A descriptor (self-pipe of a signal handler) that ends a waiting Call when readable; -1 = none.
   void set_interrupt_fd(int fd) { interrupt_fd_ = fd; }
 
  private:
+  struct Waiting {
+    size_t index = 0;
+    core::ClientRequest request;
+    std::optional<core::RequestPacer> pacer;
+    std::string late;      // the head's word that the time was over
+    absl::Status refused;  // too large to be sent
+  };
   explicit ControlClient(std::unique_ptr<ZmqClient> transport);
+  void TakeReplies(std::vector<Waiting>* waiting, std::vector<absl::StatusOr<core::ClientReply>>* replies);
 
   std::unique_ptr<ZmqClient> transport_;
   RealClock clock_;

@@ -425,6 +425,36 @@ TEST_F(Transport, ARepeatedRequestKeepsItsId_H15) {
   EXPECT_TRUE(reply.ok()) << reply.status();
 }
 
+TEST_F(Transport, RequestsUnderWayTogetherGetTheirOwnReplies) {
+  auto control =
+      *ControlClient::Connect({.endpoint = endpoint_, .server_public_key = head_.public_key, .keys = user_});
+  std::vector<absl::StatusOr<core::ClientReply>> replies;
+  std::thread caller([&] {
+    std::vector<core::ClientRequest> requests(3);
+    for (size_t i = 0; i < 3; ++i) requests[i] = {.id = absl::StrCat("r", i), .body = core::ClientNodes{}};
+    replies = control->CallAll(std::move(requests), absl::Seconds(30));
+  });
+  std::vector<std::pair<port::Route, std::string>> heard;
+  while (heard.size() < 3) {
+    const std::optional<port::Received> received = NextAtServer();
+    if (!received) break;
+    auto message = wire::Decode(received->payload, wire::Sender::kClient);
+    ASSERT_TRUE(message.ok()) << message.status();
+    heard.emplace_back(received->route, std::get<core::ClientRequest>(*message).id);
+  }
+  EXPECT_EQ(heard.size(), 3u) << "all are sent before the first is answered";
+  for (size_t i = heard.size(); i-- > 0;) {
+    const core::ClientReply reply{.id = heard[i].second, .ok = true, .json = heard[i].second};
+    EXPECT_TRUE(server_->Send(heard[i].first, wire::Encode(reply)).ok());
+  }
+  caller.join();
+  ASSERT_EQ(replies.size(), 3u);
+  for (size_t i = 0; i < 3; ++i) {
+    ASSERT_TRUE(replies[i].ok()) << replies[i].status();
+    EXPECT_EQ(replies[i]->json, absl::StrCat("r", i));
+  }
+}
+
 TEST_F(Transport, RevokedKeyIsHeardNoLonger) {
   auto node = Client(node_), user = Client(user_);
   ExpectWorks(*node, node_);
