@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <filesystem>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -50,7 +51,9 @@ Options ParseOptions(int argc, char** argv) {
   Options options;
   const std::string self = argv[0];
   const size_t slash = self.rfind('/');
-  options.folder = slash == std::string::npos ? "." : self.substr(0, slash);
+  // Absolute: benches work in a folder of their own.
+  options.folder =
+      std::filesystem::absolute(slash == std::string::npos ? "." : self.substr(0, slash)).string();
   for (int i = 1; i < argc; ++i) {
     const absl::string_view word = argv[i];
     if (word == "--quick") {

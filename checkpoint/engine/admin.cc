@@ -327,7 +327,7 @@ absl::StatusOr<Manifest> ImportSafetensors(const std::string& path, port::BlobSt
   for (const Registered& r : registered) manifest.tensors.push_back(r.tensor);
   manifest.files.push_back(DescribeShard(plan, data, registered, 0, 1));
   GT_RETURN_IF_ERROR(Validate(manifest));
-  GT_RETURN_IF_ERROR(WriteShard(store, manifest.id, plan, manifest.files[0], data));
+  GT_RETURN_IF_ERROR(WriteShard(store, manifest.id, plan, manifest.files[0].name, data));
   GT_RETURN_IF_ERROR(VerifyShard(store, manifest, 0));
   GT_RETURN_IF_ERROR(store->PutIfAbsent(ManifestKey(manifest.id), Print(manifest)));
   return manifest;

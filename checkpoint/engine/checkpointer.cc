@@ -117,9 +117,8 @@ class CheckpointerImpl final : public Checkpointer {
   bool ListAgain(const Candidate& gone, std::vector<Candidate>* candidates);
   absl::Status Spread(Choice* choice);
   absl::StatusOr<port::BlobStore*> StoreOf(bool elsewhere);
-  absl::Status ReadChosen(Choice* choice, StagedState* staged, LoadPlan* plan);
-  absl::StatusOr<std::optional<RestoredStep>> Finish(const Choice& choice, StagedState* staged,
-                                                     const LoadPlan& plan, int tried);
+  absl::Status ReadChosen(Choice* choice, LoadPlan* plan);
+  absl::StatusOr<std::optional<RestoredStep>> Finish(const Choice& choice, const LoadPlan& plan, int tried);
   absl::Status AgreeToSave(int64_t step, bool* busy);
   // Whether this rank would save now; rank 0 decides.
   bool Due(int64_t step) const;
@@ -139,6 +138,9 @@ class CheckpointerImpl final : public Checkpointer {
   std::vector<void*> data_;
   ShardPlan plan_;  // of this rank's saves
   bool frozen_ = false;
+  // During Restore: per-rank state by registration. It is written to registered memory in the end, because
+  // the older checkpoint that a damaged one falls back to may hold none for this rank.
+  std::vector<std::vector<char>> staged_;
   int lists_ = 0;  // of candidates that turned out to be out of date
   std::optional<int64_t> restored_step_;
   int64_t highest_step_ = -1;  // saved with the current attempt number
@@ -323,7 +325,7 @@ std::unique_ptr<SaveRoute> CheckpointerImpl::MakeRoute() {
       order.tensors.push_back(r.tensor);
       order.bytes.push_back(r.bytes);
     }
-    auto outside = OutsideRoute::Start(host_, order, plan_.data_bytes);
+    auto outside = OutsideRoute::Start(host_, order, plan_);
     if (outside.ok()) return *std::move(outside);
     LogWarning(
         "checkpoint: rank ", agree_.rank(),
@@ -417,7 +419,7 @@ absl::Status CheckpointerImpl::Spread(Choice* choice) {
   return absl::OkStatus();
 }
 
-absl::Status CheckpointerImpl::ReadChosen(Choice* choice, StagedState* staged, LoadPlan* plan) {
+absl::Status CheckpointerImpl::ReadChosen(Choice* choice, LoadPlan* plan) {
   GT_ASSIGN_OR_RETURN(port::BlobStore* const store, StoreOf(choice->elsewhere));
   if (agree_.rank() != 0) {
     const std::string key = ManifestKey(choice->id);
@@ -436,7 +438,7 @@ absl::Status CheckpointerImpl::ReadChosen(Choice* choice, StagedState* staged, L
   }
   return LoadShards(
       store, choice->manifest, *plan, [this] { return session_->Alive(); },
-      [staged](size_t registered) { return staged->at(registered); });
+      [this](size_t i) { return staged_[i].empty() ? static_cast<char*>(data_[i]) : staged_[i].data(); });
 }
 
 absl::StatusOr<std::optional<RestoredStep>> CheckpointerImpl::Restore() {
@@ -457,16 +459,20 @@ absl::StatusOr<std::optional<RestoredStep>> CheckpointerImpl::Restore() {
     if (found.ok()) candidates = *std::move(found);
   }
   GT_RETURN_IF_ERROR(agree_.AllOk(listed.status));
-  StagedState staged(registered_);
+  staged_.resize(registered_.size());
+  const auto unstage = absl::MakeCleanup([this] { staged_.clear(); });
+  for (size_t i = 0; i < registered_.size(); ++i) {
+    if (registered_[i].tensor.layout == Layout::kPerRank) staged_[i].resize(registered_[i].bytes);
+  }
   while (true) {
     Choice choice;
     if (agree_.rank() == 0) choice = NextChoice(&candidates, &tried);
     GT_RETURN_IF_ERROR(Spread(&choice));
     if (choice.none) break;
     LoadPlan plan;
-    const absl::Status mine = ReadChosen(&choice, &staged, &plan);
+    const absl::Status mine = ReadChosen(&choice, &plan);
     const absl::Status all = agree_.AllOk(mine);
-    if (all.ok()) return Finish(choice, &staged, plan, tried);
+    if (all.ok()) return Finish(choice, plan, tried);
     if (!absl::IsDataLoss(all) && !absl::IsNotFound(all)) return all;
     if (agree_.rank() == 0 && !ListAgain({choice.elsewhere, choice.id}, &candidates)) {
       ++tried;
@@ -493,11 +499,10 @@ absl::StatusOr<std::optional<RestoredStep>> CheckpointerImpl::Restore() {
 }
 
 absl::StatusOr<std::optional<RestoredStep>> CheckpointerImpl::Finish(const Choice& choice,
-                                                                     StagedState* staged,
                                                                      const LoadPlan& plan, int tried) {
   for (size_t i = 0; i < registered_.size(); ++i) {
     if (plan.restored[i]) {
-      if (registered_[i].bytes > 0) std::memcpy(data_[i], staged->at(i), registered_[i].bytes);
+      if (!staged_[i].empty()) std::memcpy(data_[i], staged_[i].data(), staged_[i].size());
     } else {
       LogInfo("checkpoint: rank ", agree_.rank(), " had no \"", registered_[i].tensor.name, "\" in step ",
               choice.id.step, " (written by ", choice.manifest.world_size,

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <deque>
 #include <optional>
+#include <thread>
 #include <utility>
 #include <variant>
 
@@ -137,10 +138,14 @@ absl::Status Committer::WriteOwnShard(Run* run) {
     run->file = index.file;
     return index.error.empty() ? absl::OkStatus() : absl::AbortedError(index.error);
   }
-  run->file = DescribeShard(plan_, run->data, config_.registered, config_.rank, config_.world_size);
-  absl::Status written;
+  // Hashed while it is written: the storage is what takes the time.
+  std::thread hasher([&] {
+    run->file = DescribeShard(plan_, run->data, config_.registered, config_.rank, config_.world_size);
+  });
+  absl::Status written =
+      WriteShard(store_, run->id, plan_, ShardName(config_.rank, config_.world_size), run->data);
+  hasher.join();
   for (int i = 1;; ++i) {
-    written = WriteShard(store_, run->id, plan_, run->file, run->data);
     // The key is this attempt's alone: if it exists, an earlier try made it and its answer was lost, or its
     // writer.
     if (absl::IsAlreadyExists(written)) written = VerifyBytes(store_, run->id, run->file);
@@ -148,6 +153,7 @@ absl::Status Committer::WriteOwnShard(Run* run) {
     LogWarning("checkpoint: writing ", run->file.name, " failed, try ", i, " of ", config_.shard_tries, ": ",
                written.message());
     if (run->stop->Await(absl::Milliseconds(100 << std::min(i, 10)) * (0.5 + rng_.Unit()))) return written;
+    written = WriteShard(store_, run->id, plan_, run->file.name, run->data);
   }
 }
 

@@ -1,4 +1,5 @@
 // The Checkpointer as a training program uses it, over fakes of the session and real or failing storage.
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
@@ -16,6 +17,7 @@
 #include "base/file.h"
 #include "base/logging.h"
 #include "base/status_macros.h"
+#include "base/unique_fd.h"
 #include "checkpoint/engine/catalog.h"
 #include "checkpoint/engine/engine_test_world.h"
 #include "checkpoint/engine/retain.h"
@@ -103,6 +105,58 @@ TEST_F(EngineTest, AnotherWorldSize_C6) {
       EXPECT_TRUE(all[rank].state == expected) << world << " ranks, rank " << rank;
     }
   }
+}
+
+// Larger than a few chunks: these are read to where they belong, whatever damage is found there is
+// overwritten by the checkpoint before.
+TEST_F(EngineTest, LargeTensorsComeBackAndDamageInTheMiddleFallsBack) {
+  constexpr int64_t kRows = 13'000, kColumns = 257;  // 13 MiB
+  const std::string folder = FreshFolder();
+  const auto run = [&](int world, const std::function<void(Checkpointer*, std::vector<float>*)>& body) {
+    RunRanks({.world_size = world}, [&](FakeSession* session) {
+      auto checkpointer = OpenCheckpointer(session, {.uri = folder, .commit_timeout = kLong},
+                                           EnvironmentOf({.world_size = world}), &OpenDirectoryStore);
+      ASSERT_TRUE(checkpointer.ok()) << checkpointer.status();
+      std::vector<float> w(kRows * kColumns);
+      ASSERT_TRUE((*checkpointer)->AddReplicated("w", w.data(), {kRows, kColumns}, DType::kFloat32).ok());
+      body(checkpointer->get(), &w);
+    });
+  };
+  const auto value = [](int64_t step, size_t i) {
+    return static_cast<float>(step) + 0.25f * static_cast<float>(i % 9973);
+  };
+  run(2, [&](Checkpointer* checkpointer, std::vector<float>* w) {
+    for (const int64_t step : {10, 20}) {
+      for (size_t i = 0; i < w->size(); ++i) (*w)[i] = value(step, i);
+      const auto saved = checkpointer->Save(step);
+      ASSERT_TRUE(saved.ok() && *saved) << saved.status();
+      ASSERT_TRUE(checkpointer->Wait(kLong).ok());
+    }
+  });
+  const auto expect = [&](int64_t step) {
+    for (const int world : {1, 3}) {
+      run(world, [&](Checkpointer* checkpointer, std::vector<float>* w) {
+        const auto restored = checkpointer->Restore();
+        ASSERT_TRUE(restored.ok() && restored->has_value()) << restored.status();
+        EXPECT_EQ((*restored)->step, step);
+        EXPECT_EQ((*restored)->bytes, w->size() * sizeof(float));
+        bool same = true;
+        for (size_t i = 0; i < w->size(); ++i) same &= (*w)[i] == value(step, i);
+        EXPECT_TRUE(same) << world << " ranks";
+      });
+    }
+  };
+  expect(20);
+  auto store = *OpenDirectoryStore(folder);
+  const SaveId newest = (*ListManifests(store.get()))[0];
+  const std::string path = absl::StrCat(folder, "/", AttemptName(newest), "/", ShardName(1, 2));
+  const UniqueFd file(open(path.c_str(), O_RDWR | O_CLOEXEC));
+  char byte;
+  ASSERT_EQ(pread(file.get(), &byte, 1, 5 << 20), 1);
+  byte = static_cast<char>(byte ^ 4);
+  ASSERT_EQ(pwrite(file.get(), &byte, 1, 5 << 20), 1);
+  expect(10);
+  EXPECT_THAT(loud(), HasSubstr("IS DAMAGED, falling back to the one before"));
 }
 
 TEST_F(EngineTest, RetentionKeepsTheNewest) {

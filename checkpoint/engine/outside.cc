@@ -29,18 +29,18 @@ constexpr int kRefusedCode = 3;
 
 absl::StatusOr<std::unique_ptr<OutsideRoute>> OutsideRoute::Start(port::WriterHost* host,
                                                                   const SaveOrder& order,
-                                                                  uint64_t data_bytes) {
+                                                                  const ShardPlan& plan) {
   const std::string text = Print(order);
+  const uint64_t bytes = SaveArena::BytesFor(text.size(), plan.data_bytes);
   const absl::Duration commit_timeout = absl::Milliseconds(order.commit_timeout_ms);
-  GT_ASSIGN_OR_RETURN(port::WriterLink link,
-                      host->StartWriter(SaveArena::BytesFor(text.size(), data_bytes), commit_timeout));
+  GT_ASSIGN_OR_RETURN(port::WriterLink link, host->StartWriter(bytes, commit_timeout));
   GT_ASSIGN_OR_RETURN(SaveArena arena, SaveArena::Map(std::move(link.arena)));
-  if (arena.bytes() < SaveArena::BytesFor(text.size(), data_bytes))
+  if (arena.bytes() < bytes)
     return absl::InternalError("the keeper gave less shared memory than was asked for");
   std::unique_ptr<OutsideRoute> route(
       new OutsideRoute(std::move(arena), std::move(link.channel), commit_timeout + kPatienceOnTop));
-  route->arena_.PutOrder(text);
-  GT_ASSIGN_OR_RETURN(route->data_, route->arena_.Data(data_bytes));
+  route->arena_.PutOrder(text, plan.header.size());
+  GT_ASSIGN_OR_RETURN(route->data_, route->arena_.Data(plan.data_bytes));
   route->bell_.Ring();
   GT_RETURN_IF_ERROR(route->AwaitReady());
   return route;

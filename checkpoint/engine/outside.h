@@ -22,7 +22,7 @@ class OutsideRoute final : public SaveRoute {
   // Blocks until the writer has the store open, at most as long as StartWriter and a minute. An error says
   // why this rank must write itself.
   static absl::StatusOr<std::unique_ptr<OutsideRoute>> Start(port::WriterHost* host, const SaveOrder& order,
-                                                             uint64_t data_bytes);
+                                                             const ShardPlan& plan);
 
   char* buffer() override { return data_; }
   void Begin(const SaveId& id) override;

@@ -116,7 +116,7 @@ class LostRank {
   void Ask(const std::string& order) {
     memfd_ = MakeArena(SaveArena::BytesFor(order.size(), data_bytes_));
     arena_.emplace(*SaveArena::Map(UniqueFd(dup(memfd_.get()))));
-    arena_->PutOrder(order);
+    arena_->PutOrder(order, 1001);
     char* data = *arena_->Data(data_bytes_);
     for (uint64_t i = 0; i < data_bytes_; ++i) data[i] = static_cast<char>(1 + (i * 7 + rank_) % 97);
     PutText(ManifestKey(id_), absl::MakeSpan(header()->request));

@@ -35,7 +35,7 @@ std::string TakeText(absl::Span<const char> from) {
 }
 
 uint64_t SaveArena::BytesFor(uint64_t order_bytes, uint64_t data_bytes) {
-  return kOrderBegin + WholePages(order_bytes) + WholePages(data_bytes);
+  return kOrderBegin + WholePages(order_bytes) + WholePages(data_bytes) + kPage;
 }
 
 absl::StatusOr<SaveArena> SaveArena::Map(UniqueFd fd) {
@@ -55,10 +55,11 @@ SaveArena::~SaveArena() {
   if (base_ != nullptr) munmap(base_, bytes_);
 }
 
-void SaveArena::PutOrder(absl::string_view order) {
+void SaveArena::PutOrder(absl::string_view order, uint64_t file_begin) {
   GT_CHECK(BytesFor(order.size(), 0) <= bytes_);
   std::memcpy(base_ + kOrderBegin, order.data(), order.size());
-  header()->data.store(BytesFor(order.size(), 0), std::memory_order_relaxed);
+  header()->data.store(kOrderBegin + WholePages(order.size()) + file_begin % kPage,
+                       std::memory_order_relaxed);
   header()->order_bytes.store(order.size(), std::memory_order_release);
 }
 
@@ -76,7 +77,7 @@ absl::StatusOr<char*> SaveArena::Data(uint64_t bytes) const {
 }
 
 void SaveArena::DropData() {
-  const uint64_t begin = WholePages(header()->data.load(std::memory_order_relaxed));
+  const uint64_t begin = header()->data.load(std::memory_order_relaxed);
   if (begin < kOrderBegin || begin >= bytes_) return;
   // Without it the pages live until the writer ends: later, never wrong.
   (void)fallocate(fd_.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(begin),

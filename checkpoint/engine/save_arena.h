@@ -2,7 +2,9 @@
 //
 //   0                header: who asked for what, and how it ended
 //   kOrderBegin      the order (format/manifest.h), text
-//   header.data      the data of the rank's shard, in the order of the file
+//   header.data      the data of the rank's shard, in the order of the file. It lies in its page as it will
+//   in a block
+//                    of the file, so that it can be written from here without a copy
 //
 // Each word has one writer. The rank fills order and data, then announces them; whether there is work is
 // `requested` against `finished`, so a writer that starts anew, or a rank that never comes back, leaves
@@ -60,8 +62,8 @@ class SaveArena {
 
   SaveArenaHeader* header() const { return reinterpret_cast<SaveArenaHeader*>(base_); }
   uint64_t bytes() const { return bytes_; }
-  // The rank, once; it fits an arena of BytesFor.
-  void PutOrder(absl::string_view order);
+  // The rank, once; it fits an arena of BytesFor. `file_begin` is where the data begins in its file.
+  void PutOrder(absl::string_view order, uint64_t file_begin);
   // The writer, once order_bytes is not zero. DataLoss: what the header says lies outside of the arena.
   absl::StatusOr<std::string> Order() const;
   absl::StatusOr<char*> Data(uint64_t bytes) const;

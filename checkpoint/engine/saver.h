@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <new>
 #include <optional>
 #include <string>
 #include <thread>
@@ -16,6 +17,7 @@
 #include "base/mutex.h"
 #include "checkpoint/engine/committer.h"
 #include "checkpoint/format/names.h"
+#include "checkpoint/store/file_writer.h"
 
 namespace gtrain::ckpt {
 
@@ -41,18 +43,25 @@ class OwnRoute final : public SaveRoute {
   // `store` must outlive it.
   OwnRoute(port::BlobStore* store, CommitterConfig config)
       : committer_(store, std::move(config)),
-        buffer_(std::make_unique_for_overwrite<char[]>(committer_.plan().data_bytes)) {}
-  char* buffer() override { return buffer_.get(); }
+        memory_(static_cast<char*>(operator new(Lead() + committer_.plan().data_bytes,
+                                                std::align_val_t(FileWriter::kBlock)))) {}
+  char* buffer() override { return memory_.get() + Lead(); }
   void Begin(const SaveId&) override {}
   std::optional<absl::Status> Finish(const SaveId& id, StopFlag* stop,
                                      absl::FunctionRef<void()> committed) override {
-    return committer_.Save(id, {buffer_.get(), committer_.plan().data_bytes}, stop, committed);
+    return committer_.Save(id, {buffer(), committer_.plan().data_bytes}, stop, committed);
   }
   bool usable() override { return true; }
 
  private:
+  // The data lies in its block of memory as it will in one of the file.
+  size_t Lead() const { return committer_.plan().header.size() % FileWriter::kBlock; }
+  struct Free {
+    void operator()(char* memory) const { operator delete(memory, std::align_val_t(FileWriter::kBlock)); }
+  };
+
   Committer committer_;
-  const std::unique_ptr<char[]> buffer_;
+  const std::unique_ptr<char, Free> memory_;
 };
 
 // One owner thread calls the public methods; a thread of its own waits for the route and ends in the

@@ -1,6 +1,6 @@
 // Shard files to storage and back, every byte hashed on the way.
 #pragma once
-#include <memory>
+#include <string>
 #include <vector>
 
 #include "absl/functional/function_ref.h"
@@ -21,23 +21,11 @@ bool AllFinite(absl::string_view data, DType dtype);
 ShardFile DescribeShard(const ShardPlan& plan, absl::string_view data,
                         const std::vector<Registered>& registered, int rank, int world_size);
 absl::Status WriteShard(port::BlobStore* store, const SaveId& id, const ShardPlan& plan,
-                        const ShardFile& file, absl::string_view data);
+                        const std::string& name, absl::string_view data);
 
-// A copy of everything registered, filled from verified chunks only; the registered memory is written by
-// CopyTo, after every rank has verified its own.
-class StagedState {
- public:
-  explicit StagedState(const std::vector<Registered>& registered);
-  char* at(size_t registered) { return bytes_.get() + offsets_[registered]; }
-
- private:
-  std::vector<uint64_t> offsets_;
-  std::unique_ptr<char[]> bytes_;
-};
-
-// Reads what `plan` asks for, each chunk once, into memory(registered). DataLoss that names the file:
-// missing, shorter, or a chunk with another hash. `alive` is asked between chunks and ends the work with its
-// error.
+// Reads what `plan` asks for, each chunk once, into memory(registered), with several threads. DataLoss that
+// names the file: missing, shorter, or a chunk with another hash; what other chunks held is in memory by
+// then. `alive`, asked between chunks by any of the threads, ends the work with its error.
 absl::Status LoadShards(port::BlobStore* store, const Manifest& manifest, const LoadPlan& plan,
                         absl::FunctionRef<absl::Status()> alive, absl::FunctionRef<char*(size_t)> memory);
 

@@ -1,23 +1,36 @@
 #include "checkpoint/format/hash.h"
 
 #include <xxhash.h>
-
-#include <memory>
+// Instructions of this very processor where the library brings them: half the time of SSE2.
+#if __has_include(<xxh_x86dispatch.h>)
+#include <xxh_x86dispatch.h>
+#endif
 
 #include "absl/strings/escaping.h"
 #include "base/check.h"
 
 namespace gtrain::ckpt {
 
-std::string Xxh3Hex(absl::Span<const absl::string_view> parts) {
-  const std::unique_ptr<XXH3_state_t, decltype(&XXH3_freeState)> state(XXH3_createState(), &XXH3_freeState);
-  GT_CHECK(state != nullptr);
-  XXH3_128bits_reset(state.get());
-  for (absl::string_view part : parts) XXH3_128bits_update(state.get(), part.data(), part.size());
+void Xxh3::Free::operator()(XXH3_state_s* state) const { XXH3_freeState(state); }
+
+Xxh3::Xxh3() : state_(XXH3_createState()) {
+  GT_CHECK(state_ != nullptr);
+  XXH3_128bits_reset(state_.get());
+}
+
+void Xxh3::Add(absl::string_view data) { XXH3_128bits_update(state_.get(), data.data(), data.size()); }
+
+std::string Xxh3::Hex() const {
   XXH128_canonical_t canonical;
-  XXH128_canonicalFromHash(&canonical, XXH3_128bits_digest(state.get()));
+  XXH128_canonicalFromHash(&canonical, XXH3_128bits_digest(state_.get()));
   return absl::BytesToHexString(
       absl::string_view(reinterpret_cast<const char*>(canonical.digest), sizeof(canonical.digest)));
+}
+
+std::string Xxh3Hex(absl::Span<const absl::string_view> parts) {
+  Xxh3 hash;
+  for (absl::string_view part : parts) hash.Add(part);
+  return hash.Hex();
 }
 
 bool IsHashHex(absl::string_view text) {

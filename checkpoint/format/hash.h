@@ -1,11 +1,29 @@
 // XXH3-128, the checksum of checkpoints: 32 lower-case hex digits in canonical (big-endian) order.
 #pragma once
+#include <memory>
 #include <string>
 
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 
+struct XXH3_state_s;
+
 namespace gtrain::ckpt {
+
+// A hash in pieces. Not used any more once it was moved from.
+class Xxh3 {
+ public:
+  Xxh3();
+  void Add(absl::string_view data);
+  // Of all that was added so far.
+  std::string Hex() const;
+
+ private:
+  struct Free {
+    void operator()(XXH3_state_s* state) const;
+  };
+  std::unique_ptr<XXH3_state_s, Free> state_;
+};
 
 // Hash of the concatenation of `parts`.
 std::string Xxh3Hex(absl::Span<const absl::string_view> parts);

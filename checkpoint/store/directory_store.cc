@@ -24,23 +24,13 @@
 #include "base/file.h"
 #include "base/status_macros.h"
 #include "base/unique_fd.h"
+#include "checkpoint/store/file_writer.h"
 
 namespace gtrain::ckpt {
 namespace {
 
 constexpr char kUnfinished[] = ".unfinished";
-constexpr size_t kWriteBytesMax = 8 << 20;  // one write(2)
 constexpr size_t kListMax = 4'000'000;
-
-absl::Status WriteAll(int fd, absl::string_view data, const std::string& path) {
-  while (!data.empty()) {
-    const ssize_t n = write(fd, data.data(), std::min(data.size(), kWriteBytesMax));
-    if (n < 0 && errno == EINTR) continue;
-    if (n < 0) return ErrnoStatus(errno, absl::StrCat("write ", path));
-    data.remove_prefix(static_cast<size_t>(n));
-  }
-  return absl::OkStatus();
-}
 
 absl::Status SyncFolder(const std::string& path) {
   const UniqueFd fd(open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
@@ -118,7 +108,11 @@ absl::Status DirectoryStore::PutIfAbsent(absl::string_view key, absl::Span<const
   }
   if (!fd.valid()) return ErrnoStatus(errno, absl::StrCat("create ", temporary));
   const auto remove = absl::MakeCleanup([&] { unlink(temporary.c_str()); });
-  for (absl::string_view part : parts) GT_RETURN_IF_ERROR(WriteAll(fd.get(), part, temporary));
+  uint64_t bytes = 0;
+  for (absl::string_view part : parts) bytes += part.size();
+  FileWriter writer(fd.get(), temporary, bytes);
+  for (absl::string_view part : parts) GT_RETURN_IF_ERROR(writer.Append(part));
+  GT_RETURN_IF_ERROR(writer.Finish());
   if (fsync(fd.get()) != 0) return ErrnoStatus(errno, absl::StrCat("fsync ", temporary));
   if (close(fd.release()) != 0) return ErrnoStatus(errno, absl::StrCat("close ", temporary));
   if (link(temporary.c_str(), path.c_str()) != 0) {

@@ -76,6 +76,29 @@ INSTANTIATE_TEST_SUITE_P(
 
 namespace {
 
+// Past the page cache, memory must lie right; what does not is brought in line, and the ends are ragged.
+TEST(DirectoryStore, LargePutsAreWholeHoweverTheirMemoryLies) {
+  const std::string folder = FreshFolder();
+  auto store = *OpenDirectoryStore(folder);
+  std::vector<char> memory(6 << 20);
+  for (size_t i = 0; i < memory.size(); ++i) memory[i] = static_cast<char>(i * 7 + i / 4093);
+  const size_t to_block = (4096 - reinterpret_cast<uintptr_t>(memory.data()) % 4096) % 4096;
+  int n = 0;
+  for (const size_t header : {size_t{0}, size_t{8}, size_t{4096}, size_t{5000}}) {
+    for (const size_t skew : {header % 4096, size_t{1}, size_t{3000}}) {  // the first needs no copy
+      for (const size_t bytes : {size_t{1} << 20, size_t{3} << 20, (size_t{4} << 20) + 4095}) {
+        const absl::string_view parts[] = {{memory.data(), header}, {memory.data() + to_block + skew, bytes}};
+        const std::string key = absl::StrCat("blob-", ++n);
+        ASSERT_TRUE(store->PutIfAbsent(key, parts).ok());
+        const auto got = store->Get(key, memory.size());
+        ASSERT_TRUE(got.ok()) << got.status();
+        EXPECT_TRUE(*got == absl::StrCat(parts[0], parts[1])) << header << " " << skew << " " << bytes;
+        ASSERT_TRUE(store->Delete(key).ok());
+      }
+    }
+  }
+}
+
 TEST(FaultyStore, LosesTheCallOrItsAnswer) {
   MemoryStore memory;
   FaultyStore store(&memory, {[](uint64_t call, absl::string_view) {

@@ -63,6 +63,7 @@ class Checkpointer {
 
   // Collective. The newest committed and intact checkpoint into the registered memory; nullopt when there is
   // none. A damaged one falls back to the previous with a loud log line. No rank returns before all verified.
+  // After an error the registered memory may hold parts of what was read.
   virtual absl::StatusOr<std::optional<RestoredStep>> Restore() = 0;
 
   // Copies the registered state (the only stall) and returns; writing and commit go on beside training.

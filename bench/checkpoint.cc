@@ -1,0 +1,575 @@
+// bench_checkpoint: what a checkpoint costs a training process of 1 and 4 GiB of float32 state: the stall of
+// Save beside one memcpy, the cost of a save beside steps that compute, writing beside dd and torch.save,
+// restoring beside a plain read, and uploads to a local HTTP sink beside curl and boto3.
+#include <arpa/inet.h>
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <spawn.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <numeric>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/cleanup/cleanup.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "base/clock.h"
+#include "base/file.h"
+#include "base/logging.h"
+#include "base/status_macros.h"
+#include "bench/harness.h"
+#include "bench/http_sink.h"
+#include "bench/local_cluster.h"
+#include "checkpoint/engine/checkpointer.h"
+#include "checkpoint/engine/session_fake.h"
+#include "checkpoint/port/writer_host.h"
+#include "checkpoint/store/open_store.h"
+
+extern char** environ;
+
+namespace gtrain::bench {
+namespace {
+
+constexpr uint64_t kGiB = 1 << 30;
+constexpr uint64_t kTensorBytes = 64 << 20;
+constexpr int64_t kColumns = 1024;
+constexpr absl::Duration kLong = absl::Minutes(3);
+constexpr const char* kTorchPython = "/usr/bin/python3";  // Debian's, which has Debian's torch
+
+double Milliseconds(absl::Duration took) { return absl::ToDoubleMilliseconds(took); }
+
+// Memory that is there: every page was written.
+class Memory {
+ public:
+  explicit Memory(uint64_t bytes) : bytes_(bytes) {
+    void* at = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (at == MAP_FAILED) std::abort();
+    at_ = static_cast<char*>(at);
+    madvise(at_, bytes, MADV_HUGEPAGE);
+    float* const values = floats();
+    for (size_t i = 0; i < bytes / sizeof(float); ++i) values[i] = 1e-3f * static_cast<float>(i % 9973);
+  }
+  ~Memory() { munmap(at_, bytes_); }
+  Memory(const Memory&) = delete;
+  Memory& operator=(const Memory&) = delete;
+  char* at() const { return at_; }
+  float* floats() const { return reinterpret_cast<float*>(at_); }
+  uint64_t bytes() const { return bytes_; }
+
+ private:
+  const uint64_t bytes_;
+  char* at_ = nullptr;
+};
+
+// A job in this process. As under gtrain its saves are written by gtrain-writer, when `writer` names it.
+class BenchSession final : public ckpt::FakeSession, public port::WriterHost {
+ public:
+  BenchSession(const ckpt::FakeJob& job, int rank, std::string writer)
+      : FakeSession(job, rank), writer_(std::move(writer)) {}
+
+  absl::StatusOr<port::WriterLink> StartWriter(uint64_t arena_bytes, absl::Duration) override {
+    if (writer_.empty()) return absl::FailedPreconditionError("this measurement writes by itself");
+    port::WriterLink link;
+    link.arena.reset(memfd_create("bench-saves", MFD_CLOEXEC));
+    int ends[2];
+    if (!link.arena.valid() || ftruncate(link.arena.get(), static_cast<off_t>(arena_bytes)) != 0 ||
+        socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0) {
+      return ErrnoStatus(errno, "a writer's memory");
+    }
+    link.channel.reset(ends[0]);
+    const UniqueFd theirs(ends[1]);
+    posix_spawn_file_actions_t actions;
+    posix_spawn_file_actions_init(&actions);
+    // Through high numbers: 3 and 4 may be the very descriptors that are handed over.
+    const UniqueFd arena(fcntl(link.arena.get(), F_DUPFD_CLOEXEC, 10)),
+        channel(fcntl(theirs.get(), F_DUPFD_CLOEXEC, 10));
+    posix_spawn_file_actions_adddup2(&actions, arena.get(), 3);
+    posix_spawn_file_actions_adddup2(&actions, channel.get(), 4);
+    char* const words[] = {writer_.data(), nullptr};
+    pid_t pid = 0;
+    const int error = posix_spawn(&pid, writer_.c_str(), &actions, nullptr, words, environ);
+    posix_spawn_file_actions_destroy(&actions);
+    if (error != 0) return ErrnoStatus(error, absl::StrCat("start ", writer_));
+    pids_.push_back(pid);
+    return link;
+  }
+  // Its writers end once the checkpointer is gone.
+  ~BenchSession() override {
+    for (const pid_t pid : pids_) (void)WaitFor(pid, writer_, kLong);
+  }
+
+ private:
+  std::string writer_;
+  std::vector<pid_t> pids_;
+};
+
+// A training process of one rank and its state.
+class Trainer {
+ public:
+  static absl::StatusOr<std::unique_ptr<Trainer>> Make(const std::string& uri, const std::string& writer,
+                                                       uint64_t bytes) {
+    std::unique_ptr<Trainer> t(new Trainer(uri, writer, bytes));
+    GT_ASSIGN_OR_RETURN(t->checkpointer_, ckpt::OpenCheckpointer(
+                                              &t->session_, {.uri = uri, .keep = 100},
+                                              [](const char*) { return std::nullopt; }, &ckpt::OpenStore));
+    for (uint64_t begin = 0; begin < bytes; begin += kTensorBytes) {
+      GT_RETURN_IF_ERROR(t->checkpointer_->AddReplicated(
+          absl::StrCat("w", begin / kTensorBytes), t->state_.at() + begin,
+          {static_cast<int64_t>(kTensorBytes / sizeof(float)) / kColumns, kColumns}, DType::kFloat32));
+    }
+    return t;
+  }
+  // How long Save took; the save is over afterwards.
+  absl::StatusOr<double> Stall() {
+    GT_RETURN_IF_ERROR(Save());
+    GT_RETURN_IF_ERROR(Wait());
+    return Milliseconds(stall_);
+  }
+  // Until the save is committed. Older ones go, not as a part of what is measured: unlinking 1 GiB takes a
+  // fifth of the time of writing it, and dd leaves it out.
+  absl::Status Wait() {
+    GT_RETURN_IF_ERROR(checkpointer_->Wait(kLong));
+    waited_ = clock_.Now();
+    GT_ASSIGN_OR_RETURN(const auto store, ckpt::OpenStore(uri_));
+    for (const std::string prefix : {"manifests/", "step-"}) {
+      GT_ASSIGN_OR_RETURN(const std::vector<std::string> keys, store->List(prefix));
+      for (const std::string& key : keys) {
+        if (!absl::StrContains(key, absl::StrFormat("step-%012d", step_)))
+          GT_RETURN_IF_ERROR(store->Delete(key));
+      }
+    }
+    return absl::OkStatus();
+  }
+  // How long it took from the end of Save to its commit.
+  absl::StatusOr<double> Persist() {
+    GT_RETURN_IF_ERROR(Save());
+    const Instant begin = clock_.Now();
+    GT_RETURN_IF_ERROR(Wait());
+    return absl::ToDoubleSeconds(waited_ - begin);
+  }
+  absl::StatusOr<double> Restore() {
+    const Instant begin = clock_.Now();
+    GT_ASSIGN_OR_RETURN(const auto restored, checkpointer_->Restore());
+    if (!restored || restored->bytes != state_.bytes()) return absl::InternalError("not restored whole");
+    return absl::ToDoubleSeconds(clock_.Now() - begin);
+  }
+  absl::Status Save() {
+    const Instant begin = clock_.Now();
+    GT_ASSIGN_OR_RETURN(const bool saved, checkpointer_->Save(++step_));
+    stall_ = clock_.Now() - begin;
+    return saved ? absl::OkStatus() : absl::InternalError("skipped");
+  }
+  const Memory& state() const { return state_; }
+
+ private:
+  Trainer(const std::string& uri, const std::string& writer, uint64_t bytes)
+      : uri_(uri), session_({}, 0, writer), state_(bytes) {}
+
+  const RealClock clock_;
+  const std::string uri_;
+  BenchSession session_;
+  Memory state_;
+  std::unique_ptr<Checkpointer> checkpointer_;
+  absl::Duration stall_;
+  Instant waited_;
+  int64_t step_ = 0;
+};
+
+struct World {
+  Options options;
+  std::string folder;  // of the files, on the disk that is measured
+  std::string writer;  // the program
+  bool torch = false;
+  std::string boto_python;  // "" = none has boto3
+  std::vector<Outcome> outcomes;
+  int turns() const { return options.quick ? 3 : 7; }
+
+  absl::Status Add(const Comparison& comparison) {
+    GT_ASSIGN_OR_RETURN(std::vector<Outcome> measured, Measure(comparison, turns()));
+    outcomes.insert(outcomes.end(), measured.begin(), measured.end());
+    return absl::OkStatus();
+  }
+  std::string File(absl::string_view name) const { return absl::StrCat(folder, "/", name); }
+};
+
+// ------------------------------------------------------------------ the stall
+
+double MemcpyMilliseconds(const Memory& from, const Memory& to) {
+  const RealClock clock;
+  const Instant begin = clock.Now();
+  std::memcpy(to.at(), from.at(), from.bytes());
+  return Milliseconds(clock.Now() - begin);
+}
+
+absl::Status MeasureStall(World* world, const std::string& size, const std::string& writer, uint64_t bytes) {
+  const std::string uri = world->File("stall");
+  GT_ASSIGN_OR_RETURN(const auto trainer, Trainer::Make(uri, writer, bytes));
+  Memory warm(bytes);
+  GT_RETURN_IF_ERROR(world->Add(
+      {absl::StrCat("stall of Save, ", size, writer.empty() ? ", own arena" : ", writer's arena"),
+       "ms",
+       [&] { return trainer->Stall(); },
+       {{"one memcpy into warm memory", [&] { return MemcpyMilliseconds(trainer->state(), warm); }}}}));
+  return absl::OkStatus();
+}
+
+// ------------------------------------------------------------------ the cost beside training
+
+// Steps of a program that computes: first with what lies in its caches, then its optimiser changes the state.
+class Steps {
+ public:
+  Steps(Trainer* trainer, int threads) : trainer_(trainer), threads_(threads) {}
+
+  // How long `steps` of them take, in ms, with one save after the first when asked to. The save is over
+  // afterwards.
+  absl::StatusOr<double> Run(int steps, bool save) {
+    const Instant begin = clock_.Now();
+    for (int step = 0; step < steps; ++step) {
+      if (save && step == 1) GT_RETURN_IF_ERROR(trainer_->Save());
+      InParallel([this](int) { Compute(); });
+      InParallel([this](int thread) { Optimise(thread); });
+    }
+    const double took = Milliseconds(clock_.Now() - begin);
+    GT_RETURN_IF_ERROR(trainer_->Wait());
+    return took;
+  }
+  absl::StatusOr<double> CostOfASave(int steps) {
+    GT_ASSIGN_OR_RETURN(const double without, Run(steps, false));
+    GT_ASSIGN_OR_RETURN(const double with, Run(steps, true));
+    return with - without;
+  }
+
+ private:
+  template <typename Body>
+  void InParallel(Body body) {
+    std::vector<std::thread> threads;
+    for (int i = 1; i < threads_; ++i) threads.emplace_back([&body, i] { body(i); });
+    body(0);
+    for (std::thread& t : threads) t.join();
+  }
+  void Compute() const {
+    constexpr int kRounds = 60'000;  // about 200 ms here
+    float values[4096];
+    for (size_t i = 0; i < std::size(values); ++i) values[i] = static_cast<float>(i);
+    for (int round = 0; round < kRounds; ++round) {
+      for (float& value : values) value = value * 0.999f + 1.0f;
+      asm volatile("" : : "r"(values) : "memory");
+    }
+  }
+  void Optimise(int thread) {
+    const size_t count = trainer_->state().bytes() / sizeof(float);
+    float* const values = trainer_->state().floats();
+    const size_t end = count * static_cast<size_t>(thread + 1) / static_cast<size_t>(threads_);
+    for (size_t i = count * static_cast<size_t>(thread) / static_cast<size_t>(threads_); i < end; ++i)
+      values[i] = values[i] * 0.999f + 1e-3f;
+  }
+
+  const RealClock clock_;
+  Trainer* const trainer_;
+  const int threads_;
+};
+
+absl::Status MeasureCost(World* world, const std::string& size, uint64_t bytes) {
+  const std::string uri = world->File("cost");
+  GT_ASSIGN_OR_RETURN(const auto trainer, Trainer::Make(uri, world->writer, bytes));
+  for (const int threads : {1, 2}) {
+    Steps steps(trainer.get(), threads);
+    const int count = 4 + static_cast<int>(8 * bytes / kGiB);
+    GT_RETURN_IF_ERROR(world->Add(
+        {absl::StrCat("cost of a save, ", size, ", ", threads, threads == 1 ? " thread" : " threads"),
+         "ms",
+         [&] { return steps.CostOfASave(count); },
+         {}}));
+  }
+  return absl::OkStatus();
+}
+
+// ------------------------------------------------------------------ to disk and back
+
+absl::StatusOr<double> Timed(const std::vector<std::string>& words) {
+  const RealClock clock;
+  const Instant begin = clock.Now();
+  GT_RETURN_IF_ERROR(Run(words, kLong));
+  return absl::ToDoubleSeconds(clock.Now() - begin);
+}
+
+absl::StatusOr<double> Dd(const World& world, uint64_t bytes, bool sync) {
+  const std::string file = world.File("dd");
+  unlink(file.c_str());  // a file that is there already would need no new blocks
+  std::vector<std::string> words = {"/bin/dd",    "if=/dev/zero", absl::StrCat("of=", file),
+                                    "bs=8388608", "oflag=direct", absl::StrCat("count=", bytes >> 23)};
+  if (sync) words.push_back("conv=fsync");
+  return Timed(words);
+}
+
+absl::StatusOr<double> Python(const World& world, const std::string& python, const std::string& kernel,
+                              const std::string& where, uint64_t bytes) {
+  const std::string file = world.File("seconds");
+  GT_RETURN_IF_ERROR(Run({python, absl::StrCat(world.options.folder, "/../bench/checkpoint_peers.py"), file,
+                          kernel, where, absl::StrCat(bytes), "1"},
+                         kLong));
+  GT_ASSIGN_OR_RETURN(const std::string text, ReadFile(file, 100));
+  double seconds = 0;
+  if (!absl::SimpleAtod(text, &seconds))
+    return absl::InternalError(absl::StrCat("\"", text, "\" is no time"));
+  return seconds;
+}
+
+// Files below `folder` leave the page cache, so that a read comes from the disk.
+absl::Status Forget(const std::string& folder) {
+  sync();
+  GT_ASSIGN_OR_RETURN(const auto store, ckpt::OpenStore(folder));
+  GT_ASSIGN_OR_RETURN(const std::vector<std::string> keys, store->List("step-"));
+  for (const std::string& key : keys) {
+    const UniqueFd fd(open(absl::StrCat(folder, "/", key).c_str(), O_RDONLY | O_CLOEXEC));
+    if (!fd.valid() || posix_fadvise(fd.get(), 0, 0, POSIX_FADV_DONTNEED) != 0)
+      return ErrnoStatus(errno, absl::StrCat("forget ", key));
+  }
+  return absl::OkStatus();
+}
+
+// The shards of the newest checkpoint in `folder`, read into `memory`, one after the other or from `threads`
+// places.
+absl::StatusOr<double> PlainRead(const std::string& folder, const Memory& memory, int flags) {
+  constexpr uint64_t kAtOnce = 8 << 20;
+  GT_ASSIGN_OR_RETURN(const auto store, ckpt::OpenStore(folder));
+  GT_ASSIGN_OR_RETURN(const std::vector<std::string> keys, store->List("step-"));
+  const RealClock clock;
+  const Instant begin = clock.Now();
+  uint64_t at = 0;
+  for (const std::string& key : keys) {
+    if (!absl::EndsWith(key, ".safetensors")) continue;
+    const UniqueFd fd(open(absl::StrCat(folder, "/", key).c_str(), O_RDONLY | O_CLOEXEC | flags));
+    if (!fd.valid()) return ErrnoStatus(errno, key);
+    ssize_t n;
+    // A little less than the file where the header does not fit: the same for all that is compared.
+    while (at + kAtOnce <= memory.bytes() && (n = read(fd.get(), memory.at() + at, kAtOnce)) > 0)
+      at += static_cast<uint64_t>(n);
+  }
+  if (at + kAtOnce < memory.bytes()) return absl::InternalError("read less than there is");
+  return absl::ToDoubleSeconds(clock.Now() - begin);
+}
+
+absl::Status MeasureDisk(World* world, const std::string& size, uint64_t bytes) {
+  const std::string uri = world->File("disk");
+  GT_ASSIGN_OR_RETURN(const auto trainer, Trainer::Make(uri, world->writer, bytes));
+  Comparison persist{absl::StrCat("hash, write, sync, commit, ", size),
+                     "s",
+                     [&] { return trainer->Persist(); },
+                     {{"dd oflag=direct", [&] { return Dd(*world, bytes, false); }},
+                      {"dd oflag=direct conv=fsync", [&] { return Dd(*world, bytes, true); }}}};
+  if (world->torch) {
+    persist.peers.push_back({"torch.save and fsync", [&]() -> absl::StatusOr<double> {
+                               unlink(world->File("torch").c_str());
+                               return Python(*world, kTorchPython, "torch-save", world->File("torch"), bytes);
+                             }});
+  }
+  GT_RETURN_IF_ERROR(world->Add(persist));
+  unlink(world->File("dd").c_str());
+
+  Memory warm(bytes);
+  const auto cold = [&](auto read) {
+    return [&, read]() -> absl::StatusOr<double> {
+      GT_RETURN_IF_ERROR(Forget(uri));
+      return read();
+    };
+  };
+  Comparison restore{absl::StrCat("restore from disk, ", size),
+                     "s",
+                     cold([&] { return trainer->Restore(); }),
+                     {{"read()", cold([&] { return PlainRead(uri, warm, 0); })},
+                      {"read(), O_DIRECT", cold([&] { return PlainRead(uri, warm, O_DIRECT); })}}};
+  if (world->torch) {
+    restore.peers.push_back({"torch.load", [&] {
+                               return Python(*world, kTorchPython, "torch-load", world->File("torch"), bytes);
+                             }});
+  }
+  GT_RETURN_IF_ERROR(world->Add(restore));
+  unlink(world->File("torch").c_str());
+  GT_RETURN_IF_ERROR(PlainRead(uri, warm, 0).status());  // into the page cache
+  GT_RETURN_IF_ERROR(world->Add({absl::StrCat("restore from page cache, ", size),
+                                 "s",
+                                 [&] { return trainer->Restore(); },
+                                 {{"read()", [&] { return PlainRead(uri, warm, 0); }}}}));
+  return absl::OkStatus();
+}
+
+// Saved by one rank, loaded by two: each has half of the rows. No byte may be read twice.
+absl::Status MeasureReshard(World* world, const std::string& size, uint64_t bytes) {
+  const std::string uri = world->File("reshard");
+  {
+    GT_ASSIGN_OR_RETURN(const auto trainer, Trainer::Make(uri, "", bytes));
+    GT_RETURN_IF_ERROR(trainer->Persist().status());
+  }
+  Memory halves(bytes);
+  uint64_t read = 0;
+  const Sharding rows{.mesh = {{"dp", 2}}, .splits = {{0, "dp"}}};
+  const auto load = [&]() -> absl::StatusOr<double> {
+    absl::Status statuses[2];
+    uint64_t counted[2] = {};
+    absl::Duration took[2];
+    ckpt::RunRanks({.world_size = 2}, [&](ckpt::FakeSession* session) {
+      const int rank = session->rank();
+      statuses[rank] = [&]() -> absl::Status {
+        GT_ASSIGN_OR_RETURN(
+            const auto checkpointer,
+            ckpt::OpenCheckpointer(
+                session, {.uri = uri}, [](const char*) { return std::nullopt; }, &ckpt::OpenStore));
+        char* at = halves.at() + static_cast<uint64_t>(rank) * bytes / 2;
+        for (uint64_t begin = 0; begin < bytes; begin += kTensorBytes, at += kTensorBytes / 2) {
+          GT_RETURN_IF_ERROR(checkpointer->AddSharded(
+              absl::StrCat("w", begin / kTensorBytes), at,
+              {static_cast<int64_t>(kTensorBytes / sizeof(float)) / kColumns, kColumns}, rows,
+              DType::kFloat32));
+        }
+        const RealClock clock;
+        const Instant start = clock.Now();
+        GT_ASSIGN_OR_RETURN(const auto restored, checkpointer->Restore());
+        took[rank] = clock.Now() - start;
+        if (!restored || restored->bytes != bytes / 2) return absl::InternalError("not restored whole");
+        counted[rank] = restored->bytes_read;
+        return absl::OkStatus();
+      }();
+    });
+    for (const absl::Status& status : statuses) GT_RETURN_IF_ERROR(status);
+    read = counted[0] + counted[1];
+    // What a rank reads are whole chunks of 4 MiB: one lies on the border of two tensors' halves, for each of
+    // them.
+    if (read > bytes + 2 * (bytes / kTensorBytes + 1) * (4 << 20))
+      return absl::InternalError(absl::StrCat("read ", read, " bytes where ", bytes, " are needed"));
+    return absl::ToDoubleSeconds(std::max(took[0], took[1]));
+  };
+  const auto plain = [&] { return PlainRead(uri, halves, 0); };
+  GT_RETURN_IF_ERROR(PlainRead(uri, halves, 0).status());
+  GT_RETURN_IF_ERROR(world->Add(
+      {absl::StrCat("1 rank to 2, page cache, ", size), "s", load, {{"read() by one thread", plain}}}));
+  std::printf("1 rank to 2: %.3f bytes read for one that is needed, each needed byte once\n",
+              static_cast<double>(read) / static_cast<double>(bytes));
+  return absl::OkStatus();
+}
+
+// ------------------------------------------------------------------ to an object store
+
+// One PUT of all bytes: as fast as HTTP goes.
+absl::StatusOr<double> PlainPut(const HttpSink& sink, const Memory& data) {
+  const RealClock clock;
+  const Instant begin = clock.Now();
+  const UniqueFd fd(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_in to = {};
+  to.sin_family = AF_INET;
+  to.sin_port = htons(static_cast<uint16_t>(sink.port()));
+  to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  if (connect(fd.get(), reinterpret_cast<sockaddr*>(&to), sizeof(to)) != 0)
+    return ErrnoStatus(errno, "connect");
+  const std::string head =
+      absl::StrCat("PUT /bucket/key HTTP/1.1\r\nHost: sink\r\nContent-Length: ", data.bytes(), "\r\n\r\n");
+  for (absl::string_view part : {absl::string_view(head), absl::string_view(data.at(), data.bytes())}) {
+    while (!part.empty()) {
+      const ssize_t n = send(fd.get(), part.data(), part.size(), MSG_NOSIGNAL);
+      if (n <= 0) return ErrnoStatus(errno, "send");
+      part.remove_prefix(static_cast<size_t>(n));
+    }
+  }
+  char answer[256];
+  const ssize_t n = recv(fd.get(), answer, sizeof(answer), 0);
+  if (n <= 0 || !absl::StrContains(absl::string_view(answer, static_cast<size_t>(n)), " 200 "))
+    return absl::InternalError("the sink refused a plain put");
+  return absl::ToDoubleSeconds(clock.Now() - begin);
+}
+
+absl::StatusOr<double> StorePut(const HttpSink& sink, const Memory& data) {
+  setenv("AWS_ENDPOINT_URL_S3", sink.endpoint().c_str(), 1);
+  setenv("AWS_ACCESS_KEY_ID", "a", 1);
+  setenv("AWS_SECRET_ACCESS_KEY", "b", 1);
+  GT_ASSIGN_OR_RETURN(const auto store, ckpt::OpenStore("s3://bucket/run"));
+  const RealClock clock;
+  const Instant begin = clock.Now();
+  GT_RETURN_IF_ERROR(store->PutIfAbsent("step-1/shard", absl::string_view(data.at(), data.bytes())));
+  return absl::ToDoubleSeconds(clock.Now() - begin);
+}
+
+absl::Status MeasureUpload(World* world) {
+  const Memory data(world->options.quick ? kGiB / 8 : kGiB);
+  HttpSink fast({}), link({.bytes_per_second = 125'000'000}), moody({.refuse = 0.05});
+  Comparison upload{absl::StrCat("upload ", data.bytes() >> 20, " MiB"),
+                    "s",
+                    [&] { return StorePut(fast, data); },
+                    {{"one plain HTTP put", [&] { return PlainPut(fast, data); }}}};
+  if (!world->boto_python.empty()) {
+    upload.peers.push_back(
+        {"boto3",
+         [&] { return Python(*world, world->boto_python, "boto3", fast.endpoint(), data.bytes()); }});
+  }
+  GT_RETURN_IF_ERROR(world->Add(upload));
+  GT_RETURN_IF_ERROR(world->Add({"the same, 5 % of the answers 503",
+                                 "s",
+                                 [&] { return StorePut(moody, data); },
+                                 {{"without 503", [&] { return StorePut(fast, data); }}}}));
+  return world->Add({absl::StrCat("upload ", data.bytes() >> 20, " MiB at 1 Gbit/s"),
+                     "s",
+                     [&] { return StorePut(link, data); },
+                     {{"one plain HTTP put", [&] { return PlainPut(link, data); }}}});
+}
+
+// The Python that people have, if it has boto3; "" otherwise. To be asked before HOME is another.
+std::string PythonWithBoto(const std::string& file) {
+  const std::string ask = absl::StrCat("import sys, boto3; open('", file, "', 'w').write(sys.executable)");
+  if (!Run({"/usr/bin/env", "python3", "-c", ask}).ok()) return "";
+  const absl::StatusOr<std::string> python = ReadFile(file, 4096);
+  unlink(file.c_str());
+  return python.ok() ? *python : "";
+}
+
+int Main(int argc, char** argv) {
+  World world;
+  world.options = ParseOptions(argc, argv);
+  world.writer = absl::StrCat(world.options.folder, "/gtrain-writer");
+  SetLogSink([](LogLevel level, absl::string_view line) {
+    // Without a writer is what half of the measurements ask for.
+    if (level != LogLevel::kInfo && !absl::StrContains(line, "this measurement writes by itself"))
+      std::fprintf(stderr, "%s\n", std::string(line).c_str());
+  });
+  world.boto_python = PythonWithBoto(absl::StrCat("/tmp/bench_checkpoint.", getpid()));
+  if (world.boto_python.empty()) std::fprintf(stderr, "bench_checkpoint: without boto3\n");
+  Home home;
+  absl::Status status = home.Make();
+  world.folder = home.path();
+  world.torch =
+      !world.options.quick && Executable(kTorchPython) && Run({kTorchPython, "-c", "import torch"}).ok();
+  if (!world.torch) std::fprintf(stderr, "bench_checkpoint: without torch\n");
+  std::vector<std::pair<std::string, uint64_t>> sizes = {{"256 MiB", kGiB / 4}};
+  if (!world.options.quick) sizes = {{"1 GiB", kGiB}, {"4 GiB", 4 * kGiB}};
+  for (const auto& [size, bytes] : sizes) {
+    if (status.ok()) status = MeasureStall(&world, size, "", bytes);
+    if (status.ok()) status = MeasureStall(&world, size, world.writer, bytes);
+    if (status.ok()) status = MeasureCost(&world, size, bytes);
+    if (status.ok()) status = MeasureDisk(&world, size, bytes);
+  }
+  if (status.ok()) status = MeasureReshard(&world, sizes[0].first, sizes[0].second);
+  if (status.ok()) status = MeasureUpload(&world);
+  home.Remove();
+  if (!status.ok()) {
+    std::fprintf(stderr, "bench_checkpoint: %s\n", std::string(status.message()).c_str());
+    return 1;
+  }
+  return Report(world.options, "checkpoint", world.outcomes);
+}
+
+}  // namespace
+}  // namespace gtrain::bench
+
+int main(int argc, char** argv) { return gtrain::bench::Main(argc, argv); }
