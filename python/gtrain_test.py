@@ -130,6 +130,24 @@ class CheckpointTest(unittest.TestCase):
             np.testing.assert_array_equal(weights, np.arange(12.0).reshape(3, 4))
             self.assertEqual((counter[0], own[0]), (5, 7))
 
+    def test_lazy_saves_are_fenced(self):
+        with tempfile.TemporaryDirectory() as folder, gtrain.Session() as session:
+            weights = np.full(1000, 1.0)
+            with gtrain.Checkpointer(session, uri=folder + "/ckpt", lazy=True) as checkpointer:
+                checkpointer.replicated(weights=weights)
+                self.assertIsNone(checkpointer.restore())
+                self.assertTrue(checkpointer.save(1))
+                checkpointer.fence()
+                weights[:] = 2
+                checkpointer.wait()
+                self.assertTrue(checkpointer.save(2))
+                weights[:] = 3  # the fence is forgotten
+                self.assertFalse(checkpointer.save_if_due(3))
+                with self.assertRaisesRegex(gtrain.FailedPrecondition, "Fence"):
+                    checkpointer.wait()
+                self.assertEqual(checkpointer.restore(), 1)
+            self.assertTrue((weights == 1).all())
+
     def test_parts_of_tensors(self):
         mesh = gtrain.Mesh(dp=2, pp=2, tp=3)
         self.assertEqual((mesh.size, mesh.coordinates(5)), (12, {"dp": 0, "pp": 1, "tp": 2}))

@@ -91,6 +91,7 @@ class CheckpointerImpl final : public Checkpointer {
   absl::Status AddPerRank(absl::string_view name, void* data, size_t bytes) override;
   absl::StatusOr<std::optional<RestoredStep>> Restore() override;
   absl::StatusOr<bool> Save(int64_t step) override;
+  void Fence() override;
   absl::StatusOr<bool> SaveIfDue(int64_t step, Communicator* comm) override;
   absl::Status Wait(absl::Duration timeout) override;
   std::optional<int64_t> LastCommitted() const override;
@@ -119,6 +120,7 @@ class CheckpointerImpl final : public Checkpointer {
   absl::StatusOr<port::BlobStore*> StoreOf(bool elsewhere);
   absl::Status ReadChosen(Choice* choice, LoadPlan* plan);
   absl::StatusOr<std::optional<RestoredStep>> Finish(const Choice& choice, const LoadPlan& plan, int tried);
+  void DropUnfenced();
   absl::Status AgreeToSave(int64_t step, bool* busy);
   // Whether this rank would save now; rank 0 decides.
   bool Due(int64_t step) const;
@@ -147,6 +149,7 @@ class CheckpointerImpl final : public Checkpointer {
   uint64_t skipped_ = 0;
   Instant last_save_;
   bool saved_for_notice_ = false;
+  bool warmed_ = false;
   absl::Duration last_stall_;
   std::unique_ptr<Saver> saver_;  // last: its thread uses the rest
 };
@@ -286,12 +289,15 @@ absl::Status CheckpointerImpl::Freeze() {
   }
   frozen_ = true;
   plan_ = PlanShard(registered_, agree_.rank(), agree_.size());
+  std::vector<Snapshot::Source> sources;
+  for (const Piece& piece : plan_.pieces)
+    sources.push_back({static_cast<const char*>(data_[piece.tensor]) + piece.begin, piece.bytes});
   saver_ = std::make_unique<Saver>(
-      MakeRoute(),
+      MakeRoute(), std::move(sources),
       [this](const SaveId& id) {
         session_->ReportCheckpoint(id.step, absl::StrCat(store_->Describe(), "/", ManifestKey(id)));
       },
-      agree_.rank(), store_->Describe(), plan_.file_bytes());
+      agree_.rank(), store_->Describe());
   return absl::OkStatus();
 }
 
@@ -540,6 +546,7 @@ absl::StatusOr<bool> CheckpointerImpl::Save(int64_t step) {
     return absl::InvalidArgumentError(absl::StrCat("step ", step, " cannot be saved"));
   GT_RETURN_IF_ERROR(session_->Alive());
   GT_RETURN_IF_ERROR(Freeze());
+  DropUnfenced();
   bool busy = false;
   GT_RETURN_IF_ERROR(AgreeToSave(step, &busy));
   last_save_ = clock_.Now();
@@ -556,15 +563,21 @@ absl::StatusOr<bool> CheckpointerImpl::Save(int64_t step) {
   if (step <= highest_step_) ++next_.attempt;  // a step saved before: its names are taken
   highest_step_ = step;
   next_.step = step;
-  char* out = saver_->buffer();
-  for (const Piece& piece : plan_.pieces) {
-    if (piece.bytes == 0) continue;
-    std::memcpy(out, static_cast<const char*>(data_[piece.tensor]) + piece.begin, piece.bytes);
-    out += piece.bytes;
-  }
-  last_stall_ = clock_.Now() - last_save_;
   saver_->Start(next_);
+  if (!settings_.lazy) saver_->Fence();
+  last_stall_ = clock_.Now() - last_save_;
   return true;
+}
+
+void CheckpointerImpl::Fence() {
+  if (saver_ == nullptr || !saver_->copying()) return;
+  const Instant begin = clock_.Now();
+  saver_->Fence();
+  last_stall_ += clock_.Now() - begin;
+}
+
+void CheckpointerImpl::DropUnfenced() {
+  if (saver_ != nullptr && saver_->copying()) saver_->Drop();
 }
 
 absl::Duration CheckpointerImpl::Interval() const {
@@ -584,13 +597,18 @@ bool CheckpointerImpl::Due(int64_t step) const {
 }
 
 absl::StatusOr<bool> CheckpointerImpl::SaveIfDue(int64_t step, Communicator* comm) {
+  DropUnfenced();
   if (!session_->PreemptionNotice()) saved_for_notice_ = false;  // one that was taken back
   int64_t due = Due(step) ? 1 : 0;
   Communicator* const through = comm != nullptr ? comm : comm_.get();
   if (through != nullptr && through->size() > 1) {
     GT_RETURN_IF_ERROR(through->Broadcast(&due, 1, DType::kInt64, 0));
   }
-  if (due == 0) return false;
+  if (due == 0) {
+    if (!warmed_ && saver_ != nullptr) saver_->Warm();
+    warmed_ = saver_ != nullptr;
+    return false;
+  }
   const bool noticed = session_->PreemptionNotice().has_value();
   GT_ASSIGN_OR_RETURN(const bool saved, Save(step));
   if (noticed && saved) saved_for_notice_ = true;
@@ -598,6 +616,7 @@ absl::StatusOr<bool> CheckpointerImpl::SaveIfDue(int64_t step, Communicator* com
 }
 
 absl::Status CheckpointerImpl::Wait(absl::Duration timeout) {
+  Fence();
   return saver_ == nullptr ? absl::OkStatus() : saver_->Wait(timeout);
 }
 

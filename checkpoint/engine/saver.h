@@ -8,6 +8,7 @@
 #include <string>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/functional/function_ref.h"
@@ -16,6 +17,7 @@
 #include "base/clock.h"
 #include "base/mutex.h"
 #include "checkpoint/engine/committer.h"
+#include "checkpoint/engine/snapshot.h"
 #include "checkpoint/format/names.h"
 #include "checkpoint/store/file_writer.h"
 
@@ -25,7 +27,7 @@ namespace gtrain::ckpt {
 class SaveRoute {
  public:
   virtual ~SaveRoute() = default;
-  // Where the data of the shard plan goes, one piece after the other. Only while no save runs.
+  // Where the data of the shard plan goes, one piece after the other. The same all the time.
   virtual char* buffer() = 0;
   // On the training thread, never blocks. From here on the snapshot is the route's.
   virtual void Begin(const SaveId& id) = 0;
@@ -64,25 +66,34 @@ class OwnRoute final : public SaveRoute {
   const std::unique_ptr<char, Free> memory_;
 };
 
-// One owner thread calls the public methods; a thread of its own waits for the route and ends in the
+// One owner thread calls the public methods; a thread of its own copies, waits for the route and ends in the
 // destructor, which stops a save that is not committed yet and waits for the storage call that is out.
 class Saver {
  public:
-  // `committed` is called on the Saver's thread. For people: `place` is where it goes, `bytes` how much of
-  // it.
-  Saver(std::unique_ptr<SaveRoute> route, std::function<void(const SaveId&)> committed, int rank,
-        std::string place, uint64_t bytes);
-  ~Saver();
+  // `sources`: the state, in the order of the route's buffer. `committed` is called on the Saver's thread.
+  // For people: `place` is where it goes.
+  Saver(std::unique_ptr<SaveRoute> route, std::vector<Snapshot::Source> sources,
+        std::function<void(const SaveId&)> committed, int rank, std::string place);
+  ~Saver();  // fences
   Saver(const Saver&) = delete;
   Saver& operator=(const Saver&) = delete;
 
   bool busy() const;
   // Only while not busy.
-  char* buffer() { return route_->buffer(); }
   bool usable() { return route_->usable(); }
   void Replace(std::unique_ptr<SaveRoute> route);
-  // Writes the buffer as `id`. Never blocks. Must not be busy.
+  // Begins to copy the state, to be written as `id`. Never blocks. Must not be busy.
   void Start(const SaveId& id);
+  // Returns when the state is copied, and helps. From here on the snapshot is the route's and will be
+  // written.
+  void Fence();
+  // Between Start and Fence.
+  bool copying() const;
+  // Instead of Fence: the copy may be torn. Returns when nothing is read from the state any more.
+  void Drop();
+  // From now on the pages of the buffer are made in the background, so that the first save need not. The time
+  // is the kernel's, for zeroing and mapping them: as much as for several copies.
+  void Warm();
   // Until not busy: the last save's status. DeadlineExceeded after `timeout`.
   absl::Status Wait(absl::Duration timeout);
   // Of the last save that ended.
@@ -91,19 +102,25 @@ class Saver {
   absl::Duration last_duration() const;
 
  private:
+  enum class Stage { kIdle, kCopying, kDropped, kWriting };
+
   void Loop();
+  void Carry(const SaveId& id);  // from the copy to the commit
+  void WarmUp();                 // some pages more
 
   const std::function<void(const SaveId&)> committed_;
   const int rank_;
   const std::string place_;
-  const uint64_t bytes_;
+  Snapshot snapshot_;
   const RealClock clock_;
   std::unique_ptr<SaveRoute> route_;  // changed while not busy only
   StopFlag stop_;
 
   mutable Mutex mu_;
-  std::optional<SaveId> request_ ABSL_GUARDED_BY(mu_);
-  bool busy_ ABSL_GUARDED_BY(mu_) = false;
+  std::optional<SaveId> request_ ABSL_GUARDED_BY(mu_);  // not yet seen by the thread
+  SaveId newest_ ABSL_GUARDED_BY(mu_);
+  Stage stage_ ABSL_GUARDED_BY(mu_) = Stage::kIdle;  // only the owner leaves kIdle and kCopying
+  uint64_t cold_ ABSL_GUARDED_BY(mu_) = 0;  // bytes at the end of the buffer that WarmUp has not seen
   bool end_ ABSL_GUARDED_BY(mu_) = false;
   absl::Status last_status_ ABSL_GUARDED_BY(mu_);
   std::optional<int64_t> last_committed_ ABSL_GUARDED_BY(mu_);

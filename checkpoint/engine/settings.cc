@@ -70,7 +70,8 @@ absl::StatusOr<Settings> MergeSettings(const CheckpointOptions& options, const E
   Settings out{.keep = options.keep,
                .every_steps = options.every_steps,
                .every = options.every,
-               .commit_timeout = options.commit_timeout};
+               .commit_timeout = options.commit_timeout,
+               .lazy = options.lazy};
   const std::string uri = get("GTRAIN_CHECKPOINT_URI");
   GT_ASSIGN_OR_RETURN(out.uri, ParseLocation(uri.empty() ? options.uri : uri));
   if (out.uri.empty()) {

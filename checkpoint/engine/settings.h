@@ -37,6 +37,7 @@ struct Settings {
   std::optional<absl::Duration> every;  // both unset: automatic
   OnError on_error = OnError::kWarn;
   absl::Duration commit_timeout = absl::Minutes(10);
+  bool lazy = false;
   Resume resume = Resume::kIfSameJob;
   int64_t resume_step = 0;                // with kStep
   std::string resume_uri;                 // with kUri: a directory

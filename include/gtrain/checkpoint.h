@@ -23,6 +23,9 @@ struct CheckpointOptions {
   std::optional<int64_t> every_steps;  // when SaveIfDue saves; $GTRAIN_CHECKPOINT_EVERY wins if set
   std::optional<absl::Duration> every;
   absl::Duration commit_timeout = absl::Minutes(10);
+  // Save returns at once and the state is copied while the program computes with it: promises that Fence() is
+  // called before the state is changed.
+  bool lazy = false;
 };
 
 struct RestoredStep {
@@ -69,6 +72,13 @@ class Checkpointer {
   // Copies the registered state (the only stall) and returns; writing and commit go on beside training.
   // All ranks call it with the same step. False: skipped, because the previous save is still being written.
   virtual absl::StatusOr<bool> Save(int64_t step) = 0;
+  // With CheckpointOptions::lazy: to be called after each Save before anything changes the registered state,
+  // in a training step right before the optimiser. Blocks until the state is copied, and helps; after a step
+  // that computed for longer than a copy takes it costs nothing, as without a save. Not a collective. From
+  // here on the save is committed whatever becomes of this process. Wait and the destructor fence by
+  // themselves. Save and SaveIfDue do not: a save that was not fenced by then may hold values of two steps,
+  // so it is given up with a warning, and Wait (or, with on_error: fail, Save) returns FailedPrecondition.
+  virtual void Fence() = 0;
   // Save when the policy says so: every_steps of `step`, or a duration, or no policy at all (then saving
   // costs about 1 % of the time at most); and once as soon as a machine of the job is about to be taken away
   // (Session::PreemptionNotice). Rank 0 decides and all agree through `comm`, a collective at each call

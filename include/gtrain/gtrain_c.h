@@ -199,6 +199,7 @@ typedef struct gtrain_checkpoint_options {
   int64_t every_steps;       /* when save_if_due saves; 0: not by steps */
   double every_seconds;      /* 0: not by time */
   int64_t commit_timeout_ms; /* 0: ten minutes */
+  int lazy;                  /* not 0: save returns at once; see gtrain_checkpointer_fence */
 } gtrain_checkpoint_options;
 
 /* `options` may be NULL. Set GTRAIN_CHECKPOINT_* in the environment (from the job file) win over them. */
@@ -241,6 +242,11 @@ GTRAIN_API gtrain_status gtrain_checkpointer_save(gtrain_checkpointer* checkpoin
 GTRAIN_API gtrain_status gtrain_checkpointer_save_if_due(gtrain_checkpointer* checkpointer, int64_t step,
                                                          gtrain_communicator* comm, int* saved,
                                                          gtrain_error* error);
+/* With `lazy`: call it after each save before anything changes the registered state, in a training step right
+ * before the optimiser. Blocks until the state is copied, which after enough computing it is. Wait and free
+ * do it by themselves; a save that is not fenced when the next save or save_if_due is called is given up,
+ * because it may hold values of two steps. */
+GTRAIN_API gtrain_status gtrain_checkpointer_fence(gtrain_checkpointer* checkpointer, gtrain_error* error);
 /* Until the last save is committed or failed; its error. */
 GTRAIN_API gtrain_status gtrain_checkpointer_wait(gtrain_checkpointer* checkpointer, int64_t timeout_ms,
                                                   gtrain_error* error);

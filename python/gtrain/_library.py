@@ -15,7 +15,7 @@ class Error(ctypes.Structure):
 
 class CheckpointOptions(ctypes.Structure):
     _fields_ = [("size", c_size_t), ("uri", c_char_p), ("keep", c_int), ("every_steps", c_int64),
-                ("every_seconds", c_double), ("commit_timeout_ms", c_int64)]
+                ("every_seconds", c_double), ("commit_timeout_ms", c_int64), ("lazy", c_int)]
 
 
 class MeshAxis(ctypes.Structure):
@@ -77,6 +77,7 @@ _FUNCTIONS = {
                                  POINTER(c_int64), POINTER(c_int), _ERROR]),
     "gtrain_checkpointer_restored_bytes": (c_int, [c_void_p, POINTER(c_uint64), POINTER(c_uint64), _ERROR]),
     "gtrain_checkpointer_add_per_rank": (c_int, [c_void_p, c_char_p, c_void_p, c_size_t, _ERROR]),
+    "gtrain_checkpointer_fence": (c_int, [c_void_p, _ERROR]),
     "gtrain_checkpointer_restore": (c_int, [c_void_p, POINTER(c_int64), _ERROR]),
     "gtrain_checkpointer_save": (c_int, [c_void_p, c_int64, POINTER(c_int), _ERROR]),
     "gtrain_checkpointer_save_if_due": (c_int, [c_void_p, c_int64, c_void_p, POINTER(c_int), _ERROR]),

@@ -19,17 +19,20 @@ class Checkpointer:
         checkpointer.save_if_due(step)
         checkpointer.wait()
 
+    With lazy=True a save returns at once and the arrays are copied while the step computes with them; call fence() in
+    each step before the optimiser changes them.
+
     Without `uri` the job file's `checkpoint:` says where ($GTRAIN_CHECKPOINT_URI); its numbers win over those here.
     """
 
-    def __init__(self, session, uri=None, keep=0, every_steps=0, every_seconds=0.0, commit_timeout=600.0):
+    def __init__(self, session, uri=None, keep=0, every_steps=0, every_seconds=0.0, commit_timeout=600.0, lazy=False):
         self._handle = c_void_p()
         self._session = session
         self._buffers = {}
         options = _library.CheckpointOptions(
             size=ctypes.sizeof(_library.CheckpointOptions), uri=None if uri is None else str(uri).encode(),
             keep=keep, every_steps=every_steps, every_seconds=every_seconds,
-            commit_timeout_ms=milliseconds(commit_timeout))
+            commit_timeout_ms=milliseconds(commit_timeout), lazy=int(lazy))
         _library.call("gtrain_checkpointer_open", session.handle, byref(options), byref(self._handle))
 
     def __enter__(self):
@@ -112,6 +115,10 @@ class Checkpointer:
         _library.call("gtrain_checkpointer_save_if_due", self.handle, int(step), self._session.communicator.handle,
                       byref(saved))
         return bool(saved.value)
+
+    def fence(self):
+        """With lazy=True: waits until the last save's copy is complete. Without it the next save gives that one up."""
+        _library.call("gtrain_checkpointer_fence", self.handle)
 
     def wait(self, timeout=600.0):
         """Until the last save is committed; raises its error."""

@@ -3,6 +3,7 @@
 #define _GNU_SOURCE
 #include <gtrain/gtrain_c.h>
 #include <signal.h>
+#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -135,6 +136,41 @@ static void TestCheckpoint(gtrain_session* session, gtrain_communicator* comm, c
   gtrain_checkpointer_free(ckpt);
 }
 
+/* A save is not there before its fence, and given up when the next call comes first. */
+static void TestLazySaves(gtrain_session* session, gtrain_communicator* comm, const char* uri) {
+  float weights[6] = {1, 2, 3, 4, 5, 6};
+  const int64_t shape[1] = {6};
+  int64_t step = 0;
+  int saved = 0;
+  gtrain_checkpoint_options options = {0};
+  gtrain_checkpointer* ckpt = NULL;
+  options.uri = uri;
+  options.lazy = 1;
+  options.size = offsetof(gtrain_checkpoint_options, lazy) - 1;
+  CHECK(gtrain_checkpointer_open(session, &options, &ckpt, &err) == GTRAIN_INVALID_ARGUMENT);
+  options.size = sizeof(options);
+  OK(gtrain_checkpointer_open(session, &options, &ckpt, &err));
+  OK(gtrain_checkpointer_fence(ckpt, &err)); /* nothing was saved */
+  OK(gtrain_checkpointer_add_replicated(ckpt, "weights", weights, shape, 1, GTRAIN_FLOAT32, &err));
+  OK(gtrain_checkpointer_restore(ckpt, &step, &err));
+  OK(gtrain_checkpointer_save(ckpt, 1, &saved, &err));
+  OK(gtrain_checkpointer_fence(ckpt, &err));
+  weights[0] = 10;
+  OK(gtrain_checkpointer_wait(ckpt, kTimeoutMs, &err));
+  OK(gtrain_checkpointer_save(ckpt, 2, &saved, &err));
+  OK(gtrain_checkpointer_save_if_due(ckpt, 3, comm, &saved, &err)); /* the fence is forgotten */
+  weights[0] = 20;
+  CHECK(saved == 0);
+  CHECK(gtrain_checkpointer_wait(ckpt, kTimeoutMs, &err) == GTRAIN_FAILED_PRECONDITION);
+  CHECK(strstr(err.message, "Fence() was not called") != NULL);
+  OK(gtrain_checkpointer_last_committed(ckpt, &step, &err));
+  CHECK(step == 1);
+  OK(gtrain_checkpointer_restore(ckpt, &step, &err));
+  CHECK(step == 1 && weights[0] == 1);
+  gtrain_checkpointer_free(ckpt);
+  CHECK(gtrain_checkpointer_fence(NULL, &err) == GTRAIN_INVALID_ARGUMENT);
+}
+
 /* Seen by rank 0 of one: a mesh of one rank splits nothing, one of four is another world. */
 static void TestSharding(gtrain_session* session, const char* uri) {
   const gtrain_mesh_axis four[2] = {{"dp", 2}, {"tp", 2}}, one[2] = {{"dp", 1}, {"tp", 1}};
@@ -213,7 +249,7 @@ static void CheckNoSignalHandlers(void) {
 }
 
 int main(void) {
-  char folder[] = "capi_test-XXXXXX", uri[64], command[64];
+  char folder[] = "capi_test-XXXXXX", uri[64], lazy_uri[80], command[64];
   gtrain_session* session = NULL;
   gtrain_communicator* comm = NULL;
   unsetenv("GTRAIN_GENERATION"); /* by hand, even when the tests run under gtrain */
@@ -231,6 +267,8 @@ int main(void) {
   TestCollectives(comm);
   TestCheckpoint(session, comm, uri);
   TestSharding(session, uri);
+  snprintf(lazy_uri, sizeof(lazy_uri), "%s-lazy", uri);
+  TestLazySaves(session, comm, lazy_uri);
   TestFork(session, comm);
   CheckNoSignalHandlers();
   gtrain_session_free(session); /* before the communicator: any order is fine */

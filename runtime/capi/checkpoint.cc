@@ -1,6 +1,7 @@
 // Checkpoints of gtrain_c.h.
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
 #include <string>
 #include <utility>
 #include <vector>
@@ -17,7 +18,8 @@ constexpr int kAxesMax = 64;
 absl::StatusOr<CheckpointOptions> OptionsFrom(const gtrain_checkpoint_options* in) {
   CheckpointOptions options;
   if (in == nullptr) return options;
-  if (in->size < sizeof(gtrain_checkpoint_options)) {
+  // Programs made before `lazy` was there say the size without it.
+  if (in->size < offsetof(gtrain_checkpoint_options, lazy)) {
     return absl::InvalidArgumentError("`size` of gtrain_checkpoint_options is not its sizeof");
   }
   if (in->keep < 0 || in->every_steps < 0 || in->commit_timeout_ms < 0 || !std::isfinite(in->every_seconds) ||
@@ -29,6 +31,7 @@ absl::StatusOr<CheckpointOptions> OptionsFrom(const gtrain_checkpoint_options* i
   if (in->every_steps > 0) options.every_steps = in->every_steps;
   if (in->every_seconds > 0) options.every = absl::Seconds(in->every_seconds);
   if (in->commit_timeout_ms > 0) options.commit_timeout = absl::Milliseconds(in->commit_timeout_ms);
+  if (in->size >= sizeof(gtrain_checkpoint_options)) options.lazy = in->lazy != 0;
   return options;
 }
 
@@ -216,6 +219,14 @@ gtrain_status gtrain_checkpointer_save_if_due(gtrain_checkpointer* checkpointer,
     GT_RETURN_IF_ERROR(CheckHandle(comm));
     return comm->queue->RunNow(
         [&] { return StoreSaved(checkpointer->checkpointer->SaveIfDue(step, comm->comm.get()), saved); });
+  });
+}
+
+gtrain_status gtrain_checkpointer_fence(gtrain_checkpointer* checkpointer, gtrain_error* error) {
+  return Call(error, [&]() -> absl::Status {
+    GT_RETURN_IF_ERROR(CheckHandle(checkpointer));
+    checkpointer->checkpointer->Fence();
+    return absl::OkStatus();
   });
 }
 
