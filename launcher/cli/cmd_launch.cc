@@ -4,6 +4,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -12,11 +13,13 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "base/clock.h"
 #include "base/file.h"
 #include "base/status_macros.h"
 #include "launcher/cli/context.h"
 #include "launcher/cli/follow.h"
 #include "launcher/cli/job_input.h"
+#include "launcher/cli/local_cluster.h"
 #include "launcher/cli/resume.h"
 #include "launcher/cli/terminal.h"
 #include "launcher/cli/verbs.h"
@@ -105,17 +108,23 @@ absl::Status CheckHere(const spec::JobSpec& spec) {
   return absl::OkStatus();
 }
 
-// The head may end itself as idle in the moment before our submit arrives; the same id is sent to its
+constexpr absl::Duration kSubmitPatience = absl::Seconds(30);
+constexpr absl::Duration kLocalLook = absl::Milliseconds(500);  // then see whether the head lives; doubled
+
+// The local head may end itself as idle in the moment before our submit arrives; the same id is sent to its
 // successor.
 absl::StatusOr<std::string> Submit(Cluster& cluster, const core::ClientSubmit& submit) {
+  const RealClock clock;
+  const Instant deadline = clock.Now() + kSubmitPatience;
   core::ClientRequest request;
   request.id = net::NewRequestId();
-  request.deadline = absl::Seconds(20);
   request.body = submit;
-  absl::StatusOr<core::ClientReply> reply = cluster.client->Call(request, absl::Seconds(20));
-  if (!reply.ok() && cluster.local) {
-    GT_RETURN_IF_ERROR(Reconnect(cluster));
-    reply = cluster.client->Call(request, absl::Seconds(30));
+  absl::StatusOr<core::ClientReply> reply;
+  for (absl::Duration look = kLocalLook;; look *= 2) {
+    const absl::Duration left = deadline - clock.Now();
+    reply = cluster.client->Call(request, cluster.local ? std::min(look, left) : left);
+    if (!absl::IsDeadlineExceeded(reply.status()) || !cluster.local || clock.Now() >= deadline) break;
+    if (!LocalHeadRuns(cluster.dir)) GT_RETURN_IF_ERROR(Reconnect(cluster));
   }
   if (!reply.ok()) return reply.status();
   if (!reply->ok) return absl::Status(static_cast<absl::StatusCode>(reply->code), reply->error);

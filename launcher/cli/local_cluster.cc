@@ -151,8 +151,10 @@ absl::Status WaitFor(pid_t pid, const std::string& what, const std::string& log,
 }
 
 absl::Status StartHead(const std::string& program, const std::string& dir) {
-  // Agents and clients of a head that was killed look for it where it was.
-  std::optional<int> preferred;
+  // Agents and clients of a head that is gone look for it where it was. One that ended in order leaves no
+  // word of where, so its first choice is always the same.
+  constexpr size_t kPorts = 12'000;
+  int preferred = 20'000 + static_cast<int>(std::hash<std::string>()(dir) % kPorts);
   if (const auto before = net::ReadEndpoint(dir + "/endpoint.json"); before.ok()) {
     int port = 0;
     if (absl::SimpleAtoi(before->endpoint.substr(before->endpoint.rfind(':') + 1), &port)) preferred = port;
@@ -160,7 +162,8 @@ absl::Status StartHead(const std::string& program, const std::string& dir) {
   unlink((dir + "/endpoint.json").c_str());
   absl::Status status;
   for (int attempt = 0; attempt < 3; ++attempt) {
-    GT_ASSIGN_OR_RETURN(const int port, FreePort(attempt == 0 ? preferred : std::nullopt));
+    GT_ASSIGN_OR_RETURN(const int port,
+                        FreePort(attempt == 0 ? std::optional<int>(preferred) : std::nullopt));
     const std::string log = dir + "/head.log";
     GT_ASSIGN_OR_RETURN(
         const pid_t pid,

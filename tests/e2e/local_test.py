@@ -51,6 +51,31 @@ class LocalTest(harness.GtrainTest):
         self.assertNotEqual(env['MASTER_PORT'], json.loads(self.read('env.1.0'))['MASTER_PORT'])
         self.end_local_cluster()
 
+    def test_launch_in_the_moment_in_which_the_cluster_ends(self):
+        """The head ends before it reads the submit: the next one gets it, and the agent of before finds that one."""
+        self.assertEqual(self.start('launch', '-n', '1', '--', 'true').wait(), 0)
+        wait_until('the keeper to end with its job', lambda: not self.daemons('keeper'))
+        (head,), (agent,) = self.daemons('head'), self.daemons('agent')
+        os.kill(head, signal.SIGSTOP)
+        launch = self.start('launch', '-n', '1', '--', 'true')
+        wait_until('the client to connect', lambda: len(os.listdir(f'/proc/{launch.popen.pid}/task')) >= 3)
+        os.kill(head, signal.SIGKILL)
+        # Less than the 20 s for which an agent without a head waits before it ends.
+        self.assertEqual(launch.wait(15), 0, launch.output())
+        self.assertEqual(self.daemons('agent'), [agent])
+
+        wait_until('the keeper to end with its job', lambda: not self.daemons('keeper'))
+        (head,) = self.daemons('head')
+        os.kill(agent, signal.SIGSTOP)  # else it might end, too
+        os.kill(head, signal.SIGTERM)
+        wait_until('the head to end in order', lambda: not self.daemons('head'))
+        launch = self.start('launch', '-n', '1', '--', 'true')
+        wait_until('the next head', lambda: self.daemons('head'))
+        os.kill(agent, signal.SIGCONT)
+        self.assertEqual(launch.wait(15), 0, launch.output())
+        self.assertEqual(self.daemons('agent'), [agent])
+        self.end_local_cluster()
+
     def test_crash_loop_fails_with_the_first_fault(self):
         """A rank that always crashes before its first step: FAILED, exit 1, failure.json names rank and exit code."""
         job = self.stepper_job('loop', '--steps', '5', '--crash', '1:1', '--always')
