@@ -1,6 +1,7 @@
 """The ranks of bench_allreduce under Gloo: what allreduce_rank.cc does, with torch.distributed.all_reduce.
 
-usage: allreduce_gloo.py FILE RANKS BYTES:CALLS...   (starts RANKS processes of itself)
+usage: allreduce_gloo.py FILE RANKS [rank=RANK:STORE] BYTES:CALLS...
+Starts RANKS processes of itself, or is one of them, which meet in the file STORE.
 """
 import os
 import statistics
@@ -38,6 +39,10 @@ def run(rank, ranks, store, path, sizes):
 
 def main():
     path, ranks, sizes = sys.argv[1], int(sys.argv[2]), sys.argv[3:]
+    if sizes[0].startswith("rank="):
+        rank, store = sizes[0][len("rank="):].split(":")
+        run(int(rank), ranks, store, path, sizes[1:])
+        return
     with tempfile.TemporaryDirectory() as folder:
         children = []
         for rank in range(ranks):
