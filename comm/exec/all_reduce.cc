@@ -163,8 +163,14 @@ absl::Status ExecCommunicator::ReduceBetweenMachines(const OpRecord& r, char* da
 }
 
 absl::Status ExecCommunicator::FlatAllReduce(const OpRecord& r, char* data, const Watch& watch) {
+  const size_t element = DTypeSize(r.dtype), bytes = r.count * element;
+  if (bytes <= kWithRecordsBytes && GoesWithRecords(algorithm_, link_, nodes(), bytes)) {
+    GT_RETURN_IF_ERROR(Agree(r, watch, data, bytes));
+    sources_.assign({data});
+    if (Divisor(r) != 1) Combine(data, r.count, r, Divisor(r));
+    return absl::OkStatus();
+  }
   GT_RETURN_IF_ERROR(Enter(r, watch));
-  const size_t element = DTypeSize(r.dtype);
   const uint64_t block = kScheduleBytes / element;
   for (uint64_t at = 0; at < r.count; at += block) {
     const uint64_t count = std::min(block, r.count - at);

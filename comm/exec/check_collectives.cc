@@ -210,6 +210,45 @@ absl::Status Everything(Communicator& c) {
   return absl::OkStatus();
 }
 
+absl::Status SendAndReceive(Communicator& c) {
+  int turn = 0;
+  for (size_t count : kCounts) {
+    for (int low = 0; low < c.size(); ++low) {
+      for (int high = low + 1; high < c.size(); ++high) {
+        ++turn;
+        const bool low_first = turn % 3 != 0;
+        const int from = low_first ? low : high, to = low_first ? high : low;
+        std::vector<int32_t> data(count + 1);
+        const auto fill = [&](int rank) {
+          for (size_t i = 0; i < count; ++i) data[i] = Input(rank, i) + 1000 * turn;
+        };
+        const auto check = [&](int rank) {
+          for (size_t i = 0; i < count; ++i) {
+            if (data[i] != Input(rank, i) + 1000 * turn) {
+              return Wrong("send", i, data[i], Input(rank, i) + 1000 * turn);
+            }
+          }
+          return absl::OkStatus();
+        };
+        if (c.rank() == from) {
+          fill(from);
+          RETURN_IF_BAD(c.Send(data.data(), count, DType::kInt32, to));
+          RETURN_IF_BAD(check(from));
+          RETURN_IF_BAD(c.Receive(data.data(), count, DType::kInt32, to));
+          RETURN_IF_BAD(check(to));
+        } else if (c.rank() == to) {
+          RETURN_IF_BAD(c.Receive(data.data(), count, DType::kInt32, from));
+          RETURN_IF_BAD(check(from));
+          fill(to);
+          RETURN_IF_BAD(c.Send(data.data(), count, DType::kInt32, from));
+        }
+        if (turn % 4 == 0) RETURN_IF_BAD(CheckAllReduce(c, 100, DType::kFloat32, ReduceOp::kSum));
+      }
+    }
+  }
+  return c.Barrier();
+}
+
 // Every type and operation on every way that an all-reduce inside a machine takes: in the posts, staged in
 // chunks, straight in memory of Allocate(), and with ranks that disagree about that. Odd counts, around the
 // borders between the ways, at odd places.

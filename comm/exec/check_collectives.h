@@ -25,6 +25,8 @@ absl::Status CheckAllToAll(Communicator& c, size_t count, char* input = nullptr)
 absl::Status Everything(Communicator& c);
 // All-reduce of all types and operations, each in every way there is inside a machine.
 absl::Status EveryWay(Communicator& c);
+// Between every two ranks, there and back, with all-reduces in between.
+absl::Status SendAndReceive(Communicator& c);
 // The same with memory of Allocate(), on all and on some of the ranks.
 absl::Status DirectMemory(Communicator& c);
 

@@ -40,7 +40,7 @@ absl::Status Annotate(const absl::Status& status, const std::string& what) {
 
 // First byte of what ranks tell each other: an error of one is then reported by all.
 constexpr char kMeetOk = '+', kMeetError = '-';
-constexpr uint32_t kMeetVersion = (4 << 16) | sizeof(OpRecord);
+constexpr uint32_t kMeetVersion = (5 << 16) | sizeof(OpRecord);
 constexpr size_t kAlgorithmBytesMax = 64;
 
 // What every rank calls its algorithm. The same error on all when one is none, or they differ.
@@ -94,7 +94,9 @@ ExecCommunicator::ExecCommunicator(Bootstrap* bootstrap, ExecOptions options)
 
 ExecCommunicator::~ExecCommunicator() {
   // A forked child must not speak on its parent's connections, not even to close them.
-  if (fork_guard_.Forked()) (void)transport_.release();
+  if (!fork_guard_.Forked()) return;
+  (void)transport_.release();
+  (void)pair_transport_.release();
 }
 
 // First what all must agree on, then each rank's transport address, empty for ranks that are no leaders.
@@ -114,12 +116,16 @@ absl::StatusOr<std::vector<std::string>> ExecCommunicator::Meet(const GatherFn& 
     }
   }
   std::memcpy(nonce, &first[0][1 + sizeof(kMeetVersion)], sizeof(*nonce));
+  nonce_ = *nonce;
   std::vector<std::string> algorithms;
   for (const std::string& of_rank : first) algorithms.push_back(of_rank.substr(fixed));
   GT_ASSIGN_OR_RETURN(algorithm_, AgreedAlgorithm(algorithms));
   if (nodes() == 1 && !both_rounds) return std::vector<std::string>(first.size());
 
-  GT_ASSIGN_OR_RETURN(std::vector<std::string> all, gather(OpenTransport(*nonce)));
+  const absl::StatusOr<std::string> own = OpenTransports();
+  GT_ASSIGN_OR_RETURN(std::vector<std::string> all,
+                      gather(own.ok() ? std::string(1, kMeetOk) + *own
+                                      : std::string(1, kMeetError) + std::string(own.status().message())));
   for (size_t r = 0; r < all.size(); ++r) {
     if (all[r].empty() || all[r][0] != kMeetOk) {
       return absl::UnavailableError(absl::StrCat(
@@ -131,22 +137,43 @@ absl::StatusOr<std::vector<std::string>> ExecCommunicator::Meet(const GatherFn& 
   return all;
 }
 
-// What the peers are told: where this rank is reached, or why it is not.
-std::string ExecCommunicator::OpenTransport(uint64_t nonce) {
-  if (nodes() == 1 || !hierarchy_.leader()) return std::string(1, kMeetOk);
-  const auto broken = [this](int node, const std::string& symptom) {
-    bootstrap_->ReportLink(hierarchy_.nodes[static_cast<size_t>(node)][0], symptom);
+// What the peers are told: the length of the first address, where a leader is reached (else 0), it, and where
+// this rank is reached by its partner in a pair.
+absl::StatusOr<std::string> ExecCommunicator::OpenTransports() {
+  if (nodes() == 1) return std::string();
+  const auto open = [this](uint64_t nonce, LinkWatch::Report broken, bool at_once) {
+    return options_.transport ? options_.transport(*bootstrap_, nonce)
+                              : OpenUcxTransport(*bootstrap_, nonce, std::move(broken), at_once);
   };
-  auto opened = options_.transport ? options_.transport(*bootstrap_, nonce)
-                                   : OpenUcxTransport(*bootstrap_, nonce, broken);
-  absl::Status status = opened.status();
-  if (opened.ok()) {
-    transport_ = *std::move(opened);
-    absl::StatusOr<std::string> address = transport_->Address();
-    if (address.ok()) return std::string(1, kMeetOk) + *address;
-    status = address.status();
+  std::string leader;
+  if (hierarchy_.leader()) {
+    const auto broken = [this](int node, const std::string& symptom) {
+      bootstrap_->ReportLink(hierarchy_.nodes[static_cast<size_t>(node)][0], symptom);
+    };
+    GT_ASSIGN_OR_RETURN(transport_, open(nonce_, broken, true));
+    GT_ASSIGN_OR_RETURN(leader, transport_->Address());
   }
-  return absl::StrCat(std::string(1, kMeetError), status.message());
+  const auto broken = [this](int rank, const std::string& symptom) { bootstrap_->ReportLink(rank, symptom); };
+  GT_ASSIGN_OR_RETURN(pair_transport_, open(nonce_ + 1, broken, false));
+  GT_ASSIGN_OR_RETURN(const std::string pair, pair_transport_->Address());
+  const uint64_t length = leader.size();
+  return absl::StrCat(absl::string_view(reinterpret_cast<const char*>(&length), sizeof(length)), leader,
+                      pair);
+}
+
+absl::Status ExecCommunicator::ConnectTransports(const std::vector<std::string>& addresses) {
+  std::vector<std::string> of_leaders, of_all;
+  for (const std::string& address : addresses) {
+    uint64_t length = 0;
+    if (address.size() >= sizeof(length)) std::memcpy(&length, address.data(), sizeof(length));
+    if (address.size() < sizeof(length) || length > address.size() - sizeof(length)) {
+      return absl::InternalError("the address of a rank is none");
+    }
+    if (length > 0) of_leaders.push_back(address.substr(sizeof(length), length));
+    of_all.push_back(address.substr(sizeof(length) + length));
+  }
+  if (transport_ != nullptr) GT_RETURN_IF_ERROR(transport_->Connect(of_leaders, hierarchy_.node));
+  return pair_transport_->Connect(of_all, rank());
 }
 
 absl::Status ExecCommunicator::Connect() {
@@ -160,11 +187,7 @@ absl::Status ExecCommunicator::Connect(const GatherFn& gather, bool both_rounds,
   uint64_t nonce = 0;
   GT_ASSIGN_OR_RETURN(const std::vector<std::string> addresses, Meet(gather, both_rounds, &nonce));
   if (size() == 1) return absl::OkStatus();
-  if (transport_ != nullptr) {
-    std::vector<std::string> of_leaders;
-    for (const auto& ranks : hierarchy_.nodes) of_leaders.push_back(addresses[static_cast<size_t>(ranks[0])]);
-    GT_RETURN_IF_ERROR(transport_->Connect(of_leaders, hierarchy_.node));
-  }
+  if (nodes() > 1) GT_RETURN_IF_ERROR(ConnectTransports(addresses));
   if (!hierarchy_.one_rank_a_node()) {
     GT_ASSIGN_OR_RETURN(shm_, ShmGroup::Open(bootstrap_, hierarchy_.peers(), hierarchy_.local, nonce, watch));
   } else {
@@ -213,45 +236,48 @@ absl::Status ExecCommunicator::AgreeOnMost(absl::Span<double> values, const Watc
   return absl::OkStatus();
 }
 
-// A few messages round the ring of leaders tell what a round and a byte cost. Everybody must choose the same
-// algorithm, so everybody takes the worst that anybody measured.
+// A few messages of each size round the ring of leaders tell what a round costs. Everybody must choose the
+// same algorithm, so everybody takes the worst that anybody measured.
 absl::Status ExecCommunicator::MeasureLinks(const Watch& watch) {
-  constexpr size_t kSmall = 8, kLarge = 256 << 10;
-  constexpr int kTimesSmall = 9, kTimesLarge = 3;
+  constexpr size_t kSizes = LinkCost::kSizes.size(), kLargest = LinkCost::kSizes.back();
+  constexpr int kTimes[kSizes] = {15, 11, 9, 5};
   // On a link that took longer for the first try more large messages would be felt; it has told enough.
   constexpr double kSlow = 0.05;
   double tried = 0;
   uint64_t tried_bytes = 0;
   GT_RETURN_IF_ERROR(TryLinks(watch, &tried, &tried_bytes));
+  GT_RETURN_IF_ERROR(AgreeOnMost(absl::MakeSpan(&tried, 1), watch));
+  const bool slow = tried > kSlow;
 
   const int next = (hierarchy_.node + 1) % nodes(), previous = (hierarchy_.node + nodes() - 1) % nodes();
-  std::vector<char> out(kLarge), in(kLarge);
-  const auto fastest = [&](size_t bytes, int times, double* seconds) -> absl::Status {
+  std::vector<char> out(kLargest), in(kLargest);
+  double fastest[kSizes + 1] = {};
+  for (size_t s = 0; s < kSizes; ++s) {
+    const size_t bytes = LinkCost::kSizes[s];
+    if (slow && s >= 2) {
+      fastest[s] = tried * static_cast<double>(bytes) / static_cast<double>(tried_bytes);
+      continue;
+    }
     const Transfer transfers[] = {{next, true, out.data(), bytes}, {previous, false, in.data(), bytes}};
-    for (int i = 0; i < times; ++i) {
+    for (int i = 0; i < kTimes[s]; ++i) {
       const Instant start = RealClock().Now();
       GT_RETURN_IF_ERROR(transport_->Exchange(
           transfers, [](size_t) {}, watch));
       const double took = absl::ToDoubleSeconds(RealClock().Now() - start);
-      *seconds = i == 0 ? took : std::min(*seconds, took);
+      fastest[s] = i == 0 ? took : std::min(fastest[s], took);
     }
-    return absl::OkStatus();
-  };
-  double small = 0, large = tried;
-  GT_RETURN_IF_ERROR(fastest(kSmall, kTimesSmall, &small));
+  }
   const Instant start = RealClock().Now();
   const void* sources[] = {in.data(), out.data()};
-  gtrain::comm::Reduce(in.data(), sources, 2, kLarge / sizeof(float), DType::kFloat32, ReduceOp::kSum, 1);
-  const double reducing = absl::ToDoubleSeconds(RealClock().Now() - start) / kLarge;
-  double worst[] = {small, tried, reducing};
-  GT_RETURN_IF_ERROR(AgreeOnMost(absl::MakeSpan(worst), watch));
-  uint64_t large_bytes = tried_bytes;
-  if (worst[1] < kSlow) {
-    large_bytes = kLarge;
-    GT_RETURN_IF_ERROR(fastest(kLarge, kTimesLarge, &large));
+  gtrain::comm::Reduce(in.data(), sources, 2, kLargest / sizeof(float), DType::kFloat32, ReduceOp::kSum, 1);
+  fastest[kSizes] = absl::ToDoubleSeconds(RealClock().Now() - start) / kLargest;
+
+  GT_RETURN_IF_ERROR(AgreeOnMost(absl::MakeSpan(fastest), watch));
+  for (size_t s = 0; s < kSizes; ++s) {
+    // A larger message is never cheaper: where it seemed so, something else took the time.
+    link_.round[s] = s == 0 ? fastest[s] : std::max(fastest[s], link_.round[s - 1]);
   }
-  GT_RETURN_IF_ERROR(AgreeOnMost(absl::MakeSpan(&large, 1), watch));
-  link_ = FitLink(worst[0], kSmall, large, large_bytes, worst[2]);
+  link_.reduced_byte = fastest[kSizes];
   return absl::OkStatus();
 }
 
@@ -338,6 +364,85 @@ absl::StatusOr<std::unique_ptr<Communicator>> ExecCommunicator::Split(int color,
   return group;
 }
 
+// ------------------------------------------------------------------ pairs
+
+// The two ranks of a pair on a transport of all.
+class ExecCommunicator::PairTransport final : public DataTransport {
+ public:
+  PairTransport(DataTransport* all, int peer) : all_(all), peer_(peer) {}
+  absl::StatusOr<std::string> Address() override { return absl::InternalError("a pair has no address"); }
+  absl::Status Connect(const std::vector<std::string>&, int) override {
+    return absl::InternalError("a pair is connected already");
+  }
+  absl::Status Exchange(absl::Span<const Transfer> transfers, absl::FunctionRef<void(size_t)> done,
+                        const Watch& watch) override {
+    std::vector<Transfer> with_peer(transfers.begin(), transfers.end());
+    for (Transfer& t : with_peer) t.peer = peer_;
+    return all_->Exchange(with_peer, done, watch);
+  }
+
+ private:
+  DataTransport* const all_;
+  const int peer_;
+};
+
+absl::StatusOr<ExecCommunicator*> ExecCommunicator::Pair(int peer) {
+  std::unique_ptr<ExecCommunicator>& known = pairs_[peer];
+  if (known != nullptr) return known.get();
+  const std::vector<int> ranks{std::min(peer, rank()), std::max(peer, rank())};
+  auto bootstrap = std::make_unique<SubBootstrap>(bootstrap_, ranks, peer < rank() ? 1 : 0);
+  ExecOptions options = options_;
+  options.on_start = nullptr;
+  auto pair = std::make_unique<ExecCommunicator>(bootstrap.get(), std::move(options));
+  pair->own_bootstrap_ = std::move(bootstrap);
+  pair->names_ = ranks;
+  if (pair->nodes() == 1) {
+    // Unlike all others of this machine: both find it without asking each other.
+    const uint64_t place = (static_cast<uint64_t>(ranks[0]) << 32) + static_cast<uint64_t>(ranks[1]);
+    const uint64_t nonce = nonce_ + place * 0x9e3779b97f4a7c15u;
+    const Watch watch(bootstrap_, options_.user.timeout);
+    GT_ASSIGN_OR_RETURN(pair->shm_, ShmGroup::Open(pair->bootstrap_, ranks, pair->rank(), nonce, watch));
+  } else {
+    pair->transport_ = std::make_unique<PairTransport>(pair_transport_.get(), peer);
+    pair->records_.resize(ranks.size());
+  }
+  known = std::move(pair);
+  return known.get();
+}
+
+absl::Status ExecCommunicator::Send(const void* data, size_t count, DType dtype, int to) {
+  return Between(rank(), to, const_cast<void*>(data), count, dtype);  // of the root it is only read
+}
+
+absl::Status ExecCommunicator::Receive(void* data, size_t count, DType dtype, int from) {
+  return Between(from, rank(), data, count, dtype);
+}
+
+absl::Status ExecCommunicator::Between(int from, int to, void* data, size_t count, DType dtype) {
+  GT_RETURN_IF_ERROR(Usable());
+  const int peer = from == rank() ? to : from;
+  const std::string what = absl::StrCat("from rank ", from, " to rank ", to);
+  if (peer < 0 || peer >= size() || peer == rank()) {
+    return Die(absl::InvalidArgumentError(
+        absl::StrCat(what, ": the other rank must be one of 0..", size() - 1, " and not this one")));
+  }
+  absl::StatusOr<ExecCommunicator*> pair = Pair(peer);
+  if (!pair.ok()) return Die(Annotate(pair.status(), what));
+  const absl::Status moved = (*pair)->Spread(OpKind::kSend, data, count, dtype, from < to ? 0 : 1);
+  return moved.ok() ? moved : Die(Annotate(moved, what));
+}
+
+absl::Status ExecCommunicator::Die(absl::Status why) {
+  dead_ = std::move(why);
+  if (shm_ != nullptr) shm_->Fail(dead_);
+  for (auto& [peer, pair] : pairs_) {
+    if (pair != nullptr && pair->shm_ != nullptr) pair->shm_->Fail(dead_);
+  }
+  transport_.reset();
+  pair_transport_.reset();
+  return dead_;
+}
+
 // ------------------------------------------------------------------ every collective
 
 absl::Status ExecCommunicator::Usable() const {
@@ -365,10 +470,7 @@ absl::Status ExecCommunicator::Call(OpRecord record, const void* data, size_t by
     if (waited > absl::ZeroDuration()) options_.on_waited(waited);
   }
   if (status.ok()) return status;
-  dead_ = Annotate(status, Describe(record));
-  if (shm_ != nullptr) shm_->Fail(dead_);
-  transport_.reset();
-  return dead_;
+  return Die(Annotate(status, Describe(record, names_)));
 }
 
 bool ExecCommunicator::Inline(size_t bytes) const {
@@ -379,16 +481,75 @@ absl::Status ExecCommunicator::Enter(const OpRecord& record, const Watch& watch,
                                      size_t bytes) {
   if (shm_ != nullptr) GT_RETURN_IF_ERROR(shm_->Enter(record, payload, bytes, watch));
   if (nodes() == 1) return CheckNeighbours(record);
-  absl::Span<OpRecord> records = shm_ != nullptr ? shm_->Records() : absl::MakeSpan(records_);
+  if (shm_ == nullptr) return Agree(record, watch);
+  absl::Span<OpRecord> records = shm_->Records();
   if (leads()) {
-    for (int i = 0; shm_ != nullptr && i < shm_->size(); ++i) {
+    for (int i = 0; i < shm_->size(); ++i) {
       records[static_cast<size_t>(hierarchy_.peers()[static_cast<size_t>(i)])] = shm_->Record(i);
     }
     records[static_cast<size_t>(rank())] = record;
     GT_RETURN_IF_ERROR(GatherRecords(records, watch));
   }
-  if (shm_ != nullptr) GT_RETURN_IF_ERROR(shm_->Phase(watch));
+  GT_RETURN_IF_ERROR(shm_->Phase(watch));
   return CheckAgreement(records);
+}
+
+// A doubling all-reduce of "we all do this", in which small data goes along: the same bytes as in the
+// schedule of the data alone, and no round more. Only when somebody differs everybody hears from everybody.
+absl::Status ExecCommunicator::Agree(const OpRecord& record, const Watch& watch, char* data, size_t bytes) {
+  struct Head {
+    OpRecord record;
+    uint64_t same;
+  };
+  constexpr size_t kMost = sizeof(Head) + kWithRecordsBytes;
+  own_message_.resize(kMost);
+  their_message_.resize(kMost);
+  char* const payload = own_message_.data() + sizeof(Head);
+  bool same = true;
+  size_t received = 0;
+  const auto tell = [&] {
+    const Head head{record, same ? 1u : 0u};
+    std::memcpy(own_message_.data(), &head, sizeof(head));
+  };
+  const auto hear = [&](const Action& action) {
+    Head head{};
+    std::memcpy(&head, their_message_.data(), sizeof(head));
+    same = same && received == sizeof(Head) + bytes && head.same != 0 && SameOperation(head.record, record);
+    if (!same || bytes == 0) return;
+    char* const theirs = their_message_.data() + sizeof(Head);
+    if (action.kind == ActionKind::kReceive) {
+      std::memcpy(payload, theirs, bytes);
+      return;
+    }
+    const void* sources[] = {payload, theirs};
+    if (action.incoming_first) std::swap(sources[0], sources[1]);
+    gtrain::comm::Reduce(payload, sources, 2, record.count, record.dtype, record.op, 1);
+  };
+  if (bytes > 0) std::memcpy(payload, data, bytes);
+  for (const Round& round : DoublingAllReduce(hierarchy_.node, nodes(), 1)) {
+    tell();
+    std::vector<Transfer> transfers;
+    for (const Action& action : round) {
+      if (action.kind == ActionKind::kSend) {
+        transfers.push_back({action.peer, true, own_message_.data(), sizeof(Head) + bytes});
+      } else {
+        transfers.push_back({action.peer, false, their_message_.data(), kMost, &received});
+      }
+    }
+    GT_RETURN_IF_ERROR(transport_->Exchange(
+        transfers,
+        [&](size_t i) {
+          if (round[i].kind != ActionKind::kSend) hear(round[i]);
+        },
+        watch));
+  }
+  if (same) {
+    if (bytes > 0) std::memcpy(data, payload, bytes);
+    return absl::OkStatus();
+  }
+  records_[static_cast<size_t>(rank())] = record;
+  GT_RETURN_IF_ERROR(GatherRecords(absl::MakeSpan(records_), watch));
+  return CheckAgreement(records_, names_);
 }
 
 // On one machine.
@@ -398,7 +559,7 @@ absl::Status ExecCommunicator::CheckNeighbours(const OpRecord& record) const {
   if (same) return absl::OkStatus();
   std::vector<OpRecord> records;
   for (int i = 0; i < shm_->size(); ++i) records.push_back(shm_->Record(i));
-  return CheckAgreement(records);
+  return CheckAgreement(records, names_);
 }
 
 // Leaders: the records of all machines to all machines.

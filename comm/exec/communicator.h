@@ -13,8 +13,9 @@
 
 namespace gtrain::comm {
 
-// Only called by the first rank of a machine, and only when there are several machines. `nonce`
-// is the same on all ranks and differs between communicators.
+// Only called when there are several machines, by the first rank of each for what these say to each other,
+// and by every rank for what pairs of ranks do. `nonce` is the same on all ranks and differs between
+// communicators and between the two.
 using TransportFactory =
     std::function<absl::StatusOr<std::unique_ptr<DataTransport>>(const Bootstrap& bootstrap, uint64_t nonce)>;
 

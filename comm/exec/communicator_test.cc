@@ -7,6 +7,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <csignal>
 #include <cstring>
 #include <filesystem>
@@ -187,6 +188,89 @@ TEST(Communicator, SplitIntoRowsAndColumns) {
     SCOPED_TRACE(testing::PrintToString(nodes));
     FakeWorld world(nodes);
     ExpectAllOk(RunThreads(world, RowsAndColumns));
+  }
+}
+
+TEST(Communicator, SendAndReceive) {
+  for (const auto& nodes : std::vector<std::vector<std::string>>{{"a", "a"},
+                                                                 {"a", "a", "a", "a"},
+                                                                 {"a", "b"},
+                                                                 {"a", "b", "c"},
+                                                                 {"a", "a", "b", "b"},
+                                                                 {"b", "a", "b", "c", "a"}}) {
+    SCOPED_TRACE(testing::PrintToString(nodes));
+    FakeWorld world(nodes);
+    ExpectAllOk(RunThreads(world, SendAndReceive));
+  }
+}
+
+// Both of a pair hear the same; the third rank knows nothing of it.
+TEST(Communicator, L6SendAndReceiveThatDoNotFit) {
+  for (const auto& nodes :
+       std::vector<std::vector<std::string>>{{"a", "a", "a"}, {"a", "b", "b"}, {"a", "b", "c"}}) {
+    SCOPED_TRACE(testing::PrintToString(nodes));
+    const auto both = [&](const Body& one, const Body& two) {
+      FakeWorld world(nodes);
+      const auto results = RunThreads(world, [&](Communicator& c) {
+        return c.rank() == 1 ? one(c) : c.rank() == 2 ? two(c) : absl::OkStatus();
+      });
+      EXPECT_TRUE(results[0].ok());
+      EXPECT_EQ(results[1].code(), absl::StatusCode::kFailedPrecondition) << results[1];
+      EXPECT_EQ(results[2].code(), absl::StatusCode::kFailedPrecondition) << results[2];
+      return std::string(results[1].message()) + " / " + std::string(results[2].message());
+    };
+    std::vector<float> data(11);
+    const auto send = [](size_t count, int to) {
+      return [=](Communicator& c) {
+        const std::vector<float> mine(count);
+        return c.Send(mine.data(), count, DType::kFloat32, to);
+      };
+    };
+    EXPECT_THAT(
+        both(send(10, 2), [&](Communicator& c) { return c.Receive(data.data(), 11, DType::kFloat32, 1); }),
+        testing::AllOf(testing::HasSubstr("rank 1 calls send #1 of 10 float32 from rank 1; rank 2 calls send "
+                                          "#1 of 11 float32 from rank 1"),
+                       testing::HasSubstr("/ from rank 1 to rank 2: send #1 of 11")));
+    EXPECT_THAT(
+        both(send(5, 2), send(5, 1)),
+        testing::HasSubstr("rank 1 calls send #1 of 5 float32 from rank 1; rank 2 calls send #1 of 5 float32 "
+                           "from rank 2"));
+  }
+}
+
+TEST(Communicator, SendToNobodyAndToOneself) {
+  for (int to : {-1, 0, 2}) {
+    FakeWorld world(FakeWorld::OneNode(2));
+    const auto results = RunThreads(world, [&](Communicator& c) {
+      float x = 0;
+      if (c.rank() == 1) return absl::OkStatus();
+      const absl::Status status = c.Send(&x, 1, DType::kFloat32, to);
+      EXPECT_EQ(c.Send(&x, 1, DType::kFloat32, 1), status) << "dead after an error";
+      return status;
+    });
+    EXPECT_EQ(results[0].code(), absl::StatusCode::kInvalidArgument) << results[0];
+  }
+}
+
+TEST(Communicator, ReceiveOfWhatNobodySendsEndsByItsDeadline) {
+  for (const auto& nodes : std::vector<std::vector<std::string>>{{"a", "a"}, {"a", "b"}}) {
+    FakeWorld world(nodes);
+    std::atomic<bool> ended = false;
+    const auto results = RunThreads(
+        world,
+        [&](Communicator& c) {
+          float x = 0;
+          if (c.rank() == 0) {
+            const absl::Status status = c.Receive(&x, 1, DType::kFloat32, 1);
+            ended = true;
+            return status;
+          }
+          while (!ended) absl::SleepFor(absl::Milliseconds(5));
+          return absl::OkStatus();
+        },
+        absl::Seconds(3));
+    EXPECT_EQ(results[0].code(), absl::StatusCode::kDeadlineExceeded) << results[0];
+    EXPECT_THAT(std::string(results[0].message()), testing::HasSubstr("from rank 1 to rank 0"));
   }
 }
 
@@ -415,6 +499,31 @@ TEST_F(Forked, DirectMemory) {
   ExpectAllSucceed(world, DirectMemory);
 }
 
+// Every rank hands on what it got, so all wait for the victim soon, some in Send and some in Receive.
+TEST_F(Forked, L1L3L7KilledRankInSendAndReceive) {
+  std::vector<std::vector<std::string>> worlds{FakeWorld::OneNode(4)};
+  if (UcxHere()) worlds.push_back({"a", "b", "c", "d"});
+  if (UcxHere()) worlds.push_back({"a", "a", "b", "b"});
+  for (const auto& nodes : worlds) {
+    for (int victim : {0, 3}) {
+      for (size_t count : {1, 400'000}) {
+        SCOPED_TRACE(testing::Message()
+                     << testing::PrintToString(nodes) << " victim " << victim << " of " << count);
+        KillInTheMiddle(nodes, victim, [&](Communicator& c) -> absl::Status {
+          std::vector<float> data(count, 1.0f);
+          const int next = (c.rank() + 1) % c.size(), previous = (c.rank() + c.size() - 1) % c.size();
+          for (;;) {
+            if (c.rank() % 2 == 0) RETURN_IF_BAD(c.Send(data.data(), count, DType::kFloat32, next));
+            RETURN_IF_BAD(c.Receive(data.data(), count, DType::kFloat32, previous));
+            if (c.rank() % 2 == 1) RETURN_IF_BAD(c.Send(data.data(), count, DType::kFloat32, next));
+            ++board_->steps[c.rank()];
+          }
+        });
+      }
+    }
+  }
+}
+
 TEST_F(Forked, L1L3L7KilledRankOnOneMachine) {
   for (int victim : {0, 3}) KillInTheMiddle(FakeWorld::OneNode(4), victim);
 }
@@ -476,6 +585,8 @@ TEST_F(Forked, UcxBetweenPretendedMachines) {
     SCOPED_TRACE(testing::PrintToString(nodes));
     FakeWorld world(nodes);
     ExpectAllSucceed(world, Everything);
+    FakeWorld again(nodes);
+    ExpectAllSucceed(again, SendAndReceive);
   }
   FakeWorld mesh({"a", "b", "b", "a"});
   ExpectAllSucceed(mesh, RowsAndColumns);

@@ -3,6 +3,7 @@
 #pragma once
 #include <algorithm>
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -29,6 +30,8 @@ inline constexpr size_t kStagedChunkBytes = 256 << 10;
 static_assert(kStagedChunkBytes <= kSlotBytes);
 // Largest part of a buffer that one schedule works on: bounds the scratch memory.
 inline constexpr size_t kScheduleBytes = 16 << 20;
+// Most that goes along when the ranks of several machines compare what they are about to do.
+inline constexpr size_t kWithRecordsBytes = 16 << 10;
 
 class ExecCommunicator final : public Communicator {
  public:
@@ -48,11 +51,14 @@ class ExecCommunicator final : public Communicator {
   absl::Status Reduce(void* data, size_t count, DType dtype, ReduceOp op, int root) override;
   absl::Status AllToAll(const void* input, void* output, size_t count, DType dtype) override;
   absl::Status Barrier() override;
+  absl::Status Send(const void* data, size_t count, DType dtype, int to) override;
+  absl::Status Receive(void* data, size_t count, DType dtype, int from) override;
   absl::StatusOr<void*> Allocate(size_t bytes) override;
   absl::StatusOr<std::unique_ptr<Communicator>> Split(int color, int key) override;
 
  private:
   class SubBootstrap;
+  class PairTransport;
   // This rank's blob to all, theirs back.
   using GatherFn = std::function<absl::StatusOr<std::vector<std::string>>(const std::string& blob)>;
   using Stage = std::function<absl::Status(uint64_t chunk)>;
@@ -74,7 +80,13 @@ class ExecCommunicator final : public Communicator {
 
   absl::Status Connect(const GatherFn& gather, bool both_rounds, const Watch& watch);
   absl::StatusOr<std::vector<std::string>> Meet(const GatherFn& gather, bool both_rounds, uint64_t* nonce);
-  std::string OpenTransport(uint64_t nonce);
+  absl::StatusOr<std::string> OpenTransports();
+  absl::Status ConnectTransports(const std::vector<std::string>& addresses);
+  // The communicator of this rank and one other, made the first time; nobody else takes part.
+  absl::StatusOr<ExecCommunicator*> Pair(int peer);
+  absl::Status Between(int from, int to, void* data, size_t count, DType dtype);
+  absl::Status Spread(OpKind kind, void* data, size_t count, DType dtype, int root);
+  absl::Status Die(absl::Status why);
   absl::Status TryLinks(const Watch& watch, double* seconds, uint64_t* bytes);
   absl::Status MeasureLinks(const Watch& watch);
   absl::Status AgreeOnMost(absl::Span<double> values, const Watch& watch);
@@ -85,6 +97,9 @@ class ExecCommunicator final : public Communicator {
   // The payload is for Inline() sizes alone.
   absl::Status Enter(const OpRecord& record, const Watch& watch, const void* payload = nullptr,
                      size_t bytes = 0);
+  // With one rank on each machine. data[count] becomes the reduction of all; a count of 0: only the
+  // comparison.
+  absl::Status Agree(const OpRecord& record, const Watch& watch, char* data = nullptr, size_t bytes = 0);
   absl::Status CheckNeighbours(const OpRecord& record) const;
   absl::Status GatherRecords(absl::Span<OpRecord> records, const Watch& watch);
   absl::Status Pipeline(uint64_t chunks, absl::Span<const Stage> stages, const Watch& watch);
@@ -124,13 +139,18 @@ class ExecCommunicator final : public Communicator {
   std::unique_ptr<ShmGroup> shm_;             // nullptr: one rank on every machine
   std::unique_ptr<DataTransport> transport_;  // nullptr: not a leader, or one machine
   AllReduceAlgorithm algorithm_ = AllReduceAlgorithm::kAuto;
-  LinkCost link_;  // the same on all leaders
+  LinkCost link_;                                  // the same on all leaders
+  std::unique_ptr<DataTransport> pair_transport_;  // among all ranks; nullptr: one machine
+  uint64_t nonce_ = 0;
+  std::vector<int> names_;  // of a pair: what its ranks are called in the communicator they are from
+  std::map<int, std::unique_ptr<ExecCommunicator>> pairs_;  // by the other rank
   ScheduleRunner runner_;
   std::vector<OpRecord> records_;     // of the running collective where there is no shm_
   std::vector<const void*> sources_;  // of a reduction; kept to allocate nothing in a call
   std::vector<void*> outputs_;
   std::vector<char> scratch_;
-  TwoWays ways_;         // of the first rank: through the caches or around them
+  std::vector<char> own_message_, their_message_;  // of Agree
+  TwoWays ways_;                                   // of the first rank: through the caches or around them
   uint64_t choice_ = 0;  // of the first rank, as all saw it in the staged all-reduce before
   std::vector<Mapping> private_;
   uint64_t sequence_ = 0;

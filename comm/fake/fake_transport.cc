@@ -41,8 +41,12 @@ class FakeTransport final : public DataTransport {
       GT_RETURN_IF_ERROR(watch.Check());
       network_->mutex_.AwaitFor(absl::Milliseconds(20), [&box] { return !box.empty(); });
     }
-    if (box.front().size() != t.bytes) return absl::InternalError("message of an unexpected size");
-    std::memcpy(t.data, box.front().data(), t.bytes);
+    const std::string& message = box.front();
+    if (t.received == nullptr ? message.size() != t.bytes : message.size() > t.bytes) {
+      return absl::InternalError("message of an unexpected size");
+    }
+    if (t.received != nullptr) *t.received = message.size();
+    std::memcpy(t.data, message.data(), message.size());
     box.pop_front();
     return absl::OkStatus();
   }

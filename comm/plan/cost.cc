@@ -1,21 +1,15 @@
 #include "comm/plan/cost.h"
 
 #include <algorithm>
-#include <cmath>
+#include <cstddef>
 
 namespace gtrain::comm {
 namespace {
 
 // More would be more messages than the memory of a round is worth.
 constexpr int kSegmentsMax = 256;
-
-// The number that balances the rounds it adds against the bytes that wait for the tree to fill.
-int Segments(const LinkCost& link, int ranks, uint64_t bytes) {
-  const double fill = 2.0 * DoubleTreeDepth(ranks) - 1;
-  const double data = static_cast<double>(bytes) * (link.byte + link.reduced_byte / 2);
-  const double best = std::sqrt(fill * data / std::max(link.round, 1e-9));
-  return static_cast<int>(std::clamp(best, 1.0, static_cast<double>(kSegmentsMax)));
-}
+// What a message beside the first of a round takes, of what a round of the smallest message takes.
+constexpr double kMessageShare = 0.3;
 
 }  // namespace
 
@@ -28,18 +22,27 @@ std::optional<AllReduceAlgorithm> AllReduceAlgorithmFrom(absl::string_view name)
   return std::nullopt;
 }
 
-LinkCost FitLink(double small_seconds, uint64_t small_bytes, double large_seconds, uint64_t large_bytes,
-                 double reduced_byte_seconds) {
-  LinkCost link;
-  link.byte =
-      std::max(1e-12, (large_seconds - small_seconds) / static_cast<double>(large_bytes - small_bytes));
-  link.round = std::max(1e-7, small_seconds - link.byte * static_cast<double>(small_bytes));
-  link.reduced_byte = reduced_byte_seconds;
-  return link;
+double LinkCost::Round(double bytes) const {
+  size_t i = 1;
+  while (i + 1 < kSizes.size() && bytes > static_cast<double>(kSizes[i])) ++i;
+  const double below = static_cast<double>(kSizes[i - 1]), above = static_cast<double>(kSizes[i]);
+  const double byte = std::max(0.0, round[i] - round[i - 1]) / (above - below);
+  return round[i - 1] + byte * std::max(0.0, bytes - below);
 }
 
 double Seconds(const LinkCost& link, const Work& work) {
-  return link.round * work.rounds + link.byte * work.bytes + link.reduced_byte * work.reduced_bytes;
+  // A link may let short messages through faster than it goes on for long, so the sum of the rounds is no
+  // promise: nothing carries it all faster than one message of that size.
+  double sum = 0, times = 0, messages = 0, bytes = 0;
+  for (const Work::Rounds& r : work.rounds) {
+    sum += r.times * link.Round(r.bytes);
+    times += r.times;
+    messages += r.times * r.more_messages;
+    bytes += r.times * r.bytes;
+  }
+  const double whole = (times - 1) * link.round[0] + link.Round(bytes);
+  return std::max(sum, times > 0 ? whole : 0) + messages * kMessageShare * link.round[0] +
+         link.reduced_byte * work.reduced_bytes;
 }
 
 Work WorkOf(const AllReducePlan& plan, int ranks, uint64_t bytes) {
@@ -47,22 +50,20 @@ Work WorkOf(const AllReducePlan& plan, int ranks, uint64_t bytes) {
   if (ranks == 1) return {};
   if (plan.algorithm == AllReduceAlgorithm::kDoubleTree) {
     // While the trees fill and empty half of the messages of a full round are sent.
-    const double fill = 2.0 * DoubleTreeDepth(ranks) - 1, segments = plan.segments;
-    const double inner = ranks == 2 ? 0.5 : 1;
-    return {segments + fill, all * inner * (2 + fill / segments), all * inner * (1 + fill / 2 / segments)};
+    const double segments = plan.segments, fill = 2.0 * DoubleTreeDepth(ranks) - 1;
+    const double part = all / (ranks == 2 ? 2 : 1) / segments;
+    return {{{segments, 2 * part, ranks == 2 ? 1.0 : 3.0}, {fill, part, ranks == 2 ? 0.0 : 1.0}},
+            part * (segments + fill / 2)};
   }
-  if (plan.algorithm == AllReduceAlgorithm::kRing) {
-    const double part = all / n;
-    return {2 * (n - 1), 2 * (n - 1) * part, (n - 1) * part};
-  }
+  if (plan.algorithm == AllReduceAlgorithm::kRing) return {{{2 * (n - 1), all / n}}, (n - 1) * all / n};
   double power = 1, steps = 0;
   for (; power * 2 <= n; power *= 2) ++steps;
   const double fold = power < n ? 1 : 0;
-  if (plan.algorithm == AllReduceAlgorithm::kDoubling) {
-    return {steps + 2 * fold, all * (steps + 2 * fold), all * (steps + fold)};
-  }
-  const double halves = (power - 1) / power;
-  return {2 * steps + 2 * fold, all * 2 * (halves + fold), all * (halves + fold)};
+  if (plan.algorithm == AllReduceAlgorithm::kDoubling)
+    return {{{steps + 2 * fold, all}}, all * (steps + fold)};
+  Work work{{{2 * fold, all}}, all * ((power - 1) / power + fold)};
+  for (double part = 2; part <= power; part *= 2) work.rounds.push_back({2, all / part});
+  return work;
 }
 
 AllReducePlan PlanAllReduce(AllReduceAlgorithm wanted, const LinkCost& link, int ranks, uint64_t bytes) {
@@ -72,14 +73,25 @@ AllReducePlan PlanAllReduce(AllReduceAlgorithm wanted, const LinkCost& link, int
        {AllReduceAlgorithm::kDoubling, AllReduceAlgorithm::kHalvingDoubling, AllReduceAlgorithm::kRing,
         AllReduceAlgorithm::kDoubleTree}) {
     if (wanted != AllReduceAlgorithm::kAuto && wanted != algorithm) continue;
-    AllReducePlan plan{algorithm, 1};
-    if (algorithm == AllReduceAlgorithm::kDoubleTree) plan.segments = Segments(link, ranks, bytes);
-    const double seconds = Seconds(link, WorkOf(plan, ranks, bytes));
-    if (least != 0 && seconds >= least) continue;
-    least = seconds;
-    best = plan;
+    const int segments_max = algorithm == AllReduceAlgorithm::kDoubleTree ? kSegmentsMax : 1;
+    for (int segments = 1; segments <= segments_max; segments *= 2) {
+      const AllReducePlan plan{algorithm, segments};
+      const double seconds = Seconds(link, WorkOf(plan, ranks, bytes));
+      if (least != 0 && seconds >= least) continue;
+      least = seconds;
+      best = plan;
+    }
   }
   return best;
+}
+
+bool GoesWithRecords(AllReduceAlgorithm wanted, const LinkCost& link, int ranks, uint64_t bytes) {
+  if (wanted != AllReduceAlgorithm::kAuto) return wanted == AllReduceAlgorithm::kDoubling;
+  const AllReducePlan doubling{AllReduceAlgorithm::kDoubling, 1};
+  const Work records = WorkOf(doubling, ranks, 0);
+  const AllReducePlan after = PlanAllReduce(wanted, link, ranks, bytes);
+  return Seconds(link, WorkOf(doubling, ranks, bytes)) <=
+         Seconds(link, records) + Seconds(link, WorkOf(after, ranks, bytes));
 }
 
 Schedule MakeSchedule(const AllReducePlan& plan, int rank, int ranks, uint64_t count) {

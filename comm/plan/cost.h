@@ -3,8 +3,10 @@
 // A round takes as long as the network needs for something however small, and each byte that a rank sends in
 // it or reduces adds to that. What these cost is measured where the ranks are.
 #pragma once
+#include <array>
 #include <cstdint>
 #include <optional>
+#include <vector>
 
 #include "absl/strings/string_view.h"
 #include "comm/plan/schedule.h"
@@ -17,22 +19,24 @@ enum class AllReduceAlgorithm : uint8_t { kAuto, kRing, kDoubling, kHalvingDoubl
 std::optional<AllReduceAlgorithm> AllReduceAlgorithmFrom(absl::string_view name);
 inline constexpr char kAllReduceAlgorithms[] = "auto, ring, doubling, halving-doubling, double-tree";
 
-// In seconds. The slowest link of all counts, since everybody waits for it.
+// In seconds. Fitted to exchanges of a few sizes in which everybody sends one message and gets one; between
+// two sizes a round costs so much and each byte so much, and so it goes on above the largest. The slowest
+// link of all counts, since everybody waits for it.
 struct LinkCost {
-  double round = 50e-6;
-  double byte = 1e-9;
+  static constexpr std::array<uint64_t, 4> kSizes{8, 4 << 10, 32 << 10, 256 << 10};
+  std::array<double, 4> round{50e-6, 55e-6, 80e-6, 300e-6};  // of a message of kSizes[i] bytes
   double reduced_byte = 0.2e-9;
-  bool operator==(const LinkCost&) const = default;
-};
 
-// From the times of exchanges in which everybody sends one message and gets one, at two sizes.
-LinkCost FitLink(double small_seconds, uint64_t small_bytes, double large_seconds, uint64_t large_bytes,
-                 double reduced_byte_seconds);
+  double Round(double bytes) const;
+};
 
 // Of the rank that has most to do.
 struct Work {
-  double rounds = 0;
-  double bytes = 0;  // sent one after the other
+  struct Rounds {
+    double times, bytes;       // sent one after the other in each round,
+    double more_messages = 0;  // in so many messages beside the first
+  };
+  std::vector<Rounds> rounds;
   double reduced_bytes = 0;
 };
 double Seconds(const LinkCost& link, const Work& work);
@@ -47,6 +51,9 @@ Work WorkOf(const AllReducePlan& plan, int ranks, uint64_t bytes);
 // The plan with the least predicted time, of `wanted` alone unless that is kAuto. The same on all ranks that
 // pass the same.
 AllReducePlan PlanAllReduce(AllReduceAlgorithm wanted, const LinkCost& link, int ranks, uint64_t bytes);
+// Before anything else all ranks compare what they are about to do, by doubling. Is it best that small data
+// goes along, instead of taking the plan above after it?
+bool GoesWithRecords(AllReduceAlgorithm wanted, const LinkCost& link, int ranks, uint64_t bytes);
 Schedule MakeSchedule(const AllReducePlan& plan, int rank, int ranks, uint64_t count);
 
 }  // namespace gtrain::comm

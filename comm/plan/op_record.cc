@@ -42,21 +42,24 @@ const char* ReduceOpName(ReduceOp op) {
   return "unknown reduction";
 }
 
-std::string Describe(const OpRecord& r) {
+std::string Describe(const OpRecord& r, absl::Span<const int> names) {
+  const int root = names.empty() ? r.root : names[static_cast<size_t>(r.root)];
   const std::string data = absl::StrCat("#", r.sequence, " of ", r.count, " ", DTypeName(r.dtype));
   switch (r.kind) {
     case OpKind::kAllReduce:
       return absl::StrCat("all-reduce ", data, ", ", ReduceOpName(r.op));
     case OpKind::kBroadcast:
-      return absl::StrCat("broadcast ", data, " from rank ", r.root);
+      return absl::StrCat("broadcast ", data, " from rank ", root);
     case OpKind::kAllGather:
       return absl::StrCat("all-gather ", data);
     case OpKind::kReduceScatter:
       return absl::StrCat("reduce-scatter ", data, ", ", ReduceOpName(r.op));
     case OpKind::kReduce:
-      return absl::StrCat("reduce ", data, ", ", ReduceOpName(r.op), " to rank ", r.root);
+      return absl::StrCat("reduce ", data, ", ", ReduceOpName(r.op), " to rank ", root);
     case OpKind::kAllToAll:
       return absl::StrCat("all-to-all ", data);
+    case OpKind::kSend:
+      return absl::StrCat("send ", data, " from rank ", root);
     case OpKind::kBarrier:
       return absl::StrCat("barrier #", r.sequence);
     case OpKind::kNone:
@@ -65,21 +68,21 @@ std::string Describe(const OpRecord& r) {
   return absl::StrCat("unknown collective #", r.sequence);
 }
 
-absl::Status CheckAgreement(absl::Span<const OpRecord> by_rank) {
+absl::Status CheckAgreement(absl::Span<const OpRecord> by_rank, absl::Span<const int> names) {
   if (std::all_of(by_rank.begin(), by_rank.end(),
                   [&](const OpRecord& r) { return SameOperation(r, by_rank[0]); })) {
     return absl::OkStatus();
   }
   struct Group {
     OpRecord record;
-    std::vector<size_t> ranks;
+    std::vector<int> ranks;
   };
   std::vector<Group> groups;
   for (size_t rank = 0; rank < by_rank.size(); ++rank) {
     auto it = std::find_if(groups.begin(), groups.end(),
                            [&](const Group& g) { return SameOperation(g.record, by_rank[rank]); });
     if (it == groups.end()) it = groups.insert(it, Group{by_rank[rank], {}});
-    it->ranks.push_back(rank);
+    it->ranks.push_back(names.empty() ? static_cast<int>(rank) : names[rank]);
   }
   // The odd ones out come last: the reader looks for them there.
   std::stable_sort(groups.begin(), groups.end(),
@@ -88,7 +91,7 @@ absl::Status CheckAgreement(absl::Span<const OpRecord> by_rank) {
   for (const Group& g : groups) {
     const bool one = g.ranks.size() == 1;
     parts.push_back(absl::StrCat(one ? "rank " : "ranks ", absl::StrJoin(g.ranks, ","),
-                                 one ? " calls " : " call ", Describe(g.record)));
+                                 one ? " calls " : " call ", Describe(g.record, names)));
   }
   return absl::FailedPreconditionError(
       absl::StrCat("ranks call different collectives: ", absl::StrJoin(parts, "; "),

@@ -20,7 +20,8 @@ enum class OpKind : uint8_t {
   kBarrier,
   kReduceScatter,
   kReduce,
-  kAllToAll
+  kAllToAll,
+  kSend  // of the two ranks of a pair; `root` sends
 };
 
 // Lies in shared memory and travels between machines as it is (same build, same byte order:
@@ -43,13 +44,14 @@ struct OpRecord {
 inline constexpr size_t kAgreedBytes = offsetof(OpRecord, arena);
 static_assert(sizeof(OpRecord) == 56);
 
-std::string Describe(const OpRecord& record);  // "all-reduce #17 of 1000 float32, sum"
+// "all-reduce #17 of 1000 float32, sum". `names`: what the ranks are called; empty: 0, 1, ...
+std::string Describe(const OpRecord& record, absl::Span<const int> names = {});
 inline bool SameOperation(const OpRecord& a, const OpRecord& b) {
   return std::memcmp(&a, &b, kAgreedBytes) == 0;
 }
 
 // index = rank. FailedPrecondition that names who calls what, or OK.
-absl::Status CheckAgreement(absl::Span<const OpRecord> by_rank);
+absl::Status CheckAgreement(absl::Span<const OpRecord> by_rank, absl::Span<const int> names = {});
 
 const char* DTypeName(DType dtype);
 const char* ReduceOpName(ReduceOp op);

@@ -9,6 +9,7 @@
 #include "comm/plan/schedule.h"
 
 #include <algorithm>
+#include <bit>
 #include <cstddef>
 #include <functional>
 
@@ -127,11 +128,7 @@ Schedule HalvingDoublingAllReduce(int rank, int ranks, uint64_t count) {
   });
 }
 
-int DoubleTreeDepth(int ranks) {
-  int depth = 0;
-  for (int place = 0; place < ranks; ++place) depth = std::max(depth, TreeDepth(place, ranks));
-  return depth;
-}
+int DoubleTreeDepth(int ranks) { return static_cast<int>(std::bit_width(static_cast<unsigned>(ranks - 1))); }
 
 Schedule DoubleTreeAllReduce(int rank, int ranks, uint64_t count, int segments) {
   struct Node {

@@ -15,8 +15,9 @@ namespace gtrain::comm {
 struct Transfer {
   int peer = 0;  // index into the addresses given to Connect
   bool send = false;
-  void* data = nullptr;  // only read if `send`
-  size_t bytes = 0;      // > 0; the receiver knows the size
+  void* data = nullptr;        // only read if `send`
+  size_t bytes = 0;            // > 0; the receiver knows the size, or at least the most it can be:
+  size_t* received = nullptr;  // not null: a receive of up to `bytes`, and this is how many came
 };
 
 // Not thread-safe: one owner, one call at a time. Messages between two members match in the order in

@@ -4,7 +4,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define GTRAIN_UCX_ABI 2
+#define GTRAIN_UCX_ABI 3
 #define GTRAIN_UCX_ENTRY "gtrain_ucx_api"
 
 extern "C" {
@@ -27,9 +27,10 @@ struct GtrainUcxApi {
   // Starts a connection to one peer, by its address. 0 or -1. Without it messages of the peer can be
   // received, but nobody notices that it is lost.
   int (*connect)(GtrainUcxWorker* worker, int peer, const void* address, GtrainUcxError* error);
-  // Starts one message; a receive takes only a message of exactly this tag. Its ticket, or null.
+  // Starts one message; a receive takes only a message of exactly this tag. With `received` it may be shorter
+  // than `bytes`, and its length is written there. Its ticket, or null.
   void* (*post)(GtrainUcxWorker* worker, int peer, int send, void* data, size_t bytes, uint64_t tag,
-                GtrainUcxError* error);
+                size_t* received, GtrainUcxError* error);
   // Starts to push out everything that was sent. Its ticket, or null.
   void* (*flush)(GtrainUcxWorker* worker, GtrainUcxError* error);
   // 1: complete, the ticket is spent; 0: not yet; -1: failed, close the worker.

@@ -32,7 +32,8 @@ struct Ticket {
   int peer = -1;  // of a receive: whose failure ends it
   bool receive = false;
   size_t bytes = 0;
-  void* request = nullptr;  // nullptr once complete
+  size_t* received = nullptr;  // where a receive of any size up to `bytes` tells it
+  void* request = nullptr;     // nullptr once complete
   ucs_status_t status = UCS_INPROGRESS;
 };
 
@@ -159,7 +160,11 @@ void OnSent(void* request, ucs_status_t status, void* ticket) {
 
 void OnReceived(void* request, ucs_status_t status, const ucp_tag_recv_info_t* info, void* user) {
   Ticket* ticket = static_cast<Ticket*>(user);
-  if (status == UCS_OK && info->length != ticket->bytes) status = UCS_ERR_MESSAGE_TRUNCATED;
+  if (status == UCS_OK && ticket->received != nullptr) {
+    *ticket->received = info->length;
+  } else if (status == UCS_OK && info->length != ticket->bytes) {
+    status = UCS_ERR_MESSAGE_TRUNCATED;
+  }
   Finish(request, ticket, status);
 }
 
@@ -179,11 +184,12 @@ void* Track(GtrainUcxWorker* w, Ticket* ticket, ucs_status_ptr_t result, GtrainU
   return ticket;
 }
 
-void* Post(GtrainUcxWorker* w, int peer, int send, void* data, size_t bytes, uint64_t tag,
+void* Post(GtrainUcxWorker* w, int peer, int send, void* data, size_t bytes, uint64_t tag, size_t* received,
            GtrainUcxError* error) {
   Ticket* ticket = new Ticket;
   ticket->peer = peer;
   ticket->bytes = bytes;
+  ticket->received = received;
   ticket->receive = send == 0;
   ucp_request_param_t params{};
   params.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA;

@@ -7,6 +7,7 @@
 #include <arpa/inet.h>
 #include <ifaddrs.h>
 #include <netinet/in.h>
+#include <sched.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -28,7 +29,9 @@ namespace gtrain::comm {
 namespace {
 
 constexpr const char kModuleName[] = "libgtrain_comm_ucx.so";
-constexpr int kSpins = 500;
+// How long to look again and again before sleeping. In between others may have the core: who is waited for
+// may need it, and if it was gone for long, a sleeper gets it back sooner than one who asks.
+constexpr absl::Duration kSpin = absl::Microseconds(100);
 constexpr int kNapMs = 10;  // longest; the first naps are shorter
 constexpr int kGraceMs = 1000;
 constexpr absl::Duration kTidyEvery = absl::Milliseconds(500);
@@ -110,10 +113,11 @@ LinkTarget& Target(const std::string& address) {
 class UcxTransport final : public DataTransport {
  public:
   UcxTransport(const GtrainUcxApi* api, GtrainUcxWorker* worker, uint64_t nonce, const std::string& address,
-               LinkWatch::Report report)
+               LinkWatch::Report report, bool at_once)
       : api_(api),
         worker_(worker),
         nonce_((nonce ^ nonce >> 32) << 32),
+        at_once_(at_once),
         target_(Target(address)),
         links_(std::move(report)) {}
   ~UcxTransport() override { Close(kGraceMs); }
@@ -139,14 +143,8 @@ class UcxTransport final : public DataTransport {
     self_ = static_cast<uint64_t>(self);
     peers_.resize(addresses.size());
     absl::Status status;
-    for (int peer = 0; peer < static_cast<int>(peers_.size()) && status.ok(); ++peer) {
-      if (peer == self) continue;
-      const bool calls = peer > self;
-      if (calls) status = Open(peer);
-      if (status.ok()) status = Post({peer, calls, &peers_[static_cast<size_t>(peer)].hello, 1});
-      if (!status.ok()) continue;
-      peers_[static_cast<size_t>(peer)].greeting = tickets_.back();
-      tickets_.pop_back();
+    for (int peer = 0; at_once_ && peer < static_cast<int>(peers_.size()) && status.ok(); ++peer) {
+      if (peer != self) status = Call(peer);
     }
     if (!status.ok()) Close(0);
     return status;
@@ -174,8 +172,21 @@ class UcxTransport final : public DataTransport {
     uint16_t sent = 0;
     uint16_t received = 0;
     char hello = 0;
+    bool called = false;
     void* greeting = nullptr;  // ticket of the first message; nullptr: both can send
   };
+
+  // Starts the first message, which Greet waits for.
+  absl::Status Call(int peer) {
+    PeerState& state = peers_[static_cast<size_t>(peer)];
+    if (std::exchange(state.called, true)) return absl::OkStatus();
+    const bool calls = static_cast<uint64_t>(peer) > self_;
+    if (calls) GT_RETURN_IF_ERROR(Open(peer));
+    GT_RETURN_IF_ERROR(Post({peer, calls, &state.hello, 1}));
+    state.greeting = tickets_.back();
+    tickets_.pop_back();
+    return absl::OkStatus();
+  }
 
   absl::Status Open(int peer) {
     GtrainUcxError error{};
@@ -196,6 +207,9 @@ class UcxTransport final : public DataTransport {
 
   absl::Status PostAll(absl::Span<const Transfer> transfers, const Watch& watch) {
     for (const Transfer& t : transfers) {
+      if (absl::Status called = Call(t.peer); !called.ok()) return AwaitVerdict(called.message(), watch);
+    }
+    for (const Transfer& t : transfers) {
       GT_RETURN_IF_ERROR(Greet(t.peer, watch));
       if (absl::Status posted = Post(t); !posted.ok()) return AwaitVerdict(posted.message(), watch);
     }
@@ -207,8 +221,8 @@ class UcxTransport final : public DataTransport {
     const uint64_t from = t.send ? self_ : static_cast<uint64_t>(t.peer);
     const uint64_t number = t.send ? peer.sent++ : peer.received++;
     GtrainUcxError error{};
-    void* ticket =
-        api_->post(worker_, t.peer, t.send ? 1 : 0, t.data, t.bytes, nonce_ | from << 16 | number, &error);
+    void* ticket = api_->post(worker_, t.peer, t.send ? 1 : 0, t.data, t.bytes, nonce_ | from << 16 | number,
+                              t.received, &error);
     if (ticket == nullptr) return absl::UnavailableError(error.text);
     tickets_.push_back(ticket);
     return absl::OkStatus();
@@ -224,21 +238,26 @@ class UcxTransport final : public DataTransport {
   }
 
   absl::Status Await(void* ticket, const Watch& watch) {
-    for (int idle = 0, nap = 1;;) {
+    Instant idle_since;
+    bool idle = false;
+    for (int nap = 1;;) {
       GtrainUcxError error{};
       const int state = api_->test(worker_, ticket, &error);
       if (state == 1) return absl::OkStatus();
       if (state < 0) return AwaitVerdict(error.text, watch);
-      const bool sleep = idle >= kSpins;
+      const bool sleep = idle && RealClock().Now() - idle_since >= kSpin;
       if (sleep) GT_RETURN_IF_ERROR(StillWaiting(watch));
       if (api_->progress(worker_, sleep ? nap : 0) != 0) {
         // Traffic of others must not hide that time is up.
         if (++moves_ % 1024 == 0) GT_RETURN_IF_ERROR(StillWaiting(watch));
-        idle = 0;
+        idle = false;
         nap = 1;
+      } else if (sleep) {
+        nap = std::min(2 * nap, kNapMs);
       } else {
-        ++idle;
-        if (sleep) nap = std::min(2 * nap, kNapMs);
+        if (!idle) idle_since = RealClock().Now();
+        idle = true;
+        sched_yield();
       }
     }
   }
@@ -277,6 +296,7 @@ class UcxTransport final : public DataTransport {
   const uint64_t nonce_;  // in the upper half
   std::vector<std::string> addresses_;
   uint64_t self_ = 0;
+  const bool at_once_;
   uint64_t moves_ = 0;
   std::vector<PeerState> peers_;
   std::vector<void*> tickets_;
@@ -312,7 +332,7 @@ std::string InterfaceOf(const std::string& address) {
 }
 
 absl::StatusOr<std::unique_ptr<DataTransport>> OpenUcxTransport(const Bootstrap& bootstrap, uint64_t nonce,
-                                                                LinkWatch::Report report) {
+                                                                LinkWatch::Report report, bool at_once) {
   GT_ASSIGN_OR_RETURN(const GtrainUcxApi* api, Api());
   const Member& me = bootstrap.members()[static_cast<size_t>(bootstrap.rank())];
   const std::string device = InterfaceOf(me.address);
@@ -325,7 +345,7 @@ absl::StatusOr<std::unique_ptr<DataTransport>> OpenUcxTransport(const Bootstrap&
         ". The interface must be up and shown in /sys/class/net (in a network namespace made by hand: "
         "mount sysfs there)"));
   }
-  return std::make_unique<UcxTransport>(api, worker, nonce, me.address, std::move(report));
+  return std::make_unique<UcxTransport>(api, worker, nonce, me.address, std::move(report), at_once);
 }
 
 }  // namespace gtrain::comm

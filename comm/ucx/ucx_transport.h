@@ -12,9 +12,11 @@
 namespace gtrain::comm {
 
 // Binds to the interface that has the address of this rank's Member, if one has. `report` is told, by the
-// thread that waits in Exchange, of each peer to which nothing gets (comm/ucx/link_probe.h).
+// thread that waits in Exchange, of each peer to which nothing gets (comm/ucx/link_probe.h). `at_once`:
+// Connect makes all connections; else each is made by the first exchange with that peer.
 absl::StatusOr<std::unique_ptr<DataTransport>> OpenUcxTransport(const Bootstrap& bootstrap, uint64_t nonce,
-                                                                LinkWatch::Report report);
+                                                                LinkWatch::Report report,
+                                                                bool at_once = true);
 
 // Name of the network interface with this IP address; empty if none has it.
 std::string InterfaceOf(const std::string& address);

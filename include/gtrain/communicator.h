@@ -56,6 +56,13 @@ class Communicator {
   virtual absl::Status AllToAll(const void* input, void* output, size_t count, DType dtype) = 0;
   virtual absl::Status Barrier() = 0;
 
+  // Not collective: data[count] to rank `to`, which calls Receive with the same count and dtype, and from
+  // rank `from`, which calls Send; neither is this rank. Both wait for each other, at most the timeout, so
+  // two ranks that first send to each other get FailedPrecondition, as for other disagreements. Between two
+  // ranks calls match in their order. The first with a rank makes the way to it (some MiB of memory).
+  virtual absl::Status Send(const void* data, size_t count, DType dtype, int to) = 0;
+  virtual absl::Status Receive(void* data, size_t count, DType dtype, int from) = 0;
+
   // Collective: ranks with the same `color` become a communicator of their own, in the order of (key, rank
   // here); nullptr where color < 0. Independent of this one and of other groups from then on; all of them
   // fail together when the generation ends. The session must outlive it.
