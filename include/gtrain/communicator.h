@@ -21,7 +21,8 @@ struct CommunicatorOptions {
 // FailedPrecondition that names the ranks which differ (fault L6). After any error the
 // communicator is dead and every later call returns the same error; output buffers are then undefined.
 // Unavailable: a member was lost or the generation revoked; end the step, exit or join the next generation.
-// Results are bit-identical on all ranks. Not thread-safe: one call at a time.
+// Results are bit-identical on all ranks. Not thread-safe: one call at a time. Calls that go on beside the
+// program: gtrain/async.h.
 class Communicator {
  public:
   virtual ~Communicator() = default;

@@ -217,7 +217,7 @@ gtrain_status gtrain_checkpointer_save_if_due(gtrain_checkpointer* checkpointer,
   return Call(error, [&]() -> absl::Status {
     GT_RETURN_IF_ERROR(CheckHandle(checkpointer));
     GT_RETURN_IF_ERROR(CheckHandle(comm));
-    return comm->queue->RunNow(
+    return comm->queue->Now(
         [&] { return StoreSaved(checkpointer->checkpointer->SaveIfDue(step, comm->comm.get()), saved); });
   });
 }

@@ -28,11 +28,11 @@ absl::Status CheckCollective(const gtrain_communicator* comm, const void* stream
 }
 
 // Runs the operation now, or queues it and hands out a request.
-absl::Status Start(gtrain_communicator* comm, gtrain_request** out, OperationQueue::Work work) {
-  if (out == nullptr) return comm->queue->RunNow(work);
+absl::Status Start(gtrain_communicator* comm, gtrain_request** out, AsyncCalls::Body work) {
+  if (out == nullptr) return comm->queue->Now(work);
   *out = nullptr;
   auto request = std::make_unique<gtrain_request>();
-  GT_ASSIGN_OR_RETURN(request->operation, comm->queue->Submit(std::move(work)));
+  GT_ASSIGN_OR_RETURN(request->call, comm->queue->Start(std::move(work)));
   *out = request.release();
   return absl::OkStatus();
 }
@@ -47,7 +47,7 @@ absl::Status CreateCommunicator(gtrain_session* session, int64_t timeout_ms, gtr
   GT_ASSIGN_OR_RETURN(handle->comm, session->session->MakeCommunicator({.timeout = timeout}));
   handle->rank = handle->comm->rank();
   handle->size = handle->comm->size();
-  handle->queue = std::make_unique<OperationQueue>(timeout + absl::Seconds(1));
+  handle->queue = std::make_unique<AsyncCalls>(timeout + absl::Seconds(1));
   *out = handle.release();
   return absl::OkStatus();
 }
@@ -56,7 +56,7 @@ absl::Status WaitFor(gtrain_request* request, int64_t timeout_ms, int* done) {
   if (done != nullptr) *done = 0;
   GT_RETURN_IF_ERROR(CheckHandle(request));
   GT_ASSIGN_OR_RETURN(const absl::Duration timeout, TimeoutFrom(timeout_ms));
-  std::optional<absl::Status> status = request->operation->Wait(timeout);
+  std::optional<absl::Status> status = request->call->Wait(timeout);
   if (!status.has_value()) {
     return absl::DeadlineExceededError(absl::StrCat("the operation still goes on after ", timeout_ms, " ms"));
   }
@@ -94,7 +94,7 @@ gtrain_status gtrain_allocate(gtrain_communicator* comm, size_t bytes, void** ou
     *out = nullptr;
     GT_RETURN_IF_ERROR(CheckHandle(comm));
     // Allocation may be collective: it takes its turn behind what is queued.
-    return comm->queue->RunNow([&]() -> absl::Status {
+    return comm->queue->Now([&]() -> absl::Status {
       GT_ASSIGN_OR_RETURN(*out, comm->comm->Allocate(bytes));
       return absl::OkStatus();
     });

@@ -12,11 +12,11 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
+#include "gtrain/async.h"
 #include "gtrain/checkpoint.h"
 #include "gtrain/communicator.h"
 #include "gtrain/gtrain_c.h"
 #include "gtrain/session.h"
-#include "runtime/capi/operation_queue.h"
 
 // Members are declared so that they are destroyed in the right order: what depends comes last.
 struct gtrain_session {
@@ -34,12 +34,12 @@ struct gtrain_communicator {
   std::shared_ptr<gtrain::Session> session;
   std::unique_ptr<gtrain::Communicator> comm;
   int rank = 0, size = 1;
-  std::unique_ptr<gtrain::capi::OperationQueue> queue;
+  std::unique_ptr<gtrain::AsyncCalls> queue;
 };
 
 struct gtrain_request {
   pid_t owner = getpid();
-  std::shared_ptr<gtrain::capi::Operation> operation;
+  std::optional<gtrain::AsyncCall> call;
 };
 
 struct gtrain_checkpointer {

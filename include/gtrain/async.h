@@ -1,0 +1,60 @@
+// Calls that go on beside the program: collectives of a communicator in a thread of its own, each with a
+// handle to wait for.
+#pragma once
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <optional>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+
+namespace gtrain {
+
+// Handle of one call. Copies are the same call. Thread-safe; outlives the AsyncCalls it is from.
+class AsyncCall {
+ public:
+  // What the call returned, or nullopt when it still goes on after `timeout`. Zero only asks.
+  std::optional<absl::Status> Wait(absl::Duration timeout) const;
+
+ private:
+  friend class AsyncCalls;
+  struct State;
+  explicit AsyncCall(std::shared_ptr<State> state) : state_(std::move(state)) {}
+  std::shared_ptr<State> state_;
+};
+
+// Makes calls one after the other in the order of Start:
+//   AsyncCalls calls(options.timeout);
+//   auto sum = calls.Start([&] { return comm->AllReduce(data, n, DType::kFloat32, ReduceOp::kSum); });
+//   ...
+//   absl::Status status = *sum->Wait(absl::InfiniteDuration());  // data may be used again
+// One AsyncCalls a communicator; while calls are under way the communicator is used through it alone. All
+// ranks start the same collectives in the same order. Buffers must stay untouched until Wait says that the
+// call is over, or the AsyncCalls is destroyed. After an error of the communicator every later call has that
+// error. Start and Now are called by one thread at a time.
+class AsyncCalls {
+ public:
+  using Body = std::function<absl::Status()>;
+  static constexpr size_t kWaitingMax = 256;
+
+  // `longest`: no single call takes longer by its own deadline (the timeout of the communicator).
+  explicit AsyncCalls(absl::Duration longest);
+  // Calls that have not begun are cancelled (Cancelled); the one under way is waited for.
+  ~AsyncCalls();
+  AsyncCalls(const AsyncCalls&) = delete;
+  AsyncCalls& operator=(const AsyncCalls&) = delete;
+
+  // Never waits for a call. ResourceExhausted when kWaitingMax have not begun. What `body` throws becomes
+  // Internal.
+  absl::StatusOr<AsyncCall> Start(Body body);
+  // On the calling thread, after everything started before. DeadlineExceeded when that does not end.
+  absl::Status Now(const Body& body);
+
+ private:
+  class Queue;
+  std::unique_ptr<Queue> queue_;
+};
+
+}  // namespace gtrain
