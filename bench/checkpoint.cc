@@ -56,6 +56,7 @@ double Milliseconds(absl::Duration took) { return absl::ToDoubleMilliseconds(too
 class Memory {
  public:
   explicit Memory(uint64_t bytes) : bytes_(bytes) {
+    if (bytes == 0) return;
     void* at = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (at == MAP_FAILED) std::abort();
     at_ = static_cast<char*>(at);
@@ -63,7 +64,9 @@ class Memory {
     float* const values = floats();
     for (size_t i = 0; i < bytes / sizeof(float); ++i) values[i] = 1e-3f * static_cast<float>(i % 9973);
   }
-  ~Memory() { munmap(at_, bytes_); }
+  ~Memory() {
+    if (bytes_ > 0) munmap(at_, bytes_);
+  }
   Memory(const Memory&) = delete;
   Memory& operator=(const Memory&) = delete;
   char* at() const { return at_; }
@@ -121,10 +124,10 @@ class BenchSession final : public ckpt::FakeSession, public port::WriterHost {
 class Trainer {
  public:
   static absl::StatusOr<std::unique_ptr<Trainer>> Make(const std::string& uri, const std::string& writer,
-                                                       uint64_t bytes) {
+                                                       uint64_t bytes, bool lazy = false) {
     std::unique_ptr<Trainer> t(new Trainer(uri, writer, bytes));
     GT_ASSIGN_OR_RETURN(t->checkpointer_, ckpt::OpenCheckpointer(
-                                              &t->session_, {.uri = uri, .keep = 100},
+                                              &t->session_, {.uri = uri, .keep = 100, .lazy = lazy},
                                               [](const char*) { return std::nullopt; }, &ckpt::OpenStore));
     for (uint64_t begin = 0; begin < bytes; begin += kTensorBytes) {
       GT_RETURN_IF_ERROR(t->checkpointer_->AddReplicated(
@@ -173,6 +176,13 @@ class Trainer {
     stall_ = clock_.Now() - begin;
     return saved ? absl::OkStatus() : absl::InternalError("skipped");
   }
+  void Fence() {
+    const Instant begin = clock_.Now();
+    checkpointer_->Fence();
+    stall_ += clock_.Now() - begin;
+  }
+  // Of the newest Save and its fence.
+  double stall() const { return Milliseconds(stall_); }
   const Memory& state() const { return state_; }
 
  private:
@@ -234,6 +244,15 @@ class Steps {
  public:
   Steps(Trainer* trainer, int threads) : trainer_(trainer), threads_(threads) {}
 
+  // How long training stood still for one lazy save, in ms.
+  absl::StatusOr<double> LazyStall() {
+    GT_RETURN_IF_ERROR(trainer_->Save());
+    InParallel([this](int) { Compute(); });
+    trainer_->Fence();
+    const double stall = trainer_->stall();
+    GT_RETURN_IF_ERROR(trainer_->Wait());
+    return stall;
+  }
   // How long `steps` of them take, in ms, with one save after the first when asked to. The save is over
   // afterwards.
   absl::StatusOr<double> Run(int steps, bool save) {
@@ -241,6 +260,7 @@ class Steps {
     for (int step = 0; step < steps; ++step) {
       if (save && step == 1) GT_RETURN_IF_ERROR(trainer_->Save());
       InParallel([this](int) { Compute(); });
+      trainer_->Fence();
       InParallel([this](int thread) { Optimise(thread); });
     }
     const double took = Milliseconds(clock_.Now() - begin);
@@ -262,10 +282,12 @@ class Steps {
     for (std::thread& t : threads) t.join();
   }
   void Compute() const {
-    constexpr int kRounds = 60'000;  // about 200 ms here
+    // About 200 ms a GiB of state.
+    const int rounds =
+        static_cast<int>(60'000 * std::max(1.0, static_cast<double>(trainer_->state().bytes()) / kGiB));
     float values[4096];
     for (size_t i = 0; i < std::size(values); ++i) values[i] = static_cast<float>(i);
-    for (int round = 0; round < kRounds; ++round) {
+    for (int round = 0; round < rounds; ++round) {
       for (float& value : values) value = value * 0.999f + 1.0f;
       asm volatile("" : : "r"(values) : "memory");
     }
@@ -283,17 +305,24 @@ class Steps {
   const int threads_;
 };
 
-absl::Status MeasureCost(World* world, const std::string& size, uint64_t bytes) {
-  const std::string uri = world->File("cost");
-  GT_ASSIGN_OR_RETURN(const auto trainer, Trainer::Make(uri, world->writer, bytes));
+absl::Status MeasureCost(World* world, const std::string& size, uint64_t bytes, bool lazy) {
+  const std::string uri = world->File(lazy ? "lazy" : "cost");
+  GT_ASSIGN_OR_RETURN(const auto trainer, Trainer::Make(uri, world->writer, bytes, lazy));
+  Memory warm(lazy ? bytes : 0);
   for (const int threads : {1, 2}) {
     Steps steps(trainer.get(), threads);
-    const int count = 4 + static_cast<int>(8 * bytes / kGiB);
-    GT_RETURN_IF_ERROR(world->Add(
-        {absl::StrCat("cost of a save, ", size, ", ", threads, threads == 1 ? " thread" : " threads"),
-         "ms",
-         [&] { return steps.CostOfASave(count); },
-         {}}));
+    const std::string what = absl::StrCat(lazy ? "lazy save, " : "save, ", size, ", ", threads,
+                                          threads == 1 ? " thread" : " threads");
+    if (lazy) {
+      GT_RETURN_IF_ERROR(world->Add(
+          {absl::StrCat("stall of a ", what),
+           "ms",
+           [&] { return steps.LazyStall(); },
+           {{"one memcpy into warm memory", [&] { return MemcpyMilliseconds(trainer->state(), warm); }}}}));
+    }
+    const int count = 4 + static_cast<int>(2 * bytes / kGiB);
+    GT_RETURN_IF_ERROR(
+        world->Add({absl::StrCat("cost of a ", what), "ms", [&] { return steps.CostOfASave(count); }, {}}));
   }
   return absl::OkStatus();
 }
@@ -556,7 +585,8 @@ int Main(int argc, char** argv) {
   for (const auto& [size, bytes] : sizes) {
     if (status.ok()) status = MeasureStall(&world, size, "", bytes);
     if (status.ok()) status = MeasureStall(&world, size, world.writer, bytes);
-    if (status.ok()) status = MeasureCost(&world, size, bytes);
+    for (const bool lazy : {false, true})
+      if (status.ok()) status = MeasureCost(&world, size, bytes, lazy);
     if (status.ok()) status = MeasureDisk(&world, size, bytes);
   }
   if (status.ok()) status = MeasureReshard(&world, sizes[0].first, sizes[0].second);
