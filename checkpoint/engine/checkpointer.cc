@@ -29,6 +29,7 @@
 #include "checkpoint/engine/settle.h"
 #include "checkpoint/engine/shard_io.h"
 #include "checkpoint/format/hash.h"
+#include "checkpoint/plan/interval.h"
 #include "checkpoint/plan/load_plan.h"
 #include "checkpoint/plan/save_plan.h"
 #include "checkpoint/port/writer_host.h"
@@ -39,10 +40,8 @@ namespace {
 
 constexpr absl::Duration kVisibleWithin = absl::Seconds(30);  // a file of another machine, on a slow NFS
 constexpr absl::Duration kVisiblePoll = absl::Milliseconds(20);
-// Automatic interval: the stall costs at most about 1 % of the time.
-constexpr int kAutoStallShare = 100;
-constexpr absl::Duration kAutoMin = absl::Seconds(30);
-constexpr absl::Duration kAutoMax = absl::Minutes(10);
+// Before the first save nobody knows what one costs.
+constexpr absl::Duration kFirstAfter = absl::Seconds(30);
 
 void Pause(absl::Duration how_long) {
   Mutex mu;
@@ -124,7 +123,10 @@ class CheckpointerImpl final : public Checkpointer {
   absl::Status AgreeToSave(int64_t step, bool* busy);
   // Whether this rank would save now; rank 0 decides.
   bool Due(int64_t step) const;
-  absl::Duration Interval() const;
+  absl::Duration Every() const;
+  // Chosen from what is known by now; only with a save behind us.
+  Interval Chosen() const;
+  void TellInterval();
 
   Session* const session_;
   Settings settings_;
@@ -151,6 +153,7 @@ class CheckpointerImpl final : public Checkpointer {
   bool saved_for_notice_ = false;
   bool warmed_ = false;
   absl::Duration last_stall_;
+  absl::Duration told_every_;     // the automatic interval that people were told of
   std::unique_ptr<Saver> saver_;  // last: its thread uses the rest
 };
 
@@ -563,6 +566,7 @@ absl::StatusOr<bool> CheckpointerImpl::Save(int64_t step) {
   if (step <= highest_step_) ++next_.attempt;  // a step saved before: its names are taken
   highest_step_ = step;
   next_.step = step;
+  TellInterval();
   saver_->Start(next_);
   if (!settings_.lazy) saver_->Fence();
   last_stall_ = clock_.Now() - last_save_;
@@ -580,11 +584,25 @@ void CheckpointerImpl::DropUnfenced() {
   if (saver_ != nullptr && saver_->copying()) saver_->Drop();
 }
 
-absl::Duration CheckpointerImpl::Interval() const {
+absl::Duration CheckpointerImpl::Every() const {
   if (settings_.every) return *settings_.every;
-  const absl::Duration cost =
-      std::max(last_stall_ * kAutoStallShare, saver_ ? saver_->last_duration() * 2 : kAutoMin);
-  return std::clamp(cost, kAutoMin, kAutoMax);
+  return last_stall_ == absl::ZeroDuration() ? kFirstAfter : Chosen().every;
+}
+
+Interval CheckpointerImpl::Chosen() const {
+  return ChooseInterval({.stall = last_stall_,
+                         .writing = saver_->last_duration(),
+                         .interruptions = static_cast<int>(session_->generation()) - 1,
+                         .observed = absl::Now() - settings_.job_began});
+}
+
+// Once it is chosen, and whenever it has become another by a quarter.
+void CheckpointerImpl::TellInterval() {
+  if (settings_.every || settings_.every_steps || last_stall_ == absl::ZeroDuration()) return;
+  const Interval chosen = Chosen();
+  if (agree_.rank() != 0 || (chosen.every < 1.25 * told_every_ && told_every_ < 1.25 * chosen.every)) return;
+  told_every_ = chosen.every;
+  LogInfo("checkpoint: saves are due ", chosen.reason);
 }
 
 bool CheckpointerImpl::Due(int64_t step) const {
@@ -593,7 +611,7 @@ bool CheckpointerImpl::Due(int64_t step) const {
   if (session_->PreemptionNotice() && !saved_for_notice_ && (saver_ == nullptr || !saver_->busy()))
     return true;
   if (settings_.every_steps) return step > 0 && step % *settings_.every_steps == 0;
-  return clock_.Now() - last_save_ >= Interval();
+  return clock_.Now() - last_save_ >= Every();
 }
 
 absl::StatusOr<bool> CheckpointerImpl::SaveIfDue(int64_t step, Communicator* comm) {

@@ -36,6 +36,7 @@ using ::testing::Each;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using ::testing::Not;
 using ::testing::SizeIs;
 
 // Collects log lines; tests say which warnings they expect.
@@ -44,7 +45,7 @@ class EngineTest : public testing::Test {
   EngineTest() {
     SetLogSink([this](LogLevel level, absl::string_view line) {
       MutexLock lock(&mu_);
-      if (level != LogLevel::kInfo) loud_.push_back(std::string(line));
+      (level != LogLevel::kInfo ? loud_ : info_).push_back(std::string(line));
     });
   }
   ~EngineTest() override { SetLogSink(nullptr); }
@@ -52,8 +53,12 @@ class EngineTest : public testing::Test {
     MutexLock lock(&mu_);
     return absl::StrJoin(loud_, "\n");
   }
+  std::string info() {
+    MutexLock lock(&mu_);
+    return absl::StrJoin(info_, "\n");
+  }
   Mutex mu_;
-  std::vector<std::string> loud_;
+  std::vector<std::string> loud_, info_;
 };
 
 TEST_F(EngineTest, SavesAndRestoresBitIdentical) {
@@ -266,6 +271,31 @@ TEST_F(EngineTest, LargeTensorsComeBackAndDamageInTheMiddleFallsBack) {
   ASSERT_EQ(pwrite(file.get(), &byte, 1, 5 << 20), 1);
   expect(10);
   EXPECT_THAT(loud(), HasSubstr("IS DAMAGED, falling back to the one before"));
+}
+
+TEST_F(EngineTest, AnAutomaticIntervalSaysWhyItIsWhatItIs) {
+  for (const bool automatic : {false, true}) {
+    const FakeJob job{.generation = 3};
+    const std::string folder = FreshFolder();
+    RunRanks(job, [&](FakeSession* session) {
+      CheckpointOptions options{.uri = folder};
+      if (!automatic) options.every_steps = 1;
+      auto checkpointer = OpenCheckpointer(session, options, EnvironmentOf(job), &OpenDirectoryStore);
+      ASSERT_TRUE(checkpointer.ok()) << checkpointer.status();
+      State state;
+      ASSERT_TRUE(Register(checkpointer->get(), &state).ok());
+      for (const int64_t step : {1, 2}) {
+        EXPECT_THAT(info(), Not(HasSubstr("saves are due")));  // the first save has nothing to go by
+        ASSERT_TRUE((*checkpointer)->Save(step).ok());
+        ASSERT_TRUE((*checkpointer)->Wait(kLong).ok());
+      }
+    });
+    if (automatic) {
+      EXPECT_THAT(info(), HasSubstr("one interruption in 2.7 h is expected (2 seen in "));
+    } else {
+      EXPECT_THAT(info(), Not(HasSubstr("saves are due")));
+    }
+  }
 }
 
 TEST_F(EngineTest, RetentionKeepsTheNewest) {

@@ -1,5 +1,8 @@
 #include "checkpoint/engine/settings.h"
 
+#include <fcntl.h>
+#include <sys/stat.h>
+
 #include <algorithm>
 
 #include "absl/strings/ascii.h"
@@ -63,6 +66,16 @@ absl::Status ReadResume(const std::string& text, Settings* out) {
   return absl::OkStatus();
 }
 
+// The folder was made when the job's first generation began here.
+absl::Time BirthOf(const std::string& folder) {
+  struct statx info;
+  if (folder.empty() || statx(AT_FDCWD, folder.c_str(), 0, STATX_BTIME, &info) != 0 ||
+      (info.stx_mask & STATX_BTIME) == 0) {
+    return absl::Now();
+  }
+  return absl::FromUnixSeconds(info.stx_btime.tv_sec);
+}
+
 }  // namespace
 
 absl::StatusOr<Settings> MergeSettings(const CheckpointOptions& options, const Environment& environment) {
@@ -99,6 +112,7 @@ absl::StatusOr<Settings> MergeSettings(const CheckpointOptions& options, const E
   }
   const std::string resume = get("GTRAIN_RESUME");
   if (!resume.empty()) GT_RETURN_IF_ERROR(ReadResume(resume, &out));
+  out.job_began = BirthOf(get("GTRAIN_RUN_DIR"));
   out.identity.cluster = get("GTRAIN_CLUSTER");
   out.identity.job_hash = get("GTRAIN_JOB_HASH");
   if (std::max(out.identity.cluster.size(), out.identity.job_hash.size()) > kIdentityBytesMax) {

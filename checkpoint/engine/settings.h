@@ -8,6 +8,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "checkpoint/format/manifest.h"
 
@@ -38,6 +39,8 @@ struct Settings {
   OnError on_error = OnError::kWarn;
   absl::Duration commit_timeout = absl::Minutes(10);
   bool lazy = false;
+  // With `every` automatic: since when this job has been running, as far as this machine knows.
+  absl::Time job_began = absl::Now();
   Resume resume = Resume::kIfSameJob;
   int64_t resume_step = 0;                // with kStep
   std::string resume_uri;                 // with kUri: a directory

@@ -3,11 +3,13 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/rng.h"
 #include "checkpoint/format/hash.h"
+#include "checkpoint/plan/interval.h"
 #include "checkpoint/plan/load_plan.h"
 #include "checkpoint/plan/retention.h"
 #include "checkpoint/plan/save_plan.h"
@@ -377,6 +379,54 @@ TEST(Retention, DeadAttemptsGoOnceSomethingNewerIsCommitted) {
   const RetentionPlan plan = PlanRetention(stored, 3);
   EXPECT_THAT(plan.manifests, ElementsAre(At(25), At(26)));  // older than all that is kept
   EXPECT_THAT(plan.folders, ElementsAre(At(20), At(25), At(26), At(35)));
+}
+
+// ------------------------------------------------------------------ the interval
+
+// Lost time a second of training when saving costs `cost`, is done every `every` and interruptions come at
+// random once in `mtbf`, without the time a restart takes: Daly's model, equation 20.
+double Lost(double every, double cost, double mtbf) {
+  return mtbf * (std::exp((every + cost) / mtbf) - 1) / every - 1;
+}
+
+TEST(Interval, IsTheBestOfDalysModel) {
+  for (const double cost : {0.001, 0.1, 3.0, 60.0}) {
+    for (const int interruptions : {0, 3, 40}) {
+      const IntervalInput input{
+          .stall = absl::Seconds(cost), .interruptions = interruptions, .observed = absl::Hours(2)};
+      const double mtbf = 10 * 3600.0 / (1 + interruptions);
+      const double every = absl::ToDoubleSeconds(ChooseInterval(input).every);
+      if (every == 1 || every == 3600) continue;  // the bounds
+      for (const double other : {every * 0.9, every * 1.1})
+        EXPECT_LT(Lost(every, cost, mtbf), Lost(other, cost, mtbf)) << cost << " " << interruptions;
+    }
+  }
+}
+
+TEST(Interval, FollowsWhatIsSeen) {
+  const IntervalInput calm{
+      .stall = absl::Milliseconds(100), .writing = absl::Seconds(1), .observed = absl::Hours(100)};
+  IntervalInput rough = calm, dear = calm, slow = calm;
+  rough.interruptions = 50;
+  dear.stall = absl::Seconds(10);
+  slow.writing = absl::Minutes(50);
+  EXPECT_LT(ChooseInterval(rough).every, ChooseInterval(calm).every / 5);
+  EXPECT_GT(ChooseInterval(dear).every, ChooseInterval(calm).every * 5);
+  EXPECT_EQ(ChooseInterval(slow).every, absl::Minutes(100));  // no save is skipped
+  EXPECT_EQ(ChooseInterval({}).every, absl::Seconds(1));
+  IntervalInput hopeless{.stall = absl::Hours(9), .interruptions = 99, .observed = absl::Hours(2)};
+  EXPECT_EQ(ChooseInterval(hopeless).every, absl::Minutes(6));  // the time between two interruptions
+}
+
+TEST(Interval, SaysWhy) {
+  const Interval interval = ChooseInterval({.stall = absl::Milliseconds(100),
+                                            .writing = absl::Seconds(2),
+                                            .interruptions = 3,
+                                            .observed = absl::Hours(2)});
+  EXPECT_EQ(interval.reason,
+            "every 60 s: a save costs 0.200 s and is written in 2.0 s, one interruption in 2.5 h is expected "
+            "(3 seen in "
+            "2.0 h)");
 }
 
 }  // namespace

@@ -79,10 +79,10 @@ class Checkpointer {
   // themselves. Save and SaveIfDue do not: a save that was not fenced by then may hold values of two steps,
   // so it is given up with a warning, and Wait (or, with on_error: fail, Save) returns FailedPrecondition.
   virtual void Fence() = 0;
-  // Save when the policy says so: every_steps of `step`, or a duration, or no policy at all (then saving
-  // costs about 1 % of the time at most); and once as soon as a machine of the job is about to be taken away
-  // (Session::PreemptionNotice). Rank 0 decides and all agree through `comm`, a collective at each call
-  // (null: a communicator of its own).
+  // Save when the policy says so: every_steps of `step`, or a duration, or no policy at all (then as often as
+  // Daly's formula says for what a save is measured to cost and how often the job was interrupted); and once
+  // as soon as a machine of the job is about to be taken away (Session::PreemptionNotice). Rank 0 decides and
+  // all agree through `comm`, a collective at each call (null: a communicator of its own).
   virtual absl::StatusOr<bool> SaveIfDue(int64_t step, Communicator* comm) = 0;
   // Until the last Save is committed or failed; its error.
   virtual absl::Status Wait(absl::Duration timeout) = 0;

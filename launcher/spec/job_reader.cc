@@ -485,9 +485,8 @@ void JobReader::ReadCheckpointUri(const Node& node) {
 
 void JobReader::ReadEvery(const Node& node) {
   if (Values::Is(node, "auto")) {
-    return Refuse(node, "checkpoint.every",
-                  "choosing the interval from measurements (auto) is not built yet; write a time (30s, the "
-                  "default) or a number of steps (\"200 steps\")");
+    every_auto_ = true;
+    return;
   }
   if (node.kind == Node::Kind::kScalar &&
       (absl::EndsWith(node.scalar, " steps") || absl::EndsWith(node.scalar, " step"))) {
@@ -529,7 +528,7 @@ void JobReader::ReadCheckpoint(const Node& node) {
   if (node.kind != Node::Kind::kMapping) return;
   if (node.Find("uri") == nullptr)
     values_.Error(node, "checkpoint", "`uri`, the directory of the checkpoints, is missing");
-  if (!c.every && !c.every_steps) c.every = absl::Seconds(30);
+  if (!c.every && !c.every_steps && !every_auto_) c.every = absl::Seconds(30);
 }
 
 void JobReader::ReadRestart(const Node& node) {

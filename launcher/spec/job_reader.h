@@ -78,6 +78,7 @@ class JobReader {
   Report& report_;
   Values values_;
   JobSpec spec_;
+  bool every_auto_ = false;  // `checkpoint.every: auto` was written, so the default is not meant
 };
 
 }  // namespace gtrain::spec

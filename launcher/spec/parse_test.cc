@@ -283,10 +283,17 @@ INSTANTIATE_TEST_SUITE_P(
         ErrorCase{"", "run: a\ncomm: {compression: auto}\n", "compressed all-reduce is not built yet"},
         ErrorCase{"", "run: a\ncomm: {allow: [int8]}\n", "compressed all-reduce is not built yet"},
         ErrorCase{"", "run: a\ncheckpoint: {uri: x, replicas: 1}\n", "are not built yet"},
-        ErrorCase{"", "run: a\ncheckpoint: {uri: x, every: auto}\n", "(auto) is not built yet"},
         ErrorCase{"", "run: a\ncheckpoint: {uri: 'gs://b/c'}\n", "the scheme 'gs' is not known"},
         ErrorCase{"", "run: a\nworkdir: {path: ., sync: rsync}\n", "is not built yet"},
         ErrorCase{"", "run: a\nslurm: {partition: gpu}\n", "Slurm is not built yet"}));
+
+TEST(ParseJob, CheckpointsByThemselvesOrEveryThirtySeconds) {
+  const auto every = [](const std::string& text) {
+    return ParseJob(text, "f", Options()).spec.checkpoint.every;
+  };
+  EXPECT_EQ(every("run: a\ncheckpoint: {uri: x}\n"), absl::Seconds(30));
+  EXPECT_EQ(every("run: a\ncheckpoint: {uri: x, every: auto}\n"), std::nullopt);
+}
 
 // Fault J11: refused, and the value is not repeated in the message.
 TEST(ParseJob, J11SecretsInlineAreRefusedAndNeverEchoed) {

@@ -146,6 +146,7 @@ void PrintCheckpoint(const CheckpointPolicy& c, std::string& out) {
   section.Add("uri", QuoteExpandable(c.uri));
   if (c.every_steps) section.Add("every", absl::StrCat(*c.every_steps, " steps"));
   if (c.every) section.Add("every", PrintDuration(*c.every));
+  if (!c.every && !c.every_steps) section.Add("every", "auto");
   if (c.keep != defaults.keep) section.Add("keep", absl::StrCat(c.keep));
   if (c.on_error != defaults.on_error)
     section.Add("on_error", c.on_error == OnError::kRetry ? "retry" : "fail");

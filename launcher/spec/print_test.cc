@@ -41,9 +41,9 @@ void Randomize(Resources& r, Rng& rng) {
 void RandomizePolicies(JobSpec& s, Rng& rng) {
   if (rng.Chance(0.5)) {
     s.checkpoint.uri = "/c/" + RandomText(rng, true);
-    if (rng.Chance(0.5))
+    if (rng.Chance(0.3))
       s.checkpoint.every_steps = 1 + static_cast<int64_t>(rng.Below(1000));
-    else
+    else if (rng.Chance(0.5))
       s.checkpoint.every = absl::Seconds(1 + rng.Below(1000));
     s.checkpoint.keep = 1 + static_cast<int>(rng.Below(5));
     s.checkpoint.on_error = static_cast<OnError>(rng.Below(3));
