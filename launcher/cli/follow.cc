@@ -122,8 +122,13 @@ class OutputReader {
 
 class Follower {
  public:
-  Follower(Cluster& cluster, const std::string& job_id, bool from_start)
-      : cluster_(cluster), job_id_(job_id), reader_(cluster, job_id), from_start_(from_start) {}
+  Follower(Cluster& cluster, const std::string& job_id, bool from_start, std::vector<std::string>* bare)
+      : cluster_(cluster),
+        job_id_(job_id),
+        bare_(bare),
+        output_(bare != nullptr),
+        reader_(cluster, job_id),
+        from_start_(from_start) {}
 
   int Run() {
     cluster_.client->set_interrupt_fd(signals_.fd());
@@ -151,9 +156,10 @@ class Follower {
     GT_RETURN_IF_ERROR(ReadEvents());
     GT_ASSIGN_OR_RETURN(job_, AskJob(cluster_, job_id_, Timeout()));
     ReviveAgent();
-    RankOutput& output = output_;
-    reader_.Read(job_, output);
-    closed_ = closed_ || !screen_.OutputLines(output.Take(job_.Final()));
+    reader_.Read(job_, output_);
+    const std::vector<std::string> lines = output_.Take(job_.Final());
+    if (bare_ != nullptr) bare_->insert(bare_->end(), lines.begin(), lines.end());
+    closed_ = closed_ || !screen_.OutputLines(lines);
     closed_ = closed_ || !screen_.Update(job_, Hint(), clock_.Now());
     return absl::OkStatus();
   }
@@ -276,6 +282,7 @@ class Follower {
   SignalPipe signals_;
   Screen screen_;
   News news_;
+  std::vector<std::string>* const bare_;
   RankOutput output_;
   OutputReader reader_;
   JobDoc job_;
@@ -316,8 +323,8 @@ absl::StatusOr<JobDoc> FindJob(Cluster& cluster, const std::string& word) {
                                            : "several jobs run: say which; `gtrain status` lists them");
 }
 
-int Follow(Cluster& cluster, const std::string& job_id, bool from_start) {
-  return Follower(cluster, job_id, from_start).Run();
+int Follow(Cluster& cluster, const std::string& job_id, bool from_start, std::vector<std::string>* bare) {
+  return Follower(cluster, job_id, from_start, bare).Run();
 }
 
 }  // namespace gtrain::cli

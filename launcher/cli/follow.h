@@ -2,6 +2,7 @@
 // goes away and comes back.
 #pragma once
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "launcher/cli/context.h"
@@ -9,8 +10,10 @@
 
 namespace gtrain::cli {
 
-// Returns the exit code: the job's, or 128+N when a signal ended the watching (the job goes on).
-int Follow(Cluster& cluster, const std::string& job_id, bool from_start);
+// Returns the exit code: the job's, or 128+N when a signal ended the watching (the job goes on). `bare`, if
+// given, gets the lines of output as the ranks wrote them, and they are shown like that.
+int Follow(Cluster& cluster, const std::string& job_id, bool from_start,
+           std::vector<std::string>* bare = nullptr);
 
 // `word` as an id, or as the name of the newest job of that name; "" = the only live job.
 absl::StatusOr<JobDoc> FindJob(Cluster& cluster, const std::string& word);

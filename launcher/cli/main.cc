@@ -15,11 +15,11 @@
 namespace gtrain::cli {
 
 std::vector<Verb> AllVerbs() {
-  std::vector<Verb> verbs = {LaunchVerb(),    AttachVerb(), ValidateVerb(), PlanVerb(),  StatusVerb(),
-                             WhyVerb(),       LogsVerb(),   StopVerb(),     ExecVerb(),  NodesVerb(),
-                             CkptVerb(),      DoctorVerb(), HeadVerb(),     AgentVerb(), TokenVerb(),
-                             NodeVerb(),      UserVerb(),   ContextVerb(),  AuditVerb(), VersionVerb(),
-                             CompletionVerb()};
+  std::vector<Verb> verbs = {LaunchVerb(),  AttachVerb(),    ValidateVerb(), PlanVerb(),    StatusVerb(),
+                             WhyVerb(),     LogsVerb(),      StopVerb(),     ExecVerb(),    NodesVerb(),
+                             CkptVerb(),    BenchVerb(),     DoctorVerb(),   HeadVerb(),    AgentVerb(),
+                             TokenVerb(),   NodeVerb(),      UserVerb(),     ContextVerb(), AuditVerb(),
+                             VersionVerb(), CompletionVerb()};
   for (Verb& verb : verbs) verb.flags.push_back({"help", 'h', "", "this text"});
   return verbs;
 }

@@ -52,6 +52,10 @@ std::vector<std::string> RankOutput::Take(bool flush) {
   }
   std::vector<std::string> out;
   for (const Line& line : lines_) {
+    if (bare_) {
+      out.push_back(SafeText(line.text));
+      continue;
+    }
     std::string who;
     for (const auto& [host, ranks] : line.ranks)
       absl::StrAppend(&who, who.empty() ? "" : " ", host, ":", PrintRanks(ranks));

@@ -15,6 +15,9 @@ class RankOutput {
  public:
   static constexpr size_t kLineBytesMax = 16 << 10;  // longer lines are split
 
+  // `bare`: without who wrote it.
+  explicit RankOutput(bool bare = false) : bare_(bare) {}
+
   void Add(int rank, const std::string& host, bool is_stderr, absl::string_view bytes);
   // The lines completed since the last call, in the order in which they first came. `flush` also gives
   // unfinished last lines.
@@ -27,6 +30,7 @@ class RankOutput {
   };
   void Complete(int rank, const std::string& host, std::string text);
 
+  const bool bare_;
   std::map<std::pair<int, bool>, std::pair<std::string, std::string>>
       partial_;  // (rank, stderr) -> host, text
   std::vector<Line> lines_;

@@ -29,6 +29,7 @@ Verb UserVerb();
 Verb ContextVerb();
 Verb AuditVerb();
 Verb CkptVerb();
+Verb BenchVerb();
 Verb DoctorVerb();
 Verb HeadVerb();
 Verb AgentVerb();

@@ -1,0 +1,170 @@
+// A job as a person gives it goes to the head.
+#include "launcher/cli/submit.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "base/clock.h"
+#include "base/file.h"
+#include "base/status_macros.h"
+#include "launcher/cli/job_input.h"
+#include "launcher/cli/local_cluster.h"
+#include "launcher/cli/resume.h"
+#include "launcher/cli/terminal.h"
+#include "launcher/spec/parse.h"
+#include "launcher/spec/print.h"
+#include "launcher/spec/words.h"
+#include "runtime/zmq/control_client.h"
+
+namespace gtrain::cli {
+namespace {
+
+constexpr size_t kEnvBytesMax = 512 << 10;
+
+// What a rank must not inherit: what gtrain sets itself, and what would make it part of another launcher's
+// job.
+bool NeverInherited(absl::string_view name) {
+  static const std::set<absl::string_view> kNames = {"RANK",        "LOCAL_RANK",
+                                                     "WORLD_SIZE",  "LOCAL_WORLD_SIZE",
+                                                     "GROUP_RANK",  "GROUP_WORLD_SIZE",
+                                                     "NODE_RANK",   "ROLE_RANK",
+                                                     "ROLE_NAME",   "ROLE_WORLD_SIZE",
+                                                     "MASTER_ADDR", "MASTER_PORT",
+                                                     "_",           "SHLVL",
+                                                     "PWD",         "OLDPWD"};
+  return kNames.count(name) != 0 || absl::StartsWith(name, "TORCHELASTIC_") ||
+         absl::StartsWith(name, "OMPI_") || absl::StartsWith(name, "PMI") ||
+         (absl::StartsWith(name, "GTRAIN_") && name.find("E2E") == absl::string_view::npos &&
+          name != "GTRAIN_LIBRARY" &&     // the user's own: where python/gtrain finds libgtrain.so,
+          name != "GTRAIN_COMM_ALGO") ||  // and how all-reduce goes between machines
+         absl::StartsWith(name, "BASH_FUNC_") ||
+         !spec::IsEnvName(name);
+}
+
+// Names that hold secrets by custom; their values must not get into the cluster's records (fault J11).
+bool NamedLikeSecret(absl::string_view name) {
+  for (absl::string_view end :
+       {"_TOKEN", "_SECRET", "PASSWORD", "PASSWD", "_API_KEY", "ACCESS_KEY", "PRIVATE_KEY", "_CREDENTIALS"}) {
+    if (absl::EndsWith(name, end)) return true;
+  }
+  return false;
+}
+
+struct Inherited {
+  std::map<std::string, std::string> env;
+  std::vector<std::string> left_out;  // names that look like secrets
+};
+
+absl::StatusOr<Inherited> InheritedEnv(const spec::JobSpec& spec, bool local) {
+  using Kind = spec::InheritEnv::Kind;
+  const Kind kind = spec.inherit_env.kind;
+  const bool all = kind == Kind::kAll || (kind == Kind::kDefault && local);
+  const std::set<std::string> listed(spec.inherit_env.names.begin(), spec.inherit_env.names.end());
+  Inherited out;
+  size_t bytes = 0;
+  for (const auto& [name, value] : Environment()) {
+    if (kind == Kind::kList ? listed.count(name) == 0 : !all || NeverInherited(name)) continue;
+    if (spec.env.count(name) != 0 || spec.secrets.count(name) != 0) continue;
+    if (NamedLikeSecret(name) || !spec::LooksLikeSecret(value).empty()) {
+      out.left_out.push_back(name);
+      continue;
+    }
+    bytes += name.size() + value.size() + 2;
+    out.env.emplace(name, value);
+  }
+  if (bytes > kEnvBytesMax) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("the environment is larger than ", kEnvBytesMax >> 10,
+                     " KiB; name what the job needs: inherit_env: [PATH, HOME, ...]"));
+  }
+  return out;
+}
+
+// On the machine that will run it, a missing program or folder is an error now and not of every rank later.
+absl::Status CheckHere(const spec::JobSpec& spec) {
+  struct stat info {};
+  if (!spec.workdir.empty() && (stat(spec.workdir.c_str(), &info) != 0 || !S_ISDIR(info.st_mode))) {
+    return absl::InvalidArgumentError(absl::StrCat("the workdir ", spec.workdir, " is not a directory"));
+  }
+  if (spec.run.empty() || !absl::StrContains(spec.run[0], '/')) return absl::OkStatus();
+  const std::string program = spec::JoinPath(spec.workdir, spec.run[0]);
+  if (stat(program.c_str(), &info) != 0)
+    return absl::InvalidArgumentError(absl::StrCat("the program ", program, " does not exist"));
+  if (!S_ISREG(info.st_mode) || access(program.c_str(), X_OK) != 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("the program ", program, " is not executable; try: chmod +x ", program));
+  }
+  return absl::OkStatus();
+}
+
+constexpr absl::Duration kSubmitPatience = absl::Seconds(30);
+constexpr absl::Duration kLocalLook = absl::Milliseconds(500);  // then see whether the head lives; doubled
+
+// The local head may end itself as idle in the moment before our submit arrives; the same id is sent to its
+// successor.
+absl::StatusOr<std::string> Submit(Cluster& cluster, const core::ClientSubmit& submit) {
+  const RealClock clock;
+  const Instant deadline = clock.Now() + kSubmitPatience;
+  core::ClientRequest request;
+  request.id = net::NewRequestId();
+  request.body = submit;
+  absl::StatusOr<core::ClientReply> reply;
+  for (absl::Duration look = kLocalLook;; look *= 2) {
+    const absl::Duration left = deadline - clock.Now();
+    reply = cluster.client->Call(request, cluster.local ? std::min(look, left) : left);
+    if (!absl::IsDeadlineExceeded(reply.status()) || !cluster.local || clock.Now() >= deadline) break;
+    if (!LocalHeadRuns(cluster.dir)) GT_RETURN_IF_ERROR(Reconnect(cluster));
+  }
+  if (!reply.ok()) return reply.status();
+  if (!reply->ok) return absl::Status(static_cast<absl::StatusCode>(reply->code), reply->error);
+  return std::move(reply->json);
+}
+
+absl::StatusOr<std::string> JobIdOf(const std::string& json) {
+  const nlohmann::json reply = nlohmann::json::parse(json, nullptr, false);
+  if (!reply.is_object() || !reply.contains("job") || !reply["job"].is_string()) {
+    return absl::InternalError("the head's answer names no job");
+  }
+  return reply["job"].get<std::string>();
+}
+
+absl::StatusOr<core::ClientSubmit> MakeSubmit(const Args& args, const spec::JobSpec& spec, bool local) {
+  core::ClientSubmit submit;
+  submit.spec_text = spec::PrintJob(spec);
+  GT_ASSIGN_OR_RETURN(submit.resume, ChooseResume(args, spec));
+  GT_ASSIGN_OR_RETURN(Inherited inherited, InheritedEnv(spec, local));
+  if (!inherited.left_out.empty()) {
+    Complain(
+        absl::StrCat("not inherited, for they look like secrets: ", absl::StrJoin(inherited.left_out, ", "),
+                     ". What the job needs goes under `secrets:`"));
+  }
+  submit.env = std::move(inherited.env);
+  GT_ASSIGN_OR_RETURN(const std::string current, CurrentDir());
+  submit.run_dir = spec::JoinPath(current, args.Get("run-dir", "gtrain-runs")) + "/{job}";
+  return submit;
+}
+
+}  // namespace
+
+absl::StatusOr<Submitted> SubmitJob(const Args& args, const spec::JobSpec& spec) {
+  GT_ASSIGN_OR_RETURN(const bool local, UsesLocalCluster(args));
+  if (local) GT_RETURN_IF_ERROR(CheckHere(spec));
+  GT_ASSIGN_OR_RETURN(const core::ClientSubmit submit, MakeSubmit(args, spec, local));
+  Submitted submitted;
+  GT_ASSIGN_OR_RETURN(submitted.cluster, OpenCluster(args, Start::kIfNeeded));
+  GT_ASSIGN_OR_RETURN(submitted.json, Submit(submitted.cluster, submit));
+  GT_ASSIGN_OR_RETURN(submitted.job, JobIdOf(submitted.json));
+  return submitted;
+}
+
+}  // namespace gtrain::cli
