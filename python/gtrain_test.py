@@ -63,6 +63,27 @@ class SessionTest(unittest.TestCase):
             session.all_gather(b"abcd", out=out)
             self.assertEqual(out, b"abcd")
 
+    def test_collectives_of_the_communicator(self):
+        with gtrain.Session() as session:
+            comm, data = session.communicator, np.arange(4.0)
+            self.assertIs(comm.reduce(data, op="mean"), data)
+            out = np.zeros(4)
+            self.assertIs(comm.reduce_scatter(data, out), out)
+            np.testing.assert_array_equal(out, data)
+            np.testing.assert_array_equal(comm.all_to_all(data, np.zeros(4)), data)
+            part = comm.split(3)
+            self.assertEqual((part.rank, part.size), (0, 1))
+            self.assertIs(part.all_reduce(data), data)
+            part.close()
+            self.assertIsNone(comm.split(-1))
+            for wrong, text in [(lambda: comm.send(data, to=0), "itself"),
+                                (lambda: comm.receive(data, source=4), "not one of 1"),
+                                (lambda: comm.reduce_scatter(data, np.zeros(3)), "must hold"),
+                                (lambda: comm.all_to_all(data, np.zeros(5)), "must hold"),
+                                (lambda: comm.reduce(data, op="product"), "sum, mean")]:
+                with self.assertRaisesRegex(gtrain.InvalidArgument, text):
+                    wrong()
+
     def test_requests(self):
         with gtrain.Session() as session:
             data = np.ones(1000, dtype=np.float32)
@@ -200,8 +221,7 @@ class LibraryTest(unittest.TestCase):
         with open(os.path.join(SOURCE, "include", "gtrain", "gtrain_c.h")) as header:
             declared = set(re.findall(r"\b(gtrain_[a-z_]+)\(", header.read()))
         from gtrain import _library
-        self.assertEqual(declared - set(_library._FUNCTIONS), {"gtrain_allocate", "gtrain_communicator_rank",
-                                                               "gtrain_communicator_size"})
+        self.assertEqual(declared - set(_library._FUNCTIONS), {"gtrain_allocate"})
         self.assertEqual(set(_library._FUNCTIONS) - declared, set())
 
 

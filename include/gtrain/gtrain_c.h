@@ -117,6 +117,10 @@ GTRAIN_API gtrain_status gtrain_session_notice(gtrain_session* session, double* 
 /* Collective. `timeout_ms` is the longest that a single collective may take. */
 GTRAIN_API gtrain_status gtrain_communicator_create(gtrain_session* session, int64_t timeout_ms,
                                                     gtrain_communicator** out, gtrain_error* error);
+/* Collective: ranks with the same `color` get a communicator of their own, in the order of (key, rank here);
+ * *out is NULL where color < 0. Independent of this one from then on. */
+GTRAIN_API gtrain_status gtrain_communicator_split(gtrain_communicator* comm, int color, int key,
+                                                   gtrain_communicator** out, gtrain_error* error);
 /* Operations that have not begun are cancelled; the one under way is waited for, at most its timeout. */
 GTRAIN_API void gtrain_communicator_free(gtrain_communicator* comm);
 GTRAIN_API int gtrain_communicator_rank(const gtrain_communicator* comm);
@@ -142,6 +146,28 @@ GTRAIN_API gtrain_status gtrain_broadcast(gtrain_communicator* comm, void* data,
 GTRAIN_API gtrain_status gtrain_all_gather(gtrain_communicator* comm, const void* input, void* output,
                                            size_t count, gtrain_dtype dtype, void* stream,
                                            gtrain_request** out, gtrain_error* error);
+/* input[size * count] of each rank; output[count] is the reduction of everybody's elements [rank * count,
+ * (rank + 1) * count). output may be input + rank * count; they overlap in no other way. */
+GTRAIN_API gtrain_status gtrain_reduce_scatter(gtrain_communicator* comm, const void* input, void* output,
+                                               size_t count, gtrain_dtype dtype, gtrain_op op, void* stream,
+                                               gtrain_request** out, gtrain_error* error);
+/* data[count] of `root` becomes the reduction of all ranks' data[count], which stay as they are elsewhere. */
+GTRAIN_API gtrain_status gtrain_reduce(gtrain_communicator* comm, void* data, size_t count,
+                                       gtrain_dtype dtype, gtrain_op op, int root, void* stream,
+                                       gtrain_request** out, gtrain_error* error);
+/* Block i of input[size * count] goes to rank i, whose output[size * count] has the blocks in the order of
+ * the ranks that they come from. The buffers do not overlap. */
+GTRAIN_API gtrain_status gtrain_all_to_all(gtrain_communicator* comm, const void* input, void* output,
+                                           size_t count, gtrain_dtype dtype, void* stream,
+                                           gtrain_request** out, gtrain_error* error);
+/* Not collective: data[count] to rank `to`, which calls gtrain_receive with the same count and dtype. Each
+ * waits for the other. */
+GTRAIN_API gtrain_status gtrain_send(gtrain_communicator* comm, const void* data, size_t count,
+                                     gtrain_dtype dtype, int to, void* stream, gtrain_request** out,
+                                     gtrain_error* error);
+GTRAIN_API gtrain_status gtrain_receive(gtrain_communicator* comm, void* data, size_t count,
+                                        gtrain_dtype dtype, int from, void* stream, gtrain_request** out,
+                                        gtrain_error* error);
 GTRAIN_API gtrain_status gtrain_barrier(gtrain_communicator* comm, void* stream, gtrain_request** out,
                                         gtrain_error* error);
 

@@ -103,6 +103,12 @@ class Session:
         self.communicator.barrier()
 
 
+def _op(name):
+    if name not in OPS:
+        raise InvalidArgument(f"no such operation: {name}; there are " + ", ".join(OPS))
+    return OPS[name]
+
+
 class Communicator:
     """Collectives. Every rank calls the same ones in the same order with equal sizes, dtypes and operations."""
 
@@ -132,11 +138,54 @@ class Communicator:
         Returns `data`; with wait=False a Request, and `data` must stay untouched until its wait() returned.
         `dtype` ("float32", "bfloat16", ...) is for buffers that do not know it, such as a bytearray.
         """
-        if op not in OPS:
-            raise InvalidArgument(f"no such operation: {op}; there are " + ", ".join(OPS))
         buffer = Buffer(data, dtype)
-        return self._start("gtrain_all_reduce", wait, buffer, buffer.address, buffer.count, buffer.dtype, OPS[op],
+        return self._start("gtrain_all_reduce", wait, buffer, buffer.address, buffer.count, buffer.dtype, _op(op),
                            None)
+
+    def reduce(self, data, root=0, op="sum", dtype=None, wait=True):
+        """`data` of rank `root` becomes the reduction of all ranks'; elsewhere it stays. Returns like all_reduce."""
+        buffer = Buffer(data, dtype)
+        return self._start("gtrain_reduce", wait, buffer, buffer.address, buffer.count, buffer.dtype, _op(op), root,
+                           None)
+
+    def reduce_scatter(self, data, out, op="sum", dtype=None):
+        """`data` holds `size` blocks; block `rank` of everybody's, reduced, goes into `out`, which is returned."""
+        source, target = Buffer(data, dtype, writable=False), Buffer(out, dtype)
+        self._check_sizes("data", source, "out", target)
+        _library.call("gtrain_reduce_scatter", self.handle, source.address, target.address, target.count, target.dtype,
+                      _op(op), None, None)
+        return out
+
+    def all_to_all(self, data, out, dtype=None):
+        """Block i of the `size` blocks of `data` goes to rank i; `out` gets the blocks in the order of their ranks."""
+        source, target = Buffer(data, dtype, writable=False), Buffer(out, dtype)
+        if target.dtype != source.dtype or target.count != source.count or source.count % self.size:
+            raise InvalidArgument(f"`data` and `out` must hold {self.size} blocks of the same size and dtype")
+        _library.call("gtrain_all_to_all", self.handle, source.address, target.address, source.count // self.size,
+                      source.dtype, None, None)
+        return out
+
+    def send(self, data, to, dtype=None, wait=True):
+        """`data` to rank `to`, which calls receive with as much. Not collective; returns like all_reduce."""
+        buffer = Buffer(data, dtype, writable=False)
+        return self._start("gtrain_send", wait, buffer, buffer.address, buffer.count, buffer.dtype, to, None)
+
+    def receive(self, data, source, dtype=None, wait=True):
+        """Fills `data` with what rank `source` sends to this one. Not collective; returns like all_reduce."""
+        buffer = Buffer(data, dtype)
+        return self._start("gtrain_receive", wait, buffer, buffer.address, buffer.count, buffer.dtype, source, None)
+
+    def split(self, color, key=0):
+        """Collective: a communicator of the ranks with the same color, in the order of (key, rank); None if color < 0."""
+        handle = c_void_p()
+        _library.call("gtrain_communicator_split", self.handle, color, key, byref(handle))
+        if not handle:
+            return None
+        part = Communicator.__new__(Communicator)
+        part._handle, part._timeout = handle, self._timeout
+        part.rank = _library.load().gtrain_communicator_rank(handle)
+        part.size = _library.load().gtrain_communicator_size(handle)
+        return part
 
     def broadcast(self, data, root=0, dtype=None, wait=True):
         """`data` of rank `root` overwrites `data` everywhere. Returns like all_reduce."""
@@ -151,8 +200,7 @@ class Communicator:
             array = numpy.asarray(data)
             out = numpy.empty((self.size, *array.shape), dtype=array.dtype)
         target = Buffer(out, dtype)
-        if target.dtype != source.dtype or target.count != source.count * self.size:
-            raise InvalidArgument(f"`out` must hold {self.size} times {source.count} elements of the same dtype")
+        self._check_sizes("out", target, "data", source)
         _library.call("gtrain_all_gather", self.handle, source.address, target.address, source.count, source.dtype,
                       None, None)
         return out
@@ -160,6 +208,11 @@ class Communicator:
     def barrier(self):
         """Returns when every rank has called it."""
         _library.call("gtrain_barrier", self.handle, None, None)
+
+    def _check_sizes(self, large_name, large, small_name, small):
+        if large.dtype != small.dtype or large.count != small.count * self.size:
+            raise InvalidArgument(f"`{large_name}` must hold {self.size} times the {small.count} elements of "
+                                  f"`{small_name}`, of the same dtype")
 
     def _start(self, name, wait, buffer, *arguments):
         if wait:

@@ -62,12 +62,28 @@ static void TestCollectives(gtrain_communicator* comm) {
   int64_t in[2] = {4, 5}, out[2] = {0, 0};
   void* memory = NULL;
   gtrain_request* requests[8];
+  gtrain_communicator* part = NULL;
   int done = 0, i;
   OK(gtrain_all_reduce(comm, data, 3, GTRAIN_FLOAT32, GTRAIN_SUM, NULL, NULL, &err));
   CHECK(data[0] == 1 && data[2] == 3);
   OK(gtrain_broadcast(comm, data, 3, GTRAIN_FLOAT32, 0, NULL, NULL, &err));
   for (i = 0; i < 8; ++i) OK(gtrain_all_gather(comm, in, out, 2, GTRAIN_INT64, NULL, &requests[i], &err));
   OK(gtrain_barrier(comm, NULL, NULL, &err)); /* behind the queued ones */
+  OK(gtrain_reduce_scatter(comm, in, out, 2, GTRAIN_INT64, GTRAIN_SUM, NULL, NULL, &err));
+  CHECK(out[0] == in[0] && out[1] == in[1]);
+  OK(gtrain_reduce(comm, data, 3, GTRAIN_FLOAT32, GTRAIN_MEAN, 0, NULL, NULL, &err));
+  CHECK(data[2] == 3);
+  OK(gtrain_all_to_all(comm, in, out, 2, GTRAIN_INT64, NULL, NULL, &err));
+  CHECK(out[1] == in[1]);
+  OK(gtrain_communicator_split(comm, 5, 0, &part, &err));
+  CHECK(gtrain_communicator_size(part) == 1);
+  OK(gtrain_all_reduce(part, data, 3, GTRAIN_FLOAT32, GTRAIN_SUM, NULL, NULL, &err));
+  gtrain_communicator_free(part);
+  OK(gtrain_communicator_split(comm, -1, 0, &part, &err));
+  CHECK(part == NULL);
+  CHECK(gtrain_send(comm, data, 3, GTRAIN_FLOAT32, 0, NULL, NULL, &err) == GTRAIN_INVALID_ARGUMENT);
+  CHECK(strstr(err.message, "itself") != NULL);
+  CHECK(gtrain_receive(comm, data, 3, GTRAIN_FLOAT32, 1, NULL, NULL, &err) == GTRAIN_INVALID_ARGUMENT);
   for (i = 0; i < 8; ++i) {
     OK(gtrain_request_wait(requests[i], kTimeoutMs, &done, &err));
     CHECK(done == 1);

@@ -37,19 +37,58 @@ absl::Status Start(gtrain_communicator* comm, gtrain_request** out, AsyncCalls::
   return absl::OkStatus();
 }
 
+gtrain_communicator* HandleOf(std::unique_ptr<Communicator> comm, std::shared_ptr<Session> session,
+                              absl::Duration timeout) {
+  auto handle = std::make_unique<gtrain_communicator>();
+  handle->session = std::move(session);
+  handle->comm = std::move(comm);
+  handle->rank = handle->comm->rank();
+  handle->size = handle->comm->size();
+  handle->timeout = timeout;
+  handle->queue = std::make_unique<AsyncCalls>(timeout + absl::Seconds(1));
+  return handle.release();
+}
+
 absl::Status CreateCommunicator(gtrain_session* session, int64_t timeout_ms, gtrain_communicator** out) {
   if (out == nullptr) return absl::InvalidArgumentError("`out` is NULL");
   *out = nullptr;
   GT_RETURN_IF_ERROR(CheckHandle(session));
   GT_ASSIGN_OR_RETURN(const absl::Duration timeout, TimeoutFrom(timeout_ms));
-  auto handle = std::make_unique<gtrain_communicator>();
-  handle->session = session->session;
-  GT_ASSIGN_OR_RETURN(handle->comm, session->session->MakeCommunicator({.timeout = timeout}));
-  handle->rank = handle->comm->rank();
-  handle->size = handle->comm->size();
-  handle->queue = std::make_unique<AsyncCalls>(timeout + absl::Seconds(1));
-  *out = handle.release();
+  GT_ASSIGN_OR_RETURN(auto comm, session->session->MakeCommunicator({.timeout = timeout}));
+  *out = HandleOf(std::move(comm), session->session, timeout);
   return absl::OkStatus();
+}
+
+absl::Status Split(gtrain_communicator* comm, int color, int key, gtrain_communicator** out) {
+  if (out == nullptr) return absl::InvalidArgumentError("`out` is NULL");
+  *out = nullptr;
+  GT_RETURN_IF_ERROR(CheckHandle(comm));
+  std::unique_ptr<Communicator> part;
+  GT_RETURN_IF_ERROR(comm->queue->Now([&]() -> absl::Status {
+    GT_ASSIGN_OR_RETURN(part, comm->comm->Split(color, key));
+    return absl::OkStatus();
+  }));
+  if (part != nullptr) *out = HandleOf(std::move(part), comm->session, comm->timeout);
+  return absl::OkStatus();
+}
+
+// Of one rank's blocks for all, each of `count`.
+absl::Status CheckBlocks(const gtrain_communicator* comm, const void* data, size_t count, DType type) {
+  if (count > SIZE_MAX / static_cast<size_t>(comm->size)) {
+    return absl::InvalidArgumentError("the blocks of all ranks cannot be in memory");
+  }
+  return CheckBuffer(data, count * static_cast<size_t>(comm->size), type);
+}
+
+absl::Status CheckRank(const gtrain_communicator* comm, const char* what, int rank) {
+  if (rank >= 0 && rank < comm->size) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(what, " ", rank, " is not one of ", comm->size, " ranks"));
+}
+
+absl::Status CheckPeer(const gtrain_communicator* comm, int rank) {
+  GT_RETURN_IF_ERROR(CheckRank(comm, "rank", rank));
+  if (rank != comm->rank) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("rank ", rank, " is this rank: it cannot send to itself"));
 }
 
 absl::Status WaitFor(gtrain_request* request, int64_t timeout_ms, int* done) {
@@ -70,9 +109,12 @@ absl::Status WaitFor(gtrain_request* request, int64_t timeout_ms, int* done) {
 using gtrain::DType;
 using gtrain::ReduceOp;
 using gtrain::capi::Call;
+using gtrain::capi::CheckBlocks;
 using gtrain::capi::CheckBuffer;
 using gtrain::capi::CheckCollective;
 using gtrain::capi::CheckHandle;
+using gtrain::capi::CheckPeer;
+using gtrain::capi::CheckRank;
 using gtrain::capi::DTypeFrom;
 using gtrain::capi::Start;
 
@@ -81,6 +123,11 @@ extern "C" {
 gtrain_status gtrain_communicator_create(gtrain_session* session, int64_t timeout_ms,
                                          gtrain_communicator** out, gtrain_error* error) {
   return Call(error, [&] { return gtrain::capi::CreateCommunicator(session, timeout_ms, out); });
+}
+
+gtrain_status gtrain_communicator_split(gtrain_communicator* comm, int color, int key,
+                                        gtrain_communicator** out, gtrain_error* error) {
+  return Call(error, [&] { return gtrain::capi::Split(comm, color, key, out); });
 }
 
 void gtrain_communicator_free(gtrain_communicator* comm) { gtrain::capi::FreeHandle(comm); }
@@ -118,9 +165,7 @@ gtrain_status gtrain_broadcast(gtrain_communicator* comm, void* data, size_t cou
     GT_RETURN_IF_ERROR(CheckCollective(comm, stream));
     GT_ASSIGN_OR_RETURN(const DType type, DTypeFrom(dtype));
     GT_RETURN_IF_ERROR(CheckBuffer(data, count, type));
-    if (root < 0 || root >= comm->size) {
-      return absl::InvalidArgumentError(absl::StrCat("root ", root, " is not one of ", comm->size, " ranks"));
-    }
+    GT_RETURN_IF_ERROR(CheckRank(comm, "root", root));
     return Start(comm, out, [=, c = comm->comm.get()] { return c->Broadcast(data, count, type, root); });
   });
 }
@@ -131,11 +176,70 @@ gtrain_status gtrain_all_gather(gtrain_communicator* comm, const void* input, vo
     GT_RETURN_IF_ERROR(CheckCollective(comm, stream));
     GT_ASSIGN_OR_RETURN(const DType type, DTypeFrom(dtype));
     GT_RETURN_IF_ERROR(CheckBuffer(input, count, type));
-    if (count > SIZE_MAX / static_cast<size_t>(comm->size)) {
-      return absl::InvalidArgumentError("the output of all ranks cannot be in memory");
-    }
-    GT_RETURN_IF_ERROR(CheckBuffer(output, count * static_cast<size_t>(comm->size), type));
+    GT_RETURN_IF_ERROR(CheckBlocks(comm, output, count, type));
     return Start(comm, out, [=, c = comm->comm.get()] { return c->AllGather(input, output, count, type); });
+  });
+}
+
+// As many arguments as an interface of C needs.
+// NOLINTNEXTLINE(readability-function-size)
+gtrain_status gtrain_reduce_scatter(gtrain_communicator* comm, const void* input, void* output, size_t count,
+                                    gtrain_dtype dtype, gtrain_op op, void* stream, gtrain_request** out,
+                                    gtrain_error* error) {
+  return Call(error, [&]() -> absl::Status {
+    GT_RETURN_IF_ERROR(CheckCollective(comm, stream));
+    GT_ASSIGN_OR_RETURN(const DType type, DTypeFrom(dtype));
+    GT_ASSIGN_OR_RETURN(const ReduceOp reduce, gtrain::capi::OpFrom(op));
+    GT_RETURN_IF_ERROR(CheckBlocks(comm, input, count, type));
+    GT_RETURN_IF_ERROR(CheckBuffer(output, count, type));
+    return Start(comm, out,
+                 [=, c = comm->comm.get()] { return c->ReduceScatter(input, output, count, type, reduce); });
+  });
+}
+
+// NOLINTNEXTLINE(readability-function-size)
+gtrain_status gtrain_reduce(gtrain_communicator* comm, void* data, size_t count, gtrain_dtype dtype,
+                            gtrain_op op, int root, void* stream, gtrain_request** out, gtrain_error* error) {
+  return Call(error, [&]() -> absl::Status {
+    GT_RETURN_IF_ERROR(CheckCollective(comm, stream));
+    GT_ASSIGN_OR_RETURN(const DType type, DTypeFrom(dtype));
+    GT_ASSIGN_OR_RETURN(const ReduceOp reduce, gtrain::capi::OpFrom(op));
+    GT_RETURN_IF_ERROR(CheckBuffer(data, count, type));
+    GT_RETURN_IF_ERROR(CheckRank(comm, "root", root));
+    return Start(comm, out, [=, c = comm->comm.get()] { return c->Reduce(data, count, type, reduce, root); });
+  });
+}
+
+gtrain_status gtrain_all_to_all(gtrain_communicator* comm, const void* input, void* output, size_t count,
+                                gtrain_dtype dtype, void* stream, gtrain_request** out, gtrain_error* error) {
+  return Call(error, [&]() -> absl::Status {
+    GT_RETURN_IF_ERROR(CheckCollective(comm, stream));
+    GT_ASSIGN_OR_RETURN(const DType type, DTypeFrom(dtype));
+    GT_RETURN_IF_ERROR(CheckBlocks(comm, input, count, type));
+    GT_RETURN_IF_ERROR(CheckBlocks(comm, output, count, type));
+    return Start(comm, out, [=, c = comm->comm.get()] { return c->AllToAll(input, output, count, type); });
+  });
+}
+
+gtrain_status gtrain_send(gtrain_communicator* comm, const void* data, size_t count, gtrain_dtype dtype,
+                          int to, void* stream, gtrain_request** out, gtrain_error* error) {
+  return Call(error, [&]() -> absl::Status {
+    GT_RETURN_IF_ERROR(CheckCollective(comm, stream));
+    GT_ASSIGN_OR_RETURN(const DType type, DTypeFrom(dtype));
+    GT_RETURN_IF_ERROR(CheckBuffer(data, count, type));
+    GT_RETURN_IF_ERROR(CheckPeer(comm, to));
+    return Start(comm, out, [=, c = comm->comm.get()] { return c->Send(data, count, type, to); });
+  });
+}
+
+gtrain_status gtrain_receive(gtrain_communicator* comm, void* data, size_t count, gtrain_dtype dtype,
+                             int from, void* stream, gtrain_request** out, gtrain_error* error) {
+  return Call(error, [&]() -> absl::Status {
+    GT_RETURN_IF_ERROR(CheckCollective(comm, stream));
+    GT_ASSIGN_OR_RETURN(const DType type, DTypeFrom(dtype));
+    GT_RETURN_IF_ERROR(CheckBuffer(data, count, type));
+    GT_RETURN_IF_ERROR(CheckPeer(comm, from));
+    return Start(comm, out, [=, c = comm->comm.get()] { return c->Receive(data, count, type, from); });
   });
 }
 

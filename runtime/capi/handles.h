@@ -34,6 +34,7 @@ struct gtrain_communicator {
   std::shared_ptr<gtrain::Session> session;
   std::unique_ptr<gtrain::Communicator> comm;
   int rank = 0, size = 1;
+  absl::Duration timeout;
   std::unique_ptr<gtrain::AsyncCalls> queue;
 };
 

@@ -114,6 +114,15 @@ checkpoint: {{uri: {ckpt}, every: 25 steps}}
         self.assertRegex(launch.output(), r'finished: accuracy 0\.9\d+ on 2 rank')
         self.wait_for_no_processes()
 
+    def test_python_collectives_of_three_ranks(self):
+        if not (os.path.exists(LIBRARY) and self.can_import('numpy')):
+            self.skipTest('needs libgtrain.so and python3-numpy')
+        script = os.path.join(SOURCE, 'tests', 'e2e', 'collectives_rank.py')
+        done = self.gtrain('launch', '-n', '3', '--', PYTHON, script, timeout=TRAINING, GTRAIN_LIBRARY=LIBRARY,
+                           PYTHONPATH=os.path.join(SOURCE, 'python'))
+        for rank in range(3):
+            self.assertIn(f'rank {rank} is done', done.stdout)
+
     def test_resume_rule(self):
         """Checkpoints of the same job are resumed and that is said; of another job they are neither resumed nor
         overwritten until the user says which."""
