@@ -1,5 +1,6 @@
 #!/bin/bash
-# The end-to-end tests whose real length is minutes, one after the other, at that length:
+# The tests whose real length is minutes, one after the other, at that length; kills inside collectives, and
+# end-to-end tests:
 #   tools/soak.sh BUILD_DIR [TEST...]      TEST: module.Class or module.Class.method of tests/e2e
 # `make test` runs the same ones shortened. Ends with 1 if any of them failed.
 set -euo pipefail
@@ -7,7 +8,10 @@ cd "$(dirname "$0")/.."
 build=$(cd "$1" && pwd)
 shift
 tests=("$@")
+failed=()
 if [ ${#tests[@]} = 0 ]; then
+  echo "== comm_kill_test: a rank killed inside a collective, 1,000 times"
+  GTRAIN_KILL_POINTS=1000 GTRAIN_BUILD_DIR="$build" "$build/tests/comm_kill_test" || failed+=(comm_kill_test)
   tests=(
     head_test.HeadKillsTest
     head_test.HeadPausedTest
@@ -18,7 +22,6 @@ if [ ${#tests[@]} = 0 ]; then
     hostile_test
   )
 fi
-failed=()
 for test in "${tests[@]}"; do
   echo "== $test"
   (cd tests/e2e && GTRAIN_SOAK=1 GTRAIN_BUILD_DIR="$build" /usr/bin/python3 -B -m unittest -v "$test") || failed+=("$test")
@@ -27,4 +30,4 @@ if [ ${#failed[@]} -gt 0 ]; then
   echo "soak: FAILED: ${failed[*]}"
   exit 1
 fi
-echo "soak: ${#tests[@]} of ${#tests[@]} passed"
+echo "soak: all ${#tests[@]} passed, and the kills"

@@ -761,6 +761,8 @@ TEST(RankReports, HostileInputIsHarmless) {  // P9
   EXPECT_EQ(ReadRelay(R"({"type":"link","peer":1,"text":")" + std::string(1 << 16, 'x') + "\"}").text.size(),
             kLinkTextBytesMax);
   EXPECT_FALSE(ReadReportLine(R"({"step":1e300,"loss":1e999})").step.has_value());
+  EXPECT_FALSE(ReadReportLine(R"({"step":-2})").step.has_value());
+  EXPECT_FALSE(ReadRelay(R"({"type":"progress","step":18446744073709551615})").step.has_value());
   LineCutter cutter(8);
   EXPECT_EQ(cutter.Take(std::string(20, 'x')).size(), 2u);
   spec::Progress progress;

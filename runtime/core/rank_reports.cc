@@ -19,19 +19,13 @@ using Json = nlohmann::json;
 constexpr size_t kMatchBytesMax = 1024;
 constexpr uint64_t kRanksMax = 1 << 16;
 
-std::optional<int64_t> Integer(const Json& object, const char* key) {
+// Steps and counts: neither negative nor more than a double holds exactly.
+std::optional<uint64_t> Count(const Json& object, const char* key) {
   const auto it = object.find(key);
   if (it == object.end() || !it->is_number()) return std::nullopt;
-  if (it->is_number_integer()) return it->get<int64_t>();
   const double value = it->get<double>();
   if (!(value >= 0 && value < 9e15)) return std::nullopt;
-  return static_cast<int64_t>(value);
-}
-
-std::optional<uint64_t> Count(const Json& object, const char* key) {
-  const auto value = Integer(object, key);
-  if (!value || *value < 0) return std::nullopt;
-  return static_cast<uint64_t>(*value);
+  return static_cast<uint64_t>(value);
 }
 
 std::optional<double> Real(const Json& object, const char* key) {
@@ -48,7 +42,7 @@ std::string Text(const Json& object, const char* key) {
 
 RankSaid Numbers(const Json& object) {
   RankSaid said;
-  said.step = Integer(object, "step");
+  said.step = Count(object, "step");
   said.loss = Real(object, "loss");
   said.samples = Real(object, "samples");
   said.collective = Count(object, "collective");

@@ -1,0 +1,297 @@
+// A rank is killed somewhere inside a collective, again and again: any collective, way, algorithm and size,
+// at a random moment. The others must return in time, leave nothing behind, and work with its successor
+// (faults L1-L3, L7, L11). GTRAIN_KILL_POINTS=N moments (make soak: 1,000), GTRAIN_KILL_SEED=N other ones.
+#include <dirent.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/time/clock.h"
+#include "base/check.h"
+#include "base/clock.h"
+#include "base/rng.h"
+#include "comm/exec/check_collectives.h"
+#include "comm/exec/communicator.h"
+#include "comm/fake/fake_world.h"
+#include "gtest/gtest.h"
+
+namespace gtrain::comm {
+namespace {
+
+constexpr absl::Duration kPatience = absl::Seconds(60);  // of what must happen at all
+constexpr absl::Duration kReturnIn = absl::Seconds(2);   // after the verdict (L1)
+constexpr int kRanksMax = 4;
+
+uint64_t FromEnvironment(const char* name, uint64_t otherwise) {
+  const char* text = getenv(name);
+  uint64_t value = 0;
+  return text != nullptr && absl::SimpleAtoi(text, &value) ? value : otherwise;
+}
+
+// What a page of parent and children holds.
+struct Board {
+  std::atomic<int> calls[kRanksMax];
+  std::atomic<int64_t> returned_at_ns[kRanksMax];
+};
+
+struct Point {
+  std::string what;  // of the table
+  std::vector<std::string> nodes;
+  std::string algorithm;  // between machines
+  size_t count = 0;
+  int victim = 0;
+  absl::Duration after;  // everybody has called twice
+  bool direct = false;   // memory of Allocate()
+  int collective = 0;
+};
+
+constexpr const char* kCollectives[] = {"all-reduce", "reduce-scatter", "reduce",  "broadcast",
+                                        "all-gather", "all-to-all",     "barrier", "send and receive"};
+constexpr const char* kAlgorithms[] = {"ring", "doubling", "halving-doubling", "double-tree"};
+
+// Without loading it here: children must not inherit its state.
+bool UcxHere() {
+  const char* build = getenv("GTRAIN_BUILD_DIR");
+  return build == nullptr || std::filesystem::exists(absl::StrCat(build, "/lib/libgtrain_comm_ucx.so"));
+}
+
+Point Draw(Rng& rng) {
+  const std::vector<std::string> shapes[] = {
+      {"a", "a", "a"}, {"a", "b", "c"}, {"a", "a", "b", "b"}, {"a", "b"}};
+  const size_t counts[] = {2, 5'000, 400'000};
+  Point point;
+  point.nodes = shapes[rng.Below(std::size(shapes))];
+  if (!UcxHere()) point.nodes = shapes[0];
+  const bool one_machine = point.nodes.back() == "a";
+  // Half of them are what trainings call most.
+  point.collective = rng.Chance(0.5) ? 0 : static_cast<int>(rng.Below(std::size(kCollectives)));
+  point.count = counts[rng.Below(std::size(counts))];
+  point.victim = static_cast<int>(rng.Below(point.nodes.size()));
+  point.after = absl::Microseconds(static_cast<int64_t>(rng.Below(3'000)));
+  point.direct = point.collective == 0 && rng.Chance(0.3);
+  if (!one_machine && point.collective == 0) point.algorithm = kAlgorithms[rng.Below(std::size(kAlgorithms))];
+  point.what = absl::StrCat(kCollectives[point.collective],
+                            one_machine               ? (point.direct ? ", direct memory" : ", one machine")
+                            : point.algorithm.empty() ? ", machines"
+                                                      : absl::StrCat(", ", point.algorithm));
+  return point;
+}
+
+size_t EntriesOf(const char* path) {
+  size_t entries = 0;
+  DIR* dir = opendir(path);
+  GT_CHECK(dir != nullptr);
+  while (readdir(dir) != nullptr) ++entries;
+  closedir(dir);
+  return entries;
+}
+
+// What this process holds: descriptors, threads, shared segments.
+struct Held {
+  size_t descriptors = EntriesOf("/proc/self/fd"), threads = EntriesOf("/proc/self/task"), segments = 0;
+  Held() {
+    std::ifstream maps("/proc/self/maps");
+    for (std::string line; std::getline(maps, line);)
+      segments += line.find(" rw-s ") != std::string::npos ? 1 : 0;
+  }
+  bool operator==(const Held&) const = default;
+};
+
+absl::Status CallOnce(Communicator& c, const Point& point, std::vector<float>& a, std::vector<float>& b,
+                      float* direct) {
+  const size_t n = point.count;
+  constexpr DType kType = DType::kFloat32;
+  switch (point.collective) {
+    case 0:
+      return c.AllReduce(direct != nullptr ? direct : a.data(), n, kType, ReduceOp::kMax);
+    case 1:
+      return c.ReduceScatter(a.data(), b.data(), n, kType, ReduceOp::kMax);
+    case 2:
+      return c.Reduce(a.data(), n, kType, ReduceOp::kMax, 0);
+    case 3:
+      return c.Broadcast(a.data(), n, kType, 0);
+    case 4:
+      return c.AllGather(a.data(), b.data(), n, kType);
+    case 5:
+      return c.AllToAll(a.data(), b.data(), n, kType);
+    case 6:
+      return c.Barrier();
+    default: {
+      // Around in a ring: the even ones send first.
+      const int next = (c.rank() + 1) % c.size(), before = (c.rank() + c.size() - 1) % c.size();
+      if (c.rank() % 2 == 0) RETURN_IF_BAD(c.Send(a.data(), n, kType, next));
+      RETURN_IF_BAD(c.Receive(b.data(), n, kType, before));
+      return c.rank() % 2 == 0 ? absl::OkStatus() : c.Send(a.data(), n, kType, next);
+    }
+  }
+}
+
+// A generation on this rank: until a call fails, or for `calls` of them.
+absl::Status Generation(FakeWorld& world, int rank, const Point& point, int calls,
+                        std::atomic<int>* counter) {
+  std::unique_ptr<Bootstrap> bootstrap = world.Rank(rank);
+  ExecOptions options;
+  options.user.timeout = kPatience;
+  options.algorithm = point.algorithm;
+  auto made = MakeCommunicator(bootstrap.get(), options);
+  RETURN_IF_BAD(made.status());
+  Communicator& c = **made;
+  std::vector<float> a(point.count * static_cast<size_t>(c.size()), 1.0f), b = a;
+  float* direct = nullptr;
+  if (point.direct) {
+    auto memory = c.Allocate(point.count * sizeof(float));
+    RETURN_IF_BAD(memory.status());
+    direct = static_cast<float*>(*memory);
+  }
+  for (int i = 0; i < calls; ++i) {
+    RETURN_IF_BAD(CallOnce(c, point, a, b, direct));
+    if (counter != nullptr) ++*counter;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status NextGeneration(FakeWorld& world, int rank) {
+  std::unique_ptr<Bootstrap> bootstrap = world.Rank(rank);
+  ExecOptions options;
+  options.user.timeout = kPatience;
+  auto made = MakeCommunicator(bootstrap.get(), options);
+  RETURN_IF_BAD(made.status());
+  return CheckAllReduce(**made, 5'000, DType::kFloat32, ReduceOp::kSum);
+}
+
+int Complain(int rank, const char* what, const absl::Status& status) {
+  std::fprintf(stderr, "rank %d: %s: %s\n", rank, what, status.ToString().c_str());
+  return 1;
+}
+
+struct Worlds {
+  FakeWorld before, during, after;
+  explicit Worlds(const std::vector<std::string>& nodes) : before(nodes), during(nodes), after(nodes) {}
+};
+
+// The exit code.
+int Rank(Worlds& worlds, int rank, const Point& point, Board* board) {
+  // Whatever a first use keeps for the whole process is not this test's business.
+  if (absl::Status s = Generation(worlds.before, rank, point, 2, nullptr); !s.ok())
+    return Complain(rank, "before", s);
+  const Held held;
+  const absl::Status lost = Generation(worlds.during, rank, point, 1 << 30, &board->calls[rank]);
+  board->returned_at_ns[rank] = RealClock().Now().ns;
+  if (!absl::IsUnavailable(lost)) return Complain(rank, "the lost generation", lost);
+  if (const Held now; !(now == held)) {
+    std::fprintf(
+        stderr, "rank %d holds %zu descriptors, %zu threads, %zu segments; before it was %zu, %zu, %zu\n",
+        rank, now.descriptors, now.threads, now.segments, held.descriptors, held.threads, held.segments);
+    return 1;
+  }
+  const absl::Status next = NextGeneration(worlds.after, rank);
+  return next.ok() ? 0 : Complain(rank, "the next generation", next);
+}
+
+class KillTest : public testing::Test {
+ protected:
+  KillTest() {
+    void* page = mmap(nullptr, sizeof(Board), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    GT_CHECK(page != MAP_FAILED);
+    board_ = static_cast<Board*>(page);
+  }
+  ~KillTest() override {
+    for (const pid_t pid : pids_) {
+      if (pid <= 0) continue;
+      kill(pid, SIGKILL);
+      waitpid(pid, nullptr, 0);
+    }
+    munmap(board_, sizeof(Board));
+  }
+
+  void Await(size_t rank) {
+    const Instant deadline = RealClock().Now() + kPatience;
+    int status = 0;
+    while (waitpid(pids_[rank], &status, WNOHANG) == 0) {
+      ASSERT_LT(RealClock().Now(), deadline) << "rank " << rank << " hangs";
+      absl::SleepFor(absl::Milliseconds(1));
+    }
+    pids_[rank] = 0;
+    EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << "rank " << rank << " status " << status;
+  }
+
+  // How long the slowest took to return.
+  void KillAt(const Point& point, absl::Duration* slowest) {
+    Worlds worlds(point.nodes);
+    for (int rank = 0; rank < kRanksMax; ++rank) board_->calls[rank] = 0, board_->returned_at_ns[rank] = 0;
+    pids_.clear();
+    for (int rank = 0; rank < worlds.during.size(); ++rank) {
+      const pid_t pid = fork();
+      GT_CHECK(pid >= 0);
+      if (pid == 0) _exit(Rank(worlds, rank, point, board_));
+      pids_.push_back(pid);
+    }
+    const Instant start = RealClock().Now();
+    for (size_t rank = 0; rank < pids_.size(); ++rank) {
+      while (board_->calls[rank] < 2) {
+        ASSERT_LT(RealClock().Now() - start, kPatience) << "rank " << rank << " made no call";
+        absl::SleepFor(absl::Microseconds(50));
+      }
+    }
+    const Instant moment = RealClock().Now() + point.after;
+    while (RealClock().Now() < moment) {
+    }
+    pid_t& victim = pids_[static_cast<size_t>(point.victim)];
+    kill(victim, SIGKILL);
+    waitpid(victim, nullptr, 0);
+    worlds.during.Revoke("rank was killed");
+    const Instant revoked = RealClock().Now();
+    victim = fork();
+    GT_CHECK(victim >= 0);
+    if (victim == 0) {
+      const absl::Status next = NextGeneration(worlds.after, point.victim);
+      _exit(next.ok() ? 0 : Complain(point.victim, "the successor", next));
+    }
+    for (size_t rank = 0; rank < pids_.size(); ++rank) Await(rank);
+    for (size_t rank = 0; rank < pids_.size(); ++rank) {
+      if (static_cast<int>(rank) == point.victim) continue;
+      *slowest = std::max(*slowest, Instant{board_->returned_at_ns[rank]} - revoked);
+    }
+    EXPECT_LT(*slowest, kReturnIn);
+  }
+
+  Board* board_;
+  std::vector<pid_t> pids_;
+};
+
+TEST_F(KillTest, AnywhereTheOthersReturnAndGoOn_L1_L2_L3_L7_L11) {
+  const uint64_t points = FromEnvironment("GTRAIN_KILL_POINTS", 40),
+                 seed = FromEnvironment("GTRAIN_KILL_SEED", 1);
+  Rng rng(seed);
+  std::map<std::string, int> done;
+  absl::Duration slowest;
+  for (uint64_t i = 0; i < points; ++i) {
+    const Point point = Draw(rng);
+    SCOPED_TRACE(absl::StrCat("seed ", seed, " point ", i, ": ", point.what, " of ", point.count, " on ",
+                              absl::StrJoin(point.nodes, ""), ", rank ", point.victim, " killed after ",
+                              absl::FormatDuration(point.after)));
+    KillAt(point, &slowest);
+    if (HasFailure()) return;
+    ++done[point.what];
+  }
+  for (const auto& [what, times] : done) std::printf("%-36s %5d\n", what.c_str(), times);
+  std::printf("%zu kills; the slowest return took %s\n", static_cast<size_t>(points),
+              absl::FormatDuration(slowest).c_str());
+}
+
+}  // namespace
+}  // namespace gtrain::comm
