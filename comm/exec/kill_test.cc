@@ -2,6 +2,7 @@
 // at a random moment. The others must return in time, leave nothing behind, and work with its successor
 // (faults L1-L3, L7, L11). GTRAIN_KILL_POINTS=N moments (make soak: 1,000), GTRAIN_KILL_SEED=N other ones.
 #include <dirent.h>
+#include <sched.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -244,7 +245,7 @@ class KillTest : public testing::Test {
     for (size_t rank = 0; rank < pids_.size(); ++rank) {
       while (board_->calls[rank] < 2) {
         ASSERT_LT(RealClock().Now() - start, kPatience) << "rank " << rank << " made no call";
-        absl::SleepFor(absl::Microseconds(50));
+        sched_yield();
       }
     }
     const Instant moment = RealClock().Now() + point.after;
