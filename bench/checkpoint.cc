@@ -248,7 +248,8 @@ absl::Status MeasureStall(World* world, const std::string& size, const std::stri
 // Steps of a program that computes: first with what lies in its caches, then its optimiser changes the state.
 class Steps {
  public:
-  Steps(Trainer* trainer, int threads) : trainer_(trainer), threads_(threads) {}
+  Steps(Trainer* trainer, int threads)
+      : trainer_(trainer), threads_(threads), rounds_(RoundsFor(trainer->state().bytes())) {}
 
   // How long training stood still for one lazy save, in ms.
   absl::StatusOr<double> LazyStall() {
@@ -287,17 +288,28 @@ class Steps {
     body(0);
     for (std::thread& t : threads) t.join();
   }
-  void Compute() const {
-    // About 200 ms a GiB of state.
-    const int rounds =
-        static_cast<int>(60'000 * std::max(1.0, static_cast<double>(trainer_->state().bytes()) / kGiB));
+  // Cache-resident work.
+  static void Rounds(int64_t rounds) {
     float values[4096];
     for (size_t i = 0; i < std::size(values); ++i) values[i] = static_cast<float>(i);
-    for (int round = 0; round < rounds; ++round) {
+    for (int64_t round = 0; round < rounds; ++round) {
       for (float& value : values) value = value * 0.999f + 1.0f;
       asm volatile("" : : "r"(values) : "memory");
     }
   }
+  // What takes a thread of its own 200 ms for each GiB of state, and 200 ms at least.
+  static int64_t RoundsFor(uint64_t bytes) {
+    constexpr int64_t kTrial = 4000;
+    const RealClock clock;
+    double best = 1e9;
+    for (int i = 0; i < 5; ++i) {
+      const Instant begin = clock.Now();
+      Rounds(kTrial);
+      best = std::min(best, Milliseconds(clock.Now() - begin));
+    }
+    return static_cast<int64_t>(200 * std::max(1.0, static_cast<double>(bytes) / kGiB) * kTrial / best);
+  }
+  void Compute() const { Rounds(rounds_); }
   void Optimise(int thread) {
     const size_t count = trainer_->state().bytes() / sizeof(float);
     float* const values = trainer_->state().floats();
@@ -309,6 +321,7 @@ class Steps {
   const RealClock clock_;
   Trainer* const trainer_;
   const int threads_;
+  const int64_t rounds_;
 };
 
 absl::Status MeasureCost(World* world, const std::string& size, uint64_t bytes, bool lazy) {

@@ -70,6 +70,24 @@ class CkptTest(harness.GtrainTest):
         self.assertIn('exists', again.stderr)
         self.assertEqual(os.listdir(self.dir).count('out.safetensors.unfinished'), 0)
 
+    def test_the_public_package_reads_shards_and_exports(self):
+        """Names, shapes and bytes, as the Python package safetensors of others sees them."""
+        try:
+            from safetensors.numpy import load_file
+        except ImportError:
+            self.skipTest('the Python package safetensors is not installed')
+        tensors = {'layer.weight': ('F32', [30, 20], os.urandom(2400)), 'ids': ('I64', [2], struct.pack('<qq', 7, -1)),
+                   'mask': ('U8', [5], b'12345')}
+        store, out = os.path.join(self.dir, 'store'), os.path.join(self.dir, 'out.safetensors')
+        self.ckpt('import', self.write('in.safetensors', tensors), store)
+        self.ckpt('export', store, out)
+        attempt = self.listed(store)[0]['attempt']
+        for path in (os.path.join(store, attempt, 'rank-00000-of-00001.safetensors'), out):
+            arrays = load_file(path)
+            self.assertEqual(set(arrays), set(tensors))
+            for name, (_, shape, data) in tensors.items():
+                self.assertEqual((list(arrays[name].shape), arrays[name].tobytes()), (shape, data), name)
+
     def test_diff_names_what_changed(self):
         a, b = os.path.join(self.dir, 'a'), os.path.join(self.dir, 'b')
         self.ckpt('import', self.write('a.st', {'w': ('F32', [3], floats(1, 2, 3)), 'old': ('U8', [1], b'x'),
