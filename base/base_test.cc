@@ -166,6 +166,21 @@ TEST(ForkGuard, OnlyTheChildIsForked) {
   EXPECT_FALSE(guard.Forked());
 }
 
+TEST(Share, ReadsBackWhatItPrints) {
+  for (int parts : {0, 1, 10, 1'000, 12'345, 500'000, 999'999, 1'000'000, 2'500'000}) {
+    EXPECT_EQ(ParseShare(PrintShare(parts)).value(), parts);
+  }
+  EXPECT_EQ(PrintShare(10'000), "0.01");
+  EXPECT_EQ(PrintShare(1'000'000), "1");
+  EXPECT_EQ(ParseShare("0.1%").value(), 1'000);
+  EXPECT_EQ(ParseShare("100%").value(), 1'000'000);
+  EXPECT_EQ(ParseShare("90.0001%").value(), 900'001);
+  for (const char* bad : {"", "%", ".", ".5", "5.", "1.2.3", "-1", "+1", "1e-3", "0.0000001", "0.00001%",
+                          "1 %", "1000000%", "0x1", "1%%"}) {
+    EXPECT_FALSE(ParseShare(bad).ok()) << bad;
+  }
+}
+
 TEST(PrintRanks, JoinsRuns) {
   EXPECT_EQ(PrintRanks({3, 1, 2, 7}), "1-3,7");
   EXPECT_EQ(PrintRanks({1, 0}), "0,1");

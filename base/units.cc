@@ -9,6 +9,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/strip.h"
 
 namespace gtrain {
 namespace {
@@ -99,6 +100,32 @@ std::string PrintDuration(absl::Duration d) {
     if (ms >= factor && ms % factor == 0) return absl::StrCat(ms / factor, it->first);
   }
   return absl::StrCat(ms, "ms");
+}
+
+absl::StatusOr<int> ParseShare(absl::string_view text) {
+  absl::string_view digits = text;
+  const size_t decimals = absl::ConsumeSuffix(&digits, "%") ? 4 : 6;
+  const size_t point = std::min(digits.find('.'), digits.size());
+  const absl::string_view whole = digits.substr(0, point);
+  std::string fraction(digits.substr(std::min(point + 1, digits.size())));
+  const bool pointed = point < digits.size();
+  int parts = 0;
+  const bool good = !whole.empty() && whole.size() <= 3 && fraction.empty() != pointed &&
+                    fraction.size() <= decimals && digits.find_first_not_of("0123456789.") == digits.npos &&
+                    fraction.find('.') == std::string::npos;
+  fraction.resize(decimals, '0');
+  if (!good || !absl::SimpleAtoi(absl::StrCat(whole, fraction), &parts)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("'", text, "' is not a share of at most ", decimals, " decimals, like 0.01 or 1%"));
+  }
+  return parts;
+}
+
+std::string PrintShare(int parts) {
+  std::string text = absl::StrFormat("%d.%06d", parts / 1'000'000, parts % 1'000'000);
+  text.erase(text.find_last_not_of('0') + 1);
+  if (text.back() == '.') text.pop_back();
+  return text;
 }
 
 std::string PrintRanks(std::vector<int> ranks) {

@@ -21,6 +21,11 @@ absl::StatusOr<absl::Duration> ParseDuration(absl::string_view text);
 // The shortest exact form ParseDuration reads back ("90s" prints as "90s", "60m" as "1h").
 std::string PrintDuration(absl::Duration d);
 
+// A share, "0.01" or "1%", in parts of a million; digits, at most one point, no more decimals than it has
+// parts; InvalidArgument otherwise or above 1000. Printed as a decimal fraction.
+absl::StatusOr<int> ParseShare(absl::string_view text);
+std::string PrintShare(int parts);
+
 // Numbers as people write sets of ranks: {0,1,2,5} -> "0-2,5".
 std::string PrintRanks(std::vector<int> ranks);
 

@@ -276,6 +276,32 @@ TEST(Compressor, OptionsOutOfRangeAreRefused) {
   EXPECT_EQ(ParseCodec("top-k").status().code(), absl::StatusCode::kInvalidArgument);
 }
 
+TEST(Policy, WordsOfTheEnvironment) {
+  EXPECT_TRUE(ParseCompression("none")->codecs.empty());
+  const auto one = ParseCompression("topk density=0.001 warmup=0");
+  ASSERT_TRUE(one.ok()) << one.status();
+  EXPECT_FALSE(one->automatic);
+  ASSERT_EQ(one->codecs.size(), 1u);
+  EXPECT_EQ(one->codecs[0].codec, Codec::kTopK);
+  EXPECT_DOUBLE_EQ(one->codecs[0].density, 0.001);
+  EXPECT_EQ(one->codecs[0].warmup_steps, 0);
+  const auto several =
+      ParseCompression("auto: fp16, onebit momentum=0.5, topk");  // as agent_core_test writes them
+  ASSERT_TRUE(several.ok()) << several.status();
+  EXPECT_TRUE(several->automatic);
+  ASSERT_EQ(several->codecs.size(), 3u);
+  EXPECT_EQ(several->codecs[0].codec, Codec::kFloat16);
+  EXPECT_FLOAT_EQ(several->codecs[1].optimizer_momentum, 0.5f);
+  EXPECT_EQ(several->codecs[1].warmup_steps, 100);
+  EXPECT_DOUBLE_EQ(several->codecs[2].density, 0.01);
+  EXPECT_FLOAT_EQ(ParseCompression("onebit")->codecs[0].optimizer_momentum, 0.9f);
+  for (const char* bad :
+       {"", "zip", "auto:", "auto", "fp16, int8", "topk density=0", "topk density=nan", "topk momentum=0.9",
+        "fp16 warmup=1", "onebit momentum=1", "onebit warmup=-1", "topk density", "topk,"}) {
+    EXPECT_EQ(ParseCompression(bad).status().code(), absl::StatusCode::kInvalidArgument) << bad;
+  }
+}
+
 TEST(Packet, IsFoundInASlotThatHasRoomForIt) {
   auto compressor = Make({.codec = Codec::kTopK, .density = 0.1, .exact = true}, 1000);
   std::vector<uint8_t> slot = Encode(*compressor, Gradient(1000, 1));

@@ -19,6 +19,7 @@ constexpr size_t kShardAlign = 256;  // a block of scales
 constexpr size_t kSlotAlign = 64;
 // Everybody gets every packet while they are together less than this part of the dense gradient.
 constexpr size_t kGatherPart = 4;
+constexpr double kTopKMore = 1.1;  // of k, that an approximate top-k may send
 constexpr char kMomentumState[] = "momentum";
 
 size_t RoundUp(size_t value, size_t to) { return (value + to - 1) / to * to; }
@@ -38,13 +39,15 @@ class Flat {
     CompressionOptions senders = options;
     GT_RETURN_IF_ERROR(flat->TakeMomentum(&senders));
     if (options.codec == Codec::kNone) return flat;
-    GT_ASSIGN_OR_RETURN(auto whole, Compressor::Create(senders, count));
-    const size_t together = whole->MaxBytes() * static_cast<size_t>(group->size());
-    if (options.codec == Codec::kTopK && together < count * sizeof(float) / kGatherPart) {
-      flat->sending_.push_back(std::move(whole));
-      return flat;
+    if (options.codec == Codec::kTopK) {
+      // As it will be behind a warm-up: what is selected again at the owner of a shard arrives later.
+      const auto most = static_cast<size_t>(options.density * kTopKMore * static_cast<double>(count));
+      const size_t packet = PacketBytes({options.codec, 0, count, most});
+      if (packet * static_cast<size_t>(group->size()) < count * sizeof(float) / kGatherPart) {
+        GT_ASSIGN_OR_RETURN(flat->sending_.emplace_back(), Compressor::Create(senders, count));
+        return flat;
+      }
     }
-    whole.reset();
     flat->staged_ = true;
     CompressionOptions owners = senders;  // momentum is about gradients, not about their means
     owners.momentum = 0;
@@ -177,7 +180,7 @@ class Flat {
   Flat(Communicator* group, int ranks, size_t count)
       : group_(group), factor_(1.0f / static_cast<float>(ranks)), count_(count) {}
 
-  // The optimiser's momentum and, but for top-k, the warm-up are this object's business: compressors know
+  // The optimiser's momentum and, but for DGC's, the warm-up are this object's business: compressors know
   // neither.
   absl::Status TakeMomentum(CompressionOptions* options) {
     const bool top_k = options->codec == Codec::kTopK;
@@ -188,7 +191,7 @@ class Flat {
     if (top_k && momentum > 0) {
       return absl::InvalidArgumentError("compress: optimizer_momentum is not for topk; it has momentum");
     }
-    if (top_k) return absl::OkStatus();
+    if (top_k && options->momentum > 0) return absl::OkStatus();  // its ranks' own momenta know no dense step
     warmup_steps_ = std::exchange(options->warmup_steps, 0);
     if (momentum == 0 || options->codec == Codec::kNone) return absl::OkStatus();
     momentum_ = momentum;
@@ -281,6 +284,7 @@ class Collective final : public CompressedCollective {
  public:
   absl::Status Connect(Communicator* communicator, const CompressionOptions& options, size_t count) {
     count_ = count;
+    codec_ = options.codec;
     int32_t machines = communicator->machine() + 1;
     GT_RETURN_IF_ERROR(communicator->AllReduce(&machines, 1, DType::kInt32, ReduceOp::kMax));
     Communicator* group = communicator;
@@ -325,6 +329,7 @@ class Collective final : public CompressedCollective {
     if (flat_ != nullptr) return flat_->Load(state);
     return absl::InvalidArgumentError("compressed collective: this rank carries nothing over");
   }
+  Codec codec() const override { return codec_; }
   uint64_t bytes_sent() const override { return flat_ == nullptr ? 0 : flat_->bytes_sent(); }
 
  private:
@@ -335,6 +340,7 @@ class Collective final : public CompressedCollective {
   }
 
   size_t count_ = 0;
+  Codec codec_ = Codec::kNone;
   std::unique_ptr<Communicator> machine_, leaders_;  // of this machine; of one rank of each machine
   std::unique_ptr<Flat> flat_;                       // nullptr: another rank of this machine has it
 };

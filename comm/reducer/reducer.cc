@@ -3,23 +3,71 @@
 #include "gtrain/reducer.h"
 
 #include <algorithm>
+#include <optional>
 #include <thread>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "base/clock.h"
+#include "base/logging.h"
 #include "base/mutex.h"
 #include "base/status_macros.h"
+#include "base/units.h"
+#include "comm/reducer/create_reducer.h"
 
 namespace gtrain {
 namespace comm {
 namespace {
+
+constexpr int kWindow = 20;  // steps between two looks at what they cost
+constexpr int kTrial = 5;    // steps until the first look at a new choice
+constexpr size_t kSampleElements = 1 << 18;
 
 struct Bucket {
   std::vector<size_t> gradients;
   size_t count = 0;
   absl::Span<float> memory;
   std::unique_ptr<CompressedCollective> collective;
+  uint64_t sent_before = 0;  // bytes, by collectives that are no more
+
+  // Of an automatic choice.
+  BucketCost cost;  // of the options in ReducerImpl::ways_; equal on all ranks
+  size_t next_way = 0;
+  std::vector<double> ready, seconds;  // of the steps since the last look, on this rank
+  // What the collective before this one carried over, in the units of this rank's gradient: goes out with the
+  // next step, and again if that is dropped.
+  std::vector<float> leftover;
+  bool leftover_sent = false;
 };
+
+// What is seldom undercut: work of others on the machine only adds.
+double LowerQuarter(std::vector<double> values) {
+  const auto at = values.begin() + static_cast<ptrdiff_t>(values.size() / 4);
+  std::nth_element(values.begin(), at, values.end());
+  return *at;
+}
+
+// Seconds that one element costs to encode and decode here.
+absl::StatusOr<double> CodecSpeed(CompressionOptions options) {
+  options.optimizer_momentum = options.momentum = 0;
+  options.warmup_steps = 0;
+  GT_ASSIGN_OR_RETURN(const auto compressor, Compressor::Create(options, kSampleElements));
+  std::vector<float> gradient(kSampleElements), decoded(kSampleElements);
+  for (size_t i = 0; i < gradient.size(); ++i) {
+    gradient[i] = static_cast<float>(i * 2654435761 % 65536) - 32768;  // of all sizes, in no order
+  }
+  std::vector<uint8_t> packet(compressor->MaxBytes());
+  double best = 1;
+  for (int turn = 0; turn < 4; ++turn) {
+    const Instant began = RealClock().Now();
+    GT_ASSIGN_OR_RETURN(const size_t bytes, compressor->Encode(gradient, absl::MakeSpan(packet)));
+    GT_RETURN_IF_ERROR(Decode({packet.data(), bytes}, absl::MakeSpan(decoded), DecodeMode::kSet));
+    best = std::min(best, absl::ToDoubleSeconds(RealClock().Now() - began));
+    (void)compressor->Apply();
+  }
+  return best / static_cast<double>(kSampleElements);
+}
 
 struct Place {
   size_t bucket = 0;
@@ -29,6 +77,7 @@ struct Place {
 
 class ReducerImpl final : public Reducer {
  public:
+  explicit ReducerImpl(Chooser chooser) : chooser_(std::move(chooser)) {}
   ~ReducerImpl() override {
     {
       MutexLock held(&lock_);
@@ -40,16 +89,26 @@ class ReducerImpl final : public Reducer {
   absl::Status Connect(Communicator* communicator, const std::vector<GradientSpec>& gradients,
                        const ReducerOptions& options) {
     GT_RETURN_IF_ERROR(Fill(gradients, options.bucket_bytes / sizeof(float)));
+    GT_ASSIGN_OR_RETURN(const std::optional<CompressionPolicy> job, CompressionOfJob());
+    const CompressionPolicy policy = job.value_or(CompressionPolicy{false, {options.compression}});
     GT_ASSIGN_OR_RETURN(communicator_, communicator->Split(0, communicator->rank()));
+    if (policy.automatic) GT_RETURN_IF_ERROR(PrepareChoice(policy));
+    const CompressionOptions fixed =
+        policy.automatic || policy.codecs.empty() ? CompressionOptions{} : policy.codecs[0];
     for (Bucket& bucket : buckets_) {
       GT_ASSIGN_OR_RETURN(void* const memory, communicator_->Allocate(bucket.count * sizeof(float)));
       bucket.memory = absl::MakeSpan(static_cast<float*>(memory), bucket.count);
       const bool compressed = bucket.count >= options.compress_from;
-      GT_ASSIGN_OR_RETURN(
-          bucket.collective,
-          CompressedCollective::Create(
-              communicator_.get(), compressed ? options.compression : CompressionOptions{}, bucket.count));
+      GT_ASSIGN_OR_RETURN(bucket.collective,
+                          CompressedCollective::Create(
+                              communicator_.get(), compressed ? fixed : CompressionOptions{}, bucket.count));
+      bucket.cost.ways.assign(1, WayOf({}, bucket.count, talking_));
+      for (size_t way = 1; compressed && way < ways_.size(); ++way) {
+        bucket.cost.ways.push_back(WayOf(ways_[way], bucket.count, talking_));
+        bucket.cost.ways.back().codec_seconds = speeds_[way] * static_cast<double>(bucket.count);
+      }
     }
+    step_began_ = RealClock().Now();
     MutexLock held(&lock_);
     StartStep();
     thread_ = std::thread([this] { Run(); });
@@ -73,7 +132,8 @@ class ReducerImpl final : public Reducer {
                        ") is ready for the second time in this step; call Ready after its last use"));
     }
     ready_[index] = true;
-    --missing_[places_[index].bucket];
+    Bucket& bucket = buckets_[places_[index].bucket];
+    if (--missing_[places_[index].bucket] == 0 && Chooses()) bucket.ready.push_back(SinceBegin());
     return absl::OkStatus();
   }
 
@@ -84,18 +144,40 @@ class ReducerImpl final : public Reducer {
     for (size_t i = 0; i < ready_.size(); ++i) {
       if (!ready_[i]) step.unused.push_back(i);
     }
-    std::fill(missing_.begin(), missing_.end(), 0);
+    for (size_t i = 0; i < buckets_.size(); ++i) {
+      if (missing_[i] > 0 && Chooses()) buckets_[i].ready.push_back(SinceBegin());
+      missing_[i] = 0;
+    }
+    if (Chooses()) computed_.push_back(SinceBegin());
     lock_.Await([&]()
                     ABSL_EXCLUSIVE_LOCKS_REQUIRED(lock_) { return done_ == buckets_.size() || !dead_.ok(); });
     GT_RETURN_IF_ERROR(dead_);
     const uint64_t sent = BytesSent();
     step.bytes_sent = sent - std::exchange(sent_before_, sent);
+    if (Chooses() && ++steps_since_look_ >= look_after_) GT_RETURN_IF_ERROR(Look());
     StartStep();
+    step_began_ = RealClock().Now();
     return step;
   }
 
+  std::vector<BucketChoice> Choices() const override {
+    std::vector<BucketChoice> choices;
+    for (const Bucket& bucket : buckets_) {
+      BucketChoice choice{bucket.count, bucket.collective->codec(), {}};
+      for (size_t way = 0; looked_ && way < bucket.cost.ways.size(); ++way) {
+        choice.seconds.push_back({ways_[way].codec, Seconds(bucket.cost, way, latency_),
+                                  bucket.cost.ways[way].measured.has_value()});
+      }
+      choices.push_back(std::move(choice));
+    }
+    return choices;
+  }
+
   void Drop() override {
-    for (Bucket& bucket : buckets_) bucket.collective->Drop();
+    for (Bucket& bucket : buckets_) {
+      bucket.collective->Drop();
+      bucket.leftover_sent = false;
+    }
   }
 
   std::vector<CarriedState> Export() override {
@@ -105,6 +187,10 @@ class ReducerImpl final : public Reducer {
         state.name = Prefix(i) + state.name;
         states.push_back(std::move(state));
       }
+      const Bucket& bucket = buckets_[i];
+      if (!bucket.leftover.empty() && !bucket.leftover_sent) {
+        states.push_back({Prefix(i) + "residual", 0, bucket.leftover});
+      }
     }
     return states;
   }
@@ -113,6 +199,7 @@ class ReducerImpl final : public Reducer {
     for (size_t i = 0; i < buckets_.size(); ++i) {
       const std::string prefix = Prefix(i);
       if (!state.name.starts_with(prefix)) continue;
+      if (Chooses()) return KeepChecked(state, prefix, &buckets_[i]);
       return buckets_[i].collective->Load({state.name.substr(prefix.size()), state.offset, state.values});
     }
     return absl::InvalidArgumentError(absl::StrCat("reducer: there is no bucket for the state ", state.name));
@@ -150,8 +237,140 @@ class ReducerImpl final : public Reducer {
 
   uint64_t BytesSent() const {
     uint64_t sum = 0;
-    for (const Bucket& bucket : buckets_) sum += bucket.collective->bytes_sent();
+    for (const Bucket& bucket : buckets_) sum += bucket.sent_before + bucket.collective->bytes_sent();
     return sum;
+  }
+
+  bool Chooses() const { return !ways_.empty(); }
+  double SinceBegin() const { return absl::ToDoubleSeconds(RealClock().Now() - step_began_); }
+
+  // The codecs of an automatic choice and what they cost here. Warm-up is the time before the first look:
+  // whatever comes later is switched on in full.
+  absl::Status PrepareChoice(const CompressionPolicy& policy) {
+    ways_.assign(1, CompressionOptions{});
+    speeds_.assign(1, 0);
+    look_after_ = kTrial;
+    for (CompressionOptions options : policy.codecs) {
+      look_after_ = std::max(look_after_, options.warmup_steps);
+      options.warmup_steps = 0;
+      GT_ASSIGN_OR_RETURN(const double speed, CodecSpeed(options));
+      ways_.push_back(options);
+      speeds_.push_back(speed);
+    }
+    GT_RETURN_IF_ERROR(
+        communicator_->AllReduce(speeds_.data(), speeds_.size(), DType::kFloat64, ReduceOp::kMax));
+    int32_t machines = communicator_->machine() + 1;
+    GT_RETURN_IF_ERROR(communicator_->AllReduce(&machines, 1, DType::kInt32, ReduceOp::kMax));
+    talking_ = machines > 1 ? machines : communicator_->size();
+    return absl::OkStatus();
+  }
+
+  // One bucket in the reducer's thread. A new choice begins here: whether the step before counts is known
+  // now.
+  absl::Status Reduce(Bucket& bucket) {
+    if (std::exchange(bucket.leftover_sent, false)) bucket.leftover.clear();
+    if (bucket.next_way != bucket.cost.way) GT_RETURN_IF_ERROR(Switch(bucket));
+    if (!bucket.leftover.empty()) {
+      for (size_t i = 0; i < bucket.count; ++i) bucket.memory[i] += bucket.leftover[i];
+      bucket.leftover_sent = true;
+    }
+    const Instant began = RealClock().Now();
+    const absl::Status status = bucket.collective->AllReduceMean(bucket.memory);
+    if (Chooses()) bucket.seconds.push_back(absl::ToDoubleSeconds(RealClock().Now() - began));
+    return status;
+  }
+
+  absl::Status Switch(Bucket& bucket) {
+    for (const CarriedState& state : bucket.collective->Export()) Keep(state, &bucket);
+    bucket.sent_before += bucket.collective->bytes_sent();
+    bucket.cost.way = bucket.next_way;
+    GT_ASSIGN_OR_RETURN(bucket.collective, CompressedCollective::Create(
+                                               communicator_.get(), ways_[bucket.next_way], bucket.count));
+    return absl::OkStatus();
+  }
+
+  // What a collective carried over becomes part of the next gradient. Momenta are made again.
+  void Keep(const CarriedState& state, Bucket* bucket) const {
+    const bool of_mean = state.name == "residual/shard";
+    if (!of_mean && state.name != "residual") return;
+    bucket->leftover.resize(bucket->count);
+    const float factor = of_mean ? static_cast<float>(communicator_->size()) : 1;
+    for (size_t i = 0; i < state.values.size(); ++i) {
+      bucket->leftover[state.offset + i] += factor * state.values[i];
+    }
+  }
+
+  absl::Status KeepChecked(const CarriedState& state, const std::string& prefix, Bucket* bucket) const {
+    if (state.offset > bucket->count || state.values.size() > bucket->count - state.offset) {
+      return absl::InvalidArgumentError(absl::StrCat("reducer: the state ", state.name, " is of elements ",
+                                                     state.offset, " to ", state.offset + state.values.size(),
+                                                     ", the bucket has ", bucket->count));
+    }
+    Keep({state.name.substr(prefix.size()), state.offset, state.values}, bucket);
+    return absl::OkStatus();
+  }
+
+  // Between two steps, with the reducer's thread at rest: what the ranks measured, agreed on; rank 0 chooses.
+  absl::Status Look() ABSL_EXCLUSIVE_LOCKS_REQUIRED(lock_) {
+    std::vector<double>
+        agreed;  // least of all ranks: whoever came last did not wait. Times of computing negated
+    for (Bucket& bucket : buckets_) {
+      agreed.push_back(LowerQuarter(std::exchange(bucket.seconds, {})));
+      agreed.push_back(-LowerQuarter(std::exchange(bucket.ready, {})));
+    }
+    agreed.push_back(-LowerQuarter(std::exchange(computed_, {})));
+    agreed.push_back(1);  // latency: the shortest of three small all-reduces
+    double nothing = 0;
+    for (int turn = 0; turn < 3; ++turn) {
+      const Instant began = RealClock().Now();
+      GT_RETURN_IF_ERROR(communicator_->AllReduce(&nothing, 1, DType::kFloat64, ReduceOp::kMax));
+      agreed.back() = std::min(agreed.back(), absl::ToDoubleSeconds(RealClock().Now() - began));
+    }
+    GT_RETURN_IF_ERROR(
+        communicator_->AllReduce(agreed.data(), agreed.size(), DType::kFloat64, ReduceOp::kMin));
+    latency_ = agreed.back();
+    std::vector<BucketCost> costs;
+    for (size_t i = 0; i < buckets_.size(); ++i) {
+      BucketCost& cost = buckets_[i].cost;
+      Measured(agreed[2 * i], &cost);
+      cost.ready = -agreed[2 * i + 1];
+      costs.push_back(cost);
+    }
+    const double computed = -agreed[agreed.size() - 2];
+    std::vector<int32_t> chosen;
+    for (const size_t way : chooser_(costs, computed, latency_)) chosen.push_back(static_cast<int32_t>(way));
+    GT_RETURN_IF_ERROR(communicator_->Broadcast(chosen.data(), chosen.size(), DType::kInt32, 0));
+    bool changed = false;
+    for (size_t i = 0; i < buckets_.size(); ++i) {
+      Bucket& bucket = buckets_[i];
+      if (chosen[i] < 0 || static_cast<size_t>(chosen[i]) >= bucket.cost.ways.size()) {
+        return absl::DataLossError("reducer: rank 0 chose a codec that this rank does not have");
+      }
+      bucket.next_way = static_cast<size_t>(chosen[i]);
+      if (bucket.next_way == bucket.cost.way) continue;
+      changed = true;
+      if (communicator_->rank() == 0) LogChoice(i, computed);
+    }
+    looked_ = true;
+    steps_since_look_ = 0;
+    look_after_ = changed ? kTrial : kWindow;
+    return absl::OkStatus();
+  }
+
+  void LogChoice(size_t index, double computed) const {
+    const Bucket& bucket = buckets_[index];
+    std::string text;
+    for (size_t way = 0; way < bucket.cost.ways.size(); ++way) {
+      absl::StrAppendFormat(&text, "%s%s %.3g ms%s", way == 0 ? "" : ", ", Word(way),
+                            1e3 * Seconds(bucket.cost, way, latency_),
+                            bucket.cost.ways[way].measured ? "" : " (expected)");
+    }
+    LogInfo("reducer: bucket ", index, " of ", bucket.count, " elements goes from ", Word(bucket.cost.way),
+            " to ", Word(bucket.next_way), ": ", text, "; ready after ",
+            absl::StrFormat("%.3g ms of %.3g ms", 1e3 * bucket.cost.ready, 1e3 * computed));
+  }
+  std::string Word(size_t way) const {
+    return way == 0 ? "float32" : std::string(CodecName(ways_[way].codec));
   }
 
   void Run() {
@@ -163,7 +382,7 @@ class ReducerImpl final : public Reducer {
       if (over_) break;
       Bucket& bucket = buckets_[done_];
       lock_.Unlock();
-      const absl::Status status = bucket.collective->AllReduceMean(bucket.memory);
+      const absl::Status status = Reduce(bucket);
       lock_.Lock();
       if (!status.ok()) {
         dead_ = status;
@@ -174,12 +393,22 @@ class ReducerImpl final : public Reducer {
     lock_.Unlock();
   }
 
+  const Chooser chooser_;
   // Fixed after Connect.
   std::unique_ptr<Communicator> communicator_;
   std::vector<Bucket> buckets_;  // memory and collective: the thread's while their bucket is under way
   std::vector<Place> places_;
   std::vector<std::string> names_;
   uint64_t sent_before_ = 0;
+  std::vector<CompressionOptions> ways_;  // of an automatic choice; [0] is float32. Empty: nothing to choose
+  std::vector<double> speeds_;            // seconds an element, of each way, equal on all ranks
+  int talking_ = 1;                       // ranks between which compressed data goes
+  std::vector<double> computed_;          // seconds until Finish, of the steps since the last look
+  double latency_ = 0;
+  bool looked_ = false;
+  int steps_since_look_ = 0;
+  int look_after_ = 0;
+  Instant step_began_;
   std::thread thread_;
 
   Mutex lock_;
@@ -191,14 +420,21 @@ class ReducerImpl final : public Reducer {
 };
 
 }  // namespace
+
+absl::StatusOr<std::unique_ptr<Reducer>> CreateReducer(Communicator* communicator,
+                                                       const std::vector<GradientSpec>& gradients,
+                                                       const ReducerOptions& options, Chooser chooser) {
+  auto reducer = std::make_unique<ReducerImpl>(std::move(chooser));
+  GT_RETURN_IF_ERROR(reducer->Connect(communicator, gradients, options));
+  return reducer;
+}
+
 }  // namespace comm
 
 absl::StatusOr<std::unique_ptr<Reducer>> Reducer::Create(Communicator* communicator,
                                                          const std::vector<GradientSpec>& gradients,
                                                          const ReducerOptions& options) {
-  auto reducer = std::make_unique<comm::ReducerImpl>();
-  GT_RETURN_IF_ERROR(reducer->Connect(communicator, gradients, options));
-  return reducer;
+  return comm::CreateReducer(communicator, gradients, options, comm::ChooseWays);
 }
 
 }  // namespace gtrain

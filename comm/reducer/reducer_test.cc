@@ -2,7 +2,10 @@
 #include "gtrain/reducer.h"
 
 #include <algorithm>
+#include <cmath>
+#include <cstdlib>
 #include <numeric>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -10,6 +13,7 @@
 #include "base/rng.h"
 #include "comm/exec/check_collectives.h"
 #include "comm/exec/rank_test_threads.h"
+#include "comm/reducer/create_reducer.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -194,6 +198,92 @@ TEST(Reducer, CompressesLargeBucketsAndCarriesTheRest) {
     EXPECT_THAT((*next)->gradient(2), testing::ElementsAreArray((*reducer)->gradient(2))) << "dropped";
     return absl::OkStatus();
   }));
+}
+
+// The job file's words, for as long as this lives. Ranks are threads here.
+class JobSays {
+ public:
+  explicit JobSays(const char* text) { setenv("GTRAIN_COMPRESSION", text, 1); }
+  ~JobSays() { unsetenv("GTRAIN_COMPRESSION"); }
+};
+
+TEST(Reducer, JobFileWins) {
+  const JobSays says("int8");
+  FakeWorld world({"a", "b"});
+  ExpectAllOk(RunThreads(world, [&](Communicator& c) -> absl::Status {
+    ReducerOptions options = SmallBuckets();
+    options.compression.codec = Codec::kTopK;
+    auto reducer = Reducer::Create(&c, Model(), options);
+    RETURN_IF_BAD(reducer.status());
+    std::vector<Codec> codecs;
+    for (const BucketChoice& choice : (*reducer)->Choices()) codecs.push_back(choice.codec);
+    EXPECT_THAT(codecs, testing::ElementsAre(Codec::kNone, Codec::kInt8, Codec::kNone))
+        << "small ones are dense";
+    return absl::OkStatus();
+  }));
+  const JobSays nonsense("zip");
+  FakeWorld another({"a", "b"});
+  ExpectAllOk(RunThreads(another, [&](Communicator& c) -> absl::Status {
+    const absl::Status refused = Reducer::Create(&c, Model()).status();
+    EXPECT_EQ(refused.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_THAT(refused.message(), testing::HasSubstr("$GTRAIN_COMPRESSION: \"zip\" is not a codec"));
+    return absl::OkStatus();
+  }));
+}
+
+// What arrived in all steps is what went in, whatever the choices were on the way, but for what the codec in
+// use still carries.
+TEST(Reducer, AutomaticChoiceLosesNothingAndIsTheSameEverywhere) {
+  const JobSays says("auto: topk density=0.05 warmup=0, onebit warmup=0, int8");
+  constexpr int kSteps = 120;
+  constexpr size_t kElements = 20'000;
+  FakeWorld world({"a", "b", "c"});
+  std::vector<std::vector<float>> last(3);
+  ExpectAllOk(RunThreads(world, [&](Communicator& c) -> absl::Status {
+    ReducerOptions options;
+    options.compress_from = 1000;
+    // Every way in turn. Ranks that disagree must not matter: rank 0 decides.
+    size_t turn = static_cast<size_t>(c.rank());
+    auto reducer = comm::CreateReducer(&c, {{"weight", kElements}}, options,
+                                       [&](auto, double, double) { return std::vector<size_t>{++turn % 4}; });
+    RETURN_IF_BAD(reducer.status());
+    std::vector<double> missing(kElements);
+    std::set<Codec> used;
+    for (int step = 0; step < kSteps; ++step) {
+      const bool dropped = step % 10 == 3;
+      const auto g = (*reducer)->gradient(0);
+      for (size_t i = 0; i < kElements; ++i) {
+        g[i] = static_cast<float>((i * 7 + static_cast<size_t>(step + c.rank())) % 31) - 15;
+        if (dropped) continue;
+        for (int rank = 0; rank < c.size(); ++rank) {
+          missing[i] +=
+              (static_cast<double>((i * 7 + static_cast<size_t>(step + rank)) % 31) - 15) / c.size();
+        }
+      }
+      RETURN_IF_BAD((*reducer)->Finish().status());
+      if (dropped) (*reducer)->Drop();
+      for (size_t i = 0; i < kElements && !dropped; ++i) missing[i] -= g[i];
+      used.insert((*reducer)->Choices()[0].codec);
+    }
+    EXPECT_THAT(used, testing::ElementsAre(Codec::kNone, Codec::kInt8, Codec::kTopK, Codec::kOneBit));
+    EXPECT_EQ((*reducer)->Choices()[0].seconds.size(), 4u);
+    last[static_cast<size_t>(c.rank())].assign((*reducer)->gradient(0).begin(),
+                                               (*reducer)->gradient(0).end());
+    // All that is still on its way, of all ranks, is exported.
+    std::vector<double> carried(kElements);
+    for (const CarriedState& state : (*reducer)->Export()) {
+      const double factor = state.name.ends_with("/shard") ? c.size() : 1;
+      for (size_t i = 0; i < state.values.size() && !state.name.ends_with("momentum"); ++i) {
+        carried[state.offset + i] += factor * state.values[i] / c.size();
+      }
+    }
+    RETURN_IF_BAD(c.AllReduce(carried.data(), carried.size(), DType::kFloat64, ReduceOp::kSum));
+    double worst = 0;
+    for (size_t i = 0; i < kElements; ++i) worst = std::max(worst, std::fabs(missing[i] - carried[i]));
+    EXPECT_LT(worst, 0.05);
+    return absl::OkStatus();
+  }));
+  for (const auto& g : last) EXPECT_EQ(g, last[0]);
 }
 
 }  // namespace

@@ -51,11 +51,23 @@ struct CompressionOptions {
   // and momentum repeats it, so that without this only small learning rates are stable. One more array of the
   // gradient's size, and one more while a step is pending. In [0, 1).
   float optimizer_momentum = 0;
-  // The first gradients are the largest and change most from step to step. Top-k: the density falls
-  // exponentially from 0.25 to `density` over this many applied steps. Others, in a CompressedCollective: so
-  // many steps travel as float32.
+  // The first gradients are the largest and change most from step to step. In a CompressedCollective so many
+  // applied steps travel as float32. Top-k with momentum, or a Compressor by itself: the density falls
+  // exponentially from 0.25 to `density` over them.
   int warmup_steps = 0;
 };
+
+// What a job wants: one codec, or a choice to be made for every bucket while it runs.
+struct CompressionPolicy {
+  bool automatic = false;
+  std::vector<CompressionOptions> codecs;  // automatic: what may be used beside float32; else at most one
+};
+
+// The words of $GTRAIN_COMPRESSION (docs/protocols/rank-environment.md): "none", "topk density=0.01
+// warmup=100", "onebit momentum=0.9", "auto: fp16, topk density=0.001". What is not said is as published
+// practice has it: topk density=0.01 warmup=100, onebit momentum=0.9 warmup=100. InvalidArgument says which
+// word is wrong.
+absl::StatusOr<CompressionPolicy> ParseCompression(absl::string_view text);
 
 // Compresses the gradient of one bucket, step after step. A step is a transaction: Encode writes what would
 // be carried over into a pending buffer; Apply makes it the residual once the step is known to be applied by

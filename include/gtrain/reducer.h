@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -67,11 +68,17 @@ class CompressedCollective {
   virtual absl::Status Load(const CarriedState& state) = 0;
   // Bytes this rank gave to collectives so far.
   virtual uint64_t bytes_sent() const = 0;
+  virtual Codec codec() const = 0;
 };
+
+// What the job file's `comm.compression` says, which reaches a rank as $GTRAIN_COMPRESSION; nothing if it
+// says nothing. InvalidArgument: those words cannot be read.
+absl::StatusOr<std::optional<CompressionPolicy>> CompressionOfJob();
 
 struct ReducerOptions {
   // Gradients share a bucket up to this size; a larger one has a bucket of its own.
   size_t bucket_bytes = 8 << 20;
+  // The program's own choice; what the job file says wins over it.
   CompressionOptions compression;
   // Buckets of fewer elements travel as float32: latency, not bytes, is their price.
   size_t compress_from = 16 << 10;
@@ -80,6 +87,19 @@ struct ReducerOptions {
 struct GradientSpec {
   std::string name;
   size_t count = 0;  // float32
+};
+
+// What a bucket uses and, where the choice is automatic and was looked at, what each way costs or is expected
+// to.
+struct BucketChoice {
+  size_t count = 0;
+  Codec codec = Codec::kNone;
+  struct Cost {
+    Codec codec = Codec::kNone;
+    double seconds = 0;  // of one step
+    bool measured = false;
+  };
+  std::vector<Cost> seconds;
 };
 
 struct ReducedStep {
@@ -93,6 +113,12 @@ struct ReducedStep {
 // accumulates into it (in libtorch `p.mutable_grad() = from_blob(...)`), a hook calls Ready() when a gradient
 // is complete, and Finish() returns when all of them are means. Buckets are filled from the last gradient,
 // which backward finishes first, and leave in that order (Li et al. 2020, PyTorch Distributed, VLDB 13).
+//
+// `compression: auto` of the job file: buckets begin as float32. Every 20 steps, the first time behind the
+// longest warm-up of the allowed codecs, rank 0 chooses for each bucket what ends the step soonest, from what
+// all ranks measured: the time its collective takes and when its gradients were ready. A codec that was not
+// used yet is expected to take what it computes and its bytes over the link as it was measured; it stays only
+// if it then beats float32 by 2 %. What hides behind backward stays float32. Changes are logged by rank 0.
 //
 // Gradient accumulation: call neither Ready nor Finish for micro-batches before the last one.
 // Ready is thread-safe and never blocks; the rest belongs to one thread. One thread of its own, which is
@@ -117,6 +143,8 @@ class Reducer {
   // Sends what has not left yet and blocks until every gradient is the mean, for each bucket at most as long
   // as the communicator's timeout, or returns the communicator's error, after which the reducer is dead.
   virtual absl::StatusOr<ReducedStep> Finish() = 0;
+  // Between steps; equal on all ranks.
+  virtual std::vector<BucketChoice> Choices() const = 0;
   // After Finish, on all ranks or none: the optimiser skips this step (a loss scaler saw an infinity); what
   // compression would carry over from it is forgotten.
   virtual void Drop() = 0;

@@ -40,6 +40,22 @@ void JobReader::Complete(const Node& root) {
   CheckMesh(root);
   CheckTimes(root);
   CheckResources(root);
+  CheckComm(root);
+}
+
+// `auto` chooses among what the user wrote down, because every one of them costs some accuracy.
+void JobReader::CheckComm(const Node& root) {
+  const Node* const comm = root.Find("comm");
+  const Node* const allow = comm == nullptr ? nullptr : comm->Find("allow");
+  if (spec_.comm.automatic && allow == nullptr) {
+    report_.Error(PlaceOf(root, "comm.compression"),
+                  "`comm.compression`: auto needs `allow`, the codecs it may choose from beside none, like "
+                  "`allow: [fp16, topk]`");
+  }
+  if (!spec_.comm.automatic && allow != nullptr) {
+    report_.Error(allow->place, "`comm.allow` goes with `compression: auto` alone");
+  }
+  if (spec_.comm.automatic) spec_.comm.codecs = std::move(allowed_);
 }
 
 void JobReader::CheckCommand(const Node& root) {

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "absl/algorithm/container.h"
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
@@ -66,6 +67,10 @@ constexpr absl::string_view kSetByGtrain[] = {"RANK",
                                               "MASTER_PORT",
                                               "JAX_COORDINATOR_ADDRESS",
                                               "CUDA_VISIBLE_DEVICES"};
+
+// CodecName of include/gtrain/compression.h but for `none`.
+constexpr absl::string_view kCodecs[] = {"fp16", "bf16", "int8", "fp8", "topk", "onebit"};
+constexpr int kWholeShare = 1'000'000;
 
 constexpr absl::string_view kSignals[] = {"SIGTERM", "SIGINT", "SIGUSR1", "SIGUSR2", "SIGHUP"};
 
@@ -543,16 +548,74 @@ void JobReader::ReadRestart(const Node& node) {
        {"oom", [&](const Node& n) { ReadInt(n, "restart.oom", 0, 10'000, r.oom); }}});
 }
 
+void JobReader::ReadCodec(const Node& node, absl::string_view key, CommCodec& codec) {
+  const std::vector<std::string> names(std::begin(kCodecs), std::end(kCodecs));
+  const auto read_name = [&](const Node& n, absl::string_view at) {
+    // `none` and `auto` were looked for before, where they may stand.
+    std::vector<std::string> words = names;
+    if (at == "comm.compression") words.insert(words.end(), {"none", "auto"});
+    const auto choice = values_.Choice(n, at, words);
+    if (choice) codec.codec = words[*choice];
+  };
+  if (node.kind != Node::Kind::kMapping) return read_name(node, key);
+  const Node* const name = node.Find("codec");
+  if (name == nullptr) return values_.Error(node, key, "`codec`, the name of the codec, is missing");
+  read_name(*name, absl::StrCat(key, ".codec"));
+  // A parameter that the codec does not have would be accepted and ignored.
+  const auto of = [&](const Node& n, absl::string_view parameter, std::initializer_list<const char*> owners) {
+    if (codec.codec.empty() || absl::c_linear_search(owners, codec.codec)) return true;
+    values_.Error(n, absl::StrCat(key, ".", parameter),
+                  absl::StrCat(codec.codec, " has none; ", absl::StrJoin(owners, " and "),
+                               owners.size() == 1 ? " has" : " have"));
+    return false;
+  };
+  ReadMapping(node, key,
+              {{"codec", [](const Node&) {}},
+               {"density",
+                [&](const Node& n) {
+                  if (of(n, "density", {"topk"}))
+                    codec.density = values_.Share(n, absl::StrCat(key, ".density"), 1, kWholeShare);
+                }},
+               {"momentum",
+                [&](const Node& n) {
+                  if (of(n, "momentum", {"onebit"}))
+                    codec.momentum = values_.Share(n, absl::StrCat(key, ".momentum"), 0, kWholeShare - 1);
+                }},
+               {"warmup", [&](const Node& n) {
+                  if (!of(n, "warmup", {"topk", "onebit"})) return;
+                  if (const auto steps = values_.Int(n, absl::StrCat(key, ".warmup"), 0, 1'000'000))
+                    codec.warmup = static_cast<int>(*steps);
+                }}});
+}
+
+void JobReader::ReadCompression(const Node& node) {
+  if (Values::Is(node, "none")) return;
+  spec_.comm.automatic = Values::Is(node, "auto");
+  if (spec_.comm.automatic) return;
+  CommCodec codec;
+  ReadCodec(node, "comm.compression", codec);
+  spec_.comm.codecs.push_back(std::move(codec));
+}
+
+void JobReader::ReadAllow(const Node& node) {
+  if (node.kind != Node::Kind::kSequence || node.items.empty()) {
+    return values_.Error(node, "comm.allow", "must be a list of codecs, like [fp16, topk]");
+  }
+  for (const Node& item : node.items) {
+    CommCodec codec;
+    ReadCodec(item, "comm.allow", codec);
+    const auto same = [&](const CommCodec& other) { return other.codec == codec.codec; };
+    if (!codec.codec.empty() && absl::c_any_of(allowed_, same)) {
+      values_.Error(item, "comm.allow", absl::StrCat(codec.codec, " is there twice"));
+    }
+    allowed_.push_back(std::move(codec));
+  }
+}
+
 void JobReader::ReadComm(const Node& node) {
-  ReadMapping(
-      node, "comm",
-      {{"compression",
-        [this](const Node& n) {
-          if (Values::Is(n, "none")) return;
-          Refuse(n, "comm.compression", "compressed all-reduce is not built yet; write `compression: none`");
-        }},
-       {"allow",
-        [this](const Node& n) { Refuse(n, "comm.allow", "compressed all-reduce is not built yet"); }}});
+  ReadMapping(node, "comm",
+              {{"compression", [this](const Node& n) { ReadCompression(n); }},
+               {"allow", [this](const Node& n) { ReadAllow(n); }}});
 }
 
 void JobReader::ReadPattern(const Node& node, absl::string_view key, std::string& out) {

@@ -56,6 +56,9 @@ class JobReader {
   void ReadEvery(const Node& node);
   void ReadRestart(const Node& node);
   void ReadComm(const Node& node);
+  void ReadCompression(const Node& node);
+  void ReadAllow(const Node& node);
+  void ReadCodec(const Node& node, absl::string_view key, CommCodec& codec);
   void ReadProgress(const Node& node);
   void ReadPattern(const Node& node, absl::string_view key, std::string& out);
   void ReadPreempt(const Node& node);
@@ -70,6 +73,7 @@ class JobReader {
   void CheckSize(const Node& root);
   void CheckMesh(const Node& root);
   void CheckTimes(const Node& root);
+  void CheckComm(const Node& root);
   void CheckResources(const Node& root);
   // Where `key` (dotted) was written; the place of the file otherwise.
   Place PlaceOf(const Node& root, absl::string_view key) const;
@@ -78,7 +82,8 @@ class JobReader {
   Report& report_;
   Values values_;
   JobSpec spec_;
-  bool every_auto_ = false;  // `checkpoint.every: auto` was written, so the default is not meant
+  std::vector<CommCodec> allowed_;  // comm.allow
+  bool every_auto_ = false;         // `checkpoint.every: auto` was written, so the default is not meant
 };
 
 }  // namespace gtrain::spec

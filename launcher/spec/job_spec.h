@@ -79,6 +79,22 @@ struct RestartBudget {
   bool operator==(const RestartBudget&) const = default;
 };
 
+// One way to send gradients. Shares are in parts of a million; what is unset is the codec's own default
+// (ParseCompression in include/gtrain/compression.h).
+struct CommCodec {
+  std::string codec;            // a word of CodecName
+  std::optional<int> density;   // topk: share of elements sent
+  std::optional<int> momentum;  // onebit: the optimiser's
+  std::optional<int> warmup;    // topk, onebit: steps
+  bool operator==(const CommCodec&) const = default;
+};
+
+struct CommPolicy {
+  bool automatic = false;         // compression: auto; then `codecs` is what it may use beside float32
+  std::vector<CommCodec> codecs;  // else at most one; empty = none
+  bool operator==(const CommPolicy&) const = default;
+};
+
 struct Progress {
   std::string step;  // RE2 (base/pattern.h) with one group, searched in each output line; empty = none
   std::string loss;
@@ -113,6 +129,7 @@ struct JobSpec {
   std::map<std::string, SecretRef> secrets;
   CheckpointPolicy checkpoint;
   RestartBudget restart;
+  CommPolicy comm;
   Progress progress;
   Preempt preempt;
   absl::Duration stop_grace = absl::Seconds(30);

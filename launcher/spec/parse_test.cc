@@ -44,7 +44,7 @@ secrets: {HF_TOKEN: {env: HF_TOKEN}, KEY: {file: key.txt}}
 elastic: {mode: restart, spares: 0}
 checkpoint: {uri: ./ckpt, every: 200 steps, keep: 5, replicas: 0, on_error: fail}
 restart: {budget: 3, window: 10m, before_first_step: 2, oom: 0}
-comm: {compression: none}
+comm: {compression: auto, allow: [fp16, {codec: topk, density: 0.1%, warmup: 50}, {codec: onebit, momentum: 0.8}]}
 progress: {step: 'step (\d+)', loss: 'loss ([0-9.]+)', startup: 10m, stall: 5m, on_stall: kill}
 preempt: {signal: SIGUSR1, lead: 60s}
 stop_grace: 20s
@@ -73,6 +73,10 @@ priority: -5
   EXPECT_EQ(s.checkpoint.every, std::nullopt);
   EXPECT_EQ(s.checkpoint.on_error, OnError::kFail);
   EXPECT_EQ(s.restart.window, absl::Minutes(10));
+  EXPECT_TRUE(s.comm.automatic);
+  EXPECT_EQ(s.comm.codecs, (std::vector<CommCodec>{{.codec = "fp16"},
+                                                   {.codec = "topk", .density = 1'000, .warmup = 50},
+                                                   {.codec = "onebit", .momentum = 800'000}}));
   EXPECT_EQ(s.progress.on_stall, OnStall::kKill);
   EXPECT_EQ(s.preempt.signal, "SIGUSR1");
   EXPECT_EQ(s.time_limit, absl::Hours(24));
@@ -90,6 +94,7 @@ TEST(ParseJob, DefaultsAreTheDocumentedOnes) {
   EXPECT_EQ(result.spec.checkpoint.every, absl::Seconds(30));
   EXPECT_EQ(result.spec.resources, Resources{});
   EXPECT_EQ(result.spec.restart, RestartBudget{});
+  EXPECT_EQ(result.spec.comm, CommPolicy{});
 }
 
 TEST(ParseJob, ScriptIsKeptAsItStands) {
@@ -274,18 +279,46 @@ INSTANTIATE_TEST_SUITE_P(
         ErrorCase{"J12", "run: a\nsecrets: {A: {}}\n", "exactly one of `env` and `file`"}));
 
 INSTANTIATE_TEST_SUITE_P(
+    Compression, FileErrors,
+    testing::Values(
+        ErrorCase{"", "run: a\ncomm: {compression: auto}\n",
+                  "f:2:21: `comm.compression`: auto needs `allow`"},
+        ErrorCase{"", "run: a\ncomm: {allow: [int8]}\n",
+                  "f:2:15: `comm.allow` goes with `compression: auto`"},
+        ErrorCase{"", "run: a\ncomm: {compression: int8, allow: [int8]}\n",
+                  "goes with `compression: auto` alone"},
+        ErrorCase{"", "run: a\ncomm:\n  compression: zip\n",
+                  "f:3:16: `comm.compression`: 'zip' is not known; it must be fp16 or bf16 or int8 or fp8 or "
+                  "topk or "
+                  "onebit or none or auto"},
+        ErrorCase{"", "run: a\ncomm: {compression: {density: 1%}}\n",
+                  "`codec`, the name of the codec, is missing"},
+        ErrorCase{"", "run: a\ncomm: {compression: {codec: fp16, density: 1%}}\n",
+                  "f:2:44: `comm.compression.density`: fp16 has none; topk has"},
+        ErrorCase{"", "run: a\ncomm: {compression: {codec: int8, warmup: 3}}\n",
+                  "int8 has none; topk and onebit have"},
+        ErrorCase{"", "run: a\ncomm: {compression: {codec: topk, density: 2}}\n",
+                  "'2' is out of range; it must be from 0.000001 to 1"},
+        ErrorCase{"", "run: a\ncomm: {compression: {codec: topk, density: 1e-3}}\n",
+                  "is not a share of at most 6 decimals, like 0.01 or 1%"},
+        ErrorCase{"", "run: a\ncomm: {compression: {codec: onebit, momentum: 100%}}\n", "from 0 to 0.999999"},
+        ErrorCase{"", "run: a\ncomm: {compression: auto, allow: []}\n", "must be a list of codecs"},
+        ErrorCase{"", "run: a\ncomm: {compression: auto, allow: [none]}\n",
+                  "f:2:35: `comm.allow`: 'none' is not known"},
+        ErrorCase{"", "run: a\ncomm: {compression: auto, allow: [fp16, fp16]}\n",
+                  "f:2:41: `comm.allow`: fp16 is there twice"}));
+
+INSTANTIATE_TEST_SUITE_P(
     NotBuiltYet, FileErrors,
-    ::testing::Values(
-        ErrorCase{"", "run: a\nelastic: {mode: in-place}\n",
-                  "in-place recovery is not built yet; write `mode: restart`"},
-        ErrorCase{"", "run: a\nelastic: {spares: 1}\n", "hot spares are not built yet"},
-        ErrorCase{"", "run: a\nelastic: {global_batch: 256}\n", "is not built yet"},
-        ErrorCase{"", "run: a\ncomm: {compression: auto}\n", "compressed all-reduce is not built yet"},
-        ErrorCase{"", "run: a\ncomm: {allow: [int8]}\n", "compressed all-reduce is not built yet"},
-        ErrorCase{"", "run: a\ncheckpoint: {uri: x, replicas: 1}\n", "are not built yet"},
-        ErrorCase{"", "run: a\ncheckpoint: {uri: 'gs://b/c'}\n", "the scheme 'gs' is not known"},
-        ErrorCase{"", "run: a\nworkdir: {path: ., sync: rsync}\n", "is not built yet"},
-        ErrorCase{"", "run: a\nslurm: {partition: gpu}\n", "Slurm is not built yet"}));
+    ::testing::Values(ErrorCase{"", "run: a\nelastic: {mode: in-place}\n",
+                                "in-place recovery is not built yet; write `mode: restart`"},
+                      ErrorCase{"", "run: a\nelastic: {spares: 1}\n", "hot spares are not built yet"},
+                      ErrorCase{"", "run: a\nelastic: {global_batch: 256}\n", "is not built yet"},
+                      ErrorCase{"", "run: a\ncheckpoint: {uri: x, replicas: 1}\n", "are not built yet"},
+                      ErrorCase{"", "run: a\ncheckpoint: {uri: 'gs://b/c'}\n",
+                                "the scheme 'gs' is not known"},
+                      ErrorCase{"", "run: a\nworkdir: {path: ., sync: rsync}\n", "is not built yet"},
+                      ErrorCase{"", "run: a\nslurm: {partition: gpu}\n", "Slurm is not built yet"}));
 
 TEST(ParseJob, CheckpointsByThemselvesOrEveryThirtySeconds) {
   const auto every = [](const std::string& text) {

@@ -164,6 +164,31 @@ void PrintRestart(const RestartBudget& r, std::string& out) {
   section.Flush(out);
 }
 
+std::string PrintCodec(const CommCodec& codec) {
+  std::string out = absl::StrCat("{codec: ", codec.codec);
+  if (codec.density) absl::StrAppend(&out, ", density: ", PrintShare(*codec.density));
+  if (codec.momentum) absl::StrAppend(&out, ", momentum: ", PrintShare(*codec.momentum));
+  if (codec.warmup) absl::StrAppend(&out, ", warmup: ", *codec.warmup);
+  return out + "}";
+}
+
+void PrintComm(const CommPolicy& comm, std::string& out) {
+  if (comm.codecs.empty()) return;
+  Section section("comm");
+  if (comm.automatic) {
+    section.Add("compression", "auto");
+    section.Add("allow", absl::StrCat("[",
+                                      absl::StrJoin(comm.codecs, ", ",
+                                                    [](std::string* list, const CommCodec& codec) {
+                                                      *list += PrintCodec(codec);
+                                                    }),
+                                      "]"));
+  } else {
+    section.Add("compression", PrintCodec(comm.codecs[0]));
+  }
+  section.Flush(out);
+}
+
 void PrintProgress(const Progress& p, std::string& out) {
   const Progress defaults;
   Section section("progress");
@@ -202,6 +227,7 @@ std::string PrintJob(const JobSpec& spec) {
   PrintSecrets(spec, out);
   PrintCheckpoint(spec.checkpoint, out);
   PrintRestart(spec.restart, out);
+  PrintComm(spec.comm, out);
   PrintProgress(spec.progress, out);
   PrintPreempt(spec.preempt, out);
   if (spec.stop_grace != defaults.stop_grace)

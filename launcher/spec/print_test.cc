@@ -51,6 +51,11 @@ void RandomizePolicies(JobSpec& s, Rng& rng) {
   if (rng.Chance(0.5))
     s.restart = {static_cast<int>(rng.Below(20)), absl::Minutes(1 + rng.Below(100)),
                  static_cast<int>(rng.Below(3)), 0};
+  if (rng.Chance(0.5)) {
+    s.comm.automatic = rng.Chance(0.5);
+    s.comm.codecs = {{.codec = "topk", .density = 1 + static_cast<int>(rng.Below(1'000'000)), .warmup = 0}};
+    if (s.comm.automatic) s.comm.codecs.push_back({.codec = "onebit", .momentum = 900'000});
+  }
   if (rng.Chance(0.5)) s.progress.step = R"(st"e\.p (\d+))";
   if (rng.Chance(0.5)) s.progress.stall = absl::Seconds(10 + rng.Below(1000));
   if (rng.Chance(0.5)) s.progress.on_stall = OnStall::kKill;

@@ -251,6 +251,22 @@ std::optional<uint64_t> Values::Bytes(const Node& node, absl::string_view key, u
   return *parsed;
 }
 
+std::optional<int> Values::Share(const Node& node, absl::string_view key, int min, int max) {
+  if (!Scalar(node, key, "a share such as 0.01 or 1%")) return std::nullopt;
+  const absl::StatusOr<int> parsed = ParseShare(node.scalar);
+  if (!parsed.ok()) {
+    Error(node, key, parsed.status().message());
+    return std::nullopt;
+  }
+  if (*parsed < min || *parsed > max) {
+    Error(node, key,
+          absl::StrCat(Shown(node.scalar), " is out of range; it must be from ", PrintShare(min), " to ",
+                       PrintShare(max)));
+    return std::nullopt;
+  }
+  return *parsed;
+}
+
 std::optional<size_t> Values::Choice(const Node& node, absl::string_view key,
                                      const std::vector<std::string>& words) {
   const std::string wanted = absl::StrJoin(words, " or ");

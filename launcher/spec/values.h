@@ -41,6 +41,8 @@ class Values {
   std::optional<absl::Duration> Duration(const Node& node, absl::string_view key, absl::Duration min,
                                          absl::Duration max);
   std::optional<uint64_t> Bytes(const Node& node, absl::string_view key, uint64_t min, uint64_t max);
+  // A share, written 0.01 or 1%, in parts of a million.
+  std::optional<int> Share(const Node& node, absl::string_view key, int min, int max);
   // One of `words`; its index.
   std::optional<size_t> Choice(const Node& node, absl::string_view key,
                                const std::vector<std::string>& words);

@@ -237,6 +237,7 @@ TEST_F(AgentCoreTest, EnvironmentTable) {
   spec_.secrets["B"] = {"", "/secret"};
   spec_.checkpoint.uri = "/ckpt";
   spec_.checkpoint.every_steps = 200;
+  spec_.comm = {true, {{.codec = "topk", .density = 1'000, .warmup = 50}, {.codec = "onebit"}}};
   Welcome();
   GenerationGrant grant = Grant(7, 2, 3);
   grant.client_env = {
@@ -284,6 +285,7 @@ TEST_F(AgentCoreTest, EnvironmentTable) {
       {"GTRAIN_CHECKPOINT_EVERY", "200 steps"},
       {"GTRAIN_CHECKPOINT_KEEP", "3"},
       {"GTRAIN_CHECKPOINT_ON_ERROR", "warn"},
+      {"GTRAIN_COMPRESSION", "auto: topk density=0.001 warmup=50, onebit"},
       {"GTRAIN_RESUME", "fresh"},
       {"GTRAIN_RUN_DIR", "/run"},
       {"GTRAIN_TOKEN", starts[1].token},

@@ -133,6 +133,19 @@ void AddCheckpoint(const GenerationGrant& grant, const spec::CheckpointPolicy& p
   (*env)["GTRAIN_CHECKPOINT_ON_ERROR"] = on_error;
 }
 
+// In the words of ParseCompression (include/gtrain/compression.h).
+void AddCompression(const spec::CommPolicy& comm, Env* env) {
+  if (comm.codecs.empty()) return;
+  const auto word = [](std::string* out, const spec::CommCodec& codec) {
+    *out += codec.codec;
+    if (codec.density) absl::StrAppend(out, " density=", PrintShare(*codec.density));
+    if (codec.momentum) absl::StrAppend(out, " momentum=", PrintShare(*codec.momentum));
+    if (codec.warmup) absl::StrAppend(out, " warmup=", *codec.warmup);
+  };
+  (*env)["GTRAIN_COMPRESSION"] =
+      absl::StrCat(comm.automatic ? "auto: " : "", absl::StrJoin(comm.codecs, ", ", word));
+}
+
 }  // namespace
 
 absl::StatusOr<Env> RankEnvironment(const AgentConfig& config, const GenerationGrant& grant,
@@ -141,8 +154,9 @@ absl::StatusOr<Env> RankEnvironment(const AgentConfig& config, const GenerationG
   for (const auto& [name, value] : grant.client_env) env[name] = value;
   for (const auto& [name, value] : spec.env) env[name] = value;
   // Left over from an outer launch, these would be taken for ours.
-  for (const char* name : {"GTRAIN_CHECKPOINT_URI", "GTRAIN_CHECKPOINT_EVERY", "GTRAIN_CHECKPOINT_KEEP",
-                           "GTRAIN_CHECKPOINT_ON_ERROR", "GTRAIN_KEEPER_SOCKET", "GTRAIN_RESUME"}) {
+  for (const char* name :
+       {"GTRAIN_CHECKPOINT_URI", "GTRAIN_CHECKPOINT_EVERY", "GTRAIN_CHECKPOINT_KEEP",
+        "GTRAIN_CHECKPOINT_ON_ERROR", "GTRAIN_COMPRESSION", "GTRAIN_KEEPER_SOCKET", "GTRAIN_RESUME"}) {
     if (spec.env.count(name) == 0) env.erase(name);
   }
   GT_RETURN_IF_ERROR(AddSecrets(config, grant, spec, &env));
@@ -151,6 +165,7 @@ absl::StatusOr<Env> RankEnvironment(const AgentConfig& config, const GenerationG
   AddTorchrun(grant, spec, rank, PlaceOf(grant, rank), &env);
   AddGpus(config, grant, spec, rank, &env);
   AddCheckpoint(grant, spec.checkpoint, &env);
+  AddCompression(spec.comm, &env);
   const Env own = {
       {"GTRAIN_JOB", grant.job.value},
       {"GTRAIN_JOB_NAME", spec.name},

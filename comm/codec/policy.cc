@@ -1,0 +1,71 @@
+// The words in which a job's wish reaches its ranks.
+#include <cmath>
+#include <utility>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
+#include "base/status_macros.h"
+#include "gtrain/compression.h"
+
+namespace gtrain {
+namespace {
+
+constexpr size_t kCodecsMax = 16;
+
+absl::Status Bad(absl::string_view word, absl::string_view why) {
+  return absl::InvalidArgumentError(absl::StrCat("compression: \"", word, "\" ", why));
+}
+
+absl::Status ReadParameter(absl::string_view word, CompressionOptions* options) {
+  const std::pair<absl::string_view, absl::string_view> parts = absl::StrSplit(word, absl::MaxSplits('=', 1));
+  const auto& [name, value] = parts;
+  const bool top_k = options->codec == Codec::kTopK;
+  const bool one_bit = options->codec == Codec::kOneBit;
+  double share = 0;
+  int steps = 0;
+  if (name == "density" && top_k) {
+    if (!absl::SimpleAtod(value, &share) || !(share > 0 && share <= 1)) return Bad(word, "is not in (0, 1]");
+    options->density = share;
+  } else if (name == "momentum" && one_bit) {
+    if (!absl::SimpleAtod(value, &share) || !(share >= 0 && share < 1)) return Bad(word, "is not in [0, 1)");
+    options->optimizer_momentum = static_cast<float>(share);
+  } else if (name == "warmup" && (top_k || one_bit)) {
+    if (!absl::SimpleAtoi(value, &steps) || steps < 0) return Bad(word, "is not a number of steps");
+    options->warmup_steps = steps;
+  } else {
+    return Bad(word, absl::StrCat("is nothing that ", CodecName(options->codec), " has"));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<CompressionOptions> ReadOne(absl::string_view text) {
+  const std::vector<absl::string_view> words = absl::StrSplit(text, ' ', absl::SkipEmpty());
+  if (words.empty()) return Bad(text, "names no codec");
+  CompressionOptions options;
+  GT_ASSIGN_OR_RETURN(options.codec, ParseCodec(words[0]));
+  const bool warms_up = options.codec == Codec::kTopK || options.codec == Codec::kOneBit;
+  if (warms_up) options.warmup_steps = 100;
+  if (options.codec == Codec::kOneBit) options.optimizer_momentum = 0.9f;
+  for (size_t i = 1; i < words.size(); ++i) GT_RETURN_IF_ERROR(ReadParameter(words[i], &options));
+  return options;
+}
+
+}  // namespace
+
+absl::StatusOr<CompressionPolicy> ParseCompression(absl::string_view text) {
+  CompressionPolicy policy;
+  policy.automatic = absl::ConsumePrefix(&text, "auto:");
+  const std::vector<absl::string_view> parts = absl::StrSplit(text, ',');
+  if (parts.size() > kCodecsMax || (!policy.automatic && parts.size() > 1)) {
+    return Bad(text.substr(0, 100), "names too many codecs; several are for \"auto: \"");
+  }
+  for (const absl::string_view part : parts) {
+    GT_ASSIGN_OR_RETURN(const CompressionOptions options, ReadOne(part));
+    if (options.codec != Codec::kNone) policy.codecs.push_back(options);
+  }
+  return policy;
+}
+
+}  // namespace gtrain

@@ -1,0 +1,43 @@
+// Which codec each bucket should use, from what its collectives cost. Pure: no clock, no communicator.
+#pragma once
+#include <cstddef>
+#include <optional>
+#include <vector>
+
+#include "absl/types/span.h"
+#include "gtrain/compression.h"
+
+namespace gtrain::comm {
+
+// One way to reduce one bucket, way 0 being float32. Seconds and bytes are of one step.
+struct Way {
+  double bytes = 0;                // that this rank puts on the wire
+  double codec_seconds = 0;        // encoding and decoding
+  int rounds = 1;                  // collectives, each of which costs one latency
+  std::optional<double> measured;  // seconds of the whole, since the link last changed
+};
+
+struct BucketCost {
+  double ready = 0;  // seconds since the step began until its gradients were complete
+  std::vector<Way> ways;
+  size_t way = 0;  // in use now; measured
+};
+
+// The way in use took so long. If that says that the link has changed, what was measured before no longer
+// counts: twice as fast or slow, by more than 2 % of what float32 takes. Less is noise, and believing it
+// costs a trial of float32 on what may be a slow link.
+void Measured(double seconds, BucketCost* bucket);
+
+// What a way costs: as measured, or else what the measured way of the most bytes says about the link.
+double Seconds(const BucketCost& bucket, size_t way, double latency);
+
+// The way of each bucket. Buckets are reduced one after the other; `computed` seconds after the step began
+// the last gradient was there. Buckets whose float32 is hidden behind the backward pass stay float32; the
+// others take the fastest way, if it beats float32 by more than 2 % and all of
+// them together shorten the step as much; the way in use wins ties.
+std::vector<size_t> ChooseWays(absl::Span<const BucketCost> buckets, double computed, double latency);
+
+// Bytes that one of `ranks` ranks sends for `count` elements, and how often they meet.
+Way WayOf(const CompressionOptions& options, size_t count, int ranks);
+
+}  // namespace gtrain::comm
