@@ -101,6 +101,14 @@ class Network {
 
   std::string NameOf(int machine) const { return absl::StrCat("gtb", getpid(), "n", machine); }
 
+  // Each rank stays on one core, here and with the peers: where the scheduler happens to put four ranks on
+  // two cores is worth a factor of two.
+  static int CoreOf(int machine) { return machine % static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN)); }
+  // What a command on that machine begins with.
+  std::vector<std::string> Inside(int machine) const {
+    return {"ip", "netns", "exec", NameOf(machine), "taskset", "-c", absl::StrCat(CoreOf(machine))};
+  }
+
   // In a child: from here on it is on that machine.
   static bool Enter(const std::string& name) {
     prctl(PR_SET_PDEATHSIG, SIGKILL);
@@ -150,6 +158,10 @@ pid_t OnMachine(const Network& network, int machine, const std::function<absl::S
   const std::string name = network.NameOf(machine);
   const pid_t pid = fork();
   if (pid != 0) return pid;
+  cpu_set_t core;
+  CPU_ZERO(&core);
+  CPU_SET(static_cast<size_t>(Network::CoreOf(machine)), &core);
+  sched_setaffinity(0, sizeof(core), &core);
   const absl::Status status = Network::Enter(name) ? body() : absl::ErrnoToStatus(errno, "entering " + name);
   if (!status.ok())
     std::fprintf(stderr, "bench_allreduce_net: machine %d: %s\n", machine, status.ToString().c_str());
@@ -303,21 +315,13 @@ absl::StatusOr<Peer> OpenMpi(const Network& network, const Home& home, const std
   std::vector<std::string> hosts;
   for (int i = 0; i < kMachines; ++i) {
     hosts.push_back(AddressOf(i));
-    absl::StrAppend(&script, AddressOf(i), ") name=", network.NameOf(i), ";;\n");
+    absl::StrAppend(&script, AddressOf(i), ") inside='", absl::StrJoin(network.Inside(i), " "), "';;\n");
   }
-  absl::StrAppend(&script, "esac\nexec ip netns exec $name sh -c \"$*\"\n");
+  absl::StrAppend(&script, "esac\nexec $inside sh -c \"$*\"\n");
   GT_RETURN_IF_ERROR(WriteFileDurable(agent, script, 0755));
-  std::vector<std::string> words{"ip",
-                                 "netns",
-                                 "exec",
-                                 network.NameOf(0),
-                                 kMpirunOpenMpi,
-                                 "--host",
-                                 absl::StrJoin(hosts, ","),
-                                 "-n",
-                                 absl::StrCat(kMachines),
-                                 "--bind-to",
-                                 "none"};
+  std::vector<std::string> words = network.Inside(0);
+  words.insert(words.end(), {kMpirunOpenMpi, "--host", absl::StrJoin(hosts, ","), "-n",
+                             absl::StrCat(kMachines), "--bind-to", "none"});
   for (const char* setting :
        {"plm_rsh_agent", "oob_tcp_if_include", "btl_tcp_if_include", "btl", "pml", "mpi_yield_when_idle"}) {
     const std::string name = setting;
@@ -355,15 +359,9 @@ absl::StatusOr<Peer> Gloo(const Network& network, const Home& home, const std::s
                 std::filesystem::remove(store);
                 std::vector<pid_t> children;
                 for (int i = 0; i < kMachines; ++i) {
-                  std::vector<std::string> line{"ip",
-                                                "netns",
-                                                "exec",
-                                                network.NameOf(i),
-                                                kPython,
-                                                program,
-                                                file,
-                                                absl::StrCat(kMachines),
-                                                absl::StrCat("rank=", i, ":", store)};
+                  std::vector<std::string> line = network.Inside(i);
+                  line.insert(line.end(), {kPython, program, file, absl::StrCat(kMachines),
+                                           absl::StrCat("rank=", i, ":", store)});
                   line.insert(line.end(), sizes.begin(), sizes.end());
                   GT_ASSIGN_OR_RETURN(const pid_t pid, Spawn(line));
                   children.push_back(pid);
