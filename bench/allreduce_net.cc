@@ -414,7 +414,7 @@ void PrintSummary(const Board& board, const std::vector<Size>& sizes, int turns)
 absl::Status MeasureAll(const Options& options, const Network& network, const Home& home) {
   std::vector<Size> sizes{{8, 300},       {64, 300},       {512, 300},   {4 << 10, 300}, {16 << 10, 100},
                           {64 << 10, 50}, {256 << 10, 20}, {1 << 20, 7}, {2 << 20, 5},   {16 << 20, 2}};
-  if (options.quick) sizes = {{8, 200}, {4 << 10, 200}, {64 << 10, 30}, {2 << 20, 3}};
+  if (options.quick) sizes = {{8, 200}, {4 << 10, 200}, {64 << 10, 30}, {2 << 20, 3}, {16 << 20, 1}};
   const int turns = options.quick ? kTurnsQuick : kTurns;
   Board* board = MakeBoard();
   if (board == nullptr) return absl::ResourceExhaustedError("no memory for the samples");
