@@ -154,6 +154,7 @@ class CheckpointerImpl final : public Checkpointer {
   bool warmed_ = false;
   absl::Duration last_stall_;
   absl::Duration told_every_;     // the automatic interval that people were told of
+  std::string policy_;            // and why, as of the newest save; changed while none runs
   std::unique_ptr<Saver> saver_;  // last: its thread uses the rest
 };
 
@@ -298,7 +299,7 @@ absl::Status CheckpointerImpl::Freeze() {
   saver_ = std::make_unique<Saver>(
       MakeRoute(), std::move(sources),
       [this](const SaveId& id) {
-        session_->ReportCheckpoint(id.step, absl::StrCat(store_->Describe(), "/", ManifestKey(id)));
+        session_->ReportCheckpoint(id.step, absl::StrCat(store_->Describe(), "/", ManifestKey(id)), policy_);
       },
       agree_.rank(), store_->Describe());
   return absl::OkStatus();
@@ -596,13 +597,14 @@ Interval CheckpointerImpl::Chosen() const {
                          .observed = absl::Now() - settings_.job_began});
 }
 
-// Once it is chosen, and whenever it has become another by a quarter.
+// Logged once it is chosen, and whenever it has become another by a quarter.
 void CheckpointerImpl::TellInterval() {
   if (settings_.every || settings_.every_steps || last_stall_ == absl::ZeroDuration()) return;
   const Interval chosen = Chosen();
+  policy_ = chosen.reason;
   if (agree_.rank() != 0 || (chosen.every < 1.25 * told_every_ && told_every_ < 1.25 * chosen.every)) return;
   told_every_ = chosen.every;
-  LogInfo("checkpoint: saves are due ", chosen.reason);
+  LogInfo("checkpoint: saves are due ", policy_);
 }
 
 bool CheckpointerImpl::Due(int64_t step) const {

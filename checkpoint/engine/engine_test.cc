@@ -289,6 +289,7 @@ TEST_F(EngineTest, AnAutomaticIntervalSaysWhyItIsWhatItIs) {
         ASSERT_TRUE((*checkpointer)->Save(step).ok());
         ASSERT_TRUE((*checkpointer)->Wait(kLong).ok());
       }
+      EXPECT_EQ(session->policy().empty(), !automatic);
     });
     if (automatic) {
       EXPECT_THAT(info(), HasSubstr("one interruption in 2.7 h is expected (2 seen in "));

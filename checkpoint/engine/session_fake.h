@@ -146,8 +146,9 @@ class FakeSession : public Session {
     return std::make_unique<FakeCommunicator>(job_.meeting, rank_, job_.world_size);
   }
   void Report(const ProgressReport&) override {}
-  void ReportCheckpoint(int64_t step, const std::string& manifest) override {
+  void ReportCheckpoint(int64_t step, const std::string& manifest, const std::string& policy) override {
     MutexLock lock(&mu_);
+    policy_ = policy;
     reported_.emplace_back(step, manifest);
   }
   absl::Status Alive() const override {
@@ -168,6 +169,10 @@ class FakeSession : public Session {
     MutexLock lock(&mu_);
     alive_ = absl::UnavailableError("rank 1 was lost");
   }
+  std::string policy() const {
+    MutexLock lock(&mu_);
+    return policy_;
+  }
   std::vector<std::pair<int64_t, std::string>> reported() const {
     MutexLock lock(&mu_);
     return reported_;
@@ -180,6 +185,7 @@ class FakeSession : public Session {
   absl::Status alive_;
   std::optional<absl::Duration> notice_;
   std::vector<std::pair<int64_t, std::string>> reported_;
+  std::string policy_;
 };
 
 // Runs `body` on a thread a rank and waits for all. A body that returns early breaks the communicator, as a

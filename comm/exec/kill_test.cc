@@ -2,7 +2,6 @@
 // at a random moment. The others must return in time, leave nothing behind, and work with its successor
 // (faults L1-L3, L7, L11). GTRAIN_KILL_POINTS=N moments (make soak: 1,000), GTRAIN_KILL_SEED=N other ones.
 #include <dirent.h>
-#include <dirent.h>
 #include <sched.h>
 #include <sys/mman.h>
 #include <sys/wait.h>

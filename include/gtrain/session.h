@@ -47,8 +47,9 @@ class Session {
 
   // Never blocks; the newest report wins.
   virtual void Report(const ProgressReport& report) = 0;
-  // A checkpoint that this rank knows to be committed. Never blocks. Checkpointer calls it.
-  virtual void ReportCheckpoint(int64_t step, const std::string& manifest) = 0;
+  // A checkpoint that this rank knows to be committed; `policy` says to people how often there is one, or
+  // nothing. Never blocks. Checkpointer calls it.
+  virtual void ReportCheckpoint(int64_t step, const std::string& manifest, const std::string& policy) = 0;
 
   // OK, or Unavailable with the reason once this generation is over: end the step and exit 75.
   virtual absl::Status Alive() const = 0;

@@ -64,6 +64,8 @@ JobDoc ReadJob(const json& j) {
   if (const auto c = j.find("last_checkpoint"); c != j.end() && c->is_object()) {
     job.checkpoint_step = Number<int64_t>(*c, "step");
   }
+  if (const std::string policy = Text(j, "checkpoint_policy"); !policy.empty())
+    job.notes.push_back(absl::StrCat("checkpoints ", policy));
   if (const auto f = j.find("first_fault"); f != j.end() && f->is_object()) {
     job.first_fault = FaultDoc{Text(*f, "message"), Text(*f, "tail")};
   }

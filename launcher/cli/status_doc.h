@@ -38,7 +38,8 @@ struct JobDoc {
   std::optional<double> steps_per_second;
   std::optional<int64_t> checkpoint_step;
   std::optional<FaultDoc> first_fault;
-  std::vector<std::string> notes;  // nodes that are slow or avoided, a sentence each
+  std::vector<std::string>
+      notes;  // how often is saved and why, nodes that are slow or avoided: a sentence each
   std::string run_dir;
   std::optional<int> exit_code;
 

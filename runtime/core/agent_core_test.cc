@@ -567,9 +567,10 @@ TEST_F(AgentCoreTest, ProgressPatternsReportLinesAndRelaysFeedTheStatus) {
 TEST_F(AgentCoreTest, SdkCheckpointKeepsItsManifest) {
   Welcome();
   StartIt(1, 1, 1);
-  FromRank(0, R"({"type":"checkpoint","step":40,"timeline":9,"manifest":"k/m"})");
+  FromRank(0, R"({"type":"checkpoint","step":40,"timeline":9,"manifest":"k/m","policy":"every 9 s\n!"})");
   ASSERT_EQ(Sent<CheckpointReport>().size(), 1u);
   EXPECT_EQ(Sent<CheckpointReport>()[0].manifest, "k/m");
+  EXPECT_EQ(Sent<CheckpointReport>()[0].policy, "every 9 s?!");
   EXPECT_EQ(Sent<CheckpointReport>()[0].timeline, Timeline{9});
 }
 

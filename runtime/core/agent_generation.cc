@@ -402,8 +402,9 @@ void AgentCore::Impl::Apply(const JobId& job, AgentGeneration& generation, int n
   rank.status_changed = true;
   if (said.kind == RankSaid::Kind::kCheckpoint || said.checkpoint) {
     const Timeline timeline = said.timeline ? Timeline{*said.timeline} : generation.timeline;
-    generation.checkpoint = CheckpointReport{job, generation.generation, timeline,
-                                             said.step.value_or(rank.status.step.value_or(0)), said.manifest};
+    generation.checkpoint = CheckpointReport{job,           generation.generation,
+                                             timeline,      said.step.value_or(rank.status.step.value_or(0)),
+                                             said.manifest, said.text};
     Tell(*generation.checkpoint);
   }
   if (said.kind != RankSaid::Kind::kProgress) return;

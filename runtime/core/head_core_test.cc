@@ -700,8 +700,9 @@ TEST_F(HeadCoreTest, CheckpointOfAnOldTimelineDoesNotCount_C3) {
   Hello("1");
   const JobId job = Submit("train 1 1");
   StartRanks(job);
-  FromNode("1", CheckpointReport{job, {1}, Timeline{1}, 10, "ten"});
+  FromNode("1", CheckpointReport{job, {1}, Timeline{1}, 10, "ten", "every 42 s: so it is"});
   EXPECT_EQ(Status(job).at("last_checkpoint").at("step"), 10);
+  EXPECT_EQ(Status(job).at("checkpoint_policy"), "every 42 s: so it is");
   FromNode("1", RankExited{Exit(job, 1, 0, 1)});
   FromNode("1", GenerationGone{job, {1}});
   ASSERT_EQ(Status(job).at("timeline"), 2);

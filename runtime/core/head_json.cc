@@ -167,6 +167,7 @@ json JobDocument(const Job& job, const std::map<NodeId, Node>& nodes, bool whole
                    {"ranks", whole || !IsFinal(record.state) ? RankDocuments(job, nodes) : json::array()},
                    {"restarts", record.restarts},
                    {"last_checkpoint", nullptr},
+                   {"checkpoint_policy", job.checkpoint_policy},
                    {"first_fault", nullptr},
                    {"last_fault", nullptr},
                    {"blocked_by", BlockerDocuments(job)},

@@ -230,6 +230,7 @@ void HeadState::OnCheckpoint(const NodeId& node, const CheckpointReport& report)
     return;
   }
   if (report.generation == job->record.generation) job->checkpointed = true;
+  job->checkpoint_policy = report.policy;
   if (job->checkpoint && job->checkpoint->timeline == report.timeline && job->checkpoint->step >= report.step)
     return;
   const uint64_t count = job->checkpoint ? job->checkpoint->count + 1 : 1;

@@ -90,6 +90,7 @@ struct Job {
   spec::JobSpec spec;
   plan::Demand demand;
   std::optional<CheckpointRecord> checkpoint;
+  std::string checkpoint_policy;  // as the newest report said it
 
   // Live, of record.generation.
   std::vector<RankLive> ranks;  // index = rank

@@ -226,6 +226,7 @@ struct CheckpointReport {
   Timeline timeline;
   int64_t step = 0;
   std::string manifest;  // key of the committed manifest; empty for a program without the SDK
+  std::string policy;    // how often the program saves and why, for people; may be empty
   bool operator==(const CheckpointReport&) const = default;
 };
 

@@ -53,6 +53,13 @@ RankSaid Numbers(const Json& object) {
   return said;
 }
 
+std::string Printable(std::string text) {
+  for (char& c : text) {
+    if (!absl::ascii_isprint(static_cast<unsigned char>(c))) c = '?';
+  }
+  return text;
+}
+
 }  // namespace
 
 RankSaid ReadRelay(const std::string& json) {
@@ -65,6 +72,7 @@ RankSaid ReadRelay(const std::string& json) {
   if (type == "checkpoint" && said.step) {
     said.kind = RankSaid::Kind::kCheckpoint;
     said.manifest = Text(object, "manifest");
+    said.text = Printable(Text(object, "policy").substr(0, kPolicyBytesMax));
   }
   const auto sequence = Count(object, "sequence");
   if (type == "exchange" && sequence && absl::Base64Unescape(Text(object, "blob"), &said.blob)) {
@@ -74,9 +82,7 @@ RankSaid ReadRelay(const std::string& json) {
   if (const auto peer = Count(object, "peer"); type == "link" && peer && *peer < kRanksMax) {
     said.kind = RankSaid::Kind::kLink;
     said.peer = static_cast<int>(*peer);
-    for (const char c : Text(object, "text").substr(0, kLinkTextBytesMax)) {
-      said.text.push_back(absl::ascii_isprint(static_cast<unsigned char>(c)) ? c : '?');
-    }
+    said.text = Printable(Text(object, "text").substr(0, kLinkTextBytesMax));
   }
   if (type == "overdue" && sequence) {
     said.kind = RankSaid::Kind::kOverdue;

@@ -13,6 +13,7 @@
 namespace gtrain::core {
 
 inline constexpr size_t kLinkTextBytesMax = 300;
+inline constexpr size_t kPolicyBytesMax = 200;
 
 struct RankSaid {
   enum class Kind {
@@ -35,7 +36,7 @@ struct RankSaid {
   std::string manifest;                  // kCheckpoint
   bool checkpoint = false;               // a report line that names a checkpoint
   int peer = 0;                          // kLink: the rank that is not reached
-  std::string text;                      // kLink: printable, at most kLinkTextBytesMax
+  std::string text;                      // kLink, kCheckpoint (how often there is one): printable, bounded
 };
 
 RankSaid ReadRelay(const std::string& json);       // runtime/keeper/rank_protocol.h

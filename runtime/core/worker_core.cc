@@ -104,7 +104,7 @@ WorkerStepResult WorkerCore::On(const WorkerProgress& e, Instant now) {
 
 WorkerStepResult WorkerCore::On(const WorkerCheckpoint& e, Instant) {
   if (state_ == State::kOver) return {{}, "the generation is over: the manifest itself is the truth"};
-  return {{SendCheckpoint{e.step, e.manifest}}, "a checkpoint is committed"};
+  return {{SendCheckpoint{e.step, e.manifest, e.policy}}, "a checkpoint is committed"};
 }
 
 WorkerStepResult WorkerCore::On(const WorkerLinkDown& e, Instant) {

@@ -58,6 +58,7 @@ struct WorkerProgress {
 struct WorkerCheckpoint {
   int64_t step = 0;
   std::string manifest;
+  std::string policy;  // for people
 };
 // Nothing gets from this rank's machine to that of the rank `peer`, for which it waits.
 struct WorkerLinkDown {
@@ -106,6 +107,7 @@ struct SendProgress {
 struct SendCheckpoint {
   int64_t step = 0;
   std::string manifest;
+  std::string policy;
   bool operator==(const SendCheckpoint&) const = default;
 };
 

@@ -11,7 +11,7 @@
 //                  {"type":"exchange","sequence":N,"blob":"<base64>"}
 //                  {"type":"progress","step":N,"loss":X,"samples":N,"collective":N,"waited":S,"joined":S}
 //                   (step.. and the last two optional: seconds in collectives that waited, since it joined)
-//                  {"type":"checkpoint","step":N,"timeline":N,"manifest":"<key>"}
+//                  {"type":"checkpoint","step":N,"timeline":N,"manifest":"<key>","policy":"<for people>"}
 //                  {"type":"overdue","sequence":N}   asks whom exchange N waits for
 //                  {"type":"link","peer":N,"text":"..."}   nothing gets to rank N's machine
 //   agent -> rank  "table N", then a line of base64 a rank

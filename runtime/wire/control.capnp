@@ -212,6 +212,7 @@ struct CheckpointReport {
   timeline @2 :UInt64;
   step @3 :Int64;
   manifest @4 :Data;
+  policy @5 :Text;
 }
 
 # The newest output of a live rank, replaced as a whole, at most once a second.

@@ -155,6 +155,7 @@ GT_FIELDS(core::CheckpointReport) {
   GT_COUNTER(timeline, Timeline);
   GT_NUMBER(step, Step, 0, kInt64Max);
   GT_BYTES(manifest, Manifest, 4096);
+  GT_TEXT(policy, Policy, kNameBytesMax);
 }
 GT_FIELDS(core::GenerationDescribed) {
   GT_STRUCT(held, Held);

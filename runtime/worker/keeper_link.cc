@@ -64,6 +64,7 @@ std::string ToJson(const core::WorkerEffect& effect) {
     }
   } else if (const auto* c = std::get_if<core::SendCheckpoint>(&effect)) {
     json = {{"type", "checkpoint"}, {"step", c->step}, {"manifest", c->manifest}};
+    if (!c->policy.empty()) json["policy"] = c->policy;
   } else if (const auto* l = std::get_if<core::SendLinkDown>(&effect)) {
     json = {{"type", "link"}, {"peer", l->peer}, {"text", l->text}};
   }

@@ -47,8 +47,8 @@ class ManagedSession final : public Session, public port::WriterHost {
   void Report(const ProgressReport& report) override {
     link_.Report(core::WorkerProgress{report.step, report.loss, report.samples});
   }
-  void ReportCheckpoint(int64_t step, const std::string& manifest) override {
-    link_.Report(core::WorkerCheckpoint{step, manifest});
+  void ReportCheckpoint(int64_t step, const std::string& manifest, const std::string& policy) override {
+    link_.Report(core::WorkerCheckpoint{step, manifest, policy});
   }
 
   absl::StatusOr<port::WriterLink> StartWriter(uint64_t arena_bytes, absl::Duration timeout) override {
@@ -109,7 +109,7 @@ class AloneSession final : public Session {
     return comm::MakeCommunicator(&bootstrap_, std::move(exec));
   }
   void Report(const ProgressReport&) override {}
-  void ReportCheckpoint(int64_t, const std::string&) override {}
+  void ReportCheckpoint(int64_t, const std::string&, const std::string&) override {}
   absl::Status Alive() const override { return absl::OkStatus(); }
   bool StopRequested() const override { return false; }
   std::optional<absl::Duration> PreemptionNotice() const override { return std::nullopt; }

@@ -382,7 +382,7 @@ TEST_F(SessionTest, StopNoticeAndReports) {
   Fork(keeper, 1, [](Session& s) {
     if (s.StopRequested() || s.PreemptionNotice()) return false;
     for (int step = 1; step <= 1000; ++step) s.Report({.step = step, .loss = 0.5, .samples = 2});
-    s.ReportCheckpoint(1000, "manifest-1000");
+    s.ReportCheckpoint(1000, "manifest-1000", "every 42 s");
     if (!Until([&] { return s.StopRequested() && s.PreemptionNotice().has_value(); })) return false;
     return *s.PreemptionNotice() <= absl::Seconds(90) && *s.PreemptionNotice() > absl::Seconds(30) &&
            s.Alive().ok();
