@@ -11,7 +11,7 @@ constexpr uint64_t kBlockBytes = 32 << 20;
 
 }  // namespace
 
-Snapshot::Snapshot(std::vector<Source> sources) {
+Snapshot::Snapshot(const std::vector<Source>& sources) {
   uint64_t filled = kBlockBytes;  // of the last block
   for (Source source : sources) {
     while (source.bytes > 0) {

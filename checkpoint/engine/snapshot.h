@@ -17,7 +17,7 @@ class Snapshot {
     uint64_t bytes;
   };
   // They go one after the other.
-  explicit Snapshot(std::vector<Source> sources);
+  explicit Snapshot(const std::vector<Source>& sources);
 
   // From now on Finish copies to `to`.
   void Begin(char* to);
