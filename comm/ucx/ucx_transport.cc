@@ -36,6 +36,8 @@ constexpr int kNapMs = 10;  // longest; the first naps are shorter
 constexpr int kGraceMs = 1000;
 constexpr absl::Duration kTidyEvery = absl::Milliseconds(500);
 // Longer than it takes the head to find a machine dead, or a link broken.
+constexpr absl::Duration kYoung = absl::Seconds(1);       // connections that may still be on their way
+constexpr absl::Duration kStay = absl::Milliseconds(50);  // more than kNapMs and the time to get connected
 constexpr absl::Duration kVerdictPatience = absl::Seconds(30);
 
 // ------------------------------------------------------------------ loading
@@ -146,7 +148,7 @@ class UcxTransport final : public DataTransport {
     for (int peer = 0; at_once_ && peer < static_cast<int>(peers_.size()) && status.ok(); ++peer) {
       if (peer != self) status = Call(peer);
     }
-    if (!status.ok()) Close(0);
+    if (!status.ok()) Abandon();
     return status;
   }
 
@@ -163,7 +165,7 @@ class UcxTransport final : public DataTransport {
     tickets_.clear();
     transfers_ = {};
     links_.Done();
-    if (!status.ok()) Close(0);
+    if (!status.ok()) Abandon();
     return status;
   }
 
@@ -180,6 +182,7 @@ class UcxTransport final : public DataTransport {
   absl::Status Call(int peer) {
     PeerState& state = peers_[static_cast<size_t>(peer)];
     if (std::exchange(state.called, true)) return absl::OkStatus();
+    called_at_ = RealClock().Now();
     const bool calls = static_cast<uint64_t>(peer) > self_;
     if (calls) GT_RETURN_IF_ERROR(Open(peer));
     GT_RETURN_IF_ERROR(Post({peer, calls, &state.hello, 1}));
@@ -286,6 +289,17 @@ class UcxTransport final : public DataTransport {
     return absl::UnavailableError(absl::StrCat("the connection to another machine: ", symptom));
   }
 
+  // UCX 1.13 ends the process (an assertion that openucx/ucx#8175 took out) where a peer goes away while the
+  // two get connected. Members of a revoked generation fail at about the same time, so each stays there for
+  // the others a moment longer. It does not help where a peer is killed in just that moment.
+  void Abandon() {
+    const Instant now = RealClock().Now();
+    if (worker_ != nullptr && called_at_ && now - *called_at_ < kYoung) {
+      while (RealClock().Now() - now < kStay) api_->progress(worker_, 1);
+    }
+    Close(0);
+  }
+
   void Close(int grace_ms) {
     if (worker_ != nullptr) api_->close(worker_, grace_ms);
     worker_ = nullptr;
@@ -304,6 +318,7 @@ class UcxTransport final : public DataTransport {
   LinkTarget& target_;
   LinkWatch links_;
   Instant tidy_at_;
+  std::optional<Instant> called_at_;  // the newest peer
 };
 
 }  // namespace
