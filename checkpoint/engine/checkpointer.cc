@@ -297,7 +297,7 @@ absl::Status CheckpointerImpl::Freeze() {
   for (const Piece& piece : plan_.pieces)
     sources.push_back({static_cast<const char*>(data_[piece.tensor]) + piece.begin, piece.bytes});
   saver_ = std::make_unique<Saver>(
-      MakeRoute(), std::move(sources),
+      MakeRoute(), sources,
       [this](const SaveId& id) {
         session_->ReportCheckpoint(id.step, absl::StrCat(store_->Describe(), "/", ManifestKey(id)), policy_);
       },

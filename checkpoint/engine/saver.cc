@@ -12,12 +12,12 @@
 
 namespace gtrain::ckpt {
 
-Saver::Saver(std::unique_ptr<SaveRoute> route, std::vector<Snapshot::Source> sources,
+Saver::Saver(std::unique_ptr<SaveRoute> route, const std::vector<Snapshot::Source>& sources,
              std::function<void(const SaveId&)> committed, int rank, std::string place)
     : committed_(std::move(committed)),
       rank_(rank),
       place_(std::move(place)),
-      snapshot_(std::move(sources)),
+      snapshot_(sources),
       route_(std::move(route)),
       thread_([this] { Loop(); }) {}
 

@@ -72,7 +72,7 @@ class Saver {
  public:
   // `sources`: the state, in the order of the route's buffer. `committed` is called on the Saver's thread.
   // For people: `place` is where it goes.
-  Saver(std::unique_ptr<SaveRoute> route, std::vector<Snapshot::Source> sources,
+  Saver(std::unique_ptr<SaveRoute> route, const std::vector<Snapshot::Source>& sources,
         std::function<void(const SaveId&)> committed, int rank, std::string place);
   ~Saver();  // fences
   Saver(const Saver&) = delete;
