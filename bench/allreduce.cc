@@ -16,9 +16,7 @@
 #include <vector>
 
 #include "absl/strings/match.h"
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_split.h"
 #include "base/file.h"
 #include "base/status_macros.h"
 #include "bench/harness.h"
@@ -37,7 +35,6 @@ struct Size {
   int calls;
 };
 using Words = std::vector<std::string>;
-using BySize = std::map<size_t, double>;  // microseconds
 
 std::string Named(size_t bytes) {
   if (bytes >= 1 << 20) return absl::StrCat(bytes >> 20, " MiB");
@@ -63,17 +60,7 @@ absl::StatusOr<BySize> RunOnce(const Contender& contender, const std::vector<Siz
   }
   std::filesystem::remove(file);
   GT_RETURN_IF_ERROR(Run(words, kTurnDeadline));
-  GT_ASSIGN_OR_RETURN(const std::string text, ReadFile(file, 64 << 10));
-  BySize samples;
-  for (absl::string_view line : absl::StrSplit(text, '\n', absl::SkipEmpty())) {
-    const std::vector<std::string> fields = absl::StrSplit(line, ' ');
-    size_t bytes = 0;
-    double sample = 0;
-    if (fields.size() != 2 || !absl::SimpleAtoi(fields[0], &bytes) || !absl::SimpleAtod(fields[1], &sample)) {
-      return absl::InternalError(absl::StrCat(contender.name, " wrote: ", line));
-    }
-    samples[bytes] = sample;
-  }
+  GT_ASSIGN_OR_RETURN(const BySize samples, ReadBySize(file, contender.name));
   if (samples.size() != sizes.size()) return absl::InternalError(contender.name + " left sizes out");
   return samples;
 }

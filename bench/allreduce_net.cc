@@ -28,10 +28,8 @@
 #include <string>
 #include <vector>
 
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "absl/strings/str_split.h"
 #include "base/clock.h"
 #include "base/file.h"
 #include "base/status_macros.h"
@@ -283,23 +281,6 @@ absl::Status MeasureOurs(const Network& network, const std::vector<Size>& sizes,
 
 // ------------------------------------------------------------------ peers
 
-using BySize = std::map<size_t, double>;
-
-absl::StatusOr<BySize> ReadSamples(const std::string& file) {
-  GT_ASSIGN_OR_RETURN(const std::string text, ReadFile(file, 64 << 10));
-  BySize samples;
-  for (absl::string_view line : absl::StrSplit(text, '\n', absl::SkipEmpty())) {
-    const std::vector<std::string> fields = absl::StrSplit(line, ' ');
-    size_t bytes = 0;
-    double sample = 0;
-    if (fields.size() != 2 || !absl::SimpleAtoi(fields[0], &bytes) || !absl::SimpleAtod(fields[1], &sample)) {
-      return absl::InternalError(absl::StrCat("a peer wrote: ", line));
-    }
-    samples[bytes] = sample;
-  }
-  return samples;
-}
-
 struct Peer {
   std::string name;
   std::function<absl::Status(const std::string& file, const std::vector<std::string>& sizes)> run;
@@ -449,7 +430,7 @@ absl::Status MeasureAll(const Options& options, const Network& network, const Ho
         std::fprintf(stderr, "bench_allreduce_net: %s: %s\n", peers[p].name.c_str(), ran.ToString().c_str());
         continue;
       }
-      GT_ASSIGN_OR_RETURN(const BySize samples, ReadSamples(file));
+      GT_ASSIGN_OR_RETURN(const BySize samples, ReadBySize(file, "a peer"));
       for (const auto& [bytes, sample] : samples) theirs[p][bytes].samples.push_back(sample);
     }
   }

@@ -7,8 +7,10 @@
 #include <filesystem>
 #include <utility>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_split.h"
 #include "base/file.h"
 #include "base/status_macros.h"
 
@@ -76,6 +78,21 @@ double Series::Spread() const {
   std::vector<double> distances;
   for (double sample : samples) distances.push_back(std::abs(sample - median));
   return MedianOf(std::move(distances)) / median;
+}
+
+absl::StatusOr<BySize> ReadBySize(const std::string& file, absl::string_view who) {
+  GT_ASSIGN_OR_RETURN(const std::string text, ReadFile(file, 64 << 10));
+  BySize samples;
+  for (absl::string_view line : absl::StrSplit(text, '\n', absl::SkipEmpty())) {
+    const std::vector<std::string> fields = absl::StrSplit(line, ' ');
+    size_t bytes = 0;
+    double sample = 0;
+    if (fields.size() != 2 || !absl::SimpleAtoi(fields[0], &bytes) || !absl::SimpleAtod(fields[1], &sample)) {
+      return absl::InternalError(absl::StrCat(who, " wrote: ", line));
+    }
+    samples[bytes] = sample;
+  }
+  return samples;
 }
 
 absl::StatusOr<std::vector<Outcome>> Measure(const Comparison& comparison, int turns) {

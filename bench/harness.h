@@ -1,7 +1,9 @@
 // What every bench_<name> shares: the command line, alternating measurements of ours and of a peer in the
 // same run, and a JSON report. Not thread-safe; one object a program.
 #pragma once
+#include <cstddef>
 #include <functional>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -48,6 +50,10 @@ struct Outcome {
   // Median of ours over the peer's: what is seen beside noise is in the spreads.
   double Ratio() const { return peer.empty() ? 0 : ours.Median() / theirs.Median(); }
 };
+
+// What ranks and peers write: a line "BYTES MICROSECONDS" a size. `who` is for the error about another line.
+using BySize = std::map<size_t, double>;
+absl::StatusOr<BySize> ReadBySize(const std::string& file, absl::string_view who);
 
 // Measures in turns (each peer, ours, each peer, ours, ...), after one unrecorded turn, so that a machine
 // that slows down slows all. An outcome a peer.

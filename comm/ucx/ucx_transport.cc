@@ -35,9 +35,9 @@ constexpr absl::Duration kSpin = absl::Microseconds(100);
 constexpr int kNapMs = 10;  // longest; the first naps are shorter
 constexpr int kGraceMs = 1000;
 constexpr absl::Duration kTidyEvery = absl::Milliseconds(500);
-// Longer than it takes the head to find a machine dead, or a link broken.
 constexpr absl::Duration kYoung = absl::Seconds(1);       // connections that may still be on their way
 constexpr absl::Duration kStay = absl::Milliseconds(50);  // more than kNapMs and the time to get connected
+// Longer than it takes the head to find a machine dead, or a link broken.
 constexpr absl::Duration kVerdictPatience = absl::Seconds(30);
 
 // ------------------------------------------------------------------ loading

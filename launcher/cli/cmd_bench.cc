@@ -147,7 +147,7 @@ Words Peer(const std::string& program, Words words) {
                "unset $(env | sed -n "
                "'s/^\\(\\(OMPI_\\|PMI\\|GTRAIN_\\|RANK\\|WORLD_SIZE\\|MASTER_\\)[A-Za-z_]*\\)=.*/\\1/p'); "
                "export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 PMIX_MCA_psec=native; "
-               "echo '# bytes us'; exec \"$@\"",
+               "echo '# bytes us'; exec timeout 600 \"$@\"",
                "sh", program};
   all.insert(all.end(), words.begin(), words.end());
   return all;

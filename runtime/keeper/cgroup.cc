@@ -106,7 +106,7 @@ void Cgroup::UseUnified(bool use) { use_unified = use; }
 // of the lock that forks take. While nobody has been moved, so that ranks need not wait: into the group it is
 // in.
 void Cgroup::WarmUp() {
-  if (fork() != 0) return;
+  if (OwnRoots().empty() || fork() != 0) return;
   for (const auto& [hierarchy, root] : OwnRoots()) {
     if (WriteSmallFile(root + "/cgroup.procs", "0")) break;
   }
