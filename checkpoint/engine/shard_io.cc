@@ -1,6 +1,6 @@
 // What is hashed is memory of ours, the very bytes that are used then, even when the file changes while it is
-// read. A chunk that goes into registered memory in one piece is read to its place at once, others pass
-// through a buffer.
+// read. A piece of a chunk that goes into registered memory as it is, is read to its place at once, others
+// pass through a buffer. Pieces are hashed while they are in the cache.
 #include "checkpoint/engine/shard_io.h"
 
 #include <algorithm>
@@ -20,7 +20,7 @@
 namespace gtrain::ckpt {
 namespace {
 
-constexpr size_t kReadersMax = 4;            // one reads while another hashes; each has a chunk in memory
+constexpr size_t kReadersMax = 4;            // one reads while another hashes
 constexpr uint64_t kCacheBytes = 256 << 10;  // fits the second level of any cache
 
 // Lanes of a fixed count are what the compiler makes vector instructions of: three times as fast as words.
@@ -98,19 +98,25 @@ absl::Status CheckEntries(const Manifest& manifest, int rank, const ShardHeader&
   return absl::OkStatus();
 }
 
-absl::StatusOr<absl::string_view> ReadChunkTo(port::BlobStore* store, const SaveId& id, const ShardFile& file,
-                                              uint64_t index, char* memory) {
-  const uint64_t begin = index * kChunkBytes;
-  const uint64_t bytes = std::min(kChunkBytes, file.bytes - begin);
+// Reads chunk `index` piece by piece and compares its hash. `place` says where the bytes [begin, end) of the
+// file are to be read to, `have` gets them when they are there, before they are known to be right.
+absl::Status ReadPieces(port::BlobStore* store, const SaveId& id, const ShardFile& file, uint64_t index,
+                        absl::FunctionRef<char*(uint64_t begin, uint64_t end)> place,
+                        absl::FunctionRef<void(uint64_t begin, absl::string_view piece)> have) {
+  const uint64_t begin = index * kChunkBytes, end = std::min(begin + kChunkBytes, file.bytes);
   const std::string key = AttemptKey(id, file.name);
-  const absl::Status read = store->Read(key, begin, absl::MakeSpan(memory, bytes));
-  if (!read.ok()) return Damaged(key, read.message());
-  const absl::string_view chunk(memory, bytes);
-  if (Xxh3Hex(chunk) != file.chunks[index]) {
-    return Damaged(
-        key, absl::StrCat("bytes ", begin, " to ", begin + bytes, " do not have the hash in the manifest"));
+  Xxh3 hash;
+  for (uint64_t at = begin; at < end;) {
+    const uint64_t next = std::min(at + store->ReadSize(), end);
+    const absl::Span<char> piece(place(at, next), next - at);
+    const absl::Status read = store->Read(key, at, piece);
+    if (!read.ok()) return Damaged(key, read.message());
+    hash.Add({piece.data(), piece.size()});
+    have(at, {piece.data(), piece.size()});
+    at = next;
   }
-  return chunk;
+  if (hash.Hex() == file.chunks[index]) return absl::OkStatus();
+  return Damaged(key, absl::StrCat("bytes ", begin, " to ", end, " do not have the hash in the manifest"));
 }
 
 // Where in the memory of `copy` the bytes [begin, end) of its file go if they all go there, one after the
@@ -125,15 +131,15 @@ std::optional<uint64_t> WholeRun(const Copy& copy, uint64_t begin, uint64_t end)
   return place;
 }
 
-// What the chunk that begins at `begin` of its file holds of `copy`; how many bytes that were.
-uint64_t CopyOut(absl::string_view chunk, uint64_t begin, const Copy& copy, char* memory) {
+// What the piece that begins at `begin` of its file holds of `copy`; how many bytes that were.
+uint64_t CopyOut(absl::string_view piece, uint64_t begin, const Copy& copy, char* memory) {
   const uint64_t first = std::max(copy.file_begin, begin);
-  const uint64_t last = std::min(copy.file_begin + copy.bytes, begin + chunk.size());
+  const uint64_t last = std::min(copy.file_begin + copy.bytes, begin + piece.size());
   if (first >= last) return 0;
   const uint64_t window = copy.begin + (first - copy.file_begin);  // in the box as it was saved
   uint64_t copied = 0;
   copy.overlap.ForEachRun(window, window + (last - first), [&](uint64_t from, uint64_t to, uint64_t bytes) {
-    std::memcpy(memory + to, chunk.data() + (first - begin) + (from - window), bytes);
+    std::memcpy(memory + to, piece.data() + (first - begin) + (from - window), bytes);
     copied += bytes;
   });
   return copied;
@@ -144,7 +150,12 @@ uint64_t CopyOut(absl::string_view chunk, uint64_t begin, const Copy& copy, char
 absl::StatusOr<absl::string_view> ReadChunk(port::BlobStore* store, const SaveId& id, const ShardFile& file,
                                             uint64_t index, std::vector<char>* buffer) {
   buffer->resize(kChunkBytes);
-  return ReadChunkTo(store, id, file, index, buffer->data());
+  const uint64_t first = index * kChunkBytes;
+  size_t bytes = 0;
+  GT_RETURN_IF_ERROR(ReadPieces(
+      store, id, file, index, [&](uint64_t begin, uint64_t) { return buffer->data() + (begin - first); },
+      [&](uint64_t, absl::string_view piece) { bytes += piece.size(); }));
+  return absl::string_view(buffer->data(), bytes);
 }
 
 bool AllFinite(absl::string_view data, DType dtype) {
@@ -221,21 +232,30 @@ absl::Status LoadShards(port::BlobStore* store, const Manifest& manifest, const 
   absl::Status failed;
   const auto load = [&](const FileRead& read, uint64_t index, std::vector<char>* buffer) -> absl::Status {
     GT_RETURN_IF_ERROR(alive());
-    const ShardFile& file = manifest.files[read.file];
-    const uint64_t begin = index * kChunkBytes, end = std::min(begin + kChunkBytes, file.bytes);
+    const uint64_t begin = index * kChunkBytes;
     auto copy = std::partition_point(read.copies.begin(), read.copies.end(),
                                      [&](const Copy& c) { return c.file_begin + c.bytes <= begin; });
     if (copy == read.copies.end()) return absl::InternalError("a chunk is read that nothing needs");
-    if (const std::optional<uint64_t> place = WholeRun(*copy, begin, end)) {
-      char* const to = memory(copy->registered) + *place;
-      GT_RETURN_IF_ERROR(ReadChunkTo(store, manifest.id, file, index, to).status());
-      copied += end - begin;
-      return absl::OkStatus();
-    }
-    GT_ASSIGN_OR_RETURN(const absl::string_view chunk, ReadChunk(store, manifest.id, file, index, buffer));
-    for (; copy != read.copies.end() && copy->file_begin < begin + chunk.size(); ++copy)
-      copied += CopyOut(chunk, begin, *copy, memory(copy->registered));
-    return absl::OkStatus();
+    bool placed = false;
+    return ReadPieces(
+        store, manifest.id, manifest.files[read.file], index,
+        [&](uint64_t from, uint64_t to) {
+          while (copy != read.copies.end() && copy->file_begin + copy->bytes <= from) ++copy;
+          const std::optional<uint64_t> place =
+              copy == read.copies.end() ? std::nullopt : WholeRun(*copy, from, to);
+          placed = place.has_value();
+          if (placed) return memory(copy->registered) + *place;
+          buffer->resize(to - from);
+          return buffer->data();
+        },
+        [&](uint64_t from, absl::string_view piece) {
+          if (placed) {
+            copied += piece.size();
+            return;
+          }
+          for (auto c = copy; c != read.copies.end() && c->file_begin < from + piece.size(); ++c)
+            copied += CopyOut(piece, from, *c, memory(c->registered));
+        });
   };
   const auto work = [&] {
     std::vector<char> buffer;

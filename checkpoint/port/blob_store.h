@@ -37,6 +37,8 @@ class BlobStore {
   virtual absl::StatusOr<std::string> Get(absl::string_view key, size_t bytes_max) = 0;
   // Exactly out.size() bytes from `offset`; OutOfRange when the blob ends before.
   virtual absl::Status Read(absl::string_view key, uint64_t offset, absl::Span<char> out) = 0;
+  // What one Read of much data should ask for: less costs more calls, more leaves the processor's cache.
+  virtual uint64_t ReadSize() const { return 256 << 10; }
   virtual absl::StatusOr<uint64_t> Size(absl::string_view key) = 0;
   // Keys that start with `prefix`, sorted; only whole blobs. An absent folder is an empty list.
   virtual absl::StatusOr<std::vector<std::string>> List(absl::string_view prefix) = 0;

@@ -34,6 +34,7 @@ class FaultyStore : public port::BlobStore {
   absl::Status PutIfAbsent(absl::string_view key, absl::Span<const absl::string_view> parts) override;
   absl::StatusOr<std::string> Get(absl::string_view key, size_t bytes_max) override;
   absl::Status Read(absl::string_view key, uint64_t offset, absl::Span<char> out) override;
+  uint64_t ReadSize() const override { return base_->ReadSize(); }
   absl::StatusOr<uint64_t> Size(absl::string_view key) override;
   absl::StatusOr<std::vector<std::string>> List(absl::string_view prefix) override;
   absl::StatusOr<std::vector<std::string>> ListFolders() override;
