@@ -1,14 +1,19 @@
-// bench_convergence: what compression costs in accuracy. examples/fashion_mnist on four ranks, dense and with
-// each codec, with the same seeds one after the other; the figure is the share of test images it gets wrong.
+// bench_convergence: what compression costs in accuracy. Two examples on four ranks, dense and with each
+// codec, with the same seeds: examples/fashion_mnist (the share of test images it gets wrong) and
+// examples/char_lm on the King James text (its validation loss), the latter also without error feedback,
+// which must fail: a bench that could not tell broken error feedback from a working one would show nothing.
+#include <cmath>
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <sstream>
 #include <string>
 #include <vector>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "base/status_macros.h"
 #include "bench/harness.h"
 #include "bench/local_cluster.h"
@@ -16,79 +21,163 @@
 namespace gtrain::bench {
 namespace {
 
-constexpr const char* kCodecs[] = {"topk:0.01", "onebit", "int8"};
+constexpr char kBible[] = "/usr/bin/bible";
 
-class Training {
- public:
-  Training(const std::string& folder, int epochs)
-      : gtrain_(std::filesystem::absolute(folder + "/gtrain")),
-        example_(std::filesystem::absolute(folder + "/../examples/fashion_mnist")),
-        epochs_(epochs) {}
-
-  bool possible() const { return Executable(example_); }
-  const std::string& example() const { return example_; }
-
-  // Percent of the test images.
-  absl::StatusOr<double> Wrong(const std::string& codec, int seed) const {
-    Home home;
-    GT_RETURN_IF_ERROR(home.Make());
-    const absl::Status ran =
-        Run({"/bin/sh", "-c",
-             absl::StrCat("exec ", gtrain_, " launch -n 4 -- ", example_, " --epochs ", epochs_, " --seed ",
-                          seed, " --compress ", codec, " > said 2>&1")},
-            absl::Minutes(5));
-    std::ifstream file(home.path() + "/said");
-    std::stringstream said;
-    said << file.rdbuf();
-    home.Remove();
-    GT_RETURN_IF_ERROR(ran);
-    const std::string text = said.str(), mark = "test accuracy ";
-    double accuracy = 0;
-    const size_t at = text.find(mark);
-    if (at == std::string::npos || !absl::SimpleAtod(text.substr(at + mark.size(), 6), &accuracy)) {
-      return absl::DataLossError(absl::StrCat("no accuracy in what it said:\n", text));
-    }
-    return 100 * (1 - accuracy);
-  }
-
- private:
-  const std::string gtrain_, example_;
-  const int epochs_;
+struct Way {
+  std::string name;    // "top-k 1 %"
+  std::string flags;   // of the example
+  double goal = 0;     // at most so much worse than dense
+  bool fails = false;  // instead: worse than dense by this at least
 };
 
-int Main(const Options& options) {
-  // Each training works in a folder of its own.
-  const std::string json = options.json.empty() ? "" : std::filesystem::absolute(options.json).string();
-  const Training training(options.folder, options.quick ? 1 : 3);
-  if (!training.possible()) {
-    std::fprintf(stderr, "bench_convergence: %s is not there: libtorch was missing when this was built\n",
-                 training.example().c_str());
-    return 1;
+struct Training {
+  std::string name, figure;                 // "fashion-MNIST, 3 epochs", "% wrong"
+  std::string command;                      // with the seed to be added
+  std::string mark;                         // what stands before the number in what the example says
+  std::function<double(double)> figure_of;  // that number
+  bool relative = false;                    // differences are in percent of dense, else in the figure's unit
+  std::vector<Way> ways;                    // [0] is dense
+};
+
+absl::StatusOr<double> Train(const Training& training, const Way& way, int seed, const std::string& gtrain) {
+  Home home;  // each training works in a folder of its own
+  GT_RETURN_IF_ERROR(home.Make());
+  const absl::Status ran = Run({"/bin/sh", "-c",
+                                absl::StrCat("exec ", gtrain, " launch -n 4 -- ", training.command,
+                                             " --seed ", seed, " ", way.flags, " > said 2>&1")},
+                               absl::Minutes(10));
+  std::ifstream file(home.path() + "/said");
+  std::stringstream said;
+  said << file.rdbuf();
+  home.Remove();
+  const std::string text = said.str();
+  if (!ran.ok()) return absl::Status(ran.code(), absl::StrCat(ran.message(), "\n", text));
+  const size_t at = text.find(training.mark);
+  double number = 0;
+  const size_t from = at + training.mark.size();
+  if (at == std::string::npos || !absl::SimpleAtod(text.substr(from, text.find(' ', from) - from), &number)) {
+    return absl::DataLossError(absl::StrCat("no \"", training.mark, "\" in what it said:\n", text));
   }
-  std::vector<Outcome> outcomes;
-  for (const char* codec : kCodecs) {
-    outcomes.push_back({absl::StrCat("fashion-MNIST, 4 ranks, ", codec), "% wrong", "dense float32", {}, {}});
+  return training.figure_of(number);
+}
+
+Training FashionMnist(const Options& options) {
+  const int epochs = options.quick ? 1 : 3;
+  return {.name = absl::StrCat("fashion-MNIST, ", epochs, " epoch(s)"),
+          .figure = "% wrong",
+          .command = absl::StrCat(options.folder, "/../examples/fashion_mnist --epochs ", epochs),
+          .mark = "test accuracy ",
+          .figure_of = [](double accuracy) { return 100 * (1 - accuracy); },
+          .ways = {{"dense", ""},
+                   {"top-k 1 %", "--compress topk:0.01", 0.3},
+                   {"1-bit", "--compress onebit", 0.3},
+                   {"int8", "--compress int8", 0.3}}};
+}
+
+// Warm-up as published practice has it: the first 8 % of the steps for DGC.
+Training CharLm(const Options& options, const std::string& text) {
+  const int steps = options.quick ? 300 : 4000;
+  const std::string warmup = absl::StrCat(" warmup=", steps / 25, "'");
+  const std::string without = " --error-feedback no";
+  std::vector<Way> ways = {
+      {"dense", ""},
+      {"top-k 1 %", absl::StrCat("--compress 'topk density=0.01", warmup), 1},
+      {"DGC 0.1 %",
+       absl::StrCat("--momentum-correction yes --compress 'topk density=0.001 warmup=", steps * 2 / 25, "'"),
+       4},
+      {"1-bit", absl::StrCat("--compress 'onebit", warmup), 4.5},
+      {"top-k 1 %, no error feedback", absl::StrCat("--compress 'topk density=0.01", warmup, without), 10,
+       true},
+      {"1-bit, no error feedback", absl::StrCat("--compress 'onebit", warmup, without), 10, true}};
+  return {.name = absl::StrCat("King James text, ", steps, " steps"),
+          .figure = "nats",
+          .command = absl::StrCat(options.folder, "/../examples/char_lm --text ", text, " --steps ", steps),
+          .mark = "validation loss ",
+          .figure_of = [](double loss) { return loss; },
+          .relative = true,
+          .ways = ways};
+}
+
+double Difference(const Training& training, const Series& way, const Series& dense) {
+  const double difference = way.Median() - dense.Median();
+  return training.relative ? 100 * difference / dense.Median() : difference;
+}
+
+std::string Verdict(const Way& way, double difference, bool quick) {
+  if (quick)
+    return absl::StrFormat("(%s %g, after the whole training)", way.fails ? "fails by" : "goal", way.goal);
+  if (way.fails) {
+    return absl::StrFormat("must fail, by %g at least: %s", way.goal,
+                           difference >= way.goal ? "it does" : "IT DOES NOT");
   }
-  auto wrong = [&](const char* codec, int seed) -> double {
-    const absl::StatusOr<double> share = training.Wrong(codec, seed);
-    if (share.ok()) return *share;
-    std::fprintf(stderr, "bench_convergence: %s, seed %d: %s\n", codec, seed,
-                 share.status().ToString().c_str());
-    return -1;
-  };
-  for (int seed = 1; seed <= (options.quick ? 1 : 3); ++seed) {
-    const double dense = wrong("none", seed);
-    if (dense < 0) return 1;
-    for (size_t i = 0; i < std::size(kCodecs); ++i) {
-      const double ours = wrong(kCodecs[i], seed);
-      if (ours < 0) return 1;
-      outcomes[i].theirs.samples.push_back(dense);
-      outcomes[i].ours.samples.push_back(ours);
+  return absl::StrFormat("goal %g: %s", way.goal, difference <= way.goal ? "reached" : "NOT REACHED");
+}
+
+absl::Status Measure(const Training& training, const Options& options, std::vector<Outcome>* outcomes) {
+  const int seeds = options.quick ? 1 : 3;
+  const std::string gtrain = options.folder + "/gtrain";
+  std::vector<Series> series(training.ways.size());
+  for (int seed = 1; seed <= seeds; ++seed) {
+    for (size_t i = 0; i < training.ways.size(); ++i) {
+      GT_ASSIGN_OR_RETURN(const double figure, Train(training, training.ways[i], seed, gtrain));
+      series[i].samples.push_back(figure);
     }
   }
-  Options report = options;
-  report.json = json;
-  return Report(report, "convergence", outcomes);
+  std::printf("%s, 4 ranks, seeds 1 to %d; %s\n", training.name.c_str(), seeds, training.figure.c_str());
+  for (size_t i = 0; i < training.ways.size(); ++i) {
+    const Way& way = training.ways[i];
+    std::printf("  %-30s median %7.4g   by seed", way.name.c_str(), series[i].Median());
+    for (const double sample : series[i].samples) std::printf(" %7.4g", sample);
+    if (i > 0) {
+      const double difference = Difference(training, series[i], series[0]);
+      std::printf("   %+6.2f%s of dense, %s", difference, training.relative ? " %" : " points",
+                  Verdict(way, difference, options.quick).c_str());
+      outcomes->push_back({absl::StrCat(training.name, ", ", way.name), training.figure, "dense float32",
+                           series[i], series[0]});
+    }
+    std::printf("\n");
+  }
+  return absl::OkStatus();
+}
+
+int Main(Options options) {
+  if (!options.json.empty()) options.json = std::filesystem::absolute(options.json).string();
+  std::vector<Outcome> outcomes;
+  int failed = 0;
+  auto measure = [&](const Training& training) {
+    const absl::Status measured = Measure(training, options, &outcomes);
+    if (measured.ok()) return;
+    std::fprintf(stderr, "bench_convergence: %s: %s\n", training.name.c_str(), measured.ToString().c_str());
+    ++failed;
+  };
+  if (!Executable(options.folder + "/../examples/fashion_mnist")) {
+    std::fprintf(stderr,
+                 "bench_convergence: without fashion-MNIST: libtorch was missing when this was built\n");
+  } else {
+    measure(FashionMnist(options));
+  }
+  if (!Executable(kBible) || !Executable(options.folder + "/../examples/char_lm")) {
+    std::fprintf(stderr,
+                 "bench_convergence: without the King James text: tools/install.sh --bench installs "
+                 "bible-kjv, tools/install.sh libhwy-dev, which examples/char_lm needs\n");
+  } else {
+    Home home;
+    absl::Status made = home.Make();
+    const std::string text = home.path() + "/kjv.txt";
+    if (made.ok()) {
+      made = Run({"/bin/sh", "-c", absl::StrCat(kBible, " -f gen1:1-rev22:21 | cut -d' ' -f2- > ", text)});
+    }
+    if (made.ok()) {
+      measure(CharLm(options, text));
+    } else {
+      std::fprintf(stderr, "bench_convergence: %s\n", made.ToString().c_str());
+      ++failed;
+    }
+    home.Remove();
+  }
+  if (outcomes.empty()) return 1;
+  const int reported = Report(options, "convergence", outcomes);
+  return failed > 0 ? 1 : reported;
 }
 
 }  // namespace

@@ -8,6 +8,7 @@ import unittest
 import harness
 from harness import SOURCE, wait_until
 
+CHAR_LM = os.path.join(harness.BUILD, 'examples', 'char_lm')
 FASHION = os.path.join(harness.BUILD, 'examples', 'fashion_mnist')
 LIBRARY = os.path.join(harness.BUILD, 'lib', 'libgtrain.so')
 DATA = '/usr/share/datasets/fashion-mnist'
@@ -70,6 +71,32 @@ checkpoint: {{uri: {ckpt}, every: 50 steps}}
         self.assertTrue(accuracy, output)
         self.assertGreaterEqual(float(accuracy.group(1)), 0.84)
         self.assertRegex(output, r'(?i)rank 2\b.*(SIGKILL|signal 9|killed)')
+        self.wait_for_no_processes()
+
+    @unittest.skipUnless(os.path.exists(CHAR_LM), 'needs libhwy-dev')
+    def test_char_lm_resumes_after_a_killed_rank_and_learns_from_compressed_gradients(self):
+        """P1: a model without a framework on the reducer; one gradient in a hundred travels."""
+        text = os.path.join(self.dir, 'text')
+        with open(text, 'w') as out:
+            for n in range(2000):
+                out.write(f'{n} sheep and {n + 1} goats went up the hill, {2 * n + 1} came down. ')
+        ckpt = os.path.join(self.dir, 'ckpt')
+        job = self.job_file('lm', f'''
+name: lm
+run: {CHAR_LM} --text {text} --steps 1000 --batch 96 --max-loss 1.2
+ranks: 3
+checkpoint: {{uri: {ckpt}, every: 50 steps}}
+comm: {{compression: {{codec: topk, density: 1%, warmup: 20}}}}
+''')
+        launch = self.start('launch', job)
+        self.wait_while(launch, 'a committed checkpoint', lambda: self.committed(ckpt))
+        self.kill(launch, 'char_lm', 1, 3)
+        self.assertEqual(launch.wait(TRAINING), 0, launch.output())
+        output = launch.output()
+        resumed = re.search(r'resumed at step (\d+)', output)
+        self.assertTrue(resumed, output)
+        self.assertGreaterEqual(int(resumed.group(1)), 50, 'a committed step, not the beginning')
+        self.assertRegex(output, r'validation loss [0-9.]+ after 1000 steps on 3 rank')
         self.wait_for_no_processes()
 
     def test_torch_ddp_unchanged_resumes_its_own_checkpoint(self):
@@ -167,7 +194,7 @@ checkpoint: {{uri: {ckpt}, every: 25 steps}}
 
     def test_job_files_of_the_examples_are_valid(self):
         files = glob.glob(os.path.join(SOURCE, 'examples', '*', 'job.yaml'))
-        self.assertEqual(len(files), 3)
+        self.assertEqual(len(files), 4)
         for path in files:
             self.gtrain('validate', path)
 

@@ -1,0 +1,135 @@
+#include <cmath>
+#include <fstream>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "examples/char_lm/matrix.h"
+#include "examples/char_lm/model.h"
+#include "examples/char_lm/text.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace gtrain::examples {
+namespace {
+
+using ::testing::HasSubstr;
+
+std::string Write(const std::string& name, const std::string& text) {
+  const std::string path = ::testing::TempDir() + name;
+  std::ofstream(path, std::ios::binary) << text;
+  return path;
+}
+
+TEST(Text, FrequentCharactersHaveAClassEachTheOthersShareTheLast) {
+  std::string characters(9'000, 'e');
+  characters += std::string(1'500, 't') + "xyz";
+  const auto text = ReadText(Write("text", characters), 3);
+  ASSERT_TRUE(text.ok()) << text.status();
+  EXPECT_EQ(text->classes[0], 0);
+  EXPECT_EQ(text->classes[9'000], 1);
+  EXPECT_EQ(std::set<uint8_t>(text->classes.end() - 3, text->classes.end()), std::set<uint8_t>{2});
+  EXPECT_NEAR(static_cast<double>(text->train), 0.95 * 10'503, 20);
+}
+
+TEST(Text, FilesThatCannotBeTrainedAreErrors) {
+  EXPECT_THAT(ReadText(::testing::TempDir() + "absent", 3).status().message(), HasSubstr("cannot open"));
+  EXPECT_THAT(ReadText(Write("short", "In the beginning"), 3).status().message(),
+              HasSubstr("has 16 characters"));
+}
+
+TEST(Text, SamplesDependOnSeedStepAndIndex) {
+  EXPECT_EQ(SamplePosition(1, 2, 3, 1'000'000), SamplePosition(1, 2, 3, 1'000'000));
+  std::set<size_t> seen;
+  for (uint64_t seed = 0; seed < 10; ++seed) {
+    for (int64_t step = 0; step < 10; ++step) {
+      for (int64_t index = 0; index < 10; ++index) seen.insert(SamplePosition(seed, step, index, 1 << 30));
+    }
+  }
+  EXPECT_EQ(seen.size(), 1000u);
+}
+
+TEST(Matrix, EqualsThePlainLoops) {
+  constexpr size_t kRows = 8, kInner = 5;
+  for (const size_t columns : {16, 64, 80}) {
+    std::vector<float> a(kRows * kInner), b(kInner * columns), c(kRows * columns, 1.0f);
+    for (size_t i = 0; i < a.size(); ++i) a[i] = static_cast<float>(i % 7) - 3;
+    for (size_t i = 0; i < b.size(); ++i) b[i] = static_cast<float>(i % 11) - 5;
+    std::vector<float> expected = c;
+    for (size_t i = 0; i < kRows; ++i) {
+      for (size_t k = 0; k < kInner; ++k) {
+        for (size_t j = 0; j < columns; ++j)
+          expected[i * columns + j] += a[k * kRows + i] * b[k * columns + j];
+      }
+    }
+    MultiplyAdd({a.data(), 1, kRows}, b.data(), c.data(), kRows, kInner, columns);  // a lies turned
+    EXPECT_EQ(c, expected) << columns;
+  }
+}
+
+// Every parameter's gradient against the loss a little to both sides.
+TEST(Model, GradientsAreThoseOfTheLoss) {
+  constexpr size_t kSamples = 5;
+  std::vector<uint8_t> text;
+  for (size_t i = 0; i < 100; ++i) text.push_back(static_cast<uint8_t>(i * i % kClasses));
+  std::vector<const uint8_t*> windows;
+  for (size_t s = 0; s < kSamples; ++s) windows.push_back(text.data() + 7 * s);
+  Model model(kSamples, 1);
+  EXPECT_NEAR(model.Forward(windows) / kSamples, std::log(kClasses), 3.0);
+
+  std::vector<std::vector<float>> memory;
+  std::vector<absl::Span<float>> gradients;
+  for (const Parameter& parameter : Parameters())
+    memory.emplace_back(parameter.count(), 7.0f);  // overwritten
+  for (auto& gradient : memory) gradients.push_back(absl::MakeSpan(gradient));
+  std::vector<size_t> ready;
+  model.Backward(gradients, [&](size_t i) { ready.push_back(i); });
+  EXPECT_THAT(ready, testing::UnorderedElementsAre(0, 1, 2, 3, 4, 5, 6));
+  EXPECT_EQ(ready.back(), 0u);
+
+  size_t offset = 0;
+  for (size_t p = 0; p < Parameters().size(); offset += Parameters()[p++].count()) {
+    // The element with the largest gradient, so that rounding does not matter beside it.
+    size_t at = 0;
+    for (size_t i = 0; i < memory[p].size(); ++i)
+      at = std::fabs(memory[p][i]) > std::fabs(memory[p][at]) ? i : at;
+    float& value = model.values()[offset + at];
+    const float before = value, step = 1e-2f;
+    value = before + step;
+    const double above = model.Forward(windows);
+    value = before - step;
+    const double below = model.Forward(windows);
+    value = before;
+    const double expected = (above - below) / (2 * step);
+    EXPECT_NEAR(memory[p][at], expected, 0.03 * std::fabs(expected) + 1e-3) << Parameters()[p].name;
+  }
+}
+
+TEST(Model, DescendsToTheTextItSaw) {
+  const std::string line = "and it came to pass in those days that ";
+  std::vector<uint8_t> text;
+  for (size_t i = 0; i < 300; ++i) text.push_back(static_cast<uint8_t>(line[i % line.size()]) % kClasses);
+  std::vector<const uint8_t*> windows;
+  for (size_t s = 0; s < 48; ++s) windows.push_back(text.data() + s);
+  Model model(windows.size(), 1);
+  std::vector<std::vector<float>> memory;
+  std::vector<absl::Span<float>> gradients;
+  for (const Parameter& parameter : Parameters()) memory.emplace_back(parameter.count());
+  for (auto& gradient : memory) gradients.push_back(absl::MakeSpan(gradient));
+  std::vector<float> momentum(model.values().size());
+  double loss = 0;
+  for (int step = 0; step < 60; ++step) {
+    loss = model.Forward(windows) / static_cast<double>(windows.size());
+    model.Backward(gradients, [](size_t) {});
+    size_t at = 0;
+    for (const auto& gradient : gradients) {
+      Descend(model.values().subspan(at, gradient.size()),
+              absl::MakeSpan(momentum).subspan(at, gradient.size()), gradient, 0.9f, 1.0f / 48, 0.02f);
+      at += gradient.size();
+    }
+  }
+  EXPECT_LT(loss, 0.1);
+}
+
+}  // namespace
+}  // namespace gtrain::examples

@@ -1,0 +1,60 @@
+// A language model of characters in plain C++: what the next character is, from the sixteen before it. Their
+// embeddings, two hidden layers with ReLU, softmax; gradients by hand.
+#pragma once
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/functional/function_ref.h"
+#include "absl/types/span.h"
+
+namespace gtrain::examples {
+
+inline constexpr size_t kContext = 16, kEmbedding = 24, kHidden = 384, kClasses = 64;
+
+struct Parameter {
+  std::string name;
+  size_t rows = 0, columns = 0;
+  size_t count() const { return rows * columns; }
+};
+
+// All parameters, in the order of the forward pass. Weights are [inputs][outputs].
+const std::vector<Parameter>& Parameters();
+
+// Not thread-safe: activations are kept from Forward to Backward.
+class Model {
+ public:
+  Model(size_t samples_max, uint64_t seed);
+
+  // The parameters one after the other, the caller's to change between steps.
+  absl::Span<float> values() { return absl::MakeSpan(values_); }
+
+  // A window is kContext classes and the one that follows. At most samples_max of them. Returns the sum of
+  // the losses in nats.
+  double Forward(absl::Span<const uint8_t* const> windows);
+
+  // Of the last Forward: gradients[i] becomes the sum over its samples. The last layer's are complete first;
+  // ready(i) is called for each as soon as it is.
+  void Backward(absl::Span<const absl::Span<float>> gradients, absl::FunctionRef<void(size_t)> ready);
+
+ private:
+  float* value(size_t index) { return values_.data() + offsets_[index]; }
+
+  std::vector<float> values_;
+  std::vector<size_t> offsets_;
+  // Activations and their gradients are [feature][sample], so that all loops run along the samples. `batch_`
+  // is their row length: samples_max rounded up to whole vectors. What is beyond the samples is zero in
+  // gradients.
+  const size_t batch_;
+  std::vector<const uint8_t*> windows_;
+  std::array<std::vector<float>, 4> layers_;  // inputs, two hidden layers, probabilities
+  std::vector<float> gradient_, next_gradient_, turned_;
+};
+
+// momentum = factor x momentum + gradient x scale; values -= rate x momentum.
+void Descend(absl::Span<float> values, absl::Span<float> momentum, absl::Span<const float> gradient,
+             float factor, float scale, float rate);
+
+}  // namespace gtrain::examples
