@@ -28,6 +28,7 @@ namespace {
 
 constexpr size_t kPartsMax = 10'000;
 constexpr size_t kPartBytesMin = 5 << 20;
+constexpr size_t kErrorBytesMax = 64 << 10;
 constexpr size_t kListBytesMax = 16 << 20;
 constexpr size_t kKeysMax = 1'000'000;
 constexpr char kMark[] = "x-amz-meta-gtrain-put";
@@ -106,14 +107,17 @@ class S3Store final : public port::BlobStore {
 
   absl::StatusOr<std::string> Get(absl::string_view key, size_t bytes_max) override {
     GT_RETURN_IF_ERROR(CheckKey(key));
-    GT_ASSIGN_OR_RETURN(const uint64_t size, Size(key));
-    if (size > bytes_max) {
+    Call call = {"GET", Full(key)};
+    call.reply_bytes_max = std::max(bytes_max, kErrorBytesMax);
+    absl::StatusOr<Answer> answer = Exchange(call);
+    if (absl::IsResourceExhausted(answer.status()) ||
+        (answer.ok() && answer->reply.status == 200 && answer->reply.body.size() > bytes_max)) {
       return absl::ResourceExhaustedError(
-          absl::StrCat(Name(key), ": ", size, " bytes, expected at most ", bytes_max));
+          absl::StrCat(Name(key), " has more than the ", bytes_max, " bytes that it should have at most"));
     }
-    std::string out(size, '\0');
-    GT_RETURN_IF_ERROR(Read(key, 0, absl::MakeSpan(out.data(), out.size())));
-    return out;
+    if (!answer.ok()) return answer.status();
+    if (answer->reply.status != 200) return Error(call, *answer);
+    return std::move(answer->reply.body);
   }
 
   absl::Status Read(absl::string_view key, uint64_t offset, absl::Span<char> out) override {

@@ -169,6 +169,7 @@ TEST(S3Store, ThrottlingIsWaitedOut_S1) {
       const std::string data = large ? Large() : "small";
       EXPECT_EQ(world.store->PutIfAbsent("k", data), absl::OkStatus()) << operation;
       EXPECT_EQ(*world.store->Get("k", data.size()), data) << operation;
+      EXPECT_EQ(*world.store->Size("k"), data.size()) << operation;
       EXPECT_THAT(*world.store->List(""), ElementsAre("k"));
       EXPECT_THAT(*world.store->ListUnfinished(), IsEmpty());
       EXPECT_EQ(world.store->Delete("k"), absl::OkStatus());
@@ -339,7 +340,20 @@ TEST(S3Store, AnObjectShorterThanAskedForIsNotRead_S6) {
   };
   World world(settings);
   ASSERT_EQ(world.store->PutIfAbsent("k", "0123456789"), absl::OkStatus());
-  EXPECT_FALSE(world.store->Get("k", 10).ok());
+  char read[10];
+  EXPECT_FALSE(world.store->Read("k", 0, absl::MakeSpan(read)).ok());
+}
+
+// What is read whole is small, and one request: these are asked for in each save.
+TEST(S3Store, AWholeBlobIsOneRequestAndBounded) {
+  World world;
+  ASSERT_EQ(world.store->PutIfAbsent("k", std::string(100'000, 'x')), absl::OkStatus());
+  const size_t before = world.fake->Operations().size();
+  EXPECT_EQ(world.store->Get("k", 100'000)->size(), 100'000u);
+  EXPECT_THAT(absl::MakeConstSpan(world.fake->Operations()).subspan(before), ElementsAre("GetObject"));
+  EXPECT_TRUE(
+      absl::IsResourceExhausted(world.store->Get("k", 99'999).status()));  // also past what errors may have
+  EXPECT_TRUE(absl::IsResourceExhausted(world.store->Get("k", 10).status()));
 }
 
 // A writer that died in the middle leaves an upload that can be found and dropped (S8).
