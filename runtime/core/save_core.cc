@@ -158,7 +158,14 @@ save::Result SaveCore::OnIndexWritten(const save::IndexWritten& event, Instant n
   const absl::Status failed = !shard_.ok() ? shard_ : stop_.value_or(event.status);
   if (!failed.ok()) return Abort(failed);
   Move(config_.rank == 0 ? State::kGathering : State::kFollowing);
-  if (config_.rank != 0) return Poll();
+  if (config_.rank != 0) {
+    // As long as last time, less what it may be faster: each look is a request to the storage.
+    follows_since_ = now;
+    poll_interval_ = std::clamp(followed_ * 3 / 4, config_.poll_min, config_.poll_max);
+    PollLater(now);
+    poll_interval_ = std::clamp(followed_ / 8, config_.poll_min, config_.poll_max);
+    return {{}, "the manifest is awaited"};
+  }
   index_seen_[0] = true;
   if (--missing_ == 0) {
     Move(State::kAuthorizing);
@@ -197,6 +204,7 @@ save::Result SaveCore::OnManifestRead(const save::ManifestRead& event, Instant n
   switch (event.holds) {
     case save::KeyHolds::kThisManifest:
       if (!leader) {
+        followed_ = now - follows_since_;
         Move(State::kDone);
         return Both(save::ReportCommitted{}, save::Finish{}, "rank 0 committed it");
       }

@@ -159,6 +159,8 @@ class SaveCore {
   Instant deadline_;
   std::optional<Instant> next_poll_;
   absl::Duration poll_interval_;
+  Instant follows_since_;
+  absl::Duration followed_;  // how long the manifest took to come last time
   std::vector<bool> index_seen_;
   int missing_ = 0;
   absl::Status shard_;                // how writing our own shard ended
