@@ -424,7 +424,7 @@ int TrainMain(const Flags& flags) {
   absl::StatusOr<double> accuracy = trainer.TestAccuracy(*test);
   if (!accuracy.ok()) return Explain(accuracy.status());
   if (leader) {
-    std::printf("test accuracy %.4f after %" PRId64 " epoch(s) on %d rank(s) in %.1f s\n", *accuracy,
+    std::printf("test accuracy %.4f after %" PRId64 " epoch(s) on %d rank(s) in %.2f s\n", *accuracy,
                 flags.epochs, (*comm)->size(), absl::ToDoubleSeconds(absl::Now() - began));
   }
   if (*accuracy >= flags.min_accuracy) return 0;

@@ -7,6 +7,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import time
 import uuid
 
@@ -112,3 +113,22 @@ class Rgw:
         for daemon in reversed(self.daemons):
             daemon.send_signal(signal.SIGKILL)
             daemon.wait()
+
+
+def main(folder):
+    """For bench_checkpoint_rgw: FOLDER/env appears when the bucket is there; runs until SIGTERM or the parent's end."""
+    parent, server = os.getppid(), Rgw(folder)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    try:
+        server.start()
+        with open(f'{folder}/env.new', 'w') as env:
+            env.writelines(f'{name}={value}\n' for name, value in server.env.items())
+        os.rename(f'{folder}/env.new', f'{folder}/env')
+        while os.getppid() == parent:
+            time.sleep(0.5)
+    finally:
+        server.stop()
+
+
+if __name__ == '__main__':
+    main(sys.argv[1])
