@@ -68,7 +68,7 @@ class TensorReader {
     std::string out(bytes, '\0');
     GT_ASSIGN_OR_RETURN(const LoadPlan plan, planner_.Plan(0, first, last));
     GT_RETURN_IF_ERROR(LoadShards(
-        store_, manifest_, plan, [] { return absl::OkStatus(); },
+        store_, nullptr, manifest_, plan, [] { return absl::OkStatus(); },
         [&](size_t i) { return out.data() + offsets[i - first]; }));
     return out;
   }

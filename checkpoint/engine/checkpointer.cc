@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstring>
 #include <filesystem>
+#include <numeric>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -21,8 +22,10 @@
 #include "base/mutex.h"
 #include "base/rng.h"
 #include "base/status_macros.h"
+#include "base/units.h"
 #include "checkpoint/engine/agreement.h"
 #include "checkpoint/engine/catalog.h"
+#include "checkpoint/engine/near.h"
 #include "checkpoint/engine/outside.h"
 #include "checkpoint/engine/resume.h"
 #include "checkpoint/engine/saver.h"
@@ -103,7 +106,8 @@ class CheckpointerImpl final : public Checkpointer {
     SaveId id;
     std::string hash;  // of the manifest's text
     bool none = false;
-    Manifest manifest;  // not spread: each rank reads it
+    Manifest manifest;        // not spread: each rank reads it
+    uint64_t near_bytes = 0;  // of what this rank read, from copies near by
   };
 
   absl::Status ProveShared();
@@ -137,6 +141,7 @@ class CheckpointerImpl final : public Checkpointer {
   const RealClock clock_;
   std::unique_ptr<port::BlobStore> store_;
   std::unique_ptr<port::BlobStore> elsewhere_;  // of resume_uri, when asked for
+  std::shared_ptr<port::NearTier> near_;        // of this machine; may be null
   SaveId next_;                                 // epoch, timeline, generation, attempt of the next save
   std::vector<Registered> registered_;
   std::vector<void*> data_;
@@ -162,6 +167,7 @@ absl::Status CheckpointerImpl::Start() {
   absl::StatusOr<std::unique_ptr<port::BlobStore>> store = open_store_(settings_.uri);
   GT_RETURN_IF_ERROR(agree_.AllOk(store.status()));
   store_ = *std::move(store);
+  if (settings_.near) near_ = OpenNear(*settings_.near, session_->job());
   GT_RETURN_IF_ERROR(ProveShared());
   GT_RETURN_IF_ERROR(TakeOwnership());
   last_save_ = clock_.Now();
@@ -315,7 +321,8 @@ CommitterConfig CheckpointerImpl::Commits() const {
           .shard_tries = settings_.on_error == OnError::kRetry ? 4 : 1,
           .commit_timeout = settings_.commit_timeout,
           .alive = [this] { return session_->Alive(); },
-          .may_commit = [this](const SaveId&) { return session_->Alive(); }};
+          .may_commit = [this](const SaveId&) { return session_->Alive(); },
+          .near = near_};
 }
 
 // Outside this process where there is somebody; each rank for itself, they meet in the storage only.
@@ -446,9 +453,14 @@ absl::Status CheckpointerImpl::ReadChosen(Choice* choice, LoadPlan* plan) {
     LogWarning("checkpoint: step ", choice->id.step, " holds ", plan->unknown.size(),
                " tensors that are not registered (\"", plan->unknown[0], "\"...): not restored");
   }
-  return LoadShards(
-      store, choice->manifest, *plan, [this] { return session_->Alive(); },
+  // Names of attempts mean something in their own directory only.
+  std::optional<NearShards> near;
+  if (near_ != nullptr && !choice->elsewhere) near.emplace(std::vector{near_.get()}, choice->manifest);
+  const absl::Status loaded = LoadShards(
+      store, near ? &*near : nullptr, choice->manifest, *plan, [this] { return session_->Alive(); },
       [this](size_t i) { return staged_[i].empty() ? static_cast<char*>(data_[i]) : staged_[i].data(); });
+  choice->near_bytes = near ? near->bytes(0) : 0;
+  return loaded;
 }
 
 absl::StatusOr<std::optional<RestoredStep>> CheckpointerImpl::Restore() {
@@ -525,11 +537,19 @@ absl::StatusOr<std::optional<RestoredStep>> CheckpointerImpl::Finish(const Choic
                    .timeline = choice.id.timeline,
                    .manifest = absl::StrCat(store->Describe(), "/", ManifestKey(choice.id)),
                    .bytes = plan.needed_bytes,
-                   .bytes_read = plan.read_bytes};
+                   .bytes_read = plan.read_bytes,
+                   .bytes_near = choice.near_bytes};
+  GT_ASSIGN_OR_RETURN(const std::vector<int64_t> near, agree_.Gather(static_cast<int64_t>(out.bytes_near)));
+  GT_ASSIGN_OR_RETURN(const std::vector<int64_t> read, agree_.Gather(static_cast<int64_t>(out.bytes_read)));
+  const auto sum = [](const std::vector<int64_t>& of) {
+    return static_cast<uint64_t>(std::accumulate(of.begin(), of.end(), int64_t{0}));
+  };
   if (agree_.rank() == 0) {
     LogInfo("checkpoint: resumed step ", out.step, " from ", out.manifest, ", written by ",
             choice.manifest.world_size, " ranks of job \"", choice.manifest.owner.job, "\"",
-            tried > 0 ? absl::StrCat("; ", tried, " newer DAMAGED") : "");
+            tried > 0 ? absl::StrCat("; ", tried, " newer DAMAGED") : "", ": all ranks read ",
+            PrintBytes(sum(read) - sum(near)), " there and ", PrintBytes(sum(near)),
+            " of copies on their own machines");
   }
   return std::optional<RestoredStep>(std::move(out));
 }

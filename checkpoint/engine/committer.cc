@@ -55,9 +55,9 @@ Committer::Committer(port::BlobStore* store, CommitterConfig config)
     : store_(store),
       config_(std::move(config)),
       plan_(PlanShard(config_.registered, config_.rank, config_.world_size)),
-      core_({.rank = config_.rank,
-             .world_size = config_.world_size,
-             .commit_timeout = config_.commit_timeout}) {}
+      core_(
+          {.rank = config_.rank, .world_size = config_.world_size, .commit_timeout = config_.commit_timeout}),
+      near_(config_.near.get(), store) {}
 
 absl::Status Committer::Save(const SaveId& id, absl::string_view data, StopFlag* stop,
                              absl::FunctionRef<void()> committed) {
@@ -75,6 +75,7 @@ absl::Status Committer::Save(const SaveId& id, absl::string_view data, StopFlag*
     run.effects.pop_front();
     Do(&run, effect);
   }
+  near_.End(run.result->ok() ? std::optional(id) : std::nullopt);
   return *run.result;
 }
 
@@ -142,6 +143,7 @@ absl::Status Committer::WriteOwnShard(Run* run) {
   std::thread hasher([&] {
     run->file = DescribeShard(plan_, run->data, config_.registered, config_.rank, config_.world_size);
   });
+  near_.Begin(run->id, ShardName(config_.rank, config_.world_size), plan_.header, run->data);
   absl::Status written =
       WriteShard(store_, run->id, plan_, ShardName(config_.rank, config_.world_size), run->data);
   hasher.join();

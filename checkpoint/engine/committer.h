@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -15,6 +16,7 @@
 #include "base/clock.h"
 #include "base/mutex.h"
 #include "base/rng.h"
+#include "checkpoint/engine/near.h"
 #include "checkpoint/format/manifest.h"
 #include "checkpoint/plan/save_plan.h"
 #include "checkpoint/port/blob_store.h"
@@ -48,6 +50,7 @@ struct CommitterConfig {
   std::function<absl::Status()> alive;
   // Rank 0, asked last before the manifest is put.
   std::function<absl::Status(const SaveId&)> may_commit;
+  std::shared_ptr<port::NearTier> near;  // gets a copy of each shard; may be null
 };
 
 // One thread at a time. `store` must outlive it.
@@ -62,6 +65,8 @@ class Committer {
   // ones are deleted.
   absl::Status Save(const SaveId& id, absl::string_view data, StopFlag* stop,
                     absl::FunctionRef<void()> committed);
+  // What people should know of a save that went well: where there is no copy of it. Mostly empty.
+  const std::string& note() const { return near_.note(); }
   // The index of `id` is there already: `data` is not looked at any more.
   void ShardIsWritten() { shard_is_written_ = true; }
 
@@ -87,6 +92,7 @@ class Committer {
   Rng rng_ = Rng::FromSystem();
   bool shard_is_written_ = false;
   std::map<SaveId, bool> finite_of_;  // manifests read before: they never change
+  NearSaves near_;
 };
 
 }  // namespace gtrain::ckpt

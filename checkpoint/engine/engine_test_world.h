@@ -63,6 +63,7 @@ inline Environment EnvironmentOf(const FakeJob& job) {
     if (n == "GTRAIN_CLUSTER") return job.cluster;
     if (n == "GTRAIN_JOB_HASH" && job.managed) return job.job_hash;
     if (n == "GTRAIN_RESUME" && !job.resume.empty()) return job.resume;
+    if (n == "GTRAIN_CHECKPOINT_NEAR" && !job.near.empty()) return job.near;
     return std::nullopt;
   };
 }

@@ -7,15 +7,19 @@
 #include "checkpoint/store/open_store.h"
 
 namespace gtrain {
+namespace ckpt {
+
+std::optional<std::string> ProcessEnvironment(const char* name) {
+  const char* value = std::getenv(name);
+  if (value == nullptr) return std::nullopt;
+  return value;
+}
+
+}  // namespace ckpt
 
 absl::StatusOr<std::unique_ptr<Checkpointer>> Checkpointer::Open(Session* session,
                                                                  const CheckpointOptions& options) {
-  const auto environment = [](const char* name) -> std::optional<std::string> {
-    const char* value = std::getenv(name);
-    if (value == nullptr) return std::nullopt;
-    return value;
-  };
-  return ckpt::OpenCheckpointer(session, options, environment, &ckpt::OpenStore);
+  return ckpt::OpenCheckpointer(session, options, &ckpt::ProcessEnvironment, &ckpt::OpenStore);
 }
 
 }  // namespace gtrain

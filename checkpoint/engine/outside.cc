@@ -12,6 +12,7 @@
 #include "base/logging.h"
 #include "base/status_macros.h"
 #include "checkpoint/engine/catalog.h"
+#include "checkpoint/engine/near.h"
 
 namespace gtrain::ckpt {
 namespace {
@@ -37,8 +38,8 @@ absl::StatusOr<std::unique_ptr<OutsideRoute>> OutsideRoute::Start(port::WriterHo
   GT_ASSIGN_OR_RETURN(SaveArena arena, SaveArena::Map(std::move(link.arena)));
   if (arena.bytes() < bytes)
     return absl::InternalError("the keeper gave less shared memory than was asked for");
-  std::unique_ptr<OutsideRoute> route(
-      new OutsideRoute(std::move(arena), std::move(link.channel), commit_timeout + kPatienceOnTop));
+  std::unique_ptr<OutsideRoute> route(new OutsideRoute(std::move(arena), std::move(link.channel), order.rank,
+                                                       commit_timeout + kPatienceOnTop));
   route->arena_.PutOrder(text, plan.header.size());
   GT_ASSIGN_OR_RETURN(route->data_, route->arena_.Data(plan.data_bytes));
   route->bell_.Ring();
@@ -77,7 +78,7 @@ void OutsideRoute::NoteStarts() {
   starts_ = starts;
 }
 
-std::optional<absl::Status> OutsideRoute::Finish(const SaveId&, StopFlag* stop,
+std::optional<absl::Status> OutsideRoute::Finish(const SaveId& id, StopFlag* stop,
                                                  absl::FunctionRef<void()> committed) {
   const SaveArenaHeader& header = *arena_.header();
   const Instant deadline = clock_.Now() + patience_;
@@ -96,8 +97,10 @@ std::optional<absl::Status> OutsideRoute::Finish(const SaveId&, StopFlag* stop,
     bell_.Wait(kLook);
   }
   NoteStarts();
-  absl::Status status(static_cast<absl::StatusCode>(header.code), TakeText(header.message));
+  const std::string said = TakeText(header.message);
+  absl::Status status(static_cast<absl::StatusCode>(header.code), said);
   if (status.ok()) committed();
+  if (status.ok() && !said.empty()) LogWarning("checkpoint: rank ", rank_, ": step ", id.step, ": ", said);
   return status;
 }
 
@@ -119,7 +122,8 @@ struct Work {
 
 class Writer {
  public:
-  Writer(SaveArena arena, UniqueFd channel) : arena_(std::move(arena)), bell_(std::move(channel)) {}
+  Writer(SaveArena arena, UniqueFd channel, const std::optional<NearPlace>& near)
+      : arena_(std::move(arena)), bell_(std::move(channel)), near_(near) {}
 
   int Run(const StoreFactory& open_store) {
     const bool first = arena_.header()->starts.fetch_add(1) == 0;
@@ -156,6 +160,7 @@ class Writer {
     config.may_commit = [this](const SaveId& id) { return HistoryStands(id); };
     GT_ASSIGN_OR_RETURN(work_.store, open_store(order_.location));
     GT_RETURN_IF_ERROR(SeesTheSame());
+    if (near_) config.near = OpenNear(*near_, order_.owner.job);
     work_.committer = std::make_unique<Committer>(work_.store.get(), std::move(config));
     const uint64_t bytes = work_.committer->plan().data_bytes;
     GT_ASSIGN_OR_RETURN(const char* data, arena_.Data(bytes));
@@ -219,7 +224,7 @@ class Writer {
   void Answer(const absl::Status& status) {
     SaveArenaHeader* header = arena_.header();
     header->code = static_cast<int32_t>(status.code());
-    PutText(status.message(), absl::MakeSpan(header->message));
+    PutText(status.ok() ? work_.committer->note() : status.message(), absl::MakeSpan(header->message));
     header->finished.store(header->requested.load(), std::memory_order_release);
     bell_.Ring();
   }
@@ -246,19 +251,21 @@ class Writer {
 
   SaveArena arena_;
   Bell bell_;
+  const std::optional<NearPlace> near_;
   SaveOrder order_;
   Work work_;
 };
 
 }  // namespace
 
-int RunWriter(UniqueFd arena, UniqueFd channel, const StoreFactory& open_store) {
+int RunWriter(UniqueFd arena, UniqueFd channel, const StoreFactory& open_store,
+              const std::optional<NearPlace>& near) {
   absl::StatusOr<SaveArena> mapped = SaveArena::Map(std::move(arena));
   if (!mapped.ok()) {
     LogWarning("checkpoint: the writer cannot work: ", mapped.status().message());
     return kRefusedCode;
   }
-  return Writer(*std::move(mapped), std::move(channel)).Run(open_store);
+  return Writer(*std::move(mapped), std::move(channel), near).Run(open_store);
 }
 
 }  // namespace gtrain::ckpt

@@ -31,13 +31,14 @@ class OutsideRoute final : public SaveRoute {
   bool usable() override;
 
  private:
-  OutsideRoute(SaveArena arena, UniqueFd channel, absl::Duration patience)
-      : arena_(std::move(arena)), bell_(std::move(channel)), patience_(patience) {}
+  OutsideRoute(SaveArena arena, UniqueFd channel, int rank, absl::Duration patience)
+      : arena_(std::move(arena)), bell_(std::move(channel)), rank_(rank), patience_(patience) {}
   absl::Status AwaitReady();
   void NoteStarts();
 
   SaveArena arena_;
   Bell bell_;
+  const int rank_;
   const absl::Duration patience_;  // with one save: a writer that hangs does not hold up training for ever
   const RealClock clock_;
   char* data_ = nullptr;
@@ -46,7 +47,8 @@ class OutsideRoute final : public SaveRoute {
 };
 
 // The writer's side: serves one rank until it is gone and nothing is left to do. Returns the exit code of its
-// process: 0, or 3 when it refused the order.
-int RunWriter(UniqueFd arena, UniqueFd channel, const StoreFactory& open_store);
+// process: 0, or 3 when it refused the order. `near`: where this machine keeps copies.
+int RunWriter(UniqueFd arena, UniqueFd channel, const StoreFactory& open_store,
+              const std::optional<NearPlace>& near = std::nullopt);
 
 }  // namespace gtrain::ckpt

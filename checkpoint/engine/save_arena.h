@@ -38,7 +38,7 @@ struct SaveArenaHeader {
   std::atomic<uint64_t> finished;     // how many of them are over. By the writer
   char request[128];                  // manifest key of the newest one asked for, NUL-terminated. By the rank
   int32_t code;                       // status of the newest one that is over. By the writer
-  char message[1024];                 // NUL-terminated. By the writer
+  char message[1024];  // its words; of one that went well, what people should know. NUL-terminated
 };
 static_assert(std::atomic<uint64_t>::is_always_lock_free && std::atomic<WriterState>::is_always_lock_free);
 

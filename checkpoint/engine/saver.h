@@ -15,6 +15,7 @@
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "base/clock.h"
+#include "base/logging.h"
 #include "base/mutex.h"
 #include "checkpoint/engine/committer.h"
 #include "checkpoint/engine/snapshot.h"
@@ -44,14 +45,18 @@ class OwnRoute final : public SaveRoute {
  public:
   // `store` must outlive it.
   OwnRoute(port::BlobStore* store, CommitterConfig config)
-      : committer_(store, std::move(config)),
+      : rank_(config.rank),
+        committer_(store, std::move(config)),
         memory_(static_cast<char*>(operator new(Lead() + committer_.plan().data_bytes,
                                                 std::align_val_t(FileWriter::kBlock)))) {}
   char* buffer() override { return memory_.get() + Lead(); }
   void Begin(const SaveId&) override {}
   std::optional<absl::Status> Finish(const SaveId& id, StopFlag* stop,
                                      absl::FunctionRef<void()> committed) override {
-    return committer_.Save(id, {buffer(), committer_.plan().data_bytes}, stop, committed);
+    const absl::Status saved = committer_.Save(id, {buffer(), committer_.plan().data_bytes}, stop, committed);
+    if (saved.ok() && !committer_.note().empty())
+      LogWarning("checkpoint: rank ", rank_, ": step ", id.step, ": ", committer_.note());
+    return saved;
   }
   bool usable() override { return true; }
 
@@ -62,6 +67,7 @@ class OwnRoute final : public SaveRoute {
     void operator()(char* memory) const { operator delete(memory, std::align_val_t(FileWriter::kBlock)); }
   };
 
+  const int rank_;
   Committer committer_;
   const std::unique_ptr<char, Free> memory_;
 };

@@ -125,6 +125,7 @@ struct FakeJob {
   std::string cluster = "c1";
   std::string job_hash = "hash-a";
   std::string resume;
+  std::string near;  // $GTRAIN_CHECKPOINT_NEAR
   bool managed = true;
   int world_size = 1;
   uint64_t generation = 1;

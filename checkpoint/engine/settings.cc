@@ -9,6 +9,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 #include "base/status_macros.h"
 #include "base/units.h"
@@ -78,6 +79,16 @@ absl::Time BirthOf(const std::string& folder) {
 
 }  // namespace
 
+absl::StatusOr<std::optional<NearPlace>> ReadNear(const Environment& environment) {
+  const std::string text = environment("GTRAIN_CHECKPOINT_NEAR").value_or("");
+  if (text.empty()) return std::nullopt;
+  const std::pair<std::string, std::string> parts = absl::StrSplit(text, absl::MaxSplits(' ', 1));
+  NearPlace place{.folder = parts.second};
+  if (!absl::SimpleAtoi(parts.first, &place.bytes_max) || !absl::StartsWith(place.folder, "/"))
+    return Bad("GTRAIN_CHECKPOINT_NEAR", text, "a number of bytes, a blank and the path of a folder");
+  return place;
+}
+
 absl::StatusOr<Settings> MergeSettings(const CheckpointOptions& options, const Environment& environment) {
   const auto get = [&](const char* name) { return environment(name).value_or(""); };
   Settings out{.keep = options.keep,
@@ -110,6 +121,7 @@ absl::StatusOr<Settings> MergeSettings(const CheckpointOptions& options, const E
   } else if (!on_error.empty() && on_error != "warn") {
     return Bad("GTRAIN_CHECKPOINT_ON_ERROR", on_error, "\"warn\", \"retry\" or \"fail\"");
   }
+  GT_ASSIGN_OR_RETURN(out.near, ReadNear(environment));
   const std::string resume = get("GTRAIN_RESUME");
   if (!resume.empty()) GT_RETURN_IF_ERROR(ReadResume(resume, &out));
   out.job_began = BirthOf(get("GTRAIN_RUN_DIR"));

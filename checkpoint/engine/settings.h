@@ -17,6 +17,9 @@ namespace gtrain::ckpt {
 // Value of an environment variable, nullopt when unset.
 using Environment = std::function<std::optional<std::string>(const char* name)>;
 
+// This process's own (engine/open.cc).
+std::optional<std::string> ProcessEnvironment(const char* name);
+
 enum class OnError {
   kWarn,   // a failed save is logged; training goes on
   kRetry,  // a shard that cannot be written is tried again, then as kWarn
@@ -31,6 +34,12 @@ enum class Resume {
   kUri,        // another directory, or one manifest of it
 };
 
+// Where this machine keeps copies of shards.
+struct NearPlace {
+  std::string folder;
+  uint64_t bytes_max = 0;  // of all jobs
+};
+
 struct Settings {
   std::string uri;
   int keep = 3;
@@ -39,6 +48,7 @@ struct Settings {
   OnError on_error = OnError::kWarn;
   absl::Duration commit_timeout = absl::Minutes(10);
   bool lazy = false;
+  std::optional<NearPlace> near;
   // With `every` automatic: since when this job has been running, as far as this machine knows.
   absl::Time job_began = absl::Now();
   Resume resume = Resume::kIfSameJob;
@@ -50,5 +60,8 @@ struct Settings {
 
 // $GTRAIN_CHECKPOINT_* win over `options`: the job file speaks last. InvalidArgument names the variable.
 absl::StatusOr<Settings> MergeSettings(const CheckpointOptions& options, const Environment& environment);
+
+// $GTRAIN_CHECKPOINT_NEAR, for a writer outside the rank too.
+absl::StatusOr<std::optional<NearPlace>> ReadNear(const Environment& environment);
 
 }  // namespace gtrain::ckpt

@@ -98,25 +98,34 @@ absl::Status CheckEntries(const Manifest& manifest, int rank, const ShardHeader&
   return absl::OkStatus();
 }
 
+using Place = absl::FunctionRef<char*(uint64_t begin, uint64_t end)>;
+using Have = absl::FunctionRef<void(uint64_t begin, absl::string_view piece)>;
+
 // Reads chunk `index` piece by piece and compares its hash. `place` says where the bytes [begin, end) of the
 // file are to be read to, `have` gets them when they are there, before they are known to be right.
-absl::Status ReadPieces(port::BlobStore* store, const SaveId& id, const ShardFile& file, uint64_t index,
-                        absl::FunctionRef<char*(uint64_t begin, uint64_t end)> place,
-                        absl::FunctionRef<void(uint64_t begin, absl::string_view piece)> have) {
+absl::Status ReadPieces(const NearShards::ReadFrom& from, const ShardFile& file, uint64_t index, Place place,
+                        Have have) {
   const uint64_t begin = index * kChunkBytes, end = std::min(begin + kChunkBytes, file.bytes);
-  const std::string key = AttemptKey(id, file.name);
   Xxh3 hash;
   for (uint64_t at = begin; at < end;) {
-    const uint64_t next = std::min(at + store->ReadSize(), end);
+    const uint64_t next = std::min(at + from.size, end);
     const absl::Span<char> piece(place(at, next), next - at);
-    const absl::Status read = store->Read(key, at, piece);
-    if (!read.ok()) return Damaged(key, read.message());
+    GT_RETURN_IF_ERROR(from.read(at, piece));
     hash.Add({piece.data(), piece.size()});
     have(at, {piece.data(), piece.size()});
     at = next;
   }
   if (hash.Hex() == file.chunks[index]) return absl::OkStatus();
-  return Damaged(key, absl::StrCat("bytes ", begin, " to ", end, " do not have the hash in the manifest"));
+  return absl::DataLossError(
+      absl::StrCat("bytes ", begin, " to ", end, " do not have the hash in the manifest"));
+}
+
+absl::Status ReadFromStore(port::BlobStore* store, const SaveId& id, const ShardFile& file, uint64_t index,
+                           Place place, Have have) {
+  const std::string key = AttemptKey(id, file.name);
+  const auto read = [&](uint64_t at, absl::Span<char> out) { return store->Read(key, at, out); };
+  const absl::Status status = ReadPieces({store->ReadSize(), read}, file, index, place, have);
+  return status.ok() ? status : Damaged(key, status.message());
 }
 
 // Where in the memory of `copy` the bytes [begin, end) of its file go if they all go there, one after the
@@ -152,7 +161,7 @@ absl::StatusOr<absl::string_view> ReadChunk(port::BlobStore* store, const SaveId
   buffer->resize(kChunkBytes);
   const uint64_t first = index * kChunkBytes;
   size_t bytes = 0;
-  GT_RETURN_IF_ERROR(ReadPieces(
+  GT_RETURN_IF_ERROR(ReadFromStore(
       store, id, file, index, [&](uint64_t begin, uint64_t) { return buffer->data() + (begin - first); },
       [&](uint64_t, absl::string_view piece) { bytes += piece.size(); }));
   return absl::string_view(buffer->data(), bytes);
@@ -214,12 +223,16 @@ absl::Status WriteShard(port::BlobStore* store, const SaveId& id, const ShardPla
   return CheckLength(store, id, name, plan.file_bytes());
 }
 
-absl::Status LoadShards(port::BlobStore* store, const Manifest& manifest, const LoadPlan& plan,
-                        absl::FunctionRef<absl::Status()> alive, absl::FunctionRef<char*(size_t)> memory) {
+absl::Status LoadShards(port::BlobStore* store, NearShards* near, const Manifest& manifest,
+                        const LoadPlan& plan, absl::FunctionRef<absl::Status()> alive,
+                        absl::FunctionRef<char*(size_t)> memory) {
   // Lengths of all files first, also of those this rank does not read: a missing one is found before any
-  // work.
-  for (const ShardFile& file : manifest.files)
+  // work. Those that are near are not looked for in the storage unless a copy turns out to be bad.
+  for (size_t i = 0; i < manifest.files.size(); ++i) {
+    const ShardFile& file = manifest.files[i];
+    if (near != nullptr && near->Holds(i)) continue;
     GT_RETURN_IF_ERROR(CheckLength(store, manifest.id, file.name, file.bytes));
+  }
   std::vector<std::pair<const FileRead*, uint64_t>> chunks;
   for (const FileRead& read : plan.reads) {
     for (const ChunkRange& range : read.chunks) {
@@ -232,30 +245,41 @@ absl::Status LoadShards(port::BlobStore* store, const Manifest& manifest, const 
   absl::Status failed;
   const auto load = [&](const FileRead& read, uint64_t index, std::vector<char>* buffer) -> absl::Status {
     GT_RETURN_IF_ERROR(alive());
+    const ShardFile& file = manifest.files[read.file];
     const uint64_t begin = index * kChunkBytes;
-    auto copy = std::partition_point(read.copies.begin(), read.copies.end(),
-                                     [&](const Copy& c) { return c.file_begin + c.bytes <= begin; });
-    if (copy == read.copies.end()) return absl::InternalError("a chunk is read that nothing needs");
+    const auto first = std::partition_point(read.copies.begin(), read.copies.end(),
+                                            [&](const Copy& c) { return c.file_begin + c.bytes <= begin; });
+    if (first == read.copies.end()) return absl::InternalError("a chunk is read that nothing needs");
+    auto copy = first;
     bool placed = false;
-    return ReadPieces(
-        store, manifest.id, manifest.files[read.file], index,
-        [&](uint64_t from, uint64_t to) {
-          while (copy != read.copies.end() && copy->file_begin + copy->bytes <= from) ++copy;
-          const std::optional<uint64_t> place =
-              copy == read.copies.end() ? std::nullopt : WholeRun(*copy, from, to);
-          placed = place.has_value();
-          if (placed) return memory(copy->registered) + *place;
-          buffer->resize(to - from);
-          return buffer->data();
-        },
-        [&](uint64_t from, absl::string_view piece) {
-          if (placed) {
-            copied += piece.size();
-            return;
-          }
-          for (auto c = copy; c != read.copies.end() && c->file_begin < from + piece.size(); ++c)
-            copied += CopyOut(piece, from, *c, memory(c->registered));
-        });
+    uint64_t bytes = 0;  // of this chunk, from the place that is tried
+    const auto place = [&](uint64_t from, uint64_t to) {
+      if (from == begin) {
+        copy = first;
+        bytes = 0;
+      }
+      while (copy != read.copies.end() && copy->file_begin + copy->bytes <= from) ++copy;
+      const std::optional<uint64_t> whole =
+          copy == read.copies.end() ? std::nullopt : WholeRun(*copy, from, to);
+      placed = whole.has_value();
+      if (placed) return memory(copy->registered) + *whole;
+      buffer->resize(to - from);
+      return buffer->data();
+    };
+    const auto have = [&](uint64_t from, absl::string_view piece) {
+      if (placed) {
+        bytes += piece.size();
+        return;
+      }
+      for (auto c = copy; c != read.copies.end() && c->file_begin < from + piece.size(); ++c)
+        bytes += CopyOut(piece, from, *c, memory(c->registered));
+    };
+    const bool found = near != nullptr && near->Read(read.file, [&](const NearShards::ReadFrom& from) {
+      return ReadPieces(from, file, index, place, have);
+    });
+    if (!found) GT_RETURN_IF_ERROR(ReadFromStore(store, manifest.id, file, index, place, have));
+    copied += bytes;
+    return absl::OkStatus();
   };
   const auto work = [&] {
     std::vector<char> buffer;

@@ -7,6 +7,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "checkpoint/engine/near.h"
 #include "checkpoint/format/manifest.h"
 #include "checkpoint/plan/load_plan.h"
 #include "checkpoint/plan/save_plan.h"
@@ -25,9 +26,11 @@ absl::Status WriteShard(port::BlobStore* store, const SaveId& id, const ShardPla
 
 // Reads what `plan` asks for, each chunk once, into memory(registered), with several threads. DataLoss that
 // names the file: missing, shorter, or a chunk with another hash; what other chunks held is in memory by
-// then. `alive`, asked between chunks by any of the threads, ends the work with its error.
-absl::Status LoadShards(port::BlobStore* store, const Manifest& manifest, const LoadPlan& plan,
-                        absl::FunctionRef<absl::Status()> alive, absl::FunctionRef<char*(size_t)> memory);
+// then. `alive`, asked between chunks by any of the threads, ends the work with its error. Chunks that `near`
+// (may be null) has come from there.
+absl::Status LoadShards(port::BlobStore* store, NearShards* near, const Manifest& manifest,
+                        const LoadPlan& plan, absl::FunctionRef<absl::Status()> alive,
+                        absl::FunctionRef<char*(size_t)> memory);
 
 // Chunk `index` of `file` in `buffer`, compared with its hash. DataLoss names file and bytes.
 absl::StatusOr<absl::string_view> ReadChunk(port::BlobStore* store, const SaveId& id, const ShardFile& file,

@@ -13,5 +13,7 @@ int main(int argc, char**) {
     std::fprintf(stderr, "gtrain-writer is started by gtrain-keeper\n");
     return 2;
   }
-  return gtrain::ckpt::RunWriter(gtrain::UniqueFd(3), gtrain::UniqueFd(4), &gtrain::ckpt::OpenStore);
+  using namespace gtrain;
+  const auto near = ckpt::ReadNear(&ckpt::ProcessEnvironment);
+  return ckpt::RunWriter(UniqueFd(3), UniqueFd(4), &ckpt::OpenStore, near.ok() ? *near : std::nullopt);
 }

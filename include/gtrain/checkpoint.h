@@ -36,6 +36,7 @@ struct RestoredStep {
   // (whole chunks of 4 MiB, so that every byte is verified).
   uint64_t bytes = 0;
   uint64_t bytes_read = 0;
+  uint64_t bytes_near = 0;  // of bytes_read: of copies in near memory or on a near disk, not of the storage
 };
 
 // Register state once, then Restore, then Save. Registered memory is the caller's and must

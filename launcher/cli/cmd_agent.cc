@@ -3,6 +3,7 @@
 #include "base/daemon.h"
 #include "base/logging.h"
 #include "base/status_macros.h"
+#include "base/units.h"
 #include "launcher/cli/local_cluster.h"
 #include "launcher/cli/terminal.h"
 #include "launcher/cli/verbs.h"
@@ -38,6 +39,9 @@ absl::StatusOr<agent::AgentOptions> OptionsOf(const Args& args) {
   options.fake_gpus = static_cast<int>(gpus.value_or(0));
   GT_ASSIGN_OR_RETURN(const std::optional<int64_t> cpus, args.Int("cpus", 1, 8192));
   options.cpus = static_cast<int>(cpus.value_or(0));
+  if (args.Has("near-max")) {
+    GT_ASSIGN_OR_RETURN(options.near_bytes_max, ParseBytes(args.Get("near-max")));
+  }
   options.notices.source = args.Has("notices") ? args.Get("notices") : args.Has("local") ? "off" : "auto";
   options.notices.url = args.Get("notices-url");
   GT_ASSIGN_OR_RETURN(const std::optional<int64_t> lead, args.Int("gcp-notice", 0, 3600));
@@ -88,6 +92,9 @@ Verb AgentVerb() {
       {"hostname", '\0', "NAME", "name shown to people; default: the machine's"},
       {"label", '\0', "KEY=VALUE", "for `where: {labels: ...}`; repeatable", true},
       {"cpus", '\0', "N", "offer that many hardware threads; default: those this process may use"},
+      {"near-max", '\0', "SIZE",
+       "what copies of checkpoints (`near:` of jobs) may take here; default: a quarter of the memory; 0: "
+       "none"},
       {"notices", '\0', "SOURCE",
        "who says that this machine will be taken away: auto (default), off, aws, gcp, azure, file:PATH"},
       {"notices-url", '\0', "URL", "of the metadata service, instead of the cloud's own"},

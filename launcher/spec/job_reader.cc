@@ -488,6 +488,19 @@ void JobReader::ReadCheckpointUri(const Node& node) {
   }
 }
 
+void JobReader::ReadCheckpointNear(const Node& node) {
+  if (Values::Is(node, "none")) return;
+  const auto near = values_.String(node, "checkpoint.near");
+  if (!near) return;
+  if (*near != kNearMemory && !absl::StartsWith(*near, "/")) {
+    return values_.Error(node, "checkpoint.near",
+                         absl::StrCat(Shown(*near),
+                                      " is neither `memory`, `none` nor the path of a folder that "
+                                      "each machine has for itself, like /scratch/gtrain"));
+  }
+  spec_.checkpoint.near = *near;
+}
+
 void JobReader::ReadEvery(const Node& node) {
   if (Values::Is(node, "auto")) {
     every_auto_ = true;
@@ -518,6 +531,7 @@ void JobReader::ReadCheckpoint(const Node& node) {
       {{"uri", [this](const Node& n) { ReadCheckpointUri(n); }},
        {"every", [this](const Node& n) { ReadEvery(n); }},
        {"keep", [&](const Node& n) { ReadInt(n, "checkpoint.keep", 1, 1'000'000, c.keep); }},
+       {"near", [this](const Node& n) { ReadCheckpointNear(n); }},
        {"replicas",
         [this](const Node& n) {
           const auto replicas = values_.Int(n, "checkpoint.replicas", 0, 16);

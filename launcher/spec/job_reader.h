@@ -53,6 +53,7 @@ class JobReader {
   void ReadElastic(const Node& node);
   void ReadCheckpoint(const Node& node);
   void ReadCheckpointUri(const Node& node);
+  void ReadCheckpointNear(const Node& node);
   void ReadEvery(const Node& node);
   void ReadRestart(const Node& node);
   void ReadComm(const Node& node);

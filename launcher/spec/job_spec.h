@@ -61,12 +61,14 @@ struct InheritEnv {
   bool operator==(const InheritEnv&) const = default;
 };
 
+inline constexpr char kNearMemory[] = "memory";  // CheckpointPolicy::near
+
 struct CheckpointPolicy {
   std::string uri;                      // empty = no checkpoint
   std::optional<int64_t> every_steps;   // every: "200 steps"
   std::optional<absl::Duration> every;  // every: 30s; both unset = auto
   int keep = 3;
-  int replicas = 0;
+  std::string near;  // where a machine keeps copies of shards: "memory" or an absolute folder; empty: nowhere
   OnError on_error = OnError::kWarn;
   bool operator==(const CheckpointPolicy&) const = default;
 };

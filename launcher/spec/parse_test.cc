@@ -42,7 +42,7 @@ env: {LR: "0.1", EMPTY: ""}
 inherit_env: [HOME, PATH]
 secrets: {HF_TOKEN: {env: HF_TOKEN}, KEY: {file: key.txt}}
 elastic: {mode: restart, spares: 0}
-checkpoint: {uri: ./ckpt, every: 200 steps, keep: 5, replicas: 0, on_error: fail}
+checkpoint: {uri: ./ckpt, every: 200 steps, keep: 5, near: memory, replicas: 0, on_error: fail}
 restart: {budget: 3, window: 10m, before_first_step: 2, oom: 0}
 comm: {compression: auto, allow: [fp16, {codec: topk, density: 0.1%, warmup: 50}, {codec: onebit, momentum: 0.8}]}
 progress: {step: 'step (\d+)', loss: 'loss ([0-9.]+)', startup: 10m, stall: 5m, on_stall: kill}
@@ -315,6 +315,7 @@ INSTANTIATE_TEST_SUITE_P(
                       ErrorCase{"", "run: a\nelastic: {spares: 1}\n", "hot spares are not built yet"},
                       ErrorCase{"", "run: a\nelastic: {global_batch: 256}\n", "is not built yet"},
                       ErrorCase{"", "run: a\ncheckpoint: {uri: x, replicas: 1}\n", "are not built yet"},
+                      ErrorCase{"", "run: a\ncheckpoint: {uri: x, near: ram}\n", "is neither `memory`"},
                       ErrorCase{"", "run: a\ncheckpoint: {uri: 'gs://b/c'}\n",
                                 "the scheme 'gs' is not known"},
                       ErrorCase{"", "run: a\nworkdir: {path: ., sync: rsync}\n", "is not built yet"},

@@ -26,6 +26,7 @@
 #include "base/rng.h"
 #include "base/status_macros.h"
 #include "base/unique_fd.h"
+#include "checkpoint/near/near_folder.h"
 #include "launcher/detect/inventory.h"
 #include "launcher/spec/parse.h"
 #include "launcher/spec/print.h"
@@ -51,6 +52,8 @@ constexpr absl::Duration kAdoptPatience = absl::Seconds(5);
 constexpr absl::Duration kRefusedPatience = absl::Seconds(20);
 constexpr absl::Duration kLeavePatience = absl::Seconds(20);
 constexpr absl::Duration kFarewellPatience = absl::Seconds(2);
+constexpr absl::Duration kWritersPatience =
+    absl::Seconds(20);  // of a job that is over, a keeper's 15 s and a bit
 constexpr absl::Duration kPortsEvery = absl::Seconds(20);
 constexpr absl::Duration kComplainEvery = absl::Seconds(15);
 constexpr int kPortsOffered = 16;
@@ -120,7 +123,9 @@ class Agent {
   void Do(core::MakeDirectory& effect);
   void Do(core::ReadLog& effect);
   void Do(core::ReadStacks& effect);
+  void Do(core::DropCopies& effect);
   void Do(core::Leave& effect);
+  void DropCopies(Instant until);
 
   const AgentOptions options_;
   Rng rng_;
@@ -136,8 +141,9 @@ class Agent {
   std::unique_ptr<NoticeWatch> notices_;  // null: nobody is asked
   bool connected_ = false;
   Instant next_ports_, next_complaint_;
-  Instant needed_at_;                    // when it last had a head or a keeper
-  std::vector<core::AgentEvent> later_;  // made by effects
+  Instant needed_at_;                                        // when it last had a head or a keeper
+  std::vector<core::AgentEvent> later_;                      // made by effects
+  std::vector<std::pair<Instant, core::DropCopies>> drops_;  // once more then: a writer may have gone on
   std::optional<absl::Status> leave_;
   bool leave_after_keepers_ = false;
   std::optional<Instant> refused_since_;  // the head answers, but not to our key
@@ -223,6 +229,8 @@ core::AgentConfig Agent::Config(int living_keepers) {
   config.inventory = detect::DetectInventory({.cpus = options_.cpus, .fake_gpus = options_.fake_gpus});
   if (!absl::SimpleAtoi(keeper::ReadSmallFile("/proc/sys/kernel/pid_max"), &config.pid_max))
     config.pid_max = 0;
+  config.near_memory = NearMemory(config.node);
+  config.near_bytes_max = options_.near_bytes_max.value_or(config.inventory.memory_bytes / 4);
   config.labels = options_.labels;
   config.own_env = OwnEnvironment();
   config.parse_spec = [](absl::string_view text) { return spec::ParseCanonical(text); };
@@ -287,6 +295,8 @@ absl::Status Agent::Serve() {
   }
   if (!leave_after_keepers_ && !leave_->ok()) return *leave_;
   const absl::Status gone = WaitForKeepers();
+  DropCopies({INT64_MAX});
+  if (const std::string near = NearMemory(node_); !near.empty()) ckpt::RemoveNearFolder(near);
   return leave_->ok() ? gone : *leave_;
 }
 
@@ -335,6 +345,7 @@ void Agent::Turn() {
     next_ports_ = clock_.Now() + kPortsEvery;
     Step(core::FreePorts{ProbeFreePorts(kPortsOffered, &rng_)});
   }
+  DropCopies(clock_.Now());
   if (notices_ != nullptr) {
     if (std::optional<core::NodeNotice> said = notices_->Take()) Step(core::CloudSays{*std::move(said)});
   }
@@ -455,6 +466,25 @@ void Agent::Do(core::ReadStacks& effect) {
   }
   core::ToHead reply{core::AgentAnswer{effect.query, true, std::move(text), 0, true}};
   Do(reply);
+}
+
+void Agent::Do(core::DropCopies& effect) {
+  drops_.push_back({clock_.Now(), effect});
+  drops_.push_back({clock_.Now() + kWritersPatience, std::move(effect)});
+  DropCopies(clock_.Now());
+}
+
+void Agent::DropCopies(Instant until) {
+  for (size_t i = 0; i < drops_.size();) {
+    if (drops_[i].first > until) {
+      ++i;
+      continue;
+    }
+    const core::DropCopies drop = std::move(drops_[i].second);
+    drops_.erase(drops_.begin() + static_cast<ptrdiff_t>(i));
+    const absl::Status dropped = ckpt::DropNearCopies(drop.folder, drop.job.value);
+    if (!dropped.ok()) LogWarning("copies of checkpoints of ", drop.job.value, " stay: ", dropped.message());
+  }
 }
 
 void Agent::Do(core::Leave& effect) {

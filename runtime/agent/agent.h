@@ -32,10 +32,13 @@ struct AgentOptions {
   std::string address;   // data-plane address; empty = local address of the route that reaches the head
   std::string hostname;  // empty = the machine's
   std::map<std::string, std::string> labels;
-  NoticeOptions notices;      // of the machine's cloud; off by default
-  int fake_gpus = 0;          // tests: pretend that many GPUs instead of asking the driver
-  int cpus = 0;               // 0 = those this process may use
-  std::string keeper_binary;  // empty = gtrain-keeper beside this program
+  NoticeOptions notices;  // of the machine's cloud; off by default
+  int fake_gpus = 0;      // tests: pretend that many GPUs instead of asking the driver
+  int cpus = 0;           // 0 = those this process may use
+  // What copies of checkpoints may take, in memory and in each folder that jobs name; unset: a quarter of the
+  // machine's memory; 0: none are kept.
+  std::optional<uint64_t> near_bytes_max;
+  std::string keeper_binary;                         // empty = gtrain-keeper beside this program
   absl::Duration keeper_lease = absl::Seconds(120);  // ranks survive a dead agent for this long
   // An agent without a head and without a keeper ends after this long; never by default. The local cluster
   // sets it, because nobody else would end its agent after a head that died or whose farewell was lost.

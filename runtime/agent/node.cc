@@ -3,10 +3,12 @@
 #include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/magic.h>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/statfs.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -49,6 +51,13 @@ std::string Hostname() {
   char name[256] = {};
   gethostname(name, sizeof(name) - 1);
   return name;
+}
+
+std::string NearMemory(const NodeId& node) {
+  constexpr char kShm[] = "/dev/shm";
+  struct statfs info;
+  if (statfs(kShm, &info) != 0 || static_cast<uint64_t>(info.f_type) != TMPFS_MAGIC) return "";
+  return absl::StrCat(kShm, "/gtrain-", node.value);
 }
 
 std::string LocalAddressTowards(const std::string& endpoint) {

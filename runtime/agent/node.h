@@ -6,12 +6,16 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "base/ids.h"
 #include "base/rng.h"
 
 namespace gtrain::agent {
 
 std::string BootId();
 std::string Hostname();
+
+// Where this node's jobs keep copies of checkpoints in memory; empty: nowhere (no /dev/shm).
+std::string NearMemory(const NodeId& node);
 
 // Local address of the route to host:port (nothing is sent); "127.0.0.1" when there is none.
 std::string LocalAddressTowards(const std::string& endpoint);

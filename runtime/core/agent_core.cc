@@ -437,6 +437,9 @@ void AgentCore::Impl::Hear(const ExchangeMissing& missing) {
 
 void AgentCore::Impl::Hear(const ForgetJob& forget) {
   const auto it = jobs_.find(forget.job);
+  // Also of a job that this agent has never heard of: an earlier one may have.
+  const std::string near = it == jobs_.end() ? config_.near_memory : it->second.near;
+  if (!near.empty()) effects_.push_back(DropCopies{forget.job, near});
   if (it == jobs_.end()) return;
   it->second.forgotten = true;
   for (auto& [number, generation] : it->second.generations) {

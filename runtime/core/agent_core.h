@@ -43,6 +43,10 @@ struct AgentConfig {
   std::map<std::string, std::string> own_env;  // of the agent: PATH, HOME.. of programs, and secrets by env
   absl::Duration heartbeat_interval = absl::Seconds(1);  // until a welcome says otherwise
 
+  // Where copies of checkpoints lie for jobs with `near: memory`; empty: this machine has no such memory.
+  std::string near_memory;
+  uint64_t near_bytes_max = 0;  // of all copies, here and in each folder that a job names
+
   // What the core may ask of the outside at the moment of a start. All bounded and quick.
   std::function<absl::StatusOr<spec::JobSpec>(absl::string_view)> parse_spec;
   std::function<absl::StatusOr<std::string>(const std::string& path)> read_secret;
@@ -126,12 +130,17 @@ struct ReadStacks {  // answered by AgentAnswer{query}, or by the event StacksRe
   int rank = 0;
   int64_t pid = 0;
 };
+struct DropCopies {  // of checkpoints, of a job that is over
+  JobId job;
+  std::string folder;
+};
 struct Leave {  // the agent ends: refused or shut down
   absl::Status status;
   bool after_keepers = false;  // they were told to quit
 };
 
-using AgentEffect = std::variant<ToHead, ToKeeper, WriteFile, MakeDirectory, ReadLog, ReadStacks, Leave>;
+using AgentEffect =
+    std::variant<ToHead, ToKeeper, WriteFile, MakeDirectory, ReadLog, ReadStacks, DropCopies, Leave>;
 
 struct AgentStep {
   std::vector<AgentEffect> effects;

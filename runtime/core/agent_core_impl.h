@@ -61,6 +61,7 @@ struct AgentGeneration {
 struct AgentJob {
   Generation revoked;
   std::string run_dir;
+  std::string near;                     // where its copies of checkpoints lie; empty: nowhere
   bool stopping = false;                // a person's stop was heard
   bool forgotten = false;               // leave once nothing is left of it
   bool keeper_leaves = false;           // told to go with nothing left; a grant waits for the next keeper

@@ -30,6 +30,8 @@ class AgentCoreTest : public ::testing::Test {
   AgentConfig Config() {
     AgentConfig config;
     config.cluster = ClusterId("c1");
+    config.near_memory = "/dev/shm/gtrain-me";
+    config.near_bytes_max = 1000;
     config.node = kMe;
     config.hostname = "host-a";
     config.incarnation = Incarnation("boot-1");
@@ -301,6 +303,29 @@ TEST_F(AgentCoreTest, EnvironmentTable) {
   EXPECT_EQ(starts[1].out_path, "/run/logs/generation-7/rank-1.out");
   EXPECT_EQ(starts[1].cwd, "/work");
   EXPECT_EQ(starts[1].argv, (std::vector<std::string>{"python", "train.py"}));
+}
+
+TEST_F(AgentCoreTest, CopiesOfCheckpointsLieWhereTheJobSaysAndGoWithIt) {
+  const auto near_of = [&](uint64_t generation, const std::string& near) {
+    spec_.checkpoint = {.uri = "/ckpt", .near = near};
+    Step(FromHead{Revoke{{5}, kJob, {generation - 1}, EndMode::kReform, absl::Seconds(1), "next"}});
+    StartIt(generation, 1, 1);
+    return EnvOf(Commands<keeper::StartRank>()[0])["GTRAIN_CHECKPOINT_NEAR"];
+  };
+  const auto dropped = [&](const JobId& job) {
+    Step(FromHead{ForgetJob{{5}, job}});
+    std::string folder;
+    for (const AgentEffect& effect : last_.effects) {
+      if (const auto* drop = std::get_if<DropCopies>(&effect)) folder = drop->folder;
+    }
+    return folder;
+  };
+  Welcome();
+  EXPECT_EQ(near_of(1, ""), "");
+  EXPECT_EQ(near_of(2, "memory"), "1000 /dev/shm/gtrain-me");
+  EXPECT_EQ(near_of(3, "/scratch"), absl::StrCat("1000 /scratch/", kMe.value));
+  EXPECT_EQ(dropped(kJob), absl::StrCat("/scratch/", kMe.value));
+  EXPECT_EQ(dropped(JobId("of-an-earlier-agent")), "/dev/shm/gtrain-me");
 }
 
 TEST_F(AgentCoreTest, UserOmpThreadsStayAndSingleRankGetsNone) {

@@ -96,6 +96,7 @@ void AgentCore::Impl::Start(const GenerationGrant& grant) {
   }
   generation.spec = *std::move(spec);
   generation.patterns = ProgressPatterns(generation.spec.progress);
+  record.near = NearFolderOf(config_, generation.spec);
   const bool hosts_master =
       !grant.ranks.empty() && grant.ranks[0].node == config_.node && grant.master_port > 0;
   if (hosts_master && !config_.port_is_free(grant.master_address, grant.master_port)) {
@@ -241,6 +242,7 @@ void AgentCore::Impl::Hear(const JobId& job, const keeper::State& state) {
     AgentGeneration* generation = AdoptOne(job, held);
     if (generation == nullptr) continue;
     record.run_dir = generation->run_dir;
+    record.near = NearFolderOf(config_, generation->spec);
     if (held.generation <= record.revoked.value && !held.ending) {
       GT_PROBE("agent.revoke_keeper_never_heard");
       // A revoke that the keeper never heard: its agent died in between.

@@ -118,7 +118,9 @@ void AddGpus(const AgentConfig& config, const GenerationGrant& grant, const spec
   (*env)["CUDA_VISIBLE_DEVICES"] = absl::StrJoin(names, ",");
 }
 
-void AddCheckpoint(const GenerationGrant& grant, const spec::CheckpointPolicy& policy, Env* env) {
+void AddCheckpoint(const AgentConfig& config, const GenerationGrant& grant, const spec::JobSpec& spec,
+                   Env* env) {
+  const spec::CheckpointPolicy& policy = spec.checkpoint;
   // Unset lets the checkpointer apply the identity rule: it resumes only what this job wrote.
   if (!grant.resume.empty()) (*env)["GTRAIN_RESUME"] = grant.resume;
   if (policy.uri.empty()) return;
@@ -131,6 +133,8 @@ void AddCheckpoint(const GenerationGrant& grant, const spec::CheckpointPolicy& p
   (*env)["GTRAIN_CHECKPOINT_EVERY"] = every;
   (*env)["GTRAIN_CHECKPOINT_KEEP"] = absl::StrCat(policy.keep);
   (*env)["GTRAIN_CHECKPOINT_ON_ERROR"] = on_error;
+  const std::string near = NearFolderOf(config, spec);
+  if (!near.empty()) (*env)["GTRAIN_CHECKPOINT_NEAR"] = absl::StrCat(config.near_bytes_max, " ", near);
 }
 
 // In the words of ParseCompression (include/gtrain/compression.h).
@@ -154,9 +158,9 @@ absl::StatusOr<Env> RankEnvironment(const AgentConfig& config, const GenerationG
   for (const auto& [name, value] : grant.client_env) env[name] = value;
   for (const auto& [name, value] : spec.env) env[name] = value;
   // Left over from an outer launch, these would be taken for ours.
-  for (const char* name :
-       {"GTRAIN_CHECKPOINT_URI", "GTRAIN_CHECKPOINT_EVERY", "GTRAIN_CHECKPOINT_KEEP",
-        "GTRAIN_CHECKPOINT_ON_ERROR", "GTRAIN_COMPRESSION", "GTRAIN_KEEPER_SOCKET", "GTRAIN_RESUME"}) {
+  for (const char* name : {"GTRAIN_CHECKPOINT_URI", "GTRAIN_CHECKPOINT_EVERY", "GTRAIN_CHECKPOINT_KEEP",
+                           "GTRAIN_CHECKPOINT_NEAR", "GTRAIN_CHECKPOINT_ON_ERROR", "GTRAIN_COMPRESSION",
+                           "GTRAIN_KEEPER_SOCKET", "GTRAIN_RESUME"}) {
     if (spec.env.count(name) == 0) env.erase(name);
   }
   GT_RETURN_IF_ERROR(AddSecrets(config, grant, spec, &env));
@@ -164,7 +168,7 @@ absl::StatusOr<Env> RankEnvironment(const AgentConfig& config, const GenerationG
 
   AddTorchrun(grant, spec, rank, PlaceOf(grant, rank), &env);
   AddGpus(config, grant, spec, rank, &env);
-  AddCheckpoint(grant, spec.checkpoint, &env);
+  AddCheckpoint(config, grant, spec, &env);
   AddCompression(spec.comm, &env);
   const Env own = {
       {"GTRAIN_JOB", grant.job.value},
@@ -182,6 +186,14 @@ absl::StatusOr<Env> RankEnvironment(const AgentConfig& config, const GenerationG
   };
   for (const auto& [name, value] : own) env[name] = value;
   return env;
+}
+
+std::string NearFolderOf(const AgentConfig& config, const spec::JobSpec& spec) {
+  const std::string& near = spec.checkpoint.near;
+  if (spec.checkpoint.uri.empty() || near.empty() || config.near_bytes_max == 0) return "";
+  if (near == spec::kNearMemory) return config.near_memory;
+  return absl::StrCat(near, "/",
+                      config.node.value);  // agents of one machine, or of one shared disk, stay apart
 }
 
 std::vector<std::string> RankCommand(const GenerationGrant& grant, const spec::JobSpec& spec,

@@ -28,6 +28,9 @@ std::vector<std::string> RankCommand(const GenerationGrant& grant, const spec::J
 // The job's GPUs on this node, ordered so that index LOCAL_RANK is the rank's own (its first).
 std::vector<int> VisibleGpus(const GenerationGrant& grant, const NodeId& node);
 
+// Where ranks of the job keep copies of checkpoints on this node; empty: nowhere.
+std::string NearFolderOf(const AgentConfig& config, const spec::JobSpec& spec);
+
 std::string MembersJson(const GenerationGrant& grant);
 
 // Paths below the run directory, made of numbers only.

@@ -1,0 +1,246 @@
+// Copies near by: they are used when they are right, and found out when they are not (faults S6, C4).
+#include "checkpoint/engine/near.h"
+
+#include <fcntl.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/file.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "base/logging.h"
+#include "base/unique_fd.h"
+#include "checkpoint/engine/catalog.h"
+#include "checkpoint/engine/engine_test_world.h"
+#include "checkpoint/store/faulty_store.h"
+
+namespace gtrain::ckpt {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+namespace fs = std::filesystem;
+
+class NearTest : public testing::Test {
+ protected:
+  NearTest() {
+    SetLogSink([this](LogLevel level, absl::string_view line) {
+      MutexLock lock(&mu_);
+      if (level != LogLevel::kInfo) loud_.push_back(std::string(line));
+    });
+    for (std::string& folder : machines_) folder = FreshFolder();
+  }
+  ~NearTest() override {
+    SetLogSink(nullptr);
+    fs::remove_all(store_);
+    for (const std::string& folder : machines_) fs::remove_all(folder);
+  }
+  std::string loud() {
+    MutexLock lock(&mu_);
+    return absl::StrJoin(loud_, "\n");
+  }
+
+  // As SaveSteps and RestoreAll, with rank r on the machine on(r).
+  absl::Status Save(const FakeJob& job, std::vector<int64_t> steps,
+                    const StoreFactory& factory = &OpenDirectoryStore) {
+    std::vector<absl::Status> results(job.world_size);
+    RunRanks(job, [&](FakeSession* session) {
+      results[session->rank()] = [&]() -> absl::Status {
+        GT_ASSIGN_OR_RETURN(Rank rank, OpenRank(On(job, session->rank()), session, store_, 3, factory));
+        for (int64_t step : steps) {
+          Fill(rank.state.get(), State::At(step, session->rank()));
+          GT_RETURN_IF_ERROR(rank.checkpointer->Save(step).status());
+          GT_RETURN_IF_ERROR(rank.checkpointer->Wait(kLong));
+        }
+        return absl::OkStatus();
+      }();
+    });
+    for (const absl::Status& s : results) GT_RETURN_IF_ERROR(s);
+    return absl::OkStatus();
+  }
+  // Bytes of each rank that came from near by.
+  std::vector<RestoredStep> Restore(FakeJob job, int64_t step) {
+    job.generation = job.timeline = ++generation_;
+    std::vector<RestoredStep> out(job.world_size);
+    RunRanks(job, [&](FakeSession* session) {
+      auto rank = OpenRank(On(job, session->rank()), session, store_);
+      ASSERT_TRUE(rank.ok()) << rank.status();
+      auto restored = rank->checkpointer->Restore();
+      ASSERT_TRUE(restored.ok() && *restored) << restored.status();
+      out[session->rank()] = **restored;
+      EXPECT_EQ((*restored)->step, step);
+      State expected = State::At(step, session->rank());
+      if (session->rank() >= saved_by_) expected.rng = rank->state->rng;  // it had none
+      EXPECT_TRUE(*rank->state == expected) << "rank " << session->rank() << " is not bit-identical";
+    });
+    return out;
+  }
+  FakeJob On(FakeJob job, int rank) const {
+    const std::string& machine = machines_[one_machine_ ? 0 : rank % 3];
+    if (near_) job.near = absl::StrCat(bytes_max_, " ", machine);
+    return job;
+  }
+  // Files of shards below a folder.
+  static std::vector<std::string> Shards(const std::string& folder) {
+    std::vector<std::string> found;
+    for (const auto& entry : fs::recursive_directory_iterator(folder)) {
+      if (entry.path().extension() == ".safetensors") found.push_back(entry.path());
+    }
+    std::sort(found.begin(), found.end());
+    return found;
+  }
+  static void Flip(const std::string& path, uint64_t at) {
+    std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
+    char byte;
+    file.seekg(static_cast<std::streamoff>(at)).get(byte);
+    file.seekp(static_cast<std::streamoff>(at)).put(static_cast<char>(byte ^ 1));
+  }
+  void LoseTheStorage() {
+    for (const std::string& path : Shards(store_)) fs::remove(path);
+  }
+
+  const std::string store_ = FreshFolder();
+  std::string machines_[3];
+  bool near_ = true;
+  bool one_machine_ = true;
+  uint64_t bytes_max_ = 1 << 30;
+  int saved_by_ = 1000;
+  uint64_t generation_ = 1;
+  Mutex mu_;
+  std::vector<std::string> loud_;
+};
+
+TEST_F(NearTest, ARestoreThatFindsAllNearNeedsNoShardOfTheStorage) {
+  const FakeJob job{.world_size = 3};
+  ASSERT_TRUE(Save(job, {5, 6, 7}).ok());
+  EXPECT_EQ(Shards(machines_[0]).size(), 6u);  // two checkpoints of three ranks, no more
+  LoseTheStorage();
+  for (const RestoredStep& step : Restore(job, 7)) {
+    EXPECT_GT(step.bytes_read, 0u);
+    EXPECT_EQ(step.bytes_near, step.bytes_read);
+  }
+  EXPECT_EQ(loud(), "");
+}
+
+TEST_F(NearTest, ABitThatFlippedIsFoundAndTheStorageRead_S6) {
+  const FakeJob job{.world_size = 2};
+  ASSERT_TRUE(Save(job, {5}).ok());
+  const std::vector<std::string> copies = Shards(machines_[0]);
+  ASSERT_EQ(copies.size(), 2u);
+  const uint64_t bytes = fs::file_size(copies[0]);
+  for (const uint64_t at : {uint64_t{0}, bytes / 2, bytes - 1}) {
+    Flip(copies[0], at);
+    for (const RestoredStep& step : Restore(job, 5)) EXPECT_LT(step.bytes_near, step.bytes_read);
+    EXPECT_THAT(loud(), HasSubstr(absl::StrCat("(", machines_[0], ") is NOT USED: bytes 0 to ")));
+    Flip(copies[0], at);
+    loud_.clear();
+  }
+  Restore(job, 5);
+  EXPECT_EQ(loud(), "");
+}
+
+TEST_F(NearTest, WhatIsBadThereAndInTheStorageFallsBackToTheCheckpointBefore_C4) {
+  const FakeJob job{.world_size = 2};
+  ASSERT_TRUE(Save(job, {5, 6}).ok());
+  Flip(Shards(machines_[0]).back(), 100);
+  Flip(Shards(store_).back(), 100);
+  Restore(job, 5);
+  EXPECT_THAT(loud(), HasSubstr("NOT USED"));
+  EXPECT_THAT(loud(), HasSubstr("IS DAMAGED, falling back"));
+}
+
+TEST_F(NearTest, ACopyThatIsTooShortOrGoneIsReadFromTheStorage_S6) {
+  const FakeJob job{.world_size = 2};
+  ASSERT_TRUE(Save(job, {5}).ok());
+  const std::vector<std::string> copies = Shards(machines_[0]);
+  fs::resize_file(copies[0], fs::file_size(copies[0]) - 1);
+  Restore(job, 5);
+  EXPECT_THAT(loud(), HasSubstr("NOT USED: it has"));
+  fs::remove(copies[0]);
+  loud_.clear();
+  for (const RestoredStep& step : Restore(job, 5)) EXPECT_LT(step.bytes_near, step.bytes_read);
+  EXPECT_EQ(loud(), "");
+}
+
+TEST_F(NearTest, AFullTierFailsNoSaveAndSaysSo_C12) {
+  const FakeJob job;
+  bytes_max_ = 1000;
+  ASSERT_TRUE(Save(job, {5}).ok());
+  EXPECT_THAT(Shards(machines_[0]), IsEmpty());
+  EXPECT_THAT(loud(), HasSubstr("step 5: no copy of it in this machine's"));
+  EXPECT_THAT(loud(), HasSubstr("do not fit"));
+  EXPECT_THAT(loud(), HasSubstr("1 left out so far"));
+  EXPECT_EQ(Restore(job, 5)[0].bytes_near, 0u);
+}
+
+TEST_F(NearTest, ATierThatIsHeldFailsNoSave) {
+  const FakeJob job;
+  ASSERT_TRUE(Save(job, {5}).ok());
+  const UniqueFd lock(open(absl::StrCat(machines_[0], "/.lock").c_str(), O_RDWR | O_CLOEXEC));
+  ASSERT_EQ(flock(lock.get(), LOCK_EX), 0);
+  ASSERT_TRUE(Save(job, {6}).ok());
+  EXPECT_THAT(loud(), HasSubstr(".lock was held"));
+  EXPECT_EQ(Restore(job, 6)[0].bytes_near, 0u);
+}
+
+TEST_F(NearTest, AFolderThatCannotBeMadeFailsNothing) {
+  machines_[0] = "/proc/none";
+  const FakeJob job;
+  ASSERT_TRUE(Save(job, {5}).ok());
+  EXPECT_THAT(loud(), HasSubstr("no copies are kept on this machine"));
+  Restore(job, 5);
+}
+
+// The storage alone says what exists.
+TEST_F(NearTest, ACopyOfAnAttemptThatWasNotCommittedIsNeverUsed_C1) {
+  const FakeJob job;
+  ASSERT_TRUE(Save(job, {5}).ok());
+  const StoreFactory no_manifest =
+      [](const std::string& location) -> absl::StatusOr<std::unique_ptr<port::BlobStore>> {
+    class Refuses final : public FaultyStore {
+     public:
+      explicit Refuses(std::unique_ptr<port::BlobStore> base)
+          : FaultyStore(base.get(), {[](uint64_t, absl::string_view) { return Fault::kNone; }}),
+            base_(std::move(base)) {}
+      using port::BlobStore::PutIfAbsent;
+      absl::Status PutIfAbsent(absl::string_view key, absl::Span<const absl::string_view> parts) override {
+        if (ParseManifestKey(key)) return absl::PermissionDeniedError("no");
+        return base_->PutIfAbsent(key, parts);
+      }
+
+     private:
+      const std::unique_ptr<port::BlobStore> base_;
+    };
+    GT_ASSIGN_OR_RETURN(auto base, OpenDirectoryStore(location));
+    return std::make_unique<Refuses>(std::move(base));
+  };
+  FakeJob again = job;
+  again.generation = again.timeline = ++generation_;
+  EXPECT_FALSE(Save(again, {6}, no_manifest).ok());
+  EXPECT_EQ(Shards(machines_[0]).size(), 2u);
+  EXPECT_EQ(Restore(job, 5)[0].step, 5);
+  // The next commit and the save after it take its place.
+  again.generation = again.timeline = ++generation_;
+  ASSERT_TRUE(Save(again, {6, 7}).ok());
+  EXPECT_EQ(Shards(machines_[0]).size(), 2u);
+}
+
+TEST_F(NearTest, AtAnotherWorldSizeEachMachineUsesWhatItHas) {
+  one_machine_ = false;
+  saved_by_ = 3;
+  ASSERT_TRUE(Save({.world_size = 3}, {5}).ok());
+  for (const std::string& machine : machines_) EXPECT_EQ(Shards(machine).size(), 1u);
+  for (const int world_size : {1, 2, 5}) {
+    for (const RestoredStep& step : Restore({.world_size = world_size}, 5)) {
+      EXPECT_GT(step.bytes_near, 0u);
+      EXPECT_LT(step.bytes_near, step.bytes_read);
+    }
+  }
+  EXPECT_EQ(loud(), "");
+}
+
+}  // namespace
+}  // namespace gtrain::ckpt
