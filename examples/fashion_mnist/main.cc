@@ -178,6 +178,8 @@ class Trainer {
   // Until the last step, or until all ranks agreed to stop (then `stopped()`).
   absl::Status Run();
   absl::StatusOr<double> TestAccuracy(const Split& test);
+  // Of the steps of this run, saves included.
+  absl::Duration step_time() const { return step_time_; }
   bool stopped() const { return stopped_; }
 
  private:
@@ -204,6 +206,7 @@ class Trainer {
   int64_t saved_step_ = -1;  // the newest step with a checkpoint: equal on all ranks
   double loss_ = 0;
   bool stopped_ = false;
+  absl::Duration step_time_;
 };
 
 // Moves every parameter into the flat buffer; the network then works on views of it.
@@ -295,6 +298,8 @@ absl::Status Trainer::Run() {
   const int64_t total = flags_.epochs * steps_per_epoch_;
   int64_t epoch = -1;
   std::vector<int64_t> order;
+  const absl::Time began = absl::Now();
+  const int64_t first = cursor_.step;
   while (cursor_.step < total && !stopped_) {
     if (cursor_.step / steps_per_epoch_ != epoch) {
       epoch = cursor_.step / steps_per_epoch_;
@@ -311,6 +316,7 @@ absl::Status Trainer::Run() {
     if (!saved.ok()) return saved.status();
     if (*saved) saved_step_ = cursor_.step;
   }
+  step_time_ = (absl::Now() - began) / std::max<int64_t>(1, cursor_.step - first);
   // The last state is worth keeping whatever the interval: the end of training, or what the user asked to
   // save.
   s = checkpointer_->Wait(absl::Minutes(2));  // an earlier save still being written would make this one skip
@@ -424,8 +430,9 @@ int TrainMain(const Flags& flags) {
   absl::StatusOr<double> accuracy = trainer.TestAccuracy(*test);
   if (!accuracy.ok()) return Explain(accuracy.status());
   if (leader) {
-    std::printf("test accuracy %.4f after %" PRId64 " epoch(s) on %d rank(s) in %.2f s\n", *accuracy,
-                flags.epochs, (*comm)->size(), absl::ToDoubleSeconds(absl::Now() - began));
+    std::printf("test accuracy %.4f after %" PRId64 " epoch(s) on %d rank(s) in %.1f s, %.3f ms a step\n",
+                *accuracy, flags.epochs, (*comm)->size(), absl::ToDoubleSeconds(absl::Now() - began),
+                absl::ToDoubleMilliseconds(trainer.step_time()));
   }
   if (*accuracy >= flags.min_accuracy) return 0;
   if (leader)
