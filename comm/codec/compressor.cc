@@ -197,6 +197,7 @@ class CompressorImpl : public Compressor {
         return {kernels_.encode_one_bit, kernels_.decode_one_bit};
       case Codec::kNone:
       case Codec::kTopK:
+      case Codec::kPowerSgd:
         return {nullptr, nullptr};
     }
     return {nullptr, nullptr};
@@ -211,10 +212,13 @@ class CompressorImpl : public Compressor {
   int applied_ = 0;  // steps, up to the end of the warm-up
 };
 
-constexpr absl::string_view kNames[] = {"none", "fp16", "bf16", "int8", "fp8", "topk", "onebit"};
+constexpr absl::string_view kNames[] = {"none", "fp16", "bf16", "int8", "fp8", "topk", "onebit", "powersgd"};
 
 absl::Status Check(const CompressionOptions& options, size_t count) {
   const bool top_k = options.codec == Codec::kTopK;
+  if (options.codec == Codec::kPowerSgd) {
+    return absl::InvalidArgumentError("compress: powersgd has no packets, it needs a compressed collective");
+  }
   if (count == 0 || count > std::numeric_limits<uint32_t>::max()) {
     return absl::InvalidArgumentError(
         absl::StrCat("compress: ", count, " elements; a bucket has 1 to 2^32 - 1"));
@@ -249,8 +253,8 @@ absl::StatusOr<Codec> ParseCodec(absl::string_view name) {
   for (size_t i = 0; i < std::size(comm::kNames); ++i) {
     if (comm::kNames[i] == name) return static_cast<Codec>(i);
   }
-  return absl::InvalidArgumentError(
-      absl::StrCat("\"", name, "\" is not a codec; none, fp16, bf16, int8, fp8, topk and onebit are"));
+  return absl::InvalidArgumentError(absl::StrCat(
+      "\"", name, "\" is not a codec; none, fp16, bf16, int8, fp8, topk, onebit and powersgd are"));
 }
 
 absl::StatusOr<std::unique_ptr<Compressor>> Compressor::Create(const CompressionOptions& options,

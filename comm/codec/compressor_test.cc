@@ -295,9 +295,13 @@ TEST(Policy, WordsOfTheEnvironment) {
   EXPECT_EQ(several->codecs[1].warmup_steps, 100);
   EXPECT_DOUBLE_EQ(several->codecs[2].density, 0.01);
   EXPECT_FLOAT_EQ(ParseCompression("onebit")->codecs[0].optimizer_momentum, 0.9f);
+  EXPECT_EQ(ParseCompression("powersgd rank=2 warmup=7")->codecs[0].matrix_rank, 2);
+  EXPECT_EQ(ParseCompression("powersgd")->codecs[0].matrix_rank, 4);
+  EXPECT_EQ(ParseCompression("powersgd")->codecs[0].warmup_steps, 100);
   for (const char* bad :
        {"", "zip", "auto:", "auto", "fp16, int8", "topk density=0", "topk density=nan", "topk momentum=0.9",
-        "fp16 warmup=1", "onebit momentum=1", "onebit warmup=-1", "topk density", "topk,"}) {
+        "fp16 warmup=1", "onebit momentum=1", "onebit warmup=-1", "topk density", "topk,", "powersgd rank=0",
+        "powersgd rank=65", "powersgd rank=2.5", "powersgd density=0.1", "topk rank=2"}) {
     EXPECT_EQ(ParseCompression(bad).status().code(), absl::StatusCode::kInvalidArgument) << bad;
   }
 }
@@ -346,6 +350,10 @@ TEST(Packet, HostileBytesAreAnError) {  // every byte of the header, every lengt
       EXPECT_EQ(decode(bad, 1000), absl::StatusCode::kInvalidArgument) << byte;
     }
   }
+  std::vector<uint8_t> without = Encode(*Make({.codec = Codec::kNone}, 1000), Gradient(1000, 1));
+  ASSERT_EQ(decode(without, 1000), absl::StatusCode::kOk);
+  without[5] = static_cast<uint8_t>(Codec::kPowerSgd);
+  EXPECT_EQ(decode(without, 1000), absl::StatusCode::kInvalidArgument) << "it has no packets";
   std::vector<uint8_t> shifted = good;
   shifted.insert(shifted.begin(), 0);
   EXPECT_EQ(decode(absl::MakeConstSpan(shifted).subspan(1), 1000), absl::StatusCode::kInvalidArgument);

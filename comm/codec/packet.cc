@@ -61,6 +61,8 @@ size_t PayloadBytes(const PacketHeader& header) {
       return (header.count + 7) / 8;
     case Codec::kTopK:
       return header.entries * 8;
+    case Codec::kPowerSgd:  // no packets
+      return 0;
   }
   return 0;
 }
@@ -87,7 +89,7 @@ absl::StatusOr<PacketHeader> FindHeader(absl::Span<const uint8_t> packet, size_t
                                                    static_cast<int>(raw.version), ", this program reads ",
                                                    static_cast<int>(kVersion)));
   }
-  if (raw.codec > static_cast<uint8_t>(Codec::kOneBit) || (raw.flags & ~kPacketPoison) != 0 ||
+  if (raw.codec >= static_cast<uint8_t>(Codec::kPowerSgd) || (raw.flags & ~kPacketPoison) != 0 ||
       raw.reserved != 0 || raw.zero != 0) {
     return absl::InvalidArgumentError("compressed gradient: unknown codec or flag");
   }
@@ -185,6 +187,8 @@ absl::Status Decode(absl::Span<const uint8_t> packet, absl::Span<float> output, 
       break;
     case Codec::kTopK:
       return comm::DecodeTopK(payload, header.entries, output, mode);
+    case Codec::kPowerSgd:  // ReadHeader refused it
+      break;
   }
   return absl::OkStatus();
 }

@@ -23,6 +23,7 @@ absl::Status ReadParameter(absl::string_view word, CompressionOptions* options) 
   const auto& [name, value] = parts;
   const bool top_k = options->codec == Codec::kTopK;
   const bool one_bit = options->codec == Codec::kOneBit;
+  const bool power_sgd = options->codec == Codec::kPowerSgd;
   double share = 0;
   int steps = 0;
   if (name == "density" && top_k) {
@@ -31,7 +32,12 @@ absl::Status ReadParameter(absl::string_view word, CompressionOptions* options) 
   } else if (name == "momentum" && one_bit) {
     if (!absl::SimpleAtod(value, &share) || !(share >= 0 && share < 1)) return Bad(word, "is not in [0, 1)");
     options->optimizer_momentum = static_cast<float>(share);
-  } else if (name == "warmup" && (top_k || one_bit)) {
+  } else if (name == "rank" && power_sgd) {
+    if (!absl::SimpleAtoi(value, &options->matrix_rank) || options->matrix_rank < 1 ||
+        options->matrix_rank > kMatrixRankMax) {
+      return Bad(word, absl::StrCat("is not from 1 to ", kMatrixRankMax));
+    }
+  } else if (name == "warmup" && (top_k || one_bit || power_sgd)) {
     if (!absl::SimpleAtoi(value, &steps) || steps < 0) return Bad(word, "is not a number of steps");
     options->warmup_steps = steps;
   } else {
@@ -45,7 +51,8 @@ absl::StatusOr<CompressionOptions> ReadOne(absl::string_view text) {
   if (words.empty()) return Bad(text, "names no codec");
   CompressionOptions options;
   GT_ASSIGN_OR_RETURN(options.codec, ParseCodec(words[0]));
-  const bool warms_up = options.codec == Codec::kTopK || options.codec == Codec::kOneBit;
+  const bool warms_up =
+      options.codec == Codec::kTopK || options.codec == Codec::kOneBit || options.codec == Codec::kPowerSgd;
   if (warms_up) options.warmup_steps = 100;
   if (options.codec == Codec::kOneBit) options.optimizer_momentum = 0.9f;
   for (size_t i = 1; i < words.size(); ++i) GT_RETURN_IF_ERROR(ReadParameter(words[i], &options));

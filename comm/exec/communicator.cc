@@ -308,6 +308,7 @@ class ExecCommunicator::SubBootstrap final : public Bootstrap {
   void ReportLink(int rank, const std::string& text) override {
     whole_->ReportLink(ranks_[static_cast<size_t>(rank)], text);
   }
+  void ReportCompression(const std::string& text) override { whole_->ReportCompression(text); }
 
  private:
   Bootstrap* const whole_;

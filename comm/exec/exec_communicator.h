@@ -55,6 +55,7 @@ class ExecCommunicator final : public Communicator {
   absl::Status Receive(void* data, size_t count, DType dtype, int from) override;
   absl::StatusOr<void*> Allocate(size_t bytes) override;
   absl::StatusOr<std::unique_ptr<Communicator>> Split(int color, int key) override;
+  void ReportCompression(const std::string& text) override { bootstrap_->ReportCompression(text); }
 
  private:
   class SubBootstrap;

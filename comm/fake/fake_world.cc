@@ -24,6 +24,7 @@ struct FakeWorld::Shared {
   char reason[200];
   std::atomic<uint32_t> links_down[16];  // the line of a rank is whole
   char link[16][300];
+  char compression[300];
 };
 
 class FakeBootstrap final : public Bootstrap {
@@ -74,6 +75,10 @@ class FakeBootstrap final : public Bootstrap {
     const std::string line = absl::StrCat(rank_, " cannot reach ", rank, ": ", text);
     std::strncpy(shared.link[rank_], line.c_str(), sizeof(shared.link[rank_]) - 1);
     shared.links_down[rank_].store(1, std::memory_order_release);
+  }
+  void ReportCompression(const std::string& text) override {
+    auto& to = world_->shared_->compression;
+    std::strncpy(to, text.c_str(), sizeof(to) - 1);
   }
 
  private:
@@ -128,5 +133,7 @@ std::vector<std::string> FakeWorld::LinkReports() const {
   }
   return lines;
 }
+
+std::string FakeWorld::Compression() const { return shared_->compression; }
 
 }  // namespace gtrain::comm

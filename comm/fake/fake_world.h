@@ -25,6 +25,8 @@ class FakeWorld {
   void Revoke(const std::string& reason);
   // What ranks first said to ReportLink: "1 cannot reach 2: ...", in the order of ranks.
   std::vector<std::string> LinkReports() const;
+  // What any rank said last to ReportCompression, when all are over.
+  std::string Compression() const;
   int size() const { return static_cast<int>(members_.size()); }
 
  private:

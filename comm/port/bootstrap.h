@@ -47,6 +47,9 @@ class Bootstrap {
   // Whoever made the generation may then make one without that pair. Repeated every few seconds. Never
   // blocks.
   virtual void ReportLink(int /*rank*/, const std::string& /*text*/) {}
+
+  // As Communicator::ReportCompression.
+  virtual void ReportCompression(const std::string& /*text*/) {}
 };
 
 }  // namespace gtrain::comm

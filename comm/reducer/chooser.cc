@@ -2,6 +2,11 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 
 namespace gtrain::comm {
 namespace {
@@ -11,6 +16,28 @@ constexpr double kStay = 0.95;  // of the time of the way in use: less is not wo
 
 constexpr double kLinkChanged = 2;
 constexpr double kNoise = 0.02;  // of float32's time
+
+// The measured way of the most bytes, which says most about the link.
+const Way& Known(const BucketCost& bucket) {
+  const Way* known = &bucket.ways[bucket.way];
+  for (const Way& way : bucket.ways) {
+    if (way.measured && way.bytes > known->bytes) known = &way;
+  }
+  return *known;
+}
+// Seconds that its bytes took.
+double Wire(const Way& way, double latency) {
+  return way.measured.value_or(0) - way.codec_seconds - way.rounds * latency;
+}
+
+// When the last bucket is reduced, since the step began.
+double End(absl::Span<const BucketCost> buckets, absl::Span<const size_t> ways, double latency) {
+  double end = 0;
+  for (size_t i = 0; i < buckets.size(); ++i) {
+    end = std::max(end, buckets[i].ready) + Seconds(buckets[i], ways[i], latency);
+  }
+  return end;
+}
 
 }  // namespace
 
@@ -28,12 +55,9 @@ void Measured(double seconds, BucketCost* bucket) {
 double Seconds(const BucketCost& bucket, size_t way, double latency) {
   const Way& asked = bucket.ways[way];
   if (asked.measured) return *asked.measured;
-  const Way* known = &bucket.ways[bucket.way];
-  for (const Way& way : bucket.ways) {
-    if (way.measured && way.bytes > known->bytes) known = &way;
-  }
-  const double wire = known->measured.value_or(0) - known->codec_seconds - known->rounds * latency;
-  return asked.codec_seconds + asked.rounds * latency + std::max(wire, 0.0) * asked.bytes / known->bytes;
+  const Way& known = Known(bucket);
+  const double wire = std::max(Wire(known, latency), 0.0);
+  return asked.codec_seconds + asked.rounds * latency + wire * asked.bytes / known.bytes;
 }
 
 std::vector<size_t> ChooseWays(absl::Span<const BucketCost> buckets, double computed, double latency) {
@@ -56,15 +80,52 @@ std::vector<size_t> ChooseWays(absl::Span<const BucketCost> buckets, double comp
     if (bucket.way != 0 && used * kStay <= Seconds(bucket, best, latency)) best = bucket.way;
     if (Seconds(bucket, best, latency) <= kGain * Seconds(bucket, 0, latency)) chosen[i] = best;
   }
-  double shorter = 0;
-  for (size_t i = 0; i < buckets.size(); ++i) {
-    shorter = std::max(shorter, buckets[i].ready) + Seconds(buckets[i], chosen[i], latency);
-  }
-  if (shorter > kGain * end) chosen.assign(buckets.size(), 0);
+  if (End(buckets, chosen, latency) > kGain * end) chosen.assign(buckets.size(), 0);
   return chosen;
 }
 
-Way WayOf(const CompressionOptions& options, size_t count, int ranks) {
+std::string Word(const CompressionOptions& options) {
+  if (options.codec == Codec::kNone) return "float32";
+  if (options.codec == Codec::kTopK) return absl::StrFormat("topk %.4g %%", 100 * options.density);
+  if (options.codec == Codec::kPowerSgd) return absl::StrCat("powersgd of rank ", options.matrix_rank);
+  return std::string(CodecName(options.codec));
+}
+
+std::string Describe(absl::Span<const BucketCost> buckets, absl::Span<const CompressionOptions> options,
+                     absl::Span<const size_t> chosen, double computed, double latency) {
+  std::map<size_t, size_t> used;  // way: buckets
+  for (const size_t way : chosen) {
+    if (way != 0) ++used[way];
+  }
+  const auto milliseconds = [&](absl::Span<const size_t> ways) {
+    return absl::StrFormat("%.3g ms", 1e3 * std::max(computed, End(buckets, ways, latency)));
+  };
+  const std::vector<size_t> dense(buckets.size(), 0);
+  const std::string all = absl::StrCat(buckets.size(), buckets.size() == 1 ? " bucket: " : " buckets: ");
+  std::string text;
+  if (used.empty()) {
+    text =
+        absl::StrCat("float32 for all ", all, milliseconds(dense), " a step, which nothing allowed shortens");
+  } else {
+    text = absl::StrCat(absl::StrJoin(used, " and ",
+                                      [&](std::string* out, const auto& way) {
+                                        absl::StrAppend(out, Word(options[way.first]), " for ", way.second);
+                                      }),
+                        " of ", all, milliseconds(chosen), " a step instead of ", milliseconds(dense),
+                        " as float32");
+  }
+  const BucketCost& largest = *std::max_element(
+      buckets.begin(), buckets.end(),
+      [](const BucketCost& a, const BucketCost& b) { return a.ways[0].bytes < b.ways[0].bytes; });
+  const Way& known = Known(largest);
+  // A wire that takes no time beside the rest was not measured.
+  if (const double wire = Wire(known, latency); known.measured && wire > 0.1 * *known.measured) {
+    absl::StrAppendFormat(&text, "; the link carries %.0f Mbit/s", known.bytes * 8 / wire / 1e6);
+  }
+  return text;
+}
+
+Way WayOf(const CompressionOptions& options, size_t count, int ranks, size_t factors) {
   const auto n = static_cast<double>(count);
   const double peers = ranks - 1;
   const double twice = 2 * peers / ranks;  // the bytes of a reduce-scatter and an all-gather
@@ -86,6 +147,9 @@ Way WayOf(const CompressionOptions& options, size_t count, int ranks) {
       break;
     case Codec::kOneBit:
       way.bytes = twice * (1.0 / 8 + 4.0 / 256) * n;
+      break;
+    case Codec::kPowerSgd:
+      way.bytes = twice * 4 * static_cast<double>(factors);
       break;
   }
   way.rounds = 2;

@@ -2,6 +2,7 @@
 #pragma once
 #include <cstddef>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "absl/types/span.h"
@@ -37,7 +38,15 @@ double Seconds(const BucketCost& bucket, size_t way, double latency);
 // them together shorten the step as much; the way in use wins ties.
 std::vector<size_t> ChooseWays(absl::Span<const BucketCost> buckets, double computed, double latency);
 
-// Bytes that one of `ranks` ranks sends for `count` elements, and how often they meet.
-Way WayOf(const CompressionOptions& options, size_t count, int ranks);
+// What became of it, in a line for people: "topk 0.1 % for 12 of 13 buckets: 17 ms a step instead of 83 ms as
+// float32; the link carries 940 Mbit/s". `options` of the ways, `chosen` of each bucket.
+std::string Describe(absl::Span<const BucketCost> buckets, absl::Span<const CompressionOptions> options,
+                     absl::Span<const size_t> chosen, double computed, double latency);
+// "float32", "topk 0.1 %", "powersgd of rank 4".
+std::string Word(const CompressionOptions& options);
+
+// Bytes that one of `ranks` ranks sends for `count` elements, and how often they meet. `factors`: elements
+// that PowerSGD sends for them.
+Way WayOf(const CompressionOptions& options, size_t count, int ranks, size_t factors = 0);
 
 }  // namespace gtrain::comm

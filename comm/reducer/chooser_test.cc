@@ -70,6 +70,39 @@ TEST(ChooseWays, MeasuredBeatsPredicted) {
   EXPECT_THAT(ChooseWays({bucket}, 0.02, 1e-4), ElementsAre(kDense)) << "1 % is not worth it";
 }
 
+TEST(Describe, SaysWhatIsUsedAndWhatItGains) {
+  const size_t third = kCount / 10;
+  const std::vector<BucketCost> buckets = {Bucket(125e6, 0.1, third), Bucket(125e6, 0.2, third),
+                                           Bucket(125e6, 0.3, third)};
+  std::vector<CompressionOptions> options(4);
+  options[kHalf].codec = Codec::kFloat16;
+  options[kSign].codec = Codec::kOneBit;
+  options[kSparse].codec = Codec::kTopK;
+  options[kSparse].density = 0.001;
+  const std::vector<size_t> chosen = {kDense, kHalf, kSparse};
+  EXPECT_EQ(
+      Describe(buckets, options, chosen, 0.3, 0),
+      "fp16 for 1 and topk 0.1 % for 1 of 3 buckets: 301 ms a step instead of 320 ms as float32; the link "
+      "carries 1000 Mbit/s");
+  EXPECT_EQ(Describe(buckets, options, std::vector<size_t>(3), 0.3, 0),
+            "float32 for all 3 buckets: 320 ms a step, which nothing allowed shortens; the link carries 1000 "
+            "Mbit/s");
+  options[kSparse].codec = Codec::kPowerSgd;
+  EXPECT_EQ(Word(options[kSparse]), "powersgd of rank 4");
+  // The longest of it fits into what `gtrain status` keeps.
+  options[kHalf].codec = Codec::kTopK;
+  options[kHalf].density = 0.012345;
+  EXPECT_LE(Describe(buckets, options, chosen, 12345.678, 0).size(), 160u);
+}
+
+TEST(WayOf, FactorsAreAddedUpAsTheyAre) {
+  CompressionOptions options;
+  options.codec = Codec::kPowerSgd;
+  const Way dense = WayOf({}, 1000, 4), factors = WayOf(options, 1000, 4, 250);
+  EXPECT_DOUBLE_EQ(factors.bytes, dense.bytes / 4);
+  EXPECT_EQ(factors.rounds, 2);
+}
+
 TEST(Seconds, TheMostBytesSayMostAboutTheLink) {
   BucketCost bucket = Bucket(125e6);
   bucket.way = kSparse;

@@ -1,6 +1,7 @@
 // Two ways over the same collectives. Gather: one packet of everything to everyone. Two stages: a packet for
 // each shard to its owner, a packet of each mean shard to everyone. Packets lie in slots of equal size, whose
-// rest is not looked at: a packet says how long it is.
+// rest is not looked at: a packet says how long it is. PowerSGD, which has no packets, is a third
+// (low_rank_mean.h).
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -9,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "comm/codec/packet.h"
+#include "comm/reducer/low_rank_mean.h"
 #include "gtrain/reducer.h"
 
 namespace gtrain {
@@ -21,6 +23,7 @@ constexpr size_t kSlotAlign = 64;
 constexpr size_t kGatherPart = 4;
 constexpr double kTopKMore = 1.1;  // of k, that an approximate top-k may send
 constexpr char kMomentumState[] = "momentum";
+constexpr char kWarmupState[] = "warmup";  // one number: steps that it came so far
 
 size_t RoundUp(size_t value, size_t to) { return (value + to - 1) / to * to; }
 
@@ -34,11 +37,16 @@ absl::Status DecodeSlot(absl::Span<const uint8_t> slot, absl::Span<float> output
 class Flat {
  public:
   static absl::StatusOr<std::unique_ptr<Flat>> Make(Communicator* group, int ranks,
-                                                    const CompressionOptions& options, size_t count) {
+                                                    const CompressionOptions& options, size_t count,
+                                                    const std::vector<std::vector<int64_t>>& shapes) {
     std::unique_ptr<Flat> flat(new Flat(group, ranks, count));
     CompressionOptions senders = options;
     GT_RETURN_IF_ERROR(flat->TakeMomentum(&senders));
     if (options.codec == Codec::kNone) return flat;
+    if (options.codec == Codec::kPowerSgd) {
+      GT_ASSIGN_OR_RETURN(flat->low_rank_, LowRankMean::Make(senders, count, shapes));
+      return flat;
+    }
     if (options.codec == Codec::kTopK) {
       // As it will be behind a warm-up: what is selected again at the owner of a shard arrives later.
       const auto most = static_cast<size_t>(options.density * kTopKMore * static_cast<double>(count));
@@ -87,6 +95,11 @@ class Flat {
 
   absl::Status Mean(absl::Span<float> data) {
     pending_step_ = true;
+    if (low_rank_ != nullptr && !WarmingUp()) {
+      GT_ASSIGN_OR_RETURN(const uint64_t bytes, low_rank_->Mean(*group_, factor_, data));
+      bytes_sent_ += bytes;
+      return absl::OkStatus();
+    }
     if (sending_.empty() || WarmingUp()) return Dense(data);
     if (!staged_) return Gather(data);
     GT_RETURN_IF_ERROR(Scatter(data, absl::MakeSpan(shard_)));
@@ -122,13 +135,16 @@ class Flat {
   void Drop() {
     for (auto& compressor : sending_) compressor->Drop();
     if (returning_ != nullptr) returning_->Drop();
+    if (low_rank_ != nullptr) low_rank_->Drop();
     pending_momentum_ = pending_step_ = false;
   }
 
   std::vector<CarriedState> Export() {
     Settle();
     std::vector<CarriedState> states;
+    if (low_rank_ != nullptr) states = low_rank_->Export();
     if (momentum_ > 0) states.push_back({kMomentumState, 0, agreed_});
+    if (warmup_steps_ > 0) states.push_back({kWarmupState, 0, {static_cast<float>(steps_)}});
     for (size_t i = 0; i < sending_.size(); ++i) {
       const size_t offset = staged_ ? ShardOf(static_cast<int>(i)).offset : 0;
       for (const Compressor::State& state : sending_[i]->Export()) {
@@ -153,6 +169,13 @@ class Flat {
       pending_momentum_ = false;
       return absl::OkStatus();
     }
+    if (warmup_steps_ > 0 && state.name == kWarmupState && state.offset == 0 && state.values.size() == 1 &&
+        state.values[0] >= 0) {
+      steps_ = static_cast<int>(std::min(state.values[0], static_cast<float>(warmup_steps_)));
+      pending_step_ = false;
+      return absl::OkStatus();
+    }
+    if (low_rank_ != nullptr && low_rank_->Load(state)) return absl::OkStatus();
     const bool of_shard = state.name.ends_with("/shard");
     const std::string name = of_shard ? state.name.substr(0, state.name.size() - 6) : state.name;
     const CompressedCollective::Range expected =
@@ -214,6 +237,7 @@ class Flat {
   void Settle() {
     for (auto& compressor : sending_) (void)compressor->Apply();
     if (returning_ != nullptr) (void)returning_->Apply();
+    if (low_rank_ != nullptr) low_rank_->Apply();
     if (std::exchange(pending_momentum_, false)) agreed_.swap(agreed_next_);
     if (std::exchange(pending_step_, false) && steps_ < warmup_steps_) ++steps_;
   }
@@ -275,6 +299,7 @@ class Flat {
   size_t slot_bytes_ = 0;                             // two stages
   std::vector<std::unique_ptr<Compressor>> sending_;  // empty: dense; one; or one for each shard
   std::unique_ptr<Compressor> returning_;             // of the mean of this rank's shard
+  std::unique_ptr<LowRankMean> low_rank_;             // PowerSGD alone
   std::vector<float> shard_, whole_;
   std::vector<uint8_t> packets_, received_;
   uint64_t bytes_sent_ = 0;
@@ -282,7 +307,8 @@ class Flat {
 
 class Collective final : public CompressedCollective {
  public:
-  absl::Status Connect(Communicator* communicator, const CompressionOptions& options, size_t count) {
+  absl::Status Connect(Communicator* communicator, const CompressionOptions& options, size_t count,
+                       const std::vector<std::vector<int64_t>>& shapes) {
     count_ = count;
     codec_ = options.codec;
     int32_t machines = communicator->machine() + 1;
@@ -295,7 +321,7 @@ class Collective final : public CompressedCollective {
       group = leaders_.get();
       if (!leads) return absl::OkStatus();
     }
-    GT_ASSIGN_OR_RETURN(flat_, Flat::Make(group, communicator->size(), options, count));
+    GT_ASSIGN_OR_RETURN(flat_, Flat::Make(group, communicator->size(), options, count, shapes));
     return absl::OkStatus();
   }
 
@@ -349,9 +375,10 @@ class Collective final : public CompressedCollective {
 }  // namespace comm
 
 absl::StatusOr<std::unique_ptr<CompressedCollective>> CompressedCollective::Create(
-    Communicator* communicator, const CompressionOptions& options, size_t count) {
+    Communicator* communicator, const CompressionOptions& options, size_t count,
+    const std::vector<std::vector<int64_t>>& shapes) {
   auto collective = std::make_unique<comm::Collective>();
-  GT_RETURN_IF_ERROR(collective->Connect(communicator, options, count));
+  GT_RETURN_IF_ERROR(collective->Connect(communicator, options, count, shapes));
   return collective;
 }
 

@@ -23,6 +23,8 @@ using Worlds = std::vector<std::vector<std::string>>;
 const Worlds kWorlds = {{"a"},           {"a", "a"},      {"a", "a", "a", "a", "a"},
                         {"a", "b", "c"}, {"a", "a", "b"}, {"a", "b", "a", "b"}};
 constexpr size_t kCount = 2000;  // no multiple of a block or a shard
+// Of PowerSGD: a vector, two matrices, and one that is smaller than its factors.
+const std::vector<std::vector<int64_t>> kShapes = {{90}, {30, 50}, {10, 4, 10}, {2, 5}};
 
 // A gradient of rank `rank`, other in every step, of steady mean.
 std::vector<float> Gradient(int rank, int step, size_t count = kCount) {
@@ -60,6 +62,7 @@ std::vector<CompressionOptions> EveryKind() {
   kinds.push_back(Options(Codec::kTopK, 0.01));  // small enough to go to everyone
   kinds.push_back(Options(Codec::kOneBit));
   kinds.back().optimizer_momentum = 0.9f;
+  kinds.push_back(Options(Codec::kPowerSgd));
   return kinds;
 }
 
@@ -77,7 +80,7 @@ struct Drift {
 };
 Drift RunSteps(Communicator& c, const CompressionOptions& options, int steps) {
   Drift drift;
-  auto collective = CompressedCollective::Create(&c, options, kCount);
+  auto collective = CompressedCollective::Create(&c, options, kCount, kShapes);
   if (drift.status = collective.status(); !drift.status.ok()) return drift;
   std::vector<float> missing(kCount);
   for (int step = 0; step < steps; ++step) {
@@ -109,7 +112,7 @@ TEST(CompressedCollective, NothingIsLostForGoodAndAllRanksHaveTheSameBits) {
       // 40 means went in. What is still on its way is bounded by a few steps of the codec's error: top-k 1 %
       // waits up to all of 40 steps for its smallest values, and the error of a momentum is as large as a
       // momentum.
-      const bool sparse = options.codec == Codec::kTopK;
+      const bool sparse = options.codec == Codec::kTopK || options.codec == Codec::kPowerSgd;
       const double dense = options.optimizer_momentum > 0 ? 25 : 6;
       EXPECT_LT(drifts[0].share, sparse ? (options.density < 0.05 ? 40 * 0.9 : 20) : dense);
     }
@@ -137,10 +140,11 @@ TEST(CompressedCollective, FewBytes) {
   std::vector<double> share(4);
   ExpectAllOk(RunThreads(world, [&](Communicator& c) {
     std::vector<double> shares;
-    for (const CompressionOptions& options : {Options(Codec::kNone), Options(Codec::kInt8),
-                                              Options(Codec::kOneBit), Options(Codec::kTopK, 0.01)}) {
+    for (const CompressionOptions& options :
+         {Options(Codec::kNone), Options(Codec::kInt8), Options(Codec::kOneBit), Options(Codec::kTopK, 0.01),
+          Options(Codec::kPowerSgd)}) {
       constexpr size_t kMany = 100'000;
-      auto collective = CompressedCollective::Create(&c, options, kMany);
+      auto collective = CompressedCollective::Create(&c, options, kMany, {{250, 400}});
       RETURN_IF_BAD(collective.status());
       auto g = Gradient(c.rank(), 0, kMany);
       RETURN_IF_BAD((*collective)->AllReduceMean(absl::MakeSpan(g)));
@@ -153,6 +157,7 @@ TEST(CompressedCollective, FewBytes) {
   EXPECT_LT(share[1], 0.27);
   EXPECT_LT(share[2], 0.05);
   EXPECT_LT(share[3], 0.025);
+  EXPECT_DOUBLE_EQ(share[4], 4.0 * (250 + 400) / 100'000);
 }
 
 TEST(CompressedCollective, DroppedStepCarriesNothingOver) {
@@ -162,7 +167,7 @@ TEST(CompressedCollective, DroppedStepCarriesNothingOver) {
     ExpectAllOk(RunThreads(world, [&](Communicator& c) -> absl::Status {
       CompressionOptions same = options;
       same.exact = true;  // else the threshold that was found is kept, which carries no gradient over
-      auto collective = CompressedCollective::Create(&c, same, kCount);
+      auto collective = CompressedCollective::Create(&c, same, kCount, kShapes);
       RETURN_IF_BAD(collective.status());
       std::vector<std::vector<float>> results;
       for (int turn = 0; turn < 3; ++turn) {
@@ -181,7 +186,7 @@ TEST(CompressedCollective, OneRanksNanIsSeenByAllAndCarriedByNone) {
   for (const CompressionOptions& options : EveryKind()) {
     FakeWorld world({"a", "b", "c"});
     ExpectAllOk(RunThreads(world, [&](Communicator& c) -> absl::Status {
-      auto collective = CompressedCollective::Create(&c, options, kCount);
+      auto collective = CompressedCollective::Create(&c, options, kCount, kShapes);
       RETURN_IF_BAD(collective.status());
       auto g = Gradient(c.rank(), 0);
       if (c.rank() == 1) g[700] = std::numeric_limits<float>::quiet_NaN();
@@ -212,7 +217,7 @@ TEST(CompressedCollective, OptimizersMomentumIsWhatTravels) {
         CompressionOptions options = Options(codec);
         options.optimizer_momentum = kMomentum;
         options.warmup_steps = kWarmup;
-        auto collective = CompressedCollective::Create(&c, options, kCount);
+        auto collective = CompressedCollective::Create(&c, options, kCount, kShapes);
         RETURN_IF_BAD(collective.status());
         std::vector<float>& momentum = momenta[static_cast<size_t>(c.rank())];
         momentum.resize(kCount);
@@ -243,6 +248,124 @@ TEST(CompressedCollective, OptimizersMomentumIsWhatTravels) {
   }
 }
 
+// Everything that went in came out or is carried over by somebody, to rounding, at any time: the promise of
+// error feedback, across ranks that share machines or do not.
+TEST(CompressedCollective, PowerSgdSentPlusCarriedIsTheSumOfTheMeans) {
+  for (const auto& nodes : kWorlds) {
+    FakeWorld world(nodes);
+    ExpectAllOk(RunThreads(world, [&](Communicator& c) -> absl::Status {
+      CompressionOptions options = Options(Codec::kPowerSgd);
+      options.matrix_rank = 2;
+      options.warmup_steps = 2;
+      auto collective = CompressedCollective::Create(&c, options, kCount, kShapes);
+      RETURN_IF_BAD(collective.status());
+      std::vector<double> missing(kCount);
+      for (int step = 0; step < 12; ++step) {
+        auto g = Gradient(c.rank(), step);
+        RETURN_IF_BAD((*collective)->AllReduceMean(absl::MakeSpan(g)));
+        if (step % 5 == 3) {  // skipped
+          (*collective)->Drop();
+          continue;
+        }
+        const auto mean = Mean(c.size(), step);
+        for (size_t i = 0; i < kCount; ++i) missing[i] += double{mean[i]} - g[i];
+        std::vector<double> carried(kCount);
+        for (const CarriedState& state : (*collective)->Export()) {
+          for (size_t i = 0; state.name == "residual" && i < kCount; ++i) {
+            carried[i] += double{state.values[i]} / c.size();
+          }
+        }
+        RETURN_IF_BAD(c.AllReduce(carried.data(), carried.size(), DType::kFloat64, ReduceOp::kSum));
+        double worst = 0, most = 0;
+        for (size_t i = 0; i < kCount; ++i) {
+          worst = std::max(worst, std::fabs(missing[i] - carried[i]));
+          most = std::max(most, std::fabs(carried[i]));
+        }
+        EXPECT_LT(worst, 1e-3) << step;
+        EXPECT_EQ(most > 1, step >= 2) << "carried over behind the warm-up: " << most;
+      }
+      return absl::OkStatus();
+    }));
+  }
+}
+
+// A mean of small rank arrives whole whatever the single gradients are made of.
+TEST(CompressedCollective, PowerSgdSendsMeansOfSmallRankExactly) {
+  for (const auto& nodes : kWorlds) {
+    FakeWorld world(nodes);
+    ExpectAllOk(RunThreads(world, [&](Communicator& c) -> absl::Status {
+      constexpr size_t kRows = 40, kColumns = 50;
+      CompressionOptions options = Options(Codec::kPowerSgd);
+      auto collective = CompressedCollective::Create(&c, options, kRows * kColumns, {{kRows, kColumns}});
+      RETURN_IF_BAD(collective.status());
+      std::vector<float> g(kRows * kColumns), mean(g.size());
+      for (size_t at = 0; at < g.size(); ++at) {
+        const auto i = static_cast<float>(at / kColumns), j = static_cast<float>(at % kColumns);
+        mean[at] = std::sin(i) * std::cos(j * 0.3f) + 0.5f * std::cos(i * 0.7f) * j;
+        // The ranks' own part has any rank, and a mean of zero.
+        const float own = std::sin(static_cast<float>(at) * 1.7f);
+        const auto last = static_cast<float>(c.size() - 1);
+        g[at] = mean[at] + (c.rank() == 0 ? -last * own : own);
+      }
+      RETURN_IF_BAD((*collective)->AllReduceMean(absl::MakeSpan(g)));
+      std::vector<float> wrong(g.size());
+      for (size_t at = 0; at < g.size(); ++at) wrong[at] = g[at] - mean[at];
+      EXPECT_LT(Norm(wrong), 1e-4 * Norm(mean));
+      return absl::OkStatus();
+    }));
+  }
+}
+
+// The second factor of a step begins the next one, so the same gradient is known better each time.
+TEST(CompressedCollective, PowerSgdBeginsWhereTheLastAppliedStepEnded) {
+  FakeWorld world({"a", "b", "c"});
+  ExpectAllOk(RunThreads(world, [&](Communicator& c) -> absl::Status {
+    CompressionOptions options = Options(Codec::kPowerSgd);
+    options.error_feedback = false;
+    auto collective = CompressedCollective::Create(&c, options, 1500, {{30, 50}});
+    RETURN_IF_BAD(collective.status());
+    std::vector<double> errors;
+    const auto mean = Mean(c.size(), 0, 1500);
+    for (int step = 0; step < 10; ++step) {
+      auto g = Gradient(c.rank(), 0, 1500);
+      RETURN_IF_BAD((*collective)->AllReduceMean(absl::MakeSpan(g)));
+      for (size_t i = 0; i < g.size(); ++i) g[i] -= mean[i];
+      errors.push_back(Norm(g));
+      if (step < 3) (*collective)->Drop();
+    }
+    EXPECT_EQ(errors[0], errors[3]) << "dropped";
+    EXPECT_LT(errors[9], 0.9 * errors[3]);
+    return absl::OkStatus();
+  }));
+}
+
+// A warm-up goes on where the exported one was.
+TEST(CompressedCollective, WarmUpIsCarriedOver) {
+  FakeWorld world({"a", "b"});
+  ExpectAllOk(RunThreads(world, [&](Communicator& c) -> absl::Status {
+    CompressionOptions options = Options(Codec::kPowerSgd);
+    options.warmup_steps = 3;
+    auto first = CompressedCollective::Create(&c, options, kCount, kShapes);
+    RETURN_IF_BAD(first.status());
+    for (int step = 0; step < 2; ++step) {
+      auto g = Gradient(c.rank(), step);
+      RETURN_IF_BAD((*first)->AllReduceMean(absl::MakeSpan(g)));
+    }
+    auto second = CompressedCollective::Create(&c, options, kCount, kShapes);
+    RETURN_IF_BAD(second.status());
+    for (const CarriedState& state : (*first)->Export()) RETURN_IF_BAD((*second)->Load(state));
+    for (int step = 2; step < 4; ++step) {
+      auto g = Gradient(c.rank(), step);
+      const uint64_t before = (*second)->bytes_sent();
+      RETURN_IF_BAD((*second)->AllReduceMean(absl::MakeSpan(g)));
+      EXPECT_EQ((*second)->bytes_sent() - before == kCount * sizeof(float), step == 2) << step;
+    }
+    EXPECT_EQ((*second)->Load({"warmup", 0, {-1}}).code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_EQ((*second)->Load({"basis", 0, {1, 2}}).code(), absl::StatusCode::kInvalidArgument);
+    return absl::OkStatus();
+  }));
+}
+
 TEST(CompressedCollective, ShardsOfTheReduceScatterMakeTheMean) {
   for (const auto& nodes : Worlds{{"a"}, {"a", "a", "a"}, {"a", "b"}, {"a", "b", "c", "d", "e", "f", "g"}}) {
     for (const CompressionOptions& options : EveryKind()) {
@@ -253,7 +376,7 @@ TEST(CompressedCollective, ShardsOfTheReduceScatterMakeTheMean) {
       ExpectAllOk(RunThreads(world, [&](Communicator& c) -> absl::Status {
         CompressionOptions without = options;
         without.optimizer_momentum = 0;  // refused below
-        auto collective = CompressedCollective::Create(&c, without, kCount);
+        auto collective = CompressedCollective::Create(&c, without, kCount, kShapes);
         RETURN_IF_BAD(collective.status());
         const auto range = (*collective)->Shard();
         std::vector<float> shard(range.size);
@@ -268,7 +391,10 @@ TEST(CompressedCollective, ShardsOfTheReduceScatterMakeTheMean) {
         return c.Barrier();
       }));
       EXPECT_THAT(covered, testing::Each(1));
-      if (options.codec == Codec::kTopK || options.codec == Codec::kOneBit) continue;  // not in one step
+      if (options.codec == Codec::kTopK || options.codec == Codec::kOneBit ||
+          options.codec == Codec::kPowerSgd) {
+        continue;  // not in one step
+      }
       const auto mean = Mean(static_cast<int>(nodes.size()), 0);
       for (size_t i = 0; i < kCount; ++i) ASSERT_NEAR(whole[i], mean[i], 1) << i;
     }
@@ -280,13 +406,13 @@ TEST(CompressedCollective, CarriedStateGoesOnElsewhere) {
     for (const CompressionOptions& options : EveryKind()) {
       FakeWorld world(nodes);
       ExpectAllOk(RunThreads(world, [&](Communicator& c) -> absl::Status {
-        auto first = CompressedCollective::Create(&c, options, kCount);
+        auto first = CompressedCollective::Create(&c, options, kCount, kShapes);
         RETURN_IF_BAD(first.status());
         for (int step = 0; step < 5; ++step) {
           auto g = Gradient(c.rank(), step);
           RETURN_IF_BAD((*first)->AllReduceMean(absl::MakeSpan(g)));
         }
-        auto second = CompressedCollective::Create(&c, options, kCount);
+        auto second = CompressedCollective::Create(&c, options, kCount, kShapes);
         RETURN_IF_BAD(second.status());
         for (const CarriedState& state : (*first)->Export()) RETURN_IF_BAD((*second)->Load(state));
         CarriedState strange{"residual", 1, std::vector<float>(3)};
@@ -323,12 +449,22 @@ TEST(CompressedCollective, WhatCannotBeIsRefused) {
   ExpectAllOk(RunThreads(flat, [&](Communicator& c) -> absl::Status {
     CompressionOptions options = Options(Codec::kOneBit);
     options.optimizer_momentum = 0.9f;
-    auto collective = CompressedCollective::Create(&c, options, kCount);
+    auto collective = CompressedCollective::Create(&c, options, kCount, kShapes);
     RETURN_IF_BAD(collective.status());
     std::vector<float> shard((*collective)->Shard().size);
     const std::vector<float> data(kCount);
     EXPECT_EQ((*collective)->ReduceScatterMean(data, absl::MakeSpan(shard)).code(),
               absl::StatusCode::kFailedPrecondition);
+    const auto refused = [&](std::vector<std::vector<int64_t>> shapes, int rank) {
+      CompressionOptions wrong_options = Options(Codec::kPowerSgd);
+      wrong_options.matrix_rank = rank;
+      return CompressedCollective::Create(&c, wrong_options, kCount, shapes).status().code();
+    };
+    EXPECT_EQ(refused({{20, 100}}, 4), absl::StatusCode::kOk);
+    EXPECT_EQ(refused({{20, 100}}, 0), absl::StatusCode::kInvalidArgument);
+    EXPECT_EQ(refused({{20, 100}}, 65), absl::StatusCode::kInvalidArgument);
+    EXPECT_EQ(refused({{20, 99}}, 4), absl::StatusCode::kInvalidArgument);
+    EXPECT_EQ(refused({{20, 100}, {1}}, 4), absl::StatusCode::kInvalidArgument);
     options.optimizer_momentum = 1;
     EXPECT_EQ(CompressedCollective::Create(&c, options, kCount).status().code(),
               absl::StatusCode::kInvalidArgument);

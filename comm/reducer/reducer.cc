@@ -9,23 +9,27 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 #include "base/clock.h"
 #include "base/logging.h"
 #include "base/mutex.h"
 #include "base/status_macros.h"
 #include "base/units.h"
+#include "comm/codec/low_rank.h"
 #include "comm/reducer/create_reducer.h"
 
 namespace gtrain {
 namespace comm {
 namespace {
 
-constexpr int kWindow = 20;  // steps between two looks at what they cost
-constexpr int kTrial = 5;    // steps until the first look at a new choice
+constexpr int kWindow = 20;                              // steps between two looks at what they cost
+constexpr int kTrial = 5;                                // steps until the first look at a new choice
+constexpr absl::Duration kSayAgain = absl::Seconds(30);  // for a head that has forgotten it
 constexpr size_t kSampleElements = 1 << 18;
 
 struct Bucket {
   std::vector<size_t> gradients;
+  std::vector<std::vector<int64_t>> shapes;  // of those, in the order of their memory
   size_t count = 0;
   absl::Span<float> memory;
   std::unique_ptr<CompressedCollective> collective;
@@ -48,15 +52,42 @@ double LowerQuarter(std::vector<double> values) {
   return *at;
 }
 
+// A gradient of all sizes, in no order.
+std::vector<float> Sample() {
+  std::vector<float> gradient(kSampleElements);
+  for (size_t i = 0; i < gradient.size(); ++i) {
+    gradient[i] = static_cast<float>(i * 2654435761 % 65536) - 32768;
+  }
+  return gradient;
+}
+
+// Seconds that one element of a matrix costs here.
+double LowRankSpeed(const CompressionOptions& options) {
+  const Matrix shape{0, 512, kSampleElements / 512};
+  const auto rank = static_cast<size_t>(options.matrix_rank);
+  std::vector<float> residual(shape.size()), left(shape.rows * rank), right(shape.columns * rank);
+  double best = 1;
+  for (int turn = 0; turn < 4; ++turn) {
+    std::vector<float> gradient = Sample();
+    const Instant began = RealClock().Now();
+    FillZeroColumns(right.data(), shape.columns, rank, 1);
+    MultiplyRight(gradient.data(), residual.data(), shape, rank, right.data(), left.data());
+    Orthonormalise(left.data(), shape.rows, rank);
+    MultiplyLeft(gradient.data(), shape, rank, left.data(), right.data());
+    Expand(gradient.data(), residual.data(), shape, rank, left.data(), right.data(), right.data());
+    best = std::min(best, absl::ToDoubleSeconds(RealClock().Now() - began));
+  }
+  return best / static_cast<double>(kSampleElements);
+}
+
 // Seconds that one element costs to encode and decode here.
 absl::StatusOr<double> CodecSpeed(CompressionOptions options) {
+  if (options.codec == Codec::kPowerSgd) return LowRankSpeed(options);
   options.optimizer_momentum = options.momentum = 0;
   options.warmup_steps = 0;
   GT_ASSIGN_OR_RETURN(const auto compressor, Compressor::Create(options, kSampleElements));
-  std::vector<float> gradient(kSampleElements), decoded(kSampleElements);
-  for (size_t i = 0; i < gradient.size(); ++i) {
-    gradient[i] = static_cast<float>(i * 2654435761 % 65536) - 32768;  // of all sizes, in no order
-  }
+  const std::vector<float> gradient = Sample();
+  std::vector<float> decoded(kSampleElements);
   std::vector<uint8_t> packet(compressor->MaxBytes());
   double best = 1;
   for (int turn = 0; turn < 4; ++turn) {
@@ -67,6 +98,13 @@ absl::StatusOr<double> CodecSpeed(CompressionOptions options) {
     (void)compressor->Apply();
   }
   return best / static_cast<double>(kSampleElements);
+}
+
+// Equal in all versions: names of checkpoints are made of it.
+uint64_t Fnv1a(absl::string_view bytes) {
+  uint64_t hash = 0xcbf29ce484222325;
+  for (const char c : bytes) hash = (hash ^ static_cast<uint8_t>(c)) * 0x100000001b3;
+  return hash;
 }
 
 struct Place {
@@ -95,19 +133,27 @@ class ReducerImpl final : public Reducer {
     if (policy.automatic) GT_RETURN_IF_ERROR(PrepareChoice(policy));
     const CompressionOptions fixed =
         policy.automatic || policy.codecs.empty() ? CompressionOptions{} : policy.codecs[0];
+    const auto is_matrix = [](const GradientSpec& gradient) { return gradient.shape.size() >= 2; };
+    if (fixed.codec == Codec::kPowerSgd && std::none_of(gradients.begin(), gradients.end(), is_matrix)) {
+      return absl::InvalidArgumentError(
+          "reducer: powersgd compresses matrices, and this program says of no gradient that it is one: give "
+          "GradientSpec::shape, or take another codec");
+    }
     for (Bucket& bucket : buckets_) {
       GT_ASSIGN_OR_RETURN(void* const memory, communicator_->Allocate(bucket.count * sizeof(float)));
       bucket.memory = absl::MakeSpan(static_cast<float*>(memory), bucket.count);
       const bool compressed = bucket.count >= options.compress_from;
-      GT_ASSIGN_OR_RETURN(bucket.collective,
-                          CompressedCollective::Create(
-                              communicator_.get(), compressed ? fixed : CompressionOptions{}, bucket.count));
+      GT_ASSIGN_OR_RETURN(
+          bucket.collective,
+          CompressedCollective::Create(communicator_.get(), compressed ? fixed : CompressionOptions{},
+                                       bucket.count, bucket.shapes));
       bucket.cost.ways.assign(1, WayOf({}, bucket.count, talking_));
       for (size_t way = 1; compressed && way < ways_.size(); ++way) {
-        bucket.cost.ways.push_back(WayOf(ways_[way], bucket.count, talking_));
-        bucket.cost.ways.back().codec_seconds = speeds_[way] * static_cast<double>(bucket.count);
+        GT_ASSIGN_OR_RETURN(Way cost, CostOf(way, bucket));
+        bucket.cost.ways.push_back(cost);
       }
     }
+    GT_RETURN_IF_ERROR(NameCarried(policy));
     step_began_ = RealClock().Now();
     MutexLock held(&lock_);
     StartStep();
@@ -205,8 +251,55 @@ class ReducerImpl final : public Reducer {
     return absl::InvalidArgumentError(absl::StrCat("reducer: there is no bucket for the state ", state.name));
   }
 
+  const std::string& CarriedName() const override { return carried_name_; }
+  size_t CarriedCount() const override { return carried_count_; }
+
+  absl::Status ExportCarried(absl::Span<float> block) override {
+    GT_RETURN_IF_ERROR(IsWhole(block.size()));
+    auto at = block.begin();
+    if (!Chooses()) {
+      for (const CarriedState& state : Export()) at = std::copy(state.values.begin(), state.values.end(), at);
+      return absl::OkStatus();
+    }
+    std::fill(block.begin(), block.end(), 0.0f);
+    for (size_t i = 0; i < buckets_.size(); ++i) {
+      Bucket& bucket = buckets_[i];
+      const absl::Span<float> part(&*at, bucket.count);
+      at += static_cast<ptrdiff_t>(bucket.count);
+      for (const CarriedState& state : bucket.collective->Export()) AddUp(state, part);
+      if (!bucket.leftover_sent && !bucket.leftover.empty()) AddUp({"residual", 0, bucket.leftover}, part);
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status LoadCarried(absl::Span<const float> block) override {
+    GT_RETURN_IF_ERROR(IsWhole(block.size()));
+    if (Chooses()) {
+      for (Bucket& bucket : buckets_) {
+        bucket.leftover.assign(block.begin(), block.begin() + static_cast<ptrdiff_t>(bucket.count));
+        bucket.leftover_sent = false;
+        block.remove_prefix(bucket.count);
+      }
+      return absl::OkStatus();
+    }
+    for (CarriedState& state : Export()) {
+      state.values.assign(block.begin(), block.begin() + static_cast<ptrdiff_t>(state.values.size()));
+      block.remove_prefix(state.values.size());
+      GT_RETURN_IF_ERROR(Load(state));
+    }
+    return absl::OkStatus();
+  }
+
  private:
   static std::string Prefix(size_t bucket) { return absl::StrCat("bucket", bucket, "/"); }
+
+  static absl::Status CheckShape(const GradientSpec& gradient) {
+    if (gradient.shape.empty() || MatricesOf({gradient.shape}, gradient.count, 1).ok())
+      return absl::OkStatus();
+    return absl::InvalidArgumentError(absl::StrCat("reducer: the gradient ", gradient.name, " of ",
+                                                   gradient.count, " elements cannot have the shape ",
+                                                   absl::StrJoin(gradient.shape, " x ")));
+  }
 
   // From the last gradient, which backward makes first.
   absl::Status Fill(const std::vector<GradientSpec>& gradients, size_t bucket_elements) {
@@ -218,10 +311,13 @@ class ReducerImpl final : public Reducer {
         return absl::InvalidArgumentError(
             absl::StrCat("reducer: gradient ", i, " (", gradients[i].name, ") has no elements"));
       }
+      GT_RETURN_IF_ERROR(CheckShape(gradients[i]));
       if (buckets_.empty() || buckets_.back().count + count > bucket_elements) buckets_.emplace_back();
       Bucket& bucket = buckets_.back();
       places_[i] = {buckets_.size() - 1, bucket.count, count};
       bucket.gradients.push_back(i);
+      bucket.shapes.push_back(gradients[i].shape.empty() ? std::vector{static_cast<int64_t>(count)}
+                                                         : gradients[i].shape);
       bucket.count += count;
     }
     for (const GradientSpec& gradient : gradients) names_.push_back(gradient.name);
@@ -239,6 +335,22 @@ class ReducerImpl final : public Reducer {
     uint64_t sum = 0;
     for (const Bucket& bucket : buckets_) sum += bucket.sent_before + bucket.collective->bytes_sent();
     return sum;
+  }
+
+  // What is known of a way before it was used.
+  absl::StatusOr<Way> CostOf(size_t way, const Bucket& bucket) const {
+    const CompressionOptions& options = ways_[way];
+    size_t computed = bucket.count, sent = 0;
+    if (options.codec == Codec::kPowerSgd) {
+      const auto rank = static_cast<size_t>(options.matrix_rank);
+      GT_ASSIGN_OR_RETURN(const std::vector<Matrix> matrices, MatricesOf(bucket.shapes, bucket.count, rank));
+      computed = 0;
+      for (const Matrix& m : matrices) computed += m.size();
+      sent = FactorElements(matrices, bucket.count, rank);
+    }
+    Way cost = WayOf(options, bucket.count, talking_, sent);
+    cost.codec_seconds = speeds_[way] * static_cast<double>(computed);
+    return cost;
   }
 
   bool Chooses() const { return !ways_.empty(); }
@@ -284,20 +396,55 @@ class ReducerImpl final : public Reducer {
     for (const CarriedState& state : bucket.collective->Export()) Keep(state, &bucket);
     bucket.sent_before += bucket.collective->bytes_sent();
     bucket.cost.way = bucket.next_way;
-    GT_ASSIGN_OR_RETURN(bucket.collective, CompressedCollective::Create(
-                                               communicator_.get(), ways_[bucket.next_way], bucket.count));
+    GT_ASSIGN_OR_RETURN(bucket.collective,
+                        CompressedCollective::Create(communicator_.get(), ways_[bucket.next_way],
+                                                     bucket.count, bucket.shapes));
     return absl::OkStatus();
   }
 
   // What a collective carried over becomes part of the next gradient. Momenta are made again.
   void Keep(const CarriedState& state, Bucket* bucket) const {
+    bucket->leftover.resize(bucket->count);
+    AddUp(state, absl::MakeSpan(bucket->leftover));
+  }
+
+  // Residuals in the units of this rank's gradient.
+  void AddUp(const CarriedState& state, absl::Span<float> bucket) const {
     const bool of_mean = state.name == "residual/shard";
     if (!of_mean && state.name != "residual") return;
-    bucket->leftover.resize(bucket->count);
     const float factor = of_mean ? static_cast<float>(communicator_->size()) : 1;
-    for (size_t i = 0; i < state.values.size(); ++i) {
-      bucket->leftover[state.offset + i] += factor * state.values[i];
+    for (size_t i = 0; i < state.values.size(); ++i) bucket[state.offset + i] += factor * state.values[i];
+  }
+
+  // Of all ranks, since it depends on who shares a machine what each carries over.
+  absl::Status NameCarried(const CompressionPolicy& policy) {
+    std::string what;
+    if (Chooses()) {
+      for (const Bucket& bucket : buckets_)
+        absl::StrAppend(&what, bucket.count, ";"), carried_count_ += bucket.count;
+    } else {
+      for (const CarriedState& state : Export()) {
+        absl::StrAppend(&what, state.name, " ", state.offset, " ", state.values.size(), ";");
+        carried_count_ += state.values.size();
+      }
     }
+    const auto ranks = static_cast<size_t>(communicator_->size());
+    const int64_t own[] = {static_cast<int64_t>(carried_count_), static_cast<int64_t>(Fnv1a(what))};
+    std::vector<int64_t> all(2 * ranks);
+    GT_RETURN_IF_ERROR(communicator_->AllGather(own, all.data(), 2, DType::kInt64));
+    int64_t most = 0;
+    for (size_t rank = 0; rank < ranks; ++rank) most = std::max(most, all[2 * rank]);
+    if (most == 0) return absl::OkStatus();
+    const absl::string_view bytes(reinterpret_cast<const char*>(all.data()), all.size() * sizeof(int64_t));
+    carried_name_ = absl::StrCat("reducer/", Chooses() ? "auto" : CodecName(policy.codecs[0].codec), "-of-",
+                                 ranks, "-ranks-", absl::Hex(Fnv1a(bytes), absl::kZeroPad16));
+    return absl::OkStatus();
+  }
+
+  absl::Status IsWhole(size_t count) const {
+    if (count == carried_count_) return absl::OkStatus();
+    return absl::InvalidArgumentError(
+        absl::StrCat("reducer: a block of ", count, " numbers, what is carried over has ", carried_count_));
   }
 
   absl::Status KeepChecked(const CarriedState& state, const std::string& prefix, Bucket* bucket) const {
@@ -340,16 +487,21 @@ class ReducerImpl final : public Reducer {
     std::vector<int32_t> chosen;
     for (const size_t way : chooser_(costs, computed, latency_)) chosen.push_back(static_cast<int32_t>(way));
     GT_RETURN_IF_ERROR(communicator_->Broadcast(chosen.data(), chosen.size(), DType::kInt32, 0));
+    std::vector<size_t> ways(buckets_.size());
     bool changed = false;
     for (size_t i = 0; i < buckets_.size(); ++i) {
       Bucket& bucket = buckets_[i];
       if (chosen[i] < 0 || static_cast<size_t>(chosen[i]) >= bucket.cost.ways.size()) {
         return absl::DataLossError("reducer: rank 0 chose a codec that this rank does not have");
       }
-      bucket.next_way = static_cast<size_t>(chosen[i]);
+      bucket.next_way = ways[i] = static_cast<size_t>(chosen[i]);
       if (bucket.next_way == bucket.cost.way) continue;
       changed = true;
       if (communicator_->rank() == 0) LogChoice(i, computed);
+    }
+    if (communicator_->rank() == 0 && (changed || RealClock().Now() - said_at_ >= kSayAgain)) {
+      communicator_->ReportCompression(Describe(costs, ways_, ways, computed, latency_));
+      said_at_ = RealClock().Now();
     }
     looked_ = true;
     steps_since_look_ = 0;
@@ -361,16 +513,13 @@ class ReducerImpl final : public Reducer {
     const Bucket& bucket = buckets_[index];
     std::string text;
     for (size_t way = 0; way < bucket.cost.ways.size(); ++way) {
-      absl::StrAppendFormat(&text, "%s%s %.3g ms%s", way == 0 ? "" : ", ", Word(way),
+      absl::StrAppendFormat(&text, "%s%s %.3g ms%s", way == 0 ? "" : ", ", Word(ways_[way]),
                             1e3 * Seconds(bucket.cost, way, latency_),
                             bucket.cost.ways[way].measured ? "" : " (expected)");
     }
-    LogInfo("reducer: bucket ", index, " of ", bucket.count, " elements goes from ", Word(bucket.cost.way),
-            " to ", Word(bucket.next_way), ": ", text, "; ready after ",
+    LogInfo("reducer: bucket ", index, " of ", bucket.count, " elements goes from ",
+            Word(ways_[bucket.cost.way]), " to ", Word(ways_[bucket.next_way]), ": ", text, "; ready after ",
             absl::StrFormat("%.3g ms of %.3g ms", 1e3 * bucket.cost.ready, 1e3 * computed));
-  }
-  std::string Word(size_t way) const {
-    return way == 0 ? "float32" : std::string(CodecName(ways_[way].codec));
   }
 
   void Run() {
@@ -400,6 +549,8 @@ class ReducerImpl final : public Reducer {
   std::vector<Place> places_;
   std::vector<std::string> names_;
   uint64_t sent_before_ = 0;
+  std::string carried_name_;
+  size_t carried_count_ = 0;
   std::vector<CompressionOptions> ways_;  // of an automatic choice; [0] is float32. Empty: nothing to choose
   std::vector<double> speeds_;            // seconds an element, of each way, equal on all ranks
   int talking_ = 1;                       // ranks between which compressed data goes
@@ -408,6 +559,7 @@ class ReducerImpl final : public Reducer {
   bool looked_ = false;
   int steps_since_look_ = 0;
   int look_after_ = 0;
+  Instant said_at_ = Instant{} - kSayAgain;  // how gradients travel, to `gtrain status`
   Instant step_began_;
   std::thread thread_;
 

@@ -200,6 +200,14 @@ TEST(Reducer, CompressesLargeBucketsAndCarriesTheRest) {
   }));
 }
 
+// Two matrices in a bucket, of which one is a convolution, and vectors between them.
+std::vector<GradientSpec> Matrices() {
+  return {{"conv.weight", 1600, {16, 4, 5, 5}},
+          {"conv.bias", 16},
+          {"out.weight", 1200, {20, 60}},
+          {"out.bias", 20}};
+}
+
 // The job file's words, for as long as this lives. Ranks are threads here.
 class JobSays {
  public:
@@ -231,10 +239,198 @@ TEST(Reducer, JobFileWins) {
   }));
 }
 
+TEST(Reducer, PowerSgdKnowsTheShapes) {
+  const JobSays says("powersgd rank=2 warmup=0");
+  FakeWorld world({"a", "b", "c"});
+  ExpectAllOk(RunThreads(world, [&](Communicator& c) -> absl::Status {
+    ReducerOptions options;
+    options.compress_from = 1000;
+    auto reducer = Reducer::Create(&c, Matrices(), options);
+    RETURN_IF_BAD(reducer.status());
+    // An outer product, which is of rank 1, arrives as it is; a vector does anyway.
+    const auto fill = [&](float scale) {
+      for (const size_t index : {0, 2}) {
+        const auto g = (*reducer)->gradient(index);
+        const size_t columns = index == 0 ? 100 : 60;
+        for (size_t at = 0; at < g.size(); ++at) {
+          g[at] = scale * static_cast<float>(at / columns + 1) * std::sin(static_cast<float>(at % columns));
+        }
+      }
+      for (float& x : (*reducer)->gradient(1)) x = scale;
+      for (float& x : (*reducer)->gradient(3)) x = -scale;
+    };
+    fill(static_cast<float>(c.rank()));
+    auto done = (*reducer)->Finish();
+    RETURN_IF_BAD(done.status());
+    EXPECT_EQ(done->bytes_sent, sizeof(float) * (2 * (16 + 100 + 20 + 60) + 16 + 20));
+    std::vector<std::vector<float>> got;
+    for (size_t i = 0; i < 4; ++i)
+      got.emplace_back((*reducer)->gradient(i).begin(), (*reducer)->gradient(i).end());
+    fill(1);  // the mean of 0, 1 and 2
+    for (size_t i = 0; i < 4; ++i) {
+      EXPECT_THAT(got[i], testing::Pointwise(testing::FloatNear(1e-4f), (*reducer)->gradient(i))) << i;
+    }
+    return absl::OkStatus();
+  }));
+}
+
+// A step of a program: a gradient of its own on every rank and in every step.
+absl::Status AStep(Reducer& reducer, int rank, int step) {
+  for (size_t index = 0; index < Matrices().size(); ++index) {
+    const auto g = reducer.gradient(index);
+    for (size_t i = 0; i < g.size(); ++i) {
+      g[i] = std::sin(static_cast<float>(i) * 0.7f + static_cast<float>(rank)) +
+             std::cos(static_cast<float>(i + static_cast<size_t>(step)));
+    }
+  }
+  return reducer.Finish().status();
+}
+
+TEST(Reducer, CarriedBlockGoesOnInAnotherReducer) {
+  for (const auto& nodes : std::vector<std::vector<std::string>>{{"a", "b", "c"}, {"a", "a", "b", "b"}}) {
+    for (const Codec codec : {Codec::kTopK, Codec::kOneBit, Codec::kPowerSgd, Codec::kInt8}) {
+      SCOPED_TRACE(testing::Message() << testing::PrintToString(nodes) << CodecName(codec));
+      FakeWorld world(nodes);
+      std::vector<std::string> names(nodes.size());
+      // The order of a sum is that of the algorithm, which each reducer's communicator else chooses by its
+      // own measurement.
+      ExpectAllOk(RunThreads(
+          world,
+          [&](Communicator& c) -> absl::Status {
+            ReducerOptions options;
+            options.compress_from = 1000;
+            options.compression.codec = codec;
+            options.compression.exact = true;  // else its threshold is found anew
+            options.compression.warmup_steps = 3;
+            if (codec == Codec::kOneBit) options.compression.optimizer_momentum = 0.9f;
+            auto first = Reducer::Create(&c, Matrices(), options),
+                 second = Reducer::Create(&c, Matrices(), options);
+            RETURN_IF_BAD(first.status());
+            RETURN_IF_BAD(second.status());
+            names[static_cast<size_t>(c.rank())] = (*first)->CarriedName();
+            EXPECT_EQ((*first)->CarriedName(), (*second)->CarriedName());
+            for (int step = 0; step < 6; ++step) RETURN_IF_BAD(AStep(**first, c.rank(), step));
+            std::vector<float> block((*first)->CarriedCount());
+            RETURN_IF_BAD((*first)->ExportCarried(absl::MakeSpan(block)));
+            RETURN_IF_BAD((*second)->LoadCarried(block));
+            for (int step = 6; step < 8; ++step) {
+              RETURN_IF_BAD(AStep(**first, c.rank(), step));
+              RETURN_IF_BAD(AStep(**second, c.rank(), step));
+              for (size_t i = 0; i < 4; ++i) {
+                EXPECT_THAT((*second)->gradient(i), testing::ElementsAreArray((*first)->gradient(i))) << i;
+              }
+            }
+            block.push_back(0);
+            EXPECT_EQ((*second)->LoadCarried(block).code(), absl::StatusCode::kInvalidArgument);
+            return absl::OkStatus();
+          },
+          comm::kPatience, [](int) { return std::string("ring"); }));
+      for (const std::string& name : names) EXPECT_EQ(name, names[0]);
+    }
+  }
+}
+
+// What a block is of is in its name, so that no other reducer takes it.
+TEST(Reducer, CarriedNameSaysWhatItIsOf) {
+  std::set<std::string> names;
+  const auto made = [&](const std::vector<std::string>& nodes, const char* job, size_t bucket_bytes) {
+    const JobSays says(job);
+    FakeWorld world(nodes);
+    std::string name;
+    ExpectAllOk(RunThreads(world, [&](Communicator& c) -> absl::Status {
+      ReducerOptions options;
+      options.compress_from = 1000;
+      options.bucket_bytes = bucket_bytes;
+      auto reducer = Reducer::Create(&c, Matrices(), options);
+      RETURN_IF_BAD(reducer.status());
+      if (c.rank() == 0) name = (*reducer)->CarriedName();
+      return absl::OkStatus();
+    }));
+    return name;
+  };
+  EXPECT_EQ(made({"a", "b"}, "none", 1 << 20), "");
+  const std::string name = made({"a", "b"}, "powersgd rank=2", 1 << 20);
+  EXPECT_THAT(name, testing::StartsWith("reducer/powersgd-of-2-ranks-"));
+  EXPECT_EQ(made({"a", "b"}, "powersgd rank=2", 1 << 20), name);
+  const std::set<std::string> all = {name,
+                                     made({"a", "b"}, "powersgd rank=3", 1 << 20),
+                                     made({"a", "b"}, "int8", 1 << 20),
+                                     made({"a", "b"}, "auto: int8", 1 << 20),
+                                     made({"a", "b"}, "powersgd rank=2", 4096),
+                                     made({"a", "b", "c"}, "powersgd rank=2", 1 << 20),
+                                     made({"a", "a", "b"}, "powersgd rank=2", 1 << 20),
+                                     made({"a", "b", "b"}, "powersgd rank=2", 1 << 20)};
+  EXPECT_EQ(all.size(), 8u) << testing::PrintToString(all);
+}
+
+TEST(Reducer, PowerSgdWithoutShapesIsRefused) {
+  const JobSays says("powersgd");
+  FakeWorld world({"a", "b"});
+  ExpectAllOk(RunThreads(world, [&](Communicator& c) -> absl::Status {
+    const absl::Status none = Reducer::Create(&c, Model()).status();
+    EXPECT_EQ(none.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_THAT(none.message(), testing::HasSubstr("give GradientSpec::shape"));
+    const absl::Status wrong = Reducer::Create(&c, {{"w", 100, {10, 11}}}).status();
+    EXPECT_EQ(wrong.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_THAT(wrong.message(),
+                testing::HasSubstr("gradient w of 100 elements cannot have the shape 10 x 11"));
+    return absl::OkStatus();
+  }));
+}
+
+// Least squares over three ranks, whose data differ: far from the answer a small rank is enough, near it
+// error feedback sends what was left out.
+TEST(Reducer, PowerSgdTrains) {
+  constexpr size_t kIn = 40, kOut = 30, kSamples = 60;
+  FakeWorld world({"a", "b", "c"});
+  const auto train = [&](Communicator& c, const CompressionOptions& compression,
+                         double* loss) -> absl::Status {
+    ReducerOptions options;
+    options.compress_from = 100;
+    options.compression = compression;
+    auto reducer = Reducer::Create(&c, {{"w", kOut * kIn, {kOut, kIn}}}, options);
+    RETURN_IF_BAD(reducer.status());
+    Rng answers(7), data(static_cast<uint64_t>(c.rank()));
+    std::vector<float> answer(kOut * kIn), w(answer.size()), x(kSamples * kIn);
+    for (float& v : answer) v = static_cast<float>(answers.Unit() - 0.5);
+    for (float& v : x) v = static_cast<float>(data.Unit() * 2 - 1);
+    for (int step = 0; step < 150; ++step) {
+      const auto g = (*reducer)->gradient(0);
+      std::fill(g.begin(), g.end(), 0.0f);
+      *loss = 0;
+      for (size_t s = 0; s < kSamples; ++s) {
+        for (size_t o = 0; o < kOut; ++o) {
+          float error = 0;
+          for (size_t i = 0; i < kIn; ++i) error += (w[o * kIn + i] - answer[o * kIn + i]) * x[s * kIn + i];
+          *loss += double{error} * error / (kSamples * kOut);
+          for (size_t i = 0; i < kIn; ++i) g[o * kIn + i] += error * x[s * kIn + i] / kSamples;
+        }
+      }
+      RETURN_IF_BAD((*reducer)->Finish().status());
+      for (size_t i = 0; i < w.size(); ++i) w[i] -= 0.25f * g[i];
+    }
+    return c.AllReduce(loss, 1, DType::kFloat64, ReduceOp::kSum);
+  };
+  ExpectAllOk(RunThreads(world, [&](Communicator& c) -> absl::Status {
+    CompressionOptions options;
+    double dense = 0, carried = 0, lost = 0;
+    RETURN_IF_BAD(train(c, options, &dense));
+    options.codec = Codec::kPowerSgd;
+    options.matrix_rank = 2;
+    RETURN_IF_BAD(train(c, options, &carried));
+    options.error_feedback = false;
+    RETURN_IF_BAD(train(c, options, &lost));
+    EXPECT_LT(dense, 1e-3);
+    EXPECT_LT(carried, 1e-3);
+    EXPECT_GT(lost, 1e-1);
+    return absl::OkStatus();
+  }));
+}
+
 // What arrived in all steps is what went in, whatever the choices were on the way, but for what the codec in
 // use still carries.
 TEST(Reducer, AutomaticChoiceLosesNothingAndIsTheSameEverywhere) {
-  const JobSays says("auto: topk density=0.05 warmup=0, onebit warmup=0, int8");
+  const JobSays says("auto: topk density=0.05 warmup=0, onebit warmup=0, int8, powersgd warmup=0");
   constexpr int kSteps = 120;
   constexpr size_t kElements = 20'000;
   FakeWorld world({"a", "b", "c"});
@@ -244,8 +440,8 @@ TEST(Reducer, AutomaticChoiceLosesNothingAndIsTheSameEverywhere) {
     options.compress_from = 1000;
     // Every way in turn. Ranks that disagree must not matter: rank 0 decides.
     size_t turn = static_cast<size_t>(c.rank());
-    auto reducer = comm::CreateReducer(&c, {{"weight", kElements}}, options,
-                                       [&](auto, double, double) { return std::vector<size_t>{++turn % 4}; });
+    auto reducer = comm::CreateReducer(&c, {{"weight", kElements, {100, 200}}}, options,
+                                       [&](auto, double, double) { return std::vector<size_t>{++turn % 5}; });
     RETURN_IF_BAD(reducer.status());
     std::vector<double> missing(kElements);
     std::set<Codec> used;
@@ -265,8 +461,9 @@ TEST(Reducer, AutomaticChoiceLosesNothingAndIsTheSameEverywhere) {
       for (size_t i = 0; i < kElements && !dropped; ++i) missing[i] -= g[i];
       used.insert((*reducer)->Choices()[0].codec);
     }
-    EXPECT_THAT(used, testing::ElementsAre(Codec::kNone, Codec::kInt8, Codec::kTopK, Codec::kOneBit));
-    EXPECT_EQ((*reducer)->Choices()[0].seconds.size(), 4u);
+    EXPECT_THAT(used, testing::ElementsAre(Codec::kNone, Codec::kInt8, Codec::kTopK, Codec::kOneBit,
+                                           Codec::kPowerSgd));
+    EXPECT_EQ((*reducer)->Choices()[0].seconds.size(), 5u);
     last[static_cast<size_t>(c.rank())].assign((*reducer)->gradient(0).begin(),
                                                (*reducer)->gradient(0).end());
     // All that is still on its way, of all ranks, is exported.
@@ -284,6 +481,7 @@ TEST(Reducer, AutomaticChoiceLosesNothingAndIsTheSameEverywhere) {
     return absl::OkStatus();
   }));
   for (const auto& g : last) EXPECT_EQ(g, last[0]);
+  EXPECT_THAT(world.Compression(), testing::HasSubstr(" of 1 bucket: ")) << "the last choice was powersgd";
 }
 
 }  // namespace

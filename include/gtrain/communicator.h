@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstring>
 #include <memory>
+#include <string>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -71,6 +72,10 @@ class Communicator {
 
   // Memory of `bytes` (64-byte aligned, zeroed) that collectives reach fastest. Owned by the communicator.
   virtual absl::StatusOr<void*> Allocate(size_t bytes) = 0;
+
+  // Not collective, never blocks: how the gradients of this job travel, for people. `gtrain status` shows the
+  // newest line of any rank, 200 bytes of it. Reducer calls it. Outside gtrain nobody hears it.
+  virtual void ReportCompression(const std::string& /*text*/) {}
 };
 
 }  // namespace gtrain

@@ -2,7 +2,8 @@
 //
 // Sources: top-k with error feedback, Stich et al. 2018 (arXiv 1809.07599); momentum correction, factor
 // masking and warm-up, DGC, Lin et al. 2018 (arXiv 1712.01887); 1-bit with error feedback, Seide et al. 2014
-// and Karimireddy et al. 2019 (arXiv 1901.09847). Bytes on the wire: docs/formats/compression.md.
+// and Karimireddy et al. 2019 (arXiv 1901.09847); PowerSGD, Vogels et al. 2019 (arXiv 1905.13727). Bytes on
+// the wire: docs/formats/compression.md.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -25,9 +26,15 @@ enum class Codec : uint8_t {
   kFloat8 = 4,    // e4m3, 1 byte an element and a float32 scale every 256
   kTopK = 5,      // 8 bytes a selected element: index and float32 value
   kOneBit = 6,    // 1 bit an element and a float32 scale every 256
+  // Two float32 factors of `matrix_rank` columns for each gradient that is a matrix; in a
+  // CompressedCollective alone, where the factors are added up on their way. There are no packets of it.
+  kPowerSgd = 7,
 };
 
-// "none", "fp16", "bf16", "int8", "fp8", "topk", "onebit": the words of the job file.
+// Columns of a factor that PowerSGD may send.
+inline constexpr int kMatrixRankMax = 64;
+
+// "none", "fp16", "bf16", "int8", "fp8", "topk", "onebit", "powersgd": the words of the job file.
 absl::string_view CodecName(Codec codec);
 absl::StatusOr<Codec> ParseCodec(absl::string_view name);
 
@@ -44,6 +51,8 @@ struct CompressionOptions {
   // Top-k only. Above 0: momentum is accumulated before selecting and masked where sent (DGC); then
   // the optimiser must not apply momentum of its own. One more residual. In [0, 1).
   float momentum = 0;
+  // PowerSGD only, 1 to kMatrixRankMax: more are closer to the gradient, and more bytes.
+  int matrix_rank = 4;
   // Others than top-k, in a CompressedCollective. The momentum that the optimiser applies to what comes back.
   // Above 0, what is compressed is that momentum, made here of what all ranks agreed on before and this
   // step's gradient (1-bit Adam, Tang et al. 2021, arXiv 2102.02888), and what comes back is what the
@@ -64,9 +73,9 @@ struct CompressionPolicy {
 };
 
 // The words of $GTRAIN_COMPRESSION (docs/protocols/rank-environment.md): "none", "topk density=0.01
-// warmup=100", "onebit momentum=0.9", "auto: fp16, topk density=0.001". What is not said is as published
-// practice has it: topk density=0.01 warmup=100, onebit momentum=0.9 warmup=100. InvalidArgument says which
-// word is wrong.
+// warmup=100", "onebit momentum=0.9", "powersgd rank=2", "auto: fp16, topk density=0.001". What is not said
+// is as published practice has it: topk density=0.01 warmup=100, onebit momentum=0.9 warmup=100, powersgd
+// rank=4 warmup=100. InvalidArgument says which word is wrong.
 absl::StatusOr<CompressionPolicy> ParseCompression(absl::string_view text);
 
 // Compresses the gradient of one bucket, step after step. A step is a transaction: Encode writes what would
@@ -75,7 +84,7 @@ absl::StatusOr<CompressionPolicy> ParseCompression(absl::string_view text);
 // independent. Never blocks.
 class Compressor {
  public:
-  // InvalidArgument: an option out of range, or count of 0 or 2^32 and above.
+  // InvalidArgument: an option out of range, PowerSGD, or count of 0 or 2^32 and above.
   static absl::StatusOr<std::unique_ptr<Compressor>> Create(const CompressionOptions& options, size_t count);
   virtual ~Compressor() = default;
 

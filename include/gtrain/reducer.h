@@ -39,11 +39,12 @@ struct CarriedState {
 // communicator's timeout; its errors are returned as they are and leave the object dead. Not thread-safe.
 class CompressedCollective {
  public:
-  // Collective. The communicator must outlive it, and nothing else may use it during a call. InvalidArgument:
-  // an option out of range.
-  static absl::StatusOr<std::unique_ptr<CompressedCollective>> Create(Communicator* communicator,
-                                                                      const CompressionOptions& options,
-                                                                      size_t count);
+  // Collective. The communicator must outlive it, and nothing else may use it during a call. `shapes` of the
+  // tensors that lie in `data` one behind the other, for PowerSGD; none: one vector of `count`.
+  // InvalidArgument: an option out of range, or shapes of another number of elements.
+  static absl::StatusOr<std::unique_ptr<CompressedCollective>> Create(
+      Communicator* communicator, const CompressionOptions& options, size_t count,
+      const std::vector<std::vector<int64_t>>& shapes = {});
   virtual ~CompressedCollective() = default;
 
   // data[count] becomes the mean.
@@ -87,6 +88,8 @@ struct ReducerOptions {
 struct GradientSpec {
   std::string name;
   size_t count = 0;  // float32
+  // Its dimensions, whose product is `count`. PowerSGD alone wants them: what has none is a vector to it.
+  std::vector<int64_t> shape = {};
 };
 
 // What a bucket uses and, where the choice is automatic and was looked at, what each way costs or is expected
@@ -118,7 +121,8 @@ struct ReducedStep {
 // longest warm-up of the allowed codecs, rank 0 chooses for each bucket what ends the step soonest, from what
 // all ranks measured: the time its collective takes and when its gradients were ready. A codec that was not
 // used yet is expected to take what it computes and its bytes over the link as it was measured; it stays only
-// if it then beats float32 by 2 %. What hides behind backward stays float32. Changes are logged by rank 0.
+// if it then beats float32 by 2 %. What hides behind backward stays float32. Changes are logged by rank 0,
+// and `gtrain status` shows what is used and what it gains.
 //
 // Gradient accumulation: call neither Ready nor Finish for micro-batches before the last one.
 // Ready is thread-safe and never blocks; the rest belongs to one thread. One thread of its own, which is
@@ -127,7 +131,8 @@ class Reducer {
  public:
   // Collective. `gradients` in the order of the forward pass, equal on all ranks. The communicator must
   // outlive the reducer and stays free for other use: the reducer splits its own from it.
-  // InvalidArgument: no gradients, one without elements, or bad compression options.
+  // InvalidArgument: no gradients, one without elements or with a shape of another number of them, bad
+  // compression options, or PowerSGD for gradients of which none has a shape of two dimensions.
   static absl::StatusOr<std::unique_ptr<Reducer>> Create(Communicator* communicator,
                                                          const std::vector<GradientSpec>& gradients,
                                                          const ReducerOptions& options = {});
@@ -152,6 +157,17 @@ class Reducer {
   // Between steps. Names start with "bucket<N>/".
   virtual std::vector<CarriedState> Export() = 0;
   virtual absl::Status Load(const CarriedState& state) = 0;
+
+  // All of that as one block, whose name and size stay as they are while the reducer lives: what a program
+  // registers with Checkpointer::AddPerRank. The name is equal on all ranks and says which codec, ranks and
+  // buckets it is of, so that a checkpoint of others leaves the block alone. Empty: nothing is carried over
+  // on any rank. What an automatic choice carries over goes out with the next step, and momenta are made
+  // again.
+  virtual const std::string& CarriedName() const = 0;
+  virtual size_t CarriedCount() const = 0;
+  // Between steps, block[CarriedCount()], else InvalidArgument. To be loaded on all ranks or none.
+  virtual absl::Status ExportCarried(absl::Span<float> block) = 0;
+  virtual absl::Status LoadCarried(absl::Span<const float> block) = 0;
 };
 
 }  // namespace gtrain
