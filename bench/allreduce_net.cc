@@ -6,22 +6,12 @@
 // The ranks are forked here and meet through memory; everything after that goes over the network as in a job.
 // A sample is the median of some calls, each between two barriers and as slow as its slowest rank.
 // Needs root and ip(8) and tc(8).
-#include <arpa/inet.h>
-#include <fcntl.h>
-#include <netinet/tcp.h>
-#include <sched.h>
 #include <sys/mman.h>
-#include <sys/mount.h>
-#include <sys/prctl.h>
-#include <sys/socket.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <csignal>
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
 #include <filesystem>
 #include <functional>
 #include <map>
@@ -33,9 +23,9 @@
 #include "base/clock.h"
 #include "base/file.h"
 #include "base/status_macros.h"
-#include "base/unique_fd.h"
 #include "bench/harness.h"
 #include "bench/local_cluster.h"
+#include "bench/network.h"
 #include "comm/exec/communicator.h"
 #include "comm/fake/fake_world.h"
 
@@ -46,6 +36,8 @@ constexpr int kMachines = 4, kTurns = 7, kTurnsQuick = 3;
 constexpr const char* kAlgorithms[] = {"auto", "ring", "doubling", "halving-doubling", "double-tree"};
 constexpr size_t kAlgorithmCount = std::size(kAlgorithms), kSizesMax = 16;
 constexpr absl::Duration kPeerDeadline = absl::Seconds(120);
+const std::vector<size_t> kRawBytes{4 << 10, 50'000, 8 << 20};
+constexpr int kRawTimes = 9;
 constexpr const char* kPython = "/usr/bin/python3";  // Debian's, which has Debian's torch
 
 struct Size {
@@ -61,169 +53,14 @@ std::string Named(size_t bytes) {
   return absl::StrCat(bytes, " B");
 }
 
-std::string AddressOf(int machine) { return absl::StrCat("10.77.0.", machine + 1); }
-
-// ------------------------------------------------------------------ the network
-
-// Named after this process; taken away at the end.
-class Network {
- public:
-  ~Network() {
-    for (const std::string& name : made_) (void)Run({"ip", "netns", "del", name});
-  }
-
-  absl::Status Make() {
-    GT_RETURN_IF_ERROR(Add(switch_));
-    GT_RETURN_IF_ERROR(Run({"ip", "-n", switch_, "link", "add", "br0", "type", "bridge"}));
-    GT_RETURN_IF_ERROR(Run({"ip", "-n", switch_, "link", "set", "br0", "up"}));
-    for (int i = 0; i < kMachines; ++i) {
-      const std::string name = NameOf(i), port = absl::StrCat("p", i);
-      GT_RETURN_IF_ERROR(Add(name));
-      GT_RETURN_IF_ERROR(Run({"ip", "-n", switch_, "link", "add", "name", port, "type", "veth", "peer",
-                              "name", "eth0", "netns", name}));
-      GT_RETURN_IF_ERROR(Run({"ip", "-n", switch_, "link", "set", port, "master", "br0", "up"}));
-      GT_RETURN_IF_ERROR(Run({"ip", "-n", name, "addr", "add", AddressOf(i) + "/24", "dev", "eth0"}));
-      GT_RETURN_IF_ERROR(Run({"ip", "-n", name, "link", "set", "eth0", "up"}));
-    }
-    return absl::OkStatus();
-  }
-
-  // `burst`: what a cable that was idle lets through at the speed of memory.
-  absl::Status Limit(const std::string& burst) const {
-    for (int i = 0; i < kMachines; ++i) {
-      GT_RETURN_IF_ERROR(Limit(NameOf(i), "eth0", burst));
-      GT_RETURN_IF_ERROR(Limit(switch_, absl::StrCat("p", i), burst));
-    }
-    return absl::OkStatus();
-  }
-
-  std::string NameOf(int machine) const { return absl::StrCat("gtb", getpid(), "n", machine); }
-
-  // Each rank stays on one core, here and with the peers: where the scheduler happens to put four ranks on
-  // two cores is worth a factor of two.
-  static int CoreOf(int machine) { return machine % static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN)); }
-  // What a command on that machine begins with.
-  std::vector<std::string> Inside(int machine) const {
-    return {"ip", "netns", "exec", NameOf(machine), "taskset", "-c", absl::StrCat(CoreOf(machine))};
-  }
-
-  // In a child: from here on it is on that machine.
-  static bool Enter(const std::string& name) {
-    prctl(PR_SET_PDEATHSIG, SIGKILL);
-    const UniqueFd file(open(absl::StrCat("/run/netns/", name).c_str(), O_RDONLY | O_CLOEXEC));
-    // UCX looks for interfaces in /sys, which shows those of the namespace it was mounted in.
-    return file.valid() && setns(file.get(), CLONE_NEWNET) == 0 && unshare(CLONE_NEWNS) == 0 &&
-           mount(nullptr, "/", nullptr, MS_REC | MS_PRIVATE, nullptr) == 0 &&
-           mount("sysfs", "/sys", "sysfs", 0, nullptr) == 0;
-  }
-
- private:
-  absl::Status Add(const std::string& name) {
-    GT_RETURN_IF_ERROR(Run({"ip", "netns", "add", name}));
-    made_.push_back(name);
-    return Run({"ip", "-n", name, "link", "set", "lo", "up"});
-  }
-  static absl::Status Limit(const std::string& name, const std::string& device, const std::string& burst) {
-    return Run({"ip", "netns", "exec", name, "tc", "qdisc", "replace", "dev", device, "root", "tbf", "rate",
-                "1gbit", "burst", burst, "latency", "50ms"});
-  }
-
-  const std::string switch_ = absl::StrCat("gtb", getpid(), "s");
-  std::vector<std::string> made_;
-};
-
 // What a child measures for the rest.
 struct Board {
-  double raw[8];  // microseconds of kRawBytes
   double sample[kAlgorithmCount][kSizesMax][kTurns];
 };
 
 Board* MakeBoard() {
   void* page = mmap(nullptr, sizeof(Board), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   return page == MAP_FAILED ? nullptr : static_cast<Board*>(page);
-}
-
-absl::Status WaitForAll(const std::vector<pid_t>& children, absl::string_view what, absl::Duration deadline) {
-  absl::Status result;
-  for (const pid_t pid : children) {
-    absl::Status one = WaitFor(pid, what, result.ok() ? deadline : absl::Seconds(1));
-    if (result.ok()) result = one;
-  }
-  return result;
-}
-
-pid_t OnMachine(const Network& network, int machine, const std::function<absl::Status()>& body) {
-  const std::string name = network.NameOf(machine);
-  const pid_t pid = fork();
-  if (pid != 0) return pid;
-  cpu_set_t core;
-  CPU_ZERO(&core);
-  CPU_SET(static_cast<size_t>(Network::CoreOf(machine)), &core);
-  sched_setaffinity(0, sizeof(core), &core);
-  const absl::Status status = Network::Enter(name) ? body() : absl::ErrnoToStatus(errno, "entering " + name);
-  if (!status.ok())
-    std::fprintf(stderr, "bench_allreduce_net: machine %d: %s\n", machine, status.ToString().c_str());
-  _exit(status.ok() ? 0 : 1);
-}
-
-// ------------------------------------------------------------------ plain TCP
-
-constexpr size_t kRawBytes[] = {4 << 10, 50'000, 8 << 20};
-constexpr int kRawTimes = 9;
-
-absl::Status Whole(int fd, char* data, size_t bytes, bool send_it) {
-  for (size_t at = 0; at < bytes;) {
-    const ssize_t n =
-        send_it ? send(fd, data + at, bytes - at, MSG_NOSIGNAL) : recv(fd, data + at, bytes - at, 0);
-    if (n <= 0) return absl::ErrnoToStatus(errno, "plain TCP");
-    at += static_cast<size_t>(n);
-  }
-  return absl::OkStatus();
-}
-
-// Machine 0 sends, machine 1 answers with one byte.
-absl::Status RawSide(bool first, Board* board) {
-  UniqueFd fd(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  sockaddr_in to{};
-  to.sin_family = AF_INET;
-  to.sin_port = htons(4000);
-  inet_pton(AF_INET, AddressOf(1).c_str(), &to.sin_addr);
-  auto* address = reinterpret_cast<sockaddr*>(&to);
-  const int on = 1;
-  if (!first) {
-    setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
-    if (bind(fd.get(), address, sizeof(to)) != 0 || listen(fd.get(), 1) != 0)
-      return absl::ErrnoToStatus(errno, "listen");
-    fd = UniqueFd(accept(fd.get(), nullptr, nullptr));
-    if (!fd.valid()) return absl::ErrnoToStatus(errno, "accept");
-  } else {
-    const double end = Now() + 5e6;
-    while (connect(fd.get(), address, sizeof(to)) != 0) {
-      if (Now() > end) return absl::ErrnoToStatus(errno, "connect");
-      usleep(1000);
-      fd = UniqueFd(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-    }
-  }
-  setsockopt(fd.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
-  std::vector<char> data(kRawBytes[std::size(kRawBytes) - 1]);
-  for (size_t s = 0; s < std::size(kRawBytes); ++s) {
-    std::vector<double> samples;
-    for (int i = 0; i < kRawTimes; ++i) {
-      const double start = Now();
-      GT_RETURN_IF_ERROR(Whole(fd.get(), data.data(), kRawBytes[s], first));
-      GT_RETURN_IF_ERROR(Whole(fd.get(), data.data(), 1, !first));
-      samples.push_back(Now() - start);
-    }
-    std::sort(samples.begin(), samples.end());
-    if (first) board->raw[s] = samples[samples.size() / 2];
-  }
-  return absl::OkStatus();
-}
-
-absl::Status MeasureRaw(const Network& network, Board* board) {
-  return WaitForAll({OnMachine(network, 0, [&] { return RawSide(true, board); }),
-                     OnMachine(network, 1, [&] { return RawSide(false, board); })},
-                    "plain TCP", absl::Seconds(30));
 }
 
 // ------------------------------------------------------------------ ours
@@ -269,12 +106,12 @@ absl::Status MeasureOurs(const Network& network, const std::vector<Size>& sizes,
   std::vector<std::string> nodes, addresses;
   for (int i = 0; i < kMachines; ++i) {
     nodes.push_back(network.NameOf(i));
-    addresses.push_back(AddressOf(i));
+    addresses.push_back(Network::AddressOf(i));
   }
   comm::FakeWorld world(nodes, addresses);
   std::vector<pid_t> children;
   for (int i = 0; i < kMachines; ++i) {
-    children.push_back(OnMachine(network, i, [&, i] { return OneRank(world, i, sizes, turns, board); }));
+    children.push_back(network.Start(i, [&, i] { return OneRank(world, i, sizes, turns, board); }));
   }
   return WaitForAll(children, "a rank of ours", absl::Minutes(10));
 }
@@ -295,8 +132,9 @@ absl::StatusOr<Peer> OpenMpi(const Network& network, const Home& home, const std
   std::string script = "#!/bin/sh\nhost=$1; shift\ncase $host in\n";
   std::vector<std::string> hosts;
   for (int i = 0; i < kMachines; ++i) {
-    hosts.push_back(AddressOf(i));
-    absl::StrAppend(&script, AddressOf(i), ") inside='", absl::StrJoin(network.Inside(i), " "), "';;\n");
+    hosts.push_back(Network::AddressOf(i));
+    absl::StrAppend(&script, Network::AddressOf(i), ") inside='", absl::StrJoin(network.Inside(i), " "),
+                    "';;\n");
   }
   absl::StrAppend(&script, "esac\nexec $inside sh -c \"$*\"\n");
   GT_RETURN_IF_ERROR(WriteFileDurable(agent, script, 0755));
@@ -359,23 +197,25 @@ Series Of(const Board& board, size_t algorithm, size_t size, int turns) {
 }
 
 // The smallest bucket with which the cable carries what it should: a busy machine serves a small one too
-// late.
-absl::Status LimitAndMeasureRaw(const Network& network, Board* board) {
+// late. Returns microseconds of each of kRawBytes.
+absl::StatusOr<std::vector<double>> LimitAndMeasureRaw(const Network& network) {
+  std::vector<double> raw;
   for (const char* burst : {"8kb", "32kb", "64kb", "128kb"}) {
-    GT_RETURN_IF_ERROR(network.Limit(burst));
-    GT_RETURN_IF_ERROR(MeasureRaw(network, board));
+    GT_RETURN_IF_ERROR(network.Limit("1gbit", burst));
+    GT_ASSIGN_OR_RETURN(raw, network.PlainTcp(kRawBytes, kRawTimes));
     std::printf("burst %s:\n", burst);
-    for (size_t i = 0; i < std::size(kRawBytes); ++i) {
-      std::printf("  plain TCP, %zu bytes and a byte back: %.1f us, %.0f Mbit/s\n", kRawBytes[i],
-                  board->raw[i], static_cast<double>(kRawBytes[i]) * 8 / board->raw[i]);
+    for (size_t i = 0; i < kRawBytes.size(); ++i) {
+      std::printf("  plain TCP, %zu bytes and a byte back: %.1f us, %.0f Mbit/s\n", kRawBytes[i], raw[i],
+                  static_cast<double>(kRawBytes[i]) * 8 / raw[i]);
     }
-    if (static_cast<double>(kRawBytes[2]) * 8 / board->raw[2] > 930) break;
+    if (static_cast<double>(kRawBytes.back()) * 8 / raw.back() > 930) break;
   }
-  return absl::OkStatus();
+  return raw;
 }
 
-void PrintSummary(const Board& board, const std::vector<Size>& sizes, int turns) {
-  const double byte = board.raw[2] / static_cast<double>(kRawBytes[2]);
+void PrintSummary(const Board& board, const std::vector<double>& raw, const std::vector<Size>& sizes,
+                  int turns) {
+  const double byte = raw.back() / static_cast<double>(kRawBytes.back());
   std::printf("%-8s %10s %10s %10s %10s %10s   %s\n", "bytes", "auto us", "ring", "doubling", "halving-d.",
               "double-tr.", "auto / best alone; TCP bound / auto");
   for (size_t s = 0; s < sizes.size(); ++s) {
@@ -399,7 +239,7 @@ absl::Status MeasureAll(const Options& options, const Network& network, const Ho
   const int turns = options.quick ? kTurnsQuick : kTurns;
   Board* board = MakeBoard();
   if (board == nullptr) return absl::ResourceExhaustedError("no memory for the samples");
-  GT_RETURN_IF_ERROR(LimitAndMeasureRaw(network, board));
+  GT_ASSIGN_OR_RETURN(const std::vector<double> raw, LimitAndMeasureRaw(network));
 
   std::vector<Peer> peers;
   for (const auto& peer :
@@ -448,21 +288,20 @@ absl::Status MeasureAll(const Options& options, const Network& network, const Ho
       outcomes.push_back({name, "us", peers[p].name, chosen, theirs[p][sizes[s].bytes]});
     }
   }
-  PrintSummary(*board, sizes, turns);
+  PrintSummary(*board, raw, sizes, turns);
   return Report(options, "allreduce_net", outcomes) == 0 ? absl::OkStatus()
                                                          : absl::InternalError("the report was not written");
 }
 
 int Main(Options options) {
   options.folder = std::filesystem::absolute(options.folder).string();
-  if (geteuid() != 0 || !Run({"ip", "-V"}).ok() || !Run({"tc", "-V"}).ok()) {
-    std::fprintf(stderr, "bench_allreduce_net: needs root, ip(8) and tc(8); nothing measured\n");
-    return 0;
+  Network network(kMachines);
+  if (const absl::Status made = network.Make(); !made.ok()) {
+    std::fprintf(stderr, "bench_allreduce_net: nothing measured: %s\n", made.ToString().c_str());
+    return absl::IsFailedPrecondition(made) ? 0 : 1;
   }
-  Network network;
   Home home;
   absl::Status status = home.Make();
-  if (status.ok()) status = network.Make();
   if (status.ok()) status = MeasureAll(options, network, home);
   home.Remove();
   if (status.ok()) return 0;

@@ -61,6 +61,15 @@ absl::Status WaitFor(pid_t pid, absl::string_view what, absl::Duration deadline)
   return absl::InternalError(absl::StrCat(what, " failed: wait status ", status));
 }
 
+absl::Status WaitForAll(const std::vector<pid_t>& children, absl::string_view what, absl::Duration deadline) {
+  absl::Status result;
+  for (const pid_t pid : children) {
+    absl::Status one = WaitFor(pid, what, result.ok() ? deadline : absl::Seconds(1));
+    if (result.ok()) result = one;
+  }
+  return result;
+}
+
 absl::Status Run(const std::vector<std::string>& words, absl::Duration deadline) {
   GT_ASSIGN_OR_RETURN(const pid_t pid, Spawn(words));
   return WaitFor(pid, absl::StrCat(words[0], " ", words.size() > 1 ? words[1] : ""), deadline);

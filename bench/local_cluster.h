@@ -16,7 +16,9 @@ namespace gtrain::bench {
 absl::StatusOr<pid_t> Spawn(const std::vector<std::string>& words);
 // Waits for a child of ours; past the deadline it is killed.
 absl::Status WaitFor(pid_t pid, absl::string_view what, absl::Duration deadline = absl::Seconds(20));
-// Both.
+// One after the other; once one failed the rest have a second. The first error.
+absl::Status WaitForAll(const std::vector<pid_t>& children, absl::string_view what, absl::Duration deadline);
+// Spawn and WaitFor.
 absl::Status Run(const std::vector<std::string>& words, absl::Duration deadline = absl::Seconds(20));
 
 bool Executable(const std::string& path);

@@ -1,0 +1,178 @@
+#include "bench/network.h"
+
+#include <arpa/inet.h>
+#include <fcntl.h>
+#include <netinet/tcp.h>
+#include <sched.h>
+#include <sys/mman.h>
+#include <sys/mount.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <csignal>
+#include <cstdio>
+
+#include "absl/strings/str_cat.h"
+#include "base/clock.h"
+#include "base/status_macros.h"
+#include "base/unique_fd.h"
+#include "bench/local_cluster.h"
+
+namespace gtrain::bench {
+namespace {
+
+constexpr absl::Duration kTcpDeadline = absl::Minutes(1);
+
+double Now() { return static_cast<double>(RealClock().Now().ns) * 1e-3; }  // microseconds
+
+// In a child: from here on it is in that namespace.
+bool Enter(const std::string& name) {
+  const UniqueFd file(open(absl::StrCat("/run/netns/", name).c_str(), O_RDONLY | O_CLOEXEC));
+  // UCX looks for interfaces in /sys, which shows those of the namespace it was mounted in.
+  return file.valid() && setns(file.get(), CLONE_NEWNET) == 0 && unshare(CLONE_NEWNS) == 0 &&
+         mount(nullptr, "/", nullptr, MS_REC | MS_PRIVATE, nullptr) == 0 &&
+         mount("sysfs", "/sys", "sysfs", 0, nullptr) == 0;
+}
+
+absl::Status Whole(int fd, char* data, size_t bytes, bool send_it) {
+  for (size_t at = 0; at < bytes;) {
+    const ssize_t n =
+        send_it ? send(fd, data + at, bytes - at, MSG_NOSIGNAL) : recv(fd, data + at, bytes - at, 0);
+    if (n <= 0) return absl::ErrnoToStatus(errno, "plain TCP");
+    at += static_cast<size_t>(n);
+  }
+  return absl::OkStatus();
+}
+
+// The first side sends to the other, which listens at `address`. Medians into `medians` by the first.
+absl::Status TcpSide(bool first, const std::string& host, const std::vector<size_t>& sizes, int times,
+                     double* medians) {
+  UniqueFd fd(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_in to{};
+  to.sin_family = AF_INET;
+  to.sin_port = htons(4000);
+  inet_pton(AF_INET, host.c_str(), &to.sin_addr);
+  auto* address = reinterpret_cast<sockaddr*>(&to);
+  const int on = 1;
+  if (!first) {
+    setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
+    if (bind(fd.get(), address, sizeof(to)) != 0 || listen(fd.get(), 1) != 0)
+      return absl::ErrnoToStatus(errno, "listen");
+    fd = UniqueFd(accept(fd.get(), nullptr, nullptr));
+    if (!fd.valid()) return absl::ErrnoToStatus(errno, "accept");
+  } else {
+    const double end = Now() + 5e6;
+    while (connect(fd.get(), address, sizeof(to)) != 0) {
+      if (Now() > end) return absl::ErrnoToStatus(errno, "connect");
+      usleep(1000);
+      fd = UniqueFd(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    }
+  }
+  setsockopt(fd.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
+  std::vector<char> data(*std::max_element(sizes.begin(), sizes.end()));
+  for (size_t s = 0; s < sizes.size(); ++s) {
+    std::vector<double> samples;
+    for (int i = 0; i < times; ++i) {
+      const double start = Now();
+      GT_RETURN_IF_ERROR(Whole(fd.get(), data.data(), sizes[s], first));
+      GT_RETURN_IF_ERROR(Whole(fd.get(), data.data(), 1, !first));
+      samples.push_back(Now() - start);
+    }
+    std::sort(samples.begin(), samples.end());
+    if (first) medians[s] = samples[samples.size() / 2];
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+pid_t StartOnCore(int core, const std::function<absl::Status()>& body) {
+  std::fflush(nullptr);  // what is buffered here is not to be printed by children as well
+  const pid_t pid = fork();
+  if (pid != 0) return pid;
+  prctl(PR_SET_PDEATHSIG, SIGKILL);
+  cpu_set_t cores;
+  CPU_ZERO(&cores);
+  CPU_SET(static_cast<size_t>(core), &cores);
+  sched_setaffinity(0, sizeof(cores), &cores);
+  const absl::Status status = body();
+  if (!status.ok()) std::fprintf(stderr, "bench: a rank on core %d: %s\n", core, status.ToString().c_str());
+  _exit(status.ok() ? 0 : 1);
+}
+
+Network::Network(int machines)
+    : machines_(machines), name_(absl::StrCat("gtb", getpid())), switch_(name_ + "s") {}
+
+Network::~Network() {
+  for (const std::string& name : made_) (void)Run({"ip", "netns", "del", name});
+}
+
+absl::Status Network::Make() {
+  if (geteuid() != 0 || !Run({"ip", "-V"}).ok() || !Run({"tc", "-V"}).ok())
+    return absl::FailedPreconditionError("network namespaces need root, ip(8) and tc(8)");
+  GT_RETURN_IF_ERROR(Add(switch_));
+  GT_RETURN_IF_ERROR(Run({"ip", "-n", switch_, "link", "add", "br0", "type", "bridge"}));
+  GT_RETURN_IF_ERROR(Run({"ip", "-n", switch_, "link", "set", "br0", "up"}));
+  for (int i = 0; i < machines_; ++i) {
+    const std::string name = NameOf(i), port = absl::StrCat("p", i);
+    GT_RETURN_IF_ERROR(Add(name));
+    GT_RETURN_IF_ERROR(Run({"ip", "-n", switch_, "link", "add", "name", port, "type", "veth", "peer", "name",
+                            "eth0", "netns", name}));
+    GT_RETURN_IF_ERROR(Run({"ip", "-n", switch_, "link", "set", port, "master", "br0", "up"}));
+    GT_RETURN_IF_ERROR(Run({"ip", "-n", name, "addr", "add", AddressOf(i) + "/24", "dev", "eth0"}));
+    GT_RETURN_IF_ERROR(Run({"ip", "-n", name, "link", "set", "eth0", "up"}));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Network::Limit(const std::string& rate, const std::string& burst) const {
+  auto limit = [&](const std::string& name, const std::string& device) {
+    return Run({"ip", "netns", "exec", name, "tc", "qdisc", "replace", "dev", device, "root", "tbf", "rate",
+                rate, "burst", burst, "latency", "50ms"});
+  };
+  for (int i = 0; i < machines_; ++i) {
+    GT_RETURN_IF_ERROR(limit(NameOf(i), "eth0"));
+    GT_RETURN_IF_ERROR(limit(switch_, absl::StrCat("p", i)));
+  }
+  return absl::OkStatus();
+}
+
+std::string Network::NameOf(int machine) const { return absl::StrCat(name_, "n", machine); }
+std::string Network::AddressOf(int machine) { return absl::StrCat("10.77.0.", machine + 1); }
+int Network::CoreOf(int machine) { return machine % static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN)); }
+
+std::vector<std::string> Network::Inside(int machine) const {
+  return {"ip", "netns", "exec", NameOf(machine), "taskset", "-c", absl::StrCat(CoreOf(machine))};
+}
+
+pid_t Network::Start(int machine, const std::function<absl::Status()>& body) const {
+  return StartOnCore(CoreOf(machine), [name = NameOf(machine), &body] {
+    return Enter(name) ? body() : absl::ErrnoToStatus(errno, "entering " + name);
+  });
+}
+
+absl::StatusOr<std::vector<double>> Network::PlainTcp(const std::vector<size_t>& bytes, int times) const {
+  const size_t size = bytes.size() * sizeof(double);
+  void* shared = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  if (shared == MAP_FAILED) return absl::ErrnoToStatus(errno, "mmap");
+  auto* medians = static_cast<double*>(shared);
+  const std::string host = AddressOf(1);
+  absl::Status ran = WaitForAll({Start(0, [&] { return TcpSide(true, host, bytes, times, medians); }),
+                                 Start(1, [&] { return TcpSide(false, host, bytes, times, medians); })},
+                                "plain TCP", kTcpDeadline);
+  const std::vector<double> result(medians, medians + bytes.size());
+  munmap(shared, size);
+  GT_RETURN_IF_ERROR(ran);
+  return result;
+}
+
+absl::Status Network::Add(const std::string& name) {
+  GT_RETURN_IF_ERROR(Run({"ip", "netns", "add", name}));
+  made_.push_back(name);
+  return Run({"ip", "-n", name, "link", "set", "lo", "up"});
+}
+
+}  // namespace gtrain::bench

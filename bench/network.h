@@ -1,0 +1,55 @@
+// Machines for a bench: network namespaces joined by a switch, every cable limited in both directions. Root
+// only; needs ip(8), tc(8) and taskset(1). Not thread-safe.
+#pragma once
+#include <sys/types.h>
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
+namespace gtrain::bench {
+
+// Forks: body runs on that core and ends with this process. The exit status is 0 if it is OK.
+pid_t StartOnCore(int core, const std::function<absl::Status()>& body);
+
+// Named after this process; taken away at the end.
+class Network {
+ public:
+  explicit Network(int machines);
+  ~Network();
+  Network(const Network&) = delete;
+  Network& operator=(const Network&) = delete;
+
+  // FailedPrecondition: not root, or without ip or tc.
+  absl::Status Make();
+  // In tc's words. `burst`: what a cable that was idle lets through at the speed of memory.
+  absl::Status Limit(const std::string& rate, const std::string& burst) const;
+
+  int machines() const { return machines_; }
+  std::string NameOf(int machine) const;
+  static std::string AddressOf(int machine);
+  // Each rank stays on one core, ours and the peers': where the scheduler happens to put four ranks on two
+  // cores is worth a factor of two.
+  static int CoreOf(int machine);
+  // What a command on that machine begins with. The interface there is eth0.
+  std::vector<std::string> Inside(int machine) const;
+  // Forks: body runs on that machine, on its core, and ends with this process. The exit status is 0 if it is
+  // OK.
+  pid_t Start(int machine, const std::function<absl::Status()>& body) const;
+
+  // What bounds everything: machine 0 sends so many bytes and machine 1 answers with one. Medians of
+  // microseconds.
+  absl::StatusOr<std::vector<double>> PlainTcp(const std::vector<size_t>& bytes, int times) const;
+
+ private:
+  absl::Status Add(const std::string& name);
+
+  const int machines_;
+  const std::string name_, switch_;
+  std::vector<std::string> made_;
+};
+
+}  // namespace gtrain::bench
