@@ -21,6 +21,7 @@
 namespace gtrain::bench {
 namespace {
 
+constexpr char kFashion[] = "fashion", kText[] = "text";  // for --only
 constexpr char kBible[] = "/usr/bin/bible";
 
 struct Way {
@@ -140,41 +141,40 @@ absl::Status Measure(const Training& training, const Options& options, std::vect
   return absl::OkStatus();
 }
 
+absl::Status MeasureFashionMnist(const Options& options, std::vector<Outcome>* outcomes) {
+  if (!Executable(options.folder + "/../examples/fashion_mnist"))
+    return absl::NotFoundError("libtorch was missing when this was built");
+  return Measure(FashionMnist(options), options, outcomes);
+}
+
+absl::Status MeasureCharLm(const Options& options, std::vector<Outcome>* outcomes) {
+  if (!Executable(options.folder + "/../examples/char_lm"))
+    return absl::NotFoundError("libhwy was missing when this was built");
+  if (!Executable(kBible))
+    return absl::NotFoundError("bible-kjv is not installed (tools/install.sh --bench)");
+  Home home;
+  absl::Status status = home.Make();
+  const std::string text = home.path() + "/kjv.txt";
+  if (status.ok())
+    status = Run({"/bin/sh", "-c", absl::StrCat(kBible, " -f gen1:1-rev22:21 | cut -d' ' -f2- > ", text)});
+  if (status.ok()) status = Measure(CharLm(options, text), options, outcomes);
+  home.Remove();
+  return status;
+}
+
 int Main(Options options) {
   if (!options.json.empty()) options.json = std::filesystem::absolute(options.json).string();
   std::vector<Outcome> outcomes;
   int failed = 0;
-  auto measure = [&](const Training& training) {
-    const absl::Status measured = Measure(training, options, &outcomes);
+  auto measure = [&](const char* word, auto part) {
+    if (!options.only.empty() && options.only != word) return;
+    const absl::Status measured = part(options, &outcomes);
     if (measured.ok()) return;
-    std::fprintf(stderr, "bench_convergence: %s: %s\n", training.name.c_str(), measured.ToString().c_str());
-    ++failed;
+    std::fprintf(stderr, "bench_convergence: without %s: %s\n", word, measured.ToString().c_str());
+    failed += !absl::IsNotFound(measured);
   };
-  if (!Executable(options.folder + "/../examples/fashion_mnist")) {
-    std::fprintf(stderr,
-                 "bench_convergence: without fashion-MNIST: libtorch was missing when this was built\n");
-  } else {
-    measure(FashionMnist(options));
-  }
-  if (!Executable(kBible) || !Executable(options.folder + "/../examples/char_lm")) {
-    std::fprintf(stderr,
-                 "bench_convergence: without the King James text: tools/install.sh --bench installs "
-                 "bible-kjv, tools/install.sh libhwy-dev, which examples/char_lm needs\n");
-  } else {
-    Home home;
-    absl::Status made = home.Make();
-    const std::string text = home.path() + "/kjv.txt";
-    if (made.ok()) {
-      made = Run({"/bin/sh", "-c", absl::StrCat(kBible, " -f gen1:1-rev22:21 | cut -d' ' -f2- > ", text)});
-    }
-    if (made.ok()) {
-      measure(CharLm(options, text));
-    } else {
-      std::fprintf(stderr, "bench_convergence: %s\n", made.ToString().c_str());
-      ++failed;
-    }
-    home.Remove();
-  }
+  measure(kFashion, MeasureFashionMnist);
+  measure(kText, MeasureCharLm);
   if (outcomes.empty()) return 1;
   const int reported = Report(options, "convergence", outcomes);
   return failed > 0 ? 1 : reported;
@@ -183,4 +183,7 @@ int Main(Options options) {
 }  // namespace
 }  // namespace gtrain::bench
 
-int main(int argc, char** argv) { return gtrain::bench::Main(gtrain::bench::ParseOptions(argc, argv)); }
+int main(int argc, char** argv) {
+  using gtrain::bench::kFashion, gtrain::bench::kText;
+  return gtrain::bench::Main(gtrain::bench::ParseOptions(argc, argv, {kFashion, kText}));
+}

@@ -7,9 +7,11 @@
 #include <filesystem>
 #include <utility>
 
+#include "absl/algorithm/container.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "base/file.h"
 #include "base/status_macros.h"
@@ -49,7 +51,7 @@ std::string ReportJson(const Options& options, absl::string_view bench,
 
 }  // namespace
 
-Options ParseOptions(int argc, char** argv) {
+Options ParseOptions(int argc, char** argv, const std::vector<std::string>& parts) {
   Options options;
   const std::string self = argv[0];
   const size_t slash = self.rfind('/');
@@ -62,8 +64,11 @@ Options ParseOptions(int argc, char** argv) {
       options.quick = true;
     } else if (word == "--json" && i + 1 < argc) {
       options.json = argv[++i];
+    } else if (word == "--only" && i + 1 < argc && absl::c_linear_search(parts, argv[i + 1])) {
+      options.only = argv[++i];
     } else {
-      std::fprintf(stderr, "usage: %s [--quick] [--json FILE]\n", argv[0]);
+      std::fprintf(stderr, "usage: %s [--quick] [--json FILE]%s\n", argv[0],
+                   parts.empty() ? "" : absl::StrCat(" [--only ", absl::StrJoin(parts, "|"), "]").c_str());
       std::exit(2);
     }
   }

@@ -16,11 +16,12 @@ namespace gtrain::bench {
 struct Options {
   std::string json;    // --json FILE: where the report goes; empty = only the table
   bool quick = false;  // --quick: the whole program ends within 50 s
+  std::string only;    // --only PART, where a bench has parts: the one of them to measure
   std::string folder;  // where this program lies, to find its neighbours (build/bin)
 };
 
-// Prints usage and exits 2 on an unknown argument.
-Options ParseOptions(int argc, char** argv);
+// Prints usage and exits 2 on an unknown argument. `parts`: the words that --only takes.
+Options ParseOptions(int argc, char** argv, const std::vector<std::string>& parts = {});
 
 using Sample = std::function<absl::StatusOr<double>()>;
 
