@@ -34,7 +34,8 @@ namespace gtrain::bench {
 namespace {
 
 constexpr int kRanks = 2, kLayers = 13;
-constexpr size_t kElements = 698 * 698;  // of a layer: 6.33 M, 25.3 MB together; as in compress_ddp.py
+constexpr int64_t kWidth = 698;
+constexpr size_t kElements = kWidth * kWidth;  // of a layer: 6.33 M, 25.3 MB together; as in compress_ddp.py
 constexpr absl::Duration kCompute = absl::Milliseconds(16);
 constexpr absl::Duration kPatience = absl::Minutes(3);
 constexpr int kPeerAttempts = 4;                     // torch 1.13's PowerSGD hook loses a rank in many runs
@@ -53,7 +54,8 @@ constexpr Link kLinks[] = {{"100 Mbit/s", "100mbit", "100mbit", "8kb", 0.030},
                            {"shared memory", "memory", "", "", 0}};
 
 // What is allowed. Warm-up is for accuracy; a step behind it is what is measured.
-constexpr const char* kFixed[] = {"none", "fp16", "onebit warmup=0", "topk density=0.001 warmup=0"};
+constexpr const char* kFixed[] = {"none", "fp16", "onebit warmup=0", "powersgd rank=1 warmup=0",
+                                  "topk density=0.001 warmup=0"};
 constexpr const char* kAuto = "auto: fp16, onebit warmup=0, topk density=0.001 warmup=0";
 constexpr const char* kDdp[] = {"dense", "fp16", "powersgd"};
 constexpr double kWithinFp16 = 1.02, kWithinBest = 1.05;
@@ -91,7 +93,7 @@ absl::Status Backward(Reducer* reducer, int step) {
 
 absl::Status Train(Communicator& c, int settle, int steps, Board* board) {
   std::vector<GradientSpec> layers;
-  for (int i = 0; i < kLayers; ++i) layers.push_back({absl::StrCat("layer", i), kElements});
+  for (int i = 0; i < kLayers; ++i) layers.push_back({absl::StrCat("layer", i), kElements, {kWidth, kWidth}});
   GT_ASSIGN_OR_RETURN(const auto reducer, Reducer::Create(&c, layers));
   std::vector<double> seconds;
   for (int step = 0; step < settle + steps; ++step) {

@@ -39,9 +39,9 @@ constexpr absl::Duration kPatience = absl::Minutes(3);
 constexpr int kPeerAttempts = 4;  // torch 1.13's PowerSGD hook loses a rank in many runs
 constexpr char kPython[] = "/usr/bin/python3", kBible[] = "/usr/bin/bible";
 
-constexpr const char* kOurs[] = {"none", "fp16", "topk density=0.01 warmup=0",
+constexpr const char* kOurs[] = {"none", "fp16", "powersgd rank=1 warmup=0", "topk density=0.01 warmup=0",
                                  "auto: fp16, onebit warmup=0, topk density=0.01 warmup=0"};
-constexpr size_t kAuto = 3;
+constexpr size_t kAuto = 4;
 constexpr const char* kDdp[] = {"dense", "fp16", "powersgd"};
 
 struct Link {
@@ -59,7 +59,8 @@ absl::Status Train(Communicator& c, const examples::Text& text, Reached* reached
   Model model(kSamples, kSeed);
   std::vector<float> momentum(model.values().size());
   std::vector<GradientSpec> specs;
-  for (const auto& parameter : examples::Parameters()) specs.push_back({parameter.name, parameter.count()});
+  for (const auto& parameter : examples::Parameters())
+    specs.push_back({parameter.name, parameter.count(), parameter.shape()});
   GT_ASSIGN_OR_RETURN(const auto reducer, Reducer::Create(&c, specs));
   std::vector<absl::Span<float>> gradients;
   for (size_t i = 0; i < specs.size(); ++i) gradients.push_back(reducer->gradient(i));

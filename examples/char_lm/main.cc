@@ -56,7 +56,7 @@ constexpr char kUsage[] =
     "usage: char_lm --text FILE [--steps N] [--batch N] [--lr X] [--seed N] [--max-loss X]\n"
     "               [--compress WORDS] [--error-feedback yes|no] [--momentum-correction no|yes]\n"
     "  --batch is the global batch; --max-loss makes the exit code 1 when the validation loss is above it.\n"
-    "  --compress: as in a job file, for example 'topk density=0.01 warmup=100', onebit, int8, fp16.\n"
+    "  --compress: as in a job file, for example 'topk density=0.01 warmup=100', onebit, powersgd, fp16.\n"
     "  Run it by hand for one rank, or under `gtrain launch -n 4 -- char_lm ...`.\n";
 
 bool ParseYesNo(const std::string& value, bool* flag) {
@@ -163,7 +163,8 @@ class Trainer {
 
 absl::Status Trainer::MakeReducer() {
   std::vector<GradientSpec> specs;
-  for (const Parameter& parameter : Parameters()) specs.push_back({parameter.name, parameter.count()});
+  for (const Parameter& parameter : Parameters())
+    specs.push_back({parameter.name, parameter.count(), parameter.shape()});
   ReducerOptions options;
   options.compression = flags_.compress;
   auto reducer = Reducer::Create(comm_, specs, options);

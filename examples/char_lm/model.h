@@ -18,6 +18,7 @@ struct Parameter {
   std::string name;
   size_t rows = 0, columns = 0;
   size_t count() const { return rows * columns; }
+  std::vector<int64_t> shape() const { return {static_cast<int64_t>(rows), static_cast<int64_t>(columns)}; }
 };
 
 // All parameters, in the order of the forward pass. Weights are [inputs][outputs].
