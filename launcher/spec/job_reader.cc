@@ -69,7 +69,8 @@ constexpr absl::string_view kSetByGtrain[] = {"RANK",
                                               "CUDA_VISIBLE_DEVICES"};
 
 // CodecName of include/gtrain/compression.h but for `none`.
-constexpr absl::string_view kCodecs[] = {"fp16", "bf16", "int8", "fp8", "topk", "onebit"};
+constexpr absl::string_view kCodecs[] = {"fp16", "bf16", "int8", "fp8", "topk", "onebit", "powersgd"};
+constexpr int kMatrixRankMax = 64;  // likewise
 constexpr int kWholeShare = 1'000'000;
 
 constexpr absl::string_view kSignals[] = {"SIGTERM", "SIGINT", "SIGUSR1", "SIGUSR2", "SIGHUP"};
@@ -595,8 +596,14 @@ void JobReader::ReadCodec(const Node& node, absl::string_view key, CommCodec& co
                   if (of(n, "momentum", {"onebit"}))
                     codec.momentum = values_.Share(n, absl::StrCat(key, ".momentum"), 0, kWholeShare - 1);
                 }},
+               {"rank",
+                [&](const Node& n) {
+                  if (!of(n, "rank", {"powersgd"})) return;
+                  if (const auto rank = values_.Int(n, absl::StrCat(key, ".rank"), 1, kMatrixRankMax))
+                    codec.rank = static_cast<int>(*rank);
+                }},
                {"warmup", [&](const Node& n) {
-                  if (!of(n, "warmup", {"topk", "onebit"})) return;
+                  if (!of(n, "warmup", {"topk", "onebit", "powersgd"})) return;
                   if (const auto steps = values_.Int(n, absl::StrCat(key, ".warmup"), 0, 1'000'000))
                     codec.warmup = static_cast<int>(*steps);
                 }}});

@@ -87,7 +87,8 @@ struct CommCodec {
   std::string codec;            // a word of CodecName
   std::optional<int> density;   // topk: share of elements sent
   std::optional<int> momentum;  // onebit: the optimiser's
-  std::optional<int> warmup;    // topk, onebit: steps
+  std::optional<int> rank;      // powersgd: columns of a factor
+  std::optional<int> warmup;    // topk, onebit, powersgd: steps
   bool operator==(const CommCodec&) const = default;
 };
 

@@ -44,7 +44,7 @@ secrets: {HF_TOKEN: {env: HF_TOKEN}, KEY: {file: key.txt}}
 elastic: {mode: restart, spares: 0}
 checkpoint: {uri: ./ckpt, every: 200 steps, keep: 5, near: memory, replicas: 0, on_error: fail}
 restart: {budget: 3, window: 10m, before_first_step: 2, oom: 0}
-comm: {compression: auto, allow: [fp16, {codec: topk, density: 0.1%, warmup: 50}, {codec: onebit, momentum: 0.8}]}
+comm: {compression: auto, allow: [fp16, {codec: topk, density: 0.1%, warmup: 50}, {codec: onebit, momentum: 0.8}, {codec: powersgd, rank: 2}]}
 progress: {step: 'step (\d+)', loss: 'loss ([0-9.]+)', startup: 10m, stall: 5m, on_stall: kill}
 preempt: {signal: SIGUSR1, lead: 60s}
 stop_grace: 20s
@@ -76,7 +76,8 @@ priority: -5
   EXPECT_TRUE(s.comm.automatic);
   EXPECT_EQ(s.comm.codecs, (std::vector<CommCodec>{{.codec = "fp16"},
                                                    {.codec = "topk", .density = 1'000, .warmup = 50},
-                                                   {.codec = "onebit", .momentum = 800'000}}));
+                                                   {.codec = "onebit", .momentum = 800'000},
+                                                   {.codec = "powersgd", .rank = 2}}));
   EXPECT_EQ(s.progress.on_stall, OnStall::kKill);
   EXPECT_EQ(s.preempt.signal, "SIGUSR1");
   EXPECT_EQ(s.time_limit, absl::Hours(24));
@@ -290,13 +291,18 @@ INSTANTIATE_TEST_SUITE_P(
         ErrorCase{"", "run: a\ncomm:\n  compression: zip\n",
                   "f:3:16: `comm.compression`: 'zip' is not known; it must be fp16 or bf16 or int8 or fp8 or "
                   "topk or "
-                  "onebit or none or auto"},
+                  "onebit or powersgd or none or auto"},
         ErrorCase{"", "run: a\ncomm: {compression: {density: 1%}}\n",
                   "`codec`, the name of the codec, is missing"},
         ErrorCase{"", "run: a\ncomm: {compression: {codec: fp16, density: 1%}}\n",
                   "f:2:44: `comm.compression.density`: fp16 has none; topk has"},
         ErrorCase{"", "run: a\ncomm: {compression: {codec: int8, warmup: 3}}\n",
-                  "int8 has none; topk and onebit have"},
+                  "int8 has none; topk and onebit and powersgd have"},
+        ErrorCase{"", "run: a\ncomm: {compression: {codec: topk, rank: 3}}\n", "topk has none; powersgd has"},
+        ErrorCase{"", "run: a\ncomm: {compression: {codec: powersgd, rank: 0}}\n", "out of range"},
+        ErrorCase{"", "run: a\ncomm: {compression: {codec: powersgd, rank: 65}}\n", "out of range"},
+        ErrorCase{"", "run: a\ncomm: {compression: {codec: powersgd, density: 1%}}\n",
+                  "powersgd has none; topk has"},
         ErrorCase{"", "run: a\ncomm: {compression: {codec: topk, density: 2}}\n",
                   "'2' is out of range; it must be from 0.000001 to 1"},
         ErrorCase{"", "run: a\ncomm: {compression: {codec: topk, density: 1e-3}}\n",

@@ -169,6 +169,7 @@ std::string PrintCodec(const CommCodec& codec) {
   std::string out = absl::StrCat("{codec: ", codec.codec);
   if (codec.density) absl::StrAppend(&out, ", density: ", PrintShare(*codec.density));
   if (codec.momentum) absl::StrAppend(&out, ", momentum: ", PrintShare(*codec.momentum));
+  if (codec.rank) absl::StrAppend(&out, ", rank: ", *codec.rank);
   if (codec.warmup) absl::StrAppend(&out, ", warmup: ", *codec.warmup);
   return out + "}";
 }

@@ -55,6 +55,9 @@ void RandomizePolicies(JobSpec& s, Rng& rng) {
     s.comm.automatic = rng.Chance(0.5);
     s.comm.codecs = {{.codec = "topk", .density = 1 + static_cast<int>(rng.Below(1'000'000)), .warmup = 0}};
     if (s.comm.automatic) s.comm.codecs.push_back({.codec = "onebit", .momentum = 900'000});
+    if (rng.Chance(0.3))
+      s.comm.codecs.push_back({.codec = "powersgd", .rank = 1 + static_cast<int>(rng.Below(64))});
+    if (!s.comm.automatic) s.comm.codecs.resize(1);
   }
   if (rng.Chance(0.5)) s.progress.step = R"(st"e\.p (\d+))";
   if (rng.Chance(0.5)) s.progress.stall = absl::Seconds(10 + rng.Below(1000));

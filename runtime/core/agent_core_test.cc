@@ -239,7 +239,10 @@ TEST_F(AgentCoreTest, EnvironmentTable) {
   spec_.secrets["B"] = {"", "/secret"};
   spec_.checkpoint.uri = "/ckpt";
   spec_.checkpoint.every_steps = 200;
-  spec_.comm = {true, {{.codec = "topk", .density = 1'000, .warmup = 50}, {.codec = "onebit"}}};
+  spec_.comm = {true,
+                {{.codec = "topk", .density = 1'000, .warmup = 50},
+                 {.codec = "onebit"},
+                 {.codec = "powersgd", .rank = 2}}};
   Welcome();
   GenerationGrant grant = Grant(7, 2, 3);
   grant.client_env = {
@@ -287,7 +290,7 @@ TEST_F(AgentCoreTest, EnvironmentTable) {
       {"GTRAIN_CHECKPOINT_EVERY", "200 steps"},
       {"GTRAIN_CHECKPOINT_KEEP", "3"},
       {"GTRAIN_CHECKPOINT_ON_ERROR", "warn"},
-      {"GTRAIN_COMPRESSION", "auto: topk density=0.001 warmup=50, onebit"},
+      {"GTRAIN_COMPRESSION", "auto: topk density=0.001 warmup=50, onebit, powersgd rank=2"},
       {"GTRAIN_RESUME", "fresh"},
       {"GTRAIN_RUN_DIR", "/run"},
       {"GTRAIN_TOKEN", starts[1].token},
@@ -597,6 +600,18 @@ TEST_F(AgentCoreTest, SdkCheckpointKeepsItsManifest) {
   EXPECT_EQ(Sent<CheckpointReport>()[0].manifest, "k/m");
   EXPECT_EQ(Sent<CheckpointReport>()[0].policy, "every 9 s?!");
   EXPECT_EQ(Sent<CheckpointReport>()[0].timeline, Timeline{9});
+}
+
+TEST_F(AgentCoreTest, HowGradientsTravelIsANote) {
+  Welcome();
+  StartIt(1, 1, 1);
+  FromRank(0, R"({"type":"compression","text":"topk for 2 of 3\n buckets"})");
+  ASSERT_EQ(Sent<AgentNote>().size(), 1u);
+  EXPECT_EQ(Sent<AgentNote>()[0].kind, "compression");
+  EXPECT_EQ(Sent<AgentNote>()[0].rank, 0);
+  EXPECT_EQ(Sent<AgentNote>()[0].text, "topk for 2 of 3? buckets");
+  FromRank(0, absl::StrCat(R"({"type":"compression","text":")", std::string(9000, 'x'), R"("})"));
+  EXPECT_EQ(Sent<AgentNote>()[0].text.size(), 200u);
 }
 
 TEST_F(AgentCoreTest, SilentHeadEndsOnlyProgramsWithoutTheSdk) {  // blueprint section 7

@@ -144,6 +144,7 @@ void AddCompression(const spec::CommPolicy& comm, Env* env) {
     *out += codec.codec;
     if (codec.density) absl::StrAppend(out, " density=", PrintShare(*codec.density));
     if (codec.momentum) absl::StrAppend(out, " momentum=", PrintShare(*codec.momentum));
+    if (codec.rank) absl::StrAppend(out, " rank=", *codec.rank);
     if (codec.warmup) absl::StrAppend(out, " warmup=", *codec.warmup);
   };
   (*env)["GTRAIN_COMPRESSION"] =
