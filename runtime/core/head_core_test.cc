@@ -694,6 +694,23 @@ TEST_F(HeadCoreTest, NextGenerationWaitsForTheLastOne_N8) {
   EXPECT_THAT(Sent<StartGeneration>(), SizeIs(1));
 }
 
+// What an old generation's rank still says is not what this one does.
+TEST_F(HeadCoreTest, HowGradientsTravelIsOfThisGeneration) {
+  Hello("1");
+  const JobId job = Submit("train 1 1");
+  StartRanks(job);
+  EXPECT_EQ(Status(job).at("compression"), "");
+  FromNode("1", AgentNote{job, {1}, 0, "compression", "topk for 2 of 3 buckets"});
+  EXPECT_EQ(Status(job).at("compression"), "topk for 2 of 3 buckets");
+  FromNode("1", RankExited{Exit(job, 1, 0, 1)});
+  FromNode("1", GenerationGone{job, {1}});
+  Pass(absl::Seconds(5), {"1"});
+  ASSERT_EQ(Status(job).at("generation"), 2);
+  EXPECT_EQ(Status(job).at("compression"), "");
+  FromNode("1", AgentNote{job, {1}, 0, "compression", "late"});
+  EXPECT_EQ(Status(job).at("compression"), "");
+}
+
 // Its ranks may have run before the reboot, so the generation is over, also when nobody heard of its start.
 // A zombie may still commit, into its own timeline (fault C3); the job does not resume from that.
 TEST_F(HeadCoreTest, CheckpointOfAnOldTimelineDoesNotCount_C3) {

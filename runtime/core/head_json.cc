@@ -168,6 +168,7 @@ json JobDocument(const Job& job, const std::map<NodeId, Node>& nodes, bool whole
                    {"restarts", record.restarts},
                    {"last_checkpoint", nullptr},
                    {"checkpoint_policy", job.checkpoint_policy},
+                   {"compression", job.compression},
                    {"first_fault", nullptr},
                    {"last_fault", nullptr},
                    {"blocked_by", BlockerDocuments(job)},

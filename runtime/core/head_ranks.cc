@@ -6,6 +6,7 @@
 #include "base/probe.h"
 #include "base/units.h"
 #include "runtime/core/head_state.h"
+#include "runtime/core/rank_reports.h"
 #include "runtime/core/restart_policy.h"
 
 namespace gtrain::core {
@@ -246,6 +247,10 @@ void HeadState::OnCheckpoint(const NodeId& node, const CheckpointReport& report)
 void HeadState::OnNote(const NodeId& node, const AgentNote& note) {
   Job* job = CurrentJob(node, note.job, note.generation);
   if (job == nullptr) return;
+  if (note.kind == kCompressionNote) {  // a state, not an event: it is said again and again
+    job->compression = note.text.substr(0, kCompressionBytesMax);
+    return Dirty(*job);
+  }
   const std::string rank = note.rank >= 0 ? absl::StrCat("rank ", note.rank, " on ") : "";
   Emit(*job, note.kind.empty() ? "note" : note.kind, absl::StrCat(rank, Hostname(node), ": ", note.text));
   Dirty(*job);

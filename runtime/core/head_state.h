@@ -91,6 +91,7 @@ struct Job {
   plan::Demand demand;
   std::optional<CheckpointRecord> checkpoint;
   std::string checkpoint_policy;  // as the newest report said it
+  std::string compression;        // of this generation, likewise
 
   // Live, of record.generation.
   std::vector<RankLive> ranks;  // index = rank

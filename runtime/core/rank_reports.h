@@ -14,6 +14,9 @@ namespace gtrain::core {
 
 inline constexpr size_t kLinkTextBytesMax = 300;
 inline constexpr size_t kPolicyBytesMax = 200;
+inline constexpr size_t kCompressionBytesMax = 200;
+// AgentNote::kind of what a rank says about how gradients travel.
+inline constexpr char kCompressionNote[] = "compression";
 
 struct RankSaid {
   enum class Kind {
@@ -23,7 +26,8 @@ struct RankSaid {
     kOverdue,
     kProgress,
     kCheckpoint,
-    kLink
+    kLink,
+    kCompression
   } kind = Kind::kNothing;
   std::optional<int64_t> step;
   std::optional<double> loss;
@@ -36,7 +40,7 @@ struct RankSaid {
   std::string manifest;                  // kCheckpoint
   bool checkpoint = false;               // a report line that names a checkpoint
   int peer = 0;                          // kLink: the rank that is not reached
-  std::string text;                      // kLink, kCheckpoint (how often there is one): printable, bounded
+  std::string text;  // kLink, kCheckpoint (how often there is one), kCompression: printable, bounded
 };
 
 RankSaid ReadRelay(const std::string& json);       // runtime/keeper/rank_protocol.h

@@ -112,6 +112,11 @@ WorkerStepResult WorkerCore::On(const WorkerLinkDown& e, Instant) {
   return {{SendLinkDown{e.peer, e.text}}, absl::StrCat("rank ", e.peer, " is not reached: ", e.text)};
 }
 
+WorkerStepResult WorkerCore::On(const WorkerCompression& e, Instant) {
+  if (state_ == State::kOver) return {{}, "the generation is over: the next one chooses anew"};
+  return {{SendCompression{e.text}}, "how gradients travel was chosen"};
+}
+
 WorkerStepResult WorkerCore::On(const WorkerCollectives& e, Instant now) {
   if (state_ == State::kOver || e.count <= collective_) return {{}, "no new collective"};
   collective_ = e.count;

@@ -65,6 +65,10 @@ struct WorkerLinkDown {
   int peer = 0;
   std::string text;  // what was tried and what came of it
 };
+// How gradients travel, as the program chose by itself: for people.
+struct WorkerCompression {
+  std::string text;
+};
 // Collectives begun by this rank in this generation, all communicators together, and the time in those that
 // had to wait for others.
 struct WorkerCollectives {
@@ -75,7 +79,7 @@ struct WorkerTick {};
 
 using WorkerEvent = std::variant<WorkerJoin, WorkerExchange, WorkerTable, WorkerOverdue, WorkerMissing,
                                  WorkerOver, WorkerStop, WorkerNotice, WorkerProgress, WorkerCheckpoint,
-                                 WorkerLinkDown, WorkerCollectives, WorkerTick>;
+                                 WorkerLinkDown, WorkerCompression, WorkerCollectives, WorkerTick>;
 
 // ---------------------------------------------------------------- out
 
@@ -116,9 +120,13 @@ struct SendLinkDown {
   std::string text;
   bool operator==(const SendLinkDown&) const = default;
 };
+struct SendCompression {
+  std::string text;
+  bool operator==(const SendCompression&) const = default;
+};
 
-using WorkerEffect =
-    std::variant<SendJoined, SendExchange, SendOverdue, SendProgress, SendCheckpoint, SendLinkDown>;
+using WorkerEffect = std::variant<SendJoined, SendExchange, SendOverdue, SendProgress, SendCheckpoint,
+                                  SendLinkDown, SendCompression>;
 
 struct WorkerStepResult {
   std::vector<WorkerEffect> effects;  // in this order
@@ -160,6 +168,7 @@ class WorkerCore {
   WorkerStepResult On(const WorkerProgress& e, Instant now);
   WorkerStepResult On(const WorkerCheckpoint& e, Instant now);
   WorkerStepResult On(const WorkerLinkDown& e, Instant now);
+  WorkerStepResult On(const WorkerCompression& e, Instant now);
   WorkerStepResult On(const WorkerCollectives& e, Instant now);
   WorkerStepResult On(const WorkerTick& e, Instant now);
   WorkerStepResult ReportIfDue(Instant now);
