@@ -584,6 +584,7 @@ absl::StatusOr<bool> CheckpointerImpl::Save(int64_t step) {
   }
   if (settings_.on_error == OnError::kFail) GT_RETURN_IF_ERROR(agree_.AllOk(saver_->last_status()));
   if (!saver_->usable()) saver_->Replace(std::make_unique<OwnRoute>(store_.get(), Commits()));
+  if (settings_.before_save) GT_RETURN_IF_ERROR(agree_.AllOk(settings_.before_save()));
   if (step <= highest_step_) ++next_.attempt;  // a step saved before: its names are taken
   highest_step_ = step;
   next_.step = step;

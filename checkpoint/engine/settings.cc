@@ -95,7 +95,8 @@ absl::StatusOr<Settings> MergeSettings(const CheckpointOptions& options, const E
                .every_steps = options.every_steps,
                .every = options.every,
                .commit_timeout = options.commit_timeout,
-               .lazy = options.lazy};
+               .lazy = options.lazy,
+               .before_save = options.before_save};
   const std::string uri = get("GTRAIN_CHECKPOINT_URI");
   GT_ASSIGN_OR_RETURN(out.uri, ParseLocation(uri.empty() ? options.uri : uri));
   if (out.uri.empty()) {

@@ -49,6 +49,7 @@ struct Settings {
   absl::Duration commit_timeout = absl::Minutes(10);
   bool lazy = false;
   std::optional<NearPlace> near;
+  std::function<absl::Status()> before_save;
   // With `every` automatic: since when this job has been running, as far as this machine knows.
   absl::Time job_began = absl::Now();
   Resume resume = Resume::kIfSameJob;

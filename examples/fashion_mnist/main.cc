@@ -10,7 +10,7 @@
 // Parameters and momentum live in flat buffers, so that the optimiser is a few vector operations; gradients
 // live in the reducer's memory. They are sums over samples divided by the global batch, which is why the
 // result does not depend on the number of ranks beyond rounding. --compress sends less of them: what a step
-// did not send is carried over to the next one, and lost when the job restarts.
+// did not send is carried over to the next one, and saved with the model.
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
 #include <torch/torch.h>
 
@@ -62,18 +62,23 @@ struct Flags {
 
 constexpr char kUsage[] =
     "usage: fashion_mnist [--epochs N] [--batch N] [--lr X] [--data DIR] [--seed N] [--min-accuracy X]\n"
-    "                     [--compress none|fp16|bf16|int8|fp8|onebit|topk|topk:DENSITY]\n"
+    "                     [--compress "
+    "none|fp16|bf16|int8|fp8|onebit|topk|topk:DENSITY|powersgd|powersgd:RANK]\n"
     "  --batch is the global batch; --min-accuracy makes the exit code 1 when the test accuracy is below "
     "it.\n"
     "  Run it by hand for one rank, or under `gtrain launch -n 4 -- fashion_mnist`.\n";
 
-// "topk:0.01", or the name of a codec alone.
+// "topk:0.01", "powersgd:2", or the name of a codec alone.
 bool ParseCompress(absl::string_view text, CompressionOptions* options) {
   const std::pair<absl::string_view, absl::string_view> parts = absl::StrSplit(text, absl::MaxSplits(':', 1));
   const absl::StatusOr<Codec> codec = ParseCodec(parts.first);
   if (!codec.ok()) return false;
   options->codec = *codec;
   if (!absl::StrContains(text, ':')) return true;
+  if (*codec == Codec::kPowerSgd) {
+    return absl::SimpleAtoi(parts.second, &options->matrix_rank) && options->matrix_rank > 0 &&
+           options->matrix_rank <= kMatrixRankMax;
+  }
   return *codec == Codec::kTopK && absl::SimpleAtod(parts.second, &options->density) &&
          options->density > 0 && options->density <= 1;
 }
@@ -175,6 +180,8 @@ class Trainer {
   absl::Status MakeReducer();
 
   absl::Status RegisterAndRestore(Checkpointer* checkpointer);
+  // Before each save: what compression carries over, into the registered memory.
+  absl::Status ExportCarried() { return reducer_->ExportCarried(absl::MakeSpan(carried_)); }
   // Until the last step, or until all ranks agreed to stop (then `stopped()`).
   absl::Status Run();
   absl::StatusOr<double> TestAccuracy(const Split& test);
@@ -199,6 +206,7 @@ class Trainer {
   Net net_;
   torch::Tensor params_, momentum_;  // flat
   std::unique_ptr<Reducer> reducer_;
+  std::vector<float> carried_;                                        // by compression, as of the newest save
   std::vector<std::shared_ptr<torch::autograd::Node>> accumulators_;  // keep the hooks alive
   absl::Status hooks_;  // the first error of a hook, which cannot return it
   Cursor cursor_;
@@ -242,7 +250,7 @@ class ReadyHook final : public torch::autograd::FunctionPostHook {
 absl::Status Trainer::MakeReducer() {
   std::vector<GradientSpec> specs;
   for (const auto& p : net_->named_parameters()) {
-    specs.push_back({p.key(), static_cast<size_t>(p.value().numel())});
+    specs.push_back({p.key(), static_cast<size_t>(p.value().numel()), p.value().sizes().vec()});
   }
   ReducerOptions options;
   options.compression = flags_.compress;
@@ -251,6 +259,7 @@ absl::Status Trainer::MakeReducer() {
   auto reducer = Reducer::Create(comm_, specs, options);
   if (!reducer.ok()) return reducer.status();
   reducer_ = *std::move(reducer);
+  carried_.resize(reducer_->CarriedCount());
   std::vector<torch::Tensor> params = net_->parameters();
   for (size_t i = 0; i < params.size(); ++i) {
     params[i].mutable_grad() = torch::from_blob(reducer_->gradient(i).data(), params[i].sizes());
@@ -276,11 +285,17 @@ absl::Status Trainer::RegisterAndRestore(Checkpointer* checkpointer) {
   static_assert(sizeof(Cursor) == 3 * sizeof(int64_t));
   s = checkpointer_->AddReplicated("cursor", &cursor_, {3}, DType::kInt64);
   if (!s.ok()) return s;
+  if (const std::string& name = reducer_->CarriedName(); !name.empty()) {
+    s = checkpointer_->AddPerRank(name, carried_.data(), carried_.size() * sizeof(float));
+    if (!s.ok()) return s;
+  }
 
   absl::StatusOr<std::optional<RestoredStep>> restored = checkpointer_->Restore();
   if (!restored.ok()) return restored.status();
   if (!restored->has_value()) return absl::OkStatus();
   saved_step_ = cursor_.step;
+  // Zeros if the checkpoint is of another codec or number of ranks.
+  if (s = reducer_->LoadCarried(carried_); !s.ok()) return s;
   if (cursor_.batch != flags_.batch || cursor_.seed != flags_.seed) {
     return absl::FailedPreconditionError(
         absl::StrCat("the checkpoint was trained with --batch ", cursor_.batch, " --seed ", cursor_.seed,
@@ -416,6 +431,7 @@ int TrainMain(const Flags& flags) {
   CheckpointOptions options;
   options.every_steps = 100;
   options.uri = "ckpt/fashion_mnist";  // by hand; under gtrain the job file's place and interval win
+  options.before_save = [&trainer] { return trainer.ExportCarried(); };
   absl::StatusOr<std::unique_ptr<Checkpointer>> checkpointer = Checkpointer::Open(session->get(), options);
   if (!checkpointer.ok()) return Explain(checkpointer.status());
   absl::Status status = trainer.RegisterAndRestore(checkpointer->get());

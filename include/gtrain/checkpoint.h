@@ -26,6 +26,9 @@ struct CheckpointOptions {
   // Save returns at once and the state is copied while the program computes with it: promises that Fence() is
   // called before the state is changed.
   bool lazy = false;
+  // Called by every Save, also one of SaveIfDue, that is not skipped, before it copies: brings state that
+  // lies elsewhere into the registered memory. An error is that of the Save, which then saves nothing.
+  std::function<absl::Status()> before_save;
 };
 
 struct RestoredStep {
