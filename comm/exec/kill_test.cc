@@ -60,8 +60,10 @@ struct Point {
   int collective = 0;
 };
 
-constexpr const char* kCollectives[] = {"all-reduce", "reduce-scatter", "reduce",  "broadcast",
-                                        "all-gather", "all-to-all",     "barrier", "send and receive"};
+constexpr const char* kCollectives[] = {"all-reduce", "reduce-scatter",   "reduce",
+                                        "broadcast",  "all-gather",       "all-to-all",
+                                        "barrier",    "send and receive", "split"};
+constexpr int kSplit = 8;
 constexpr const char* kAlgorithms[] = {"ring", "doubling", "halving-doubling", "double-tree"};
 
 // Without loading it here: children must not inherit its state.
@@ -82,7 +84,9 @@ Point Draw(Rng& rng) {
   point.collective = rng.Chance(0.5) ? 0 : static_cast<int>(rng.Below(std::size(kCollectives)));
   point.count = counts[rng.Below(std::size(counts))];
   point.victim = static_cast<int>(rng.Below(point.nodes.size()));
-  point.after = absl::Microseconds(static_cast<int64_t>(rng.Below(3'000)));
+  // A split makes connections or arenas, which takes longer than any other call.
+  point.after =
+      absl::Microseconds(static_cast<int64_t>(rng.Below(point.collective == kSplit ? 30'000 : 3'000)));
   point.direct = point.collective == 0 && rng.Chance(0.3);
   if (!one_machine && point.collective == 0) point.algorithm = kAlgorithms[rng.Below(std::size(kAlgorithms))];
   point.what = absl::StrCat(kCollectives[point.collective],
@@ -131,6 +135,11 @@ absl::Status CallOnce(Communicator& c, const Point& point, std::vector<float>& a
       return c.AllToAll(a.data(), b.data(), n, kType);
     case 6:
       return c.Barrier();
+    case kSplit: {  // two halves, and a call of each
+      auto half = c.Split(c.rank() % 2, c.rank());
+      RETURN_IF_BAD(half.status());
+      return (*half)->AllReduce(a.data(), n, kType, ReduceOp::kMax);
+    }
     default: {
       // Around in a ring: the even ones send first.
       const int next = (c.rank() + 1) % c.size(), before = (c.rank() + c.size() - 1) % c.size();
