@@ -22,8 +22,10 @@ namespace gtrain {
 namespace comm {
 namespace {
 
-constexpr int kWindow = 20;                              // steps between two looks at what they cost
-constexpr int kTrial = 5;                                // steps until the first look at a new choice
+constexpr int kWindow = 20;  // steps between two looks at what they cost
+constexpr int kTrial = 5;    // steps until the first look at a new choice
+// At most so often: a keeper without its agent keeps all that was said.
+constexpr absl::Duration kSayChange = absl::Seconds(1);
 constexpr absl::Duration kSayAgain = absl::Seconds(30);  // for a head that has forgotten it
 constexpr size_t kSampleElements = 1 << 18;
 
@@ -499,7 +501,7 @@ class ReducerImpl final : public Reducer {
       changed = true;
       if (communicator_->rank() == 0) LogChoice(i, computed);
     }
-    if (communicator_->rank() == 0 && (changed || RealClock().Now() - said_at_ >= kSayAgain)) {
+    if (communicator_->rank() == 0 && RealClock().Now() - said_at_ >= (changed ? kSayChange : kSayAgain)) {
       communicator_->ReportCompression(Describe(costs, ways_, ways, computed, latency_));
       said_at_ = RealClock().Now();
     }
