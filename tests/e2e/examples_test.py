@@ -3,6 +3,7 @@ import glob
 import os
 import re
 import signal
+import subprocess
 import unittest
 
 import harness
@@ -72,6 +73,30 @@ checkpoint: {{uri: {ckpt}, every: 50 steps}}
         self.assertGreaterEqual(float(accuracy.group(1)), 0.84)
         self.assertRegex(output, r'(?i)rank 2\b.*(SIGKILL|signal 9|killed)')
         self.wait_for_no_processes()
+
+    @unittest.skipUnless(os.path.exists(FASHION) and os.path.exists(DATA), 'needs libtorch and dataset-fashion-mnist')
+    def test_fashion_mnist_goes_on_with_what_compression_carried_over(self):
+        """C1: run by hand, one that begins again at step 200 ends with the bits of one that did not, residuals included."""
+        clean = {name: value for name, value in os.environ.items() if not name.startswith('GTRAIN_')}
+
+        def run():
+            done = subprocess.run([FASHION, '--epochs', '1', '--batch', '256', '--compress', 'powersgd:1'], cwd=self.dir,
+                                  env=dict(clean, OMP_NUM_THREADS='1'), timeout=TRAINING, capture_output=True, text=True)
+            self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+            return done.stdout
+
+        def last():
+            """The newest shard file of the end, step 235."""
+            with open(sorted(glob.glob(self.dir + '/ckpt/fashion_mnist/step-*235.*/*.safetensors'))[-1], 'rb') as shard:
+                return shard.read()
+
+        run()
+        whole = last()
+        self.assertIn(b'reducer/powersgd-of-1-ranks-', whole)
+        for manifest in glob.glob(self.dir + '/ckpt/fashion_mnist/manifests/step-*235.*'):
+            os.remove(manifest)
+        self.assertIn('resumed at step 200', run())
+        self.assertTrue(last() == whole, 'the state at the end differs')
 
     @unittest.skipUnless(os.path.exists(CHAR_LM), 'needs libhwy-dev')
     def test_char_lm_resumes_after_a_killed_rank_and_learns_from_compressed_gradients(self):
