@@ -106,8 +106,9 @@ class CheckpointerImpl final : public Checkpointer {
     SaveId id;
     std::string hash;  // of the manifest's text
     bool none = false;
-    Manifest manifest;        // not spread: each rank reads it
-    uint64_t near_bytes = 0;  // of what this rank read, from copies near by
+    Manifest manifest;  // not spread: each rank reads it
+    // Of what this rank read, from copies on its machine and on others.
+    uint64_t own_bytes = 0, peer_bytes = 0;
   };
 
   absl::Status ProveShared();
@@ -141,8 +142,8 @@ class CheckpointerImpl final : public Checkpointer {
   const RealClock clock_;
   std::unique_ptr<port::BlobStore> store_;
   std::unique_ptr<port::BlobStore> elsewhere_;  // of resume_uri, when asked for
-  std::shared_ptr<port::NearTier> near_;        // of this machine; may be null
-  SaveId next_;                                 // epoch, timeline, generation, attempt of the next save
+  NearTiers near_;
+  SaveId next_;  // epoch, timeline, generation, attempt of the next save
   std::vector<Registered> registered_;
   std::vector<void*> data_;
   ShardPlan plan_;  // of this rank's saves
@@ -455,11 +456,12 @@ absl::Status CheckpointerImpl::ReadChosen(Choice* choice, LoadPlan* plan) {
   }
   // Names of attempts mean something in their own directory only.
   std::optional<NearShards> near;
-  if (near_ != nullptr && !choice->elsewhere) near.emplace(std::vector{near_.get()}, choice->manifest);
+  if (near_.own != nullptr && !choice->elsewhere) near.emplace(near_, choice->manifest);
   const absl::Status loaded = LoadShards(
       store, near ? &*near : nullptr, choice->manifest, *plan, [this] { return session_->Alive(); },
       [this](size_t i) { return staged_[i].empty() ? static_cast<char*>(data_[i]) : staged_[i].data(); });
-  choice->near_bytes = near ? near->bytes(0) : 0;
+  choice->own_bytes = near ? near->own_bytes() : 0;
+  choice->peer_bytes = near ? near->peer_bytes() : 0;
   return loaded;
 }
 
@@ -538,18 +540,19 @@ absl::StatusOr<std::optional<RestoredStep>> CheckpointerImpl::Finish(const Choic
                    .manifest = absl::StrCat(store->Describe(), "/", ManifestKey(choice.id)),
                    .bytes = plan.needed_bytes,
                    .bytes_read = plan.read_bytes,
-                   .bytes_near = choice.near_bytes};
-  GT_ASSIGN_OR_RETURN(const std::vector<int64_t> near, agree_.Gather(static_cast<int64_t>(out.bytes_near)));
-  GT_ASSIGN_OR_RETURN(const std::vector<int64_t> read, agree_.Gather(static_cast<int64_t>(out.bytes_read)));
-  const auto sum = [](const std::vector<int64_t>& of) {
-    return static_cast<uint64_t>(std::accumulate(of.begin(), of.end(), int64_t{0}));
+                   .bytes_near = choice.own_bytes + choice.peer_bytes};
+  const auto sum = [this](uint64_t mine) -> absl::StatusOr<std::string> {
+    GT_ASSIGN_OR_RETURN(const std::vector<int64_t> all, agree_.Gather(static_cast<int64_t>(mine)));
+    return PrintBytes(static_cast<uint64_t>(std::accumulate(all.begin(), all.end(), int64_t{0})));
   };
+  GT_ASSIGN_OR_RETURN(const std::string stored, sum(out.bytes_read - out.bytes_near));
+  GT_ASSIGN_OR_RETURN(const std::string own, sum(choice.own_bytes));
+  GT_ASSIGN_OR_RETURN(const std::string peers, sum(choice.peer_bytes));
   if (agree_.rank() == 0) {
     LogInfo("checkpoint: resumed step ", out.step, " from ", out.manifest, ", written by ",
             choice.manifest.world_size, " ranks of job \"", choice.manifest.owner.job, "\"",
-            tried > 0 ? absl::StrCat("; ", tried, " newer DAMAGED") : "", ": all ranks read ",
-            PrintBytes(sum(read) - sum(near)), " there and ", PrintBytes(sum(near)),
-            " of copies on their own machines");
+            tried > 0 ? absl::StrCat("; ", tried, " newer DAMAGED") : "", ": all ranks read ", stored,
+            " there, ", own, " of copies on their own machines and ", peers, " of copies on others");
   }
   return std::optional<RestoredStep>(std::move(out));
 }

@@ -57,7 +57,7 @@ Committer::Committer(port::BlobStore* store, CommitterConfig config)
       plan_(PlanShard(config_.registered, config_.rank, config_.world_size)),
       core_(
           {.rank = config_.rank, .world_size = config_.world_size, .commit_timeout = config_.commit_timeout}),
-      near_(config_.near.get(), store) {}
+      near_(config_.near, store) {}
 
 absl::Status Committer::Save(const SaveId& id, absl::string_view data, StopFlag* stop,
                              absl::FunctionRef<void()> committed) {

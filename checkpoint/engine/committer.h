@@ -50,7 +50,7 @@ struct CommitterConfig {
   std::function<absl::Status()> alive;
   // Rank 0, asked last before the manifest is put.
   std::function<absl::Status(const SaveId&)> may_commit;
-  std::shared_ptr<port::NearTier> near;  // gets a copy of each shard; may be null
+  NearTiers near;  // get copies of each shard
 };
 
 // One thread at a time. `store` must outlive it.

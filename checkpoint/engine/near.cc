@@ -1,45 +1,102 @@
 #include "checkpoint/engine/near.h"
 
 #include <algorithm>
+#include <map>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "base/logging.h"
+#include "base/module.h"
 #include "base/status_macros.h"
 #include "checkpoint/engine/catalog.h"
 #include "checkpoint/near/near_folder.h"
+#include "checkpoint/port/near_module.h"
 
 namespace gtrain::ckpt {
 
-std::shared_ptr<port::NearTier> OpenNear(const NearPlace& place, const std::string& job) {
+namespace {
+
+constexpr char kModule[] = "libgtrain_near.so";
+constexpr size_t kAskersMax = 8;
+
+absl::StatusOr<const port::NearModule*> Load() {
+  GT_ASSIGN_OR_RETURN(void* const module, LoadModule(kModule, "GTRAIN_NEAR_MODULE",
+                                                     "copies of checkpoints on other machines need"));
+  GT_ASSIGN_OR_RETURN(void* const entry, ModuleEntry(module, port::kNearModuleEntry, kModule));
+  const port::NearModule* near = reinterpret_cast<const port::NearModule* (*)()>(entry)();
+  if (near->abi != port::kNearModuleAbi)
+    return absl::FailedPreconditionError(absl::StrCat(kModule, " belongs to another version of gtrain"));
+  return near;
+}
+
+}  // namespace
+
+NearTiers OpenNear(const NearPlace& place, const std::string& job) {
+  NearTiers tiers;
   auto folder = NearFolder::Open(place.folder, place.bytes_max);
-  if (folder.ok()) return MakeNearTier(*std::move(folder), job);
-  LogWarning("checkpoint: no copies are kept on this machine: ", folder.status().message());
-  return nullptr;
+  if (!folder.ok()) {
+    LogWarning("checkpoint: no copies are kept on this machine: ", folder.status().message());
+    return tiers;
+  }
+  tiers.own = MakeNearTier(*std::move(folder), job);
+  if (place.peers.empty()) return tiers;
+  static const auto* loaded = new absl::StatusOr<const port::NearModule*>(Load());
+  if (!loaded->ok()) {
+    LogWarning("checkpoint: copies on other machines are not used: ", loaded->status().message());
+    return tiers;
+  }
+  for (const port::NearPeer& peer : place.peers) {
+    absl::StatusOr<std::unique_ptr<port::NearTier>> tier = (**loaded)->open(peer, place.secret);
+    if (!tier.ok()) {
+      LogWarning("checkpoint: copies on ", peer.name, " are not used: ", tier.status().message());
+      return tiers;
+    }
+    tiers.peers.push_back(*std::move(tier));
+  }
+  tiers.holders = place.holders;
+  return tiers;
 }
 
 // ------------------------------------------------------------------ restore
 
-NearShards::NearShards(const std::vector<port::NearTier*>& tiers, const Manifest& manifest)
-    : manifest_(manifest), places_(tiers.size()) {
-  const std::string attempt = AttemptName(manifest.id);
-  for (size_t i = 0; i < tiers.size(); ++i) {
-    places_[i].tier = tiers[i];
-    const auto listed = tiers[i]->List(attempt);
-    if (!listed.ok()) {
-      LogWarning("checkpoint: ", tiers[i]->Describe(), " is not asked for copies of step ", manifest.id.step,
-                 ": ", listed.status().message());
-      continue;
-    }
-    for (const port::NearTier::Shard& shard : *listed) places_[i].shards[shard.file] = shard.bytes;
+NearShards::NearShards(const NearTiers& tiers, const Manifest& manifest)
+    : manifest_(manifest), places_(1 + tiers.peers.size()) {
+  places_[0].tier = tiers.own.get();
+  for (size_t i = 0; i < tiers.peers.size(); ++i) places_[1 + i].tier = tiers.peers[i].get();
+  std::atomic<size_t> next{0};
+  const auto ask = [&] {
+    for (size_t i = next++; i < places_.size(); i = next++) Ask(&places_[i]);
+  };
+  std::vector<std::thread> helpers;
+  for (size_t i = 1; i < std::min(kAskersMax, places_.size()); ++i) helpers.emplace_back(ask);
+  ask();
+  for (std::thread& helper : helpers) helper.join();
+}
+
+void NearShards::Ask(Place* place) {
+  const auto listed = place->tier->List(AttemptName(manifest_.id));
+  if (!listed.ok()) {
+    LogWarning("checkpoint: ", place->tier->Describe(), " is not asked for copies of step ",
+               manifest_.id.step, ": ", listed.status().message());
+    return;
   }
-  for (const ShardFile& file : manifest.files) {
-    for (Place& place : places_) {
-      const auto it = place.shards.find(file.name);
-      if (it == place.shards.end() || it->second == file.bytes) continue;
-      Refuse(&place, file, absl::StrCat("it has ", it->second, " bytes, not ", file.bytes));
-      place.shards.erase(it);
+  std::map<std::string, uint64_t> there;
+  for (const port::NearTier::Shard& shard : *listed) there[shard.file] = shard.bytes;
+  for (const ShardFile& file : manifest_.files) {
+    const auto it = there.find(file.name);
+    if (it == there.end()) continue;
+    if (it->second == file.bytes) {
+      place->shards.insert(file.name);
+    } else {
+      Refuse(place, file, absl::StrCat("it has ", it->second, " bytes, not ", file.bytes));
     }
   }
+}
+
+uint64_t NearShards::peer_bytes() const {
+  uint64_t sum = 0;
+  for (size_t i = 1; i < places_.size(); ++i) sum += places_[i].bytes;
+  return sum;
 }
 
 bool NearShards::Holds(size_t file) const {
@@ -77,19 +134,72 @@ bool NearShards::Read(size_t file, absl::FunctionRef<absl::Status(const ReadFrom
 
 // ------------------------------------------------------------------ save
 
-NearSaves::NearSaves(port::NearTier* tier, port::BlobStore* store) : tier_(tier), store_(store) {}
+NearPushes::NearPushes(NearTiers tiers) : tiers_(std::move(tiers)), thread_([this] { Run(); }) {}
 
-absl::Status NearSaves::Copy(const SaveId& id, const std::string& file, absl::string_view header,
-                             absl::string_view data) {
-  if (!committed_) {
-    const auto newest = NewestManifest(store_);
-    if (newest.ok() && *newest && (*newest)->id < id) committed_ = (*newest)->id;
+NearPushes::~NearPushes() {
+  {
+    MutexLock lock(&mu_);
+    mu_.AwaitFor(kEndWithin, [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return !busy_ && !next_; });
+    ending_ = true;
+    next_.reset();
   }
-  const port::NearTier::Copy copy{.attempt = AttemptName(id),
-                                  .file = file,
-                                  .bytes = header.size() + data.size(),
-                                  .committed = committed_ ? AttemptName(*committed_) : ""};
-  return tier_->Put(copy, [&](uint64_t at) -> absl::StatusOr<absl::string_view> {
+  give_up_ = true;
+  thread_.join();
+}
+
+void NearPushes::Push(port::NearTier::Copy copy) {
+  MutexLock lock(&mu_);
+  if (next_) {
+    ++left_out_;
+    note_ = absl::StrCat("other machines take their copies too slowly (", left_out_, " left out so far)");
+  }
+  next_ = std::move(copy);
+}
+
+std::string NearPushes::TakeNote() {
+  MutexLock lock(&mu_);
+  return std::exchange(note_, "");
+}
+
+void NearPushes::Run() {
+  while (true) {
+    port::NearTier::Copy copy;
+    {
+      MutexLock lock(&mu_);
+      busy_ = false;
+      mu_.Await([this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return next_.has_value() || ending_; });
+      if (!next_) return;
+      copy = *std::move(next_);
+      next_.reset();
+      busy_ = true;
+    }
+    for (size_t i = 0; i < tiers_.holders; ++i) {
+      const absl::Status pushed = PushTo(tiers_.peers[i].get(), copy);
+      if (pushed.ok()) continue;
+      MutexLock lock(&mu_);
+      ++left_out_;
+      note_ = absl::StrCat("no copy of ", copy.attempt, " in ", tiers_.peers[i]->Describe(), ": ",
+                           pushed.message(), " (", left_out_, " left out so far)");
+    }
+  }
+}
+
+absl::Status NearPushes::PushTo(port::NearTier* peer, const port::NearTier::Copy& copy) {
+  return peer->Put(copy, [&](uint64_t at) -> absl::StatusOr<absl::string_view> {
+    if (give_up_) return absl::DeadlineExceededError("its writer ends");
+    buffer_.resize(std::min(kChunkBytes, copy.bytes - at));
+    GT_RETURN_IF_ERROR(tiers_.own->Read(copy.attempt, copy.file, at, absl::MakeSpan(buffer_)));
+    return absl::string_view(buffer_.data(), buffer_.size());
+  });
+}
+
+NearSaves::NearSaves(NearTiers tiers, port::BlobStore* store) : tiers_(std::move(tiers)), store_(store) {
+  if (tiers_.own != nullptr && tiers_.holders > 0) pushes_ = std::make_unique<NearPushes>(tiers_);
+}
+
+absl::Status NearSaves::Put(const port::NearTier::Copy& copy, absl::string_view header,
+                            absl::string_view data) {
+  return tiers_.own->Put(copy, [&](uint64_t at) -> absl::StatusOr<absl::string_view> {
     if (give_up_) return absl::DeadlineExceededError("the save was over before it");
     if (at < header.size()) return header.substr(at);
     return data.substr(at - header.size(), kChunkBytes);
@@ -98,7 +208,7 @@ absl::Status NearSaves::Copy(const SaveId& id, const std::string& file, absl::st
 
 void NearSaves::Begin(const SaveId& id, const std::string& file, absl::string_view header,
                       absl::string_view data) {
-  if (tier_ == nullptr || thread_.joinable()) return;
+  if (tiers_.own == nullptr || thread_.joinable()) return;
   give_up_ = false;
   begun_ = clock_.Now();
   {
@@ -106,7 +216,16 @@ void NearSaves::Begin(const SaveId& id, const std::string& file, absl::string_vi
     result_.reset();
   }
   thread_ = std::thread([this, id, file, header, data] {
-    absl::Status status = Copy(id, file, header, data);
+    if (!committed_) {
+      const auto newest = NewestManifest(store_);
+      if (newest.ok() && *newest && (*newest)->id < id) committed_ = (*newest)->id;
+    }
+    port::NearTier::Copy copy{.attempt = AttemptName(id),
+                              .file = file,
+                              .bytes = header.size() + data.size(),
+                              .committed = committed_ ? AttemptName(*committed_) : ""};
+    absl::Status status = Put(copy, header, data);
+    if (status.ok() && pushes_ != nullptr) pushes_->Push(std::move(copy));
     MutexLock lock(&mu_);
     result_ = std::move(status);
   });
@@ -121,12 +240,12 @@ void NearSaves::End(const std::optional<SaveId>& committed) {
     }
     give_up_ = true;
     thread_.join();
+    note_ = pushes_ == nullptr ? "" : pushes_->TakeNote();
     MutexLock lock(&mu_);
-    note_.clear();
     if (!result_->ok()) {
-      ++skipped_;
-      note_ = absl::StrCat("no copy of it in ", tier_->Describe(), ": ", result_->message(), " (", skipped_,
-                           " left out so far)");
+      ++left_out_;
+      note_ = absl::StrCat("no copy of it in ", tiers_.own->Describe(), ": ", result_->message(), " (",
+                           left_out_, " left out so far)");
     }
   }
   if (committed) committed_ = committed;

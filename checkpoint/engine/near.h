@@ -3,9 +3,9 @@
 #pragma once
 #include <atomic>
 #include <cstdint>
-#include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <thread>
 #include <vector>
@@ -22,14 +22,22 @@
 
 namespace gtrain::ckpt {
 
-// The near tier of this machine, for one job. Null, with a warning, where it cannot be had.
-std::shared_ptr<port::NearTier> OpenNear(const NearPlace& place, const std::string& job);
+// Near tiers of one job, as one machine sees them.
+struct NearTiers {
+  std::shared_ptr<port::NearTier> own;                 // null: no copies are kept
+  std::vector<std::shared_ptr<port::NearTier>> peers;  // other machines
+  size_t holders = 0;                                  // the first so many of them get copies of our shards
+};
+
+// What cannot be had is left out, with a warning.
+NearTiers OpenNear(const NearPlace& place, const std::string& job);
 
 // The copies of one checkpoint that are near. Thread-safe.
 class NearShards {
  public:
-  // Asks each of `tiers`, the nearest first, which shards it holds. The tiers and `manifest` must outlive it.
-  NearShards(const std::vector<port::NearTier*>& tiers, const Manifest& manifest);
+  // Asks each of `tiers` which shards it holds, other machines several at a time. `tiers` and `manifest` must
+  // outlive it.
+  NearShards(const NearTiers& tiers, const Manifest& manifest);
 
   // Whether somebody says that it holds the whole file.
   bool Holds(size_t file) const;
@@ -41,58 +49,90 @@ class NearShards {
   // Lets `read`, which compares what it gets with its hash, try one copy of `file` after the other until one
   // is right. False: none is; then a warning has said which are bad and why.
   bool Read(size_t file, absl::FunctionRef<absl::Status(const ReadFrom&)> read);
-  // Read from the tier, verified.
-  uint64_t bytes(size_t tier) const { return places_[tier].bytes; }
+  // That were read, and verified, of copies on this machine and on others.
+  uint64_t own_bytes() const { return places_[0].bytes; }
+  uint64_t peer_bytes() const;
 
  private:
   struct Place {
     port::NearTier* tier = nullptr;
-    std::map<std::string, uint64_t> shards;
+    std::set<std::string> shards;  // that are as long as they should be
     std::atomic<uint64_t> bytes{0};
     std::atomic<int> bad{0};  // chunks; from kBadMax on it is not asked again
   };
   static constexpr int kBadMax = 8;
 
+  void Ask(Place* place);
   void Refuse(Place* place, const ShardFile& file, absl::string_view why);
 
   const Manifest& manifest_;
   std::vector<Place> places_;
 };
 
-// Gives this rank's shards to a near tier, beside the save. One owner thread.
+// Gives copies that lie on this machine to others, one after the other, on a thread of its own.
+class NearPushes {
+ public:
+  explicit NearPushes(NearTiers tiers);
+  // Waits for what is under way, at most kEndWithin.
+  ~NearPushes();
+
+  // Never blocks. One that still waits for its turn is left out for this one.
+  void Push(port::NearTier::Copy copy);
+  // What people should know of the copies since the last call; empty: all are there.
+  std::string TakeNote();
+
+  static constexpr absl::Duration kEndWithin = absl::Seconds(8);  // a keeper that quits gives writers 15 s
+
+ private:
+  void Run();
+  absl::Status PushTo(port::NearTier* peer, const port::NearTier::Copy& copy);
+
+  const NearTiers tiers_;
+  Mutex mu_;
+  std::optional<port::NearTier::Copy> next_ ABSL_GUARDED_BY(mu_);
+  bool busy_ ABSL_GUARDED_BY(mu_) = false;
+  bool ending_ ABSL_GUARDED_BY(mu_) = false;
+  uint64_t left_out_ ABSL_GUARDED_BY(mu_) = 0;
+  std::string note_ ABSL_GUARDED_BY(mu_);
+  std::atomic<bool> give_up_{false};
+  std::vector<char> buffer_;  // of the thread
+  std::thread thread_;
+};
+
+// Gives this rank's shards to near tiers, beside the save. One owner thread.
 class NearSaves {
  public:
-  // `tier` may be null: then nothing happens. `store` tells, once, what is committed already. Both must
-  // outlive it.
-  NearSaves(port::NearTier* tier, port::BlobStore* store);
+  // `store` tells, once, what is committed already, and must outlive it.
+  NearSaves(NearTiers tiers, port::BlobStore* store);
   ~NearSaves() { End(std::nullopt); }
 
   // `header` and `data` make up the shard `file` of `id`; they must stay until End.
   void Begin(const SaveId& id, const std::string& file, absl::string_view header, absl::string_view data);
   // The save is over. Returns when nothing is read from `data` any more: a copy that is not there yet has as
-  // long again as the save took, at least kEndWithin, then it is given up. `committed`: what the save came
-  // to.
+  // long again as the save took, at least kEndWithin, then it is given up. Other machines get theirs
+  // afterwards, from the copy here. `committed`: what the save came to.
   void End(const std::optional<SaveId>& committed);
-  // What people should know of the newest save's copy; empty: it is there.
+  // What people should know of the newest save's copy here and of those on other machines so far; empty: they
+  // are there.
   const std::string& note() const { return note_; }
 
   static constexpr absl::Duration kEndWithin = absl::Seconds(5);
 
  private:
-  absl::Status Copy(const SaveId& id, const std::string& file, absl::string_view header,
-                    absl::string_view data);
+  absl::Status Put(const port::NearTier::Copy& copy, absl::string_view header, absl::string_view data);
 
-  port::NearTier* const tier_;
+  const NearTiers tiers_;
   port::BlobStore* const store_;
   std::optional<SaveId> committed_;
-  uint64_t skipped_ = 0;
+  uint64_t left_out_ = 0;
   std::string note_;
   const RealClock clock_;
   Instant begun_;
   std::atomic<bool> give_up_{false};
   Mutex mu_;
   std::optional<absl::Status> result_ ABSL_GUARDED_BY(mu_);
-  std::thread thread_;  // between Begin and End
+  std::unique_ptr<NearPushes> pushes_;  // null: nobody else gets any
+  std::thread thread_;                  // between Begin and End
 };
 
 }  // namespace gtrain::ckpt

@@ -13,8 +13,10 @@
 #include "absl/strings/str_join.h"
 #include "base/logging.h"
 #include "base/unique_fd.h"
+#include "checkpoint/engine/admin.h"
 #include "checkpoint/engine/catalog.h"
 #include "checkpoint/engine/engine_test_world.h"
+#include "checkpoint/near/near_folder.h"
 #include "checkpoint/store/faulty_store.h"
 
 namespace gtrain::ckpt {
@@ -226,6 +228,81 @@ TEST_F(NearTest, ACopyOfAnAttemptThatWasNotCommittedIsNeverUsed_C1) {
   again.generation = again.timeline = ++generation_;
   ASSERT_TRUE(Save(again, {6, 7}).ok());
   EXPECT_EQ(Shards(machines_[0]).size(), 2u);
+}
+
+// ------------------------------------------------------------------ other machines
+
+class DeadTier final : public port::NearTier {
+ public:
+  absl::StatusOr<std::vector<Shard>> List(absl::string_view) override { return Gone(); }
+  absl::Status Read(absl::string_view, absl::string_view, uint64_t, absl::Span<char>) override {
+    return Gone();
+  }
+  uint64_t ReadSize() const override { return 1; }
+  absl::Status Put(const Copy&, Source) override { return Gone(); }
+  std::string Describe() const override { return "the memory of node-b"; }
+
+ private:
+  static absl::Status Gone() { return absl::UnavailableError("node-b does not answer"); }
+};
+
+std::shared_ptr<port::NearTier> TierIn(const std::string& folder) {
+  return MakeNearTier(*NearFolder::Open(folder, 1 << 30), "fashion-1");
+}
+
+constexpr char kShard[] = "rank-00000-of-00001.safetensors";
+
+TEST_F(NearTest, TheHoldersGetCopiesOfTheCopyHere) {
+  auto store = *OpenDirectoryStore(store_);
+  const std::string data(10'000'000, 'x');
+  {
+    NearSaves saves(
+        {.own = TierIn(machines_[0]), .peers = {TierIn(machines_[1]), TierIn(machines_[2])}, .holders = 1},
+        store.get());
+    saves.Begin({.step = 5}, kShard, "header", data);
+    saves.End(SaveId{.step = 5});
+    EXPECT_EQ(saves.note(), "");
+  }  // waits for what is under way
+  ASSERT_EQ(Shards(machines_[1]).size(), 1u);
+  EXPECT_EQ(fs::file_size(Shards(machines_[1])[0]), data.size() + 6);
+  EXPECT_THAT(Shards(machines_[2]), IsEmpty());
+}
+
+TEST_F(NearTest, AHolderThatIsDeadFailsNoSaveAndIsSaid) {
+  auto store = *OpenDirectoryStore(store_);
+  NearSaves saves({.own = TierIn(machines_[0]), .peers = {std::make_shared<DeadTier>()}, .holders = 1},
+                  store.get());
+  // The note of a push comes with a later save, and the newest one is told.
+  const RealClock clock;
+  const Instant end = clock.Now() + kLong;
+  std::string note;
+  for (int64_t step = 5; note.find("node-b does not answer") == std::string::npos; ++step) {
+    ASSERT_LT(clock.Now(), end) << note;
+    saves.Begin({.step = step}, kShard, "header", "data");
+    saves.End(SaveId{.step = step});
+    note = saves.note();
+  }
+  EXPECT_THAT(note, HasSubstr("left out so far"));
+}
+
+TEST_F(NearTest, ARestoreTakesOfOtherMachinesWhatThisOneLacks) {
+  one_machine_ = false;
+  ASSERT_TRUE(Save({.world_size = 3}, {5}).ok());
+  auto store = *OpenDirectoryStore(store_);
+  const Manifest manifest = *FindCheckpoint(store.get(), "latest");
+  const NearTiers tiers{.own = TierIn(machines_[0]),
+                        .peers = {std::make_shared<DeadTier>(), TierIn(machines_[1])}};
+  NearShards near(tiers, manifest);
+  EXPECT_THAT(loud(),
+              HasSubstr("the memory of node-b is not asked for copies of step 5: node-b does not answer"));
+  EXPECT_TRUE(near.Holds(0) && near.Holds(1) && !near.Holds(2));
+  const auto read = [](const NearShards::ReadFrom& from) {
+    char byte;
+    return from.read(0, absl::MakeSpan(&byte, 1));
+  };
+  EXPECT_TRUE(near.Read(0, read) && near.Read(1, read) && !near.Read(2, read));
+  EXPECT_EQ(near.own_bytes(), 1u);
+  EXPECT_EQ(near.peer_bytes(), 1u);
 }
 
 TEST_F(NearTest, AtAnotherWorldSizeEachMachineUsesWhatItHas) {

@@ -207,6 +207,8 @@ class Writer {
         if (bell_.gone() && !status.ok()) LogWarning("checkpoint: not saved: ", status.message());
         Answer(status);
       } else if (bell_.gone()) {
+        // Copies may still be on their way to other machines; nobody needs to wait for this memory meanwhile.
+        arena_.header()->released.store(1, std::memory_order_release);
         return;
       } else {
         bell_.Wait(kIdleLook);

@@ -86,6 +86,19 @@ absl::StatusOr<std::optional<NearPlace>> ReadNear(const Environment& environment
   NearPlace place{.folder = parts.second};
   if (!absl::SimpleAtoi(parts.first, &place.bytes_max) || !absl::StartsWith(place.folder, "/"))
     return Bad("GTRAIN_CHECKPOINT_NEAR", text, "a number of bytes, a blank and the path of a folder");
+  const std::string peers = environment("GTRAIN_CHECKPOINT_PEERS").value_or("");
+  if (peers.empty()) return place;
+  const std::pair<std::string, std::string> counted = absl::StrSplit(peers, absl::MaxSplits(' ', 1));
+  bool good = absl::SimpleAtoi(counted.first, &place.holders);
+  for (absl::string_view peer : absl::StrSplit(counted.second, ',')) {
+    const std::vector<std::string> words = absl::StrSplit(peer, ' ');
+    good = good && words.size() == 3;
+    if (good) place.peers.push_back({words[0], words[1], words[2]});
+  }
+  if (!good || place.holders > place.peers.size())
+    return Bad("GTRAIN_CHECKPOINT_PEERS", peers,
+               "how many of them keep copies, then name, address and key of each");
+  place.secret = environment("GTRAIN_CHECKPOINT_SECRET").value_or("");
   return place;
 }
 

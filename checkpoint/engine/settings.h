@@ -6,11 +6,13 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "checkpoint/format/manifest.h"
+#include "checkpoint/port/near_module.h"
 
 namespace gtrain::ckpt {
 
@@ -34,10 +36,13 @@ enum class Resume {
   kUri,        // another directory, or one manifest of it
 };
 
-// Where this machine keeps copies of shards.
+// Where this machine keeps copies of shards, and who has more.
 struct NearPlace {
   std::string folder;
-  uint64_t bytes_max = 0;  // of all jobs
+  uint64_t bytes_max = 0;             // of all jobs
+  std::vector<port::NearPeer> peers;  // other machines of the job
+  size_t holders = 0;                 // the first so many of them get copies of this machine's shards
+  std::string secret;                 // for them
 };
 
 struct Settings {
@@ -62,7 +67,7 @@ struct Settings {
 // $GTRAIN_CHECKPOINT_* win over `options`: the job file speaks last. InvalidArgument names the variable.
 absl::StatusOr<Settings> MergeSettings(const CheckpointOptions& options, const Environment& environment);
 
-// $GTRAIN_CHECKPOINT_NEAR, for a writer outside the rank too.
+// $GTRAIN_CHECKPOINT_NEAR and _PEERS, for a writer outside the rank too.
 absl::StatusOr<std::optional<NearPlace>> ReadNear(const Environment& environment);
 
 }  // namespace gtrain::ckpt

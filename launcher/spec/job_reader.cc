@@ -527,28 +527,27 @@ void JobReader::ReadEvery(const Node& node) {
 
 void JobReader::ReadCheckpoint(const Node& node) {
   CheckpointPolicy& c = spec_.checkpoint;
-  ReadMapping(
-      node, "checkpoint",
-      {{"uri", [this](const Node& n) { ReadCheckpointUri(n); }},
-       {"every", [this](const Node& n) { ReadEvery(n); }},
-       {"keep", [&](const Node& n) { ReadInt(n, "checkpoint.keep", 1, 1'000'000, c.keep); }},
-       {"near", [this](const Node& n) { ReadCheckpointNear(n); }},
-       {"replicas",
-        [this](const Node& n) {
-          const auto replicas = values_.Int(n, "checkpoint.replicas", 0, 16);
-          if (replicas.value_or(0) > 0) {
-            Refuse(n, "checkpoint.replicas",
-                   "copies of checkpoints in other nodes' memory are not built yet; write `replicas: 0`");
-          }
-        }},
-       {"on_error", [&](const Node& n) {
-          const auto choice = values_.Choice(n, "checkpoint.on_error", {"warn", "retry", "fail"});
-          if (choice) c.on_error = static_cast<OnError>(*choice);
-        }}});
+  ReadMapping(node, "checkpoint",
+              {{"uri", [this](const Node& n) { ReadCheckpointUri(n); }},
+               {"every", [this](const Node& n) { ReadEvery(n); }},
+               {"keep", [&](const Node& n) { ReadInt(n, "checkpoint.keep", 1, 1'000'000, c.keep); }},
+               {"near", [this](const Node& n) { ReadCheckpointNear(n); }},
+               {"replicas", [&](const Node& n) { ReadInt(n, "checkpoint.replicas", 0, 16, c.replicas); }},
+               {"on_error", [&](const Node& n) {
+                  const auto choice = values_.Choice(n, "checkpoint.on_error", {"warn", "retry", "fail"});
+                  if (choice) c.on_error = static_cast<OnError>(*choice);
+                }}});
   if (node.kind != Node::Kind::kMapping) return;
   if (node.Find("uri") == nullptr)
     values_.Error(node, "checkpoint", "`uri`, the directory of the checkpoints, is missing");
   if (!c.every && !c.every_steps && !every_auto_) c.every = absl::Seconds(30);
+  if (c.replicas > 0 && c.near.empty()) {
+    if (const Node* const near = node.Find("near")) {
+      values_.Error(*near, "checkpoint.near",
+                    "`replicas` are copies of what is kept near: with `near: none` there is nothing to copy");
+    }
+    c.near = kNearMemory;
+  }
 }
 
 void JobReader::ReadRestart(const Node& node) {

@@ -42,7 +42,7 @@ env: {LR: "0.1", EMPTY: ""}
 inherit_env: [HOME, PATH]
 secrets: {HF_TOKEN: {env: HF_TOKEN}, KEY: {file: key.txt}}
 elastic: {mode: restart, spares: 0}
-checkpoint: {uri: ./ckpt, every: 200 steps, keep: 5, near: memory, replicas: 0, on_error: fail}
+checkpoint: {uri: ./ckpt, every: 200 steps, keep: 5, near: /scratch, replicas: 2, on_error: fail}
 restart: {budget: 3, window: 10m, before_first_step: 2, oom: 0}
 comm: {compression: auto, allow: [fp16, {codec: topk, density: 0.1%, warmup: 50}, {codec: onebit, momentum: 0.8}, {codec: powersgd, rank: 2}]}
 progress: {step: 'step (\d+)', loss: 'loss ([0-9.]+)', startup: 10m, stall: 5m, on_stall: kill}
@@ -316,16 +316,16 @@ INSTANTIATE_TEST_SUITE_P(
 
 INSTANTIATE_TEST_SUITE_P(
     NotBuiltYet, FileErrors,
-    ::testing::Values(ErrorCase{"", "run: a\nelastic: {mode: in-place}\n",
-                                "in-place recovery is not built yet; write `mode: restart`"},
-                      ErrorCase{"", "run: a\nelastic: {spares: 1}\n", "hot spares are not built yet"},
-                      ErrorCase{"", "run: a\nelastic: {global_batch: 256}\n", "is not built yet"},
-                      ErrorCase{"", "run: a\ncheckpoint: {uri: x, replicas: 1}\n", "are not built yet"},
-                      ErrorCase{"", "run: a\ncheckpoint: {uri: x, near: ram}\n", "is neither `memory`"},
-                      ErrorCase{"", "run: a\ncheckpoint: {uri: 'gs://b/c'}\n",
-                                "the scheme 'gs' is not known"},
-                      ErrorCase{"", "run: a\nworkdir: {path: ., sync: rsync}\n", "is not built yet"},
-                      ErrorCase{"", "run: a\nslurm: {partition: gpu}\n", "Slurm is not built yet"}));
+    ::testing::Values(
+        ErrorCase{"", "run: a\nelastic: {mode: in-place}\n",
+                  "in-place recovery is not built yet; write `mode: restart`"},
+        ErrorCase{"", "run: a\nelastic: {spares: 1}\n", "hot spares are not built yet"},
+        ErrorCase{"", "run: a\nelastic: {global_batch: 256}\n", "is not built yet"},
+        ErrorCase{"", "run: a\ncheckpoint: {uri: x, near: none, replicas: 1}\n", "there is nothing to copy"},
+        ErrorCase{"", "run: a\ncheckpoint: {uri: x, near: ram}\n", "is neither `memory`"},
+        ErrorCase{"", "run: a\ncheckpoint: {uri: 'gs://b/c'}\n", "the scheme 'gs' is not known"},
+        ErrorCase{"", "run: a\nworkdir: {path: ., sync: rsync}\n", "is not built yet"},
+        ErrorCase{"", "run: a\nslurm: {partition: gpu}\n", "Slurm is not built yet"}));
 
 TEST(ParseJob, CheckpointsByThemselvesOrEveryThirtySeconds) {
   const auto every = [](const std::string& text) {

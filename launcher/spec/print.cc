@@ -149,6 +149,7 @@ void PrintCheckpoint(const CheckpointPolicy& c, std::string& out) {
   if (!c.every && !c.every_steps) section.Add("every", "auto");
   if (c.keep != defaults.keep) section.Add("keep", absl::StrCat(c.keep));
   if (!c.near.empty()) section.Add("near", c.near == kNearMemory ? c.near : Quote(c.near));
+  if (c.replicas != defaults.replicas) section.Add("replicas", absl::StrCat(c.replicas));
   if (c.on_error != defaults.on_error)
     section.Add("on_error", c.on_error == OnError::kRetry ? "retry" : "fail");
   section.Flush(out);

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
@@ -27,6 +28,7 @@
 #include "base/status_macros.h"
 #include "base/unique_fd.h"
 #include "checkpoint/near/near_folder.h"
+#include "checkpoint/near/near_server.h"
 #include "launcher/detect/inventory.h"
 #include "launcher/spec/parse.h"
 #include "launcher/spec/print.h"
@@ -123,6 +125,8 @@ class Agent {
   void Do(core::MakeDirectory& effect);
   void Do(core::ReadLog& effect);
   void Do(core::ReadStacks& effect);
+  void StartNearServer();
+  void Do(core::ShareCopies& effect);
   void Do(core::DropCopies& effect);
   void Do(core::Leave& effect);
   void DropCopies(Instant until);
@@ -138,6 +142,8 @@ class Agent {
   net::ZmqClient* zmq_ = nullptr;  // of transport_, to ask why there is no connection
   std::unique_ptr<KeeperSet> keepers_;
   std::optional<core::AgentCore> core_;
+  std::unique_ptr<ckpt::NearServer> near_server_;  // null: copies of checkpoints are not shared
+  uint64_t near_bytes_max_ = 0;
   std::unique_ptr<NoticeWatch> notices_;  // null: nobody is asked
   bool connected_ = false;
   Instant next_ports_, next_complaint_;
@@ -230,7 +236,13 @@ core::AgentConfig Agent::Config(int living_keepers) {
   if (!absl::SimpleAtoi(keeper::ReadSmallFile("/proc/sys/kernel/pid_max"), &config.pid_max))
     config.pid_max = 0;
   config.near_memory = NearMemory(config.node);
-  config.near_bytes_max = options_.near_bytes_max.value_or(config.inventory.memory_bytes / 4);
+  config.near_bytes_max = near_bytes_max_ =
+      options_.near_bytes_max.value_or(config.inventory.memory_bytes / 4);
+  if (near_bytes_max_ > 0) StartNearServer();
+  if (near_server_ != nullptr) {
+    config.near_port = near_server_->port();
+    config.near_key = keys_.public_key;
+  }
   config.labels = options_.labels;
   config.own_env = OwnEnvironment();
   config.parse_spec = [](absl::string_view text) { return spec::ParseCanonical(text); };
@@ -256,6 +268,25 @@ core::AgentConfig Agent::Config(int living_keepers) {
     config.epoch_proof = words[1];
   }
   return config;
+}
+
+// On the port of the agent before, if it is free: ranks that run know that one.
+void Agent::StartNearServer() {
+  const std::string path = options_.state_dir + "/near-port";
+  const std::string& address = options_.address;
+  const std::string host = address.empty()                   ? "*"
+                           : absl::StrContains(address, ':') ? absl::StrCat("[", address, "]")
+                                                             : address;
+  int before = 0;
+  if (!absl::SimpleAtoi(absl::StripAsciiWhitespace(keeper::ReadSmallFile(path)), &before)) before = 0;
+  auto server = ckpt::NearServer::Start(absl::StrCat(host, ":", before), keys_);
+  if (!server.ok() && before != 0) server = ckpt::NearServer::Start(absl::StrCat(host, ":0"), keys_);
+  if (!server.ok()) {
+    LogWarning("copies of checkpoints are not shared with other machines: ", server.status().message());
+    return;
+  }
+  near_server_ = *std::move(server);
+  keeper::WriteFileAtomic(path, absl::StrCat(near_server_->port(), "\n"));
 }
 
 absl::Status Agent::Prepare() {
@@ -468,7 +499,18 @@ void Agent::Do(core::ReadStacks& effect) {
   Do(reply);
 }
 
+void Agent::Do(core::ShareCopies& effect) {
+  if (near_server_ == nullptr) return;
+  const absl::StatusOr<net::KeyPair> keys = net::KeyPairOfHex(effect.secret);
+  if (!keys.ok()) {
+    LogWarning("copies of checkpoints of ", effect.job.value, " are not shared: ", keys.status().message());
+    return;
+  }
+  near_server_->Allow(effect.job.value, keys->public_key, effect.folder, near_bytes_max_);
+}
+
 void Agent::Do(core::DropCopies& effect) {
+  if (near_server_ != nullptr) near_server_->Forbid(effect.job.value);
   drops_.push_back({clock_.Now(), effect});
   drops_.push_back({clock_.Now() + kWritersPatience, std::move(effect)});
   DropCopies(clock_.Now());

@@ -145,6 +145,8 @@ void AgentCore::Impl::SayHello() {
   hello.inventory = config_.inventory;
   hello.labels = config_.labels;
   hello.free_ports = free_ports_;
+  hello.near_port = config_.near_port;
+  hello.near_key = config_.near_key;
   hello.epoch = epoch_;
   hello.epoch_proof = epoch_proof_;
   hello.order = last_hello_ = std::max(last_hello_ + 1, static_cast<uint64_t>(now_.ns));

@@ -46,6 +46,8 @@ struct AgentConfig {
   // Where copies of checkpoints lie for jobs with `near: memory`; empty: this machine has no such memory.
   std::string near_memory;
   uint64_t near_bytes_max = 0;  // of all copies, here and in each folder that a job names
+  int near_port = 0;            // where this agent serves them; 0: nowhere
+  std::string near_key;
 
   // What the core may ask of the outside at the moment of a start. All bounded and quick.
   std::function<absl::StatusOr<spec::JobSpec>(absl::string_view)> parse_spec;
@@ -130,6 +132,11 @@ struct ReadStacks {  // answered by AgentAnswer{query}, or by the event StacksRe
   int rank = 0;
   int64_t pid = 0;
 };
+struct ShareCopies {  // of checkpoints of a job that is here, with who has its secret
+  JobId job;
+  std::string folder;
+  std::string secret;
+};
 struct DropCopies {  // of checkpoints, of a job that is over
   JobId job;
   std::string folder;
@@ -139,8 +146,8 @@ struct Leave {  // the agent ends: refused or shut down
   bool after_keepers = false;  // they were told to quit
 };
 
-using AgentEffect =
-    std::variant<ToHead, ToKeeper, WriteFile, MakeDirectory, ReadLog, ReadStacks, DropCopies, Leave>;
+using AgentEffect = std::variant<ToHead, ToKeeper, WriteFile, MakeDirectory, ReadLog, ReadStacks, ShareCopies,
+                                 DropCopies, Leave>;
 
 struct AgentStep {
   std::vector<AgentEffect> effects;

@@ -118,6 +118,7 @@ class AgentCore::Impl {
 
   // agent_generation.cc: one generation's life
   uint64_t ProcessesMax(const spec::JobSpec& spec) const;
+  void ShareNear(const JobId& job, AgentJob& record, const AgentGeneration& generation);
   void Start(const GenerationGrant& grant);
   void FailStart(AgentGeneration& generation, const GenerationGrant& grant, ExitCause cause,
                  const std::string& message);

@@ -331,6 +331,37 @@ TEST_F(AgentCoreTest, CopiesOfCheckpointsLieWhereTheJobSaysAndGoWithIt) {
   EXPECT_EQ(dropped(JobId("of-an-earlier-agent")), "/dev/shm/gtrain-me");
 }
 
+TEST_F(AgentCoreTest, RanksLearnWhoHasCopiesAndTheAgentSharesItsOwn) {
+  spec_.checkpoint = {.uri = "/ckpt", .near = "memory", .replicas = 1};
+  Welcome();
+  GenerationGrant grant = Grant(1, 1, 1);
+  grant.nodes.push_back({NodeId("b"), "10.0.0.2", "b c", "", "", 7071, "key-b"});
+  grant.nodes.push_back({NodeId("c"), "fd00::3", "c", "z2", "", 7072, "key-c"});
+  grant.near_secret = "5ec2e7";
+  Step(FromHead{StartGeneration{{5}, grant}});
+  auto env = EnvOf(Commands<keeper::StartRank>()[0]);
+  EXPECT_EQ(env["GTRAIN_CHECKPOINT_PEERS"], "1 c [fd00::3]:7072 key-c,b_c 10.0.0.2:7071 key-b");
+  EXPECT_EQ(env["GTRAIN_CHECKPOINT_SECRET"], "5ec2e7");
+  bool shared = false;
+  for (const AgentEffect& effect : last_.effects) {
+    const auto* share = std::get_if<ShareCopies>(&effect);
+    shared |= share != nullptr && share->job == kJob && share->folder == "/dev/shm/gtrain-me" &&
+              share->secret == "5ec2e7";
+  }
+  EXPECT_TRUE(shared);
+}
+
+// A head of before, or one that was not asked for any (N13).
+TEST_F(AgentCoreTest, WithoutASecretOrPeersNothingIsShared_N13) {
+  spec_.checkpoint = {.uri = "/ckpt", .near = "memory", .replicas = 1};
+  Welcome();
+  StartIt(1, 1, 1);
+  const auto env = EnvOf(Commands<keeper::StartRank>()[0]);
+  EXPECT_TRUE(env.contains("GTRAIN_CHECKPOINT_NEAR"));
+  EXPECT_FALSE(env.contains("GTRAIN_CHECKPOINT_PEERS") || env.contains("GTRAIN_CHECKPOINT_SECRET"));
+  for (const AgentEffect& effect : last_.effects) EXPECT_FALSE(std::holds_alternative<ShareCopies>(effect));
+}
+
 TEST_F(AgentCoreTest, UserOmpThreadsStayAndSingleRankGetsNone) {
   spec_.env = {{"OMP_NUM_THREADS", "8"}};
   Welcome();

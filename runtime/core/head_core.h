@@ -71,6 +71,8 @@ struct HeadConfig {
   // such a proof. Without them no head ever steps down (fault H9).
   std::function<std::string(HeadEpoch)> prove_epoch;
   std::function<bool(HeadEpoch, const std::string&)> proves_epoch;
+  // What opens the copies of a job's checkpoints on its machines; 64 hex digits, always the same ones.
+  std::function<std::string(const JobId&)> near_secret;
 };
 
 enum class NodeState { kUnknown, kAlive, kSuspect, kDead };

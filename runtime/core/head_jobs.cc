@@ -244,8 +244,13 @@ void HeadState::Grant(Job& job, const plan::Placement& placement, Instant now) {
   grant.ranks = ToRankPlaces(placement);
   grant.world_size = static_cast<int>(grant.ranks.size());
   for (const NodeId& id : placement.nodes) {
-    const NodeRecord& node = nodes_.at(id).record;
-    grant.nodes.push_back({id, node.address, node.hostname});
+    const Node& node = nodes_.at(id);
+    const auto label = [&](const char* name) {
+      const auto it = node.record.labels.find(name);
+      return it == node.record.labels.end() ? std::string() : it->second;
+    };
+    grant.nodes.push_back({id, node.record.address, node.record.hostname, label("zone"), label("rack"),
+                           node.near_port, node.near_key});
     if (std::find(record.kept.begin(), record.kept.end(), id) == record.kept.end()) record.kept.push_back(id);
   }
   grant.master_address = grant.nodes[0].address;
@@ -286,6 +291,7 @@ void HeadState::SendGrant(const Job& job, const NodeId& node) {
   grant.request_id = job.record.request_id;
   grant.end_with_client = job.record.end_with_client;
   grant.owner = job.record.owner;
+  if (config_.near_secret) grant.near_secret = config_.near_secret(job.record.id);
   Send(node, SendKind::kGrant, StartGeneration{epoch(), std::move(grant)});
 }
 

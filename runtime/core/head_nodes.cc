@@ -134,6 +134,8 @@ void HeadState::OnHello(const PeerMessage& event, const AgentHello& hello, Insta
   node.welcomed = true;
   node.hello_order = hello.order;
   node.free_ports = hello.free_ports;
+  node.near_port = hello.near_port;
+  node.near_key = hello.near_key;
   node.state = NodeState::kAlive;
   detector_.Heard(id, now);
   if (new_incarnation) node.notice_at.reset();

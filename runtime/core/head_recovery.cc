@@ -142,7 +142,7 @@ void HeadState::TakeGeneration(Job& job, const GenerationDescribed& described, I
   record.run_dir = std::exchange(grant.run_dir, "");
   // "fresh" was for the first generation only.
   record.resume = grant.resume == "fresh" ? "" : grant.resume;
-  grant.client_key = grant.request_id = grant.owner = "";
+  grant.client_key = grant.request_id = grant.owner = grant.near_secret = "";
   grant.end_with_client = false;
   record.restarts = std::max(record.restarts, grant.restart_count);
   record.generation = grant.generation;

@@ -37,6 +37,8 @@ struct Node {
   NodeState state = NodeState::kUnknown;
   absl::Duration silence;  // when it became suspect or dead
   std::vector<int> free_ports;
+  int near_port = 0;  // as it said in its hello
+  std::string near_key;
   // A hello of another incarnation while this one was just heard: refused when this one speaks again,
   // accepted when it falls silent (fault N4).
   std::optional<PeerMessage> rival;

@@ -115,6 +115,9 @@ struct NodePlace {
   NodeId node;
   std::string address;  // data-plane address: the one whose socket reached the head
   std::string hostname;
+  std::string zone, rack;  // its labels of these names
+  int near_port = 0;       // where it serves copies of checkpoints; 0: nowhere
+  std::string near_key;    // Z85, to expect there
   bool operator==(const NodePlace&) const = default;
 };
 
@@ -138,6 +141,9 @@ struct GenerationGrant {
   std::string request_id;
   bool end_with_client = false;
   std::string owner;  // whose job it is; with the three above what a head that lost its records takes up
+  // 64 hex digits: opens the copies of this job's checkpoints on all its machines. Made by the head, the same
+  // for each generation, in no record. Empty: of a head that knows none.
+  std::string near_secret;
   bool operator==(const GenerationGrant&) const = default;
 };
 
@@ -179,6 +185,8 @@ struct AgentHello {
   // Grows from hello to hello of one boot, restarts of the agent included: of two, the head believes the
   // larger, in whatever order they arrive. 0 = an older agent's.
   uint64_t order = 0;
+  int near_port = 0;  // as in NodePlace
+  std::string near_key;
   bool operator==(const AgentHello&) const = default;
 };
 

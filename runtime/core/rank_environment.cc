@@ -6,8 +6,10 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/str_replace.h"
 #include "base/status_macros.h"
 #include "base/units.h"
+#include "runtime/core/near_peers.h"
 
 namespace gtrain::core {
 
@@ -118,6 +120,26 @@ void AddGpus(const AgentConfig& config, const GenerationGrant& grant, const spec
   (*env)["CUDA_VISIBLE_DEVICES"] = absl::StrJoin(names, ",");
 }
 
+// "2 a 10.0.0.2:7071 KEY,b 10.0.0.3:7071 KEY": how many of them keep copies of this node's shards, then name,
+// address and key of each.
+std::string PeersText(const GenerationGrant& grant, const NodeId& self, int replicas) {
+  size_t index = 0;
+  while (index < grant.nodes.size() && grant.nodes[index].node != self) ++index;
+  if (index == grant.nodes.size()) return "";
+  const std::vector<size_t> peers = NearPeers(grant.nodes, index, replicas);
+  if (peers.empty()) return "";
+  const size_t holders = ChooseHolders(grant.nodes, replicas)[index].size();
+  std::vector<std::string> texts;
+  for (size_t peer : peers) {
+    const NodePlace& node = grant.nodes[peer];
+    const bool v6 = absl::StrContains(node.address, ':');
+    texts.push_back(absl::StrCat(absl::StrReplaceAll(node.hostname, {{" ", "_"}, {",", "_"}}), " ",
+                                 v6 ? "[" : "", node.address, v6 ? "]:" : ":", node.near_port, " ",
+                                 node.near_key));
+  }
+  return absl::StrCat(holders, " ", absl::StrJoin(texts, ","));
+}
+
 void AddCheckpoint(const AgentConfig& config, const GenerationGrant& grant, const spec::JobSpec& spec,
                    Env* env) {
   const spec::CheckpointPolicy& policy = spec.checkpoint;
@@ -134,7 +156,13 @@ void AddCheckpoint(const AgentConfig& config, const GenerationGrant& grant, cons
   (*env)["GTRAIN_CHECKPOINT_KEEP"] = absl::StrCat(policy.keep);
   (*env)["GTRAIN_CHECKPOINT_ON_ERROR"] = on_error;
   const std::string near = NearFolderOf(config, spec);
-  if (!near.empty()) (*env)["GTRAIN_CHECKPOINT_NEAR"] = absl::StrCat(config.near_bytes_max, " ", near);
+  if (near.empty()) return;
+  (*env)["GTRAIN_CHECKPOINT_NEAR"] = absl::StrCat(config.near_bytes_max, " ", near);
+  const std::string peers =
+      policy.replicas == 0 || grant.near_secret.empty() ? "" : PeersText(grant, config.node, policy.replicas);
+  if (peers.empty()) return;
+  (*env)["GTRAIN_CHECKPOINT_PEERS"] = peers;
+  (*env)["GTRAIN_CHECKPOINT_SECRET"] = grant.near_secret;
 }
 
 // In the words of ParseCompression (include/gtrain/compression.h).
@@ -159,9 +187,10 @@ absl::StatusOr<Env> RankEnvironment(const AgentConfig& config, const GenerationG
   for (const auto& [name, value] : grant.client_env) env[name] = value;
   for (const auto& [name, value] : spec.env) env[name] = value;
   // Left over from an outer launch, these would be taken for ours.
-  for (const char* name : {"GTRAIN_CHECKPOINT_URI", "GTRAIN_CHECKPOINT_EVERY", "GTRAIN_CHECKPOINT_KEEP",
-                           "GTRAIN_CHECKPOINT_NEAR", "GTRAIN_CHECKPOINT_ON_ERROR", "GTRAIN_COMPRESSION",
-                           "GTRAIN_KEEPER_SOCKET", "GTRAIN_RESUME"}) {
+  for (const char* name :
+       {"GTRAIN_CHECKPOINT_URI", "GTRAIN_CHECKPOINT_EVERY", "GTRAIN_CHECKPOINT_KEEP",
+        "GTRAIN_CHECKPOINT_NEAR", "GTRAIN_CHECKPOINT_ON_ERROR", "GTRAIN_CHECKPOINT_PEERS",
+        "GTRAIN_CHECKPOINT_SECRET", "GTRAIN_COMPRESSION", "GTRAIN_KEEPER_SOCKET", "GTRAIN_RESUME"}) {
     if (spec.env.count(name) == 0) env.erase(name);
   }
   GT_RETURN_IF_ERROR(AddSecrets(config, grant, spec, &env));

@@ -198,6 +198,10 @@ absl::Status HeadService::Recover() {
                           .proves_epoch =
                               [keys = files_.head](HeadEpoch epoch, const std::string& proof) {
                                 return EpochProof(keys, epoch, proof.substr(0, proof.find('.'))) == proof;
+                              },
+                          .near_secret =
+                              [keys = files_.head](const JobId& job) {
+                                return net::Proof(keys, absl::StrCat("copies of checkpoints of ", job.value));
                               }};
   core_ = std::make_unique<core::HeadCore>(std::move(config), Rng::FromSystem());
   GT_ASSIGN_OR_RETURN(core::StepResult step, core_->Recover(records, clock_->Now()));

@@ -132,7 +132,15 @@ struct HeldGeneration {
 }
 
 struct RankPlace { rank @0 :Int32; localRank @1 :Int32; node @2 :Text; cpus @3 :List(Int32); gpus @4 :List(Int32); }
-struct NodePlace { node @0 :Text; address @1 :Text; hostname @2 :Text; }
+struct NodePlace {
+  node @0 :Text;
+  address @1 :Text;
+  hostname @2 :Text;
+  zone @3 :Text;
+  rack @4 :Text;
+  nearPort @5 :Int32;
+  nearKey @6 :Text;
+}
 
 struct GenerationGrant {
   job @0 :Text;
@@ -152,6 +160,7 @@ struct GenerationGrant {
   requestId @14 :Text;
   endWithClient @15 :Bool;
   owner @16 :Text;
+  nearSecret @17 :Text;
 }
 
 enum NoticeKind { none @0; atRisk @1; freeze @2; leave @3; }
@@ -182,6 +191,8 @@ struct AgentHello {
   epoch @11 :UInt64;
   epochProof @12 :Text;
   order @13 :UInt64;
+  nearPort @14 :Int32;
+  nearKey @15 :Text;
 }
 
 struct AgentHeartbeat { sequence @0 :UInt64; changed @1 :List(RankStatus); freePorts @2 :List(Int32); }

@@ -73,6 +73,10 @@ GT_FIELDS(core::NodePlace) {
   GT_ID(node, Node);
   GT_TEXT(address, Address, kNameBytesMax);
   GT_TEXT(hostname, Hostname, kNameBytesMax);
+  GT_TEXT(zone, Zone, kNameBytesMax);
+  GT_TEXT(rack, Rack, kNameBytesMax);
+  GT_NUMBER(near_port, NearPort, 0, 65535);
+  GT_TEXT(near_key, NearKey, kNameBytesMax);
 }
 GT_FIELDS(core::GenerationGrant) {
   GT_ID(job, Job);
@@ -92,6 +96,7 @@ GT_FIELDS(core::GenerationGrant) {
   GT_ID_OR_EMPTY(request_id, RequestId);
   GT_PLAIN(end_with_client, EndWithClient);
   GT_TEXT(owner, Owner, kNameBytesMax);
+  GT_TEXT(near_secret, NearSecret, kNameBytesMax);
 }
 
 GT_FIELDS(core::NodeNotice) {
@@ -119,6 +124,8 @@ GT_FIELDS(core::AgentHello) {
   GT_COUNTER(epoch, Epoch);
   GT_TEXT(epoch_proof, EpochProof, kNameBytesMax);
   GT_PLAIN(order, Order);
+  GT_NUMBER(near_port, NearPort, 0, 65535);
+  GT_TEXT(near_key, NearKey, kNameBytesMax);
 }
 GT_FIELDS(core::AgentHeartbeat) {
   GT_PLAIN(sequence, Sequence);

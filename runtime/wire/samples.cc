@@ -77,9 +77,10 @@ core::GenerationGrant SampleGrant() {
       .master_address = "10.0.0.1",
       .master_port = 29500,
       .world_size = 2,
-      .nodes = {{NodeId("0123456789abcdef"), "10.0.0.1", "a"}},
+      .nodes = {{NodeId("0123456789abcdef"), "10.0.0.1", "a", "z1", "r1", 7071, "key"}},
       .ranks = {{.rank = 0, .local_rank = 0, .node = NodeId("0123456789abcdef"), .cpus = {0, 1}, .gpus = {3}},
-                {.rank = 1, .local_rank = 1, .node = NodeId("0123456789abcdef")}}};
+                {.rank = 1, .local_rank = 1, .node = NodeId("0123456789abcdef")}},
+      .near_secret = "0a1b"};
 }
 
 core::NodeNotice SampleNotice() {

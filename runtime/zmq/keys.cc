@@ -45,7 +45,7 @@ std::string KeyHex(absl::string_view z85) {
 
 absl::StatusOr<std::string> KeyOfHex(absl::string_view hex) {
   if (hex.size() != 2 * kKeyBytes || hex.find_first_not_of("0123456789abcdef") != absl::string_view::npos) {
-    return absl::InvalidArgumentError("a key in a join token is not 64 hex digits");
+    return absl::InvalidArgumentError("a key is not 64 hex digits");
   }
   std::string bytes = absl::HexStringToBytes(hex);
   char z85[kZ85Length + 1];
@@ -70,6 +70,11 @@ absl::StatusOr<KeyPair> KeyPairOfSecret(absl::string_view secret_z85) {
     return absl::InvalidArgumentError("not a secret key");
   }
   return KeyPair{std::string(public_key, kZ85Length), std::string(secret_z85)};
+}
+
+absl::StatusOr<KeyPair> KeyPairOfHex(absl::string_view secret_hex) {
+  GT_ASSIGN_OR_RETURN(const std::string z85, KeyOfHex(secret_hex));
+  return KeyPairOfSecret(z85);
 }
 
 bool ValidKey(absl::string_view z85) { return KeyBytes(z85).has_value(); }

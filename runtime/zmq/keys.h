@@ -50,6 +50,9 @@ std::string PrintJoinToken(const JoinToken& token);
 absl::StatusOr<JoinToken> ParseJoinToken(absl::string_view text);
 absl::StatusOr<KeyPair> KeyPairOfSecret(absl::string_view secret_z85);
 
+// The same of 64 hex digits.
+absl::StatusOr<KeyPair> KeyPairOfHex(absl::string_view secret_hex);
+
 absl::string_view RoleName(core::Role role);  // "admin", "user", "node", "readonly", "join"
 std::optional<core::Role> RoleOf(absl::string_view name);
 

@@ -1,15 +1,20 @@
 """Copies of checkpoints near by: what a lost rank restores from, and what happens when they cannot be used."""
+import glob
 import json
 import os
 import re
+import shutil
+import signal
 import unittest
 
 import harness
 from ckpt_test import LIBRARY, sanitized
+from cluster import ClusterTest
 from harness import SOURCE, wait_until
 
 RANK = os.path.join(SOURCE, 'tests', 'e2e', 'save_rank.py')
-RESTORED = r'resumed step (\d+) .*all ranks read (\S+) there and (\S+) of copies on their own machines'
+RESTORED = (r'resumed step (\d+) .*all ranks read (\S+) there, (\S+) of copies on their own machines and (\S+) of copies on '
+            r'others')
 
 
 @unittest.skipUnless(os.path.exists(LIBRARY) and not sanitized(), 'libgtrain.so is not built, or with a sanitizer')
@@ -32,8 +37,9 @@ class OwnMachineTest(harness.GtrainTest):
         open(os.path.join(self.out, 'die'), 'w').close()
         self.assertEqual(launch.wait(), 0, launch.output())
         found = re.findall(RESTORED, launch.output())
-        self.assertEqual([step for step, _, _ in found], ['2'], launch.output())
-        return found[0][1:]
+        self.assertEqual([words[0] for words in found], ['2'], launch.output())
+        self.assertEqual(found[0][3], '0B', launch.output())
+        return found[0][1:3]
 
     def node_id(self):
         return json.loads(self.gtrain('nodes', '--json').stdout)['nodes'][0]['id']
@@ -67,6 +73,118 @@ class OwnMachineTest(harness.GtrainTest):
         self.assertEqual(storage, '8MiB', launch.output())  # one chunk, of each rank
         self.assertNotEqual(copies, '0B')
         self.end_local_cluster()
+
+
+class OtherMachinesTest(ClusterTest):
+    """A job of save_rank.py with a copy of each shard on another machine; machines are lost with all they had in memory."""
+    agent_count = 3
+    machines = 2
+
+    def setUp(self):
+        super().setUp()
+        self.store = os.path.join(self.dir, 'ckpt')
+        self.ids = {node['hostname']: node['id'] for node in self.nodes()}
+        for name in self.ids:
+            self.addCleanup(shutil.rmtree, self.memory(name), ignore_errors=True)
+        job = self.job_file('kept', f'name: kept\nrun: /usr/bin/python3 {RANK} --out {self.out} --die none --hold\n'
+                                    f'nodes: {{min: 1, max: {self.machines}}}\nranks_per_node: 1\nresources: {{cpus: 1}}\n'
+                                    f'checkpoint: {{uri: {self.store}, replicas: 1}}\n'
+                                    'restart: {before_first_step: 10}\n')
+        self.launched = self.launch(job)
+        for rank in range(self.machines):
+            wait_until(f'rank {rank} to be ready', lambda: os.path.exists(os.path.join(self.out, f'ready.{rank}')) or
+                       self.assertIsNone(self.launched.popen.poll(), self.launched.output()))
+        self.homes = {rank['rank']: rank['hostname'] for rank in self.job('kept')['ranks']}
+        open(os.path.join(self.out, 'go'), 'w').close()
+        self.launched.wait_for('checkpoint at step 2')
+        wait_until('each shard of step 2 to be on two machines', lambda: all(
+            len(self.copies(rank)) == 2 for rank in range(self.machines)))
+
+    def memory(self, hostname):
+        return f'/dev/shm/gtrain-{self.ids[hostname]}'
+
+    def copies(self, rank):
+        """hostname -> path of its copy of that rank's shard of step 2."""
+        return {name: path for name in self.ids for path in glob.glob(
+            f'{self.memory(name)}/*/step-000000000002.*/rank-{rank:05}-of-*.safetensors')}
+
+    def lose(self, *hostnames):
+        """Their power fails, at once."""
+        lost = [self.node_home(int(name[4:])).encode() + b'/' for name in hostnames]
+
+        def killed():
+            pids = [pid for pid in self.marked() if any(home in harness.read_proc(pid, 'environ') for home in lost)]
+            for pid in pids:
+                try:
+                    os.kill(pid, signal.SIGKILL)
+                except ProcessLookupError:
+                    pass
+            return not pids
+
+        wait_until(f'{hostnames} to be dead', killed)
+        for name in hostnames:
+            shutil.rmtree(self.memory(name), ignore_errors=True)
+
+    def lose_shards_of_the_storage(self):
+        for path in glob.glob(f'{self.store}/step-000000000002.*/*.safetensors'):
+            os.unlink(path)
+
+    def resumed(self):
+        """What was read: of the storage, of copies on the own machine, on others."""
+        self.assertEqual(self.launched.wait(240), 0, self.launched.output())
+        found = re.findall(RESTORED, self.launched.output())
+        self.assertTrue(found and all(words[0] == '2' for words in found), self.launched.output())
+        return found[-1][1:]
+
+
+@unittest.skipUnless(os.path.exists(LIBRARY) and not sanitized(), 'libgtrain.so is not built, or with a sanitizer')
+class LostMachineTest(OtherMachinesTest):
+    def test_its_rank_restores_from_the_memory_of_another_machine(self):
+        """Pain 27: nothing of the storage is needed but the manifest. The machine that takes its place had nothing."""
+        self.lose(self.homes[1])
+        self.lose_shards_of_the_storage()
+        storage, own, others = self.resumed()
+        self.assertEqual(storage, '0B', self.launched.output())
+        self.assertNotEqual(own, '0B', self.launched.output())
+        self.assertNotEqual(others, '0B', self.launched.output())
+
+    def test_a_copy_that_is_damaged_is_found_out_and_the_storage_read(self):
+        """S6"""
+        with open(self.copies(1)[self.homes[0]], 'r+b') as data:
+            data.seek(1_000_000)
+            byte = data.read(1)[0]
+            data.seek(1_000_000)
+            data.write(bytes([byte ^ 1]))
+        self.lose(self.homes[1])
+        storage, own, _ = self.resumed()
+        self.assertRegex(self.launched.output(), r'rank-00001-of-00002\.safetensors in .*NOT USED')
+        self.assertNotEqual(storage, '0B', self.launched.output())
+        self.assertNotEqual(own, '0B', self.launched.output())
+
+    def test_with_the_machine_of_the_copy_lost_as_well_the_storage_is_read(self):
+        self.lose(self.homes[0], self.homes[1])
+        storage, own, others = self.resumed()
+        self.assertNotEqual(storage, '0B', self.launched.output())
+        self.assertEqual((own, others), ('0B', '0B'), self.launched.output())
+
+
+@unittest.skipUnless(os.path.exists(LIBRARY) and not sanitized(), 'libgtrain.so is not built, or with a sanitizer')
+class LostZoneTest(OtherMachinesTest):
+    agent_count = 4
+    machines = 4
+
+    def join_agent(self, index, *flags):
+        return super().join_agent(index, '--label', f'zone=z{index // 2}', *flags)
+
+    def test_a_whole_zone_is_lost_and_every_shard_is_in_the_other(self):
+        for rank in range(4):
+            self.assertEqual({name in ('node0', 'node1') for name in self.copies(rank)}, {True, False}, self.copies(rank))
+        self.lose('node2', 'node3')
+        self.lose_shards_of_the_storage()
+        storage, own, others = self.resumed()
+        self.assertEqual(storage, '0B', self.launched.output())
+        self.assertNotEqual(own, '0B', self.launched.output())
+        self.assertNotEqual(others, '0B', self.launched.output())
 
 
 if __name__ == '__main__':

@@ -82,6 +82,7 @@ class Machine {
   void Do(core::Leave& effect);
   void Do(core::WriteFile&) {}
   void Do(core::MakeDirectory&) {}
+  void Do(core::ShareCopies&) {}
   void Do(core::DropCopies&) {}
   void Wake();
   void TryConnect();
