@@ -14,12 +14,15 @@
 namespace gtrain::ckpt {
 namespace {
 
-constexpr int kQueueMessagesMax = 4;            // a connection, each way: they hold a piece each
+constexpr int kQueueMessagesMax = 16;           // a connection, each way: they hold a piece each
 constexpr int kConnectionsPerAddressMax = 256;  // ranks and writers of one machine
 constexpr size_t kComingMax = 256;
 constexpr absl::Duration kComingWithin = absl::Seconds(30);  // from one piece to the next
 constexpr int kLookMs = 1000;
 constexpr int kRequestsATurn = 64;
+constexpr size_t kAnswersMax = 64;                           // that wait for room; then nobody is heard
+constexpr absl::Duration kAnswerWithin = absl::Seconds(20);  // whoever asked has given up by then
+constexpr int kSendAgainMs = 1;
 
 }  // namespace
 
@@ -83,14 +86,27 @@ void NearServer::Publish() {
 void NearServer::Run() {
   while (!ending_) {
     pollfd fds[] = {{server_->PollFd(), POLLIN, 0}, {wake_.get(), POLLIN, 0}};
-    poll(fds, 2, kLookMs);
-    for (int i = 0; i < kRequestsATurn && !ending_; ++i) {
+    poll(fds, 2, answers_.empty() ? kLookMs : kSendAgainMs);
+    SendAnswers();
+    for (int i = 0; i < kRequestsATurn && answers_.size() < kAnswersMax && !ending_; ++i) {
       const std::optional<port::Received> received = server_->Receive();
       if (!received) break;
-      // A peer that does not take its answers has lost its connection by its own deadline.
-      server_->Send(received->route, Answer(*received)).IgnoreError();
+      answers_.push_back({received->route, Answer(*received), clock_.Now()});
+      SendAnswers();
     }
     DropStopped();
+  }
+}
+
+// ZeroMQ may refuse a message for a moment although the peer reads: its queue is short, and it learns late
+// that there is room again.
+void NearServer::SendAnswers() {
+  for (size_t left = answers_.size(); left > 0; --left) {
+    Waiting answer = std::move(answers_.front());
+    answers_.pop_front();
+    const absl::Status sent = server_->Send(answer.route, answer.message);
+    if (absl::IsResourceExhausted(sent) && clock_.Now() - answer.since < kAnswerWithin)
+      answers_.push_back(std::move(answer));
   }
 }
 

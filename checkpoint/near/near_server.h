@@ -3,6 +3,7 @@
 // nothing but the copies of its own job.
 #pragma once
 #include <atomic>
+#include <deque>
 #include <map>
 #include <memory>
 #include <string>
@@ -48,12 +49,19 @@ class NearServer {
     Instant heard;
   };
 
+  struct Waiting {
+    port::Route route;
+    std::string message;
+    Instant since;
+  };
+
   NearServer(std::unique_ptr<net::ZmqServer> server, std::shared_ptr<net::KeyRegistry> registry, int port);
   void Run();
   std::string Answer(const port::Received& received);
   absl::Status Begin(const std::string& job, NearFolder* folder, const std::string& route,
                      const NearRequest& request);
   absl::Status Piece(const std::string& route, const NearRequest& request);
+  void SendAnswers();
   void DropStopped();
   void Publish() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
@@ -62,6 +70,7 @@ class NearServer {
   const int port_;
   const RealClock clock_;
   std::map<std::string, Coming> coming_;  // by route; of the thread
+  std::deque<Waiting> answers_;           // not sent yet; of the thread
   Mutex mu_;
   std::map<std::string, Job> jobs_ ABSL_GUARDED_BY(mu_);
   std::atomic<bool> ending_{false};

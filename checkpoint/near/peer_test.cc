@@ -92,8 +92,9 @@ TEST_F(PeerTest, SeveralAtOnce) {
     threads.emplace_back([&, i] {
       for (int k = 0; k < 5; ++k) {
         std::string out(1000, '?');
-        EXPECT_TRUE(tier->Read(kAttempt, kFile, i * 1000, absl::MakeSpan(out)).ok());
-        EXPECT_EQ(out, data.substr(i * 1000, 1000));
+        const absl::Status read = tier->Read(kAttempt, kFile, i * 1000, absl::MakeSpan(out));
+        EXPECT_TRUE(read.ok()) << read;
+        EXPECT_TRUE(out == data.substr(i * 1000, 1000));
       }
     });
   }

@@ -24,6 +24,7 @@ constexpr absl::Duration kConnectWithin = absl::Seconds(10);
 constexpr absl::Duration kAnswerWithin = absl::Seconds(20);
 constexpr absl::Duration kLeftAlone = absl::Seconds(30);  // after it did not answer
 constexpr absl::Duration kLook = absl::Milliseconds(100);
+constexpr absl::Duration kSendAgain = absl::Milliseconds(1);
 constexpr int kConnectionsMax = 64;  // of one client's context
 
 class PeerTier final : public port::NearTier {
@@ -96,8 +97,17 @@ class PeerTier final : public port::NearTier {
   }
 
   absl::StatusOr<std::string> CallOver(net::ZmqClient* client, const NearRequest& request) {
-    GT_RETURN_IF_ERROR(client->Send(PrintRequest(request)));
     const Instant deadline = clock_.Now() + kAnswerWithin;
+    const std::string message = PrintRequest(request);
+    absl::Status sent = client->Send(message);
+    // A connection is known a moment before it takes messages.
+    while (absl::IsResourceExhausted(sent) && clock_.Now() < deadline) {
+      Mutex mu;
+      MutexLock lock(&mu);
+      mu.AwaitFor(kSendAgain, [] { return false; });
+      sent = client->Send(message);
+    }
+    if (!sent.ok()) return NotThere(absl::StrCat("does not take requests: ", sent.message()));
     while (clock_.Now() < deadline) {
       if (std::optional<std::string> reply = client->Receive()) return *std::move(reply);
       if (!client->Connected()) break;

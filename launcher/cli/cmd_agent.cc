@@ -58,6 +58,7 @@ absl::Status ServeLocal(agent::AgentOptions options) {
   options.head_public_key = endpoint.head_public_key;
   options.cluster = endpoint.cluster;
   options.leave_without_head = absl::Seconds(20);
+  options.share_copies = false;
   GT_RETURN_IF_ERROR(WriteAgentPid(dir));
   const absl::Status status = agent::RunAgent(options);
   RemoveAgentPid(dir);

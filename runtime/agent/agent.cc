@@ -238,7 +238,7 @@ core::AgentConfig Agent::Config(int living_keepers) {
   config.near_memory = NearMemory(config.node);
   config.near_bytes_max = near_bytes_max_ =
       options_.near_bytes_max.value_or(config.inventory.memory_bytes / 4);
-  if (near_bytes_max_ > 0) StartNearServer();
+  if (near_bytes_max_ > 0 && options_.share_copies) StartNearServer();
   if (near_server_ != nullptr) {
     config.near_port = near_server_->port();
     config.near_key = keys_.public_key;

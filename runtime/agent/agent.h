@@ -38,7 +38,8 @@ struct AgentOptions {
   // What copies of checkpoints may take, in memory and in each folder that jobs name; unset: a quarter of the
   // machine's memory; 0: none are kept.
   std::optional<uint64_t> near_bytes_max;
-  std::string keeper_binary;                         // empty = gtrain-keeper beside this program
+  bool share_copies = true;   // of checkpoints, with other machines of a job; the local cluster has none
+  std::string keeper_binary;  // empty = gtrain-keeper beside this program
   absl::Duration keeper_lease = absl::Seconds(120);  // ranks survive a dead agent for this long
   // An agent without a head and without a keeper ends after this long; never by default. The local cluster
   // sets it, because nobody else would end its agent after a head that died or whose farewell was lost.
