@@ -319,11 +319,14 @@ TEST_F(EngineTest, NoManifestIsEverWithoutItsShards_C1) {
   const auto whole = [&](uint64_t, absl::string_view call) {
     const std::vector<SaveId> ids = *ListManifests(&memory);
     for (const SaveId& id : ids) {
+      // Another rank's call may be retention's: what is missing counts if the manifest is there after that.
+      const auto is_there = [&] { return memory.Size(ManifestKey(id)).ok(); };
       const auto manifest = ReadManifest(&memory, id);
-      EXPECT_TRUE(manifest.ok()) << manifest.status();
+      EXPECT_TRUE(manifest.ok() || !is_there()) << manifest.status();
       if (!manifest.ok()) continue;
       for (const ShardFile& file : std::get<Manifest>(*manifest).files) {
-        EXPECT_TRUE(memory.Size(AttemptKey(id, file.name)).ok()) << "step " << id.step << " before " << call;
+        EXPECT_TRUE(memory.Size(AttemptKey(id, file.name)).ok() || !is_there())
+            << "step " << id.step << " before " << call;
       }
     }
     return Fault::kNone;
