@@ -13,7 +13,8 @@ int main(int argc, char**) {
     std::fprintf(stderr, "gtrain-writer is started by gtrain-keeper\n");
     return 2;
   }
-  using namespace gtrain;
+  namespace ckpt = gtrain::ckpt;
   const auto near = ckpt::ReadNear(&ckpt::ProcessEnvironment);
-  return ckpt::RunWriter(UniqueFd(3), UniqueFd(4), &ckpt::OpenStore, near.ok() ? *near : std::nullopt);
+  return ckpt::RunWriter(gtrain::UniqueFd(3), gtrain::UniqueFd(4), &ckpt::OpenStore,
+                         near.ok() ? *near : std::nullopt);
 }

@@ -134,6 +134,8 @@ class Trainer {
 
   absl::Status MakeReducer();
   absl::Status RegisterAndRestore(Checkpointer* checkpointer);
+  // Before each save: what compression carries over, into the registered memory.
+  absl::Status ExportCarried() { return reducer_->ExportCarried(absl::MakeSpan(carried_)); }
   // Until the last step, or until all ranks agreed to stop (then `stopped()`).
   absl::Status Run();
   // Mean over the validation part, in nats a character.
@@ -156,6 +158,7 @@ class Trainer {
   std::vector<float> momentum_;
   std::unique_ptr<Reducer> reducer_;
   std::vector<absl::Span<float>> gradients_;  // the reducer's memory
+  std::vector<float> carried_;                // by compression, as of the newest save
   Cursor cursor_;
   double loss_ = 0;
   bool stopped_ = false;
@@ -171,6 +174,7 @@ absl::Status Trainer::MakeReducer() {
   if (!reducer.ok()) return reducer.status();
   reducer_ = *std::move(reducer);
   for (size_t i = 0; i < specs.size(); ++i) gradients_.push_back(reducer_->gradient(i));
+  carried_.resize(reducer_->CarriedCount());
   return absl::OkStatus();
 }
 
@@ -184,8 +188,14 @@ absl::Status Trainer::RegisterAndRestore(Checkpointer* checkpointer) {
   static_assert(sizeof(Cursor) == 3 * sizeof(int64_t));
   s = checkpointer_->AddReplicated("cursor", &cursor_, {3}, DType::kInt64);
   if (!s.ok()) return s;
+  if (const std::string& name = reducer_->CarriedName(); !name.empty()) {
+    s = checkpointer_->AddPerRank(name, carried_.data(), carried_.size() * sizeof(float));
+    if (!s.ok()) return s;
+  }
   absl::StatusOr<std::optional<RestoredStep>> restored = checkpointer_->Restore();
   if (!restored.ok() || !restored->has_value()) return restored.status();
+  // Zeros if the checkpoint is of another codec or number of ranks.
+  if (s = reducer_->LoadCarried(carried_); !s.ok()) return s;
   if (cursor_.batch != flags_.batch || cursor_.seed != flags_.seed) {
     return absl::FailedPreconditionError(
         absl::StrCat("the checkpoint was trained with --batch ", cursor_.batch, " --seed ", cursor_.seed,
@@ -292,6 +302,7 @@ int TrainMain(const Flags& flags) {
   CheckpointOptions options;
   options.every_steps = 500;
   options.uri = "ckpt/char_lm";  // by hand; under gtrain the job file's place and interval win
+  options.before_save = [&trainer] { return trainer.ExportCarried(); };
   absl::StatusOr<std::unique_ptr<Checkpointer>> checkpointer = Checkpointer::Open(session->get(), options);
   if (!checkpointer.ok()) return Explain(checkpointer.status());
   absl::Status status = trainer.RegisterAndRestore(checkpointer->get());
