@@ -154,16 +154,25 @@ pid_t Network::Start(int machine, const std::function<absl::Status()>& body) con
   });
 }
 
-absl::StatusOr<std::vector<double>> Network::PlainTcp(const std::vector<size_t>& bytes, int times) const {
-  const size_t size = bytes.size() * sizeof(double);
+absl::StatusOr<std::vector<double>> Network::PlainTcp(const std::vector<size_t>& bytes, int times,
+                                                      bool all) const {
+  const int senders = all ? machines_ : 1;
+  const size_t size = senders * bytes.size() * sizeof(double);
   void* shared = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   if (shared == MAP_FAILED) return absl::ErrnoToStatus(errno, "mmap");
   auto* medians = static_cast<double*>(shared);
-  const std::string host = AddressOf(1);
-  absl::Status ran = WaitForAll({Start(0, [&] { return TcpSide(true, host, bytes, times, medians); }),
-                                 Start(1, [&] { return TcpSide(false, host, bytes, times, medians); })},
-                                "plain TCP", kTcpDeadline);
-  const std::vector<double> result(medians, medians + bytes.size());
+  std::vector<pid_t> sides;
+  for (int i = 0; i < senders; ++i) {
+    const int next = (i + 1) % machines_;
+    const std::string host = AddressOf(next);
+    double* mine = medians + i * bytes.size();
+    sides.push_back(Start(i, [&] { return TcpSide(true, host, bytes, times, mine); }));
+    sides.push_back(Start(next, [&] { return TcpSide(false, host, bytes, times, mine); }));
+  }
+  absl::Status ran = WaitForAll(sides, "plain TCP", kTcpDeadline);
+  std::vector<double> result(bytes.size());
+  for (size_t i = 0; i < senders * bytes.size(); ++i)
+    result[i % bytes.size()] = std::max(result[i % bytes.size()], medians[i]);
   munmap(shared, size);
   GT_RETURN_IF_ERROR(ran);
   return result;

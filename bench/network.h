@@ -40,9 +40,10 @@ class Network {
   // OK.
   pid_t Start(int machine, const std::function<absl::Status()>& body) const;
 
-  // What bounds everything: machine 0 sends so many bytes and machine 1 answers with one. Medians of
-  // microseconds.
-  absl::StatusOr<std::vector<double>> PlainTcp(const std::vector<size_t>& bytes, int times) const;
+  // What bounds everything: machine 0 sends so many bytes and machine 1 answers with one; with `all` each
+  // machine to the next at the same time, as in a collective. Medians of microseconds, of the slowest sender.
+  absl::StatusOr<std::vector<double>> PlainTcp(const std::vector<size_t>& bytes, int times,
+                                               bool all = false) const;
 
  private:
   absl::Status Add(const std::string& name);
