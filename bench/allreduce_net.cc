@@ -196,8 +196,8 @@ Series Of(const Board& board, size_t algorithm, size_t size, int turns) {
   return {std::vector<double>(samples, samples + turns)};
 }
 
-// The smallest bucket with which the cables carry what they should in both directions: a busy machine serves a
-// small one too late, and acknowledgements wait behind data. Returns microseconds of each of kRawBytes, one
+// The smallest bucket with which the cables carry what they should in both directions: a busy machine serves
+// a small one too late, and acknowledgements wait behind data. Returns microseconds of each of kRawBytes, one
 // way.
 absl::StatusOr<std::vector<double>> LimitAndMeasureRaw(const Network& network) {
   std::vector<double> raw;
