@@ -1,5 +1,6 @@
 #include "checkpoint/engine/settings.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <map>
@@ -10,6 +11,8 @@
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
+#include "checkpoint/engine/engine_test_world.h"
+#include "checkpoint/store/directory_store.h"
 
 namespace gtrain::ckpt {
 namespace {
@@ -56,6 +59,34 @@ TEST(Settings, EnvironmentWinsAndIsChecked) {
   EXPECT_TRUE(absl::IsInvalidArgument(MergeSettings({}, environment).status()));
   values = {{"GTRAIN_CHECKPOINT_URI", "s3://bucket/x/"}};
   EXPECT_EQ(MergeSettings({}, environment)->uri, "s3://bucket/x");
+}
+
+TEST(Settings, WhatIsToBeDoneBeforeASaveFailsItOnAllRanks) {
+  const std::string folder = FreshFolder();
+  RunRanks({.world_size = 2}, [&](FakeSession* session) {
+    bool broken = false;
+    CheckpointOptions options{.uri = folder};
+    State state;
+    options.before_save = [&] {
+      state.counter = 77;  // in time for this very save
+      return broken && session->rank() == 1 ? absl::InternalError("no residual") : absl::OkStatus();
+    };
+    auto checkpointer =
+        OpenCheckpointer(session, options, EnvironmentOf({.world_size = 2}), &OpenDirectoryStore);
+    ASSERT_TRUE(checkpointer.ok() && Register(checkpointer->get(), &state).ok());
+    ASSERT_TRUE((*checkpointer)->Save(1).ok() && (*checkpointer)->Wait(kLong).ok());
+    broken = true;
+    const absl::Status refused = (*checkpointer)->Save(2).status();
+    EXPECT_THAT(std::string(refused.message()), testing::HasSubstr("no residual"))
+        << "rank " << session->rank();
+    broken = false;
+    ASSERT_TRUE((*checkpointer)->Save(3).ok() && (*checkpointer)->Wait(kLong).ok());
+    state.counter = 0;
+    const auto restored = (*checkpointer)->Restore();
+    ASSERT_TRUE(restored.ok() && *restored);
+    EXPECT_EQ((*restored)->step, 3);
+    EXPECT_EQ(state.counter, 77);
+  });
 }
 
 }  // namespace

@@ -21,7 +21,6 @@
 #include "absl/time/clock.h"
 #include "base/clock.h"
 #include "base/file.h"
-#include "base/mutex.h"
 #include "base/status_macros.h"
 #include "base/units.h"
 #include "checkpoint/plan/near.h"
@@ -136,13 +135,11 @@ absl::StatusOr<UniqueFd> Lock(const std::string& root) {
   if (!fd.valid()) return ErrnoStatus(errno, absl::StrCat("open ", path));
   const RealClock clock;
   const Instant deadline = clock.Now() + kLockWithin;
-  Mutex mu;
   while (flock(fd.get(), LOCK_EX | LOCK_NB) != 0) {
     if (errno != EWOULDBLOCK && errno != EINTR) return ErrnoStatus(errno, absl::StrCat("lock ", path));
     if (clock.Now() >= deadline)
       return absl::UnavailableError(absl::StrCat(path, " was held for ", absl::FormatDuration(kLockWithin)));
-    MutexLock lock(&mu);
-    mu.AwaitFor(kLockLook, [] { return false; });
+    absl::SleepFor(kLockLook);
   }
   return fd;
 }
@@ -253,9 +250,9 @@ absl::StatusOr<ComingCopy> NearFolder::Begin(absl::string_view job, const port::
   const NearPlan plan = PlanNear(held.copies, coming, committed, bytes_max_);
   for (size_t i : plan.drop) Remove(held.paths[i]);
   if (!plan.fits) {
-    return absl::ResourceExhaustedError(absl::StrCat(Describe(), " holds ", PrintBytes(plan.bytes),
-                                                     " of at most ", PrintBytes(bytes_max_), ", ",
-                                                     PrintBytes(copy.bytes), " more do not fit"));
+    return absl::ResourceExhaustedError(
+        absl::StrCat(Describe(), " holds ", PrintBytes(plan.bytes), " of at most ", PrintBytes(bytes_max_),
+                     ", ", PrintBytes(copy.bytes), " more do not fit: see `gtrain agent --near-max`"));
   }
   static std::atomic<uint64_t> count{0};
   const std::string path =

@@ -10,6 +10,7 @@
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "base/clock.h"
 #include "base/mutex.h"
 #include "base/status_macros.h"
@@ -102,9 +103,7 @@ class PeerTier final : public port::NearTier {
     absl::Status sent = client->Send(message);
     // A connection is known a moment before it takes messages.
     while (absl::IsResourceExhausted(sent) && clock_.Now() < deadline) {
-      Mutex mu;
-      MutexLock lock(&mu);
-      mu.AwaitFor(kSendAgain, [] { return false; });
+      absl::SleepFor(kSendAgain);
       sent = client->Send(message);
     }
     if (!sent.ok()) return NotThere(absl::StrCat("does not take requests: ", sent.message()));

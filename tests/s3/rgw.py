@@ -3,6 +3,7 @@
 All of it on loopback, in one folder, gone afterwards. About 15 s to start.
 """
 import os
+import select
 import shutil
 import signal
 import socket
@@ -117,15 +118,14 @@ class Rgw:
 
 def main(folder):
     """For bench_checkpoint_rgw: FOLDER/env appears when the bucket is there; runs until SIGTERM or the parent's end."""
-    parent, server = os.getppid(), Rgw(folder)
+    parent, server = os.pidfd_open(os.getppid()), Rgw(folder)  # readable when the parent has ended
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     try:
         server.start()
         with open(f'{folder}/env.new', 'w') as env:
             env.writelines(f'{name}={value}\n' for name, value in server.env.items())
         os.rename(f'{folder}/env.new', f'{folder}/env')
-        while os.getppid() == parent:
-            time.sleep(0.5)
+        select.select([parent], [], [])
     finally:
         server.stop()
 
