@@ -1,10 +1,14 @@
 """Nodes that do not reach each other or not well, while all reach the head (W5, W14, N6). The machines are network_test's."""
 import os
+import re
+import unittest
 
 import harness
 import network_test
 from cluster import SDK_STEPPER
 from harness import soak, wait_until
+
+CHAR_LM = os.path.join(harness.BUILD, 'examples', 'char_lm')
 
 
 class PartialTest(network_test.NetworkTest):
@@ -69,6 +73,39 @@ class SlowNodeTest(network_test.NetworkTest):
         self.assertIn(f'{slow} is slow', self.client('why', job).stdout)
         self.assert_undisturbed(job)
         self.finish(job)
+
+
+@unittest.skipUnless(os.path.exists(CHAR_LM), 'needs libhwy-dev')
+class NarrowLinkTest(network_test.NetworkTest):
+    def test_status_shows_how_gradients_travel(self):
+        """`compression: auto`: where 1.3 MB a step take half a second, the ranks choose what sends less. What they chose and
+        what it gains comes from rank 0 through keeper, agent and head to `gtrain status`, for people and for programs."""
+        text = os.path.join(self.dir, 'text')
+        with open(text, 'w') as out:
+            out.writelines(f'{n} sheep and {n + 1} goats went up the hill, {2 * n + 1} came down. ' for n in range(2000))
+        for index in range(self.agent_count):
+            self.nets.shape(index + 1, '20mbit', 100_000)
+        job = self.submit(self.job_file('narrow', f'name: narrow\nrun: {CHAR_LM} --text {text} --steps 1000000 --batch 16\n'
+                                                  'nodes: 2\nranks_per_node: 1\nresources: {cpus: 1}\n'
+                                                  f'checkpoint: {{uri: {self.dir}/ckpt, every: 1h}}\n'
+                                                  'comm: {compression: auto, allow: [int8, {codec: topk, density: 1%, warmup: 5}]}\n'))
+
+        def chosen():
+            seen = self.job(job) or {}
+            self.assertNotIn(seen.get('state'), harness.TERMINAL_STATES, seen)
+            return re.fullmatch(r'(?:int8|topk 1 %) for 1 of 1 bucket: ([0-9.e+]+) ms a step instead of ([0-9.e+]+) ms as float32'
+                                r'; the link carries (\d+) Mbit/s', seen.get('compression') or '')
+
+        found = wait_until('the choice in `gtrain status --json`', chosen, 120)
+        with_codec, as_float32, link = (float(number) for number in found.groups())
+        self.assertLess(0, with_codec)
+        self.assertLess(with_codec, as_float32)
+        self.assertLess(0, link)
+        self.assertRegex(self.client('status', job).stdout,
+                         r'gradients: (int8|topk 1 %) for 1 of 1 bucket: \S+ ms a step instead of \S+ ms as float32')
+        self.assert_undisturbed(job)
+        self.client('stop', '--now', job)
+        wait_until('every keeper to end', lambda: not self.daemons('keeper'), 120)
 
 
 class PathTest(network_test.NetworkTest):
