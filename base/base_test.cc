@@ -11,6 +11,7 @@
 #include "base/mutex.h"
 #include "base/pattern.h"
 #include "base/rng.h"
+#include "base/test_folder.h"
 #include "base/units.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -105,7 +106,7 @@ TEST(File, ReadRefusesWhatIsNotARegularFile) {
 }
 
 TEST(File, DurableWriteReplacesWhole) {
-  const std::string path = testing::TempDir() + "/gtrain_base_file";
+  const std::string path = TestFolder() + "/file";
   ASSERT_TRUE(WriteFileDurable(path, "one").ok());
   ASSERT_TRUE(WriteFileDurable(path, "two").ok());
   EXPECT_EQ(*ReadFile(path, 10), "two");

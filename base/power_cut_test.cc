@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/file.h"
 #include "base/power_cut_fake.h"
+#include "base/test_folder.h"
 #include "gtest/gtest.h"
 
 namespace gtrain {
@@ -18,11 +19,9 @@ namespace {
 class PowerCutTest : public testing::Test {
  protected:
   void SetUp() override {
-    ASSERT_NE(mkdtemp(base_.data()), nullptr);
     folder_ = base_ + "/folder";
     ASSERT_EQ(mkdir(folder_.c_str(), 0700), 0);
   }
-  void TearDown() override { std::filesystem::remove_all(base_); }
 
   // What a file holds after a power cut now; NotFound when its name is gone.
   absl::StatusOr<std::string> Left(PowerCut& cut, const std::string& name) {
@@ -32,7 +31,7 @@ class PowerCutTest : public testing::Test {
     return ReadFile(copy + "/" + name, 1000);
   }
 
-  std::string base_ = testing::TempDir() + "/gtrain-cut-XXXXXX";
+  std::string base_ = TestFolder();
   std::string folder_;
   int copies_ = 0;
 };

@@ -1,6 +1,7 @@
 #include "bench/harness.h"
 
 #include "base/file.h"
+#include "base/test_folder.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -53,7 +54,7 @@ TEST(Measure, AFailureIsNotANumber) {
 }
 
 TEST(Report, WritesJson) {
-  const std::string path = testing::TempDir() + "/bench_report.json";
+  const std::string path = TestFolder() + "/report.json";
   const Outcome outcome{"launch 8", "s", "fork", Series{{2, 2}}, Series{{1, 1}}};
   ASSERT_EQ(Report({path, true, "."}, "launch", {outcome}), 0);
   const auto text = ReadFile(path, 1 << 20);

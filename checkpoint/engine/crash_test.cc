@@ -15,6 +15,7 @@
 #include "absl/strings/str_join.h"
 #include "base/logging.h"
 #include "base/rng.h"
+#include "base/test_folder.h"
 #include "checkpoint/engine/admin.h"
 #include "checkpoint/engine/catalog.h"
 #include "checkpoint/engine/engine_test_world.h"
@@ -109,7 +110,7 @@ class Directory final : public Storage {
   }
 
  private:
-  const std::string folder_ = FreshFolder();
+  const std::string folder_ = TestFolder();
 };
 
 // Without the fsyncs, for a thousand cases; damage of real files: DamageToAnyFile of engine_test.cc.

@@ -19,6 +19,7 @@
 #include "base/file.h"
 #include "base/logging.h"
 #include "base/status_macros.h"
+#include "base/test_folder.h"
 #include "base/unique_fd.h"
 #include "checkpoint/engine/catalog.h"
 #include "checkpoint/engine/engine_test_world.h"
@@ -64,7 +65,7 @@ class EngineTest : public testing::Test {
 TEST_F(EngineTest, SavesAndRestoresBitIdentical) {
   for (int world : {1, 4}) {
     FakeJob job{.world_size = world};
-    const std::string folder = FreshFolder();
+    const std::string folder = TestFolder();
     ASSERT_TRUE(SaveSteps(job, folder, {10, 20}).ok());
     job.generation = 2;
     job.timeline = 2;
@@ -74,7 +75,7 @@ TEST_F(EngineTest, SavesAndRestoresBitIdentical) {
 }
 
 TEST_F(EngineTest, NothingThereIsNotAnError) {
-  const std::vector<Restored> all = RestoreAll({.world_size = 2}, FreshFolder());
+  const std::vector<Restored> all = RestoreAll({.world_size = 2}, TestFolder());
   for (const Restored& r : all) {
     EXPECT_TRUE(r.status.ok()) << r.status;
     EXPECT_FALSE(r.step.has_value());
@@ -83,7 +84,7 @@ TEST_F(EngineTest, NothingThereIsNotAnError) {
 
 TEST_F(EngineTest, StateMayChangeAsSoonAsSaveReturns_C5) {
   const FakeJob job{.world_size = 2};
-  const std::string folder = FreshFolder();
+  const std::string folder = TestFolder();
   RunRanks(job, [&](FakeSession* session) {
     auto rank = OpenRank(job, session, folder);
     ASSERT_TRUE(rank.ok()) << rank.status();
@@ -127,7 +128,7 @@ struct LazyRank {
 };
 
 TEST_F(EngineTest, AfterTheFenceOfALazySaveTheStateMayChange) {
-  const std::string folder = FreshFolder();
+  const std::string folder = TestFolder();
   RunRanks({}, [&](FakeSession* session) {
     LazyRank rank(session, folder);
     for (int step = 1; step <= 5; ++step) {
@@ -144,7 +145,7 @@ TEST_F(EngineTest, AfterTheFenceOfALazySaveTheStateMayChange) {
 }
 
 TEST_F(EngineTest, WaitFencesALazySave) {
-  const std::string folder = FreshFolder();
+  const std::string folder = TestFolder();
   RunRanks({}, [&](FakeSession* session) {
     LazyRank rank(session, folder);
     rank.Update(3);
@@ -157,7 +158,7 @@ TEST_F(EngineTest, WaitFencesALazySave) {
 }
 
 TEST_F(EngineTest, ALazySaveWithoutAFenceIsGivenUpLoudly) {
-  const std::string folder = FreshFolder();
+  const std::string folder = TestFolder();
   RunRanks({}, [&](FakeSession* session) {
     LazyRank rank(session, folder);
     rank.Update(1);
@@ -207,7 +208,7 @@ TEST(Snapshot, CopiesWhatIsThereWhenItIsFinished) {
 
 TEST_F(EngineTest, AnotherWorldSize_C6) {
   FakeJob job{.world_size = 3};
-  const std::string folder = FreshFolder();
+  const std::string folder = TestFolder();
   ASSERT_TRUE(SaveSteps(job, folder, {10}).ok());
   for (int world : {1, 2, 5}) {
     job.world_size = world;
@@ -225,7 +226,7 @@ TEST_F(EngineTest, AnotherWorldSize_C6) {
 // overwritten by the checkpoint before.
 TEST_F(EngineTest, LargeTensorsComeBackAndDamageInTheMiddleFallsBack) {
   constexpr int64_t kRows = 13'000, kColumns = 257;  // 13 MiB
-  const std::string folder = FreshFolder();
+  const std::string folder = TestFolder();
   const auto run = [&](int world, const std::function<void(Checkpointer*, std::vector<float>*)>& body) {
     RunRanks({.world_size = world}, [&](FakeSession* session) {
       auto checkpointer = OpenCheckpointer(session, {.uri = folder, .commit_timeout = kLong},
@@ -276,7 +277,7 @@ TEST_F(EngineTest, LargeTensorsComeBackAndDamageInTheMiddleFallsBack) {
 TEST_F(EngineTest, AnAutomaticIntervalSaysWhyItIsWhatItIs) {
   for (const bool automatic : {false, true}) {
     const FakeJob job{.generation = 3};
-    const std::string folder = FreshFolder();
+    const std::string folder = TestFolder();
     RunRanks(job, [&](FakeSession* session) {
       CheckpointOptions options{.uri = folder};
       if (!automatic) options.every_steps = 1;
@@ -301,7 +302,7 @@ TEST_F(EngineTest, AnAutomaticIntervalSaysWhyItIsWhatItIs) {
 
 TEST_F(EngineTest, RetentionKeepsTheNewest) {
   const FakeJob job{.world_size = 2};
-  const std::string folder = FreshFolder();
+  const std::string folder = TestFolder();
   ASSERT_TRUE(SaveSteps(job, folder, {1, 2, 3, 4, 5}, 2).ok());
   auto store = *OpenDirectoryStore(folder);
   const std::vector<SaveId> ids = *ListManifests(store.get());
@@ -339,7 +340,7 @@ TEST_F(EngineTest, NoManifestIsEverWithoutItsShards_C1) {
 
 TEST_F(EngineTest, NonFiniteStateIsMarkedAndTheLastFiniteOneStays_C14) {
   const FakeJob job;
-  const std::string folder = FreshFolder();
+  const std::string folder = TestFolder();
   RunRanks(job, [&](FakeSession* session) {
     auto rank = OpenRank(job, session, folder, 1);
     ASSERT_TRUE(rank.ok()) << rank.status();
@@ -437,7 +438,7 @@ std::vector<std::string> FilesOf(const std::string& folder, int64_t step) {
 
 TEST_F(EngineTest, DamageToAnyFileFallsBackLoudly_C4_C9) {
   const FakeJob job{.world_size = 2};
-  const std::string folder = FreshFolder();
+  const std::string folder = TestFolder();
   ASSERT_TRUE(SaveSteps(job, folder, {1, 2}).ok());
   const std::vector<std::string> files = FilesOf(folder, 2);
   ASSERT_THAT(files, SizeIs(3));
@@ -463,7 +464,7 @@ TEST_F(EngineTest, DamageToAnyFileFallsBackLoudly_C4_C9) {
 
 TEST_F(EngineTest, WhenNothingIsIntactItIsAnErrorNotAFreshStart_C9) {
   const FakeJob job{.world_size = 2};
-  const std::string folder = FreshFolder();
+  const std::string folder = TestFolder();
   ASSERT_TRUE(SaveSteps(job, folder, {1}).ok());
   ASSERT_EQ(unlink(FilesOf(folder, 1).back().c_str()), 0);
   for (const Restored& r : RestoreAll(job, folder)) {
@@ -510,7 +511,7 @@ TEST_F(EngineTest, WhatIsReplacedWhileItIsReadIsLookedForAgain_C3) {
 
 TEST_F(EngineTest, AProgramThatDoesNotFitIsRefused_C4) {
   const FakeJob job;
-  const std::string folder = FreshFolder();
+  const std::string folder = TestFolder();
   ASSERT_TRUE(SaveSteps(job, folder, {1}).ok());
   RunRanks(job, [&](FakeSession* session) {
     auto rank = OpenRank(job, session, folder);
@@ -527,7 +528,7 @@ TEST_F(EngineTest, AProgramThatDoesNotFitIsRefused_C4) {
 
 TEST_F(EngineTest, ARevokedGenerationNeverCommits_C3) {
   FakeJob job{.world_size = 2};
-  const std::string folder = FreshFolder();
+  const std::string folder = TestFolder();
   ASSERT_TRUE(SaveSteps(job, folder, {1}).ok());
   job.generation = 2;
   std::vector<absl::Status> results(2);
@@ -596,7 +597,7 @@ TEST_F(EngineTest, ARevokeJustBeforeThePutIsSeen_C3) {
 TEST_F(EngineTest, ALateCommitOfAnOldTimelineDoesNotWin_C3) {
   FakeJob zombie{.generation = 1, .timeline = 1};
   FakeJob resumed{.generation = 2, .timeline = 2};
-  const std::string folder = FreshFolder();
+  const std::string folder = TestFolder();
   ASSERT_TRUE(SaveSteps(zombie, folder, {100}).ok());
   ASSERT_TRUE(SaveSteps(resumed, folder, {110}).ok());
   ASSERT_TRUE(SaveSteps(zombie, folder, {200}).ok());
@@ -687,7 +688,7 @@ TEST_F(EngineTest, ARankThatCannotWriteEndsTheSaveForAll) {
 // --- identity and resume
 
 TEST_F(EngineTest, ADifferentJobIsRefusedAndShown) {
-  const std::string folder = FreshFolder();
+  const std::string folder = TestFolder();
   FakeJob first{.job = "mnist-1", .world_size = 2, .generation = 7, .timeline = 4};
   ASSERT_TRUE(SaveSteps(first, folder, {10}).ok());
   FakeJob other{.job = "mnist-2", .job_hash = "hash-b", .world_size = 2};
@@ -707,7 +708,7 @@ TEST_F(EngineTest, ADifferentJobIsRefusedAndShown) {
 }
 
 TEST_F(EngineTest, FreshIgnoresTheOldAndRecoversItsOwn) {
-  const std::string folder = FreshFolder();
+  const std::string folder = TestFolder();
   FakeJob first{.job = "mnist-1", .generation = 7, .timeline = 4};
   ASSERT_TRUE(SaveSteps(first, folder, {900}).ok());
   FakeJob fresh{.job = "mnist-2", .job_hash = "hash-b", .resume = "fresh"};
@@ -723,7 +724,7 @@ TEST_F(EngineTest, FreshIgnoresTheOldAndRecoversItsOwn) {
 }
 
 TEST_F(EngineTest, ANewLaunchOfTheSameFileOutranksTheOldOne) {
-  const std::string folder = FreshFolder();
+  const std::string folder = TestFolder();
   ASSERT_TRUE(SaveSteps({.job = "mnist-1", .generation = 9, .timeline = 9}, folder, {100}).ok());
   FakeJob next{.job = "mnist-2"};  // timelines are counted per job: this is timeline 1 again
   ExpectRestored(next, folder, 100);
@@ -733,7 +734,7 @@ TEST_F(EngineTest, ANewLaunchOfTheSameFileOutranksTheOldOne) {
 }
 
 TEST_F(EngineTest, TheOldOwnerCommitsNothingMore) {
-  const std::string folder = FreshFolder();
+  const std::string folder = TestFolder();
   const FakeJob old{.job = "mnist-1"};
   ASSERT_TRUE(SaveSteps(old, folder, {100}).ok());
   ASSERT_TRUE(SaveSteps({.job = "mnist-2"}, folder, {110}).ok());
@@ -743,7 +744,7 @@ TEST_F(EngineTest, TheOldOwnerCommitsNothingMore) {
 }
 
 TEST_F(EngineTest, ResumeFromAStepOrAUri) {
-  const std::string folder = FreshFolder();
+  const std::string folder = TestFolder();
   ASSERT_TRUE(SaveSteps({.job = "a-1"}, folder, {10, 20, 30}).ok());
   FakeJob job{.job = "a-2", .job_hash = "other", .resume = "20"};
   ExpectRestored(job, folder, 20);
@@ -751,7 +752,7 @@ TEST_F(EngineTest, ResumeFromAStepOrAUri) {
   job.job = "a-3";
   EXPECT_TRUE(absl::IsNotFound(RestoreAll(job, folder)[0].status));
 
-  const std::string elsewhere = FreshFolder();
+  const std::string elsewhere = TestFolder();
   job.job = "a-4";
   job.world_size = 2;
   job.resume = "file://" + folder;
@@ -769,7 +770,7 @@ TEST_F(EngineTest, ResumeFromAStepOrAUri) {
 }
 
 TEST_F(EngineTest, RunByHandTwice) {
-  const std::string folder = FreshFolder();
+  const std::string folder = TestFolder();
   const FakeJob job{
       .job = "", .cluster = "", .job_hash = "", .managed = false, .generation = 0, .timeline = 0};
   ASSERT_TRUE(SaveSteps(job, folder, {10, 20}).ok());
@@ -798,7 +799,7 @@ TEST_F(EngineTest, ADirectoryThatIsNotSharedIsRefused) {
 
 TEST_F(EngineTest, MisuseIsAnError) {
   const FakeJob job;
-  const std::string folder = FreshFolder();
+  const std::string folder = TestFolder();
   RunRanks(job, [&](FakeSession* session) {
     auto rank = OpenRank(job, session, folder);
     ASSERT_TRUE(rank.ok());
@@ -825,7 +826,7 @@ TEST_F(EngineTest, MisuseIsAnError) {
 
 TEST_F(EngineTest, RanksThatDisagreeAreTold) {
   const FakeJob job{.world_size = 2};
-  const std::string folder = FreshFolder();
+  const std::string folder = TestFolder();
   RunRanks(job, [&](FakeSession* session) {
     auto rank = OpenRank(job, session, folder);
     ASSERT_TRUE(rank.ok());
@@ -851,7 +852,7 @@ TEST_F(EngineTest, SaveIfDueFollowsThePolicy) {
       if (absl::string_view(name) == "GTRAIN_CHECKPOINT_EVERY") return "3 steps";
       return std::nullopt;
     };
-    static const std::string folder = FreshFolder();
+    static const std::string folder = TestFolder();
     auto c =
         OpenCheckpointer(session, {.uri = folder, .every = absl::Hours(1)}, environment, &OpenDirectoryStore);
     ASSERT_TRUE(c.ok()) << c.status();
@@ -867,7 +868,7 @@ TEST_F(EngineTest, SaveIfDueFollowsThePolicy) {
     EXPECT_THAT(saved, ElementsAre(3, 6));
   });
   RunRanks(job, [&](FakeSession* session) {
-    static const std::string folder = FreshFolder();
+    static const std::string folder = TestFolder();
     // Rank 0's clock decides; rank 1 alone would never save.
     const absl::Duration every = session->rank() == 0 ? absl::Nanoseconds(1) : absl::Hours(1);
     auto c =
@@ -884,7 +885,7 @@ TEST_F(EngineTest, SaveIfDueFollowsThePolicy) {
 
 TEST_F(EngineTest, ANoticeSavesOnceAndAtOnce_C13) {
   const FakeJob job{.world_size = 2};
-  const std::string folder = FreshFolder();
+  const std::string folder = TestFolder();
   RunRanks(job, [&](FakeSession* session) {
     auto c = OpenCheckpointer(session, {.uri = folder, .every_steps = 100}, EnvironmentOf(job),
                               &OpenDirectoryStore);
@@ -908,7 +909,7 @@ TEST_F(EngineTest, ANoticeSavesOnceAndAtOnce_C13) {
 
 TEST_F(EngineTest, DestroyedBeforeTheCommitItGivesUp) {
   const FakeJob job{.world_size = 2};
-  const std::string folder = FreshFolder();
+  const std::string folder = TestFolder();
   RunRanks(job, [&](FakeSession* session) {
     auto rank = OpenRank(job, session, folder);
     ASSERT_TRUE(rank.ok());
@@ -923,7 +924,7 @@ TEST_F(EngineTest, DestroyedBeforeTheCommitItGivesUp) {
 
 // Another program reads a shard with nothing but the published layout.
 TEST_F(EngineTest, AShardIsPlainSafetensors) {
-  const std::string folder = FreshFolder();
+  const std::string folder = TestFolder();
   const FakeJob job{.world_size = 2};
   ASSERT_TRUE(SaveSteps(job, folder, {3}).ok());
   const std::string script = absl::StrCat(
@@ -967,7 +968,7 @@ TEST_F(EngineTest, AShardIsPlainSafetensors) {
 }
 
 TEST_F(EngineTest, VerifyFindsWhatADumpShows) {
-  const std::string folder = FreshFolder();
+  const std::string folder = TestFolder();
   ASSERT_TRUE(SaveSteps({}, folder, {3}).ok());
   auto store = *OpenDirectoryStore(folder);
   const SaveId id = (*ListManifests(store.get()))[0];

@@ -68,12 +68,6 @@ inline Environment EnvironmentOf(const FakeJob& job) {
   };
 }
 
-inline std::string FreshFolder() {
-  std::string path = absl::StrCat(testing::TempDir(), "/gtrain-ckpt-XXXXXX");
-  EXPECT_NE(mkdtemp(path.data()), nullptr);
-  return path;
-}
-
 // Everything of one rank: opened, registered.
 struct Rank {
   std::unique_ptr<Checkpointer> checkpointer;

@@ -12,6 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/logging.h"
+#include "base/test_folder.h"
 #include "base/unique_fd.h"
 #include "checkpoint/engine/admin.h"
 #include "checkpoint/engine/catalog.h"
@@ -33,13 +34,9 @@ class NearTest : public testing::Test {
       MutexLock lock(&mu_);
       if (level != LogLevel::kInfo) loud_.push_back(std::string(line));
     });
-    for (std::string& folder : machines_) folder = FreshFolder();
+    for (std::string& folder : machines_) folder = TestFolder();
   }
-  ~NearTest() override {
-    SetLogSink(nullptr);
-    fs::remove_all(store_);
-    for (const std::string& folder : machines_) fs::remove_all(folder);
-  }
+  ~NearTest() override { SetLogSink(nullptr); }
   std::string loud() {
     MutexLock lock(&mu_);
     return absl::StrJoin(loud_, "\n");
@@ -104,7 +101,7 @@ class NearTest : public testing::Test {
     for (const std::string& path : Shards(store_)) fs::remove(path);
   }
 
-  const std::string store_ = FreshFolder();
+  const std::string store_ = TestFolder();
   std::string machines_[3];
   bool near_ = true;
   bool one_machine_ = true;

@@ -15,6 +15,7 @@
 #include "absl/strings/str_join.h"
 #include "base/check.h"
 #include "base/logging.h"
+#include "base/test_folder.h"
 #include "checkpoint/engine/catalog.h"
 #include "checkpoint/engine/engine_test_world.h"
 #include "checkpoint/engine/settle.h"
@@ -137,7 +138,7 @@ class LostRank {
 };
 
 std::string ClaimedFolder() {
-  const std::string folder = FreshFolder();
+  const std::string folder = TestFolder();
   auto store = *OpenDirectoryStore(folder);
   GT_CHECK(ClaimOwnership(store.get(), {.cluster = "c1", .job = "fashion-1", .job_hash = "hash-a"}).ok());
   return folder;
@@ -230,7 +231,7 @@ TEST(OutsideWriter, AnOrderItCannotReadIsRefusedWithTheReason) {
     EXPECT_EQ(rank.header()->state, WriterState::kRefused);
     EXPECT_NE(TakeText(rank.header()->message), "");
   }
-  LostRank elsewhere(FreshFolder(), 0, 1);  // a folder without our claim
+  LostRank elsewhere(TestFolder(), 0, 1);  // a folder without our claim
   EXPECT_EQ(LostRank::Wait(elsewhere.StartWriter()), 3);
   EXPECT_THAT(TakeText(elsewhere.header()->message), HasSubstr("owners/"));
 }
@@ -361,7 +362,7 @@ class HostedTest : public testing::Test {
 };
 
 TEST_F(HostedTest, SavesAreReportedAndTheStateMayChange_C5) {
-  const std::string folder = FreshFolder();
+  const std::string folder = TestFolder();
   FakeJob job{.world_size = 3};
   {
     HostedSession::Writers writers;
@@ -386,7 +387,7 @@ TEST_F(HostedTest, SavesAreReportedAndTheStateMayChange_C5) {
 }
 
 TEST_F(HostedTest, ASaveNobodyWaitsForIsTheOneTheNextGenerationResumes) {
-  const std::string folder = FreshFolder();
+  const std::string folder = TestFolder();
   FakeJob job{.world_size = 2};
   HostedSession::Writers writers;
   Run(job, &writers, [&](HostedSession* session) {
@@ -416,7 +417,7 @@ TEST_F(HostedTest, ASaveNobodyWaitsForIsTheOneTheNextGenerationResumes) {
 }
 
 TEST_F(HostedTest, WithoutAWriterARankWritesItselfAndSaysSo) {
-  const std::string folder = FreshFolder();
+  const std::string folder = TestFolder();
   FakeJob job{.world_size = 2};
   HostedSession::Writers writers;
   writers.refuse = true;
@@ -433,7 +434,7 @@ TEST_F(HostedTest, WithoutAWriterARankWritesItselfAndSaysSo) {
 }
 
 TEST_F(HostedTest, AWriterThatIsLostFailsItsSaveLoudlyAndTheRankGoesOnByItself) {
-  const std::string folder = FreshFolder();
+  const std::string folder = TestFolder();
   FakeJob job;
   HostedSession::Writers writers;
   writers.die = true;

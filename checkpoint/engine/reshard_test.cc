@@ -14,6 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/logging.h"
 #include "base/memory_count_fake.h"
+#include "base/test_folder.h"
 #include "base/units.h"
 #include "checkpoint/engine/admin.h"
 #include "checkpoint/engine/catalog.h"
@@ -242,7 +243,7 @@ void PassOn(const Program& program, const std::string& folder, int64_t step) {
 }
 
 TEST(Reshard, EightToSixToThreeToEightRanks_C6) {
-  const std::string folder = FreshFolder();
+  const std::string folder = TestFolder();
   SaveFirst(kDp4Tp2, folder);
   PassOn(kDp3Tp2, folder, 2);
   PassOn(kDp3, folder, 3);
@@ -251,14 +252,14 @@ TEST(Reshard, EightToSixToThreeToEightRanks_C6) {
 }
 
 TEST(Reshard, Dp4Tp2ToDp2Tp4AndBack_C6) {
-  const std::string folder = FreshFolder();
+  const std::string folder = TestFolder();
   SaveFirst(kDp4Tp2, folder);
   PassOn(kDp2Tp4, folder, 2);
   PassOn(kDp4Tp2, folder, 3);
 }
 
 TEST(Reshard, EachByteIsWrittenOnce) {
-  const std::string folder = FreshFolder();
+  const std::string folder = TestFolder();
   SaveFirst(kDp4Tp2, folder);
   auto store = *OpenDirectoryStore(folder);
   const Manifest m = *FindCheckpoint(store.get(), "latest");
@@ -270,7 +271,7 @@ TEST(Reshard, EachByteIsWrittenOnce) {
 
 // People see whole tensors.
 TEST(Reshard, TensorsAreMergedForPeople) {
-  const std::string folder = FreshFolder();
+  const std::string folder = TestFolder();
   SaveFirst(kDp2Tp4, folder);
   PassOn(kDp3, folder, 2);
   auto store = *OpenDirectoryStore(folder);
@@ -301,7 +302,7 @@ TEST(Reshard, TensorsAreMergedForPeople) {
 }
 
 TEST(Reshard, ATensorOfOneStageGoesToAnother) {
-  const std::string folder = FreshFolder();
+  const std::string folder = TestFolder();
   const Sharding saved{.mesh = {{"pp", 3}}, .only = {{"pp", 2}}};
   const Sharding wanted{.mesh = {{"pp", 2}}, .only = {{"pp", 0}}};
   for (const Sharding& s : {saved, wanted}) {
@@ -328,7 +329,7 @@ TEST(Reshard, ATensorOfOneStageGoesToAnother) {
 
 TEST(Reshard, WhatCannotBeRegisteredIsSaid) {
   const FakeJob job{.world_size = 2};
-  const std::string folder = FreshFolder();
+  const std::string folder = TestFolder();
   RunRanks(job, [&](FakeSession* session) {
     auto c = OpenCheckpointer(session, {.uri = folder, .commit_timeout = kLong}, EnvironmentOf(job),
                               &OpenDirectoryStore);
@@ -344,7 +345,7 @@ TEST(Reshard, WhatCannotBeRegisteredIsSaid) {
 
 // A checkpoint of the first version of the format, byte for byte, restored at another world size.
 TEST(Reshard, Version1IsStillRead) {
-  const std::string folder = FreshFolder();
+  const std::string folder = TestFolder();
   FakeJob job{.world_size = 2};
   ASSERT_TRUE(SaveSteps(job, folder, {10}).ok());
   auto store = *OpenDirectoryStore(folder);

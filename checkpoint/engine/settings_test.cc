@@ -11,6 +11,7 @@
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
+#include "base/test_folder.h"
 #include "checkpoint/engine/engine_test_world.h"
 #include "checkpoint/store/directory_store.h"
 
@@ -62,7 +63,7 @@ TEST(Settings, EnvironmentWinsAndIsChecked) {
 }
 
 TEST(Settings, WhatIsToBeDoneBeforeASaveFailsItOnAllRanks) {
-  const std::string folder = FreshFolder();
+  const std::string folder = TestFolder();
   RunRanks({.world_size = 2}, [&](FakeSession* session) {
     bool broken = false;
     CheckpointOptions options{.uri = folder};

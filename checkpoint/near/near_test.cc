@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "absl/strings/str_cat.h"
+#include "base/test_folder.h"
 #include "checkpoint/near/near_folder.h"
 
 namespace gtrain::ckpt {
@@ -26,13 +27,6 @@ std::string Attempt(int step) { return absl::StrCat("step-00000000000", step, ".
 
 class NearFolderTest : public testing::Test {
  protected:
-  NearFolderTest() {
-    std::string folder = absl::StrCat(testing::TempDir(), "/gtrain-near-XXXXXX");
-    EXPECT_NE(mkdtemp(folder.data()), nullptr);
-    root_ = folder;
-  }
-  ~NearFolderTest() override { std::filesystem::remove_all(root_); }
-
   std::unique_ptr<port::NearTier> Tier(uint64_t bytes_max = 1000, const char* job = "job-1") {
     auto folder = NearFolder::Open(root_, bytes_max);
     EXPECT_TRUE(folder.ok()) << folder.status();
@@ -50,7 +44,7 @@ class NearFolderTest : public testing::Test {
     return names;
   }
 
-  std::string root_;
+  const std::string root_ = TestFolder();
 };
 
 TEST_F(NearFolderTest, WhatIsPutIsListedAndRead) {

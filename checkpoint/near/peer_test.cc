@@ -9,6 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/rng.h"
+#include "base/test_folder.h"
 #include "checkpoint/near/near_server.h"
 #include "checkpoint/near/near_wire.h"
 #include "checkpoint/near/peer_tier.h"
@@ -30,16 +31,7 @@ constexpr char kOther[] = "ff112233445566778899aabbccddeeff00112233445566778899a
 
 class PeerTest : public testing::Test {
  protected:
-  PeerTest() {
-    std::string folder = absl::StrCat(testing::TempDir(), "/gtrain-peer-XXXXXX");
-    EXPECT_NE(mkdtemp(folder.data()), nullptr);
-    root_ = folder;
-    Start("127.0.0.1:0");
-  }
-  ~PeerTest() override {
-    server_.reset();
-    std::filesystem::remove_all(root_);
-  }
+  PeerTest() { Start("127.0.0.1:0"); }
   void Start(const std::string& listen) {
     auto server = NearServer::Start(listen, keys_);
     ASSERT_TRUE(server.ok()) << server.status();
@@ -64,7 +56,7 @@ class PeerTest : public testing::Test {
   }
 
   const net::KeyPair keys_ = net::MakeKeyPair();
-  std::string root_;
+  const std::string root_ = TestFolder();
   std::unique_ptr<NearServer> server_;
 };
 

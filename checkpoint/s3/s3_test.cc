@@ -9,6 +9,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/file.h"
+#include "base/test_folder.h"
 #include "checkpoint/port/blob_store_test_suite.h"
 #include "checkpoint/s3/credentials.h"
 #include "checkpoint/s3/s3_fake.h"
@@ -405,8 +406,7 @@ TEST(S3Uri, IsReadWithTheEnvironment) {
 }
 
 TEST(Credentials, ComeFromEnvironmentFileAndMetadata_S9) {
-  std::string folder = absl::StrCat(testing::TempDir(), "/gtrain-s3-XXXXXX");
-  ASSERT_NE(mkdtemp(folder.data()), nullptr);
+  const std::string folder = TestFolder();
   std::map<std::string, std::string> environment = {{"HOME", folder}, {"AWS_EC2_METADATA_DISABLED", "true"}};
   std::shared_ptr<http::Client> http = *http::MakeCurlClient("");
   const auto get = [&] {

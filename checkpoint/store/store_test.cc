@@ -14,6 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/file.h"
 #include "base/power_cut_fake.h"
+#include "base/test_folder.h"
 #include "checkpoint/port/blob_store_test_suite.h"
 #include "checkpoint/store/directory_store.h"
 #include "checkpoint/store/faulty_store.h"
@@ -25,14 +26,8 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 
-std::string FreshFolder() {
-  std::string path = absl::StrCat(testing::TempDir(), "/gtrain-store-XXXXXX");
-  EXPECT_NE(mkdtemp(path.data()), nullptr);
-  return path;
-}
-
 std::unique_ptr<port::BlobStore> Directory() {
-  auto store = OpenDirectoryStore(FreshFolder());
+  auto store = OpenDirectoryStore(TestFolder());
   EXPECT_TRUE(store.ok()) << store.status();
   return *std::move(store);
 }
@@ -78,7 +73,7 @@ namespace {
 
 // Past the page cache, memory must lie right; what does not is brought in line, and the ends are ragged.
 TEST(DirectoryStore, LargePutsAreWholeHoweverTheirMemoryLies) {
-  const std::string folder = FreshFolder();
+  const std::string folder = TestFolder();
   auto store = *OpenDirectoryStore(folder);
   std::vector<char> memory(6 << 20);
   for (size_t i = 0; i < memory.size(); ++i) memory[i] = static_cast<char>(i * 7 + i / 4093);
@@ -113,7 +108,7 @@ TEST(FaultyStore, LosesTheCallOrItsAnswer) {
 }
 
 TEST(DirectoryStore, SeesNeitherLinksNorStrangers_C10) {
-  const std::string folder = FreshFolder();
+  const std::string folder = TestFolder();
   auto store = OpenDirectoryStore(folder + "///");
   ASSERT_TRUE(store.ok());
   ASSERT_EQ(symlink("/etc/passwd", (folder + "/link").c_str()), 0);
@@ -127,7 +122,7 @@ TEST(DirectoryStore, SeesNeitherLinksNorStrangers_C10) {
 
 // A writer killed in the middle of a put leaves no key and something that can be found and dropped (C1).
 TEST(DirectoryStore, AKilledPutLeavesNoKey_C1) {
-  const std::string folder = FreshFolder();
+  const std::string folder = TestFolder();
   auto store = OpenDirectoryStore(folder);
   ASSERT_TRUE(store.ok());
   const pid_t child = fork();
@@ -160,7 +155,7 @@ TEST(DirectoryStore, AKilledPutLeavesNoKey_C1) {
 }
 
 TEST(DirectoryStore, AFolderWithoutBlobsIsSeenAndDropped_C1) {
-  const std::string folder = FreshFolder();
+  const std::string folder = TestFolder();
   auto store = OpenDirectoryStore(folder);
   ASSERT_EQ(mkdir((folder + "/empty").c_str(), 0755), 0);
   EXPECT_THAT(*(*store)->ListFolders(), ElementsAre("empty"));
@@ -170,12 +165,12 @@ TEST(DirectoryStore, AFolderWithoutBlobsIsSeenAndDropped_C1) {
 
 // On the strict disk of power_cut_fake.h: what was not synced is gone.
 TEST(DirectoryStore, APutSurvivesAPowerCut_C1) {
-  const std::string folder = FreshFolder();
+  const std::string folder = TestFolder();
   PowerCut cut(folder);
   auto store = OpenDirectoryStore(folder);
   ASSERT_TRUE((*store)->PutIfAbsent("attempt/shard", "bytes").ok());
   ASSERT_TRUE((*store)->PutIfAbsent("manifests/one", "names it").ok());
-  const std::string copy = FreshFolder() + "/left";
+  const std::string copy = TestFolder() + "/left";
   ASSERT_TRUE(cut.Leave(copy).ok());
   auto left = OpenDirectoryStore(copy);
   EXPECT_THAT(*(*left)->List(""), ElementsAre("attempt/shard", "manifests/one"));
@@ -185,7 +180,7 @@ TEST(DirectoryStore, APutSurvivesAPowerCut_C1) {
 }
 
 TEST(DirectoryStore, ADirectoryThatCannotBeMadeSaysWhich) {
-  const std::string folder = FreshFolder();
+  const std::string folder = TestFolder();
   ASSERT_TRUE(WriteFileDurable(folder + "/file", "x").ok());
   auto store = OpenDirectoryStore(folder + "/file/sub");
   ASSERT_TRUE(store.ok());

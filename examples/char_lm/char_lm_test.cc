@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "base/test_folder.h"
 #include "examples/char_lm/matrix.h"
 #include "examples/char_lm/model.h"
 #include "examples/char_lm/text.h"
@@ -16,7 +17,7 @@ namespace {
 using ::testing::HasSubstr;
 
 std::string Write(const std::string& name, const std::string& text) {
-  const std::string path = ::testing::TempDir() + name;
+  const std::string path = TestFolder() + "/" + name;
   std::ofstream(path, std::ios::binary) << text;
   return path;
 }
@@ -33,7 +34,7 @@ TEST(Text, FrequentCharactersHaveAClassEachTheOthersShareTheLast) {
 }
 
 TEST(Text, FilesThatCannotBeTrainedAreErrors) {
-  EXPECT_THAT(ReadText(::testing::TempDir() + "absent", 3).status().message(), HasSubstr("cannot open"));
+  EXPECT_THAT(ReadText(TestFolder() + "/absent", 3).status().message(), HasSubstr("cannot open"));
   EXPECT_THAT(ReadText(Write("short", "In the beginning"), 3).status().message(),
               HasSubstr("has 16 characters"));
 }

@@ -5,6 +5,7 @@
 #include <set>
 #include <string>
 
+#include "base/test_folder.h"
 #include "examples/fashion_mnist/idx.h"
 #include "examples/fashion_mnist/sampler.h"
 #include "gmock/gmock.h"
@@ -16,7 +17,7 @@ namespace {
 using ::testing::HasSubstr;
 
 std::string WriteGz(const std::string& name, const std::string& bytes) {
-  const std::string path = ::testing::TempDir() + name;
+  const std::string path = TestFolder() + "/" + name;
   gzFile file = gzopen(path.c_str(), "wb");
   EXPECT_EQ(gzwrite(file, bytes.data(), static_cast<unsigned>(bytes.size())), static_cast<int>(bytes.size()));
   EXPECT_EQ(gzclose(file), Z_OK);
@@ -41,7 +42,7 @@ TEST(Idx, ReadsLabelsAndImages) {
 }
 
 TEST(Idx, DamagedFilesAreErrors) {
-  EXPECT_THAT(ReadIdxGz(::testing::TempDir() + "absent.gz", 1).status().message(),
+  EXPECT_THAT(ReadIdxGz(TestFolder() + "/absent.gz", 1).status().message(),
               HasSubstr("install dataset-fashion-mnist"));
   const std::string labels("\0\0\x08\x01\0\0\0\x03\x07\x08\x09", 11);
   EXPECT_FALSE(ReadIdxGz(WriteGz("kind.gz", labels), 3).ok());

@@ -12,6 +12,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstring>
 #include <functional>
 #include <vector>
 
@@ -19,6 +20,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
 #include "base/clock.h"
@@ -114,9 +116,10 @@ absl::StatusOr<pid_t> Spawn(const std::vector<std::string>& argv, const std::str
   return pid;
 }
 
+// What the file at `path` says, as the end of a sentence about it.
 std::string LastLines(const std::string& path) {
   UniqueFd fd(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
-  if (!fd.valid()) return "";
+  if (!fd.valid()) return " does not open";
   const off_t size = lseek(fd.get(), 0, SEEK_END);
   constexpr off_t kBytes = 1500;
   std::string text(static_cast<size_t>(std::min(size, kBytes)), '\0');
@@ -124,7 +127,8 @@ std::string LastLines(const std::string& path) {
   text.resize(static_cast<size_t>(std::max<ssize_t>(got, 0)));
   std::vector<std::string> lines = absl::StrSplit(text, '\n', absl::SkipEmpty());
   if (lines.size() > 5) lines.erase(lines.begin(), lines.end() - 5);
-  std::string out;
+  if (lines.empty()) return " says nothing";
+  std::string out = " says:";
   for (const std::string& line : lines) absl::StrAppend(&out, "\n  ", line);
   return out;
 }
@@ -137,13 +141,17 @@ absl::Status WaitFor(pid_t pid, const std::string& what, const std::string& log,
   while (!ready()) {
     int status = 0;
     if (waitpid(pid, &status, WNOHANG) == pid) {
-      return absl::UnavailableError(absl::StrCat("the ", what, " of the local cluster ended at its start; ",
-                                                 log, " says:", LastLines(log)));
+      const std::string how = WIFSIGNALED(status)
+                                  ? absl::StrFormat("was killed at its start by signal %d (%s)",
+                                                    WTERMSIG(status), strsignal(WTERMSIG(status)))
+                                  : absl::StrCat("ended at its start with exit code ", WEXITSTATUS(status));
+      return absl::UnavailableError(
+          absl::StrCat("the ", what, " of the local cluster ", how, "; ", log, LastLines(log)));
     }
     if (clock.Now() > deadline) {
       kill(pid, SIGTERM);
-      return absl::DeadlineExceededError(absl::StrCat(
-          "the ", what, " of the local cluster did not come up in 30 s; ", log, " says:", LastLines(log)));
+      return absl::DeadlineExceededError(
+          absl::StrCat("the ", what, " of the local cluster did not come up in 30 s; ", log, LastLines(log)));
     }
     absl::SleepFor(kPollInterval);
   }

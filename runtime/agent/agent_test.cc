@@ -24,6 +24,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "base/logging.h"
+#include "base/test_folder.h"
 #include "base/unique_fd.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -94,9 +95,6 @@ class SocketTransport final : public port::ClientTransport {
 class AgentTest : public ::testing::Test {
  protected:
   void SetUp() override {
-    std::string base = ::testing::TempDir() + "/agent-XXXXXX";
-    ASSERT_NE(mkdtemp(base.data()), nullptr);
-    base_ = fs::canonical(base);
     listen_.reset(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
     const sockaddr_un address = AddressOf(base_ + "/head.sock");
     ASSERT_EQ(bind(listen_.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)), 0);
@@ -110,7 +108,6 @@ class AgentTest : public ::testing::Test {
       if (pid.ok()) kill(static_cast<pid_t>(*pid), SIGKILL);
       EXPECT_TRUE(Until([&] { return host::KillOrphans(dir) == 0; }));
     }
-    fs::remove_all(base_);
   }
 
   static bool Until(const std::function<bool()>& condition, absl::Duration patience = kPatience) {
@@ -245,7 +242,7 @@ class AgentTest : public ::testing::Test {
     return keeper::ReadSmallFile(absl::StrCat(base_, "/run/logs/generation-1/rank-", rank, ".out"), 1 << 20);
   }
 
-  std::string base_;
+  const std::string base_ = TestFolder();
   std::optional<absl::Duration> leave_without_head_;
   UniqueFd listen_, connection_;
   std::vector<std::unique_ptr<core::Message>> seen_;
@@ -410,7 +407,7 @@ TEST(Node, PortsAddressesAndStacks) {
 }
 
 TEST(Node, LogPiecesCutBetweenCharactersAndNameHoles) {
-  const std::string path = ::testing::TempDir() + absl::StrCat("/piece-", getpid());
+  const std::string path = TestFolder() + "/log";
   std::ofstream(path) << std::string((256 << 10) - 1, 'a') << "\xc3\xa9"
                       << "tail";
   auto piece = ReadLogPiece(path, 0);
@@ -427,24 +424,22 @@ TEST(Node, LogPiecesCutBetweenCharactersAndNameHoles) {
   EXPECT_FALSE(piece->at_end);
   EXPECT_TRUE(ReadLogPiece(path, 1u << 30)->at_end);
   EXPECT_TRUE(absl::IsNotFound(ReadLogPiece(path + "x", 0).status()));
-  fs::remove(path);
 }
 
 // As root: the process tests again as `nobody`, without control groups.
 TEST(OrdinaryUser, AllTestsPassAsNobody) {
   if (geteuid() != 0) GTEST_SKIP() << "already an ordinary user";
-  char area[] = "/var/tmp/gtrain-nobody-XXXXXX";
-  ASSERT_NE(mkdtemp(area), nullptr);
-  fs::create_directories(std::string(area) + "/bin");
-  fs::create_directories(std::string(area) + "/tmp");
-  fs::copy_file(fs::read_symlink("/proc/self/exe"), std::string(area) + "/test");
-  fs::copy_file(BuildDir() + "/bin/gtrain-keeper", std::string(area) + "/bin/gtrain-keeper");
+  const std::string area = TestFolder();
+  fs::create_directories(area + "/bin");
+  fs::create_directories(area + "/tmp");
+  fs::copy_file(fs::read_symlink("/proc/self/exe"), area + "/test");
+  fs::copy_file(BuildDir() + "/bin/gtrain-keeper", area + "/bin/gtrain-keeper");
   for (const auto& entry : fs::recursive_directory_iterator(area)) {
     ASSERT_EQ(chown(entry.path().c_str(), 65534, 65534), 0);
   }
-  ASSERT_EQ(chown(area, 65534, 65534), 0);
+  ASSERT_EQ(chown(area.c_str(), 65534, 65534), 0);
   const std::string command = absl::StrCat(
-      "cd ", area, " && GTRAIN_BUILD_DIR=", area, " TEST_TMPDIR=", area,
+      "cd ", area, " && GTRAIN_BUILD_DIR=", area, " TMPDIR=", area,
       "/tmp setpriv --reuid 65534 --regid 65534 --clear-groups ./test --gtest_filter='AgentTest.*' 2>&1");
   FILE* pipe = popen(command.c_str(), "r");
   ASSERT_NE(pipe, nullptr);
@@ -452,7 +447,6 @@ TEST(OrdinaryUser, AllTestsPassAsNobody) {
   char buffer[4096];
   while (size_t n = fread(buffer, 1, sizeof(buffer), pipe)) output.append(buffer, n);
   const int status = pclose(pipe);
-  fs::remove_all(area);
   EXPECT_EQ(status, 0) << output;
 }
 

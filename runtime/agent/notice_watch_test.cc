@@ -11,6 +11,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "base/test_folder.h"
 
 namespace gtrain::agent {
 namespace {
@@ -110,8 +111,7 @@ TEST(NoticeSource, AzureLearnsItsNameAndLeavesOthersAlone) {
 }
 
 TEST(NoticeSource, FileAppearsAndGoes) {
-  const std::string path = absl::StrCat(::testing::TempDir(), "/notice-file");
-  std::filesystem::remove(path);
+  const std::string path = TestFolder() + "/notice";
   const auto source = *MakeNoticeSource({.source = absl::StrCat("file:", path)}, nullptr);
   EXPECT_EQ(source->Poll()->kind, NoticeKind::kNone);
   std::ofstream(path) << "90\n";
@@ -128,12 +128,10 @@ TEST(NoticeSource, UnknownOnesAreRefused) {
 }
 
 TEST(NoticeSource, FirmwareNamesTheCloud) {
-  const std::string dir = absl::StrCat(::testing::TempDir(), "/dmi");
-  std::filesystem::create_directories(dir);
+  const std::string dir = TestFolder();
   EXPECT_EQ(CloudOfFirmware(dir), "");
   std::ofstream(dir + "/sys_vendor") << "Amazon EC2\n";
   EXPECT_EQ(CloudOfFirmware(dir), "aws");
-  std::filesystem::remove_all(dir);
 }
 
 TEST(NoticeWatch, ErrorsAreNoNews) {

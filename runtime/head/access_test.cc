@@ -3,6 +3,7 @@
 #include <cstdlib>
 #include <nlohmann/json.hpp>
 
+#include "base/test_folder.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "runtime/head/service.h"
@@ -17,9 +18,7 @@ using ::testing::SizeIs;
 class AccessTest : public ::testing::Test {
  protected:
   void SetUp() override {
-    std::string pattern = testing::TempDir() + "/access-XXXXXX";
-    ASSERT_NE(mkdtemp(pattern.data()), nullptr);
-    files_ = *net::InitCluster(pattern);
+    files_ = *net::InitCluster(TestFolder());
     Restart();
   }
   void Restart() {

@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
 #include "base/file.h"
+#include "base/test_folder.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -19,11 +20,6 @@ using ::testing::HasSubstr;
 
 class AuditLogTest : public ::testing::Test {
  protected:
-  void SetUp() override {
-    std::string pattern = testing::TempDir() + "/audit-XXXXXX";
-    ASSERT_NE(mkdtemp(pattern.data()), nullptr);
-    dir_ = pattern;
-  }
   std::string Path(const std::string& suffix = "") const { return dir_ + "/" + kAuditFile + suffix; }
   std::string Text() const { return *ReadFile(Path(), 1 << 20); }
   void Write(int lines, uint64_t bytes_max = 1 << 20) {
@@ -34,7 +30,7 @@ class AuditLogTest : public ::testing::Test {
       ASSERT_TRUE(log->Append({entry}, absl::FromUnixMillis(1'800'000'000'123)).ok());
     }
   }
-  std::string dir_;
+  const std::string dir_ = TestFolder();
 };
 
 TEST_F(AuditLogTest, LinesSayWhoWhatWhenAndChain) {

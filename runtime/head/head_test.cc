@@ -21,6 +21,7 @@
 #include "base/daemon.h"
 #include "base/file.h"
 #include "base/power_cut_fake.h"
+#include "base/test_folder.h"
 #include "base/unique_fd.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -39,11 +40,6 @@ using nlohmann::json;
 using ::testing::HasSubstr;
 
 constexpr absl::Duration kPatience = absl::Seconds(60);
-
-std::string TempDir() {
-  std::string name = testing::TempDir() + "/gtrain-head-XXXXXX";
-  return mkdtemp(name.data());
-}
 
 constexpr char kDirVariable[] = "GTRAIN_TEST_HEAD_DIR";
 constexpr char kListenVariable[] = "GTRAIN_TEST_HEAD_LISTEN";
@@ -228,7 +224,7 @@ class HeadTest : public ::testing::Test {
   }
 
   static constexpr char kSpec[] = "name: tiny\nrun: [\"/bin/true\"]\nranks: 2\n";
-  const std::string dir_ = TempDir() + "/cluster";
+  const std::string dir_ = TestFolder() + "/cluster";
   net::ClusterFiles files_;
   net::KeyPair admin_, node_ = net::MakeKeyPair();
   net::Endpoint endpoint_;

@@ -6,15 +6,11 @@
 #include <cstdlib>
 
 #include "base/file.h"
+#include "base/test_folder.h"
 #include "gtest/gtest.h"
 
 namespace gtrain::head {
 namespace {
-
-std::string TempDir() {
-  std::string name = testing::TempDir() + "/gtrain-run-XXXXXX";
-  return mkdtemp(name.data());
-}
 
 TEST(RunFiles, EventLineIsOneLineOfJson) {
   core::EmitEvent event{
@@ -25,7 +21,7 @@ TEST(RunFiles, EventLineIsOneLineOfJson) {
 }
 
 TEST(RunFiles, AppendsAndReplaces) {
-  const std::string dir = TempDir() + "/a/b";
+  const std::string dir = TestFolder() + "/a/b";
   EXPECT_TRUE(absl::IsNotFound(AppendEvent(dir, "1\n", false)));
   ASSERT_TRUE(AppendEvent(dir, "1\n", true).ok());
   ASSERT_TRUE(AppendEvent(dir, "2\n", false).ok());
@@ -36,13 +32,13 @@ TEST(RunFiles, AppendsAndReplaces) {
 }
 
 TEST(RunFiles, NeitherLinksNorOddPathsNorPipes) {
-  const std::string dir = TempDir(), target = TempDir() + "/target";
+  const std::string dir = TestFolder(), target = TestFolder() + "/target";
   ASSERT_EQ(symlink(target.c_str(), (dir + "/events.jsonl").c_str()), 0);
   EXPECT_FALSE(AppendEvent(dir, "x\n", true).ok());
   EXPECT_NE(access(target.c_str(), F_OK), 0);
   for (const char* bad : {"", "relative", "/tmp/../etc", "/.."})
     EXPECT_FALSE(AppendEvent(bad, "x\n", false).ok()) << bad;
-  const std::string with_pipe = TempDir();
+  const std::string with_pipe = TestFolder();
   ASSERT_EQ(mkfifo((with_pipe + "/events.jsonl").c_str(), 0600), 0);
   EXPECT_FALSE(AppendEvent(with_pipe, "x\n", false).ok());  // and does not wait for a reader
 }

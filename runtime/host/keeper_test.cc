@@ -639,20 +639,19 @@ TEST_F(KeeperTest, OutOfMemoryIsNamed) {  // P2
 TEST(OrdinaryUser, AllTestsPassAsNobody) {
   if (geteuid() != 0) GTEST_SKIP() << "already an ordinary user";
   const std::string self = fs::read_symlink("/proc/self/exe");
-  char area[] = "/var/tmp/gtrain-nobody-XXXXXX";
-  ASSERT_NE(mkdtemp(area), nullptr);
-  const std::string bin = std::string(area) + "/bin";
+  const std::string area = TestFolder();
+  const std::string bin = area + "/bin";
   fs::create_directories(bin);
-  fs::copy_file(self, std::string(area) + "/test");
+  fs::copy_file(self, area + "/test");
   for (const char* name : {"gtrain-keeper", "gtrain-writer"})
     fs::copy_file(fs::path(KeeperBinary()).parent_path() / name, bin + "/" + name);
-  fs::create_directories(std::string(area) + "/tmp");
+  fs::create_directories(area + "/tmp");
   for (const auto& entry : fs::recursive_directory_iterator(area)) {
     ASSERT_EQ(chown(entry.path().c_str(), 65534, 65534), 0);
   }
-  ASSERT_EQ(chown(area, 65534, 65534), 0);
+  ASSERT_EQ(chown(area.c_str(), 65534, 65534), 0);
   const std::string command =
-      absl::StrCat("cd ", area, " && GTRAIN_BUILD_DIR=", area, " TEST_TMPDIR=", area, "/tmp ",
+      absl::StrCat("cd ", area, " && GTRAIN_BUILD_DIR=", area, " TMPDIR=", area, "/tmp ",
                    "setpriv --reuid 65534 --regid 65534 --clear-groups ./test "
                    "--gtest_filter='KeeperTest.*:-*Flood*:*Binary*' 2>&1");
   FILE* pipe = popen(command.c_str(), "r");
@@ -661,7 +660,6 @@ TEST(OrdinaryUser, AllTestsPassAsNobody) {
   char buffer[4096];
   while (size_t n = fread(buffer, 1, sizeof(buffer), pipe)) output.append(buffer, n);
   const int status = pclose(pipe);
-  fs::remove_all(area);
   EXPECT_EQ(status, 0) << output;
 }
 

@@ -20,6 +20,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "base/test_folder.h"
 #include "base/unique_fd.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -108,9 +109,6 @@ class FakeRank {
 class KeeperTest : public ::testing::Test {
  protected:
   void SetUp() override {
-    std::string base = ::testing::TempDir() + "/keeper-XXXXXX";
-    ASSERT_NE(mkdtemp(base.data()), nullptr);
-    base_ = base;
     dir_ = base_ + "/k";
     ASSERT_EQ(mkdir(dir_.c_str(), 0700), 0);
   }
@@ -124,7 +122,6 @@ class KeeperTest : public ::testing::Test {
     EXPECT_TRUE(gone) << "the keeper did not leave";
     if (!gone) kill(static_cast<pid_t>(*KeeperPid(dir_)), SIGKILL);
     EXPECT_EQ(KillOrphans(dir_), 0u) << "the test left processes behind";
-    fs::remove_all(base_);
   }
 
   static bool Until(const std::function<bool()>& condition, absl::Duration patience = kPatience) {
@@ -243,7 +240,8 @@ class KeeperTest : public ::testing::Test {
     return std::atoll(Slurp(Path(name)).c_str());
   }
 
-  std::string base_, dir_;
+  const std::string base_ = TestFolder();
+  std::string dir_;
   std::unique_ptr<KeeperClient> client_;
   std::vector<std::unique_ptr<keeper::Report>> seen_;
   keeper::State state_;

@@ -13,6 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/file.h"
 #include "base/logging.h"
+#include "base/test_folder.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "runtime/store/backup.h"
@@ -25,11 +26,6 @@ namespace {
 using ::testing::HasSubstr;
 namespace fs = std::filesystem;
 using Records = std::vector<std::pair<std::string, std::string>>;
-
-std::string TempDir() {
-  std::string name = testing::TempDir() + "/gtrain-damage-XXXXXX";
-  return mkdtemp(name.data());
-}
 
 void Flip(const std::string& file, uintmax_t at) {
   std::fstream stream(file, std::ios::in | std::ios::out | std::ios::binary);
@@ -53,7 +49,7 @@ class Damage : public testing::Test {
 
   static void SetUpTestSuite() {
     SetLogSink([](LogLevel, absl::string_view) {});
-    root_ = TempDir();
+    root_ = TestFolder();
     for (int life = 0; life < 2; ++life) {  // the first life's records end up in a table
       auto store = OpenRocksStore(root_ + "/db", {.space = kNoBallast});
       ASSERT_TRUE(store.ok()) << store.status();
@@ -68,10 +64,7 @@ class Damage : public testing::Test {
     }
     ASSERT_EQ(expected_.size(), size_t{kCommits});
   }
-  static void TearDownTestSuite() {
-    SetLogSink(nullptr);
-    fs::remove_all(root_);
-  }
+  static void TearDownTestSuite() { SetLogSink(nullptr); }
 
   void SetUp() override { Fresh(); }
   void Fresh() {

@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/file.h"
 #include "base/power_cut_fake.h"
+#include "base/test_folder.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "runtime/store/memory_store.h"
@@ -18,11 +19,6 @@ namespace {
 
 using ::testing::HasSubstr;
 using Records = std::vector<std::pair<std::string, std::string>>;
-
-std::string TempDir() {
-  std::string name = testing::TempDir() + "/gtrain-store-XXXXXX";
-  return mkdtemp(name.data());
-}
 
 // Gives a store on the same disk each time it is called; the earlier one is gone by then.
 using Opener = std::function<std::unique_ptr<port::MetaStore>()>;
@@ -76,7 +72,7 @@ INSTANTIATE_TEST_SUITE_P(Stores, Conformance,
                                                  }},
                                          Adapter{"rocksdb",
                                                  [] {
-                                                   std::string path = TempDir() + "/db";
+                                                   std::string path = TestFolder() + "/db";
                                                    return [path]() -> std::unique_ptr<port::MetaStore> {
                                                      auto store = OpenRocksStore(path);
                                                      EXPECT_TRUE(store.ok()) << store.status();
@@ -110,7 +106,7 @@ TEST(MemoryStore, DamagedValueIsDataLossNamingTheKey) {
 
 // H9: two heads on one directory.
 TEST(RocksStore, SecondOpenerIsRefused) {
-  std::string path = TempDir() + "/db";
+  std::string path = TestFolder() + "/db";
   auto first = OpenRocksStore(path);
   ASSERT_TRUE(first.ok());
   auto second = OpenRocksStore(path);
@@ -129,7 +125,7 @@ class PowerCutTest : public testing::Test {
   }
   // How many records a head finds after a power cut now.
   size_t Left(PowerCut& cut) {
-    const std::string copy = TempDir() + "/left";
+    const std::string copy = TestFolder() + "/left";
     EXPECT_TRUE(cut.Leave(copy).ok());
     auto store = Open(copy + "/db");
     if (store == nullptr) return 0;
@@ -137,7 +133,7 @@ class PowerCutTest : public testing::Test {
     EXPECT_TRUE(all.ok()) << all.status();
     return all.ok() ? all->size() : 0;
   }
-  const std::string dir_ = TempDir(), path_ = dir_ + "/db";
+  const std::string dir_ = TestFolder(), path_ = dir_ + "/db";
 };
 
 TEST_F(PowerCutTest, AcknowledgedCommitsSurvive_H2) {

@@ -31,6 +31,7 @@
 #include "base/clock.h"
 #include "base/file.h"
 #include "base/mutex.h"
+#include "base/test_folder.h"
 #include "base/unique_fd.h"
 #include "checkpoint/port/writer_host.h"
 #include "gmock/gmock.h"
@@ -57,9 +58,6 @@ bool Until(const std::function<bool()>& condition) {
 class FakeKeeper {
  public:
   explicit FakeKeeper(int world) : world_(world) {
-    std::string path = (std::filesystem::temp_directory_path() / "gtrain-keeper-XXXXXX").string();
-    GT_CHECK(mkdtemp(path.data()) != nullptr);
-    directory_ = path;
     listen_.reset(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
     sockaddr_un address{};
     address.sun_family = AF_UNIX;
@@ -77,11 +75,7 @@ class FakeKeeper {
   void Start() {
     thread_ = std::thread([this] { Loop(); });
   }
-  ~FakeKeeper() {
-    Stop();
-    std::error_code ignored;
-    std::filesystem::remove_all(directory_, ignored);
-  }
+  ~FakeKeeper() { Stop(); }
   void Stop() {
     stop_ = true;
     if (thread_.joinable()) thread_.join();
@@ -226,7 +220,8 @@ class FakeKeeper {
   }
 
   const int world_;
-  std::string directory_, missing_;
+  const std::string directory_ = TestFolder();
+  std::string missing_;
   UniqueFd listen_;
   std::atomic<bool> stop_{false}, silent_{false};
   bool knows_writers_ = false, has_writers_ = false;

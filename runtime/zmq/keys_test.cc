@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_split.h"
 #include "base/file.h"
+#include "base/test_folder.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "runtime/zmq/cluster_dir.h"
@@ -16,11 +17,6 @@ namespace gtrain::net {
 namespace {
 
 using ::testing::HasSubstr;
-
-std::string TempDir() {
-  std::string name = testing::TempDir() + "/gtrain-keys-XXXXXX";
-  return mkdtemp(name.data());
-}
 
 const Instant kNow{1'000'000'000};
 
@@ -36,7 +32,7 @@ TEST(Keys, IdIsSixteenHexDigitsOfTheKey) {
 }
 
 TEST(Keys, FilesAreCheckedAsSshdDoes) {
-  std::string path = TempDir() + "/key";
+  std::string path = TestFolder() + "/key";
   KeyPair keys = MakeKeyPair();
   ASSERT_TRUE(SaveKeyPair(path, keys).ok());
   ASSERT_TRUE(LoadKeyPair(path).ok());
@@ -51,7 +47,7 @@ TEST(Keys, FilesAreCheckedAsSshdDoes) {
 }
 
 TEST(Keys, MixedHalvesAreRefused) {
-  std::string path = TempDir() + "/key";
+  std::string path = TestFolder() + "/key";
   ASSERT_TRUE(SaveKeyPair(path, {MakeKeyPair().public_key, MakeKeyPair().secret_key}).ok());
   EXPECT_EQ(LoadKeyPair(path).status().code(), absl::StatusCode::kDataLoss);
   ASSERT_TRUE(WriteFileDurable(path, "hello", 0600).ok());
@@ -91,7 +87,7 @@ TEST(KeyRegistry, DefaultIsDeny) {
 }
 
 TEST(KeyRegistry, ReloadFollowsTheFileAndKeepsTheOldKeysOnErrors) {
-  std::string path = TempDir() + "/authorized";
+  std::string path = TestFolder() + "/authorized";
   KeyPair a = MakeKeyPair(), b = MakeKeyPair();
   KeyRegistry registry;
   ASSERT_TRUE(AddAllowedKey(path, {core::Role::kAdmin, a.public_key, "a"}).ok());
@@ -129,7 +125,7 @@ TEST(KeyRegistry, JoinKeysExpire) {
 TEST(KeyRegistry, RevokedLinesShutOutForGood) {
   KeyRegistry registry;
   const KeyPair a = MakeKeyPair(), b = MakeKeyPair();
-  const std::string path = TempDir() + "/authorized";
+  const std::string path = TestFolder() + "/authorized";
   ASSERT_TRUE(AddAllowedKey(path, {core::Role::kUser, a.public_key, "ann laptop"}).ok());
   ASSERT_TRUE(AddAllowedKey(path, {core::Role::kNode, b.public_key, "host-b"}).ok());
   ASSERT_TRUE(registry.Reload(path).ok());
@@ -149,7 +145,7 @@ class JoinTokensTest : public testing::Test {
  protected:
   BootTime At(absl::Duration since_boot) const { return {"boot-1", since_boot, wall_ + since_boot}; }
   absl::Time wall_ = absl::FromUnixSeconds(1'800'000'000);
-  std::string path_ = TempDir() + "/tokens.json";
+  std::string path_ = TestFolder() + "/tokens.json";
   JoinTokens tokens_{path_};
   std::string key_ = MakeKeyPair().public_key, id_ = KeyId(key_);
 };
@@ -197,7 +193,7 @@ TEST_F(JoinTokensTest, RevokedAndExpiredAreGone) {
 }
 
 TEST(ClusterDir, InitTwiceKeepsEverything) {
-  std::string dir = TempDir() + "/a/b";
+  std::string dir = TestFolder() + "/a/b";
   EXPECT_EQ(LoadCluster(dir).status().code(), absl::StatusCode::kNotFound);
   absl::StatusOr<ClusterFiles> first = InitCluster(dir);
   ASSERT_TRUE(first.ok()) << first.status();
@@ -214,7 +210,7 @@ TEST(ClusterDir, InitTwiceKeepsEverything) {
 }
 
 TEST(ClusterDir, EndpointComesBack) {
-  std::string path = TempDir() + "/endpoint.json";
+  std::string path = TestFolder() + "/endpoint.json";
   Endpoint e{"127.0.0.1:5", {"127.0.0.1:5", "10.0.0.1:5"}, MakeKeyPair().public_key, ClusterId("c"), 77};
   ASSERT_TRUE(WriteEndpoint(path, e).ok());
   absl::StatusOr<Endpoint> back = ReadEndpoint(path);

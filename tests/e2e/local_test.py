@@ -51,6 +51,12 @@ class LocalTest(harness.GtrainTest):
         self.assertNotEqual(env['MASTER_PORT'], json.loads(self.read('env.1.0'))['MASTER_PORT'])
         self.end_local_cluster()
 
+    def test_a_head_killed_at_its_start_is_named(self):
+        """It could not say anything itself: the limit on files it writes ends it by a signal."""
+        text = self.gtrain('launch', '-n', '1', '--', 'true', expect=1, prefix=['prlimit', '--fsize=4096']).stderr
+        self.assertRegex(text, r'head of the local cluster was killed .* signal 25 \(File size limit exceeded\)')
+        self.assertRegex(text, r'head\.log says')
+
     def test_launch_in_the_moment_in_which_the_cluster_ends(self):
         """The head ends before it reads the submit: the next one gets it, and the agent of before finds that one."""
         self.assertEqual(self.start('launch', '-n', '1', '--', 'true').wait(), 0)
