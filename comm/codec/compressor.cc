@@ -2,6 +2,7 @@
 // pending one only written, so forgetting a step costs nothing and remembering it is an exchange of two
 // pointers.
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
@@ -23,6 +24,7 @@ static_assert(kPiece % kScaleBlock == 0);
 constexpr double kWarmupDensity = 0.25;
 // An approximate top-k sends between these shares of k.
 constexpr double kLow = 0.9, kHigh = 1.1;
+constexpr char kProgress[] = "progress";
 
 struct Free {
   void operator()(float* memory) const { std::free(memory); }
@@ -105,16 +107,22 @@ class CompressorImpl : public Compressor {
     std::vector<State> states;
     if (residual_.Made()) states.push_back({"residual", absl::MakeConstSpan(residual_.current(), count_)});
     if (velocity_.Made()) states.push_back({"momentum", absl::MakeConstSpan(velocity_.current(), count_)});
+    if (options_.codec == Codec::kTopK) {
+      const bool selected = selector_.carried() > 0;
+      progress_ = {static_cast<float>(applied_), selector_.carried(), selected ? selector_.margin() : 0};
+      states.push_back({kProgress, absl::MakeConstSpan(progress_)});
+    }
     return states;
   }
 
   absl::Status Load(absl::string_view name, absl::Span<const float> values) override {
     for (const State& state : Export()) {
       if (state.name != name) continue;
-      if (values.size() != count_) {
+      if (values.size() != state.values.size()) {
         return absl::InvalidArgumentError(
             absl::StrCat("compress: ", values.size(), " values of ", name, " for ", count_, " elements"));
       }
+      if (name == kProgress) return LoadProgress(values);
       pending_ = false;
       std::copy(values.begin(), values.end(), (name == "residual" ? residual_ : velocity_).current());
       return absl::OkStatus();
@@ -140,6 +148,17 @@ class CompressorImpl : public Compressor {
     if (applied_ >= options_.warmup_steps || options_.density >= kWarmupDensity) return options_.density;
     const double progress = static_cast<double>(applied_) / options_.warmup_steps;
     return kWarmupDensity * std::pow(options_.density / kWarmupDensity, progress);
+  }
+
+  absl::Status LoadProgress(absl::Span<const float> values) {
+    for (const float value : values) {
+      if (std::isfinite(value) && value >= 0) continue;
+      return absl::InvalidArgumentError(absl::StrCat("compress: ", value, " cannot be part of ", kProgress));
+    }
+    pending_ = false;
+    applied_ = static_cast<int>(std::min(values[0], static_cast<float>(options_.warmup_steps)));
+    selector_.BeginWith(values[1], values[2]);
+    return absl::OkStatus();
   }
 
   bool EncodeTopK(absl::Span<const float> gradient, absl::Span<uint8_t> packet, PacketHeader* header) {
@@ -209,7 +228,8 @@ class CompressorImpl : public Compressor {
   TopKSelector selector_;
   Pending residual_, velocity_;
   bool pending_ = false;
-  int applied_ = 0;  // steps, up to the end of the warm-up
+  int applied_ = 0;                                            // steps, up to the end of the warm-up
+  mutable std::array<float, kProgressNumbers> progress_ = {};  // as Export last said
 };
 
 constexpr absl::string_view kNames[] = {"none", "fp16", "bf16", "int8", "fp8", "topk", "onebit", "powersgd"};

@@ -177,9 +177,10 @@ TEST(Compressor, MomentumCorrectionFollowsThePaper) {
       u[i] = v[i] = 0;
     }
     const auto states = compressor->Export();
-    ASSERT_EQ(states.size(), 2u);
+    ASSERT_EQ(states.size(), 3u);
     EXPECT_EQ(states[0].name, "residual");
     EXPECT_EQ(states[1].name, "momentum");
+    EXPECT_EQ(states[2].name, "progress");
     for (size_t i = 0; i < kCount; ++i) {
       ASSERT_NEAR(states[0].values[i], v[i], 1e-6);
       ASSERT_NEAR(states[1].values[i], u[i], 1e-6);
@@ -215,15 +216,32 @@ TEST(Compressor, ADroppedStepLeavesNoTrace) {
 
 TEST(Compressor, StateMovesToAnotherObject) {
   const CompressionOptions options = {
-      .codec = Codec::kTopK, .density = 0.01, .exact = true, .momentum = 0.5f};
-  auto first = Make(options, 5000), second = Make(options, 5000);
-  Encode(*first, Gradient(5000, 1));
-  ASSERT_EQ(first->Apply(), absl::OkStatus());
-  for (const auto& state : first->Export()) {
-    ASSERT_EQ(second->Load(state.name, state.values), absl::OkStatus());
+      .codec = Codec::kTopK, .density = 0.01, .momentum = 0.5f, .warmup_steps = 6};
+  auto first = Make(options, 5000);
+  for (int step = 0; step < 12; ++step) {  // in the warm-up, and behind it
+    auto second = Make(options, 5000);
+    for (const auto& state : first->Export()) {
+      ASSERT_EQ(second->Load(state.name, state.values), absl::OkStatus());
+    }
+    const std::vector<float> gradient = Gradient(5000, step);
+    EXPECT_EQ(Encode(*first, gradient), Encode(*second, gradient)) << step;
+    ASSERT_EQ(first->Apply(), absl::OkStatus());
+    ASSERT_EQ(second->Apply(), absl::OkStatus());
+    EXPECT_EQ(Encode(*second, Gradient(5000, 50)).size(), Encode(*first, Gradient(5000, 50)).size()) << step;
+    second->Drop();
+    first->Drop();
   }
-  EXPECT_EQ(Encode(*first, Gradient(5000, 2)), Encode(*second, Gradient(5000, 2)));
+  auto second = Make(options, 5000);
   EXPECT_EQ(second->Load("residual", Gradient(3, 1)).code(), absl::StatusCode::kInvalidArgument);
+  for (const std::vector<float>& bad :
+       std::vector<std::vector<float>>{{1, 2},
+                                       {-1, 0, 0},
+                                       {0, std::numeric_limits<float>::quiet_NaN(), 0},
+                                       {0, 0, std::numeric_limits<float>::infinity()}}) {
+    EXPECT_EQ(second->Load("progress", bad).code(), absl::StatusCode::kInvalidArgument);
+  }
+  EXPECT_EQ(second->Load("progress", {1e9f, 1e30f, 7}), absl::OkStatus()) << "of other options, harmless";
+  EXPECT_GE(comm::ReadHeader(Encode(*second, Gradient(5000, 1)), 5000)->entries, 45u);
   EXPECT_EQ(second->Load("speed", Gradient(5000, 1)).code(), absl::StatusCode::kInvalidArgument);
 }
 

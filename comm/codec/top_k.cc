@@ -32,7 +32,7 @@ bool TopKSelector::Select(const TopKInput& input, size_t low, size_t k, size_t h
     threshold_ = start;
     if (!Pass(input, k, capacity)) return false;
     if (taken_ >= low || start == kSmallest) break;
-    margin_ = std::max(margin_ * 0.9f, 0.1f);
+    margin_ = std::max(margin_ * 0.9f, kLeastMargin);
     start = passes_ == 1 ? std::max(start / 2, kSmallest) : kSmallest;
   }
   if (passes_ == 1) margin_ = std::min(margin_ * 1.002f, low == high ? 0.99f : 1.0f);

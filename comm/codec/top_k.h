@@ -1,5 +1,6 @@
 // Selection of the k largest magnitudes in one pass over memory. PURE.
 #pragma once
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -33,10 +34,20 @@ class TopKSelector {
   // Of the last call, indices rising.
   absl::Span<const uint32_t> indices() const { return absl::MakeConstSpan(indices_.data(), taken_); }
   absl::Span<const float> values() const { return absl::MakeConstSpan(values_.data(), taken_); }
+  // What the next call begins with: a selector that is given both selects what this one would. Threshold 0:
+  // nothing was selected yet, as in a new one, and the margin is not looked at.
+  float carried() const { return carried_; }
+  float margin() const { return margin_; }
+  void BeginWith(float carried, float margin) {
+    carried_ = carried;
+    margin_ = carried == 0 ? kFirstMargin : std::clamp(margin, kLeastMargin, 1.0f);
+  }
   // Passes over memory of the last call: 1, or more when the carried threshold was too high.
   int passes() const { return passes_; }
 
  private:
+  static constexpr float kFirstMargin = 0.98f, kLeastMargin = 0.1f;
+
   bool Pass(const TopKInput& input, size_t k, size_t capacity);
   size_t SelectChunk(const TopKInput& input, size_t begin, size_t count, bool stream, float* poison);
   float Sampled(const TopKInput& input, size_t high);
@@ -47,9 +58,9 @@ class TopKSelector {
   std::vector<float> values_, magnitudes_;
   size_t taken_ = 0;
   int passes_ = 0;
-  float threshold_ = 0;   // of this pass
-  float carried_ = 0;     // the k-th magnitude of the last call, 0 before the first
-  float margin_ = 0.98f;  // the first pass starts at carried_ * margin_
+  float threshold_ = 0;          // of this pass
+  float carried_ = 0;            // the k-th magnitude of the last call, 0 before the first
+  float margin_ = kFirstMargin;  // the first pass starts at carried_ * margin_
 };
 
 }  // namespace gtrain::comm

@@ -24,6 +24,8 @@ constexpr size_t kGatherPart = 4;
 constexpr double kTopKMore = 1.1;  // of k, that an approximate top-k may send
 constexpr char kMomentumState[] = "momentum";
 constexpr char kWarmupState[] = "warmup";  // one number: steps that it came so far
+// That of all compressors, those of what is sent before that of what is returned.
+constexpr char kProgressState[] = "progress";
 
 size_t RoundUp(size_t value, size_t to) { return (value + to - 1) / to * to; }
 
@@ -145,9 +147,16 @@ class Flat {
     if (low_rank_ != nullptr) states = low_rank_->Export();
     if (momentum_ > 0) states.push_back({kMomentumState, 0, agreed_});
     if (warmup_steps_ > 0) states.push_back({kWarmupState, 0, {static_cast<float>(steps_)}});
+    CarriedState progress = {kProgressState, 0, {}};
+    const auto is_progress = [&](const Compressor::State& state) {
+      if (state.name != kProgressState) return false;
+      progress.values.insert(progress.values.end(), state.values.begin(), state.values.end());
+      return true;
+    };
     for (size_t i = 0; i < sending_.size(); ++i) {
       const size_t offset = staged_ ? ShardOf(static_cast<int>(i)).offset : 0;
       for (const Compressor::State& state : sending_[i]->Export()) {
+        if (is_progress(state)) continue;
         auto whole = std::find_if(states.begin(), states.end(),
                                   [&](const CarriedState& made) { return made.name == state.name; });
         if (whole == states.end()) whole = states.insert(whole, {state.name, 0, std::vector<float>(count_)});
@@ -157,13 +166,16 @@ class Flat {
     }
     if (returning_ != nullptr) {
       for (const Compressor::State& state : returning_->Export()) {
+        if (is_progress(state)) continue;
         states.push_back({state.name + "/shard", Mine().offset, {state.values.begin(), state.values.end()}});
       }
     }
+    if (!progress.values.empty()) states.push_back(std::move(progress));
     return states;
   }
 
   absl::Status Load(const CarriedState& state) {
+    if (state.name == kProgressState) return LoadProgress(state);
     if (momentum_ > 0 && state.name == kMomentumState && state.offset == 0 && state.values.size() == count_) {
       agreed_ = state.values;
       pending_momentum_ = false;
@@ -224,6 +236,23 @@ class Flat {
     return absl::OkStatus();
   }
   bool WarmingUp() const { return steps_ < warmup_steps_; }
+
+  absl::Status LoadProgress(const CarriedState& state) {
+    std::vector<Compressor*> compressors;
+    for (const auto& compressor : sending_) compressors.push_back(compressor.get());
+    if (returning_ != nullptr) compressors.push_back(returning_.get());
+    absl::Span<const float> values = state.values;
+    if (state.offset != 0 || values.size() != compressors.size() * kProgressNumbers) {
+      return absl::InvalidArgumentError(absl::StrCat("compressed collective: ", kProgressState, " of ",
+                                                     values.size(), " numbers for ", compressors.size(),
+                                                     " compressors of ", kProgressNumbers, " each"));
+    }
+    for (Compressor* compressor : compressors) {
+      GT_RETURN_IF_ERROR(compressor->Load(kProgressState, values.subspan(0, kProgressNumbers)));
+      values.remove_prefix(kProgressNumbers);
+    }
+    return absl::OkStatus();
+  }
 
   size_t ranks() const { return static_cast<size_t>(group_->size()); }
   CompressedCollective::Range ShardOf(int rank) const {

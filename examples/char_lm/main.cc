@@ -7,7 +7,7 @@
 // The reducer owns the gradients' memory; backward writes there and says of each gradient when it is
 // complete.
 // --compress sends less of them. What a step did not send is carried over to the next one (error feedback),
-// and lost when the job restarts; --error-feedback no shows what becomes of a training without. With
+// and saved with the model; --error-feedback no shows what becomes of a training without. With
 // --momentum-correction yes top-k selects from each rank's momentum (DGC), and the optimiser here has none.
 #include <cinttypes>
 #include <cmath>

@@ -31,6 +31,8 @@ enum class Codec : uint8_t {
   kPowerSgd = 7,
 };
 
+// Of the state "progress" of a Compressor.
+inline constexpr size_t kProgressNumbers = 3;
 // Columns of a factor that PowerSGD may send.
 inline constexpr int kMatrixRankMax = 64;
 
@@ -103,15 +105,18 @@ class Compressor {
   virtual absl::Status Apply() = 0;
   virtual void Drop() = 0;
 
-  // State of the applied steps, for checkpoints: "residual", and "momentum" if used; float32[count] each,
-  // owned by the object, valid until the next Apply or Load. Empty without error feedback. How far a warm-up
-  // came is not among them: give a new object the steps that are left.
+  // State of the applied steps, for checkpoints, owned by the object and valid until the next Apply, Load or
+  // Export: with error feedback "residual", and "momentum" if used, float32[count] each; of top-k always
+  // "progress", kProgressNumbers: how many steps of the warm-up are behind it, and threshold and margin that
+  // the next selection begins with, both 0 before the first one. An object of the same options that loads all
+  // of them goes on with the same packets, bit by bit.
   struct State {
     std::string name;
     absl::Span<const float> values;
   };
   virtual std::vector<State> Export() const = 0;
-  // InvalidArgument: no such state, or another count. Drops what is pending.
+  // InvalidArgument: no such state, another count, or a progress that is negative or not finite. Drops what
+  // is pending.
   virtual absl::Status Load(absl::string_view name, absl::Span<const float> values) = 0;
 };
 

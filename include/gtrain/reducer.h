@@ -19,6 +19,14 @@ namespace gtrain {
 
 // What compression carries over from step to step, for checkpoints. It belongs to this rank, except that a
 // name that ends in "/shard" is this rank's part of a whole: elements [offset, offset + values.size()).
+// Everything that the next step depends on is among it, so a run that loads it ends with the bits of one that
+// was not interrupted, as far as its collectives add in the same order:
+//   "residual", "residual/shard"  what steps did not send, yet (error feedback)
+//   "momentum"                    of DGC and of `optimizer_momentum`
+//   "basis"                       PowerSGD's right factors
+//   "warmup"                      steps of the dense warm-up so far
+//   "progress"                    top-k: of each of its selections the steps of DGC's warm-up so far, and
+//                                 threshold and margin that the next one begins with (compression.h)
 struct CarriedState {
   std::string name;
   size_t offset = 0;
@@ -159,10 +167,11 @@ class Reducer {
   virtual absl::Status Load(const CarriedState& state) = 0;
 
   // All of that as one block, whose name and size stay as they are while the reducer lives: what a program
-  // registers with Checkpointer::AddPerRank. The name is equal on all ranks and says which codec, ranks and
-  // buckets it is of, so that a checkpoint of others leaves the block alone. Empty: nothing is carried over
-  // on any rank. What an automatic choice carries over goes out with the next step, and momenta are made
-  // again.
+  // registers with Checkpointer::AddPerRank. The name is equal on all ranks and says which codec, ranks,
+  // buckets and states it is of, so that a checkpoint of others, or of a version that carries other things
+  // over, leaves the block alone. Empty: nothing is carried over on any rank. A block of zeros is what a new
+  // reducer has. What an automatic choice carries over are residuals alone, which go out with the next step:
+  // choices are measured and momenta made again.
   virtual const std::string& CarriedName() const = 0;
   virtual size_t CarriedCount() const = 0;
   // Between steps, block[CarriedCount()], else InvalidArgument. To be loaded on all ranks or none.
