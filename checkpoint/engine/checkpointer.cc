@@ -15,6 +15,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "base/clock.h"
@@ -118,12 +119,20 @@ class CheckpointerImpl final : public Checkpointer {
   CommitterConfig Commits() const;
   std::unique_ptr<SaveRoute> MakeRoute();
   absl::StatusOr<std::vector<Candidate>> ListCandidates();
-  Choice NextChoice(std::vector<Candidate>* candidates, int* tried);
+  // What Restore came by so far; filled on rank 0.
+  struct Search {
+    Instant begun;
+    std::vector<Candidate> candidates;
+    int damaged = 0;
+    std::vector<std::string> passed_over;  // for people: newer checkpoints and why not
+  };
+  Choice NextChoice(Search* search);
   bool ListAgain(const Candidate& gone, std::vector<Candidate>* candidates);
   absl::Status Spread(Choice* choice);
   absl::StatusOr<port::BlobStore*> StoreOf(bool elsewhere);
   absl::Status ReadChosen(Choice* choice, LoadPlan* plan);
-  absl::StatusOr<std::optional<RestoredStep>> Finish(const Choice& choice, const LoadPlan& plan, int tried);
+  absl::StatusOr<std::optional<RestoredStep>> Finish(const Choice& choice, const LoadPlan& plan,
+                                                     const Search& search);
   void DropUnfenced();
   absl::Status AgreeToSave(int64_t step, bool* busy);
   // Whether this rank would save now; rank 0 decides.
@@ -385,25 +394,30 @@ bool CheckpointerImpl::ListAgain(const Candidate& gone, std::vector<Candidate>* 
   return true;
 }
 
-CheckpointerImpl::Choice CheckpointerImpl::NextChoice(std::vector<Candidate>* candidates, int* tried) {
-  while (!candidates->empty()) {
-    const Candidate candidate = candidates->front();
-    candidates->erase(candidates->begin());
+CheckpointerImpl::Choice CheckpointerImpl::NextChoice(Search* search) {
+  std::vector<Candidate>& candidates = search->candidates;
+  while (!candidates.empty()) {
+    const Candidate candidate = candidates.front();
+    candidates.erase(candidates.begin());
     const absl::StatusOr<port::BlobStore*> store = StoreOf(candidate.elsewhere);
     if (!store.ok()) return {.status = store.status()};
     std::string text;
     auto read = ReadManifest(*store, candidate.id, &text);
     if (absl::IsDataLoss(read.status()) || absl::IsNotFound(read.status())) {
-      if (ListAgain(candidate, candidates)) continue;
-      ++*tried;
+      if (ListAgain(candidate, &candidates)) continue;
+      ++search->damaged;
+      search->passed_over.push_back(absl::StrCat("step ", candidate.id.step, ": ", read.status().message()));
       LogError("checkpoint: ", read.status().message(), "; falling back to the one before");
       continue;
     }
     if (!read.ok()) return {.status = read.status()};
     Manifest* manifest = std::get_if<Manifest>(&*read);
     if (manifest == nullptr) {  // it never was a checkpoint
+      const std::string& why = std::get<AbortMarker>(*read).reason;
       LogWarning("checkpoint: step ", candidate.id.step, " of generation ", candidate.id.generation,
-                 " was given up by its writers: ", std::get<AbortMarker>(*read).reason);
+                 " was given up by its writers: ", why);
+      search->passed_over.push_back(
+          absl::StrCat("step ", candidate.id.step, ": given up by its writers: ", why));
       continue;
     }
     const bool foreign =
@@ -469,9 +483,8 @@ absl::StatusOr<std::optional<RestoredStep>> CheckpointerImpl::Restore() {
   GT_RETURN_IF_ERROR(Freeze());
   if (saver_->busy())
     return absl::FailedPreconditionError("Restore while a save is being written: Wait() first");
-  std::vector<Candidate> candidates;
+  Search search{.begun = clock_.Now()};
   Choice listed;
-  int tried = 0;
   // Here every rank has its writer, so on no machine of this generation one of an earlier still needs its
   // memory.
   GT_RETURN_IF_ERROR(agree_.AllOk(absl::OkStatus()));
@@ -480,7 +493,7 @@ absl::StatusOr<std::optional<RestoredStep>> CheckpointerImpl::Restore() {
       listed.status = SettleEarlier(store_.get(), next_, [this] { return session_->Alive(); });
     absl::StatusOr<std::vector<Candidate>> found = ListCandidates();
     if (listed.status.ok()) listed.status = found.status();
-    if (found.ok()) candidates = *std::move(found);
+    if (found.ok()) search.candidates = *std::move(found);
   }
   GT_RETURN_IF_ERROR(agree_.AllOk(listed.status));
   staged_.resize(registered_.size());
@@ -490,25 +503,26 @@ absl::StatusOr<std::optional<RestoredStep>> CheckpointerImpl::Restore() {
   }
   while (true) {
     Choice choice;
-    if (agree_.rank() == 0) choice = NextChoice(&candidates, &tried);
+    if (agree_.rank() == 0) choice = NextChoice(&search);
     GT_RETURN_IF_ERROR(Spread(&choice));
     if (choice.none) break;
     LoadPlan plan;
     const absl::Status mine = ReadChosen(&choice, &plan);
     const absl::Status all = agree_.AllOk(mine);
-    if (all.ok()) return Finish(choice, plan, tried);
+    if (all.ok()) return Finish(choice, plan, search);
     if (!absl::IsDataLoss(all) && !absl::IsNotFound(all)) return all;
-    if (agree_.rank() == 0 && !ListAgain({choice.elsewhere, choice.id}, &candidates)) {
-      ++tried;
+    if (agree_.rank() == 0 && !ListAgain({choice.elsewhere, choice.id}, &search.candidates)) {
+      ++search.damaged;
+      search.passed_over.push_back(absl::StrCat("step ", choice.id.step, ": ", all.message()));
       LogError("checkpoint: step ", choice.id.step, " (", ManifestKey(choice.id),
                ") IS DAMAGED, falling back to the one before: ", all.message());
     }
   }
-  int64_t tried_max = tried;
-  GT_RETURN_IF_ERROR(agree_.Max(absl::MakeSpan(&tried_max, 1)));
-  if (tried_max > 0) {
+  int64_t damaged = search.damaged;
+  GT_RETURN_IF_ERROR(agree_.Max(absl::MakeSpan(&damaged, 1)));
+  if (damaged > 0) {
     return absl::DataLossError(
-        absl::StrCat("none of the ", tried_max, " checkpoints in ", store_->Describe(),
+        absl::StrCat("none of the ", damaged, " checkpoints in ", store_->Describe(),
                      " is intact; start with --fresh to begin anew, nothing was deleted"));
   }
   if (settings_.resume == Resume::kStep) {
@@ -523,7 +537,8 @@ absl::StatusOr<std::optional<RestoredStep>> CheckpointerImpl::Restore() {
 }
 
 absl::StatusOr<std::optional<RestoredStep>> CheckpointerImpl::Finish(const Choice& choice,
-                                                                     const LoadPlan& plan, int tried) {
+                                                                     const LoadPlan& plan,
+                                                                     const Search& search) {
   for (size_t i = 0; i < registered_.size(); ++i) {
     if (plan.restored[i]) {
       if (!staged_[i].empty()) std::memcpy(data_[i], staged_[i].data(), staged_[i].size());
@@ -551,8 +566,17 @@ absl::StatusOr<std::optional<RestoredStep>> CheckpointerImpl::Finish(const Choic
   if (agree_.rank() == 0) {
     LogInfo("checkpoint: resumed step ", out.step, " from ", out.manifest, ", written by ",
             choice.manifest.world_size, " ranks of job \"", choice.manifest.owner.job, "\"",
-            tried > 0 ? absl::StrCat("; ", tried, " newer DAMAGED") : "", ": all ranks read ", stored,
-            " there, ", own, " of copies on their own machines and ", peers, " of copies on others");
+            search.damaged > 0 ? absl::StrCat("; ", search.damaged, " newer DAMAGED") : "",
+            ": all ranks read ", stored, " there, ", own, " of copies on their own machines and ", peers,
+            " of copies on others");
+    session_->ReportRestore(absl::StrFormat(
+        "step %d in %.2f s: %s from %s, %s from copies on the ranks' own machines%s, %s from copies on "
+        "others%s",
+        out.step, absl::ToDoubleSeconds(clock_.Now() - search.begun), stored, store->Describe(), own,
+        settings_.near ? absl::StrCat(" (", settings_.near->folder, ")") : "", peers,
+        search.passed_over.empty()
+            ? ""
+            : absl::StrCat("; passed over ", absl::StrJoin(search.passed_over, "; "))));
   }
   return std::optional<RestoredStep>(std::move(out));
 }

@@ -33,6 +33,7 @@
 namespace gtrain::ckpt {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::Each;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
@@ -227,6 +228,7 @@ TEST_F(EngineTest, AnotherWorldSize_C6) {
 TEST_F(EngineTest, LargeTensorsComeBackAndDamageInTheMiddleFallsBack) {
   constexpr int64_t kRows = 13'000, kColumns = 257;  // 13 MiB
   const std::string folder = TestFolder();
+  std::string note;  // what people are told of the last restore
   const auto run = [&](int world, const std::function<void(Checkpointer*, std::vector<float>*)>& body) {
     RunRanks({.world_size = world}, [&](FakeSession* session) {
       auto checkpointer = OpenCheckpointer(session, {.uri = folder, .commit_timeout = kLong},
@@ -235,6 +237,7 @@ TEST_F(EngineTest, LargeTensorsComeBackAndDamageInTheMiddleFallsBack) {
       std::vector<float> w(kRows * kColumns);
       ASSERT_TRUE((*checkpointer)->AddReplicated("w", w.data(), {kRows, kColumns}, DType::kFloat32).ok());
       body(checkpointer->get(), &w);
+      if (session->rank() == 0) note = session->restore();
     });
   };
   const auto value = [](int64_t step, size_t i) {
@@ -262,6 +265,8 @@ TEST_F(EngineTest, LargeTensorsComeBackAndDamageInTheMiddleFallsBack) {
     }
   };
   expect(20);
+  EXPECT_THAT(note, AllOf(HasSubstr("step 20 in "), HasSubstr(" from copies on others"),
+                          Not(HasSubstr("passed over"))));
   auto store = *OpenDirectoryStore(folder);
   const SaveId newest = (*ListManifests(store.get()))[0];
   const std::string path = absl::StrCat(folder, "/", AttemptName(newest), "/", ShardName(1, 2));
@@ -272,6 +277,8 @@ TEST_F(EngineTest, LargeTensorsComeBackAndDamageInTheMiddleFallsBack) {
   ASSERT_EQ(pwrite(file.get(), &byte, 1, 5 << 20), 1);
   expect(10);
   EXPECT_THAT(loud(), HasSubstr("IS DAMAGED, falling back to the one before"));
+  EXPECT_THAT(note, AllOf(HasSubstr("step 10 in "), HasSubstr("; passed over step 20: "),
+                          HasSubstr("rank-00001-of-00002.safetensors")));
 }
 
 TEST_F(EngineTest, AnAutomaticIntervalSaysWhyItIsWhatItIs) {

@@ -152,6 +152,10 @@ class FakeSession : public Session {
     policy_ = policy;
     reported_.emplace_back(step, manifest);
   }
+  void ReportRestore(const std::string& text) override {
+    MutexLock lock(&mu_);
+    restore_ = text;
+  }
   absl::Status Alive() const override {
     MutexLock lock(&mu_);
     return alive_;
@@ -174,6 +178,10 @@ class FakeSession : public Session {
     MutexLock lock(&mu_);
     return policy_;
   }
+  std::string restore() const {
+    MutexLock lock(&mu_);
+    return restore_;
+  }
   std::vector<std::pair<int64_t, std::string>> reported() const {
     MutexLock lock(&mu_);
     return reported_;
@@ -187,6 +195,7 @@ class FakeSession : public Session {
   std::optional<absl::Duration> notice_;
   std::vector<std::pair<int64_t, std::string>> reported_;
   std::string policy_;
+  std::string restore_;
 };
 
 // Runs `body` on a thread a rank and waits for all. A body that returns early breaks the communicator, as a

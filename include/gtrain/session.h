@@ -50,6 +50,8 @@ class Session {
   // A checkpoint that this rank knows to be committed; `policy` says to people how often there is one, or
   // nothing. Never blocks. Checkpointer calls it.
   virtual void ReportCheckpoint(int64_t step, const std::string& manifest, const std::string& policy) = 0;
+  // What the state was restored from, for people. Never blocks. Checkpointer calls it, on rank 0.
+  virtual void ReportRestore(const std::string& text) = 0;
 
   // OK, or Unavailable with the reason once this generation is over: end the step and exit 75.
   virtual absl::Status Alive() const = 0;

@@ -94,7 +94,7 @@ TEST(StatusDoc, ReadsTheHeadsDocument) {
       ParseStatusDoc(R"({"local": true, "nodes": 1, "jobs": [{"id": "a-1", "name": "a", "state": "RUNNING",
     "reason": "all ranks run", "generation": 2, "world_size": 2, "step": 12, "loss": 0.5, "restarts": 1,
     "samples_per_second": 100.5, "last_checkpoint": {"step": 10}, "checkpoint_policy": "every 42 s: a save costs 0.2 s",
-    "compression": "topk for 2 of 3 buckets",
+    "compression": "topk for 2 of 3 buckets", "restore": "step 10 in 0.3 s",
     "first_fault": {"message": "rank 1 died", "tail": "boom"},
     "ranks": [{"rank": 0, "hostname": "h", "state": "running", "step": 12}, {"rank": 1, "hostname": "h", "state": "running"}]}]})");
   ASSERT_TRUE(doc.ok()) << doc.status();
@@ -103,7 +103,7 @@ TEST(StatusDoc, ReadsTheHeadsDocument) {
   EXPECT_EQ(job.step, 12);
   EXPECT_EQ(job.first_fault->message, "rank 1 died");
   EXPECT_THAT(job.notes, ElementsAre("checkpoints every 42 s: a save costs 0.2 s",
-                                     "gradients: topk for 2 of 3 buckets"));
+                                     "gradients: topk for 2 of 3 buckets", "restored step 10 in 0.3 s"));
   EXPECT_EQ(PrintProgress(job), "step 12, loss 0.5, 100 samples/s, checkpoint at step 10, 1 restart");
   const std::vector<std::string> block = StatusBlock(job, "hint", 40);
   ASSERT_THAT(block, SizeIs(5));

@@ -68,6 +68,8 @@ JobDoc ReadJob(const json& j) {
     job.notes.push_back(absl::StrCat("checkpoints ", policy));
   if (const std::string compression = Text(j, "compression"); !compression.empty())
     job.notes.push_back(absl::StrCat("gradients: ", compression));
+  if (const std::string restore = Text(j, "restore"); !restore.empty())
+    job.notes.push_back(absl::StrCat("restored ", restore));
   if (const auto f = j.find("first_fault"); f != j.end() && f->is_object()) {
     job.first_fault = FaultDoc{Text(*f, "message"), Text(*f, "tail")};
   }

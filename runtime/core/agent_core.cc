@@ -254,6 +254,7 @@ void AgentCore::Impl::Hear(const AgentWelcome& welcome) {
       }
       for (const auto& [sequence, exchange] : generation.exchanges)
         SendExchangePart(job, generation, sequence);
+      for (const auto& [kind, note] : generation.notes) Tell(note);  // a head that starts knows none
       for (auto& [rank, info] : generation.ranks) {
         info.status_changed = !info.exit;
         info.out.changed = info.err.changed = true;

@@ -44,6 +44,7 @@ struct AgentGeneration {
   int world_size = 0;
   GenerationGrant grant;                       // as it came, for a head that lost its records
   std::optional<CheckpointReport> checkpoint;  // newest
+  std::map<std::string, AgentNote> notes;      // the newest of each kind that ranks said of themselves
   spec::JobSpec spec;
   ProgressPatterns patterns;
   std::map<int, AgentRank> ranks;                       // local ones

@@ -642,7 +642,18 @@ TEST_F(AgentCoreTest, HowGradientsTravelIsANote) {
   EXPECT_EQ(Sent<AgentNote>()[0].rank, 0);
   EXPECT_EQ(Sent<AgentNote>()[0].text, "topk for 2 of 3? buckets");
   FromRank(0, absl::StrCat(R"({"type":"compression","text":")", std::string(9000, 'x'), R"("})"));
-  EXPECT_EQ(Sent<AgentNote>()[0].text.size(), 200u);
+  EXPECT_EQ(Sent<AgentNote>()[0].text.size(), 400u);
+}
+
+// It is said once, and a head may start after that.
+TEST_F(AgentCoreTest, WhatWasRestoredIsToldToEachHead) {
+  Welcome();
+  StartIt(1, 1, 1);
+  FromRank(0, R"({"type":"restore","text":"step 2 in 0.3 s"})");
+  FromRank(0, R"({"type":"restore","text":"step 4 in 0.3 s"})");
+  Welcome();
+  ASSERT_EQ(Sent<AgentNote>().size(), 1u);
+  EXPECT_EQ(Sent<AgentNote>()[0], (AgentNote{kJob, {1}, 0, "restore", "step 4 in 0.3 s"}));
 }
 
 TEST_F(AgentCoreTest, SilentHeadEndsOnlyProgramsWithoutTheSdk) {  // blueprint section 7

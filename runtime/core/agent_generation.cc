@@ -401,8 +401,11 @@ void AgentCore::Impl::Hear(const JobId& job, const keeper::RelayUp& relay) {
     return SayWhoIsMissing(job, *generation, relay.rank, said.sequence);
   if (said.kind == RankSaid::Kind::kLink)
     return Tell(LinkDown{job, generation->generation, relay.rank, said.peer, said.text});
-  if (said.kind == RankSaid::Kind::kCompression)
-    return Tell(AgentNote{job, generation->generation, relay.rank, kCompressionNote, said.text});
+  if (said.kind == RankSaid::Kind::kNote) {
+    AgentNote& note = generation->notes[said.note];
+    note = {job, generation->generation, relay.rank, said.note, said.text};
+    return Tell(note);
+  }
   Apply(job, *generation, relay.rank, said);
 }
 

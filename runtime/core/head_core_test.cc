@@ -695,18 +695,22 @@ TEST_F(HeadCoreTest, NextGenerationWaitsForTheLastOne_N8) {
 }
 
 // What an old generation's rank still says is not what this one does.
-TEST_F(HeadCoreTest, HowGradientsTravelIsOfThisGeneration) {
+TEST_F(HeadCoreTest, WhatRanksSayOfThemselvesIsOfThisGeneration) {
   Hello("1");
   const JobId job = Submit("train 1 1");
   StartRanks(job);
   EXPECT_EQ(Status(job).at("compression"), "");
   FromNode("1", AgentNote{job, {1}, 0, "compression", "topk for 2 of 3 buckets"});
   EXPECT_EQ(Status(job).at("compression"), "topk for 2 of 3 buckets");
+  EXPECT_EQ(Status(job).at("restore"), "");
+  FromNode("1", AgentNote{job, {1}, 0, "restore", "step 2 in 0.3 s"});
+  EXPECT_EQ(Status(job).at("restore"), "step 2 in 0.3 s");
   FromNode("1", RankExited{Exit(job, 1, 0, 1)});
   FromNode("1", GenerationGone{job, {1}});
   Pass(absl::Seconds(5), {"1"});
   ASSERT_EQ(Status(job).at("generation"), 2);
   EXPECT_EQ(Status(job).at("compression"), "");
+  EXPECT_EQ(Status(job).at("restore"), "");
   FromNode("1", AgentNote{job, {1}, 0, "compression", "late"});
   EXPECT_EQ(Status(job).at("compression"), "");
 }

@@ -306,7 +306,7 @@ void HeadState::ResetLive(Job& job, Instant now) {
   }
   job.exchange.emplace(grant.world_size, config_.exchange_bytes_max);
   job.any_started = job.checkpointed = job.stall_reported = job.told = job.saved_since_told = false;
-  job.compression.clear();
+  job.rank_notes.clear();
   job.leave.reset();
   job.paces.clear();
   job.broken_links.clear();

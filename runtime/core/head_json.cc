@@ -4,6 +4,7 @@
 #include "absl/strings/str_cat.h"
 #include "nlohmann/json.hpp"
 #include "runtime/core/head_state.h"
+#include "runtime/core/worker_core.h"
 
 namespace gtrain::core {
 namespace {
@@ -168,7 +169,6 @@ json JobDocument(const Job& job, const std::map<NodeId, Node>& nodes, bool whole
                    {"restarts", record.restarts},
                    {"last_checkpoint", nullptr},
                    {"checkpoint_policy", job.checkpoint_policy},
-                   {"compression", job.compression},
                    {"first_fault", nullptr},
                    {"last_fault", nullptr},
                    {"blocked_by", BlockerDocuments(job)},
@@ -178,6 +178,10 @@ json JobDocument(const Job& job, const std::map<NodeId, Node>& nodes, bool whole
                    {"exit_code", OrNull(record.exit_code)},
                    {"event", record.event_sequence}};
   AddProgress(job, document);
+  for (const char* kind : {kCompressionNote, kRestoreNote}) {
+    const auto said = job.rank_notes.find(kind);
+    document[kind] = said == job.rank_notes.end() ? "" : said->second;
+  }
   if (job.checkpoint) {
     document["last_checkpoint"] = {{"step", job.checkpoint->step},
                                    {"timeline", job.checkpoint->timeline.value},

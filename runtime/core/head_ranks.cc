@@ -8,6 +8,7 @@
 #include "runtime/core/head_state.h"
 #include "runtime/core/rank_reports.h"
 #include "runtime/core/restart_policy.h"
+#include "runtime/core/worker_core.h"
 
 namespace gtrain::core {
 namespace {
@@ -247,8 +248,8 @@ void HeadState::OnCheckpoint(const NodeId& node, const CheckpointReport& report)
 void HeadState::OnNote(const NodeId& node, const AgentNote& note) {
   Job* job = CurrentJob(node, note.job, note.generation);
   if (job == nullptr) return;
-  if (note.kind == kCompressionNote) {  // a state, not an event: it is said again and again
-    job->compression = note.text.substr(0, kCompressionBytesMax);
+  if (note.kind == kCompressionNote || note.kind == kRestoreNote) {  // a state, not an event
+    job->rank_notes[note.kind] = note.text.substr(0, kRankNoteBytesMax);
     return Dirty(*job);
   }
   const std::string rank = note.rank >= 0 ? absl::StrCat("rank ", note.rank, " on ") : "";

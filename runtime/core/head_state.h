@@ -92,8 +92,8 @@ struct Job {
   spec::JobSpec spec;
   plan::Demand demand;
   std::optional<CheckpointRecord> checkpoint;
-  std::string checkpoint_policy;  // as the newest report said it
-  std::string compression;        // of this generation, likewise
+  std::string checkpoint_policy;                  // as the newest report said it
+  std::map<std::string, std::string> rank_notes;  // of this generation: kind -> newest (worker_core.h)
 
   // Live, of record.generation.
   std::vector<RankLive> ranks;  // index = rank

@@ -84,9 +84,10 @@ RankSaid ReadRelay(const std::string& json) {
     said.peer = static_cast<int>(*peer);
     said.text = Printable(Text(object, "text").substr(0, kLinkTextBytesMax));
   }
-  if (type == "compression") {
-    said.kind = RankSaid::Kind::kCompression;
-    said.text = Printable(Text(object, "text").substr(0, kCompressionBytesMax));
+  if (type == kCompressionNote || type == kRestoreNote) {
+    said.kind = RankSaid::Kind::kNote;
+    said.note = type;
+    said.text = Printable(Text(object, "text").substr(0, kRankNoteBytesMax));
   }
   if (type == "overdue" && sequence) {
     said.kind = RankSaid::Kind::kOverdue;

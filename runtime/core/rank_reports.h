@@ -9,14 +9,12 @@
 
 #include "absl/strings/string_view.h"
 #include "launcher/spec/job_spec.h"
+#include "runtime/core/worker_core.h"
 
 namespace gtrain::core {
 
 inline constexpr size_t kLinkTextBytesMax = 300;
 inline constexpr size_t kPolicyBytesMax = 200;
-inline constexpr size_t kCompressionBytesMax = 200;
-// AgentNote::kind of what a rank says about how gradients travel.
-inline constexpr char kCompressionNote[] = "compression";
 
 struct RankSaid {
   enum class Kind {
@@ -27,7 +25,7 @@ struct RankSaid {
     kProgress,
     kCheckpoint,
     kLink,
-    kCompression
+    kNote
   } kind = Kind::kNothing;
   std::optional<int64_t> step;
   std::optional<double> loss;
@@ -40,7 +38,8 @@ struct RankSaid {
   std::string manifest;                  // kCheckpoint
   bool checkpoint = false;               // a report line that names a checkpoint
   int peer = 0;                          // kLink: the rank that is not reached
-  std::string text;  // kLink, kCheckpoint (how often there is one), kCompression: printable, bounded
+  std::string note;                      // kNote: which (worker_core.h)
+  std::string text;  // kLink, kCheckpoint (how often there is one), kNote: printable, bounded
 };
 
 RankSaid ReadRelay(const std::string& json);       // runtime/keeper/rank_protocol.h

@@ -112,9 +112,9 @@ WorkerStepResult WorkerCore::On(const WorkerLinkDown& e, Instant) {
   return {{SendLinkDown{e.peer, e.text}}, absl::StrCat("rank ", e.peer, " is not reached: ", e.text)};
 }
 
-WorkerStepResult WorkerCore::On(const WorkerCompression& e, Instant) {
-  if (state_ == State::kOver) return {{}, "the generation is over: the next one chooses anew"};
-  return {{SendCompression{e.text}}, "how gradients travel was chosen"};
+WorkerStepResult WorkerCore::On(const WorkerNote& e, Instant) {
+  if (state_ == State::kOver) return {{}, "the generation is over: the next one says its own"};
+  return {{SendNote{e.kind, e.text}}, absl::StrCat(e.kind, ": ", e.text)};
 }
 
 WorkerStepResult WorkerCore::On(const WorkerCollectives& e, Instant now) {

@@ -16,6 +16,12 @@
 
 namespace gtrain::core {
 
+// What a rank says of itself for people to see in `gtrain status`; the newest of a kind counts.
+// AgentNote::kind of it too.
+inline constexpr char kCompressionNote[] = "compression";  // how gradients travel, as the program chose
+inline constexpr char kRestoreNote[] = "restore";          // what the state was restored from
+inline constexpr size_t kRankNoteBytesMax = 400;
+
 // ---------------------------------------------------------------- in
 
 // The program joins: exchange 0 carries `blob`.
@@ -65,8 +71,8 @@ struct WorkerLinkDown {
   int peer = 0;
   std::string text;  // what was tried and what came of it
 };
-// How gradients travel, as the program chose by itself: for people.
-struct WorkerCompression {
+struct WorkerNote {
+  std::string kind;  // one of the above
   std::string text;
 };
 // Collectives begun by this rank in this generation, all communicators together, and the time in those that
@@ -79,7 +85,7 @@ struct WorkerTick {};
 
 using WorkerEvent = std::variant<WorkerJoin, WorkerExchange, WorkerTable, WorkerOverdue, WorkerMissing,
                                  WorkerOver, WorkerStop, WorkerNotice, WorkerProgress, WorkerCheckpoint,
-                                 WorkerLinkDown, WorkerCompression, WorkerCollectives, WorkerTick>;
+                                 WorkerLinkDown, WorkerNote, WorkerCollectives, WorkerTick>;
 
 // ---------------------------------------------------------------- out
 
@@ -120,13 +126,14 @@ struct SendLinkDown {
   std::string text;
   bool operator==(const SendLinkDown&) const = default;
 };
-struct SendCompression {
+struct SendNote {
+  std::string kind;
   std::string text;
-  bool operator==(const SendCompression&) const = default;
+  bool operator==(const SendNote&) const = default;
 };
 
-using WorkerEffect = std::variant<SendJoined, SendExchange, SendOverdue, SendProgress, SendCheckpoint,
-                                  SendLinkDown, SendCompression>;
+using WorkerEffect =
+    std::variant<SendJoined, SendExchange, SendOverdue, SendProgress, SendCheckpoint, SendLinkDown, SendNote>;
 
 struct WorkerStepResult {
   std::vector<WorkerEffect> effects;  // in this order
@@ -168,7 +175,7 @@ class WorkerCore {
   WorkerStepResult On(const WorkerProgress& e, Instant now);
   WorkerStepResult On(const WorkerCheckpoint& e, Instant now);
   WorkerStepResult On(const WorkerLinkDown& e, Instant now);
-  WorkerStepResult On(const WorkerCompression& e, Instant now);
+  WorkerStepResult On(const WorkerNote& e, Instant now);
   WorkerStepResult On(const WorkerCollectives& e, Instant now);
   WorkerStepResult On(const WorkerTick& e, Instant now);
   WorkerStepResult ReportIfDue(Instant now);

@@ -72,13 +72,13 @@ TEST(WorkerCore, OverKeepsTheFirstReasonAndSilencesTheRank) {
   EXPECT_THAT(core.Step(WorkerCheckpoint{3, "m"}, At(1000)).effects, IsEmpty());
   EXPECT_THAT(core.Step(WorkerCollectives{3}, At(1000)).effects, IsEmpty());
   EXPECT_THAT(core.Step(WorkerLinkDown{1, "no answer"}, At(1000)).effects, IsEmpty());
-  EXPECT_THAT(core.Step(WorkerCompression{"topk"}, At(1000)).effects, IsEmpty());
+  EXPECT_THAT(core.Step(WorkerNote{kCompressionNote, "topk"}, At(1000)).effects, IsEmpty());
 }
 
-TEST(WorkerCore, HowGradientsTravelIsSaid) {
+TEST(WorkerCore, WhatARankSaysOfItselfIsSent) {
   WorkerCore core = Joined();
-  EXPECT_THAT(core.Step(WorkerCompression{"topk for 2 of 3 buckets"}, At(11)).effects,
-              ElementsAre(WorkerEffect(SendCompression{"topk for 2 of 3 buckets"})));
+  EXPECT_THAT(core.Step(WorkerNote{kRestoreNote, "step 2 in 0.3 s"}, At(11)).effects,
+              ElementsAre(WorkerEffect(SendNote{kRestoreNote, "step 2 in 0.3 s"})));
 }
 
 TEST(WorkerCore, ABrokenLinkIsSaidAtOnce_W5) {

@@ -67,8 +67,8 @@ std::string ToJson(const core::WorkerEffect& effect) {
     if (!c->policy.empty()) json["policy"] = c->policy;
   } else if (const auto* l = std::get_if<core::SendLinkDown>(&effect)) {
     json = {{"type", "link"}, {"peer", l->peer}, {"text", l->text}};
-  } else if (const auto* g = std::get_if<core::SendCompression>(&effect)) {
-    json = {{"type", "compression"}, {"text", g->text}};
+  } else if (const auto* n = std::get_if<core::SendNote>(&effect)) {
+    json = {{"type", n->kind}, {"text", n->text}};
   }
   return json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }

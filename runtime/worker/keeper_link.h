@@ -41,7 +41,9 @@ class KeeperLink final : public comm::Bootstrap {
   absl::StatusOr<UniqueFd> Arena(uint64_t id, uint64_t bytes, absl::Duration timeout) override;
   absl::Status Alive() const override;
   void ReportLink(int peer, const std::string& text) override { Report(core::WorkerLinkDown{peer, text}); }
-  void ReportCompression(const std::string& text) override { Report(core::WorkerCompression{text}); }
+  void ReportCompression(const std::string& text) override {
+    Report(core::WorkerNote{core::kCompressionNote, text});
+  }
 
   // As port::WriterHost says.
   absl::StatusOr<port::WriterLink> StartWriter(uint64_t arena_bytes, absl::Duration timeout);

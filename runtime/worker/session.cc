@@ -50,6 +50,9 @@ class ManagedSession final : public Session, public port::WriterHost {
   void ReportCheckpoint(int64_t step, const std::string& manifest, const std::string& policy) override {
     link_.Report(core::WorkerCheckpoint{step, manifest, policy});
   }
+  void ReportRestore(const std::string& text) override {
+    link_.Report(core::WorkerNote{core::kRestoreNote, text});
+  }
 
   absl::StatusOr<port::WriterLink> StartWriter(uint64_t arena_bytes, absl::Duration timeout) override {
     return link_.StartWriter(arena_bytes, timeout);
@@ -110,6 +113,7 @@ class AloneSession final : public Session {
   }
   void Report(const ProgressReport&) override {}
   void ReportCheckpoint(int64_t, const std::string&, const std::string&) override {}
+  void ReportRestore(const std::string&) override {}
   absl::Status Alive() const override { return absl::OkStatus(); }
   bool StopRequested() const override { return false; }
   std::optional<absl::Duration> PreemptionNotice() const override { return std::nullopt; }

@@ -134,7 +134,13 @@ class OtherMachinesTest(ClusterTest):
         self.assertEqual(self.launched.wait(240), 0, self.launched.output())
         found = re.findall(RESTORED, self.launched.output())
         self.assertTrue(found and all(words[0] == '2' for words in found), self.launched.output())
-        return found[-1][1:]
+        storage, own, others = found[-1][1:]
+        pattern = (rf"step 2 in [0-9.]+ s: {storage} from {re.escape(self.store)}, {own} from copies on the ranks' own "
+                   rf"machines \(/dev/shm/gtrain-\w+\), {others} from copies on others$")
+        said = lambda: self.job('kept')['restore']
+        wait_until('status to say what was restored', lambda: re.match(pattern, said()))
+        self.assertIn(f'restored {said()}', self.client('status', 'kept').stdout)
+        return storage, own, others
 
 
 @unittest.skipUnless(os.path.exists(LIBRARY) and not sanitized(), 'libgtrain.so is not built, or with a sanitizer')
