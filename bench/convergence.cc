@@ -2,11 +2,13 @@
 // codec, with the same seeds: examples/fashion_mnist (the share of test images it gets wrong) and
 // examples/char_lm on the King James text (its validation loss), the latter also without error feedback,
 // which must fail: a bench that could not tell broken error feedback from a working one would show nothing.
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
 #include <functional>
+#include <optional>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -40,7 +42,29 @@ struct Training {
   std::vector<Way> ways;                    // [0] is dense
 };
 
-absl::StatusOr<double> Train(const Training& training, const Way& way, int seed, const std::string& gtrain) {
+// What a rank's top-k sent of the elements it should, in the steps behind its first few.
+struct Share {
+  double least = 0, most = 0, median = 0;
+};
+
+struct Trained {
+  double figure = 0;
+  std::optional<Share> share;
+};
+
+// As both examples say it.
+std::optional<Share> ShareIn(const std::string& said) {
+  Share share;
+  const size_t at = said.find("top-k sent ");
+  if (at == std::string::npos ||
+      std::sscanf(said.c_str() + at, "top-k sent %lf to %lf of the elements it should, in the median %lf",
+                  &share.least, &share.most, &share.median) != 3) {
+    return std::nullopt;
+  }
+  return share;
+}
+
+absl::StatusOr<Trained> Train(const Training& training, const Way& way, int seed, const std::string& gtrain) {
   Home home;  // each training works in a folder of its own
   GT_RETURN_IF_ERROR(home.Make());
   const absl::Status ran = Run({"/bin/sh", "-c",
@@ -59,7 +83,7 @@ absl::StatusOr<double> Train(const Training& training, const Way& way, int seed,
   if (at == std::string::npos || !absl::SimpleAtod(text.substr(from, text.find(' ', from) - from), &number)) {
     return absl::DataLossError(absl::StrCat("no \"", training.mark, "\" in what it said:\n", text));
   }
-  return training.figure_of(number);
+  return Trained{training.figure_of(number), ShareIn(text)};
 }
 
 Training FashionMnist(const Options& options) {
@@ -114,14 +138,31 @@ std::string Verdict(const Way& way, double difference, bool quick) {
   return absl::StrFormat("goal %g: %s", way.goal, difference <= way.goal ? "reached" : "NOT REACHED");
 }
 
+// Of all seeds.
+void PrintShares(const std::vector<Share>& shares) {
+  if (shares.empty()) return;
+  Share all = shares[0];
+  Series medians;
+  for (const Share& share : shares) {
+    all.least = std::min(all.least, share.least);
+    all.most = std::max(all.most, share.most);
+    medians.samples.push_back(share.median);
+  }
+  std::printf("  %-30s sent %.3f to %.3f of k elements, in the median %.3f (goal 0.9 to 1.1: %s)\n", "",
+              all.least, all.most, medians.Median(),
+              all.least >= 0.9 && all.most <= 1.1 ? "reached" : "NOT REACHED");
+}
+
 absl::Status Measure(const Training& training, const Options& options, std::vector<Outcome>* outcomes) {
   const int seeds = options.quick ? 1 : 3;
   const std::string gtrain = options.folder + "/gtrain";
   std::vector<Series> series(training.ways.size());
+  std::vector<std::vector<Share>> shares(training.ways.size());
   for (int seed = 1; seed <= seeds; ++seed) {
     for (size_t i = 0; i < training.ways.size(); ++i) {
-      GT_ASSIGN_OR_RETURN(const double figure, Train(training, training.ways[i], seed, gtrain));
-      series[i].samples.push_back(figure);
+      GT_ASSIGN_OR_RETURN(const Trained trained, Train(training, training.ways[i], seed, gtrain));
+      series[i].samples.push_back(trained.figure);
+      if (trained.share) shares[i].push_back(*trained.share);
     }
   }
   std::printf("%s, 4 ranks, seeds 1 to %d; %s\n", training.name.c_str(), seeds, training.figure.c_str());
@@ -137,6 +178,7 @@ absl::Status Measure(const Training& training, const Options& options, std::vect
                            series[i], series[0]});
     }
     std::printf("\n");
+    PrintShares(shares[i]);
   }
   return absl::OkStatus();
 }

@@ -81,6 +81,7 @@ class CompressorImpl : public Compressor {
                                                      " elements and ", MaxBytes(), " bytes"));
     }
     pending_ = false;
+    selected_ = {};
     PacketHeader header = {options_.codec, 0, count_, count_};
     const bool finite = options_.codec == Codec::kTopK ? EncodeTopK(gradient, packet, &header)
                                                        : EncodeAll(gradient, packet, header);
@@ -89,6 +90,8 @@ class CompressorImpl : public Compressor {
     pending_ = finite;
     return PacketBytes(header);
   }
+
+  Selected selected() const override { return selected_; }
 
   absl::Status Apply() override {
     if (!pending_) {
@@ -167,6 +170,7 @@ class CompressorImpl : public Compressor {
                              options_.momentum, velocity_.current(), velocity_.next()};
     if (!selector_.Select(input, wanted.low, wanted.k, wanted.high)) return false;
     header->entries = selector_.indices().size();
+    selected_ = {selector_.indices().size(), wanted.k};
     uint8_t* payload = packet.data() + kPacketHeader;
     std::memcpy(payload, selector_.indices().data(), header->entries * sizeof(uint32_t));
     std::memcpy(payload + header->entries * sizeof(uint32_t), selector_.values().data(),
@@ -228,6 +232,7 @@ class CompressorImpl : public Compressor {
   TopKSelector selector_;
   Pending residual_, velocity_;
   bool pending_ = false;
+  Selected selected_;
   int applied_ = 0;                                            // steps, up to the end of the warm-up
   mutable std::array<float, kProgressNumbers> progress_ = {};  // as Export last said
 };

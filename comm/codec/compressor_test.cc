@@ -154,6 +154,8 @@ TEST(Compressor, ApproximateTopKStaysWithinTenPercent) {
       ASSERT_TRUE(header.ok());
       EXPECT_GE(header->entries, 0.9 * density * kCount - 1);
       EXPECT_LE(header->entries, 1.1 * density * kCount + 1);
+      EXPECT_EQ(compressor->selected().sent, header->entries);
+      EXPECT_EQ(compressor->selected().wanted, std::lround(density * kCount));
       ASSERT_EQ(compressor->Apply(), absl::OkStatus());
     }
   }

@@ -108,6 +108,7 @@ class Flat {
     uint8_t* mine = packets_.data() + slot_bytes_ * static_cast<size_t>(group_->rank());
     if (returning_ != nullptr) {
       GT_RETURN_IF_ERROR(returning_->Encode(shard_, {mine, slot_bytes_}).status());
+      selected_ += returning_->selected();
     }
     bytes_sent_ += slot_bytes_;
     GT_RETURN_IF_ERROR(group_->AllGather(mine, packets_.data(), slot_bytes_, DType::kUint8));
@@ -210,6 +211,7 @@ class Flat {
   }
 
   uint64_t bytes_sent() const { return bytes_sent_; }
+  Selected selected() const { return selected_; }
 
  private:
   Flat(Communicator* group, int ranks, size_t count)
@@ -264,6 +266,7 @@ class Flat {
   // What is still pending belongs to a step that was applied. Nothing is pending for a gradient that was not
   // finite, and that is no error.
   void Settle() {
+    selected_ = {};
     for (auto& compressor : sending_) (void)compressor->Apply();
     if (returning_ != nullptr) (void)returning_->Apply();
     if (low_rank_ != nullptr) low_rank_->Apply();
@@ -281,6 +284,7 @@ class Flat {
   absl::Status Gather(absl::Span<float> data) {
     packets_.resize(RoundUp(sending_[0]->MaxBytes(), kSlotAlign));
     GT_ASSIGN_OR_RETURN(const size_t bytes, sending_[0]->Encode(data, absl::MakeSpan(packets_)));
+    selected_ += sending_[0]->selected();
     GT_ASSIGN_OR_RETURN(const PacketHeader header, FindHeader(packets_, count_));
     ScaleTopK(absl::MakeSpan(packets_), header, factor_);
     auto slot = static_cast<int64_t>(RoundUp(bytes, kSlotAlign));
@@ -303,6 +307,7 @@ class Flat {
                              ->Encode(data.subspan(range.offset, range.size),
                                       {packets_.data() + slot_bytes_ * rank, slot_bytes_})
                              .status());
+      selected_ += sending_[rank]->selected();
     }
     bytes_sent_ += slot_bytes_ * (ranks() - 1);
     GT_RETURN_IF_ERROR(group_->AllToAll(packets_.data(), received_.data(), slot_bytes_, DType::kUint8));
@@ -332,6 +337,7 @@ class Flat {
   std::vector<float> shard_, whole_;
   std::vector<uint8_t> packets_, received_;
   uint64_t bytes_sent_ = 0;
+  Selected selected_;  // in the last call
 };
 
 class Collective final : public CompressedCollective {
@@ -386,6 +392,7 @@ class Collective final : public CompressedCollective {
   }
   Codec codec() const override { return codec_; }
   uint64_t bytes_sent() const override { return flat_ == nullptr ? 0 : flat_->bytes_sent(); }
+  Selected selected() const override { return flat_ == nullptr ? Selected{} : flat_->selected(); }
 
  private:
   static absl::Status Fits(const char* what, size_t size, size_t expected) {

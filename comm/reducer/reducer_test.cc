@@ -275,7 +275,7 @@ TEST(Reducer, PowerSgdKnowsTheShapes) {
 }
 
 // A step of a program: a gradient of its own on every rank and in every step.
-absl::Status AStep(Reducer& reducer, int rank, int step) {
+absl::StatusOr<ReducedStep> AStep(Reducer& reducer, int rank, int step) {
   for (size_t index = 0; index < Matrices().size(); ++index) {
     const auto g = reducer.gradient(index);
     for (size_t i = 0; i < g.size(); ++i) {
@@ -283,7 +283,7 @@ absl::Status AStep(Reducer& reducer, int rank, int step) {
              std::cos(static_cast<float>(i + static_cast<size_t>(step)));
     }
   }
-  return reducer.Finish().status();
+  return reducer.Finish();
 }
 
 // A run that begins again from the block ends with the bits of the one that went on: whenever it was saved,
@@ -326,9 +326,9 @@ TEST(Reducer, CarriedBlockGoesOnInAnotherReducer) {
                 RETURN_IF_BAD((*other)->LoadCarried(block));
                 others.push_back(*std::move(other));
               }
-              RETURN_IF_BAD(AStep(**first, c.rank(), step));
+              RETURN_IF_BAD(AStep(**first, c.rank(), step).status());
               for (const auto& other : others) {
-                RETURN_IF_BAD(AStep(*other, c.rank(), step));
+                RETURN_IF_BAD(AStep(*other, c.rank(), step).status());
                 for (size_t i = 0; i < 4; ++i) {
                   EXPECT_THAT(other->gradient(i), testing::ElementsAreArray((*first)->gradient(i)))
                       << "step " << step << ", gradient " << i;
@@ -342,6 +342,33 @@ TEST(Reducer, CarriedBlockGoesOnInAnotherReducer) {
           comm::kPatience, [](int) { return std::string("ring"); }));
       for (const std::string& name : names) EXPECT_EQ(name, names[0]);
     }
+  }
+}
+
+// Of the buckets that are compressed, in the steps in which they are, in both stages.
+TEST(Reducer, SaysHowManyElementsTopKSent) {
+  for (const double density : {0.02, 0.2}) {
+    FakeWorld world({"a", "b"});
+    ExpectAllOk(RunThreads(world, [&](Communicator& c) -> absl::Status {
+      ReducerOptions options;
+      options.compress_from = 1000;
+      options.bucket_bytes = 5000;  // one of 1220 elements, one of 1616
+      options.compression = {.codec = Codec::kTopK, .density = density, .warmup_steps = 2};
+      auto reducer = Reducer::Create(&c, Matrices(), options);
+      RETURN_IF_BAD(reducer.status());
+      const double all = density * (1220 + 1616);
+      // In two stages each rank selects its part of the means too, which is of whole blocks of 256.
+      const double own = density < 0.1 ? 0 : density * (c.rank() == 0 ? 768 + 1024 : 452 + 592);
+      for (int step = 0; step < 8; ++step) {
+        auto done = AStep(**reducer, c.rank(), step);
+        RETURN_IF_BAD(done.status());
+        const Selected selected = done->selected;
+        EXPECT_NEAR(static_cast<double>(selected.wanted), step < 2 ? 0 : all + own, 4);
+        EXPECT_GE(static_cast<double>(selected.sent), 0.9 * static_cast<double>(selected.wanted));
+        EXPECT_LE(static_cast<double>(selected.sent), 1.1 * static_cast<double>(selected.wanted));
+      }
+      return absl::OkStatus();
+    }));
   }
 }
 

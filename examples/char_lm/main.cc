@@ -9,6 +9,7 @@
 // --compress sends less of them. What a step did not send is carried over to the next one (error feedback),
 // and saved with the model; --error-feedback no shows what becomes of a training without. With
 // --momentum-correction yes top-k selects from each rank's momentum (DGC), and the optimiser here has none.
+#include <algorithm>
 #include <cinttypes>
 #include <cmath>
 #include <cstdio>
@@ -38,6 +39,7 @@ namespace {
 constexpr int kExitFailed = 1, kExitUsage = 2;
 constexpr int kExitRunMeAgain = 75;  // another rank was lost: gtrain starts the next generation
 constexpr float kMomentum = 0.9f;
+constexpr ptrdiff_t kFirstFew = 5;  // steps in which top-k finds its threshold
 constexpr size_t kValidationWindows = 20'480;
 
 struct Flags {
@@ -141,6 +143,8 @@ class Trainer {
   // Mean over the validation part, in nats a character.
   absl::StatusOr<double> ValidationLoss();
   bool stopped() const { return stopped_; }
+  // How well this rank's top-k kept to its density, if it was used, but for the first few steps.
+  void SaySelected() const;
 
  private:
   // What the ranks add up beside the gradients.
@@ -161,6 +165,7 @@ class Trainer {
   std::vector<float> carried_;                // by compression, as of the newest save
   Cursor cursor_;
   double loss_ = 0;
+  std::vector<double> shares_;  // of the elements that top-k should send, those it did, of each step
   bool stopped_ = false;
 };
 
@@ -241,7 +246,11 @@ absl::Status Trainer::Step() {
   if (!hooks.ok()) return hooks;
   absl::Status s = comm_->AllReduce(extras, kExtras, DType::kFloat64, ReduceOp::kSum);
   if (!s.ok()) return s;
-  if (absl::StatusOr<ReducedStep> reduced = reducer_->Finish(); !reduced.ok()) return reduced.status();
+  absl::StatusOr<ReducedStep> reduced = reducer_->Finish();
+  if (!reduced.ok()) return reduced.status();
+  if (const Selected& selected = reduced->selected; selected.wanted > 0) {
+    shares_.push_back(static_cast<double>(selected.sent) / static_cast<double>(selected.wanted));
+  }
   loss_ = extras[kLoss] / static_cast<double>(flags_.batch);
   stopped_ = extras[kStop] > 0;  // the same sum everywhere, so all ranks stop after the same step
   Update();
@@ -264,6 +273,14 @@ void Trainer::Update() {
             static_cast<float>(1 / samples), static_cast<float>(rate));
     at += gradient.size();
   }
+}
+
+void Trainer::SaySelected() const {
+  if (std::ssize(shares_) <= kFirstFew) return;
+  std::vector<double> shares(shares_.begin() + kFirstFew, shares_.end());
+  std::sort(shares.begin(), shares.end());
+  std::printf("top-k sent %.3f to %.3f of the elements it should, in the median %.3f, in %zu steps\n",
+              shares.front(), shares.back(), shares[shares.size() / 2], shares.size());
 }
 
 absl::StatusOr<double> Trainer::ValidationLoss() {
@@ -316,6 +333,7 @@ int TrainMain(const Flags& flags) {
   absl::StatusOr<double> loss = trainer.ValidationLoss();
   if (!loss.ok()) return Explain(loss.status());
   if (leader) {
+    trainer.SaySelected();
     std::printf("validation loss %.4f after %" PRId64 " steps on %d rank(s) in %.1f s\n", *loss, flags.steps,
                 (*comm)->size(), absl::ToDoubleSeconds(absl::Now() - began));
   }

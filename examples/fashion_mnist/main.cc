@@ -14,6 +14,7 @@
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
 #include <torch/torch.h>
 
+#include <algorithm>
 #include <cinttypes>
 #include <cmath>
 #include <cstdio>
@@ -48,7 +49,8 @@ constexpr int kExitFailed = 1;
 constexpr int kExitUsage = 2;
 constexpr int kExitRunMeAgain = 75;  // blueprint: saved, run me again; never charged to the budget
 constexpr double kMomentum = 0.9;
-constexpr int kWarmupSteps = 150;  // of compression
+constexpr int kWarmupSteps = 150;   // of compression
+constexpr ptrdiff_t kFirstFew = 5;  // steps in which top-k finds its threshold
 
 struct Flags {
   int64_t epochs = 3;
@@ -188,6 +190,8 @@ class Trainer {
   // Of the steps of this run, saves included.
   absl::Duration step_time() const { return step_time_; }
   bool stopped() const { return stopped_; }
+  // How well this rank's top-k kept to its density, if it was used, but for the first few steps.
+  void SaySelected() const;
 
  private:
   // What the ranks add up beside the gradients.
@@ -213,6 +217,7 @@ class Trainer {
   int64_t steps_per_epoch_ = 0;
   int64_t saved_step_ = -1;  // the newest step with a checkpoint: equal on all ranks
   double loss_ = 0;
+  std::vector<double> shares_;  // of the elements that top-k should send, those it did, of each step
   bool stopped_ = false;
   absl::Duration step_time_;
 };
@@ -363,7 +368,11 @@ absl::Status Trainer::Step(const std::vector<int64_t>& order, int64_t step_in_ep
   if (!hooks_.ok()) return hooks_;
   absl::Status s = comm_->AllReduce(extras, kExtras, DType::kFloat32, ReduceOp::kSum);
   if (!s.ok()) return s;
-  if (absl::StatusOr<ReducedStep> reduced = reducer_->Finish(); !reduced.ok()) return reduced.status();
+  absl::StatusOr<ReducedStep> reduced = reducer_->Finish();
+  if (!reduced.ok()) return reduced.status();
+  if (const Selected& selected = reduced->selected; selected.wanted > 0) {
+    shares_.push_back(static_cast<double>(selected.sent) / static_cast<double>(selected.wanted));
+  }
   loss_ = extras[kLoss] / static_cast<double>(global_batch);
   stopped_ = extras[kStop] > 0;  // the same sum everywhere, so all ranks stop after the same step
   Update(global_batch);
@@ -390,6 +399,14 @@ double Trainer::LearningRate() const {
   const double done =
       static_cast<double>(cursor_.step) / static_cast<double>(flags_.epochs * steps_per_epoch_);
   return flags_.lr * (1 - 0.9 * done);
+}
+
+void Trainer::SaySelected() const {
+  if (std::ssize(shares_) <= kFirstFew) return;
+  std::vector<double> shares(shares_.begin() + kFirstFew, shares_.end());
+  std::sort(shares.begin(), shares.end());
+  std::printf("top-k sent %.3f to %.3f of the elements it should, in the median %.3f, in %zu steps\n",
+              shares.front(), shares.back(), shares[shares.size() / 2], shares.size());
 }
 
 absl::StatusOr<double> Trainer::TestAccuracy(const Split& test) {
@@ -446,6 +463,7 @@ int TrainMain(const Flags& flags) {
   absl::StatusOr<double> accuracy = trainer.TestAccuracy(*test);
   if (!accuracy.ok()) return Explain(accuracy.status());
   if (leader) {
+    trainer.SaySelected();
     std::printf("test accuracy %.4f after %" PRId64 " epoch(s) on %d rank(s) in %.1f s, %.3f ms a step\n",
                 *accuracy, flags.epochs, (*comm)->size(), absl::ToDoubleSeconds(absl::Now() - began),
                 absl::ToDoubleMilliseconds(trainer.step_time()));

@@ -80,6 +80,17 @@ struct CompressionPolicy {
 // rank=4 warmup=100. InvalidArgument says which word is wrong.
 absl::StatusOr<CompressionPolicy> ParseCompression(absl::string_view text);
 
+// Of top-k: how many elements a step sent, and how many its density asks for.
+struct Selected {
+  size_t sent = 0;
+  size_t wanted = 0;
+  Selected& operator+=(const Selected& other) {
+    sent += other.sent;
+    wanted += other.wanted;
+    return *this;
+  }
+};
+
 // Compresses the gradient of one bucket, step after step. A step is a transaction: Encode writes what would
 // be carried over into a pending buffer; Apply makes it the residual once the step is known to be applied by
 // all, Drop forgets it. Encode after Encode drops the first. Not thread-safe; different objects are
@@ -100,6 +111,9 @@ class Compressor {
   // poison at least some, and carries nothing over: a loss scaler sees it and skips the step.
   // InvalidArgument: sizes do not match.
   virtual absl::StatusOr<size_t> Encode(absl::Span<const float> gradient, absl::Span<uint8_t> packet) = 0;
+
+  // By the last Encode; zeros before it, for other codecs and for a gradient that was not finite.
+  virtual Selected selected() const = 0;
 
   // FailedPrecondition: nothing is pending.
   virtual absl::Status Apply() = 0;

@@ -74,13 +74,21 @@ checkpoint: {{uri: {ckpt}, every: 50 steps}}
         self.assertRegex(output, r'(?i)rank 2\b.*(SIGKILL|signal 9|killed)')
         self.wait_for_no_processes()
 
+    def assert_selected(self, output):
+        """Every step behind the first few of top-k sent within 10 % of what its density asks for."""
+        said = re.search(r'top-k sent ([0-9.]+) to ([0-9.]+) of the elements it should, in the median ([0-9.]+), in \d+ steps', output)
+        self.assertTrue(said, output)
+        least, most, median = (float(share) for share in said.groups())
+        self.assertTrue(0.9 <= least <= median <= most <= 1.1, said.group(0))
+
     @unittest.skipUnless(os.path.exists(FASHION) and os.path.exists(DATA), 'needs libtorch and dataset-fashion-mnist')
     def test_fashion_mnist_goes_on_with_what_compression_carried_over(self):
-        """C1: run by hand, one that begins again at step 200 ends with the bits of one that did not, residuals included."""
+        """C1: run by hand, one that begins again at step 200 ends with the bits of one that did not, residuals and top-k's
+        threshold included. What it sends of real gradients is what its density asks for."""
         clean = {name: value for name, value in os.environ.items() if not name.startswith('GTRAIN_')}
 
         def run():
-            done = subprocess.run([FASHION, '--epochs', '1', '--batch', '256', '--compress', 'powersgd:1'], cwd=self.dir,
+            done = subprocess.run([FASHION, '--epochs', '1', '--batch', '256', '--compress', 'topk:0.01'], cwd=self.dir,
                                   env=dict(clean, OMP_NUM_THREADS='1'), timeout=TRAINING, capture_output=True, text=True)
             self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
             return done.stdout
@@ -90,9 +98,9 @@ checkpoint: {{uri: {ckpt}, every: 50 steps}}
             with open(sorted(glob.glob(self.dir + '/ckpt/fashion_mnist/step-*235.*/*.safetensors'))[-1], 'rb') as shard:
                 return shard.read()
 
-        run()
+        self.assert_selected(run())
         whole = last()
-        self.assertIn(b'reducer/powersgd-of-1-ranks-', whole)
+        self.assertIn(b'reducer/topk-of-1-ranks-', whole)
         for manifest in glob.glob(self.dir + '/ckpt/fashion_mnist/manifests/step-*235.*'):
             os.remove(manifest)
         self.assertIn('resumed at step 200', run())
@@ -122,6 +130,8 @@ comm: {{compression: {{codec: topk, density: 1%, warmup: 20}}}}
         self.assertTrue(resumed, output)
         self.assertGreaterEqual(int(resumed.group(1)), 50, 'a committed step, not the beginning')
         self.assertRegex(output, r'validation loss [0-9.]+ after 1000 steps on 3 rank')
+        if int(resumed.group(1)) <= 900:  # else too few steps were left to say
+            self.assert_selected(output)
         self.wait_for_no_processes()
 
     def test_torch_ddp_unchanged_resumes_its_own_checkpoint(self):
