@@ -33,6 +33,8 @@ namespace {
 // What all ranks together read out of the posts in one small collective: bounds the time that a machine with
 // many ranks spends on what two stages would do better.
 constexpr size_t kInlineTotal = 128 << 10;
+// A rank with arguments that cannot be waits so long for the others, to tell them.
+constexpr absl::Duration kTellRefused = absl::Seconds(30);
 
 absl::Status Annotate(const absl::Status& status, const std::string& what) {
   return absl::Status(status.code(), absl::StrCat(what, ": ", status.message()));
@@ -63,20 +65,6 @@ absl::StatusOr<AllReduceAlgorithm> AgreedAlgorithm(const std::vector<std::string
   }
   return absl::FailedPreconditionError(absl::StrCat("GTRAIN_COMM_ALGO differs: ", absl::StrJoin(parts, ", "),
                                                     ". Set the same for all ranks, or for none"));
-}
-
-absl::Status CheckArguments(const OpRecord& r, const void* data, int world) {
-  const size_t element = DTypeSize(r.dtype);
-  if (element == 0) return absl::InvalidArgumentError(absl::StrCat("unknown element type ", int(r.dtype)));
-  if (r.op > ReduceOp::kMax) return absl::InvalidArgumentError(absl::StrCat("unknown reduction ", int(r.op)));
-  if (r.root < 0 || r.root >= world) {
-    return absl::InvalidArgumentError(absl::StrCat("root ", r.root, " is not a rank of 0..", world - 1));
-  }
-  if (r.count > std::numeric_limits<size_t>::max() / 2 / element / static_cast<size_t>(world)) {
-    return absl::InvalidArgumentError(absl::StrCat("count ", r.count, " is too large"));
-  }
-  if (r.count > 0 && data == nullptr) return absl::InvalidArgumentError("data is null");
-  return absl::OkStatus();
 }
 
 std::string Algorithm(const ExecOptions& options) {
@@ -458,9 +446,14 @@ absl::Status ExecCommunicator::Call(OpRecord record, const void* data, size_t by
                                     absl::FunctionRef<absl::Status(OpRecord&, const Watch&)> body) {
   GT_RETURN_IF_ERROR(Usable());
   record.sequence = ++sequence_;
+  record.no_data = data == nullptr && record.count > 0;
   if (options_.on_start) options_.on_start(sequence_);
   const Watch watch(bootstrap_, options_.user.timeout);
-  absl::Status status = CheckArguments(record, data, size());
+  absl::Status status = CheckArguments(record, size());
+  // Ranks of other machines see what is wrong in the record; those of this one hear of it at once.
+  if (!status.ok() && nodes() > 1) {
+    (void)Enter(record, Watch(bootstrap_, std::min(kTellRefused, options_.user.timeout)));
+  }
   if (status.ok()) status = bootstrap_->Alive();
   if (status.ok() && size() > 1) {
     if (shm_ != nullptr && nodes() == 1) shm_->Locate(data, bytes, &record);

@@ -321,6 +321,64 @@ TEST(Communicator, BadArguments) {
       absl::StatusCode::kInvalidArgument);
 }
 
+// Ranks of other machines hear of it from the record, and not by their deadline.
+TEST(Communicator, BadArgumentsOfOneRankAreNamedOnEveryRank) {
+  for (const auto& nodes :
+       std::vector<std::vector<std::string>>{{"a", "b", "c"}, {"a", "b", "a", "b"}, {"a", "a", "b"}}) {
+    for (const size_t count : {10, 300'000}) {
+      const auto all_get = [&](const Body& call, const char* what) {
+        SCOPED_TRACE(testing::Message() << testing::PrintToString(nodes) << count << what);
+        FakeWorld world(nodes);
+        const auto results = RunThreads(world, [&](Communicator& c) {
+          RETURN_IF_BAD(c.Barrier());
+          const absl::Status status = call(c);
+          EXPECT_EQ(c.Barrier(), status) << "dead after an error";
+          return status;
+        });
+        for (size_t rank = 0; rank < results.size(); ++rank) {
+          EXPECT_EQ(results[rank].code(), absl::StatusCode::kInvalidArgument) << results[rank];
+          EXPECT_THAT(std::string(results[rank].message()), testing::HasSubstr(what));
+          if (rank == 1) continue;
+          EXPECT_THAT(std::string(results[rank].message()), testing::HasSubstr("rank 1 calls "));
+        }
+      };
+      std::vector<std::vector<float>> data(nodes.size(), std::vector<float>(count * nodes.size()));
+      std::vector<std::vector<float>> out = data;
+      const auto of = [](Communicator& c, std::vector<std::vector<float>>& arrays, int bad = 1) {
+        return c.rank() == bad ? nullptr : arrays[static_cast<size_t>(c.rank())].data();
+      };
+      all_get(
+          [&](Communicator& c) { return c.AllReduce(of(c, data), count, DType::kFloat32, ReduceOp::kSum); },
+          ": data is null");
+      all_get(
+          [&](Communicator& c) {
+            return c.AllReduce(of(c, data, -1), count,
+                               c.rank() == 1 ? static_cast<DType>(99) : DType::kFloat32, ReduceOp::kSum);
+          },
+          ": unknown element type 99");
+      all_get(
+          [&](Communicator& c) {
+            return c.Broadcast(of(c, data, -1), count, DType::kFloat32, c.rank() == 1 ? 7 : 0);
+          },
+          ": root 7 is not a rank of 0..");
+      all_get(
+          [&](Communicator& c) { return c.AllGather(of(c, data), of(c, out, -1), count, DType::kFloat32); },
+          ": data is null");
+      all_get(
+          [&](Communicator& c) {
+            return c.ReduceScatter(of(c, data), of(c, out, -1), count, DType::kFloat32, ReduceOp::kSum);
+          },
+          ": data is null");
+      all_get(
+          [&](Communicator& c) { return c.AllToAll(of(c, data), of(c, out, -1), count, DType::kFloat32); },
+          ": data is null");
+      all_get(
+          [&](Communicator& c) { return c.Reduce(of(c, data), count, DType::kFloat32, ReduceOp::kSum, 0); },
+          ": data is null");
+    }
+  }
+}
+
 TEST(Communicator, DeadlineNamesTheRankThatDidNotCome) {
   FakeWorld world(FakeWorld::OneNode(3));
   const auto results = RunThreads(

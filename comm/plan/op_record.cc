@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <limits>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -68,10 +69,31 @@ std::string Describe(const OpRecord& r, absl::Span<const int> names) {
   return absl::StrCat("unknown collective #", r.sequence);
 }
 
+absl::Status CheckArguments(const OpRecord& r, int world) {
+  const size_t element = DTypeSize(r.dtype);
+  if (element == 0) return absl::InvalidArgumentError(absl::StrCat("unknown element type ", int(r.dtype)));
+  if (r.op > ReduceOp::kMax) return absl::InvalidArgumentError(absl::StrCat("unknown reduction ", int(r.op)));
+  if (r.root < 0 || r.root >= world) {
+    return absl::InvalidArgumentError(absl::StrCat("root ", r.root, " is not a rank of 0..", world - 1));
+  }
+  if (r.count > std::numeric_limits<size_t>::max() / 2 / element / static_cast<size_t>(world)) {
+    return absl::InvalidArgumentError(absl::StrCat("count ", r.count, " is too large"));
+  }
+  if (r.no_data != 0) return absl::InvalidArgumentError("data is null");
+  return absl::OkStatus();
+}
+
 absl::Status CheckAgreement(absl::Span<const OpRecord> by_rank, absl::Span<const int> names) {
   if (std::all_of(by_rank.begin(), by_rank.end(),
                   [&](const OpRecord& r) { return SameOperation(r, by_rank[0]); })) {
     return absl::OkStatus();
+  }
+  const auto name = [&](size_t rank) { return names.empty() ? static_cast<int>(rank) : names[rank]; };
+  for (size_t rank = 0; rank < by_rank.size(); ++rank) {
+    const absl::Status refused = CheckArguments(by_rank[rank], static_cast<int>(by_rank.size()));
+    if (refused.ok()) continue;
+    return absl::InvalidArgumentError(absl::StrCat("rank ", name(rank), " calls ",
+                                                   Describe(by_rank[rank], names), ": ", refused.message()));
   }
   struct Group {
     OpRecord record;
@@ -82,7 +104,7 @@ absl::Status CheckAgreement(absl::Span<const OpRecord> by_rank, absl::Span<const
     auto it = std::find_if(groups.begin(), groups.end(),
                            [&](const Group& g) { return SameOperation(g.record, by_rank[rank]); });
     if (it == groups.end()) it = groups.insert(it, Group{by_rank[rank], {}});
-    it->ranks.push_back(names.empty() ? static_cast<int>(rank) : names[rank]);
+    it->ranks.push_back(name(rank));
   }
   // The odd ones out come last: the reader looks for them there.
   std::stable_sort(groups.begin(), groups.end(),

@@ -32,7 +32,7 @@ struct OpRecord {
   OpKind kind = OpKind::kNone;
   DType dtype = DType::kUint8;
   ReduceOp op = ReduceOp::kSum;
-  uint8_t reserved = 0;
+  uint8_t no_data = 0;  // 1: there should be some, and the pointer is null
   int32_t root = 0;
   // Not part of the agreement: where the data lies.
   uint64_t arena = 0;  // of Communicator::Allocate; 0: private memory
@@ -50,7 +50,11 @@ inline bool SameOperation(const OpRecord& a, const OpRecord& b) {
   return std::memcmp(&a, &b, kAgreedBytes) == 0;
 }
 
-// index = rank. FailedPrecondition that names who calls what, or OK.
+// InvalidArgument: what no rank can do, whatever the others call.
+absl::Status CheckArguments(const OpRecord& record, int world);
+
+// index = rank. InvalidArgument that names the rank whose arguments are none, FailedPrecondition that names
+// who calls what, or OK.
 absl::Status CheckAgreement(absl::Span<const OpRecord> by_rank, absl::Span<const int> names = {});
 
 const char* DTypeName(DType dtype);

@@ -19,7 +19,9 @@ struct CommunicatorOptions {
 
 // A communicator belongs to one generation. Calls block; all ranks call the same
 // collectives in the same order with the same count, dtype and op, else the call fails with
-// FailedPrecondition that names the ranks which differ (fault L6). After any error the
+// FailedPrecondition that names the ranks which differ (fault L6). Arguments that cannot be (null data, no
+// such root) are InvalidArgument on every rank, naming the one that gives them, which waits for the others up
+// to 30 s; where all share one machine they get Unavailable with the reason at once. After any error the
 // communicator is dead and every later call returns the same error; output buffers are then undefined.
 // Unavailable: a member was lost or the generation revoked; end the step, exit or join the next generation.
 // Results are bit-identical on all ranks. Not thread-safe: one call at a time. Calls that go on beside the
