@@ -67,9 +67,11 @@ class TensorReader {
     }
     std::string out(bytes, '\0');
     GT_ASSIGN_OR_RETURN(const LoadPlan plan, planner_.Plan(0, first, last));
+    GT_RETURN_IF_ERROR(CheckLengths(store_, nullptr, manifest_, 0, 1));
     GT_RETURN_IF_ERROR(LoadShards(
-        store_, nullptr, manifest_, plan, [] { return absl::OkStatus(); },
-        [&](size_t i) { return out.data() + offsets[i - first]; }));
+                           store_, nullptr, nullptr, manifest_, plan, [] { return absl::OkStatus(); },
+                           [&](size_t i) { return out.data() + offsets[i - first]; })
+                           .status());
     return out;
   }
 

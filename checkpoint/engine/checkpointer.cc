@@ -7,6 +7,7 @@
 #include <cstring>
 #include <filesystem>
 #include <numeric>
+#include <set>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -26,6 +27,7 @@
 #include "base/units.h"
 #include "checkpoint/engine/agreement.h"
 #include "checkpoint/engine/catalog.h"
+#include "checkpoint/engine/chunk_share.h"
 #include "checkpoint/engine/near.h"
 #include "checkpoint/engine/outside.h"
 #include "checkpoint/engine/resume.h"
@@ -108,8 +110,8 @@ class CheckpointerImpl final : public Checkpointer {
     std::string hash;  // of the manifest's text
     bool none = false;
     Manifest manifest;  // not spread: each rank reads it
-    // Of what this rank read, from copies on its machine and on others.
-    uint64_t own_bytes = 0, peer_bytes = 0;
+    // What this rank read, and of that, from copies on its machine and on others.
+    uint64_t read_bytes = 0, own_bytes = 0, peer_bytes = 0;
   };
 
   absl::Status ProveShared();
@@ -130,7 +132,11 @@ class CheckpointerImpl final : public Checkpointer {
   bool ListAgain(const Candidate& gone, std::vector<Candidate>* candidates);
   absl::Status Spread(Choice* choice);
   absl::StatusOr<port::BlobStore*> StoreOf(bool elsewhere);
-  absl::Status ReadChosen(Choice* choice, LoadPlan* plan);
+  absl::Status FindMates();
+  absl::Status ReadChosen(Choice* choice, LoadPlan* plan, std::optional<NearShards>* near);
+  // Collective; null where this rank reads everything itself.
+  absl::StatusOr<std::unique_ptr<ChunkShare>> MeetMates(const Choice* choice);
+  absl::Status LoadChosen(Choice* choice, LoadPlan* plan);
   absl::StatusOr<std::optional<RestoredStep>> Finish(const Choice& choice, const LoadPlan& plan,
                                                      const Search& search);
   void DropUnfenced();
@@ -160,7 +166,9 @@ class CheckpointerImpl final : public Checkpointer {
   // During Restore: per-rank state by registration. It is written to registered memory in the end, because
   // the older checkpoint that a damaged one falls back to may hold none for this rank.
   std::vector<std::vector<char>> staged_;
-  int lists_ = 0;  // of candidates that turned out to be out of date
+  std::vector<int> mates_;  // ranks on this machine, this one too; known from Restore on
+  bool any_mates_ = false;  // on any machine
+  int lists_ = 0;           // of candidates that turned out to be out of date
   std::optional<int64_t> restored_step_;
   int64_t highest_step_ = -1;  // saved with the current attempt number
   uint64_t skipped_ = 0;
@@ -451,7 +459,7 @@ absl::Status CheckpointerImpl::Spread(Choice* choice) {
   return absl::OkStatus();
 }
 
-absl::Status CheckpointerImpl::ReadChosen(Choice* choice, LoadPlan* plan) {
+absl::Status CheckpointerImpl::ReadChosen(Choice* choice, LoadPlan* plan, std::optional<NearShards>* near) {
   GT_ASSIGN_OR_RETURN(port::BlobStore* const store, StoreOf(choice->elsewhere));
   if (agree_.rank() != 0) {
     const std::string key = ManifestKey(choice->id);
@@ -469,14 +477,63 @@ absl::Status CheckpointerImpl::ReadChosen(Choice* choice, LoadPlan* plan) {
                " tensors that are not registered (\"", plan->unknown[0], "\"...): not restored");
   }
   // Names of attempts mean something in their own directory only.
+  if (near_.own != nullptr && !choice->elsewhere) near->emplace(near_, choice->manifest);
+  return CheckLengths(store, *near ? &**near : nullptr, choice->manifest, agree_.rank(), agree_.size());
+}
+
+absl::Status CheckpointerImpl::FindMates() {
+  GT_ASSIGN_OR_RETURN(const std::vector<int64_t> keys, agree_.Gather(MachineKey(settings_.node)));
+  mates_.clear();
+  for (size_t rank = 0; rank < keys.size(); ++rank) {
+    if (keys[rank] == keys[static_cast<size_t>(agree_.rank())]) mates_.push_back(static_cast<int>(rank));
+  }
+  any_mates_ = std::set<int64_t>(keys.begin(), keys.end()).size() < keys.size();
+  return absl::OkStatus();
+}
+
+// `choice`: null on a rank that cannot read it, so that nothing will be read at all.
+absl::StatusOr<std::unique_ptr<ChunkShare>> CheckpointerImpl::MeetMates(const Choice* choice) {
+  std::unique_ptr<ChunkShare> share;
+  if (!any_mates_) return share;
+  const auto said = [&](absl::StatusOr<std::unique_ptr<ChunkShare>> made) {
+    if (made.ok())
+      share = *std::move(made);
+    else
+      LogWarning("checkpoint: rank ", agree_.rank(),
+                 " reads what others of its machine read as well: ", made.status().message());
+  };
+  uint64_t chunks = 0;
+  if (choice != nullptr) {
+    for (const ShardFile& file : choice->manifest.files) chunks += file.chunks.size();
+  }
+  const int mates = static_cast<int>(mates_.size());
+  const bool first = mates_[0] == agree_.rank();
+  if (first && mates > 1 && choice != nullptr) said(ChunkShare::Make(chunks, mates, choice->hash));
+  GT_ASSIGN_OR_RETURN(const std::vector<int64_t> addresses,
+                      agree_.Gather(share != nullptr ? share->address() : -1));
+  const int64_t address = addresses[static_cast<size_t>(mates_[0])];
+  if (!first && choice != nullptr && address >= 0)
+    said(ChunkShare::Join(address, chunks, mates, choice->hash));
+  return share;
+}
+
+// Each rank's own status is that of all in the end.
+absl::Status CheckpointerImpl::LoadChosen(Choice* choice, LoadPlan* plan) {
   std::optional<NearShards> near;
-  if (near_.own != nullptr && !choice->elsewhere) near.emplace(near_, choice->manifest);
-  const absl::Status loaded = LoadShards(
-      store, near ? &*near : nullptr, choice->manifest, *plan, [this] { return session_->Alive(); },
+  const absl::Status ready = ReadChosen(choice, plan, &near);
+  NearShards* const copies = near ? &*near : nullptr;
+  GT_ASSIGN_OR_RETURN(const std::unique_ptr<ChunkShare> share, MeetMates(ready.ok() ? choice : nullptr));
+  if (share != nullptr) WantChunks(choice->manifest, *plan, copies, share.get());
+  GT_RETURN_IF_ERROR(agree_.AllOk(ready));  // and all want what they want
+  if (share != nullptr) share->Start();
+  GT_ASSIGN_OR_RETURN(port::BlobStore* const store, StoreOf(choice->elsewhere));
+  const absl::StatusOr<uint64_t> loaded = LoadShards(
+      store, copies, share.get(), choice->manifest, *plan, [this] { return session_->Alive(); },
       [this](size_t i) { return staged_[i].empty() ? static_cast<char*>(data_[i]) : staged_[i].data(); });
+  choice->read_bytes = loaded.value_or(0);
   choice->own_bytes = near ? near->own_bytes() : 0;
   choice->peer_bytes = near ? near->peer_bytes() : 0;
-  return loaded;
+  return agree_.AllOk(loaded.status());
 }
 
 absl::StatusOr<std::optional<RestoredStep>> CheckpointerImpl::Restore() {
@@ -496,6 +553,7 @@ absl::StatusOr<std::optional<RestoredStep>> CheckpointerImpl::Restore() {
     if (found.ok()) search.candidates = *std::move(found);
   }
   GT_RETURN_IF_ERROR(agree_.AllOk(listed.status));
+  GT_RETURN_IF_ERROR(FindMates());
   staged_.resize(registered_.size());
   const auto unstage = absl::MakeCleanup([this] { staged_.clear(); });
   for (size_t i = 0; i < registered_.size(); ++i) {
@@ -507,8 +565,7 @@ absl::StatusOr<std::optional<RestoredStep>> CheckpointerImpl::Restore() {
     GT_RETURN_IF_ERROR(Spread(&choice));
     if (choice.none) break;
     LoadPlan plan;
-    const absl::Status mine = ReadChosen(&choice, &plan);
-    const absl::Status all = agree_.AllOk(mine);
+    const absl::Status all = LoadChosen(&choice, &plan);
     if (all.ok()) return Finish(choice, plan, search);
     if (!absl::IsDataLoss(all) && !absl::IsNotFound(all)) return all;
     if (agree_.rank() == 0 && !ListAgain({choice.elsewhere, choice.id}, &search.candidates)) {
@@ -554,7 +611,7 @@ absl::StatusOr<std::optional<RestoredStep>> CheckpointerImpl::Finish(const Choic
                    .timeline = choice.id.timeline,
                    .manifest = absl::StrCat(store->Describe(), "/", ManifestKey(choice.id)),
                    .bytes = plan.needed_bytes,
-                   .bytes_read = plan.read_bytes,
+                   .bytes_read = choice.read_bytes,
                    .bytes_near = choice.own_bytes + choice.peer_bytes};
   const auto sum = [this](uint64_t mine) -> absl::StatusOr<std::string> {
     GT_ASSIGN_OR_RETURN(const std::vector<int64_t> all, agree_.Gather(static_cast<int64_t>(mine)));

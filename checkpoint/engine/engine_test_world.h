@@ -64,6 +64,7 @@ inline Environment EnvironmentOf(const FakeJob& job) {
     if (n == "GTRAIN_JOB_HASH" && job.managed) return job.job_hash;
     if (n == "GTRAIN_RESUME" && !job.resume.empty()) return job.resume;
     if (n == "GTRAIN_CHECKPOINT_NEAR" && !job.near.empty()) return job.near;
+    if (n == "GTRAIN_NODE" && !job.node.empty()) return job.node;
     return std::nullopt;
   };
 }

@@ -99,10 +99,13 @@ uint64_t NearShards::peer_bytes() const {
   return sum;
 }
 
+bool NearShards::HoldsIn(const Place& place, size_t file) const {
+  return place.shards.contains(manifest_.files[file].name) && place.bad < kBadMax;
+}
+
 bool NearShards::Holds(size_t file) const {
-  return std::any_of(places_.begin(), places_.end(), [&](const Place& place) {
-    return place.shards.contains(manifest_.files[file].name) && place.bad < kBadMax;
-  });
+  return std::any_of(places_.begin(), places_.end(),
+                     [&](const Place& place) { return HoldsIn(place, file); });
 }
 
 void NearShards::Refuse(Place* place, const ShardFile& file, absl::string_view why) {
@@ -114,7 +117,7 @@ bool NearShards::Read(size_t file, absl::FunctionRef<absl::Status(const ReadFrom
   const ShardFile& wanted = manifest_.files[file];
   const std::string attempt = AttemptName(manifest_.id);
   for (Place& place : places_) {
-    if (place.bad >= kBadMax || !place.shards.contains(wanted.name)) continue;
+    if (!HoldsIn(place, file)) continue;
     uint64_t bytes = 0;
     const auto from = [&](uint64_t at, absl::Span<char> out) {
       bytes += out.size();

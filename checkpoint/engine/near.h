@@ -39,8 +39,9 @@ class NearShards {
   // outlive it.
   NearShards(const NearTiers& tiers, const Manifest& manifest);
 
-  // Whether somebody says that it holds the whole file.
+  // Whether somebody says that it holds the whole file; whether this machine does.
   bool Holds(size_t file) const;
+  bool HoldsHere(size_t file) const { return HoldsIn(places_[0], file); }
   // How to read the bytes of a copy from an offset on, best in pieces of `size`.
   struct ReadFrom {
     uint64_t size;
@@ -62,6 +63,7 @@ class NearShards {
   };
   static constexpr int kBadMax = 8;
 
+  bool HoldsIn(const Place& place, size_t file) const;
   void Ask(Place* place);
   void Refuse(Place* place, const ShardFile& file, absl::string_view why);
 

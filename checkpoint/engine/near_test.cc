@@ -77,8 +77,15 @@ class NearTest : public testing::Test {
     });
     return out;
   }
+  // By any rank: ranks of one machine read what both need once.
+  static uint64_t BytesOfTheStorage(const std::vector<RestoredStep>& steps) {
+    uint64_t bytes = 0;
+    for (const RestoredStep& step : steps) bytes += step.bytes_read - step.bytes_near;
+    return bytes;
+  }
   FakeJob On(FakeJob job, int rank) const {
     const std::string& machine = machines_[one_machine_ ? 0 : rank % 3];
+    job.node = machine;
     if (near_) job.near = absl::StrCat(bytes_max_, " ", machine);
     return job;
   }
@@ -160,7 +167,7 @@ TEST_F(NearTest, ACopyThatIsTooShortOrGoneIsReadFromTheStorage_S6) {
   EXPECT_THAT(loud(), HasSubstr("NOT USED: it has"));
   fs::remove(copies[0]);
   loud_.clear();
-  for (const RestoredStep& step : Restore(job, 5)) EXPECT_LT(step.bytes_near, step.bytes_read);
+  EXPECT_GT(BytesOfTheStorage(Restore(job, 5)), 0u);
   EXPECT_EQ(loud(), "");
 }
 
@@ -308,10 +315,9 @@ TEST_F(NearTest, AtAnotherWorldSizeEachMachineUsesWhatItHas) {
   ASSERT_TRUE(Save({.world_size = 3}, {5}).ok());
   for (const std::string& machine : machines_) EXPECT_EQ(Shards(machine).size(), 1u);
   for (const int world_size : {1, 2, 5}) {
-    for (const RestoredStep& step : Restore({.world_size = world_size}, 5)) {
-      EXPECT_GT(step.bytes_near, 0u);
-      EXPECT_LT(step.bytes_near, step.bytes_read);
-    }
+    const std::vector<RestoredStep> steps = Restore({.world_size = world_size}, 5);
+    for (const RestoredStep& step : steps) EXPECT_GT(step.bytes_near, 0u);
+    EXPECT_GT(BytesOfTheStorage(steps), 0u);
   }
   EXPECT_EQ(loud(), "");
 }

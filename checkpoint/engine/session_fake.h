@@ -126,6 +126,7 @@ struct FakeJob {
   std::string job_hash = "hash-a";
   std::string resume;
   std::string near;  // $GTRAIN_CHECKPOINT_NEAR
+  std::string node;  // $GTRAIN_NODE
   bool managed = true;
   int world_size = 1;
   uint64_t generation = 1;

@@ -139,6 +139,7 @@ absl::StatusOr<Settings> MergeSettings(const CheckpointOptions& options, const E
   const std::string resume = get("GTRAIN_RESUME");
   if (!resume.empty()) GT_RETURN_IF_ERROR(ReadResume(resume, &out));
   out.job_began = BirthOf(get("GTRAIN_RUN_DIR"));
+  out.node = get("GTRAIN_NODE");
   out.identity.cluster = get("GTRAIN_CLUSTER");
   out.identity.job_hash = get("GTRAIN_JOB_HASH");
   if (std::max(out.identity.cluster.size(), out.identity.job_hash.size()) > kIdentityBytesMax) {

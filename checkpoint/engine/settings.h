@@ -47,6 +47,7 @@ struct NearPlace {
 
 struct Settings {
   std::string uri;
+  std::string node;  // of this machine's ranks; empty outside gtrain
   int keep = 3;
   std::optional<int64_t> every_steps;
   std::optional<absl::Duration> every;  // both unset: automatic

@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/logging.h"
 #include "base/mutex.h"
 #include "base/status_macros.h"
 #include "checkpoint/format/hash.h"
@@ -223,30 +224,70 @@ absl::Status WriteShard(port::BlobStore* store, const SaveId& id, const ShardPla
   return CheckLength(store, id, name, plan.file_bytes());
 }
 
-absl::Status LoadShards(port::BlobStore* store, NearShards* near, const Manifest& manifest,
-                        const LoadPlan& plan, absl::FunctionRef<absl::Status()> alive,
-                        absl::FunctionRef<char*(size_t)> memory) {
-  // Lengths of all files first, also of those this rank does not read: a missing one is found before any
-  // work. Those that are near are not looked for in the storage unless a copy turns out to be bad.
-  for (size_t i = 0; i < manifest.files.size(); ++i) {
+absl::Status CheckLengths(port::BlobStore* store, const NearShards* near, const Manifest& manifest, int rank,
+                          int world_size) {
+  for (size_t i = static_cast<size_t>(rank); i < manifest.files.size();
+       i += static_cast<size_t>(world_size)) {
     const ShardFile& file = manifest.files[i];
     if (near != nullptr && near->Holds(i)) continue;
     GT_RETURN_IF_ERROR(CheckLength(store, manifest.id, file.name, file.bytes));
   }
-  std::vector<std::pair<const FileRead*, uint64_t>> chunks;
+  return absl::OkStatus();
+}
+
+void WantChunks(const Manifest& manifest, const LoadPlan& plan, const NearShards* near, ChunkShare* share) {
+  uint64_t before = 0;  // chunks of files before this one
+  int file = 0;
+  for (const FileRead& read : plan.reads) {
+    for (; file < read.file; ++file) before += manifest.files[file].chunks.size();
+    const bool here = near != nullptr && near->HoldsHere(static_cast<size_t>(file));
+    for (const ChunkRange& range : read.chunks) {
+      for (uint64_t i = 0; i < range.count; ++i) share->Want(before + range.first + i, !here);
+    }
+  }
+}
+
+absl::StatusOr<uint64_t> LoadShards(port::BlobStore* store, NearShards* near, ChunkShare* share,
+                                    const Manifest& manifest, const LoadPlan& plan,
+                                    absl::FunctionRef<absl::Status()> alive,
+                                    absl::FunctionRef<char*(size_t)> memory) {
+  std::vector<std::pair<const FileRead*, uint64_t>> chunks;  // as WantChunks has them
   for (const FileRead& read : plan.reads) {
     for (const ChunkRange& range : read.chunks) {
       for (uint64_t i = 0; i < range.count; ++i) chunks.emplace_back(&read, range.first + i);
     }
   }
-  std::atomic<size_t> next = 0;
-  std::atomic<uint64_t> copied = 0;
+  std::atomic<size_t> next_alone = 0;
+  std::atomic<uint64_t> copied = 0, bytes_read = 0;
   Mutex mu;
   absl::Status failed;
-  const auto load = [&](const FileRead& read, uint64_t index, std::vector<char>* buffer) -> absl::Status {
+  using Task = ChunkShare::Task;
+  const auto next = [&]() -> absl::StatusOr<std::optional<Task>> {
+    if (share != nullptr) return share->Next(alive);
     GT_RETURN_IF_ERROR(alive());
+    const size_t i = next_alone++;
+    return i < chunks.size() ? std::optional(Task{Task::Kind::kAlone, i}) : std::nullopt;
+  };
+  // From where it lies: the copies that are near, then the storage.
+  const auto read_chunk = [&](const FileRead& read, uint64_t index, Place place, Have have) -> absl::Status {
+    const ShardFile& file = manifest.files[read.file];
+    bytes_read += std::min(kChunkBytes, file.bytes - index * kChunkBytes);
+    const bool found = near != nullptr && near->Read(read.file, [&](const NearShards::ReadFrom& from) {
+      return ReadPieces(from, file, index, place, have);
+    });
+    return found ? absl::OkStatus() : ReadFromStore(store, manifest.id, file, index, place, have);
+  };
+  const auto load = [&](const Task& task, std::vector<char>* buffer) -> absl::Status {
+    const auto& [which, index] = chunks[task.wanted];
+    const FileRead& read = *which;
     const ShardFile& file = manifest.files[read.file];
     const uint64_t begin = index * kChunkBytes;
+    if (task.kind == Task::Kind::kRead) {
+      GT_RETURN_IF_ERROR(read_chunk(
+          read, index, [&](uint64_t from, uint64_t) { return task.slot + (from - begin); },
+          [](uint64_t, absl::string_view) {}));
+      share->Publish(task);
+    }
     const auto first = std::partition_point(read.copies.begin(), read.copies.end(),
                                             [&](const Copy& c) { return c.file_begin + c.bytes <= begin; });
     if (first == read.copies.end()) return absl::InternalError("a chunk is read that nothing needs");
@@ -274,21 +315,38 @@ absl::Status LoadShards(port::BlobStore* store, NearShards* near, const Manifest
       for (auto c = copy; c != read.copies.end() && c->file_begin < from + piece.size(); ++c)
         bytes += CopyOut(piece, from, *c, memory(c->registered));
     };
-    const bool found = near != nullptr && near->Read(read.file, [&](const NearShards::ReadFrom& from) {
-      return ReadPieces(from, file, index, place, have);
-    });
-    if (!found) GT_RETURN_IF_ERROR(ReadFromStore(store, manifest.id, file, index, place, have));
+    bool taken = false;
+    if (task.slot != nullptr) {
+      const auto take = [&](uint64_t at, absl::Span<char> out) {
+        std::memcpy(out.data(), task.slot + (at - begin), out.size());
+        return absl::OkStatus();
+      };
+      const absl::Status status = ReadPieces({kCacheBytes, take}, file, index, place, have);
+      taken = status.ok();
+      if (!taken) {
+        LogWarning("checkpoint: ", AttemptKey(manifest.id, file.name),
+                   " as another rank of this machine read it is NOT USED: ", status.message());
+      }
+    }
+    if (!taken) GT_RETURN_IF_ERROR(read_chunk(read, index, place, have));
+    if (share != nullptr) share->Done(task);
     copied += bytes;
     return absl::OkStatus();
   };
   const auto work = [&] {
     std::vector<char> buffer;
-    for (size_t i = next++; i < chunks.size(); i = next++) {
-      const absl::Status status = load(*chunks[i].first, chunks[i].second, &buffer);
+    while (true) {
+      const absl::StatusOr<std::optional<Task>> task = next();
+      if (task.ok() && !*task) return;
+      const absl::Status status = task.ok() ? load(**task, &buffer) : task.status();
       if (status.ok()) continue;
-      MutexLock lock(&mu);
-      failed.Update(status);
-      next = chunks.size();  // the others stop
+      {
+        MutexLock lock(&mu);
+        failed.Update(status);
+      }
+      next_alone = chunks.size();  // the others stop
+      if (share != nullptr) share->Fail(status);
+      return;
     }
   };
   std::vector<std::thread> helpers;
@@ -296,7 +354,7 @@ absl::Status LoadShards(port::BlobStore* store, NearShards* near, const Manifest
   work();
   for (std::thread& helper : helpers) helper.join();
   GT_RETURN_IF_ERROR(failed);
-  if (copied == plan.needed_bytes) return absl::OkStatus();
+  if (copied == plan.needed_bytes) return bytes_read;
   return absl::InternalError(
       absl::StrCat("restored ", copied.load(), " bytes where ", plan.needed_bytes, " were planned"));
 }

@@ -7,6 +7,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "checkpoint/engine/chunk_share.h"
 #include "checkpoint/engine/near.h"
 #include "checkpoint/format/manifest.h"
 #include "checkpoint/plan/load_plan.h"
@@ -24,13 +25,24 @@ ShardFile DescribeShard(const ShardPlan& plan, absl::string_view data,
 absl::Status WriteShard(port::BlobStore* store, const SaveId& id, const ShardPlan& plan,
                         const std::string& name, absl::string_view data);
 
-// Reads what `plan` asks for, each chunk once, into memory(registered), with several threads. DataLoss that
-// names the file: missing, shorter, or a chunk with another hash; what other chunks held is in memory by
-// then. `alive`, asked between chunks by any of the threads, ends the work with its error. Chunks that `near`
-// (may be null) has come from there.
-absl::Status LoadShards(port::BlobStore* store, NearShards* near, const Manifest& manifest,
-                        const LoadPlan& plan, absl::FunctionRef<absl::Status()> alive,
-                        absl::FunctionRef<char*(size_t)> memory);
+// Compares the lengths of files in the storage with the manifest: a missing one is found before any work.
+// This rank looks at its part of all files. Those that `near` (may be null) holds are not looked for unless a
+// copy turns out to be bad. DataLoss names the file.
+absl::Status CheckLengths(port::BlobStore* store, const NearShards* near, const Manifest& manifest, int rank,
+                          int world_size);
+
+// What `plan` reads; copies on this machine are as good as shared.
+void WantChunks(const Manifest& manifest, const LoadPlan& plan, const NearShards* near, ChunkShare* share);
+
+// Reads what `plan` asks for, each chunk once, into memory(registered), with several threads; how many bytes
+// this rank read. DataLoss that names the file: missing, shorter, or a chunk with another hash; what other
+// chunks held is in memory by then. `alive`, asked between chunks by any of the threads, ends the work with
+// its error. Chunks that `near` (may be null) has come from there. With `share` (may be null), which has what
+// WantChunks asks for and was started, chunks come from other ranks of this machine too.
+absl::StatusOr<uint64_t> LoadShards(port::BlobStore* store, NearShards* near, ChunkShare* share,
+                                    const Manifest& manifest, const LoadPlan& plan,
+                                    absl::FunctionRef<absl::Status()> alive,
+                                    absl::FunctionRef<char*(size_t)> memory);
 
 // Chunk `index` of `file` in `buffer`, compared with its hash. DataLoss names file and bytes.
 absl::StatusOr<absl::string_view> ReadChunk(port::BlobStore* store, const SaveId& id, const ShardFile& file,

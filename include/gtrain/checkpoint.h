@@ -35,8 +35,8 @@ struct RestoredStep {
   int64_t step = 0;
   uint64_t timeline = 0;
   std::string manifest;
-  // Of this rank: bytes of its state, each read and copied once, and what was read from storage for them
-  // (whole chunks of 4 MiB, so that every byte is verified).
+  // Of this rank: bytes of its state, each copied once, and what it read from storage for that (whole chunks
+  // of 4 MiB, so that every byte is verified; what another rank of its machine read for both counts there).
   uint64_t bytes = 0;
   uint64_t bytes_read = 0;
   uint64_t bytes_near = 0;  // of bytes_read: of copies in near memory or on a near disk, not of the storage

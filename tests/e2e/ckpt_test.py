@@ -1,4 +1,5 @@
 """`gtrain ckpt` on checkpoints that a job wrote and on a file of another program."""
+import glob
 import json
 import math
 import os
@@ -11,6 +12,7 @@ from harness import SOURCE
 
 TRAIN = os.path.join(SOURCE, 'examples', 'python_sgd', 'train.py')
 RESHARD = os.path.join(SOURCE, 'tests', 'e2e', 'reshard_rank.py')
+WHOLE = 4 * (3 * 1501 * 2003 + 2003)  # bytes of the state of reshard_rank.py
 LIBRARY = os.path.join(harness.BUILD, 'lib', 'libgtrain.so')
 
 
@@ -191,10 +193,13 @@ class CkptTest(harness.GtrainTest):
         self.assertEqual(len(found), 0 if step == 1 else ranks, output)
         for needed, read, peak in found:
             # docs/formats/checkpoint.md: the buffer of the save to come (at most as much as the rank's state), four
-            # chunks and small things.
-            self.assertLessEqual(peak, needed + 4 * (4 << 20) + (8 << 20))
-            self.assertGreaterEqual(read, needed)
+            # chunks, those that the ranks of the machine share and small things.
+            self.assertLessEqual(peak, needed + (4 + min(8 * ranks, 64)) * (4 << 20) + (8 << 20))
         if found:
+            # Each chunk is read once, by one of the ranks, which are all on this machine.
+            shards = glob.glob(f'{store}/step-{step - 1:012}.*/*.safetensors')
+            self.assertLessEqual(sum(read for _, read, _ in found), sum(map(os.path.getsize, shards)))
+            self.assertGreaterEqual(sum(read for _, read, _ in found), WHOLE)
             most = max(found, key=lambda f: f[2])
             print(f'{mesh}: a rank holds {most[0]} bytes, its restore reads {most[1]} and takes {most[2]} at most')
 
