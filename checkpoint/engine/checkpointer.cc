@@ -339,7 +339,7 @@ CommitterConfig CheckpointerImpl::Commits() const {
           .shard_tries = settings_.on_error == OnError::kRetry ? 4 : 1,
           .commit_timeout = settings_.commit_timeout,
           .alive = [this] { return session_->Alive(); },
-          .may_commit = [this](const SaveId&) { return session_->Alive(); },
+          .may_commit = [this](const SaveId&, const std::vector<SaveId>&) { return session_->Alive(); },
           .near = near_};
 }
 

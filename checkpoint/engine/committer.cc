@@ -15,9 +15,7 @@
 #include "base/logging.h"
 #include "base/status_macros.h"
 #include "checkpoint/engine/catalog.h"
-#include "checkpoint/engine/retain.h"
 #include "checkpoint/engine/shard_io.h"
-#include "checkpoint/plan/retention.h"
 
 namespace gtrain::ckpt {
 
@@ -45,7 +43,9 @@ struct Committer::Run {
   absl::FunctionRef<void()> committed;
   ShardFile file;                  // ours
   std::map<int, ShardFile> files;  // rank 0: of all
+  std::vector<SaveId> there;       // rank 0: manifests before we put ours
   std::string manifest;            // rank 0: the text we put
+  bool finite = true;              // and what it says of the state
   std::deque<save::Effect> effects;
   std::optional<absl::Status> result;
   bool told_stop = false;
@@ -57,6 +57,7 @@ Committer::Committer(port::BlobStore* store, CommitterConfig config)
       plan_(PlanShard(config_.registered, config_.rank, config_.world_size)),
       core_(
           {.rank = config_.rank, .world_size = config_.world_size, .commit_timeout = config_.commit_timeout}),
+      retention_(store, config_.keep, config_.world_size),
       near_(config_.near, store) {}
 
 absl::Status Committer::Save(const SaveId& id, absl::string_view data, StopFlag* stop,
@@ -75,6 +76,7 @@ absl::Status Committer::Save(const SaveId& id, absl::string_view data, StopFlag*
     run.effects.pop_front();
     Do(&run, effect);
   }
+  if (!run.result->ok()) retention_.ListNextTime();
   near_.End(run.result->ok() ? std::optional(id) : std::nullopt);
   return *run.result;
 }
@@ -120,7 +122,7 @@ void Committer::Do(Run* run, const save::Effect& effect) {
   } else if (std::holds_alternative<save::ReportCommitted>(effect)) {
     run->committed();
   } else if (std::holds_alternative<save::ApplyRetention>(effect)) {
-    const absl::Status retained = Retain(run->id);
+    const absl::Status retained = retention_.Apply(run->id, run->finite, run->there);
     if (!retained.ok()) {
       LogWarning("checkpoint: old checkpoints could not be deleted and stay until the next commit: ",
                  retained.message());
@@ -214,7 +216,8 @@ absl::Status Committer::CheckAuthority(Run* run) {
                                                       "\"; give this job a checkpoint directory of its own"));
   }
   if (!absl::IsNotFound(next.status())) return next.status();
-  return config_.may_commit(run->id);  // last: nothing lies between this answer and the put
+  GT_ASSIGN_OR_RETURN(run->there, ListManifests(store_));
+  return config_.may_commit(run->id, run->there);  // last: nothing lies between this answer and the put
 }
 
 save::ManifestRead Committer::LookAtKey(Run* run) {
@@ -225,7 +228,7 @@ save::ManifestRead Committer::LookAtKey(Run* run) {
                              : save::ManifestRead{save::KeyHolds::kNothing, ""};
   }
   if (config_.rank == 0 && !run->manifest.empty() && text == run->manifest) {
-    finite_of_[run->id] = std::get<Manifest>(*read).finite();
+    run->finite = std::get<Manifest>(*read).finite();
     return {save::KeyHolds::kThisManifest, ""};
   }
   if (absl::IsDataLoss(read.status())) return {save::KeyHolds::kOther, std::string(read.status().message())};
@@ -237,16 +240,6 @@ save::ManifestRead Committer::LookAtKey(Run* run) {
                     manifest.files[config_.rank] == run->file;
   return {same ? save::KeyHolds::kThisManifest : save::KeyHolds::kOther,
           "it lists another shard of this rank"};
-}
-
-absl::Status Committer::Retain(const SaveId& id) {
-  GT_ASSIGN_OR_RETURN(const StoredCheckpoints stored, ListStored(store_, id, &finite_of_));
-  const RetentionPlan plan = PlanRetention(stored, config_.keep);
-  for (const SaveId& old : plan.manifests) finite_of_.erase(old);
-  GT_RETURN_IF_ERROR(DeletePlanned(store_, plan));
-  GT_ASSIGN_OR_RETURN(const auto unfinished, ListUnfinishedBefore(store_, id));
-  for (const auto& u : unfinished) GT_RETURN_IF_ERROR(store_->DropUnfinished(u));
-  return absl::OkStatus();
 }
 
 }  // namespace gtrain::ckpt

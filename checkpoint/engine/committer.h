@@ -17,6 +17,7 @@
 #include "base/mutex.h"
 #include "base/rng.h"
 #include "checkpoint/engine/near.h"
+#include "checkpoint/engine/retain.h"
 #include "checkpoint/format/manifest.h"
 #include "checkpoint/plan/save_plan.h"
 #include "checkpoint/port/blob_store.h"
@@ -48,8 +49,8 @@ struct CommitterConfig {
   absl::Duration commit_timeout = absl::Minutes(10);
   // Asked while it waits for other ranks; not OK gives the save up.
   std::function<absl::Status()> alive;
-  // Rank 0, asked last before the manifest is put.
-  std::function<absl::Status(const SaveId&)> may_commit;
+  // Rank 0, asked last before the manifest is put; `there` is what has something under its manifest's key.
+  std::function<absl::Status(const SaveId&, const std::vector<SaveId>& there)> may_commit;
   NearTiers near;  // get copies of each shard
 };
 
@@ -82,7 +83,6 @@ class Committer {
   absl::Status CheckIndex(const Run& run, const ShardIndex& index, int rank) const;
   absl::Status CheckAuthority(Run* run);
   core::save::ManifestRead LookAtKey(Run* run);
-  absl::Status Retain(const SaveId& id);
 
   port::BlobStore* const store_;
   const CommitterConfig config_;
@@ -91,7 +91,7 @@ class Committer {
   core::SaveCore core_;
   Rng rng_ = Rng::FromSystem();
   bool shard_is_written_ = false;
-  std::map<SaveId, bool> finite_of_;  // manifests read before: they never change
+  Retention retention_;
   NearSaves near_;
 };
 

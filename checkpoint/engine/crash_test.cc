@@ -339,6 +339,46 @@ TEST_P(CrashTest, SaveCommitAndRetention_C1_C2) {
   }
 }
 
+// The second save of a program deletes the first without listing what is there.
+TEST_P(CrashTest, ALaterCommitAndItsRetention_C1_C2) {
+  for (int world : {1, 2}) {
+    FakeJob job{.world_size = world};
+    std::set<int64_t> resumed;
+    EndAtEveryCall([](Storage*) {},
+                   [&](Storage* storage, std::shared_ptr<Life> life) {
+                     job.generation = job.timeline = 1;
+                     return RunProgram(job, kSmall, storage->Factory(life),
+                                       [&](FakeSession* session, Checkpointer* checkpointer,
+                                           Weights* state) -> absl::Status {
+                                         for (const int64_t step : {1, 2}) {
+                                           // Rank 0 ends its first retention before the others' first call of
+                                           // the second save.
+                                           if (step == 2 && session->rank() == 0) life->Arm();
+                                           state->Fill(step, session->rank());
+                                           GT_ASSIGN_OR_RETURN(const bool saved, checkpointer->Save(step));
+                                           if (!saved) return absl::InternalError("skipped");
+                                           absl::Status done = absl::DeadlineExceededError("");
+                                           while (absl::IsDeadlineExceeded(done) && !life->ended()) {
+                                             done = checkpointer->Wait(absl::Milliseconds(5));
+                                           }
+                                           GT_RETURN_IF_ERROR(done);
+                                         }
+                                         return absl::OkStatus();
+                                       });
+                   },
+                   [&](Storage* storage, const absl::Status&) {
+                     job.generation = job.timeline = 2;
+                     const absl::StatusOr<int64_t> step = Resume(job, storage->Factory(), kSmall);
+                     ASSERT_TRUE(step.ok()) << step.status();
+                     resumed.insert(*step);
+                     ASSERT_TRUE(SaveStep(job, storage, 3, kSmall).ok());
+                     ASSERT_NO_FATAL_FAILURE(ExpectNoOrphanAfterGc(storage));
+                   });
+    if (HasFailure()) return;
+    EXPECT_EQ(resumed, (std::set<int64_t>{1, 2}));
+  }
+}
+
 TEST_P(CrashTest, Restore_C1) {
   FakeJob job{.world_size = 2};
   EndAtEveryCall(

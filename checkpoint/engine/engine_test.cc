@@ -21,6 +21,7 @@
 #include "base/status_macros.h"
 #include "base/test_folder.h"
 #include "base/unique_fd.h"
+#include "checkpoint/engine/admin.h"
 #include "checkpoint/engine/catalog.h"
 #include "checkpoint/engine/engine_test_world.h"
 #include "checkpoint/engine/retain.h"
@@ -319,6 +320,66 @@ TEST_F(EngineTest, RetentionKeepsTheNewest) {
   EXPECT_THAT(*store->ListFolders(),
               ElementsAre("manifests", "owners", AttemptName(ids[1]), AttemptName(ids[0])));
   EXPECT_THAT(*store->ListUnfinished(), IsEmpty());
+}
+
+// Each save of a job pays for it, and listing costs an object store most.
+TEST_F(EngineTest, ALaterCommitListsManifestsOnly) {
+  MemoryStore memory;
+  Mutex mu;
+  std::vector<std::string> lists;
+  const StoreFactory factory = [&](const std::string&) -> absl::StatusOr<std::unique_ptr<port::BlobStore>> {
+    return std::make_unique<FaultyStore>(&memory, FaultPlan{[&](uint64_t, absl::string_view call) {
+      MutexLock lock(&mu);
+      if (absl::StartsWith(call, "List")) lists.emplace_back(call);
+      return Fault::kNone;
+    }});
+  };
+  RunRanks({}, [&](FakeSession* session) {
+    auto rank = OpenRank({}, session, "x", 2, factory);
+    ASSERT_TRUE(rank.ok()) << rank.status();
+    for (int64_t step = 1; step <= 6; ++step) {
+      if (step == 3) {
+        MutexLock lock(&mu);
+        lists.clear();
+      }
+      // A person keeps one and removes one meanwhile.
+      if (step == 4) {
+        const std::vector<SaveId> ids = *ListManifests(&memory);
+        ASSERT_THAT(ids, SizeIs(2));
+        ASSERT_TRUE(Pin(&memory, ids[1]).ok());
+        ASSERT_TRUE(RemoveCheckpoint(&memory, ids[0]).ok());
+      }
+      ASSERT_TRUE(rank->checkpointer->Save(step).ok());
+      ASSERT_TRUE(rank->checkpointer->Wait(kLong).ok());
+    }
+  });
+  EXPECT_THAT(lists, ElementsAre("List manifests/", "List manifests/", "List manifests/", "List manifests/"));
+  std::vector<int64_t> steps;
+  const std::vector<SaveId> left = *ListManifests(&memory);
+  for (const SaveId& id : left) steps.push_back(id.step);
+  EXPECT_THAT(steps, ElementsAre(6, 5, 2));
+  EXPECT_THAT(*memory.ListFolders(), SizeIs(6));  // manifests, owners, pins and those three
+}
+
+// A machine that was thought lost may leave something behind later: it is found now and then.
+TEST_F(EngineTest, WhatSomebodyElseLeftGoesWithinTwentyCommits) {
+  MemoryStore memory;
+  const StoreFactory factory = [&](const std::string&) -> absl::StatusOr<std::unique_ptr<port::BlobStore>> {
+    return std::make_unique<FaultyStore>(&memory, FaultPlan{});
+  };
+  const FakeJob job{.generation = 2, .timeline = 2};
+  RunRanks(job, [&](FakeSession* session) {
+    auto rank = OpenRank(job, session, "x", 1, factory);
+    ASSERT_TRUE(rank.ok()) << rank.status();
+    for (int64_t step = 1; step <= 22; ++step) {
+      if (step == 2) {
+        ASSERT_TRUE(memory.PutIfAbsent(AttemptKey({.epoch = 1}, ShardName(0, 1)), "late").ok());
+      }
+      ASSERT_TRUE(rank->checkpointer->Save(step).ok());
+      ASSERT_TRUE(rank->checkpointer->Wait(kLong).ok());
+    }
+  });
+  EXPECT_THAT(*memory.ListFolders(), SizeIs(3));  // manifests, owners and the last
 }
 
 // Retention deletes manifests before shards, so there is no moment at which a crash leaves half a checkpoint.

@@ -157,7 +157,7 @@ class Writer {
       Release();
       return absl::OkStatus();  // whatever became of the rank and its generation
     };
-    config.may_commit = [this](const SaveId& id) { return HistoryStands(id); };
+    config.may_commit = &HistoryStands;
     GT_ASSIGN_OR_RETURN(work_.store, open_store(order_.location));
     GT_RETURN_IF_ERROR(SeesTheSame());
     if (near_) config.near = OpenNear(*near_, order_.owner.job);
@@ -241,8 +241,7 @@ class Writer {
 
   // A save may be committed in any generation of its timeline, but not once its job resumed from another one
   // and committed on top of that (fault C3).
-  absl::Status HistoryStands(const SaveId& id) {
-    GT_ASSIGN_OR_RETURN(const std::vector<SaveId> there, ListManifests(work_.store.get()));
+  static absl::Status HistoryStands(const SaveId& id, const std::vector<SaveId>& there) {
     for (const SaveId& other : there) {
       if (other.epoch != id.epoch || other.timeline <= id.timeline) continue;
       return absl::FailedPreconditionError(absl::StrCat("the job has gone on without it: step ", other.step,

@@ -46,6 +46,13 @@ class BlobStore {
   virtual absl::StatusOr<std::vector<std::string>> ListFolders() = 0;
   // OK when there is none.
   virtual absl::Status Delete(absl::string_view key) = 0;
+  // All of them, in any order; after an error some may be gone.
+  virtual absl::Status DeleteAll(absl::Span<const std::string> keys) {
+    for (const std::string& key : keys) {
+      if (absl::Status deleted = Delete(key); !deleted.ok()) return deleted;
+    }
+    return absl::OkStatus();
+  }
   // A folder that a writer made and died before its first blob. OK when it is absent, not empty, or no such
   // thing exists in this storage.
   virtual absl::Status DropEmptyFolder(absl::string_view folder) = 0;

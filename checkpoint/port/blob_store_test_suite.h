@@ -99,6 +99,21 @@ TEST_P(BlobStoreConformance, DeleteIsIdempotentAndFreesTheKey) {
   EXPECT_TRUE(store_->PutIfAbsent("f/k", "2").ok());
 }
 
+TEST_P(BlobStoreConformance, ManyAreDeletedAtOnceWhetherTheyAreThereOrNot) {
+  std::vector<std::string> keys;
+  for (int i = 0; i < 5; ++i) {
+    keys.push_back(absl::StrCat("f/", i));
+    ASSERT_TRUE(store_->PutIfAbsent(keys.back(), "1").ok());
+  }
+  ASSERT_TRUE(store_->PutIfAbsent("f/stays", "1").ok());
+  keys.push_back("f/absent");
+  EXPECT_EQ(store_->DeleteAll(keys), absl::OkStatus());
+  EXPECT_EQ(store_->DeleteAll(keys), absl::OkStatus());
+  EXPECT_EQ(store_->DeleteAll({}), absl::OkStatus());
+  EXPECT_THAT(*store_->List(""), ElementsAre("f/stays"));
+  EXPECT_TRUE(absl::IsInvalidArgument(store_->DeleteAll({"f/stays", "../x"})));
+}
+
 TEST_P(BlobStoreConformance, OnlyEmptyFoldersAreDropped) {
   ASSERT_TRUE(store_->PutIfAbsent("f/k", "1").ok());
   EXPECT_TRUE(store_->DropEmptyFolder("f").ok());

@@ -86,6 +86,7 @@ std::string S3FakeRequest::Operation() const {
   if (query.contains("uploads")) return method == "POST" ? "Create" : "Uploads";
   if (query.contains("partNumber")) return "Part";
   if (query.contains("uploadId")) return method == "POST" ? "Complete" : "Abort";
+  if (query.contains("delete")) return "DeleteMany";
   if (bucket) return "List";
   if (method == "PUT") return "PutObject";
   if (method == "HEAD") return "HeadObject";
@@ -194,7 +195,20 @@ S3FakeReply S3Fake::Perform(const S3FakeRequest& request) {
     marks_.erase(key);
     return {204};
   }
+  if (operation == "DeleteMany") return DeleteMany(request);
   return Multipart(request, key);
+}
+
+S3FakeReply S3Fake::DeleteMany(const S3FakeRequest& request) {
+  if (Value(request.headers, "content-md5") != Md5Base64(request.body)) return S3Error(400, "BadDigest");
+  const absl::StatusOr<XmlElement> list = ParseXml(request.body);
+  if (!list.ok() || list->name != "Delete" || list->Text("Quiet") != "true")
+    return S3Error(400, "MalformedXML");
+  for (const XmlElement& object : list->children) {
+    bodies_.erase(object.Text("Key"));
+    marks_.erase(object.Text("Key"));
+  }
+  return {200, {}, "<?xml version=\"1.0\"?><DeleteResult></DeleteResult>"};
 }
 
 S3FakeReply S3Fake::Put(const S3FakeRequest& request, const std::string& key, const std::string& body,

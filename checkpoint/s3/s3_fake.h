@@ -24,8 +24,8 @@ struct S3FakeRequest {
   std::map<std::string, std::string> headers;  // lower-case names
   std::string body;
 
-  // "PutObject", "GetObject", "HeadObject", "DeleteObject", "List", "Uploads", "Create", "Part", "Complete",
-  // "Abort".
+  // "PutObject", "GetObject", "HeadObject", "DeleteObject", "DeleteMany", "List", "Uploads", "Create",
+  // "Part", "Complete", "Abort".
   std::string Operation() const;
 };
 
@@ -68,6 +68,7 @@ class S3Fake {
   S3FakeReply Perform(const S3FakeRequest& request) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   S3FakeReply Put(const S3FakeRequest& request, const std::string& key, const std::string& body,
                   const std::string& mark) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  S3FakeReply DeleteMany(const S3FakeRequest& request) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   S3FakeReply Fetch(const S3FakeRequest& request, const std::string& key) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   S3FakeReply ListObjects(const S3FakeRequest& request) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   S3FakeReply Multipart(const S3FakeRequest& request, const std::string& key)

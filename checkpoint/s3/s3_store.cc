@@ -31,6 +31,7 @@ constexpr size_t kPartBytesMin = 5 << 20;
 constexpr size_t kErrorBytesMax = 64 << 10;
 constexpr size_t kListBytesMax = 16 << 20;
 constexpr size_t kKeysMax = 1'000'000;
+constexpr size_t kDeletesMax = 1000;  // in one request
 constexpr char kMark[] = "x-amz-meta-gtrain-put";
 constexpr absl::Duration kBackoffMax = absl::Seconds(5);
 
@@ -171,6 +172,19 @@ class S3Store final : public port::BlobStore {
     if (status == 204 || status == 200 || answer.code == "NoSuchKey") return absl::OkStatus();
     const absl::Status error = Error(call, answer);
     return absl::IsNotFound(error) ? absl::OkStatus() : error;
+  }
+
+  absl::Status DeleteAll(absl::Span<const std::string> keys) override {
+    for (const std::string& key : keys) GT_RETURN_IF_ERROR(CheckKey(key));
+    for (size_t at = 0; at < keys.size(); at += kDeletesMax) {
+      const absl::Span<const std::string> some = keys.subspan(at, kDeletesMax);
+      bool gone = false;
+      if (some.size() > 1 && deletes_many_) {
+        GT_ASSIGN_OR_RETURN(gone, DeleteMany(some));
+      }
+      if (!gone) GT_RETURN_IF_ERROR(BlobStore::DeleteAll(some));
+    }
+    return absl::OkStatus();
   }
 
   absl::Status DropEmptyFolder(absl::string_view) override { return absl::OkStatus(); }
@@ -384,6 +398,21 @@ class S3Store final : public port::BlobStore {
     return found;
   }
 
+  // One request for all. False: not all are gone, and whoever deletes them one by one hears why. Not every
+  // store can do this.
+  absl::StatusOr<bool> DeleteMany(absl::Span<const std::string> keys) {
+    std::string list = "<Delete xmlns=\"http://s3.amazonaws.com/doc/2006-03-01/\"><Quiet>true</Quiet>";
+    for (const std::string& key : keys) absl::StrAppend(&list, "<Object><Key>", Full(key), "</Key></Object>");
+    absl::StrAppend(&list, "</Delete>");
+    Call call = {"POST", "", {{"delete", ""}}, {{"content-md5", Md5Base64(list)}}, {list}};
+    call.reply_bytes_max = kListBytesMax;
+    GT_ASSIGN_OR_RETURN(const Answer answer, Exchange(call));
+    const absl::StatusOr<XmlElement> result = ParseXml(answer.reply.body);
+    const bool understood = answer.reply.status == 200 && result.ok() && result->name == "DeleteResult";
+    if (!understood) deletes_many_ = false;
+    return understood && result->Child("Error") == nullptr;
+  }
+
   // --- puts
   // Whether the key exists because of a try of this very put.
   absl::StatusOr<bool> IsOurs(absl::string_view key, const std::string& mark) {
@@ -524,6 +553,7 @@ class S3Store final : public port::BlobStore {
   const std::shared_ptr<CredentialsProvider> credentials_;
   std::string host_, base_;
   std::atomic<int64_t> clock_offset_ns_{0};
+  std::atomic<bool> deletes_many_{true};  // until it turns out that the store cannot
   Mutex mu_;
   Rng rng_ ABSL_GUARDED_BY(mu_);
 };

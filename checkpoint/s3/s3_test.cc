@@ -77,6 +77,9 @@ class WithServer final : public port::BlobStore {
   }
   absl::StatusOr<std::vector<std::string>> ListFolders() override { return world_.store->ListFolders(); }
   absl::Status Delete(absl::string_view key) override { return world_.store->Delete(key); }
+  absl::Status DeleteAll(absl::Span<const std::string> keys) override {
+    return world_.store->DeleteAll(keys);
+  }
   absl::Status DropEmptyFolder(absl::string_view folder) override {
     return world_.store->DropEmptyFolder(folder);
   }
@@ -151,6 +154,50 @@ TEST(S3Store, LargeBlobsGoInPartsAndComeBack) {
   EXPECT_EQ(world.fake->OpenUploads(), 0u);
   EXPECT_TRUE(absl::IsAlreadyExists(world.store->PutIfAbsent("step/shard", parts)));
   EXPECT_EQ(world.fake->OpenUploads(), 0u);  // the refused one was aborted (S8)
+}
+
+TEST(S3Store, ManyAreDeletedByOneRequestWhereTheStoreCan) {
+  const auto delete_three = [](World* world) {
+    const std::vector<std::string> keys = {"f/1", "f/2", "f/3"};
+    for (const std::string& key : keys) ASSERT_EQ(world->store->PutIfAbsent(key, "x"), absl::OkStatus());
+    EXPECT_EQ(world->store->DeleteAll(keys), absl::OkStatus());
+    EXPECT_THAT(*world->store->List("f/"), IsEmpty());
+  };
+  World world;
+  delete_three(&world);
+  EXPECT_EQ(absl::c_count(world.fake->Operations(), "DeleteMany"), 1);
+  EXPECT_EQ(absl::c_count(world.fake->Operations(), "DeleteObject"), 0);
+  for (const auto& [status, code] :
+       {std::pair(501, "NotImplemented"), {400, "MissingContentMD5"}, {405, "No"}}) {
+    S3Fake::Settings settings;
+    settings.before = [status, code](const S3FakeRequest& request, S3FakeReply* reply) {
+      if (request.Operation() == "DeleteMany") *reply = S3Error(status, code);
+      return request.Operation() == "DeleteMany";
+    };
+    World old(settings);
+    delete_three(&old);
+    delete_three(&old);
+    EXPECT_EQ(absl::c_count(old.fake->Operations(), "DeleteMany"), 1);  // and not asked again
+    EXPECT_EQ(absl::c_count(old.fake->Operations(), "DeleteObject"), 6);
+  }
+}
+
+// The answer is a 200, whatever became of each key.
+TEST(S3Store, AKeyThatIsNotDeletedWithTheOthersIsAnError) {
+  S3Fake::Settings settings;
+  settings.before = [](const S3FakeRequest& request, S3FakeReply* reply) {
+    if (request.Operation() == "DeleteMany") {
+      *reply = {
+          200, {}, "<DeleteResult><Error><Key>f/2</Key><Code>AccessDenied</Code></Error></DeleteResult>"};
+      return true;
+    }
+    if (request.Operation() != "DeleteObject" || !absl::EndsWith(request.path, "f/2")) return false;
+    *reply = S3Error(403, "AccessDenied");
+    return true;
+  };
+  World world(settings);
+  for (const char* key : {"f/1", "f/2"}) ASSERT_EQ(world.store->PutIfAbsent(key, "x"), absl::OkStatus());
+  EXPECT_TRUE(absl::IsPermissionDenied(world.store->DeleteAll({"f/1", "f/2"})));
 }
 
 TEST(S3Store, ThrottlingIsWaitedOut_S1) {

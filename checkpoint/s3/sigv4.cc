@@ -41,6 +41,13 @@ std::string Sha256Hex(absl::Span<const absl::string_view> parts) {
   return Hex(absl::string_view(reinterpret_cast<const char*>(out.data()), length));
 }
 
+std::string Md5Base64(absl::string_view text) {
+  std::array<unsigned char, EVP_MAX_MD_SIZE> out;
+  unsigned length = 0;
+  if (EVP_Digest(text.data(), text.size(), out.data(), &length, EVP_md5(), nullptr) != 1) return "";
+  return absl::Base64Escape(absl::string_view(reinterpret_cast<const char*>(out.data()), length));
+}
+
 std::string UriEncode(absl::string_view text, bool keep_slash) {
   std::string out;
   for (const char c : text) {

@@ -30,6 +30,9 @@ struct SignedRequest {
 // Lower-case hex of the SHA-256 of the concatenation of `parts`.
 std::string Sha256Hex(absl::Span<const absl::string_view> parts);
 
+// For Content-MD5, which some requests must have. Empty where the machine's policy forbids MD5.
+std::string Md5Base64(absl::string_view text);
+
 // Percent-encoding of RFC 3986; "/" stays if `keep_slash`.
 std::string UriEncode(absl::string_view text, bool keep_slash);
 // "uploads=&prefix=a%2Fb", sorted as the signature wants it.

@@ -25,7 +25,7 @@ struct FaultPlan {
   std::function<Fault(uint64_t call, absl::string_view name)> fault;
 };
 
-// Thread-safe; `base` must outlive it. Counts every call that reaches storage.
+// Thread-safe; `base` must outlive it. Counts every call that reaches storage; DeleteAll is one for each key.
 class FaultyStore : public port::BlobStore {
  public:
   FaultyStore(port::BlobStore* base, FaultPlan plan) : base_(base), plan_(std::move(plan)) {}

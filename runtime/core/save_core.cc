@@ -159,9 +159,12 @@ save::Result SaveCore::OnIndexWritten(const save::IndexWritten& event, Instant n
   if (!failed.ok()) return Abort(failed);
   Move(config_.rank == 0 ? State::kGathering : State::kFollowing);
   if (config_.rank != 0) {
-    // As long as last time, less what it may be faster: each look is a request to the storage.
+    // Each look is a request to the storage. After as long as it took last time it is mostly there; if it was
+    // there at the first look, it may come sooner.
     follows_since_ = now;
-    poll_interval_ = std::clamp(followed_ * 3 / 4, config_.poll_min, config_.poll_max);
+    const absl::Duration expected = looks_ == 1 ? followed_ * 7 / 8 : followed_;
+    poll_interval_ = std::clamp(expected, config_.poll_min, config_.poll_max);
+    looks_ = 0;
     PollLater(now);
     poll_interval_ = std::clamp(followed_ / 8, config_.poll_min, config_.poll_max);
     return {{}, "the manifest is awaited"};
@@ -201,6 +204,7 @@ save::Result SaveCore::OnAuthority(const save::AuthorityChecked& event) {
 save::Result SaveCore::OnManifestRead(const save::ManifestRead& event, Instant now) {
   GT_CHECK(state_ == State::kVerifying || state_ == State::kFollowing);
   const bool leader = state_ == State::kVerifying;
+  ++looks_;
   switch (event.holds) {
     case save::KeyHolds::kThisManifest:
       if (!leader) {

@@ -161,6 +161,7 @@ class SaveCore {
   absl::Duration poll_interval_;
   Instant follows_since_;
   absl::Duration followed_;  // how long the manifest took to come last time
+  int looks_ = 0;            // for it
   std::vector<bool> index_seen_;
   int missing_ = 0;
   absl::Status shard_;                // how writing our own shard ended

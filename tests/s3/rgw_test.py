@@ -1,5 +1,6 @@
 """Checkpoints in the object store people run: Ceph's S3 gateway, started by the test. `make test-s3` installs it."""
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -10,9 +11,11 @@ import unittest
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), '..', 'e2e'))
 import harness  # noqa: E402
 import rgw  # noqa: E402
+from ckpt_test import LIBRARY, sanitized  # noqa: E402
 from harness import SOURCE, wait_until  # noqa: E402
 
 CONFORMANCE = os.path.join(harness.BUILD, 'tests', 'checkpoint_s3_test')
+SAVE_RANK = os.path.join(SOURCE, 'tests', 'e2e', 'save_rank.py')
 TRAIN = os.path.join(SOURCE, 'examples', 'python_sgd', 'train.py')
 
 
@@ -34,7 +37,7 @@ class RgwTest(harness.GtrainTest):
         done = subprocess.run([CONFORMANCE, '--gtest_filter=*Real*'], capture_output=True, text=True, timeout=300,
                               env=dict(os.environ, **server.env, GTRAIN_TEST_S3_URI='s3://bucket/conformance'))
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
-        self.assertRegex(done.stdout, r'\[  PASSED  \] 9 tests')
+        self.assertRegex(done.stdout, r'\[  PASSED  \] 10 tests')
 
     def sgd(self, name, steps, endpoint=None):
         return self.job_file(name, f'''
@@ -57,6 +60,29 @@ checkpoint: {{uri: "s3://bucket/{name}", every: 25 steps}}
         self.assertEqual(launch.wait(), 0, launch.output())
         other = self.gtrain('launch', self.sgd('killed', 310), expect=2, **server.env)
         self.assertIn('step 300 of job killed-1 in s3://bucket/killed', other.stderr)
+        self.end_local_cluster()
+
+    @unittest.skipUnless(os.path.exists(LIBRARY) and not sanitized(), 'libgtrain.so is not built, or with a sanitizer')
+    def test_a_rank_gets_SIGSEGV_10_ms_after_its_save(self):
+        """C1: the writers outside the ranks put that step into the bucket all the same, and it is resumed from."""
+        for victim in ('0', '1'):
+            name = f'lost{victim}'
+            out = os.path.join(self.out, name)
+            os.mkdir(out)
+            launch = self.start('launch', self.job_file(name, f'''
+name: {name}
+run: /usr/bin/python3 {SAVE_RANK} --out {out} --die {victim}
+ranks: 2
+env: {{AWS_ENDPOINT_URL: "{server.env['AWS_ENDPOINT_URL']}"}}
+secrets: {{AWS_ACCESS_KEY_ID: {{env: AWS_ACCESS_KEY_ID}}, AWS_SECRET_ACCESS_KEY: {{env: AWS_SECRET_ACCESS_KEY}}}}
+checkpoint: {{uri: "s3://bucket/{name}"}}
+'''), **server.env)
+            self.assertEqual(launch.wait(), 0, launch.output())
+            resumed = sorted(re.findall(r'rank (\d+): resumed (\d+)', launch.output()))
+            self.assertEqual(resumed, [('0', '2'), ('1', '2')], launch.output())
+            self.assertNotIn('writes its saves itself', launch.output())
+            verified = self.gtrain('ckpt', 'verify', f's3://bucket/{name}', **server.env)
+            self.assertEqual(verified.stdout.count('intact'), 2, verified.stdout)
         self.end_local_cluster()
 
     def test_a_wrong_key_is_the_stores_own_word(self):
