@@ -1,6 +1,6 @@
 // bench_checkpoint: what a checkpoint costs a training process of 1 and 4 GiB of float32 state: the stall of
 // Save beside one memcpy, the cost of a save beside steps that compute, writing beside dd and torch.save,
-// restoring beside a plain read, and uploads to a local HTTP sink beside curl and boto3.
+// restoring beside a plain read and from near memory, and uploads to a local HTTP sink beside curl and boto3.
 #include <arpa/inet.h>
 #include <fcntl.h>
 #include <netinet/in.h>
@@ -15,9 +15,11 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <memory>
 #include <numeric>
 #include <string>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -123,12 +125,18 @@ class BenchSession final : public ckpt::FakeSession, public port::WriterHost {
 // A training process of one rank and its state.
 class Trainer {
  public:
+  // `near`: $GTRAIN_CHECKPOINT_NEAR.
   static absl::StatusOr<std::unique_ptr<Trainer>> Make(const std::string& uri, const std::string& writer,
-                                                       uint64_t bytes, bool lazy = false) {
+                                                       uint64_t bytes, bool lazy = false,
+                                                       const std::string& near = "") {
     std::unique_ptr<Trainer> t(new Trainer(uri, writer, bytes));
-    GT_ASSIGN_OR_RETURN(t->checkpointer_, ckpt::OpenCheckpointer(
-                                              &t->session_, {.uri = uri, .keep = 100, .lazy = lazy},
-                                              [](const char*) { return std::nullopt; }, &ckpt::OpenStore));
+    const auto environment = [&near](const char* name) -> std::optional<std::string> {
+      if (near.empty() || absl::string_view(name) != "GTRAIN_CHECKPOINT_NEAR") return std::nullopt;
+      return near;
+    };
+    GT_ASSIGN_OR_RETURN(t->checkpointer_,
+                        ckpt::OpenCheckpointer(&t->session_, {.uri = uri, .keep = 100, .lazy = lazy},
+                                               environment, &ckpt::OpenStore));
     for (uint64_t begin = 0; begin < bytes; begin += kTensorBytes) {
       GT_RETURN_IF_ERROR(t->checkpointer_->AddReplicated(
           absl::StrCat("w", begin / kTensorBytes), t->state_.at() + begin,
@@ -164,10 +172,12 @@ class Trainer {
     GT_RETURN_IF_ERROR(Wait());
     return absl::ToDoubleSeconds(waited_ - begin);
   }
-  absl::StatusOr<double> Restore() {
+  absl::StatusOr<double> Restore(bool near = false) {
     const Instant begin = clock_.Now();
     GT_ASSIGN_OR_RETURN(const auto restored, checkpointer_->Restore());
     if (!restored || restored->bytes != state_.bytes()) return absl::InternalError("not restored whole");
+    if (restored->bytes_near != (near ? restored->bytes_read : 0))
+      return absl::InternalError("not restored from where it should be");
     return absl::ToDoubleSeconds(clock_.Now() - begin);
   }
   absl::Status Save() {
@@ -206,7 +216,7 @@ struct World {
   bool torch = false;
   std::string boto_python;  // "" = none has boto3
   std::vector<Outcome> outcomes;
-  int turns() const { return options.quick ? 3 : 7; }
+  int turns() const { return options.quick || absl::EndsWith(options.only, "-4") ? 3 : 7; }
 
   absl::Status Add(const Comparison& comparison) {
     GT_ASSIGN_OR_RETURN(std::vector<Outcome> measured, Measure(comparison, turns()));
@@ -220,6 +230,10 @@ struct World {
     return absl::OkStatus();
   }
   std::string File(absl::string_view name) const { return absl::StrCat(folder, "/", name); }
+  // Whether `part` is to be measured, of states of so many GiB; 0: it has one size.
+  bool Wants(absl::string_view part, uint64_t gib = 0) const {
+    return options.only.empty() || options.only == part || options.only == absl::StrCat(part, "-", gib);
+  }
 };
 
 // ------------------------------------------------------------------ the stall
@@ -412,9 +426,8 @@ absl::StatusOr<double> PlainRead(const std::string& folder, const Memory& memory
   return absl::ToDoubleSeconds(clock.Now() - begin);
 }
 
-absl::Status MeasureDisk(World* world, const std::string& size, uint64_t bytes) {
-  const std::string uri = world->File("disk");
-  GT_ASSIGN_OR_RETURN(const auto trainer, Trainer::Make(uri, world->writer, bytes));
+absl::Status MeasurePersist(World* world, const std::string& size, uint64_t bytes) {
+  GT_ASSIGN_OR_RETURN(const auto trainer, Trainer::Make(world->File("persist"), world->writer, bytes));
   Comparison persist{absl::StrCat("hash, write, sync, commit, ", size),
                      "s",
                      [&] { return trainer->Persist(); },
@@ -427,8 +440,15 @@ absl::Status MeasureDisk(World* world, const std::string& size, uint64_t bytes) 
                              }});
   }
   GT_RETURN_IF_ERROR(world->Add(persist));
+  unlink(world->File("torch").c_str());
   unlink(world->File("dd").c_str());
+  return absl::OkStatus();
+}
 
+absl::Status MeasureRestore(World* world, const std::string& size, uint64_t bytes) {
+  const std::string uri = world->File("restore");
+  GT_ASSIGN_OR_RETURN(const auto trainer, Trainer::Make(uri, world->writer, bytes));
+  GT_RETURN_IF_ERROR(trainer->Persist().status());
   Memory warm(bytes);
   const auto cold = [&](auto read) {
     return [&, read]() -> absl::StatusOr<double> {
@@ -442,6 +462,7 @@ absl::Status MeasureDisk(World* world, const std::string& size, uint64_t bytes) 
                      {{"read()", cold([&] { return PlainRead(uri, warm, 0); })},
                       {"read(), O_DIRECT", cold([&] { return PlainRead(uri, warm, O_DIRECT); })}}};
   if (world->torch) {
+    GT_RETURN_IF_ERROR(Python(*world, kTorchPython, "torch-save", world->File("torch"), bytes).status());
     restore.peers.push_back({"torch.load", [&] {
                                return Python(*world, kTorchPython, "torch-load", world->File("torch"), bytes);
                              }});
@@ -454,6 +475,34 @@ absl::Status MeasureDisk(World* world, const std::string& size, uint64_t bytes) 
                                  [&] { return trainer->Restore(); },
                                  {{"read()", [&] { return PlainRead(uri, warm, 0); }}}}));
   return absl::OkStatus();
+}
+
+// From the copy in this machine's memory, and from the disk when that is not there.
+absl::Status MeasureNear(World* world, const std::string& size, uint64_t bytes) {
+  std::string folder = "/dev/shm/bench_checkpoint.XXXXXX";
+  if (mkdtemp(folder.data()) == nullptr) return ErrnoStatus(errno, folder);
+  const auto remove = absl::MakeCleanup([&] {
+    std::error_code ignored;
+    std::filesystem::remove_all(folder, ignored);
+  });
+  const std::string uri = world->File("near");
+  GT_ASSIGN_OR_RETURN(const auto trainer,
+                      Trainer::Make(uri, "", bytes, false, absl::StrCat(2 * bytes, " ", folder)));
+  GT_RETURN_IF_ERROR(trainer->Persist().status());
+  const std::string copies = absl::StrCat(folder, "/", ckpt::FakeJob().job), aside = copies + ".aside";
+  const auto from_disk = [&]() -> absl::StatusOr<double> {
+    GT_RETURN_IF_ERROR(Forget(uri));
+    if (rename(copies.c_str(), aside.c_str()) != 0) return ErrnoStatus(errno, copies);
+    const absl::StatusOr<double> took = trainer->Restore();
+    if (rename(aside.c_str(), copies.c_str()) != 0) return ErrnoStatus(errno, aside);
+    return took;
+  };
+  Memory warm(bytes);
+  const auto copy = [&] { return MemcpyMilliseconds(trainer->state(), warm) / 1000; };
+  return world->Add({absl::StrCat("restore from near memory, ", size),
+                     "s",
+                     [&] { return trainer->Restore(/*near=*/true); },
+                     {{"one memcpy into warm memory", copy}, {"restore from disk", from_disk}}});
 }
 
 // Saved by one rank, loaded by two: each has half of the rows. No byte may be read twice.
@@ -584,7 +633,11 @@ std::string PythonWithBoto(const std::string& file) {
 
 int Main(int argc, char** argv) {
   World world;
-  world.options = ParseOptions(argc, argv);
+  std::vector<std::string> parts = {"reshard", "upload"};
+  for (const std::string part : {"stall", "cost", "persist", "restore", "near"}) {
+    for (const std::string gib : {"", "-1", "-4"}) parts.push_back(part + gib);
+  }
+  world.options = ParseOptions(argc, argv, parts);
   world.writer = absl::StrCat(world.options.folder, "/gtrain-writer");
   SetLogSink([](LogLevel level, absl::string_view line) {
     // Without a writer is what half of the measurements ask for.
@@ -601,14 +654,21 @@ int Main(int argc, char** argv) {
   if (!world.torch) std::fprintf(stderr, "bench_checkpoint: without torch\n");
   std::vector<std::pair<std::string, uint64_t>> sizes = {{"256 MiB", kGiB / 4}};
   if (!world.options.quick) sizes = {{"1 GiB", kGiB}, {"4 GiB", 4 * kGiB}};
-  if (status.ok()) status = MeasureReshard(&world, sizes[0].first, sizes[0].second);
-  if (status.ok()) status = MeasureUpload(&world);
-  for (const auto& [size, bytes] : sizes) {
-    if (status.ok()) status = MeasureStall(&world, size, "", bytes);
-    if (status.ok()) status = MeasureStall(&world, size, world.writer, bytes);
+  const auto measure = [&](bool wanted, auto part) {
+    if (wanted && status.ok()) status = part();
+  };
+  measure(world.Wants("reshard"), [&] { return MeasureReshard(&world, sizes[0].first, sizes[0].second); });
+  measure(world.Wants("upload"), [&] { return MeasureUpload(&world); });
+  for (const auto& [name, size_bytes] : sizes) {
+    const std::string& size = name;
+    const uint64_t bytes = size_bytes, gib = bytes / kGiB;
+    for (const std::string& writer : {std::string(), world.writer})
+      measure(world.Wants("stall", gib), [&] { return MeasureStall(&world, size, writer, bytes); });
     for (const bool lazy : {false, true})
-      if (status.ok()) status = MeasureCost(&world, size, bytes, lazy);
-    if (status.ok()) status = MeasureDisk(&world, size, bytes);
+      measure(world.Wants("cost", gib), [&] { return MeasureCost(&world, size, bytes, lazy); });
+    measure(world.Wants("persist", gib), [&] { return MeasurePersist(&world, size, bytes); });
+    measure(world.Wants("restore", gib), [&] { return MeasureRestore(&world, size, bytes); });
+    measure(world.Wants("near", gib), [&] { return MeasureNear(&world, size, bytes); });
   }
   home.Remove();
   if (!status.ok()) {
