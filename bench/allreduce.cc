@@ -142,7 +142,8 @@ class Peers {
       Words words{kMpirunMpich, "-n", n};
       if (!crowded) words.insert(words.end(), {"-bind-to", "core"});
       words.insert(words.end(), {program + "mpich", "FILE", mode});
-      peers.push_back({"MPICH", words, true});
+      // Of more ranks than cores each spins until its time is up: milliseconds a call.
+      peers.push_back({"MPICH", words, true, crowded ? 400 : 1});
     }
     if (gloo && gloo_) peers.push_back({"Gloo", {kPython, program + "gloo.py", "FILE", n}, false, 20});
     return peers;
@@ -174,7 +175,8 @@ std::vector<Part> Parts(const Options& options, const LocalCluster& cluster, con
     return Contender{"gtrain", {cluster.gtrain(), "launch", "-n", n, "--", rank, "FILE", memory}, false};
   };
   std::vector<Size> large{{2 << 20, 20}, {16 << 20, 5}, {128 << 20, 3}};
-  std::vector<Size> crowded{{8, 200}, {4 << 10, 200}, {2 << 20, 10}, {16 << 20, 5}};
+  // In two milliseconds the system has not yet spread the ranks over the cores.
+  std::vector<Size> crowded{{8, 4000}, {4 << 10, 4000}, {2 << 20, 10}, {16 << 20, 5}};
   std::vector<Size> rewritten{
       {4 << 10, 1000}, {256 << 10, 200}, {2 << 20, 50}, {16 << 20, 10}, {128 << 20, 3}};
   if (options.quick) {

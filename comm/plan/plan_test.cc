@@ -380,24 +380,40 @@ TEST(OpRecord, L6DisagreementNamesTheRanks) {
   EXPECT_TRUE(CheckAgreement({sum, elsewhere}).ok());
 }
 
+// How many of `turns` went the second way.
+int RunWays(TwoWays& ways, uint64_t bytes, int turns, int64_t first, int64_t second) {
+  int taken = 0;
+  for (int i = 0; i < turns; ++i) {
+    const bool two = TwoWays::Second(ways.choice(), bytes);
+    ways.Took(two, bytes, two ? second : first);
+    taken += two ? 1 : 0;
+  }
+  return taken;
+}
+
 TEST(TwoWays, TakesTheFasterAndNoticesWhenThatChanges) {
   TwoWays ways;
   constexpr uint64_t kSmall = 64 << 10, kLarge = 64 << 20;
-  const auto run = [&](int turns, int64_t first, int64_t second) {
-    int taken = 0;
-    for (int i = 0; i < turns; ++i) {
-      const bool two = TwoWays::Second(ways.choice(), kLarge);
-      ways.Took(two, kLarge, two ? second : first);
-      taken += two ? 1 : 0;
-    }
-    return taken;
-  };
-  EXPECT_LE(run(200, 1000, 3000), 5);
-  EXPECT_GE(run(10 * TwoWays::kLookAgain, 9000, 3000), 5 * static_cast<int>(TwoWays::kLookAgain));
+  EXPECT_LE(RunWays(ways, kLarge, 200, 1000, 3000), 8);
+  EXPECT_GE(RunWays(ways, kLarge, 10 * TwoWays::kLookAgain, 9000, 3000),
+            5 * static_cast<int>(TwoWays::kLookAgain));
   // One slow turn does not turn it back.
   ways.Took(true, kLarge, 1'000'000);
   EXPECT_TRUE(TwoWays::Second(ways.choice(), kLarge));
   EXPECT_FALSE(TwoWays::Second(ways.choice(), kSmall)) << "sizes are learned apart";
+}
+
+// The first operation touches memory that nobody had touched: it says nothing about its way, and that must
+// not cost more than a few operations.
+TEST(TwoWays, AWayIsNotJudgedByItsFirstOperation) {
+  constexpr uint64_t kLarge = 2 << 20;
+  TwoWays first_is_faster;
+  first_is_faster.Took(false, kLarge, 50'000);
+  EXPECT_LE(RunWays(first_is_faster, kLarge, 40, 1000, 3000), 13);
+  TwoWays second_is_faster;
+  second_is_faster.Took(false, kLarge, 1'000);
+  second_is_faster.Took(true, kLarge, 50'000);
+  EXPECT_GE(RunWays(second_is_faster, kLarge, 40, 1000, 300), 27);
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 #pragma once
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 
@@ -20,22 +21,27 @@ class TwoWays {
     Known& known = classes_[Class(bytes)];
     double& cost = known.cost[second ? 1 : 0];
     const double now = static_cast<double>(std::max<int64_t>(1, nanoseconds)) / static_cast<double>(bytes);
-    // A rank that lost its core for a moment says nothing about the way.
-    cost = cost == 0 ? now : 0.7 * cost + 0.3 * std::min(now, 4 * cost);
+    // A rank that lost its core for a moment, or touched its memory for the first time, says nothing about
+    // the way. Nothing makes one seem faster than it is.
+    cost = cost == 0 ? now : std::min(now, 0.7 * cost + 0.3 * std::min(now, 4 * cost));
     bool next = known.cost[1] != 0 && known.cost[1] < known.cost[0];
     if (known.cost[0] == 0 || known.cost[1] == 0) {
       next = known.cost[1] == 0;
-    } else if (++known.taken % kLookAgain == 0) {
+    } else if (LooksAgain(++known.taken)) {
       next = !next;
     }
     const uint64_t bit = uint64_t{1} << Class(bytes);
     choice_ = next ? choice_ | bit : choice_ & ~bit;
   }
 
-  // Every so many operations the slower way gets a chance: machines move virtual processors about.
+  // Every so many operations the slower way gets a chance: machines move virtual processors about. The first
+  // chances come early, in case what is known of it was bad luck.
   static constexpr uint64_t kLookAgain = 64;
 
  private:
+  static bool LooksAgain(uint64_t taken) {
+    return taken % kLookAgain == 0 || (taken >= 8 && std::has_single_bit(taken));
+  }
   static constexpr size_t kClasses = 4;
   struct Known {
     std::array<double, 2> cost = {};  // nanoseconds a byte; 0: not known
