@@ -175,8 +175,8 @@ std::vector<Part> Parts(const Options& options, const LocalCluster& cluster, con
     return Contender{"gtrain", {cluster.gtrain(), "launch", "-n", n, "--", rank, "FILE", memory}, false};
   };
   std::vector<Size> large{{2 << 20, 20}, {16 << 20, 5}, {128 << 20, 3}};
-  // In two milliseconds the system has not yet spread the ranks over the cores.
-  std::vector<Size> crowded{{8, 4000}, {4 << 10, 4000}, {2 << 20, 10}, {16 << 20, 5}};
+  // It takes some ten milliseconds until the system has spread the ranks over the cores.
+  std::vector<Size> crowded{{8, 20'000}, {4 << 10, 4000}, {2 << 20, 10}, {16 << 20, 5}};
   std::vector<Size> rewritten{
       {4 << 10, 1000}, {256 << 10, 200}, {2 << 20, 50}, {16 << 20, 10}, {128 << 20, 3}};
   if (options.quick) {
