@@ -7,7 +7,9 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <csignal>
+#include <cstdio>
 #include <filesystem>
 #include <map>
 
@@ -135,6 +137,58 @@ TEST(ChunkShare, RanksOfAMachineAskTheStorageForEachChunkOnce) {
   times = storage.Take();
   std::erase_if(times, [](const auto& t) { return t.first[0] != 'G'; });
   EXPECT_THAT(times, Each(Pair(testing::_, 2)));
+}
+
+// Every chunk of rows holds a little of each column: read whole by each machine, not by each rank.
+TEST(ChunkShare, ColumnsOfRowsAreReadOnceAMachine) {
+  constexpr int64_t kRows = 3000, kColumns = 4000;  // 46 MiB
+  constexpr int kRanks = 4;
+  Counted storage;
+  // How often each chunk is read, and bytes for one that is needed, with `machines`.
+  const auto run = [&](uint64_t generation, int dim, int machines) {
+    std::atomic<uint64_t> needed = 0, read = 0;
+    RunRanks(
+        {.world_size = kRanks, .generation = generation, .timeline = generation}, [&](FakeSession* session) {
+          const FakeJob job{.node = absl::StrCat("node-", session->rank() % machines), .world_size = kRanks};
+          auto checkpointer = OpenCheckpointer(session, {.uri = "s3://bucket", .commit_timeout = kLong},
+                                               EnvironmentOf(job), storage.Factory());
+          ASSERT_TRUE(checkpointer.ok()) << checkpointer.status();
+          const int64_t rows = dim == 0 ? kRows / kRanks : kRows;
+          const int64_t columns = dim == 0 ? kColumns : kColumns / kRanks;
+          std::vector<float> part(static_cast<size_t>(rows * columns)), right = part;
+          for (int64_t i = 0; i < rows * columns; ++i) {
+            const int64_t row = i / columns + (dim == 0 ? session->rank() * rows : 0);
+            const int64_t column = i % columns + (dim == 1 ? session->rank() * columns : 0);
+            right[static_cast<size_t>(i)] = static_cast<float>(row * kColumns + column);
+          }
+          ASSERT_TRUE((*checkpointer)
+                          ->AddSharded("w", part.data(), {kRows, kColumns},
+                                       {.mesh = {{"tp", kRanks}}, .splits = {{dim, "tp"}}}, DType::kFloat32)
+                          .ok());
+          if (generation == 1) {
+            part = right;
+            ASSERT_TRUE(*(*checkpointer)->Save(7));
+            ASSERT_TRUE((*checkpointer)->Wait(kLong).ok());
+            return;
+          }
+          const auto restored = (*checkpointer)->Restore();
+          ASSERT_TRUE(restored.ok() && *restored) << restored.status();
+          EXPECT_TRUE(part == right) << "rank " << session->rank() << " is not bit-identical";
+          needed += (*restored)->bytes;
+          read += (*restored)->bytes_read;
+        });
+    if (generation > 1) {
+      std::printf("rows to columns, %d ranks on %d machines: %.2f bytes read for one that is needed\n",
+                  kRanks, machines, static_cast<double>(read) / static_cast<double>(needed));
+    }
+    std::map<std::string, int> times = storage.Take();
+    std::erase_if(times, [](const auto& t) { return t.first[0] != 'G'; });
+    return times;
+  };
+  run(1, 0, 1);
+  EXPECT_THAT(run(2, 1, 1), Each(Pair(testing::_, 1)));
+  EXPECT_THAT(run(3, 1, 2), Each(Pair(testing::_, 2)));
+  EXPECT_THAT(run(4, 1, 4), Each(Pair(testing::_, 4)));
 }
 
 // A checkpoint in a folder, and how a rank restores it with a share of its own.
