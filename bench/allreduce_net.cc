@@ -3,6 +3,10 @@
 // alone, and Open MPI (as it comes and with its ring) and Gloo where they are installed, all in turns; and
 // what plain TCP gets through one cable, which bounds them all.
 //
+// With two ranks on each of two machines: one of each machine carrying everything against both, each its part
+// (--only rails). There the ranks of a machine are on cores of their own, which the machines share: what one
+// core and one connection cannot carry is what rails are for.
+//
 // The ranks are forked here and meet through memory; everything after that goes over the network as in a job.
 // A sample is the median of some calls, each between two barriers and as slow as its slowest rank.
 // Needs root and ip(8) and tc(8).
@@ -33,8 +37,11 @@ namespace gtrain::bench {
 namespace {
 
 constexpr int kMachines = 4, kTurns = 7, kTurnsQuick = 3;
-constexpr const char* kAlgorithms[] = {"auto", "ring", "doubling", "halving-doubling", "double-tree"};
-constexpr size_t kAlgorithmCount = std::size(kAlgorithms), kSizesMax = 16;
+using Algorithms = std::vector<const char*>;
+const Algorithms kAlgorithms{"auto", "ring", "doubling", "halving-doubling", "double-tree"},
+    kSpeakers{"auto", "leader", "rails"};
+constexpr size_t kAlgorithmsMax = 5, kSizesMax = 16;
+constexpr int kRailMachines = 2, kRails = 2;
 constexpr absl::Duration kPeerDeadline = absl::Seconds(120);
 const std::vector<size_t> kRawBytes{4 << 10, 50'000, 8 << 20};
 constexpr int kRawTimes = 9;
@@ -55,7 +62,7 @@ std::string Named(size_t bytes) {
 
 // What a child measures for the rest.
 struct Board {
-  double sample[kAlgorithmCount][kSizesMax][kTurns];
+  double sample[kAlgorithmsMax][kSizesMax][kTurns];
 };
 
 Board* MakeBoard() {
@@ -78,11 +85,11 @@ absl::StatusOr<double> TimeCalls(Communicator& c, float* data, const Size& size)
   return samples[samples.size() / 2];
 }
 
-absl::Status OneRank(comm::FakeWorld& world, int rank, const std::vector<Size>& sizes, int turns,
-                     Board* board) {
+absl::Status OneRank(comm::FakeWorld& world, int rank, const Algorithms& algorithms,
+                     const std::vector<Size>& sizes, int turns, Board* board) {
   const auto bootstrap = world.Rank(rank);
   std::vector<std::unique_ptr<Communicator>> communicators;
-  for (const char* algorithm : kAlgorithms) {
+  for (const char* algorithm : algorithms) {
     comm::ExecOptions options;
     options.user.timeout = absl::Seconds(60);
     options.algorithm = algorithm;
@@ -102,16 +109,24 @@ absl::Status OneRank(comm::FakeWorld& world, int rank, const std::vector<Size>& 
   return absl::OkStatus();
 }
 
-absl::Status MeasureOurs(const Network& network, const std::vector<Size>& sizes, int turns, Board* board) {
+struct Place {
+  int machine, core;
+};
+
+absl::Status MeasureOurs(const Network& network, const std::vector<Place>& ranks,
+                         const Algorithms& algorithms, const std::vector<Size>& sizes, int turns,
+                         Board* board) {
   std::vector<std::string> nodes, addresses;
-  for (int i = 0; i < kMachines; ++i) {
-    nodes.push_back(network.NameOf(i));
-    addresses.push_back(Network::AddressOf(i));
+  for (const Place& place : ranks) {
+    nodes.push_back(network.NameOf(place.machine));
+    addresses.push_back(Network::AddressOf(place.machine));
   }
   comm::FakeWorld world(nodes, addresses);
   std::vector<pid_t> children;
-  for (int i = 0; i < kMachines; ++i) {
-    children.push_back(network.Start(i, [&, i] { return OneRank(world, i, sizes, turns, board); }));
+  for (size_t i = 0; i < ranks.size(); ++i) {
+    children.push_back(network.StartOnCore(ranks[i].machine, ranks[i].core, [&, i] {
+      return OneRank(world, static_cast<int>(i), algorithms, sizes, turns, board);
+    }));
   }
   return WaitForAll(children, "a rank of ours", absl::Minutes(10));
 }
@@ -225,7 +240,7 @@ void PrintSummary(const Board& board, const std::vector<double>& raw, const std:
   for (size_t s = 0; s < sizes.size(); ++s) {
     std::printf("%-8s", Named(sizes[s].bytes).c_str());
     double best = 0;
-    for (size_t a = 0; a < kAlgorithmCount; ++a) {
+    for (size_t a = 0; a < kAlgorithms.size(); ++a) {
       const double median = Of(board, a, s, turns).Median();
       std::printf(" %10.1f", median);
       if (a > 0 && (best == 0 || median < best)) best = median;
@@ -236,14 +251,42 @@ void PrintSummary(const Board& board, const std::vector<double>& raw, const std:
   }
 }
 
-absl::Status MeasureAll(const Options& options, const Network& network, const Home& home) {
+// Both ranks of a machine against its leader, through cables as they are now.
+absl::Status MeasureRails(const Options& options, const Network& network, const std::string& cables,
+                          std::vector<Outcome>* outcomes) {
+  std::vector<Size> sizes{{4 << 10, 200}, {64 << 10, 50}, {1 << 20, 20}, {16 << 20, 5}, {64 << 20, 2}};
+  if (options.quick) sizes = {{64 << 10, 30}, {1 << 20, 5}, {16 << 20, 1}};
+  const int turns = options.quick ? kTurnsQuick : kTurns;
+  std::vector<Place> ranks;
+  for (int machine = 0; machine < kRailMachines; ++machine) {
+    for (int local = 0; local < kRails; ++local) ranks.push_back({machine, Network::CoreOf(local)});
+  }
+  Board* board = MakeBoard();
+  if (board == nullptr) return absl::ResourceExhaustedError("no memory for the samples");
+  GT_RETURN_IF_ERROR(MeasureOurs(network, ranks, kSpeakers, sizes, turns, board));
+  std::printf("%d machines of %d ranks, %s\n%-8s %10s %10s %10s   %s\n", kRailMachines, kRails,
+              cables.c_str(), "bytes", "auto us", "leader", "rails", "leader / rails; auto / better of them");
+  for (size_t s = 0; s < sizes.size(); ++s) {
+    const Series chosen = Of(*board, 0, s, turns), leader = Of(*board, 1, s, turns),
+                 rails = Of(*board, 2, s, turns);
+    std::printf("%-8s %10.1f %10.1f %10.1f   %.2f  %.3f\n", Named(sizes[s].bytes).c_str(), chosen.Median(),
+                leader.Median(), rails.Median(), leader.Median() / rails.Median(),
+                chosen.Median() / std::min(leader.Median(), rails.Median()));
+    const std::string name = absl::StrCat("2 machines of 2, ", cables, ", ", Named(sizes[s].bytes));
+    outcomes->push_back({name, "us", "ours, leader", chosen, leader});
+    outcomes->push_back({name, "us", "ours, rails", chosen, rails});
+  }
+  return absl::OkStatus();
+}
+
+absl::Status MeasureMachines(const Options& options, const Network& network, const Home& home,
+                             const std::vector<double>& raw, std::vector<Outcome>* outcomes) {
   std::vector<Size> sizes{{8, 300},       {64, 300},       {512, 300},   {4 << 10, 300}, {16 << 10, 100},
                           {64 << 10, 50}, {256 << 10, 20}, {1 << 20, 7}, {2 << 20, 5},   {16 << 20, 2}};
   if (options.quick) sizes = {{8, 200}, {4 << 10, 200}, {64 << 10, 30}, {2 << 20, 3}, {16 << 20, 1}};
   const int turns = options.quick ? kTurnsQuick : kTurns;
   Board* board = MakeBoard();
   if (board == nullptr) return absl::ResourceExhaustedError("no memory for the samples");
-  GT_ASSIGN_OR_RETURN(const std::vector<double> raw, LimitAndMeasureRaw(network));
 
   std::vector<Peer> peers;
   for (const auto& peer :
@@ -260,10 +303,12 @@ absl::Status MeasureAll(const Options& options, const Network& network, const Ho
   for (const Size& size : sizes) words.push_back(absl::StrCat(size.bytes, ":", size.calls));
   // One turn of ours measures everything once; peers are whole programs, so they come between such turns.
   std::vector<std::map<size_t, Series>> theirs(peers.size());
+  std::vector<Place> ranks;
+  for (int i = 0; i < kMachines; ++i) ranks.push_back({i, Network::CoreOf(i)});
   Board* one_turn = MakeBoard();
   for (int turn = 0; turn < turns; ++turn) {
-    GT_RETURN_IF_ERROR(MeasureOurs(network, sizes, 1, one_turn));
-    for (size_t a = 0; a < kAlgorithmCount; ++a) {
+    GT_RETURN_IF_ERROR(MeasureOurs(network, ranks, kAlgorithms, sizes, 1, one_turn));
+    for (size_t a = 0; a < kAlgorithms.size(); ++a) {
       for (size_t s = 0; s < sizes.size(); ++s) board->sample[a][s][turn] = one_turn->sample[a][s][0];
     }
     for (size_t p = 0; p < peers.size(); ++p) {
@@ -279,20 +324,30 @@ absl::Status MeasureAll(const Options& options, const Network& network, const Ho
     }
   }
 
-  std::vector<Outcome> outcomes;
   for (size_t s = 0; s < sizes.size(); ++s) {
     const std::string name = absl::StrCat("4 machines, ", Named(sizes[s].bytes));
     const Series chosen = Of(*board, 0, s, turns);
-    for (size_t a = 1; a < kAlgorithmCount; ++a) {
-      outcomes.push_back(
+    for (size_t a = 1; a < kAlgorithms.size(); ++a) {
+      outcomes->push_back(
           {name, "us", absl::StrCat("ours, ", kAlgorithms[a]), chosen, Of(*board, a, s, turns)});
     }
     for (size_t p = 0; p < peers.size(); ++p) {
       if (theirs[p].empty()) continue;
-      outcomes.push_back({name, "us", peers[p].name, chosen, theirs[p][sizes[s].bytes]});
+      outcomes->push_back({name, "us", peers[p].name, chosen, theirs[p][sizes[s].bytes]});
     }
   }
   PrintSummary(*board, raw, sizes, turns);
+  return absl::OkStatus();
+}
+
+absl::Status MeasureAll(const Options& options, const Network& network, const Home& home) {
+  std::vector<Outcome> outcomes;
+  if (options.only != "machines")
+    GT_RETURN_IF_ERROR(MeasureRails(options, network, "cables without a limit", &outcomes));
+  GT_ASSIGN_OR_RETURN(const std::vector<double> raw, LimitAndMeasureRaw(network));
+  if (options.only != "machines")
+    GT_RETURN_IF_ERROR(MeasureRails(options, network, "cables of 1 Gbit/s", &outcomes));
+  if (options.only != "rails") GT_RETURN_IF_ERROR(MeasureMachines(options, network, home, raw, &outcomes));
   return Report(options, "allreduce_net", outcomes) == 0 ? absl::OkStatus()
                                                          : absl::InternalError("the report was not written");
 }
@@ -316,4 +371,6 @@ int Main(Options options) {
 }  // namespace
 }  // namespace gtrain::bench
 
-int main(int argc, char** argv) { return gtrain::bench::Main(gtrain::bench::ParseOptions(argc, argv)); }
+int main(int argc, char** argv) {
+  return gtrain::bench::Main(gtrain::bench::ParseOptions(argc, argv, {"machines", "rails"}));
+}

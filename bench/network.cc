@@ -149,7 +149,11 @@ std::vector<std::string> Network::Inside(int machine) const {
 }
 
 pid_t Network::Start(int machine, const std::function<absl::Status()>& body) const {
-  return StartOnCore(CoreOf(machine), [name = NameOf(machine), &body] {
+  return StartOnCore(machine, CoreOf(machine), body);
+}
+
+pid_t Network::StartOnCore(int machine, int core, const std::function<absl::Status()>& body) const {
+  return bench::StartOnCore(core, [name = NameOf(machine), &body] {
     return Enter(name) ? body() : absl::ErrnoToStatus(errno, "entering " + name);
   });
 }

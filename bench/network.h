@@ -36,9 +36,10 @@ class Network {
   static int CoreOf(int machine);
   // What a command on that machine begins with. The interface there is eth0.
   std::vector<std::string> Inside(int machine) const;
-  // Forks: body runs on that machine, on its core, and ends with this process. The exit status is 0 if it is
-  // OK.
+  // Forks: body runs on that machine, on its core or this one, and ends with this process. The exit status is
+  // 0 if it is OK.
   pid_t Start(int machine, const std::function<absl::Status()>& body) const;
+  pid_t StartOnCore(int machine, int core, const std::function<absl::Status()>& body) const;
 
   // What bounds everything: machine 0 sends so many bytes and machine 1 answers with one; with `all` each
   // machine to the next at the same time, as in a collective. Medians of microseconds, of the slowest sender.

@@ -137,13 +137,8 @@ absl::Status ExecCommunicator::ChunkedAllReduce(const OpRecord& r, char* data, c
     Combine(shm_->Result(chunk_ + c) + part.begin * element, part.count, r, 1);
     return absl::OkStatus();
   };
-  const Stage between = [&](uint64_t c) -> absl::Status {
-    if (!leads()) return absl::OkStatus();
-    char* result = shm_->Result(chunk_ + c);
-    GT_RETURN_IF_ERROR(ReduceBetweenMachines(r, result, elements(c), watch));
-    sources_.assign({result});
-    if (Divisor(r) != 1) Combine(result, elements(c), r, Divisor(r));
-    return absl::OkStatus();
+  const Stage between = [&](uint64_t c) {
+    return ReduceBetweenMachines(r, shm_->Result(chunk_ + c), elements(c), watch);
   };
   const Stage out = [&](uint64_t c) {
     std::memcpy(data + c * per_chunk * element, shm_->Result(chunk_ + c), elements(c) * element);
@@ -157,14 +152,20 @@ absl::Status ExecCommunicator::ChunkedAllReduce(const OpRecord& r, char* data, c
 
 absl::Status ExecCommunicator::ReduceBetweenMachines(const OpRecord& r, char* data, uint64_t count,
                                                      const Watch& watch) {
-  const AllReducePlan plan = PlanAllReduce(algorithm_, link_, nodes(), count * DTypeSize(r.dtype));
-  return runner_.Run(MakeSchedule(plan, hierarchy_.node, nodes(), count), data, r.dtype, r.op,
-                     transport_.get(), watch);
+  const AllReducePlan plan = PlanAllReduce(wish_.algorithm, carriers_, nodes(), count * DTypeSize(r.dtype));
+  const Range part = RailPart(count, plan.rails, hierarchy_.local);
+  char* const mine = data + part.begin * DTypeSize(r.dtype);
+  GT_RETURN_IF_ERROR(runner_.Run(MakeSchedule(plan, hierarchy_.node, nodes(), part.count), mine, r.dtype,
+                                 r.op, rail_.get(), watch));
+  sources_.assign({mine});
+  if (Divisor(r) != 1) Combine(mine, part.count, r, Divisor(r));
+  return absl::OkStatus();
 }
 
 absl::Status ExecCommunicator::FlatAllReduce(const OpRecord& r, char* data, const Watch& watch) {
   const size_t element = DTypeSize(r.dtype), bytes = r.count * element;
-  if (bytes <= kWithRecordsBytes && GoesWithRecords(algorithm_, link_, nodes(), bytes)) {
+  if (bytes <= kWithRecordsBytes &&
+      GoesWithRecords(wish_.algorithm, carriers_.front().link, nodes(), bytes)) {
     GT_RETURN_IF_ERROR(Agree(r, watch, data, bytes));
     sources_.assign({data});
     if (Divisor(r) != 1) Combine(data, r.count, r, Divisor(r));
@@ -176,8 +177,6 @@ absl::Status ExecCommunicator::FlatAllReduce(const OpRecord& r, char* data, cons
     const uint64_t count = std::min(block, r.count - at);
     GT_RETURN_IF_ERROR(ReduceBetweenMachines(r, data + at * element, count, watch));
   }
-  sources_.assign({data});
-  if (Divisor(r) != 1) Combine(data, r.count, r, Divisor(r));
   return absl::OkStatus();
 }
 

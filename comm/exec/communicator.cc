@@ -8,10 +8,10 @@
 //
 // In all other cases data moves in chunks through a pipeline of stages, one phase of the shared-memory group
 // between two ticks: at tick t the ranks copy chunk t in, reduce chunk t-1 (each its own part, in the order
-// of ranks), let the leader carry chunk t-2 between the machines, and copy chunk t-3 out. With at most four
-// stages and four buffers no rank can meet a chunk that another still reads, also across the border of two
-// collectives: within the last tick of one and the first of the next different buffers are touched, and a
-// phase lies between any further ones.
+// of ranks), carry chunk t-2 between the machines (the leader all of it or each rank a part), and copy chunk
+// t-3 out. With at most four stages and four buffers no rank can meet a chunk that another still reads, also
+// across the border of two collectives: within the last tick of one and the first of the next different
+// buffers are touched, and a phase lies between any further ones.
 #include "comm/exec/communicator.h"
 
 #include <algorithm>
@@ -42,22 +42,22 @@ absl::Status Annotate(const absl::Status& status, const std::string& what) {
 
 // First byte of what ranks tell each other: an error of one is then reported by all.
 constexpr char kMeetOk = '+', kMeetError = '-';
-constexpr uint32_t kMeetVersion = (5 << 16) | sizeof(OpRecord);
+constexpr uint32_t kMeetVersion = (6 << 16) | sizeof(OpRecord);
 constexpr size_t kAlgorithmBytesMax = 64;
 
 // What every rank calls its algorithm. The same error on all when one is none, or they differ.
-absl::StatusOr<AllReduceAlgorithm> AgreedAlgorithm(const std::vector<std::string>& by_rank) {
+absl::StatusOr<AllReduceWish> AgreedWish(const std::vector<std::string>& by_rank) {
   std::map<std::string, std::vector<size_t>> ranks_of;
   for (size_t rank = 0; rank < by_rank.size(); ++rank) {
     const std::string& name = by_rank[rank];
-    if (!AllReduceAlgorithmFrom(name)) {
+    if (!AllReduceWishFrom(name)) {
       return absl::InvalidArgumentError(absl::StrCat("GTRAIN_COMM_ALGO is '", absl::CHexEscape(name),
                                                      "' on rank ", rank, "; it must be one of ",
-                                                     kAllReduceAlgorithms));
+                                                     kAllReduceWishes));
     }
     ranks_of[name].push_back(rank);
   }
-  if (ranks_of.size() == 1) return *AllReduceAlgorithmFrom(by_rank[0]);
+  if (ranks_of.size() == 1) return *AllReduceWishFrom(by_rank[0]);
   std::vector<std::string> parts;
   for (const auto& [name, ranks] : ranks_of) {
     parts.push_back(
@@ -73,6 +73,29 @@ std::string Algorithm(const ExecOptions& options) {
 
 }  // namespace
 
+// Some of those on a transport: a rail, or a pair.
+class ExecCommunicator::Members final : public DataTransport {
+ public:
+  Members(DataTransport* all, std::vector<int> members) : all_(all), members_(std::move(members)) {}
+  absl::StatusOr<std::string> Address() override {
+    return absl::InternalError("some members of a transport");
+  }
+  absl::Status Connect(const std::vector<std::string>&, int) override {
+    return absl::InternalError("some members of a transport are connected already");
+  }
+  absl::Status Exchange(absl::Span<const Transfer> transfers, absl::FunctionRef<void(size_t)> done,
+                        const Watch& watch) override {
+    transfers_.assign(transfers.begin(), transfers.end());
+    for (Transfer& t : transfers_) t.peer = members_[static_cast<size_t>(t.peer)];
+    return all_->Exchange(transfers_, done, watch);
+  }
+
+ private:
+  DataTransport* const all_;
+  const std::vector<int> members_;
+  std::vector<Transfer> transfers_;  // kept to allocate nothing in a call
+};
+
 ExecCommunicator::ExecCommunicator(Bootstrap* bootstrap, ExecOptions options)
     : bootstrap_(bootstrap), options_(std::move(options)) {
   std::vector<NodeId> nodes;
@@ -84,10 +107,9 @@ ExecCommunicator::~ExecCommunicator() {
   // A forked child must not speak on its parent's connections, not even to close them.
   if (!fork_guard_.Forked()) return;
   (void)transport_.release();
-  (void)pair_transport_.release();
 }
 
-// First what all must agree on, then each rank's transport address, empty for ranks that are no leaders.
+// First what all must agree on, then each rank's transport address.
 absl::StatusOr<std::vector<std::string>> ExecCommunicator::Meet(const GatherFn& gather, bool both_rounds,
                                                                 uint64_t* nonce) {
   const uint64_t mine = Rng::FromSystem().Next();
@@ -107,10 +129,10 @@ absl::StatusOr<std::vector<std::string>> ExecCommunicator::Meet(const GatherFn& 
   nonce_ = *nonce;
   std::vector<std::string> algorithms;
   for (const std::string& of_rank : first) algorithms.push_back(of_rank.substr(fixed));
-  GT_ASSIGN_OR_RETURN(algorithm_, AgreedAlgorithm(algorithms));
+  GT_ASSIGN_OR_RETURN(wish_, AgreedWish(algorithms));
   if (nodes() == 1 && !both_rounds) return std::vector<std::string>(first.size());
 
-  const absl::StatusOr<std::string> own = OpenTransports();
+  const absl::StatusOr<std::string> own = OpenTransport();
   GT_ASSIGN_OR_RETURN(std::vector<std::string> all,
                       gather(own.ok() ? std::string(1, kMeetOk) + *own
                                       : std::string(1, kMeetError) + std::string(own.status().message())));
@@ -125,47 +147,19 @@ absl::StatusOr<std::vector<std::string>> ExecCommunicator::Meet(const GatherFn& 
   return all;
 }
 
-// What the peers are told: the length of the first address, where a leader is reached (else 0), it, and where
-// this rank is reached by its partner in a pair.
-absl::StatusOr<std::string> ExecCommunicator::OpenTransports() {
+// What the peers are told: where this rank is reached. Its rail is connected with the communicator, others
+// when they first speak as a pair.
+absl::StatusOr<std::string> ExecCommunicator::OpenTransport() {
   if (nodes() == 1) return std::string();
-  const auto open = [this](uint64_t nonce, LinkWatch::Report broken, bool at_once) {
-    return options_.transport ? options_.transport(*bootstrap_, nonce)
-                              : OpenUcxTransport(*bootstrap_, nonce, std::move(broken), at_once);
-  };
-  std::string leader;
-  if (hierarchy_.leader()) {
-    const auto broken = [this](int node, const std::string& symptom) {
-      bootstrap_->ReportLink(hierarchy_.nodes[static_cast<size_t>(node)][0], symptom);
-    };
-    GT_ASSIGN_OR_RETURN(transport_, open(nonce_, broken, true));
-    GT_ASSIGN_OR_RETURN(leader, transport_->Address());
-  }
   const auto broken = [this](int rank, const std::string& symptom) { bootstrap_->ReportLink(rank, symptom); };
-  GT_ASSIGN_OR_RETURN(pair_transport_, open(nonce_ + 1, broken, false));
-  GT_ASSIGN_OR_RETURN(const std::string pair, pair_transport_->Address());
-  const uint64_t length = leader.size();
-  return absl::StrCat(absl::string_view(reinterpret_cast<const char*>(&length), sizeof(length)), leader,
-                      pair);
-}
-
-absl::Status ExecCommunicator::ConnectTransports(const std::vector<std::string>& addresses) {
-  std::vector<std::string> of_leaders, of_all;
-  for (const std::string& address : addresses) {
-    uint64_t length = 0;
-    if (address.size() >= sizeof(length)) std::memcpy(&length, address.data(), sizeof(length));
-    if (address.size() < sizeof(length) || length > address.size() - sizeof(length)) {
-      return absl::InternalError("the address of a rank is none");
-    }
-    if (length > 0) of_leaders.push_back(address.substr(sizeof(length), length));
-    of_all.push_back(address.substr(sizeof(length) + length));
-  }
-  if (transport_ != nullptr) GT_RETURN_IF_ERROR(transport_->Connect(of_leaders, hierarchy_.node));
-  return pair_transport_->Connect(of_all, rank());
+  GT_ASSIGN_OR_RETURN(transport_, options_.transport
+                                      ? options_.transport(*bootstrap_, nonce_)
+                                      : OpenUcxTransport(*bootstrap_, nonce_, broken, hierarchy_.Rail()));
+  return transport_->Address();
 }
 
 absl::Status ExecCommunicator::Connect() {
-  if (size() == 1) return AgreedAlgorithm({Algorithm(options_)}).status();
+  if (size() == 1) return AgreedWish({Algorithm(options_)}).status();
   const Watch watch(bootstrap_, options_.user.timeout);
   return Connect([&](const std::string& blob) { return bootstrap_->AllGather(blob, watch.Left()); },
                  /*both_rounds=*/false, watch);
@@ -175,20 +169,24 @@ absl::Status ExecCommunicator::Connect(const GatherFn& gather, bool both_rounds,
   uint64_t nonce = 0;
   GT_ASSIGN_OR_RETURN(const std::vector<std::string> addresses, Meet(gather, both_rounds, &nonce));
   if (size() == 1) return absl::OkStatus();
-  if (nodes() > 1) GT_RETURN_IF_ERROR(ConnectTransports(addresses));
+  if (nodes() > 1) {
+    GT_RETURN_IF_ERROR(transport_->Connect(addresses, rank()));
+    if (const std::vector<int> rail = hierarchy_.Rail(); !rail.empty())
+      rail_ = std::make_unique<Members>(transport_.get(), rail);
+  }
   if (!hierarchy_.one_rank_a_node()) {
     GT_ASSIGN_OR_RETURN(shm_, ShmGroup::Open(bootstrap_, hierarchy_.peers(), hierarchy_.local, nonce, watch));
   } else {
     records_.resize(static_cast<size_t>(size()));
   }
   // Connections are made here, so that a network that does not work shows now and not in the first step.
-  if (transport_ != nullptr) GT_RETURN_IF_ERROR(MeasureLinks(watch));
+  if (nodes() > 1) GT_RETURN_IF_ERROR(MeasureLinks(watch));
   return Barrier();
 }
 
-// More than a packet to each machine that small all-gathers speak with: a way that loses only large packets
-// carries every barrier (fault W14).
-absl::Status ExecCommunicator::TryLinks(const Watch& watch, double* seconds, uint64_t* bytes) {
+// Leaders: more than a packet to each machine that small all-gathers speak with: a way that loses only large
+// packets carries every barrier (fault W14).
+absl::Status ExecCommunicator::TryLinks(const Watch& watch, double* seconds, double* a_byte) {
   constexpr size_t kTryBytes = 64 << 10;
   const int self = hierarchy_.node, machines = nodes();
   const bool direct = machines <= kDirectRanksMax;
@@ -201,72 +199,102 @@ absl::Status ExecCommunicator::TryLinks(const Watch& watch, double* seconds, uin
     const int from = (self - steps[i] + machines) % machines;
     transfers.push_back({from, false, in.data() + i * kTryBytes, kTryBytes});
   }
-  *bytes = steps.size() * kTryBytes;
   const Instant start = RealClock().Now();
-  GT_RETURN_IF_ERROR(transport_->Exchange(
+  GT_RETURN_IF_ERROR(rail_->Exchange(
       transfers, [](size_t) {}, watch));
   *seconds = absl::ToDoubleSeconds(RealClock().Now() - start);
+  *a_byte = *seconds / static_cast<double>(in.size());
   return absl::OkStatus();
 }
 
-// The largest of each value that any leader has.
+// On all ranks: the largest of each value that any leader has. Before the first collective.
 absl::Status ExecCommunicator::AgreeOnMost(absl::Span<double> values, const Watch& watch) {
-  std::vector<double> all(values.size() * static_cast<size_t>(nodes()));
-  std::vector<uint64_t> offsets;
-  for (int i = 0; i <= nodes(); ++i) offsets.push_back(static_cast<uint64_t>(i) * values.size());
-  std::copy(values.begin(), values.end(),
-            all.begin() + static_cast<long>(offsets[static_cast<size_t>(hierarchy_.node)]));
-  GT_RETURN_IF_ERROR(runner_.Run(AllGatherSchedule(hierarchy_.node, offsets), all.data(), DType::kFloat64,
-                                 ReduceOp::kSum, transport_.get(), watch));
-  for (size_t i = 0; i < all.size(); ++i) {
-    values[i % values.size()] = std::max(values[i % values.size()], all[i]);
+  if (leads()) {
+    std::vector<double> all(values.size() * static_cast<size_t>(nodes()));
+    std::vector<Range> parts;
+    for (size_t i = 0; i < hierarchy_.nodes.size(); ++i) parts.push_back({i * values.size(), values.size()});
+    std::copy(values.begin(), values.end(), all.begin() + hierarchy_.node * static_cast<long>(values.size()));
+    GT_RETURN_IF_ERROR(runner_.Run(AllGatherSchedule(hierarchy_.node, parts), all.data(), DType::kFloat64,
+                                   ReduceOp::kSum, rail_.get(), watch));
+    for (size_t i = 0; i < all.size(); ++i) {
+      values[i % values.size()] = std::max(values[i % values.size()], all[i]);
+    }
+  }
+  if (shm_ == nullptr) return absl::OkStatus();
+  char* const of_leader = shm_->Result(0);
+  if (leads()) std::memcpy(of_leader, values.data(), values.size() * sizeof(double));
+  GT_RETURN_IF_ERROR(shm_->Phase(watch));
+  std::memcpy(values.data(), of_leader, values.size() * sizeof(double));
+  return shm_->Phase(watch);
+}
+
+// Everybody must choose the same, so everybody takes the worst that anybody measured.
+absl::Status ExecCommunicator::MeasureLinks(const Watch& watch) {
+  double tried = 0, tried_byte = 0;
+  if (leads()) GT_RETURN_IF_ERROR(TryLinks(watch, &tried, &tried_byte));
+  double both[] = {tried, tried_byte};
+  GT_RETURN_IF_ERROR(AgreeOnMost(absl::MakeSpan(both), watch));
+  carriers_.clear();
+  for (int rails : RailsFor(wish_.speakers, hierarchy_.rails())) {
+    GT_ASSIGN_OR_RETURN(LinkCost link, MeasureRounds(rails, both[0] * rails, both[1] * rails, watch));
+    for (size_t s = 0; s < link.round.size() && !carriers_.empty(); ++s) {
+      link.round[s] = std::max(link.round[s], carriers_.back().link.round[s]);  // as for larger messages
+    }
+    carriers_.push_back({rails, link});
   }
   return absl::OkStatus();
 }
 
-// A few messages of each size round the ring of leaders tell what a round costs. Everybody must choose the
-// same algorithm, so everybody takes the worst that anybody measured.
-absl::Status ExecCommunicator::MeasureLinks(const Watch& watch) {
+// A few messages of each size round the ring of machines tell what a round costs, by so many ranks of each at
+// the same time. A round is over when those of the machine are.
+absl::StatusOr<LinkCost> ExecCommunicator::MeasureRounds(int rails, double tried, double tried_byte,
+                                                         const Watch& watch) {
   constexpr size_t kSizes = LinkCost::kSizes.size(), kLargest = LinkCost::kSizes.back();
-  constexpr int kTimes[kSizes] = {15, 11, 9, 5};
+  constexpr int kTimes[kSizes] = {15, 11, 9, 5}, kTimesReduced = 3;
   // On a link that took longer for the first try more large messages would be felt; it has told enough.
   constexpr double kSlow = 0.05;
-  double tried = 0;
-  uint64_t tried_bytes = 0;
-  GT_RETURN_IF_ERROR(TryLinks(watch, &tried, &tried_bytes));
-  GT_RETURN_IF_ERROR(AgreeOnMost(absl::MakeSpan(&tried, 1), watch));
-  const bool slow = tried > kSlow;
-
+  const bool speaks = hierarchy_.local < rails;
+  const auto together = [&] { return shm_ == nullptr ? absl::OkStatus() : shm_->Phase(watch); };
   const int next = (hierarchy_.node + 1) % nodes(), previous = (hierarchy_.node + nodes() - 1) % nodes();
   std::vector<char> out(kLargest), in(kLargest);
   double fastest[kSizes + 1] = {};
+  const auto took = [&](size_t what, Instant since) {
+    const double seconds = absl::ToDoubleSeconds(RealClock().Now() - since);
+    fastest[what] = fastest[what] == 0 ? seconds : std::min(fastest[what], seconds);
+  };
   for (size_t s = 0; s < kSizes; ++s) {
     const size_t bytes = LinkCost::kSizes[s];
-    if (slow && s >= 2) {
-      fastest[s] = tried * static_cast<double>(bytes) / static_cast<double>(tried_bytes);
+    if (tried > kSlow && s >= 2) {
+      fastest[s] = tried_byte * static_cast<double>(bytes);
       continue;
     }
     const Transfer transfers[] = {{next, true, out.data(), bytes}, {previous, false, in.data(), bytes}};
     for (int i = 0; i < kTimes[s]; ++i) {
+      GT_RETURN_IF_ERROR(together());
       const Instant start = RealClock().Now();
-      GT_RETURN_IF_ERROR(transport_->Exchange(
-          transfers, [](size_t) {}, watch));
-      const double took = absl::ToDoubleSeconds(RealClock().Now() - start);
-      fastest[s] = i == 0 ? took : std::min(fastest[s], took);
+      if (speaks) {
+        GT_RETURN_IF_ERROR(rail_->Exchange(
+            transfers, [](size_t) {}, watch));
+      }
+      GT_RETURN_IF_ERROR(together());
+      took(s, start);
     }
   }
-  const Instant start = RealClock().Now();
   const void* sources[] = {in.data(), out.data()};
-  gtrain::comm::Reduce(in.data(), sources, 2, kLargest / sizeof(float), DType::kFloat32, ReduceOp::kSum, 1);
-  fastest[kSizes] = absl::ToDoubleSeconds(RealClock().Now() - start) / kLargest;
+  for (int i = 0; i < kTimesReduced; ++i) {
+    const Instant start = RealClock().Now();
+    gtrain::comm::Reduce(in.data(), sources, 2, kLargest / sizeof(float), DType::kFloat32, ReduceOp::kSum, 1);
+    took(kSizes, start);
+  }
 
   GT_RETURN_IF_ERROR(AgreeOnMost(absl::MakeSpan(fastest), watch));
+  LinkCost link;
   for (size_t s = 0; s < kSizes; ++s) {
     // A larger message is never cheaper: where it seemed so, something else took the time.
-    link_.round[s] = s == 0 ? fastest[s] : std::max(fastest[s], link_.round[s - 1]);
+    link.round[s] = s == 0 ? fastest[s] : std::max(fastest[s], link.round[s - 1]);
   }
-  link_.reduced_byte = fastest[kSizes];
-  return absl::OkStatus();
+  link.reduced_byte = fastest[kSizes] / kLargest;
+  return link;
 }
 
 // ------------------------------------------------------------------ sub-communicators
@@ -355,26 +383,6 @@ absl::StatusOr<std::unique_ptr<Communicator>> ExecCommunicator::Split(int color,
 
 // ------------------------------------------------------------------ pairs
 
-// The two ranks of a pair on a transport of all.
-class ExecCommunicator::PairTransport final : public DataTransport {
- public:
-  PairTransport(DataTransport* all, int peer) : all_(all), peer_(peer) {}
-  absl::StatusOr<std::string> Address() override { return absl::InternalError("a pair has no address"); }
-  absl::Status Connect(const std::vector<std::string>&, int) override {
-    return absl::InternalError("a pair is connected already");
-  }
-  absl::Status Exchange(absl::Span<const Transfer> transfers, absl::FunctionRef<void(size_t)> done,
-                        const Watch& watch) override {
-    std::vector<Transfer> with_peer(transfers.begin(), transfers.end());
-    for (Transfer& t : with_peer) t.peer = peer_;
-    return all_->Exchange(with_peer, done, watch);
-  }
-
- private:
-  DataTransport* const all_;
-  const int peer_;
-};
-
 absl::StatusOr<ExecCommunicator*> ExecCommunicator::Pair(int peer) {
   std::unique_ptr<ExecCommunicator>& known = pairs_[peer];
   if (known != nullptr) return known.get();
@@ -392,7 +400,7 @@ absl::StatusOr<ExecCommunicator*> ExecCommunicator::Pair(int peer) {
     const Watch watch(bootstrap_, options_.user.timeout);
     GT_ASSIGN_OR_RETURN(pair->shm_, ShmGroup::Open(pair->bootstrap_, ranks, pair->rank(), nonce, watch));
   } else {
-    pair->transport_ = std::make_unique<PairTransport>(pair_transport_.get(), peer);
+    pair->rail_ = std::make_unique<Members>(transport_.get(), ranks);
     pair->records_.resize(ranks.size());
   }
   known = std::move(pair);
@@ -427,8 +435,8 @@ absl::Status ExecCommunicator::Die(absl::Status why) {
   for (auto& [peer, pair] : pairs_) {
     if (pair != nullptr && pair->shm_ != nullptr) pair->shm_->Fail(dead_);
   }
+  rail_.reset();
   transport_.reset();
-  pair_transport_.reset();
   return dead_;
 }
 
@@ -530,7 +538,7 @@ absl::Status ExecCommunicator::Agree(const OpRecord& record, const Watch& watch,
         transfers.push_back({action.peer, false, their_message_.data(), kMost, &received});
       }
     }
-    GT_RETURN_IF_ERROR(transport_->Exchange(
+    GT_RETURN_IF_ERROR(rail_->Exchange(
         transfers,
         [&](size_t i) {
           if (round[i].kind != ActionKind::kSend) hear(round[i]);
@@ -560,11 +568,14 @@ absl::Status ExecCommunicator::CheckNeighbours(const OpRecord& record) const {
 absl::Status ExecCommunicator::GatherRecords(absl::Span<OpRecord> records, const Watch& watch) {
   std::vector<OpRecord> table;
   for (int r : hierarchy_.NodeMajor()) table.push_back(records[static_cast<size_t>(r)]);
-  std::vector<uint64_t> offsets{0};
-  for (const auto& ranks : hierarchy_.nodes)
-    offsets.push_back(offsets.back() + ranks.size() * sizeof(OpRecord));
-  GT_RETURN_IF_ERROR(runner_.Run(AllGatherSchedule(hierarchy_.node, offsets), table.data(), DType::kUint8,
-                                 ReduceOp::kSum, transport_.get(), watch));
+  std::vector<Range> parts;
+  uint64_t begin = 0;
+  for (const auto& ranks : hierarchy_.nodes) {
+    parts.push_back({begin, ranks.size() * sizeof(OpRecord)});
+    begin += parts.back().count;
+  }
+  GT_RETURN_IF_ERROR(runner_.Run(AllGatherSchedule(hierarchy_.node, parts), table.data(), DType::kUint8,
+                                 ReduceOp::kSum, rail_.get(), watch));
   size_t at = 0;
   for (int r : hierarchy_.NodeMajor()) records[static_cast<size_t>(r)] = table[at++];
   return absl::OkStatus();

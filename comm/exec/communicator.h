@@ -13,17 +13,16 @@
 
 namespace gtrain::comm {
 
-// Only called when there are several machines, by the first rank of each for what these say to each other,
-// and by every rank for what pairs of ranks do. `nonce` is the same on all ranks and differs between
-// communicators and between the two.
+// Only called when there are several machines, once by every rank. `nonce` is the same on all ranks and
+// differs between communicators.
 using TransportFactory =
     std::function<absl::StatusOr<std::unique_ptr<DataTransport>>(const Bootstrap& bootstrap, uint64_t nonce)>;
 
 struct ExecOptions {
   CommunicatorOptions user;
   TransportFactory transport;  // empty: UCX, loaded on demand
-  // What GTRAIN_COMM_ALGO says: how all-reduce goes between machines. Not "auto" or "": always so. All ranks
-  // must have the same, else none gets a communicator, with the same error everywhere.
+  // What GTRAIN_COMM_ALGO says: how all-reduce goes between machines, and who speaks. Not "auto" or "":
+  // always so. All ranks must have the same, else none gets a communicator, with the same error everywhere.
   std::string algorithm;
   std::function<void(uint64_t sequence)> on_start;  // a collective begins on this rank; must not block
   // A collective that had to wait has ended: how long it took from its first look for the others. Must not

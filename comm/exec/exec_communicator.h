@@ -23,8 +23,6 @@
 
 namespace gtrain::comm {
 
-// Elements of a cache line of the smallest type: parts of two ranks never share a line.
-inline constexpr uint64_t kPartAlign = 64;
 // What is staged at once: small enough for the caches of the ranks.
 inline constexpr size_t kStagedChunkBytes = 256 << 10;
 static_assert(kStagedChunkBytes <= kSlotBytes);
@@ -59,13 +57,13 @@ class ExecCommunicator final : public Communicator {
 
  private:
   class SubBootstrap;
-  class PairTransport;
+  class Members;
   // This rank's blob to all, theirs back.
   using GatherFn = std::function<absl::StatusOr<std::vector<std::string>>(const std::string& blob)>;
   using Stage = std::function<absl::Status(uint64_t chunk)>;
 
   int nodes() const { return static_cast<int>(hierarchy_.nodes.size()); }
-  bool leads() const { return transport_ != nullptr; }
+  bool leads() const { return nodes() > 1 && hierarchy_.leader(); }
   // Data of this size travels in the posts of the shared-memory group.
   bool Inline(size_t bytes) const;
   // What a sum over all ranks is divided by.
@@ -81,15 +79,16 @@ class ExecCommunicator final : public Communicator {
 
   absl::Status Connect(const GatherFn& gather, bool both_rounds, const Watch& watch);
   absl::StatusOr<std::vector<std::string>> Meet(const GatherFn& gather, bool both_rounds, uint64_t* nonce);
-  absl::StatusOr<std::string> OpenTransports();
-  absl::Status ConnectTransports(const std::vector<std::string>& addresses);
+  absl::StatusOr<std::string> OpenTransport();
   // The communicator of this rank and one other, made the first time; nobody else takes part.
   absl::StatusOr<ExecCommunicator*> Pair(int peer);
   absl::Status Between(int from, int to, void* data, size_t count, DType dtype);
   absl::Status Spread(OpKind kind, void* data, size_t count, DType dtype, int root);
   absl::Status Die(absl::Status why);
-  absl::Status TryLinks(const Watch& watch, double* seconds, uint64_t* bytes);
+  absl::Status TryLinks(const Watch& watch, double* seconds, double* a_byte);
   absl::Status MeasureLinks(const Watch& watch);
+  // `tried`, `tried_byte`: what the first try lets expect of so many rails.
+  absl::StatusOr<LinkCost> MeasureRounds(int rails, double tried, double tried_byte, const Watch& watch);
   absl::Status AgreeOnMost(absl::Span<double> values, const Watch& watch);
   absl::StatusOr<std::vector<std::string>> GatherBlobs(const std::string& blob);
   absl::Status Usable() const;
@@ -115,7 +114,8 @@ class ExecCommunicator final : public Communicator {
   absl::Status StagedAllReduce(OpRecord record, char* data, const Watch& watch);
   absl::Status ChunkedAllReduce(const OpRecord& record, char* data, const Watch& watch);
   absl::Status FlatAllReduce(const OpRecord& record, char* data, const Watch& watch);
-  // Leaders: the sum of all machines' data[count], by the plan that the measured link makes the best.
+  // The reduction of all machines' data[count], by the plan that the measured links make the best: each rank
+  // does its part of that, if it has one, and is back when that is done.
   absl::Status ReduceBetweenMachines(const OpRecord& record, char* data, uint64_t count, const Watch& watch);
   absl::Status LocalReduceScatter(const OpRecord& record, const char* input, char* output,
                                   const Watch& watch);
@@ -138,10 +138,11 @@ class ExecCommunicator final : public Communicator {
   const ForkGuard fork_guard_;
   Hierarchy hierarchy_;
   std::unique_ptr<ShmGroup> shm_;             // nullptr: one rank on every machine
-  std::unique_ptr<DataTransport> transport_;  // nullptr: not a leader, or one machine
-  AllReduceAlgorithm algorithm_ = AllReduceAlgorithm::kAuto;
-  LinkCost link_;                                  // the same on all leaders
-  std::unique_ptr<DataTransport> pair_transport_;  // among all ranks; nullptr: one machine
+  std::unique_ptr<DataTransport> transport_;  // among all ranks; nullptr: one machine
+  // Of it the ranks at this one's place on all machines, by machine; nullptr: not all have that place.
+  std::unique_ptr<DataTransport> rail_;
+  AllReduceWish wish_;
+  std::vector<Carriers> carriers_{Carriers{}};  // the same on all ranks
   uint64_t nonce_ = 0;
   std::vector<int> names_;  // of a pair: what its ranks are called in the communicator they are from
   std::map<int, std::unique_ptr<ExecCommunicator>> pairs_;  // by the other rank

@@ -89,6 +89,9 @@ Point Draw(Rng& rng) {
       absl::Microseconds(static_cast<int64_t>(rng.Below(point.collective == kSplit ? 30'000 : 3'000)));
   point.direct = point.collective == 0 && rng.Chance(0.3);
   if (!one_machine && point.collective == 0) point.algorithm = kAlgorithms[rng.Below(std::size(kAlgorithms))];
+  // Where machines have several ranks, half of the time all of them carry.
+  const bool rails = point.nodes.size() == 4 && rng.Chance(0.5);
+  if (rails) absl::StrAppend(&point.algorithm, point.algorithm.empty() ? "rails" : "+rails");
   point.what = absl::StrCat(kCollectives[point.collective],
                             one_machine               ? (point.direct ? ", direct memory" : ", one machine")
                             : point.algorithm.empty() ? ", machines"

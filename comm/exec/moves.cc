@@ -19,7 +19,7 @@ absl::Status ExecCommunicator::Spread(OpKind kind, void* data, size_t count, DTy
     if (shm_ != nullptr) return SharedBroadcast(r, static_cast<char*>(data), watch);
     GT_RETURN_IF_ERROR(Enter(r, watch));
     return runner_.Run(TreeBroadcast(hierarchy_.node, nodes(), hierarchy_.NodeOf(root), count), data, dtype,
-                       ReduceOp::kSum, transport_.get(), watch);
+                       ReduceOp::kSum, rail_.get(), watch);
   });
 }
 
@@ -33,9 +33,11 @@ absl::Status ExecCommunicator::SharedBroadcast(const OpRecord& r, char* data, co
     return absl::OkStatus();
   };
   const Stage between = [&](uint64_t c) {
-    if (!leads()) return absl::OkStatus();
-    return runner_.Run(TreeBroadcast(hierarchy_.node, nodes(), root_node, bytes(c)), shm_->Result(chunk_ + c),
-                       DType::kUint8, ReduceOp::kSum, transport_.get(), watch);
+    const int rails = RailsOfBroadcast(carriers_, nodes(), bytes(c));
+    const Range part = RailPart(bytes(c), rails, hierarchy_.local);
+    return runner_.Run(TreeBroadcast(hierarchy_.node, nodes(), root_node, part.count),
+                       shm_->Result(chunk_ + c) + part.begin, DType::kUint8, ReduceOp::kSum, rail_.get(),
+                       watch);
   };
   const Stage out = [&](uint64_t c) {
     if (rank() != r.root) std::memcpy(data + c * kSlotBytes, shm_->Result(chunk_ + c), bytes(c));
@@ -82,17 +84,26 @@ absl::Status ExecCommunicator::SharedAllGather(const OpRecord& r, const char* in
   const uint64_t chunks = (total + per_chunk - 1) / per_chunk;
   const size_t place = static_cast<size_t>(std::find(order.begin(), order.end(), rank()) - order.begin());
   auto bytes = [&](uint64_t c) { return std::min<uint64_t>(per_chunk, total - c * per_chunk); };
+  size_t most = 0;  // ranks of a machine
+  for (const auto& ranks : hierarchy_.nodes) most = std::max(most, ranks.size());
 
   const Stage in = [&](uint64_t c) {
     std::memcpy(shm_->Result(chunk_ + c) + place * bytes(c), input + c * per_chunk, bytes(c));
     return absl::OkStatus();
   };
   const Stage between = [&](uint64_t c) {
-    if (!leads()) return absl::OkStatus();
-    std::vector<uint64_t> offsets{0};
-    for (const auto& ranks : hierarchy_.nodes) offsets.push_back(offsets.back() + ranks.size() * bytes(c));
-    return runner_.Run(AllGatherSchedule(hierarchy_.node, offsets), shm_->Result(chunk_ + c), DType::kUint8,
-                       ReduceOp::kSum, transport_.get(), watch);
+    const int rails = RailsOfAllGather(carriers_, nodes(), most * bytes(c));
+    std::vector<Range> parts;
+    uint64_t at = 0;
+    for (const auto& ranks : hierarchy_.nodes) {
+      const uint64_t of_machine = ranks.size() * bytes(c);
+      Range part = RailPart(of_machine, rails, hierarchy_.local);
+      part.begin += at;
+      at += of_machine;
+      parts.push_back(part);
+    }
+    return runner_.Run(AllGatherSchedule(hierarchy_.node, parts), shm_->Result(chunk_ + c), DType::kUint8,
+                       ReduceOp::kSum, rail_.get(), watch);
   };
   const Stage out = [&](uint64_t c) {
     for (size_t i = 0; i < order.size(); ++i) {
@@ -113,10 +124,10 @@ absl::Status ExecCommunicator::SharedAllGather(const OpRecord& r, const char* in
 absl::Status ExecCommunicator::FlatAllGather(const OpRecord& r, char* output, const Watch& watch) {
   GT_RETURN_IF_ERROR(Enter(r, watch));
   // With one rank on each machine node order is rank order.
-  std::vector<uint64_t> offsets{0};
-  for (int i = 0; i < size(); ++i) offsets.push_back(offsets.back() + r.count);
-  return runner_.Run(AllGatherSchedule(hierarchy_.node, offsets), output, r.dtype, ReduceOp::kSum,
-                     transport_.get(), watch);
+  std::vector<Range> parts;
+  for (size_t i = 0; i < static_cast<size_t>(size()); ++i) parts.push_back({i * r.count, r.count});
+  return runner_.Run(AllGatherSchedule(hierarchy_.node, parts), output, r.dtype, ReduceOp::kSum, rail_.get(),
+                     watch);
 }
 
 // ------------------------------------------------------------------ all-to-all
@@ -186,7 +197,7 @@ absl::Status ExecCommunicator::FlatAllToAll(const OpRecord& r, const char* input
   const size_t block = r.count * DTypeSize(r.dtype), own = static_cast<size_t>(rank()) * block;
   if (block > 0) std::memcpy(output + own, input + own, block);
   return runner_.Run(DirectAllToAll(rank(), size(), r.count), input, output, r.dtype, ReduceOp::kSum,
-                     transport_.get(), watch);
+                     rail_.get(), watch);
 }
 
 // Everybody gets everything and keeps its part: the leaders know no other way to carry it.

@@ -89,7 +89,7 @@ absl::Status ExecCommunicator::FlatReduceScatter(const OpRecord& r, const char* 
       }
     }
     GT_RETURN_IF_ERROR(runner_.Run(schedule, input + at * element, output + at * element, r.dtype, r.op,
-                                   transport_.get(), watch));
+                                   rail_.get(), watch));
   }
   sources_.assign({output});
   if (Divisor(r) != 1) Combine(output, r.count, r, Divisor(r));
@@ -184,8 +184,8 @@ absl::Status ExecCommunicator::FlatReduce(const OpRecord& r, char* data, const W
       std::memcpy(scratch_.data(), place, count * element);
       place = scratch_.data();
     }
-    GT_RETURN_IF_ERROR(runner_.Run(TreeReduce(rank(), size(), r.root, count), place, r.dtype, r.op,
-                                   transport_.get(), watch));
+    GT_RETURN_IF_ERROR(
+        runner_.Run(TreeReduce(rank(), size(), r.root, count), place, r.dtype, r.op, rail_.get(), watch));
   }
   sources_.assign({data});
   if (rank() == r.root && Divisor(r) != 1) Combine(data, r.count, r, Divisor(r));

@@ -2,6 +2,9 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <utility>
+
+#include "absl/functional/function_ref.h"
 
 namespace gtrain::comm {
 namespace {
@@ -11,15 +14,54 @@ constexpr int kSegmentsMax = 256;
 // What a message beside the first of a round takes, of what a round of the smallest message takes.
 constexpr double kMessageShare = 0.3;
 
+// What the rail with most to carry has of `bytes`.
+uint64_t Share(uint64_t bytes, int rails) { return RailPart(bytes, rails, 0).count; }
+
+// `work`: of one rail that carries so many bytes.
+int BestRails(absl::Span<const Carriers> carriers, uint64_t bytes,
+              absl::FunctionRef<Work(double bytes)> work) {
+  const auto seconds = [&](const Carriers& c) {
+    return Seconds(c.link, work(static_cast<double>(Share(bytes, c.rails))));
+  };
+  const auto best =
+      std::min_element(carriers.begin(), carriers.end(),
+                       [&](const Carriers& a, const Carriers& b) { return seconds(a) < seconds(b); });
+  return best->rails;
+}
+
 }  // namespace
 
-std::optional<AllReduceAlgorithm> AllReduceAlgorithmFrom(absl::string_view name) {
-  if (name == "auto") return AllReduceAlgorithm::kAuto;
-  if (name == "ring") return AllReduceAlgorithm::kRing;
-  if (name == "doubling") return AllReduceAlgorithm::kDoubling;
-  if (name == "halving-doubling") return AllReduceAlgorithm::kHalvingDoubling;
-  if (name == "double-tree") return AllReduceAlgorithm::kDoubleTree;
+std::optional<AllReduceWish> AllReduceWishFrom(absl::string_view name) {
+  const size_t plus = name.find('+');
+  absl::string_view algorithm = name.substr(0, plus), speakers;
+  if (plus != name.npos) speakers = name.substr(plus + 1);
+  if (name == "leader" || name == "rails") algorithm = "auto", speakers = name;
+
+  AllReduceWish wish;
+  if (speakers == "leader") {
+    wish.speakers = Speakers::kLeader;
+  } else if (speakers == "rails") {
+    wish.speakers = Speakers::kRails;
+  } else if (plus != name.npos) {
+    return std::nullopt;
+  }
+  constexpr std::pair<absl::string_view, AllReduceAlgorithm> kNames[] = {
+      {"auto", AllReduceAlgorithm::kAuto},
+      {"ring", AllReduceAlgorithm::kRing},
+      {"doubling", AllReduceAlgorithm::kDoubling},
+      {"halving-doubling", AllReduceAlgorithm::kHalvingDoubling},
+      {"double-tree", AllReduceAlgorithm::kDoubleTree}};
+  for (const auto& [of, value] : kNames) {
+    if (algorithm != of) continue;
+    wish.algorithm = value;
+    return wish;
+  }
   return std::nullopt;
+}
+
+std::vector<int> RailsFor(Speakers wanted, int most) {
+  if (most == 1 || wanted == Speakers::kLeader) return {1};
+  return wanted == Speakers::kRails ? std::vector<int>{most} : std::vector<int>{1, most};
 }
 
 double LinkCost::Round(double bytes) const {
@@ -45,14 +87,14 @@ double Seconds(const LinkCost& link, const Work& work) {
          link.reduced_byte * work.reduced_bytes;
 }
 
-Work WorkOf(const AllReducePlan& plan, int ranks, uint64_t bytes) {
-  const double all = static_cast<double>(bytes), n = ranks;
-  if (ranks == 1) return {};
+Work WorkOf(const AllReducePlan& plan, int machines, uint64_t bytes) {
+  const double all = static_cast<double>(bytes), n = machines;
+  if (machines == 1) return {};
   if (plan.algorithm == AllReduceAlgorithm::kDoubleTree) {
     // While the trees fill and empty half of the messages of a full round are sent.
-    const double segments = plan.segments, fill = 2.0 * DoubleTreeDepth(ranks) - 1;
-    const double part = all / (ranks == 2 ? 2 : 1) / segments;
-    return {{{segments, 2 * part, ranks == 2 ? 1.0 : 3.0}, {fill, part, ranks == 2 ? 0.0 : 1.0}},
+    const double segments = plan.segments, fill = 2.0 * DoubleTreeDepth(machines) - 1;
+    const double part = all / (machines == 2 ? 2 : 1) / segments;
+    return {{{segments, 2 * part, machines == 2 ? 1.0 : 3.0}, {fill, part, machines == 2 ? 0.0 : 1.0}},
             part * (segments + fill / 2)};
   }
   if (plan.algorithm == AllReduceAlgorithm::kRing) return {{{2 * (n - 1), all / n}}, (n - 1) * all / n};
@@ -66,47 +108,68 @@ Work WorkOf(const AllReducePlan& plan, int ranks, uint64_t bytes) {
   return work;
 }
 
-AllReducePlan PlanAllReduce(AllReduceAlgorithm wanted, const LinkCost& link, int ranks, uint64_t bytes) {
+AllReducePlan PlanAllReduce(AllReduceAlgorithm wanted, absl::Span<const Carriers> carriers, int machines,
+                            uint64_t bytes) {
   AllReducePlan best;
   double least = 0;
-  for (const AllReduceAlgorithm algorithm :
-       {AllReduceAlgorithm::kDoubling, AllReduceAlgorithm::kHalvingDoubling, AllReduceAlgorithm::kRing,
-        AllReduceAlgorithm::kDoubleTree}) {
-    if (wanted != AllReduceAlgorithm::kAuto && wanted != algorithm) continue;
-    const int segments_max = algorithm == AllReduceAlgorithm::kDoubleTree ? kSegmentsMax : 1;
-    for (int segments = 1; segments <= segments_max; segments *= 2) {
-      const AllReducePlan plan{algorithm, segments};
-      const double seconds = Seconds(link, WorkOf(plan, ranks, bytes));
-      if (least != 0 && seconds >= least) continue;
-      least = seconds;
-      best = plan;
+  for (const Carriers& c : carriers) {
+    const uint64_t share = Share(bytes, c.rails);
+    for (const AllReduceAlgorithm algorithm :
+         {AllReduceAlgorithm::kDoubling, AllReduceAlgorithm::kHalvingDoubling, AllReduceAlgorithm::kRing,
+          AllReduceAlgorithm::kDoubleTree}) {
+      if (wanted != AllReduceAlgorithm::kAuto && wanted != algorithm) continue;
+      const int segments_max = algorithm == AllReduceAlgorithm::kDoubleTree ? kSegmentsMax : 1;
+      for (int segments = 1; segments <= segments_max; segments *= 2) {
+        const AllReducePlan plan{algorithm, segments, c.rails};
+        const double seconds = Seconds(c.link, WorkOf(plan, machines, share));
+        if (least != 0 && seconds >= least) continue;
+        least = seconds;
+        best = plan;
+      }
     }
   }
   return best;
+}
+
+int RailsOfAllGather(absl::Span<const Carriers> carriers, int machines, uint64_t bytes) {
+  return BestRails(carriers, bytes, [&](double share) -> Work {
+    const double others = machines - 1;
+    if (machines <= kDirectRanksMax) return {{{1, others * share, others - 1}}};
+    return {{{others, share}}};
+  });
+}
+
+int RailsOfBroadcast(absl::Span<const Carriers> carriers, int machines, uint64_t bytes) {
+  return BestRails(carriers, bytes, [&](double share) -> Work {
+    double rounds = 0;
+    for (int reached = 1; reached < machines; reached *= 2) ++rounds;
+    return {{{rounds, share}}};
+  });
 }
 
 bool GoesWithRecords(AllReduceAlgorithm wanted, const LinkCost& link, int ranks, uint64_t bytes) {
   if (wanted != AllReduceAlgorithm::kAuto) return wanted == AllReduceAlgorithm::kDoubling;
   const AllReducePlan doubling{AllReduceAlgorithm::kDoubling, 1};
   const Work records = WorkOf(doubling, ranks, 0);
-  const AllReducePlan after = PlanAllReduce(wanted, link, ranks, bytes);
+  const Carriers alone{1, link};
+  const AllReducePlan after = PlanAllReduce(wanted, {alone}, ranks, bytes);
   return Seconds(link, WorkOf(doubling, ranks, bytes)) <=
          Seconds(link, records) + Seconds(link, WorkOf(after, ranks, bytes));
 }
 
-Schedule MakeSchedule(const AllReducePlan& plan, int rank, int ranks, uint64_t count) {
+Schedule MakeSchedule(const AllReducePlan& plan, int machine, int machines, uint64_t count) {
   switch (plan.algorithm) {
     case AllReduceAlgorithm::kDoubling:
-      return DoublingAllReduce(rank, ranks, count);
+      return DoublingAllReduce(machine, machines, count);
     case AllReduceAlgorithm::kHalvingDoubling:
-      return HalvingDoublingAllReduce(rank, ranks, count);
+      return HalvingDoublingAllReduce(machine, machines, count);
     case AllReduceAlgorithm::kDoubleTree:
-      return DoubleTreeAllReduce(rank, ranks, count, plan.segments);
+      return DoubleTreeAllReduce(machine, machines, count, plan.segments);
     case AllReduceAlgorithm::kRing:
     case AllReduceAlgorithm::kAuto:
       break;
   }
-  return RingAllReduce(rank, ranks, count);
+  return RingAllReduce(machine, machines, count);
 }
 
 }  // namespace gtrain::comm

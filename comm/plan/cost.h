@@ -9,15 +9,26 @@
 #include <vector>
 
 #include "absl/strings/string_view.h"
+#include "absl/types/span.h"
 #include "comm/plan/schedule.h"
 
 namespace gtrain::comm {
 
 enum class AllReduceAlgorithm : uint8_t { kAuto, kRing, kDoubling, kHalvingDoubling, kDoubleTree };
+// Who of a machine with several ranks speaks to other machines: its leader, or as many ranks as every machine
+// has, each for its part of the data.
+enum class Speakers : uint8_t { kAuto, kLeader, kRails };
 
-// The names of GTRAIN_COMM_ALGO. Nullopt: none of them.
-std::optional<AllReduceAlgorithm> AllReduceAlgorithmFrom(absl::string_view name);
-inline constexpr char kAllReduceAlgorithms[] = "auto, ring, doubling, halving-doubling, double-tree";
+// What GTRAIN_COMM_ALGO asks for.
+struct AllReduceWish {
+  AllReduceAlgorithm algorithm = AllReduceAlgorithm::kAuto;
+  Speakers speakers = Speakers::kAuto;
+  bool operator==(const AllReduceWish&) const = default;
+};
+// Nullopt: not one of kAllReduceWishes.
+std::optional<AllReduceWish> AllReduceWishFrom(absl::string_view name);
+inline constexpr char kAllReduceWishes[] =
+    "auto, ring, doubling, halving-doubling, double-tree; leader or rails; or both, as ring+rails";
 
 // In seconds. Fitted to exchanges of a few sizes in which everybody sends one message and gets one; between
 // two sizes a round costs so much and each byte so much, and so it goes on above the largest. The slowest
@@ -29,6 +40,15 @@ struct LinkCost {
 
   double Round(double bytes) const;
 };
+
+// So many ranks of each machine speak to other machines at the same time, each about its part of the data,
+// and this is what a round costs them then.
+struct Carriers {
+  int rails = 1;  // 1: the leader, about everything
+  LinkCost link;
+};
+// Numbers of rails to measure and to choose from, ascending, on machines of at least `most` ranks.
+std::vector<int> RailsFor(Speakers wanted, int most);
 
 // Of the rank that has most to do.
 struct Work {
@@ -44,16 +64,24 @@ double Seconds(const LinkCost& link, const Work& work);
 struct AllReducePlan {
   AllReduceAlgorithm algorithm = AllReduceAlgorithm::kRing;  // not kAuto
   int segments = 1;                                          // of kDoubleTree
+  int rails = 1;
   bool operator==(const AllReducePlan&) const = default;
 };
-Work WorkOf(const AllReducePlan& plan, int ranks, uint64_t bytes);
+// Of each rail, which carries `bytes`.
+Work WorkOf(const AllReducePlan& plan, int machines, uint64_t bytes);
 
 // The plan with the least predicted time, of `wanted` alone unless that is kAuto. The same on all ranks that
-// pass the same.
-AllReducePlan PlanAllReduce(AllReduceAlgorithm wanted, const LinkCost& link, int ranks, uint64_t bytes);
+// pass the same. `carriers`: at least one.
+AllReducePlan PlanAllReduce(AllReduceAlgorithm wanted, absl::Span<const Carriers> carriers, int machines,
+                            uint64_t bytes);
+// With how many rails the others are carried best: what each machine has for all of them, and what one has
+// for all.
+int RailsOfAllGather(absl::Span<const Carriers> carriers, int machines, uint64_t bytes);
+int RailsOfBroadcast(absl::Span<const Carriers> carriers, int machines, uint64_t bytes);
 // Before anything else all ranks compare what they are about to do, by doubling. Is it best that small data
 // goes along, instead of taking the plan above after it?
 bool GoesWithRecords(AllReduceAlgorithm wanted, const LinkCost& link, int ranks, uint64_t bytes);
-Schedule MakeSchedule(const AllReducePlan& plan, int rank, int ranks, uint64_t count);
+// Of one rail, which carries `count` elements.
+Schedule MakeSchedule(const AllReducePlan& plan, int machine, int machines, uint64_t count);
 
 }  // namespace gtrain::comm

@@ -88,6 +88,11 @@ class TimedNetwork {
   std::map<std::pair<int, int>, std::deque<double>> mail_;
 };
 
+AllReducePlan PlanOn(const Line& link, AllReduceAlgorithm wanted, int ranks, uint64_t bytes) {
+  const Carriers alone{1, link.Cost()};
+  return PlanAllReduce(wanted, {alone}, ranks, bytes);
+}
+
 constexpr Line kGigabit{40e-6, 8.5e-9, 0.2e-9}, kFast{5e-6, 0.1e-9, 0.1e-9}, kFar{20e-3, 1e-9, 0.2e-9};
 constexpr uint64_t kSizes[] = {8, 4 << 10, 64 << 10, 1 << 20, 16 << 20};
 
@@ -97,7 +102,7 @@ TEST(Cost, PredictsWhatTheSchedulesTake) {
       for (uint64_t bytes : kSizes) {
         for (AllReduceAlgorithm algorithm : kAll) {
           if (bytes < static_cast<uint64_t>(ranks)) continue;
-          const AllReducePlan plan = PlanAllReduce(algorithm, link.Cost(), ranks, bytes);
+          const AllReducePlan plan = PlanOn(link, algorithm, ranks, bytes);
           const double took = TimedNetwork(plan, ranks, bytes, link).Run();
           const double predicted = Seconds(link.Cost(), WorkOf(plan, ranks, bytes));
           EXPECT_GT(predicted, 0.7 * took) << int(algorithm) << " of " << ranks << " ranks, " << bytes;
@@ -113,13 +118,61 @@ TEST(Cost, TheChosenPlanIsTheBestOrNearlyTheBest) {
     for (int ranks = 2; ranks <= 64; ++ranks) {
       for (uint64_t bytes : kSizes) {
         const auto run = [&](AllReduceAlgorithm algorithm) {
-          return TimedNetwork(PlanAllReduce(algorithm, link.Cost(), ranks, bytes), ranks, bytes, link).Run();
+          return TimedNetwork(PlanOn(link, algorithm, ranks, bytes), ranks, bytes, link).Run();
         };
         double best = 1e9;
         for (AllReduceAlgorithm algorithm : kAll) best = std::min(best, run(algorithm));
         EXPECT_LE(run(AllReduceAlgorithm::kAuto), 1.2 * best) << ranks << " ranks, " << bytes;
       }
     }
+  }
+}
+
+// Two ranks of each machine at once: a round takes little longer than alone where the link has room for both,
+// and each byte twice as long where it has not.
+TEST(Cost, RailsWhereTheyAreMeasuredToBeFaster) {
+  const auto rails_for = [](const Line& alone, const Line& both, uint64_t bytes) {
+    const std::vector<Carriers> carriers{{1, alone.Cost()}, {2, both.Cost()}};
+    return PlanAllReduce(AllReduceAlgorithm::kAuto, carriers, 4, bytes).rails;
+  };
+  const Line one_connection{20e-6, 0.5e-9, 0.2e-9}, busier{30e-6, 0.5e-9, 0.2e-9};
+  const Line full{40e-6, 8.5e-9, 0.2e-9}, twice_as_full{45e-6, 17e-9, 0.4e-9};
+  EXPECT_EQ(rails_for(one_connection, busier, 8), 1);
+  EXPECT_EQ(rails_for(one_connection, busier, 512 << 10), 2);
+  for (uint64_t bytes : kSizes) {
+    EXPECT_EQ(rails_for(full, twice_as_full, bytes), 1) << bytes;
+    EXPECT_EQ(rails_for(full, full, bytes) == 2, bytes > 8) << bytes;
+  }
+  for (int machines : {2, 4, 40}) {
+    const std::vector<Carriers> room{{1, one_connection.Cost()}, {2, busier.Cost()}},
+        no_room{{1, full.Cost()}, {2, twice_as_full.Cost()}};
+    EXPECT_EQ(RailsOfAllGather(room, machines, 512 << 10), 2) << machines;
+    EXPECT_EQ(RailsOfAllGather(room, machines, 8), 1) << machines;
+    EXPECT_EQ(RailsOfAllGather(no_room, machines, 512 << 10), 1) << machines;
+    EXPECT_EQ(RailsOfBroadcast(room, machines, 512 << 10), 2) << machines;
+    EXPECT_EQ(RailsOfBroadcast(no_room, machines, 512 << 10), 1) << machines;
+  }
+}
+
+TEST(Cost, WhichRailsAreTried) {
+  EXPECT_EQ(RailsFor(Speakers::kAuto, 1), std::vector<int>({1}));
+  EXPECT_EQ(RailsFor(Speakers::kAuto, 4), std::vector<int>({1, 4}));
+  EXPECT_EQ(RailsFor(Speakers::kLeader, 4), std::vector<int>({1}));
+  EXPECT_EQ(RailsFor(Speakers::kRails, 4), std::vector<int>({4}));
+  EXPECT_EQ(RailsFor(Speakers::kRails, 1), std::vector<int>({1}));
+}
+
+TEST(Cost, WishesByName) {
+  using A = AllReduceAlgorithm;
+  EXPECT_EQ(AllReduceWishFrom("auto"), (AllReduceWish{A::kAuto, Speakers::kAuto}));
+  EXPECT_EQ(AllReduceWishFrom("ring"), (AllReduceWish{A::kRing, Speakers::kAuto}));
+  EXPECT_EQ(AllReduceWishFrom("rails"), (AllReduceWish{A::kAuto, Speakers::kRails}));
+  EXPECT_EQ(AllReduceWishFrom("leader"), (AllReduceWish{A::kAuto, Speakers::kLeader}));
+  EXPECT_EQ(AllReduceWishFrom("double-tree+rails"), (AllReduceWish{A::kDoubleTree, Speakers::kRails}));
+  EXPECT_EQ(AllReduceWishFrom("doubling+leader"), (AllReduceWish{A::kDoubling, Speakers::kLeader}));
+  for (const char* none :
+       {"", "+", "ring+", "+rails", "rails+ring", "ring+rails+", "rails+rails", "Rails", "best"}) {
+    EXPECT_EQ(AllReduceWishFrom(none), std::nullopt) << none;
   }
 }
 

@@ -10,6 +10,19 @@ bool Hierarchy::one_rank_a_node() const {
   return std::all_of(nodes.begin(), nodes.end(), [](const auto& ranks) { return ranks.size() == 1; });
 }
 
+int Hierarchy::rails() const {
+  size_t least = nodes.front().size();
+  for (const auto& ranks : nodes) least = std::min(least, ranks.size());
+  return static_cast<int>(least);
+}
+
+std::vector<int> Hierarchy::Rail() const {
+  std::vector<int> rail;
+  if (local >= rails()) return rail;
+  for (const auto& ranks : nodes) rail.push_back(ranks[static_cast<size_t>(local)]);
+  return rail;
+}
+
 int Hierarchy::NodeOf(int rank) const {
   for (size_t i = 0; i < nodes.size(); ++i) {
     if (std::binary_search(nodes[i].begin(), nodes[i].end(), rank)) return static_cast<int>(i);

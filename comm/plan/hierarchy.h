@@ -1,4 +1,5 @@
-// Which ranks share a machine and who speaks for each machine. PURE.
+// Which ranks share a machine and who speaks for each machine: one leader, or each rank for its part, with
+// the ranks at its place on the other machines (a rail). PURE.
 #pragma once
 #include <vector>
 
@@ -14,6 +15,11 @@ struct Hierarchy {
   bool leader() const { return local == 0; }
   const std::vector<int>& peers() const { return nodes[static_cast<size_t>(node)]; }
   bool one_rank_a_node() const;
+  // As many ranks of each machine find a partner at their place on every other: what the smallest machine
+  // has.
+  int rails() const;
+  // The ranks at this one's place, by node; empty if not every node has it.
+  std::vector<int> Rail() const;
   // Index of the node that `rank` is on.
   int NodeOf(int rank) const;
   // All ranks, node by node: the order in which leaders exchange blocks.

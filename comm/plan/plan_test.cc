@@ -4,6 +4,7 @@
 #include <map>
 #include <set>
 
+#include "comm/plan/cost.h"
 #include "comm/plan/hierarchy.h"
 #include "comm/plan/op_record.h"
 #include "comm/plan/schedule.h"
@@ -283,48 +284,100 @@ TEST(Schedule, DirectReduceScatterAndAllToAll) {
 
 TEST(Schedule, AllGatherWithUnequalParts) {
   for (int ranks = 1; ranks <= kDirectRanksMax + 3; ++ranks) {
-    std::vector<uint64_t> offsets{0};
-    for (int r = 0; r < ranks; ++r) offsets.push_back(offsets.back() + static_cast<uint64_t>(r * 5 % 4));
-    Buffers buffers(static_cast<size_t>(ranks), std::vector<float>(offsets.back(), -1));
-    std::vector<float> wanted(offsets.back());
+    std::vector<Range> parts;
+    uint64_t all = 0;
+    for (int r = 0; r < ranks; ++r) {
+      parts.push_back({all, static_cast<uint64_t>(r * 5 % 4)});
+      all += parts.back().count;
+    }
+    Buffers buffers(static_cast<size_t>(ranks), std::vector<float>(all, -1));
+    std::vector<float> wanted(all);
     std::vector<Schedule> schedules;
     for (int r = 0; r < ranks; ++r) {
       const auto at = static_cast<size_t>(r);
-      for (uint64_t i = offsets[at]; i < offsets[at + 1]; ++i)
-        buffers[at][i] = wanted[i] = float(100 * r + 1);
-      schedules.push_back(AllGatherSchedule(r, offsets));
+      for (uint64_t i = 0; i < parts[at].count; ++i)
+        buffers[at][parts[at].begin + i] = wanted[parts[at].begin + i] = float(100 * r + 1);
+      schedules.push_back(AllGatherSchedule(r, parts));
     }
     ASSERT_TRUE(Simulator(schedules, &buffers).Run()) << ranks;
     for (const auto& buffer : buffers) ASSERT_EQ(buffer, wanted) << ranks;
   }
 }
 
-// Inside each node to the leader, all-reduce of the leaders, and back: the value of comm/exec.
-TEST(Schedule, HierarchicalAllReduce) {
+// Inside each machine to the memory that its ranks share, an all-reduce of each rail's part, and back: the
+// value of comm/exec. `machines`: one buffer each.
+void CarryByRails(const AllReducePlan& plan, Buffers* machines) {
+  const int n = static_cast<int>(machines->size());
+  const uint64_t count = machines->front().size();
+  uint64_t carried = 0;
+  for (int local = 0; local <= plan.rails; ++local) {
+    const Range part = RailPart(count, plan.rails, local);
+    ASSERT_TRUE(part.count == 0 || part.begin == carried) << "rail " << local;
+    carried += part.count;
+    Buffers of_rail;
+    std::vector<Schedule> schedules;
+    for (int m = 0; m < n; ++m) {
+      const auto begin = (*machines)[static_cast<size_t>(m)].begin() + static_cast<long>(part.begin);
+      of_rail.emplace_back(begin, begin + static_cast<long>(part.count));
+      schedules.push_back(MakeSchedule(plan, m, n, part.count));
+    }
+    ASSERT_TRUE(Simulator(schedules, &of_rail).Run());
+    for (size_t m = 0; m < of_rail.size(); ++m) {
+      std::copy(of_rail[m].begin(), of_rail[m].end(), (*machines)[m].begin() + static_cast<long>(part.begin));
+    }
+  }
+  ASSERT_EQ(carried, count);
+}
+
+TEST(Schedule, HierarchicalAllReduceByALeaderAndByRails) {
   for (int ranks : {1, 2, 3, 5, 8, 13, 17}) {
     for (int nodes : {1, 2, 3, 5}) {
       std::vector<NodeId> node_of;
       for (int r = 0; r < ranks; ++r) node_of.emplace_back(std::to_string(r * 7 % nodes));
       const Hierarchy h = MakeHierarchy(node_of, 0);
-      const Buffers inputs = Inputs(ranks, 33);
-      Buffers leaders;
-      for (const auto& peers : h.nodes) {
-        leaders.emplace_back(33, 0.0f);
-        for (int r : peers)
-          for (size_t i = 0; i < 33; ++i) leaders.back()[i] += inputs[static_cast<size_t>(r)][i];
+      for (uint64_t count : {0, 1, 33, 64, 65, 200, 1001}) {
+        const Buffers inputs = Inputs(ranks, count);
+        Buffers sums;
+        for (const auto& peers : h.nodes) {
+          sums.emplace_back(count, 0.0f);
+          for (int r : peers)
+            for (size_t i = 0; i < count; ++i) sums.back()[i] += inputs[static_cast<size_t>(r)][i];
+        }
+        for (const AllReduceAlgorithm algorithm :
+             {AllReduceAlgorithm::kRing, AllReduceAlgorithm::kDoubling, AllReduceAlgorithm::kHalvingDoubling,
+              AllReduceAlgorithm::kDoubleTree}) {
+          for (int rails : {1, h.rails()}) {
+            SCOPED_TRACE(testing::Message() << ranks << " ranks on " << nodes << ", " << count << " by "
+                                            << rails << " rails and algorithm " << int(algorithm));
+            Buffers machines = sums;
+            ASSERT_NO_FATAL_FAILURE(CarryByRails({algorithm, 2, rails}, &machines));
+            for (size_t i = 0; i < count; ++i) {
+              double sum = 0;
+              for (const auto& input : inputs) sum += input[i];
+              ASSERT_NEAR(machines[0][i], sum, 1e-3 * std::abs(sum));
+            }
+            for (const auto& machine : machines) ASSERT_EQ(machine, machines[0]);
+          }
+        }
       }
-      std::vector<Schedule> schedules;
-      const int n = static_cast<int>(h.nodes.size());
-      for (int i = 0; i < n; ++i) schedules.push_back(RingAllReduce(i, n, 33));
-      ASSERT_TRUE(Simulator(schedules, &leaders).Run());
-      for (size_t i = 0; i < 33; ++i) {
-        float sum = 0;
-        for (const auto& input : inputs) sum += input[i];
-        EXPECT_NEAR(leaders[0][i], sum, 1e-3 * std::abs(sum));
-      }
-      for (const auto& leader : leaders) EXPECT_EQ(leader, leaders[0]);
     }
   }
+}
+
+// Three rails carry what lies behind each other, in whole cache lines of the smallest type; a fourth rank of
+// a larger machine carries nothing.
+TEST(Schedule, GoldenRails) {
+  EXPECT_EQ(RailPart(1000, 3, 0), (Range{0, 384}));
+  EXPECT_EQ(RailPart(1000, 3, 1), (Range{384, 320}));
+  EXPECT_EQ(RailPart(1000, 3, 2), (Range{704, 296}));
+  EXPECT_EQ(RailPart(1000, 3, 3), (Range{0, 0}));
+  EXPECT_EQ(RailPart(10, 3, 0), (Range{0, 10}));
+  EXPECT_EQ(RailPart(10, 3, 1).count, 0u);
+  EXPECT_EQ(
+      ToText(MakeSchedule({AllReduceAlgorithm::kHalvingDoubling, 1, 3}, 1, 2, RailPart(1000, 3, 2).count)),
+      "send 0+148@0, reduce-under 148+148@0\n"
+      "send 148+148@0, receive 0+148@0\n");
+  EXPECT_TRUE(MakeSchedule({AllReduceAlgorithm::kRing, 1, 3}, 1, 2, RailPart(10, 3, 1).count).empty());
 }
 
 TEST(Schedule, EvenPartCoversEverythingOnce) {
@@ -353,6 +406,13 @@ TEST(Hierarchy, LeadersAndOrder) {
   EXPECT_EQ(h.local, 1);
   EXPECT_FALSE(h.leader());
   EXPECT_FALSE(h.one_rank_a_node());
+  EXPECT_EQ(h.rails(), 1);
+  EXPECT_TRUE(h.Rail().empty());
+  const std::vector<NodeId> more{NodeId("b"), NodeId("a"), NodeId("b"), NodeId("b"), NodeId("a")};
+  EXPECT_EQ(MakeHierarchy(more, 0).rails(), 2);
+  EXPECT_THAT(MakeHierarchy(more, 0).Rail(), testing::ElementsAre(0, 1));
+  EXPECT_THAT(MakeHierarchy(more, 4).Rail(), testing::ElementsAre(2, 4));
+  EXPECT_TRUE(MakeHierarchy(more, 3).Rail().empty());
   EXPECT_EQ(h.NodeOf(3), 1);
   EXPECT_THAT(h.NodeMajor(), testing::ElementsAre(0, 2, 1, 3, 4));
 }

@@ -83,6 +83,10 @@ Range EvenPart(uint64_t count, int parts, int index, uint64_t align) {
   return {begin, end - begin};
 }
 
+Range RailPart(uint64_t count, int rails, int local) {
+  return local < rails ? EvenPart(count, rails, local, kPartAlign) : Range{};
+}
+
 Schedule RingAllReduce(int rank, int ranks, uint64_t count) {
   Schedule schedule;
   const int next = (rank + 1) % ranks, previous = (rank + ranks - 1) % ranks;
@@ -233,13 +237,10 @@ Schedule DirectAllToAll(int rank, int ranks, uint64_t count) {
   return schedule;
 }
 
-Schedule AllGatherSchedule(int rank, const std::vector<uint64_t>& offsets) {
+Schedule AllGatherSchedule(int rank, const std::vector<Range>& parts) {
   Schedule schedule;
-  const int ranks = static_cast<int>(offsets.size()) - 1;
-  auto part = [&](int index) {
-    const size_t i = static_cast<size_t>(((index % ranks) + ranks) % ranks);
-    return Range{offsets[i], offsets[i + 1] - offsets[i]};
-  };
+  const int ranks = static_cast<int>(parts.size());
+  auto part = [&](int index) { return parts[static_cast<size_t>(((index % ranks) + ranks) % ranks)]; };
   if (ranks <= kDirectRanksMax) {
     std::vector<Action> actions;
     for (int step = 1; step < ranks; ++step) {

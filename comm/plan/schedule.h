@@ -35,6 +35,12 @@ struct Range {
 // Part `index` of `count` elements in `parts` parts whose borders are multiples of `align`.
 Range EvenPart(uint64_t count, int parts, int index, uint64_t align = 1);
 
+// Elements of a cache line of the smallest type: parts of two ranks never share a line.
+inline constexpr uint64_t kPartAlign = 64;
+// Where `rails` ranks of each machine carry `count` elements between the machines: what those at place
+// `local` of their machines carry. Nothing from place `rails` on.
+Range RailPart(uint64_t count, int rails, int local);
+
 // 2(n-1) rounds, each moving 1/n of the data: least bytes.
 Schedule RingAllReduce(int rank, int ranks, uint64_t count);
 // About log2(n) rounds, each moving everything: least latency.
@@ -58,9 +64,9 @@ Schedule TreeReduce(int rank, int ranks, int root, uint64_t count);
 Schedule DirectReduceScatter(int rank, int ranks, uint64_t count);
 Schedule DirectAllToAll(int rank, int ranks, uint64_t count);
 
-// Rank r owns elements [offsets[r], offsets[r + 1]); afterwards every rank has all of them.
+// Rank r owns parts[r]; afterwards every rank has all of them.
 // One round of direct messages up to `kDirectRanksMax` ranks, a ring above.
 inline constexpr int kDirectRanksMax = 16;
-Schedule AllGatherSchedule(int rank, const std::vector<uint64_t>& offsets);
+Schedule AllGatherSchedule(int rank, const std::vector<Range>& parts);
 
 }  // namespace gtrain::comm

@@ -115,11 +115,11 @@ LinkTarget& Target(const std::string& address) {
 class UcxTransport final : public DataTransport {
  public:
   UcxTransport(const GtrainUcxApi* api, GtrainUcxWorker* worker, uint64_t nonce, const std::string& address,
-               LinkWatch::Report report, bool at_once)
+               LinkWatch::Report report, std::vector<int> at_once)
       : api_(api),
         worker_(worker),
         nonce_((nonce ^ nonce >> 32) << 32),
-        at_once_(at_once),
+        at_once_(std::move(at_once)),
         target_(Target(address)),
         links_(std::move(report)) {}
   ~UcxTransport() override { Close(kGraceMs); }
@@ -145,8 +145,8 @@ class UcxTransport final : public DataTransport {
     self_ = static_cast<uint64_t>(self);
     peers_.resize(addresses.size());
     absl::Status status;
-    for (int peer = 0; at_once_ && peer < static_cast<int>(peers_.size()) && status.ok(); ++peer) {
-      if (peer != self) status = Call(peer);
+    for (size_t i = 0; i < at_once_.size() && status.ok(); ++i) {
+      if (at_once_[i] != self) status = Call(at_once_[i]);
     }
     if (!status.ok()) Abandon();
     return status;
@@ -310,7 +310,7 @@ class UcxTransport final : public DataTransport {
   const uint64_t nonce_;  // in the upper half
   std::vector<std::string> addresses_;
   uint64_t self_ = 0;
-  const bool at_once_;
+  const std::vector<int> at_once_;
   uint64_t moves_ = 0;
   std::vector<PeerState> peers_;
   std::vector<void*> tickets_;
@@ -347,7 +347,8 @@ std::string InterfaceOf(const std::string& address) {
 }
 
 absl::StatusOr<std::unique_ptr<DataTransport>> OpenUcxTransport(const Bootstrap& bootstrap, uint64_t nonce,
-                                                                LinkWatch::Report report, bool at_once) {
+                                                                LinkWatch::Report report,
+                                                                std::vector<int> at_once) {
   GT_ASSIGN_OR_RETURN(const GtrainUcxApi* api, Api());
   const Member& me = bootstrap.members()[static_cast<size_t>(bootstrap.rank())];
   const std::string device = InterfaceOf(me.address);
@@ -360,7 +361,8 @@ absl::StatusOr<std::unique_ptr<DataTransport>> OpenUcxTransport(const Bootstrap&
         ". The interface must be up and shown in /sys/class/net (in a network namespace made by hand: "
         "mount sysfs there)"));
   }
-  return std::make_unique<UcxTransport>(api, worker, nonce, me.address, std::move(report), at_once);
+  return std::make_unique<UcxTransport>(api, worker, nonce, me.address, std::move(report),
+                                        std::move(at_once));
 }
 
 }  // namespace gtrain::comm

@@ -3,6 +3,7 @@
 #pragma once
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "comm/port/bootstrap.h"
@@ -12,11 +13,12 @@
 namespace gtrain::comm {
 
 // Binds to the interface that has the address of this rank's Member, if one has. `report` is told, by the
-// thread that waits in Exchange, of each peer to which nothing gets (comm/ucx/link_probe.h). `at_once`:
-// Connect makes all connections; else each is made by the first exchange with that peer.
+// thread that waits in Exchange, of each peer to which nothing gets (comm/ucx/link_probe.h). `at_once`: the
+// members to which Connect makes connections, if they do the same; others are connected by their first
+// exchange.
 absl::StatusOr<std::unique_ptr<DataTransport>> OpenUcxTransport(const Bootstrap& bootstrap, uint64_t nonce,
                                                                 LinkWatch::Report report,
-                                                                bool at_once = true);
+                                                                std::vector<int> at_once);
 
 // Name of the network interface with this IP address; empty if none has it.
 std::string InterfaceOf(const std::string& address);
