@@ -47,10 +47,7 @@ const std::vector<size_t> kRawBytes{4 << 10, 50'000, 8 << 20};
 constexpr int kRawTimes = 9;
 constexpr const char* kPython = "/usr/bin/python3";  // Debian's, which has Debian's torch
 
-struct Size {
-  size_t bytes;
-  int calls;
-};
+using Size = Network::Calls;
 
 double Now() { return static_cast<double>(RealClock().Now().ns) * 1e-3; }  // microseconds
 
@@ -74,7 +71,7 @@ Board* MakeBoard() {
 
 absl::StatusOr<double> TimeCalls(Communicator& c, float* data, const Size& size) {
   std::vector<double> samples;
-  for (int call = -1 - size.calls / 10; call < size.calls; ++call) {
+  for (int call = -1 - size.times / 10; call < size.times; ++call) {
     GT_RETURN_IF_ERROR(c.Barrier());
     const double start = Now();
     GT_RETURN_IF_ERROR(c.AllReduce(data, size.bytes / sizeof(float), DType::kFloat32, ReduceOp::kSum));
@@ -179,6 +176,17 @@ absl::StatusOr<Peer> OpenMpi(const Network& network, const Home& home, const std
                 line.insert(line.end(), {file, "once"});
                 line.insert(line.end(), sizes.begin(), sizes.end());
                 return Run(line, kPeerDeadline);
+              }};
+}
+
+absl::StatusOr<Peer> PlainSockets(const Network& network, const std::vector<Size>& sizes) {
+  return Peer{"plain sockets, doubling",
+              [&network, sizes](const std::string& file, const std::vector<std::string>&) -> absl::Status {
+                GT_ASSIGN_OR_RETURN(const std::vector<double> medians, network.PlainDoubling(sizes));
+                std::string text;
+                for (size_t s = 0; s < sizes.size(); ++s)
+                  absl::StrAppend(&text, sizes[s].bytes, " ", medians[s], "\n");
+                return WriteFileDurable(file, text);
               }};
 }
 
@@ -290,7 +298,8 @@ absl::Status MeasureMachines(const Options& options, const Network& network, con
 
   std::vector<Peer> peers;
   for (const auto& peer :
-       {OpenMpi(network, home, options.folder, false), OpenMpi(network, home, options.folder, true),
+       {PlainSockets(network, sizes), OpenMpi(network, home, options.folder, false),
+        OpenMpi(network, home, options.folder, true),
         options.quick ? absl::NotFoundError("--quick") : Gloo(network, home, options.folder)}) {
     if (peer.ok()) {
       peers.push_back(*peer);
@@ -300,7 +309,7 @@ absl::Status MeasureMachines(const Options& options, const Network& network, con
     }
   }
   std::vector<std::string> words;
-  for (const Size& size : sizes) words.push_back(absl::StrCat(size.bytes, ":", size.calls));
+  for (const Size& size : sizes) words.push_back(absl::StrCat(size.bytes, ":", size.times));
   // One turn of ours measures everything once; peers are whole programs, so they come between such turns.
   std::vector<std::map<size_t, Series>> theirs(peers.size());
   std::vector<Place> ranks;

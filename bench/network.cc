@@ -25,6 +25,7 @@ namespace gtrain::bench {
 namespace {
 
 constexpr absl::Duration kTcpDeadline = absl::Minutes(1);
+constexpr uint16_t kPlainPort = 4000;
 
 double Now() { return static_cast<double>(RealClock().Now().ns) * 1e-3; }  // microseconds
 
@@ -47,17 +48,16 @@ absl::Status Whole(int fd, char* data, size_t bytes, bool send_it) {
   return absl::OkStatus();
 }
 
-// The first side sends to the other, which listens at `address`. Medians into `medians` by the first.
-absl::Status TcpSide(bool first, const std::string& host, const std::vector<size_t>& sizes, int times,
-                     double* medians) {
+// A connection that sends at once: one side listens at its own address, the other calls it there.
+absl::StatusOr<UniqueFd> Meet(bool listens, const std::string& host, uint16_t port) {
   UniqueFd fd(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
   sockaddr_in to{};
   to.sin_family = AF_INET;
-  to.sin_port = htons(4000);
+  to.sin_port = htons(port);
   inet_pton(AF_INET, host.c_str(), &to.sin_addr);
   auto* address = reinterpret_cast<sockaddr*>(&to);
   const int on = 1;
-  if (!first) {
+  if (listens) {
     setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
     if (bind(fd.get(), address, sizeof(to)) != 0 || listen(fd.get(), 1) != 0)
       return absl::ErrnoToStatus(errno, "listen");
@@ -72,6 +72,13 @@ absl::Status TcpSide(bool first, const std::string& host, const std::vector<size
     }
   }
   setsockopt(fd.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
+  return fd;
+}
+
+// The first side sends to the other, which listens at `host`. Medians into `medians` by the first.
+absl::Status TcpSide(bool first, const std::string& host, const std::vector<size_t>& sizes, int times,
+                     double* medians) {
+  GT_ASSIGN_OR_RETURN(const UniqueFd fd, Meet(!first, host, kPlainPort));
   std::vector<char> data(*std::max_element(sizes.begin(), sizes.end()));
   for (size_t s = 0; s < sizes.size(); ++s) {
     std::vector<double> samples;
@@ -83,6 +90,51 @@ absl::Status TcpSide(bool first, const std::string& host, const std::vector<size
     }
     std::sort(samples.begin(), samples.end());
     if (first) medians[s] = samples[samples.size() / 2];
+  }
+  return absl::OkStatus();
+}
+
+// Both directions at once. Gives the core away while nothing moves.
+absl::Status Swap(int fd, const char* out, char* in, size_t bytes) {
+  for (size_t sent = 0, got = 0; sent < bytes || got < bytes;) {
+    const ssize_t s = sent < bytes ? send(fd, out + sent, bytes - sent, MSG_DONTWAIT | MSG_NOSIGNAL) : 0;
+    if (s < 0 && errno != EAGAIN) return absl::ErrnoToStatus(errno, "plain TCP");
+    const ssize_t g = got < bytes ? recv(fd, in + got, bytes - got, MSG_DONTWAIT) : -1;
+    if (got < bytes && (g == 0 || (g < 0 && errno != EAGAIN))) return absl::ErrnoToStatus(errno, "plain TCP");
+    if (s > 0) sent += static_cast<size_t>(s);
+    if (g > 0) got += static_cast<size_t>(g);
+    if (s <= 0 && g <= 0) sched_yield();
+  }
+  return absl::OkStatus();
+}
+
+// samples[call], of all sizes one behind the other.
+absl::Status DoublingSide(int self, int machines, const std::vector<Network::Calls>& sizes, double* samples) {
+  std::vector<UniqueFd> partners;
+  for (int mask = 1; mask < machines; mask *= 2) {
+    const int lower = self & ~mask;
+    const auto port = static_cast<uint16_t>(kPlainPort + mask);
+    GT_ASSIGN_OR_RETURN(UniqueFd fd, Meet(self == lower, Network::AddressOf(lower), port));
+    partners.push_back(std::move(fd));
+  }
+  std::vector<float> data, in;
+  const auto all_reduce = [&](size_t bytes) -> absl::Status {
+    for (const UniqueFd& partner : partners) {
+      GT_RETURN_IF_ERROR(Swap(partner.get(), reinterpret_cast<const char*>(data.data()),
+                              reinterpret_cast<char*>(in.data()), bytes));
+      for (size_t i = 0; i < bytes / sizeof(float); ++i) data[i] += in[i];
+    }
+    return absl::OkStatus();
+  };
+  for (const Network::Calls& size : sizes) {
+    data.assign(size.bytes / sizeof(float), 0.0f);
+    in.assign(data.size(), 0.0f);
+    for (int call = -1 - size.times / 10; call < size.times; ++call) {
+      GT_RETURN_IF_ERROR(all_reduce(sizeof(float)));
+      const double start = Now();
+      GT_RETURN_IF_ERROR(all_reduce(size.bytes));
+      if (call >= 0) *samples++ = Now() - start;
+    }
   }
   return absl::OkStatus();
 }
@@ -180,6 +232,36 @@ absl::StatusOr<std::vector<double>> Network::PlainTcp(const std::vector<size_t>&
   munmap(shared, size);
   GT_RETURN_IF_ERROR(ran);
   return result;
+}
+
+absl::StatusOr<std::vector<double>> Network::PlainDoubling(const std::vector<Calls>& sizes) const {
+  size_t calls = 0;
+  for (const Calls& size : sizes) calls += static_cast<size_t>(size.times);
+  const size_t bytes = static_cast<size_t>(machines_) * calls * sizeof(double);
+  void* shared = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  if (shared == MAP_FAILED) return absl::ErrnoToStatus(errno, "mmap");
+  auto* samples = static_cast<double*>(shared);
+  std::vector<pid_t> sides;
+  for (int i = 0; i < machines_; ++i) {
+    double* mine = samples + static_cast<size_t>(i) * calls;
+    sides.push_back(Start(i, [&, i, mine] { return DoublingSide(i, machines_, sizes, mine); }));
+  }
+  absl::Status ran = WaitForAll(sides, "plain doubling", kTcpDeadline);
+  std::vector<double> medians;
+  size_t at = 0;
+  for (const Calls& size : sizes) {
+    std::vector<double> slowest;
+    for (int call = 0; call < size.times; ++call, ++at) {
+      slowest.push_back(0);
+      for (size_t i = 0; i < static_cast<size_t>(machines_); ++i)
+        slowest.back() = std::max(slowest.back(), samples[i * calls + at]);
+    }
+    std::sort(slowest.begin(), slowest.end());
+    medians.push_back(slowest[slowest.size() / 2]);
+  }
+  munmap(shared, bytes);
+  GT_RETURN_IF_ERROR(ran);
+  return medians;
 }
 
 absl::Status Network::Add(const std::string& name) {

@@ -46,6 +46,15 @@ class Network {
   absl::StatusOr<std::vector<double>> PlainTcp(const std::vector<size_t>& bytes, int times,
                                                bool all = false) const;
 
+  struct Calls {
+    size_t bytes;
+    int times;  // at least 1
+  };
+  // What bounds small all-reduces: recursive doubling of floats over plain sockets that are asked again and
+  // again, each call after a barrier of the same kind. Medians of microseconds, of the slowest machine. A
+  // power of two of machines.
+  absl::StatusOr<std::vector<double>> PlainDoubling(const std::vector<Calls>& sizes) const;
+
  private:
   absl::Status Add(const std::string& name);
 
