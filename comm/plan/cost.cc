@@ -152,9 +152,11 @@ bool GoesWithRecords(AllReduceAlgorithm wanted, const LinkCost& link, int ranks,
   const AllReducePlan doubling{AllReduceAlgorithm::kDoubling, 1};
   const Work records = WorkOf(doubling, ranks, 0);
   const Carriers alone{1, link};
+  // The plan takes a round at least: small data need not ask for it.
+  const double with = Seconds(link, WorkOf(doubling, ranks, bytes)), before = Seconds(link, records);
+  if (with <= before + link.round[0]) return true;
   const AllReducePlan after = PlanAllReduce(wanted, {alone}, ranks, bytes);
-  return Seconds(link, WorkOf(doubling, ranks, bytes)) <=
-         Seconds(link, records) + Seconds(link, WorkOf(after, ranks, bytes));
+  return with <= before + Seconds(link, WorkOf(after, ranks, bytes));
 }
 
 Schedule MakeSchedule(const AllReducePlan& plan, int machine, int machines, uint64_t count) {
