@@ -588,7 +588,9 @@ absl::StatusOr<double> PlainPut(const HttpSink& sink, const Memory& data) {
   return absl::ToDoubleSeconds(clock.Now() - begin);
 }
 
-absl::StatusOr<double> StorePut(const HttpSink& sink, const Memory& data) {
+// `payload`: signed or checksum.
+absl::StatusOr<double> StorePut(const HttpSink& sink, const Memory& data, const char* payload = "signed") {
+  setenv("GTRAIN_S3_PAYLOAD", payload, 1);
   setenv("AWS_ENDPOINT_URL_S3", sink.endpoint().c_str(), 1);
   setenv("AWS_ACCESS_KEY_ID", "a", 1);
   setenv("AWS_SECRET_ACCESS_KEY", "b", 1);
@@ -611,6 +613,9 @@ absl::Status MeasureUpload(World* world) {
         {"boto3",
          [&] { return Python(*world, world->boto_python, "boto3", fast.endpoint(), data.bytes()); }});
   }
+  GT_RETURN_IF_ERROR(world->Add(upload));
+  upload.name = "the same, a CRC32C instead of a signed SHA-256";
+  upload.ours = [&] { return StorePut(fast, data, "checksum"); };
   GT_RETURN_IF_ERROR(world->Add(upload));
   GT_RETURN_IF_ERROR(world->Add({"the same, 5 % of the answers 503",
                                  "s",

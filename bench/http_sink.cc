@@ -38,6 +38,9 @@ std::string Reply(absl::string_view status, absl::string_view headers, absl::str
 
 // What S3 would say. Nothing is ever there.
 std::string Answer(absl::string_view method, absl::string_view target) {
+  // A store is asked whether it compares checksums: by a small object with a wrong one.
+  if (method == "PUT" && absl::StrContains(target, "/probe-"))
+    return Reply("400 Bad Request", "", "<Error><Code>BadDigest</Code></Error>");
   if (method == "PUT") return Reply("200 OK", "ETag: \"0123abc\"\r\n", "");
   if (method == "POST" && absl::EndsWith(absl::StripSuffix(target, "="), "uploads")) {
     return Reply("200 OK", "",

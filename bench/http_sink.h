@@ -1,5 +1,6 @@
 // An HTTP server on loopback that throws away what is put: where uploads end that are measured. It answers as
-// much of S3 as a multipart upload needs, checks nothing and keeps nothing.
+// much of S3 as a multipart upload needs, says that it compares checksums, compares nothing and keeps
+// nothing.
 #pragma once
 #include <atomic>
 #include <cstdint>

@@ -17,7 +17,7 @@ groups=(
   "lint|make check leaves out clang-format and clang-tidy, no make fuzz|clang clang-format clang-tidy"
   "bench|no micro-benchmarks|libbenchmark-dev"
   "ucx|ranks of one job stay on one machine|libucx-dev"
-  "s3|no S3, and its tests are left out|libcurl4-openssl-dev libexpat1-dev libmicrohttpd-dev"
+  "s3|no S3, and its tests are left out|libcurl4-openssl-dev libexpat1-dev libisal-dev libmicrohttpd-dev"
   "torch|examples/fashion_mnist and examples/torch_ddp are left out|libtorch-dev zlib1g-dev dataset-fashion-mnist libopenblas0-pthread python3-torch python3-numpy"
   "nets|tests that cut links are skipped|nftables"
   "coexist|the test that loads libgtrain beside gRPC is skipped|libgrpc++-dev"

@@ -13,6 +13,7 @@
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 #include "base/check.h"
+#include "checkpoint/s3/crc32c.h"
 #include "checkpoint/s3/xml.h"
 
 namespace gtrain::ckpt {
@@ -148,8 +149,13 @@ bool S3Fake::Refuses(const S3FakeRequest& request, S3FakeReply* reply) const {
     return true;
   }
   const absl::string_view body = request.body;
-  if (Sha256Hex(absl::MakeConstSpan(&body, 1)) != payload) {
+  if (payload != "UNSIGNED-PAYLOAD" && Sha256Hex(absl::MakeConstSpan(&body, 1)) != payload) {
     *reply = S3Error(400, "XAmzContentSHA256Mismatch");
+    return true;
+  }
+  const std::string sum = Value(request.headers, "x-amz-checksum-crc32c");
+  if (!sum.empty() && !settings_.ignore_checksums && Crc32cBase64(absl::MakeConstSpan(&body, 1)) != sum) {
+    *reply = S3Error(400, "BadDigest");
     return true;
   }
   const absl::Time now = absl::Now() + settings_.clock_ahead;
@@ -277,7 +283,11 @@ S3FakeReply S3Fake::Multipart(const S3FakeRequest& request, const std::string& k
   }
   if (operation == "Create") {
     const std::string id = absl::StrCat("upload-", ++upload_count_);
-    uploads_[id] = {key, Value(request.headers, "x-amz-meta-gtrain-put"), {}};
+    uploads_[id] = {key,
+                    Value(request.headers, "x-amz-meta-gtrain-put"),
+                    Value(request.headers, "x-amz-checksum-algorithm") == "CRC32C",
+                    {},
+                    {}};
     return {200,
             {},
             absl::StrCat("<InitiateMultipartUploadResult><UploadId>", id,
@@ -288,6 +298,10 @@ S3FakeReply S3Fake::Multipart(const S3FakeRequest& request, const std::string& k
   Upload& upload = found->second;
   if (operation == "Part") {
     const int number = std::atoi(Value(request.query, "partNumber").c_str());
+    upload.sums[number] = Value(request.headers, "x-amz-checksum-crc32c");
+    if (upload.sums[number].empty() == upload.checksums && !settings_.ignore_checksums) {
+      return S3Error(400, "InvalidRequest", "checksum type mismatch");
+    }
     upload.parts[number] = request.body;
     return {200, {{"ETag", absl::StrCat("\"part", number, "\"")}}};
   }
@@ -301,6 +315,7 @@ S3FakeReply S3Fake::Multipart(const S3FakeRequest& request, const std::string& k
   for (const XmlElement& part : list->children) {
     const int number = std::atoi(part.Text("PartNumber").c_str());
     if (part.Text("ETag") != absl::StrCat("\"part", number, "\"")) return S3Error(400, "InvalidPart");
+    if (part.Text("ChecksumCRC32C") != upload.sums[number]) return S3Error(400, "InvalidPart");
     whole += upload.parts[number];
   }
   S3FakeReply reply = Put(request, key, whole, upload.mark);

@@ -43,6 +43,7 @@ class S3Fake {
     std::string bucket = "bucket";
     S3Credentials credentials = {"AKIDEXAMPLE", "secret"};
     bool ignore_conditions = false;  // S5
+    bool ignore_checksums = false;   // neither compared nor asked for
     absl::Duration clock_ahead;      // S14: refuses requests dated more than 15 minutes off
     // Asked before a request is carried out. Returning true: the reply is sent and nothing happens.
     std::function<bool(const S3FakeRequest&, S3FakeReply*)> before;
@@ -63,6 +64,8 @@ class S3Fake {
  private:
   struct Upload {
     std::string key, mark;
+    bool checksums = false;  // each part must have one
+    std::map<int, std::string> sums;
     std::map<int, std::string> parts;
   };
   S3FakeReply Perform(const S3FakeRequest& request) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);

@@ -20,6 +20,7 @@
 #include "base/mutex.h"
 #include "base/rng.h"
 #include "base/status_macros.h"
+#include "checkpoint/s3/crc32c.h"
 #include "checkpoint/s3/xml.h"
 #include "runtime/http/curl_client.h"
 
@@ -32,6 +33,7 @@ constexpr size_t kErrorBytesMax = 64 << 10;
 constexpr size_t kListBytesMax = 16 << 20;
 constexpr size_t kKeysMax = 1'000'000;
 constexpr size_t kDeletesMax = 1000;  // in one request
+constexpr char kChecksum[] = "x-amz-checksum-crc32c";
 constexpr char kMark[] = "x-amz-meta-gtrain-put";
 constexpr absl::Duration kBackoffMax = absl::Seconds(5);
 
@@ -96,6 +98,8 @@ class S3Store final : public port::BlobStore {
         host.empty() ? absl::StrCat("s3.", options_.region, ".amazonaws.com") : std::string(host);
     host_ = options_.path_style ? name : absl::StrCat(options_.bucket, ".", name);
     base_ = absl::StrCat(secure ? "https://" : "http://", host_);
+    checksums_ = options_.checksums;
+    compares_ = secure;  // TLS does
   }
   using port::BlobStore::PutIfAbsent;
 
@@ -244,7 +248,7 @@ class S3Store final : public port::BlobStore {
   // --- requests
   // An answer that is neither lost nor one of those that mean "try again"; Unavailable after the last try.
   absl::StatusOr<Answer> Exchange(const Call& call) {
-    const std::string hash = Sha256Hex(call.body);
+    const std::string hash = call.headers.contains(kChecksum) ? "UNSIGNED-PAYLOAD" : Sha256Hex(call.body);
     const absl::Time give_up = absl::Now() + options_.patience;
     bool renewed = false, shifted = false;
     std::string last;
@@ -316,7 +320,9 @@ class S3Store final : public port::BlobStore {
   static bool TryAgain(const Answer& answer) {
     static const std::set<int> kStatuses = {408, 429, 500, 502, 503, 504};
     static const std::set<std::string, std::less<>> kCodes = {
-        "RequestTimeout", "SlowDown", "InternalError", "ConditionalRequestConflict", "OperationAborted"};
+        "RequestTimeout",           "SlowDown",  "InternalError",
+        "OperationAborted",         "BadDigest", "ConditionalRequestConflict",
+        "XAmzContentSHA256Mismatch"};  // the last two: changed on the way
     return kStatuses.contains(answer.reply.status) || kCodes.contains(answer.code);
   }
 
@@ -414,6 +420,49 @@ class S3Store final : public port::BlobStore {
   }
 
   // --- puts
+  // Sends what is to be stored, protected on its way; call->headers says how.
+  absl::StatusOr<Answer> Send(Call* call) {
+    if (!Checksums()) return Exchange(*call);
+    return WithChecksum(call, kChecksum, Crc32cBase64(call->body));
+  }
+  // Not every store knows what checksums are.
+  absl::StatusOr<Answer> WithChecksum(Call* call, const char* header, std::string value) {
+    call->headers[header] = std::move(value);
+    GT_ASSIGN_OR_RETURN(Answer answer, Exchange(*call));
+    const bool token = answer.code == "ExpiredToken" || answer.code == "InvalidToken";
+    if (answer.reply.status != 501 && (answer.reply.status != 400 || token)) return answer;
+    checksums_ = false;
+    LogInfo(Describe(), ": the store takes no checksums (", Words(answer), "): uploads are signed instead");
+    call->headers.erase(header);
+    return Exchange(*call);
+  }
+
+  // Where nothing else protects what is put on its way, the store has to prove that it compares.
+  bool Checksums() {
+    if (!checksums_ || compares_) return checksums_;
+    Call call = {"PUT",
+                 Full(absl::StrCat("probe-", absl::ToUnixSeconds(absl::Now()), "-", NewMark().substr(16)))};
+    const absl::string_view wrong = "wrong";
+    call.headers = {{kChecksum, Crc32cBase64(absl::MakeConstSpan(&wrong, 1))}};
+    call.body = {"right"};
+    const absl::StatusOr<Answer> answer = Once(call, "UNSIGNED-PAYLOAD", options_.patience);
+    if (answer.ok() && answer->reply.status == 400) {
+      compares_ = true;
+      return true;
+    }
+    if (answer.ok() && (answer->reply.status < 500 || answer->reply.status == 501)) {
+      checksums_ = false;
+      LogWarning(Describe(),
+                 ": the store does not compare checksums, and over plain HTTP nothing else protects ",
+                 "uploads: they are signed");
+      call.method = "DELETE";
+      call.body.clear();
+      call.headers.clear();
+      (void)Exchange(call);  // what stays is `gtrain ckpt gc`'s
+    }
+    return false;  // and asked again after an answer that says nothing
+  }
+
   // Whether the key exists because of a try of this very put.
   absl::StatusOr<bool> IsOurs(absl::string_view key, const std::string& mark) {
     const Call call = {"HEAD", Full(key)};
@@ -429,7 +478,7 @@ class S3Store final : public port::BlobStore {
     const std::string mark = NewMark();
     call.headers = {{"if-none-match", "*"}, {kMark, mark}};
     call.body.assign(parts.begin(), parts.end());
-    GT_ASSIGN_OR_RETURN(const Answer answer, Exchange(call));
+    GT_ASSIGN_OR_RETURN(const Answer answer, Send(&call));
     if (answer.reply.status == 200 && answer.code.empty()) return absl::OkStatus();
     if (answer.reply.status == 412) {
       GT_ASSIGN_OR_RETURN(const bool ours, IsOurs(key, mark));
@@ -442,7 +491,9 @@ class S3Store final : public port::BlobStore {
     const std::string mark = NewMark(), full = Full(key);
     Call create = {"POST", full, {{"uploads", ""}}};
     create.headers = {{kMark, mark}};
-    GT_ASSIGN_OR_RETURN(const Answer created, Exchange(create));
+    GT_ASSIGN_OR_RETURN(
+        const Answer created,
+        Checksums() ? WithChecksum(&create, "x-amz-checksum-algorithm", "CRC32C") : Exchange(create));
     if (created.reply.status != 200 || !created.code.empty()) return Error(create, created);
     GT_ASSIGN_OR_RETURN(const XmlElement xml, ParseXml(created.reply.body));
     const std::string upload = xml.Text("UploadId");
@@ -461,13 +512,12 @@ class S3Store final : public port::BlobStore {
   absl::Status UploadAndComplete(absl::string_view key, const std::string& full, const std::string& upload,
                                  const std::string& mark, absl::Span<const absl::string_view> parts,
                                  size_t bytes) {
-    GT_ASSIGN_OR_RETURN(const std::vector<std::string> tags, UploadParts(full, upload, parts, bytes));
+    GT_ASSIGN_OR_RETURN(const std::vector<std::string> sent, UploadParts(full, upload, parts, bytes));
     // Not every store honours the condition when an upload is completed; this narrows the gap on those.
     if (Size(key).ok()) return absl::AlreadyExistsError(absl::StrCat(Name(key), " exists"));
     std::string list = "<CompleteMultipartUpload xmlns=\"http://s3.amazonaws.com/doc/2006-03-01/\">";
-    for (size_t i = 0; i < tags.size(); ++i) {
-      absl::StrAppend(&list, "<Part><PartNumber>", i + 1, "</PartNumber><ETag>", tags[i], "</ETag></Part>");
-    }
+    for (size_t i = 0; i < sent.size(); ++i)
+      absl::StrAppend(&list, "<Part><PartNumber>", i + 1, "</PartNumber>", sent[i], "</Part>");
     absl::StrAppend(&list, "</CompleteMultipartUpload>");
     Call call = {"POST", full, {{"uploadId", upload}}, {{"if-none-match", "*"}}, {list}};
     GT_ASSIGN_OR_RETURN(const Answer answer, Exchange(call));
@@ -497,7 +547,7 @@ class S3Store final : public port::BlobStore {
                                                        size_t bytes) {
     const size_t part_bytes = std::max(options_.part_bytes, (bytes + kPartsMax - 1) / kPartsMax);
     const size_t count = (bytes + part_bytes - 1) / part_bytes;
-    std::vector<std::string> tags(count);
+    std::vector<std::string> sent(count);
     std::atomic<size_t> next{0};
     Mutex mu;
     absl::Status failed;
@@ -508,12 +558,12 @@ class S3Store final : public port::BlobStore {
                            {{"partNumber", absl::StrCat(i + 1)}, {"uploadId", upload}},
                            {},
                            Cut(parts, i * part_bytes, std::min(bytes, (i + 1) * part_bytes))};
-        absl::StatusOr<std::string> tag = UploadPart(call);
+        absl::StatusOr<std::string> part = UploadPart(call);
         MutexLock lock(&mu);
-        if (tag.ok()) {
-          tags[i] = *std::move(tag);
+        if (part.ok()) {
+          sent[i] = *std::move(part);
         } else {
-          failed.Update(tag.status());
+          failed.Update(part.status());
           next = count;  // the others stop
         }
       }
@@ -524,11 +574,12 @@ class S3Store final : public port::BlobStore {
     work();
     for (std::thread& thread : threads) thread.join();
     GT_RETURN_IF_ERROR(failed);
-    return tags;
+    return sent;
   }
 
-  absl::StatusOr<std::string> UploadPart(const Call& call) {
-    GT_ASSIGN_OR_RETURN(const Answer answer, Exchange(call));
+  // What the list of parts says of this one.
+  absl::StatusOr<std::string> UploadPart(Call call) {
+    GT_ASSIGN_OR_RETURN(const Answer answer, Send(&call));
     const auto tag = answer.reply.headers.find("etag");
     if (answer.reply.status != 200 || tag == answer.reply.headers.end()) return Error(call, answer);
     // It goes into XML: only what an ETag consists of.
@@ -537,7 +588,10 @@ class S3Store final : public port::BlobStore {
         return absl::DataLossError(absl::StrCat(Describe(), ": strange ETag of a part"));
       }
     }
-    return tag->second;
+    std::string said = absl::StrCat("<ETag>", tag->second, "</ETag>");
+    if (const auto sum = call.headers.find(kChecksum); sum != call.headers.end())
+      absl::StrAppend(&said, "<ChecksumCRC32C>", sum->second, "</ChecksumCRC32C>");
+    return said;
   }
 
   absl::Status Abort(const std::string& full, const std::string& upload) {
@@ -553,6 +607,8 @@ class S3Store final : public port::BlobStore {
   const std::shared_ptr<CredentialsProvider> credentials_;
   std::string host_, base_;
   std::atomic<int64_t> clock_offset_ns_{0};
+  std::atomic<bool> checksums_{false};
+  std::atomic<bool> compares_{false};     // a checksum that is wrong is noticed
   std::atomic<bool> deletes_many_{true};  // until it turns out that the store cannot
   Mutex mu_;
   Rng rng_ ABSL_GUARDED_BY(mu_);
@@ -622,6 +678,17 @@ absl::StatusOr<S3Options> ParseS3Uri(absl::string_view uri, const S3Environment&
         absl::StrCat("$GTRAIN_S3_ADDRESSING: \"", addressing, "\" is neither path nor virtual"));
   }
   if (!addressing.empty()) options.path_style = addressing == "path";
+  const std::string payload = environment("GTRAIN_S3_PAYLOAD").value_or("");
+  if (!payload.empty() && payload != "signed" && payload != "checksum") {
+    return absl::InvalidArgumentError(
+        absl::StrCat("$GTRAIN_S3_PAYLOAD: \"", payload, "\" is neither signed nor checksum"));
+  }
+  if (payload == "checksum" && !HaveCrc32c()) {
+    return absl::InvalidArgumentError(
+        "$GTRAIN_S3_PAYLOAD: this gtrain was built without ISA-L (libisal-dev) and cannot compute checksums");
+  }
+  options.checksums = payload.empty() ? HaveCrc32c() && !absl::StartsWith(options.endpoint, "http://")
+                                      : payload == "checksum";
   return options;
 }
 

@@ -19,6 +19,9 @@ struct S3Options {
   std::string region = "us-east-1";
   std::string endpoint;     // "https://host:port"; empty: Amazon's of the region
   bool path_style = false;  // https://host/bucket/key instead of https://bucket.host/key
+  // How what is put is protected on its way. False: its SHA-256 is part of the signature. True: the signature
+  // leaves it out and a CRC32C goes along, which the store compares; where it turns out not to, false.
+  bool checksums = false;
   size_t part_bytes =
       16 << 20;      // of a multipart upload, at least 5 MiB; larger where 10,000 parts would not do
   int uploads = 4;   // parts on the way at a time
@@ -28,8 +31,9 @@ struct S3Options {
 };
 
 // From "s3://bucket/prefix" and $AWS_REGION, $AWS_DEFAULT_REGION, $AWS_ENDPOINT_URL_S3, $AWS_ENDPOINT_URL,
-// $GTRAIN_S3_ADDRESSING (path | virtual; the default is path for an endpoint of one's own). InvalidArgument
-// says what is wrong with which.
+// $GTRAIN_S3_ADDRESSING (path | virtual; the default is path for an endpoint of one's own),
+// $GTRAIN_S3_PAYLOAD (signed | checksum; the default is checksum over https). InvalidArgument says what is
+// wrong with which.
 absl::StatusOr<S3Options> ParseS3Uri(absl::string_view uri, const S3Environment& environment);
 
 // The store is thread-safe; large puts use threads of their own.

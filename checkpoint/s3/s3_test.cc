@@ -9,8 +9,10 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/file.h"
+#include "base/mutex.h"
 #include "base/test_folder.h"
 #include "checkpoint/port/blob_store_test_suite.h"
+#include "checkpoint/s3/crc32c.h"
 #include "checkpoint/s3/credentials.h"
 #include "checkpoint/s3/s3_fake.h"
 #include "checkpoint/s3/s3_store.h"
@@ -42,7 +44,8 @@ class FixedCredentials final : public CredentialsProvider {
 // A server, a client, and a store between them.
 struct World {
   explicit World(S3Fake::Settings settings = {}, S3Options options = {},
-                 S3Credentials with = {"AKIDEXAMPLE", "secret"})
+                 S3Credentials with = {"AKIDEXAMPLE", "secret"},
+                 std::shared_ptr<http::Client> http = *http::MakeCurlClient(""))
       : fake(std::make_unique<S3Fake>(std::move(settings))),
         credentials(std::make_shared<FixedCredentials>(std::move(with))) {
     if (options.bucket.empty()) options.bucket = "bucket";
@@ -51,8 +54,7 @@ struct World {
     options.path_style = true;
     options.first_backoff = absl::Milliseconds(1);
     options.part_bytes = 5 << 20;
-    std::shared_ptr<http::Client> http = *http::MakeCurlClient("");
-    store = *OpenS3Store(options, http, credentials);
+    store = *OpenS3Store(options, std::move(http), credentials);
   }
   std::unique_ptr<S3Fake> fake;
   std::shared_ptr<FixedCredentials> credentials;
@@ -424,6 +426,105 @@ TEST(S3Store, UnfinishedUploadsAreListedAndDropped_S8) {
   EXPECT_EQ(world.fake->OpenUploads(), 0u);
 }
 
+// What is put arrives with a bit flipped, the first `flips` times.
+class FlippingClient final : public http::Client {
+ public:
+  explicit FlippingClient(int flips) : left_(flips) {}
+  absl::StatusOr<http::Reply> Do(const http::Request& request) override {
+    if (request.method != "PUT" || request.body.empty() || left_-- <= 0) return base_->Do(request);
+    std::string body;
+    for (const absl::string_view part : request.body) body.append(part.data(), part.size());
+    body[body.size() / 2] ^= 4;
+    http::Request flipped = request;
+    flipped.body = {body};
+    return base_->Do(flipped);
+  }
+
+ private:
+  const std::unique_ptr<http::Client> base_ = *http::MakeCurlClient("");
+  std::atomic<int> left_;
+};
+
+TEST(S3Store, ABitFlippedOnTheWayIsRefusedAndSentAgain_S6) {
+  for (const bool checksums : {false, true}) {
+    if (checksums && !HaveCrc32c()) continue;
+    S3Options options;
+    options.checksums = checksums;
+    // The probe for checksums is a put, too, and wrong in any case.
+    World world({}, options, {"AKIDEXAMPLE", "secret"}, std::make_shared<FlippingClient>(3));
+    EXPECT_EQ(world.store->PutIfAbsent("small", "0123456789"), absl::OkStatus());
+    EXPECT_EQ(*world.store->Get("small", 100), "0123456789");
+    const std::string large = Large();
+    World parts({}, options, {"AKIDEXAMPLE", "secret"}, std::make_shared<FlippingClient>(3));
+    EXPECT_EQ(parts.store->PutIfAbsent("large", large), absl::OkStatus());
+    EXPECT_TRUE(*parts.store->Get("large", large.size()) == large);
+    World always({}, options, {"AKIDEXAMPLE", "secret"}, std::make_shared<FlippingClient>(1000));
+    EXPECT_TRUE(absl::IsUnavailable(always.store->PutIfAbsent("k", "0123456789")));
+    EXPECT_TRUE(absl::IsNotFound(always.store->Get("k", 100).status()));
+  }
+}
+
+TEST(S3Store, WithChecksumsNothingIsHashedForTheSignature) {
+  if (!HaveCrc32c()) GTEST_SKIP() << "built without ISA-L";
+  Mutex mu;
+  std::vector<std::string> unsigned_ones;
+  S3Fake::Settings settings;
+  settings.after = [&](const S3FakeRequest& request, S3FakeReply*) {
+    MutexLock lock(&mu);
+    if (request.headers.at("x-amz-content-sha256") == "UNSIGNED-PAYLOAD")
+      unsigned_ones.push_back(request.Operation());
+  };
+  S3Options options;
+  options.checksums = true;
+  World world(settings, options);
+  const std::string large = Large();
+  ASSERT_EQ(world.store->PutIfAbsent("small", "x"), absl::OkStatus());
+  ASSERT_EQ(world.store->PutIfAbsent("large", large), absl::OkStatus());
+  EXPECT_TRUE(*world.store->Get("large", large.size()) == large);
+  EXPECT_THAT(unsigned_ones, ElementsAre("PutObject", "Part", "Part", "Part"));
+  EXPECT_EQ(absl::c_count(world.fake->Operations(), "PutObject"), 2);  // the probe is the first, and refused
+}
+
+// A store that ignores what it does not know, over plain HTTP, or one that says no to it.
+TEST(S3Store, WithoutAStoreThatComparesChecksumsUploadsAreSigned_S6_S11) {
+  if (!HaveCrc32c()) GTEST_SKIP() << "built without ISA-L";
+  const std::string large = Large();
+  S3Options options;
+  options.checksums = true;
+  for (const int refused : {0, 400, 501}) {
+    SCOPED_TRACE(refused);
+    std::atomic<int> not_signed{0};
+    S3Fake::Settings settings;
+    settings.ignore_checksums = refused == 0;
+    settings.before = [refused](const S3FakeRequest& request, S3FakeReply* reply) {
+      const bool asked = request.headers.contains("x-amz-checksum-crc32c") ||
+                         request.headers.contains("x-amz-checksum-algorithm");
+      if (!asked || refused == 0) return false;
+      *reply = S3Error(refused, refused == 400 ? "InvalidRequest" : "NotImplemented");
+      return true;
+    };
+    settings.after = [&](const S3FakeRequest& request, S3FakeReply*) {
+      const bool probe = absl::StrContains(request.path, "/probe-");
+      not_signed += !probe && request.headers.at("x-amz-content-sha256") == "UNSIGNED-PAYLOAD" ? 1 : 0;
+    };
+    World world(settings, options);
+    EXPECT_EQ(world.store->PutIfAbsent("small", "x"), absl::OkStatus());
+    EXPECT_EQ(world.store->PutIfAbsent("large", large), absl::OkStatus());
+    EXPECT_TRUE(*world.store->Get("large", large.size()) == large);
+    EXPECT_THAT(*world.store->List("probe-"), IsEmpty());
+    EXPECT_EQ(not_signed, 0);
+    World parts(settings, options);  // whose first request begins a multipart upload
+    EXPECT_EQ(parts.store->PutIfAbsent("large", large), absl::OkStatus());
+    EXPECT_TRUE(*parts.store->Get("large", large.size()) == large);
+  }
+}
+
+TEST(Crc32c, IsThatOfTheStandard) {
+  if (!HaveCrc32c()) GTEST_SKIP() << "built without ISA-L";
+  const absl::string_view parts[] = {"1234", "", "56789"};
+  EXPECT_EQ(Crc32cBase64(parts), "4waSgw==");  // RFC 3720, B.4: 0xe3069283
+}
+
 TEST(S3Uri, IsReadWithTheEnvironment) {
   const auto parse = [](absl::string_view uri, std::map<std::string, std::string> environment) {
     return ParseS3Uri(uri, [environment](const char* name) -> std::optional<std::string> {
@@ -441,6 +542,14 @@ TEST(S3Uri, IsReadWithTheEnvironment) {
   EXPECT_TRUE(parse("s3://bucket", {{"AWS_ENDPOINT_URL", "http://127.0.0.1:9000/"}})->path_style);
   EXPECT_FALSE(parse("s3://bucket", {{"AWS_ENDPOINT_URL", "http://h:1"}, {"GTRAIN_S3_ADDRESSING", "virtual"}})
                    ->path_style);
+  EXPECT_EQ(plain->checksums, HaveCrc32c());
+  EXPECT_FALSE(parse("s3://bucket", {{"AWS_ENDPOINT_URL", "http://h:1"}})->checksums);
+  EXPECT_EQ(parse("s3://bucket", {{"AWS_ENDPOINT_URL", "https://h:1"}})->checksums, HaveCrc32c());
+  EXPECT_FALSE(parse("s3://bucket", {{"GTRAIN_S3_PAYLOAD", "signed"}})->checksums);
+  EXPECT_EQ(
+      parse("s3://bucket", {{"AWS_ENDPOINT_URL", "http://h:1"}, {"GTRAIN_S3_PAYLOAD", "checksum"}}).ok(),
+      HaveCrc32c());
+  EXPECT_TRUE(absl::IsInvalidArgument(parse("s3://bucket", {{"GTRAIN_S3_PAYLOAD", "no"}}).status()));
   for (const char* bad : {"s3://", "s3://UPPER", "s3://ab", "s3://-abc", "s3://a..b", "s3://bucket/../x",
                           "s3://bucket/a b", "/dir", "s3:///x"}) {
     EXPECT_TRUE(absl::IsInvalidArgument(parse(bad, {}).status())) << bad;

@@ -77,10 +77,11 @@ class Rgw:
     def __init__(self, folder):
         self.folder = folder
         self.daemons = []
-        mon, self.port = free_port(), free_port()
+        mon, self.port, self.tls_port = free_port(), free_port(), free_port()
         self.fsid, self.mon = str(uuid.uuid4()), mon
         self.env = {'AWS_ACCESS_KEY_ID': 'gtrain', 'AWS_SECRET_ACCESS_KEY': 'gtrain-secret',
                     'AWS_ENDPOINT_URL': f'http://127.0.0.1:{self.port}'}
+        self.tls_env = dict(self.env, AWS_ENDPOINT_URL=f'https://127.0.0.1:{self.tls_port}', AWS_CA_BUNDLE=f'{folder}/tls.pem')
 
     def run(self, *argv, timeout=120):
         done = subprocess.run([argv[0], '-c', f'{self.folder}/ceph.conf', *argv[1:]] if 'keyring' not in argv[1]
@@ -112,7 +113,12 @@ class Rgw:
         self.daemon('osd', 'ceph-osd', '-i', '0')
         self.run('radosgw-admin', 'user', 'create', '--uid', 'gtrain', '--display-name', 'gtrain', '--access-key',
                  self.env['AWS_ACCESS_KEY_ID'], '--secret', self.env['AWS_SECRET_ACCESS_KEY'])
-        self.daemon('rgw', 'radosgw', '-n', 'client.admin', '--rgw-frontends', f'beast endpoint=127.0.0.1:{self.port}')
+        subprocess.run(['openssl', 'req', '-x509', '-newkey', 'ec', '-pkeyopt', 'ec_paramgen_curve:P-256', '-nodes', '-days', '2',
+                        '-subj', '/CN=gtrain tests', '-addext', 'subjectAltName=IP:127.0.0.1', '-keyout', 'tls.key', '-out', 'tls.pem'],
+                       cwd=self.folder, check=True, capture_output=True, timeout=60)
+        self.daemon('rgw', 'radosgw', '-n', 'client.admin', '--rgw-frontends',
+                    f'beast endpoint=127.0.0.1:{self.port} ssl_endpoint=127.0.0.1:{self.tls_port} '
+                    f'ssl_certificate={self.folder}/tls.pem ssl_private_key={self.folder}/tls.key')
         deadline = time.monotonic() + 120
         while self.make_bucket() != '200':
             if time.monotonic() > deadline:
