@@ -39,6 +39,10 @@ if(GTRAIN_LLD)
 endif()
 add_link_options(-Wl,--as-needed)
 
+# gcc takes a sixth of its time to find out where each variable lives in optimised code; lines, types and backtraces stay.
+if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+  add_compile_options(-fno-var-tracking)
+endif()
 add_compile_options(-Wall -Wextra -Werror -Wno-missing-field-initializers -fno-omit-frame-pointer)
 if(GTRAIN_SANITIZE)
   # A third less compile time than -O2 -g (runtime/core/agent_core.cc: 9.5 s of CPU instead of 15.5 s); reports still
