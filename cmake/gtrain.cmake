@@ -153,10 +153,6 @@ gtrain_pkg(expat expat OPTIONAL "no S3")
 gtrain_pkg(isal libisal OPTIONAL "uploads to S3 are always signed with their SHA-256")
 gtrain_pkg(microhttpd libmicrohttpd OPTIONAL "the tests of S3 are left out")
 gtrain_pkg(ucx ucx OPTIONAL "one machine only")
-find_path(GTRAIN_NCCL_INCLUDE nccl.h PATHS /usr/local/cuda/include /usr/local/cuda/targets/x86_64-linux/include)
-gtrain_record(nccl "${GTRAIN_NCCL_INCLUDE}" "no NCCL backend")
-find_program(GTRAIN_NVCC nvcc PATHS /usr/local/cuda/bin)
-gtrain_record(cuda "${GTRAIN_NVCC}" "no GPU kernels")
 # TorchConfig warns loudly about missing optional parts; only what is printed in our table matters. Under a
 # sanitizer libtorch, which is not instrumented, would only add noise.
 if(NOT GTRAIN_SANITIZE)
