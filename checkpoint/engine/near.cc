@@ -214,6 +214,7 @@ void NearSaves::Begin(const SaveId& id, const std::string& file, absl::string_vi
   if (tiers_.own == nullptr || thread_.joinable()) return;
   give_up_ = false;
   begun_ = clock_.Now();
+  bytes_ = header.size() + data.size();
   {
     MutexLock lock(&mu_);
     result_.reset();
@@ -225,7 +226,7 @@ void NearSaves::Begin(const SaveId& id, const std::string& file, absl::string_vi
     }
     port::NearTier::Copy copy{.attempt = AttemptName(id),
                               .file = file,
-                              .bytes = header.size() + data.size(),
+                              .bytes = bytes_,
                               .committed = committed_ ? AttemptName(*committed_) : ""};
     absl::Status status = Put(copy, header, data);
     if (status.ok() && pushes_ != nullptr) pushes_->Push(std::move(copy));
@@ -235,23 +236,24 @@ void NearSaves::Begin(const SaveId& id, const std::string& file, absl::string_vi
 }
 
 void NearSaves::End(const std::optional<SaveId>& committed) {
-  if (thread_.joinable()) {
-    {
-      MutexLock lock(&mu_);
-      mu_.AwaitFor(std::max(kEndWithin, clock_.Now() - begun_),
-                   [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return result_.has_value(); });
-    }
-    give_up_ = true;
-    thread_.join();
-    note_ = pushes_ == nullptr ? "" : pushes_->TakeNote();
-    MutexLock lock(&mu_);
-    if (!result_->ok()) {
-      ++left_out_;
-      note_ = absl::StrCat("no copy of it in ", tiers_.own->Describe(), ": ", result_->message(), " (",
-                           left_out_, " left out so far)");
-    }
-  }
+  Finish(std::max(kEndWithin + absl::Seconds(static_cast<double>(bytes_) / kSlowest), clock_.Now() - begun_));
   if (committed) committed_ = committed;
+}
+
+void NearSaves::Finish(absl::Duration patience) {
+  if (!thread_.joinable()) return;
+  {
+    MutexLock lock(&mu_);
+    mu_.AwaitFor(patience, [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return result_.has_value(); });
+  }
+  give_up_ = true;
+  thread_.join();
+  note_ = pushes_ == nullptr ? "" : pushes_->TakeNote();
+  MutexLock lock(&mu_);
+  if (result_->ok()) return;
+  ++left_out_;
+  note_ = absl::StrCat("no copy of it in ", tiers_.own->Describe(), ": ", result_->message(), " (", left_out_,
+                       " left out so far)");
 }
 
 }  // namespace gtrain::ckpt

@@ -106,21 +106,25 @@ class NearSaves {
  public:
   // `store` tells, once, what is committed already, and must outlive it.
   NearSaves(NearTiers tiers, port::BlobStore* store);
-  ~NearSaves() { End(std::nullopt); }
+  ~NearSaves() { Finish(kEndWithin); }
 
   // `header` and `data` make up the shard `file` of `id`; they must stay until End.
   void Begin(const SaveId& id, const std::string& file, absl::string_view header, absl::string_view data);
   // The save is over. Returns when nothing is read from `data` any more: a copy that is not there yet has as
-  // long again as the save took, at least kEndWithin, then it is given up. Other machines get theirs
-  // afterwards, from the copy here. `committed`: what the save came to.
+  // long again as the save took, at least kEndWithin and what its bytes take at kSlowest (in the destructor
+  // kEndWithin), then it is given up. Other machines get theirs afterwards, from the copy here. `committed`:
+  // what the save came to.
   void End(const std::optional<SaveId>& committed);
   // What people should know of the newest save's copy here and of those on other machines so far; empty: they
   // are there.
   const std::string& note() const { return note_; }
 
   static constexpr absl::Duration kEndWithin = absl::Seconds(5);
+  // Bytes a second. Fresh pages of memory come at 1 GB/s on a slow machine, to all of its ranks together.
+  static constexpr double kSlowest = 256e6;
 
  private:
+  void Finish(absl::Duration patience);
   absl::Status Put(const port::NearTier::Copy& copy, absl::string_view header, absl::string_view data);
 
   const NearTiers tiers_;
@@ -130,6 +134,7 @@ class NearSaves {
   std::string note_;
   const RealClock clock_;
   Instant begun_;
+  uint64_t bytes_ = 0;  // of the copy under way
   std::atomic<bool> give_up_{false};
   Mutex mu_;
   std::optional<absl::Status> result_ ABSL_GUARDED_BY(mu_);
