@@ -250,6 +250,13 @@ absl::Status RunProgram(FakeJob job, int64_t rows, const StoreFactory& factory,
   return absl::OkStatus();
 }
 
+// What came of the save; DeadlineExceeded when the program ended before that.
+absl::Status WaitInLife(Checkpointer* checkpointer, const Life& life) {
+  absl::Status done = absl::DeadlineExceededError("");
+  while (absl::IsDeadlineExceeded(done) && !life.ended()) done = checkpointer->Wait(absl::Milliseconds(5));
+  return done;
+}
+
 absl::Status SaveStep(const FakeJob& job, Storage* storage, int64_t step, std::shared_ptr<Life> life,
                       std::atomic<bool>* reported, int64_t rows) {
   return RunProgram(job, rows, storage->Factory(life),
@@ -257,10 +264,7 @@ absl::Status SaveStep(const FakeJob& job, Storage* storage, int64_t step, std::s
                       state->Fill(step, session->rank());
                       GT_ASSIGN_OR_RETURN(const bool saved, checkpointer->Save(step));
                       if (!saved) return absl::InternalError("skipped");
-                      absl::Status done = absl::DeadlineExceededError("");
-                      while (absl::IsDeadlineExceeded(done) && !life->ended()) {
-                        done = checkpointer->Wait(absl::Milliseconds(5));
-                      }
+                      const absl::Status done = WaitInLife(checkpointer, *life);
                       if (reported != nullptr && !session->reported().empty()) *reported = true;
                       return done;
                     });
@@ -357,11 +361,7 @@ TEST_P(CrashTest, ALaterCommitAndItsRetention_C1_C2) {
                                            state->Fill(step, session->rank());
                                            GT_ASSIGN_OR_RETURN(const bool saved, checkpointer->Save(step));
                                            if (!saved) return absl::InternalError("skipped");
-                                           absl::Status done = absl::DeadlineExceededError("");
-                                           while (absl::IsDeadlineExceeded(done) && !life->ended()) {
-                                             done = checkpointer->Wait(absl::Milliseconds(5));
-                                           }
-                                           GT_RETURN_IF_ERROR(done);
+                                           GT_RETURN_IF_ERROR(WaitInLife(checkpointer, *life));
                                          }
                                          return absl::OkStatus();
                                        });

@@ -10,14 +10,10 @@
 #include <cmath>
 #include <limits>
 #include <numeric>
-#include <thread>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
-#include "base/check.h"
 #include "base/file.h"
-#include "base/logging.h"
 #include "base/status_macros.h"
 #include "base/test_folder.h"
 #include "base/unique_fd.h"
@@ -26,7 +22,6 @@
 #include "checkpoint/engine/engine_test_world.h"
 #include "checkpoint/engine/retain.h"
 #include "checkpoint/engine/shard_io.h"
-#include "checkpoint/engine/snapshot.h"
 #include "checkpoint/store/directory_store.h"
 #include "checkpoint/store/faulty_store.h"
 #include "checkpoint/store/memory_store.h"
@@ -41,28 +36,6 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Not;
 using ::testing::SizeIs;
-
-// Collects log lines; tests say which warnings they expect.
-class EngineTest : public testing::Test {
- protected:
-  EngineTest() {
-    SetLogSink([this](LogLevel level, absl::string_view line) {
-      MutexLock lock(&mu_);
-      (level != LogLevel::kInfo ? loud_ : info_).push_back(std::string(line));
-    });
-  }
-  ~EngineTest() override { SetLogSink(nullptr); }
-  std::string loud() {
-    MutexLock lock(&mu_);
-    return absl::StrJoin(loud_, "\n");
-  }
-  std::string info() {
-    MutexLock lock(&mu_);
-    return absl::StrJoin(info_, "\n");
-  }
-  Mutex mu_;
-  std::vector<std::string> loud_, info_;
-};
 
 TEST_F(EngineTest, SavesAndRestoresBitIdentical) {
   for (int world : {1, 4}) {
@@ -100,112 +73,6 @@ TEST_F(EngineTest, StateMayChangeAsSoonAsSaveReturns_C5) {
     ASSERT_TRUE(rank->checkpointer->Wait(kLong).ok());
   });
   ExpectRestored(job, folder, 5);
-}
-
-// A rank whose saves are lazy, and state that takes long to copy beside the time it takes to change it.
-struct LazyRank {
-  static constexpr int64_t kCount = 24 << 20;  // 96 MiB: several blocks of the copy
-  std::unique_ptr<Checkpointer> checkpointer;
-  std::vector<float> w = std::vector<float>(kCount);
-
-  explicit LazyRank(FakeSession* session, const std::string& folder) {
-    auto opened = OpenCheckpointer(session, {.uri = folder, .commit_timeout = kLong, .lazy = true},
-                                   EnvironmentOf({}), &OpenDirectoryStore);
-    GT_CHECK(opened.ok());
-    checkpointer = *std::move(opened);
-    GT_CHECK(checkpointer->AddReplicated("w", w.data(), {kCount}, DType::kFloat32).ok());
-  }
-  void Update(float value) { std::fill(w.begin(), w.end(), value); }
-  bool Save(int64_t step) {
-    const auto saved = checkpointer->Save(step);
-    EXPECT_TRUE(saved.ok()) << saved.status();
-    return saved.ok() && *saved;
-  }
-  bool Restores(int64_t step, float value) {
-    const auto restored = checkpointer->Restore();
-    EXPECT_TRUE(restored.ok() && restored->has_value()) << restored.status();
-    return restored.ok() && restored->has_value() && (*restored)->step == step &&
-           std::all_of(w.begin(), w.end(), [&](float v) { return v == value; });
-  }
-};
-
-TEST_F(EngineTest, AfterTheFenceOfALazySaveTheStateMayChange) {
-  const std::string folder = TestFolder();
-  RunRanks({}, [&](FakeSession* session) {
-    LazyRank rank(session, folder);
-    for (int step = 1; step <= 5; ++step) {
-      rank.Update(static_cast<float>(step));
-      ASSERT_TRUE(rank.Save(step));
-      rank.checkpointer->Fence();
-      // From the end, where the copy would arrive last.
-      std::fill(rank.w.rbegin(), rank.w.rend(), -1.0f);
-      ASSERT_TRUE(rank.checkpointer->Wait(kLong).ok());
-      EXPECT_TRUE(rank.Restores(step, static_cast<float>(step))) << "torn";
-    }
-  });
-  EXPECT_EQ(loud(), "");
-}
-
-TEST_F(EngineTest, WaitFencesALazySave) {
-  const std::string folder = TestFolder();
-  RunRanks({}, [&](FakeSession* session) {
-    LazyRank rank(session, folder);
-    rank.Update(3);
-    ASSERT_TRUE(rank.Save(3));
-    ASSERT_TRUE(rank.checkpointer->Wait(kLong).ok());
-    rank.Update(-1);
-    EXPECT_EQ(rank.checkpointer->LastCommitted(), 3);
-    EXPECT_TRUE(rank.Restores(3, 3));
-  });
-}
-
-TEST_F(EngineTest, ALazySaveWithoutAFenceIsGivenUpLoudly) {
-  const std::string folder = TestFolder();
-  RunRanks({}, [&](FakeSession* session) {
-    LazyRank rank(session, folder);
-    rank.Update(1);
-    ASSERT_TRUE(rank.Save(1));
-    // The fence is forgotten. (The state stays as it is all the same: ThreadSanitizer would see a race,
-    // rightly.)
-    const auto due = rank.checkpointer->SaveIfDue(2, nullptr);
-    EXPECT_TRUE(due.ok() && !*due);
-    const absl::Status given_up = rank.checkpointer->Wait(kLong);
-    EXPECT_TRUE(absl::IsFailedPrecondition(given_up)) << given_up;
-    EXPECT_EQ(rank.checkpointer->LastCommitted(), std::nullopt);
-
-    rank.Update(3);
-    ASSERT_TRUE(rank.Save(3));
-    ASSERT_TRUE(rank.Save(4));  // forgotten again
-    rank.checkpointer->Fence();
-    rank.Update(5);
-    ASSERT_TRUE(rank.checkpointer->Wait(kLong).ok());
-    EXPECT_TRUE(rank.Restores(4, 3));
-  });
-  EXPECT_THAT(loud(),
-              HasSubstr("step 1 is not saved, the previous one stands: Fence() was not called after Save"));
-  EXPECT_THAT(loud(), HasSubstr("step 3 is not saved"));
-  EXPECT_EQ((*ListManifests(OpenDirectoryStore(folder)->get())).size(), 1);
-}
-
-TEST(Snapshot, CopiesWhatIsThereWhenItIsFinished) {
-  std::vector<char> large((70 << 20) + 5, 'a'), small(3, 'b');
-  std::vector<char> copy(large.size() + 2 * small.size(), 'x');
-  Snapshot snapshot(
-      {{small.data(), small.size()}, {nullptr, 0}, {large.data(), large.size()}, {small.data(), 3}});
-  EXPECT_EQ(snapshot.bytes(), copy.size());
-  snapshot.Finish();  // nothing was begun
-  EXPECT_EQ(copy[0], 'x');
-  for (const char value : {'c', 'd'}) {
-    snapshot.Begin(copy.data());
-    std::fill(large.begin(), large.end(), value);  // nobody has taken a block yet: this is what tears
-    std::vector<std::thread> helpers;
-    for (int i = 0; i < 3; ++i) helpers.emplace_back([&] { snapshot.Finish(); });
-    snapshot.Finish();  // also of what the others copy
-    EXPECT_EQ(std::count(copy.begin() + 3, copy.end() - 3, value), static_cast<ptrdiff_t>(large.size()));
-    EXPECT_EQ(std::string(copy.begin(), copy.begin() + 3), "bbb");
-    EXPECT_EQ(std::string(copy.end() - 3, copy.end()), "bbb");
-    for (std::thread& t : helpers) t.join();
-  }
 }
 
 TEST_F(EngineTest, AnotherWorldSize_C6) {

@@ -11,6 +11,9 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "base/logging.h"
+#include "base/mutex.h"
 #include "base/status_macros.h"
 #include "checkpoint/engine/checkpointer.h"
 #include "checkpoint/engine/session_fake.h"
@@ -138,5 +141,27 @@ inline void ExpectRestored(const FakeJob& job, const std::string& folder, int64_
     EXPECT_TRUE(all[rank].state == State::At(step, rank)) << "rank " << rank << " is not bit-identical";
   }
 }
+
+// Collects log lines; tests say which warnings they expect.
+class EngineTest : public testing::Test {
+ protected:
+  EngineTest() {
+    SetLogSink([this](LogLevel level, absl::string_view line) {
+      MutexLock lock(&mu_);
+      (level != LogLevel::kInfo ? loud_ : info_).push_back(std::string(line));
+    });
+  }
+  ~EngineTest() override { SetLogSink(nullptr); }
+  std::string loud() {
+    MutexLock lock(&mu_);
+    return absl::StrJoin(loud_, "\n");
+  }
+  std::string info() {
+    MutexLock lock(&mu_);
+    return absl::StrJoin(info_, "\n");
+  }
+  Mutex mu_;
+  std::vector<std::string> loud_, info_;
+};
 
 }  // namespace gtrain::ckpt

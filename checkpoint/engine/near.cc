@@ -203,7 +203,9 @@ NearSaves::NearSaves(NearTiers tiers, port::BlobStore* store) : tiers_(std::move
 absl::Status NearSaves::Put(const port::NearTier::Copy& copy, absl::string_view header,
                             absl::string_view data) {
   return tiers_.own->Put(copy, [&](uint64_t at) -> absl::StatusOr<absl::string_view> {
-    if (give_up_) return absl::DeadlineExceededError("the save was over before it");
+    if (give_up_)
+      return absl::DeadlineExceededError(
+          "it took longer than the save and than 256 MB/s: see the machine's free memory");
     if (at < header.size()) return header.substr(at);
     return data.substr(at - header.size(), kChunkBytes);
   });

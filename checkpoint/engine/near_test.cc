@@ -11,6 +11,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/time/clock.h"
 #include "base/logging.h"
 #include "base/test_folder.h"
 #include "base/unique_fd.h"
@@ -236,7 +237,7 @@ TEST_F(NearTest, ACopyOfAnAttemptThatWasNotCommittedIsNeverUsed_C1) {
 
 // ------------------------------------------------------------------ other machines
 
-class DeadTier final : public port::NearTier {
+class DeadTier : public port::NearTier {
  public:
   absl::StatusOr<std::vector<Shard>> List(absl::string_view) override { return Gone(); }
   absl::Status Read(absl::string_view, absl::string_view, uint64_t, absl::Span<char>) override {
@@ -287,6 +288,24 @@ TEST_F(NearTest, AHolderThatIsDeadFailsNoSaveAndIsSaid) {
     note = saves.note();
   }
   EXPECT_THAT(note, HasSubstr("left out so far"));
+}
+
+TEST_F(NearTest, ACopyThatNeverEndsIsGivenUpAndSaid) {
+  class EndlessTier final : public DeadTier {
+   public:
+    absl::Status Put(const Copy&, Source source) override {
+      while (true) {
+        if (const auto bytes = source(0); !bytes.ok()) return bytes.status();
+        absl::SleepFor(absl::Milliseconds(5));
+      }
+    }
+  };
+  auto store = *OpenDirectoryStore(store_);
+  NearSaves saves({.own = std::make_shared<EndlessTier>()}, store.get());
+  saves.Begin({.step = 5}, kShard, "header", "data");
+  saves.End(SaveId{.step = 5});
+  EXPECT_THAT(saves.note(), HasSubstr("took longer than the save and than 256 MB/s"));
+  EXPECT_THAT(saves.note(), HasSubstr("1 left out so far"));
 }
 
 TEST_F(NearTest, ARestoreTakesOfOtherMachinesWhatThisOneLacks) {
