@@ -161,7 +161,7 @@ absl::Status MeasureLink(const Options& options, const Network& network, const L
               (2 << 20) * 8 / us[0], kTarget);
   GT_ASSIGN_OR_RETURN(const examples::Text text, examples::ReadText(path, examples::kClasses));
   std::vector<Measured> ours(std::size(kOurs)), ddp(std::size(kDdp));
-  for (int turn = 0; turn < (options.quick ? 1 : 3); ++turn) {
+  for (int turn = 0; turn < (options.quick ? 1 : 7); ++turn) {
     for (size_t i = 0; i < std::size(kDdp) && peers; ++i) {
       const auto reached = Ddp(network, options.folder, kDdp[i], path);
       if (reached.ok()) {
