@@ -103,13 +103,15 @@ Training FashionMnist(const Options& options) {
 Training CharLm(const Options& options, const std::string& text) {
   const int steps = options.quick ? 300 : 4000;
   const std::string warmup = absl::StrCat(" warmup=", steps / 25, "'");
+  const std::string dgc =
+      absl::StrCat("--momentum-correction yes --compress 'topk density=0.001 warmup=", steps * 2 / 25);
   const std::string without = " --error-feedback no";
   std::vector<Way> ways = {
       {"dense", ""},
       {"top-k 1 %", absl::StrCat("--compress 'topk density=0.01", warmup), 1},
-      {"DGC 0.1 %",
-       absl::StrCat("--momentum-correction yes --compress 'topk density=0.001 warmup=", steps * 2 / 25, "'"),
-       4},
+      {"top-k 1 %, bf16 residual", absl::StrCat("--compress 'topk density=0.01 residual=bf16", warmup), 1},
+      {"DGC 0.1 %", dgc + "'", 4},
+      {"DGC 0.1 %, bf16 residuals", dgc + " residual=bf16'", 4},
       {"1-bit", absl::StrCat("--compress 'onebit", warmup), 4.5},
       {"top-k 1 %, no error feedback", absl::StrCat("--compress 'topk density=0.01", warmup, without), 10,
        true},

@@ -7,8 +7,12 @@
 #include <cstdlib>
 #include <cstring>
 #include <limits>
+#include <type_traits>
 
 #include "absl/strings/str_cat.h"
+#include "base/rng.h"
+#include "comm/codec/carried.h"
+#include "comm/codec/halves.h"
 #include "comm/codec/kernels.h"
 #include "comm/codec/packet.h"
 #include "comm/codec/top_k.h"
@@ -20,45 +24,65 @@ namespace {
 
 // Elements at a time of the block codecs: sum, approximation and packet stay in the first-level cache.
 constexpr size_t kPiece = 2048;
-static_assert(kPiece % kScaleBlock == 0);
+static_assert(kPiece % kScaleBlock == 0 && kPiece % kHalvesBlock == 0);
 constexpr double kWarmupDensity = 0.25;
 // An approximate top-k sends between these shares of k.
 constexpr double kLow = 0.9, kHigh = 1.1;
-constexpr char kProgress[] = "progress";
+constexpr char kResidual[] = "residual", kMomentum[] = "momentum", kProgress[] = "progress";
 
 struct Free {
-  void operator()(float* memory) const { std::free(memory); }
+  void operator()(void* memory) const { std::free(memory); }
 };
 
+// Steps are counted as a float, too: from here on as many anew. More than any warm-up has.
+constexpr int kStepsMax = 1 << 24;
+static_assert(kStepsMax / 2 >= kWarmupStepsMax);
+
 // An array and its successor-to-be, zeroed.
+template <typename T>
 class Pending {
  public:
   Pending() = default;
   explicit Pending(size_t count) {
-    const size_t bytes = (count * sizeof(float) + 63) / 64 * 64;
+    const size_t bytes = (count * sizeof(T) + 63) / 64 * 64;
     for (auto& array : arrays_) {
-      array.reset(static_cast<float*>(std::aligned_alloc(64, bytes)));
+      array.reset(static_cast<T*>(std::aligned_alloc(64, bytes)));
       if (array != nullptr) std::memset(array.get(), 0, bytes);
     }
   }
   bool Made() const { return arrays_[0] != nullptr && arrays_[1] != nullptr; }
-  float* current() const { return arrays_[0].get(); }
-  float* next() const { return arrays_[1].get(); }
+  T* current() const { return arrays_[0].get(); }
+  T* next() const { return arrays_[1].get(); }
   void Apply() { arrays_[0].swap(arrays_[1]); }
 
  private:
-  std::unique_ptr<float, Free> arrays_[2];
+  std::unique_ptr<T, Free> arrays_[2];
 };
 
 using EncodeBlocks = void (*)(const float*, size_t, uint8_t*, float*);
 using DecodeBlocks = void (*)(const uint8_t*, const float*, size_t, float*, bool);
 
+absl::Span<const float> AsFloats(const float* array, size_t count, std::vector<float>*) {
+  return absl::MakeConstSpan(array, count);
+}
+absl::Span<const float> AsFloats(const uint16_t* array, size_t count, std::vector<float>* floats) {
+  floats->resize(count);
+  for (size_t i = 0; i < count; ++i) (*floats)[i] = CarriedAt(array, i);
+  return *floats;
+}
+void Assign(absl::Span<const float> values, float* array) { std::copy(values.begin(), values.end(), array); }
+void Assign(absl::Span<const float> values, uint16_t* array) {
+  for (size_t i = 0; i < values.size(); ++i) array[PlaceOf(i)] = ToBFloat16(values[i]);
+}
+
+// T: what is carried over, float or uint16_t (carried.h).
+template <typename T>
 class CompressorImpl : public Compressor {
  public:
   CompressorImpl(const CompressionOptions& options, size_t count)
       : options_(options), count_(count), kernels_(BestKernels()), selector_(kernels_) {
-    if (options.error_feedback) residual_ = Pending(count);
-    if (options.momentum > 0) velocity_ = Pending(count);
+    if (options.error_feedback) residual_ = Pending<T>(count);
+    if (options.momentum > 0) velocity_ = Pending<T>(count);
   }
   // False: no memory.
   bool Made() const {
@@ -99,7 +123,8 @@ class CompressorImpl : public Compressor {
           "compress: nothing to apply; Encode was not called, or its gradient was not finite");
     }
     pending_ = false;
-    if (applied_ < options_.warmup_steps) ++applied_;
+    if (applied_ < options_.warmup_steps || kRounds) ++applied_;
+    if (applied_ == kStepsMax) applied_ = kStepsMax / 2;
     if (residual_.Made()) residual_.Apply();
     if (velocity_.Made()) velocity_.Apply();
     return absl::OkStatus();
@@ -108,9 +133,9 @@ class CompressorImpl : public Compressor {
 
   std::vector<State> Export() const override {
     std::vector<State> states;
-    if (residual_.Made()) states.push_back({"residual", absl::MakeConstSpan(residual_.current(), count_)});
-    if (velocity_.Made()) states.push_back({"momentum", absl::MakeConstSpan(velocity_.current(), count_)});
-    if (options_.codec == Codec::kTopK) {
+    if (residual_.Made()) states.push_back({kResidual, AsFloats(residual_.current(), count_, &floats_[0])});
+    if (velocity_.Made()) states.push_back({kMomentum, AsFloats(velocity_.current(), count_, &floats_[1])});
+    if (options_.codec == Codec::kTopK || kRounds) {
       const bool selected = selector_.carried() > 0;
       progress_ = {static_cast<float>(applied_), selector_.carried(), selected ? selector_.margin() : 0};
       states.push_back({kProgress, absl::MakeConstSpan(progress_)});
@@ -119,22 +144,27 @@ class CompressorImpl : public Compressor {
   }
 
   absl::Status Load(absl::string_view name, absl::Span<const float> values) override {
-    for (const State& state : Export()) {
-      if (state.name != name) continue;
-      if (values.size() != state.values.size()) {
-        return absl::InvalidArgumentError(
-            absl::StrCat("compress: ", values.size(), " values of ", name, " for ", count_, " elements"));
-      }
-      if (name == kProgress) return LoadProgress(values);
-      pending_ = false;
-      std::copy(values.begin(), values.end(), (name == "residual" ? residual_ : velocity_).current());
-      return absl::OkStatus();
+    T* const array = name == kResidual   ? residual_.current()
+                     : name == kMomentum ? velocity_.current()
+                                         : nullptr;
+    const bool progress = name == kProgress && (options_.codec == Codec::kTopK || kRounds);
+    if (array == nullptr && !progress) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("compress: there is no state \"", name, "\" with these options"));
     }
-    return absl::InvalidArgumentError(
-        absl::StrCat("compress: there is no state \"", name, "\" with these options"));
+    if (values.size() != (progress ? kProgressNumbers : count_)) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("compress: ", values.size(), " values of ", name, " for ", count_, " elements"));
+    }
+    if (progress) return LoadProgress(values);
+    pending_ = false;
+    Assign(values, array);
+    return absl::OkStatus();
   }
 
  private:
+  static constexpr bool kRounds = !std::is_same_v<T, float>;
+
   struct Range {
     size_t low, k, high;
   };
@@ -153,21 +183,33 @@ class CompressorImpl : public Compressor {
     return kWarmupDensity * std::pow(options_.density / kWarmupDensity, progress);
   }
 
+  uint32_t Seed() const {
+    if (!kRounds) return 0;
+    Rng rng(uint64_t{options_.rounding_seed} << 32 | static_cast<uint32_t>(applied_));
+    return static_cast<uint32_t>(rng.Next());
+  }
+
   absl::Status LoadProgress(absl::Span<const float> values) {
     for (const float value : values) {
       if (std::isfinite(value) && value >= 0) continue;
       return absl::InvalidArgumentError(absl::StrCat("compress: ", value, " cannot be part of ", kProgress));
     }
     pending_ = false;
-    applied_ = static_cast<int>(std::min(values[0], static_cast<float>(options_.warmup_steps)));
+    const int most = kRounds ? kStepsMax - 1 : options_.warmup_steps;
+    applied_ = static_cast<int>(std::min(values[0], static_cast<float>(most)));
     selector_.BeginWith(values[1], values[2]);
     return absl::OkStatus();
   }
 
   bool EncodeTopK(absl::Span<const float> gradient, absl::Span<uint8_t> packet, PacketHeader* header) {
     const Range wanted = Wanted(Density());
-    const TopKInput input = {gradient,          residual_.current(), residual_.next(),
-                             options_.momentum, velocity_.current(), velocity_.next()};
+    const TopKInput<T> input = {gradient,
+                                residual_.current(),
+                                residual_.next(),
+                                options_.momentum,
+                                velocity_.current(),
+                                velocity_.next(),
+                                Seed()};
     if (!selector_.Select(input, wanted.low, wanted.k, wanted.high)) return false;
     header->entries = selector_.indices().size();
     selected_ = {selector_.indices().size(), wanted.k};
@@ -183,11 +225,14 @@ class CompressorImpl : public Compressor {
     uint8_t* payload = scales + ScaleBytes(header);
     const auto [encode, decode] = BlockCodec();
     alignas(64) float sum[kPiece], approximation[kPiece], scale[kPiece / kScaleBlock];
+    const CarryKernels<T>& carrying = kernels_.Carrying<T>();
+    const uint32_t seed = Seed();
+    const bool stream = residual_.Made() && count_ >= kStreamFrom;
     float poison = 0;
     for (size_t begin = 0; begin < count_; begin += kPiece) {
       const size_t n = std::min(kPiece, count_ - begin);
-      const float* residual = residual_.Made() ? residual_.current() + begin : nullptr;
-      kernels_.add(gradient.data() + begin, residual, sum, n, &poison);
+      const T* residual = residual_.Made() ? residual_.current() + begin : nullptr;
+      carrying.add(gradient.data() + begin, residual, sum, n, &poison);
       // n elements of payload start at a whole number of bytes: begin is a multiple of 8.
       uint8_t* bytes = payload + PayloadBytes({options_.codec, 0, begin, begin});
       if (encode == nullptr) {
@@ -201,8 +246,9 @@ class CompressorImpl : public Compressor {
       }
       if (residual == nullptr) continue;
       decode(bytes, scale, n, approximation, false);
-      kernels_.subtract(sum, approximation, residual_.next() + begin, n, count_ >= kStreamFrom);
+      carrying.subtract(sum, approximation, residual_.next() + begin, n, stream, seed, begin);
     }
+    if (stream) kernels_.flush();
     return !std::isnan(poison);
   }
 
@@ -230,11 +276,13 @@ class CompressorImpl : public Compressor {
   const size_t count_;
   const Kernels& kernels_;
   TopKSelector selector_;
-  Pending residual_, velocity_;
+  Pending<T> residual_, velocity_;
   bool pending_ = false;
   Selected selected_;
-  int applied_ = 0;                                            // steps, up to the end of the warm-up
-  mutable std::array<float, kProgressNumbers> progress_ = {};  // as Export last said
+  int applied_ = 0;  // steps; of float32, which nothing depends on later, to the end of the warm-up
+  // As Export last said.
+  mutable std::array<float, kProgressNumbers> progress_ = {};
+  mutable std::vector<float> floats_[2];
 };
 
 constexpr absl::string_view kNames[] = {"none", "fp16", "bf16", "int8", "fp8", "topk", "onebit", "powersgd"};
@@ -252,8 +300,10 @@ absl::Status Check(const CompressionOptions& options, size_t count) {
     return absl::InvalidArgumentError(
         absl::StrCat("compress: density ", options.density, " is not in (0, 1]"));
   }
-  if (!(options.momentum >= 0 && options.momentum < 1) || options.warmup_steps < 0) {
-    return absl::InvalidArgumentError("compress: momentum must be in [0, 1), warm-up steps not negative");
+  if (!(options.momentum >= 0 && options.momentum < 1) || options.warmup_steps < 0 ||
+      options.warmup_steps > kWarmupStepsMax) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("compress: momentum must be in [0, 1), warm-up steps from 0 to ", kWarmupStepsMax));
   }
   if (!top_k && options.momentum > 0) {
     return absl::InvalidArgumentError(absl::StrCat("compress: momentum before compressing belongs to topk; ",
@@ -267,6 +317,14 @@ absl::Status Check(const CompressionOptions& options, size_t count) {
     return absl::InvalidArgumentError("compress: momentum correction needs error feedback");
   }
   return absl::OkStatus();
+}
+
+template <typename T>
+absl::StatusOr<std::unique_ptr<Compressor>> Make(const CompressionOptions& options, size_t count) {
+  auto made = std::make_unique<CompressorImpl<T>>(options, count);
+  if (made->Made()) return made;
+  return absl::ResourceExhaustedError(
+      absl::StrCat("compress: no memory for the residuals of ", count, " elements"));
 }
 
 }  // namespace
@@ -287,12 +345,8 @@ absl::StatusOr<std::unique_ptr<Compressor>> Compressor::Create(const Compression
   if (absl::Status status = comm::Check(options, count); !status.ok()) return status;
   CompressionOptions used = options;
   if (used.codec == Codec::kNone) used.error_feedback = false;  // nothing is lost, nothing to carry over
-  auto made = std::make_unique<comm::CompressorImpl>(used, count);
-  if (!made->Made()) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("compress: no memory for the residuals of ", count, " elements"));
-  }
-  return made;
+  return used.residual == ResidualType::kBFloat16 && used.error_feedback ? comm::Make<uint16_t>(used, count)
+                                                                         : comm::Make<float>(used, count);
 }
 
 }  // namespace gtrain

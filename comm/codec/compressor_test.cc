@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "base/rng.h"
+#include "comm/codec/carried.h"
 #include "comm/codec/kernels.h"
 #include "comm/codec/packet.h"
 #include "comm/codec/top_k.h"
@@ -54,11 +55,13 @@ std::vector<float> Decoded(const std::vector<uint8_t>& packet, size_t count) {
 }
 
 // What is sent and what is carried over is what came in: the promise of error feedback.
-TEST(Compressor, SentPlusResidualIsGradientPlusOldResidual) {
+void ExpectSentPlusResidualIsWhatCameIn(ResidualType type) {
+  // Between a bfloat16 and the next one in either direction.
+  const double rounded = type == ResidualType::kBFloat16 ? 1.0 / 128 : 0;
   for (const Codec codec : kCodecs) {
     if (codec == Codec::kNone) continue;
     for (const size_t count : kCounts) {
-      auto compressor = Make({.codec = codec, .density = 0.05}, count);
+      auto compressor = Make({.codec = codec, .residual = type, .density = 0.05}, count);
       std::vector<float> old(count, 0);
       for (int step = 0; step < 4; ++step) {
         const std::vector<float> gradient = Gradient(count, step);
@@ -66,13 +69,88 @@ TEST(Compressor, SentPlusResidualIsGradientPlusOldResidual) {
         ASSERT_EQ(compressor->Apply(), absl::OkStatus());
         const auto residual = compressor->Export()[0].values;
         for (size_t i = 0; i < count; ++i) {
-          ASSERT_NEAR(sent[i] + residual[i], gradient[i] + old[i], 1e-6 + 1e-6 * std::fabs(gradient[i]))
+          ASSERT_NEAR(sent[i] + residual[i], gradient[i] + old[i],
+                      1e-6 + 1e-6 * std::fabs(gradient[i]) + rounded * std::fabs(residual[i]))
               << CodecName(codec) << " " << count << " " << i;
         }
         old.assign(residual.begin(), residual.end());
       }
     }
   }
+}
+
+TEST(Compressor, SentPlusResidualIsGradientPlusOldResidual) {
+  ExpectSentPlusResidualIsWhatCameIn(ResidualType::kFloat32);
+}
+
+TEST(Compressor, SentPlusRoundedResidualIsGradientPlusOldResidual) {
+  ExpectSentPlusResidualIsWhatCameIn(ResidualType::kBFloat16);
+}
+
+// Steps of which each is far below what a bfloat16 of their sum can tell: rounded to nearest, they would end
+// at 4; rounded by the same random number in every step, most elements would.
+TEST(Compressor, RoundedResidualsLoseNothingOnAverage) {
+  constexpr size_t kCount = 4000;
+  constexpr int kSteps = 4096;
+  constexpr float kStep = 0.01f;
+  for (const float momentum : {0.0f, 1e-9f}) {
+    auto compressor = Make({.codec = Codec::kTopK,
+                            .residual = ResidualType::kBFloat16,
+                            .density = 1.0 / kCount,
+                            .exact = true,
+                            .momentum = momentum},
+                           kCount);
+    std::vector<float> gradient(kCount, kStep);
+    gradient[0] = 1e6f;  // the one that is sent
+    for (int step = 0; step < kSteps; ++step) {
+      Encode(*compressor, gradient);
+      ASSERT_EQ(compressor->Apply(), absl::OkStatus());
+    }
+    const auto residual = compressor->Export()[0].values;
+    double sum = 0;
+    for (size_t i = 1; i < kCount; ++i) {
+      sum += residual[i];
+      ASSERT_NEAR(residual[i], kSteps * kStep, 0.4 * kSteps * kStep) << i;
+    }
+    EXPECT_NEAR(sum / (kCount - 1), kSteps * kStep, 0.01 * kSteps * kStep);
+  }
+}
+
+TEST(Compressor, ResidualsOfTheOtherTypeAreTakenOver) {
+  constexpr size_t kCount = 1000;
+  const CompressionOptions exact = {.codec = Codec::kTopK, .density = 0.01, .momentum = 0.5f};
+  CompressionOptions rounded = exact;
+  rounded.residual = ResidualType::kBFloat16;
+  const auto from = [&](const CompressionOptions& first, const CompressionOptions& second) {
+    auto source = Make(first, kCount), target = Make(second, kCount);
+    Encode(*source, Gradient(kCount, 1));
+    EXPECT_EQ(source->Apply(), absl::OkStatus());
+    for (const auto& state : source->Export()) {
+      EXPECT_EQ(target->Load(state.name, state.values), absl::OkStatus());
+    }
+    for (size_t state = 0; state < 2; ++state) {
+      const auto before = source->Export()[state].values, after = target->Export()[state].values;
+      for (size_t i = 0; i < kCount; ++i) {
+        const float most = first.residual == ResidualType::kFloat32 ? std::fabs(before[i]) / 256 : 0;
+        ASSERT_NEAR(after[i], before[i], most);
+      }
+    }
+  };
+  from(exact, rounded);
+  from(rounded, exact);
+}
+
+TEST(Compressor, SeedsRoundDifferently) {
+  const auto residual = [](uint32_t seed) {
+    auto compressor =
+        Make({.codec = Codec::kInt8, .residual = ResidualType::kBFloat16, .rounding_seed = seed}, 5000);
+    Encode(*compressor, Gradient(5000, 1));
+    EXPECT_EQ(compressor->Apply(), absl::OkStatus());
+    const auto values = compressor->Export()[0].values;
+    return std::vector<float>(values.begin(), values.end());
+  };
+  EXPECT_EQ(residual(1), residual(1));
+  EXPECT_NE(residual(1), residual(2));
 }
 
 TEST(Compressor, ErrorsOfTheDenseCodecsAreBounded) {
@@ -202,8 +280,12 @@ TEST(Compressor, WarmUpLowersTheDensityExponentially) {
 }
 
 TEST(Compressor, ADroppedStepLeavesNoTrace) {
-  for (const Codec codec : {Codec::kTopK, Codec::kOneBit, Codec::kInt8}) {
-    const CompressionOptions options = {.codec = codec, .density = 0.01, .exact = true};
+  for (const CompressionOptions& options : std::vector<CompressionOptions>{
+           {.codec = Codec::kTopK, .density = 0.01, .exact = true},
+           {.codec = Codec::kTopK, .residual = ResidualType::kBFloat16, .density = 0.01, .exact = true},
+           {.codec = Codec::kOneBit},
+           {.codec = Codec::kOneBit, .residual = ResidualType::kBFloat16},
+           {.codec = Codec::kInt8}}) {
     auto straight = Make(options, 5000), disturbed = Make(options, 5000);
     for (int step = 0; step < 4; ++step) {
       Encode(*disturbed, Gradient(5000, 100 + step));
@@ -216,9 +298,7 @@ TEST(Compressor, ADroppedStepLeavesNoTrace) {
   }
 }
 
-TEST(Compressor, StateMovesToAnotherObject) {
-  const CompressionOptions options = {
-      .codec = Codec::kTopK, .density = 0.01, .momentum = 0.5f, .warmup_steps = 6};
+void ExpectStateMovesToAnotherObject(const CompressionOptions& options) {
   auto first = Make(options, 5000);
   for (int step = 0; step < 12; ++step) {  // in the warm-up, and behind it
     auto second = Make(options, 5000);
@@ -233,6 +313,16 @@ TEST(Compressor, StateMovesToAnotherObject) {
     second->Drop();
     first->Drop();
   }
+}
+
+TEST(Compressor, StateMovesToAnotherObject) {
+  const CompressionOptions options = {
+      .codec = Codec::kTopK, .density = 0.01, .momentum = 0.5f, .warmup_steps = 6};
+  ExpectStateMovesToAnotherObject(options);
+  CompressionOptions rounded = options;
+  rounded.residual = ResidualType::kBFloat16;
+  ExpectStateMovesToAnotherObject(rounded);
+  ExpectStateMovesToAnotherObject({.codec = Codec::kInt8, .residual = ResidualType::kBFloat16});
   auto second = Make(options, 5000);
   EXPECT_EQ(second->Load("residual", Gradient(3, 1)).code(), absl::StatusCode::kInvalidArgument);
   for (const std::vector<float>& bad :
@@ -252,7 +342,8 @@ TEST(Compressor, ANonFiniteGradientPoisonsThePacketAndNotTheResidual) {
     for (const float bad : {std::numeric_limits<float>::infinity(), -std::numeric_limits<float>::infinity(),
                             std::numeric_limits<float>::quiet_NaN()}) {
       for (const size_t where : {size_t{0}, size_t{2500}, size_t{4999}}) {
-        auto compressor = Make({.codec = codec, .density = 0.01}, 5000);
+        const ResidualType type = where == 2500 ? ResidualType::kBFloat16 : ResidualType::kFloat32;
+        auto compressor = Make({.codec = codec, .residual = type, .density = 0.01}, 5000);
         std::vector<float> gradient = Gradient(5000, 1);
         gradient[where] = bad;
         const std::vector<float> out = Decoded(Encode(*compressor, gradient), 5000);
@@ -285,6 +376,7 @@ TEST(Compressor, OptionsOutOfRangeAreRefused) {
       {.codec = Codec::kOneBit, .momentum = 0.9f},
       {.codec = Codec::kTopK, .error_feedback = false, .momentum = 0.9f},
       {.codec = Codec::kTopK, .warmup_steps = -1},
+      {.codec = Codec::kTopK, .warmup_steps = kWarmupStepsMax + 1},
       {.codec = Codec::kOneBit, .warmup_steps = 3},
       {.codec = Codec::kOneBit, .optimizer_momentum = 0.9f},
   };
@@ -315,13 +407,34 @@ TEST(Policy, WordsOfTheEnvironment) {
   EXPECT_EQ(several->codecs[1].warmup_steps, 100);
   EXPECT_DOUBLE_EQ(several->codecs[2].density, 0.01);
   EXPECT_FLOAT_EQ(ParseCompression("onebit")->codecs[0].optimizer_momentum, 0.9f);
+  EXPECT_EQ(one->codecs[0].residual, ResidualType::kFloat32);
+  EXPECT_EQ(ParseCompression("topk residual=bf16")->codecs[0].residual, ResidualType::kBFloat16);
+  EXPECT_EQ(ParseCompression("int8 residual=fp32")->codecs[0].residual, ResidualType::kFloat32);
   EXPECT_EQ(ParseCompression("powersgd rank=2 warmup=7")->codecs[0].matrix_rank, 2);
   EXPECT_EQ(ParseCompression("powersgd")->codecs[0].matrix_rank, 4);
   EXPECT_EQ(ParseCompression("powersgd")->codecs[0].warmup_steps, 100);
-  for (const char* bad :
-       {"", "zip", "auto:", "auto", "fp16, int8", "topk density=0", "topk density=nan", "topk momentum=0.9",
-        "fp16 warmup=1", "onebit momentum=1", "onebit warmup=-1", "topk density", "topk,", "powersgd rank=0",
-        "powersgd rank=65", "powersgd rank=2.5", "powersgd density=0.1", "topk rank=2"}) {
+  for (const char* bad : {"",
+                          "zip",
+                          "auto:",
+                          "auto",
+                          "fp16, int8",
+                          "topk density=0",
+                          "topk density=nan",
+                          "topk momentum=0.9",
+                          "fp16 warmup=1",
+                          "onebit momentum=1",
+                          "onebit warmup=-1",
+                          "topk density",
+                          "topk,",
+                          "powersgd rank=0",
+                          "powersgd rank=65",
+                          "powersgd rank=2.5",
+                          "powersgd density=0.1",
+                          "topk rank=2",
+                          "topk residual=fp16",
+                          "topk residual",
+                          "none residual=bf16",
+                          "powersgd residual=bf16"}) {
     EXPECT_EQ(ParseCompression(bad).status().code(), absl::StatusCode::kInvalidArgument) << bad;
   }
 }
@@ -389,42 +502,48 @@ TEST(Packet, HostileBytesAreAnError) {  // every byte of the header, every lengt
 class KernelsTest : public testing::TestWithParam<size_t> {};
 INSTANTIATE_TEST_SUITE_P(Counts, KernelsTest, testing::ValuesIn(kCounts));
 
+template <typename T>
 struct alignas(64) Line {
-  float values[16] = {};
+  T values[64 / sizeof(T)] = {};
 };
-std::vector<Line> Aligned(const std::vector<float>& from) {
-  std::vector<Line> lines(from.size() / 16 + 1);
-  std::copy(from.begin(), from.end(), lines[0].values);
+template <typename T>
+std::vector<Line<T>> Aligned(const std::vector<float>& from) {
+  std::vector<Line<T>> lines(from.size() / std::size(Line<T>().values) + 1);
+  for (size_t i = 0; i < from.size(); ++i) comm::Carry(from[i], 3, 0, i, lines[0].values);
   return lines;
 }
 
-TEST_P(KernelsTest, SelectIsTheReferencesSelect) {
-  const size_t count = GetParam();
+template <typename T>
+void ExpectSelectIsTheReferences(size_t count) {
   const std::vector<float> gradient = Gradient(count + 1, 1);
-  const std::vector<Line> residual = Aligned(Gradient(count, 2)), velocity = Aligned(Gradient(count, 3));
+  const std::vector<Line<T>> residual = Aligned<T>(Gradient(count, 2)),
+                             velocity = Aligned<T>(Gradient(count, 3));
   struct Result {
     std::vector<uint32_t> indices;
-    std::vector<float> values, pending, velocity;
+    std::vector<float> values;
+    std::vector<T> pending, velocity;
     bool operator==(const Result&) const = default;
   };
   const auto run = [&](const comm::Kernels& kernels, bool momentum, bool with_residual, bool stream) {
     Result r;
     r.indices.resize(count + 16);
     r.values.resize(count + 16);
-    std::vector<Line> pending(residual.size()), pending_velocity(residual.size());
+    std::vector<Line<T>> pending(residual.size()), pending_velocity(residual.size());
     float poison = 0;
-    const comm::Selection selection = {1e-2f, 7, r.indices.data(), r.values.data(), stream};
+    const comm::Selection selection = {1e-2f, 96, r.indices.data(), r.values.data(), stream, 12345};
     const float* unaligned = gradient.data() + 1;
-    const float* old = with_residual ? residual[0].values : nullptr;
-    const size_t taken =
-        momentum ? kernels.select_momentum(unaligned, {0.5f, velocity[0].values, pending_velocity[0].values},
-                                           residual[0].values, pending[0].values, count, selection, &poison)
-                 : kernels.select(unaligned, old, pending[0].values, count, selection, &poison);
+    const T* old = with_residual ? residual[0].values : nullptr;
+    const comm::Momentum<T> speed = {0.5f, velocity[0].values, pending_velocity[0].values};
+    const comm::CarryKernels<T>& carrying = kernels.Carrying<T>();
+    const size_t taken = momentum
+                             ? carrying.select_momentum(unaligned, speed, residual[0].values,
+                                                        pending[0].values, count, selection, &poison)
+                             : carrying.select(unaligned, old, pending[0].values, count, selection, &poison);
     EXPECT_EQ(poison, 0);
     r.indices.resize(taken);
     r.values.resize(taken);
-    r.pending.assign(pending[0].values, pending[0].values + count);
-    r.velocity.assign(pending_velocity[0].values, pending_velocity[0].values + count);
+    r.pending.assign(pending[0].values, pending.back().values);
+    r.velocity.assign(pending_velocity[0].values, pending_velocity.back().values);
     return r;
   };
   for (const bool momentum : {false, true}) {
@@ -437,6 +556,30 @@ TEST_P(KernelsTest, SelectIsTheReferencesSelect) {
           << comm::BestKernels().name;
     }
   }
+}
+
+TEST_P(KernelsTest, SelectIsTheReferencesSelect) {
+  ExpectSelectIsTheReferences<float>(GetParam());
+  ExpectSelectIsTheReferences<uint16_t>(GetParam());
+}
+
+TEST_P(KernelsTest, WhatIsCarriedOverIsTheReferences) {
+  const size_t count = GetParam();
+  const std::vector<float> a = Gradient(count, 1);
+  const std::vector<Line<uint16_t>> b = Aligned<uint16_t>(Gradient(count, 2));
+  const auto run = [&](const comm::Kernels& kernels, bool stream) {
+    std::vector<float> sum(count), zeros(count);
+    std::vector<Line<uint16_t>> rounded(b.size());
+    float poison = 0;
+    kernels.halves.add(a.data(), b[0].values, sum.data(), count, &poison);
+    EXPECT_EQ(poison, 0);
+    kernels.halves.subtract(sum.data(), a.data(), rounded[0].values, count, stream, 77, 2048);
+    for (size_t i = 0; i < count; ++i) sum.push_back(comm::CarriedAt(rounded[0].values, i));
+    return sum;
+  };
+  const std::vector<float> reference = run(comm::ScalarKernels(), false);
+  EXPECT_EQ(run(comm::BestKernels(), false), reference) << comm::BestKernels().name;
+  EXPECT_EQ(run(comm::BestKernels(), true), reference) << comm::BestKernels().name;
 }
 
 TEST_P(KernelsTest, BlockCodecsAreTheReferences) {
@@ -467,6 +610,15 @@ TEST_P(KernelsTest, BlockCodecsAreTheReferences) {
       decode_reference(payload.data(), expected_scales.data(), count, expected_out.data(), add);
       EXPECT_EQ(out, expected_out) << name;
     }
+  }
+}
+
+TEST(Kernels, WhatIsRoundedStaysFinite) {
+  const std::vector<float> largest(64, std::numeric_limits<float>::max()), zeros(64);
+  for (const comm::Kernels* kernels : {&comm::ScalarKernels(), &comm::BestKernels()}) {
+    std::vector<Line<uint16_t>> rounded(2);
+    kernels->halves.subtract(largest.data(), zeros.data(), rounded[0].values, 64, false, 5, 0);
+    for (size_t i = 0; i < 64; ++i) EXPECT_EQ(comm::CarriedAt(rounded[0].values, i), comm::kLargestHalf);
   }
 }
 

@@ -4,6 +4,7 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 
 namespace gtrain::comm {
 
@@ -18,35 +19,57 @@ inline constexpr size_t kStreamFrom = size_t{1} << 20;
 // What a selection needs to know beyond its arrays.
 struct Selection {
   float threshold = 0;  // |value| >= threshold is taken, NaN too
-  uint32_t first = 0;   // index of element 0
+  uint32_t first = 0;   // index of element 0; for bfloat16 of the start of a block (carried.h)
   uint32_t* indices;    // room for count + 16 more
   float* values;        // likewise
-  bool stream = false;  // the written arrays are too large for the caches: write around them
+  bool stream =
+      false;          // the written arrays are too large for the caches: write around them, and flush() then
+  uint32_t seed = 0;  // of what is rounded to bfloat16
 };
 
 // Of DGC: factor * velocity + gradient goes to pending.
+template <typename T>
 struct Momentum {
   float factor = 0;
-  const float* velocity = nullptr;
-  float* pending = nullptr;
+  const T* velocity = nullptr;
+  T* pending = nullptr;
+};
+
+// On what is carried over: T is float, or uint16_t for the bfloat16 of carried.h. Such arrays are 64-byte
+// aligned.
+template <typename T>
+struct CarryKernels {
+  // value = gradient + residual (null: gradient alone) is appended to the selection or left in pending (null:
+  // not kept). Returns how many were taken. *poison becomes NaN if any value is not finite, else stays as it
+  // was.
+  size_t (*select)(const float* gradient, const T* residual, T* pending, size_t count,
+                   const Selection& selection, float* poison);
+  // DGC: u = momentum * velocity + gradient; value = residual + u. Taken elements leave 0 in both. The
+  // velocity is rounded with OtherSeed.
+  size_t (*select_momentum)(const float* gradient, const Momentum<T>& momentum, const T* residual,
+                            T* pending_residual, size_t count, const Selection& selection, float* poison);
+  // sum = a + b (b null: a alone); poison as above.
+  void (*add)(const float* a, const T* b, float* sum, size_t count, float* poison);
+  // out = a - b; `stream`, `seed` and `first` as in Selection.
+  void (*subtract)(const float* a, const float* b, T* out, size_t count, bool stream, uint32_t seed,
+                   size_t first);
 };
 
 struct Kernels {
   const char* name;
+  CarryKernels<float> floats;
+  CarryKernels<uint16_t> halves;
+  template <typename T>
+  const CarryKernels<T>& Carrying() const {
+    if constexpr (std::is_same_v<T, float>) {
+      return floats;
+    } else {
+      return halves;
+    }
+  }
 
-  // value = gradient + residual (null: gradient alone) is appended to the selection or left in pending (null:
-  // not kept). pending may be residual. Arrays are 64-byte aligned but the gradient. Returns how many were
-  // taken. *poison becomes NaN if any value is not finite, else stays as it was.
-  size_t (*select)(const float* gradient, const float* residual, float* pending, size_t count,
-                   const Selection& selection, float* poison);
-  // DGC: u = momentum * velocity + gradient; value = residual + u. Taken elements leave 0 in both.
-  size_t (*select_momentum)(const float* gradient, const Momentum& momentum, const float* residual,
-                            float* pending_residual, size_t count, const Selection& selection, float* poison);
-
-  // sum = a + b (b null: a alone); poison as above.
-  void (*add)(const float* a, const float* b, float* sum, size_t count, float* poison);
-  // out = a - b; `stream` as above, out 64-byte aligned.
-  void (*subtract)(const float* a, const float* b, float* out, size_t count, bool stream);
+  // What was written around the caches is in memory for other threads. Once for a whole array: it waits.
+  void (*flush)();
 
   // The block codecs: payload of `count` elements, a scale a block where the codec has them.
   void (*encode_float16)(const float* in, size_t count, uint8_t* payload, float* scales);

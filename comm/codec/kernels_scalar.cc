@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "comm/codec/carried.h"
 #include "comm/codec/kernels.h"
 #include "comm/codec/reduce.h"
 
@@ -12,52 +13,53 @@ namespace {
 
 constexpr float kLargestFloat8 = 448;
 
-// Appends or keeps one value; returns the new number of selected ones.
-size_t Take(float value, size_t index, size_t taken, float* kept, const Selection& s, float* also_zeroed) {
-  if (!(std::fabs(value) < s.threshold)) {
-    s.indices[taken] = s.first + static_cast<uint32_t>(index);
-    s.values[taken] = value;
-    if (also_zeroed != nullptr) *also_zeroed = 0;
-    value = 0;
-    ++taken;
-  }
-  if (kept != nullptr) *kept = value;
-  return taken;
+// Appends the value if it is to be sent; what is left of it else.
+float Take(float value, size_t index, const Selection& s, size_t* taken) {
+  if (std::fabs(value) < s.threshold) return value;
+  s.indices[*taken] = s.first + static_cast<uint32_t>(index);
+  s.values[(*taken)++] = value;
+  return 0;
 }
 
-size_t Select(const float* gradient, const float* residual, float* pending, size_t count, const Selection& s,
+template <typename T>
+size_t Select(const float* gradient, const T* residual, T* pending, size_t count, const Selection& s,
               float* poison) {
   size_t taken = 0;
   for (size_t i = 0; i < count; ++i) {
-    const float value = residual == nullptr ? gradient[i] : gradient[i] + residual[i];
+    const float value = residual == nullptr ? gradient[i] : gradient[i] + CarriedAt(residual, i);
     *poison += value * 0;
-    taken = Take(value, i, taken, pending == nullptr ? nullptr : pending + i, s, nullptr);
+    const float left = Take(value, i, s, &taken);
+    if (pending != nullptr) Carry(left, s.seed, s.first, i, pending);
   }
   return taken;
 }
 
-size_t SelectMomentum(const float* gradient, const Momentum& momentum, const float* residual,
-                      float* pending_residual, size_t count, const Selection& s, float* poison) {
+template <typename T>
+size_t SelectMomentum(const float* gradient, const Momentum<T>& momentum, const T* residual,
+                      T* pending_residual, size_t count, const Selection& s, float* poison) {
   size_t taken = 0;
   for (size_t i = 0; i < count; ++i) {
-    const float u = std::fma(momentum.factor, momentum.velocity[i], gradient[i]);
-    const float value = residual[i] + u;
+    const float u = std::fma(momentum.factor, CarriedAt(momentum.velocity, i), gradient[i]);
+    const float value = CarriedAt(residual, i) + u;
     *poison += value * 0;
-    momentum.pending[i] = u;
-    taken = Take(value, i, taken, pending_residual + i, s, momentum.pending + i);
+    const size_t before = taken;
+    Carry(Take(value, i, s, &taken), s.seed, s.first, i, pending_residual);
+    Carry(taken == before ? u : 0, OtherSeed(s.seed), s.first, i, momentum.pending);
   }
   return taken;
 }
 
-void Add(const float* a, const float* b, float* sum, size_t count, float* poison) {
+template <typename T>
+void Add(const float* a, const T* b, float* sum, size_t count, float* poison) {
   for (size_t i = 0; i < count; ++i) {
-    sum[i] = b == nullptr ? a[i] : a[i] + b[i];
+    sum[i] = b == nullptr ? a[i] : a[i] + CarriedAt(b, i);
     *poison += sum[i] * 0;
   }
 }
 
-void Subtract(const float* a, const float* b, float* out, size_t count, bool) {
-  for (size_t i = 0; i < count; ++i) out[i] = a[i] - b[i];
+template <typename T>
+void Subtract(const float* a, const float* b, T* out, size_t count, bool, uint32_t seed, size_t first) {
+  for (size_t i = 0; i < count; ++i) Carry(a[i] - b[i], seed, first, i, out);
 }
 
 template <uint16_t (*Convert)(float)>
@@ -154,10 +156,9 @@ void DecodeOneBit(const uint8_t* payload, const float* scales, size_t count, flo
 }
 
 constexpr Kernels kScalar = {"scalar",
-                             Select,
-                             SelectMomentum,
-                             Add,
-                             Subtract,
+                             {Select, SelectMomentum, Add, Subtract},
+                             {Select, SelectMomentum, Add, Subtract},
+                             [] {},
                              EncodeHalves<ToFloat16>,
                              EncodeHalves<ToBFloat16>,
                              EncodeInt8,

@@ -6,6 +6,7 @@
 // Selected elements are gathered with a compress in a register and a whole-vector store: a compressing store
 // to memory is microcode on some processors.
 #if GTRAIN_HAVE_HWY
+#include "comm/codec/carried.h"
 #include "comm/codec/kernels.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -15,6 +16,11 @@
 #include "comm/codec/simd_choice.h"
 #include "hwy/cache_control.h"
 #include "hwy/highway.h"
+
+// Behind the parameters of a lambda: gcc leaves the larger ones out of line, with their vectors in memory.
+#ifndef GT_INLINED
+#define GT_INLINED __attribute__((always_inline))
+#endif
 
 HWY_BEFORE_NAMESPACE();
 namespace gtrain::comm::HWY_NAMESPACE {
@@ -30,12 +36,110 @@ using V = hn::Vec<F>;
 constexpr size_t kLanes = hn::MaxLanes(f);
 static_assert(kScaleBlock % (4 * kLanes) == 0);
 
+// Four vectors of neighbouring elements.
+struct Four {
+  V v0, v1, v2, v3;
+};
+constexpr size_t kTurn = 4 * kLanes;
+// Elements of whole turns, the last of which ends with a block of words.
+constexpr size_t Whole(size_t count) {
+  const size_t step = std::max(kTurn, kHalvesBlock);
+  return count / step * step;
+}
+
+HWY_INLINE Four Get(const float* from, size_t i) {
+  return {hn::LoadU(f, from + i), hn::LoadU(f, from + i + kLanes), hn::LoadU(f, from + i + 2 * kLanes),
+          hn::LoadU(f, from + i + 3 * kLanes)};
+}
+HWY_INLINE Four Sum(const Four& a, const Four& b) {
+  return {hn::Add(a.v0, b.v0), hn::Add(a.v1, b.v1), hn::Add(a.v2, b.v2), hn::Add(a.v3, b.v3)};
+}
+
+using W = hn::Vec<U>;
 template <bool kStream>
 HWY_INLINE void Put(V v, float* to) {
   if constexpr (kStream) {
     hn::Stream(v, f, to);
   } else {
     hn::Store(v, f, to);
+  }
+}
+template <bool kStream>
+HWY_INLINE void Put(W v, uint32_t* to) {
+  if constexpr (kStream) {
+    hn::Stream(v, u32, to);
+  } else {
+    hn::Store(v, u32, to);
+  }
+}
+
+// `first` and `seed` as in carried.h.
+template <bool kStream>
+HWY_INLINE void Keep(const Four& four, uint32_t, size_t, size_t i, float* to) {
+  Put<kStream>(four.v0, to + i);
+  Put<kStream>(four.v1, to + i + kLanes);
+  Put<kStream>(four.v2, to + i + 2 * kLanes);
+  Put<kStream>(four.v3, to + i + 3 * kLanes);
+}
+
+HWY_INLINE V Lower(W words) { return hn::BitCast(f, hn::ShiftLeft<16>(words)); }
+HWY_INLINE V Upper(W words) { return hn::BitCast(f, hn::And(words, hn::Set(u32, 0xffff0000))); }
+
+HWY_INLINE Four Get(const uint16_t* from, size_t i) {
+  const uint32_t* words = reinterpret_cast<const uint32_t*>(from) + WordOf(i);
+  const W a = hn::Load(u32, words), b = hn::Load(u32, words + kLanes);
+  if constexpr (kLanes == 16) {
+    return {Lower(a), Upper(a), Lower(b), Upper(b)};
+  } else if constexpr (kLanes == 8) {
+    return {Lower(a), Lower(b), Upper(a), Upper(b)};
+  } else {  // a turn is in the lower or in the upper half of a block
+    const W c = hn::Load(u32, words + 2 * kLanes), d = hn::Load(u32, words + 3 * kLanes);
+    if (InUpperHalf(i)) return {Upper(a), Upper(b), Upper(c), Upper(d)};
+    return {Lower(a), Lower(b), Lower(c), Lower(d)};
+  }
+}
+
+// Of the words from `word` on; the vector's start is multiplied once, not each lane.
+HWY_INLINE W RandomWords(uint32_t seed, size_t word) {
+  const W offsets = hn::Mul(hn::Iota(u32, 0), hn::Set(u32, kHashStep));
+  W x = hn::Add(hn::Set(u32, seed + static_cast<uint32_t>(word) * kHashStep), offsets);
+  x = hn::Mul(hn::Xor(x, hn::ShiftRight<16>(x)), hn::Set(u32, kHashFactor));
+  return hn::Xor(x, hn::ShiftRight<15>(x));
+}
+HWY_INLINE W Bounded(V v) {
+  const V largest = hn::Set(f, kLargestHalf);
+  return hn::BitCast(u32, hn::Min(hn::Max(v, hn::Neg(largest)), largest));
+}
+HWY_INLINE W RoundedLower(V v, W random) {
+  return hn::ShiftRight<16>(hn::Add(Bounded(v), hn::And(random, hn::Set(u32, 0xffff))));
+}
+HWY_INLINE W RoundedUpper(V v, W random) {
+  return hn::And(hn::Add(Bounded(v), hn::ShiftRight<16>(random)), hn::Set(u32, 0xffff0000));
+}
+HWY_INLINE W Rounded(V lower, V upper, uint32_t seed, size_t word) {
+  const W random = RandomWords(seed, word);
+  return hn::Or(RoundedLower(lower, random), RoundedUpper(upper, random));
+}
+
+template <bool kStream>
+HWY_INLINE void Keep(const Four& four, uint32_t seed, size_t first, size_t i, uint16_t* to) {
+  uint32_t* words = reinterpret_cast<uint32_t*>(to) + WordOf(i);
+  const size_t word = WordOf(first + i);
+  if constexpr (kLanes == 16) {
+    Put<kStream>(Rounded(four.v0, four.v1, seed, word), words);
+    Put<kStream>(Rounded(four.v2, four.v3, seed, word + kLanes), words + kLanes);
+  } else if constexpr (kLanes == 8) {
+    Put<kStream>(Rounded(four.v0, four.v2, seed, word), words);
+    Put<kStream>(Rounded(four.v1, four.v3, seed, word + kLanes), words + kLanes);
+  } else {  // the words are written twice
+    const V vectors[] = {four.v0, four.v1, four.v2, four.v3};
+    for (size_t k = 0; k < 4; ++k) {
+      const W random = RandomWords(seed, word + k * kLanes);
+      uint32_t* at = words + k * kLanes;
+      const W half = InUpperHalf(i) ? hn::Or(hn::Load(u32, at), RoundedUpper(vectors[k], random))
+                                    : RoundedLower(vectors[k], random);
+      hn::Store(half, u32, at);
+    }
   }
 }
 
@@ -46,15 +150,23 @@ HWY_INLINE size_t Append(V v, hn::Mask<F> mask, size_t index, size_t taken, cons
   return taken + hn::CountTrue(f, mask);
 }
 
-// Selection of the elements of `value(i)`, four vectors a turn; keep(i, vector, mask) is told each vector.
-template <typename Value, typename Keep>
+struct FourMasks {
+  hn::Mask<F> m0, m1, m2, m3;
+};
+HWY_INLINE Four ZeroWhere(const FourMasks& m, const Four& v) {
+  return {hn::IfThenZeroElse(m.m0, v.v0), hn::IfThenZeroElse(m.m1, v.v1), hn::IfThenZeroElse(m.m2, v.v2),
+          hn::IfThenZeroElse(m.m3, v.v3)};
+}
+
+// Selection of the elements of `value(i)`, a turn; keep(i, vectors, masks) is told each.
+template <typename Value, typename Told>
 HWY_INLINE size_t SelectLoop(size_t count, const Selection& s, float* poison, const Value& value,
-                             const Keep& keep) {
+                             const Told& keep) {
   const V threshold = hn::Set(f, s.threshold);
   V bad = hn::Zero(f);
   size_t taken = 0;
-  for (size_t i = 0; i + 4 * kLanes <= count; i += 4 * kLanes) {
-    const V v0 = value(i), v1 = value(i + kLanes), v2 = value(i + 2 * kLanes), v3 = value(i + 3 * kLanes);
+  for (size_t i = 0; i + kTurn <= count; i += kTurn) {
+    const auto [v0, v1, v2, v3] = value(i);
     // Not "at least": a NaN must be taken.
     const auto m0 = hn::Not(hn::Lt(hn::Abs(v0), threshold)), m1 = hn::Not(hn::Lt(hn::Abs(v1), threshold));
     const auto m2 = hn::Not(hn::Lt(hn::Abs(v2), threshold)), m3 = hn::Not(hn::Lt(hn::Abs(v3), threshold));
@@ -68,10 +180,7 @@ HWY_INLINE size_t SelectLoop(size_t count, const Selection& s, float* poison, co
       if (!hn::AllFalse(f, m2)) taken = Append(v2, m2, i + 2 * kLanes, taken, s);
       if (!hn::AllFalse(f, m3)) taken = Append(v3, m3, i + 3 * kLanes, taken, s);
     }
-    keep(i, v0, m0);
-    keep(i + kLanes, v1, m1);
-    keep(i + 2 * kLanes, v2, m2);
-    keep(i + 3 * kLanes, v3, m3);
+    keep(i, Four{v0, v1, v2, v3}, FourMasks{m0, m1, m2, m3});
   }
   *poison += hn::GetLane(hn::SumOfLanes(f, bad));
   return taken;
@@ -85,16 +194,15 @@ Selection Rest(const Selection& s, size_t done, size_t taken) {
   return rest;
 }
 
-template <bool kStream>
-size_t SelectWith(const float* gradient, const float* residual, float* pending, size_t count,
-                  const Selection& s, float* poison) {
-  const size_t whole = count / (4 * kLanes) * (4 * kLanes);
-  const auto sum = [&](size_t i) { return hn::Add(hn::LoadU(f, gradient + i), hn::Load(f, residual + i)); };
-  const auto plain = [&](size_t i) { return hn::LoadU(f, gradient + i); };
-  const auto keep = [&](size_t i, V v, hn::Mask<F> m) {
-    Put<kStream>(hn::IfThenZeroElse(m, v), pending + i);
-  };
-  const auto forget = [](size_t, V, hn::Mask<F>) {};
+template <bool kStream, typename T>
+size_t SelectWith(const float* gradient, const T* residual, T* pending, size_t count, const Selection& s,
+                  float* poison) {
+  const size_t whole = Whole(count);
+  const auto sum = [&](size_t i) GT_INLINED { return Sum(Get(gradient, i), Get(residual, i)); };
+  const auto plain = [&](size_t i) GT_INLINED { return Get(gradient, i); };
+  const auto keep = [&](size_t i, const Four& v, const FourMasks& m)
+                        GT_INLINED { Keep<kStream>(ZeroWhere(m, v), s.seed, s.first, i, pending); };
+  const auto forget = [](size_t, const Four&, const FourMasks&) GT_INLINED {};
   size_t taken = 0;
   if (residual != nullptr && pending != nullptr) {
     taken = SelectLoop(whole, s, poison, sum, keep);
@@ -105,75 +213,89 @@ size_t SelectWith(const float* gradient, const float* residual, float* pending, 
   } else {
     taken = SelectLoop(whole, s, poison, plain, forget);
   }
-  return taken + ScalarKernels().select(gradient + whole, residual == nullptr ? nullptr : residual + whole,
-                                        pending == nullptr ? nullptr : pending + whole, count - whole,
-                                        Rest(s, whole, taken), poison);
+  return taken + ScalarKernels().Carrying<T>().select(gradient + whole,
+                                                      residual == nullptr ? nullptr : residual + whole,
+                                                      pending == nullptr ? nullptr : pending + whole,
+                                                      count - whole, Rest(s, whole, taken), poison);
 }
 
-size_t Select(const float* gradient, const float* residual, float* pending, size_t count, const Selection& s,
+template <typename T>
+size_t Select(const float* gradient, const T* residual, T* pending, size_t count, const Selection& s,
               float* poison) {
-  if (!s.stream) return SelectWith<false>(gradient, residual, pending, count, s, poison);
-  const size_t taken = SelectWith<true>(gradient, residual, pending, count, s, poison);
-  hwy::FlushStream();
-  return taken;
+  return s.stream ? SelectWith<true>(gradient, residual, pending, count, s, poison)
+                  : SelectWith<false>(gradient, residual, pending, count, s, poison);
 }
 
-template <bool kStream>
-size_t SelectMomentumWith(const float* gradient, const Momentum& momentum, const float* residual,
-                          float* pending_residual, size_t count, const Selection& s, float* poison) {
-  const size_t whole = count / (4 * kLanes) * (4 * kLanes);
+template <bool kStream, typename T>
+size_t SelectMomentumWith(const float* gradient, const Momentum<T>& momentum, const T* residual,
+                          T* pending_residual, size_t count, const Selection& s, float* poison) {
+  const size_t whole = Whole(count);
   const V m = hn::Set(f, momentum.factor);
-  const auto speed = [&](size_t i) {
-    return hn::MulAdd(m, hn::Load(f, momentum.velocity + i), hn::LoadU(f, gradient + i));
+  const auto speed = [&](size_t i) GT_INLINED {
+    const Four v = Get(momentum.velocity, i), g = Get(gradient, i);
+    return Four{hn::MulAdd(m, v.v0, g.v0), hn::MulAdd(m, v.v1, g.v1), hn::MulAdd(m, v.v2, g.v2),
+                hn::MulAdd(m, v.v3, g.v3)};
   };
   const size_t taken = SelectLoop(
-      whole, s, poison, [&](size_t i) { return hn::Add(hn::Load(f, residual + i), speed(i)); },
-      [&](size_t i, V v, hn::Mask<F> mask) {
+      whole, s, poison, [&](size_t i) GT_INLINED { return Sum(Get(residual, i), speed(i)); },
+      [&](size_t i, const Four& v, const FourMasks& masks) GT_INLINED {
         // Computed anew rather than kept in four more registers: its operands are in the first-level cache.
-        Put<kStream>(hn::IfThenZeroElse(mask, speed(i)), momentum.pending + i);
-        Put<kStream>(hn::IfThenZeroElse(mask, v), pending_residual + i);
+        Keep<kStream>(ZeroWhere(masks, speed(i)), OtherSeed(s.seed), s.first, i, momentum.pending);
+        Keep<kStream>(ZeroWhere(masks, v), s.seed, s.first, i, pending_residual);
       });
-  return taken + ScalarKernels().select_momentum(
-                     gradient + whole, {momentum.factor, momentum.velocity + whole, momentum.pending + whole},
-                     residual + whole, pending_residual + whole, count - whole, Rest(s, whole, taken),
-                     poison);
+  const Momentum<T> rest = {momentum.factor, momentum.velocity + whole, momentum.pending + whole};
+  return taken + ScalarKernels().Carrying<T>().select_momentum(gradient + whole, rest, residual + whole,
+                                                               pending_residual + whole, count - whole,
+                                                               Rest(s, whole, taken), poison);
 }
 
-size_t SelectMomentum(const float* gradient, const Momentum& momentum, const float* residual,
-                      float* pending_residual, size_t count, const Selection& s, float* poison) {
-  if (!s.stream) {
-    return SelectMomentumWith<false>(gradient, momentum, residual, pending_residual, count, s, poison);
-  }
-  const size_t taken =
-      SelectMomentumWith<true>(gradient, momentum, residual, pending_residual, count, s, poison);
-  hwy::FlushStream();
-  return taken;
+template <typename T>
+size_t SelectMomentum(const float* gradient, const Momentum<T>& momentum, const T* residual,
+                      T* pending_residual, size_t count, const Selection& s, float* poison) {
+  return s.stream
+             ? SelectMomentumWith<true>(gradient, momentum, residual, pending_residual, count, s, poison)
+             : SelectMomentumWith<false>(gradient, momentum, residual, pending_residual, count, s, poison);
 }
 
-void Add(const float* a, const float* b, float* sum, size_t count, float* poison) {
-  const size_t whole = count / kLanes * kLanes;
+template <typename T>
+void Add(const float* a, const T* b, float* sum, size_t count, float* poison) {
+  const size_t whole = Whole(count);
   V bad = hn::Zero(f);
-  for (size_t i = 0; i < whole; i += kLanes) {
-    const V v = b == nullptr ? hn::LoadU(f, a + i) : hn::Add(hn::LoadU(f, a + i), hn::LoadU(f, b + i));
-    bad = hn::MulAdd(v, hn::Zero(f), bad);
-    hn::StoreU(v, f, sum + i);
+  for (size_t i = 0; i < whole; i += kTurn) {
+    const Four v = b == nullptr ? Get(a, i) : Sum(Get(a, i), Get(b, i));
+    bad = hn::MulAdd(v.v0, hn::Zero(f), hn::MulAdd(v.v1, hn::Zero(f), bad));
+    bad = hn::MulAdd(v.v2, hn::Zero(f), hn::MulAdd(v.v3, hn::Zero(f), bad));
+    hn::StoreU(v.v0, f, sum + i);
+    hn::StoreU(v.v1, f, sum + i + kLanes);
+    hn::StoreU(v.v2, f, sum + i + 2 * kLanes);
+    hn::StoreU(v.v3, f, sum + i + 3 * kLanes);
   }
   *poison += hn::GetLane(hn::SumOfLanes(f, bad));
-  ScalarKernels().add(a + whole, b == nullptr ? nullptr : b + whole, sum + whole, count - whole, poison);
+  ScalarKernels().Carrying<T>().add(a + whole, b == nullptr ? nullptr : b + whole, sum + whole, count - whole,
+                                    poison);
 }
 
-void Subtract(const float* a, const float* b, float* out, size_t count, bool stream) {
-  const size_t whole = count / kLanes * kLanes;
-  for (size_t i = 0; i < whole; i += kLanes) {
-    const V v = hn::Sub(hn::LoadU(f, a + i), hn::LoadU(f, b + i));
-    if (stream) {
-      hn::Stream(v, f, out + i);
-    } else {
-      hn::Store(v, f, out + i);
-    }
+template <bool kStream, typename T>
+HWY_INLINE void SubtractWhole(const float* a, const float* b, T* out, size_t whole, uint32_t seed,
+                              size_t first) {
+  for (size_t i = 0; i < whole; i += kTurn) {
+    const Four x = Get(a, i), y = Get(b, i);
+    const Four left = {hn::Sub(x.v0, y.v0), hn::Sub(x.v1, y.v1), hn::Sub(x.v2, y.v2), hn::Sub(x.v3, y.v3)};
+    Keep<kStream>(left, seed, first, i, out);
   }
-  if (stream) hwy::FlushStream();
-  ScalarKernels().subtract(a + whole, b + whole, out + whole, count - whole, false);
+}
+
+template <typename T>
+void Subtract(const float* a, const float* b, T* out, size_t count, bool stream, uint32_t seed,
+              size_t first) {
+  const size_t whole = Whole(count);
+  if (stream) {
+    SubtractWhole<true>(a, b, out, whole, seed, first);
+  } else {
+    SubtractWhole<false>(a, b, out, whole, seed, first);
+  }
+  ScalarKernels().Carrying<T>().subtract(a + whole, b + whole, out + whole, count - whole, false, seed,
+                                         first + whole);
 }
 
 // Runs `block(in, payload, scales)` on whole scale blocks of payload_bytes each, and `rest` on what is left.
@@ -387,10 +509,9 @@ void DecodeOneBit(const uint8_t* payload, const float* scales, size_t count, flo
 
 Kernels Table() {
   return {hwy::TargetName(HWY_TARGET),
-          Select,
-          SelectMomentum,
-          Add,
-          Subtract,
+          {Select, SelectMomentum, Add, Subtract},
+          {Select, SelectMomentum, Add, Subtract},
+          [] { hwy::FlushStream(); },
           EncodeFloat16,
           EncodeBFloat16,
           EncodeInt8,

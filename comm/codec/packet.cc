@@ -164,8 +164,8 @@ absl::Status Decode(absl::Span<const uint8_t> packet, absl::Span<float> output, 
     case Codec::kNone:
       if (add) {
         float poison = 0;
-        kernels.add(output.data(), reinterpret_cast<const float*>(payload), output.data(), output.size(),
-                    &poison);
+        kernels.floats.add(output.data(), reinterpret_cast<const float*>(payload), output.data(),
+                           output.size(), &poison);
       } else {
         std::memcpy(output.data(), payload, output.size() * sizeof(float));
       }

@@ -40,6 +40,9 @@ absl::Status ReadParameter(absl::string_view word, CompressionOptions* options) 
   } else if (name == "warmup" && (top_k || one_bit || power_sgd)) {
     if (!absl::SimpleAtoi(value, &steps) || steps < 0) return Bad(word, "is not a number of steps");
     options->warmup_steps = steps;
+  } else if (name == "residual" && options->codec != Codec::kNone && !power_sgd) {
+    if (value != "fp32" && value != "bf16") return Bad(word, "is neither fp32 nor bf16");
+    options->residual = value == "bf16" ? ResidualType::kBFloat16 : ResidualType::kFloat32;
   } else {
     return Bad(word, absl::StrCat("is nothing that ", CodecName(options->codec), " has"));
   }

@@ -6,8 +6,12 @@
 #include "comm/codec/top_k.h"
 
 #include <algorithm>
+#include <array>
+#include <bit>
 #include <cmath>
 #include <limits>
+
+#include "comm/codec/carried.h"
 
 namespace gtrain::comm {
 namespace {
@@ -15,17 +19,32 @@ namespace {
 constexpr size_t kChunk =
     16384;  // 64 KiB of each array: what is taken out of a chunk is put back while still near
 constexpr size_t kSample = 8192;  // elements the first threshold is guessed from
-static_assert(kSample <= kChunk);
+static_assert(kSample <= kChunk && kChunk % kHalvesBlock == 0);
 constexpr float kSmallest = std::numeric_limits<float>::min();  // zeros are never sent
+
+size_t PlaceIn(const float*, size_t index) { return index; }
+size_t PlaceIn(const uint16_t*, size_t index) { return PlaceOf(index); }
+
+template <typename T>
+void Fetch(const TopKInput<T>& input, size_t index) {
+  const size_t place = PlaceIn(input.residual, index);
+  __builtin_prefetch(input.pending_residual + place, 1);
+  if (input.velocity == nullptr) return;
+  __builtin_prefetch(input.pending_velocity + place, 1);
+  __builtin_prefetch(input.velocity + place);
+  __builtin_prefetch(input.gradient.data() + index);
+}
 
 }  // namespace
 
-bool TopKSelector::Select(const TopKInput& input, size_t low, size_t k, size_t high) {
+template <typename T>
+bool TopKSelector::Select(const TopKInput<T>& input, size_t low, size_t k, size_t high) {
   const size_t capacity = std::max(2 * high, high + kChunk);
   if (indices_.size() < capacity + kChunk + 16) {
     indices_.resize(capacity + kChunk + 16);
     values_.resize(indices_.size());
     magnitudes_.resize(indices_.size());
+    back_indices_.resize(indices_.size());
   }
   float start = std::max(carried_ == 0 ? Sampled(input, high) : carried_ * margin_, kSmallest);
   for (passes_ = 1;; ++passes_) {
@@ -47,13 +66,14 @@ bool TopKSelector::Select(const TopKInput& input, size_t low, size_t k, size_t h
 }
 
 // A threshold that about twice `high` elements reach, from a sample; 0 where a sample says little.
-float TopKSelector::Sampled(const TopKInput& input, size_t high) {
+template <typename T>
+float TopKSelector::Sampled(const TopKInput<T>& input, size_t high) {
   const size_t stride = input.gradient.size() / kSample;
   const size_t wanted = stride == 0 ? 0 : 2 * high / stride;
   if (wanted < 8 || wanted >= kSample) return 0;
   for (size_t i = 0; i < kSample; ++i) {
     const size_t at = i * stride;
-    const float value = input.gradient[at] + (input.residual == nullptr ? 0 : input.residual[at]);
+    const float value = input.gradient[at] + (input.residual == nullptr ? 0 : CarriedAt(input.residual, at));
     magnitudes_[i] = std::isfinite(value) ? std::fabs(value) : 0;
   }
   const auto first = magnitudes_.begin();
@@ -61,60 +81,94 @@ float TopKSelector::Sampled(const TopKInput& input, size_t high) {
   return magnitudes_[wanted];
 }
 
-bool TopKSelector::Pass(const TopKInput& input, size_t k, size_t capacity) {
+template <typename T>
+bool TopKSelector::Pass(const TopKInput<T>& input, size_t k, size_t capacity) {
   const size_t count = input.gradient.size();
+  const bool stream = count >= kStreamFrom;
   taken_ = 0;
   float poison = 0;
-  for (size_t begin = 0; begin < count; begin += kChunk) {
-    taken_ += SelectChunk(input, begin, std::min(kChunk, count - begin), count >= kStreamFrom, &poison);
-    if (std::isnan(poison)) return false;
-    if (taken_ > capacity) Prune(input, k);
+  for (size_t begin = 0; begin < count && !std::isnan(poison); begin += kChunk) {
+    taken_ += SelectChunk(input, begin, std::min(kChunk, count - begin), stream, &poison);
+    if (taken_ > capacity && !std::isnan(poison)) Prune(input, k);
   }
-  return true;
+  if (stream) kernels_.flush();
+  return !std::isnan(poison);
 }
 
-size_t TopKSelector::SelectChunk(const TopKInput& input, size_t begin, size_t count, bool stream,
+template <typename T>
+size_t TopKSelector::SelectChunk(const TopKInput<T>& input, size_t begin, size_t count, bool stream,
                                  float* poison) {
   const auto at = [&](auto* array) { return array == nullptr ? nullptr : array + begin; };
-  const Selection selection = {threshold_, static_cast<uint32_t>(begin), indices_.data() + taken_,
-                               values_.data() + taken_, stream};
+  const Selection selection = {
+      threshold_, static_cast<uint32_t>(begin), indices_.data() + taken_, values_.data() + taken_, stream,
+      input.seed};
   const float* gradient = input.gradient.data() + begin;
+  const CarryKernels<T>& kernels = kernels_.Carrying<T>();
   if (input.velocity == nullptr) {
-    return kernels_.select(gradient, at(input.residual), at(input.pending_residual), count, selection,
-                           poison);
+    return kernels.select(gradient, at(input.residual), at(input.pending_residual), count, selection, poison);
   }
-  return kernels_.select_momentum(gradient, {input.momentum, at(input.velocity), at(input.pending_velocity)},
-                                  at(input.residual), at(input.pending_residual), count, selection, poison);
+  return kernels.select_momentum(gradient, {input.momentum, at(input.velocity), at(input.pending_velocity)},
+                                 at(input.residual), at(input.pending_residual), count, selection, poison);
 }
 
-void TopKSelector::Prune(const TopKInput& input, size_t k) {
-  for (size_t i = 0; i < taken_; ++i) magnitudes_[i] = std::fabs(values_[i]);
+// The k-th largest magnitude of what is taken becomes the threshold. Of those that have it so many belong to
+// the k. A count of magnitudes by the upper bits of their distance to the threshold so far, which all reach,
+// says which few of them have to be compared.
+size_t TopKSelector::RaiseThreshold(size_t k) {
+  constexpr int kBinBits = 11;
+  const uint32_t least = std::bit_cast<uint32_t>(threshold_);
+  uint32_t largest = least;
+  for (size_t i = 0; i < taken_; ++i) {
+    magnitudes_[i] = std::fabs(values_[i]);
+    largest = std::max(largest, std::bit_cast<uint32_t>(magnitudes_[i]));
+  }
+  const int shift = std::max(static_cast<int>(std::bit_width(largest - least)) - kBinBits, 0);
+  const auto bin = [&](float magnitude) { return (std::bit_cast<uint32_t>(magnitude) - least) >> shift; };
+  std::array<size_t, size_t{1} << kBinBits> counts = {};
+  for (size_t i = 0; i < taken_; ++i) ++counts[bin(magnitudes_[i])];
+  size_t at = counts.size(), wanted = k;  // in this bin, of the largest
+  while (counts[--at] < wanted) wanted -= counts[at];
   const auto first = magnitudes_.begin();
-  std::nth_element(first, first + static_cast<ptrdiff_t>(k - 1), first + static_cast<ptrdiff_t>(taken_),
-                   std::greater<float>());
-  threshold_ = magnitudes_[k - 1];
-  size_t equals =
-      k - static_cast<size_t>(std::count_if(first, first + static_cast<ptrdiff_t>(k),
-                                            [this](float magnitude) { return magnitude > threshold_; }));
-  size_t kept = 0;
+  const auto last = std::copy_if(first, first + static_cast<ptrdiff_t>(taken_), first,
+                                 [&](float magnitude) { return bin(magnitude) == at; });
+  std::nth_element(first, first + static_cast<ptrdiff_t>(wanted - 1), last, std::greater<float>());
+  threshold_ = magnitudes_[wanted - 1];
+  return wanted - static_cast<size_t>(std::count_if(first, first + static_cast<ptrdiff_t>(wanted),
+                                                    [&](float magnitude) { return magnitude > threshold_; }));
+}
+
+template <typename T>
+void TopKSelector::Prune(const TopKInput<T>& input, size_t k) {
+  size_t equals = RaiseThreshold(k);
+  size_t kept = 0, back = 0;
   for (size_t i = 0; i < taken_; ++i) {
     const uint32_t index = indices_[i];
     const float value = values_[i];
     const float magnitude = std::fabs(value);
-    const bool keep = magnitude > threshold_ || (magnitude == threshold_ && equals > 0);
-    if (keep) {
-      if (magnitude == threshold_) --equals;
-      indices_[kept] = index;
-      values_[kept] = value;
-      ++kept;
-      continue;
-    }
-    if (input.pending_residual != nullptr) input.pending_residual[index] = value;
-    if (input.velocity != nullptr) {
-      input.pending_velocity[index] = std::fma(input.momentum, input.velocity[index], input.gradient[index]);
-    }
+    bool keep = magnitude > threshold_;
+    if (magnitude == threshold_ && equals > 0) keep = true, --equals;
+    // Both are written and one counts: which of them cannot be predicted.
+    indices_[kept] = back_indices_[back] = index;
+    values_[kept] = magnitudes_[back] = value;
+    kept += keep;
+    back += !keep;
   }
   taken_ = kept;
+  if (input.pending_residual == nullptr) return;
+  // What was written around the caches comes back from memory, so long before it is needed.
+  constexpr size_t kAhead = 32;
+  for (size_t i = 0; i < back; ++i) {
+    if (i + kAhead < back) Fetch(input, back_indices_[i + kAhead]);
+    const uint32_t index = back_indices_[i];
+    Carry(magnitudes_[i], input.seed, 0, index, input.pending_residual);
+    if (input.velocity != nullptr) {
+      const float u = std::fma(input.momentum, CarriedAt(input.velocity, index), input.gradient[index]);
+      Carry(u, OtherSeed(input.seed), 0, index, input.pending_velocity);
+    }
+  }
 }
+
+template bool TopKSelector::Select(const TopKInput<float>&, size_t, size_t, size_t);
+template bool TopKSelector::Select(const TopKInput<uint16_t>&, size_t, size_t, size_t);
 
 }  // namespace gtrain::comm

@@ -11,14 +11,17 @@
 namespace gtrain::comm {
 
 // The arrays of one step. residual null: no error feedback; velocity null: no momentum. The pending arrays
-// are where residual and velocity are not null, of the same length, 64-byte aligned like them.
+// are where residual and velocity are not null, of the same length, 64-byte aligned like them. T: float, or
+// uint16_t for the bfloat16 of carried.h, rounded with `seed`.
+template <typename T>
 struct TopKInput {
   absl::Span<const float> gradient;
-  const float* residual = nullptr;
-  float* pending_residual = nullptr;
+  const T* residual = nullptr;
+  T* pending_residual = nullptr;
   float momentum = 0;
-  const float* velocity = nullptr;
-  float* pending_velocity = nullptr;
+  const T* velocity = nullptr;
+  T* pending_velocity = nullptr;
+  uint32_t seed = 0;
 };
 
 // Remembers the threshold from call to call; one object a bucket. Not thread-safe.
@@ -29,7 +32,8 @@ class TopKSelector {
   // Selects between `low` and `high` elements (low <= k <= high; all equal: exactly the k largest, the
   // earlier of equals), fewer only if fewer are not zero. False: some value is not finite; what is selected
   // and pending then means nothing.
-  bool Select(const TopKInput& input, size_t low, size_t k, size_t high);
+  template <typename T>
+  bool Select(const TopKInput<T>& input, size_t low, size_t k, size_t high);
 
   // Of the last call, indices rising.
   absl::Span<const uint32_t> indices() const { return absl::MakeConstSpan(indices_.data(), taken_); }
@@ -48,13 +52,18 @@ class TopKSelector {
  private:
   static constexpr float kFirstMargin = 0.98f, kLeastMargin = 0.1f;
 
-  bool Pass(const TopKInput& input, size_t k, size_t capacity);
-  size_t SelectChunk(const TopKInput& input, size_t begin, size_t count, bool stream, float* poison);
-  float Sampled(const TopKInput& input, size_t high);
-  void Prune(const TopKInput& input, size_t k);
+  template <typename T>
+  bool Pass(const TopKInput<T>& input, size_t k, size_t capacity);
+  template <typename T>
+  size_t SelectChunk(const TopKInput<T>& input, size_t begin, size_t count, bool stream, float* poison);
+  template <typename T>
+  float Sampled(const TopKInput<T>& input, size_t high);
+  size_t RaiseThreshold(size_t k);
+  template <typename T>
+  void Prune(const TopKInput<T>& input, size_t k);
 
   const Kernels& kernels_;
-  std::vector<uint32_t> indices_;
+  std::vector<uint32_t> indices_, back_indices_;
   std::vector<float> values_, magnitudes_;
   size_t taken_ = 0;
   int passes_ = 0;

@@ -45,7 +45,11 @@ class Flat {
     CompressionOptions senders = options;
     GT_RETURN_IF_ERROR(flat->TakeMomentum(&senders));
     if (options.codec == Codec::kNone) return flat;
+    senders.rounding_seed = static_cast<uint32_t>(group->rank());
     if (options.codec == Codec::kPowerSgd) {
+      if (options.residual != ResidualType::kFloat32) {
+        return absl::InvalidArgumentError("compress: powersgd keeps float32 residuals alone");
+      }
       GT_ASSIGN_OR_RETURN(flat->low_rank_, LowRankMean::Make(senders, count, shapes));
       return flat;
     }

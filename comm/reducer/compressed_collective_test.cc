@@ -63,6 +63,10 @@ std::vector<CompressionOptions> EveryKind() {
   kinds.push_back(Options(Codec::kOneBit));
   kinds.back().optimizer_momentum = 0.9f;
   kinds.push_back(Options(Codec::kPowerSgd));
+  kinds.push_back(Options(Codec::kTopK));
+  kinds.back().residual = ResidualType::kBFloat16;
+  kinds.push_back(Options(Codec::kInt8));
+  kinds.back().residual = ResidualType::kBFloat16;
   return kinds;
 }
 
@@ -429,6 +433,23 @@ TEST(CompressedCollective, CarriedStateGoesOnElsewhere) {
   }
 }
 
+TEST(CompressedCollective, RanksRoundTheSameGradientDifferently) {
+  FakeWorld world({"a", "b"});
+  std::vector<std::vector<float>> residuals(2);
+  ExpectAllOk(RunThreads(world, [&](Communicator& c) -> absl::Status {
+    CompressionOptions options = Options(Codec::kInt8);
+    options.residual = ResidualType::kBFloat16;
+    auto collective = CompressedCollective::Create(&c, options, kCount, kShapes);
+    RETURN_IF_BAD(collective.status());
+    std::vector<float> data = Gradient(0, 1);
+    RETURN_IF_BAD((*collective)->AllReduceMean(absl::MakeSpan(data)));
+    residuals[static_cast<size_t>(c.rank())] = (*collective)->Export()[0].values;
+    return absl::OkStatus();
+  }));
+  EXPECT_EQ(residuals[0].size(), residuals[1].size());
+  EXPECT_NE(residuals[0], residuals[1]);
+}
+
 TEST(CompressedCollective, WhatCannotBeIsRefused) {
   FakeWorld world({"a", "a", "b"});
   ExpectAllOk(RunThreads(world, [&](Communicator& c) -> absl::Status {
@@ -461,6 +482,10 @@ TEST(CompressedCollective, WhatCannotBeIsRefused) {
     EXPECT_EQ(refused({{20, 100}}, 65), absl::StatusCode::kInvalidArgument);
     EXPECT_EQ(refused({{20, 99}}, 4), absl::StatusCode::kInvalidArgument);
     EXPECT_EQ(refused({{20, 100}, {1}}, 4), absl::StatusCode::kInvalidArgument);
+    CompressionOptions rounded = Options(Codec::kPowerSgd);
+    rounded.residual = ResidualType::kBFloat16;
+    EXPECT_EQ(CompressedCollective::Create(&c, rounded, kCount, kShapes).status().code(),
+              absl::StatusCode::kInvalidArgument);
     options.optimizer_momentum = 1;
     EXPECT_EQ(CompressedCollective::Create(&c, options, kCount).status().code(),
               absl::StatusCode::kInvalidArgument);

@@ -290,11 +290,15 @@ absl::StatusOr<ReducedStep> AStep(Reducer& reducer, int rank, int step) {
 // in a warm-up or behind it.
 TEST(Reducer, CarriedBlockGoesOnInAnotherReducer) {
   constexpr int kWarmup = 6, kSteps = 16;
+  constexpr ResidualType kRounded = ResidualType::kBFloat16;
   const std::vector<CompressionOptions> kinds = {
       {.codec = Codec::kTopK, .density = 0.02, .warmup_steps = kWarmup},
       {.codec = Codec::kTopK, .density = 0.2, .warmup_steps = kWarmup},                     // in two stages
       {.codec = Codec::kTopK, .density = 0.02, .momentum = 0.9f, .warmup_steps = kWarmup},  // DGC
       {.codec = Codec::kTopK, .error_feedback = false, .density = 0.02},
+      {.codec = Codec::kTopK, .residual = kRounded, .density = 0.02, .momentum = 0.9f, .warmup_steps = 2},
+      {.codec = Codec::kTopK, .residual = kRounded, .density = 0.2},
+      {.codec = Codec::kInt8, .residual = kRounded},
       {.codec = Codec::kOneBit, .optimizer_momentum = 0.9f, .warmup_steps = kWarmup},
       {.codec = Codec::kPowerSgd, .matrix_rank = 2, .warmup_steps = kWarmup},
       {.codec = Codec::kInt8}};

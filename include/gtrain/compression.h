@@ -2,8 +2,10 @@
 //
 // Sources: top-k with error feedback, Stich et al. 2018 (arXiv 1809.07599); momentum correction, factor
 // masking and warm-up, DGC, Lin et al. 2018 (arXiv 1712.01887); 1-bit with error feedback, Seide et al. 2014
-// and Karimireddy et al. 2019 (arXiv 1901.09847); PowerSGD, Vogels et al. 2019 (arXiv 1905.13727). Bytes on
-// the wire: docs/formats/compression.md.
+// and Karimireddy et al. 2019 (arXiv 1901.09847); PowerSGD, Vogels et al. 2019 (arXiv 1905.13727); error
+// feedback kept in few bits, MicroAdam, Modoranu et al. 2024 (arXiv 2405.15593), here bfloat16 with the
+// stochastic rounding that Zamirai et al. 2020 (arXiv 2010.06192) found it to need. Bytes on the wire:
+// docs/formats/compression.md.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -31,10 +33,19 @@ enum class Codec : uint8_t {
   kPowerSgd = 7,
 };
 
+// What a residual, and DGC's momentum, is kept in.
+enum class ResidualType : uint8_t {
+  kFloat32 = 0,
+  // Half the memory, and half of what a step moves through it. Rounded up or down at random, so that nothing
+  // is lost on average; the same bits in every run.
+  kBFloat16 = 1,
+};
+
 // Of the state "progress" of a Compressor.
 inline constexpr size_t kProgressNumbers = 3;
 // Columns of a factor that PowerSGD may send.
 inline constexpr int kMatrixRankMax = 64;
+inline constexpr int kWarmupStepsMax = 1'000'000;
 
 // "none", "fp16", "bf16", "int8", "fp8", "topk", "onebit", "powersgd": the words of the job file.
 absl::string_view CodecName(Codec codec);
@@ -45,6 +56,11 @@ struct CompressionOptions {
   // What a step did not send is added to the next one. Costs one residual of the gradient's size, and one
   // more while a step is pending.
   bool error_feedback = true;
+  // Of all codecs but PowerSGD.
+  ResidualType residual = ResidualType::kFloat32;
+  // Of bfloat16: ranks that round with different seeds make different errors, which partly cancel in a mean.
+  // A CompressedCollective gives each its own.
+  uint32_t rounding_seed = 0;
   // Top-k only. Share of elements sent, in (0, 1].
   double density = 0.01;
   // Top-k only. False: between 0.9 and 1.1 of density x count are sent, by a threshold carried from step to
@@ -64,7 +80,7 @@ struct CompressionOptions {
   float optimizer_momentum = 0;
   // The first gradients are the largest and change most from step to step. In a CompressedCollective so many
   // applied steps travel as float32. Top-k with momentum, or a Compressor by itself: the density falls
-  // exponentially from 0.25 to `density` over them.
+  // exponentially from 0.25 to `density` over them. At most kWarmupStepsMax.
   int warmup_steps = 0;
 };
 
@@ -75,7 +91,8 @@ struct CompressionPolicy {
 };
 
 // The words of $GTRAIN_COMPRESSION (docs/protocols/rank-environment.md): "none", "topk density=0.01
-// warmup=100", "onebit momentum=0.9", "powersgd rank=2", "auto: fp16, topk density=0.001". What is not said
+// warmup=100", "topk residual=bf16" (or fp32), "onebit momentum=0.9", "powersgd rank=2", "auto: fp16, topk
+// density=0.001". What is not said
 // is as published practice has it: topk density=0.01 warmup=100, onebit momentum=0.9 warmup=100, powersgd
 // rank=4 warmup=100. InvalidArgument says which word is wrong.
 absl::StatusOr<CompressionPolicy> ParseCompression(absl::string_view text);
@@ -120,17 +137,18 @@ class Compressor {
   virtual void Drop() = 0;
 
   // State of the applied steps, for checkpoints, owned by the object and valid until the next Apply, Load or
-  // Export: with error feedback "residual", and "momentum" if used, float32[count] each; of top-k always
-  // "progress", kProgressNumbers: how many steps of the warm-up are behind it, and threshold and margin that
-  // the next selection begins with, both 0 before the first one. An object of the same options that loads all
-  // of them goes on with the same packets, bit by bit.
+  // Export: with error feedback "residual", and "momentum" if used, float32[count] each, whatever they are
+  // kept in; of top-k, and where residuals are bfloat16, "progress", kProgressNumbers: steps so far (of top-k
+  // with float32 residuals those of the warm-up alone), and threshold and margin that the next selection
+  // begins with, both 0 before the first one. An object of the same options that loads all of them goes on
+  // with the same packets, bit by bit.
   struct State {
     std::string name;
     absl::Span<const float> values;
   };
   virtual std::vector<State> Export() const = 0;
-  // InvalidArgument: no such state, another count, or a progress that is negative or not finite. Drops what
-  // is pending.
+  // A residual that was float32 and becomes bfloat16 is rounded to nearest. InvalidArgument: no such state,
+  // another count, or a progress that is negative or not finite. Drops what is pending.
   virtual absl::Status Load(absl::string_view name, absl::Span<const float> values) = 0;
 };
 

@@ -70,6 +70,7 @@ constexpr absl::string_view kSetByGtrain[] = {"RANK",
 
 // CodecName of include/gtrain/compression.h but for `none`.
 constexpr absl::string_view kCodecs[] = {"fp16", "bf16", "int8", "fp8", "topk", "onebit", "powersgd"};
+constexpr absl::string_view kResiduals[] = {"fp32", "bf16"};
 constexpr int kMatrixRankMax = 64;  // likewise
 constexpr int kWholeShare = 1'000'000;
 
@@ -600,6 +601,13 @@ void JobReader::ReadCodec(const Node& node, absl::string_view key, CommCodec& co
                   if (!of(n, "rank", {"powersgd"})) return;
                   if (const auto rank = values_.Int(n, absl::StrCat(key, ".rank"), 1, kMatrixRankMax))
                     codec.rank = static_cast<int>(*rank);
+                }},
+               {"residual",
+                [&](const Node& n) {
+                  if (!of(n, "residual", {"fp16", "bf16", "int8", "fp8", "topk", "onebit"})) return;
+                  const std::vector<std::string> words(std::begin(kResiduals), std::end(kResiduals));
+                  if (const auto choice = values_.Choice(n, absl::StrCat(key, ".residual"), words))
+                    codec.residual = words[*choice];
                 }},
                {"warmup", [&](const Node& n) {
                   if (!of(n, "warmup", {"topk", "onebit", "powersgd"})) return;

@@ -90,6 +90,7 @@ struct CommCodec {
   std::optional<int> momentum;  // onebit: the optimiser's
   std::optional<int> rank;      // powersgd: columns of a factor
   std::optional<int> warmup;    // topk, onebit, powersgd: steps
+  std::string residual;         // others than powersgd: "fp32" or "bf16"; empty = unset
   bool operator==(const CommCodec&) const = default;
 };
 

@@ -44,7 +44,7 @@ secrets: {HF_TOKEN: {env: HF_TOKEN}, KEY: {file: key.txt}}
 elastic: {mode: restart, spares: 0}
 checkpoint: {uri: ./ckpt, every: 200 steps, keep: 5, near: /scratch, replicas: 2, on_error: fail}
 restart: {budget: 3, window: 10m, before_first_step: 2, oom: 0}
-comm: {compression: auto, allow: [fp16, {codec: topk, density: 0.1%, warmup: 50}, {codec: onebit, momentum: 0.8}, {codec: powersgd, rank: 2}]}
+comm: {compression: auto, allow: [fp16, {codec: topk, density: 0.1%, warmup: 50, residual: bf16}, {codec: onebit, momentum: 0.8, residual: fp32}, {codec: powersgd, rank: 2}]}
 progress: {step: 'step (\d+)', loss: 'loss ([0-9.]+)', startup: 10m, stall: 5m, on_stall: kill}
 preempt: {signal: SIGUSR1, lead: 60s}
 stop_grace: 20s
@@ -74,10 +74,11 @@ priority: -5
   EXPECT_EQ(s.checkpoint.on_error, OnError::kFail);
   EXPECT_EQ(s.restart.window, absl::Minutes(10));
   EXPECT_TRUE(s.comm.automatic);
-  EXPECT_EQ(s.comm.codecs, (std::vector<CommCodec>{{.codec = "fp16"},
-                                                   {.codec = "topk", .density = 1'000, .warmup = 50},
-                                                   {.codec = "onebit", .momentum = 800'000},
-                                                   {.codec = "powersgd", .rank = 2}}));
+  EXPECT_EQ(s.comm.codecs,
+            (std::vector<CommCodec>{{.codec = "fp16"},
+                                    {.codec = "topk", .density = 1'000, .warmup = 50, .residual = "bf16"},
+                                    {.codec = "onebit", .momentum = 800'000, .residual = "fp32"},
+                                    {.codec = "powersgd", .rank = 2}}));
   EXPECT_EQ(s.progress.on_stall, OnStall::kKill);
   EXPECT_EQ(s.preempt.signal, "SIGUSR1");
   EXPECT_EQ(s.time_limit, absl::Hours(24));
@@ -299,6 +300,10 @@ INSTANTIATE_TEST_SUITE_P(
         ErrorCase{"", "run: a\ncomm: {compression: {codec: int8, warmup: 3}}\n",
                   "int8 has none; topk and onebit and powersgd have"},
         ErrorCase{"", "run: a\ncomm: {compression: {codec: topk, rank: 3}}\n", "topk has none; powersgd has"},
+        ErrorCase{"", "run: a\ncomm: {compression: {codec: topk, residual: fp16}}\n",
+                  "`comm.compression.residual`: 'fp16' is not known; it must be fp32 or bf16"},
+        ErrorCase{"", "run: a\ncomm: {compression: {codec: powersgd, residual: bf16}}\n",
+                  "powersgd has none; fp16 and bf16 and int8 and fp8 and topk and onebit have"},
         ErrorCase{"", "run: a\ncomm: {compression: {codec: powersgd, rank: 0}}\n", "out of range"},
         ErrorCase{"", "run: a\ncomm: {compression: {codec: powersgd, rank: 65}}\n", "out of range"},
         ErrorCase{"", "run: a\ncomm: {compression: {codec: powersgd, density: 1%}}\n",

@@ -172,6 +172,7 @@ std::string PrintCodec(const CommCodec& codec) {
   if (codec.momentum) absl::StrAppend(&out, ", momentum: ", PrintShare(*codec.momentum));
   if (codec.rank) absl::StrAppend(&out, ", rank: ", *codec.rank);
   if (codec.warmup) absl::StrAppend(&out, ", warmup: ", *codec.warmup);
+  if (!codec.residual.empty()) absl::StrAppend(&out, ", residual: ", codec.residual);
   return out + "}";
 }
 

@@ -54,6 +54,7 @@ void RandomizePolicies(JobSpec& s, Rng& rng) {
   if (rng.Chance(0.5)) {
     s.comm.automatic = rng.Chance(0.5);
     s.comm.codecs = {{.codec = "topk", .density = 1 + static_cast<int>(rng.Below(1'000'000)), .warmup = 0}};
+    if (rng.Chance(0.5)) s.comm.codecs[0].residual = rng.Chance(0.5) ? "bf16" : "fp32";
     if (s.comm.automatic) s.comm.codecs.push_back({.codec = "onebit", .momentum = 900'000});
     if (rng.Chance(0.3))
       s.comm.codecs.push_back({.codec = "powersgd", .rank = 1 + static_cast<int>(rng.Below(64))});

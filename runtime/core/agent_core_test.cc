@@ -240,7 +240,7 @@ TEST_F(AgentCoreTest, EnvironmentTable) {
   spec_.checkpoint.uri = "/ckpt";
   spec_.checkpoint.every_steps = 200;
   spec_.comm = {true,
-                {{.codec = "topk", .density = 1'000, .warmup = 50},
+                {{.codec = "topk", .density = 1'000, .warmup = 50, .residual = "bf16"},
                  {.codec = "onebit"},
                  {.codec = "powersgd", .rank = 2}}};
   Welcome();
@@ -290,7 +290,7 @@ TEST_F(AgentCoreTest, EnvironmentTable) {
       {"GTRAIN_CHECKPOINT_EVERY", "200 steps"},
       {"GTRAIN_CHECKPOINT_KEEP", "3"},
       {"GTRAIN_CHECKPOINT_ON_ERROR", "warn"},
-      {"GTRAIN_COMPRESSION", "auto: topk density=0.001 warmup=50, onebit, powersgd rank=2"},
+      {"GTRAIN_COMPRESSION", "auto: topk density=0.001 warmup=50 residual=bf16, onebit, powersgd rank=2"},
       {"GTRAIN_RESUME", "fresh"},
       {"GTRAIN_RUN_DIR", "/run"},
       {"GTRAIN_TOKEN", starts[1].token},

@@ -174,6 +174,7 @@ void AddCompression(const spec::CommPolicy& comm, Env* env) {
     if (codec.momentum) absl::StrAppend(out, " momentum=", PrintShare(*codec.momentum));
     if (codec.rank) absl::StrAppend(out, " rank=", *codec.rank);
     if (codec.warmup) absl::StrAppend(out, " warmup=", *codec.warmup);
+    if (!codec.residual.empty()) absl::StrAppend(out, " residual=", codec.residual);
   };
   (*env)["GTRAIN_COMPRESSION"] =
       absl::StrCat(comm.automatic ? "auto: " : "", absl::StrJoin(comm.codecs, ", ", word));
