@@ -18,6 +18,17 @@ absl::StatusOr<std::vector<SaveId>> ListManifests(port::BlobStore* store) {
   return ids;
 }
 
+absl::StatusOr<DirectoryNames> ListNames(port::BlobStore* store) {
+  GT_ASSIGN_OR_RETURN(const std::vector<std::string> keys, store->ListAll({kManifestPrefix, kOwnerPrefix}));
+  DirectoryNames names;
+  for (const std::string& key : keys) {
+    if (const std::optional<SaveId> id = ParseManifestKey(key)) names.manifests.push_back(*id);
+    if (const auto epoch = ParseOwnerKey(key)) names.newest_owner = std::max(names.newest_owner, *epoch);
+  }
+  std::sort(names.manifests.rbegin(), names.manifests.rend());
+  return names;
+}
+
 absl::StatusOr<std::variant<Manifest, AbortMarker>> ReadManifest(port::BlobStore* store, const SaveId& id,
                                                                  std::string* text) {
   const std::string key = ManifestKey(id);

@@ -15,6 +15,11 @@ namespace gtrain::ckpt {
 
 // Attempts that have something under their manifest's key, newest first. Not everything is a usable manifest.
 absl::StatusOr<std::vector<SaveId>> ListManifests(port::BlobStore* store);
+struct DirectoryNames {
+  std::vector<SaveId> manifests;  // as of ListManifests
+  uint64_t newest_owner = 0;      // epoch; 0: there is no claim
+};
+absl::StatusOr<DirectoryNames> ListNames(port::BlobStore* store);
 // DataLoss: there is something that cannot be used; other errors are the storage's. `text`, if given, gets
 // the bytes.
 absl::StatusOr<std::variant<Manifest, AbortMarker>> ReadManifest(port::BlobStore* store, const SaveId& id,

@@ -28,6 +28,7 @@
 #include "checkpoint/engine/agreement.h"
 #include "checkpoint/engine/catalog.h"
 #include "checkpoint/engine/chunk_share.h"
+#include "checkpoint/engine/index_board.h"
 #include "checkpoint/engine/near.h"
 #include "checkpoint/engine/outside.h"
 #include "checkpoint/engine/resume.h"
@@ -119,7 +120,9 @@ class CheckpointerImpl final : public Checkpointer {
   absl::Status Add(Registered registered, void* data);
   absl::Status Freeze();
   CommitterConfig Commits() const;
-  std::unique_ptr<SaveRoute> MakeRoute();
+  // Collective. The address of the board where this rank's writer meets that of rank 0; 0: in the storage.
+  absl::StatusOr<int64_t> MeetOnBoard();
+  std::unique_ptr<SaveRoute> MakeRoute(int64_t board);
   absl::StatusOr<std::vector<Candidate>> ListCandidates();
   // What Restore came by so far; filled on rank 0.
   struct Search {
@@ -166,9 +169,10 @@ class CheckpointerImpl final : public Checkpointer {
   // During Restore: per-rank state by registration. It is written to registered memory in the end, because
   // the older checkpoint that a damaged one falls back to may hold none for this rank.
   std::vector<std::vector<char>> staged_;
-  std::vector<int> mates_;  // ranks on this machine, this one too; known from Restore on
-  bool any_mates_ = false;  // on any machine
-  int lists_ = 0;           // of candidates that turned out to be out of date
+  std::vector<int> mates_;             // ranks on this machine, this one too; known once frozen
+  bool any_mates_ = false;             // on any machine
+  std::unique_ptr<IndexBoard> board_;  // rank 0, for writers outside
+  int lists_ = 0;                      // of candidates that turned out to be out of date
   std::optional<int64_t> restored_step_;
   int64_t highest_step_ = -1;  // saved with the current attempt number
   uint64_t skipped_ = 0;
@@ -315,13 +319,15 @@ absl::Status CheckpointerImpl::Freeze() {
     return absl::FailedPreconditionError(absl::StrCat(
         "rank ", rank, " registered other state than rank 0: names, order, shapes and types must be equal"));
   }
+  GT_RETURN_IF_ERROR(FindMates());
+  GT_ASSIGN_OR_RETURN(const int64_t board, MeetOnBoard());
   frozen_ = true;
   plan_ = PlanShard(registered_, agree_.rank(), agree_.size());
   std::vector<Snapshot::Source> sources;
   for (const Piece& piece : plan_.pieces)
     sources.push_back({static_cast<const char*>(data_[piece.tensor]) + piece.begin, piece.bytes});
   saver_ = std::make_unique<Saver>(
-      MakeRoute(), sources,
+      MakeRoute(board), sources,
       [this](const SaveId& id) {
         session_->ReportCheckpoint(id.step, absl::StrCat(store_->Describe(), "/", ManifestKey(id)), policy_);
       },
@@ -343,8 +349,19 @@ CommitterConfig CheckpointerImpl::Commits() const {
           .near = near_};
 }
 
-// Outside this process where there is somebody; each rank for itself, they meet in the storage only.
-std::unique_ptr<SaveRoute> CheckpointerImpl::MakeRoute() {
+absl::StatusOr<int64_t> CheckpointerImpl::MeetOnBoard() {
+  if (host_ != nullptr && agree_.rank() == 0) {
+    auto made = IndexBoard::Make(agree_.size(), BoardName(settings_.identity.job, next_.epoch));
+    if (made.ok()) board_ = *std::move(made);
+  }
+  GT_ASSIGN_OR_RETURN(const std::vector<int64_t> addresses,
+                      agree_.Gather(board_ != nullptr ? board_->address() : 0));
+  return mates_[0] == 0 ? addresses[0] : 0;
+}
+
+// Outside this process where there is somebody; each rank for itself, they meet in the storage and on the
+// board.
+std::unique_ptr<SaveRoute> CheckpointerImpl::MakeRoute(int64_t board) {
   if (host_ != nullptr) {
     const CommitterConfig config = Commits();
     SaveOrder order{
@@ -360,7 +377,7 @@ std::unique_ptr<SaveRoute> CheckpointerImpl::MakeRoute() {
       order.tensors.push_back(r.tensor);
       order.bytes.push_back(r.bytes);
     }
-    auto outside = OutsideRoute::Start(host_, order, plan_);
+    auto outside = OutsideRoute::Start(host_, order, plan_, board);
     if (outside.ok()) return *std::move(outside);
     LogWarning(
         "checkpoint: rank ", agree_.rank(),
@@ -553,7 +570,6 @@ absl::StatusOr<std::optional<RestoredStep>> CheckpointerImpl::Restore() {
     if (found.ok()) search.candidates = *std::move(found);
   }
   GT_RETURN_IF_ERROR(agree_.AllOk(listed.status));
-  GT_RETURN_IF_ERROR(FindMates());
   staged_.resize(registered_.size());
   const auto unstage = absl::MakeCleanup([this] { staged_.clear(); });
   for (size_t i = 0; i < registered_.size(); ++i) {
@@ -667,7 +683,10 @@ absl::StatusOr<bool> CheckpointerImpl::Save(int64_t step) {
     return false;
   }
   if (settings_.on_error == OnError::kFail) GT_RETURN_IF_ERROR(agree_.AllOk(saver_->last_status()));
-  if (!saver_->usable()) saver_->Replace(std::make_unique<OwnRoute>(store_.get(), Commits()));
+  if (!saver_->usable()) {
+    saver_->Replace(std::make_unique<OwnRoute>(store_.get(), Commits()));
+    if (board_ != nullptr) board_->SetOpen(false);
+  }
   if (settings_.before_save) GT_RETURN_IF_ERROR(agree_.AllOk(settings_.before_save()));
   if (step <= highest_step_) ++next_.attempt;  // a step saved before: its names are taken
   highest_step_ = step;

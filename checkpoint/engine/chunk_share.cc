@@ -99,16 +99,14 @@ absl::StatusOr<std::unique_ptr<ChunkShare>> ChunkShare::Make(uint64_t chunks, in
 absl::StatusOr<std::unique_ptr<ChunkShare>> ChunkShare::Join(int64_t address, uint64_t chunks, int ranks,
                                                              absl::string_view name,
                                                              absl::Duration patience) {
-  const std::string path = absl::StrCat("/proc/", address >> 32, "/fd/", address & INT_MAX);
-  UniqueFd fd(open(path.c_str(), O_RDWR | O_CLOEXEC));
-  if (!fd.valid()) return ErrnoStatus(errno, absl::StrCat("open ", path));
+  GT_ASSIGN_OR_RETURN(UniqueFd fd, OpenShared(address));
   GT_ASSIGN_OR_RETURN(auto share, Map(std::move(fd), chunks, ranks, patience));
   if (TakeText(absl::MakeSpan(share->header()->name)) != name)
-    return absl::FailedPreconditionError(absl::StrCat(path, " is not the memory to share chunks in"));
+    return absl::FailedPreconditionError("it is not the memory to share chunks in");
   return share;
 }
 
-int64_t ChunkShare::address() const { return static_cast<int64_t>(getpid()) << 32 | fd_.get(); }
+int64_t ChunkShare::address() const { return ShareAddress(fd_.get()); }
 
 ChunkShare::Word& ChunkShare::word(uint64_t chunk) const {
   GT_CHECK(chunk < chunks_);

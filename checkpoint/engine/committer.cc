@@ -21,6 +21,13 @@ namespace gtrain::ckpt {
 
 namespace save = core::save;
 
+namespace {
+
+// What should come by way of the board is looked for in the storage after so long, and put there.
+constexpr absl::Duration kBoardPatience = absl::Seconds(1);
+
+}  // namespace
+
 void StopFlag::Set() {
   MutexLock lock(&mu_);
   set_ = true;
@@ -49,6 +56,7 @@ struct Committer::Run {
   std::deque<save::Effect> effects;
   std::optional<absl::Status> result;
   bool told_stop = false;
+  Instant ask_storage;  // not before, for what should be on the board
 };
 
 Committer::Committer(port::BlobStore* store, CommitterConfig config)
@@ -77,6 +85,7 @@ absl::Status Committer::Save(const SaveId& id, absl::string_view data, StopFlag*
     Do(&run, effect);
   }
   if (!run.result->ok()) retention_.ListNextTime();
+  unstored_.reset();
   near_.End(run.result->ok() ? std::optional(id) : std::nullopt);
   return *run.result;
 }
@@ -105,7 +114,7 @@ void Committer::Do(Run* run, const save::Effect& effect) {
   if (std::holds_alternative<save::WriteShard>(effect)) {
     Apply(run, save::ShardWritten{WriteOwnShard(run)});
   } else if (const auto* index = std::get_if<save::WriteIndex>(&effect)) {
-    Apply(run, save::IndexWritten{WriteIndex(*run, index->shard)});
+    Apply(run, save::IndexWritten{WriteIndex(run, index->shard)});
   } else if (const auto* poll = std::get_if<save::PollIndices>(&effect)) {
     PollIndices(run, poll->missing);
   } else if (std::holds_alternative<save::CheckAuthority>(effect)) {
@@ -120,9 +129,15 @@ void Committer::Do(Run* run, const save::Effect& effect) {
     if (!put.ok()) LogWarning("checkpoint: no abort marker for step ", run->id.step, ": ", put.message());
     Apply(run, save::AbortPut{});
   } else if (std::holds_alternative<save::ReportCommitted>(effect)) {
+    if (config_.board != nullptr && config_.rank == 0) config_.board->SayCommitted(ManifestKey(run->id));
     run->committed();
   } else if (std::holds_alternative<save::ApplyRetention>(effect)) {
-    const absl::Status retained = retention_.Apply(run->id, run->finite, run->there);
+    bool indices = config_.board == nullptr || config_.board->stored(config_.rank);
+    for (const auto& [rank, file] : run->files)
+      indices = indices || !config_.board->attends(rank) || config_.board->stored(rank);
+    uint64_t bytes = 0;
+    for (const auto& [rank, file] : run->files) bytes += file.bytes;
+    const absl::Status retained = retention_.Apply(run->id, run->finite, bytes, indices, run->there);
     if (!retained.ok()) {
       LogWarning("checkpoint: old checkpoints could not be deleted and stay until the next commit: ",
                  retained.message());
@@ -161,11 +176,31 @@ absl::Status Committer::WriteOwnShard(Run* run) {
   }
 }
 
-absl::Status Committer::WriteIndex(const Run& run, const absl::Status& shard) {
-  ShardIndex index{.id = run.id, .rank = config_.rank, .world_size = config_.world_size, .file = run.file};
+absl::Status Committer::WriteIndex(Run* run, const absl::Status& shard) {
+  ShardIndex index{.id = run->id, .rank = config_.rank, .world_size = config_.world_size, .file = run->file};
   if (!shard.ok()) index.error = absl::StrCat("error: ", shard.message());
-  const std::string key = AttemptKey(run.id, IndexName(config_.rank, config_.world_size));
+  const std::string key = AttemptKey(run->id, IndexName(config_.rank, config_.world_size));
   const std::string text = Print(index);
+  run->ask_storage = clock_.Now() + kBoardPatience;
+  if (config_.board == nullptr) return PutIndex(key, text);
+  if (!config_.board->open() || !config_.board->Post(config_.rank, text)) {
+    config_.board->NoteStored(config_.rank);
+    return PutIndex(key, text);
+  }
+  unstored_.emplace(key, text);
+  // This rank ends its part here and would not notice that nobody reads the board.
+  return shard.ok() ? absl::OkStatus() : StoreIndex();
+}
+
+absl::Status Committer::StoreIndex() {
+  if (!unstored_) return absl::OkStatus();
+  config_.board->NoteStored(config_.rank);
+  GT_RETURN_IF_ERROR(PutIndex(unstored_->first, unstored_->second));
+  unstored_.reset();
+  return absl::OkStatus();
+}
+
+absl::Status Committer::PutIndex(const std::string& key, const std::string& text) {
   const absl::Status put = store_->PutIfAbsent(key, text);
   if (!absl::IsAlreadyExists(put)) return put;
   // As with the shard.
@@ -176,21 +211,36 @@ absl::Status Committer::WriteIndex(const Run& run, const absl::Status& shard) {
 
 void Committer::PollIndices(Run* run, const std::vector<int>& missing) {
   if (run->files.empty()) run->files[config_.rank] = run->file;
+  const bool ask_all = clock_.Now() >= run->ask_storage;
+  if (ask_all) run->ask_storage = clock_.Now() + kBoardPatience;
   for (int rank : missing) {
     const std::string key = AttemptKey(run->id, IndexName(rank, config_.world_size));
-    const absl::StatusOr<std::string> text = store_->Get(key, kManifestBytesMax);
+    const std::optional<std::string> posted = PostedIndex(key, rank);
+    const bool attends = config_.board != nullptr && config_.board->attends(rank);
+    if (!posted && attends && !ask_all) continue;
+    const absl::StatusOr<std::string> text = posted ? *posted : store_->Get(key, kManifestBytesMax);
     if (!text.ok())
       continue;  // not there yet, or the storage has a bad moment: asked again until the deadline
     const absl::StatusOr<ShardIndex> index = ParseShardIndex(key, *text);
-    const absl::Status sound = index.ok() ? CheckIndex(*run, *index, rank) : index.status();
+    const absl::Status sound = index.ok() ? CheckIndex(*run, *index, rank, !posted) : index.status();
     if (sound.ok()) run->files[rank] = index->file;
     Apply(run, save::IndexSeen{rank, sound});
     if (!sound.ok()) return;
   }
 }
 
-absl::Status Committer::CheckIndex(const Run& run, const ShardIndex& index, int rank) const {
+// What stands on the board for `rank`, if it is of this save and whole.
+std::optional<std::string> Committer::PostedIndex(const std::string& key, int rank) const {
+  if (config_.board == nullptr) return std::nullopt;
+  std::optional<std::string> text = config_.board->Read(rank);
+  if (text && !ParseShardIndex(key, *text).ok()) text.reset();
+  return text;
+}
+
+// `look`: whether the shard can be seen from here; on one machine who put it has seen to that.
+absl::Status Committer::CheckIndex(const Run& run, const ShardIndex& index, int rank, bool look) const {
   if (!index.error.empty()) return absl::AbortedError(index.error);
+  if (!look) return absl::OkStatus();
   const std::string key = AttemptKey(run.id, ShardName(rank, config_.world_size));
   GT_ASSIGN_OR_RETURN(const uint64_t bytes, store_->Size(key));
   if (bytes == index.file.bytes) return absl::OkStatus();
@@ -208,19 +258,28 @@ absl::Status Committer::CheckAuthority(Run* run) {
     return absl::ResourceExhaustedError(
         absl::StrCat("the manifest would have ", run->manifest.size(), " bytes"));
   }
-  const absl::StatusOr<std::string> next = store_->Get(OwnerKey(config_.epoch + 1), kSmallFileBytesMax);
-  if (next.ok()) {
-    const absl::StatusOr<OwnerClaim> claim = ParseOwnerClaim(OwnerKey(config_.epoch + 1), *next);
+  GT_ASSIGN_OR_RETURN(DirectoryNames names, ListNames(store_));
+  if (names.newest_owner > config_.epoch) {
+    const std::string key = OwnerKey(names.newest_owner);
+    const absl::StatusOr<std::string> text = store_->Get(key, kSmallFileBytesMax);
+    const absl::StatusOr<OwnerClaim> claim = text.ok() ? ParseOwnerClaim(key, *text) : text.status();
     return absl::FailedPreconditionError(absl::StrCat(store_->Describe(), " was taken over by job \"",
                                                       claim.ok() ? claim->owner.job : "(unknown)",
                                                       "\"; give this job a checkpoint directory of its own"));
   }
-  if (!absl::IsNotFound(next.status())) return next.status();
-  GT_ASSIGN_OR_RETURN(run->there, ListManifests(store_));
+  run->there = std::move(names.manifests);
   return config_.may_commit(run->id, run->there);  // last: nothing lies between this answer and the put
 }
 
 save::ManifestRead Committer::LookAtKey(Run* run) {
+  if (config_.rank != 0 && config_.board != nullptr) {
+    if (config_.board->IsCommitted(ManifestKey(run->id))) return {save::KeyHolds::kThisManifest, ""};
+    if (unstored_ && !run->told_stop) {
+      if (clock_.Now() < run->ask_storage) return {save::KeyHolds::kNothing, ""};
+      if (const absl::Status stored = StoreIndex(); !stored.ok())
+        return {save::KeyHolds::kUnreadable, std::string(stored.message())};
+    }
+  }
   std::string text;
   const auto read = ReadManifest(store_, run->id, &text);
   if (absl::IsNotFound(read.status())) {

@@ -5,7 +5,9 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
@@ -16,6 +18,7 @@
 #include "base/clock.h"
 #include "base/mutex.h"
 #include "base/rng.h"
+#include "checkpoint/engine/index_board.h"
 #include "checkpoint/engine/near.h"
 #include "checkpoint/engine/retain.h"
 #include "checkpoint/format/manifest.h"
@@ -52,6 +55,8 @@ struct CommitterConfig {
   // Rank 0, asked last before the manifest is put; `there` is what has something under its manifest's key.
   std::function<absl::Status(const SaveId&, const std::vector<SaveId>& there)> may_commit;
   NearTiers near;  // get copies of each shard
+  // Where writers of this machine meet; must outlive the committer. Null: they meet in the storage only.
+  IndexBoard* board = nullptr;
 };
 
 // One thread at a time. `store` must outlive it.
@@ -70,6 +75,9 @@ class Committer {
   const std::string& note() const { return near_.note(); }
   // The index of `id` is there already: `data` is not looked at any more.
   void ShardIsWritten() { shard_is_written_ = true; }
+  // During Save, from `alive`: once it returns OK another writer can go on from ShardIsWritten, and a
+  // generation that settles sees that this rank's part is done.
+  absl::Status StoreIndex();
 
  private:
   struct Run;  // of one save
@@ -78,9 +86,11 @@ class Committer {
   void Do(Run* run, const core::save::Effect& effect);
   void Apply(Run* run, const core::save::Event& event);
   absl::Status WriteOwnShard(Run* run);
-  absl::Status WriteIndex(const Run& run, const absl::Status& shard);
+  absl::Status WriteIndex(Run* run, const absl::Status& shard);
+  absl::Status PutIndex(const std::string& key, const std::string& text);
+  std::optional<std::string> PostedIndex(const std::string& key, int rank) const;
   void PollIndices(Run* run, const std::vector<int>& missing);
-  absl::Status CheckIndex(const Run& run, const ShardIndex& index, int rank) const;
+  absl::Status CheckIndex(const Run& run, const ShardIndex& index, int rank, bool look) const;
   absl::Status CheckAuthority(Run* run);
   core::save::ManifestRead LookAtKey(Run* run);
 
@@ -91,6 +101,8 @@ class Committer {
   core::SaveCore core_;
   Rng rng_ = Rng::FromSystem();
   bool shard_is_written_ = false;
+  std::optional<std::pair<std::string, std::string>>
+      unstored_;  // key and text of an index that is posted only
   Retention retention_;
   NearSaves near_;
 };

@@ -30,7 +30,7 @@ constexpr int kRefusedCode = 3;
 
 absl::StatusOr<std::unique_ptr<OutsideRoute>> OutsideRoute::Start(port::WriterHost* host,
                                                                   const SaveOrder& order,
-                                                                  const ShardPlan& plan) {
+                                                                  const ShardPlan& plan, int64_t board) {
   const std::string text = Print(order);
   const uint64_t bytes = SaveArena::BytesFor(text.size(), plan.data_bytes);
   const absl::Duration commit_timeout = absl::Milliseconds(order.commit_timeout_ms);
@@ -40,6 +40,7 @@ absl::StatusOr<std::unique_ptr<OutsideRoute>> OutsideRoute::Start(port::WriterHo
     return absl::InternalError("the keeper gave less shared memory than was asked for");
   std::unique_ptr<OutsideRoute> route(new OutsideRoute(std::move(arena), std::move(link.channel), order.rank,
                                                        commit_timeout + kPatienceOnTop));
+  route->arena_.header()->board.store(board, std::memory_order_relaxed);
   route->arena_.PutOrder(text, plan.header.size());
   GT_ASSIGN_OR_RETURN(route->data_, route->arena_.Data(plan.data_bytes));
   route->bell_.Ring();
@@ -161,11 +162,27 @@ class Writer {
     GT_ASSIGN_OR_RETURN(work_.store, open_store(order_.location));
     GT_RETURN_IF_ERROR(SeesTheSame());
     if (near_) config.near = OpenNear(*near_, order_.owner.job);
+    JoinBoard(&config);
     work_.committer = std::make_unique<Committer>(work_.store.get(), std::move(config));
     const uint64_t bytes = work_.committer->plan().data_bytes;
     GT_ASSIGN_OR_RETURN(const char* data, arena_.Data(bytes));
     work_.data = {data, bytes};
     return absl::OkStatus();
+  }
+
+  // Rank 0 of its rank's generation made the board and may be gone: then the storage is the way.
+  void JoinBoard(CommitterConfig* config) {
+    const int64_t address = arena_.header()->board.load(std::memory_order_relaxed);
+    if (address == 0) return;
+    auto board = IndexBoard::Join(address, order_.world_size, BoardName(order_.owner.job, order_.epoch));
+    if (!board.ok()) {
+      LogInfo("checkpoint: this writer meets the others in the storage: ", board.status().message());
+      return;
+    }
+    board_ = *std::move(board);
+    config->board = board_.get();
+    board_->Attend(order_.rank);
+    if (order_.rank == 0) board_->SetOpen(true);
   }
 
   // The claim of our owner proves that this is the rank's store, and that we may read there.
@@ -235,6 +252,10 @@ class Writer {
   void Release() {
     bell_.Look();
     if (!bell_.gone() || arena_.header()->released.load() != 0) return;
+    if (const absl::Status stored = work_.committer->StoreIndex(); !stored.ok()) {
+      LogWarning("checkpoint: no index yet: ", stored.message());
+      return;  // asked again
+    }
     arena_.header()->released.store(1, std::memory_order_release);
     arena_.DropData();
   }
@@ -254,7 +275,8 @@ class Writer {
   Bell bell_;
   const std::optional<NearPlace> near_;
   SaveOrder order_;
-  Work work_;
+  std::unique_ptr<IndexBoard> board_;
+  Work work_;  // uses the board
 };
 
 }  // namespace

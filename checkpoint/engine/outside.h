@@ -20,9 +20,9 @@ namespace gtrain::ckpt {
 class OutsideRoute final : public SaveRoute {
  public:
   // Blocks until the writer has the store open, at most as long as StartWriter and a minute. An error says
-  // why this rank must write itself.
+  // why this rank must write itself. `board`: the address of this machine's, or 0.
   static absl::StatusOr<std::unique_ptr<OutsideRoute>> Start(port::WriterHost* host, const SaveOrder& order,
-                                                             const ShardPlan& plan);
+                                                             const ShardPlan& plan, int64_t board);
 
   char* buffer() override { return data_; }
   void Begin(const SaveId& id) override;

@@ -3,7 +3,6 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -11,6 +10,7 @@
 #include <thread>
 #include <variant>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/check.h"
@@ -18,6 +18,7 @@
 #include "base/test_folder.h"
 #include "checkpoint/engine/catalog.h"
 #include "checkpoint/engine/engine_test_world.h"
+#include "checkpoint/engine/hosted_fake.h"
 #include "checkpoint/engine/settle.h"
 #include "checkpoint/engine/shard_io.h"
 #include "checkpoint/store/directory_store.h"
@@ -42,12 +43,6 @@ bool Until(const std::function<bool()>& condition) {
   return true;
 }
 
-UniqueFd MakeArena(uint64_t bytes) {
-  UniqueFd fd(memfd_create("test-saves", MFD_CLOEXEC));
-  GT_CHECK(fd.valid() && ftruncate(fd.get(), static_cast<off_t>(bytes)) == 0);
-  return fd;
-}
-
 // A store that owns what it breaks.
 class OwningFaultyStore final : public FaultyStore {
  public:
@@ -61,8 +56,11 @@ class OwningFaultyStore final : public FaultyStore {
 // One rank of a job without threads: it asked for one save and is gone. Its writers are processes.
 class LostRank {
  public:
-  LostRank(const std::string& folder, int rank, int world_size, uint64_t timeline = 1)
-      : rank_(rank), id_{.epoch = 1, .timeline = timeline, .step = 7, .generation = timeline, .attempt = 1} {
+  // `board`: an address, 0 for none.
+  LostRank(const std::string& folder, int rank, int world_size, uint64_t timeline = 1, int64_t board = 0)
+      : rank_(rank),
+        board_(board),
+        id_{.epoch = 1, .timeline = timeline, .step = 7, .generation = timeline, .attempt = 1} {
     order_ = {.location = folder,
               .owner = {.cluster = "c1", .job = "fashion-1", .job_hash = "hash-a"},
               .rank = rank,
@@ -117,6 +115,7 @@ class LostRank {
   void Ask(const std::string& order) {
     memfd_ = MakeArena(SaveArena::BytesFor(order.size(), data_bytes_));
     arena_.emplace(*SaveArena::Map(UniqueFd(dup(memfd_.get()))));
+    arena_->header()->board = board_;
     arena_->PutOrder(order, 1001);
     char* data = *arena_->Data(data_bytes_);
     for (uint64_t i = 0; i < data_bytes_; ++i) data[i] = static_cast<char>(1 + (i * 7 + rank_) % 97);
@@ -130,6 +129,7 @@ class LostRank {
 
  private:
   const int rank_;
+  const int64_t board_;
   const SaveId id_;
   SaveOrder order_;
   uint64_t data_bytes_ = 0;
@@ -177,14 +177,23 @@ TEST(OutsideWriter, KilledAtEveryCallAnotherOneCommits) {
   }
 }
 
-TEST(OutsideWriter, EachOfTwoIsKilledAtEveryCall) {
+// Who of two ranks knows the board on which their writers meet.
+struct OnBoard {
+  bool ranks[2];
+  bool again;  // those that are started anew find it once more
+};
+
+void ExpectTwoCommitWhenOneIsKilledAtEveryCall(const OnBoard& knows) {
   for (int victim : {0, 1}) {
     for (uint64_t call = 0;; ++call) {
       const std::string folder = ClaimedFolder();
-      LostRank ranks[] = {{folder, 0, 2}, {folder, 1, 2}};
+      const auto board = *IndexBoard::Make(2, BoardName("fashion-1", 1));
+      const auto address = [&](int rank) { return knows.ranks[rank] ? board->address() : 0; };
+      LostRank ranks[] = {{folder, 0, 2, 1, address(0)}, {folder, 1, 2, 1, address(1)}};
       const pid_t other = ranks[1 - victim].StartWriter();
       const int code = LostRank::Wait(ranks[victim].StartWriter(call));
       if (code == kKilled) {
+        if (!knows.again) ranks[victim].header()->board = 0;
         EXPECT_EQ(LostRank::Wait(ranks[victim].StartWriter()), 0);
       }
       EXPECT_EQ(LostRank::Wait(other), 0);
@@ -197,20 +206,47 @@ TEST(OutsideWriter, EachOfTwoIsKilledAtEveryCall) {
   }
 }
 
+TEST(OutsideWriter, EachOfTwoIsKilledAtEveryCall) {
+  ExpectTwoCommitWhenOneIsKilledAtEveryCall({{false, false}, false});
+}
+
+TEST(OutsideWriter, EachOfTwoThatMeetOnABoardIsKilledAtEveryCall) {
+  ExpectTwoCommitWhenOneIsKilledAtEveryCall({{true, true}, true});
+}
+
+// Rank 0's process is gone with the board's address.
+TEST(OutsideWriter, EachOfTwoIsKilledAtEveryCallAndDoesNotFindTheBoardAgain) {
+  ExpectTwoCommitWhenOneIsKilledAtEveryCall({{true, true}, false});
+}
+
+// A writer of the version before boards.
+TEST(OutsideWriter, OneOfTwoKnowsNoBoard_N13) {
+  ExpectTwoCommitWhenOneIsKilledAtEveryCall({{true, false}, true});
+  ExpectTwoCommitWhenOneIsKilledAtEveryCall({{false, true}, true});
+}
+
 TEST(OutsideWriter, WhileItWaitsForOthersItNeedsNoMemory_C12) {
-  const std::string folder = ClaimedFolder();
-  LostRank first(folder, 0, 2), second(folder, 1, 2);
-  pid_t writer = first.StartWriter();
-  ASSERT_TRUE(Until([&] { return first.header()->released != 0; }));
-  ASSERT_TRUE(Until([&] { return first.data_is_gone(); }));
-  // And one that starts anew then takes its shard as written.
-  kill(writer, SIGKILL);
-  int status = 0;
-  ASSERT_EQ(waitpid(writer, &status, 0), writer);
-  writer = first.StartWriter();
-  EXPECT_EQ(LostRank::Wait(second.StartWriter()), 0);
-  EXPECT_EQ(LostRank::Wait(writer), 0);
-  EXPECT_TRUE(CheckCommitted(folder, first.id()).ok()) << CheckCommitted(folder, first.id());
+  for (const bool on_board : {false, true}) {
+    for (const int waits : {0, 1}) {
+      const std::string folder = ClaimedFolder();
+      const auto board = *IndexBoard::Make(2, BoardName("fashion-1", 1));
+      const int64_t address = on_board ? board->address() : 0;
+      LostRank first(folder, waits, 2, 1, address), second(folder, 1 - waits, 2, 1, address);
+      board->SetOpen(true);  // by a writer of rank 0, whoever of them comes first
+      pid_t writer = first.StartWriter();
+      ASSERT_TRUE(Until([&] { return first.header()->released != 0; }));
+      ASSERT_TRUE(Until([&] { return first.data_is_gone(); }));
+      // And one that starts anew then takes its shard as written, even if it does not find the board again.
+      kill(writer, SIGKILL);
+      int status = 0;
+      ASSERT_EQ(waitpid(writer, &status, 0), writer);
+      first.header()->board = 0;
+      writer = first.StartWriter();
+      EXPECT_EQ(LostRank::Wait(second.StartWriter()), 0);
+      EXPECT_EQ(LostRank::Wait(writer), 0);
+      EXPECT_TRUE(CheckCommitted(folder, first.id()).ok()) << CheckCommitted(folder, first.id());
+    }
+  }
 }
 
 TEST(OutsideWriter, NothingIsCommittedBehindALaterTimeline_C3) {
@@ -291,47 +327,6 @@ TEST(Settle, EndsWithItsGeneration) {
 
 // ------------------------------------------------------------------ under a Checkpointer
 
-// A session whose writers are threads of this process, which outlive it.
-class HostedSession final : public FakeSession, public port::WriterHost {
- public:
-  struct Writers {
-    Mutex mu;
-    std::vector<std::thread> threads ABSL_GUARDED_BY(mu);
-    bool refuse = false;
-    bool die = false;  // at the first save, with nobody to replace it
-    ~Writers() {
-      for (std::thread& t : threads) t.join();
-    }
-  };
-  HostedSession(const FakeJob& job, int rank, Writers* writers) : FakeSession(job, rank), writers_(writers) {}
-
-  absl::StatusOr<port::WriterLink> StartWriter(uint64_t arena_bytes, absl::Duration) override {
-    if (writers_->refuse) return absl::FailedPreconditionError("no gtrain-writer beside the keeper");
-    port::WriterLink link{.arena = MakeArena(arena_bytes), .channel = UniqueFd()};
-    int ends[2];
-    GT_CHECK(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) == 0);
-    link.channel.reset(ends[0]);
-    MutexLock lock(&writers_->mu);
-    if (writers_->die) {
-      writers_->threads.emplace_back([arena = dup(link.arena.get()), channel = ends[1]] {
-        const UniqueFd closes(channel);
-        const SaveArena mapped = *SaveArena::Map(UniqueFd(arena));
-        SaveArenaHeader* const header = mapped.header();
-        header->state = WriterState::kReady;
-        Until([&] { return header->requested == 1; });
-      });
-      return link;
-    }
-    writers_->threads.emplace_back([arena = dup(link.arena.get()), channel = ends[1]] {
-      RunWriter(UniqueFd(arena), UniqueFd(channel), &OpenDirectoryStore);
-    });
-    return link;
-  }
-
- private:
-  Writers* const writers_;
-};
-
 class HostedTest : public testing::Test {
  protected:
   HostedTest() {
@@ -345,18 +340,6 @@ class HostedTest : public testing::Test {
     MutexLock lock(&mu_);
     return absl::StrJoin(loud_, "\n");
   }
-  void Run(FakeJob job, HostedSession::Writers* writers, const std::function<void(HostedSession*)>& body) {
-    job.meeting = std::make_shared<Meeting>(job.world_size);
-    std::vector<std::thread> threads;
-    for (int rank = 0; rank < job.world_size; ++rank) {
-      threads.emplace_back([&, rank] {
-        HostedSession session(job, rank, writers);
-        body(&session);
-        job.meeting->Break();
-      });
-    }
-    for (std::thread& t : threads) t.join();
-  }
   Mutex mu_;
   std::vector<std::string> loud_;
 };
@@ -366,7 +349,7 @@ TEST_F(HostedTest, SavesAreReportedAndTheStateMayChange_C5) {
   FakeJob job{.world_size = 3};
   {
     HostedSession::Writers writers;
-    Run(job, &writers, [&](HostedSession* session) {
+    RunHosted(job, &writers, [&](HostedSession* session) {
       auto rank = OpenRank(job, session, folder);
       ASSERT_TRUE(rank.ok()) << rank.status();
       for (int64_t step : {5, 6}) {
@@ -386,11 +369,35 @@ TEST_F(HostedTest, SavesAreReportedAndTheStateMayChange_C5) {
   EXPECT_EQ(loud(), "");
 }
 
+// Between machines they meet in the storage; here each needs a file for its index only if a rank is lost.
+TEST_F(HostedTest, OfOneMachineNoIndexIsStored) {
+  const std::string folder = TestFolder();
+  const FakeJob job{.world_size = 3};
+  {
+    HostedSession::Writers writers;
+    RunHosted(job, &writers, [&](HostedSession* session) {
+      auto rank = OpenRank(job, session, folder, 20);
+      ASSERT_TRUE(rank.ok()) << rank.status();
+      for (int64_t step = 1; step <= 10; ++step) {
+        ASSERT_TRUE(rank->checkpointer->Save(step).ok());
+        const absl::Status waited = rank->checkpointer->Wait(kLong);
+        ASSERT_TRUE(waited.ok()) << waited;
+      }
+    });
+  }
+  auto store = *OpenDirectoryStore(folder);
+  const std::vector<std::string> keys = *store->List(kAttemptPrefix);
+  size_t indices = 0;
+  for (const std::string& key : keys) indices += absl::EndsWith(key, ".index.json") ? 1 : 0;
+  EXPECT_EQ(keys.size() - indices, 30u);
+  EXPECT_LT(indices, 30u) << "each was stored, too";  // some on a machine that is slow for a second
+}
+
 TEST_F(HostedTest, ASaveNobodyWaitsForIsTheOneTheNextGenerationResumes) {
   const std::string folder = TestFolder();
   FakeJob job{.world_size = 2};
   HostedSession::Writers writers;
-  Run(job, &writers, [&](HostedSession* session) {
+  RunHosted(job, &writers, [&](HostedSession* session) {
     auto rank = OpenRank(job, session, folder);
     ASSERT_TRUE(rank.ok()) << rank.status();
     Fill(rank->state.get(), State::At(5, session->rank()));
@@ -405,7 +412,7 @@ TEST_F(HostedTest, ASaveNobodyWaitsForIsTheOneTheNextGenerationResumes) {
     writers.threads.clear();
   }
   job.generation = job.timeline = 2;
-  Run(job, &writers, [&](HostedSession* session) {
+  RunHosted(job, &writers, [&](HostedSession* session) {
     auto rank = OpenRank(job, session, folder);
     ASSERT_TRUE(rank.ok()) << rank.status();
     auto restored = rank->checkpointer->Restore();
@@ -421,7 +428,7 @@ TEST_F(HostedTest, WithoutAWriterARankWritesItselfAndSaysSo) {
   FakeJob job{.world_size = 2};
   HostedSession::Writers writers;
   writers.refuse = true;
-  Run(job, &writers, [&](HostedSession* session) {
+  RunHosted(job, &writers, [&](HostedSession* session) {
     auto rank = OpenRank(job, session, folder);
     ASSERT_TRUE(rank.ok()) << rank.status();
     Fill(rank->state.get(), State::At(5, session->rank()));
@@ -438,7 +445,7 @@ TEST_F(HostedTest, AWriterThatIsLostFailsItsSaveLoudlyAndTheRankGoesOnByItself) 
   FakeJob job;
   HostedSession::Writers writers;
   writers.die = true;
-  Run(job, &writers, [&](HostedSession* session) {
+  RunHosted(job, &writers, [&](HostedSession* session) {
     auto rank = OpenRank(job, session, folder);
     ASSERT_TRUE(rank.ok()) << rank.status();
     ASSERT_TRUE(rank->checkpointer->Save(5).ok());

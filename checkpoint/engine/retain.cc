@@ -12,11 +12,11 @@ namespace {
 
 constexpr int kUnlistedMax = 20;
 
-std::vector<std::string> FilesOf(const SaveId& id, int world_size) {
+std::vector<std::string> FilesOf(const SaveId& id, int world_size, bool indices) {
   std::vector<std::string> keys;
   for (int rank = 0; rank < world_size; ++rank) {
     keys.push_back(AttemptKey(id, ShardName(rank, world_size)));
-    keys.push_back(AttemptKey(id, IndexName(rank, world_size)));
+    if (indices) keys.push_back(AttemptKey(id, IndexName(rank, world_size)));
   }
   return keys;
 }
@@ -46,6 +46,14 @@ absl::StatusOr<StoredCheckpoints> SortManifests(port::BlobStore* store, const st
   return stored;
 }
 
+absl::Status AddPins(port::BlobStore* store, StoredCheckpoints* stored) {
+  GT_ASSIGN_OR_RETURN(const std::vector<std::string> pins, store->List(kPinPrefix));
+  for (const std::string& pin : pins) {
+    if (const auto attempt = ParsePinKey(pin)) stored->pinned.push_back(*attempt);
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::StatusOr<StoredCheckpoints> ListStored(port::BlobStore* store, const SaveId& newest,
@@ -57,21 +65,18 @@ absl::StatusOr<StoredCheckpoints> ListStored(port::BlobStore* store, const SaveI
   for (const std::string& folder : folders) {
     if (const auto attempt = ParseAttemptName(folder)) stored.folders.push_back(*attempt);
   }
-  GT_ASSIGN_OR_RETURN(const std::vector<std::string> pins, store->List(kPinPrefix));
-  for (const std::string& pin : pins) {
-    if (const auto attempt = ParsePinKey(pin)) stored.pinned.push_back(*attempt);
-  }
+  GT_RETURN_IF_ERROR(AddPins(store, &stored));
   return stored;
 }
 
-absl::Status DeletePlanned(port::BlobStore* store, const RetentionPlan& plan, const std::set<SaveId>& whole,
-                           int world_size) {
+absl::Status DeletePlanned(port::BlobStore* store, const RetentionPlan& plan,
+                           const std::map<SaveId, bool>& whole, int world_size) {
   std::vector<std::string> manifests, files;
   for (const SaveId& id : plan.manifests) manifests.push_back(ManifestKey(id));
   for (const SaveId& id : plan.folders) {
     std::vector<std::string> keys;
-    if (whole.contains(id)) {
-      keys = FilesOf(id, world_size);
+    if (const auto known = whole.find(id); known != whole.end()) {
+      keys = FilesOf(id, world_size, known->second);
     } else {
       GT_ASSIGN_OR_RETURN(keys, store->List(AttemptName(id) + "/"));
     }
@@ -83,14 +88,15 @@ absl::Status DeletePlanned(port::BlobStore* store, const RetentionPlan& plan, co
   return absl::OkStatus();
 }
 
-absl::Status Retention::Apply(const SaveId& id, bool finite, std::vector<SaveId> before) {
+absl::Status Retention::Apply(const SaveId& id, bool finite, uint64_t bytes, bool indices,
+                              std::vector<SaveId> before) {
   finite_of_[id] = finite;
-  whole_.insert(id);
+  whole_[id] = indices;
   const bool list = unlisted_left_ == 0;
   const int left = list ? kUnlistedMax : unlisted_left_ - 1;
   unlisted_left_ = 0;  // after an error
   GT_ASSIGN_OR_RETURN(const StoredCheckpoints stored,
-                      list ? LookAtAll(id) : LookAtManifests(id, std::move(before)));
+                      list ? LookAtAll(id) : LookAtManifests(id, bytes, std::move(before)));
   const RetentionPlan plan = PlanRetention(stored, keep_);
   GT_RETURN_IF_ERROR(DeletePlanned(store_, plan, whole_, world_size_));
   for (const SaveId& old : plan.manifests) finite_of_.erase(old);
@@ -105,16 +111,17 @@ absl::StatusOr<StoredCheckpoints> Retention::LookAtAll(const SaveId& id) {
   return ListStored(store_, id, &finite_of_);
 }
 
-absl::StatusOr<StoredCheckpoints> Retention::LookAtManifests(const SaveId& id, std::vector<SaveId> there) {
+absl::StatusOr<StoredCheckpoints> Retention::LookAtManifests(const SaveId& id, uint64_t bytes,
+                                                             std::vector<SaveId> there) {
   there.push_back(id);
   GT_ASSIGN_OR_RETURN(StoredCheckpoints stored, SortManifests(store_, there, &finite_of_));
   stored.just_committed = id;
   stored.folders = PlanRetention(stored, keep_).manifests;
-  for (const SaveId& old : stored.folders) {
-    const absl::Status pin = store_->Size(PinKey(old)).status();
-    if (pin.ok()) stored.pinned.push_back(old);
-    if (!pin.ok() && !absl::IsNotFound(pin)) return pin;
-  }
+  const size_t old = stored.folders.size();
+  if (store_->DeletesTogether() && old < kTogether && bytes * old <= kWaitingBytesMax)
+    return StoredCheckpoints{.just_committed = id};  // of a job, one is as large as the other
+  if (old == 0) return stored;
+  GT_RETURN_IF_ERROR(AddPins(store_, &stored));
   return stored;
 }
 

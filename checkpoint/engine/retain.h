@@ -1,7 +1,6 @@
 // Deleting from a checkpoint directory: what stands there, and the order in which it goes.
 #pragma once
 #include <map>
-#include <set>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -17,10 +16,10 @@ namespace gtrain::ckpt {
 absl::StatusOr<StoredCheckpoints> ListStored(port::BlobStore* store, const SaveId& newest,
                                              std::map<SaveId, bool>* finite_of);
 
-// Manifests first, then the folders (fault C2). Of attempts in `whole` are the files of `world_size` ranks
-// there, no more; the others are listed.
+// Manifests first, then the folders (fault C2). Of attempts in `whole` are the shards of `world_size` ranks
+// there, and if it says true their indices, no more; the others are listed.
 absl::Status DeletePlanned(port::BlobStore* store, const RetentionPlan& plan,
-                           const std::set<SaveId>& whole = {}, int world_size = 0);
+                           const std::map<SaveId, bool>& whole = {}, int world_size = 0);
 
 // Puts that never happened, of attempts older than `newest`.
 absl::StatusOr<std::vector<port::BlobStore::Unfinished>> ListUnfinishedBefore(port::BlobStore* store,
@@ -28,27 +27,32 @@ absl::StatusOr<std::vector<port::BlobStore::Unfinished>> ListUnfinishedBefore(po
 
 // The retention of one writer. Listing costs an object store more than all the rest, so most commits go by
 // the manifests that were listed for the commit itself and by the names of what this writer made. What has no
-// manifest is found when everything is listed: the first time and now and then. Not thread-safe; `store` must
-// outlive it.
+// manifest is found when everything is listed: the first time and now and then. Where few deletes cost as
+// much as many, small checkpoints go kTogether at once. Not thread-safe; `store` must outlive it.
 class Retention {
  public:
   Retention(port::BlobStore* store, int keep, int world_size)
       : store_(store), keep_(keep), world_size_(world_size) {}
   // After `id` was committed by this writer and read back; `before`: what ListManifests said shortly before.
-  // After an error some of what should go stays until the next time.
-  absl::Status Apply(const SaveId& id, bool finite, std::vector<SaveId> before);
+  // `bytes`: of its shards; `indices`: whether some may be in the storage. After an error some of what should
+  // go stays until the next time.
+  absl::Status Apply(const SaveId& id, bool finite, uint64_t bytes, bool indices, std::vector<SaveId> before);
+  static constexpr size_t kTogether = 4;
+  static constexpr uint64_t kWaitingBytesMax = 64 << 20;  // of what should be gone already
+
   // This writer left something there without a manifest.
   void ListNextTime() { unlisted_left_ = 0; }
 
  private:
   absl::StatusOr<StoredCheckpoints> LookAtAll(const SaveId& id);
-  absl::StatusOr<StoredCheckpoints> LookAtManifests(const SaveId& id, std::vector<SaveId> there);
+  absl::StatusOr<StoredCheckpoints> LookAtManifests(const SaveId& id, uint64_t bytes,
+                                                    std::vector<SaveId> there);
 
   port::BlobStore* const store_;
   const int keep_;
   const int world_size_;
   int unlisted_left_ = 0;             // how often we may do without listing
-  std::set<SaveId> whole_;            // committed by us
+  std::map<SaveId, bool> whole_;      // committed by us; whether with indices
   std::map<SaveId, bool> finite_of_;  // manifests read before: they never change
 };
 

@@ -5,9 +5,11 @@
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
+#include <climits>
 #include <cstring>
 #include <utility>
 
@@ -32,6 +34,15 @@ void PutText(absl::string_view text, absl::Span<char> to) {
 
 std::string TakeText(absl::Span<const char> from) {
   return std::string(from.begin(), std::find(from.begin(), from.end(), '\0'));
+}
+
+int64_t ShareAddress(int fd) { return static_cast<int64_t>(getpid()) << 32 | fd; }
+
+absl::StatusOr<UniqueFd> OpenShared(int64_t address) {
+  const std::string path = absl::StrCat("/proc/", address >> 32, "/fd/", address & INT_MAX);
+  UniqueFd fd(open(path.c_str(), O_RDWR | O_CLOEXEC));
+  if (!fd.valid()) return ErrnoStatus(errno, absl::StrCat("open ", path));
+  return fd;
 }
 
 uint64_t SaveArena::BytesFor(uint64_t order_bytes, uint64_t data_bytes) {

@@ -39,6 +39,9 @@ struct SaveArenaHeader {
   char request[128];                  // manifest key of the newest one asked for, NUL-terminated. By the rank
   int32_t code;                       // status of the newest one that is over. By the writer
   char message[1024];  // its words; of one that went well, what people should know. NUL-terminated
+  // Of the board on which this machine's writers meet (IndexBoard); 0: there is none. By the rank, before
+  // order_bytes; versions without boards leave it alone.
+  std::atomic<int64_t> board;
 };
 static_assert(std::atomic<uint64_t>::is_always_lock_free && std::atomic<WriterState>::is_always_lock_free);
 
@@ -49,6 +52,11 @@ static_assert(sizeof(SaveArenaHeader) <= kOrderBegin && offsetof(SaveArenaHeader
 void PutText(absl::string_view text, absl::Span<char> to);
 // Until NUL or the end: the other side may be broken.
 std::string TakeText(absl::Span<const char> from);
+
+// An open file of this process, as other processes of this machine and user find it; greater than 0.
+int64_t ShareAddress(int fd);
+// For reading and writing. NotFound and the like when that process or its file is gone.
+absl::StatusOr<UniqueFd> OpenShared(int64_t address);
 
 // A shared mapping of a whole arena. Not thread-safe but for the header's atomics.
 class SaveArena {

@@ -42,6 +42,17 @@ class BlobStore {
   virtual absl::StatusOr<uint64_t> Size(absl::string_view key) = 0;
   // Keys that start with `prefix`, sorted; only whole blobs. An absent folder is an empty list.
   virtual absl::StatusOr<std::vector<std::string>> List(absl::string_view prefix) = 0;
+  // The same for several, ascending, none the beginning of another: not with less, but where requests cost,
+  // at once.
+  virtual absl::StatusOr<std::vector<std::string>> ListAll(absl::Span<const absl::string_view> prefixes) {
+    std::vector<std::string> keys;
+    for (const absl::string_view prefix : prefixes) {
+      absl::StatusOr<std::vector<std::string>> some = List(prefix);
+      if (!some.ok()) return some;
+      keys.insert(keys.end(), some->begin(), some->end());
+    }
+    return keys;
+  }
   // First parts of the keys that contain a "/", sorted ("step-..." folders), without looking inside.
   virtual absl::StatusOr<std::vector<std::string>> ListFolders() = 0;
   // OK when there is none.
@@ -53,6 +64,8 @@ class BlobStore {
     }
     return absl::OkStatus();
   }
+  // Whether few keys cost as much to delete as many: then what is small may wait until there is more of it.
+  virtual bool DeletesTogether() const { return false; }
   // A folder that a writer made and died before its first blob. OK when it is absent, not empty, or no such
   // thing exists in this storage.
   virtual absl::Status DropEmptyFolder(absl::string_view folder) = 0;

@@ -87,6 +87,9 @@ TEST_P(BlobStoreConformance, ListsByPrefixSorted) {
   EXPECT_THAT(*store_->List("a/1"), ElementsAre("a/1", "a/10"));
   EXPECT_THAT(*store_->List("a"), ElementsAre("a/1", "a/10", "a/2", "ab/1"));
   EXPECT_THAT(*store_->List("zz/"), IsEmpty());
+  EXPECT_THAT(*store_->ListAll({"a/1", "ab/"}), ElementsAre("a/1", "a/10", "ab/1"));
+  EXPECT_THAT(*store_->ListAll({"a/", "zz/"}), ElementsAre("a/1", "a/10", "a/2"));
+  EXPECT_THAT(*store_->ListAll({"0/", "a/2"}), ElementsAre("a/2"));
   EXPECT_THAT(*store_->ListFolders(), ElementsAre("a", "ab"));
 }
 

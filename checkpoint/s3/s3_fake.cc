@@ -19,8 +19,6 @@
 namespace gtrain::ckpt {
 namespace {
 
-constexpr size_t kPage = 3;  // keys a page of a listing: small, so that paging is exercised
-
 std::string Value(const std::map<std::string, std::string>& map, const std::string& name) {
   const auto it = map.find(name);
   return it == map.end() ? "" : it->second;
@@ -246,7 +244,11 @@ S3FakeReply S3Fake::Fetch(const S3FakeRequest& request, const std::string& key) 
 
 S3FakeReply S3Fake::ListObjects(const S3FakeRequest& request) {
   const std::string prefix = Value(request.query, "prefix"), delimiter = Value(request.query, "delimiter");
-  const std::string after = Value(request.query, "continuation-token");
+  const std::string after =
+      std::max(Value(request.query, "continuation-token"), Value(request.query, "start-after"));
+  size_t page_keys = settings_.page_keys;
+  if (size_t most; absl::SimpleAtoi(Value(request.query, "max-keys"), &most))
+    page_keys = std::min(page_keys, most);
   std::string body =
       "<?xml version=\"1.0\"?><ListBucketResult xmlns=\"http://s3.amazonaws.com/doc/2006-03-01/\">";
   size_t entries = 0;
@@ -257,7 +259,7 @@ S3FakeReply S3Fake::ListObjects(const S3FakeRequest& request) {
     const size_t cut = delimiter.empty() ? std::string::npos : key.find(delimiter, prefix.size());
     const std::string entry = cut == std::string::npos ? key : key.substr(0, cut + 1);
     if (entry <= after || entry == last) continue;
-    if (entries == kPage) {
+    if (entries == page_keys) {
       more = true;
       break;
     }

@@ -33,6 +33,8 @@ constexpr size_t kErrorBytesMax = 64 << 10;
 constexpr size_t kListBytesMax = 16 << 20;
 constexpr size_t kKeysMax = 1'000'000;
 constexpr size_t kDeletesMax = 1000;  // in one request
+constexpr size_t kListMax = 1000;     // keys of one answer
+constexpr size_t kListSpare = 8;      // more than there were last time
 constexpr char kChecksum[] = "x-amz-checksum-crc32c";
 constexpr char kMark[] = "x-amz-meta-gtrain-put";
 constexpr absl::Duration kBackoffMax = absl::Seconds(5);
@@ -160,6 +162,36 @@ class S3Store final : public port::BlobStore {
   absl::StatusOr<std::vector<std::string>> List(absl::string_view prefix) override {
     return Listed(prefix, "", "Contents", "Key");
   }
+  // One request for all that lies between: what does not belong to them is passed over, or not asked for.
+  absl::StatusOr<std::vector<std::string>> ListAll(absl::Span<const absl::string_view> prefixes) override {
+    std::vector<std::string> found;
+    if (prefixes.empty()) return found;
+    std::string before = Full(prefixes.front());  // which may be a key itself
+    if (!prefixes.front().empty()) --before.back();
+    size_t page_keys = std::clamp<size_t>(listed_ + kListSpare, kListSpare, kListMax);
+    std::string token;
+    for (bool more = true; more && found.size() < kKeysMax; page_keys = kListMax) {
+      Call call = {"GET", "", {{"list-type", "2"}, {"prefix", Full("")}}};
+      call.query.push_back({"start-after", before});
+      call.query.push_back({"max-keys", absl::StrCat(page_keys)});
+      if (!token.empty()) call.query.push_back({"continuation-token", token});
+      GT_ASSIGN_OR_RETURN(const XmlElement page, GetXml(call));
+      bool past = false;
+      for (const XmlElement& entry : page.children) {
+        std::string key = entry.Text("Key");
+        if (entry.name != "Contents" || !Relative(&key)) continue;
+        const auto starts = [&](absl::string_view prefix) { return absl::StartsWith(key, prefix); };
+        past = key > prefixes.back() && !starts(prefixes.back());
+        if (std::any_of(prefixes.begin(), prefixes.end(), starts)) found.push_back(std::move(key));
+      }
+      const std::string next = page.Text("NextContinuationToken");
+      more = !past && page.Text("IsTruncated") == "true" && !next.empty() && next != token;
+      token = next;
+    }
+    listed_ = found.size();
+    std::sort(found.begin(), found.end());
+    return found;
+  }
   absl::StatusOr<std::vector<std::string>> ListFolders() override {
     GT_ASSIGN_OR_RETURN(std::vector<std::string> folders, Listed("", "/", "CommonPrefixes", "Prefix"));
     for (std::string& folder : folders) {
@@ -190,6 +222,8 @@ class S3Store final : public port::BlobStore {
     }
     return absl::OkStatus();
   }
+
+  bool DeletesTogether() const override { return deletes_many_; }
 
   absl::Status DropEmptyFolder(absl::string_view) override { return absl::OkStatus(); }
 
@@ -610,6 +644,7 @@ class S3Store final : public port::BlobStore {
   std::atomic<bool> checksums_{false};
   std::atomic<bool> compares_{false};     // a checksum that is wrong is noticed
   std::atomic<bool> deletes_many_{true};  // until it turns out that the store cannot
+  std::atomic<size_t> listed_{0};         // by the last ListAll
   Mutex mu_;
   Rng rng_ ABSL_GUARDED_BY(mu_);
 };

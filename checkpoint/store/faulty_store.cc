@@ -1,6 +1,7 @@
 #include "checkpoint/store/faulty_store.h"
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 
 namespace gtrain::ckpt {
 
@@ -44,6 +45,11 @@ absl::StatusOr<uint64_t> FaultyStore::Size(absl::string_view key) {
 
 absl::StatusOr<std::vector<std::string>> FaultyStore::List(absl::string_view prefix) {
   return Run<absl::StatusOr<std::vector<std::string>>>("List", prefix, [&] { return base_->List(prefix); });
+}
+
+absl::StatusOr<std::vector<std::string>> FaultyStore::ListAll(absl::Span<const absl::string_view> prefixes) {
+  return Run<absl::StatusOr<std::vector<std::string>>>("ListAll", absl::StrJoin(prefixes, " "),
+                                                       [&] { return base_->ListAll(prefixes); });
 }
 
 absl::StatusOr<std::vector<std::string>> FaultyStore::ListFolders() {

@@ -37,8 +37,10 @@ class FaultyStore : public port::BlobStore {
   uint64_t ReadSize() const override { return base_->ReadSize(); }
   absl::StatusOr<uint64_t> Size(absl::string_view key) override;
   absl::StatusOr<std::vector<std::string>> List(absl::string_view prefix) override;
+  absl::StatusOr<std::vector<std::string>> ListAll(absl::Span<const absl::string_view> prefixes) override;
   absl::StatusOr<std::vector<std::string>> ListFolders() override;
   absl::Status Delete(absl::string_view key) override;
+  bool DeletesTogether() const override { return base_->DeletesTogether(); }
   absl::Status DropEmptyFolder(absl::string_view folder) override;
   absl::StatusOr<std::vector<Unfinished>> ListUnfinished() override;
   absl::Status DropUnfinished(const Unfinished& unfinished) override;
