@@ -1,6 +1,7 @@
 // A rank is killed somewhere inside a collective, again and again: any collective, way, algorithm and size,
 // at a random moment. The others must return in time, leave nothing behind, and work with its successor
-// (faults L1-L3, L7, L11). GTRAIN_KILL_POINTS=N moments (make soak: 1,000), GTRAIN_KILL_SEED=N other ones.
+// (faults L1-L3, L7, L11). GTRAIN_KILL_POINTS=N moments (make soak: 1,000), GTRAIN_KILL_SEED=N other ones,
+// GTRAIN_KILL_ONLY=split nothing but that collective, on three machines.
 #include <dirent.h>
 #include <sched.h>
 #include <sys/mman.h>
@@ -14,6 +15,7 @@
 #include <filesystem>
 #include <fstream>
 #include <map>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -21,6 +23,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/string_view.h"
 #include "absl/time/clock.h"
 #include "base/check.h"
 #include "base/clock.h"
@@ -72,16 +75,20 @@ bool UcxHere() {
   return build == nullptr || std::filesystem::exists(absl::StrCat(build, "/lib/libgtrain_comm_ucx.so"));
 }
 
-Point Draw(Rng& rng) {
+Point Draw(Rng& rng, std::optional<int> only) {
   const std::vector<std::string> shapes[] = {
       {"a", "a", "a"}, {"a", "b", "c"}, {"a", "a", "b", "b"}, {"a", "b"}};
   const size_t counts[] = {2, 5'000, 400'000};
   Point point;
   point.nodes = shapes[rng.Below(std::size(shapes))];
   if (!UcxHere()) point.nodes = shapes[0];
-  const bool one_machine = point.nodes.back() == "a";
   // Half of them are what trainings call most.
   point.collective = rng.Chance(0.5) ? 0 : static_cast<int>(rng.Below(std::size(kCollectives)));
+  if (only) {
+    point.collective = *only;
+    if (UcxHere()) point.nodes = shapes[1];
+  }
+  const bool one_machine = point.nodes.back() == "a";
   point.count = counts[rng.Below(std::size(counts))];
   point.victim = static_cast<int>(rng.Below(point.nodes.size()));
   // A split makes connections or arenas, which takes longer than any other call.
@@ -97,6 +104,16 @@ Point Draw(Rng& rng) {
                             : point.algorithm.empty() ? ", machines"
                                                       : absl::StrCat(", ", point.algorithm));
   return point;
+}
+
+std::optional<int> OnlyCollective() {
+  const char* name = getenv("GTRAIN_KILL_ONLY");
+  if (name == nullptr) return std::nullopt;
+  for (size_t i = 0; i < std::size(kCollectives); ++i) {
+    if (absl::string_view(name) == kCollectives[i]) return static_cast<int>(i);
+  }
+  std::fprintf(stderr, "GTRAIN_KILL_ONLY is '%s'\n", name);
+  std::abort();
 }
 
 size_t EntriesOf(const char* path) {
@@ -289,11 +306,12 @@ class KillTest : public testing::Test {
 TEST_F(KillTest, AnywhereTheOthersReturnAndGoOn_L1_L2_L3_L7_L11) {
   const uint64_t points = FromEnvironment("GTRAIN_KILL_POINTS", 40),
                  seed = FromEnvironment("GTRAIN_KILL_SEED", 1);
+  const std::optional<int> only = OnlyCollective();
   Rng rng(seed);
   std::map<std::string, int> done;
   absl::Duration slowest;
   for (uint64_t i = 0; i < points; ++i) {
-    const Point point = Draw(rng);
+    const Point point = Draw(rng, only);
     SCOPED_TRACE(absl::StrCat("seed ", seed, " point ", i, ": ", point.what, " of ", point.count, " on ",
                               absl::StrJoin(point.nodes, ""), ", rank ", point.victim, " killed after ",
                               absl::FormatDuration(point.after)));

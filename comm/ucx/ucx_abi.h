@@ -4,7 +4,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define GTRAIN_UCX_ABI 3
+#define GTRAIN_UCX_ABI 4
 #define GTRAIN_UCX_ENTRY "gtrain_ucx_api"
 
 extern "C" {
@@ -13,6 +13,12 @@ struct GtrainUcxWorker;
 
 struct GtrainUcxError {
   char text[240];
+};
+
+enum GtrainUcxWay {
+  GTRAIN_UCX_RECEIVE,
+  GTRAIN_UCX_SEND,           // complete when UCX has a copy, or the peer has it
+  GTRAIN_UCX_SEND_RECEIVED,  // complete when the peer has it
 };
 
 // Not thread-safe: one caller at a time. Nothing blocks, except `progress` for at most the time it is given.
@@ -29,7 +35,7 @@ struct GtrainUcxApi {
   int (*connect)(GtrainUcxWorker* worker, int peer, const void* address, GtrainUcxError* error);
   // Starts one message; a receive takes only a message of exactly this tag. With `received` it may be shorter
   // than `bytes`, and its length is written there. Its ticket, or null.
-  void* (*post)(GtrainUcxWorker* worker, int peer, int send, void* data, size_t bytes, uint64_t tag,
+  void* (*post)(GtrainUcxWorker* worker, int peer, GtrainUcxWay way, void* data, size_t bytes, uint64_t tag,
                 size_t* received, GtrainUcxError* error);
   // Starts to push out everything that was sent. Its ticket, or null.
   void* (*flush)(GtrainUcxWorker* worker, GtrainUcxError* error);

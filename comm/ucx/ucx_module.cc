@@ -77,8 +77,11 @@ ucs_status_t InitContext(const char* net_device, ucp_context_h* context) {
   const struct {
     const char* name;
     const char* value;
-  } settings[] = {
-      {"TLS", "tcp"}, {"TCP_CONN_NB", "y"}, {"NET_DEVICES", *net_device != 0 ? net_device : "all"}};
+  } settings[] = {{"TLS", "tcp"},
+                  {"TCP_CONN_NB", "y"},
+                  // UcxTransport::Call decides when an endpoint asks for the peer's identity.
+                  {"RESOLVE_REMOTE_EP_ID", "n"},
+                  {"NET_DEVICES", *net_device != 0 ? net_device : "all"}};
   for (const auto& setting : settings) {
     status = ucp_config_modify(config, setting.name, setting.value);
     if (status != UCS_OK) break;
@@ -184,19 +187,20 @@ void* Track(GtrainUcxWorker* w, Ticket* ticket, ucs_status_ptr_t result, GtrainU
   return ticket;
 }
 
-void* Post(GtrainUcxWorker* w, int peer, int send, void* data, size_t bytes, uint64_t tag, size_t* received,
-           GtrainUcxError* error) {
+void* Post(GtrainUcxWorker* w, int peer, GtrainUcxWay way, void* data, size_t bytes, uint64_t tag,
+           size_t* received, GtrainUcxError* error) {
   Ticket* ticket = new Ticket;
   ticket->peer = peer;
   ticket->bytes = bytes;
   ticket->received = received;
-  ticket->receive = send == 0;
+  ticket->receive = way == GTRAIN_UCX_RECEIVE;
   ucp_request_param_t params{};
   params.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA;
   params.user_data = ticket;
-  if (send != 0) {
+  if (way != GTRAIN_UCX_RECEIVE) {
     params.cb.send = OnSent;
-    return Track(w, ticket, ucp_tag_send_nbx(PeerOf(w, peer).endpoint, data, bytes, tag, &params), error);
+    const auto send = way == GTRAIN_UCX_SEND ? ucp_tag_send_nbx : ucp_tag_send_sync_nbx;
+    return Track(w, ticket, send(PeerOf(w, peer).endpoint, data, bytes, tag, &params), error);
   }
   // A completed receive must report its length: never at once, always by the callback.
   params.op_attr_mask |= UCP_OP_ATTR_FLAG_NO_IMM_CMPL;

@@ -35,8 +35,6 @@ constexpr absl::Duration kSpin = absl::Microseconds(100);
 constexpr int kNapMs = 10;  // longest; the first naps are shorter
 constexpr int kGraceMs = 1000;
 constexpr absl::Duration kTidyEvery = absl::Milliseconds(500);
-constexpr absl::Duration kYoung = absl::Seconds(1);       // connections that may still be on their way
-constexpr absl::Duration kStay = absl::Milliseconds(50);  // more than kNapMs and the time to get connected
 // Longer than it takes the head to find a machine dead, or a link broken.
 constexpr absl::Duration kVerdictPatience = absl::Seconds(30);
 
@@ -148,7 +146,7 @@ class UcxTransport final : public DataTransport {
     for (size_t i = 0; i < at_once_.size() && status.ok(); ++i) {
       if (at_once_[i] != self) status = Call(at_once_[i]);
     }
-    if (!status.ok()) Abandon();
+    if (!status.ok()) Close(0);
     return status;
   }
 
@@ -165,31 +163,41 @@ class UcxTransport final : public DataTransport {
     tickets_.clear();
     transfers_ = {};
     links_.Done();
-    if (!status.ok()) Abandon();
+    if (!status.ok()) Close(0);
     return status;
   }
 
  private:
+  enum class Greeting { kNone, kCalled, kAnswered, kDone };
   struct PeerState {
     uint16_t sent = 0;
     uint16_t received = 0;
-    char hello = 0;
-    bool called = false;
-    void* greeting = nullptr;  // ticket of the first message; nullptr: both can send
+    Greeting greeting = Greeting::kNone;
+    char call = 0, answer = 0;
+    void* ticket = nullptr;  // of the call, then of the answer
+    absl::Status failed;     // the greeting
   };
 
-  // Starts the first message, which Greet waits for.
+  // Starts a greeting, which every wait moves on and Greet waits for. One of two members calls, with a
+  // message of one byte, and the other answers on that connection; nothing else is sent meanwhile. For
+  // UCX 1.13:
+  // - When both call at once, it has to choose between two TCP connections, and on a busy machine what one
+  //   of them had sent was sometimes never seen by the other.
+  // - An endpoint must learn the other's identity before its first large message. It asks, and if the reply
+  //   has to wait in the other process (for its half of the connection, or behind data) while the asking
+  //   process dies, an assertion ends the other (openucx/ucx#8175). So the answer is the message that asks:
+  //   the caller's half of the connection stands by then and is idle, so the reply leaves at once.
   absl::Status Call(int peer) {
     PeerState& state = peers_[static_cast<size_t>(peer)];
-    if (std::exchange(state.called, true)) return absl::OkStatus();
-    called_at_ = RealClock().Now();
-    const bool calls = static_cast<uint64_t>(peer) > self_;
-    if (calls) GT_RETURN_IF_ERROR(Open(peer));
-    GT_RETURN_IF_ERROR(Post({peer, calls, &state.hello, 1}));
-    state.greeting = tickets_.back();
-    tickets_.pop_back();
+    if (state.greeting != Greeting::kNone) return absl::OkStatus();
+    if (Calls(peer)) GT_RETURN_IF_ERROR(Open(peer));
+    GT_ASSIGN_OR_RETURN(state.ticket, Start({peer, Calls(peer), &state.call, 1}));
+    state.greeting = Greeting::kCalled;
+    greeting_.push_back(peer);
     return absl::OkStatus();
   }
+
+  bool Calls(int peer) const { return static_cast<uint64_t>(peer) > self_; }
 
   absl::Status Open(int peer) {
     GtrainUcxError error{};
@@ -198,14 +206,38 @@ class UcxTransport final : public DataTransport {
     return absl::UnavailableError(absl::StrCat("connecting to member ", peer, ": ", error.text));
   }
 
-  // One of two members calls, with a message of one byte, and the other answers on that connection. When both
-  // call at once, UCX 1.13 has to choose between two TCP connections, and on a busy machine what one of them
-  // had sent was sometimes never seen by the other.
-  absl::Status Greet(int peer, const Watch& watch) {
+  // Whether the greeting has ended, one way or the other.
+  bool MoveOn(int peer) {
     PeerState& state = peers_[static_cast<size_t>(peer)];
-    if (state.greeting == nullptr) return absl::OkStatus();
-    GT_RETURN_IF_ERROR(Await(std::exchange(state.greeting, nullptr), watch));
-    return static_cast<uint64_t>(peer) < self_ ? Open(peer) : absl::OkStatus();
+    GtrainUcxError error{};
+    const int done = api_->test(worker_, state.ticket, &error);
+    if (done == 0) return false;
+    if (done > 0 && state.greeting == Greeting::kAnswered) {
+      state.greeting = Greeting::kDone;
+      return true;
+    }
+    state.failed = done > 0 ? Answer(peer) : absl::UnavailableError(error.text);
+    return !state.failed.ok();
+  }
+
+  absl::Status Answer(int peer) {
+    PeerState& state = peers_[static_cast<size_t>(peer)];
+    state.greeting = Greeting::kAnswered;
+    if (!Calls(peer)) GT_RETURN_IF_ERROR(Open(peer));
+    GT_ASSIGN_OR_RETURN(state.ticket,
+                        Start({peer, !Calls(peer), &state.answer, 1}, GTRAIN_UCX_SEND_RECEIVED));
+    return absl::OkStatus();
+  }
+
+  // Also of peers that are not waited for: they may wait for this one.
+  void MoveGreetingsOn() {
+    std::erase_if(greeting_, [this](int peer) { return MoveOn(peer); });
+  }
+
+  absl::Status Greet(int peer, const Watch& watch) {
+    const PeerState& state = peers_[static_cast<size_t>(peer)];
+    GT_RETURN_IF_ERROR(Until(watch, [&] { return state.greeting == Greeting::kDone || !state.failed.ok(); }));
+    return state.failed.ok() ? absl::OkStatus() : AwaitVerdict(state.failed.message(), watch);
   }
 
   absl::Status PostAll(absl::Span<const Transfer> transfers, const Watch& watch) {
@@ -214,21 +246,23 @@ class UcxTransport final : public DataTransport {
     }
     for (const Transfer& t : transfers) {
       GT_RETURN_IF_ERROR(Greet(t.peer, watch));
-      if (absl::Status posted = Post(t); !posted.ok()) return AwaitVerdict(posted.message(), watch);
+      absl::StatusOr<void*> started = Start(t);
+      if (!started.ok()) return AwaitVerdict(started.status().message(), watch);
+      tickets_.push_back(*started);
     }
     return absl::OkStatus();
   }
 
-  absl::Status Post(const Transfer& t) {
+  // The ticket.
+  absl::StatusOr<void*> Start(const Transfer& t, GtrainUcxWay sending = GTRAIN_UCX_SEND) {
     PeerState& peer = peers_[static_cast<size_t>(t.peer)];
     const uint64_t from = t.send ? self_ : static_cast<uint64_t>(t.peer);
     const uint64_t number = t.send ? peer.sent++ : peer.received++;
     GtrainUcxError error{};
-    void* ticket = api_->post(worker_, t.peer, t.send ? 1 : 0, t.data, t.bytes, nonce_ | from << 16 | number,
-                              t.received, &error);
+    void* ticket = api_->post(worker_, t.peer, t.send ? sending : GTRAIN_UCX_RECEIVE, t.data, t.bytes,
+                              nonce_ | from << 16 | number, t.received, &error);
     if (ticket == nullptr) return absl::UnavailableError(error.text);
-    tickets_.push_back(ticket);
-    return absl::OkStatus();
+    return ticket;
   }
 
   // A send is complete when UCX has a copy. Nobody drives UCX once the collective has returned, so what it
@@ -241,13 +275,18 @@ class UcxTransport final : public DataTransport {
   }
 
   absl::Status Await(void* ticket, const Watch& watch) {
+    int state = 0;
+    GtrainUcxError error{};
+    GT_RETURN_IF_ERROR(Until(watch, [&] { return (state = api_->test(worker_, ticket, &error)) != 0; }));
+    return state > 0 ? absl::OkStatus() : AwaitVerdict(error.text, watch);
+  }
+
+  absl::Status Until(const Watch& watch, absl::FunctionRef<bool()> done) {
     Instant idle_since;
     bool idle = false;
     for (int nap = 1;;) {
-      GtrainUcxError error{};
-      const int state = api_->test(worker_, ticket, &error);
-      if (state == 1) return absl::OkStatus();
-      if (state < 0) return AwaitVerdict(error.text, watch);
+      if (!greeting_.empty()) MoveGreetingsOn();
+      if (done()) return absl::OkStatus();
       const bool sleep = idle && RealClock().Now() - idle_since >= kSpin;
       if (sleep) GT_RETURN_IF_ERROR(StillWaiting(watch));
       if (api_->progress(worker_, sleep ? nap : 0) != 0) {
@@ -289,17 +328,6 @@ class UcxTransport final : public DataTransport {
     return absl::UnavailableError(absl::StrCat("the connection to another machine: ", symptom));
   }
 
-  // UCX 1.13 ends the process (an assertion that openucx/ucx#8175 took out) where a peer goes away while the
-  // two get connected. Members of a revoked generation fail at about the same time, so each stays there for
-  // the others a moment longer. It does not help where a peer is killed in just that moment.
-  void Abandon() {
-    const Instant now = RealClock().Now();
-    if (worker_ != nullptr && called_at_ && now - *called_at_ < kYoung) {
-      while (RealClock().Now() - now < kStay) api_->progress(worker_, 1);
-    }
-    Close(0);
-  }
-
   void Close(int grace_ms) {
     if (worker_ != nullptr) api_->close(worker_, grace_ms);
     worker_ = nullptr;
@@ -313,12 +341,12 @@ class UcxTransport final : public DataTransport {
   const std::vector<int> at_once_;
   uint64_t moves_ = 0;
   std::vector<PeerState> peers_;
+  std::vector<int> greeting_;  // peers in the middle of it
   std::vector<void*> tickets_;
   absl::Span<const Transfer> transfers_;  // of the exchange that is running
   LinkTarget& target_;
   LinkWatch links_;
   Instant tidy_at_;
-  std::optional<Instant> called_at_;  // the newest peer
 };
 
 }  // namespace
