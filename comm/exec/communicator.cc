@@ -17,6 +17,7 @@
 #include <algorithm>
 #include <limits>
 #include <map>
+#include <set>
 #include <utility>
 
 #include "absl/strings/escaping.h"
@@ -25,6 +26,7 @@
 #include "base/rng.h"
 #include "base/status_macros.h"
 #include "comm/exec/exec_communicator.h"
+#include "comm/ucx/fabric.h"
 #include "comm/ucx/ucx_transport.h"
 
 namespace gtrain::comm {
@@ -42,12 +44,30 @@ absl::Status Annotate(const absl::Status& status, const std::string& what) {
 
 // First byte of what ranks tell each other: an error of one is then reported by all.
 constexpr char kMeetOk = '+', kMeetError = '-';
-constexpr uint32_t kMeetVersion = (6 << 16) | sizeof(OpRecord);
-constexpr size_t kAlgorithmBytesMax = 64;
+constexpr uint32_t kMeetVersion = (7 << 16) | sizeof(OpRecord);
+constexpr size_t kSettingBytesMax = 64;
+constexpr char kBetweenSettings = '\0';  // no variable holds it
+
+// Of a variable that all ranks must have alike: the same error on all when they have not.
+absl::Status CheckAlike(absl::string_view name, const std::vector<std::string>& by_rank,
+                        const std::vector<Member>& members) {
+  std::map<std::string, std::vector<size_t>> ranks_of;
+  for (size_t rank = 0; rank < by_rank.size(); ++rank) ranks_of[by_rank[rank]].push_back(rank);
+  if (ranks_of.size() == 1) return absl::OkStatus();
+  std::vector<std::string> parts;
+  for (const auto& [value, ranks] : ranks_of) {
+    std::set<std::string> addresses;
+    for (size_t rank : ranks) addresses.insert(members[rank].address);
+    parts.push_back(absl::StrCat("'", value, "' on rank", ranks.size() > 1 ? "s " : " ",
+                                 absl::StrJoin(ranks, ","), " (", absl::StrJoin(addresses, ","), ")"));
+  }
+  return absl::FailedPreconditionError(absl::StrCat(name, " differs: ", absl::StrJoin(parts, ", "),
+                                                    ". Set the same for all ranks, or for none"));
+}
 
 // What every rank calls its algorithm. The same error on all when one is none, or they differ.
-absl::StatusOr<AllReduceWish> AgreedWish(const std::vector<std::string>& by_rank) {
-  std::map<std::string, std::vector<size_t>> ranks_of;
+absl::StatusOr<AllReduceWish> AgreedWish(const std::vector<std::string>& by_rank,
+                                         const std::vector<Member>& members) {
   for (size_t rank = 0; rank < by_rank.size(); ++rank) {
     const std::string& name = by_rank[rank];
     if (!AllReduceWishFrom(name)) {
@@ -55,20 +75,22 @@ absl::StatusOr<AllReduceWish> AgreedWish(const std::vector<std::string>& by_rank
                                                      "' on rank ", rank, "; it must be one of ",
                                                      kAllReduceWishes));
     }
-    ranks_of[name].push_back(rank);
   }
-  if (ranks_of.size() == 1) return *AllReduceWishFrom(by_rank[0]);
-  std::vector<std::string> parts;
-  for (const auto& [name, ranks] : ranks_of) {
-    parts.push_back(
-        absl::StrCat("'", name, "' on rank", ranks.size() > 1 ? "s " : " ", absl::StrJoin(ranks, ",")));
-  }
-  return absl::FailedPreconditionError(absl::StrCat("GTRAIN_COMM_ALGO differs: ", absl::StrJoin(parts, ", "),
-                                                    ". Set the same for all ranks, or for none"));
+  GT_RETURN_IF_ERROR(CheckAlike("GTRAIN_COMM_ALGO", by_rank, members));
+  return *AllReduceWishFrom(by_rank[0]);
 }
 
-std::string Algorithm(const ExecOptions& options) {
-  return options.algorithm.empty() ? "auto" : options.algorithm.substr(0, kAlgorithmBytesMax);
+// The same for the network between machines.
+absl::Status CheckNetworks(const std::vector<std::string>& by_rank, const std::vector<Member>& members) {
+  for (size_t rank = 0; rank < by_rank.size(); ++rank) {
+    if (absl::Status good = CheckTransportsWish(by_rank[rank]); !good.ok())
+      return Annotate(good, absl::StrCat("rank ", rank, " (", members[rank].address, ")"));
+  }
+  return CheckAlike("GTRAIN_COMM_TLS", by_rank, members);
+}
+
+std::string Setting(const std::string& value) {
+  return value.empty() ? "auto" : value.substr(0, kSettingBytesMax);
 }
 
 }  // namespace
@@ -117,7 +139,8 @@ absl::StatusOr<std::vector<std::string>> ExecCommunicator::Meet(const GatherFn& 
   std::memcpy(&blob[1], &kMeetVersion, sizeof(kMeetVersion));
   std::memcpy(&blob[1 + sizeof(kMeetVersion)], &mine, sizeof(mine));
   const size_t fixed = blob.size();
-  blob += Algorithm(options_);
+  blob +=
+      absl::StrCat(Setting(options_.algorithm), std::string(1, kBetweenSettings), Setting(options_.network));
   GT_ASSIGN_OR_RETURN(std::vector<std::string> first, gather(blob));
   for (size_t r = 0; r < first.size(); ++r) {
     if (first[r].size() < fixed || std::memcmp(first[r].data(), blob.data(), 1 + sizeof(kMeetVersion))) {
@@ -127,9 +150,14 @@ absl::StatusOr<std::vector<std::string>> ExecCommunicator::Meet(const GatherFn& 
   }
   std::memcpy(nonce, &first[0][1 + sizeof(kMeetVersion)], sizeof(*nonce));
   nonce_ = *nonce;
-  std::vector<std::string> algorithms;
-  for (const std::string& of_rank : first) algorithms.push_back(of_rank.substr(fixed));
-  GT_ASSIGN_OR_RETURN(wish_, AgreedWish(algorithms));
+  std::vector<std::string> algorithms, networks;
+  for (const std::string& of_rank : first) {
+    const size_t between = std::min(of_rank.find(kBetweenSettings, fixed), of_rank.size());
+    algorithms.push_back(of_rank.substr(fixed, between - fixed));
+    networks.push_back(of_rank.substr(std::min(between + 1, of_rank.size())));
+  }
+  GT_ASSIGN_OR_RETURN(wish_, AgreedWish(algorithms, bootstrap_->members()));
+  GT_RETURN_IF_ERROR(CheckNetworks(networks, bootstrap_->members()));
   if (nodes() == 1 && !both_rounds) return std::vector<std::string>(first.size());
 
   const absl::StatusOr<std::string> own = OpenTransport();
@@ -139,8 +167,8 @@ absl::StatusOr<std::vector<std::string>> ExecCommunicator::Meet(const GatherFn& 
   for (size_t r = 0; r < all.size(); ++r) {
     if (all[r].empty() || all[r][0] != kMeetOk) {
       return absl::UnavailableError(absl::StrCat(
-          "rank ", r,
-          " cannot open its connection to other machines: ", all[r].empty() ? "" : all[r].substr(1)));
+          "rank ", r, " (", bootstrap_->members()[r].address,
+          ") cannot open its connection to other machines: ", all[r].empty() ? "" : all[r].substr(1)));
     }
     all[r].erase(0, 1);
   }
@@ -152,14 +180,17 @@ absl::StatusOr<std::vector<std::string>> ExecCommunicator::Meet(const GatherFn& 
 absl::StatusOr<std::string> ExecCommunicator::OpenTransport() {
   if (nodes() == 1) return std::string();
   const auto broken = [this](int rank, const std::string& symptom) { bootstrap_->ReportLink(rank, symptom); };
-  GT_ASSIGN_OR_RETURN(transport_, options_.transport
-                                      ? options_.transport(*bootstrap_, nonce_)
-                                      : OpenUcxTransport(*bootstrap_, nonce_, broken, hierarchy_.Rail()));
+  GT_ASSIGN_OR_RETURN(transport_, options_.transport ? options_.transport(*bootstrap_, nonce_)
+                                                     : OpenUcxTransport(*bootstrap_, nonce_, options_.network,
+                                                                        broken, hierarchy_.Rail()));
   return transport_->Address();
 }
 
 absl::Status ExecCommunicator::Connect() {
-  if (size() == 1) return AgreedWish({Algorithm(options_)}).status();
+  if (size() == 1) {
+    GT_RETURN_IF_ERROR(CheckNetworks({Setting(options_.network)}, bootstrap_->members()));
+    return AgreedWish({Setting(options_.algorithm)}, bootstrap_->members()).status();
+  }
   const Watch watch(bootstrap_, options_.user.timeout);
   return Connect([&](const std::string& blob) { return bootstrap_->AllGather(blob, watch.Left()); },
                  /*both_rounds=*/false, watch);

@@ -24,6 +24,8 @@ struct ExecOptions {
   // What GTRAIN_COMM_ALGO says: how all-reduce goes between machines, and who speaks. Not "auto" or "":
   // always so. All ranks must have the same, else none gets a communicator, with the same error everywhere.
   std::string algorithm;
+  // What GTRAIN_COMM_TLS says: UCX's transports between machines (comm/ucx/fabric.h). As for `algorithm`.
+  std::string network;
   std::function<void(uint64_t sequence)> on_start;  // a collective begins on this rank; must not block
   // A collective that had to wait has ended: how long it took from its first look for the others. Must not
   // block.

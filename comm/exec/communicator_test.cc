@@ -129,16 +129,43 @@ TEST(Communicator, AlgorithmsThatDifferOrAreNone) {
   };
   for (const auto& nodes :
        std::vector<std::vector<std::string>>{{"a", "a", "a"}, {"a", "b", "a"}, {"a", "b", "c"}}) {
-    EXPECT_THAT(refused(nodes, {"ring", "auto", "ring"}),
-                testing::HasSubstr("GTRAIN_COMM_ALGO differs: 'auto' on rank 1, 'ring' on ranks 0,2"));
+    EXPECT_THAT(
+        refused(nodes, {"ring", "auto", "ring"}),
+        testing::HasSubstr("GTRAIN_COMM_ALGO differs: 'auto' on rank 1 (127.0.0.1), 'ring' on ranks 0,2 "
+                           "(127.0.0.1)"));
     EXPECT_THAT(refused(nodes, {"ring", "", ""}),
-                testing::HasSubstr("'auto' on ranks 1,2, 'ring' on rank 0"));
+                testing::HasSubstr("'auto' on ranks 1,2 (127.0.0.1), 'ring' on rank 0 (127.0.0.1)"));
     EXPECT_THAT(
         refused(nodes, {"ring", "ring", "Ring"}),
         testing::HasSubstr("GTRAIN_COMM_ALGO is 'Ring' on rank 2; it must be one of auto, ring, doubling, "
                            "halving-doubling, double-tree; leader or rails; or both, as ring+rails"));
   }
   EXPECT_THAT(refused({"a"}, {"best"}), testing::HasSubstr("GTRAIN_COMM_ALGO is 'best'"));
+}
+
+// Of GTRAIN_COMM_TLS: who has which, with the address of the machine.
+TEST(Communicator, NetworksThatDifferOrAreNone) {
+  const auto refused = [](const std::vector<std::string>& nodes, const std::vector<std::string>& networks) {
+    std::vector<std::string> addresses;
+    for (size_t rank = 0; rank < nodes.size(); ++rank) addresses.push_back(absl::StrCat("10.0.0.", rank));
+    FakeWorld world(nodes, addresses);
+    const auto results = RunThreads(
+        world, [](Communicator&) { return absl::OkStatus(); }, kPatience, nullptr,
+        [&](int rank) { return networks[static_cast<size_t>(rank)]; });
+    for (const absl::Status& s : results) EXPECT_EQ(s, results[0]);
+    return results[0].ToString();
+  };
+  EXPECT_THAT(refused({"a", "b", "c"}, {"tcp", "rc,tcp", "tcp"}),
+              testing::HasSubstr("GTRAIN_COMM_TLS differs: 'rc,tcp' on rank 1 (10.0.0.1), 'tcp' on ranks 0,2 "
+                                 "(10.0.0.0,10.0.0.2). Set the same for all ranks, or for none"));
+  EXPECT_THAT(refused({"a", "b"}, {"", "tcp"}),
+              testing::HasSubstr("'auto' on rank 0 (10.0.0.0), 'tcp' on rank 1 (10.0.0.1)"));
+  EXPECT_THAT(
+      refused({"a", "b"}, {"tcp", "tcp;rc"}),
+      testing::HasSubstr("rank 1 (10.0.0.1): GTRAIN_COMM_TLS is 'tcp;rc'; it must be auto, or names of "
+                         "UCX's transports"));
+  EXPECT_THAT(refused({"a"}, {"^tcp"}), testing::HasSubstr("GTRAIN_COMM_TLS is '^tcp'"));
+  EXPECT_EQ(refused({"a", "b"}, {"auto", ""}), "OK");
 }
 
 TEST(Communicator, TwoAtOnce) {
@@ -467,12 +494,28 @@ class Forked : public testing::Test {
     std::unique_ptr<Bootstrap> bootstrap = world.Rank(rank);
     ExecOptions options;
     options.user.timeout = kPatience;
+    options.network = network_;
     auto communicator = MakeCommunicator(bootstrap.get(), options);
     absl::Status status = communicator.ok() ? body(**communicator) : communicator.status();
     board_->returned_at_ns[rank] = RealClock().Now().ns;
     board_->code[rank] = static_cast<int>(status.code());
     if (!status.ok()) std::fprintf(stderr, "rank %d: %s\n", rank, status.ToString().c_str());
     return status.ok() ? 0 : 1;
+  }
+
+  int RefusedNetwork(FakeWorld& world, int rank) {
+    std::unique_ptr<Bootstrap> bootstrap = world.Rank(rank);
+    ExecOptions options;
+    options.user.timeout = kPatience;
+    options.network = network_;
+    const std::string said(MakeCommunicator(bootstrap.get(), options).status().message());
+    std::fprintf(stderr, "rank %d: %s\n", rank, said.c_str());
+    return absl::StrContains(said, "rank 0 (127.0.0.1)") &&
+                   absl::StrContains(said,
+                                     "GTRAIN_COMM_TLS is 'rc,tcp', which cannot be used: no rc on lo;") &&
+                   absl::StrContains(said, "tcp on lo")
+               ? 0
+               : 1;
   }
 
   void ExpectAllSucceed(FakeWorld& world, const Body& body) {
@@ -550,6 +593,7 @@ class Forked : public testing::Test {
     return absl::IsUnavailable(first) && absl::IsUnavailable(second) ? 0 : 1;
   }
 
+  std::string network_;  // what GTRAIN_COMM_TLS would say
   Board* board_ = nullptr;
   std::vector<pid_t> pids_;
 };
@@ -657,6 +701,22 @@ TEST_F(Forked, UcxBetweenPretendedMachines) {
   }
   FakeWorld mesh({"a", "b", "b", "a"});
   ExpectAllSucceed(mesh, RowsAndColumns);
+}
+
+// By the names of GTRAIN_COMM_TLS; no RDMA device belongs to the loopback interface.
+TEST_F(Forked, UcxTransportsByName) {
+  if (!UcxHere()) GTEST_SKIP() << "built without UCX";
+  network_ = "tcp";
+  FakeWorld by_tcp({"a", "b", "b"});
+  ExpectAllSucceed(by_tcp, Everything);
+  network_ = "rc,tcp";
+  FakeWorld world({"a", "b"});
+  for (int rank = 0; rank < world.size(); ++rank) {
+    const pid_t pid = fork();
+    if (pid == 0) _exit(RefusedNetwork(world, rank));
+    pids_.push_back(pid);
+  }
+  ExpectStartedSucceed();
 }
 
 // Many connections whose two ends want to speak first.

@@ -19,11 +19,13 @@ using Body = std::function<absl::Status(Communicator&)>;
 
 inline constexpr absl::Duration kPatience = absl::Seconds(60);
 
-// Runs `body` as every rank; returns what each said. `algorithm`: of a rank, what GTRAIN_COMM_ALGO would say.
+// Runs `body` as every rank; returns what each said. `algorithm` and `network`: of a rank, what
+// GTRAIN_COMM_ALGO and GTRAIN_COMM_TLS would say.
 inline std::vector<absl::Status> RunThreads(FakeWorld& world, const Body& body,
                                             absl::Duration timeout = kPatience,
-                                            const std::function<std::string(int rank)>& algorithm = nullptr) {
-  FakeNetwork network;
+                                            const std::function<std::string(int rank)>& algorithm = nullptr,
+                                            const std::function<std::string(int rank)>& network = nullptr) {
+  FakeNetwork messages;
   std::vector<absl::Status> results(static_cast<size_t>(world.size()));
   std::vector<std::thread> threads;
   for (int rank = 0; rank < world.size(); ++rank) {
@@ -32,7 +34,8 @@ inline std::vector<absl::Status> RunThreads(FakeWorld& world, const Body& body,
       ExecOptions options;
       options.user.timeout = timeout;
       if (algorithm) options.algorithm = algorithm(rank);
-      options.transport = [&](const Bootstrap&, uint64_t) { return network.MakeTransport(); };
+      if (network) options.network = network(rank);
+      options.transport = [&](const Bootstrap&, uint64_t) { return messages.MakeTransport(); };
       auto communicator = MakeCommunicator(bootstrap.get(), options);
       results[static_cast<size_t>(rank)] = communicator.ok() ? body(**communicator) : communicator.status();
     });

@@ -12,7 +12,7 @@ extern "C" {
 struct GtrainUcxWorker;
 
 struct GtrainUcxError {
-  char text[240];
+  char text[400];
 };
 
 enum GtrainUcxWay {
@@ -26,8 +26,9 @@ struct GtrainUcxApi {
   uint32_t abi;
   uint32_t bytes;  // of this struct
 
-  // `net_device`: network interface to use, "" for any. Null: failed, see error.
-  GtrainUcxWorker* (*open)(const char* net_device, GtrainUcxError* error);
+  // `transports` and `devices`: UCX's names, commas between; devices may be "all". Those are used that are
+  // there, unless `every` is not 0: then each transport must be. Null: failed, see error.
+  GtrainUcxWorker* (*open)(const char* transports, const char* devices, int every, GtrainUcxError* error);
   // What peers need; lives as long as the worker.
   void (*address)(GtrainUcxWorker* worker, const void** data, size_t* bytes);
   // Starts a connection to one peer, by its address. 0 or -1. Without it messages of the peer can be

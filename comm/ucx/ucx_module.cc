@@ -1,9 +1,10 @@
 // The only file that speaks UCX. Built as libgtrain_comm_ucx.so.
 //
-// Settings (ucp_config_modify, never the environment of a process that is not ours): TCP with non-blocking
-// connects, because a blocking one can hang for minutes. Endpoints carry the peer error mode: it is what
-// makes a forced close, and so an abort that needs nobody's help, legal. InfiniBand modules are
-// not loaded, and UCX prints nothing: standard output belongs to the program. (Memory hooks and signal
+// Settings (ucp_config_modify, never the environment of a process that is not ours): transports and devices
+// are the loader's choice. TCP has non-blocking connects, because a blocking one can hang for minutes.
+// Endpoints carry the peer error mode, which tcp, rc, ud and dc have: it is what makes a forced close, and so
+// an abort that needs nobody's help, legal. UCX's module for RDMA is loaded only where more than TCP is to be
+// used, and UCX prints nothing: standard output belongs to the program. (Memory hooks and signal
 // handlers are kept away by the loader, because UCX installs them while it is being loaded.)
 //
 // Messages are tagged; a receive names its exact tag. An operation that UCX finished is marked in its Ticket
@@ -11,11 +12,14 @@
 #include <poll.h>
 #include <ucp/api/ucp.h>
 #include <ucs/config/global_opts.h>
+#include <uct/api/uct.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <memory>
 #include <set>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -66,10 +70,14 @@ namespace {
 
 // ------------------------------------------------------------------ set-up
 
-ucs_status_t InitContext(const char* net_device, ucp_context_h* context) {
+// Of the process. Modules are loaded once, by the first worker.
+void SetGlobals(const std::string& transports) {
   ucs_global_opts_set_value("LOG_LEVEL", "fatal");
-  ucs_global_opts_set_value("MODULES", "none");
+  ucs_global_opts_set_value("MODULES", transports == "tcp" ? "none" : "ib");
   ucs_global_opts_set_value("MEMTYPE_CACHE", "n");
+}
+
+ucs_status_t InitContext(const char* transports, const char* devices, ucp_context_h* context) {
   ucp_config_t* config = nullptr;
   // A prefix of our own: UCX_* of the environment is meant for other libraries of the process (MPI).
   ucs_status_t status = ucp_config_read("GTRAIN", nullptr, &config);
@@ -77,11 +85,11 @@ ucs_status_t InitContext(const char* net_device, ucp_context_h* context) {
   const struct {
     const char* name;
     const char* value;
-  } settings[] = {{"TLS", "tcp"},
+  } settings[] = {{"TLS", transports},
                   {"TCP_CONN_NB", "y"},
                   // UcxTransport::Call decides when an endpoint asks for the peer's identity.
                   {"RESOLVE_REMOTE_EP_ID", "n"},
-                  {"NET_DEVICES", *net_device != 0 ? net_device : "all"}};
+                  {"NET_DEVICES", devices}};
   for (const auto& setting : settings) {
     status = ucp_config_modify(config, setting.name, setting.value);
     if (status != UCS_OK) break;
@@ -112,9 +120,93 @@ void Destroy(GtrainUcxWorker* w) {
   delete w;
 }
 
-GtrainUcxWorker* Open(const char* net_device, GtrainUcxError* error) {
+struct NetworkTransport {
+  std::string name, device;  // "tcp", "eth0"
+};
+
+void AddNetworkTransports(uct_component_h component, const char* domain,
+                          std::vector<NetworkTransport>* found) {
+  uct_md_config_t* config = nullptr;
+  uct_md_h md = nullptr;
+  uct_tl_resource_desc_t* transports = nullptr;
+  unsigned count = 0;
+  if (uct_md_config_read(component, nullptr, nullptr, &config) != UCS_OK) return;
+  const ucs_status_t opened = uct_md_open(component, domain, config, &md);
+  uct_config_release(config);
+  if (opened != UCS_OK) return;
+  if (uct_md_query_tl_resources(md, &transports, &count) == UCS_OK) {
+    for (unsigned i = 0; i < count; ++i) {
+      if (transports[i].dev_type == UCT_DEVICE_TYPE_NET)
+        found->push_back({transports[i].tl_name, transports[i].dev_name});
+    }
+    uct_release_tl_resource_list(transports);
+  }
+  uct_md_close(md);
+}
+
+// What UCX finds on this machine.
+std::vector<NetworkTransport> NetworkTransports() {
+  std::vector<NetworkTransport> found;
+  uct_component_h* components = nullptr;
+  unsigned count = 0;
+  if (uct_query_components(&components, &count) != UCS_OK) return found;
+  for (unsigned i = 0; i < count; ++i) {
+    uct_component_attr_t attr{};
+    attr.field_mask = UCT_COMPONENT_ATTR_FIELD_MD_RESOURCE_COUNT;
+    if (uct_component_query(components[i], &attr) != UCS_OK) continue;
+    std::vector<uct_md_resource_desc_t> domains(attr.md_resource_count);
+    attr.field_mask = UCT_COMPONENT_ATTR_FIELD_MD_RESOURCES;
+    attr.md_resources = domains.data();
+    if (domains.empty() || uct_component_query(components[i], &attr) != UCS_OK) continue;
+    for (const auto& domain : domains) AddNetworkTransports(components[i], domain.md_name, &found);
+  }
+  uct_release_component_list(components);
+  return found;
+}
+
+// UCX's short names: rc is rc_verbs and rc_mlx5, rc_v and rc_x one of them; ib is all of the three kinds.
+bool Means(const std::string& name, const std::string& transport) {
+  if (name == transport) return true;
+  const std::string kind = transport.substr(0, 2);
+  if (transport.find('_') != 2 || (kind != "rc" && kind != "ud" && kind != "dc")) return false;
+  return name == "ib" || name == kind || name == kind + (transport == kind + "_verbs" ? "_v" : "_x");
+}
+
+std::vector<std::string> Names(const std::string& list) {
+  std::vector<std::string> names;
+  std::istringstream in(list);
+  for (std::string name; std::getline(in, name, ',');) names.push_back(name);
+  return names;
+}
+
+// UCX goes without a transport that is not there as long as another one is. Empty: all are there.
+std::string WhatIsMissing(const std::string& transports, const std::string& devices) {
+  const std::vector<NetworkTransport> here = NetworkTransports();
+  const std::vector<std::string> usable = Names(devices);
+  std::string missing, offers;
+  for (const std::string& name : Names(transports)) {
+    const bool found = std::any_of(here.begin(), here.end(), [&](const NetworkTransport& t) {
+      return Means(name, t.name) &&
+             (devices == "all" || std::find(usable.begin(), usable.end(), t.device) != usable.end());
+    });
+    if (!found) missing += (missing.empty() ? "" : ",") + name;
+  }
+  if (missing.empty()) return "";
+  for (const NetworkTransport& t : here) offers += (offers.empty() ? "" : ", ") + t.name + " on " + t.device;
+  return "no " + missing + " on " + devices + "; UCX finds here: " + (offers.empty() ? "nothing" : offers);
+}
+
+GtrainUcxWorker* Open(const char* transports, const char* devices, int every, GtrainUcxError* error) {
+  SetGlobals(transports);
+  if (every != 0) {
+    const std::string missing = WhatIsMissing(transports, devices);
+    if (!missing.empty()) {
+      Say(error, missing);
+      return nullptr;
+    }
+  }
   auto* w = new GtrainUcxWorker;
-  ucs_status_t status = InitContext(net_device, &w->context);
+  ucs_status_t status = InitContext(transports, devices, &w->context);
   if (status == UCS_OK) status = InitWorker(w);
   if (status == UCS_OK) return w;
   Say(error, "cannot open UCX", status);

@@ -23,6 +23,7 @@
 #include "base/clock.h"
 #include "base/module.h"
 #include "base/status_macros.h"
+#include "comm/ucx/fabric.h"
 #include "comm/ucx/ucx_abi.h"
 
 namespace gtrain::comm {
@@ -375,14 +376,21 @@ std::string InterfaceOf(const std::string& address) {
 }
 
 absl::StatusOr<std::unique_ptr<DataTransport>> OpenUcxTransport(const Bootstrap& bootstrap, uint64_t nonce,
+                                                                const std::string& wish,
                                                                 LinkWatch::Report report,
                                                                 std::vector<int> at_once) {
   GT_ASSIGN_OR_RETURN(const GtrainUcxApi* api, Api());
   const Member& me = bootstrap.members()[static_cast<size_t>(bootstrap.rank())];
   const std::string device = InterfaceOf(me.address);
+  GT_ASSIGN_OR_RETURN(const Fabric fabric, ChooseFabric(wish, device, RdmaPortsOf(device)));
   SignalsKept keep;
   GtrainUcxError error{};
-  GtrainUcxWorker* worker = api->open(device.c_str(), &error);
+  GtrainUcxWorker* worker =
+      api->open(fabric.transports.c_str(), fabric.devices.c_str(), fabric.every ? 1 : 0, &error);
+  if (worker == nullptr && fabric.every) {
+    return absl::UnavailableError(absl::StrCat("GTRAIN_COMM_TLS is '", wish, "', which cannot be used: ",
+                                               error.text, ". Unset it to use what there is"));
+  }
   if (worker == nullptr) {
     return absl::UnavailableError(absl::StrCat(
         "UCX on interface ", device.empty() ? "any" : device, " (address ", me.address, "): ", error.text,

@@ -12,11 +12,12 @@
 
 namespace gtrain::comm {
 
-// Binds to the interface that has the address of this rank's Member, if one has. `report` is told, by the
-// thread that waits in Exchange, of each peer to which nothing gets (comm/ucx/link_probe.h). `at_once`: the
-// members to which Connect makes connections, if they do the same; others are connected by their first
-// exchange.
+// Binds to the interface that has the address of this rank's Member, if one has, and to the RDMA ports that
+// belong to it. `wish`: what GTRAIN_COMM_TLS says (comm/ucx/fabric.h). `report` is told, by the thread that
+// waits in Exchange, of each peer to which nothing gets (comm/ucx/link_probe.h). `at_once`: the members to
+// which Connect makes connections, if they do the same; others are connected by their first exchange.
 absl::StatusOr<std::unique_ptr<DataTransport>> OpenUcxTransport(const Bootstrap& bootstrap, uint64_t nonce,
+                                                                const std::string& wish,
                                                                 LinkWatch::Report report,
                                                                 std::vector<int> at_once);
 

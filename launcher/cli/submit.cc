@@ -45,10 +45,10 @@ bool NeverInherited(absl::string_view name) {
   return kNames.count(name) != 0 || absl::StartsWith(name, "TORCHELASTIC_") ||
          absl::StartsWith(name, "OMPI_") || absl::StartsWith(name, "PMI") ||
          (absl::StartsWith(name, "GTRAIN_") && name.find("E2E") == absl::string_view::npos &&
-          name != "GTRAIN_LIBRARY" &&     // the user's own: where python/gtrain finds libgtrain.so,
-          name != "GTRAIN_COMM_ALGO") ||  // and how all-reduce goes between machines
-         absl::StartsWith(name, "BASH_FUNC_") ||
-         !spec::IsEnvName(name);
+          name != "GTRAIN_LIBRARY" &&  // the user's own: where python/gtrain finds libgtrain.so,
+          // and how all-reduce goes between machines, over which network.
+          name != "GTRAIN_COMM_ALGO" && name != "GTRAIN_COMM_TLS") ||
+         absl::StartsWith(name, "BASH_FUNC_") || !spec::IsEnvName(name);
 }
 
 // Names that hold secrets by custom; their values must not get into the cluster's records (fault J11).

@@ -134,6 +134,15 @@ TEST(ParseJob, J15VariablesAreExpandedOnce) {
   EXPECT_EQ(result.errors.size(), 3u) << AllErrors(result);
 }
 
+// What gtrain sets for each rank cannot be set; what it reads from the user can.
+TEST(ParseJob, SettingsOfCommunicationAreTheUsers) {
+  const ParseResult result =
+      ParseJob("run: x\nenv: {GTRAIN_COMM_ALGO: ring, GTRAIN_COMM_TLS: tcp}\n", "f", Options());
+  ASSERT_TRUE(result.ok()) << AllErrors(result);
+  EXPECT_EQ(result.spec.env.at("GTRAIN_COMM_ALGO"), "ring");
+  EXPECT_EQ(result.spec.env.at("GTRAIN_COMM_TLS"), "tcp");
+}
+
 TEST(ParseJob, EveryErrorIsFoundInOnePass) {
   const ParseResult result =
       ParseJob("nam: x\nrun: a | b\nranks: 0\nenv: {1X: a}\nstop_grace: 5\n", "job.yaml", Options());

@@ -61,6 +61,7 @@ absl::StatusOr<RankEnvironment> Unmanaged(const std::function<const char*(const 
   }
   RankEnvironment env;
   env.comm_algorithm = Optional(get, "GTRAIN_COMM_ALGO");
+  env.comm_network = Optional(get, "GTRAIN_COMM_TLS");
   env.members.resize(1);
   env.members[0].node = NodeId("local");
   env.members[0].address = "127.0.0.1";
@@ -115,6 +116,7 @@ absl::StatusOr<RankEnvironment> ReadRankEnvironment(const std::function<const ch
   env.token = reader.Text("GTRAIN_TOKEN");
   env.members_file = reader.Text("GTRAIN_MEMBERS");
   env.comm_algorithm = Optional(get, "GTRAIN_COMM_ALGO");
+  env.comm_network = Optional(get, "GTRAIN_COMM_TLS");
   GT_RETURN_IF_ERROR(reader.status());
   if (env.world_size < 1 || env.rank < 0 || env.rank >= env.world_size) {
     return absl::FailedPreconditionError(absl::StrCat("RANK ", env.rank, " of WORLD_SIZE ", env.world_size));

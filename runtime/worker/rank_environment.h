@@ -22,6 +22,7 @@ struct RankEnvironment {
   std::string token;
   std::string members_file;
   std::string comm_algorithm;         // GTRAIN_COMM_ALGO as it is; empty: not set
+  std::string comm_network;           // the same of GTRAIN_COMM_TLS
   std::vector<comm::Member> members;  // of an unmanaged process: itself
 };
 

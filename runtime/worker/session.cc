@@ -39,6 +39,7 @@ class ManagedSession final : public Session, public port::WriterHost {
     comm::ExecOptions exec;
     exec.user = options;
     exec.algorithm = env().comm_algorithm;
+    exec.network = env().comm_network;
     exec.on_start = [this](uint64_t) { link_.CountCollective(); };
     exec.on_waited = [this](absl::Duration waited) { link_.CountWaiting(waited); };
     return comm::MakeCommunicator(&link_, std::move(exec));
@@ -96,7 +97,9 @@ class AloneBootstrap final : public comm::Bootstrap {
 class AloneSession final : public Session {
  public:
   explicit AloneSession(RankEnvironment environment)
-      : bootstrap_(std::move(environment.members)), algorithm_(std::move(environment.comm_algorithm)) {}
+      : bootstrap_(std::move(environment.members)),
+        algorithm_(std::move(environment.comm_algorithm)),
+        network_(std::move(environment.comm_network)) {}
   int rank() const override { return 0; }
   int local_rank() const override { return 0; }
   int world_size() const override { return 1; }
@@ -109,6 +112,7 @@ class AloneSession final : public Session {
     comm::ExecOptions exec;
     exec.user = options;
     exec.algorithm = algorithm_;
+    exec.network = network_;
     return comm::MakeCommunicator(&bootstrap_, std::move(exec));
   }
   void Report(const ProgressReport&) override {}
@@ -120,7 +124,7 @@ class AloneSession final : public Session {
 
  private:
   AloneBootstrap bootstrap_;
-  const std::string algorithm_;
+  const std::string algorithm_, network_;
   const std::string job_;
 };
 

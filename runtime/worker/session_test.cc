@@ -526,6 +526,15 @@ TEST_F(InProcess, AlgorithmThatIsNone) {
   unsetenv("GTRAIN_COMM_ALGO");
 }
 
+TEST_F(InProcess, NetworkThatIsNone) {
+  setenv("GTRAIN_COMM_TLS", "TCP", 1);
+  auto session = Session::Join();
+  ASSERT_TRUE(session.ok()) << session.status();
+  EXPECT_THAT((*session)->MakeCommunicator().status().ToString(),
+              testing::HasSubstr("rank 0 (127.0.0.1): GTRAIN_COMM_TLS is 'TCP'; it must be auto, or names"));
+  unsetenv("GTRAIN_COMM_TLS");
+}
+
 TEST_F(InProcess, RanksOfAnotherLauncherAreRefused) {
   setenv("WORLD_SIZE", "4", 1);
   EXPECT_TRUE(absl::IsFailedPrecondition(Session::Join().status()));
