@@ -55,6 +55,16 @@ std::string Answer(absl::string_view method, absl::string_view target) {
   return Reply("404 Not Found", "", "");
 }
 
+// Of ".../key?partNumber=7&uploadId=u1"; 0 without.
+int PartNumber(absl::string_view target) {
+  constexpr absl::string_view kName = "partNumber=";
+  const size_t at = target.find(kName);
+  int number = 0;
+  if (at == absl::string_view::npos) return 0;
+  const absl::string_view rest = target.substr(at + kName.size());
+  return absl::SimpleAtoi(rest.substr(0, rest.find('&')), &number) ? number : 0;
+}
+
 }  // namespace
 
 HttpSink::HttpSink(const Settings& settings) : settings_(settings) {
@@ -130,10 +140,11 @@ void HttpSink::Serve(int fd) {
     }
     text.erase(0, end + 4);
     const uint64_t here = std::min<uint64_t>(length, text.size());
+    std::string kept = settings_.keep ? text.substr(0, here) : "";
     text.erase(0, here);
     Pace(here);
     if (waits && !SendAll(fd, "HTTP/1.1 100 Continue\r\n\r\n")) return;
-    if (!Discard(fd, length - here)) return;
+    if (!Take(fd, length - here, settings_.keep ? &kept : nullptr)) return;
     bool refuse;
     {
       MutexLock lock(&mu_);
@@ -141,17 +152,30 @@ void HttpSink::Serve(int fd) {
     }
     const std::string answer = refuse ? Reply("503 Slow Down", "", "<Error><Code>SlowDown</Code></Error>")
                                       : Answer(words[0], words[1]);
+    if (words[0] == "PUT" && absl::StrContains(answer, " 200 ")) {
+      put_bytes_ += length;
+      MutexLock lock(&mu_);
+      if (settings_.keep) kept_[PartNumber(words[1])] = std::move(kept);
+    }
     if (!SendAll(fd, answer)) return;
   }
 }
 
-bool HttpSink::Discard(int fd, uint64_t bytes) {
+std::string HttpSink::TakeKept() {
+  MutexLock lock(&mu_);
+  std::string all;
+  for (const auto& [number, part] : kept_) all += part;
+  kept_.clear();
+  return all;
+}
+
+bool HttpSink::Take(int fd, uint64_t bytes, std::string* kept) {
   constexpr uint64_t kAtOnce = 256 << 10;
-  std::vector<char> buffer(kAtOnce);
+  std::vector<char> buffer(kept != nullptr ? kAtOnce : 0);
   while (bytes > 0) {
-    // Plain reads: what a server does that looks at what it gets.
-    const ssize_t n = recv(fd, buffer.data(), std::min(bytes, kAtOnce), 0);
+    const ssize_t n = recv(fd, buffer.data(), std::min(bytes, kAtOnce), kept != nullptr ? 0 : MSG_TRUNC);
     if (n <= 0) return false;
+    if (kept != nullptr) kept->append(buffer.data(), static_cast<size_t>(n));
     bytes -= static_cast<uint64_t>(n);
     Pace(static_cast<uint64_t>(n));
   }

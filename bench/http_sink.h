@@ -1,9 +1,11 @@
 // An HTTP server on loopback that throws away what is put: where uploads end that are measured. It answers as
-// much of S3 as a multipart upload needs, says that it compares checksums, compares nothing and keeps
-// nothing.
+// much of S3 as a multipart upload needs and says that it compares checksums. Bodies are counted by the
+// kernel and dropped there (MSG_TRUNC), for whoever uploads: what a server does with them is not what is
+// measured. One that keeps them, for a look before the measurements, shows that they are whole.
 #pragma once
 #include <atomic>
 #include <cstdint>
+#include <map>
 #include <string>
 #include <thread>
 #include <vector>
@@ -20,6 +22,7 @@ class HttpSink {
   struct Settings {
     uint64_t bytes_per_second = 0;  // of all connections together; 0 = as fast as it goes
     double refuse = 0;              // this share of the requests is answered with 503
+    bool keep = false;              // what is put
   };
   explicit HttpSink(const Settings& settings);
   ~HttpSink();
@@ -28,18 +31,24 @@ class HttpSink {
 
   int port() const { return port_; }
   std::string endpoint() const;  // "http://127.0.0.1:PORT"
+  // Of the bodies of all puts that were answered well so far.
+  uint64_t put_bytes() const { return put_bytes_; }
+  // What was put under the one key there is, parts in the order of their numbers; empties it.
+  std::string TakeKept();
 
  private:
   void Accept();
   void Serve(int fd);
-  // Reads `bytes` and forgets them; false when the connection ended before.
-  bool Discard(int fd, uint64_t bytes);
+  // Counts `bytes` and forgets them, or appends them to `*kept`; false when the connection ended before.
+  bool Take(int fd, uint64_t bytes, std::string* kept);
   void Pace(uint64_t bytes);
 
   const Settings settings_;
   UniqueFd listener_;
   int port_ = 0;
+  std::atomic<uint64_t> put_bytes_{0};
   Mutex mu_;
+  std::map<int, std::string> kept_ ABSL_GUARDED_BY(mu_);  // by number of the part, 0 of a whole
   std::vector<std::thread> threads_ ABSL_GUARDED_BY(mu_);
   std::vector<int> open_ ABSL_GUARDED_BY(mu_);
   bool end_ ABSL_GUARDED_BY(mu_) = false;
