@@ -175,14 +175,17 @@ absl::StatusOr<std::vector<std::string>> ExecCommunicator::Meet(const GatherFn& 
   return all;
 }
 
-// What the peers are told: where this rank is reached. Its rail is connected with the communicator, others
-// when they first speak as a pair.
+// What the peers are told: where this rank is reached. Its rail is connected with the communicator if it will
+// speak, because a first message elsewhere would wait for connections that nobody looks at; others when they
+// first speak as a pair.
 absl::StatusOr<std::string> ExecCommunicator::OpenTransport() {
   if (nodes() == 1) return std::string();
   const auto broken = [this](int rank, const std::string& symptom) { bootstrap_->ReportLink(rank, symptom); };
-  GT_ASSIGN_OR_RETURN(transport_, options_.transport ? options_.transport(*bootstrap_, nonce_)
-                                                     : OpenUcxTransport(*bootstrap_, nonce_, options_.network,
-                                                                        broken, hierarchy_.Rail()));
+  const bool speaks = hierarchy_.local < RailsFor(wish_.speakers, hierarchy_.rails()).back();
+  GT_ASSIGN_OR_RETURN(transport_, options_.transport
+                                      ? options_.transport(*bootstrap_, nonce_)
+                                      : OpenUcxTransport(*bootstrap_, nonce_, options_.network, broken,
+                                                         speaks ? hierarchy_.Rail() : std::vector<int>()));
   return transport_->Address();
 }
 

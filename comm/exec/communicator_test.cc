@@ -495,6 +495,7 @@ class Forked : public testing::Test {
     ExecOptions options;
     options.user.timeout = kPatience;
     options.network = network_;
+    options.algorithm = algorithm_;
     auto communicator = MakeCommunicator(bootstrap.get(), options);
     absl::Status status = communicator.ok() ? body(**communicator) : communicator.status();
     board_->returned_at_ns[rank] = RealClock().Now().ns;
@@ -593,7 +594,7 @@ class Forked : public testing::Test {
     return absl::IsUnavailable(first) && absl::IsUnavailable(second) ? 0 : 1;
   }
 
-  std::string network_;  // what GTRAIN_COMM_TLS would say
+  std::string network_, algorithm_;  // what GTRAIN_COMM_TLS and GTRAIN_COMM_ALGO would say
   Board* board_ = nullptr;
   std::vector<pid_t> pids_;
 };
@@ -731,6 +732,20 @@ TEST_F(Forked, UcxConnectionsThatBothEndsNeedAtOnce) {
       RETURN_IF_BAD((*next)->AllToAll(out, in, 1, DType::kInt64));
     }
     return absl::OkStatus();
+  });
+}
+
+// Ranks 1 and 3 are connected with the communicator, but where leaders carry everything rank 3 does not look
+// at its connections until somebody speaks with it.
+TEST_F(Forked, UcxSendWaitsForNobodyElse) {
+  if (!UcxHere()) GTEST_SKIP() << "built without UCX";
+  algorithm_ = "leader";
+  FakeWorld world({"a", "a", "b", "b"});
+  ExpectAllSucceed(world, [](Communicator& c) -> absl::Status {
+    float x = 1;
+    if (c.rank() == 1) RETURN_IF_BAD(c.Send(&x, 1, DType::kFloat32, 2));
+    if (c.rank() == 2) RETURN_IF_BAD(c.Receive(&x, 1, DType::kFloat32, 1));
+    return c.Barrier();
   });
 }
 
