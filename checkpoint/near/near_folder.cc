@@ -309,6 +309,15 @@ class FolderTier final : public port::NearTier {
 
 }  // namespace
 
+std::vector<std::string> JobsWithCopies(const std::string& root) {
+  constexpr size_t kJobsMax = 4096;
+  absl::StatusOr<std::vector<std::string>> names = Names(root);
+  if (!names.ok()) return {};
+  std::erase_if(*names, [](const std::string& name) { return name[0] == '.'; });
+  if (names->size() > kJobsMax) names->resize(kJobsMax);
+  return *std::move(names);
+}
+
 absl::Status DropNearCopies(const std::string& root, absl::string_view job) {
   if (access(root.c_str(), F_OK) != 0) return absl::OkStatus();
   GT_ASSIGN_OR_RETURN(const UniqueFd lock, Lock(root));

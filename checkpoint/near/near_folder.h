@@ -63,6 +63,8 @@ class NearFolder {
   const uint64_t bytes_max_;
 };
 
+// The jobs that have copies in `root`, a few thousand at most; none if it cannot be read.
+std::vector<std::string> JobsWithCopies(const std::string& root);
 // Everything below `root` of a job that is over. OK when there is nothing.
 absl::Status DropNearCopies(const std::string& root, absl::string_view job);
 // Removes `root` if no copy is in it. Nobody may use it any more.

@@ -147,7 +147,9 @@ TEST_F(NearFolderTest, AJobThatIsOverIsDroppedWhole) {
   auto tier = Tier(), other = Tier(1000, "job-2");
   ASSERT_TRUE(Put(tier.get(), 1, "abc").ok());
   ASSERT_TRUE(Put(other.get(), 1, "abc").ok());
+  EXPECT_THAT(JobsWithCopies(root_), ::testing::UnorderedElementsAre("job-1", "job-2"));
   ASSERT_TRUE(DropNearCopies(root_, "job-1").ok());
+  EXPECT_THAT(JobsWithCopies(root_), ::testing::ElementsAre("job-2"));
   EXPECT_FALSE(std::filesystem::exists(root_ + "/job-1"));
   EXPECT_EQ(other->List(Attempt(1))->size(), 1u);
   RemoveNearFolder(root_);
@@ -156,6 +158,7 @@ TEST_F(NearFolderTest, AJobThatIsOverIsDroppedWhole) {
   RemoveNearFolder(root_);
   EXPECT_FALSE(std::filesystem::exists(root_));
   EXPECT_TRUE(DropNearCopies(root_, "job-2").ok());
+  EXPECT_THAT(JobsWithCopies(root_), ::testing::IsEmpty());
 }
 
 TEST_F(NearFolderTest, NamesThatLeaveTheFolderAreRefused_C10) {

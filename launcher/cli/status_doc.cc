@@ -73,6 +73,12 @@ JobDoc ReadJob(const json& j) {
   if (const auto f = j.find("first_fault"); f != j.end() && f->is_object()) {
     job.first_fault = FaultDoc{Text(*f, "message"), Text(*f, "tail")};
   }
+  std::vector<std::string> holders;
+  for (const json& holder : List(j, "holders")) holders.push_back(Text(holder, "hostname"));
+  if (!holders.empty()) {
+    job.notes.push_back(absl::StrCat("copies of its checkpoints are also kept on ",
+                                     absl::StrJoin(holders, ", "), ", outside the job"));
+  }
   for (const json& slow : List(j, "slow")) {
     job.notes.push_back(
         absl::StrFormat("%s is slow: its ranks take %.1f times as long for their own part of a step",

@@ -69,7 +69,7 @@ struct CheckpointPolicy {
   std::optional<absl::Duration> every;  // every: 30s; both unset = auto
   int keep = 3;
   std::string near;  // where a machine keeps copies of shards: "memory" or an absolute folder; empty: nowhere
-  int replicas = 0;  // copies on other machines of the job, on top of that
+  int replicas = 0;  // copies on other machines, on top of that
   OnError on_error = OnError::kWarn;
   bool operator==(const CheckpointPolicy&) const = default;
 };

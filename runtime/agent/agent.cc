@@ -243,6 +243,11 @@ core::AgentConfig Agent::Config(int living_keepers) {
     config.near_port = near_server_->port();
     config.near_key = keys_.public_key;
   }
+  if (!config.near_memory.empty()) {
+    for (const std::string& job : ckpt::JobsWithCopies(config.near_memory)) {
+      if (wire::ValidId(job)) config.near_left.emplace_back(job);
+    }
+  }
   config.labels = options_.labels;
   config.own_env = OwnEnvironment();
   config.parse_spec = [](absl::string_view text) { return spec::ParseCanonical(text); };

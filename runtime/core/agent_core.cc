@@ -147,6 +147,8 @@ void AgentCore::Impl::SayHello() {
   hello.free_ports = free_ports_;
   hello.near_port = config_.near_port;
   hello.near_key = config_.near_key;
+  hello.takes_copies = config_.near_port > 0;
+  for (const auto& [job, folder] : copies_) hello.copies_of.push_back(job);
   hello.epoch = epoch_;
   hello.epoch_proof = epoch_proof_;
   hello.order = last_hello_ = std::max(last_hello_ + 1, static_cast<uint64_t>(now_.ns));
@@ -439,10 +441,11 @@ void AgentCore::Impl::Hear(const ExchangeMissing& missing) {
 }
 
 void AgentCore::Impl::Hear(const ForgetJob& forget) {
+  if (const auto copies = copies_.find(forget.job); copies != copies_.end()) {
+    effects_.push_back(DropCopies{forget.job, copies->second});
+    copies_.erase(copies);
+  }
   const auto it = jobs_.find(forget.job);
-  // Also of a job that this agent has never heard of: an earlier one may have.
-  const std::string near = it == jobs_.end() ? config_.near_memory : it->second.near;
-  if (!near.empty()) effects_.push_back(DropCopies{forget.job, near});
   if (it == jobs_.end()) return;
   it->second.forgotten = true;
   for (auto& [number, generation] : it->second.generations) {
@@ -450,6 +453,18 @@ void AgentCore::Impl::Hear(const ForgetJob& forget) {
   }
   Command(forget.job, keeper::Quit{"the job is over"});
   FinishIfSettled(forget.job);
+}
+
+void AgentCore::Impl::Hear(const KeepCopies& keep) {
+  const std::string folder = NearFolderOf(config_, keep.near);
+  if (leaving_ || folder.empty()) return;
+  if (copies_.size() >= kJobsMax && !copies_.contains(keep.job)) {
+    why_ = absl::StrCat("keeps no copies for ", keep.job.value, ": it does for ", kJobsMax, " jobs already");
+    return;
+  }
+  copies_[keep.job] = folder;
+  effects_.push_back(ShareCopies{keep.job, folder, keep.secret});
+  why_ = absl::StrCat("keeps copies of checkpoints of ", keep.job.value);
 }
 
 void AgentCore::Impl::Hear(const NoticeRanks& notice) {

@@ -48,6 +48,8 @@ struct AgentConfig {
   uint64_t near_bytes_max = 0;  // of all copies, here and in each folder that a job names
   int near_port = 0;            // where this agent serves them; 0: nowhere
   std::string near_key;
+  std::vector<JobId>
+      near_left;  // jobs of whose copies there were some in near_memory when this agent started
 
   // What the core may ask of the outside at the moment of a start. All bounded and quick.
   std::function<absl::StatusOr<spec::JobSpec>(absl::string_view)> parse_spec;
@@ -132,7 +134,7 @@ struct ReadStacks {  // answered by AgentAnswer{query}, or by the event StacksRe
   int rank = 0;
   int64_t pid = 0;
 };
-struct ShareCopies {  // of checkpoints of a job that is here, with who has its secret
+struct ShareCopies {  // of checkpoints of a job, with who has its secret
   JobId job;
   std::string folder;
   std::string secret;

@@ -62,7 +62,6 @@ struct AgentGeneration {
 struct AgentJob {
   Generation revoked;
   std::string run_dir;
-  std::string near;                     // where its copies of checkpoints lie; empty: nowhere
   bool stopping = false;                // a person's stop was heard
   bool forgotten = false;               // leave once nothing is left of it
   bool keeper_leaves = false;           // told to go with nothing left; a grant waits for the next keeper
@@ -73,7 +72,9 @@ struct AgentJob {
 class AgentCore::Impl {
  public:
   explicit Impl(AgentConfig config)
-      : config_(std::move(config)), epoch_(config_.epoch), epoch_proof_(config_.epoch_proof) {}
+      : config_(std::move(config)), epoch_(config_.epoch), epoch_proof_(config_.epoch_proof) {
+    for (const JobId& job : config_.near_left) copies_[job] = config_.near_memory;
+  }
 
   AgentStep Step(const AgentEvent& event, Instant now);
   std::optional<Instant> NextDeadline() const;
@@ -101,6 +102,7 @@ class AgentCore::Impl {
   void Hear(const ExchangeTable& table);
   void Hear(const ExchangeMissing& missing);
   void Hear(const ForgetJob& forget);
+  void Hear(const KeepCopies& keep);
   void Hear(const AckNotice& ack);
   void Hear(const NoticeRanks& notice);
   void Hear(const AgentQuery& query);
@@ -119,7 +121,7 @@ class AgentCore::Impl {
 
   // agent_generation.cc: one generation's life
   uint64_t ProcessesMax(const spec::JobSpec& spec) const;
-  void ShareNear(const JobId& job, AgentJob& record, const AgentGeneration& generation);
+  void ShareNear(const JobId& job, const AgentGeneration& generation);
   void Start(const GenerationGrant& grant);
   void FailStart(AgentGeneration& generation, const GenerationGrant& grant, ExitCause cause,
                  const std::string& message);
@@ -170,7 +172,8 @@ class AgentCore::Impl {
   uint64_t notice_sequence_ = 0;
   bool notice_acked_ = false;
   std::map<JobId, AgentJob> jobs_;
-  std::vector<JobId> job_order_;  // oldest first, bounds jobs_
+  std::map<JobId, std::string> copies_;  // jobs of whose checkpoints there may be some -> in which folder
+  std::vector<JobId> job_order_;         // oldest first, bounds jobs_
 };
 
 }  // namespace gtrain::core

@@ -328,7 +328,7 @@ TEST_F(AgentCoreTest, CopiesOfCheckpointsLieWhereTheJobSaysAndGoWithIt) {
   EXPECT_EQ(near_of(2, "memory"), "1000 /dev/shm/gtrain-me");
   EXPECT_EQ(near_of(3, "/scratch"), absl::StrCat("1000 /scratch/", kMe.value));
   EXPECT_EQ(dropped(kJob), absl::StrCat("/scratch/", kMe.value));
-  EXPECT_EQ(dropped(JobId("of-an-earlier-agent")), "/dev/shm/gtrain-me");
+  EXPECT_EQ(dropped(kJob), "");
 }
 
 TEST_F(AgentCoreTest, RanksLearnWhoHasCopiesAndTheAgentSharesItsOwn) {
@@ -349,6 +349,53 @@ TEST_F(AgentCoreTest, RanksLearnWhoHasCopiesAndTheAgentSharesItsOwn) {
               share->secret == "5ec2e7";
   }
   EXPECT_TRUE(shared);
+}
+
+TEST_F(AgentCoreTest, RanksLearnWhoHasCopiesOutsideTheJob) {
+  spec_.checkpoint = {.uri = "/ckpt", .near = "memory", .replicas = 1};
+  Welcome();
+  GenerationGrant grant = Grant(1, 1, 1);
+  grant.nodes[0].zone = "z1";
+  grant.holders.push_back({NodeId("b"), "10.0.0.2", "b", "z1", "", 7071, "key-b"});  // had some before
+  grant.holders.push_back({NodeId("c"), "10.0.0.3", "c", "z2", "", 7072, "key-c"});
+  grant.near_secret = "5ec2e7";
+  Step(FromHead{StartGeneration{{5}, grant}});
+  EXPECT_EQ(EnvOf(Commands<keeper::StartRank>()[0])["GTRAIN_CHECKPOINT_PEERS"],
+            "1 c 10.0.0.3:7072 key-c,b 10.0.0.2:7071 key-b");
+}
+
+TEST_F(AgentCoreTest, CopiesAreKeptForAJobWithoutRanksHereUntilItIsOver) {
+  AgentConfig config = Config();
+  config.near_port = 7000;
+  config.near_left = {JobId("of-an-earlier-agent")};
+  core_ = AgentCore(std::move(config));
+  const auto hello = [&] {
+    Step(HeadUp{"10.0.0.1"});
+    return Sent<AgentHello>().at(0);
+  };
+  EXPECT_TRUE(hello().takes_copies);
+  EXPECT_EQ(hello().copies_of, std::vector<JobId>{JobId("of-an-earlier-agent")});
+  Welcome();
+  Step(FromHead{ForgetJob{{5}, JobId("of-an-earlier-agent")}});
+  EXPECT_EQ(std::get<DropCopies>(last_.effects.at(0)).folder, "/dev/shm/gtrain-me");
+  for (const auto& [near, folder] : std::map<std::string, std::string>{
+           {"memory", "/dev/shm/gtrain-me"}, {"/scratch", absl::StrCat("/scratch/", kMe.value)}}) {
+    Step(FromHead{KeepCopies{{5}, kJob, near, "5ec2e7"}});
+    ASSERT_EQ(last_.effects.size(), 1u);
+    const auto& shared = std::get<ShareCopies>(last_.effects[0]);
+    EXPECT_EQ(shared.folder, folder);
+    EXPECT_EQ(shared.secret, "5ec2e7");
+    EXPECT_EQ(hello().copies_of, std::vector<JobId>{kJob});
+    Welcome();
+    Step(FromHead{ForgetJob{{5}, kJob}});
+    ASSERT_EQ(last_.effects.size(), 1u);
+    const auto& dropped = std::get<DropCopies>(last_.effects[0]);
+    EXPECT_EQ(dropped.job, kJob);
+    EXPECT_EQ(dropped.folder, folder);
+    EXPECT_THAT(hello().copies_of, IsEmpty());
+    Welcome();
+  }
+  EXPECT_THAT(Commands<keeper::BeginGeneration>(), IsEmpty());
 }
 
 // A head of before, or one that was not asked for any (N13).

@@ -60,11 +60,13 @@ AgentRank* AgentCore::Impl::Find(const JobId& job, Generation generation, int ra
 
 // ---------------------------------------------------------------- start
 
-void AgentCore::Impl::ShareNear(const JobId& job, AgentJob& record, const AgentGeneration& generation) {
-  record.near = NearFolderOf(config_, generation.spec);
-  if (record.near.empty() || generation.spec.checkpoint.replicas == 0 || generation.grant.near_secret.empty())
-    return;
-  effects_.push_back(ShareCopies{job, record.near, generation.grant.near_secret});
+void AgentCore::Impl::ShareNear(const JobId& job, const AgentGeneration& generation) {
+  const spec::CheckpointPolicy& policy = generation.spec.checkpoint;
+  const std::string folder = policy.uri.empty() ? "" : NearFolderOf(config_, policy.near);
+  if (folder.empty()) return;
+  copies_[job] = folder;
+  if (policy.replicas == 0 || generation.grant.near_secret.empty()) return;
+  effects_.push_back(ShareCopies{job, folder, generation.grant.near_secret});
 }
 
 void AgentCore::Impl::Start(const GenerationGrant& grant) {
@@ -103,7 +105,7 @@ void AgentCore::Impl::Start(const GenerationGrant& grant) {
   }
   generation.spec = *std::move(spec);
   generation.patterns = ProgressPatterns(generation.spec.progress);
-  ShareNear(grant.job, record, generation);
+  ShareNear(grant.job, generation);
   const bool hosts_master =
       !grant.ranks.empty() && grant.ranks[0].node == config_.node && grant.master_port > 0;
   if (hosts_master && !config_.port_is_free(grant.master_address, grant.master_port)) {
@@ -249,7 +251,7 @@ void AgentCore::Impl::Hear(const JobId& job, const keeper::State& state) {
     AgentGeneration* generation = AdoptOne(job, held);
     if (generation == nullptr) continue;
     record.run_dir = generation->run_dir;
-    ShareNear(job, record, *generation);
+    ShareNear(job, *generation);
     if (held.generation <= record.revoked.value && !held.ending) {
       GT_PROBE("agent.revoke_keeper_never_heard");
       // A revoke that the keeper never heard: its agent died in between.

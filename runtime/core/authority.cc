@@ -60,6 +60,7 @@ constexpr Sender kSenders[] = {
     Sender::kHead,    // AckNotice
     Sender::kHead,    // ExchangeMissing
     Sender::kNode,    // LinkDown
+    Sender::kHead,    // KeepCopies
 };
 static_assert(std::size(kSenders) == std::variant_size_v<Message>, "a message has no sender");
 

@@ -243,16 +243,9 @@ void HeadState::Grant(Job& job, const plan::Placement& placement, Instant now) {
   grant.resume = job.checkpoint ? "latest" : record.resume;
   grant.ranks = ToRankPlaces(placement);
   grant.world_size = static_cast<int>(grant.ranks.size());
-  for (const NodeId& id : placement.nodes) {
-    const Node& node = nodes_.at(id);
-    const auto label = [&](const char* name) {
-      const auto it = node.record.labels.find(name);
-      return it == node.record.labels.end() ? std::string() : it->second;
-    };
-    grant.nodes.push_back({id, node.record.address, node.record.hostname, label("zone"), label("rack"),
-                           node.near_port, node.near_key});
-    if (std::find(record.kept.begin(), record.kept.end(), id) == record.kept.end()) record.kept.push_back(id);
-  }
+  for (const NodeId& id : placement.nodes) grant.nodes.push_back(PlaceOf(nodes_.at(id)));
+  grant.holders = HoldersOutside(job, grant.nodes);
+  Keep(record, grant);
   grant.master_address = grant.nodes[0].address;
   grant.master_port = PickPort(job, grant.nodes[0].node);
   record.generation = grant.generation;
@@ -279,6 +272,7 @@ void HeadState::Grant(Job& job, const plan::Placement& placement, Instant now) {
   } else {
     Move(job, JobState::kStarting, placement.reason);
   }
+  for (const NodePlace& place : record.grant->holders) TellHolder(job, place.node);
   for (const NodePlace& place : record.grant->nodes) SendGrant(job, place.node);
 }
 

@@ -90,6 +90,14 @@ json AvoidedDocuments(const Job& job, const std::map<NodeId, Node>& nodes) {
   return documents;
 }
 
+json HolderDocuments(const Job& job) {
+  json documents = json::array();
+  if (!job.record.grant || IsFinal(job.record.state)) return documents;
+  for (const NodePlace& place : job.record.grant->holders)
+    documents.push_back({{"node", place.node.value}, {"hostname", place.hostname}});
+  return documents;
+}
+
 json SlowDocuments(const Job& job, const std::map<NodeId, Node>& nodes) {
   json documents = json::array();
   for (const auto& [id, pace] : job.paces) {
@@ -174,6 +182,7 @@ json JobDocument(const Job& job, const std::map<NodeId, Node>& nodes, bool whole
                    {"blocked_by", BlockerDocuments(job)},
                    {"avoided", AvoidedDocuments(job, nodes)},
                    {"slow", SlowDocuments(job, nodes)},
+                   {"holders", HolderDocuments(job)},
                    {"run_dir", record.run_dir},
                    {"exit_code", OrNull(record.exit_code)},
                    {"event", record.event_sequence}};

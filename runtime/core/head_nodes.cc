@@ -136,6 +136,7 @@ void HeadState::OnHello(const PeerMessage& event, const AgentHello& hello, Insta
   node.free_ports = hello.free_ports;
   node.near_port = hello.near_port;
   node.near_key = hello.near_key;
+  node.takes_copies = hello.takes_copies;
   node.state = NodeState::kAlive;
   detector_.Heard(id, now);
   if (new_incarnation) node.notice_at.reset();
@@ -169,6 +170,7 @@ void HeadState::Reconcile(Node& node, const AgentHello& hello, bool new_incarnat
   for (const auto& [number, id] : job_order_) {
     if (!described.contains(id)) ReconcileJob(jobs_.at(id), node, held[id], new_incarnation, now);
   }
+  SettleCopies(node.record.id, hello);
 }
 
 // Of a job that is over or was never ours: the exits are taken note of, everything is ended.

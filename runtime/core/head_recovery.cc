@@ -153,11 +153,7 @@ void HeadState::TakeGeneration(Job& job, const GenerationDescribed& described, I
   record.ending_reason.clear();
   record.exits.clear();
   record.unreleased.clear();
-  for (const NodePlace& place : grant.nodes) {
-    if (std::find(record.kept.begin(), record.kept.end(), place.node) == record.kept.end()) {
-      record.kept.push_back(place.node);
-    }
-  }
+  Keep(record, grant);
   record.grant = std::move(grant);
   const bool running = std::any_of(described.held.live.begin(), described.held.live.end(),
                                    [](const RankStatus& rank) { return rank.state != RankState::kStarting; });
@@ -173,6 +169,7 @@ void HeadState::TakeGeneration(Job& job, const GenerationDescribed& described, I
   }
   job.run_mark = now;
   ExpectNodes(*record.grant, now);
+  for (const NodePlace& place : record.grant->holders) TellHolder(job, place.node);
   Dirty(job);
   Emit(job, "state", absl::StrCat(Name(record.state), ": ", record.reason));
   Say(absl::StrCat(record.id.value, " is taken up in generation ", record.generation.value));

@@ -6,6 +6,7 @@
 //   head_notices.cc  machines that leave
 //   head_links.cc    nodes that cannot reach each other
 //   head_pace.cc     nodes for which others wait
+//   head_copies.cc   machines outside a job that keep copies of its checkpoints
 //   head_ranks.cc    what agents report about ranks
 //   head_jobs.cc     submit to end: scheduling, grants, revokes, restarts
 //   head_clients.cc  requests, long polls, questions to agents
@@ -39,6 +40,7 @@ struct Node {
   std::vector<int> free_ports;
   int near_port = 0;  // as it said in its hello
   std::string near_key;
+  bool takes_copies = false;
   // A hello of another incarnation while this one was just heard: refused when this one speaks again,
   // accepted when it falls silent (fault N4).
   std::optional<PeerMessage> rival;
@@ -70,6 +72,8 @@ struct RankLive {
   std::optional<double> busy;           // share of the last whole stretch in which it did not wait for others
   bool busy_new = false;                // since nodes were compared
 };
+
+NodePlace PlaceOf(const Node& node);
 
 // How the ranks of a node compare with those of the others of their job (head_pace.cc).
 struct NodePace {
@@ -260,6 +264,11 @@ class HeadState {
   // head_pace.cc
   void MeasurePace(Job& job, RankLive& rank);
   void ComparePaces(Job& job);
+
+  // head_copies.cc
+  std::vector<NodePlace> HoldersOutside(const Job& job, const std::vector<NodePlace>& of_job) const;
+  void TellHolder(const Job& job, const NodeId& id);
+  void SettleCopies(const NodeId& node, const AgentHello& hello);
 
   // head_ranks.cc
   void OnRankStatus(const NodeId& node, const RankStatus& status, Instant now);

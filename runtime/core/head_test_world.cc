@@ -22,6 +22,7 @@ absl::StatusOr<spec::JobSpec> ParseFake(absl::string_view text) {
     if (word == "one-per-node") spec.ranks_per_node = 1;
     if (word == "budget0") spec.restart.budget = 0;
     if (word == "limit60s") spec.time_limit = absl::Seconds(60);
+    if (word == "copies") spec.checkpoint = {.uri = "/ckpt", .near = "memory", .replicas = 1};
     if (word == "stall-kill") {
       spec.progress.step = "step";
       spec.progress.on_stall = spec::OnStall::kKill;

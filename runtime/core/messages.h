@@ -144,6 +144,9 @@ struct GenerationGrant {
   // 64 hex digits: opens the copies of this job's checkpoints on all its machines. Made by the head, the same
   // for each generation, in no record. Empty: of a head that knows none.
   std::string near_secret;
+  // Machines outside the job that keep copies of its shards, or have some of the generation before: in
+  // KeepCopies they were told so. Who keeps whose follows from the order (near_peers.h).
+  std::vector<NodePlace> holders;
   bool operator==(const GenerationGrant&) const = default;
 };
 
@@ -187,6 +190,8 @@ struct AgentHello {
   uint64_t order = 0;
   int near_port = 0;  // as in NodePlace
   std::string near_key;
+  bool takes_copies = false;     // it knows KeepCopies
+  std::vector<JobId> copies_of;  // jobs of whose checkpoints it may have copies
   bool operator==(const AgentHello&) const = default;
 };
 
@@ -378,6 +383,16 @@ struct ForgetJob {
   bool operator==(const ForgetJob&) const = default;
 };
 
+// To a machine that runs no rank of the job: keep copies of its checkpoints until ForgetJob. After each hello
+// again.
+struct KeepCopies {
+  HeadEpoch epoch;
+  JobId job;
+  std::string near;    // where, as the job says: CheckpointPolicy::near
+  std::string secret;  // GenerationGrant::near_secret
+  bool operator==(const KeepCopies&) const = default;
+};
+
 // The notice is in the head's records.
 struct AckNotice {
   HeadEpoch epoch;
@@ -562,6 +577,6 @@ using Message =
                  CheckpointReport, LogTail, AgentNote, AgentAnswer, AgentWelcome, AgentRefused, HeartbeatAck,
                  StartGeneration, Revoke, AckExit, ExchangeTable, ForgetJob, NoticeRanks, AgentQuery,
                  AgentShutdown, AgentJoin, AgentJoined, ClientRequest, ClientReply, GenerationDescribed,
-                 NoticeSeen, AckNotice, ExchangeMissing, LinkDown>;
+                 NoticeSeen, AckNotice, ExchangeMissing, LinkDown, KeepCopies>;
 
 }  // namespace gtrain::core

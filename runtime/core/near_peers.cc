@@ -1,7 +1,8 @@
 // Nodes stand in a row by zone, rack and host. If the largest zone (else rack, else host) has m of them, the
 // node m places further on is of another one, as long as m is at most half of all; since that is a mere
 // shift, each then keeps exactly one copy. So a node looks for its holder from there on, and takes the one
-// that shares the least with it and, of equals, has the least to keep.
+// that shares the least with it and, of equals, has the least to keep. Machines outside the job come after
+// all of its own: each is worth it only where none of the job is as far away.
 #include "runtime/core/near_peers.h"
 
 #include <algorithm>
@@ -11,6 +12,8 @@
 
 namespace gtrain::core {
 namespace {
+
+constexpr int kSameHost = 3;
 
 bool CanHold(const NodePlace& node) { return node.near_port > 0 && !node.near_key.empty(); }
 
@@ -32,10 +35,11 @@ size_t LargestGroup(const std::vector<NodePlace>& nodes, const std::vector<size_
 int SharedDomains(const NodePlace& a, const NodePlace& b) {
   if (a.zone != b.zone) return 0;
   if (a.rack != b.rack) return 1;
-  return a.hostname != b.hostname ? 2 : 3;
+  return a.hostname != b.hostname ? 2 : kSameHost;
 }
 
-std::vector<std::vector<size_t>> ChooseHolders(const std::vector<NodePlace>& nodes, int replicas) {
+std::vector<std::vector<size_t>> ChooseHolders(const std::vector<NodePlace>& nodes, int replicas,
+                                               const std::vector<NodePlace>& outside) {
   std::vector<std::vector<size_t>> holders(nodes.size());
   if (replicas <= 0) return holders;
   std::vector<size_t> row(nodes.size());
@@ -45,21 +49,29 @@ std::vector<std::vector<size_t>> ChooseHolders(const std::vector<NodePlace>& nod
            std::tie(nodes[b].zone, nodes[b].rack, nodes[b].hostname, nodes[b].node);
   });
   const size_t shift = LargestGroup(nodes, row);
-  std::vector<size_t> keeps(nodes.size());
+  const auto place = [&](size_t i) -> const NodePlace& {
+    return i < nodes.size() ? nodes[i] : outside[i - nodes.size()];
+  };
+  std::vector<size_t> keeps(nodes.size() + outside.size());
   for (int copy = 0; copy < replicas; ++copy) {
     for (size_t i = 0; i < row.size(); ++i) {
       const size_t owner = row[i];
       std::vector<size_t>& mine = holders[owner];
-      using Cost = std::tuple<int, int, size_t, size_t>;
+      // Shared with the owner, of the job or not, shared with the other holders, copies there, way there.
+      using Cost = std::tuple<int, bool, int, size_t, size_t>;
       std::optional<Cost> best;
       size_t chosen = 0;
-      for (size_t far = 0; far < row.size(); ++far) {
-        const size_t other = row[(i + shift + far) % row.size()];
-        if (other == owner || !CanHold(nodes[other])) continue;
+      for (size_t far = 0; far < keeps.size(); ++far) {
+        const bool of_job = far < row.size();
+        if (!of_job && best && std::get<0>(*best) == 0 && !std::get<1>(*best)) break;  // none is better
+        const size_t other = of_job ? row[(i + shift + far) % row.size()] : far;
+        if (other == owner || !CanHold(place(other))) continue;
         if (std::find(mine.begin(), mine.end(), other) != mine.end()) continue;
+        const int with_owner = SharedDomains(nodes[owner], place(other));
+        if (!of_job && with_owner == kSameHost) continue;
         int shared = 0;
-        for (size_t holder : mine) shared = std::max(shared, SharedDomains(nodes[holder], nodes[other]));
-        const Cost cost{SharedDomains(nodes[owner], nodes[other]), shared, keeps[other], far};
+        for (size_t holder : mine) shared = std::max(shared, SharedDomains(place(holder), place(other)));
+        const Cost cost{with_owner, !of_job, shared, keeps[other], far};
         if (best && *best <= cost) continue;
         best = cost;
         chosen = other;
@@ -72,13 +84,17 @@ std::vector<std::vector<size_t>> ChooseHolders(const std::vector<NodePlace>& nod
   return holders;
 }
 
-std::vector<size_t> NearPeers(const std::vector<NodePlace>& nodes, size_t self, int replicas) {
-  std::vector<size_t> peers = ChooseHolders(nodes, replicas)[self];
-  for (size_t i = 1; i < nodes.size() && peers.size() < kNearPeersMax; ++i) {
-    const size_t other = (self + i) % nodes.size();
-    if (CanHold(nodes[other]) && std::find(peers.begin(), peers.end(), other) == peers.end())
+std::vector<size_t> NearPeers(const std::vector<NodePlace>& nodes, size_t self, int replicas,
+                              const std::vector<NodePlace>& outside) {
+  std::vector<size_t> peers = ChooseHolders(nodes, replicas, outside)[self];
+  const auto add = [&](size_t other, const NodePlace& place) {
+    if (peers.size() < kNearPeersMax && CanHold(place) &&
+        std::find(peers.begin(), peers.end(), other) == peers.end()) {
       peers.push_back(other);
-  }
+    }
+  };
+  for (size_t i = 0; i < outside.size(); ++i) add(nodes.size() + i, outside[i]);
+  for (size_t i = 1; i < nodes.size(); ++i) add((self + i) % nodes.size(), nodes[(self + i) % nodes.size()]);
   return peers;
 }
 

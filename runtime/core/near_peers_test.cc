@@ -3,6 +3,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <set>
+
 #include "absl/strings/str_cat.h"
 
 namespace gtrain::core {
@@ -101,16 +104,63 @@ TEST(NearPeers, OneThatCannotHoldIsNotChosen_N13) {
   EXPECT_THAT(ChooseHolders({nodes[0]}, 1)[0], IsEmpty());
 }
 
+TEST(NearPeers, OneOutsideTheJobOnlyWhereNoneOfItIsAsFarAway) {
+  const std::vector<NodePlace> outside = {At("z0", "", 90), At("z2", "", 91), At("z2", "", 92)};
+  // Both in one zone: each has its holder in the other zone, evenly.
+  EXPECT_THAT(ChooseHolders(Zones({2}), 1, outside), ElementsAre(ElementsAre(3), ElementsAre(4)));
+  // In two: nobody is needed.
+  EXPECT_THAT(ChooseHolders(Zones({1, 1}), 1, outside), ElementsAre(ElementsAre(1), ElementsAre(0)));
+  // Alone: as far away as can be had; a second copy in the zone that is left.
+  EXPECT_THAT(ChooseHolders(Zones({1}), 1, outside), ElementsAre(ElementsAre(2)));
+  EXPECT_THAT(ChooseHolders(Zones({1}), 1, {outside[0]}), ElementsAre(ElementsAre(1)));
+  const auto several = ChooseHolders(Zones({1}), 2, {At("z1", "", 93), At("z1", "", 94), At("z2", "", 95)});
+  EXPECT_THAT(several, ElementsAre(ElementsAre(1, 3)));
+  // Nothing is gained on the same host, nor where nothing is kept.
+  NodePlace same = At("z0", "", 96), deaf = At("z1", "", 97);
+  same.hostname = "h0";
+  deaf.near_port = 0;
+  EXPECT_THAT(ChooseHolders(Zones({1}), 1, {same, deaf}), ElementsAre(IsEmpty()));
+}
+
+TEST(NearPeers, ThoseNobodyChoseChangeNothing) {
+  const auto nodes = Zones({5});
+  std::vector<NodePlace> outside;
+  for (int i = 0; i < 40; ++i) outside.push_back(At(absl::StrCat("z", i % 4), absl::StrCat(i % 3), 100 + i));
+  const auto all = ChooseHolders(nodes, 3, outside);
+  std::vector<NodePlace> chosen;
+  for (size_t i = 0; i < outside.size(); ++i) {
+    for (const auto& mine : all) {
+      if (std::find(mine.begin(), mine.end(), nodes.size() + i) == mine.end()) continue;
+      chosen.push_back(outside[i]);
+      break;
+    }
+  }
+  const auto again = ChooseHolders(nodes, 3, chosen);
+  ASSERT_LT(chosen.size(), outside.size());
+  for (size_t node = 0; node < nodes.size(); ++node) {
+    ASSERT_EQ(again[node].size(), 3u);
+    for (size_t i = 0; i < 3; ++i) {
+      EXPECT_EQ(chosen[again[node][i] - nodes.size()], outside[all[node][i] - nodes.size()]);
+    }
+  }
+}
+
 TEST(NearPeers, AllOthersAreAskedHoldersFirst) {
   const auto nodes = Zones({2, 2});
   const auto peers = NearPeers(nodes, 2, 1);
   ASSERT_EQ(peers.size(), 3u);
   EXPECT_EQ(peers[0], ChooseHolders(nodes, 1)[2][0]);
   EXPECT_EQ(NearPeers(Zones({100, 100}), 0, 1).size(), kNearPeersMax);
+  // One outside that is not chosen had copies before.
+  EXPECT_THAT(NearPeers(Zones({1, 1}), 0, 1, {At("z1", "", 90)}), ElementsAre(1, 2));
 }
 
 TEST(NearPeers, ALargeJobIsPlannedQuickly) {
   EXPECT_EQ(Kept(ChooseHolders(Zones({512, 512, 512, 512}), 1)), std::vector<size_t>(2048, 1));
+  std::vector<NodePlace> outside;
+  for (int i = 0; i < 2048; ++i) outside.push_back(At("z1", "", 10000 + i));
+  const auto holders = ChooseHolders(Zones({2048}), 1, outside);
+  EXPECT_EQ(std::set<std::vector<size_t>>(holders.begin(), holders.end()).size(), 2048u);
 }
 
 }  // namespace

@@ -126,12 +126,13 @@ std::string PeersText(const GenerationGrant& grant, const NodeId& self, int repl
   size_t index = 0;
   while (index < grant.nodes.size() && grant.nodes[index].node != self) ++index;
   if (index == grant.nodes.size()) return "";
-  const std::vector<size_t> peers = NearPeers(grant.nodes, index, replicas);
+  const std::vector<size_t> peers = NearPeers(grant.nodes, index, replicas, grant.holders);
   if (peers.empty()) return "";
-  const size_t holders = ChooseHolders(grant.nodes, replicas)[index].size();
+  const size_t holders = ChooseHolders(grant.nodes, replicas, grant.holders)[index].size();
   std::vector<std::string> texts;
   for (size_t peer : peers) {
-    const NodePlace& node = grant.nodes[peer];
+    const NodePlace& node =
+        peer < grant.nodes.size() ? grant.nodes[peer] : grant.holders[peer - grant.nodes.size()];
     const bool v6 = absl::StrContains(node.address, ':');
     texts.push_back(absl::StrCat(absl::StrReplaceAll(node.hostname, {{" ", "_"}, {",", "_"}}), " ",
                                  v6 ? "[" : "", node.address, v6 ? "]:" : ":", node.near_port, " ",
@@ -155,7 +156,7 @@ void AddCheckpoint(const AgentConfig& config, const GenerationGrant& grant, cons
   (*env)["GTRAIN_CHECKPOINT_EVERY"] = every;
   (*env)["GTRAIN_CHECKPOINT_KEEP"] = absl::StrCat(policy.keep);
   (*env)["GTRAIN_CHECKPOINT_ON_ERROR"] = on_error;
-  const std::string near = NearFolderOf(config, spec);
+  const std::string near = NearFolderOf(config, policy.near);
   if (near.empty()) return;
   (*env)["GTRAIN_CHECKPOINT_NEAR"] = absl::StrCat(config.near_bytes_max, " ", near);
   const std::string peers =
@@ -219,9 +220,8 @@ absl::StatusOr<Env> RankEnvironment(const AgentConfig& config, const GenerationG
   return env;
 }
 
-std::string NearFolderOf(const AgentConfig& config, const spec::JobSpec& spec) {
-  const std::string& near = spec.checkpoint.near;
-  if (spec.checkpoint.uri.empty() || near.empty() || config.near_bytes_max == 0) return "";
+std::string NearFolderOf(const AgentConfig& config, const std::string& near) {
+  if (near.empty() || config.near_bytes_max == 0) return "";
   if (near == spec::kNearMemory) return config.near_memory;
   return absl::StrCat(near, "/",
                       config.node.value);  // agents of one machine, or of one shared disk, stay apart

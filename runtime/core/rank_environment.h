@@ -28,8 +28,9 @@ std::vector<std::string> RankCommand(const GenerationGrant& grant, const spec::J
 // The job's GPUs on this node, ordered so that index LOCAL_RANK is the rank's own (its first).
 std::vector<int> VisibleGpus(const GenerationGrant& grant, const NodeId& node);
 
-// Where ranks of the job keep copies of checkpoints on this node; empty: nowhere.
-std::string NearFolderOf(const AgentConfig& config, const spec::JobSpec& spec);
+// Where copies of checkpoints lie on this node that a job wants to be `near` (CheckpointPolicy); empty:
+// nowhere.
+std::string NearFolderOf(const AgentConfig& config, const std::string& near);
 
 std::string MembersJson(const GenerationGrant& grant);
 

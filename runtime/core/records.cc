@@ -1,5 +1,7 @@
 #include "runtime/core/records.h"
 
+#include <algorithm>
+
 #include "absl/strings/str_cat.h"
 
 namespace gtrain::core {
@@ -73,6 +75,15 @@ const char* Name(NoticeKind kind) {
       return "leave";
   }
   return "unknown";
+}
+
+void Keep(JobRecord& record, const GenerationGrant& grant) {
+  for (const std::vector<NodePlace>* places : {&grant.nodes, &grant.holders}) {
+    for (const NodePlace& place : *places) {
+      if (std::find(record.kept.begin(), record.kept.end(), place.node) == record.kept.end())
+        record.kept.push_back(place.node);
+    }
+  }
 }
 
 const char* Name(FaultKind kind) {

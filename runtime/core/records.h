@@ -88,7 +88,7 @@ struct JobRecord {
   std::string ending_reason;
   std::vector<RankExit> exits;     // of `generation`; tails cut to 2 KiB
   std::vector<NodeId> unreleased;  // nodes not yet known to be free of processes of <= revoked
-  std::vector<NodeId> kept;        // nodes that hold a keeper of this job: they get ForgetJob when it ends
+  std::vector<NodeId> kept;  // that hold a keeper or copies of this job: they get ForgetJob when it ends
 
   int restarts = 0;                 // generations that ended in a failure
   std::vector<FaultRecord> faults;  // newest last, at most 32
@@ -151,6 +151,9 @@ struct CheckpointRecord {
 using Record = std::variant<ClusterRecord, NodeRecord, JobRecord, RequestRecord, CheckpointRecord>;
 
 std::string KeyOf(const Record& record);
+
+// Adds the machines of the grant to `kept`.
+void Keep(JobRecord& record, const GenerationGrant& grant);
 
 // One put (record) or delete (nullopt) of a batch that is applied atomically.
 struct RecordWrite {

@@ -29,6 +29,9 @@
 #   agent  -> head    noticeSeen                 (answered by ackNotice once it is durable)
 #   head   -> agents  noticeRanks                (of every job that has ranks there), later revoke and startGeneration
 #
+# Machines that keep copies of checkpoints for a job without running its ranks:
+#   head   -> agent   keepCopies                 (with the grant, and after each hello; until forgetJob)
+#
 # Durations are nanoseconds, never negative. Data fields are bytes as the operating system or a user's
 # program made them; Text is UTF-8 for people or an id.
 @0xd1c6b6a9e2f04b17;
@@ -69,6 +72,7 @@ struct Message {
     ackNotice @28 :AckNotice;
     exchangeMissing @29 :ExchangeMissing;
     linkDown @30 :LinkDown;
+    keepCopies @31 :KeepCopies;
   }
 }
 
@@ -161,6 +165,7 @@ struct GenerationGrant {
   endWithClient @15 :Bool;
   owner @16 :Text;
   nearSecret @17 :Text;
+  holders @18 :List(NodePlace);
 }
 
 enum NoticeKind { none @0; atRisk @1; freeze @2; leave @3; }
@@ -193,6 +198,8 @@ struct AgentHello {
   order @13 :UInt64;
   nearPort @14 :Int32;
   nearKey @15 :Text;
+  takesCopies @16 :Bool;
+  copiesOf @17 :List(Text);
 }
 
 struct AgentHeartbeat { sequence @0 :UInt64; changed @1 :List(RankStatus); freePorts @2 :List(Int32); }
@@ -299,6 +306,9 @@ struct ExchangeMissing {
 }
 
 struct ForgetJob { epoch @0 :UInt64; job @1 :Text; }
+
+# To each node in `holders` of a grant, and after each of its hellos while the job lives; until forgetJob.
+struct KeepCopies { epoch @0 :UInt64; job @1 :Text; near @2 :Data; secret @3 :Text; }
 
 struct AckNotice { epoch @0 :UInt64; sequence @1 :UInt64; }
 

@@ -97,6 +97,7 @@ GT_FIELDS(core::GenerationGrant) {
   GT_PLAIN(end_with_client, EndWithClient);
   GT_TEXT(owner, Owner, kNameBytesMax);
   GT_TEXT(near_secret, NearSecret, kNameBytesMax);
+  GT_LIST(holders, Holders, kRanksMax);
 }
 
 GT_FIELDS(core::NodeNotice) {
@@ -126,6 +127,8 @@ GT_FIELDS(core::AgentHello) {
   GT_PLAIN(order, Order);
   GT_NUMBER(near_port, NearPort, 0, 65535);
   GT_TEXT(near_key, NearKey, kNameBytesMax);
+  GT_PLAIN(takes_copies, TakesCopies);
+  GT_ID_LIST(copies_of, CopiesOf, 10000);
 }
 GT_FIELDS(core::AgentHeartbeat) {
   GT_PLAIN(sequence, Sequence);
@@ -265,6 +268,12 @@ GT_FIELDS(core::ForgetJob) {
 GT_FIELDS(core::AckNotice) {
   GT_COUNTER(epoch, Epoch);
   GT_PLAIN(sequence, Sequence);
+}
+GT_FIELDS(core::KeepCopies) {
+  GT_COUNTER(epoch, Epoch);
+  GT_ID(job, Job);
+  GT_BYTES(near, Near, 4096);
+  GT_TEXT(secret, Secret, kNameBytesMax);
 }
 GT_FIELDS(core::NoticeRanks) {
   GT_COUNTER(epoch, Epoch);
@@ -416,7 +425,8 @@ GT_FIELDS(core::ClientReply) {
   X(NoticeSeen, NOTICE_SEEN, kAgent, false)                  \
   X(AckNotice, ACK_NOTICE, kHead, false)                     \
   X(ExchangeMissing, EXCHANGE_MISSING, kHead, false)         \
-  X(LinkDown, LINK_DOWN, kAgent, false)
+  X(LinkDown, LINK_DOWN, kAgent, false)                      \
+  X(KeepCopies, KEEP_COPIES, kHead, false)
 
 GT_FIELDS(core::ClientRequest) {
   GT_ID(id, Id);

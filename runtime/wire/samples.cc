@@ -80,7 +80,8 @@ core::GenerationGrant SampleGrant() {
       .nodes = {{NodeId("0123456789abcdef"), "10.0.0.1", "a", "z1", "r1", 7071, "key"}},
       .ranks = {{.rank = 0, .local_rank = 0, .node = NodeId("0123456789abcdef"), .cpus = {0, 1}, .gpus = {3}},
                 {.rank = 1, .local_rank = 1, .node = NodeId("0123456789abcdef")}},
-      .near_secret = "0a1b"};
+      .near_secret = "0a1b",
+      .holders = {{NodeId("fedcba9876543210"), "10.0.0.9", "k", "z2", "", 7072, "key-k"}}};
 }
 
 core::NodeNotice SampleNotice() {
@@ -104,7 +105,9 @@ std::vector<core::Message> SampleMessages() {
       .inventory = {4, 2, 1, 1ull << 40, {{"GPU-1", "H200", 1ull << 37, -1}}},
       .labels = {{"pool", "spot"}},
       .free_ports = {29500, 29501},
-      .held = {{kJob, kGeneration, {2}, {SampleStatus()}, {SampleExit(core::ExitCause::kOom)}}}};
+      .held = {{kJob, kGeneration, {2}, {SampleStatus()}, {SampleExit(core::ExitCause::kOom)}}},
+      .takes_copies = true,
+      .copies_of = {kJob}};
   std::vector<core::Message> all = {
       hello,
       core::AgentHeartbeat{8, {SampleStatus()}, {1, 65535}},
@@ -129,6 +132,7 @@ std::vector<core::Message> SampleMessages() {
       core::ExchangeTable{kEpoch, kJob, kGeneration, 9, {"abc", "", "d"}},
       core::ExchangeMissing{kEpoch, kJob, kGeneration, 9, {1, 3}},
       core::ForgetJob{kEpoch, kJob},
+      core::KeepCopies{kEpoch, kJob, "memory", "0a1b"},
       core::NoticeRanks{kEpoch, kJob, kGeneration, absl::Seconds(119)},
       core::NoticeSeen{3, SampleNotice()},
       core::AckNotice{kEpoch, 3},

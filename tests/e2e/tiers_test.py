@@ -79,6 +79,7 @@ class OtherMachinesTest(ClusterTest):
     """A job of save_rank.py with a copy of each shard on another machine; machines are lost with all they had in memory."""
     agent_count = 3
     machines = 2
+    cpus = 1  # of each rank
 
     def setUp(self):
         super().setUp()
@@ -87,7 +88,7 @@ class OtherMachinesTest(ClusterTest):
         for name in self.ids:
             self.addCleanup(shutil.rmtree, self.memory(name), ignore_errors=True)
         job = self.job_file('kept', f'name: kept\nrun: /usr/bin/python3 {RANK} --out {self.out} --die none --hold\n'
-                                    f'nodes: {{min: 1, max: {self.machines}}}\nranks_per_node: 1\nresources: {{cpus: 1}}\n'
+                                    f'nodes: {{min: 1, max: {self.machines}}}\nranks_per_node: 1\nresources: {{cpus: {self.cpus}}}\n'
                                     f'checkpoint: {{uri: {self.store}, replicas: 1}}\n'
                                     'restart: {before_first_step: 10}\n')
         self.launched = self.launch(job)
@@ -95,18 +96,22 @@ class OtherMachinesTest(ClusterTest):
             wait_until(f'rank {rank} to be ready', lambda: os.path.exists(os.path.join(self.out, f'ready.{rank}')) or
                        self.assertIsNone(self.launched.popen.poll(), self.launched.output()))
         self.homes = {rank['rank']: rank['hostname'] for rank in self.job('kept')['ranks']}
+        self.before_step_2()
         open(os.path.join(self.out, 'go'), 'w').close()
         self.launched.wait_for('checkpoint at step 2')
         wait_until('each shard of step 2 to be on two machines', lambda: all(
             len(self.copies(rank)) == 2 for rank in range(self.machines)))
 
+    def before_step_2(self):
+        pass
+
     def memory(self, hostname):
         return f'/dev/shm/gtrain-{self.ids[hostname]}'
 
-    def copies(self, rank):
-        """hostname -> path of its copy of that rank's shard of step 2."""
+    def copies(self, rank, step=2):
+        """hostname -> path of its copy of that rank's shard."""
         return {name: path for name in self.ids for path in glob.glob(
-            f'{self.memory(name)}/*/step-000000000002.*/rank-{rank:05}-of-*.safetensors')}
+            f'{self.memory(name)}/*/step-{step:012}.*/rank-{rank:05}-of-*.safetensors')}
 
     def lose(self, *hostnames):
         """Their power fails, at once."""
@@ -191,6 +196,45 @@ class LostZoneTest(OtherMachinesTest):
         self.assertEqual(storage, '0B', self.launched.output())
         self.assertNotEqual(own, '0B', self.launched.output())
         self.assertNotEqual(others, '0B', self.launched.output())
+
+
+@unittest.skipUnless(os.path.exists(LIBRARY) and not sanitized(), 'libgtrain.so is not built, or with a sanitizer')
+class OutsideTheJobTest(OtherMachinesTest):
+    """A job on one machine, one that could take its place in the same zone, and one in another zone that is too small."""
+    agent_count = 3
+    machines = 1
+    cpus = 2
+
+    def flags(self, index):
+        return ('--label', f'zone=z{index % 2}', '--cpus', str(1 if index == 1 else self.cpus))
+
+    def join_agent(self, index, *flags):
+        return super().join_agent(index, *self.flags(index), *flags)
+
+    def test_its_machine_is_lost_and_the_next_restores_from_the_memory_of_one_in_another_zone(self):
+        home = self.homes[0]
+        self.assertEqual(set(self.copies(0)), {home, 'node1'}, 'never in the same zone while there is another')
+        self.assertIn('copies of its checkpoints are also kept on node1, outside the job', self.client('status', 'kept').stdout)
+        self.lose(home)
+        self.lose_shards_of_the_storage()
+        storage, own, others = self.resumed()
+        self.assertEqual((storage, own), ('0B', '0B'), self.launched.output())
+        self.assertNotEqual(others, '0B', self.launched.output())
+        wait_until('the copies to go with the job', lambda: not self.copies(0))
+
+
+@unittest.skipUnless(os.path.exists(LIBRARY) and not sanitized(), 'libgtrain.so is not built, or with a sanitizer')
+class HolderRestartsTest(OutsideTheJobTest):
+    """The same, with another life of the agent that keeps the copies before step 2 is saved."""
+
+    def before_step_2(self):
+        # A copy that is cut off on its way is another matter: for half a minute nothing more is sent there.
+        wait_until('the copy of step 1 to be whole', lambda: 'node1' in self.copies(0, step=1))
+        self.agents[1].signal(signal.SIGKILL)
+        self.agents[1].wait()
+        self.agents[1] = self.start_agent(1, *self.flags(1))
+        self.agents[1].wait_for('keeps copies of checkpoints of kept-1')
+
 
 
 if __name__ == '__main__':

@@ -43,10 +43,13 @@ struct Printer {
     return absl::StrCat("Welcome epoch ", m.epoch.value);
   }
   std::string operator()(const core::StartGeneration& m) const {
-    return absl::StrCat("StartGeneration ", m.grant.job.value, " g", m.grant.generation.value, " t",
-                        m.grant.timeline.value, ": ", RanksOn(m.grant, node), ", master ",
-                        m.grant.master_address, ":", m.grant.master_port,
-                        m.grant.resume.empty() ? "" : ", resume ", m.grant.resume);
+    std::string text = absl::StrCat("StartGeneration ", m.grant.job.value, " g", m.grant.generation.value,
+                                    " t", m.grant.timeline.value, ": ", RanksOn(m.grant, node), ", master ",
+                                    m.grant.master_address, ":", m.grant.master_port,
+                                    m.grant.resume.empty() ? "" : ", resume ", m.grant.resume);
+    for (const core::NodePlace& holder : m.grant.holders)
+      absl::StrAppend(&text, ", copies on ", holder.hostname);
+    return text;
   }
   std::string operator()(const core::Revoke& m) const {
     return absl::StrCat("Revoke ", m.job.value, " <= g", m.generation.value, " ", ModeName(m.mode), " grace ",
@@ -68,6 +71,9 @@ struct Printer {
                         PrintDuration(m.notice.left));
   }
   std::string operator()(const core::ForgetJob& m) const { return absl::StrCat("ForgetJob ", m.job.value); }
+  std::string operator()(const core::KeepCopies& m) const {
+    return absl::StrCat("KeepCopies ", m.job.value, " in ", m.near);
+  }
   std::string operator()(const core::AgentShutdown& m) const { return absl::StrCat("Shutdown: ", m.reason); }
   std::string operator()(const core::AgentHello& m) const {
     std::string text =
@@ -76,6 +82,7 @@ struct Printer {
       absl::StrAppend(&text, ", holds ", held.job.value, " g", held.generation.value, " (", held.live.size(),
                       " live, ", held.exited.size(), " exited)");
     }
+    for (const JobId& job : m.copies_of) absl::StrAppend(&text, ", has copies of ", job.value);
     return text;
   }
   std::string operator()(const core::RanksStarted& m) const {
@@ -175,6 +182,7 @@ void TraceWorld::Head(const Command& command) {
     config_.local = command.Word(0) == "local";
     config_.exit_when_idle = config_.local;
     if (command.options.contains("nodes")) config_.expected_nodes = command.Number("nodes", 1);
+    config_.near_secret = [](const JobId&) { return std::string(64, '5'); };
     config_.parse_job = [](absl::string_view text) -> absl::StatusOr<spec::JobSpec> {
       const spec::ParseResult result = spec::ParseJob(text, "job.yaml");
       if (!result.ok()) return absl::InvalidArgumentError(spec::FormatError(result.errors[0]));
@@ -199,13 +207,14 @@ void TraceWorld::Boot() {
   Do(*std::move(recovered));
 }
 
-// node NAME [cpus=N] [incarnation=I]
+// node NAME [cpus=N] [incarnation=I] [zone=Z]
 void TraceWorld::NodeUp(const Command& command) {
   ScriptedAgent& agent = agents_[command.Word(0)];
   agent.name = command.Word(0);
   agent.cpus = command.Number("cpus", agent.cpus);
   const std::string incarnation = command.Option("incarnation", agent.incarnation);
   if (incarnation != agent.incarnation) agent.held.clear();
+  agent.zone = command.Option("zone", agent.zone);
   agent.incarnation = incarnation;
   agent.linked = true;
   Hello(agent);
@@ -437,6 +446,8 @@ void TraceWorld::ToAgent(const core::SendToNode& send) {
   if (!agent.linked) return;
   if (const auto* start = std::get_if<core::StartGeneration>(&send.message)) Start(agent, start->grant);
   if (const auto* revoke = std::get_if<core::Revoke>(&send.message)) End(agent, *revoke);
+  if (const auto* keep = std::get_if<core::KeepCopies>(&send.message)) agent.copies.insert(keep->job);
+  if (const auto* forget = std::get_if<core::ForgetJob>(&send.message)) agent.copies.erase(forget->job);
   if (const auto* ack = std::get_if<core::AckExit>(&send.message)) {
     const auto held = agent.held.find({ack->job, ack->generation});
     if (held == agent.held.end()) return;
@@ -480,6 +491,13 @@ void TraceWorld::Hello(ScriptedAgent& agent) {
   hello.inventory.cpus = agent.cpus;
   hello.inventory.memory_bytes = uint64_t{16} << 30;
   hello.free_ports = {25001, 25002, 25003};
+  if (!agent.zone.empty()) {
+    hello.labels = {{"zone", agent.zone}};
+    hello.near_port = 7000;
+    hello.near_key = "key-" + agent.name;
+    hello.takes_copies = true;
+  }
+  hello.copies_of.assign(agent.copies.begin(), agent.copies.end());
   for (const auto& [key, held] : agent.held) {
     core::HeldGeneration generation{key.first, key.second, agent.revoked[key.first], {}, held.unacknowledged};
     for (const auto& [rank, status] : held.live) generation.live.push_back(status);

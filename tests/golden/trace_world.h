@@ -30,6 +30,8 @@ struct ScriptedAgent {
   std::string name;
   std::string incarnation = "1";
   int cpus = 4;
+  std::string zone;        // if it is given one it takes copies of checkpoints
+  std::set<JobId> copies;  // of these jobs
   bool linked = true;
   int routes = 0;  // connections so far
   uint64_t beats = 0;

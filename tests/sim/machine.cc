@@ -38,6 +38,12 @@ void Machine::StartAgent() {
   if (kernel_.now() < other_agent_until_) config.keeper_protocol += 2;
   config.inventory.cpus = config.inventory.cores = config_.cpus;
   config.inventory.memory_bytes = uint64_t{64} << 30;
+  config.labels = {{"zone", absl::StrCat("z", config_.index % 3)}};
+  config.near_memory = "/memory";
+  config.near_bytes_max = uint64_t{1} << 30;
+  config.near_port = 7000;
+  config.near_key = "key";
+  config.near_left.assign(copies_.begin(), copies_.end());
   config.parse_spec = parse_;
   config.job_hash = [](const spec::JobSpec&) { return "hash"; };
   config.read_secret = [](const std::string&) -> absl::StatusOr<std::string> {
@@ -217,6 +223,7 @@ void Machine::PowerOff(int64_t down) {
     (void)keeper->Die();
   }
   keepers_.clear();
+  copies_.clear();
   for (auto& [job, dead] : dead_keepers_) {
     for (const RankPtr& process : dead.processes) ranks_.KillProcess(process, keeper::Cause::kLost, 0, 9);
   }

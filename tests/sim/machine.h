@@ -5,6 +5,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -54,6 +55,8 @@ class Machine {
   const Incarnation& incarnation() const { return incarnation_; }
   const std::map<JobId, std::shared_ptr<KeeperModel>>& keepers() const { return keepers_; }
   size_t inbox_max() const { return inbox_max_; }
+  // Jobs of whose checkpoints there are copies in its memory.
+  const std::set<JobId>& copies() const { return copies_; }
   int64_t supervisor_delay = 2 * kSec;
   double keeper_start_fails = 0;
   double port_taken = 0;
@@ -82,8 +85,8 @@ class Machine {
   void Do(core::Leave& effect);
   void Do(core::WriteFile&) {}
   void Do(core::MakeDirectory&) {}
-  void Do(core::ShareCopies&) {}
-  void Do(core::DropCopies&) {}
+  void Do(core::ShareCopies& effect) { copies_.insert(effect.job); }
+  void Do(core::DropCopies& effect) { copies_.erase(effect.job); }
   void Wake();
   void TryConnect();
   void Watch();
@@ -117,6 +120,7 @@ class Machine {
   std::map<JobId, Handle> handles_;                        // of this agent process
   std::map<JobId, std::shared_ptr<KeeperModel>> keepers_;  // processes
   std::map<JobId, DeadKeeper> dead_keepers_;               // not swept up yet
+  std::set<JobId> copies_;                                 // outlive agents
   size_t inbox_max_ = 0;
 };
 

@@ -29,7 +29,8 @@ const char* KindOf(const core::Message& message) {
                                        "AgentJoined",      "ClientRequest",
                                        "ClientReply",      "GenerationDescribed",
                                        "NoticeSeen",       "AckNotice",
-                                       "ExchangeMissing",  "LinkDown"};
+                                       "ExchangeMissing",  "LinkDown",
+                                       "KeepCopies"};
   return message.index() < std::size(kNames) ? kNames[message.index()] : "Message";
 }
 

@@ -31,6 +31,7 @@ World::World(uint64_t seed, const Profile& chosen)
     if (spec == nullptr) return absl::InvalidArgumentError("not a job");
     return *spec;
   };
+  config.near_secret = [](const JobId&) { return std::string(64, '5'); };
   checker.config = config;
   checker.spec_of = [this](const std::string& text) { return SpecOf(text); };
   checker.cpus_of = [this](const NodeId& node) {
@@ -210,6 +211,8 @@ std::string World::DrawSpec(Program* program) {
   absl::StrAppend(&text, "stop_grace: ", 1 + rng.Below(20), "s\n");
   if (rng.Chance(0.1)) absl::StrAppend(&text, "limits: {time: ", 2 + rng.Below(10), "m}\n");
   if (rng.Chance(0.3)) absl::StrAppend(&text, "priority: ", rng.Below(3), "\n");
+  if (submitted_ % 2 == 0)
+    absl::StrAppend(&text, "checkpoint: {uri: /ckpt, replicas: ", 1 + submitted_ % 3, "}\n");
   return text;
 }
 
@@ -310,6 +313,28 @@ std::string World::Leftovers() {
   return "";
 }
 
+// Nor are copies of its checkpoints; and holders of what runs have been told so.
+std::string World::LeftoverCopies() {
+  for (const auto& machine : machines) {
+    if (machine->config().clone || !machine->agent_alive()) continue;
+    for (const JobId& job : machine->copies()) {
+      const auto it = disk.durable().find(absl::StrCat("job/", job.value));
+      if (it == disk.durable().end() || core::IsFinal(std::get<core::JobRecord>(it->second).state))
+        return absl::StrCat("copies of ", job.value, " are left on m", machine->index());
+    }
+    for (const auto& [key, stored] : disk.durable()) {
+      const auto* job = std::get_if<core::JobRecord>(&stored);
+      if (job == nullptr || core::IsFinal(job->state) || !job->grant) continue;
+      for (const core::NodePlace& holder : job->grant->holders) {
+        kernel.counts["holders outside at rest"] += 1;
+        if (holder.node == machine->config().node && !machine->copies().contains(job->id))
+          return absl::StrCat("m", machine->index(), " keeps no copies of ", job->id.value);
+      }
+    }
+  }
+  return "";
+}
+
 std::string World::Unsettled() {
   if (!head->serving() || head->paused()) return "the head does not serve";
   if (!head->outbox().Idle()) return "the head's outbox is not empty";
@@ -322,7 +347,8 @@ std::string World::Unsettled() {
     return absl::StrCat(job.id.value, " is ", core::Name(job.state), " at g", job.generation.value, " (",
                         job.reason, ")");
   }
-  return Leftovers();
+  const std::string copies = LeftoverCopies();
+  return copies.empty() ? Leftovers() : copies;
 }
 
 }  // namespace gtrain::sim

@@ -126,6 +126,7 @@ class World {
   bool TrulyRunning(const core::HeadSnapshot::Job& job);
   bool TrulyWaiting(const core::HeadSnapshot::Job& job);
   std::string Leftovers();
+  std::string LeftoverCopies();
   void CheckQueues();
 
   std::map<std::string, std::optional<spec::JobSpec>> specs_;
