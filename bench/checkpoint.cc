@@ -675,8 +675,8 @@ std::string PythonWithBoto(const std::string& file) {
 
 int Main(int argc, char** argv) {
   World world;
-  std::vector<std::string> parts = {"reshard", "near", "upload"};
-  for (const std::string part : {"stall", "cost", "persist", "restore"}) {
+  std::vector<std::string> parts = {"reshard", "upload"};
+  for (const std::string part : {"stall", "cost", "persist", "restore", "near"}) {
     for (const std::string gib : {"", "-1", "-4"}) parts.push_back(part + gib);
   }
   world.options = ParseOptions(argc, argv, parts);
@@ -700,7 +700,6 @@ int Main(int argc, char** argv) {
     if (wanted && status.ok()) status = part();
   };
   measure(world.Wants("reshard"), [&] { return MeasureReshard(&world, sizes[0].first, sizes[0].second); });
-  measure(world.Wants("near"), [&] { return MeasureNear(&world, sizes[0].first, sizes[0].second); });
   measure(world.Wants("upload"), [&] { return MeasureUpload(&world); });
   for (const auto& [name, size_bytes] : sizes) {
     const std::string& size = name;
@@ -711,6 +710,7 @@ int Main(int argc, char** argv) {
       measure(world.Wants("cost", gib), [&] { return MeasureCost(&world, size, bytes, lazy); });
     measure(world.Wants("persist", gib), [&] { return MeasurePersist(&world, size, bytes); });
     measure(world.Wants("restore", gib), [&] { return MeasureRestore(&world, size, bytes); });
+    measure(world.Wants("near", gib), [&] { return MeasureNear(&world, size, bytes); });
   }
   home.Remove();
   if (!status.ok()) {
