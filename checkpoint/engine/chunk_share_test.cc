@@ -24,6 +24,7 @@
 #include "checkpoint/plan/load_plan.h"
 #include "checkpoint/s3/s3_fake.h"
 #include "checkpoint/s3/s3_store.h"
+#include "checkpoint/store/faulty_store.h"
 #include "runtime/http/curl_client.h"
 
 namespace gtrain::ckpt {
@@ -212,11 +213,11 @@ class LoadTest : public testing::Test {
     return *ChunkShare::Join(made.address(), chunks_, 2, "it", kShort);
   }
   // How many bytes were read by this rank.
-  absl::StatusOr<uint64_t> Load(ChunkShare* share) {
+  absl::StatusOr<uint64_t> Load(ChunkShare* share, port::BlobStore* store = nullptr) {
     Weights weights, expected;
     expected.Fill(7);
-    const auto read = LoadShards(store_.get(), nullptr, share, manifest_, plan_, &Alive,
-                                 [&](size_t) { return reinterpret_cast<char*>(weights.w.data()); });
+    const auto read = LoadShards(store == nullptr ? store_.get() : store, nullptr, share, manifest_, plan_,
+                                 &Alive, [&](size_t) { return reinterpret_cast<char*>(weights.w.data()); });
     EXPECT_TRUE(!read.ok() || weights.w == expected.w);
     return read;
   }
@@ -256,6 +257,48 @@ TEST_F(LoadTest, ARankThatIsKilledWithAChunkOnItsHandsHoldsUpNobody) {
   share->Start();
   EXPECT_EQ(*Load(share.get()), plan_.read_bytes);
   for (const int fd : {to_child[0], to_child[1], from_child[0], from_child[1]}) close(fd);
+}
+
+// One of three processes is killed when it has a chunk and reads others, while the rest begins.
+TEST_F(LoadTest, ARankThatIsKilledInTheMiddleOfItHoldsUpNoneOfTheOthers) {
+  constexpr int kRanks = 3, kVictim = 1;
+  auto share = *ChunkShare::Make(chunks_, kRanks, "it", kShort);
+  int wanted[2], go[2], start[2];
+  ASSERT_EQ(pipe(wanted) + pipe(go) + pipe(start), 0);
+  char byte = 0;
+  std::vector<pid_t> children;
+  for (int rank = 1; rank < kRanks; ++rank) {
+    children.push_back(fork());
+    if (children.back() != 0) continue;
+    const auto theirs = *ChunkShare::Join(share->address(), chunks_, kRanks, "it", kShort);
+    WantChunks(manifest_, plan_, nullptr, theirs.get());
+    (void)!write(wanted[1], "w", 1);
+    (void)!read(rank == kVictim ? go[0] : start[0], &byte, 1);
+    theirs->Start();
+    FaultyStore store(store_.get(), {.fault = [&](uint64_t call, absl::string_view) {
+                        if (rank == kVictim && call == 40) (void)!write(start[1], "ss", kRanks - 1);
+                        if (rank == kVictim && call == 44) kill(getpid(), SIGKILL);
+                        return Fault::kNone;
+                      }});
+    _exit(Load(theirs.get(), &store).ok() && !HasFailure() ? 0 : 1);
+  }
+  WantChunks(manifest_, plan_, nullptr, share.get());
+  for (int rank = 1; rank < kRanks; ++rank) ASSERT_EQ(read(wanted[0], &byte, 1), 1);
+  ASSERT_EQ(write(go[1], "g", 1), 1);
+  ASSERT_EQ(read(start[0], &byte, 1), 1);
+  share->Start();
+  EXPECT_TRUE(Load(share.get()).ok());
+  for (int rank = 1; rank < kRanks; ++rank) {
+    int status = 0;
+    const pid_t child = children[static_cast<size_t>(rank - 1)];
+    ASSERT_EQ(waitpid(child, &status, 0), child);
+    if (rank == kVictim) {
+      EXPECT_TRUE(WIFSIGNALED(status)) << status;
+    } else {
+      EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
+    }
+  }
+  for (const int fd : {wanted[0], wanted[1], go[0], go[1], start[0], start[1]}) close(fd);
 }
 
 TEST_F(LoadTest, WhatAnotherRankReadIsBelievedByNobody) {
