@@ -173,7 +173,8 @@ bool LogWriter::Idle() const {
 void LogWriter::Run(std::shared_ptr<Queue> queue) {
   queue->lock.Lock();
   while (true) {
-    queue->lock.Await([&] { return !queue->line.empty() || queue->over; });
+    queue->lock.Await(
+        [&]() ABSL_SHARED_LOCKS_REQUIRED(queue->lock) { return !queue->line.empty() || queue->over; });
     if (queue->line.empty()) break;
     const std::shared_ptr<LogFile> file = std::move(queue->line.front());
     queue->line.pop_front();

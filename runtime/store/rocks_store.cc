@@ -195,7 +195,7 @@ void RocksStore::Replace(const std::string& key, const std::string* sealed) {
 absl::Status RocksStore::Verify(bool accept_loss) {
   std::optional<Summary> stored;
   absl::Status undecodable;
-  GT_RETURN_IF_ERROR(Read([&](std::string key, absl::string_view sealed, std::string value) {
+  GT_RETURN_IF_ERROR(Read([&](const std::string& key, absl::string_view sealed, const std::string& value) {
     if (key != kSummaryKey) {
       const std::string copy(sealed);
       return Replace(key, &copy);
