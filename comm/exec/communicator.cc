@@ -42,8 +42,9 @@ absl::Status Annotate(const absl::Status& status, const std::string& what) {
   return absl::Status(status.code(), absl::StrCat(what, ": ", status.message()));
 }
 
-// First byte of what ranks tell each other: an error of one is then reported by all.
-constexpr char kMeetOk = '+', kMeetError = '-';
+// First byte of what ranks tell each other: an error of one is then reported by all. To begin anew helps
+// against an error, not against what was asked for and is not there.
+constexpr char kMeetOk = '+', kMeetError = '-', kMeetNever = '!';
 constexpr uint32_t kMeetVersion = (7 << 16) | sizeof(OpRecord);
 constexpr size_t kSettingBytesMax = 64;
 constexpr char kBetweenSettings = '\0';  // no variable holds it
@@ -161,14 +162,16 @@ absl::StatusOr<std::vector<std::string>> ExecCommunicator::Meet(const GatherFn& 
   if (nodes() == 1 && !both_rounds) return std::vector<std::string>(first.size());
 
   const absl::StatusOr<std::string> own = OpenTransport();
+  const char how = own.ok() ? kMeetOk : absl::IsFailedPrecondition(own.status()) ? kMeetNever : kMeetError;
   GT_ASSIGN_OR_RETURN(std::vector<std::string> all,
-                      gather(own.ok() ? std::string(1, kMeetOk) + *own
-                                      : std::string(1, kMeetError) + std::string(own.status().message())));
+                      gather(absl::StrCat(std::string(1, how), own.ok() ? *own : own.status().message())));
   for (size_t r = 0; r < all.size(); ++r) {
     if (all[r].empty() || all[r][0] != kMeetOk) {
-      return absl::UnavailableError(absl::StrCat(
-          "rank ", r, " (", bootstrap_->members()[r].address,
-          ") cannot open its connection to other machines: ", all[r].empty() ? "" : all[r].substr(1)));
+      const bool never = !all[r].empty() && all[r][0] == kMeetNever;
+      return absl::Status(never ? absl::StatusCode::kFailedPrecondition : absl::StatusCode::kUnavailable,
+                          absl::StrCat("rank ", r, " (", bootstrap_->members()[r].address,
+                                       ") cannot open its connection to other machines: ",
+                                       all[r].empty() ? "" : all[r].substr(1)));
     }
     all[r].erase(0, 1);
   }

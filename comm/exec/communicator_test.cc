@@ -509,9 +509,10 @@ class Forked : public testing::Test {
     ExecOptions options;
     options.user.timeout = kPatience;
     options.network = network_;
-    const std::string said(MakeCommunicator(bootstrap.get(), options).status().message());
+    const absl::Status status = MakeCommunicator(bootstrap.get(), options).status();
+    const std::string said(status.message());
     std::fprintf(stderr, "rank %d: %s\n", rank, said.c_str());
-    return absl::StrContains(said, "rank 0 (127.0.0.1)") &&
+    return absl::IsFailedPrecondition(status) && absl::StrContains(said, "rank 0 (127.0.0.1)") &&
                    absl::StrContains(said,
                                      "GTRAIN_COMM_TLS is 'rc,tcp', which cannot be used: no rc on lo;") &&
                    absl::StrContains(said, "tcp on lo")

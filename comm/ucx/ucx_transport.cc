@@ -388,8 +388,9 @@ absl::StatusOr<std::unique_ptr<DataTransport>> OpenUcxTransport(const Bootstrap&
   GtrainUcxWorker* worker =
       api->open(fabric.transports.c_str(), fabric.devices.c_str(), fabric.every ? 1 : 0, &error);
   if (worker == nullptr && fabric.every) {
-    return absl::UnavailableError(absl::StrCat("GTRAIN_COMM_TLS is '", wish, "', which cannot be used: ",
-                                               error.text, ". Unset it to use what there is"));
+    return absl::FailedPreconditionError(absl::StrCat("GTRAIN_COMM_TLS is '", wish,
+                                                      "', which cannot be used: ", error.text,
+                                                      ". Unset it to use what there is"));
   }
   if (worker == nullptr) {
     return absl::UnavailableError(absl::StrCat(
