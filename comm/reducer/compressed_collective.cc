@@ -48,7 +48,9 @@ class Flat {
     senders.rounding_seed = static_cast<uint32_t>(group->rank());
     if (options.codec == Codec::kPowerSgd) {
       if (options.residual != ResidualType::kFloat32) {
-        return absl::InvalidArgumentError("compress: powersgd keeps float32 residuals alone");
+        return absl::InvalidArgumentError(
+            "compress: powersgd keeps float32 residuals alone: leave out residual=bf16, or take another "
+            "codec");
       }
       GT_ASSIGN_OR_RETURN(flat->low_rank_, LowRankMean::Make(senders, count, shapes));
       return flat;

@@ -42,6 +42,9 @@ class Session {
   virtual const std::string& job() const = 0;
 
   // Collective: every rank calls it in the same order. The session must outlive the communicator.
+  // Unavailable: a member was lost, or a machine cannot be reached; exit 75. InvalidArgument and
+  // FailedPrecondition: GTRAIN_COMM_ALGO or GTRAIN_COMM_TLS is none, differs, or names what a machine has
+  // not; starting again does not help.
   virtual absl::StatusOr<std::unique_ptr<Communicator>> MakeCommunicator(
       const CommunicatorOptions& options = {}) = 0;
 
