@@ -108,6 +108,29 @@ class NarrowLinkTest(network_test.NetworkTest):
         wait_until('every keeper to end', lambda: not self.daemons('keeper'), 120)
 
 
+@unittest.skipUnless(os.path.exists(CHAR_LM), 'needs libhwy-dev')
+class TransportsTest(network_test.NetworkTest):
+    def test_what_is_not_there_is_named(self):
+        """GTRAIN_COMM_TLS: RDMA asked for where the machines have none ends the job with what there is, before the first step,
+        and it is not tried again for ever as a lost machine would be; what they have is used."""
+        text = os.path.join(self.dir, 'text')
+        with open(text, 'w') as out:
+            out.writelines(f'{n} sheep and {n + 1} goats went up the hill. ' for n in range(2000))
+
+        def submit(transports):
+            return self.submit(self.job_file(transports, f'name: {transports}\nrun: {CHAR_LM} --text {text} --steps 3 --batch 16\n'
+                                                         'nodes: 2\nranks_per_node: 1\nresources: {cpus: 1}\nstop_grace: 2s\n'
+                                                         f'env: {{GTRAIN_COMM_TLS: {transports}}}\n'))
+
+        job = submit('rc')
+        seen = self.wait_for_state(job, 'FAILED', seconds=120)
+        self.assertIsNone(seen['step'], seen)
+        refused = (r'rank \d \([0-9.]+\) cannot open its connection to other machines: '
+                   r"GTRAIN_COMM_TLS is 'rc', .*no rc on \S+; UCX finds here: .*tcp on ")
+        wait_until('the reason in the logs', lambda: re.search(refused, self.client('logs', '--err', job).stdout), 60)
+        self.wait_for_state(submit('tcp'), 'SUCCEEDED', seconds=120)
+
+
 class PathTest(network_test.NetworkTest):
     def setUp(self):
         self.hosts = None
