@@ -642,14 +642,16 @@ absl::StatusOr<std::optional<RestoredStep>> CheckpointerImpl::Finish(const Choic
             search.damaged > 0 ? absl::StrCat("; ", search.damaged, " newer DAMAGED") : "",
             ": all ranks read ", stored, " there, ", own, " of copies on their own machines and ", peers,
             " of copies on others");
-    session_->ReportRestore(absl::StrFormat(
-        "step %d in %.2f s: %s from %s, %s from copies on the ranks' own machines%s, %s from copies on "
-        "others%s",
-        out.step, absl::ToDoubleSeconds(clock_.Now() - search.begun), stored, store->Describe(), own,
-        settings_.near ? absl::StrCat(" (", settings_.near->folder, ")") : "", peers,
-        search.passed_over.empty()
-            ? ""
-            : absl::StrCat("; passed over ", absl::StrJoin(search.passed_over, "; "))));
+    session_->ReportNote(
+        kNoteRestore,
+        absl::StrFormat(
+            "step %d in %.2f s: %s from %s, %s from copies on the ranks' own machines%s, %s from copies on "
+            "others%s",
+            out.step, absl::ToDoubleSeconds(clock_.Now() - search.begun), stored, store->Describe(), own,
+            settings_.near ? absl::StrCat(" (", settings_.near->folder, ")") : "", peers,
+            search.passed_over.empty()
+                ? ""
+                : absl::StrCat("; passed over ", absl::StrJoin(search.passed_over, "; "))));
   }
   return std::optional<RestoredStep>(std::move(out));
 }

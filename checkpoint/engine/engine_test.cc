@@ -106,7 +106,7 @@ TEST_F(EngineTest, LargeTensorsComeBackAndDamageInTheMiddleFallsBack) {
       std::vector<float> w(kRows * kColumns);
       ASSERT_TRUE((*checkpointer)->AddReplicated("w", w.data(), {kRows, kColumns}, DType::kFloat32).ok());
       body(checkpointer->get(), &w);
-      if (session->rank() == 0) note = session->restore();
+      if (session->rank() == 0) note = session->note(kNoteRestore);
     });
   };
   const auto value = [](int64_t step, size_t i) {

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstring>
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <thread>
@@ -153,9 +154,9 @@ class FakeSession : public Session {
     policy_ = policy;
     reported_.emplace_back(step, manifest);
   }
-  void ReportRestore(const std::string& text) override {
+  void ReportNote(absl::string_view kind, const std::string& text) override {
     MutexLock lock(&mu_);
-    restore_ = text;
+    notes_[std::string(kind)] = text;
   }
   absl::Status Alive() const override {
     MutexLock lock(&mu_);
@@ -179,9 +180,11 @@ class FakeSession : public Session {
     MutexLock lock(&mu_);
     return policy_;
   }
-  std::string restore() const {
+  // The newest of a kind; empty: none.
+  std::string note(absl::string_view kind) const {
     MutexLock lock(&mu_);
-    return restore_;
+    const auto it = notes_.find(std::string(kind));
+    return it == notes_.end() ? "" : it->second;
   }
   std::vector<std::pair<int64_t, std::string>> reported() const {
     MutexLock lock(&mu_);
@@ -196,7 +199,7 @@ class FakeSession : public Session {
   std::optional<absl::Duration> notice_;
   std::vector<std::pair<int64_t, std::string>> reported_;
   std::string policy_;
-  std::string restore_;
+  std::map<std::string, std::string> notes_;
 };
 
 // Runs `body` on a thread a rank and waits for all. A body that returns early breaks the communicator, as a

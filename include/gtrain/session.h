@@ -7,6 +7,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "gtrain/communicator.h"
 
@@ -21,6 +22,13 @@ struct ProgressReport {
   std::optional<double> loss;
   int64_t samples = 0;  // consumed since the previous report, by this rank
 };
+
+// Kinds of Session::ReportNote.
+inline constexpr char kNoteRestore[] = "restore";  // what the state was restored from
+inline constexpr char kNoteOwner[] = "owner";      // whose the checkpoint directory is, when that changed
+// The storage of checkpoints cannot be read. A rank that said so and ends without an exit code of 0 has met a
+// storage fault: the job waits for the storage, and nothing is charged (docs/operations.md).
+inline constexpr char kNoteStorage[] = "storage";
 
 // Thread-safe. Owns one background thread that talks to the keeper; starts no other, installs no
 // signal handler. In a forked child every call returns FailedPrecondition and nothing is sent.
@@ -53,8 +61,9 @@ class Session {
   // A checkpoint that this rank knows to be committed; `policy` says to people how often there is one, or
   // nothing. Never blocks. Checkpointer calls it.
   virtual void ReportCheckpoint(int64_t step, const std::string& manifest, const std::string& policy) = 0;
-  // What the state was restored from, for people. Never blocks. Checkpointer calls it, on rank 0.
-  virtual void ReportRestore(const std::string& text) = 0;
+  // What this rank says of itself in `gtrain status`; of each kind (kNote...) the newest counts, at most 400
+  // printable bytes of it are kept. Never blocks. Checkpointer calls it.
+  virtual void ReportNote(absl::string_view kind, const std::string& text) = 0;
 
   // OK, or Unavailable with the reason once this generation is over: end the step and exit 75.
   virtual absl::Status Alive() const = 0;

@@ -51,8 +51,8 @@ class ManagedSession final : public Session, public port::WriterHost {
   void ReportCheckpoint(int64_t step, const std::string& manifest, const std::string& policy) override {
     link_.Report(core::WorkerCheckpoint{step, manifest, policy});
   }
-  void ReportRestore(const std::string& text) override {
-    link_.Report(core::WorkerNote{core::kRestoreNote, text});
+  void ReportNote(absl::string_view kind, const std::string& text) override {
+    link_.Report(core::WorkerNote{std::string(kind), text});
   }
 
   absl::StatusOr<port::WriterLink> StartWriter(uint64_t arena_bytes, absl::Duration timeout) override {
@@ -117,7 +117,7 @@ class AloneSession final : public Session {
   }
   void Report(const ProgressReport&) override {}
   void ReportCheckpoint(int64_t, const std::string&, const std::string&) override {}
-  void ReportRestore(const std::string&) override {}
+  void ReportNote(absl::string_view, const std::string&) override {}
   absl::Status Alive() const override { return absl::OkStatus(); }
   bool StopRequested() const override { return false; }
   std::optional<absl::Duration> PreemptionNotice() const override { return std::nullopt; }
