@@ -24,10 +24,12 @@ class Agreement {
   int size() const { return comm_ == nullptr ? 1 : comm_->size(); }
   absl::Status Max(absl::Span<int64_t> values);
   absl::StatusOr<std::vector<int64_t>> Gather(int64_t value);
+  // As many values of each rank as `mine` has, in rank order.
+  absl::StatusOr<std::vector<int64_t>> GatherAll(absl::Span<const int64_t> mine);
   // Text of `root` everywhere; at most 64 KiB.
   absl::Status Broadcast(std::string* text, int root = 0);
-  // OK when every rank's is. Else each rank returns an error of the lowest rank that has one: its code and
-  // message, with the rank named.
+  // OK when every rank's is. Else each rank returns an error of the lowest rank that has one: its code,
+  // message and whether it is the storage's (IsStorageError), with the rank named.
   absl::Status AllOk(const absl::Status& mine);
 
  private:

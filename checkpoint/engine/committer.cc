@@ -46,6 +46,7 @@ bool StopFlag::Await(absl::Duration timeout) {
 struct Committer::Run {
   SaveId id;
   absl::string_view data;
+  const std::vector<HashBytes>& hashes;
   StopFlag* stop;
   absl::FunctionRef<void()> committed;
   ShardFile file;                  // ours
@@ -68,10 +69,10 @@ Committer::Committer(port::BlobStore* store, CommitterConfig config)
       retention_(store, config_.keep, config_.world_size),
       near_(config_.near, store) {}
 
-absl::Status Committer::Save(const SaveId& id, absl::string_view data, StopFlag* stop,
-                             absl::FunctionRef<void()> committed) {
+absl::Status Committer::Save(const SaveId& id, absl::string_view data, const std::vector<HashBytes>& hashes,
+                             StopFlag* stop, absl::FunctionRef<void()> committed) {
   GT_CHECK(data.size() == plan_.data_bytes);
-  Run run{.id = id, .data = data, .stop = stop, .committed = committed};
+  Run run{.id = id, .data = data, .hashes = hashes, .stop = stop, .committed = committed};
   Apply(&run, save::SnapshotTaken{id.step});
   while (!run.result) {
     if (run.effects.empty()) {
@@ -164,6 +165,7 @@ absl::Status Committer::WriteOwnShard(Run* run) {
   absl::Status written =
       WriteShard(store_, run->id, plan_, ShardName(config_.rank, config_.world_size), run->data);
   hasher.join();
+  GT_RETURN_IF_ERROR(CheckCopied(*run));
   for (int i = 1;; ++i) {
     // The key is this attempt's alone: if it exists, an earlier try made it and its answer was lost, or its
     // writer.
@@ -174,6 +176,19 @@ absl::Status Committer::WriteOwnShard(Run* run) {
     if (run->stop->Await(absl::Milliseconds(100 << std::min(i, 10)) * (0.5 + rng_.Unit()))) return written;
     written = WriteShard(store_, run->id, plan_, run->file.name, run->data);
   }
+}
+
+absl::Status Committer::CheckCopied(const Run& run) {
+  for (size_t i = 0; i < run.hashes.size(); ++i) {
+    if (i < run.file.chunks.size() && run.file.chunks[i] == HashHex(run.hashes[i])) continue;
+    return absl::DataLossError(absl::StrCat(
+        "bytes ", i * kChunkBytes, " to ", std::min((i + 1) * kChunkBytes, run.file.bytes), " of ",
+        run.file.name,
+        " changed between the copy of the state and its writing: the state was changed during Save (with "
+        "lazy: "
+        "before Fence), something wrote to memory that is not its own, or the memory is faulty"));
+  }
+  return absl::OkStatus();
 }
 
 absl::Status Committer::WriteIndex(Run* run, const absl::Status& shard) {

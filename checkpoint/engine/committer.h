@@ -21,6 +21,7 @@
 #include "checkpoint/engine/index_board.h"
 #include "checkpoint/engine/near.h"
 #include "checkpoint/engine/retain.h"
+#include "checkpoint/format/hash.h"
 #include "checkpoint/format/manifest.h"
 #include "checkpoint/plan/save_plan.h"
 #include "checkpoint/port/blob_store.h"
@@ -65,12 +66,16 @@ class Committer {
   Committer(port::BlobStore* store, CommitterConfig config);
 
   const ShardPlan& plan() const { return plan_; }
-  // Writes `data`, that of plan().pieces, as `id` and sees it committed or failed. Blocks as the storage
-  // does, and until commit_timeout for other ranks; `stop` gives it up. What an earlier try for the same `id`
-  // and data left is taken up: whoever died in the middle is repeated whole. `committed` is called before old
-  // ones are deleted.
-  absl::Status Save(const SaveId& id, absl::string_view data, StopFlag* stop,
-                    absl::FunctionRef<void()> committed);
+  // Writes `data`, that of plan().pieces, as `id` and sees it committed or failed. `hashes` of the chunks of
+  // the shard, if there are any, are those that `data` had when it was copied: a save whose data has others
+  // now is given up as DataLoss, because somebody wrote to it. Blocks as the storage does, and until
+  // commit_timeout for other ranks; `stop` gives it up. What an earlier try for the same `id` and data left
+  // is taken up: whoever died in the middle is repeated whole. `committed` is called before old ones are
+  // deleted.
+  absl::Status Save(const SaveId& id, absl::string_view data, const std::vector<HashBytes>& hashes,
+                    StopFlag* stop, absl::FunctionRef<void()> committed);
+  // What this run was resumed from (Retention::Resumed).
+  void Resumed(const SaveId& id) { retention_.Resumed(id); }
   // What people should know of a save that went well: where there is no copy of it. Mostly empty.
   const std::string& note() const { return near_.note(); }
   // The index of `id` is there already: `data` is not looked at any more.
@@ -86,6 +91,7 @@ class Committer {
   void Do(Run* run, const core::save::Effect& effect);
   void Apply(Run* run, const core::save::Event& event);
   absl::Status WriteOwnShard(Run* run);
+  static absl::Status CheckCopied(const Run& run);
   absl::Status WriteIndex(Run* run, const absl::Status& shard);
   absl::Status PutIndex(const std::string& key, const std::string& text);
   std::optional<std::string> PostedIndex(const std::string& key, int rank) const;

@@ -32,7 +32,7 @@ absl::StatusOr<std::unique_ptr<OutsideRoute>> OutsideRoute::Start(port::WriterHo
                                                                   const SaveOrder& order,
                                                                   const ShardPlan& plan, int64_t board) {
   const std::string text = Print(order);
-  const uint64_t bytes = SaveArena::BytesFor(text.size(), plan.data_bytes);
+  const uint64_t bytes = SaveArena::BytesFor(text.size(), plan.file_bytes());
   const absl::Duration commit_timeout = absl::Milliseconds(order.commit_timeout_ms);
   GT_ASSIGN_OR_RETURN(port::WriterLink link, host->StartWriter(bytes, commit_timeout));
   GT_ASSIGN_OR_RETURN(SaveArena arena, SaveArena::Map(std::move(link.arena)));
@@ -41,7 +41,7 @@ absl::StatusOr<std::unique_ptr<OutsideRoute>> OutsideRoute::Start(port::WriterHo
   std::unique_ptr<OutsideRoute> route(new OutsideRoute(std::move(arena), std::move(link.channel), order.rank,
                                                        commit_timeout + kPatienceOnTop));
   route->arena_.header()->board.store(board, std::memory_order_relaxed);
-  route->arena_.PutOrder(text, plan.header.size());
+  route->arena_.PutOrder(text, plan.header.size(), plan.file_bytes());
   GT_ASSIGN_OR_RETURN(route->data_, route->arena_.Data(plan.data_bytes));
   route->bell_.Ring();
   GT_RETURN_IF_ERROR(route->AwaitReady());
@@ -64,8 +64,13 @@ absl::Status OutsideRoute::AwaitReady() {
   return absl::OkStatus();
 }
 
-void OutsideRoute::Begin(const SaveId& id) {
+void OutsideRoute::Resumed(const SaveId& id) {
+  PutText(ManifestKey(id), absl::MakeSpan(arena_.header()->resumed));
+}
+
+void OutsideRoute::Begin(const SaveId& id, const std::vector<HashBytes>& hashes) {
   SaveArenaHeader* header = arena_.header();
+  arena_.PutHashes(hashes);
   PutText(ManifestKey(id), absl::MakeSpan(header->request));
   header->requested.fetch_add(1, std::memory_order_release);
   bell_.Ring();
@@ -236,8 +241,12 @@ class Writer {
   absl::Status SaveOne() {
     const std::optional<SaveId> id = ParseManifestKey(TakeText(arena_.header()->request));
     if (!id || id->epoch != order_.epoch) return absl::InvalidArgumentError("the rank asked for no attempt");
+    GT_ASSIGN_OR_RETURN(const std::vector<HashBytes> hashes,
+                        arena_.Hashes(work_.committer->plan().file_bytes()));
+    if (const auto resumed = ParseManifestKey(TakeText(arena_.header()->resumed)))
+      work_.committer->Resumed(*resumed);
     StopFlag never;
-    return work_.committer->Save(*id, work_.data, &never, [] {});
+    return work_.committer->Save(*id, work_.data, hashes, &never, [] {});
   }
 
   void Answer(const absl::Status& status) {

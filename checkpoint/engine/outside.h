@@ -25,7 +25,8 @@ class OutsideRoute final : public SaveRoute {
                                                              const ShardPlan& plan, int64_t board);
 
   char* buffer() override { return data_; }
-  void Begin(const SaveId& id) override;
+  void Begin(const SaveId& id, const std::vector<HashBytes>& hashes) override;
+  void Resumed(const SaveId& id) override;
   std::optional<absl::Status> Finish(const SaveId& id, StopFlag* stop,
                                      absl::FunctionRef<void()> committed) override;
   bool usable() override;

@@ -108,7 +108,10 @@ absl::Status Retention::Apply(const SaveId& id, bool finite, uint64_t bytes, boo
 absl::StatusOr<StoredCheckpoints> Retention::LookAtAll(const SaveId& id) {
   GT_ASSIGN_OR_RETURN(const auto unfinished, ListUnfinishedBefore(store_, id));
   for (const auto& u : unfinished) GT_RETURN_IF_ERROR(store_->DropUnfinished(u));
-  return ListStored(store_, id, &finite_of_);
+  GT_ASSIGN_OR_RETURN(StoredCheckpoints stored, ListStored(store_, id, &finite_of_));
+  stored.resumed = resumed_;
+  stored.verified = verified_;
+  return stored;
 }
 
 absl::StatusOr<StoredCheckpoints> Retention::LookAtManifests(const SaveId& id, uint64_t bytes,
@@ -116,6 +119,8 @@ absl::StatusOr<StoredCheckpoints> Retention::LookAtManifests(const SaveId& id, u
   there.push_back(id);
   GT_ASSIGN_OR_RETURN(StoredCheckpoints stored, SortManifests(store_, there, &finite_of_));
   stored.just_committed = id;
+  stored.resumed = resumed_;
+  stored.verified = verified_;
   stored.folders = PlanRetention(stored, keep_).manifests;
   const size_t old = stored.folders.size();
   if (store_->DeletesTogether() && old < kTogether && bytes * old <= kWaitingBytesMax)

@@ -1,6 +1,7 @@
 // Deleting from a checkpoint directory: what stands there, and the order in which it goes.
 #pragma once
 #include <map>
+#include <optional>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -40,6 +41,14 @@ class Retention {
   static constexpr size_t kTogether = 4;
   static constexpr uint64_t kWaitingBytesMax = 64 << 20;  // of what should be gone already
 
+  // What the run was resumed from: checkpoints that are newer and of an earlier life were passed over, so
+  // nobody knows yet what they are worth. They stay until something newer is resumed or a person removes
+  // them.
+  void Resumed(const SaveId& id) {
+    resumed_ = id;
+    if (!verified_ || *verified_ < id) verified_ = id;  // every byte of it was read
+  }
+
   // This writer left something there without a manifest.
   void ListNextTime() { unlisted_left_ = 0; }
 
@@ -51,6 +60,8 @@ class Retention {
   port::BlobStore* const store_;
   const int keep_;
   const int world_size_;
+  std::optional<SaveId> resumed_;
+  std::optional<SaveId> verified_;    // the newest that every rank's writer has read back
   int unlisted_left_ = 0;             // how often we may do without listing
   std::map<SaveId, bool> whole_;      // committed by us; whether with indices
   std::map<SaveId, bool> finite_of_;  // manifests read before: they never change

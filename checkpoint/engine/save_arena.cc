@@ -16,6 +16,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
 #include "base/file.h"
+#include "checkpoint/format/manifest.h"
 
 namespace gtrain::ckpt {
 namespace {
@@ -23,6 +24,9 @@ namespace {
 constexpr uint64_t kPage = 4096;
 
 uint64_t WholePages(uint64_t bytes) { return (bytes + kPage - 1) / kPage * kPage; }
+
+uint64_t ChunksOf(uint64_t file_bytes) { return (file_bytes + kChunkBytes - 1) / kChunkBytes; }
+uint64_t HashPages(uint64_t file_bytes) { return WholePages(ChunksOf(file_bytes) * sizeof(HashBytes)); }
 
 }  // namespace
 
@@ -45,8 +49,8 @@ absl::StatusOr<UniqueFd> OpenShared(int64_t address) {
   return fd;
 }
 
-uint64_t SaveArena::BytesFor(uint64_t order_bytes, uint64_t data_bytes) {
-  return kOrderBegin + WholePages(order_bytes) + WholePages(data_bytes) + kPage;
+uint64_t SaveArena::BytesFor(uint64_t order_bytes, uint64_t file_bytes) {
+  return kOrderBegin + WholePages(order_bytes) + HashPages(file_bytes) + WholePages(file_bytes) + kPage;
 }
 
 absl::StatusOr<SaveArena> SaveArena::Map(UniqueFd fd) {
@@ -66,11 +70,12 @@ SaveArena::~SaveArena() {
   if (base_ != nullptr) munmap(base_, bytes_);
 }
 
-void SaveArena::PutOrder(absl::string_view order, uint64_t file_begin) {
-  GT_CHECK(BytesFor(order.size(), 0) <= bytes_);
+void SaveArena::PutOrder(absl::string_view order, uint64_t file_begin, uint64_t file_bytes) {
+  GT_CHECK(BytesFor(order.size(), file_bytes) <= bytes_);
   std::memcpy(base_ + kOrderBegin, order.data(), order.size());
-  header()->data.store(kOrderBegin + WholePages(order.size()) + file_begin % kPage,
-                       std::memory_order_relaxed);
+  const uint64_t hashes = kOrderBegin + WholePages(order.size());
+  header()->hashes.store(hashes, std::memory_order_relaxed);
+  header()->data.store(hashes + HashPages(file_bytes) + file_begin % kPage, std::memory_order_relaxed);
   header()->order_bytes.store(order.size(), std::memory_order_release);
 }
 
@@ -85,6 +90,23 @@ absl::StatusOr<char*> SaveArena::Data(uint64_t bytes) const {
   if (begin < kOrderBegin || begin > bytes_ || bytes > bytes_ - begin)
     return absl::DataLossError("the data ends past its arena");
   return base_ + begin;
+}
+
+void SaveArena::PutHashes(absl::Span<const HashBytes> hashes) {
+  const uint64_t begin = header()->hashes.load(std::memory_order_relaxed);
+  GT_CHECK(begin + hashes.size() * sizeof(HashBytes) <= header()->data.load(std::memory_order_relaxed));
+  std::memcpy(base_ + begin, hashes.data(), hashes.size() * sizeof(HashBytes));
+}
+
+absl::StatusOr<std::vector<HashBytes>> SaveArena::Hashes(uint64_t file_bytes) const {
+  const uint64_t begin = header()->hashes.load(std::memory_order_relaxed);
+  const uint64_t bytes = ChunksOf(file_bytes) * sizeof(HashBytes);
+  if (begin == 0) return std::vector<HashBytes>();
+  if (begin < kOrderBegin || begin > bytes_ || bytes > bytes_ - begin)
+    return absl::DataLossError("the hashes end past their arena");
+  std::vector<HashBytes> out(ChunksOf(file_bytes));
+  std::memcpy(out.data(), base_ + begin, bytes);
+  return out;
 }
 
 void SaveArena::DropData() {

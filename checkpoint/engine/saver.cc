@@ -12,17 +12,18 @@
 
 namespace gtrain::ckpt {
 
-Saver::Saver(std::unique_ptr<SaveRoute> route, const std::vector<Snapshot::Source>& sources,
-             std::function<void(const SaveId&)> committed, int rank, std::string place)
+Saver::Saver(std::unique_ptr<SaveRoute> route, absl::string_view header,
+             const std::vector<Snapshot::Source>& sources, std::function<void(const SaveId&)> committed,
+             int rank, std::string place)
     : committed_(std::move(committed)),
       rank_(rank),
       place_(std::move(place)),
-      snapshot_(sources),
+      snapshot_(header, sources),
       route_(std::move(route)),
       thread_([this] { Loop(); }) {}
 
 Saver::~Saver() {
-  Fence();
+  if (copying()) Drop();
   stop_.Set();
   {
     MutexLock lock(&mu_);
@@ -46,6 +47,12 @@ void Saver::Replace(std::unique_ptr<SaveRoute> route) {
   GT_CHECK(stage_ == Stage::kIdle);
   route_ = std::move(route);
   cold_ = 0;
+  if (resumed_) route_->Resumed(*resumed_);
+}
+
+void Saver::Resumed(const SaveId& id) {
+  resumed_ = id;
+  route_->Resumed(id);
 }
 
 void Saver::Start(const SaveId& id) {
@@ -60,7 +67,7 @@ void Saver::Fence() {
   if (!copying()) return;
   snapshot_.Finish();
   MutexLock lock(&mu_);
-  route_->Begin(newest_);
+  route_->Begin(newest_, snapshot_.hashes());
   stage_ = Stage::kWriting;
 }
 

@@ -19,6 +19,7 @@
 #include "base/mutex.h"
 #include "checkpoint/engine/committer.h"
 #include "checkpoint/engine/snapshot.h"
+#include "checkpoint/format/hash.h"
 #include "checkpoint/format/names.h"
 #include "checkpoint/store/file_writer.h"
 
@@ -30,8 +31,12 @@ class SaveRoute {
   virtual ~SaveRoute() = default;
   // Where the data of the shard plan goes, one piece after the other. The same all the time.
   virtual char* buffer() = 0;
-  // On the training thread, never blocks. From here on the snapshot is the route's.
-  virtual void Begin(const SaveId& id) = 0;
+  // On the training thread, never blocks. From here on the snapshot is the route's. `hashes`:
+  // Snapshot::hashes.
+  virtual void Begin(const SaveId& id, const std::vector<HashBytes>& hashes) = 0;
+  // What this run was resumed from; nothing newer is deleted before it is known to be worthless. Before
+  // Begin.
+  virtual void Resumed(const SaveId& id) = 0;
   // On the Saver's thread: blocks until the save is over; its status, or nullopt when `stop` was set and
   // somebody else goes on with it. `committed` is called as soon as it is.
   virtual std::optional<absl::Status> Finish(const SaveId& id, StopFlag* stop,
@@ -50,10 +55,12 @@ class OwnRoute final : public SaveRoute {
         memory_(static_cast<char*>(operator new(Lead() + committer_.plan().data_bytes,
                                                 std::align_val_t(FileWriter::kBlock)))) {}
   char* buffer() override { return memory_.get() + Lead(); }
-  void Begin(const SaveId&) override {}
+  void Begin(const SaveId&, const std::vector<HashBytes>& hashes) override { hashes_ = hashes; }
+  void Resumed(const SaveId& id) override { committer_.Resumed(id); }
   std::optional<absl::Status> Finish(const SaveId& id, StopFlag* stop,
                                      absl::FunctionRef<void()> committed) override {
-    const absl::Status saved = committer_.Save(id, {buffer(), committer_.plan().data_bytes}, stop, committed);
+    const absl::Status saved =
+        committer_.Save(id, {buffer(), committer_.plan().data_bytes}, hashes_, stop, committed);
     if (saved.ok() && !committer_.note().empty())
       LogWarning("checkpoint: rank ", rank_, ": step ", id.step, ": ", committer_.note());
     return saved;
@@ -70,17 +77,19 @@ class OwnRoute final : public SaveRoute {
   const int rank_;
   Committer committer_;
   const std::unique_ptr<char, Free> memory_;
+  std::vector<HashBytes> hashes_;  // of the save under way
 };
 
 // One owner thread calls the public methods; a thread of its own copies, waits for the route and ends in the
 // destructor, which stops a save that is not committed yet and waits for the storage call that is out.
 class Saver {
  public:
-  // `sources`: the state, in the order of the route's buffer. `committed` is called on the Saver's thread.
-  // For people: `place` is where it goes.
-  Saver(std::unique_ptr<SaveRoute> route, const std::vector<Snapshot::Source>& sources,
-        std::function<void(const SaveId&)> committed, int rank, std::string place);
-  ~Saver();  // fences
+  // `header` is that of the shard, `sources` the state behind it, in the order of the route's buffer.
+  // `committed` is called on the Saver's thread. For people: `place` is where it goes.
+  Saver(std::unique_ptr<SaveRoute> route, absl::string_view header,
+        const std::vector<Snapshot::Source>& sources, std::function<void(const SaveId&)> committed, int rank,
+        std::string place);
+  ~Saver();  // a save that nobody fenced is dropped: it may be torn
   Saver(const Saver&) = delete;
   Saver& operator=(const Saver&) = delete;
 
@@ -88,6 +97,7 @@ class Saver {
   // Only while not busy.
   bool usable() { return route_->usable(); }
   void Replace(std::unique_ptr<SaveRoute> route);
+  void Resumed(const SaveId& id);  // SaveRoute::Resumed, of routes to come too
   // Begins to copy the state, to be written as `id`. Never blocks. Must not be busy.
   void Start(const SaveId& id);
   // Returns when the state is copied, and helps. From here on the snapshot is the route's and will be
@@ -120,6 +130,7 @@ class Saver {
   Snapshot snapshot_;
   const RealClock clock_;
   std::unique_ptr<SaveRoute> route_;  // changed while not busy only
+  std::optional<SaveId> resumed_;     // of the owner thread
   StopFlag stop_;
 
   mutable Mutex mu_;

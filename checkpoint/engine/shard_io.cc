@@ -65,11 +65,19 @@ absl::Status Damaged(const std::string& name, absl::string_view what) {
   return absl::DataLossError(absl::StrCat(name, ": ", what));
 }
 
+// What a store's answer about a file of a committed checkpoint means. A file that is absent or too short is
+// damage; an error says nothing about the file and stays what it is.
+absl::Status Judge(const std::string& key, const absl::Status& status) {
+  if (absl::IsNotFound(status) || absl::IsOutOfRange(status)) return Damaged(key, status.message());
+  if (absl::IsDataLoss(status)) return Damaged(key, status.message());
+  return status;
+}
+
 absl::Status CheckLength(port::BlobStore* store, const SaveId& id, const std::string& name,
                          uint64_t expected) {
   const std::string key = AttemptKey(id, name);
   const absl::StatusOr<uint64_t> bytes = store->Size(key);
-  if (!bytes.ok()) return Damaged(key, bytes.status().message());
+  if (!bytes.ok()) return Judge(key, bytes.status());
   if (*bytes == expected) return absl::OkStatus();
   return Damaged(key, absl::StrCat("has ", *bytes, " bytes, the manifest says ", expected));
 }
@@ -125,8 +133,7 @@ absl::Status ReadFromStore(port::BlobStore* store, const SaveId& id, const Shard
                            Place place, Have have) {
   const std::string key = AttemptKey(id, file.name);
   const auto read = [&](uint64_t at, absl::Span<char> out) { return store->Read(key, at, out); };
-  const absl::Status status = ReadPieces({store->ReadSize(), read}, file, index, place, have);
-  return status.ok() ? status : Damaged(key, status.message());
+  return Judge(key, ReadPieces({store->ReadSize(), read}, file, index, place, have));
 }
 
 // Where in the memory of `copy` the bytes [begin, end) of its file go if they all go there, one after the
@@ -372,11 +379,11 @@ absl::Status VerifyShard(port::BlobStore* store, const Manifest& manifest, int r
   const std::string key = AttemptKey(manifest.id, file.name);
   GT_RETURN_IF_ERROR(VerifyBytes(store, manifest.id, file));
   std::string head(std::min<uint64_t>(8, file.bytes), '\0');
-  GT_RETURN_IF_ERROR(store->Read(key, 0, absl::MakeSpan(head.data(), head.size())));
+  GT_RETURN_IF_ERROR(Judge(key, store->Read(key, 0, absl::MakeSpan(head.data(), head.size()))));
   absl::StatusOr<uint64_t> header_bytes = HeaderBytes(head, file.bytes);
   if (!header_bytes.ok()) return Damaged(key, header_bytes.status().message());
   head.resize(*header_bytes);
-  GT_RETURN_IF_ERROR(store->Read(key, 0, absl::MakeSpan(head.data(), head.size())));
+  GT_RETURN_IF_ERROR(Judge(key, store->Read(key, 0, absl::MakeSpan(head.data(), head.size()))));
   const absl::StatusOr<ShardHeader> header = ParseShardHeader(head, file.bytes);
   if (!header.ok()) return Damaged(key, header.status().message());
   return CheckEntries(manifest, rank, *header);

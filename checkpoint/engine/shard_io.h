@@ -27,7 +27,8 @@ absl::Status WriteShard(port::BlobStore* store, const SaveId& id, const ShardPla
 
 // Compares the lengths of files in the storage with the manifest: a missing one is found before any work.
 // This rank looks at its part of all files. Those that `near` (may be null) holds are not looked for unless a
-// copy turns out to be bad. DataLoss names the file.
+// copy turns out to be bad. DataLoss names the file that is absent or has another length; an error of the
+// storage comes back as it is, since it says nothing about the file.
 absl::Status CheckLengths(port::BlobStore* store, const NearShards* near, const Manifest& manifest, int rank,
                           int world_size);
 
@@ -35,10 +36,11 @@ absl::Status CheckLengths(port::BlobStore* store, const NearShards* near, const 
 void WantChunks(const Manifest& manifest, const LoadPlan& plan, const NearShards* near, ChunkShare* share);
 
 // Reads what `plan` asks for, each chunk once, into memory(registered), with several threads; how many bytes
-// this rank read. DataLoss that names the file: missing, shorter, or a chunk with another hash; what other
-// chunks held is in memory by then. `alive`, asked between chunks by any of the threads, ends the work with
-// its error. Chunks that `near` (may be null) has come from there. With `share` (may be null), which has what
-// WantChunks asks for and was started, chunks come from other ranks of this machine too.
+// this rank read. DataLoss that names the file: missing, shorter, or a chunk with another hash; an error of
+// the storage comes back as it is. What other chunks held is in memory by then. `alive`, asked between chunks
+// by any of the threads, ends the work with its error. Chunks that `near` (may be null) has come from there.
+// With `share` (may be null), which has what WantChunks asks for and was started, chunks come from other
+// ranks of this machine too.
 absl::StatusOr<uint64_t> LoadShards(port::BlobStore* store, NearShards* near, ChunkShare* share,
                                     const Manifest& manifest, const LoadPlan& plan,
                                     absl::FunctionRef<absl::Status()> alive,

@@ -77,6 +77,24 @@ std::string AttemptKey(const SaveId& id, absl::string_view file) {
 
 std::string OwnerKey(uint64_t epoch) { return absl::StrFormat("%sepoch-%08d.json", kOwnerPrefix, epoch); }
 
+std::string LeasePrefix(uint64_t epoch) { return absl::StrFormat("%sepoch-%08d.", kLeasePrefix, epoch); }
+
+std::string LeaseKey(const LeaseName& name) {
+  return absl::StrFormat("%s%08d.json", LeasePrefix(name.epoch), name.renewal);
+}
+
+std::optional<LeaseName> ParseLeaseKey(absl::string_view key) {
+  absl::string_view rest = key;
+  LeaseName name;
+  if (!absl::ConsumePrefix(&rest, kLeasePrefix) || !absl::ConsumePrefix(&rest, "epoch-") ||
+      !TakeDigits(&rest, &name.epoch) || !absl::ConsumePrefix(&rest, ".") ||
+      !TakeDigits(&rest, &name.renewal) || !InRange(name.epoch) || !InRange(name.renewal) ||
+      LeaseKey(name) != key) {
+    return std::nullopt;
+  }
+  return name;
+}
+
 std::string ProbeKey(int64_t unix_seconds, uint64_t nonce) {
   return absl::StrFormat("%s%010d-%016x", kProbePrefix, unix_seconds, nonce);
 }

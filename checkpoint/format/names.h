@@ -2,6 +2,7 @@
 // again, so a key found in a file or a listing can never point outside the directory (fault C10).
 //
 //   owners/epoch-00000002.json
+//   leases/epoch-00000002.00000017.json
 //   manifests/step-000000000120.e0002.t0001.g0005.a01.json
 //   pins/step-000000000120.e0002.t0001.g0005.a01
 //   step-000000000120.e0002.t0001.g0005.a01/rank-00003-of-00008.safetensors
@@ -50,6 +51,16 @@ std::string AttemptKey(const SaveId& id, absl::string_view file);
 std::string OwnerKey(uint64_t epoch);
 std::optional<uint64_t> ParseOwnerKey(absl::string_view key);
 
+// The sign of life of an owner: each renewal is a key of its own, and the one before it goes.
+struct LeaseName {
+  uint64_t epoch = 1;
+  uint64_t renewal = 1;
+  auto operator<=>(const LeaseName&) const = default;
+};
+std::string LeaseKey(const LeaseName& name);
+std::optional<LeaseName> ParseLeaseKey(absl::string_view key);
+std::string LeasePrefix(uint64_t epoch);  // of the keys of all its renewals
+
 // An empty file that keeps one checkpoint from retention: "pins/<attempt>"
 std::string PinKey(const SaveId& id);
 std::optional<SaveId> ParsePinKey(absl::string_view key);
@@ -63,6 +74,7 @@ inline constexpr char kProbePrefix[] = "probe-";
 inline constexpr char kPinPrefix[] = "pins/";
 inline constexpr char kManifestPrefix[] = "manifests/";
 inline constexpr char kOwnerPrefix[] = "owners/";
+inline constexpr char kLeasePrefix[] = "leases/";
 inline constexpr char kAttemptPrefix[] = "step-";
 
 }  // namespace gtrain::ckpt

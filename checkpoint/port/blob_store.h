@@ -2,7 +2,8 @@
 // atomic and durable, so of two writers of one key exactly one wins and a key that exists is whole.
 //
 // Keys are relative paths of [A-Za-z0-9._-] parts without empty, "." or ".." parts; anything else is
-// InvalidArgument. Other errors: NotFound, AlreadyExists, ResourceExhausted (disk full), Unavailable.
+// InvalidArgument. NotFound, AlreadyExists and OutOfRange say what the store holds; every other error says that
+// the storage could not be asked (disk full, I/O error, refused, unreachable), and nothing about the key.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -33,7 +34,7 @@ class BlobStore {
   absl::Status PutIfAbsent(absl::string_view key, absl::string_view data) {
     return PutIfAbsent(key, absl::Span<const absl::string_view>(&data, 1));
   }
-  // The whole blob; ResourceExhausted when it is larger than `bytes_max`.
+  // The whole blob; OutOfRange when it is larger than `bytes_max`.
   virtual absl::StatusOr<std::string> Get(absl::string_view key, size_t bytes_max) = 0;
   // Exactly out.size() bytes from `offset`; OutOfRange when the blob ends before.
   virtual absl::Status Read(absl::string_view key, uint64_t offset, absl::Span<char> out) = 0;

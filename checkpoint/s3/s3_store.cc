@@ -119,7 +119,7 @@ class S3Store final : public port::BlobStore {
     absl::StatusOr<Answer> answer = Exchange(call);
     if (absl::IsResourceExhausted(answer.status()) ||
         (answer.ok() && answer->reply.status == 200 && answer->reply.body.size() > bytes_max)) {
-      return absl::ResourceExhaustedError(
+      return absl::OutOfRangeError(
           absl::StrCat(Name(key), " has more than the ", bytes_max, " bytes that it should have at most"));
     }
     if (!answer.ok()) return answer.status();

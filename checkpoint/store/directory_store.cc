@@ -139,7 +139,7 @@ absl::StatusOr<std::pair<UniqueFd, uint64_t>> DirectoryStore::Open(absl::string_
 absl::StatusOr<std::string> DirectoryStore::Get(absl::string_view key, size_t bytes_max) {
   GT_ASSIGN_OR_RETURN(const uint64_t bytes, Size(key));
   if (bytes > bytes_max) {
-    return absl::ResourceExhaustedError(
+    return absl::OutOfRangeError(
         absl::StrCat(root_, "/", key, " has ", bytes, " bytes, over the limit of ", bytes_max));
   }
   std::string out(bytes, '\0');

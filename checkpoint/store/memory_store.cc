@@ -36,7 +36,7 @@ absl::StatusOr<std::string> MemoryStore::Get(absl::string_view key, size_t bytes
   const auto it = blobs_.find(key);
   if (it == blobs_.end()) return Absent(key);
   if (it->second.size() > bytes_max)
-    return absl::ResourceExhaustedError(absl::StrCat(key, " is over the limit"));
+    return absl::OutOfRangeError(absl::StrCat(key, " is over the limit"));
   return it->second;
 }
 
