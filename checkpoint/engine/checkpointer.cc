@@ -192,6 +192,7 @@ class CheckpointerImpl final : public Checkpointer {
   int lists_ = 0;                      // of candidates that turned out to be out of date
   std::optional<int64_t> restored_step_;
   int64_t highest_step_ = -1;  // saved with the current attempt number
+  bool told_storage_ = false;  // the head knows that the storage cannot be read
   uint64_t skipped_ = 0;
   uint64_t begun_ = 0;  // saves that were not skipped
   Instant last_save_;
@@ -233,9 +234,13 @@ absl::Status CheckpointerImpl::OpenDirectory() {
 }
 
 absl::Status CheckpointerImpl::Outward(const absl::Status& status) {
-  if (!IsStorageError(status)) return status;
+  if (!IsStorageError(status)) {
+    if (status.ok() && std::exchange(told_storage_, false)) session_->ReportNote(kNoteStorage, "");
+    return status;
+  }
   // Refused before this job has ever reached its storage: a wrong key or bucket, which waiting does not mend.
   if (absl::IsPermissionDenied(status) && !settings_.newest) return status;
+  told_storage_ = true;
   session_->ReportNote(kNoteStorage, std::string(status.message()));
   return StorageError(absl::UnavailableError(absl::StrCat(
       "the storage of checkpoints cannot be used now; nothing was taken for damage: ", status.message())));
@@ -641,7 +646,8 @@ absl::Status CheckpointerImpl::LoadChosen(Choice* choice, LoadPlan* plan) {
 
 absl::StatusOr<std::optional<RestoredStep>> CheckpointerImpl::Restore() {
   absl::StatusOr<std::optional<RestoredStep>> restored = RestoreNewest();
-  if (!restored.ok()) return Outward(restored.status());
+  const absl::Status told = Outward(restored.status());
+  if (!told.ok()) return told;
   return restored;
 }
 

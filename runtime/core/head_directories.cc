@@ -78,7 +78,8 @@ void HeadState::SayWhoTakesOver(Job& taker) {
 }
 
 std::vector<JobId> HeadState::LiveJobsToTell(const Job& job) const {
-  std::vector<JobId> ids;
+  // The job itself is always among them: a list says that the head knows, also that there is no other.
+  std::vector<JobId> ids = {job.record.id};
   for (auto it = job_order_.rbegin(); it != job_order_.rend() && ids.size() < kLiveJobsToldMax; ++it) {
     const Job& other = jobs_.at(it->second);
     if (&other == &job || IsFinal(other.record.state) || other.spec.checkpoint.uri.empty()) continue;

@@ -345,7 +345,7 @@ TEST_F(HeadStorageTest, TakeoverTellsTheLoserByName) {
   const ClientReply reply = FromClient(submit);
   ASSERT_TRUE(reply.ok) << reply.error;
   EXPECT_TRUE(NewestGrant().takeover);
-  EXPECT_THAT(NewestGrant().live_jobs, ElementsAre(loser));
+  EXPECT_THAT(NewestGrant().live_jobs, ElementsAre(NewestGrant().job, loser));
   EXPECT_THAT(json::parse(FromClient(ClientWhy{loser}).json).at("events").dump(),
               HasSubstr("job again-2 of user1 takes over /w/ckpt"));
   const auto& record = std::get<JobRecord>(disk_.at("job/again-2"));
