@@ -30,8 +30,8 @@ class BlobStore {
     absl::Duration age;
   };
   // The bytes of a blob from `offset` on, as many as lie together, never none. The store asks in ascending
-  // order without gaps, from one thread at a time; what is returned stays until the next call. An error ends
-  // the put with that error.
+  // order without gaps, from one thread at a time. It may take the beginning of a piece and ask for the rest
+  // of it again. A piece stays where it is until the next call. An error ends the put with that error.
   using Source = absl::FunctionRef<absl::StatusOr<absl::string_view>(uint64_t offset)>;
 
   virtual ~BlobStore() = default;
