@@ -695,48 +695,6 @@ TEST(S3Uri, IsReadWithTheEnvironment) {
   }
 }
 
-TEST(Credentials, ComeFromEnvironmentFileAndMetadata_S9) {
-  const std::string folder = TestFolder();
-  std::map<std::string, std::string> environment = {{"HOME", folder}, {"AWS_EC2_METADATA_DISABLED", "true"}};
-  std::shared_ptr<http::Client> http = *http::MakeCurlClient("");
-  const auto get = [&] {
-    return DefaultCredentials(
-               [&](const char* name) -> std::optional<std::string> {
-                 const auto it = environment.find(name);
-                 return it == environment.end() ? std::nullopt : std::optional<std::string>(it->second);
-               },
-               http)
-        ->Get();
-  };
-  EXPECT_TRUE(absl::IsFailedPrecondition(get().status()));
-  ASSERT_EQ(MakeDirs(folder + "/.aws"), absl::OkStatus());
-  ASSERT_EQ(WriteFileDurable(folder + "/.aws/credentials",
-                             "# keys\n[default]\naws_access_key_id = A\naws_secret_access_key = B=\n"
-                             "[other]\naws_access_key_id=C\naws_secret_access_key=D\naws_session_token=E\n"),
-            absl::OkStatus());
-  EXPECT_EQ(get()->secret_key, "B=");
-  environment["AWS_PROFILE"] = "other";
-  EXPECT_EQ(get()->session_token, "E");
-  environment["AWS_PROFILE"] = "absent";
-  EXPECT_THAT(std::string(get().status().message()), HasSubstr("no profile \"absent\""));
-  environment["AWS_ACCESS_KEY_ID"] = "F";
-  environment["AWS_SECRET_ACCESS_KEY"] = "G";
-  EXPECT_EQ(get()->access_key, "F");
-}
-
-TEST(Credentials, HostileMetadataIsRefused_B12) {
-  const char* good = R"({"Code": "Success", "AccessKeyId": "a", "SecretAccessKey": "b", "Token": "c",
-                         "Expiration": "2030-01-01T00:00:00Z"})";
-  ASSERT_TRUE(ParseImdsCredentials(good).ok());
-  EXPECT_EQ(ParseImdsCredentials(good)->session_token, "c");
-  for (const char* bad :
-       {"", "<html>", "[]", "{}", R"({"Code": "Failed"})",
-        R"({"Code":"Success","AccessKeyId":1,"SecretAccessKey":"b","Expiration":"2030-01-01T00:00:00Z"})",
-        R"({"Code":"Success","AccessKeyId":"a","SecretAccessKey":"b","Expiration":"soon"})"}) {
-    EXPECT_FALSE(ParseImdsCredentials(bad).ok()) << bad;
-  }
-}
-
 TEST(Xml, TakesWhatS3SaysAndRefusesTheRest_B11) {
   const auto good = ParseXml("<?xml version=\"1.0\"?><a xmlns=\"u\"><b>x &amp; y</b><b>z</b></a>");
   ASSERT_TRUE(good.ok()) << good.status();
