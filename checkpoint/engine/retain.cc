@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "checkpoint/engine/catalog.h"
+#include "checkpoint/engine/leftovers.h"
 
 namespace gtrain::ckpt {
 namespace {
@@ -106,9 +107,10 @@ absl::Status Retention::Apply(const SaveId& id, bool finite, uint64_t bytes, boo
 }
 
 absl::StatusOr<StoredCheckpoints> Retention::LookAtAll(const SaveId& id) {
-  GT_ASSIGN_OR_RETURN(const auto unfinished, ListUnfinishedBefore(store_, id));
-  for (const auto& u : unfinished) GT_RETURN_IF_ERROR(store_->DropUnfinished(u));
   GT_ASSIGN_OR_RETURN(StoredCheckpoints stored, ListStored(store_, id, &finite_of_));
+  GT_RETURN_IF_ERROR(SpareInFlight(store_, kAbandonedAge, &stored).status());
+  GT_ASSIGN_OR_RETURN(const auto unfinished, ListAbandonedPuts(store_, kAbandonedAge, stored));
+  for (const auto& u : unfinished) GT_RETURN_IF_ERROR(store_->DropUnfinished(u));
   stored.resumed = resumed_;
   stored.verified = verified_;
   return stored;
@@ -128,19 +130,6 @@ absl::StatusOr<StoredCheckpoints> Retention::LookAtManifests(const SaveId& id, u
   if (old == 0) return stored;
   GT_RETURN_IF_ERROR(AddPins(store_, &stored));
   return stored;
-}
-
-absl::StatusOr<std::vector<port::BlobStore::Unfinished>> ListUnfinishedBefore(port::BlobStore* store,
-                                                                              const SaveId& newest) {
-  std::vector<port::BlobStore::Unfinished> before;
-  GT_ASSIGN_OR_RETURN(const auto unfinished, store->ListUnfinished());
-  for (const auto& u : unfinished) {
-    const auto attempt = ParseManifestKey(u.key)
-                             ? ParseManifestKey(u.key)
-                             : ParseAttemptName(absl::string_view(u.key).substr(0, u.key.find('/')));
-    if (attempt && *attempt < newest) before.push_back(u);
-  }
-  return before;
 }
 
 core::save::ManifestRead WhyNothingIsThere(port::BlobStore* store, const SaveId& id) {

@@ -22,10 +22,6 @@ absl::StatusOr<StoredCheckpoints> ListStored(port::BlobStore* store, const SaveI
 absl::Status DeletePlanned(port::BlobStore* store, const RetentionPlan& plan,
                            const std::map<SaveId, bool>& whole = {}, int world_size = 0);
 
-// Puts that never happened, of attempts older than `newest`.
-absl::StatusOr<std::vector<port::BlobStore::Unfinished>> ListUnfinishedBefore(port::BlobStore* store,
-                                                                              const SaveId& newest);
-
 // The retention of one writer. Listing costs an object store more than all the rest, so most commits go by
 // the manifests that were listed for the commit itself and by the names of what this writer made. What has no
 // manifest is found when everything is listed: the first time and now and then. Where few deletes cost as

@@ -42,6 +42,14 @@ class MarkingStore final : public port::BlobStore {
   absl::Status PutIfAbsent(absl::string_view key, absl::Span<const absl::string_view> parts) override {
     return Marked(base_->PutIfAbsent(key, parts));
   }
+  absl::Status PutStream(absl::string_view key, uint64_t bytes, Source source) override {
+    return Marked(base_->PutStream(key, bytes, source));
+  }
+  uint64_t BytesMax() const override { return base_->BytesMax(); }
+  bool ChecksEveryPut() const override { return base_->ChecksEveryPut(); }
+  absl::StatusOr<absl::Duration> Unchanged(absl::string_view name) override {
+    return Marked(base_->Unchanged(name));
+  }
   absl::StatusOr<std::string> Get(absl::string_view key, size_t bytes_max) override {
     return Marked(base_->Get(key, bytes_max));
   }

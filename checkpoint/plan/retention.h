@@ -31,7 +31,8 @@ struct RetentionPlan {
 // Kept are: what is newer than `resumed` and of an earlier life of the directory (it was passed over, for
 // whatever reason, and may be good), what was `verified` last, what was just committed, the newest `keep` (at
 // least 1) in the order of SaveId, the newest whose numbers are all finite (fault C14), and what is pinned.
-// An attempt without a manifest goes once something newer is committed.
+// An attempt without a manifest goes once something newer is committed: those that may still be committed
+// must not be among `folders` (plan/garbage.h).
 RetentionPlan PlanRetention(const StoredCheckpoints& stored, int keep);
 
 }  // namespace gtrain::ckpt

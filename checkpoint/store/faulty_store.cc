@@ -31,6 +31,10 @@ absl::Status FaultyStore::PutIfAbsent(absl::string_view key, absl::Span<const ab
   return Run<absl::Status>("PutIfAbsent", key, [&] { return base_->PutIfAbsent(key, parts); });
 }
 
+absl::Status FaultyStore::PutStream(absl::string_view key, uint64_t bytes, Source source) {
+  return Run<absl::Status>("PutIfAbsent", key, [&] { return base_->PutStream(key, bytes, source); });
+}
+
 absl::StatusOr<std::string> FaultyStore::Get(absl::string_view key, size_t bytes_max) {
   return Run<absl::StatusOr<std::string>>("Get", key, [&] { return base_->Get(key, bytes_max); });
 }
@@ -55,6 +59,10 @@ absl::StatusOr<std::vector<std::string>> FaultyStore::ListAll(absl::Span<const a
 absl::StatusOr<std::vector<std::string>> FaultyStore::ListFolders() {
   return Run<absl::StatusOr<std::vector<std::string>>>("ListFolders", "",
                                                        [&] { return base_->ListFolders(); });
+}
+
+absl::StatusOr<absl::Duration> FaultyStore::Unchanged(absl::string_view name) {
+  return Run<absl::StatusOr<absl::Duration>>("Unchanged", name, [&] { return base_->Unchanged(name); });
 }
 
 absl::Status FaultyStore::Delete(absl::string_view key) {
