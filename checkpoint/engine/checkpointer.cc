@@ -93,6 +93,10 @@ class CheckpointerImpl final : public Checkpointer {
         agree_(comm_.get()),
         host_(dynamic_cast<port::WriterHost*>(session)) {}
 
+  ~CheckpointerImpl() override {
+    // The job has another generation to come: the directory is not free meanwhile.
+    if (lease_ != nullptr && !session_->Alive().ok()) lease_->LeaveBehind();
+  }
   absl::Status Start();
 
   absl::Status AddReplicated(absl::string_view name, void* data, std::vector<int64_t> shape,

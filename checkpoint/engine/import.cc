@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <map>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -14,6 +15,7 @@
 #include "base/unique_fd.h"
 #include "checkpoint/engine/admin.h"
 #include "checkpoint/engine/catalog.h"
+#include "checkpoint/engine/lease.h"
 #include "checkpoint/engine/shard_io.h"
 #include "checkpoint/format/hash.h"
 #include "checkpoint/format/safetensors.h"
@@ -141,24 +143,20 @@ class ShardStream {
   uint64_t inside_ = 0;  // of that piece
 };
 
-// The epoch that is imported into. A directory that belongs to a job stays that job's: it could commit
-// nothing more after a later epoch.
+// The epoch that is imported into. The owner of before could commit nothing more after it, so a program that is at
+// work keeps its directory, and so does a job of a cluster: that may be waiting between two generations.
 absl::StatusOr<OwnerClaim> ClaimForImport(port::BlobStore* store, const Identity& owner, bool takeover) {
   GT_ASSIGN_OR_RETURN(const std::vector<OwnerClaim> owners, ListOwners(store));
-  const bool of_a_job =
-      !owners.empty() && (owners.back().owner.job != kImportJob || !owners.back().owner.job_hash.empty());
-  if (of_a_job && !takeover) {
-    const absl::StatusOr<absl::Duration> since = store->Unchanged(OwnerKey(owners.back().epoch));
-    return absl::FailedPreconditionError(absl::StrCat(
-        store->Describe(), " belongs to job ", owners.back().owner.job,
-        since.ok()
-            ? absl::StrCat(" since ", absl::FormatDuration(absl::Trunc(*since, absl::Seconds(1))), " ago")
-            : "",
-        ", which may be running and could save nothing more. Import into another directory, or add "
-        "--takeover "
-        "when that job is over"));
+  if (owners.empty() || takeover || owners.back().owner.job == kImportJob) return ClaimOwnership(store, owner);
+  const OwnerClaim& newest = owners.back();
+  std::optional<std::string> holder;
+  if (newest.owner.cluster.empty()) {
+    GT_ASSIGN_OR_RETURN(holder, WhoHolds(store, newest, {}));
+    if (!holder) return ClaimOwnership(store, owner);
   }
-  return ClaimOwnership(store, owner);
+  return absl::FailedPreconditionError(absl::StrCat(
+      store->Describe(), " belongs to ", DescribeOwner(newest.owner), holder ? absl::StrCat(", ", *holder) : "",
+      ", which could save nothing more. Import into another directory, or add --takeover when it is over"));
 }
 
 }  // namespace

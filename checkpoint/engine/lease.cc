@@ -119,7 +119,7 @@ Lease::~Lease() {
     MutexLock lock(&HeldHere().mu);
     HeldHere().nonces.erase(mark_.holder.nonce);
   }
-  if (mark_.name.renewal > 0) store_->Delete(LeaseKey(mark_.name)).IgnoreError();
+  if (mark_.name.renewal > 0 && !leave_behind_) store_->Delete(LeaseKey(mark_.name)).IgnoreError();
 }
 
 absl::Status Lease::held() const {

@@ -39,6 +39,9 @@ class Lease {
   Lease(const Lease&) = delete;
   Lease& operator=(const Lease&) = delete;
 
+  // The holder ends and its job goes on: the lease stays and grows old.
+  void LeaveBehind() { leave_behind_ = true; }
+
   // FailedPrecondition that names the later owner once one was found.
   absl::Status held() const;
   // Looks for a later owner now; then as held().
@@ -53,6 +56,7 @@ class Lease {
   const absl::Duration every_;
   LeaseMark mark_;  // of the newest renewal; of the thread, after the constructor
   bool told_ = false;
+  bool leave_behind_ = false;
   StopFlag stop_;
   mutable Mutex mu_;
   absl::Status held_ ABSL_GUARDED_BY(mu_);
