@@ -7,10 +7,13 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <fstream>
 #include <functional>
+#include <iterator>
 #include <map>
 #include <vector>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/file.h"
@@ -260,7 +263,18 @@ TEST(Credentials, AProcessThatFailsIsSaidWithoutItsOutput_X12) {
 
 TEST(RunProcess, EndsWithItsDeadlineAndItsBound) {
   // A child of the program holds the pipe, too: the whole group goes.
-  const auto slow = RunProcess({"sh", "-c", "sleep 1000 & sleep 1000"}, absl::Milliseconds(200), 100);
+  const std::string child = TestFolder() + "/child";
+  const auto slow = RunProcess({"sh", "-c", absl::StrCat("sleep 1000 & echo $! > ", child, "; sleep 1000")},
+                               absl::Seconds(1), 100);
+  const std::string stat = absl::StrCat("/proc/", absl::StripAsciiWhitespace(*ReadFile(child, 100)), "/stat");
+  const auto lives = [&] {
+    std::ifstream file(stat);
+    std::string text((std::istreambuf_iterator<char>(file)), {});
+    return !text.empty() && !absl::StrContains(text, ") Z ");
+  };
+  const absl::Time give_up = absl::Now() + absl::Seconds(30);
+  while (lives() && absl::Now() < give_up) absl::SleepFor(absl::Milliseconds(5));
+  EXPECT_FALSE(lives());
   EXPECT_TRUE(absl::IsDeadlineExceeded(slow.status())) << slow.status();
   const auto closed = RunProcess({"sh", "-c", "exec 1>&-; exec sleep 1000"}, absl::Milliseconds(200), 100);
   EXPECT_TRUE(absl::IsDeadlineExceeded(closed.status())) << closed.status();

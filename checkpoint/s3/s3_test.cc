@@ -133,6 +133,12 @@ TEST(RealS3, LargeBlobsGoInParts) {
   ASSERT_EQ(store->PutIfAbsent("step/shard", large), absl::OkStatus());
   EXPECT_EQ(*store->Get("step/shard", large.size()), large);
   EXPECT_TRUE(absl::IsAlreadyExists(store->PutIfAbsent("step/shard", large)));
+  const auto stream = [&](uint64_t at) -> absl::StatusOr<absl::string_view> {
+    return absl::string_view(large).substr(at, 3 << 20);
+  };
+  ASSERT_EQ(store->PutStream("step/stream", large.size(), stream), absl::OkStatus());
+  EXPECT_TRUE(*store->Get("step/stream", large.size()) == large);
+  EXPECT_TRUE(absl::IsAlreadyExists(store->PutStream("step/stream", large.size(), stream)));
   EXPECT_THAT(*store->ListUnfinished(), IsEmpty());
 }
 
