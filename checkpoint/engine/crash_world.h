@@ -9,12 +9,14 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <ostream>
 #include <string>
 #include <thread>
 #include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/strings/match.h"
 #include "absl/time/time.h"
 #include "base/file.h"
 #include "base/mutex.h"
@@ -86,6 +88,7 @@ inline std::vector<std::shared_ptr<Life>> LivesOf(int world_size, int rank, std:
 struct StorageAnswer {
   const char* name;
   absl::Status status;
+  friend void PrintTo(const StorageAnswer& answer, std::ostream* out) { *out << answer.name; }
 };
 inline std::vector<StorageAnswer> StorageAnswers() {
   return {{"Unavailable503", absl::UnavailableError("503 Slow Down")},
@@ -171,7 +174,7 @@ struct MortalRanks {
 // others go on until then.
 inline MortalRanks RunMortalRanks(FakeJob job, const std::vector<std::shared_ptr<Life>>& lives,
                                   const std::function<absl::Status(FakeSession*, Life*)>& body) {
-  constexpr absl::Duration kOthersGoOn = absl::Milliseconds(40), kRevokedMax = absl::Seconds(60);
+  constexpr absl::Duration kOthersGoOn = absl::Milliseconds(20), kRevokedMax = absl::Seconds(60);
   const auto meeting = std::make_shared<Meeting>(job.world_size);
   job.meeting = meeting;
   Mutex mu;
@@ -270,10 +273,12 @@ inline std::vector<std::shared_ptr<Life>> Immortal(const FakeJob& job) {
   return Shared(job, std::make_shared<Life>());
 }
 
-// What came of the save; DeadlineExceeded when the rank died before that.
+// What came of the save; DeadlineExceeded when the rank died before that, or the save itself ran out of time.
 inline absl::Status WaitInLife(Checkpointer* checkpointer, const Life& life) {
-  absl::Status done = absl::DeadlineExceededError("");
-  while (absl::IsDeadlineExceeded(done) && !life.ended()) done = checkpointer->Wait(absl::Milliseconds(5));
+  absl::Status done;
+  do {
+    done = checkpointer->Wait(absl::Milliseconds(5));
+  } while (absl::StrContains(done.message(), "is still being written") && !life.ended());
   return done;
 }
 
