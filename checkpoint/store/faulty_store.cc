@@ -15,7 +15,9 @@ Result FaultyStore::Run(absl::string_view name, absl::string_view key, absl::Fun
     calls_.push_back(text);
   }
   const Fault fault = plan_.fault ? plan_.fault(number, text) : Fault::kNone;
-  const auto broken = [&] { return absl::UnavailableError(absl::StrCat("injected fault at ", text)); };
+  const auto broken = [&] {
+    return absl::Status(plan_.error.code(), absl::StrCat(plan_.error.message(), " at ", text));
+  };
   if (fault == Fault::kBefore) return broken();
   Result result = call();
   if (fault == Fault::kAfter) return broken();
