@@ -16,10 +16,16 @@ namespace gtrain::ckpt {
 absl::StatusOr<StoredCheckpoints> ListStored(port::BlobStore* store, const SaveId& newest,
                                              std::map<SaveId, bool>* finite_of);
 
+// What may lie beside the shards of a committed attempt.
+struct BesideShards {
+  bool indices = false;
+  bool parts = false;
+};
+
 // Manifests first, then the folders (fault C2). Of attempts in `whole` are the shards of `world_size` ranks
-// there, and if it says true their indices, no more; the others are listed.
+// there and what it says, no more; the others are listed.
 absl::Status DeletePlanned(port::BlobStore* store, const RetentionPlan& plan,
-                           const std::map<SaveId, bool>& whole = {}, int world_size = 0);
+                           const std::map<SaveId, BesideShards>& whole = {}, int world_size = 0);
 
 // Puts that never happened, of attempts older than `newest`.
 absl::StatusOr<std::vector<port::BlobStore::Unfinished>> ListUnfinishedBefore(port::BlobStore* store,
@@ -34,9 +40,10 @@ class Retention {
   Retention(port::BlobStore* store, int keep, int world_size)
       : store_(store), keep_(keep), world_size_(world_size) {}
   // After `id` was committed by this writer and read back; `before`: what ListManifests said shortly before.
-  // `bytes`: of its shards; `indices`: whether some may be in the storage. After an error some of what should
-  // go stays until the next time.
-  absl::Status Apply(const SaveId& id, bool finite, uint64_t bytes, bool indices, std::vector<SaveId> before);
+  // `bytes`: of its shards; `beside`: what else may be in the storage. After an error some of what should go
+  // stays until the next time.
+  absl::Status Apply(const SaveId& id, bool finite, uint64_t bytes, BesideShards beside,
+                     std::vector<SaveId> before);
   static constexpr size_t kTogether = 4;
   static constexpr uint64_t kWaitingBytesMax = 64 << 20;  // of what should be gone already
 
@@ -51,9 +58,9 @@ class Retention {
   port::BlobStore* const store_;
   const int keep_;
   const int world_size_;
-  int unlisted_left_ = 0;             // how often we may do without listing
-  std::map<SaveId, bool> whole_;      // committed by us; whether with indices
-  std::map<SaveId, bool> finite_of_;  // manifests read before: they never change
+  int unlisted_left_ = 0;                 // how often we may do without listing
+  std::map<SaveId, BesideShards> whole_;  // committed by us
+  std::map<SaveId, bool> finite_of_;      // manifests read before: they never change
 };
 
 // What the key of rank 0's own manifest says if nothing is there after the put: a job that was formed anew
