@@ -20,6 +20,7 @@
 #include "base/unique_fd.h"
 #include "checkpoint/engine/catalog.h"
 #include "checkpoint/engine/leftovers.h"
+#include "checkpoint/engine/parts.h"
 #include "checkpoint/engine/retain.h"
 #include "checkpoint/engine/shard_io.h"
 #include "checkpoint/format/safetensors.h"
@@ -64,6 +65,7 @@ class TensorReader {
       bytes += tensors_[i].bytes;
     }
     std::string out(bytes, '\0');
+    GT_RETURN_IF_ERROR(LoadParts(store_, planner_.FilesFor(0, first, last), &manifest_));
     GT_ASSIGN_OR_RETURN(const LoadPlan plan, planner_.Plan(0, first, last));
     GT_RETURN_IF_ERROR(CheckFiles(plan));
     GT_RETURN_IF_ERROR(LoadShards(
@@ -92,7 +94,7 @@ class TensorReader {
   }
 
   port::BlobStore* const store_;
-  const Manifest& manifest_;
+  Manifest manifest_;  // parts are added when something is read
   const std::vector<Registered> tensors_;
   LoadPlanner planner_;
   std::set<int> checked_;
@@ -222,13 +224,25 @@ absl::Status WriteAll(int fd, absl::string_view data, const std::string& path) {
   return absl::OkStatus();
 }
 
+// The texts of the parts as they are: the copied root names them.
+absl::Status CopyParts(port::BlobStore* from, const Manifest& manifest, port::BlobStore* to) {
+  for (size_t i = 0; i < manifest.parts.size(); ++i) {
+    const std::string key =
+        AttemptKey(manifest.id, PartName(static_cast<int>(i), static_cast<int>(manifest.parts.size())));
+    GT_ASSIGN_OR_RETURN(const std::string text, from->Get(key, kPartBytesMax));
+    const absl::Status put = to->PutIfAbsent(key, text);
+    if (!put.ok() && !absl::IsAlreadyExists(put)) return put;
+    // Left by a copy that was cut off, or read from a storage that changed meanwhile.
+    GT_ASSIGN_OR_RETURN(const std::string there, to->Get(key, kPartBytesMax));
+    Manifest again = manifest;
+    GT_RETURN_IF_ERROR(AddParts({{static_cast<int>(i), there}}, &again));
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
-uint64_t BytesOf(const Manifest& manifest) {
-  uint64_t bytes = 0;
-  for (const ShardFile& file : manifest.files) bytes += file.bytes;
-  return bytes;
-}
+uint64_t BytesOf(const Manifest& manifest) { return manifest.file_bytes(); }
 
 absl::StatusOr<Manifest> FindCheckpoint(port::BlobStore* store, absl::string_view which) {
   int64_t step = 0;
@@ -256,7 +270,8 @@ absl::StatusOr<Manifest> FindCheckpoint(port::BlobStore* store, absl::string_vie
                    steps.empty() ? "" : "; it has steps ", absl::StrJoin(steps, ", ")));
 }
 
-absl::Status VerifyAll(port::BlobStore* store, const Manifest& manifest, const Progress& progress) {
+absl::Status VerifyAll(port::BlobStore* store, const Manifest& root, const Progress& progress) {
+  GT_ASSIGN_OR_RETURN(const Manifest manifest, WithParts(store, root));
   const uint64_t total = BytesOf(manifest);
   uint64_t done = 0;
   for (int rank = 0; rank < manifest.world_size; ++rank) {
@@ -291,8 +306,9 @@ absl::StatusOr<std::vector<TensorDifference>> Compare(port::BlobStore* store_a, 
   return differences;
 }
 
-absl::Status CopyCheckpoint(port::BlobStore* from, const Manifest& manifest, port::BlobStore* to,
+absl::Status CopyCheckpoint(port::BlobStore* from, const Manifest& root, port::BlobStore* to,
                             const Progress& progress) {
+  GT_ASSIGN_OR_RETURN(const Manifest manifest, WithParts(from, root));
   if (to->Size(ManifestKey(manifest.id)).ok()) {
     return absl::AlreadyExistsError(
         absl::StrCat(to->Describe(), " has ", AttemptName(manifest.id), " already"));
@@ -310,6 +326,7 @@ absl::Status CopyCheckpoint(port::BlobStore* from, const Manifest& manifest, por
     GT_RETURN_IF_ERROR(progress(done, total));
   }
   for (int rank = 0; rank < manifest.world_size; ++rank) GT_RETURN_IF_ERROR(VerifyShard(to, manifest, rank));
+  GT_RETURN_IF_ERROR(CopyParts(from, manifest, to));
   // A pin that a copy left long ago may have been collected between.
   GT_RETURN_IF_ERROR(Pin(to, manifest.id));
   return to->PutIfAbsent(ManifestKey(manifest.id), Print(manifest));

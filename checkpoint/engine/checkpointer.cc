@@ -32,6 +32,7 @@
 #include "checkpoint/engine/lease.h"
 #include "checkpoint/engine/near.h"
 #include "checkpoint/engine/outside.h"
+#include "checkpoint/engine/parts.h"
 #include "checkpoint/engine/replicas.h"
 #include "checkpoint/engine/resume.h"
 #include "checkpoint/engine/saver.h"
@@ -40,6 +41,7 @@
 #include "checkpoint/engine/storage_error.h"
 #include "checkpoint/format/hash.h"
 #include "checkpoint/plan/interval.h"
+#include "checkpoint/plan/limits.h"
 #include "checkpoint/plan/load_plan.h"
 #include "checkpoint/plan/save_plan.h"
 #include "checkpoint/port/writer_host.h"
@@ -381,6 +383,9 @@ absl::Status CheckpointerImpl::Freeze() {
     status = absl::InternalError("a hash that is not a number");
   }
   if (registered_.empty()) status = absl::FailedPreconditionError("nothing is registered to be saved");
+  if (status.ok())
+    status =
+        CheckLimits(registered_, agree_.rank(), agree_.size(), std::min(kFileBytesMax, store_->BytesMax()));
   GT_RETURN_IF_ERROR(agree_.AllOk(status));
   GT_ASSIGN_OR_RETURN(const std::vector<int64_t> hashes, agree_.Gather(static_cast<int64_t>(hash)));
   for (size_t rank = 0; rank < hashes.size(); ++rank) {
@@ -583,6 +588,7 @@ absl::Status CheckpointerImpl::ReadChosen(Choice* choice, LoadPlan* plan, std::o
       return absl::DataLossError(absl::StrCat(key, " is an abort marker"));
     choice->manifest = std::get<Manifest>(std::move(parsed));
   }
+  GT_RETURN_IF_ERROR(LoadPartsToRestore(store, registered_, agree_.rank(), agree_.size(), &choice->manifest));
   GT_ASSIGN_OR_RETURN(*plan, PlanLoad(choice->manifest, registered_, agree_.rank(), agree_.size()));
   if (!plan->unknown.empty() && agree_.rank() == 0) {
     LogWarning("checkpoint: step ", choice->id.step, " holds ", plan->unknown.size(),
@@ -614,10 +620,7 @@ absl::StatusOr<std::unique_ptr<ChunkShare>> CheckpointerImpl::MeetMates(const Ch
       LogWarning("checkpoint: rank ", agree_.rank(),
                  " reads what others of its machine read as well: ", made.status().message());
   };
-  uint64_t chunks = 0;
-  if (choice != nullptr) {
-    for (const ShardFile& file : choice->manifest.files) chunks += file.chunks.size();
-  }
+  const uint64_t chunks = choice != nullptr ? choice->manifest.chunk_count() : 0;
   const int mates = static_cast<int>(mates_.size());
   const bool first = mates_[0] == agree_.rank();
   if (first && mates > 1 && choice != nullptr) said(ChunkShare::Make(chunks, mates, choice->hash));

@@ -143,11 +143,13 @@ class ShardStream {
   uint64_t inside_ = 0;  // of that piece
 };
 
-// The epoch that is imported into. The owner of before could commit nothing more after it, so a program that is at
-// work keeps its directory, and so does a job of a cluster: that may be waiting between two generations.
+// The epoch that is imported into. The owner of before could commit nothing more after it, so a program that
+// is at work keeps its directory, and so does a job of a cluster: that may be waiting between two
+// generations.
 absl::StatusOr<OwnerClaim> ClaimForImport(port::BlobStore* store, const Identity& owner, bool takeover) {
   GT_ASSIGN_OR_RETURN(const std::vector<OwnerClaim> owners, ListOwners(store));
-  if (owners.empty() || takeover || owners.back().owner.job == kImportJob) return ClaimOwnership(store, owner);
+  if (owners.empty() || takeover || owners.back().owner.job == kImportJob)
+    return ClaimOwnership(store, owner);
   const OwnerClaim& newest = owners.back();
   std::optional<std::string> holder;
   if (newest.owner.cluster.empty()) {
@@ -155,7 +157,8 @@ absl::StatusOr<OwnerClaim> ClaimForImport(port::BlobStore* store, const Identity
     if (!holder) return ClaimOwnership(store, owner);
   }
   return absl::FailedPreconditionError(absl::StrCat(
-      store->Describe(), " belongs to ", DescribeOwner(newest.owner), holder ? absl::StrCat(", ", *holder) : "",
+      store->Describe(), " belongs to ", DescribeOwner(newest.owner),
+      holder ? absl::StrCat(", ", *holder) : "",
       ", which could save nothing more. Import into another directory, or add --takeover when it is over"));
 }
 

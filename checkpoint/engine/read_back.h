@@ -1,6 +1,6 @@
-// Reads a shard back after its save was committed, beside everything else. A disk that lost or changed what it
-// acknowledged is found while older checkpoints are still there: retention keeps the newest one that every rank has
-// read back.
+// Reads a shard back after its save was committed, beside everything else. A disk that lost or changed what
+// it acknowledged is found while older checkpoints are still there: retention keeps the newest one that every
+// rank has read back.
 #pragma once
 #include <atomic>
 #include <optional>
@@ -14,9 +14,9 @@
 
 namespace gtrain::ckpt {
 
-// One owner thread, and a thread of its own at the lowest priority for the disk. Reads each byte of a shard once, a
-// chunk of memory at a time. A save that comes while another is still being read is left out, so that there is
-// always one that gets to its end.
+// One owner thread, and a thread of its own at the lowest priority for the disk. Reads each byte of a shard
+// once, a chunk of memory at a time. A save that comes while another is still being read is left out, so that
+// there is always one that gets to its end.
 class ReadBack {
  public:
   // `store` must outlive it.

@@ -13,12 +13,14 @@ namespace {
 
 constexpr int kUnlistedMax = 20;
 
-std::vector<std::string> FilesOf(const SaveId& id, int world_size, bool indices) {
+std::vector<std::string> FilesOf(const SaveId& id, int world_size, BesideShards beside) {
   std::vector<std::string> keys;
   for (int rank = 0; rank < world_size; ++rank) {
     keys.push_back(AttemptKey(id, ShardName(rank, world_size)));
-    if (indices) keys.push_back(AttemptKey(id, IndexName(rank, world_size)));
+    if (beside.indices) keys.push_back(AttemptKey(id, IndexName(rank, world_size)));
   }
+  for (int part = 0; beside.parts && part < PartCount(world_size); ++part)
+    keys.push_back(AttemptKey(id, PartName(part, PartCount(world_size))));
   return keys;
 }
 
@@ -71,7 +73,7 @@ absl::StatusOr<StoredCheckpoints> ListStored(port::BlobStore* store, const SaveI
 }
 
 absl::Status DeletePlanned(port::BlobStore* store, const RetentionPlan& plan,
-                           const std::map<SaveId, bool>& whole, int world_size) {
+                           const std::map<SaveId, BesideShards>& whole, int world_size) {
   std::vector<std::string> manifests, files;
   for (const SaveId& id : plan.manifests) manifests.push_back(ManifestKey(id));
   for (const SaveId& id : plan.folders) {
@@ -89,10 +91,10 @@ absl::Status DeletePlanned(port::BlobStore* store, const RetentionPlan& plan,
   return absl::OkStatus();
 }
 
-absl::Status Retention::Apply(const SaveId& id, bool finite, uint64_t bytes, bool indices,
+absl::Status Retention::Apply(const SaveId& id, bool finite, uint64_t bytes, BesideShards beside,
                               std::vector<SaveId> before) {
   finite_of_[id] = finite;
-  whole_[id] = indices;
+  whole_[id] = beside;
   const bool list = unlisted_left_ == 0;
   const int left = list ? kUnlistedMax : unlisted_left_ - 1;
   unlisted_left_ = 0;  // after an error

@@ -15,6 +15,7 @@
 #include "base/logging.h"
 #include "base/mutex.h"
 #include "base/status_macros.h"
+#include "checkpoint/engine/parallel.h"
 #include "checkpoint/format/hash.h"
 #include "checkpoint/format/safetensors.h"
 
@@ -200,16 +201,15 @@ ShardFile DescribeShard(const ShardPlan& plan, absl::string_view data,
                  .data_begin = plan.header.size(),
                  .per_rank = plan.per_rank};
   const std::string& header = plan.header;
-  Xxh3 whole, chunk;
+  Xxh3 chunk;
   size_t piece = 0;  // the first that has not been seen whole
   for (uint64_t begin = 0; begin < file.bytes;) {
-    // A block of one chunk, of the header or of the data: looked at three times while it is in the cache.
+    // A block of one chunk, of the header or of the data: looked at twice while it is in the cache.
     uint64_t end = std::min({begin + kCacheBytes, (begin / kChunkBytes + 1) * kChunkBytes, file.bytes});
     if (begin < header.size()) end = std::min<uint64_t>(end, header.size());
     const absl::string_view block = begin < header.size()
                                         ? absl::string_view(header).substr(begin, end - begin)
                                         : data.substr(begin - header.size(), end - begin);
-    whole.Add(block);
     chunk.Add(block);
     if (end % kChunkBytes == 0 || end == file.bytes)
       file.chunks.push_back(std::exchange(chunk, Xxh3()).Hex());
@@ -220,7 +220,6 @@ ShardFile DescribeShard(const ShardPlan& plan, absl::string_view data,
     }
     begin = end;
   }
-  file.xxh3 = whole.Hex();
   return file;
 }
 
@@ -230,23 +229,29 @@ absl::Status WriteShard(port::BlobStore* store, const SaveId& id, const ShardPla
   return store->PutIfAbsent(AttemptKey(id, name), parts);
 }
 
+std::pair<int, int> LengthsOf(const Manifest& manifest, int rank, int world_size) {
+  const auto cut = [&](int64_t r) { return static_cast<int>(manifest.world_size * r / world_size); };
+  return {cut(rank), cut(rank + 1)};
+}
+
 absl::Status CheckLengths(port::BlobStore* store, const NearShards* near, const Manifest& manifest, int rank,
                           int world_size) {
-  for (size_t i = static_cast<size_t>(rank); i < manifest.files.size();
-       i += static_cast<size_t>(world_size)) {
-    const ShardFile& file = manifest.files[i];
-    if (near != nullptr && near->Holds(i)) continue;
-    GT_RETURN_IF_ERROR(CheckLength(store, manifest.id, file.name, file.bytes));
-  }
+  const auto [first, last] = LengthsOf(manifest, rank, world_size);
+  const auto begin = static_cast<size_t>(first);
+  std::vector<absl::Status> found(static_cast<size_t>(last - first));
+  ForEachAtOnce(found.size(), [&](size_t i) {
+    const ShardFile& file = manifest.files[begin + i];
+    if (manifest.Has(first + static_cast<int>(i)) && (near == nullptr || !near->Holds(begin + i)))
+      found[i] = CheckLength(store, manifest.id, file.name, file.bytes);
+  });
+  for (const absl::Status& status : found) GT_RETURN_IF_ERROR(status);
   return absl::OkStatus();
 }
 
 void WantChunks(const Manifest& manifest, const LoadPlan& plan, const NearShards* near, ChunkShare* share) {
-  uint64_t before = 0;  // chunks of files before this one
-  int file = 0;
   for (const FileRead& read : plan.reads) {
-    for (; file < read.file; ++file) before += manifest.files[file].chunks.size();
-    const bool here = near != nullptr && near->HoldsHere(static_cast<size_t>(file));
+    const uint64_t before = manifest.ChunksBefore(read.file);
+    const bool here = near != nullptr && near->HoldsHere(static_cast<size_t>(read.file));
     for (const ChunkRange& range : read.chunks) {
       for (uint64_t i = 0; i < range.count; ++i) share->Want(before + range.first + i, !here);
     }

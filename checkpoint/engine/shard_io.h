@@ -1,6 +1,7 @@
 // Shard files to storage and back, every byte hashed on the way.
 #pragma once
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/functional/function_ref.h"
@@ -25,10 +26,14 @@ ShardFile DescribeShard(const ShardPlan& plan, absl::string_view data,
 absl::Status WriteShard(port::BlobStore* store, const SaveId& id, const ShardPlan& plan,
                         const std::string& name, absl::string_view data);
 
-// Compares the lengths of files in the storage with the manifest: a missing one is found before any work.
-// This rank looks at its part of all files. Those that `near` (may be null) holds are not looked for unless a
-// copy turns out to be bad. DataLoss names the file that is absent or has another length; an error of the
-// storage comes back as it is, since it says nothing about the file.
+// Of which files [first, last) this rank looks at the lengths. They lie beside each other, so that it needs
+// few parts of the manifest.
+std::pair<int, int> LengthsOf(const Manifest& manifest, int rank, int world_size);
+// Compares the lengths of these files in the storage with the manifest: a missing one is found before any
+// work. Several calls are out at a time. Only files that the manifest has (Manifest::Has) are looked at.
+// Those that `near` (may be null) holds are not looked for unless a copy turns out to be bad. DataLoss names
+// the file that is absent or has another length; an error of the storage comes back as it is, since it says
+// nothing about the file.
 absl::Status CheckLengths(port::BlobStore* store, const NearShards* near, const Manifest& manifest, int rank,
                           int world_size);
 

@@ -71,6 +71,24 @@ std::string IndexName(int rank, int world_size) {
   return absl::StrFormat("rank-%05d-of-%05d.index.json", rank, world_size);
 }
 
+std::string PartName(int part, int part_count) {
+  return absl::StrFormat("part-%05d-of-%05d.json", part, part_count);
+}
+
+std::optional<std::pair<int, int>> ParseRankName(absl::string_view file) {
+  absl::string_view rest = file;
+  uint64_t rank = 0, world_size = 0;
+  if (!absl::ConsumePrefix(&rest, "rank-") || !TakeDigits(&rest, &rank) ||
+      !absl::ConsumePrefix(&rest, "-of-") || !TakeDigits(&rest, &world_size) || world_size > kWorldSizeMax ||
+      rank >= world_size) {
+    return std::nullopt;
+  }
+  const std::pair<int, int> found(static_cast<int>(rank), static_cast<int>(world_size));
+  const bool ours =
+      file == ShardName(found.first, found.second) || file == IndexName(found.first, found.second);
+  return ours ? std::optional(found) : std::nullopt;
+}
+
 std::string AttemptKey(const SaveId& id, absl::string_view file) {
   return absl::StrCat(AttemptName(id), "/", file);
 }

@@ -209,6 +209,33 @@ absl::Status LoadPlanner::AddBlob(size_t registered, int rank, Building* buildin
   return absl::OkStatus();
 }
 
+void LoadPlanner::AddTensors(int rank, size_t first, size_t last, Building* building) {
+  // Of thousands of tensors a rank holds those of its stage: the others are not even looked at.
+  std::vector<bool> holds;
+  for (size_t i : places_) holds.push_back(wanted_[i].Holds(rank));
+  for (size_t k = 0; k < order_.size(); ++k) {
+    if (order_[k] < first || order_[k] >= last) continue;
+    building->plan.restored[order_[k]] = true;
+    if (holds[place_[k]]) AddTensor(order_[k], rank, building);
+  }
+}
+
+std::vector<int> LoadPlanner::FilesFor(int rank, size_t first, size_t last) {
+  GT_CHECK(rank >= 0 && rank < world_size_);
+  Building building;
+  building.plan.restored.assign(registered_.size(), false);
+  if (differences_.empty()) AddTensors(rank, first, last, &building);
+  std::vector<int> files;
+  for (const FileRead& read : building.plan.reads) files.push_back(read.file);
+  const bool blobs = std::any_of(blobs_.begin(), blobs_.end(), [&](size_t i) {
+    return i >= first && i < last && stored_as_[i].has_value();
+  });
+  if (blobs && rank < manifest_->world_size) files.push_back(rank);
+  std::sort(files.begin(), files.end());
+  files.erase(std::unique(files.begin(), files.end()), files.end());
+  return files;
+}
+
 absl::StatusOr<LoadPlan> LoadPlanner::Plan(int rank) { return Plan(rank, 0, registered_.size()); }
 
 absl::StatusOr<LoadPlan> LoadPlanner::Plan(int rank, size_t first, size_t last) {
@@ -217,16 +244,7 @@ absl::StatusOr<LoadPlan> LoadPlanner::Plan(int rank, size_t first, size_t last) 
   Building building;
   building.plan.restored.assign(registered_.size(), false);
   building.plan.unknown = unknown_;
-  if (differences.empty()) {
-    // Of thousands of tensors a rank holds those of its stage: the others are not even looked at.
-    std::vector<bool> holds;
-    for (size_t i : places_) holds.push_back(wanted_[i].Holds(rank));
-    for (size_t k = 0; k < order_.size(); ++k) {
-      if (order_[k] < first || order_[k] >= last) continue;
-      building.plan.restored[order_[k]] = true;
-      if (holds[place_[k]]) AddTensor(order_[k], rank, &building);
-    }
-  }
+  if (differences.empty()) AddTensors(rank, first, last, &building);
   for (size_t i : blobs_) {
     if (i < first || i >= last) continue;
     const absl::Status added = AddBlob(i, rank, &building);
@@ -237,6 +255,7 @@ absl::StatusOr<LoadPlan> LoadPlanner::Plan(int rank, size_t first, size_t last) 
   std::sort(building.plan.reads.begin(), building.plan.reads.end(),
             [](const FileRead& a, const FileRead& b) { return a.file < b.file; });
   for (FileRead& read : building.plan.reads) {
+    GT_CHECK(manifest_->Has(read.file));
     // Tensors came in the order of version 2; blobs come in the order of this program.
     if (!std::is_sorted(read.copies.begin(), read.copies.end(), by_place))
       std::sort(read.copies.begin(), read.copies.end(), by_place);

@@ -59,10 +59,14 @@ class LoadPlanner {
   absl::StatusOr<LoadPlan> Plan(int rank);
   // The same of the tensors [first, last) of the registration alone; the others count as not restored.
   absl::StatusOr<LoadPlan> Plan(int rank, size_t first, size_t last);
+  // The files that this plan reads, ascending: what a manifest with parts must have (Manifest::Has) before it
+  // can be made.
+  std::vector<int> FilesFor(int rank, size_t first, size_t last);
 
  private:
   struct Building;
   void FindDifferences();
+  void AddTensors(int rank, size_t first, size_t last, Building* building);
   void AddTensor(size_t registered, int rank, Building* building);
   void AddPiece(int file, const Copy& copy, Building* building) const;
   absl::Status AddBlob(size_t registered, int rank, Building* building);
