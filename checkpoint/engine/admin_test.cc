@@ -62,7 +62,7 @@ SaveId Id(uint64_t epoch, int64_t step) { return {.epoch = epoch, .step = step};
 void CommitAndRetain(port::BlobStore* store, const SaveId& id, int keep) {
   Commit(store, id);
   Retention retention(store, keep, 1);
-  ASSERT_EQ(retention.Apply(id, true, 6 << 20, true, *ListManifests(store)), absl::OkStatus());
+  ASSERT_EQ(retention.Apply(id, true, 6 << 20, {.indices = true}, *ListManifests(store)), absl::OkStatus());
 }
 
 // Before: the copy of an older epoch was deleted at the next commit of the job that runs there.
