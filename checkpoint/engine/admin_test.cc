@@ -4,6 +4,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "absl/algorithm/container.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
@@ -125,8 +127,42 @@ TEST(Cp, ACopyThatWasCutOffIsCompletedByAnother_C1) {
   }
 }
 
-// Memory: chunks, however large the file is. A store that is asked for a file's bytes in one piece would
-// show.
+// A store that takes no more than 1 MiB that is in memory together, and sees how long the pieces of a stream
+// are.
+class OnlyStreams final : public FaultyStore {
+ public:
+  explicit OnlyStreams(port::BlobStore* base) : FaultyStore(base, {}), base_(base) {}
+  absl::Status PutIfAbsent(absl::string_view key, absl::Span<const absl::string_view> parts) override {
+    uint64_t bytes = 0;
+    for (const absl::string_view part : parts) bytes += part.size();
+    if (bytes > 1 << 20) return absl::ResourceExhaustedError("held in memory whole");
+    return base_->PutIfAbsent(key, parts);
+  }
+  absl::Status PutStream(absl::string_view key, uint64_t bytes, Source source) override {
+    return base_->PutStream(key, bytes, [&](uint64_t at) {
+      absl::StatusOr<absl::string_view> piece = source(at);
+      if (piece.ok()) longest = std::max(longest, piece->size());
+      return piece;
+    });
+  }
+  size_t longest = 0;
+
+ private:
+  port::BlobStore* const base_;
+};
+
+// Before: cp held the largest file, import the whole one, twice.
+TEST(Cp, NeitherACopyNorAnImportHoldsAFile) {
+  MemoryStore source, target;
+  OnlyStreams copied(&target), imported(&source);
+  const auto manifest = ImportSafetensors(Model({{"w", 20 << 20}}), &imported);
+  ASSERT_TRUE(manifest.ok()) << manifest.status();
+  ASSERT_EQ(CopyCheckpoint(&source, *manifest, &copied, Quiet), absl::OkStatus());
+  EXPECT_LE(imported.longest, kChunkBytes);
+  EXPECT_LE(copied.longest, kChunkBytes);
+  EXPECT_GT(copied.longest, 0u);
+}
+
 TEST(Cp, WhatWasCopiedIsNotReadAgain) {
   MemoryStore source, target;
   const Manifest old = Commit(&source, Id(1, 100));
