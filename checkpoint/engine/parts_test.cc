@@ -5,6 +5,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstring>
 #include <filesystem>
@@ -269,6 +270,29 @@ TEST(Parts, TheOldestThatEveryRankVerifiedIsKnown) {
     for (const absl::Status& result : results) ASSERT_TRUE(result.ok()) << result;
     EXPECT_EQ(verified, all ? std::optional(At(4)) : std::nullopt);
   }
+}
+
+// Ranks 0 to 69 of one machine leave their indices on its board, those of the second part for rank 64; ranks
+// 70 to 71 are elsewhere.
+TEST(Parts, WritersOfOneMachineMeetOnTheBoard) {
+  MemoryStore base;
+  FaultyStore store(&base, {.fault = [](uint64_t, absl::string_view) { return Fault::kNone; }});
+  const auto board = *IndexBoard::Make(72, BoardName("many-1", 1));
+  for (int rank = 0; rank < 70; ++rank) board->Attend(rank);
+  board->SetOpen(true);
+  const auto results = OnAllRanks(72, [&](int rank) {
+    CommitterConfig config = ConfigOf(rank, 72);
+    if (rank < 70) config.board = board.get();
+    return SaveAs(&store, std::move(config), At(10));
+  });
+  for (const absl::Status& result : results) ASSERT_TRUE(result.ok()) << result;
+  EXPECT_TRUE(VerifyEverything(&base, *FindCheckpoint(&base, "latest")).ok());
+  // A machine so slow that ranks do not meet within a second puts more of them.
+  const std::vector<std::string> keys = *base.List(AttemptName(At(10)));
+  const auto indices = std::count_if(
+      keys.begin(), keys.end(), [](const std::string& key) { return absl::EndsWith(key, ".index.json"); });
+  EXPECT_GE(indices, 2);
+  EXPECT_LT(indices, 72);
 }
 
 TEST(Parts, RetentionDeletesThemWithTheirAttempt) {

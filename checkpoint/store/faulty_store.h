@@ -46,6 +46,7 @@ class FaultyStore : public port::BlobStore {
   absl::StatusOr<std::vector<std::string>> ListFolders() override;
   absl::StatusOr<absl::Duration> Unchanged(absl::string_view name) override;
   absl::Status Delete(absl::string_view key) override;
+  bool ChecksEveryPut() const override { return base_->ChecksEveryPut(); }
   bool DeletesTogether() const override { return base_->DeletesTogether(); }
   absl::Status DropEmptyFolder(absl::string_view folder) override;
   absl::StatusOr<std::vector<Unfinished>> ListUnfinished() override;
