@@ -189,6 +189,7 @@ void Committer::Do(Run* run, const save::Effect& effect) {
     for (const auto& [rank, index] : run->indices)
       indices = indices || !config_.board->attends(rank) || config_.board->stored(rank);
     if (run->oldest_verified) retention_.Verified(*run->oldest_verified);
+    if (store_->ChecksEveryPut()) retention_.Verified(run->id);
     const absl::Status retained = retention_.Apply(
         run->id, run->finite, run->bytes, {.indices = indices, .parts = !run->parts.empty()}, run->there);
     if (!retained.ok()) {
