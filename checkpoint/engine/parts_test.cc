@@ -74,7 +74,7 @@ absl::Status SaveAs(port::BlobStore* store, CommitterConfig config, const SaveId
   const int rank = config.rank;
   Committer committer(store, std::move(config));
   StopFlag never;
-  return committer.Save(id, DataOf(id, rank), &never, [] {});
+  return committer.Save(id, DataOf(id, rank), {}, &never, [] {});
 }
 
 // A thread a rank; `save` makes its part of the save.
@@ -263,7 +263,7 @@ TEST(Parts, TheOldestThatEveryRankVerifiedIsKnown) {
       };
       Committer committer(&store, std::move(config));
       StopFlag never;
-      const absl::Status saved = committer.Save(At(90), DataOf(At(90), rank), &never, [] {});
+      const absl::Status saved = committer.Save(At(90), DataOf(At(90), rank), {}, &never, [] {});
       if (rank == 0) verified = committer.verified();
       return saved;
     });
@@ -308,7 +308,7 @@ TEST(Parts, RetentionDeletesThemWithTheirAttempt) {
   for (const int64_t step : {10, 20, 30}) {
     const auto results = OnAllRanks(world, [&](int rank) {
       StopFlag never;
-      return committers[static_cast<size_t>(rank)]->Save(At(step), DataOf(At(step), rank), &never, [] {});
+      return committers[static_cast<size_t>(rank)]->Save(At(step), DataOf(At(step), rank), {}, &never, [] {});
     });
     for (const absl::Status& result : results) ASSERT_TRUE(result.ok()) << result;
     const std::vector<std::string> keys = *store.List("");
