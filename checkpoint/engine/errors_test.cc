@@ -12,7 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/logging.h"
 #include "checkpoint/engine/catalog.h"
-#include "checkpoint/engine/crash_world.h"
+#include "checkpoint/engine/crash_test_world.h"
 // The engine marks such errors; until it does, their codes alone are judged.
 #if __has_include("checkpoint/engine/storage_error.h")
 #include "checkpoint/engine/storage_error.h"
