@@ -23,7 +23,11 @@ class Agreement {
   int rank() const { return comm_ == nullptr ? 0 : comm_->rank(); }
   int size() const { return comm_ == nullptr ? 1 : comm_->size(); }
   absl::Status Max(absl::Span<int64_t> values);
+  // Wraps around.
+  absl::Status Sum(absl::Span<int64_t> values);
   absl::StatusOr<std::vector<int64_t>> Gather(int64_t value);
+  // As many values of each rank, in the order of ranks.
+  absl::StatusOr<std::vector<int64_t>> GatherAll(absl::Span<const int64_t> values);
   // Text of `root` everywhere; at most 64 KiB.
   absl::Status Broadcast(std::string* text, int root = 0);
   // OK when every rank's is. Else each rank returns an error of the lowest rank that has one: its code and

@@ -31,6 +31,7 @@
 #include "checkpoint/engine/index_board.h"
 #include "checkpoint/engine/near.h"
 #include "checkpoint/engine/outside.h"
+#include "checkpoint/engine/registration.h"
 #include "checkpoint/engine/resume.h"
 #include "checkpoint/engine/saver.h"
 #include "checkpoint/engine/settle.h"
@@ -86,16 +87,31 @@ class CheckpointerImpl final : public Checkpointer {
         comm_(std::move(comm)),
         open_store_(std::move(open_store)),
         agree_(comm_.get()),
-        host_(dynamic_cast<port::WriterHost*>(session)) {}
+        host_(dynamic_cast<port::WriterHost*>(session)),
+        state_(agree_.rank(), agree_.size()) {}
 
   absl::Status Start();
 
-  absl::Status AddReplicated(absl::string_view name, void* data, std::vector<int64_t> shape,
-                             DType dtype) override;
-  absl::Status AddSharded(absl::string_view name, void* data, std::vector<int64_t> shape,
-                          const Sharding& sharding, DType dtype) override;
-  absl::Status AddPerRank(absl::string_view name, void* data, size_t bytes) override;
-  absl::StatusOr<std::optional<RestoredStep>> Restore() override;
+  absl::Status AddReplicated(absl::string_view name, Memory memory, std::vector<int64_t> shape,
+                             DType dtype) override {
+    return state_.AddReplicated(name, memory, std::move(shape), dtype);
+  }
+  absl::Status AddSharded(absl::string_view name, Memory memory, std::vector<int64_t> shape,
+                          const Sharding& sharding, DType dtype) override {
+    return state_.AddSharded(name, memory, std::move(shape), sharding, dtype);
+  }
+  absl::Status AddBox(absl::string_view name, Memory memory, std::vector<int64_t> shape,
+                      std::vector<int64_t> begin, std::vector<int64_t> local_shape, DType dtype) override {
+    return state_.AddBox(name, memory, std::move(shape), begin, local_shape, dtype);
+  }
+  absl::Status AddPerRank(absl::string_view name, Memory memory, PerRankRule rule) override {
+    return state_.AddPerRank(name, memory, rule);
+  }
+  absl::Status AddBytes(absl::string_view name, std::function<absl::StatusOr<std::string>()> save,
+                        std::function<absl::Status(absl::string_view)> load, PerRankRule rule) override {
+    return state_.AddBytes(name, std::move(save), std::move(load), rule);
+  }
+  absl::StatusOr<std::optional<RestoredStep>> Restore(const RestoreOptions& options) override;
   absl::StatusOr<bool> Save(int64_t step) override;
   void Fence() override;
   absl::StatusOr<bool> SaveIfDue(int64_t step, Communicator* comm) override;
@@ -117,7 +133,6 @@ class CheckpointerImpl final : public Checkpointer {
 
   absl::Status ProveShared();
   absl::Status TakeOwnership();
-  absl::Status Add(Registered registered, void* data);
   absl::Status Freeze();
   CommitterConfig Commits() const;
   // Collective. The address of the board where this rank's writer meets that of rank 0; 0: in the storage.
@@ -142,6 +157,7 @@ class CheckpointerImpl final : public Checkpointer {
   absl::Status LoadChosen(Choice* choice, LoadPlan* plan);
   absl::StatusOr<std::optional<RestoredStep>> Finish(const Choice& choice, const LoadPlan& plan,
                                                      const Search& search);
+  void TellOfPlan(const Choice& choice, const LoadPlan& plan) const;
   void DropUnfenced();
   absl::Status AgreeToSave(int64_t step, bool* busy);
   // Whether this rank would save now; rank 0 decides.
@@ -162,13 +178,12 @@ class CheckpointerImpl final : public Checkpointer {
   std::unique_ptr<port::BlobStore> elsewhere_;  // of resume_uri, when asked for
   NearTiers near_;
   SaveId next_;  // epoch, timeline, generation, attempt of the next save
-  std::vector<Registered> registered_;
-  std::vector<void*> data_;
-  ShardPlan plan_;  // of this rank's saves
+  Registration state_;
+  ShardPlan plan_;  // of this rank's saves, but for their tails
   bool frozen_ = false;
-  // During Restore: per-rank state by registration. It is written to registered memory in the end, because
-  // the older checkpoint that a damaged one falls back to may hold none for this rank.
-  std::vector<std::vector<char>> staged_;
+  // During Restore: state of ranks, as the plan has it (Registration::MemoryFor).
+  std::vector<std::string> staged_;
+  std::vector<std::string> may_be_missing_;
   std::vector<int> mates_;             // ranks on this machine, this one too; known once frozen
   bool any_mates_ = false;             // on any machine
   std::unique_ptr<IndexBoard> board_;  // rank 0, for writers outside
@@ -248,86 +263,15 @@ absl::Status CheckpointerImpl::TakeOwnership() {
   return absl::OkStatus();
 }
 
-absl::Status CheckpointerImpl::Add(Registered registered, void* data) {
-  const std::string& name = registered.tensor.name;
-  if (frozen_) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("\"", name, "\": register everything before Restore and Save"));
-  }
-  if (!IsTensorName(name) || IsPieceName(name)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("\"", absl::string_view(name).substr(0, 64),
-                     "\" cannot be a name: 1 to 512 printable ASCII characters, not ending like [0:10]"));
-  }
-  if (data == nullptr && registered.bytes > 0) {
-    return absl::InvalidArgumentError(absl::StrCat("\"", name, "\" has no memory"));
-  }
-  for (const Registered& r : registered_) {
-    if (r.tensor.name == name)
-      return absl::AlreadyExistsError(absl::StrCat("\"", name, "\" is registered twice"));
-  }
-  registered_.push_back(std::move(registered));
-  data_.push_back(data);
-  return absl::OkStatus();
-}
-
-absl::Status CheckpointerImpl::AddReplicated(absl::string_view name, void* data, std::vector<int64_t> shape,
-                                             DType dtype) {
-  const std::optional<uint64_t> count = ElementCount(shape, dtype);
-  if (!count) return absl::InvalidArgumentError(absl::StrCat("\"", name, "\" has an impossible shape"));
-  GlobalTensor tensor{.name = std::string(name), .dtype = dtype, .shape = std::move(shape)};
-  return Add({std::move(tensor), *count * DTypeSize(dtype)}, data);
-}
-
-absl::Status CheckpointerImpl::AddSharded(absl::string_view name, void* data, std::vector<int64_t> shape,
-                                          const Sharding& sharding, DType dtype) {
-  const absl::StatusOr<sharding::Partition> partition =
-      sharding::Partition::Make(sharding, shape.size(), agree_.size());
-  if (!partition.ok())
-    return absl::InvalidArgumentError(absl::StrCat("\"", name, "\": ", partition.status().message()));
-  // Nothing is split and nobody is left out.
-  if (partition->Key().empty()) return AddReplicated(name, data, std::move(shape), dtype);
-  const std::optional<uint64_t> count = ElementCount(shape, dtype);
-  if (!count) return absl::InvalidArgumentError(absl::StrCat("\"", name, "\" has an impossible shape"));
-  uint64_t bytes = 0;
-  if (partition->Holds(agree_.rank()))
-    bytes = partition->ElementsOf(shape, partition->CellOf(agree_.rank())) * DTypeSize(dtype);
-  GlobalTensor tensor{.name = std::string(name),
-                      .layout = Layout::kSharded,
-                      .dtype = dtype,
-                      .shape = std::move(shape),
-                      .sharding = sharding};
-  return Add({std::move(tensor), bytes}, data);
-}
-
-absl::Status CheckpointerImpl::AddPerRank(absl::string_view name, void* data, size_t bytes) {
-  return Add({{.name = std::string(name), .layout = Layout::kPerRank}, bytes}, data);
-}
-
 absl::Status CheckpointerImpl::Freeze() {
   if (frozen_) return absl::OkStatus();
-  uint64_t hash = 0;
-  absl::Status status;
-  if (!absl::SimpleHexAtoi(RegistrationHash(registered_).substr(0, 15), &hash)) {
-    status = absl::InternalError("a hash that is not a number");
-  }
-  if (registered_.empty()) status = absl::FailedPreconditionError("nothing is registered to be saved");
-  GT_RETURN_IF_ERROR(agree_.AllOk(status));
-  GT_ASSIGN_OR_RETURN(const std::vector<int64_t> hashes, agree_.Gather(static_cast<int64_t>(hash)));
-  for (size_t rank = 0; rank < hashes.size(); ++rank) {
-    if (hashes[rank] == hashes[0]) continue;
-    return absl::FailedPreconditionError(absl::StrCat(
-        "rank ", rank, " registered other state than rank 0: names, order, shapes and types must be equal"));
-  }
+  GT_RETURN_IF_ERROR(state_.Freeze(&agree_));
   GT_RETURN_IF_ERROR(FindMates());
   GT_ASSIGN_OR_RETURN(const int64_t board, MeetOnBoard());
   frozen_ = true;
-  plan_ = PlanShard(registered_, agree_.rank(), agree_.size());
-  std::vector<Snapshot::Source> sources;
-  for (const Piece& piece : plan_.pieces)
-    sources.push_back({static_cast<const char*>(data_[piece.tensor]) + piece.begin, piece.bytes});
+  plan_ = PlanShard(state_.all(), agree_.rank(), agree_.size());
   saver_ = std::make_unique<Saver>(
-      MakeRoute(board), sources,
+      MakeRoute(board), state_.Sources(plan_),
       [this](const SaveId& id) {
         session_->ReportCheckpoint(id.step, absl::StrCat(store_->Describe(), "/", ManifestKey(id)), policy_);
       },
@@ -340,7 +284,7 @@ CommitterConfig CheckpointerImpl::Commits() const {
           .world_size = agree_.size(),
           .epoch = next_.epoch,
           .owner = settings_.identity,
-          .registered = registered_,
+          .registered = state_.all(),
           .keep = settings_.keep,
           .shard_tries = settings_.on_error == OnError::kRetry ? 4 : 1,
           .commit_timeout = settings_.commit_timeout,
@@ -373,10 +317,11 @@ std::unique_ptr<SaveRoute> CheckpointerImpl::MakeRoute(int64_t board) {
         .keep = config.keep,
         .shard_tries = config.shard_tries,
         .commit_timeout_ms = static_cast<uint64_t>(absl::ToInt64Milliseconds(config.commit_timeout))};
-    for (const Registered& r : registered_) {
+    for (const Registered& r : state_.all()) {
       order.tensors.push_back(r.tensor);
       order.bytes.push_back(r.bytes);
     }
+    order.has_tail = state_.has_tail();
     auto outside = OutsideRoute::Start(host_, order, plan_, board);
     if (outside.ok()) return *std::move(outside);
     LogWarning(
@@ -488,7 +433,9 @@ absl::Status CheckpointerImpl::ReadChosen(Choice* choice, LoadPlan* plan, std::o
       return absl::DataLossError(absl::StrCat(key, " is an abort marker"));
     choice->manifest = std::get<Manifest>(std::move(parsed));
   }
-  GT_ASSIGN_OR_RETURN(*plan, PlanLoad(choice->manifest, registered_, agree_.rank(), agree_.size()));
+  GT_ASSIGN_OR_RETURN(
+      *plan, PlanLoad(choice->manifest, state_.all(), agree_.rank(), agree_.size(), may_be_missing_));
+  GT_RETURN_IF_ERROR(state_.CheckKept(*plan));
   if (!plan->unknown.empty() && agree_.rank() == 0) {
     LogWarning("checkpoint: step ", choice->id.step, " holds ", plan->unknown.size(),
                " tensors that are not registered (\"", plan->unknown[0], "\"...): not restored");
@@ -544,17 +491,20 @@ absl::Status CheckpointerImpl::LoadChosen(Choice* choice, LoadPlan* plan) {
   GT_RETURN_IF_ERROR(agree_.AllOk(ready));  // and all want what they want
   if (share != nullptr) share->Start();
   GT_ASSIGN_OR_RETURN(port::BlobStore* const store, StoreOf(choice->elsewhere));
+  staged_.clear();
+  for (const BlobRead& blob : plan->blobs) staged_.emplace_back(blob.bytes, '\0');
   const absl::StatusOr<uint64_t> loaded = LoadShards(
       store, copies, share.get(), choice->manifest, *plan, [this] { return session_->Alive(); },
-      [this](size_t i) { return staged_[i].empty() ? static_cast<char*>(data_[i]) : staged_[i].data(); });
+      [this](size_t i) { return state_.MemoryFor(i, &staged_); });
   choice->read_bytes = loaded.value_or(0);
   choice->own_bytes = near ? near->own_bytes() : 0;
   choice->peer_bytes = near ? near->peer_bytes() : 0;
   return agree_.AllOk(loaded.status());
 }
 
-absl::StatusOr<std::optional<RestoredStep>> CheckpointerImpl::Restore() {
+absl::StatusOr<std::optional<RestoredStep>> CheckpointerImpl::Restore(const RestoreOptions& options) {
   GT_RETURN_IF_ERROR(Freeze());
+  may_be_missing_ = options.may_be_missing;
   if (saver_->busy())
     return absl::FailedPreconditionError("Restore while a save is being written: Wait() first");
   Search search{.begun = clock_.Now()};
@@ -570,11 +520,7 @@ absl::StatusOr<std::optional<RestoredStep>> CheckpointerImpl::Restore() {
     if (found.ok()) search.candidates = *std::move(found);
   }
   GT_RETURN_IF_ERROR(agree_.AllOk(listed.status));
-  staged_.resize(registered_.size());
   const auto unstage = absl::MakeCleanup([this] { staged_.clear(); });
-  for (size_t i = 0; i < registered_.size(); ++i) {
-    if (registered_[i].tensor.layout == Layout::kPerRank) staged_[i].resize(registered_[i].bytes);
-  }
   while (true) {
     Choice choice;
     if (agree_.rank() == 0) choice = NextChoice(&search);
@@ -609,18 +555,29 @@ absl::StatusOr<std::optional<RestoredStep>> CheckpointerImpl::Restore() {
   return std::optional<RestoredStep>();
 }
 
+// What is not as it was saved, once for all ranks.
+void CheckpointerImpl::TellOfPlan(const Choice& choice, const LoadPlan& plan) const {
+  for (const std::string& orphans : plan.orphans)
+    LogWarning("checkpoint: step ", choice.id.step, ": ", orphans);
+  if (plan.missing.empty()) return;
+  LogWarning("checkpoint: step ", choice.id.step, " lacks ", plan.missing.size(),
+             " registered tensors that may be missing (\"",
+             absl::StrJoin(plan.missing.begin(),
+                           plan.missing.begin() + std::min<size_t>(plan.missing.size(), 20), "\", \""),
+             plan.missing.size() > 20 ? "\"...)" : "\")", ": they keep their values");
+}
+
 absl::StatusOr<std::optional<RestoredStep>> CheckpointerImpl::Finish(const Choice& choice,
                                                                      const LoadPlan& plan,
                                                                      const Search& search) {
-  for (size_t i = 0; i < registered_.size(); ++i) {
-    if (plan.restored[i]) {
-      if (!staged_[i].empty()) std::memcpy(data_[i], staged_[i].data(), staged_[i].size());
-    } else {
-      LogInfo("checkpoint: rank ", agree_.rank(), " had no \"", registered_[i].tensor.name, "\" in step ",
-              choice.id.step, " (written by ", choice.manifest.world_size,
-              " ranks): it keeps its initial value");
-    }
+  GT_RETURN_IF_ERROR(agree_.AllOk(state_.Take(plan, std::move(staged_))));
+  for (size_t i = 0; i < state_.all().size(); ++i) {
+    const GlobalTensor& tensor = state_.all()[i].tensor;
+    if (plan.restored[i] || tensor.layout != Layout::kPerRank) continue;
+    LogInfo("checkpoint: rank ", agree_.rank(), " had no \"", tensor.name, "\" in step ", choice.id.step,
+            " (written by ", choice.manifest.world_size, " ranks): it keeps its initial value");
   }
+  if (agree_.rank() == 0) TellOfPlan(choice, plan);
   restored_step_ = choice.id.step;
   GT_ASSIGN_OR_RETURN(port::BlobStore* const store, StoreOf(choice.elsewhere));
   RestoredStep out{.step = choice.id.step,
@@ -690,6 +647,11 @@ absl::StatusOr<bool> CheckpointerImpl::Save(int64_t step) {
     if (board_ != nullptr) board_->SetOpen(false);
   }
   if (settings_.before_save) GT_RETURN_IF_ERROR(agree_.AllOk(settings_.before_save()));
+  if (state_.has_tail()) {
+    absl::Status tail = state_.CollectTail();
+    if (tail.ok()) tail = saver_->SetTail(state_.tail(), state_.Sources(plan_));
+    GT_RETURN_IF_ERROR(agree_.AllOk(tail));
+  }
   if (step <= highest_step_) ++next_.attempt;  // a step saved before: its names are taken
   highest_step_ = step;
   next_.step = step;

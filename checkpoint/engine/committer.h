@@ -65,6 +65,10 @@ class Committer {
   Committer(port::BlobStore* store, CommitterConfig config);
 
   const ShardPlan& plan() const { return plan_; }
+  // Of a registration that HasTail: how the next Save differs. Not during one.
+  void SetTail(const SaveTail& tail);
+  // Of any save.
+  uint64_t DataBytesMax() const;
   // Writes `data`, that of plan().pieces, as `id` and sees it committed or failed. Blocks as the storage
   // does, and until commit_timeout for other ranks; `stop` gives it up. What an earlier try for the same `id`
   // and data left is taken up: whoever died in the middle is repeated whole. `committed` is called before old
@@ -96,7 +100,7 @@ class Committer {
 
   port::BlobStore* const store_;
   const CommitterConfig config_;
-  const ShardPlan plan_;
+  ShardPlan plan_;
   const RealClock clock_;
   core::SaveCore core_;
   Rng rng_ = Rng::FromSystem();

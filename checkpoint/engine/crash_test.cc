@@ -241,8 +241,8 @@ absl::Status RunProgram(FakeJob job, int64_t rows, const StoreFactory& factory,
                           OpenCheckpointer(session, {.uri = "x", .keep = 1, .commit_timeout = kLong},
                                            EnvironmentOf(job), factory));
       GT_RETURN_IF_ERROR(
-          checkpointer->AddReplicated("weights", state.weights.data(), {rows, 1000}, DType::kFloat32));
-      GT_RETURN_IF_ERROR(checkpointer->AddPerRank("mine", &state.mine, sizeof(state.mine)));
+          checkpointer->AddReplicated("weights", MemoryOf(&state.weights), {rows, 1000}, DType::kFloat32));
+      GT_RETURN_IF_ERROR(checkpointer->AddPerRank("mine", {&state.mine, sizeof(state.mine)}));
       return program(session, checkpointer.get(), &state);
     }();
   });

@@ -16,6 +16,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
 #include "base/file.h"
+#include "checkpoint/format/manifest.h"
 
 namespace gtrain::ckpt {
 namespace {
@@ -45,8 +46,9 @@ absl::StatusOr<UniqueFd> OpenShared(int64_t address) {
   return fd;
 }
 
-uint64_t SaveArena::BytesFor(uint64_t order_bytes, uint64_t data_bytes) {
-  return kOrderBegin + WholePages(order_bytes) + WholePages(data_bytes) + kPage;
+uint64_t SaveArena::BytesFor(uint64_t order_bytes, uint64_t data_bytes, bool has_tail) {
+  return kOrderBegin + WholePages(order_bytes) + (has_tail ? kTailTextBytesMax : 0) + WholePages(data_bytes) +
+         kPage;
 }
 
 absl::StatusOr<SaveArena> SaveArena::Map(UniqueFd fd) {
@@ -66,10 +68,12 @@ SaveArena::~SaveArena() {
   if (base_ != nullptr) munmap(base_, bytes_);
 }
 
-void SaveArena::PutOrder(absl::string_view order, uint64_t file_begin) {
-  GT_CHECK(BytesFor(order.size(), 0) <= bytes_);
+void SaveArena::PutOrder(absl::string_view order, uint64_t file_begin, bool has_tail) {
+  GT_CHECK(BytesFor(order.size(), 0, has_tail) <= bytes_);
   std::memcpy(base_ + kOrderBegin, order.data(), order.size());
-  header()->data.store(kOrderBegin + WholePages(order.size()) + file_begin % kPage,
+  const uint64_t end = kOrderBegin + WholePages(order.size());
+  if (has_tail) header()->tail.store(end, std::memory_order_relaxed);
+  header()->data.store(end + (has_tail ? kTailTextBytesMax : 0) + file_begin % kPage,
                        std::memory_order_relaxed);
   header()->order_bytes.store(order.size(), std::memory_order_release);
 }
@@ -78,6 +82,22 @@ absl::StatusOr<std::string> SaveArena::Order() const {
   const uint64_t bytes = header()->order_bytes.load(std::memory_order_acquire);
   if (bytes > bytes_ - kOrderBegin) return absl::DataLossError("the order ends past its arena");
   return std::string(base_ + kOrderBegin, bytes);
+}
+
+absl::Status SaveArena::PutTail(absl::string_view tail) {
+  if (tail.size() > kTailTextBytesMax)
+    return absl::ResourceExhaustedError("too many byte entries of ranks that are no more");
+  std::memcpy(base_ + header()->tail.load(std::memory_order_relaxed), tail.data(), tail.size());
+  header()->tail_bytes.store(tail.size(), std::memory_order_release);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::string> SaveArena::Tail() const {
+  const uint64_t begin = header()->tail.load(std::memory_order_relaxed);
+  const uint64_t bytes = header()->tail_bytes.load(std::memory_order_acquire);
+  if (begin < kOrderBegin || begin > bytes_ || bytes > bytes_ - begin || bytes > kTailTextBytesMax)
+    return absl::DataLossError("the tail ends past its arena");
+  return std::string(base_ + begin, bytes);
 }
 
 absl::StatusOr<char*> SaveArena::Data(uint64_t bytes) const {

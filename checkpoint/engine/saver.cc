@@ -48,6 +48,14 @@ void Saver::Replace(std::unique_ptr<SaveRoute> route) {
   cold_ = 0;
 }
 
+absl::Status Saver::SetTail(const SaveTail& tail, const std::vector<Snapshot::Source>& sources) {
+  MutexLock lock(&mu_);
+  GT_CHECK(stage_ == Stage::kIdle);
+  cold_ = 0;
+  snapshot_.SetSources(sources);
+  return route_->SetTail(tail);
+}
+
 void Saver::Start(const SaveId& id) {
   MutexLock lock(&mu_);
   GT_CHECK(stage_ == Stage::kIdle && !request_);

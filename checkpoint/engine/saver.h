@@ -30,6 +30,9 @@ class SaveRoute {
   virtual ~SaveRoute() = default;
   // Where the data of the shard plan goes, one piece after the other. The same all the time.
   virtual char* buffer() = 0;
+  // What the next save has besides its tensors, when the registration HasTail. On the training thread, before
+  // the copy.
+  virtual absl::Status SetTail(const SaveTail& tail) = 0;
   // On the training thread, never blocks. From here on the snapshot is the route's.
   virtual void Begin(const SaveId& id) = 0;
   // On the Saver's thread: blocks until the save is over; its status, or nullopt when `stop` was set and
@@ -47,12 +50,17 @@ class OwnRoute final : public SaveRoute {
   OwnRoute(port::BlobStore* store, CommitterConfig config)
       : rank_(config.rank),
         committer_(store, std::move(config)),
-        memory_(static_cast<char*>(operator new(Lead() + committer_.plan().data_bytes,
+        memory_(static_cast<char*>(operator new(Lead() + committer_.DataBytesMax(),
                                                 std::align_val_t(FileWriter::kBlock)))) {}
   char* buffer() override { return memory_.get() + Lead(); }
+  absl::Status SetTail(const SaveTail& tail) override {
+    tail_ = tail;
+    return absl::OkStatus();
+  }
   void Begin(const SaveId&) override {}
   std::optional<absl::Status> Finish(const SaveId& id, StopFlag* stop,
                                      absl::FunctionRef<void()> committed) override {
+    if (tail_) committer_.SetTail(*tail_);
     const absl::Status saved = committer_.Save(id, {buffer(), committer_.plan().data_bytes}, stop, committed);
     if (saved.ok() && !committer_.note().empty())
       LogWarning("checkpoint: rank ", rank_, ": step ", id.step, ": ", committer_.note());
@@ -68,6 +76,7 @@ class OwnRoute final : public SaveRoute {
   };
 
   const int rank_;
+  std::optional<SaveTail> tail_;  // of the newest save; none: it never changes
   Committer committer_;
   const std::unique_ptr<char, Free> memory_;
 };
@@ -88,6 +97,8 @@ class Saver {
   // Only while not busy.
   bool usable() { return route_->usable(); }
   void Replace(std::unique_ptr<SaveRoute> route);
+  // Likewise: what the next save has besides its tensors, and all that it is copied from.
+  absl::Status SetTail(const SaveTail& tail, const std::vector<Snapshot::Source>& sources);
   // Begins to copy the state, to be written as `id`. Never blocks. Must not be busy.
   void Start(const SaveId& id);
   // Returns when the state is copied, and helps. From here on the snapshot is the route's and will be

@@ -11,7 +11,11 @@ constexpr uint64_t kBlockBytes = 32 << 20;
 
 }  // namespace
 
-Snapshot::Snapshot(const std::vector<Source>& sources) {
+void Snapshot::SetSources(const std::vector<Source>& sources) {
+  MutexLock lock(&mu_);
+  bytes_ = 0;
+  sources_.clear();
+  blocks_.clear();
   uint64_t filled = kBlockBytes;  // of the last block
   for (Source source : sources) {
     while (source.bytes > 0) {

@@ -17,7 +17,10 @@ class Snapshot {
     uint64_t bytes;
   };
   // They go one after the other.
-  explicit Snapshot(const std::vector<Source>& sources);
+  explicit Snapshot(const std::vector<Source>& sources) { SetSources(sources); }
+
+  // Others from now on. Only while nothing is being copied.
+  void SetSources(const std::vector<Source>& sources);
 
   // From now on Finish copies to `to`.
   void Begin(char* to);

@@ -24,8 +24,10 @@ inline constexpr size_t kShardsMax = 1'000'000;
 inline constexpr uint64_t kFileBytesMax = uint64_t{1} << 50;
 inline constexpr size_t kIdentityBytesMax = 256;  // cluster, job, job hash
 inline constexpr uint64_t kChunkBytes = 4 << 20;
+// Ranks in all lists of boxes together, at about 60 bytes each: 61 ways to cut tensors over 8,192 ranks.
+inline constexpr size_t kBoxRanksMax = 500'000;
 
-inline constexpr int kManifestVersion = 2;  // written; 1 is read as well
+inline constexpr int kManifestVersion = 3;  // written; 1 and 2 are read as well
 
 // Version 1 says of each file which bytes of a tensor it holds, and where: the tensor's bytes [begin, begin +
 // bytes) lie in the file at [file_begin, file_begin + bytes). Since version 2 that is computed (shares.h).
@@ -37,6 +39,22 @@ struct Slice {
   bool operator==(const Slice&) const = default;
 };
 
+// State that another rank of an earlier, larger world saved, carried along.
+struct KeptBlob {
+  uint64_t blob = 0;  // which of the kPerRank tensors
+  int rank = 0;       // whose; not one of this world
+  uint64_t bytes = 0;
+  auto operator<=>(const KeptBlob&) const = default;
+};
+
+// What a rank saves besides its share of the tensors.
+struct SaveTail {
+  std::vector<uint64_t> per_rank;  // bytes of each kPerRank tensor, in their order
+  std::vector<KeptBlob> kept;      // ascending
+  bool operator==(const SaveTail&) const = default;
+};
+inline constexpr size_t kTailTextBytesMax = 4 << 20;
+
 struct ShardFile {
   std::string name;  // ShardName(rank, world_size)
   uint64_t bytes = 0;
@@ -45,6 +63,7 @@ struct ShardFile {
   bool finite = true;               // no NaN or infinity in its floating-point tensors
   uint64_t data_begin = 0;          // where the header ends; version 2
   std::vector<uint64_t> per_rank;   // bytes of each kPerRank tensor, in their order; version 2
+  std::vector<KeptBlob> kept;       // ascending; after per_rank in the data; version 3
   std::vector<Slice> slices;        // version 1
   bool operator==(const ShardFile&) const = default;
 };
@@ -102,6 +121,7 @@ struct SaveOrder {
   uint64_t commit_timeout_ms = 0;
   std::vector<GlobalTensor> tensors;  // as registered
   std::vector<uint64_t> bytes;        // this rank's, of each
+  bool has_tail = false;              // each save has a SaveTail, which says the bytes of kPerRank tensors
   bool operator==(const SaveOrder&) const = default;
 };
 
@@ -117,6 +137,7 @@ std::string Print(const AbortMarker& marker);
 std::string Print(const ShardIndex& index);
 std::string Print(const OwnerClaim& claim);
 std::string Print(const SaveOrder& order);
+std::string Print(const SaveTail& tail);
 
 // DataLoss for anything hostile or damaged. `key` is where the text was found: the numbers inside must derive
 // exactly that key. A returned manifest is Validate()d.
@@ -126,5 +147,7 @@ absl::StatusOr<ShardIndex> ParseShardIndex(absl::string_view key, absl::string_v
 absl::StatusOr<OwnerClaim> ParseOwnerClaim(absl::string_view key, absl::string_view text);
 // DataLoss as well when the tensors cannot be saved in its world.
 absl::StatusOr<SaveOrder> ParseSaveOrder(absl::string_view text);
+// `order`: of the rank. DataLoss as well when it is not a tail of that.
+absl::StatusOr<SaveTail> ParseSaveTail(absl::string_view text, const SaveOrder& order);
 
 }  // namespace gtrain::ckpt
