@@ -557,8 +557,7 @@ absl::StatusOr<std::optional<RestoredStep>> CheckpointerImpl::Restore(const Rest
 
 // What is not as it was saved, once for all ranks.
 void CheckpointerImpl::TellOfPlan(const Choice& choice, const LoadPlan& plan) const {
-  for (const std::string& orphans : plan.orphans)
-    LogWarning("checkpoint: step ", choice.id.step, ": ", orphans);
+  for (const std::string& orphans : plan.orphans) LogInfo("checkpoint: step ", choice.id.step, ": ", orphans);
   if (plan.missing.empty()) return;
   LogWarning("checkpoint: step ", choice.id.step, " lacks ", plan.missing.size(),
              " registered tensors that may be missing (\"",

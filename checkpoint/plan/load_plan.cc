@@ -248,12 +248,13 @@ void LoadPlanner::FindOrphans() {
     const PerRankRule rule = registered_[i].rule;
     const size_t count = ranks.size();
     ranks.resize(std::min(count, kRanksShownMax));
-    orphans_.push_back(
-        absl::StrCat("\"", registered_[i].tensor.name, "\" of ", count, " ranks that are no more (",
-                     absl::StrJoin(ranks, ","), count > ranks.size() ? ",..." : "", ") is ",
-                     rule == PerRankRule::kDrop   ? "dropped"
-                     : rule == PerRankRule::kKeep ? "kept for when there are so many ranks again"
-                                                  : "merged into that of the others"));
+    orphans_.push_back(absl::StrCat(
+        "\"", registered_[i].tensor.name, "\" of rank", count > 1 ? "s " : " ", absl::StrJoin(ranks, ","),
+        count > ranks.size() ? absl::StrCat(" and ", count - ranks.size(), " more") : "",
+        ", not in this world, is ",
+        rule == PerRankRule::kDrop   ? "dropped"
+        : rule == PerRankRule::kKeep ? "kept for a world that has them"
+                                     : "merged into that of the others"));
   }
 }
 

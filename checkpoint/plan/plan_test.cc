@@ -377,9 +377,9 @@ TEST(LoadPlan, StateOfRanksThatAreNoMoreFollowsItsRule_C6) {
     if (rank == 0) {
       EXPECT_EQ(plan->orphans.size(), world < 7 ? 3u : 0u);
       if (world == 3) {
-        EXPECT_EQ(plan->orphans[0], "\"drop\" of 4 ranks that are no more (3,4,5,6) is dropped");
-        EXPECT_THAT(plan->orphans[1], HasSubstr("\"keep\" of 4 ranks that are no more (3,4,5,6) is kept"));
-        EXPECT_THAT(plan->orphans[2], HasSubstr("\"merge\" of 4 ranks that are no more (3,4,5,6) is merged"));
+        EXPECT_EQ(plan->orphans[0], "\"drop\" of ranks 3,4,5,6, not in this world, is dropped");
+        EXPECT_THAT(plan->orphans[1], HasSubstr("\"keep\" of ranks 3,4,5,6, not in this world, is kept"));
+        EXPECT_THAT(plan->orphans[2], HasSubstr("\"merge\" of ranks 3,4,5,6, not in this world, is merged"));
       }
     }
     return blobs;
