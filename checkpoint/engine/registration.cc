@@ -46,11 +46,7 @@ absl::Status CheckBytes(absl::string_view name, const Memory& memory, const shar
 
 }  // namespace
 
-absl::Status Registration::Check(absl::string_view name, const Memory& memory, DType dtype) const {
-  if (frozen_) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("\"", name, "\": register everything before Restore and Save"));
-  }
+absl::Status Registration::Check(absl::string_view name, const Memory& memory, DType dtype) {
   if (memory.kind != MemoryKind::kHost) {
     return absl::UnimplementedError(absl::StrCat("\"", name, "\" lies in ", KindName(memory.kind),
                                                  " memory; checkpoints take that of the host today"));
@@ -62,6 +58,10 @@ absl::Status Registration::Check(absl::string_view name, const Memory& memory, D
 
 absl::Status Registration::Add(Registered registered, const Memory& memory, Entry entry) {
   const std::string& name = registered.tensor.name;
+  if (frozen_) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("\"", name, "\": register everything before Restore and Save"));
+  }
   if (!IsTensorName(name) || IsPieceName(name)) {
     return absl::InvalidArgumentError(absl::StrCat(
         "\"", absl::string_view(name).substr(0, 64),

@@ -73,7 +73,7 @@ class Registration {
   };
 
   // Before anything else is asked of them.
-  absl::Status Check(absl::string_view name, const Memory& memory, DType dtype = DType::kUint8) const;
+  static absl::Status Check(absl::string_view name, const Memory& memory, DType dtype = DType::kUint8);
   absl::Status Add(Registered registered, const Memory& memory, Entry entry);
 
   const int rank_;

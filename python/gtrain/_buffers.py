@@ -53,7 +53,7 @@ class Buffer:
         if writable and not array.flags.writeable:
             raise InvalidArgument("the buffer is read-only")
         if not array.dtype.isnative:
-            raise InvalidArgument(f"elements of {array.dtype} are not in the byte order of this machine")
+            raise InvalidArgument(f"elements of {array.dtype} are not supported: the byte order is not that of this machine")
         self._describe(array.dtype.name, array.shape, array.dtype.itemsize)
         self.address = array.ctypes.data
 
