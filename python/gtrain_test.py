@@ -233,7 +233,7 @@ class CheckpointTest(unittest.TestCase):
         try:
             import torch
             tensors["torch"] = torch.arange(6, dtype=torch.bfloat16).reshape(2, 3).requires_grad_()
-            expected["torch"] = tensors["torch"].detach().view(torch.int16).numpy().tobytes()
+            expected["torch"] = tensors["torch"].detach().view(torch.int16).tolist()
         except ImportError:
             torch = None
         with tempfile.TemporaryDirectory() as folder, gtrain.Session() as session:
@@ -256,7 +256,7 @@ class CheckpointTest(unittest.TestCase):
                 if name.startswith(("bfloat16", "float8")):
                     self.assertEqual(tensors[name].tobytes(), expected[name])
             if torch is not None:
-                self.assertEqual(tensors["torch"].detach().view(torch.int16).numpy().tobytes(), expected["torch"])
+                self.assertEqual(tensors["torch"].detach().view(torch.int16).tolist(), expected["torch"])
             with gtrain.Checkpointer(session, uri=folder + "/ckpt") as checkpointer:
                 far = Tensor(np.zeros(2, np.uint16), "bfloat16")
                 far.device = type("Device", (), {"type": "cuda", "__str__": lambda _: "cuda:0"})()
