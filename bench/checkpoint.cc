@@ -1,6 +1,7 @@
 // bench_checkpoint: what a checkpoint costs a training process of 1 and 4 GiB of float32 state: the stall of
 // Save beside one memcpy, the cost of a save beside steps that compute, writing beside dd and torch.save,
-// restoring beside a plain read and from near memory, and uploads to a local HTTP sink beside curl and boto3.
+// restoring beside a plain read and from near memory, all of these beside torch.distributed.checkpoint, and
+// uploads to a local HTTP sink beside curl and boto3.
 #include <arpa/inet.h>
 #include <fcntl.h>
 #include <netinet/in.h>
@@ -26,6 +27,7 @@
 #include "absl/cleanup/cleanup.h"
 #include "absl/functional/function_ref.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
@@ -37,6 +39,7 @@
 #include "bench/harness.h"
 #include "bench/http_sink.h"
 #include "bench/local_cluster.h"
+#include "bench/peer_process.h"
 #include "checkpoint/engine/checkpointer.h"
 #include "checkpoint/engine/session_fake.h"
 #include "checkpoint/port/writer_host.h"
@@ -129,8 +132,9 @@ class Trainer {
   // `near`: $GTRAIN_CHECKPOINT_NEAR.
   static absl::StatusOr<std::unique_ptr<Trainer>> Make(const std::string& uri, const std::string& writer,
                                                        uint64_t bytes, bool lazy = false,
-                                                       const std::string& near = "") {
-    std::unique_ptr<Trainer> t(new Trainer(uri, writer, bytes));
+                                                       const std::string& near = "",
+                                                       const ckpt::FakeJob& job = {}, int rank = 0) {
+    std::unique_ptr<Trainer> t(new Trainer(uri, writer, bytes, job, rank));
     const auto environment = [&near](const char* name) -> std::optional<std::string> {
       if (near.empty() || absl::string_view(name) != "GTRAIN_CHECKPOINT_NEAR") return std::nullopt;
       return near;
@@ -156,6 +160,7 @@ class Trainer {
   absl::Status Wait() {
     GT_RETURN_IF_ERROR(checkpointer_->Wait(kLong));
     waited_ = clock_.Now();
+    if (session_.rank() != 0) return absl::OkStatus();
     GT_ASSIGN_OR_RETURN(const auto store, ckpt::OpenStore(uri_));
     for (const std::string prefix : {"manifests/", "step-"}) {
       GT_ASSIGN_OR_RETURN(const std::vector<std::string> keys, store->List(prefix));
@@ -182,9 +187,9 @@ class Trainer {
     return absl::ToDoubleSeconds(clock_.Now() - begin);
   }
   absl::Status Save() {
-    const Instant begin = clock_.Now();
+    begun_ = clock_.Now();
     GT_ASSIGN_OR_RETURN(const bool saved, checkpointer_->Save(++step_));
-    stall_ = clock_.Now() - begin;
+    stall_ = clock_.Now() - begun_;
     return saved ? absl::OkStatus() : absl::InternalError("skipped");
   }
   void Fence() {
@@ -194,11 +199,15 @@ class Trainer {
   }
   // Of the newest Save and its fence.
   double stall() const { return Milliseconds(stall_); }
+  // Of the newest save that was waited for: when it began, when it was known to be committed.
+  Instant begun() const { return begun_; }
+  Instant waited() const { return waited_; }
   const Memory& state() const { return state_; }
 
  private:
-  Trainer(const std::string& uri, const std::string& writer, uint64_t bytes)
-      : uri_(uri), session_({}, 0, writer), state_(bytes) {}
+  Trainer(const std::string& uri, const std::string& writer, uint64_t bytes, const ckpt::FakeJob& job,
+          int rank)
+      : uri_(uri), session_(job, rank, writer), state_(bytes) {}
 
   const RealClock clock_;
   const std::string uri_;
@@ -206,7 +215,7 @@ class Trainer {
   Memory state_;
   std::unique_ptr<Checkpointer> checkpointer_;
   absl::Duration stall_;
-  Instant waited_;
+  Instant begun_, waited_;
   int64_t step_ = 0;
 };
 
@@ -216,6 +225,7 @@ struct World {
   std::string writer;  // the program
   bool torch = false;
   std::string boto_python;  // "" = none has boto3
+  std::string dcp_python;   // of PyPI's torch; "" = there is none
   std::vector<Outcome> outcomes;
   int turns() const { return options.quick || absl::EndsWith(options.only, "-4") ? 3 : 7; }
 
@@ -506,6 +516,124 @@ absl::Status MeasureNear(World* world, const std::string& size, uint64_t bytes) 
                      {{"one memcpy into warm memory", copy}, {"restore from disk", from_disk}}});
 }
 
+// ------------------------------------------------------------------ beside torch.distributed.checkpoint
+
+// Training processes of one job, all with the same state, as threads of this one.
+class Trainers {
+ public:
+  static absl::StatusOr<std::unique_ptr<Trainers>> Make(const World& world, const std::string& uri,
+                                                        uint64_t bytes, int size) {
+    std::unique_ptr<Trainers> all(new Trainers);
+    ckpt::FakeJob job{.world_size = size};
+    job.meeting = std::make_shared<ckpt::Meeting>(size);
+    all->ranks_.resize(static_cast<size_t>(size));
+    GT_RETURN_IF_ERROR(all->Each([&](size_t rank) -> absl::Status {
+      GT_ASSIGN_OR_RETURN(all->ranks_[rank],
+                          Trainer::Make(uri, world.writer, bytes, false, "", job, static_cast<int>(rank)));
+      return absl::OkStatus();
+    }));
+    return all;
+  }
+  // Of the rank that stood still for longest.
+  absl::StatusOr<double> Stall() {
+    GT_RETURN_IF_ERROR(SaveAndWait());
+    double slowest = 0;
+    for (const auto& rank : ranks_) slowest = std::max(slowest, rank->stall() / 1000);
+    return slowest;
+  }
+  // From the call of Save until every rank knows of the commit.
+  absl::StatusOr<double> Durable() {
+    GT_RETURN_IF_ERROR(SaveAndWait());
+    Instant begin = ranks_[0]->begun(), end = ranks_[0]->waited();
+    for (const auto& rank : ranks_) {
+      begin = std::min(begin, rank->begun());
+      end = std::max(end, rank->waited());
+    }
+    return absl::ToDoubleSeconds(end - begin);
+  }
+  absl::StatusOr<double> Restore() {
+    std::vector<double> took(ranks_.size());
+    GT_RETURN_IF_ERROR(Each([&](size_t rank) -> absl::Status {
+      GT_ASSIGN_OR_RETURN(took[rank], ranks_[rank]->Restore());
+      return absl::OkStatus();
+    }));
+    return *std::max_element(took.begin(), took.end());
+  }
+
+ private:
+  absl::Status SaveAndWait() {
+    return Each([&](size_t rank) -> absl::Status {
+      GT_RETURN_IF_ERROR(ranks_[rank]->Save());
+      return ranks_[rank]->Wait();
+    });
+  }
+  absl::Status Each(absl::FunctionRef<absl::Status(size_t)> body) {
+    std::vector<absl::Status> results(ranks_.size());
+    std::vector<std::thread> threads;
+    for (size_t rank = 0; rank < ranks_.size(); ++rank)
+      threads.emplace_back([&, rank] { results[rank] = body(rank); });
+    for (std::thread& thread : threads) thread.join();
+    for (const absl::Status& result : results) GT_RETURN_IF_ERROR(result);
+    return absl::OkStatus();
+  }
+
+  std::vector<std::unique_ptr<Trainer>> ranks_;
+};
+
+// The same state in the same folder, by as many processes (bench/checkpoint_dcp.py says how).
+absl::Status MeasureDcp(World* world, const std::string& size, uint64_t bytes, int ranks) {
+  const std::string uri = world->File("beside-dcp");
+  GT_ASSIGN_OR_RETURN(const auto trainers, Trainers::Make(*world, uri, bytes, ranks));
+  std::vector<std::pair<std::string, std::unique_ptr<PeerProcess>>> dcp;
+  for (const std::string mode : {"thread", "process"}) {
+    const std::string folder = world->File(absl::StrCat("dcp-", mode));
+    std::error_code error;
+    std::filesystem::create_directories(folder, error);
+    GT_ASSIGN_OR_RETURN(
+        auto peer, PeerProcess::Start(
+                       {world->dcp_python, absl::StrCat(world->options.folder, "/../bench/checkpoint_dcp.py"),
+                        folder, absl::StrCat(bytes), absl::StrCat(ranks), mode},
+                       folder + ".log"));
+    // The first save of a process makes its memory; starting it takes seconds as well.
+    GT_RETURN_IF_ERROR(peer->Ask("save", kLong).status());
+    dcp.emplace_back(absl::StrCat("DCP async_save, a ", mode), std::move(peer));
+  }
+  const auto compare = [&](absl::string_view what, const char* unit, double scale, Sample ours,
+                           const char* ask, size_t answer) {
+    Comparison comparison{absl::StrCat(what, ", ", size, ", ", ranks, ranks == 1 ? " rank" : " ranks"),
+                          unit,
+                          std::move(ours),
+                          {}};
+    for (auto& [name, process] : dcp) {
+      comparison.peers.push_back({name, [&process, ask, answer, scale]() -> absl::StatusOr<double> {
+                                    GT_ASSIGN_OR_RETURN(const auto seconds, process->Ask(ask, kLong));
+                                    if (answer >= seconds.size())
+                                      return absl::InternalError("no such number");
+                                    return scale * seconds[answer];
+                                  }});
+    }
+    return world->Add(comparison);
+  };
+  GT_RETURN_IF_ERROR(compare(
+      "stall of a save", "ms", 1000,
+      [&]() -> absl::StatusOr<double> {
+        GT_ASSIGN_OR_RETURN(const double seconds, trainers->Stall());
+        return 1000 * seconds;
+      },
+      "save", 0));
+  GT_RETURN_IF_ERROR(compare(
+      "a save until it is durable", "s", 1, [&] { return trainers->Durable(); }, "save", 1));
+  GT_RETURN_IF_ERROR(compare(
+      "restore from disk", "s", 1,
+      [&]() -> absl::StatusOr<double> {
+        GT_RETURN_IF_ERROR(Forget(uri));
+        return trainers->Restore();
+      },
+      "load", 0));
+  return compare(
+      "restore from page cache", "s", 1, [&] { return trainers->Restore(); }, "cached", 0);
+}
+
 // Saved by one rank, loaded by two: each has half of the rows. No byte may be read twice.
 absl::Status MeasureReshard(World* world, const std::string& size, uint64_t bytes) {
   const std::string uri = world->File("reshard");
@@ -673,9 +801,21 @@ std::string PythonWithBoto(const std::string& file) {
   return python.ok() ? *python : "";
 }
 
+// The Python of PyPI's torch (tools/bench_torch.sh); "" after saying why there is none. To be asked before
+// HOME is another.
+std::string PythonWithDcp(const Options& options) {
+  FILE* const answer =
+      popen(absl::StrCat("'", options.folder, "/../bench/bench_torch.sh' --python").c_str(), "re");
+  if (answer == nullptr) return "";
+  char line[4096] = "";
+  const bool read = fgets(line, sizeof(line), answer) != nullptr;
+  const bool ended = pclose(answer) == 0;
+  return read && ended ? std::string(absl::StripAsciiWhitespace(line)) : "";
+}
+
 int Main(int argc, char** argv) {
   World world;
-  std::vector<std::string> parts = {"reshard", "upload"};
+  std::vector<std::string> parts = {"reshard", "upload", "dcp"};
   for (const std::string part : {"stall", "cost", "persist", "restore", "near"}) {
     for (const std::string gib : {"", "-1", "-4"}) parts.push_back(part + gib);
   }
@@ -688,6 +828,12 @@ int Main(int argc, char** argv) {
   });
   world.boto_python = PythonWithBoto(absl::StrCat("/tmp/bench_checkpoint.", getpid()));
   if (world.boto_python.empty()) std::fprintf(stderr, "bench_checkpoint: without boto3\n");
+  // --quick leaves it out, unless it is what is asked for: it takes minutes.
+  if (world.Wants("dcp") && (!world.options.quick || world.options.only == "dcp")) {
+    world.dcp_python = PythonWithDcp(world.options);
+    if (world.dcp_python.empty())
+      std::fprintf(stderr, "bench_checkpoint: without torch.distributed.checkpoint\n");
+  }
   Home home;
   absl::Status status = home.Make();
   world.folder = home.path();
@@ -701,6 +847,10 @@ int Main(int argc, char** argv) {
   };
   measure(world.Wants("reshard"), [&] { return MeasureReshard(&world, sizes[0].first, sizes[0].second); });
   measure(world.Wants("upload"), [&] { return MeasureUpload(&world); });
+  for (const int ranks : {1, 2}) {
+    measure(!world.dcp_python.empty(),
+            [&] { return MeasureDcp(&world, sizes[0].first, sizes[0].second, ranks); });
+  }
   for (const auto& [name, size_bytes] : sizes) {
     const std::string& size = name;
     const uint64_t bytes = size_bytes, gib = bytes / kGiB;

@@ -19,6 +19,8 @@
 #include "base/status_macros.h"
 #include "base/unique_fd.h"
 #include "checkpoint/engine/catalog.h"
+#include "checkpoint/engine/leftovers.h"
+#include "checkpoint/engine/parts.h"
 #include "checkpoint/engine/retain.h"
 #include "checkpoint/engine/shard_io.h"
 #include "checkpoint/format/elements.h"
@@ -27,9 +29,6 @@
 namespace gtrain::ckpt {
 namespace {
 
-// Far longer than opening a directory takes, clocks that differ included.
-constexpr absl::Duration kProbeAgeMax = absl::Hours(24);
-constexpr size_t kImportBytesMax = size_t{1} << 40;
 constexpr uint64_t kExportBytes = 64 << 20;  // read together; a larger tensor alone
 
 std::string ShapeText(const GlobalTensor& tensor) {
@@ -67,8 +66,9 @@ class TensorReader {
       bytes += tensors_[i].bytes;
     }
     std::string out(bytes, '\0');
+    GT_RETURN_IF_ERROR(LoadParts(store_, planner_.FilesFor(0, first, last), &manifest_));
     GT_ASSIGN_OR_RETURN(const LoadPlan plan, planner_.Plan(0, first, last));
-    GT_RETURN_IF_ERROR(CheckLengths(store_, nullptr, manifest_, 0, 1));
+    GT_RETURN_IF_ERROR(CheckFiles(plan));
     GT_RETURN_IF_ERROR(LoadShards(
                            store_, nullptr, nullptr, manifest_, plan, [] { return absl::OkStatus(); },
                            [&](size_t i) { return out.data() + offsets[i - first]; })
@@ -84,10 +84,21 @@ class TensorReader {
   }
 
  private:
+  // The lengths of the files that `plan` reads, of each once: they never change.
+  absl::Status CheckFiles(const LoadPlan& plan) {
+    const int files = static_cast<int>(manifest_.files.size());
+    for (const FileRead& read : plan.reads) {
+      if (!checked_.insert(read.file).second) continue;
+      GT_RETURN_IF_ERROR(CheckLengths(store_, nullptr, manifest_, read.file, files));
+    }
+    return absl::OkStatus();
+  }
+
   port::BlobStore* const store_;
-  const Manifest& manifest_;
+  Manifest manifest_;  // parts are added when something is read
   const std::vector<Registered> tensors_;
   LoadPlanner planner_;
+  std::set<int> checked_;
 };
 
 std::string ElementsDiffer(absl::string_view a, absl::string_view b, DType dtype) {
@@ -126,6 +137,49 @@ absl::StatusOr<std::optional<std::string>> Difference(const Manifest& a, TensorR
   return std::optional<std::string>(ElementsDiffer(bytes_a, bytes_b, in_a->dtype));
 }
 
+// What a copy that was cut off left is not put again: VerifyShard compares every byte of it.
+absl::Status CopyShard(port::BlobStore* from, const Manifest& manifest, const ShardFile& file,
+                       port::BlobStore* to, const Progress& progress) {
+  const std::string key = AttemptKey(manifest.id, file.name);
+  const absl::Status there = to->Size(key).status();
+  if (!absl::IsNotFound(there)) return there;
+  std::vector<char> buffer;
+  absl::string_view chunk;
+  std::optional<uint64_t> held;
+  const auto source = [&](uint64_t offset) -> absl::StatusOr<absl::string_view> {
+    const uint64_t index = offset / kChunkBytes;
+    if (held != index) {
+      GT_RETURN_IF_ERROR(progress(offset, file.bytes));
+      held.reset();
+      GT_ASSIGN_OR_RETURN(chunk, ReadChunk(from, manifest.id, file, index, &buffer));
+      held = index;
+    }
+    return chunk.substr(offset - index * kChunkBytes);
+  };
+  const absl::Status put = to->PutStream(key, file.bytes, source);
+  return absl::IsAlreadyExists(put) ? absl::OkStatus() : put;
+}
+
+absl::Status AddIfOld(port::BlobStore* store, const std::string& key, absl::Duration age,
+                      std::vector<std::string>* keys) {
+  const absl::StatusOr<absl::Duration> unchanged = store->Unchanged(key);
+  if (absl::IsNotFound(unchanged.status())) return absl::OkStatus();  // gone meanwhile
+  GT_RETURN_IF_ERROR(unchanged.status());
+  if (*unchanged >= age) keys->push_back(key);
+  return absl::OkStatus();
+}
+
+std::vector<SaveId> PinnedWithoutManifest(const StoredCheckpoints& stored) {
+  std::set<SaveId> decided(stored.aborted.begin(), stored.aborted.end());
+  decided.insert(stored.damaged.begin(), stored.damaged.end());
+  for (const Retained& c : stored.committed) decided.insert(c.id);
+  std::vector<SaveId> found;
+  for (const SaveId& id : stored.pinned) {
+    if (!decided.contains(id)) found.push_back(id);
+  }
+  return found;
+}
+
 absl::Status WriteAll(int fd, absl::string_view data, const std::string& path) {
   while (!data.empty()) {
     const ssize_t wrote = write(fd, data.data(), data.size());
@@ -136,13 +190,25 @@ absl::Status WriteAll(int fd, absl::string_view data, const std::string& path) {
   return absl::OkStatus();
 }
 
+// The texts of the parts as they are: the copied root names them.
+absl::Status CopyParts(port::BlobStore* from, const Manifest& manifest, port::BlobStore* to) {
+  for (size_t i = 0; i < manifest.parts.size(); ++i) {
+    const std::string key =
+        AttemptKey(manifest.id, PartName(static_cast<int>(i), static_cast<int>(manifest.parts.size())));
+    GT_ASSIGN_OR_RETURN(const std::string text, from->Get(key, kPartBytesMax));
+    const absl::Status put = to->PutIfAbsent(key, text);
+    if (!put.ok() && !absl::IsAlreadyExists(put)) return put;
+    // Left by a copy that was cut off, or read from a storage that changed meanwhile.
+    GT_ASSIGN_OR_RETURN(const std::string there, to->Get(key, kPartBytesMax));
+    Manifest again = manifest;
+    GT_RETURN_IF_ERROR(AddParts({{static_cast<int>(i), there}}, &again));
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
-uint64_t BytesOf(const Manifest& manifest) {
-  uint64_t bytes = 0;
-  for (const ShardFile& file : manifest.files) bytes += file.bytes;
-  return bytes;
-}
+uint64_t BytesOf(const Manifest& manifest) { return manifest.file_bytes(); }
 
 absl::StatusOr<Manifest> FindCheckpoint(port::BlobStore* store, absl::string_view which) {
   int64_t step = 0;
@@ -170,7 +236,8 @@ absl::StatusOr<Manifest> FindCheckpoint(port::BlobStore* store, absl::string_vie
                    steps.empty() ? "" : "; it has steps ", absl::StrJoin(steps, ", ")));
 }
 
-absl::Status VerifyAll(port::BlobStore* store, const Manifest& manifest, const Progress& progress) {
+absl::Status VerifyAll(port::BlobStore* store, const Manifest& root, const Progress& progress) {
+  GT_ASSIGN_OR_RETURN(const Manifest manifest, WithParts(store, root));
   const uint64_t total = BytesOf(manifest);
   uint64_t done = 0;
   for (int rank = 0; rank < manifest.world_size; ++rank) {
@@ -205,29 +272,29 @@ absl::StatusOr<std::vector<TensorDifference>> Compare(port::BlobStore* store_a, 
   return differences;
 }
 
-absl::Status CopyCheckpoint(port::BlobStore* from, const Manifest& manifest, port::BlobStore* to,
+absl::Status CopyCheckpoint(port::BlobStore* from, const Manifest& root, port::BlobStore* to,
                             const Progress& progress) {
+  GT_ASSIGN_OR_RETURN(const Manifest manifest, WithParts(from, root));
   if (to->Size(ManifestKey(manifest.id)).ok()) {
     return absl::AlreadyExistsError(
         absl::StrCat(to->Describe(), " has ", AttemptName(manifest.id), " already"));
   }
+  // First of all: a job that runs in the target takes whatever is older than what it keeps, and a copy mostly
+  // is.
+  GT_RETURN_IF_ERROR(Pin(to, manifest.id));
   const uint64_t total = BytesOf(manifest);
   uint64_t done = 0;
-  std::vector<char> buffer;
   for (const ShardFile& file : manifest.files) {
-    std::string data;
-    data.reserve(file.bytes);
-    for (uint64_t i = 0; i < file.chunks.size(); ++i) {
-      GT_ASSIGN_OR_RETURN(const absl::string_view chunk, ReadChunk(from, manifest.id, file, i, &buffer));
-      data.append(chunk.data(), chunk.size());
-      GT_RETURN_IF_ERROR(progress(done + data.size(), total));
-    }
-    const absl::Status put = to->PutIfAbsent(AttemptKey(manifest.id, file.name), data);
-    // Left by a copy that was cut off; VerifyShard below compares every byte of it.
-    if (!put.ok() && !absl::IsAlreadyExists(put)) return put;
+    GT_RETURN_IF_ERROR(CopyShard(from, manifest, file, to, [&](uint64_t of_file, uint64_t) {
+      return progress(done + of_file, total);
+    }));
     done += file.bytes;
+    GT_RETURN_IF_ERROR(progress(done, total));
   }
   for (int rank = 0; rank < manifest.world_size; ++rank) GT_RETURN_IF_ERROR(VerifyShard(to, manifest, rank));
+  GT_RETURN_IF_ERROR(CopyParts(from, manifest, to));
+  // A pin that a copy left long ago may have been collected between.
+  GT_RETURN_IF_ERROR(Pin(to, manifest.id));
   return to->PutIfAbsent(ManifestKey(manifest.id), Print(manifest));
 }
 
@@ -263,58 +330,26 @@ absl::Status ExportSafetensors(port::BlobStore* store, const Manifest& manifest,
   return absl::OkStatus();
 }
 
-absl::StatusOr<Manifest> ImportSafetensors(const std::string& path, port::BlobStore* store) {
-  GT_ASSIGN_OR_RETURN(const std::string file, ReadFile(path, kImportBytesMax));
-  const auto damaged = [&](const absl::Status& status) {
-    return absl::InvalidArgumentError(absl::StrCat(path, ": ", status.message()));
-  };
-  const absl::StatusOr<ShardHeader> header = ParseShardHeader(file, file.size());
-  if (!header.ok()) return damaged(header.status());
-  std::vector<Registered> registered;
-  std::map<std::string, const TensorEntry*> entries;
-  for (const TensorEntry& entry : header->tensors) {
-    if (IsPieceName(entry.name)) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          path, ": \"", entry.name, "\" is a part of a sharded tensor; export the checkpoint instead"));
-    }
-    registered.push_back(
-        {{.name = entry.name, .dtype = entry.dtype, .shape = entry.shape}, entry.end - entry.begin});
-    entries[entry.name] = &entry;
-  }
-  const ShardPlan plan = PlanShard(registered, 0, 1);
-  std::string data;
-  data.reserve(plan.data_bytes);
-  for (const Piece& piece : plan.pieces) {
-    const TensorEntry& entry = *entries.at(registered[piece.tensor].tensor.name);
-    data.append(file, header->data_begin + entry.begin + piece.begin, piece.bytes);
-  }
-  Manifest manifest;
-  manifest.owner.job = "import";
-  GT_ASSIGN_OR_RETURN(const OwnerClaim claim, ClaimOwnership(store, manifest.owner));
-  manifest.id = {.epoch = claim.epoch, .timeline = 1, .step = 0, .generation = 1, .attempt = 1};
-  for (const Registered& r : registered) manifest.tensors.push_back(r.tensor);
-  manifest.files.push_back(DescribeShard(plan, data, registered, 0, 1));
-  GT_RETURN_IF_ERROR(Validate(manifest));
-  GT_RETURN_IF_ERROR(WriteShard(store, manifest.id, plan, manifest.files[0].name, data));
-  GT_RETURN_IF_ERROR(VerifyShard(store, manifest, 0));
-  GT_RETURN_IF_ERROR(store->PutIfAbsent(ManifestKey(manifest.id), Print(manifest)));
-  return manifest;
-}
-
-absl::StatusOr<Garbage> FindGarbage(port::BlobStore* store, absl::Time now) {
+absl::StatusOr<Garbage> FindGarbage(port::BlobStore* store, absl::Duration age) {
   Garbage garbage;
   GT_ASSIGN_OR_RETURN(const std::vector<std::string> probes, store->List(kProbePrefix));
   for (const std::string& key : probes) {
-    const std::optional<int64_t> made = ParseProbeKey(key);
-    if (made && absl::FromUnixSeconds(*made) + kProbeAgeMax < now) garbage.probes.push_back(key);
+    if (ParseProbeKey(key)) GT_RETURN_IF_ERROR(AddIfOld(store, key, age, &garbage.small));
   }
   GT_ASSIGN_OR_RETURN(const std::optional<Manifest> newest, NewestManifest(store));
-  // Without a commit everything may belong to a save that is running.
-  if (!newest) return garbage;
-  std::map<SaveId, bool> finite_of;
-  GT_ASSIGN_OR_RETURN(const StoredCheckpoints stored, ListStored(store, newest->id, &finite_of));
-  garbage.plan = PlanRetention(stored, std::numeric_limits<int>::max());
-  GT_ASSIGN_OR_RETURN(garbage.unfinished, ListUnfinishedBefore(store, newest->id));
+  StoredCheckpoints stored;
+  if (newest) {  // without a commit every attempt may belong to a save that is running
+    std::map<SaveId, bool> finite_of;
+    GT_ASSIGN_OR_RETURN(stored, ListStored(store, newest->id, &finite_of));
+    for (const SaveId& id : PinnedWithoutManifest(stored)) {
+      const bool there = std::find(stored.folders.begin(), stored.folders.end(), id) != stored.folders.end();
+      if (there) garbage.pinned.push_back(id);
+      if (!there) GT_RETURN_IF_ERROR(AddIfOld(store, PinKey(id), age, &garbage.small));
+    }
+    GT_ASSIGN_OR_RETURN(garbage.in_flight, SpareInFlight(store, age, &stored));
+    garbage.plan = PlanRetention(stored, std::numeric_limits<int>::max());
+  }
+  GT_ASSIGN_OR_RETURN(garbage.unfinished, ListAbandonedPuts(store, age, stored));
   for (const SaveId& id : garbage.plan.folders) {
     GT_ASSIGN_OR_RETURN(const std::vector<std::string> keys, store->List(AttemptName(id) + "/"));
     for (const std::string& key : keys) garbage.bytes += store->Size(key).value_or(0);
@@ -325,7 +360,7 @@ absl::StatusOr<Garbage> FindGarbage(port::BlobStore* store, absl::Time now) {
 absl::Status DropGarbage(port::BlobStore* store, const Garbage& garbage) {
   GT_RETURN_IF_ERROR(DeletePlanned(store, garbage.plan));
   for (const auto& unfinished : garbage.unfinished) GT_RETURN_IF_ERROR(store->DropUnfinished(unfinished));
-  for (const std::string& key : garbage.probes) GT_RETURN_IF_ERROR(store->Delete(key));
+  for (const std::string& key : garbage.small) GT_RETURN_IF_ERROR(store->Delete(key));
   return absl::OkStatus();
 }
 

@@ -11,6 +11,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "checkpoint/format/manifest.h"
+#include "checkpoint/plan/garbage.h"
 #include "checkpoint/plan/retention.h"
 #include "checkpoint/port/blob_store.h"
 
@@ -44,8 +45,9 @@ absl::StatusOr<std::vector<TensorDifference>> Compare(port::BlobStore* store_a, 
                                                       port::BlobStore* store_b, const Manifest& b,
                                                       const Progress& progress);
 
-// Every verified byte of one checkpoint into another store, the manifest last. Memory: the largest file.
-// AlreadyExists: the target has an attempt of this very name.
+// Every verified byte of one checkpoint into another store: a pin, so that no job that runs there deletes it,
+// the files, the manifest last. Memory: a chunk, and what PutStream holds. AlreadyExists: the target has an
+// attempt of this very name. After any other error it may be called again and goes on with what is there.
 absl::Status CopyCheckpoint(port::BlobStore* from, const Manifest& manifest, port::BlobStore* to,
                             const Progress& progress);
 
@@ -55,18 +57,25 @@ absl::Status CopyCheckpoint(port::BlobStore* from, const Manifest& manifest, por
 absl::Status ExportSafetensors(port::BlobStore* store, const Manifest& manifest, const std::string& path,
                                const Progress& progress, std::vector<std::string>* left_out);
 // A safetensors file of any program as a committed checkpoint of step 0, from which a job may start. Memory:
-// the file.
-absl::StatusOr<Manifest> ImportSafetensors(const std::string& path, port::BlobStore* store);
+// its header, and what PutStream holds. FailedPrecondition names the job that the directory belongs to;
+// `takeover` imports all the same, and that job commits nothing more.
+absl::StatusOr<Manifest> ImportSafetensors(const std::string& path, port::BlobStore* store,
+                                           bool takeover = false);
 
-// What no commit refers to and no running save can still need: attempts without a manifest older than the
-// newest commit, aborted ones, unfinished puts.
+// What no commit refers to and no running save or copy can still need (plan/garbage.h): attempts without a
+// manifest, aborted ones, unfinished puts.
 struct Garbage {
   RetentionPlan plan;
   std::vector<port::BlobStore::Unfinished> unfinished;
-  std::vector<std::string> probes;  // of programs that ended while they opened the directory, a day old
-  uint64_t bytes = 0;               // of the folders
+  std::vector<std::string>
+      small;           // probes of programs that ended while they opened the directory, pins of nothing
+  uint64_t bytes = 0;  // of the folders
+  // What has no manifest and is left all the same:
+  std::vector<SaveId> pinned;     // for somebody to finish, or to unpin
+  std::vector<SaveId> in_flight;  // may be committed yet, or is not old enough
 };
-absl::StatusOr<Garbage> FindGarbage(port::BlobStore* store, absl::Time now);
+// `age` is kAbandonedAge except in tests. Costs a few listings, and one of each attempt without a manifest.
+absl::StatusOr<Garbage> FindGarbage(port::BlobStore* store, absl::Duration age = kAbandonedAge);
 absl::Status DropGarbage(port::BlobStore* store, const Garbage& garbage);
 
 // The pin first, then the manifest, then its files.

@@ -4,10 +4,12 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "checkpoint/engine/storage_error.h"
 
 namespace gtrain::ckpt {
 namespace {
 constexpr size_t kTextBytesMax = 64 << 10;
+constexpr int64_t kStorageMark = 1 << 8;  // beside a code: the error is the storage's
 }  // namespace
 
 absl::Status Agreement::Max(absl::Span<int64_t> values) {
@@ -20,18 +22,18 @@ absl::Status Agreement::Sum(absl::Span<int64_t> values) {
   return comm_->AllReduce(values.data(), values.size(), DType::kInt64, ReduceOp::kSum);
 }
 
-absl::StatusOr<std::vector<int64_t>> Agreement::GatherAll(absl::Span<const int64_t> values) {
-  if (comm_ == nullptr) return std::vector<int64_t>(values.begin(), values.end());
-  std::vector<int64_t> out(static_cast<size_t>(comm_->size()) * values.size());
-  if (out.empty()) return out;
-  GT_RETURN_IF_ERROR(comm_->AllGather(values.data(), out.data(), values.size(), DType::kInt64));
-  return out;
-}
-
 absl::StatusOr<std::vector<int64_t>> Agreement::Gather(int64_t value) {
   if (comm_ == nullptr) return std::vector<int64_t>{value};
   std::vector<int64_t> out(static_cast<size_t>(comm_->size()));
   GT_RETURN_IF_ERROR(comm_->AllGather(&value, out.data(), 1, DType::kInt64));
+  return out;
+}
+
+absl::StatusOr<std::vector<int64_t>> Agreement::GatherAll(absl::Span<const int64_t> mine) {
+  if (comm_ == nullptr) return std::vector<int64_t>(mine.begin(), mine.end());
+  std::vector<int64_t> out(mine.size() * static_cast<size_t>(comm_->size()));
+  if (mine.empty()) return out;
+  GT_RETURN_IF_ERROR(comm_->AllGather(mine.data(), out.data(), mine.size(), DType::kInt64));
   return out;
 }
 
@@ -50,13 +52,17 @@ absl::Status Agreement::Broadcast(std::string* text, int root) {
 
 absl::Status Agreement::AllOk(const absl::Status& mine) {
   if (comm_ == nullptr) return mine;
-  GT_ASSIGN_OR_RETURN(const std::vector<int64_t> codes, Gather(static_cast<int64_t>(mine.code())));
+  GT_ASSIGN_OR_RETURN(
+      const std::vector<int64_t> codes,
+      Gather(static_cast<int64_t>(mine.code()) | (IsStorageError(mine) ? kStorageMark : int64_t{0})));
   const auto failed = std::find_if(codes.begin(), codes.end(), [](int64_t code) { return code != 0; });
   if (failed == codes.end()) return absl::OkStatus();
   const int rank = static_cast<int>(failed - codes.begin());
   std::string message(mine.message());
   GT_RETURN_IF_ERROR(Broadcast(&message, rank));
-  return absl::Status(static_cast<absl::StatusCode>(*failed), absl::StrCat("rank ", rank, ": ", message));
+  const absl::Status agreed(static_cast<absl::StatusCode>(*failed & ~kStorageMark),
+                            absl::StrCat("rank ", rank, ": ", message));
+  return (*failed & kStorageMark) != 0 ? StorageError(agreed) : agreed;
 }
 
 }  // namespace gtrain::ckpt

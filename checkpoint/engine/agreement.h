@@ -26,12 +26,12 @@ class Agreement {
   // Wraps around.
   absl::Status Sum(absl::Span<int64_t> values);
   absl::StatusOr<std::vector<int64_t>> Gather(int64_t value);
-  // As many values of each rank, in the order of ranks.
-  absl::StatusOr<std::vector<int64_t>> GatherAll(absl::Span<const int64_t> values);
+  // As many values of each rank as `mine` has, in rank order.
+  absl::StatusOr<std::vector<int64_t>> GatherAll(absl::Span<const int64_t> mine);
   // Text of `root` everywhere; at most 64 KiB.
   absl::Status Broadcast(std::string* text, int root = 0);
-  // OK when every rank's is. Else each rank returns an error of the lowest rank that has one: its code and
-  // message, with the rank named.
+  // OK when every rank's is. Else each rank returns an error of the lowest rank that has one: its code,
+  // message and whether it is the storage's (IsStorageError), with the rank named.
   absl::Status AllOk(const absl::Status& mine);
 
  private:

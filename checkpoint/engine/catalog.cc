@@ -33,7 +33,7 @@ absl::StatusOr<std::variant<Manifest, AbortMarker>> ReadManifest(port::BlobStore
                                                                  std::string* text) {
   const std::string key = ManifestKey(id);
   absl::StatusOr<std::string> read = store->Get(key, kManifestBytesMax);
-  if (absl::IsResourceExhausted(read.status())) return absl::DataLossError(read.status().message());
+  if (absl::IsOutOfRange(read.status())) return absl::DataLossError(read.status().message());
   if (!read.ok()) return read.status();
   if (text != nullptr) *text = *read;
   auto parsed = ParseManifest(key, *read);
@@ -64,7 +64,7 @@ absl::StatusOr<std::vector<OwnerClaim>> ListOwners(port::BlobStore* store) {
     const std::optional<uint64_t> epoch = ParseOwnerKey(key);
     if (!epoch) continue;
     const absl::StatusOr<std::string> text = store->Get(key, kSmallFileBytesMax);
-    if (!text.ok() && !absl::IsResourceExhausted(text.status())) return text.status();
+    if (!text.ok() && !absl::IsOutOfRange(text.status())) return text.status();
     absl::StatusOr<OwnerClaim> claim = text.ok() ? ParseOwnerClaim(key, *text) : text.status();
     if (!claim.ok()) {
       LogWarning("checkpoint: ", store->Describe(), "/", key, ": ", claim.status().message());

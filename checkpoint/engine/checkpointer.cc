@@ -29,13 +29,17 @@
 #include "checkpoint/engine/catalog.h"
 #include "checkpoint/engine/chunk_share.h"
 #include "checkpoint/engine/index_board.h"
+#include "checkpoint/engine/lease.h"
 #include "checkpoint/engine/near.h"
 #include "checkpoint/engine/outside.h"
+#include "checkpoint/engine/parts.h"
 #include "checkpoint/engine/registration.h"
+#include "checkpoint/engine/replicas.h"
 #include "checkpoint/engine/resume.h"
 #include "checkpoint/engine/saver.h"
 #include "checkpoint/engine/settle.h"
 #include "checkpoint/engine/shard_io.h"
+#include "checkpoint/engine/storage_error.h"
 #include "checkpoint/format/hash.h"
 #include "checkpoint/plan/interval.h"
 #include "checkpoint/plan/load_plan.h"
@@ -50,6 +54,8 @@ constexpr absl::Duration kVisibleWithin = absl::Seconds(30);  // a file of anoth
 constexpr absl::Duration kVisiblePoll = absl::Milliseconds(20);
 // Before the first save nobody knows what one costs.
 constexpr absl::Duration kFirstAfter = absl::Seconds(30);
+constexpr absl::Duration kNewestWithin = absl::Seconds(10);  // for a client of NFS that sees it late
+constexpr int64_t kLostDirectory = 2;  // what rank 0 says instead of whether a save is due
 
 void Pause(absl::Duration how_long) {
   Mutex mu;
@@ -90,6 +96,10 @@ class CheckpointerImpl final : public Checkpointer {
         host_(dynamic_cast<port::WriterHost*>(session)),
         state_(agree_.rank(), agree_.size()) {}
 
+  ~CheckpointerImpl() override {
+    // The job has another generation to come: the directory is not free meanwhile.
+    if (lease_ != nullptr && !session_->Alive().ok()) lease_->LeaveBehind();
+  }
   absl::Status Start();
 
   absl::Status AddReplicated(absl::string_view name, Memory memory, std::vector<int64_t> shape,
@@ -131,8 +141,13 @@ class CheckpointerImpl final : public Checkpointer {
     uint64_t read_bytes = 0, own_bytes = 0, peer_bytes = 0;
   };
 
+  absl::Status OpenDirectory();
   absl::Status ProveShared();
   absl::Status TakeOwnership();
+  void HoldLease();
+  // What Restore and Save would return, told to the head first where the storage is what failed.
+  absl::Status Outward(const absl::Status& status);
+  absl::StatusOr<std::optional<RestoredStep>> RestoreNewest();
   absl::Status Freeze();
   CommitterConfig Commits() const;
   // Collective. The address of the board where this rank's writer meets that of rank 0; 0: in the storage.
@@ -144,10 +159,15 @@ class CheckpointerImpl final : public Checkpointer {
     Instant begun;
     std::vector<Candidate> candidates;
     int damaged = 0;
+    bool committed_own = false;            // this run has committed something, damaged or not
     std::vector<std::string> passed_over;  // for people: newer checkpoints and why not
+    absl::Status failed;                   // the storage cannot say what became of the last choice
   };
   Choice NextChoice(Search* search);
-  bool ListAgain(const Candidate& gone, std::vector<Candidate>* candidates);
+  // Whether the candidate was deleted; then the candidates are listed anew. False: its manifest is there, so
+  // what is wrong with its files is damage. An error: the storage cannot say.
+  absl::StatusOr<bool> WasDeleted(const Candidate& gone, Search* search);
+  void NoteDamage(const Candidate& candidate, absl::string_view what, Search* search);
   absl::Status Spread(Choice* choice);
   absl::StatusOr<port::BlobStore*> StoreOf(bool elsewhere);
   absl::Status FindMates();
@@ -160,6 +180,8 @@ class CheckpointerImpl final : public Checkpointer {
   void TellOfPlan(const Choice& choice, const LoadPlan& plan) const;
   void DropUnfenced();
   absl::Status AgreeToSave(int64_t step, bool* busy);
+  absl::Status CompareReplicasIfDue(int64_t step);
+  absl::Status PrepareTail();
   // Whether this rank would save now; rank 0 decides.
   bool Due(int64_t step) const;
   absl::Duration Every() const;
@@ -176,6 +198,7 @@ class CheckpointerImpl final : public Checkpointer {
   const RealClock clock_;
   std::unique_ptr<port::BlobStore> store_;
   std::unique_ptr<port::BlobStore> elsewhere_;  // of resume_uri, when asked for
+  std::unique_ptr<Lease> lease_;                // rank 0 of one that writes
   NearTiers near_;
   SaveId next_;  // epoch, timeline, generation, attempt of the next save
   Registration state_;
@@ -190,7 +213,9 @@ class CheckpointerImpl final : public Checkpointer {
   int lists_ = 0;                      // of candidates that turned out to be out of date
   std::optional<int64_t> restored_step_;
   int64_t highest_step_ = -1;  // saved with the current attempt number
+  bool told_storage_ = false;  // the head knows that the storage cannot be read
   uint64_t skipped_ = 0;
+  uint64_t begun_ = 0;  // saves that were not skipped
   Instant last_save_;
   bool saved_for_notice_ = false;
   bool warmed_ = false;
@@ -201,14 +226,54 @@ class CheckpointerImpl final : public Checkpointer {
 };
 
 absl::Status CheckpointerImpl::Start() {
+  const absl::Status opened = OpenDirectory();
+  last_save_ = clock_.Now();
+  return Outward(opened);
+}
+
+absl::Status CheckpointerImpl::OpenDirectory() {
   absl::StatusOr<std::unique_ptr<port::BlobStore>> store = open_store_(settings_.uri);
   GT_RETURN_IF_ERROR(agree_.AllOk(store.status()));
-  store_ = *std::move(store);
+  store_ = MarkStorageErrors(*std::move(store));
+  settings_.identity.job = session_->job();
+  if (settings_.read_only) {
+    // Nothing here is ours, and everything is older than what we would write.
+    next_ = {.epoch = kCounterMax, .timeline = session_->timeline(), .generation = session_->generation()};
+    return absl::OkStatus();
+  }
   if (settings_.near) near_ = OpenNear(*settings_.near, session_->job());
+  // Before anything is written: an unmounted directory would get a claim of ours.
+  absl::Status there;
+  if (agree_.rank() == 0 && settings_.newest) {
+    there = FindNewest(store_.get(), *settings_.newest, kNewestWithin, [this] { return session_->Alive(); });
+  }
+  GT_RETURN_IF_ERROR(agree_.AllOk(there));
   GT_RETURN_IF_ERROR(ProveShared());
   GT_RETURN_IF_ERROR(TakeOwnership());
-  last_save_ = clock_.Now();
+  HoldLease();
   return absl::OkStatus();
+}
+
+absl::Status CheckpointerImpl::Outward(const absl::Status& status) {
+  if (!IsStorageError(status)) {
+    if (status.ok() && std::exchange(told_storage_, false)) session_->ReportNote(kNoteStorage, "");
+    return status;
+  }
+  // Refused before this job has ever reached its storage: a wrong key or bucket, which waiting does not mend.
+  if (absl::IsPermissionDenied(status) && !settings_.newest) return status;
+  told_storage_ = true;
+  session_->ReportNote(kNoteStorage, std::string(status.message()));
+  return StorageError(absl::UnavailableError(absl::StrCat(
+      "the storage of checkpoints cannot be used now; nothing was taken for damage: ", status.message())));
+}
+
+void CheckpointerImpl::HoldLease() {
+  if (agree_.rank() != 0) return;
+  lease_ = std::make_unique<Lease>(store_.get(), next_.epoch, session_->generation(),
+                                   [this](const absl::Status& lost) {
+                                     LogError("checkpoint: ", lost.message());
+                                     session_->ReportNote(kNoteOwner, absl::StrCat("LOST: ", lost.message()));
+                                   });
 }
 
 absl::Status CheckpointerImpl::ProveShared() {
@@ -238,16 +303,22 @@ absl::Status CheckpointerImpl::ProveShared() {
 }
 
 absl::Status CheckpointerImpl::TakeOwnership() {
-  settings_.identity.job = session_->job();
   next_ = {.timeline = session_->timeline(), .generation = session_->generation()};
   absl::Status status;
   std::string text;
   if (agree_.rank() == 0) {
+    std::string taken_from;
+    const LivenessCheck check{.alive = [this] { return session_->Alive(); }};
     const absl::StatusOr<OwnerClaim> claim =
-        TakeDirectory(store_.get(), settings_.identity, session_->managed(), settings_.resume);
+        TakeDirectory(store_.get(), settings_, session_->managed(), check, &taken_from);
     status = claim.status();
     if (claim.ok()) {
       next_.epoch = claim->epoch;
+      if (!taken_from.empty()) {
+        const std::string told = absl::StrCat(store_->Describe(), " was taken over from ", taken_from);
+        LogWarning("checkpoint: ", told);
+        session_->ReportNote(kNoteOwner, told);
+      }
       const absl::StatusOr<uint64_t> attempt = NextAttempt(store_.get(), next_);
       status = attempt.status();
       if (attempt.ok()) text = absl::StrCat(claim->epoch, " ", *attempt);
@@ -265,13 +336,17 @@ absl::Status CheckpointerImpl::TakeOwnership() {
 
 absl::Status CheckpointerImpl::Freeze() {
   if (frozen_) return absl::OkStatus();
-  GT_RETURN_IF_ERROR(state_.Freeze(&agree_));
+  GT_RETURN_IF_ERROR(state_.Freeze(&agree_, std::min(kFileBytesMax, store_->BytesMax())));
   GT_RETURN_IF_ERROR(FindMates());
+  if (settings_.read_only) {
+    frozen_ = true;
+    return absl::OkStatus();
+  }
   GT_ASSIGN_OR_RETURN(const int64_t board, MeetOnBoard());
   frozen_ = true;
   plan_ = PlanShard(state_.all(), agree_.rank(), agree_.size());
   saver_ = std::make_unique<Saver>(
-      MakeRoute(board), state_.Sources(plan_),
+      MakeRoute(board), plan_.header, state_.Sources(plan_),
       [this](const SaveId& id) {
         session_->ReportCheckpoint(id.step, absl::StrCat(store_->Describe(), "/", ManifestKey(id)), policy_);
       },
@@ -334,7 +409,8 @@ std::unique_ptr<SaveRoute> CheckpointerImpl::MakeRoute(int64_t board) {
 absl::StatusOr<port::BlobStore*> CheckpointerImpl::StoreOf(bool elsewhere) {
   if (!elsewhere) return store_.get();
   if (elsewhere_ == nullptr) {
-    GT_ASSIGN_OR_RETURN(elsewhere_, open_store_(settings_.resume_uri));
+    GT_ASSIGN_OR_RETURN(std::unique_ptr<port::BlobStore> opened, open_store_(settings_.resume_uri));
+    elsewhere_ = MarkStorageErrors(std::move(opened));
   }
   return elsewhere_.get();
 }
@@ -349,22 +425,33 @@ absl::StatusOr<std::vector<Candidate>> CheckpointerImpl::ListCandidates() {
   return Candidates(settings_, next_.epoch, here, there);
 }
 
-// Whether the candidate is gone for good: an earlier generation's late commit deleted it for something newer,
-// and what was listed then is out of date.
-bool CheckpointerImpl::ListAgain(const Candidate& gone, std::vector<Candidate>* candidates) {
+absl::StatusOr<bool> CheckpointerImpl::WasDeleted(const Candidate& gone, Search* search) {
   constexpr int kListsMax = 3;
-  const absl::StatusOr<port::BlobStore*> store = StoreOf(gone.elsewhere);
-  if (lists_ == kListsMax || !store.ok() || !absl::IsNotFound(ReadManifest(*store, gone.id).status()))
-    return false;
-  absl::StatusOr<std::vector<Candidate>> found = ListCandidates();
-  if (!found.ok()) return false;
+  GT_ASSIGN_OR_RETURN(port::BlobStore* const store, StoreOf(gone.elsewhere));
+  const absl::Status there = ReadManifest(store, gone.id).status();
+  if (there.ok() || absl::IsDataLoss(there)) return false;
+  if (!absl::IsNotFound(there)) return there;
+  if (lists_ == kListsMax) {
+    return StorageError(absl::UnavailableError(
+        absl::StrCat(store->Describe(), "/", ManifestKey(gone.id), " is listed and is not there")));
+  }
+  // A late commit of an earlier generation deleted it for something newer, and the list is out of date.
+  GT_ASSIGN_OR_RETURN(search->candidates, ListCandidates());
   ++lists_;
   LogInfo("checkpoint: step ", gone.id.step, " was deleted while it was looked at: looking again");
-  *candidates = *std::move(found);
   return true;
 }
 
+void CheckpointerImpl::NoteDamage(const Candidate& candidate, absl::string_view what, Search* search) {
+  ++search->damaged;
+  search->committed_own |= !candidate.elsewhere && candidate.id.epoch == next_.epoch;
+  search->passed_over.push_back(absl::StrCat("step ", candidate.id.step, ": ", what));
+  LogError("checkpoint: step ", candidate.id.step, " (", ManifestKey(candidate.id),
+           ") IS DAMAGED, falling back to the one before: ", what);
+}
+
 CheckpointerImpl::Choice CheckpointerImpl::NextChoice(Search* search) {
+  if (!search->failed.ok()) return {.status = search->failed};
   std::vector<Candidate>& candidates = search->candidates;
   while (!candidates.empty()) {
     const Candidate candidate = candidates.front();
@@ -373,11 +460,13 @@ CheckpointerImpl::Choice CheckpointerImpl::NextChoice(Search* search) {
     if (!store.ok()) return {.status = store.status()};
     std::string text;
     auto read = ReadManifest(*store, candidate.id, &text);
-    if (absl::IsDataLoss(read.status()) || absl::IsNotFound(read.status())) {
-      if (ListAgain(candidate, &candidates)) continue;
-      ++search->damaged;
-      search->passed_over.push_back(absl::StrCat("step ", candidate.id.step, ": ", read.status().message()));
-      LogError("checkpoint: ", read.status().message(), "; falling back to the one before");
+    if (absl::IsNotFound(read.status())) {
+      if (const auto deleted = WasDeleted(candidate, search); !deleted.ok())
+        return {.status = deleted.status()};
+      continue;
+    }
+    if (absl::IsDataLoss(read.status())) {
+      NoteDamage(candidate, read.status().message(), search);
       continue;
     }
     if (!read.ok()) return {.status = read.status()};
@@ -390,9 +479,17 @@ CheckpointerImpl::Choice CheckpointerImpl::NextChoice(Search* search) {
           absl::StrCat("step ", candidate.id.step, ": given up by its writers: ", why));
       continue;
     }
-    const bool foreign =
-        candidate.id.epoch != next_.epoch && manifest->owner.job_hash != settings_.identity.job_hash;
-    if (settings_.resume == Resume::kIfSameJob && foreign) continue;
+    if (IsForeign(settings_, next_.epoch, search->committed_own, candidate, *manifest)) continue;
+    search->committed_own |= !candidate.elsewhere && candidate.id.epoch == next_.epoch;
+    if (search->damaged > settings_.max_rollback) {
+      return {.status = absl::DataLossError(absl::StrCat(
+                  "step ", candidate.id.step, " would be resumed, but ", search->damaged,
+                  " newer checkpoints are damaged and checkpoint.max_rollback allows ",
+                  settings_.max_rollback, " (", absl::StrJoin(search->passed_over, "; "),
+                  "). Nothing was deleted. Repair the storage, raise checkpoint.max_rollback, or launch with "
+                  "--resume ",
+                  candidate.id.step))};
+    }
     return {.elsewhere = candidate.elsewhere,
             .id = candidate.id,
             .hash = Xxh3Hex(text),
@@ -433,6 +530,8 @@ absl::Status CheckpointerImpl::ReadChosen(Choice* choice, LoadPlan* plan, std::o
       return absl::DataLossError(absl::StrCat(key, " is an abort marker"));
     choice->manifest = std::get<Manifest>(std::move(parsed));
   }
+  GT_RETURN_IF_ERROR(LoadPartsToRestore(store, state_.all(), agree_.rank(), agree_.size(), may_be_missing_,
+                                        &choice->manifest));
   GT_ASSIGN_OR_RETURN(
       *plan, PlanLoad(choice->manifest, state_.all(), agree_.rank(), agree_.size(), may_be_missing_));
   GT_RETURN_IF_ERROR(state_.CheckKept(*plan));
@@ -466,10 +565,7 @@ absl::StatusOr<std::unique_ptr<ChunkShare>> CheckpointerImpl::MeetMates(const Ch
       LogWarning("checkpoint: rank ", agree_.rank(),
                  " reads what others of its machine read as well: ", made.status().message());
   };
-  uint64_t chunks = 0;
-  if (choice != nullptr) {
-    for (const ShardFile& file : choice->manifest.files) chunks += file.chunks.size();
-  }
+  const uint64_t chunks = choice != nullptr ? choice->manifest.chunk_count() : 0;
   const int mates = static_cast<int>(mates_.size());
   const bool first = mates_[0] == agree_.rank();
   if (first && mates > 1 && choice != nullptr) said(ChunkShare::Make(chunks, mates, choice->hash));
@@ -503,17 +599,24 @@ absl::Status CheckpointerImpl::LoadChosen(Choice* choice, LoadPlan* plan) {
 }
 
 absl::StatusOr<std::optional<RestoredStep>> CheckpointerImpl::Restore(const RestoreOptions& options) {
-  GT_RETURN_IF_ERROR(Freeze());
   may_be_missing_ = options.may_be_missing;
-  if (saver_->busy())
+  absl::StatusOr<std::optional<RestoredStep>> restored = RestoreNewest();
+  const absl::Status told = Outward(restored.status());
+  if (!told.ok()) return told;
+  return restored;
+}
+
+absl::StatusOr<std::optional<RestoredStep>> CheckpointerImpl::RestoreNewest() {
+  GT_RETURN_IF_ERROR(Freeze());
+  if (saver_ != nullptr && saver_->busy())
     return absl::FailedPreconditionError("Restore while a save is being written: Wait() first");
-  Search search{.begun = clock_.Now()};
+  Search search{.begun = clock_.Now(), .committed_own = settings_.newest.has_value()};
   Choice listed;
   // Here every rank has its writer, so on no machine of this generation one of an earlier still needs its
   // memory.
   GT_RETURN_IF_ERROR(agree_.AllOk(absl::OkStatus()));
   if (agree_.rank() == 0) {
-    if (host_ != nullptr)
+    if (host_ != nullptr && !settings_.read_only)
       listed.status = SettleEarlier(store_.get(), next_, [this] { return session_->Alive(); });
     absl::StatusOr<std::vector<Candidate>> found = ListCandidates();
     if (listed.status.ok()) listed.status = found.status();
@@ -530,12 +633,11 @@ absl::StatusOr<std::optional<RestoredStep>> CheckpointerImpl::Restore(const Rest
     const absl::Status all = LoadChosen(&choice, &plan);
     if (all.ok()) return Finish(choice, plan, search);
     if (!absl::IsDataLoss(all) && !absl::IsNotFound(all)) return all;
-    if (agree_.rank() == 0 && !ListAgain({choice.elsewhere, choice.id}, &search.candidates)) {
-      ++search.damaged;
-      search.passed_over.push_back(absl::StrCat("step ", choice.id.step, ": ", all.message()));
-      LogError("checkpoint: step ", choice.id.step, " (", ManifestKey(choice.id),
-               ") IS DAMAGED, falling back to the one before: ", all.message());
-    }
+    if (agree_.rank() != 0) continue;
+    const Candidate candidate = {choice.elsewhere, choice.id};
+    const absl::StatusOr<bool> deleted = WasDeleted(candidate, &search);
+    search.failed = deleted.status();
+    if (deleted.ok() && !*deleted) NoteDamage(candidate, all.message(), &search);
   }
   int64_t damaged = search.damaged;
   GT_RETURN_IF_ERROR(agree_.Max(absl::MakeSpan(&damaged, 1)));
@@ -578,6 +680,7 @@ absl::StatusOr<std::optional<RestoredStep>> CheckpointerImpl::Finish(const Choic
   }
   if (agree_.rank() == 0) TellOfPlan(choice, plan);
   restored_step_ = choice.id.step;
+  if (saver_ != nullptr && !choice.elsewhere) saver_->Resumed(choice.id);
   GT_ASSIGN_OR_RETURN(port::BlobStore* const store, StoreOf(choice.elsewhere));
   RestoredStep out{.step = choice.id.step,
                    .timeline = choice.id.timeline,
@@ -613,8 +716,12 @@ absl::StatusOr<std::optional<RestoredStep>> CheckpointerImpl::Finish(const Choic
 }
 
 absl::Status CheckpointerImpl::AgreeToSave(int64_t step, bool* busy) {
-  int64_t values[] = {saver_->busy() ? 1 : 0, step, -step};
+  // A save that failed may have failed because the directory is no longer ours.
+  absl::Status held = lease_ == nullptr ? absl::OkStatus() : lease_->held();
+  if (lease_ != nullptr && held.ok() && !saver_->last_status().ok()) held = lease_->Look();
+  int64_t values[] = {saver_->busy() ? 1 : 0, step, -step, held.ok() ? 0 : 1};
   GT_RETURN_IF_ERROR(agree_.Max(absl::MakeSpan(values)));
+  if (values[3] != 0) return agree_.AllOk(held);
   if (values[1] != -values[2]) {
     return absl::FailedPreconditionError(
         absl::StrCat("ranks save different steps, from ", -values[2], " to ", values[1]));
@@ -626,6 +733,8 @@ absl::Status CheckpointerImpl::AgreeToSave(int64_t step, bool* busy) {
 absl::StatusOr<bool> CheckpointerImpl::Save(int64_t step) {
   if (step < 0 || step > kStepMax)
     return absl::InvalidArgumentError(absl::StrCat("step ", step, " cannot be saved"));
+  if (settings_.read_only)
+    return absl::FailedPreconditionError("this checkpointer was opened read-only: nothing can be saved");
   GT_RETURN_IF_ERROR(session_->Alive());
   GT_RETURN_IF_ERROR(Freeze());
   DropUnfenced();
@@ -646,11 +755,9 @@ absl::StatusOr<bool> CheckpointerImpl::Save(int64_t step) {
     if (board_ != nullptr) board_->SetOpen(false);
   }
   if (settings_.before_save) GT_RETURN_IF_ERROR(agree_.AllOk(settings_.before_save()));
-  if (state_.has_tail()) {
-    absl::Status tail = state_.CollectTail();
-    if (tail.ok()) tail = saver_->SetTail(state_.tail(), state_.Sources(plan_));
-    GT_RETURN_IF_ERROR(agree_.AllOk(tail));
-  }
+  GT_RETURN_IF_ERROR(CompareReplicasIfDue(step));
+  if (state_.has_tail()) GT_RETURN_IF_ERROR(agree_.AllOk(PrepareTail()));
+  ++begun_;
   if (step <= highest_step_) ++next_.attempt;  // a step saved before: its names are taken
   highest_step_ = step;
   next_.step = step;
@@ -668,8 +775,24 @@ void CheckpointerImpl::Fence() {
   last_stall_ += clock_.Now() - begin;
 }
 
+// Only Fence says that the state has not changed since Save. Whatever else ends a copy may come after a
+// change, so what was copied may hold values of two steps.
 void CheckpointerImpl::DropUnfenced() {
   if (saver_ != nullptr && saver_->copying()) saver_->Drop();
+}
+
+absl::Status CheckpointerImpl::CompareReplicasIfDue(int64_t step) {
+  const VerifyReplicas& when = settings_.verify_replicas;
+  const bool due = begun_ == 0 ? when.first : when.every && begun_ % static_cast<uint64_t>(*when.every) == 0;
+  if (!due || agree_.size() == 1) return absl::OkStatus();
+  return CompareReplicas(&agree_, state_.all(), state_.Data(), step);
+}
+
+// Not collective.
+absl::Status CheckpointerImpl::PrepareTail() {
+  GT_RETURN_IF_ERROR(state_.CollectTail());
+  const ShardPlan plan = PlanShard(state_.all(), agree_.rank(), agree_.size(), state_.tail());
+  return saver_->SetTail(state_.tail(), plan.header, state_.Sources(plan));
 }
 
 absl::Duration CheckpointerImpl::Every() const {
@@ -704,13 +827,17 @@ bool CheckpointerImpl::Due(int64_t step) const {
 }
 
 absl::StatusOr<bool> CheckpointerImpl::SaveIfDue(int64_t step, Communicator* comm) {
+  if (settings_.read_only)
+    return absl::FailedPreconditionError("this checkpointer was opened read-only: nothing can be saved");
   DropUnfenced();
   if (!session_->PreemptionNotice()) saved_for_notice_ = false;  // one that was taken back
-  int64_t due = Due(step) ? 1 : 0;
+  const absl::Status held = lease_ == nullptr ? absl::OkStatus() : lease_->held();
+  int64_t due = !held.ok() ? kLostDirectory : Due(step) ? 1 : 0;
   Communicator* const through = comm != nullptr ? comm : comm_.get();
   if (through != nullptr && through->size() > 1) {
     GT_RETURN_IF_ERROR(through->Broadcast(&due, 1, DType::kInt64, 0));
   }
+  if (due == kLostDirectory) return agree_.AllOk(held);
   if (due == 0) {
     if (!warmed_ && saver_ != nullptr) saver_->Warm();
     warmed_ = saver_ != nullptr;
@@ -723,7 +850,7 @@ absl::StatusOr<bool> CheckpointerImpl::SaveIfDue(int64_t step, Communicator* com
 }
 
 absl::Status CheckpointerImpl::Wait(absl::Duration timeout) {
-  Fence();
+  DropUnfenced();
   return saver_ == nullptr ? absl::OkStatus() : saver_->Wait(timeout);
 }
 

@@ -17,6 +17,7 @@
 #include "base/logging.h"
 #include "base/status_macros.h"
 #include "checkpoint/engine/catalog.h"
+#include "checkpoint/engine/parallel.h"
 #include "checkpoint/engine/shard_io.h"
 
 namespace gtrain::ckpt {
@@ -27,6 +28,40 @@ namespace {
 
 // What should come by way of the board is looked for in the storage after so long, and put there.
 constexpr absl::Duration kBoardPatience = absl::Seconds(1);
+// Of all ranks together, not more looks a second than a store answers (committer.h).
+constexpr absl::Duration kPollMin = absl::Milliseconds(5), kPollMinOfRank = absl::Microseconds(25);
+constexpr absl::Duration kPollMax = absl::Milliseconds(500), kPollMaxOfRank = absl::Microseconds(250);
+constexpr double kJitter = 0.25;  // of a pause, at most, on top
+
+core::SaveConfig CoreOf(const CommitterConfig& config) {
+  return {.rank = config.rank,
+          .world_size = config.world_size,
+          .part_ranks = kPartRanks,
+          .commit_timeout = config.commit_timeout,
+          .poll_min = std::max(kPollMin, config.world_size * kPollMinOfRank),
+          .poll_max = std::max(kPollMax, config.world_size * kPollMaxOfRank)};
+}
+
+// The oldest of `names`; empty when one is.
+std::string OldestOf(const std::vector<std::string>& names) {
+  std::optional<SaveId> oldest;
+  for (const std::string& name : names) {
+    const std::optional<SaveId> id = ParseAttemptName(name);
+    if (!id) return "";
+    oldest = oldest ? std::min(*oldest, *id) : *id;
+  }
+  return oldest ? AttemptName(*oldest) : "";
+}
+
+// What a writer that repeats a save may say otherwise than the first does not count.
+bool SaysTheSame(ManifestPart a, ManifestPart b) {
+  a.verified = b.verified = "";
+  return a == b;
+}
+bool SaysTheSame(ShardIndex a, ShardIndex b) {
+  a.verified = b.verified = "";
+  return a == b;
+}
 
 }  // namespace
 
@@ -48,13 +83,18 @@ bool StopFlag::Await(absl::Duration timeout) {
 struct Committer::Run {
   SaveId id;
   absl::string_view data;
+  const std::vector<HashBytes>& hashes;
   StopFlag* stop;
   absl::FunctionRef<void()> committed;
-  ShardFile file;                  // ours
-  std::map<int, ShardFile> files;  // rank 0: of all
-  std::vector<SaveId> there;       // rank 0: manifests before we put ours
-  std::string manifest;            // rank 0: the text we put
-  bool finite = true;              // and what it says of the state
+  ShardFile file;                     // ours
+  std::string verified;               // ours
+  std::map<int, ShardIndex> indices;  // leaders: of the ranks of their part
+  std::map<int, StoredPart> parts;  // leaders: their own; rank 0: of all. Empty while the root has the files
+  std::vector<SaveId> there;        // rank 0: manifests before we put ours
+  uint64_t bytes = 0;               // rank 0: of all shards
+  std::optional<SaveId> oldest_verified;  // rank 0
+  std::string manifest;                   // rank 0: the text we put
+  bool finite = true;                     // and what it says of the state
   std::deque<save::Effect> effects;
   std::optional<absl::Status> result;
   bool told_stop = false;
@@ -65,10 +105,10 @@ Committer::Committer(port::BlobStore* store, CommitterConfig config)
     : store_(store),
       config_(std::move(config)),
       plan_(PlanShard(config_.registered, config_.rank, config_.world_size)),
-      core_(
-          {.rank = config_.rank, .world_size = config_.world_size, .commit_timeout = config_.commit_timeout}),
+      core_(CoreOf(config_)),
       retention_(store, config_.keep, config_.world_size),
-      near_(config_.near, store) {}
+      near_(config_.near, store),
+      read_back_(store) {}
 
 void Committer::SetTail(const SaveTail& tail) {
   plan_ = PlanShard(config_.registered, config_.rank, config_.world_size, tail);
@@ -78,10 +118,12 @@ uint64_t Committer::DataBytesMax() const {
   return plan_.data_bytes + (HasTail(config_.registered) ? kByteEntriesMax : 0);
 }
 
-absl::Status Committer::Save(const SaveId& id, absl::string_view data, StopFlag* stop,
-                             absl::FunctionRef<void()> committed) {
+absl::Status Committer::Save(const SaveId& id, absl::string_view data, const std::vector<HashBytes>& hashes,
+                             StopFlag* stop, absl::FunctionRef<void()> committed) {
   GT_CHECK(data.size() == plan_.data_bytes);
-  Run run{.id = id, .data = data, .stop = stop, .committed = committed};
+  Run run{.id = id, .data = data, .hashes = hashes, .stop = stop, .committed = committed};
+  const std::optional<SaveId> read_back = read_back_.verified();
+  run.verified = config_.verified ? config_.verified() : read_back ? AttemptName(*read_back) : "";
   Apply(&run, save::SnapshotTaken{id.step});
   while (!run.result) {
     if (run.effects.empty()) {
@@ -95,6 +137,8 @@ absl::Status Committer::Save(const SaveId& id, absl::string_view data, StopFlag*
     Do(&run, effect);
   }
   if (!run.result->ok()) retention_.ListNextTime();
+  if (run.result->ok() && config_.rank == 0) verified_ = run.oldest_verified;
+  if (run.result->ok() && !shard_is_written_ && !config_.verified) read_back_.Begin(id, run.file);
   unstored_.reset();
   near_.End(run.result->ok() ? std::optional(id) : std::nullopt);
   return *run.result;
@@ -103,7 +147,8 @@ absl::Status Committer::Save(const SaveId& id, absl::string_view data, StopFlag*
 void Committer::Pause(Run* run, Instant deadline) {
   // Once told, nothing new can wake us: wait out the time.
   StopFlag never;
-  const bool stop = (run->told_stop ? &never : run->stop)->Await(deadline - clock_.Now());
+  const absl::Duration pause = deadline - clock_.Now();
+  const bool stop = (run->told_stop ? &never : run->stop)->Await(pause * (1 + kJitter * rng_.Unit()));
   if (stop) {
     run->told_stop = true;
     return Apply(run, save::Cancelled{});
@@ -126,7 +171,9 @@ void Committer::Do(Run* run, const save::Effect& effect) {
   } else if (const auto* index = std::get_if<save::WriteIndex>(&effect)) {
     Apply(run, save::IndexWritten{WriteIndex(run, index->shard)});
   } else if (const auto* poll = std::get_if<save::PollIndices>(&effect)) {
-    PollIndices(run, poll->missing);
+    PollIndices(run, *poll);
+  } else if (const auto* part = std::get_if<save::PutPart>(&effect)) {
+    Apply(run, save::PartPut{PutPart(run, part->failed)});
   } else if (std::holds_alternative<save::CheckAuthority>(effect)) {
     Apply(run, save::AuthorityChecked{CheckAuthority(run)});
   } else if (std::holds_alternative<save::PutManifest>(effect)) {
@@ -142,12 +189,13 @@ void Committer::Do(Run* run, const save::Effect& effect) {
     if (config_.board != nullptr && config_.rank == 0) config_.board->SayCommitted(ManifestKey(run->id));
     run->committed();
   } else if (std::holds_alternative<save::ApplyRetention>(effect)) {
-    bool indices = config_.board == nullptr || config_.board->stored(config_.rank);
-    for (const auto& [rank, file] : run->files)
+    bool indices =
+        config_.board == nullptr || config_.board->stored(config_.rank) || config_.world_size > kPartRanks;
+    for (const auto& [rank, index] : run->indices)
       indices = indices || !config_.board->attends(rank) || config_.board->stored(rank);
-    uint64_t bytes = 0;
-    for (const auto& [rank, file] : run->files) bytes += file.bytes;
-    const absl::Status retained = retention_.Apply(run->id, run->finite, bytes, indices, run->there);
+    if (run->oldest_verified) retention_.Verified(*run->oldest_verified);
+    const absl::Status retained = retention_.Apply(
+        run->id, run->finite, run->bytes, {.indices = indices, .parts = !run->parts.empty()}, run->there);
     if (!retained.ok()) {
       LogWarning("checkpoint: old checkpoints could not be deleted and stay until the next commit: ",
                  retained.message());
@@ -164,6 +212,7 @@ absl::Status Committer::WriteOwnShard(Run* run) {
     GT_ASSIGN_OR_RETURN(const std::string text, store_->Get(key, kManifestBytesMax));
     GT_ASSIGN_OR_RETURN(const ShardIndex index, ParseShardIndex(key, text));
     run->file = index.file;
+    run->verified = index.verified;
     return index.error.empty() ? absl::OkStatus() : absl::AbortedError(index.error);
   }
   // Hashed while it is written: the storage is what takes the time.
@@ -174,6 +223,7 @@ absl::Status Committer::WriteOwnShard(Run* run) {
   absl::Status written =
       WriteShard(store_, run->id, plan_, ShardName(config_.rank, config_.world_size), run->data);
   hasher.join();
+  GT_RETURN_IF_ERROR(CheckCopied(*run));
   for (int i = 1;; ++i) {
     // The key is this attempt's alone: if it exists, an earlier try made it and its answer was lost, or its
     // writer.
@@ -186,14 +236,33 @@ absl::Status Committer::WriteOwnShard(Run* run) {
   }
 }
 
+absl::Status Committer::CheckCopied(const Run& run) {
+  for (size_t i = 0; i < run.hashes.size(); ++i) {
+    if (i < run.file.chunks.size() && run.file.chunks[i] == HashHex(run.hashes[i])) continue;
+    return absl::DataLossError(absl::StrCat(
+        "bytes ", i * kChunkBytes, " to ", std::min((i + 1) * kChunkBytes, run.file.bytes), " of ",
+        run.file.name,
+        " changed between the copy of the state and its writing: the state was changed during Save (with "
+        "lazy: "
+        "before Fence), something wrote to memory that is not its own, or the memory is faulty"));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status Committer::WriteIndex(Run* run, const absl::Status& shard) {
-  ShardIndex index{.id = run->id, .rank = config_.rank, .world_size = config_.world_size, .file = run->file};
-  if (!shard.ok()) index.error = absl::StrCat("error: ", shard.message());
+  ShardIndex index{.id = run->id, .rank = config_.rank, .world_size = config_.world_size};
+  if (shard.ok()) {
+    index.file = run->file;
+    index.verified = run->verified;
+  } else {
+    index.error = absl::StrCat("error: ", shard.message());
+  }
+  run->indices[config_.rank] = index;
   const std::string key = AttemptKey(run->id, IndexName(config_.rank, config_.world_size));
   const std::string text = Print(index);
   run->ask_storage = clock_.Now() + kBoardPatience;
   if (config_.board == nullptr) return PutIndex(key, text);
-  if (!config_.board->open() || !config_.board->Post(config_.rank, text)) {
+  if (!LeaderReadsBoard() || !config_.board->Post(config_.rank, text)) {
     config_.board->NoteStored(config_.rank);
     return PutIndex(key, text);
   }
@@ -216,27 +285,72 @@ absl::Status Committer::PutIndex(const std::string& key, const std::string& text
   // As with the shard.
   GT_ASSIGN_OR_RETURN(const std::string there, store_->Get(key, kManifestBytesMax));
   if (there == text) return absl::OkStatus();
+  const absl::StatusOr<ShardIndex> theirs = ParseShardIndex(key, there), ours = ParseShardIndex(key, text);
+  if (theirs.ok() && ours.ok() && SaysTheSame(*theirs, *ours)) return absl::OkStatus();
   return absl::DataLossError(absl::StrCat(key, " says something else than this rank wrote"));
 }
 
-void Committer::PollIndices(Run* run, const std::vector<int>& missing) {
-  if (run->files.empty()) run->files[config_.rank] = run->file;
+// Whether the writer that gathers our index looks for it on the board of this machine.
+bool Committer::LeaderReadsBoard() const {
+  const int leader = PartOf(config_.rank) * kPartRanks;
+  return leader == 0 ? config_.board->open() : config_.board->attends(leader);
+}
+
+void Committer::PollIndices(Run* run, const save::PollIndices& poll) {
   const bool ask_all = clock_.Now() >= run->ask_storage;
   if (ask_all) run->ask_storage = clock_.Now() + kBoardPatience;
-  for (int rank : missing) {
+  std::vector<std::optional<absl::StatusOr<StoredPart>>> parts(poll.parts.size());
+  std::vector<std::optional<absl::StatusOr<ShardIndex>>> indices(poll.missing.size());
+  std::vector<size_t> ask;  // which of them the storage is asked for
+  for (size_t i = 0; i < indices.size(); ++i) {
+    const int rank = poll.missing[i];
     const std::string key = AttemptKey(run->id, IndexName(rank, config_.world_size));
-    const std::optional<std::string> posted = PostedIndex(key, rank);
-    const bool attends = config_.board != nullptr && config_.board->attends(rank);
-    if (!posted && attends && !ask_all) continue;
-    const absl::StatusOr<std::string> text = posted ? *posted : store_->Get(key, kManifestBytesMax);
-    if (!text.ok())
-      continue;  // not there yet, or the storage has a bad moment: asked again until the deadline
-    const absl::StatusOr<ShardIndex> index = ParseShardIndex(key, *text);
-    const absl::Status sound = index.ok() ? CheckIndex(*run, *index, rank, !posted) : index.status();
-    if (sound.ok()) run->files[rank] = index->file;
-    Apply(run, save::IndexSeen{rank, sound});
-    if (!sound.ok()) return;
+    if (const std::optional<std::string> posted = PostedIndex(key, rank)) {
+      indices[i] = CheckedIndex(*run, key, *posted, false);
+    } else if (ask_all || config_.board == nullptr || !config_.board->attends(rank)) {
+      ask.push_back(i);
+    }
   }
+  ForEachAtOnce(parts.size() + ask.size(), [&](size_t i) {
+    if (i < parts.size()) {
+      parts[i] = LookForPart(*run, poll.parts[i]);
+    } else {
+      const size_t which = ask[i - parts.size()];
+      indices[which] = LookForIndex(*run, poll.missing[which]);
+    }
+  });
+  for (size_t i = 0; i < parts.size(); ++i) {
+    if (!parts[i]) continue;
+    if (parts[i]->ok()) run->parts[poll.parts[i]] = **parts[i];
+    Apply(run, save::PartSeen{poll.parts[i], parts[i]->status()});
+    if (!parts[i]->ok()) return;
+  }
+  for (size_t i = 0; i < indices.size(); ++i) {
+    if (!indices[i]) continue;
+    if (indices[i]->ok()) run->indices[poll.missing[i]] = **indices[i];
+    Apply(run, save::IndexSeen{poll.missing[i], indices[i]->status()});
+    if (!indices[i]->ok()) return;
+  }
+}
+
+// nullopt: it is not there yet, or the storage has a bad moment. It is asked again until the deadline.
+std::optional<absl::StatusOr<ShardIndex>> Committer::LookForIndex(const Run& run, int rank) const {
+  const std::string key = AttemptKey(run.id, IndexName(rank, config_.world_size));
+  const absl::StatusOr<std::string> text = store_->Get(key, kManifestBytesMax);
+  if (!text.ok()) return std::nullopt;
+  return CheckedIndex(run, key, *text, true);
+}
+
+// As of an index. A part that gives the save up is Aborted with its words.
+std::optional<absl::StatusOr<Committer::StoredPart>> Committer::LookForPart(const Run& run,
+                                                                            int number) const {
+  const std::string key = AttemptKey(run.id, PartName(number, PartCount(config_.world_size)));
+  const absl::StatusOr<std::string> text = store_->Get(key, kPartBytesMax);
+  if (!text.ok()) return std::nullopt;
+  const absl::StatusOr<ManifestPart> part = ParseManifestPart(key, *text);
+  if (!part.ok()) return absl::StatusOr<StoredPart>(part.status());
+  if (!part->error.empty()) return absl::StatusOr<StoredPart>(absl::AbortedError(part->error));
+  return absl::StatusOr<StoredPart>(StoredPart{RefOf(*part, *text), part->verified});
 }
 
 // What stands on the board for `rank`, if it is of this save and whole.
@@ -247,27 +361,100 @@ std::optional<std::string> Committer::PostedIndex(const std::string& key, int ra
   return text;
 }
 
-// `look`: whether the shard can be seen from here; on one machine who put it has seen to that.
-absl::Status Committer::CheckIndex(const Run& run, const ShardIndex& index, int rank, bool look) const {
-  if (!index.error.empty()) return absl::AbortedError(index.error);
-  if (!look) return absl::OkStatus();
-  const std::string key = AttemptKey(run.id, ShardName(rank, config_.world_size));
-  GT_ASSIGN_OR_RETURN(const uint64_t bytes, store_->Size(key));
-  if (bytes == index.file.bytes) return absl::OkStatus();
-  return absl::DataLossError(absl::StrCat(key, " has ", bytes, " bytes, its index says ", index.file.bytes));
+// `look`: whether the shard can be seen from here; on one machine the rank that put it has seen to that.
+// nullopt: the storage does not say.
+std::optional<absl::StatusOr<ShardIndex>> Committer::CheckedIndex(const Run& run, const std::string& key,
+                                                                  const std::string& text, bool look) const {
+  absl::StatusOr<ShardIndex> index = ParseShardIndex(key, text);
+  if (!index.ok()) return index;
+  if (!index->error.empty()) return absl::StatusOr<ShardIndex>(absl::AbortedError(index->error));
+  if (!look) return index;
+  const std::string shard = AttemptKey(run.id, index->file.name);
+  const absl::StatusOr<uint64_t> bytes = store_->Size(shard);
+  if (!bytes.ok() && !absl::IsNotFound(bytes.status())) return std::nullopt;
+  if (bytes.ok() && *bytes == index->file.bytes) return index;
+  const std::string there = bytes.ok() ? absl::StrCat(*bytes, " bytes") : "no file";
+  return absl::StatusOr<ShardIndex>(absl::DataLossError(
+      absl::StrCat(shard, ": there is ", there, ", its index says ", index->file.bytes, " bytes")));
+}
+
+// Rank 0 of few ranks has nothing to put while their files fit into the root.
+absl::Status Committer::PutPart(Run* run, const absl::Status& failed) {
+  ManifestPart part{.id = run->id, .world_size = config_.world_size, .part = PartOf(config_.rank)};
+  absl::Status sound = failed;
+  if (failed.ok()) {
+    std::vector<std::string> verified;
+    for (const auto& [rank, index] : run->indices) {
+      part.files.push_back(index.file);
+      verified.push_back(index.verified);
+    }
+    part.verified = OldestOf(verified);
+    std::vector<GlobalTensor> tensors;
+    for (const Registered& r : config_.registered) tensors.push_back(r.tensor);
+    sound = ValidateFiles(tensors, config_.world_size, config_.rank, part.files);
+  }
+  if (sound.ok() && config_.world_size <= kPartRanks) {
+    GT_RETURN_IF_ERROR(PrintManifest(run));
+    if (run->manifest.size() < kFilesInRootBytesMax) return absl::OkStatus();
+  }
+  std::string text = sound.ok() ? Print(part) : "";
+  if (text.size() > kPartBytesMax) {
+    sound = absl::ResourceExhaustedError(absl::StrCat("the part of rank ", config_.rank,
+                                                      " and those after it ", "would have ", text.size(),
+                                                      " bytes, over ", kPartBytesMax));
+  }
+  if (!sound.ok()) {
+    part.error = std::string(sound.message());
+    part.files.clear();
+    part.verified.clear();
+    text = Print(part);
+  }
+  GT_ASSIGN_OR_RETURN(run->parts[part.part], PutOrTakeUp(part, text));
+  return sound;
+}
+
+// The part of this attempt may have been put by a writer that was killed: then it is as good as ours.
+absl::StatusOr<Committer::StoredPart> Committer::PutOrTakeUp(const ManifestPart& part,
+                                                             const std::string& text) const {
+  const std::string key = AttemptKey(part.id, PartName(part.part, PartCount(part.world_size)));
+  const absl::Status put = store_->PutIfAbsent(key, text);
+  if (put.ok()) return StoredPart{RefOf(part, text), part.verified};
+  if (!absl::IsAlreadyExists(put)) return put;
+  GT_ASSIGN_OR_RETURN(const std::string there, store_->Get(key, kPartBytesMax));
+  GT_ASSIGN_OR_RETURN(const ManifestPart theirs, ParseManifestPart(key, there));
+  if (!theirs.error.empty()) return absl::AbortedError(theirs.error);
+  if (SaysTheSame(theirs, part)) return StoredPart{RefOf(theirs, there), theirs.verified};
+  return absl::DataLossError(absl::StrCat(key, " says something else than its ranks wrote"));
+}
+
+absl::Status Committer::PrintManifest(Run* run) {
+  Manifest manifest{.id = run->id, .owner = config_.owner, .world_size = config_.world_size};
+  for (const Registered& r : config_.registered) manifest.tensors.push_back(r.tensor);
+  std::vector<std::string> verified;
+  for (const auto& [number, part] : run->parts) {
+    manifest.parts.push_back(part.ref);
+    verified.push_back(part.verified);
+  }
+  if (run->parts.empty()) {
+    for (const auto& [rank, index] : run->indices) {
+      manifest.files.push_back(index.file);
+      verified.push_back(index.verified);
+    }
+  } else {
+    manifest.files.resize(static_cast<size_t>(config_.world_size));
+  }
+  GT_RETURN_IF_ERROR(Validate(manifest));
+  run->manifest = Print(manifest);
+  run->bytes = manifest.file_bytes();
+  run->oldest_verified = ParseAttemptName(OldestOf(verified));
+  if (run->manifest.size() <= kManifestBytesMax) return absl::OkStatus();
+  return absl::ResourceExhaustedError(
+      absl::StrCat("the manifest would have ", run->manifest.size(), " bytes, over ", kManifestBytesMax));
 }
 
 absl::Status Committer::CheckAuthority(Run* run) {
-  Manifest manifest{.id = run->id, .owner = config_.owner, .world_size = config_.world_size};
-  for (const Registered& r : config_.registered) manifest.tensors.push_back(r.tensor);
-  if (run->files.empty()) run->files[config_.rank] = run->file;
-  for (auto& [rank, file] : run->files) manifest.files.push_back(file);
-  GT_RETURN_IF_ERROR(Validate(manifest));
-  run->manifest = Print(manifest);
-  if (run->manifest.size() > kManifestBytesMax) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("the manifest would have ", run->manifest.size(), " bytes"));
-  }
+  // Of files that stand in it, it is there already.
+  if (!run->parts.empty()) GT_RETURN_IF_ERROR(PrintManifest(run));
   GT_ASSIGN_OR_RETURN(DirectoryNames names, ListNames(store_));
   if (names.newest_owner > config_.epoch) {
     const std::string key = OwnerKey(names.newest_owner);
@@ -305,8 +492,12 @@ save::ManifestRead Committer::LookAtKey(Run* run) {
   if (const auto* marker = std::get_if<AbortMarker>(&*read))
     return {save::KeyHolds::kAbortMarker, marker->reason};
   const Manifest& manifest = std::get<Manifest>(*read);
-  const bool same = config_.rank != 0 && manifest.world_size == config_.world_size &&
-                    manifest.files[config_.rank] == run->file;
+  bool same = config_.rank != 0 && manifest.world_size == config_.world_size;
+  // A part is what its leader put; that it holds what its ranks wrote the leader has seen.
+  const auto part = run->parts.find(PartOf(config_.rank));
+  if (same && part != run->parts.end() && !manifest.parts.empty())
+    same = manifest.parts[static_cast<size_t>(PartOf(config_.rank))] == part->second.ref;
+  if (same && manifest.parts.empty()) same = manifest.files[config_.rank] == run->file;
   return {same ? save::KeyHolds::kThisManifest : save::KeyHolds::kOther,
           "it lists another shard of this rank"};
 }

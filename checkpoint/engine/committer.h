@@ -1,5 +1,15 @@
-// Carries out what SaveCore decides for one save of one rank: shard, index and, on rank 0, the commit. The
-// same in the rank's own process and in the writer outside it.
+// Carries out what SaveCore decides for one save of one rank: shard, index, on the first of every 64 ranks
+// the part of the manifest that describes them and, on rank 0, the commit. The same in the rank's own process
+// and in the writer outside it.
+//
+// What a save of n ranks asks of the storage, apart from the shards and what retention deletes: n puts of
+// indices, n GETs of them and n looks at the lengths of shards by the leaders of parts, n / 64 puts and n /
+// 64 GETs of parts, one listing, one put of the manifest, and GETs of it by all n ranks. Writers on rank 0's
+// machine need none of their own (index_board.h). Leaders have at most 16 calls out at a time, so a commit
+// takes about (64 * 2 + n / 64) / 16 round trips once the last shard is written, and not n of them. Whoever
+// waits looks again after pauses that are jittered, double from max(5 ms, n * 25 us) to max(500 ms, n * 250
+// us), and begin, for those that wait for the manifest, with what the last commit took: 8,192 ranks ask at
+// most 4,096 times a second for the manifest.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -20,7 +30,9 @@
 #include "base/rng.h"
 #include "checkpoint/engine/index_board.h"
 #include "checkpoint/engine/near.h"
+#include "checkpoint/engine/read_back.h"
 #include "checkpoint/engine/retain.h"
+#include "checkpoint/format/hash.h"
 #include "checkpoint/format/manifest.h"
 #include "checkpoint/plan/save_plan.h"
 #include "checkpoint/port/blob_store.h"
@@ -57,6 +69,10 @@ struct CommitterConfig {
   NearTiers near;  // get copies of each shard
   // Where writers of this machine meet; must outlive the committer. Null: they meet in the storage only.
   IndexBoard* board = nullptr;
+  // Asked once a save: AttemptName of the newest save whose shard this rank has read back and found intact;
+  // empty: none. Null: the committer reads its shards back itself (engine/read_back.h). A writer that repeats
+  // a save may say something else than the first.
+  std::function<std::string()> verified;
 };
 
 // One thread at a time. `store` must outlive it.
@@ -69,14 +85,21 @@ class Committer {
   void SetTail(const SaveTail& tail);
   // Of any save.
   uint64_t DataBytesMax() const;
-  // Writes `data`, that of plan().pieces, as `id` and sees it committed or failed. Blocks as the storage
-  // does, and until commit_timeout for other ranks; `stop` gives it up. What an earlier try for the same `id`
-  // and data left is taken up: whoever died in the middle is repeated whole. `committed` is called before old
-  // ones are deleted.
-  absl::Status Save(const SaveId& id, absl::string_view data, StopFlag* stop,
-                    absl::FunctionRef<void()> committed);
+  // Writes `data`, that of plan().pieces, as `id` and sees it committed or failed. `hashes` of the chunks of
+  // the shard, if there are any, are those that `data` had when it was copied: a save whose data has others
+  // now is given up as DataLoss, because somebody wrote to it. Blocks as the storage does, and until
+  // commit_timeout for other ranks; `stop` gives it up. What an earlier try for the same `id` and data left
+  // is taken up: whoever died in the middle is repeated whole. `committed` is called before old ones are
+  // deleted.
+  absl::Status Save(const SaveId& id, absl::string_view data, const std::vector<HashBytes>& hashes,
+                    StopFlag* stop, absl::FunctionRef<void()> committed);
+  // What this run was resumed from (Retention::Resumed).
+  void Resumed(const SaveId& id) { retention_.Resumed(id); }
   // What people should know of a save that went well: where there is no copy of it. Mostly empty.
   const std::string& note() const { return near_.note(); }
+  // Rank 0, of the newest save that it committed: the oldest of what the ranks said by `verified`; nullopt
+  // when one of them has verified nothing.
+  std::optional<SaveId> verified() const { return verified_; }
   // The index of `id` is there already: `data` is not looked at any more.
   void ShardIsWritten() { shard_is_written_ = true; }
   // During Save, from `alive`: once it returns OK another writer can go on from ShardIsWritten, and a
@@ -85,16 +108,29 @@ class Committer {
 
  private:
   struct Run;  // of one save
+  // A part that is in the storage.
+  struct StoredPart {
+    PartRef ref;
+    std::string verified;
+  };
   // Waits until `deadline` or a stop; tells the core about the stop once.
   void Pause(Run* run, Instant deadline);
   void Do(Run* run, const core::save::Effect& effect);
   void Apply(Run* run, const core::save::Event& event);
   absl::Status WriteOwnShard(Run* run);
+  static absl::Status CheckCopied(const Run& run);
   absl::Status WriteIndex(Run* run, const absl::Status& shard);
   absl::Status PutIndex(const std::string& key, const std::string& text);
+  bool LeaderReadsBoard() const;
   std::optional<std::string> PostedIndex(const std::string& key, int rank) const;
-  void PollIndices(Run* run, const std::vector<int>& missing);
-  absl::Status CheckIndex(const Run& run, const ShardIndex& index, int rank, bool look) const;
+  void PollIndices(Run* run, const core::save::PollIndices& poll);
+  std::optional<absl::StatusOr<ShardIndex>> LookForIndex(const Run& run, int rank) const;
+  std::optional<absl::StatusOr<ShardIndex>> CheckedIndex(const Run& run, const std::string& key,
+                                                         const std::string& text, bool look) const;
+  std::optional<absl::StatusOr<StoredPart>> LookForPart(const Run& run, int part) const;
+  absl::Status PutPart(Run* run, const absl::Status& failed);
+  absl::StatusOr<StoredPart> PutOrTakeUp(const ManifestPart& part, const std::string& text) const;
+  absl::Status PrintManifest(Run* run);
   absl::Status CheckAuthority(Run* run);
   core::save::ManifestRead LookAtKey(Run* run);
 
@@ -107,8 +143,10 @@ class Committer {
   bool shard_is_written_ = false;
   std::optional<std::pair<std::string, std::string>>
       unstored_;  // key and text of an index that is posted only
+  std::optional<SaveId> verified_;
   Retention retention_;
   NearSaves near_;
+  ReadBack read_back_;
 };
 
 }  // namespace gtrain::ckpt

@@ -1,7 +1,8 @@
-// What happens to programs and files while checkpoints are made. A program ends at every storage call it
-// makes, one after the other: calls of the BlobStore on a directory, HTTP requests on S3, so that the middle
-// of a multipart upload is a place to die too (C1, C2, S3, S8). A call is either not made or made without its
-// answer being heard; from then on that program makes no call at all.
+// What happens to programs and files while checkpoints are made. A program, or one rank of it while the
+// others go on, ends at every storage call it makes, one after the other: calls of the BlobStore on a
+// directory, HTTP requests on S3, so that the middle of a multipart upload is a place to die too (C1, C2, S3,
+// S8). A call is either not made or made without its answer being heard; from then on that rank makes no call
+// at all.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -15,14 +16,12 @@
 #include "absl/strings/str_join.h"
 #include "base/logging.h"
 #include "base/rng.h"
-#include "base/test_folder.h"
 #include "checkpoint/engine/admin.h"
 #include "checkpoint/engine/catalog.h"
+#include "checkpoint/engine/crash_world.h"
 #include "checkpoint/engine/engine_test_world.h"
 #include "checkpoint/s3/s3_fake.h"
 #include "checkpoint/s3/s3_store.h"
-#include "checkpoint/store/faulty_store.h"
-#include "checkpoint/store/memory_store.h"
 #include "runtime/http/curl_client.h"
 
 namespace gtrain::ckpt {
@@ -31,32 +30,7 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
-constexpr uint64_t kNever = ~uint64_t{0};
 constexpr uint64_t kCallsMax = 400;  // more than any of these programs makes
-
-// One program's life. Counts from the moment it is armed. Thread-safe.
-class Life {
- public:
-  Life() = default;
-  Life(uint64_t last, bool last_happens) : last_(last), last_happens_(last_happens) {}
-
-  void Arm() { armed_ = true; }
-  bool ended() const { return ended_; }
-  Fault Next() {
-    if (!armed_) return Fault::kNone;
-    const uint64_t call = calls_++;
-    if (call < last_) return Fault::kNone;
-    ended_ = true;
-    return call == last_ && last_happens_ ? Fault::kAfter : Fault::kBefore;
-  }
-
- private:
-  const uint64_t last_ = kNever;
-  const bool last_happens_ = false;
-  std::atomic<bool> armed_{false};
-  std::atomic<bool> ended_{false};
-  std::atomic<uint64_t> calls_{0};
-};
 
 class MortalClient final : public http::Client {
  public:
@@ -79,50 +53,6 @@ class FixedKeys final : public CredentialsProvider {
  public:
   absl::StatusOr<S3Credentials> Get() override { return S3Credentials{"AKIDEXAMPLE", "secret"}; }
   void Refused(const S3Credentials&) override {}
-};
-
-// Where checkpoints lie, and how a program of a given life reaches it.
-class Storage {
- public:
-  virtual ~Storage() = default;
-  virtual std::unique_ptr<port::BlobStore> OpenIn(std::shared_ptr<Life> life) = 0;
-  std::unique_ptr<port::BlobStore> Open() { return OpenIn(std::make_shared<Life>()); }
-  StoreFactory Factory(std::shared_ptr<Life> life = std::make_shared<Life>()) {
-    return [this, life](const std::string&) -> absl::StatusOr<std::unique_ptr<port::BlobStore>> {
-      return OpenIn(life);
-    };
-  }
-};
-
-class Directory final : public Storage {
- public:
-  std::unique_ptr<port::BlobStore> OpenIn(std::shared_ptr<Life> life) override {
-    class Owning final : public FaultyStore {
-     public:
-      Owning(std::unique_ptr<port::BlobStore> base, FaultPlan plan)
-          : FaultyStore(base.get(), std::move(plan)), owned_(std::move(base)) {}
-
-     private:
-      const std::unique_ptr<port::BlobStore> owned_;
-    };
-    return std::make_unique<Owning>(*OpenDirectoryStore(folder_),
-                                    FaultPlan{[life](uint64_t, absl::string_view) { return life->Next(); }});
-  }
-
- private:
-  const std::string folder_ = TestFolder();
-};
-
-// Without the fsyncs, for a thousand cases; damage of real files: DamageToAnyFile of engine_test.cc.
-class Memory final : public Storage {
- public:
-  std::unique_ptr<port::BlobStore> OpenIn(std::shared_ptr<Life> life) override {
-    return std::make_unique<FaultyStore>(
-        &store_, FaultPlan{[life](uint64_t, absl::string_view) { return life->Next(); }});
-  }
-
- private:
-  MemoryStore store_;
 };
 
 class Bucket final : public Storage {
@@ -207,93 +137,12 @@ class CrashTest : public testing::TestWithParam<Kind> {
   }
 };
 
-constexpr int64_t kTwoParts = 1500;  // rows: more than one part of a multipart upload, if one rank writes all
 constexpr int64_t kSmall = 3;
-
-struct Weights {
-  explicit Weights(int64_t rows) : weights(static_cast<size_t>(rows) * 1000) {}
-  std::vector<float> weights;
-  int64_t mine = 0;  // of this rank alone
-  static float At(int64_t step, size_t i) {
-    return static_cast<float>(step * 1000 + static_cast<int64_t>(i % 977));
-  }
-  void Fill(int64_t step, int rank) {
-    mine = step * 100 + rank;
-    for (size_t i = 0; i < weights.size(); ++i) weights[i] = At(step, i);
-  }
-  bool Is(int64_t step, int rank) const {
-    if (mine != step * 100 + rank) return false;
-    for (size_t i = 0; i < weights.size(); ++i) {
-      if (weights[i] != At(step, i)) return false;
-    }
-    return true;
-  }
-};
-
-// What every rank does with its checkpointer; a rank's error ends the program.
-absl::Status RunProgram(FakeJob job, int64_t rows, const StoreFactory& factory,
-                        const std::function<absl::Status(FakeSession*, Checkpointer*, Weights*)>& program) {
-  std::vector<absl::Status> results(job.world_size);
-  RunRanks(job, [&](FakeSession* session) {
-    results[session->rank()] = [&]() -> absl::Status {
-      Weights state(rows);
-      GT_ASSIGN_OR_RETURN(auto checkpointer,
-                          OpenCheckpointer(session, {.uri = "x", .keep = 1, .commit_timeout = kLong},
-                                           EnvironmentOf(job), factory));
-      GT_RETURN_IF_ERROR(
-          checkpointer->AddReplicated("weights", MemoryOf(&state.weights), {rows, 1000}, DType::kFloat32));
-      GT_RETURN_IF_ERROR(checkpointer->AddPerRank("mine", {&state.mine, sizeof(state.mine)}));
-      return program(session, checkpointer.get(), &state);
-    }();
-  });
-  for (const absl::Status& s : results) GT_RETURN_IF_ERROR(s);
-  return absl::OkStatus();
-}
-
-// What came of the save; DeadlineExceeded when the program ended before that.
-absl::Status WaitInLife(Checkpointer* checkpointer, const Life& life) {
-  absl::Status done = absl::DeadlineExceededError("");
-  while (absl::IsDeadlineExceeded(done) && !life.ended()) done = checkpointer->Wait(absl::Milliseconds(5));
-  return done;
-}
-
-absl::Status SaveStep(const FakeJob& job, Storage* storage, int64_t step, std::shared_ptr<Life> life,
-                      std::atomic<bool>* reported, int64_t rows) {
-  return RunProgram(job, rows, storage->Factory(life),
-                    [&](FakeSession* session, Checkpointer* checkpointer, Weights* state) -> absl::Status {
-                      state->Fill(step, session->rank());
-                      GT_ASSIGN_OR_RETURN(const bool saved, checkpointer->Save(step));
-                      if (!saved) return absl::InternalError("skipped");
-                      const absl::Status done = WaitInLife(checkpointer, *life);
-                      if (reported != nullptr && !session->reported().empty()) *reported = true;
-                      return done;
-                    });
-}
-
-absl::Status SaveStep(const FakeJob& job, Storage* storage, int64_t step, int64_t rows) {
-  return SaveStep(job, storage, step, std::make_shared<Life>(), nullptr, rows);
-}
-
-// The step that a new program resumes from, bit for bit on all its ranks.
-absl::StatusOr<int64_t> Resume(const FakeJob& job, const StoreFactory& factory, int64_t rows) {
-  std::atomic<int64_t> step{-1};
-  GT_RETURN_IF_ERROR(
-      RunProgram(job, rows, factory,
-                 [&](FakeSession* session, Checkpointer* checkpointer, Weights* state) -> absl::Status {
-                   GT_ASSIGN_OR_RETURN(const auto restored, checkpointer->Restore());
-                   if (!restored) return absl::NotFoundError("nothing to resume from");
-                   if (!state->Is(restored->step, session->rank()))
-                     return absl::DataLossError("restored, but not what was saved");
-                   step = restored->step;
-                   return absl::OkStatus();
-                 }));
-  return step.load();
-}
-
+constexpr int64_t kTwoParts = 1500;  // rows: more than one part of a multipart upload, if one rank writes all
 // After `gtrain ckpt gc` nothing is there but claims and what is committed.
 void ExpectNoOrphanAfterGc(Storage* storage) {
   const auto store = storage->Open();
-  const auto garbage = FindGarbage(store.get(), absl::Now() + absl::Hours(25));
+  const auto garbage = FindGarbage(store.get(), absl::ZeroDuration());
   ASSERT_TRUE(garbage.ok()) << garbage.status();
   ASSERT_TRUE(DropGarbage(store.get(), *garbage).ok());
   const std::set<std::string> wanted = ExpectCommittedMeansWhole(storage, false);
@@ -306,98 +155,154 @@ void ExpectNoOrphanAfterGc(Storage* storage) {
   EXPECT_THAT(*store->ListUnfinished(), IsEmpty());
 }
 
-TEST_P(CrashTest, SaveCommitAndRetention_C1_C2) {
-  for (int world : {1, 2}) {
-    const int64_t rows = world == 1 ? kTwoParts : kSmall;
+// All ranks of a program share one life, or one of them has a life of its own.
+constexpr int kAllRanks = -1;
+std::vector<std::shared_ptr<Life>> LivesIn(const FakeJob& job, int mortal,
+                                           const std::shared_ptr<Life>& life) {
+  return mortal == kAllRanks ? Shared(job, life) : LivesOf(job.world_size, mortal, life);
+}
+
+class SaveCrashTest : public CrashTest {
+ protected:
+  void SaveCommitAndRetention(int world, int mortal, int64_t rows, std::set<int64_t>* resumed) {
     FakeJob job{.world_size = world};
-    std::atomic<bool> reported{false};
-    std::set<int64_t> resumed;
+    int64_t reported = -1;
     EndAtEveryCall(
         [&](Storage* storage) {
-          reported = false;
           job.generation = job.timeline = 1;
-          ASSERT_TRUE(SaveStep(job, storage, 1, rows).ok());
+          ASSERT_TRUE(SaveStep(job, storage, 1, {.rows = rows}).ok());
         },
         [&](Storage* storage, std::shared_ptr<Life> life) {
           job.generation = job.timeline = 2;
           life->Arm();
-          return SaveStep(job, storage, 2, life, &reported, rows);
+          const MortalRanks ranks =
+              SaveInLives(job, storage, {2}, LivesIn(job, mortal, life), {.rows = rows});
+          reported = ranks.newest_reported();
+          return ranks.first_error();
         },
         [&](Storage* storage, const absl::Status&) {
           job.generation = job.timeline = 3;
-          const absl::StatusOr<int64_t> step = Resume(job, storage->Factory(), rows);
+          const absl::StatusOr<int64_t> step = ResumeStep(job, storage, {.rows = rows});
           ASSERT_TRUE(step.ok()) << step.status();
           ASSERT_TRUE(*step == 1 || *step == 2) << *step;
-          if (reported) {
-            ASSERT_EQ(*step, 2) << "it was reported as committed";
-          }
-          resumed.insert(*step);
-          ASSERT_TRUE(SaveStep(job, storage, 3, rows).ok());
+          ASSERT_GE(*step, reported) << "it was reported as committed";
+          resumed->insert(*step);
+          ASSERT_TRUE(SaveStep(job, storage, 3, {.rows = rows}).ok());
           ASSERT_NO_FATAL_FAILURE(ExpectNoOrphanAfterGc(storage));
-          const absl::StatusOr<int64_t> last = Resume(job, storage->Factory(), rows);
+          const absl::StatusOr<int64_t> last = ResumeStep(job, storage, {.rows = rows});
           ASSERT_TRUE(last.ok()) << last.status();
           ASSERT_EQ(*last, 3);
         });
+  }
+
+  void ALaterCommitAndItsRetention(int world, int mortal, std::set<int64_t>* resumed) {
+    FakeJob job{.world_size = world};
+    int64_t reported = -1;
+    EndAtEveryCall([](Storage*) {},
+                   [&](Storage* storage, std::shared_ptr<Life> life) {
+                     job.generation = job.timeline = 1;
+                     const MortalRanks ranks =
+                         RunProgram(job, storage, LivesIn(job, mortal, life), {},
+                                    [&](FakeSession* session, Checkpointer* checkpointer, Weights* state,
+                                        const Life& mine) -> absl::Status {
+                                      for (const int64_t step : {1, 2, 3, 4, 5}) {
+                                        // Rank 0 ends its fourth retention before the others' first call of
+                                        // the fifth save.
+                                        if (step == 5 && session->rank() == 0) life->Arm();
+                                        state->Fill(step, session->rank());
+                                        GT_ASSIGN_OR_RETURN(const bool saved, checkpointer->Save(step));
+                                        if (!saved) return absl::InternalError("skipped");
+                                        GT_RETURN_IF_ERROR(WaitInLife(checkpointer, mine));
+                                      }
+                                      return absl::OkStatus();
+                                    });
+                     reported = ranks.newest_reported();
+                     return ranks.first_error();
+                   },
+                   [&](Storage* storage, const absl::Status&) {
+                     job.generation = job.timeline = 2;
+                     const absl::StatusOr<int64_t> step = ResumeStep(job, storage);
+                     ASSERT_TRUE(step.ok()) << step.status();
+                     ASSERT_GE(*step, reported) << "it was reported as committed";
+                     resumed->insert(*step);
+                     ASSERT_TRUE(SaveStep(job, storage, 6).ok());
+                     ASSERT_NO_FATAL_FAILURE(ExpectNoOrphanAfterGc(storage));
+                   });
+  }
+
+  void Restore(int world, int mortal) {
+    FakeJob job{.world_size = world};
+    EndAtEveryCall(
+        [&](Storage* storage) {
+          job.generation = job.timeline = 1;
+          ASSERT_TRUE(SaveStep(job, storage, 1).ok());
+        },
+        [&](Storage* storage, std::shared_ptr<Life> life) {
+          job.generation = job.timeline = 2;
+          life->Arm();
+          return ResumeStepInLives(job, storage, LivesIn(job, mortal, life)).status();
+        },
+        [&](Storage* storage, const absl::Status&) {
+          job.generation = job.timeline = 3;
+          const absl::StatusOr<int64_t> step = ResumeStep(job, storage);
+          ASSERT_TRUE(step.ok()) << step.status();
+          ASSERT_EQ(*step, 1);
+        });
+  }
+};
+
+TEST_P(SaveCrashTest, SaveCommitAndRetention_C1_C2) {
+  for (int world : {1, 2}) {
+    std::set<int64_t> resumed;
+    SaveCommitAndRetention(world, kAllRanks, world == 1 ? kTwoParts : kSmall, &resumed);
     if (HasFailure()) return;
     EXPECT_EQ(resumed, (std::set<int64_t>{1, 2}));
   }
 }
 
+// The others find out that a rank is gone from what does not come, and from the head.
+TEST_P(SaveCrashTest, OneRankEndsInASaveWhileTheOthersGoOn_C1_C2_C4) {
+  constexpr int kWorld = 3;
+  std::set<int64_t> resumed;
+  for (int rank = 0; rank < kWorld; ++rank) {
+    SCOPED_TRACE(absl::StrCat("rank ", rank, " dies"));
+    SaveCommitAndRetention(kWorld, rank, kSmall, &resumed);
+    if (HasFailure()) return;
+  }
+  EXPECT_EQ(resumed, (std::set<int64_t>{1, 2}));
+}
+
 // A later save of a program deletes earlier ones without listing what is there: the fifth the fourth, in an
 // object store the first four together.
-TEST_P(CrashTest, ALaterCommitAndItsRetention_C1_C2) {
+TEST_P(SaveCrashTest, ALaterCommitAndItsRetention_C1_C2) {
   for (int world : {1, 2}) {
-    FakeJob job{.world_size = world};
     std::set<int64_t> resumed;
-    EndAtEveryCall([](Storage*) {},
-                   [&](Storage* storage, std::shared_ptr<Life> life) {
-                     job.generation = job.timeline = 1;
-                     return RunProgram(job, kSmall, storage->Factory(life),
-                                       [&](FakeSession* session, Checkpointer* checkpointer,
-                                           Weights* state) -> absl::Status {
-                                         for (const int64_t step : {1, 2, 3, 4, 5}) {
-                                           // Rank 0 ends its fourth retention before the others' first call
-                                           // of the fifth save.
-                                           if (step == 5 && session->rank() == 0) life->Arm();
-                                           state->Fill(step, session->rank());
-                                           GT_ASSIGN_OR_RETURN(const bool saved, checkpointer->Save(step));
-                                           if (!saved) return absl::InternalError("skipped");
-                                           GT_RETURN_IF_ERROR(WaitInLife(checkpointer, *life));
-                                         }
-                                         return absl::OkStatus();
-                                       });
-                   },
-                   [&](Storage* storage, const absl::Status&) {
-                     job.generation = job.timeline = 2;
-                     const absl::StatusOr<int64_t> step = Resume(job, storage->Factory(), kSmall);
-                     ASSERT_TRUE(step.ok()) << step.status();
-                     resumed.insert(*step);
-                     ASSERT_TRUE(SaveStep(job, storage, 6, kSmall).ok());
-                     ASSERT_NO_FATAL_FAILURE(ExpectNoOrphanAfterGc(storage));
-                   });
+    ALaterCommitAndItsRetention(world, kAllRanks, &resumed);
     if (HasFailure()) return;
     EXPECT_EQ(resumed, (std::set<int64_t>{4, 5}));
   }
 }
 
-TEST_P(CrashTest, Restore_C1) {
-  FakeJob job{.world_size = 2};
-  EndAtEveryCall(
-      [&](Storage* storage) {
-        job.generation = job.timeline = 1;
-        ASSERT_TRUE(SaveStep(job, storage, 1, kSmall).ok());
-      },
-      [&](Storage* storage, std::shared_ptr<Life> life) {
-        job.generation = job.timeline = 2;
-        life->Arm();
-        return Resume(job, storage->Factory(life), kSmall).status();
-      },
-      [&](Storage* storage, const absl::Status&) {
-        job.generation = job.timeline = 3;
-        const absl::StatusOr<int64_t> step = Resume(job, storage->Factory(), kSmall);
-        ASSERT_TRUE(step.ok()) << step.status();
-        ASSERT_EQ(*step, 1);
-      });
+TEST_P(SaveCrashTest, OneRankEndsInALaterSaveWhileTheOthersGoOn_C1_C2) {
+  constexpr int kWorld = 2;
+  std::set<int64_t> resumed;
+  for (int rank = 0; rank < kWorld; ++rank) {
+    SCOPED_TRACE(absl::StrCat("rank ", rank, " dies"));
+    ALaterCommitAndItsRetention(kWorld, rank, &resumed);
+    if (HasFailure()) return;
+  }
+  EXPECT_EQ(resumed, (std::set<int64_t>{4, 5}));
+}
+
+TEST_P(SaveCrashTest, Restore_C1) { Restore(2, kAllRanks); }
+
+TEST_P(SaveCrashTest, OneRankEndsInARestoreWhileTheOthersGoOn_C1) {
+  constexpr int kWorld = 3;
+  for (int rank = 0; rank < kWorld; ++rank) {
+    SCOPED_TRACE(absl::StrCat("rank ", rank, " dies"));
+    Restore(kWorld, rank);
+    if (HasFailure()) return;
+  }
 }
 
 // What people do with `gtrain ckpt`: each is begun, cut off anywhere, and done again.
@@ -409,13 +314,13 @@ struct Chore {
 TEST_P(CrashTest, GcRmPinAndCp_C1) {
   const FakeJob job{.world_size = 1};
   Directory from;
-  ASSERT_TRUE(SaveStep(job, &from, 7, kTwoParts).ok());
+  ASSERT_TRUE(SaveStep(job, &from, 7, {.rows = kTwoParts}).ok());
   const auto source = from.Open();
   const auto quiet = [](uint64_t, uint64_t) { return absl::OkStatus(); };
   const std::vector<Chore> chores = {
       {"gc",
        [](port::BlobStore* store) -> absl::Status {
-         GT_ASSIGN_OR_RETURN(const Garbage garbage, FindGarbage(store, absl::Now()));
+         GT_ASSIGN_OR_RETURN(const Garbage garbage, FindGarbage(store));
          return DropGarbage(store, garbage);
        }},
       {"rm",
@@ -438,14 +343,14 @@ TEST_P(CrashTest, GcRmPinAndCp_C1) {
         [&](Storage* storage) {
           FakeJob writer = job;
           writer.timeline = writer.generation = 2;
-          ASSERT_TRUE(SaveStep(writer, storage, 1, kSmall).ok());
+          ASSERT_TRUE(SaveStep(writer, storage, 1).ok());
           // An attempt that died, older than the newest commit, and that commit; step 1 is pinned against it.
           const auto store = storage->Open();
           ASSERT_TRUE(Pin(store.get(), ListManifests(store.get())->front()).ok());
           ASSERT_TRUE(
               store->PutIfAbsent(AttemptKey({.step = 1, .attempt = 9}, ShardName(0, 1)), "half").ok());
           writer.timeline = writer.generation = 3;
-          ASSERT_TRUE(SaveStep(writer, storage, 9, kSmall).ok());
+          ASSERT_TRUE(SaveStep(writer, storage, 9).ok());
           ASSERT_TRUE(
               store->PutIfAbsent(AttemptKey({.step = 1, .attempt = 9}, ShardName(0, 1)), "half").ok());
         },
@@ -457,7 +362,7 @@ TEST_P(CrashTest, GcRmPinAndCp_C1) {
         [&](Storage* storage, const absl::Status&) {
           FakeJob reader = job;
           reader.timeline = reader.generation = 4;
-          const absl::StatusOr<int64_t> step = Resume(reader, storage->Factory(), kSmall);
+          const absl::StatusOr<int64_t> step = ResumeStep(reader, storage);
           ASSERT_TRUE(step.ok()) << step.status();
           ASSERT_EQ(*step, 9);
           const absl::Status again = chore.run(storage->Open().get());
@@ -494,12 +399,12 @@ TEST_P(DamageTest, AThousandDamagesFallBackLoudly_C4_C9) {
   constexpr int kCases = 1000;
   const auto storage = GetParam().make();
   FakeJob job{.world_size = 2};
-  ASSERT_TRUE(SaveStep(job, storage.get(), 1, kSmall).ok());
+  ASSERT_TRUE(SaveStep(job, storage.get(), 1).ok());
   const auto store = storage->Open();
   const SaveId before = ListManifests(store.get())->front();
   ASSERT_TRUE(Pin(store.get(), before).ok());
   job.generation = job.timeline = 2;
-  ASSERT_TRUE(SaveStep(job, storage.get(), 2, kSmall).ok());
+  ASSERT_TRUE(SaveStep(job, storage.get(), 2).ok());
   const SaveId newest = ListManifests(store.get())->front();
 
   const auto contents = [&](const SaveId& id) {
@@ -543,7 +448,7 @@ TEST_P(DamageTest, AThousandDamagesFallBackLoudly_C4_C9) {
       ASSERT_NO_FATAL_FAILURE(write(file, data));
     }
     TakeSaid();
-    const absl::StatusOr<int64_t> step = Resume(job, storage->Factory(), kSmall);
+    const absl::StatusOr<int64_t> step = ResumeStep(job, storage.get());
     ASSERT_TRUE(step.ok()) << step.status();
     ASSERT_EQ(*step, 1);
     // Without its manifest a checkpoint does not exist: nothing to be loud about.
@@ -553,7 +458,7 @@ TEST_P(DamageTest, AThousandDamagesFallBackLoudly_C4_C9) {
     ASSERT_NO_FATAL_FAILURE(write(file, good[file].second));
     ASSERT_NO_FATAL_FAILURE(write(other, good[other].second));
   }
-  const absl::StatusOr<int64_t> last = Resume(job, storage->Factory(), kSmall);
+  const absl::StatusOr<int64_t> last = ResumeStep(job, storage.get());
   ASSERT_TRUE(last.ok()) << last.status();
   ASSERT_EQ(*last, 2);
   for (const auto& [damage, count] : cases)
@@ -566,6 +471,8 @@ Kind KindOf(const char* name) {
 }
 std::string NameOf(const testing::TestParamInfo<Kind>& info) { return info.param.name; }
 INSTANTIATE_TEST_SUITE_P(Stores, CrashTest,
+                         testing::Values(KindOf<Directory>("Directory"), KindOf<Bucket>("S3")), &NameOf);
+INSTANTIATE_TEST_SUITE_P(Stores, SaveCrashTest,
                          testing::Values(KindOf<Directory>("Directory"), KindOf<Bucket>("S3")), &NameOf);
 INSTANTIATE_TEST_SUITE_P(Stores, DamageTest, testing::Values(KindOf<Memory>("Memory"), KindOf<Bucket>("S3")),
                          &NameOf);

@@ -687,6 +687,7 @@ TEST_F(EngineTest, TheOldOwnerCommitsNothingMore) {
   const absl::Status late = SaveSteps(old, folder, {120});
   EXPECT_TRUE(absl::IsFailedPrecondition(late)) << late;
   EXPECT_THAT(std::string(late.message()), HasSubstr("was taken over by job \"mnist-2\""));
+  EXPECT_THAT(std::string(late.message()), HasSubstr("--takeover"));
 }
 
 TEST_F(EngineTest, ResumeFromAStepOrAUri) {

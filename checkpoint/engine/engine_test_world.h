@@ -74,6 +74,7 @@ inline Environment EnvironmentOf(const FakeJob& job) {
     if (n == "GTRAIN_RESUME" && !job.resume.empty()) return job.resume;
     if (n == "GTRAIN_CHECKPOINT_NEAR" && !job.near.empty()) return job.near;
     if (n == "GTRAIN_NODE" && !job.node.empty()) return job.node;
+    if (const auto set = job.environment.find(name); set != job.environment.end()) return set->second;
     return std::nullopt;
   };
 }

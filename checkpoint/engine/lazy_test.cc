@@ -13,7 +13,9 @@
 #include "base/test_folder.h"
 #include "checkpoint/engine/catalog.h"
 #include "checkpoint/engine/engine_test_world.h"
+#include "checkpoint/engine/saver.h"
 #include "checkpoint/engine/snapshot.h"
+#include "checkpoint/format/hash.h"
 #include "checkpoint/store/directory_store.h"
 
 namespace gtrain::ckpt {
@@ -23,9 +25,9 @@ using ::testing::HasSubstr;
 
 // A rank whose saves are lazy, and state that takes long to copy beside the time it takes to change it.
 struct LazyRank {
-  static constexpr int64_t kCount = 24 << 20;  // 96 MiB: several blocks of the copy
+  static constexpr int64_t kCount = 24 << 20;         // 96 MiB: several blocks of the copy
+  std::vector<float> w = std::vector<float>(kCount);  // outlives the checkpointer
   std::unique_ptr<Checkpointer> checkpointer;
-  std::vector<float> w = std::vector<float>(kCount);
 
   explicit LazyRank(FakeSession* session, const std::string& folder) {
     auto opened = OpenCheckpointer(session, {.uri = folder, .commit_timeout = kLong, .lazy = true},
@@ -65,17 +67,55 @@ TEST_F(EngineTest, AfterTheFenceOfALazySaveTheStateMayChange) {
   EXPECT_EQ(loud(), "");
 }
 
-TEST_F(EngineTest, WaitFencesALazySave) {
+// Only Fence says that the state has not changed since Save: what was copied by the time of anything else may
+// hold values of two steps.
+TEST_F(EngineTest, WhatEndsALazySaveBeforeItsFenceDropsIt) {
   const std::string folder = TestFolder();
   RunRanks({}, [&](FakeSession* session) {
     LazyRank rank(session, folder);
     rank.Update(3);
     ASSERT_TRUE(rank.Save(3));
-    ASSERT_TRUE(rank.checkpointer->Wait(kLong).ok());
-    rank.Update(-1);
-    EXPECT_EQ(rank.checkpointer->LastCommitted(), 3);
-    EXPECT_TRUE(rank.Restores(3, 3));
-  });
+    const absl::Status waited = rank.checkpointer->Wait(kLong);
+    EXPECT_TRUE(absl::IsFailedPrecondition(waited)) << waited;
+    EXPECT_THAT(std::string(waited.message()), HasSubstr("Fence() was not called after Save"));
+    EXPECT_EQ(rank.checkpointer->LastCommitted(), std::nullopt);
+    ASSERT_TRUE(rank.Save(4));
+  });  // the destructor, as an exception in the step would reach it
+  EXPECT_THAT(loud(), HasSubstr("step 3 is not saved"));
+  EXPECT_THAT(loud(), HasSubstr("step 4 is not saved"));
+  EXPECT_EQ((*ListManifests(OpenDirectoryStore(folder)->get())).size(), 0);
+}
+
+// A write to the copy between its making and its writing: by a wild pointer, or by the program itself.
+TEST_F(EngineTest, ACopyThatChangesBeforeItIsWrittenIsRefused) {
+  const std::string folder = TestFolder();
+  auto store = *OpenDirectoryStore(folder);
+  std::vector<float> w(3 << 20, 1.0f);  // three chunks
+  const std::vector<Registered> registered = {
+      {{.name = "w", .dtype = DType::kFloat32, .shape = {3 << 20}}, w.size() * sizeof(float)}};
+  const ShardPlan plan = PlanShard(registered, 0, 1);
+  for (const bool wild : {false, true}) {
+    OwnRoute route(store.get(), {.registered = registered,
+                                 .alive = [] { return absl::OkStatus(); },
+                                 .may_commit = [](const SaveId&,
+                                                  const std::vector<SaveId>&) { return absl::OkStatus(); }});
+    Snapshot snapshot(plan.header, {{reinterpret_cast<const char*>(w.data()), registered[0].bytes}});
+    snapshot.Begin(route.buffer());
+    snapshot.Finish();
+    if (wild) route.buffer()[5 << 20] ^= 1;
+    const SaveId id{.step = wild ? 2 : 1};
+    route.Begin(id, snapshot.hashes());
+    StopFlag never;
+    const absl::Status saved = *route.Finish(id, &never, [] {});
+    EXPECT_EQ(saved.ok(), !wild) << saved;
+    if (!wild) continue;
+    EXPECT_TRUE(absl::IsDataLoss(saved)) << saved;
+    EXPECT_THAT(std::string(saved.message()),
+                HasSubstr("bytes 4194304 to 8388608 of rank-00000-of-00001.safetensors changed between"));
+  }
+  const auto newest = NewestManifest(store.get());
+  ASSERT_TRUE(newest.ok() && newest->has_value());
+  EXPECT_EQ((*newest)->id.step, 1);
 }
 
 TEST_F(EngineTest, ALazySaveWithoutAFenceIsGivenUpLoudly) {
@@ -109,8 +149,9 @@ TEST_F(EngineTest, ALazySaveWithoutAFenceIsGivenUpLoudly) {
 TEST(Snapshot, CopiesWhatIsThereWhenItIsFinished) {
   std::vector<char> large((70 << 20) + 5, 'a'), small(3, 'b');
   std::vector<char> copy(large.size() + 2 * small.size(), 'x');
+  const std::string header(1001, 'h');
   Snapshot snapshot(
-      {{small.data(), small.size()}, {nullptr, 0}, {large.data(), large.size()}, {small.data(), 3}});
+      header, {{small.data(), small.size()}, {nullptr, 0}, {large.data(), large.size()}, {small.data(), 3}});
   EXPECT_EQ(snapshot.bytes(), copy.size());
   snapshot.Finish();  // nothing was begun
   EXPECT_EQ(copy[0], 'x');
@@ -124,6 +165,25 @@ TEST(Snapshot, CopiesWhatIsThereWhenItIsFinished) {
     EXPECT_EQ(std::string(copy.begin(), copy.begin() + 3), "bbb");
     EXPECT_EQ(std::string(copy.end() - 3, copy.end()), "bbb");
     for (std::thread& t : helpers) t.join();
+    const std::string file = header + std::string(copy.begin(), copy.end());
+    ASSERT_EQ(snapshot.hashes().size(), (file.size() + kChunkBytes - 1) / kChunkBytes);
+    for (size_t i = 0; i < snapshot.hashes().size(); ++i)
+      EXPECT_EQ(HashHex(snapshot.hashes()[i]), Xxh3Hex(file.substr(i * kChunkBytes, kChunkBytes))) << i;
+  }
+}
+
+TEST(Snapshot, AHeaderOfManyTensorsHasChunksOfItsOwn) {
+  for (const size_t header_bytes : {kChunkBytes - 8, kChunkBytes, 2 * kChunkBytes + 8}) {
+    const std::string header(header_bytes, 'h'), data(5 << 20, 'd');
+    std::string copy(data.size(), 'x');
+    Snapshot snapshot(header, {{data.data(), data.size()}});
+    snapshot.Begin(copy.data());
+    snapshot.Finish();
+    const std::string file = header + copy;
+    EXPECT_EQ(copy, data);
+    ASSERT_EQ(snapshot.hashes().size(), (file.size() + kChunkBytes - 1) / kChunkBytes);
+    for (size_t i = 0; i < snapshot.hashes().size(); ++i)
+      EXPECT_EQ(HashHex(snapshot.hashes()[i]), Xxh3Hex(file.substr(i * kChunkBytes, kChunkBytes))) << i;
   }
 }
 

@@ -32,8 +32,10 @@ absl::StatusOr<std::unique_ptr<OutsideRoute>> OutsideRoute::Start(port::WriterHo
                                                                   const SaveOrder& order,
                                                                   const ShardPlan& plan, int64_t board) {
   const std::string text = Print(order);
-  const uint64_t data_bytes = plan.data_bytes + (order.has_tail ? kByteEntriesMax : 0);
-  const uint64_t bytes = SaveArena::BytesFor(text.size(), data_bytes, order.has_tail);
+  // Of the largest save: with a tail each may have other bytes.
+  const uint64_t more = order.has_tail ? kByteEntriesMax : 0;
+  const uint64_t file_bytes = plan.file_bytes() + more;
+  const uint64_t bytes = SaveArena::BytesFor(text.size(), file_bytes, order.has_tail);
   const absl::Duration commit_timeout = absl::Milliseconds(order.commit_timeout_ms);
   GT_ASSIGN_OR_RETURN(port::WriterLink link, host->StartWriter(bytes, commit_timeout));
   GT_ASSIGN_OR_RETURN(SaveArena arena, SaveArena::Map(std::move(link.arena)));
@@ -42,8 +44,8 @@ absl::StatusOr<std::unique_ptr<OutsideRoute>> OutsideRoute::Start(port::WriterHo
   std::unique_ptr<OutsideRoute> route(new OutsideRoute(std::move(arena), std::move(link.channel), order.rank,
                                                        commit_timeout + kPatienceOnTop));
   route->arena_.header()->board.store(board, std::memory_order_relaxed);
-  route->arena_.PutOrder(text, plan.header.size(), order.has_tail);
-  GT_ASSIGN_OR_RETURN(route->data_, route->arena_.Data(data_bytes));
+  route->arena_.PutOrder(text, plan.header.size(), file_bytes, order.has_tail);
+  GT_ASSIGN_OR_RETURN(route->data_, route->arena_.Data(plan.data_bytes + more));
   route->bell_.Ring();
   GT_RETURN_IF_ERROR(route->AwaitReady());
   return route;
@@ -65,8 +67,13 @@ absl::Status OutsideRoute::AwaitReady() {
   return absl::OkStatus();
 }
 
-void OutsideRoute::Begin(const SaveId& id) {
+void OutsideRoute::Resumed(const SaveId& id) {
+  PutText(ManifestKey(id), absl::MakeSpan(arena_.header()->resumed));
+}
+
+void OutsideRoute::Begin(const SaveId& id, const std::vector<HashBytes>& hashes) {
   SaveArenaHeader* header = arena_.header();
+  arena_.PutHashes(hashes);
   PutText(ManifestKey(id), absl::MakeSpan(header->request));
   header->requested.fetch_add(1, std::memory_order_release);
   bell_.Ring();
@@ -250,8 +257,12 @@ class Writer {
       work_.committer->SetTail(tail);
       GT_RETURN_IF_ERROR(TakeData());
     }
+    GT_ASSIGN_OR_RETURN(const std::vector<HashBytes> hashes,
+                        arena_.Hashes(work_.committer->plan().file_bytes()));
+    if (const auto resumed = ParseManifestKey(TakeText(arena_.header()->resumed)))
+      work_.committer->Resumed(*resumed);
     StopFlag never;
-    return work_.committer->Save(*id, work_.data, &never, [] {});
+    return work_.committer->Save(*id, work_.data, hashes, &never, [] {});
   }
 
   void Answer(const absl::Status& status) {

@@ -113,10 +113,11 @@ class LostRank {
   int rank() const { return rank_; }
 
   void Ask(const std::string& order) {
-    memfd_ = MakeArena(SaveArena::BytesFor(order.size(), data_bytes_));
+    memfd_ = MakeArena(SaveArena::BytesFor(order.size(), 1001 + data_bytes_));
     arena_.emplace(*SaveArena::Map(UniqueFd(dup(memfd_.get()))));
     arena_->header()->board = board_;
-    arena_->PutOrder(order, 1001);
+    arena_->PutOrder(order, 1001, 1001 + data_bytes_);
+    arena_->header()->hashes = 0;  // as a rank of a version without them
     char* data = *arena_->Data(data_bytes_);
     for (uint64_t i = 0; i < data_bytes_; ++i) data[i] = static_cast<char>(1 + (i * 7 + rank_) % 97);
     PutText(ManifestKey(id_), absl::MakeSpan(header()->request));

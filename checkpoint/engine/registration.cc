@@ -10,6 +10,7 @@
 #include "base/status_macros.h"
 #include "base/units.h"
 #include "checkpoint/engine/boxes.h"
+#include "checkpoint/plan/limits.h"
 
 namespace gtrain::ckpt {
 namespace {
@@ -159,7 +160,7 @@ absl::Status Registration::AddBytes(absl::string_view name, std::function<absl::
              {.save = std::move(save), .load = std::move(load)});
 }
 
-absl::Status Registration::Freeze(Agreement* agree) {
+absl::Status Registration::Freeze(Agreement* agree, uint64_t file_bytes_max) {
   uint64_t hash = 0;
   absl::Status status;
   if (!absl::SimpleHexAtoi(RegistrationHash(all_).substr(0, 15), &hash))
@@ -178,8 +179,15 @@ absl::Status Registration::Freeze(Agreement* agree) {
     if (all_[i].tensor.layout == Layout::kBoxes) boxes.push_back({i, entries_[i].box});
   }
   GT_RETURN_IF_ERROR(ShareBoxes(agree, boxes, &all_));
+  GT_RETURN_IF_ERROR(agree->AllOk(CheckLimits(all_, rank_, world_size_, file_bytes_max)));
   frozen_ = true;
   return absl::OkStatus();
+}
+
+std::vector<void*> Registration::Data() const {
+  std::vector<void*> data;
+  for (const Entry& entry : entries_) data.push_back(entry.data);
+  return data;
 }
 
 absl::Status Registration::CollectTail() {

@@ -36,12 +36,16 @@ class Registration {
   absl::Status AddBytes(absl::string_view name, std::function<absl::StatusOr<std::string>()> save,
                         std::function<absl::Status(absl::string_view)> load, PerRankRule rule);
 
-  // Collective: whether all ranks registered the same, and which boxes they hold. Nothing is added
-  // afterwards. FailedPrecondition and InvalidArgument name ranks and tensors.
-  absl::Status Freeze(Agreement* agree);
+  // Collective: whether all ranks registered the same, which boxes they hold, and whether that can be saved
+  // where a file has at most `file_bytes_max` (CheckLimits). Nothing is added afterwards. FailedPrecondition
+  // and InvalidArgument name ranks and tensors, ResourceExhausted the limit.
+  absl::Status Freeze(Agreement* agree, uint64_t file_bytes_max);
 
   const std::vector<Registered>& all() const { return all_; }
   bool has_tail() const { return HasTail(all_); }
+
+  // This rank's memory of each of all(); null of bytes of any length.
+  std::vector<void*> Data() const;
 
   // Calls what AddBytes was given. ResourceExhausted over kByteEntriesMax. Not collective.
   absl::Status CollectTail();

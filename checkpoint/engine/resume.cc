@@ -3,10 +3,14 @@
 // carries its own epoch.
 #include "checkpoint/engine/resume.h"
 
+#include <algorithm>
+#include <variant>
+
 #include "absl/strings/str_cat.h"
 #include "base/logging.h"
 #include "base/status_macros.h"
 #include "checkpoint/engine/catalog.h"
+#include "checkpoint/engine/storage_error.h"
 
 namespace gtrain::ckpt {
 namespace {
@@ -14,6 +18,17 @@ namespace {
 std::string Show(const Identity& who) {
   return absl::StrCat("job \"", who.job.empty() ? "(run by hand)" : who.job, "\", job hash \"",
                       who.job_hash.empty() ? "(none)" : who.job_hash, "\"");
+}
+
+// Whether the newest owner is at work. Of a job of this cluster the head knows that, and said so in the
+// grant; of any other the lease tells.
+absl::StatusOr<std::optional<std::string>> HolderOf(port::BlobStore* store, const OwnerClaim& claim,
+                                                    const Settings& settings, const LivenessCheck& check) {
+  const bool of_this_cluster =
+      !claim.owner.cluster.empty() && claim.owner.cluster == settings.identity.cluster;
+  if (!of_this_cluster || !settings.live_jobs) return WhoHolds(store, claim, check);
+  if (!settings.live_jobs->contains(claim.owner.job)) return std::nullopt;
+  return std::optional<std::string>("which is not over, says the head");
 }
 
 absl::Status CheckIdentity(port::BlobStore* store, const Identity& self) {
@@ -29,21 +44,60 @@ absl::Status CheckIdentity(port::BlobStore* store, const Identity& self) {
 
 }  // namespace
 
-absl::StatusOr<OwnerClaim> TakeDirectory(port::BlobStore* store, const Identity& self, bool has_identity,
-                                         Resume resume) {
+absl::StatusOr<OwnerClaim> TakeDirectory(port::BlobStore* store, const Settings& settings, bool has_identity,
+                                         const LivenessCheck& check, std::string* taken_from) {
+  const Identity& self = settings.identity;
+  taken_from->clear();
   GT_ASSIGN_OR_RETURN(const std::vector<OwnerClaim> owners, ListOwners(store));
-  if (has_identity) {
-    for (auto it = owners.rbegin(); it != owners.rend(); ++it) {
-      if (it->owner.cluster != self.cluster || it->owner.job != self.job) continue;
-      if (it != owners.rbegin()) {
-        LogWarning("checkpoint: ", store->Describe(), " was taken over by ", Show(owners.back().owner),
-                   "; this job can resume what it wrote there but commits nothing more");
-      }
-      return *it;
-    }
+  for (auto it = owners.rbegin(); has_identity && it != owners.rend(); ++it) {
+    if (it->owner.cluster != self.cluster || it->owner.job != self.job) continue;
+    if (it == owners.rbegin()) return *it;
+    return absl::FailedPreconditionError(absl::StrCat(
+        store->Describe(), " was taken over by ", DescribeOwner(owners.back().owner), "; this job, ",
+        DescribeOwner(self),
+        ", saves nothing more there. Launch it again to continue: with --takeover if the other one "
+        "still runs"));
   }
-  if (resume == Resume::kIfSameJob) GT_RETURN_IF_ERROR(CheckIdentity(store, self));
+  if (!owners.empty()) {
+    GT_ASSIGN_OR_RETURN(const std::optional<std::string> holder,
+                        HolderOf(store, owners.back(), settings, check));
+    if (holder && !settings.takeover) {
+      return absl::FailedPreconditionError(absl::StrCat(
+          store->Describe(), " is in use: it belongs to ", DescribeOwner(owners.back().owner), ", ", *holder,
+          ". To look at its checkpoints open it read-only; to train on your own choose another checkpoint "
+          "directory; to take it away from there: --takeover (or GTRAIN_TAKEOVER=1)"));
+    }
+    if (holder) *taken_from = absl::StrCat(DescribeOwner(owners.back().owner), ", ", *holder);
+  }
+  if (settings.resume == Resume::kIfSameJob) GT_RETURN_IF_ERROR(CheckIdentity(store, self));
   return ClaimOwnership(store, self);
+}
+
+absl::Status FindNewest(port::BlobStore* store, const SaveId& newest, absl::Duration patience,
+                        absl::FunctionRef<absl::Status()> alive) {
+  constexpr absl::Duration kLook = absl::Milliseconds(100);
+  const RealClock clock;
+  const Instant deadline = clock.Now() + patience;
+  StopFlag never;
+  while (true) {
+    const absl::Status there = store->Size(ManifestKey(newest)).status();
+    if (!absl::IsNotFound(there)) return there;
+    // Retention of a later commit may have taken it before the head heard of that commit.
+    GT_ASSIGN_OR_RETURN(const std::vector<SaveId> ids, ListManifests(store));
+    for (const SaveId& id : ids) {
+      if (id.epoch != newest.epoch || id <= newest) continue;
+      const auto read = ReadManifest(store, id);
+      if (read.ok() && std::holds_alternative<Manifest>(*read)) return absl::OkStatus();
+    }
+    if (clock.Now() >= deadline) break;
+    GT_RETURN_IF_ERROR(alive());
+    (void)never.Await(kLook);
+  }
+  return StorageError(absl::UnavailableError(absl::StrCat(
+      "the newest checkpoint of this job, ", ManifestKey(newest), ", is not in ", store->Describe(),
+      ": is the file system mounted, is it the right bucket? Nothing is begun anew while it is missing. If "
+      "it was "
+      "deleted on purpose: stop the job and launch it again")));
 }
 
 std::vector<Candidate> Candidates(const Settings& settings, uint64_t own_epoch,
@@ -51,6 +105,12 @@ std::vector<Candidate> Candidates(const Settings& settings, uint64_t own_epoch,
   std::vector<Candidate> out;
   for (const SaveId& id : here) {
     if (id.epoch == own_epoch) out.push_back({false, id});
+  }
+  const std::optional<SaveId>& newest = settings.newest;
+  if (newest && newest->epoch == own_epoch) {  // a listing may be stale (fault S7)
+    const auto newer = [&](const Candidate& c) { return c.id > *newest; };
+    const auto place = std::partition_point(out.begin(), out.end(), newer);
+    if (place == out.end() || place->id != *newest) out.insert(place, {false, *newest});
   }
   switch (settings.resume) {
     case Resume::kFresh:
@@ -73,6 +133,13 @@ std::vector<Candidate> Candidates(const Settings& settings, uint64_t own_epoch,
       break;
   }
   return out;
+}
+
+bool IsForeign(const Settings& settings, uint64_t own_epoch, bool committed_own, const Candidate& candidate,
+               const Manifest& manifest) {
+  const bool own = !candidate.elsewhere && candidate.id.epoch == own_epoch;
+  if (own || manifest.owner.job_hash == settings.identity.job_hash) return false;
+  return committed_own || settings.resume == Resume::kIfSameJob;
 }
 
 }  // namespace gtrain::ckpt

@@ -4,19 +4,30 @@
 #include <string>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "checkpoint/engine/lease.h"
 #include "checkpoint/engine/settings.h"
 #include "checkpoint/format/manifest.h"
 #include "checkpoint/port/blob_store.h"
 
 namespace gtrain::ckpt {
 
-// Takes the directory for `self` or finds the claim this job made in an earlier generation.
-// FailedPrecondition that shows both jobs: the newest checkpoint is of another job hash and nobody said
-// latest or fresh. `has_identity`: false outside gtrain, where every start is a run of its own.
-absl::StatusOr<OwnerClaim> TakeDirectory(port::BlobStore* store, const Identity& self, bool has_identity,
-                                         Resume resume);
+// Takes the directory for `settings.identity` or finds the claim this job made in an earlier generation.
+// `has_identity`: false outside gtrain, where every start is a run of its own. `taken_from`, if not empty
+// then, names the owner that lived and lost the directory, for people. FailedPrecondition: another owner
+// lives and nobody said takeover; this job lost the directory to a later one, which it never takes back by
+// itself; or the newest checkpoint is of another job hash and nobody said latest or fresh. Each says who,
+// since when, and what to do.
+absl::StatusOr<OwnerClaim> TakeDirectory(port::BlobStore* store, const Settings& settings, bool has_identity,
+                                         const LivenessCheck& check, std::string* taken_from);
+
+// The newest checkpoint that the head knows is there, or something newer of its owner that is committed too.
+// Else a storage error (IsStorageError) that names it: a directory that is not mounted looks like an empty
+// one (fault S7). Blocks up to `patience` for a file system whose clients see late what others wrote.
+absl::Status FindNewest(port::BlobStore* store, const SaveId& newest, absl::Duration patience,
+                        absl::FunctionRef<absl::Status()> alive);
 
 struct Candidate {
   bool elsewhere = false;  // in Settings::resume_uri, not in the job's own directory
@@ -24,9 +35,16 @@ struct Candidate {
   bool operator==(const Candidate&) const = default;
 };
 
-// What to try, in order. First what this owner wrote, then what the settings allow of earlier ones. `here`
-// and `elsewhere` are newest first.
+// What to try, in order. First what this owner wrote, `settings.newest` among it whether or not it was
+// listed, then what the settings allow of earlier ones. `here` and `elsewhere` are newest first. The caller
+// drops checkpoints of another job once this one has committed something (IsForeign).
 std::vector<Candidate> Candidates(const Settings& settings, uint64_t own_epoch,
                                   const std::vector<SaveId>& here, const std::vector<SaveId>& elsewhere);
+
+// Whether `settings` forbid to resume from `manifest`, found as `candidate`, because another job wrote it.
+// Before this job has committed anything --resume allows it; afterwards nothing does, since what it would
+// replace is this run's own progress.
+bool IsForeign(const Settings& settings, uint64_t own_epoch, bool committed_own, const Candidate& candidate,
+               const Manifest& manifest);
 
 }  // namespace gtrain::ckpt

@@ -6,18 +6,21 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "checkpoint/engine/catalog.h"
+#include "checkpoint/engine/leftovers.h"
 
 namespace gtrain::ckpt {
 namespace {
 
 constexpr int kUnlistedMax = 20;
 
-std::vector<std::string> FilesOf(const SaveId& id, int world_size, bool indices) {
+std::vector<std::string> FilesOf(const SaveId& id, int world_size, BesideShards beside) {
   std::vector<std::string> keys;
   for (int rank = 0; rank < world_size; ++rank) {
     keys.push_back(AttemptKey(id, ShardName(rank, world_size)));
-    if (indices) keys.push_back(AttemptKey(id, IndexName(rank, world_size)));
+    if (beside.indices) keys.push_back(AttemptKey(id, IndexName(rank, world_size)));
   }
+  for (int part = 0; beside.parts && part < PartCount(world_size); ++part)
+    keys.push_back(AttemptKey(id, PartName(part, PartCount(world_size))));
   return keys;
 }
 
@@ -70,7 +73,7 @@ absl::StatusOr<StoredCheckpoints> ListStored(port::BlobStore* store, const SaveI
 }
 
 absl::Status DeletePlanned(port::BlobStore* store, const RetentionPlan& plan,
-                           const std::map<SaveId, bool>& whole, int world_size) {
+                           const std::map<SaveId, BesideShards>& whole, int world_size) {
   std::vector<std::string> manifests, files;
   for (const SaveId& id : plan.manifests) manifests.push_back(ManifestKey(id));
   for (const SaveId& id : plan.folders) {
@@ -88,10 +91,10 @@ absl::Status DeletePlanned(port::BlobStore* store, const RetentionPlan& plan,
   return absl::OkStatus();
 }
 
-absl::Status Retention::Apply(const SaveId& id, bool finite, uint64_t bytes, bool indices,
+absl::Status Retention::Apply(const SaveId& id, bool finite, uint64_t bytes, BesideShards beside,
                               std::vector<SaveId> before) {
   finite_of_[id] = finite;
-  whole_[id] = indices;
+  whole_[id] = beside;
   const bool list = unlisted_left_ == 0;
   const int left = list ? kUnlistedMax : unlisted_left_ - 1;
   unlisted_left_ = 0;  // after an error
@@ -106,9 +109,13 @@ absl::Status Retention::Apply(const SaveId& id, bool finite, uint64_t bytes, boo
 }
 
 absl::StatusOr<StoredCheckpoints> Retention::LookAtAll(const SaveId& id) {
-  GT_ASSIGN_OR_RETURN(const auto unfinished, ListUnfinishedBefore(store_, id));
+  GT_ASSIGN_OR_RETURN(StoredCheckpoints stored, ListStored(store_, id, &finite_of_));
+  GT_RETURN_IF_ERROR(SpareInFlight(store_, kAbandonedAge, &stored).status());
+  GT_ASSIGN_OR_RETURN(const auto unfinished, ListAbandonedPuts(store_, kAbandonedAge, stored));
   for (const auto& u : unfinished) GT_RETURN_IF_ERROR(store_->DropUnfinished(u));
-  return ListStored(store_, id, &finite_of_);
+  stored.resumed = resumed_;
+  stored.verified = verified_;
+  return stored;
 }
 
 absl::StatusOr<StoredCheckpoints> Retention::LookAtManifests(const SaveId& id, uint64_t bytes,
@@ -116,6 +123,8 @@ absl::StatusOr<StoredCheckpoints> Retention::LookAtManifests(const SaveId& id, u
   there.push_back(id);
   GT_ASSIGN_OR_RETURN(StoredCheckpoints stored, SortManifests(store_, there, &finite_of_));
   stored.just_committed = id;
+  stored.resumed = resumed_;
+  stored.verified = verified_;
   stored.folders = PlanRetention(stored, keep_).manifests;
   const size_t old = stored.folders.size();
   if (store_->DeletesTogether() && old < kTogether && bytes * old <= kWaitingBytesMax)
@@ -123,19 +132,6 @@ absl::StatusOr<StoredCheckpoints> Retention::LookAtManifests(const SaveId& id, u
   if (old == 0) return stored;
   GT_RETURN_IF_ERROR(AddPins(store_, &stored));
   return stored;
-}
-
-absl::StatusOr<std::vector<port::BlobStore::Unfinished>> ListUnfinishedBefore(port::BlobStore* store,
-                                                                              const SaveId& newest) {
-  std::vector<port::BlobStore::Unfinished> before;
-  GT_ASSIGN_OR_RETURN(const auto unfinished, store->ListUnfinished());
-  for (const auto& u : unfinished) {
-    const auto attempt = ParseManifestKey(u.key)
-                             ? ParseManifestKey(u.key)
-                             : ParseAttemptName(absl::string_view(u.key).substr(0, u.key.find('/')));
-    if (attempt && *attempt < newest) before.push_back(u);
-  }
-  return before;
 }
 
 core::save::ManifestRead WhyNothingIsThere(port::BlobStore* store, const SaveId& id) {

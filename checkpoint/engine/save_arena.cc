@@ -25,6 +25,13 @@ constexpr uint64_t kPage = 4096;
 
 uint64_t WholePages(uint64_t bytes) { return (bytes + kPage - 1) / kPage * kPage; }
 
+uint64_t ChunksOf(uint64_t file_bytes) { return (file_bytes + kChunkBytes - 1) / kChunkBytes; }
+// With a tail the header of a file may grow, too.
+uint64_t HashPages(uint64_t file_bytes, bool has_tail) {
+  return WholePages(ChunksOf(file_bytes + (has_tail ? kHeaderBytesMax : 0)) * sizeof(HashBytes));
+}
+uint64_t TailBytes(bool has_tail) { return has_tail ? kTailTextBytesMax : 0; }
+
 }  // namespace
 
 void PutText(absl::string_view text, absl::Span<char> to) {
@@ -46,9 +53,9 @@ absl::StatusOr<UniqueFd> OpenShared(int64_t address) {
   return fd;
 }
 
-uint64_t SaveArena::BytesFor(uint64_t order_bytes, uint64_t data_bytes, bool has_tail) {
-  return kOrderBegin + WholePages(order_bytes) + (has_tail ? kTailTextBytesMax : 0) + WholePages(data_bytes) +
-         kPage;
+uint64_t SaveArena::BytesFor(uint64_t order_bytes, uint64_t file_bytes, bool has_tail) {
+  return kOrderBegin + WholePages(order_bytes) + HashPages(file_bytes, has_tail) + TailBytes(has_tail) +
+         WholePages(file_bytes) + kPage;
 }
 
 absl::StatusOr<SaveArena> SaveArena::Map(UniqueFd fd) {
@@ -68,13 +75,14 @@ SaveArena::~SaveArena() {
   if (base_ != nullptr) munmap(base_, bytes_);
 }
 
-void SaveArena::PutOrder(absl::string_view order, uint64_t file_begin, bool has_tail) {
-  GT_CHECK(BytesFor(order.size(), 0, has_tail) <= bytes_);
+void SaveArena::PutOrder(absl::string_view order, uint64_t file_begin, uint64_t file_bytes, bool has_tail) {
+  GT_CHECK(BytesFor(order.size(), file_bytes, has_tail) <= bytes_);
   std::memcpy(base_ + kOrderBegin, order.data(), order.size());
-  const uint64_t end = kOrderBegin + WholePages(order.size());
-  if (has_tail) header()->tail.store(end, std::memory_order_relaxed);
-  header()->data.store(end + (has_tail ? kTailTextBytesMax : 0) + file_begin % kPage,
-                       std::memory_order_relaxed);
+  const uint64_t hashes = kOrderBegin + WholePages(order.size());
+  const uint64_t tail = hashes + HashPages(file_bytes, has_tail);
+  header()->hashes.store(hashes, std::memory_order_relaxed);
+  if (has_tail) header()->tail.store(tail, std::memory_order_relaxed);
+  header()->data.store(tail + TailBytes(has_tail) + file_begin % kPage, std::memory_order_relaxed);
   header()->order_bytes.store(order.size(), std::memory_order_release);
 }
 
@@ -105,6 +113,23 @@ absl::StatusOr<char*> SaveArena::Data(uint64_t bytes) const {
   if (begin < kOrderBegin || begin > bytes_ || bytes > bytes_ - begin)
     return absl::DataLossError("the data ends past its arena");
   return base_ + begin;
+}
+
+void SaveArena::PutHashes(absl::Span<const HashBytes> hashes) {
+  const uint64_t begin = header()->hashes.load(std::memory_order_relaxed);
+  GT_CHECK(begin + hashes.size() * sizeof(HashBytes) <= header()->data.load(std::memory_order_relaxed));
+  std::memcpy(base_ + begin, hashes.data(), hashes.size() * sizeof(HashBytes));
+}
+
+absl::StatusOr<std::vector<HashBytes>> SaveArena::Hashes(uint64_t file_bytes) const {
+  const uint64_t begin = header()->hashes.load(std::memory_order_relaxed);
+  const uint64_t bytes = ChunksOf(file_bytes) * sizeof(HashBytes);
+  if (begin == 0) return std::vector<HashBytes>();
+  if (begin < kOrderBegin || begin > bytes_ || bytes > bytes_ - begin)
+    return absl::DataLossError("the hashes end past their arena");
+  std::vector<HashBytes> out(ChunksOf(file_bytes));
+  std::memcpy(out.data(), base_ + begin, bytes);
+  return out;
 }
 
 void SaveArena::DropData() {

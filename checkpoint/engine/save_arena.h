@@ -2,6 +2,7 @@
 //
 //   0                header: who asked for what, and how it ended
 //   kOrderBegin      the order (format/manifest.h), text
+//   header.hashes    of each chunk of the file, as it was copied (engine/snapshot.h), 16 bytes each
 //   header.tail      what the newest save has besides its tensors (SaveTail), text; if that can change
 //   header.data      the data of the rank's shard, in the order of the file. It lies in its page as it will
 //   in a block
@@ -15,6 +16,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -22,6 +24,7 @@
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "base/unique_fd.h"
+#include "checkpoint/format/hash.h"
 
 namespace gtrain::ckpt {
 
@@ -43,6 +46,11 @@ struct SaveArenaHeader {
   // Of the board on which this machine's writers meet (IndexBoard); 0: there is none. By the rank, before
   // order_bytes; versions without boards leave it alone.
   std::atomic<int64_t> board;
+  std::atomic<uint64_t>
+      hashes;  // where they begin; 0: a rank of a version without them. By the rank, with data
+  // Manifest key of what this run was resumed from, NUL-terminated; empty: of nothing there. By the rank,
+  // before the first request; versions without it leave it empty.
+  char resumed[128];
   std::atomic<uint64_t> tail;        // where it begins; 0: there is none. By the rank, before order_bytes
   std::atomic<uint64_t> tail_bytes;  // by the rank, before `requested`
 };
@@ -64,7 +72,8 @@ absl::StatusOr<UniqueFd> OpenShared(int64_t address);
 // A shared mapping of a whole arena. Not thread-safe but for the header's atomics.
 class SaveArena {
  public:
-  static uint64_t BytesFor(uint64_t order_bytes, uint64_t data_bytes, bool has_tail = false);
+  // `file_bytes`: header and data of the shard, of the largest one if that HasTail (plan/save_plan.h).
+  static uint64_t BytesFor(uint64_t order_bytes, uint64_t file_bytes, bool has_tail = false);
   // InvalidArgument when it is smaller than a header.
   static absl::StatusOr<SaveArena> Map(UniqueFd fd);
   SaveArena(SaveArena&& other) noexcept;
@@ -74,13 +83,17 @@ class SaveArena {
   SaveArenaHeader* header() const { return reinterpret_cast<SaveArenaHeader*>(base_); }
   uint64_t bytes() const { return bytes_; }
   // The rank, once; it fits an arena of BytesFor. `file_begin` is where the data begins in its file.
-  void PutOrder(absl::string_view order, uint64_t file_begin, bool has_tail = false);
+  void PutOrder(absl::string_view order, uint64_t file_begin, uint64_t file_bytes, bool has_tail = false);
   // The rank, before each save it asks for. ResourceExhausted over kTailTextBytesMax.
   absl::Status PutTail(absl::string_view tail);
+  // The rank, before each request: as many as the file has chunks.
+  void PutHashes(absl::Span<const HashBytes> hashes);
   // The writer, once order_bytes is not zero. DataLoss: what the header says lies outside of the arena.
   absl::StatusOr<std::string> Order() const;
   absl::StatusOr<std::string> Tail() const;
   absl::StatusOr<char*> Data(uint64_t bytes) const;
+  // Empty when the rank gave none.
+  absl::StatusOr<std::vector<HashBytes>> Hashes(uint64_t file_bytes) const;
   // Gives the pages of the data back to the machine; they read as zeros afterwards.
   void DropData();
 

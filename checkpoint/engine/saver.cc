@@ -12,17 +12,18 @@
 
 namespace gtrain::ckpt {
 
-Saver::Saver(std::unique_ptr<SaveRoute> route, const std::vector<Snapshot::Source>& sources,
-             std::function<void(const SaveId&)> committed, int rank, std::string place)
+Saver::Saver(std::unique_ptr<SaveRoute> route, absl::string_view header,
+             const std::vector<Snapshot::Source>& sources, std::function<void(const SaveId&)> committed,
+             int rank, std::string place)
     : committed_(std::move(committed)),
       rank_(rank),
       place_(std::move(place)),
-      snapshot_(sources),
+      snapshot_(header, sources),
       route_(std::move(route)),
       thread_([this] { Loop(); }) {}
 
 Saver::~Saver() {
-  Fence();
+  if (copying()) Drop();
   stop_.Set();
   {
     MutexLock lock(&mu_);
@@ -46,13 +47,25 @@ void Saver::Replace(std::unique_ptr<SaveRoute> route) {
   GT_CHECK(stage_ == Stage::kIdle);
   route_ = std::move(route);
   cold_ = 0;
+  if (resumed_) route_->Resumed(*resumed_);
 }
 
-absl::Status Saver::SetTail(const SaveTail& tail, const std::vector<Snapshot::Source>& sources) {
+void Saver::Resumed(const SaveId& id) {
+  resumed_ = id;
+  route_->Resumed(id);
+}
+
+absl::Status Saver::SetTail(const SaveTail& tail, absl::string_view header,
+                            const std::vector<Snapshot::Source>& sources) {
+  if (header.size() > kHeaderBytesMax) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("the header of this rank's file would have ", PrintBytes(header.size()), ", over ",
+                     PrintBytes(kHeaderBytesMax), ": too many byte entries of ranks that are no more"));
+  }
   MutexLock lock(&mu_);
   GT_CHECK(stage_ == Stage::kIdle);
   cold_ = 0;
-  snapshot_.SetSources(sources);
+  snapshot_.SetSources(header, sources);
   return route_->SetTail(tail);
 }
 
@@ -68,7 +81,7 @@ void Saver::Fence() {
   if (!copying()) return;
   snapshot_.Finish();
   MutexLock lock(&mu_);
-  route_->Begin(newest_);
+  route_->Begin(newest_, snapshot_.hashes());
   stage_ = Stage::kWriting;
 }
 

@@ -19,6 +19,7 @@
 #include "base/mutex.h"
 #include "checkpoint/engine/committer.h"
 #include "checkpoint/engine/snapshot.h"
+#include "checkpoint/format/hash.h"
 #include "checkpoint/format/names.h"
 #include "checkpoint/store/file_writer.h"
 
@@ -33,8 +34,12 @@ class SaveRoute {
   // What the next save has besides its tensors, when the registration HasTail. On the training thread, before
   // the copy.
   virtual absl::Status SetTail(const SaveTail& tail) = 0;
-  // On the training thread, never blocks. From here on the snapshot is the route's.
-  virtual void Begin(const SaveId& id) = 0;
+  // On the training thread, never blocks. From here on the snapshot is the route's. `hashes`:
+  // Snapshot::hashes.
+  virtual void Begin(const SaveId& id, const std::vector<HashBytes>& hashes) = 0;
+  // What this run was resumed from; nothing newer is deleted before it is known to be worthless. Before
+  // Begin.
+  virtual void Resumed(const SaveId& id) = 0;
   // On the Saver's thread: blocks until the save is over; its status, or nullopt when `stop` was set and
   // somebody else goes on with it. `committed` is called as soon as it is.
   virtual std::optional<absl::Status> Finish(const SaveId& id, StopFlag* stop,
@@ -57,11 +62,13 @@ class OwnRoute final : public SaveRoute {
     tail_ = tail;
     return absl::OkStatus();
   }
-  void Begin(const SaveId&) override {}
+  void Begin(const SaveId&, const std::vector<HashBytes>& hashes) override { hashes_ = hashes; }
+  void Resumed(const SaveId& id) override { committer_.Resumed(id); }
   std::optional<absl::Status> Finish(const SaveId& id, StopFlag* stop,
                                      absl::FunctionRef<void()> committed) override {
     if (tail_) committer_.SetTail(*tail_);
-    const absl::Status saved = committer_.Save(id, {buffer(), committer_.plan().data_bytes}, stop, committed);
+    const absl::Status saved =
+        committer_.Save(id, {buffer(), committer_.plan().data_bytes}, hashes_, stop, committed);
     if (saved.ok() && !committer_.note().empty())
       LogWarning("checkpoint: rank ", rank_, ": step ", id.step, ": ", committer_.note());
     return saved;
@@ -79,17 +86,19 @@ class OwnRoute final : public SaveRoute {
   std::optional<SaveTail> tail_;  // of the newest save; none: it never changes
   Committer committer_;
   const std::unique_ptr<char, Free> memory_;
+  std::vector<HashBytes> hashes_;  // of the save under way
 };
 
 // One owner thread calls the public methods; a thread of its own copies, waits for the route and ends in the
 // destructor, which stops a save that is not committed yet and waits for the storage call that is out.
 class Saver {
  public:
-  // `sources`: the state, in the order of the route's buffer. `committed` is called on the Saver's thread.
-  // For people: `place` is where it goes.
-  Saver(std::unique_ptr<SaveRoute> route, const std::vector<Snapshot::Source>& sources,
-        std::function<void(const SaveId&)> committed, int rank, std::string place);
-  ~Saver();  // fences
+  // `header` is that of the shard, `sources` the state behind it, in the order of the route's buffer.
+  // `committed` is called on the Saver's thread. For people: `place` is where it goes.
+  Saver(std::unique_ptr<SaveRoute> route, absl::string_view header,
+        const std::vector<Snapshot::Source>& sources, std::function<void(const SaveId&)> committed, int rank,
+        std::string place);
+  ~Saver();  // a save that nobody fenced is dropped: it may be torn
   Saver(const Saver&) = delete;
   Saver& operator=(const Saver&) = delete;
 
@@ -97,8 +106,11 @@ class Saver {
   // Only while not busy.
   bool usable() { return route_->usable(); }
   void Replace(std::unique_ptr<SaveRoute> route);
-  // Likewise: what the next save has besides its tensors, and all that it is copied from.
-  absl::Status SetTail(const SaveTail& tail, const std::vector<Snapshot::Source>& sources);
+  // Likewise: what the next save has besides its tensors, the header of the shard that comes of it, and all
+  // that it is copied from. ResourceExhausted: the shard or its description would be too large.
+  absl::Status SetTail(const SaveTail& tail, absl::string_view header,
+                       const std::vector<Snapshot::Source>& sources);
+  void Resumed(const SaveId& id);  // SaveRoute::Resumed, of routes to come too
   // Begins to copy the state, to be written as `id`. Never blocks. Must not be busy.
   void Start(const SaveId& id);
   // Returns when the state is copied, and helps. From here on the snapshot is the route's and will be
@@ -131,6 +143,7 @@ class Saver {
   Snapshot snapshot_;
   const RealClock clock_;
   std::unique_ptr<SaveRoute> route_;  // changed while not busy only
+  std::optional<SaveId> resumed_;     // of the owner thread
   StopFlag stop_;
 
   mutable Mutex mu_;

@@ -135,7 +135,8 @@ struct FakeJob {
   int world_size = 1;
   uint64_t generation = 1;
   uint64_t timeline = 1;
-  std::shared_ptr<Meeting> meeting;  // made by RunRanks
+  std::map<std::string, std::string> environment;  // more of it
+  std::shared_ptr<Meeting> meeting;                // made by RunRanks
 };
 
 class FakeSession : public Session {

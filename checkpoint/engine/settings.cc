@@ -67,6 +67,50 @@ absl::Status ReadResume(const std::string& text, Settings* out) {
   return absl::OkStatus();
 }
 
+absl::Status ReadVerifyReplicas(const std::string& text, VerifyReplicas* out) {
+  int every = 0;
+  if (text == "off") {
+    *out = {.first = false, .every = std::nullopt};
+  } else if (text == "first") {
+    *out = {.first = true, .every = std::nullopt};
+  } else if (absl::string_view count = text;
+             absl::ConsumePrefix(&count, "every ") && absl::SimpleAtoi(count, &every) && every >= 1) {
+    *out = {.first = true, .every = every};
+  } else {
+    return absl::InvalidArgumentError(
+        absl::StrCat("verify_replicas is \"", text, "\"; expected \"off\", \"first\" or \"every 100\""));
+  }
+  return absl::OkStatus();
+}
+
+// What the head and the agent say of this job and of others.
+absl::Status ReadFromHead(const Environment& environment, Settings* out) {
+  const auto get = [&](const char* name) { return environment(name).value_or(""); };
+  const std::string rollback = get("GTRAIN_CHECKPOINT_MAX_ROLLBACK");
+  if (!rollback.empty() && !absl::SimpleAtoi(rollback, &out->max_rollback))
+    return Bad("GTRAIN_CHECKPOINT_MAX_ROLLBACK", rollback, "a number");
+  const std::string verify = get("GTRAIN_CHECKPOINT_VERIFY_REPLICAS");
+  if (!verify.empty()) GT_RETURN_IF_ERROR(ReadVerifyReplicas(verify, &out->verify_replicas));
+  const std::string takeover = get("GTRAIN_TAKEOVER");
+  if (!takeover.empty() && takeover != "0" && takeover != "1")
+    return Bad("GTRAIN_TAKEOVER", takeover, "1 or nothing");
+  out->takeover = out->takeover || takeover == "1";
+  const std::string read_only = get("GTRAIN_CHECKPOINT_READ_ONLY");
+  if (!read_only.empty() && read_only != "0" && read_only != "1")
+    return Bad("GTRAIN_CHECKPOINT_READ_ONLY", read_only, "1 or nothing");
+  out->read_only = out->read_only || read_only == "1";
+  const std::string newest = get("GTRAIN_CHECKPOINT_NEWEST");
+  if (const size_t at = newest.rfind(kManifestPrefix); at != std::string::npos)
+    out->newest = ParseManifestKey(absl::string_view(newest).substr(at));
+  if (!newest.empty() && !out->newest)
+    return Bad("GTRAIN_CHECKPOINT_NEWEST", newest, "the name of a manifest as gtrain writes it");
+  if (const std::optional<std::string> jobs = environment("GTRAIN_LIVE_JOBS")) {
+    out->live_jobs.emplace();
+    for (absl::string_view job : absl::StrSplit(*jobs, ',', absl::SkipEmpty())) out->live_jobs->emplace(job);
+  }
+  return absl::OkStatus();
+}
+
 // The folder was made when the job's first generation began here.
 absl::Time BirthOf(const std::string& folder) {
   struct statx info;
@@ -109,7 +153,11 @@ absl::StatusOr<Settings> MergeSettings(const CheckpointOptions& options, const E
                .every = options.every,
                .commit_timeout = options.commit_timeout,
                .lazy = options.lazy,
-               .before_save = options.before_save};
+               .before_save = options.before_save,
+               .read_only = options.read_only,
+               .takeover = options.takeover,
+               .max_rollback = options.max_rollback};
+  GT_RETURN_IF_ERROR(ReadVerifyReplicas(options.verify_replicas, &out.verify_replicas));
   const std::string uri = get("GTRAIN_CHECKPOINT_URI");
   GT_ASSIGN_OR_RETURN(out.uri, ParseLocation(uri.empty() ? options.uri : uri));
   if (out.uri.empty()) {
@@ -135,9 +183,14 @@ absl::StatusOr<Settings> MergeSettings(const CheckpointOptions& options, const E
   } else if (!on_error.empty() && on_error != "warn") {
     return Bad("GTRAIN_CHECKPOINT_ON_ERROR", on_error, "\"warn\", \"retry\" or \"fail\"");
   }
+  GT_RETURN_IF_ERROR(ReadFromHead(environment, &out));
+  if (out.max_rollback < 0) return absl::InvalidArgumentError("checkpoint max_rollback is negative");
   GT_ASSIGN_OR_RETURN(out.near, ReadNear(environment));
   const std::string resume = get("GTRAIN_RESUME");
   if (!resume.empty()) GT_RETURN_IF_ERROR(ReadResume(resume, &out));
+  // Who only looks takes what is there, whoever wrote it.
+  if (out.read_only && (out.resume == Resume::kIfSameJob || out.resume == Resume::kFresh))
+    out.resume = Resume::kLatest;
   out.job_began = BirthOf(get("GTRAIN_RUN_DIR"));
   out.node = get("GTRAIN_NODE");
   out.identity.cluster = get("GTRAIN_CLUSTER");

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -26,6 +27,12 @@ enum class OnError {
   kWarn,   // a failed save is logged; training goes on
   kRetry,  // a shard that cannot be written is tried again, then as kWarn
   kFail,   // the next Save returns its error
+};
+
+// When ranks compare the hashes of what they hold alike (CheckpointOptions::verify_replicas).
+struct VerifyReplicas {
+  bool first = true;
+  std::optional<int> every = 100;  // of the saves; the first one counts
 };
 
 enum class Resume {
@@ -63,6 +70,14 @@ struct Settings {
   std::string resume_uri;                 // with kUri: a directory
   std::optional<SaveId> resume_manifest;  // with kUri: this one of it
   Identity identity;                      // without the job, which the session knows
+  bool read_only = false;
+  bool takeover = false;
+  int max_rollback = 1;
+  VerifyReplicas verify_replicas;
+  // The newest checkpoint of this job that the head knows: a restore that does not find it stops (fault S7).
+  std::optional<SaveId> newest;
+  // Other jobs of the cluster that are not over. Unset outside gtrain and under agents that do not say.
+  std::optional<std::set<std::string>> live_jobs;
 };
 
 // $GTRAIN_CHECKPOINT_* win over `options`: the job file speaks last. InvalidArgument names the variable.

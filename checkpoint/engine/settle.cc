@@ -33,18 +33,22 @@ absl::StatusOr<std::vector<SaveId>> ListOpen(port::BlobStore* store, const SaveI
   return open;
 }
 
-// An index says in its name how many there are.
+// Each rank's index is there, or the part that was made of it. Shards and indices say in their names how many
+// there are.
 bool HasAllIndices(port::BlobStore* store, const SaveId& id) {
-  const auto keys = store->List(absl::StrCat(AttemptName(id), "/"));
+  const std::string folder = absl::StrCat(AttemptName(id), "/");
+  const auto keys = store->List(folder);
   if (!keys.ok()) return false;
   const std::set<std::string> there(keys->begin(), keys->end());
   int world_size = 0;
-  while (world_size < kWorldSizeMax && static_cast<size_t>(world_size) <= there.size() &&
-         !there.contains(AttemptKey(id, IndexName(0, world_size)))) {
-    ++world_size;
+  for (const std::string& key : there) {
+    if (const auto name = ParseRankName(absl::string_view(key).substr(folder.size())))
+      world_size = name->second;
   }
+  const auto has = [&](const std::string& file) { return there.contains(AttemptKey(id, file)); };
   for (int rank = 0; rank < world_size; ++rank) {
-    if (!there.contains(AttemptKey(id, IndexName(rank, world_size)))) return false;
+    if (!has(IndexName(rank, world_size)) && !has(PartName(PartOf(rank), PartCount(world_size))))
+      return false;
   }
   return world_size > 0;
 }

@@ -15,6 +15,7 @@
 #include "base/logging.h"
 #include "base/mutex.h"
 #include "base/status_macros.h"
+#include "checkpoint/engine/parallel.h"
 #include "checkpoint/format/hash.h"
 #include "checkpoint/format/safetensors.h"
 
@@ -65,11 +66,19 @@ absl::Status Damaged(const std::string& name, absl::string_view what) {
   return absl::DataLossError(absl::StrCat(name, ": ", what));
 }
 
+// What a store's answer about a file of a committed checkpoint means. A file that is absent or too short is
+// damage; an error says nothing about the file and stays what it is.
+absl::Status Judge(const std::string& key, const absl::Status& status) {
+  if (absl::IsNotFound(status) || absl::IsOutOfRange(status)) return Damaged(key, status.message());
+  if (absl::IsDataLoss(status)) return Damaged(key, status.message());
+  return status;
+}
+
 absl::Status CheckLength(port::BlobStore* store, const SaveId& id, const std::string& name,
                          uint64_t expected) {
   const std::string key = AttemptKey(id, name);
   const absl::StatusOr<uint64_t> bytes = store->Size(key);
-  if (!bytes.ok()) return Damaged(key, bytes.status().message());
+  if (!bytes.ok()) return Judge(key, bytes.status());
   if (*bytes == expected) return absl::OkStatus();
   return Damaged(key, absl::StrCat("has ", *bytes, " bytes, the manifest says ", expected));
 }
@@ -126,8 +135,7 @@ absl::Status ReadFromStore(port::BlobStore* store, const SaveId& id, const Shard
                            Place place, Have have) {
   const std::string key = AttemptKey(id, file.name);
   const auto read = [&](uint64_t at, absl::Span<char> out) { return store->Read(key, at, out); };
-  const absl::Status status = ReadPieces({store->ReadSize(), read}, file, index, place, have);
-  return status.ok() ? status : Damaged(key, status.message());
+  return Judge(key, ReadPieces({store->ReadSize(), read}, file, index, place, have));
 }
 
 // Where in the memory of `copy` the bytes [begin, end) of its file go if they all go there, one after the
@@ -207,16 +215,15 @@ ShardFile DescribeShard(const ShardPlan& plan, absl::string_view data,
                  .per_rank = plan.per_rank,
                  .kept = plan.kept};
   const std::string& header = plan.header;
-  Xxh3 whole, chunk;
+  Xxh3 chunk;
   size_t piece = 0;  // the first that has not been seen whole
   for (uint64_t begin = 0; begin < file.bytes;) {
-    // A block of one chunk, of the header or of the data: looked at three times while it is in the cache.
+    // A block of one chunk, of the header or of the data: looked at twice while it is in the cache.
     uint64_t end = std::min({begin + kCacheBytes, (begin / kChunkBytes + 1) * kChunkBytes, file.bytes});
     if (begin < header.size()) end = std::min<uint64_t>(end, header.size());
     const absl::string_view block = begin < header.size()
                                         ? absl::string_view(header).substr(begin, end - begin)
                                         : data.substr(begin - header.size(), end - begin);
-    whole.Add(block);
     chunk.Add(block);
     if (end % kChunkBytes == 0 || end == file.bytes)
       file.chunks.push_back(std::exchange(chunk, Xxh3()).Hex());
@@ -227,7 +234,6 @@ ShardFile DescribeShard(const ShardPlan& plan, absl::string_view data,
     }
     begin = end;
   }
-  file.xxh3 = whole.Hex();
   return file;
 }
 
@@ -237,23 +243,29 @@ absl::Status WriteShard(port::BlobStore* store, const SaveId& id, const ShardPla
   return store->PutIfAbsent(AttemptKey(id, name), parts);
 }
 
+std::pair<int, int> LengthsOf(const Manifest& manifest, int rank, int world_size) {
+  const auto cut = [&](int64_t r) { return static_cast<int>(manifest.world_size * r / world_size); };
+  return {cut(rank), cut(rank + 1)};
+}
+
 absl::Status CheckLengths(port::BlobStore* store, const NearShards* near, const Manifest& manifest, int rank,
                           int world_size) {
-  for (size_t i = static_cast<size_t>(rank); i < manifest.files.size();
-       i += static_cast<size_t>(world_size)) {
-    const ShardFile& file = manifest.files[i];
-    if (near != nullptr && near->Holds(i)) continue;
-    GT_RETURN_IF_ERROR(CheckLength(store, manifest.id, file.name, file.bytes));
-  }
+  const auto [first, last] = LengthsOf(manifest, rank, world_size);
+  const auto begin = static_cast<size_t>(first);
+  std::vector<absl::Status> found(static_cast<size_t>(last - first));
+  ForEachAtOnce(found.size(), [&](size_t i) {
+    const ShardFile& file = manifest.files[begin + i];
+    if (manifest.Has(first + static_cast<int>(i)) && (near == nullptr || !near->Holds(begin + i)))
+      found[i] = CheckLength(store, manifest.id, file.name, file.bytes);
+  });
+  for (const absl::Status& status : found) GT_RETURN_IF_ERROR(status);
   return absl::OkStatus();
 }
 
 void WantChunks(const Manifest& manifest, const LoadPlan& plan, const NearShards* near, ChunkShare* share) {
-  uint64_t before = 0;  // chunks of files before this one
-  int file = 0;
   for (const FileRead& read : plan.reads) {
-    for (; file < read.file; ++file) before += manifest.files[file].chunks.size();
-    const bool here = near != nullptr && near->HoldsHere(static_cast<size_t>(file));
+    const uint64_t before = manifest.ChunksBefore(read.file);
+    const bool here = near != nullptr && near->HoldsHere(static_cast<size_t>(read.file));
     for (const ChunkRange& range : read.chunks) {
       for (uint64_t i = 0; i < range.count; ++i) share->Want(before + range.first + i, !here);
     }
@@ -386,11 +398,11 @@ absl::Status VerifyShard(port::BlobStore* store, const Manifest& manifest, int r
   const std::string key = AttemptKey(manifest.id, file.name);
   GT_RETURN_IF_ERROR(VerifyBytes(store, manifest.id, file));
   std::string head(std::min<uint64_t>(8, file.bytes), '\0');
-  GT_RETURN_IF_ERROR(store->Read(key, 0, absl::MakeSpan(head.data(), head.size())));
+  GT_RETURN_IF_ERROR(Judge(key, store->Read(key, 0, absl::MakeSpan(head.data(), head.size()))));
   absl::StatusOr<uint64_t> header_bytes = HeaderBytes(head, file.bytes);
   if (!header_bytes.ok()) return Damaged(key, header_bytes.status().message());
   head.resize(*header_bytes);
-  GT_RETURN_IF_ERROR(store->Read(key, 0, absl::MakeSpan(head.data(), head.size())));
+  GT_RETURN_IF_ERROR(Judge(key, store->Read(key, 0, absl::MakeSpan(head.data(), head.size()))));
   const absl::StatusOr<ShardHeader> header = ParseShardHeader(head, file.bytes);
   if (!header.ok()) return Damaged(key, header.status().message());
   return CheckEntries(manifest, rank, *header);

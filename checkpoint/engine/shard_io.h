@@ -1,6 +1,7 @@
 // Shard files to storage and back, every byte hashed on the way.
 #pragma once
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/functional/function_ref.h"
@@ -25,9 +26,14 @@ ShardFile DescribeShard(const ShardPlan& plan, absl::string_view data,
 absl::Status WriteShard(port::BlobStore* store, const SaveId& id, const ShardPlan& plan,
                         const std::string& name, absl::string_view data);
 
-// Compares the lengths of files in the storage with the manifest: a missing one is found before any work.
-// This rank looks at its part of all files. Those that `near` (may be null) holds are not looked for unless a
-// copy turns out to be bad. DataLoss names the file.
+// Of which files [first, last) this rank looks at the lengths. They lie beside each other, so that it needs
+// few parts of the manifest.
+std::pair<int, int> LengthsOf(const Manifest& manifest, int rank, int world_size);
+// Compares the lengths of these files in the storage with the manifest: a missing one is found before any
+// work. Several calls are out at a time. Only files that the manifest has (Manifest::Has) are looked at.
+// Those that `near` (may be null) holds are not looked for unless a copy turns out to be bad. DataLoss names
+// the file that is absent or has another length; an error of the storage comes back as it is, since it says
+// nothing about the file.
 absl::Status CheckLengths(port::BlobStore* store, const NearShards* near, const Manifest& manifest, int rank,
                           int world_size);
 
@@ -35,10 +41,11 @@ absl::Status CheckLengths(port::BlobStore* store, const NearShards* near, const 
 void WantChunks(const Manifest& manifest, const LoadPlan& plan, const NearShards* near, ChunkShare* share);
 
 // Reads what `plan` asks for, each chunk once, into memory(registered), with several threads; how many bytes
-// this rank read. DataLoss that names the file: missing, shorter, or a chunk with another hash; what other
-// chunks held is in memory by then. `alive`, asked between chunks by any of the threads, ends the work with
-// its error. Chunks that `near` (may be null) has come from there. With `share` (may be null), which has what
-// WantChunks asks for and was started, chunks come from other ranks of this machine too.
+// this rank read. DataLoss that names the file: missing, shorter, or a chunk with another hash; an error of
+// the storage comes back as it is. What other chunks held is in memory by then. `alive`, asked between chunks
+// by any of the threads, ends the work with its error. Chunks that `near` (may be null) has come from there.
+// With `share` (may be null), which has what WantChunks asks for and was started, chunks come from other
+// ranks of this machine too.
 absl::StatusOr<uint64_t> LoadShards(port::BlobStore* store, NearShards* near, ChunkShare* share,
                                     const Manifest& manifest, const LoadPlan& plan,
                                     absl::FunctionRef<absl::Status()> alive,

@@ -207,8 +207,13 @@ TEST(Safetensors, HostileHeadersAreErrors_C10) {
   EXPECT_FALSE(ParseShardHeader("1234567", 7).ok());
 }
 
+std::string Reseal(std::string text) {
+  text.resize(text.rfind(",\n \"checksum\""));
+  return absl::StrCat(text, ",\n \"checksum\": \"", Xxh3Hex(text), "\"\n}\n");
+}
+
 ShardFile File(int rank, int world, uint64_t bytes) {
-  ShardFile file{.name = ShardName(rank, world), .bytes = bytes, .xxh3 = Xxh3Hex(absl::StrCat("file", rank))};
+  ShardFile file{.name = ShardName(rank, world), .bytes = bytes};
   for (uint64_t at = 0; at < bytes; at += kChunkBytes)
     file.chunks.push_back(Xxh3Hex(absl::StrCat(rank, "-", at)));
   return file;
@@ -223,6 +228,7 @@ Manifest OldSample() {
   m.tensors = {{.name = "w", .dtype = DType::kFloat32, .shape = {2, 3}},
                {.name = "rng", .layout = Layout::kPerRank}};
   m.files = {File(0, 2, 129), File(1, 2, kChunkBytes + 1)};
+  for (int rank = 0; rank < 2; ++rank) m.files[rank].xxh3 = Xxh3Hex(absl::StrCat("file", rank));
   m.files[0].slices = {{"w", 0, 12, 112}, {"rng", 0, 5, 124}};
   m.files[1].slices = {{"w", 12, 12, 104}, {"rng", 0, 7, 116}};
   return m;
@@ -246,6 +252,44 @@ Manifest Sample() {
   return m;
 }
 
+Manifest SampleOfVersion2() {
+  Manifest m = Sample();
+  m.version = 2;
+  for (int rank = 0; rank < 2; ++rank) m.files[rank].xxh3 = Xxh3Hex(absl::StrCat("file", rank));
+  return m;
+}
+
+// 66 ranks, of which the first 64 stand in part 0; "w" is small and one rank writes it.
+struct InParts {
+  Manifest whole;  // as it is once both parts were added
+  Manifest root;   // as it is parsed
+  std::vector<std::string> texts;
+};
+InParts SampleInParts() {
+  InParts out{.whole = Sample()};
+  out.whole.world_size = 66;
+  out.whole.tensors.erase(out.whole.tensors.begin() + 1);
+  out.whole.files.clear();
+  Shares shares = *Shares::Make(out.whole.tensors, 66);
+  for (int rank = 0; rank < 66; ++rank) {
+    ShardFile file = File(rank, 66, 104 + shares.DataBytes(rank) + 5);
+    file.data_begin = 104;
+    file.per_rank = {5};
+    file.finite = rank != 65;
+    out.whole.files.push_back(file);
+  }
+  for (int part = 0; part < 2; ++part) {
+    ManifestPart p{.id = kId, .world_size = 66, .part = part, .verified = part == 0 ? AttemptName(kId) : ""};
+    const auto begin = out.whole.files.begin() + part * kPartRanks;
+    p.files.assign(begin, part == 0 ? begin + kPartRanks : out.whole.files.end());
+    out.texts.push_back(Print(p));
+    out.whole.parts.push_back(RefOf(p, out.texts.back()));
+  }
+  out.root = out.whole;
+  out.root.files.assign(66, {});
+  return out;
+}
+
 using Faults = std::vector<std::pair<const char*, std::function<void(Manifest*)>>>;
 
 void ExpectRefused(const Manifest& good, const Faults& faults) {
@@ -255,12 +299,6 @@ void ExpectRefused(const Manifest& good, const Faults& faults) {
     fault(&m);
     EXPECT_EQ(Validate(m).code(), absl::StatusCode::kDataLoss) << name;
   }
-}
-
-// Re-seals text after an edit: an attacker, unlike a disk, can compute a checksum.
-std::string Reseal(std::string text) {
-  text.resize(text.rfind(",\n \"checksum\""));
-  return absl::StrCat(text, ",\n \"checksum\": \"", Xxh3Hex(text), "\"\n}\n");
 }
 
 // What version 3 added. Two tensors of 10 rows in boxes of 7 and 3, the second held by ranks 0 and 2; one of
@@ -310,6 +348,7 @@ TEST(ManifestFormat, InconsistentBoxesAreRefused_C4_C10) {
           m->tensors[0].boxes = *sharding::RankBoxes::Make({10}, std::vector<sharding::Box>{{{0, 10}}});
         }},
        {"kept for nobody", [](Manifest* m) { m->files[2].kept[0].blob = 1; }},
+       {"kept where nobody looks", [](Manifest* m) { m->files[2].kept[0].rank = 6; }},
        {"kept of a rank that is there", [](Manifest* m) { m->files[2].kept[0].rank = 1; }},
        {"kept twice",
         [](Manifest* m) {
@@ -348,14 +387,10 @@ TEST(ManifestFormat, EditedBoxesAreRefused_C10) {
     EXPECT_EQ(parsed.status().code(), absl::StatusCode::kDataLoss) << from << " -> " << to;
   }
   for (const char* dtype : {"BOOL", "C64", "F8_E5M2", "U64"}) {
-    Manifest old = Sample();
-    const std::string text = absl::StrReplaceAll(
-        Print(old), {{"\"version\": 3", "\"version\": 2"}, {"\"F32\"", absl::StrCat("\"", dtype, "\"")}});
+    const std::string text =
+        absl::StrReplaceAll(Print(SampleOfVersion2()), {{"\"F32\"", absl::StrCat("\"", dtype, "\"")}});
     EXPECT_FALSE(ParseManifest(ManifestKey(kId), Reseal(text)).ok()) << dtype << " in version 2";
   }
-  EXPECT_TRUE(ParseManifest(ManifestKey(kId), Reseal(absl::StrReplaceAll(
-                                                  Print(Sample()), {{"\"version\": 3", "\"version\": 2"}})))
-                  .ok());
 }
 
 TEST(SaveTail, RoundTripsAndFitsItsOrder) {
@@ -368,7 +403,7 @@ TEST(SaveTail, RoundTripsAndFitsItsOrder) {
                         .bytes = {0, 0, 0, 0},
                         .has_tail = true};
   ASSERT_EQ(*ParseSaveOrder(Print(order)), order);
-  const SaveTail tail{.per_rank = {17}, .kept = {{0, 4, 3}, {0, 5, 9}}};
+  const SaveTail tail{.per_rank = {17}, .kept = {{0, 5, 3}, {0, 8, 9}}};
   const auto parsed = ParseSaveTail(Print(tail), order);
   ASSERT_TRUE(parsed.ok()) << parsed.status();
   EXPECT_EQ(*parsed, tail);
@@ -376,7 +411,8 @@ TEST(SaveTail, RoundTripsAndFitsItsOrder) {
                                                    {.per_rank = {1, 2}},
                                                    {{1}, {{1, 5, 9}}},
                                                    {{1}, {{0, 2, 9}}},
-                                                   {{1}, {{0, 5, 9}, {0, 4, 9}}}}) {
+                                                   {{1}, {{0, 4, 9}}},
+                                                   {{1}, {{0, 8, 9}, {0, 5, 9}}}}) {
     EXPECT_EQ(ParseSaveTail(Print(bad), order).status().code(), absl::StatusCode::kDataLoss);
   }
 }
@@ -387,10 +423,10 @@ TEST(ManifestFormat, GoldenBytes) {
             " \"cluster\": \"c0ffee\",\n \"job\": \"fashion-3\",\n \"job_hash\": \"abc\",\n"
             " \"checksum\": \"5d85046c618972efe234c1bafe402156\"\n}\n");
   EXPECT_EQ(Xxh3Hex(Print(OldSample())), "615355c0a3e8ae5d4206f4d699531527");
-  Manifest second = Sample();
-  second.version = 2;
-  EXPECT_EQ(Xxh3Hex(Print(second)), "e0fad931017a8727e438d696f7af563d");
-  EXPECT_EQ(Xxh3Hex(Print(Sample())), "d700f52966b03fbcf8148ec9285fc403");
+  EXPECT_EQ(Xxh3Hex(Print(SampleOfVersion2())), "e0fad931017a8727e438d696f7af563d");
+  EXPECT_EQ(Xxh3Hex(Print(Sample())), "626183b56213b2a460c40119ae8915a9");
+  EXPECT_EQ(Xxh3Hex(Print(SampleInParts().root)), "787ceada8ca93eecff7e134fc3d2bbf0");
+  EXPECT_EQ(Xxh3Hex(SampleInParts().texts[1]), "f341341dc12f4b97639f5f71a4048df9");
   EXPECT_TRUE(
       absl::StartsWith(Print(Sample()),
                        "{\n \"format\": \"gtrain-checkpoint\",\n \"version\": 3,\n"
@@ -400,7 +436,8 @@ TEST(ManifestFormat, GoldenBytes) {
 }
 
 TEST(ManifestFormat, RoundTrips) {
-  for (const Manifest& sample : {Sample(), OldSample(), Boxed()}) {
+  for (const Manifest& sample :
+       {Sample(), SampleOfVersion2(), OldSample(), Boxed(), SampleInParts().root}) {
     const auto manifest = ParseManifest(ManifestKey(kId), Print(sample));
     ASSERT_TRUE(manifest.ok()) << manifest.status();
     EXPECT_EQ(std::get<Manifest>(*manifest), sample);
@@ -411,7 +448,8 @@ TEST(ManifestFormat, RoundTrips) {
   ASSERT_TRUE(parsed_marker.ok()) << parsed_marker.status();
   EXPECT_EQ(std::get<AbortMarker>(*parsed_marker), marker);
 
-  const ShardIndex index{.id = kId, .rank = 1, .world_size = 2, .file = Sample().files[1]};
+  const ShardIndex index{
+      .id = kId, .rank = 1, .world_size = 2, .file = Sample().files[1], .verified = AttemptName(kId)};
   const auto parsed_index = ParseShardIndex(AttemptKey(kId, IndexName(1, 2)), Print(index));
   ASSERT_TRUE(parsed_index.ok()) << parsed_index.status();
   EXPECT_EQ(*parsed_index, index);
@@ -491,7 +529,120 @@ TEST(ManifestFormat, InconsistentManifestsAreRefused_C4_C10) {
       {"version 4", [](Manifest* m) { m->version = 4; }},
       {"epoch 0", [](Manifest* m) { m->id.epoch = 0; }}};
   ExpectRefused(Sample(), faults);
+  ExpectRefused(SampleOfVersion2(), faults);
   ExpectRefused(OldSample(), faults);
+}
+
+TEST(ManifestFormat, InconsistentPartsAreRefused_C4_C10) {
+  const InParts sample = SampleInParts();
+  ExpectRefused(sample.root,
+                {{"a part too few", [](Manifest* m) { m->parts.pop_back(); }},
+                 {"no parts of so many ranks", [](Manifest* m) { m->parts.clear(); }},
+                 {"a part of nothing", [](Manifest* m) { m->parts[0].bytes = 0; }},
+                 {"a part of 65 MiB", [](Manifest* m) { m->parts[0].bytes = kPartBytesMax + 1; }},
+                 {"hash", [](Manifest* m) { m->parts[1].xxh3 = "zz"; }},
+                 {"bytes of its files", [](Manifest* m) { m->parts[1].file_bytes = 3 * kFileBytesMax; }},
+                 {"chunks of nothing", [](Manifest* m) { m->parts[1].chunks = 3; }},
+                 {"parts before version 3", [](Manifest* m) { m->version = 2; }}});
+  ExpectRefused(sample.whole, {{"a file of another length", [](Manifest* m) { m->files[65].bytes += 8; }},
+                               {"a file under another name", [](Manifest* m) { m->files[65].name += "x"; }}});
+}
+
+TEST(ManifestFormat, PartsAreAddedAndOthersThanTheRootNamesAreRefused_C4_C10) {
+  const InParts sample = SampleInParts();
+  Manifest m = sample.root;
+  EXPECT_FALSE(m.finite());
+  EXPECT_EQ(m.file_bytes(), sample.whole.file_bytes());
+  EXPECT_FALSE(m.Has(65));
+  ASSERT_TRUE(AddParts({{1, sample.texts[1]}}, &m).ok());
+  EXPECT_TRUE(m.Has(65));
+  EXPECT_FALSE(m.Has(63));
+  EXPECT_EQ(m.ChunksBefore(65), 65u);
+  ASSERT_TRUE(AddParts({{0, sample.texts[0]}}, &m).ok());
+  EXPECT_EQ(m, sample.whole);
+
+  const std::string key = AttemptKey(kId, PartName(1, 2));
+  const ManifestPart good = *ParseManifestPart(key, sample.texts[1]);
+  // A sealed text under the right key that the root does not name: of another try, of another save.
+  const auto refused = [&](const std::function<void(ManifestPart*)>& fault) {
+    ManifestPart part = good;
+    fault(&part);
+    Manifest root = sample.root;
+    EXPECT_TRUE(absl::IsDataLoss(AddParts({{1, Print(part)}}, &root)));
+    root.parts[1] = RefOf(part, Print(part));  // even if it did
+    return AddParts({{1, Print(part)}}, &root);
+  };
+  EXPECT_TRUE(refused([](ManifestPart* p) { p->verified = AttemptName(kId); }).ok());
+  EXPECT_TRUE(absl::IsDataLoss(refused([](ManifestPart* p) { p->id.step = 121; })));
+  EXPECT_TRUE(absl::IsDataLoss(refused([](ManifestPart* p) { p->id.attempt = 2; })));
+  EXPECT_TRUE(absl::IsDataLoss(refused([](ManifestPart* p) { p->error = "disk full"; })));
+  EXPECT_TRUE(absl::IsDataLoss(refused([](ManifestPart* p) { p->files[0].data_begin -= 8; })));
+  EXPECT_TRUE(absl::IsDataLoss(refused([](ManifestPart* p) { p->files[1].per_rank.clear(); })));
+  // Another part's text.
+  Manifest root = sample.root;
+  EXPECT_TRUE(absl::IsDataLoss(AddParts({{0, sample.texts[1]}}, &root)));
+  EXPECT_FALSE(root.Has(0));
+  EXPECT_FALSE(ParseManifestPart(AttemptKey(kId, PartName(0, 2)), sample.texts[1]).ok());
+  // A root that says something else of it than it says itself.
+  root.parts[1].finite = true;
+  EXPECT_TRUE(absl::IsDataLoss(AddParts({{1, sample.texts[1]}}, &root)));
+}
+
+TEST(ManifestFormat, ImpossiblePartsAreRefused) {
+  const std::string good = SampleInParts().texts[1], key = AttemptKey(kId, PartName(1, 2));
+  ASSERT_TRUE(ParseManifestPart(key, good).ok());
+  const auto with = [&](absl::string_view from, absl::string_view to) {
+    EXPECT_TRUE(absl::StrContains(good, from)) << from;
+    return ParseManifestPart(key, Reseal(absl::StrReplaceAll(good, {{from, to}}))).status();
+  };
+  EXPECT_TRUE(absl::IsDataLoss(with("\"world_size\": 66", "\"world_size\": 64")));
+  EXPECT_TRUE(absl::IsDataLoss(with("\"world_size\": 66", "\"world_size\": 67")));
+  EXPECT_TRUE(absl::IsDataLoss(with("\"part\": 1", "\"part\": 2")));
+  EXPECT_TRUE(absl::IsDataLoss(with("\"verified\": \"\"", "\"verified\": \"../../x\"")));
+  EXPECT_TRUE(absl::IsDataLoss(with("\"verified\": \"\"", "\"error\": \"x\"")));
+  EXPECT_TRUE(absl::IsDataLoss(with("rank-00065-of-00066", "rank-00064-of-00066")));
+  EXPECT_TRUE(absl::IsDataLoss(with("\"version\": 3", "\"version\": 2")));
+}
+
+// An older gtrain must neither fall back from what a newer one wrote nor delete it as damaged.
+TEST(ManifestFormat, WhatANewerGtrainWroteIsRefusedByNameAndNotDamage) {
+  const auto newer = [](const std::string& text) {
+    std::string out = absl::StrReplaceAll(text, {{absl::StrCat("\"version\": ", kManifestVersion, ","),
+                                                  "\"version\": 4,\n \"of_tomorrow\": [],"}});
+    EXPECT_NE(out, text);
+    return Reseal(out);
+  };
+  const std::string says = "written by a newer gtrain (version 4); this one reads 1 to 3";
+  const absl::Status manifest = ParseManifest(ManifestKey(kId), newer(Print(Sample()))).status();
+  EXPECT_TRUE(absl::IsFailedPrecondition(manifest)) << manifest;
+  EXPECT_TRUE(absl::StrContains(manifest.message(), says)) << manifest;
+  const InParts sample = SampleInParts();
+  EXPECT_TRUE(absl::IsFailedPrecondition(
+      ParseManifestPart(AttemptKey(kId, PartName(1, 2)), newer(sample.texts[1])).status()));
+  EXPECT_TRUE(absl::IsFailedPrecondition(
+      ParseShardIndex(
+          AttemptKey(kId, IndexName(1, 2)),
+          newer(Print(ShardIndex{.id = kId, .rank = 1, .world_size = 2, .file = Sample().files[1]})))
+          .status()));
+  const std::string marker =
+      Reseal(absl::StrReplaceAll(Print(AbortMarker{.id = kId}), {{"\"version\": 1,", "\"version\": 2,"}}));
+  EXPECT_TRUE(absl::IsFailedPrecondition(ParseManifest(ManifestKey(kId), marker).status()));
+  const std::string claim =
+      Reseal(absl::StrReplaceAll(Print(OwnerClaim{.epoch = 2}), {{"\"version\": 1,", "\"version\": 2,"}}));
+  EXPECT_TRUE(absl::IsFailedPrecondition(ParseOwnerClaim(OwnerKey(2), claim).status()));
+}
+
+// A writer that an upgrade has not replaced yet.
+TEST(ManifestFormat, AnIndexOfVersion2IsTakenUp) {
+  const std::string text =
+      Print(ShardIndex{.id = kId, .rank = 1, .world_size = 2, .file = Sample().files[1]});
+  const std::string old = Reseal(absl::StrReplaceAll(
+      text, {{"\"version\": 3,", "\"version\": 2,"},
+             {"\"chunk_bytes\"", "\"xxh3_128\": \"00000000000000000000000000000000\",\n  \"chunk_bytes\""},
+             {",\n \"verified\": \"\"", ""}}));
+  const auto index = ParseShardIndex(AttemptKey(kId, IndexName(1, 2)), old);
+  ASSERT_TRUE(index.ok()) << index.status();
+  EXPECT_EQ(index->file, Sample().files[1]);
 }
 
 TEST(ManifestFormat, InconsistentSlicesOfVersion1AreRefused_C4_C10) {
@@ -561,8 +712,9 @@ TEST(ManifestFormat, EditedAndResealedTextIsRefused_C10) {
       {"\"step\": 120", "\"step\": \"120\""},
       {"\"step\": 120", "\"step\": 120.0"},
       {"\"step\": 120", "\"step\": 120, \"latest\": true"},
+      {"\"version\": 3", "\"version\": 0"},
       {"\"version\": 3", "\"version\": 1"},
-      {"\"version\": 3", "\"version\": 4"},
+      {"\"version\": 3", "\"version\": 2"},
       {"\"gtrain-checkpoint\"", "\"pickle\""},
       {"\"world_size\": 2", "\"world_size\": 1000000000"},
       {"\"world_size\": 2", "\"world_size\": 3"},
@@ -625,7 +777,8 @@ std::string Mutate(std::string text, Rng* rng) {
 TEST(Fuzz, MutatedInputIsAnErrorOrAValidValue_C10) {
   Rng rng(20240607);
   const std::string header = PrintShardHeader(Tensors());
-  const std::string manifests[] = {Print(Sample()), Print(OldSample())};
+  const InParts in_parts = SampleInParts();
+  const std::string manifests[] = {Print(Sample()), Print(OldSample()), Print(in_parts.root)};
   const std::string index =
       Print(ShardIndex{.id = kId, .rank = 1, .world_size = 2, .file = Sample().files[1]});
   for (int i = 0; i < 3000; ++i) {
@@ -634,12 +787,17 @@ TEST(Fuzz, MutatedInputIsAnErrorOrAValidValue_C10) {
       EXPECT_LE(parsed->data_begin, header.size() + 29);
       for (const TensorEntry& t : parsed->tensors) EXPECT_LE(parsed->data_begin + t.end, parsed->file_bytes);
     }
-    std::string text = Mutate(manifests[i % 2], &rng);
+    std::string text = Mutate(manifests[i % 3], &rng);
     if (absl::StrContains(text, ",\n \"checksum\"")) text = Reseal(text);
     if (const auto parsed = ParseManifest(ManifestKey(kId), text); parsed.ok()) {
       if (const Manifest* m = std::get_if<Manifest>(&*parsed)) {
         EXPECT_TRUE(Validate(*m).ok());
       }
+    }
+    text = Mutate(in_parts.texts[1], &rng);
+    if (absl::StrContains(text, ",\n \"checksum\"")) text = Reseal(text);
+    if (const auto part = ParseManifestPart(AttemptKey(kId, PartName(1, 2)), text); part.ok()) {
+      EXPECT_EQ(part->part, 1);
     }
     text = Mutate(index, &rng);
     if (absl::StrContains(text, ",\n \"checksum\"")) text = Reseal(text);

@@ -6,6 +6,9 @@
 #include <xxh_x86dispatch.h>
 #endif
 
+#include <algorithm>
+#include <iterator>
+
 #include "absl/strings/escaping.h"
 #include "base/check.h"
 
@@ -20,11 +23,25 @@ Xxh3::Xxh3() : state_(XXH3_createState()) {
 
 void Xxh3::Add(absl::string_view data) { XXH3_128bits_update(state_.get(), data.data(), data.size()); }
 
-std::string Xxh3::Hex() const {
+HashBytes Xxh3::Bytes() const {
   XXH128_canonical_t canonical;
   XXH128_canonicalFromHash(&canonical, XXH3_128bits_digest(state_.get()));
-  return absl::BytesToHexString(
-      absl::string_view(reinterpret_cast<const char*>(canonical.digest), sizeof(canonical.digest)));
+  HashBytes out;
+  static_assert(sizeof(canonical.digest) == sizeof(out));
+  std::copy(std::begin(canonical.digest), std::end(canonical.digest), out.begin());
+  return out;
+}
+
+std::string Xxh3::Hex() const { return HashHex(Bytes()); }
+
+HashBytes Xxh3Bytes(absl::string_view data) {
+  Xxh3 hash;
+  hash.Add(data);
+  return hash.Bytes();
+}
+
+std::string HashHex(const HashBytes& hash) {
+  return absl::BytesToHexString(absl::string_view(reinterpret_cast<const char*>(hash.data()), hash.size()));
 }
 
 std::string Xxh3Hex(absl::Span<const absl::string_view> parts) {

@@ -25,18 +25,20 @@ using Json = nlohmann::ordered_json;
 
 constexpr char kManifestFormat[] = "gtrain-checkpoint";
 constexpr char kAbortFormat[] = "gtrain-checkpoint-aborted";
+constexpr char kPartFormat[] = "gtrain-checkpoint-part";
 constexpr char kIndexFormat[] = "gtrain-shard-index";
 constexpr char kOwnerFormat[] = "gtrain-checkpoint-owner";
 constexpr char kOrderFormat[] = "gtrain-save-order";
 constexpr char kTailFormat[] = "gtrain-save-tail";
-constexpr uint64_t kSmallVersion = 1;  // of abort markers and claims
+constexpr uint64_t kSmallVersion = 1;        // of abort markers and claims
+constexpr uint64_t kOldestIndexVersion = 2;  // of a writer that an upgrade has not replaced yet
+constexpr uint64_t kPartsVersion = 3;        // the first with parts
 constexpr std::pair<Layout, absl::string_view> kLayouts[] = {{Layout::kReplicated, "replicated"},
                                                              {Layout::kPerRank, "per-rank"},
                                                              {Layout::kSharded, "sharded"},
                                                              {Layout::kBoxes, "boxes"}};
-// What came with version 3.
 constexpr char kChunkRule[] = "chunk";
-constexpr int kVersionOfBoxes = 3;
+constexpr int kVersionOfBoxes = 3;  // the first with boxes, chunks, kept, and all types
 constexpr size_t kReasonBytesMax = 4096;
 constexpr size_t kLocationBytesMax = 4096;
 constexpr uint64_t kOrderNumberMax = INT32_MAX;  // keep, tries, milliseconds
@@ -62,9 +64,12 @@ absl::StatusOr<int> ReadHead(const Json& object, absl::string_view format, uint6
   if (found != format)
     return absl::DataLossError(absl::StrCat("format is \"", found, "\", not \"", format, "\""));
   GT_ASSIGN_OR_RETURN(const uint64_t version, GetUint(object, "version", UINT32_MAX));
-  if (version < oldest || version > newest) {
-    return absl::DataLossError(absl::StrCat("version ", version, ", this gtrain reads up to ", newest));
+  if (version > newest) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("written by a newer gtrain (version ", version, "); this one reads ", oldest,
+                     oldest < newest ? absl::StrCat(" to ", newest) : "", ": use the newer one"));
   }
+  if (version < oldest) return absl::DataLossError(absl::StrCat("impossible version ", version));
   return static_cast<int>(version);
 }
 
@@ -139,8 +144,11 @@ absl::StatusOr<std::vector<KeptBlob>> ReadKept(const Json& object) {
 }
 
 Json FileToJson(const ShardFile& file, int version) {
-  Json out = {{"name", file.name},          {"bytes", file.bytes},   {"xxh3_128", file.xxh3},
-              {"chunk_bytes", kChunkBytes}, {"chunks", file.chunks}, {"finite", file.finite}};
+  Json out = {{"name", file.name}, {"bytes", file.bytes}};
+  if (version < 3) out["xxh3_128"] = file.xxh3;
+  out["chunk_bytes"] = kChunkBytes;
+  out["chunks"] = file.chunks;
+  out["finite"] = file.finite;
   if (version > 1) {
     out["data_begin"] = file.data_begin;
     out["per_rank"] = file.per_rank;
@@ -171,9 +179,7 @@ absl::Status ReadPlaces(const Json& object, int version, ShardFile* file) {
   if (version > 1) {
     GT_ASSIGN_OR_RETURN(file->data_begin, GetUint(object, "data_begin", kFileBytesMax));
     GT_ASSIGN_OR_RETURN(file->per_rank, ReadSizes(object, "per_rank"));
-    if (version < kVersionOfBoxes && object.contains("kept"))
-      return absl::DataLossError("kept in a version without it");
-    GT_ASSIGN_OR_RETURN(file->kept, ReadKept(object));
+    GT_ASSIGN_OR_RETURN(file->kept, ReadKept(object));  // versions without it refuse the field
     return absl::OkStatus();
   }
   GT_ASSIGN_OR_RETURN(const Json* slices, GetArray(object, "slices", kTensorsMax));
@@ -185,9 +191,12 @@ absl::Status ReadPlaces(const Json& object, int version, ShardFile* file) {
 }
 
 absl::StatusOr<ShardFile> ReadFileEntry(const Json& object, int version) {
-  if (version > 1) {
-    GT_RETURN_IF_ERROR(CheckFields(object, {"name", "bytes", "xxh3_128", "chunk_bytes", "chunks", "finite",
-                                            "data_begin", "per_rank", "kept"}));
+  if (version > 2) {
+    GT_RETURN_IF_ERROR(CheckFields(
+        object, {"name", "bytes", "chunk_bytes", "chunks", "finite", "data_begin", "per_rank", "kept"}));
+  } else if (version == 2) {
+    GT_RETURN_IF_ERROR(CheckFields(
+        object, {"name", "bytes", "xxh3_128", "chunk_bytes", "chunks", "finite", "data_begin", "per_rank"}));
   } else {
     GT_RETURN_IF_ERROR(
         CheckFields(object, {"name", "bytes", "xxh3_128", "chunk_bytes", "chunks", "finite", "slices"}));
@@ -195,7 +204,9 @@ absl::StatusOr<ShardFile> ReadFileEntry(const Json& object, int version) {
   ShardFile file;
   GT_ASSIGN_OR_RETURN(file.name, GetString(object, "name", 64));
   GT_ASSIGN_OR_RETURN(file.bytes, GetUint(object, "bytes", kFileBytesMax));
-  GT_ASSIGN_OR_RETURN(file.xxh3, GetString(object, "xxh3_128", 32));
+  if (version < 3) {
+    GT_ASSIGN_OR_RETURN(file.xxh3, GetString(object, "xxh3_128", 32));
+  }
   GT_ASSIGN_OR_RETURN(const uint64_t chunk_bytes, GetUint(object, "chunk_bytes", kFileBytesMax));
   if (chunk_bytes != kChunkBytes) return absl::DataLossError("chunk_bytes is not what this format uses");
   GT_ASSIGN_OR_RETURN(const Json* chunks, GetArray(object, "chunks", kManifestBytesMax / 32));
@@ -419,22 +430,64 @@ absl::StatusOr<std::vector<GlobalTensor>> ReadTensors(const Json& object, int ve
   return tensors;
 }
 
+Json PartToJson(const PartRef& part) {
+  Json out = {{"bytes", part.bytes},
+              {"xxh3_128", part.xxh3},
+              {"finite", part.finite},
+              {"file_bytes", part.file_bytes},
+              {"chunks", part.chunks}};
+  if (part.kept > 0) out["kept"] = part.kept;
+  return out;
+}
+
+absl::StatusOr<PartRef> ReadPartRef(const Json& object) {
+  GT_RETURN_IF_ERROR(CheckFields(object, {"bytes", "xxh3_128", "finite", "file_bytes", "chunks", "kept"}));
+  PartRef part;
+  GT_ASSIGN_OR_RETURN(part.bytes, GetUint(object, "bytes", kPartBytesMax));
+  GT_ASSIGN_OR_RETURN(part.xxh3, GetString(object, "xxh3_128", 32));
+  GT_ASSIGN_OR_RETURN(part.finite, GetBool(object, "finite"));
+  GT_ASSIGN_OR_RETURN(part.file_bytes, GetUint(object, "file_bytes", kPartRanks * kFileBytesMax));
+  GT_ASSIGN_OR_RETURN(part.chunks, GetUint(object, "chunks", kPartRanks * kFileBytesMax));
+  if (object.contains("kept")) {
+    GT_ASSIGN_OR_RETURN(part.kept, GetUint(object, "kept", kPartBytesMax));
+    if (part.kept == 0) return absl::DataLossError("kept is none");
+  }
+  return part;
+}
+
+// The files or, since version 3, the parts instead.
+absl::Status ReadFiles(const Json& object, Manifest* m) {
+  if (object.contains("files") == object.contains("parts"))
+    return absl::DataLossError("neither files nor parts");
+  if (object.contains("files")) {
+    GT_ASSIGN_OR_RETURN(const Json* files, GetArray(object, "files", kShardsMax));
+    for (const Json& item : *files) {
+      GT_ASSIGN_OR_RETURN(ShardFile file, ReadFileEntry(item, m->version));
+      m->files.push_back(std::move(file));
+    }
+    return absl::OkStatus();
+  }
+  GT_ASSIGN_OR_RETURN(const Json* parts, GetArray(object, "parts", kShardsMax));
+  for (const Json& item : *parts) {
+    GT_ASSIGN_OR_RETURN(PartRef part, ReadPartRef(item));
+    m->parts.push_back(std::move(part));
+  }
+  m->files.resize(static_cast<size_t>(m->world_size));
+  return absl::OkStatus();
+}
+
 absl::StatusOr<Manifest> ReadManifest(const Json& object) {
-  GT_RETURN_IF_ERROR(CheckFields(
-      object, {"format", "version", "cluster", "job", "job_hash", "epoch", "timeline", "generation", "step",
-               "attempt", "world_size", "finite", "tensors", "boxes", "files"}));
   Manifest m;
   GT_ASSIGN_OR_RETURN(m.version, ReadHead(object, kManifestFormat, 1, kManifestVersion));
+  GT_RETURN_IF_ERROR(CheckFields(
+      object, {"format", "version", "cluster", "job", "job_hash", "epoch", "timeline", "generation", "step",
+               "attempt", "world_size", "finite", "tensors", "boxes", "files", "parts"}));
   GT_ASSIGN_OR_RETURN(m.id, ReadId(object));
   GT_ASSIGN_OR_RETURN(m.owner, ReadIdentity(object));
   GT_ASSIGN_OR_RETURN(const uint64_t world, GetUint(object, "world_size", kWorldSizeMax));
   m.world_size = static_cast<int>(world);
   GT_ASSIGN_OR_RETURN(m.tensors, ReadTensors(object, m.version));
-  GT_ASSIGN_OR_RETURN(const Json* files, GetArray(object, "files", kShardsMax));
-  for (const Json& item : *files) {
-    GT_ASSIGN_OR_RETURN(ShardFile file, ReadFileEntry(item, m.version));
-    m.files.push_back(std::move(file));
-  }
+  GT_RETURN_IF_ERROR(ReadFiles(object, &m));
   GT_ASSIGN_OR_RETURN(const bool finite, GetBool(object, "finite"));
   if (finite != m.finite()) return absl::DataLossError("\"finite\" does not match its files");
   GT_RETURN_IF_ERROR(Validate(m));
@@ -442,9 +495,9 @@ absl::StatusOr<Manifest> ReadManifest(const Json& object) {
 }
 
 absl::StatusOr<AbortMarker> ReadAbortMarker(const Json& object) {
+  GT_RETURN_IF_ERROR(ReadHead(object, kAbortFormat).status());
   GT_RETURN_IF_ERROR(CheckFields(
       object, {"format", "version", "epoch", "timeline", "generation", "step", "attempt", "reason"}));
-  GT_RETURN_IF_ERROR(ReadHead(object, kAbortFormat).status());
   AbortMarker marker;
   GT_ASSIGN_OR_RETURN(marker.id, ReadId(object));
   GT_ASSIGN_OR_RETURN(const std::string reason, GetString(object, "reason", kReasonBytesMax));
@@ -515,45 +568,102 @@ absl::Status CheckSlices(const Manifest& m) {
   return absl::OkStatus();
 }
 
-// Version 2: the shares of the ranks are disjoint and complete by construction; each file must have the
+// Since version 2: the shares of the ranks are disjoint and complete by construction; each file must have the
 // length that follows from them.
-absl::Status CheckShares(const Manifest& m) {
-  absl::StatusOr<Shares> shares = Shares::Make(m.tensors, m.world_size);
-  if (!shares.ok()) return absl::DataLossError(shares.status().message());
-  size_t blobs = 0;
-  for (size_t t = 0; t < m.tensors.size(); ++t) {
-    blobs += m.tensors[t].layout == Layout::kPerRank ? 1 : 0;
-    if (m.tensors[t].layout == Layout::kSharded && shares->partition(t).Key().empty()) {
-      return absl::DataLossError(
-          absl::StrCat("tensor \"", m.tensors[t].name, "\" is sharded, but equal on all ranks"));
+class ShareCheck {
+ public:
+  static absl::StatusOr<ShareCheck> Make(const std::vector<GlobalTensor>& tensors, int world_size) {
+    absl::StatusOr<Shares> shares = Shares::Make(tensors, world_size);
+    if (!shares.ok()) return absl::DataLossError(shares.status().message());
+    size_t blobs = 0;
+    for (size_t t = 0; t < tensors.size(); ++t) {
+      blobs += tensors[t].layout == Layout::kPerRank ? 1 : 0;
+      if (tensors[t].layout == Layout::kSharded && shares->partition(t).Key().empty()) {
+        return absl::DataLossError(
+            absl::StrCat("tensor \"", tensors[t].name, "\" is sharded, but equal on all ranks"));
+      }
     }
+    return ShareCheck(*std::move(shares), blobs, world_size);
   }
-  absl::flat_hash_set<std::pair<uint64_t, int>> kept;
-  for (int rank = 0; rank < m.world_size; ++rank) {
-    const ShardFile& file = m.files[rank];
-    if (!file.slices.empty()) {
-      return absl::DataLossError(absl::StrCat(file.name, ": slices in version ", m.version));
-    }
-    if (file.per_rank.size() != blobs) {
+
+  absl::Status Check(const ShardFile& file, int rank) {
+    if (!file.slices.empty()) return absl::DataLossError(absl::StrCat(file.name, ": slices since version 2"));
+    if (file.per_rank.size() != blobs_) {
       return absl::DataLossError(
           absl::StrCat(file.name, ": per_rank does not match the tensors of single ranks"));
     }
     unsigned __int128 bytes = file.data_begin;
-    bytes += shares->DataBytes(rank);
+    bytes += shares_.DataBytes(rank);
     for (uint64_t blob : file.per_rank) bytes += blob;
-    for (const KeptBlob& k : file.kept) {
-      if (k.blob >= blobs || k.rank < m.world_size || !kept.emplace(k.blob, k.rank).second) {
+    for (size_t i = 0; i < file.kept.size(); ++i) {
+      const KeptBlob& k = file.kept[i];
+      // One place for each, so that nobody has to look at all files to know that none has it twice.
+      const bool possible = k.blob < blobs_ && k.rank >= world_size_ && k.rank % world_size_ == rank;
+      const auto which = [&](size_t at) { return std::pair(file.kept[at].blob, file.kept[at].rank); };
+      if (!possible || (i > 0 && which(i - 1) >= which(i))) {
         return absl::DataLossError(absl::StrCat(file.name, ": it keeps state of rank ", k.rank,
-                                                ", which is there already or never was"));
+                                                ", which is there already or is not kept here"));
       }
       bytes += k.bytes;
     }
-    if (bytes != file.bytes) {
-      return absl::DataLossError(
-          absl::StrCat(file.name, ": ", file.bytes, " bytes are not what its rank holds of the tensors"));
-    }
+    if (bytes == file.bytes) return absl::OkStatus();
+    return absl::DataLossError(
+        absl::StrCat(file.name, ": ", file.bytes, " bytes are not what its rank holds of the tensors"));
+  }
+
+ private:
+  ShareCheck(Shares shares, size_t blobs, int world_size)
+      : shares_(std::move(shares)), blobs_(blobs), world_size_(world_size) {}
+  Shares shares_;
+  size_t blobs_;  // tensors of single ranks
+  int world_size_;
+};
+
+// How many ranks part `part` has.
+int PartSize(int part, int world_size) { return std::min(kPartRanks, world_size - part * kPartRanks); }
+
+absl::Status CheckParts(const Manifest& m) {
+  if (m.version < static_cast<int>(kPartsVersion)) {
+    return m.parts.empty() ? absl::OkStatus() : absl::DataLossError("parts before version 3");
+  }
+  if (m.parts.empty()) {
+    return m.world_size <= kPartRanks ? absl::OkStatus()
+                                      : absl::DataLossError("files of so many ranks without parts");
+  }
+  if (m.parts.size() != static_cast<size_t>(PartCount(m.world_size))) {
+    return absl::DataLossError(absl::StrCat("world size ", m.world_size, " but ", m.parts.size(), " parts"));
+  }
+  for (size_t i = 0; i < m.parts.size(); ++i) {
+    const auto ranks = static_cast<uint64_t>(PartSize(static_cast<int>(i), m.world_size));
+    const PartRef& part = m.parts[i];
+    const bool possible = part.bytes > 0 && part.bytes <= kPartBytesMax && IsHashHex(part.xxh3) &&
+                          part.file_bytes <= ranks * kFileBytesMax &&
+                          part.chunks <= part.file_bytes / kChunkBytes + ranks && part.kept <= part.bytes;
+    if (!possible) return absl::DataLossError(absl::StrCat("part ", i, " is impossible"));
   }
   return absl::OkStatus();
+}
+
+bool IsVerifiedName(absl::string_view verified) {
+  return verified.empty() || ParseAttemptName(verified).has_value();
+}
+
+absl::Status CheckPartFiles(const ManifestPart& part) {
+  if (part.part < 0 || part.part >= PartCount(part.world_size))
+    return absl::DataLossError("part outside the world");
+  if (part.files.size() != static_cast<size_t>(PartSize(part.part, part.world_size)))
+    return absl::DataLossError("a part with another number of files than its ranks");
+  for (size_t i = 0; i < part.files.size(); ++i) {
+    GT_RETURN_IF_ERROR(
+        ValidateFile(part.files[i], part.part * kPartRanks + static_cast<int>(i), part.world_size));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::string> ReadVerified(const Json& object) {
+  GT_ASSIGN_OR_RETURN(std::string verified, GetString(object, "verified", 128));
+  if (!IsVerifiedName(verified)) return absl::DataLossError("verified is no attempt");
+  return verified;
 }
 
 absl::Status CheckKey(absl::string_view found, absl::string_view derived) {
@@ -565,10 +675,38 @@ absl::Status CheckKey(absl::string_view found, absl::string_view derived) {
 }  // namespace
 
 bool Manifest::finite() const {
-  return std::all_of(files.begin(), files.end(), [](const ShardFile& f) { return f.finite; });
+  const auto is_finite = [](const auto& f) { return f.finite; };
+  if (!parts.empty()) return std::all_of(parts.begin(), parts.end(), is_finite);
+  return std::all_of(files.begin(), files.end(), is_finite);
 }
 
-absl::Status ValidateFile(const ShardFile& file, int rank, int world_size) {
+uint64_t Manifest::file_bytes() const {
+  uint64_t bytes = 0;
+  for (const PartRef& part : parts) bytes += part.file_bytes;
+  if (parts.empty()) {
+    for (const ShardFile& file : files) bytes += file.bytes;
+  }
+  return bytes;
+}
+
+uint64_t Manifest::chunk_count() const {
+  uint64_t chunks = 0;
+  for (const PartRef& part : parts) chunks += part.chunks;
+  if (parts.empty()) {
+    for (const ShardFile& file : files) chunks += file.chunks.size();
+  }
+  return chunks;
+}
+
+uint64_t Manifest::ChunksBefore(int rank) const {
+  const int part = parts.empty() ? 0 : PartOf(rank);
+  uint64_t chunks = 0;
+  for (int i = 0; i < part; ++i) chunks += parts[static_cast<size_t>(i)].chunks;
+  for (int r = part * kPartRanks; r < rank; ++r) chunks += files[static_cast<size_t>(r)].chunks.size();
+  return chunks;
+}
+
+absl::Status ValidateFile(const ShardFile& file, int rank, int world_size, int version) {
   if (file.name != ShardName(rank, world_size)) {
     return absl::DataLossError(
         absl::StrCat("file ", rank, " has another name than ", ShardName(rank, world_size)));
@@ -577,7 +715,7 @@ absl::Status ValidateFile(const ShardFile& file, int rank, int world_size) {
     return absl::DataLossError(absl::StrCat(file.name, ": ", what));
   };
   if (file.bytes > kFileBytesMax) return fail("impossible length");
-  if (!IsHashHex(file.xxh3)) return fail("xxh3_128 is not a hash");
+  if (version < 3 ? !IsHashHex(file.xxh3) : !file.xxh3.empty()) return fail("xxh3_128 is not a hash");
   if (file.data_begin > file.bytes || file.data_begin % 8 != 0)
     return fail("its data begins where it cannot");
   if (file.chunks.size() != (file.bytes + kChunkBytes - 1) / kChunkBytes)
@@ -603,9 +741,65 @@ absl::Status Validate(const Manifest& m) {
     return absl::DataLossError(absl::StrCat("world size ", m.world_size, " but ", m.files.size(), " files"));
   }
   GT_RETURN_IF_ERROR(CheckTensors(m.tensors));
-  for (int rank = 0; rank < m.world_size; ++rank)
-    GT_RETURN_IF_ERROR(ValidateFile(m.files[rank], rank, m.world_size));
-  return m.version == 1 ? CheckSlices(m) : CheckShares(m);
+  GT_RETURN_IF_ERROR(CheckParts(m));
+  for (int rank = 0; rank < m.world_size; ++rank) {
+    if (m.parts.empty() || m.Has(rank))
+      GT_RETURN_IF_ERROR(ValidateFile(m.files[rank], rank, m.world_size, m.version));
+  }
+  if (m.version == 1) return CheckSlices(m);
+  GT_ASSIGN_OR_RETURN(ShareCheck shares, ShareCheck::Make(m.tensors, m.world_size));
+  for (int rank = 0; rank < m.world_size; ++rank) {
+    if (m.Has(rank)) GT_RETURN_IF_ERROR(shares.Check(m.files[rank], rank));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ValidateFiles(const std::vector<GlobalTensor>& tensors, int world_size, int first_rank,
+                           const std::vector<ShardFile>& files) {
+  GT_ASSIGN_OR_RETURN(ShareCheck shares, ShareCheck::Make(tensors, world_size));
+  for (size_t i = 0; i < files.size(); ++i) {
+    const int rank = first_rank + static_cast<int>(i);
+    GT_RETURN_IF_ERROR(ValidateFile(files[i], rank, world_size));
+    GT_RETURN_IF_ERROR(shares.Check(files[i], rank));
+  }
+  return absl::OkStatus();
+}
+
+PartRef RefOf(const ManifestPart& part, absl::string_view text) {
+  PartRef ref{.bytes = text.size(), .xxh3 = Xxh3Hex(text)};
+  for (const ShardFile& file : part.files) {
+    ref.finite = ref.finite && file.finite;
+    ref.file_bytes += file.bytes;
+    ref.chunks += file.chunks.size();
+    ref.kept += file.kept.size();
+  }
+  return ref;
+}
+
+absl::Status AddParts(const std::vector<PartText>& parts, Manifest* manifest) {
+  GT_ASSIGN_OR_RETURN(ShareCheck shares, ShareCheck::Make(manifest->tensors, manifest->world_size));
+  for (const auto& [number, text] : parts) {
+    GT_CHECK(number >= 0 && static_cast<size_t>(number) < manifest->parts.size());
+    const std::string key = AttemptKey(manifest->id, PartName(number, PartCount(manifest->world_size)));
+    const auto damaged = [&](absl::string_view what) {
+      return absl::DataLossError(absl::StrCat(key, ": ", what));
+    };
+    const PartRef& ref = manifest->parts[static_cast<size_t>(number)];
+    if (text.size() != ref.bytes || Xxh3Hex(text) != ref.xxh3)
+      return damaged("is not the part that the manifest names");
+    absl::StatusOr<ManifestPart> part = ParseManifestPart(key, text);
+    if (!part.ok())
+      return absl::Status(part.status().code(), absl::StrCat(key, ": ", part.status().message()));
+    if (!part->error.empty() || RefOf(*part, text) != ref)
+      return damaged("says something else than the manifest");
+    for (size_t i = 0; i < part->files.size(); ++i) {
+      const int rank = number * kPartRanks + static_cast<int>(i);
+      if (const absl::Status sound = shares.Check(part->files[i], rank); !sound.ok())
+        return damaged(sound.message());
+    }
+    std::move(part->files.begin(), part->files.end(), manifest->files.begin() + number * kPartRanks);
+  }
+  return absl::OkStatus();
 }
 
 std::string Print(const Manifest& m) {
@@ -616,8 +810,12 @@ std::string Print(const Manifest& m) {
   out["world_size"] = m.world_size;
   out["finite"] = m.finite();
   AddTensors(m.tensors, &out);
-  out["files"] = Json::array();
-  for (const ShardFile& file : m.files) out["files"].push_back(FileToJson(file, m.version));
+  const char* const list = m.parts.empty() ? "files" : "parts";
+  out[list] = Json::array();
+  for (const PartRef& part : m.parts) out[list].push_back(PartToJson(part));
+  if (m.parts.empty()) {
+    for (const ShardFile& file : m.files) out[list].push_back(FileToJson(file, m.version));
+  }
   return PrintSealed(out);
 }
 
@@ -629,8 +827,25 @@ std::string Print(const AbortMarker& marker) {
   return PrintSealed(out);
 }
 
+std::string Print(const ManifestPart& part) {
+  GT_CHECK(IsValid(part.id) && IsVerifiedName(part.verified));
+  GT_CHECK(!part.error.empty() || CheckPartFiles(part).ok());
+  Json out = Head(kPartFormat, kManifestVersion);
+  AddId(part.id, &out);
+  out["world_size"] = part.world_size;
+  out["part"] = part.part;
+  if (!part.error.empty()) {
+    out["error"] = Bounded(part.error);
+    return PrintSealed(out);
+  }
+  out["verified"] = part.verified;
+  out["files"] = Json::array();
+  for (const ShardFile& file : part.files) out["files"].push_back(FileToJson(file, kManifestVersion));
+  return PrintSealed(out);
+}
+
 std::string Print(const ShardIndex& index) {
-  GT_CHECK(IsValid(index.id));
+  GT_CHECK(IsValid(index.id) && IsVerifiedName(index.verified));
   GT_CHECK(!index.error.empty() || ValidateFile(index.file, index.rank, index.world_size).ok());
   Json out = Head(kIndexFormat, kManifestVersion);
   AddId(index.id, &out);
@@ -638,6 +853,7 @@ std::string Print(const ShardIndex& index) {
   out["world_size"] = index.world_size;
   if (index.error.empty()) {
     out["file"] = FileToJson(index.file, kManifestVersion);
+    out["verified"] = index.verified;
   } else {
     out["error"] = Bounded(index.error);
   }
@@ -686,7 +902,8 @@ absl::StatusOr<SaveTail> ParseSaveTail(absl::string_view text, const SaveOrder& 
                                         [](const GlobalTensor& t) { return t.layout == Layout::kPerRank; }));
   if (tail.per_rank.size() != blobs) return absl::DataLossError("per_rank does not match the order");
   for (const KeptBlob& k : tail.kept) {
-    if (k.blob >= blobs || k.rank < order.world_size) return absl::DataLossError("kept: an impossible entry");
+    if (k.blob >= blobs || k.rank < order.world_size || k.rank % order.world_size != order.rank)
+      return absl::DataLossError("kept: an impossible entry");
   }
   return tail;
 }
@@ -739,11 +956,43 @@ absl::StatusOr<std::variant<Manifest, AbortMarker>> ParseManifest(absl::string_v
   return manifest;
 }
 
+absl::StatusOr<ManifestPart> ParseManifestPart(absl::string_view key, absl::string_view text) {
+  GT_ASSIGN_OR_RETURN(const Json object, ParseSealed(text, kPartBytesMax));
+  GT_ASSIGN_OR_RETURN(const int version, ReadHead(object, kPartFormat, kPartsVersion, kManifestVersion));
+  GT_RETURN_IF_ERROR(CheckFields(object, {"format", "version", "epoch", "timeline", "generation", "step",
+                                          "attempt", "world_size", "part", "error", "verified", "files"}));
+  ManifestPart part;
+  GT_ASSIGN_OR_RETURN(part.id, ReadId(object));
+  GT_ASSIGN_OR_RETURN(const uint64_t world, GetUint(object, "world_size", kWorldSizeMax));
+  GT_ASSIGN_OR_RETURN(const uint64_t number, GetUint(object, "part", kWorldSizeMax));
+  part.world_size = static_cast<int>(world);
+  part.part = static_cast<int>(number);
+  if (part.part >= PartCount(part.world_size)) return absl::DataLossError("part outside the world");
+  GT_RETURN_IF_ERROR(CheckKey(key, AttemptKey(part.id, PartName(part.part, PartCount(part.world_size)))));
+  if (object.contains("error") == object.contains("files"))
+    return absl::DataLossError("neither files nor an error");
+  if (object.contains("error")) {
+    if (object.contains("verified")) return absl::DataLossError("an error that verified something");
+    GT_ASSIGN_OR_RETURN(const std::string error, GetString(object, "error", kReasonBytesMax));
+    part.error = error.empty() ? "unknown error" : Bounded(error);
+    return part;
+  }
+  GT_ASSIGN_OR_RETURN(part.verified, ReadVerified(object));
+  GT_ASSIGN_OR_RETURN(const Json* files, GetArray(object, "files", kPartRanks));
+  for (const Json& item : *files) {
+    GT_ASSIGN_OR_RETURN(ShardFile file, ReadFileEntry(item, version));
+    part.files.push_back(std::move(file));
+  }
+  GT_RETURN_IF_ERROR(CheckPartFiles(part));
+  return part;
+}
+
 absl::StatusOr<ShardIndex> ParseShardIndex(absl::string_view key, absl::string_view text) {
   GT_ASSIGN_OR_RETURN(const Json object, ParseSealed(text, kManifestBytesMax));
-  GT_RETURN_IF_ERROR(ReadHead(object, kIndexFormat, kManifestVersion, kManifestVersion).status());
+  GT_ASSIGN_OR_RETURN(const int version,
+                      ReadHead(object, kIndexFormat, kOldestIndexVersion, kManifestVersion));
   GT_RETURN_IF_ERROR(CheckFields(object, {"format", "version", "epoch", "timeline", "generation", "step",
-                                          "attempt", "rank", "world_size", "file", "error"}));
+                                          "attempt", "rank", "world_size", "file", "error", "verified"}));
   ShardIndex index;
   GT_ASSIGN_OR_RETURN(index.id, ReadId(object));
   GT_ASSIGN_OR_RETURN(const uint64_t world, GetUint(object, "world_size", kWorldSizeMax));
@@ -757,9 +1006,14 @@ absl::StatusOr<ShardIndex> ParseShardIndex(absl::string_view key, absl::string_v
   if (object.contains("error")) {
     GT_ASSIGN_OR_RETURN(const std::string error, GetString(object, "error", kReasonBytesMax));
     index.error = error.empty() ? "unknown error" : Bounded(error);
+    if (object.contains("verified")) return absl::DataLossError("an error that verified something");
     return index;
   }
-  GT_ASSIGN_OR_RETURN(index.file, ReadFileEntry(object["file"], kManifestVersion));
+  GT_ASSIGN_OR_RETURN(index.file, ReadFileEntry(object["file"], version));
+  index.file.xxh3.clear();  // of version 2; what is written now does not say it
+  if (version >= 3) {
+    GT_ASSIGN_OR_RETURN(index.verified, ReadVerified(object));
+  }
   GT_RETURN_IF_ERROR(ValidateFile(index.file, index.rank, index.world_size));
   return index;
 }

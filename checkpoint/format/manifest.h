@@ -27,6 +27,9 @@ inline constexpr uint64_t kChunkBytes = 4 << 20;
 // Ranks in all lists of boxes together, at about 60 bytes each: 61 ways to cut tensors over 8,192 ranks.
 inline constexpr size_t kBoxRanksMax = 500'000;
 
+inline constexpr size_t kPartBytesMax = 64 << 20;        // the text of a part
+inline constexpr size_t kFilesInRootBytesMax = 1 << 20;  // a root with more than that names parts instead
+
 inline constexpr int kManifestVersion = 3;  // written; 1 and 2 are read as well
 
 // Version 1 says of each file which bytes of a tensor it holds, and where: the tensor's bytes [begin, begin +
@@ -39,7 +42,7 @@ struct Slice {
   bool operator==(const Slice&) const = default;
 };
 
-// State that another rank of an earlier, larger world saved, carried along.
+// State that another rank of an earlier, larger world saved, carried along by rank `rank` modulo world size.
 struct KeptBlob {
   uint64_t blob = 0;  // which of the kPerRank tensors
   int rank = 0;       // whose; not one of this world
@@ -58,12 +61,12 @@ inline constexpr size_t kTailTextBytesMax = 4 << 20;
 struct ShardFile {
   std::string name;  // ShardName(rank, world_size)
   uint64_t bytes = 0;
-  std::string xxh3;                 // of the whole file
+  std::string xxh3;                 // of the whole file; versions 1 and 2, empty since
   std::vector<std::string> chunks;  // of each kChunkBytes of it, the last one shorter
   bool finite = true;               // no NaN or infinity in its floating-point tensors
-  uint64_t data_begin = 0;          // where the header ends; version 2
-  std::vector<uint64_t> per_rank;   // bytes of each kPerRank tensor, in their order; version 2
-  std::vector<KeptBlob> kept;       // ascending; after per_rank in the data; version 3
+  uint64_t data_begin = 0;          // where the header ends; since version 2
+  std::vector<uint64_t> per_rank;   // bytes of each kPerRank tensor, in their order; since version 2
+  std::vector<KeptBlob> kept;       // ascending; after per_rank in the data; since version 3
   std::vector<Slice> slices;        // version 1
   bool operator==(const ShardFile&) const = default;
 };
@@ -75,14 +78,35 @@ struct Identity {
   bool operator==(const Identity&) const = default;
 };
 
+// What the root says of one part: enough to refuse any other text under its key, and to answer what is asked
+// of whole checkpoints without reading parts.
+struct PartRef {
+  uint64_t bytes = 0;       // of its text
+  std::string xxh3;         // of its text
+  bool finite = true;       // all its files are
+  uint64_t file_bytes = 0;  // of all its files
+  uint64_t chunks = 0;      // of all its files
+  uint64_t kept = 0;        // how many KeptBlobs all its files have
+  bool operator==(const PartRef&) const = default;
+};
+
+// Up to kPartRanks ranks the files stand in the root, as long as that is below kFilesInRootBytesMax; else
+// they stand in parts, which were put before it.
 struct Manifest {
   int version = kManifestVersion;
   SaveId id;
   Identity owner;
   int world_size = 1;
   std::vector<GlobalTensor> tensors;
-  std::vector<ShardFile> files;  // one a rank, in rank order
+  std::vector<ShardFile> files;  // one a rank, in rank order; without a name where a part was not added
+  std::vector<PartRef> parts;    // since version 3; empty: every file is there
   bool finite() const;
+  uint64_t file_bytes() const;   // of all files
+  uint64_t chunk_count() const;  // of all files
+  // Of the files of ranks before `rank`, whose own file is here.
+  uint64_t ChunksBefore(int rank) const;
+  // Whether the file of `rank` is described here; AddParts adds what is missing.
+  bool Has(int rank) const { return !files[static_cast<size_t>(rank)].name.empty(); }
   bool operator==(const Manifest&) const = default;
 };
 
@@ -93,13 +117,26 @@ struct AbortMarker {
   bool operator==(const AbortMarker&) const = default;
 };
 
-// What a rank leaves beside its shard for rank 0: the shard, or why there is none.
+// The files of the ranks [part * kPartRanks, ...), or why there are none.
+struct ManifestPart {
+  SaveId id;
+  int world_size = 1;
+  int part = 0;
+  std::string error;     // empty: `files` are written, in rank order
+  std::string verified;  // the oldest of its members' (ShardIndex); empty where one is empty
+  std::vector<ShardFile> files;
+  bool operator==(const ManifestPart&) const = default;
+};
+
+// What a rank leaves beside its shard for the first rank of its part: the shard, or why there is none.
 struct ShardIndex {
   SaveId id;
   int rank = 0;
   int world_size = 1;
   std::string error;  // empty: `file` is written
   ShardFile file;
+  // AttemptName of the newest save whose shard this rank has read back and found intact; empty: none yet.
+  std::string verified;
   bool operator==(const ShardIndex&) const = default;
 };
 
@@ -126,23 +163,42 @@ struct SaveOrder {
 };
 
 // Whether a manifest is whole and consistent: a file for each rank with the derived name, chunks that match
-// the lengths, every byte of every tensor in exactly one file. DataLoss with the first fault.
+// the lengths, every byte of every tensor in exactly one file. DataLoss with the first fault. Of a manifest
+// with parts: as far as the files are there.
 absl::Status Validate(const Manifest& manifest);
 // What can be said of one file of `world_size` alone; part of Validate.
-absl::Status ValidateFile(const ShardFile& file, int rank, int world_size);
+absl::Status ValidateFile(const ShardFile& file, int rank, int world_size, int version = kManifestVersion);
+// The same of the files of ranks `first_rank` and on, and that each has the length that follows from the
+// tensors (since version 2).
+absl::Status ValidateFiles(const std::vector<GlobalTensor>& tensors, int world_size, int first_rank,
+                           const std::vector<ShardFile>& files);
+
+// What the root says of `part`, whose text is `text`.
+PartRef RefOf(const ManifestPart& part, absl::string_view text);
+// A text found under the key of a part of `manifest`.
+struct PartText {
+  int part = 0;
+  std::string text;
+};
+// Adds the files of these parts. DataLoss names a part that is not the one that the root names: `manifest`
+// has some of the others then, each as it should be.
+absl::Status AddParts(const std::vector<PartText>& parts, Manifest* manifest);
 
 // GT_CHECKs that the value is valid: writers prove it first.
 std::string Print(const Manifest& manifest);
 std::string Print(const AbortMarker& marker);
+std::string Print(const ManifestPart& part);
 std::string Print(const ShardIndex& index);
 std::string Print(const OwnerClaim& claim);
 std::string Print(const SaveOrder& order);
 std::string Print(const SaveTail& tail);
 
 // DataLoss for anything hostile or damaged. `key` is where the text was found: the numbers inside must derive
-// exactly that key. A returned manifest is Validate()d.
+// exactly that key. A returned manifest is Validate()d. FailedPrecondition, which names both versions, for
+// what a newer gtrain wrote: it is whole, and nobody may fall back from it or delete it.
 absl::StatusOr<std::variant<Manifest, AbortMarker>> ParseManifest(absl::string_view key,
                                                                   absl::string_view text);
+absl::StatusOr<ManifestPart> ParseManifestPart(absl::string_view key, absl::string_view text);
 absl::StatusOr<ShardIndex> ParseShardIndex(absl::string_view key, absl::string_view text);
 absl::StatusOr<OwnerClaim> ParseOwnerClaim(absl::string_view key, absl::string_view text);
 // DataLoss as well when the tensors cannot be saved in its world.

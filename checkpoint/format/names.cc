@@ -71,11 +71,47 @@ std::string IndexName(int rank, int world_size) {
   return absl::StrFormat("rank-%05d-of-%05d.index.json", rank, world_size);
 }
 
+std::string PartName(int part, int part_count) {
+  return absl::StrFormat("part-%05d-of-%05d.json", part, part_count);
+}
+
+std::optional<std::pair<int, int>> ParseRankName(absl::string_view file) {
+  absl::string_view rest = file;
+  uint64_t rank = 0, world_size = 0;
+  if (!absl::ConsumePrefix(&rest, "rank-") || !TakeDigits(&rest, &rank) ||
+      !absl::ConsumePrefix(&rest, "-of-") || !TakeDigits(&rest, &world_size) || world_size > kWorldSizeMax ||
+      rank >= world_size) {
+    return std::nullopt;
+  }
+  const std::pair<int, int> found(static_cast<int>(rank), static_cast<int>(world_size));
+  const bool ours =
+      file == ShardName(found.first, found.second) || file == IndexName(found.first, found.second);
+  return ours ? std::optional(found) : std::nullopt;
+}
+
 std::string AttemptKey(const SaveId& id, absl::string_view file) {
   return absl::StrCat(AttemptName(id), "/", file);
 }
 
 std::string OwnerKey(uint64_t epoch) { return absl::StrFormat("%sepoch-%08d.json", kOwnerPrefix, epoch); }
+
+std::string LeasePrefix(uint64_t epoch) { return absl::StrFormat("%sepoch-%08d.", kLeasePrefix, epoch); }
+
+std::string LeaseKey(const LeaseName& name) {
+  return absl::StrFormat("%s%08d.json", LeasePrefix(name.epoch), name.renewal);
+}
+
+std::optional<LeaseName> ParseLeaseKey(absl::string_view key) {
+  absl::string_view rest = key;
+  LeaseName name;
+  if (!absl::ConsumePrefix(&rest, kLeasePrefix) || !absl::ConsumePrefix(&rest, "epoch-") ||
+      !TakeDigits(&rest, &name.epoch) || !absl::ConsumePrefix(&rest, ".") ||
+      !TakeDigits(&rest, &name.renewal) || !InRange(name.epoch) || !InRange(name.renewal) ||
+      LeaseKey(name) != key) {
+    return std::nullopt;
+  }
+  return name;
+}
 
 std::string ProbeKey(int64_t unix_seconds, uint64_t nonce) {
   return absl::StrFormat("%s%010d-%016x", kProbePrefix, unix_seconds, nonce);

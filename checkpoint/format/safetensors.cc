@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
 #include "base/status_macros.h"
@@ -87,18 +88,19 @@ bool IsTensorName(absl::string_view name, size_t bytes_max) {
 }
 
 std::string PrintShardHeader(const std::vector<TensorEntry>& tensors, size_t alignment) {
-  Json object = Json::object();
-  object["__metadata__"] = {{"format", "gtrain"}};
+  // Entry by entry: an ordered object looks through all its names to add one.
+  std::string json = R"({"__metadata__":{"format":"gtrain"})";
+  absl::flat_hash_set<absl::string_view> names;
   uint64_t expected = 0;
   for (const TensorEntry& t : tensors) {
-    GT_CHECK(t.begin == expected && t.end >= t.begin);
+    GT_CHECK(t.begin == expected && t.end >= t.begin && names.insert(t.name).second);
     expected = t.end;
-    object[t.name] = {{"dtype", std::string(DTypeName(t.dtype))},
-                      {"shape", t.shape},
-                      {"data_offsets", std::vector<uint64_t>{t.begin, t.end}}};
+    const Json entry = {{"dtype", std::string(DTypeName(t.dtype))},
+                        {"shape", t.shape},
+                        {"data_offsets", std::vector<uint64_t>{t.begin, t.end}}};
+    absl::StrAppend(&json, ",", Json(t.name).dump(), ":", entry.dump());
   }
-  GT_CHECK(object.size() == tensors.size() + 1);
-  std::string json = object.dump();
+  json.push_back('}');
   json.append((alignment - (kLengthBytes + json.size()) % alignment) % alignment, ' ');
   std::string length;
   for (size_t i = 0; i < kLengthBytes; ++i) length.push_back(static_cast<char>(json.size() >> (8 * i)));

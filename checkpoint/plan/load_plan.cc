@@ -5,6 +5,7 @@
 #include "checkpoint/plan/load_plan.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
@@ -289,6 +290,57 @@ absl::Status LoadPlanner::AddBlobs(size_t registered, int rank, Building* buildi
   return absl::OkStatus();
 }
 
+void LoadPlanner::AddTensors(int rank, size_t first, size_t last, Building* building) {
+  // Of thousands of tensors a rank holds those of its stage: the others are not even looked at.
+  std::vector<bool> holds;
+  for (size_t i : places_) holds.push_back(wanted_[i].Holds(rank));
+  for (size_t k = 0; k < order_.size(); ++k) {
+    if (order_[k] < first || order_[k] >= last) continue;
+    building->plan.restored[order_[k]] = true;
+    if (holds[place_[k]]) AddTensor(order_[k], rank, building);
+  }
+}
+
+// Files that keep nothing are not needed for that; of those in parts only the part says how many do.
+void LoadPlanner::AddFilesOfBlobs(int rank, size_t first, size_t last, std::vector<int>* files) {
+  bool any = false, orphans = false;
+  for (size_t i : blobs_) {
+    if (i < first || i >= last || !stored_as_[i]) continue;
+    any = true;
+    orphans = orphans || registered_[i].rule != PerRankRule::kDrop;
+  }
+  if (!any) return;
+  const int there = manifest_->world_size;
+  if (rank < there) files->push_back(rank);
+  for (int orphan = rank + world_size_; orphans && orphan < there; orphan += world_size_)
+    files->push_back(orphan);
+  const auto keeps = [&](int file) {
+    return manifest_->parts.empty() ? !manifest_->files[static_cast<size_t>(file)].kept.empty()
+                                    : manifest_->parts[static_cast<size_t>(PartOf(file))].kept > 0;
+  };
+  // State of rank o lies in file o mod `there` and goes to rank o mod world_size_: one may have such of the
+  // other where both leave the same of what divides both.
+  const int alike = std::gcd(there, world_size_);
+  for (int file = 0; file < there; ++file) {
+    const bool own = rank >= there && rank % there == file;
+    const bool needed = own || rank == 0 || (orphans && file % alike == rank % alike);
+    if (needed && keeps(file)) files->push_back(file);
+  }
+}
+
+std::vector<int> LoadPlanner::FilesFor(int rank, size_t first, size_t last) {
+  GT_CHECK(rank >= 0 && rank < world_size_);
+  Building building;
+  building.plan.restored.assign(registered_.size(), false);
+  if (differences_.empty()) AddTensors(rank, first, last, &building);
+  std::vector<int> files;
+  for (const FileRead& read : building.plan.reads) files.push_back(read.file);
+  AddFilesOfBlobs(rank, first, last, &files);
+  std::sort(files.begin(), files.end());
+  files.erase(std::unique(files.begin(), files.end()), files.end());
+  return files;
+}
+
 absl::StatusOr<LoadPlan> LoadPlanner::Plan(int rank) { return Plan(rank, 0, registered_.size()); }
 
 absl::StatusOr<LoadPlan> LoadPlanner::Plan(int rank, size_t first, size_t last) {
@@ -299,16 +351,7 @@ absl::StatusOr<LoadPlan> LoadPlanner::Plan(int rank, size_t first, size_t last) 
   building.plan.unknown = unknown_;
   building.plan.missing = missing_;
   building.plan.orphans = orphans_;
-  if (differences.empty()) {
-    // Of thousands of tensors a rank holds those of its stage: the others are not even looked at.
-    std::vector<bool> holds;
-    for (size_t i : places_) holds.push_back(wanted_[i].Holds(rank));
-    for (size_t k = 0; k < order_.size(); ++k) {
-      if (order_[k] < first || order_[k] >= last) continue;
-      building.plan.restored[order_[k]] = true;
-      if (holds[place_[k]]) AddTensor(order_[k], rank, &building);
-    }
-  }
+  if (differences.empty()) AddTensors(rank, first, last, &building);
   for (size_t i : blobs_) {
     if (i < first || i >= last) continue;
     const absl::Status added = AddBlobs(i, rank, &building);
@@ -319,6 +362,7 @@ absl::StatusOr<LoadPlan> LoadPlanner::Plan(int rank, size_t first, size_t last) 
   std::sort(building.plan.reads.begin(), building.plan.reads.end(),
             [](const FileRead& a, const FileRead& b) { return a.file < b.file; });
   for (FileRead& read : building.plan.reads) {
+    GT_CHECK(manifest_->Has(read.file));
     // Tensors came in the order of version 2; blobs come in the order of this program.
     if (!std::is_sorted(read.copies.begin(), read.copies.end(), by_place))
       std::sort(read.copies.begin(), read.copies.end(), by_place);

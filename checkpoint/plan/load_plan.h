@@ -75,10 +75,15 @@ class LoadPlanner {
   absl::StatusOr<LoadPlan> Plan(int rank);
   // The same of the tensors [first, last) of the registration alone; the others count as not restored.
   absl::StatusOr<LoadPlan> Plan(int rank, size_t first, size_t last);
+  // The files that this plan reads, ascending, and those that keep state of ranks which it may read: what a
+  // manifest with parts must have (Manifest::Has) before a planner is made that plans it. For rank 0 all that
+  // keep some, because it says what becomes of that.
+  std::vector<int> FilesFor(int rank, size_t first, size_t last);
 
  private:
   struct Building;
   void FindDifferences();
+  void AddTensors(int rank, size_t first, size_t last, Building* building);
   void AddTensor(size_t registered, int rank, Building* building);
   void AddPiece(int file, const Copy& copy, Building* building) const;
   // Where the state of `rank` lies in the checkpoint.
@@ -90,6 +95,7 @@ class LoadPlanner {
   std::optional<Place> FindBlob(size_t stored, int rank);
   std::optional<Place> FindSlice(size_t stored, int rank) const;
   void FindKept();
+  void AddFilesOfBlobs(int rank, size_t first, size_t last, std::vector<int>* files);
   void FindOrphans();
   void AddBlob(size_t registered, int rank, const Place& place, Building* building) const;
   absl::Status AddBlobs(size_t registered, int rank, Building* building);

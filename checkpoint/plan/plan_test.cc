@@ -10,6 +10,7 @@
 #include "base/rng.h"
 #include "checkpoint/format/hash.h"
 #include "checkpoint/plan/interval.h"
+#include "checkpoint/plan/limits.h"
 #include "checkpoint/plan/load_plan.h"
 #include "checkpoint/plan/retention.h"
 #include "checkpoint/plan/save_plan.h"
@@ -46,7 +47,7 @@ Manifest Committed(const std::vector<Registered>& registered, int world) {
   for (const Registered& r : registered) m.tensors.push_back(r.tensor);
   for (int rank = 0; rank < world; ++rank) {
     const ShardPlan plan = PlanShard(registered, rank, world);
-    ShardFile file{.name = ShardName(rank, world), .bytes = plan.file_bytes(), .xxh3 = Xxh3Hex("")};
+    ShardFile file{.name = ShardName(rank, world), .bytes = plan.file_bytes()};
     file.chunks.assign((file.bytes + kChunkBytes - 1) / kChunkBytes, Xxh3Hex(""));
     file.data_begin = plan.header.size();
     file.per_rank = plan.per_rank;
@@ -317,6 +318,68 @@ TEST(LoadPlan, ChunksWithoutWantedBytesAreNotRead) {
   std::vector<std::vector<int>> times = {std::vector<int>(3 * kRow / 8)};
   CheckReads(m, *plan, 2, &times);
   EXPECT_EQ(std::count(times[0].begin(), times[0].end(), 1), 3 * kRow / 8);
+}
+
+std::string LimitFound(const std::vector<Registered>& registered, int rank, int world,
+                       uint64_t file_bytes_max = kFileBytesMax) {
+  const absl::Status status = CheckLimits(registered, rank, world, file_bytes_max);
+  EXPECT_TRUE(status.ok() || absl::IsResourceExhausted(status)) << status;
+  return std::string(status.message());
+}
+
+constexpr int64_t kGiB = int64_t{1} << 30;
+
+// Each rank's `gib` GiB of one tensor that is split over all of them.
+std::vector<Registered> Large(int64_t gib, int world) {
+  return {
+      Sharded("w", {gib * kGiB * world}, {.mesh = {{"dp", world}}, .splits = {{0, "dp"}}}, DType::kUint8)};
+}
+
+TEST(Limits, AreNamedBeforeAnythingIsWritten) {
+  EXPECT_EQ(LimitFound({Tensor("w", {2, 2}), Blob("rng", 5)}, 0, 1), "");
+  // What the storage takes as one file.
+  EXPECT_EQ(LimitFound(Large(5, 4), 3, 4, 6 * kGiB), "");
+  EXPECT_THAT(LimitFound(Large(7, 4), 3, 4, 6 * kGiB),
+              AllOf(HasSubstr("the file of rank 3 would have 7"), HasSubstr("over the limit of 6GiB"),
+                    HasSubstr("shard the state over more ranks")));
+  EXPECT_THAT(LimitFound({Blob("state", uint64_t{1} << 60)}, 0, 1), HasSubstr("the file of rank 0"));
+  // 102 GiB a rank of 64 is what a part can describe, whatever the world.
+  EXPECT_EQ(LimitFound(Large(100, 4096), 4000, 4096), "");
+  EXPECT_THAT(LimitFound(Large(110, 4096), 4000, 4096),
+              HasSubstr("the part of the manifest that describes ranks 3968 to 4031"));
+  // Ranks of a smaller part may have more each.
+  EXPECT_EQ(LimitFound(Large(800, 8), 0, 8), "");
+  EXPECT_EQ(LimitFound({Tensor("w", {6400 * kGiB}, DType::kUint8)}, 0, 1), "");
+  EXPECT_THAT(LimitFound({Tensor("w", {7000 * kGiB}, DType::kUint8)}, 0, 1), HasSubstr("ranks 0 to 0"));
+  // Names.
+  std::vector<Registered> many;
+  for (int i = 0; i < 250'000; ++i) many.push_back(Tensor(absl::StrCat(i, std::string(250, 'n')), {1}));
+  EXPECT_THAT(LimitFound(many, 0, 1),
+              AllOf(HasSubstr("the header of the file of rank 0, which names 250000 tensors,"),
+                    HasSubstr("register fewer, larger tensors")));
+  // Of 4,096 ranks each writes few of them, but the manifest names them all.
+  EXPECT_THAT(LimitFound(many, 1, 4096), HasSubstr("the manifest, which names 250000 tensors,"));
+}
+
+// What a manifest with parts must have before a plan can be made, and no more.
+TEST(LoadPlan, FilesForAreThoseThatThePlanReads) {
+  const std::vector<Registered> state = {Sharded("w", {640}, {.mesh = {{"dp", 320}}, .splits = {{0, "dp"}}}),
+                                         Tensor("b", {3}), Blob("rng", 5)};
+  const Manifest m = Committed(state, 320);
+  for (const int world : {1, 7, 320}) {
+    std::vector<Registered> wanted = state;
+    wanted[0].tensor.sharding.mesh[0].size = world;
+    if (world == 1) wanted[0].tensor = Tensor("w", {640}).tensor;
+    LoadPlanner planner(&m, wanted, world);
+    for (const int rank : {0, world / 2, world - 1}) {
+      const auto plan = planner.Plan(rank);
+      ASSERT_TRUE(plan.ok()) << plan.status();
+      std::vector<int> read;
+      for (const FileRead& file : plan->reads) read.push_back(file.file);
+      EXPECT_EQ(planner.FilesFor(rank, 0, wanted.size()), read);
+    }
+    EXPECT_EQ(planner.FilesFor(0, 2, 3), std::vector<int>{0});  // its own bytes alone
+  }
 }
 
 // What the first version of the format says byte range by byte range.

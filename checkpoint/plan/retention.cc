@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <set>
+#include <utility>
 
 namespace gtrain::ckpt {
 
@@ -19,6 +20,14 @@ RetentionPlan PlanRetention(const StoredCheckpoints& stored, int keep) {
   }
   const SaveId oldest_kept = *kept.begin();
   kept.insert(stored.pinned.begin(), stored.pinned.end());
+  if (stored.verified) kept.insert(*stored.verified);
+  const auto life = [](const SaveId& id) { return std::pair(id.epoch, id.timeline); };
+  const auto passed_over = [&](const SaveId& id) {
+    return stored.resumed && id > *stored.resumed && life(id) < life(stored.just_committed);
+  };
+  for (const Retained& r : stored.committed) {
+    if (passed_over(r.id)) kept.insert(r.id);
+  }
   RetentionPlan plan;
   for (const Retained& r : stored.committed) {
     if (!kept.contains(r.id)) plan.manifests.push_back(r.id);
@@ -27,7 +36,7 @@ RetentionPlan PlanRetention(const StoredCheckpoints& stored, int keep) {
     if (id < oldest_kept) plan.manifests.push_back(id);
   }
   for (const SaveId& id : stored.damaged) {
-    if (id < oldest_kept) {
+    if (id < oldest_kept && !passed_over(id)) {
       plan.manifests.push_back(id);
     } else {
       kept.insert(id);

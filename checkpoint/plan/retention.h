@@ -1,5 +1,6 @@
 // Which checkpoints go after a commit. Nothing is deleted that a reader could still be asked to resume from.
 #pragma once
+#include <optional>
 #include <vector>
 
 #include "checkpoint/format/names.h"
@@ -18,6 +19,8 @@ struct StoredCheckpoints {
   std::vector<SaveId> damaged;      // a manifest that cannot be used
   std::vector<SaveId> folders;      // attempts with shards or parts of them
   std::vector<SaveId> pinned;       // by a person: never deleted
+  std::optional<SaveId> resumed;    // what this run was resumed from
+  std::optional<SaveId> verified;   // the newest one that was verified by reading it
 };
 
 struct RetentionPlan {
@@ -25,9 +28,11 @@ struct RetentionPlan {
   std::vector<SaveId> folders;    // then these
 };
 
-// Kept are: what was just committed, the newest `keep` (at least 1) in the order of SaveId, the newest
-// whose numbers are all finite (fault C14), and what is pinned. An attempt without a manifest goes once
-// something newer is committed.
+// Kept are: what is newer than `resumed` and of an earlier life of the directory (it was passed over, for
+// whatever reason, and may be good), what was `verified` last, what was just committed, the newest `keep` (at
+// least 1) in the order of SaveId, the newest whose numbers are all finite (fault C14), and what is pinned.
+// An attempt without a manifest goes once something newer is committed: those that may still be committed
+// must not be among `folders` (plan/garbage.h).
 RetentionPlan PlanRetention(const StoredCheckpoints& stored, int keep);
 
 }  // namespace gtrain::ckpt

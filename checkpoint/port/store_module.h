@@ -10,7 +10,7 @@
 
 namespace gtrain::port {
 
-inline constexpr uint32_t kStoreModuleAbi = 4;
+inline constexpr uint32_t kStoreModuleAbi = 5;
 inline constexpr char kStoreModuleEntry[] = "gtrain_store_module";
 
 struct StoreModule {

@@ -24,6 +24,11 @@ std::string Value(const std::map<std::string, std::string>& map, const std::stri
   return it == map.end() ? "" : it->second;
 }
 
+// As S3 writes times in listings.
+std::string Made(absl::Duration ago) {
+  return absl::FormatTime("%E4Y-%m-%dT%H:%M:%E3SZ", absl::Now() - ago, absl::UTCTimeZone());
+}
+
 MHD_Result Collect(void* out, MHD_ValueKind, const char* name, const char* value) {
   (*static_cast<std::map<std::string, std::string>*>(out))[name] = value == nullptr ? "" : value;
   return MHD_YES;
@@ -265,8 +270,12 @@ S3FakeReply S3Fake::ListObjects(const S3FakeRequest& request) {
     }
     ++entries;
     last = entry;
-    absl::StrAppend(&body, cut == std::string::npos ? "<Contents><Key>" : "<CommonPrefixes><Prefix>", entry,
-                    cut == std::string::npos ? "</Key></Contents>" : "</Prefix></CommonPrefixes>");
+    if (cut == std::string::npos) {
+      absl::StrAppend(&body, "<Contents><Key>", entry, "</Key><LastModified>", Made(settings_.age),
+                      "</LastModified></Contents>");
+    } else {
+      absl::StrAppend(&body, "<CommonPrefixes><Prefix>", entry, "</Prefix></CommonPrefixes>");
+    }
   }
   absl::StrAppend(&body, "<IsTruncated>", more ? "true" : "false", "</IsTruncated>");
   if (more) absl::StrAppend(&body, "<NextContinuationToken>", last, "</NextContinuationToken>");
@@ -279,7 +288,8 @@ S3FakeReply S3Fake::Multipart(const S3FakeRequest& request, const std::string& k
     std::string body = "<ListMultipartUploadsResult>";
     for (const auto& [id, upload] : uploads_) {
       if (!absl::StartsWith(upload.key, Value(request.query, "prefix"))) continue;
-      absl::StrAppend(&body, "<Upload><Key>", upload.key, "</Key><UploadId>", id, "</UploadId></Upload>");
+      absl::StrAppend(&body, "<Upload><Key>", upload.key, "</Key><UploadId>", id, "</UploadId><Initiated>",
+                      Made(settings_.age), "</Initiated></Upload>");
     }
     return {200, {}, body + "<IsTruncated>false</IsTruncated></ListMultipartUploadsResult>"};
   }

@@ -44,6 +44,7 @@ class S3Fake {
     S3Credentials credentials = {"AKIDEXAMPLE", "secret"};
     bool ignore_conditions = false;  // S5
     bool ignore_checksums = false;   // neither compared nor asked for
+    absl::Duration age;              // how old everything looks in listings
     size_t page_keys = 3;            // keys a page of a listing: small, so that paging is exercised
     absl::Duration clock_ahead;      // S14: refuses requests dated more than 15 minutes off
     // Asked before a request is carried out. Returning true: the reply is sent and nothing happens.

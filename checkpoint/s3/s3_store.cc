@@ -27,8 +27,8 @@
 namespace gtrain::ckpt {
 namespace {
 
-constexpr size_t kPartsMax = 10'000;
 constexpr size_t kPartBytesMin = 5 << 20;
+constexpr uint64_t kStreamBytesMax = 256 << 20;  // parts of a stream that are in memory together
 constexpr size_t kErrorBytesMax = 64 << 10;
 constexpr size_t kListBytesMax = 16 << 20;
 constexpr size_t kKeysMax = 1'000'000;
@@ -86,6 +86,15 @@ std::string Words(const Answer& answer) {
                       answer.message.empty() ? "" : ": ", answer.message);
 }
 
+// Whether the store may know the keys no more: they expired, or were replaced. The answer to a HEAD has no
+// words, so any refusal of one may mean that.
+bool RefusesKeys(const Call& call, const Answer& answer) {
+  static const std::set<std::string, std::less<>> kCodes = {"ExpiredToken", "InvalidToken",
+                                                            "InvalidAccessKeyId"};
+  const int status = answer.reply.status;
+  return kCodes.contains(answer.code) || (call.method == "HEAD" && (status == 400 || status == 403));
+}
+
 class S3Store final : public port::BlobStore {
  public:
   S3Store(S3Options options, std::shared_ptr<http::Client> http,
@@ -101,16 +110,49 @@ class S3Store final : public port::BlobStore {
     host_ = options_.path_style ? name : absl::StrCat(options_.bucket, ".", name);
     base_ = absl::StrCat(secure ? "https://" : "http://", host_);
     checksums_ = options_.checksums;
-    compares_ = secure;  // TLS does
+    compares_ = secure;                   // TLS does
+    proven_ = options_.endpoint.empty();  // Amazon's own store documents that it compares checksums
   }
   using port::BlobStore::PutIfAbsent;
 
   absl::Status PutIfAbsent(absl::string_view key, absl::Span<const absl::string_view> parts) override {
     GT_RETURN_IF_ERROR(CheckKey(key));
-    size_t bytes = 0;
+    uint64_t bytes = 0;
     for (const absl::string_view part : parts) bytes += part.size();
-    return bytes <= options_.part_bytes ? PutWhole(key, parts) : PutInParts(key, parts, bytes);
+    GT_RETURN_IF_ERROR(CheckLength(key, bytes));
+    if (bytes <= options_.part_bytes) return PutWhole(key, parts);
+    return PutInParts(key, bytes, options_.uploads,
+                      [&](uint64_t begin, uint64_t end, std::string*) { return Cut(parts, begin, end); });
   }
+
+  absl::Status PutStream(absl::string_view key, uint64_t bytes, Source source) override {
+    GT_RETURN_IF_ERROR(CheckKey(key));
+    GT_RETURN_IF_ERROR(CheckLength(key, bytes));
+    const auto take = [&](uint64_t begin, uint64_t end,
+                          std::string* memory) -> absl::StatusOr<std::vector<absl::string_view>> {
+      memory->clear();
+      memory->reserve(end - begin);
+      GT_RETURN_IF_ERROR(port::TakeFrom(source, begin, end, [&](absl::string_view piece) {
+        memory->append(piece.data(), piece.size());
+        return absl::OkStatus();
+      }));
+      return std::vector<absl::string_view>{*memory};
+    };
+    if (bytes <= options_.part_bytes) {
+      std::string memory;
+      GT_ASSIGN_OR_RETURN(const std::vector<absl::string_view> whole, take(0, bytes, &memory));
+      return PutWhole(key, whole);
+    }
+    const uint64_t together = kStreamBytesMax / S3PartBytes(bytes, options_.part_bytes, options_.parts_max);
+    const int uploads = std::clamp<int>(static_cast<int>(together), 1, options_.uploads);
+    return PutInParts(key, bytes, uploads, take);
+  }
+
+  uint64_t BytesMax() const override { return kS3BytesMax; }
+
+  // Signed uploads carry the SHA-256 of what was sent, and the store compares it. Of a checksum that is true
+  // of Amazon's store, and of one that has refused a wrong checksum.
+  bool ChecksEveryPut() const override { return !checksums_ || proven_; }
 
   absl::StatusOr<std::string> Get(absl::string_view key, size_t bytes_max) override {
     GT_RETURN_IF_ERROR(CheckKey(key));
@@ -119,7 +161,7 @@ class S3Store final : public port::BlobStore {
     absl::StatusOr<Answer> answer = Exchange(call);
     if (absl::IsResourceExhausted(answer.status()) ||
         (answer.ok() && answer->reply.status == 200 && answer->reply.body.size() > bytes_max)) {
-      return absl::ResourceExhaustedError(
+      return absl::OutOfRangeError(
           absl::StrCat(Name(key), " has more than the ", bytes_max, " bytes that it should have at most"));
     }
     if (!answer.ok()) return answer.status();
@@ -200,6 +242,30 @@ class S3Store final : public port::BlobStore {
     return folders;
   }
 
+  absl::StatusOr<absl::Duration> Unchanged(absl::string_view name) override {
+    GT_RETURN_IF_ERROR(CheckKey(name));
+    const std::string full = Full(name), inside = absl::StrCat(full, "/");
+    absl::Duration youngest = absl::InfiniteDuration();
+    std::string token;
+    for (bool more = true; more;) {
+      Call call = {"GET", "", {{"list-type", "2"}, {"prefix", full}}};
+      if (!token.empty()) call.query.push_back({"continuation-token", token});
+      absl::Time now;
+      GT_ASSIGN_OR_RETURN(const XmlElement page, GetXml(call, &now));
+      for (const XmlElement& entry : page.children) {
+        const std::string key = entry.Text("Key");
+        if (entry.name != "Contents" || (key != full && !absl::StartsWith(key, inside))) continue;
+        youngest = std::min(youngest, Age(entry.Text("LastModified"), now));
+      }
+      const std::string next = page.Text("NextContinuationToken");
+      more = page.Text("IsTruncated") == "true" && !next.empty() && next != token;
+      token = next;
+    }
+    if (youngest == absl::InfiniteDuration())
+      return absl::NotFoundError(absl::StrCat(Name(name), " does not exist"));
+    return youngest;
+  }
+
   absl::Status Delete(absl::string_view key) override {
     GT_RETURN_IF_ERROR(CheckKey(key));
     const Call call = {"DELETE", Full(key)};
@@ -236,12 +302,13 @@ class S3Store final : public port::BlobStore {
         call.query.push_back({"key-marker", key_marker});
         call.query.push_back({"upload-id-marker", upload_marker});
       }
-      GT_ASSIGN_OR_RETURN(const XmlElement page, GetXml(call));
+      absl::Time now;
+      GT_ASSIGN_OR_RETURN(const XmlElement page, GetXml(call, &now));
       for (const XmlElement& upload : page.children) {
         if (upload.name != "Upload") continue;
         std::string key = upload.Text("Key");
         if (!Relative(&key) || upload.Text("UploadId").empty()) continue;
-        found.push_back({key, upload.Text("UploadId")});
+        found.push_back({key, upload.Text("UploadId"), Age(upload.Text("Initiated"), now)});
       }
       more = page.Text("IsTruncated") == "true" && page.Text("NextKeyMarker") > key_marker;
       key_marker = page.Text("NextKeyMarker");
@@ -279,17 +346,32 @@ class S3Store final : public port::BlobStore {
     return absl::OutOfRangeError(absl::StrCat(Name(key), " ends before ", offset, " + ", bytes, " bytes"));
   }
 
+  absl::Status CheckLength(absl::string_view key, uint64_t bytes) const {
+    if (bytes <= BytesMax()) return absl::OkStatus();
+    return absl::InvalidArgumentError(
+        absl::StrCat(Name(key), ": ", bytes, " bytes are more than the 5 TiB that an object can have"));
+  }
+  // `when` is a time of the store ("2030-01-01T00:00:00.000Z"); zero for anything else.
+  static absl::Duration Age(const std::string& when, absl::Time now) {
+    absl::Time then;
+    std::string error;
+    if (now == absl::InfinitePast() || !absl::ParseTime(absl::RFC3339_full, when, &then, &error)) {
+      return absl::ZeroDuration();
+    }
+    return std::max(now - then, absl::ZeroDuration());
+  }
+
   // --- requests
   // An answer that is neither lost nor one of those that mean "try again"; Unavailable after the last try.
   absl::StatusOr<Answer> Exchange(const Call& call) {
     const std::string hash = call.headers.contains(kChecksum) ? "UNSIGNED-PAYLOAD" : Sha256Hex(call.body);
-    const absl::Time give_up = absl::Now() + options_.patience;
+    const Instant give_up = clock_->Now() + options_.patience;
     bool renewed = false, shifted = false;
     std::string last;
     for (int attempt = 0;; ++attempt) {
-      absl::StatusOr<Answer> answer = Once(call, hash, give_up - absl::Now());
+      absl::StatusOr<Answer> answer = Once(call, hash, give_up - clock_->Now());
       if (answer.ok()) {
-        if (answer->code == "ExpiredToken" && !renewed) {
+        if (RefusesKeys(call, *answer) && !renewed) {
           renewed = true;
           continue;  // Once() has told the provider
         }
@@ -307,7 +389,7 @@ class S3Store final : public port::BlobStore {
         last = std::string(answer.status().message());
       }
       const absl::Duration pause = Backoff(attempt);
-      if (attempt + 1 >= options_.attempts || absl::Now() + pause >= give_up ||
+      if (attempt + 1 >= options_.attempts || clock_->Now() + pause >= give_up ||
           !ProcessRetryBudget().Take()) {
         return absl::UnavailableError(absl::StrCat(Describe(), ": ", call.method, " ", call.key, " failed ",
                                                    attempt + 1, " times; the last answer: ", last));
@@ -338,7 +420,7 @@ class S3Store final : public port::BlobStore {
     Answer answer;
     GT_ASSIGN_OR_RETURN(answer.reply, http_->Do(request));
     ReadError(&answer);
-    if (answer.code == "ExpiredToken") credentials_->Refused(credentials);
+    if (RefusesKeys(call, answer)) credentials_->Refused(credentials);
     return answer;
   }
 
@@ -360,15 +442,20 @@ class S3Store final : public port::BlobStore {
     return kStatuses.contains(answer.reply.status) || kCodes.contains(answer.code);
   }
 
-  // The difference between the store's clock and ours, from its answer (S14).
-  bool LearnClock(const http::Reply& reply) {
+  // The store's clock; InfinitePast where it does not say.
+  static absl::Time DateOf(const http::Reply& reply) {
     const auto date = reply.headers.find("date");
     absl::Time server;
     std::string error;
-    if (date == reply.headers.end() ||
-        !absl::ParseTime("%a, %d %b %Y %H:%M:%S GMT", date->second, &server, &error)) {
-      return false;
-    }
+    const bool said = date != reply.headers.end() &&
+                      absl::ParseTime("%a, %d %b %Y %H:%M:%S GMT", date->second, &server, &error);
+    return said ? server : absl::InfinitePast();
+  }
+
+  // The difference between the store's clock and ours, from its answer (S14).
+  bool LearnClock(const http::Reply& reply) {
+    const absl::Time server = DateOf(reply);
+    if (server == absl::InfinitePast()) return false;
     const absl::Duration offset = server - absl::Now();
     LogWarning(Describe(), ": this machine's clock is ",
                absl::FormatDuration(absl::Trunc(-offset, absl::Seconds(1))),
@@ -408,10 +495,12 @@ class S3Store final : public port::BlobStore {
     return absl::UnavailableError(what);
   }
 
-  absl::StatusOr<XmlElement> GetXml(Call call) {
+  // `now`, if given, gets the store's clock.
+  absl::StatusOr<XmlElement> GetXml(Call call, absl::Time* now = nullptr) {
     call.reply_bytes_max = kListBytesMax;
     GT_ASSIGN_OR_RETURN(const Answer answer, Exchange(call));
     if (answer.reply.status != 200 || !answer.code.empty()) return Error(call, answer);
+    if (now != nullptr) *now = DateOf(answer.reply);
     return ParseXml(answer.reply.body);
   }
 
@@ -463,8 +552,8 @@ class S3Store final : public port::BlobStore {
   absl::StatusOr<Answer> WithChecksum(Call* call, const char* header, std::string value) {
     call->headers[header] = std::move(value);
     GT_ASSIGN_OR_RETURN(Answer answer, Exchange(*call));
-    const bool token = answer.code == "ExpiredToken" || answer.code == "InvalidToken";
-    if (answer.reply.status != 501 && (answer.reply.status != 400 || token)) return answer;
+    if (answer.reply.status != 501 && (answer.reply.status != 400 || RefusesKeys(*call, answer)))
+      return answer;
     checksums_ = false;
     LogInfo(Describe(), ": the store takes no checksums (", Words(answer), "): uploads are signed instead");
     call->headers.erase(header);
@@ -480,11 +569,12 @@ class S3Store final : public port::BlobStore {
     call.headers = {{kChecksum, Crc32cBase64(absl::MakeConstSpan(&wrong, 1))}};
     call.body = {"right"};
     const absl::StatusOr<Answer> answer = Once(call, "UNSIGNED-PAYLOAD", options_.patience);
-    if (answer.ok() && answer->reply.status == 400) {
-      compares_ = true;
+    if (answer.ok() && answer->reply.status == 400 && !RefusesKeys(call, *answer)) {
+      compares_ = proven_ = true;
       return true;
     }
-    if (answer.ok() && (answer->reply.status < 500 || answer->reply.status == 501)) {
+    if (answer.ok() && !RefusesKeys(call, *answer) &&
+        (answer->reply.status < 500 || answer->reply.status == 501)) {
       checksums_ = false;
       LogWarning(Describe(),
                  ": the store does not compare checksums, and over plain HTTP nothing else protects ",
@@ -521,7 +611,12 @@ class S3Store final : public port::BlobStore {
     return Error(call, answer);
   }
 
-  absl::Status PutInParts(absl::string_view key, absl::Span<const absl::string_view> parts, size_t bytes) {
+  // The bytes [begin, end) of what is put. `memory` is the caller's until the part is sent. Called in
+  // ascending order, one at a time.
+  using TakePart = absl::FunctionRef<absl::StatusOr<std::vector<absl::string_view>>(
+      uint64_t begin, uint64_t end, std::string* memory)>;
+
+  absl::Status PutInParts(absl::string_view key, uint64_t bytes, int uploads, TakePart take) {
     const std::string mark = NewMark(), full = Full(key);
     Call create = {"POST", full, {{"uploads", ""}}};
     create.headers = {{kMark, mark}};
@@ -532,7 +627,7 @@ class S3Store final : public port::BlobStore {
     GT_ASSIGN_OR_RETURN(const XmlElement xml, ParseXml(created.reply.body));
     const std::string upload = xml.Text("UploadId");
     if (upload.empty()) return absl::DataLossError(absl::StrCat(Name(key), ": the store gave no upload id"));
-    absl::Status done = UploadAndComplete(key, full, upload, mark, parts, bytes);
+    absl::Status done = UploadAndComplete(key, full, upload, mark, bytes, uploads, take);
     if (!done.ok()) {
       // Parts cost money until they are aborted (S8); what is left over is found by ListUnfinished.
       if (const absl::Status aborted = Abort(full, upload); !aborted.ok()) {
@@ -544,9 +639,8 @@ class S3Store final : public port::BlobStore {
   }
 
   absl::Status UploadAndComplete(absl::string_view key, const std::string& full, const std::string& upload,
-                                 const std::string& mark, absl::Span<const absl::string_view> parts,
-                                 size_t bytes) {
-    GT_ASSIGN_OR_RETURN(const std::vector<std::string> sent, UploadParts(full, upload, parts, bytes));
+                                 const std::string& mark, uint64_t bytes, int uploads, TakePart take) {
+    GT_ASSIGN_OR_RETURN(const std::vector<std::string> sent, UploadParts(full, upload, bytes, uploads, take));
     // Not every store honours the condition when an upload is completed; this narrows the gap on those.
     if (Size(key).ok()) return absl::AlreadyExistsError(absl::StrCat(Name(key), " exists"));
     std::string list = "<CompleteMultipartUpload xmlns=\"http://s3.amazonaws.com/doc/2006-03-01/\">";
@@ -564,12 +658,12 @@ class S3Store final : public port::BlobStore {
   }
 
   // The bytes [begin, end) of the concatenation of `parts`.
-  static std::vector<absl::string_view> Cut(absl::Span<const absl::string_view> parts, size_t begin,
-                                            size_t end) {
+  static std::vector<absl::string_view> Cut(absl::Span<const absl::string_view> parts, uint64_t begin,
+                                            uint64_t end) {
     std::vector<absl::string_view> out;
-    size_t at = 0;
+    uint64_t at = 0;
     for (const absl::string_view part : parts) {
-      const size_t from = std::max(begin, at), to = std::min(end, at + part.size());
+      const uint64_t from = std::max(begin, at), to = std::min<uint64_t>(end, at + part.size());
       if (from < to) out.push_back(part.substr(from - at, to - from));
       at += part.size();
     }
@@ -577,34 +671,36 @@ class S3Store final : public port::BlobStore {
   }
 
   absl::StatusOr<std::vector<std::string>> UploadParts(const std::string& full, const std::string& upload,
-                                                       absl::Span<const absl::string_view> parts,
-                                                       size_t bytes) {
-    const size_t part_bytes = std::max(options_.part_bytes, (bytes + kPartsMax - 1) / kPartsMax);
-    const size_t count = (bytes + part_bytes - 1) / part_bytes;
+                                                       uint64_t bytes, int uploads, TakePart take) {
+    const uint64_t part_bytes = S3PartBytes(bytes, options_.part_bytes, options_.parts_max);
+    const uint64_t count = (bytes + part_bytes - 1) / part_bytes;
     std::vector<std::string> sent(count);
-    std::atomic<size_t> next{0};
     Mutex mu;
+    uint64_t next = 0;  // these are the mutex's, and so is `take`
     absl::Status failed;
     const auto work = [&] {
-      for (size_t i = next++; i < count; i = next++) {
-        const Call call = {"PUT",
-                           full,
-                           {{"partNumber", absl::StrCat(i + 1)}, {"uploadId", upload}},
-                           {},
-                           Cut(parts, i * part_bytes, std::min(bytes, (i + 1) * part_bytes))};
-        absl::StatusOr<std::string> part = UploadPart(call);
-        MutexLock lock(&mu);
-        if (part.ok()) {
-          sent[i] = *std::move(part);
-        } else {
-          failed.Update(part.status());
-          next = count;  // the others stop
+      std::string memory;
+      while (true) {
+        uint64_t i = 0;
+        Call call = {"PUT", full};
+        {
+          MutexLock lock(&mu);
+          if (!failed.ok() || next == count) return;
+          i = next++;
+          auto body = take(i * part_bytes, std::min(bytes, (i + 1) * part_bytes), &memory);
+          failed.Update(body.status());
+          if (!body.ok()) return;
+          call.body = *std::move(body);
         }
+        call.query = {{"partNumber", absl::StrCat(i + 1)}, {"uploadId", upload}};
+        absl::StatusOr<std::string> part = UploadPart(std::move(call));
+        MutexLock lock(&mu);
+        if (part.ok()) sent[i] = *std::move(part);
+        failed.Update(part.status());
       }
     };
     std::vector<std::thread> threads;
-    for (size_t i = 1; i < std::min(static_cast<size_t>(options_.uploads), count); ++i)
-      threads.emplace_back(work);
+    for (uint64_t i = 1; i < std::min<uint64_t>(uploads, count); ++i) threads.emplace_back(work);
     work();
     for (std::thread& thread : threads) thread.join();
     GT_RETURN_IF_ERROR(failed);
@@ -636,13 +732,16 @@ class S3Store final : public port::BlobStore {
     return Error(call, answer);
   }
 
+  const RealClock real_clock_;
   const S3Options options_;
+  const Clock* const clock_ = options_.clock == nullptr ? &real_clock_ : options_.clock;
   const std::shared_ptr<http::Client> http_;
   const std::shared_ptr<CredentialsProvider> credentials_;
   std::string host_, base_;
   std::atomic<int64_t> clock_offset_ns_{0};
   std::atomic<bool> checksums_{false};
-  std::atomic<bool> compares_{false};     // a checksum that is wrong is noticed
+  std::atomic<bool> compares_{false};     // what changes on the way is noticed, by TLS or by the store
+  std::atomic<bool> proven_{false};       // the store compares checksums
   std::atomic<bool> deletes_many_{true};  // until it turns out that the store cannot
   std::atomic<size_t> listed_{0};         // by the last ListAll
   Mutex mu_;
@@ -662,6 +761,12 @@ bool IsBucketName(absl::string_view name) {
 }
 
 }  // namespace
+
+uint64_t S3PartBytes(uint64_t bytes, uint64_t part_bytes, uint64_t parts_max) {
+  constexpr uint64_t kMiB = 1 << 20;
+  const uint64_t least = bytes / parts_max + (bytes % parts_max != 0 ? 1 : 0);
+  return std::max(part_bytes, (least + kMiB - 1) / kMiB * kMiB);
+}
 
 absl::StatusOr<S3Options> ParseS3Uri(absl::string_view uri, const S3Environment& environment) {
   S3Options options;
@@ -731,9 +836,10 @@ absl::StatusOr<std::unique_ptr<port::BlobStore>> OpenS3Store(
     const S3Options& options, std::shared_ptr<http::Client> http,
     std::shared_ptr<CredentialsProvider> credentials) {
   if (options.part_bytes < kPartBytesMin || options.uploads < 1 || options.attempts < 1 ||
-      options.patience < absl::Seconds(1)) {
+      options.parts_max < 1 || options.parts_max > 10'000 || options.patience < absl::Seconds(1)) {
     return absl::InvalidArgumentError(
-        "S3: parts are at least 5 MiB, uploads and attempts at least 1, the patience at least 1 s");
+        "S3: parts are at least 5 MiB and 10,000 at most, uploads and attempts at least 1, the patience at "
+        "least 1 s");
   }
   return std::make_unique<S3Store>(options, std::move(http), std::move(credentials));
 }

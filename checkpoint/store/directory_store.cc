@@ -15,6 +15,7 @@
 #include <utility>
 
 #include "absl/cleanup/cleanup.h"
+#include "absl/functional/function_ref.h"
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
@@ -55,11 +56,13 @@ class DirectoryStore final : public port::BlobStore {
   explicit DirectoryStore(std::string root) : root_(std::move(root)), host_(HostName()) {}
 
   absl::Status PutIfAbsent(absl::string_view key, absl::Span<const absl::string_view> parts) override;
+  absl::Status PutStream(absl::string_view key, uint64_t bytes, Source source) override;
   absl::StatusOr<std::string> Get(absl::string_view key, size_t bytes_max) override;
   absl::Status Read(absl::string_view key, uint64_t offset, absl::Span<char> out) override;
   absl::StatusOr<uint64_t> Size(absl::string_view key) override;
   absl::StatusOr<std::vector<std::string>> List(absl::string_view prefix) override;
   absl::StatusOr<std::vector<std::string>> ListFolders() override;
+  absl::StatusOr<absl::Duration> Unchanged(absl::string_view name) override;
   absl::Status Delete(absl::string_view key) override;
   absl::Status DropEmptyFolder(absl::string_view folder) override;
   absl::StatusOr<std::vector<Unfinished>> ListUnfinished() override;
@@ -74,8 +77,20 @@ class DirectoryStore final : public port::BlobStore {
   // Opens a regular file without following a link as its last part.
   absl::StatusOr<std::pair<UniqueFd, uint64_t>> Open(absl::string_view key) const;
   absl::Status MakeFolderOf(absl::string_view key) const;
-  // Names in a folder, whether each is a folder itself; an absent folder has none.
-  absl::StatusOr<std::vector<std::pair<std::string, bool>>> Names(const std::string& path) const;
+  // `write` writes `bytes` bytes in all.
+  absl::Status Put(absl::string_view key, uint64_t bytes, absl::FunctionRef<absl::Status(FileWriter*)> write);
+  // A path of this process alone, beside what others leave unfinished.
+  std::string Temporary(absl::string_view name);
+  struct Entry {
+    std::string name;
+    bool is_folder = false;
+    absl::Time changed;
+    bool operator<(const Entry& other) const { return name < other.name; }
+  };
+  // What a folder holds, sorted; an absent folder holds nothing.
+  absl::StatusOr<std::vector<Entry>> Names(const std::string& path) const;
+  // What a file gets as its time that is written now. The server of a network file system has its own clock.
+  absl::StatusOr<absl::Time> FileSystemNow();
   absl::Status Collect(const std::string& folder, absl::string_view prefix, int depth,
                        std::vector<std::string>* keys) const;
 
@@ -94,13 +109,36 @@ absl::Status DirectoryStore::MakeFolderOf(absl::string_view key) const {
   return SyncFolder(root_);
 }
 
+std::string DirectoryStore::Temporary(absl::string_view name) {
+  return absl::StrCat(root_, "/", kUnfinished, "/", absl::StrReplaceAll(name, {{"/", "%"}}), "%", host_, "-",
+                      getpid(), "-", count_.fetch_add(1));
+}
+
 absl::Status DirectoryStore::PutIfAbsent(absl::string_view key, absl::Span<const absl::string_view> parts) {
+  uint64_t bytes = 0;
+  for (absl::string_view part : parts) bytes += part.size();
+  return Put(key, bytes, [&](FileWriter* writer) {
+    for (absl::string_view part : parts) GT_RETURN_IF_ERROR(writer->Append(part));
+    return absl::OkStatus();
+  });
+}
+
+absl::Status DirectoryStore::PutStream(absl::string_view key, uint64_t bytes, Source source) {
+  if (bytes > BytesMax()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(root_, "/", key, ": ", bytes, " bytes are more than a file can have"));
+  }
+  return Put(key, bytes, [&](FileWriter* writer) {
+    return port::TakeFrom(source, 0, bytes, [&](absl::string_view piece) { return writer->Append(piece); });
+  });
+}
+
+absl::Status DirectoryStore::Put(absl::string_view key, uint64_t bytes,
+                                 absl::FunctionRef<absl::Status(FileWriter*)> write) {
   GT_ASSIGN_OR_RETURN(const std::string path, Path(key));
   GT_RETURN_IF_ERROR(MakeFolderOf(key));
   GT_RETURN_IF_ERROR(MakeDirs(absl::StrCat(root_, "/", kUnfinished), 0755));
-  const std::string temporary =
-      absl::StrCat(root_, "/", kUnfinished, "/", absl::StrReplaceAll(key, {{"/", "%"}}), "%", host_, "-",
-                   getpid(), "-", count_.fetch_add(1));
+  const std::string temporary = Temporary(key);
   UniqueFd fd(open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644));
   if (!fd.valid() && errno == EEXIST) {  // of a process with our number that died: it holds no key
     unlink(temporary.c_str());
@@ -108,10 +146,8 @@ absl::Status DirectoryStore::PutIfAbsent(absl::string_view key, absl::Span<const
   }
   if (!fd.valid()) return ErrnoStatus(errno, absl::StrCat("create ", temporary));
   const auto remove = absl::MakeCleanup([&] { unlink(temporary.c_str()); });
-  uint64_t bytes = 0;
-  for (absl::string_view part : parts) bytes += part.size();
   FileWriter writer(fd.get(), temporary, bytes);
-  for (absl::string_view part : parts) GT_RETURN_IF_ERROR(writer.Append(part));
+  GT_RETURN_IF_ERROR(write(&writer));
   GT_RETURN_IF_ERROR(writer.Finish());
   if (fsync(fd.get()) != 0) return ErrnoStatus(errno, absl::StrCat("fsync ", temporary));
   if (close(fd.release()) != 0) return ErrnoStatus(errno, absl::StrCat("close ", temporary));
@@ -139,7 +175,7 @@ absl::StatusOr<std::pair<UniqueFd, uint64_t>> DirectoryStore::Open(absl::string_
 absl::StatusOr<std::string> DirectoryStore::Get(absl::string_view key, size_t bytes_max) {
   GT_ASSIGN_OR_RETURN(const uint64_t bytes, Size(key));
   if (bytes > bytes_max) {
-    return absl::ResourceExhaustedError(
+    return absl::OutOfRangeError(
         absl::StrCat(root_, "/", key, " has ", bytes, " bytes, over the limit of ", bytes_max));
   }
   std::string out(bytes, '\0');
@@ -171,9 +207,8 @@ absl::StatusOr<uint64_t> DirectoryStore::Size(absl::string_view key) {
   return opened->second;
 }
 
-absl::StatusOr<std::vector<std::pair<std::string, bool>>> DirectoryStore::Names(
-    const std::string& path) const {
-  std::vector<std::pair<std::string, bool>> names;
+absl::StatusOr<std::vector<DirectoryStore::Entry>> DirectoryStore::Names(const std::string& path) const {
+  std::vector<Entry> names;
   DIR* folder = opendir(path.c_str());
   if (folder == nullptr) {
     if (errno == ENOENT) return names;
@@ -188,7 +223,8 @@ absl::StatusOr<std::vector<std::pair<std::string, bool>>> DirectoryStore::Names(
     if (name == "." || name == "..") continue;
     struct stat info;
     if (fstatat(dirfd(folder), name.c_str(), &info, AT_SYMLINK_NOFOLLOW) != 0) continue;  // just deleted
-    if (S_ISDIR(info.st_mode) || S_ISREG(info.st_mode)) names.emplace_back(name, S_ISDIR(info.st_mode));
+    if (S_ISDIR(info.st_mode) || S_ISREG(info.st_mode))
+      names.push_back({name, S_ISDIR(info.st_mode), absl::TimeFromTimespec(info.st_mtim)});
     if (names.size() > kListMax)
       return absl::ResourceExhaustedError(absl::StrCat(path, " holds too many files"));
   }
@@ -202,7 +238,7 @@ absl::Status DirectoryStore::Collect(const std::string& folder, absl::string_vie
   constexpr int kDepthMax = 4;
   auto names = Names(folder.empty() ? root_ : absl::StrCat(root_, "/", folder));
   if (!names.ok()) return names.status();
-  for (const auto& [name, is_folder] : *names) {
+  for (const auto& [name, is_folder, changed] : *names) {
     const std::string key = folder.empty() ? name : absl::StrCat(folder, "/", name);
     if (!port::IsBlobKey(key)) continue;
     if (!is_folder) {
@@ -227,10 +263,37 @@ absl::StatusOr<std::vector<std::string>> DirectoryStore::ListFolders() {
   auto names = Names(root_);
   if (!names.ok()) return names.status();
   std::vector<std::string> folders;
-  for (const auto& [name, is_folder] : *names) {
+  for (const auto& [name, is_folder, changed] : *names) {
     if (is_folder && port::IsBlobKey(name)) folders.push_back(name);
   }
   return folders;
+}
+
+absl::StatusOr<absl::Time> DirectoryStore::FileSystemNow() {
+  GT_RETURN_IF_ERROR(MakeDirs(absl::StrCat(root_, "/", kUnfinished), 0755));
+  const std::string path = Temporary("clock");
+  const UniqueFd fd(open(path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0644));
+  if (!fd.valid()) return ErrnoStatus(errno, absl::StrCat("create ", path));
+  const auto remove = absl::MakeCleanup([&] { unlink(path.c_str()); });
+  struct stat info;
+  // The byte makes a client that caches attributes ask the server.
+  if (write(fd.get(), "x", 1) != 1 || fsync(fd.get()) != 0 || fstat(fd.get(), &info) != 0) {
+    return ErrnoStatus(errno, absl::StrCat("write ", path));
+  }
+  return absl::TimeFromTimespec(info.st_mtim);
+}
+
+absl::StatusOr<absl::Duration> DirectoryStore::Unchanged(absl::string_view name) {
+  GT_ASSIGN_OR_RETURN(const std::string path, Path(name));
+  struct stat info;
+  if (lstat(path.c_str(), &info) != 0) return ErrnoStatus(errno, path);
+  absl::Time changed = absl::TimeFromTimespec(info.st_mtim);
+  if (S_ISDIR(info.st_mode)) {
+    GT_ASSIGN_OR_RETURN(const std::vector<Entry> inside, Names(path));
+    for (const Entry& entry : inside) changed = std::max(changed, entry.changed);
+  }
+  GT_ASSIGN_OR_RETURN(const absl::Time now, FileSystemNow());
+  return std::max(now - changed, absl::ZeroDuration());
 }
 
 absl::Status DirectoryStore::Delete(absl::string_view key) {
@@ -253,11 +316,15 @@ absl::StatusOr<std::vector<port::BlobStore::Unfinished>> DirectoryStore::ListUnf
   auto names = Names(absl::StrCat(root_, "/", kUnfinished));
   if (!names.ok()) return names.status();
   std::vector<Unfinished> out;
-  for (const auto& [name, is_folder] : *names) {
+  if (names->empty()) return out;
+  // A directory that cannot be written to has no clock to compare with: everything looks new there.
+  const absl::StatusOr<absl::Time> now = FileSystemNow();
+  for (const auto& [name, is_folder, changed] : *names) {
     std::vector<std::string> parts = absl::StrSplit(name, '%');
     if (is_folder || parts.size() < 2) continue;
     parts.pop_back();
-    out.push_back({.key = absl::StrJoin(parts, "/"), .handle = name});
+    const absl::Duration age = now.ok() ? *now - changed : absl::ZeroDuration();
+    out.push_back({absl::StrJoin(parts, "/"), name, std::max(age, absl::ZeroDuration())});
   }
   return out;
 }

@@ -15,7 +15,9 @@ Result FaultyStore::Run(absl::string_view name, absl::string_view key, absl::Fun
     calls_.push_back(text);
   }
   const Fault fault = plan_.fault ? plan_.fault(number, text) : Fault::kNone;
-  const auto broken = [&] { return absl::UnavailableError(absl::StrCat("injected fault at ", text)); };
+  const auto broken = [&] {
+    return absl::Status(plan_.error.code(), absl::StrCat(plan_.error.message(), " at ", text));
+  };
   if (fault == Fault::kBefore) return broken();
   Result result = call();
   if (fault == Fault::kAfter) return broken();
@@ -29,6 +31,10 @@ std::vector<std::string> FaultyStore::calls() const {
 
 absl::Status FaultyStore::PutIfAbsent(absl::string_view key, absl::Span<const absl::string_view> parts) {
   return Run<absl::Status>("PutIfAbsent", key, [&] { return base_->PutIfAbsent(key, parts); });
+}
+
+absl::Status FaultyStore::PutStream(absl::string_view key, uint64_t bytes, Source source) {
+  return Run<absl::Status>("PutIfAbsent", key, [&] { return base_->PutStream(key, bytes, source); });
 }
 
 absl::StatusOr<std::string> FaultyStore::Get(absl::string_view key, size_t bytes_max) {
@@ -55,6 +61,10 @@ absl::StatusOr<std::vector<std::string>> FaultyStore::ListAll(absl::Span<const a
 absl::StatusOr<std::vector<std::string>> FaultyStore::ListFolders() {
   return Run<absl::StatusOr<std::vector<std::string>>>("ListFolders", "",
                                                        [&] { return base_->ListFolders(); });
+}
+
+absl::StatusOr<absl::Duration> FaultyStore::Unchanged(absl::string_view name) {
+  return Run<absl::StatusOr<absl::Duration>>("Unchanged", name, [&] { return base_->Unchanged(name); });
 }
 
 absl::Status FaultyStore::Delete(absl::string_view key) {

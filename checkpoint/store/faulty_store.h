@@ -19,19 +19,24 @@ enum class Fault {
   kAfter,   // the call happens, its answer is lost
 };
 
-// What is to happen at the call number `call` (from 0): kBefore and kAfter answer Unavailable. Called by
-// several threads.
+// What is to happen at the call number `call` (from 0). Called by several threads.
 struct FaultPlan {
   std::function<Fault(uint64_t call, absl::string_view name)> fault;
+  // What the call answers where that is kBefore or kAfter; by default Unavailable.
+  absl::Status error = absl::UnavailableError("injected fault");
 };
 
-// Thread-safe; `base` must outlive it. Counts every call that reaches storage; DeleteAll is one for each key.
+// Thread-safe; `base` must outlive it. Counts every call that reaches storage; DeleteAll is one for
+// each key, PutStream is called PutIfAbsent.
 class FaultyStore : public port::BlobStore {
  public:
   FaultyStore(port::BlobStore* base, FaultPlan plan) : base_(base), plan_(std::move(plan)) {}
 
   using port::BlobStore::PutIfAbsent;
   absl::Status PutIfAbsent(absl::string_view key, absl::Span<const absl::string_view> parts) override;
+  absl::Status PutStream(absl::string_view key, uint64_t bytes, Source source) override;
+  uint64_t BytesMax() const override { return base_->BytesMax(); }
+  bool ChecksEveryPut() const override { return base_->ChecksEveryPut(); }
   absl::StatusOr<std::string> Get(absl::string_view key, size_t bytes_max) override;
   absl::Status Read(absl::string_view key, uint64_t offset, absl::Span<char> out) override;
   uint64_t ReadSize() const override { return base_->ReadSize(); }
@@ -39,6 +44,7 @@ class FaultyStore : public port::BlobStore {
   absl::StatusOr<std::vector<std::string>> List(absl::string_view prefix) override;
   absl::StatusOr<std::vector<std::string>> ListAll(absl::Span<const absl::string_view> prefixes) override;
   absl::StatusOr<std::vector<std::string>> ListFolders() override;
+  absl::StatusOr<absl::Duration> Unchanged(absl::string_view name) override;
   absl::Status Delete(absl::string_view key) override;
   bool DeletesTogether() const override { return base_->DeletesTogether(); }
   absl::Status DropEmptyFolder(absl::string_view folder) override;

@@ -24,7 +24,7 @@ absl::Status Absent(absl::string_view key) {
 absl::Status MemoryStore::PutIfAbsent(absl::string_view key, absl::Span<const absl::string_view> parts) {
   GT_RETURN_IF_ERROR(CheckKey(key));
   MutexLock lock(&mu_);
-  if (!blobs_.emplace(key, absl::StrJoin(parts, "")).second) {
+  if (!blobs_.emplace(key, Blob{absl::StrJoin(parts, ""), clock_}).second) {
     return absl::AlreadyExistsError(absl::StrCat(key, " exists"));
   }
   return absl::OkStatus();
@@ -35,9 +35,9 @@ absl::StatusOr<std::string> MemoryStore::Get(absl::string_view key, size_t bytes
   MutexLock lock(&mu_);
   const auto it = blobs_.find(key);
   if (it == blobs_.end()) return Absent(key);
-  if (it->second.size() > bytes_max)
-    return absl::ResourceExhaustedError(absl::StrCat(key, " is over the limit"));
-  return it->second;
+  if (it->second.bytes.size() > bytes_max)
+    return absl::OutOfRangeError(absl::StrCat(key, " is over the limit"));
+  return it->second.bytes;
 }
 
 absl::Status MemoryStore::Read(absl::string_view key, uint64_t offset, absl::Span<char> out) {
@@ -45,10 +45,10 @@ absl::Status MemoryStore::Read(absl::string_view key, uint64_t offset, absl::Spa
   MutexLock lock(&mu_);
   const auto it = blobs_.find(key);
   if (it == blobs_.end()) return Absent(key);
-  if (offset > it->second.size() || out.size() > it->second.size() - offset) {
-    return absl::OutOfRangeError(absl::StrCat(key, " has only ", it->second.size(), " bytes"));
+  if (offset > it->second.bytes.size() || out.size() > it->second.bytes.size() - offset) {
+    return absl::OutOfRangeError(absl::StrCat(key, " has only ", it->second.bytes.size(), " bytes"));
   }
-  std::copy_n(it->second.begin() + static_cast<ptrdiff_t>(offset), out.size(), out.begin());
+  std::copy_n(it->second.bytes.begin() + static_cast<ptrdiff_t>(offset), out.size(), out.begin());
   return absl::OkStatus();
 }
 
@@ -57,7 +57,7 @@ absl::StatusOr<uint64_t> MemoryStore::Size(absl::string_view key) {
   MutexLock lock(&mu_);
   const auto it = blobs_.find(key);
   if (it == blobs_.end()) return Absent(key);
-  return it->second.size();
+  return it->second.bytes.size();
 }
 
 absl::StatusOr<std::vector<std::string>> MemoryStore::List(absl::string_view prefix) {
@@ -88,6 +88,23 @@ absl::Status MemoryStore::Delete(absl::string_view key) {
   MutexLock lock(&mu_);
   if (const auto it = blobs_.find(key); it != blobs_.end()) blobs_.erase(it);
   return absl::OkStatus();
+}
+
+absl::StatusOr<absl::Duration> MemoryStore::Unchanged(absl::string_view name) {
+  GT_RETURN_IF_ERROR(CheckKey(name));
+  MutexLock lock(&mu_);
+  absl::Duration youngest = absl::InfiniteDuration();
+  for (const auto& [key, blob] : blobs_) {
+    const bool inside = key == name || (absl::StartsWith(key, name) && key[name.size()] == '/');
+    if (inside) youngest = std::min(youngest, clock_ - blob.put);
+  }
+  if (youngest == absl::InfiniteDuration()) return Absent(name);
+  return youngest;
+}
+
+void MemoryStore::Age(absl::Duration by) {
+  MutexLock lock(&mu_);
+  clock_ += by;
 }
 
 }  // namespace gtrain::ckpt

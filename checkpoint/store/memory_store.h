@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/time/time.h"
 #include "base/mutex.h"
 #include "checkpoint/port/blob_store.h"
 
@@ -24,11 +25,20 @@ class MemoryStore final : public port::BlobStore {
   absl::Status DropEmptyFolder(absl::string_view) override { return absl::OkStatus(); }
   absl::StatusOr<std::vector<Unfinished>> ListUnfinished() override { return std::vector<Unfinished>(); }
   absl::Status DropUnfinished(const Unfinished&) override { return absl::OkStatus(); }
+  absl::StatusOr<absl::Duration> Unchanged(absl::string_view name) override;
   std::string Describe() const override { return "memory"; }
 
+  // Makes everything that is there look older by so much.
+  void Age(absl::Duration by);
+
  private:
+  struct Blob {
+    std::string bytes;
+    absl::Duration put;  // on clock_
+  };
   Mutex mu_;
-  std::map<std::string, std::string, std::less<>> blobs_ ABSL_GUARDED_BY(mu_);
+  absl::Duration clock_ ABSL_GUARDED_BY(mu_);  // only Age() moves it
+  std::map<std::string, Blob, std::less<>> blobs_ ABSL_GUARDED_BY(mu_);
 };
 
 }  // namespace gtrain::ckpt

@@ -38,6 +38,12 @@ class Owning final : public port::BlobStore {
   absl::Status PutIfAbsent(absl::string_view key, absl::Span<const absl::string_view> parts) override {
     return faulty_.PutIfAbsent(key, parts);
   }
+  absl::Status PutStream(absl::string_view key, uint64_t bytes, Source source) override {
+    return faulty_.PutStream(key, bytes, source);
+  }
+  absl::StatusOr<absl::Duration> Unchanged(absl::string_view name) override {
+    return faulty_.Unchanged(name);
+  }
   absl::StatusOr<std::string> Get(absl::string_view key, size_t max) override {
     return faulty_.Get(key, max);
   }
@@ -152,6 +158,36 @@ TEST(DirectoryStore, AKilledPutLeavesNoKey_C1) {
   EXPECT_TRUE((*store)->DropUnfinished((*unfinished)[0]).ok());
   EXPECT_THAT(*(*store)->ListUnfinished(), IsEmpty());
   EXPECT_TRUE((*store)->PutIfAbsent("step/big", "whole").ok());
+}
+
+// The times are those of the file system: a folder is as young as the youngest of what it holds, and as what
+// was put into it or taken out.
+TEST(DirectoryStore, AgesAreThoseOfTheFileSystem) {
+  const std::string folder = TestFolder();
+  auto store = *OpenDirectoryStore(folder);
+  ASSERT_TRUE(store->PutIfAbsent("step/one", "1").ok());
+  ASSERT_TRUE(store->PutIfAbsent("step/two", "2").ok());
+  ASSERT_TRUE(WriteFileDurable(folder + "/.unfinished/step%three%host-7-0", "3").ok());
+  const auto make_old = [&](const std::string& name, int hours) {
+    struct timespec times[2];
+    clock_gettime(CLOCK_REALTIME, &times[0]);
+    times[0].tv_sec -= hours * 3600;
+    times[1] = times[0];
+    ASSERT_EQ(utimensat(AT_FDCWD, (folder + "/" + name).c_str(), times, 0), 0);
+  };
+  make_old("step/one", 50);
+  make_old("step/two", 40);
+  EXPECT_LT(*store->Unchanged("step"), absl::Minutes(30));
+  make_old("step", 45);
+  make_old(".unfinished/step%three%host-7-0", 30);
+  EXPECT_GE(*store->Unchanged("step"), absl::Hours(40));
+  EXPECT_LT(*store->Unchanged("step"), absl::Hours(41));
+  EXPECT_GE(*store->Unchanged("step/one"), absl::Hours(50));
+  const auto unfinished = store->ListUnfinished();
+  ASSERT_TRUE(unfinished.ok());
+  ASSERT_EQ(unfinished->size(), 1u);
+  EXPECT_GE((*unfinished)[0].age, absl::Hours(30));
+  EXPECT_LT((*unfinished)[0].age, absl::Hours(31));
 }
 
 TEST(DirectoryStore, AFolderWithoutBlobsIsSeenAndDropped_C1) {

@@ -24,6 +24,20 @@ struct CheckpointOptions {
   std::optional<int64_t> every_steps;  // when SaveIfDue saves; $GTRAIN_CHECKPOINT_EVERY wins if set
   std::optional<absl::Duration> every;
   absl::Duration commit_timeout = absl::Minutes(10);
+  // Opens to look: Restore works, Save and SaveIfDue return FailedPrecondition, nothing is written and no
+  // owner loses anything. For inspection, inference, and evaluation beside training.
+  // $GTRAIN_CHECKPOINT_READ_ONLY=1 sets it too.
+  bool read_only = false;
+  // Takes the directory although another program that is alive owns it. That one's next save fails and says
+  // whom the directory belongs to now. $GTRAIN_TAKEOVER=1 (gtrain launch --takeover) sets it too.
+  bool takeover = false;
+  // How many damaged checkpoints, one after the other, a Restore may fall back over before it gives up.
+  // $GTRAIN_CHECKPOINT_MAX_ROLLBACK wins if set.
+  int max_rollback = 1;
+  // In which saves ranks compare hashes of the state that they hold alike, before anything is written: "off",
+  // "first", or "every N" (the first and every N-th after it). The comparison reads all of this rank's state
+  // once; rank 0 logs what it took. $GTRAIN_CHECKPOINT_VERIFY_REPLICAS wins if set.
+  std::string verify_replicas = "every 100";
   // Save returns at once and the state is copied while the program computes with it: promises that Fence() is
   // called before the state is changed.
   bool lazy = false;
@@ -98,8 +112,13 @@ class Checkpointer {
                                 PerRankRule rule = PerRankRule::kDrop) = 0;
 
   // Collective, `options` equal on all ranks. The newest committed and intact checkpoint into the registered
-  // memory; nullopt when there is none. A damaged one falls back to the previous with a loud log line. No
-  // rank returns before all verified. After an error the registered memory may hold parts of what was read.
+  // memory; nullopt when there is none. No rank returns before all verified. After an error the registered
+  // memory may hold parts of what was read. A checkpoint that is proven to be damaged (another checksum or
+  // length, or a file that is absent although the manifest is there) is passed over with a loud log line, at
+  // most max_rollback in a row; then DataLoss. Unavailable: the storage cannot be read, or the newest
+  // checkpoint that the head knows is not where it was (nothing mounted?). Nothing older is restored for
+  // that. Exit with any code but 0: gtrain waits for the storage and starts the job again, and charges
+  // nothing.
   virtual absl::StatusOr<std::optional<RestoredStep>> Restore(const RestoreOptions& options = {}) = 0;
 
   // Copies the registered state (the only stall) and returns; writing and commit go on beside training.
@@ -108,9 +127,9 @@ class Checkpointer {
   // With CheckpointOptions::lazy: to be called after each Save before anything changes the registered state,
   // in a training step right before the optimiser. Blocks until the state is copied, and helps; after a step
   // that computed for longer than a copy takes it costs nothing, as without a save. Not a collective. From
-  // here on the save is committed whatever becomes of this process. Wait and the destructor fence by
-  // themselves. Save and SaveIfDue do not: a save that was not fenced by then may hold values of two steps,
-  // so it is given up with a warning, and Wait (or, with on_error: fail, Save) returns FailedPrecondition.
+  // here on the save is committed whatever becomes of this process. Nothing else fences: a save that was not
+  // fenced when Wait, Save, SaveIfDue or the destructor is called may hold values of two steps, so it is
+  // given up with a warning, and Wait (or, with on_error: fail, Save) returns FailedPrecondition.
   virtual void Fence() = 0;
   // Save when the policy says so: every_steps of `step`, or a duration, or no policy at all (then as often as
   // Daly's formula says for what a save is measured to cost and how often the job was interrupted); and once

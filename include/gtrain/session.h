@@ -26,8 +26,9 @@ struct ProgressReport {
 // Kinds of Session::ReportNote.
 inline constexpr char kNoteRestore[] = "restore";  // what the state was restored from
 inline constexpr char kNoteOwner[] = "owner";      // whose the checkpoint directory is, when that changed
-// The storage of checkpoints cannot be read. A rank that said so and ends without an exit code of 0 has met a
-// storage fault: the job waits for the storage, and nothing is charged (docs/operations.md).
+// The storage of checkpoints cannot be read; an empty text takes that back. A rank that said so and ends
+// without an exit code of 0 has met a storage fault: the job waits for the storage, and nothing is charged
+// (docs/operations.md).
 inline constexpr char kNoteStorage[] = "storage";
 
 // Thread-safe. Owns one background thread that talks to the keeper; starts no other, installs no

@@ -198,6 +198,12 @@ absl::Status Diff(const Args& args) {
 absl::Status SetPin(const Args& args, bool pin) {
   GT_RETURN_IF_ERROR(Words(args, 3, 3, pin ? "pin URI STEP" : "unpin URI STEP"));
   GT_ASSIGN_OR_RETURN(const Store store, Open(args.words[1]));
+  // A copy that was cut off is pinned and has no manifest.
+  if (const auto attempt = ckpt::ParseAttemptName(args.words[2]); attempt && !pin) {
+    GT_RETURN_IF_ERROR(ckpt::Unpin(store.get(), *attempt));
+    Print(absl::StrCat(args.words[2], " is no longer pinned\n"));
+    return absl::OkStatus();
+  }
   GT_ASSIGN_OR_RETURN(const ckpt::Manifest m, ckpt::FindCheckpoint(store.get(), args.words[2]));
   GT_RETURN_IF_ERROR(pin ? ckpt::Pin(store.get(), m.id) : ckpt::Unpin(store.get(), m.id));
   Print(absl::StrCat("step ", m.id.step, pin ? " is pinned: no job deletes it\n" : " is no longer pinned\n"));
@@ -223,11 +229,20 @@ absl::Status Rm(const Args& args) {
 absl::Status Gc(const Args& args) {
   GT_RETURN_IF_ERROR(Words(args, 2, 2, "gc URI [--dry-run]"));
   GT_ASSIGN_OR_RETURN(const Store store, Open(args.words[1]));
-  GT_ASSIGN_OR_RETURN(const ckpt::Garbage garbage, ckpt::FindGarbage(store.get(), absl::Now()));
+  GT_ASSIGN_OR_RETURN(const ckpt::Garbage garbage, ckpt::FindGarbage(store.get()));
   for (const ckpt::SaveId& id : garbage.plan.folders)
     Print(absl::StrCat(ckpt::AttemptName(id), "  never committed\n"));
   for (const auto& u : garbage.unfinished) Print(absl::StrCat(u.key, "  never finished\n"));
-  for (const std::string& key : garbage.probes) Print(absl::StrCat(key, "  left by a program that ended\n"));
+  for (const std::string& key : garbage.small) Print(absl::StrCat(key, "  left by a program that ended\n"));
+  for (const ckpt::SaveId& id : garbage.pinned) {
+    Print(absl::StrCat(ckpt::AttemptName(id), "  pinned and never committed: left. A copy of it may be ",
+                       "repeated; else gtrain ckpt unpin ", SafeText(args.words[1]), " ",
+                       ckpt::AttemptName(id), "\n"));
+  }
+  for (const ckpt::SaveId& id : garbage.in_flight) {
+    Print(absl::StrCat(ckpt::AttemptName(id), "  not committed yet: left until nothing of it changed for ",
+                       absl::FormatDuration(ckpt::kAbandonedAge), "\n"));
+  }
   if (!args.Has("dry-run")) GT_RETURN_IF_ERROR(ckpt::DropGarbage(store.get(), garbage));
   Print(absl::StrCat(args.Has("dry-run") ? "would free " : "freed ", PrintBytes(garbage.bytes), " of ",
                      garbage.plan.folders.size(), " attempts and ", garbage.unfinished.size(),
@@ -246,7 +261,8 @@ absl::Status Cp(const Args& args) {
     GT_RETURN_IF_ERROR(ckpt::CopyCheckpoint(from.get(), m, to.get(), bar.progress()));
   }
   Print(absl::StrCat("copied and verified step ", m.id.step, ", ", PrintBytes(ckpt::BytesOf(m)), " to ",
-                     to->Describe(), "\n"));
+                     to->Describe(), "\nIt is pinned there, so that no job deletes it; gtrain ckpt unpin ",
+                     SafeText(args.words[2]), " ", ckpt::AttemptName(m.id), "\n"));
   return absl::OkStatus();
 }
 
@@ -268,9 +284,10 @@ absl::Status Export(const Args& args) {
 }
 
 absl::Status Import(const Args& args) {
-  GT_RETURN_IF_ERROR(Words(args, 3, 3, "import FILE URI"));
+  GT_RETURN_IF_ERROR(Words(args, 3, 3, "import FILE URI [--takeover]"));
   GT_ASSIGN_OR_RETURN(const Store store, Open(args.words[2]));
-  GT_ASSIGN_OR_RETURN(const ckpt::Manifest m, ckpt::ImportSafetensors(args.words[1], store.get()));
+  GT_ASSIGN_OR_RETURN(const ckpt::Manifest m,
+                      ckpt::ImportSafetensors(args.words[1], store.get(), args.Has("takeover")));
   Print(absl::StrCat("committed ", m.tensors.size(), " tensors as step 0 in ", store->Describe(),
                      "; a job starts from them with this checkpoint.uri\n"));
   return absl::OkStatus();
@@ -320,7 +337,8 @@ Verb CkptVerb() {
       "  gtrain ckpt import model.safetensors ./new   a file as step 0, to start from";
   verb.flags = {{"json", '\0', "", "ls and show: as JSON"},
                 {"dry-run", '\0', "", "gc: only say what would go"},
-                {"force", '\0', "", "rm: also the newest or a pinned one"}};
+                {"force", '\0', "", "rm: also the newest or a pinned one"},
+                {"takeover", '\0', "", "import: into the directory of a job that is over"}};
   verb.words_min = 1;
   verb.words_max = 5;
   verb.run = Run;

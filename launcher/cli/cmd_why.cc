@@ -23,6 +23,10 @@ std::string Explain(const json& why) {
   if (const std::string placement = Text(why, "placement"); !placement.empty()) {
     absl::StrAppend(&out, "placement: ", placement, "\n");
   }
+  for (const auto& [key, label] : {std::pair{"owner", "checkpoint directory"}, {"storage", "storage"}}) {
+    if (const std::string text = Text(why, key); !text.empty())
+      absl::StrAppend(&out, label, ": ", text, "\n");
+  }
   if (const auto blockers = why.find("blocked_by");
       blockers != why.end() && blockers->is_array() && !blockers->empty()) {
     out += "blocked by:\n";

@@ -56,7 +56,8 @@ absl::StatusOr<std::string> ResumeStep(const std::string& wanted, int64_t step, 
 
 std::vector<Flag> ResumeFlags() {
   return {{"resume", '\0', "latest|STEP|URI", "continue from checkpoints that are there, whoever wrote them"},
-          {"fresh", '\0', "", "start anew, whatever checkpoints are there"}};
+          {"fresh", '\0', "", "start anew, whatever checkpoints are there"},
+          {"takeover", '\0', "", "take the checkpoint directory from a job that still uses it"}};
 }
 
 absl::StatusOr<std::string> ChooseResume(const Args& args, const spec::JobSpec& spec) {

@@ -70,6 +70,10 @@ JobDoc ReadJob(const json& j) {
     job.notes.push_back(absl::StrCat("gradients: ", compression));
   if (const std::string restore = Text(j, "restore"); !restore.empty())
     job.notes.push_back(absl::StrCat("restored ", restore));
+  if (const std::string owner = Text(j, "owner"); !owner.empty())
+    job.notes.push_back(absl::StrCat("checkpoint directory: ", owner));
+  if (const std::string storage = Text(j, "storage"); !storage.empty())
+    job.notes.push_back(absl::StrCat("storage: ", storage));
   if (const auto f = j.find("first_fault"); f != j.end() && f->is_object()) {
     job.first_fault = FaultDoc{Text(*f, "message"), Text(*f, "tail")};
   }

@@ -148,6 +148,7 @@ absl::StatusOr<core::ClientSubmit> MakeSubmit(const Args& args, const spec::JobS
         absl::StrCat("not inherited, for they look like secrets: ", absl::StrJoin(inherited.left_out, ", "),
                      ". What the job needs goes under `secrets:`"));
   }
+  submit.takeover = args.Has("takeover");
   submit.env = std::move(inherited.env);
   GT_ASSIGN_OR_RETURN(const std::string current, CurrentDir());
   submit.run_dir = spec::JoinPath(current, args.Get("run-dir", "gtrain-runs")) + "/{job}";

@@ -526,18 +526,39 @@ void JobReader::ReadEvery(const Node& node) {
   spec_.checkpoint.every = values_.Duration(node, "checkpoint.every", absl::Seconds(1), kLongest);
 }
 
+void JobReader::ReadVerifyReplicas(const Node& node) {
+  VerifyReplicas& verify = spec_.checkpoint.verify_replicas;
+  if (Values::Is(node, "off") || Values::Is(node, "first")) {
+    verify.kind = node.scalar == "off" ? VerifyReplicas::Kind::kOff : VerifyReplicas::Kind::kFirst;
+    return;
+  }
+  if (node.kind != Node::Kind::kScalar || !absl::StartsWith(node.scalar, "every ")) {
+    return values_.Error(node, "checkpoint.verify_replicas",
+                         "must be off, first, or the first save and every so many, like `every 100`");
+  }
+  Node number = node;
+  number.quoted = false;
+  number.scalar = std::string(absl::StripAsciiWhitespace(node.scalar.substr(sizeof("every ") - 1)));
+  const auto every = values_.Int(number, "checkpoint.verify_replicas", 1, kVerifyEveryMax);
+  if (every) verify = {VerifyReplicas::Kind::kEvery, static_cast<int>(*every)};
+}
+
 void JobReader::ReadCheckpoint(const Node& node) {
   CheckpointPolicy& c = spec_.checkpoint;
-  ReadMapping(node, "checkpoint",
-              {{"uri", [this](const Node& n) { ReadCheckpointUri(n); }},
-               {"every", [this](const Node& n) { ReadEvery(n); }},
-               {"keep", [&](const Node& n) { ReadInt(n, "checkpoint.keep", 1, 1'000'000, c.keep); }},
-               {"near", [this](const Node& n) { ReadCheckpointNear(n); }},
-               {"replicas", [&](const Node& n) { ReadInt(n, "checkpoint.replicas", 0, 16, c.replicas); }},
-               {"on_error", [&](const Node& n) {
-                  const auto choice = values_.Choice(n, "checkpoint.on_error", {"warn", "retry", "fail"});
-                  if (choice) c.on_error = static_cast<OnError>(*choice);
-                }}});
+  ReadMapping(
+      node, "checkpoint",
+      {{"uri", [this](const Node& n) { ReadCheckpointUri(n); }},
+       {"every", [this](const Node& n) { ReadEvery(n); }},
+       {"keep", [&](const Node& n) { ReadInt(n, "checkpoint.keep", 1, 1'000'000, c.keep); }},
+       {"max_rollback",
+        [&](const Node& n) { ReadInt(n, "checkpoint.max_rollback", 0, kMaxRollbackMax, c.max_rollback); }},
+       {"verify_replicas", [this](const Node& n) { ReadVerifyReplicas(n); }},
+       {"near", [this](const Node& n) { ReadCheckpointNear(n); }},
+       {"replicas", [&](const Node& n) { ReadInt(n, "checkpoint.replicas", 0, 16, c.replicas); }},
+       {"on_error", [&](const Node& n) {
+          const auto choice = values_.Choice(n, "checkpoint.on_error", {"warn", "retry", "fail"});
+          if (choice) c.on_error = static_cast<OnError>(*choice);
+        }}});
   if (node.kind != Node::Kind::kMapping) return;
   if (node.Find("uri") == nullptr)
     values_.Error(node, "checkpoint", "`uri`, the directory of the checkpoints, is missing");

@@ -51,6 +51,7 @@ class JobReader {
   void ReadInheritEnv(const Node& node);
   void ReadSecrets(const Node& node);
   void ReadElastic(const Node& node);
+  void ReadVerifyReplicas(const Node& node);
   void ReadCheckpoint(const Node& node);
   void ReadCheckpointUri(const Node& node);
   void ReadCheckpointNear(const Node& node);

@@ -61,6 +61,19 @@ struct InheritEnv {
   bool operator==(const InheritEnv&) const = default;
 };
 
+// At which saves the replicas of a tensor are compared across the ranks that hold one.
+struct VerifyReplicas {
+  enum class Kind { kOff, kFirst, kEvery } kind = Kind::kEvery;
+  int every = 100;  // kEvery: with the first save and each n-th, 1..kVerifyEveryMax
+  bool operator==(const VerifyReplicas&) const = default;
+};
+inline constexpr int kVerifyEveryMax = 1'000'000'000;
+// As the job file and GTRAIN_CHECKPOINT_VERIFY_REPLICAS say it: "off", "first", "every 100".
+inline std::string PrintVerifyReplicas(const VerifyReplicas& verify) {
+  if (verify.kind == VerifyReplicas::Kind::kOff) return "off";
+  return verify.kind == VerifyReplicas::Kind::kFirst ? "first" : "every " + std::to_string(verify.every);
+}
+
 inline constexpr char kNearMemory[] = "memory";  // CheckpointPolicy::near
 
 struct CheckpointPolicy {
@@ -71,8 +84,11 @@ struct CheckpointPolicy {
   std::string near;  // where a machine keeps copies of shards: "memory" or an absolute folder; empty: nowhere
   int replicas = 0;  // copies on other machines, on top of that
   OnError on_error = OnError::kWarn;
+  int max_rollback = 1;  // damaged checkpoints that a restore may pass over, 0..kMaxRollbackMax (C9)
+  VerifyReplicas verify_replicas;
   bool operator==(const CheckpointPolicy&) const = default;
 };
+inline constexpr int kMaxRollbackMax = 1000;
 
 struct RestartBudget {
   int budget = 10;                         // crashes per window

@@ -337,9 +337,39 @@ INSTANTIATE_TEST_SUITE_P(
         ErrorCase{"", "run: a\nelastic: {global_batch: 256}\n", "is not built yet"},
         ErrorCase{"", "run: a\ncheckpoint: {uri: x, near: none, replicas: 1}\n", "there is nothing to copy"},
         ErrorCase{"", "run: a\ncheckpoint: {uri: x, near: ram}\n", "is neither `memory`"},
+        ErrorCase{"C9", "run: a\ncheckpoint: {uri: x, max_rollback: 1001}\n",
+                  "f:2:36: `checkpoint.max_rollback`"},
+        ErrorCase{"C9", "run: a\ncheckpoint: {uri: x, max_rollback: -1}\n", "`checkpoint.max_rollback`"},
+        ErrorCase{"", "run: a\ncheckpoint: {uri: x, verify_replicas: on}\n",
+                  "must be off, first, or the first save"},
+        ErrorCase{"", "run: a\ncheckpoint: {uri: x, verify_replicas: every 0}\n",
+                  "f:2:39: `checkpoint.verify_replicas`"},
+        ErrorCase{"", "run: a\ncheckpoint: {uri: x, verify_replicas: [first]}\n", "must be off, first"},
         ErrorCase{"", "run: a\ncheckpoint: {uri: 'gs://b/c'}\n", "the scheme 'gs' is not known"},
         ErrorCase{"", "run: a\nworkdir: {path: ., sync: rsync}\n", "is not built yet"},
         ErrorCase{"", "run: a\nslurm: {partition: gpu}\n", "Slurm is not built yet"}));
+
+TEST(ParseJob, RollbackAndComparedReplicas) {
+  const auto policy = [](const std::string& text) {
+    const ParseResult result =
+        ParseJob(absl::StrCat("run: a\ncheckpoint: {uri: x", text, "}\n"), "f", Options());
+    EXPECT_TRUE(result.ok()) << text;
+    return result.spec.checkpoint;
+  };
+  EXPECT_EQ(policy("").max_rollback, 1);
+  EXPECT_EQ(PrintVerifyReplicas(policy("").verify_replicas), "every 100");
+  EXPECT_EQ(policy(", max_rollback: 0").max_rollback, 0);
+  for (const char* text : {"off", "first", "every 1", "every 7"}) {
+    EXPECT_EQ(PrintVerifyReplicas(policy(absl::StrCat(", verify_replicas: ", text)).verify_replicas), text);
+  }
+  ParseOptions options = Options();
+  options.overlays = {*ApplySet("checkpoint.max_rollback=3"),
+                      *ApplySet("checkpoint.verify_replicas=every 5")};
+  const ParseResult result = ParseJob("run: a\ncheckpoint: {uri: x}\n", "f", options);
+  ASSERT_TRUE(result.ok());
+  EXPECT_EQ(result.spec.checkpoint.max_rollback, 3);
+  EXPECT_EQ(result.spec.checkpoint.verify_replicas.every, 5);
+}
 
 TEST(ParseJob, CheckpointsByThemselvesOrEveryThirtySeconds) {
   const auto every = [](const std::string& text) {

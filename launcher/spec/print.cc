@@ -152,6 +152,9 @@ void PrintCheckpoint(const CheckpointPolicy& c, std::string& out) {
   if (c.replicas != defaults.replicas) section.Add("replicas", absl::StrCat(c.replicas));
   if (c.on_error != defaults.on_error)
     section.Add("on_error", c.on_error == OnError::kRetry ? "retry" : "fail");
+  if (c.max_rollback != defaults.max_rollback) section.Add("max_rollback", absl::StrCat(c.max_rollback));
+  if (c.verify_replicas != defaults.verify_replicas)
+    section.Add("verify_replicas", PrintVerifyReplicas(c.verify_replicas));
   section.Flush(out);
 }
 

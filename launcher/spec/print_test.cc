@@ -47,6 +47,10 @@ void RandomizePolicies(JobSpec& s, Rng& rng) {
       s.checkpoint.every = absl::Seconds(1 + rng.Below(1000));
     s.checkpoint.keep = 1 + static_cast<int>(rng.Below(5));
     s.checkpoint.on_error = static_cast<OnError>(rng.Below(3));
+    s.checkpoint.max_rollback = static_cast<int>(rng.Below(kMaxRollbackMax + 1));
+    s.checkpoint.verify_replicas.kind = static_cast<VerifyReplicas::Kind>(rng.Below(3));
+    if (s.checkpoint.verify_replicas.kind == VerifyReplicas::Kind::kEvery)
+      s.checkpoint.verify_replicas.every = 1 + static_cast<int>(rng.Below(1000));
   }
   if (rng.Chance(0.5))
     s.restart = {static_cast<int>(rng.Below(20)), absl::Minutes(1 + rng.Below(100)),
@@ -129,6 +133,8 @@ TEST(JobHash, CoversTheIdentityOnly) {
   same.resources.gpus = 1;
   same.workdir = "/elsewhere";
   same.checkpoint.uri = "/c";
+  same.checkpoint.max_rollback = 7;
+  same.checkpoint.verify_replicas = {VerifyReplicas::Kind::kEvery, 3};
   same.labels = {{"x", "y"}};
   EXPECT_EQ(JobHash(same), hash);
 

@@ -31,6 +31,10 @@ struct AgentRank {
   std::optional<Instant> advanced_at;  // step last grew
   bool stall_told = false;
   std::map<uint64_t, uint64_t> exchange_relays;  // sequence -> relay id to acknowledge
+  // What it said last of its storage goes with its exit. The keeper keeps the message until there is another,
+  // so that an agent which restarts hears it again.
+  std::string storage;
+  std::optional<uint64_t> storage_relay;
 };
 
 struct AgentExchange {
@@ -137,6 +141,7 @@ class AgentCore::Impl {
   void Hear(const JobId& job, const keeper::ReportBytes& report);
   void Hear(const JobId& job, const keeper::ExecDone& done);
   void Apply(const JobId& job, AgentGeneration& generation, int number, const RankSaid& said);
+  void TakeNote(const JobId& job, AgentGeneration& generation, int number, const RankSaid& said);
   void Exchange(const JobId& job, AgentGeneration& generation, int number, const RankSaid& said,
                 uint64_t relay);
   void CompleteExchange(const JobId& job, AgentGeneration& generation, uint64_t sequence,

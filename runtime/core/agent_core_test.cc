@@ -248,6 +248,9 @@ TEST_F(AgentCoreTest, EnvironmentTable) {
   grant.client_env = {
       {"PATH", "/client/bin"}, {"LD_PRELOAD", "/evil.so"}, {"RANK", "99"}, {"OMP_PROC_BIND", "1"}};
   grant.resume = "fresh";
+  grant.newest = CheckpointReport{kJob, {6}, {3}, 40, "/ckpt/manifests/step-40.json", ""};
+  grant.takeover = true;
+  grant.live_jobs = {JobId("other-9"), JobId("other-2")};
   Step(FromHead{StartGeneration{{5}, grant}});
   const auto starts = Commands<keeper::StartRank>();
   ASSERT_EQ(starts.size(), 2u);
@@ -289,7 +292,12 @@ TEST_F(AgentCoreTest, EnvironmentTable) {
       {"GTRAIN_CHECKPOINT_URI", "/ckpt"},
       {"GTRAIN_CHECKPOINT_EVERY", "200 steps"},
       {"GTRAIN_CHECKPOINT_KEEP", "3"},
+      {"GTRAIN_CHECKPOINT_MAX_ROLLBACK", "1"},
+      {"GTRAIN_CHECKPOINT_NEWEST", "/ckpt/manifests/step-40.json"},
       {"GTRAIN_CHECKPOINT_ON_ERROR", "warn"},
+      {"GTRAIN_CHECKPOINT_VERIFY_REPLICAS", "every 100"},
+      {"GTRAIN_LIVE_JOBS", "other-9,other-2"},
+      {"GTRAIN_TAKEOVER", "1"},
       {"GTRAIN_COMPRESSION", "auto: topk density=0.001 warmup=50 residual=bf16, onebit, powersgd rank=2"},
       {"GTRAIN_RESUME", "fresh"},
       {"GTRAIN_RUN_DIR", "/run"},
@@ -701,6 +709,42 @@ TEST_F(AgentCoreTest, WhatWasRestoredIsToldToEachHead) {
   Welcome();
   ASSERT_EQ(Sent<AgentNote>().size(), 1u);
   EXPECT_EQ(Sent<AgentNote>()[0], (AgentNote{kJob, {1}, 0, "restore", "step 4 in 0.3 s"}));
+}
+
+// Of a storage fault the exit carries the evidence: the note may get lost with a connection, the exit does
+// not.
+TEST_F(AgentCoreTest, WhatARankSaidOfItsStorageGoesWithItsExit_S7) {
+  StartIt(1, 2, 2);  // no head listens: the note itself is dropped
+  FromRank(0, R"({"type":"storage","text":"/ckpt: EIO"})", 1);
+  EXPECT_THAT(Commands<keeper::AckRelay>(), IsEmpty()) << "an agent that restarts needs to hear it again";
+  FromRank(0, R"({"type":"storage","text":"/ckpt: ESTALE"})", 2);
+  ASSERT_THAT(Commands<keeper::AckRelay>(), ::testing::SizeIs(1));
+  EXPECT_EQ(Commands<keeper::AckRelay>()[0].id, 1u);
+  FromRank(0, R"({"type":"storage","text":"/ckpt: ESTALE"})", 2);
+  EXPECT_THAT(Commands<keeper::AckRelay>(), IsEmpty()) << "the same one, to a new connection";
+  FromRank(1, R"({"type":"storage","text":"gone"})", 1);
+  FromRank(1, R"({"type":"storage","text":""})", 2);
+  Exit(0, 1);
+  Exit(1, 1);
+  Welcome();
+  ASSERT_THAT(Sent<RankExited>(), ::testing::SizeIs(2));
+  EXPECT_EQ(Sent<RankExited>()[0].exit.storage, "/ckpt: ESTALE");
+  EXPECT_EQ(Sent<RankExited>()[1].exit.storage, "") << "it could be read again";
+}
+
+TEST_F(AgentCoreTest, OneRankOfAMachineSpeaksOfTheStorage) {
+  Welcome();
+  StartIt(1, 3, 3);
+  FromRank(1, R"({"type":"storage","text":"a"})");
+  EXPECT_THAT(Sent<AgentNote>(), ::testing::ElementsAre(AgentNote{kJob, {1}, 1, "storage", "a"}));
+  FromRank(0, R"({"type":"storage","text":"b"})");
+  EXPECT_THAT(Sent<AgentNote>(), IsEmpty());
+  FromRank(0, R"({"type":"storage","text":""})", 2);
+  EXPECT_THAT(Sent<AgentNote>(), IsEmpty());
+  FromRank(1, R"({"type":"storage","text":""})", 2);
+  EXPECT_THAT(Sent<AgentNote>(), ::testing::ElementsAre(AgentNote{kJob, {1}, 1, "storage", ""}));
+  FromRank(2, R"({"type":"storage","text":"c"})");
+  EXPECT_THAT(Sent<AgentNote>(), ::testing::ElementsAre(AgentNote{kJob, {1}, 2, "storage", "c"}));
 }
 
 TEST_F(AgentCoreTest, SilentHeadEndsOnlyProgramsWithoutTheSdk) {  // blueprint section 7

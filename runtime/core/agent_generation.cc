@@ -345,6 +345,7 @@ void AgentCore::Impl::Hear(const JobId& job, const keeper::Exited& exited) {
   if (exit.exit_code != 0 && absl::StrContains(exit.tail, kSetupFailed)) {
     exit.message = "the job's `setup` failed on this node";
   }
+  exit.storage = rank->storage;
   rank->exit = std::move(exit);
   rank->status.state = RankState::kExited;
   why_ =
@@ -396,19 +397,34 @@ void AgentCore::Impl::Hear(const JobId& job, const keeper::RelayUp& relay) {
   if (rank != nullptr && !generation->gone && said.kind == RankSaid::Kind::kExchange) {
     return Exchange(job, *generation, relay.rank, said, relay.id);
   }
-  Command(job, keeper::AckRelay{relay.generation, relay.rank, relay.id});
+  const bool of_storage = said.kind == RankSaid::Kind::kNote && said.note == kStorageNote;
+  std::optional<uint64_t> done = relay.id;
+  if (rank != nullptr && of_storage) {
+    done = std::exchange(rank->storage_relay, relay.id);
+    if (done == relay.id) done.reset();  // the keeper says it again to a new connection
+  }
+  if (done) Command(job, keeper::AckRelay{relay.generation, relay.rank, *done});
   if (rank == nullptr) return;
   rank->sdk = true;
   if (said.kind == RankSaid::Kind::kOverdue)
     return SayWhoIsMissing(job, *generation, relay.rank, said.sequence);
   if (said.kind == RankSaid::Kind::kLink)
     return Tell(LinkDown{job, generation->generation, relay.rank, said.peer, said.text});
-  if (said.kind == RankSaid::Kind::kNote) {
-    AgentNote& note = generation->notes[said.note];
-    note = {job, generation->generation, relay.rank, said.note, said.text};
-    return Tell(note);
-  }
+  if (said.kind == RankSaid::Kind::kNote) return TakeNote(job, *generation, relay.rank, said);
   Apply(job, *generation, relay.rank, said);
+}
+
+// A storage that is away is away for all ranks of a machine: one of them speaks to the head, so that a job of
+// many ranks costs a message a machine.
+void AgentCore::Impl::TakeNote(const JobId& job, AgentGeneration& generation, int number,
+                               const RankSaid& said) {
+  AgentNote& note = generation.notes[said.note];
+  if (said.note == kStorageNote) {
+    generation.ranks.at(number).storage = said.text;
+    if (note.rank != number && (said.text.empty() || !note.text.empty())) return;
+  }
+  note = {job, generation.generation, number, said.note, said.text};
+  Tell(note);
 }
 
 void AgentCore::Impl::Apply(const JobId& job, AgentGeneration& generation, int number, const RankSaid& said) {

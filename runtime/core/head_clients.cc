@@ -178,6 +178,9 @@ absl::StatusOr<std::string> HeadState::Submit(const PeerMessage& event, const st
   }
   absl::StatusOr<spec::JobSpec> spec = config_.parse_job(submit.spec_text);
   if (!spec.ok()) return spec.status();
+  if (!submit.takeover) {
+    if (absl::Status free = CheckDirectory(*spec, now); !free.ok()) return free;
+  }
   constexpr size_t kRunDirBytesMax = 3'500;  // room for what is made inside it
   if (submit.run_dir.size() > kRunDirBytesMax) {
     return absl::InvalidArgumentError(
@@ -195,11 +198,13 @@ absl::StatusOr<std::string> HeadState::Submit(const PeerMessage& event, const st
   record.owner = OwnerName(event.peer);
   record.request_id = id;
   record.end_with_client = submit.end_with_client;
+  record.takeover = submit.takeover;
   record.reason = "just submitted";
   Job& job = AddJob(std::move(record), *std::move(spec), now);
   Dirty(job);
   Write(cluster_);
   Emit(job, "state", "QUEUED: submitted");
+  if (submit.takeover) SayWhoTakesOver(job);
   DropOldJobs();
   fresh_.push_back(job.record.id);
   Say(absl::StrCat(job.record.id.value, " submitted"));

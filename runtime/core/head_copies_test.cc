@@ -1,4 +1,5 @@
 // Machines outside a job that keep copies of its checkpoints.
+#include "absl/strings/str_cat.h"
 #include "runtime/core/head_test_world.h"
 
 namespace gtrain::core {
@@ -142,7 +143,7 @@ TEST_F(HeadCopiesTest, ThoseThatKeepForFewerJobsComeFirst) {
   Join("3", "b");
   std::multiset<std::string> holders;
   for (int i = 0; i < 4; ++i) {
-    Submit("train 1 1 copies");
+    Submit(absl::StrCat("train-", i, " 1 1 copies"));
     for (const std::string& holder : Holders()) holders.insert(holder);
   }
   EXPECT_THAT(holders, ElementsAre("2", "2", "3", "3"));

@@ -10,6 +10,7 @@
 #include "base/probe.h"
 #include "runtime/core/authority.h"
 #include "runtime/core/head_state.h"
+#include "runtime/core/restart_policy.h"
 
 namespace gtrain::core {
 namespace {
@@ -154,6 +155,8 @@ void HeadState::Adopt(Job& job, Instant now) {
   }
   job.avoided_until.assign(job.record.avoided.size(), now + config_.avoid_for);
   if (job.record.generation.value > 0) job.run_mark = now;
+  if (job.record.waits_for_storage && !job.record.faults.empty())
+    WaitForStorage(job, StorageBackoff(job.record.faults.back().tries, rng_), now);
   if (job.record.state == JobState::kRunning) {
     for (RankLive& rank : job.ranks) rank.started = true;
     job.any_started = true;

@@ -86,9 +86,10 @@ std::string HeadState::Unusable(const Node& node) const {
   return node.record.unclean ? "a process survived SIGKILL there" : "";
 }
 
-// A job between two generations keeps its place.
+// A job between two generations keeps its place, also while it waits for its storage: other jobs would need
+// the same storage, and what took the place might keep it for days.
 bool HeadState::Occupies(const Job& job) const {
-  return job.record.grant && (job.Live() || job.record.state == JobState::kReconfiguring);
+  return job.record.grant && (job.Live() || job.KeepsPlace());
 }
 
 // Whether views_ is not what this job sees: it counts what the job itself still has, and nodes it avoids.
@@ -175,6 +176,7 @@ bool HeadState::TryPlace(Job& job, Instant now) {
 }
 
 void HeadState::NotPlaced(Job& job, const plan::Placement& placement) {
+  job.record.waits_for_storage = false;
   const plan::Placement empty = TakesPart(job) ? plan::Place(plan::Emptied(ViewsWithout(job)), job.demand)
                                                : plan::Place(empty_views_, job.demand);
   std::map<NodeId, std::vector<std::string>> holders;
@@ -182,8 +184,7 @@ void HeadState::NotPlaced(Job& job, const plan::Placement& placement) {
     holders[placement.verdicts[i].node];
   for (const auto& [id, other] : jobs_) {
     if (&other == &job || !other.record.grant) continue;
-    if (!other.Live() && other.record.unreleased.empty() && other.record.state != JobState::kReconfiguring)
-      continue;
+    if (!Occupies(other) && other.record.unreleased.empty()) continue;
     for (const NodePlace& place : other.record.grant->nodes) {
       if (const auto it = holders.find(place.node); it != holders.end()) it->second.push_back(id.value);
     }
@@ -240,7 +241,15 @@ void HeadState::Grant(Job& job, const plan::Placement& placement, Instant now) {
   grant.generation = record.generation.Next();
   grant.timeline = record.timeline.value == 0 || resumes ? record.timeline.Next() : record.timeline;
   grant.restart_count = record.restarts;
-  grant.resume = job.checkpoint ? "latest" : record.resume;
+  // A program with the SDK finds what is its own by itself, whatever the user asked for at the launch.
+  const bool by_hand = job.checkpoint && job.checkpoint->manifest.empty();
+  grant.resume = by_hand ? "latest" : record.resume;
+  if (job.checkpoint && !by_hand) {
+    const CheckpointRecord& newest = *job.checkpoint;
+    grant.newest =
+        CheckpointReport{record.id, newest.generation, newest.timeline, newest.step, newest.manifest, ""};
+  }
+  grant.takeover = record.takeover;
   grant.ranks = ToRankPlaces(placement);
   grant.world_size = static_cast<int>(grant.ranks.size());
   for (const NodeId& id : placement.nodes) grant.nodes.push_back(PlaceOf(nodes_.at(id)));
@@ -252,6 +261,7 @@ void HeadState::Grant(Job& job, const plan::Placement& placement, Instant now) {
   record.timeline = grant.timeline;
   record.grant = std::move(grant);
   record.exits.clear();
+  record.waits_for_storage = false;
   job.blocked_by.clear();
   job.not_before.reset();
   job.granted_here = true;
@@ -286,6 +296,7 @@ void HeadState::SendGrant(const Job& job, const NodeId& node) {
   grant.end_with_client = job.record.end_with_client;
   grant.owner = job.record.owner;
   if (config_.near_secret) grant.near_secret = config_.near_secret(job.record.id);
+  grant.live_jobs = LiveJobsToTell(job);
   Send(node, SendKind::kGrant, StartGeneration{epoch(), std::move(grant)});
 }
 
@@ -386,7 +397,57 @@ void HeadState::FinishEnding(Job& job, Instant now) {
   }
 }
 
+// The rank whose end the head heard first may have ended only because another one met a storage fault; by now
+// all exits are here. Storage faults in a row share one record: however long the storage is away, the other
+// faults of the job are remembered.
+void HeadState::FindStorageFault(Job& job) {
+  std::vector<FaultRecord>& faults = job.record.faults;
+  FaultRecord& last = faults.back();
+  const bool by_itself =
+      last.kind == FaultKind::kCrash || last.kind == FaultKind::kOom || last.kind == FaultKind::kSaved;
+  if (by_itself && !(last.cause == ExitCause::kExited && last.exit_code == kExitNoRestart)) {
+    const auto met = std::find_if(job.record.exits.begin(), job.record.exits.end(), [](const RankExit& exit) {
+      return MetStorageFault(exit) || (exit.cause == ExitCause::kStopped && !exit.storage.empty());
+    });
+    if (met != job.record.exits.end()) {
+      GT_PROBE("head.storage_fault_of_another_rank");
+      FaultRecord found = FaultOf(job, *met);
+      found.kind = FaultKind::kStorage;
+      found.generation = last.generation;
+      found.step = last.step;
+      found.progressed = last.step.has_value() || job.checkpointed;
+      last = std::move(found);
+      Emit(job, "fault", last.message);
+    }
+  }
+  if (faults.size() < 2 || last.kind != FaultKind::kStorage || last.progressed) return;
+  FaultRecord& before = faults[faults.size() - 2];
+  if (before.kind != FaultKind::kStorage) return;
+  last.tries = before.tries + 1;
+  before = std::move(last);
+  faults.pop_back();
+  job.fault_times.erase(job.fault_times.end() - 2);
+}
+
+// Also after a restart of the head, which does not know any more how much of the time had passed.
+void HeadState::WaitForStorage(Job& job, absl::Duration delay, Instant now) {
+  GT_PROBE("head.waits_for_storage");
+  const FaultRecord& fault = job.record.faults.back();
+  job.record.waits_for_storage = true;
+  job.not_before = now + delay;
+  job.blocked_by = {
+      {.node = "",
+       .constraint = Shortened(absl::StrCat("storage: ", fault.message), 1 << 10),
+       .room = 0,
+       .held_by = {},
+       .unblocked_by = absl::StrCat(
+           "the storage of ", job.spec.checkpoint.uri.empty() ? "its checkpoints" : job.spec.checkpoint.uri,
+           " answering again: the job tries at most ", PrintDuration(kBackoffMax), " apart, or `gtrain stop ",
+           job.record.id.value, "`")}};
+}
+
 void HeadState::DecideAfterFault(Job& job, Instant now) {
+  FindStorageFault(job);
   std::vector<PastFault> past;
   for (size_t i = 0; i < job.record.faults.size(); ++i)
     past.push_back({&job.record.faults[i], job.fault_times[i]});
@@ -395,6 +456,13 @@ void HeadState::DecideAfterFault(Job& job, Instant now) {
   if (!verdict.restart) {
     GT_PROBE("head.no_more_restarts");
     return Finish(job, JobState::kFailed, absl::StrCat(fault.message, "; ", verdict.reason));
+  }
+  if (fault.kind == FaultKind::kStorage) {
+    WaitForStorage(job, verdict.delay, now);
+    const absl::Duration shown = std::max(absl::Seconds(1), absl::Floor(verdict.delay, absl::Seconds(1)));
+    return Move(job, JobState::kWaiting,
+                absl::StrCat("storage: ", fault.message, "; ", verdict.reason, ", next try in ",
+                             PrintDuration(shown)));
   }
   if (Charged(fault.kind)) ++job.record.restarts;
   std::string again;
@@ -427,6 +495,7 @@ void HeadState::Finish(Job& job, JobState state, std::string reason) {
       }
     }
   }
+  record.waits_for_storage = false;
   Move(job, state, std::move(reason));
   for (const NodeId& node : record.kept) Send(node, SendKind::kReply, ForgetJob{epoch(), record.id});
   if (state == JobState::kFailed) out_.push_back(WriteFailure{record.id, record.run_dir, FailureJson(job)});

@@ -53,6 +53,7 @@ const char* NameOf(NodeState state) {
 json FaultDocument(const FaultRecord& fault, bool with_tail) {
   return {{"generation", fault.generation.value},
           {"kind", Name(fault.kind)},
+          {"tries", fault.tries},
           {"rank", fault.rank < 0 ? json(nullptr) : json(fault.rank)},
           {"node", fault.node.value},
           {"hostname", fault.hostname},
@@ -163,6 +164,14 @@ void AddProgress(const Job& job, json& document) {
   }
 }
 
+// What the ranks of this generation say of themselves.
+void AddNotes(const Job& job, json& document) {
+  for (const char* kind : {kCompressionNote, kRestoreNote, kOwnerNote, kStorageNote}) {
+    const auto said = job.rank_notes.find(kind);
+    document[kind] = said == job.rank_notes.end() ? "" : said->second;
+  }
+}
+
 // `whole`: of one job; the list of all jobs leaves out tails and the ranks of finished jobs.
 json JobDocument(const Job& job, const std::map<NodeId, Node>& nodes, bool whole) {
   const JobRecord& record = job.record;
@@ -187,10 +196,7 @@ json JobDocument(const Job& job, const std::map<NodeId, Node>& nodes, bool whole
                    {"exit_code", OrNull(record.exit_code)},
                    {"event", record.event_sequence}};
   AddProgress(job, document);
-  for (const char* kind : {kCompressionNote, kRestoreNote}) {
-    const auto said = job.rank_notes.find(kind);
-    document[kind] = said == job.rank_notes.end() ? "" : said->second;
-  }
+  AddNotes(job, document);
   if (job.checkpoint) {
     document["last_checkpoint"] = {{"step", job.checkpoint->step},
                                    {"timeline", job.checkpoint->timeline.value},
@@ -234,12 +240,11 @@ std::string HeadState::WhyJson(const Job& job) const {
   for (const EmitEvent& event : job.events) {
     events.push_back({{"sequence", event.sequence}, {"kind", event.kind}, {"text", event.text}});
   }
-  return Dump({{"id", job.record.id.value},
-               {"state", Name(job.record.state)},
-               {"reason", job.record.reason},
-               {"placement", job.placement_reason},
-               {"blocked_by", BlockerDocuments(job)},
-               {"events", std::move(events)}});
+  json document = {{"id", job.record.id.value},           {"state", Name(job.record.state)},
+                   {"reason", job.record.reason},         {"placement", job.placement_reason},
+                   {"blocked_by", BlockerDocuments(job)}, {"events", std::move(events)}};
+  AddNotes(job, document);
+  return Dump(document);
 }
 
 std::string HeadState::NodesJson() const {

@@ -130,9 +130,10 @@ FaultRecord HeadState::FaultOf(const Job& job, const RankExit& exit) const {
   fault.cause = exit.cause;
   fault.exit_code = exit.exit_code;
   fault.signal = exit.signal;
+  const std::string what = exit.storage.empty() ? DescribeExit(exit) : exit.storage;
   fault.message =
-      absl::StrCat("rank ", exit.rank, " on ", fault.hostname, ": ", DescribeExit(exit),
-                   exit.message.empty() ? "" : " (", exit.message, exit.message.empty() ? "" : ")");
+      absl::StrCat("rank ", exit.rank, " on ", fault.hostname, ": ", what, exit.message.empty() ? "" : " (",
+                   exit.message, exit.message.empty() ? "" : ")");
   fault.tail = LastBytes(exit.tail, kFaultTailBytes);
   if (fault.tail.empty()) {
     if (const LogTail* tail = tails_.Find(job.record.id, exit.generation, exit.rank, true)) {
@@ -152,7 +153,8 @@ void HeadState::Fail(Job& job, FaultRecord fault, Instant now) {
   fault.step = job.top_step;
   const bool silent = !job.top_step && job.run_mark && job.any_started &&
                       RunTime(job, now) >= kSilentProgress * (job.record.restarts + 1);
-  fault.progressed = job.top_step.has_value() || job.checkpointed || silent;
+  fault.progressed = job.top_step.has_value() || job.checkpointed ||
+                     (silent && fault.kind != FaultKind::kStorage);  // it was waiting, not working
   // Ranks that saved and ask to be run again are given the time to finish saving.
   const absl::Duration grace = fault.kind == FaultKind::kSaved       ? job.spec.stop_grace
                                : fault.kind == FaultKind::kPreempted ? LeaveGrace(job, now)
@@ -233,8 +235,12 @@ void HeadState::OnCheckpoint(const NodeId& node, const CheckpointReport& report)
   }
   if (report.generation == job->record.generation) job->checkpointed = true;
   job->checkpoint_policy = report.policy;
-  if (job->checkpoint && job->checkpoint->timeline == report.timeline && job->checkpoint->step >= report.step)
-    return;
+  if (job->checkpoint) {
+    const CheckpointRecord& known = *job->checkpoint;
+    if (std::pair(known.timeline, known.step) >= std::pair(report.timeline, report.step)) return;
+    // A line in $GTRAIN_REPORT of a program that also has the SDK: the manifest says more.
+    if (!known.manifest.empty() && report.manifest.empty()) return;
+  }
   const uint64_t count = job->checkpoint ? job->checkpoint->count + 1 : 1;
   job->checkpoint =
       CheckpointRecord{report.job, report.generation, report.timeline, report.step, report.manifest, count};
@@ -245,16 +251,40 @@ void HeadState::OnCheckpoint(const NodeId& node, const CheckpointReport& report)
   LeaveStep(*job, step_at_);
 }
 
+// What the ranks of a job taken up were told is the newest checkpoint, if nothing newer is known here.
+void HeadState::TakeNewest(Job& job, const CheckpointReport& newest) {
+  if (newest.manifest.empty() || newest.timeline > job.record.timeline) return;
+  if (job.checkpoint &&
+      std::pair(job.checkpoint->timeline, job.checkpoint->step) >= std::pair(newest.timeline, newest.step))
+    return;
+  const uint64_t count = job.checkpoint ? job.checkpoint->count + 1 : 1;
+  job.checkpoint = CheckpointRecord{job.record.id, newest.generation, newest.timeline,
+                                    newest.step,   newest.manifest,   count};
+  Write(*job.checkpoint);
+}
+
 void HeadState::OnNote(const NodeId& node, const AgentNote& note) {
   Job* job = CurrentJob(node, note.job, note.generation);
   if (job == nullptr) return;
-  if (note.kind == kCompressionNote || note.kind == kRestoreNote) {  // a state, not an event
-    job->rank_notes[note.kind] = note.text.substr(0, kRankNoteBytesMax);
-    return Dirty(*job);
-  }
+  if (IsRankNote(note.kind)) return TakeNote(*job, node, note);
   const std::string rank = note.rank >= 0 ? absl::StrCat("rank ", note.rank, " on ") : "";
   Emit(*job, note.kind.empty() ? "note" : note.kind, absl::StrCat(rank, Hostname(node), ": ", note.text));
   Dirty(*job);
+}
+
+// What ranks say of themselves is a state of the job. Of a storage that cannot be read, and of a directory
+// that changed hands, people also want to know when.
+void HeadState::TakeNote(Job& job, const NodeId& node, const AgentNote& note) {
+  std::string& known = job.rank_notes[note.kind];
+  std::string text = note.text.substr(0, kRankNoteBytesMax);
+  if (text == known) return;
+  const bool changes = known.empty() || text.empty();  // else another machine says the same in other words
+  known = std::move(text);
+  if (note.kind != kOwnerNote && !(note.kind == kStorageNote && changes)) return;
+  Dirty(job);
+  Emit(job, note.kind,
+       absl::StrCat("rank ", note.rank, " on ", Hostname(node), ": ",
+                    known.empty() ? "the storage can be read again" : known));
 }
 
 // Only programs that report steps can stall; `startup` also covers those that said they would report. The

@@ -100,6 +100,7 @@ void HeadState::OnDescribed(Node& node, const GenerationDescribed& described, In
     TakeGeneration(*job, described, now);
   }
   ReconcileJob(*job, node, {&held}, false, now);
+  if (described.grant.newest) TakeNewest(*job, *described.grant.newest);
   if (described.checkpoint) OnCheckpoint(id, *described.checkpoint);
 }
 
@@ -140,10 +141,12 @@ void HeadState::TakeGeneration(Job& job, const GenerationDescribed& described, I
   record.spec_text = std::exchange(grant.spec_text, "");
   record.env = std::exchange(grant.client_env, {});
   record.run_dir = std::exchange(grant.run_dir, "");
-  // "fresh" was for the first generation only.
-  record.resume = grant.resume == "fresh" ? "" : grant.resume;
+  record.resume = grant.resume;
+  record.takeover = grant.takeover;
+  record.waits_for_storage = false;
   grant.client_key = grant.request_id = grant.owner = grant.near_secret = "";
   grant.end_with_client = false;
+  grant.live_jobs.clear();
   record.restarts = std::max(record.restarts, grant.restart_count);
   record.generation = grant.generation;
   // Whatever came before was revoked before this was granted.

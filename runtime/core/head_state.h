@@ -8,6 +8,7 @@
 //   head_pace.cc     nodes for which others wait
 //   head_copies.cc   machines outside a job that keep copies of its checkpoints
 //   head_ranks.cc    what agents report about ranks
+//   head_directories.cc  whose a checkpoint directory is
 //   head_jobs.cc     submit to end: scheduling, grants, revokes, restarts
 //   head_clients.cc  requests, long polls, questions to agents
 //   head_json.cc     documents for people
@@ -130,6 +131,8 @@ struct Job {
   std::map<Generation, GenerationGrant> past;  // for logs of earlier generations, newest 16
   std::deque<EmitEvent> events;
 
+  // Between two generations, and its nodes stay its own.
+  bool KeepsPlace() const { return record.state == JobState::kReconfiguring || record.waits_for_storage; }
   // A generation that is granted and not revoked.
   bool Live() const {
     return !IsFinal(record.state) && record.grant.has_value() && record.generation > record.revoked;
@@ -278,9 +281,11 @@ class HeadState {
   void OnExchange(const NodeId& node, const ExchangePart& part);
   void SayWhoIsMissing(const Job& job, const NodeId& node, uint64_t sequence);
   void OnCheckpoint(const NodeId& node, const CheckpointReport& report);
+  void TakeNewest(Job& job, const CheckpointReport& newest);
   void OnNote(const NodeId& node, const AgentNote& note);
   Job* CurrentJob(const NodeId& node, const JobId& id, Generation generation);
   FaultRecord FaultOf(const Job& job, const RankExit& exit) const;
+  void TakeNote(Job& job, const NodeId& node, const AgentNote& note);
   void UpdateProgress(Job& job, Instant now);
   void CheckStall(Job& job, Instant now);
   void RunningIfAllStarted(Job& job, Instant now);
@@ -308,11 +313,19 @@ class HeadState {
   void ContinueEnding(Job& job, Instant now);
   void FinishEnding(Job& job, Instant now);
   void DecideAfterFault(Job& job, Instant now);
+  void FindStorageFault(Job& job);
+  void WaitForStorage(Job& job, absl::Duration delay, Instant now);
   void Finish(Job& job, JobState state, std::string reason);
   void JobTimers(Job& job, Instant now);
   bool EndIfItsTimeIsUp(Job& job, Instant now);
   std::optional<Instant> JobDeadline(const Job& job) const;
   absl::Duration RunTime(const Job& job, Instant now) const;
+
+  // head_directories.cc
+  absl::Status CheckDirectory(const spec::JobSpec& spec, Instant now);
+  void SayWhoTakesOver(Job& taker);
+  std::vector<Job*> OthersIn(const std::string& location, const JobId& but);
+  std::vector<JobId> LiveJobsToTell(const Job& job) const;
 
   // head_clients.cc
   void OnRequest(const PeerMessage& event, const ClientRequest& request, Instant now);

@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 
@@ -22,7 +23,9 @@ absl::StatusOr<spec::JobSpec> ParseFake(absl::string_view text) {
     if (word == "one-per-node") spec.ranks_per_node = 1;
     if (word == "budget0") spec.restart.budget = 0;
     if (word == "limit60s") spec.time_limit = absl::Seconds(60);
-    if (word == "copies") spec.checkpoint = {.uri = "/ckpt", .near = "memory", .replicas = 1};
+    if (word == "copies") spec.checkpoint = {.uri = "/ckpt/" + words[0], .near = "memory", .replicas = 1};
+    if (absl::StartsWith(word, "in=")) spec.checkpoint.uri = word.substr(3);
+    if (absl::StartsWith(word, "at=")) spec.workdir = word.substr(3);
     if (word == "stall-kill") {
       spec.progress.step = "step";
       spec.progress.on_stall = spec::OnStall::kKill;

@@ -69,6 +69,9 @@ struct RankExit {
   int signal = 0;       // kSignal, kStopped
   std::string message;  // one sentence for people
   std::string tail;     // last lines of stderr, at most 64 KiB
+  // The rank's newest note of kind `storage` before it ended; empty: its storage could be read. It travels
+  // with the exit, so no loss or order of messages can part the two.
+  std::string storage;
   bool operator==(const RankExit&) const = default;
 };
 
@@ -121,6 +124,16 @@ struct NodePlace {
   bool operator==(const NodePlace&) const = default;
 };
 
+struct CheckpointReport {
+  JobId job;
+  Generation generation;
+  Timeline timeline;
+  int64_t step = 0;
+  std::string manifest;  // key of the committed manifest; empty for a program without the SDK
+  std::string policy;    // how often the program saves and why, for people; may be empty
+  bool operator==(const CheckpointReport&) const = default;
+};
+
 // One membership of one job: everything an agent needs to start its ranks.
 struct GenerationGrant {
   JobId job;
@@ -130,7 +143,9 @@ struct GenerationGrant {
   std::string spec_text;                          // canonical YAML of the JobSpec
   std::map<std::string, std::string> client_env;  // inherited from the client, already filtered
   std::string run_dir;                            // where logs and reports go on each node
-  std::string resume;  // GTRAIN_RESUME: "latest", "fresh", a step, a uri, or empty: the identity rule decides
+  // GTRAIN_RESUME: "latest", "fresh", a step, a uri, or empty: the identity rule decides. What the user asked
+  // for at the launch; "latest" once a program without the SDK has a checkpoint.
+  std::string resume;
   std::string master_address;
   int master_port = 0;
   int world_size = 0;
@@ -147,8 +162,16 @@ struct GenerationGrant {
   // Machines outside the job that keep copies of its shards, or have some of the generation before: in
   // KeepCopies they were told so. Who keeps whose follows from the order (near_peers.h).
   std::vector<NodePlace> holders;
+  // The newest checkpoint that the head knows; only one with a manifest. A restore that does not find it
+  // stops.
+  std::optional<CheckpointReport> newest;
+  bool takeover = false;  // the launch said --takeover: the ranks may take the directory from a live owner
+  // This job, then the others of this cluster that are not over and save to somewhere, newest first, at most
+  // kLiveJobsToldMax; empty: of a head that does not say. Of the moment in which the grant leaves, in no record.
+  std::vector<JobId> live_jobs;
   bool operator==(const GenerationGrant&) const = default;
 };
+inline constexpr size_t kLiveJobsToldMax = 500;
 
 // What is said about a machine that may be taken away, in the order of severity.
 enum class NoticeKind {
@@ -231,16 +254,6 @@ struct ExchangePart {
   uint64_t sequence = 0;
   std::vector<std::pair<int, std::string>> blobs;  // (rank, bytes)
   bool operator==(const ExchangePart&) const = default;
-};
-
-struct CheckpointReport {
-  JobId job;
-  Generation generation;
-  Timeline timeline;
-  int64_t step = 0;
-  std::string manifest;  // key of the committed manifest; empty for a program without the SDK
-  std::string policy;    // how often the program saves and why, for people; may be empty
-  bool operator==(const CheckpointReport&) const = default;
 };
 
 // Last lines of a live rank's output, at most 64 KiB, replaced as a whole (mirrored each second).
@@ -457,6 +470,7 @@ struct ClientSubmit {
   std::string run_dir;
   std::string resume;  // "", "latest", "fresh", a step, or a uri
   bool end_with_client = false;
+  bool takeover = false;  // although another live job saves to the same checkpoint directory
   bool operator==(const ClientSubmit&) const = default;
 };
 struct ClientStop {

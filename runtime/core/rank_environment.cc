@@ -146,6 +146,13 @@ void AddCheckpoint(const AgentConfig& config, const GenerationGrant& grant, cons
   const spec::CheckpointPolicy& policy = spec.checkpoint;
   // Unset lets the checkpointer apply the identity rule: it resumes only what this job wrote.
   if (!grant.resume.empty()) (*env)["GTRAIN_RESUME"] = grant.resume;
+  if (grant.newest && !grant.newest->manifest.empty())
+    (*env)["GTRAIN_CHECKPOINT_NEWEST"] = grant.newest->manifest;
+  if (grant.takeover) (*env)["GTRAIN_TAKEOVER"] = "1";
+  if (!grant.live_jobs.empty()) {
+    (*env)["GTRAIN_LIVE_JOBS"] = absl::StrJoin(
+        grant.live_jobs, ",", [](std::string* out, const JobId& job) { out->append(job.value); });
+  }
   if (policy.uri.empty()) return;
   std::string every = "auto", on_error = "warn";
   if (policy.every_steps) every = absl::StrCat(*policy.every_steps, " steps");
@@ -156,6 +163,8 @@ void AddCheckpoint(const AgentConfig& config, const GenerationGrant& grant, cons
   (*env)["GTRAIN_CHECKPOINT_EVERY"] = every;
   (*env)["GTRAIN_CHECKPOINT_KEEP"] = absl::StrCat(policy.keep);
   (*env)["GTRAIN_CHECKPOINT_ON_ERROR"] = on_error;
+  (*env)["GTRAIN_CHECKPOINT_MAX_ROLLBACK"] = absl::StrCat(policy.max_rollback);
+  (*env)["GTRAIN_CHECKPOINT_VERIFY_REPLICAS"] = spec::PrintVerifyReplicas(policy.verify_replicas);
   const std::string near = NearFolderOf(config, policy.near);
   if (near.empty()) return;
   (*env)["GTRAIN_CHECKPOINT_NEAR"] = absl::StrCat(config.near_bytes_max, " ", near);
@@ -191,8 +200,10 @@ absl::StatusOr<Env> RankEnvironment(const AgentConfig& config, const GenerationG
   // Left over from an outer launch, these would be taken for ours.
   for (const char* name :
        {"GTRAIN_CHECKPOINT_URI", "GTRAIN_CHECKPOINT_EVERY", "GTRAIN_CHECKPOINT_KEEP",
-        "GTRAIN_CHECKPOINT_NEAR", "GTRAIN_CHECKPOINT_ON_ERROR", "GTRAIN_CHECKPOINT_PEERS",
-        "GTRAIN_CHECKPOINT_SECRET", "GTRAIN_COMPRESSION", "GTRAIN_KEEPER_SOCKET", "GTRAIN_RESUME"}) {
+        "GTRAIN_CHECKPOINT_MAX_ROLLBACK", "GTRAIN_CHECKPOINT_NEAR", "GTRAIN_CHECKPOINT_NEWEST",
+        "GTRAIN_CHECKPOINT_ON_ERROR", "GTRAIN_CHECKPOINT_PEERS", "GTRAIN_CHECKPOINT_SECRET",
+        "GTRAIN_CHECKPOINT_VERIFY_REPLICAS", "GTRAIN_COMPRESSION", "GTRAIN_KEEPER_SOCKET", "GTRAIN_LIVE_JOBS",
+        "GTRAIN_RESUME", "GTRAIN_TAKEOVER"}) {
     if (spec.env.count(name) == 0) env.erase(name);
   }
   GT_RETURN_IF_ERROR(AddSecrets(config, grant, spec, &env));

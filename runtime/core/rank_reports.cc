@@ -84,7 +84,7 @@ RankSaid ReadRelay(const std::string& json) {
     said.peer = static_cast<int>(*peer);
     said.text = Printable(Text(object, "text").substr(0, kLinkTextBytesMax));
   }
-  if (type == kCompressionNote || type == kRestoreNote) {
+  if (IsRankNote(type)) {
     said.kind = RankSaid::Kind::kNote;
     said.note = type;
     said.text = Printable(Text(object, "text").substr(0, kRankNoteBytesMax));

@@ -100,6 +100,8 @@ const char* Name(FaultKind kind) {
       return "address-in-use";
     case FaultKind::kPreempted:
       return "preempted";
+    case FaultKind::kStorage:
+      return "storage";
   }
   return "unknown";
 }

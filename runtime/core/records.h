@@ -37,7 +37,9 @@ enum class Ending {
 };
 
 // Which budget a generation's failure was charged to.
-enum class FaultKind { kCrash, kOom, kInfrastructure, kSaved, kAddressInUse, kPreempted };
+// kStorage: a rank could not read the storage of its checkpoints. The job waits for the storage, and nothing
+// is charged.
+enum class FaultKind { kCrash, kOom, kInfrastructure, kSaved, kAddressInUse, kPreempted, kStorage };
 
 // The first fault of one generation, with the evidence people see.
 struct FaultRecord {
@@ -54,6 +56,8 @@ struct FaultRecord {
   std::string signature;        // equal for "the same error"
   std::optional<int64_t> step;  // where the generation was, if it ever reported one
   bool progressed = false;      // it passed a first step or committed a checkpoint
+  // Of kStorage: generations in a row that met it without progress between them; they share this record.
+  int tries = 1;
   bool operator==(const FaultRecord&) const = default;
 };
 
@@ -96,6 +100,8 @@ struct JobRecord {
   std::optional<int> exit_code;     // of a finished job
   uint64_t event_sequence = 0;      // events up to here may have been given out
   std::vector<AvoidedNode> avoided;
+  bool takeover = false;           // as the client asked: GenerationGrant::takeover
+  bool waits_for_storage = false;  // WAITING until the next try after a storage fault; its nodes stay its own
   bool operator==(const JobRecord&) const = default;
 };
 

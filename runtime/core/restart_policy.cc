@@ -5,6 +5,7 @@
 //   4. the same error twice in a row without getting further is a bug, not bad luck.
 //   5. crashes in a row before any first step count against before_first_step.
 //   6. losses of infrastructure in a row without progress wait too; the same named one thrice is final.
+// A storage fault stands outside of all this: nothing is charged, and nothing but exit 93 ends the job.
 // What is allowed waits 0 s after the first crash that had made progress, else 1 s doubling to one
 // minute, with jitter of a quarter so that jobs felled by one cause do not return in step.
 #include "runtime/core/restart_policy.h"
@@ -89,7 +90,7 @@ int FreeInARow(const std::vector<PastFault>& faults) {
   int count = 0;
   for (auto it = faults.rbegin(); it != faults.rend(); ++it) {
     if (Charged(it->fault->kind) || it->fault->progressed) break;
-    ++count;
+    if (it->fault->kind != FaultKind::kStorage) ++count;
   }
   return count;
 }
@@ -143,8 +144,27 @@ RestartVerdict AfterLoss(const std::vector<PastFault>& faults, std::string reaso
 
 }  // namespace
 
+absl::Duration StorageBackoff(int tries, Rng& rng) {
+  const absl::Duration delay = absl::Seconds(1) * (1 << std::clamp(tries - 1, 0, 10));
+  return std::min(kBackoffMax, Jittered(std::min(kBackoffMax, delay), rng));
+}
+
+bool MetStorageFault(const RankExit& exit) {
+  if (exit.storage.empty()) return false;
+  switch (exit.cause) {
+    case ExitCause::kExited:
+      return exit.exit_code != 0 && exit.exit_code != kExitNoRestart;
+    case ExitCause::kSignal:
+    case ExitCause::kOom:
+      return true;
+    default:
+      return false;
+  }
+}
+
 bool Charged(FaultKind kind) {
-  return kind != FaultKind::kSaved && kind != FaultKind::kAddressInUse && kind != FaultKind::kPreempted;
+  return kind != FaultKind::kSaved && kind != FaultKind::kAddressInUse && kind != FaultKind::kPreempted &&
+         kind != FaultKind::kStorage;
 }
 
 RestartVerdict DecideRestart(const spec::RestartBudget& budget, const std::vector<PastFault>& faults,
@@ -153,6 +173,10 @@ RestartVerdict DecideRestart(const spec::RestartBudget& budget, const std::vecto
   const FaultRecord& fault = *faults.back().fault;
   if (fault.cause == ExitCause::kExited && fault.exit_code == kExitNoRestart) {
     return {false, {}, "exit code 93 asks not to be restarted"};
+  }
+  if (fault.kind == FaultKind::kStorage) {
+    return {true, StorageBackoff(fault.tries, rng),
+            absl::StrCat("tried ", fault.tries, fault.tries == 1 ? " time" : " times")};
   }
   if (!Charged(fault.kind)) {
     const char* what = fault.kind == FaultKind::kSaved       ? "exit code 75 (saved, run me again)"
@@ -194,6 +218,7 @@ RestartVerdict DecideRestart(const spec::RestartBudget& budget, const std::vecto
 }
 
 FaultKind KindOf(const RankExit& exit) {
+  if (MetStorageFault(exit)) return FaultKind::kStorage;
   switch (exit.cause) {
     case ExitCause::kOom:
       return FaultKind::kOom;

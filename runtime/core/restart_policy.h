@@ -32,6 +32,14 @@ struct RestartVerdict {
   std::string reason;  // "crash 2 of 10 in 1h, again in 2s" or why not
 };
 
+// A storage fault has none of the limits: the storage is waited for as long as it takes. `tries` counts the
+// generations in a row that met it without progress, at least 1. At most kBackoffMax.
+absl::Duration StorageBackoff(int tries, Rng& rng);
+
+// The rank could not read the storage and ended by itself; what its agent or keeper did to it is what they
+// say.
+bool MetStorageFault(const RankExit& exit);
+
 // Whether a fault of this kind uses up a budget and counts as a restart.
 bool Charged(FaultKind kind);
 

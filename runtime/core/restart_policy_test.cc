@@ -96,6 +96,44 @@ TEST_F(RestartPolicyTest, FreeRestartsAreNotEndless) {
   EXPECT_FALSE(Decide().restart);
 }
 
+TEST_F(RestartPolicyTest, StorageFaultsAreChargedToNothingAndNeverFinal_S7) {
+  budget_.budget = budget_.oom = budget_.before_first_step = 0;
+  FaultRecord& fault = Add(FaultKind::kStorage, 0, "the same");
+  absl::Duration before;
+  for (fault.tries = 1; fault.tries < 1000; ++fault.tries) {
+    const RestartVerdict v = Decide();
+    ASSERT_TRUE(v.restart) << fault.tries;
+    EXPECT_LE(v.delay, kBackoffMax);
+    EXPECT_GE(v.delay, fault.tries > 6 ? absl::Seconds(45) : before) << fault.tries;
+    before = v.delay;
+  }
+  EXPECT_FALSE(Charged(FaultKind::kStorage));
+  faults_.clear();
+  times_.clear();
+  for (int i = 0; i < 100; ++i) Add(FaultKind::kStorage, i, "the same");
+  Add(FaultKind::kSaved, 101);
+  EXPECT_TRUE(Decide().restart) << "nor do they use up what is free";
+}
+
+TEST_F(RestartPolicyTest, WhatIsAStorageFault_S7) {
+  RankExit exit;
+  exit.storage = "EIO";
+  EXPECT_FALSE(MetStorageFault(exit)) << "it ended well";
+  for (const int code : {1, 75, 2}) {
+    exit.exit_code = code;
+    EXPECT_EQ(KindOf(exit), FaultKind::kStorage) << code;
+  }
+  exit.exit_code = 93;
+  EXPECT_EQ(KindOf(exit), FaultKind::kCrash);
+  exit.cause = ExitCause::kSignal;
+  EXPECT_EQ(KindOf(exit), FaultKind::kStorage);
+  exit.cause = ExitCause::kLost;
+  EXPECT_EQ(KindOf(exit), FaultKind::kInfrastructure) << "its keeper's end is no word of the storage";
+  exit.cause = ExitCause::kSignal;
+  exit.storage.clear();
+  EXPECT_EQ(KindOf(exit), FaultKind::kCrash);
+}
+
 TEST_F(RestartPolicyTest, SameErrorTwiceWithoutProgressIsFinal) {
   Add(FaultKind::kCrash, 0, "exited 1 0 ValueError", 100);
   Add(FaultKind::kCrash, 9, "exited 1 0 ValueError", 100);

@@ -25,6 +25,8 @@ const char* StateName(State state) {
       return "indexing";
     case State::kGathering:
       return "gathering";
+    case State::kParting:
+      return "parting";
     case State::kAuthorizing:
       return "authorizing";
     case State::kPutting:
@@ -55,11 +57,13 @@ bool Allowed(State from, State to) {
     case State::kIndexing:
       return from == State::kWriting;
     case State::kGathering:
-      return from == State::kIndexing;
+      return from == State::kIndexing || from == State::kParting;
+    case State::kParting:
+      return from == State::kIndexing || from == State::kGathering;
     case State::kFollowing:
-      return from == State::kIndexing;
+      return from == State::kIndexing || from == State::kParting;
     case State::kAuthorizing:
-      return from == State::kGathering;
+      return from == State::kGathering || from == State::kParting;
     case State::kPutting:
       return from == State::kAuthorizing;
     case State::kVerifying:
@@ -68,7 +72,7 @@ bool Allowed(State from, State to) {
       return from == State::kVerifying;
     case State::kAborting:
       return from == State::kWriting || from == State::kIndexing || from == State::kGathering ||
-             from == State::kAuthorizing || from == State::kVerifying;
+             from == State::kParting || from == State::kAuthorizing || from == State::kVerifying;
     case State::kDone:
       return from != State::kIdle && from != State::kDone;
   }
@@ -104,6 +108,8 @@ save::Result SaveCore::Step(const save::Event& event, Instant now) {
           [&](const save::ShardWritten& e) { return OnShardWritten(e); },
           [&](const save::IndexWritten& e) { return OnIndexWritten(e, now); },
           [&](const save::IndexSeen& e) { return OnIndexSeen(e); },
+          [&](const save::PartSeen& e) { return OnPartSeen(e); },
+          [&](const save::PartPut& e) { return OnPartPut(e, now); },
           [&](const save::AuthorityChecked& e) { return OnAuthority(e); },
           [&](const save::ManifestPut& e) {
             Move(State::kVerifying);
@@ -137,8 +143,12 @@ save::Result SaveCore::Start(const save::SnapshotTaken& event, Instant now) {
   Move(State::kWriting);
   step_ = event.step;
   deadline_ = now + config_.commit_timeout;
-  index_seen_.assign(static_cast<size_t>(config_.world_size), false);
-  missing_ = config_.world_size;
+  missing_ = leads() ? std::min(config_.part_ranks, config_.world_size - config_.rank) : 0;
+  index_seen_.assign(static_cast<size_t>(missing_), false);
+  parts_missing_ =
+      config_.rank == 0 ? (config_.world_size + config_.part_ranks - 1) / config_.part_ranks - 1 : 0;
+  part_seen_.assign(static_cast<size_t>(parts_missing_) + 1, false);
+  part_put_ = false;
   shard_ = failure_ = put_ = absl::OkStatus();
   stop_.reset();
   poll_interval_ = config_.poll_min;
@@ -157,38 +167,83 @@ save::Result SaveCore::OnIndexWritten(const save::IndexWritten& event, Instant n
   GT_CHECK(state_ == State::kIndexing);
   const absl::Status failed = !shard_.ok() ? shard_ : stop_.value_or(event.status);
   if (!failed.ok()) return Abort(failed);
-  Move(config_.rank == 0 ? State::kGathering : State::kFollowing);
-  if (config_.rank != 0) {
-    // Each look is a request to the storage. After as long as it took last time it is mostly there; if it was
-    // there at the first look, it may come sooner.
-    follows_since_ = now;
-    const absl::Duration expected = looks_ == 1 ? followed_ * 7 / 8 : followed_;
-    poll_interval_ = std::clamp(expected, config_.poll_min, config_.poll_max);
-    looks_ = 0;
-    PollLater(now);
-    poll_interval_ = std::clamp(followed_ / 8, config_.poll_min, config_.poll_max);
-    return {{}, "the manifest is awaited"};
-  }
+  if (!leads()) return Follow(now);
+  Move(State::kGathering);
   index_seen_[0] = true;
   if (--missing_ == 0) {
-    Move(State::kAuthorizing);
-    return {{save::CheckAuthority{}}, "the only shard is written"};
+    Move(State::kParting);
+    return {{save::PutPart{}}, "the only shard of the part is written"};
   }
   PollLater(now);
   return Poll();
 }
 
+save::Result SaveCore::Follow(Instant now) {
+  Move(State::kFollowing);
+  // Each look is a request to the storage. After as long as it took last time it is mostly there; if it was
+  // there at the first look, it may come sooner.
+  follows_since_ = now;
+  const absl::Duration expected = looks_ == 1 ? followed_ * 7 / 8 : followed_;
+  poll_interval_ = std::clamp(expected, config_.poll_min, config_.poll_max);
+  looks_ = 0;
+  PollLater(now);
+  poll_interval_ = std::clamp(followed_ / 8, config_.poll_min, config_.poll_max);
+  return {{}, "the manifest is awaited"};
+}
+
 save::Result SaveCore::OnIndexSeen(const save::IndexSeen& event) {
   if (state_ != State::kGathering) return {{}, "an index after its time"};
-  GT_CHECK(event.rank >= 0 && event.rank < config_.world_size);
+  GT_CHECK(event.rank >= config_.rank && event.rank < config_.rank + static_cast<int>(index_seen_.size()));
   if (!event.status.ok()) {
-    return Abort(
-        absl::Status(event.status.code(), absl::StrCat("rank ", event.rank, ": ", event.status.message())));
+    const std::string words = absl::StrCat("rank ", event.rank, ": ", event.status.message());
+    return Abort(absl::Status(event.status.code(), words), words);
   }
-  if (index_seen_[event.rank]) return {{}, "an index seen before"};
-  index_seen_[event.rank] = true;
+  const auto member = static_cast<size_t>(event.rank - config_.rank);
+  if (index_seen_[member]) return {{}, "an index seen before"};
+  index_seen_[member] = true;
   poll_interval_ = config_.poll_min;
-  if (--missing_ > 0) return {{}, absl::StrCat(missing_, " ranks still write")};
+  if (--missing_ > 0) return {{}, Missing()};
+  Move(State::kParting);
+  return {{save::PutPart{}}, "every shard of the part is written"};
+}
+
+save::Result SaveCore::OnPartSeen(const save::PartSeen& event) {
+  if (state_ != State::kGathering && state_ != State::kParting) return {{}, "a part after its time"};
+  GT_CHECK(event.part > 0 && event.part < static_cast<int>(part_seen_.size()));
+  if (!event.status.ok()) {
+    if (state_ == State::kGathering) return Abort(event.status);
+    if (!stop_) stop_ = event.status;
+    return {{}, "remembered until our own part is put"};
+  }
+  const auto part = static_cast<size_t>(event.part);
+  if (part_seen_[part]) return {{}, "a part seen before"};
+  part_seen_[part] = true;
+  poll_interval_ = config_.poll_min;
+  --parts_missing_;
+  if (part_put_ && parts_missing_ == 0) return Authorize();
+  return {{}, Missing()};
+}
+
+save::Result SaveCore::OnPartPut(const save::PartPut& event, Instant now) {
+  GT_CHECK(state_ == State::kParting);
+  if (!failure_.ok()) return Done(failure_, "the part says why");
+  if (config_.rank == 0) {
+    const absl::Status status = stop_.value_or(event.status);
+    if (!status.ok()) return Abort(status);
+    part_put_ = true;
+    if (parts_missing_ == 0) return Authorize();
+    Move(State::kGathering);
+    PollLater(now);
+    return Poll();
+  }
+  if (!event.status.ok()) return Done(event.status, "this part cannot be put");
+  save::Result result = Follow(now);
+  if (!stop_) return result;
+  next_poll_.reset();
+  return {{save::ReadManifest{}}, "stopped: one last look"};
+}
+
+save::Result SaveCore::Authorize() {
   Move(State::kAuthorizing);
   return {{save::CheckAuthority{}}, "every rank's shard is written"};
 }
@@ -252,10 +307,9 @@ save::Result SaveCore::OnManifestRead(const save::ManifestRead& event, Instant n
 save::Result SaveCore::OnTick(Instant now) {
   if (!next_poll_ || now < *next_poll_) return {{}, "nothing is due"};
   if (state_ == State::kGathering && now >= deadline_) {
-    std::vector<int> missing = std::get<save::PollIndices>(Poll().effects[0]).missing;
-    return Abort(absl::DeadlineExceededError(absl::StrCat(
-        "rank ", missing[0], missing.size() > 1 ? absl::StrCat(" and ", missing.size() - 1, " more") : "",
-        " did not write a shard of step ", step_, " within ", absl::FormatDuration(config_.commit_timeout))));
+    const std::string words =
+        absl::StrCat(Missing(), " of step ", step_, " within ", absl::FormatDuration(config_.commit_timeout));
+    return Abort(absl::DeadlineExceededError(words), words);
   }
   next_poll_.reset();
   if (state_ == State::kGathering) PollLater(now);
@@ -274,9 +328,16 @@ save::Result SaveCore::OnStop(absl::Status why) {
   return {{}, "remembered until the call that is out returns"};
 }
 
-save::Result SaveCore::Abort(absl::Status why) {
+save::Result SaveCore::Abort(absl::Status why, std::string words) {
   const std::string reason(why.message());
-  if (config_.rank != 0) return Done(std::move(why), "this rank cannot take part");
+  if (!leads()) return Done(std::move(why), "this rank cannot take part");
+  if (config_.rank != 0) {
+    // Rank 0 waits for this part, and gives the save up with these words as soon as it sees them.
+    Move(State::kParting);
+    failure_ = std::move(why);
+    if (words.empty()) words = absl::StrCat("rank ", config_.rank, ": ", reason);
+    return {{save::PutPart{absl::Status(failure_.code(), words)}}, absl::StrCat("given up: ", reason)};
+  }
   Move(State::kAborting);
   failure_ = std::move(why);
   return {{save::PutAbort{reason}}, absl::StrCat("given up: ", reason)};
@@ -295,10 +356,30 @@ void SaveCore::PollLater(Instant now) {
 save::Result SaveCore::Poll() const {
   if (state_ != State::kGathering) return {{save::ReadManifest{}}, "is it committed?"};
   save::PollIndices poll;
-  for (int rank = 0; rank < config_.world_size; ++rank) {
-    if (!index_seen_[rank]) poll.missing.push_back(rank);
+  for (size_t member = 0; member < index_seen_.size(); ++member) {
+    if (!index_seen_[member]) poll.missing.push_back(config_.rank + static_cast<int>(member));
   }
-  return {{std::move(poll)}, absl::StrCat(missing_, " ranks still write")};
+  for (size_t part = 1; part < part_seen_.size(); ++part) {
+    if (!part_seen_[part]) poll.parts.push_back(static_cast<int>(part));
+  }
+  return {{std::move(poll)}, Missing()};
+}
+
+// "rank 2 and 1 more did not write a shard", "ranks 64 to 127 and 3 other parts did not say ..."
+std::string SaveCore::Missing() const {
+  if (missing_ > 0) {
+    const auto first = std::find(index_seen_.begin(), index_seen_.end(), false) - index_seen_.begin();
+    return absl::StrCat("rank ", config_.rank + first,
+                        missing_ > 1 ? absl::StrCat(" and ", missing_ - 1, " more") : "",
+                        " did not write a shard");
+  }
+  if (parts_missing_ == 0) return "our own part is being put";
+  const int first =
+      static_cast<int>(std::find(part_seen_.begin() + 1, part_seen_.end(), false) - part_seen_.begin()) *
+      config_.part_ranks;
+  const int last = std::min(first + config_.part_ranks, config_.world_size) - 1;
+  return absl::StrCat("rank ", first, " did not put the part of ranks ", first, " to ", last,
+                      parts_missing_ > 1 ? absl::StrCat(" (and ", parts_missing_ - 1, " more parts)") : "");
 }
 
 std::optional<Instant> SaveCore::NextDeadline() const {

@@ -4,6 +4,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <set>
+
 #include "absl/strings/str_cat.h"
 #include "base/rng.h"
 
@@ -14,15 +16,18 @@ using namespace save;  // NOLINT: the events and effects are what this test is a
 using ::testing::HasSubstr;
 
 const char* Name(const Effect& e) {
-  static const char* const kNames[] = {"write-shard", "write-index", "poll",   "authority", "put",
-                                       "read",        "put-abort",   "report", "retain",    "finish"};
+  static const char* const kNames[] = {"write-shard", "write-index", "poll",   "put-part", "authority", "put",
+                                       "read",        "put-abort",   "report", "retain",   "finish"};
   return kNames[e.index()];
 }
 
 // Feeds events and keeps what came out.
 struct Driver {
-  explicit Driver(int rank = 0, int world = 1)
-      : core({.rank = rank, .world_size = world, .commit_timeout = absl::Seconds(60)}) {}
+  explicit Driver(int rank = 0, int world = 1, int part_ranks = 64)
+      : core({.rank = rank,
+              .world_size = world,
+              .part_ranks = part_ranks,
+              .commit_timeout = absl::Seconds(60)}) {}
   std::string Do(const Event& event) {
     const Result result = core.Step(event, now);
     EXPECT_FALSE(result.why.empty());
@@ -33,6 +38,7 @@ struct Driver {
         ++finished;
         status = finish->status;
       }
+      if (const auto* part = std::get_if<PutPart>(&e)) failed = part->failed;
     }
     return out;
   }
@@ -40,17 +46,23 @@ struct Driver {
     EXPECT_EQ(Do(SnapshotTaken{7}), "write-shard");
     EXPECT_EQ(Do(ShardWritten{}), "write-index");
   }
+  // Of rank 0 alone, until the manifest may be put.
+  void ToPutting() {
+    ToGathering();
+    EXPECT_EQ(Do(IndexWritten{}), "put-part");
+    EXPECT_EQ(Do(PartPut{}), "authority");
+    EXPECT_EQ(Do(AuthorityChecked{}), "put");
+  }
   SaveCore core;
   Instant now{1};
   int finished = 0;
   absl::Status status;
+  absl::Status failed;  // what the newest part says
 };
 
 TEST(SaveCore, OneRankCommits) {
   Driver d;
-  d.ToGathering();
-  EXPECT_EQ(d.Do(IndexWritten{}), "authority");
-  EXPECT_EQ(d.Do(AuthorityChecked{}), "put");
+  d.ToPutting();
   EXPECT_EQ(d.Do(ManifestPut{}), "read");
   EXPECT_EQ(d.Do(ManifestRead{KeyHolds::kThisManifest}), "report retain");
   EXPECT_FALSE(d.core.idle());
@@ -66,7 +78,8 @@ TEST(SaveCore, S1_EveryIndexThenAuthorityThenPut_C4) {
   EXPECT_EQ(d.Do(IndexWritten{}), "poll");
   EXPECT_EQ(d.Do(IndexSeen{2}), "");
   EXPECT_EQ(d.Do(IndexSeen{2}), "");  // the same one again does not count
-  EXPECT_EQ(d.Do(IndexSeen{1}), "authority");
+  EXPECT_EQ(d.Do(IndexSeen{1}), "put-part");
+  EXPECT_EQ(d.Do(PartPut{}), "authority");
   EXPECT_EQ(d.Do(AuthorityChecked{absl::UnavailableError("revoked")}), "put-abort");
   EXPECT_EQ(d.Do(AbortPut{}), "finish");
   EXPECT_TRUE(absl::IsUnavailable(d.status));
@@ -85,17 +98,13 @@ TEST(SaveCore, S1_AnUnsoundIndexGivesUp_C4) {
 TEST(SaveCore, S2_NoReportWithoutReadBack_C2) {
   for (KeyHolds holds : {KeyHolds::kAbortMarker, KeyHolds::kOther}) {
     Driver d;
-    d.ToGathering();
-    d.Do(IndexWritten{});
-    d.Do(AuthorityChecked{});
+    d.ToPutting();
     EXPECT_EQ(d.Do(ManifestPut{}), "read");
     EXPECT_EQ(d.Do(ManifestRead{holds, "x"}), "finish");
     EXPECT_FALSE(d.status.ok());
   }
   Driver d;
-  d.ToGathering();
-  d.Do(IndexWritten{});
-  d.Do(AuthorityChecked{});
+  d.ToPutting();
   d.Do(ManifestPut{});
   EXPECT_EQ(d.Do(ManifestRead{KeyHolds::kNothing}), "put-abort");  // said OK and is not there
 }
@@ -103,9 +112,7 @@ TEST(SaveCore, S2_NoReportWithoutReadBack_C2) {
 TEST(SaveCore, AManifestThatRetentionTookIsNoLieOfTheStorage) {
   for (const bool answered : {true, false}) {
     Driver d;
-    d.ToGathering();
-    d.Do(IndexWritten{});
-    d.Do(AuthorityChecked{});
+    d.ToPutting();
     d.Do(ManifestPut{answered ? absl::OkStatus() : absl::UnavailableError("timeout")});
     EXPECT_EQ(d.Do(ManifestRead{KeyHolds::kOutranked, "timeline 2 is newer"}),
               answered ? "finish" : "put-abort");
@@ -116,9 +123,7 @@ TEST(SaveCore, AManifestThatRetentionTookIsNoLieOfTheStorage) {
 
 TEST(SaveCore, S6_ALostAnswerIsNotAFailure_C1) {
   Driver d;
-  d.ToGathering();
-  d.Do(IndexWritten{});
-  d.Do(AuthorityChecked{});
+  d.ToPutting();
   EXPECT_EQ(d.Do(ManifestPut{absl::UnavailableError("timeout")}), "read");
   EXPECT_EQ(d.Do(ManifestRead{KeyHolds::kUnreadable, "timeout"}), "");
   d.now = *d.core.NextDeadline();
@@ -127,7 +132,7 @@ TEST(SaveCore, S6_ALostAnswerIsNotAFailure_C1) {
 }
 
 TEST(SaveCore, S3_NoPutAfterARevoke_C3) {
-  for (int when = 0; when < 4; ++when) {
+  for (int when = 0; when < 5; ++when) {
     Driver d(0, 2);
     std::string effects;
     const auto revoke_at = [&](int place) {
@@ -140,8 +145,12 @@ TEST(SaveCore, S3_NoPutAfterARevoke_C3) {
     absl::StrAppend(&effects, " ", d.Do(IndexWritten{}));
     if (d.core.state() == State::kGathering) revoke_at(2);
     if (d.core.state() == State::kGathering) absl::StrAppend(&effects, " ", d.Do(IndexSeen{1}));
-    if (d.core.state() == State::kAuthorizing) {
+    if (d.core.state() == State::kParting) {
       revoke_at(3);
+      absl::StrAppend(&effects, " ", d.Do(PartPut{}));
+    }
+    if (d.core.state() == State::kAuthorizing) {
+      revoke_at(4);
       absl::StrAppend(&effects, " ", d.Do(AuthorityChecked{}));
     }
     EXPECT_EQ(d.core.state(), State::kAborting) << when;
@@ -232,6 +241,135 @@ TEST(SaveCore, S4_AFollowerDoesNotWaitForever) {
   EXPECT_LE(d.now, Instant{1} + absl::Seconds(60));
 }
 
+// Rank 0 of five ranks in parts of two.
+TEST(SaveCore, S1_TheManifestAwaitsEveryPart) {
+  Driver d(0, 5, 2);
+  d.ToGathering();
+  EXPECT_EQ(d.Do(IndexWritten{}), "poll");
+  EXPECT_EQ(d.Do(PartSeen{2}), "");
+  EXPECT_EQ(d.Do(PartSeen{2}), "");  // the same one again does not count
+  EXPECT_EQ(d.Do(IndexSeen{1}), "put-part");
+  EXPECT_EQ(d.Do(PartPut{}), "poll");  // part 1 lacks
+  d.now = *d.core.NextDeadline();
+  const Result looks = d.core.Step(Tick{}, d.now);
+  ASSERT_EQ(looks.effects.size(), 1u);
+  EXPECT_TRUE(std::get<PollIndices>(looks.effects[0]).missing.empty());
+  EXPECT_EQ(std::get<PollIndices>(looks.effects[0]).parts, std::vector<int>{1});
+  EXPECT_EQ(d.Do(PartSeen{1}), "authority");
+  EXPECT_EQ(d.Do(AuthorityChecked{}), "put");
+}
+
+TEST(SaveCore, S1_APartThatSaysWhyGivesUpAtOnce_C4) {
+  for (const bool parting : {false, true}) {
+    Driver d(0, 5, 2);
+    d.ToGathering();
+    d.Do(IndexWritten{});
+    const absl::Status why = absl::AbortedError("rank 3: error: disk full");
+    if (parting) {
+      EXPECT_EQ(d.Do(IndexSeen{1}), "put-part");
+      EXPECT_EQ(d.Do(PartSeen{1, why}), "");  // remembered while the call is out
+      EXPECT_EQ(d.Do(PartPut{}), "put-abort");
+    } else {
+      EXPECT_EQ(d.Do(PartSeen{1, why}), "put-abort");
+    }
+    EXPECT_EQ(d.Do(PartSeen{2}), "");  // late: changes nothing
+    EXPECT_EQ(d.Do(AbortPut{}), "finish");
+    EXPECT_EQ(d.status, why);
+  }
+}
+
+TEST(SaveCore, TheLeaderOfAPartPutsItAndFollows) {
+  Driver d(2, 5, 2);
+  d.ToGathering();
+  EXPECT_EQ(d.Do(IndexWritten{}), "poll");
+  EXPECT_EQ(d.Do(IndexSeen{3}), "put-part");
+  EXPECT_TRUE(d.failed.ok());
+  EXPECT_EQ(d.Do(PartPut{}), "");
+  d.now = *d.core.NextDeadline();
+  EXPECT_EQ(d.Do(Tick{}), "read");
+  EXPECT_EQ(d.Do(ManifestRead{KeyHolds::kThisManifest}), "report finish");
+  EXPECT_TRUE(d.status.ok());
+  Driver alone(4, 5, 2);  // the only rank of the last part
+  alone.ToGathering();
+  EXPECT_EQ(alone.Do(IndexWritten{}), "put-part");
+}
+
+TEST(SaveCore, AMemberFollowsItsLeader) {
+  Driver d(3, 5, 2);
+  d.ToGathering();
+  EXPECT_EQ(d.Do(IndexWritten{}), "");
+  EXPECT_EQ(d.core.state(), State::kFollowing);
+}
+
+TEST(SaveCore, ALeaderThatCannotGoOnSaysSoInItsPart) {
+  const absl::Status full = absl::ResourceExhaustedError("disk full");
+  {
+    Driver d(2, 5, 2);  // its own shard
+    d.Do(SnapshotTaken{7});
+    EXPECT_EQ(d.Do(ShardWritten{full}), "write-index");
+    EXPECT_EQ(d.Do(IndexWritten{}), "put-part");
+    EXPECT_THAT(std::string(d.failed.message()), HasSubstr("rank 2: disk full"));
+    EXPECT_EQ(d.Do(PartPut{}), "finish");
+    EXPECT_EQ(d.status, full);
+  }
+  {
+    Driver d(2, 5, 2);  // a member's
+    d.ToGathering();
+    d.Do(IndexWritten{});
+    EXPECT_EQ(d.Do(IndexSeen{3, full}), "put-part");
+    EXPECT_THAT(std::string(d.failed.message()), HasSubstr("rank 3: disk full"));
+    EXPECT_EQ(d.Do(PartPut{}), "finish");
+  }
+  {
+    Driver d(2, 5, 2);  // a member that never comes
+    d.ToGathering();
+    d.Do(IndexWritten{});
+    while (d.failed.ok()) {
+      ASSERT_TRUE(d.core.NextDeadline());
+      d.now = *d.core.NextDeadline();
+      d.Do(Tick{});
+    }
+    EXPECT_THAT(std::string(d.failed.message()), HasSubstr("rank 3 did not write a shard of step 7"));
+    EXPECT_EQ(d.Do(PartPut{}), "finish");
+  }
+  {
+    Driver d(2, 5, 2);  // a stop
+    d.ToGathering();
+    d.Do(IndexWritten{});
+    EXPECT_EQ(d.Do(Cancelled{}), "put-part");
+    EXPECT_FALSE(d.failed.ok());
+    EXPECT_EQ(d.Do(PartPut{}), "finish");
+    EXPECT_TRUE(absl::IsCancelled(d.status));
+  }
+  {
+    Driver d(2, 5, 2);  // a stop while the part is put: the save may be committed with it
+    d.ToGathering();
+    d.Do(IndexWritten{});
+    EXPECT_EQ(d.Do(IndexSeen{3}), "put-part");
+    EXPECT_EQ(d.Do(Cancelled{}), "");
+    EXPECT_EQ(d.Do(PartPut{}), "read");
+    EXPECT_EQ(d.Do(ManifestRead{KeyHolds::kNothing}), "finish");
+  }
+}
+
+TEST(SaveCore, S4_DeadlinesNameThePartThatIsMissing) {
+  Driver d(0, 7, 2);
+  d.ToGathering();
+  d.Do(IndexWritten{});
+  d.Do(IndexSeen{1});
+  d.Do(PartPut{});
+  d.Do(PartSeen{1});
+  while (d.finished == 0) {
+    ASSERT_TRUE(d.core.NextDeadline());
+    d.now = *d.core.NextDeadline();
+    if (d.Do(Tick{}) == "put-abort") d.Do(AbortPut{});
+    ASSERT_LE(d.now, Instant{1} + absl::Seconds(61));
+  }
+  EXPECT_TRUE(absl::IsDeadlineExceeded(d.status));
+  EXPECT_THAT(std::string(d.status.message()),
+              HasSubstr("rank 4 did not put the part of ranks 4 to 5 (and 1 more parts) of step 7"));
+}
+
 TEST(SaveCore, S5_ASecondSaveIsRefused_C12) {
   Driver d;
   EXPECT_TRUE(d.core.idle());
@@ -244,11 +382,14 @@ TEST(SaveCore, RandomAnswersKeepTheInvariants) {
   Rng rng(11);
   const auto maybe = [&] { return rng.Chance(0.85) ? absl::OkStatus() : absl::UnavailableError("storage"); };
   for (int round = 0; round < 3000; ++round) {
-    const int world = 1 + static_cast<int>(rng.Below(4));
+    const int world = 1 + static_cast<int>(rng.Below(6));
     const int rank = static_cast<int>(rng.Below(world));
-    SaveCore core({.rank = rank, .world_size = world, .commit_timeout = absl::Seconds(5)});
+    const int part_ranks = 1 + static_cast<int>(rng.Below(3));
+    SaveCore core(
+        {.rank = rank, .world_size = world, .part_ranks = part_ranks, .commit_timeout = absl::Seconds(5)});
     Instant now{0};
     bool revoked = false, authorized = false, read_back = false;
+    std::set<int> indices = {rank}, parts;  // that are sound
     int finishes = 0;
     std::vector<Effect> todo;
     const auto apply = [&](const Event& event) {
@@ -274,9 +415,28 @@ TEST(SaveCore, RandomAnswersKeepTheInvariants) {
       if (std::holds_alternative<WriteShard>(effect)) apply(ShardWritten{maybe()});
       if (std::holds_alternative<WriteIndex>(effect)) apply(IndexWritten{maybe()});
       if (const auto* poll = std::get_if<PollIndices>(&effect)) {
-        for (int missing : poll->missing) {
-          if (rng.Chance(0.4)) apply(IndexSeen{missing, maybe()});
+        EXPECT_EQ(rank % part_ranks, 0);
+        for (int missing : poll->parts) {
+          if (!rng.Chance(0.4)) continue;
+          const absl::Status answer = maybe();
+          if (answer.ok()) parts.insert(missing);
+          apply(PartSeen{missing, answer});
         }
+        for (int missing : poll->missing) {
+          if (!rng.Chance(0.4)) continue;
+          const absl::Status answer = maybe();
+          if (answer.ok()) indices.insert(missing);
+          apply(IndexSeen{missing, answer});
+        }
+      }
+      if (const auto* part = std::get_if<PutPart>(&effect)) {
+        EXPECT_EQ(rank % part_ranks, 0);
+        if (part->failed.ok()) {
+          EXPECT_EQ(static_cast<int>(indices.size()), std::min(part_ranks, world - rank));
+        }
+        const absl::Status answer = maybe();
+        if (answer.ok() && part->failed.ok()) parts.insert(rank / part_ranks);
+        apply(PartPut{answer});
       }
       if (std::holds_alternative<CheckAuthority>(effect)) {
         const absl::Status answer = maybe();
@@ -286,6 +446,7 @@ TEST(SaveCore, RandomAnswersKeepTheInvariants) {
       if (std::holds_alternative<PutManifest>(effect)) {
         EXPECT_TRUE(authorized);
         EXPECT_EQ(rank, 0);
+        EXPECT_EQ(static_cast<int>(parts.size()), (world + part_ranks - 1) / part_ranks);
         apply(ManifestPut{maybe()});
       }
       if (std::holds_alternative<ReadManifest>(effect)) {

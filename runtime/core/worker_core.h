@@ -8,6 +8,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <variant>
 #include <vector>
 
@@ -20,6 +21,13 @@ namespace gtrain::core {
 // AgentNote::kind of it too.
 inline constexpr char kCompressionNote[] = "compression";  // how gradients travel, as the program chose
 inline constexpr char kRestoreNote[] = "restore";          // what the state was restored from
+inline constexpr char kOwnerNote[] = "owner";              // whose the checkpoint directory is
+// That the storage of its checkpoints cannot be read, and why; empty: it can again. A rank that ends with
+// this said has met a storage fault (FaultKind::kStorage).
+inline constexpr char kStorageNote[] = "storage";
+constexpr bool IsRankNote(std::string_view kind) {
+  return kind == kCompressionNote || kind == kRestoreNote || kind == kOwnerNote || kind == kStorageNote;
+}
 inline constexpr size_t kRankNoteBytesMax = 400;
 
 // ---------------------------------------------------------------- in

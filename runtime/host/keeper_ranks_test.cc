@@ -55,6 +55,41 @@ TEST_F(KeeperTest, RankProtocolRelaysBothWaysAndRepeatsUntilAcknowledged) {
   EXPECT_THAT(revoked.second, HasSubstr("the test says so"));
 }
 
+// What a rank says last changes what its end means (S7), also for an agent that comes later.
+TEST_F(KeeperTest, TheLastWordsOfARankComeBeforeItsExit_S7) {
+  Start();
+  Launch({"exec sleep 600", "exec sleep 600"});
+  ASSERT_NE(WaitStarted(1), nullptr);
+  FakeRank rank(dir_);
+  rank.Hello(1, 1, Rank(1, {}).token);
+  EXPECT_EQ(rank.Next().first, kKeeperWelcome);
+  const int64_t pid = WaitStarted(1)->pid;
+  // The keeper stands still while the rank speaks and dies, and finds both at once.
+  const auto keeper = KeeperPid(dir_);
+  ASSERT_TRUE(keeper.ok());
+  ASSERT_EQ(kill(static_cast<pid_t>(*keeper), SIGSTOP), 0);
+  for (int i = 0; i < 3; ++i)
+    rank.Send(kRankToAgent, absl::StrCat(R"({"type":"storage","text":")", i, "\"}"));
+  ASSERT_EQ(kill(static_cast<pid_t>(pid), SIGKILL), 0);
+  ASSERT_EQ(kill(static_cast<pid_t>(*keeper), SIGCONT), 0);
+  const auto relays_before_exit = [&] {
+    int relays = 0;
+    for (const auto& report : seen_) {
+      if (std::holds_alternative<keeper::Exited>(*report)) return relays;
+      relays += std::holds_alternative<keeper::RelayUp>(*report) ? 1 : 0;
+    }
+    return -1;
+  };
+  ASSERT_NE(WaitExit(1), nullptr);
+  EXPECT_EQ(relays_before_exit(), 3);
+  LoseAgent();
+  Attach();
+  EXPECT_TRUE(state_.generations[0].unacked.empty()) << "its exit comes after what it said";
+  EXPECT_TRUE(state_.generations[0].ranks[1].running);
+  ASSERT_NE(WaitExit(1), nullptr);
+  EXPECT_EQ(relays_before_exit(), 3);
+}
+
 TEST_F(KeeperTest, WrongTokenAndGarbageAreRefused) {
   Start();
   Launch({"exec sleep 600"});

@@ -279,6 +279,11 @@ void Keeper::Handle(Command command) {
   std::visit([this](auto& value) { Do(value); }, command);
 }
 
+// What a rank said before it ended comes before its exit at every agent: until then it counts as running.
+bool Keeper::ToldAfterRelays(const RankProcess& rank) const {
+  return rank.exit && !rank.acked && !rank.relays.empty();
+}
+
 State Keeper::Describe() const {
   State state;
   state.job = options_.job;
@@ -292,6 +297,11 @@ State Keeper::Describe() const {
     held.gone = record.phase == Phase::kGone;
     held.clean = record.clean;
     for (const auto& [number, rank] : record.ranks) {
+      if (ToldAfterRelays(*rank)) {
+        held.ranks.push_back({number, rank->exit->pid, rank->start_time, true, rank->sdk});
+        held.gone = false;
+        continue;
+      }
       held.ranks.push_back({number, rank->pid, rank->start_time, !rank->exit && rank->pid > 0, rank->sdk});
       if (rank->exit && !rank->acked) held.unacked.push_back(*rank->exit);
     }
@@ -313,10 +323,16 @@ void Keeper::Do(Attach& attach) {
   lease_ms_ = attach.lease_ms;
   Tell(Describe());
   for (auto& [generation, record] : generations_) {
+    bool later = false;
     for (auto& [number, rank] : record.ranks) {
       for (const RelayUp& relay : rank->relays) Tell(relay);
+      if (ToldAfterRelays(*rank)) {
+        Tell(*rank->exit);
+        later = true;
+      }
       rank->out_sent = rank->err_sent = 0;  // the new agent gets the tails again
     }
+    if (later && record.phase == Phase::kGone) Tell(Gone{generation, record.clean, record.gone_message});
   }
 }
 

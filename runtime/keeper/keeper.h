@@ -189,6 +189,7 @@ class Keeper {
   void Do(Exec& exec);
   void Do(Forget& forget);
   void Do(Quit& quit);
+  bool ToldAfterRelays(const RankProcess& rank) const;
   State Describe() const;
   void CheckLease();
   bool AnyLive() const;
@@ -228,6 +229,7 @@ class Keeper {
   void ReadRank(RankConnection& connection);
   void WriteRank(RankConnection& connection);
   void WriteSome(RankConnection& connection);
+  void HearLastWords(const RankProcess& rank);
   void RankFrameIn(RankConnection& connection, uint16_t kind, const char* body, uint32_t bytes);
   void RankHelloIn(RankConnection& connection, const RankHello& hello);
   void ArenaIn(RankConnection& connection, const RankArenaRequest& request);

@@ -214,6 +214,7 @@ void Keeper::RankDied(GenerationRecord& record, RankProcess& rank, const siginfo
     rank.pid = -1;
     return;
   }
+  HearLastWords(rank);
   Exited exit;
   Describe(record, rank, info, &exit);
   rank.exit = std::move(exit);

@@ -3,6 +3,7 @@
 // ones.
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
@@ -20,6 +21,7 @@ namespace {
 constexpr size_t kConnectionsMax = 4096;
 constexpr size_t kRankOutMax = 64u << 20;
 constexpr int64_t kHelloMs = 10000;
+constexpr int kLastReadsMax = 1024;  // of at most 64 KiB
 constexpr uint64_t kFaultStep = 8u << 20;
 constexpr size_t kReadAhead = sizeof(RankFrame) + kRankFrameBytesMax;
 }  // namespace
@@ -66,6 +68,17 @@ void Keeper::ReadRank(RankConnection& connection) {
     used += sizeof(frame) + frame.bytes;
   }
   connection.in.erase(0, used);
+}
+
+// What a dead rank sent is all in the socket already. The agent hears it before the exit, whose meaning it
+// may change (a storage fault).
+void Keeper::HearLastWords(const RankProcess& rank) {
+  RankConnection* connection = ConnectionOf(rank.spec.generation, rank.spec.rank);
+  if (connection == nullptr) return;
+  pollfd unread{connection->fd.get(), POLLIN, 0};
+  // A forked child may hold the socket and go on writing.
+  for (int i = 0; i < kLastReadsMax && !connection->broken && poll(&unread, 1, 0) > 0; ++i)
+    ReadRank(*connection);
 }
 
 void Keeper::RankFrameIn(RankConnection& connection, uint16_t kind, const char* body, uint32_t bytes) {

@@ -16,6 +16,9 @@
 //                  {"type":"link","peer":N,"text":"..."}   nothing gets to rank N's machine
 //                  {"type":"compression","text":"..."}   how gradients travel, for people
 //                  {"type":"restore","text":"..."}   what the state was restored from, for people
+//                  {"type":"owner","text":"..."}   whose the checkpoint directory is, when that changed
+//                  {"type":"storage","text":"..."}   its checkpoints cannot be read, and why; "": they can
+//                  again
 //   agent -> rank  "table N", then a line of base64 a rank
 //                  "missing N", then the ranks that have not spoken, each after a blank
 // kRankWriter asks for a writer of this rank's checkpoints (docs/protocols/keeper.md). Only a keeper whose

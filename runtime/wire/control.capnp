@@ -103,6 +103,7 @@ struct RankExit {
   signal @6 :Int32;
   message @7 :Text;
   tail @8 :Data;
+  storage @9 :Text;
 }
 
 enum RankState { starting @0; running @1; joined @2; exited @3; }
@@ -166,6 +167,10 @@ struct GenerationGrant {
   owner @16 :Text;
   nearSecret @17 :Text;
   holders @18 :List(NodePlace);
+  hasNewest @19 :Bool;
+  newest @20 :CheckpointReport;
+  takeover @21 :Bool;
+  liveJobs @22 :List(Text);
 }
 
 enum NoticeKind { none @0; atRisk @1; freeze @2; leave @3; }
@@ -345,6 +350,7 @@ struct ClientSubmit {
   runDir @2 :Data;
   resume @3 :Data;
   endWithClient @4 :Bool;
+  takeover @5 :Bool;
 }
 struct ClientStop { job @0 :Text; now @1 :Bool; reason @2 :Text; }
 struct ClientLogs {

@@ -40,6 +40,7 @@ GT_FIELDS(core::RankExit) {
   GT_NUMBER(signal, Signal, 0, 1024);
   GT_TEXT(message, Message, kSentenceBytesMax);
   GT_TAIL(tail, Tail, kTailBytesMax);
+  GT_TEXT(storage, Storage, kSentenceBytesMax);
 }
 GT_FIELDS(core::RankStatus) {
   GT_ID(job, Job);
@@ -78,6 +79,14 @@ GT_FIELDS(core::NodePlace) {
   GT_NUMBER(near_port, NearPort, 0, 65535);
   GT_TEXT(near_key, NearKey, kNameBytesMax);
 }
+GT_FIELDS(core::CheckpointReport) {
+  GT_ID(job, Job);
+  GT_COUNTER(generation, Generation);
+  GT_COUNTER(timeline, Timeline);
+  GT_NUMBER(step, Step, 0, kInt64Max);
+  GT_BYTES(manifest, Manifest, 4096);
+  GT_TEXT(policy, Policy, kNameBytesMax);
+}
 GT_FIELDS(core::GenerationGrant) {
   GT_ID(job, Job);
   GT_COUNTER(generation, Generation);
@@ -98,6 +107,14 @@ GT_FIELDS(core::GenerationGrant) {
   GT_TEXT(owner, Owner, kNameBytesMax);
   GT_TEXT(near_secret, NearSecret, kNameBytesMax);
   GT_LIST(holders, Holders, kRanksMax);
+  if constexpr (kReading<M>) {
+    if (m.getHasNewest()) Fields(a, m.getNewest(), v.newest.emplace());
+  } else if (v.newest) {
+    m.setHasNewest(true);
+    Fields(a, m.initNewest(), *v.newest);
+  }
+  GT_PLAIN(takeover, Takeover);
+  GT_ID_LIST(live_jobs, LiveJobs, core::kLiveJobsToldMax);
 }
 
 GT_FIELDS(core::NodeNotice) {
@@ -158,14 +175,6 @@ GT_FIELDS(core::ExchangePart) {
   GT_COUNTER(generation, Generation);
   GT_PLAIN(sequence, Sequence);
   GT_LIST(blobs, Blobs, kRanksMax);
-}
-GT_FIELDS(core::CheckpointReport) {
-  GT_ID(job, Job);
-  GT_COUNTER(generation, Generation);
-  GT_COUNTER(timeline, Timeline);
-  GT_NUMBER(step, Step, 0, kInt64Max);
-  GT_BYTES(manifest, Manifest, 4096);
-  GT_TEXT(policy, Policy, kNameBytesMax);
 }
 GT_FIELDS(core::GenerationDescribed) {
   GT_STRUCT(held, Held);
@@ -313,6 +322,7 @@ GT_FIELDS(core::ClientSubmit) {
   GT_BYTES(run_dir, RunDir, 4096);
   GT_BYTES(resume, Resume, 4096);
   GT_PLAIN(end_with_client, EndWithClient);
+  GT_PLAIN(takeover, Takeover);
 }
 GT_FIELDS(core::ClientStop) {
   GT_ID(job, Job);

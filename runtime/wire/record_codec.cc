@@ -13,7 +13,16 @@ static_assert(static_cast<int>(core::FaultKind::kPreempted) == static_cast<int>(
 
 GT_FIELDS(core::FaultRecord) {
   GT_COUNTER(generation, Generation);
-  GT_ENUM(kind, Kind, core::FaultKind::kPreempted);
+  // An older head could not read a record with a kind that it does not know.
+  if constexpr (kReading<M>) {
+    GT_ENUM(kind, Kind, core::FaultKind::kPreempted);
+    if (m.getStorage()) v.kind = core::FaultKind::kStorage;
+  } else {
+    const bool storage = v.kind == core::FaultKind::kStorage;
+    m.setStorage(storage);
+    m.setKind(static_cast<proto::FaultKind>(storage ? core::FaultKind::kPreempted : v.kind));
+  }
+  GT_NUMBER(tries, Tries, 1, kInt32Max);
   GT_NUMBER(rank, Rank, -1, kRanksMax);
   GT_ID_OR_EMPTY(node, Node);
   GT_TEXT(hostname, Hostname, kNameBytesMax);
@@ -64,6 +73,8 @@ GT_FIELDS(core::JobRecord) {
   GT_PLAIN(event_sequence, EventSequence);
   GT_TEXT(owner, Owner, kNameBytesMax);
   GT_LIST(avoided, Avoided, kRanksMax);
+  GT_PLAIN(takeover, Takeover);
+  GT_PLAIN(waits_for_storage, WaitsForStorage);
 }
 GT_FIELDS(core::NodeRecord) {
   GT_ID(id, Id);

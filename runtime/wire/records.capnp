@@ -36,6 +36,9 @@ struct FaultRecord {
   hasStep @11 :Bool;
   step @12 :Int64;
   progressed @13 :Bool;
+  # A storage fault is written with kind `preempted`, which an older head charges to nobody, too.
+  storage @14 :Bool;
+  tries @15 :Int32 = 1;
 }
 
 struct AvoidedNode { node @0 :Text; why @1 :Text; }
@@ -71,6 +74,8 @@ struct JobRecord {
   eventSequence @27 :UInt64;
   owner @28 :Text;
   avoided @29 :List(AvoidedNode);
+  takeover @30 :Bool;
+  waitsForStorage @31 :Bool;
 }
 
 struct NodeRecord {

@@ -14,7 +14,7 @@ const Generation kGeneration = SampleGeneration();
 const HeadEpoch kEpoch{12};
 
 std::vector<core::ClientRequestBody> Bodies() {
-  return {core::ClientSubmit{"name: x", {{"K", "V"}}, "/run", "latest", true},
+  return {core::ClientSubmit{"name: x", {{"K", "V"}}, "/run", "latest", true, true},
           core::ClientStop{kJob, true, "enough"},
           core::ClientStatus{},
           core::ClientStatus{kJob},
@@ -61,7 +61,8 @@ core::RankExit SampleExit(core::ExitCause cause) {
           .exit_code = -7,
           .signal = 11,
           .message = "ended by signal 11 \xe2\x82\xac",
-          .tail = std::string("raw \xff\x00 bytes", 12)};
+          .tail = std::string("raw \xff\x00 bytes", 12),
+          .storage = "Input/output error (EIO)"};
 }
 
 core::GenerationGrant SampleGrant() {
@@ -81,7 +82,10 @@ core::GenerationGrant SampleGrant() {
       .ranks = {{.rank = 0, .local_rank = 0, .node = NodeId("0123456789abcdef"), .cpus = {0, 1}, .gpus = {3}},
                 {.rank = 1, .local_rank = 1, .node = NodeId("0123456789abcdef")}},
       .near_secret = "0a1b",
-      .holders = {{NodeId("fedcba9876543210"), "10.0.0.9", "k", "z2", "", 7072, "key-k"}}};
+      .holders = {{NodeId("fedcba9876543210"), "10.0.0.9", "k", "z2", "", 7072, "key-k"}},
+      .newest = core::CheckpointReport{kJob, {1}, {1}, 120, "/ckpt/manifests/step-120.json", ""},
+      .takeover = true,
+      .live_jobs = {JobId("other-6")}};
 }
 
 core::NodeNotice SampleNotice() {
@@ -182,8 +186,11 @@ core::JobRecord SampleJobRecord() {
       .run_time = absl::Seconds(77),
       .exit_code = -1,
       .event_sequence = 99,
-      .avoided = {{NodeId("n2"), "a cannot reach it"}}};
-  for (core::FaultKind kind : {core::FaultKind::kCrash, core::FaultKind::kPreempted}) {
+      .avoided = {{NodeId("n2"), "a cannot reach it"}},
+      .takeover = true,
+      .waits_for_storage = true};
+  for (core::FaultKind kind :
+       {core::FaultKind::kCrash, core::FaultKind::kPreempted, core::FaultKind::kStorage}) {
     job.faults.push_back({.generation = {3},
                           .kind = kind,
                           .rank = -1,
@@ -196,7 +203,8 @@ core::JobRecord SampleJobRecord() {
                           .tail = "\xff tail",
                           .signature = "sig\x01",
                           .step = 12,
-                          .progressed = true});
+                          .progressed = true,
+                          .tries = 3});
   }
   return job;
 }

@@ -5,6 +5,7 @@ import math
 import os
 import re
 import struct
+import time
 import unittest
 
 import harness
@@ -148,7 +149,7 @@ class CkptTest(harness.GtrainTest):
         self.assertIn('weights', self.ckpt('diff', store, '25', '100'))
         self.assertIn('newest', self.gtrain('ckpt', 'rm', store, '100', expect=1).stderr)
         self.assertIn('pinned', self.gtrain('ckpt', 'rm', store, '25', expect=1).stderr)
-        self.ckpt('cp', store, copy, '25')
+        self.assertIn('pinned', self.ckpt('cp', store, copy, '25'))
         self.assertEqual([c['step'] for c in self.listed(copy)], [25])
         self.ckpt('unpin', store, '25')
         self.ckpt('rm', store, '25')
@@ -158,6 +159,12 @@ class CkptTest(harness.GtrainTest):
         os.mkdir(orphan)
         with open(os.path.join(orphan, 'rank-00000-of-00002.safetensors'), 'wb') as out:
             out.write(b'x' * 1000)
+        # Of a lower epoch: its writer may be alive until nothing changed for a day (C2).
+        self.assertIn(os.path.basename(orphan) + '  not committed yet', self.ckpt('gc', store))
+        self.assertTrue(os.path.exists(orphan))
+        old = time.time() - 25 * 3600
+        os.utime(os.path.join(orphan, 'rank-00000-of-00002.safetensors'), (old, old))
+        os.utime(orphan, (old, old))
         self.assertIn('would free 1000', self.ckpt('gc', store, '--dry-run'))
         self.assertTrue(os.path.exists(orphan))
         self.ckpt('gc', store)

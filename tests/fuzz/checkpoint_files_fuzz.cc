@@ -1,5 +1,6 @@
-// Everything a checkpoint directory holds (faults C4, C10): names, shard headers, manifests, indexes, claims;
-// and the order to a writer. JSON without its checksum is sealed first, so that the fuzzer gets behind it.
+// Everything a checkpoint directory holds (faults C4, C10): names, shard headers, manifests, their parts,
+// indexes, claims; and the order to a writer. JSON without its checksum is sealed first, so that the fuzzer
+// gets behind it.
 #include <nlohmann/json.hpp>
 #include <variant>
 
@@ -16,6 +17,9 @@ using namespace ckpt;
 const SaveId kId{.epoch = 2, .timeline = 1, .step = 120, .generation = 5, .attempt = 1};
 
 std::string IndexKey() { return AttemptKey(kId, IndexName(0, 2)); }
+std::string PartKey() { return AttemptKey(kId, PartName(1, 2)); }
+
+Manifest SampleInParts();
 
 // Each parser accepts only what its own writer would have written.
 void ReadSealed(const std::string& text) {
@@ -26,6 +30,13 @@ void ReadSealed(const std::string& text) {
   }
   if (const auto found = ParseShardIndex(IndexKey(), text); found.ok()) {
     GT_CHECK(*ParseShardIndex(IndexKey(), Print(*found)) == *found);
+  }
+  if (const auto found = ParseManifestPart(PartKey(), text); found.ok()) {
+    GT_CHECK(*ParseManifestPart(PartKey(), Print(*found)) == *found);
+    // A root that names this very text: what is added is as valid as what stands in a root.
+    Manifest root = SampleInParts();
+    root.parts[1] = RefOf(*found, text);
+    if (Validate(root).ok() && AddParts({{1, text}}, &root).ok()) GT_CHECK(Validate(root).ok());
   }
   if (const auto found = ParseOwnerClaim(OwnerKey(2), text); found.ok()) {
     GT_CHECK(*ParseOwnerClaim(OwnerKey(2), Print(*found)) == *found);
@@ -54,14 +65,14 @@ void ReadNames(absl::string_view text) {
   if (const auto id = ParseAttemptName(text)) GT_CHECK(IsValid(*id) && AttemptName(*id) == text);
   if (const auto id = ParseManifestKey(text)) GT_CHECK(IsValid(*id) && ManifestKey(*id) == text);
   if (const auto epoch = ParseOwnerKey(text)) GT_CHECK(OwnerKey(*epoch) == text);
+  if (const auto rank = ParseRankName(text)) {
+    GT_CHECK(ShardName(rank->first, rank->second) == text || IndexName(rank->first, rank->second) == text);
+  }
   if (const auto dtype = ParseDType(text)) GT_CHECK(DTypeName(*dtype) == text);
 }
 
 ShardFile File(int rank) {
-  return {.name = ShardName(rank, 2),
-          .bytes = 112,
-          .xxh3 = std::string(32, 'a'),
-          .chunks = {std::string(32, 'a')}};
+  return {.name = ShardName(rank, 2), .bytes = 112, .chunks = {std::string(32, 'a')}};
 }
 
 Manifest OldSample() {
@@ -70,6 +81,7 @@ Manifest OldSample() {
                       {"rng", Layout::kPerRank, DType::kUint8, {}, {}}};
   for (int rank = 0; rank < 2; ++rank) {
     manifest.files.push_back(File(rank));
+    manifest.files[rank].xxh3 = std::string(32, 'a');
     manifest.files[rank].slices = {{"w", rank * 8u, 8, 96}, {"rng", 0, 5, 104}};
   }
   return manifest;
@@ -113,6 +125,36 @@ Manifest Boxed() {
   return manifest;
 }
 
+Manifest SampleOfVersion2() {
+  Manifest manifest = Sample();
+  manifest.version = 2;
+  for (ShardFile& file : manifest.files) file.xxh3 = std::string(32, 'a');
+  return manifest;
+}
+
+// Of 65 ranks, each with bytes of its own, the last in a part of its own.
+ManifestPart SamplePart() {
+  return {.id = kId,
+          .world_size = 65,
+          .part = 1,
+          .verified = AttemptName(kId),
+          .files = {{.name = ShardName(64, 65),
+                     .bytes = 112,
+                     .chunks = {std::string(32, 'a')},
+                     .data_begin = 72,
+                     .per_rank = {40}}}};
+}
+
+Manifest SampleInParts() {
+  Manifest manifest{.id = kId, .owner = {"c1", "train-1", "0123"}, .world_size = 65};
+  manifest.tensors = {{"rng", Layout::kPerRank, DType::kUint8, {}, {}}};
+  manifest.parts.assign(
+      2, {.bytes = 20'000, .xxh3 = std::string(32, 'a'), .file_bytes = uint64_t{64} * 112, .chunks = 64});
+  manifest.parts[1] = RefOf(SamplePart(), Print(SamplePart()));
+  manifest.files.resize(65);
+  return manifest;
+}
+
 // The text a writer makes, without its checksum: what the fuzzer may change and still be read.
 std::string Unsealed(const std::string& sealed) {
   auto json = nlohmann::ordered_json::parse(sealed);
@@ -132,15 +174,15 @@ GT_FUZZ_RUN(checkpoint_files) {
 }
 
 GT_FUZZ_SEEDS(checkpoint_files) {
-  const Manifest manifest = Sample(), old = OldSample(), boxed = Boxed();
+  const Manifest manifest = Sample(), second = SampleOfVersion2(), old = OldSample(), boxed = Boxed();
   GT_CHECK(Validate(manifest).ok() && Validate(old).ok() && Validate(boxed).ok());
-  const ShardIndex index{.id = kId, .rank = 0, .world_size = 2, .file = manifest.files[0]};
+  const ShardIndex index{
+      .id = kId, .rank = 0, .world_size = 2, .file = manifest.files[0], .verified = AttemptName(kId)};
+  const ManifestPart failed_part{.id = kId, .world_size = 65, .part = 1, .error = "rank 64: disk full"};
   const ShardIndex failed{.id = kId, .rank = 0, .world_size = 2, .error = "disk full"};
   const std::vector<std::string> sealed = {
       Print(manifest),
       Print(old),
-      Print(boxed),
-      Print(SaveTail{.per_rank = {7}, .kept = {{0, 2, 5}}}),
       Print(AbortMarker{kId, "overtaken"}),
       Print(index),
       Print(failed),
@@ -149,7 +191,13 @@ GT_FUZZ_SEEDS(checkpoint_files) {
                       .owner = manifest.owner,
                       .world_size = 2,
                       .tensors = manifest.tensors,
-                      .bytes = std::vector<uint64_t>(manifest.tensors.size(), 8)})};
+                      .bytes = std::vector<uint64_t>(manifest.tensors.size(), 8)}),
+      Print(second),
+      Print(SampleInParts()),
+      Print(SamplePart()),
+      Print(failed_part),
+      Print(boxed),
+      Print(SaveTail{.per_rank = {7}, .kept = {{0, 2, 5}}})};
   std::vector<std::string> seeds = {
       ManifestKey(kId), AttemptName(kId), OwnerKey(7), "BF16",
       PrintShardHeader({{.name = "w", .dtype = DType::kFloat32, .shape = {2, 3}, .begin = 0, .end = 24},

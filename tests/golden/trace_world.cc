@@ -43,10 +43,11 @@ struct Printer {
     return absl::StrCat("Welcome epoch ", m.epoch.value);
   }
   std::string operator()(const core::StartGeneration& m) const {
-    std::string text = absl::StrCat("StartGeneration ", m.grant.job.value, " g", m.grant.generation.value,
-                                    " t", m.grant.timeline.value, ": ", RanksOn(m.grant, node), ", master ",
-                                    m.grant.master_address, ":", m.grant.master_port,
-                                    m.grant.resume.empty() ? "" : ", resume ", m.grant.resume);
+    std::string text = absl::StrCat(
+        "StartGeneration ", m.grant.job.value, " g", m.grant.generation.value, " t", m.grant.timeline.value,
+        ": ", RanksOn(m.grant, node), ", master ", m.grant.master_address, ":", m.grant.master_port,
+        m.grant.resume.empty() ? "" : ", resume ", m.grant.resume, m.grant.newest ? ", newest " : "",
+        m.grant.newest ? m.grant.newest->manifest : "");
     for (const core::NodePlace& holder : m.grant.holders)
       absl::StrAppend(&text, ", copies on ", holder.hostname);
     return text;
@@ -236,7 +237,7 @@ void TraceWorld::Submit(const Command& command) {
   DrainAgents();
 }
 
-// exit JOB RANK [code=N] [signal=N] [tail=WORD], or exit JOB all
+// exit JOB RANK [code=N] [signal=N] [tail=WORD] [storage=WORD], or exit JOB all
 void TraceWorld::Exit(const Command& command) {
   const bool all = command.Word(1) == "all";
   int first = 0, last = 0;
@@ -261,6 +262,7 @@ void TraceWorld::Exit(const Command& command) {
     exit.signal = command.Number("signal", 0);
     if (exit.signal > 0) exit.cause = core::ExitCause::kSignal;
     exit.tail = command.Option("tail", "");
+    exit.storage = command.Option("storage", "");
     held->live.erase(rank);
     held->unacknowledged.push_back(exit);
     FromAgent(*agent, core::RankExited{exit});

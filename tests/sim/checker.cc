@@ -382,6 +382,7 @@ void Checker::DurableJob(const core::JobRecord& record) {
   truth.generation = record.generation.value;
   truth.revoked = record.revoked.value;
   truth.timeline = record.timeline.value;
+  CheckCharges(record);
 }
 
 // ---------------------------------------------------------------- agents
@@ -515,7 +516,41 @@ void Checker::RankEnds(const RankProcess& rank, keeper::Cause cause, int code) {
   alive_.erase({rank.job, rank.generation, rank.rank});
   --generations_[{rank.job, rank.generation}].running;
   const bool well = cause == keeper::Cause::kExited && code == 0;
-  if (!well && !rank.asked_to_end) generations_[{rank.job, rank.generation}].bad_end = true;
+  if (well || rank.asked_to_end) return;
+  GenerationTruth& truth = generations_[{rank.job, rank.generation}];
+  truth.bad_end = true;
+  if (truth.storage_fault != rank.rank) truth.other_fault = true;
+}
+
+void Checker::RankMeetsStorageFault(const RankProcess& rank) {
+  GenerationTruth& truth = generations_[{rank.job, rank.generation}];
+  if (!truth.storage_fault) truth.storage_fault = rank.rank;
+}
+
+// INV-12: a generation that ended because its storage could not be read is charged to nothing. What the head
+// decided is seen once it has decided.
+void Checker::CheckCharges(const core::JobRecord& record) {
+  JobTruth& job = jobs_[record.id];
+  const bool decided = record.ending == core::Ending::kNone;
+  for (const core::FaultRecord& fault : record.faults) {
+    if (!decided && &fault == &record.faults.back()) break;
+    const GenerationTruth& truth = generations_[{record.id, fault.generation.value}];
+    const bool by_itself = fault.kind == core::FaultKind::kCrash || fault.kind == core::FaultKind::kOom ||
+                           fault.kind == core::FaultKind::kSaved;
+    if (!truth.storage_fault || truth.other_fault || truth.lost || !by_itself) continue;
+    kernel_.Fail("INV-12", absl::StrCat(G(record.id, fault.generation.value),
+                                        " ended because its storage could not be read, and counts as ",
+                                        core::Name(fault.kind)));
+  }
+  if (record.restarts > job.restarts && !record.faults.empty() &&
+      record.faults.back().kind == core::FaultKind::kStorage) {
+    kernel_.Fail("INV-12", absl::StrCat(record.id.value, " counts a storage fault as a restart"));
+  }
+  if (record.waits_for_storage && record.state != core::JobState::kWaiting) {
+    kernel_.Fail("INV-12",
+                 absl::StrCat(record.id.value, " waits for its storage and is ", core::Name(record.state)));
+  }
+  job.restarts = record.restarts;
 }
 
 // INV-1: a generation that is over makes no step once a lease has passed.

@@ -53,6 +53,7 @@ class Checker {
   // Processes.
   void RankStarts(const RankProcess& rank, const Gang& gang);
   void RankEnds(const RankProcess& rank, keeper::Cause cause, int code);
+  void RankMeetsStorageFault(const RankProcess& rank);  // it says so and is about to end
   void GangSteps(const Gang& gang);
   void BarrierPassed(const RankProcess& rank, const std::vector<std::string>& blobs);
 
@@ -78,8 +79,10 @@ class Checker {
     std::optional<int64_t> placed_awake;   // its places were chosen, maybe by an earlier head
     int64_t granted_at = 0;
     bool revoked = false;
-    bool bad_end = false;  // a rank ended other than well without being asked to
-    bool lost = false;     // a keeper or a machine of it died, or a lease ended it
+    bool bad_end = false;              // a rank ended other than well without being asked to
+    std::optional<int> storage_fault;  // the rank that met one
+    bool other_fault = false;          // another rank than that ended so, or for another reason
+    bool lost = false;                 // a keeper or a machine of it died, or a lease ended it
     int started = 0, running = 0;
     std::optional<int64_t> all_started_at;
     int64_t stepped_at = 0;
@@ -90,6 +93,7 @@ class Checker {
     std::optional<uint64_t> stop_acknowledged_at;  // the generation then
     std::optional<core::JobState> final_state;
     uint64_t generation = 0, revoked = 0, timeline = 0;
+    int restarts = 0;
     int64_t checkpoint_step = -1;
     uint64_t checkpoint_timeline = 0;
     std::map<NodeId, uint64_t> revoke_left;  // to this node, by this life of the head
@@ -122,6 +126,7 @@ class Checker {
   void CheckPlacement(const core::HeadCore& head, const core::GenerationGrant& grant);
   void Durable(const std::vector<core::RecordWrite>& writes);
   void DurableJob(const core::JobRecord& record);
+  void CheckCharges(const core::JobRecord& record);
   void NeverStarted(const core::RankExit& exit);
   void CheckGrant(const NodeId& node, const core::StartGeneration& start);
   void CheckRevoke(const NodeId& node, const core::Revoke& revoke, int64_t awake);

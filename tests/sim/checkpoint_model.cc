@@ -38,7 +38,7 @@ std::string CheckpointModel::Save(const std::string& name, int64_t step, int64_t
   if (!attempt.ok()) return std::string(attempt.status().message());
   job.id.attempt = *attempt;
   ckpt::Manifest manifest{.id = job.id, .owner = job.identity, .world_size = 1};
-  manifest.files.push_back({.name = ckpt::ShardName(0, 1), .xxh3 = std::string(32, '0')});
+  manifest.files.push_back({.name = ckpt::ShardName(0, 1)});
   if (const absl::Status valid = ckpt::Validate(manifest); !valid.ok()) return std::string(valid.message());
   job.manifest = ckpt::Print(manifest);
   job.core.emplace(core::SaveConfig{});
@@ -69,6 +69,7 @@ void CheckpointModel::Do(Job& job, const save::Event& first, Instant now) {
         events.push_back(save::IndexWritten{absl::OkStatus()});
       if (std::holds_alternative<save::PollIndices>(effect))
         events.push_back(save::IndexSeen{0, absl::OkStatus()});
+      if (std::holds_alternative<save::PutPart>(effect)) events.push_back(save::PartPut{absl::OkStatus()});
       if (std::holds_alternative<save::CheckAuthority>(effect)) {
         const bool taken = store_.Size(ckpt::OwnerKey(job.epoch + 1)).ok();
         events.push_back(save::AuthorityChecked{

@@ -24,9 +24,14 @@ void KeeperModel::Attach(std::function<void(keeper::Report)> agent, int64_t leas
   ++attach_;
   Tell(Describe());
   for (auto& [number, generation] : generations_) {
+    bool later = false;
     for (auto& [rank, info] : generation.ranks) {
       for (const keeper::RelayUp& relay : info.relays) Tell(relay);
+      if (!info.exit || info.acked || info.relays.empty()) continue;
+      Tell(*info.exit);
+      later = true;
     }
+    if (later && generation.phase == Phase::kGone) Tell(keeper::Gone{number, generation.clean, ""});
   }
 }
 
@@ -59,6 +64,11 @@ keeper::State KeeperModel::Describe() const {
     held.gone = generation.phase == Phase::kGone;
     held.clean = generation.clean;
     for (const auto& [rank, info] : generation.ranks) {
+      if (info.exit && !info.acked && !info.relays.empty()) {  // told after what it said
+        held.ranks.push_back({rank, info.process->pid, 1, true, info.process->worker.has_value()});
+        held.gone = false;
+        continue;
+      }
       held.ranks.push_back({rank, info.exit ? -1 : info.process->pid, 1, !info.exit,
                             info.process->worker.has_value() && info.process->up});
       if (info.exit && !info.acked) held.unacked.push_back(*info.exit);

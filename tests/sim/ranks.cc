@@ -106,6 +106,9 @@ void Ranks::Do(const RankPtr& rank, core::WorkerStepResult result) {
     if (const auto* link = std::get_if<core::SendLinkDown>(&effect)) {
       rank->relay(absl::StrCat(R"({"type":"link","peer":)", link->peer, R"(,"text":")", link->text, "\"}"));
     }
+    if (const auto* note = std::get_if<core::SendNote>(&effect)) {
+      rank->relay(absl::StrCat(R"({"type":")", note->kind, R"(","text":")", note->text, "\"}"));
+    }
   }
 }
 
@@ -135,11 +138,23 @@ void Ranks::Up(const RankPtr& rank) {
   gang.ticking = true;
   const Program& program = ProgramOf(gang.job);
   if (!program.sdk || program.checkpoint_every == 0) return Begin(gang, gang.step);
-  saves.Restore(gang, program, [this, job = gang.job, g = gang.generation](std::optional<int64_t> step) {
+  saves.Restore(gang, program, [this, job = gang.job, g = gang.generation](absl::StatusOr<int64_t> step) {
     Gang& resumed = gangs_[{job, g}];
-    if (step) return Begin(resumed, *step);
-    KillProcess(resumed.ranks.at(0), keeper::Cause::kExited, 1, 0);
+    if (step.ok()) return Begin(resumed, *step);
+    const RankPtr rank = resumed.ranks.at(0);
+    if (absl::IsUnavailable(step.status())) MeetStorageFault(rank, std::string(step.status().message()));
+    KillProcess(rank, keeper::Cause::kExited, kernel_.rng.Chance(0.2) ? 75 : 1, 0);
   });
+}
+
+// As the library does: it says so, and the program ends with the error.
+void Ranks::MeetStorageFault(const RankPtr& rank, const std::string& text) {
+  if (!rank->alive || !rank->worker || !rank->relay) return;
+  const auto said = rank->worker->Step(core::WorkerNote{core::kStorageNote, text}, kernel_.Now());
+  if (said.effects.empty()) return;  // its generation is over
+  ++kernel_.counts["storage fault met"];
+  Do(rank, said);
+  if (!rank->asked_to_end) checker_.RankMeetsStorageFault(*rank);
 }
 
 void Ranks::Begin(Gang& gang, int64_t step) {

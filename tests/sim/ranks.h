@@ -112,6 +112,7 @@ class Ranks {
   const Program& ProgramOf(const JobId& job);
   void Up(const RankPtr& rank);
   void Begin(Gang& gang, int64_t step);
+  void MeetStorageFault(const RankPtr& rank, const std::string& text);
   void AwaitTable(const RankPtr& rank, int64_t timeout);
   void Tick(const JobId& job, uint64_t generation);
   bool CanStep(const Gang& gang) const;

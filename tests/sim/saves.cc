@@ -38,8 +38,8 @@ std::string Show(const ckpt::SaveId& id) { return ckpt::AttemptName(id); }
 class Saves::FlakyStore final : public port::BlobStore {
  public:
   using port::BlobStore::PutIfAbsent;
-  FlakyStore(Kernel& kernel, const int64_t& fails_until, int64_t* trouble)
-      : kernel_(kernel), fails_until_(fails_until), trouble_(trouble) {}
+  FlakyStore(Kernel& kernel, const int64_t& fails_until, const int64_t& gone_until, int64_t* trouble)
+      : kernel_(kernel), fails_until_(fails_until), gone_until_(gone_until), trouble_(trouble) {}
 
   absl::Status PutIfAbsent(absl::string_view key, absl::Span<const absl::string_view> parts) override {
     const bool fails = Fails();
@@ -83,7 +83,8 @@ class Saves::FlakyStore final : public port::BlobStore {
 
  private:
   bool Fails() {
-    const bool fails = kernel_.now() < fails_until_ && kernel_.rng.Chance(0.3);
+    const bool fails =
+        kernel_.now() < gone_until_ || (kernel_.now() < fails_until_ && kernel_.rng.Chance(0.3));
     if (fails) ++kernel_.counts["storage call failed"], ++*trouble_;
     return fails;
   }
@@ -91,12 +92,13 @@ class Saves::FlakyStore final : public port::BlobStore {
 
   Kernel& kernel_;
   const int64_t& fails_until_;
+  const int64_t& gone_until_;
   int64_t* trouble_;
 };
 
 struct Saves::Directory {
-  Directory(Kernel& kernel, const int64_t& fails_until, int64_t* trouble)
-      : store(kernel, fails_until, trouble) {}
+  Directory(Kernel& kernel, const int64_t& fails_until, const int64_t& gone_until, int64_t* trouble)
+      : store(kernel, fails_until, gone_until, trouble) {}
   FlakyStore store;
   std::string name;
   std::optional<ckpt::SaveId> newest;  // of those reported as committed
@@ -135,7 +137,7 @@ struct Saves::Saver {
 struct Saves::Restoring {
   RankPtr rank;
   std::shared_ptr<Team> team;
-  std::function<void(std::optional<int64_t>)> begun;
+  std::function<void(absl::StatusOr<int64_t>)> begun;
   std::optional<ckpt::SaveId> newest;  // when the candidates were listed
   std::vector<ckpt::Candidate> candidates;
   absl::Status status;
@@ -149,7 +151,7 @@ Saves::~Saves() = default;
 Saves::Directory& Saves::DirectoryOf(const std::string& name) {
   std::unique_ptr<Directory>& directory = directories_[name];
   if (directory == nullptr) {
-    directory = std::make_unique<Directory>(kernel_, fails_until_, &trouble_);
+    directory = std::make_unique<Directory>(kernel_, fails_until_, gone_until_, &trouble_);
     directory->name = name;
   }
   return *directory;
@@ -180,7 +182,7 @@ void Saves::Answer(const RankPtr& rank, std::function<void()> answer) {
 // ---------------------------------------------------------------- a program begins
 
 void Saves::Restore(const Gang& gang, const Program& program,
-                    std::function<void(std::optional<int64_t>)> begun) {
+                    std::function<void(absl::StatusOr<int64_t>)> begun) {
   auto team = std::make_shared<Team>();
   team->directory = &DirectoryOf(program.directory.empty() ? gang.job.value : program.directory);
   team->identity = {.cluster = "sim", .job = gang.job.value, .job_hash = "hash"};
@@ -217,13 +219,13 @@ void Saves::Restore(const Gang& gang, const Program& program,
     restoring->candidates = ckpt::Candidates(settings, restoring->team->next.epoch, *ids, {});
   };
   Call(restoring->rank, take, [this, restoring, list] {
-    if (!restoring->status.ok()) return restoring->begun(std::nullopt);
+    if (!restoring->status.ok()) return restoring->begun(restoring->status);
     Call(restoring->rank, list, [this, restoring] { TryNext(restoring); });
   });
 }
 
 void Saves::TryNext(const std::shared_ptr<Restoring>& restoring) {
-  if (!restoring->status.ok()) return restoring->begun(std::nullopt);
+  if (!restoring->status.ok()) return restoring->begun(restoring->status);
   const uint64_t epoch = restoring->team->next.epoch;
   const Directory& directory = *restoring->team->directory;
   // Who lost the directory has nothing to expect of it.
@@ -231,7 +233,7 @@ void Saves::TryNext(const std::shared_ptr<Restoring>& restoring) {
   if (restoring->candidates.empty()) {
     if (restoring->tried > 0) {  // it says so and ends, rather than begin anew
       ++kernel_.counts["resume found nothing whole"];
-      return restoring->begun(std::nullopt);
+      return restoring->begun(absl::DataLossError("nothing there is whole"));
     }
     if (expects) {
       kernel_.Fail("INV-4", absl::StrCat(restoring->team->identity.job, " begins anew although ",
@@ -254,7 +256,8 @@ void Saves::TryNext(const std::shared_ptr<Restoring>& restoring) {
     for (const ckpt::ShardFile& file : restoring->manifest->files) {
       const auto text = store->Get(ckpt::AttemptKey(id, file.name), 1 << 20);
       restoring->status = text.status();
-      if (text.ok() && ckpt::Xxh3Hex(*text) != file.xxh3) restoring->status = absl::DataLossError(file.name);
+      if (text.ok() && ckpt::Xxh3Hex(*text) != file.chunks[0])
+        restoring->status = absl::DataLossError(file.name);
       if (!restoring->status.ok()) return;
     }
   };
@@ -356,7 +359,6 @@ void Saves::Do(const SaverPtr& saver, const save::Effect& effect) {
       const std::string text = ShardText(saver->id, saver->rank->rank);
       saver->file = {.name = ckpt::ShardName(saver->rank->rank, saver->world_size),
                      .bytes = text.size(),
-                     .xxh3 = ckpt::Xxh3Hex(text),
                      .chunks = {ckpt::Xxh3Hex(text)},
                      .finite = finite,
                      .data_begin = text.size()};
@@ -374,6 +376,10 @@ void Saves::Do(const SaverPtr& saver, const save::Effect& effect) {
   }
   if (const auto* poll = std::get_if<save::PollIndices>(&effect)) {
     return Ask(saver, [this, saver, missing = poll->missing] { return PollIndices(*saver, missing); });
+  }
+  if (std::holds_alternative<save::PutPart>(effect)) {
+    Apply(saver, save::PartPut{});  // of so few ranks the files stand in the manifest
+    return Turn(saver);
   }
   if (std::holds_alternative<save::CheckAuthority>(effect)) {
     return Ask(saver, [this, saver] { return CheckAuthority(*saver); });
@@ -537,7 +543,7 @@ bool Saves::Whole(const Directory& directory, const ckpt::SaveId& id) const {
   const auto& files = std::get<ckpt::Manifest>(*read).files;
   return std::all_of(files.begin(), files.end(), [&](const ckpt::ShardFile& file) {
     const auto text = store.Get(ckpt::AttemptKey(id, file.name), 1 << 20);
-    return text.ok() && ckpt::Xxh3Hex(*text) == file.xxh3;
+    return text.ok() && ckpt::Xxh3Hex(*text) == file.chunks[0];
   });
 }
 

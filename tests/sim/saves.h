@@ -33,11 +33,13 @@ class Saves {
   // Calls of the storage take up to a minute and a half for so long, or fail.
   void SlowFor(int64_t duration) { slow_until_ = kernel_.now() + duration; }
   void FailFor(int64_t duration) { fails_until_ = kernel_.now() + duration; }
-  void CalmDown() { slow_until_ = fails_until_ = 0; }
+  // Nothing of it can be read or written: a restore meets a storage fault.
+  void GoneFor(int64_t duration) { gone_until_ = kernel_.now() + duration; }
+  void CalmDown() { slow_until_ = fails_until_ = gone_until_ = 0; }
 
-  // Rank 0 takes the directory and finds what to resume from. `begun` hears the step, or nothing when the
-  // program gives up; it is not called when rank 0 ends first.
-  void Restore(const Gang& gang, const Program& program, std::function<void(std::optional<int64_t>)> begun);
+  // Rank 0 takes the directory and finds what to resume from. `begun` hears the step, or why the program
+  // gives up: Unavailable when the storage cannot be read. It is not called when rank 0 ends first.
+  void Restore(const Gang& gang, const Program& program, std::function<void(absl::StatusOr<int64_t>)> begun);
   // All ranks are at the gang's step; skipped while an earlier save is under way.
   void Save(const Gang& gang);
   bool Committed(const std::string& job, uint64_t timeline, int64_t step) const {
@@ -76,7 +78,7 @@ class Saves {
   bool Whole(const Directory& directory, const ckpt::SaveId& id) const;
 
   Kernel& kernel_;
-  int64_t slow_until_ = 0, fails_until_ = 0;
+  int64_t slow_until_ = 0, fails_until_ = 0, gone_until_ = 0;
   std::map<std::string, std::unique_ptr<Directory>> directories_;
   std::map<std::pair<std::string, uint64_t>, std::shared_ptr<Team>> teams_;  // by job and generation
   int64_t trouble_ = 0;                                                      // calls that failed or were slow

@@ -123,7 +123,7 @@ class Runner {
         {"head", &Runner::HeadIs},   {"node", &Runner::NodeIs},   {"rank", &Runner::RankIs},
         {"stale", &Runner::Stale},   {"expect", &Runner::Expect}, {"settle", &Runner::Settle},
         {"launch", &Runner::Launch}, {"save", &Runner::Save},     {"put", &Runner::Put},
-        {"resume", &Runner::Resume}, {"pair", &Runner::PairIs}};
+        {"resume", &Runner::Resume}, {"pair", &Runner::PairIs},   {"storage", &Runner::StorageIs}};
     const auto handler = kHandlers.find(line_.Word(0));
     if (handler == kHandlers.end()) return Wrong(absl::StrCat("no such command: ", line_.Word(0)));
     (this->*handler->second)();
@@ -264,6 +264,12 @@ class Runner {
                           Time(line_.Option("within", "5m")))) {
       Wrong(open);
     }
+  }
+
+  // storage gone TIME
+  void StorageIs() {
+    if (line_.Word(1) != "gone") return Wrong(absl::StrCat("storage does not: ", line_.Word(1)));
+    world_->ranks.saves.GoneFor(Time(line_.Word(2)));
   }
 
   // ---- checkpoints: launch NAME hash=H [resume=latest|fresh]; save NAME step=N timeline=N generation=N

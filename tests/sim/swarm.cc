@@ -8,12 +8,12 @@ namespace gtrain::sim {
 namespace {
 
 const char* const kNames[] = {
-    "head-kill",   "head-power", "head-pause",   "disk-slow",     "disk-error",  "disk-full",
-    "agent-kill",  "agent-long", "agent-pause",  "keeper-kill",   "power",       "rank-crash",
-    "rank-oom",    "rank-saved", "rank-hang",    "rank-stuck",    "rank-freeze", "rank-lies",
-    "cut",         "one-way",    "rack-cut",     "clog",          "reset",       "half-open",
-    "partial",     "clone",      "notice",       "at-risk",       "freeze",      "keeper-link",
-    "other-agent", "stale-head", "storage-slow", "storage-error", "drain",       "client-kill"};
+    "head-kill",  "head-power",  "head-pause",  "disk-slow",  "disk-error",   "disk-full",     "agent-kill",
+    "agent-long", "agent-pause", "keeper-kill", "power",      "rank-crash",   "rank-oom",      "rank-saved",
+    "rank-hang",  "rank-stuck",  "rank-freeze", "rank-lies",  "cut",          "one-way",       "rack-cut",
+    "clog",       "reset",       "half-open",   "partial",    "clone",        "notice",        "at-risk",
+    "freeze",     "keeper-link", "other-agent", "stale-head", "storage-slow", "storage-error", "storage-gone",
+    "drain",      "client-kill"};
 static_assert(std::size(kNames) == static_cast<size_t>(FaultKind::kCount));
 
 double LogUniform(Rng& rng, double low, double high) { return low * std::pow(high / low, rng.Unit()); }
@@ -81,6 +81,7 @@ void World::Inject(FaultKind kind) {
   Count(kind);
   if (kind == FaultKind::kStorageSlow) return ranks.saves.SlowFor(kernel.Between(5 * kSec, 2 * kMin));
   if (kind == FaultKind::kStorageError) return ranks.saves.FailFor(kernel.Between(500 * kMs, 30 * kSec));
+  if (kind == FaultKind::kStorageGone) return ranks.saves.GoneFor(kernel.Between(kSec, 4 * kMin));
   if (kind == FaultKind::kDrain) return DrainByHand();
   ClientFault();
 }

@@ -211,8 +211,11 @@ std::string World::DrawSpec(Program* program) {
   absl::StrAppend(&text, "stop_grace: ", 1 + rng.Below(20), "s\n");
   if (rng.Chance(0.1)) absl::StrAppend(&text, "limits: {time: ", 2 + rng.Below(10), "m}\n");
   if (rng.Chance(0.3)) absl::StrAppend(&text, "priority: ", rng.Below(3), "\n");
-  if (submitted_ % 2 == 0)
-    absl::StrAppend(&text, "checkpoint: {uri: /ckpt, replicas: ", 1 + submitted_ % 3, "}\n");
+  if (submitted_ % 2 == 0) {
+    absl::StrAppend(&text, "checkpoint: {uri: /ckpt/",
+                    program->directory.empty() ? absl::StrCat(submitted_) : program->directory,
+                    ", replicas: ", 1 + submitted_ % 3, "}\n");
+  }
   return text;
 }
 
@@ -222,7 +225,9 @@ void World::Submit(Client& client) {
   const std::string text = DrawSpec(&program);
   GT_CHECK(SpecOf(text) != nullptr);
   programs_of_text_[text] = program;
-  client.Ask(core::ClientSubmit{text, {}, "/runs/{job}"}, kernel.Between(20 * kSec, 3 * kMin),
+  core::ClientSubmit submit{text, {}, "/runs/{job}"};
+  submit.takeover = kernel.rng.Chance(0.7);  // else a second launch into the shared directory is refused
+  client.Ask(submit, kernel.Between(20 * kSec, 3 * kMin),
              [this](const std::optional<core::ClientReply>& reply) {
                if (reply && reply->ok) known_jobs_.emplace_back(nlohmann::json::parse(reply->json).at("job"));
              });

@@ -48,6 +48,7 @@ enum class FaultKind {
   kStaleHead,
   kStorageSlow,
   kStorageError,
+  kStorageGone,
   kDrain,
   kClientKill,
   kCount

@@ -1,0 +1,82 @@
+// Who is at work in a checkpoint directory. An owner claim (catalog.h) says whose the directory is, for ever;
+// a lease says that this owner lives: a small file that its rank 0 renews and takes away in the end. Opening
+// a directory whose owner lives is refused by name instead of disarming it.
+//
+// Cost: the owner makes three requests every kRenewEvery, whatever its world size; other ranks make none.
+#pragma once
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <thread>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "base/clock.h"
+#include "base/mutex.h"
+#include "checkpoint/engine/committer.h"
+#include "checkpoint/format/lease_mark.h"
+#include "checkpoint/format/manifest.h"
+#include "checkpoint/port/blob_store.h"
+
+namespace gtrain::ckpt {
+
+// Holds the lease of `epoch` from construction to destruction, on a thread of its own, and watches for a
+// later owner. Thread-safe. A storage that fails meanwhile costs the lease its renewals and nothing else.
+class Lease {
+ public:
+  static constexpr absl::Duration kRenewEvery = absl::Seconds(10);
+
+  // `store` must outlive it. Blocks for the first renewal; its failure is logged only. `lost` is called once,
+  // on any thread, when a later owner is found.
+  Lease(port::BlobStore* store, uint64_t epoch, uint64_t generation,
+        std::function<void(const absl::Status&)> lost, absl::Duration every = kRenewEvery);
+  // Takes the lease away, as far as the storage lets it, and waits for the call that is out.
+  ~Lease();
+  Lease(const Lease&) = delete;
+  Lease& operator=(const Lease&) = delete;
+
+  // The holder ends and its job goes on: the lease stays and grows old.
+  void LeaveBehind() { leave_behind_ = true; }
+
+  // FailedPrecondition that names the later owner once one was found.
+  absl::Status held() const;
+  // Looks for a later owner now; then as held().
+  absl::Status Look();
+
+ private:
+  void Loop();
+  void Renew();
+
+  port::BlobStore* const store_;
+  const std::function<void(const absl::Status&)> lost_;
+  const absl::Duration every_;
+  LeaseMark mark_;  // of the newest renewal; of the thread, after the constructor
+  bool told_ = false;
+  bool leave_behind_ = false;
+  StopFlag stop_;
+  mutable Mutex mu_;
+  absl::Status held_ ABSL_GUARDED_BY(mu_);
+  std::thread thread_;
+};
+
+struct LivenessCheck {
+  // How long a lease is watched that no process on this machine can be asked about.
+  absl::Duration patience = absl::Seconds(30);
+  // Asked while it is watched; its error ends the wait.
+  std::function<absl::Status()> alive = [] { return absl::OkStatus(); };
+};
+
+// Who holds the lease of `claim`, for people ("process 4711 on host a since 2026-11-22T21:46:00Z"); nullopt
+// when nobody is at work: there is no lease, its process is gone, or nobody renews it. A process of this
+// machine is found in /proc at once; any other holder is watched for `patience`.
+absl::StatusOr<std::optional<std::string>> WhoHolds(port::BlobStore* store, const OwnerClaim& claim,
+                                                    const LivenessCheck& check);
+
+// "job \"train-1\" of cluster c", "a program that was run by hand".
+std::string DescribeOwner(const Identity& owner);
+
+}  // namespace gtrain::ckpt

@@ -1,0 +1,73 @@
+#include "checkpoint/engine/read_back.h"
+
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "base/logging.h"
+#include "checkpoint/engine/shard_io.h"
+
+namespace gtrain::ckpt {
+namespace {
+
+// Of linux/ioprio.h: served when nobody else wants the disk, where its scheduler knows priorities.
+void YieldTheDisk() {
+  constexpr int kThisThread = 1, kIdleClass = 3 << 13;
+  (void)syscall(SYS_ioprio_set, kThisThread, 0, kIdleClass);
+}
+
+}  // namespace
+
+ReadBack::~ReadBack() {
+  give_up_ = true;
+  if (thread_.joinable()) thread_.join();
+}
+
+void ReadBack::Begin(const SaveId& id, const ShardFile& file) {
+  if (busy_.exchange(true)) return;
+  if (thread_.joinable()) thread_.join();
+  // A shard that the store compared with a checksum when it came needs no reading.
+  if (store_->ChecksEveryPut()) {
+    MutexLock lock(&mu_);
+    verified_ = id;
+    busy_ = false;
+    return;
+  }
+  thread_ = std::thread([this, id, file] {
+    YieldTheDisk();
+    Read(id, file);
+    busy_ = false;
+  });
+}
+
+void ReadBack::Read(const SaveId& id, const ShardFile& file) {
+  std::vector<char> buffer;
+  for (uint64_t i = 0; i < file.chunks.size(); ++i) {
+    if (give_up_) return;
+    const absl::Status chunk = ReadChunk(store_, id, file, i, &buffer).status();
+    if (chunk.ok()) continue;
+    // Deleted by now, or a storage that cannot say: neither is damage, and neither is proof.
+    if (!absl::IsDataLoss(chunk) || absl::IsNotFound(store_->Size(ManifestKey(id)).status())) return;
+    LogError("checkpoint: step ", id.step, " was committed and IS DAMAGED: ", chunk.message());
+    MutexLock lock(&mu_);
+    note_ = absl::StrCat("step ", id.step, " was committed and is damaged: ", chunk.message());
+    return;
+  }
+  MutexLock lock(&mu_);
+  verified_ = id;
+}
+
+std::optional<SaveId> ReadBack::verified() const {
+  MutexLock lock(&mu_);
+  return verified_;
+}
+
+std::string ReadBack::TakeNote() {
+  MutexLock lock(&mu_);
+  return std::exchange(note_, "");
+}
+
+}  // namespace gtrain::ckpt

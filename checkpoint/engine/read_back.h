@@ -1,0 +1,47 @@
+// Reads a shard back after its save was committed, beside everything else. A disk that lost or changed what
+// it acknowledged is found while older checkpoints are still there: retention keeps the newest one that every
+// rank has read back.
+#pragma once
+#include <atomic>
+#include <optional>
+#include <string>
+#include <thread>
+
+#include "absl/base/thread_annotations.h"
+#include "base/mutex.h"
+#include "checkpoint/format/manifest.h"
+#include "checkpoint/port/blob_store.h"
+
+namespace gtrain::ckpt {
+
+// One owner thread, and a thread of its own at the lowest priority for the disk. Reads each byte of a shard
+// once, a chunk of memory at a time. A save that comes while another is still being read is left out, so that
+// there is always one that gets to its end.
+class ReadBack {
+ public:
+  // `store` must outlive it.
+  explicit ReadBack(port::BlobStore* store) : store_(store) {}
+  // Gives up what is being read and waits for the call that is out.
+  ~ReadBack();
+  ReadBack(const ReadBack&) = delete;
+  ReadBack& operator=(const ReadBack&) = delete;
+
+  // `file` of the committed `id` is this rank's shard. Never blocks.
+  void Begin(const SaveId& id, const ShardFile& file);
+  // The newest save whose shard was found to be as it should be.
+  std::optional<SaveId> verified() const;
+  // What people should know: a shard that is not what was written. Empty mostly; each is told once.
+  std::string TakeNote();
+
+ private:
+  void Read(const SaveId& id, const ShardFile& file);
+
+  port::BlobStore* const store_;
+  std::atomic<bool> busy_{false}, give_up_{false};
+  mutable Mutex mu_;
+  std::optional<SaveId> verified_ ABSL_GUARDED_BY(mu_);
+  std::string note_ ABSL_GUARDED_BY(mu_);
+  std::thread thread_;
+};
+
+}  // namespace gtrain::ckpt

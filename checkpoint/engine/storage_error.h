@@ -1,0 +1,21 @@
+// Errors of the storage itself, told apart from what it holds. A call that fails with an I/O error, a 503 or
+// a 403 says nothing about a checkpoint: whoever takes it for damage gives up a good one.
+#pragma once
+#include <memory>
+
+#include "absl/status/status.h"
+#include "checkpoint/port/blob_store.h"
+
+namespace gtrain::ckpt {
+
+// The same error, marked. OK stays OK.
+absl::Status StorageError(const absl::Status& status);
+// Whether `status` was marked, here or on another rank (Agreement::AllOk carries the mark).
+bool IsStorageError(const absl::Status& status);
+
+// Every error of `base` that is no answer about a key comes back marked. An answer is NotFound,
+// AlreadyExists, OutOfRange, InvalidArgument (no key) or FailedPrecondition (the store cannot do what is
+// asked).
+std::unique_ptr<port::BlobStore> MarkStorageErrors(std::unique_ptr<port::BlobStore> base);
+
+}  // namespace gtrain::ckpt

@@ -1,0 +1,237 @@
+// Storage that answers badly, or answers for another directory: nothing of that is damage, and nothing of it
+// is a reason to begin anew (C9, S7).
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "base/file.h"
+#include "base/test_folder.h"
+#include "checkpoint/engine/catalog.h"
+#include "checkpoint/engine/engine_test_world.h"
+#include "checkpoint/engine/storage_error.h"
+#include "checkpoint/store/faulty_store.h"
+
+namespace gtrain::ckpt {
+namespace {
+
+using ::testing::HasSubstr;
+
+// A directory in which calls that begin with one of `broken` fail.
+StoreFactory Broken(std::vector<std::string> broken) {
+  return [broken](const std::string& folder) -> absl::StatusOr<std::unique_ptr<port::BlobStore>> {
+    class Owning final : public FaultyStore {
+     public:
+      Owning(std::unique_ptr<port::BlobStore> base, FaultPlan plan)
+          : FaultyStore(base.get(), std::move(plan)), owned_(std::move(base)) {}
+
+     private:
+      const std::unique_ptr<port::BlobStore> owned_;
+    };
+    return std::make_unique<Owning>(*OpenDirectoryStore(folder),
+                                    FaultPlan{[broken](uint64_t, absl::string_view call) {
+                                      for (const std::string& prefix : broken) {
+                                        if (absl::StartsWith(call, prefix)) return Fault::kBefore;
+                                      }
+                                      return Fault::kNone;
+                                    }});
+  };
+}
+
+void Damage(const std::string& folder, const SaveId& id) {
+  const std::string path = absl::StrCat(folder, "/", AttemptKey(id, ShardName(0, 1)));
+  std::string bytes = *ReadFile(path, 64 << 20);
+  bytes[bytes.size() - 50] ^= 1;
+  std::filesystem::remove(path);
+  ASSERT_TRUE(WriteFileDurable(path, bytes, 0644).ok());
+}
+
+std::vector<SaveId> Committed(const std::string& folder) {
+  return *ListManifests(OpenDirectoryStore(folder)->get());
+}
+
+FakeJob Next(FakeJob job) {
+  ++job.generation;
+  ++job.timeline;
+  return job;
+}
+
+FakeJob Knowing(FakeJob job, const std::string& folder, const SaveId& newest) {
+  job.environment["GTRAIN_CHECKPOINT_NEWEST"] = absl::StrCat(folder, "/", ManifestKey(newest));
+  return job;
+}
+
+// Finding 1: a shard that cannot be read was DataLoss, so an older step was restored, and the intact newest
+// was deleted by the retention of the next commit.
+TEST_F(EngineTest, AShardThatCannotBeReadIsNotDamage_C9) {
+  const std::string folder = TestFolder();
+  FakeJob job{.world_size = 2};
+  ASSERT_TRUE(SaveSteps(job, folder, {10, 20}).ok());
+  job = Next(job);
+  for (const char* call : {"Read step-000000000020", "Size step-000000000020", "List manifests",
+                           "Get manifests/step-000000000020"}) {
+    SCOPED_TRACE(call);
+    std::vector<std::string> notes(2);
+    RunRanks(job, [&](FakeSession* session) {
+      auto rank = OpenRank(job, session, folder, 3, Broken({call}));
+      const absl::Status failed = rank.ok() ? rank->checkpointer->Restore().status() : rank.status();
+      EXPECT_TRUE(absl::IsUnavailable(failed)) << failed;
+      EXPECT_TRUE(IsStorageError(failed));
+      EXPECT_THAT(std::string(failed.message()), HasSubstr("nothing was taken for damage"));
+      notes[session->rank()] = session->note(kNoteStorage);
+    });
+    // Each rank says so: whichever ends first is the fault that the head sees.
+    EXPECT_THAT(notes[0], HasSubstr("injected fault")) << notes[0];
+    EXPECT_THAT(notes[1], HasSubstr("injected fault")) << notes[1];
+  }
+  EXPECT_THAT(loud(), ::testing::Not(HasSubstr("DAMAGED")));
+  ExpectRestored(Next(job), folder, 20);
+}
+
+TEST_F(EngineTest, AnOpenThatCannotReachItsStorageIsAStorageFault) {
+  const std::string folder = TestFolder();
+  const FakeJob job;
+  for (const char* call : {"PutIfAbsent probe-", "List owners/", "PutIfAbsent owners/"}) {
+    RunRanks(job, [&](FakeSession* session) {
+      const auto rank = OpenRank(job, session, folder, 3, Broken({call}));
+      EXPECT_TRUE(IsStorageError(rank.status())) << call << ": " << rank.status();
+      EXPECT_NE(session->note(kNoteStorage), "") << call;
+    });
+  }
+}
+
+TEST_F(EngineTest, DamageFallsBackAsFarAsAllowedAndNoFurther_C9) {
+  const std::string folder = TestFolder();
+  FakeJob job;
+  ASSERT_TRUE(SaveSteps(job, folder, {10, 20, 30}).ok());
+  const std::vector<SaveId> ids = Committed(folder);
+  Damage(folder, ids[0]);
+  job = Next(job);
+  ExpectRestored(job, folder, 20);
+  Damage(folder, ids[1]);
+  const Restored refused = RestoreAll(job, folder)[0];
+  EXPECT_TRUE(absl::IsDataLoss(refused.status)) << refused.status;
+  EXPECT_THAT(std::string(refused.status.message()),
+              HasSubstr("step 10 would be resumed, but 2 newer checkpoints are damaged and "
+                        "checkpoint.max_rollback allows 1"));
+  job.environment["GTRAIN_CHECKPOINT_MAX_ROLLBACK"] = "2";
+  ExpectRestored(job, folder, 10);
+  job.environment["GTRAIN_CHECKPOINT_MAX_ROLLBACK"] = "0";
+  EXPECT_TRUE(absl::IsDataLoss(RestoreAll(job, folder)[0].status));
+}
+
+// What was passed over may be good (memory of this machine that flips bits, a bad cable): it stays.
+TEST_F(EngineTest, RetentionKeepsWhatWasPassedOver) {
+  const std::string folder = TestFolder();
+  FakeJob job;
+  ASSERT_TRUE(SaveSteps(job, folder, {10, 20}).ok());
+  const SaveId passed_over = Committed(folder)[0];
+  Damage(folder, passed_over);
+  job = Next(job);
+  RunRanks(job, [&](FakeSession* session) {
+    auto rank = OpenRank(job, session, folder, 1);
+    ASSERT_TRUE(rank.ok()) << rank.status();
+    const auto restored = rank->checkpointer->Restore();
+    ASSERT_TRUE(restored.ok() && (*restored)->step == 10) << restored.status();
+    for (const int64_t step : {11, 12, 13}) {
+      ASSERT_TRUE(*rank->checkpointer->Save(step));
+      ASSERT_TRUE(rank->checkpointer->Wait(kLong).ok());
+    }
+  });
+  const std::vector<SaveId> left = Committed(folder);
+  EXPECT_THAT(left, ::testing::Contains(passed_over));
+  EXPECT_EQ(left[0].step, 13);
+  // A run that resumes from something newer knows that nobody needs it.
+  job = Next(job);
+  RunRanks(job, [&](FakeSession* session) {
+    auto rank = OpenRank(job, session, folder, 1);
+    ASSERT_TRUE(rank.ok() && rank->checkpointer->Restore().ok());
+    ASSERT_TRUE(*rank->checkpointer->Save(14));
+    ASSERT_TRUE(rank->checkpointer->Wait(kLong).ok());
+  });
+  EXPECT_THAT(Committed(folder), ::testing::Not(::testing::Contains(passed_over)));
+}
+
+// Finding 2: generation 2 found an empty mount, began anew, and the job SUCCEEDED.
+TEST_F(EngineTest, AnEmptyDirectoryIsNotAFreshStartWhenTheHeadKnowsACheckpoint_S7) {
+  const std::string folder = TestFolder(), away = TestFolder() + "/away";
+  FakeJob job{.world_size = 2};
+  ASSERT_TRUE(SaveSteps(job, folder, {10, 20}).ok());
+  job = Knowing(Next(job), folder, Committed(folder)[0]);
+  std::filesystem::rename(folder, away);
+  std::filesystem::create_directory(folder);
+  RunRanks(job, [&](FakeSession* session) {
+    const auto rank = OpenRank(job, session, folder);
+    EXPECT_TRUE(IsStorageError(rank.status())) << rank.status();
+    EXPECT_THAT(std::string(rank.status().message()), HasSubstr("step-000000000020"));
+    EXPECT_THAT(session->note(kNoteStorage), HasSubstr("is the file system mounted"));
+  });
+  EXPECT_TRUE(std::filesystem::is_empty(folder)) << "nothing is left in a directory that is not ours";
+  std::filesystem::remove(folder);
+  std::filesystem::rename(away, folder);
+  ExpectRestored(job, folder, 20);
+}
+
+TEST_F(EngineTest, AStaleListingHidesNothing_S7) {
+  const std::string folder = TestFolder();
+  FakeJob job;
+  ASSERT_TRUE(SaveSteps(job, folder, {10, 20}).ok());
+  job = Knowing(Next(job), folder, Committed(folder)[0]);
+  class Stale final : public FaultyStore {
+   public:
+    explicit Stale(std::unique_ptr<port::BlobStore> base)
+        : FaultyStore(base.get(), {}), owned_(std::move(base)) {}
+    absl::StatusOr<std::vector<std::string>> List(absl::string_view prefix) override {
+      auto keys = FaultyStore::List(prefix);
+      if (keys.ok())
+        std::erase_if(*keys, [](const std::string& k) { return absl::StrContains(k, "000020."); });
+      return keys;
+    }
+
+   private:
+    const std::unique_ptr<port::BlobStore> owned_;
+  };
+  const StoreFactory stale = [](const std::string& path) -> absl::StatusOr<std::unique_ptr<port::BlobStore>> {
+    return std::make_unique<Stale>(*OpenDirectoryStore(path));
+  };
+  const Restored restored = RestoreAll(job, folder, stale)[0];
+  ASSERT_TRUE(restored.status.ok() && restored.step) << restored.status;
+  EXPECT_EQ(restored.step->step, 20);
+}
+
+// The head may not have heard of the newest commit, whose retention took what it knows.
+TEST_F(EngineTest, SomethingNewerStandsForTheNewestThatTheHeadKnows) {
+  const std::string folder = TestFolder();
+  FakeJob job;
+  ASSERT_TRUE(SaveSteps(job, folder, {10}).ok());
+  const SaveId known = Committed(folder)[0];
+  job = Next(job);
+  ASSERT_TRUE(SaveSteps(job, folder, {11, 12}, 1).ok());
+  std::filesystem::remove(absl::StrCat(folder, "/", ManifestKey(known)));
+  ExpectRestored(Knowing(Next(job), folder, known), folder, 12);
+}
+
+// Finding 5: with every own checkpoint damaged, --fresh (which had become "latest" after the first commit)
+// resumed another job's.
+TEST_F(EngineTest, AFreshRunNeverResumesAnotherJobsAfterItsOwnCommit) {
+  const std::string folder = TestFolder();
+  ASSERT_TRUE(SaveSteps({.job = "other-1"}, folder, {900}).ok());
+  for (const char* resume : {"fresh", "latest"}) {
+    FakeJob job{.job = absl::StrCat("mine-", resume), .job_hash = "hash-b", .resume = resume};
+    ASSERT_TRUE(SaveSteps(job, folder, {5}).ok());
+    Damage(folder, Committed(folder)[0]);
+    job = Next(job);
+    const Restored restored = RestoreAll(job, folder)[0];
+    EXPECT_TRUE(absl::IsDataLoss(restored.status)) << resume << ": " << restored.status;
+    EXPECT_FALSE(restored.step.has_value());
+  }
+}
+
+}  // namespace
+}  // namespace gtrain::ckpt
