@@ -152,6 +152,30 @@ class CheckpointTest(unittest.TestCase):
             np.testing.assert_array_equal(weights, np.arange(12.0).reshape(3, 4))
             self.assertEqual((counter[0], own[0]), (5, 7))
 
+    def test_a_read_only_open_looks_and_takes_nothing(self):
+        with tempfile.TemporaryDirectory() as folder, gtrain.Session() as session:
+            weights = np.full(10, 1.0)
+            with gtrain.Checkpointer(session, uri=folder + "/ckpt", max_rollback=0, verify_replicas="off") as trainer:
+                trainer.replicated(weights=weights)
+                self.assertTrue(trainer.save(1))
+                trainer.wait()
+                copy = np.zeros(10)
+                with gtrain.Checkpointer(session, uri=folder + "/ckpt", read_only=True) as reader:
+                    reader.replicated(weights=copy)
+                    self.assertEqual(reader.restore(), 1)
+                    with self.assertRaisesRegex(gtrain.FailedPrecondition, "read-only"):
+                        reader.save(2)
+                self.assertTrue((copy == 1).all())
+                with self.assertRaisesRegex(gtrain.FailedPrecondition, "alive"):
+                    gtrain.Checkpointer(session, uri=folder + "/ckpt")
+                with gtrain.Checkpointer(session, uri=folder + "/ckpt", takeover=True) as taker:
+                    taker.replicated(weights=copy)
+                    self.assertEqual(taker.restore(), 1)
+            with self.assertRaises(gtrain.InvalidArgument):
+                gtrain.Checkpointer(session, uri=folder + "/other", verify_replicas="sometimes")
+            with self.assertRaises(gtrain.InvalidArgument):
+                gtrain.Checkpointer(session, uri=folder + "/other", max_rollback=-2)
+
     def test_lazy_saves_are_fenced(self):
         with tempfile.TemporaryDirectory() as folder, gtrain.Session() as session:
             weights = np.full(1000, 1.0)

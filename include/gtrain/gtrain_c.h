@@ -242,6 +242,11 @@ typedef struct gtrain_checkpoint_options {
   double every_seconds;      /* 0: not by time */
   int64_t commit_timeout_ms; /* 0: ten minutes */
   int lazy;                  /* not 0: save returns at once; see gtrain_checkpointer_fence */
+  /* "off", "first" or "every N": in which saves ranks compare what they hold alike; NULL: "every 100" */
+  const char* verify_replicas;
+  int max_rollback; /* damaged checkpoints in a row that restore may pass over; 0: 1, -1: none */
+  int read_only;    /* not 0: restore works, saves are GTRAIN_FAILED_PRECONDITION, nothing is written */
+  int takeover;     /* not 0: takes the directory from a program that is alive */
 } gtrain_checkpoint_options;
 
 /* `options` may be NULL. Set GTRAIN_CHECKPOINT_* in the environment (from the job file) win over them. */

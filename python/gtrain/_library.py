@@ -15,7 +15,8 @@ class Error(ctypes.Structure):
 
 class CheckpointOptions(ctypes.Structure):
     _fields_ = [("size", c_size_t), ("uri", c_char_p), ("keep", c_int), ("every_steps", c_int64),
-                ("every_seconds", c_double), ("commit_timeout_ms", c_int64), ("lazy", c_int)]
+                ("every_seconds", c_double), ("commit_timeout_ms", c_int64), ("lazy", c_int),
+                ("verify_replicas", c_char_p), ("max_rollback", c_int), ("read_only", c_int), ("takeover", c_int)]
 
 
 class MeshAxis(ctypes.Structure):

@@ -36,10 +36,16 @@ class Checkpointer:
     With lazy=True a save returns at once and the arrays are copied while the step computes with them; call fence() in
     each step before the optimiser changes them.
 
+    read_only=True opens to look, beside a program that saves there: restore() works, saves raise FailedPrecondition,
+    nothing is written. takeover=True takes the directory from another program that is alive, whose next save fails.
+    restore() passes over at most `max_rollback` damaged checkpoints. `verify_replicas`, "off", "first" or "every N"
+    (without it every 100): in which saves ranks compare what they hold alike.
+
     Without `uri` the job file's `checkpoint:` says where ($GTRAIN_CHECKPOINT_URI); its numbers win over those here.
     """
 
-    def __init__(self, session, uri=None, keep=0, every_steps=0, every_seconds=0.0, commit_timeout=600.0, lazy=False):
+    def __init__(self, session, uri=None, keep=0, every_steps=0, every_seconds=0.0, commit_timeout=600.0, lazy=False,
+                 read_only=False, takeover=False, max_rollback=1, verify_replicas=None):
         self._handle = c_void_p()
         self._session = session
         self._buffers = {}
@@ -47,7 +53,9 @@ class Checkpointer:
         options = _library.CheckpointOptions(
             size=ctypes.sizeof(_library.CheckpointOptions), uri=None if uri is None else str(uri).encode(),
             keep=keep, every_steps=every_steps, every_seconds=every_seconds,
-            commit_timeout_ms=milliseconds(commit_timeout), lazy=int(lazy))
+            commit_timeout_ms=milliseconds(commit_timeout), lazy=int(lazy),
+            verify_replicas=None if verify_replicas is None else str(verify_replicas).encode(),
+            max_rollback=max_rollback if max_rollback != 0 else -1, read_only=int(read_only), takeover=int(takeover))
         _library.call("gtrain_checkpointer_open", session.handle, byref(options), byref(self._handle))
 
     def __enter__(self):

@@ -125,6 +125,26 @@ static gtrain_checkpointer* OpenCheckpoint(gtrain_session* session, const char* 
   return ckpt;
 }
 
+/* Beside the checkpointer that owns the directory. */
+static void TestReadOnly(gtrain_session* session, const char* uri) {
+  float weights[6] = {0};
+  const int64_t shape[2] = {2, 3};
+  int64_t step = 0;
+  gtrain_checkpoint_options options = {0};
+  gtrain_checkpointer* ckpt = NULL;
+  options.size = sizeof(options);
+  options.uri = uri;
+  CHECK(gtrain_checkpointer_open(session, &options, &ckpt, &err) == GTRAIN_FAILED_PRECONDITION);
+  options.read_only = 1;
+  OK(gtrain_checkpointer_open(session, &options, &ckpt, &err));
+  OK(gtrain_checkpointer_add_replicated(ckpt, "weights", weights, sizeof(weights), shape, 2, GTRAIN_FLOAT32,
+                                        &err));
+  OK(gtrain_checkpointer_restore(ckpt, NULL, &step, &err));
+  CHECK(step == 3 && weights[5] == 60);
+  CHECK(gtrain_checkpointer_save(ckpt, 4, NULL, &err) == GTRAIN_FAILED_PRECONDITION);
+  gtrain_checkpointer_free(ckpt);
+}
+
 static void TestCheckpoint(gtrain_session* session, gtrain_communicator* comm, const char* uri) {
   float weights[6] = {1, 2, 3, 4, 5, 6}, again[6] = {0};
   int64_t cursor = 41, cursor_again = 0, step = 0, bad_shape[1] = {-1};
@@ -150,6 +170,7 @@ static void TestCheckpoint(gtrain_session* session, gtrain_communicator* comm, c
 
   ckpt = OpenCheckpoint(session, uri, again, &cursor_again, &step);
   CHECK(step == 3 && again[5] == 60 && again[0] == 1 && cursor_again == 41);
+  TestReadOnly(session, uri);
   gtrain_checkpointer_free(ckpt);
 }
 
@@ -166,6 +187,12 @@ static void TestLazySaves(gtrain_session* session, gtrain_communicator* comm, co
   options.size = offsetof(gtrain_checkpoint_options, lazy) - 1;
   CHECK(gtrain_checkpointer_open(session, &options, &ckpt, &err) == GTRAIN_INVALID_ARGUMENT);
   options.size = sizeof(options);
+  options.verify_replicas = "sometimes";
+  CHECK(gtrain_checkpointer_open(session, &options, &ckpt, &err) == GTRAIN_INVALID_ARGUMENT);
+  options.verify_replicas = "every 2";
+  options.max_rollback = -2;
+  CHECK(gtrain_checkpointer_open(session, &options, &ckpt, &err) == GTRAIN_INVALID_ARGUMENT);
+  options.max_rollback = -1;
   OK(gtrain_checkpointer_open(session, &options, &ckpt, &err));
   OK(gtrain_checkpointer_fence(ckpt, &err)); /* nothing was saved */
   OK(gtrain_checkpointer_add_replicated(ckpt, "weights", weights, sizeof(weights), shape, 1, GTRAIN_FLOAT32,

@@ -18,7 +18,7 @@ constexpr int kAxesMax = 64;
 absl::StatusOr<CheckpointOptions> OptionsFrom(const gtrain_checkpoint_options* in) {
   CheckpointOptions options;
   if (in == nullptr) return options;
-  // Programs made before `lazy` was there say the size without it.
+  // Programs made before the later fields were there say the size without them.
   if (in->size < offsetof(gtrain_checkpoint_options, lazy)) {
     return absl::InvalidArgumentError("`size` of gtrain_checkpoint_options is not its sizeof");
   }
@@ -31,7 +31,13 @@ absl::StatusOr<CheckpointOptions> OptionsFrom(const gtrain_checkpoint_options* i
   if (in->every_steps > 0) options.every_steps = in->every_steps;
   if (in->every_seconds > 0) options.every = absl::Seconds(in->every_seconds);
   if (in->commit_timeout_ms > 0) options.commit_timeout = absl::Milliseconds(in->commit_timeout_ms);
-  if (in->size >= sizeof(gtrain_checkpoint_options)) options.lazy = in->lazy != 0;
+  if (in->size >= offsetof(gtrain_checkpoint_options, verify_replicas)) options.lazy = in->lazy != 0;
+  if (in->size < sizeof(gtrain_checkpoint_options)) return options;
+  if (in->max_rollback < -1) return absl::InvalidArgumentError("max_rollback is less than -1");
+  if (in->verify_replicas != nullptr) options.verify_replicas = in->verify_replicas;
+  if (in->max_rollback != 0) options.max_rollback = std::max(in->max_rollback, 0);
+  options.read_only = in->read_only != 0;
+  options.takeover = in->takeover != 0;
   return options;
 }
 
