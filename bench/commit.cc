@@ -163,7 +163,7 @@ absl::StatusOr<Times> CommitOnce(int world, bool leaders_only) {
       const std::string data(committer.plan().data_bytes, '\1');
       StopFlag never;
       ready.arrive_and_wait();
-      results[static_cast<size_t>(i)] = committer.Save(id, data, &never, [&] {
+      results[static_cast<size_t>(i)] = committer.Save(id, data, {}, &never, [&] {
         if (i == 0) committed_ns = Clock().Now().ns;
         int64_t last = known_ns;
         const int64_t now = Clock().Now().ns;

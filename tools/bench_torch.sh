@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Puts PyPI's torch, whose distributed checkpoints are a peer of bench_checkpoint, into a virtual environment of its
 # own, and prints the path of its Python. A second run does nothing.
-#   tools/bench_torch.sh            install: 3 GB are downloaded, 7 GB of disk taken; PyPI's only build for
+#   tools/bench_torch.sh            install: 3 GB are downloaded, 5.4 GB of disk taken; PyPI's only build for
 #                                   x86-64 brings CUDA's libraries, which it cannot be loaded without
 #   tools/bench_torch.sh --python   only print the path, or say why there is none (exit code 1)
 # The environment is ${XDG_CACHE_HOME:-~/.cache}/gtrain/torch-VERSION; remove it to be rid of it.

@@ -12,6 +12,8 @@ failed=()
 if [ ${#tests[@]} = 0 ]; then
   echo "== comm_kill_test: a rank killed inside a collective, 1,000 times"
   GTRAIN_KILL_POINTS=1000 GTRAIN_BUILD_DIR="$build" "$build/tests/comm_kill_test" || failed+=(comm_kill_test)
+  echo "== checkpoint_random_test: jobs that die, storage that fails, files that are damaged, 10,000 cases"
+  GTRAIN_RANDOM_CASES=10000 "$build/tests/checkpoint_random_test" || failed+=(checkpoint_random_test)
   tests=(
     head_test.HeadKillsTest
     head_test.HeadPausedTest
@@ -30,4 +32,4 @@ if [ ${#failed[@]} -gt 0 ]; then
   echo "soak: FAILED: ${failed[*]}"
   exit 1
 fi
-echo "soak: all ${#tests[@]} passed, and the kills"
+echo "soak: all ${#tests[@]} passed, and what came before them"

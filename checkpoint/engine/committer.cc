@@ -13,6 +13,7 @@
 #include <variant>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "base/check.h"
 #include "base/logging.h"
 #include "base/status_macros.h"
@@ -28,6 +29,9 @@ namespace {
 
 // What should come by way of the board is looked for in the storage after so long, and put there.
 constexpr absl::Duration kBoardPatience = absl::Seconds(1);
+// A save waits so long for the shard of the one before to be read back; then retention keeps one more for a
+// while.
+constexpr absl::Duration kReadBackWithin = absl::Seconds(1);
 // Of all ranks together, not more looks a second than a store answers (committer.h).
 constexpr absl::Duration kPollMin = absl::Milliseconds(5), kPollMinOfRank = absl::Microseconds(25);
 constexpr absl::Duration kPollMax = absl::Milliseconds(500), kPollMaxOfRank = absl::Microseconds(250);
@@ -122,6 +126,7 @@ absl::Status Committer::Save(const SaveId& id, absl::string_view data, const std
                              StopFlag* stop, absl::FunctionRef<void()> committed) {
   GT_CHECK(data.size() == plan_.data_bytes);
   Run run{.id = id, .data = data, .hashes = hashes, .stop = stop, .committed = committed};
+  read_back_.Await(kReadBackWithin);
   const std::optional<SaveId> read_back = read_back_.verified();
   run.verified = config_.verified ? config_.verified() : read_back ? AttemptName(*read_back) : "";
   Apply(&run, save::SnapshotTaken{id.step});
@@ -194,6 +199,7 @@ void Committer::Do(Run* run, const save::Effect& effect) {
     for (const auto& [rank, index] : run->indices)
       indices = indices || !config_.board->attends(rank) || config_.board->stored(rank);
     if (run->oldest_verified) retention_.Verified(*run->oldest_verified);
+    if (store_->ChecksEveryPut()) retention_.Verified(run->id);
     const absl::Status retained = retention_.Apply(
         run->id, run->finite, run->bytes, {.indices = indices, .parts = !run->parts.empty()}, run->there);
     if (!retained.ok()) {
@@ -234,6 +240,12 @@ absl::Status Committer::WriteOwnShard(Run* run) {
     if (run->stop->Await(absl::Milliseconds(100 << std::min(i, 10)) * (0.5 + rng_.Unit()))) return written;
     written = WriteShard(store_, run->id, plan_, run->file.name, run->data);
   }
+}
+
+std::string Committer::TakeNote() {
+  std::vector<std::string> notes = {near_.note(), read_back_.TakeNote()};
+  std::erase(notes, "");
+  return absl::StrJoin(notes, "; ");
 }
 
 absl::Status Committer::CheckCopied(const Run& run) {

@@ -38,6 +38,7 @@ class MortalClient final : public http::Client {
       : base_(std::move(base)), life_(std::move(life)) {}
   absl::StatusOr<http::Reply> Do(const http::Request& request) override {
     const Fault fault = life_->Next();
+    if (fault == Fault::kBefore && !life_->ended()) return Refusal();
     if (fault == Fault::kBefore) return absl::CancelledError("the program has ended");
     absl::StatusOr<http::Reply> reply = base_->Do(request);
     if (fault == Fault::kAfter) return absl::CancelledError("the program has ended");
@@ -45,6 +46,14 @@ class MortalClient final : public http::Client {
   }
 
  private:
+  // As S3 says what the life's error is.
+  http::Reply Refusal() const {
+    const bool denied = absl::IsPermissionDenied(life_->error());
+    return {.status = denied ? 403 : 503,
+            .body = absl::StrCat("<Error><Code>", denied ? "AccessDenied" : "SlowDown",
+                                 "</Code><Message>injected</Message></Error>")};
+  }
+
   const std::shared_ptr<http::Client> base_;
   const std::shared_ptr<Life> life_;
 };
@@ -303,6 +312,46 @@ TEST_P(SaveCrashTest, OneRankEndsInARestoreWhileTheOthersGoOn_C1) {
     Restore(kWorld, rank);
     if (HasFailure()) return;
   }
+}
+
+// After all its retries a request is refused: for ever, as of a gateway that is overloaded or a role that
+// lost its rights, or the first few times, which the retries outlast.
+TEST(S3ErrorTest, ARestoreTakesARefusalForNoDamage_S7_C9) {
+  SetLogSink([](LogLevel, absl::string_view) {});
+  for (const absl::Status& answer : {absl::UnavailableError("503"), absl::PermissionDeniedError("403")}) {
+    Bucket bucket;
+    FakeJob job{.world_size = 1};
+    ASSERT_TRUE(SaveInLives(job, &bucket, {1, 2}, Immortal(job), {.keep = 2}).first_error().ok());
+    for (const uint64_t errors : {uint64_t{2}, kNever}) {
+      for (uint64_t at = 0;; ++at) {
+        ASSERT_LT(at, kCallsMax);
+        SCOPED_TRACE(absl::StrCat(answer.message(), errors == kNever ? " for ever" : " twice",
+                                  " from HTTP request ", at));
+        ++job.generation;
+        ++job.timeline;
+        const auto life = std::make_shared<Life>(at, errors, answer);
+        life->Arm();
+        std::atomic<int64_t> step{-2};
+        const MortalRanks ranks = ResumeInLives(job, &bucket, {life}, {.keep = 2}, &step);
+        const absl::Status status = ranks.first_error();
+        ASSERT_FALSE(absl::IsDataLoss(status) || absl::IsNotFound(status)) << status;
+        ASSERT_TRUE(step == 2 || (step == -2 && !status.ok())) << "step " << step;
+        if (absl::IsUnavailable(answer) && errors == 2) {
+          ASSERT_TRUE(status.ok()) << "retries did not help: " << status;
+        }
+        if (!life->met()) {
+          ASSERT_GT(at, 0u);
+          break;
+        }
+      }
+    }
+    ++job.generation;
+    ++job.timeline;
+    const absl::StatusOr<int64_t> later = ResumeStep(job, &bucket, {.keep = 2});
+    ASSERT_TRUE(later.ok()) << later.status();
+    ASSERT_EQ(*later, 2);
+  }
+  SetLogSink(nullptr);
 }
 
 // What people do with `gtrain ckpt`: each is begun, cut off anywhere, and done again.

@@ -42,6 +42,7 @@ class StorageErrorTest : public testing::TestWithParam<StorageAnswer> {
   void FailEveryCall(int world, bool happens, const Prepare& prepare, const Body& body) {
     for (int rank = 0; rank < world; ++rank) {
       for (const uint64_t errors : {uint64_t{1}, uint64_t{3}, kForEver}) {
+        if (happens && errors == 3) continue;  // once and for ever tell the same
         for (uint64_t at = 0;; ++at) {
           ASSERT_LT(at, kCallsMax);
           SCOPED_TRACE(absl::StrCat("rank ", rank, " of ", world, " meets ",
@@ -124,7 +125,7 @@ TEST_P(StorageErrorTest, ASaveThatMeetsItDeletesNothingForIt_C1_S7) {
           [&](Storage* storage, const std::vector<std::shared_ptr<Life>>& lives) {
             job.generation = job.timeline = 2;
             const MortalRanks ranks = RunProgram(
-                job, storage, lives, {.commit_timeout = absl::Milliseconds(60)},
+                job, storage, lives, {.commit_timeout = absl::Milliseconds(30)},
                 [&](FakeSession* session, Checkpointer* checkpointer, Weights* state,
                     const Life&) -> absl::Status {
                   const auto restored = checkpointer->Restore();

@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <functional>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -22,6 +23,7 @@
 #include "checkpoint/engine/catalog.h"
 #include "checkpoint/engine/engine_test_world.h"
 #include "checkpoint/format/hash.h"
+#include "checkpoint/format/lease_mark.h"
 #include "checkpoint/format/manifest.h"
 #include "checkpoint/store/faulty_store.h"
 #include "checkpoint/store/memory_store.h"
@@ -34,7 +36,7 @@ using ::testing::AllOf;
 using ::testing::AnyOf;
 using ::testing::HasSubstr;
 
-constexpr int kWorld = 2;
+constexpr int kManyRanks = kPartRanks + 1;  // their files stand in parts
 
 // What a program that resumes, or rank 0 that gathers, makes of a changed field.
 enum class Means {
@@ -160,24 +162,36 @@ void ExpectARowForEachField(const std::set<std::string>& fields, const Table& ta
 
 // Of every kind that the format knows.
 struct Model {
-  std::vector<float> w = std::vector<float>(6 * 50);           // replicated
-  std::vector<uint16_t> half = std::vector<uint16_t>(4 * 10);  // this rank's half of 8 x 10
-  int64_t mine = 0;
+  static constexpr int64_t kRows = 8, kColumns = 10;
 
-  void Fill(int64_t step, int rank) {
+  Model(int rank, int world_size) : rank(rank), world_size(world_size) {
+    const int64_t extra = kRows % world_size, rows = kRows / world_size + (rank < extra ? 1 : 0);
+    first_row = rank * (kRows / world_size) + std::min<int64_t>(rank, extra);
+    half.resize(static_cast<size_t>(rows * kColumns));
+  }
+  void Fill(int64_t step) {
     for (size_t i = 0; i < w.size(); ++i) w[i] = static_cast<float>(step * 100) + static_cast<float>(i);
     for (size_t i = 0; i < half.size(); ++i)
-      half[i] = static_cast<uint16_t>(step * 1000 + rank * 100 + static_cast<int64_t>(i));
+      half[i] = static_cast<uint16_t>(step * 1000 + first_row * kColumns + static_cast<int64_t>(i));
     mine = step * 10 + rank;
   }
-  bool operator==(const Model&) const = default;
+  bool Is(int64_t step) const {
+    Model expected(rank, world_size);
+    expected.Fill(step);
+    return w == expected.w && half == expected.half && mine == expected.mine;
+  }
   absl::Status Register(Checkpointer* c) {
     GT_RETURN_IF_ERROR(c->AddReplicated("w", MemoryOf(&w), {6, 50}, DType::kFloat32));
-    GT_RETURN_IF_ERROR(c->AddSharded(
-        "half", MemoryOf(&half), {8, 10},
-        {.mesh = {{"pp", 1}, {"tp", kWorld}}, .splits = {{0, "tp"}}, .only = {{"pp", 0}}}, DType::kBFloat16));
+    const Sharding rows{.mesh = {{"pp", 1}, {"tp", world_size}}, .splits = {{0, "tp"}}, .only = {{"pp", 0}}};
+    GT_RETURN_IF_ERROR(c->AddSharded("half", MemoryOf(&half), {kRows, kColumns}, rows, DType::kBFloat16));
     return c->AddPerRank("mine", {&mine, sizeof(mine)});
   }
+
+  const int rank, world_size;
+  int64_t first_row = 0;
+  std::vector<float> w = std::vector<float>(6 * 50);  // replicated
+  std::vector<uint16_t> half;                         // this rank's rows
+  int64_t mine = 0;
 };
 
 // A directory with steps 1 and 2, and what becomes of programs that go on from it.
@@ -217,12 +231,12 @@ class FieldsTest : public testing::Test {
   // What each rank does, with the checkpointer opened and its state registered.
   using Body = std::function<absl::Status(FakeSession*, Checkpointer*, Model*)>;
   std::vector<absl::Status> Run(const Body& body, const Put& put = nullptr) {
-    std::vector<absl::Status> results(kWorld);
+    std::vector<absl::Status> results(static_cast<size_t>(job_.world_size));
     ++job_.generation;
     ++job_.timeline;
     RunRanks(job_, [&](FakeSession* session) {
       results[static_cast<size_t>(session->rank())] = [&]() -> absl::Status {
-        Model model;
+        Model model(session->rank(), job_.world_size);
         GT_ASSIGN_OR_RETURN(
             auto checkpointer,
             OpenCheckpointer(session, {.uri = "x", .keep = 2, .commit_timeout = kLong}, EnvironmentOf(job_),
@@ -235,17 +249,16 @@ class FieldsTest : public testing::Test {
     });
     return results;
   }
-  static absl::Status SaveOn(FakeSession* session, Checkpointer* checkpointer, Model* model, int64_t step) {
-    model->Fill(step, session->rank());
+  static absl::Status SaveOn(Checkpointer* checkpointer, Model* model, int64_t step) {
+    model->Fill(step);
     GT_RETURN_IF_ERROR(checkpointer->Save(step).status());
     return checkpointer->Wait(kLong);
   }
   void SaveTwo() {
-    const auto saved =
-        Run([&](FakeSession* session, Checkpointer* checkpointer, Model* model) -> absl::Status {
-          for (const int64_t step : {1, 2}) GT_RETURN_IF_ERROR(SaveOn(session, checkpointer, model, step));
-          return absl::OkStatus();
-        });
+    const auto saved = Run([&](FakeSession*, Checkpointer* checkpointer, Model* model) -> absl::Status {
+      for (const int64_t step : {1, 2}) GT_RETURN_IF_ERROR(SaveOn(checkpointer, model, step));
+      return absl::OkStatus();
+    });
     for (const absl::Status& status : saved) ASSERT_TRUE(status.ok()) << status;
     newest_ = ListManifests(&store_)->front();
   }
@@ -258,21 +271,20 @@ class FieldsTest : public testing::Test {
   // Resumes and looks at what came of it. `key`: the changed file.
   void ExpectResume(Means means, const std::string& key) {
     TakeSaid();
-    std::vector<int64_t> steps(kWorld, -2);
-    std::vector<char> right(kWorld, 1);
+    const size_t world = static_cast<size_t>(job_.world_size);
+    std::vector<int64_t> steps(world, -2);
+    std::vector<char> right(world, 1);
     const auto results =
         Run([&](FakeSession* session, Checkpointer* checkpointer, Model* model) -> absl::Status {
           const size_t rank = static_cast<size_t>(session->rank());
           GT_ASSIGN_OR_RETURN(const auto restored, checkpointer->Restore());
           steps[rank] = restored ? restored->step : -1;
           if (!restored) return absl::OkStatus();
-          Model expected;
-          expected.Fill(restored->step, session->rank());
-          right[rank] = *model == expected;
+          right[rank] = model->Is(restored->step);
           return absl::OkStatus();
         });
     const std::string said = TakeSaid();
-    for (size_t rank = 0; rank < kWorld; ++rank) {
+    for (size_t rank = 0; rank < world; ++rank) {
       EXPECT_TRUE(right[rank]) << "rank " << rank << " has not what was saved";
       const bool refused = means == Means::kNewer || means == Means::kOtherState;
       if (!refused) {
@@ -292,7 +304,7 @@ class FieldsTest : public testing::Test {
     }
   }
 
-  FakeJob job_{.world_size = kWorld, .generation = 0, .timeline = 0};
+  FakeJob job_{.world_size = 2, .generation = 0, .timeline = 0};
   MemoryStore store_;
   SaveId newest_;
   Mutex mu_;
@@ -326,7 +338,6 @@ const Table& ManifestTable() {
       {"files", {Means::kDamage, Json::array()}},
       {"files[].name", {Means::kDamage, "../../etc/passwd"}},
       {"files[].bytes", {Means::kDamage, 1 << 20}},
-      {"files[].xxh3_128", {Means::kNothing, kOtherHash}},  // `ckpt verify` and restores go by the chunks
       {"files[].chunk_bytes", {Means::kDamage, 1 << 20}},
       {"files[].chunks", {Means::kDamage, Json::array({kOtherHash})}},
       {"files[].finite", {Means::kDamage, false}},
@@ -369,6 +380,99 @@ TEST_F(FieldsTest, EachFieldOfAManifest_C4_C9_C10) {
     ExpectResume(Means::kDamage, key);
   }
   ASSERT_NO_FATAL_FAILURE(Replace(key, good));
+  ExpectResume(Means::kNothing, key);
+}
+
+const Table& PartRefTable() {
+  static const auto* const table = new Table{
+      {"parts", {Means::kDamage, Json::array()}},         {"parts[].bytes", {Means::kDamage, 1 << 20}},
+      {"parts[].xxh3_128", {Means::kDamage, kOtherHash}}, {"parts[].finite", {Means::kDamage, false}},
+      {"parts[].file_bytes", {Means::kDamage, 8}},        {"parts[].chunks", {Means::kDamage, 1}},
+  };
+  return *table;
+}
+
+const Table& PartTable() {
+  static const auto* const table = new Table{
+      {"format", {Means::kDamage, "gtrain-shard-index"}},
+      {"version", {Means::kNewer, 99}},
+      {"epoch", {Means::kDamage, 2}},
+      {"timeline", {Means::kDamage, 9}},
+      {"generation", {Means::kDamage, 9}},
+      {"step", {Means::kDamage, 3}},
+      {"attempt", {Means::kDamage, 9}},
+      {"world_size", {Means::kDamage, kManyRanks + 1}},
+      {"part", {Means::kDamage, 1}},
+      {"verified", {Means::kNothing, "step-000000000007.e0001.t0001.g0001.a01"}},
+      {"files", {Means::kDamage, Json::array()}},
+      {"files[].name", {Means::kDamage, "../../etc/passwd"}},
+      {"files[].bytes", {Means::kDamage, 1 << 20}},
+      {"files[].chunk_bytes", {Means::kDamage, 1 << 20}},
+      {"files[].chunks", {Means::kDamage, Json::array({kOtherHash})}},
+      {"files[].finite", {Means::kDamage, false}},
+      {"files[].data_begin", {Means::kDamage, 8}},
+      {"files[].per_rank", {Means::kDamage, Json::array({16})}},
+  };
+  return *table;
+}
+
+// Of many ranks the files stand in parts, of which the manifest has the hashes. A part that is changed alone
+// is not the part that the manifest names; with that hash made anew each of its fields is judged.
+TEST_F(FieldsTest, EachFieldOfAPartAndOfWhatTheManifestSaysOfIt_C4_C9_C10) {
+  job_.world_size = kManyRanks;
+  ASSERT_NO_FATAL_FAILURE(SaveTwo());
+  job_.world_size = 2;  // they read all parts as well, and faster
+  const std::string root_key = ManifestKey(newest_), good_root = Get(root_key);
+  const Json root = Unsealed(good_root);
+  std::set<Field> fields;
+  CollectFields(root, "", Json::json_pointer(), &fields);
+  std::set<std::string> names;
+  for (const Field& field : fields) {
+    if (absl::StartsWith(field.name, "parts")) names.insert(field.name);
+  }
+  ExpectARowForEachField(names, PartRefTable());
+  for (const Field& field : fields) {
+    const auto row = PartRefTable().find(field.name);
+    if (row == PartRefTable().end()) continue;
+    for (const Edit& edit : EditsOf(root, field, row->second, false)) {
+      if (!edit.sealed) continue;  // as in the test above
+      SCOPED_TRACE(edit.what);
+      ASSERT_NO_FATAL_FAILURE(Replace(root_key, Sealed(edit.object)));
+      // The loud line names the manifest or the part.
+      ExpectResume(edit.means, AttemptName(newest_));
+    }
+  }
+  ASSERT_NO_FATAL_FAILURE(Replace(root_key, good_root));
+
+  const std::string key = AttemptKey(newest_, PartName(0, PartCount(kManyRanks))), good = Get(key);
+  const Json part = Unsealed(good);
+  ASSERT_EQ(Sealed(part), good);
+  fields.clear();
+  names.clear();
+  CollectFields(part, "", Json::json_pointer(), &fields);
+  for (const Field& field : fields) names.insert(field.name);
+  ExpectARowForEachField(names, PartTable());
+  for (const Field& field : fields) {
+    const auto row = PartTable().find(field.name);
+    if (row == PartTable().end()) continue;
+    bool alone = true;  // once, without the hash made anew
+    for (const Edit& edit : EditsOf(part, field, row->second, false)) {
+      if (!edit.sealed) continue;
+      SCOPED_TRACE(edit.what);
+      const std::string text = Sealed(edit.object);
+      ASSERT_NO_FATAL_FAILURE(Replace(key, text));
+      if (std::exchange(alone, false)) ExpectResume(Means::kDamage, key);
+      Json named = root;
+      named["parts"][0]["bytes"] = text.size();
+      named["parts"][0]["xxh3_128"] = Xxh3Hex(text);
+      ASSERT_NO_FATAL_FAILURE(Replace(root_key, Sealed(named)));
+      ExpectResume(edit.means, AttemptName(newest_));
+      ASSERT_NO_FATAL_FAILURE(Replace(root_key, good_root));
+    }
+  }
+  ASSERT_TRUE(store_.Delete(key).ok());
+  ExpectResume(Means::kDamage, key);
+  ASSERT_TRUE(store_.PutIfAbsent(key, good).ok());
   ExpectResume(Means::kNothing, key);
 }
 
@@ -425,12 +529,13 @@ const Table& IndexTable() {
       {"file", {Means::kDamage, Json::object()}},
       {"file.name", {Means::kDamage, "rank-00000-of-00002.safetensors"}},
       {"file.bytes", {Means::kDamage, 1 << 20}},
-      {"file.xxh3_128", {Means::kNothing, kOtherHash}},
       {"file.chunk_bytes", {Means::kDamage, 1 << 20}},
       {"file.chunks", {Means::kNothing, Json::array({kOtherHash})}},  // only reading the shard can tell
       {"file.finite", {Means::kNothing, false}},
       {"file.data_begin", {Means::kDamage, 8}},
       {"file.per_rank", {Means::kDamage, Json::array({16})}},
+      // What retention may go by; another attempt that never was keeps more than is needed.
+      {"verified", {Means::kNothing, "step-000000000007.e0001.t0001.g0001.a01"}},
   };
   return *table;
 }
@@ -443,10 +548,10 @@ TEST_F(FieldsTest, EachFieldOfAnIndexEndsTheSave_C4_C10) {
   const auto save = [&](const std::function<std::string(const std::string&)>& change) {
     ++step;
     bool changed = false;
-    const auto results = Run([&](FakeSession* session, Checkpointer* checkpointer,
-                                 Model* model) { return SaveOn(session, checkpointer, model, step); },
+    const auto results = Run([&](FakeSession*, Checkpointer* checkpointer,
+                                 Model* model) { return SaveOn(checkpointer, model, step); },
                              [&](absl::string_view key, std::string* text) {
-                               if (!absl::EndsWith(key, IndexName(1, kWorld))) return;
+                               if (!absl::EndsWith(key, IndexName(1, 2))) return;
                                *text = change(*text);
                                changed = true;
                              });
@@ -491,7 +596,7 @@ TEST_F(FieldsTest, EachFieldOfAShardsHeaderAndItsData_C4_C9_C10) {
   ASSERT_NO_FATAL_FAILURE(SaveTwo());
   const std::string manifest_key = ManifestKey(newest_), good_manifest = Get(manifest_key);
   const Manifest manifest = std::get<Manifest>(*ParseManifest(manifest_key, good_manifest));
-  const std::string key = AttemptKey(newest_, ShardName(0, kWorld)), good = Get(key);
+  const std::string key = AttemptKey(newest_, ShardName(0, 2)), good = Get(key);
   const size_t begin = manifest.files[0].data_begin;
   const Json header = Json::parse(good.substr(8, begin - 8));
   std::vector<std::string> tensors;
@@ -581,6 +686,53 @@ TEST_F(FieldsTest, EachFieldOfAShardsHeaderAndItsData_C4_C9_C10) {
   }
   ASSERT_NO_FATAL_FAILURE(Replace(key, good));
   ExpectResume(Means::kNothing, key);
+}
+
+// A lease says whether an owner is at work. Any that is not one of ours is no lease.
+TEST(LeaseFields, EachFieldOfALease_C4_C10) {
+  const LeaseMark mark{.name = {.epoch = 2, .renewal = 3},
+                       .since = 1'763'720'000,
+                       .generation = 5,
+                       .holder = {.host = "node1", .machine = 77, .pid = 4242, .started = 99, .nonce = 7}};
+  const Table table = {
+      {"format", {Means::kDamage, "gtrain-checkpoint-owner"}},
+      {"version", {Means::kDamage, 99}},
+      {"epoch", {Means::kDamage, 4}},
+      {"renewal", {Means::kDamage, 4}},
+      {"since", {Means::kNothing, 8}},
+      {"generation", {Means::kNothing, 8}},
+      {"host", {Means::kNothing, "node2"}},
+      {"machine", {Means::kNothing, 8}},
+      {"pid", {Means::kNothing, 8}},
+      {"started", {Means::kNothing, 8}},
+      {"nonce", {Means::kNothing, 8}},
+  };
+  const std::set<std::string> any_number = {"machine", "started", "nonce"};
+  const std::string good = Print(mark);
+  const Json object = Unsealed(good);
+  ASSERT_EQ(Sealed(object), good);
+  std::set<Field> fields;
+  CollectFields(object, "", Json::json_pointer(), &fields);
+  std::set<std::string> names;
+  for (const Field& field : fields) names.insert(field.name);
+  ExpectARowForEachField(names, table);
+  for (const Field& field : fields) {
+    const auto row = table.find(field.name);
+    if (row == table.end()) continue;
+    for (const Edit& edit : EditsOf(object, field, row->second, field.name == "host")) {
+      SCOPED_TRACE(edit.what);
+      if (any_number.contains(field.name) && absl::EndsWith(edit.what, "out of range, 2")) continue;
+      std::string text = Sealed(edit.object);
+      if (!edit.sealed)
+        text = text.substr(0, text.rfind(",\n \"checksum\"")) + good.substr(good.rfind(",\n \"checksum\""));
+      const absl::Status parsed = ParseLeaseMark(LeaseKey(mark.name), text).status();
+      if (edit.means == Means::kNothing) {
+        EXPECT_TRUE(parsed.ok()) << parsed;
+      } else {
+        EXPECT_TRUE(absl::IsDataLoss(parsed)) << parsed;
+      }
+    }
+  }
 }
 
 }  // namespace

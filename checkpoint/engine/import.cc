@@ -97,7 +97,6 @@ class ShardStream {
   // After all was put.
   absl::StatusOr<ShardFile> Describe() {
     if (end_ != file_.bytes) return absl::InternalError("a shard was not put whole");
-    file_.xxh3 = whole_.Hex();
     return file_;
   }
 
@@ -118,7 +117,6 @@ class ShardStream {
       block_ = absl::string_view(buffer_.data(), buffer_.size());
       file_.finite = AllFinite(block_, (*registered_)[piece.tensor].tensor.dtype) && file_.finite;
     }
-    whole_.Add(block_);
     for (absl::string_view rest = block_; !rest.empty();) {
       const absl::string_view part = rest.substr(0, kChunkBytes - end_ % kChunkBytes);
       chunk_.Add(part);
@@ -135,7 +133,7 @@ class ShardStream {
   const std::vector<Registered>* const registered_;
   const std::vector<uint64_t> begins_;
   ShardFile file_;
-  Xxh3 whole_, chunk_;
+  Xxh3 chunk_;
   std::vector<char> buffer_;
   absl::string_view block_;  // ends at end_
   uint64_t end_ = 0;

@@ -5,6 +5,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstring>
 #include <filesystem>
@@ -73,7 +74,7 @@ absl::Status SaveAs(port::BlobStore* store, CommitterConfig config, const SaveId
   const int rank = config.rank;
   Committer committer(store, std::move(config));
   StopFlag never;
-  return committer.Save(id, DataOf(id, rank), &never, [] {});
+  return committer.Save(id, DataOf(id, rank), {}, &never, [] {});
 }
 
 // A thread a rank; `save` makes its part of the save.
@@ -262,13 +263,36 @@ TEST(Parts, TheOldestThatEveryRankVerifiedIsKnown) {
       };
       Committer committer(&store, std::move(config));
       StopFlag never;
-      const absl::Status saved = committer.Save(At(90), DataOf(At(90), rank), &never, [] {});
+      const absl::Status saved = committer.Save(At(90), DataOf(At(90), rank), {}, &never, [] {});
       if (rank == 0) verified = committer.verified();
       return saved;
     });
     for (const absl::Status& result : results) ASSERT_TRUE(result.ok()) << result;
     EXPECT_EQ(verified, all ? std::optional(At(4)) : std::nullopt);
   }
+}
+
+// Ranks 0 to 69 of one machine leave their indices on its board, those of the second part for rank 64; ranks
+// 70 to 71 are elsewhere.
+TEST(Parts, WritersOfOneMachineMeetOnTheBoard) {
+  MemoryStore base;
+  FaultyStore store(&base, {.fault = [](uint64_t, absl::string_view) { return Fault::kNone; }});
+  const auto board = *IndexBoard::Make(72, BoardName("many-1", 1));
+  for (int rank = 0; rank < 70; ++rank) board->Attend(rank);
+  board->SetOpen(true);
+  const auto results = OnAllRanks(72, [&](int rank) {
+    CommitterConfig config = ConfigOf(rank, 72);
+    if (rank < 70) config.board = board.get();
+    return SaveAs(&store, std::move(config), At(10));
+  });
+  for (const absl::Status& result : results) ASSERT_TRUE(result.ok()) << result;
+  EXPECT_TRUE(VerifyEverything(&base, *FindCheckpoint(&base, "latest")).ok());
+  // A machine so slow that ranks do not meet within a second puts more of them.
+  const std::vector<std::string> keys = *base.List(AttemptName(At(10)));
+  const auto indices = std::count_if(
+      keys.begin(), keys.end(), [](const std::string& key) { return absl::EndsWith(key, ".index.json"); });
+  EXPECT_GE(indices, 2);
+  EXPECT_LT(indices, 72);
 }
 
 TEST(Parts, RetentionDeletesThemWithTheirAttempt) {
@@ -284,7 +308,7 @@ TEST(Parts, RetentionDeletesThemWithTheirAttempt) {
   for (const int64_t step : {10, 20, 30}) {
     const auto results = OnAllRanks(world, [&](int rank) {
       StopFlag never;
-      return committers[static_cast<size_t>(rank)]->Save(At(step), DataOf(At(step), rank), &never, [] {});
+      return committers[static_cast<size_t>(rank)]->Save(At(step), DataOf(At(step), rank), {}, &never, [] {});
     });
     for (const absl::Status& result : results) ASSERT_TRUE(result.ok()) << result;
     const std::vector<std::string> keys = *store.List("");

@@ -27,20 +27,28 @@ ReadBack::~ReadBack() {
 }
 
 void ReadBack::Begin(const SaveId& id, const ShardFile& file) {
-  if (busy_.exchange(true)) return;
-  if (thread_.joinable()) thread_.join();
-  // A shard that the store compared with a checksum when it came needs no reading.
-  if (store_->ChecksEveryPut()) {
+  {
     MutexLock lock(&mu_);
-    verified_ = id;
-    busy_ = false;
-    return;
+    if (busy_) return;
+    // A shard that the store compared with a checksum when it came needs no reading.
+    if (store_->ChecksEveryPut()) {
+      verified_ = id;
+      return;
+    }
+    busy_ = true;
   }
+  if (thread_.joinable()) thread_.join();
   thread_ = std::thread([this, id, file] {
     YieldTheDisk();
     Read(id, file);
+    MutexLock lock(&mu_);
     busy_ = false;
   });
+}
+
+void ReadBack::Await(absl::Duration timeout) {
+  MutexLock lock(&mu_);
+  mu_.AwaitFor(timeout, [this]() ABSL_SHARED_LOCKS_REQUIRED(mu_) { return !busy_; });
 }
 
 void ReadBack::Read(const SaveId& id, const ShardFile& file) {

@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/time/time.h"
 #include "base/mutex.h"
 #include "checkpoint/format/manifest.h"
 #include "checkpoint/port/blob_store.h"
@@ -28,6 +29,9 @@ class ReadBack {
 
   // `file` of the committed `id` is this rank's shard. Never blocks.
   void Begin(const SaveId& id, const ShardFile& file);
+  // Waits for what is being read, at most `timeout`: mostly it is over, and retention then need not keep one
+  // more.
+  void Await(absl::Duration timeout);
   // The newest save whose shard was found to be as it should be.
   std::optional<SaveId> verified() const;
   // What people should know: a shard that is not what was written. Empty mostly; each is told once.
@@ -37,8 +41,9 @@ class ReadBack {
   void Read(const SaveId& id, const ShardFile& file);
 
   port::BlobStore* const store_;
-  std::atomic<bool> busy_{false}, give_up_{false};
+  std::atomic<bool> give_up_{false};
   mutable Mutex mu_;
+  bool busy_ ABSL_GUARDED_BY(mu_) = false;
   std::optional<SaveId> verified_ ABSL_GUARDED_BY(mu_);
   std::string note_ ABSL_GUARDED_BY(mu_);
   std::thread thread_;

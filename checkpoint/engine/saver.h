@@ -69,8 +69,8 @@ class OwnRoute final : public SaveRoute {
     if (tail_) committer_.SetTail(*tail_);
     const absl::Status saved =
         committer_.Save(id, {buffer(), committer_.plan().data_bytes}, hashes_, stop, committed);
-    if (saved.ok() && !committer_.note().empty())
-      LogWarning("checkpoint: rank ", rank_, ": step ", id.step, ": ", committer_.note());
+    const std::string note = saved.ok() ? committer_.TakeNote() : "";
+    if (!note.empty()) LogWarning("checkpoint: rank ", rank_, ": step ", id.step, ": ", note);
     return saved;
   }
   bool usable() override { return true; }

@@ -250,12 +250,12 @@ std::pair<int, int> LengthsOf(const Manifest& manifest, int rank, int world_size
 
 absl::Status CheckLengths(port::BlobStore* store, const NearShards* near, const Manifest& manifest, int rank,
                           int world_size) {
-  const auto [first, last] = LengthsOf(manifest, rank, world_size);
-  const auto begin = static_cast<size_t>(first);
-  std::vector<absl::Status> found(static_cast<size_t>(last - first));
+  const std::pair<int, int> ours = LengthsOf(manifest, rank, world_size);
+  const auto begin = static_cast<size_t>(ours.first);
+  std::vector<absl::Status> found(static_cast<size_t>(ours.second - ours.first));
   ForEachAtOnce(found.size(), [&](size_t i) {
     const ShardFile& file = manifest.files[begin + i];
-    if (manifest.Has(first + static_cast<int>(i)) && (near == nullptr || !near->Holds(begin + i)))
+    if (manifest.Has(ours.first + static_cast<int>(i)) && (near == nullptr || !near->Holds(begin + i)))
       found[i] = CheckLength(store, manifest.id, file.name, file.bytes);
   });
   for (const absl::Status& status : found) GT_RETURN_IF_ERROR(status);

@@ -36,7 +36,6 @@ class FaultyStore : public port::BlobStore {
   absl::Status PutIfAbsent(absl::string_view key, absl::Span<const absl::string_view> parts) override;
   absl::Status PutStream(absl::string_view key, uint64_t bytes, Source source) override;
   uint64_t BytesMax() const override { return base_->BytesMax(); }
-  bool ChecksEveryPut() const override { return base_->ChecksEveryPut(); }
   absl::StatusOr<std::string> Get(absl::string_view key, size_t bytes_max) override;
   absl::Status Read(absl::string_view key, uint64_t offset, absl::Span<char> out) override;
   uint64_t ReadSize() const override { return base_->ReadSize(); }
@@ -46,6 +45,7 @@ class FaultyStore : public port::BlobStore {
   absl::StatusOr<std::vector<std::string>> ListFolders() override;
   absl::StatusOr<absl::Duration> Unchanged(absl::string_view name) override;
   absl::Status Delete(absl::string_view key) override;
+  bool ChecksEveryPut() const override { return base_->ChecksEveryPut(); }
   bool DeletesTogether() const override { return base_->DeletesTogether(); }
   absl::Status DropEmptyFolder(absl::string_view folder) override;
   absl::StatusOr<std::vector<Unfinished>> ListUnfinished() override;

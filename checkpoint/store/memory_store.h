@@ -26,6 +26,7 @@ class MemoryStore final : public port::BlobStore {
   absl::StatusOr<std::vector<Unfinished>> ListUnfinished() override { return std::vector<Unfinished>(); }
   absl::Status DropUnfinished(const Unfinished&) override { return absl::OkStatus(); }
   absl::StatusOr<absl::Duration> Unchanged(absl::string_view name) override;
+  bool ChecksEveryPut() const override { return true; }
   std::string Describe() const override { return "memory"; }
 
   // Makes everything that is there look older by so much.

@@ -71,6 +71,7 @@ TEST_F(KeeperTest, TheLastWordsOfARankComeBeforeItsExit_S7) {
   for (int i = 0; i < 3; ++i)
     rank.Send(kRankToAgent, absl::StrCat(R"({"type":"storage","text":")", i, "\"}"));
   ASSERT_EQ(kill(static_cast<pid_t>(pid), SIGKILL), 0);
+  ASSERT_TRUE(Until([&] { return !Alive(pid); }));
   ASSERT_EQ(kill(static_cast<pid_t>(*keeper), SIGCONT), 0);
   const auto relays_before_exit = [&] {
     int relays = 0;

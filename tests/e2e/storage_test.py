@@ -109,9 +109,105 @@ class StorageTest(harness.GtrainTest):
         second = json.loads(self.gtrain('launch', '-d', '--json', '--takeover', path).stdout)['job']
         env = self.environment(1)
         self.assertEqual(env['GTRAIN_TAKEOVER'], '1')
-        self.assertEqual(env['GTRAIN_LIVE_JOBS'], first)
+        self.assertEqual(env['GTRAIN_LIVE_JOBS'], f'{second},{first}')
         self.assertRegex(self.gtrain('why', first).stdout, rf'owner: job {second} of .* takes over .*/ckpt \(--takeover\)')
         self.finish(first, second)
+
+
+LIBRARY = os.path.join(harness.BUILD, 'lib', 'libgtrain.so')
+PROGRAM = f"""
+import os, sys, time
+sys.path.insert(0, {os.path.join(harness.SOURCE, 'python')!r})
+import gtrain
+folder = sys.argv[1]
+with gtrain.Session() as session:
+    try:
+        step = bytearray(8)
+        with gtrain.Checkpointer(session, every_steps=5) as checkpointer:
+            checkpointer.replicated(step=step)
+            at = checkpointer.restore() or 0
+            print(f'starts at {{at}}', flush=True)
+            with open(os.path.join(folder, f'pid.{{session.generation}}.{{session.rank}}'), 'w') as out:
+                out.write(f'{{os.getpid()}} {{at}}')
+            while not os.path.exists(os.path.join(folder, 'go')):
+                at += 1
+                step[:] = at.to_bytes(8, 'little')
+                session.report(step=at)
+                checkpointer.save_if_due(at)
+                time.sleep(0.02)
+            checkpointer.wait()
+    except gtrain.Unavailable as error:
+        print(error, file=sys.stderr)
+        sys.exit(gtrain.EXIT_RUN_ME_AGAIN)
+"""
+
+
+class CheckpointDirectoryTest(harness.GtrainTest):
+    """The same with a program that saves and restores: finding the directory empty, or taken."""
+
+    def setUp(self):
+        super().setUp()
+        if not os.path.exists(LIBRARY):
+            self.skipTest('needs libgtrain.so')
+        self.program = os.path.join(self.dir, 'train.py')
+        with open(self.program, 'w') as out:
+            out.write(PROGRAM)
+        self.ckpt = os.path.join(self.dir, 'ckpt')
+
+    def submit(self, name, *flags):
+        path = self.job_file(name, f'name: {name}\nrun: /usr/bin/python3 {self.program} {self.out}\nranks: 1\n'
+                                   f'checkpoint: {{uri: {self.ckpt}}}\nrestart: {{budget: 1, before_first_step: 0}}\n')
+        return json.loads(self.gtrain('launch', '-d', '--json', *flags, path, GTRAIN_LIBRARY=LIBRARY).stdout)['job']
+
+    def started(self, generation):
+        """pid and first step of a generation."""
+        path = os.path.join(self.out, f'pid.{generation}.0')
+        wait_until(f'generation {generation}', lambda: os.path.exists(path) and ' ' in self.read(f'pid.{generation}.0'))
+        return [int(word) for word in self.read(f'pid.{generation}.0').split()]
+
+    def checkpointed(self, job):
+        wait_until('a checkpoint', lambda: (self.job(job) or {}).get('last_checkpoint'))
+
+    def test_a_directory_that_is_not_mounted_is_waited_for(self):
+        """S7. Before: generation 2 found an empty folder, began anew, and the job SUCCEEDED."""
+        job = self.submit('train')
+        pid, _ = self.started(1)
+        self.checkpointed(job)
+        os.rename(self.ckpt, self.ckpt + '.away')
+        os.mkdir(self.ckpt)
+        os.kill(pid, signal.SIGKILL)
+        def waits():
+            found = self.job(job)
+            return found if found and found['state'] == 'WAITING' and 'is the file system mounted' in found['reason'] else None
+        waiting = wait_until('the job to wait for its storage', waits)
+        self.assertEqual(waiting['last_fault']['kind'], 'storage')
+        self.assertEqual(os.listdir(self.ckpt), [], 'nothing is begun anew')
+        os.rmdir(self.ckpt)
+        os.rename(self.ckpt + '.away', self.ckpt)
+        self.wait_for_state(job, 'RUNNING')
+        generation = self.job(job)['generation']
+        self.assertGreaterEqual(self.started(generation)[1], 5, 'it goes on where it was')
+        with open(os.path.join(self.out, 'go'), 'w'):
+            pass
+        self.wait_for_state(job, 'SUCCEEDED')
+        self.end_local_cluster()
+
+    def test_a_job_that_lost_its_directory_says_so_and_ends(self):
+        """Before: it trained on and saved nothing."""
+        first = self.submit('first')
+        self.started(1)
+        self.checkpointed(first)
+        for name in os.listdir(self.out):
+            os.remove(os.path.join(self.out, name))
+        second = self.submit('first', '--takeover')
+        self.wait_for_state(first, 'FAILED')
+        for verb in ('why', 'status'):
+            self.assertRegex(self.gtrain(verb, first).stdout, rf'was taken over by job "{second}"')
+        self.assertRegex(self.gtrain('why', second).stdout, rf'takes over .* from {first}')
+        with open(os.path.join(self.out, 'go'), 'w'):
+            pass
+        self.wait_for_state(second, 'SUCCEEDED')
+        self.end_local_cluster()
 
 
 if __name__ == '__main__':

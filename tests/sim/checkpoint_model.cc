@@ -21,7 +21,11 @@ std::string CheckpointModel::Launch(const std::string& name, const std::string& 
   const ckpt::Resume how = resume == "fresh"    ? ckpt::Resume::kFresh
                            : resume == "latest" ? ckpt::Resume::kLatest
                                                 : ckpt::Resume::kIfSameJob;
-  const auto claim = ckpt::TakeDirectory(&store_, job.identity, true, how);
+  ckpt::Settings settings;
+  settings.identity = job.identity;
+  settings.resume = how;
+  std::string taken_from;
+  const auto claim = ckpt::TakeDirectory(&store_, settings, true, {}, &taken_from);
   if (!claim.ok()) {
     jobs_.erase(name);
     return std::string(claim.status().message());

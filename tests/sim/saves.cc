@@ -201,7 +201,11 @@ void Saves::Restore(const Gang& gang, const Program& program,
   FlakyStore* store = &team->directory->store;
   const auto take = [store, restoring] {
     Team& t = *restoring->team;
-    const auto claim = ckpt::TakeDirectory(store, t.identity, true, ckpt::Resume::kLatest);
+    ckpt::Settings settings;
+    settings.identity = t.identity;
+    settings.resume = ckpt::Resume::kLatest;
+    std::string taken_from;
+    const auto claim = ckpt::TakeDirectory(store, settings, true, {}, &taken_from);
     restoring->status = claim.status();
     if (!claim.ok()) return;
     t.next.epoch = claim->epoch;
