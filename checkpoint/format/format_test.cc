@@ -588,6 +588,29 @@ TEST(ManifestFormat, PartsAreAddedAndOthersThanTheRootNamesAreRefused_C4_C10) {
   EXPECT_TRUE(absl::IsDataLoss(AddParts({{1, sample.texts[1]}}, &root)));
 }
 
+// The root says of each part how much state of ranks that are no more it has, so that nobody reads a part for
+// nothing.
+TEST(ManifestFormat, PartsSayHowMuchTheyKeep_C6) {
+  const InParts sample = SampleInParts();
+  ManifestPart part = *ParseManifestPart(AttemptKey(kId, PartName(1, 2)), sample.texts[1]);
+  part.files[1].kept = {{0, 131, 9}};
+  part.files[1].bytes += 9;
+  Manifest root = sample.root;
+  root.parts[1] = RefOf(part, Print(part));
+  EXPECT_EQ(root.parts[1].kept, 1u);
+  Manifest read = std::get<Manifest>(*ParseManifest(ManifestKey(kId), Print(root)));
+  EXPECT_EQ(read, root);
+  ASSERT_TRUE(AddParts({{1, Print(part)}}, &read).ok());
+  EXPECT_EQ(read.files[65].kept, part.files[1].kept);
+  root.parts[1].kept = 2;
+  EXPECT_TRUE(absl::IsDataLoss(AddParts({{1, Print(part)}}, &root)));
+  part.files[1].kept[0].rank = 130;  // kept by rank 64
+  root.parts[1] = RefOf(part, Print(part));
+  EXPECT_TRUE(absl::IsDataLoss(AddParts({{1, Print(part)}}, &root)));
+  const std::string none = absl::StrReplaceAll(Print(root), {{"\"kept\": 1", "\"kept\": 0"}});
+  EXPECT_EQ(ParseManifest(ManifestKey(kId), Reseal(none)).status().code(), absl::StatusCode::kDataLoss);
+}
+
 TEST(ManifestFormat, ImpossiblePartsAreRefused) {
   const std::string good = SampleInParts().texts[1], key = AttemptKey(kId, PartName(1, 2));
   ASSERT_TRUE(ParseManifestPart(key, good).ok());

@@ -351,6 +351,19 @@ TEST(Limits, AreNamedBeforeAnythingIsWritten) {
   EXPECT_EQ(LimitFound(Large(800, 8), 0, 8), "");
   EXPECT_EQ(LimitFound({Tensor("w", {6400 * kGiB}, DType::kUint8)}, 0, 1), "");
   EXPECT_THAT(LimitFound({Tensor("w", {7000 * kGiB}, DType::kUint8)}, 0, 1), HasSubstr("ranks 0 to 0"));
+  // What each save may have on top counts with its bound.
+  Registered free = Blob("loader", 0);
+  free.any_length = true;
+  EXPECT_EQ(LimitFound({free}, 0, 1, 65 << 20), "");
+  EXPECT_THAT(LimitFound({free}, 0, 1, 64 << 20), HasSubstr("the file of rank 0 would have 64"));
+  // Boxes stand in the root.
+  std::vector<sharding::Box> cut(8192);
+  for (size_t rank = 0; rank < cut.size(); ++rank) cut[rank] = {{static_cast<int64_t>(rank), 1}};
+  const GlobalTensor boxed = {.name = "boxed",
+                              .layout = Layout::kBoxes,
+                              .shape = {8192},
+                              .boxes = *sharding::RankBoxes::Make({8192}, cut)};
+  EXPECT_EQ(LimitFound({{.tensor = boxed, .bytes = 1}}, 77, 8192), "");
   // Names.
   std::vector<Registered> many;
   for (int i = 0; i < 250'000; ++i) many.push_back(Tensor(absl::StrCat(i, std::string(250, 'n')), {1}));
@@ -380,6 +393,35 @@ TEST(LoadPlan, FilesForAreThoseThatThePlanReads) {
     }
     EXPECT_EQ(planner.FilesFor(0, 2, 3), std::vector<int>{0});  // its own bytes alone
   }
+}
+
+// Which files keep state of ranks that are no more stands in parts: of those the root says only how many do.
+TEST(LoadPlan, FilesForAreThoseThatMayKeepStateOfRanks_C6) {
+  std::vector<Registered> state = {Tensor("b", {3}), Blob("rng", 5)};
+  state[1].rule = PerRankRule::kKeep;
+  Manifest m = Committed(state, 130);
+  for (const int orphan : {150, 195, 200}) {
+    ShardFile& file = m.files[static_cast<size_t>(orphan % 130)];
+    file.kept = {{0, orphan, 5}};
+    file.bytes += 5;
+  }
+  Manifest root = m;
+  root.parts.assign(3, {});
+  root.parts[0].kept = 1;
+  root.parts[1].kept = 2;
+  root.files.assign(130, {});
+  for (const int world : {1, 7, 65, 130, 150, 201}) {
+    for (int rank = 0; rank < world; ++rank) {
+      const std::vector<int> files = LoadPlanner(&root, state, world).FilesFor(rank, 0, state.size());
+      const auto plan = LoadPlanner(&m, state, world).Plan(rank);
+      ASSERT_TRUE(plan.ok()) << plan.status();
+      for (const FileRead& read : plan->reads) EXPECT_THAT(files, ::testing::Contains(read.file));
+      if (world == 130 && rank > 0) EXPECT_LE(files.size(), 2u) << rank;
+    }
+  }
+  // The log of rank 0 names all of them.
+  EXPECT_THAT(LoadPlanner(&root, state, 130).FilesFor(0, 0, state.size()),
+              ::testing::AllOf(::testing::Contains(20), ::testing::Contains(65), ::testing::Contains(70)));
 }
 
 // What the first version of the format says byte range by byte range.
