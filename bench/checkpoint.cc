@@ -804,13 +804,12 @@ std::string PythonWithBoto(const std::string& file) {
 // The Python of PyPI's torch (tools/bench_torch.sh); "" after saying why there is none. To be asked before
 // HOME is another.
 std::string PythonWithDcp(const Options& options) {
-  FILE* const answer =
-      popen(absl::StrCat("'", options.folder, "/../bench/bench_torch.sh' --python").c_str(), "re");
-  if (answer == nullptr) return "";
-  char line[4096] = "";
-  const bool read = fgets(line, sizeof(line), answer) != nullptr;
-  const bool ended = pclose(answer) == 0;
-  return read && ended ? std::string(absl::StripAsciiWhitespace(line)) : "";
+  const std::string file = absl::StrCat("/tmp/bench_checkpoint.python.", getpid());
+  const std::string script = absl::StrCat(options.folder, "/../bench/bench_torch.sh");
+  const absl::Status asked = Run({"/usr/bin/env", "bash", "-c", "\"$0\" --python > \"$1\"", script, file});
+  const absl::StatusOr<std::string> python = ReadFile(file, 4096);
+  unlink(file.c_str());
+  return asked.ok() && python.ok() ? std::string(absl::StripAsciiWhitespace(*python)) : "";
 }
 
 int Main(int argc, char** argv) {

@@ -290,9 +290,10 @@ absl::Status CheckpointerImpl::ProveShared() {
   GT_RETURN_IF_ERROR(agree_.Broadcast(&nonce));
   const absl::StatusOr<std::string> seen = GetVisible(store_.get(), nonce, 1024, *session_);
   const absl::Status alive = session_->Alive();
-  const bool unreadable = !seen.ok() && !absl::IsNotFound(seen.status());
-  GT_ASSIGN_OR_RETURN(const std::vector<int64_t> sees,
-                      agree_.Gather(unreadable ? -1 : seen.ok() && *seen == nonce ? 1 : 0));
+  const bool unreadable = IsStorageError(seen.status());
+  GT_ASSIGN_OR_RETURN(const std::vector<int64_t> sees, agree_.Gather(unreadable                    ? -1
+                                                                     : seen.ok() && *seen == nonce ? 1
+                                                                                                   : 0));
   GT_RETURN_IF_ERROR(alive);
   if (std::find(sees.begin(), sees.end(), -1) != sees.end())
     return agree_.AllOk(unreadable ? seen.status() : absl::OkStatus());

@@ -95,8 +95,8 @@ class Committer {
                     StopFlag* stop, absl::FunctionRef<void()> committed);
   // What this run was resumed from (Retention::Resumed).
   void Resumed(const SaveId& id) { retention_.Resumed(id); }
-  // What people should know of a save that went well: where there is no copy of it, or that an earlier one turned
-  // out to be damaged. Mostly empty; each is told once.
+  // What people should know of a save that went well: where there is no copy of it, or that an earlier one
+  // turned out to be damaged. Mostly empty; each is told once.
   std::string TakeNote();
   // Rank 0, of the newest save that it committed: the oldest of what the ranks said by `verified`; nullopt
   // when one of them has verified nothing.

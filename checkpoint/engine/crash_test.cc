@@ -18,7 +18,7 @@
 #include "base/rng.h"
 #include "checkpoint/engine/admin.h"
 #include "checkpoint/engine/catalog.h"
-#include "checkpoint/engine/crash_world.h"
+#include "checkpoint/engine/crash_test_world.h"
 #include "checkpoint/engine/engine_test_world.h"
 #include "checkpoint/s3/s3_fake.h"
 #include "checkpoint/s3/s3_store.h"

@@ -268,7 +268,8 @@ class Writer {
   void Answer(const absl::Status& status) {
     SaveArenaHeader* header = arena_.header();
     header->code = static_cast<int32_t>(status.code());
-    PutText(status.ok() ? work_.committer->TakeNote() : std::string(status.message()), absl::MakeSpan(header->message));
+    PutText(status.ok() ? work_.committer->TakeNote() : std::string(status.message()),
+            absl::MakeSpan(header->message));
     header->finished.store(header->requested.load(), std::memory_order_release);
     bell_.Ring();
   }

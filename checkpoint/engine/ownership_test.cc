@@ -11,7 +11,6 @@
 #include <thread>
 #include <vector>
 
-#include "absl/synchronization/notification.h"
 #include "base/test_folder.h"
 #include "checkpoint/engine/catalog.h"
 #include "checkpoint/engine/engine_test_world.h"
@@ -104,7 +103,7 @@ TEST_F(EngineTest, WhoLosesTheDirectoryIsToldAtTheNextSave) {
   FakeJob second{.job = "train-2",
                  .environment = {{"GTRAIN_TAKEOVER", "1"}, {"GTRAIN_LIVE_JOBS", "train-1"}}};
   std::string lost, taken;
-  absl::Notification taken_over;
+  StopFlag taken_over;
   RunRanks(first, [&](FakeSession* session) {
     auto rank = OpenRank(first, session, folder);
     ASSERT_TRUE(rank.ok());
@@ -116,9 +115,9 @@ TEST_F(EngineTest, WhoLosesTheDirectoryIsToldAtTheNextSave) {
         EXPECT_TRUE(opened.ok()) << opened.status();
         taken = other->note(kNoteOwner);
       });
-      taken_over.Notify();
+      taken_over.Set();
     }
-    taken_over.WaitForNotification();
+    ASSERT_TRUE(taken_over.Await(kLong));
     // The first save that finds out fails in the background; the one after it says so to the program.
     absl::Status told;
     for (int64_t step = 2; told.ok() && step < 10; ++step) {
@@ -172,14 +171,14 @@ TEST(Lease, OfAnotherMachineIsWatched) {
                  .holder = {.host = "far-away", .machine = 42, .pid = 1, .started = 1}};
   ASSERT_TRUE(store.PutIfAbsent(LeaseKey(mark.name), Print(mark)).ok());
   EXPECT_EQ(*WhoHolds(&store, claim, {.patience = absl::Milliseconds(20)}), std::nullopt);
-  absl::Notification begun;
+  StopFlag begun;
   std::thread renews([&] {
-    begun.WaitForNotification();
+    ASSERT_TRUE(begun.Await(kLong));
     ++mark.name.renewal;
     ASSERT_TRUE(store.PutIfAbsent(LeaseKey(mark.name), Print(mark)).ok());
   });
   const auto holder = WhoHolds(&store, claim, {.patience = kLong, .alive = [&] {
-                                                 if (!begun.HasBeenNotified()) begun.Notify();
+                                                 begun.Set();
                                                  return absl::OkStatus();
                                                }});
   renews.join();

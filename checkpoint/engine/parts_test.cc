@@ -466,6 +466,7 @@ TEST_F(ManyRanksTest, APartThatIsGoneOrDamagedFallsBackLoudly_C4_C9) {
   std::filesystem::copy_file(path(10, "part-00000-of-00002.json"), path(20, "part-00000-of-00002.json"),
                              std::filesystem::copy_options::overwrite_existing);
   job.generation = 2;
+  job.environment["GTRAIN_CHECKPOINT_MAX_ROLLBACK"] = "2";
   for (const absl::Status& s : Run(job, {})) ASSERT_TRUE(s.ok()) << s;
   EXPECT_EQ(restored_, std::vector<int64_t>(66, 10));
   EXPECT_THAT(loud(), AllOf(HasSubstr("part-00001-of-00002.json"),

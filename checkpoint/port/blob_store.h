@@ -2,8 +2,9 @@
 // atomic and durable, so of two writers of one key exactly one wins and a key that exists is whole.
 //
 // Keys are relative paths of [A-Za-z0-9._-] parts without empty, "." or ".." parts; anything else is
-// InvalidArgument. NotFound, AlreadyExists and OutOfRange say what the store holds; every other error says that
-// the storage could not be asked (disk full, I/O error, refused, unreachable), and nothing about the key.
+// InvalidArgument. NotFound, AlreadyExists and OutOfRange say what the store holds; every other error says
+// that the storage could not be asked (disk full, I/O error, refused, unreachable), and nothing about the
+// key.
 #pragma once
 #include <cstdint>
 #include <string>

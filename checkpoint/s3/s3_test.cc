@@ -541,8 +541,7 @@ TEST(S3Store, AWholeBlobIsOneRequestAndBounded) {
   const size_t before = world.fake->Operations().size();
   EXPECT_EQ(world.store->Get("k", 100'000)->size(), 100'000u);
   EXPECT_THAT(absl::MakeConstSpan(world.fake->Operations()).subspan(before), ElementsAre("GetObject"));
-  EXPECT_TRUE(
-      absl::IsOutOfRange(world.store->Get("k", 99'999).status()));  // also past what errors may have
+  EXPECT_TRUE(absl::IsOutOfRange(world.store->Get("k", 99'999).status()));  // also past what errors may have
   EXPECT_TRUE(absl::IsOutOfRange(world.store->Get("k", 10).status()));
 }
 

@@ -12,6 +12,7 @@
 #include <variant>
 #include <vector>
 
+#include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "base/clock.h"
 
@@ -25,7 +26,7 @@ inline constexpr char kOwnerNote[] = "owner";              // whose the checkpoi
 // That the storage of its checkpoints cannot be read, and why; empty: it can again. A rank that ends with
 // this said has met a storage fault (FaultKind::kStorage).
 inline constexpr char kStorageNote[] = "storage";
-constexpr bool IsRankNote(std::string_view kind) {
+inline bool IsRankNote(absl::string_view kind) {
   return kind == kCompressionNote || kind == kRestoreNote || kind == kOwnerNote || kind == kStorageNote;
 }
 inline constexpr size_t kRankNoteBytesMax = 400;

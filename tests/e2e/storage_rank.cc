@@ -4,6 +4,7 @@
 // DIR/go or the end of their generation (exit code 75).
 //   e2e_storage_rank DIR
 #include <gtrain/session.h>
+#include <poll.h>
 #include <unistd.h>
 
 #include <cstdio>
@@ -50,7 +51,7 @@ int Run(const std::string& dir) {
     session.ReportCheckpoint(static_cast<int64_t>(session.generation()), manifest, "");
   while (!Exists(dir + "/go")) {
     if (const absl::Status alive = session.Alive(); !alive.ok()) return Ended(alive);
-    usleep(20'000);
+    poll(nullptr, 0, 20);  // milliseconds, between two looks
   }
   return 0;
 }
