@@ -13,6 +13,7 @@
 #include "base/rng.h"
 #include "base/test_folder.h"
 #include "checkpoint/engine/admin.h"
+#include "checkpoint/engine/boxes.h"
 #include "checkpoint/engine/engine_test_world.h"
 #include "checkpoint/engine/hosted_fake.h"
 #include "sharding/overlap.h"
@@ -199,6 +200,29 @@ TEST(Boxes, ThatDoNotFitAreNamedOnEveryRank) {
       EXPECT_THAT(std::string(status.message()), HasSubstr(one.says));
     });
   }
+}
+
+// The limit is that of the manifest, and is met before anything is saved.
+TEST(Boxes, MoreWaysToCutThanAManifestHoldsAreRefused) {
+  std::vector<Registered> registered(kBoxRanksMax + 1);
+  std::vector<OwnBox> own;
+  for (size_t i = 0; i < registered.size(); ++i) {
+    const auto rows = static_cast<int64_t>(i + 1);
+    registered[i].tensor = {.name = absl::StrCat("t", i), .layout = Layout::kBoxes, .shape = {rows}};
+    own.push_back({i, {{0, rows}}});
+  }
+  Agreement alone(nullptr);
+  const absl::Status refused = ShareBoxes(&alone, own, &registered);
+  EXPECT_TRUE(absl::IsInvalidArgument(refused)) << refused;
+  EXPECT_THAT(std::string(refused.message()),
+              AllOf(HasSubstr("500001 ways"), HasSubstr("\"t500000\""), HasSubstr("use AddSharded")));
+  // As many tensors, cut alike, are one list.
+  for (size_t i = 0; i < registered.size(); ++i) {
+    registered[i].tensor.shape = {4};
+    own[i].box = {{0, 4}};
+  }
+  ASSERT_TRUE(ShareBoxes(&alone, own, &registered).ok());
+  EXPECT_EQ(registered[0].tensor.boxes, registered[kBoxRanksMax].tensor.boxes);
 }
 
 TEST(Registration, WrongSizesAreErrorsWithBothNumbers) {

@@ -93,10 +93,10 @@ class Checkpointer {
                                   const Sharding& sharding, DType dtype) = 0;
   // The same for cuts that no Sharding describes: this rank holds the box of `local_shape` at `begin`, which
   // is empty where a dimension of it is 0. Ranks that hold the same box share the writing; other boxes have
-  // no element in common, and together they are the whole tensor. That is checked by the first Restore or
-  // Save, whose error names tensor and ranks: once, an all-gather of 16 bytes a dimension for each way that
-  // this rank's tensors are cut. Where a Sharding can say it, AddSharded makes smaller manifests: those of
-  // boxes grow with ranks times ways to cut, at most kBoxRanksMax (checkpoint/format/manifest.h).
+  // no element in common, and together they are the whole tensor. The first Restore or Save checks that, and
+  // its error names tensor and ranks: once, a rank sends 16 bytes a tensor into a sum over all ranks, and
+  // then 16 bytes a dimension, for each different way to cut, to all. A list of boxes takes about 60 bytes a
+  // rank in every manifest, whatever the number of tensors that it is for; a Sharding takes one line.
   virtual absl::Status AddBox(absl::string_view name, Memory memory, std::vector<int64_t> shape,
                               std::vector<int64_t> begin, std::vector<int64_t> local_shape, DType dtype) = 0;
   // State of this rank alone (data cursor, residuals): saved by each rank, restored by the same rank number,

@@ -224,6 +224,7 @@ gtrain_status gtrain_checkpointer_add_replicated(gtrain_checkpointer* checkpoint
   });
 }
 
+// NOLINTNEXTLINE(readability-function-size)
 gtrain_status gtrain_checkpointer_add_sharded(gtrain_checkpointer* checkpointer, const char* name, void* data,
                                               size_t bytes, const int64_t* shape, int dimensions,
                                               const gtrain_sharding* sharding, gtrain_dtype dtype,
@@ -233,6 +234,7 @@ gtrain_status gtrain_checkpointer_add_sharded(gtrain_checkpointer* checkpointer,
   });
 }
 
+// NOLINTNEXTLINE(readability-function-size)
 gtrain_status gtrain_checkpointer_add_box(gtrain_checkpointer* checkpointer, const char* name, void* data,
                                           size_t bytes, const int64_t* shape, const int64_t* begin,
                                           const int64_t* local_shape, int dimensions, gtrain_dtype dtype,
