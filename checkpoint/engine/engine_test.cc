@@ -579,7 +579,7 @@ TEST_F(EngineTest, ASaveIsSkippedWhileThePreviousIsWritten_C12) {
   const FakeJob job{.world_size = 2};
   MemoryStore memory;
   std::atomic<bool> open{false};
-  std::atomic<int> skipped{0}, committed{0};
+  std::atomic<int> skipped{0}, waited{0}, committed{0};
   RunRanks(job, [&](FakeSession* session) {
     const bool slow = session->rank() == 1;
     const StoreFactory factory = [&](const std::string&) -> absl::StatusOr<std::unique_ptr<port::BlobStore>> {
@@ -601,6 +601,8 @@ TEST_F(EngineTest, ASaveIsSkippedWhileThePreviousIsWritten_C12) {
       if (!*again) ++skipped;
     }
     EXPECT_TRUE(absl::IsDeadlineExceeded(rank->checkpointer->Wait(absl::Milliseconds(1))));
+    ++waited;
+    while (slow && waited < 2) std::this_thread::yield();
     if (slow) open = true;
     EXPECT_TRUE(rank->checkpointer->Wait(kLong).ok());
     if (rank->checkpointer->LastCommitted() == 1) ++committed;
