@@ -436,8 +436,7 @@ TEST(ManifestFormat, GoldenBytes) {
 }
 
 TEST(ManifestFormat, RoundTrips) {
-  for (const Manifest& sample :
-       {Sample(), SampleOfVersion2(), OldSample(), Boxed(), SampleInParts().root}) {
+  for (const Manifest& sample : {Sample(), SampleOfVersion2(), OldSample(), Boxed(), SampleInParts().root}) {
     const auto manifest = ParseManifest(ManifestKey(kId), Print(sample));
     ASSERT_TRUE(manifest.ok()) << manifest.status();
     EXPECT_EQ(std::get<Manifest>(*manifest), sample);
