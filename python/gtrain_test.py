@@ -166,7 +166,7 @@ class CheckpointTest(unittest.TestCase):
                     with self.assertRaisesRegex(gtrain.FailedPrecondition, "read-only"):
                         reader.save(2)
                 self.assertTrue((copy == 1).all())
-                with self.assertRaisesRegex(gtrain.FailedPrecondition, "alive"):
+                with self.assertRaisesRegex(gtrain.FailedPrecondition, "is in use"):
                     gtrain.Checkpointer(session, uri=folder + "/ckpt")
                 with gtrain.Checkpointer(session, uri=folder + "/ckpt", takeover=True) as taker:
                     taker.replicated(weights=copy)
