@@ -416,9 +416,9 @@ TEST(LoadPlan, FilesForAreThoseThatMayKeepStateOfRanks_C6) {
       const auto plan = LoadPlanner(&m, state, world).Plan(rank);
       ASSERT_TRUE(plan.ok()) << plan.status();
       for (const FileRead& read : plan->reads) EXPECT_THAT(files, ::testing::Contains(read.file));
-      // Its own file alone, and that has what it keeps.
+      // Its own file, that has what it keeps, and that of "b".
       if (world == 130 && rank > 0) {
-        EXPECT_EQ(files, std::vector<int>{rank});
+        EXPECT_LE(files.size(), 2u) << rank;
       }
     }
   }
@@ -465,7 +465,7 @@ TEST(LoadPlan, StateOfRanksThatAreNoMoreFollowsItsRule_C6) {
     for (int rank = 0; rank < world; ++rank) {
       const ShardPlan plan = PlanShard(registered, rank, world, tails[static_cast<size_t>(rank)]);
       EXPECT_EQ(plan.header.size() % kTailHeaderBytes, 0u);
-      ShardFile file{.name = ShardName(rank, world), .bytes = plan.file_bytes(), .xxh3 = Xxh3Hex("")};
+      ShardFile file{.name = ShardName(rank, world), .bytes = plan.file_bytes()};
       file.chunks.assign((file.bytes + kChunkBytes - 1) / kChunkBytes, Xxh3Hex(""));
       file.data_begin = plan.header.size();
       file.per_rank = plan.per_rank;
