@@ -186,7 +186,7 @@ absl::Status Trainer::MakeReducer() {
 absl::Status Trainer::RegisterAndRestore(Checkpointer* checkpointer) {
   checkpointer_ = checkpointer;
   const auto count = static_cast<int64_t>(momentum_.size());
-  const auto memory = [](auto& values) { return Memory{values.data(), values.size() * sizeof(float)}; };
+  const auto memory = [](auto&& values) { return Memory{values.data(), values.size() * sizeof(float)}; };
   absl::Status s = checkpointer_->AddReplicated("model", memory(model_.values()), {count}, DType::kFloat32);
   if (!s.ok()) return s;
   s = checkpointer_->AddReplicated("momentum", memory(momentum_), {count}, DType::kFloat32);
