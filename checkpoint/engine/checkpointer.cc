@@ -317,6 +317,8 @@ absl::Status CheckpointerImpl::TakeOwnership() {
     const absl::StatusOr<OwnerClaim> claim =
         TakeDirectory(store_.get(), settings_, session_->managed(), check, &taken_from);
     status = claim.status();
+    // Somebody else's, or another job's checkpoints: people look for the reason in `gtrain status`.
+    if (absl::IsFailedPrecondition(status)) session_->ReportNote(kNoteOwner, std::string(status.message()));
     if (claim.ok()) {
       next_.epoch = claim->epoch;
       if (!taken_from.empty()) {

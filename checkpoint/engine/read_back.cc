@@ -1,5 +1,6 @@
 #include "checkpoint/engine/read_back.h"
 
+#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -13,10 +14,12 @@
 namespace gtrain::ckpt {
 namespace {
 
-// Of linux/ioprio.h: served when nobody else wants the disk, where its scheduler knows priorities.
-void YieldTheDisk() {
-  constexpr int kThisThread = 1, kIdleClass = 3 << 13;
+// This thread is served when nobody else wants the disk (linux/ioprio.h; where its scheduler knows
+// priorities) or the processor: the next save's copy stalls training, and reading back may take its time.
+void Yield() {
+  constexpr int kThisThread = 1, kIdleClass = 3 << 13, kNicest = 19;
   (void)syscall(SYS_ioprio_set, kThisThread, 0, kIdleClass);
+  (void)setpriority(PRIO_PROCESS, static_cast<id_t>(syscall(SYS_gettid)), kNicest);
 }
 
 }  // namespace
@@ -39,7 +42,7 @@ void ReadBack::Begin(const SaveId& id, const ShardFile& file) {
   }
   if (thread_.joinable()) thread_.join();
   thread_ = std::thread([this, id, file] {
-    YieldTheDisk();
+    Yield();
     Read(id, file);
     MutexLock lock(&mu_);
     busy_ = false;

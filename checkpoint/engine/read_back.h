@@ -15,7 +15,7 @@
 
 namespace gtrain::ckpt {
 
-// One owner thread, and a thread of its own at the lowest priority for the disk. Reads each byte of a shard
+// One owner thread, and a thread of its own at the lowest priority. Reads each byte of a shard
 // once, a chunk of memory at a time. A save that comes while another is still being read is left out, so that
 // there is always one that gets to its end.
 class ReadBack {

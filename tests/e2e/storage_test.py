@@ -72,7 +72,7 @@ class StorageTest(harness.GtrainTest):
         first = self.environment(1, rank=1)
         self.assertNotIn('GTRAIN_CHECKPOINT_NEWEST', first)
         self.assertNotIn('GTRAIN_TAKEOVER', first)
-        self.assertNotIn('GTRAIN_LIVE_JOBS', first)
+        self.assertEqual(first['GTRAIN_LIVE_JOBS'], job)
         self.assertEqual(first['GTRAIN_CHECKPOINT_MAX_ROLLBACK'], '3')
         self.assertEqual(first['GTRAIN_CHECKPOINT_VERIFY_REPLICAS'], 'first')
         self.assertEqual(first['GTRAIN_RESUME'], 'fresh')
@@ -149,17 +149,17 @@ class CheckpointDirectoryTest(harness.GtrainTest):
         super().setUp()
         if not os.path.exists(LIBRARY):
             self.skipTest('needs libgtrain.so')
-        self.program = os.path.join(self.dir, 'train.py')
-        with open(self.program, 'w') as out:
+        self.script = os.path.join(self.dir, 'train.py')
+        with open(self.script, 'w') as out:
             out.write(PROGRAM)
         self.ckpt = os.path.join(self.dir, 'ckpt')
 
     def submit(self, name, *flags):
-        path = self.job_file(name, f'name: {name}\nrun: /usr/bin/python3 {self.program} {self.out}\nranks: 1\n'
+        path = self.job_file(name, f'name: {name}\nrun: /usr/bin/python3 {self.script} {self.out}\nranks: 1\n'
                                    f'checkpoint: {{uri: {self.ckpt}}}\nrestart: {{budget: 1, before_first_step: 0}}\n')
         return json.loads(self.gtrain('launch', '-d', '--json', *flags, path, GTRAIN_LIBRARY=LIBRARY).stdout)['job']
 
-    def started(self, generation):
+    def begun(self, generation):
         """pid and first step of a generation."""
         path = os.path.join(self.out, f'pid.{generation}.0')
         wait_until(f'generation {generation}', lambda: os.path.exists(path) and ' ' in self.read(f'pid.{generation}.0'))
@@ -171,7 +171,7 @@ class CheckpointDirectoryTest(harness.GtrainTest):
     def test_a_directory_that_is_not_mounted_is_waited_for(self):
         """S7. Before: generation 2 found an empty folder, began anew, and the job SUCCEEDED."""
         job = self.submit('train')
-        pid, _ = self.started(1)
+        pid, _ = self.begun(1)
         self.checkpointed(job)
         os.rename(self.ckpt, self.ckpt + '.away')
         os.mkdir(self.ckpt)
@@ -186,7 +186,7 @@ class CheckpointDirectoryTest(harness.GtrainTest):
         os.rename(self.ckpt + '.away', self.ckpt)
         self.wait_for_state(job, 'RUNNING')
         generation = self.job(job)['generation']
-        self.assertGreaterEqual(self.started(generation)[1], 5, 'it goes on where it was')
+        self.assertGreaterEqual(self.begun(generation)[1], 5, 'it goes on where it was')
         with open(os.path.join(self.out, 'go'), 'w'):
             pass
         self.wait_for_state(job, 'SUCCEEDED')
@@ -195,7 +195,7 @@ class CheckpointDirectoryTest(harness.GtrainTest):
     def test_a_job_that_lost_its_directory_says_so_and_ends(self):
         """Before: it trained on and saved nothing."""
         first = self.submit('first')
-        self.started(1)
+        self.begun(1)
         self.checkpointed(first)
         for name in os.listdir(self.out):
             os.remove(os.path.join(self.out, name))
