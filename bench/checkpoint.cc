@@ -144,7 +144,7 @@ class Trainer {
                                                environment, &ckpt::OpenStore));
     for (uint64_t begin = 0; begin < bytes; begin += kTensorBytes) {
       GT_RETURN_IF_ERROR(t->checkpointer_->AddReplicated(
-          absl::StrCat("w", begin / kTensorBytes), t->state_.at() + begin,
+          absl::StrCat("w", begin / kTensorBytes), gtrain::Memory{t->state_.at() + begin, kTensorBytes},
           {static_cast<int64_t>(kTensorBytes / sizeof(float)) / kColumns, kColumns}, DType::kFloat32));
     }
     return t;
@@ -658,7 +658,7 @@ absl::Status MeasureReshard(World* world, const std::string& size, uint64_t byte
         char* at = halves.at() + static_cast<uint64_t>(rank) * bytes / 2;
         for (uint64_t begin = 0; begin < bytes; begin += kTensorBytes, at += kTensorBytes / 2) {
           GT_RETURN_IF_ERROR(checkpointer->AddSharded(
-              absl::StrCat("w", begin / kTensorBytes), at,
+              absl::StrCat("w", begin / kTensorBytes), gtrain::Memory{at, kTensorBytes / 2},
               {static_cast<int64_t>(kTensorBytes / sizeof(float)) / kColumns, kColumns}, rows,
               DType::kFloat32));
         }

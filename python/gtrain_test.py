@@ -1,6 +1,7 @@
 """The Python package against the real libgtrain.so, as one rank by hand. Several ranks: examples/python_sgd."""
 import array
 import os
+import pickle
 import re
 import subprocess
 import sys
@@ -151,6 +152,30 @@ class CheckpointTest(unittest.TestCase):
             np.testing.assert_array_equal(weights, np.arange(12.0).reshape(3, 4))
             self.assertEqual((counter[0], own[0]), (5, 7))
 
+    def test_a_read_only_open_looks_and_takes_nothing(self):
+        with tempfile.TemporaryDirectory() as folder, gtrain.Session() as session:
+            weights = np.full(10, 1.0)
+            with gtrain.Checkpointer(session, uri=folder + "/ckpt", max_rollback=0, verify_replicas="off") as trainer:
+                trainer.replicated(weights=weights)
+                self.assertTrue(trainer.save(1))
+                trainer.wait()
+                copy = np.zeros(10)
+                with gtrain.Checkpointer(session, uri=folder + "/ckpt", read_only=True) as reader:
+                    reader.replicated(weights=copy)
+                    self.assertEqual(reader.restore(), 1)
+                    with self.assertRaisesRegex(gtrain.FailedPrecondition, "read-only"):
+                        reader.save(2)
+                self.assertTrue((copy == 1).all())
+                with self.assertRaisesRegex(gtrain.FailedPrecondition, "is in use"):
+                    gtrain.Checkpointer(session, uri=folder + "/ckpt")
+                with gtrain.Checkpointer(session, uri=folder + "/ckpt", takeover=True) as taker:
+                    taker.replicated(weights=copy)
+                    self.assertEqual(taker.restore(), 1)
+            with self.assertRaises(gtrain.InvalidArgument):
+                gtrain.Checkpointer(session, uri=folder + "/other", verify_replicas="sometimes")
+            with self.assertRaises(gtrain.InvalidArgument):
+                gtrain.Checkpointer(session, uri=folder + "/other", max_rollback=-2)
+
     def test_lazy_saves_are_fenced(self):
         with tempfile.TemporaryDirectory() as folder, gtrain.Session() as session:
             weights = np.full(1000, 1.0)
@@ -168,6 +193,146 @@ class CheckpointTest(unittest.TestCase):
                     checkpointer.wait()
                 self.assertEqual(checkpointer.restore(), 1)
             self.assertTrue((weights == 1).all())
+
+    def test_every_type_keeps_its_shape(self):
+        with tempfile.TemporaryDirectory() as folder, gtrain.Session() as session:
+            def arrays(value):
+                return {name: np.full((2, 3), value, name) for name in
+                        ("bool", "int8", "int16", "uint16", "uint32", "uint64", "complex64", "float16", "int32", "float64")}
+            saved = arrays(1)
+            saved["complex64"][1, 2] = 3 - 4j
+            bits = np.arange(6, dtype=np.uint16).reshape(2, 3)
+            codes = np.arange(6, dtype=np.uint8).reshape(3, 2)
+            with gtrain.Checkpointer(session, uri=folder + "/ckpt") as checkpointer:
+                checkpointer.replicated(saved, bits=(bits, "bfloat16"), codes=(codes, "float8_e4m3fn"))
+                checkpointer.save(1)
+                checkpointer.wait()
+            again, bits_again, codes_again = arrays(0), np.zeros_like(bits), np.zeros_like(codes)
+            with gtrain.Checkpointer(session, uri=folder + "/ckpt") as checkpointer:
+                checkpointer.replicated(again, bits=(bits_again, "bfloat16"), codes=(codes_again, "float8_e4m3fn"))
+                self.assertEqual(checkpointer.restore(), 1)
+            for name in saved:
+                np.testing.assert_array_equal(again[name], saved[name])
+            np.testing.assert_array_equal(bits_again, bits)
+            np.testing.assert_array_equal(codes_again, codes)
+            with gtrain.Checkpointer(session, uri=folder + "/ckpt") as checkpointer:
+                with self.assertRaisesRegex(gtrain.InvalidArgument, "complex128"):
+                    checkpointer.replicated(w=np.zeros(2, np.complex128))
+                with self.assertRaisesRegex(gtrain.InvalidArgument, "byte order"):
+                    checkpointer.replicated(w=np.zeros(2, ">f4"))
+                checkpointer.replicated({**arrays(0), "codes": (codes, "float8_e4m3fn"), "bits": (bits, "float16")})
+                with self.assertRaisesRegex(gtrain.FailedPrecondition, r"\"bits\" is BF16\[2,3\] there and F16\[2,3\] here"):
+                    checkpointer.restore()
+
+    def test_arrays_of_other_packages_are_taken_as_they_are(self):
+        class Tensor:  # what is asked of torch
+            device = type("Device", (), {"type": "cpu"})()
+
+            def __init__(self, array, dtype):
+                self.array, self.shape, self.dtype = array, array.shape, "torch." + dtype
+
+            def data_ptr(self):
+                return self.array.ctypes.data
+
+            def element_size(self):
+                return self.array.itemsize
+
+            def is_contiguous(self):
+                return self.array.flags.c_contiguous
+
+            def is_conj(self):
+                return False
+
+            is_neg = is_conj
+
+        tensors = {"fake": Tensor(np.arange(6, dtype=np.uint16).reshape(2, 3), "bfloat16")}
+        expected = {"fake": tensors["fake"].array.tobytes()}
+        try:
+            import ml_dtypes
+            for name in ("bfloat16", "float8_e4m3fn", "float8_e5m2"):
+                tensors[name] = np.arange(6).reshape(2, 3).astype(getattr(ml_dtypes, name))
+                expected[name] = tensors[name].tobytes()
+        except ImportError:
+            pass
+        try:
+            import torch
+            tensors["torch"] = torch.arange(6, dtype=torch.bfloat16).reshape(2, 3).requires_grad_()
+            expected["torch"] = tensors["torch"].detach().view(torch.int16).tolist()
+        except ImportError:
+            torch = None
+        with tempfile.TemporaryDirectory() as folder, gtrain.Session() as session:
+            with gtrain.Checkpointer(session, uri=folder + "/ckpt") as checkpointer:
+                checkpointer.replicated(tensors)
+                checkpointer.save(1)
+                checkpointer.wait()
+            for tensor in tensors.values():
+                if isinstance(tensor, Tensor):
+                    tensor.array[:] = 0
+                elif torch is not None and isinstance(tensor, torch.Tensor):
+                    tensor.detach().zero_()
+                else:
+                    tensor[:] = 0
+            with gtrain.Checkpointer(session, uri=folder + "/ckpt") as checkpointer:
+                checkpointer.replicated(tensors)
+                self.assertEqual(checkpointer.restore(), 1)
+            self.assertEqual(tensors["fake"].array.tobytes(), expected["fake"])
+            for name in expected:
+                if name.startswith(("bfloat16", "float8")):
+                    self.assertEqual(tensors[name].tobytes(), expected[name])
+            if torch is not None:
+                self.assertEqual(tensors["torch"].detach().view(torch.int16).tolist(), expected["torch"])
+            with gtrain.Checkpointer(session, uri=folder + "/ckpt") as checkpointer:
+                far = Tensor(np.zeros(2, np.uint16), "bfloat16")
+                far.device = type("Device", (), {"type": "cuda", "__str__": lambda _: "cuda:0"})()
+                with self.assertRaisesRegex(gtrain.InvalidArgument, "lies on cuda:0"):
+                    checkpointer.replicated(w=far)
+                with self.assertRaisesRegex(gtrain.InvalidArgument, "not contiguous"):
+                    checkpointer.replicated(w=Tensor(np.zeros((4, 4), np.uint16)[:, ::2], "bfloat16"))
+
+    def test_boxes_bytes_and_what_may_be_missing(self):
+        with tempfile.TemporaryDirectory() as folder, gtrain.Session() as session:
+            w, state = np.arange(12.0).reshape(3, 4), {"epoch": 1}
+
+            def register(checkpointer, save, load):
+                checkpointer.boxed("w", w, (3, 4), (0, 0))
+                checkpointer.boxed("none", None, (0, 4), (0, 0), dtype="uint8")
+                checkpointer.bytes("loader", save=save, load=load, rule="merge")
+            with gtrain.Checkpointer(session, uri=folder + "/ckpt") as checkpointer:
+                register(checkpointer, lambda: pickle.dumps(state), self.fail)
+                with self.assertRaisesRegex(gtrain.InvalidArgument, "twice"):
+                    checkpointer.bytes("loader", save=bytes, load=print)
+                for step in (1, 2):
+                    state["history"] = [step] * step * 1000
+                    self.assertTrue(checkpointer.save(step))
+                    checkpointer.wait()
+            found = []
+            expected, w[:] = w.copy(), 0
+            with gtrain.Checkpointer(session, uri=folder + "/ckpt") as checkpointer:
+                register(checkpointer, lambda: 1 / 0, lambda data: found.append(pickle.loads(data)))
+                checkpointer.replicated(lora=np.ones(3))
+                with self.assertRaisesRegex(gtrain.FailedPrecondition, "\"lora\" is not in it"):
+                    checkpointer.restore()
+                self.assertEqual(checkpointer.restore(may_be_missing=["lor*"]), 2)
+                with self.assertRaises(ZeroDivisionError):
+                    checkpointer.save(3)
+            np.testing.assert_array_equal(w, expected)
+            self.assertEqual(found, [{"epoch": 1, "history": [2] * 2000}])
+            with gtrain.Checkpointer(session, uri=folder + "/ckpt") as checkpointer:
+                with self.assertRaisesRegex(gtrain.InvalidArgument, "outside of"):
+                    checkpointer.boxed("w", w, (3, 4), (1, 0))
+                with self.assertRaisesRegex(gtrain.InvalidArgument, "3 dimensions"):
+                    checkpointer.boxed("w", w, (3, 4, 1), (0, 0, 0))
+                with self.assertRaisesRegex(gtrain.InvalidArgument, "no such rule: merges"):
+                    checkpointer.bytes("b", save=bytes, load=print, rule="merges")
+                with self.assertRaisesRegex(gtrain.InvalidArgument, "cannot be merged"):
+                    checkpointer.per_rank("own", w, rule="merge")
+
+    def test_chunks_are_those_of_torch(self):
+        mesh = gtrain.Mesh(tp=4)
+        sizes = [(box[0].start, box[0].stop) for box in (mesh.box((10,), rank, split=[(0, "tp", "chunk")]) for rank in range(4))]
+        self.assertEqual(sizes, [(0, 3), (3, 6), (6, 9), (9, 10)])
+        with self.assertRaisesRegex(gtrain.InvalidArgument, "no such rule of a split: chunks"):
+            mesh.box((10,), 0, split=[(0, "tp", "chunks")])
 
     def test_parts_of_tensors(self):
         mesh = gtrain.Mesh(dp=2, pp=2, tp=3)

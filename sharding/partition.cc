@@ -67,25 +67,19 @@ absl::StatusOr<size_t> TakeAxis(const std::vector<MeshAxis>& mesh, const std::st
 
 }  // namespace
 
-Box WholeBox(const std::vector<int64_t>& shape) {
-  Box box;
-  for (int64_t n : shape) box.push_back({0, n});
-  return box;
-}
-
-uint64_t Elements(const Box& box) {
-  uint64_t elements = 1;
-  for (const Interval& i : box) elements *= static_cast<uint64_t>(i.size);
-  return elements;
-}
-
-Interval Part(int64_t n, int64_t parts, int64_t i) {
+Interval Part(int64_t n, int64_t parts, int64_t i, SplitRule rule) {
   const int64_t each = n / parts, larger = n % parts;
+  if (rule == SplitRule::kChunk) {
+    const int64_t chunk = each + (larger > 0 ? 1 : 0);
+    const int64_t begin = std::min(i * chunk, n);
+    return {begin, std::min(chunk, n - begin)};
+  }
   return {i * each + std::min(i, larger), each + (i < larger ? 1 : 0)};
 }
 
-int64_t PartHolding(int64_t n, int64_t parts, int64_t x) {
+int64_t PartHolding(int64_t n, int64_t parts, int64_t x, SplitRule rule) {
   const int64_t each = n / parts, larger = n % parts;
+  if (rule == SplitRule::kChunk) return x / (each + (larger > 0 ? 1 : 0));
   const int64_t in_larger = larger * (each + 1);
   return x < in_larger ? x / (each + 1) : larger + (x - in_larger) / each;
 }
@@ -94,6 +88,12 @@ Partition Partition::Replicated(int world_size) {
   Partition p;
   if (world_size > 1) p.replica_axes_ = {{.size = world_size, .stride = 1}};
   p.replicas_ = world_size;
+  return p;
+}
+
+Partition Partition::Of(std::shared_ptr<const RankBoxes> boxes) {
+  Partition p;
+  p.boxes_ = std::move(boxes);
   return p;
 }
 
@@ -115,7 +115,7 @@ absl::StatusOr<Partition> Partition::Make(const Sharding& sharding, size_t dimen
     if (!axis.ok()) return axis.status();
     split[*axis] = true;
     if (mesh[*axis].size == 1) continue;
-    p.cuts_.push_back({.dim = s.dim, .parts = mesh[*axis].size});
+    p.cuts_.push_back({.dim = s.dim, .parts = mesh[*axis].size, .rule = s.rule});
     axis_of_cut.push_back(*axis);
   }
   for (const Only& only : sharding.only) {
@@ -150,6 +150,7 @@ absl::StatusOr<Partition> Partition::Make(const Sharding& sharding, size_t dimen
 }
 
 bool Partition::Holds(int rank) const {
+  if (boxes_ != nullptr) return boxes_->Holds(rank);
   for (const Pin& pin : pins_) {
     if (rank / pin.axis.stride % pin.axis.size != pin.index) return false;
   }
@@ -172,14 +173,16 @@ int64_t Partition::Spread(const Axes& axes, int64_t number) {
 }
 
 int Partition::RankOf(int64_t cell, int64_t replica) const {
+  if (boxes_ != nullptr) return boxes_->RankOf(cell, replica);
   return static_cast<int>(first_rank_ + Spread(cell_axes_, cell) + Spread(replica_axes_, replica));
 }
 
 Box Partition::BoxOf(const std::vector<int64_t>& shape, int64_t cell) const {
+  if (boxes_ != nullptr) return boxes_->box(cell);
   Box box = WholeBox(shape);
   for (const Cut& cut : cuts_) {
     Interval& interval = box[cut.dim];
-    const Interval part = Part(interval.size, cut.parts, cell / cut.cell_stride % cut.parts);
+    const Interval part = Part(interval.size, cut.parts, cell / cut.cell_stride % cut.parts, cut.rule);
     interval = {interval.begin + part.begin, part.size};
   }
   return box;
@@ -191,12 +194,13 @@ uint64_t Partition::ElementsOf(const std::vector<int64_t>& shape, int64_t cell) 
   for (size_t d = 0; d < shape.size(); ++d) {
     if (static_cast<int>(d) != cuts_[0].dim) others *= static_cast<uint64_t>(shape[d]);
   }
-  return others * static_cast<uint64_t>(Part(shape[cuts_[0].dim], cuts_[0].parts, cell).size);
+  return others * static_cast<uint64_t>(Part(shape[cuts_[0].dim], cuts_[0].parts, cell, cuts_[0].rule).size);
 }
 
 void Partition::ForEachOverlap(const std::vector<int64_t>& shape, const Box& wanted,
                                absl::FunctionRef<void(int64_t, const Box&)> found) const {
   if (Elements(wanted) == 0) return;
+  if (boxes_ != nullptr) return boxes_->ForEachOverlap(wanted, found);
   Box box = WholeBox(shape);
   Descend(0, 0, wanted, &box, found);
 }
@@ -209,9 +213,9 @@ void Partition::Descend(size_t cut, int64_t cell, const Box& wanted, Box* box,
   const Interval whole = (*box)[c.dim];
   const int64_t first = std::max(wanted[c.dim].begin, whole.begin) - whole.begin;
   const int64_t last = std::min(wanted[c.dim].end(), whole.end()) - whole.begin - 1;
-  const int64_t last_part = PartHolding(whole.size, c.parts, last);
-  for (int64_t i = PartHolding(whole.size, c.parts, first); i <= last_part; ++i) {
-    const Interval part = Part(whole.size, c.parts, i);
+  const int64_t last_part = PartHolding(whole.size, c.parts, last, c.rule);
+  for (int64_t i = PartHolding(whole.size, c.parts, first, c.rule); i <= last_part; ++i) {
+    const Interval part = Part(whole.size, c.parts, i, c.rule);
     (*box)[c.dim] = {whole.begin + part.begin, part.size};
     Descend(cut + 1, cell + i * c.cell_stride, wanted, box, found);
   }
@@ -219,6 +223,7 @@ void Partition::Descend(size_t cut, int64_t cell, const Box& wanted, Box* box,
 }
 
 std::string Partition::Key() const {
+  if (boxes_ != nullptr) return boxes_->key();
   std::string key;
   for (const Axis& axis : cell_axes_) absl::StrAppend(&key, "/", axis.stride, "%", axis.size);
   for (const Pin& pin : pins_)

@@ -4,49 +4,47 @@
 #include <gtrain/sharding.h>
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "absl/container/inlined_vector.h"
 #include "absl/functional/function_ref.h"
 #include "absl/status/statusor.h"
+#include "sharding/box.h"
+#include "sharding/rank_boxes.h"
 
 namespace gtrain::sharding {
 
 inline constexpr size_t kAxesMax = 8;
 inline constexpr size_t kAxisNameBytesMax = 32;
 
-struct Interval {
-  int64_t begin = 0;
-  int64_t size = 0;
-  int64_t end() const { return begin + size; }
-  bool operator==(const Interval&) const = default;
-};
-// One interval a dimension, outermost first. Memory of a box is dense, row by row.
-using Box = absl::InlinedVector<Interval, 4>;
-
-Box WholeBox(const std::vector<int64_t>& shape);
-uint64_t Elements(const Box& box);  // 1 without dimensions
-
-// Part i of n elements cut into `parts`.
-Interval Part(int64_t n, int64_t parts, int64_t i);
+// Part i of n elements cut into `parts`; where it is empty, it begins at the end of the one before.
+Interval Part(int64_t n, int64_t parts, int64_t i, SplitRule rule = SplitRule::kBalanced);
 // Which part holds element x, 0 <= x < n.
-int64_t PartHolding(int64_t n, int64_t parts, int64_t x);
+int64_t PartHolding(int64_t n, int64_t parts, int64_t x, SplitRule rule = SplitRule::kBalanced);
 
 // A cell is a distinct box: 0 <= cell < cells(). Its replicas are the ranks that hold it, in rank order.
-// Every rank is one replica of one cell, or holds nothing (Sharding::only).
+// Every rank is one replica of one cell, or holds nothing (Sharding::only, or no box of a RankBoxes).
 class Partition {
  public:
   // InvalidArgument says what is wrong with `sharding` for a tensor of `dimensions`.
   static absl::StatusOr<Partition> Make(const Sharding& sharding, size_t dimensions, int world_size);
   // Every rank holds everything.
   static Partition Replicated(int world_size);
+  // As the ranks said, each for itself.
+  static Partition Of(std::shared_ptr<const RankBoxes> boxes);
 
   bool Holds(int rank) const;
-  int64_t cells() const { return cells_; }
-  int64_t replicas() const { return replicas_; }
-  int64_t CellOf(int rank) const { return Digits(cell_axes_, rank); }        // of a rank that Holds
-  int64_t ReplicaOf(int rank) const { return Digits(replica_axes_, rank); }  // likewise
+  int64_t cells() const { return boxes_ != nullptr ? boxes_->cells() : cells_; }
+  int64_t replicas(int64_t cell) const { return boxes_ != nullptr ? boxes_->replicas(cell) : replicas_; }
+  // Of a rank that Holds.
+  int64_t CellOf(int rank) const {
+    return boxes_ != nullptr ? boxes_->CellOf(rank) : Digits(cell_axes_, rank);
+  }
+  int64_t ReplicaOf(int rank) const {
+    return boxes_ != nullptr ? boxes_->ReplicaOf(rank) : Digits(replica_axes_, rank);
+  }
   int RankOf(int64_t cell, int64_t replica) const;
 
   Box BoxOf(const std::vector<int64_t>& shape, int64_t cell) const;
@@ -68,6 +66,7 @@ class Partition {
     int dim = 0;
     int64_t parts = 1;
     int64_t cell_stride = 1;  // the part of a cell is cell / cell_stride % parts
+    SplitRule rule = SplitRule::kBalanced;
   };
   struct Pin {
     Axis axis;
@@ -80,8 +79,9 @@ class Partition {
   void Descend(size_t cut, int64_t cell, const Box& wanted, Box* box,
                absl::FunctionRef<void(int64_t, const Box&)> found) const;
 
-  Axes cell_axes_;     // split over; slowest first
-  Axes replica_axes_;  // the others
+  std::shared_ptr<const RankBoxes> boxes_;  // not null: they say everything, and nothing below does
+  Axes cell_axes_;                          // split over; slowest first
+  Axes replica_axes_;                       // the others
   absl::InlinedVector<Cut, 4> cuts_;
   absl::InlinedVector<Pin, 2> pins_;
   int64_t first_rank_ = 0;  // with all free coordinates 0

@@ -13,6 +13,7 @@
 #include "base/rng.h"
 #include "sharding/overlap.h"
 #include "sharding/partition.h"
+#include "sharding/random_boxes.h"
 
 namespace gtrain::sharding {
 namespace {
@@ -96,7 +97,8 @@ bool HoldsElement(const std::vector<int64_t>& shape, const Sharding& sharding, i
       std::vector<int64_t> part;
       int64_t begin = 0;
       for (int64_t i = 0; i < p; ++i) {
-        const int64_t length = n / p + (i < n % p ? 1 : 0);
+        int64_t length = n / p + (i < n % p ? 1 : 0);
+        if (split.rule == SplitRule::kChunk) length = std::min((n + p - 1) / p, n - begin);
         if (i == at[split.axis]) part.assign(mine.begin() + begin, mine.begin() + begin + length);
         begin += length;
       }
@@ -133,7 +135,8 @@ Sharding RandomSharding(Rng* rng, size_t dimensions) {
     if (use == 0) {
       s.only.push_back({axes[i].name, static_cast<int64_t>(rng->Below(axes[i].size))});
     } else if (use < 3 && dimensions > 0) {
-      s.splits.push_back({static_cast<int>(rng->Below(dimensions)), axes[i].name});
+      s.splits.push_back({static_cast<int>(rng->Below(dimensions)), axes[i].name,
+                          rng->Below(2) == 0 ? SplitRule::kBalanced : SplitRule::kChunk});
     }
     axes.erase(axes.begin() + static_cast<ptrdiff_t>(i));
   }
@@ -196,7 +199,7 @@ TEST(Partition, EveryRankIsOneReplicaOfOneCell) {
     for (int64_t cell = 0; cell < p->cells(); ++cell) {
       EXPECT_EQ(p->ElementsOf(shape, cell), Elements(p->BoxOf(shape, cell)));
       int before = -1;
-      for (int64_t replica = 0; replica < p->replicas(); ++replica) {
+      for (int64_t replica = 0; replica < p->replicas(cell); ++replica) {
         const int rank = p->RankOf(cell, replica);
         EXPECT_TRUE(seen.insert(rank).second);
         EXPECT_GT(rank, before);  // replicas are in rank order
@@ -264,6 +267,94 @@ TEST(Partition, KeysAreEqualWhenTheRanksOfCellsAre) {
   EXPECT_NE(rows, key({.mesh = mesh, .splits = {{0, "dp"}}}));
   EXPECT_NE(rows, key({.mesh = mesh, .only = {{"tp", 0}}}));
   EXPECT_EQ(key({.mesh = mesh}), Partition::Replicated(8).Key());
+}
+
+// What torch.chunk gives, and DTensor's Shard.
+TEST(Partition, ChunksAreThoseOfTorch) {
+  const auto sizes = [](int64_t n, int64_t parts) {
+    std::vector<int64_t> out;
+    for (int64_t i = 0; i < parts; ++i) out.push_back(Part(n, parts, i, SplitRule::kChunk).size);
+    return out;
+  };
+  EXPECT_THAT(sizes(10, 4), testing::ElementsAre(3, 3, 3, 1));
+  EXPECT_THAT(sizes(9, 8), testing::ElementsAre(2, 2, 2, 2, 1, 0, 0, 0));
+  EXPECT_THAT(sizes(8, 4), testing::ElementsAre(2, 2, 2, 2));
+  EXPECT_THAT(sizes(0, 2), testing::ElementsAre(0, 0));
+  for (int64_t n : {1, 9, 10, 17}) {
+    for (int64_t parts : {1, 4, 8, 20}) {
+      for (int64_t x = 0; x < n; ++x) {
+        const Interval part = Part(n, parts, PartHolding(n, parts, x, SplitRule::kChunk), SplitRule::kChunk);
+        EXPECT_TRUE(part.begin <= x && x < part.end());
+      }
+    }
+  }
+}
+
+bool IsEmpty(const Box& box) { return !box.empty() && Elements(box) == 0; }
+
+TEST(RankBoxes, AreWhatTheRanksSaid) {
+  Rng rng(16);
+  for (int round = 0; round < 300; ++round) {
+    std::vector<int64_t> shape(rng.Below(4));
+    for (int64_t& n : shape) n = static_cast<int64_t>(1 + rng.Below(9));
+    const size_t world = 1 + rng.Below(12);
+    const std::vector<Box> by_rank = RandomBoxes(&rng, shape, static_cast<int>(world));
+    const auto boxes = RankBoxes::Make(shape, by_rank);
+    ASSERT_TRUE(boxes.ok()) << boxes.status();
+    const Partition p = Partition::Of(*boxes);
+    std::set<int> seen;
+    for (int64_t cell = 0; cell < p.cells(); ++cell) {
+      int before = -1;
+      for (int64_t replica = 0; replica < p.replicas(cell); ++replica) {
+        const int rank = p.RankOf(cell, replica);
+        EXPECT_TRUE(seen.insert(rank).second);
+        EXPECT_GT(rank, before);
+        before = rank;
+        EXPECT_EQ(p.CellOf(rank), cell);
+        EXPECT_EQ(p.ReplicaOf(rank), replica);
+        EXPECT_EQ(p.BoxOf(shape, cell), by_rank[static_cast<size_t>(rank)]);
+      }
+    }
+    for (size_t rank = 0; rank < world; ++rank) {
+      EXPECT_EQ(p.Holds(static_cast<int>(rank)), !IsEmpty(by_rank[rank]));
+      EXPECT_EQ(seen.contains(static_cast<int>(rank)), !IsEmpty(by_rank[rank]));
+    }
+    const Box wanted = RandomBox(&rng, shape);
+    std::vector<int64_t> found, expected;
+    p.ForEachOverlap(shape, wanted, [&](int64_t cell, const Box& box) {
+      found.push_back(cell);
+      EXPECT_EQ(box, p.BoxOf(shape, cell));
+    });
+    for (int64_t cell = 0; cell < p.cells(); ++cell) {
+      if (Overlap::Of(p.BoxOf(shape, cell), wanted, 1).bytes() > 0) expected.push_back(cell);
+    }
+    EXPECT_EQ(found, expected);
+  }
+}
+
+TEST(RankBoxes, WhatDoesNotFitNamesTheRanks) {
+  const auto fails = [](const std::vector<int64_t>& shape, const std::vector<Box>& by_rank) {
+    return std::string(RankBoxes::Make(shape, by_rank).status().message());
+  };
+  EXPECT_THAT(fails({10}, {{{0, 6}}, {{0, 0}}, {{5, 5}}}), HasSubstr("rank 0 holds [0:6] and rank 2 [5:10]"));
+  EXPECT_THAT(fails({10}, {{{0, 4}}, {{5, 5}}}), HasSubstr("hold 9 of its 10 elements"));
+  EXPECT_THAT(fails({10}, {{{0, 10}}, {{5, 6}}}),
+              HasSubstr("box [5:11] of rank 1 is not in the tensor [0:10]"));
+  EXPECT_THAT(fails({10}, {{{-1, 11}}}), HasSubstr("of rank 0 is not in"));
+  EXPECT_THAT(fails({4, 4}, {{{0, 4}, {0, 2}}, {{0, 4}, {0, 2}}, {{2, 2}, {1, 3}}, {{0, 2}, {2, 2}}}),
+              HasSubstr("rank 0 holds [0:4,0:2] and rank 2 [2:4,1:4]"));
+  EXPECT_THAT(fails({4}, {{{0, 2}, {0, 1}}}), HasSubstr("is not in the tensor"));
+  EXPECT_THAT(fails({4}, {{{0, 0}}, {{0, 0}}}), HasSubstr("hold 0 of its 4"));
+}
+
+TEST(RankBoxes, KeysAreEqualWhenTheRanksOfCellsAre) {
+  const auto key = [](const std::vector<int64_t>& shape, const std::vector<Box>& by_rank) {
+    return (*RankBoxes::Make(shape, by_rank))->key();
+  };
+  const std::string halves = key({10}, {{{0, 5}}, {{5, 5}}});
+  EXPECT_EQ(halves, key({10, 3}, {{{0, 9}, {0, 3}}, {{9, 1}, {0, 3}}}));
+  EXPECT_NE(halves, key({10}, {{{5, 5}}, {{0, 5}}}));
+  EXPECT_NE(halves, key({10}, {{{0, 10}}, {{0, 10}}}));
 }
 
 uint64_t OffsetIn(const Box& box, const std::vector<int64_t>& element) {

@@ -23,6 +23,7 @@
 #include "checkpoint/engine/parts.h"
 #include "checkpoint/engine/retain.h"
 #include "checkpoint/engine/shard_io.h"
+#include "checkpoint/format/elements.h"
 #include "checkpoint/format/safetensors.h"
 
 namespace gtrain::ckpt {
@@ -100,41 +101,6 @@ class TensorReader {
   std::set<int> checked_;
 };
 
-double ElementAt(absl::string_view bytes, DType dtype, size_t i) {
-  const auto load = [&](auto value) {
-    std::memcpy(&value, bytes.data() + i * sizeof value, sizeof value);
-    return value;
-  };
-  switch (dtype) {
-    case DType::kFloat32:
-      return load(float{});
-    case DType::kFloat64:
-      return load(double{});
-    case DType::kInt32:
-      return load(int32_t{});
-    case DType::kInt64:
-      return static_cast<double>(load(int64_t{}));
-    case DType::kUint8:
-      return load(uint8_t{});
-    case DType::kBFloat16: {
-      const uint32_t bits = static_cast<uint32_t>(load(uint16_t{})) << 16;
-      float value;
-      std::memcpy(&value, &bits, sizeof value);
-      return value;
-    }
-    case DType::kFloat16: {
-      const uint16_t bits = load(uint16_t{});
-      const int exponent = bits >> 10 & 31, fraction = bits & 1023;
-      const double magnitude = exponent == 0   ? std::ldexp(fraction, -24)
-                               : exponent < 31 ? std::ldexp(1024 + fraction, exponent - 25)
-                                               : (fraction == 0 ? std::numeric_limits<double>::infinity()
-                                                                : std::numeric_limits<double>::quiet_NaN());
-      return (bits & 0x8000) != 0 ? -magnitude : magnitude;
-    }
-  }
-  return 0;
-}
-
 std::string ElementsDiffer(absl::string_view a, absl::string_view b, DType dtype) {
   const size_t width = DTypeSize(dtype), count = a.size() / width;
   size_t differ = 0;
@@ -142,7 +108,7 @@ std::string ElementsDiffer(absl::string_view a, absl::string_view b, DType dtype
   for (size_t i = 0; i < count; ++i) {
     if (std::memcmp(a.data() + i * width, b.data() + i * width, width) == 0) continue;
     ++differ;
-    const double by = std::fabs(ElementAt(a, dtype, i) - ElementAt(b, dtype, i));
+    const double by = std::abs(ElementAt(a, dtype, i) - ElementAt(b, dtype, i));
     if (!(by <= most)) most = by;  // a NaN stays
   }
   return absl::StrCat("differs in ", differ, " of ", count, " elements, at most by ", most);

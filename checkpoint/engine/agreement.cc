@@ -17,6 +17,11 @@ absl::Status Agreement::Max(absl::Span<int64_t> values) {
   return comm_->AllReduce(values.data(), values.size(), DType::kInt64, ReduceOp::kMax);
 }
 
+absl::Status Agreement::Sum(absl::Span<int64_t> values) {
+  if (comm_ == nullptr) return absl::OkStatus();
+  return comm_->AllReduce(values.data(), values.size(), DType::kInt64, ReduceOp::kSum);
+}
+
 absl::StatusOr<std::vector<int64_t>> Agreement::Gather(int64_t value) {
   if (comm_ == nullptr) return std::vector<int64_t>{value};
   std::vector<int64_t> out(static_cast<size_t>(comm_->size()));

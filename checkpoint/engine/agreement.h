@@ -23,6 +23,8 @@ class Agreement {
   int rank() const { return comm_ == nullptr ? 0 : comm_->rank(); }
   int size() const { return comm_ == nullptr ? 1 : comm_->size(); }
   absl::Status Max(absl::Span<int64_t> values);
+  // Wraps around.
+  absl::Status Sum(absl::Span<int64_t> values);
   absl::StatusOr<std::vector<int64_t>> Gather(int64_t value);
   // As many values of each rank as `mine` has, in rank order.
   absl::StatusOr<std::vector<int64_t>> GatherAll(absl::Span<const int64_t> mine);

@@ -33,6 +33,7 @@
 #include "checkpoint/engine/near.h"
 #include "checkpoint/engine/outside.h"
 #include "checkpoint/engine/parts.h"
+#include "checkpoint/engine/registration.h"
 #include "checkpoint/engine/replicas.h"
 #include "checkpoint/engine/resume.h"
 #include "checkpoint/engine/saver.h"
@@ -41,7 +42,6 @@
 #include "checkpoint/engine/storage_error.h"
 #include "checkpoint/format/hash.h"
 #include "checkpoint/plan/interval.h"
-#include "checkpoint/plan/limits.h"
 #include "checkpoint/plan/load_plan.h"
 #include "checkpoint/plan/save_plan.h"
 #include "checkpoint/port/writer_host.h"
@@ -93,7 +93,8 @@ class CheckpointerImpl final : public Checkpointer {
         comm_(std::move(comm)),
         open_store_(std::move(open_store)),
         agree_(comm_.get()),
-        host_(dynamic_cast<port::WriterHost*>(session)) {}
+        host_(dynamic_cast<port::WriterHost*>(session)),
+        state_(agree_.rank(), agree_.size()) {}
 
   ~CheckpointerImpl() override {
     // The job has another generation to come: the directory is not free meanwhile.
@@ -101,12 +102,26 @@ class CheckpointerImpl final : public Checkpointer {
   }
   absl::Status Start();
 
-  absl::Status AddReplicated(absl::string_view name, void* data, std::vector<int64_t> shape,
-                             DType dtype) override;
-  absl::Status AddSharded(absl::string_view name, void* data, std::vector<int64_t> shape,
-                          const Sharding& sharding, DType dtype) override;
-  absl::Status AddPerRank(absl::string_view name, void* data, size_t bytes) override;
-  absl::StatusOr<std::optional<RestoredStep>> Restore() override;
+  absl::Status AddReplicated(absl::string_view name, Memory memory, std::vector<int64_t> shape,
+                             DType dtype) override {
+    return state_.AddReplicated(name, memory, std::move(shape), dtype);
+  }
+  absl::Status AddSharded(absl::string_view name, Memory memory, std::vector<int64_t> shape,
+                          const Sharding& sharding, DType dtype) override {
+    return state_.AddSharded(name, memory, std::move(shape), sharding, dtype);
+  }
+  absl::Status AddBox(absl::string_view name, Memory memory, std::vector<int64_t> shape,
+                      std::vector<int64_t> begin, std::vector<int64_t> local_shape, DType dtype) override {
+    return state_.AddBox(name, memory, std::move(shape), begin, local_shape, dtype);
+  }
+  absl::Status AddPerRank(absl::string_view name, Memory memory, PerRankRule rule) override {
+    return state_.AddPerRank(name, memory, rule);
+  }
+  absl::Status AddBytes(absl::string_view name, std::function<absl::StatusOr<std::string>()> save,
+                        std::function<absl::Status(absl::string_view)> load, PerRankRule rule) override {
+    return state_.AddBytes(name, std::move(save), std::move(load), rule);
+  }
+  absl::StatusOr<std::optional<RestoredStep>> Restore(const RestoreOptions& options) override;
   absl::StatusOr<bool> Save(int64_t step) override;
   void Fence() override;
   absl::StatusOr<bool> SaveIfDue(int64_t step, Communicator* comm) override;
@@ -133,7 +148,6 @@ class CheckpointerImpl final : public Checkpointer {
   // What Restore and Save would return, told to the head first where the storage is what failed.
   absl::Status Outward(const absl::Status& status);
   absl::StatusOr<std::optional<RestoredStep>> RestoreNewest();
-  absl::Status Add(Registered registered, void* data);
   absl::Status Freeze();
   CommitterConfig Commits() const;
   // Collective. The address of the board where this rank's writer meets that of rank 0; 0: in the storage.
@@ -163,9 +177,11 @@ class CheckpointerImpl final : public Checkpointer {
   absl::Status LoadChosen(Choice* choice, LoadPlan* plan);
   absl::StatusOr<std::optional<RestoredStep>> Finish(const Choice& choice, const LoadPlan& plan,
                                                      const Search& search);
+  void TellOfPlan(const Choice& choice, const LoadPlan& plan) const;
   void DropUnfenced();
   absl::Status AgreeToSave(int64_t step, bool* busy);
   absl::Status CompareReplicasIfDue(int64_t step);
+  absl::Status PrepareTail();
   // Whether this rank would save now; rank 0 decides.
   bool Due(int64_t step) const;
   absl::Duration Every() const;
@@ -185,13 +201,12 @@ class CheckpointerImpl final : public Checkpointer {
   std::unique_ptr<Lease> lease_;                // rank 0 of one that writes
   NearTiers near_;
   SaveId next_;  // epoch, timeline, generation, attempt of the next save
-  std::vector<Registered> registered_;
-  std::vector<void*> data_;
-  ShardPlan plan_;  // of this rank's saves
+  Registration state_;
+  ShardPlan plan_;  // of this rank's saves, but for their tails
   bool frozen_ = false;
-  // During Restore: per-rank state by registration. It is written to registered memory in the end, because
-  // the older checkpoint that a damaged one falls back to may hold none for this rank.
-  std::vector<std::vector<char>> staged_;
+  // During Restore: state of ranks, as the plan has it (Registration::MemoryFor).
+  std::vector<std::string> staged_;
+  std::vector<std::string> may_be_missing_;
   std::vector<int> mates_;             // ranks on this machine, this one too; known once frozen
   bool any_mates_ = false;             // on any machine
   std::unique_ptr<IndexBoard> board_;  // rank 0, for writers outside
@@ -326,80 +341,9 @@ absl::Status CheckpointerImpl::TakeOwnership() {
   return absl::OkStatus();
 }
 
-absl::Status CheckpointerImpl::Add(Registered registered, void* data) {
-  const std::string& name = registered.tensor.name;
-  if (frozen_) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("\"", name, "\": register everything before Restore and Save"));
-  }
-  if (!IsTensorName(name) || IsPieceName(name)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("\"", absl::string_view(name).substr(0, 64),
-                     "\" cannot be a name: 1 to 512 printable ASCII characters, not ending like [0:10]"));
-  }
-  if (data == nullptr && registered.bytes > 0) {
-    return absl::InvalidArgumentError(absl::StrCat("\"", name, "\" has no memory"));
-  }
-  for (const Registered& r : registered_) {
-    if (r.tensor.name == name)
-      return absl::AlreadyExistsError(absl::StrCat("\"", name, "\" is registered twice"));
-  }
-  registered_.push_back(std::move(registered));
-  data_.push_back(data);
-  return absl::OkStatus();
-}
-
-absl::Status CheckpointerImpl::AddReplicated(absl::string_view name, void* data, std::vector<int64_t> shape,
-                                             DType dtype) {
-  const std::optional<uint64_t> count = ElementCount(shape, dtype);
-  if (!count) return absl::InvalidArgumentError(absl::StrCat("\"", name, "\" has an impossible shape"));
-  GlobalTensor tensor{.name = std::string(name), .dtype = dtype, .shape = std::move(shape)};
-  return Add({std::move(tensor), *count * DTypeSize(dtype)}, data);
-}
-
-absl::Status CheckpointerImpl::AddSharded(absl::string_view name, void* data, std::vector<int64_t> shape,
-                                          const Sharding& sharding, DType dtype) {
-  const absl::StatusOr<sharding::Partition> partition =
-      sharding::Partition::Make(sharding, shape.size(), agree_.size());
-  if (!partition.ok())
-    return absl::InvalidArgumentError(absl::StrCat("\"", name, "\": ", partition.status().message()));
-  // Nothing is split and nobody is left out.
-  if (partition->Key().empty()) return AddReplicated(name, data, std::move(shape), dtype);
-  const std::optional<uint64_t> count = ElementCount(shape, dtype);
-  if (!count) return absl::InvalidArgumentError(absl::StrCat("\"", name, "\" has an impossible shape"));
-  uint64_t bytes = 0;
-  if (partition->Holds(agree_.rank()))
-    bytes = partition->ElementsOf(shape, partition->CellOf(agree_.rank())) * DTypeSize(dtype);
-  GlobalTensor tensor{.name = std::string(name),
-                      .layout = Layout::kSharded,
-                      .dtype = dtype,
-                      .shape = std::move(shape),
-                      .sharding = sharding};
-  return Add({std::move(tensor), bytes}, data);
-}
-
-absl::Status CheckpointerImpl::AddPerRank(absl::string_view name, void* data, size_t bytes) {
-  return Add({{.name = std::string(name), .layout = Layout::kPerRank}, bytes}, data);
-}
-
 absl::Status CheckpointerImpl::Freeze() {
   if (frozen_) return absl::OkStatus();
-  uint64_t hash = 0;
-  absl::Status status;
-  if (!absl::SimpleHexAtoi(RegistrationHash(registered_).substr(0, 15), &hash)) {
-    status = absl::InternalError("a hash that is not a number");
-  }
-  if (registered_.empty()) status = absl::FailedPreconditionError("nothing is registered to be saved");
-  if (status.ok())
-    status =
-        CheckLimits(registered_, agree_.rank(), agree_.size(), std::min(kFileBytesMax, store_->BytesMax()));
-  GT_RETURN_IF_ERROR(agree_.AllOk(status));
-  GT_ASSIGN_OR_RETURN(const std::vector<int64_t> hashes, agree_.Gather(static_cast<int64_t>(hash)));
-  for (size_t rank = 0; rank < hashes.size(); ++rank) {
-    if (hashes[rank] == hashes[0]) continue;
-    return absl::FailedPreconditionError(absl::StrCat(
-        "rank ", rank, " registered other state than rank 0: names, order, shapes and types must be equal"));
-  }
+  GT_RETURN_IF_ERROR(state_.Freeze(&agree_, std::min(kFileBytesMax, store_->BytesMax())));
   GT_RETURN_IF_ERROR(FindMates());
   if (settings_.read_only) {
     frozen_ = true;
@@ -407,12 +351,9 @@ absl::Status CheckpointerImpl::Freeze() {
   }
   GT_ASSIGN_OR_RETURN(const int64_t board, MeetOnBoard());
   frozen_ = true;
-  plan_ = PlanShard(registered_, agree_.rank(), agree_.size());
-  std::vector<Snapshot::Source> sources;
-  for (const Piece& piece : plan_.pieces)
-    sources.push_back({static_cast<const char*>(data_[piece.tensor]) + piece.begin, piece.bytes});
+  plan_ = PlanShard(state_.all(), agree_.rank(), agree_.size());
   saver_ = std::make_unique<Saver>(
-      MakeRoute(board), plan_.header, sources,
+      MakeRoute(board), plan_.header, state_.Sources(plan_),
       [this](const SaveId& id) {
         session_->ReportCheckpoint(id.step, absl::StrCat(store_->Describe(), "/", ManifestKey(id)), policy_);
       },
@@ -425,7 +366,7 @@ CommitterConfig CheckpointerImpl::Commits() const {
           .world_size = agree_.size(),
           .epoch = next_.epoch,
           .owner = settings_.identity,
-          .registered = registered_,
+          .registered = state_.all(),
           .keep = settings_.keep,
           .shard_tries = settings_.on_error == OnError::kRetry ? 4 : 1,
           .commit_timeout = settings_.commit_timeout,
@@ -458,10 +399,11 @@ std::unique_ptr<SaveRoute> CheckpointerImpl::MakeRoute(int64_t board) {
         .keep = config.keep,
         .shard_tries = config.shard_tries,
         .commit_timeout_ms = static_cast<uint64_t>(absl::ToInt64Milliseconds(config.commit_timeout))};
-    for (const Registered& r : registered_) {
+    for (const Registered& r : state_.all()) {
       order.tensors.push_back(r.tensor);
       order.bytes.push_back(r.bytes);
     }
+    order.has_tail = state_.has_tail();
     auto outside = OutsideRoute::Start(host_, order, plan_, board);
     if (outside.ok()) return *std::move(outside);
     LogWarning(
@@ -595,8 +537,11 @@ absl::Status CheckpointerImpl::ReadChosen(Choice* choice, LoadPlan* plan, std::o
       return absl::DataLossError(absl::StrCat(key, " is an abort marker"));
     choice->manifest = std::get<Manifest>(std::move(parsed));
   }
-  GT_RETURN_IF_ERROR(LoadPartsToRestore(store, registered_, agree_.rank(), agree_.size(), &choice->manifest));
-  GT_ASSIGN_OR_RETURN(*plan, PlanLoad(choice->manifest, registered_, agree_.rank(), agree_.size()));
+  GT_RETURN_IF_ERROR(LoadPartsToRestore(store, state_.all(), agree_.rank(), agree_.size(), may_be_missing_,
+                                        &choice->manifest));
+  GT_ASSIGN_OR_RETURN(
+      *plan, PlanLoad(choice->manifest, state_.all(), agree_.rank(), agree_.size(), may_be_missing_));
+  GT_RETURN_IF_ERROR(state_.CheckKept(*plan));
   if (!plan->unknown.empty() && agree_.rank() == 0) {
     LogWarning("checkpoint: step ", choice->id.step, " holds ", plan->unknown.size(),
                " tensors that are not registered (\"", plan->unknown[0], "\"...): not restored");
@@ -649,16 +594,19 @@ absl::Status CheckpointerImpl::LoadChosen(Choice* choice, LoadPlan* plan) {
   GT_RETURN_IF_ERROR(agree_.AllOk(ready));  // and all want what they want
   if (share != nullptr) share->Start();
   GT_ASSIGN_OR_RETURN(port::BlobStore* const store, StoreOf(choice->elsewhere));
+  staged_.clear();
+  for (const BlobRead& blob : plan->blobs) staged_.emplace_back(blob.bytes, '\0');
   const absl::StatusOr<uint64_t> loaded = LoadShards(
       store, copies, share.get(), choice->manifest, *plan, [this] { return session_->Alive(); },
-      [this](size_t i) { return staged_[i].empty() ? static_cast<char*>(data_[i]) : staged_[i].data(); });
+      [this](size_t i) { return state_.MemoryFor(i, &staged_); });
   choice->read_bytes = loaded.value_or(0);
   choice->own_bytes = near ? near->own_bytes() : 0;
   choice->peer_bytes = near ? near->peer_bytes() : 0;
   return agree_.AllOk(loaded.status());
 }
 
-absl::StatusOr<std::optional<RestoredStep>> CheckpointerImpl::Restore() {
+absl::StatusOr<std::optional<RestoredStep>> CheckpointerImpl::Restore(const RestoreOptions& options) {
+  may_be_missing_ = options.may_be_missing;
   absl::StatusOr<std::optional<RestoredStep>> restored = RestoreNewest();
   const absl::Status told = Outward(restored.status());
   if (!told.ok()) return told;
@@ -682,11 +630,7 @@ absl::StatusOr<std::optional<RestoredStep>> CheckpointerImpl::RestoreNewest() {
     if (found.ok()) search.candidates = *std::move(found);
   }
   GT_RETURN_IF_ERROR(agree_.AllOk(listed.status));
-  staged_.resize(registered_.size());
   const auto unstage = absl::MakeCleanup([this] { staged_.clear(); });
-  for (size_t i = 0; i < registered_.size(); ++i) {
-    if (registered_[i].tensor.layout == Layout::kPerRank) staged_[i].resize(registered_[i].bytes);
-  }
   while (true) {
     Choice choice;
     if (agree_.rank() == 0) choice = NextChoice(&search);
@@ -720,18 +664,28 @@ absl::StatusOr<std::optional<RestoredStep>> CheckpointerImpl::RestoreNewest() {
   return std::optional<RestoredStep>();
 }
 
+// What is not as it was saved, once for all ranks.
+void CheckpointerImpl::TellOfPlan(const Choice& choice, const LoadPlan& plan) const {
+  for (const std::string& orphans : plan.orphans) LogInfo("checkpoint: step ", choice.id.step, ": ", orphans);
+  if (plan.missing.empty()) return;
+  LogWarning("checkpoint: step ", choice.id.step, " lacks ", plan.missing.size(),
+             " registered tensors that may be missing (\"",
+             absl::StrJoin(plan.missing.begin(),
+                           plan.missing.begin() + std::min<size_t>(plan.missing.size(), 20), "\", \""),
+             plan.missing.size() > 20 ? "\"...)" : "\")", ": they keep their values");
+}
+
 absl::StatusOr<std::optional<RestoredStep>> CheckpointerImpl::Finish(const Choice& choice,
                                                                      const LoadPlan& plan,
                                                                      const Search& search) {
-  for (size_t i = 0; i < registered_.size(); ++i) {
-    if (plan.restored[i]) {
-      if (!staged_[i].empty()) std::memcpy(data_[i], staged_[i].data(), staged_[i].size());
-    } else {
-      LogInfo("checkpoint: rank ", agree_.rank(), " had no \"", registered_[i].tensor.name, "\" in step ",
-              choice.id.step, " (written by ", choice.manifest.world_size,
-              " ranks): it keeps its initial value");
-    }
+  GT_RETURN_IF_ERROR(agree_.AllOk(state_.Take(plan, std::move(staged_))));
+  for (size_t i = 0; i < state_.all().size(); ++i) {
+    const GlobalTensor& tensor = state_.all()[i].tensor;
+    if (plan.restored[i] || tensor.layout != Layout::kPerRank) continue;
+    LogInfo("checkpoint: rank ", agree_.rank(), " had no \"", tensor.name, "\" in step ", choice.id.step,
+            " (written by ", choice.manifest.world_size, " ranks): it keeps its initial value");
   }
+  if (agree_.rank() == 0) TellOfPlan(choice, plan);
   restored_step_ = choice.id.step;
   if (saver_ != nullptr && !choice.elsewhere) saver_->Resumed(choice.id);
   GT_ASSIGN_OR_RETURN(port::BlobStore* const store, StoreOf(choice.elsewhere));
@@ -809,6 +763,7 @@ absl::StatusOr<bool> CheckpointerImpl::Save(int64_t step) {
   }
   if (settings_.before_save) GT_RETURN_IF_ERROR(agree_.AllOk(settings_.before_save()));
   GT_RETURN_IF_ERROR(CompareReplicasIfDue(step));
+  if (state_.has_tail()) GT_RETURN_IF_ERROR(agree_.AllOk(PrepareTail()));
   ++begun_;
   if (step <= highest_step_) ++next_.attempt;  // a step saved before: its names are taken
   highest_step_ = step;
@@ -837,7 +792,14 @@ absl::Status CheckpointerImpl::CompareReplicasIfDue(int64_t step) {
   const VerifyReplicas& when = settings_.verify_replicas;
   const bool due = begun_ == 0 ? when.first : when.every && begun_ % static_cast<uint64_t>(*when.every) == 0;
   if (!due || agree_.size() == 1) return absl::OkStatus();
-  return CompareReplicas(&agree_, registered_, data_, step);
+  return CompareReplicas(&agree_, state_.all(), state_.Data(), step);
+}
+
+// Not collective.
+absl::Status CheckpointerImpl::PrepareTail() {
+  GT_RETURN_IF_ERROR(state_.CollectTail());
+  const ShardPlan plan = PlanShard(state_.all(), agree_.rank(), agree_.size(), state_.tail());
+  return saver_->SetTail(state_.tail(), plan.header, state_.Sources(plan));
 }
 
 absl::Duration CheckpointerImpl::Every() const {

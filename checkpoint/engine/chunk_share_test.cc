@@ -86,7 +86,7 @@ struct Weights {
       w[i] = static_cast<float>(step) + 0.5f * static_cast<float>(i % 9973);
   }
   absl::Status Register(Checkpointer* c) {
-    return c->AddReplicated("w", w.data(), {kCount}, DType::kFloat32);
+    return c->AddReplicated("w", MemoryOf(&w), {kCount}, DType::kFloat32);
   }
 };
 
@@ -163,7 +163,7 @@ TEST(ChunkShare, ColumnsOfRowsAreReadOnceAMachine) {
             right[static_cast<size_t>(i)] = static_cast<float>(row * kColumns + column);
           }
           ASSERT_TRUE((*checkpointer)
-                          ->AddSharded("w", part.data(), {kRows, kColumns},
+                          ->AddSharded("w", MemoryOf(&part), {kRows, kColumns},
                                        {.mesh = {{"tp", kRanks}}, .splits = {{dim, "tp"}}}, DType::kFloat32)
                           .ok());
           if (generation == 1) {

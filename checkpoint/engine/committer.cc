@@ -3,6 +3,8 @@
 // whether it shall go on.
 #include "checkpoint/engine/committer.h"
 
+#include <gtrain/checkpoint.h>
+
 #include <algorithm>
 #include <deque>
 #include <optional>
@@ -111,6 +113,14 @@ Committer::Committer(port::BlobStore* store, CommitterConfig config)
       retention_(store, config_.keep, config_.world_size),
       near_(config_.near, store),
       read_back_(store) {}
+
+void Committer::SetTail(const SaveTail& tail) {
+  plan_ = PlanShard(config_.registered, config_.rank, config_.world_size, tail);
+}
+
+uint64_t Committer::DataBytesMax() const {
+  return plan_.data_bytes + (HasTail(config_.registered) ? kByteEntriesMax : 0);
+}
 
 absl::Status Committer::Save(const SaveId& id, absl::string_view data, const std::vector<HashBytes>& hashes,
                              StopFlag* stop, absl::FunctionRef<void()> committed) {

@@ -81,6 +81,10 @@ class Committer {
   Committer(port::BlobStore* store, CommitterConfig config);
 
   const ShardPlan& plan() const { return plan_; }
+  // Of a registration that HasTail: how the next Save differs. Not during one.
+  void SetTail(const SaveTail& tail);
+  // Of any save.
+  uint64_t DataBytesMax() const;
   // Writes `data`, that of plan().pieces, as `id` and sees it committed or failed. `hashes` of the chunks of
   // the shard, if there are any, are those that `data` had when it was copied: a save whose data has others
   // now is given up as DataLoss, because somebody wrote to it. Blocks as the storage does, and until
@@ -133,7 +137,7 @@ class Committer {
 
   port::BlobStore* const store_;
   const CommitterConfig config_;
-  const ShardPlan plan_;
+  ShardPlan plan_;
   const RealClock clock_;
   core::SaveCore core_;
   Rng rng_ = Rng::FromSystem();

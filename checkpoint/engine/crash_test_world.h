@@ -258,9 +258,9 @@ inline MortalRanks RunProgram(const FakeJob& job, Storage* storage,
         OpenCheckpointer(session,
                          {.uri = "x", .keep = options.keep, .commit_timeout = options.commit_timeout},
                          environment, storage->Factory(lives[static_cast<size_t>(session->rank())])));
-    GT_RETURN_IF_ERROR(
-        checkpointer->AddReplicated("weights", state.weights.data(), {options.rows, 1000}, DType::kFloat32));
-    GT_RETURN_IF_ERROR(checkpointer->AddPerRank("mine", &state.mine, sizeof(state.mine)));
+    GT_RETURN_IF_ERROR(checkpointer->AddReplicated("weights", MemoryOf(&state.weights), {options.rows, 1000},
+                                                   DType::kFloat32));
+    GT_RETURN_IF_ERROR(checkpointer->AddPerRank("mine", {&state.mine, sizeof(state.mine)}));
     return program(session, checkpointer.get(), &state, *life);
   });
 }

@@ -104,7 +104,7 @@ TEST_F(EngineTest, LargeTensorsComeBackAndDamageInTheMiddleFallsBack) {
                                            EnvironmentOf({.world_size = world}), &OpenDirectoryStore);
       ASSERT_TRUE(checkpointer.ok()) << checkpointer.status();
       std::vector<float> w(kRows * kColumns);
-      ASSERT_TRUE((*checkpointer)->AddReplicated("w", w.data(), {kRows, kColumns}, DType::kFloat32).ok());
+      ASSERT_TRUE((*checkpointer)->AddReplicated("w", MemoryOf(&w), {kRows, kColumns}, DType::kFloat32).ok());
       body(checkpointer->get(), &w);
       if (session->rank() == 0) note = session->note(kNoteRestore);
     });
@@ -309,7 +309,17 @@ TEST(AllFinite, EveryType) {
   EXPECT_FALSE(AllFinite(view(half, 4), DType::kFloat16));
   EXPECT_TRUE(AllFinite(view(brain, 2), DType::kBFloat16));
   EXPECT_FALSE(AllFinite(view(brain, 4), DType::kBFloat16));
-  EXPECT_TRUE(AllFinite(view("\xff\xff\xff\xff", 4), DType::kInt32));
+  const float complex[] = {1.0f, 2.0f, 3.0f, std::nanf("")};
+  EXPECT_TRUE(AllFinite(view(complex, 8), DType::kComplex64));
+  EXPECT_FALSE(AllFinite(view(complex, 16), DType::kComplex64));
+  // E5M2 is finite up to 0x7b; E4M3 has no infinity and one NaN of each sign.
+  EXPECT_TRUE(AllFinite("\x7b\xfb\x01", DType::kFloat8E5M2));
+  for (const char* bad : {"\x7c", "\xfc", "\x7d", "\xff"}) EXPECT_FALSE(AllFinite(bad, DType::kFloat8E5M2));
+  EXPECT_TRUE(AllFinite("\x7c\xfc\x7e\xfe", DType::kFloat8E4M3));
+  for (const char* bad : {"\x7f", "\xff"}) EXPECT_FALSE(AllFinite(bad, DType::kFloat8E4M3));
+  for (DType integer : {DType::kInt32, DType::kInt64, DType::kUint8, DType::kBool, DType::kInt8,
+                        DType::kInt16, DType::kUint16, DType::kUint32, DType::kUint64})
+    EXPECT_TRUE(AllFinite(view("\xff\xff\xff\xff\xff\xff\xff\xff", 8), integer));
 }
 
 // --- failure at any call (crash_test.cc: the end of the program at any call)
@@ -453,7 +463,7 @@ TEST_F(EngineTest, AProgramThatDoesNotFitIsRefused_C4) {
     auto rank = OpenRank(job, session, folder);
     ASSERT_TRUE(rank.ok());
     std::vector<float> adam(10);
-    ASSERT_TRUE(rank->checkpointer->AddReplicated("adam.m", adam.data(), {10}, DType::kFloat32).ok());
+    ASSERT_TRUE(rank->checkpointer->AddReplicated("adam.m", MemoryOf(&adam), {10}, DType::kFloat32).ok());
     const auto restored = rank->checkpointer->Restore();
     EXPECT_TRUE(absl::IsFailedPrecondition(restored.status()));
     EXPECT_THAT(std::string(restored.status().message()), HasSubstr("\"adam.m\" is not in it"));
@@ -744,20 +754,21 @@ TEST_F(EngineTest, MisuseIsAnError) {
     ASSERT_TRUE(rank.ok());
     Checkpointer* c = rank->checkpointer.get();
     float x = 0;
-    EXPECT_TRUE(absl::IsAlreadyExists(c->AddReplicated("small", &x, {1}, DType::kFloat32)));
-    EXPECT_TRUE(absl::IsAlreadyExists(c->AddPerRank("small", &x, 4)));
-    EXPECT_TRUE(absl::IsInvalidArgument(c->AddReplicated("", &x, {1}, DType::kFloat32)));
-    EXPECT_TRUE(absl::IsInvalidArgument(c->AddReplicated("a\nb", &x, {1}, DType::kFloat32)));
-    EXPECT_TRUE(absl::IsInvalidArgument(c->AddReplicated("w[0:5]", &x, {1}, DType::kFloat32)));
-    EXPECT_TRUE(absl::IsInvalidArgument(c->AddReplicated("__metadata__", &x, {1}, DType::kFloat32)));
-    EXPECT_TRUE(absl::IsInvalidArgument(c->AddReplicated("n", nullptr, {1}, DType::kFloat32)));
-    EXPECT_TRUE(absl::IsInvalidArgument(c->AddReplicated("n", &x, {-1}, DType::kFloat32)));
-    EXPECT_TRUE(c->AddReplicated("empty", nullptr, {0, 3}, DType::kFloat32).ok());
+    EXPECT_TRUE(absl::IsAlreadyExists(c->AddReplicated("small", {&x, sizeof x}, {1}, DType::kFloat32)));
+    EXPECT_TRUE(absl::IsAlreadyExists(c->AddPerRank("small", {&x, 4})));
+    EXPECT_TRUE(absl::IsInvalidArgument(c->AddReplicated("", {&x, sizeof x}, {1}, DType::kFloat32)));
+    EXPECT_TRUE(absl::IsInvalidArgument(c->AddReplicated("a\nb", {&x, sizeof x}, {1}, DType::kFloat32)));
+    EXPECT_TRUE(absl::IsInvalidArgument(c->AddReplicated("w[0:5]", {&x, sizeof x}, {1}, DType::kFloat32)));
+    EXPECT_TRUE(
+        absl::IsInvalidArgument(c->AddReplicated("__metadata__", {&x, sizeof x}, {1}, DType::kFloat32)));
+    EXPECT_TRUE(absl::IsInvalidArgument(c->AddReplicated("n", {nullptr, 4}, {1}, DType::kFloat32)));
+    EXPECT_TRUE(absl::IsInvalidArgument(c->AddReplicated("n", {&x, sizeof x}, {-1}, DType::kFloat32)));
+    EXPECT_TRUE(c->AddReplicated("empty", {}, {0, 3}, DType::kFloat32).ok());
     EXPECT_TRUE(absl::IsInvalidArgument(c->Save(-1).status()));
     EXPECT_TRUE(c->Wait(kLong).ok());
     EXPECT_EQ(c->LastCommitted(), std::nullopt);
     ASSERT_TRUE(c->Save(0).ok());
-    EXPECT_TRUE(absl::IsFailedPrecondition(c->AddPerRank("late", &x, 4)));
+    EXPECT_TRUE(absl::IsFailedPrecondition(c->AddPerRank("late", {&x, 4})));
     EXPECT_TRUE(c->Wait(kLong).ok());
     EXPECT_EQ(c->LastCommitted(), 0);
   });
@@ -777,8 +788,9 @@ TEST_F(EngineTest, RanksThatDisagreeAreTold) {
     auto rank = OpenRank(job, session, folder);
     ASSERT_TRUE(rank.ok());
     float x = 0;
-    ASSERT_TRUE(
-        rank->checkpointer->AddReplicated(session->rank() == 0 ? "x" : "y", &x, {1}, DType::kFloat32).ok());
+    ASSERT_TRUE(rank->checkpointer
+                    ->AddReplicated(session->rank() == 0 ? "x" : "y", {&x, sizeof x}, {1}, DType::kFloat32)
+                    .ok());
     EXPECT_THAT(std::string(rank->checkpointer->Restore().status().message()),
                 HasSubstr("rank 1 registered other"));
   });

@@ -53,11 +53,17 @@ inline void Fill(State* to, const State& from) {
   std::copy(from.rng.begin(), from.rng.end(), to->rng.begin());
 }
 
+// Of a vector or a string.
+template <typename Values>
+Memory MemoryOf(Values* values) {
+  return {values->data(), values->size() * sizeof(values->front())};
+}
+
 inline absl::Status Register(Checkpointer* c, State* s) {
-  GT_RETURN_IF_ERROR(c->AddReplicated("small", s->small.data(), {3, 100}, DType::kFloat32));
-  GT_RETURN_IF_ERROR(c->AddReplicated("large", s->large.data(), {700, 1000}, DType::kFloat32));
-  GT_RETURN_IF_ERROR(c->AddReplicated("counter", &s->counter, {}, DType::kInt64));
-  return c->AddPerRank("rng", s->rng.data(), s->rng.size());
+  GT_RETURN_IF_ERROR(c->AddReplicated("small", MemoryOf(&s->small), {3, 100}, DType::kFloat32));
+  GT_RETURN_IF_ERROR(c->AddReplicated("large", MemoryOf(&s->large), {700, 1000}, DType::kFloat32));
+  GT_RETURN_IF_ERROR(c->AddReplicated("counter", {&s->counter, sizeof s->counter}, {}, DType::kInt64));
+  return c->AddPerRank("rng", MemoryOf(&s->rng));
 }
 
 inline Environment EnvironmentOf(const FakeJob& job) {

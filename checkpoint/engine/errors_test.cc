@@ -179,8 +179,8 @@ TEST_P(StorageErrorTest, RetentionKeepsTheNewestThatCouldNotBeRead_C9) {
               return std::make_unique<FaultyStore>(storage.store(), FaultPlan{blind, GetParam().status});
             }));
     GT_RETURN_IF_ERROR(
-        checkpointer->AddReplicated("weights", state.weights.data(), {3, 1000}, DType::kFloat32));
-    GT_RETURN_IF_ERROR(checkpointer->AddPerRank("mine", &state.mine, sizeof(state.mine)));
+        checkpointer->AddReplicated("weights", MemoryOf(&state.weights), {3, 1000}, DType::kFloat32));
+    GT_RETURN_IF_ERROR(checkpointer->AddPerRank("mine", {&state.mine, sizeof(state.mine)}));
     GT_RETURN_IF_ERROR(checkpointer->Restore().status());
     state.Fill(3, session->rank());
     GT_RETURN_IF_ERROR(checkpointer->Save(3).status());

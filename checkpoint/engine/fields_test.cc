@@ -181,10 +181,10 @@ struct Model {
     return w == expected.w && half == expected.half && mine == expected.mine;
   }
   absl::Status Register(Checkpointer* c) {
-    GT_RETURN_IF_ERROR(c->AddReplicated("w", w.data(), {6, 50}, DType::kFloat32));
+    GT_RETURN_IF_ERROR(c->AddReplicated("w", MemoryOf(&w), {6, 50}, DType::kFloat32));
     const Sharding rows{.mesh = {{"pp", 1}, {"tp", world_size}}, .splits = {{0, "tp"}}, .only = {{"pp", 0}}};
-    GT_RETURN_IF_ERROR(c->AddSharded("half", half.data(), {kRows, kColumns}, rows, DType::kBFloat16));
-    return c->AddPerRank("mine", &mine, sizeof(mine));
+    GT_RETURN_IF_ERROR(c->AddSharded("half", MemoryOf(&half), {kRows, kColumns}, rows, DType::kBFloat16));
+    return c->AddPerRank("mine", {&mine, sizeof(mine)});
   }
 
   const int rank, world_size;

@@ -172,8 +172,8 @@ absl::StatusOr<Manifest> ImportSafetensors(const std::string& path, port::BlobSt
       return absl::InvalidArgumentError(absl::StrCat(
           path, ": \"", entry.name, "\" is a part of a sharded tensor; export the checkpoint instead"));
     }
-    registered.push_back(
-        {{.name = entry.name, .dtype = entry.dtype, .shape = entry.shape}, entry.end - entry.begin});
+    registered.push_back({.tensor = {.name = entry.name, .dtype = entry.dtype, .shape = entry.shape},
+                          .bytes = entry.end - entry.begin});
     begins.push_back(header.data_begin + entry.begin);
   }
   const ShardPlan plan = PlanShard(registered, 0, 1);

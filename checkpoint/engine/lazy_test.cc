@@ -34,7 +34,7 @@ struct LazyRank {
                                    EnvironmentOf({}), &OpenDirectoryStore);
     GT_CHECK(opened.ok());
     checkpointer = *std::move(opened);
-    GT_CHECK(checkpointer->AddReplicated("w", w.data(), {kCount}, DType::kFloat32).ok());
+    GT_CHECK(checkpointer->AddReplicated("w", MemoryOf(&w), {kCount}, DType::kFloat32).ok());
   }
   void Update(float value) { std::fill(w.begin(), w.end(), value); }
   bool Save(int64_t step) {

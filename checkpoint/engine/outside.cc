@@ -32,7 +32,10 @@ absl::StatusOr<std::unique_ptr<OutsideRoute>> OutsideRoute::Start(port::WriterHo
                                                                   const SaveOrder& order,
                                                                   const ShardPlan& plan, int64_t board) {
   const std::string text = Print(order);
-  const uint64_t bytes = SaveArena::BytesFor(text.size(), plan.file_bytes());
+  // Of the largest save: with a tail each may have other bytes.
+  const uint64_t more = order.has_tail ? kByteEntriesMax : 0;
+  const uint64_t file_bytes = plan.file_bytes() + more;
+  const uint64_t bytes = SaveArena::BytesFor(text.size(), file_bytes, order.has_tail);
   const absl::Duration commit_timeout = absl::Milliseconds(order.commit_timeout_ms);
   GT_ASSIGN_OR_RETURN(port::WriterLink link, host->StartWriter(bytes, commit_timeout));
   GT_ASSIGN_OR_RETURN(SaveArena arena, SaveArena::Map(std::move(link.arena)));
@@ -41,8 +44,8 @@ absl::StatusOr<std::unique_ptr<OutsideRoute>> OutsideRoute::Start(port::WriterHo
   std::unique_ptr<OutsideRoute> route(new OutsideRoute(std::move(arena), std::move(link.channel), order.rank,
                                                        commit_timeout + kPatienceOnTop));
   route->arena_.header()->board.store(board, std::memory_order_relaxed);
-  route->arena_.PutOrder(text, plan.header.size(), plan.file_bytes());
-  GT_ASSIGN_OR_RETURN(route->data_, route->arena_.Data(plan.data_bytes));
+  route->arena_.PutOrder(text, plan.header.size(), file_bytes, order.has_tail);
+  GT_ASSIGN_OR_RETURN(route->data_, route->arena_.Data(plan.data_bytes + more));
   route->bell_.Ring();
   GT_RETURN_IF_ERROR(route->AwaitReady());
   return route;
@@ -157,8 +160,11 @@ class Writer {
                            .keep = order_.keep,
                            .shard_tries = order_.shard_tries,
                            .commit_timeout = absl::Milliseconds(order_.commit_timeout_ms)};
-    for (size_t i = 0; i < order_.tensors.size(); ++i)
-      config.registered.push_back({order_.tensors[i], order_.bytes[i]});
+    for (size_t i = 0; i < order_.tensors.size(); ++i) {
+      const bool per_rank = order_.tensors[i].layout == Layout::kPerRank;
+      config.registered.push_back(
+          {.tensor = order_.tensors[i], .bytes = order_.bytes[i], .any_length = order_.has_tail && per_rank});
+    }
     config.alive = [this] {
       Release();
       return absl::OkStatus();  // whatever became of the rank and its generation
@@ -169,6 +175,10 @@ class Writer {
     if (near_) config.near = OpenNear(*near_, order_.owner.job);
     JoinBoard(&config);
     work_.committer = std::make_unique<Committer>(work_.store.get(), std::move(config));
+    return TakeData();
+  }
+
+  absl::Status TakeData() {
     const uint64_t bytes = work_.committer->plan().data_bytes;
     GT_ASSIGN_OR_RETURN(const char* data, arena_.Data(bytes));
     work_.data = {data, bytes};
@@ -241,6 +251,12 @@ class Writer {
   absl::Status SaveOne() {
     const std::optional<SaveId> id = ParseManifestKey(TakeText(arena_.header()->request));
     if (!id || id->epoch != order_.epoch) return absl::InvalidArgumentError("the rank asked for no attempt");
+    if (order_.has_tail) {
+      GT_ASSIGN_OR_RETURN(const std::string text, arena_.Tail());
+      GT_ASSIGN_OR_RETURN(const SaveTail tail, ParseSaveTail(text, order_));
+      work_.committer->SetTail(tail);
+      GT_RETURN_IF_ERROR(TakeData());
+    }
     GT_ASSIGN_OR_RETURN(const std::vector<HashBytes> hashes,
                         arena_.Hashes(work_.committer->plan().file_bytes()));
     if (const auto resumed = ParseManifestKey(TakeText(arena_.header()->resumed)))

@@ -25,6 +25,7 @@ class OutsideRoute final : public SaveRoute {
                                                              const ShardPlan& plan, int64_t board);
 
   char* buffer() override { return data_; }
+  absl::Status SetTail(const SaveTail& tail) override { return arena_.PutTail(Print(tail)); }
   void Begin(const SaveId& id, const std::vector<HashBytes>& hashes) override;
   void Resumed(const SaveId& id) override;
   std::optional<absl::Status> Finish(const SaveId& id, StopFlag* stop,

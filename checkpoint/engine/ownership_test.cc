@@ -47,7 +47,8 @@ TEST_F(EngineTest, AReadOnlyOpenTakesNothingFromTheTrainer) {
       ASSERT_TRUE(opened.ok()) << opened.status();
       State state;
       // Only some of what is there: an evaluation needs no optimiser.
-      ASSERT_TRUE((*opened)->AddReplicated("large", state.large.data(), {700, 1000}, DType::kFloat32).ok());
+      ASSERT_TRUE(
+          (*opened)->AddReplicated("large", MemoryOf(&state.large), {700, 1000}, DType::kFloat32).ok());
       const auto restored = (*opened)->Restore();
       ASSERT_TRUE(restored.ok() && restored->has_value()) << restored.status();
       EXPECT_EQ((*restored)->step, 1);

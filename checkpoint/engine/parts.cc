@@ -45,9 +45,11 @@ absl::StatusOr<Manifest> WithParts(port::BlobStore* store, Manifest manifest) {
 }
 
 absl::Status LoadPartsToRestore(port::BlobStore* store, const std::vector<Registered>& registered, int rank,
-                                int world_size, Manifest* manifest) {
+                                int world_size, const std::vector<std::string>& may_be_missing,
+                                Manifest* manifest) {
   if (manifest->parts.empty()) return absl::OkStatus();
-  std::vector<int> ranks = LoadPlanner(manifest, registered, world_size).FilesFor(rank, 0, registered.size());
+  LoadPlanner planner(manifest, registered, world_size, may_be_missing);
+  std::vector<int> ranks = planner.FilesFor(rank, 0, registered.size());
   const auto [first, last] = LengthsOf(*manifest, rank, world_size);
   for (int file = first; file < last; ++file) ranks.push_back(file);
   return LoadParts(store, ranks, manifest);

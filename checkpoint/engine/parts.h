@@ -1,6 +1,7 @@
 // Reading the parts of a manifest: of many ranks the root names parts, and who reads it loads only those that
 // it needs. Each costs one GET; up to kCallsAtOnce (parallel.h) are out at a time.
 #pragma once
+#include <string>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -19,8 +20,9 @@ absl::Status LoadParts(port::BlobStore* store, const std::vector<int>& ranks, Ma
 absl::StatusOr<Manifest> WithParts(port::BlobStore* store, Manifest manifest);
 // What `rank` of `world_size` needs to restore `registered`: the parts of the files that its plan reads, of
 // those whose lengths it checks (CheckLengths), and of its own. Of n ranks with sharded state that is a few
-// requests a rank, with state replicated over all of them n / 64.
+// requests a rank, with state replicated over all of them n / 64. `may_be_missing`: of the plan.
 absl::Status LoadPartsToRestore(port::BlobStore* store, const std::vector<Registered>& registered, int rank,
-                                int world_size, Manifest* manifest);
+                                int world_size, const std::vector<std::string>& may_be_missing,
+                                Manifest* manifest);
 
 }  // namespace gtrain::ckpt

@@ -18,6 +18,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "absl/strings/str_replace.h"
 #include "base/test_folder.h"
 #include "checkpoint/engine/admin.h"
@@ -150,7 +151,7 @@ TEST(Parts, ARankLoadsThePartsThatItNeeds) {
       Manifest manifest = root;
       std::vector<Registered> wanted = StateOf(world);
       wanted[0].tensor.shape = {3 * 320};
-      ASSERT_TRUE(LoadPartsToRestore(&store, wanted, rank, world, &manifest).ok());
+      ASSERT_TRUE(LoadPartsToRestore(&store, wanted, rank, world, {}, &manifest).ok());
       // Those of its own bytes, of its elements and of the lengths that it checks.
       EXPECT_LE(store.calls().size() - before, 3u) << rank << " of " << world;
       const auto plan = PlanLoad(manifest, wanted, rank, world);
@@ -378,7 +379,7 @@ class ManyRanksTest : public EngineTest {
     const Sharding sharding{.mesh = {{"dp", job.world_size}}, .splits = {{0, "dp"}}};
     const LocalBox box = *LocalBoxOf({kElements}, sharding, session->rank());
     std::vector<int64_t> data(static_cast<size_t>(box.shape[0]), -1);
-    GT_RETURN_IF_ERROR(c->AddSharded("w", data.data(), {kElements}, sharding, DType::kInt64));
+    GT_RETURN_IF_ERROR(c->AddSharded("w", MemoryOf(&data), {kElements}, sharding, DType::kInt64));
     for (const int64_t step : saves) {
       for (size_t i = 0; i < data.size(); ++i) data[i] = step * 1000 + box.begin[0] + static_cast<int64_t>(i);
       GT_RETURN_IF_ERROR(c->Save(step).status());
@@ -408,6 +409,49 @@ TEST_F(ManyRanksTest, RestoreInAnyWorld) {
       EXPECT_EQ(restored_[static_cast<size_t>(rank)], 20);
     }
   }
+  EXPECT_EQ(loud(), "");
+}
+
+// A world shrinks and grows again; the state of the ranks that were not there lies in another part than that
+// of these ranks, and each comes back (C6).
+TEST_F(ManyRanksTest, StateOfRanksThatAreNoMoreIsKeptInParts_C6) {
+  FakeJob job{.world_size = 140};
+  // What a rank restored, before it saves `step` with letters of its own.
+  const auto run = [&](int world, int64_t step) {
+    job.world_size = world;
+    std::vector<std::string> out(static_cast<size_t>(world));
+    RunRanks(job, [&](FakeSession* session) {
+      auto c = OpenCheckpointer(session, {.uri = folder_, .commit_timeout = kLong}, EnvironmentOf(job),
+                                &OpenDirectoryStore);
+      ASSERT_TRUE(c.ok()) << c.status();
+      std::string& mine = out[static_cast<size_t>(session->rank())];
+      mine = std::string(4, ' ');
+      ASSERT_TRUE((*c)->AddPerRank("cursor", MemoryOf(&mine), PerRankRule::kKeep).ok());
+      const auto restored = (*c)->Restore();
+      ASSERT_TRUE(restored.ok()) << restored.status();
+      const std::string was = mine;
+      mine = absl::StrFormat("%04d", step * 1000 + session->rank());
+      ASSERT_TRUE((*c)->Save(step).ok());
+      const absl::Status saved = (*c)->Wait(kLong);
+      ASSERT_TRUE(saved.ok()) << saved;
+      mine = was;
+    });
+    ++job.generation;
+    return out;
+  };
+  const auto at = [](int64_t step, int rank) { return absl::StrFormat("%04d", step * 1000 + rank); };
+  for (const std::string& was : run(140, 1)) EXPECT_EQ(was, "    ");
+  const std::vector<std::string> fewer = run(66, 2);
+  for (int rank = 0; rank < 66; ++rank) EXPECT_EQ(fewer[static_cast<size_t>(rank)], at(1, rank));
+  const auto store = *OpenDirectoryStore(folder_);
+  const Manifest m = *FindCheckpoint(store.get(), "2");
+  ASSERT_EQ(m.parts.size(), 2u);
+  EXPECT_EQ(m.parts[0].kept, 72u);  // ranks 66 to 129 by 0 to 63, and 132 to 139 by 0 to 7
+  EXPECT_EQ(m.parts[1].kept, 2u);
+  run(5, 3);
+  const std::vector<std::string> again = run(140, 4);
+  for (int rank = 0; rank < 140; ++rank)
+    EXPECT_EQ(again[static_cast<size_t>(rank)], at(rank < 5 ? 3 : rank < 66 ? 2 : 1, rank));
   EXPECT_EQ(loud(), "");
 }
 

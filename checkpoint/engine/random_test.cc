@@ -74,11 +74,11 @@ struct Model {
     mine = at(0) * 31 + rank;
   }
   absl::Status Register(Checkpointer* c) {
-    GT_RETURN_IF_ERROR(c->AddReplicated("replicated", replicated.data(),
+    GT_RETURN_IF_ERROR(c->AddReplicated("replicated", MemoryOf(&replicated),
                                         {static_cast<int64_t>(replicated.size())}, DType::kInt64));
-    GT_RETURN_IF_ERROR(c->AddSharded("rows", rows.data(), {kRows, 8},
+    GT_RETURN_IF_ERROR(c->AddSharded("rows", MemoryOf(&rows), {kRows, 8},
                                      {.mesh = {{"dp", world_size}}, .splits = {{0, "dp"}}}, DType::kInt64));
-    return c->AddPerRank("mine", &mine, sizeof(mine));
+    return c->AddPerRank("mine", {&mine, sizeof(mine)});
   }
   // `writers`: ranks that saved it. A rank that did not exist keeps what it had.
   bool Is(uint64_t salt, int64_t step, int writers) const {

@@ -80,8 +80,8 @@ TEST_F(EngineTest, ReplicasOfABoxAreCompared) {
     // drifts.
     std::vector<float> good(5, static_cast<float>(session->rank() % 2)), bad = good;
     if (session->rank() == 3) bad[4] = -1;
-    ASSERT_TRUE((*opened)->AddSharded("good", good.data(), {2, 5}, sharding, DType::kFloat32).ok());
-    ASSERT_TRUE((*opened)->AddSharded("bad", bad.data(), {2, 5}, sharding, DType::kFloat32).ok());
+    ASSERT_TRUE((*opened)->AddSharded("good", MemoryOf(&good), {2, 5}, sharding, DType::kFloat32).ok());
+    ASSERT_TRUE((*opened)->AddSharded("bad", MemoryOf(&bad), {2, 5}, sharding, DType::kFloat32).ok());
     const absl::Status saved = (*opened)->Save(1).status();
     EXPECT_TRUE(absl::IsFailedPrecondition(saved)) << saved;
     EXPECT_THAT(std::string(saved.message()), HasSubstr("equal: \"bad\" on rank 3."));

@@ -91,9 +91,10 @@ class Parts {
   absl::Status Register(Checkpointer* c) {
     for (size_t i = 0; i < Model().size(); ++i) {
       const Tensor& t = Model()[i];
-      GT_RETURN_IF_ERROR(c->AddSharded(t.name, data_[i].data(), t.shape, program_.Of(t.optimizer), t.dtype));
+      GT_RETURN_IF_ERROR(
+          c->AddSharded(t.name, MemoryOf(&data_[i]), t.shape, program_.Of(t.optimizer), t.dtype));
     }
-    return c->AddReplicated("step", &step, {}, DType::kInt64);
+    return c->AddReplicated("step", {&step, sizeof step}, {}, DType::kInt64);
   }
   // Calls `see` with each byte and what it ought to be.
   void ForEachByte(const std::function<void(char* have, char want)>& see) {
@@ -313,7 +314,7 @@ TEST(Reshard, ATensorOfOneStageGoesToAnother) {
       std::vector<int64_t> layer;  // only where it is held
       const bool mine = LocalBoxOf({5}, s, session->rank())->holds;
       if (mine) layer.resize(5);
-      ASSERT_TRUE((*c)->AddSharded("layer", layer.data(), {5}, s, DType::kInt64).ok());
+      ASSERT_TRUE((*c)->AddSharded("layer", MemoryOf(&layer), {5}, s, DType::kInt64).ok());
       if (job.world_size == 3) {
         std::fill(layer.begin(), layer.end(), 7);
         ASSERT_TRUE(*(*c)->Save(1));
@@ -335,7 +336,7 @@ TEST(Reshard, WhatCannotBeRegisteredIsSaid) {
     ASSERT_TRUE(c.ok()) << c.status();
     float data[8] = {};
     const auto add = [&](const Sharding& s) {
-      return std::string((*c)->AddSharded("w", data, {4, 2}, s, DType::kFloat32).message());
+      return std::string((*c)->AddSharded("w", {data, sizeof data}, {4, 2}, s, DType::kFloat32).message());
     };
     EXPECT_THAT(add({.mesh = {{"tp", 4}}, .splits = {{0, "tp"}}}), HasSubstr("has 4 ranks, the job has 2"));
     EXPECT_THAT(add({.mesh = {{"tp", 2}}, .splits = {{2, "tp"}}}), HasSubstr("dimension 2"));
@@ -354,7 +355,7 @@ TEST(Reshard, Version1IsStillRead) {
     ShardFile& file = m.files[rank];
     auto shares = Shares::Make(m.tensors, 2);
     std::vector<Piece> pieces;
-    PlanEntries(m.tensors, &*shares, rank, file.per_rank, &pieces);
+    PlanEntries(m.tensors, &*shares, rank, {file.per_rank, {}}, &pieces);
     for (const Piece& p : pieces)
       file.slices.push_back({m.tensors[p.tensor].name, p.begin, p.bytes, file.data_begin + p.offset});
     file.data_begin = 0;

@@ -26,7 +26,11 @@ constexpr uint64_t kPage = 4096;
 uint64_t WholePages(uint64_t bytes) { return (bytes + kPage - 1) / kPage * kPage; }
 
 uint64_t ChunksOf(uint64_t file_bytes) { return (file_bytes + kChunkBytes - 1) / kChunkBytes; }
-uint64_t HashPages(uint64_t file_bytes) { return WholePages(ChunksOf(file_bytes) * sizeof(HashBytes)); }
+// With a tail the header of a file may grow, too.
+uint64_t HashPages(uint64_t file_bytes, bool has_tail) {
+  return WholePages(ChunksOf(file_bytes + (has_tail ? kHeaderBytesMax : 0)) * sizeof(HashBytes));
+}
+uint64_t TailBytes(bool has_tail) { return has_tail ? kTailTextBytesMax : 0; }
 
 }  // namespace
 
@@ -49,8 +53,9 @@ absl::StatusOr<UniqueFd> OpenShared(int64_t address) {
   return fd;
 }
 
-uint64_t SaveArena::BytesFor(uint64_t order_bytes, uint64_t file_bytes) {
-  return kOrderBegin + WholePages(order_bytes) + HashPages(file_bytes) + WholePages(file_bytes) + kPage;
+uint64_t SaveArena::BytesFor(uint64_t order_bytes, uint64_t file_bytes, bool has_tail) {
+  return kOrderBegin + WholePages(order_bytes) + HashPages(file_bytes, has_tail) + TailBytes(has_tail) +
+         WholePages(file_bytes) + kPage;
 }
 
 absl::StatusOr<SaveArena> SaveArena::Map(UniqueFd fd) {
@@ -70,12 +75,14 @@ SaveArena::~SaveArena() {
   if (base_ != nullptr) munmap(base_, bytes_);
 }
 
-void SaveArena::PutOrder(absl::string_view order, uint64_t file_begin, uint64_t file_bytes) {
-  GT_CHECK(BytesFor(order.size(), file_bytes) <= bytes_);
+void SaveArena::PutOrder(absl::string_view order, uint64_t file_begin, uint64_t file_bytes, bool has_tail) {
+  GT_CHECK(BytesFor(order.size(), file_bytes, has_tail) <= bytes_);
   std::memcpy(base_ + kOrderBegin, order.data(), order.size());
   const uint64_t hashes = kOrderBegin + WholePages(order.size());
+  const uint64_t tail = hashes + HashPages(file_bytes, has_tail);
   header()->hashes.store(hashes, std::memory_order_relaxed);
-  header()->data.store(hashes + HashPages(file_bytes) + file_begin % kPage, std::memory_order_relaxed);
+  if (has_tail) header()->tail.store(tail, std::memory_order_relaxed);
+  header()->data.store(tail + TailBytes(has_tail) + file_begin % kPage, std::memory_order_relaxed);
   header()->order_bytes.store(order.size(), std::memory_order_release);
 }
 
@@ -83,6 +90,22 @@ absl::StatusOr<std::string> SaveArena::Order() const {
   const uint64_t bytes = header()->order_bytes.load(std::memory_order_acquire);
   if (bytes > bytes_ - kOrderBegin) return absl::DataLossError("the order ends past its arena");
   return std::string(base_ + kOrderBegin, bytes);
+}
+
+absl::Status SaveArena::PutTail(absl::string_view tail) {
+  if (tail.size() > kTailTextBytesMax)
+    return absl::ResourceExhaustedError("too many byte entries of ranks that are no more");
+  std::memcpy(base_ + header()->tail.load(std::memory_order_relaxed), tail.data(), tail.size());
+  header()->tail_bytes.store(tail.size(), std::memory_order_release);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::string> SaveArena::Tail() const {
+  const uint64_t begin = header()->tail.load(std::memory_order_relaxed);
+  const uint64_t bytes = header()->tail_bytes.load(std::memory_order_acquire);
+  if (begin < kOrderBegin || begin > bytes_ || bytes > bytes_ - begin || bytes > kTailTextBytesMax)
+    return absl::DataLossError("the tail ends past its arena");
+  return std::string(base_ + begin, bytes);
 }
 
 absl::StatusOr<char*> SaveArena::Data(uint64_t bytes) const {

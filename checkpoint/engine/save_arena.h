@@ -3,6 +3,7 @@
 //   0                header: who asked for what, and how it ended
 //   kOrderBegin      the order (format/manifest.h), text
 //   header.hashes    of each chunk of the file, as it was copied (engine/snapshot.h), 16 bytes each
+//   header.tail      what the newest save has besides its tensors (SaveTail), text; if that can change
 //   header.data      the data of the rank's shard, in the order of the file. It lies in its page as it will
 //   in a block
 //                    of the file, so that it can be written from here without a copy
@@ -50,6 +51,8 @@ struct SaveArenaHeader {
   // Manifest key of what this run was resumed from, NUL-terminated; empty: of nothing there. By the rank,
   // before the first request; versions without it leave it empty.
   char resumed[128];
+  std::atomic<uint64_t> tail;        // where it begins; 0: there is none. By the rank, before order_bytes
+  std::atomic<uint64_t> tail_bytes;  // by the rank, before `requested`
 };
 static_assert(std::atomic<uint64_t>::is_always_lock_free && std::atomic<WriterState>::is_always_lock_free);
 
@@ -69,8 +72,8 @@ absl::StatusOr<UniqueFd> OpenShared(int64_t address);
 // A shared mapping of a whole arena. Not thread-safe but for the header's atomics.
 class SaveArena {
  public:
-  // `file_bytes`: header and data of the shard.
-  static uint64_t BytesFor(uint64_t order_bytes, uint64_t file_bytes);
+  // `file_bytes`: header and data of the shard, of the largest one if that HasTail (plan/save_plan.h).
+  static uint64_t BytesFor(uint64_t order_bytes, uint64_t file_bytes, bool has_tail = false);
   // InvalidArgument when it is smaller than a header.
   static absl::StatusOr<SaveArena> Map(UniqueFd fd);
   SaveArena(SaveArena&& other) noexcept;
@@ -80,11 +83,14 @@ class SaveArena {
   SaveArenaHeader* header() const { return reinterpret_cast<SaveArenaHeader*>(base_); }
   uint64_t bytes() const { return bytes_; }
   // The rank, once; it fits an arena of BytesFor. `file_begin` is where the data begins in its file.
-  void PutOrder(absl::string_view order, uint64_t file_begin, uint64_t file_bytes);
+  void PutOrder(absl::string_view order, uint64_t file_begin, uint64_t file_bytes, bool has_tail = false);
+  // The rank, before each save it asks for. ResourceExhausted over kTailTextBytesMax.
+  absl::Status PutTail(absl::string_view tail);
   // The rank, before each request: as many as the file has chunks.
   void PutHashes(absl::Span<const HashBytes> hashes);
   // The writer, once order_bytes is not zero. DataLoss: what the header says lies outside of the arena.
   absl::StatusOr<std::string> Order() const;
+  absl::StatusOr<std::string> Tail() const;
   absl::StatusOr<char*> Data(uint64_t bytes) const;
   // Empty when the rank gave none.
   absl::StatusOr<std::vector<HashBytes>> Hashes(uint64_t file_bytes) const;

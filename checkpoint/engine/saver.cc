@@ -55,6 +55,20 @@ void Saver::Resumed(const SaveId& id) {
   route_->Resumed(id);
 }
 
+absl::Status Saver::SetTail(const SaveTail& tail, absl::string_view header,
+                            const std::vector<Snapshot::Source>& sources) {
+  if (header.size() > kHeaderBytesMax) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("the header of this rank's file would have ", PrintBytes(header.size()), ", over ",
+                     PrintBytes(kHeaderBytesMax), ": too many byte entries of ranks that are no more"));
+  }
+  MutexLock lock(&mu_);
+  GT_CHECK(stage_ == Stage::kIdle);
+  cold_ = 0;
+  snapshot_.SetSources(header, sources);
+  return route_->SetTail(tail);
+}
+
 void Saver::Start(const SaveId& id) {
   MutexLock lock(&mu_);
   GT_CHECK(stage_ == Stage::kIdle && !request_);

@@ -31,6 +31,9 @@ class SaveRoute {
   virtual ~SaveRoute() = default;
   // Where the data of the shard plan goes, one piece after the other. The same all the time.
   virtual char* buffer() = 0;
+  // What the next save has besides its tensors, when the registration HasTail. On the training thread, before
+  // the copy.
+  virtual absl::Status SetTail(const SaveTail& tail) = 0;
   // On the training thread, never blocks. From here on the snapshot is the route's. `hashes`:
   // Snapshot::hashes.
   virtual void Begin(const SaveId& id, const std::vector<HashBytes>& hashes) = 0;
@@ -52,13 +55,18 @@ class OwnRoute final : public SaveRoute {
   OwnRoute(port::BlobStore* store, CommitterConfig config)
       : rank_(config.rank),
         committer_(store, std::move(config)),
-        memory_(static_cast<char*>(operator new(Lead() + committer_.plan().data_bytes,
+        memory_(static_cast<char*>(operator new(Lead() + committer_.DataBytesMax(),
                                                 std::align_val_t(FileWriter::kBlock)))) {}
   char* buffer() override { return memory_.get() + Lead(); }
+  absl::Status SetTail(const SaveTail& tail) override {
+    tail_ = tail;
+    return absl::OkStatus();
+  }
   void Begin(const SaveId&, const std::vector<HashBytes>& hashes) override { hashes_ = hashes; }
   void Resumed(const SaveId& id) override { committer_.Resumed(id); }
   std::optional<absl::Status> Finish(const SaveId& id, StopFlag* stop,
                                      absl::FunctionRef<void()> committed) override {
+    if (tail_) committer_.SetTail(*tail_);
     const absl::Status saved =
         committer_.Save(id, {buffer(), committer_.plan().data_bytes}, hashes_, stop, committed);
     const std::string note = saved.ok() ? committer_.TakeNote() : "";
@@ -75,6 +83,7 @@ class OwnRoute final : public SaveRoute {
   };
 
   const int rank_;
+  std::optional<SaveTail> tail_;  // of the newest save; none: it never changes
   Committer committer_;
   const std::unique_ptr<char, Free> memory_;
   std::vector<HashBytes> hashes_;  // of the save under way
@@ -97,6 +106,10 @@ class Saver {
   // Only while not busy.
   bool usable() { return route_->usable(); }
   void Replace(std::unique_ptr<SaveRoute> route);
+  // Likewise: what the next save has besides its tensors, the header of the shard that comes of it, and all
+  // that it is copied from. ResourceExhausted: the shard or its description would be too large.
+  absl::Status SetTail(const SaveTail& tail, absl::string_view header,
+                       const std::vector<Snapshot::Source>& sources);
   void Resumed(const SaveId& id);  // SaveRoute::Resumed, of routes to come too
   // Begins to copy the state, to be written as `id`. Never blocks. Must not be busy.
   void Start(const SaveId& id);

@@ -62,18 +62,21 @@ class FakeCommunicator final : public Communicator {
   int rank() const override { return rank_; }
   int size() const override { return size_; }
   int machine() const override { return 0; }
-  // Only what checkpoints use: the maximum of int64.
+  // Only what checkpoints use: the maximum and the sum of int64.
   absl::Status AllReduce(void* data, size_t count, DType dtype, ReduceOp op) override {
-    if (dtype != DType::kInt64 || op != ReduceOp::kMax)
-      return absl::UnimplementedError("fake: int64 max only");
+    if (dtype != DType::kInt64 || (op != ReduceOp::kMax && op != ReduceOp::kSum))
+      return absl::UnimplementedError("fake: int64 max and sum only");
     auto all = meeting_->Exchange(rank_, Bytes(data, count * sizeof(int64_t)));
     if (!all.ok()) return all.status();
     auto* out = static_cast<int64_t*>(data);
+    if (op == ReduceOp::kSum) std::fill(out, out + count, 0);
     for (const std::string& part : *all) {
       for (size_t i = 0; i < count; ++i) {
         int64_t value;
         std::memcpy(&value, part.data() + i * sizeof(value), sizeof(value));
-        out[i] = std::max(out[i], value);
+        out[i] = op == ReduceOp::kMax
+                     ? std::max(out[i], value)
+                     : static_cast<int64_t>(static_cast<uint64_t>(out[i]) + static_cast<uint64_t>(value));
       }
     }
     return absl::OkStatus();

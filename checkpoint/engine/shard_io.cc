@@ -92,8 +92,9 @@ absl::Status CheckEntries(const Manifest& manifest, int rank, const ShardHeader&
   if (manifest.version > 1) {
     absl::StatusOr<Shares> shares = Shares::Make(manifest.tensors, manifest.world_size);
     if (!shares.ok()) return damaged(shares.status().message());
-    const bool same = header.data_begin == file.data_begin &&
-                      header.tensors == PlanEntries(manifest.tensors, &*shares, rank, file.per_rank, nullptr);
+    const bool same =
+        header.data_begin == file.data_begin &&
+        header.tensors == PlanEntries(manifest.tensors, &*shares, rank, {file.per_rank, file.kept}, nullptr);
     return same ? absl::OkStatus() : damaged("holds other tensors than the manifest says");
   }
   if (header.tensors.size() != file.slices.size())
@@ -186,9 +187,21 @@ bool AllFinite(absl::string_view data, DType dtype) {
       return NoneHasAllOf<uint16_t>(data, 0x7c00u);
     case DType::kBFloat16:
       return NoneHasAllOf<uint16_t>(data, 0x7f80u);
+    case DType::kFloat8E4M3:  // its largest exponent holds numbers, too: NaN is all bits but the sign
+      return NoneHasAllOf<uint8_t>(data, 0x7fu);
+    case DType::kFloat8E5M2:
+      return NoneHasAllOf<uint8_t>(data, 0x7cu);
+    case DType::kComplex64:
+      return NoneHasAllOf<uint32_t>(data, 0x7f800000u);
     case DType::kInt32:
     case DType::kInt64:
     case DType::kUint8:
+    case DType::kBool:
+    case DType::kInt8:
+    case DType::kInt16:
+    case DType::kUint16:
+    case DType::kUint32:
+    case DType::kUint64:
       return true;
   }
   return true;
@@ -199,7 +212,8 @@ ShardFile DescribeShard(const ShardPlan& plan, absl::string_view data,
   ShardFile file{.name = ShardName(rank, world_size),
                  .bytes = plan.file_bytes(),
                  .data_begin = plan.header.size(),
-                 .per_rank = plan.per_rank};
+                 .per_rank = plan.per_rank,
+                 .kept = plan.kept};
   const std::string& header = plan.header;
   Xxh3 chunk;
   size_t piece = 0;  // the first that has not been seen whole

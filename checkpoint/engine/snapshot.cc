@@ -36,8 +36,13 @@ void CopyPast(char* to, const char* from, uint64_t bytes) {
 
 }  // namespace
 
-Snapshot::Snapshot(absl::string_view header, const std::vector<Source>& sources) : header_(header) {
-  uint64_t at = header.size();  // in the file
+void Snapshot::SetSources(absl::string_view header, const std::vector<Source>& sources) {
+  MutexLock lock(&mu_);
+  header_ = std::string(header);
+  bytes_ = 0;
+  sources_.clear();
+  chunks_.clear();
+  uint64_t at = header_.size();  // in the file
   const auto begin_chunk = [&] { chunks_.push_back({sources_.size(), sources_.size(), bytes_}); };
   for (Source source : sources) {
     while (source.bytes > 0) {
@@ -51,7 +56,7 @@ Snapshot::Snapshot(absl::string_view header, const std::vector<Source>& sources)
       source.bytes -= bytes;
     }
   }
-  hashes_.resize((at + kChunkBytes - 1) / kChunkBytes);
+  hashes_.assign((at + kChunkBytes - 1) / kChunkBytes, {});
   // A header of many tensors may fill chunks of its own.
   for (size_t i = 0; i + chunks_.size() < hashes_.size(); ++i) {
     hashes_[i] = Xxh3Bytes(absl::string_view(header_).substr(i * kChunkBytes, kChunkBytes));

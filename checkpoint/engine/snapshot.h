@@ -13,7 +13,7 @@
 
 namespace gtrain::ckpt {
 
-// Thread-safe but for Begin, which is called only while nothing is being copied.
+// Thread-safe but for Begin and SetSources, which are called only while nothing is being copied.
 class Snapshot {
  public:
   struct Source {
@@ -21,7 +21,10 @@ class Snapshot {
     uint64_t bytes;
   };
   // The sources go one after the other behind `header`, as they will in the file.
-  Snapshot(absl::string_view header, const std::vector<Source>& sources);
+  Snapshot(absl::string_view header, const std::vector<Source>& sources) { SetSources(header, sources); }
+
+  // Others from now on. Only while nothing is being copied.
+  void SetSources(absl::string_view header, const std::vector<Source>& sources);
 
   // From now on Finish copies to `to`.
   void Begin(char* to);
@@ -41,7 +44,7 @@ class Snapshot {
   };
   void CopyChunk(size_t index, char* to);
 
-  const std::string header_;
+  std::string header_;
   uint64_t bytes_ = 0;
   std::vector<Source> sources_;
   std::vector<Chunk> chunks_;

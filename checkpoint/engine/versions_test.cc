@@ -64,10 +64,10 @@ class RankState {
       if (t.split >= 0 && !with_sharded_) continue;
       data_.push_back(Expected(t, 0));
       for (char& byte : data_.back()) byte = '\xee';
-      GT_RETURN_IF_ERROR(c->AddSharded(t.name, data_.back().data(), t.shape, ShardingOf(t), t.dtype));
+      GT_RETURN_IF_ERROR(c->AddSharded(t.name, MemoryOf(&data_.back()), t.shape, ShardingOf(t), t.dtype));
     }
     rng_.assign(static_cast<size_t>(5 + rank_), '\xee');
-    return c->AddPerRank("rng", rng_.data(), rng_.size());
+    return c->AddPerRank("rng", MemoryOf(&rng_));
   }
   void Fill(int64_t step) {
     size_t i = 0;

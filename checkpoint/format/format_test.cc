@@ -1,7 +1,11 @@
 // Bytes of shards and manifests: golden bytes, round trips, and hostile input (C4, C10).
 #include <gtest/gtest.h>
 
+#include <cmath>
+#include <complex>
 #include <functional>
+#include <limits>
+#include <set>
 #include <string>
 #include <variant>
 #include <vector>
@@ -10,6 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
 #include "base/rng.h"
+#include "checkpoint/format/elements.h"
 #include "checkpoint/format/hash.h"
 #include "checkpoint/format/manifest.h"
 #include "checkpoint/format/names.h"
@@ -56,6 +61,54 @@ TEST(Names, HostileNamesAreNotNames_C10) {
   EXPECT_EQ(ParseProbeKey("probe-1763720000-0000000000000ABC"), std::nullopt);
   EXPECT_EQ(ParseProbeKey("probe-1-0000000000000abc"), std::nullopt);
   EXPECT_EQ(ParseProbeKey("probe-/../0-0000000000000abc"), std::nullopt);
+}
+
+// The names, sizes and values of all types, as the Python packages safetensors and ml_dtypes have them.
+TEST(DTypes, NamesSizesAndElements) {
+  struct Case {
+    DType dtype;
+    const char* name;
+    size_t bytes;
+    std::string data;
+    std::complex<double> value;
+  };
+  const auto of = [](auto value) { return std::string(reinterpret_cast<const char*>(&value), sizeof value); };
+  const Case cases[] = {
+      {DType::kFloat32, "F32", 4, of(-1.5f), -1.5},
+      {DType::kFloat64, "F64", 8, of(0.1), 0.1},
+      {DType::kFloat16, "F16", 2, of(uint16_t{0xc100}), -2.5},
+      {DType::kFloat16, "F16", 2, of(uint16_t{0x0001}), std::ldexp(1, -24)},
+      {DType::kBFloat16, "BF16", 2, of(uint16_t{0x3fc0}), 1.5},
+      {DType::kBFloat16, "BF16", 2, of(uint16_t{0xff80}), -std::numeric_limits<double>::infinity()},
+      {DType::kInt32, "I32", 4, of(int32_t{-7}), -7},
+      {DType::kInt64, "I64", 8, of(int64_t{-7}), -7},
+      {DType::kUint8, "U8", 1, of(uint8_t{200}), 200},
+      {DType::kBool, "BOOL", 1, of(uint8_t{1}), 1},
+      {DType::kInt8, "I8", 1, of(int8_t{-3}), -3},
+      {DType::kInt16, "I16", 2, of(int16_t{-300}), -300},
+      {DType::kUint16, "U16", 2, of(uint16_t{65535}), 65535},
+      {DType::kUint32, "U32", 4, of(uint32_t{4294967295}), 4294967295.0},
+      {DType::kUint64, "U64", 8, of(uint64_t{1} << 63), std::ldexp(1, 63)},
+      {DType::kFloat8E4M3, "F8_E4M3", 1, "\x7e", 448},
+      {DType::kFloat8E4M3, "F8_E4M3", 1, "\xb8", -1},
+      {DType::kFloat8E4M3, "F8_E4M3", 1, "\x01", std::ldexp(1, -9)},
+      {DType::kFloat8E5M2, "F8_E5M2", 1, "\x7b", 57344},
+      {DType::kFloat8E5M2, "F8_E5M2", 1, "\x01", std::ldexp(1, -16)},
+      {DType::kComplex64, "C64", 8, of(std::complex<float>(1, -2)), {1, -2}}};
+  std::set<DType> seen;
+  for (const Case& c : cases) {
+    SCOPED_TRACE(c.name);
+    seen.insert(c.dtype);
+    EXPECT_EQ(DTypeName(c.dtype), c.name);
+    EXPECT_EQ(ParseDType(c.name), c.dtype);
+    EXPECT_EQ(DTypeSize(c.dtype), c.bytes);
+    EXPECT_EQ(ElementAt(c.data, c.dtype, 0), c.value);
+  }
+  EXPECT_EQ(seen.size(), 16u);
+  EXPECT_EQ(DTypeSize(static_cast<DType>(16)), 0u);
+  EXPECT_TRUE(std::isnan(ElementAt("\xff", DType::kFloat8E4M3, 0).real()));
+  EXPECT_TRUE(std::isnan(ElementAt("\x7d", DType::kFloat8E5M2, 0).real()));
+  EXPECT_EQ(ParseDType("F4"), std::nullopt);
 }
 
 TEST(Names, OrderIsOwnerThenTimelineThenStep_C3) {
@@ -237,6 +290,133 @@ InParts SampleInParts() {
   return out;
 }
 
+using Faults = std::vector<std::pair<const char*, std::function<void(Manifest*)>>>;
+
+void ExpectRefused(const Manifest& good, const Faults& faults) {
+  ASSERT_TRUE(Validate(good).ok()) << Validate(good);
+  for (const auto& [name, fault] : faults) {
+    Manifest m = good;
+    fault(&m);
+    EXPECT_EQ(Validate(m).code(), absl::StatusCode::kDataLoss) << name;
+  }
+}
+
+// What version 3 added. Two tensors of 10 rows in boxes of 7 and 3, the second held by ranks 0 and 2; one of
+// another type that is cut as chunks; and state of rank 5 of an earlier world.
+Manifest Boxed() {
+  Manifest m{
+      .id = kId, .owner = {.cluster = "c0ffee", .job = "fashion-3", .job_hash = "abc"}, .world_size = 3};
+  const auto boxes =
+      *sharding::RankBoxes::Make({10}, std::vector<sharding::Box>{{{7, 3}}, {{0, 7}}, {{7, 3}}});
+  m.tensors = {
+      {.name = "a", .layout = Layout::kBoxes, .dtype = DType::kFloat8E4M3, .shape = {10}, .boxes = boxes},
+      {.name = "b", .layout = Layout::kBoxes, .dtype = DType::kBool, .shape = {10}, .boxes = boxes},
+      {.name = "c",
+       .layout = Layout::kSharded,
+       .dtype = DType::kUint64,
+       .shape = {4},
+       .sharding = {.mesh = {{"dp", 3}}, .splits = {{0, "dp", SplitRule::kChunk}}}},
+      {.name = "rng", .layout = Layout::kPerRank}};
+  auto shares = Shares::Make(m.tensors, 3);
+  for (int rank = 0; rank < 3; ++rank) {
+    m.files.push_back(File(rank, 3, 104 + shares->DataBytes(rank) + 5 + (rank == 2 ? 9 : 0)));
+    m.files.back().data_begin = 104;
+    m.files.back().per_rank = {5};
+  }
+  m.files[2].kept = {{0, 5, 9}};
+  return m;
+}
+
+TEST(ManifestFormat, ListsOfBoxesAreWrittenOnce) {
+  const std::string text = Print(Boxed());
+  const absl::string_view list =
+      " \"boxes\": [\n  {\n   \"shape\": [\n    10\n   ],\n   \"boxes\": [\n    [\n     0,\n     7\n    ],\n "
+      "   [\n"
+      "     7,\n     3\n    ]\n   ],\n   \"ranks\": [\n    1,\n    0,\n    1\n   ]\n  }\n ],\n";
+  EXPECT_TRUE(absl::StrContains(text, list)) << text;
+  const auto parsed = std::get<Manifest>(*ParseManifest(ManifestKey(kId), text));
+  EXPECT_EQ(parsed.tensors[0].boxes, parsed.tensors[1].boxes) << "two lists in memory";
+}
+
+TEST(ManifestFormat, InconsistentBoxesAreRefused_C4_C10) {
+  ExpectRefused(
+      Boxed(),
+      {{"no boxes", [](Manifest* m) { m->tensors[0].boxes = nullptr; }},
+       {"boxes of another shape", [](Manifest* m) { m->tensors[0].shape = {11}; }},
+       {"boxes of another world",
+        [](Manifest* m) {
+          m->tensors[0].boxes = *sharding::RankBoxes::Make({10}, std::vector<sharding::Box>{{{0, 10}}});
+        }},
+       {"kept for nobody", [](Manifest* m) { m->files[2].kept[0].blob = 1; }},
+       {"kept where nobody looks", [](Manifest* m) { m->files[2].kept[0].rank = 6; }},
+       {"kept of a rank that is there", [](Manifest* m) { m->files[2].kept[0].rank = 1; }},
+       {"kept twice",
+        [](Manifest* m) {
+          m->files[0].kept = m->files[2].kept;
+          m->files[0].bytes += 9;
+        }},
+       {"kept of another size", [](Manifest* m) { m->files[2].kept[0].bytes = 8; }}});
+}
+
+TEST(ManifestFormat, EditedBoxesAreRefused_C10) {
+  const std::string good = Print(Boxed());
+  ASSERT_EQ(Reseal(good), good);
+  const std::vector<std::pair<absl::string_view, absl::string_view>> edits = {
+      {"\"version\": 3", "\"version\": 2"},
+      {"     7,\n     3\n", "     7,\n     2\n"},
+      {"     7,\n     3\n", "     6,\n     4\n"},
+      {"     7,\n     3\n", "     7,\n     3,\n     0,\n     1\n"},
+      {"     7,\n     3\n", "     7,\n     3.0\n"},
+      {"     7,\n     3\n", "     7,\n     18446744073709551615\n"},
+      {"    1,\n    0,\n    1\n", "    0,\n    1,\n    0\n"},
+      {"    1,\n    0,\n    1\n", "    0,\n    0,\n    0\n"},
+      {"    1,\n    0,\n    1\n", "    1,\n    0,\n    2\n"},
+      {"    1,\n    0,\n    1\n", "    1,\n    0,\n    -2\n"},
+      {"    1,\n    0,\n    1\n", "    1,\n    0\n"},
+      {"    1,\n    0,\n    1\n", "    1,\n    0,\n    1,\n    1\n"},
+      {"   \"boxes\": 0", "   \"boxes\": 1"},
+      {"   \"boxes\": 0", "   \"boxes\": -1"},
+      {"\"chunk\"", "\"balanced\""},
+      {"\"F8_E4M3\"", "\"F4\""},
+      {"     5,\n     9\n", "     5,\n     8\n"},
+      {"     5,\n     9\n", "     2,\n     9\n"},
+      {"     5,\n     9\n", "     5\n"}};
+  for (const auto& [from, to] : edits) {
+    ASSERT_TRUE(absl::StrContains(good, from)) << from << good;
+    const auto parsed = ParseManifest(ManifestKey(kId), Reseal(absl::StrReplaceAll(good, {{from, to}})));
+    EXPECT_EQ(parsed.status().code(), absl::StatusCode::kDataLoss) << from << " -> " << to;
+  }
+  for (const char* dtype : {"BOOL", "C64", "F8_E5M2", "U64"}) {
+    const std::string text =
+        absl::StrReplaceAll(Print(SampleOfVersion2()), {{"\"F32\"", absl::StrCat("\"", dtype, "\"")}});
+    EXPECT_FALSE(ParseManifest(ManifestKey(kId), Reseal(text)).ok()) << dtype << " in version 2";
+  }
+}
+
+TEST(SaveTail, RoundTripsAndFitsItsOrder) {
+  const SaveOrder order{.location = "/data",
+                        .owner = Boxed().owner,
+                        .epoch = 1,
+                        .rank = 2,
+                        .world_size = 3,
+                        .tensors = Boxed().tensors,
+                        .bytes = {0, 0, 0, 0},
+                        .has_tail = true};
+  ASSERT_EQ(*ParseSaveOrder(Print(order)), order);
+  const SaveTail tail{.per_rank = {17}, .kept = {{0, 5, 3}, {0, 8, 9}}};
+  const auto parsed = ParseSaveTail(Print(tail), order);
+  ASSERT_TRUE(parsed.ok()) << parsed.status();
+  EXPECT_EQ(*parsed, tail);
+  for (const SaveTail& bad : std::vector<SaveTail>{{.per_rank = {}},
+                                                   {.per_rank = {1, 2}},
+                                                   {{1}, {{1, 5, 9}}},
+                                                   {{1}, {{0, 2, 9}}},
+                                                   {{1}, {{0, 4, 9}}},
+                                                   {{1}, {{0, 8, 9}, {0, 5, 9}}}}) {
+    EXPECT_EQ(ParseSaveTail(Print(bad), order).status().code(), absl::StatusCode::kDataLoss);
+  }
+}
+
 TEST(ManifestFormat, GoldenBytes) {
   EXPECT_EQ(Print(OwnerClaim{.epoch = 2, .owner = Sample().owner}),
             "{\n \"format\": \"gtrain-checkpoint-owner\",\n \"version\": 1,\n \"epoch\": 2,\n"
@@ -256,7 +436,7 @@ TEST(ManifestFormat, GoldenBytes) {
 }
 
 TEST(ManifestFormat, RoundTrips) {
-  for (const Manifest& sample : {Sample(), SampleOfVersion2(), OldSample(), SampleInParts().root}) {
+  for (const Manifest& sample : {Sample(), SampleOfVersion2(), OldSample(), Boxed(), SampleInParts().root}) {
     const auto manifest = ParseManifest(ManifestKey(kId), Print(sample));
     ASSERT_TRUE(manifest.ok()) << manifest.status();
     EXPECT_EQ(std::get<Manifest>(*manifest), sample);
@@ -326,17 +506,6 @@ TEST(ManifestFormat, AManifestUnderAnotherKeyIsRefused_C10) {
       ParseShardIndex(AttemptKey(kId, IndexName(0, 2)),
                       Print(ShardIndex{.id = kId, .rank = 1, .world_size = 2, .file = Sample().files[1]}))
           .ok());
-}
-
-using Faults = std::vector<std::pair<const char*, std::function<void(Manifest*)>>>;
-
-void ExpectRefused(const Manifest& good, const Faults& faults) {
-  ASSERT_TRUE(Validate(good).ok()) << Validate(good);
-  for (const auto& [name, fault] : faults) {
-    Manifest m = good;
-    fault(&m);
-    EXPECT_EQ(Validate(m).code(), absl::StatusCode::kDataLoss) << name;
-  }
 }
 
 TEST(ManifestFormat, InconsistentManifestsAreRefused_C4_C10) {
@@ -416,6 +585,29 @@ TEST(ManifestFormat, PartsAreAddedAndOthersThanTheRootNamesAreRefused_C4_C10) {
   // A root that says something else of it than it says itself.
   root.parts[1].finite = true;
   EXPECT_TRUE(absl::IsDataLoss(AddParts({{1, sample.texts[1]}}, &root)));
+}
+
+// The root says of each part how much state of ranks that are no more it has, so that nobody reads a part for
+// nothing.
+TEST(ManifestFormat, PartsSayHowMuchTheyKeep_C6) {
+  const InParts sample = SampleInParts();
+  ManifestPart part = *ParseManifestPart(AttemptKey(kId, PartName(1, 2)), sample.texts[1]);
+  part.files[1].kept = {{0, 131, 9}};
+  part.files[1].bytes += 9;
+  Manifest root = sample.root;
+  root.parts[1] = RefOf(part, Print(part));
+  EXPECT_EQ(root.parts[1].kept, 1u);
+  Manifest read = std::get<Manifest>(*ParseManifest(ManifestKey(kId), Print(root)));
+  EXPECT_EQ(read, root);
+  ASSERT_TRUE(AddParts({{1, Print(part)}}, &read).ok());
+  EXPECT_EQ(read.files[65].kept, part.files[1].kept);
+  root.parts[1].kept = 2;
+  EXPECT_TRUE(absl::IsDataLoss(AddParts({{1, Print(part)}}, &root)));
+  part.files[1].kept[0].rank = 130;  // kept by rank 64
+  root.parts[1] = RefOf(part, Print(part));
+  EXPECT_TRUE(absl::IsDataLoss(AddParts({{1, Print(part)}}, &root)));
+  const std::string none = absl::StrReplaceAll(Print(root), {{"\"kept\": 1", "\"kept\": 0"}});
+  EXPECT_EQ(ParseManifest(ManifestKey(kId), Reseal(none)).status().code(), absl::StatusCode::kDataLoss);
 }
 
 TEST(ManifestFormat, ImpossiblePartsAreRefused) {
@@ -532,7 +724,6 @@ TEST(ManifestFormat, InconsistentLayoutsAreRefused_C4_C10) {
         }}});
 }
 
-// Re-seals text after an edit: an attacker, unlike a disk, can compute a checksum.
 TEST(ManifestFormat, EditedAndResealedTextIsRefused_C10) {
   const std::string good = Print(Sample());
   ASSERT_EQ(Reseal(good), good);

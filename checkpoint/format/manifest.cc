@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <map>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <utility>
 
@@ -28,11 +29,16 @@ constexpr char kPartFormat[] = "gtrain-checkpoint-part";
 constexpr char kIndexFormat[] = "gtrain-shard-index";
 constexpr char kOwnerFormat[] = "gtrain-checkpoint-owner";
 constexpr char kOrderFormat[] = "gtrain-save-order";
+constexpr char kTailFormat[] = "gtrain-save-tail";
 constexpr uint64_t kSmallVersion = 1;        // of abort markers and claims
 constexpr uint64_t kOldestIndexVersion = 2;  // of a writer that an upgrade has not replaced yet
 constexpr uint64_t kPartsVersion = 3;        // the first with parts
-constexpr std::pair<Layout, absl::string_view> kLayouts[] = {
-    {Layout::kReplicated, "replicated"}, {Layout::kPerRank, "per-rank"}, {Layout::kSharded, "sharded"}};
+constexpr std::pair<Layout, absl::string_view> kLayouts[] = {{Layout::kReplicated, "replicated"},
+                                                             {Layout::kPerRank, "per-rank"},
+                                                             {Layout::kSharded, "sharded"},
+                                                             {Layout::kBoxes, "boxes"}};
+constexpr char kChunkRule[] = "chunk";
+constexpr int kVersionOfBoxes = 3;  // the first with boxes, chunks, kept, and all types
 constexpr size_t kReasonBytesMax = 4096;
 constexpr size_t kLocationBytesMax = 4096;
 constexpr uint64_t kOrderNumberMax = INT32_MAX;  // keep, tries, milliseconds
@@ -101,6 +107,42 @@ absl::StatusOr<Identity> ReadIdentity(const Json& object) {
   return owner;
 }
 
+Json KeptToJson(const std::vector<KeptBlob>& kept) {
+  Json out = Json::array();
+  for (const KeptBlob& k : kept) out.push_back(Json::array({k.blob, k.rank, k.bytes}));
+  return out;
+}
+
+absl::StatusOr<std::vector<uint64_t>> ReadSizes(const Json& object, const char* name) {
+  GT_ASSIGN_OR_RETURN(const Json* sizes, GetArray(object, name, kTensorsMax));
+  std::vector<uint64_t> out;
+  for (const Json& size : *sizes) {
+    if (!size.is_number_unsigned() || size.get<uint64_t>() > kFileBytesMax)
+      return absl::DataLossError(absl::StrCat("impossible bytes in ", name));
+    out.push_back(size.get<uint64_t>());
+  }
+  return out;
+}
+
+absl::StatusOr<std::vector<KeptBlob>> ReadKept(const Json& object) {
+  std::vector<KeptBlob> out;
+  if (!object.contains("kept")) return out;
+  GT_ASSIGN_OR_RETURN(const Json* items, GetArray(object, "kept", kTensorsMax));
+  for (const Json& item : *items) {
+    const auto number = [&](size_t i, uint64_t value_max) {
+      return item[i].is_number_unsigned() && item[i].get<uint64_t>() <= value_max;
+    };
+    if (!item.is_array() || item.size() != 3 || !number(0, kTensorsMax) || !number(1, kWorldSizeMax) ||
+        !number(2, kFileBytesMax)) {
+      return absl::DataLossError("kept: not an entry, a rank and bytes");
+    }
+    out.push_back({item[0].get<uint64_t>(), item[1].get<int>(), item[2].get<uint64_t>()});
+    if (out.size() > 1 && !(out[out.size() - 2] < out.back()))
+      return absl::DataLossError("kept: not in order");
+  }
+  return out;
+}
+
 Json FileToJson(const ShardFile& file, int version) {
   Json out = {{"name", file.name}, {"bytes", file.bytes}};
   if (version < 3) out["xxh3_128"] = file.xxh3;
@@ -110,6 +152,7 @@ Json FileToJson(const ShardFile& file, int version) {
   if (version > 1) {
     out["data_begin"] = file.data_begin;
     out["per_rank"] = file.per_rank;
+    if (!file.kept.empty()) out["kept"] = KeptToJson(file.kept);
     return out;
   }
   Json slices = Json::array();
@@ -135,12 +178,8 @@ absl::StatusOr<Slice> ReadSlice(const Json& object) {
 absl::Status ReadPlaces(const Json& object, int version, ShardFile* file) {
   if (version > 1) {
     GT_ASSIGN_OR_RETURN(file->data_begin, GetUint(object, "data_begin", kFileBytesMax));
-    GT_ASSIGN_OR_RETURN(const Json* sizes, GetArray(object, "per_rank", kTensorsMax));
-    for (const Json& size : *sizes) {
-      if (!size.is_number_unsigned() || size.get<uint64_t>() > kFileBytesMax)
-        return absl::DataLossError("impossible bytes in per_rank");
-      file->per_rank.push_back(size.get<uint64_t>());
-    }
+    GT_ASSIGN_OR_RETURN(file->per_rank, ReadSizes(object, "per_rank"));
+    GT_ASSIGN_OR_RETURN(file->kept, ReadKept(object));  // versions without it refuse the field
     return absl::OkStatus();
   }
   GT_ASSIGN_OR_RETURN(const Json* slices, GetArray(object, "slices", kTensorsMax));
@@ -153,8 +192,8 @@ absl::Status ReadPlaces(const Json& object, int version, ShardFile* file) {
 
 absl::StatusOr<ShardFile> ReadFileEntry(const Json& object, int version) {
   if (version > 2) {
-    GT_RETURN_IF_ERROR(
-        CheckFields(object, {"name", "bytes", "chunk_bytes", "chunks", "finite", "data_begin", "per_rank"}));
+    GT_RETURN_IF_ERROR(CheckFields(
+        object, {"name", "bytes", "chunk_bytes", "chunks", "finite", "data_begin", "per_rank", "kept"}));
   } else if (version == 2) {
     GT_RETURN_IF_ERROR(CheckFields(
         object, {"name", "bytes", "xxh3_128", "chunk_bytes", "chunks", "finite", "data_begin", "per_rank"}));
@@ -189,33 +228,135 @@ std::string LayoutName(Layout layout) {
 
 absl::StatusOr<Layout> ParseLayout(absl::string_view text, int version) {
   for (const auto& [value, name] : kLayouts) {
-    if (name == text && (version > 1 || value != Layout::kSharded)) return value;
+    if (name != text) continue;
+    if (version < kVersionOfBoxes && value == Layout::kBoxes) break;
+    if (version > 1 || value != Layout::kSharded) return value;
   }
   return absl::DataLossError("unknown layout");
 }
 
-Json TensorToJson(const GlobalTensor& t) {
+// Lists of boxes, each once however many tensors are cut by it.
+using BoxLists = std::vector<std::shared_ptr<const sharding::RankBoxes>>;
+
+size_t IndexOf(const std::shared_ptr<const sharding::RankBoxes>& boxes, BoxLists* lists) {
+  const auto known = std::find_if(lists->begin(), lists->end(),
+                                  [&](const auto& list) { return list == boxes || *list == *boxes; });
+  if (known != lists->end()) return static_cast<size_t>(known - lists->begin());
+  lists->push_back(boxes);
+  return lists->size() - 1;
+}
+
+Json TensorToJson(const GlobalTensor& t, BoxLists* lists) {
   Json out = {{"name", t.name}, {"layout", LayoutName(t.layout)}};
   out["dtype"] = std::string(DTypeName(t.dtype));
   out["shape"] = t.shape;
+  if (t.layout == Layout::kBoxes) out["boxes"] = IndexOf(t.boxes, lists);
   if (t.layout != Layout::kSharded) return out;
   out["mesh"] = Json::array();
   for (const MeshAxis& axis : t.sharding.mesh) out["mesh"].push_back(Json::array({axis.name, axis.size}));
   out["splits"] = Json::array();
-  for (const Split& split : t.sharding.splits) out["splits"].push_back(Json::array({split.dim, split.axis}));
+  for (const Split& split : t.sharding.splits) {
+    out["splits"].push_back(Json::array({split.dim, split.axis}));
+    if (split.rule == SplitRule::kChunk) out["splits"].back().push_back(kChunkRule);
+  }
   out["only"] = Json::array();
   for (const Only& only : t.sharding.only) out["only"].push_back(Json::array({only.axis, only.index}));
   return out;
 }
 
+Json BoxListToJson(const sharding::RankBoxes& list) {
+  Json out = {{"shape", list.shape()}, {"boxes", Json::array()}, {"ranks", Json::array()}};
+  for (int64_t cell = 0; cell < list.cells(); ++cell) {
+    Json box = Json::array();
+    for (const sharding::Interval& i : list.box(cell)) {
+      box.push_back(i.begin);
+      box.push_back(i.size);
+    }
+    out["boxes"].push_back(std::move(box));
+  }
+  for (int rank = 0; rank < list.world_size(); ++rank) out["ranks"].push_back(list.CellOf(rank));
+  return out;
+}
+
+// "tensors", and "boxes" if some need them.
+void AddTensors(const std::vector<GlobalTensor>& tensors, Json* out) {
+  BoxLists lists;
+  Json all = Json::array();
+  for (const GlobalTensor& t : tensors) all.push_back(TensorToJson(t, &lists));
+  (*out)["tensors"] = std::move(all);
+  if (lists.empty()) return;
+  Json boxes = Json::array();
+  for (const auto& list : lists) boxes.push_back(BoxListToJson(*list));
+  (*out)["boxes"] = std::move(boxes);
+}
+
+absl::StatusOr<std::vector<int64_t>> ReadNumbers(const Json& array, size_t count_max, int64_t least) {
+  if (!array.is_array() || array.size() > count_max)
+    return absl::DataLossError("boxes: not an array of numbers");
+  std::vector<int64_t> out;
+  for (const Json& n : array) {
+    if (!n.is_number_integer() || n.is_number_float() ||
+        (n.is_number_unsigned() && n.get<uint64_t>() > INT64_MAX) || n.get<int64_t>() < least) {
+      return absl::DataLossError("boxes: an impossible number");
+    }
+    out.push_back(n.get<int64_t>());
+  }
+  return out;
+}
+
+// Numbers of boxes as the writer gives them, so that equal lists have equal text.
+absl::StatusOr<std::shared_ptr<const sharding::RankBoxes>> ReadBoxList(const Json& object, size_t ranks_max) {
+  GT_RETURN_IF_ERROR(CheckFields(object, {"shape", "boxes", "ranks"}));
+  GT_ASSIGN_OR_RETURN(const Json* shape_json, GetArray(object, "shape", kDimsMax));
+  GT_ASSIGN_OR_RETURN(const std::vector<int64_t> shape, ReadNumbers(*shape_json, kDimsMax, 0));
+  if (!ElementCount(shape, DType::kFloat64)) return absl::DataLossError("boxes: impossible shape");
+  GT_ASSIGN_OR_RETURN(const Json* boxes, GetArray(object, "boxes", ranks_max));
+  GT_ASSIGN_OR_RETURN(const Json* ranks_json, GetArray(object, "ranks", ranks_max));
+  GT_ASSIGN_OR_RETURN(const std::vector<int64_t> ranks, ReadNumbers(*ranks_json, ranks_max, -1));
+  std::vector<sharding::Box> cells;
+  for (const Json& item : *boxes) {
+    GT_ASSIGN_OR_RETURN(const std::vector<int64_t> numbers, ReadNumbers(item, 2 * kDimsMax, 0));
+    if (numbers.size() != 2 * shape.size()) return absl::DataLossError("boxes: a box of other dimensions");
+    cells.emplace_back();
+    for (size_t d = 0; d < shape.size(); ++d) cells.back().push_back({numbers[2 * d], numbers[2 * d + 1]});
+  }
+  std::vector<sharding::Box> by_rank;
+  for (int64_t cell : ranks) {
+    if (cell >= static_cast<int64_t>(cells.size())) return absl::DataLossError("boxes: a rank of no box");
+    by_rank.push_back(cell < 0 ? sharding::Box(shape.size()) : cells[static_cast<size_t>(cell)]);
+  }
+  auto made = sharding::RankBoxes::Make(shape, by_rank);
+  if (!made.ok()) return absl::DataLossError(absl::StrCat("boxes: ", made.status().message()));
+  for (size_t rank = 0; rank < ranks.size(); ++rank) {
+    if ((*made)->CellOf(static_cast<int>(rank)) != ranks[rank])
+      return absl::DataLossError("boxes: not in their order");
+  }
+  if (static_cast<size_t>((*made)->cells()) != cells.size())
+    return absl::DataLossError("boxes: one of no rank");
+  return *std::move(made);
+}
+
+absl::StatusOr<BoxLists> ReadBoxLists(const Json& object, int version) {
+  BoxLists lists;
+  if (!object.contains("boxes")) return lists;
+  if (version < kVersionOfBoxes) return absl::DataLossError("boxes in a version without them");
+  GT_ASSIGN_OR_RETURN(const Json* items, GetArray(object, "boxes", kTensorsMax));
+  size_t ranks = 0;
+  for (const Json& item : *items) {
+    GT_ASSIGN_OR_RETURN(auto list, ReadBoxList(item, kBoxRanksMax - ranks));
+    ranks += static_cast<size_t>(list->world_size());
+    lists.push_back(std::move(list));
+  }
+  return lists;
+}
+
 // Pairs of a word and a number, in this order; Shares::Make judges what they say.
-absl::StatusOr<std::vector<std::pair<std::string, int64_t>>> ReadPairs(const Json& object, const char* name,
-                                                                       bool number_first) {
+absl::StatusOr<std::vector<std::pair<std::string, int64_t>>> ReadPairs(const Json& object, const char* name) {
   GT_ASSIGN_OR_RETURN(const Json* pairs, GetArray(object, name, sharding::kAxesMax));
   std::vector<std::pair<std::string, int64_t>> out;
   for (const Json& pair : *pairs) {
     if (!pair.is_array() || pair.size() != 2) return absl::DataLossError(absl::StrCat(name, ": not a pair"));
-    const Json &word = pair[number_first ? 1 : 0], &number = pair[number_first ? 0 : 1];
+    const Json &word = pair[0], &number = pair[1];
     if (!word.is_string() || !number.is_number_unsigned() || number.get<uint64_t>() > INT32_MAX)
       return absl::DataLossError(absl::StrCat(name, ": not a word and a number"));
     out.emplace_back(word.get<std::string>(), number.get<int64_t>());
@@ -223,31 +364,51 @@ absl::StatusOr<std::vector<std::pair<std::string, int64_t>>> ReadPairs(const Jso
   return out;
 }
 
-absl::StatusOr<Sharding> ReadSharding(const Json& object) {
+absl::StatusOr<std::vector<Split>> ReadSplits(const Json& object, int version) {
+  GT_ASSIGN_OR_RETURN(const Json* items, GetArray(object, "splits", sharding::kAxesMax));
+  std::vector<Split> out;
+  for (const Json& item : *items) {
+    const bool chunk = item.is_array() && item.size() == 3 && item[2] == kChunkRule;
+    if (!item.is_array() || (item.size() != 2 && !(chunk && version >= kVersionOfBoxes)) ||
+        !item[0].is_number_unsigned() || item[0].get<uint64_t>() > INT32_MAX || !item[1].is_string()) {
+      return absl::DataLossError("splits: not a dimension, an axis and a rule");
+    }
+    out.push_back(
+        {item[0].get<int>(), item[1].get<std::string>(), chunk ? SplitRule::kChunk : SplitRule::kBalanced});
+  }
+  return out;
+}
+
+absl::StatusOr<Sharding> ReadSharding(const Json& object, int version) {
   Sharding out;
-  GT_ASSIGN_OR_RETURN(const auto mesh, ReadPairs(object, "mesh", false));
+  GT_ASSIGN_OR_RETURN(const auto mesh, ReadPairs(object, "mesh"));
   for (const auto& [name, size] : mesh) out.mesh.push_back({name, size});
-  GT_ASSIGN_OR_RETURN(const auto splits, ReadPairs(object, "splits", true));
-  for (const auto& [axis, dim] : splits) out.splits.push_back({static_cast<int>(dim), axis});
-  GT_ASSIGN_OR_RETURN(const auto only, ReadPairs(object, "only", false));
+  GT_ASSIGN_OR_RETURN(out.splits, ReadSplits(object, version));
+  GT_ASSIGN_OR_RETURN(const auto only, ReadPairs(object, "only"));
   for (const auto& [axis, index] : only) out.only.push_back({axis, index});
   return out;
 }
 
-absl::StatusOr<GlobalTensor> ReadTensor(const Json& object, int version) {
+absl::StatusOr<GlobalTensor> ReadTensor(const Json& object, int version, const BoxLists& lists) {
   GlobalTensor t;
   GT_ASSIGN_OR_RETURN(t.name, GetString(object, "name", kTensorNameBytesMax));
   GT_ASSIGN_OR_RETURN(const std::string layout, GetString(object, "layout", 16));
   GT_ASSIGN_OR_RETURN(t.layout, ParseLayout(layout, version));
   if (t.layout == Layout::kSharded) {
     GT_RETURN_IF_ERROR(CheckFields(object, {"name", "layout", "dtype", "shape", "mesh", "splits", "only"}));
-    GT_ASSIGN_OR_RETURN(t.sharding, ReadSharding(object));
+    GT_ASSIGN_OR_RETURN(t.sharding, ReadSharding(object, version));
+  } else if (t.layout == Layout::kBoxes) {
+    GT_RETURN_IF_ERROR(CheckFields(object, {"name", "layout", "dtype", "shape", "boxes"}));
+    GT_ASSIGN_OR_RETURN(const uint64_t index, GetUint(object, "boxes", kTensorsMax));
+    if (index >= lists.size()) return absl::DataLossError("a tensor in no list of boxes");
+    t.boxes = lists[index];
   } else {
     GT_RETURN_IF_ERROR(CheckFields(object, {"name", "layout", "dtype", "shape"}));
   }
   GT_ASSIGN_OR_RETURN(const std::string dtype, GetString(object, "dtype", 16));
   const std::optional<DType> parsed = ParseDType(dtype);
-  if (!parsed) return absl::DataLossError("unknown dtype");
+  if (!parsed || (version<kVersionOfBoxes&& * parsed> DType::kUint8))
+    return absl::DataLossError("unknown dtype");
   t.dtype = *parsed;
   GT_ASSIGN_OR_RETURN(const Json* shape, GetArray(object, "shape", kDimsMax));
   for (const Json& dim : *shape) {
@@ -258,22 +419,39 @@ absl::StatusOr<GlobalTensor> ReadTensor(const Json& object, int version) {
   return t;
 }
 
+absl::StatusOr<std::vector<GlobalTensor>> ReadTensors(const Json& object, int version) {
+  GT_ASSIGN_OR_RETURN(const BoxLists lists, ReadBoxLists(object, version));
+  GT_ASSIGN_OR_RETURN(const Json* items, GetArray(object, "tensors", kTensorsMax));
+  std::vector<GlobalTensor> tensors;
+  for (const Json& item : *items) {
+    GT_ASSIGN_OR_RETURN(GlobalTensor t, ReadTensor(item, version, lists));
+    tensors.push_back(std::move(t));
+  }
+  return tensors;
+}
+
 Json PartToJson(const PartRef& part) {
-  return {{"bytes", part.bytes},
-          {"xxh3_128", part.xxh3},
-          {"finite", part.finite},
-          {"file_bytes", part.file_bytes},
-          {"chunks", part.chunks}};
+  Json out = {{"bytes", part.bytes},
+              {"xxh3_128", part.xxh3},
+              {"finite", part.finite},
+              {"file_bytes", part.file_bytes},
+              {"chunks", part.chunks}};
+  if (part.kept > 0) out["kept"] = part.kept;
+  return out;
 }
 
 absl::StatusOr<PartRef> ReadPartRef(const Json& object) {
-  GT_RETURN_IF_ERROR(CheckFields(object, {"bytes", "xxh3_128", "finite", "file_bytes", "chunks"}));
+  GT_RETURN_IF_ERROR(CheckFields(object, {"bytes", "xxh3_128", "finite", "file_bytes", "chunks", "kept"}));
   PartRef part;
   GT_ASSIGN_OR_RETURN(part.bytes, GetUint(object, "bytes", kPartBytesMax));
   GT_ASSIGN_OR_RETURN(part.xxh3, GetString(object, "xxh3_128", 32));
   GT_ASSIGN_OR_RETURN(part.finite, GetBool(object, "finite"));
   GT_ASSIGN_OR_RETURN(part.file_bytes, GetUint(object, "file_bytes", kPartRanks * kFileBytesMax));
   GT_ASSIGN_OR_RETURN(part.chunks, GetUint(object, "chunks", kPartRanks * kFileBytesMax));
+  if (object.contains("kept")) {
+    GT_ASSIGN_OR_RETURN(part.kept, GetUint(object, "kept", kPartBytesMax));
+    if (part.kept == 0) return absl::DataLossError("kept is none");
+  }
   return part;
 }
 
@@ -303,16 +481,12 @@ absl::StatusOr<Manifest> ReadManifest(const Json& object) {
   GT_ASSIGN_OR_RETURN(m.version, ReadHead(object, kManifestFormat, 1, kManifestVersion));
   GT_RETURN_IF_ERROR(CheckFields(
       object, {"format", "version", "cluster", "job", "job_hash", "epoch", "timeline", "generation", "step",
-               "attempt", "world_size", "finite", "tensors", "files", "parts"}));
+               "attempt", "world_size", "finite", "tensors", "boxes", "files", "parts"}));
   GT_ASSIGN_OR_RETURN(m.id, ReadId(object));
   GT_ASSIGN_OR_RETURN(m.owner, ReadIdentity(object));
   GT_ASSIGN_OR_RETURN(const uint64_t world, GetUint(object, "world_size", kWorldSizeMax));
   m.world_size = static_cast<int>(world);
-  GT_ASSIGN_OR_RETURN(const Json* tensors, GetArray(object, "tensors", kTensorsMax));
-  for (const Json& item : *tensors) {
-    GT_ASSIGN_OR_RETURN(GlobalTensor t, ReadTensor(item, m.version));
-    m.tensors.push_back(std::move(t));
-  }
+  GT_ASSIGN_OR_RETURN(m.tensors, ReadTensors(object, m.version));
   GT_RETURN_IF_ERROR(ReadFiles(object, &m));
   GT_ASSIGN_OR_RETURN(const bool finite, GetBool(object, "finite"));
   if (finite != m.finite()) return absl::DataLossError("\"finite\" does not match its files");
@@ -409,7 +583,7 @@ class ShareCheck {
             absl::StrCat("tensor \"", tensors[t].name, "\" is sharded, but equal on all ranks"));
       }
     }
-    return ShareCheck(*std::move(shares), blobs);
+    return ShareCheck(*std::move(shares), blobs, world_size);
   }
 
   absl::Status Check(const ShardFile& file, int rank) {
@@ -421,15 +595,28 @@ class ShareCheck {
     unsigned __int128 bytes = file.data_begin;
     bytes += shares_.DataBytes(rank);
     for (uint64_t blob : file.per_rank) bytes += blob;
+    for (size_t i = 0; i < file.kept.size(); ++i) {
+      const KeptBlob& k = file.kept[i];
+      // One place for each, so that nobody has to look at all files to know that none has it twice.
+      const bool possible = k.blob < blobs_ && k.rank >= world_size_ && k.rank % world_size_ == rank;
+      const auto which = [&](size_t at) { return std::pair(file.kept[at].blob, file.kept[at].rank); };
+      if (!possible || (i > 0 && which(i - 1) >= which(i))) {
+        return absl::DataLossError(absl::StrCat(file.name, ": it keeps state of rank ", k.rank,
+                                                ", which is there already or is not kept here"));
+      }
+      bytes += k.bytes;
+    }
     if (bytes == file.bytes) return absl::OkStatus();
     return absl::DataLossError(
         absl::StrCat(file.name, ": ", file.bytes, " bytes are not what its rank holds of the tensors"));
   }
 
  private:
-  ShareCheck(Shares shares, size_t blobs) : shares_(std::move(shares)), blobs_(blobs) {}
+  ShareCheck(Shares shares, size_t blobs, int world_size)
+      : shares_(std::move(shares)), blobs_(blobs), world_size_(world_size) {}
   Shares shares_;
   size_t blobs_;  // tensors of single ranks
+  int world_size_;
 };
 
 // How many ranks part `part` has.
@@ -451,7 +638,7 @@ absl::Status CheckParts(const Manifest& m) {
     const PartRef& part = m.parts[i];
     const bool possible = part.bytes > 0 && part.bytes <= kPartBytesMax && IsHashHex(part.xxh3) &&
                           part.file_bytes <= ranks * kFileBytesMax &&
-                          part.chunks <= part.file_bytes / kChunkBytes + ranks;
+                          part.chunks <= part.file_bytes / kChunkBytes + ranks && part.kept <= part.bytes;
     if (!possible) return absl::DataLossError(absl::StrCat("part ", i, " is impossible"));
   }
   return absl::OkStatus();
@@ -584,6 +771,7 @@ PartRef RefOf(const ManifestPart& part, absl::string_view text) {
     ref.finite = ref.finite && file.finite;
     ref.file_bytes += file.bytes;
     ref.chunks += file.chunks.size();
+    ref.kept += file.kept.size();
   }
   return ref;
 }
@@ -621,8 +809,7 @@ std::string Print(const Manifest& m) {
   AddId(m.id, &out);
   out["world_size"] = m.world_size;
   out["finite"] = m.finite();
-  out["tensors"] = Json::array();
-  for (const GlobalTensor& t : m.tensors) out["tensors"].push_back(TensorToJson(t));
+  AddTensors(m.tensors, &out);
   const char* const list = m.parts.empty() ? "files" : "parts";
   out[list] = Json::array();
   for (const PartRef& part : m.parts) out[list].push_back(PartToJson(part));
@@ -690,19 +877,47 @@ std::string Print(const SaveOrder& order) {
   out["keep"] = order.keep;
   out["shard_tries"] = order.shard_tries;
   out["commit_timeout_ms"] = order.commit_timeout_ms;
-  out["tensors"] = Json::array();
-  for (const GlobalTensor& t : order.tensors) out["tensors"].push_back(TensorToJson(t));
+  AddTensors(order.tensors, &out);
   out["bytes"] = order.bytes;
+  if (order.has_tail) out["has_tail"] = true;  // not to writers that do not know it and need not
   return PrintSealed(out);
+}
+
+std::string Print(const SaveTail& tail) {
+  Json out = Head(kTailFormat);
+  out["per_rank"] = tail.per_rank;
+  if (!tail.kept.empty()) out["kept"] = KeptToJson(tail.kept);
+  return PrintSealed(out);
+}
+
+absl::StatusOr<SaveTail> ParseSaveTail(absl::string_view text, const SaveOrder& order) {
+  GT_ASSIGN_OR_RETURN(const Json object, ParseSealed(text, kTailTextBytesMax));
+  GT_RETURN_IF_ERROR(ReadHead(object, kTailFormat).status());
+  GT_RETURN_IF_ERROR(CheckFields(object, {"format", "version", "per_rank", "kept"}));
+  SaveTail tail;
+  GT_ASSIGN_OR_RETURN(tail.per_rank, ReadSizes(object, "per_rank"));
+  GT_ASSIGN_OR_RETURN(tail.kept, ReadKept(object));
+  const auto blobs =
+      static_cast<size_t>(std::count_if(order.tensors.begin(), order.tensors.end(),
+                                        [](const GlobalTensor& t) { return t.layout == Layout::kPerRank; }));
+  if (tail.per_rank.size() != blobs) return absl::DataLossError("per_rank does not match the order");
+  for (const KeptBlob& k : tail.kept) {
+    if (k.blob >= blobs || k.rank < order.world_size || k.rank % order.world_size != order.rank)
+      return absl::DataLossError("kept: an impossible entry");
+  }
+  return tail;
 }
 
 absl::StatusOr<SaveOrder> ParseSaveOrder(absl::string_view text) {
   GT_ASSIGN_OR_RETURN(const Json object, ParseSealed(text, kManifestBytesMax));
   GT_RETURN_IF_ERROR(ReadHead(object, kOrderFormat).status());
-  GT_RETURN_IF_ERROR(
-      CheckFields(object, {"format", "version", "location", "cluster", "job", "job_hash", "epoch", "rank",
-                           "world_size", "keep", "shard_tries", "commit_timeout_ms", "tensors", "bytes"}));
+  GT_RETURN_IF_ERROR(CheckFields(
+      object, {"format", "version", "location", "cluster", "job", "job_hash", "epoch", "rank", "world_size",
+               "keep", "shard_tries", "commit_timeout_ms", "tensors", "boxes", "bytes", "has_tail"}));
   SaveOrder order;
+  if (object.contains("has_tail")) {
+    GT_ASSIGN_OR_RETURN(order.has_tail, GetBool(object, "has_tail"));
+  }
   GT_ASSIGN_OR_RETURN(order.location, GetString(object, "location", kLocationBytesMax));
   GT_ASSIGN_OR_RETURN(order.owner, ReadIdentity(object));
   GT_ASSIGN_OR_RETURN(order.epoch, GetUint(object, "epoch", kCounterMax));
@@ -717,20 +932,11 @@ absl::StatusOr<SaveOrder> ParseSaveOrder(absl::string_view text) {
   GT_RETURN_IF_ERROR(number("shard_tries", kOrderNumberMax, &order.shard_tries));
   GT_ASSIGN_OR_RETURN(order.commit_timeout_ms, GetUint(object, "commit_timeout_ms", kOrderNumberMax));
   if (order.rank >= order.world_size) return absl::DataLossError("rank outside the world");
-  GT_ASSIGN_OR_RETURN(const Json* tensors, GetArray(object, "tensors", kTensorsMax));
-  for (const Json& item : *tensors) {
-    GT_ASSIGN_OR_RETURN(GlobalTensor t, ReadTensor(item, kManifestVersion));
-    order.tensors.push_back(std::move(t));
-  }
+  GT_ASSIGN_OR_RETURN(order.tensors, ReadTensors(object, kManifestVersion));
   GT_RETURN_IF_ERROR(CheckTensors(order.tensors));
   const absl::Status possible = Shares::Make(order.tensors, order.world_size).status();
   if (!possible.ok()) return absl::DataLossError(possible.message());
-  GT_ASSIGN_OR_RETURN(const Json* sizes, GetArray(object, "bytes", kTensorsMax));
-  for (const Json& size : *sizes) {
-    if (!size.is_number_unsigned() || size.get<uint64_t>() > kFileBytesMax)
-      return absl::DataLossError("impossible bytes");
-    order.bytes.push_back(size.get<uint64_t>());
-  }
+  GT_ASSIGN_OR_RETURN(order.bytes, ReadSizes(object, "bytes"));
   if (order.bytes.size() != order.tensors.size())
     return absl::DataLossError("bytes do not match the tensors");
   return order;

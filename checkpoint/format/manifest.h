@@ -24,6 +24,8 @@ inline constexpr size_t kShardsMax = 1'000'000;
 inline constexpr uint64_t kFileBytesMax = uint64_t{1} << 50;
 inline constexpr size_t kIdentityBytesMax = 256;  // cluster, job, job hash
 inline constexpr uint64_t kChunkBytes = 4 << 20;
+// Ranks in all lists of boxes together, at about 60 bytes each: 61 ways to cut tensors over 8,192 ranks.
+inline constexpr size_t kBoxRanksMax = 500'000;
 
 inline constexpr size_t kPartBytesMax = 64 << 20;        // the text of a part
 inline constexpr size_t kFilesInRootBytesMax = 1 << 20;  // a root with more than that names parts instead
@@ -40,6 +42,22 @@ struct Slice {
   bool operator==(const Slice&) const = default;
 };
 
+// State that another rank of an earlier, larger world saved, carried along by rank `rank` modulo world size.
+struct KeptBlob {
+  uint64_t blob = 0;  // which of the kPerRank tensors
+  int rank = 0;       // whose; not one of this world
+  uint64_t bytes = 0;
+  auto operator<=>(const KeptBlob&) const = default;
+};
+
+// What a rank saves besides its share of the tensors.
+struct SaveTail {
+  std::vector<uint64_t> per_rank;  // bytes of each kPerRank tensor, in their order
+  std::vector<KeptBlob> kept;      // ascending
+  bool operator==(const SaveTail&) const = default;
+};
+inline constexpr size_t kTailTextBytesMax = 4 << 20;
+
 struct ShardFile {
   std::string name;  // ShardName(rank, world_size)
   uint64_t bytes = 0;
@@ -48,6 +66,7 @@ struct ShardFile {
   bool finite = true;               // no NaN or infinity in its floating-point tensors
   uint64_t data_begin = 0;          // where the header ends; since version 2
   std::vector<uint64_t> per_rank;   // bytes of each kPerRank tensor, in their order; since version 2
+  std::vector<KeptBlob> kept;       // ascending; after per_rank in the data; since version 3
   std::vector<Slice> slices;        // version 1
   bool operator==(const ShardFile&) const = default;
 };
@@ -67,6 +86,7 @@ struct PartRef {
   bool finite = true;       // all its files are
   uint64_t file_bytes = 0;  // of all its files
   uint64_t chunks = 0;      // of all its files
+  uint64_t kept = 0;        // how many KeptBlobs all its files have
   bool operator==(const PartRef&) const = default;
 };
 
@@ -138,6 +158,7 @@ struct SaveOrder {
   uint64_t commit_timeout_ms = 0;
   std::vector<GlobalTensor> tensors;  // as registered
   std::vector<uint64_t> bytes;        // this rank's, of each
+  bool has_tail = false;              // each save has a SaveTail, which says the bytes of kPerRank tensors
   bool operator==(const SaveOrder&) const = default;
 };
 
@@ -170,6 +191,7 @@ std::string Print(const ManifestPart& part);
 std::string Print(const ShardIndex& index);
 std::string Print(const OwnerClaim& claim);
 std::string Print(const SaveOrder& order);
+std::string Print(const SaveTail& tail);
 
 // DataLoss for anything hostile or damaged. `key` is where the text was found: the numbers inside must derive
 // exactly that key. A returned manifest is Validate()d. FailedPrecondition, which names both versions, for
@@ -181,5 +203,7 @@ absl::StatusOr<ShardIndex> ParseShardIndex(absl::string_view key, absl::string_v
 absl::StatusOr<OwnerClaim> ParseOwnerClaim(absl::string_view key, absl::string_view text);
 // DataLoss as well when the tensors cannot be saved in its world.
 absl::StatusOr<SaveOrder> ParseSaveOrder(absl::string_view text);
+// `order`: of the rank. DataLoss as well when it is not a tail of that.
+absl::StatusOr<SaveTail> ParseSaveTail(absl::string_view text, const SaveOrder& order);
 
 }  // namespace gtrain::ckpt

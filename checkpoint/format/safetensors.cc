@@ -20,8 +20,12 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 constexpr std::pair<DType, absl::string_view> kNames[] = {
-    {DType::kFloat32, "F32"}, {DType::kFloat64, "F64"}, {DType::kFloat16, "F16"}, {DType::kBFloat16, "BF16"},
-    {DType::kInt32, "I32"},   {DType::kInt64, "I64"},   {DType::kUint8, "U8"}};
+    {DType::kFloat32, "F32"},   {DType::kFloat64, "F64"},        {DType::kFloat16, "F16"},
+    {DType::kBFloat16, "BF16"}, {DType::kInt32, "I32"},          {DType::kInt64, "I64"},
+    {DType::kUint8, "U8"},      {DType::kBool, "BOOL"},          {DType::kInt8, "I8"},
+    {DType::kInt16, "I16"},     {DType::kUint16, "U16"},         {DType::kUint32, "U32"},
+    {DType::kUint64, "U64"},    {DType::kFloat8E4M3, "F8_E4M3"}, {DType::kFloat8E5M2, "F8_E5M2"},
+    {DType::kComplex64, "C64"}};
 
 constexpr size_t kLengthBytes = 8;
 constexpr uint64_t kBytesMax = uint64_t{1} << 62;
@@ -83,7 +87,7 @@ bool IsTensorName(absl::string_view name, size_t bytes_max) {
   return std::all_of(name.begin(), name.end(), [](char c) { return c >= 0x20 && c <= 0x7e; });
 }
 
-std::string PrintShardHeader(const std::vector<TensorEntry>& tensors) {
+std::string PrintShardHeader(const std::vector<TensorEntry>& tensors, size_t alignment) {
   // Entry by entry: an ordered object looks through all its names to add one.
   std::string json = R"({"__metadata__":{"format":"gtrain"})";
   absl::flat_hash_set<absl::string_view> names;
@@ -97,7 +101,7 @@ std::string PrintShardHeader(const std::vector<TensorEntry>& tensors) {
     absl::StrAppend(&json, ",", Json(t.name).dump(), ":", entry.dump());
   }
   json.push_back('}');
-  json.append((kLengthBytes - json.size() % kLengthBytes) % kLengthBytes, ' ');
+  json.append((alignment - (kLengthBytes + json.size()) % alignment) % alignment, ' ');
   std::string length;
   for (size_t i = 0; i < kLengthBytes; ++i) length.push_back(static_cast<char>(json.size() >> (8 * i)));
   return absl::StrCat(length, json);

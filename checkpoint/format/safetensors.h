@@ -14,6 +14,7 @@
 
 namespace gtrain::ckpt {
 
+inline constexpr size_t kHeaderAlignment = 8;
 inline constexpr size_t kHeaderBytesMax = 64 << 20;
 inline constexpr size_t kTensorsMax = 1'000'000;  // in one file
 inline constexpr size_t kTensorNameBytesMax = 512;
@@ -44,8 +45,9 @@ struct ShardHeader {
 };
 
 // Length field and header of a shard that holds `tensors` one after the other, in this order. Their begin and
-// end must already say so (GT_CHECK). Equal input gives equal bytes.
-std::string PrintShardHeader(const std::vector<TensorEntry>& tensors);
+// end must already say so (GT_CHECK). Its length is a multiple of `alignment`, which is one of 8. Equal input
+// gives equal bytes.
+std::string PrintShardHeader(const std::vector<TensorEntry>& tensors, size_t alignment = kHeaderAlignment);
 
 // From the first bytes of a file of `file_bytes`. DataLoss for anything that is not exactly a valid shard:
 // names twice, unknown types, shapes that do not match their bytes, holes, overlaps, bytes left over.

@@ -24,6 +24,13 @@ constexpr uint64_t kStateBytesMax = uint64_t{1} << 62;
 
 absl::StatusOr<Partition> PartitionFor(const GlobalTensor& tensor, int world_size) {
   if (tensor.layout == Layout::kReplicated) return Partition::Replicated(world_size);
+  if (tensor.layout == Layout::kBoxes) {
+    if (tensor.boxes == nullptr || tensor.boxes->world_size() != world_size ||
+        tensor.boxes->shape() != tensor.shape) {
+      return absl::InvalidArgumentError(absl::StrCat("its boxes are not those of ", world_size, " ranks"));
+    }
+    return Partition::Of(tensor.boxes);
+  }
   return Partition::Make(tensor.sharding, tensor.shape.size(), world_size);
 }
 
@@ -91,7 +98,7 @@ Shares::Line Shares::MakeLine(const Stream& stream, int64_t cell) const {
     total += partitions_[t].ElementsOf(tensors_[t].shape, cell) * stream.width;
   }
   line.offsets.push_back(total);
-  const auto replicas = static_cast<uint64_t>(PartitionOf(stream).replicas());
+  const auto replicas = static_cast<uint64_t>(PartitionOf(stream).replicas(cell));
   line.cuts.reserve(replicas + 1);
   size_t i = 0;
   for (uint64_t k = 0; k < replicas; ++k) {

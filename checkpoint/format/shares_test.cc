@@ -12,6 +12,7 @@
 #include "base/rng.h"
 #include "checkpoint/format/hash.h"
 #include "sharding/overlap.h"
+#include "sharding/random_boxes.h"
 
 namespace gtrain::ckpt {
 namespace {
@@ -33,6 +34,17 @@ GlobalTensor Sharded(std::string name, std::vector<int64_t> shape, Sharding shar
 }
 
 const std::vector<MeshAxis> kMesh = {{"dp", 4}, {"pp", 2}, {"tp", 3}};
+constexpr int kWorld = 24;
+
+GlobalTensor Boxed(std::string name, std::vector<int64_t> shape, const std::vector<Box>& by_rank,
+                   DType dtype = DType::kFloat32) {
+  auto boxes = *sharding::RankBoxes::Make(shape, by_rank);
+  return {.name = std::move(name),
+          .layout = Layout::kBoxes,
+          .dtype = dtype,
+          .shape = std::move(shape),
+          .boxes = std::move(boxes)};
+}
 
 std::vector<GlobalTensor> RandomTensors(Rng* rng) {
   std::vector<GlobalTensor> tensors;
@@ -41,23 +53,26 @@ std::vector<GlobalTensor> RandomTensors(Rng* rng) {
     std::vector<int64_t> shape(rng->Below(4));
     for (int64_t& n : shape) n = static_cast<int64_t>(rng->Below(12) == 0 ? 0 : 1 + rng->Below(9));
     if (!shape.empty() && rng->Below(6) == 0) shape[0] *= 200'000 / (1 + static_cast<int64_t>(rng->Below(9)));
-    const auto dtype = static_cast<DType>(rng->Below(7));
+    const auto dtype = static_cast<DType>(rng->Below(16));
     Sharding sharding{.mesh = kMesh};
     for (const MeshAxis& axis : kMesh) {
       const uint64_t use = rng->Below(4);
       if (use == 0) sharding.only.push_back({axis.name, static_cast<int64_t>(rng->Below(axis.size))});
       if (use == 1 && !shape.empty())
-        sharding.splits.push_back({static_cast<int>(rng->Below(shape.size())), axis.name});
+        sharding.splits.push_back({static_cast<int>(rng->Below(shape.size())), axis.name,
+                                   rng->Below(2) == 0 ? SplitRule::kBalanced : SplitRule::kChunk});
     }
     const std::string name = absl::StrCat("t", t);
+    if (rng->Below(3) == 0 && !shape.empty() && *ElementCount(shape, dtype) > 0) {
+      tensors.push_back(Boxed(name, shape, sharding::RandomBoxes(rng, shape, kWorld), dtype));
+      continue;
+    }
     tensors.push_back(rng->Below(4) == 0 ? Replicated(name, shape, dtype)
                                          : Sharded(name, shape, sharding, dtype));
   }
   tensors.push_back({.name = "rng", .layout = Layout::kPerRank});
   return tensors;
 }
-
-constexpr int kWorld = 24;
 
 // All files together hold every byte of every tensor once, as the boxes of their ranks say, without holes.
 TEST(Shares, EveryByteIsWrittenOnceByARankThatHoldsIt) {
@@ -159,10 +174,31 @@ TEST(Shares, TheRuleDoesNotChange) {
   EXPECT_EQ(Xxh3Hex(text), "a8ac3c44c111afe72b614f5b412ccd24") << text;
 }
 
+// What version 3 added: chunks, and boxes with different numbers of replicas.
+TEST(Shares, TheRuleOfVersion3DoesNotChange) {
+  const Sharding chunks{.mesh = kMesh,
+                        .splits = {{0, "tp", SplitRule::kChunk}, {1, "dp", SplitRule::kChunk}}};
+  std::vector<Box> rows(kWorld, Box(2));
+  for (int rank = 0; rank < 9; ++rank)
+    rows[static_cast<size_t>(rank)] = {{rank / 4 * 500, rank == 8 ? 1 : 500}, {0, 1024}};
+  auto shares = Shares::Make({Sharded("w", {1001, 1025}, chunks), Boxed("b", {1001, 1024}, rows),
+                              Boxed("c", {1001, 1024}, rows, DType::kBool)},
+                             kWorld);
+  ASSERT_TRUE(shares.ok()) << shares.status();
+  std::string text;
+  for (int rank = 0; rank < kWorld; ++rank) {
+    for (const Piece& p : shares->PiecesOf(rank))
+      absl::StrAppend(&text, rank, " ", p.tensor, " ", p.begin, " ", p.bytes, " ", p.offset, "\n");
+  }
+  EXPECT_EQ(Xxh3Hex(text), "9f97199c1dbffb1449668456a6989953") << text;
+}
+
 TEST(Shares, WhatCannotBeIsNamed) {
   const auto fails = [](GlobalTensor tensor) {
     return std::string(Shares::Make({std::move(tensor)}, kWorld).status().message());
   };
+  EXPECT_EQ(fails({.name = "w", .layout = Layout::kBoxes, .shape = {4}}),
+            "tensor \"w\": its boxes are not those of 24 ranks");
   EXPECT_EQ(fails(Replicated("w", {-1})), "tensor \"w\": impossible shape");
   EXPECT_NE(fails(Sharded("w", {8}, {.mesh = {{"dp", 2}}, .splits = {{0, "dp"}}})).find("24"),
             std::string::npos);

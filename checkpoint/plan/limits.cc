@@ -2,6 +2,8 @@
 // a line of its own.
 #include "checkpoint/plan/limits.h"
 
+#include <gtrain/checkpoint.h>
+
 #include <algorithm>
 #include <string>
 
@@ -36,12 +38,13 @@ absl::Status CheckLimits(const std::vector<Registered>& registered, int rank, in
                     mine.header.size(), kHeaderBytesMax, "register fewer, larger tensors");
   }
   const uint64_t file_max = std::min(file_bytes_max, kFileBytesMax);
-  if (mine.file_bytes() > file_max) {
-    return TooLarge(absl::StrCat("the file of rank ", rank), mine.file_bytes(), file_max,
+  const uint64_t tail = HasTail(registered) ? kByteEntriesMax : 0;  // what each save may have on top
+  if (mine.file_bytes() + tail > file_max) {
+    return TooLarge(absl::StrCat("the file of rank ", rank), mine.file_bytes() + tail, file_max,
                     "the storage takes no larger file; shard the state over more ranks (AddSharded)");
   }
   Manifest root{.world_size = world_size};
-  uint64_t own = 0;  // bytes of this rank alone
+  uint64_t own = tail;  // bytes of this rank alone
   for (const Registered& r : registered) {
     root.tensors.push_back(r.tensor);
     if (r.tensor.layout == Layout::kPerRank) own += r.bytes;

@@ -16,9 +16,10 @@ namespace gtrain::ckpt {
 
 // Whether `rank` can save `registered`: the header and the length of its file, the part of the manifest that
 // describes it, and the root. `file_bytes_max`: what the storage holds as one file. The other ranks of the
-// part are taken to have as much state of their own as this one. ResourceExhausted names the limit and says
-// what to do; every sharding in `registered` is possible in this world. Costs what planning 64 ranks' files
-// costs, no requests.
+// part are taken to have as much state of their own as this one. What may change from save to save counts
+// with its bound, kByteEntriesMax; boxes are known (Registration::Freeze). ResourceExhausted names the limit
+// and says what to do; every sharding in `registered` is possible in this world. Costs what planning 64
+// ranks' files costs, no requests.
 absl::Status CheckLimits(const std::vector<Registered>& registered, int rank, int world_size,
                          uint64_t file_bytes_max);
 

@@ -5,6 +5,7 @@
 #include "checkpoint/plan/load_plan.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
@@ -19,6 +20,7 @@ using sharding::Overlap;
 using sharding::Partition;
 
 constexpr size_t kDifferencesMax = 20;
+constexpr size_t kRanksShownMax = 16;
 
 std::string ShapeText(const GlobalTensor& t) {
   if (t.layout == Layout::kPerRank) return Describe(t);
@@ -89,12 +91,14 @@ struct LoadPlanner::Building {
   absl::flat_hash_map<int, size_t> reads;  // of each file: index into plan.reads
 };
 
-LoadPlanner::LoadPlanner(const Manifest* manifest, std::vector<Registered> registered, int world_size)
+LoadPlanner::LoadPlanner(const Manifest* manifest, std::vector<Registered> registered, int world_size,
+                         std::vector<std::string> may_be_missing)
     : manifest_(manifest),
       registered_(std::move(registered)),
       world_size_(world_size),
       saved_(*Shares::Make(manifest->tensors, manifest->world_size)),
-      stored_as_(registered_.size()) {
+      stored_as_(registered_.size()),
+      may_be_missing_(std::move(may_be_missing)) {
   const absl::StatusOr<Shares> wanted = Shares::Make(TensorsOf(registered_), world_size);
   GT_CHECK(wanted.ok());
   absl::flat_hash_map<absl::string_view, size_t> by_name;
@@ -126,6 +130,8 @@ LoadPlanner::LoadPlanner(const Manifest* manifest, std::vector<Registered> regis
   for (int f = 0; f < manifest->world_size; ++f) {
     for (const Slice& slice : manifest->files[f].slices) slices_[slice.tensor].emplace_back(f, &slice);
   }
+  FindKept();
+  FindOrphans();
   FindDifferences();
 }
 
@@ -133,8 +139,13 @@ void LoadPlanner::FindDifferences() {
   for (size_t i = 0; i < registered_.size(); ++i) {
     const GlobalTensor& here = registered_[i].tensor;
     if (!stored_as_[i]) {
-      if (here.layout != Layout::kPerRank)
+      const bool may = std::any_of(may_be_missing_.begin(), may_be_missing_.end(),
+                                   [&](const std::string& p) { return MatchesGlob(here.name, p); });
+      if (may) {
+        missing_.push_back(here.name);
+      } else if (here.layout != Layout::kPerRank) {
         differences_.push_back(absl::StrCat("\"", here.name, "\" is not in it"));
+      }
       continue;
     }
     const GlobalTensor& there = manifest_->tensors[*stored_as_[i]];
@@ -178,34 +189,104 @@ void LoadPlanner::AddTensor(size_t registered, int rank, Building* building) {
   });
 }
 
-absl::Status LoadPlanner::AddBlob(size_t registered, int rank, Building* building) {
-  const Registered& r = registered_[registered];
-  if (!stored_as_[registered] || manifest_->tensors[*stored_as_[registered]].layout != Layout::kPerRank ||
-      rank >= manifest_->world_size) {
-    return absl::OkStatus();
+std::optional<LoadPlanner::Place> LoadPlanner::FindSlice(size_t stored, int rank) const {
+  const auto slices = slices_.find(manifest_->tensors[stored].name);
+  if (slices == slices_.end()) return std::nullopt;
+  for (const auto& [file, slice] : slices->second) {
+    if (file == rank) return Place{file, slice->file_begin, slice->bytes};
+  }
+  return std::nullopt;
+}
+
+std::optional<LoadPlanner::Place> LoadPlanner::FindBlob(size_t stored, int rank) {
+  if (manifest_->version == 1) return FindSlice(stored, rank);
+  if (rank >= manifest_->world_size) {
+    const auto of_tensor = kept_.find(stored);
+    if (of_tensor == kept_.end()) return std::nullopt;
+    const auto kept = of_tensor->second.find(rank);
+    return kept == of_tensor->second.end() ? std::nullopt : std::optional<Place>(kept->second);
   }
   const ShardFile& file = manifest_->files[rank];
-  uint64_t bytes = 0, file_begin = 0;
-  if (manifest_->version == 1) {
-    const auto mine = std::find_if(file.slices.begin(), file.slices.end(),
-                                   [&](const Slice& s) { return s.tensor == r.tensor.name; });
-    if (mine == file.slices.end()) return absl::OkStatus();
-    bytes = mine->bytes;
-    file_begin = mine->file_begin;
-  } else {
-    file_begin = file.data_begin + saved_.DataBytes(rank);
-    size_t blob = 0;
-    for (size_t t = 0; t < *stored_as_[registered]; ++t) {
-      if (manifest_->tensors[t].layout == Layout::kPerRank) file_begin += file.per_rank[blob++];
+  Place place{rank, file.data_begin + saved_.DataBytes(rank), 0};
+  size_t blob = 0;
+  for (size_t t = 0; t < stored; ++t) {
+    if (manifest_->tensors[t].layout == Layout::kPerRank) place.begin += file.per_rank[blob++];
+  }
+  place.bytes = file.per_rank[blob];
+  return place;
+}
+
+// Of each registered blob: what earlier worlds left in the files of this one.
+void LoadPlanner::FindKept() {
+  std::vector<size_t> blobs;
+  for (size_t t = 0; t < manifest_->tensors.size(); ++t) {
+    if (manifest_->tensors[t].layout == Layout::kPerRank) blobs.push_back(t);
+  }
+  for (int f = 0; f < manifest_->world_size; ++f) {
+    const ShardFile& file = manifest_->files[f];
+    if (file.kept.empty()) continue;
+    uint64_t begin = file.data_begin + saved_.DataBytes(f);
+    for (uint64_t bytes : file.per_rank) begin += bytes;
+    for (const KeptBlob& kept : file.kept) {
+      kept_[blobs[kept.blob]][kept.rank] = {f, begin, kept.bytes};
+      begin += kept.bytes;
     }
-    bytes = file.per_rank[blob];
   }
-  if (bytes != r.bytes) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("per-rank \"", r.tensor.name, "\" has ", bytes, " bytes there and ", r.bytes, " here"));
+}
+
+// The lines about ranks that are no more, for the log.
+void LoadPlanner::FindOrphans() {
+  for (size_t i : blobs_) {
+    if (!stored_as_[i]) continue;
+    std::vector<int> ranks;
+    for (int rank = world_size_; rank < manifest_->world_size; ++rank) {
+      if (manifest_->version > 1 || FindSlice(*stored_as_[i], rank)) ranks.push_back(rank);
+    }
+    for (const auto& [rank, place] : kept_[*stored_as_[i]]) {
+      if (rank >= world_size_) ranks.push_back(rank);
+    }
+    if (ranks.empty()) continue;
+    const PerRankRule rule = registered_[i].rule;
+    const size_t count = ranks.size();
+    ranks.resize(std::min(count, kRanksShownMax));
+    orphans_.push_back(absl::StrCat(
+        "\"", registered_[i].tensor.name, "\" of rank", count > 1 ? "s " : " ", absl::StrJoin(ranks, ","),
+        count > ranks.size() ? absl::StrCat(" and ", count - ranks.size(), " more") : "",
+        ", not in this world, is ",
+        rule == PerRankRule::kDrop   ? "dropped"
+        : rule == PerRankRule::kKeep ? "kept for a world that has them"
+                                     : "merged into that of the others"));
   }
-  building->plan.restored[registered] = true;
-  AddPiece(rank, {registered, 0, bytes, file_begin, 0, AllOf(bytes)}, building);
+}
+
+void LoadPlanner::AddBlob(size_t registered, int rank, const Place& place, Building* building) const {
+  const size_t target = registered_.size() + building->plan.blobs.size();
+  building->plan.blobs.push_back({registered, rank, place.bytes});
+  AddPiece(place.file, {target, 0, place.bytes, place.begin, 0, AllOf(place.bytes)}, building);
+}
+
+absl::Status LoadPlanner::AddBlobs(size_t registered, int rank, Building* building) {
+  const Registered& r = registered_[registered];
+  if (!stored_as_[registered]) return absl::OkStatus();
+  const size_t stored = *stored_as_[registered];
+  if (manifest_->tensors[stored].layout != Layout::kPerRank) return absl::OkStatus();
+  if (const std::optional<Place> own = FindBlob(stored, rank)) {
+    if (own->bytes != r.bytes && !r.any_length) {
+      return absl::FailedPreconditionError(absl::StrCat("per-rank \"", r.tensor.name, "\" has ", own->bytes,
+                                                        " bytes there and ", r.bytes, " here"));
+    }
+    building->plan.restored[registered] = true;
+    AddBlob(registered, rank, *own, building);
+  }
+  if (r.rule == PerRankRule::kDrop) return absl::OkStatus();
+  // Those of ranks rank + world, rank + 2 * world, ...
+  for (int orphan = rank + world_size_; orphan < manifest_->world_size; orphan += world_size_) {
+    if (const std::optional<Place> place = FindBlob(stored, orphan))
+      AddBlob(registered, orphan, *place, building);
+  }
+  for (const auto& [orphan, place] : kept_[stored]) {
+    if (orphan >= world_size_ && orphan % world_size_ == rank) AddBlob(registered, orphan, place, building);
+  }
   return absl::OkStatus();
 }
 
@@ -220,6 +301,33 @@ void LoadPlanner::AddTensors(int rank, size_t first, size_t last, Building* buil
   }
 }
 
+// Files that keep nothing are not needed for that; of those in parts only the part says how many do.
+void LoadPlanner::AddFilesOfBlobs(int rank, size_t first, size_t last, std::vector<int>* files) {
+  bool any = false, orphans = false;
+  for (size_t i : blobs_) {
+    if (i < first || i >= last || !stored_as_[i]) continue;
+    any = true;
+    orphans = orphans || registered_[i].rule != PerRankRule::kDrop;
+  }
+  if (!any) return;
+  const int there = manifest_->world_size;
+  if (rank < there) files->push_back(rank);
+  for (int orphan = rank + world_size_; orphans && orphan < there; orphan += world_size_)
+    files->push_back(orphan);
+  const auto keeps = [&](int file) {
+    return manifest_->parts.empty() ? !manifest_->files[static_cast<size_t>(file)].kept.empty()
+                                    : manifest_->parts[static_cast<size_t>(PartOf(file))].kept > 0;
+  };
+  // State of rank o lies in file o mod `there` and goes to rank o mod world_size_: one may have such of the
+  // other where both leave the same of what divides both.
+  const int alike = std::gcd(there, world_size_);
+  for (int file = 0; file < there; ++file) {
+    const bool own = rank >= there && rank % there == file;
+    const bool needed = own || rank == 0 || (orphans && file % alike == rank % alike);
+    if (needed && keeps(file)) files->push_back(file);
+  }
+}
+
 std::vector<int> LoadPlanner::FilesFor(int rank, size_t first, size_t last) {
   GT_CHECK(rank >= 0 && rank < world_size_);
   Building building;
@@ -227,10 +335,7 @@ std::vector<int> LoadPlanner::FilesFor(int rank, size_t first, size_t last) {
   if (differences_.empty()) AddTensors(rank, first, last, &building);
   std::vector<int> files;
   for (const FileRead& read : building.plan.reads) files.push_back(read.file);
-  const bool blobs = std::any_of(blobs_.begin(), blobs_.end(), [&](size_t i) {
-    return i >= first && i < last && stored_as_[i].has_value();
-  });
-  if (blobs && rank < manifest_->world_size) files.push_back(rank);
+  AddFilesOfBlobs(rank, first, last, &files);
   std::sort(files.begin(), files.end());
   files.erase(std::unique(files.begin(), files.end()), files.end());
   return files;
@@ -244,10 +349,12 @@ absl::StatusOr<LoadPlan> LoadPlanner::Plan(int rank, size_t first, size_t last) 
   Building building;
   building.plan.restored.assign(registered_.size(), false);
   building.plan.unknown = unknown_;
+  building.plan.missing = missing_;
+  building.plan.orphans = orphans_;
   if (differences.empty()) AddTensors(rank, first, last, &building);
   for (size_t i : blobs_) {
     if (i < first || i >= last) continue;
-    const absl::Status added = AddBlob(i, rank, &building);
+    const absl::Status added = AddBlobs(i, rank, &building);
     if (!added.ok()) differences.emplace_back(added.message());
   }
   if (!differences.empty()) return DoesNotFit(std::move(differences));
@@ -266,8 +373,28 @@ absl::StatusOr<LoadPlan> LoadPlanner::Plan(int rank, size_t first, size_t last) 
 }
 
 absl::StatusOr<LoadPlan> PlanLoad(const Manifest& manifest, const std::vector<Registered>& registered,
-                                  int rank, int world_size) {
-  return LoadPlanner(&manifest, registered, world_size).Plan(rank);
+                                  int rank, int world_size, const std::vector<std::string>& may_be_missing) {
+  return LoadPlanner(&manifest, registered, world_size, may_be_missing).Plan(rank);
+}
+
+bool MatchesGlob(absl::string_view name, absl::string_view pattern) {
+  // At a mismatch the last `*` takes one character more.
+  size_t n = 0, p = 0, star = pattern.npos, star_end = 0;
+  while (n < name.size()) {
+    if (p < pattern.size() && pattern[p] == '*') {
+      star = p++;
+      star_end = n;
+    } else if (p < pattern.size() && (pattern[p] == '?' || pattern[p] == name[n])) {
+      ++p;
+      ++n;
+    } else if (star != pattern.npos) {
+      p = star + 1;
+      n = ++star_end;
+    } else {
+      return false;
+    }
+  }
+  return pattern.find_first_not_of('*', p) == pattern.npos;
 }
 
 }  // namespace gtrain::ckpt

@@ -1,6 +1,7 @@
 // Which bytes one rank must read to restore, at any world size and layout.
 #pragma once
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 #include <utility>
@@ -8,6 +9,7 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "checkpoint/format/manifest.h"
 #include "checkpoint/format/shares.h"
 #include "checkpoint/plan/save_plan.h"
@@ -18,7 +20,7 @@ namespace gtrain::ckpt {
 // Bytes of a file that land in registered memory. The file holds bytes [begin, begin + bytes) of a box as it
 // was saved, at file_begin; of these, `overlap` says which are wanted and where they go.
 struct Copy {
-  size_t registered = 0;
+  size_t registered = 0;  // index of the tensor; of state of ranks: their number + index in LoadPlan::blobs
   uint64_t begin = 0;
   uint64_t bytes = 0;
   uint64_t file_begin = 0;
@@ -39,10 +41,22 @@ struct FileRead {
   std::vector<Copy> copies;        // by file_begin, disjoint in the file
 };
 
+// State of one rank that is to be read: this rank's own, or, as its PerRankRule says, that of a rank which
+// the new world has not.
+struct BlobRead {
+  size_t registered = 0;
+  int rank = 0;
+  uint64_t bytes = 0;
+  bool operator==(const BlobRead&) const = default;
+};
+
 struct LoadPlan {
   std::vector<FileRead> reads;       // by file
-  std::vector<bool> restored;        // per registered tensor; false: a per-rank blob this rank never had
+  std::vector<bool> restored;        // per registered tensor; false: it keeps its value
+  std::vector<BlobRead> blobs;       // by registration, then rank
   std::vector<std::string> unknown;  // in the checkpoint, not registered: not read
+  std::vector<std::string> missing;  // registered, not in the checkpoint, and may be missing
+  std::vector<std::string> orphans;  // for people: state of ranks that are no more, and what becomes of it
   uint64_t needed_bytes = 0;         // that are copied: every restored byte of this rank once
   uint64_t read_bytes = 0;           // that are read for it, as whole chunks
 };
@@ -51,16 +65,19 @@ struct LoadPlan {
 class LoadPlanner {
  public:
   // `manifest` is Validate()d and outlives the planner. `registered` as on any rank of the new world.
-  LoadPlanner(const Manifest* manifest, std::vector<Registered> registered, int world_size);
+  // `may_be_missing`: as RestoreOptions has it.
+  LoadPlanner(const Manifest* manifest, std::vector<Registered> registered, int world_size,
+              std::vector<std::string> may_be_missing = {});
 
   // FailedPrecondition with every difference when the checkpoint does not fit what is registered: a tensor
   // that is missing (never silently fresh, fault C4), another shape or type, a blob of another size than the
-  // registered one. Layouts may differ in every way.
+  // registered one unless it has any length. Layouts may differ in every way.
   absl::StatusOr<LoadPlan> Plan(int rank);
   // The same of the tensors [first, last) of the registration alone; the others count as not restored.
   absl::StatusOr<LoadPlan> Plan(int rank, size_t first, size_t last);
-  // The files that this plan reads, ascending: what a manifest with parts must have (Manifest::Has) before it
-  // can be made.
+  // The files that this plan reads, ascending, and those that keep state of ranks which it may read: what a
+  // manifest with parts must have (Manifest::Has) before a planner is made that plans it. For rank 0 all that
+  // keep some, because it says what becomes of that.
   std::vector<int> FilesFor(int rank, size_t first, size_t last);
 
  private:
@@ -69,7 +86,19 @@ class LoadPlanner {
   void AddTensors(int rank, size_t first, size_t last, Building* building);
   void AddTensor(size_t registered, int rank, Building* building);
   void AddPiece(int file, const Copy& copy, Building* building) const;
-  absl::Status AddBlob(size_t registered, int rank, Building* building);
+  // Where the state of `rank` lies in the checkpoint.
+  struct Place {
+    int file = 0;
+    uint64_t begin = 0;
+    uint64_t bytes = 0;
+  };
+  std::optional<Place> FindBlob(size_t stored, int rank);
+  std::optional<Place> FindSlice(size_t stored, int rank) const;
+  void FindKept();
+  void AddFilesOfBlobs(int rank, size_t first, size_t last, std::vector<int>* files);
+  void FindOrphans();
+  void AddBlob(size_t registered, int rank, const Place& place, Building* building) const;
+  absl::Status AddBlobs(size_t registered, int rank, Building* building);
 
   const Manifest* const manifest_;
   const std::vector<Registered> registered_;
@@ -81,6 +110,10 @@ class LoadPlanner {
   std::vector<size_t> place_;                     // of each in order_: which of places_ says where it is held
   std::vector<size_t> places_;                    // a registered tensor for each set of ranks that hold some
   std::vector<size_t> blobs_;                     // registered per-rank tensors
+  absl::flat_hash_map<size_t, std::map<int, Place>> kept_;  // of each tensor of the manifest, by rank
+  const std::vector<std::string> may_be_missing_;
+  std::vector<std::string> missing_;
+  std::vector<std::string> orphans_;
   absl::flat_hash_map<absl::string_view, std::vector<std::pair<int, const Slice*>>> slices_;  // version 1
   std::vector<std::string> unknown_;
   std::vector<std::string> differences_;
@@ -88,6 +121,10 @@ class LoadPlanner {
 
 // One plan of a planner of its own.
 absl::StatusOr<LoadPlan> PlanLoad(const Manifest& manifest, const std::vector<Registered>& registered,
-                                  int rank, int world_size);
+                                  int rank, int world_size,
+                                  const std::vector<std::string>& may_be_missing = {});
+
+// Whether `*` (any characters, also none) and `?` (one) of `pattern` can stand for what `name` is.
+bool MatchesGlob(absl::string_view name, absl::string_view pattern);
 
 }  // namespace gtrain::ckpt

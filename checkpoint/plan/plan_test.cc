@@ -14,6 +14,7 @@
 #include "checkpoint/plan/load_plan.h"
 #include "checkpoint/plan/retention.h"
 #include "checkpoint/plan/save_plan.h"
+#include "sharding/random_boxes.h"
 
 namespace gtrain::ckpt {
 namespace {
@@ -50,6 +51,7 @@ Manifest Committed(const std::vector<Registered>& registered, int world) {
     file.chunks.assign((file.bytes + kChunkBytes - 1) / kChunkBytes, Xxh3Hex(""));
     file.data_begin = plan.header.size();
     file.per_rank = plan.per_rank;
+    file.kept = plan.kept;
     m.files.push_back(file);
   }
   return m;
@@ -133,11 +135,12 @@ TEST(SavePlan, PartsOfTensorsSayWhichTheyAre) {
 }
 
 TEST(SavePlan, PieceNamesAreReserved) {
-  for (const char* name : {"w[0:4096]", "w[0:4,8:16]", "w[0:4,8:16][2:5]", "w[0:4,8:16,1:2]", "[0:4]"}) {
+  for (const char* name :
+       {"w[0:4096]", "w[@3]", "rng[@1234]", "w[0:4,8:16]", "w[0:4,8:16][2:5]", "w[0:4,8:16,1:2]", "[0:4]"}) {
     EXPECT_TRUE(IsPieceName(name)) << name;
   }
-  for (const char* name : {"w", "w[0]", "layers[0].w", "w[:4]", "[0:4", "w[a:4]", "]", ":]", "w[,0:4]",
-                           "w[0:4,]", "w0:4,5:6]", ",0:4]", "0:4]", "4]"}) {
+  for (const char* name : {"w", "w[0]", "w[@]", "w[@1a]", "w@1]", "layers[0].w", "w[:4]", "[0:4", "w[a:4]",
+                           "]", ":]", "w[,0:4]", "w[0:4,]", "w0:4,5:6]", ",0:4]", "0:4]", "4]"}) {
     EXPECT_FALSE(IsPieceName(name)) << name;
   }
 }
@@ -181,7 +184,9 @@ void CheckReads(const Manifest& m, const LoadPlan& plan, int rank, std::vector<s
         const uint64_t first = c.file_begin + (from - c.begin);
         for (uint64_t chunk = first / kChunkBytes; chunk <= (first + n - 1) / kChunkBytes; ++chunk)
           wanted_chunk[chunk] = true;
-        for (uint64_t b = 0; b < n; ++b) ++(*times)[c.registered].at(to + b);
+        const bool tensor = c.registered < plan.restored.size();
+        const size_t of = tensor ? c.registered : plan.blobs[c.registered - plan.restored.size()].registered;
+        for (uint64_t b = 0; b < n; ++b) ++(*times)[of].at(to + b);
         bytes += n;
       });
       EXPECT_EQ(bytes, c.needed);
@@ -231,10 +236,20 @@ Sharding RandomSharding(Rng* rng, const std::vector<MeshAxis>& mesh, size_t dime
     const uint64_t use = rng->Below(5);
     if (use == 0) out.only.push_back({axis.name, static_cast<int64_t>(rng->Below(axis.size))});
     if (use > 2 && dimensions > 0)
-      out.splits.push_back({static_cast<int>(rng->Below(dimensions)), axis.name});
+      out.splits.push_back({static_cast<int>(rng->Below(dimensions)), axis.name,
+                            rng->Below(2) == 0 ? SplitRule::kBalanced : SplitRule::kChunk});
   }
   if (rng->Below(2) == 0) std::reverse(out.splits.begin(), out.splits.end());
   return out;
+}
+
+Registered Boxed(Rng* rng, std::string name, const std::vector<int64_t>& shape, int world, DType dtype) {
+  auto boxes = *sharding::RankBoxes::Make(shape, sharding::RandomBoxes(rng, shape, world));
+  return {{.name = std::move(name),
+           .layout = Layout::kBoxes,
+           .dtype = dtype,
+           .shape = shape,
+           .boxes = std::move(boxes)}};
 }
 
 // N ranks to M ranks, any layout to any layout: each byte of each box is read once, and nothing else (C6).
@@ -256,14 +271,17 @@ TEST(LoadPlan, AnyLayoutReadsEveryByteOfAnyOtherOnce_C6) {
       std::vector<int64_t> shape(rng.Below(4));
       for (int64_t& n : shape) n = static_cast<int64_t>(rng.Below(11));
       if (!shape.empty() && rng.Below(60) == 0) shape.assign({1700, 1300});
-      const auto dtype = static_cast<DType>(rng.Below(7));
+      const auto dtype = static_cast<DType>(rng.Below(16));
       const std::string name = absl::StrCat("t", t);
-      saved.push_back(rng.Below(4) == 0
-                          ? Tensor(name, shape, dtype)
-                          : Sharded(name, shape, RandomSharding(&rng, from, shape.size()), dtype));
-      wanted.push_back(rng.Below(4) == 0
-                           ? Tensor(name, shape, dtype)
-                           : Sharded(name, shape, RandomSharding(&rng, to, shape.size()), dtype));
+      const auto any = [&](const std::vector<MeshAxis>& mesh) {
+        const uint64_t how = rng.Below(4);
+        if (how == 0) return Tensor(name, shape, dtype);
+        if (how == 1 && *ElementCount(shape, dtype) > 0)
+          return Boxed(&rng, name, shape, world_of(mesh), dtype);
+        return Sharded(name, shape, RandomSharding(&rng, mesh, shape.size()), dtype);
+      };
+      saved.push_back(any(from));
+      wanted.push_back(any(to));
     }
     std::reverse(wanted.begin(), wanted.end());  // the order of registration may change too
     const Manifest m = Committed(saved, world_of(from));
@@ -333,6 +351,19 @@ TEST(Limits, AreNamedBeforeAnythingIsWritten) {
   EXPECT_EQ(LimitFound(Large(800, 8), 0, 8), "");
   EXPECT_EQ(LimitFound({Tensor("w", {6400 * kGiB}, DType::kUint8)}, 0, 1), "");
   EXPECT_THAT(LimitFound({Tensor("w", {7000 * kGiB}, DType::kUint8)}, 0, 1), HasSubstr("ranks 0 to 0"));
+  // What each save may have on top counts with its bound.
+  Registered free = Blob("loader", 0);
+  free.any_length = true;
+  EXPECT_EQ(LimitFound({free}, 0, 1, 65 << 20), "");
+  EXPECT_THAT(LimitFound({free}, 0, 1, 64 << 20), HasSubstr("the file of rank 0 would have 64"));
+  // Boxes stand in the root.
+  std::vector<sharding::Box> cut(8192);
+  for (size_t rank = 0; rank < cut.size(); ++rank) cut[rank] = {{static_cast<int64_t>(rank), 1}};
+  const GlobalTensor boxed = {.name = "boxed",
+                              .layout = Layout::kBoxes,
+                              .shape = {8192},
+                              .boxes = *sharding::RankBoxes::Make({8192}, cut)};
+  EXPECT_EQ(LimitFound({{.tensor = boxed, .bytes = 1}}, 77, 8192), "");
   // Names.
   std::vector<Registered> many;
   for (int i = 0; i < 250'000; ++i) many.push_back(Tensor(absl::StrCat(i, std::string(250, 'n')), {1}));
@@ -364,6 +395,38 @@ TEST(LoadPlan, FilesForAreThoseThatThePlanReads) {
   }
 }
 
+// Which files keep state of ranks that are no more stands in parts: of those the root says only how many do.
+TEST(LoadPlan, FilesForAreThoseThatMayKeepStateOfRanks_C6) {
+  std::vector<Registered> state = {Tensor("b", {3}), Blob("rng", 5)};
+  state[1].rule = PerRankRule::kKeep;
+  Manifest m = Committed(state, 130);
+  for (const int orphan : {150, 195, 200}) {
+    ShardFile& file = m.files[static_cast<size_t>(orphan % 130)];
+    file.kept = {{0, orphan, 5}};
+    file.bytes += 5;
+  }
+  Manifest root = m;
+  root.parts.assign(3, {});
+  root.parts[0].kept = 1;
+  root.parts[1].kept = 2;
+  root.files.assign(130, {});
+  for (const int world : {1, 7, 65, 130, 150, 201}) {
+    for (int rank = 0; rank < world; ++rank) {
+      const std::vector<int> files = LoadPlanner(&root, state, world).FilesFor(rank, 0, state.size());
+      const auto plan = LoadPlanner(&m, state, world).Plan(rank);
+      ASSERT_TRUE(plan.ok()) << plan.status();
+      for (const FileRead& read : plan->reads) EXPECT_THAT(files, ::testing::Contains(read.file));
+      // Its own file, that has what it keeps, and that of "b".
+      if (world == 130 && rank > 0) {
+        EXPECT_LE(files.size(), 2u) << rank;
+      }
+    }
+  }
+  // The log of rank 0 names all of them.
+  EXPECT_THAT(LoadPlanner(&root, state, 130).FilesFor(0, 0, state.size()),
+              ::testing::AllOf(::testing::Contains(20), ::testing::Contains(65), ::testing::Contains(70)));
+}
+
 // What the first version of the format says byte range by byte range.
 TEST(LoadPlan, SlicesOfVersion1AreReadIntoAnyLayout) {
   Manifest m{.version = 1, .world_size = 2};
@@ -385,6 +448,113 @@ TEST(LoadPlan, SlicesOfVersion1AreReadIntoAnyLayout) {
     for (int n : times[0]) EXPECT_EQ(n, 1);
     EXPECT_EQ(plan->restored[1], rank < 2);
     EXPECT_EQ(plan->reads.size(), 2u);
+  }
+}
+
+// State of ranks that are no more goes where its rule says, through any number of worlds (C6).
+TEST(LoadPlan, StateOfRanksThatAreNoMoreFollowsItsRule_C6) {
+  std::vector<Registered> registered = {Tensor("w", {8}), Blob("drop", 3), Blob("keep", 5)};
+  registered.push_back(Blob("merge", 0));
+  registered[2].rule = PerRankRule::kKeep;
+  registered[3].rule = PerRankRule::kMerge;
+  registered[3].any_length = true;
+  Manifest m{.world_size = 7};
+  const auto commit = [&](int world, const std::vector<SaveTail>& tails) {
+    m = {.world_size = world};
+    for (const Registered& r : registered) m.tensors.push_back(r.tensor);
+    for (int rank = 0; rank < world; ++rank) {
+      const ShardPlan plan = PlanShard(registered, rank, world, tails[static_cast<size_t>(rank)]);
+      EXPECT_EQ(plan.header.size() % kTailHeaderBytes, 0u);
+      ShardFile file{.name = ShardName(rank, world), .bytes = plan.file_bytes()};
+      file.chunks.assign((file.bytes + kChunkBytes - 1) / kChunkBytes, Xxh3Hex(""));
+      file.data_begin = plan.header.size();
+      file.per_rank = plan.per_rank;
+      file.kept = plan.kept;
+      m.files.push_back(file);
+    }
+    m.id = {.epoch = 1, .timeline = 1, .step = 1, .generation = 1, .attempt = 1};
+    EXPECT_TRUE(Validate(m).ok()) << Validate(m);
+  };
+  std::vector<SaveTail> tails;
+  for (uint64_t rank = 0; rank < 7; ++rank) tails.push_back({.per_rank = {3, 5, rank}});
+  commit(7, tails);
+  const auto read = [&](int world, int rank) {
+    const auto plan = PlanLoad(m, registered, rank, world);
+    EXPECT_TRUE(plan.ok()) << plan.status();
+    std::vector<BlobRead> blobs = plan->blobs;
+    if (rank == 0) {
+      EXPECT_EQ(plan->orphans.size(), world < 7 ? 3u : 0u);
+      if (world == 3) {
+        EXPECT_EQ(plan->orphans[0], "\"drop\" of ranks 3,4,5,6, not in this world, is dropped");
+        EXPECT_THAT(plan->orphans[1], HasSubstr("\"keep\" of ranks 3,4,5,6, not in this world, is kept"));
+        EXPECT_THAT(plan->orphans[2], HasSubstr("\"merge\" of ranks 3,4,5,6, not in this world, is merged"));
+      }
+    }
+    return blobs;
+  };
+  EXPECT_THAT(read(3, 0),
+              ElementsAre(BlobRead{1, 0, 3}, BlobRead{2, 0, 5}, BlobRead{2, 3, 5}, BlobRead{2, 6, 5},
+                          BlobRead{3, 0, 0}, BlobRead{3, 3, 3}, BlobRead{3, 6, 6}));
+  EXPECT_THAT(read(3, 1), ElementsAre(BlobRead{1, 1, 3}, BlobRead{2, 1, 5}, BlobRead{2, 4, 5},
+                                      BlobRead{3, 1, 1}, BlobRead{3, 4, 4}));
+  // Saved by three ranks, which carry the state of 3 to 6; then read by two, by five and by seven.
+  commit(3, {{.per_rank = {3, 5, 1}, .kept = {{1, 3, 5}, {1, 6, 5}}},
+             {.per_rank = {3, 5, 1}, .kept = {{1, 4, 5}}},
+             {.per_rank = {3, 5, 1}, .kept = {{1, 5, 5}}}});
+  const auto header = ParseShardHeader(
+      PlanShard(registered, 0, 3, {.per_rank = {3, 5, 1}, .kept = {{1, 3, 5}}}).header,
+      PlanShard(registered, 0, 3, {.per_rank = {3, 5, 1}, .kept = {{1, 3, 5}}}).file_bytes());
+  ASSERT_TRUE(header.ok());
+  EXPECT_EQ(header->tensors.back().name, "keep[@3]");
+  const auto kept_by = [&](int world, int rank) {
+    std::vector<int> ranks;
+    const auto plan = PlanLoad(m, registered, rank, world);
+    EXPECT_TRUE(plan.ok()) << plan.status();
+    for (const BlobRead& blob : plan->blobs) {
+      if (blob.registered == 2) ranks.push_back(blob.rank);
+    }
+    return ranks;
+  };
+  EXPECT_THAT(kept_by(2, 0), ElementsAre(0, 2, 4, 6));
+  EXPECT_THAT(kept_by(2, 1), ElementsAre(1, 3, 5));
+  EXPECT_THAT(kept_by(5, 3), ElementsAre(3));
+  EXPECT_THAT(kept_by(5, 0), ElementsAre(0, 5));
+  EXPECT_THAT(kept_by(5, 1), ElementsAre(1, 6));
+  for (int rank = 0; rank < 7; ++rank) EXPECT_THAT(kept_by(7, rank), ElementsAre(rank));
+}
+
+TEST(LoadPlan, WhatMayBeMissingIsLeftAsItIs_C4) {
+  const Manifest m = Committed({Tensor("w", {2})}, 1);
+  const std::vector<Registered> registered = {Tensor("w", {2}), Tensor("lora_a", {3}), Tensor("lora_b", {4})};
+  EXPECT_THAT(std::string(PlanLoad(m, registered, 0, 1).status().message()),
+              HasSubstr("\"lora_a\" is not in it"));
+  const auto one = PlanLoad(m, registered, 0, 1, {"lora_a"});
+  EXPECT_THAT(std::string(one.status().message()), HasSubstr("\"lora_b\" is not in it"));
+  const auto all = PlanLoad(m, registered, 0, 1, {"lora_*", "other"});
+  ASSERT_TRUE(all.ok()) << all.status();
+  EXPECT_THAT(all->missing, ElementsAre("lora_a", "lora_b"));
+  EXPECT_THAT(all->restored, ElementsAre(true, false, false));
+  EXPECT_EQ(all->needed_bytes, 8u);
+  // A tensor of another shape is not a missing one.
+  EXPECT_FALSE(PlanLoad(m, {Tensor("w", {3})}, 0, 1, {"*"}).ok());
+}
+
+TEST(LoadPlan, Globs) {
+  for (const auto& [name, pattern] :
+       std::vector<std::pair<const char*, const char*>>{{"lora_a", "lora_*"},
+                                                        {"lora_", "lora_*"},
+                                                        {"a.lora_b.w", "*lora_?.*"},
+                                                        {"x", "*"},
+                                                        {"", "*"},
+                                                        {"abcabd", "*abd"},
+                                                        {"w", "w"},
+                                                        {"w", "?"},
+                                                        {"a*b", "a*b"}}) {
+    EXPECT_TRUE(MatchesGlob(name, pattern)) << name << " " << pattern;
+  }
+  for (const auto& [name, pattern] : std::vector<std::pair<const char*, const char*>>{
+           {"lora", "lora_*"}, {"x.lora_a", "lora_*"}, {"w", ""}, {"", "?"}, {"abc", "a*d"}, {"W", "w"}}) {
+    EXPECT_FALSE(MatchesGlob(name, pattern)) << name << " " << pattern;
   }
 }
 

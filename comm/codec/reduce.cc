@@ -31,6 +31,8 @@
 #include <cstring>
 #include <type_traits>
 
+#include "base/check.h"
+
 LOOPS_BEGIN;
 namespace gtrain::comm::LOOPS_NAMESPACE {
 namespace {
@@ -183,6 +185,8 @@ void ReduceAny(const Work& w, DType dtype, ReduceOp op) {
       return ReduceOf<Half>(op, w);
     case DType::kBFloat16:
       return ReduceOf<Brain>(op, w);
+    default:
+      GT_CHECK(IsReducible(dtype));  // CheckArguments refuses the others
   }
 }
 

@@ -38,6 +38,8 @@ double At(const std::vector<char>& data, size_t i, DType dtype) {
       return static_cast<double>(as(int64_t{}));
     case DType::kUint8:
       return as(uint8_t{});
+    default:
+      break;  // not in kTypes
   }
   return 0;
 }
@@ -60,6 +62,8 @@ void Set(char* data, size_t i, DType dtype, int value) {
       return put(static_cast<int64_t>(value));
     case DType::kUint8:
       return put(static_cast<uint8_t>(value));
+    default:
+      break;
   }
 }
 

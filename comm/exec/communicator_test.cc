@@ -357,6 +357,45 @@ TEST(Communicator, BadArguments) {
       absl::StatusCode::kInvalidArgument);
 }
 
+// Types that only checkpoints compute with are moved as they are, and no reduction takes their bytes for
+// others.
+TEST(Communicator, TypesThatCannotBeReducedAreNamedOnEveryRank) {
+  const std::pair<DType, const char*> kTypes[] = {{DType::kBool, "bool"},
+                                                  {DType::kInt8, "int8"},
+                                                  {DType::kInt16, "int16"},
+                                                  {DType::kUint16, "uint16"},
+                                                  {DType::kUint32, "uint32"},
+                                                  {DType::kUint64, "uint64"},
+                                                  {DType::kFloat8E4M3, "float8_e4m3fn"},
+                                                  {DType::kFloat8E5M2, "float8_e5m2"},
+                                                  {DType::kComplex64, "complex64"}};
+  for (const auto& nodes : std::vector<std::vector<std::string>>{{"a", "a"}, {"a", "b"}}) {
+    for (const auto& [dtype, name] : kTypes) {
+      SCOPED_TRACE(name);
+      const std::vector<std::function<absl::Status(Communicator&, char*, char*)>> reductions = {
+          [&](Communicator& c, char* in, char*) { return c.AllReduce(in, 4, dtype, ReduceOp::kSum); },
+          [&](Communicator& c, char* in, char*) { return c.Reduce(in, 4, dtype, ReduceOp::kMax, 0); },
+          [&](Communicator& c, char* in, char* out) {
+            return c.ReduceScatter(in, out, 2, dtype, ReduceOp::kMean);
+          }};
+      for (const auto& reduction : reductions) {
+        FakeWorld world(nodes);
+        const auto results = RunThreads(world, [&](Communicator& c) {
+          char in[32], out[32] = {};
+          std::fill(in, in + 32, static_cast<char>(c.rank() + 1));
+          RETURN_IF_BAD(c.Broadcast(in, 4, dtype, 1));
+          EXPECT_EQ(std::count(in, in + 4 * DTypeSize(dtype), 2), 4 * static_cast<int>(DTypeSize(dtype)));
+          return reduction(c, in, out);
+        });
+        for (const absl::Status& s : results) {
+          EXPECT_EQ(s.code(), absl::StatusCode::kInvalidArgument) << s;
+          EXPECT_THAT(std::string(s.message()), testing::HasSubstr(absl::StrCat(name, " cannot be reduced")));
+        }
+      }
+    }
+  }
+}
+
 // Ranks of other machines hear of it from the record, and not by their deadline.
 TEST(Communicator, BadArgumentsOfOneRankAreNamedOnEveryRank) {
   for (const auto& nodes :

@@ -25,6 +25,24 @@ const char* DTypeName(DType dtype) {
       return "int64";
     case DType::kUint8:
       return "uint8";
+    case DType::kBool:
+      return "bool";
+    case DType::kInt8:
+      return "int8";
+    case DType::kInt16:
+      return "int16";
+    case DType::kUint16:
+      return "uint16";
+    case DType::kUint32:
+      return "uint32";
+    case DType::kUint64:
+      return "uint64";
+    case DType::kFloat8E4M3:
+      return "float8_e4m3fn";
+    case DType::kFloat8E5M2:
+      return "float8_e5m2";
+    case DType::kComplex64:
+      return "complex64";
   }
   return "unknown type";
 }
@@ -72,6 +90,12 @@ std::string Describe(const OpRecord& r, absl::Span<const int> names) {
 absl::Status CheckArguments(const OpRecord& r, int world) {
   const size_t element = DTypeSize(r.dtype);
   if (element == 0) return absl::InvalidArgumentError(absl::StrCat("unknown element type ", int(r.dtype)));
+  const bool reduces =
+      r.kind == OpKind::kAllReduce || r.kind == OpKind::kReduceScatter || r.kind == OpKind::kReduce;
+  if (reduces && !IsReducible(r.dtype)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(DTypeName(r.dtype), " cannot be reduced: convert the data to another type first"));
+  }
   if (r.op > ReduceOp::kMax) return absl::InvalidArgumentError(absl::StrCat("unknown reduction ", int(r.op)));
   if (r.root < 0 || r.root >= world) {
     return absl::InvalidArgumentError(absl::StrCat("root ", r.root, " is not a rank of 0..", world - 1));

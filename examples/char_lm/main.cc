@@ -186,15 +186,16 @@ absl::Status Trainer::MakeReducer() {
 absl::Status Trainer::RegisterAndRestore(Checkpointer* checkpointer) {
   checkpointer_ = checkpointer;
   const auto count = static_cast<int64_t>(momentum_.size());
-  absl::Status s = checkpointer_->AddReplicated("model", model_.values().data(), {count}, DType::kFloat32);
+  const auto memory = [](auto&& values) { return Memory{values.data(), values.size() * sizeof(float)}; };
+  absl::Status s = checkpointer_->AddReplicated("model", memory(model_.values()), {count}, DType::kFloat32);
   if (!s.ok()) return s;
-  s = checkpointer_->AddReplicated("momentum", momentum_.data(), {count}, DType::kFloat32);
+  s = checkpointer_->AddReplicated("momentum", memory(momentum_), {count}, DType::kFloat32);
   if (!s.ok()) return s;
   static_assert(sizeof(Cursor) == 3 * sizeof(int64_t));
-  s = checkpointer_->AddReplicated("cursor", &cursor_, {3}, DType::kInt64);
+  s = checkpointer_->AddReplicated("cursor", {&cursor_, sizeof(cursor_)}, {3}, DType::kInt64);
   if (!s.ok()) return s;
   if (const std::string& name = reducer_->CarriedName(); !name.empty()) {
-    s = checkpointer_->AddPerRank(name, carried_.data(), carried_.size() * sizeof(float));
+    s = checkpointer_->AddPerRank(name, memory(carried_));
     if (!s.ok()) return s;
   }
   absl::StatusOr<std::optional<RestoredStep>> restored = checkpointer_->Restore();

@@ -280,18 +280,19 @@ absl::Status Trainer::MakeReducer() {
 absl::Status Trainer::RegisterAndRestore(Checkpointer* checkpointer) {
   checkpointer_ = checkpointer;
   for (auto& p : net_->named_parameters()) {
-    absl::Status s = checkpointer_->AddReplicated(absl::StrCat("model/", p.key()), p.value().data_ptr(),
+    absl::Status s = checkpointer_->AddReplicated(absl::StrCat("model/", p.key()),
+                                                  {p.value().data_ptr(), p.value().nbytes()},
                                                   p.value().sizes().vec(), DType::kFloat32);
     if (!s.ok()) return s;
   }
-  absl::Status s = checkpointer_->AddReplicated("optimizer/momentum", momentum_.data_ptr(),
-                                                {momentum_.numel()}, DType::kFloat32);
+  absl::Status s = checkpointer_->AddReplicated(
+      "optimizer/momentum", {momentum_.data_ptr(), momentum_.nbytes()}, {momentum_.numel()}, DType::kFloat32);
   if (!s.ok()) return s;
   static_assert(sizeof(Cursor) == 3 * sizeof(int64_t));
-  s = checkpointer_->AddReplicated("cursor", &cursor_, {3}, DType::kInt64);
+  s = checkpointer_->AddReplicated("cursor", {&cursor_, sizeof(cursor_)}, {3}, DType::kInt64);
   if (!s.ok()) return s;
   if (const std::string& name = reducer_->CarriedName(); !name.empty()) {
-    s = checkpointer_->AddPerRank(name, carried_.data(), carried_.size() * sizeof(float));
+    s = checkpointer_->AddPerRank(name, {carried_.data(), carried_.size() * sizeof(float)});
     if (!s.ok()) return s;
   }
 

@@ -11,6 +11,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
+#include "gtrain/memory.h"
 #include "gtrain/session.h"
 #include "gtrain/sharding.h"
 #include "gtrain/types.h"
@@ -56,6 +57,15 @@ struct RestoredStep {
   uint64_t bytes_near = 0;  // of bytes_read: of copies in near memory or on a near disk, not of the storage
 };
 
+struct RestoreOptions {
+  // Names of registered tensors, `*` and `?` stand for any characters: those that the checkpoint lacks are
+  // left as they are, and named in the log. Others that it lacks are an error.
+  std::vector<std::string> may_be_missing;
+};
+
+// Byte entries and what PerRankRule::kKeep carries, of one rank in one save.
+inline constexpr size_t kByteEntriesMax = size_t{64} << 20;
+
 // Register state once, then Restore, then Save. Registered memory is the caller's and must
 // outlive the Checkpointer. Not thread-safe: one owner. Under gtrain a process of its own writes: once Save()
 // has returned on all ranks, the save is committed whatever becomes of them. Run by hand a thread writes, and
@@ -68,28 +78,48 @@ class Checkpointer {
                                                             const CheckpointOptions& options = {});
   virtual ~Checkpointer() = default;
 
+  // Each Add: InvalidArgument when `memory` has other bytes than the shape and dtype say, with both numbers;
+  // Unimplemented for memory that is not the host's.
+
   // State that is equal on all ranks: saved once (ranks share the writing), restored on every rank.
-  virtual absl::Status AddReplicated(absl::string_view name, void* data, std::vector<int64_t> shape,
+  virtual absl::Status AddReplicated(absl::string_view name, Memory memory, std::vector<int64_t> shape,
                                      DType dtype) = 0;
-  // A tensor of the global `shape` that lies on the ranks as `sharding` says. `data` is this rank's box of
+  // A tensor of the global `shape` that lies on the ranks as `sharding` says. `memory` is this rank's box of
   // it, dense, row by row (LocalBoxOf tells its shape), and may be null where that is empty. Every rank
   // registers every tensor, also those it holds nothing of. Each byte is saved once: ranks that hold the same
   // box share the writing. What was saved under one layout and world size is restored under any other,
   // replicated or sharded.
-  virtual absl::Status AddSharded(absl::string_view name, void* data, std::vector<int64_t> shape,
+  virtual absl::Status AddSharded(absl::string_view name, Memory memory, std::vector<int64_t> shape,
                                   const Sharding& sharding, DType dtype) = 0;
-  // State of this rank alone (RNG, data cursor, residuals): saved by each rank, restored by the same rank
-  // number; at another world size Restore leaves it untouched on ranks that had none, and says so in the log.
-  virtual absl::Status AddPerRank(absl::string_view name, void* data, size_t bytes) = 0;
+  // The same for cuts that no Sharding describes: this rank holds the box of `local_shape` at `begin`, which
+  // is empty where a dimension of it is 0. Ranks that hold the same box share the writing; other boxes have
+  // no element in common, and together they are the whole tensor. The first Restore or Save checks that, and
+  // its error names tensor and ranks: once, a rank sends 16 bytes a tensor into a sum over all ranks, and
+  // then 16 bytes a dimension, for each different way to cut, to all. A list of boxes takes about 60 bytes a
+  // rank in every manifest, whatever the number of tensors that it is for; a Sharding takes one line.
+  virtual absl::Status AddBox(absl::string_view name, Memory memory, std::vector<int64_t> shape,
+                              std::vector<int64_t> begin, std::vector<int64_t> local_shape, DType dtype) = 0;
+  // State of this rank alone (data cursor, residuals): saved by each rank, restored by the same rank number,
+  // of the same size; at another world size Restore leaves it untouched on ranks that had none, and says so
+  // in the log. `rule`, equal on all ranks: what becomes of that of ranks that are no more; not kMerge.
+  virtual absl::Status AddPerRank(absl::string_view name, Memory memory,
+                                  PerRankRule rule = PerRankRule::kDrop) = 0;
+  // Bytes of this rank alone whose number may change from save to save (a pickled loader, RNG). `save` is
+  // called by each Save that is not skipped, `load` by Restore when everything is verified, on the calling
+  // thread; an error of either is that of the Save or Restore. At most kByteEntriesMax together.
+  virtual absl::Status AddBytes(absl::string_view name, std::function<absl::StatusOr<std::string>()> save,
+                                std::function<absl::Status(absl::string_view)> load,
+                                PerRankRule rule = PerRankRule::kDrop) = 0;
 
-  // Collective. The newest committed and intact checkpoint into the registered memory; nullopt when there is
-  // none. No rank returns before all verified. After an error the registered memory may hold parts of what
-  // was read. A checkpoint that is proven to be damaged (another checksum or length, or a file that is absent
-  // although the manifest is there) is passed over with a loud log line, at most max_rollback in a row; then
-  // DataLoss. Unavailable: the storage cannot be read, or the newest checkpoint that the head knows is not
-  // where it was (nothing mounted?). Nothing older is restored for that. Exit with any code but 0: gtrain
-  // waits for the storage and starts the job again, and charges nothing.
-  virtual absl::StatusOr<std::optional<RestoredStep>> Restore() = 0;
+  // Collective, `options` equal on all ranks. The newest committed and intact checkpoint into the registered
+  // memory; nullopt when there is none. No rank returns before all verified. After an error the registered
+  // memory may hold parts of what was read. A checkpoint that is proven to be damaged (another checksum or
+  // length, or a file that is absent although the manifest is there) is passed over with a loud log line, at
+  // most max_rollback in a row; then DataLoss. Unavailable: the storage cannot be read, or the newest
+  // checkpoint that the head knows is not where it was (nothing mounted?). Nothing older is restored for
+  // that. Exit with any code but 0: gtrain waits for the storage and starts the job again, and charges
+  // nothing.
+  virtual absl::StatusOr<std::optional<RestoredStep>> Restore(const RestoreOptions& options = {}) = 0;
 
   // Copies the registered state (the only stall) and returns; writing and commit go on beside training.
   // All ranks call it with the same step. False: skipped, because the previous save is still being written.

@@ -27,7 +27,7 @@ extern "C" {
 #endif
 
 /* Grows with every incompatible change of this header. */
-#define GTRAIN_C_ABI 1
+#define GTRAIN_C_ABI 2
 
 /* The numbers are those of absl::StatusCode. */
 typedef enum gtrain_status {
@@ -63,7 +63,17 @@ enum {
   GTRAIN_BFLOAT16 = 3,
   GTRAIN_INT32 = 4,
   GTRAIN_INT64 = 5,
-  GTRAIN_UINT8 = 6
+  GTRAIN_UINT8 = 6,
+  /* What checkpoints and the collectives that only move data take; reductions refuse these. */
+  GTRAIN_BOOL = 7, /* one byte */
+  GTRAIN_INT8 = 8,
+  GTRAIN_INT16 = 9,
+  GTRAIN_UINT16 = 10,
+  GTRAIN_UINT32 = 11,
+  GTRAIN_UINT64 = 12,
+  GTRAIN_FLOAT8_E4M3 = 13, /* without infinities */
+  GTRAIN_FLOAT8_E5M2 = 14,
+  GTRAIN_COMPLEX64 = 15 /* two float32 */
 };
 
 typedef int32_t gtrain_op;
@@ -186,10 +196,16 @@ typedef struct gtrain_mesh_axis {
   int64_t size;
 } gtrain_mesh_axis;
 
-/* Dimension `dimension` is cut into a part for each coordinate of `axis`; uneven parts differ by one. */
+/* How n elements are cut into p parts. Balanced: they differ by one at most, 10 over 4 is 3, 3, 2, 2. Chunk:
+ * n / p rounded up until none are left, as torch.chunk and DTensor do, 3, 3, 3, 1. */
+typedef int32_t gtrain_split_rule;
+enum { GTRAIN_SPLIT_BALANCED = 0, GTRAIN_SPLIT_CHUNK = 1 };
+
+/* Dimension `dimension` is cut into a part for each coordinate of `axis`. */
 typedef struct gtrain_split {
   int32_t dimension;
   const char* axis;
+  gtrain_split_rule rule;
 } gtrain_split;
 
 /* The tensor exists only on ranks with this coordinate. */
@@ -226,6 +242,11 @@ typedef struct gtrain_checkpoint_options {
   double every_seconds;      /* 0: not by time */
   int64_t commit_timeout_ms; /* 0: ten minutes */
   int lazy;                  /* not 0: save returns at once; see gtrain_checkpointer_fence */
+  /* "off", "first" or "every N": in which saves ranks compare what they hold alike; NULL: "every 100" */
+  const char* verify_replicas;
+  int max_rollback; /* damaged checkpoints in a row that restore may pass over; 0: 1, -1: none */
+  int read_only;    /* not 0: restore works, saves are GTRAIN_FAILED_PRECONDITION, nothing is written */
+  int takeover;     /* not 0: takes the directory from a program that is alive */
 } gtrain_checkpoint_options;
 
 /* `options` may be NULL. Set GTRAIN_CHECKPOINT_* in the environment (from the job file) win over them. */
@@ -235,24 +256,63 @@ GTRAIN_API gtrain_status gtrain_checkpointer_open(gtrain_session* session,
 /* Under gtrain a save that is not committed yet goes on; by hand it is given up: wait first to keep it. */
 GTRAIN_API void gtrain_checkpointer_free(gtrain_checkpointer* checkpointer);
 
-/* Registered memory is the caller's and must outlive the checkpointer. Replicated: equal on all ranks. */
+/* Registered memory is the caller's and must outlive the checkpointer. `bytes` is how much there is: another
+ * number than shape and dtype say is GTRAIN_INVALID_ARGUMENT, with both numbers. Replicated: equal on all
+ * ranks. */
 GTRAIN_API gtrain_status gtrain_checkpointer_add_replicated(gtrain_checkpointer* checkpointer,
-                                                            const char* name, void* data,
+                                                            const char* name, void* data, size_t bytes,
                                                             const int64_t* shape, int dimensions,
                                                             gtrain_dtype dtype, gtrain_error* error);
 /* A tensor of the global `shape` of which this rank holds the box that gtrain_local_box tells: `data` is that
- * box, dense, row by row; NULL where it is empty. Every rank registers every tensor. Restored under any other
- * layout. */
+ * box, dense, row by row; NULL and 0 bytes where it is empty. Every rank registers every tensor. Restored
+ * under any other layout. */
 GTRAIN_API gtrain_status gtrain_checkpointer_add_sharded(gtrain_checkpointer* checkpointer, const char* name,
-                                                         void* data, const int64_t* shape, int dimensions,
-                                                         const gtrain_sharding* sharding, gtrain_dtype dtype,
-                                                         gtrain_error* error);
-/* State of this rank alone; restored by the same rank number. */
+                                                         void* data, size_t bytes, const int64_t* shape,
+                                                         int dimensions, const gtrain_sharding* sharding,
+                                                         gtrain_dtype dtype, gtrain_error* error);
+/* The same for any cut: this rank holds the box of local_shape[dimensions] at begin[dimensions]. Boxes of two
+ * ranks are equal (they share the writing) or have nothing in common, and together they are the whole tensor:
+ * the first restore or save says which ranks break that. */
+GTRAIN_API gtrain_status gtrain_checkpointer_add_box(gtrain_checkpointer* checkpointer, const char* name,
+                                                     void* data, size_t bytes, const int64_t* shape,
+                                                     const int64_t* begin, const int64_t* local_shape,
+                                                     int dimensions, gtrain_dtype dtype, gtrain_error* error);
+
+/* What becomes of the state of ranks that a smaller world has not any more; it is said in the log. */
+typedef int32_t gtrain_per_rank_rule;
+enum {
+  GTRAIN_PER_RANK_DROP = 0, /* left out */
+  GTRAIN_PER_RANK_KEEP = 1, /* carried along, by rank `old rank % size`, until a world has that rank again */
+  GTRAIN_PER_RANK_MERGE = 2 /* of add_bytes: `load` is called with it too, on rank `old rank % size` */
+};
+
+/* State of this rank alone; restored by the same rank number, of the same size. */
 GTRAIN_API gtrain_status gtrain_checkpointer_add_per_rank(gtrain_checkpointer* checkpointer, const char* name,
-                                                          void* data, size_t bytes, gtrain_error* error);
+                                                          void* data, size_t bytes, gtrain_per_rank_rule rule,
+                                                          gtrain_error* error);
+/* Sets *data and *bytes to what is to be saved now; it is copied before the call that asked returns. Anything
+ * but GTRAIN_OK is the result of that call. */
+typedef gtrain_status (*gtrain_bytes_save)(void* user, const void** data, size_t* bytes);
+typedef gtrain_status (*gtrain_bytes_load)(void* user, const void* data, size_t bytes);
+/* Bytes of this rank alone whose number may change from save to save. The functions are called on the thread
+ * that saves or restores, and must not call gtrain. 64 MiB together at most. */
+GTRAIN_API gtrain_status gtrain_checkpointer_add_bytes(gtrain_checkpointer* checkpointer, const char* name,
+                                                       gtrain_bytes_save save, gtrain_bytes_load load,
+                                                       void* user, gtrain_per_rank_rule rule,
+                                                       gtrain_error* error);
+
+typedef struct gtrain_restore_options {
+  size_t size; /* sizeof(gtrain_restore_options) */
+  /* Names of tensors, * and ? stand for any characters, that are left as they are if the checkpoint lacks
+   * them. */
+  const char* const* may_be_missing;
+  int may_be_missing_count;
+} gtrain_restore_options;
+
 /* Collective. The newest committed and intact checkpoint into the registered memory. *step is -1 when there
- * is none. */
-GTRAIN_API gtrain_status gtrain_checkpointer_restore(gtrain_checkpointer* checkpointer, int64_t* step,
+ * is none. `options` may be NULL. */
+GTRAIN_API gtrain_status gtrain_checkpointer_restore(gtrain_checkpointer* checkpointer,
+                                                     const gtrain_restore_options* options, int64_t* step,
                                                      gtrain_error* error);
 /* Of the last restore: bytes of this rank's state, each read once, and bytes read from storage for them
  * (whole chunks). 0 when nothing was restored. */

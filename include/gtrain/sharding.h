@@ -15,11 +15,17 @@ struct MeshAxis {
   bool operator==(const MeshAxis&) const = default;
 };
 
-// Dimension `dim` is cut into as many parts as `axis` has coordinates; coordinate i holds part i. n elements
-// in p parts: part i has n / p of them, and one more if i < n % p.
+// How n elements are cut into p parts.
+enum class SplitRule : uint8_t {
+  kBalanced,  // part i has n / p elements, and one more if i < n % p: 10 over 4 is 3, 3, 2, 2
+  kChunk,     // n / p rounded up, until there are none left, as torch.chunk and DTensor do: 3, 3, 3, 1
+};
+
+// Dimension `dim` is cut into as many parts as `axis` has coordinates; coordinate i holds part i.
 struct Split {
   int dim = 0;
   std::string axis;
+  SplitRule rule = SplitRule::kBalanced;
   bool operator==(const Split&) const = default;
 };
 

@@ -1,50 +1,100 @@
-"""What a collective or a checkpoint can work on: numpy arrays and anything else with a writable, contiguous buffer."""
+"""What a collective or a checkpoint can work on: numpy and ml_dtypes arrays, CPU torch tensors, any writable, contiguous buffer."""
 import ctypes
 
 from ._errors import InvalidArgument
 
-FLOAT32, FLOAT64, FLOAT16, BFLOAT16, INT32, INT64, UINT8 = range(7)
+# The numbers are those of gtrain_c.h; names as numpy, ml_dtypes and torch have them.
+NAMES = {name: code for code, name in enumerate(
+    ("float32", "float64", "float16", "bfloat16", "int32", "int64", "uint8", "bool", "int8", "int16", "uint16", "uint32",
+     "uint64", "float8_e4m3fn", "float8_e5m2", "complex64"))}
 OPS = {"sum": 0, "mean": 1, "min": 2, "max": 3}
-SIZES = {FLOAT32: 4, FLOAT64: 8, FLOAT16: 2, BFLOAT16: 2, INT32: 4, INT64: 8, UINT8: 1}
-NAMES = {"float32": FLOAT32, "float64": FLOAT64, "float16": FLOAT16, "bfloat16": BFLOAT16, "int32": INT32,
-         "int64": INT64, "uint8": UINT8}
-_FORMATS = {"f": FLOAT32, "d": FLOAT64, "e": FLOAT16, "i": INT32, "q": INT64, "B": UINT8,
-            "l": INT64 if ctypes.sizeof(ctypes.c_long) == 8 else INT32}
+SIZES = dict(enumerate((4, 8, 2, 2, 4, 8, 1, 1, 1, 2, 2, 4, 8, 1, 1, 8)))
+_LONG = "int64" if ctypes.sizeof(ctypes.c_long) == 8 else "int32"
+_FORMATS = {"f": "float32", "d": "float64", "e": "float16", "i": "int32", "q": "int64", "B": "uint8", "?": "bool",
+            "b": "int8", "h": "int16", "H": "uint16", "I": "uint32", "Q": "uint64", "Zf": "complex64", "l": _LONG,
+            "L": "u" + _LONG}
 
 
 class Buffer:
-    """Address, count, shape and dtype of somebody's memory; holds a reference while it lives."""
+    """Address, count, shape and dtype of somebody's memory; holds a reference while it lives.
+
+    With a `dtype` by name the elements are taken for that; elements of its size keep their shape, others become one
+    dimension.
+    """
 
     def __init__(self, data, dtype=None, writable=True):
+        if hasattr(data, "data_ptr"):
+            self._of_torch(data)
+        elif hasattr(data, "__array_interface__"):
+            self._of_numpy(data, writable)
+        else:
+            self._of_buffer(data, writable)
+        if dtype is not None:
+            self._take_for(code_of(dtype))
+        if self.dtype is None:
+            raise InvalidArgument(f"elements of type {self._name!r} are not supported; there are " + ", ".join(NAMES))
+        self.count = self.bytes // SIZES[self.dtype]
+        self.owner = data
+        if self.bytes == 0:
+            self.address = None
+
+    def _of_torch(self, tensor):
+        if tensor.device.type != "cpu":
+            raise InvalidArgument(f"the tensor lies on {tensor.device}: today only those on the CPU are taken")
+        if not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
+            raise InvalidArgument("the tensor is a view that is not contiguous: pass tensor.contiguous()")
+        self._describe(str(tensor.dtype).split(".")[-1], tensor.shape, tensor.element_size())
+        self.address = tensor.data_ptr()
+
+    def _of_numpy(self, array, writable):
+        # Not by memoryview, which knows no bfloat16.
+        if not array.flags.c_contiguous:
+            raise InvalidArgument("the array is not contiguous: pass numpy.ascontiguousarray(...) of it")
+        if writable and not array.flags.writeable:
+            raise InvalidArgument("the buffer is read-only")
+        if not array.dtype.isnative:
+            raise InvalidArgument(f"elements of {array.dtype} are not supported: the byte order is not that of this machine")
+        self._describe(array.dtype.name, array.shape, array.dtype.itemsize)
+        self.address = array.ctypes.data
+
+    def _of_buffer(self, data, writable):
         try:
             view = memoryview(data)
         except TypeError:
-            raise InvalidArgument(f"{type(data).__name__} has no buffer: pass a numpy array, array.array or "
-                                  "bytearray (for a torch tensor on the CPU: tensor.numpy())") from None
+            raise InvalidArgument(f"{type(data).__name__} has no buffer: pass a numpy array, a torch tensor on the CPU, "
+                                  "array.array or bytearray") from None
         if not view.c_contiguous:
-            raise InvalidArgument("the array is not contiguous: pass numpy.ascontiguousarray(...) of it")
+            raise InvalidArgument("the buffer is not contiguous")
         if writable and view.readonly:
             raise InvalidArgument("the buffer is read-only")
-        self.dtype = _dtype(view, dtype)
-        if view.nbytes % SIZES[self.dtype]:
-            raise InvalidArgument(f"{view.nbytes} bytes are no whole number of elements")
-        self.bytes = view.nbytes
-        self.count = view.nbytes // SIZES[self.dtype]
-        self.shape = tuple(view.shape) if dtype is None else (self.count,)
-        self.owner = data
+        self._describe(_FORMATS.get(view.format.lstrip("@=<"), view.format), view.shape, view.itemsize)
         self._view = view
         self.address = _address(view)
 
+    def _describe(self, name, shape, itemsize):
+        self._name = name
+        self._itemsize = itemsize
+        self.dtype = NAMES.get(name)
+        if self.dtype is not None and SIZES[self.dtype] != itemsize:
+            self.dtype = None
+        self.shape = tuple(shape)
+        self.bytes = itemsize
+        for n in self.shape:
+            self.bytes *= n
 
-def _dtype(view, dtype):
-    if dtype is not None:
-        if dtype not in NAMES:
-            raise InvalidArgument(f"no such dtype: {dtype}; there are " + ", ".join(NAMES))
-        return NAMES[dtype]
-    code = _FORMATS.get(view.format.lstrip("@=<"))
-    if code is None or SIZES[code] != view.itemsize:
-        raise InvalidArgument(f"elements of format {view.format!r} are not supported; there are " + ", ".join(NAMES))
-    return code
+    def _take_for(self, code):
+        if self.bytes % SIZES[code]:
+            raise InvalidArgument(f"{self.bytes} bytes are no whole number of elements")
+        if SIZES[code] != self._itemsize:
+            self.shape = (self.bytes // SIZES[code],)
+        self.dtype = code
+
+
+def code_of(dtype):
+    """The number of a dtype by name."""
+    if dtype not in NAMES:
+        raise InvalidArgument(f"no such dtype: {dtype}; there are " + ", ".join(NAMES))
+    return NAMES[dtype]
 
 
 def _address(view):

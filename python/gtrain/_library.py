@@ -6,7 +6,7 @@ from ctypes import POINTER, byref, c_char, c_char_p, c_double, c_int, c_int32, c
 
 from ._errors import LibraryNotFound, error_for
 
-ABI = 1  # GTRAIN_C_ABI of the header this file was written from
+ABI = 2  # GTRAIN_C_ABI of the header this file was written from
 
 
 class Error(ctypes.Structure):
@@ -15,7 +15,8 @@ class Error(ctypes.Structure):
 
 class CheckpointOptions(ctypes.Structure):
     _fields_ = [("size", c_size_t), ("uri", c_char_p), ("keep", c_int), ("every_steps", c_int64),
-                ("every_seconds", c_double), ("commit_timeout_ms", c_int64), ("lazy", c_int)]
+                ("every_seconds", c_double), ("commit_timeout_ms", c_int64), ("lazy", c_int),
+                ("verify_replicas", c_char_p), ("max_rollback", c_int), ("read_only", c_int), ("takeover", c_int)]
 
 
 class MeshAxis(ctypes.Structure):
@@ -23,7 +24,7 @@ class MeshAxis(ctypes.Structure):
 
 
 class Split(ctypes.Structure):
-    _fields_ = [("dimension", c_int32), ("axis", c_char_p)]
+    _fields_ = [("dimension", c_int32), ("axis", c_char_p), ("rule", c_int32)]
 
 
 class Only(ctypes.Structure):
@@ -35,6 +36,12 @@ class Sharding(ctypes.Structure):
                 ("split_count", c_int), ("only", POINTER(Only)), ("only_count", c_int)]
 
 
+class RestoreOptions(ctypes.Structure):
+    _fields_ = [("size", c_size_t), ("may_be_missing", POINTER(c_char_p)), ("may_be_missing_count", c_int)]
+
+
+BYTES_SAVE = ctypes.CFUNCTYPE(c_int, c_void_p, POINTER(c_void_p), POINTER(c_size_t))
+BYTES_LOAD = ctypes.CFUNCTYPE(c_int, c_void_p, c_void_p, c_size_t)
 LOG_FUNCTION = ctypes.CFUNCTYPE(None, c_int, c_char_p, c_void_p)
 
 _ERROR = POINTER(Error)
@@ -78,16 +85,19 @@ _FUNCTIONS = {
     "gtrain_request_free": (None, [c_void_p]),
     "gtrain_checkpointer_open": (c_int, [c_void_p, POINTER(CheckpointOptions), _HANDLE_OUT, _ERROR]),
     "gtrain_checkpointer_free": (None, [c_void_p]),
-    "gtrain_checkpointer_add_replicated": (c_int, [c_void_p, c_char_p, c_void_p, POINTER(c_int64), c_int, c_int,
-                                                   _ERROR]),
-    "gtrain_checkpointer_add_sharded": (c_int, [c_void_p, c_char_p, c_void_p, POINTER(c_int64), c_int,
+    "gtrain_checkpointer_add_replicated": (c_int, [c_void_p, c_char_p, c_void_p, c_size_t, POINTER(c_int64), c_int,
+                                                   c_int, _ERROR]),
+    "gtrain_checkpointer_add_sharded": (c_int, [c_void_p, c_char_p, c_void_p, c_size_t, POINTER(c_int64), c_int,
                                                 POINTER(Sharding), c_int, _ERROR]),
+    "gtrain_checkpointer_add_box": (c_int, [c_void_p, c_char_p, c_void_p, c_size_t, POINTER(c_int64), POINTER(c_int64),
+                                            POINTER(c_int64), c_int, c_int, _ERROR]),
+    "gtrain_checkpointer_add_bytes": (c_int, [c_void_p, c_char_p, BYTES_SAVE, BYTES_LOAD, c_void_p, c_int, _ERROR]),
     "gtrain_local_box": (c_int, [POINTER(c_int64), c_int, POINTER(Sharding), c_int, POINTER(c_int64),
                                  POINTER(c_int64), POINTER(c_int), _ERROR]),
     "gtrain_checkpointer_restored_bytes": (c_int, [c_void_p, POINTER(c_uint64), POINTER(c_uint64), _ERROR]),
-    "gtrain_checkpointer_add_per_rank": (c_int, [c_void_p, c_char_p, c_void_p, c_size_t, _ERROR]),
+    "gtrain_checkpointer_add_per_rank": (c_int, [c_void_p, c_char_p, c_void_p, c_size_t, c_int, _ERROR]),
     "gtrain_checkpointer_fence": (c_int, [c_void_p, _ERROR]),
-    "gtrain_checkpointer_restore": (c_int, [c_void_p, POINTER(c_int64), _ERROR]),
+    "gtrain_checkpointer_restore": (c_int, [c_void_p, POINTER(RestoreOptions), POINTER(c_int64), _ERROR]),
     "gtrain_checkpointer_save": (c_int, [c_void_p, c_int64, POINTER(c_int), _ERROR]),
     "gtrain_checkpointer_save_if_due": (c_int, [c_void_p, c_int64, c_void_p, POINTER(c_int), _ERROR]),
     "gtrain_checkpointer_wait": (c_int, [c_void_p, c_int64, _ERROR]),

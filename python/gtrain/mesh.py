@@ -3,6 +3,17 @@ import ctypes
 from ctypes import byref, c_int, c_int64
 
 from . import _library
+from ._errors import InvalidArgument
+
+
+_RULES = {"balanced": 0, "chunk": 1}
+
+
+def _rule(split):
+    rule = split[2] if len(split) > 2 else "balanced"
+    if rule not in _RULES:
+        raise InvalidArgument(f"no such rule of a split: {rule}; there are " + ", ".join(_RULES))
+    return _RULES[rule]
 
 
 class Mesh:
@@ -11,7 +22,8 @@ class Mesh:
         mesh = gtrain.Mesh(dp=4, tp=2)
         box = mesh.box((1024, 4096), rank, split=[(1, "tp")])    # slices: weights[box] is this rank's part
 
-    `split` lists (dimension, axis) in order; `only` names coordinates outside of which a tensor does not exist. Over all
+    `split` lists (dimension, axis) in order, or (dimension, axis, "chunk") for a dimension that is cut as torch.chunk and
+    DTensor do, 10 over 4 to 3, 3, 3, 1 and not to 3, 3, 2, 2 ("balanced"); `only` names coordinates outside of which a tensor does not exist. Over all
     other axes it is replicated.
     """
 
@@ -45,6 +57,6 @@ class Mesh:
             return (kind * len(items))(*[kind(*item) for item in items])
 
         mesh = array(_library.MeshAxis, [(name.encode(), size) for name, size in self.axes.items()])
-        splits = array(_library.Split, [(dimension, axis.encode()) for dimension, axis in split])
+        splits = array(_library.Split, [(item[0], item[1].encode(), _rule(item)) for item in split])
         pins = array(_library.Only, [(axis.encode(), index) for axis, index in (only or {}).items()])
         return _library.Sharding(ctypes.sizeof(_library.Sharding), mesh, len(mesh), splits, len(splits), pins, len(pins))

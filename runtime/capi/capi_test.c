@@ -118,10 +118,31 @@ static gtrain_checkpointer* OpenCheckpoint(gtrain_session* session, const char* 
   options.uri = uri;
   options.every_steps = 2;
   OK(gtrain_checkpointer_open(session, &options, &ckpt, &err));
-  OK(gtrain_checkpointer_add_replicated(ckpt, "weights", weights, shape, 2, GTRAIN_FLOAT32, &err));
-  OK(gtrain_checkpointer_add_per_rank(ckpt, "cursor", cursor, sizeof(*cursor), &err));
-  OK(gtrain_checkpointer_restore(ckpt, step, &err));
+  OK(gtrain_checkpointer_add_replicated(ckpt, "weights", weights, 6 * sizeof(float), shape, 2, GTRAIN_FLOAT32,
+                                        &err));
+  OK(gtrain_checkpointer_add_per_rank(ckpt, "cursor", cursor, sizeof(*cursor), GTRAIN_PER_RANK_KEEP, &err));
+  OK(gtrain_checkpointer_restore(ckpt, NULL, step, &err));
   return ckpt;
+}
+
+/* Beside the checkpointer that owns the directory. */
+static void TestReadOnly(gtrain_session* session, const char* uri) {
+  float weights[6] = {0};
+  const int64_t shape[2] = {2, 3};
+  int64_t step = 0;
+  gtrain_checkpoint_options options = {0};
+  gtrain_checkpointer* ckpt = NULL;
+  options.size = sizeof(options);
+  options.uri = uri;
+  CHECK(gtrain_checkpointer_open(session, &options, &ckpt, &err) == GTRAIN_FAILED_PRECONDITION);
+  options.read_only = 1;
+  OK(gtrain_checkpointer_open(session, &options, &ckpt, &err));
+  OK(gtrain_checkpointer_add_replicated(ckpt, "weights", weights, sizeof(weights), shape, 2, GTRAIN_FLOAT32,
+                                        &err));
+  OK(gtrain_checkpointer_restore(ckpt, NULL, &step, &err));
+  CHECK(step == 3 && weights[5] == 60);
+  CHECK(gtrain_checkpointer_save(ckpt, 4, NULL, &err) == GTRAIN_FAILED_PRECONDITION);
+  gtrain_checkpointer_free(ckpt);
 }
 
 static void TestCheckpoint(gtrain_session* session, gtrain_communicator* comm, const char* uri) {
@@ -143,12 +164,13 @@ static void TestCheckpoint(gtrain_session* session, gtrain_communicator* comm, c
   OK(gtrain_checkpointer_wait(ckpt, kTimeoutMs, &err));
   OK(gtrain_checkpointer_last_committed(ckpt, &step, &err));
   CHECK(step == 3);
-  CHECK(gtrain_checkpointer_add_replicated(ckpt, "bad", weights, bad_shape, 1, GTRAIN_FLOAT32, &err) ==
-        GTRAIN_INVALID_ARGUMENT);
+  CHECK(gtrain_checkpointer_add_replicated(ckpt, "bad", weights, sizeof(weights), bad_shape, 1,
+                                           GTRAIN_FLOAT32, &err) == GTRAIN_INVALID_ARGUMENT);
   gtrain_checkpointer_free(ckpt);
 
   ckpt = OpenCheckpoint(session, uri, again, &cursor_again, &step);
   CHECK(step == 3 && again[5] == 60 && again[0] == 1 && cursor_again == 41);
+  TestReadOnly(session, uri);
   gtrain_checkpointer_free(ckpt);
 }
 
@@ -165,10 +187,17 @@ static void TestLazySaves(gtrain_session* session, gtrain_communicator* comm, co
   options.size = offsetof(gtrain_checkpoint_options, lazy) - 1;
   CHECK(gtrain_checkpointer_open(session, &options, &ckpt, &err) == GTRAIN_INVALID_ARGUMENT);
   options.size = sizeof(options);
+  options.verify_replicas = "sometimes";
+  CHECK(gtrain_checkpointer_open(session, &options, &ckpt, &err) == GTRAIN_INVALID_ARGUMENT);
+  options.verify_replicas = "every 2";
+  options.max_rollback = -2;
+  CHECK(gtrain_checkpointer_open(session, &options, &ckpt, &err) == GTRAIN_INVALID_ARGUMENT);
+  options.max_rollback = -1;
   OK(gtrain_checkpointer_open(session, &options, &ckpt, &err));
   OK(gtrain_checkpointer_fence(ckpt, &err)); /* nothing was saved */
-  OK(gtrain_checkpointer_add_replicated(ckpt, "weights", weights, shape, 1, GTRAIN_FLOAT32, &err));
-  OK(gtrain_checkpointer_restore(ckpt, &step, &err));
+  OK(gtrain_checkpointer_add_replicated(ckpt, "weights", weights, sizeof(weights), shape, 1, GTRAIN_FLOAT32,
+                                        &err));
+  OK(gtrain_checkpointer_restore(ckpt, NULL, &step, &err));
   OK(gtrain_checkpointer_save(ckpt, 1, &saved, &err));
   OK(gtrain_checkpointer_fence(ckpt, &err));
   weights[0] = 10;
@@ -181,16 +210,84 @@ static void TestLazySaves(gtrain_session* session, gtrain_communicator* comm, co
   CHECK(strstr(err.message, "Fence() was not called") != NULL);
   OK(gtrain_checkpointer_last_committed(ckpt, &step, &err));
   CHECK(step == 1);
-  OK(gtrain_checkpointer_restore(ckpt, &step, &err));
+  OK(gtrain_checkpointer_restore(ckpt, NULL, &step, &err));
   CHECK(step == 1 && weights[0] == 1);
   gtrain_checkpointer_free(ckpt);
   CHECK(gtrain_checkpointer_fence(NULL, &err) == GTRAIN_INVALID_ARGUMENT);
 }
 
+typedef struct Loader {
+  char bytes[64];
+  size_t count;
+  int fails;
+} Loader;
+
+static gtrain_status SaveLoader(void* user, const void** data, size_t* bytes) {
+  Loader* loader = (Loader*)user;
+  *data = loader->bytes;
+  *bytes = loader->count;
+  return loader->fails ? GTRAIN_UNAVAILABLE : GTRAIN_OK;
+}
+
+static gtrain_status LoadLoader(void* user, const void* data, size_t bytes) {
+  Loader* loader = (Loader*)user;
+  if (bytes > sizeof(loader->bytes)) return GTRAIN_INVALID_ARGUMENT;
+  memcpy(loader->bytes, data, bytes);
+  loader->count = bytes;
+  return GTRAIN_OK;
+}
+
+/* Bytes whose number changes between saves, and a tensor that an older checkpoint lacks. */
+static void TestBytes(gtrain_session* session, const char* uri) {
+  Loader loader = {"one", 3, 0};
+  float extra[1] = {7};
+  const int64_t shape[1] = {1};
+  const char* const missing[1] = {"ex*"};
+  gtrain_restore_options how = {sizeof(how), missing, 1};
+  gtrain_checkpoint_options options = {0};
+  gtrain_checkpointer* ckpt = NULL;
+  int64_t step = 0;
+  int saved = 0;
+  options.size = sizeof(options);
+  options.uri = uri;
+  OK(gtrain_checkpointer_open(session, &options, &ckpt, &err));
+  CHECK(gtrain_checkpointer_add_bytes(ckpt, "loader", SaveLoader, NULL, &loader, GTRAIN_PER_RANK_DROP,
+                                      &err) == GTRAIN_INVALID_ARGUMENT);
+  CHECK(gtrain_checkpointer_add_bytes(ckpt, "loader", SaveLoader, LoadLoader, &loader, 9, &err) ==
+        GTRAIN_INVALID_ARGUMENT);
+  OK(gtrain_checkpointer_add_bytes(ckpt, "loader", SaveLoader, LoadLoader, &loader, GTRAIN_PER_RANK_MERGE,
+                                   &err));
+  OK(gtrain_checkpointer_save(ckpt, 1, &saved, &err));
+  OK(gtrain_checkpointer_wait(ckpt, kTimeoutMs, &err));
+  memcpy(loader.bytes, "longer now", 10);
+  loader.count = 10;
+  OK(gtrain_checkpointer_save(ckpt, 2, &saved, &err));
+  OK(gtrain_checkpointer_wait(ckpt, kTimeoutMs, &err));
+  loader.fails = 1;
+  CHECK(gtrain_checkpointer_save(ckpt, 3, &saved, &err) == GTRAIN_UNAVAILABLE);
+  CHECK(strstr(err.message, "loader") != NULL);
+  gtrain_checkpointer_free(ckpt);
+
+  memset(&loader, 0, sizeof(loader));
+  OK(gtrain_checkpointer_open(session, &options, &ckpt, &err));
+  OK(gtrain_checkpointer_add_bytes(ckpt, "loader", SaveLoader, LoadLoader, &loader, GTRAIN_PER_RANK_DROP,
+                                   &err));
+  OK(gtrain_checkpointer_add_replicated(ckpt, "extra", extra, sizeof(extra), shape, 1, GTRAIN_FLOAT32, &err));
+  CHECK(gtrain_checkpointer_restore(ckpt, NULL, &step, &err) == GTRAIN_FAILED_PRECONDITION);
+  how.size = 1;
+  CHECK(gtrain_checkpointer_restore(ckpt, &how, &step, &err) == GTRAIN_INVALID_ARGUMENT);
+  how.size = sizeof(how);
+  OK(gtrain_checkpointer_restore(ckpt, &how, &step, &err));
+  CHECK(step == 2 && extra[0] == 7 && loader.count == 10 && memcmp(loader.bytes, "longer now", 10) == 0);
+  gtrain_checkpointer_free(ckpt);
+}
+
 /* Seen by rank 0 of one: a mesh of one rank splits nothing, one of four is another world. */
 static void TestSharding(gtrain_session* session, const char* uri) {
   const gtrain_mesh_axis four[2] = {{"dp", 2}, {"tp", 2}}, one[2] = {{"dp", 1}, {"tp", 1}};
-  const gtrain_split columns = {1, "tp"};
+  const gtrain_split columns = {1, "tp", GTRAIN_SPLIT_BALANCED}, chunks = {0, "tp", GTRAIN_SPLIT_CHUNK},
+                     no_rule = {0, "tp", 7};
+  const int64_t ten[1] = {10}, box_begin[1] = {0}, box_shape[1] = {10};
   const gtrain_only last = {"dp", 1};
   gtrain_sharding sharding = {sizeof(sharding), four, 2, &columns, 1, NULL, 0};
   const int64_t shape[2] = {4, 5};
@@ -206,18 +303,36 @@ static void TestSharding(gtrain_session* session, const char* uri) {
   sharding.only_count = 1;
   OK(gtrain_local_box(shape, 2, &sharding, 1, begin, local, &holds, &err));
   CHECK(local[0] == 0 && local[1] == 0 && holds == 0);
+  sharding.only_count = 0;
+  sharding.splits = &no_rule;
+  CHECK(gtrain_local_box(shape, 2, &sharding, 1, begin, local, NULL, &err) == GTRAIN_INVALID_ARGUMENT);
+  sharding.splits = &chunks;
+  OK(gtrain_local_box(ten, 1, &sharding, 1, begin, local, NULL, &err));
+  CHECK(begin[0] == 5 && local[0] == 5);
+  sharding.splits = &columns;
   CHECK(gtrain_local_box(shape, 2, &sharding, 4, begin, local, NULL, &err) == GTRAIN_INVALID_ARGUMENT);
   CHECK(gtrain_local_box(shape, 2, NULL, 0, begin, local, NULL, &err) == GTRAIN_INVALID_ARGUMENT);
 
   options.size = sizeof(options);
   options.uri = uri;
   OK(gtrain_checkpointer_open(session, &options, &ckpt, &err));
-  CHECK(gtrain_checkpointer_add_sharded(ckpt, "w", data, shape, 2, &sharding, GTRAIN_FLOAT32, &err) ==
-        GTRAIN_INVALID_ARGUMENT);
+  CHECK(gtrain_checkpointer_add_sharded(ckpt, "w", data, sizeof(data), shape, 2, &sharding, GTRAIN_FLOAT32,
+                                        &err) == GTRAIN_INVALID_ARGUMENT);
   CHECK(strstr(err.message, "has 4 ranks") != NULL);
   sharding.mesh = one;
   sharding.only_count = 0;
-  OK(gtrain_checkpointer_add_sharded(ckpt, "w", data, shape, 2, &sharding, GTRAIN_FLOAT32, &err));
+  CHECK(gtrain_checkpointer_add_sharded(ckpt, "w", data, sizeof(data) - 4, shape, 2, &sharding,
+                                        GTRAIN_FLOAT32, &err) == GTRAIN_INVALID_ARGUMENT);
+  CHECK(strstr(err.message, "wants 80 bytes") != NULL && strstr(err.message, "76 are given") != NULL);
+  OK(gtrain_checkpointer_add_sharded(ckpt, "w", data, sizeof(data), shape, 2, &sharding, GTRAIN_FLOAT32,
+                                     &err));
+  CHECK(gtrain_checkpointer_add_box(ckpt, "b", data, 9, ten, box_begin, box_shape, 1, GTRAIN_BOOL, &err) ==
+        GTRAIN_INVALID_ARGUMENT);
+  CHECK(gtrain_checkpointer_add_box(ckpt, "b", data, 10, ten, NULL, box_shape, 1, GTRAIN_BOOL, &err) ==
+        GTRAIN_INVALID_ARGUMENT);
+  CHECK(gtrain_checkpointer_add_box(ckpt, "b", data, 10, ten, box_begin, box_shape, 1, 16, &err) ==
+        GTRAIN_INVALID_ARGUMENT);
+  OK(gtrain_checkpointer_add_box(ckpt, "b", data, 10, ten, box_begin, box_shape, 1, GTRAIN_BOOL, &err));
   OK(gtrain_checkpointer_restored_bytes(ckpt, &bytes, &bytes_read, &err));
   CHECK(bytes == 0 && bytes_read == 0);
   gtrain_checkpointer_free(ckpt);
@@ -283,6 +398,8 @@ int main(void) {
   TestCollectives(comm);
   TestCheckpoint(session, comm, uri);
   TestSharding(session, uri);
+  snprintf(lazy_uri, sizeof(lazy_uri), "%s-bytes", uri);
+  TestBytes(session, lazy_uri);
   snprintf(lazy_uri, sizeof(lazy_uri), "%s-lazy", uri);
   TestLazySaves(session, comm, lazy_uri);
   TestFork(session, comm);

@@ -18,7 +18,7 @@ constexpr int kAxesMax = 64;
 absl::StatusOr<CheckpointOptions> OptionsFrom(const gtrain_checkpoint_options* in) {
   CheckpointOptions options;
   if (in == nullptr) return options;
-  // Programs made before `lazy` was there say the size without it.
+  // Programs made before the later fields were there say the size without them.
   if (in->size < offsetof(gtrain_checkpoint_options, lazy)) {
     return absl::InvalidArgumentError("`size` of gtrain_checkpoint_options is not its sizeof");
   }
@@ -31,7 +31,13 @@ absl::StatusOr<CheckpointOptions> OptionsFrom(const gtrain_checkpoint_options* i
   if (in->every_steps > 0) options.every_steps = in->every_steps;
   if (in->every_seconds > 0) options.every = absl::Seconds(in->every_seconds);
   if (in->commit_timeout_ms > 0) options.commit_timeout = absl::Milliseconds(in->commit_timeout_ms);
-  if (in->size >= sizeof(gtrain_checkpoint_options)) options.lazy = in->lazy != 0;
+  if (in->size >= offsetof(gtrain_checkpoint_options, verify_replicas)) options.lazy = in->lazy != 0;
+  if (in->size < sizeof(gtrain_checkpoint_options)) return options;
+  if (in->max_rollback < -1) return absl::InvalidArgumentError("max_rollback is less than -1");
+  if (in->verify_replicas != nullptr) options.verify_replicas = in->verify_replicas;
+  if (in->max_rollback != 0) options.max_rollback = std::max(in->max_rollback, 0);
+  options.read_only = in->read_only != 0;
+  options.takeover = in->takeover != 0;
   return options;
 }
 
@@ -75,8 +81,12 @@ absl::StatusOr<Sharding> ShardingFrom(const gtrain_sharding* in) {
     return MeshAxis{text(a.name), a.size};
   }));
   GT_RETURN_IF_ERROR(ReadArray(in->splits, in->split_count, &out.splits, [&](const gtrain_split& s) {
-    return Split{s.dimension, text(s.axis)};
+    return Split{s.dimension, text(s.axis), static_cast<SplitRule>(s.rule)};
   }));
+  for (int i = 0; i < in->split_count; ++i) {
+    if (in->splits[i].rule == GTRAIN_SPLIT_BALANCED || in->splits[i].rule == GTRAIN_SPLIT_CHUNK) continue;
+    return absl::InvalidArgumentError(absl::StrCat("no such split rule: ", in->splits[i].rule));
+  }
   GT_RETURN_IF_ERROR(ReadArray(in->only, in->only_count, &out.only, [&](const gtrain_only& o) {
     return Only{text(o.axis), o.index};
   }));
@@ -96,31 +106,93 @@ absl::Status LocalBoxTo(const int64_t* shape, int dimensions, const gtrain_shard
   return absl::OkStatus();
 }
 
-absl::Status AddSharded(gtrain_checkpointer* handle, const char* name, void* data, const int64_t* shape,
-                        int dimensions, const gtrain_sharding* sharding, gtrain_dtype dtype) {
+// What every function that registers is given.
+absl::Status CheckEntry(gtrain_checkpointer* handle, const char* name) {
   GT_RETURN_IF_ERROR(CheckHandle(handle));
-  if (name == nullptr) return absl::InvalidArgumentError("the name is NULL");
+  return name == nullptr ? absl::InvalidArgumentError("the name is NULL") : absl::OkStatus();
+}
+
+absl::StatusOr<PerRankRule> RuleFrom(gtrain_per_rank_rule rule) {
+  switch (rule) {
+    case GTRAIN_PER_RANK_DROP:
+      return PerRankRule::kDrop;
+    case GTRAIN_PER_RANK_KEEP:
+      return PerRankRule::kKeep;
+    case GTRAIN_PER_RANK_MERGE:
+      return PerRankRule::kMerge;
+  }
+  return absl::InvalidArgumentError(absl::StrCat("no such rule for state of ranks: ", rule));
+}
+
+absl::Status AddReplicated(gtrain_checkpointer* handle, const char* name, const Memory& memory,
+                           const int64_t* shape, int dimensions, gtrain_dtype dtype) {
+  GT_RETURN_IF_ERROR(CheckEntry(handle, name));
+  GT_ASSIGN_OR_RETURN(std::vector<int64_t> global, ShapeFrom(shape, dimensions));
+  GT_ASSIGN_OR_RETURN(const DType type, DTypeFrom(dtype));
+  return handle->checkpointer->AddReplicated(name, memory, std::move(global), type);
+}
+
+absl::Status AddSharded(gtrain_checkpointer* handle, const char* name, const Memory& memory,
+                        const int64_t* shape, int dimensions, const gtrain_sharding* sharding,
+                        gtrain_dtype dtype) {
+  GT_RETURN_IF_ERROR(CheckEntry(handle, name));
   GT_ASSIGN_OR_RETURN(std::vector<int64_t> global, ShapeFrom(shape, dimensions));
   GT_ASSIGN_OR_RETURN(const Sharding how, ShardingFrom(sharding));
   GT_ASSIGN_OR_RETURN(const DType type, DTypeFrom(dtype));
-  GT_RETURN_IF_ERROR(CheckBuffer(data, 0, type));
-  return handle->checkpointer->AddSharded(name, data, std::move(global), how, type);
+  return handle->checkpointer->AddSharded(name, memory, std::move(global), how, type);
 }
 
-absl::Status AddReplicated(gtrain_checkpointer* handle, const char* name, void* data, const int64_t* shape,
-                           int dimensions, gtrain_dtype dtype) {
-  GT_RETURN_IF_ERROR(CheckHandle(handle));
-  if (name == nullptr) return absl::InvalidArgumentError("the name is NULL");
-  GT_ASSIGN_OR_RETURN(const std::vector<int64_t> global, ShapeFrom(shape, dimensions));
+absl::Status AddBox(gtrain_checkpointer* handle, const char* name, const Memory& memory, const int64_t* shape,
+                    const int64_t* begin, const int64_t* local_shape, int dimensions, gtrain_dtype dtype) {
+  GT_RETURN_IF_ERROR(CheckEntry(handle, name));
+  GT_ASSIGN_OR_RETURN(std::vector<int64_t> global, ShapeFrom(shape, dimensions));
+  GT_ASSIGN_OR_RETURN(std::vector<int64_t> at, ShapeFrom(begin, dimensions));
+  GT_ASSIGN_OR_RETURN(std::vector<int64_t> local, ShapeFrom(local_shape, dimensions));
   GT_ASSIGN_OR_RETURN(const DType type, DTypeFrom(dtype));
-  size_t count = 1;
-  for (int d = 0; d < dimensions; ++d) {
-    if (shape[d] < 0 || __builtin_mul_overflow(count, static_cast<size_t>(shape[d]), &count)) {
-      return absl::InvalidArgumentError(absl::StrCat(name, ": dimension ", d, " has the size ", shape[d]));
-    }
+  return handle->checkpointer->AddBox(name, memory, std::move(global), std::move(at), std::move(local), type);
+}
+
+absl::Status AddBytes(gtrain_checkpointer* handle, const char* name, gtrain_bytes_save save,
+                      gtrain_bytes_load load, void* user, gtrain_per_rank_rule rule) {
+  GT_RETURN_IF_ERROR(CheckEntry(handle, name));
+  GT_ASSIGN_OR_RETURN(const PerRankRule what, RuleFrom(rule));
+  if (save == nullptr || load == nullptr) return absl::InvalidArgumentError("`save` or `load` is NULL");
+  const auto failed = [](gtrain_status status, absl::string_view which) {
+    return absl::Status(static_cast<absl::StatusCode>(status),
+                        absl::StrCat("the program's function that ", which, " these bytes failed"));
+  };
+  return handle->checkpointer->AddBytes(
+      name,
+      [=]() -> absl::StatusOr<std::string> {
+        const void* data = nullptr;
+        size_t bytes = 0;
+        if (const gtrain_status status = save(user, &data, &bytes); status != GTRAIN_OK)
+          return failed(status, "saves");
+        if (data == nullptr && bytes > 0) return absl::InvalidArgumentError("no data, but bytes");
+        // A larger one is refused anyway; it need not be copied for that.
+        return std::string(static_cast<const char*>(data), std::min(bytes, kByteEntriesMax + 1));
+      },
+      [=](absl::string_view text) {
+        const gtrain_status status = load(user, text.data(), text.size());
+        return status == GTRAIN_OK ? absl::OkStatus() : failed(status, "loads");
+      },
+      what);
+}
+
+absl::StatusOr<RestoreOptions> RestoreOptionsFrom(const gtrain_restore_options* in) {
+  RestoreOptions options;
+  if (in == nullptr) return options;
+  if (in->size < sizeof(gtrain_restore_options)) {
+    return absl::InvalidArgumentError("`size` of gtrain_restore_options is not its sizeof");
   }
-  GT_RETURN_IF_ERROR(CheckBuffer(data, count, type));
-  return handle->checkpointer->AddReplicated(name, data, global, type);
+  if (in->may_be_missing_count < 0 || (in->may_be_missing_count > 0 && in->may_be_missing == nullptr)) {
+    return absl::InvalidArgumentError("`may_be_missing` is not as long as it says");
+  }
+  for (int i = 0; i < in->may_be_missing_count; ++i) {
+    if (in->may_be_missing[i] == nullptr) return absl::InvalidArgumentError("`may_be_missing` holds a NULL");
+    options.may_be_missing.push_back(in->may_be_missing[i]);
+  }
+  return options;
 }
 
 absl::Status StoreSaved(absl::StatusOr<bool> result, int* saved) {
@@ -145,19 +217,38 @@ gtrain_status gtrain_checkpointer_open(gtrain_session* session, const gtrain_che
 void gtrain_checkpointer_free(gtrain_checkpointer* checkpointer) { gtrain::capi::FreeHandle(checkpointer); }
 
 gtrain_status gtrain_checkpointer_add_replicated(gtrain_checkpointer* checkpointer, const char* name,
-                                                 void* data, const int64_t* shape, int dimensions,
-                                                 gtrain_dtype dtype, gtrain_error* error) {
-  return Call(
-      error, [&] { return gtrain::capi::AddReplicated(checkpointer, name, data, shape, dimensions, dtype); });
+                                                 void* data, size_t bytes, const int64_t* shape,
+                                                 int dimensions, gtrain_dtype dtype, gtrain_error* error) {
+  return Call(error, [&] {
+    return gtrain::capi::AddReplicated(checkpointer, name, {data, bytes}, shape, dimensions, dtype);
+  });
 }
 
+// NOLINTNEXTLINE(readability-function-size)
 gtrain_status gtrain_checkpointer_add_sharded(gtrain_checkpointer* checkpointer, const char* name, void* data,
-                                              const int64_t* shape, int dimensions,
+                                              size_t bytes, const int64_t* shape, int dimensions,
                                               const gtrain_sharding* sharding, gtrain_dtype dtype,
                                               gtrain_error* error) {
   return Call(error, [&] {
-    return gtrain::capi::AddSharded(checkpointer, name, data, shape, dimensions, sharding, dtype);
+    return gtrain::capi::AddSharded(checkpointer, name, {data, bytes}, shape, dimensions, sharding, dtype);
   });
+}
+
+// NOLINTNEXTLINE(readability-function-size)
+gtrain_status gtrain_checkpointer_add_box(gtrain_checkpointer* checkpointer, const char* name, void* data,
+                                          size_t bytes, const int64_t* shape, const int64_t* begin,
+                                          const int64_t* local_shape, int dimensions, gtrain_dtype dtype,
+                                          gtrain_error* error) {
+  return Call(error, [&] {
+    return gtrain::capi::AddBox(checkpointer, name, {data, bytes}, shape, begin, local_shape, dimensions,
+                                dtype);
+  });
+}
+
+gtrain_status gtrain_checkpointer_add_bytes(gtrain_checkpointer* checkpointer, const char* name,
+                                            gtrain_bytes_save save, gtrain_bytes_load load, void* user,
+                                            gtrain_per_rank_rule rule, gtrain_error* error) {
+  return Call(error, [&] { return gtrain::capi::AddBytes(checkpointer, name, save, load, user, rule); });
 }
 
 gtrain_status gtrain_local_box(const int64_t* shape, int dimensions, const gtrain_sharding* sharding,
@@ -181,23 +272,25 @@ gtrain_status gtrain_checkpointer_restored_bytes(gtrain_checkpointer* checkpoint
 }
 
 gtrain_status gtrain_checkpointer_add_per_rank(gtrain_checkpointer* checkpointer, const char* name,
-                                               void* data, size_t bytes, gtrain_error* error) {
+                                               void* data, size_t bytes, gtrain_per_rank_rule rule,
+                                               gtrain_error* error) {
   return Call(error, [&]() -> absl::Status {
-    GT_RETURN_IF_ERROR(CheckHandle(checkpointer));
-    if (name == nullptr) return absl::InvalidArgumentError("the name is NULL");
-    GT_RETURN_IF_ERROR(gtrain::capi::CheckBuffer(data, bytes, gtrain::DType::kUint8));
-    return checkpointer->checkpointer->AddPerRank(name, data, bytes);
+    GT_RETURN_IF_ERROR(gtrain::capi::CheckEntry(checkpointer, name));
+    GT_ASSIGN_OR_RETURN(const gtrain::PerRankRule what, gtrain::capi::RuleFrom(rule));
+    return checkpointer->checkpointer->AddPerRank(name, {data, bytes}, what);
   });
 }
 
-gtrain_status gtrain_checkpointer_restore(gtrain_checkpointer* checkpointer, int64_t* step,
+gtrain_status gtrain_checkpointer_restore(gtrain_checkpointer* checkpointer,
+                                          const gtrain_restore_options* options, int64_t* step,
                                           gtrain_error* error) {
   return Call(error, [&]() -> absl::Status {
     GT_RETURN_IF_ERROR(CheckHandle(checkpointer));
     if (step == nullptr) return absl::InvalidArgumentError("`step` is NULL");
     *step = -1;
+    GT_ASSIGN_OR_RETURN(const gtrain::RestoreOptions how, gtrain::capi::RestoreOptionsFrom(options));
     GT_ASSIGN_OR_RETURN(const std::optional<gtrain::RestoredStep> restored,
-                        checkpointer->checkpointer->Restore());
+                        checkpointer->checkpointer->Restore(how));
     checkpointer->restored = restored.value_or(gtrain::RestoredStep());
     if (restored.has_value()) *step = restored->step;
     return absl::OkStatus();

@@ -69,22 +69,9 @@ absl::StatusOr<absl::Duration> TimeoutFrom(int64_t timeout_ms) {
 }
 
 absl::StatusOr<DType> DTypeFrom(gtrain_dtype dtype) {
-  switch (dtype) {
-    case GTRAIN_FLOAT32:
-      return DType::kFloat32;
-    case GTRAIN_FLOAT64:
-      return DType::kFloat64;
-    case GTRAIN_FLOAT16:
-      return DType::kFloat16;
-    case GTRAIN_BFLOAT16:
-      return DType::kBFloat16;
-    case GTRAIN_INT32:
-      return DType::kInt32;
-    case GTRAIN_INT64:
-      return DType::kInt64;
-    case GTRAIN_UINT8:
-      return DType::kUint8;
-  }
+  static_assert(GTRAIN_UINT8 == static_cast<int>(DType::kUint8) &&
+                GTRAIN_COMPLEX64 == static_cast<int>(DType::kComplex64));
+  if (dtype >= 0 && dtype <= GTRAIN_COMPLEX64) return static_cast<DType>(dtype);
   return absl::InvalidArgumentError(absl::StrCat("no such dtype: ", static_cast<int>(dtype)));
 }
 

@@ -187,9 +187,12 @@ class CkptTest(harness.GtrainTest):
         self.ckpt('export', store, out)
         exported = read_safetensors(out)
         merged = self.merge_as_documented()(store, self.listed(store)[0]['attempt'])
-        self.assertEqual(set(merged), {'w', 'm', 'v', 'bias'})
+        self.assertEqual(set(merged), {'w', 'm', 'v', 'bias', 'table', 'mask'})
         for name, array in merged.items():
-            self.assertEqual(exported[name], ('F32', list(array.shape), array.tobytes()), name)
+            dtype = 'BOOL' if name == 'mask' else 'F32'
+            self.assertEqual(exported[name], (dtype, list(array.shape), array.tobytes()), name)
+        self.assertIn('mask  BOOL[10] split 0:dp:chunk on dp=2 x tp=4', self.ckpt('show', store))
+        self.assertIn('table  F32[100,7] in 7 boxes', self.ckpt('show', store))
 
     def run_world(self, store, step, mesh):
         ranks = math.prod(int(axis.split('=')[1]) for axis in mesh.split(','))

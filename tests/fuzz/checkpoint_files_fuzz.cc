@@ -42,6 +42,9 @@ void ReadSealed(const std::string& text) {
     GT_CHECK(*ParseOwnerClaim(OwnerKey(2), Print(*found)) == *found);
   }
   if (const auto found = ParseSaveOrder(text); found.ok()) GT_CHECK(*ParseSaveOrder(Print(*found)) == *found);
+  const SaveOrder order{.world_size = 2, .tensors = {{"rng", Layout::kPerRank}}};
+  if (const auto found = ParseSaveTail(text, order); found.ok())
+    GT_CHECK(*ParseSaveTail(Print(*found), order) == *found);
 }
 
 void ReadHeader(absl::string_view bytes) {
@@ -98,6 +101,30 @@ Manifest Sample() {
   return manifest;
 }
 
+// Rank 1 holds nine of ten elements and keeps state of rank 3.
+Manifest Boxed() {
+  Manifest manifest{.id = kId, .owner = {"c1", "train-1", "0123"}, .world_size = 2};
+  const std::vector<sharding::Box> boxes = {{{9, 1}}, {{0, 9}}};
+  manifest.tensors = {{.name = "b",
+                       .layout = Layout::kBoxes,
+                       .dtype = DType::kBool,
+                       .shape = {10},
+                       .boxes = *sharding::RankBoxes::Make({10}, boxes)},
+                      {.name = "c",
+                       .layout = Layout::kSharded,
+                       .dtype = DType::kComplex64,
+                       .shape = {3},
+                       .sharding = {{{"dp", 2}}, {{0, "dp", SplitRule::kChunk}}, {}}},
+                      {.name = "rng", .layout = Layout::kPerRank}};
+  for (int rank = 0; rank < 2; ++rank) {
+    manifest.files.push_back(File(rank));
+    manifest.files[rank].data_begin = 80;
+    manifest.files[rank].per_rank = {rank == 0 ? 15u : 12u};
+  }
+  manifest.files[1].kept = {{0, 3, 3}};
+  return manifest;
+}
+
 Manifest SampleOfVersion2() {
   Manifest manifest = Sample();
   manifest.version = 2;
@@ -147,8 +174,8 @@ GT_FUZZ_RUN(checkpoint_files) {
 }
 
 GT_FUZZ_SEEDS(checkpoint_files) {
-  const Manifest manifest = Sample(), second = SampleOfVersion2(), old = OldSample();
-  GT_CHECK(Validate(manifest).ok() && Validate(old).ok());
+  const Manifest manifest = Sample(), second = SampleOfVersion2(), old = OldSample(), boxed = Boxed();
+  GT_CHECK(Validate(manifest).ok() && Validate(old).ok() && Validate(boxed).ok());
   const ShardIndex index{
       .id = kId, .rank = 0, .world_size = 2, .file = manifest.files[0], .verified = AttemptName(kId)};
   const ManifestPart failed_part{.id = kId, .world_size = 65, .part = 1, .error = "rank 64: disk full"};
@@ -168,7 +195,9 @@ GT_FUZZ_SEEDS(checkpoint_files) {
       Print(second),
       Print(SampleInParts()),
       Print(SamplePart()),
-      Print(failed_part)};
+      Print(failed_part),
+      Print(boxed),
+      Print(SaveTail{.per_rank = {7}, .kept = {{0, 2, 5}}})};
   std::vector<std::string> seeds = {
       ManifestKey(kId), AttemptName(kId), OwnerKey(7), "BF16",
       PrintShardHeader({{.name = "w", .dtype = DType::kFloat32, .shape = {2, 3}, .begin = 0, .end = 24},

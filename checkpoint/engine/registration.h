@@ -1,0 +1,92 @@
+// What a program registered on one rank: tensors, state of the rank, and bytes of any length. The training
+// thread's; registered memory is the caller's.
+#pragma once
+#include <gtrain/checkpoint.h>
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "checkpoint/engine/agreement.h"
+#include "checkpoint/engine/snapshot.h"
+#include "checkpoint/format/manifest.h"
+#include "checkpoint/plan/load_plan.h"
+#include "checkpoint/plan/save_plan.h"
+
+namespace gtrain::ckpt {
+
+// Not thread-safe.
+class Registration {
+ public:
+  Registration(int rank, int world_size) : rank_(rank), world_size_(world_size) {}
+
+  // As in Checkpointer.
+  absl::Status AddReplicated(absl::string_view name, const Memory& memory, std::vector<int64_t> shape,
+                             DType dtype);
+  absl::Status AddSharded(absl::string_view name, const Memory& memory, std::vector<int64_t> shape,
+                          const Sharding& sharding, DType dtype);
+  absl::Status AddBox(absl::string_view name, const Memory& memory, std::vector<int64_t> shape,
+                      const std::vector<int64_t>& begin, const std::vector<int64_t>& local_shape,
+                      DType dtype);
+  absl::Status AddPerRank(absl::string_view name, const Memory& memory, PerRankRule rule);
+  absl::Status AddBytes(absl::string_view name, std::function<absl::StatusOr<std::string>()> save,
+                        std::function<absl::Status(absl::string_view)> load, PerRankRule rule);
+
+  // Collective: whether all ranks registered the same, which boxes they hold, and whether that can be saved
+  // where a file has at most `file_bytes_max` (CheckLimits). Nothing is added afterwards. FailedPrecondition
+  // and InvalidArgument name ranks and tensors, ResourceExhausted the limit.
+  absl::Status Freeze(Agreement* agree, uint64_t file_bytes_max);
+
+  const std::vector<Registered>& all() const { return all_; }
+  bool has_tail() const { return HasTail(all_); }
+
+  // This rank's memory of each of all(); null of bytes of any length.
+  std::vector<void*> Data() const;
+
+  // Calls what AddBytes was given. ResourceExhausted over kByteEntriesMax. Not collective.
+  absl::Status CollectTail();
+  // What the save of now has besides its tensors; as CollectTail found it.
+  const SaveTail& tail() const { return tail_; }
+  // Where the data of a shard comes from, in its order. `plan`: of this rank's saves, with any tail. Strings
+  // of CollectTail stay where they are until it is called again.
+  std::vector<Snapshot::Source> Sources(const ShardPlan& plan) const;
+
+  // During a restore: whether this rank can carry what it would have to keep. ResourceExhausted.
+  absl::Status CheckKept(const LoadPlan& plan) const;
+  // Memory for what `plan` reads; state of ranks goes to `staged` first, which has a string for each of
+  // plan.blobs, because the older checkpoint that a damaged one falls back to may hold none for this rank.
+  char* MemoryFor(size_t registered, std::vector<std::string>* staged) const;
+  // Everything is verified: state of ranks goes where it belongs. An error is that of a `load`.
+  absl::Status Take(const LoadPlan& plan, std::vector<std::string> staged);
+
+ private:
+  struct Entry {
+    char* data = nullptr;
+    sharding::Box box;  // with Layout::kBoxes
+    std::function<absl::StatusOr<std::string>()> save;
+    std::function<absl::Status(absl::string_view)> load;
+    std::string bytes;  // what `save` gave last
+  };
+  struct Kept {
+    KeptBlob what;
+    std::string bytes;
+  };
+
+  // Before anything else is asked of them.
+  static absl::Status Check(absl::string_view name, const Memory& memory, DType dtype = DType::kUint8);
+  absl::Status Add(Registered registered, const Memory& memory, Entry entry);
+
+  const int rank_;
+  const int world_size_;
+  bool frozen_ = false;
+  std::vector<Registered> all_;
+  std::vector<Entry> entries_;  // of each of all_
+  std::vector<Kept> kept_;      // ascending
+  SaveTail tail_;
+};
+
+}  // namespace gtrain::ckpt
