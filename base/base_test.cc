@@ -9,6 +9,7 @@
 #include "base/fork_guard.h"
 #include "base/ids.h"
 #include "base/mutex.h"
+#include "base/path.h"
 #include "base/pattern.h"
 #include "base/rng.h"
 #include "base/test_folder.h"
@@ -186,6 +187,12 @@ TEST(PrintRanks, JoinsRuns) {
   EXPECT_EQ(PrintRanks({3, 1, 2, 7}), "1-3,7");
   EXPECT_EQ(PrintRanks({1, 0}), "0,1");
   EXPECT_EQ(PrintRanks({}), "");
+}
+
+TEST(JoinPath, IsLexical) {
+  EXPECT_EQ(JoinPath("/a/b", "../c/./d"), "/a/c/d");
+  EXPECT_EQ(JoinPath("/a", "/x/../.."), "/");
+  EXPECT_EQ(JoinPath("/a", "."), "/a");
 }
 
 }  // namespace

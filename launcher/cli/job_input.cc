@@ -9,6 +9,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/file.h"
+#include "base/path.h"
 #include "base/status_macros.h"
 #include "launcher/cli/terminal.h"
 #include "launcher/spec/values.h"
@@ -103,7 +104,7 @@ absl::StatusOr<JobInput> ReadJob(const Args& args) {
     if (args.rest) return absl::InvalidArgumentError("give a job file or a command after --, not both");
     input.shown_name = args.words[0];
     GT_ASSIGN_OR_RETURN(text, ReadJobFile(args.words[0]));
-    const std::string path = spec::JoinPath(options.current_dir, args.words[0]);
+    const std::string path = JoinPath(options.current_dir, args.words[0]);
     options.file_dir = path.substr(0, path.rfind('/') + 1);
     options.default_name = spec::NameFrom(path);
   } else if (args.rest && !args.rest->empty()) {

@@ -16,6 +16,7 @@
 #include "absl/strings/str_join.h"
 #include "base/clock.h"
 #include "base/file.h"
+#include "base/path.h"
 #include "base/status_macros.h"
 #include "launcher/cli/job_input.h"
 #include "launcher/cli/local_cluster.h"
@@ -97,7 +98,7 @@ absl::Status CheckHere(const spec::JobSpec& spec) {
     return absl::InvalidArgumentError(absl::StrCat("the workdir ", spec.workdir, " is not a directory"));
   }
   if (spec.run.empty() || !absl::StrContains(spec.run[0], '/')) return absl::OkStatus();
-  const std::string program = spec::JoinPath(spec.workdir, spec.run[0]);
+  const std::string program = JoinPath(spec.workdir, spec.run[0]);
   if (stat(program.c_str(), &info) != 0)
     return absl::InvalidArgumentError(absl::StrCat("the program ", program, " does not exist"));
   if (!S_ISREG(info.st_mode) || access(program.c_str(), X_OK) != 0) {
@@ -151,7 +152,7 @@ absl::StatusOr<core::ClientSubmit> MakeSubmit(const Args& args, const spec::JobS
   submit.takeover = args.Has("takeover");
   submit.env = std::move(inherited.env);
   GT_ASSIGN_OR_RETURN(const std::string current, CurrentDir());
-  submit.run_dir = spec::JoinPath(current, args.Get("run-dir", "gtrain-runs")) + "/{job}";
+  submit.run_dir = JoinPath(current, args.Get("run-dir", "gtrain-runs")) + "/{job}";
   return submit;
 }
 

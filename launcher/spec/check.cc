@@ -4,6 +4,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "base/path.h"
 #include "base/units.h"
 #include "launcher/spec/job_reader.h"
 

@@ -11,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
+#include "base/path.h"
 #include "base/pattern.h"
 #include "launcher/spec/nearest.h"
 #include "launcher/spec/words.h"

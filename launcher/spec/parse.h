@@ -59,7 +59,4 @@ absl::StatusOr<Overlay> ApplySet(absl::string_view key_equals_value);
 // a name made of `text` ("train_v2.py" -> "train-v2"); "job" when nothing is left of it.
 std::string NameFrom(absl::string_view text);
 
-// Lexical: joins and removes "." and ".."; `path` wins when absolute.
-std::string JoinPath(absl::string_view dir, absl::string_view path);
-
 }  // namespace gtrain::spec

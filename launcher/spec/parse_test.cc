@@ -470,11 +470,5 @@ TEST(NameFrom, MakesAName) {
   EXPECT_EQ(NameFrom("-rf"), "rf");
 }
 
-TEST(JoinPath, IsLexical) {
-  EXPECT_EQ(JoinPath("/a/b", "../c/./d"), "/a/c/d");
-  EXPECT_EQ(JoinPath("/a", "/x/../.."), "/");
-  EXPECT_EQ(JoinPath("/a", "."), "/a");
-}
-
 }  // namespace
 }  // namespace gtrain::spec

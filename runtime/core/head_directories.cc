@@ -5,14 +5,12 @@
 // Directories are compared by name: the head may not see the file system of the nodes. A symbolic link is
 // another name, and the ranks find out.
 #include <algorithm>
-#include <string>
-#include <vector>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
+#include "base/path.h"
 #include "base/probe.h"
 #include "base/units.h"
 #include "runtime/core/head_state.h"
@@ -20,27 +18,13 @@
 namespace gtrain::core {
 namespace {
 
-// Without "//", "." and "..", by the name alone.
-std::string Normal(absl::string_view path) {
-  std::vector<absl::string_view> parts;
-  for (absl::string_view part : absl::StrSplit(path, '/', absl::SkipEmpty())) {
-    if (part == ".") continue;
-    if (part != "..") {
-      parts.push_back(part);
-    } else if (!parts.empty()) {
-      parts.pop_back();
-    }
-  }
-  return absl::StrCat(absl::StartsWith(path, "/") ? "/" : "", absl::StrJoin(parts, "/"));
-}
-
 // One name for each directory; empty: the job saves nowhere.
 std::string LocationOf(const spec::JobSpec& spec) {
   absl::string_view uri = spec.checkpoint.uri;
   if (uri.empty()) return "";
   std::string location(uri);
   if (!absl::StrContains(uri, "://") || absl::ConsumePrefix(&uri, "file://")) {
-    location = Normal(absl::StartsWith(uri, "/") ? std::string(uri) : absl::StrCat(spec.workdir, "/", uri));
+    location = JoinPath(spec.workdir, uri);
   }
   while (location.size() > 1 && location.back() == '/' && !absl::EndsWith(location, "://"))
     location.pop_back();

@@ -8,7 +8,6 @@
 #include <map>
 #include <optional>
 #include <string>
-#include <string_view>
 #include <variant>
 #include <vector>
 
@@ -26,7 +25,7 @@ inline constexpr char kOwnerNote[] = "owner";              // whose the checkpoi
 // That the storage of its checkpoints cannot be read, and why; empty: it can again. A rank that ends with
 // this said has met a storage fault (FaultKind::kStorage).
 inline constexpr char kStorageNote[] = "storage";
-inline bool IsRankNote(absl::string_view kind) {
+constexpr bool IsRankNote(absl::string_view kind) {
   return kind == kCompressionNote || kind == kRestoreNote || kind == kOwnerNote || kind == kStorageNote;
 }
 inline constexpr size_t kRankNoteBytesMax = 400;

@@ -2,6 +2,7 @@
 #include <map>
 
 #include "base/check.h"
+#include "base/path.h"
 #include "base/units.h"
 #include "launcher/spec/parse.h"
 #include "launcher/spec/words.h"
@@ -17,8 +18,8 @@ GT_FUZZ_RUN(small_text) {
   (void)spec::ExpandVariables(bytes, {{"A", "${A}"}, {"HOME", "/home"}});
   (void)spec::LooksLikeSecret(bytes);
   GT_CHECK(spec::IsJobName(spec::NameFrom(bytes)));
-  const std::string path = spec::JoinPath("/a/b", bytes);
-  GT_CHECK(spec::JoinPath("/a/b", path) == path);
+  const std::string path = JoinPath("/a/b", bytes);
+  GT_CHECK(JoinPath("/a/b", path) == path);
 }
 
 GT_FUZZ_SEEDS(small_text) {
