@@ -159,6 +159,7 @@ class CheckpointerImpl final : public Checkpointer {
     Instant begun;
     std::vector<Candidate> candidates;
     int damaged = 0;
+    std::set<SaveId> damaged_ids;
     bool committed_own = false;            // this run has committed something, damaged or not
     std::vector<std::string> passed_over;  // for people: newer checkpoints and why not
     absl::Status failed;                   // the storage cannot say what became of the last choice
@@ -450,6 +451,7 @@ absl::StatusOr<bool> CheckpointerImpl::WasDeleted(const Candidate& gone, Search*
 }
 
 void CheckpointerImpl::NoteDamage(const Candidate& candidate, absl::string_view what, Search* search) {
+  if (!search->damaged_ids.insert(candidate.id).second) return;  // listed again meanwhile
   ++search->damaged;
   search->committed_own |= !candidate.elsewhere && candidate.id.epoch == next_.epoch;
   search->passed_over.push_back(absl::StrCat("step ", candidate.id.step, ": ", what));
@@ -467,6 +469,13 @@ CheckpointerImpl::Choice CheckpointerImpl::NextChoice(Search* search) {
     if (!store.ok()) return {.status = store.status()};
     std::string text;
     auto read = ReadManifest(*store, candidate.id, &text);
+    if (absl::IsNotFound(read.status()) && !candidate.elsewhere && candidate.id == settings_.newest) {
+      // It was tried although it may not have been listed. Something newer may have taken its place.
+      const absl::Status replaced =
+          FindNewest(*store, candidate.id, absl::ZeroDuration(), [this] { return session_->Alive(); });
+      if (!replaced.ok()) return {.status = replaced};
+      continue;
+    }
     if (absl::IsNotFound(read.status())) {
       if (const auto deleted = WasDeleted(candidate, search); !deleted.ok())
         return {.status = deleted.status()};
@@ -724,8 +733,8 @@ absl::StatusOr<std::optional<RestoredStep>> CheckpointerImpl::Finish(const Choic
 
 absl::Status CheckpointerImpl::AgreeToSave(int64_t step, bool* busy) {
   // A save that failed may have failed because the directory is no longer ours.
-  absl::Status held = lease_ == nullptr ? absl::OkStatus() : lease_->held();
-  if (lease_ != nullptr && held.ok() && !saver_->last_status().ok()) held = lease_->Look();
+  const absl::Status held = lease_ == nullptr ? absl::OkStatus() : lease_->held();
+  if (lease_ != nullptr && held.ok() && !saver_->last_status().ok()) lease_->LookSoon();
   int64_t values[] = {saver_->busy() ? 1 : 0, step, -step, held.ok() ? 0 : 1};
   GT_RETURN_IF_ERROR(agree_.Max(absl::MakeSpan(values)));
   if (values[3] != 0) return agree_.AllOk(held);

@@ -117,16 +117,8 @@ class Directory final : public Storage {
   explicit Directory(std::string folder = TestFolder()) : folder_(std::move(folder)) {}
   const std::string& folder() const { return folder_; }
   std::unique_ptr<port::BlobStore> OpenIn(std::shared_ptr<Life> life) override {
-    class Owning final : public FaultyStore {
-     public:
-      Owning(std::unique_ptr<port::BlobStore> base, FaultPlan plan)
-          : FaultyStore(base.get(), std::move(plan)), owned_(std::move(base)) {}
-
-     private:
-      const std::unique_ptr<port::BlobStore> owned_;
-    };
     const absl::Status error = life->error();
-    return std::make_unique<Owning>(
+    return std::make_unique<FaultyStore>(
         *OpenDirectoryStore(folder_),
         FaultPlan{[life](uint64_t, absl::string_view) { return life->Next(); }, error});
   }

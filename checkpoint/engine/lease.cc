@@ -113,7 +113,10 @@ Lease::Lease(port::BlobStore* store, uint64_t epoch, uint64_t generation,
 }
 
 Lease::~Lease() {
-  stop_.Set();
+  {
+    MutexLock lock(&mu_);
+    stop_ = true;
+  }
   thread_.join();
   {
     MutexLock lock(&HeldHere().mu);
@@ -129,10 +132,27 @@ absl::Status Lease::held() const {
 
 void Lease::Loop() {
   Rng rng = Rng::FromSystem();
-  while (!stop_.Await(every_ * (0.9 + 0.2 * rng.Unit()))) {
+  const RealClock clock;
+  const auto next = [&] { return clock.Now() + every_ * (0.9 + 0.2 * rng.Unit()); };
+  Instant renew = next();
+  while (true) {
+    {
+      MutexLock lock(&mu_);
+      mu_.AwaitFor(std::max(renew - clock.Now(), absl::ZeroDuration()),
+                   [this]() ABSL_SHARED_LOCKS_REQUIRED(mu_) { return stop_ || look_; });
+      if (stop_) return;
+      look_ = false;
+    }
     if (!Look().ok()) return;  // the lease of a lost directory says nothing to anybody
+    if (clock.Now() < renew) continue;
     Renew();
+    renew = next();
   }
+}
+
+void Lease::LookSoon() {
+  MutexLock lock(&mu_);
+  look_ = true;
 }
 
 void Lease::Renew() {

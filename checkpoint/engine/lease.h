@@ -44,10 +44,11 @@ class Lease {
 
   // FailedPrecondition that names the later owner once one was found.
   absl::Status held() const;
-  // Looks for a later owner now; then as held().
-  absl::Status Look();
+  // Looks for a later owner at once instead of with the next renewal. Never blocks.
+  void LookSoon();
 
  private:
+  absl::Status Look();
   void Loop();
   void Renew();
 
@@ -57,8 +58,9 @@ class Lease {
   LeaseMark mark_;  // of the newest renewal; of the thread, after the constructor
   bool told_ = false;
   bool leave_behind_ = false;
-  StopFlag stop_;
   mutable Mutex mu_;
+  bool stop_ ABSL_GUARDED_BY(mu_) = false;
+  bool look_ ABSL_GUARDED_BY(mu_) = false;
   absl::Status held_ ABSL_GUARDED_BY(mu_);
   std::thread thread_;
 };

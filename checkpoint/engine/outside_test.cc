@@ -43,16 +43,6 @@ bool Until(const std::function<bool()>& condition) {
   return true;
 }
 
-// A store that owns what it breaks.
-class OwningFaultyStore final : public FaultyStore {
- public:
-  OwningFaultyStore(std::unique_ptr<port::BlobStore> base, FaultPlan plan)
-      : FaultyStore(base.get(), std::move(plan)), owned_(std::move(base)) {}
-
- private:
-  const std::unique_ptr<port::BlobStore> owned_;
-};
-
 // One rank of a job without threads: it asked for one save and is gone. Its writers are processes.
 class LostRank {
  public:
@@ -85,7 +75,7 @@ class LostRank {
                   [&](const std::string& location) -> absl::StatusOr<std::unique_ptr<port::BlobStore>> {
                     auto base = OpenDirectoryStore(location);
                     if (!base.ok()) return base.status();
-                    return std::make_unique<OwningFaultyStore>(
+                    return std::make_unique<FaultyStore>(
                         *std::move(base),
                         FaultPlan{[dies_at, when, last = false](uint64_t call, absl::string_view) mutable {
                           if (last || (call == dies_at && when == Fault::kBefore)) _exit(kKilled);

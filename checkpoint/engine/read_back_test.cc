@@ -82,20 +82,16 @@ TEST_F(ReadBackTest, RetentionKeepsTheNewestThatWasReadBack) {
   // Flips a bit of what is read of every save but the first.
   class Forgetful final : public FaultyStore {
    public:
-    explicit Forgetful(std::unique_ptr<port::BlobStore> base)
-        : FaultyStore(base.get(), {}), owned_(std::move(base)) {}
+    using FaultyStore::FaultyStore;
     absl::Status Read(absl::string_view key, uint64_t offset, absl::Span<char> out) override {
       const absl::Status read = FaultyStore::Read(key, offset, out);
       if (read.ok() && !absl::StartsWith(key, "step-000000000001.") && !out.empty()) out[0] ^= 1;
       return read;
     }
-
-   private:
-    const std::unique_ptr<port::BlobStore> owned_;
   };
   const StoreFactory factory =
       [](const std::string& path) -> absl::StatusOr<std::unique_ptr<port::BlobStore>> {
-    return std::make_unique<Forgetful>(*OpenDirectoryStore(path));
+    return std::make_unique<Forgetful>(*OpenDirectoryStore(path), FaultPlan{});
   };
   ASSERT_TRUE(SaveSteps({.world_size = 2}, folder, {1, 2, 3, 4}, 1, factory).ok());
   std::vector<int64_t> steps;

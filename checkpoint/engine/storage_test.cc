@@ -26,21 +26,13 @@ using ::testing::HasSubstr;
 // A directory in which calls that begin with one of `broken` fail.
 StoreFactory Broken(std::vector<std::string> broken) {
   return [broken](const std::string& folder) -> absl::StatusOr<std::unique_ptr<port::BlobStore>> {
-    class Owning final : public FaultyStore {
-     public:
-      Owning(std::unique_ptr<port::BlobStore> base, FaultPlan plan)
-          : FaultyStore(base.get(), std::move(plan)), owned_(std::move(base)) {}
-
-     private:
-      const std::unique_ptr<port::BlobStore> owned_;
-    };
-    return std::make_unique<Owning>(*OpenDirectoryStore(folder),
-                                    FaultPlan{[broken](uint64_t, absl::string_view call) {
-                                      for (const std::string& prefix : broken) {
-                                        if (absl::StartsWith(call, prefix)) return Fault::kBefore;
-                                      }
-                                      return Fault::kNone;
-                                    }});
+    return std::make_unique<FaultyStore>(*OpenDirectoryStore(folder),
+                                         FaultPlan{[broken](uint64_t, absl::string_view call) {
+                                           for (const std::string& prefix : broken) {
+                                             if (absl::StartsWith(call, prefix)) return Fault::kBefore;
+                                           }
+                                           return Fault::kNone;
+                                         }});
   };
 }
 
@@ -185,20 +177,16 @@ TEST_F(EngineTest, AStaleListingHidesNothing_S7) {
   job = Knowing(Next(job), folder, Committed(folder)[0]);
   class Stale final : public FaultyStore {
    public:
-    explicit Stale(std::unique_ptr<port::BlobStore> base)
-        : FaultyStore(base.get(), {}), owned_(std::move(base)) {}
+    using FaultyStore::FaultyStore;
     absl::StatusOr<std::vector<std::string>> List(absl::string_view prefix) override {
       auto keys = FaultyStore::List(prefix);
       if (keys.ok())
         std::erase_if(*keys, [](const std::string& k) { return absl::StrContains(k, "000020."); });
       return keys;
     }
-
-   private:
-    const std::unique_ptr<port::BlobStore> owned_;
   };
   const StoreFactory stale = [](const std::string& path) -> absl::StatusOr<std::unique_ptr<port::BlobStore>> {
-    return std::make_unique<Stale>(*OpenDirectoryStore(path));
+    return std::make_unique<Stale>(*OpenDirectoryStore(path), FaultPlan{});
   };
   const Restored restored = RestoreAll(job, folder, stale)[0];
   ASSERT_TRUE(restored.status.ok() && restored.step) << restored.status;
@@ -215,6 +203,21 @@ TEST_F(EngineTest, SomethingNewerStandsForTheNewestThatTheHeadKnows) {
   ASSERT_TRUE(SaveSteps(job, folder, {11, 12}, 1).ok());
   std::filesystem::remove(absl::StrCat(folder, "/", ManifestKey(known)));
   ExpectRestored(Knowing(Next(job), folder, known), folder, 12);
+}
+
+// The same while what took its place is damaged: that is one damaged checkpoint, however often it is listed,
+// and what the head knows is not waited for.
+TEST_F(EngineTest, ADamagedSuccessorOfTheNewestThatTheHeadKnowsCountsOnce_C9) {
+  const std::string folder = TestFolder();
+  FakeJob job;
+  ASSERT_TRUE(SaveSteps(job, folder, {10}).ok());
+  const SaveId known = Committed(folder)[0];
+  job = Next(job);
+  ASSERT_TRUE(SaveSteps(job, folder, {11, 12}).ok());
+  std::filesystem::remove(absl::StrCat(folder, "/", ManifestKey(known)));
+  Damage(folder, Committed(folder)[0]);
+  ExpectRestored(Knowing(Next(job), folder, known), folder, 11);
+  EXPECT_THAT(loud(), HasSubstr("IS DAMAGED"));
 }
 
 // Finding 5: with every own checkpoint damaged, --fresh (which had become "latest" after the first commit)

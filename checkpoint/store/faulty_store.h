@@ -31,6 +31,9 @@ struct FaultPlan {
 class FaultyStore : public port::BlobStore {
  public:
   FaultyStore(port::BlobStore* base, FaultPlan plan) : base_(base), plan_(std::move(plan)) {}
+  // Owns `base`.
+  FaultyStore(std::unique_ptr<port::BlobStore> base, FaultPlan plan)
+      : owned_(std::move(base)), base_(owned_.get()), plan_(std::move(plan)) {}
 
   using port::BlobStore::PutIfAbsent;
   absl::Status PutIfAbsent(absl::string_view key, absl::Span<const absl::string_view> parts) override;
@@ -59,6 +62,7 @@ class FaultyStore : public port::BlobStore {
   template <typename Result>
   Result Run(absl::string_view name, absl::string_view key, absl::FunctionRef<Result()> call);
 
+  const std::unique_ptr<port::BlobStore> owned_;  // null: somebody else's
   port::BlobStore* const base_;
   const FaultPlan plan_;
   mutable Mutex mu_;
