@@ -4,6 +4,7 @@
 
 #include <thread>
 
+#include "base/available_memory.h"
 #include "base/clock.h"
 #include "base/file.h"
 #include "base/fork_guard.h"
@@ -193,6 +194,31 @@ TEST(JoinPath, IsLexical) {
   EXPECT_EQ(JoinPath("/a/b", "../c/./d"), "/a/c/d");
   EXPECT_EQ(JoinPath("/a", "/x/../.."), "/");
   EXPECT_EQ(JoinPath("/a", "."), "/a");
+}
+
+// Memory of the machine in kB, limits of control groups in bytes; pages of files can be had back.
+TEST(AvailableMemory, IsTheLeastThatTheMachineAndItsGroupsLeave) {
+  EXPECT_GT(AvailableMemory(), 1u << 20);
+  const std::string root = TestFolder();
+  EXPECT_EQ(AvailableMemory(root), UINT64_MAX);
+  const auto put = [&](const std::string& path, const std::string& text) {
+    const std::string whole = root + path;
+    ASSERT_TRUE(MakeDirs(whole.substr(0, whole.rfind('/'))).ok());
+    ASSERT_TRUE(WriteFileDurable(whole, text).ok());
+  };
+  put("/proc/meminfo", "MemTotal:       24000000 kB\nMemAvailable:    1000 kB\n");
+  EXPECT_EQ(AvailableMemory(root), 1'024'000u);
+  put("/proc/self/cgroup", "1:cpu:/x\n0::/user/job\n");
+  put("/sys/fs/cgroup/user/job/memory.max", "max\n");
+  put("/sys/fs/cgroup/user/job/memory.current", "900000\n");
+  EXPECT_EQ(AvailableMemory(root), 1'024'000u);
+  put("/sys/fs/cgroup/user/memory.max", "1000000\n");
+  put("/sys/fs/cgroup/user/memory.current", "900000\n");
+  EXPECT_EQ(AvailableMemory(root), 100'000u);
+  put("/sys/fs/cgroup/user/memory.stat", "anon 1\ninactive_file 50000\nactive_file 5000\n");
+  EXPECT_EQ(AvailableMemory(root), 155'000u);
+  put("/sys/fs/cgroup/user/job/memory.max", "800000\n");
+  EXPECT_EQ(AvailableMemory(root), 0u);
 }
 
 }  // namespace

@@ -8,7 +8,6 @@
 
 namespace gtrain::ckpt {
 namespace {
-constexpr size_t kTextBytesMax = 64 << 10;
 constexpr int64_t kStorageMark = 1 << 8;  // beside a code: the error is the storage's
 }  // namespace
 
@@ -37,12 +36,12 @@ absl::StatusOr<std::vector<int64_t>> Agreement::GatherAll(absl::Span<const int64
   return out;
 }
 
-absl::Status Agreement::Broadcast(std::string* text, int root) {
+absl::Status Agreement::Broadcast(std::string* text, int root, size_t bytes_max) {
   if (comm_ == nullptr) return absl::OkStatus();
-  if (text->size() > kTextBytesMax) text->resize(kTextBytesMax);
+  if (text->size() > bytes_max) text->resize(bytes_max);
   int64_t bytes = static_cast<int64_t>(text->size());
   GT_RETURN_IF_ERROR(comm_->Broadcast(&bytes, 1, DType::kInt64, root));
-  if (bytes < 0 || static_cast<size_t>(bytes) > kTextBytesMax) {
+  if (bytes < 0 || static_cast<size_t>(bytes) > bytes_max) {
     return absl::InternalError("a broadcast text of impossible length");
   }
   text->resize(static_cast<size_t>(bytes));

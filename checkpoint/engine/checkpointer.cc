@@ -4,10 +4,12 @@
 #include "checkpoint/engine/checkpointer.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <filesystem>
 #include <numeric>
 #include <set>
+#include <thread>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -19,6 +21,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
+#include "base/available_memory.h"
 #include "base/clock.h"
 #include "base/logging.h"
 #include "base/mutex.h"
@@ -40,6 +43,7 @@
 #include "checkpoint/engine/settle.h"
 #include "checkpoint/engine/shard_io.h"
 #include "checkpoint/engine/storage_error.h"
+#include "checkpoint/engine/uncommitted.h"
 #include "checkpoint/format/hash.h"
 #include "checkpoint/plan/interval.h"
 #include "checkpoint/plan/load_plan.h"
@@ -97,6 +101,8 @@ class CheckpointerImpl final : public Checkpointer {
         state_(agree_.rank(), agree_.size()) {}
 
   ~CheckpointerImpl() override {
+    ending_ = true;
+    if (starting_.joinable()) starting_.join();
     // The job has another generation to come: the directory is not free meanwhile.
     if (lease_ != nullptr && !session_->Alive().ok()) lease_->LeaveBehind();
   }
@@ -136,24 +142,12 @@ class CheckpointerImpl final : public Checkpointer {
     SaveId id;
     std::string hash;  // of the manifest's text
     bool none = false;
-    Manifest manifest;  // not spread: each rank reads it
+    bool uncommitted = false;  // its manifest is not in the storage, all of it is near
+    Manifest manifest;         // not spread: each rank reads it
     // What this rank read, and of that, from copies on its machine and on others.
     uint64_t read_bytes = 0, own_bytes = 0, peer_bytes = 0;
   };
 
-  absl::Status OpenDirectory();
-  absl::Status ProveShared();
-  absl::Status TakeOwnership();
-  void HoldLease();
-  // What Restore and Save would return, told to the head first where the storage is what failed.
-  absl::Status Outward(const absl::Status& status);
-  absl::StatusOr<std::optional<RestoredStep>> RestoreNewest();
-  absl::Status Freeze();
-  CommitterConfig Commits() const;
-  // Collective. The address of the board where this rank's writer meets that of rank 0; 0: in the storage.
-  absl::StatusOr<int64_t> MeetOnBoard();
-  std::unique_ptr<SaveRoute> MakeRoute(int64_t board);
-  absl::StatusOr<std::vector<Candidate>> ListCandidates();
   // What Restore came by so far; filled on rank 0.
   struct Search {
     Instant begun;
@@ -164,6 +158,27 @@ class CheckpointerImpl final : public Checkpointer {
     std::vector<std::string> passed_over;  // for people: newer checkpoints and why not
     absl::Status failed;                   // the storage cannot say what became of the last choice
   };
+
+  absl::Status OpenDirectory();
+  absl::Status ProveShared();
+  absl::Status TakeOwnership();
+  void HoldLease();
+  // What Restore and Save would return, told to the head first where the storage is what failed.
+  absl::Status Outward(const absl::Status& status);
+  absl::StatusOr<std::optional<RestoredStep>> RestoreNewest();
+  // nullopt: no earlier generation left a save that is whole near by, or its copies are bad.
+  absl::StatusOr<std::optional<RestoredStep>> RestoreUncommitted(const Search& search);
+  absl::Status Freeze();
+  // Makes the saver, on this thread and however long an earlier generation's saves need its memory; or on one
+  // of its own, until when saves are skipped.
+  void StartSaver();
+  void StartSaverSoon();
+  void TakeStarted();
+  CommitterConfig Commits() const;
+  // Collective. The address of the board where this rank's writer meets that of rank 0; 0: in the storage.
+  absl::StatusOr<int64_t> MeetOnBoard();
+  std::unique_ptr<SaveRoute> MakeRoute();  // null: the checkpointer ends
+  absl::StatusOr<std::vector<Candidate>> ListCandidates();
   Choice NextChoice(Search* search);
   // Whether the candidate was deleted; then the candidates are listed anew. False: its manifest is there, so
   // what is wrong with its files is damage. An error: the storage cannot say.
@@ -180,7 +195,12 @@ class CheckpointerImpl final : public Checkpointer {
                                                      const Search& search);
   void TellOfPlan(const Choice& choice, const LoadPlan& plan) const;
   void DropUnfenced();
-  absl::Status AgreeToSave(int64_t step, bool* busy);
+  // Why nothing can be saved now, on some rank: 0, or one of these.
+  static constexpr int64_t kWriting = 1, kStarting = 2, kNoRoom = 3;
+  // ResourceExhausted: the copies of the state of this machine's ranks have no room in its memory (fault
+  // C12). OK for ever once they had: they are made then.
+  absl::Status FindRoom();
+  absl::Status AgreeToSave(int64_t step, int64_t* busy);
   absl::Status CompareReplicasIfDue(int64_t step);
   absl::Status PrepareTail();
   // Whether this rank would save now; rank 0 decides.
@@ -208,13 +228,18 @@ class CheckpointerImpl final : public Checkpointer {
   // During Restore: state of ranks, as the plan has it (Registration::MemoryFor).
   std::vector<std::string> staged_;
   std::vector<std::string> may_be_missing_;
-  std::vector<int> mates_;             // ranks on this machine, this one too; known once frozen
-  bool any_mates_ = false;             // on any machine
+  std::vector<int> mates_;      // ranks on this machine, this one too; known once frozen
+  bool any_mates_ = false;      // on any machine
+  uint64_t machine_bytes_ = 0;  // of the copies of their state
+  bool has_room_ = false;
   std::unique_ptr<IndexBoard> board_;  // rank 0, for writers outside
-  int lists_ = 0;                      // of candidates that turned out to be out of date
-  std::optional<int64_t> restored_step_;
-  int64_t highest_step_ = -1;  // saved with the current attempt number
-  bool told_storage_ = false;  // the head knows that the storage cannot be read
+  int64_t board_address_ = 0;
+  std::optional<SaveId> resumed_;         // what retention shall know of
+  int lists_ = 0;                         // of candidates that turned out to be out of date
+  std::optional<int64_t> restored_step_;  // the newest that is committed, as far as Restore saw
+  bool half_loaded_ = false;              // by a restore from copies that went on to be bad
+  int64_t highest_step_ = -1;             // saved with the current attempt number
+  bool told_storage_ = false;             // the head knows that the storage cannot be read
   uint64_t skipped_ = 0;
   uint64_t begun_ = 0;  // saves that were not skipped
   Instant last_save_;
@@ -223,7 +248,11 @@ class CheckpointerImpl final : public Checkpointer {
   absl::Duration last_stall_;
   absl::Duration told_every_;     // the automatic interval that people were told of
   std::string policy_;            // and why, as of the newest save; changed while none runs
-  std::unique_ptr<Saver> saver_;  // last: its thread uses the rest
+  std::unique_ptr<Saver> saver_;  // its thread uses what is above
+  std::atomic<bool> ending_{false};
+  Mutex start_mu_;
+  std::unique_ptr<SaveRoute> started_ ABSL_GUARDED_BY(start_mu_);  // what starting_ made
+  std::thread starting_;                                           // uses what is above
 };
 
 absl::Status CheckpointerImpl::Start() {
@@ -350,16 +379,45 @@ absl::Status CheckpointerImpl::Freeze() {
     frozen_ = true;
     return absl::OkStatus();
   }
-  GT_ASSIGN_OR_RETURN(const int64_t board, MeetOnBoard());
-  frozen_ = true;
+  GT_ASSIGN_OR_RETURN(board_address_, MeetOnBoard());
   plan_ = PlanShard(state_.all(), agree_.rank(), agree_.size());
+  GT_ASSIGN_OR_RETURN(const std::vector<int64_t> bytes,
+                      agree_.Gather(static_cast<int64_t>(plan_.data_bytes)));
+  for (const int rank : mates_) machine_bytes_ += static_cast<uint64_t>(bytes[static_cast<size_t>(rank)]);
+  frozen_ = true;
+  return absl::OkStatus();
+}
+
+void CheckpointerImpl::StartSaver() {
+  if (saver_ != nullptr || settings_.read_only) return;
+  if (!starting_.joinable()) StartSaverSoon();
+  starting_.join();
+  TakeStarted();
+}
+
+void CheckpointerImpl::StartSaverSoon() {
+  starting_ = std::thread([this] {
+    std::unique_ptr<SaveRoute> route = MakeRoute();
+    MutexLock lock(&start_mu_);
+    started_ = std::move(route);
+  });
+}
+
+void CheckpointerImpl::TakeStarted() {
+  std::unique_ptr<SaveRoute> route;
+  {
+    MutexLock lock(&start_mu_);
+    route = std::move(started_);
+  }
+  if (route == nullptr) return;
+  if (starting_.joinable()) starting_.join();
   saver_ = std::make_unique<Saver>(
-      MakeRoute(board), plan_.header, state_.Sources(plan_),
+      std::move(route), plan_.header, state_.Sources(plan_),
       [this](const SaveId& id) {
         session_->ReportCheckpoint(id.step, absl::StrCat(store_->Describe(), "/", ManifestKey(id)), policy_);
       },
       agree_.rank(), store_->Describe());
-  return absl::OkStatus();
+  if (resumed_) saver_->Resumed(*resumed_);
 }
 
 CommitterConfig CheckpointerImpl::Commits() const {
@@ -388,7 +446,7 @@ absl::StatusOr<int64_t> CheckpointerImpl::MeetOnBoard() {
 
 // Outside this process where there is somebody; each rank for itself, they meet in the storage and on the
 // board.
-std::unique_ptr<SaveRoute> CheckpointerImpl::MakeRoute(int64_t board) {
+std::unique_ptr<SaveRoute> CheckpointerImpl::MakeRoute() {
   if (host_ != nullptr) {
     const CommitterConfig config = Commits();
     SaveOrder order{
@@ -405,8 +463,9 @@ std::unique_ptr<SaveRoute> CheckpointerImpl::MakeRoute(int64_t board) {
       order.bytes.push_back(r.bytes);
     }
     order.has_tail = state_.has_tail();
-    auto outside = OutsideRoute::Start(host_, order, plan_, board);
+    auto outside = OutsideRoute::Start(host_, order, plan_, board_address_, [this] { return !ending_; });
     if (outside.ok()) return *std::move(outside);
+    if (ending_) return nullptr;
     LogWarning(
         "checkpoint: rank ", agree_.rank(),
         " writes its saves itself, so a crash right after a save loses it: ", outside.status().message());
@@ -536,7 +595,7 @@ absl::Status CheckpointerImpl::Spread(Choice* choice) {
 
 absl::Status CheckpointerImpl::ReadChosen(Choice* choice, LoadPlan* plan, std::optional<NearShards>* near) {
   GT_ASSIGN_OR_RETURN(port::BlobStore* const store, StoreOf(choice->elsewhere));
-  if (agree_.rank() != 0) {
+  if (agree_.rank() != 0 && !choice->uncommitted) {
     const std::string key = ManifestKey(choice->id);
     GT_ASSIGN_OR_RETURN(const std::string text, GetVisible(store, key, kManifestBytesMax, *session_));
     if (Xxh3Hex(text) != choice->hash)
@@ -617,9 +676,43 @@ absl::Status CheckpointerImpl::LoadChosen(Choice* choice, LoadPlan* plan) {
 absl::StatusOr<std::optional<RestoredStep>> CheckpointerImpl::Restore(const RestoreOptions& options) {
   may_be_missing_ = options.may_be_missing;
   absl::StatusOr<std::optional<RestoredStep>> restored = RestoreNewest();
+  staged_.clear();
   const absl::Status told = Outward(restored.status());
   if (!told.ok()) return told;
   return restored;
+}
+
+absl::StatusOr<std::optional<RestoredStep>> CheckpointerImpl::RestoreUncommitted(const Search& search) {
+  std::string key, text;
+  absl::Status status;
+  if (agree_.rank() == 0 && near_.own != nullptr && saver_ == nullptr && !starting_.joinable()) {
+    const absl::StatusOr<std::optional<Manifest>> found = FindUncommitted(store_.get(), near_, next_);
+    status = found.status();
+    if (found.ok() && *found && (!settings_.newest || *settings_.newest < (*found)->id)) {
+      key = ManifestKey((*found)->id);
+      text = Print(**found);
+    }
+    if (text.size() > kManifestBytesMax) key.clear();
+  }
+  GT_RETURN_IF_ERROR(agree_.AllOk(status));
+  GT_RETURN_IF_ERROR(agree_.Broadcast(&key));
+  if (key.empty()) return std::nullopt;
+  GT_RETURN_IF_ERROR(agree_.Broadcast(&text, 0, kManifestBytesMax));
+  GT_ASSIGN_OR_RETURN(auto parsed, ParseManifest(key, text));
+  Choice choice{.uncommitted = true, .manifest = std::get<Manifest>(std::move(parsed))};
+  choice.id = choice.manifest.id;
+  LoadPlan plan;
+  absl::Status loaded = agree_.AllOk(
+      near_.own != nullptr ? absl::OkStatus() : absl::NotFoundError("no copies are kept on this machine"));
+  if (loaded.ok()) loaded = LoadChosen(&choice, &plan);
+  if (loaded.ok()) return Finish(choice, plan, search);
+  GT_RETURN_IF_ERROR(session_->Alive());
+  if (agree_.rank() == 0) {
+    LogWarning("checkpoint: step ", choice.id.step, " of generation ", choice.id.generation,
+               " cannot be resumed from copies near by, so its upload is waited for: ", loaded.message());
+  }
+  half_loaded_ = true;
+  return std::nullopt;
 }
 
 absl::StatusOr<std::optional<RestoredStep>> CheckpointerImpl::RestoreNewest() {
@@ -627,6 +720,14 @@ absl::StatusOr<std::optional<RestoredStep>> CheckpointerImpl::RestoreNewest() {
   if (saver_ != nullptr && saver_->busy())
     return absl::FailedPreconditionError("Restore while a save is being written: Wait() first");
   Search search{.begun = clock_.Now(), .committed_own = settings_.newest.has_value()};
+  if (!settings_.read_only) {
+    GT_ASSIGN_OR_RETURN(std::optional<RestoredStep> restored, RestoreUncommitted(search));
+    if (restored) {
+      if (saver_ == nullptr && !starting_.joinable()) StartSaverSoon();
+      return restored;
+    }
+  }
+  StartSaver();
   Choice listed;
   // Here every rank has its writer, so on no machine of this generation one of an earlier still needs its
   // memory.
@@ -639,7 +740,6 @@ absl::StatusOr<std::optional<RestoredStep>> CheckpointerImpl::RestoreNewest() {
     if (found.ok()) search.candidates = *std::move(found);
   }
   GT_RETURN_IF_ERROR(agree_.AllOk(listed.status));
-  const auto unstage = absl::MakeCleanup([this] { staged_.clear(); });
   while (true) {
     Choice choice;
     if (agree_.rank() == 0) choice = NextChoice(&search);
@@ -661,6 +761,11 @@ absl::StatusOr<std::optional<RestoredStep>> CheckpointerImpl::RestoreNewest() {
     return absl::DataLossError(
         absl::StrCat("none of the ", damaged, " checkpoints in ", store_->Describe(),
                      " is intact; start with --fresh to begin anew, nothing was deleted"));
+  }
+  if (half_loaded_) {
+    return absl::UnavailableError(
+        "the state was overwritten in part by copies that turned out to be bad, and no checkpoint is there: "
+        "start again");
   }
   if (settings_.resume == Resume::kStep) {
     return absl::NotFoundError(absl::StrCat("there is no checkpoint of step ", settings_.resume_step, " in ",
@@ -695,8 +800,13 @@ absl::StatusOr<std::optional<RestoredStep>> CheckpointerImpl::Finish(const Choic
             " (written by ", choice.manifest.world_size, " ranks): it keeps its initial value");
   }
   if (agree_.rank() == 0) TellOfPlan(choice, plan);
-  restored_step_ = choice.id.step;
-  if (saver_ != nullptr && !choice.elsewhere) saver_->Resumed(choice.id);
+  if (!choice.uncommitted)
+    restored_step_ = choice.id.step;
+  else if (settings_.newest)
+    restored_step_ = settings_.newest->step;
+  // Retention knows of one that may never be committed nothing but what is older.
+  if (!choice.elsewhere) resumed_ = choice.uncommitted ? settings_.newest : choice.id;
+  if (saver_ != nullptr && resumed_) saver_->Resumed(*resumed_);
   GT_ASSIGN_OR_RETURN(port::BlobStore* const store, StoreOf(choice.elsewhere));
   RestoredStep out{.step = choice.id.step,
                    .timeline = choice.id.timeline,
@@ -715,14 +825,15 @@ absl::StatusOr<std::optional<RestoredStep>> CheckpointerImpl::Finish(const Choic
     LogInfo("checkpoint: resumed step ", out.step, " from ", out.manifest, ", written by ",
             choice.manifest.world_size, " ranks of job \"", choice.manifest.owner.job, "\"",
             search.damaged > 0 ? absl::StrCat("; ", search.damaged, " newer DAMAGED") : "",
-            ": all ranks read ", stored, " there, ", own, " of copies on their own machines and ", peers,
-            " of copies on others");
+            choice.uncommitted ? ", which is not committed yet" : "", ": all ranks read ", stored, " there, ",
+            own, " of copies on their own machines and ", peers, " of copies on others");
     session_->ReportNote(
         kNoteRestore,
         absl::StrFormat(
-            "step %d in %.2f s: %s from %s, %s from copies on the ranks' own machines%s, %s from copies on "
+            "step %d%s in %.2f s: %s from %s, %s from copies on the ranks' own machines%s, %s from copies on "
             "others%s",
-            out.step, absl::ToDoubleSeconds(clock_.Now() - search.begun), stored, store->Describe(), own,
+            out.step, choice.uncommitted ? " (its upload had not ended)" : "",
+            absl::ToDoubleSeconds(clock_.Now() - search.begun), stored, store->Describe(), own,
             settings_.near ? absl::StrCat(" (", settings_.near->folder, ")") : "", peers,
             search.passed_over.empty()
                 ? ""
@@ -731,18 +842,37 @@ absl::StatusOr<std::optional<RestoredStep>> CheckpointerImpl::Finish(const Choic
   return std::optional<RestoredStep>(std::move(out));
 }
 
-absl::Status CheckpointerImpl::AgreeToSave(int64_t step, bool* busy) {
+absl::Status CheckpointerImpl::FindRoom() {
+  if (has_room_) return absl::OkStatus();
+  const uint64_t available = AvailableMemory(), most = settings_.memory_max.value_or(available);
+  has_room_ = machine_bytes_ <= std::min(available, most);
+  if (has_room_) return absl::OkStatus();
+  return absl::ResourceExhaustedError(
+      absl::StrCat("the copies of the state of the ", mates_.size(), mates_.size() == 1 ? " rank" : " ranks",
+                   " on this machine need ", PrintBytes(machine_bytes_), ", and ",
+                   most < available ? absl::StrCat("checkpoint.memory_max allows ", PrintBytes(most))
+                                    : absl::StrCat(PrintBytes(available), " of its memory are available")));
+}
+
+absl::Status CheckpointerImpl::AgreeToSave(int64_t step, int64_t* busy) {
   // A save that failed may have failed because the directory is no longer ours.
   const absl::Status held = lease_ == nullptr ? absl::OkStatus() : lease_->held();
-  if (lease_ != nullptr && held.ok() && !saver_->last_status().ok()) lease_->LookSoon();
-  int64_t values[] = {saver_->busy() ? 1 : 0, step, -step, held.ok() ? 0 : 1};
+  if (lease_ != nullptr && held.ok() && saver_ != nullptr && !saver_->last_status().ok()) lease_->LookSoon();
+  const absl::Status room = FindRoom();
+  if (!room.ok() && agree_.rank() == mates_[0])
+    LogWarning("checkpoint: rank ", agree_.rank(), ": ", room.message());
+  int64_t values[] = {!room.ok()          ? kNoRoom
+                      : saver_ == nullptr ? kStarting
+                      : saver_->busy()    ? kWriting
+                                          : 0,
+                      step, -step, held.ok() ? 0 : 1};
   GT_RETURN_IF_ERROR(agree_.Max(absl::MakeSpan(values)));
   if (values[3] != 0) return agree_.AllOk(held);
   if (values[1] != -values[2]) {
     return absl::FailedPreconditionError(
         absl::StrCat("ranks save different steps, from ", -values[2], " to ", values[1]));
   }
-  *busy = values[0] != 0;
+  *busy = values[0];
   return absl::OkStatus();
 }
 
@@ -754,14 +884,20 @@ absl::StatusOr<bool> CheckpointerImpl::Save(int64_t step) {
   GT_RETURN_IF_ERROR(session_->Alive());
   GT_RETURN_IF_ERROR(Freeze());
   DropUnfenced();
-  bool busy = false;
+  TakeStarted();
+  if (saver_ == nullptr && !starting_.joinable()) StartSaver();
+  int64_t busy = 0;
   GT_RETURN_IF_ERROR(AgreeToSave(step, &busy));
   last_save_ = clock_.Now();
-  if (busy) {
+  if (busy != 0) {
     ++skipped_;
     if (agree_.rank() == 0) {
-      LogWarning("checkpoint: step ", step, " is not saved, an earlier save is still being written (",
-                 skipped_, " skipped so far); save less often or to faster storage");
+      LogWarning("checkpoint: step ", step, " is not saved, ",
+                 busy == kNoRoom     ? "a machine has no memory for a copy of the state"
+                 : busy == kStarting ? "the memory for it still holds a save of an earlier generation"
+                                     : "an earlier save is still being written",
+                 " (", skipped_, " skipped so far)",
+                 busy == kNoRoom ? "" : "; save less often or to faster storage");
     }
     return false;
   }
@@ -836,8 +972,8 @@ void CheckpointerImpl::TellInterval() {
 bool CheckpointerImpl::Due(int64_t step) const {
   // A machine goes: what was committed after the notice is what the others go on with (C13). A save that
   // began before it is let finish.
-  if (session_->PreemptionNotice() && !saved_for_notice_ && (saver_ == nullptr || !saver_->busy()))
-    return true;
+  const bool can = saver_ != nullptr ? !saver_->busy() : !starting_.joinable();
+  if (session_->PreemptionNotice() && !saved_for_notice_ && can) return true;
   if (settings_.every_steps) return step > 0 && step % *settings_.every_steps == 0;
   return clock_.Now() - last_save_ >= Every();
 }
@@ -846,6 +982,7 @@ absl::StatusOr<bool> CheckpointerImpl::SaveIfDue(int64_t step, Communicator* com
   if (settings_.read_only)
     return absl::FailedPreconditionError("this checkpointer was opened read-only: nothing can be saved");
   DropUnfenced();
+  TakeStarted();
   if (!session_->PreemptionNotice()) saved_for_notice_ = false;  // one that was taken back
   const absl::Status held = lease_ == nullptr ? absl::OkStatus() : lease_->held();
   int64_t due = !held.ok() ? kLostDirectory : Due(step) ? 1 : 0;
@@ -855,8 +992,10 @@ absl::StatusOr<bool> CheckpointerImpl::SaveIfDue(int64_t step, Communicator* com
   }
   if (due == kLostDirectory) return agree_.AllOk(held);
   if (due == 0) {
-    if (!warmed_ && saver_ != nullptr) saver_->Warm();
-    warmed_ = saver_ != nullptr;
+    if (!warmed_ && saver_ != nullptr && FindRoom().ok()) {
+      saver_->Warm();
+      warmed_ = true;
+    }
     return false;
   }
   const bool noticed = session_->PreemptionNotice().has_value();

@@ -221,11 +221,12 @@ absl::Status Committer::WriteOwnShard(Run* run) {
     run->verified = index.verified;
     return index.error.empty() ? absl::OkStatus() : absl::AbortedError(index.error);
   }
+  near_.Begin(run->id, ShardName(config_.rank, config_.world_size), plan_.header, run->data);
   // Hashed while it is written: the storage is what takes the time.
   std::thread hasher([&] {
     run->file = DescribeShard(plan_, run->data, config_.registered, config_.rank, config_.world_size);
+    if (CheckCopied(*run).ok()) DescribeNear(*run);
   });
-  near_.Begin(run->id, ShardName(config_.rank, config_.world_size), plan_.header, run->data);
   absl::Status written =
       WriteShard(store_, run->id, plan_, ShardName(config_.rank, config_.world_size), run->data);
   hasher.join();
@@ -246,6 +247,25 @@ std::string Committer::TakeNote() {
   std::vector<std::string> notes = {near_.note(), read_back_.TakeNote()};
   std::erase(notes, "");
   return absl::StrJoin(notes, "; ");
+}
+
+void Committer::DescribeNear(const Run& run) {
+  const ShardIndex index{
+      .id = run.id, .rank = config_.rank, .world_size = config_.world_size, .file = run.file};
+  std::vector<std::pair<std::string, std::string>> texts;
+  texts.emplace_back(IndexName(config_.rank, config_.world_size), Print(index));
+  if (config_.rank == 0) {
+    SaveOrder order{.location = store_->Describe(),
+                    .owner = config_.owner,
+                    .epoch = config_.epoch,
+                    .world_size = config_.world_size};
+    for (const Registered& r : config_.registered) {
+      order.tensors.push_back(r.tensor);
+      order.bytes.push_back(r.bytes);
+    }
+    texts.emplace_back(OrderName(config_.world_size), Print(order));
+  }
+  near_.Describe(std::move(texts));
 }
 
 absl::Status Committer::CheckCopied(const Run& run) {

@@ -120,6 +120,7 @@ class Committer {
   void Apply(Run* run, const core::save::Event& event);
   absl::Status WriteOwnShard(Run* run);
   static absl::Status CheckCopied(const Run& run);
+  void DescribeNear(const Run& run);
   absl::Status WriteIndex(Run* run, const absl::Status& shard);
   absl::Status PutIndex(const std::string& key, const std::string& text);
   bool LeaderReadsBoard() const;

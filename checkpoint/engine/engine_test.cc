@@ -575,6 +575,30 @@ TEST_F(EngineTest, ALateCommitThatRetentionTakesSaysSo_C3) {
   EXPECT_THAT(std::string(late.message()), HasSubstr("retention removed it"));
 }
 
+TEST_F(EngineTest, ASaveIsSkippedWhileAMachineHasNoMemoryForIt_C12) {
+  const std::string folder = TestFolder();
+  FakeJob job{.world_size = 2};
+  job.node = "node-a";
+  job.environment["GTRAIN_CHECKPOINT_MEMORY_MAX"] = "3000000";  // of one rank 2.8 MB
+  RunRanks(job, [&](FakeSession* session) {
+    auto rank = OpenRank(job, session, folder);
+    ASSERT_TRUE(rank.ok()) << rank.status();
+    for (const int64_t step : {1, 2}) {
+      const auto saved = rank->checkpointer->Save(step);
+      ASSERT_TRUE(saved.ok()) << saved.status();
+      EXPECT_FALSE(*saved);
+    }
+  });
+  EXPECT_THAT(loud(),
+              HasSubstr("rank 0: the copies of the state of the 2 ranks on this machine need 5.3MiB, and "
+                        "checkpoint.memory_max allows 2.9MiB"));
+  EXPECT_THAT(loud(),
+              HasSubstr("step 2 is not saved, a machine has no memory for a copy of the state (2 skipped "
+                        "so far)"));
+  job.environment["GTRAIN_CHECKPOINT_MEMORY_MAX"] = "6000000";
+  EXPECT_TRUE(SaveSteps(job, folder, {3}).ok());
+}
+
 TEST_F(EngineTest, ASaveIsSkippedWhileThePreviousIsWritten_C12) {
   const FakeJob job{.world_size = 2};
   MemoryStore memory;

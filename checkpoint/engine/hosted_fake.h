@@ -4,8 +4,10 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -37,14 +39,33 @@ class HostedSession final : public FakeSession, public port::WriterHost {
     bool refuse = false;
     bool die = false;  // at the first save, with nobody to replace it
     StoreFactory open_store = &OpenDirectoryStore;
+    std::optional<NearPlace> near;
+    // As the keeper does: memory of an earlier generation is free before the next has any.
+    struct Memory {
+      uint64_t generation;
+      SaveArena arena;
+      std::shared_ptr<StopFlag> ended;
+    };
+    std::vector<Memory> memory ABSL_GUARDED_BY(mu);
+    bool IsHeldBefore(uint64_t generation) {
+      MutexLock lock(&mu);
+      return std::any_of(memory.begin(), memory.end(), [&](const Memory& m) {
+        return m.generation < generation && m.arena.header()->released == 0 && !m.ended->set();
+      });
+    }
     ~Writers() {
       for (std::thread& t : threads) t.join();
     }
   };
   HostedSession(const FakeJob& job, int rank, Writers* writers) : FakeSession(job, rank), writers_(writers) {}
 
-  absl::StatusOr<port::WriterLink> StartWriter(uint64_t arena_bytes, absl::Duration) override {
+  absl::StatusOr<port::WriterLink> StartWriter(uint64_t arena_bytes, absl::Duration,
+                                               absl::FunctionRef<bool()> wanted) override {
     if (writers_->refuse) return absl::FailedPreconditionError("no gtrain-writer beside the keeper");
+    while (writers_->IsHeldBefore(generation())) {
+      if (!wanted()) return absl::CancelledError("no writer is wanted any more");
+      absl::SleepFor(absl::Milliseconds(2));
+    }
     port::WriterLink link{.arena = MakeArena(arena_bytes), .channel = UniqueFd()};
     int ends[2];
     GT_CHECK(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) == 0);
@@ -61,10 +82,13 @@ class HostedSession final : public FakeSession, public port::WriterHost {
       });
       return link;
     }
-    writers_->threads.emplace_back(
-        [open_store = writers_->open_store, arena = dup(link.arena.get()), channel = ends[1]] {
-          RunWriter(UniqueFd(arena), UniqueFd(channel), open_store);
-        });
+    auto ended = std::make_shared<StopFlag>();
+    writers_->memory.push_back({generation(), *SaveArena::Map(UniqueFd(dup(link.arena.get()))), ended});
+    writers_->threads.emplace_back([open_store = writers_->open_store, near = writers_->near,
+                                    arena = dup(link.arena.get()), channel = ends[1], ended] {
+      RunWriter(UniqueFd(arena), UniqueFd(channel), open_store, near);
+      ended->Set();
+    });
     return link;
   }
 

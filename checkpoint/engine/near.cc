@@ -142,21 +142,21 @@ NearPushes::NearPushes(NearTiers tiers) : tiers_(std::move(tiers)), thread_([thi
 NearPushes::~NearPushes() {
   {
     MutexLock lock(&mu_);
-    mu_.AwaitFor(kEndWithin, [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return !busy_ && !next_; });
+    mu_.AwaitFor(kEndWithin, [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return !busy_ && next_.empty(); });
     ending_ = true;
-    next_.reset();
+    next_.clear();
   }
   give_up_ = true;
   thread_.join();
 }
 
-void NearPushes::Push(port::NearTier::Copy copy) {
+void NearPushes::Push(std::vector<port::NearTier::Copy> copies) {
   MutexLock lock(&mu_);
-  if (next_) {
+  if (!next_.empty()) {
     ++left_out_;
     note_ = absl::StrCat("other machines take their copies too slowly (", left_out_, " left out so far)");
   }
-  next_ = std::move(copy);
+  next_ = std::move(copies);
 }
 
 std::string NearPushes::TakeNote() {
@@ -166,22 +166,24 @@ std::string NearPushes::TakeNote() {
 
 void NearPushes::Run() {
   while (true) {
-    port::NearTier::Copy copy;
+    std::vector<port::NearTier::Copy> copies;
     {
       MutexLock lock(&mu_);
       busy_ = false;
-      mu_.Await([this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return next_.has_value() || ending_; });
-      if (!next_) return;
-      copy = *std::move(next_);
-      next_.reset();
+      mu_.Await([this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return !next_.empty() || ending_; });
+      if (next_.empty()) return;
+      copies = std::exchange(next_, {});
       busy_ = true;
     }
     for (size_t i = 0; i < tiers_.holders; ++i) {
-      const absl::Status pushed = PushTo(tiers_.peers[i].get(), copy);
+      absl::Status pushed;
+      for (const port::NearTier::Copy& copy : copies) {
+        if (pushed.ok()) pushed = PushTo(tiers_.peers[i].get(), copy);
+      }
       if (pushed.ok()) continue;
       MutexLock lock(&mu_);
       ++left_out_;
-      note_ = absl::StrCat("no copy of ", copy.attempt, " in ", tiers_.peers[i]->Describe(), ": ",
+      note_ = absl::StrCat("no copy of ", copies[0].attempt, " in ", tiers_.peers[i]->Describe(), ": ",
                            pushed.message(), " (", left_out_, " left out so far)");
     }
   }
@@ -200,15 +202,50 @@ NearSaves::NearSaves(NearTiers tiers, port::BlobStore* store) : tiers_(std::move
   if (tiers_.own != nullptr && tiers_.holders > 0) pushes_ = std::make_unique<NearPushes>(tiers_);
 }
 
-absl::Status NearSaves::Put(const port::NearTier::Copy& copy, absl::string_view header,
-                            absl::string_view data) {
+absl::Status NearSaves::Put(const port::NearTier::Copy& copy, absl::string_view first,
+                            absl::string_view rest) {
   return tiers_.own->Put(copy, [&](uint64_t at) -> absl::StatusOr<absl::string_view> {
     if (give_up_)
       return absl::DeadlineExceededError(
           "it took longer than the save and than 256 MB/s: see the machine's free memory");
-    if (at < header.size()) return header.substr(at);
-    return data.substr(at - header.size(), kChunkBytes);
+    if (at < first.size()) return first.substr(at);
+    return rest.substr(at - first.size(), kChunkBytes);
   });
+}
+
+void NearSaves::PutAll(const SaveId& id, const std::string& file, absl::string_view header,
+                       absl::string_view data) {
+  if (!committed_) {
+    const auto newest = NewestManifest(store_);
+    if (newest.ok() && *newest && (*newest)->id < id) committed_ = (*newest)->id;
+  }
+  const auto copy_of = [&](const std::string& name, uint64_t bytes) {
+    return port::NearTier::Copy{.attempt = AttemptName(id),
+                                .file = name,
+                                .bytes = bytes,
+                                .committed = committed_ ? AttemptName(*committed_) : ""};
+  };
+  std::vector<port::NearTier::Copy> copies = {copy_of(file, bytes_)};
+  absl::Status status = Put(copies[0], header, data);
+  std::vector<std::pair<std::string, std::string>> texts;
+  if (status.ok()) {
+    MutexLock lock(&mu_);
+    mu_.Await([this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return texts_.has_value(); });
+    texts = *texts_;
+  }
+  for (const auto& [name, text] : texts) {
+    if (!status.ok()) break;
+    copies.push_back(copy_of(name, text.size()));
+    status = Put(copies.back(), text, "");
+  }
+  if (status.ok() && pushes_ != nullptr) pushes_->Push(std::move(copies));
+  MutexLock lock(&mu_);
+  result_ = std::move(status);
+}
+
+void NearSaves::Describe(std::vector<std::pair<std::string, std::string>> texts) {
+  MutexLock lock(&mu_);
+  if (!texts_) texts_ = std::move(texts);
 }
 
 void NearSaves::Begin(const SaveId& id, const std::string& file, absl::string_view header,
@@ -220,21 +257,9 @@ void NearSaves::Begin(const SaveId& id, const std::string& file, absl::string_vi
   {
     MutexLock lock(&mu_);
     result_.reset();
+    texts_.reset();
   }
-  thread_ = std::thread([this, id, file, header, data] {
-    if (!committed_) {
-      const auto newest = NewestManifest(store_);
-      if (newest.ok() && *newest && (*newest)->id < id) committed_ = (*newest)->id;
-    }
-    port::NearTier::Copy copy{.attempt = AttemptName(id),
-                              .file = file,
-                              .bytes = bytes_,
-                              .committed = committed_ ? AttemptName(*committed_) : ""};
-    absl::Status status = Put(copy, header, data);
-    if (status.ok() && pushes_ != nullptr) pushes_->Push(std::move(copy));
-    MutexLock lock(&mu_);
-    result_ = std::move(status);
-  });
+  thread_ = std::thread([this, id, file, header, data] { PutAll(id, file, header, data); });
 }
 
 void NearSaves::End(const std::optional<SaveId>& committed) {
@@ -246,6 +271,7 @@ void NearSaves::Finish(absl::Duration patience) {
   if (!thread_.joinable()) return;
   {
     MutexLock lock(&mu_);
+    if (!texts_) texts_.emplace();  // nobody describes it any more
     mu_.AwaitFor(patience, [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return result_.has_value(); });
   }
   give_up_ = true;

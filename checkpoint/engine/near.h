@@ -8,6 +8,7 @@
 #include <set>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "absl/functional/function_ref.h"
@@ -78,8 +79,8 @@ class NearPushes {
   // Waits for what is under way, at most kEndWithin.
   ~NearPushes();
 
-  // Never blocks. One that still waits for its turn is left out for this one.
-  void Push(port::NearTier::Copy copy);
+  // Never blocks. `copies` of one save; one that still waits for its turn is left out for this one.
+  void Push(std::vector<port::NearTier::Copy> copies);
   // What people should know of the copies since the last call; empty: all are there.
   std::string TakeNote();
 
@@ -91,7 +92,7 @@ class NearPushes {
 
   const NearTiers tiers_;
   Mutex mu_;
-  std::optional<port::NearTier::Copy> next_ ABSL_GUARDED_BY(mu_);
+  std::vector<port::NearTier::Copy> next_ ABSL_GUARDED_BY(mu_);
   bool busy_ ABSL_GUARDED_BY(mu_) = false;
   bool ending_ ABSL_GUARDED_BY(mu_) = false;
   uint64_t left_out_ ABSL_GUARDED_BY(mu_) = 0;
@@ -110,6 +111,9 @@ class NearSaves {
 
   // `header` and `data` make up the shard `file` of `id`; they must stay until End.
   void Begin(const SaveId& id, const std::string& file, absl::string_view header, absl::string_view data);
+  // The index of that shard, and of rank 0 the order, by their names: with them a later generation can
+  // restore the save before it is committed (engine/uncommitted.h). From any thread, once a save at most.
+  void Describe(std::vector<std::pair<std::string, std::string>> texts);
   // The save is over. Returns when nothing is read from `data` any more: a copy that is not there yet has as
   // long again as the save took, at least kEndWithin and what its bytes take at kSlowest (in the destructor
   // kEndWithin), then it is given up. Other machines get theirs afterwards, from the copy here. `committed`:
@@ -125,7 +129,8 @@ class NearSaves {
 
  private:
   void Finish(absl::Duration patience);
-  absl::Status Put(const port::NearTier::Copy& copy, absl::string_view header, absl::string_view data);
+  absl::Status Put(const port::NearTier::Copy& copy, absl::string_view first, absl::string_view rest);
+  void PutAll(const SaveId& id, const std::string& file, absl::string_view header, absl::string_view data);
 
   const NearTiers tiers_;
   port::BlobStore* const store_;
@@ -138,6 +143,7 @@ class NearSaves {
   std::atomic<bool> give_up_{false};
   Mutex mu_;
   std::optional<absl::Status> result_ ABSL_GUARDED_BY(mu_);
+  std::optional<std::vector<std::pair<std::string, std::string>>> texts_ ABSL_GUARDED_BY(mu_);
   std::unique_ptr<NearPushes> pushes_;  // null: nobody else gets any
   std::thread thread_;                  // between Begin and End
 };

@@ -9,6 +9,7 @@
 #include <filesystem>
 #include <fstream>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
@@ -201,33 +202,27 @@ TEST_F(NearTest, AFolderThatCannotBeMadeFailsNothing) {
   Restore(job, 5);
 }
 
-// The storage alone says what exists.
-TEST_F(NearTest, ACopyOfAnAttemptThatWasNotCommittedIsNeverUsed_C1) {
+// The storage alone says what is given up.
+TEST_F(NearTest, ACopyOfAnAttemptThatWasGivenUpIsNeverUsed_C1) {
   const FakeJob job;
   ASSERT_TRUE(Save(job, {5}).ok());
   const StoreFactory no_manifest =
       [](const std::string& location) -> absl::StatusOr<std::unique_ptr<port::BlobStore>> {
-    class Refuses final : public FaultyStore {
-     public:
-      explicit Refuses(std::unique_ptr<port::BlobStore> base)
-          : FaultyStore(base.get(), {[](uint64_t, absl::string_view) { return Fault::kNone; }}),
-            base_(std::move(base)) {}
-      using port::BlobStore::PutIfAbsent;
-      absl::Status PutIfAbsent(absl::string_view key, absl::Span<const absl::string_view> parts) override {
-        if (ParseManifestKey(key)) return absl::PermissionDeniedError("no");
-        return base_->PutIfAbsent(key, parts);
-      }
-
-     private:
-      const std::unique_ptr<port::BlobStore> base_;
-    };
     GT_ASSIGN_OR_RETURN(auto base, OpenDirectoryStore(location));
-    return std::make_unique<Refuses>(std::move(base));
+    return std::make_unique<FaultyStore>(
+        std::move(base), FaultPlan{[](uint64_t, absl::string_view call) {
+          return absl::StartsWith(call, "PutIfAbsent manifests/") ? Fault::kBefore : Fault::kNone;
+        }});
   };
   FakeJob again = job;
   again.generation = again.timeline = ++generation_;
   EXPECT_FALSE(Save(again, {6}, no_manifest).ok());
   EXPECT_EQ(Shards(machines_[0]).size(), 2u);
+  // Nobody gave it up: the storage had a bad moment, and the state is whole.
+  EXPECT_EQ(Restore(job, 6)[0].step, 6);
+  const SaveId six = {.timeline = again.timeline, .step = 6, .generation = again.generation};
+  auto store = *OpenDirectoryStore(store_);
+  ASSERT_TRUE(store->PutIfAbsent(ManifestKey(six), Print(AbortMarker{.id = six, .reason = "a test"})).ok());
   EXPECT_EQ(Restore(job, 5)[0].step, 5);
   // The next commit and the save after it take its place.
   again.generation = again.timeline = ++generation_;
@@ -239,6 +234,7 @@ TEST_F(NearTest, ACopyOfAnAttemptThatWasNotCommittedIsNeverUsed_C1) {
 
 class DeadTier : public port::NearTier {
  public:
+  absl::StatusOr<std::vector<std::string>> Attempts() override { return Gone(); }
   absl::StatusOr<std::vector<Shard>> List(absl::string_view) override { return Gone(); }
   absl::Status Read(absl::string_view, absl::string_view, uint64_t, absl::Span<char>) override {
     return Gone();

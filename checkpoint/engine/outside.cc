@@ -30,14 +30,15 @@ constexpr int kRefusedCode = 3;
 
 absl::StatusOr<std::unique_ptr<OutsideRoute>> OutsideRoute::Start(port::WriterHost* host,
                                                                   const SaveOrder& order,
-                                                                  const ShardPlan& plan, int64_t board) {
+                                                                  const ShardPlan& plan, int64_t board,
+                                                                  absl::FunctionRef<bool()> wanted) {
   const std::string text = Print(order);
   // Of the largest save: with a tail each may have other bytes.
   const uint64_t more = order.has_tail ? kByteEntriesMax : 0;
   const uint64_t file_bytes = plan.file_bytes() + more;
   const uint64_t bytes = SaveArena::BytesFor(text.size(), file_bytes, order.has_tail);
   const absl::Duration commit_timeout = absl::Milliseconds(order.commit_timeout_ms);
-  GT_ASSIGN_OR_RETURN(port::WriterLink link, host->StartWriter(bytes, commit_timeout));
+  GT_ASSIGN_OR_RETURN(port::WriterLink link, host->StartWriter(bytes, commit_timeout, wanted));
   GT_ASSIGN_OR_RETURN(SaveArena arena, SaveArena::Map(std::move(link.arena)));
   if (arena.bytes() < bytes)
     return absl::InternalError("the keeper gave less shared memory than was asked for");
@@ -47,15 +48,16 @@ absl::StatusOr<std::unique_ptr<OutsideRoute>> OutsideRoute::Start(port::WriterHo
   route->arena_.PutOrder(text, plan.header.size(), file_bytes, order.has_tail);
   GT_ASSIGN_OR_RETURN(route->data_, route->arena_.Data(plan.data_bytes + more));
   route->bell_.Ring();
-  GT_RETURN_IF_ERROR(route->AwaitReady());
+  GT_RETURN_IF_ERROR(route->AwaitReady(wanted));
   return route;
 }
 
-absl::Status OutsideRoute::AwaitReady() {
+absl::Status OutsideRoute::AwaitReady(absl::FunctionRef<bool()> wanted) {
   const Instant deadline = clock_.Now() + kReadyWithin;
   const SaveArenaHeader& header = *arena_.header();
   while (header.state.load(std::memory_order_acquire) == WriterState::kStarting) {
     if (bell_.gone()) return absl::UnavailableError("the writer could not be started; keeper.log says why");
+    if (!wanted()) return absl::CancelledError("no writer is wanted any more");
     if (clock_.Now() >= deadline) {
       return absl::DeadlineExceededError(
           absl::StrCat("the writer was not ready within ", absl::FormatDuration(kReadyWithin)));

@@ -7,6 +7,7 @@
 #include <optional>
 #include <string>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/statusor.h"
 #include "base/clock.h"
 #include "checkpoint/engine/checkpointer.h"
@@ -19,10 +20,12 @@ namespace gtrain::ckpt {
 // The rank's side.
 class OutsideRoute final : public SaveRoute {
  public:
-  // Blocks until the writer has the store open, at most as long as StartWriter and a minute. An error says
-  // why this rank must write itself. `board`: the address of this machine's, or 0.
+  // Blocks until the writer has the store open, at most as long as StartWriter and a minute, and as long as
+  // `wanted` says true. An error says why this rank must write itself. `board`: the address of this
+  // machine's, or 0.
   static absl::StatusOr<std::unique_ptr<OutsideRoute>> Start(port::WriterHost* host, const SaveOrder& order,
-                                                             const ShardPlan& plan, int64_t board);
+                                                             const ShardPlan& plan, int64_t board,
+                                                             absl::FunctionRef<bool()> wanted);
 
   char* buffer() override { return data_; }
   absl::Status SetTail(const SaveTail& tail) override { return arena_.PutTail(Print(tail)); }
@@ -35,7 +38,7 @@ class OutsideRoute final : public SaveRoute {
  private:
   OutsideRoute(SaveArena arena, UniqueFd channel, int rank, absl::Duration patience)
       : arena_(std::move(arena)), bell_(std::move(channel)), rank_(rank), patience_(patience) {}
-  absl::Status AwaitReady();
+  absl::Status AwaitReady(absl::FunctionRef<bool()> wanted);
   void NoteStarts();
 
   SaveArena arena_;

@@ -397,11 +397,6 @@ TEST_F(HostedTest, ASaveNobodyWaitsForIsTheOneTheNextGenerationResumes) {
     session->Revoke();
     Fill(rank->state.get(), State::At(99, 9));
   });
-  {  // As the keeper does: memory of the earlier generation is free before the next has any.
-    MutexLock lock(&writers.mu);
-    for (std::thread& t : writers.threads) t.join();
-    writers.threads.clear();
-  }
   job.generation = job.timeline = 2;
   RunHosted(job, &writers, [&](HostedSession* session) {
     auto rank = OpenRank(job, session, folder);

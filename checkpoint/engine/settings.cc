@@ -89,6 +89,11 @@ absl::Status ReadFromHead(const Environment& environment, Settings* out) {
   const std::string rollback = get("GTRAIN_CHECKPOINT_MAX_ROLLBACK");
   if (!rollback.empty() && !absl::SimpleAtoi(rollback, &out->max_rollback))
     return Bad("GTRAIN_CHECKPOINT_MAX_ROLLBACK", rollback, "a number");
+  const std::string memory = get("GTRAIN_CHECKPOINT_MEMORY_MAX");
+  if (uint64_t bytes = 0; absl::SimpleAtoi(memory, &bytes))
+    out->memory_max = bytes;
+  else if (!memory.empty())
+    return Bad("GTRAIN_CHECKPOINT_MEMORY_MAX", memory, "a number of bytes");
   const std::string verify = get("GTRAIN_CHECKPOINT_VERIFY_REPLICAS");
   if (!verify.empty()) GT_RETURN_IF_ERROR(ReadVerifyReplicas(verify, &out->verify_replicas));
   const std::string takeover = get("GTRAIN_TAKEOVER");

@@ -73,6 +73,8 @@ struct Settings {
   bool read_only = false;
   bool takeover = false;
   int max_rollback = 1;
+  // Of the snapshots of all ranks of this job on one machine; unset: what the machine has available.
+  std::optional<uint64_t> memory_max;
   VerifyReplicas verify_replicas;
   // The newest checkpoint of this job that the head knows: a restore that does not find it stops (fault S7).
   std::optional<SaveId> newest;

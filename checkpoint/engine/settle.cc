@@ -20,19 +20,6 @@ namespace {
 
 constexpr absl::Duration kLook = absl::Milliseconds(50);
 
-absl::StatusOr<std::vector<SaveId>> ListOpen(port::BlobStore* store, const SaveId& self) {
-  GT_ASSIGN_OR_RETURN(const std::vector<std::string> folders, store->ListFolders());
-  GT_ASSIGN_OR_RETURN(const std::vector<SaveId> decided, ListManifests(store));
-  const std::set<SaveId> closed(decided.begin(), decided.end());
-  std::vector<SaveId> open;
-  for (const std::string& folder : folders) {
-    const auto id = ParseAttemptName(folder);
-    if (id && id->epoch == self.epoch && id->generation < self.generation && !closed.contains(*id))
-      open.push_back(*id);
-  }
-  return open;
-}
-
 // Each rank's index is there, or the part that was made of it. Shards and indices say in their names how many
 // there are.
 bool HasAllIndices(port::BlobStore* store, const SaveId& id) {
@@ -68,6 +55,19 @@ absl::Status GiveUp(port::BlobStore* store, const SaveId& id, uint64_t generatio
 }
 
 }  // namespace
+
+absl::StatusOr<std::vector<SaveId>> ListOpen(port::BlobStore* store, const SaveId& self) {
+  GT_ASSIGN_OR_RETURN(const std::vector<std::string> folders, store->ListFolders());
+  GT_ASSIGN_OR_RETURN(const std::vector<SaveId> decided, ListManifests(store));
+  const std::set<SaveId> closed(decided.begin(), decided.end());
+  std::vector<SaveId> open;
+  for (const std::string& folder : folders) {
+    const auto id = ParseAttemptName(folder);
+    if (id && id->epoch == self.epoch && id->generation < self.generation && !closed.contains(*id))
+      open.push_back(*id);
+  }
+  return open;
+}
 
 absl::Status SettleEarlier(port::BlobStore* store, const SaveId& self,
                            absl::FunctionRef<absl::Status()> alive, const SettlePatience& patience) {

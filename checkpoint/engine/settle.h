@@ -1,13 +1,21 @@
 // What earlier generations of this job had begun to save when the new one asks from where to go on. Rank 0
 // only.
 #pragma once
+#include <vector>
+
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "checkpoint/format/names.h"
 #include "checkpoint/port/blob_store.h"
 
 namespace gtrain::ckpt {
+
+// Attempts of earlier generations of `self`'s owner that are neither committed nor given up, as far as the
+// storage shows them: of one whose first file is still on its way an object store shows nothing. Two
+// listings.
+absl::StatusOr<std::vector<SaveId>> ListOpen(port::BlobStore* store, const SaveId& self);
 
 struct SettlePatience {
   // For shards that are not there yet. Writers on this generation's machines have written theirs

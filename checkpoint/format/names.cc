@@ -71,6 +71,10 @@ std::string IndexName(int rank, int world_size) {
   return absl::StrFormat("rank-%05d-of-%05d.index.json", rank, world_size);
 }
 
+std::string OrderName(int world_size) {
+  return absl::StrFormat("rank-%05d-of-%05d.order.json", 0, world_size);
+}
+
 std::string PartName(int part, int part_count) {
   return absl::StrFormat("part-%05d-of-%05d.json", part, part_count);
 }

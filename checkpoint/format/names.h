@@ -51,6 +51,7 @@ std::optional<SaveId> ParseManifestKey(absl::string_view key);
 // File names beside each other in the folder of the attempt.
 std::string ShardName(int rank, int world_size);
 std::string IndexName(int rank, int world_size);
+std::string OrderName(int world_size);           // of rank 0; beside copies near by only
 std::string PartName(int part, int part_count);  // "part-00003-of-00064.json"
 // Rank and world size in the name of a shard or an index.
 std::optional<std::pair<int, int>> ParseRankName(absl::string_view file);

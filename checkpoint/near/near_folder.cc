@@ -12,6 +12,7 @@
 
 #include <atomic>
 #include <optional>
+#include <set>
 #include <utility>
 
 #include "absl/cleanup/cleanup.h"
@@ -72,6 +73,10 @@ struct Held {
   std::vector<NearCopy> copies;
   std::vector<std::string> paths;  // of each
 };
+
+bool IsJobFolder(absl::string_view job) {
+  return port::IsBlobKey(job) && job.find('/') == absl::string_view::npos;
+}
 
 // What nobody could have put here is left alone, and not counted.
 absl::Status AddWhole(const std::string& root, const std::string& job, Held* held) {
@@ -195,11 +200,22 @@ absl::StatusOr<std::unique_ptr<NearFolder>> NearFolder::Open(const std::string& 
 
 absl::StatusOr<std::string> NearFolder::PathOf(absl::string_view job, absl::string_view attempt,
                                                absl::string_view file) const {
-  if (!port::IsBlobKey(job) || job.find('/') != absl::string_view::npos || !ParseAttemptName(attempt) ||
-      !IsNearFile(file)) {
+  if (!IsJobFolder(job) || !ParseAttemptName(attempt) || !IsNearFile(file))
     return absl::InvalidArgumentError("no name of a shard's copy");
-  }
   return absl::StrCat(root_, "/", job, "/", attempt, "/", file);
+}
+
+absl::StatusOr<std::vector<std::string>> NearFolder::Attempts(absl::string_view job) {
+  if (!IsJobFolder(job)) return absl::InvalidArgumentError("no name of a job");
+  GT_ASSIGN_OR_RETURN(const UniqueFd lock, Lock(root_));  // else a file just made would look left over
+  Held held;
+  GT_RETURN_IF_ERROR(AddWhole(root_, std::string(job), &held));
+  GT_RETURN_IF_ERROR(AddComing(root_, &held));
+  std::set<std::string> attempts;
+  for (const NearCopy& copy : held.copies) {
+    if (copy.job == job) attempts.insert(AttemptName(copy.attempt));
+  }
+  return std::vector<std::string>(attempts.begin(), attempts.end());
 }
 
 absl::StatusOr<std::vector<port::NearTier::Shard>> NearFolder::List(absl::string_view job,
@@ -281,6 +297,7 @@ class FolderTier final : public port::NearTier {
   FolderTier(std::shared_ptr<NearFolder> folder, std::string job)
       : folder_(std::move(folder)), job_(std::move(job)) {}
 
+  absl::StatusOr<std::vector<std::string>> Attempts() override { return folder_->Attempts(job_); }
   absl::StatusOr<std::vector<Shard>> List(absl::string_view attempt) override {
     return folder_->List(job_, attempt);
   }

@@ -46,6 +46,7 @@ class NearFolder {
   static absl::StatusOr<std::unique_ptr<NearFolder>> Open(const std::string& root, uint64_t bytes_max);
 
   // As in NearTier. InvalidArgument: a name that cannot be one.
+  absl::StatusOr<std::vector<std::string>> Attempts(absl::string_view job);
   absl::StatusOr<std::vector<port::NearTier::Shard>> List(absl::string_view job, absl::string_view attempt);
   absl::Status Read(absl::string_view job, absl::string_view attempt, absl::string_view file, uint64_t offset,
                     absl::Span<char> out);

@@ -134,6 +134,14 @@ std::string NearServer::Answer(const port::Received& received) {
                                              absl::MakeSpan(data.data(), data.size()));
       return PrintReply(read, data);
     }
+    case NearRequest::Kind::kAttempts: {
+      const auto attempts = folder->Attempts(job);
+      std::vector<port::NearTier::Shard> list;
+      if (attempts.ok()) {
+        for (const std::string& attempt : *attempts) list.push_back({attempt, 0});
+      }
+      return PrintReply(attempts.status(), PrintShards(list));
+    }
     case NearRequest::Kind::kBegin:
       return PrintReply(Begin(job, folder.get(), received.route.id, *request));
     case NearRequest::Kind::kPiece:

@@ -121,10 +121,16 @@ TEST_F(NearFolderTest, WhatIsBeingWrittenCountsAndStays) {
     auto coming = folder->Begin("job-1", {.attempt = Attempt(1), .file = kFile, .bytes = 10});
     ASSERT_TRUE(coming.ok());
     EXPECT_TRUE(absl::IsResourceExhausted(Put(Tier(15, "job-2").get(), 1, "0123456789")));
+    EXPECT_THAT(*folder->Attempts("job-1"), ElementsAre(Attempt(1))) << "it is coming";
     ASSERT_TRUE(coming->Append("0123456789").ok());
     ASSERT_TRUE(coming->Finish().ok());
   }
   EXPECT_EQ(folder->List("job-1", Attempt(1))->size(), 1u);
+  EXPECT_THAT(*folder->Attempts("job-1"), ElementsAre(Attempt(1)));
+  EXPECT_THAT(*folder->Attempts("job-2"), IsEmpty());
+  { auto never = folder->Begin("job-1", {.attempt = Attempt(2), .file = kFile, .bytes = 10}); }
+  EXPECT_THAT(*folder->Attempts("job-1"), ElementsAre(Attempt(1)));
+  EXPECT_TRUE(absl::IsInvalidArgument(folder->Attempts("..").status()));
 }
 
 TEST_F(NearFolderTest, ManyAtOnceStayBelowTheCap) {
@@ -171,7 +177,7 @@ TEST_F(NearFolderTest, NamesThatLeaveTheFolderAreRefused_C10) {
   }
   for (const char* attempt : {"", "..", "step-1", "../job-2"})
     EXPECT_TRUE(absl::IsInvalidArgument(folder->List("job-1", attempt).status())) << attempt;
-  for (const char* file : {"", "..", "../x.safetensors", "rank-0.index.json"})
+  for (const char* file : {"", "..", "../x.safetensors", "rank-0.json"})
     EXPECT_TRUE(absl::IsInvalidArgument(folder->Read("job-1", Attempt(1), file, 0, absl::MakeSpan(out))))
         << file;
 }

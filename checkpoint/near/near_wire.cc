@@ -64,7 +64,7 @@ absl::StatusOr<NearRequest> ParseRequest(absl::string_view message) {
   const bool whole = TakeMagic(&message) && Take(&message, &kind) && Take(&message, &request.offset) &&
                      Take(&message, &request.bytes) && TakeText(&message, &request.attempt) &&
                      TakeText(&message, &request.file) && TakeText(&message, &request.committed);
-  if (!whole || kind < 1 || kind > 4) return absl::InvalidArgumentError("not a request for copies");
+  if (!whole || kind < 1 || kind > 5) return absl::InvalidArgumentError("not a request for copies");
   request.kind = static_cast<NearRequest::Kind>(kind);
   request.data = message;
   if (request.data.empty() == (request.kind == NearRequest::Kind::kPiece))

@@ -27,7 +27,8 @@ struct NearRequest {
     kRead = 2,  // `bytes` from `offset` of a copy
     kBegin =
         3,  // a copy of `bytes` will come on this connection; what was being put on it before is given up
-    kPiece = 4,  // the next bytes of it; with the last ones it is whole
+    kPiece = 4,     // the next bytes of it; with the last ones it is whole
+    kAttempts = 5,  // of which there are copies: the reply's data is a list of them, with no lengths
   };
   Kind kind = Kind::kList;
   uint64_t offset = 0;

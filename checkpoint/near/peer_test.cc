@@ -67,6 +67,7 @@ TEST_F(PeerTest, WhatIsPutIsListedAndRead) {
   ASSERT_TRUE(Put(tier.get(), data).ok());
   ASSERT_TRUE(Put(tier.get(), data).ok());
   EXPECT_THAT(*tier->List(kAttempt), ElementsAre(Shard{kFile, data.size()}));
+  EXPECT_THAT(*tier->Attempts(), ElementsAre(kAttempt));
   std::string out(data.size() - 5, '?');
   ASSERT_TRUE(tier->Read(kAttempt, kFile, 5, absl::MakeSpan(out)).ok());
   EXPECT_EQ(out, data.substr(5));

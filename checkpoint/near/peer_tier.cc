@@ -33,6 +33,15 @@ class PeerTier final : public port::NearTier {
   PeerTier(port::NearPeer peer, net::KeyPair keys)
       : peer_(std::move(peer)), keys_(std::move(keys)), context_(net::MakeClientContext(kConnectionsMax)) {}
 
+  absl::StatusOr<std::vector<std::string>> Attempts() override {
+    GT_ASSIGN_OR_RETURN(const std::string reply, Call({.kind = NearRequest::Kind::kAttempts}));
+    GT_ASSIGN_OR_RETURN(const absl::string_view data, ParseReply(reply));
+    GT_ASSIGN_OR_RETURN(const std::vector<Shard> list, ParseShards(data));
+    std::vector<std::string> attempts;
+    for (const Shard& attempt : list) attempts.push_back(attempt.file);
+    return attempts;
+  }
+
   absl::StatusOr<std::vector<Shard>> List(absl::string_view attempt) override {
     GT_ASSIGN_OR_RETURN(const std::string reply,
                         Call({.kind = NearRequest::Kind::kList, .attempt = std::string(attempt)}));

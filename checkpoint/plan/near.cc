@@ -59,7 +59,9 @@ NearPlan PlanNear(const std::vector<NearCopy>& held, const NearCopy& coming,
 
 bool IsNearFile(absl::string_view file) {
   return file.size() <= kFileNameMax && absl::StartsWith(file, "rank-") &&
-         absl::EndsWith(file, ".safetensors") && std::all_of(file.begin(), file.end(), [](char c) {
+         (absl::EndsWith(file, ".safetensors") || absl::EndsWith(file, ".index.json") ||
+          absl::EndsWith(file, ".order.json")) &&
+         std::all_of(file.begin(), file.end(), [](char c) {
            return absl::ascii_isalnum(static_cast<unsigned char>(c)) || c == '-' || c == '.';
          });
 }

@@ -37,7 +37,7 @@ inline constexpr absl::Duration kNearIdle = absl::Hours(1);
 NearPlan PlanNear(const std::vector<NearCopy>& held, const NearCopy& coming,
                   const std::optional<SaveId>& committed, uint64_t bytes_max);
 
-// Whether `file` may be the name of a copy: that of a shard.
+// Whether `file` may be the name of a copy: that of a shard, of its index, or of the order of rank 0.
 bool IsNearFile(absl::string_view file);
 
 }  // namespace gtrain::ckpt

@@ -79,8 +79,9 @@ TEST(Near, ForRoomTheLongestIdleJobGoesFirstAndNoneThatIsAtIt) {
 }
 
 TEST(Near, NamesOfFiles_C10) {
-  EXPECT_TRUE(IsNearFile("rank-00003-of-00008.safetensors"));
-  for (const char* name : {"", "rank-00003-of-00008.index.json", "rank-/../x.safetensors", "x.safetensors"})
+  for (const std::string& name : {ShardName(3, 8), IndexName(3, 8), OrderName(8)})
+    EXPECT_TRUE(IsNearFile(name)) << name;
+  for (const char* name : {"", "rank-00003-of-00008.json", "rank-/../x.safetensors", "x.safetensors"})
     EXPECT_FALSE(IsNearFile(name)) << name;
 }
 

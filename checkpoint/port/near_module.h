@@ -10,7 +10,7 @@
 
 namespace gtrain::port {
 
-inline constexpr uint32_t kNearModuleAbi = 1;
+inline constexpr uint32_t kNearModuleAbi = 2;
 inline constexpr char kNearModuleEntry[] = "gtrain_near_module";
 
 struct NearPeer {

@@ -1,8 +1,10 @@
 // A place nearer than the storage that may hold copies of a job's shards: memory or disk of a machine. It
-// decides nothing: which checkpoints exist is said by the storage alone, and each byte that comes from here
-// is compared with the hashes of a manifest from there. So a tier makes a restore faster, or is found out.
+// commits nothing: what is committed is said by the storage alone, and each byte that comes from here is
+// compared with hashes, those of a manifest from there or, of a save whose upload has not ended, those that
+// its writers left beside the copies. So a tier makes a restore faster, or is found out.
 //
-// An attempt is named as in format/names.h ("step-000000000120.e0002.t0001.g0005.a01"), a file as the shard.
+// An attempt is named as in format/names.h ("step-000000000120.e0002.t0001.g0005.a01"), a file as the shard,
+// its index, or the order of rank 0.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -36,6 +38,8 @@ class NearTier {
 
   virtual ~NearTier() = default;
 
+  // Names of the attempts of which it has a copy, or one is coming, in any order.
+  virtual absl::StatusOr<std::vector<std::string>> Attempts() = 0;
   // Whole copies of an attempt.
   virtual absl::StatusOr<std::vector<Shard>> List(absl::string_view attempt) = 0;
   // Exactly out.size() bytes from `offset` of one that is listed.

@@ -3,6 +3,7 @@
 #pragma once
 #include <cstdint>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "base/unique_fd.h"
@@ -21,9 +22,11 @@ class WriterHost {
  public:
   virtual ~WriterHost() = default;
   // Blocks while writers of an earlier generation of this machine still need their memory, at most `timeout`
-  // (DeadlineExceeded). Unavailable: the generation is over. FailedPrecondition, ResourceExhausted: there is
-  // no writer to be had here; the message says why.
-  virtual absl::StatusOr<WriterLink> StartWriter(uint64_t arena_bytes, absl::Duration timeout) = 0;
+  // (DeadlineExceeded) and as long as `wanted`, asked ten times a second, says true (Cancelled). Unavailable:
+  // the generation is over. FailedPrecondition, ResourceExhausted: there is no writer to be had here; the
+  // message says why.
+  virtual absl::StatusOr<WriterLink> StartWriter(uint64_t arena_bytes, absl::Duration timeout,
+                                                 absl::FunctionRef<bool()> wanted) = 0;
 };
 
 }  // namespace gtrain::port

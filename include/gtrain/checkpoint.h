@@ -49,6 +49,8 @@ struct CheckpointOptions {
 struct RestoredStep {
   int64_t step = 0;
   uint64_t timeline = 0;
+  // Where it is, or will be once the upload that an earlier generation began has ended: with copies near by
+  // (the job file's checkpoint.near) nobody waits for that.
   std::string manifest;
   // Of this rank: bytes of its state, each copied once, and what it read from storage for that (whole chunks
   // of 4 MiB, so that every byte is verified; what another rank of its machine read for both counts there).

@@ -81,8 +81,9 @@ bool Screen::Update(const JobDoc& job, const std::string& hint, Instant now) {
   if (updated_ && now - *updated_ < (terminal_ ? kRedrawInterval : kLineInterval)) return true;
   updated_ = now;
   if (!terminal_) {
-    if (!job.step || job.step == said_step_) return true;
+    if (job.step == said_step_ && job.checkpoint_step == said_checkpoint_) return true;
     said_step_ = job.step;
+    said_checkpoint_ = job.checkpoint_step;
     return Say(PrintProgress(job));
   }
   const TerminalSize size = SizeOfTerminal(STDOUT_FILENO);

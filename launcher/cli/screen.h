@@ -33,7 +33,7 @@ class Screen {
   const bool terminal_;
   std::vector<std::string> block_;  // shown now
   std::optional<Instant> updated_;
-  std::optional<int64_t> said_step_;
+  std::optional<int64_t> said_step_, said_checkpoint_;
 };
 
 }  // namespace gtrain::cli

@@ -33,6 +33,7 @@ using core::WorkerCore;
 constexpr int kIdlePollMs = 500;
 constexpr int kBusyPollMs = 100;
 constexpr absl::Duration kSayWaiting = absl::Seconds(3);
+constexpr absl::Duration kLookWanted = absl::Milliseconds(100);
 constexpr absl::Duration kGoodbye = absl::Milliseconds(500);
 // After a deadline: for the answer to the question whom it was that we waited for.
 constexpr absl::Duration kWhoIsMissing = absl::Seconds(2);
@@ -221,9 +222,10 @@ absl::StatusOr<UniqueFd> KeeperLink::Arena(uint64_t id, uint64_t bytes, absl::Du
   return reply;
 }
 
-absl::StatusOr<port::WriterLink> KeeperLink::StartWriter(uint64_t arena_bytes, absl::Duration timeout) {
+absl::StatusOr<port::WriterLink> KeeperLink::StartWriter(uint64_t arena_bytes, absl::Duration timeout,
+                                                         absl::FunctionRef<bool()> wanted) {
   if (Forked()) return ForkedError();
-  const Instant deadline = Now() + std::min(timeout, absl::Hours(24 * 365));
+  const Instant begin = Now(), deadline = begin + std::min(timeout, absl::Hours(24 * 365));
   MutexLock one_at_a_time(&writer_mutex_);
   MutexLock lock(&mutex_);
   if (!keeper_has_writers_)
@@ -234,10 +236,19 @@ absl::StatusOr<port::WriterLink> KeeperLink::StartWriter(uint64_t arena_bytes, a
   const auto answered = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     return writer_reply_ || !AliveLocked().ok();
   };
-  if (!mutex_.AwaitFor(std::min(kSayWaiting, deadline - Now()), answered)) {
-    LogInfo("checkpoint: rank ", env_.rank, " waits for saves of an earlier generation that are still being ",
-            "written on this machine");
-    mutex_.AwaitFor(deadline - Now(), answered);
+  bool said = false;
+  while (!mutex_.AwaitFor(std::min(kLookWanted, deadline - Now()), answered) && Now() < deadline) {
+    mutex_.Unlock();
+    const bool go_on = wanted();
+    mutex_.Lock();
+    if (!go_on) {
+      ++writer_wanted_;  // a late answer is to nobody
+      return absl::CancelledError("no writer is wanted any more");
+    }
+    if (said || Now() - begin < kSayWaiting) continue;
+    LogInfo("checkpoint: rank ", env_.rank, " gets the memory for its saves when those of an earlier ",
+            "generation are written on this machine");
+    said = true;
   }
   if (!writer_reply_) {
     GT_RETURN_IF_ERROR(AliveLocked());

@@ -46,7 +46,8 @@ class KeeperLink final : public comm::Bootstrap {
   }
 
   // As port::WriterHost says.
-  absl::StatusOr<port::WriterLink> StartWriter(uint64_t arena_bytes, absl::Duration timeout);
+  absl::StatusOr<port::WriterLink> StartWriter(uint64_t arena_bytes, absl::Duration timeout,
+                                               absl::FunctionRef<bool()> wanted);
 
   // Never block and never fail: what cannot be told is not told.
   void Report(const core::WorkerEvent& progress_or_checkpoint);

@@ -55,8 +55,9 @@ class ManagedSession final : public Session, public port::WriterHost {
     link_.Report(core::WorkerNote{std::string(kind), text});
   }
 
-  absl::StatusOr<port::WriterLink> StartWriter(uint64_t arena_bytes, absl::Duration timeout) override {
-    return link_.StartWriter(arena_bytes, timeout);
+  absl::StatusOr<port::WriterLink> StartWriter(uint64_t arena_bytes, absl::Duration timeout,
+                                               absl::FunctionRef<bool()> wanted) override {
+    return link_.StartWriter(arena_bytes, timeout, wanted);
   }
   absl::Status Alive() const override { return link_.Alive(); }
   bool StopRequested() const override { return link_.stop_requested(); }

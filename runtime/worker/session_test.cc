@@ -107,6 +107,7 @@ class FakeKeeper {
   void set_silent() { silent_ = true; }
   // Before Start: what it says of writers in its welcome, and whether it has one.
   void set_writers(bool known, bool has) { knows_writers_ = known, has_writers_ = has; }
+  void hold_writer() { hold_writer_ = true; }  // the first that is asked for comes with the second
   // Before Start: the answer to whom an exchange waits for, " 1 2".
   void set_missing(const std::string& ranks) { missing_ = ranks; }
 
@@ -188,6 +189,16 @@ class FakeKeeper {
 
   void StartWriter(Connection& c, const std::string& body) {
     if (!has_writers_) return Send(c, kKeeperNoWriter, "no gtrain-writer here");
+    if (hold_writer_) {
+      hold_writer_ = false;
+      held_writer_ = body;
+      return;
+    }
+    if (!held_writer_.empty()) GiveWriter(c, std::exchange(held_writer_, ""));
+    GiveWriter(c, body);
+  }
+
+  void GiveWriter(Connection& c, const std::string& body) {
     RankArenaRequest request;
     std::memcpy(&request, body.data(), sizeof(request));
     const UniqueFd memfd(memfd_create("test", MFD_CLOEXEC));
@@ -224,7 +235,8 @@ class FakeKeeper {
   std::string missing_;
   UniqueFd listen_;
   std::atomic<bool> stop_{false}, silent_{false};
-  bool knows_writers_ = false, has_writers_ = false;
+  bool knows_writers_ = false, has_writers_ = false, hold_writer_ = false;
+  std::string held_writer_;
   std::thread thread_;
   Mutex mutex_;
   std::vector<Connection> connections_;
@@ -318,7 +330,7 @@ TEST_F(SessionTest, AWriterComesFromTheKeeper) {
   Fork(keeper, 1, [](Session& s) {
     auto* host = dynamic_cast<port::WriterHost*>(&s);
     for (uint64_t bytes : {8192, 4096}) {
-      auto link = host->StartWriter(bytes, kPatience);
+      auto link = host->StartWriter(bytes, kPatience, [] { return true; });
       struct stat info;
       char byte = 0;
       if (!link.ok() || fstat(link->arena.get(), &info) != 0) return false;
@@ -331,11 +343,29 @@ TEST_F(SessionTest, AWriterComesFromTheKeeper) {
   ExpectAllGood();
 }
 
+TEST_F(SessionTest, AWriterThatIsNotWantedAnyMoreIsNotWaitedFor) {
+  FakeKeeper keeper(1);
+  keeper.set_writers(true, true);
+  keeper.hold_writer();
+  Fork(keeper, 1, [](Session& s) {
+    auto* host = dynamic_cast<port::WriterHost*>(&s);
+    int asked = 0;
+    const auto none = host->StartWriter(4096, kPatience, [&] { return ++asked < 3; });
+    if (!absl::IsCancelled(none.status()) || asked != 3) return false;
+    // The late answer is not taken for that to the next question.
+    const auto link = host->StartWriter(8192, kPatience, [] { return true; });
+    struct stat info;
+    return link.ok() && fstat(link->arena.get(), &info) == 0 && info.st_size == 8192;
+  });
+  keeper.Start();
+  ExpectAllGood();
+}
+
 TEST_F(SessionTest, AKeeperWithoutWritersSaysWhy) {
   FakeKeeper keeper(1);
   keeper.set_writers(true, false);
   Fork(keeper, 1, [](Session& s) {
-    const auto link = dynamic_cast<port::WriterHost*>(&s)->StartWriter(4096, kPatience);
+    const auto link = dynamic_cast<port::WriterHost*>(&s)->StartWriter(4096, kPatience, [] { return true; });
     return absl::IsFailedPrecondition(link.status()) &&
            absl::StrContains(link.status().message(), "no gtrain-writer");
   });
@@ -346,7 +376,7 @@ TEST_F(SessionTest, AKeeperWithoutWritersSaysWhy) {
 TEST_F(SessionTest, AnOlderKeeperIsNotAskedForAWriter_N13) {
   FakeKeeper keeper(1);
   Fork(keeper, 1, [](Session& s) {
-    const auto link = dynamic_cast<port::WriterHost*>(&s)->StartWriter(4096, kPatience);
+    const auto link = dynamic_cast<port::WriterHost*>(&s)->StartWriter(4096, kPatience, [] { return true; });
     return absl::IsFailedPrecondition(link.status()) && absl::StrContains(link.status().message(), "older") &&
            s.Alive().ok();
   });

@@ -56,6 +56,25 @@ class OwnMachineTest(harness.GtrainTest):
         self.wait_for_no_processes()
         self.assertFalse(os.path.exists(near))
 
+    def test_a_save_that_the_storage_did_not_take_is_resumed_from_memory(self):
+        """Step 2 lies whole in the machine's memory and will never be committed; nobody gave it up."""
+        launch = self.launch('memory')
+        wait_until('the ranks to be ready', lambda: len(glob.glob(os.path.join(self.out, 'ready.*'))) == 2 or
+                   self.assertIsNone(launch.popen.poll(), launch.output()))
+        unfinished = os.path.join(self.store, '.unfinished')
+        os.rename(unfinished, unfinished + '.away')
+        open(unfinished, 'w').close()  # every put fails
+        open(os.path.join(self.out, 'go'), 'w').close()
+        launch.wait_for('step 2 is not saved')
+        copies = f'/dev/shm/gtrain-{self.node_id()}/*/step-000000000002.*/rank-*'
+        wait_until('the copies and what describes them', lambda: len(glob.glob(copies)) == 5)
+        os.remove(unfinished)
+        os.rename(unfinished + '.away', unfinished)
+        storage, copies = self.restored(launch)
+        self.assertEqual(storage, '0B', launch.output())
+        self.assertNotEqual(copies, '0B')
+        self.assertIn('which is not committed yet', launch.output())
+
     def test_a_local_disk_serves_as_well_and_a_flipped_bit_there_is_found(self):
         """S6: the bad chunk is read from the storage, loudly; all others from the disk."""
         scratch = os.path.join(self.dir, 'scratch')

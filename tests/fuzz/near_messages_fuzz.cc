@@ -28,6 +28,7 @@ GT_FUZZ_SEEDS(near_messages) {
           ckpt::PrintRequest(
               {.kind = Kind::kBegin, .bytes = 9, .attempt = attempt, .file = file, .committed = attempt}),
           ckpt::PrintRequest({.kind = Kind::kPiece, .offset = 3, .data = "abc"}),
+          ckpt::PrintRequest({.kind = Kind::kAttempts}),
           ckpt::PrintReply(absl::OkStatus(), "data"),
           ckpt::PrintReply(absl::ResourceExhaustedError("no room")),
           ckpt::PrintShards({{file, 1 << 20}, {"rank-00004-of-00008.safetensors", 5}})};

@@ -1,0 +1,66 @@
+#include "base/available_memory.h"
+
+#include <algorithm>
+#include <optional>
+#include <vector>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
+#include "base/file.h"
+
+namespace gtrain {
+namespace {
+
+constexpr size_t kFileBytesMax = 64 << 10;
+
+std::vector<std::string> Lines(const std::string& path) {
+  const auto text = ReadFile(path, kFileBytesMax);
+  if (!text.ok()) return {};
+  return absl::StrSplit(*text, '\n', absl::SkipEmpty());
+}
+
+// The number behind `name` in lines of "name number" or "name: number kB".
+std::optional<uint64_t> Field(const std::string& path, absl::string_view name) {
+  for (const std::string& line : Lines(path)) {
+    const std::vector<absl::string_view> words =
+        absl::StrSplit(line, absl::ByAnyChar(" :"), absl::SkipEmpty());
+    uint64_t value = 0;
+    if (words.size() >= 2 && words[0] == name && absl::SimpleAtoi(words[1], &value))
+      return words.size() == 3 && words[2] == "kB" ? value << 10 : value;
+  }
+  return std::nullopt;
+}
+
+std::optional<uint64_t> Number(const std::string& path) {
+  const std::vector<std::string> lines = Lines(path);
+  uint64_t value = 0;
+  if (lines.empty() || !absl::SimpleAtoi(lines[0], &value)) return std::nullopt;  // "max"
+  return value;
+}
+
+}  // namespace
+
+uint64_t AvailableMemory(const std::string& root) {
+  uint64_t available = Field(root + "/proc/meminfo", "MemAvailable").value_or(UINT64_MAX);
+  for (absl::string_view line : Lines(root + "/proc/self/cgroup")) {
+    if (!absl::ConsumePrefix(&line, "0::")) continue;
+    std::string group(line);
+    for (; !group.empty() && group != "/"; group.resize(group.rfind('/'))) {
+      const std::string folder = absl::StrCat(root, "/sys/fs/cgroup", group);
+      const std::optional<uint64_t> max = Number(folder + "/memory.max"),
+                                    used = Number(folder + "/memory.current");
+      if (!max || !used) continue;
+      const std::string stat = folder + "/memory.stat";
+      const uint64_t of_files =
+          Field(stat, "inactive_file").value_or(0) + Field(stat, "active_file").value_or(0);
+      const uint64_t taken = *used - std::min(*used, of_files);
+      available = std::min(available, *max - std::min(*max, taken));
+    }
+  }
+  return available;
+}
+
+}  // namespace gtrain
