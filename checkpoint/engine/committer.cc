@@ -27,7 +27,8 @@ namespace save = core::save;
 
 namespace {
 
-// What should come by way of the board is looked for in the storage after so long, and put there.
+// What should come by way of the board is looked for in the storage after so long, and put there. As often,
+// whoever gathers looks whether somebody has given the save up.
 constexpr absl::Duration kBoardPatience = absl::Seconds(1);
 // A save waits so long for the shard of the one before to be read back; then retention keeps one more for a
 // while.
@@ -311,11 +312,18 @@ absl::Status Committer::StoreIndex() {
   return absl::OkStatus();
 }
 
+// After a put that failed: its answer may be lost, or an earlier try of this save made the key. `put` where
+// nothing can be read.
+absl::StatusOr<std::string> Committer::WhatIsThere(const absl::Status& put, const std::string& key,
+                                                   size_t bytes_max) const {
+  absl::StatusOr<std::string> there = store_->Get(key, bytes_max);
+  return there.ok() || absl::IsAlreadyExists(put) ? there : put;
+}
+
 absl::Status Committer::PutIndex(const std::string& key, const std::string& text) {
   const absl::Status put = store_->PutIfAbsent(key, text);
-  if (!absl::IsAlreadyExists(put)) return put;
-  // As with the shard.
-  GT_ASSIGN_OR_RETURN(const std::string there, store_->Get(key, kManifestBytesMax));
+  if (put.ok()) return put;
+  GT_ASSIGN_OR_RETURN(const std::string there, WhatIsThere(put, key, kManifestBytesMax));
   if (there == text) return absl::OkStatus();
   const absl::StatusOr<ShardIndex> theirs = ParseShardIndex(key, there), ours = ParseShardIndex(key, text);
   if (theirs.ok() && ours.ok() && SaysTheSame(*theirs, *ours)) return absl::OkStatus();
@@ -343,14 +351,18 @@ void Committer::PollIndices(Run* run, const save::PollIndices& poll) {
       ask.push_back(i);
     }
   }
-  ForEachAtOnce(parts.size() + ask.size(), [&](size_t i) {
+  std::optional<std::string> given_up;
+  ForEachAtOnce(parts.size() + ask.size() + (ask_all ? 1 : 0), [&](size_t i) {
     if (i < parts.size()) {
       parts[i] = LookForPart(*run, poll.parts[i]);
+    } else if (i == parts.size() + ask.size()) {
+      given_up = LookForMarker(*run);
     } else {
       const size_t which = ask[i - parts.size()];
       indices[which] = LookForIndex(*run, poll.missing[which]);
     }
   });
+  if (given_up) return Apply(run, save::ManifestRead{save::KeyHolds::kAbortMarker, *given_up});
   for (size_t i = 0; i < parts.size(); ++i) {
     if (!parts[i]) continue;
     if (parts[i]->ok()) run->parts[poll.parts[i]] = **parts[i];
@@ -363,6 +375,13 @@ void Committer::PollIndices(Run* run, const save::PollIndices& poll) {
     Apply(run, save::IndexSeen{poll.missing[i], indices[i]->status()});
     if (!indices[i]->ok()) return;
   }
+}
+
+// Why somebody else gave the save up; nullopt: nobody did, or the storage has a bad moment.
+std::optional<std::string> Committer::LookForMarker(const Run& run) const {
+  const auto read = ReadManifest(store_, run.id);
+  if (!read.ok() || !std::holds_alternative<AbortMarker>(*read)) return std::nullopt;
+  return std::get<AbortMarker>(*read).reason;
 }
 
 // nullopt: it is not there yet, or the storage has a bad moment. It is asked again until the deadline.
@@ -442,7 +461,7 @@ absl::Status Committer::PutPart(Run* run, const absl::Status& failed) {
     text = Print(part);
   }
   GT_ASSIGN_OR_RETURN(run->parts[part.part], PutOrTakeUp(part, text));
-  return sound;
+  return failed.ok() ? sound : absl::OkStatus();
 }
 
 // The part of this attempt may have been put by a writer that was killed: then it is as good as ours.
@@ -451,8 +470,7 @@ absl::StatusOr<Committer::StoredPart> Committer::PutOrTakeUp(const ManifestPart&
   const std::string key = AttemptKey(part.id, PartName(part.part, PartCount(part.world_size)));
   const absl::Status put = store_->PutIfAbsent(key, text);
   if (put.ok()) return StoredPart{RefOf(part, text), part.verified};
-  if (!absl::IsAlreadyExists(put)) return put;
-  GT_ASSIGN_OR_RETURN(const std::string there, store_->Get(key, kPartBytesMax));
+  GT_ASSIGN_OR_RETURN(const std::string there, WhatIsThere(put, key, kPartBytesMax));
   GT_ASSIGN_OR_RETURN(const ManifestPart theirs, ParseManifestPart(key, there));
   if (!theirs.error.empty()) return absl::AbortedError(theirs.error);
   if (SaysTheSame(theirs, part)) return StoredPart{RefOf(theirs, there), theirs.verified};

@@ -10,6 +10,10 @@
 // waits looks again after pauses that are jittered, double from max(5 ms, n * 25 us) to max(500 ms, n * 250
 // us), and begin, for those that wait for the manifest, with what the last commit took: 8,192 ranks ask at
 // most 4,096 times a second for the manifest.
+//
+// A rank that can put neither its index nor its part puts the abort marker under the manifest's key, so that
+// nobody waits for it until commit_timeout. Whoever gathers looks at that key once a second while something
+// is missing: no request of a save whose indices come within a second, n / 64 a second of one that waits.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -122,10 +126,13 @@ class Committer {
   static absl::Status CheckCopied(const Run& run);
   void DescribeNear(const Run& run);
   absl::Status WriteIndex(Run* run, const absl::Status& shard);
+  absl::StatusOr<std::string> WhatIsThere(const absl::Status& put, const std::string& key,
+                                          size_t bytes_max) const;
   absl::Status PutIndex(const std::string& key, const std::string& text);
   bool LeaderReadsBoard() const;
   std::optional<std::string> PostedIndex(const std::string& key, int rank) const;
   void PollIndices(Run* run, const core::save::PollIndices& poll);
+  std::optional<std::string> LookForMarker(const Run& run) const;
   std::optional<absl::StatusOr<ShardIndex>> LookForIndex(const Run& run, int rank) const;
   std::optional<absl::StatusOr<ShardIndex>> CheckedIndex(const Run& run, const std::string& key,
                                                          const std::string& text, bool look) const;

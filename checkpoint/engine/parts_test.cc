@@ -208,6 +208,30 @@ TEST(Parts, OneRanksErrorGivesTheSaveUpWithItsWords_C4) {
   }
 }
 
+// The same where not even that can be put: a member's index, a part.
+TEST(Parts, ARankThatCanPutNeitherIndexNorPartEndsTheSaveOfAllRanks) {
+  struct Case {
+    int failing;
+    std::string key;
+  };
+  for (const Case& c : {Case{70, IndexName(70, 80)}, Case{64, PartName(1, 2)}, Case{3, IndexName(3, 80)}}) {
+    MemoryStore base;
+    FullStore store(&base, AttemptKey(At(10), c.key));
+    const auto results = OnAllRanks(80, [&](int rank) {
+      CommitterConfig config = ConfigOf(rank, 80);
+      config.commit_timeout = absl::Hours(1);
+      return SaveAs(&store, std::move(config), At(10));
+    });
+    for (const absl::Status& result : results)
+      EXPECT_THAT(std::string(result.message()), HasSubstr("disk full"));
+    for (const int rank : {0, 79})
+      EXPECT_THAT(std::string(results[rank].message()), HasSubstr(absl::StrCat("rank ", c.failing)));
+    const auto at_key = ReadManifest(&base, At(10));
+    ASSERT_TRUE(at_key.ok()) << at_key.status();
+    EXPECT_TRUE(std::holds_alternative<AbortMarker>(*at_key));
+  }
+}
+
 // A writer of `killed` that is killed at a storage call, before or after it happened, and another one that
 // goes on. Both say something else about what they have verified.
 void ExpectAnotherWriterGoesOn(int killed, int world) {

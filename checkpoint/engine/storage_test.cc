@@ -118,6 +118,56 @@ TEST_F(EngineTest, DamageFallsBackAsFarAsAllowedAndNoFurther_C9) {
   EXPECT_TRUE(absl::IsDataLoss(RestoreAll(job, folder)[0].status));
 }
 
+// The others waited for that index until commit_timeout, ten minutes by default.
+TEST_F(EngineTest, ARankThatCannotPutItsIndexEndsTheSaveOfAllRanks) {
+  FakeJob job{.world_size = 3};
+  const StoreFactory broken =
+      [](const std::string& folder) -> absl::StatusOr<std::unique_ptr<port::BlobStore>> {
+    return std::make_unique<FaultyStore>(*OpenDirectoryStore(folder),
+                                         FaultPlan{[](uint64_t, absl::string_view call) {
+                                           return absl::StartsWith(call, "PutIfAbsent step-000000000020") &&
+                                                          absl::EndsWith(call, IndexName(1, 3))
+                                                      ? Fault::kBefore
+                                                      : Fault::kNone;
+                                         }});
+  };
+  const std::string folder = TestFolder();
+  RunRanks(job, [&](FakeSession* session) {
+    auto rank = OpenRank(job, session, folder, 3, broken);  // commit_timeout and Wait: kLong
+    ASSERT_TRUE(rank.ok()) << rank.status();
+    ASSERT_TRUE(*rank->checkpointer->Save(10));
+    ASSERT_TRUE(rank->checkpointer->Wait(kLong).ok());
+    ASSERT_TRUE(*rank->checkpointer->Save(20));
+    const absl::Status failed = rank->checkpointer->Wait(kLong);
+    EXPECT_FALSE(absl::IsDeadlineExceeded(failed)) << session->rank() << ": " << failed;
+    EXPECT_THAT(std::string(failed.message()), HasSubstr("injected fault"));
+    if (session->rank() != 1) {
+      EXPECT_THAT(std::string(failed.message()), HasSubstr("rank 1: "));
+    }
+    Fill(rank->state.get(), State::At(30, session->rank()));
+    ASSERT_TRUE(*rank->checkpointer->Save(30));
+    EXPECT_TRUE(rank->checkpointer->Wait(kLong).ok());
+  });
+  ExpectRestored(Next(job), folder, 30);
+}
+
+// An index whose answer is lost is there: nobody gives anything up.
+TEST_F(EngineTest, AnIndexWhoseAnswerIsLostIsNoReasonToGiveUp_C1) {
+  FakeJob job{.world_size = 2};
+  const StoreFactory lossy =
+      [](const std::string& folder) -> absl::StatusOr<std::unique_ptr<port::BlobStore>> {
+    return std::make_unique<FaultyStore>(
+        *OpenDirectoryStore(folder), FaultPlan{[](uint64_t, absl::string_view call) {
+          return absl::StartsWith(call, "PutIfAbsent step-") && absl::EndsWith(call, IndexName(1, 2))
+                     ? Fault::kAfter
+                     : Fault::kNone;
+        }});
+  };
+  const std::string folder = TestFolder();
+  EXPECT_TRUE(SaveSteps(job, folder, {10, 20}, 3, lossy).ok());
+  ExpectRestored(Next(job), folder, 20);
+}
+
 // What was passed over may be good (memory of this machine that flips bits, a bad cable): it stays.
 TEST_F(EngineTest, RetentionKeepsWhatWasPassedOver) {
   const std::string folder = TestFolder();

@@ -61,7 +61,7 @@ bool Allowed(State from, State to) {
     case State::kParting:
       return from == State::kIndexing || from == State::kGathering;
     case State::kFollowing:
-      return from == State::kIndexing || from == State::kParting;
+      return from == State::kIndexing || from == State::kParting || from == State::kAborting;
     case State::kAuthorizing:
       return from == State::kGathering || from == State::kParting;
     case State::kPutting:
@@ -118,7 +118,7 @@ save::Result SaveCore::Step(const save::Event& event, Instant now) {
                                 "the key, not the answer to the put, says what is committed"};
           },
           [&](const save::ManifestRead& e) { return OnManifestRead(e, now); },
-          [&](const save::AbortPut&) { return Done(failure_, "aborted"); },
+          [&](const save::AbortPut&) { return OnAbortPut(now); },
           [&](const save::RetentionApplied& e) {
             return Done(absl::OkStatus(), e.status.ok()
                                               ? "committed"
@@ -166,8 +166,12 @@ save::Result SaveCore::OnShardWritten(const save::ShardWritten& event) {
 save::Result SaveCore::OnIndexWritten(const save::IndexWritten& event, Instant now) {
   GT_CHECK(state_ == State::kIndexing);
   const absl::Status failed = !shard_.ok() ? shard_ : stop_.value_or(event.status);
+  if (!leads()) {
+    if (!event.status.ok()) return PutMarker(failed);
+    if (!failed.ok()) return Done(failed, "the index says why, or this rank was stopped");
+    return Follow(now);
+  }
   if (!failed.ok()) return Abort(failed);
-  if (!leads()) return Follow(now);
   Move(State::kGathering);
   index_seen_[0] = true;
   if (--missing_ == 0) {
@@ -226,7 +230,7 @@ save::Result SaveCore::OnPartSeen(const save::PartSeen& event) {
 
 save::Result SaveCore::OnPartPut(const save::PartPut& event, Instant now) {
   GT_CHECK(state_ == State::kParting);
-  if (!failure_.ok()) return Done(failure_, "the part says why");
+  if (!failure_.ok()) return event.status.ok() ? Done(failure_, "the part says why") : PutMarker(failure_);
   if (config_.rank == 0) {
     const absl::Status status = stop_.value_or(event.status);
     if (!status.ok()) return Abort(status);
@@ -236,7 +240,7 @@ save::Result SaveCore::OnPartPut(const save::PartPut& event, Instant now) {
     PollLater(now);
     return Poll();
   }
-  if (!event.status.ok()) return Done(event.status, "this part cannot be put");
+  if (!event.status.ok()) return PutMarker(event.status);
   save::Result result = Follow(now);
   if (!stop_) return result;
   next_poll_.reset();
@@ -257,6 +261,10 @@ save::Result SaveCore::OnAuthority(const save::AuthorityChecked& event) {
 }
 
 save::Result SaveCore::OnManifestRead(const save::ManifestRead& event, Instant now) {
+  if (state_ == State::kGathering) {
+    if (event.holds == save::KeyHolds::kAbortMarker) return GivenUp(event.detail);
+    return {{}, "nobody has given the save up"};
+  }
   GT_CHECK(state_ == State::kVerifying || state_ == State::kFollowing);
   const bool leader = state_ == State::kVerifying;
   ++looks_;
@@ -271,8 +279,7 @@ save::Result SaveCore::OnManifestRead(const save::ManifestRead& event, Instant n
       return Both(save::ReportCommitted{}, save::ApplyRetention{},
                   "read back: the manifest is there and whole");
     case save::KeyHolds::kAbortMarker:
-      return Done(absl::AbortedError(absl::StrCat("step ", step_, " was given up: ", event.detail)),
-                  "abort marker");
+      return failure_.ok() ? GivenUp(event.detail) : Done(failure_, "the marker keeps the save out");
     case save::KeyHolds::kOther:
       return Done(absl::DataLossError(absl::StrCat("the manifest of step ", step_,
                                                    " is not the one that was written: ", event.detail)),
@@ -329,18 +336,39 @@ save::Result SaveCore::OnStop(absl::Status why) {
 }
 
 save::Result SaveCore::Abort(absl::Status why, std::string words) {
-  const std::string reason(why.message());
-  if (!leads()) return Done(std::move(why), "this rank cannot take part");
-  if (config_.rank != 0) {
-    // Rank 0 waits for this part, and gives the save up with these words as soon as it sees them.
-    Move(State::kParting);
-    failure_ = std::move(why);
-    if (words.empty()) words = absl::StrCat("rank ", config_.rank, ": ", reason);
-    return {{save::PutPart{absl::Status(failure_.code(), words)}}, absl::StrCat("given up: ", reason)};
-  }
+  GT_CHECK(leads());
+  if (config_.rank == 0) return PutMarker(std::move(why));
+  // Rank 0 waits for this part, and gives the save up with these words as soon as it sees them.
+  Move(State::kParting);
+  failure_ = std::move(why);
+  if (words.empty()) words = RankSays(failure_);
+  return {{save::PutPart{absl::Status(failure_.code(), words)}},
+          absl::StrCat("given up: ", failure_.message())};
+}
+
+save::Result SaveCore::PutMarker(absl::Status why) {
   Move(State::kAborting);
   failure_ = std::move(why);
-  return {{save::PutAbort{reason}}, absl::StrCat("given up: ", reason)};
+  return {{save::PutAbort{config_.rank == 0 ? std::string(failure_.message()) : RankSays(failure_)}},
+          absl::StrCat("given up: ", failure_.message())};
+}
+
+save::Result SaveCore::OnAbortPut(Instant now) {
+  GT_CHECK(state_ == State::kAborting);
+  if (config_.rank == 0) return Done(failure_, "aborted");
+  // What this rank could not put may be there all the same, and rank 0 may have committed with it.
+  stop_ = failure_;
+  follows_since_ = now;
+  Move(State::kFollowing);
+  return {{save::ReadManifest{}}, "whoever creates the key first wins"};
+}
+
+save::Result SaveCore::GivenUp(const std::string& reason) {
+  return Done(absl::AbortedError(absl::StrCat("step ", step_, " was given up: ", reason)), "abort marker");
+}
+
+std::string SaveCore::RankSays(const absl::Status& why) const {
+  return absl::StrCat("rank ", config_.rank, ": ", why.message());
 }
 
 save::Result SaveCore::Done(absl::Status status, std::string why) {

@@ -6,7 +6,7 @@
 //   kVerifying -8-> kRetaining -9-> kDone
 //     kIndexing -10-> kFollowing -11-> kDone        kParting -12-> kFollowing, kGathering, kDone
 //     kWriting, kIndexing, kGathering, kParting, kAuthorizing, kVerifying -13-> kAborting -14-> kDone
-//     kVerifying -15-> kDone
+//     kVerifying -15-> kDone        kAborting -16-> kFollowing        kGathering -17-> kDone
 //
 //   1 snapshot taken: the shard is written       2 shard written, or not: its index says which
 //   3 leaders: the indices of their part are awaited, by rank 0 the other parts as well
@@ -18,17 +18,22 @@
 //   9 older checkpoints are gone   10 other ranks: the manifest is awaited
 //  11 the manifest, or an abort marker, was seen
 //  12 the part is put: rank 0 awaits the others, another leader the manifest, unless its part gave the save
-//  up 13 it cannot be committed (rank 0 puts the abort marker)   14 marker put, or not 15 the key holds
-//  something else, retention took it, or nobody can say before the deadline
+//  up 13 it cannot be committed: rank 0 puts the abort marker, and so does another rank that can put neither
+//  an index nor a part that says why   14 rank 0: marker put, or not 15 the key holds something else,
+//  retention took it, or nobody can say before the deadline   16 other ranks: marker put, or not; the key is
+//  read once, because rank 0 may have created it first   17 somebody else's abort marker was seen
 //
 // Invariants, each with a test:
 //   S1 PutManifest only after a sound index of every rank, a part of every leader, and a successful authority
 //   check after the last of them. A part without an error only after a sound index of each of its ranks.
 //   S2 ReportCommitted, ApplyRetention only after the manifest was read under its key and is this one.
 //   S3 after a revoke or a cancel no PutManifest is made.
-//   S4 every save ends with exactly one Finish, at latest when the deadline has passed and a call has
-//   returned. S5 while a save runs another one is refused, never queued (fault C12). S6 the answer to
+//   S4 every save ends with exactly one Finish, at latest when the deadline has passed and what was begun by
+//   then has ended. S5 while a save runs another one is refused, never queued (fault C12). S6 the answer to
 //   PutManifest decides nothing; the key does (a lost answer is not a failure).
+//   S7 what keeps a rank from taking part is in its index, in its part or in the abort marker before it
+//   finishes, unless the storage refuses all of them: nobody waits until the deadline for a rank that gave
+//   up.
 #pragma once
 #include <cstdint>
 #include <optional>
@@ -59,13 +64,13 @@ struct IndexSeen {
   int rank = 0;
   absl::Status status;
 };
-// Another answer to PollIndices, to rank 0: part `part` exists. Not OK: it is unsound or says which of its
-// ranks failed.
+// A second kind of answer to PollIndices, to rank 0: part `part` exists. Not OK: it is unsound or says which
+// of its ranks failed.
 struct PartSeen {
   int part = 0;
   absl::Status status;
 };
-// Not OK: this part can never be put, or the one that is there gives the save up.
+// Not OK: the part cannot be put or, of a PutPart without an error, the one that is there gives the save up.
 struct PartPut {
   absl::Status status;
 };
@@ -77,6 +82,8 @@ struct ManifestPut {
 };
 // kOutranked: nothing, and a checkpoint of a newer timeline is committed, whose retention takes older ones.
 enum class KeyHolds { kThisManifest, kNothing, kOutranked, kAbortMarker, kOther, kUnreadable };
+// The answer to ReadManifest, and now and then one to PollIndices: a rank that cannot take part, and cannot
+// say so in an index or a part, puts the abort marker under the manifest's key.
 struct ManifestRead {
   KeyHolds holds = KeyHolds::kNothing;
   std::string detail;
@@ -177,8 +184,12 @@ class SaveCore {
   save::Result OnManifestRead(const save::ManifestRead& event, Instant now);
   save::Result OnTick(Instant now);
   save::Result OnStop(absl::Status why);
-  // `words`: of the part that gives the save up; empty: that this rank is why.
+  // Of leaders. `words`: of the part that gives the save up; empty: that this rank is why.
   save::Result Abort(absl::Status why, std::string words = "");
+  save::Result PutMarker(absl::Status why);
+  save::Result OnAbortPut(Instant now);
+  save::Result GivenUp(const std::string& reason);
+  std::string RankSays(const absl::Status& why) const;
   save::Result Follow(Instant now);
   save::Result Authorize();
   save::Result Done(absl::Status status, std::string why);

@@ -1,4 +1,4 @@
-// The invariants S1 to S6 of save_core.h.
+// The invariants S1 to S7 of save_core.h.
 #include "runtime/core/save_core.h"
 
 #include <gmock/gmock.h>
@@ -39,6 +39,7 @@ struct Driver {
         status = finish->status;
       }
       if (const auto* part = std::get_if<PutPart>(&e)) failed = part->failed;
+      if (const auto* abort = std::get_if<PutAbort>(&e)) marker = abort->reason;
     }
     return out;
   }
@@ -58,6 +59,7 @@ struct Driver {
   int finished = 0;
   absl::Status status;
   absl::Status failed;  // what the newest part says
+  std::string marker;   // what the newest abort marker says
 };
 
 TEST(SaveCore, OneRankCommits) {
@@ -202,6 +204,62 @@ TEST(SaveCore, AFollowerWithoutAShardSaysSoAndEnds) {
   EXPECT_EQ(d.Do(ShardWritten{absl::ResourceExhaustedError("disk full")}), "write-index");
   EXPECT_EQ(d.Do(IndexWritten{}), "finish");
   EXPECT_TRUE(absl::IsResourceExhausted(d.status));
+}
+
+// Nobody reads an index that is not there: the others would wait for it until commit_timeout.
+TEST(SaveCore, S7_AMemberThatCannotPutItsIndexPutsTheMarker) {
+  const absl::Status why = absl::PermissionDeniedError("403");
+  struct Case {
+    KeyHolds holds;
+    const char* effects;
+  };
+  // kThisManifest: the index had arrived, and rank 0 was first.
+  for (const Case c :
+       {Case{KeyHolds::kAbortMarker, "finish"}, Case{KeyHolds::kNothing, "finish"},
+        Case{KeyHolds::kUnreadable, "finish"}, Case{KeyHolds::kThisManifest, "report finish"}}) {
+    Driver d(1, 2);
+    d.ToGathering();
+    EXPECT_EQ(d.Do(IndexWritten{why}), "put-abort");
+    EXPECT_EQ(d.marker, "rank 1: 403");
+    EXPECT_EQ(d.Do(AbortPut{}), "read");
+    EXPECT_EQ(d.Do(ManifestRead{c.holds, "x"}), c.effects);
+    EXPECT_EQ(d.status, c.holds == KeyHolds::kThisManifest ? absl::OkStatus() : why);
+    EXPECT_EQ(d.Do(SnapshotTaken{8}), "write-shard");
+  }
+  Driver d(1, 2);  // neither a shard nor an index
+  d.Do(SnapshotTaken{7});
+  d.Do(ShardWritten{absl::ResourceExhaustedError("disk full")});
+  EXPECT_EQ(d.Do(IndexWritten{why}), "put-abort");
+  EXPECT_EQ(d.marker, "rank 1: disk full");
+}
+
+TEST(SaveCore, S7_ALeaderThatCannotPutItsPartPutsTheMarker) {
+  const absl::Status why = absl::PermissionDeniedError("403");
+  for (const bool given_up : {false, true}) {
+    Driver d(2, 5, 2);
+    d.ToGathering();
+    d.Do(IndexWritten{});
+    EXPECT_EQ(d.Do(IndexSeen{3, given_up ? absl::AbortedError("disk full") : absl::OkStatus()}), "put-part");
+    EXPECT_EQ(d.Do(PartPut{why}), "put-abort");
+    EXPECT_EQ(d.marker, given_up ? "rank 2: rank 3: disk full" : "rank 2: 403");
+    EXPECT_EQ(d.Do(AbortPut{}), "read");
+    EXPECT_EQ(d.Do(ManifestRead{KeyHolds::kAbortMarker, "x"}), "finish");
+    EXPECT_EQ(d.status.code(), given_up ? absl::StatusCode::kAborted : absl::StatusCode::kPermissionDenied);
+  }
+}
+
+TEST(SaveCore, S7_WhoGathersEndsWhenSomebodyGaveTheSaveUp) {
+  for (const int rank : {0, 2}) {
+    Driver d(rank, 5, 2);
+    d.ToGathering();
+    EXPECT_EQ(d.Do(IndexWritten{}), "poll");
+    for (const KeyHolds other : {KeyHolds::kNothing, KeyHolds::kUnreadable, KeyHolds::kOther})
+      EXPECT_EQ(d.Do(ManifestRead{other, "x"}), "");
+    EXPECT_EQ(d.Do(ManifestRead{KeyHolds::kAbortMarker, "rank 3: 403"}), "finish");
+    EXPECT_TRUE(absl::IsAborted(d.status));
+    EXPECT_EQ(std::string(d.status.message()), "step 7 was given up: rank 3: 403");
+    EXPECT_EQ(d.Do(IndexSeen{rank + 1}), "");  // late: changes nothing
+  }
 }
 
 TEST(SaveCore, AStoppedFollowerLooksOnceMore) {
@@ -416,6 +474,10 @@ TEST(SaveCore, RandomAnswersKeepTheInvariants) {
       if (std::holds_alternative<WriteIndex>(effect)) apply(IndexWritten{maybe()});
       if (const auto* poll = std::get_if<PollIndices>(&effect)) {
         EXPECT_EQ(rank % part_ranks, 0);
+        if (rng.Chance(0.02)) {
+          apply(ManifestRead{KeyHolds::kAbortMarker, "x"});
+          continue;
+        }
         for (int missing : poll->parts) {
           if (!rng.Chance(0.4)) continue;
           const absl::Status answer = maybe();

@@ -411,6 +411,9 @@ void Saves::Do(const SaverPtr& saver, const save::Effect& effect) {
 
 Saves::Events Saves::PollIndices(Saver& saver, const std::vector<int>& missing) {
   saver.files[saver.rank->rank] = saver.file;
+  const auto given_up = ckpt::ReadManifest(&saver.team.directory->store, saver.id);
+  if (given_up.ok() && std::holds_alternative<ckpt::AbortMarker>(*given_up))
+    return {save::ManifestRead{save::KeyHolds::kAbortMarker, ""}};
   Events events;
   for (const int rank : missing) {
     const std::string key = ckpt::AttemptKey(saver.id, ckpt::IndexName(rank, saver.world_size));
