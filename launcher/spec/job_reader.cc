@@ -554,6 +554,10 @@ void JobReader::ReadCheckpoint(const Node& node) {
        {"max_rollback",
         [&](const Node& n) { ReadInt(n, "checkpoint.max_rollback", 0, kMaxRollbackMax, c.max_rollback); }},
        {"verify_replicas", [this](const Node& n) { ReadVerifyReplicas(n); }},
+       {"read_only",
+        [&](const Node& n) {
+          if (const auto read_only = values_.Bool(n, "checkpoint.read_only")) c.read_only = *read_only;
+        }},
        {"near", [this](const Node& n) { ReadCheckpointNear(n); }},
        {"replicas", [&](const Node& n) { ReadInt(n, "checkpoint.replicas", 0, 16, c.replicas); }},
        {"on_error", [&](const Node& n) {

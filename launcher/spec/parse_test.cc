@@ -345,11 +345,12 @@ INSTANTIATE_TEST_SUITE_P(
         ErrorCase{"", "run: a\ncheckpoint: {uri: x, verify_replicas: every 0}\n",
                   "f:2:39: `checkpoint.verify_replicas`"},
         ErrorCase{"", "run: a\ncheckpoint: {uri: x, verify_replicas: [first]}\n", "must be off, first"},
+        ErrorCase{"", "run: a\ncheckpoint: {uri: x, read_only: yes}\n", "f:2:33: `checkpoint.read_only`"},
         ErrorCase{"", "run: a\ncheckpoint: {uri: 'gs://b/c'}\n", "the scheme 'gs' is not known"},
         ErrorCase{"", "run: a\nworkdir: {path: ., sync: rsync}\n", "is not built yet"},
         ErrorCase{"", "run: a\nslurm: {partition: gpu}\n", "Slurm is not built yet"}));
 
-TEST(ParseJob, RollbackAndComparedReplicas) {
+TEST(ParseJob, RollbackComparedReplicasAndReadOnly) {
   const auto policy = [](const std::string& text) {
     const ParseResult result =
         ParseJob(absl::StrCat("run: a\ncheckpoint: {uri: x", text, "}\n"), "f", Options());
@@ -362,6 +363,9 @@ TEST(ParseJob, RollbackAndComparedReplicas) {
   for (const char* text : {"off", "first", "every 1", "every 7"}) {
     EXPECT_EQ(PrintVerifyReplicas(policy(absl::StrCat(", verify_replicas: ", text)).verify_replicas), text);
   }
+  EXPECT_FALSE(policy("").read_only);
+  EXPECT_FALSE(policy(", read_only: false").read_only);
+  EXPECT_TRUE(policy(", read_only: true").read_only);
   ParseOptions options = Options();
   options.overlays = {*ApplySet("checkpoint.max_rollback=3"),
                       *ApplySet("checkpoint.verify_replicas=every 5")};

@@ -35,8 +35,11 @@ class AgentCoreTest : public ::testing::Test {
     config.node = kMe;
     config.hostname = "host-a";
     config.incarnation = Incarnation("boot-1");
-    config.own_env = {
-        {"PATH", "/own/bin"}, {"HOME", "/home/me"}, {"FROM_AGENT", "agent-secret"}, {"OTHER", "x"}};
+    config.own_env = {{"GTRAIN_CHECKPOINT_READ_ONLY", "1"},  // of an outer launch
+                      {"PATH", "/own/bin"},
+                      {"HOME", "/home/me"},
+                      {"FROM_AGENT", "agent-secret"},
+                      {"OTHER", "x"}};
     config.parse_spec = [this](absl::string_view text) -> absl::StatusOr<spec::JobSpec> {
       if (text != "spec") return absl::InvalidArgumentError("bad text");
       return spec_;
@@ -314,6 +317,17 @@ TEST_F(AgentCoreTest, EnvironmentTable) {
   EXPECT_EQ(starts[1].out_path, "/run/logs/generation-7/rank-1.out");
   EXPECT_EQ(starts[1].cwd, "/work");
   EXPECT_EQ(starts[1].argv, (std::vector<std::string>{"python", "train.py"}));
+}
+
+TEST_F(AgentCoreTest, AReadOnlyJobIsToldSo) {
+  const auto read_only = [&](uint64_t generation) {
+    Step(FromHead{Revoke{{5}, kJob, {generation - 1}, EndMode::kReform, absl::Seconds(1), "next"}});
+    StartIt(generation, 1, 1);
+    return EnvOf(Commands<keeper::StartRank>()[0]).count("GTRAIN_CHECKPOINT_READ_ONLY");
+  };
+  EXPECT_EQ(read_only(7), 0u);
+  spec_.checkpoint = {.uri = "/ckpt", .read_only = true};
+  EXPECT_EQ(read_only(8), 1u);
 }
 
 TEST_F(AgentCoreTest, CopiesOfCheckpointsLieWhereTheJobSaysAndGoWithIt) {

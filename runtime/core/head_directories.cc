@@ -18,10 +18,10 @@
 namespace gtrain::core {
 namespace {
 
-// One name for each directory; empty: the job saves nowhere.
+// One name for each directory; empty: the job saves nowhere, perhaps because it only reads.
 std::string LocationOf(const spec::JobSpec& spec) {
   absl::string_view uri = spec.checkpoint.uri;
-  if (uri.empty()) return "";
+  if (uri.empty() || spec.checkpoint.read_only) return "";
   std::string location(uri);
   if (!absl::StrContains(uri, "://") || absl::ConsumePrefix(&uri, "file://")) {
     location = JoinPath(spec.workdir, uri);
@@ -81,7 +81,7 @@ std::vector<JobId> HeadState::LiveJobsToTell(const Job& job) const {
   std::vector<JobId> ids = {job.record.id};
   for (auto it = job_order_.rbegin(); it != job_order_.rend() && ids.size() < kLiveJobsToldMax; ++it) {
     const Job& other = jobs_.at(it->second);
-    if (&other == &job || IsFinal(other.record.state) || other.spec.checkpoint.uri.empty()) continue;
+    if (&other == &job || IsFinal(other.record.state) || LocationOf(other.spec).empty()) continue;
     ids.push_back(it->second);
   }
   return ids;

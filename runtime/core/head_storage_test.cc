@@ -323,6 +323,24 @@ TEST_F(HeadStorageTest, ASecondLaunchOntoADirectoryIsRefused) {
   Submit("again 1 1 in=/w/ckpt");
 }
 
+// It never owns the directory: it runs beside the job that does, and keeps nobody out.
+TEST_F(HeadStorageTest, AReadOnlyJobIsNotRefusedAndRefusesNobody) {
+  Hello("1", 64);
+  const JobId reader = Submit("eval 1 1 reads=/w/ckpt");
+  const JobId trainer = Submit("train 1 1 in=/w/ckpt");
+  EXPECT_THAT(NewestGrant().live_jobs, ElementsAre(trainer));
+  Submit("eval 1 1 reads=/w/ckpt");
+  EXPECT_THAT(NewestGrant().live_jobs, ElementsAre(JobId("eval-3"), trainer));
+  ClientSubmit submit{"eval 1 1 reads=/w/ckpt", {}, "/runs/{job}"};
+  submit.takeover = true;
+  ASSERT_TRUE(FromClient(submit).ok);
+  EXPECT_THAT(json::parse(FromClient(ClientWhy{trainer}).json).at("events").dump(),
+              Not(HasSubstr("takes over")));
+  const ClientReply refused = FromClient(ClientSubmit{"again 1 1 in=/w/ckpt", {}, "/r"});
+  EXPECT_FALSE(refused.ok);
+  EXPECT_THAT(refused.error, HasSubstr("job train-2"));
+}
+
 TEST_F(HeadStorageTest, TheSameRequestAgainIsNoSecondLaunch_H15) {
   Hello("1");
   const ClientSubmit submit{"train 1 1 in=/w/ckpt", {}, "/runs/{job}"};
