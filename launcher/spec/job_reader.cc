@@ -558,6 +558,11 @@ void JobReader::ReadCheckpoint(const Node& node) {
         [&](const Node& n) {
           if (const auto read_only = values_.Bool(n, "checkpoint.read_only")) c.read_only = *read_only;
         }},
+       {"memory_max",
+        [&](const Node& n) {
+          if (const auto bytes = values_.Bytes(n, "checkpoint.memory_max", 1 << 20, uint64_t{1} << 50))
+            c.memory_max = *bytes;
+        }},
        {"near", [this](const Node& n) { ReadCheckpointNear(n); }},
        {"replicas", [&](const Node& n) { ReadInt(n, "checkpoint.replicas", 0, 16, c.replicas); }},
        {"on_error", [&](const Node& n) {

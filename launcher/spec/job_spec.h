@@ -86,7 +86,8 @@ struct CheckpointPolicy {
   OnError on_error = OnError::kWarn;
   int max_rollback = 1;  // damaged checkpoints that a restore may pass over, 0..kMaxRollbackMax (C9)
   VerifyReplicas verify_replicas;
-  bool read_only = false;  // the program restores and saves nothing: it never owns the directory
+  uint64_t memory_max = 0;  // bytes of a machine that its ranks' saves may take; 0: what is available (C12)
+  bool read_only = false;   // the program restores and saves nothing: it never owns the directory
   bool operator==(const CheckpointPolicy&) const = default;
 };
 inline constexpr int kMaxRollbackMax = 1000;

@@ -345,12 +345,13 @@ INSTANTIATE_TEST_SUITE_P(
         ErrorCase{"", "run: a\ncheckpoint: {uri: x, verify_replicas: every 0}\n",
                   "f:2:39: `checkpoint.verify_replicas`"},
         ErrorCase{"", "run: a\ncheckpoint: {uri: x, verify_replicas: [first]}\n", "must be off, first"},
+        ErrorCase{"C12", "run: a\ncheckpoint: {uri: x, memory_max: 8}\n", "f:2:34: `checkpoint.memory_max`"},
         ErrorCase{"", "run: a\ncheckpoint: {uri: x, read_only: yes}\n", "f:2:33: `checkpoint.read_only`"},
         ErrorCase{"", "run: a\ncheckpoint: {uri: 'gs://b/c'}\n", "the scheme 'gs' is not known"},
         ErrorCase{"", "run: a\nworkdir: {path: ., sync: rsync}\n", "is not built yet"},
         ErrorCase{"", "run: a\nslurm: {partition: gpu}\n", "Slurm is not built yet"}));
 
-TEST(ParseJob, RollbackComparedReplicasAndReadOnly) {
+TEST(ParseJob, RollbackComparedReplicasMemoryAndReadOnly) {
   const auto policy = [](const std::string& text) {
     const ParseResult result =
         ParseJob(absl::StrCat("run: a\ncheckpoint: {uri: x", text, "}\n"), "f", Options());
@@ -366,6 +367,8 @@ TEST(ParseJob, RollbackComparedReplicasAndReadOnly) {
   EXPECT_FALSE(policy("").read_only);
   EXPECT_FALSE(policy(", read_only: false").read_only);
   EXPECT_TRUE(policy(", read_only: true").read_only);
+  EXPECT_EQ(policy("").memory_max, 0u);
+  EXPECT_EQ(policy(", memory_max: 8GiB").memory_max, uint64_t{8} << 30);
   ParseOptions options = Options();
   options.overlays = {*ApplySet("checkpoint.max_rollback=3"),
                       *ApplySet("checkpoint.verify_replicas=every 5")};

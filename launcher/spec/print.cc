@@ -155,6 +155,7 @@ void PrintCheckpoint(const CheckpointPolicy& c, std::string& out) {
   if (c.max_rollback != defaults.max_rollback) section.Add("max_rollback", absl::StrCat(c.max_rollback));
   if (c.verify_replicas != defaults.verify_replicas)
     section.Add("verify_replicas", PrintVerifyReplicas(c.verify_replicas));
+  if (c.memory_max != 0) section.Add("memory_max", absl::StrCat(c.memory_max));
   if (c.read_only) section.Add("read_only", "true");
   section.Flush(out);
 }

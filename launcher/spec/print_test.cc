@@ -51,6 +51,7 @@ void RandomizePolicies(JobSpec& s, Rng& rng) {
     s.checkpoint.verify_replicas.kind = static_cast<VerifyReplicas::Kind>(rng.Below(3));
     if (s.checkpoint.verify_replicas.kind == VerifyReplicas::Kind::kEvery)
       s.checkpoint.verify_replicas.every = 1 + static_cast<int>(rng.Below(1000));
+    s.checkpoint.memory_max = rng.Chance(0.5) ? 0 : (1 << 20) + rng.Below(1 << 30);
     s.checkpoint.read_only = rng.Chance(0.5);
   }
   if (rng.Chance(0.5))
@@ -136,6 +137,7 @@ TEST(JobHash, CoversTheIdentityOnly) {
   same.checkpoint.uri = "/c";
   same.checkpoint.max_rollback = 7;
   same.checkpoint.verify_replicas = {VerifyReplicas::Kind::kEvery, 3};
+  same.checkpoint.memory_max = 1 << 30;
   same.checkpoint.read_only = true;
   same.labels = {{"x", "y"}};
   EXPECT_EQ(JobHash(same), hash);

@@ -36,10 +36,8 @@ class AgentCoreTest : public ::testing::Test {
     config.hostname = "host-a";
     config.incarnation = Incarnation("boot-1");
     config.own_env = {{"GTRAIN_CHECKPOINT_READ_ONLY", "1"},  // of an outer launch
-                      {"PATH", "/own/bin"},
-                      {"HOME", "/home/me"},
-                      {"FROM_AGENT", "agent-secret"},
-                      {"OTHER", "x"}};
+                      {"GTRAIN_CHECKPOINT_MEMORY_MAX", "1"}, {"PATH", "/own/bin"}, {"HOME", "/home/me"},
+                      {"FROM_AGENT", "agent-secret"},        {"OTHER", "x"}};
     config.parse_spec = [this](absl::string_view text) -> absl::StatusOr<spec::JobSpec> {
       if (text != "spec") return absl::InvalidArgumentError("bad text");
       return spec_;
@@ -319,15 +317,18 @@ TEST_F(AgentCoreTest, EnvironmentTable) {
   EXPECT_EQ(starts[1].argv, (std::vector<std::string>{"python", "train.py"}));
 }
 
-TEST_F(AgentCoreTest, AReadOnlyJobIsToldSo) {
-  const auto read_only = [&](uint64_t generation) {
+TEST_F(AgentCoreTest, AReadOnlyJobAndOneWithLittleMemoryAreToldSo_C12) {
+  const auto env_of = [&](uint64_t generation) {
     Step(FromHead{Revoke{{5}, kJob, {generation - 1}, EndMode::kReform, absl::Seconds(1), "next"}});
     StartIt(generation, 1, 1);
-    return EnvOf(Commands<keeper::StartRank>()[0]).count("GTRAIN_CHECKPOINT_READ_ONLY");
+    return EnvOf(Commands<keeper::StartRank>()[0]);
   };
-  EXPECT_EQ(read_only(7), 0u);
-  spec_.checkpoint = {.uri = "/ckpt", .read_only = true};
-  EXPECT_EQ(read_only(8), 1u);
+  auto env = env_of(7);
+  EXPECT_FALSE(env.contains("GTRAIN_CHECKPOINT_READ_ONLY") || env.contains("GTRAIN_CHECKPOINT_MEMORY_MAX"));
+  spec_.checkpoint = {.uri = "/ckpt", .memory_max = 1 << 30, .read_only = true};
+  env = env_of(8);
+  EXPECT_EQ(env["GTRAIN_CHECKPOINT_READ_ONLY"], "1");
+  EXPECT_EQ(env["GTRAIN_CHECKPOINT_MEMORY_MAX"], "1073741824");
 }
 
 TEST_F(AgentCoreTest, CopiesOfCheckpointsLieWhereTheJobSaysAndGoWithIt) {

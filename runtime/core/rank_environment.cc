@@ -165,6 +165,7 @@ void AddCheckpoint(const AgentConfig& config, const GenerationGrant& grant, cons
   (*env)["GTRAIN_CHECKPOINT_ON_ERROR"] = on_error;
   (*env)["GTRAIN_CHECKPOINT_MAX_ROLLBACK"] = absl::StrCat(policy.max_rollback);
   (*env)["GTRAIN_CHECKPOINT_VERIFY_REPLICAS"] = spec::PrintVerifyReplicas(policy.verify_replicas);
+  if (policy.memory_max != 0) (*env)["GTRAIN_CHECKPOINT_MEMORY_MAX"] = absl::StrCat(policy.memory_max);
   if (policy.read_only) (*env)["GTRAIN_CHECKPOINT_READ_ONLY"] = "1";
   const std::string near = NearFolderOf(config, policy.near);
   if (near.empty()) return;
@@ -201,10 +202,11 @@ absl::StatusOr<Env> RankEnvironment(const AgentConfig& config, const GenerationG
   // Left over from an outer launch, these would be taken for ours.
   for (const char* name :
        {"GTRAIN_CHECKPOINT_URI", "GTRAIN_CHECKPOINT_EVERY", "GTRAIN_CHECKPOINT_KEEP",
-        "GTRAIN_CHECKPOINT_MAX_ROLLBACK", "GTRAIN_CHECKPOINT_NEAR", "GTRAIN_CHECKPOINT_NEWEST",
-        "GTRAIN_CHECKPOINT_ON_ERROR", "GTRAIN_CHECKPOINT_PEERS", "GTRAIN_CHECKPOINT_SECRET",
-        "GTRAIN_CHECKPOINT_READ_ONLY", "GTRAIN_CHECKPOINT_VERIFY_REPLICAS", "GTRAIN_COMPRESSION",
-        "GTRAIN_KEEPER_SOCKET", "GTRAIN_LIVE_JOBS", "GTRAIN_RESUME", "GTRAIN_TAKEOVER"}) {
+        "GTRAIN_CHECKPOINT_MAX_ROLLBACK", "GTRAIN_CHECKPOINT_MEMORY_MAX", "GTRAIN_CHECKPOINT_NEAR",
+        "GTRAIN_CHECKPOINT_NEWEST", "GTRAIN_CHECKPOINT_ON_ERROR", "GTRAIN_CHECKPOINT_PEERS",
+        "GTRAIN_CHECKPOINT_SECRET", "GTRAIN_CHECKPOINT_READ_ONLY", "GTRAIN_CHECKPOINT_VERIFY_REPLICAS",
+        "GTRAIN_COMPRESSION", "GTRAIN_KEEPER_SOCKET", "GTRAIN_LIVE_JOBS", "GTRAIN_RESUME",
+        "GTRAIN_TAKEOVER"}) {
     if (spec.env.count(name) == 0) env.erase(name);
   }
   GT_RETURN_IF_ERROR(AddSecrets(config, grant, spec, &env));
