@@ -90,7 +90,8 @@ class BenchSession final : public ckpt::FakeSession, public port::WriterHost {
   BenchSession(const ckpt::FakeJob& job, int rank, std::string writer)
       : FakeSession(job, rank), writer_(std::move(writer)) {}
 
-  absl::StatusOr<port::WriterLink> StartWriter(uint64_t arena_bytes, absl::Duration) override {
+  absl::StatusOr<port::WriterLink> StartWriter(uint64_t arena_bytes, absl::Duration,
+                                               absl::FunctionRef<bool()>) override {
     if (writer_.empty()) return absl::FailedPreconditionError("this measurement writes by itself");
     port::WriterLink link;
     link.arena.reset(memfd_create("bench-saves", MFD_CLOEXEC));
