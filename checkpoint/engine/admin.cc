@@ -336,6 +336,10 @@ absl::StatusOr<Garbage> FindGarbage(port::BlobStore* store, absl::Duration age) 
   for (const std::string& key : probes) {
     if (ParseProbeKey(key)) GT_RETURN_IF_ERROR(AddIfOld(store, key, age, &garbage.small));
   }
+  GT_ASSIGN_OR_RETURN(const DirectoryNames names, ListNames(store));
+  GT_ASSIGN_OR_RETURN(const std::vector<std::string> leases,
+                      ListAbandonedLeases(store, age, names.newest_owner));
+  garbage.small.insert(garbage.small.end(), leases.begin(), leases.end());
   GT_ASSIGN_OR_RETURN(const std::optional<Manifest> newest, NewestManifest(store));
   StoredCheckpoints stored;
   if (newest) {  // without a commit every attempt may belong to a save that is running

@@ -67,8 +67,8 @@ absl::StatusOr<Manifest> ImportSafetensors(const std::string& path, port::BlobSt
 struct Garbage {
   RetentionPlan plan;
   std::vector<port::BlobStore::Unfinished> unfinished;
-  std::vector<std::string>
-      small;           // probes of programs that ended while they opened the directory, pins of nothing
+  std::vector<std::string> small;  // probes of programs that ended while they opened the directory, leases of
+                                   // owners that are no more, pins of nothing
   uint64_t bytes = 0;  // of the folders
   // What has no manifest and is left all the same:
   std::vector<SaveId> pinned;     // for somebody to finish, or to unpin

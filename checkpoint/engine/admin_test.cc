@@ -14,6 +14,7 @@
 #include "checkpoint/engine/catalog.h"
 #include "checkpoint/engine/leftovers.h"
 #include "checkpoint/engine/retain.h"
+#include "checkpoint/format/lease_mark.h"
 #include "checkpoint/format/safetensors.h"
 #include "checkpoint/store/faulty_store.h"
 #include "checkpoint/store/memory_store.h"
@@ -225,6 +226,32 @@ TEST(Gc, APinnedAttemptWithoutAManifestIsReportedAndLeft) {
   EXPECT_TRUE(*IsPinned(&store, Id(2, 5)));
   EXPECT_FALSE(*IsPinned(&store, Id(2, 6)));
   EXPECT_TRUE(*IsPinned(&store, Id(2, 7)));
+}
+
+// A lease of an owner that was killed stayed for ever.
+TEST(Gc, LeasesOfOwnersThatAreNoMoreGoWhenOld) {
+  for (const bool by_a_commit : {false, true}) {
+    MemoryStore store;
+    const auto put = [&](const LeaseName& name) {
+      ASSERT_TRUE(store.PutIfAbsent(LeaseKey(name), Print(LeaseMark{.name = name})).ok());
+    };
+    for (const uint64_t epoch : {1, 2, 3})
+      ASSERT_TRUE(store.PutIfAbsent(OwnerKey(epoch), Print(OwnerClaim{.epoch = epoch})).ok());
+    put({.epoch = 1, .renewal = 7});
+    put({.epoch = 3, .renewal = 4});  // the newest owner's: it tells whether somebody is at work
+    store.Age(absl::Hours(23));
+    put({.epoch = 2, .renewal = 9});  // an owner that has not found out yet
+    EXPECT_THAT(FindGarbage(&store)->small, IsEmpty());
+    store.Age(absl::Hours(2));
+    EXPECT_THAT(FindGarbage(&store)->small, ElementsAre(LeaseKey({.epoch = 1, .renewal = 7})));
+    if (by_a_commit) {
+      CommitAndRetain(&store, Id(3, 10), 1);
+    } else {
+      ASSERT_EQ(DropGarbage(&store, *FindGarbage(&store)), absl::OkStatus());
+    }
+    EXPECT_THAT(*store.List(kLeasePrefix),
+                ElementsAre(LeaseKey({.epoch = 2, .renewal = 9}), LeaseKey({.epoch = 3, .renewal = 4})));
+  }
 }
 
 // A store whose unfinished puts are what the test says.

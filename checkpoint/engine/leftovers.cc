@@ -70,4 +70,19 @@ absl::StatusOr<std::vector<Unfinished>> ListAbandonedPuts(port::BlobStore* store
   return puts;
 }
 
+absl::StatusOr<std::vector<std::string>> ListAbandonedLeases(port::BlobStore* store, absl::Duration age,
+                                                             uint64_t newest_owner) {
+  GT_ASSIGN_OR_RETURN(const std::vector<std::string> keys, store->List(kLeasePrefix));
+  std::vector<std::string> abandoned;
+  for (const std::string& key : keys) {
+    const std::optional<LeaseName> lease = ParseLeaseKey(key);
+    if (!lease || IsLeaseAbandoned(*lease, newest_owner) == Abandoned::kNo) continue;
+    const absl::StatusOr<absl::Duration> unchanged = store->Unchanged(key);
+    if (absl::IsNotFound(unchanged.status())) continue;  // renewed or taken away meanwhile
+    GT_RETURN_IF_ERROR(unchanged.status());
+    if (*unchanged >= age) abandoned.push_back(key);
+  }
+  return abandoned;
+}
+
 }  // namespace gtrain::ckpt

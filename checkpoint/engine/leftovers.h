@@ -1,6 +1,8 @@
 // What dead writers left in a checkpoint directory, by the rules of plan/garbage.h. `age` is kAbandonedAge
 // except in tests.
 #pragma once
+#include <cstdint>
+#include <string>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -22,5 +24,10 @@ absl::StatusOr<std::vector<SaveId>> SpareInFlight(port::BlobStore* store, absl::
 absl::StatusOr<std::vector<port::BlobStore::Unfinished>> ListAbandonedPuts(port::BlobStore* store,
                                                                            absl::Duration age,
                                                                            const StoredCheckpoints& stored);
+
+// Keys of leases of owners before `newest_owner` that nobody renews. Costs a listing, and a look at each
+// lease of such an owner.
+absl::StatusOr<std::vector<std::string>> ListAbandonedLeases(port::BlobStore* store, absl::Duration age,
+                                                             uint64_t newest_owner);
 
 }  // namespace gtrain::ckpt

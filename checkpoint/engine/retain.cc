@@ -113,6 +113,10 @@ absl::StatusOr<StoredCheckpoints> Retention::LookAtAll(const SaveId& id) {
   GT_RETURN_IF_ERROR(SpareInFlight(store_, kAbandonedAge, &stored).status());
   GT_ASSIGN_OR_RETURN(const auto unfinished, ListAbandonedPuts(store_, kAbandonedAge, stored));
   for (const auto& u : unfinished) GT_RETURN_IF_ERROR(store_->DropUnfinished(u));
+  // Whoever commits was the newest owner a moment ago.
+  GT_ASSIGN_OR_RETURN(const std::vector<std::string> leases,
+                      ListAbandonedLeases(store_, kAbandonedAge, id.epoch));
+  GT_RETURN_IF_ERROR(store_->DeleteAll(leases));
   stored.resumed = resumed_;
   stored.verified = verified_;
   return stored;

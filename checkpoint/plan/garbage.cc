@@ -22,4 +22,8 @@ Abandoned IsPutAbandoned(absl::string_view key, const StoredCheckpoints& stored)
   return pinned ? Abandoned::kWhenOld : IsAbandoned(*attempt, stored.committed);
 }
 
+Abandoned IsLeaseAbandoned(const LeaseName& lease, uint64_t newest_owner) {
+  return lease.epoch < newest_owner ? Abandoned::kWhenOld : Abandoned::kNo;
+}
+
 }  // namespace gtrain::ckpt

@@ -1,6 +1,7 @@
 // What dead writers left, told from what a writer may still need. A writer says nothing when it dies, so age
 // counts, too: for how long the storage itself saw no change.
 #pragma once
+#include <cstdint>
 #include <vector>
 
 #include "absl/strings/string_view.h"
@@ -27,5 +28,9 @@ Abandoned IsAbandoned(const SaveId& attempt, const std::vector<Retained>& commit
 // Of a put of `key` that has not happened. What belongs to no attempt (claims, pins, probes, leases) is small
 // and done in seconds. A put of a pinned attempt is a copy that is under way.
 Abandoned IsPutAbandoned(absl::string_view key, const StoredCheckpoints& stored);
+
+// Of a lease that stands there. Only that of the newest owner is ever looked at. An earlier owner that lives
+// and has not found out yet renews its own, so that it is never old.
+Abandoned IsLeaseAbandoned(const LeaseName& lease, uint64_t newest_owner);
 
 }  // namespace gtrain::ckpt

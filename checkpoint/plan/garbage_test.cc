@@ -31,5 +31,11 @@ TEST(Garbage, OfAPut) {
     EXPECT_EQ(put(key), Abandoned::kWhenOld) << key;
 }
 
+TEST(Garbage, OfALease) {
+  EXPECT_EQ(IsLeaseAbandoned({.epoch = 1, .renewal = 99}, 2), Abandoned::kWhenOld);
+  EXPECT_EQ(IsLeaseAbandoned({.epoch = 2, .renewal = 1}, 2), Abandoned::kNo);
+  EXPECT_EQ(IsLeaseAbandoned({.epoch = 3, .renewal = 1}, 2), Abandoned::kNo) << "claimed since the listing";
+}
+
 }  // namespace
 }  // namespace gtrain::ckpt
