@@ -129,6 +129,7 @@ void Checker::HeadDecided(const core::HeadCore& head, const core::StepResult& re
     const auto* start = send == nullptr ? nullptr : std::get_if<core::StartGeneration>(&send->message);
     if (start == nullptr) continue;
     GenerationTruth& truth = generations_[{start->grant.job, start->grant.generation.value}];
+    if (!truth.decided_awake) CheckNewest(start->grant);
     if (!truth.decided_awake) truth.decided_awake = awake;
     if (!truth.placed_awake) CheckPlacement(head, start->grant);
     if (!truth.placed_awake) truth.placed_awake = awake;
@@ -148,6 +149,20 @@ void Checker::CheckPlacement(const core::HeadCore& head, const core::GenerationG
       kernel_.Fail("INV-5", absl::StrCat(G(grant.job, grant.generation.value), " is placed on ",
                                          node.hostname, ", which is leaving"));
     }
+  }
+}
+
+// INV-4: a grant names the newest checkpoint that the head has on disk, or one that is newer still.
+void Checker::CheckNewest(const core::GenerationGrant& grant) {
+  const auto stored = disk_.durable().find(absl::StrCat("checkpoint/", grant.job.value));
+  if (stored == disk_.durable().end()) return;
+  const auto& known = std::get<core::CheckpointRecord>(stored->second);
+  if (known.manifest.empty()) return;
+  ++kernel_.counts["grant names a checkpoint"];
+  if (!grant.newest ||
+      std::pair(grant.newest->timeline, grant.newest->step) < std::pair(known.timeline, known.step)) {
+    kernel_.Fail("INV-4", absl::StrCat("the grant of ", G(grant.job, grant.generation.value),
+                                       " does not name the newest checkpoint, ", known.manifest));
   }
 }
 

@@ -123,6 +123,7 @@ class Checker {
     JobId job;
   };
 
+  void CheckNewest(const core::GenerationGrant& grant);
   void CheckPlacement(const core::HeadCore& head, const core::GenerationGrant& grant);
   void Durable(const std::vector<core::RecordWrite>& writes);
   void DurableJob(const core::JobRecord& record);

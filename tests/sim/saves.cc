@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
 #include "checkpoint/engine/catalog.h"
+#include "checkpoint/engine/leftovers.h"
 #include "checkpoint/engine/retain.h"
 #include "checkpoint/engine/settings.h"
 #include "checkpoint/format/hash.h"
@@ -505,9 +506,11 @@ void Saves::Retain(const SaverPtr& saver) {
       saver->rank,
       [saver, plan, status] {
         Team& team = saver->team;
-        const auto stored = ckpt::ListStored(&team.directory->store, saver->id, &team.finite_of);
+        auto stored = ckpt::ListStored(&team.directory->store, saver->id, &team.finite_of);
         *status = stored.status();
         if (!stored.ok()) return;
+        *status = ckpt::SpareInFlight(&team.directory->store, ckpt::kAbandonedAge, &*stored).status();
+        if (!status->ok()) return;
         *plan = ckpt::PlanRetention(*stored, team.keep);
         for (const ckpt::SaveId& old : plan->manifests) team.finite_of.erase(old);
       },
