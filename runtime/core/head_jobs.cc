@@ -13,6 +13,7 @@
 #include "base/units.h"
 #include "runtime/core/head_state.h"
 #include "runtime/core/restart_policy.h"
+#include "runtime/core/worker_core.h"
 
 namespace gtrain::core {
 namespace {
@@ -417,6 +418,13 @@ void HeadState::FindStorageFault(Job& job) {
       found.step = last.step;
       found.progressed = last.step.has_value() || job.checkpointed;
       last = std::move(found);
+      Emit(job, "fault", last.message);
+    } else if (const auto note = job.rank_notes.find(kStorageNote);
+               note != job.rank_notes.end() && !note->second.empty() &&
+               job.record.exits.size() < job.ranks.size()) {
+      // The node of the rank that said so does not answer any more: what it said while it lived counts.
+      last.kind = FaultKind::kStorage;
+      last.message = Shortened(note->second, 2 << 10);
       Emit(job, "fault", last.message);
     }
   }

@@ -159,6 +159,29 @@ TEST_F(HeadStorageTest, TheEndOfAnotherRankMayBeHeardFirst) {
   EXPECT_EQ(Status(job).at("last_fault").at("rank"), 0);
 }
 
+// The node of the rank that met it never answers: what the rank said while it lived is what the head knows.
+TEST_F(HeadStorageTest, TheNoteOfARankWhoseNodeIsSilentCounts) {
+  for (const bool said : {true, false}) {
+    Hello("1");
+    Hello("2");
+    const JobId job = Submit("train 2 2 one-per-node budget0");
+    StartRanks(job);
+    const std::string other = Status(job).at("ranks").at(1).at("node");
+    const std::string silent = other == "1" ? "2" : "1";
+    FromNode(silent, AgentNote{job, {1}, 0, "storage", "/ckpt: Input/output error"});
+    if (!said) FromNode(silent, AgentNote{job, {1}, 0, "storage", ""});  // it can be read again
+    FromNode(other, RankExited{Exit(job, 1, 1, 1, "the peer is gone")});
+    FromNode(other, GenerationGone{job, {1}});
+    Pass(absl::Seconds(60), {other});
+    const json status = Status(job);
+    EXPECT_EQ(status.at("state"), said ? "WAITING" : "FAILED") << status.dump();
+    if (!said) continue;
+    EXPECT_EQ(status.at("restarts"), 0);
+    EXPECT_THAT(status.at("last_fault").at("message").get<std::string>(), HasSubstr("Input/output error"));
+    FromClient(ClientStop{job, true});
+  }
+}
+
 TEST_F(HeadStorageTest, OtherFaultsAreChargedAsBefore) {
   Hello("1");
   const JobId job = Submit("train 1 1");
