@@ -69,7 +69,7 @@ struct Garbage {
   std::vector<port::BlobStore::Unfinished> unfinished;
   std::vector<std::string> small;  // probes of programs that ended while they opened the directory, leases of
                                    // owners that are no more, pins of nothing
-  uint64_t bytes = 0;  // of the folders
+  uint64_t bytes = 0;              // of the folders
   // What has no manifest and is left all the same:
   std::vector<SaveId> pinned;     // for somebody to finish, or to unpin
   std::vector<SaveId> in_flight;  // may be committed yet, or is not old enough

@@ -15,7 +15,7 @@ namespace gtrain::ckpt {
 namespace {
 
 constexpr uint64_t kPieceBytes = 4 << 10;  // stays in the smallest cache until it is copied
-constexpr size_t kChunksAtOnce = 1;  // what one thread takes: the others wait for the last one
+constexpr size_t kChunksAtOnce = 1;        // what one thread takes: the others wait for the last one
 
 // memcpy without reading what is overwritten.
 void CopyPast(char* to, const char* from, uint64_t bytes) {
