@@ -347,6 +347,18 @@ TEST(RankBoxes, WhatDoesNotFitNamesTheRanks) {
   EXPECT_THAT(fails({4}, {{{0, 0}}, {{0, 0}}}), HasSubstr("hold 0 of its 4"));
 }
 
+// Half of them meet in one dimension, half in the other, so every two would have to be compared (C10).
+TEST(RankBoxes, CutsThatTakeTooLongToCheckAreRefused) {
+  constexpr int64_t kHalf = 40'000;
+  std::vector<Box> by_rank;
+  for (int64_t i = 0; i < kHalf; ++i) {
+    by_rank.push_back({{0, kHalf}, {i, 1}});
+    by_rank.push_back({{kHalf + i, 1}, {0, kHalf}});
+  }
+  EXPECT_THAT(std::string(RankBoxes::Make({2 * kHalf, 2 * kHalf}, by_rank).status().message()),
+              HasSubstr("pairs of its 80000 boxes meet in each dimension"));
+}
+
 TEST(RankBoxes, KeysAreEqualWhenTheRanksOfCellsAre) {
   const auto key = [](const std::vector<int64_t>& shape, const std::vector<Box>& by_rank) {
     return (*RankBoxes::Make(shape, by_rank))->key();

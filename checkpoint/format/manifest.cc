@@ -407,8 +407,8 @@ absl::StatusOr<GlobalTensor> ReadTensor(const Json& object, int version, const B
   }
   GT_ASSIGN_OR_RETURN(const std::string dtype, GetString(object, "dtype", 16));
   const std::optional<DType> parsed = ParseDType(dtype);
-  if (!parsed || (version<kVersionOfBoxes&& * parsed> DType::kUint8))
-    return absl::DataLossError("unknown dtype");
+  const bool known = parsed && (version >= kVersionOfBoxes || parsed.value() <= DType::kUint8);
+  if (!known) return absl::DataLossError("unknown dtype");
   t.dtype = *parsed;
   GT_ASSIGN_OR_RETURN(const Json* shape, GetArray(object, "shape", kDimsMax));
   for (const Json& dim : *shape) {
