@@ -44,6 +44,14 @@ void* operator new(size_t bytes, std::align_val_t align) {
 void* operator new[](size_t bytes, std::align_val_t align) {
   return gtrain::Counted(std::aligned_alloc(static_cast<size_t>(align), bytes));
 }
+void* operator new(size_t bytes, const std::nothrow_t&) noexcept {
+  return gtrain::Counted(std::malloc(bytes));
+}
+void* operator new[](size_t bytes, const std::nothrow_t&) noexcept {
+  return gtrain::Counted(std::malloc(bytes));
+}
+void operator delete(void* memory, const std::nothrow_t&) noexcept { gtrain::Release(memory); }
+void operator delete[](void* memory, const std::nothrow_t&) noexcept { gtrain::Release(memory); }
 void operator delete(void* memory) noexcept { gtrain::Release(memory); }
 void operator delete[](void* memory) noexcept { gtrain::Release(memory); }
 void operator delete(void* memory, size_t) noexcept { gtrain::Release(memory); }

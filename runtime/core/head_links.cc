@@ -71,7 +71,8 @@ void HeadState::LinkStep(Job& job, Instant now) {
   for (size_t i = job.record.avoided.size(); i-- > 0;) {
     if (job.avoided_until[i] > now) continue;
     GT_PROBE("head.avoidance_over");
-    EndAvoidance(job, job.record.avoided[i].node, "it is tried again");
+    const NodeId node = job.record.avoided[i].node;  // it goes with the element
+    EndAvoidance(job, node, "it is tried again");
   }
   if (!job.Live() || !job.links_at || now < *job.links_at) return;
   std::optional<FaultRecord> fault;
