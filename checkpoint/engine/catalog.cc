@@ -76,23 +76,18 @@ absl::StatusOr<std::vector<OwnerClaim>> ListOwners(port::BlobStore* store) {
   return owners;
 }
 
-absl::StatusOr<OwnerClaim> ClaimOwnership(port::BlobStore* store, const Identity& owner) {
-  constexpr int kTriesMax = 100;
-  for (int i = 0; i < kTriesMax; ++i) {
-    GT_ASSIGN_OR_RETURN(const std::vector<std::string> keys, store->List(kOwnerPrefix));
-    OwnerClaim claim{.epoch = 1, .owner = owner};
-    for (const std::string& key : keys) {
-      if (const auto epoch = ParseOwnerKey(key)) claim.epoch = std::max(claim.epoch, *epoch + 1);
-    }
-    // An epoch that was in use and whose claim was deleted by hand is not given again.
-    GT_ASSIGN_OR_RETURN(const std::vector<SaveId> ids, ListManifests(store));
-    if (!ids.empty()) claim.epoch = std::max(claim.epoch, ids[0].epoch + 1);
-    if (claim.epoch > kCounterMax) return absl::ResourceExhaustedError("no owner epochs are left");
-    const absl::Status put = store->PutIfAbsent(OwnerKey(claim.epoch), Print(claim));
-    if (put.ok()) return claim;
-    if (!absl::IsAlreadyExists(put)) return put;
-  }
-  return absl::AbortedError(absl::StrCat("other jobs keep taking ", store->Describe(), " first"));
+absl::StatusOr<uint64_t> NextEpoch(port::BlobStore* store, uint64_t newest) {
+  GT_ASSIGN_OR_RETURN(const std::vector<SaveId> ids, ListManifests(store));
+  const uint64_t epoch = std::max(newest, ids.empty() ? 0 : ids[0].epoch) + 1;
+  if (epoch > kCounterMax) return absl::ResourceExhaustedError("no owner epochs are left");
+  return epoch;
+}
+
+absl::StatusOr<OwnerClaim> ClaimOwnership(port::BlobStore* store, const Identity& owner, uint64_t newest) {
+  OwnerClaim claim{.owner = owner};
+  GT_ASSIGN_OR_RETURN(claim.epoch, NextEpoch(store, newest));
+  GT_RETURN_IF_ERROR(store->PutIfAbsent(OwnerKey(claim.epoch), Print(claim)));
+  return claim;
 }
 
 absl::StatusOr<uint64_t> NextAttempt(port::BlobStore* store, const SaveId& like) {

@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
-#include <filesystem>
 #include <numeric>
 #include <set>
 #include <thread>
@@ -65,14 +64,6 @@ void Pause(absl::Duration how_long) {
   Mutex mu;
   MutexLock lock(&mu);
   mu.AwaitFor(how_long, [] { return false; });
-}
-
-// The writer outside may have another working directory.
-std::string AbsoluteLocation(const std::string& location) {
-  if (absl::StartsWith(location, "s3://")) return location;
-  std::error_code error;
-  const std::filesystem::path path = std::filesystem::absolute(location, error);
-  return error ? location : path.string();
 }
 
 // Get that waits for what another rank is known to have written.
@@ -162,7 +153,7 @@ class CheckpointerImpl final : public Checkpointer {
   absl::Status OpenDirectory();
   absl::Status ProveShared();
   absl::Status TakeOwnership();
-  void HoldLease();
+  absl::Status HoldLease(uint64_t epoch, bool fresh);
   // What Restore and Save would return, told to the head first where the storage is what failed.
   absl::Status Outward(const absl::Status& status);
   absl::StatusOr<std::optional<RestoredStep>> RestoreNewest();
@@ -279,9 +270,7 @@ absl::Status CheckpointerImpl::OpenDirectory() {
   }
   GT_RETURN_IF_ERROR(agree_.AllOk(there));
   GT_RETURN_IF_ERROR(ProveShared());
-  GT_RETURN_IF_ERROR(TakeOwnership());
-  HoldLease();
-  return absl::OkStatus();
+  return TakeOwnership();
 }
 
 absl::Status CheckpointerImpl::Outward(const absl::Status& status) {
@@ -297,13 +286,14 @@ absl::Status CheckpointerImpl::Outward(const absl::Status& status) {
       "the storage of checkpoints cannot be used now; nothing was taken for damage: ", status.message())));
 }
 
-void CheckpointerImpl::HoldLease() {
-  if (agree_.rank() != 0) return;
-  lease_ = std::make_unique<Lease>(store_.get(), next_.epoch, session_->generation(),
+absl::Status CheckpointerImpl::HoldLease(uint64_t epoch, bool fresh) {
+  lease_.reset();
+  lease_ = std::make_unique<Lease>(store_.get(), epoch, session_->generation(), fresh,
                                    [this](const absl::Status& lost) {
                                      LogError("checkpoint: ", lost.message());
                                      session_->ReportNote(kNoteOwner, absl::StrCat("LOST: ", lost.message()));
                                    });
+  return lease_->first();
 }
 
 absl::Status CheckpointerImpl::ProveShared() {
@@ -345,8 +335,10 @@ absl::Status CheckpointerImpl::TakeOwnership() {
     std::string taken_from;
     const LivenessCheck check{.alive = [this] { return session_->Alive(); }};
     const absl::StatusOr<OwnerClaim> claim =
-        TakeDirectory(store_.get(), settings_, session_->managed(), check, &taken_from);
+        TakeDirectory(store_.get(), settings_, session_->managed(), check, &taken_from,
+                      [this](uint64_t epoch, bool fresh) { return HoldLease(epoch, fresh); });
     status = claim.status();
+    if (!claim.ok()) lease_.reset();
     // Somebody else's, or another job's checkpoints: people look for the reason in `gtrain status`.
     if (absl::IsFailedPrecondition(status)) session_->ReportNote(kNoteOwner, std::string(status.message()));
     if (claim.ok()) {
@@ -686,7 +678,8 @@ absl::StatusOr<std::optional<RestoredStep>> CheckpointerImpl::RestoreUncommitted
   std::string key, text;
   absl::Status status;
   if (agree_.rank() == 0 && near_.own != nullptr && saver_ == nullptr && !starting_.joinable()) {
-    const absl::StatusOr<std::optional<Manifest>> found = FindUncommitted(store_.get(), near_, next_);
+    const absl::StatusOr<std::optional<Manifest>> found =
+        FindUncommitted(store_.get(), near_, next_, settings_.identity);
     status = found.status();
     if (found.ok() && *found && (!settings_.newest || *settings_.newest < (*found)->id)) {
       key = ManifestKey((*found)->id);

@@ -146,13 +146,13 @@ class ShardStream {
 // generations.
 absl::StatusOr<OwnerClaim> ClaimForImport(port::BlobStore* store, const Identity& owner, bool takeover) {
   GT_ASSIGN_OR_RETURN(const std::vector<OwnerClaim> owners, ListOwners(store));
-  if (owners.empty() || takeover || owners.back().owner.job == kImportJob)
-    return ClaimOwnership(store, owner);
+  if (owners.empty()) return ClaimOwnership(store, owner, 0);
   const OwnerClaim& newest = owners.back();
+  if (takeover || newest.owner.job == kImportJob) return ClaimOwnership(store, owner, newest.epoch);
   std::optional<std::string> holder;
   if (newest.owner.cluster.empty()) {
     GT_ASSIGN_OR_RETURN(holder, WhoHolds(store, newest, {}));
-    if (!holder) return ClaimOwnership(store, owner);
+    if (!holder) return ClaimOwnership(store, owner, newest.epoch);
   }
   return absl::FailedPreconditionError(absl::StrCat(
       store->Describe(), " belongs to ", DescribeOwner(newest.owner),

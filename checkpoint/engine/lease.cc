@@ -88,7 +88,7 @@ std::string DescribeOwner(const Identity& owner) {
                       owner.cluster.empty() ? "" : absl::StrCat(" of cluster ", owner.cluster.substr(0, 12)));
 }
 
-Lease::Lease(port::BlobStore* store, uint64_t epoch, uint64_t generation,
+Lease::Lease(port::BlobStore* store, uint64_t epoch, uint64_t generation, bool fresh,
              std::function<void(const absl::Status&)> lost, absl::Duration every)
     : store_(store), lost_(std::move(lost)), every_(every) {
   char host[128] = {};
@@ -105,10 +105,19 @@ Lease::Lease(port::BlobStore* store, uint64_t epoch, uint64_t generation,
     MutexLock lock(&HeldHere().mu);
     HeldHere().nonces.insert(mark_.holder.nonce);
   }
-  // An earlier life of this owner may have left renewals: ours are newer.
-  const auto left = Newest(store_, epoch);
-  if (left.ok() && *left) mark_.name.renewal = (*left)->name.renewal;
-  Renew();
+  if (fresh) {
+    LeaseMark first = mark_;
+    first.name.renewal = 1;
+    first_ = store_->PutIfAbsent(LeaseKey(first.name), Print(first));
+    if (first_.ok()) mark_ = first;
+    if (absl::IsAlreadyExists(first_)) return;
+    if (!first_.ok()) NotRenewed(std::exchange(first_, absl::OkStatus()));
+  } else {
+    // An earlier life of this owner may have left renewals: ours are newer.
+    const auto left = Newest(store_, epoch);
+    if (left.ok() && *left) mark_.name.renewal = (*left)->name.renewal;
+    Renew();
+  }
   thread_ = std::thread([this] { Loop(); });
 }
 
@@ -117,7 +126,7 @@ Lease::~Lease() {
     MutexLock lock(&mu_);
     stop_ = true;
   }
-  thread_.join();
+  if (thread_.joinable()) thread_.join();
   {
     MutexLock lock(&HeldHere().mu);
     HeldHere().nonces.erase(mark_.holder.nonce);
@@ -164,10 +173,15 @@ void Lease::Renew() {
     mark_ = next;
     told_ = false;
     // What cannot be deleted now is older than the newest and says nothing.
-    if (old.renewal > 0) store_->Delete(LeaseKey(old)).IgnoreError();
-  } else if (!std::exchange(told_, true)) {
-    LogWarning("checkpoint: the lease of ", store_->Describe(), " cannot be renewed: ", put.message());
+    if (old.renewal > 0 && old != next.name) store_->Delete(LeaseKey(old)).IgnoreError();
+  } else {
+    NotRenewed(put);
   }
+}
+
+void Lease::NotRenewed(const absl::Status& why) {
+  if (!std::exchange(told_, true))
+    LogWarning("checkpoint: the lease of ", store_->Describe(), " cannot be renewed: ", why.message());
 }
 
 absl::Status Lease::Look() {

@@ -1,6 +1,7 @@
 // Who is at work in a checkpoint directory. An owner claim (catalog.h) says whose the directory is, for ever;
 // a lease says that this owner lives: a small file that its rank 0 renews and takes away in the end. Opening
-// a directory whose owner lives is refused by name instead of disarming it.
+// a directory whose owner lives is refused by name instead of disarming it. A new owner puts its lease first
+// and then its claim, so nobody finds a claim whose owner only looks dead.
 //
 // Cost: the owner makes three requests every kRenewEvery, whatever its world size; other ranks make none.
 #pragma once
@@ -30,14 +31,17 @@ class Lease {
  public:
   static constexpr absl::Duration kRenewEvery = absl::Seconds(10);
 
-  // `store` must outlive it. Blocks for the first renewal; its failure is logged only. `lost` is called once,
-  // on any thread, when a later owner is found.
-  Lease(port::BlobStore* store, uint64_t epoch, uint64_t generation,
+  // `store` must outlive it. Blocks for the first renewal. `fresh`: nobody may have held a lease of `epoch`
+  // before. `lost` is called once, on any thread, when a later owner is found.
+  Lease(port::BlobStore* store, uint64_t epoch, uint64_t generation, bool fresh,
         std::function<void(const absl::Status&)> lost, absl::Duration every = kRenewEvery);
   // Takes the lease away, as far as the storage lets it, and waits for the call that is out.
   ~Lease();
   Lease(const Lease&) = delete;
   Lease& operator=(const Lease&) = delete;
+
+  // AlreadyExists: it is not fresh, and this one holds nothing. Else OK: a storage that fails is logged only.
+  const absl::Status& first() const { return first_; }
 
   // The holder ends and its job goes on: the lease stays and grows old.
   void LeaveBehind() { leave_behind_ = true; }
@@ -51,11 +55,13 @@ class Lease {
   absl::Status Look();
   void Loop();
   void Renew();
+  void NotRenewed(const absl::Status& why);
 
   port::BlobStore* const store_;
   const std::function<void(const absl::Status&)> lost_;
   const absl::Duration every_;
   LeaseMark mark_;  // of the newest renewal; of the thread, after the constructor
+  absl::Status first_;
   bool told_ = false;
   bool leave_behind_ = false;
   mutable Mutex mu_;

@@ -147,11 +147,11 @@ TEST_F(EngineTest, WhoLosesTheDirectoryIsToldAtTheNextSave) {
 
 TEST(Lease, IsRenewedAndGoesWithItsHolder) {
   MemoryStore store;
-  const OwnerClaim claim = *ClaimOwnership(&store, {});
+  const OwnerClaim claim = *ClaimOwnership(&store, {}, 0);
   const auto keys = [&] { return *store.List(kLeasePrefix); };
   {
     const Lease lease(
-        &store, claim.epoch, 0, [](const absl::Status&) {}, absl::Milliseconds(5));
+        &store, claim.epoch, 0, true, [](const absl::Status&) {}, absl::Milliseconds(5));
     const std::vector<std::string> first = keys();
     ASSERT_EQ(first.size(), 1u);
     const Instant deadline = RealClock().Now() + kLong;
@@ -168,7 +168,7 @@ TEST(Lease, IsRenewedAndGoesWithItsHolder) {
 // A holder that cannot be asked (another machine) is watched: it lives if its lease moves.
 TEST(Lease, OfAnotherMachineIsWatched) {
   MemoryStore store;
-  const OwnerClaim claim = *ClaimOwnership(&store, {});
+  const OwnerClaim claim = *ClaimOwnership(&store, {}, 0);
   LeaseMark mark{.name = {claim.epoch, 7},
                  .holder = {.host = "far-away", .machine = 42, .pid = 1, .started = 1}};
   ASSERT_TRUE(store.PutIfAbsent(LeaseKey(mark.name), Print(mark)).ok());
@@ -191,13 +191,13 @@ TEST(Lease, OfAnotherMachineIsWatched) {
 // A process of this machine that is gone holds nothing, whatever its number is used for by now.
 TEST(Lease, OfAProcessThatIsGoneIsFree) {
   MemoryStore store;
-  const OwnerClaim claim = *ClaimOwnership(&store, {});
+  const OwnerClaim claim = *ClaimOwnership(&store, {}, 0);
   const pid_t child = fork();
   if (child == 0) _exit(0);
   ASSERT_EQ(waitpid(child, nullptr, 0), child);
   LeaseMark mark;
   {
-    const Lease own(&store, claim.epoch, 0, [](const absl::Status&) {});
+    const Lease own(&store, claim.epoch, 0, true, [](const absl::Status&) {});
     const std::string key = (*store.List(kLeasePrefix))[0];
     mark = *ParseLeaseMark(key, *store.Get(key, kLeaseBytesMax));
   }

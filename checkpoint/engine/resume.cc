@@ -42,13 +42,11 @@ absl::Status CheckIdentity(port::BlobStore* store, const Identity& self) {
                    "replace it: --fresh (or GTRAIN_RESUME=fresh); or choose another checkpoint directory"));
 }
 
-}  // namespace
-
-absl::StatusOr<OwnerClaim> TakeDirectory(port::BlobStore* store, const Settings& settings, bool has_identity,
-                                         const LivenessCheck& check, std::string* taken_from) {
-  const Identity& self = settings.identity;
-  taken_from->clear();
-  GT_ASSIGN_OR_RETURN(const std::vector<OwnerClaim> owners, ListOwners(store));
+// The claim that this job made in an earlier generation; nullopt: none. FailedPrecondition: it has lost the
+// directory since.
+absl::StatusOr<std::optional<OwnerClaim>> FindOwn(port::BlobStore* store,
+                                                  const std::vector<OwnerClaim>& owners, const Identity& self,
+                                                  bool has_identity) {
   for (auto it = owners.rbegin(); has_identity && it != owners.rend(); ++it) {
     if (it->owner.cluster != self.cluster || it->owner.job != self.job) continue;
     if (it == owners.rbegin()) return *it;
@@ -58,19 +56,73 @@ absl::StatusOr<OwnerClaim> TakeDirectory(port::BlobStore* store, const Settings&
         ", saves nothing more there. Launch it again to continue: with --takeover if the other one "
         "still runs"));
   }
-  if (!owners.empty()) {
-    GT_ASSIGN_OR_RETURN(const std::optional<std::string> holder,
-                        HolderOf(store, owners.back(), settings, check));
-    if (holder && !settings.takeover) {
-      return absl::FailedPreconditionError(absl::StrCat(
-          store->Describe(), " is in use: it belongs to ", DescribeOwner(owners.back().owner), ", ", *holder,
-          ". To look at its checkpoints open it read-only; to train on your own choose another checkpoint "
-          "directory; to take it away from there: --takeover (or GTRAIN_TAKEOVER=1)"));
-    }
-    if (holder) *taken_from = absl::StrCat(DescribeOwner(owners.back().owner), ", ", *holder);
+  return std::nullopt;
+}
+
+// OK: the newest owner may be followed.
+absl::Status JudgeOwner(port::BlobStore* store, const std::vector<OwnerClaim>& owners,
+                        const Settings& settings, const LivenessCheck& check, std::string* taken_from) {
+  if (owners.empty()) return absl::OkStatus();
+  GT_ASSIGN_OR_RETURN(const std::optional<std::string> holder,
+                      HolderOf(store, owners.back(), settings, check));
+  if (holder && !settings.takeover) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        store->Describe(), " is in use: it belongs to ", DescribeOwner(owners.back().owner), ", ", *holder,
+        ". To look at its checkpoints open it read-only; to train on your own choose another checkpoint "
+        "directory; to take it away from there: --takeover (or GTRAIN_TAKEOVER=1)"));
   }
-  if (settings.resume == Resume::kIfSameJob) GT_RETURN_IF_ERROR(CheckIdentity(store, self));
-  return ClaimOwnership(store, self);
+  if (holder) *taken_from = absl::StrCat(DescribeOwner(owners.back().owner), ", ", *holder);
+  return absl::OkStatus();
+}
+
+// Whether somebody claims `epoch` within the time that it takes to put a claim after a lease.
+absl::StatusOr<bool> AwaitClaim(port::BlobStore* store, uint64_t epoch, const LivenessCheck& check) {
+  constexpr absl::Duration kClaimWithin = absl::Seconds(5), kLook = absl::Milliseconds(50);
+  const RealClock clock;
+  const Instant deadline = clock.Now() + kClaimWithin;
+  StopFlag never;
+  while (true) {
+    const absl::Status claim = store->Size(OwnerKey(epoch)).status();
+    if (!absl::IsNotFound(claim)) return claim.ok() ? absl::StatusOr<bool>(true) : claim;
+    if (clock.Now() >= deadline) return false;
+    GT_RETURN_IF_ERROR(check.alive());
+    (void)never.Await(kLook);
+  }
+}
+
+}  // namespace
+
+absl::StatusOr<OwnerClaim> TakeDirectory(port::BlobStore* store, const Settings& settings, bool has_identity,
+                                         const LivenessCheck& check, std::string* taken_from,
+                                         absl::FunctionRef<absl::Status(uint64_t, bool)> hold) {
+  constexpr int kTriesMax = 20;
+  bool fresh = true;
+  for (int i = 0; i < kTriesMax; ++i) {
+    taken_from->clear();
+    GT_ASSIGN_OR_RETURN(const std::vector<OwnerClaim> owners, ListOwners(store));
+    GT_ASSIGN_OR_RETURN(const std::optional<OwnerClaim> own,
+                        FindOwn(store, owners, settings.identity, has_identity));
+    if (own) {
+      GT_RETURN_IF_ERROR(hold(own->epoch, false));
+      return *own;
+    }
+    GT_RETURN_IF_ERROR(JudgeOwner(store, owners, settings, check, taken_from));
+    if (settings.resume == Resume::kIfSameJob) GT_RETURN_IF_ERROR(CheckIdentity(store, settings.identity));
+    const uint64_t newest = owners.empty() ? 0 : owners.back().epoch;
+    GT_ASSIGN_OR_RETURN(const uint64_t epoch, NextEpoch(store, newest));
+    const absl::Status held = hold(epoch, fresh);
+    if (absl::IsAlreadyExists(held)) {
+      // Somebody is about to claim it, or died there; then it is taken from the dead.
+      GT_ASSIGN_OR_RETURN(const bool claimed, AwaitClaim(store, epoch, check));
+      fresh = claimed;
+      continue;
+    }
+    GT_RETURN_IF_ERROR(held);
+    absl::StatusOr<OwnerClaim> claim = ClaimOwnership(store, settings.identity, newest);
+    if (!absl::IsAlreadyExists(claim.status())) return claim;
+    fresh = true;
+  }
+  return absl::AbortedError(absl::StrCat("other jobs keep taking ", store->Describe(), " first"));
 }
 
 absl::Status FindNewest(port::BlobStore* store, const SaveId& newest, absl::Duration patience,

@@ -20,8 +20,15 @@ namespace gtrain::ckpt {
 // lives and nobody said takeover; this job lost the directory to a later one, which it never takes back by
 // itself; or the newest checkpoint is of another job hash and nobody said latest or fresh. Each says who,
 // since when, and what to do.
-absl::StatusOr<OwnerClaim> TakeDirectory(port::BlobStore* store, const Settings& settings, bool has_identity,
-                                         const LivenessCheck& check, std::string* taken_from);
+//
+// `hold` is called with the epoch before a claim of it is put, and with `fresh` when nobody may have held a
+// lease of it: AlreadyExists says that somebody has. Then that one is waited for and judged like any owner.
+absl::StatusOr<OwnerClaim> TakeDirectory(
+    port::BlobStore* store, const Settings& settings, bool has_identity, const LivenessCheck& check,
+    std::string* taken_from,
+    absl::FunctionRef<absl::Status(uint64_t epoch, bool fresh)> hold = [](uint64_t, bool) {
+      return absl::OkStatus();
+    });
 
 // The newest checkpoint that the head knows is there, or something newer of its owner that is committed too.
 // Else a storage error (IsStorageError) that names it: a directory that is not mounted looks like an empty

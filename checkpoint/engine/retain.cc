@@ -1,5 +1,6 @@
 #include "checkpoint/engine/retain.h"
 
+#include <algorithm>
 #include <tuple>
 #include <variant>
 
@@ -76,7 +77,15 @@ absl::Status DeletePlanned(port::BlobStore* store, const RetentionPlan& plan,
                            const std::map<SaveId, BesideShards>& whole, int world_size) {
   std::vector<std::string> manifests, files;
   for (const SaveId& id : plan.manifests) manifests.push_back(ManifestKey(id));
+  std::vector<SaveId> folders;
   for (const SaveId& id : plan.folders) {
+    // That it has no manifest was said by a list, which may be out of date (fault S7): the key decides.
+    if (!std::count(plan.manifests.begin(), plan.manifests.end(), id)) {
+      const absl::Status manifest = store->Size(ManifestKey(id)).status();
+      if (manifest.ok()) continue;
+      if (!absl::IsNotFound(manifest)) return manifest;
+    }
+    folders.push_back(id);
     std::vector<std::string> keys;
     if (const auto known = whole.find(id); known != whole.end()) {
       keys = FilesOf(id, world_size, known->second);
@@ -87,7 +96,7 @@ absl::Status DeletePlanned(port::BlobStore* store, const RetentionPlan& plan,
   }
   GT_RETURN_IF_ERROR(store->DeleteAll(manifests));
   GT_RETURN_IF_ERROR(store->DeleteAll(files));
-  for (const SaveId& id : plan.folders) GT_RETURN_IF_ERROR(store->DropEmptyFolder(AttemptName(id)));
+  for (const SaveId& id : folders) GT_RETURN_IF_ERROR(store->DropEmptyFolder(AttemptName(id)));
   return absl::OkStatus();
 }
 

@@ -4,6 +4,8 @@
 #include <sys/stat.h>
 
 #include <algorithm>
+#include <filesystem>
+#include <system_error>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
@@ -127,6 +129,13 @@ absl::Time BirthOf(const std::string& folder) {
 }
 
 }  // namespace
+
+std::string AbsoluteLocation(const std::string& location) {
+  if (absl::StartsWith(location, "s3://")) return location;
+  std::error_code error;
+  const std::filesystem::path path = std::filesystem::absolute(location, error);
+  return error ? location : path.string();
+}
 
 absl::StatusOr<std::optional<NearPlace>> ReadNear(const Environment& environment) {
   const std::string text = environment("GTRAIN_CHECKPOINT_NEAR").value_or("");

@@ -11,6 +11,7 @@
 #include "base/status_macros.h"
 #include "checkpoint/engine/catalog.h"
 #include "checkpoint/engine/parallel.h"
+#include "checkpoint/engine/settings.h"
 #include "checkpoint/engine/settle.h"
 
 namespace gtrain::ckpt {
@@ -85,13 +86,16 @@ class Files {
   std::map<std::string, std::vector<Place>> places_;
 };
 
-absl::StatusOr<Manifest> Compose(const Files& files, const SaveId& id) {
+absl::StatusOr<Manifest> Compose(const Files& files, const SaveId& id, const Identity& owner,
+                                 const std::string& location) {
   const int n = files.world_size();
   if (n == 0) return absl::NotFoundError("no machine has a file of it");
   GT_ASSIGN_OR_RETURN(const std::string order_text, files.Read(OrderName(n)));
   GT_ASSIGN_OR_RETURN(SaveOrder order, ParseSaveOrder(order_text));
-  if (order.world_size != n || order.epoch != id.epoch)
-    return absl::DataLossError(absl::StrCat(OrderName(n), " is of another save"));
+  if (order.world_size != n || order.epoch != id.epoch || order.owner != owner ||
+      AbsoluteLocation(order.location) != AbsoluteLocation(location)) {
+    return absl::DataLossError(absl::StrCat(OrderName(n), " is of another save: of ", order.location));
+  }
   Manifest manifest{.id = id,
                     .owner = std::move(order.owner),
                     .world_size = n,
@@ -118,7 +122,7 @@ absl::StatusOr<Manifest> Compose(const Files& files, const SaveId& id) {
 }  // namespace
 
 absl::StatusOr<std::optional<Manifest>> FindUncommitted(port::BlobStore* store, const NearTiers& near,
-                                                        const SaveId& self) {
+                                                        const SaveId& self, const Identity& owner) {
   std::vector<port::NearTier*> tiers;
   if (near.own != nullptr) tiers.push_back(near.own.get());
   for (const std::shared_ptr<port::NearTier>& peer : near.peers) tiers.push_back(peer.get());
@@ -131,7 +135,7 @@ absl::StatusOr<std::optional<Manifest>> FindUncommitted(port::BlobStore* store, 
   for (const SaveId& other : others) {
     if (other.epoch == self.epoch && other >= *newest) return std::nullopt;
   }
-  absl::StatusOr<Manifest> composed = Compose(Files(tiers, *newest), *newest);
+  absl::StatusOr<Manifest> composed = Compose(Files(tiers, *newest), *newest, owner, store->Describe());
   if (composed.ok()) return std::optional(*std::move(composed));
   LogInfo("checkpoint: step ", newest->step, " of generation ", newest->generation,
           " is not committed yet and not whole near by: ", composed.status().message());

@@ -12,8 +12,11 @@
 namespace gtrain::ckpt {
 
 // What the manifest of that save will say once it is committed, made of what its writers left beside the
-// copies; `self` is of this generation. nullopt: there is none that may be resumed from, which is so when
+// copies; `self` is of this generation, `owner` of this job. nullopt: there is none that may be resumed from,
+// which is so when
 //
+// - it is of another owner or was made for another directory: tiers know jobs by their ids alone, and in each
+//   cluster they are counted from 1;
 // - anything newer of this owner is committed, given up, or open in the storage (ListOpen);
 // - its timeline is not below `self`'s. A save that shows nowhere yet may still be committed when this
 //   generation has gone on; of an earlier timeline it can never stand before what this one commits;
@@ -24,6 +27,6 @@ namespace gtrain::ckpt {
 // three listings of the storage when there is such an attempt. Errors are the storage's; a tier that does not
 // answer has nothing.
 absl::StatusOr<std::optional<Manifest>> FindUncommitted(port::BlobStore* store, const NearTiers& tiers,
-                                                        const SaveId& self);
+                                                        const SaveId& self, const Identity& owner);
 
 }  // namespace gtrain::ckpt

@@ -82,13 +82,14 @@ class UncommittedTest : public EngineTest {
   NearTiers Tiers() const { return {.own = MakeNearTier(*NearFolder::Open(machine_, 1 << 30), job_.job)}; }
   std::optional<SaveId> Found(const SaveId& self) const {
     auto store = *OpenDirectoryStore(store_);
-    const auto found = FindUncommitted(store.get(), Tiers(), self);
+    const auto found = FindUncommitted(store.get(), Tiers(), self, owner_);
     EXPECT_TRUE(found.ok()) << found.status();
     return found.ok() && *found ? std::optional((*found)->id) : std::nullopt;
   }
 
   const std::string store_ = TestFolder(), machine_ = TestFolder();
   const SaveId five_{.step = 5}, six_{.step = 6};
+  Identity owner_{.cluster = "c1", .job = "fashion-1", .job_hash = "hash-a"};
   FakeJob job_{.world_size = 2};
   StopFlag gate_;
   HostedSession::Writers writers_;
@@ -191,6 +192,13 @@ TEST_F(UncommittedTest, WhatMayNotBeResumedFromIsNotFound) {
   EXPECT_EQ(Found({.timeline = 1, .generation = 2}), std::nullopt)
       << "of its timeline: what shows nowhere yet could be committed behind its back";
   EXPECT_EQ(Found({.timeline = 2, .generation = 1}), std::nullopt) << "its own";
+  // In another cluster a job may have the same id.
+  owner_.cluster = "c2";
+  EXPECT_EQ(Found(self), std::nullopt) << "another owner's";
+  owner_.cluster = "c1";
+  const std::string elsewhere = TestFolder();
+  EXPECT_EQ(*FindUncommitted(OpenDirectoryStore(elsewhere)->get(), Tiers(), self, owner_), std::nullopt)
+      << "made for another directory";
   // Something newer began to be written.
   const std::string newer = AttemptKey({.step = 7}, ShardName(0, 2));
   ASSERT_TRUE(store->PutIfAbsent(newer, "x").ok());

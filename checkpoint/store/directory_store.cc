@@ -222,7 +222,11 @@ absl::StatusOr<std::vector<DirectoryStore::Entry>> DirectoryStore::Names(const s
     const std::string name = entry->d_name;
     if (name == "." || name == "..") continue;
     struct stat info;
-    if (fstatat(dirfd(folder), name.c_str(), &info, AT_SYMLINK_NOFOLLOW) != 0) continue;  // just deleted
+    if (fstatat(dirfd(folder), name.c_str(), &info, AT_SYMLINK_NOFOLLOW) != 0) {
+      if (errno == ENOENT) continue;  // just deleted
+      // What cannot be looked at is there all the same: nothing may be concluded from a list without it.
+      return ErrnoStatus(errno, absl::StrCat("list ", path, ": look at ", name));
+    }
     if (S_ISDIR(info.st_mode) || S_ISREG(info.st_mode))
       names.push_back({name, S_ISDIR(info.st_mode), absl::TimeFromTimespec(info.st_mtim)});
     if (names.size() > kListMax)
