@@ -149,6 +149,7 @@ absl::Status PutMembers(int world, const std::vector<Registered>& state, const S
 absl::StatusOr<Times> CommitOnce(int world, bool leaders_only) {
   FarStore store;
   const SaveId id{.step = 1};
+  GT_RETURN_IF_ERROR(store.near()->PutIfAbsent(OwnerKey(id.epoch), Print(OwnerClaim{.epoch = id.epoch})));
   const std::vector<Registered> state = StateOf(world);
   if (leaders_only) GT_RETURN_IF_ERROR(PutMembers(world, state, id, &store));
   const int each = leaders_only ? kPartRanks : 1;

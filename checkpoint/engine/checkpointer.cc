@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <map>
 #include <numeric>
 #include <set>
 #include <thread>
@@ -60,6 +61,21 @@ constexpr absl::Duration kFirstAfter = absl::Seconds(30);
 constexpr absl::Duration kNewestWithin = absl::Seconds(10);  // for a client of NFS that sees it late
 constexpr int64_t kLostDirectory = 2;  // what rank 0 says instead of whether a save is due
 
+// What this process saves where. Two Checkpointers that were given the same attempts would write each
+// other's files, and what a first one has under way may not be in the storage yet.
+struct Openings {
+  struct Opening {
+    bool open = false;
+    uint64_t next_attempt = 1;
+  };
+  Mutex mu;
+  std::map<std::string, Opening> by_place ABSL_GUARDED_BY(mu);
+};
+Openings& OpenHere() {
+  static Openings* const here = new Openings;
+  return *here;
+}
+
 void Pause(absl::Duration how_long) {
   Mutex mu;
   MutexLock lock(&mu);
@@ -94,6 +110,10 @@ class CheckpointerImpl final : public Checkpointer {
   ~CheckpointerImpl() override {
     ending_ = true;
     if (starting_.joinable()) starting_.join();
+    if (!place_.empty()) {
+      MutexLock lock(&OpenHere().mu);
+      OpenHere().by_place[place_] = {.open = false, .next_attempt = next_.attempt + 1};
+    }
     // The job has another generation to come: the directory is not free meanwhile.
     if (lease_ != nullptr && !session_->Alive().ok()) lease_->LeaveBehind();
   }
@@ -153,6 +173,7 @@ class CheckpointerImpl final : public Checkpointer {
   absl::Status OpenDirectory();
   absl::Status ProveShared();
   absl::Status TakeOwnership();
+  absl::StatusOr<uint64_t> TakePlace(uint64_t attempt);
   absl::Status HoldLease(uint64_t epoch, bool fresh);
   // What Restore and Save would return, told to the head first where the storage is what failed.
   absl::Status Outward(const absl::Status& status);
@@ -184,6 +205,8 @@ class CheckpointerImpl final : public Checkpointer {
   absl::Status LoadChosen(Choice* choice, LoadPlan* plan);
   absl::StatusOr<std::optional<RestoredStep>> Finish(const Choice& choice, const LoadPlan& plan,
                                                      const Search& search);
+  void KeepInitial();
+  void PutBackInitial(const LoadPlan& plan);
   void TellOfPlan(const Choice& choice, const LoadPlan& plan) const;
   void DropUnfenced();
   // Why nothing can be saved now, on some rank: 0, or one of these.
@@ -191,6 +214,7 @@ class CheckpointerImpl final : public Checkpointer {
   // ResourceExhausted: the copies of the state of this machine's ranks have no room in its memory (fault
   // C12). OK for ever once they had: they are made then.
   absl::Status FindRoom();
+  void NoteLostSave(int64_t step, absl::string_view why);
   absl::Status AgreeToSave(int64_t step, int64_t* busy);
   absl::Status CompareReplicasIfDue(int64_t step);
   absl::Status PrepareTail();
@@ -212,7 +236,8 @@ class CheckpointerImpl final : public Checkpointer {
   std::unique_ptr<port::BlobStore> elsewhere_;  // of resume_uri, when asked for
   std::unique_ptr<Lease> lease_;                // rank 0 of one that writes
   NearTiers near_;
-  SaveId next_;  // epoch, timeline, generation, attempt of the next save
+  SaveId next_;        // epoch, timeline, generation, attempt of the next save
+  std::string place_;  // in OpenHere(), of rank 0
   Registration state_;
   ShardPlan plan_;  // of this rank's saves, but for their tails
   bool frozen_ = false;
@@ -228,11 +253,16 @@ class CheckpointerImpl final : public Checkpointer {
   std::optional<SaveId> resumed_;         // what retention shall know of
   int lists_ = 0;                         // of candidates that turned out to be out of date
   std::optional<int64_t> restored_step_;  // the newest that is committed, as far as Restore saw
-  bool half_loaded_ = false;              // by a restore from copies that went on to be bad
-  int64_t highest_step_ = -1;             // saved with the current attempt number
-  bool told_storage_ = false;             // the head knows that the storage cannot be read
+  // During Restore: something was read into registered memory, and what lay before in that which may be
+  // missing.
+  bool touched_ = false;
+  std::vector<std::pair<size_t, std::string>> initial_;
+  int64_t highest_step_ = -1;  // saved with the current attempt number
+  bool told_storage_ = false;  // the head knows that the storage cannot be read
+  bool storage_works_ = false;
   uint64_t skipped_ = 0;
-  uint64_t begun_ = 0;  // saves that were not skipped
+  std::atomic<int> lost_saves_{0};  // rank 0: skipped or failed since the newest commit
+  uint64_t begun_ = 0;              // saves that were not skipped
   Instant last_save_;
   bool saved_for_notice_ = false;
   bool warmed_ = false;
@@ -266,6 +296,11 @@ absl::Status CheckpointerImpl::OpenDirectory() {
   // Before anything is written: an unmounted directory would get a claim of ours.
   absl::Status there;
   if (agree_.rank() == 0 && settings_.newest) {
+    // Whoever took the directory over may have deleted what this job saved there.
+    there = CheckStillOwned(store_.get(), settings_.identity, session_->managed());
+    if (absl::IsFailedPrecondition(there)) session_->ReportNote(kNoteOwner, std::string(there.message()));
+  }
+  if (agree_.rank() == 0 && settings_.newest && there.ok()) {
     there = FindNewest(store_.get(), *settings_.newest, kNewestWithin, [this] { return session_->Alive(); });
   }
   GT_RETURN_IF_ERROR(agree_.AllOk(there));
@@ -275,7 +310,11 @@ absl::Status CheckpointerImpl::OpenDirectory() {
 
 absl::Status CheckpointerImpl::Outward(const absl::Status& status) {
   if (!IsStorageError(status)) {
-    if (status.ok() && std::exchange(told_storage_, false)) session_->ReportNote(kNoteStorage, "");
+    // A generation that could not read it may have been the one before.
+    if (!status.ok()) return status;
+    const bool first =
+        !std::exchange(storage_works_, true) && agree_.rank() == 0 && session_->generation() > 1;
+    if (std::exchange(told_storage_, false) || first) session_->ReportNote(kNoteStorage, "");
     return status;
   }
   // Refused before this job has ever reached its storage: a wrong key or bucket, which waiting does not mend.
@@ -310,7 +349,7 @@ absl::Status CheckpointerImpl::ProveShared() {
   GT_RETURN_IF_ERROR(agree_.Broadcast(&nonce));
   const absl::StatusOr<std::string> seen = GetVisible(store_.get(), nonce, 1024, *session_);
   const absl::Status alive = session_->Alive();
-  const bool unreadable = IsStorageError(seen.status());
+  const bool unreadable = alive.ok() && !seen.ok() && !absl::IsNotFound(seen.status());
   GT_ASSIGN_OR_RETURN(const std::vector<int64_t> sees, agree_.Gather(unreadable                    ? -1
                                                                      : seen.ok() && *seen == nonce ? 1
                                                                                                    : 0));
@@ -325,6 +364,24 @@ absl::Status CheckpointerImpl::ProveShared() {
   return absl::FailedPreconditionError(absl::StrCat(
       "the checkpoint directory ", store_->Describe(), " is not shared: rank ", absl::StrJoin(blind, ", "),
       " cannot see what rank 0 writes there. Put it on a file system that all nodes mount at this path"));
+}
+
+absl::StatusOr<uint64_t> CheckpointerImpl::TakePlace(uint64_t attempt) {
+  const std::string place = absl::StrJoin({AbsoluteLocation(settings_.uri), absl::StrCat(next_.epoch),
+                                           absl::StrCat(next_.timeline), absl::StrCat(next_.generation)},
+                                          " ");
+  MutexLock lock(&OpenHere().mu);
+  Openings::Opening& here = OpenHere().by_place[place];
+  if (here.open) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "this program saves in ", store_->Describe(),
+        " already. One Checkpointer saves in a directory: register all state with it, or give the "
+        "other one a directory of its own ($GTRAIN_CHECKPOINT_URI, the job file's checkpoint.uri, "
+        "is for all of them)"));
+  }
+  here.open = true;
+  place_ = place;
+  return std::max(attempt, here.next_attempt);
 }
 
 absl::Status CheckpointerImpl::TakeOwnership() {
@@ -348,7 +405,8 @@ absl::Status CheckpointerImpl::TakeOwnership() {
         LogWarning("checkpoint: ", told);
         session_->ReportNote(kNoteOwner, told);
       }
-      const absl::StatusOr<uint64_t> attempt = NextAttempt(store_.get(), next_);
+      absl::StatusOr<uint64_t> attempt = NextAttempt(store_.get(), next_);
+      if (attempt.ok()) attempt = TakePlace(*attempt);
       status = attempt.status();
       if (attempt.ok()) text = absl::StrCat(claim->epoch, " ", *attempt);
     }
@@ -405,8 +463,10 @@ void CheckpointerImpl::TakeStarted() {
   if (starting_.joinable()) starting_.join();
   saver_ = std::make_unique<Saver>(
       std::move(route), plan_.header, state_.Sources(plan_),
-      [this](const SaveId& id) {
+      [this](const SaveId& id, const absl::Status& status) {
+        if (!status.ok()) return NoteLostSave(id.step, status.message());
         session_->ReportCheckpoint(id.step, absl::StrCat(store_->Describe(), "/", ManifestKey(id)), policy_);
+        if (lost_saves_.exchange(0) > 0) session_->ReportNote(kNoteSaves, "");
       },
       agree_.rank(), store_->Describe());
   if (resumed_) saver_->Resumed(*resumed_);
@@ -654,6 +714,7 @@ absl::Status CheckpointerImpl::LoadChosen(Choice* choice, LoadPlan* plan) {
   GT_RETURN_IF_ERROR(agree_.AllOk(ready));  // and all want what they want
   if (share != nullptr) share->Start();
   GT_ASSIGN_OR_RETURN(port::BlobStore* const store, StoreOf(choice->elsewhere));
+  touched_ = true;
   staged_.clear();
   for (const BlobRead& blob : plan->blobs) staged_.emplace_back(blob.bytes, '\0');
   const absl::StatusOr<uint64_t> loaded = LoadShards(
@@ -665,10 +726,33 @@ absl::Status CheckpointerImpl::LoadChosen(Choice* choice, LoadPlan* plan) {
   return agree_.AllOk(loaded.status());
 }
 
+// A checkpoint that turns out to be damaged was read in part, and the one before may lack what it had.
+void CheckpointerImpl::KeepInitial() {
+  const std::vector<void*> data = state_.Data();
+  for (size_t i = 0; i < data.size() && !may_be_missing_.empty(); ++i) {
+    const Registered& r = state_.all()[i];
+    const bool may = std::any_of(may_be_missing_.begin(), may_be_missing_.end(),
+                                 [&](const std::string& p) { return MatchesGlob(r.tensor.name, p); });
+    if (may && data[i] != nullptr && r.tensor.layout != Layout::kPerRank)
+      initial_.emplace_back(i, std::string(static_cast<const char*>(data[i]), r.bytes));
+  }
+}
+
+void CheckpointerImpl::PutBackInitial(const LoadPlan& plan) {
+  const std::vector<void*> data = state_.Data();
+  for (const auto& [i, bytes] : initial_) {
+    if (std::count(plan.missing.begin(), plan.missing.end(), state_.all()[i].tensor.name) > 0)
+      std::memcpy(data[i], bytes.data(), bytes.size());
+  }
+}
+
 absl::StatusOr<std::optional<RestoredStep>> CheckpointerImpl::Restore(const RestoreOptions& options) {
   may_be_missing_ = options.may_be_missing;
+  touched_ = false;
+  KeepInitial();
   absl::StatusOr<std::optional<RestoredStep>> restored = RestoreNewest();
   staged_.clear();
+  initial_.clear();
   const absl::Status told = Outward(restored.status());
   if (!told.ok()) return told;
   return restored;
@@ -704,7 +788,6 @@ absl::StatusOr<std::optional<RestoredStep>> CheckpointerImpl::RestoreUncommitted
     LogWarning("checkpoint: step ", choice.id.step, " of generation ", choice.id.generation,
                " cannot be resumed from copies near by, so its upload is waited for: ", loaded.message());
   }
-  half_loaded_ = true;
   return std::nullopt;
 }
 
@@ -755,7 +838,7 @@ absl::StatusOr<std::optional<RestoredStep>> CheckpointerImpl::RestoreNewest() {
         absl::StrCat("none of the ", damaged, " checkpoints in ", store_->Describe(),
                      " is intact; start with --fresh to begin anew, nothing was deleted"));
   }
-  if (half_loaded_) {
+  if (touched_) {  // on all ranks alike
     return absl::UnavailableError(
         "the state was overwritten in part by copies that turned out to be bad, and no checkpoint is there: "
         "start again");
@@ -767,6 +850,16 @@ absl::StatusOr<std::optional<RestoredStep>> CheckpointerImpl::RestoreNewest() {
   if (settings_.resume == Resume::kUri) {
     return absl::NotFoundError(
         absl::StrCat("there is no such checkpoint in ", settings_.resume_uri, " (GTRAIN_RESUME)"));
+  }
+  if (settings_.read_only) {
+    return absl::NotFoundError(absl::StrCat("there is no checkpoint in ", store_->Describe(),
+                                            ", and a checkpointer that was opened read-only makes none"));
+  }
+  if (agree_.rank() == 0) {
+    const std::string told =
+        absl::StrCat("nothing: no checkpoint is in ", store_->Describe(), ", so training begins anew");
+    LogInfo("checkpoint: restored ", told);
+    session_->ReportNote(kNoteRestore, told);
   }
   return std::optional<RestoredStep>();
 }
@@ -785,6 +878,7 @@ void CheckpointerImpl::TellOfPlan(const Choice& choice, const LoadPlan& plan) co
 absl::StatusOr<std::optional<RestoredStep>> CheckpointerImpl::Finish(const Choice& choice,
                                                                      const LoadPlan& plan,
                                                                      const Search& search) {
+  PutBackInitial(plan);
   GT_RETURN_IF_ERROR(agree_.AllOk(state_.Take(plan, std::move(staged_))));
   for (size_t i = 0; i < state_.all().size(); ++i) {
     const GlobalTensor& tensor = state_.all()[i].tensor;
@@ -833,6 +927,16 @@ absl::StatusOr<std::optional<RestoredStep>> CheckpointerImpl::Finish(const Choic
                 : absl::StrCat("; passed over ", absl::StrJoin(search.passed_over, "; "))));
   }
   return std::optional<RestoredStep>(std::move(out));
+}
+
+// Rank 0 knows of all ranks' saves how they ended. On the Saver's thread, or while it is idle.
+void CheckpointerImpl::NoteLostSave(int64_t step, absl::string_view why) {
+  if (agree_.rank() != 0) return;
+  const int lost = ++lost_saves_;
+  session_->ReportNote(
+      kNoteSaves,
+      absl::StrCat(lost, lost == 1 ? " save" : " saves",
+                   " since the newest checkpoint came to nothing, the last of step ", step, ": ", why));
 }
 
 absl::Status CheckpointerImpl::FindRoom() {
@@ -884,14 +988,15 @@ absl::StatusOr<bool> CheckpointerImpl::Save(int64_t step) {
   last_save_ = clock_.Now();
   if (busy != 0) {
     ++skipped_;
+    const absl::string_view why =
+        busy == kNoRoom     ? "a machine has no memory for a copy of the state (see checkpoint.memory_max)"
+        : busy == kStarting ? "the memory for it still holds a save of an earlier generation"
+                            : "an earlier save is still being written";
     if (agree_.rank() == 0) {
-      LogWarning("checkpoint: step ", step, " is not saved, ",
-                 busy == kNoRoom     ? "a machine has no memory for a copy of the state"
-                 : busy == kStarting ? "the memory for it still holds a save of an earlier generation"
-                                     : "an earlier save is still being written",
-                 " (", skipped_, " skipped so far)",
+      LogWarning("checkpoint: step ", step, " is not saved, ", why, " (", skipped_, " skipped so far)",
                  busy == kNoRoom ? "" : "; save less often or to faster storage");
     }
+    NoteLostSave(step, absl::StrCat("skipped, because ", why));
     return false;
   }
   if (settings_.on_error == OnError::kFail) GT_RETURN_IF_ERROR(agree_.AllOk(saver_->last_status()));

@@ -30,8 +30,6 @@ namespace {
 // What should come by way of the board is looked for in the storage after so long, and put there. As often,
 // whoever gathers looks whether somebody has given the save up.
 constexpr absl::Duration kBoardPatience = absl::Seconds(1);
-// A save waits so long for the shard of the one before to be read back; then retention keeps one more for a
-// while.
 constexpr absl::Duration kReadBackWithin = absl::Seconds(1);
 // Of all ranks together, not more looks a second than a store answers (committer.h).
 constexpr absl::Duration kPollMin = absl::Milliseconds(5), kPollMinOfRank = absl::Microseconds(25);
@@ -44,7 +42,9 @@ core::SaveConfig CoreOf(const CommitterConfig& config) {
           .part_ranks = kPartRanks,
           .commit_timeout = config.commit_timeout,
           .poll_min = std::max(kPollMin, config.world_size * kPollMinOfRank),
-          .poll_max = std::max(kPollMax, config.world_size * kPollMaxOfRank)};
+          .poll_max = std::max(kPollMax, config.world_size * kPollMaxOfRank),
+          .spread = config.world_size * kPollMaxOfRank,
+          .phase = Rng::FromSystem().Unit()};
 }
 
 // The oldest of `names`; empty when one is.
@@ -127,9 +127,6 @@ absl::Status Committer::Save(const SaveId& id, absl::string_view data, const std
                              StopFlag* stop, absl::FunctionRef<void()> committed) {
   GT_CHECK(data.size() == plan_.data_bytes);
   Run run{.id = id, .data = data, .hashes = hashes, .stop = stop, .committed = committed};
-  read_back_.Await(kReadBackWithin);
-  const std::optional<SaveId> read_back = read_back_.verified();
-  run.verified = config_.verified ? config_.verified() : read_back ? AttemptName(*read_back) : "";
   Apply(&run, save::SnapshotTaken{id.step});
   while (!run.result) {
     if (run.effects.empty()) {
@@ -285,6 +282,13 @@ absl::Status Committer::CheckCopied(const Run& run) {
 absl::Status Committer::WriteIndex(Run* run, const absl::Status& shard) {
   ShardIndex index{.id = run->id, .rank = config_.rank, .world_size = config_.world_size};
   if (shard.ok()) {
+    // Asked now and not before: the shard of the save before may have been read back meanwhile.
+    if (!shard_is_written_) {
+      // That of a small one is there in a moment; training keeps the processors from larger ones for longer.
+      if (run->file.bytes <= kChunkBytes) read_back_.Await(kReadBackWithin);
+      const std::optional<SaveId> read_back = read_back_.verified();
+      run->verified = config_.verified ? config_.verified() : read_back ? AttemptName(*read_back) : "";
+    }
     index.file = run->file;
     index.verified = run->verified;
   } else {
@@ -351,16 +355,22 @@ void Committer::PollIndices(Run* run, const save::PollIndices& poll) {
       ask.push_back(i);
     }
   }
+  // All of them are needed in the end, so the first stands for the others: they are asked for when it is
+  // there.
   std::optional<std::string> given_up;
-  ForEachAtOnce(parts.size() + ask.size() + (ask_all ? 1 : 0), [&](size_t i) {
-    if (i < parts.size()) {
-      parts[i] = LookForPart(*run, poll.parts[i]);
-    } else if (i == parts.size() + ask.size()) {
-      given_up = LookForMarker(*run);
-    } else {
-      const size_t which = ask[i - parts.size()];
-      indices[which] = LookForIndex(*run, poll.missing[which]);
-    }
+  const auto look_for_index = [&](size_t i) { indices[ask[i]] = LookForIndex(*run, poll.missing[ask[i]]); };
+  ForEachAtOnce(3, [&](size_t i) {
+    if (i == 0 && !parts.empty()) parts[0] = LookForPart(*run, poll.parts[0]);
+    if (i == 1 && !ask.empty()) look_for_index(0);
+    if (i == 2 && ask_all) given_up = LookForMarker(*run);
+  });
+  const size_t more_parts = !parts.empty() && parts[0] ? parts.size() - 1 : 0;
+  const size_t more_indices = !ask.empty() && indices[ask[0]] ? ask.size() - 1 : 0;
+  ForEachAtOnce(more_parts + more_indices, [&](size_t i) {
+    if (i < more_parts)
+      parts[1 + i] = LookForPart(*run, poll.parts[1 + i]);
+    else
+      look_for_index(1 + i - more_parts);
   });
   if (given_up) return Apply(run, save::ManifestRead{save::KeyHolds::kAbortMarker, *given_up});
   for (size_t i = 0; i < parts.size(); ++i) {
@@ -513,6 +523,11 @@ absl::Status Committer::CheckAuthority(Run* run) {
     return absl::FailedPreconditionError(absl::StrCat(store_->Describe(), " was taken over by job \"",
                                                       claim.ok() ? claim->owner.job : "(unknown)",
                                                       "\"; give this job a checkpoint directory of its own"));
+  }
+  if (names.newest_owner < config_.epoch) {
+    return absl::UnavailableError(
+        absl::StrCat(store_->Describe(), " is not the directory that was opened: ", OwnerKey(config_.epoch),
+                     " is not there. Is the file system still mounted?"));
   }
   run->there = std::move(names.manifests);
   return config_.may_commit(run->id, run->there);  // last: nothing lies between this answer and the put

@@ -6,10 +6,14 @@
 // indices, n GETs of them and n looks at the lengths of shards by the leaders of parts, n / 64 puts and n /
 // 64 GETs of parts, one listing, one put of the manifest, and GETs of it by all n ranks. Writers on rank 0's
 // machine need none of their own (index_board.h). Leaders have at most 16 calls out at a time, so a commit
-// takes about (64 * 2 + n / 64) / 16 round trips once the last shard is written, and not n of them. Whoever
-// waits looks again after pauses that are jittered, double from max(5 ms, n * 25 us) to max(500 ms, n * 250
-// us), and begin, for those that wait for the manifest, with what the last commit took: 8,192 ranks ask at
-// most 4,096 times a second for the manifest.
+// takes about (64 * 2 + n / 64) / 16 round trips once the last shard is written, and not n of them.
+//
+// While a leader waits it asks for the first index (rank 0: and the first part) that lacks, and for the
+// others when that is there: a GET a look, and at worst one more for each that lacks whenever the first one
+// comes. Its pauses are jittered and double from max(5 ms, n * 25 us) to max(500 ms, n * 250 us), from the
+// beginning again after each that came. Whoever waits for the manifest begins with what the last commit took
+// and then looks once in max(n * 250 us, an eighth of that) at most, at a phase of its own: about 4,000 times
+// a second all together, whatever n is.
 //
 // A rank that can put neither its index nor its part puts the abort marker under the manifest's key, so that
 // nobody waits for it until commit_timeout. Whoever gathers looks at that key once a second while something

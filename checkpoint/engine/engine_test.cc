@@ -593,9 +593,9 @@ TEST_F(EngineTest, ASaveIsSkippedWhileAMachineHasNoMemoryForIt_C12) {
   EXPECT_THAT(loud(),
               ContainsRegex("rank 0: the copies of the state of the 2 ranks on this machine need 2[.].MiB, "
                             "and checkpoint[.]memory_max allows 1[.]9MiB"));
-  EXPECT_THAT(loud(),
-              HasSubstr("step 2 is not saved, a machine has no memory for a copy of the state (2 skipped "
-                        "so far)"));
+  EXPECT_THAT(loud(), HasSubstr("step 2 is not saved, a machine has no memory for a copy of the state (see "
+                                "checkpoint.memory_max) (2 skipped "
+                                "so far)"));
   job.environment["GTRAIN_CHECKPOINT_MEMORY_MAX"] = "6000000";
   EXPECT_TRUE(SaveSteps(job, folder, {3}).ok());
 }

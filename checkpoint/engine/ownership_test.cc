@@ -145,6 +145,46 @@ TEST_F(EngineTest, WhoLosesTheDirectoryIsToldAtTheNextSave) {
   });
 }
 
+// Both would take the same attempts, so a commit could be made of shards of the two.
+TEST_F(EngineTest, OneProgramSavesInADirectoryOnceAtATime) {
+  const std::string folder = TestFolder();
+  const FakeJob job{.world_size = 2};
+  RunRanks(job, [&](FakeSession* session) {
+    auto first = OpenRank(job, session, folder);
+    ASSERT_TRUE(first.ok()) << first.status();
+    const absl::Status second = OpenRank(job, session, folder).status();
+    EXPECT_TRUE(absl::IsFailedPrecondition(second)) << second;
+    EXPECT_THAT(std::string(second.message()), HasSubstr("this program saves in "));
+    ASSERT_TRUE(*first->checkpointer->Save(5));
+    ASSERT_TRUE(first->checkpointer->Wait(kLong).ok());
+    first->checkpointer.reset();
+    auto third = OpenRank(job, session, folder);
+    ASSERT_TRUE(third.ok()) << third.status();
+    ASSERT_TRUE(*third->checkpointer->Save(5)) << "its names are others";
+    EXPECT_TRUE(third->checkpointer->Wait(kLong).ok());
+  });
+}
+
+// Its newest checkpoint may be gone, as the new owner deleted it: that is no file system to be mounted.
+TEST_F(EngineTest, WhoLostTheDirectoryIsToldSoAndNotThatItIsNotMounted) {
+  const std::string folder = TestFolder();
+  FakeJob job;
+  ASSERT_TRUE(SaveSteps(job, folder, {5}).ok());
+  FakeJob other;
+  other.job = "train-2";
+  other.resume = "latest";
+  ASSERT_TRUE(SaveSteps(other, folder, {6}, 1).ok());
+  job.generation = job.timeline = 2;
+  job.environment["GTRAIN_CHECKPOINT_NEWEST"] = absl::StrCat(folder, "/", ManifestKey({.step = 5}));
+  ASSERT_FALSE(std::filesystem::exists(absl::StrCat(folder, "/", ManifestKey({.step = 5}))));
+  RunRanks(job, [&](FakeSession* session) {
+    const absl::Status told = OpenRank(job, session, folder).status();
+    EXPECT_TRUE(absl::IsFailedPrecondition(told)) << told;
+    EXPECT_THAT(std::string(told.message()), HasSubstr("was taken over by job \"train-2\""));
+    EXPECT_THAT(session->note(kNoteOwner), HasSubstr("was taken over by"));
+  });
+}
+
 TEST(Lease, IsRenewedAndGoesWithItsHolder) {
   MemoryStore store;
   const OwnerClaim claim = *ClaimOwnership(&store, {}, 0);

@@ -5,6 +5,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <filesystem>
+#include <fstream>
 #include <map>
 #include <string>
 #include <vector>
@@ -500,6 +502,49 @@ TEST_F(EngineTest, TensorsThatMayBeMissingKeepTheirValues_C4) {
     EXPECT_THAT(lora, ElementsAre(8, 9));
   });
   EXPECT_THAT(loud(), HasSubstr("lacks 1 registered tensors that may be missing (\"lora_a\")"));
+}
+
+// A newer checkpoint that is damaged was read in part, and the one before has not what it had.
+TEST_F(EngineTest, WhatADamagedCheckpointHadDoesNotStayBehind_C9) {
+  const std::string folder = TestFolder();
+  constexpr size_t kMany = 3 << 20;  // more than one chunk, so that some are read before the bad one is
+  const auto run = [&](const FakeJob& job, bool with_extra, const std::function<void(Checkpointer*)>& body,
+                       std::vector<float>* extra) {
+    RunRanks(job, [&](FakeSession* session) {
+      std::vector<float> w = {1, 2, 3};
+      auto c = *Open(job, session, folder);
+      ASSERT_TRUE(c->AddReplicated("w", MemoryOf(&w), {3}, DType::kFloat32).ok());
+      if (with_extra) {
+        ASSERT_TRUE(c->AddReplicated("extra", MemoryOf(extra), {kMany}, DType::kFloat32).ok());
+      }
+      body(c.get());
+    });
+  };
+  std::vector<float> extra(kMany, 5);
+  const auto save = [](int64_t step) {
+    return [step](Checkpointer* c) {
+      ASSERT_TRUE(*c->Save(step));
+      ASSERT_TRUE(c->Wait(kLong).ok());
+    };
+  };
+  run(JobOf(1, 1), false, save(5), nullptr);
+  run(JobOf(1, 2), true, save(6), &extra);
+  for (const auto& entry : std::filesystem::recursive_directory_iterator(folder)) {
+    if (entry.path().filename() != ShardName(0, 1) || entry.file_size() < kMany) continue;
+    std::fstream shard(entry.path(), std::ios::in | std::ios::out | std::ios::binary);
+    shard.seekp(-5, std::ios::end);
+    shard.put('!');
+  }
+  extra.assign(kMany, 7);
+  run(
+      JobOf(1, 3), true,
+      [](Checkpointer* c) {
+        const auto restored = c->Restore({.may_be_missing = {"extra"}});
+        ASSERT_TRUE(restored.ok() && *restored) << restored.status();
+        EXPECT_EQ((*restored)->step, 5);
+      },
+      &extra);
+  EXPECT_EQ(std::count(extra.begin(), extra.end(), 7), static_cast<int64_t>(kMany));
 }
 
 }  // namespace

@@ -125,6 +125,11 @@ absl::StatusOr<OwnerClaim> TakeDirectory(port::BlobStore* store, const Settings&
   return absl::AbortedError(absl::StrCat("other jobs keep taking ", store->Describe(), " first"));
 }
 
+absl::Status CheckStillOwned(port::BlobStore* store, const Identity& self, bool has_identity) {
+  GT_ASSIGN_OR_RETURN(const std::vector<OwnerClaim> owners, ListOwners(store));
+  return FindOwn(store, owners, self, has_identity).status();
+}
+
 absl::Status FindNewest(port::BlobStore* store, const SaveId& newest, absl::Duration patience,
                         absl::FunctionRef<absl::Status()> alive) {
   constexpr absl::Duration kLook = absl::Milliseconds(100);

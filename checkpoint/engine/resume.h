@@ -30,6 +30,10 @@ absl::StatusOr<OwnerClaim> TakeDirectory(
       return absl::OkStatus();
     });
 
+// FailedPrecondition, as TakeDirectory says it, when this job owned the directory and a later owner has it
+// now.
+absl::Status CheckStillOwned(port::BlobStore* store, const Identity& self, bool has_identity);
+
 // The newest checkpoint that the head knows is there, or something newer of its owner that is committed too.
 // Else a storage error (IsStorageError) that names it: a directory that is not mounted looks like an empty
 // one (fault S7). Blocks up to `patience` for a file system whose clients see late what others wrote.

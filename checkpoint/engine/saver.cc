@@ -13,9 +13,9 @@
 namespace gtrain::ckpt {
 
 Saver::Saver(std::unique_ptr<SaveRoute> route, absl::string_view header,
-             const std::vector<Snapshot::Source>& sources, std::function<void(const SaveId&)> committed,
-             int rank, std::string place)
-    : committed_(std::move(committed)),
+             const std::vector<Snapshot::Source>& sources,
+             std::function<void(const SaveId&, const absl::Status&)> ended, int rank, std::string place)
+    : ended_(std::move(ended)),
       rank_(rank),
       place_(std::move(place)),
       snapshot_(header, sources),
@@ -170,7 +170,7 @@ void Saver::Carry(const SaveId& id) {
         "Fence() was not called after Save, so training may have changed the state while it was copied");
   } else {
     status = route_->Finish(id, &stop_, [&] {
-      committed_(id);
+      ended_(id, absl::OkStatus());
       MutexLock lock(&mu_);
       last_committed_ = id.step;
     });
@@ -182,6 +182,7 @@ void Saver::Carry(const SaveId& id) {
   } else if (!status->ok()) {
     LogWarning("checkpoint: rank ", rank_, ": step ", id.step,
                " is not saved, the previous one stands: ", status->message());
+    ended_(id, *status);
   } else if (rank_ == 0) {
     LogInfo("checkpoint: step ", id.step, " is committed as ", place_, "/", ManifestKey(id), " (",
             PrintBytes(snapshot_.bytes()), " by this rank, ", absl::ToInt64Milliseconds(took), " ms)");

@@ -94,10 +94,11 @@ class OwnRoute final : public SaveRoute {
 class Saver {
  public:
   // `header` is that of the shard, `sources` the state behind it, in the order of the route's buffer.
-  // `committed` is called on the Saver's thread. For people: `place` is where it goes.
+  // `ended` is called on the Saver's thread: with OK as soon as a save is committed, or with why it came to
+  // nothing. For people: `place` is where it goes.
   Saver(std::unique_ptr<SaveRoute> route, absl::string_view header,
-        const std::vector<Snapshot::Source>& sources, std::function<void(const SaveId&)> committed, int rank,
-        std::string place);
+        const std::vector<Snapshot::Source>& sources,
+        std::function<void(const SaveId&, const absl::Status&)> ended, int rank, std::string place);
   ~Saver();  // a save that nobody fenced is dropped: it may be torn
   Saver(const Saver&) = delete;
   Saver& operator=(const Saver&) = delete;
@@ -137,7 +138,7 @@ class Saver {
   void Carry(const SaveId& id);  // from the copy to the commit
   void WarmUp();                 // some pages more
 
-  const std::function<void(const SaveId&)> committed_;
+  const std::function<void(const SaveId&, const absl::Status&)> ended_;
   const int rank_;
   const std::string place_;
   Snapshot snapshot_;

@@ -270,6 +270,40 @@ TEST_F(EngineTest, ADamagedSuccessorOfTheNewestThatTheHeadKnowsCountsOnce_C9) {
   EXPECT_THAT(loud(), HasSubstr("IS DAMAGED"));
 }
 
+// A file system that is unmounted while the job runs: what lies below its mount point is another directory.
+TEST_F(EngineTest, ADirectoryThatGoesAwayIsNotMadeAnew_S7) {
+  for (const bool another_shows : {false, true}) {
+    SCOPED_TRACE(another_shows);
+    const std::string folder = TestFolder() + "/ckpt", away = folder + ".away";
+    const FakeJob job;
+    RunRanks(job, [&](FakeSession* session) {
+      auto rank = OpenRank(job, session, folder);
+      ASSERT_TRUE(rank.ok()) << rank.status();
+      const auto save = [&](int64_t step) {
+        EXPECT_TRUE(*rank->checkpointer->Save(step));
+        return rank->checkpointer->Wait(kLong);
+      };
+      ASSERT_TRUE(save(5).ok());
+      std::filesystem::rename(folder, away);
+      if (another_shows) std::filesystem::create_directory(folder);
+      const absl::Status lost = save(6);
+      EXPECT_TRUE(absl::IsUnavailable(lost)) << lost;
+      EXPECT_THAT(std::string(lost.message()), HasSubstr("mounted"));
+      EXPECT_THAT(session->note(kNoteSaves),
+                  HasSubstr("1 save since the newest checkpoint came to nothing, the last of step 6: "));
+      EXPECT_EQ(std::filesystem::exists(folder), another_shows);
+      if (another_shows) {
+        EXPECT_FALSE((*NewestManifest(OpenDirectoryStore(folder)->get())).has_value());
+        std::filesystem::remove_all(folder);
+      }
+      std::filesystem::rename(away, folder);
+      EXPECT_TRUE(save(7).ok());
+      EXPECT_EQ(session->note(kNoteSaves), "");
+    });
+    EXPECT_EQ(Committed(folder)[0].step, 7);
+  }
+}
+
 // Finding 5: with every own checkpoint damaged, --fresh (which had become "latest" after the first commit)
 // resumed another job's.
 TEST_F(EngineTest, AFreshRunNeverResumesAnotherJobsAfterItsOwnCommit) {

@@ -479,15 +479,16 @@ class S3Store final : public port::BlobStore {
                                           call.key, ": ", Words(answer));
     const int status = answer.reply.status;
     if (status == 412) return absl::AlreadyExistsError(what);
-    if (answer.code == "NoSuchBucket") return absl::FailedPreconditionError(what);
+    // These are no answers about keys: a job that knows its storage waits for them to be mended.
+    if (answer.code == "NoSuchBucket") return absl::PermissionDeniedError(what);
     if (answer.code == "RequestTimeTooSkewed") {
-      return absl::FailedPreconditionError(absl::StrCat(what, "; set this machine's clock"));
+      return absl::PermissionDeniedError(absl::StrCat(what, "; set this machine's clock"));
     }
     if (status == 404) return absl::NotFoundError(what);
     if (status == 401 || status == 403) return absl::PermissionDeniedError(what);
     if (status >= 300 && status < 400) {
       const auto region = answer.reply.headers.find("x-amz-bucket-region");
-      return absl::FailedPreconditionError(absl::StrCat(
+      return absl::PermissionDeniedError(absl::StrCat(
           what, "; redirects are not followed, the bucket is elsewhere",
           region == answer.reply.headers.end() ? "" : absl::StrCat(": set AWS_REGION=", region->second)));
     }

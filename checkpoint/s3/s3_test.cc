@@ -335,7 +335,7 @@ TEST(S3Store, WrongBucketAndWrongKeysSaySo_S10) {
   other.bucket = "elsewhere";
   World wrong_bucket({}, other);
   const absl::Status bucket = ProveExclusive(wrong_bucket.store.get(), "probe");
-  EXPECT_TRUE(absl::IsFailedPrecondition(bucket));
+  EXPECT_TRUE(absl::IsPermissionDenied(bucket));
   EXPECT_THAT(std::string(bucket.message()), HasSubstr("NoSuchBucket: there is no such bucket"));
   World wrong_key({}, {}, {"AKIDEXAMPLE", "guessed"});
   const absl::Status key = ProveExclusive(wrong_key.store.get(), "probe");
@@ -509,7 +509,7 @@ TEST(S3Store, RedirectsAreNotFollowed_S13) {
   };
   World world(settings);
   const absl::Status put = world.store->PutIfAbsent("k", "x");
-  EXPECT_TRUE(absl::IsFailedPrecondition(put));
+  EXPECT_TRUE(absl::IsPermissionDenied(put));
   EXPECT_THAT(std::string(put.message()), HasSubstr("AWS_REGION=eu-north-1"));
   EXPECT_THAT(elsewhere.Operations(), IsEmpty());  // credentials never left
 }

@@ -76,6 +76,7 @@ class DirectoryStore final : public port::BlobStore {
   }
   // Opens a regular file without following a link as its last part.
   absl::StatusOr<std::pair<UniqueFd, uint64_t>> Open(absl::string_view key) const;
+  absl::Status RequireRoot();
   absl::Status MakeFolderOf(absl::string_view key) const;
   // `write` writes `bytes` bytes in all.
   absl::Status Put(absl::string_view key, uint64_t bytes, absl::FunctionRef<absl::Status(FileWriter*)> write);
@@ -97,7 +98,20 @@ class DirectoryStore final : public port::BlobStore {
   const std::string root_;
   const std::string host_;
   std::atomic<uint64_t> count_{0};
+  mutable std::atomic<bool> seen_{false};  // the root was there
 };
+
+// A directory that was there once is never made again: what took its place is what lies below a mount point.
+absl::Status DirectoryStore::RequireRoot() {
+  if (!seen_) {
+    GT_RETURN_IF_ERROR(MakeDirs(root_, 0755));
+    seen_ = true;
+  }
+  struct stat info;
+  if (stat(root_.c_str(), &info) == 0) return absl::OkStatus();
+  if (errno != ENOENT) return ErrnoStatus(errno, absl::StrCat("stat ", root_));
+  return absl::UnavailableError(absl::StrCat(root_, " is gone: was it unmounted, or renamed?"));
+}
 
 absl::Status DirectoryStore::MakeFolderOf(absl::string_view key) const {
   const size_t slash = key.rfind('/');
@@ -136,6 +150,7 @@ absl::Status DirectoryStore::PutStream(absl::string_view key, uint64_t bytes, So
 absl::Status DirectoryStore::Put(absl::string_view key, uint64_t bytes,
                                  absl::FunctionRef<absl::Status(FileWriter*)> write) {
   GT_ASSIGN_OR_RETURN(const std::string path, Path(key));
+  GT_RETURN_IF_ERROR(RequireRoot());
   GT_RETURN_IF_ERROR(MakeFolderOf(key));
   GT_RETURN_IF_ERROR(MakeDirs(absl::StrCat(root_, "/", kUnfinished), 0755));
   const std::string temporary = Temporary(key);
@@ -169,6 +184,7 @@ absl::StatusOr<std::pair<UniqueFd, uint64_t>> DirectoryStore::Open(absl::string_
   struct stat info;
   if (fstat(fd.get(), &info) != 0) return ErrnoStatus(errno, absl::StrCat("stat ", path));
   if (!S_ISREG(info.st_mode)) return absl::NotFoundError(absl::StrCat(path, " is not a regular file"));
+  seen_ = true;
   return std::pair(std::move(fd), static_cast<uint64_t>(info.st_size));
 }
 

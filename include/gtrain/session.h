@@ -30,6 +30,8 @@ inline constexpr char kNoteOwner[] = "owner";      // whose the checkpoint direc
 // without an exit code of 0 has met a storage fault: the job waits for the storage, and nothing is charged
 // (docs/operations.md).
 inline constexpr char kNoteStorage[] = "storage";
+inline constexpr char kNoteSaves[] =
+    "saves";  // saves since the newest commit came to nothing; empty: no more
 
 // Thread-safe. Owns one background thread that talks to the keeper; starts no other, installs no
 // signal handler. In a forked child every call returns FailedPrecondition and nothing is sent.

@@ -95,7 +95,7 @@ TEST(StatusDoc, ReadsTheHeadsDocument) {
     "reason": "all ranks run", "generation": 2, "world_size": 2, "step": 12, "loss": 0.5, "restarts": 1,
     "samples_per_second": 100.5, "last_checkpoint": {"step": 10}, "checkpoint_policy": "every 42 s: a save costs 0.2 s",
     "compression": "topk for 2 of 3 buckets", "restore": "step 10 in 0.3 s",
-    "owner": "taken over by train-9", "storage": "/ckpt: EIO",
+    "owner": "taken over by train-9", "storage": "/ckpt: EIO", "saves": "2 saves came to nothing",
     "holders": [{"node": "7", "hostname": "k1"}, {"node": "8", "hostname": "k2"}],
     "first_fault": {"message": "rank 1 died", "tail": "boom"},
     "ranks": [{"rank": 0, "hostname": "h", "state": "running", "step": 12}, {"rank": 1, "hostname": "h", "state": "running"}]}]})");
@@ -106,7 +106,8 @@ TEST(StatusDoc, ReadsTheHeadsDocument) {
   EXPECT_EQ(job.first_fault->message, "rank 1 died");
   EXPECT_THAT(job.notes, ElementsAre("checkpoints every 42 s: a save costs 0.2 s",
                                      "gradients: topk for 2 of 3 buckets", "restored step 10 in 0.3 s",
-                                     "checkpoint directory: taken over by train-9", "storage: /ckpt: EIO",
+                                     "checkpoint directory: taken over by train-9",
+                                     "saves: 2 saves came to nothing", "storage: /ckpt: EIO",
                                      "copies of its checkpoints are also kept on k1, k2, outside the job"));
   EXPECT_EQ(PrintProgress(job), "step 12, loss 0.5, 100 samples/s, checkpoint at step 10, 1 restart");
   const std::vector<std::string> block = StatusBlock(job, "hint", 40);

@@ -72,6 +72,8 @@ JobDoc ReadJob(const json& j) {
     job.notes.push_back(absl::StrCat("restored ", restore));
   if (const std::string owner = Text(j, "owner"); !owner.empty())
     job.notes.push_back(absl::StrCat("checkpoint directory: ", owner));
+  if (const std::string saves = Text(j, "saves"); !saves.empty())
+    job.notes.push_back(absl::StrCat("saves: ", saves));
   if (const std::string storage = Text(j, "storage"); !storage.empty())
     job.notes.push_back(absl::StrCat("storage: ", storage));
   if (const auto f = j.find("first_fault"); f != j.end() && f->is_object()) {

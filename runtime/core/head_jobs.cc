@@ -312,6 +312,11 @@ void HeadState::ResetLive(Job& job, Instant now) {
   }
   job.exchange.emplace(grant.world_size, config_.exchange_bytes_max);
   job.any_started = job.checkpointed = job.stall_reported = job.told = job.saved_since_told = false;
+  // Until this generation says something else they hold: it may take a while to find out again.
+  for (const char* kind : {kOwnerNote, kStorageNote}) {
+    if (const auto said = job.rank_notes.find(kind); said != job.rank_notes.end())
+      job.notes_before[kind] = said->second;
+  }
   job.rank_notes.clear();
   job.leave.reset();
   job.paces.clear();

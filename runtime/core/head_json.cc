@@ -164,11 +164,13 @@ void AddProgress(const Job& job, json& document) {
   }
 }
 
-// What the ranks of this generation say of themselves.
+// What the ranks of this generation say of themselves, or those of an earlier one said.
 void AddNotes(const Job& job, json& document) {
-  for (const char* kind : {kCompressionNote, kRestoreNote, kOwnerNote, kStorageNote}) {
-    const auto said = job.rank_notes.find(kind);
-    document[kind] = said == job.rank_notes.end() ? "" : said->second;
+  for (const char* kind : {kCompressionNote, kRestoreNote, kOwnerNote, kStorageNote, kSavesNote}) {
+    const auto said = job.rank_notes.find(kind), before = job.notes_before.find(kind);
+    document[kind] = said != job.rank_notes.end()       ? said->second
+                     : before != job.notes_before.end() ? before->second
+                                                        : "";
   }
 }
 

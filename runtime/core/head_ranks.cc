@@ -245,6 +245,7 @@ void HeadState::OnCheckpoint(const NodeId& node, const CheckpointReport& report)
   job->checkpoint =
       CheckpointRecord{report.job, report.generation, report.timeline, report.step, report.manifest, count};
   Write(*job->checkpoint);
+  job->notes_before.erase(kStorageNote);
   Emit(*job, "checkpoint", absl::StrCat("checkpoint of step ", report.step, " is committed"));
   Dirty(*job);
   if (report.generation == job->record.generation) job->saved_since_told = job->told;
@@ -272,19 +273,22 @@ void HeadState::OnNote(const NodeId& node, const AgentNote& note) {
   Dirty(*job);
 }
 
-// What ranks say of themselves is a state of the job. Of a storage that cannot be read, and of a directory
-// that changed hands, people also want to know when.
+// What ranks say of themselves is a state of the job. Of a storage that cannot be read, of saves that come to
+// nothing, and of a directory that changed hands, people also want to know when.
 void HeadState::TakeNote(Job& job, const NodeId& node, const AgentNote& note) {
   std::string& known = job.rank_notes[note.kind];
   std::string text = note.text.substr(0, kRankNoteBytesMax);
   if (text == known) return;
   const bool changes = known.empty() || text.empty();  // else another machine says the same in other words
   known = std::move(text);
-  if (note.kind != kOwnerNote && !(note.kind == kStorageNote && changes)) return;
+  const bool told_when_it_changes = note.kind == kStorageNote || note.kind == kSavesNote;
+  if (note.kind != kOwnerNote && !(told_when_it_changes && changes)) return;
   Dirty(job);
   Emit(job, note.kind,
        absl::StrCat("rank ", note.rank, " on ", Hostname(node), ": ",
-                    known.empty() ? "the storage can be read again" : known));
+                    !known.empty()            ? known
+                    : note.kind == kSavesNote ? "saves are committed again"
+                                              : "the storage can be read again"));
 }
 
 // Only programs that report steps can stall; `startup` also covers those that said they would report. The

@@ -188,10 +188,10 @@ save::Result SaveCore::Follow(Instant now) {
   // there at the first look, it may come sooner.
   follows_since_ = now;
   const absl::Duration expected = looks_ == 1 ? followed_ * 7 / 8 : followed_;
-  poll_interval_ = std::clamp(expected, config_.poll_min, config_.poll_max);
+  poll_interval_ = std::clamp(expected, config_.poll_min, config_.poll_max) + config_.phase * config_.spread;
   looks_ = 0;
   PollLater(now);
-  poll_interval_ = std::clamp(followed_ / 8, config_.poll_min, config_.poll_max);
+  poll_interval_ = std::max(std::clamp(followed_ / 8, config_.poll_min, config_.poll_max), config_.spread);
   return {{}, "the manifest is awaited"};
 }
 

@@ -159,6 +159,10 @@ struct SaveConfig {
   // Pauses between two looks, of a leader at what is missing and of the others at the manifest.
   absl::Duration poll_min = absl::Milliseconds(5);
   absl::Duration poll_max = absl::Milliseconds(500);
+  // Those that await the manifest look once in so long at most, each at a `phase`, 0 to 1, of its own, so
+  // that all of them together ask evenly.
+  absl::Duration spread = absl::ZeroDuration();
+  double phase = 0;
 };
 
 // Not thread-safe. A value: no files, threads or clocks. SnapshotTaken starts the next save after Finish.

@@ -25,8 +25,10 @@ inline constexpr char kOwnerNote[] = "owner";              // whose the checkpoi
 // That the storage of its checkpoints cannot be read, and why; empty: it can again. A rank that ends with
 // this said has met a storage fault (FaultKind::kStorage).
 inline constexpr char kStorageNote[] = "storage";
+inline constexpr char kSavesNote[] = "saves";  // that saves since the newest commit came to nothing, and why
 constexpr bool IsRankNote(absl::string_view kind) {
-  return kind == kCompressionNote || kind == kRestoreNote || kind == kOwnerNote || kind == kStorageNote;
+  return kind == kCompressionNote || kind == kRestoreNote || kind == kOwnerNote || kind == kStorageNote ||
+         kind == kSavesNote;
 }
 inline constexpr size_t kRankNoteBytesMax = 400;
 
