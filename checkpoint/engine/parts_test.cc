@@ -322,6 +322,29 @@ TEST(Parts, WritersOfOneMachineMeetOnTheBoard) {
   EXPECT_LT(indices, 72);
 }
 
+// 63 requests a look, of 128 leaders at 8,192 ranks, were more than a store answers.
+TEST(Parts, ALeaderAsksForTheFirstThatLacks) {
+  MemoryStore base;
+  FaultyStore store(&base, {});
+  const int world = 8;
+  const auto asked_for = [&](int rank) {
+    const std::vector<std::string> calls = store.calls();
+    return std::count(calls.begin(), calls.end(),
+                      absl::StrCat("Get ", AttemptKey(At(10), IndexName(rank, world))));
+  };
+  absl::Status saved;
+  std::thread leader([&] { saved = SaveAs(&store, ConfigOf(0, world), At(10)); });
+  const RealClock clock;
+  const Instant end = clock.Now() + kLong;
+  while (asked_for(1) < 5 && clock.Now() < end) std::this_thread::yield();
+  for (int rank = 2; rank < world; ++rank) EXPECT_EQ(asked_for(rank), 0) << rank;
+  const auto results =
+      OnAllRanks(world - 1, [&](int i) { return SaveAs(&base, ConfigOf(i + 1, world), At(10)); });
+  leader.join();
+  EXPECT_TRUE(saved.ok()) << saved;
+  for (const absl::Status& result : results) EXPECT_TRUE(result.ok()) << result;
+}
+
 TEST(Parts, RetentionDeletesThemWithTheirAttempt) {
   MemoryStore store;
   const std::string claim = OwnerKey(1);
