@@ -382,6 +382,18 @@ class LibraryTest(unittest.TestCase):
                      "gtrain.set_log(lambda level, text: None); gtrain.set_log(None)\n")
         self.assertEqual((result.returncode, result.stdout, result.stderr), (0, "", ""))
 
+    def test_warnings_go_to_stderr_unless_the_program_says_otherwise(self):
+        with tempfile.TemporaryDirectory() as folder:
+            lost = ("with gtrain.Session() as s, gtrain.Checkpointer(s, uri=%r, lazy=True) as c:\n"
+                    "    c.replicated(w=array.array('f', [1, 2]))\n"
+                    "    c.restore()\n"
+                    "    c.save(1)\n" % os.path.join(folder, "ckpt"))  # and no fence
+            told = run("import array, gtrain\n" + lost)
+            self.assertEqual(told.returncode, 0, told.stderr)
+            self.assertRegex(told.stderr, r"gtrain: .*step 1 is not saved.*Fence\(\) was not called")
+            silent = run("import array, gtrain\ngtrain.set_log(None)\n" + lost)
+            self.assertEqual((silent.returncode, silent.stderr), (0, ""))
+
     def test_declares_every_function_of_the_header(self):
         with open(os.path.join(SOURCE, "include", "gtrain", "gtrain_c.h")) as header:
             declared = set(re.findall(r"\b(gtrain_[a-z_]+)\(", header.read()))

@@ -91,7 +91,8 @@ GTRAIN_API const char* gtrain_version(void); /* "0.1.0" */
 GTRAIN_API const char* gtrain_status_name(gtrain_status status);
 
 /* Called with level 0 (info), 1 (warning) or 2 (error) and a line of text, from any thread, one call at a
- * time; it must not call gtrain. NULL: silence, the default. */
+ * time; it must not call gtrain. NULL: silence, the default; the Python package shows warnings and
+ * errors on stderr. */
 typedef void (*gtrain_log_function)(int level, const char* text, void* user);
 GTRAIN_API void gtrain_set_log(gtrain_log_function function, void* user);
 

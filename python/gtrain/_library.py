@@ -1,6 +1,8 @@
 """Finds libgtrain.so and declares its functions: the one place that knows include/gtrain/gtrain_c.h."""
+import atexit
 import ctypes
 import os
+import sys
 import threading
 from ctypes import POINTER, byref, c_char, c_char_p, c_double, c_int, c_int32, c_int64, c_size_t, c_uint64, c_void_p
 
@@ -108,6 +110,7 @@ _lock = threading.Lock()
 _loaded = None
 _path = None
 _log_callback = None  # kept alive as long as the library may call it
+_log_is_set = False
 
 
 def _candidates():
@@ -175,14 +178,23 @@ def version():
 
 
 def set_log(function):
-    """`function(level, text)` gets gtrain's log lines, level 0 info, 1 warning, 2 error; None is silence, the default.
+    """`function(level, text)` gets gtrain's log lines, level 0 info, 1 warning, 2 error; None is silence.
 
-    It runs on threads of the library and must not call gtrain.
+    Without a call warnings and errors go to stderr once there is a Session. It runs on threads of the library and must
+    not call gtrain.
     """
-    global _log_callback
+    global _log_callback, _log_is_set
+    _log_is_set = True
     if function is None:
         callback = LOG_FUNCTION()
     else:
         callback = LOG_FUNCTION(lambda level, text, _: function(level, text.decode(errors="replace")))
     load().gtrain_set_log(callback, None)
     _log_callback = callback
+
+
+def log_to_stderr():
+    """What a program must not miss, e.g. a save that came to nothing, unless it said by set_log what it wants."""
+    if not _log_is_set:
+        atexit.register(set_log, None)  # threads of the library may outlive the interpreter
+        set_log(lambda level, text: level > 0 and print(f"gtrain: {text}", file=sys.stderr, flush=True))

@@ -26,6 +26,7 @@ class Session:
         self._handle = c_void_p()
         self._communicator = None
         self._collective_timeout = collective_timeout
+        _library.log_to_stderr()
         _library.call("gtrain_session_join", milliseconds(join_timeout), byref(self._handle))
         library = _library.load()
         self.rank = library.gtrain_session_rank(self._handle)
