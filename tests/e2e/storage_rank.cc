@@ -46,6 +46,7 @@ int Run(const std::string& dir) {
     session.ReportNote(gtrain::kNoteStorage, dir + ": Input/output error");
     return 1;
   }
+  if (session.rank() == 0) session.ReportNote(gtrain::kNoteStorage, "");  // as a Checkpointer does
   std::string manifest;
   if (session.rank() == 0 && std::getline(std::ifstream(dir + "/manifest"), manifest))
     session.ReportCheckpoint(static_cast<int64_t>(session.generation()), manifest, "");

@@ -53,7 +53,7 @@ class StorageTest(harness.GtrainTest):
         self.remove('away')
         running = self.wait_for_state(job, 'RUNNING')
         self.assertEqual(running['restarts'], 0)
-        self.assertEqual(running['storage'], '')
+        wait_until('the storage to be read again', lambda: self.job(job)['storage'] == '')
         self.finish(job)
 
     def test_stop_ends_a_job_that_waits_for_its_storage(self):
