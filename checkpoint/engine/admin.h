@@ -40,7 +40,8 @@ struct TensorDifference {
   std::string
       what;  // "only in the first", "F32[4,4] and F32[4,8]", "differs in 12 of 16 elements, at most by 0.5"
 };
-// Tensors that are not equal in both. Memory: the largest tensor twice.
+// Tensors that are not equal in both, sorted by name. Memory: the largest tensor, at least 64 MiB, twice.
+// Reads each chunk about once where both have their tensors in the same order.
 absl::StatusOr<std::vector<TensorDifference>> Compare(port::BlobStore* store_a, const Manifest& a,
                                                       port::BlobStore* store_b, const Manifest& b,
                                                       const Progress& progress);
