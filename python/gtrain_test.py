@@ -402,15 +402,16 @@ class PageTest(unittest.TestCase):
         programs = self.programs()
         self.assertEqual(["lazy=True" in program for program in programs], [False, True])
         for program in programs:
-            for steps in (1000, 77):  # due at the last step, and not
+            for steps, patient in ((1000, True), (1000, False), (77, False)):  # due at the last step, perhaps skipped, not due
                 with tempfile.TemporaryDirectory() as folder:
-                    self.run_program(program.replace("step < 1000", f"step < {steps}"), folder, steps)
+                    self.run_program(program.replace("step < 1000", f"step < {steps}"), folder, steps, patient)
 
-    def run_program(self, program, folder, steps):
+    def run_program(self, program, folder, steps, patient):
+        # A step takes no time here: without patience a save is mostly still being written when the next one is due.
         model = ("import sys\nGLOBAL_BATCH = MY_BATCH = 1\n"
                  "def my_gradient(weights, step, rank, size):\n"
+                 f"    if {patient} and step % 50 == 49: checkpointer.wait()\n"
                  "    assert weights[0] == -step, (weights[0], step)\n    return weights * 0 + 10.0\n")
-        # A step takes no time here, so saves are mostly still being written when the next one is due.
         end = "\nprint('ended at', step)\n"
         result = subprocess.run([sys.executable, "-c", model + program + end], cwd=folder, text=True, capture_output=True,
                                 env=dict(os.environ, PYTHONPATH=HERE), timeout=120)
