@@ -236,11 +236,7 @@ absl::Status CopyParts(port::BlobStore* from, const Manifest& manifest, port::Bl
   return absl::OkStatus();
 }
 
-}  // namespace
-
-uint64_t BytesOf(const Manifest& manifest) { return manifest.file_bytes(); }
-
-absl::StatusOr<Manifest> FindCheckpoint(port::BlobStore* store, absl::string_view which) {
+absl::StatusOr<Manifest> FindListed(port::BlobStore* store, absl::string_view which) {
   int64_t step = 0;
   const bool latest = which == "latest", by_step = absl::SimpleAtoi(which, &step);
   const std::optional<SaveId> exact = ParseAttemptName(which);
@@ -257,6 +253,7 @@ absl::StatusOr<Manifest> FindCheckpoint(port::BlobStore* store, absl::string_vie
       continue;
     }
     auto read = ReadManifest(store, id);
+    if (!latest && absl::IsNotFound(read.status())) continue;  // deleted since it was listed
     // A bad moment of the storage must not make an older one the latest.
     if (!read.ok() && !(latest && absl::IsDataLoss(read.status()))) return read.status();
     if (auto* manifest = read.ok() ? std::get_if<Manifest>(&*read) : nullptr) return std::move(*manifest);
@@ -264,6 +261,23 @@ absl::StatusOr<Manifest> FindCheckpoint(port::BlobStore* store, absl::string_vie
   return absl::NotFoundError(
       absl::StrCat(store->Describe(), " has no committed checkpoint ", latest ? "at all" : std::string(which),
                    steps.empty() ? "" : "; it has steps ", absl::StrJoin(steps, ", ")));
+}
+
+}  // namespace
+
+uint64_t BytesOf(const Manifest& manifest) { return manifest.file_bytes(); }
+
+absl::StatusOr<Manifest> FindCheckpoint(port::BlobStore* store, absl::string_view which) {
+  absl::StatusOr<Manifest> found = FindListed(store, which);
+  if (which == "latest" && absl::IsNotFound(found.status())) return FindListed(store, which);
+  return found;
+}
+
+absl::StatusOr<bool> IsGone(port::BlobStore* store, const SaveId& id) {
+  const absl::Status size = store->Size(ManifestKey(id)).status();
+  if (absl::IsNotFound(size)) return true;
+  GT_RETURN_IF_ERROR(size);
+  return false;
 }
 
 absl::Status VerifyAll(port::BlobStore* store, const Manifest& root, const Progress& progress) {

@@ -343,6 +343,41 @@ TEST(Export, AsksForTheLengthOfAFileOnce) {
   EXPECT_EQ(absl::c_count_if(diffed.calls(), sizes), 1);
 }
 
+// Retention of a job that runs there takes the newest checkpoint between the list and the read of it.
+TEST(Find, TheNewestThatGoesMeanwhileIsLookedForOnceMore) {
+  MemoryStore memory;
+  Commit(&memory, Id(1, 10));
+  bool done = false;
+  FaultyStore store(&memory, {[&](uint64_t, absl::string_view call) {
+    if (!done && absl::StartsWith(call, "Get ")) {
+      done = true;
+      Commit(&memory, Id(1, 20));
+      EXPECT_EQ(RemoveCheckpoint(&memory, Id(1, 10)), absl::OkStatus());
+    }
+    return Fault::kNone;
+  }});
+  const auto found = FindCheckpoint(&store, "latest");
+  ASSERT_TRUE(found.ok()) << found.status();
+  EXPECT_EQ(found->id.step, 20);
+  EXPECT_TRUE(*IsGone(&store, Id(1, 10)));
+  EXPECT_FALSE(*IsGone(&store, Id(1, 20)));
+}
+
+TEST(Find, AStepThatGoesMeanwhileIsNotThere) {
+  MemoryStore memory;
+  Commit(&memory, Id(1, 10));
+  Commit(&memory, Id(1, 20));
+  FaultyStore store(&memory, {[&](uint64_t, absl::string_view call) {
+    if (absl::StartsWith(call, "Get ")) {
+      EXPECT_EQ(RemoveCheckpoint(&memory, Id(1, 10)), absl::OkStatus());
+    }
+    return Fault::kNone;
+  }});
+  const absl::Status found = FindCheckpoint(&store, "10").status();
+  EXPECT_TRUE(absl::IsNotFound(found)) << found;
+  EXPECT_THAT(std::string(found.message()), HasSubstr("has no committed checkpoint 10; it has steps 20"));
+}
+
 // A safetensors file with these tensors: name, type, shape and bytes.
 struct Given {
   std::string name;
