@@ -197,6 +197,16 @@ TEST(JoinPath, IsLexical) {
 }
 
 // Memory of the machine in kB, limits of control groups in bytes; pages of files can be had back.
+TEST(UriScheme, IsSeenWithOneSlashAndNotInAPath) {
+  EXPECT_EQ(UriScheme("s3://bucket/run"), "s3");
+  EXPECT_EQ(UriScheme("s3:/bucket/run"), "s3");
+  EXPECT_EQ(UriScheme("git+ssh.x-1:/a"), "git+ssh.x-1");
+  for (const absl::string_view path :
+       {"", "/data/s3:/x", "./s3:/x", "a/b:/c", "S3:/x", "3s:/x", "a:b", "a b:/c", ":/x", "s3:"}) {
+    EXPECT_EQ(UriScheme(path), "") << path;
+  }
+}
+
 TEST(AvailableMemory, IsTheLeastThatTheMachineAndItsGroupsLeave) {
   EXPECT_GT(AvailableMemory(), 1u << 20);
   const std::string root = TestFolder();

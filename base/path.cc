@@ -1,7 +1,9 @@
 #include "base/path.h"
 
+#include <algorithm>
 #include <vector>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -21,6 +23,16 @@ std::string JoinPath(absl::string_view dir, absl::string_view path) {
     }
   }
   return absl::StrCat("/", absl::StrJoin(parts, "/"));
+}
+
+absl::string_view UriScheme(absl::string_view text) {
+  const size_t colon = text.find(":/");
+  if (colon == absl::string_view::npos || colon == 0 || !absl::ascii_islower(text[0])) return "";
+  const absl::string_view scheme = text.substr(0, colon);
+  const bool all = std::all_of(scheme.begin(), scheme.end(), [](unsigned char c) {
+    return absl::ascii_islower(c) || absl::ascii_isdigit(c) || c == '+' || c == '.' || c == '-';
+  });
+  return all ? scheme : "";
 }
 
 }  // namespace gtrain

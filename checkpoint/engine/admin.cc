@@ -11,6 +11,7 @@
 #include <set>
 #include <variant>
 
+#include "absl/algorithm/container.h"
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
@@ -29,7 +30,7 @@
 namespace gtrain::ckpt {
 namespace {
 
-constexpr uint64_t kExportBytes = 64 << 20;  // read together; a larger tensor alone
+constexpr uint64_t kTogetherBytes = 64 << 20;  // read together; a larger tensor alone
 
 std::string ShapeText(const GlobalTensor& tensor) {
   return absl::StrCat(DTypeName(tensor.dtype), "[", absl::StrJoin(tensor.shape, ","), "]");
@@ -105,36 +106,65 @@ std::string ElementsDiffer(absl::string_view a, absl::string_view b, DType dtype
   const size_t width = DTypeSize(dtype), count = a.size() / width;
   size_t differ = 0;
   double most = 0;
+  uint64_t most_of_integers = 0;
+  bool integers = false;
   for (size_t i = 0; i < count; ++i) {
     if (std::memcmp(a.data() + i * width, b.data() + i * width, width) == 0) continue;
     ++differ;
+    if (const auto exact = IntegersDiffer(a, b, dtype, i)) {
+      integers = true;
+      most_of_integers = std::max(most_of_integers, *exact);
+      continue;
+    }
     const double by = std::abs(ElementAt(a, dtype, i) - ElementAt(b, dtype, i));
-    if (!(by <= most)) most = by;  // a NaN stays
+    if (std::isnan(by) || by > most) most = by;  // nothing is more than NaN: it stays
   }
-  return absl::StrCat("differs in ", differ, " of ", count, " elements, at most by ", most);
+  return absl::StrCat("differs in ", differ, " of ", count, " elements, at most by ",
+                      integers ? absl::StrCat(most_of_integers) : absl::StrCat(most));
 }
 
-const GlobalTensor* FindTensor(const Manifest& manifest, absl::string_view name) {
+// Where the tensors of a checkpoint are in what a TensorReader reads.
+struct Place {
+  const GlobalTensor* tensor = nullptr;
+  size_t index = 0;  // meaningless for state of single ranks
+};
+
+std::map<absl::string_view, Place> PlacesOf(const Manifest& manifest) {
+  std::map<absl::string_view, Place> places;
+  size_t index = 0;
   for (const GlobalTensor& tensor : manifest.tensors) {
-    if (tensor.name == name) return &tensor;
+    places[tensor.name] = {&tensor, index};
+    if (tensor.layout != Layout::kPerRank) ++index;
   }
-  return nullptr;
+  return places;
 }
 
-absl::StatusOr<std::optional<std::string>> Difference(const Manifest& a, TensorReader* read_a,
-                                                      const Manifest& b, TensorReader* read_b,
-                                                      const std::string& name) {
-  const GlobalTensor *in_a = FindTensor(a, name), *in_b = FindTensor(b, name);
-  if (in_b == nullptr) return std::optional<std::string>("only in the first");
-  if (in_a == nullptr) return std::optional<std::string>("only in the second");
-  const bool of_ranks_a = in_a->layout == Layout::kPerRank, of_ranks_b = in_b->layout == Layout::kPerRank;
-  if (of_ranks_a != of_ranks_b || in_a->dtype != in_b->dtype || in_a->shape != in_b->shape)
-    return std::optional<std::string>(absl::StrCat(ShapeText(*in_a), " and ", ShapeText(*in_b)));
-  if (of_ranks_a) return std::optional<std::string>();
-  GT_ASSIGN_OR_RETURN(const std::string bytes_a, read_a->Read(name));
-  GT_ASSIGN_OR_RETURN(const std::string bytes_b, read_b->Read(name));
-  if (bytes_a == bytes_b) return std::optional<std::string>();
-  return std::optional<std::string>(ElementsDiffer(bytes_a, bytes_b, in_a->dtype));
+// What can be said of `in_a` and `in_b` without reading them.
+std::optional<std::string> KindsDiffer(const GlobalTensor& in_a, const GlobalTensor& in_b) {
+  const bool of_ranks_a = in_a.layout == Layout::kPerRank, of_ranks_b = in_b.layout == Layout::kPerRank;
+  if (of_ranks_a == of_ranks_b && in_a.dtype == in_b.dtype && in_a.shape == in_b.shape) return std::nullopt;
+  return absl::StrCat(ShapeText(in_a), " and ", ShapeText(in_b));
+}
+
+// Tensors that both have and that lie one after the other in both, read together: small ones share chunks.
+struct Batch {
+  size_t first_a = 0, first_b = 0, count = 0;
+  uint64_t bytes = 0;
+};
+
+absl::Status CompareBatch(const Batch& batch, TensorReader* read_a, TensorReader* read_b,
+                          std::vector<TensorDifference>* differences) {
+  GT_ASSIGN_OR_RETURN(const std::string all_a, read_a->Read(batch.first_a, batch.first_a + batch.count));
+  GT_ASSIGN_OR_RETURN(const std::string all_b, read_b->Read(batch.first_b, batch.first_b + batch.count));
+  uint64_t begin = 0;
+  for (size_t i = batch.first_a; i < batch.first_a + batch.count; ++i) {
+    const Registered& r = read_a->tensors()[i];
+    const auto a = absl::string_view(all_a).substr(begin, r.bytes);
+    const auto b = absl::string_view(all_b).substr(begin, r.bytes);
+    begin += r.bytes;
+    if (a != b) differences->push_back({r.tensor.name, ElementsDiffer(a, b, r.tensor.dtype)});
+  }
+  return absl::OkStatus();
 }
 
 // What a copy that was cut off left is not put again: VerifyShard compares every byte of it.
@@ -206,11 +236,7 @@ absl::Status CopyParts(port::BlobStore* from, const Manifest& manifest, port::Bl
   return absl::OkStatus();
 }
 
-}  // namespace
-
-uint64_t BytesOf(const Manifest& manifest) { return manifest.file_bytes(); }
-
-absl::StatusOr<Manifest> FindCheckpoint(port::BlobStore* store, absl::string_view which) {
+absl::StatusOr<Manifest> FindListed(port::BlobStore* store, absl::string_view which) {
   int64_t step = 0;
   const bool latest = which == "latest", by_step = absl::SimpleAtoi(which, &step);
   const std::optional<SaveId> exact = ParseAttemptName(which);
@@ -227,6 +253,7 @@ absl::StatusOr<Manifest> FindCheckpoint(port::BlobStore* store, absl::string_vie
       continue;
     }
     auto read = ReadManifest(store, id);
+    if (!latest && absl::IsNotFound(read.status())) continue;  // deleted since it was listed
     // A bad moment of the storage must not make an older one the latest.
     if (!read.ok() && !(latest && absl::IsDataLoss(read.status()))) return read.status();
     if (auto* manifest = read.ok() ? std::get_if<Manifest>(&*read) : nullptr) return std::move(*manifest);
@@ -234,6 +261,23 @@ absl::StatusOr<Manifest> FindCheckpoint(port::BlobStore* store, absl::string_vie
   return absl::NotFoundError(
       absl::StrCat(store->Describe(), " has no committed checkpoint ", latest ? "at all" : std::string(which),
                    steps.empty() ? "" : "; it has steps ", absl::StrJoin(steps, ", ")));
+}
+
+}  // namespace
+
+uint64_t BytesOf(const Manifest& manifest) { return manifest.file_bytes(); }
+
+absl::StatusOr<Manifest> FindCheckpoint(port::BlobStore* store, absl::string_view which) {
+  absl::StatusOr<Manifest> found = FindListed(store, which);
+  if (which == "latest" && absl::IsNotFound(found.status())) return FindListed(store, which);
+  return found;
+}
+
+absl::StatusOr<bool> IsGone(port::BlobStore* store, const SaveId& id) {
+  const absl::Status size = store->Size(ManifestKey(id)).status();
+  if (absl::IsNotFound(size)) return true;
+  GT_RETURN_IF_ERROR(size);
+  return false;
 }
 
 absl::Status VerifyAll(port::BlobStore* store, const Manifest& root, const Progress& progress) {
@@ -256,19 +300,37 @@ absl::StatusOr<std::string> LoadTensor(port::BlobStore* store, const Manifest& m
 absl::StatusOr<std::vector<TensorDifference>> Compare(port::BlobStore* store_a, const Manifest& a,
                                                       port::BlobStore* store_b, const Manifest& b,
                                                       const Progress& progress) {
-  std::set<std::string> names;
-  for (const Manifest* manifest : {&a, &b}) {
-    for (const GlobalTensor& tensor : manifest->tensors) names.insert(tensor.name);
-  }
+  const std::map<absl::string_view, Place> in_a = PlacesOf(a), in_b = PlacesOf(b);
   std::vector<TensorDifference> differences;
-  TensorReader read_a(store_a, a), read_b(store_b, b);
-  uint64_t done = 0;
-  for (const std::string& name : names) {
-    GT_RETURN_IF_ERROR(progress(done++, names.size()));
-    GT_ASSIGN_OR_RETURN(const std::optional<std::string> what, Difference(a, &read_a, b, &read_b, name));
-    if (what) differences.push_back({name, *what});
+  for (const GlobalTensor& tensor : b.tensors) {
+    if (!in_a.contains(tensor.name)) differences.push_back({tensor.name, "only in the second"});
   }
-  GT_RETURN_IF_ERROR(progress(done, names.size()));
+  TensorReader read_a(store_a, a), read_b(store_b, b);
+  std::vector<Batch> batches;
+  for (const GlobalTensor& tensor : a.tensors) {
+    const auto there = in_b.find(tensor.name);
+    if (there == in_b.end()) {
+      differences.push_back({tensor.name, "only in the first"});
+    } else if (auto kinds = KindsDiffer(tensor, *there->second.tensor)) {
+      differences.push_back({tensor.name, *std::move(kinds)});
+    } else if (tensor.layout != Layout::kPerRank) {
+      const size_t at_a = in_a.at(tensor.name).index, at_b = there->second.index;
+      const uint64_t bytes = read_a.tensors()[at_a].bytes;
+      Batch* last = batches.empty() ? nullptr : &batches.back();
+      const bool goes_on = last != nullptr && last->first_a + last->count == at_a &&
+                           last->first_b + last->count == at_b && last->bytes + bytes <= kTogetherBytes;
+      if (!goes_on) last = &batches.emplace_back(Batch{.first_a = at_a, .first_b = at_b});
+      ++last->count;
+      last->bytes += bytes;
+    }
+  }
+  uint64_t done = 0;
+  for (const Batch& batch : batches) {
+    GT_RETURN_IF_ERROR(progress(done++, batches.size()));
+    GT_RETURN_IF_ERROR(CompareBatch(batch, &read_a, &read_b, &differences));
+  }
+  GT_RETURN_IF_ERROR(progress(done, batches.size()));
+  absl::c_sort(differences, [](const auto& x, const auto& y) { return x.name < y.name; });
   return differences;
 }
 
@@ -320,7 +382,7 @@ absl::Status ExportSafetensors(port::BlobStore* store, const Manifest& manifest,
   GT_RETURN_IF_ERROR(WriteAll(fd.get(), PrintShardHeader(entries), unfinished));
   for (size_t first = 0, last = 0; first < entries.size(); first = last) {
     // Small tensors share chunks: many at a time.
-    for (++last; last < entries.size() && entries[last].end - entries[first].begin <= kExportBytes;) ++last;
+    for (++last; last < entries.size() && entries[last].end - entries[first].begin <= kTogetherBytes;) ++last;
     GT_ASSIGN_OR_RETURN(const std::string bytes, reader.Read(first, last));
     GT_RETURN_IF_ERROR(WriteAll(fd.get(), bytes, unfinished));
     GT_RETURN_IF_ERROR(progress(entries[last - 1].end, total));

@@ -22,8 +22,12 @@ using Progress = std::function<absl::Status(uint64_t done, uint64_t total)>;
 
 // The committed checkpoint that `which` names: "latest", a step (the newest of that step), or an attempt's
 // name
-// ("step-000000000120.e0002.t0001.g0005.a01"). NotFound lists the steps there are.
+// ("step-000000000120.e0002.t0001.g0005.a01"). NotFound lists the steps there are. A newest one that a job's
+// retention deletes between the list and the read is looked for once more.
 absl::StatusOr<Manifest> FindCheckpoint(port::BlobStore* store, absl::string_view which);
+
+// Whether a checkpoint that FindCheckpoint found is deleted by now.
+absl::StatusOr<bool> IsGone(port::BlobStore* store, const SaveId& id);
 
 uint64_t BytesOf(const Manifest& manifest);  // of all its files
 
@@ -40,7 +44,8 @@ struct TensorDifference {
   std::string
       what;  // "only in the first", "F32[4,4] and F32[4,8]", "differs in 12 of 16 elements, at most by 0.5"
 };
-// Tensors that are not equal in both. Memory: the largest tensor twice.
+// Tensors that are not equal in both, sorted by name. Memory: the largest tensor, at least 64 MiB, twice.
+// Reads each chunk about once where both have their tensors in the same order.
 absl::StatusOr<std::vector<TensorDifference>> Compare(port::BlobStore* store_a, const Manifest& a,
                                                       port::BlobStore* store_b, const Manifest& b,
                                                       const Progress& progress);

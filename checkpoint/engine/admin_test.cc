@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <limits>
 
 #include "absl/algorithm/container.h"
 #include "absl/strings/match.h"
@@ -340,6 +341,119 @@ TEST(Export, AsksForTheLengthOfAFileOnce) {
   FaultyStore diffed(&memory, {});
   ASSERT_TRUE(Compare(&diffed, *manifest, &memory, *manifest, Quiet).ok());
   EXPECT_EQ(absl::c_count_if(diffed.calls(), sizes), 1);
+}
+
+// Retention of a job that runs there takes the newest checkpoint between the list and the read of it.
+TEST(Find, TheNewestThatGoesMeanwhileIsLookedForOnceMore) {
+  MemoryStore memory;
+  Commit(&memory, Id(1, 10));
+  bool done = false;
+  FaultyStore store(&memory, {[&](uint64_t, absl::string_view call) {
+    if (!done && absl::StartsWith(call, "Get ")) {
+      done = true;
+      Commit(&memory, Id(1, 20));
+      EXPECT_EQ(RemoveCheckpoint(&memory, Id(1, 10)), absl::OkStatus());
+    }
+    return Fault::kNone;
+  }});
+  const auto found = FindCheckpoint(&store, "latest");
+  ASSERT_TRUE(found.ok()) << found.status();
+  EXPECT_EQ(found->id.step, 20);
+  EXPECT_TRUE(*IsGone(&store, Id(1, 10)));
+  EXPECT_FALSE(*IsGone(&store, Id(1, 20)));
+}
+
+TEST(Find, AStepThatGoesMeanwhileIsNotThere) {
+  MemoryStore memory;
+  Commit(&memory, Id(1, 10));
+  Commit(&memory, Id(1, 20));
+  FaultyStore store(&memory, {[&](uint64_t, absl::string_view call) {
+    if (absl::StartsWith(call, "Get ")) {
+      EXPECT_EQ(RemoveCheckpoint(&memory, Id(1, 10)), absl::OkStatus());
+    }
+    return Fault::kNone;
+  }});
+  const absl::Status found = FindCheckpoint(&store, "10").status();
+  EXPECT_TRUE(absl::IsNotFound(found)) << found;
+  EXPECT_THAT(std::string(found.message()), HasSubstr("has no committed checkpoint 10; it has steps 20"));
+}
+
+// A safetensors file with these tensors: name, type, shape and bytes.
+struct Given {
+  std::string name;
+  DType dtype;
+  std::string bytes;
+};
+Manifest Import(port::BlobStore* store, const std::vector<Given>& tensors) {
+  std::vector<TensorEntry> entries;
+  std::string data;
+  for (const Given& t : tensors) {
+    const auto count = static_cast<int64_t>(t.bytes.size() / DTypeSize(t.dtype));
+    entries.push_back({t.name, t.dtype, {count}, data.size(), data.size() + t.bytes.size()});
+    data += t.bytes;
+  }
+  const std::string path = TestFolder() + "/given.safetensors";
+  EXPECT_TRUE(WriteFileDurable(path, PrintShardHeader(entries) + data).ok());
+  return *ImportSafetensors(path, store);
+}
+
+template <typename Number>
+std::string BytesOfAll(const std::vector<Number>& numbers) {
+  return std::string(reinterpret_cast<const char*>(numbers.data()), numbers.size() * sizeof(Number));
+}
+
+template <typename Number>
+std::string DifferenceOf(DType dtype, const std::vector<Number>& a, const std::vector<Number>& b) {
+  MemoryStore store_a, store_b;
+  const Manifest in_a = Import(&store_a, {{"t", dtype, BytesOfAll(a)}});
+  const Manifest in_b = Import(&store_b, {{"t", dtype, BytesOfAll(b)}});
+  const auto differences = Compare(&store_a, in_a, &store_b, in_b, Quiet);
+  return differences.ok() && differences->size() == 1 ? (*differences)[0].what : "";
+}
+
+// Before: a number after the NaN was larger than nothing, and took its place.
+TEST(Diff, ANaNStaysTheLargestDifference) {
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  EXPECT_EQ(DifferenceOf<float>(DType::kFloat32, {1, 1, 1}, {1, nan, 2}),
+            "differs in 2 of 3 elements, at most by nan");
+  EXPECT_EQ(DifferenceOf<float>(DType::kFloat32, {1, 1, 1}, {3, 1, 2}),
+            "differs in 2 of 3 elements, at most by 2");
+}
+
+// Before: 2^60 and 2^60 + 1 are one number as doubles, and differed "at most by 0".
+TEST(Diff, IntegersDifferByIntegers) {
+  constexpr int64_t kLarge = int64_t{1} << 60;
+  EXPECT_EQ(DifferenceOf<int64_t>(DType::kInt64, {kLarge, 0}, {kLarge + 1, 0}),
+            "differs in 1 of 2 elements, at most by 1");
+  EXPECT_EQ(DifferenceOf<int64_t>(DType::kInt64, {INT64_MIN}, {INT64_MAX}),
+            "differs in 1 of 1 elements, at most by 18446744073709551615");
+  EXPECT_EQ(DifferenceOf<uint64_t>(DType::kUint64, {UINT64_MAX}, {UINT64_MAX - 3}),
+            "differs in 1 of 1 elements, at most by 3");
+  EXPECT_EQ(DifferenceOf<int8_t>(DType::kInt8, {-128, 5}, {127, 4}),
+            "differs in 2 of 2 elements, at most by 255");
+  EXPECT_EQ(DifferenceOf<uint32_t>(DType::kUint32, {0}, {1234567}),
+            "differs in 1 of 1 elements, at most by 1234567");
+}
+
+// Before: each tensor was looked for among all, and its chunk read again for it.
+TEST(Diff, SmallTensorsAreReadTogether) {
+  std::vector<Given> tensors;
+  for (int i = 0; i < 3000; ++i) tensors.push_back({absl::StrCat("t", i), DType::kUint8, "abcd"});
+  MemoryStore memory_a, memory_b;
+  const Manifest a = Import(&memory_a, tensors);
+  tensors[1000].bytes = "abcf";
+  tensors[2999].bytes = "zbcd";
+  tensors.insert(tensors.begin() + 500, {"new", DType::kUint8, "x"});
+  const Manifest b = Import(&memory_b, tensors);
+  FaultyStore store_a(&memory_a, {}), store_b(&memory_b, {});
+  const auto differences = Compare(&store_a, a, &store_b, b, Quiet);
+  ASSERT_TRUE(differences.ok()) << differences.status();
+  std::vector<std::string> found;
+  for (const TensorDifference& d : *differences) found.push_back(absl::StrCat(d.name, "  ", d.what));
+  EXPECT_THAT(found, ElementsAre("new  only in the second", "t1000  differs in 1 of 4 elements, at most by 2",
+                                 "t2999  differs in 1 of 4 elements, at most by 25"));
+  EXPECT_LE(store_a.calls().size(), 10u);
+  EXPECT_LE(store_b.calls().size(), 10u);
 }
 
 }  // namespace

@@ -57,6 +57,25 @@ absl::StatusOr<std::optional<Manifest>> NewestManifest(port::BlobStore* store) {
   return std::optional<Manifest>();
 }
 
+FiniteAdvice AdviceForNotFinite(port::BlobStore* store, const SaveId& id,
+                                const std::optional<SaveId>& before) {
+  FiniteAdvice advice{.text = absl::StrCat("step ", id.step, " holds NaN or infinity")};
+  const absl::StatusOr<std::vector<SaveId>> ids = ListManifests(store);
+  if (!ids.ok()) return advice;
+  for (const SaveId& other : *ids) {
+    if (before && !(other < *before)) continue;
+    const auto read = ReadManifest(store, other);
+    if (!read.ok() && !absl::IsDataLoss(read.status()) && !absl::IsNotFound(read.status())) return advice;
+    const auto* manifest = read.ok() ? std::get_if<Manifest>(&*read) : nullptr;
+    if (manifest == nullptr || !manifest->finite()) continue;
+    advice.finite = other;
+    absl::StrAppend(&advice.text, "; the newest finite one is step ", other.step);
+    return advice;
+  }
+  absl::StrAppend(&advice.text, before ? "; no older one is finite" : "; none that is there is finite");
+  return advice;
+}
+
 absl::StatusOr<std::vector<OwnerClaim>> ListOwners(port::BlobStore* store) {
   GT_ASSIGN_OR_RETURN(const std::vector<std::string> keys, store->List(kOwnerPrefix));
   std::vector<OwnerClaim> owners;

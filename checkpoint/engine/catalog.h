@@ -27,6 +27,16 @@ absl::StatusOr<std::variant<Manifest, AbortMarker>> ReadManifest(port::BlobStore
 // The newest usable manifest; damaged ones are logged and passed over.
 absl::StatusOr<std::optional<Manifest>> NewestManifest(port::BlobStore* store);
 
+// "step 80 holds NaN or infinity; the newest finite one is step 20": `id`, which is not finite, and the
+// newest committed one that is and comes before `before`; damaged ones are passed over. What the storage does
+// not say is left out. Costs a listing and a manifest for each that is looked at; rank 0 alone asks.
+struct FiniteAdvice {
+  std::string text;
+  std::optional<SaveId> finite;
+};
+FiniteAdvice AdviceForNotFinite(port::BlobStore* store, const SaveId& id,
+                                const std::optional<SaveId>& before = std::nullopt);
+
 // Epochs taken so far, oldest first. Damaged claims keep their epoch, with an unknown owner.
 absl::StatusOr<std::vector<OwnerClaim>> ListOwners(port::BlobStore* store);
 // The epoch of the next owner, after `newest`, the newest claim, and all checkpoints: an epoch that was in

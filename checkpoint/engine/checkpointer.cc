@@ -208,6 +208,7 @@ class CheckpointerImpl final : public Checkpointer {
   void KeepInitial();
   void PutBackInitial(const LoadPlan& plan);
   void TellOfPlan(const Choice& choice, const LoadPlan& plan) const;
+  std::string TellIfNotFinite(const Choice& choice, port::BlobStore* store) const;
   void DropUnfenced();
   // Why nothing can be saved now, on some rank: 0, or one of these.
   static constexpr int64_t kWriting = 1, kStarting = 2, kNoRoom = 3;
@@ -875,6 +876,16 @@ void CheckpointerImpl::TellOfPlan(const Choice& choice, const LoadPlan& plan) co
              plan.missing.size() > 20 ? "\"...)" : "\")", ": they keep their values");
 }
 
+// For the log and, as what is returned, for the restore note. Rank 0 asks.
+std::string CheckpointerImpl::TellIfNotFinite(const Choice& choice, port::BlobStore* store) const {
+  if (choice.manifest.finite()) return "";
+  const FiniteAdvice advice = AdviceForNotFinite(store, choice.id, choice.id);
+  const std::string told =
+      absl::StrCat(advice.text, advice.finite ? absl::StrCat(": --resume ", advice.finite->step) : "");
+  LogWarning("checkpoint: ", told);
+  return absl::StrCat("; ", told);
+}
+
 absl::StatusOr<std::optional<RestoredStep>> CheckpointerImpl::Finish(const Choice& choice,
                                                                      const LoadPlan& plan,
                                                                      const Search& search) {
@@ -918,13 +929,14 @@ absl::StatusOr<std::optional<RestoredStep>> CheckpointerImpl::Finish(const Choic
         kNoteRestore,
         absl::StrFormat(
             "step %d%s in %.2f s: %s from %s, %s from copies on the ranks' own machines%s, %s from copies on "
-            "others%s",
+            "others%s%s",
             out.step, choice.uncommitted ? " (its upload had not ended)" : "",
             absl::ToDoubleSeconds(clock_.Now() - search.begun), stored, store->Describe(), own,
             settings_.near ? absl::StrCat(" (", settings_.near->folder, ")") : "", peers,
             search.passed_over.empty()
                 ? ""
-                : absl::StrCat("; passed over ", absl::StrJoin(search.passed_over, "; "))));
+                : absl::StrCat("; passed over ", absl::StrJoin(search.passed_over, "; ")),
+            TellIfNotFinite(choice, store)));
   }
   return std::optional<RestoredStep>(std::move(out));
 }

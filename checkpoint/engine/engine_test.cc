@@ -295,6 +295,20 @@ TEST_F(EngineTest, NonFiniteStateIsMarkedAndTheLastFiniteOneStays_C14) {
   EXPECT_FALSE(std::get<Manifest>(*ReadManifest(store.get(), ids[0])).finite());
   EXPECT_EQ(ids[2].step, 1);
   EXPECT_TRUE(std::get<Manifest>(*ReadManifest(store.get(), ids[2])).finite());
+
+  // Who resumes from it is told, and told what to do.
+  std::string note;
+  const FakeJob next{.world_size = job.world_size, .generation = job.generation + 1};
+  RunRanks(next, [&](FakeSession* session) {
+    auto rank = OpenRank(next, session, folder, 1);
+    ASSERT_TRUE(rank.ok()) << rank.status();
+    const auto restored = rank->checkpointer->Restore();
+    ASSERT_TRUE(restored.ok() && *restored) << restored.status();
+    EXPECT_EQ((**restored).step, 3);
+    note = session->note(kNoteRestore);
+  });
+  EXPECT_THAT(
+      note, testing::EndsWith("; step 3 holds NaN or infinity; the newest finite one is step 1: --resume 1"));
 }
 
 TEST(AllFinite, EveryType) {

@@ -10,6 +10,7 @@
 #include "base/status_macros.h"
 #include "base/units.h"
 #include "checkpoint/engine/boxes.h"
+#include "checkpoint/format/shares.h"
 #include "checkpoint/plan/limits.h"
 
 namespace gtrain::ckpt {
@@ -69,13 +70,29 @@ absl::Status Registration::Add(Registered registered, const Memory& memory, Entr
         "\" cannot be a name: 1 to 512 printable ASCII characters, not ending like [0:10] or [@1]"));
   }
   if (memory.data == nullptr && registered.bytes > 0) return Impossible(name, "has no memory");
-  for (const Registered& r : all_) {
-    if (r.tensor.name == name)
-      return absl::AlreadyExistsError(absl::StrCat("\"", name, "\" is registered twice"));
-  }
+  if (names_.contains(name))
+    return absl::AlreadyExistsError(absl::StrCat("\"", name, "\" is registered twice"));
+  GT_RETURN_IF_ERROR(Count(registered));
+  names_.insert(name);
   entry.data = static_cast<char*>(memory.data);
   all_.push_back(std::move(registered));
   entries_.push_back(std::move(entry));
+  return absl::OkStatus();
+}
+
+absl::Status Registration::Count(const Registered& registered) {
+  const GlobalTensor& tensor = registered.tensor;
+  const bool of_rank = tensor.layout == Layout::kPerRank;
+  const uint64_t bytes =
+      of_rank ? registered.bytes : *ElementCount(tensor.shape, tensor.dtype) * DTypeSize(tensor.dtype);
+  uint64_t* const sum = of_rank ? &rank_bytes_ : &tensor_bytes_;
+  const uint64_t sum_max = of_rank ? kFileBytesMax : kStateBytesMax;
+  if (bytes > sum_max - *sum) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("\"", tensor.name, "\" has ", bytes, " bytes, beside ", *sum, " that are registered: ",
+                     of_rank ? "the state of one rank" : "all tensors together", " may have ", sum_max));
+  }
+  *sum += bytes;
   return absl::OkStatus();
 }
 

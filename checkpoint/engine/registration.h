@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/container/flat_hash_set.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
@@ -79,13 +80,18 @@ class Registration {
   // Before anything else is asked of them.
   static absl::Status Check(absl::string_view name, const Memory& memory, DType dtype = DType::kUint8);
   absl::Status Add(Registered registered, const Memory& memory, Entry entry);
+  // Sums stay far from overflow, so that plans may add sizes. ResourceExhausted.
+  absl::Status Count(const Registered& registered);
 
   const int rank_;
   const int world_size_;
   bool frozen_ = false;
   std::vector<Registered> all_;
   std::vector<Entry> entries_;  // of each of all_
-  std::vector<Kept> kept_;      // ascending
+  absl::flat_hash_set<std::string> names_;
+  uint64_t tensor_bytes_ = 0;  // of whole tensors
+  uint64_t rank_bytes_ = 0;    // of AddPerRank
+  std::vector<Kept> kept_;     // ascending
   SaveTail tail_;
 };
 

@@ -259,6 +259,42 @@ TEST(Registration, WrongSizesAreErrorsWithBothNumbers) {
   EXPECT_TRUE(state.AddSharded("on others", {}, {10}, elsewhere, DType::kFloat32).ok());
 }
 
+// Before: it was taken, and the first save ended the process (10 exbibytes of a tensor: the first Restore).
+TEST(Registration, MoreBytesThanThereCanBeAreErrorsWithTheNumbers) {
+  Registration state(0, 1);
+  char data[8] = {};
+  const absl::Status all = state.AddPerRank("rng", {data, SIZE_MAX}, PerRankRule::kDrop);
+  EXPECT_TRUE(absl::IsResourceExhausted(all)) << all;
+  EXPECT_EQ(
+      all.message(),
+      "\"rng\" has 18446744073709551615 bytes, beside 0 that are registered: the state of one rank may have "
+      "1125899906842624");
+  ASSERT_TRUE(state.AddPerRank("half", {data, kFileBytesMax / 2 + 1}, PerRankRule::kDrop).ok());
+  EXPECT_TRUE(
+      absl::IsResourceExhausted(state.AddPerRank("rng", {data, kFileBytesMax / 2}, PerRankRule::kDrop)));
+  EXPECT_TRUE(state.AddPerRank("rng", {data, 8}, PerRankRule::kDrop).ok());
+
+  const Sharding elsewhere{.mesh = {{"pp", 2}}, .only = {{"pp", 1}}};
+  Registration large(0, 2);
+  const int64_t half = int64_t{1} << 61;
+  ASSERT_TRUE(large.AddSharded("a", {}, {half}, elsewhere, DType::kUint8).ok());
+  ASSERT_TRUE(large.AddSharded("b", {}, {half}, elsewhere, DType::kUint8).ok());
+  const absl::Status over = large.AddSharded("c", {}, {half}, elsewhere, DType::kUint8);
+  EXPECT_TRUE(absl::IsResourceExhausted(over)) << over;
+  EXPECT_THAT(std::string(over.message()), HasSubstr("all tensors together may have 4611686018427387904"));
+}
+
+// Each name was compared with all before it.
+TEST(Registration, ManyNamesAreTakenAndEachOnlyOnce) {
+  Registration state(0, 1);
+  char data[1] = {};
+  for (int i = 0; i < 100'000; ++i)
+    ASSERT_TRUE(state.AddReplicated(absl::StrCat("t", i), {data, 1}, {1}, DType::kUint8).ok());
+  for (int i : {0, 77, 99'999})
+    EXPECT_TRUE(absl::IsAlreadyExists(state.AddPerRank(absl::StrCat("t", i), {data, 1}, PerRankRule::kDrop)));
+  EXPECT_EQ(state.all().size(), 100'000u);
+}
+
 TEST(Registration, MemoryOfDevicesIsRefusedByName) {
   Registration state(0, 1);
   float data[4] = {};

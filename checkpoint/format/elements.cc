@@ -36,6 +36,16 @@ double Float8E4M3(uint8_t bits) {
   return (bits & 0x80) != 0 ? -magnitude : magnitude;
 }
 
+template <typename Integer>
+uint64_t Distance(absl::string_view a, absl::string_view b, size_t i) {
+  Integer x, y;
+  std::memcpy(&x, a.data() + i * sizeof x, sizeof x);
+  std::memcpy(&y, b.data() + i * sizeof y, sizeof y);
+  // Without signs nothing overflows: what is left of a difference modulo 2^64 is the difference.
+  return x < y ? static_cast<uint64_t>(y) - static_cast<uint64_t>(x)
+               : static_cast<uint64_t>(x) - static_cast<uint64_t>(y);
+}
+
 }  // namespace
 
 std::complex<double> ElementAt(absl::string_view bytes, DType dtype, size_t i) {
@@ -77,6 +87,30 @@ std::complex<double> ElementAt(absl::string_view bytes, DType dtype, size_t i) {
       return {load(std::complex<float>{}).real(), load(std::complex<float>{}).imag()};
   }
   return 0;
+}
+
+std::optional<uint64_t> IntegersDiffer(absl::string_view a, absl::string_view b, DType dtype, size_t i) {
+  switch (dtype) {
+    case DType::kInt8:
+      return Distance<int8_t>(a, b, i);
+    case DType::kInt16:
+      return Distance<int16_t>(a, b, i);
+    case DType::kInt32:
+      return Distance<int32_t>(a, b, i);
+    case DType::kInt64:
+      return Distance<int64_t>(a, b, i);
+    case DType::kUint8:
+    case DType::kBool:
+      return Distance<uint8_t>(a, b, i);
+    case DType::kUint16:
+      return Distance<uint16_t>(a, b, i);
+    case DType::kUint32:
+      return Distance<uint32_t>(a, b, i);
+    case DType::kUint64:
+      return Distance<uint64_t>(a, b, i);
+    default:
+      return std::nullopt;
+  }
 }
 
 }  // namespace gtrain::ckpt

@@ -4,6 +4,8 @@
 
 #include <complex>
 #include <cstddef>
+#include <cstdint>
+#include <optional>
 
 #include "absl/strings/string_view.h"
 
@@ -11,5 +13,9 @@ namespace gtrain::ckpt {
 
 // Element i of little-endian `bytes`, which hold more than i. 64-bit integers are rounded to a double.
 std::complex<double> ElementAt(absl::string_view bytes, DType dtype, size_t i);
+
+// By how much element i of `a` and that of `b` differ, exactly: two integers of 64 bits may be one number as
+// doubles. Nullopt: `dtype` is no integer.
+std::optional<uint64_t> IntegersDiffer(absl::string_view a, absl::string_view b, DType dtype, size_t i);
 
 }  // namespace gtrain::ckpt

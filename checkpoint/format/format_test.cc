@@ -162,6 +162,39 @@ std::string Padded(std::string json) {
   return WithLength(json, json.size());
 }
 
+// A header of foreign tensors costs n log n: 32,000 took 8 s, and 4 times as many 16 times as long (C10).
+TEST(Safetensors, AHeaderOfManyTensorsIsReadAndAnyNameTwiceIsFound_C10) {
+  constexpr size_t kTensors = 50'000;
+  std::string json = "{";
+  for (size_t i = kTensors; i-- > 0;) {  // names descend where data ascends
+    const size_t begin = (kTensors - 1 - i) * 4;
+    absl::StrAppend(&json, json.size() == 1 ? "" : ",", "\"t", i,
+                    R"(":{"dtype":"F32","shape":[],"data_offsets":[)", begin, ",", begin + 4, "]}");
+  }
+  const std::string header = Padded(json + "}");
+  const auto parsed = ParseShardHeader(header, header.size() + kTensors * 4);
+  ASSERT_TRUE(parsed.ok()) << parsed.status();
+  ASSERT_EQ(parsed->tensors.size(), kTensors);
+  EXPECT_EQ(parsed->tensors[0].name, absl::StrCat("t", kTensors - 1));
+  EXPECT_EQ(parsed->tensors.back().name, "t0");
+  const std::string twice = Padded(json + R"(,"t77":{"dtype":"F32","shape":[0],"data_offsets":[0,0]}})");
+  EXPECT_EQ(ParseShardHeader(twice, twice.size() + kTensors * 4).status().message(),
+            "JSON key \"t77\" twice");
+}
+
+// Which of several tensors without data comes first does not depend on how a file was written.
+TEST(Safetensors, TensorsWithoutDataAreInTheOrderOfTheirNames) {
+  const auto entry = [](absl::string_view name) {
+    return absl::StrCat("\"", name, R"(":{"dtype":"F32","shape":[0],"data_offsets":[0,0]})");
+  };
+  const std::string header = Padded(absl::StrCat("{", entry("b"), ",", entry("c"), ",", entry("a"), "}"));
+  const auto parsed = ParseShardHeader(header, header.size());
+  ASSERT_TRUE(parsed.ok()) << parsed.status();
+  std::string names;
+  for (const TensorEntry& t : parsed->tensors) names += t.name;
+  EXPECT_EQ(names, "abc");
+}
+
 TEST(Safetensors, HostileHeadersAreErrors_C10) {
   const auto entry = [](absl::string_view shape, absl::string_view offsets, absl::string_view dtype = "F32") {
     return absl::StrCat(R"({"a":{"dtype":")", dtype, R"(","shape":)", shape, R"(,"data_offsets":)", offsets,

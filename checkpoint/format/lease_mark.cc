@@ -40,7 +40,7 @@ std::string Print(const LeaseMark& mark) {
 }
 
 absl::StatusOr<LeaseMark> ParseLeaseMark(absl::string_view key, absl::string_view text) {
-  GT_ASSIGN_OR_RETURN(const Json object, ParseSealed(text, kLeaseBytesMax));
+  GT_ASSIGN_OR_RETURN(const ParsedJson object, ParseSealed(text, kLeaseBytesMax));
   GT_RETURN_IF_ERROR(CheckFields(object, {"format", "version", "epoch", "renewal", "since", "generation",
                                           "host", "machine", "pid", "started", "nonce"}));
   GT_ASSIGN_OR_RETURN(const std::string format, GetString(object, "format", 64));

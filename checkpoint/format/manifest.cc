@@ -58,8 +58,8 @@ Json Head(const char* format, uint64_t version = kSmallVersion) {
 }
 
 // The version, from `oldest` to `newest`.
-absl::StatusOr<int> ReadHead(const Json& object, absl::string_view format, uint64_t oldest = kSmallVersion,
-                             uint64_t newest = kSmallVersion) {
+absl::StatusOr<int> ReadHead(const ParsedJson& object, absl::string_view format,
+                             uint64_t oldest = kSmallVersion, uint64_t newest = kSmallVersion) {
   GT_ASSIGN_OR_RETURN(const std::string found, GetString(object, "format", 64));
   if (found != format)
     return absl::DataLossError(absl::StrCat("format is \"", found, "\", not \"", format, "\""));
@@ -81,7 +81,7 @@ void AddId(const SaveId& id, Json* out) {
   (*out)["attempt"] = id.attempt;
 }
 
-absl::StatusOr<SaveId> ReadId(const Json& object) {
+absl::StatusOr<SaveId> ReadId(const ParsedJson& object) {
   SaveId id;
   GT_ASSIGN_OR_RETURN(id.epoch, GetUint(object, "epoch", kCounterMax));
   GT_ASSIGN_OR_RETURN(id.timeline, GetUint(object, "timeline", kCounterMax));
@@ -99,7 +99,7 @@ void AddIdentity(const Identity& owner, Json* out) {
   (*out)["job_hash"] = owner.job_hash;
 }
 
-absl::StatusOr<Identity> ReadIdentity(const Json& object) {
+absl::StatusOr<Identity> ReadIdentity(const ParsedJson& object) {
   Identity owner;
   GT_ASSIGN_OR_RETURN(owner.cluster, GetString(object, "cluster", kIdentityBytesMax));
   GT_ASSIGN_OR_RETURN(owner.job, GetString(object, "job", kIdentityBytesMax));
@@ -113,10 +113,10 @@ Json KeptToJson(const std::vector<KeptBlob>& kept) {
   return out;
 }
 
-absl::StatusOr<std::vector<uint64_t>> ReadSizes(const Json& object, const char* name) {
-  GT_ASSIGN_OR_RETURN(const Json* sizes, GetArray(object, name, kTensorsMax));
+absl::StatusOr<std::vector<uint64_t>> ReadSizes(const ParsedJson& object, const char* name) {
+  GT_ASSIGN_OR_RETURN(const ParsedJson* sizes, GetArray(object, name, kTensorsMax));
   std::vector<uint64_t> out;
-  for (const Json& size : *sizes) {
+  for (const ParsedJson& size : *sizes) {
     if (!size.is_number_unsigned() || size.get<uint64_t>() > kFileBytesMax)
       return absl::DataLossError(absl::StrCat("impossible bytes in ", name));
     out.push_back(size.get<uint64_t>());
@@ -124,11 +124,11 @@ absl::StatusOr<std::vector<uint64_t>> ReadSizes(const Json& object, const char* 
   return out;
 }
 
-absl::StatusOr<std::vector<KeptBlob>> ReadKept(const Json& object) {
+absl::StatusOr<std::vector<KeptBlob>> ReadKept(const ParsedJson& object) {
   std::vector<KeptBlob> out;
   if (!object.contains("kept")) return out;
-  GT_ASSIGN_OR_RETURN(const Json* items, GetArray(object, "kept", kTensorsMax));
-  for (const Json& item : *items) {
+  GT_ASSIGN_OR_RETURN(const ParsedJson* items, GetArray(object, "kept", kTensorsMax));
+  for (const ParsedJson& item : *items) {
     const auto number = [&](size_t i, uint64_t value_max) {
       return item[i].is_number_unsigned() && item[i].get<uint64_t>() <= value_max;
     };
@@ -164,7 +164,7 @@ Json FileToJson(const ShardFile& file, int version) {
   return out;
 }
 
-absl::StatusOr<Slice> ReadSlice(const Json& object) {
+absl::StatusOr<Slice> ReadSlice(const ParsedJson& object) {
   GT_RETURN_IF_ERROR(CheckFields(object, {"tensor", "begin", "bytes", "file_begin"}));
   Slice s;
   GT_ASSIGN_OR_RETURN(s.tensor, GetString(object, "tensor", kTensorNameBytesMax));
@@ -175,22 +175,22 @@ absl::StatusOr<Slice> ReadSlice(const Json& object) {
 }
 
 // Where its data lies, as each version says it.
-absl::Status ReadPlaces(const Json& object, int version, ShardFile* file) {
+absl::Status ReadPlaces(const ParsedJson& object, int version, ShardFile* file) {
   if (version > 1) {
     GT_ASSIGN_OR_RETURN(file->data_begin, GetUint(object, "data_begin", kFileBytesMax));
     GT_ASSIGN_OR_RETURN(file->per_rank, ReadSizes(object, "per_rank"));
     GT_ASSIGN_OR_RETURN(file->kept, ReadKept(object));  // versions without it refuse the field
     return absl::OkStatus();
   }
-  GT_ASSIGN_OR_RETURN(const Json* slices, GetArray(object, "slices", kTensorsMax));
-  for (const Json& item : *slices) {
+  GT_ASSIGN_OR_RETURN(const ParsedJson* slices, GetArray(object, "slices", kTensorsMax));
+  for (const ParsedJson& item : *slices) {
     GT_ASSIGN_OR_RETURN(Slice slice, ReadSlice(item));
     file->slices.push_back(std::move(slice));
   }
   return absl::OkStatus();
 }
 
-absl::StatusOr<ShardFile> ReadFileEntry(const Json& object, int version) {
+absl::StatusOr<ShardFile> ReadFileEntry(const ParsedJson& object, int version) {
   if (version > 2) {
     GT_RETURN_IF_ERROR(CheckFields(
         object, {"name", "bytes", "chunk_bytes", "chunks", "finite", "data_begin", "per_rank", "kept"}));
@@ -209,8 +209,8 @@ absl::StatusOr<ShardFile> ReadFileEntry(const Json& object, int version) {
   }
   GT_ASSIGN_OR_RETURN(const uint64_t chunk_bytes, GetUint(object, "chunk_bytes", kFileBytesMax));
   if (chunk_bytes != kChunkBytes) return absl::DataLossError("chunk_bytes is not what this format uses");
-  GT_ASSIGN_OR_RETURN(const Json* chunks, GetArray(object, "chunks", kManifestBytesMax / 32));
-  for (const Json& chunk : *chunks) {
+  GT_ASSIGN_OR_RETURN(const ParsedJson* chunks, GetArray(object, "chunks", kManifestBytesMax / 32));
+  for (const ParsedJson& chunk : *chunks) {
     if (!chunk.is_string()) return absl::DataLossError("a chunk's hash is not a string");
     file.chunks.push_back(chunk.get<std::string>());
   }
@@ -290,11 +290,11 @@ void AddTensors(const std::vector<GlobalTensor>& tensors, Json* out) {
   (*out)["boxes"] = std::move(boxes);
 }
 
-absl::StatusOr<std::vector<int64_t>> ReadNumbers(const Json& array, size_t count_max, int64_t least) {
+absl::StatusOr<std::vector<int64_t>> ReadNumbers(const ParsedJson& array, size_t count_max, int64_t least) {
   if (!array.is_array() || array.size() > count_max)
     return absl::DataLossError("boxes: not an array of numbers");
   std::vector<int64_t> out;
-  for (const Json& n : array) {
+  for (const ParsedJson& n : array) {
     if (!n.is_number_integer() || n.is_number_float() ||
         (n.is_number_unsigned() && n.get<uint64_t>() > INT64_MAX) || n.get<int64_t>() < least) {
       return absl::DataLossError("boxes: an impossible number");
@@ -305,16 +305,17 @@ absl::StatusOr<std::vector<int64_t>> ReadNumbers(const Json& array, size_t count
 }
 
 // Numbers of boxes as the writer gives them, so that equal lists have equal text.
-absl::StatusOr<std::shared_ptr<const sharding::RankBoxes>> ReadBoxList(const Json& object, size_t ranks_max) {
+absl::StatusOr<std::shared_ptr<const sharding::RankBoxes>> ReadBoxList(const ParsedJson& object,
+                                                                       size_t ranks_max) {
   GT_RETURN_IF_ERROR(CheckFields(object, {"shape", "boxes", "ranks"}));
-  GT_ASSIGN_OR_RETURN(const Json* shape_json, GetArray(object, "shape", kDimsMax));
+  GT_ASSIGN_OR_RETURN(const ParsedJson* shape_json, GetArray(object, "shape", kDimsMax));
   GT_ASSIGN_OR_RETURN(const std::vector<int64_t> shape, ReadNumbers(*shape_json, kDimsMax, 0));
   if (!ElementCount(shape, DType::kFloat64)) return absl::DataLossError("boxes: impossible shape");
-  GT_ASSIGN_OR_RETURN(const Json* boxes, GetArray(object, "boxes", ranks_max));
-  GT_ASSIGN_OR_RETURN(const Json* ranks_json, GetArray(object, "ranks", ranks_max));
+  GT_ASSIGN_OR_RETURN(const ParsedJson* boxes, GetArray(object, "boxes", ranks_max));
+  GT_ASSIGN_OR_RETURN(const ParsedJson* ranks_json, GetArray(object, "ranks", ranks_max));
   GT_ASSIGN_OR_RETURN(const std::vector<int64_t> ranks, ReadNumbers(*ranks_json, ranks_max, -1));
   std::vector<sharding::Box> cells;
-  for (const Json& item : *boxes) {
+  for (const ParsedJson& item : *boxes) {
     GT_ASSIGN_OR_RETURN(const std::vector<int64_t> numbers, ReadNumbers(item, 2 * kDimsMax, 0));
     if (numbers.size() != 2 * shape.size()) return absl::DataLossError("boxes: a box of other dimensions");
     cells.emplace_back();
@@ -336,13 +337,13 @@ absl::StatusOr<std::shared_ptr<const sharding::RankBoxes>> ReadBoxList(const Jso
   return *std::move(made);
 }
 
-absl::StatusOr<BoxLists> ReadBoxLists(const Json& object, int version) {
+absl::StatusOr<BoxLists> ReadBoxLists(const ParsedJson& object, int version) {
   BoxLists lists;
   if (!object.contains("boxes")) return lists;
   if (version < kVersionOfBoxes) return absl::DataLossError("boxes in a version without them");
-  GT_ASSIGN_OR_RETURN(const Json* items, GetArray(object, "boxes", kTensorsMax));
+  GT_ASSIGN_OR_RETURN(const ParsedJson* items, GetArray(object, "boxes", kTensorsMax));
   size_t ranks = 0;
-  for (const Json& item : *items) {
+  for (const ParsedJson& item : *items) {
     GT_ASSIGN_OR_RETURN(auto list, ReadBoxList(item, kBoxRanksMax - ranks));
     ranks += static_cast<size_t>(list->world_size());
     lists.push_back(std::move(list));
@@ -351,12 +352,13 @@ absl::StatusOr<BoxLists> ReadBoxLists(const Json& object, int version) {
 }
 
 // Pairs of a word and a number, in this order; Shares::Make judges what they say.
-absl::StatusOr<std::vector<std::pair<std::string, int64_t>>> ReadPairs(const Json& object, const char* name) {
-  GT_ASSIGN_OR_RETURN(const Json* pairs, GetArray(object, name, sharding::kAxesMax));
+absl::StatusOr<std::vector<std::pair<std::string, int64_t>>> ReadPairs(const ParsedJson& object,
+                                                                       const char* name) {
+  GT_ASSIGN_OR_RETURN(const ParsedJson* pairs, GetArray(object, name, sharding::kAxesMax));
   std::vector<std::pair<std::string, int64_t>> out;
-  for (const Json& pair : *pairs) {
+  for (const ParsedJson& pair : *pairs) {
     if (!pair.is_array() || pair.size() != 2) return absl::DataLossError(absl::StrCat(name, ": not a pair"));
-    const Json &word = pair[0], &number = pair[1];
+    const ParsedJson &word = pair[0], &number = pair[1];
     if (!word.is_string() || !number.is_number_unsigned() || number.get<uint64_t>() > INT32_MAX)
       return absl::DataLossError(absl::StrCat(name, ": not a word and a number"));
     out.emplace_back(word.get<std::string>(), number.get<int64_t>());
@@ -364,10 +366,10 @@ absl::StatusOr<std::vector<std::pair<std::string, int64_t>>> ReadPairs(const Jso
   return out;
 }
 
-absl::StatusOr<std::vector<Split>> ReadSplits(const Json& object, int version) {
-  GT_ASSIGN_OR_RETURN(const Json* items, GetArray(object, "splits", sharding::kAxesMax));
+absl::StatusOr<std::vector<Split>> ReadSplits(const ParsedJson& object, int version) {
+  GT_ASSIGN_OR_RETURN(const ParsedJson* items, GetArray(object, "splits", sharding::kAxesMax));
   std::vector<Split> out;
-  for (const Json& item : *items) {
+  for (const ParsedJson& item : *items) {
     const bool chunk = item.is_array() && item.size() == 3 && item[2] == kChunkRule;
     if (!item.is_array() || (item.size() != 2 && !(chunk && version >= kVersionOfBoxes)) ||
         !item[0].is_number_unsigned() || item[0].get<uint64_t>() > INT32_MAX || !item[1].is_string()) {
@@ -379,7 +381,7 @@ absl::StatusOr<std::vector<Split>> ReadSplits(const Json& object, int version) {
   return out;
 }
 
-absl::StatusOr<Sharding> ReadSharding(const Json& object, int version) {
+absl::StatusOr<Sharding> ReadSharding(const ParsedJson& object, int version) {
   Sharding out;
   GT_ASSIGN_OR_RETURN(const auto mesh, ReadPairs(object, "mesh"));
   for (const auto& [name, size] : mesh) out.mesh.push_back({name, size});
@@ -389,7 +391,7 @@ absl::StatusOr<Sharding> ReadSharding(const Json& object, int version) {
   return out;
 }
 
-absl::StatusOr<GlobalTensor> ReadTensor(const Json& object, int version, const BoxLists& lists) {
+absl::StatusOr<GlobalTensor> ReadTensor(const ParsedJson& object, int version, const BoxLists& lists) {
   GlobalTensor t;
   GT_ASSIGN_OR_RETURN(t.name, GetString(object, "name", kTensorNameBytesMax));
   GT_ASSIGN_OR_RETURN(const std::string layout, GetString(object, "layout", 16));
@@ -410,8 +412,8 @@ absl::StatusOr<GlobalTensor> ReadTensor(const Json& object, int version, const B
   const bool known = parsed && (version >= kVersionOfBoxes || parsed.value() <= DType::kUint8);
   if (!known) return absl::DataLossError("unknown dtype");
   t.dtype = *parsed;
-  GT_ASSIGN_OR_RETURN(const Json* shape, GetArray(object, "shape", kDimsMax));
-  for (const Json& dim : *shape) {
+  GT_ASSIGN_OR_RETURN(const ParsedJson* shape, GetArray(object, "shape", kDimsMax));
+  for (const ParsedJson& dim : *shape) {
     if (!dim.is_number_unsigned() || dim.get<uint64_t>() > INT64_MAX)
       return absl::DataLossError("impossible shape");
     t.shape.push_back(dim.get<int64_t>());
@@ -419,11 +421,11 @@ absl::StatusOr<GlobalTensor> ReadTensor(const Json& object, int version, const B
   return t;
 }
 
-absl::StatusOr<std::vector<GlobalTensor>> ReadTensors(const Json& object, int version) {
+absl::StatusOr<std::vector<GlobalTensor>> ReadTensors(const ParsedJson& object, int version) {
   GT_ASSIGN_OR_RETURN(const BoxLists lists, ReadBoxLists(object, version));
-  GT_ASSIGN_OR_RETURN(const Json* items, GetArray(object, "tensors", kTensorsMax));
+  GT_ASSIGN_OR_RETURN(const ParsedJson* items, GetArray(object, "tensors", kTensorsMax));
   std::vector<GlobalTensor> tensors;
-  for (const Json& item : *items) {
+  for (const ParsedJson& item : *items) {
     GT_ASSIGN_OR_RETURN(GlobalTensor t, ReadTensor(item, version, lists));
     tensors.push_back(std::move(t));
   }
@@ -440,7 +442,7 @@ Json PartToJson(const PartRef& part) {
   return out;
 }
 
-absl::StatusOr<PartRef> ReadPartRef(const Json& object) {
+absl::StatusOr<PartRef> ReadPartRef(const ParsedJson& object) {
   GT_RETURN_IF_ERROR(CheckFields(object, {"bytes", "xxh3_128", "finite", "file_bytes", "chunks", "kept"}));
   PartRef part;
   GT_ASSIGN_OR_RETURN(part.bytes, GetUint(object, "bytes", kPartBytesMax));
@@ -456,19 +458,19 @@ absl::StatusOr<PartRef> ReadPartRef(const Json& object) {
 }
 
 // The files or, since version 3, the parts instead.
-absl::Status ReadFiles(const Json& object, Manifest* m) {
+absl::Status ReadFiles(const ParsedJson& object, Manifest* m) {
   if (object.contains("files") == object.contains("parts"))
     return absl::DataLossError("neither files nor parts");
   if (object.contains("files")) {
-    GT_ASSIGN_OR_RETURN(const Json* files, GetArray(object, "files", kShardsMax));
-    for (const Json& item : *files) {
+    GT_ASSIGN_OR_RETURN(const ParsedJson* files, GetArray(object, "files", kShardsMax));
+    for (const ParsedJson& item : *files) {
       GT_ASSIGN_OR_RETURN(ShardFile file, ReadFileEntry(item, m->version));
       m->files.push_back(std::move(file));
     }
     return absl::OkStatus();
   }
-  GT_ASSIGN_OR_RETURN(const Json* parts, GetArray(object, "parts", kShardsMax));
-  for (const Json& item : *parts) {
+  GT_ASSIGN_OR_RETURN(const ParsedJson* parts, GetArray(object, "parts", kShardsMax));
+  for (const ParsedJson& item : *parts) {
     GT_ASSIGN_OR_RETURN(PartRef part, ReadPartRef(item));
     m->parts.push_back(std::move(part));
   }
@@ -476,7 +478,7 @@ absl::Status ReadFiles(const Json& object, Manifest* m) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<Manifest> ReadManifest(const Json& object) {
+absl::StatusOr<Manifest> ReadManifest(const ParsedJson& object) {
   Manifest m;
   GT_ASSIGN_OR_RETURN(m.version, ReadHead(object, kManifestFormat, 1, kManifestVersion));
   GT_RETURN_IF_ERROR(CheckFields(
@@ -494,7 +496,7 @@ absl::StatusOr<Manifest> ReadManifest(const Json& object) {
   return m;
 }
 
-absl::StatusOr<AbortMarker> ReadAbortMarker(const Json& object) {
+absl::StatusOr<AbortMarker> ReadAbortMarker(const ParsedJson& object) {
   GT_RETURN_IF_ERROR(ReadHead(object, kAbortFormat).status());
   GT_RETURN_IF_ERROR(CheckFields(
       object, {"format", "version", "epoch", "timeline", "generation", "step", "attempt", "reason"}));
@@ -660,7 +662,7 @@ absl::Status CheckPartFiles(const ManifestPart& part) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::string> ReadVerified(const Json& object) {
+absl::StatusOr<std::string> ReadVerified(const ParsedJson& object) {
   GT_ASSIGN_OR_RETURN(std::string verified, GetString(object, "verified", 128));
   if (!IsVerifiedName(verified)) return absl::DataLossError("verified is no attempt");
   return verified;
@@ -891,7 +893,7 @@ std::string Print(const SaveTail& tail) {
 }
 
 absl::StatusOr<SaveTail> ParseSaveTail(absl::string_view text, const SaveOrder& order) {
-  GT_ASSIGN_OR_RETURN(const Json object, ParseSealed(text, kTailTextBytesMax));
+  GT_ASSIGN_OR_RETURN(const ParsedJson object, ParseSealed(text, kTailTextBytesMax));
   GT_RETURN_IF_ERROR(ReadHead(object, kTailFormat).status());
   GT_RETURN_IF_ERROR(CheckFields(object, {"format", "version", "per_rank", "kept"}));
   SaveTail tail;
@@ -909,7 +911,7 @@ absl::StatusOr<SaveTail> ParseSaveTail(absl::string_view text, const SaveOrder& 
 }
 
 absl::StatusOr<SaveOrder> ParseSaveOrder(absl::string_view text) {
-  GT_ASSIGN_OR_RETURN(const Json object, ParseSealed(text, kManifestBytesMax));
+  GT_ASSIGN_OR_RETURN(const ParsedJson object, ParseSealed(text, kManifestBytesMax));
   GT_RETURN_IF_ERROR(ReadHead(object, kOrderFormat).status());
   GT_RETURN_IF_ERROR(CheckFields(
       object, {"format", "version", "location", "cluster", "job", "job_hash", "epoch", "rank", "world_size",
@@ -944,7 +946,7 @@ absl::StatusOr<SaveOrder> ParseSaveOrder(absl::string_view text) {
 
 absl::StatusOr<std::variant<Manifest, AbortMarker>> ParseManifest(absl::string_view key,
                                                                   absl::string_view text) {
-  GT_ASSIGN_OR_RETURN(const Json object, ParseSealed(text, kManifestBytesMax));
+  GT_ASSIGN_OR_RETURN(const ParsedJson object, ParseSealed(text, kManifestBytesMax));
   GT_ASSIGN_OR_RETURN(const std::string format, GetString(object, "format", 64));
   if (format == kAbortFormat) {
     GT_ASSIGN_OR_RETURN(AbortMarker marker, ReadAbortMarker(object));
@@ -957,7 +959,7 @@ absl::StatusOr<std::variant<Manifest, AbortMarker>> ParseManifest(absl::string_v
 }
 
 absl::StatusOr<ManifestPart> ParseManifestPart(absl::string_view key, absl::string_view text) {
-  GT_ASSIGN_OR_RETURN(const Json object, ParseSealed(text, kPartBytesMax));
+  GT_ASSIGN_OR_RETURN(const ParsedJson object, ParseSealed(text, kPartBytesMax));
   GT_ASSIGN_OR_RETURN(const int version, ReadHead(object, kPartFormat, kPartsVersion, kManifestVersion));
   GT_RETURN_IF_ERROR(CheckFields(object, {"format", "version", "epoch", "timeline", "generation", "step",
                                           "attempt", "world_size", "part", "error", "verified", "files"}));
@@ -978,8 +980,8 @@ absl::StatusOr<ManifestPart> ParseManifestPart(absl::string_view key, absl::stri
     return part;
   }
   GT_ASSIGN_OR_RETURN(part.verified, ReadVerified(object));
-  GT_ASSIGN_OR_RETURN(const Json* files, GetArray(object, "files", kPartRanks));
-  for (const Json& item : *files) {
+  GT_ASSIGN_OR_RETURN(const ParsedJson* files, GetArray(object, "files", kPartRanks));
+  for (const ParsedJson& item : *files) {
     GT_ASSIGN_OR_RETURN(ShardFile file, ReadFileEntry(item, version));
     part.files.push_back(std::move(file));
   }
@@ -988,7 +990,7 @@ absl::StatusOr<ManifestPart> ParseManifestPart(absl::string_view key, absl::stri
 }
 
 absl::StatusOr<ShardIndex> ParseShardIndex(absl::string_view key, absl::string_view text) {
-  GT_ASSIGN_OR_RETURN(const Json object, ParseSealed(text, kManifestBytesMax));
+  GT_ASSIGN_OR_RETURN(const ParsedJson object, ParseSealed(text, kManifestBytesMax));
   GT_ASSIGN_OR_RETURN(const int version,
                       ReadHead(object, kIndexFormat, kOldestIndexVersion, kManifestVersion));
   GT_RETURN_IF_ERROR(CheckFields(object, {"format", "version", "epoch", "timeline", "generation", "step",
@@ -1019,7 +1021,7 @@ absl::StatusOr<ShardIndex> ParseShardIndex(absl::string_view key, absl::string_v
 }
 
 absl::StatusOr<OwnerClaim> ParseOwnerClaim(absl::string_view key, absl::string_view text) {
-  GT_ASSIGN_OR_RETURN(const Json object, ParseSealed(text, kSmallFileBytesMax));
+  GT_ASSIGN_OR_RETURN(const ParsedJson object, ParseSealed(text, kSmallFileBytesMax));
   GT_RETURN_IF_ERROR(ReadHead(object, kOwnerFormat).status());
   GT_RETURN_IF_ERROR(CheckFields(object, {"format", "version", "epoch", "cluster", "job", "job_hash"}));
   OwnerClaim claim;

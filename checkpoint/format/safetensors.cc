@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
+#include <tuple>
 #include <utility>
 
 #include "absl/container/flat_hash_set.h"
@@ -30,7 +31,7 @@ constexpr std::pair<DType, absl::string_view> kNames[] = {
 constexpr size_t kLengthBytes = 8;
 constexpr uint64_t kBytesMax = uint64_t{1} << 62;
 
-absl::StatusOr<TensorEntry> ParseTensor(const std::string& name, const Json& value) {
+absl::StatusOr<TensorEntry> ParseTensor(const std::string& name, const ParsedJson& value) {
   if (!IsTensorName(name, kEntryNameBytesMax)) return absl::DataLossError("a tensor with an impossible name");
   const auto fail = [&](absl::string_view what) {
     return absl::DataLossError(absl::StrCat("tensor \"", name, "\": ", what));
@@ -40,12 +41,12 @@ absl::StatusOr<TensorEntry> ParseTensor(const std::string& name, const Json& val
   const std::optional<DType> dtype = ParseDType(dtype_name);
   if (!dtype) return fail("unknown dtype");
   TensorEntry entry{.name = name, .dtype = *dtype};
-  GT_ASSIGN_OR_RETURN(const Json* shape, GetArray(value, "shape", kDimsMax));
-  for (const Json& dim : *shape) {
+  GT_ASSIGN_OR_RETURN(const ParsedJson* shape, GetArray(value, "shape", kDimsMax));
+  for (const ParsedJson& dim : *shape) {
     if (!dim.is_number_unsigned() || dim.get<uint64_t>() > kBytesMax) return fail("impossible shape");
     entry.shape.push_back(dim.get<int64_t>());
   }
-  GT_ASSIGN_OR_RETURN(const Json* offsets, GetArray(value, "data_offsets", 2));
+  GT_ASSIGN_OR_RETURN(const ParsedJson* offsets, GetArray(value, "data_offsets", 2));
   if (offsets->size() != 2 || !(*offsets)[0].is_number_unsigned() || !(*offsets)[1].is_number_unsigned()) {
     return fail("data_offsets is not a pair of offsets");
   }
@@ -58,7 +59,7 @@ absl::StatusOr<TensorEntry> ParseTensor(const std::string& name, const Json& val
   return entry;
 }
 
-absl::Status CheckMetadata(const Json& value) {
+absl::Status CheckMetadata(const ParsedJson& value) {
   if (!value.is_object()) return absl::DataLossError("__metadata__ is not an object");
   for (const auto& [key, text] : value.items()) {
     if (!text.is_string()) return absl::DataLossError("__metadata__ holds something that is not a string");
@@ -127,7 +128,7 @@ absl::StatusOr<ShardHeader> ParseShardHeader(absl::string_view prefix, uint64_t 
   if (prefix.size() < data_begin) return absl::ResourceExhaustedError("more of the header is needed");
   if (data_begin % kLengthBytes != 0) return absl::DataLossError("the data is not aligned to 8 bytes");
   GT_ASSIGN_OR_RETURN(
-      const Json object,
+      const ParsedJson object,
       ParseStrictJson(prefix.substr(kLengthBytes, data_begin - kLengthBytes), kHeaderBytesMax));
   if (object.size() > kTensorsMax + 1) return absl::DataLossError("too many tensors");
   ShardHeader header{.data_begin = data_begin, .file_bytes = file_bytes};
@@ -139,10 +140,9 @@ absl::StatusOr<ShardHeader> ParseShardHeader(absl::string_view prefix, uint64_t 
     GT_ASSIGN_OR_RETURN(TensorEntry entry, ParseTensor(name, value));
     header.tensors.push_back(std::move(entry));
   }
-  std::stable_sort(header.tensors.begin(), header.tensors.end(),
-                   [](const TensorEntry& a, const TensorEntry& b) {
-                     return std::pair(a.begin, a.end) < std::pair(b.begin, b.end);
-                   });
+  std::sort(header.tensors.begin(), header.tensors.end(), [](const TensorEntry& a, const TensorEntry& b) {
+    return std::tie(a.begin, a.end, a.name) < std::tie(b.begin, b.end, b.name);
+  });
   uint64_t expected = 0;
   for (const TensorEntry& t : header.tensors) {
     if (t.begin != expected) {

@@ -20,7 +20,6 @@ using sharding::Partition;
 
 constexpr uint64_t kCutBytes = 64;  // a multiple of every element size
 constexpr size_t kRememberedMax = 8 << 20;
-constexpr uint64_t kStateBytesMax = uint64_t{1} << 62;
 
 absl::StatusOr<Partition> PartitionFor(const GlobalTensor& tensor, int world_size) {
   if (tensor.layout == Layout::kReplicated) return Partition::Replicated(world_size);

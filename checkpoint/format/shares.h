@@ -15,6 +15,8 @@
 
 namespace gtrain::ckpt {
 
+inline constexpr uint64_t kStateBytesMax = uint64_t{1} << 62;  // of all tensors together
+
 // Boxes up to this size are written whole by one rank; larger ones may be cut, at multiples of 64 bytes.
 inline constexpr uint64_t kWholeBoxBytesMax = 1 << 20;
 // Boxes of all tensors together: 4,096 ranks that each hold a part of 10,000 tensors are 41 million.

@@ -4,6 +4,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
 #include "base/module.h"
+#include "base/path.h"
 #include "base/status_macros.h"
 #include "checkpoint/port/store_module.h"
 #include "checkpoint/store/directory_store.h"
@@ -32,7 +33,10 @@ absl::StatusOr<std::string> ParseLocation(absl::string_view uri) {
     if (!absl::StartsWith(path, "/")) {
       return absl::InvalidArgumentError(absl::StrCat(uri, ": write file:///path"));
     }
-  } else if (absl::StrContains(uri, "://") && !absl::StartsWith(uri, "s3://")) {
+  } else if (!absl::StartsWith(uri, "s3://") && absl::StartsWith(uri, "s3:/")) {
+    return absl::InvalidArgumentError(absl::StrCat(uri, ": write s3://bucket/prefix, with two slashes, or ./",
+                                                   uri, " for a directory of that name"));
+  } else if ((absl::StrContains(uri, "://") || !UriScheme(uri).empty()) && !absl::StartsWith(uri, "s3://")) {
     return absl::InvalidArgumentError(
         absl::StrCat(uri, ": checkpoints are in a directory that all ranks see, or in s3://bucket/prefix"));
   }

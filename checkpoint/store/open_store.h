@@ -8,7 +8,7 @@
 namespace gtrain::ckpt {
 
 // "/dir", "file:///dir" or "s3://bucket/prefix" in the form the rest of the code uses: a path without scheme,
-// or the s3:// URI; no slash at the end. InvalidArgument: another scheme.
+// or the s3:// URI; no slash at the end. InvalidArgument: another scheme, or one with a single slash.
 absl::StatusOr<std::string> ParseLocation(absl::string_view uri);
 
 // The store at what ParseLocation gave. The s3:// one is loaded on demand (libgtrain_s3.so or

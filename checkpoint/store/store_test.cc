@@ -11,6 +11,7 @@
 #include <functional>
 #include <thread>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/file.h"
 #include "base/power_cut_fake.h"
@@ -19,6 +20,7 @@
 #include "checkpoint/store/directory_store.h"
 #include "checkpoint/store/faulty_store.h"
 #include "checkpoint/store/memory_store.h"
+#include "checkpoint/store/open_store.h"
 
 namespace gtrain::ckpt {
 namespace {
@@ -214,6 +216,25 @@ TEST(DirectoryStore, APutSurvivesAPowerCut_C1) {
   ASSERT_TRUE((*left)->Get("attempt/shard", 100).ok());
   EXPECT_EQ(*(*left)->Get("attempt/shard", 100), "bytes");
   EXPECT_EQ(*(*left)->Get("manifests/one", 100), "names it");
+}
+
+// Before: the directory "s3:" was made beside the program, and the job's checkpoints were in it.
+TEST(ParseLocation, ASchemeWithOneSlashIsNoDirectory) {
+  EXPECT_EQ(*ParseLocation("s3://bucket/run/"), "s3://bucket/run");
+  EXPECT_EQ(*ParseLocation("file:///data/run"), "/data/run");
+  EXPECT_EQ(*ParseLocation("data/run"), "data/run");
+  EXPECT_EQ(*ParseLocation("./s3:/run"), "./s3:/run");
+  EXPECT_EQ(*ParseLocation("/data/s3:/run"), "/data/s3:/run");
+  for (const absl::string_view uri :
+       {"s3:/bucket/run", "gs:/bucket", "file:/data", "gs://bucket", "file://data"}) {
+    const absl::Status refused = ParseLocation(uri).status();
+    EXPECT_TRUE(absl::IsInvalidArgument(refused)) << uri << ": " << refused;
+    EXPECT_TRUE(absl::StartsWith(refused.message(), uri)) << refused;
+  }
+  EXPECT_EQ(
+      ParseLocation("s3:/bucket/run").status().message(),
+      "s3:/bucket/run: write s3://bucket/prefix, with two slashes, or ./s3:/bucket/run for a directory of "
+      "that name");
 }
 
 TEST(DirectoryStore, ADirectoryThatCannotBeMadeSaysWhich) {

@@ -1,15 +1,19 @@
 // `gtrain ckpt`: one function a sub-verb, each a few lines over checkpoint/engine/admin.h.
+#include <errno.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cstdio>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "base/file.h"
 #include "base/status_macros.h"
 #include "base/units.h"
 #include "checkpoint/engine/admin.h"
@@ -59,6 +63,34 @@ absl::StatusOr<Store> Open(const std::string& uri) {
   return ckpt::OpenStore(location);
 }
 
+// Of something that lies there already. A directory that does not exist reads as an empty one, and a mistyped
+// path must not look like a run without checkpoints.
+absl::StatusOr<Store> OpenToRead(const std::string& uri) {
+  GT_ASSIGN_OR_RETURN(const std::string location, ckpt::ParseLocation(uri));
+  struct stat info;
+  const bool directory = !absl::StartsWith(location, "s3://");
+  if (directory && stat(location.c_str(), &info) != 0) {
+    if (errno == ENOENT) return absl::NotFoundError(absl::StrCat(location, " does not exist"));
+    return ErrnoStatus(errno, location);
+  }
+  if (directory && !S_ISDIR(info.st_mode))
+    return absl::FailedPreconditionError(absl::StrCat(location, " is not a directory"));
+  return ckpt::OpenStore(location);
+}
+
+std::string NoCheckpointsIn(const Store& store) {
+  return absl::StrCat("no checkpoints in ", SafeText(store->Describe()));
+}
+
+// Whether the newest checkpoint was asked for and the retention of a job that runs there took it meanwhile.
+bool NewestIsGone(const Store& store, absl::string_view which, const ckpt::Manifest& m) {
+  return which == "latest" && ckpt::IsGone(store.get(), m.id).value_or(false);
+}
+
+void WarnIfNotFinite(const Store& store, const ckpt::Manifest& m) {
+  if (!m.finite()) Complain(ckpt::AdviceForNotFinite(store.get(), m.id).text);
+}
+
 std::string Word(const Args& args, size_t i, const char* otherwise) {
   return args.words.size() > i ? args.words[i] : otherwise;
 }
@@ -90,13 +122,14 @@ ordered_json JsonOf(const ckpt::SaveId& id, const Line& line) {
 
 absl::Status Ls(const Args& args) {
   GT_RETURN_IF_ERROR(Words(args, 2, 2, "ls URI"));
-  GT_ASSIGN_OR_RETURN(const Store store, Open(args.words[1]));
+  GT_ASSIGN_OR_RETURN(const Store store, OpenToRead(args.words[1]));
   GT_ASSIGN_OR_RETURN(const std::vector<ckpt::SaveId> ids, ckpt::ListManifests(store.get()));
   ordered_json list = ordered_json::array();
   std::string table =
       absl::StrFormat("%-12s %-9s %10s %6s %8s  %s\n", "STEP", "STATE", "SIZE", "RANKS", "TENSORS", "JOB");
   for (const ckpt::SaveId& id : ids) {
     const auto read = ckpt::ReadManifest(store.get(), id);
+    if (absl::IsNotFound(read.status())) continue;  // deleted since it was listed
     Line line = {ckpt::AttemptName(id), "damaged"};
     if (read.ok()) line.manifest = std::get_if<ckpt::Manifest>(&*read);
     if (read.ok()) line.state = line.manifest == nullptr ? "aborted" : "committed";
@@ -113,8 +146,8 @@ absl::Status Ls(const Args& args) {
   }
   if (args.Has("json")) {
     Print(list.dump(2) + "\n");
-  } else if (ids.empty()) {
-    Print(absl::StrCat("no checkpoints in ", store->Describe(), "\n"));
+  } else if (list.empty()) {
+    Print(NoCheckpointsIn(store) + "\n");
   } else {
     Print(table);
   }
@@ -124,7 +157,7 @@ absl::Status Ls(const Args& args) {
 // --- show
 absl::Status Show(const Args& args) {
   GT_RETURN_IF_ERROR(Words(args, 2, 3, "show URI [latest|STEP]"));
-  GT_ASSIGN_OR_RETURN(const Store store, Open(args.words[1]));
+  GT_ASSIGN_OR_RETURN(const Store store, OpenToRead(args.words[1]));
   GT_ASSIGN_OR_RETURN(const ckpt::Manifest m, ckpt::FindCheckpoint(store.get(), Word(args, 2, "latest")));
   if (args.Has("json")) {
     Print(ckpt::Print(m) + "\n");
@@ -143,50 +176,64 @@ absl::Status Show(const Args& args) {
 // --- verify
 absl::Status Verify(const Args& args) {
   GT_RETURN_IF_ERROR(Words(args, 2, 3, "verify URI [latest|STEP]"));
-  GT_ASSIGN_OR_RETURN(const Store store, Open(args.words[1]));
+  GT_ASSIGN_OR_RETURN(const Store store, OpenToRead(args.words[1]));
   std::vector<std::string> wanted = {Word(args, 2, "")};
   if (wanted[0].empty()) {
     wanted.clear();
     GT_ASSIGN_OR_RETURN(const std::vector<ckpt::SaveId> ids, ckpt::ListManifests(store.get()));
     for (const ckpt::SaveId& id : ids) wanted.push_back(ckpt::AttemptName(id));
   }
-  size_t damaged = 0;
+  size_t intact = 0, damaged = 0;
+  std::optional<ckpt::Manifest> not_finite;  // the newest
   for (const std::string& which : wanted) {
     const absl::StatusOr<ckpt::Manifest> m = ckpt::FindCheckpoint(store.get(), which);
     if (absl::IsNotFound(m.status()) && args.words.size() == 2) continue;  // aborted: no checkpoint at all
     if (absl::IsNotFound(m.status())) return m.status();
-    absl::Status intact = m.status();
+    absl::Status status = m.status();
     if (m.ok()) {
       Bar bar(absl::StrCat("verify step ", m->id.step));
-      intact = ckpt::VerifyAll(store.get(), *m, bar.progress());
+      status = ckpt::VerifyAll(store.get(), *m, bar.progress());
     }
-    if (absl::IsCancelled(intact)) return intact;
-    if (!intact.ok()) ++damaged;
+    if (absl::IsCancelled(status)) return status;
+    // Retention takes manifests first.
+    if (!status.ok() && m.ok() && args.words.size() == 2 && ckpt::IsGone(store.get(), m->id).value_or(false))
+      continue;
+    ++(status.ok() ? intact : damaged);
+    if (m.ok() && !m->finite() && !not_finite) not_finite = *m;
     Print(absl::StrCat(m.ok() ? ckpt::AttemptName(m->id) : which, "  ",
-                       intact.ok() ? absl::StrCat("intact, ", PrintBytes(ckpt::BytesOf(*m)))
-                                   : absl::StrCat("DAMAGED: ", intact.message()),
-                       "\n"));
+                       status.ok() ? absl::StrCat("intact, ", PrintBytes(ckpt::BytesOf(*m)))
+                                   : absl::StrCat("DAMAGED: ", status.message()),
+                       m.ok() && !m->finite() ? ", NOT FINITE" : "", "\n"));
   }
+  if (not_finite) WarnIfNotFinite(store, *not_finite);
+  if (intact + damaged == 0) return absl::NotFoundError(NoCheckpointsIn(store));
   if (damaged == 0) return absl::OkStatus();
   return absl::DataLossError(
-      absl::StrCat(damaged, " of ", wanted.size(), " damaged; a job resumes from the newest intact one"));
+      absl::StrCat(damaged, " of ", intact + damaged, " damaged; a job resumes from the newest intact one"));
 }
 
 // --- diff
 absl::Status Diff(const Args& args) {
   GT_RETURN_IF_ERROR(Words(args, 4, 5, "diff URI STEP [URI2] STEP2"));
   const std::string& second = args.words.size() == 5 ? args.words[3] : args.words[1];
-  GT_ASSIGN_OR_RETURN(const Store store_a, Open(args.words[1]));
-  GT_ASSIGN_OR_RETURN(const Store store_b, Open(second));
-  GT_ASSIGN_OR_RETURN(const ckpt::Manifest a, ckpt::FindCheckpoint(store_a.get(), args.words[2]));
-  GT_ASSIGN_OR_RETURN(const ckpt::Manifest b, ckpt::FindCheckpoint(store_b.get(), args.words.back()));
-  std::vector<ckpt::TensorDifference> differences;
-  {
+  GT_ASSIGN_OR_RETURN(const Store store_a, OpenToRead(args.words[1]));
+  GT_ASSIGN_OR_RETURN(const Store store_b, OpenToRead(second));
+  const std::string &which_a = args.words[2], &which_b = args.words.back();
+  GT_ASSIGN_OR_RETURN(ckpt::Manifest a, ckpt::FindCheckpoint(store_a.get(), which_a));
+  GT_ASSIGN_OR_RETURN(ckpt::Manifest b, ckpt::FindCheckpoint(store_b.get(), which_b));
+  const auto compare = [&] {
     Bar bar("compare");
-    GT_ASSIGN_OR_RETURN(differences, ckpt::Compare(store_a.get(), a, store_b.get(), b, bar.progress()));
+    return ckpt::Compare(store_a.get(), a, store_b.get(), b, bar.progress());
+  };
+  auto differences = compare();
+  if (!differences.ok() && (NewestIsGone(store_a, which_a, a) || NewestIsGone(store_b, which_b, b))) {
+    GT_ASSIGN_OR_RETURN(a, ckpt::FindCheckpoint(store_a.get(), which_a));
+    GT_ASSIGN_OR_RETURN(b, ckpt::FindCheckpoint(store_b.get(), which_b));
+    differences = compare();
   }
-  for (const auto& d : differences) Print(absl::StrCat(SafeText(d.name), "  ", d.what, "\n"));
-  if (differences.empty()) Print("no tensor differs\n");
+  GT_RETURN_IF_ERROR(differences.status());
+  for (const auto& d : *differences) Print(absl::StrCat(SafeText(d.name), "  ", d.what, "\n"));
+  if (differences->empty()) Print("no tensor differs\n");
   const auto per_rank = [](const ckpt::GlobalTensor& t) { return t.layout == ckpt::Layout::kPerRank; };
   if (std::any_of(a.tensors.begin(), a.tensors.end(), per_rank)) {
     Complain("state that each rank has of its own was not compared");
@@ -197,7 +244,7 @@ absl::Status Diff(const Args& args) {
 // --- pin, unpin, rm, gc
 absl::Status SetPin(const Args& args, bool pin) {
   GT_RETURN_IF_ERROR(Words(args, 3, 3, pin ? "pin URI STEP" : "unpin URI STEP"));
-  GT_ASSIGN_OR_RETURN(const Store store, Open(args.words[1]));
+  GT_ASSIGN_OR_RETURN(const Store store, OpenToRead(args.words[1]));
   // A copy that was cut off is pinned and has no manifest.
   if (const auto attempt = ckpt::ParseAttemptName(args.words[2]); attempt && !pin) {
     GT_RETURN_IF_ERROR(ckpt::Unpin(store.get(), *attempt));
@@ -212,7 +259,7 @@ absl::Status SetPin(const Args& args, bool pin) {
 
 absl::Status Rm(const Args& args) {
   GT_RETURN_IF_ERROR(Words(args, 3, 3, "rm URI STEP [--force]"));
-  GT_ASSIGN_OR_RETURN(const Store store, Open(args.words[1]));
+  GT_ASSIGN_OR_RETURN(const Store store, OpenToRead(args.words[1]));
   GT_ASSIGN_OR_RETURN(const ckpt::Manifest m, ckpt::FindCheckpoint(store.get(), args.words[2]));
   GT_ASSIGN_OR_RETURN(const ckpt::Manifest newest, ckpt::FindCheckpoint(store.get(), "latest"));
   GT_ASSIGN_OR_RETURN(const bool pinned, ckpt::IsPinned(store.get(), m.id));
@@ -228,7 +275,7 @@ absl::Status Rm(const Args& args) {
 
 absl::Status Gc(const Args& args) {
   GT_RETURN_IF_ERROR(Words(args, 2, 2, "gc URI [--dry-run]"));
-  GT_ASSIGN_OR_RETURN(const Store store, Open(args.words[1]));
+  GT_ASSIGN_OR_RETURN(const Store store, OpenToRead(args.words[1]));
   GT_ASSIGN_OR_RETURN(const ckpt::Garbage garbage, ckpt::FindGarbage(store.get()));
   for (const ckpt::SaveId& id : garbage.plan.folders)
     Print(absl::StrCat(ckpt::AttemptName(id), "  never committed\n"));
@@ -253,7 +300,7 @@ absl::Status Gc(const Args& args) {
 // --- cp, export, import
 absl::Status Cp(const Args& args) {
   GT_RETURN_IF_ERROR(Words(args, 3, 4, "cp URI URI2 [latest|STEP]"));
-  GT_ASSIGN_OR_RETURN(const Store from, Open(args.words[1]));
+  GT_ASSIGN_OR_RETURN(const Store from, OpenToRead(args.words[1]));
   GT_ASSIGN_OR_RETURN(const Store to, Open(args.words[2]));
   GT_ASSIGN_OR_RETURN(const ckpt::Manifest m, ckpt::FindCheckpoint(from.get(), Word(args, 3, "latest")));
   {
@@ -268,16 +315,24 @@ absl::Status Cp(const Args& args) {
 
 absl::Status Export(const Args& args) {
   GT_RETURN_IF_ERROR(Words(args, 3, 4, "export URI [latest|STEP] FILE"));
-  GT_ASSIGN_OR_RETURN(const Store store, Open(args.words[1]));
+  GT_ASSIGN_OR_RETURN(const Store store, OpenToRead(args.words[1]));
   const std::string which = args.words.size() == 4 ? args.words[2] : "latest";
-  GT_ASSIGN_OR_RETURN(const ckpt::Manifest m, ckpt::FindCheckpoint(store.get(), which));
+  GT_ASSIGN_OR_RETURN(ckpt::Manifest m, ckpt::FindCheckpoint(store.get(), which));
   std::vector<std::string> left_out;
-  {
+  const auto write = [&] {
+    left_out.clear();
     Bar bar(absl::StrCat("export step ", m.id.step));
-    GT_RETURN_IF_ERROR(ckpt::ExportSafetensors(store.get(), m, args.words.back(), bar.progress(), &left_out));
+    return ckpt::ExportSafetensors(store.get(), m, args.words.back(), bar.progress(), &left_out);
+  };
+  absl::Status written = write();
+  if (!written.ok() && NewestIsGone(store, which, m)) {
+    GT_ASSIGN_OR_RETURN(m, ckpt::FindCheckpoint(store.get(), which));
+    written = write();
   }
+  GT_RETURN_IF_ERROR(written);
   Print(absl::StrCat("wrote ", m.tensors.size() - left_out.size(), " tensors of step ", m.id.step, " to ",
                      args.words.back(), "\n"));
+  WarnIfNotFinite(store, m);
   if (!left_out.empty())
     Complain(absl::StrCat("left out, because each rank has its own: ", absl::StrJoin(left_out, ", ")));
   return absl::OkStatus();
@@ -327,7 +382,7 @@ Verb CkptVerb() {
       "  gtrain ckpt ls ./ckpt                        what is there, newest first\n"
       "  gtrain ckpt show ./ckpt 1200                 its tensors\n"
       "  gtrain ckpt verify s3://bucket/run           every byte of every checkpoint; exit 1 if one is "
-      "damaged\n"
+      "damaged or there is none\n"
       "  gtrain ckpt diff ./ckpt 1000 1200            which tensors differ, and by how much\n"
       "  gtrain ckpt pin ./ckpt 1200                  keep it, whatever `keep:` says; unpin\n"
       "  gtrain ckpt rm ./ckpt 1000                   delete one\n"

@@ -476,7 +476,13 @@ void JobReader::ReadCheckpointUri(const Node& node) {
                                   {.secret_free = true, .variables = options_.variables, .expand = true});
   if (!uri) return;
   const size_t scheme = uri->find("://");
-  if (scheme == std::string::npos) {
+  if (scheme == std::string::npos && !UriScheme(*uri).empty()) {
+    values_.Error(
+        node, "checkpoint.uri",
+        absl::StrCat(Shown(*uri),
+                     " has one slash after its scheme; write s3://bucket/prefix, or begin with ./ if a "
+                     "directory has that name"));
+  } else if (scheme == std::string::npos) {
     if (absl::StartsWith(*uri, "~"))
       return values_.Error(node, "checkpoint.uri", "`~` is not expanded; write ${HOME}");
     spec_.checkpoint.uri = *uri;

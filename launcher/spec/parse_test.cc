@@ -348,6 +348,9 @@ INSTANTIATE_TEST_SUITE_P(
         ErrorCase{"C12", "run: a\ncheckpoint: {uri: x, memory_max: 8}\n", "f:2:34: `checkpoint.memory_max`"},
         ErrorCase{"", "run: a\ncheckpoint: {uri: x, read_only: yes}\n", "f:2:33: `checkpoint.read_only`"},
         ErrorCase{"", "run: a\ncheckpoint: {uri: 'gs://b/c'}\n", "the scheme 'gs' is not known"},
+        ErrorCase{"", "run: a\ncheckpoint: {uri: 's3:/b/c'}\n",
+                  "has one slash after its scheme; write s3://"},
+        ErrorCase{"", "run: a\ncheckpoint: {uri: 'file:/b/c'}\n", "has one slash after its scheme"},
         ErrorCase{"", "run: a\nworkdir: {path: ., sync: rsync}\n", "is not built yet"},
         ErrorCase{"", "run: a\nslurm: {partition: gpu}\n", "Slurm is not built yet"}));
 

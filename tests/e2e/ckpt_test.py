@@ -125,10 +125,35 @@ class CkptTest(harness.GtrainTest):
         self.assertIn('ls, show', self.gtrain('ckpt', 'list', 'x', expect=2).stderr)
         self.assertIn('usage: gtrain ckpt cp', self.gtrain('ckpt', 'cp', 'x', expect=2).stderr)
         self.assertIn('s3://bucket', self.gtrain('ckpt', 'ls', 'gs://x', expect=2).stderr)
+        self.assertIn('two slashes', self.gtrain('ckpt', 'ls', 's3:/x', expect=2).stderr)
+        # A mistyped path is no run without checkpoints, and looking makes nothing.
+        absent, file = os.path.join(self.dir, 'absent'), self.write('in.st', {'w': ('F32', [1], floats(1))})
+        out = os.path.join(self.dir, 'target')
+        for words in (['ls'], ['ls', '--json'], ['show'], ['verify'], ['gc'], ['gc', '--dry-run'], ['pin', '1'], ['rm', '1'],
+                      ['unpin', 'step-000000000001.e0001.t0001.g0001.a01'], ['diff', '1', '2'], ['export', out], ['cp', out]):
+            said = self.gtrain('ckpt', words[0], absent, *words[1:], expect=1)
+            self.assertIn(f'{absent} does not exist', said.stderr, words)
+            self.assertEqual(said.stdout, '', words)
+        self.assertFalse(os.path.exists(absent) or os.path.exists(out))
+        self.assertIn('is not a directory', self.gtrain('ckpt', 'ls', file, expect=1).stderr)
         empty = os.path.join(self.dir, 'empty')
+        os.mkdir(empty)
         self.assertIn('no checkpoints', self.ckpt('ls', empty))
         self.assertIn('no committed checkpoint', self.gtrain('ckpt', 'show', empty, expect=1).stderr)
-        self.assertFalse(os.path.exists(empty))  # looking makes nothing
+        nothing = self.gtrain('ckpt', 'verify', empty, expect=1)
+        self.assertEqual((nothing.stdout, f'no checkpoints in {empty}' in nothing.stderr), ('', True))
+        self.assertEqual(os.listdir(empty), [])
+
+    def test_what_is_not_finite_is_said_C14(self):
+        store, other, out = (os.path.join(self.dir, name) for name in ('store', 'other', 'out.st'))
+        self.ckpt('import', self.write('nan.st', {'w': ('F32', [2], floats(1, math.nan))}), store)
+        said = self.gtrain('ckpt', 'export', store, out)
+        self.assertIn('step 0 holds NaN or infinity; none that is there is finite', said.stderr)
+        said = self.gtrain('ckpt', 'verify', store)
+        self.assertIn('step 0 holds NaN or infinity; none that is there is finite', said.stderr)
+        self.assertRegex(said.stdout, r'intact, .*, NOT FINITE\n')
+        self.ckpt('import', self.write('one.st', {'w': ('F32', [2], floats(1, 2))}), other)
+        self.assertNotIn('NaN', self.gtrain('ckpt', 'verify', other).stderr)
 
     @unittest.skipUnless(os.path.exists(LIBRARY) and not sanitized(), 'libgtrain.so is not built, or with a sanitizer')
     def test_of_a_job(self):
