@@ -145,6 +145,21 @@ TEST_F(EngineTest, WhoLosesTheDirectoryIsToldAtTheNextSave) {
   });
 }
 
+// The generation is over, the job is not: its lease grows old where it lies. Only a program that has ended
+// by itself leaves the directory free at once.
+TEST_F(EngineTest, AGenerationThatIsRevokedLeavesItsLease) {
+  const FakeJob job{.job = "train-1"};
+  for (const bool revoked : {false, true}) {
+    const std::string folder = TestFolder();
+    RunRanks(job, [&](FakeSession* session) {
+      auto rank = OpenRank(job, session, folder);
+      ASSERT_TRUE(rank.ok()) << rank.status();
+      if (revoked) session->Revoke();
+    });
+    EXPECT_EQ((*OpenDirectoryStore(folder))->List(kLeasePrefix)->size(), revoked ? 1u : 0u);
+  }
+}
+
 TEST(Lease, IsRenewedAndGoesWithItsHolder) {
   MemoryStore store;
   const OwnerClaim claim = *ClaimOwnership(&store, {}, 0);
@@ -202,6 +217,12 @@ TEST(Lease, OfAProcessThatIsGoneIsFree) {
     mark = *ParseLeaseMark(key, *store.Get(key, kLeaseBytesMax));
   }
   mark.holder.pid = static_cast<uint64_t>(child);
+  ASSERT_TRUE(store.PutIfAbsent(LeaseKey(mark.name), Print(mark)).ok());
+  EXPECT_EQ(*WhoHolds(&store, claim, {.patience = kLong}), std::nullopt);
+  // The number of the holder is by now that of a process that lives, and began later.
+  ++mark.name.renewal;
+  mark.holder.pid = static_cast<uint64_t>(getppid());
+  mark.holder.started += 1'000'000'000;
   ASSERT_TRUE(store.PutIfAbsent(LeaseKey(mark.name), Print(mark)).ok());
   EXPECT_EQ(*WhoHolds(&store, claim, {.patience = kLong}), std::nullopt);
 }
