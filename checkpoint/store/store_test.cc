@@ -245,6 +245,21 @@ TEST(DirectoryStore, ANameThatCannotBeLookedAtFailsTheList_S7) {
   EXPECT_FALSE(store->ListFolders().ok());
 }
 
+// A program that opens a directory twice: its stores put the same key at once, and neither touches what the
+// other has not finished (C1).
+TEST(DirectoryStore, TwoOfOneProcessPutAKeyAtOnce_C1) {
+  const std::string folder = TestFolder();
+  auto one = *OpenDirectoryStore(folder), two = *OpenDirectoryStore(folder);
+  absl::Status second = absl::UnknownError("it was not asked for");
+  const absl::Status first = one->PutStream("k", 3, [&](uint64_t) -> absl::StatusOr<absl::string_view> {
+    second = two->PutIfAbsent("k", "two");
+    return "one";
+  });
+  EXPECT_EQ(second, absl::OkStatus());
+  EXPECT_TRUE(absl::IsAlreadyExists(first)) << first;
+  EXPECT_EQ(*one->Get("k", 9), "two");
+}
+
 TEST(DirectoryStore, ADirectoryThatCannotBeMadeSaysWhich) {
   const std::string folder = TestFolder();
   ASSERT_TRUE(WriteFileDurable(folder + "/file", "x").ok());
