@@ -106,6 +106,29 @@ TEST(Cp, WhateverTheJobThatRunsThereCommitsMeanwhile_C2) {
   }
 }
 
+// A pin that an earlier copy left counts as garbage when it is old; this copy found it, and then gc took it.
+TEST(Cp, APinThatIsCollectedDuringTheCopyIsPutAgain_C2) {
+  MemoryStore source, target;
+  const Manifest old = Commit(&source, Id(1, 100));
+  Commit(&target, Id(2, 10));
+  ASSERT_EQ(Pin(&target, old.id), absl::OkStatus());
+  target.Age(absl::Hours(100));
+  bool collected = false;
+  FaultyStore watched(&target, {[&](uint64_t, absl::string_view call) {
+    if (!collected && absl::StartsWith(call, "PutIfAbsent step-")) {
+      collected = true;
+      EXPECT_EQ(DropGarbage(&target, *FindGarbage(&target)), absl::OkStatus());
+      EXPECT_FALSE(*IsPinned(&target, old.id));
+    }
+    return Fault::kNone;
+  }});
+  ASSERT_EQ(CopyCheckpoint(&source, old, &watched, Quiet), absl::OkStatus());
+  EXPECT_TRUE(collected);
+  CommitAndRetain(&target, Id(2, 20), 1);
+  EXPECT_THAT(*ListManifests(&target), ElementsAre(Id(2, 20), Id(1, 100)));
+  EXPECT_EQ(VerifyAll(&target, old, Quiet), absl::OkStatus());
+}
+
 TEST(Cp, ACopyThatWasCutOffIsCompletedByAnother_C1) {
   MemoryStore source;
   const Manifest old = Commit(&source, Id(1, 100));
@@ -300,7 +323,7 @@ TEST(Import, ADirectoryOfAJobIsNotTakenFromIt) {
   MemoryStore store;
   ASSERT_TRUE(ImportSafetensors(path, &store).ok());
   ASSERT_TRUE(ImportSafetensors(path, &store).ok());  // an import holds nothing
-  ASSERT_TRUE(ClaimOwnership(&store, {.cluster = "c", .job = "gpt-7", .job_hash = "abc"}, 0).ok());
+  ASSERT_TRUE(ClaimOwnership(&store, {.cluster = "c", .job = "gpt-7", .job_hash = "abc"}, 1).ok());
   const auto refused = ImportSafetensors(path, &store);
   EXPECT_TRUE(absl::IsFailedPrecondition(refused.status())) << refused.status();
   EXPECT_THAT(std::string(refused.status().message()), HasSubstr("gpt-7"));

@@ -95,16 +95,19 @@ absl::StatusOr<std::vector<OwnerClaim>> ListOwners(port::BlobStore* store) {
   return owners;
 }
 
-absl::StatusOr<uint64_t> NextEpoch(port::BlobStore* store, uint64_t newest) {
+absl::StatusOr<uint64_t> NextEpoch(port::BlobStore* store, std::vector<OwnerClaim>* owners) {
+  // Whoever committed one of these has claimed before, so that claim is listed below: nobody passes an owner
+  // that has not been judged because it has saved.
   GT_ASSIGN_OR_RETURN(const std::vector<SaveId> ids, ListManifests(store));
+  GT_ASSIGN_OR_RETURN(*owners, ListOwners(store));
+  const uint64_t newest = owners->empty() ? 0 : owners->back().epoch;
   const uint64_t epoch = std::max(newest, ids.empty() ? 0 : ids[0].epoch) + 1;
   if (epoch > kCounterMax) return absl::ResourceExhaustedError("no owner epochs are left");
   return epoch;
 }
 
-absl::StatusOr<OwnerClaim> ClaimOwnership(port::BlobStore* store, const Identity& owner, uint64_t newest) {
-  OwnerClaim claim{.owner = owner};
-  GT_ASSIGN_OR_RETURN(claim.epoch, NextEpoch(store, newest));
+absl::StatusOr<OwnerClaim> ClaimOwnership(port::BlobStore* store, const Identity& owner, uint64_t epoch) {
+  const OwnerClaim claim{.epoch = epoch, .owner = owner};
   GT_RETURN_IF_ERROR(store->PutIfAbsent(OwnerKey(claim.epoch), Print(claim)));
   return claim;
 }

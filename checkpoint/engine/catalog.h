@@ -39,12 +39,13 @@ FiniteAdvice AdviceForNotFinite(port::BlobStore* store, const SaveId& id,
 
 // Epochs taken so far, oldest first. Damaged claims keep their epoch, with an unknown owner.
 absl::StatusOr<std::vector<OwnerClaim>> ListOwners(port::BlobStore* store);
-// The epoch of the next owner, after `newest`, the newest claim, and all checkpoints: an epoch that was in
-// use and whose claim was deleted by hand is not given again. ResourceExhausted: none is left.
-absl::StatusOr<uint64_t> NextEpoch(port::BlobStore* store, uint64_t newest);
-// Takes the directory for `owner` after `newest`, the newest claim when it was judged whether that owner
-// lives. AlreadyExists: somebody else did since then.
-absl::StatusOr<OwnerClaim> ClaimOwnership(port::BlobStore* store, const Identity& owner, uint64_t newest);
+// The epoch of the next owner, after all claims, which become `owners`, and all checkpoints: an epoch that
+// was in use and whose claim was deleted by hand is not given again. Whoever claims after this call gets the
+// same epoch, whatever the others save meanwhile. ResourceExhausted: none is left.
+absl::StatusOr<uint64_t> NextEpoch(port::BlobStore* store, std::vector<OwnerClaim>* owners);
+// Takes the directory for `owner`; `epoch` is what NextEpoch said before it was judged whether the newest
+// owner lives. AlreadyExists: somebody else did since then.
+absl::StatusOr<OwnerClaim> ClaimOwnership(port::BlobStore* store, const Identity& owner, uint64_t epoch);
 
 // The next number for attempts of (epoch, timeline, generation) of `like`: nothing there is overwritten.
 absl::StatusOr<uint64_t> NextAttempt(port::BlobStore* store, const SaveId& like);

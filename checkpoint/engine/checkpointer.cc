@@ -392,9 +392,9 @@ absl::Status CheckpointerImpl::TakeOwnership() {
   if (agree_.rank() == 0) {
     std::string taken_from;
     const LivenessCheck check{.alive = [this] { return session_->Alive(); }};
-    const absl::StatusOr<OwnerClaim> claim =
-        TakeDirectory(store_.get(), settings_, session_->managed(), check, &taken_from,
-                      [this](uint64_t epoch, bool fresh) { return HoldLease(epoch, fresh); });
+    const absl::StatusOr<OwnerClaim> claim = TakeDirectory(
+        store_.get(), settings_, session_->managed(), check, &taken_from,
+        [this](uint64_t epoch, bool fresh) { return HoldLease(epoch, fresh); }, [this] { lease_.reset(); });
     status = claim.status();
     if (!claim.ok()) lease_.reset();
     // Somebody else's, or another job's checkpoints: people look for the reason in `gtrain status`.

@@ -145,14 +145,15 @@ class ShardStream {
 // is at work keeps its directory, and so does a job of a cluster: that may be waiting between two
 // generations.
 absl::StatusOr<OwnerClaim> ClaimForImport(port::BlobStore* store, const Identity& owner, bool takeover) {
-  GT_ASSIGN_OR_RETURN(const std::vector<OwnerClaim> owners, ListOwners(store));
-  if (owners.empty()) return ClaimOwnership(store, owner, 0);
+  std::vector<OwnerClaim> owners;
+  GT_ASSIGN_OR_RETURN(const uint64_t epoch, NextEpoch(store, &owners));
+  if (owners.empty()) return ClaimOwnership(store, owner, epoch);
   const OwnerClaim& newest = owners.back();
-  if (takeover || newest.owner.job == kImportJob) return ClaimOwnership(store, owner, newest.epoch);
+  if (takeover || newest.owner.job == kImportJob) return ClaimOwnership(store, owner, epoch);
   std::optional<std::string> holder;
   if (newest.owner.cluster.empty()) {
     GT_ASSIGN_OR_RETURN(holder, WhoHolds(store, newest, {}));
-    if (!holder) return ClaimOwnership(store, owner, newest.epoch);
+    if (!holder) return ClaimOwnership(store, owner, epoch);
   }
   return absl::FailedPreconditionError(absl::StrCat(
       store->Describe(), " belongs to ", DescribeOwner(newest.owner),

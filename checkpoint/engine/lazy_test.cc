@@ -90,7 +90,7 @@ TEST_F(EngineTest, WhatEndsALazySaveBeforeItsFenceDropsIt) {
 TEST_F(EngineTest, ACopyThatChangesBeforeItIsWrittenIsRefused) {
   const std::string folder = TestFolder();
   auto store = *OpenDirectoryStore(folder);
-  ASSERT_TRUE(ClaimOwnership(store.get(), {}, 0).ok());
+  ASSERT_TRUE(ClaimOwnership(store.get(), {}, 1).ok());
   std::vector<float> w(3 << 20, 1.0f);  // three chunks
   const std::vector<Registered> registered = {
       {{.name = "w", .dtype = DType::kFloat32, .shape = {3 << 20}}, w.size() * sizeof(float)}};

@@ -165,11 +165,20 @@ void Lease::LookSoon() {
 }
 
 void Lease::Renew() {
+  constexpr int kTriesMax = 3;
   const LeaseName old = mark_.name;
   LeaseMark next = mark_;
-  next.name.renewal = std::min(old.renewal + 1, kCounterMax);
-  const absl::Status put = store_->PutIfAbsent(LeaseKey(next.name), Print(next));
-  if (put.ok() || absl::IsAlreadyExists(put)) {
+  absl::Status put = absl::AlreadyExistsError("");
+  for (int i = 0; i < kTriesMax && absl::IsAlreadyExists(put); ++i) {
+    next.name.renewal = std::min(next.name.renewal + 1, kCounterMax);
+    put = store_->PutIfAbsent(LeaseKey(next.name), Print(next));
+    if (!absl::IsAlreadyExists(put)) break;
+    // Either this is ours and the answer was lost, or another program opens the directory just now: the lease
+    // of that one is not ours to delete.
+    const absl::StatusOr<std::string> there = store_->Get(LeaseKey(next.name), kLeaseBytesMax);
+    if (there.ok() && *there == Print(next)) put = absl::OkStatus();
+  }
+  if (put.ok()) {
     mark_ = next;
     told_ = false;
     // What cannot be deleted now is older than the newest and says nothing.

@@ -131,7 +131,7 @@ class LostRank {
 std::string ClaimedFolder() {
   const std::string folder = TestFolder();
   auto store = *OpenDirectoryStore(folder);
-  GT_CHECK(ClaimOwnership(store.get(), {.cluster = "c1", .job = "fashion-1", .job_hash = "hash-a"}, 0).ok());
+  GT_CHECK(ClaimOwnership(store.get(), {.cluster = "c1", .job = "fashion-1", .job_hash = "hash-a"}, 1).ok());
   return folder;
 }
 

@@ -5,21 +5,27 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <filesystem>
 #include <memory>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
 #include "base/test_folder.h"
 #include "checkpoint/engine/catalog.h"
 #include "checkpoint/engine/engine_test_world.h"
 #include "checkpoint/engine/lease.h"
+#include "checkpoint/engine/resume.h"
+#include "checkpoint/store/faulty_store.h"
 #include "checkpoint/store/memory_store.h"
 
 namespace gtrain::ckpt {
 namespace {
 
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 FakeJob ByHand() {
@@ -185,9 +191,122 @@ TEST_F(EngineTest, WhoLostTheDirectoryIsToldSoAndNotThatItIsNotMounted) {
   });
 }
 
+// Nobody was there, and two come at once: one has the directory, the other hears whose it is.
+TEST_F(EngineTest, OfTwoThatOpenAtOnceOneIsRefusedByName) {
+  constexpr int kRounds = 20;
+  for (int round = 0; round < kRounds; ++round) {
+    SCOPED_TRACE(round);
+    const std::string folder = TestFolder();
+    StopFlag go, refused;
+    std::atomic<int> opened{0}, late{0};
+    const auto program = [&] {
+      RunRanks(ByHand(), [&](FakeSession* session) {
+        ASSERT_TRUE(go.Await(kLong));
+        auto rank = OpenRank(ByHand(), session, folder);
+        if (!rank.ok()) {
+          ++late;
+          EXPECT_TRUE(absl::IsFailedPrecondition(rank.status())) << rank.status();
+          EXPECT_THAT(
+              std::string(rank.status().message()),
+              HasSubstr(absl::StrCat("is in use: it belongs to a program that was run by hand, process ",
+                                     getpid(), " on host ")));
+          return refused.Set();
+        }
+        if (++opened > 1) refused.Set();
+        EXPECT_TRUE(refused.Await(kLong));
+        for (const int64_t step : {1, 2}) {
+          const auto saved = rank->checkpointer->Save(step);
+          ASSERT_TRUE(saved.ok() && *saved) << saved.status();
+          EXPECT_EQ(rank->checkpointer->Wait(kLong), absl::OkStatus());
+        }
+      });
+    };
+    std::thread one(program), two(program);
+    go.Set();
+    one.join();
+    two.join();
+    EXPECT_EQ(opened, 1);
+    EXPECT_EQ(late, 1);
+    const auto store = *OpenDirectoryStore(folder);
+    EXPECT_EQ((*NewestManifest(store.get()))->id.step, 2);
+    EXPECT_EQ(ListOwners(store.get())->size(), 1u);
+  }
+}
+
+// While one watches whether a dead owner lives, another opens the directory, renews its lease and saves.
+TEST_F(EngineTest, WhoWatchesADeadOwnerIsRefusedWhenAnotherWasFaster) {
+  for (const bool saves : {false, true}) {
+    SCOPED_TRACE(saves);
+    MemoryStore store;
+    const OwnerClaim dead = *ClaimOwnership(&store, {}, 1);
+    const LeaseMark mark{.name = {dead.epoch, 7},
+                         .holder = {.host = "far-away", .machine = 42, .pid = 1, .started = 1}};
+    ASSERT_TRUE(store.PutIfAbsent(LeaseKey(mark.name), Print(mark)).ok());
+    const absl::Duration short_time = absl::Milliseconds(20);
+    std::unique_ptr<Lease> lease_a, lease_b;
+    const auto hold = [&](std::unique_ptr<Lease>* lease, absl::Duration every) {
+      return [&store, lease, every](uint64_t epoch, bool fresh) {
+        lease->reset();
+        *lease = std::make_unique<Lease>(
+            &store, epoch, 0, fresh, [](const absl::Status&) {}, every);
+        return (*lease)->first();
+      };
+    };
+    std::string taken_from;
+    absl::StatusOr<OwnerClaim> b = absl::UnknownError("it has not opened yet");
+    const auto open_b = [&] {
+      b = TakeDirectory(&store, {}, false, {.patience = short_time}, &taken_from,
+                        hold(&lease_b, absl::Milliseconds(5)));
+      ASSERT_TRUE(b.ok()) << b.status();
+      // The key of its first lease is free again by then.
+      const Instant deadline = RealClock().Now() + kLong;
+      StopFlag never;
+      const LeaseName first{b->epoch, 1};
+      while (store.Size(LeaseKey(first)).ok() && RealClock().Now() < deadline)
+        (void)never.Await(absl::Milliseconds(1));
+      const SaveId id{.epoch = b->epoch, .step = 1};
+      const auto marker = Print(AbortMarker{.id = id});
+      ASSERT_TRUE(!saves || store.PutIfAbsent(ManifestKey(id), marker).ok());
+    };
+    const absl::StatusOr<OwnerClaim> a =
+        TakeDirectory(&store, {}, false,
+                      {.patience = short_time,
+                       .alive =
+                           [&] {
+                             if (lease_b == nullptr) open_b();
+                             return absl::OkStatus();
+                           }},
+                      &taken_from, hold(&lease_a, kLong), [&] { lease_a.reset(); });
+    EXPECT_TRUE(absl::IsFailedPrecondition(a.status())) << a.status();
+    EXPECT_THAT(std::string(a.status().message()),
+                HasSubstr(absl::StrCat("is in use: it belongs to a program that was run by hand, process ",
+                                       getpid())));
+    EXPECT_EQ(lease_a, nullptr) << "it leaves nothing there";
+    ASSERT_TRUE(b.ok());
+    EXPECT_EQ(ListOwners(&store)->back(), *b);
+    EXPECT_EQ(lease_b->held(), absl::OkStatus());
+    EXPECT_NE(*WhoHolds(&store, *b, {}), std::nullopt);
+  }
+}
+
+// The generation is over, the job is not: its lease grows old where it lies. Only a program that has ended
+// by itself leaves the directory free at once.
+TEST_F(EngineTest, AGenerationThatIsRevokedLeavesItsLease) {
+  const FakeJob job{.job = "train-1"};
+  for (const bool revoked : {false, true}) {
+    const std::string folder = TestFolder();
+    RunRanks(job, [&](FakeSession* session) {
+      auto rank = OpenRank(job, session, folder);
+      ASSERT_TRUE(rank.ok()) << rank.status();
+      if (revoked) session->Revoke();
+    });
+    EXPECT_EQ((*OpenDirectoryStore(folder))->List(kLeasePrefix)->size(), revoked ? 1u : 0u);
+  }
+}
+
 TEST(Lease, IsRenewedAndGoesWithItsHolder) {
   MemoryStore store;
-  const OwnerClaim claim = *ClaimOwnership(&store, {}, 0);
+  const OwnerClaim claim = *ClaimOwnership(&store, {}, 1);
   const auto keys = [&] { return *store.List(kLeasePrefix); };
   {
     const Lease lease(
@@ -205,10 +324,43 @@ TEST(Lease, IsRenewedAndGoesWithItsHolder) {
   EXPECT_EQ(*WhoHolds(&store, claim, {}), std::nullopt);
 }
 
+// Two programs that open a directory after one that died there renew the same lease at once: each has its
+// own.
+TEST(Lease, NeverTakesTheRenewalOfAnotherForItsOwn) {
+  MemoryStore memory;
+  const OwnerClaim claim = *ClaimOwnership(&memory, {}, 1);
+  const LeaseMark theirs{.name = {claim.epoch, 1},
+                         .holder = {.host = "far-away", .machine = 42, .pid = 1, .started = 1}};
+  FaultyStore store(&memory, {[&](uint64_t, absl::string_view call) {
+    const bool now = call == absl::StrCat("PutIfAbsent ", LeaseKey(theirs.name));
+    EXPECT_TRUE(!now || memory.PutIfAbsent(LeaseKey(theirs.name), Print(theirs)).ok());
+    return Fault::kNone;
+  }});
+  {
+    const Lease lease(&store, claim.epoch, 0, false, [](const absl::Status&) {});
+    EXPECT_THAT(*memory.List(kLeasePrefix), ElementsAre(LeaseKey(theirs.name), LeaseKey({claim.epoch, 2})));
+  }
+  EXPECT_THAT(*memory.List(kLeasePrefix), ElementsAre(LeaseKey(theirs.name)));
+}
+
+TEST(Lease, ARenewalWhoseAnswerIsLostIsItsOwn) {
+  MemoryStore memory;
+  const OwnerClaim claim = *ClaimOwnership(&memory, {}, 1);
+  FaultyStore store(&memory, {[&](uint64_t, absl::string_view call) {
+                                return absl::StartsWith(call, "PutIfAbsent ") ? Fault::kAfter : Fault::kNone;
+                              },
+                              absl::AlreadyExistsError("a retransmission found it")});
+  {
+    const Lease lease(&store, claim.epoch, 0, false, [](const absl::Status&) {});
+    EXPECT_THAT(*memory.List(kLeasePrefix), ElementsAre(LeaseKey({claim.epoch, 1})));
+  }
+  EXPECT_TRUE(memory.List(kLeasePrefix)->empty());
+}
+
 // A holder that cannot be asked (another machine) is watched: it lives if its lease moves.
 TEST(Lease, OfAnotherMachineIsWatched) {
   MemoryStore store;
-  const OwnerClaim claim = *ClaimOwnership(&store, {}, 0);
+  const OwnerClaim claim = *ClaimOwnership(&store, {}, 1);
   LeaseMark mark{.name = {claim.epoch, 7},
                  .holder = {.host = "far-away", .machine = 42, .pid = 1, .started = 1}};
   ASSERT_TRUE(store.PutIfAbsent(LeaseKey(mark.name), Print(mark)).ok());
@@ -231,7 +383,7 @@ TEST(Lease, OfAnotherMachineIsWatched) {
 // A process of this machine that is gone holds nothing, whatever its number is used for by now.
 TEST(Lease, OfAProcessThatIsGoneIsFree) {
   MemoryStore store;
-  const OwnerClaim claim = *ClaimOwnership(&store, {}, 0);
+  const OwnerClaim claim = *ClaimOwnership(&store, {}, 1);
   const pid_t child = fork();
   if (child == 0) _exit(0);
   ASSERT_EQ(waitpid(child, nullptr, 0), child);
@@ -242,6 +394,12 @@ TEST(Lease, OfAProcessThatIsGoneIsFree) {
     mark = *ParseLeaseMark(key, *store.Get(key, kLeaseBytesMax));
   }
   mark.holder.pid = static_cast<uint64_t>(child);
+  ASSERT_TRUE(store.PutIfAbsent(LeaseKey(mark.name), Print(mark)).ok());
+  EXPECT_EQ(*WhoHolds(&store, claim, {.patience = kLong}), std::nullopt);
+  // The number of the holder is by now that of a process that lives, and began later.
+  ++mark.name.renewal;
+  mark.holder.pid = static_cast<uint64_t>(getppid());
+  mark.holder.started += 1'000'000'000;
   ASSERT_TRUE(store.PutIfAbsent(LeaseKey(mark.name), Print(mark)).ok());
   EXPECT_EQ(*WhoHolds(&store, claim, {.patience = kLong}), std::nullopt);
 }

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/test_folder.h"
@@ -85,6 +86,48 @@ TEST_F(EngineTest, ReplicasOfABoxAreCompared) {
     const absl::Status saved = (*opened)->Save(1).status();
     EXPECT_TRUE(absl::IsFailedPrecondition(saved)) << saved;
     EXPECT_THAT(std::string(saved.message()), HasSubstr("equal: \"bad\" on rank 3."));
+  });
+}
+
+TEST_F(EngineTest, ReplicasOfABoxThatWasAddedAreCompared) {
+  const std::string folder = TestFolder();
+  RunRanks({.world_size = 4}, [&](FakeSession* session) {
+    const FakeJob job{.world_size = 4};
+    auto opened = OpenCheckpointer(session, {.uri = folder, .commit_timeout = kLong}, EnvironmentOf(job),
+                                   &OpenDirectoryStore);
+    ASSERT_TRUE(opened.ok());
+    // Ranks 0 and 2 hold the first three elements, ranks 1 and 3 the other seven: no Sharding cuts so.
+    const bool head = session->rank() % 2 == 0;
+    std::vector<float> good(head ? 3 : 7, head ? 1.f : 2.f), bad = good;
+    if (session->rank() == 3) bad[6] = -1;
+    for (const auto& [name, values] : {std::pair("good", &good), std::pair("bad", &bad)}) {
+      ASSERT_TRUE((*opened)
+                      ->AddBox(name, MemoryOf(values), {10}, {head ? 0 : 3}, {head ? 3 : 7}, DType::kFloat32)
+                      .ok());
+    }
+    const absl::Status saved = (*opened)->Save(1).status();
+    EXPECT_TRUE(absl::IsFailedPrecondition(saved)) << saved;
+    EXPECT_THAT(std::string(saved.message()), HasSubstr("equal: \"bad\" on rank 3."));
+  });
+}
+
+// A large tensor is hashed in parts by several threads: none of them may be left out.
+TEST_F(EngineTest, ALargeReplicaIsComparedToItsEnd) {
+  const std::string folder = TestFolder();
+  RunRanks({.world_size = 2}, [&](FakeSession* session) {
+    const FakeJob job{.world_size = 2};
+    auto opened = OpenCheckpointer(session, {.uri = folder, .commit_timeout = kLong}, EnvironmentOf(job),
+                                   &OpenDirectoryStore);
+    ASSERT_TRUE(opened.ok());
+    std::vector<char> values((33 << 20) + 1);
+    if (session->rank() == 1) values.back() = 1;
+    ASSERT_TRUE(
+        (*opened)
+            ->AddReplicated("w", MemoryOf(&values), {static_cast<int64_t>(values.size())}, DType::kUint8)
+            .ok());
+    const absl::Status saved = (*opened)->Save(1).status();
+    EXPECT_TRUE(absl::IsFailedPrecondition(saved)) << saved;
+    EXPECT_THAT(std::string(saved.message()), HasSubstr("equal: \"w\" on rank 1."));
   });
 }
 

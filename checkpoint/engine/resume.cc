@@ -94,12 +94,14 @@ absl::StatusOr<bool> AwaitClaim(port::BlobStore* store, uint64_t epoch, const Li
 
 absl::StatusOr<OwnerClaim> TakeDirectory(port::BlobStore* store, const Settings& settings, bool has_identity,
                                          const LivenessCheck& check, std::string* taken_from,
-                                         absl::FunctionRef<absl::Status(uint64_t, bool)> hold) {
+                                         absl::FunctionRef<absl::Status(uint64_t, bool)> hold,
+                                         absl::FunctionRef<void()> let_go) {
   constexpr int kTriesMax = 20;
   bool fresh = true;
   for (int i = 0; i < kTriesMax; ++i) {
     taken_from->clear();
-    GT_ASSIGN_OR_RETURN(const std::vector<OwnerClaim> owners, ListOwners(store));
+    std::vector<OwnerClaim> owners;
+    GT_ASSIGN_OR_RETURN(const uint64_t epoch, NextEpoch(store, &owners));
     GT_ASSIGN_OR_RETURN(const std::optional<OwnerClaim> own,
                         FindOwn(store, owners, settings.identity, has_identity));
     if (own) {
@@ -108,8 +110,6 @@ absl::StatusOr<OwnerClaim> TakeDirectory(port::BlobStore* store, const Settings&
     }
     GT_RETURN_IF_ERROR(JudgeOwner(store, owners, settings, check, taken_from));
     if (settings.resume == Resume::kIfSameJob) GT_RETURN_IF_ERROR(CheckIdentity(store, settings.identity));
-    const uint64_t newest = owners.empty() ? 0 : owners.back().epoch;
-    GT_ASSIGN_OR_RETURN(const uint64_t epoch, NextEpoch(store, newest));
     const absl::Status held = hold(epoch, fresh);
     if (absl::IsAlreadyExists(held)) {
       // Somebody is about to claim it, or died there; then it is taken from the dead.
@@ -118,8 +118,9 @@ absl::StatusOr<OwnerClaim> TakeDirectory(port::BlobStore* store, const Settings&
       continue;
     }
     GT_RETURN_IF_ERROR(held);
-    absl::StatusOr<OwnerClaim> claim = ClaimOwnership(store, settings.identity, newest);
+    absl::StatusOr<OwnerClaim> claim = ClaimOwnership(store, settings.identity, epoch);
     if (!absl::IsAlreadyExists(claim.status())) return claim;
+    let_go();  // the other one is judged next: nothing of ours may look like its lease
     fresh = true;
   }
   return absl::AbortedError(absl::StrCat("other jobs keep taking ", store->Describe(), " first"));

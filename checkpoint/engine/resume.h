@@ -23,12 +23,13 @@ namespace gtrain::ckpt {
 //
 // `hold` is called with the epoch before a claim of it is put, and with `fresh` when nobody may have held a
 // lease of it: AlreadyExists says that somebody has. Then that one is waited for and judged like any owner.
+// `let_go` is called when the claim then went to somebody else.
 absl::StatusOr<OwnerClaim> TakeDirectory(
     port::BlobStore* store, const Settings& settings, bool has_identity, const LivenessCheck& check,
     std::string* taken_from,
-    absl::FunctionRef<absl::Status(uint64_t epoch, bool fresh)> hold = [](uint64_t, bool) {
-      return absl::OkStatus();
-    });
+    absl::FunctionRef<absl::Status(uint64_t epoch, bool fresh)> hold = [](uint64_t,
+                                                                          bool) { return absl::OkStatus(); },
+    absl::FunctionRef<void()> let_go = [] {});
 
 // FailedPrecondition, as TakeDirectory says it, when this job owned the directory and a later owner has it
 // now.

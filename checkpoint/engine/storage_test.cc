@@ -1,5 +1,6 @@
 // Storage that answers badly, or answers for another directory: nothing of that is damage, and nothing of it
 // is a reason to begin anew (C9, S7).
+#include <errno.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -7,12 +8,15 @@
 #include <memory>
 #include <string>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/file.h"
+#include "base/stat_fault_fake.h"
 #include "base/test_folder.h"
+#include "checkpoint/engine/admin.h"
 #include "checkpoint/engine/catalog.h"
 #include "checkpoint/engine/engine_test_world.h"
 #include "checkpoint/engine/storage_error.h"
@@ -151,6 +155,35 @@ TEST_F(EngineTest, ARankThatCannotPutItsIndexEndsTheSaveOfAllRanks) {
   ExpectRestored(Next(job), folder, 30);
 }
 
+// A shard that rank 0 sees shorter than its index says (a file system whose clients disagree, a disk that
+// took less than it acknowledged) is never listed in a manifest.
+TEST_F(EngineTest, AShardOfAnotherLengthThanItsIndexSaysIsNotCommitted_S7) {
+  class Shorter final : public FaultyStore {
+   public:
+    using FaultyStore::FaultyStore;
+    absl::StatusOr<uint64_t> Size(absl::string_view key) override {
+      absl::StatusOr<uint64_t> bytes = FaultyStore::Size(key);
+      if (bytes.ok() && absl::EndsWith(key, ShardName(1, 2))) --*bytes;
+      return bytes;
+    }
+  };
+  const std::string folder = TestFolder();
+  const FakeJob job{.world_size = 2};
+  RunRanks(job, [&](FakeSession* session) {
+    auto rank = OpenRank(job, session, folder, 3, [](const std::string& path) {
+      return absl::StatusOr<std::unique_ptr<port::BlobStore>>(
+          std::make_unique<Shorter>(*OpenDirectoryStore(path), FaultPlan{}));
+    });
+    ASSERT_TRUE(rank.ok()) << rank.status();
+    ASSERT_TRUE(*rank->checkpointer->Save(10));
+    const absl::Status failed = rank->checkpointer->Wait(kLong);
+    EXPECT_THAT(std::string(failed.message()), HasSubstr(" bytes, its index says ")) << failed;
+  });
+  EXPECT_THAT(loud(), HasSubstr(ShardName(1, 2)));
+  const auto store = *OpenDirectoryStore(folder);
+  EXPECT_EQ(*NewestManifest(store.get()), std::nullopt);
+}
+
 // An index whose answer is lost is there: nobody gives anything up.
 TEST_F(EngineTest, AnIndexWhoseAnswerIsLostIsNoReasonToGiveUp_C1) {
   FakeJob job{.world_size = 2};
@@ -173,7 +206,7 @@ TEST_F(EngineTest, RetentionKeepsWhatWasPassedOver) {
   const std::string folder = TestFolder();
   FakeJob job;
   ASSERT_TRUE(SaveSteps(job, folder, {10, 20}).ok());
-  const SaveId passed_over = Committed(folder)[0];
+  const SaveId passed_over = Committed(folder)[0], resumed = Committed(folder)[1];
   Damage(folder, passed_over);
   job = Next(job);
   RunRanks(job, [&](FakeSession* session) {
@@ -181,20 +214,23 @@ TEST_F(EngineTest, RetentionKeepsWhatWasPassedOver) {
     ASSERT_TRUE(rank.ok()) << rank.status();
     const auto restored = rank->checkpointer->Restore();
     ASSERT_TRUE(restored.ok() && (*restored)->step == 10) << restored.status();
-    for (const int64_t step : {11, 12, 13}) {
+    // The first commit and the 22nd list everything.
+    for (int64_t step = 11; step <= 33; ++step) {
       ASSERT_TRUE(*rank->checkpointer->Save(step));
       ASSERT_TRUE(rank->checkpointer->Wait(kLong).ok());
+      ASSERT_THAT(Committed(folder), ::testing::Contains(passed_over)) << step;
+      if (step == 11) {
+        EXPECT_THAT(Committed(folder), ::testing::Contains(resumed)) << "11 was not read back yet";
+      }
     }
   });
-  const std::vector<SaveId> left = Committed(folder);
-  EXPECT_THAT(left, ::testing::Contains(passed_over));
-  EXPECT_EQ(left[0].step, 13);
+  EXPECT_EQ(Committed(folder)[0].step, 33);
   // A run that resumes from something newer knows that nobody needs it.
   job = Next(job);
   RunRanks(job, [&](FakeSession* session) {
     auto rank = OpenRank(job, session, folder, 1);
     ASSERT_TRUE(rank.ok() && rank->checkpointer->Restore().ok());
-    ASSERT_TRUE(*rank->checkpointer->Save(14));
+    ASSERT_TRUE(*rank->checkpointer->Save(34));
     ASSERT_TRUE(rank->checkpointer->Wait(kLong).ok());
   });
   EXPECT_THAT(Committed(folder), ::testing::Not(::testing::Contains(passed_over)));
@@ -241,6 +277,108 @@ TEST_F(EngineTest, AStaleListingHidesNothing_S7) {
   const Restored restored = RestoreAll(job, folder, stale)[0];
   ASSERT_TRUE(restored.status.ok() && restored.step) << restored.status;
   EXPECT_EQ(restored.step->step, 20);
+}
+
+// EIO, ESTALE or EACCES for one name of a folder: if such a manifest counted as gone, an older step would be
+// resumed, and the shards of the newest would be garbage.
+TEST_F(EngineTest, AManifestThatCannotBeLookedAtIsNotAbsent_S7) {
+  const std::string folder = TestFolder();
+  FakeJob job;
+  ASSERT_TRUE(SaveSteps(job, folder, {10, 20, 30}).ok());
+  const auto store = *OpenDirectoryStore(folder);
+  const std::vector<std::string> before = *store->List("");
+  const SaveId newest = Committed(folder)[0], middle = Committed(folder)[1];
+  job = Next(job);
+  for (const SaveId& id : {newest, middle}) {
+    const std::string manifest = ManifestKey(id);
+    const StatFault fault(manifest.substr(manifest.rfind('/') + 1), EIO);
+    const Restored restored = RestoreAll(job, folder)[0];
+    EXPECT_TRUE(IsStorageError(restored.status)) << restored.status;
+    EXPECT_EQ(restored.step, std::nullopt);
+    const auto garbage = FindGarbage(store.get(), absl::ZeroDuration());
+    EXPECT_TRUE(absl::IsInternal(garbage.status())) << garbage.status();
+  }
+  for (const std::string& key : before) {
+    if (!absl::StartsWith(key, kLeasePrefix)) {
+      EXPECT_TRUE(store->Size(key).ok()) << key;
+    }
+  }
+  ExpectRestored(Next(job), folder, 30);
+}
+
+// The same while the job runs: the commit that would delete waits for a storage that says what is there.
+TEST_F(EngineTest, ACommitDeletesNothingWhileAManifestCannotBeLookedAt_S7) {
+  const std::string folder = TestFolder();
+  FakeJob job;
+  ASSERT_TRUE(SaveSteps(job, folder, {10, 20}).ok());
+  const SaveId newest = Committed(folder)[0];
+  job = Next(job);
+  RunRanks(job, [&](FakeSession* session) {
+    auto rank = OpenRank(job, session, folder, 1);
+    ASSERT_TRUE(rank.ok()) << rank.status();
+    ASSERT_TRUE((*rank->checkpointer->Restore())->step == 20);
+    const std::string manifest = ManifestKey(newest);
+    {
+      const StatFault fault(manifest.substr(manifest.rfind('/') + 1), ESTALE);
+      ASSERT_TRUE(*rank->checkpointer->Save(30));
+      EXPECT_FALSE(rank->checkpointer->Wait(kLong).ok());
+    }
+    const auto store = *OpenDirectoryStore(folder);
+    EXPECT_EQ((*NewestManifest(store.get()))->id, newest);
+    EXPECT_TRUE(store->Size(AttemptKey(newest, ShardName(0, 1))).ok());
+    Fill(rank->state.get(), State::At(40, 0));
+    ASSERT_TRUE(*rank->checkpointer->Save(40));
+    EXPECT_TRUE(rank->checkpointer->Wait(kLong).ok());
+  });
+  ExpectRestored(Next(job), folder, 40);
+}
+
+// A list that leaves out one manifest, whose folder it shows, makes no garbage of the folder.
+TEST_F(EngineTest, AStaleListingDeletesNothing_S7) {
+  class Stale final : public FaultyStore {
+   public:
+    using FaultyStore::FaultyStore;
+    absl::StatusOr<std::vector<std::string>> List(absl::string_view prefix) override {
+      return Without(FaultyStore::List(prefix));
+    }
+    absl::StatusOr<std::vector<std::string>> ListAll(absl::Span<const absl::string_view> prefixes) override {
+      return Without(FaultyStore::ListAll(prefixes));
+    }
+
+   private:
+    static absl::StatusOr<std::vector<std::string>> Without(absl::StatusOr<std::vector<std::string>> keys) {
+      if (keys.ok()) {
+        std::erase_if(*keys, [](const std::string& key) {
+          return absl::StrContains(key, absl::StrCat(kManifestPrefix, "step-000000000020."));
+        });
+      }
+      return keys;
+    }
+  };
+  const StoreFactory stale = [](const std::string& path) -> absl::StatusOr<std::unique_ptr<port::BlobStore>> {
+    return std::make_unique<Stale>(*OpenDirectoryStore(path), FaultPlan{});
+  };
+  const std::string folder = TestFolder();
+  FakeJob job;
+  ASSERT_TRUE(SaveSteps(job, folder, {10, 20, 30}).ok());
+  const SaveId hidden = Committed(folder)[1];
+  ASSERT_EQ(hidden.step, 20);
+  const auto is_whole = [&] {
+    const auto store = *OpenDirectoryStore(folder);
+    const auto read = ReadManifest(store.get(), hidden);
+    return read.ok() && VerifyAll(store.get(), std::get<Manifest>(*read), [](uint64_t, uint64_t) {
+                          return absl::OkStatus();
+                        }).ok();
+  };
+  ASSERT_TRUE(is_whole());
+  const auto store = *stale(folder);
+  const auto garbage = FindGarbage(store.get(), absl::ZeroDuration());
+  ASSERT_TRUE(garbage.ok()) << garbage.status();
+  EXPECT_THAT(garbage->plan.folders, ::testing::Contains(hidden)) << "so says the list";
+  EXPECT_EQ(DropGarbage(store.get(), *garbage), absl::OkStatus());
+  EXPECT_TRUE(is_whole()) << "gc";
+  ASSERT_TRUE(SaveSteps(Next(job), folder, {40}, 3, stale).ok());  // its first commit lists everything
+  EXPECT_TRUE(is_whole()) << "a commit";
 }
 
 // The head may not have heard of the newest commit, whose retention took what it knows.

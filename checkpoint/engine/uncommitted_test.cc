@@ -8,11 +8,13 @@
 #include <filesystem>
 #include <fstream>
 #include <functional>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "absl/strings/match.h"
+#include "base/file.h"
 #include "base/test_folder.h"
 #include "checkpoint/engine/catalog.h"
 #include "checkpoint/engine/engine_test_world.h"
@@ -213,6 +215,22 @@ TEST_F(UncommittedTest, WhatMayNotBeResumedFromIsNotFound) {
     EXPECT_EQ(Found(self), std::nullopt) << file;
     fs::rename(machine_ + "/away", CopyOf(file));
   }
+  EXPECT_EQ(Found(self), six_);
+  // Texts that are whole and of this attempt, and do not speak for it.
+  const auto replaced = [&](const std::string& file, const std::string& text) {
+    fs::rename(CopyOf(file), machine_ + "/away");
+    EXPECT_TRUE(WriteFileDurable(CopyOf(file), text).ok());
+    const std::optional<SaveId> found = Found(self);
+    fs::rename(machine_ + "/away", CopyOf(file));
+    return found;
+  };
+  SaveOrder order = *ParseSaveOrder(*ReadFile(CopyOf(OrderName(2)), 1 << 20));
+  EXPECT_EQ(replaced(OrderName(2), Print(order)), six_);
+  ++order.epoch;
+  EXPECT_EQ(replaced(OrderName(2), Print(order)), std::nullopt) << "an order of another epoch";
+  const ShardIndex failed{.id = six_, .rank = 1, .world_size = 2, .error = "its disk was full"};
+  EXPECT_EQ(replaced(IndexName(1, 2), Print(failed)), std::nullopt) << "a rank failed";
+  EXPECT_THAT(info(), HasSubstr("not whole near by: its disk was full"));
   EXPECT_EQ(Found(self), six_);
   // A copy of something newer is coming.
   auto folder = *NearFolder::Open(machine_, 1 << 30);

@@ -97,7 +97,6 @@ class DirectoryStore final : public port::BlobStore {
 
   const std::string root_;
   const std::string host_;
-  std::atomic<uint64_t> count_{0};
   mutable std::atomic<bool> seen_{false};  // the root was there
 };
 
@@ -124,8 +123,9 @@ absl::Status DirectoryStore::MakeFolderOf(absl::string_view key) const {
 }
 
 std::string DirectoryStore::Temporary(absl::string_view name) {
+  static std::atomic<uint64_t> count{0};  // of all stores of this process: two may put one key at once
   return absl::StrCat(root_, "/", kUnfinished, "/", absl::StrReplaceAll(name, {{"/", "%"}}), "%", host_, "-",
-                      getpid(), "-", count_.fetch_add(1));
+                      getpid(), "-", count.fetch_add(1));
 }
 
 absl::Status DirectoryStore::PutIfAbsent(absl::string_view key, absl::Span<const absl::string_view> parts) {

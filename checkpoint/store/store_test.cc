@@ -1,8 +1,10 @@
 // The conformance suite over the stores of this folder, then what only the directory store promises.
+#include <errno.h>
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <string.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -15,6 +17,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/file.h"
 #include "base/power_cut_fake.h"
+#include "base/stat_fault_fake.h"
 #include "base/test_folder.h"
 #include "checkpoint/port/blob_store_test_suite.h"
 #include "checkpoint/store/directory_store.h"
@@ -26,6 +29,7 @@ namespace gtrain::ckpt {
 namespace {
 
 using ::testing::ElementsAre;
+using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
 std::unique_ptr<port::BlobStore> Directory() {
@@ -235,6 +239,46 @@ TEST(ParseLocation, ASchemeWithOneSlashIsNoDirectory) {
       ParseLocation("s3:/bucket/run").status().message(),
       "s3:/bucket/run: write s3://bucket/prefix, with two slashes, or ./s3:/bucket/run for a directory of "
       "that name");
+}
+
+// What cannot be looked at is not absent: a list without it would say that it is, and a manifest that is
+// absent is one whose files go (S7).
+TEST(DirectoryStore, ANameThatCannotBeLookedAtFailsTheList_S7) {
+  auto store = Directory();
+  for (const char* key : {"manifests/one", "manifests/two", "step/shard"})
+    ASSERT_TRUE(store->PutIfAbsent(key, "x").ok());
+  for (const int error : {EIO, ESTALE, EACCES}) {
+    const StatFault fault("two", error);
+    for (const auto& listed : {store->List("manifests/"), store->List("manifests/two"), store->List(""),
+                               store->ListAll({"manifests/", "step/"})}) {
+      ASSERT_FALSE(listed.ok()) << strerror(error);
+      EXPECT_FALSE(absl::IsNotFound(listed.status())) << listed.status();
+      EXPECT_THAT(std::string(listed.status().message()), HasSubstr("/manifests: look at two: "));
+    }
+    EXPECT_FALSE(store->Unchanged("manifests").ok());
+    EXPECT_EQ(*store->Get("manifests/two", 9), "x");
+  }
+  {
+    const StatFault deleted("two", ENOENT);  // between the listing and the look
+    EXPECT_THAT(*store->List("manifests/"), ElementsAre("manifests/one"));
+  }
+  const StatFault fault("step", EIO);
+  EXPECT_FALSE(store->ListFolders().ok());
+}
+
+// A program that opens a directory twice: its stores put the same key at once, and neither touches what the
+// other has not finished (C1).
+TEST(DirectoryStore, TwoOfOneProcessPutAKeyAtOnce_C1) {
+  const std::string folder = TestFolder();
+  auto one = *OpenDirectoryStore(folder), two = *OpenDirectoryStore(folder);
+  absl::Status second = absl::UnknownError("it was not asked for");
+  const absl::Status first = one->PutStream("k", 3, [&](uint64_t) -> absl::StatusOr<absl::string_view> {
+    second = two->PutIfAbsent("k", "two");
+    return "one";
+  });
+  EXPECT_EQ(second, absl::OkStatus());
+  EXPECT_TRUE(absl::IsAlreadyExists(first)) << first;
+  EXPECT_EQ(*one->Get("k", 9), "two");
 }
 
 TEST(DirectoryStore, ADirectoryThatCannotBeMadeSaysWhich) {
