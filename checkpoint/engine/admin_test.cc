@@ -323,7 +323,7 @@ TEST(Import, ADirectoryOfAJobIsNotTakenFromIt) {
   MemoryStore store;
   ASSERT_TRUE(ImportSafetensors(path, &store).ok());
   ASSERT_TRUE(ImportSafetensors(path, &store).ok());  // an import holds nothing
-  ASSERT_TRUE(ClaimOwnership(&store, {.cluster = "c", .job = "gpt-7", .job_hash = "abc"}, 1).ok());
+  ASSERT_TRUE(ClaimOwnership(&store, {.cluster = "c", .job = "gpt-7", .job_hash = "abc"}, 3).ok());
   const auto refused = ImportSafetensors(path, &store);
   EXPECT_TRUE(absl::IsFailedPrecondition(refused.status())) << refused.status();
   EXPECT_THAT(std::string(refused.status().message()), HasSubstr("gpt-7"));

@@ -2,7 +2,7 @@
 // die, the storage answers with errors, and between them files are damaged. Whatever happens, a restore
 // returns the bits of a step that was saved, of the newest one that a rank reported unless that is damaged,
 // and at most GTRAIN_CHECKPOINT_MAX_ROLLBACK older; or it is an error. It never begins anew where something
-// was committed.
+// was committed. Retention takes nothing that it promises to keep (plan/retention.h).
 //
 // GTRAIN_RANDOM_SEED=N runs the one case N, GTRAIN_RANDOM_CASES=N so many, GTRAIN_RANDOM_FOLDER the place (by
 // default /dev/shm: memory has no fsyncs to wait for).
@@ -48,8 +48,10 @@ constexpr uint64_t kCases = 1000;
 constexpr int kWorldMax = 4;
 constexpr int64_t kRows = 13;  // no world size divides it
 constexpr int kMaxRollback = 1;
-constexpr uint64_t kVanishes = 8;  // of so many cases one may lose its newest manifest
-constexpr uint64_t kAtOnce = 16;   // cases: mostly they wait
+constexpr uint64_t kVanishes = 8;     // of so many cases one may lose its newest manifest
+constexpr uint64_t kAtOnce = 24;      // cases: mostly they wait
+constexpr uint64_t kSavesMany = 100;  // of so many cases one saves often enough to list everything twice
+constexpr int kManySaves = 25;
 
 uint64_t NumberFrom(const char* variable, uint64_t otherwise) {
   const char* const text = std::getenv(variable);
@@ -92,6 +94,52 @@ struct Model {
   int64_t first_row = 0;
   std::vector<int64_t> replicated = std::vector<int64_t>(700), rows;
   int64_t mine = -1;
+};
+
+// What the ranks of one generation say in their indices, and whether their shards can be read back.
+// Thread-safe.
+class ReadBacks {
+ public:
+  // From then on `rank` reads no shard.
+  void Blind(int rank) { blind_ = rank; }
+  bool IsBlind(int rank) const { return blind_ == rank; }
+  void Said(const ShardIndex& index) {
+    MutexLock lock(&mu_);
+    verified_[index.id][index.rank] = ParseAttemptName(index.verified);
+  }
+  // What all ranks had read back when they said so with `id`.
+  std::optional<SaveId> OfAll(const SaveId& id, int world) const {
+    MutexLock lock(&mu_);
+    const auto said = verified_.find(id);
+    if (said == verified_.end() || said->second.size() != static_cast<size_t>(world)) return std::nullopt;
+    std::optional<SaveId> oldest = said->second.begin()->second;
+    for (const auto& [rank, of_rank] : said->second) oldest = std::min(oldest, of_rank);  // nullopt is least
+    return oldest;
+  }
+
+ private:
+  std::atomic<int> blind_{-1};
+  mutable Mutex mu_;
+  std::map<SaveId, std::map<int, std::optional<SaveId>>> verified_ ABSL_GUARDED_BY(mu_);
+};
+
+class WatchedStore final : public FaultyStore {
+ public:
+  WatchedStore(std::unique_ptr<port::BlobStore> base, int rank, ReadBacks* read_backs)
+      : FaultyStore(std::move(base), {}), rank_(rank), read_backs_(read_backs) {}
+  absl::Status PutIfAbsent(absl::string_view key, absl::Span<const absl::string_view> parts) override {
+    if (const auto index = ParseShardIndex(key, absl::StrJoin(parts, "")); index.ok())
+      read_backs_->Said(*index);
+    return FaultyStore::PutIfAbsent(key, parts);
+  }
+  absl::Status Read(absl::string_view key, uint64_t offset, absl::Span<char> out) override {
+    if (read_backs_->IsBlind(rank_)) return absl::UnavailableError("this rank reads nothing back");
+    return FaultyStore::Read(key, offset, out);
+  }
+
+ private:
+  const int rank_;
+  ReadBacks* const read_backs_;
 };
 
 enum class Damage { kBitFlipped, kCut, kDeleted, kSwapped };
@@ -152,7 +200,8 @@ class Case {
   void Generation() {
     ++generation_;
     const int world = 1 + static_cast<int>(rng_.Below(kWorldMax));
-    const int saves = static_cast<int>(rng_.Below(4));
+    const bool many = seed_ % kSavesMany == 0 && generation_ == 2;
+    const int saves = many ? kManySaves : static_cast<int>(rng_.Below(4));
     const int keep = 1 + static_cast<int>(rng_.Below(3));
     std::string fate;
     const std::vector<std::shared_ptr<Life>> lives = Lives(world, &fate);
@@ -160,11 +209,15 @@ class Case {
     const bool errors = absl::StrContains(fate, "meets");
     // From the beginning, or from the first save on.
     const bool from_begin = rng_.Below(2) == 0;
+    const int blind = rng_.Below(3) == 0 ? static_cast<int>(rng_.Below(static_cast<uint64_t>(world))) : -1;
+    ReadBacks read_backs;
     story_.push_back(absl::StrCat("generation ", generation_, ": ", world, " ranks, keep ", keep, ", ", saves,
-                                  " saves, ", fate, from_begin ? "" : " of its saves"));
+                                  " saves, ", fate, from_begin ? "" : " of its saves",
+                                  blind < 0 ? "" : absl::StrCat(", rank ", blind, " reads nothing back")));
     FakeJob job{.world_size = world, .generation = generation_, .timeline = generation_};
     std::vector<Resumed> resumed(static_cast<size_t>(world));
-    const std::vector<SaveId> before = Committed();
+    std::vector<SaveId> known;  // readable manifests, and what was reported and is gone by now
+    const std::vector<SaveId> before = Committed(&known);
     if (from_begin) Arm(lives);
     const auto environment = [&,
                               of_job = EnvironmentOf(job)](const char* name) -> std::optional<std::string> {
@@ -178,18 +231,24 @@ class Case {
           Resumed& mine = resumed[rank];
           mine.status = absl::CancelledError("it did not come to that");
           Model model(session->rank(), world);
-          GT_ASSIGN_OR_RETURN(auto checkpointer,
-                              OpenCheckpointer(session,
-                                               {.uri = storage_.folder(),
-                                                .keep = keep,
-                                                .commit_timeout = errors ? absl::Milliseconds(100) : kLong},
-                                               environment, storage_.Factory(lives[rank])));
+          GT_ASSIGN_OR_RETURN(
+              auto checkpointer,
+              OpenCheckpointer(session,
+                               {.uri = storage_.folder(),
+                                .keep = keep,
+                                .commit_timeout = errors ? absl::Milliseconds(100) : kLong},
+                               environment,
+                               [&](const std::string&) -> absl::StatusOr<std::unique_ptr<port::BlobStore>> {
+                                 return std::make_unique<WatchedStore>(storage_.OpenIn(lives[rank]),
+                                                                       session->rank(), &read_backs);
+                               }));
           GT_RETURN_IF_ERROR(model.Register(checkpointer.get()));
           const auto restored = checkpointer->Restore();
           mine.status = restored.status();
           GT_RETURN_IF_ERROR(mine.status);
           if (*restored) Look(**restored, model, &mine);
           if (!from_begin) life->Arm();
+          if (session->rank() == blind) read_backs.Blind(blind);
           int64_t step = mine.id ? mine.id->step : 0;
           for (int i = 0; i < saves; ++i) {
             model.Fill(Salt(generation_), ++step);
@@ -208,9 +267,11 @@ class Case {
         const auto id = ParseManifestKey(absl::string_view(manifest).substr(storage_.folder().size() + 1));
         if (!id) return Wrong(absl::StrCat("a strange report: ", manifest));
         if (!reported_ || *reported_ < *id) reported_ = *id;
+        known.push_back(*id);
       }
     }
-    const std::vector<SaveId> there = Committed();
+    const std::vector<SaveId> there = Committed(&known);
+    JudgeRetention(before, there, std::move(known), resumed[0].id, keep, world, read_backs);
     for (const SaveId& id : there) worlds_[id] = WorldOf(id).value_or(worlds_[id]);
     if (reported_) story_.push_back(absl::StrCat("  reported by now: ", AttemptName(*reported_)));
   }
@@ -220,14 +281,17 @@ class Case {
   }
   uint64_t Salt(uint64_t generation) const { return seed_ * 101 + generation; }
 
-  // What has a manifest that is not an abort marker; newest first. A damaged one counts.
-  std::vector<SaveId> Committed() {
+  // What has a manifest that is not an abort marker; newest first. A damaged one counts. `readable`, if
+  // given, gets those that are not damaged themselves, whatever their files are.
+  std::vector<SaveId> Committed(std::vector<SaveId>* readable = nullptr) {
     const auto store = *OpenDirectoryStore(storage_.folder());
     std::vector<SaveId> ids;
     const std::vector<SaveId> listed = *ListManifests(store.get());
     for (const SaveId& id : listed) {
       const auto read = ReadManifest(store.get(), id);
       if (!read.ok() || std::holds_alternative<Manifest>(*read)) ids.push_back(id);
+      if (read.ok() && std::holds_alternative<Manifest>(*read) && readable != nullptr)
+        readable->push_back(id);
     }
     return ids;
   }
@@ -292,6 +356,33 @@ class Case {
     }
     if (passed_over > 0) ++counts_["restores of an older one"];
     if (passed_over > kMaxRollback) Wrong(absl::StrCat(what, ", ", passed_over, " back"));
+  }
+
+  // After a generation. `before` and `there`: what was committed when it began, and is now; `known`: what was
+  // readable of that, and what the ranks reported.
+  void JudgeRetention(const std::vector<SaveId>& before, const std::vector<SaveId>& there,
+                      std::vector<SaveId> known, const std::optional<SaveId>& resumed, int keep, int world,
+                      const ReadBacks& read_backs) {
+    const auto must_be_there = [&](const SaveId& id, absl::string_view why) {
+      if (std::find(there.begin(), there.end(), id) == there.end())
+        Wrong(absl::StrCat("generation ", generation_, " deleted ", AttemptName(id), ", ", why));
+    };
+    std::sort(known.rbegin(), known.rend());
+    known.erase(std::unique(known.begin(), known.end()), known.end());
+    for (size_t i = 0; i < known.size() && i < static_cast<size_t>(keep); ++i)
+      must_be_there(known[i], absl::StrCat("one of the newest ", keep));
+    std::optional<SaveId> verified = resumed;  // a restore reads every byte
+    for (const SaveId& id : known) {
+      if (id.generation != generation_) continue;
+      verified = std::max(verified, read_backs.OfAll(id, world));
+      ++counts_["commits"];
+    }
+    if (verified) must_be_there(*verified, "the newest one that every rank has read");
+    if (verified && verified == resumed && known.front().generation == generation_)
+      ++counts_["generations that read nothing back"];
+    for (const SaveId& id : before) {
+      if (!resumed || id > *resumed) must_be_there(id, "which was passed over");
+    }
   }
 
   // More than may be passed over, or all.
