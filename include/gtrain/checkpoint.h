@@ -81,7 +81,8 @@ class Checkpointer {
   virtual ~Checkpointer() = default;
 
   // Each Add: InvalidArgument when `memory` has other bytes than the shape and dtype say, with both numbers;
-  // Unimplemented for memory that is not the host's.
+  // Unimplemented for memory that is not the host's; ResourceExhausted, with the numbers, for more bytes than
+  // there can be: 2^62 of all tensors together, 2^50 of one rank's own.
 
   // State that is equal on all ranks: saved once (ranks share the writing), restored on every rank.
   virtual absl::Status AddReplicated(absl::string_view name, Memory memory, std::vector<int64_t> shape,
