@@ -92,9 +92,10 @@ absl::Status CheckEntries(const Manifest& manifest, int rank, const ShardHeader&
   if (manifest.version > 1) {
     absl::StatusOr<Shares> shares = Shares::Make(manifest.tensors, manifest.world_size);
     if (!shares.ok()) return damaged(shares.status().message());
-    const bool same =
-        header.data_begin == file.data_begin &&
-        header.tensors == PlanEntries(manifest.tensors, &*shares, rank, {file.per_rank, file.kept}, nullptr);
+    std::vector<TensorEntry> planned =
+        PlanEntries(manifest.tensors, &*shares, rank, {file.per_rank, file.kept}, nullptr);
+    std::sort(planned.begin(), planned.end(), &LiesBefore);
+    const bool same = header.data_begin == file.data_begin && header.tensors == planned;
     return same ? absl::OkStatus() : damaged("holds other tensors than the manifest says");
   }
   if (header.tensors.size() != file.slices.size())

@@ -123,6 +123,10 @@ absl::StatusOr<uint64_t> HeaderBytes(absl::string_view prefix, uint64_t file_byt
   return kLengthBytes + length;
 }
 
+bool LiesBefore(const TensorEntry& a, const TensorEntry& b) {
+  return std::tie(a.begin, a.end, a.name) < std::tie(b.begin, b.end, b.name);
+}
+
 absl::StatusOr<ShardHeader> ParseShardHeader(absl::string_view prefix, uint64_t file_bytes) {
   GT_ASSIGN_OR_RETURN(const uint64_t data_begin, HeaderBytes(prefix, file_bytes));
   if (prefix.size() < data_begin) return absl::ResourceExhaustedError("more of the header is needed");
@@ -140,9 +144,7 @@ absl::StatusOr<ShardHeader> ParseShardHeader(absl::string_view prefix, uint64_t 
     GT_ASSIGN_OR_RETURN(TensorEntry entry, ParseTensor(name, value));
     header.tensors.push_back(std::move(entry));
   }
-  std::sort(header.tensors.begin(), header.tensors.end(), [](const TensorEntry& a, const TensorEntry& b) {
-    return std::tie(a.begin, a.end, a.name) < std::tie(b.begin, b.end, b.name);
-  });
+  std::sort(header.tensors.begin(), header.tensors.end(), &LiesBefore);
   uint64_t expected = 0;
   for (const TensorEntry& t : header.tensors) {
     if (t.begin != expected) {

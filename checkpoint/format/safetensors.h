@@ -37,8 +37,11 @@ struct TensorEntry {
   bool operator==(const TensorEntry&) const = default;
 };
 
+// In the order of their data; of those without any, by name.
+bool LiesBefore(const TensorEntry& a, const TensorEntry& b);
+
 struct ShardHeader {
-  std::vector<TensorEntry> tensors;  // in the order of their data; of those without any, by name
+  std::vector<TensorEntry> tensors;  // as LiesBefore has them
   uint64_t data_begin = 0;           // offset of the data in the file; a multiple of 8
   uint64_t file_bytes = 0;
   bool operator==(const ShardHeader&) const = default;
