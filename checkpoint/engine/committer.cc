@@ -196,7 +196,10 @@ void Committer::Do(Run* run, const save::Effect& effect) {
         config_.board == nullptr || config_.board->stored(config_.rank) || config_.world_size > kPartRanks;
     for (const auto& [rank, index] : run->indices)
       indices = indices || !config_.board->attends(rank) || config_.board->stored(rank);
-    if (run->oldest_verified) retention_.Verified(*run->oldest_verified);
+    // It may be gone by now, where reading back takes as long as `keep` saves: then an older one that is
+    // there stands for it.
+    if (run->oldest_verified && std::count(run->there.begin(), run->there.end(), *run->oldest_verified) > 0)
+      retention_.Verified(*run->oldest_verified);
     if (store_->ChecksEveryPut()) retention_.Verified(run->id);
     const absl::Status retained = retention_.Apply(
         run->id, run->finite, run->bytes, {.indices = indices, .parts = !run->parts.empty()}, run->there);

@@ -415,13 +415,15 @@ void AgentCore::Impl::Hear(const JobId& job, const keeper::RelayUp& relay) {
 }
 
 // A storage that is away is away for all ranks of a machine: one of them speaks to the head, so that a job of
-// many ranks costs a message a machine.
+// many ranks costs a message a machine. The first word counts whatever it is: an earlier generation may have
+// said that the storage is away.
 void AgentCore::Impl::TakeNote(const JobId& job, AgentGeneration& generation, int number,
                                const RankSaid& said) {
+  const bool first = !generation.notes.contains(said.note);
   AgentNote& note = generation.notes[said.note];
   if (said.note == kStorageNote) {
     generation.ranks.at(number).storage = said.text;
-    if (note.rank != number && (said.text.empty() || !note.text.empty())) return;
+    if (!first && note.rank != number && (said.text.empty() || !note.text.empty())) return;
   }
   note = {job, generation.generation, number, said.note, said.text};
   Tell(note);
