@@ -747,6 +747,16 @@ TEST_F(AgentCoreTest, WhatARankSaidOfItsStorageGoesWithItsExit_S7) {
   EXPECT_EQ(Sent<RankExited>()[1].exit.storage, "") << "it could be read again";
 }
 
+// An earlier generation may have said that it cannot be read, and the head goes by that until then.
+TEST_F(AgentCoreTest, TheFirstWordOfTheStorageIsHeardWhateverItIs) {
+  Welcome();
+  StartIt(1, 3, 3);
+  FromRank(0, R"({"type":"storage","text":""})");
+  EXPECT_THAT(Sent<AgentNote>(), ::testing::ElementsAre(AgentNote{kJob, {1}, 0, "storage", ""}));
+  FromRank(1, R"({"type":"storage","text":""})");
+  EXPECT_THAT(Sent<AgentNote>(), IsEmpty());
+}
+
 TEST_F(AgentCoreTest, OneRankOfAMachineSpeaksOfTheStorage) {
   Welcome();
   StartIt(1, 3, 3);
