@@ -97,9 +97,9 @@ struct Job {
   spec::JobSpec spec;
   plan::Demand demand;
   std::optional<CheckpointRecord> checkpoint;
-  std::string checkpoint_policy;                  // as the newest report said it
+  std::string checkpoint_policy;                    // as the newest report said it
   std::map<std::string, std::string> notes_before;  // of earlier generations, of the owner and the storage
-  std::map<std::string, std::string> rank_notes;  // of this generation: kind -> newest (worker_core.h)
+  std::map<std::string, std::string> rank_notes;    // of this generation: kind -> newest (worker_core.h)
 
   // Live, of record.generation.
   std::vector<RankLive> ranks;  // index = rank
