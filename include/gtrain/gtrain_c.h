@@ -332,8 +332,8 @@ GTRAIN_API gtrain_status gtrain_checkpointer_save_if_due(gtrain_checkpointer* ch
 /* With `lazy`: call it after each save before anything changes the registered state, in a training step right
  * before the optimiser. Blocks until the state is copied, and helps; after a step that computed for longer
  * than a copy takes it costs nothing. From here on the save is committed whatever becomes of this process.
- * Nothing else fences: a save that was not fenced when wait, save, save_if_due or free is called may hold values
- * of two steps, so it is given up with a warning, and wait (or, with on_error: fail, save) returns
+ * Nothing else fences: a save that was not fenced when wait, save, save_if_due or free is called may hold
+ * values of two steps, so it is given up with a warning, and wait (or, with on_error: fail, save) returns
  * GTRAIN_FAILED_PRECONDITION. */
 GTRAIN_API gtrain_status gtrain_checkpointer_fence(gtrain_checkpointer* checkpointer, gtrain_error* error);
 /* Until the last save is committed or failed; its error. */

@@ -23,7 +23,8 @@ std::string Explain(const json& why) {
   if (const std::string placement = Text(why, "placement"); !placement.empty()) {
     absl::StrAppend(&out, "placement: ", placement, "\n");
   }
-  for (const auto& [key, label] : {std::pair{"owner", "checkpoint directory"}, {"storage", "storage"}, {"saves", "saves"}}) {
+  for (const auto& [key, label] :
+       {std::pair{"owner", "checkpoint directory"}, {"storage", "storage"}, {"saves", "saves"}}) {
     if (const std::string text = Text(why, key); !text.empty())
       absl::StrAppend(&out, label, ": ", text, "\n");
   }

@@ -104,11 +104,11 @@ TEST(StatusDoc, ReadsTheHeadsDocument) {
   const JobDoc& job = doc->jobs[0];
   EXPECT_EQ(job.step, 12);
   EXPECT_EQ(job.first_fault->message, "rank 1 died");
-  EXPECT_THAT(job.notes, ElementsAre("checkpoints every 42 s: a save costs 0.2 s",
-                                     "gradients: topk for 2 of 3 buckets", "restored step 10 in 0.3 s",
-                                     "checkpoint directory: taken over by train-9",
-                                     "saves: 2 saves came to nothing", "storage: /ckpt: EIO",
-                                     "copies of its checkpoints are also kept on k1, k2, outside the job"));
+  EXPECT_THAT(job.notes,
+              ElementsAre("checkpoints every 42 s: a save costs 0.2 s", "gradients: topk for 2 of 3 buckets",
+                          "restored step 10 in 0.3 s", "checkpoint directory: taken over by train-9",
+                          "saves: 2 saves came to nothing", "storage: /ckpt: EIO",
+                          "copies of its checkpoints are also kept on k1, k2, outside the job"));
   EXPECT_EQ(PrintProgress(job), "step 12, loss 0.5, 100 samples/s, checkpoint at step 10, 1 restart");
   const std::vector<std::string> block = StatusBlock(job, "hint", 40);
   ASSERT_THAT(block, SizeIs(5));
