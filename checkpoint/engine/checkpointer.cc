@@ -34,6 +34,7 @@
 #include "checkpoint/engine/index_board.h"
 #include "checkpoint/engine/lease.h"
 #include "checkpoint/engine/near.h"
+#include "checkpoint/engine/openings.h"
 #include "checkpoint/engine/outside.h"
 #include "checkpoint/engine/parts.h"
 #include "checkpoint/engine/registration.h"
@@ -60,21 +61,6 @@ constexpr absl::Duration kVisiblePoll = absl::Milliseconds(20);
 constexpr absl::Duration kFirstAfter = absl::Seconds(30);
 constexpr absl::Duration kNewestWithin = absl::Seconds(10);  // for a client of NFS that sees it late
 constexpr int64_t kLostDirectory = 2;  // what rank 0 says instead of whether a save is due
-
-// What this process saves where. Two Checkpointers that were given the same attempts would write each
-// other's files, and what a first one has under way may not be in the storage yet.
-struct Openings {
-  struct Opening {
-    bool open = false;
-    uint64_t next_attempt = 1;
-  };
-  Mutex mu;
-  std::map<std::string, Opening> by_place ABSL_GUARDED_BY(mu);
-};
-Openings& OpenHere() {
-  static Openings* const here = new Openings;
-  return *here;
-}
 
 void Pause(absl::Duration how_long) {
   Mutex mu;
@@ -110,10 +96,7 @@ class CheckpointerImpl final : public Checkpointer {
   ~CheckpointerImpl() override {
     ending_ = true;
     if (starting_.joinable()) starting_.join();
-    if (!place_.empty()) {
-      MutexLock lock(&OpenHere().mu);
-      OpenHere().by_place[place_] = {.open = false, .next_attempt = next_.attempt + 1};
-    }
+    if (!place_.empty()) LeavePlace(place_, next_.attempt + 1);
     // The job has another generation to come: the directory is not free meanwhile.
     if (lease_ != nullptr && !session_->Alive().ok()) lease_->LeaveBehind();
   }
@@ -173,7 +156,6 @@ class CheckpointerImpl final : public Checkpointer {
   absl::Status OpenDirectory();
   absl::Status ProveShared();
   absl::Status TakeOwnership();
-  absl::StatusOr<uint64_t> TakePlace(uint64_t attempt);
   absl::Status HoldLease(uint64_t epoch, bool fresh);
   // What Restore and Save would return, told to the head first where the storage is what failed.
   absl::Status Outward(const absl::Status& status);
@@ -205,8 +187,6 @@ class CheckpointerImpl final : public Checkpointer {
   absl::Status LoadChosen(Choice* choice, LoadPlan* plan);
   absl::StatusOr<std::optional<RestoredStep>> Finish(const Choice& choice, const LoadPlan& plan,
                                                      const Search& search);
-  void KeepInitial();
-  void PutBackInitial(const LoadPlan& plan);
   void TellOfPlan(const Choice& choice, const LoadPlan& plan) const;
   std::string TellIfNotFinite(const Choice& choice, port::BlobStore* store) const;
   void DropUnfenced();
@@ -238,7 +218,7 @@ class CheckpointerImpl final : public Checkpointer {
   std::unique_ptr<Lease> lease_;                // rank 0 of one that writes
   NearTiers near_;
   SaveId next_;        // epoch, timeline, generation, attempt of the next save
-  std::string place_;  // in OpenHere(), of rank 0
+  std::string place_;  // taken (openings.h), of rank 0
   Registration state_;
   ShardPlan plan_;  // of this rank's saves, but for their tails
   bool frozen_ = false;
@@ -254,12 +234,9 @@ class CheckpointerImpl final : public Checkpointer {
   std::optional<SaveId> resumed_;         // what retention shall know of
   int lists_ = 0;                         // of candidates that turned out to be out of date
   std::optional<int64_t> restored_step_;  // the newest that is committed, as far as Restore saw
-  // During Restore: something was read into registered memory, and what lay before in that which may be
-  // missing.
-  bool touched_ = false;
-  std::vector<std::pair<size_t, std::string>> initial_;
-  int64_t highest_step_ = -1;  // saved with the current attempt number
-  bool told_storage_ = false;  // the head knows that the storage cannot be read
+  bool touched_ = false;                  // during Restore: something was read into registered memory
+  int64_t highest_step_ = -1;             // saved with the current attempt number
+  bool told_storage_ = false;             // the head knows that the storage cannot be read
   bool storage_works_ = false;
   uint64_t skipped_ = 0;
   std::atomic<int> lost_saves_{0};  // rank 0: skipped or failed since the newest commit
@@ -367,24 +344,6 @@ absl::Status CheckpointerImpl::ProveShared() {
       " cannot see what rank 0 writes there. Put it on a file system that all nodes mount at this path"));
 }
 
-absl::StatusOr<uint64_t> CheckpointerImpl::TakePlace(uint64_t attempt) {
-  const std::string place = absl::StrJoin({AbsoluteLocation(settings_.uri), absl::StrCat(next_.epoch),
-                                           absl::StrCat(next_.timeline), absl::StrCat(next_.generation)},
-                                          " ");
-  MutexLock lock(&OpenHere().mu);
-  Openings::Opening& here = OpenHere().by_place[place];
-  if (here.open) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        "this program saves in ", store_->Describe(),
-        " already. One Checkpointer saves in a directory: register all state with it, or give the "
-        "other one a directory of its own ($GTRAIN_CHECKPOINT_URI, the job file's checkpoint.uri, "
-        "is for all of them)"));
-  }
-  here.open = true;
-  place_ = place;
-  return std::max(attempt, here.next_attempt);
-}
-
 absl::Status CheckpointerImpl::TakeOwnership() {
   next_ = {.timeline = session_->timeline(), .generation = session_->generation()};
   absl::Status status;
@@ -407,7 +366,11 @@ absl::Status CheckpointerImpl::TakeOwnership() {
         session_->ReportNote(kNoteOwner, told);
       }
       absl::StatusOr<uint64_t> attempt = NextAttempt(store_.get(), next_);
-      if (attempt.ok()) attempt = TakePlace(*attempt);
+      if (attempt.ok()) {
+        const std::string place = PlaceOf(AbsoluteLocation(settings_.uri), next_);
+        attempt = TakePlace(place, *attempt);
+        if (attempt.ok()) place_ = place;
+      }
       status = attempt.status();
       if (attempt.ok()) text = absl::StrCat(claim->epoch, " ", *attempt);
     }
@@ -727,33 +690,13 @@ absl::Status CheckpointerImpl::LoadChosen(Choice* choice, LoadPlan* plan) {
   return agree_.AllOk(loaded.status());
 }
 
-// A checkpoint that turns out to be damaged was read in part, and the one before may lack what it had.
-void CheckpointerImpl::KeepInitial() {
-  const std::vector<void*> data = state_.Data();
-  for (size_t i = 0; i < data.size() && !may_be_missing_.empty(); ++i) {
-    const Registered& r = state_.all()[i];
-    const bool may = std::any_of(may_be_missing_.begin(), may_be_missing_.end(),
-                                 [&](const std::string& p) { return MatchesGlob(r.tensor.name, p); });
-    if (may && data[i] != nullptr && r.tensor.layout != Layout::kPerRank)
-      initial_.emplace_back(i, std::string(static_cast<const char*>(data[i]), r.bytes));
-  }
-}
-
-void CheckpointerImpl::PutBackInitial(const LoadPlan& plan) {
-  const std::vector<void*> data = state_.Data();
-  for (const auto& [i, bytes] : initial_) {
-    if (std::count(plan.missing.begin(), plan.missing.end(), state_.all()[i].tensor.name) > 0)
-      std::memcpy(data[i], bytes.data(), bytes.size());
-  }
-}
-
 absl::StatusOr<std::optional<RestoredStep>> CheckpointerImpl::Restore(const RestoreOptions& options) {
   may_be_missing_ = options.may_be_missing;
   touched_ = false;
-  KeepInitial();
+  state_.KeepInitial(may_be_missing_);
   absl::StatusOr<std::optional<RestoredStep>> restored = RestoreNewest();
   staged_.clear();
-  initial_.clear();
+  state_.ForgetInitial();
   const absl::Status told = Outward(restored.status());
   if (!told.ok()) return told;
   return restored;
@@ -889,7 +832,7 @@ std::string CheckpointerImpl::TellIfNotFinite(const Choice& choice, port::BlobSt
 absl::StatusOr<std::optional<RestoredStep>> CheckpointerImpl::Finish(const Choice& choice,
                                                                      const LoadPlan& plan,
                                                                      const Search& search) {
-  PutBackInitial(plan);
+  state_.PutBackInitial(plan);
   GT_RETURN_IF_ERROR(agree_.AllOk(state_.Take(plan, std::move(staged_))));
   for (size_t i = 0; i < state_.all().size(); ++i) {
     const GlobalTensor& tensor = state_.all()[i].tensor;

@@ -251,6 +251,7 @@ std::string Committer::TakeNote() {
 }
 
 void Committer::DescribeNear(const Run& run) {
+  if (config_.near.own == nullptr) return;  // the texts of many tensors take a while to print
   const ShardIndex index{
       .id = run.id, .rank = config_.rank, .world_size = config_.world_size, .file = run.file};
   std::vector<std::pair<std::string, std::string>> texts;
@@ -362,11 +363,11 @@ void Committer::PollIndices(Run* run, const save::PollIndices& poll) {
   // there.
   std::optional<std::string> given_up;
   const auto look_for_index = [&](size_t i) { indices[ask[i]] = LookForIndex(*run, poll.missing[ask[i]]); };
-  ForEachAtOnce(3, [&](size_t i) {
-    if (i == 0 && !parts.empty()) parts[0] = LookForPart(*run, poll.parts[0]);
-    if (i == 1 && !ask.empty()) look_for_index(0);
-    if (i == 2 && ask_all) given_up = LookForMarker(*run);
-  });
+  std::vector<std::function<void()>> looks;  // none while the board says all
+  if (!parts.empty()) looks.emplace_back([&] { parts[0] = LookForPart(*run, poll.parts[0]); });
+  if (!ask.empty()) looks.emplace_back([&] { look_for_index(0); });
+  if (ask_all) looks.emplace_back([&] { given_up = LookForMarker(*run); });
+  ForEachAtOnce(looks.size(), [&](size_t i) { looks[i](); });
   const size_t more_parts = !parts.empty() && parts[0] ? parts.size() - 1 : 0;
   const size_t more_indices = !ask.empty() && indices[ask[0]] ? ask.size() - 1 : 0;
   ForEachAtOnce(more_parts + more_indices, [&](size_t i) {

@@ -21,8 +21,6 @@
 
 namespace gtrain::ckpt {
 
-inline constexpr absl::Duration kLong = absl::Seconds(60);
-
 // A small model: one tensor large enough to be cut between ranks, small ones, a counter, per-rank state.
 struct State {
   std::vector<float> large = std::vector<float>(700'000);

@@ -62,10 +62,9 @@ class HostedSession final : public FakeSession, public port::WriterHost {
   absl::StatusOr<port::WriterLink> StartWriter(uint64_t arena_bytes, absl::Duration,
                                                absl::FunctionRef<bool()> wanted) override {
     if (writers_->refuse) return absl::FailedPreconditionError("no gtrain-writer beside the keeper");
-    while (writers_->IsHeldBefore(generation())) {
-      if (!wanted()) return absl::CancelledError("no writer is wanted any more");
-      absl::SleepFor(absl::Milliseconds(2));
-    }
+    if (!Until([&] { return !writers_->IsHeldBefore(generation()) || !wanted(); }))
+      return absl::DeadlineExceededError("the memory was not free in time");
+    if (!wanted()) return absl::CancelledError("no writer is wanted any more");
     port::WriterLink link{.arena = MakeArena(arena_bytes), .channel = UniqueFd()};
     int ends[2];
     GT_CHECK(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) == 0);
@@ -78,7 +77,7 @@ class HostedSession final : public FakeSession, public port::WriterHost {
         SaveArenaHeader* const header = mapped.header();
         header->state = WriterState::kReady;
         const SaveArenaHeader& asked = *header;
-        while (asked.requested != 1) absl::SleepFor(absl::Milliseconds(2));
+        GT_CHECK(Until([&] { return asked.requested == 1; }));
       });
       return link;
     }

@@ -31,18 +31,6 @@ using ::testing::HasSubstr;
 
 constexpr int kKilled = 77;  // exit code of a writer that a test ended in the middle
 
-bool Until(const std::function<bool()>& condition) {
-  const RealClock clock;
-  const Instant end = clock.Now() + kLong;
-  Mutex mu;
-  while (!condition()) {
-    if (clock.Now() > end) return false;
-    MutexLock lock(&mu);
-    mu.AwaitFor(absl::Milliseconds(2), [] { return false; });
-  }
-  return true;
-}
-
 // One rank of a job without threads: it asked for one save and is gone. Its writers are processes.
 class LostRank {
  public:

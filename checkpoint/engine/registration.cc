@@ -259,6 +259,22 @@ std::vector<Snapshot::Source> Registration::Sources(const ShardPlan& plan) const
   return sources;
 }
 
+void Registration::KeepInitial(const std::vector<std::string>& may_be_missing) {
+  for (size_t i = 0; i < all_.size() && !may_be_missing.empty(); ++i) {
+    const bool may = std::any_of(may_be_missing.begin(), may_be_missing.end(),
+                                 [&](const std::string& p) { return MatchesGlob(all_[i].tensor.name, p); });
+    if (may && entries_[i].data != nullptr && all_[i].tensor.layout != Layout::kPerRank)
+      initial_.emplace_back(i, std::string(entries_[i].data, all_[i].bytes));
+  }
+}
+
+void Registration::PutBackInitial(const LoadPlan& plan) const {
+  for (const auto& [i, bytes] : initial_) {
+    if (std::count(plan.missing.begin(), plan.missing.end(), all_[i].tensor.name) > 0)
+      std::memcpy(entries_[i].data, bytes.data(), bytes.size());
+  }
+}
+
 absl::Status Registration::CheckKept(const LoadPlan& plan) const {
   uint64_t bytes = 0;
   for (const BlobRead& blob : plan.blobs) {

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/container/flat_hash_set.h"
@@ -56,6 +57,13 @@ class Registration {
   // of CollectTail stay where they are until it is called again.
   std::vector<Snapshot::Source> Sources(const ShardPlan& plan) const;
 
+  // During a restore: keeps what lies in the tensors that match `may_be_missing` (MatchesGlob), a copy of
+  // each. A checkpoint that turns out to be damaged is read in part, and the one before may lack what it had.
+  void KeepInitial(const std::vector<std::string>& may_be_missing);
+  // Those that `plan` says are missing are as they were.
+  void PutBackInitial(const LoadPlan& plan) const;
+  void ForgetInitial() { initial_.clear(); }
+
   // During a restore: whether this rank can carry what it would have to keep. ResourceExhausted.
   absl::Status CheckKept(const LoadPlan& plan) const;
   // Memory for what `plan` reads; state of ranks goes to `staged` first, which has a string for each of
@@ -89,9 +97,10 @@ class Registration {
   std::vector<Registered> all_;
   std::vector<Entry> entries_;  // of each of all_
   absl::flat_hash_set<std::string> names_;
-  uint64_t tensor_bytes_ = 0;  // of whole tensors
-  uint64_t rank_bytes_ = 0;    // of AddPerRank
-  std::vector<Kept> kept_;     // ascending
+  uint64_t tensor_bytes_ = 0;                            // of whole tensors
+  uint64_t rank_bytes_ = 0;                              // of AddPerRank
+  std::vector<Kept> kept_;                               // ascending
+  std::vector<std::pair<size_t, std::string>> initial_;  // of all_, during a restore
   SaveTail tail_;
 };
 

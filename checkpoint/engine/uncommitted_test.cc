@@ -69,15 +69,6 @@ class UncommittedTest : public EngineTest {
     job_.generation = job_.timeline = 2;
     job_.environment["GTRAIN_CHECKPOINT_NEWEST"] = absl::StrCat(store_, "/", ManifestKey(five_));
   }
-  static bool Until(const std::function<bool()>& condition) {
-    const RealClock clock;
-    const Instant end = clock.Now() + kLong;
-    while (!condition()) {
-      if (clock.Now() >= end) return false;
-      absl::SleepFor(absl::Milliseconds(2));
-    }
-    return true;
-  }
   std::string CopyOf(const std::string& file) const {
     return absl::StrCat(machine_, "/", job_.job, "/", AttemptName(six_), "/", file);
   }
