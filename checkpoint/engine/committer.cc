@@ -113,7 +113,7 @@ Committer::Committer(port::BlobStore* store, CommitterConfig config)
       core_(CoreOf(config_)),
       retention_(store, config_.keep, config_.world_size),
       near_(config_.near, store),
-      read_back_(store) {}
+      read_back_(store, config_.copying) {}
 
 void Committer::SetTail(const SaveTail& tail) {
   plan_ = PlanShard(config_.registered, config_.rank, config_.world_size, tail);
@@ -355,7 +355,8 @@ void Committer::PollIndices(Run* run, const save::PollIndices& poll) {
     const std::string key = AttemptKey(run->id, IndexName(rank, config_.world_size));
     if (const std::optional<std::string> posted = PostedIndex(key, rank)) {
       indices[i] = CheckedIndex(*run, key, *posted, false);
-    } else if (ask_all || config_.board == nullptr || !config_.board->attends(rank)) {
+    } else if (ask_all || config_.board == nullptr || !config_.board->attends(rank) ||
+               config_.board->stored(rank)) {
       ask.push_back(i);
     }
   }

@@ -81,6 +81,9 @@ struct CommitterConfig {
   // empty: none. Null: the committer reads its shards back itself (engine/read_back.h). A writer that repeats
   // a save may say something else than the first.
   std::function<std::string()> verified;
+  // Whether the next save's state is being copied: shards are not read back meanwhile. From any thread. Null:
+  // never.
+  std::function<bool()> copying;
 };
 
 // One thread at a time. `store` must outlive it.

@@ -4,7 +4,7 @@
 // storage as between machines (docs/formats/checkpoint.md), and nobody who reads it trusts that it is whole.
 //
 //   page 0         Header
-//   page 1 + rank  Slot of that rank
+//   then           a Slot of 1 MiB for each rank: the index of a shard of up to 90 GiB
 #pragma once
 #include <atomic>
 #include <cstdint>
@@ -45,11 +45,11 @@ class IndexBoard {
   // The writer of `rank` knows this board and leaves its indices here if it can.
   void Attend(int rank);
   bool attends(int rank) const;
-  // Its index of the newest save. False: it is too long.
+  // Its index of the newest save. False: it is too long, and comes through the storage (NoteStored).
   bool Post(int rank, absl::string_view index);
   // May be half an old and half a new one: a sealed text says so itself.
   std::optional<std::string> Read(int rank) const;
-  // The posted index is about to be put into the storage, too.
+  // Its index is about to be put into the storage: as well, or only there. Holds until the next Post.
   void NoteStored(int rank);
   bool stored(int rank) const;
 

@@ -147,6 +147,43 @@ TEST_F(EngineTest, ALazySaveWithoutAFenceIsGivenUpLoudly) {
   EXPECT_EQ((*ListManifests(OpenDirectoryStore(folder)->get())).size(), 1);
 }
 
+// Reading back stands aside from Save to its fence, and no longer, whatever ends the copy.
+TEST(Saver, TheRouteKnowsWhileItCopies) {
+  class WatchedRoute final : public SaveRoute {
+   public:
+    explicit WatchedRoute(std::vector<std::string>* said) : said_(said) {}
+    char* buffer() override { return buffer_; }
+    absl::Status SetTail(const SaveTail&) override { return absl::OkStatus(); }
+    void SetCopying(bool copying) override { said_->push_back(copying ? "copying" : "copied"); }
+    void Begin(const SaveId&, const std::vector<HashBytes>&) override { said_->push_back("begun"); }
+    void Resumed(const SaveId&) override {}
+    std::optional<absl::Status> Finish(const SaveId&, StopFlag*, absl::FunctionRef<void()>) override {
+      return absl::OkStatus();
+    }
+    bool usable() override { return true; }
+
+   private:
+    std::vector<std::string>* const said_;
+    char buffer_[64] = {};
+  };
+  std::vector<std::string> said;
+  const std::string state(64, 's');
+  {
+    Saver saver(
+        std::make_unique<WatchedRoute>(&said), "", {{state.data(), state.size()}},
+        [](const SaveId&, const absl::Status&) {}, 0, "nowhere");
+    saver.Start({.step = 1});
+    EXPECT_THAT(said, ::testing::ElementsAre("copying"));
+    saver.Fence();
+    ASSERT_TRUE(saver.Wait(kLong).ok());
+    saver.Start({.step = 2});
+    saver.Drop();
+    saver.Start({.step = 3});
+  }
+  EXPECT_THAT(said,
+              ::testing::ElementsAre("copying", "copied", "begun", "copying", "copied", "copying", "copied"));
+}
+
 TEST(Snapshot, CopiesWhatIsThereWhenItIsFinished) {
   std::vector<char> large((70 << 20) + 5, 'a'), small(3, 'b');
   std::vector<char> copy(large.size() + 2 * small.size(), 'x');

@@ -73,6 +73,10 @@ void OutsideRoute::Resumed(const SaveId& id) {
   PutText(ManifestKey(id), absl::MakeSpan(arena_.header()->resumed));
 }
 
+void OutsideRoute::SetCopying(bool copying) {
+  arena_.header()->copying.store(copying ? 1 : 0, std::memory_order_relaxed);
+}
+
 void OutsideRoute::Begin(const SaveId& id, const std::vector<HashBytes>& hashes) {
   SaveArenaHeader* header = arena_.header();
   arena_.PutHashes(hashes);
@@ -172,6 +176,7 @@ class Writer {
       return absl::OkStatus();  // whatever became of the rank and its generation
     };
     config.may_commit = &HistoryStands;
+    config.copying = [this] { return arena_.header()->copying.load(std::memory_order_relaxed) != 0; };
     GT_ASSIGN_OR_RETURN(work_.store, open_store(order_.location));
     GT_RETURN_IF_ERROR(SeesTheSame());
     if (near_) config.near = OpenNear(*near_, order_.owner.job);

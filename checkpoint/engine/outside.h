@@ -29,6 +29,7 @@ class OutsideRoute final : public SaveRoute {
 
   char* buffer() override { return data_; }
   absl::Status SetTail(const SaveTail& tail) override { return arena_.PutTail(Print(tail)); }
+  void SetCopying(bool copying) override;
   void Begin(const SaveId& id, const std::vector<HashBytes>& hashes) override;
   void Resumed(const SaveId& id) override;
   std::optional<absl::Status> Finish(const SaveId& id, StopFlag* stop,

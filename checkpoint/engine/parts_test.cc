@@ -322,6 +322,49 @@ TEST(Parts, WritersOfOneMachineMeetOnTheBoard) {
   EXPECT_LT(indices, 72);
 }
 
+// An index of a page was that of a shard of 400 MB at most.
+TEST(Parts, TheBoardHasRoomForTheIndexOfALargeShard) {
+  const auto board = *IndexBoard::Make(2, BoardName("many-1", 1));
+  const auto index_of = [](uint64_t bytes) {
+    ShardIndex index{.id = At(10), .rank = 1, .world_size = 2};
+    index.file = {.name = ShardName(1, 2), .bytes = bytes};
+    index.file.chunks.assign((bytes + kChunkBytes - 1) / kChunkBytes, std::string(32, 'a'));
+    return Print(index);
+  };
+  const std::string large = index_of(uint64_t{90} << 30);
+  ASSERT_TRUE(board->Post(1, large));
+  EXPECT_EQ(board->Read(1), large);
+  EXPECT_FALSE(board->Post(1, index_of(uint64_t{200} << 30)));
+}
+
+// Its index was too long for the board: the leader does not wait a second before it looks in the storage.
+TEST(Parts, WhatIsStoredInsteadOfPostedIsAskedForAtOnce) {
+  MemoryStore base;
+  FaultyStore store(&base, {});
+  const auto board = *IndexBoard::Make(2, BoardName("many-1", 1));
+  board->Attend(1);
+  board->NoteStored(1);
+  const auto count = [&](const std::string& key) {
+    const std::vector<std::string> calls = store.calls();
+    return std::count(calls.begin(), calls.end(), absl::StrCat("Get ", key));
+  };
+  absl::Status saved;
+  std::thread leader([&] {
+    CommitterConfig config = ConfigOf(0, 2);
+    config.board = board.get();
+    saved = SaveAs(&store, std::move(config), At(10));
+  });
+  const RealClock clock;
+  const Instant end = clock.Now() + kLong;
+  const std::string index = AttemptKey(At(10), IndexName(1, 2));
+  while (count(index) < 5 && clock.Now() < end) std::this_thread::yield();
+  EXPECT_GE(count(index), 5);
+  EXPECT_LE(count(ManifestKey(At(10))), 2) << "a look a second, at both";
+  EXPECT_TRUE(SaveAs(&base, ConfigOf(1, 2), At(10)).ok());
+  leader.join();
+  EXPECT_TRUE(saved.ok()) << saved;
+}
+
 // 63 requests a look, of 128 leaders at 8,192 ranks, were more than a store answers.
 TEST(Parts, ALeaderAsksForTheFirstThatLacks) {
   MemoryStore base;

@@ -14,6 +14,9 @@
 namespace gtrain::ckpt {
 namespace {
 
+// A rank that stopped in the middle of its copy does not keep the shard from being read for ever.
+constexpr absl::Duration kStandAsideMax = absl::Seconds(10), kLook = absl::Milliseconds(5);
+
 // This thread is served when nobody else wants the disk (linux/ioprio.h; where its scheduler knows
 // priorities) or the processor: the next save's copy stalls training, and reading back may take its time.
 void Yield() {
@@ -25,7 +28,10 @@ void Yield() {
 }  // namespace
 
 ReadBack::~ReadBack() {
-  give_up_ = true;
+  {
+    MutexLock lock(&mu_);
+    give_up_ = true;
+  }
   if (thread_.joinable()) thread_.join();
 }
 
@@ -57,7 +63,7 @@ void ReadBack::Await(absl::Duration timeout) {
 void ReadBack::Read(const SaveId& id, const ShardFile& file) {
   std::vector<char> buffer;
   for (uint64_t i = 0; i < file.chunks.size(); ++i) {
-    if (give_up_) return;
+    if (!StandAside()) return;
     const absl::Status chunk = ReadChunk(store_, id, file, i, &buffer).status();
     if (chunk.ok()) continue;
     // Deleted by now, or a storage that cannot say: neither is damage, and neither is proof.
@@ -69,6 +75,19 @@ void ReadBack::Read(const SaveId& id, const ShardFile& file) {
   }
   MutexLock lock(&mu_);
   verified_ = id;
+}
+
+// Before each chunk. At the lowest priority, too, its bytes would take memory, disk and caches from the copy.
+bool ReadBack::StandAside() {
+  MutexLock lock(&mu_);
+  for (absl::Duration waited; !give_up_ && copying_ && waited < kStandAsideMax; waited += kLook) {
+    mu_.Unlock();
+    const bool copying = copying_();
+    mu_.Lock();
+    if (!copying) break;
+    mu_.AwaitFor(kLook, [this]() ABSL_SHARED_LOCKS_REQUIRED(mu_) { return give_up_; });
+  }
+  return !give_up_;
 }
 
 std::optional<SaveId> ReadBack::verified() const {

@@ -2,10 +2,11 @@
 // it acknowledged is found while older checkpoints are still there: retention keeps the newest one that every
 // rank has read back.
 #pragma once
-#include <atomic>
+#include <functional>
 #include <optional>
 #include <string>
 #include <thread>
+#include <utility>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/time/time.h"
@@ -20,8 +21,10 @@ namespace gtrain::ckpt {
 // there is always one that gets to its end.
 class ReadBack {
  public:
-  // `store` must outlive it.
-  explicit ReadBack(port::BlobStore* store) : store_(store) {}
+  // `store` must outlive it. `copying`, called from the thread: whether a next save copies its state right
+  // now, which training waits for; nothing is read meanwhile. Null: never.
+  explicit ReadBack(port::BlobStore* store, std::function<bool()> copying = nullptr)
+      : store_(store), copying_(std::move(copying)) {}
   // Gives up what is being read and waits for the call that is out.
   ~ReadBack();
   ReadBack(const ReadBack&) = delete;
@@ -39,10 +42,12 @@ class ReadBack {
 
  private:
   void Read(const SaveId& id, const ShardFile& file);
+  bool StandAside();  // false: it is given up
 
   port::BlobStore* const store_;
-  std::atomic<bool> give_up_{false};
+  const std::function<bool()> copying_;
   mutable Mutex mu_;
+  bool give_up_ ABSL_GUARDED_BY(mu_) = false;
   bool busy_ ABSL_GUARDED_BY(mu_) = false;
   std::optional<SaveId> verified_ ABSL_GUARDED_BY(mu_);
   std::string note_ ABSL_GUARDED_BY(mu_);

@@ -4,9 +4,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <filesystem>
 #include <numeric>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "absl/strings/match.h"
@@ -92,6 +94,43 @@ TEST_F(ReadBackTest, WhatIsDeletedWhileItIsReadIsNotDamage_C2) {
   EXPECT_EQ(read_back.verified(), std::nullopt);
   EXPECT_EQ(read_back.TakeNote(), "");
   EXPECT_EQ(loud(), "");
+}
+
+// Training waits for the copy of the next save: nobody else takes memory or the disk meanwhile.
+TEST_F(ReadBackTest, NothingIsReadWhileTheNextSaveIsCopied) {
+  FaultyStore watched(store_.get(), FaultPlan{});
+  std::atomic<bool> copying{true};
+  std::atomic<int> asked{0};
+  ReadBack read_back(&watched, [&] {
+    ++asked;
+    return copying.load();
+  });
+  read_back.Begin(manifest_.id, manifest_.files[0]);
+  const RealClock clock;
+  const Instant end = clock.Now() + kLong;
+  while (asked < 5 && clock.Now() < end) std::this_thread::yield();
+  EXPECT_GE(asked, 5);
+  EXPECT_THAT(watched.calls(), ::testing::IsEmpty());
+  EXPECT_EQ(read_back.verified(), std::nullopt);
+  copying = false;
+  read_back.Await(kLong);
+  EXPECT_EQ(read_back.verified(), manifest_.id);
+}
+
+TEST_F(ReadBackTest, OneThatStandsAsideCanBeGivenUp) {
+  std::atomic<int> asked{0};
+  FaultyStore watched(store_.get(), FaultPlan{});
+  {
+    ReadBack read_back(&watched, [&] {
+      ++asked;
+      return true;
+    });
+    read_back.Begin(manifest_.id, manifest_.files[0]);
+    const RealClock clock;
+    const Instant end = clock.Now() + kLong;
+    while (asked < 1 && clock.Now() < end) std::this_thread::yield();
+  }
+  EXPECT_THAT(watched.calls(), ::testing::IsEmpty());
 }
 
 // The newest shard was lost by the disk: what was read back before stays, whatever `keep` says.

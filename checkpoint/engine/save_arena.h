@@ -53,6 +53,9 @@ struct SaveArenaHeader {
   char resumed[128];
   std::atomic<uint64_t> tail;        // where it begins; 0: there is none. By the rank, before order_bytes
   std::atomic<uint64_t> tail_bytes;  // by the rank, before `requested`
+  // The rank copies its state into the arena: what can wait stands aside. By the rank; versions without it
+  // leave it alone.
+  std::atomic<uint32_t> copying;
 };
 static_assert(std::atomic<uint64_t>::is_always_lock_free && std::atomic<WriterState>::is_always_lock_free);
 

@@ -72,6 +72,7 @@ absl::Status Saver::SetTail(const SaveTail& tail, absl::string_view header,
 void Saver::Start(const SaveId& id) {
   MutexLock lock(&mu_);
   GT_CHECK(stage_ == Stage::kIdle && !request_);
+  route_->SetCopying(true);
   snapshot_.Begin(route_->buffer());
   stage_ = Stage::kCopying;
   request_ = newest_ = id;
@@ -81,6 +82,7 @@ void Saver::Fence() {
   if (!copying()) return;
   snapshot_.Finish();
   MutexLock lock(&mu_);
+  route_->SetCopying(false);
   route_->Begin(newest_, snapshot_.hashes());
   stage_ = Stage::kWriting;
 }
@@ -90,6 +92,7 @@ void Saver::Drop() {
   GT_CHECK(stage_ == Stage::kCopying);
   stage_ = Stage::kDropped;
   mu_.Await([this]() ABSL_SHARED_LOCKS_REQUIRED(mu_) { return stage_ == Stage::kIdle; });
+  route_->SetCopying(false);
 }
 
 void Saver::Warm() {

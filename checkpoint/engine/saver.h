@@ -1,5 +1,6 @@
 // One save at a time beside training: keeps what the last one came to, and the thread that waits for it.
 #pragma once
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -34,6 +35,9 @@ class SaveRoute {
   // What the next save has besides its tensors, when the registration HasTail. On the training thread, before
   // the copy.
   virtual absl::Status SetTail(const SaveTail& tail) = 0;
+  // On the training thread, never blocks. Whether it copies into the buffer, and waits or will wait for that:
+  // what can wait stands aside.
+  virtual void SetCopying(bool copying) = 0;
   // On the training thread, never blocks. From here on the snapshot is the route's. `hashes`:
   // Snapshot::hashes.
   virtual void Begin(const SaveId& id, const std::vector<HashBytes>& hashes) = 0;
@@ -54,7 +58,7 @@ class OwnRoute final : public SaveRoute {
   // `store` must outlive it.
   OwnRoute(port::BlobStore* store, CommitterConfig config)
       : rank_(config.rank),
-        committer_(store, std::move(config)),
+        committer_(store, WithCopying(std::move(config))),
         memory_(static_cast<char*>(operator new(Lead() + committer_.DataBytesMax(),
                                                 std::align_val_t(FileWriter::kBlock)))) {}
   char* buffer() override { return memory_.get() + Lead(); }
@@ -62,6 +66,7 @@ class OwnRoute final : public SaveRoute {
     tail_ = tail;
     return absl::OkStatus();
   }
+  void SetCopying(bool copying) override { copying_ = copying; }
   void Begin(const SaveId&, const std::vector<HashBytes>& hashes) override { hashes_ = hashes; }
   void Resumed(const SaveId& id) override { committer_.Resumed(id); }
   std::optional<absl::Status> Finish(const SaveId& id, StopFlag* stop,
@@ -78,11 +83,16 @@ class OwnRoute final : public SaveRoute {
  private:
   // The data lies in its block of memory as it will in one of the file.
   size_t Lead() const { return committer_.plan().header.size() % FileWriter::kBlock; }
+  CommitterConfig WithCopying(CommitterConfig config) {
+    config.copying = [this] { return copying_.load(); };
+    return config;
+  }
   struct Free {
     void operator()(char* memory) const { operator delete(memory, std::align_val_t(FileWriter::kBlock)); }
   };
 
   const int rank_;
+  std::atomic<bool> copying_{false};
   std::optional<SaveTail> tail_;  // of the newest save; none: it never changes
   Committer committer_;
   const std::unique_ptr<char, Free> memory_;
