@@ -18,7 +18,9 @@ struct Reduction {
 // outputs[o][i] = sources[0][i] op sources[1][i] op ... for every o, in exactly that order, then divided by
 // `divisor`. kMean sums: the caller gives the divisor where the sum is complete. Outputs may be
 // sources; they overlap in no other way. 16-bit floats accumulate in float and are rounded (to nearest, ties
-// to even) once. Minimum and maximum of floats: a NaN wins. Integers wrap around; division truncates.
+// to even) once. Minimum and maximum of floats: a NaN wins; which NaN of two a sum has is not
+// specified (IEEE 754-2019, 6.2.3: the compiler may swap the operands). Integers wrap around; division
+// truncates.
 void ReduceInto(void* const* outputs, size_t output_count, const void* const* sources, size_t source_count,
                 const Reduction& reduction);
 
