@@ -28,6 +28,9 @@ static_assert(kPiece % kScaleBlock == 0 && kPiece % kHalvesBlock == 0);
 constexpr double kWarmupDensity = 0.25;
 // An approximate top-k sends between these shares of k.
 constexpr double kLow = 0.9, kHigh = 1.1;
+// So that 2^15 of them, and the sums of a block, are finite.
+constexpr float kLargestSent = 0x1p112f;
+constexpr float kLargestFloat16 = 65504;
 constexpr char kResidual[] = "residual", kMomentum[] = "momentum", kProgress[] = "progress";
 
 struct Free {
@@ -70,9 +73,18 @@ absl::Span<const float> AsFloats(const uint16_t* array, size_t count, std::vecto
   for (size_t i = 0; i < count; ++i) (*floats)[i] = CarriedAt(array, i);
   return *floats;
 }
-void Assign(absl::Span<const float> values, float* array) { std::copy(values.begin(), values.end(), array); }
+// A checkpoint of a version whose residuals could become infinite heals.
+float Finite(float value) { return std::isfinite(value) ? value : 0; }
+void Assign(absl::Span<const float> values, float* array) {
+  for (size_t i = 0; i < values.size(); ++i) array[i] = Finite(values[i]);
+}
 void Assign(absl::Span<const float> values, uint16_t* array) {
-  for (size_t i = 0; i < values.size(); ++i) array[PlaceOf(i)] = ToBFloat16(values[i]);
+  for (size_t i = 0; i < values.size(); ++i) array[PlaceOf(i)] = ToBFloat16(Finite(values[i]));
+}
+
+float LargestOf(Codec codec) {
+  if (codec == Codec::kNone) return std::numeric_limits<float>::infinity();
+  return codec == Codec::kFloat16 ? kLargestFloat16 : kLargestSent;
 }
 
 // T: what is carried over, float or uint16_t (carried.h).
@@ -106,16 +118,18 @@ class CompressorImpl : public Compressor {
     }
     pending_ = false;
     selected_ = {};
+    clipped_ = 0;
     PacketHeader header = {options_.codec, 0, count_, count_};
     const bool finite = options_.codec == Codec::kTopK ? EncodeTopK(gradient, packet, &header)
                                                        : EncodeAll(gradient, packet, header);
-    if (!finite) header.flags = kPacketPoison;
+    if (!finite) header.flags = kPacketPoison, clipped_ = 0;
     WriteHeader(header, packet.data());
     pending_ = finite;
     return PacketBytes(header);
   }
 
   Selected selected() const override { return selected_; }
+  size_t clipped() const override { return clipped_; }
 
   absl::Status Apply() override {
     if (!pending_) {
@@ -228,11 +242,12 @@ class CompressorImpl : public Compressor {
     const CarryKernels<T>& carrying = kernels_.Carrying<T>();
     const uint32_t seed = Seed();
     const bool stream = residual_.Made() && count_ >= kStreamFrom;
+    const float largest = LargestOf(options_.codec);
     float poison = 0;
     for (size_t begin = 0; begin < count_; begin += kPiece) {
       const size_t n = std::min(kPiece, count_ - begin);
       const T* residual = residual_.Made() ? residual_.current() + begin : nullptr;
-      carrying.add(gradient.data() + begin, residual, sum, n, &poison);
+      clipped_ += carrying.add(gradient.data() + begin, residual, sum, n, largest, &poison);
       // n elements of payload start at a whole number of bytes: begin is a multiple of 8.
       uint8_t* bytes = payload + PayloadBytes({options_.codec, 0, begin, begin});
       if (encode == nullptr) {
@@ -279,6 +294,7 @@ class CompressorImpl : public Compressor {
   Pending<T> residual_, velocity_;
   bool pending_ = false;
   Selected selected_;
+  size_t clipped_ = 0;
   int applied_ = 0;  // steps; of float32, which nothing depends on later, to the end of the warm-up
   // As Export last said.
   mutable std::array<float, kProgressNumbers> progress_ = {};

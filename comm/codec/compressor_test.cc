@@ -337,6 +337,63 @@ TEST(Compressor, StateMovesToAnotherObject) {
   EXPECT_EQ(second->Load("speed", Gradient(5000, 1)).code(), absl::StatusCode::kInvalidArgument);
 }
 
+// One gradient of 65,520 under fp16 left a residual of minus infinity, which made every later step NaN.
+TEST(Compressor, AFiniteGradientNeverMakesAnythingInfinite) {
+  constexpr float kMax = std::numeric_limits<float>::max();
+  constexpr float kHostile[] = {65504,
+                                65520,
+                                -65536,
+                                1e8f,
+                                1e30f,
+                                0x1p112f,
+                                -0x1.8p126f,
+                                kMax,
+                                -kMax,
+                                std::numeric_limits<float>::denorm_min(),
+                                -std::numeric_limits<float>::min(),
+                                0};
+  const auto finite = [](absl::Span<const float> values) {
+    return std::all_of(values.begin(), values.end(), [](float v) { return std::isfinite(v); });
+  };
+  for (const Codec codec : kCodecs) {
+    if (codec == Codec::kNone || codec == Codec::kTopK) continue;
+    for (const ResidualType type : {ResidualType::kFloat32, ResidualType::kBFloat16}) {
+      for (const size_t count : {size_t{1}, size_t{255}, size_t{3000}}) {
+        auto compressor = Make({.codec = codec, .residual = type}, count);
+        for (int step = 0; step < 12; ++step) {
+          std::vector<float> gradient = Gradient(count, step);
+          size_t beyond = 0;
+          for (size_t i = 0; step < 8 && i < count; i += 1 + static_cast<size_t>(step)) {
+            gradient[i] = kHostile[(i + static_cast<size_t>(step)) % std::size(kHostile)];
+            beyond += std::fabs(gradient[i]) > (codec == Codec::kFloat16 ? 131072.0f : 0x1p114f) ? 1 : 0;
+          }
+          const std::vector<float> sent = Decoded(Encode(*compressor, gradient), count);
+          ASSERT_GE(compressor->clipped(), beyond) << CodecName(codec);
+          ASSERT_TRUE(finite(sent)) << CodecName(codec) << " " << step;
+          for (const float value : sent)
+            ASSERT_LE(std::fabs(value) * 0x1p15f, std::numeric_limits<float>::max()) << CodecName(codec);
+          ASSERT_EQ(compressor->Apply(), absl::OkStatus());
+          ASSERT_TRUE(finite(compressor->Export()[0].values)) << CodecName(codec) << " " << step;
+        }
+        // fp16 and bf16 forget at once what was clipped: no residual is larger than a rounding.
+        if (codec != Codec::kFloat16) continue;
+        EXPECT_EQ(compressor->clipped(), 0);
+        for (const float left : compressor->Export()[0].values) EXPECT_LT(std::fabs(left), 64);
+      }
+    }
+  }
+}
+
+// What a version before clipping wrote.
+TEST(Compressor, ALoadedResidualThatIsNotFiniteIsZero) {
+  for (const ResidualType type : {ResidualType::kFloat32, ResidualType::kBFloat16}) {
+    auto compressor = Make({.codec = Codec::kFloat16, .residual = type}, 3);
+    const float bad[] = {std::numeric_limits<float>::quiet_NaN(), -std::numeric_limits<float>::infinity(), 2};
+    ASSERT_EQ(compressor->Load("residual", bad), absl::OkStatus());
+    EXPECT_THAT(compressor->Export()[0].values, testing::ElementsAre(0, 0, 2));
+  }
+}
+
 TEST(Compressor, ANonFiniteGradientPoisonsThePacketAndNotTheResidual) {
   for (const Codec codec : kCodecs) {
     for (const float bad : {std::numeric_limits<float>::infinity(), -std::numeric_limits<float>::infinity(),
@@ -571,7 +628,7 @@ TEST_P(KernelsTest, WhatIsCarriedOverIsTheReferences) {
     std::vector<float> sum(count), zeros(count);
     std::vector<Line<uint16_t>> rounded(b.size());
     float poison = 0;
-    kernels.halves.add(a.data(), b[0].values, sum.data(), count, &poison);
+    EXPECT_EQ(kernels.halves.add(a.data(), b[0].values, sum.data(), count, 0x1p112f, &poison), 0);
     EXPECT_EQ(poison, 0);
     kernels.halves.subtract(sum.data(), a.data(), rounded[0].values, count, stream, 77, 2048);
     for (size_t i = 0; i < count; ++i) sum.push_back(comm::CarriedAt(rounded[0].values, i));
@@ -580,6 +637,32 @@ TEST_P(KernelsTest, WhatIsCarriedOverIsTheReferences) {
   const std::vector<float> reference = run(comm::ScalarKernels(), false);
   EXPECT_EQ(run(comm::BestKernels(), false), reference) << comm::BestKernels().name;
   EXPECT_EQ(run(comm::BestKernels(), true), reference) << comm::BestKernels().name;
+}
+
+TEST_P(KernelsTest, ClippingIsTheReferences) {
+  const size_t count = GetParam();
+  std::vector<float> a = Gradient(count, 1, 1);
+  for (size_t i = 0; i < count; i += 37) a[i] = i % 2 == 0 ? 0x1p127f : -0x1p127f;
+  const std::vector<Line<float>> b = Aligned<float>(a);  // so that sums overflow
+  std::vector<float> sums[2];
+  size_t clipped[2];
+  for (int best = 0; best < 2; ++best) {
+    const comm::Kernels& kernels = best == 1 ? comm::BestKernels() : comm::ScalarKernels();
+    sums[best].resize(count);
+    float poison = 0;
+    clipped[best] = kernels.floats.add(a.data(), b[0].values, sums[best].data(), count, 2, &poison);
+    EXPECT_EQ(poison, 0) << "they are finite, whatever becomes of their sum";
+    a[count / 2] = std::numeric_limits<float>::infinity();
+    (void)kernels.floats.add(a.data(), b[0].values, sums[best].data(), count, 2, &poison);
+    EXPECT_TRUE(std::isnan(poison));
+    a[count / 2] = b[0].values[count / 2];
+    (void)kernels.floats.add(a.data(), b[0].values, sums[best].data(), count, 2, &poison);
+  }
+  EXPECT_EQ(sums[0], sums[1]);
+  EXPECT_EQ(clipped[0], clipped[1]);
+  size_t above = 0;
+  for (size_t i = 0; i < count; ++i) above += std::fabs(a[i]) > 1 ? 1 : 0;
+  EXPECT_EQ(clipped[0], above);
 }
 
 TEST_P(KernelsTest, BlockCodecsAreTheReferences) {

@@ -48,8 +48,9 @@ struct CarryKernels {
   // velocity is rounded with OtherSeed.
   size_t (*select_momentum)(const float* gradient, const Momentum<T>& momentum, const T* residual,
                             T* pending_residual, size_t count, const Selection& selection, float* poison);
-  // sum = a + b (b null: a alone); poison as above.
-  void (*add)(const float* a, const T* b, float* sum, size_t count, float* poison);
+  // sum = a + b (b null: a alone), clipped to -largest..largest. Returns how many were. *poison becomes NaN
+  // if any of a is not finite; b is. `sum` may be `a` where nothing is clipped.
+  size_t (*add)(const float* a, const T* b, float* sum, size_t count, float largest, float* poison);
   // out = a - b; `stream`, `seed` and `first` as in Selection.
   void (*subtract)(const float* a, const float* b, T* out, size_t count, bool stream, uint32_t seed,
                    size_t first);

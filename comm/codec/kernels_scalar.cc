@@ -50,11 +50,15 @@ size_t SelectMomentum(const float* gradient, const Momentum<T>& momentum, const 
 }
 
 template <typename T>
-void Add(const float* a, const T* b, float* sum, size_t count, float* poison) {
+size_t Add(const float* a, const T* b, float* sum, size_t count, float largest, float* poison) {
+  size_t clipped = 0;
   for (size_t i = 0; i < count; ++i) {
-    sum[i] = b == nullptr ? a[i] : a[i] + CarriedAt(b, i);
-    *poison += sum[i] * 0;
+    const float value = b == nullptr ? a[i] : a[i] + CarriedAt(b, i);
+    *poison += a[i] * 0;
+    clipped += std::fabs(value) > largest ? 1 : 0;
+    sum[i] = std::clamp(value, -largest, largest);
   }
+  return clipped;
 }
 
 template <typename T>

@@ -258,21 +258,31 @@ size_t SelectMomentum(const float* gradient, const Momentum<T>& momentum, const 
 }
 
 template <typename T>
-void Add(const float* a, const T* b, float* sum, size_t count, float* poison) {
+size_t Add(const float* a, const T* b, float* sum, size_t count, float largest, float* poison) {
   const size_t whole = Whole(count);
-  V bad = hn::Zero(f);
+  const V most = hn::Set(f, largest), least = hn::Neg(most);
+  V bad = hn::Zero(f), reached = hn::Zero(f);
+  const auto put = [&](V v, size_t i) GT_INLINED {
+    reached = hn::Max(reached, hn::Abs(v));
+    hn::StoreU(hn::Min(hn::Max(v, least), most), f, sum + i);
+  };
   for (size_t i = 0; i < whole; i += kTurn) {
-    const Four v = b == nullptr ? Get(a, i) : Sum(Get(a, i), Get(b, i));
-    bad = hn::MulAdd(v.v0, hn::Zero(f), hn::MulAdd(v.v1, hn::Zero(f), bad));
-    bad = hn::MulAdd(v.v2, hn::Zero(f), hn::MulAdd(v.v3, hn::Zero(f), bad));
-    hn::StoreU(v.v0, f, sum + i);
-    hn::StoreU(v.v1, f, sum + i + kLanes);
-    hn::StoreU(v.v2, f, sum + i + 2 * kLanes);
-    hn::StoreU(v.v3, f, sum + i + 3 * kLanes);
+    const Four x = Get(a, i), v = b == nullptr ? x : Sum(x, Get(b, i));
+    bad = hn::MulAdd(x.v0, hn::Zero(f), hn::MulAdd(x.v1, hn::Zero(f), bad));
+    bad = hn::MulAdd(x.v2, hn::Zero(f), hn::MulAdd(x.v3, hn::Zero(f), bad));
+    put(v.v0, i);
+    put(v.v1, i + kLanes);
+    put(v.v2, i + 2 * kLanes);
+    put(v.v3, i + 3 * kLanes);
   }
   *poison += hn::GetLane(hn::SumOfLanes(f, bad));
-  ScalarKernels().Carrying<T>().add(a + whole, b == nullptr ? nullptr : b + whole, sum + whole, count - whole,
-                                    poison);
+  const auto rest_b = [&](size_t begin) { return b == nullptr ? nullptr : b + begin; };
+  const auto& scalar = ScalarKernels().Carrying<T>();
+  size_t clipped = scalar.add(a + whole, rest_b(whole), sum + whole, count - whole, largest, poison);
+  // They are so rare that only then somebody counts them.
+  if (hn::GetLane(hn::MaxOfLanes(f, reached)) > largest)
+    clipped += scalar.add(a, b, sum, whole, largest, poison);
+  return clipped;
 }
 
 template <bool kStream, typename T>

@@ -165,7 +165,7 @@ absl::Status Decode(absl::Span<const uint8_t> packet, absl::Span<float> output, 
       if (add) {
         float poison = 0;
         kernels.floats.add(output.data(), reinterpret_cast<const float*>(payload), output.data(),
-                           output.size(), &poison);
+                           output.size(), std::numeric_limits<float>::infinity(), &poison);
       } else {
         std::memcpy(output.data(), payload, output.size() * sizeof(float));
       }

@@ -22,7 +22,7 @@ namespace gtrain {
 
 enum class Codec : uint8_t {
   kNone = 0,      // float32 as it is
-  kFloat16 = 1,   // 2 bytes an element, saturating nowhere: 65520 and above become infinite
+  kFloat16 = 1,   // 2 bytes an element; clipped at 65504
   kBFloat16 = 2,  // 2 bytes an element
   kInt8 = 3,      // 1 byte an element and a float32 scale every 256
   kFloat8 = 4,    // e4m3, 1 byte an element and a float32 scale every 256
@@ -125,12 +125,16 @@ class Compressor {
 
   // gradient[count], float32, read only, into `packet` (at least MaxBytes()). Returns the bytes used. A
   // gradient with a NaN or an infinity gives a packet that decodes to NaN everywhere, as a dense sum would
-  // poison at least some, and carries nothing over: a loss scaler sees it and skips the step.
-  // InvalidArgument: sizes do not match.
+  // poison at least some, and carries nothing over: a loss scaler sees it and skips the step. What is finite
+  // stays finite: gradient and residual together are clipped to +-65504 (fp16) or +-2^112 (bf16, int8, fp8,
+  // onebit), and what is above is lost, as with a clipped gradient, and counted. InvalidArgument: sizes do
+  // not match.
   virtual absl::StatusOr<size_t> Encode(absl::Span<const float> gradient, absl::Span<uint8_t> packet) = 0;
 
   // By the last Encode; zeros before it, for other codecs and for a gradient that was not finite.
   virtual Selected selected() const = 0;
+  // Elements that the last Encode clipped. 0 for top-k, which sends what is large as it is.
+  virtual size_t clipped() const = 0;
 
   // FailedPrecondition: nothing is pending.
   virtual absl::Status Apply() = 0;
@@ -147,7 +151,8 @@ class Compressor {
     absl::Span<const float> values;
   };
   virtual std::vector<State> Export() const = 0;
-  // A residual that was float32 and becomes bfloat16 is rounded to nearest. InvalidArgument: no such state,
+  // A residual that was float32 and becomes bfloat16 is rounded to nearest; what is not finite in one becomes
+  // 0. InvalidArgument: no such state,
   // another count, or a progress that is negative or not finite. Drops what is pending.
   virtual absl::Status Load(absl::string_view name, absl::Span<const float> values) = 0;
 };
