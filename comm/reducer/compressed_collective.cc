@@ -23,6 +23,7 @@ constexpr size_t kSlotAlign = 64;
 constexpr size_t kGatherPart = 4;
 constexpr double kTopKMore = 1.1;  // of k, that an approximate top-k may send
 constexpr char kMomentumState[] = "momentum";
+constexpr char kResidualState[] = "residual";
 constexpr char kWarmupState[] = "warmup";  // one number: steps that it came so far
 // That of all compressors, those of what is sent before that of what is returned.
 constexpr char kProgressState[] = "progress";
@@ -86,6 +87,9 @@ class Flat {
 
   absl::Status AllReduce(absl::Span<float> data) {
     Settle();
+    if (scale_ != 1) {
+      for (float& value : data) value *= scale_;
+    }
     if (momentum_ == 0) return Mean(data);
     const bool compressed = !WarmingUp();
     for (size_t i = 0; compressed && i < count_; ++i) data[i] += part_ * agreed_[i];
@@ -152,6 +156,9 @@ class Flat {
     Settle();
     std::vector<CarriedState> states;
     if (low_rank_ != nullptr) states = low_rank_->Export();
+    for (CarriedState& state : states) {
+      if (state.name == kResidualState) state.values = Scaled(state.values, 1 / scale_);
+    }
     if (momentum_ > 0) states.push_back({kMomentumState, 0, agreed_});
     if (warmup_steps_ > 0) states.push_back({kWarmupState, 0, {static_cast<float>(steps_)}});
     CarriedState progress = {kProgressState, 0, {}};
@@ -167,8 +174,8 @@ class Flat {
         auto whole = std::find_if(states.begin(), states.end(),
                                   [&](const CarriedState& made) { return made.name == state.name; });
         if (whole == states.end()) whole = states.insert(whole, {state.name, 0, std::vector<float>(count_)});
-        std::copy(state.values.begin(), state.values.end(),
-                  whole->values.begin() + static_cast<ptrdiff_t>(offset));
+        const std::vector<float> values = Scaled(state.values, 1 / scale_);
+        std::copy(values.begin(), values.end(), whole->values.begin() + static_cast<ptrdiff_t>(offset));
       }
     }
     if (returning_ != nullptr) {
@@ -194,7 +201,11 @@ class Flat {
       pending_step_ = false;
       return absl::OkStatus();
     }
-    if (low_rank_ != nullptr && low_rank_->Load(state)) return absl::OkStatus();
+    const std::vector<float> scaled = Scaled(state.values, scale_);
+    if (low_rank_ != nullptr &&
+        low_rank_->Load(state.name == kResidualState ? CarriedState{state.name, state.offset, scaled}
+                                                     : state))
+      return absl::OkStatus();
     const bool of_shard = state.name.ends_with("/shard");
     const std::string name = of_shard ? state.name.substr(0, state.name.size() - 6) : state.name;
     const CompressedCollective::Range expected =
@@ -207,8 +218,8 @@ class Flat {
                        " to ", expected.offset + expected.size,
                        "; with another number of ranks start without carried-over state"));
     }
-    const absl::Span<const float> values = absl::MakeConstSpan(state.values);
-    if (of_shard) return returning_->Load(name, values);
+    if (of_shard) return returning_->Load(name, state.values);
+    const absl::Span<const float> values = absl::MakeConstSpan(scaled);
     for (size_t i = 0; i < sending_.size(); ++i) {
       const auto range = staged_ ? ShardOf(static_cast<int>(i)) : expected;
       GT_RETURN_IF_ERROR(sending_[i]->Load(name, values.subspan(range.offset, range.size)));
@@ -218,10 +229,32 @@ class Flat {
 
   uint64_t bytes_sent() const { return bytes_sent_; }
   Selected selected() const { return selected_; }
+  // By the last call, of the gradient and of the mean.
+  size_t clipped() const {
+    size_t sum = returning_ != nullptr ? returning_->clipped() : 0;
+    for (const auto& compressor : sending_) sum += compressor->clipped();
+    return sum;
+  }
 
  private:
   Flat(Communicator* group, int ranks, size_t count)
-      : group_(group), factor_(1.0f / static_cast<float>(ranks)), count_(count) {}
+      : group_(group),
+        scale_(ScaleOf(ranks, group->size())),
+        factor_(1 / (static_cast<float>(ranks) * scale_)),
+        count_(count) {}
+
+  // The sum of a machine's gradients would leave the range of a codec the sooner the more ranks it has. A
+  // power of two, so that nothing is rounded and what is carried over is the same with and without it.
+  static float ScaleOf(int ranks, int members) {
+    float scale = 1;
+    while (static_cast<float>(ranks) * scale > static_cast<float>(members)) scale /= 2;
+    return scale;
+  }
+  static std::vector<float> Scaled(absl::Span<const float> values, float scale) {
+    std::vector<float> scaled(values.begin(), values.end());
+    for (float& value : scaled) value *= scale;
+    return scaled;
+  }
 
   // The optimiser's momentum and, but for DGC's, the warm-up are this object's business: compressors know
   // neither.
@@ -327,7 +360,8 @@ class Flat {
   }
 
   Communicator* const group_;
-  const float factor_;
+  const float scale_;   // of what comes in
+  const float factor_;  // of the sum of what was scaled
   const size_t count_;
   float momentum_ = 0,
         part_ = 0;  // part_: what each member of the group adds, so that the mean has momentum_
@@ -399,6 +433,7 @@ class Collective final : public CompressedCollective {
   Codec codec() const override { return codec_; }
   uint64_t bytes_sent() const override { return flat_ == nullptr ? 0 : flat_->bytes_sent(); }
   Selected selected() const override { return flat_ == nullptr ? Selected{} : flat_->selected(); }
+  size_t clipped() const override { return flat_ == nullptr ? 0 : flat_->clipped(); }
 
  private:
   static absl::Status Fits(const char* what, size_t size, size_t expected) {

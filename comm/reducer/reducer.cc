@@ -26,6 +26,7 @@ constexpr int kWindow = 20;  // steps between two looks at what they cost
 constexpr int kTrial = 5;    // steps until the first look at a new choice
 // At most so often: a keeper without its agent keeps all that was said.
 constexpr absl::Duration kSayChange = absl::Seconds(1);
+constexpr absl::Duration kSayClipped = absl::Minutes(1);
 constexpr absl::Duration kSayAgain = absl::Seconds(30);  // for a head that has forgotten it
 constexpr size_t kSampleElements = 1 << 18;
 
@@ -202,7 +203,11 @@ class ReducerImpl final : public Reducer {
     GT_RETURN_IF_ERROR(dead_);
     const uint64_t sent = BytesSent();
     step.bytes_sent = sent - std::exchange(sent_before_, sent);
-    for (const Bucket& bucket : buckets_) step.selected += bucket.collective->selected();
+    for (const Bucket& bucket : buckets_) {
+      step.selected += bucket.collective->selected();
+      step.clipped += bucket.collective->clipped();
+    }
+    SayClipped(step.clipped);
     if (Chooses() && ++steps_since_look_ >= look_after_) GT_RETURN_IF_ERROR(Look());
     StartStep();
     step_began_ = RealClock().Now();
@@ -325,6 +330,16 @@ class ReducerImpl final : public Reducer {
     }
     for (const GradientSpec& gradient : gradients) names_.push_back(gradient.name);
     return absl::OkStatus();
+  }
+
+  void SayClipped(size_t elements) {
+    clipped_ += elements;
+    if (elements == 0 || RealClock().Now() - said_clipped_at_ < kSayClipped) return;
+    said_clipped_at_ = RealClock().Now();
+    LogWarning("reducer: rank ", communicator_->rank(), ": ", clipped_,
+               " elements of gradients so far were larger than their codec can say and were clipped: the "
+               "learning rate or the loss scale is too large, or the codec has too small a range (bf16 has "
+               "a larger one than fp16)");
   }
 
   void StartStep() ABSL_EXCLUSIVE_LOCKS_REQUIRED(lock_) {
@@ -552,6 +567,8 @@ class ReducerImpl final : public Reducer {
   std::vector<Place> places_;
   std::vector<std::string> names_;
   uint64_t sent_before_ = 0;
+  size_t clipped_ = 0;  // elements, in all steps
+  Instant said_clipped_at_ = Instant{} - kSayClipped;
   std::string carried_name_;
   size_t carried_count_ = 0;
   std::vector<CompressionOptions> ways_;  // of an automatic choice; [0] is float32. Empty: nothing to choose

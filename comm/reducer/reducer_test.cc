@@ -376,6 +376,26 @@ TEST(Reducer, SaysHowManyElementsTopKSent) {
   }
 }
 
+TEST(Reducer, SaysWhatItsCodecCouldNotSay) {
+  FakeWorld world({"a", "b"});
+  ExpectAllOk(RunThreads(world, [&](Communicator& c) -> absl::Status {
+    ReducerOptions options;
+    options.compress_from = 1000;
+    options.compression = {.codec = Codec::kFloat16};
+    auto reducer = Reducer::Create(&c, {{"w", 2000}}, options);
+    RETURN_IF_BAD(reducer.status());
+    for (int step = 0; step < 3; ++step) {
+      const absl::Span<float> g = (*reducer)->gradient(0);
+      std::fill(g.begin(), g.end(), 1.0f);
+      if (step == 1 && c.rank() == 0) std::fill_n(g.begin() + 10, 7, 1e9f);
+      auto done = (*reducer)->Finish();
+      RETURN_IF_BAD(done.status());
+      EXPECT_EQ(done->clipped, step == 1 && c.rank() == 0 ? 7 : 0) << step;
+    }
+    return absl::OkStatus();
+  }));
+}
+
 // What a block is of is in its name, so that no other reducer takes it.
 TEST(Reducer, CarriedNameSaysWhatItIsOf) {
   std::set<std::string> names;

@@ -79,6 +79,10 @@ class CompressedCollective {
   virtual uint64_t bytes_sent() const = 0;
   // Of top-k, by this rank in the last call, in both stages; zeros where it sent float32.
   virtual Selected selected() const = 0;
+  // Elements that the last call clipped on this rank (Compressor::clipped): of its gradient, or the sum of
+  // its machine's divided by about as many, and of its shard of the mean. Zero on ranks that another one of
+  // their machine speaks for.
+  virtual size_t clipped() const = 0;
   virtual Codec codec() const = 0;
 };
 
@@ -122,6 +126,10 @@ struct ReducedStep {
   // Of the buckets that top-k compressed in this step, by this rank: between 0.9 and 1.1 of what is wanted,
   // less where a gradient has fewer elements that are not zero.
   Selected selected;
+  // Elements that codecs clipped on this rank, because they could not say numbers as large (compression.h). A
+  // warning says so, too, at most once a minute: the learning rate or the loss scale is too large, or the
+  // codec has too small a range (bf16 instead of fp16).
+  size_t clipped = 0;
   size_t early = 0;  // buckets that were means before Finish was called: hidden behind backward
 };
 
