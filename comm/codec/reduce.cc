@@ -88,6 +88,13 @@ struct Most {
   }
 };
 
+// 256 ranks are no uint8_t.
+template <typename V>
+V Divided(V value, int divisor) {
+  if constexpr (std::is_floating_point_v<V>) return value / static_cast<V>(divisor);
+  return static_cast<V>(value / static_cast<std::common_type_t<V, int>>(divisor));
+}
+
 // Everything that a loop needs.
 struct Work {
   void* const* outputs;
@@ -107,7 +114,6 @@ void ReducePair(const Work& w) {
   const Stored* b = static_cast<const Stored*>(w.sources[1]);
   Stored* out = static_cast<Stored*>(w.outputs[0]);
   Stored* second = static_cast<Stored*>(w.outputs[kTwice ? 1 : 0]);
-  const Value divisor = static_cast<Value>(w.divisor);
 #if defined(__clang__)
 #pragma clang loop vectorize(assume_safety)
 #else
@@ -115,7 +121,7 @@ void ReducePair(const Work& w) {
 #endif
   for (size_t i = 0; i < w.count; ++i) {
     Value v = Op::Apply(Type::Load(a[i]), Type::Load(b[i]));
-    if constexpr (kDivide) v = static_cast<Value>(v / divisor);
+    if constexpr (kDivide) v = Divided(v, w.divisor);
     const Stored stored = Type::Store(v);
     out[i] = stored;
     if constexpr (kTwice) second[i] = stored;
@@ -137,7 +143,7 @@ void ReduceMany(const Work& w) {
       for (size_t i = 0; i < n; ++i) sum[i] = Op::Apply(sum[i], Type::Load(source[i]));
     }
     if (w.divisor != 1) {
-      for (size_t i = 0; i < n; ++i) sum[i] = static_cast<Value>(sum[i] / static_cast<Value>(w.divisor));
+      for (size_t i = 0; i < n; ++i) sum[i] = Divided(sum[i], w.divisor);
     }
     for (size_t i = 0; i < n; ++i) stored[i] = Type::Store(sum[i]);
     for (size_t o = 0; o < w.output_count; ++o) {

@@ -20,7 +20,7 @@ struct Reduction {
 // sources; they overlap in no other way. 16-bit floats accumulate in float and are rounded (to nearest, ties
 // to even) once. Minimum and maximum of floats: a NaN wins; which NaN of two a sum has is not
 // specified (IEEE 754-2019, 6.2.3: the compiler may swap the operands). Integers wrap around; division
-// truncates.
+// truncates (a mean that is right wants comm/exec/integer_mean.h).
 void ReduceInto(void* const* outputs, size_t output_count, const void* const* sources, size_t source_count,
                 const Reduction& reduction);
 

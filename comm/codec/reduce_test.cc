@@ -36,6 +36,12 @@ TEST(Reduce, IntegersWrap) {
   EXPECT_EQ(ReduceAll<uint8_t>({{200}, {100}}, DType::kUint8, ReduceOp::kSum)[0], 44);
 }
 
+// Of 256 ranks, which as a uint8_t are none.
+TEST(Reduce, ADivisorNeedNotFitIntoTheType) {
+  EXPECT_EQ(ReduceAll<uint8_t>({{200}, {55}}, DType::kUint8, ReduceOp::kMean, 256)[0], 0);
+  EXPECT_EQ(ReduceAll<uint8_t>({{200}, {55}, {0}}, DType::kUint8, ReduceOp::kMean, 255)[0], 1);
+}
+
 TEST(Reduce, NanWinsInEitherPlace) {
   const float nan = std::numeric_limits<float>::quiet_NaN();
   for (ReduceOp op : {ReduceOp::kMin, ReduceOp::kMax, ReduceOp::kSum}) {

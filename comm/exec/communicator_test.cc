@@ -18,6 +18,7 @@
 #include <thread>
 #include <vector>
 
+#include "absl/numeric/int128.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
@@ -393,6 +394,50 @@ TEST(Communicator, TypesThatCannotBeReducedAreNamedOnEveryRank) {
         }
       }
     }
+  }
+}
+
+// 200 and 200 were 72, and 256 ranks divided by zero.
+TEST(Communicator, MeansOfIntegersAreThoseOfTheirExactSums) {
+  const auto check = []<typename T>(Communicator& c, DType dtype, std::vector<T> values) -> absl::Status {
+    // Rank r has values[(i + r) % n]: other values meet in each element.
+    const size_t n = values.size(), ranks = static_cast<size_t>(c.size());
+    const auto own = [&](size_t rank, size_t i) { return values[(i + rank) % n]; };
+    const auto mean = [&](size_t i) {
+      absl::int128 sum = 0;
+      for (size_t rank = 0; rank < ranks; ++rank) sum += own(rank, i);
+      return static_cast<T>(sum / static_cast<int64_t>(ranks));
+    };
+    for (const size_t count : {n, size_t{5000}, size_t{200'000}}) {
+      std::vector<T> all(count), given(count), reduced(count), scattered(count);
+      for (size_t i = 0; i < count; ++i)
+        all[i] = given[i] = reduced[i] = own(static_cast<size_t>(c.rank()), i);
+      RETURN_IF_BAD(c.AllReduce(all.data(), count, dtype, ReduceOp::kMean));
+      RETURN_IF_BAD(c.Reduce(reduced.data(), count, dtype, ReduceOp::kMean, 1));
+      const size_t block = count / ranks;
+      RETURN_IF_BAD(c.ReduceScatter(given.data(), scattered.data(), block, dtype, ReduceOp::kMean));
+      for (size_t i = 0; i < count; ++i) {
+        if (all[i] != mean(i)) return absl::DataLossError(absl::StrCat("all-reduce ", i));
+        if (reduced[i] != (c.rank() == 1 ? mean(i) : given[i]))
+          return absl::DataLossError(absl::StrCat("reduce ", i));
+        if (i < block && scattered[i] != mean(static_cast<size_t>(c.rank()) * block + i))
+          return absl::DataLossError(absl::StrCat("reduce-scatter ", i));
+      }
+    }
+    return absl::OkStatus();
+  };
+  for (const auto& nodes :
+       std::vector<std::vector<std::string>>{{"a", "a"}, {"a", "b", "c"}, {"a", "a", "a", "b"}}) {
+    FakeWorld world(nodes);
+    ExpectAllOk(RunThreads(world, [&](Communicator& c) {
+      using L = std::numeric_limits<int64_t>;
+      using I = std::numeric_limits<int32_t>;
+      RETURN_IF_BAD(check(c, DType::kUint8, std::vector<uint8_t>{200, 200, 255, 255, 0, 1, 7}));
+      RETURN_IF_BAD(check(c, DType::kInt32,
+                          std::vector<int32_t>{I::max(), I::max(), I::min(), I::min(), -1, 0, -7, 5}));
+      return check(c, DType::kInt64,
+                   std::vector<int64_t>{L::max(), L::max(), L::max() - 1, L::min(), L::min(), -1, 0, -7, 3});
+    }));
   }
 }
 

@@ -13,6 +13,7 @@
 #include "base/fork_guard.h"
 #include "comm/codec/reduce.h"
 #include "comm/exec/communicator.h"
+#include "comm/exec/integer_mean.h"
 #include "comm/exec/schedule_runner.h"
 #include "comm/plan/cost.h"
 #include "comm/plan/hierarchy.h"
@@ -67,7 +68,15 @@ class ExecCommunicator final : public Communicator {
   // Data of this size travels in the posts of the shared-memory group.
   bool Inline(size_t bytes) const;
   // What a sum over all ranks is divided by.
-  int Divisor(const OpRecord& r) const { return r.op == ReduceOp::kMean ? size() : 1; }
+  int Divisor(const OpRecord& r) const { return r.op == ReduceOp::kMean && !IsInteger(r.dtype) ? size() : 1; }
+  // Whether a mean takes two sums (comm/exec/integer_mean.h). What cannot be is left to the first of them.
+  bool TakesTwoSums(const void* data, size_t count, DType dtype, ReduceOp op) const {
+    return op == ReduceOp::kMean && IsInteger(dtype) && size() > 1 && data != nullptr && count > 0;
+  }
+  // Of integers' means only the sums.
+  absl::Status AllReduceOnce(void* data, size_t count, DType dtype, ReduceOp op);
+  absl::Status ReduceScatterOnce(const void* input, void* output, size_t count, DType dtype, ReduceOp op);
+  absl::Status ReduceOnce(void* data, size_t count, DType dtype, ReduceOp op, int root);
   // Of sources_, in their order.
   void Combine(void* to, uint64_t count, const OpRecord& r, int divisor) const {
     gtrain::comm::Reduce(to, sources_.data(), sources_.size(), count, r.dtype, r.op, divisor);

@@ -1,0 +1,24 @@
+// Means of integers that are right whatever their sum is: each is split into its quotient by the number of
+// ranks and the remainder. The quotients' sum has room in the type of the data, that of the remainders in 64
+// bits, so a mean is two sums. PURE.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+#include "gtrain/types.h"
+
+namespace gtrain::comm {
+
+inline bool IsInteger(DType dtype) {
+  return dtype == DType::kUint8 || dtype == DType::kInt32 || dtype == DType::kInt64;
+}
+
+// values[count] of the integer type `dtype`: quotients[i] = floor(values[i] / ranks), which may lie in the
+// same place, and remainders[i] the rest, from 0 to ranks - 1.
+void SplitForMean(const void* values, void* quotients, int64_t* remainders, size_t count, DType dtype,
+                  int ranks);
+
+// From the sums over `ranks` ranks: quotients[count] become the means, cut off towards zero.
+void JoinMean(void* quotients, const int64_t* remainders, size_t count, DType dtype, int ranks);
+
+}  // namespace gtrain::comm
