@@ -28,6 +28,7 @@
 #include "comm/exec/rank_test_threads.h"
 #include "comm/fake/fake_transport.h"
 #include "comm/fake/fake_world.h"
+#include "comm/plan/cost.h"
 #include "comm/ucx/ucx_transport.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -102,6 +103,42 @@ TEST(Communicator, ResultsAreBitIdenticalOnAllRanks) {
       for (const auto& result : results) {
         EXPECT_EQ(std::memcmp(result.data(), results[0].data(), result.size() * sizeof(float)), 0);
       }
+    }
+  }
+}
+
+// What was measured chose the order of additions anew in each start.
+TEST(Communicator, DeterministicIsThePlanOfTheTopologyAlone) {
+  for (const auto& nodes : std::vector<std::vector<std::string>>{
+           {"a", "b", "c", "d", "e"}, {"a", "a", "b", "b", "c", "c", "d", "d", "e", "e"}}) {
+    const auto start = [&](const std::string& algorithm, size_t count) {
+      FakeWorld world(nodes);
+      std::vector<float> of_first(count);
+      ExpectAllOk(RunThreads(
+          world,
+          [&](Communicator& c) {
+            std::vector<float> data(count);
+            for (size_t i = 0; i < count; ++i)
+              data[i] = 1.0f / static_cast<float>(i + 3) * static_cast<float>(c.rank() * 977 % 13 + 1);
+            const absl::Status s = c.AllReduce(data.data(), count, DType::kFloat32, ReduceOp::kSum);
+            if (c.rank() == 0) of_first = data;
+            return s;
+          },
+          kPatience, [&](int) { return algorithm; }));
+      return of_first;
+    };
+    const std::vector<int> rails = comm::RailsFor(comm::Speakers::kAuto, nodes.size() > 5 ? 2 : 1);
+    std::vector<comm::Carriers> carriers;
+    for (const int of : rails) carriers.push_back({of, comm::LinkCost{}});
+    for (const size_t count : {size_t{100}, size_t{20'000}, size_t{100'000}}) {
+      // The words for the plan that the costs which nobody measured make the best.
+      const comm::AllReducePlan plan =
+          comm::PlanAllReduce(comm::AllReduceAlgorithm::kAuto, carriers, 5, count * sizeof(float));
+      const char* const kNames[] = {"auto", "ring", "doubling", "halving-doubling", "double-tree"};
+      const std::string words = absl::StrCat(kNames[static_cast<size_t>(plan.algorithm)],
+                                             plan.rails > 1 ? "+rails" : "+leader", "+deterministic");
+      const std::vector<float> wanted = start(words, count);
+      for (int i = 0; i < 6; ++i) EXPECT_EQ(start("deterministic", count), wanted) << words << " " << count;
     }
   }
 }

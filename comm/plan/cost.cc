@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/functional/function_ref.h"
+#include "absl/strings/str_split.h"
 
 namespace gtrain::comm {
 namespace {
@@ -32,31 +33,30 @@ int BestRails(absl::Span<const Carriers> carriers, uint64_t bytes,
 }  // namespace
 
 std::optional<AllReduceWish> AllReduceWishFrom(absl::string_view name) {
-  const size_t plus = name.find('+');
-  absl::string_view algorithm = name.substr(0, plus), speakers;
-  if (plus != name.npos) speakers = name.substr(plus + 1);
-  if (name == "leader" || name == "rails") algorithm = "auto", speakers = name;
-
-  AllReduceWish wish;
-  if (speakers == "leader") {
-    wish.speakers = Speakers::kLeader;
-  } else if (speakers == "rails") {
-    wish.speakers = Speakers::kRails;
-  } else if (plus != name.npos) {
-    return std::nullopt;
-  }
-  constexpr std::pair<absl::string_view, AllReduceAlgorithm> kNames[] = {
+  constexpr std::pair<absl::string_view, AllReduceAlgorithm> kAlgorithms[] = {
       {"auto", AllReduceAlgorithm::kAuto},
       {"ring", AllReduceAlgorithm::kRing},
       {"doubling", AllReduceAlgorithm::kDoubling},
       {"halving-doubling", AllReduceAlgorithm::kHalvingDoubling},
       {"double-tree", AllReduceAlgorithm::kDoubleTree}};
-  for (const auto& [of, value] : kNames) {
-    if (algorithm != of) continue;
-    wish.algorithm = value;
-    return wish;
-  }
-  return std::nullopt;
+  constexpr std::pair<absl::string_view, Speakers> kSpeakers[] = {{"leader", Speakers::kLeader},
+                                                                  {"rails", Speakers::kRails}};
+  std::vector<absl::string_view> words = absl::StrSplit(name, '+');
+  AllReduceWish wish;
+  // At most one of each kind, in this order.
+  const auto take = [&](const auto& known, auto* value) {
+    for (const auto& [word, means] : known) {
+      if (words.empty() || words.front() != word) continue;
+      *value = means;
+      words.erase(words.begin());
+      return;
+    }
+  };
+  take(kAlgorithms, &wish.algorithm);
+  take(kSpeakers, &wish.speakers);
+  take(std::array{std::pair{absl::string_view("deterministic"), true}}, &wish.deterministic);
+  if (!words.empty()) return std::nullopt;
+  return wish;
 }
 
 std::vector<int> RailsFor(Speakers wanted, int most) {

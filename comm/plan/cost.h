@@ -23,12 +23,16 @@ enum class Speakers : uint8_t { kAuto, kLeader, kRails };
 struct AllReduceWish {
   AllReduceAlgorithm algorithm = AllReduceAlgorithm::kAuto;
   Speakers speakers = Speakers::kAuto;
+  // What is left open is chosen by the costs of LinkCost{} and not by measured ones: by who the ranks are and
+  // the size alone, so that elements are added in the same order in every start.
+  bool deterministic = false;
   bool operator==(const AllReduceWish&) const = default;
 };
 // Nullopt: not one of kAllReduceWishes.
 std::optional<AllReduceWish> AllReduceWishFrom(absl::string_view name);
 inline constexpr char kAllReduceWishes[] =
-    "auto, ring, doubling, halving-doubling, double-tree; leader or rails; or both, as ring+rails";
+    "auto, ring, doubling, halving-doubling, double-tree; leader or rails; deterministic; or several, as "
+    "ring+rails";
 
 // In seconds. Fitted to exchanges of a few sizes in which everybody sends one message and gets one; between
 // two sizes a round costs so much and each byte so much, and so it goes on above the largest. The slowest

@@ -170,8 +170,10 @@ TEST(Cost, WishesByName) {
   EXPECT_EQ(AllReduceWishFrom("leader"), (AllReduceWish{A::kAuto, Speakers::kLeader}));
   EXPECT_EQ(AllReduceWishFrom("double-tree+rails"), (AllReduceWish{A::kDoubleTree, Speakers::kRails}));
   EXPECT_EQ(AllReduceWishFrom("doubling+leader"), (AllReduceWish{A::kDoubling, Speakers::kLeader}));
-  for (const char* none :
-       {"", "+", "ring+", "+rails", "rails+ring", "ring+rails+", "rails+rails", "Rails", "best"}) {
+  EXPECT_EQ(AllReduceWishFrom("deterministic"), (AllReduceWish{A::kAuto, Speakers::kAuto, true}));
+  EXPECT_EQ(AllReduceWishFrom("ring+rails+deterministic"), (AllReduceWish{A::kRing, Speakers::kRails, true}));
+  for (const char* none : {"", "+", "ring+", "+rails", "rails+ring", "ring+rails+", "rails+rails", "Rails",
+                           "best", "deterministic+ring", "deterministic+"}) {
     EXPECT_EQ(AllReduceWishFrom(none), std::nullopt) << none;
   }
 }

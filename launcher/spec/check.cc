@@ -56,6 +56,12 @@ void JobReader::CheckComm(const Node& root) {
   if (!spec_.comm.automatic && allow != nullptr) {
     report_.Error(allow->place, "`comm.allow` goes with `compression: auto` alone");
   }
+  if (spec_.comm.automatic && spec_.comm.deterministic) {
+    report_.Error(
+        PlaceOf(root, "comm.deterministic"),
+        "`comm.deterministic`: `compression: auto` chooses by what it measures, which differs from start "
+        "to start; name a codec instead");
+  }
   if (spec_.comm.automatic) spec_.comm.codecs = std::move(allowed_);
 }
 

@@ -680,7 +680,11 @@ void JobReader::ReadAllow(const Node& node) {
 void JobReader::ReadComm(const Node& node) {
   ReadMapping(node, "comm",
               {{"compression", [this](const Node& n) { ReadCompression(n); }},
-               {"allow", [this](const Node& n) { ReadAllow(n); }}});
+               {"allow", [this](const Node& n) { ReadAllow(n); }},
+               {"deterministic", [this](const Node& n) {
+                  if (const auto value = values_.Bool(n, "comm.deterministic"))
+                    spec_.comm.deterministic = *value;
+                }}});
 }
 
 void JobReader::ReadPattern(const Node& node, absl::string_view key, std::string& out) {

@@ -115,6 +115,7 @@ struct CommCodec {
 struct CommPolicy {
   bool automatic = false;         // compression: auto; then `codecs` is what it may use beside float32
   std::vector<CommCodec> codecs;  // else at most one; empty = none
+  bool deterministic = false;
   bool operator==(const CommPolicy&) const = default;
 };
 

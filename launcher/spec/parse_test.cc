@@ -74,6 +74,7 @@ priority: -5
   EXPECT_EQ(s.checkpoint.on_error, OnError::kFail);
   EXPECT_EQ(s.restart.window, absl::Minutes(10));
   EXPECT_TRUE(s.comm.automatic);
+  EXPECT_FALSE(s.comm.deterministic);
   EXPECT_EQ(s.comm.codecs,
             (std::vector<CommCodec>{{.codec = "fp16"},
                                     {.codec = "topk", .density = 1'000, .warmup = 50, .residual = "bf16"},
@@ -294,6 +295,8 @@ INSTANTIATE_TEST_SUITE_P(
     testing::Values(
         ErrorCase{"", "run: a\ncomm: {compression: auto}\n",
                   "f:2:21: `comm.compression`: auto needs `allow`"},
+        ErrorCase{"", "run: x\ncomm: {deterministic: true, compression: auto, allow: [fp16]}\n",
+                  "f:2:23: `comm.deterministic`: `compression: auto` chooses by what it measures"},
         ErrorCase{"", "run: a\ncomm: {allow: [int8]}\n",
                   "f:2:15: `comm.allow` goes with `compression: auto`"},
         ErrorCase{"", "run: a\ncomm: {compression: int8, allow: [int8]}\n",

@@ -182,8 +182,9 @@ std::string PrintCodec(const CommCodec& codec) {
 }
 
 void PrintComm(const CommPolicy& comm, std::string& out) {
-  if (comm.codecs.empty()) return;
   Section section("comm");
+  if (comm.deterministic) section.Add("deterministic", "true");
+  if (comm.codecs.empty()) return section.Flush(out);
   if (comm.automatic) {
     section.Add("compression", "auto");
     section.Add("allow", absl::StrCat("[",

@@ -66,6 +66,7 @@ void RandomizePolicies(JobSpec& s, Rng& rng) {
       s.comm.codecs.push_back({.codec = "powersgd", .rank = 1 + static_cast<int>(rng.Below(64))});
     if (!s.comm.automatic) s.comm.codecs.resize(1);
   }
+  s.comm.deterministic = !s.comm.automatic && rng.Chance(0.5);
   if (rng.Chance(0.5)) s.progress.step = R"(st"e\.p (\d+))";
   if (rng.Chance(0.5)) s.progress.stall = absl::Seconds(10 + rng.Below(1000));
   if (rng.Chance(0.5)) s.progress.on_stall = OnStall::kKill;

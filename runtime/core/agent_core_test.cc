@@ -331,6 +331,24 @@ TEST_F(AgentCoreTest, AReadOnlyJobAndOneWithLittleMemoryAreToldSo_C12) {
   EXPECT_EQ(env["GTRAIN_CHECKPOINT_MEMORY_MAX"], "1073741824");
 }
 
+TEST_F(AgentCoreTest, ADeterministicJobMeasuresNothingWhateverElseItSaysOfTheAlgorithm) {
+  const auto word_of = [&](uint64_t generation, bool deterministic, const std::string& said) {
+    spec_.comm.deterministic = deterministic;
+    spec_.env["GTRAIN_COMM_ALGO"] = said;
+    if (said.empty()) spec_.env.erase("GTRAIN_COMM_ALGO");
+    Step(FromHead{Revoke{{5}, kJob, {generation - 1}, EndMode::kReform, absl::Seconds(1), "next"}});
+    StartIt(generation, 1, 1);
+    const auto env = EnvOf(Commands<keeper::StartRank>()[0]);
+    const auto found = env.find("GTRAIN_COMM_ALGO");
+    return found == env.end() ? "none" : found->second;
+  };
+  EXPECT_EQ(word_of(7, false, ""), "none");
+  EXPECT_EQ(word_of(8, true, ""), "deterministic");
+  EXPECT_EQ(word_of(9, true, "ring"), "ring+deterministic");
+  EXPECT_EQ(word_of(10, true, "ring+deterministic"), "ring+deterministic");
+  EXPECT_EQ(word_of(11, false, "ring"), "ring");
+}
+
 TEST_F(AgentCoreTest, CopiesOfCheckpointsLieWhereTheJobSaysAndGoWithIt) {
   const auto near_of = [&](uint64_t generation, const std::string& near) {
     spec_.checkpoint = {.uri = "/ckpt", .near = near};

@@ -192,6 +192,15 @@ void AddCompression(const spec::CommPolicy& comm, Env* env) {
       absl::StrCat(comm.automatic ? "auto: " : "", absl::StrJoin(comm.codecs, ", ", word));
 }
 
+// Beside what the user says of the algorithm (comm/plan/cost.h).
+void AddDeterministic(const spec::CommPolicy& comm, Env* env) {
+  constexpr absl::string_view kWord = "deterministic";
+  std::string& words = (*env)["GTRAIN_COMM_ALGO"];
+  if (comm.deterministic && !absl::EndsWith(words, kWord))
+    absl::StrAppend(&words, words.empty() ? "" : "+", kWord);
+  if (words.empty()) env->erase("GTRAIN_COMM_ALGO");
+}
+
 }  // namespace
 
 absl::StatusOr<Env> RankEnvironment(const AgentConfig& config, const GenerationGrant& grant,
@@ -216,6 +225,7 @@ absl::StatusOr<Env> RankEnvironment(const AgentConfig& config, const GenerationG
   AddGpus(config, grant, spec, rank, &env);
   AddCheckpoint(config, grant, spec, &env);
   AddCompression(spec.comm, &env);
+  AddDeterministic(spec.comm, &env);
   const Env own = {
       {"GTRAIN_JOB", grant.job.value},
       {"GTRAIN_JOB_NAME", spec.name},
