@@ -1,5 +1,6 @@
 // Runs schedules in memory: one mailbox for each pair of ranks, every rank at its own pace.
 #include <algorithm>
+#include <bit>
 #include <deque>
 #include <map>
 #include <set>
@@ -207,6 +208,86 @@ TEST(Schedule, AllReduceOfLargeDataSpreadsTheBytes) {
       }
       EXPECT_LE(Sent(DoubleTreeAllReduce(rank, ranks, kCount, 8)), 2 * kCount + 8) << rank << " of " << ranks;
     }
+  }
+}
+
+// The table of schedule.h, of the rank that has most to do.
+TEST(Schedule, CostsAtScale) {
+  struct Cost {
+    uint64_t rounds = 0, messages = 0, elements = 0, peers = 0;
+  };
+  const auto cost_of = [](int ranks, const auto& schedule_of) {
+    Cost most;
+    for (int rank = 0; rank < ranks; ++rank) {
+      const Schedule schedule = schedule_of(rank);
+      uint64_t messages = 0, elements = 0;
+      std::set<int> peers;
+      for (const Round& round : schedule) {
+        for (const Action& a : round) {
+          peers.insert(a.peer);
+          if (a.kind == ActionKind::kSend) ++messages, elements += a.count;
+        }
+      }
+      most.rounds = std::max(most.rounds, static_cast<uint64_t>(schedule.size()));
+      most.messages = std::max(most.messages, messages);
+      most.elements = std::max(most.elements, elements);
+      most.peers = std::max(most.peers, static_cast<uint64_t>(peers.size()));
+    }
+    return most;
+  };
+  constexpr uint64_t kElements = 3 << 20;
+  constexpr int kSegments = 8;
+  for (const int ranks : {2, 3, 16, 17, 64, 1000, 1024}) {
+    SCOPED_TRACE(ranks);
+    const auto n = static_cast<uint64_t>(ranks);
+    const uint64_t log = std::bit_width(n - 1), folds = std::has_single_bit(n) ? 0 : 1;
+    const uint64_t most_once = kElements * (n - 1) / n + n;  // rounding: an element for each part
+
+    const Cost ring = cost_of(ranks, [&](int r) { return RingAllReduce(r, ranks, kElements); });
+    EXPECT_EQ(ring.rounds, 2 * (n - 1));
+    EXPECT_EQ(ring.messages, 2 * (n - 1));
+    EXPECT_LE(ring.elements, 2 * most_once);
+    EXPECT_LE(ring.peers, 2);
+
+    const Cost doubling = cost_of(ranks, [&](int r) { return DoublingAllReduce(r, ranks, kElements); });
+    EXPECT_LE(doubling.rounds, log + folds);
+    EXPECT_LE(doubling.messages, log);
+    EXPECT_LE(doubling.elements, log * kElements);
+    EXPECT_LE(doubling.peers, log);
+
+    const Cost halving = cost_of(ranks, [&](int r) { return HalvingDoublingAllReduce(r, ranks, kElements); });
+    EXPECT_LE(halving.rounds, 2 * log);
+    EXPECT_LE(halving.messages, 2 * log);
+    EXPECT_LE(halving.elements, 2 * most_once + folds * kElements);
+    EXPECT_LE(halving.peers, log);
+
+    const Cost trees =
+        cost_of(ranks, [&](int r) { return DoubleTreeAllReduce(r, ranks, kElements, kSegments); });
+    EXPECT_LE(trees.rounds, kSegments + 2 * log);
+    EXPECT_LE(trees.messages, 4 * kSegments);
+    EXPECT_LE(trees.elements, 2 * kElements + 4 * kSegments);
+    EXPECT_LE(trees.peers, 4);
+
+    const Cost broadcast = cost_of(ranks, [&](int r) { return TreeBroadcast(r, ranks, 0, kElements); });
+    EXPECT_LE(broadcast.rounds, 2);
+    EXPECT_LE(broadcast.messages, log);
+    EXPECT_LE(broadcast.peers, log);
+    const Cost reduce = cost_of(ranks, [&](int r) { return TreeReduce(r, ranks, 0, kElements); });
+    EXPECT_LE(reduce.rounds, log);
+    EXPECT_LE(reduce.messages, 1);
+    EXPECT_LE(reduce.peers, log);
+
+    const std::vector<Range> parts(n, {0, 10});
+    const Cost gather = cost_of(ranks, [&](int r) { return AllGatherSchedule(r, parts); });
+    EXPECT_EQ(gather.rounds, ranks <= kDirectRanksMax ? 1 : n - 1);
+    EXPECT_EQ(gather.messages, n - 1);
+    EXPECT_EQ(gather.elements, 10 * (n - 1));
+    EXPECT_LE(gather.peers, ranks <= kDirectRanksMax ? n - 1 : 2);
+
+    const Cost scatter = cost_of(ranks, [&](int r) { return DirectReduceScatter(r, ranks, 10); });
+    EXPECT_EQ(scatter.rounds, 1);
+    EXPECT_EQ(scatter.messages, n - 1);
+    EXPECT_EQ(scatter.peers, n - 1);
   }
 }
 

@@ -20,6 +20,10 @@
 namespace gtrain::comm {
 
 // Not thread-safe. Every blocking call ends by its Watch, even if peers were killed at any point.
+// Of m ranks of this machine in a world of n: an arena of 2 MiB + 2 MiB for each of m (staged chunks; pages
+// that nothing was written to take none) + 16 KiB for each of n above 128, for each communicator, which is
+// one mapping and no descriptor here, and a descriptor of the machine's keeper. Enter writes one line and
+// reads m. Allocate adds what was asked for, and Resolve a mapping for each peer's.
 class ShmGroup {
  public:
   // `ranks`: world ranks on this machine, ascending; `local`: index of this one. `nonce` makes the

@@ -12,6 +12,10 @@
 
 namespace gtrain::comm {
 
+// One UCX worker and one listening port a communicator; an endpoint, over TCP a connection, for each rank
+// that this one has exchanged anything with: about log2(n) of n with all-reduces alone, n - 1 after an
+// all-to-all.
+//
 // Binds to the interface that has the address of this rank's Member, if one has, and to the RDMA ports that
 // belong to it. `wish`: what GTRAIN_COMM_TLS says (comm/ucx/fabric.h). `report` is told, by the thread that
 // waits in Exchange, of each peer to which nothing gets (comm/ucx/link_probe.h). `at_once`: the members to
