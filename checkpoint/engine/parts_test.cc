@@ -322,6 +322,20 @@ TEST(Parts, WritersOfOneMachineMeetOnTheBoard) {
   EXPECT_LT(indices, 72);
 }
 
+// A save that was under way when somebody took the directory: nothing looks at the claims between but the
+// commit.
+TEST(Parts, WhatWasTakenOverSinceIsNotCommitted_C3) {
+  MemoryStore store;
+  ASSERT_TRUE(
+      store.PutIfAbsent(OwnerKey(2), Print(OwnerClaim{.epoch = 2, .owner = {.job = "other-2"}})).ok());
+  const auto saved = OnAllRanks(2, [&](int rank) { return SaveAs(&store, ConfigOf(rank, 2), At(10)); });
+  EXPECT_TRUE(absl::IsFailedPrecondition(saved[0])) << saved[0];
+  for (const absl::Status& status : saved)
+    EXPECT_THAT(std::string(status.message()), HasSubstr("was taken over by job \"other-2\""));
+  EXPECT_FALSE(absl::IsNotFound(store.Size(ManifestKey(At(10))).status())) << "the marker";
+  EXPECT_TRUE(std::holds_alternative<AbortMarker>(*ReadManifest(&store, At(10))));
+}
+
 // An index of a page was that of a shard of 400 MB at most.
 TEST(Parts, TheBoardHasRoomForTheIndexOfALargeShard) {
   const auto board = *IndexBoard::Make(2, BoardName("many-1", 1));

@@ -76,7 +76,9 @@ absl::StatusOr<std::string> ChooseResume(const Args& args, const spec::JobSpec& 
   GT_ASSIGN_OR_RETURN(const std::optional<ckpt::Manifest> found, Newest(dir, std::nullopt));
   if (!found) return wanted;
   const std::string hash = spec::JobHash(spec);
-  if (wanted.empty() && !found->owner.job_hash.empty() && found->owner.job_hash != hash) {
+  // Who only reads is there for what another job wrote.
+  const bool continues = wanted.empty() && !spec.checkpoint.read_only;
+  if (continues && !found->owner.job_hash.empty() && found->owner.job_hash != hash) {
     return absl::InvalidArgumentError(
         absl::StrCat("the newest checkpoint is ", Describe(*found, dir),
                      ", and that was another job: its hash over run, script, mesh and env is ",
@@ -84,7 +86,7 @@ absl::StatusOr<std::string> ChooseResume(const Args& args, const spec::JobSpec& 
                      ". Say --resume latest to continue it all the same, --fresh to start anew, or name "
                      "another checkpoint.uri"));
   }
-  Complain(absl::StrCat("resumes ", Describe(*found, dir)));
+  Complain(absl::StrCat(spec.checkpoint.read_only ? "reads " : "resumes ", Describe(*found, dir)));
   return wanted;
 }
 

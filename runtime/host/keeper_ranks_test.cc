@@ -247,6 +247,8 @@ TEST_F(KeeperTest, TheNextGenerationGetsMemoryWhenTheOneBeforeNeedsItNoMore_C12)
   second.Writer(1 << 20);
   second.Arena(7, 4096);  // what is asked after it does not wait
   EXPECT_EQ(second.Next().first, kKeeperArena);
+  second.Arena(8, 4096);  // by its answer the keeper has looked at who waits
+  EXPECT_EQ(second.Next().first, kKeeperArena);
   held.Release();         // one by its writer's word,
   other.channel.reset();  // one because it ended
   Writer next = Writer::Take(&second);

@@ -142,6 +142,25 @@ with gtrain.Session() as session:
 """
 
 
+EVALUATION = f"""
+import os, sys
+sys.path.insert(0, {os.path.join(harness.SOURCE, 'python')!r})
+import gtrain
+with gtrain.Session() as session:
+    step = bytearray(8)
+    with gtrain.Checkpointer(session) as checkpointer:
+        checkpointer.replicated(step=step)
+        at = checkpointer.restore()
+        try:
+            checkpointer.save(at + 1)
+            said = 'saved'
+        except gtrain.GtrainError as error:
+            said = str(error)
+    with open(os.path.join(sys.argv[1], 'evaluated'), 'w') as out:
+        out.write(f'{{at}} {{int.from_bytes(step, "little")}} {{said}}')
+"""
+
+
 class CheckpointDirectoryTest(harness.GtrainTest):
     """The same with a program that saves and restores: finding the directory empty, or taken."""
 
@@ -190,6 +209,31 @@ class CheckpointDirectoryTest(harness.GtrainTest):
         with open(os.path.join(self.out, 'go'), 'w'):
             pass
         self.wait_for_state(job, 'SUCCEEDED')
+        self.end_local_cluster()
+
+    def test_a_read_only_job_reads_beside_the_trainer_and_takes_nothing(self):
+        trainer = self.submit('train')
+        self.begun(1)
+        self.checkpointed(trainer)
+        script = os.path.join(self.dir, 'evaluate.py')
+        with open(script, 'w') as out:
+            out.write(EVALUATION)
+        path = self.job_file('evaluate', f'name: evaluate\nrun: /usr/bin/python3 {script} {self.out}\nranks: 1\n'
+                                         f'checkpoint: {{uri: {self.ckpt}, read_only: true}}\n')
+        before = self.job(trainer)['last_checkpoint']['step']
+        evaluation = json.loads(self.gtrain('launch', '-d', '--json', path, GTRAIN_LIBRARY=LIBRARY).stdout)['job']
+        self.wait_for_state(evaluation, 'SUCCEEDED')
+        step, step_in_state, refused = self.read('evaluated').split(' ', 2)
+        self.assertGreaterEqual(int(step), before)
+        self.assertEqual(step, step_in_state)
+        self.assertIn('read-only', refused)
+        self.assertIsNone(self.job(evaluation)['last_checkpoint'])
+        wait_until('the trainer to save on', lambda: self.job(trainer)['last_checkpoint']['step'] > int(step))
+        self.assertEqual(self.job(trainer)['generation'], 1)
+        self.assertNotIn('taken over', self.gtrain('why', trainer).stdout)
+        with open(os.path.join(self.out, 'go'), 'w'):
+            pass
+        self.wait_for_state(trainer, 'SUCCEEDED')
         self.end_local_cluster()
 
     def test_a_job_that_lost_its_directory_says_so_and_ends(self):
