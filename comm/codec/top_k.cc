@@ -39,12 +39,14 @@ void Fetch(const TopKInput<T>& input, size_t index) {
 
 template <typename T>
 bool TopKSelector::Select(const TopKInput<T>& input, size_t low, size_t k, size_t high) {
+  thread_local TopKScratch scratch;
+  scratch_ = &scratch;
   const size_t capacity = std::max(2 * high, high + kChunk);
-  if (indices_.size() < capacity + kChunk + 16) {
-    indices_.resize(capacity + kChunk + 16);
-    values_.resize(indices_.size());
-    magnitudes_.resize(indices_.size());
-    back_indices_.resize(indices_.size());
+  if (const size_t room = capacity + kChunk + 16; scratch.indices.size() < room) {
+    scratch.indices.resize(room);
+    scratch.back_indices.resize(room);
+    scratch.values.resize(room);
+    scratch.magnitudes.resize(room);
   }
   float start = std::max(carried_ == 0 ? Sampled(input, high) : carried_ * margin_, kSmallest);
   for (passes_ = 1;; ++passes_) {
@@ -68,17 +70,18 @@ bool TopKSelector::Select(const TopKInput<T>& input, size_t low, size_t k, size_
 // A threshold that about twice `high` elements reach, from a sample; 0 where a sample says little.
 template <typename T>
 float TopKSelector::Sampled(const TopKInput<T>& input, size_t high) {
+  std::vector<float>& magnitudes = scratch_->magnitudes;
   const size_t stride = input.gradient.size() / kSample;
   const size_t wanted = stride == 0 ? 0 : 2 * high / stride;
   if (wanted < 8 || wanted >= kSample) return 0;
   for (size_t i = 0; i < kSample; ++i) {
     const size_t at = i * stride;
     const float value = input.gradient[at] + (input.residual == nullptr ? 0 : CarriedAt(input.residual, at));
-    magnitudes_[i] = std::isfinite(value) ? std::fabs(value) : 0;
+    magnitudes[i] = std::isfinite(value) ? std::fabs(value) : 0;
   }
-  const auto first = magnitudes_.begin();
+  const auto first = magnitudes.begin();
   std::nth_element(first, first + static_cast<ptrdiff_t>(wanted), first + kSample, std::greater<float>());
-  return magnitudes_[wanted];
+  return magnitudes[wanted];
 }
 
 template <typename T>
@@ -99,9 +102,12 @@ template <typename T>
 size_t TopKSelector::SelectChunk(const TopKInput<T>& input, size_t begin, size_t count, bool stream,
                                  float* poison) {
   const auto at = [&](auto* array) { return array == nullptr ? nullptr : array + begin; };
-  const Selection selection = {
-      threshold_, static_cast<uint32_t>(begin), indices_.data() + taken_, values_.data() + taken_, stream,
-      input.seed};
+  const Selection selection = {threshold_,
+                               static_cast<uint32_t>(begin),
+                               scratch_->indices.data() + taken_,
+                               scratch_->values.data() + taken_,
+                               stream,
+                               input.seed};
   const float* gradient = input.gradient.data() + begin;
   const CarryKernels<T>& kernels = kernels_.Carrying<T>();
   if (input.velocity == nullptr) {
@@ -115,41 +121,44 @@ size_t TopKSelector::SelectChunk(const TopKInput<T>& input, size_t begin, size_t
 // the k. A count of magnitudes by the upper bits of their distance to the threshold so far, which all reach,
 // says which few of them have to be compared.
 size_t TopKSelector::RaiseThreshold(size_t k) {
+  const std::vector<float>& values = scratch_->values;
+  std::vector<float>& magnitudes = scratch_->magnitudes;
   constexpr int kBinBits = 11;
   const uint32_t least = std::bit_cast<uint32_t>(threshold_);
   uint32_t largest = least;
   for (size_t i = 0; i < taken_; ++i) {
-    magnitudes_[i] = std::fabs(values_[i]);
-    largest = std::max(largest, std::bit_cast<uint32_t>(magnitudes_[i]));
+    magnitudes[i] = std::fabs(values[i]);
+    largest = std::max(largest, std::bit_cast<uint32_t>(magnitudes[i]));
   }
   const int shift = std::max(static_cast<int>(std::bit_width(largest - least)) - kBinBits, 0);
   const auto bin = [&](float magnitude) { return (std::bit_cast<uint32_t>(magnitude) - least) >> shift; };
   std::array<size_t, size_t{1} << kBinBits> counts = {};
-  for (size_t i = 0; i < taken_; ++i) ++counts[bin(magnitudes_[i])];
+  for (size_t i = 0; i < taken_; ++i) ++counts[bin(magnitudes[i])];
   size_t at = counts.size(), wanted = k;  // in this bin, of the largest
   while (counts[--at] < wanted) wanted -= counts[at];
-  const auto first = magnitudes_.begin();
+  const auto first = magnitudes.begin();
   const auto last = std::copy_if(first, first + static_cast<ptrdiff_t>(taken_), first,
                                  [&](float magnitude) { return bin(magnitude) == at; });
   std::nth_element(first, first + static_cast<ptrdiff_t>(wanted - 1), last, std::greater<float>());
-  threshold_ = magnitudes_[wanted - 1];
+  threshold_ = magnitudes[wanted - 1];
   return wanted - static_cast<size_t>(std::count_if(first, first + static_cast<ptrdiff_t>(wanted),
                                                     [&](float magnitude) { return magnitude > threshold_; }));
 }
 
 template <typename T>
 void TopKSelector::Prune(const TopKInput<T>& input, size_t k) {
+  auto& [indices, back_indices, values, magnitudes] = *scratch_;
   size_t equals = RaiseThreshold(k);
   size_t kept = 0, back = 0;
   for (size_t i = 0; i < taken_; ++i) {
-    const uint32_t index = indices_[i];
-    const float value = values_[i];
+    const uint32_t index = indices[i];
+    const float value = values[i];
     const float magnitude = std::fabs(value);
     bool keep = magnitude > threshold_;
     if (magnitude == threshold_ && equals > 0) keep = true, --equals;
     // Both are written and one counts: which of them cannot be predicted.
-    indices_[kept] = back_indices_[back] = index;
-    values_[kept] = magnitudes_[back] = value;
+    indices[kept] = back_indices[back] = index;
+    values[kept] = magnitudes[back] = value;
     kept += keep;
     back += !keep;
   }
@@ -158,9 +167,9 @@ void TopKSelector::Prune(const TopKInput<T>& input, size_t k) {
   // What was written around the caches comes back from memory, so long before it is needed.
   constexpr size_t kAhead = 32;
   for (size_t i = 0; i < back; ++i) {
-    if (i + kAhead < back) Fetch(input, back_indices_[i + kAhead]);
-    const uint32_t index = back_indices_[i];
-    Carry(magnitudes_[i], input.seed, 0, index, input.pending_residual);
+    if (i + kAhead < back) Fetch(input, back_indices[i + kAhead]);
+    const uint32_t index = back_indices[i];
+    Carry(magnitudes[i], input.seed, 0, index, input.pending_residual);
     if (input.velocity != nullptr) {
       const float u = std::fma(input.momentum, CarriedAt(input.velocity, index), input.gradient[index]);
       Carry(u, OtherSeed(input.seed), 0, index, input.pending_velocity);

@@ -24,7 +24,14 @@ struct TopKInput {
   uint32_t seed = 0;
 };
 
-// Remembers the threshold from call to call; one object a bucket. Not thread-safe.
+// Where selected elements are put while a pass goes on. Of no value from call to call, so a thread has one
+// for all its selectors: a rank of n has n of them.
+struct TopKScratch {
+  std::vector<uint32_t> indices, back_indices;
+  std::vector<float> values, magnitudes;
+};
+
+// Remembers the threshold from call to call; one object a bucket, or a shard. Not thread-safe.
 class TopKSelector {
  public:
   explicit TopKSelector(const Kernels& kernels) : kernels_(kernels) {}
@@ -35,9 +42,9 @@ class TopKSelector {
   template <typename T>
   bool Select(const TopKInput<T>& input, size_t low, size_t k, size_t high);
 
-  // Of the last call, indices rising.
-  absl::Span<const uint32_t> indices() const { return absl::MakeConstSpan(indices_.data(), taken_); }
-  absl::Span<const float> values() const { return absl::MakeConstSpan(values_.data(), taken_); }
+  // Of the last call, indices rising; until any selector is called in the same thread.
+  absl::Span<const uint32_t> indices() const { return absl::MakeConstSpan(scratch_->indices.data(), taken_); }
+  absl::Span<const float> values() const { return absl::MakeConstSpan(scratch_->values.data(), taken_); }
   // What the next call begins with: a selector that is given both selects what this one would. Threshold 0:
   // nothing was selected yet, as in a new one, and the margin is not looked at.
   float carried() const { return carried_; }
@@ -63,8 +70,7 @@ class TopKSelector {
   void Prune(const TopKInput<T>& input, size_t k);
 
   const Kernels& kernels_;
-  std::vector<uint32_t> indices_, back_indices_;
-  std::vector<float> values_, magnitudes_;
+  TopKScratch* scratch_ = nullptr;  // this thread's
   size_t taken_ = 0;
   int passes_ = 0;
   float threshold_ = 0;          // of this pass

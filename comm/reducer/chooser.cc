@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "comm/reducer/sparse_mean.h"
 
 namespace gtrain::comm {
 namespace {
@@ -134,16 +135,25 @@ Way WayOf(const CompressionOptions& options, size_t count, int ranks, size_t fac
     case Codec::kNone:
       way.bytes = twice * 4 * n;
       return way;
-    case Codec::kTopK:
-      way.bytes = std::min(peers, 2 * twice) * 8 * std::max(1.0, options.density * n);
-      break;
+    case Codec::kTopK: {
+      const double packet = kEntryBytes * std::max(1.0, options.density * n);
+      if (GoesToEveryone(options, count, ranks)) {
+        way.bytes = peers * packet;
+        break;
+      }
+      const CompressionOptions owner = OwnerOptions(options, ranks);
+      const double means = owner.codec == Codec::kTopK ? kEntryBytes * owner.density * n : kInt8Bytes * n;
+      way.bytes = twice / 2 * (packet + means);
+      way.rounds = 4;
+      return way;
+    }
     case Codec::kFloat16:
     case Codec::kBFloat16:
       way.bytes = twice * 2 * n;
       break;
     case Codec::kInt8:
     case Codec::kFloat8:
-      way.bytes = twice * (1 + 4.0 / 256) * n;
+      way.bytes = twice * kInt8Bytes * n;
       break;
     case Codec::kOneBit:
       way.bytes = twice * (1.0 / 8 + 4.0 / 256) * n;

@@ -11,6 +11,7 @@
 #include "base/status_macros.h"
 #include "comm/codec/packet.h"
 #include "comm/reducer/low_rank_mean.h"
+#include "comm/reducer/sparse_mean.h"
 #include "gtrain/reducer.h"
 
 namespace gtrain {
@@ -19,14 +20,18 @@ namespace {
 
 constexpr size_t kShardAlign = 256;  // a block of scales
 constexpr size_t kSlotAlign = 64;
-// Everybody gets every packet while they are together less than this part of the dense gradient.
-constexpr size_t kGatherPart = 4;
-constexpr double kTopKMore = 1.1;  // of k, that an approximate top-k may send
 constexpr char kMomentumState[] = "momentum";
 constexpr char kResidualState[] = "residual";
 constexpr char kWarmupState[] = "warmup";  // one number: steps that it came so far
 // That of all compressors, those of what is sent before that of what is returned.
 constexpr char kProgressState[] = "progress";
+
+bool HasProgress(const Compressor& compressor) {
+  for (const Compressor::State& state : compressor.Export()) {
+    if (state.name == kProgressState) return true;
+  }
+  return false;
+}
 
 size_t RoundUp(size_t value, size_t to) { return (value + to - 1) / to * to; }
 
@@ -56,30 +61,11 @@ class Flat {
       GT_ASSIGN_OR_RETURN(flat->low_rank_, LowRankMean::Make(senders, count, shapes));
       return flat;
     }
-    if (options.codec == Codec::kTopK) {
-      // As it will be behind a warm-up: what is selected again at the owner of a shard arrives later.
-      const auto most = static_cast<size_t>(options.density * kTopKMore * static_cast<double>(count));
-      const size_t packet = PacketBytes({options.codec, 0, count, most});
-      if (packet * static_cast<size_t>(group->size()) < count * sizeof(float) / kGatherPart) {
-        GT_ASSIGN_OR_RETURN(flat->sending_.emplace_back(), Compressor::Create(senders, count));
-        return flat;
-      }
+    if (GoesToEveryone(senders, count, group->size())) {
+      GT_ASSIGN_OR_RETURN(flat->sending_.emplace_back(), Compressor::Create(senders, count));
+      return flat;
     }
-    flat->staged_ = true;
-    CompressionOptions owners = senders;  // momentum is about gradients, not about their means
-    owners.momentum = 0;
-    for (int rank = 0; rank < group->size(); ++rank) {
-      const size_t size = flat->ShardOf(rank).size;
-      if (size == 0) break;
-      GT_ASSIGN_OR_RETURN(flat->sending_.emplace_back(), Compressor::Create(senders, size));
-    }
-    flat->slot_bytes_ = RoundUp(flat->sending_[0]->MaxBytes(), kSlotAlign);
-    if (flat->Mine().size > 0) {
-      GT_ASSIGN_OR_RETURN(flat->returning_, Compressor::Create(owners, flat->Mine().size));
-    }
-    flat->shard_.resize(flat->Mine().size);
-    flat->packets_.resize(flat->slot_bytes_ * flat->ranks());
-    flat->received_.resize(flat->slot_bytes_ * flat->ranks());
+    GT_RETURN_IF_ERROR(flat->MakeStages(senders));
     return flat;
   }
 
@@ -110,21 +96,20 @@ class Flat {
     if (low_rank_ != nullptr && !WarmingUp()) {
       GT_ASSIGN_OR_RETURN(const uint64_t bytes, low_rank_->Mean(*group_, factor_, data));
       bytes_sent_ += bytes;
+      bytes_received_ += bytes;
       return absl::OkStatus();
     }
     if (sending_.empty() || WarmingUp()) return Dense(data);
     if (!staged_) return Gather(data);
     GT_RETURN_IF_ERROR(Scatter(data, absl::MakeSpan(shard_)));
-    uint8_t* mine = packets_.data() + slot_bytes_ * static_cast<size_t>(group_->rank());
+    size_t bytes = 0;
     if (returning_ != nullptr) {
-      GT_RETURN_IF_ERROR(returning_->Encode(shard_, {mine, slot_bytes_}).status());
-      selected_ += returning_->selected();
+      GT_ASSIGN_OR_RETURN(bytes, returning_->Encode(shard_, Room(0, returning_->MaxBytes())));
     }
-    bytes_sent_ += slot_bytes_;
-    GT_RETURN_IF_ERROR(group_->AllGather(mine, packets_.data(), slot_bytes_, DType::kUint8));
+    GT_ASSIGN_OR_RETURN(const size_t slot, AllGatherPackets(owner_codec_, bytes));
     for (size_t rank = 0; rank < sending_.size(); ++rank) {
       const auto range = ShardOf(static_cast<int>(rank));
-      GT_RETURN_IF_ERROR(DecodeSlot({packets_.data() + slot_bytes_ * rank, slot_bytes_},
+      GT_RETURN_IF_ERROR(DecodeSlot({received_.data() + slot * rank, slot},
                                     data.subspan(range.offset, range.size), DecodeMode::kSet));
     }
     return absl::OkStatus();
@@ -228,6 +213,7 @@ class Flat {
   }
 
   uint64_t bytes_sent() const { return bytes_sent_; }
+  uint64_t bytes_received() const { return bytes_received_; }
   Selected selected() const { return selected_; }
   // By the last call, of the gradient and of the mean.
   size_t clipped() const {
@@ -276,12 +262,29 @@ class Flat {
     agreed_next_.resize(count_);
     return absl::OkStatus();
   }
+
+  absl::Status MakeStages(const CompressionOptions& senders) {
+    staged_ = true;
+    for (int rank = 0; rank < group_->size(); ++rank) {
+      const size_t size = ShardOf(rank).size;
+      if (size == 0) break;
+      GT_ASSIGN_OR_RETURN(sending_.emplace_back(), Compressor::Create(senders, size));
+    }
+    const CompressionOptions owner = OwnerOptions(senders, group_->size());
+    owner_codec_ = owner.codec;
+    if (Mine().size == 0) return absl::OkStatus();
+    shard_.resize(Mine().size);
+    GT_ASSIGN_OR_RETURN(returning_, Compressor::Create(owner, Mine().size));
+    return absl::OkStatus();
+  }
+
   bool WarmingUp() const { return steps_ < warmup_steps_; }
 
   absl::Status LoadProgress(const CarriedState& state) {
     std::vector<Compressor*> compressors;
     for (const auto& compressor : sending_) compressors.push_back(compressor.get());
     if (returning_ != nullptr) compressors.push_back(returning_.get());
+    std::erase_if(compressors, [](const Compressor* compressor) { return !HasProgress(*compressor); });
     absl::Span<const float> values = state.values;
     if (state.offset != 0 || values.size() != compressors.size() * kProgressNumbers) {
       return absl::InvalidArgumentError(absl::StrCat("compressed collective: ", kProgressState, " of ",
@@ -315,44 +318,85 @@ class Flat {
 
   absl::Status Dense(absl::Span<float> data) {
     bytes_sent_ += data.size() * sizeof(float);
+    bytes_received_ += data.size() * sizeof(float);
     GT_RETURN_IF_ERROR(group_->AllReduce(data.data(), data.size(), DType::kFloat32, ReduceOp::kSum));
     for (float& value : data) value *= factor_;
     return absl::OkStatus();
   }
 
+  // packets_ from `begin` on, of `bytes` at least.
+  absl::Span<uint8_t> Room(size_t begin, size_t bytes) {
+    packets_.resize(std::max(packets_.size(), begin + bytes));
+    return absl::MakeSpan(packets_).subspan(begin);
+  }
+
+  // Bytes from one packet to the next: those of the first shard, which is the largest, or where they differ
+  // from rank to rank and from step to step, of the longest that any rank has in this one.
+  absl::StatusOr<size_t> AgreeOnSlot(Codec codec, size_t longest) {
+    if (codec != Codec::kTopK) {
+      const size_t count = ShardOf(0).size;
+      return RoundUp(PacketBytes({codec, 0, count, count}), kSlotAlign);
+    }
+    auto slot = static_cast<int64_t>(RoundUp(longest, kSlotAlign));
+    GT_RETURN_IF_ERROR(group_->AllReduce(&slot, 1, DType::kInt64, ReduceOp::kMax));
+    return static_cast<size_t>(slot);
+  }
+
+  // The first `bytes` of packets_ of each rank into received_. Returns the bytes between two of them there.
+  absl::StatusOr<size_t> AllGatherPackets(Codec codec, size_t bytes) {
+    GT_ASSIGN_OR_RETURN(const size_t slot, AgreeOnSlot(codec, bytes));
+    (void)Room(0, slot);
+    received_.resize(slot * ranks());
+    bytes_sent_ += slot;
+    bytes_received_ += slot * (ranks() - 1);
+    GT_RETURN_IF_ERROR(group_->AllGather(packets_.data(), received_.data(), slot, DType::kUint8));
+    return slot;
+  }
+
   absl::Status Gather(absl::Span<float> data) {
-    packets_.resize(RoundUp(sending_[0]->MaxBytes(), kSlotAlign));
-    GT_ASSIGN_OR_RETURN(const size_t bytes, sending_[0]->Encode(data, absl::MakeSpan(packets_)));
+    GT_ASSIGN_OR_RETURN(const size_t bytes, sending_[0]->Encode(data, Room(0, sending_[0]->MaxBytes())));
     selected_ += sending_[0]->selected();
     GT_ASSIGN_OR_RETURN(const PacketHeader header, FindHeader(packets_, count_));
     ScaleTopK(absl::MakeSpan(packets_), header, factor_);
-    auto slot = static_cast<int64_t>(RoundUp(bytes, kSlotAlign));
-    GT_RETURN_IF_ERROR(group_->AllReduce(&slot, 1, DType::kInt64, ReduceOp::kMax));
-    const auto slot_bytes = static_cast<size_t>(slot);
-    received_.resize(slot_bytes * ranks());
-    bytes_sent_ += slot_bytes;
-    GT_RETURN_IF_ERROR(group_->AllGather(packets_.data(), received_.data(), slot_bytes, DType::kUint8));
+    GT_ASSIGN_OR_RETURN(const size_t slot, AllGatherPackets(header.codec, bytes));
     for (size_t rank = 0; rank < ranks(); ++rank) {
-      GT_RETURN_IF_ERROR(DecodeSlot({received_.data() + slot_bytes * rank, slot_bytes}, data,
+      GT_RETURN_IF_ERROR(DecodeSlot({received_.data() + slot * rank, slot}, data,
                                     rank == 0 ? DecodeMode::kSet : DecodeMode::kAdd));
     }
     return absl::OkStatus();
   }
 
-  absl::Status Scatter(absl::Span<const float> data, absl::Span<float> shard) {
+  // A packet for each shard into packets_, in slots. Returns the bytes of a slot.
+  absl::StatusOr<size_t> EncodeShards(absl::Span<const float> data) {
+    std::vector<size_t> begins;
+    size_t end = 0, longest = 0;
     for (size_t rank = 0; rank < sending_.size(); ++rank) {
       const auto range = ShardOf(static_cast<int>(rank));
-      GT_RETURN_IF_ERROR(sending_[rank]
-                             ->Encode(data.subspan(range.offset, range.size),
-                                      {packets_.data() + slot_bytes_ * rank, slot_bytes_})
-                             .status());
+      begins.push_back(end);
+      GT_ASSIGN_OR_RETURN(const size_t bytes, sending_[rank]->Encode(data.subspan(range.offset, range.size),
+                                                                     Room(end, sending_[rank]->MaxBytes())));
       selected_ += sending_[rank]->selected();
+      longest = std::max(longest, bytes);
+      end += RoundUp(bytes, kSlotAlign);
     }
-    bytes_sent_ += slot_bytes_ * (ranks() - 1);
-    GT_RETURN_IF_ERROR(group_->AllToAll(packets_.data(), received_.data(), slot_bytes_, DType::kUint8));
+    GT_ASSIGN_OR_RETURN(const size_t slot, AgreeOnSlot(sending_[0]->options().codec, longest));
+    (void)Room(0, slot * ranks());
+    for (size_t rank = begins.size(); rank-- > 0; end = begins[rank]) {
+      if (begins[rank] == slot * rank) break;  // and so do all below
+      std::memmove(packets_.data() + slot * rank, packets_.data() + begins[rank], end - begins[rank]);
+    }
+    return slot;
+  }
+
+  absl::Status Scatter(absl::Span<const float> data, absl::Span<float> shard) {
+    GT_ASSIGN_OR_RETURN(const size_t slot, EncodeShards(data));
+    received_.resize(slot * ranks());
+    bytes_sent_ += slot * (ranks() - 1);
+    bytes_received_ += slot * (ranks() - 1);
+    GT_RETURN_IF_ERROR(group_->AllToAll(packets_.data(), received_.data(), slot, DType::kUint8));
     if (shard.empty()) return absl::OkStatus();
     for (size_t rank = 0; rank < ranks(); ++rank) {
-      GT_RETURN_IF_ERROR(DecodeSlot({received_.data() + slot_bytes_ * rank, slot_bytes_}, shard,
+      GT_RETURN_IF_ERROR(DecodeSlot({received_.data() + slot * rank, slot}, shard,
                                     rank == 0 ? DecodeMode::kSet : DecodeMode::kAdd));
     }
     for (float& value : shard) value *= factor_;
@@ -370,13 +414,13 @@ class Flat {
   bool pending_momentum_ = false;
   bool pending_step_ = false;
   bool staged_ = false;
-  size_t slot_bytes_ = 0;                             // two stages
   std::vector<std::unique_ptr<Compressor>> sending_;  // empty: dense; one; or one for each shard
   std::unique_ptr<Compressor> returning_;             // of the mean of this rank's shard
+  Codec owner_codec_ = Codec::kNone;                  // of returning_, on all ranks
   std::unique_ptr<LowRankMean> low_rank_;             // PowerSGD alone
   std::vector<float> shard_, whole_;
   std::vector<uint8_t> packets_, received_;
-  uint64_t bytes_sent_ = 0;
+  uint64_t bytes_sent_ = 0, bytes_received_ = 0;
   Selected selected_;  // in the last call
 };
 
@@ -432,6 +476,7 @@ class Collective final : public CompressedCollective {
   }
   Codec codec() const override { return codec_; }
   uint64_t bytes_sent() const override { return flat_ == nullptr ? 0 : flat_->bytes_sent(); }
+  uint64_t bytes_received() const override { return flat_ == nullptr ? 0 : flat_->bytes_received(); }
   Selected selected() const override { return flat_ == nullptr ? Selected{} : flat_->selected(); }
   size_t clipped() const override { return flat_ == nullptr ? 0 : flat_->clipped(); }
 

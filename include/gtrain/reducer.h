@@ -37,10 +37,16 @@ struct CarriedState {
 // same bits. Where several ranks share a machine and there are several machines, ranks of one machine are
 // summed uncompressed and one of each machine talks to the others.
 //
-// top-k: every packet goes to everyone while all of them together are small beside the dense gradient; else,
-// and for every other codec, in two stages: each rank gets its shard of every gradient, sums in float32,
-// compresses the mean once more, and all shards go to everyone. What the second compression loses is carried
-// over by the shard's owner (1-bit Adam, Tang et al. 2021, arXiv 2102.02888, section 3).
+// top-k: every packet goes to everyone while there are at most 16 ranks and all packets together are small
+// beside the dense gradient; else, and for every other codec, in two stages: each rank gets its shard of
+// every gradient, sums in float32, compresses the mean once more, and all shards go to everyone. What the
+// second compression loses is carried over by the shard's owner (1-bit Adam, Tang et al. 2021, arXiv
+// 2102.02888, section 3). The mean of top-k gradients has more elements than each of them, so an owner
+// returns up to 16 times the density, or int8 of all elements where that is less.
+//
+// Of n ranks and k selected elements a rank receives 8 n k bytes of top-k up to 16 ranks, beyond that at most
+// 8 (1 + 16) k however many there are; of other codecs twice their bytes of the gradient. It sends and
+// receives 2 (n - 1) packets and, of top-k, agrees on the length of packets once before each stage.
 //
 // A step is a transaction, as for a Compressor: every call leaves what is to be carried over pending; the
 // next call applies it, unless Drop() came first. All ranks drop or none. Calls block until the
@@ -77,7 +83,10 @@ class CompressedCollective {
   virtual absl::Status Load(const CarriedState& state) = 0;
   // Bytes this rank gave to collectives so far.
   virtual uint64_t bytes_sent() const = 0;
-  // Of top-k, by this rank in the last call, in both stages; zeros where it sent float32.
+  // Bytes of other ranks that collectives gave to this rank so far: what a rank's link carries to it, where
+  // packets of every rank go to everyone.
+  virtual uint64_t bytes_received() const = 0;
+  // Of top-k, of this rank's gradient in the last call; zeros where it sent float32.
   virtual Selected selected() const = 0;
   // Elements that the last call clipped on this rank (Compressor::clipped): of its gradient, or the sum of
   // its machine's divided by about as many, and of its shard of the mean. Zero on ranks that another one of

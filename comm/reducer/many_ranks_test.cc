@@ -1,0 +1,232 @@
+// What compression promises at 4 ranks, at 2 to 100: ranks are threads of one process.
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <numbers>
+#include <vector>
+
+#include "base/rng.h"
+#include "comm/exec/check_collectives.h"
+#include "comm/exec/rank_test_threads.h"
+#include "comm/reducer/sparse_mean.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "gtrain/reducer.h"
+
+namespace gtrain {
+namespace {
+
+using comm::ExpectAllOk;
+using comm::FakeWorld;
+using comm::kReturnedMax;
+using comm::RunThreads;
+
+constexpr size_t kCount = 16384;  // a shard for each of 64 ranks
+
+CompressionOptions TopK(double density) {
+  CompressionOptions options;
+  options.codec = Codec::kTopK;
+  options.density = density;
+  return options;
+}
+CompressionOptions Dgc(double density, int warmup_steps) {
+  CompressionOptions options = TopK(density);
+  options.momentum = 0.9f;
+  options.warmup_steps = warmup_steps;
+  return options;
+}
+
+// Noise of mean 0 and deviation 1.
+float Noise(Rng& rng) {
+  const uint64_t bits = rng.Next();
+  float sum = 0;
+  for (int i = 0; i < 4; ++i) sum += static_cast<float>(bits >> (16 * i) & 0xffff) / 65536 - 0.5f;
+  return sum * std::numbers::sqrt3_v<float>;
+}
+
+struct Trained {
+  double loss = 0;
+  uint64_t received = 0;  // bytes by rank 0 in the last step
+};
+
+// The loss of a quadratic after 300 steps of stochastic gradient descent with momentum, as a share of what it
+// was. Its curvatures span three decades; the noise of the mean is the same at any number of ranks.
+Trained Train(int ranks, const CompressionOptions& options) {
+  constexpr int kSteps = 300;
+  constexpr double kRate = 0.02, kMomentum = 0.9, kNoise = 0.3;
+  FakeWorld world(FakeWorld::OneNode(ranks));
+  std::vector<float> curvature(kCount);
+  Rng shape(1);
+  for (float& h : curvature) h = std::pow(10.0f, -std::fabs(Noise(shape)));
+  Trained trained;
+  ExpectAllOk(RunThreads(world, [&](Communicator& c) -> absl::Status {
+    auto collective = CompressedCollective::Create(&c, options, kCount);
+    RETURN_IF_BAD(collective.status());
+    std::vector<float> x(kCount), g(kCount), momentum(kCount);  // the least loss is at 1
+    Rng rng(static_cast<uint64_t>(c.rank()) + 2);
+    const auto noise = static_cast<float>(kNoise * std::sqrt(ranks));
+    const auto factor = static_cast<float>(options.momentum > 0 ? 0 : kMomentum);
+    uint64_t received = 0;
+    for (int step = 0; step < kSteps; ++step) {
+      received = (*collective)->bytes_received();
+      for (size_t i = 0; i < kCount; ++i) g[i] = curvature[i] * (x[i] - 1) + noise * Noise(rng);
+      RETURN_IF_BAD((*collective)->AllReduceMean(absl::MakeSpan(g)));
+      const auto rate = static_cast<float>(kRate * 0.5 * (1 + std::cos(std::numbers::pi * step / kSteps)));
+      for (size_t i = 0; i < kCount; ++i) {
+        momentum[i] = factor * momentum[i] + g[i];
+        x[i] -= rate * momentum[i];
+      }
+    }
+    if (c.rank() != 0) return absl::OkStatus();
+    double first = 0;
+    for (size_t i = 0; i < kCount; ++i) {
+      trained.loss += curvature[i] * (x[i] - 1) * (x[i] - 1);
+      first += curvature[i];
+    }
+    trained.loss /= first;
+    trained.received = (*collective)->bytes_received() - received;
+    return absl::OkStatus();
+  }));
+  return trained;
+}
+
+// Trains on each number of ranks and says how far it gets.
+void ExpectToTrainAsOnFour(const std::vector<int>& ranks, const CompressionOptions& options) {
+  // Two ranks are worse than four however their packets travel: what they hold back cancels less.
+  constexpr double kWorse = 1.4;
+  const double dense = Train(4, {}).loss, four = Train(4, options).loss;
+  for (const int n : ranks) {
+    const Trained trained = Train(n, options);
+    std::printf("%3d ranks: %.2f of the loss of dense gradients, %.1f KB received a step\n", n,
+                trained.loss / dense, static_cast<double>(trained.received) / 1e3);
+    EXPECT_LT(trained.loss, kWorse * four) << n;
+  }
+}
+
+// From 12 ranks on the sum of their packets comes from owners: one that returns 1 % of it trains to twice the
+// loss of 11 ranks.
+TEST(ManyRanks, TopKTrainsAsItDoesOnFour) { ExpectToTrainAsOnFour({2, 4, 8, 11, 12, 16, 64}, TopK(0.01)); }
+// So few that owners select, too.
+TEST(ManyRanks, SparserTopKTrainsAsItDoesOnFour) { ExpectToTrainAsOnFour({4, 16, 17, 64}, TopK(0.005)); }
+TEST(ManyRanks, DgcTrainsAsItDoesOnFour) { ExpectToTrainAsOnFour({2, 4, 16, 64}, Dgc(0.01, 24)); }
+
+struct Traffic {
+  uint64_t sent = 0, received = 0;
+};
+// Of rank 0, in each of `steps` steps.
+std::vector<Traffic> TrafficOf(int ranks, const CompressionOptions& options, size_t count, int steps) {
+  FakeWorld world(FakeWorld::OneNode(ranks));
+  std::vector<Traffic> traffic;
+  ExpectAllOk(RunThreads(world, [&](Communicator& c) -> absl::Status {
+    auto collective = CompressedCollective::Create(&c, options, count);
+    RETURN_IF_BAD(collective.status());
+    Rng rng(static_cast<uint64_t>(c.rank()));
+    std::vector<float> g(count);
+    Traffic before;
+    for (int step = 0; step < steps; ++step) {
+      for (float& value : g) value = Noise(rng);
+      RETURN_IF_BAD((*collective)->AllReduceMean(absl::MakeSpan(g)));
+      const Traffic now = {(*collective)->bytes_sent(), (*collective)->bytes_received()};
+      if (c.rank() == 0) traffic.push_back({now.sent - before.sent, now.received - before.received});
+      before = now;
+    }
+    return absl::OkStatus();
+  }));
+  return traffic;
+}
+
+// Slots of a warm-up's first step would cost a run 25 to 125 times the bytes that it sends.
+TEST(ManyRanks, SlotsFollowTheDensityOfTheStep) {
+  constexpr int kWarmup = 4;
+  for (const double density : {0.01, 0.002}) {
+    for (const int ranks : {4, 16, 24}) {
+      const auto warm = TrafficOf(ranks, Dgc(density, kWarmup), 4 * kCount, kWarmup + 3);
+      const auto cold = TrafficOf(ranks, Dgc(density, 0), 4 * kCount, 2);
+      for (size_t step = kWarmup; step < warm.size(); ++step) {
+        EXPECT_LT(warm[step].sent, 1.25 * static_cast<double>(cold[1].sent)) << ranks << " " << density;
+        EXPECT_LT(warm[step].received, 1.25 * static_cast<double>(cold[1].received))
+            << ranks << " " << density;
+      }
+      EXPECT_GT(warm[0].sent, 5 * cold[1].sent) << "there was no warm-up";
+    }
+  }
+}
+
+TEST(ManyRanks, BytesARankStopGrowing) {
+  constexpr size_t kMany = 1 << 18;
+  for (const double density : {0.01, 0.001}) {
+    CompressionOptions options = TopK(density);
+    options.error_feedback = false;  // memory for 100 ranks
+    const double packet = 8 * density * kMany;
+    const auto received = [&](int ranks) {
+      return static_cast<double>(TrafficOf(ranks, options, kMany, 2)[1].received) / packet;
+    };
+    const double fifty = received(50);
+    EXPECT_LT(fifty, (1 + kReturnedMax) * 1.5) << density;  // headers of small packets are not little here
+    EXPECT_LT(received(100), 1.25 * fifty) << density;
+  }
+}
+
+// Everything that went in came out, or is carried over by a rank or by the owner of a shard.
+TEST(ManyRanks, SentPlusCarriedIsTheSumOfTheMeans) {
+  constexpr int kRanks = kReturnedMax + 4, kSteps = 6;
+  for (const double density : {0.004, 0.02}) {  // owners select; owners send int8
+    FakeWorld world(FakeWorld::OneNode(kRanks));
+    ExpectAllOk(RunThreads(world, [&](Communicator& c) -> absl::Status {
+      auto collective = CompressedCollective::Create(&c, TopK(density), kCount);
+      RETURN_IF_BAD(collective.status());
+      Rng rng(static_cast<uint64_t>(c.rank()));
+      std::vector<float> g(kCount);
+      std::vector<double> missing(kCount), carried(kCount);  // in the sum of all ranks; by this rank
+      for (int step = 0; step < kSteps; ++step) {
+        for (size_t i = 0; i < kCount; ++i) missing[i] += g[i] = Noise(rng);
+        RETURN_IF_BAD((*collective)->AllReduceMean(absl::MakeSpan(g)));
+        for (size_t i = 0; i < kCount; ++i) missing[i] -= g[i];
+      }
+      double held_back = 0;
+      for (const CarriedState& state : (*collective)->Export()) {
+        const bool of_shard = state.name == "residual/shard";
+        if (!of_shard && state.name != "residual") continue;
+        for (size_t i = 0; i < state.values.size(); ++i) {
+          carried[state.offset + i] += double{state.values[i]} * (of_shard ? kRanks : 1);
+          if (of_shard) held_back += std::fabs(double{state.values[i]});
+        }
+      }
+      EXPECT_EQ(held_back > 0, (*collective)->Shard().size > 0);
+      RETURN_IF_BAD(c.AllReduce(missing.data(), kCount, DType::kFloat64, ReduceOp::kSum));
+      RETURN_IF_BAD(c.AllReduce(carried.data(), kCount, DType::kFloat64, ReduceOp::kSum));
+      double worst = 0;
+      for (size_t i = 0; i < kCount; ++i) worst = std::max(worst, std::fabs(missing[i] - carried[i]));
+      EXPECT_LT(worst, 1e-3);
+      return absl::OkStatus();
+    }));
+  }
+}
+
+TEST(ManyRanks, CarriedStateGoesOnElsewhere) {
+  for (const double density : {0.004, 0.02}) {
+    FakeWorld world(FakeWorld::OneNode(kReturnedMax + 4));
+    ExpectAllOk(RunThreads(world, [&](Communicator& c) -> absl::Status {
+      auto first = CompressedCollective::Create(&c, Dgc(density, 8), kCount);
+      RETURN_IF_BAD(first.status());
+      Rng rng(static_cast<uint64_t>(c.rank()));
+      std::vector<float> a(kCount);
+      for (int step = 0; step < 5; ++step) {
+        for (float& value : a) value = Noise(rng);
+        RETURN_IF_BAD((*first)->AllReduceMean(absl::MakeSpan(a)));
+      }
+      auto second = CompressedCollective::Create(&c, Dgc(density, 8), kCount);
+      RETURN_IF_BAD(second.status());
+      for (const CarriedState& state : (*first)->Export()) RETURN_IF_BAD((*second)->Load(state));
+      for (float& value : a) value = Noise(rng);
+      std::vector<float> b = a;
+      RETURN_IF_BAD((*first)->AllReduceMean(absl::MakeSpan(a)));
+      RETURN_IF_BAD((*second)->AllReduceMean(absl::MakeSpan(b)));
+      EXPECT_EQ(a, b);
+      return absl::OkStatus();
+    }));
+  }
+}
+
+}  // namespace
+}  // namespace gtrain
