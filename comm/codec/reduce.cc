@@ -95,6 +95,20 @@ V Divided(V value, int divisor) {
   return static_cast<V>(value / static_cast<std::common_type_t<V, int>>(divisor));
 }
 
+// Users' memory need not be aligned. (With a memcpy for each gcc 12 does not vectorise additions of floats.)
+template <typename T>
+struct Loose {
+  typedef T Type __attribute__((aligned(1), may_alias));
+};
+template <typename T>
+T Get(const void* from, size_t index) {
+  return static_cast<const typename Loose<T>::Type*>(from)[index];
+}
+template <typename T>
+void Put(T value, void* to, size_t index) {
+  static_cast<typename Loose<T>::Type*>(to)[index] = value;
+}
+
 // Everything that a loop needs.
 struct Work {
   void* const* outputs;
@@ -110,21 +124,19 @@ template <typename Type, typename Op, bool kDivide, bool kTwice>
 void ReducePair(const Work& w) {
   using Stored = typename Type::Stored;
   using Value = typename Type::Value;
-  const Stored* a = static_cast<const Stored*>(w.sources[0]);
-  const Stored* b = static_cast<const Stored*>(w.sources[1]);
-  Stored* out = static_cast<Stored*>(w.outputs[0]);
-  Stored* second = static_cast<Stored*>(w.outputs[kTwice ? 1 : 0]);
+  const void *a = w.sources[0], *b = w.sources[1];
+  void *out = w.outputs[0], *second = w.outputs[kTwice ? 1 : 0];
 #if defined(__clang__)
 #pragma clang loop vectorize(assume_safety)
 #else
 #pragma GCC ivdep
 #endif
   for (size_t i = 0; i < w.count; ++i) {
-    Value v = Op::Apply(Type::Load(a[i]), Type::Load(b[i]));
+    Value v = Op::Apply(Type::Load(Get<Stored>(a, i)), Type::Load(Get<Stored>(b, i)));
     if constexpr (kDivide) v = Divided(v, w.divisor);
     const Stored stored = Type::Store(v);
-    out[i] = stored;
-    if constexpr (kTwice) second[i] = stored;
+    Put(stored, out, i);
+    if constexpr (kTwice) Put(stored, second, i);
   }
 }
 
@@ -136,18 +148,17 @@ void ReduceMany(const Work& w) {
   alignas(64) Stored stored[kBlock];
   for (size_t begin = 0; begin < w.count; begin += kBlock) {
     const size_t n = std::min(kBlock, w.count - begin);
-    const Stored* first = static_cast<const Stored*>(w.sources[0]) + begin;
-    for (size_t i = 0; i < n; ++i) sum[i] = Type::Load(first[i]);
+    for (size_t i = 0; i < n; ++i) sum[i] = Type::Load(Get<Stored>(w.sources[0], begin + i));
     for (size_t s = 1; s < w.source_count; ++s) {
-      const Stored* source = static_cast<const Stored*>(w.sources[s]) + begin;
-      for (size_t i = 0; i < n; ++i) sum[i] = Op::Apply(sum[i], Type::Load(source[i]));
+      for (size_t i = 0; i < n; ++i)
+        sum[i] = Op::Apply(sum[i], Type::Load(Get<Stored>(w.sources[s], begin + i)));
     }
     if (w.divisor != 1) {
       for (size_t i = 0; i < n; ++i) sum[i] = Divided(sum[i], w.divisor);
     }
     for (size_t i = 0; i < n; ++i) stored[i] = Type::Store(sum[i]);
     for (size_t o = 0; o < w.output_count; ++o) {
-      std::memcpy(static_cast<Stored*>(w.outputs[o]) + begin, stored, n * sizeof(Stored));
+      std::memcpy(static_cast<char*>(w.outputs[o]) + begin * sizeof(Stored), stored, n * sizeof(Stored));
     }
   }
 }

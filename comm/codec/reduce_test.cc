@@ -94,7 +94,7 @@ TEST(Reduce, EveryLoopGivesTheSameBits) {
     for (ReduceOp op : {ReduceOp::kSum, ReduceOp::kMean, ReduceOp::kMin, ReduceOp::kMax}) {
       for (size_t sources = 1; sources <= 3; ++sources) {
         for (size_t outputs = 1; outputs <= 3; ++outputs) {
-          for (size_t shift : {size_t{0}, element}) {
+          for (size_t shift : {size_t{0}, element, size_t{1}}) {  // the last: not aligned
             const int divisor = op == ReduceOp::kMean ? 3 : 1;
             std::vector<const void*> from;
             for (size_t i = 0; i < sources; ++i) from.push_back(in[i].data() + shift);
