@@ -96,6 +96,47 @@ std::string Setting(const std::string& value) {
 
 }  // namespace
 
+// Some ranks of a generation as if they were all of it.
+class ExecCommunicator::SubBootstrap final : public Bootstrap {
+ public:
+  SubBootstrap(Bootstrap* whole, const std::vector<int>& ranks, int rank)
+      : whole_(whole), ranks_(ranks), rank_(rank) {
+    for (int r : ranks) {
+      Member member = whole->members()[static_cast<size_t>(r)];
+      member.rank = static_cast<int>(members_.size());
+      members_.push_back(std::move(member));
+    }
+  }
+  int rank() const override { return rank_; }
+  int world_size() const override { return static_cast<int>(members_.size()); }
+  Generation generation() const override { return whole_->generation(); }
+  const std::vector<Member>& members() const override { return members_; }
+  // For some of these: they may outlive this one.
+  std::unique_ptr<SubBootstrap> Part(const std::vector<int>& ranks, int rank) const {
+    std::vector<int> of_whole;
+    for (int r : ranks) of_whole.push_back(ranks_[static_cast<size_t>(r)]);
+    return std::make_unique<SubBootstrap>(whole_, of_whole, rank);
+  }
+  absl::StatusOr<std::vector<std::string>> AllGather(absl::string_view, absl::Duration) override {
+    return absl::InternalError("a sub-communicator meets through its parent");
+  }
+  absl::StatusOr<UniqueFd> Arena(uint64_t id, uint64_t bytes, absl::Duration timeout) override {
+    return whole_->Arena(id, bytes, timeout);
+  }
+  void FreeArena(uint64_t id) override { whole_->FreeArena(id); }
+  absl::Status Alive() const override { return whole_->Alive(); }
+  void ReportLink(int rank, const std::string& text) override {
+    whole_->ReportLink(ranks_[static_cast<size_t>(rank)], text);
+  }
+  void ReportCompression(const std::string& text) override { whole_->ReportCompression(text); }
+
+ private:
+  Bootstrap* const whole_;
+  const std::vector<int> ranks_;  // of the whole
+  const int rank_;
+  std::vector<Member> members_;
+};
+
 // Some of those on a transport: a rail, or a pair.
 class ExecCommunicator::Members final : public DataTransport {
  public:
@@ -336,39 +377,11 @@ absl::StatusOr<LinkCost> ExecCommunicator::MeasureRounds(int rails, double tried
 
 // ------------------------------------------------------------------ sub-communicators
 
-// Some ranks of a generation as if they were all of it.
-class ExecCommunicator::SubBootstrap final : public Bootstrap {
- public:
-  SubBootstrap(Bootstrap* whole, const std::vector<int>& ranks, int rank)
-      : whole_(whole), ranks_(ranks), rank_(rank) {
-    for (int r : ranks) {
-      Member member = whole->members()[static_cast<size_t>(r)];
-      member.rank = static_cast<int>(members_.size());
-      members_.push_back(std::move(member));
-    }
-  }
-  int rank() const override { return rank_; }
-  int world_size() const override { return static_cast<int>(members_.size()); }
-  Generation generation() const override { return whole_->generation(); }
-  const std::vector<Member>& members() const override { return members_; }
-  absl::StatusOr<std::vector<std::string>> AllGather(absl::string_view, absl::Duration) override {
-    return absl::InternalError("a sub-communicator meets through its parent");
-  }
-  absl::StatusOr<UniqueFd> Arena(uint64_t id, uint64_t bytes, absl::Duration timeout) override {
-    return whole_->Arena(id, bytes, timeout);
-  }
-  absl::Status Alive() const override { return whole_->Alive(); }
-  void ReportLink(int rank, const std::string& text) override {
-    whole_->ReportLink(ranks_[static_cast<size_t>(rank)], text);
-  }
-  void ReportCompression(const std::string& text) override { whole_->ReportCompression(text); }
-
- private:
-  Bootstrap* const whole_;
-  const std::vector<int> ranks_;  // of the whole
-  const int rank_;
-  std::vector<Member> members_;
-};
+std::unique_ptr<ExecCommunicator::SubBootstrap> ExecCommunicator::Part(const std::vector<int>& ranks,
+                                                                       int rank) const {
+  if (own_bootstrap_ != nullptr) return own_bootstrap_->Part(ranks, rank);
+  return std::make_unique<SubBootstrap>(bootstrap_, ranks, rank);
+}
 
 // Blobs of any sizes: their sizes go round first.
 absl::StatusOr<std::vector<std::string>> ExecCommunicator::GatherBlobs(const std::string& blob) {
@@ -408,7 +421,7 @@ absl::StatusOr<std::unique_ptr<Communicator>> ExecCommunicator::Split(int color,
     return nullptr;
   }
   const int place = static_cast<int>(std::find(ranks.begin(), ranks.end(), rank()) - ranks.begin());
-  auto bootstrap = std::make_unique<SubBootstrap>(bootstrap_, ranks, place);
+  std::unique_ptr<SubBootstrap> bootstrap = Part(ranks, place);
   ExecOptions options = options_;
   options.on_start = nullptr;  // ranks of different groups may differ in how many collectives they called
   auto group = std::make_unique<ExecCommunicator>(bootstrap.get(), std::move(options));
@@ -424,7 +437,7 @@ absl::StatusOr<ExecCommunicator*> ExecCommunicator::Pair(int peer) {
   std::unique_ptr<ExecCommunicator>& known = pairs_[peer];
   if (known != nullptr) return known.get();
   const std::vector<int> ranks{std::min(peer, rank()), std::max(peer, rank())};
-  auto bootstrap = std::make_unique<SubBootstrap>(bootstrap_, ranks, peer < rank() ? 1 : 0);
+  std::unique_ptr<SubBootstrap> bootstrap = Part(ranks, peer < rank() ? 1 : 0);
   ExecOptions options = options_;
   options.on_start = nullptr;
   auto pair = std::make_unique<ExecCommunicator>(bootstrap.get(), std::move(options));

@@ -11,6 +11,7 @@
 #include <csignal>
 #include <cstring>
 #include <filesystem>
+#include <fstream>
 #include <functional>
 #include <limits>
 #include <set>
@@ -224,6 +225,74 @@ TEST(Communicator, SplitIntoRowsAndColumns) {
     SCOPED_TRACE(testing::PrintToString(nodes));
     FakeWorld world(nodes);
     ExpectAllOk(RunThreads(world, RowsAndColumns));
+  }
+}
+
+// The parent of a communicator may be closed before it, also where that is itself a part.
+TEST(Communicator, APartOutlivesWhatItIsFrom) {
+  for (const auto& nodes : std::vector<std::vector<std::string>>{{"a", "a", "a"}, {"a", "b", "a"}}) {
+    FakeWorld world(nodes);
+    ExpectAllOk(RunThreads(world, [](Communicator& c) -> absl::Status {
+      auto part = c.Split(0, -c.rank());
+      RETURN_IF_BAD(part.status());
+      auto of_part = (*part)->Split((*part)->rank() == 0 ? 1 : 0, 0);
+      RETURN_IF_BAD(of_part.status());
+      part->reset();
+      RETURN_IF_BAD(CheckAllReduce(**of_part, 1000, DType::kFloat32, ReduceOp::kSum));
+      return c.Barrier();
+    }));
+  }
+}
+
+size_t MappedArenas() {
+  std::ifstream maps("/proc/self/maps");
+  size_t mapped = 0;
+  for (std::string line; std::getline(maps, line);) mapped += absl::StrContains(line, "/arena-") ? 1 : 0;
+  return mapped;
+}
+
+size_t OpenDescriptors() {
+  size_t open = 0;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd"))
+    open += entry.path().empty() ? 0 : 1;
+  return open;
+}
+
+TEST(Communicator, NothingPilesUpWithSplitsThatAreClosed) {
+  for (const auto& nodes :
+       std::vector<std::vector<std::string>>{{"a", "a", "a", "a"}, {"a", "a", "b", "b"}}) {
+    const int splits = nodes[3] == "a" ? 300 : 50;
+    FakeWorld world(nodes);
+    uint64_t bytes_after_one = 0;
+    size_t mapped_after_one = 0, open_after_one = 0;
+    ExpectAllOk(RunThreads(world, [&](Communicator& c) -> absl::Status {
+      for (int i = 0; i < splits; ++i) {
+        {
+          auto part = c.Split(c.rank() / 2, 0);
+          RETURN_IF_BAD(part.status());
+          RETURN_IF_BAD((*part)->Allocate(100).status());
+          int32_t x = i;
+          const bool sends = (*part)->rank() == 0;
+          RETURN_IF_BAD(sends ? (*part)->Send(&x, 1, DType::kInt32, 1)
+                              : (*part)->Receive(&x, 1, DType::kInt32, 0));
+        }
+        RETURN_IF_BAD(c.Barrier());  // all have closed it
+        if (c.rank() == 0 && i == 0) {
+          bytes_after_one = world.ArenaBytes();
+          mapped_after_one = MappedArenas();
+          open_after_one = OpenDescriptors();
+        }
+        RETURN_IF_BAD(c.Barrier());
+      }
+      if (c.rank() == 0) {
+        EXPECT_GT(bytes_after_one, 0);
+        EXPECT_EQ(world.ArenaBytes(), bytes_after_one);
+        EXPECT_EQ(MappedArenas(), mapped_after_one);
+        EXPECT_EQ(OpenDescriptors(), open_after_one);
+      }
+      return c.Barrier();
+    }));
+    EXPECT_EQ(world.ArenaBytes(), 0);
   }
 }
 

@@ -80,6 +80,7 @@ class ExecCommunicator final : public Communicator {
   absl::Status Connect(const GatherFn& gather, bool both_rounds, const Watch& watch);
   absl::StatusOr<std::vector<std::string>> Meet(const GatherFn& gather, bool both_rounds, uint64_t* nonce);
   absl::StatusOr<std::string> OpenTransport();
+  std::unique_ptr<SubBootstrap> Part(const std::vector<int>& ranks, int rank) const;
   // The communicator of this rank and one other, made the first time; nobody else takes part.
   absl::StatusOr<ExecCommunicator*> Pair(int peer);
   absl::Status Between(int from, int to, void* data, size_t count, DType dtype);
@@ -132,7 +133,7 @@ class ExecCommunicator final : public Communicator {
   absl::Status SharedAllGather(const OpRecord& record, const char* input, char* output, const Watch& watch);
   absl::Status FlatAllGather(const OpRecord& record, char* output, const Watch& watch);
 
-  std::unique_ptr<Bootstrap> own_bootstrap_;  // of a sub-communicator
+  std::unique_ptr<SubBootstrap> own_bootstrap_;  // of a sub-communicator
   Bootstrap* const bootstrap_;
   const ExecOptions options_;
   const ForkGuard fork_guard_;

@@ -27,6 +27,8 @@ class FakeWorld {
   std::vector<std::string> LinkReports() const;
   // What any rank said last to ReportCompression, when all are over.
   std::string Compression() const;
+  // Of all arenas that are not free.
+  uint64_t ArenaBytes() const;
   int size() const { return static_cast<int>(members_.size()); }
 
  private:

@@ -62,6 +62,8 @@ class ShmGroup {
  private:
   ShmGroup(Bootstrap* bootstrap, std::vector<int> ranks, int local, uint64_t nonce);
   absl::Status Attach(const Watch& watch);
+  // The whole file `id`, which is this group's until it is closed.
+  absl::StatusOr<Mapping> Map(uint64_t id, size_t bytes, const Watch& watch);
   absl::Status Survey(const Watch& watch);
   ArenaHeader* header() const { return reinterpret_cast<ArenaHeader*>(arena_.data()); }
   RankLine& line(int local) const;
@@ -96,6 +98,7 @@ class ShmGroup {
   };
   std::vector<Allocation> own_;
   std::map<uint64_t, Mapping> of_peers_;
+  std::vector<uint64_t> asked_;  // files, to be freed
 };
 
 }  // namespace gtrain::comm
