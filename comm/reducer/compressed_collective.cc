@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "comm/codec/packet.h"
+#include "comm/reducer/groups.h"
 #include "comm/reducer/low_rank_mean.h"
 #include "gtrain/reducer.h"
 
@@ -348,21 +349,18 @@ class Flat {
 
 class Collective final : public CompressedCollective {
  public:
-  absl::Status Connect(Communicator* communicator, const CompressionOptions& options, size_t count,
+  explicit Collective(std::shared_ptr<Groups> groups) : groups_(std::move(groups)) {}
+
+  absl::Status Connect(const CompressionOptions& options, size_t count,
                        const std::vector<std::vector<int64_t>>& shapes) {
     count_ = count;
     codec_ = options.codec;
-    int32_t machines = communicator->machine() + 1;
-    GT_RETURN_IF_ERROR(communicator->AllReduce(&machines, 1, DType::kInt32, ReduceOp::kMax));
-    Communicator* group = communicator;
-    if (machines > 1 && machines < communicator->size() && options.codec != Codec::kNone) {
-      GT_ASSIGN_OR_RETURN(machine_, communicator->Split(communicator->machine(), communicator->rank()));
-      const bool leads = machine_->rank() == 0;
-      GT_ASSIGN_OR_RETURN(leaders_, communicator->Split(leads ? 0 : -1, communicator->rank()));
-      group = leaders_.get();
-      if (!leads) return absl::OkStatus();
-    }
-    GT_ASSIGN_OR_RETURN(flat_, Flat::Make(group, communicator->size(), options, count, shapes));
+    const bool compressed = options.codec != Codec::kNone;
+    GT_RETURN_IF_ERROR(groups_->Open(compressed));
+    if (compressed) machine_ = groups_->machine();
+    Communicator* const group = machine_ == nullptr ? &groups_->all() : groups_->leaders();
+    if (group == nullptr) return absl::OkStatus();
+    GT_ASSIGN_OR_RETURN(flat_, Flat::Make(group, groups_->all().size(), options, count, shapes));
     return absl::OkStatus();
   }
 
@@ -409,19 +407,27 @@ class Collective final : public CompressedCollective {
 
   size_t count_ = 0;
   Codec codec_ = Codec::kNone;
-  std::unique_ptr<Communicator> machine_, leaders_;  // of this machine; of one rank of each machine
-  std::unique_ptr<Flat> flat_;                       // nullptr: another rank of this machine has it
+  const std::shared_ptr<Groups> groups_;
+  Communicator* machine_ = nullptr;  // nullptr: no ranks are summed uncompressed
+  std::unique_ptr<Flat> flat_;       // nullptr: another rank of this machine has it
 };
 
 }  // namespace
+
+absl::StatusOr<std::unique_ptr<CompressedCollective>> CreateCollective(
+    std::shared_ptr<Groups> groups, const CompressionOptions& options, size_t count,
+    const std::vector<std::vector<int64_t>>& shapes) {
+  auto collective = std::make_unique<Collective>(std::move(groups));
+  GT_RETURN_IF_ERROR(collective->Connect(options, count, shapes));
+  return collective;
+}
+
 }  // namespace comm
 
 absl::StatusOr<std::unique_ptr<CompressedCollective>> CompressedCollective::Create(
     Communicator* communicator, const CompressionOptions& options, size_t count,
     const std::vector<std::vector<int64_t>>& shapes) {
-  auto collective = std::make_unique<comm::Collective>();
-  GT_RETURN_IF_ERROR(collective->Connect(communicator, options, count, shapes));
-  return collective;
+  return comm::CreateCollective(std::make_shared<comm::Groups>(communicator), options, count, shapes);
 }
 
 }  // namespace gtrain

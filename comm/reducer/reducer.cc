@@ -17,6 +17,7 @@
 #include "base/units.h"
 #include "comm/codec/low_rank.h"
 #include "comm/reducer/create_reducer.h"
+#include "comm/reducer/groups.h"
 
 namespace gtrain {
 namespace comm {
@@ -141,14 +142,14 @@ class ReducerImpl final : public Reducer {
           "reducer: powersgd compresses matrices, and this program says of no gradient that it is one: give "
           "GradientSpec::shape, or take another codec");
     }
+    groups_ = std::make_shared<Groups>(communicator_.get());
     for (Bucket& bucket : buckets_) {
       GT_ASSIGN_OR_RETURN(void* const memory, communicator_->Allocate(bucket.count * sizeof(float)));
       bucket.memory = absl::MakeSpan(static_cast<float*>(memory), bucket.count);
       const bool compressed = bucket.count >= options.compress_from;
       GT_ASSIGN_OR_RETURN(
           bucket.collective,
-          CompressedCollective::Create(communicator_.get(), compressed ? fixed : CompressionOptions{},
-                                       bucket.count, bucket.shapes));
+          CreateCollective(groups_, compressed ? fixed : CompressionOptions{}, bucket.count, bucket.shapes));
       bucket.cost.ways.assign(1, WayOf({}, bucket.count, talking_));
       for (size_t way = 1; compressed && way < ways_.size(); ++way) {
         GT_ASSIGN_OR_RETURN(Way cost, CostOf(way, bucket));
@@ -400,8 +401,7 @@ class ReducerImpl final : public Reducer {
     bucket.sent_before += bucket.collective->bytes_sent();
     bucket.cost.way = bucket.next_way;
     GT_ASSIGN_OR_RETURN(bucket.collective,
-                        CompressedCollective::Create(communicator_.get(), ways_[bucket.next_way],
-                                                     bucket.count, bucket.shapes));
+                        CreateCollective(groups_, ways_[bucket.next_way], bucket.count, bucket.shapes));
     return absl::OkStatus();
   }
 
@@ -548,7 +548,8 @@ class ReducerImpl final : public Reducer {
   const Chooser chooser_;
   // Fixed after Connect.
   std::unique_ptr<Communicator> communicator_;
-  std::vector<Bucket> buckets_;  // memory and collective: the thread's while their bucket is under way
+  std::shared_ptr<Groups> groups_;  // of all buckets, which the reducer's thread reduces one by one
+  std::vector<Bucket> buckets_;     // memory and collective: the thread's while their bucket is under way
   std::vector<Place> places_;
   std::vector<std::string> names_;
   uint64_t sent_before_ = 0;

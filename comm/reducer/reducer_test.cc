@@ -14,6 +14,7 @@
 #include "comm/exec/check_collectives.h"
 #include "comm/exec/rank_test_threads.h"
 #include "comm/reducer/create_reducer.h"
+#include "comm/reducer/wrapped_communicator.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -471,6 +472,38 @@ TEST(Reducer, PowerSgdTrains) {
     EXPECT_GT(lost, 1e-1);
     return absl::OkStatus();
   }));
+}
+
+// Whatever the number of buckets and however often their codecs change: one of the reducer's own, one of each
+// machine and one of a rank of each.
+TEST(Reducer, CommunicatorsAreMadeOnceForAllBuckets) {
+  constexpr size_t kElements = 600;
+  for (const bool automatic : {false, true}) {
+    const size_t buckets = automatic ? 10 : 100;
+    const JobSays says(automatic ? "auto: int8" : "int8");
+    FakeWorld world({"a", "a", "b", "b"});
+    ExpectAllOk(RunThreads(world, [&](Communicator& inner) -> absl::Status {
+      comm::Hooks hooks;
+      comm::WrappedCommunicator c(&inner, &hooks);
+      ReducerOptions options;
+      options.bucket_bytes = kElements * sizeof(float);
+      options.compress_from = 1;
+      size_t way = 0;
+      auto reducer =
+          comm::CreateReducer(&c, std::vector<GradientSpec>(buckets, {"w", kElements}), options,
+                              [&](auto, double, double) { return std::vector<size_t>(buckets, ++way % 2); });
+      RETURN_IF_BAD(reducer.status());
+      EXPECT_EQ((*reducer)->Choices().size(), buckets);
+      for (int step = 0; step < 16; ++step) {
+        Fill(**reducer, buckets, static_cast<float>(c.rank()));
+        RETURN_IF_BAD((*reducer)->Finish().status());
+        EXPECT_THAT((*reducer)->gradient(1), testing::Each(testing::FloatNear(3, 0.1f)));
+      }
+      EXPECT_GE(way, automatic ? 3 : 0) << "switched there and back";
+      EXPECT_EQ(hooks.splits, 3);
+      return absl::OkStatus();
+    }));
+  }
 }
 
 // What arrived in all steps is what went in, whatever the choices were on the way, but for what the codec in

@@ -1,0 +1,42 @@
+// The communicators that compressed collectives go over: the one they are made from and, where several ranks
+// share a machine and there are several machines, one of this machine and one of a rank of each machine. Made
+// once and shared by all buckets of a reducer, so that a rank has at most two more of them, however many
+// buckets there are.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "gtrain/reducer.h"
+
+namespace gtrain::comm {
+
+// Used by one collective at a time, in the same order on all ranks.
+class Groups {
+ public:
+  explicit Groups(Communicator* all) : all_(all) {}
+
+  // Collective. Counts machines and makes the other two, the first time that it is called with `compressed`.
+  absl::Status Open(bool compressed);
+
+  Communicator& all() const { return *all_; }
+  // Both nullptr: all ranks talk to each other. Else the second is nullptr on all but one rank of each
+  // machine.
+  Communicator* machine() const { return machine_.get(); }
+  Communicator* leaders() const { return leaders_.get(); }
+
+ private:
+  Communicator* const all_;
+  int32_t machines_ = 0;  // 0: not counted
+  std::unique_ptr<Communicator> machine_, leaders_;
+};
+
+// As CompressedCollective::Create.
+absl::StatusOr<std::unique_ptr<CompressedCollective>> CreateCollective(
+    std::shared_ptr<Groups> groups, const CompressionOptions& options, size_t count,
+    const std::vector<std::vector<int64_t>>& shapes);
+
+}  // namespace gtrain::comm
