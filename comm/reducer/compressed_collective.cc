@@ -359,12 +359,19 @@ class Collective final : public CompressedCollective {
     GT_RETURN_IF_ERROR(groups_->Open(compressed));
     if (compressed) machine_ = groups_->machine();
     Communicator* const group = machine_ == nullptr ? &groups_->all() : groups_->leaders();
-    if (group == nullptr) return absl::OkStatus();
-    GT_ASSIGN_OR_RETURN(flat_, Flat::Make(group, groups_->all().size(), options, count, shapes));
-    return absl::OkStatus();
+    return AgreeOn(groups_->all(), Caught([&]() -> absl::Status {
+                     if (group == nullptr) return absl::OkStatus();
+                     GT_ASSIGN_OR_RETURN(flat_,
+                                         Flat::Make(group, groups_->all().size(), options, count, shapes));
+                     return absl::OkStatus();
+                   }));
   }
 
   absl::Status AllReduceMean(absl::Span<float> data) override {
+    return Told([&] { return Mean(data); });
+  }
+
+  absl::Status Mean(absl::Span<float> data) {
     GT_RETURN_IF_ERROR(Fits("data", data.size(), count_));
     if (machine_ == nullptr) return flat_->AllReduce(data);
     GT_RETURN_IF_ERROR(machine_->Reduce(data.data(), count_, DType::kFloat32, ReduceOp::kSum, 0));
@@ -378,9 +385,11 @@ class Collective final : public CompressedCollective {
           "compressed reduce-scatter: several ranks share a machine; reduce inside it first and make this "
           "object over a Split with one rank a machine");
     }
-    GT_RETURN_IF_ERROR(Fits("data", data.size(), count_));
-    GT_RETURN_IF_ERROR(Fits("shard", shard.size(), Shard().size));
-    return flat_->ReduceScatter(data, shard);
+    return Told([&]() -> absl::Status {
+      GT_RETURN_IF_ERROR(Fits("data", data.size(), count_));
+      GT_RETURN_IF_ERROR(Fits("shard", shard.size(), Shard().size));
+      return flat_->ReduceScatter(data, shard);
+    });
   }
 
   Range Shard() const override { return flat_ == nullptr ? Range{} : flat_->Mine(); }
@@ -399,6 +408,14 @@ class Collective final : public CompressedCollective {
   Selected selected() const override { return flat_ == nullptr ? Selected{} : flat_->selected(); }
 
  private:
+  // An error of this rank alone ends the call of the others as well.
+  template <typename Body>
+  absl::Status Told(const Body& body) {
+    const absl::Status status = Caught(body);
+    if (!status.ok()) groups_->Abort(status);
+    return status;
+  }
+
   static absl::Status Fits(const char* what, size_t size, size_t expected) {
     if (size == expected) return absl::OkStatus();
     return absl::InvalidArgumentError(

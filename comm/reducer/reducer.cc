@@ -28,6 +28,8 @@ constexpr int kTrial = 5;    // steps until the first look at a new choice
 // At most so often: a keeper without its agent keeps all that was said.
 constexpr absl::Duration kSayChange = absl::Seconds(1);
 constexpr absl::Duration kSayAgain = absl::Seconds(30);  // for a head that has forgotten it
+constexpr int kTimeoutsABucket = 2;                      // that Finish waits for one bucket
+constexpr absl::Duration kForever = absl::Hours(24 * 365);
 constexpr size_t kSampleElements = 1 << 18;
 
 struct Bucket {
@@ -129,20 +131,43 @@ class ReducerImpl final : public Reducer {
 
   absl::Status Connect(Communicator* communicator, const std::vector<GradientSpec>& gradients,
                        const ReducerOptions& options) {
+    CompressionPolicy policy;
+    GT_RETURN_IF_ERROR(AgreeOn(*communicator, Caught([&] { return Prepare(gradients, options, &policy); })));
+    GT_ASSIGN_OR_RETURN(communicator_, communicator->Split(0, communicator->rank()));
+    groups_ = std::make_shared<Groups>(communicator_.get());
+    const absl::Status made = Caught([&] { return MakeBuckets(policy, options); });
+    if (!made.ok()) {
+      groups_->Abort(made);
+      return made;
+    }
+    step_began_ = RealClock().Now();
+    MutexLock held(&lock_);
+    StartStep();
+    thread_ = std::thread([this] { Run(); });
+    return absl::OkStatus();
+  }
+
+  // Without the others.
+  absl::Status Prepare(const std::vector<GradientSpec>& gradients, const ReducerOptions& options,
+                       CompressionPolicy* policy) {
     GT_RETURN_IF_ERROR(Fill(gradients, options.bucket_bytes / sizeof(float)));
     GT_ASSIGN_OR_RETURN(const std::optional<CompressionPolicy> job, CompressionOfJob());
-    const CompressionPolicy policy = job.value_or(CompressionPolicy{false, {options.compression}});
-    GT_ASSIGN_OR_RETURN(communicator_, communicator->Split(0, communicator->rank()));
-    if (policy.automatic) GT_RETURN_IF_ERROR(PrepareChoice(policy));
-    const CompressionOptions fixed =
-        policy.automatic || policy.codecs.empty() ? CompressionOptions{} : policy.codecs[0];
+    *policy = job.value_or(CompressionPolicy{false, {options.compression}});
+    if (policy->automatic) return PrepareChoice(*policy);
     const auto is_matrix = [](const GradientSpec& gradient) { return gradient.shape.size() >= 2; };
-    if (fixed.codec == Codec::kPowerSgd && std::none_of(gradients.begin(), gradients.end(), is_matrix)) {
+    if (!policy->codecs.empty() && policy->codecs[0].codec == Codec::kPowerSgd &&
+        std::none_of(gradients.begin(), gradients.end(), is_matrix)) {
       return absl::InvalidArgumentError(
           "reducer: powersgd compresses matrices, and this program says of no gradient that it is one: give "
           "GradientSpec::shape, or take another codec");
     }
-    groups_ = std::make_shared<Groups>(communicator_.get());
+    return absl::OkStatus();
+  }
+
+  absl::Status MakeBuckets(const CompressionPolicy& policy, const ReducerOptions& options) {
+    if (policy.automatic) GT_RETURN_IF_ERROR(AgreeOnCosts());
+    const CompressionOptions fixed =
+        policy.automatic || policy.codecs.empty() ? CompressionOptions{} : policy.codecs[0];
     for (Bucket& bucket : buckets_) {
       GT_ASSIGN_OR_RETURN(void* const memory, communicator_->Allocate(bucket.count * sizeof(float)));
       bucket.memory = absl::MakeSpan(static_cast<float*>(memory), bucket.count);
@@ -156,12 +181,7 @@ class ReducerImpl final : public Reducer {
         bucket.cost.ways.push_back(cost);
       }
     }
-    GT_RETURN_IF_ERROR(NameCarried(policy));
-    step_began_ = RealClock().Now();
-    MutexLock held(&lock_);
-    StartStep();
-    thread_ = std::thread([this] { Run(); });
-    return absl::OkStatus();
+    return NameCarried(policy);
   }
 
   absl::Span<float> gradient(size_t index) override {
@@ -189,6 +209,7 @@ class ReducerImpl final : public Reducer {
   absl::StatusOr<ReducedStep> Finish() override {
     ReducedStep step;
     MutexLock held(&lock_);
+    GT_RETURN_IF_ERROR(dead_);
     step.early = done_;
     for (size_t i = 0; i < ready_.size(); ++i) {
       if (!ready_[i]) step.unused.push_back(i);
@@ -198,13 +219,16 @@ class ReducerImpl final : public Reducer {
       missing_[i] = 0;
     }
     if (Chooses()) computed_.push_back(SinceBegin());
-    lock_.Await([&]()
-                    ABSL_EXCLUSIVE_LOCKS_REQUIRED(lock_) { return done_ == buckets_.size() || !dead_.ok(); });
+    AwaitBuckets();
     GT_RETURN_IF_ERROR(dead_);
     const uint64_t sent = BytesSent();
     step.bytes_sent = sent - std::exchange(sent_before_, sent);
     for (const Bucket& bucket : buckets_) step.selected += bucket.collective->selected();
-    if (Chooses() && ++steps_since_look_ >= look_after_) GT_RETURN_IF_ERROR(Look());
+    if (Chooses() && ++steps_since_look_ >= look_after_) {
+      dead_ = Caught([this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(lock_) { return Look(); });
+      if (!dead_.ok()) groups_->Abort(dead_);
+      GT_RETURN_IF_ERROR(dead_);
+    }
     StartStep();
     step_began_ = RealClock().Now();
     return step;
@@ -335,6 +359,19 @@ class ReducerImpl final : public Reducer {
     done_ = 0;
   }
 
+  // Each collective of a bucket ends by its own deadline, and all but the slowest take far less.
+  void AwaitBuckets() ABSL_EXCLUSIVE_LOCKS_REQUIRED(lock_) {
+    const absl::Duration longest = std::min(kTimeoutsABucket * communicator_->timeout(), kForever);
+    while (done_ < buckets_.size() && dead_.ok()) {
+      const size_t before = done_;
+      const auto moved = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(lock_) { return done_ > before || !dead_.ok(); };
+      if (lock_.AwaitFor(longest, moved)) continue;
+      dead_ = absl::DeadlineExceededError(absl::StrCat("reducer: bucket ", before, " of ", buckets_.size(),
+                                                       " was not reduced within ",
+                                                       absl::FormatDuration(longest)));
+    }
+  }
+
   uint64_t BytesSent() const {
     uint64_t sum = 0;
     for (const Bucket& bucket : buckets_) sum += bucket.sent_before + bucket.collective->bytes_sent();
@@ -373,6 +410,10 @@ class ReducerImpl final : public Reducer {
       ways_.push_back(options);
       speeds_.push_back(speed);
     }
+    return absl::OkStatus();
+  }
+
+  absl::Status AgreeOnCosts() {
     GT_RETURN_IF_ERROR(
         communicator_->AllReduce(speeds_.data(), speeds_.size(), DType::kFloat64, ReduceOp::kMax));
     int32_t machines = communicator_->machine() + 1;
@@ -534,15 +575,15 @@ class ReducerImpl final : public Reducer {
       if (over_) break;
       Bucket& bucket = buckets_[done_];
       lock_.Unlock();
-      const absl::Status status = Reduce(bucket);
+      const absl::Status status = Caught([&] { return Reduce(bucket); });
       lock_.Lock();
-      if (!status.ok()) {
-        dead_ = status;
-        break;
-      }
+      dead_.Update(status);
+      if (!dead_.ok()) break;
       ++done_;
     }
+    const absl::Status dead = dead_;
     lock_.Unlock();
+    if (!dead.ok()) groups_->Abort(dead);
   }
 
   const Chooser chooser_;

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -18,6 +19,7 @@ struct Hooks {
   std::function<void(uint8_t* data, size_t bytes)> arrived;
   // Before an all-reduce.
   std::function<absl::Status()> before_all_reduce;
+  std::optional<absl::Duration> timeout;  // what they say theirs is
 };
 
 class WrappedCommunicator final : public Communicator {
@@ -65,6 +67,8 @@ class WrappedCommunicator final : public Communicator {
     return std::make_unique<WrappedCommunicator>(*std::move(part), hooks_);
   }
   absl::StatusOr<void*> Allocate(size_t bytes) override { return inner_->Allocate(bytes); }
+  void Abort(const absl::Status& why) override { inner_->Abort(why); }
+  absl::Duration timeout() const override { return hooks_->timeout.value_or(inner_->timeout()); }
   void ReportCompression(const std::string& text) override { inner_->ReportCompression(text); }
 
  private:

@@ -256,12 +256,7 @@ absl::Status ShmGroup::Interrupted(int local, const Watch& watch) const {
         absl::StrCat("waited ", absl::FormatDuration(watch.timeout()), " for ", Missing()));
   }
   if (!status.ok()) return status;
-  if (const uint32_t failed = header()->failed.load(); failed != 0 && failed != kFailureClaimed) {
-    return absl::UnavailableError(
-        absl::StrCat("rank ", failed - 1, " gave up: ",
-                     absl::string_view(header()->failed_why,
-                                       strnlen(header()->failed_why, sizeof(header()->failed_why)))));
-  }
+  GT_RETURN_IF_ERROR(Failure());
   if (line(local).left.load() != 0) {
     return absl::UnavailableError(
         absl::StrCat("rank ", ranks_[static_cast<size_t>(local)], " has closed its communicator"));
@@ -311,16 +306,21 @@ absl::StatusOr<char*> ShmGroup::Resolve(const OpRecord& record, size_t bytes, co
   return it->second.data() + record.arena_offset;
 }
 
-void ShmGroup::Fail(const absl::Status& why) {
+void ShmGroup::Fail(absl::string_view notice) {
   ArenaHeader* h = header();
-  uint32_t nobody = 0;
-  // Claimed first, named last: readers take the claim alone for nothing, so they never see half a text.
+  uint32_t nobody = kNobodyFailed;
+  // Claimed first, told last: readers take the claim alone for nothing, so they never see half a text.
   if (h->failed.compare_exchange_strong(nobody, kFailureClaimed)) {
-    const size_t n = std::min(why.message().size(), sizeof(h->failed_why) - 1);
-    std::memcpy(h->failed_why, why.message().data(), n);
-    h->failed.store(1 + static_cast<uint32_t>(ranks_[static_cast<size_t>(local_)]));
+    std::memcpy(h->notice, notice.data(), std::min(notice.size(), sizeof(h->notice) - 1));
+    h->failed.store(kFailureTold);
   }
   WakeAlways();
+}
+
+absl::Status ShmGroup::Failure() const {
+  const ArenaHeader* h = header();
+  if (h->failed.load() != kFailureTold) return absl::OkStatus();
+  return GaveUp(absl::string_view(h->notice, strnlen(h->notice, sizeof(h->notice))));
 }
 
 }  // namespace gtrain::comm

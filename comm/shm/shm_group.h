@@ -56,8 +56,10 @@ class ShmGroup {
   // Where `record` of a peer lies in this process; maps it the first time.
   absl::StatusOr<char*> Resolve(const OpRecord& record, size_t bytes, const Watch& watch);
 
-  // Tells the peers why this rank gives up, so that they need not wait for their deadline.
-  void Fail(const absl::Status& why);
+  // Tells the peers that this rank gives up, so that they need not wait for their deadline.
+  void Fail(absl::string_view notice);
+  // OK, or GaveUp with the first notice that a peer left.
+  absl::Status Failure() const;
 
  private:
   ShmGroup(Bootstrap* bootstrap, std::vector<int> ranks, int local, uint64_t nonce);
