@@ -26,7 +26,7 @@ Instant Watch::Deadline() const {
 }
 
 absl::Status Watch::Check() const {
-  GT_RETURN_IF_ERROR(bootstrap_->Alive());
+  if (absl::Status alive = bootstrap_->Alive(); !alive.ok()) return alive;
   if (interrupt_ != nullptr) GT_RETURN_IF_ERROR(interrupt_->Check());
   const Instant deadline = Deadline();
   if (timeout_ <= kForever && RealClock().Now() >= deadline) {
