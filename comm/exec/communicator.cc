@@ -746,6 +746,7 @@ absl::StatusOr<void*> ExecCommunicator::Allocate(size_t bytes) {
 absl::StatusOr<std::unique_ptr<Communicator>> MakeCommunicator(Bootstrap* bootstrap, ExecOptions options) {
   auto communicator = std::make_unique<ExecCommunicator>(bootstrap, std::move(options));
   if (absl::Status status = communicator->Connect(); !status.ok()) {
+    communicator->Abort(status);
     return Annotate(status, "making a communicator");
   }
   return communicator;

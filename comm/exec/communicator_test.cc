@@ -419,6 +419,7 @@ TEST(Communicator, AnAbortEndsTheCallsOfAll) {
             },
             kNever, [&](int) { return algorithm; });
         ExpectAllHear(results, victim, "words of its own");
+        if (testing::Test::HasFailure()) return;
       }
     }
   }
@@ -458,6 +459,7 @@ TEST(Communicator, AnErrorInAPairEndsTheCallsOfAll) {
         },
         kNever);
     ExpectAllHear(results, 2, "from rank 2 to rank 9: the other rank must be one of 0..3");
+    if (testing::Test::HasFailure()) return;
   }
 }
 
@@ -475,6 +477,7 @@ TEST(Communicator, AnErrorInASplitEndsItOnAll) {
           },
           kNever);
       ExpectAllHear(results, victim, "splitting off communicator 0: no arena for you");
+      if (testing::Test::HasFailure()) return;
     }
   }
 }

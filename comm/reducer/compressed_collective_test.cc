@@ -579,6 +579,7 @@ TEST(CompressedCollective, APacketThatDoesNotDecodeEndsTheCallOnAll) {
                      << testing::PrintToString(nodes) << CodecName(options.codec) << victim);
         ExpectAllHear(WithFault(nodes, options, Algorithm(nodes, victim), victim, garble), victim,
                       absl::StatusCode::kInvalidArgument, "compressed gradient: does not start with GTGD");
+        if (testing::Test::HasFailure()) return;
       }
     }
   }
@@ -593,6 +594,7 @@ TEST(CompressedCollective, AnExceptionOnOneRankEndsTheCallOnAll) {
       SCOPED_TRACE(testing::Message() << testing::PrintToString(nodes) << victim);
       ExpectAllHear(WithFault(nodes, Options(Codec::kOneBit), Algorithm(nodes, victim), victim, raise),
                     victim, absl::StatusCode::kInternal, "exception: codec out of order");
+      if (testing::Test::HasFailure()) return;
     }
   }
 }
