@@ -115,6 +115,8 @@ class FakeCommunicator final : public Communicator {
     return absl::UnimplementedError("fake");
   }
   absl::StatusOr<void*> Allocate(size_t) override { return absl::UnimplementedError("fake"); }
+  void Abort(const absl::Status&) override {}
+  absl::Duration timeout() const override { return absl::InfiniteDuration(); }
 
  private:
   static std::string Bytes(const void* data, size_t bytes) {

@@ -15,6 +15,7 @@
 #include "comm/exec/communicator.h"
 
 #include <algorithm>
+#include <exception>
 #include <limits>
 #include <map>
 #include <set>
@@ -96,6 +97,48 @@ std::string Setting(const std::string& value) {
 
 }  // namespace
 
+// Some ranks of a generation as if they were all of it.
+class ExecCommunicator::SubBootstrap final : public Bootstrap {
+ public:
+  SubBootstrap(Bootstrap* whole, const std::vector<int>& ranks, int rank)
+      : whole_(whole), ranks_(ranks), rank_(rank) {
+    for (int r : ranks) {
+      Member member = whole->members()[static_cast<size_t>(r)];
+      member.rank = static_cast<int>(members_.size());
+      members_.push_back(std::move(member));
+    }
+  }
+  int rank() const override { return rank_; }
+  int world_size() const override { return static_cast<int>(members_.size()); }
+  Generation generation() const override { return whole_->generation(); }
+  const std::vector<Member>& members() const override { return members_; }
+  int rank_of_whole() const { return ranks_[static_cast<size_t>(rank_)]; }
+  // For some of these: they may outlive this one.
+  std::unique_ptr<SubBootstrap> Part(const std::vector<int>& ranks, int rank) const {
+    std::vector<int> of_whole;
+    for (int r : ranks) of_whole.push_back(ranks_[static_cast<size_t>(r)]);
+    return std::make_unique<SubBootstrap>(whole_, of_whole, rank);
+  }
+  absl::StatusOr<std::vector<std::string>> AllGather(absl::string_view, absl::Duration) override {
+    return absl::InternalError("a sub-communicator meets through its parent");
+  }
+  absl::StatusOr<UniqueFd> Arena(uint64_t id, uint64_t bytes, absl::Duration timeout) override {
+    return whole_->Arena(id, bytes, timeout);
+  }
+  void FreeArena(uint64_t id) override { whole_->FreeArena(id); }
+  absl::Status Alive() const override { return whole_->Alive(); }
+  void ReportLink(int rank, const std::string& text) override {
+    whole_->ReportLink(ranks_[static_cast<size_t>(rank)], text);
+  }
+  void ReportCompression(const std::string& text) override { whole_->ReportCompression(text); }
+
+ private:
+  Bootstrap* const whole_;
+  const std::vector<int> ranks_;  // of the whole
+  const int rank_;
+  std::vector<Member> members_;
+};
+
 // Some of those on a transport: a rail, or a pair.
 class ExecCommunicator::Members final : public DataTransport {
  public:
@@ -112,6 +155,8 @@ class ExecCommunicator::Members final : public DataTransport {
     for (Transfer& t : transfers_) t.peer = members_[static_cast<size_t>(t.peer)];
     return all_->Exchange(transfers_, done, watch);
   }
+  void Fail(absl::string_view notice) override { all_->Fail(notice); }
+  absl::Status Heard() override { return all_->Heard(); }
 
  private:
   DataTransport* const all_;
@@ -197,7 +242,7 @@ absl::Status ExecCommunicator::Connect() {
     GT_RETURN_IF_ERROR(CheckNetworks({Setting(options_.network)}, bootstrap_->members()));
     return AgreedWish({Setting(options_.algorithm)}, bootstrap_->members()).status();
   }
-  const Watch watch(bootstrap_, options_.user.timeout);
+  const Watch watch = MakeWatch();
   return Connect([&](const std::string& blob) { return bootstrap_->AllGather(blob, watch.Left()); },
                  /*both_rounds=*/false, watch);
 }
@@ -341,39 +386,11 @@ absl::StatusOr<LinkCost> ExecCommunicator::MeasureRounds(int rails, double tried
 
 // ------------------------------------------------------------------ sub-communicators
 
-// Some ranks of a generation as if they were all of it.
-class ExecCommunicator::SubBootstrap final : public Bootstrap {
- public:
-  SubBootstrap(Bootstrap* whole, const std::vector<int>& ranks, int rank)
-      : whole_(whole), ranks_(ranks), rank_(rank) {
-    for (int r : ranks) {
-      Member member = whole->members()[static_cast<size_t>(r)];
-      member.rank = static_cast<int>(members_.size());
-      members_.push_back(std::move(member));
-    }
-  }
-  int rank() const override { return rank_; }
-  int world_size() const override { return static_cast<int>(members_.size()); }
-  Generation generation() const override { return whole_->generation(); }
-  const std::vector<Member>& members() const override { return members_; }
-  absl::StatusOr<std::vector<std::string>> AllGather(absl::string_view, absl::Duration) override {
-    return absl::InternalError("a sub-communicator meets through its parent");
-  }
-  absl::StatusOr<UniqueFd> Arena(uint64_t id, uint64_t bytes, absl::Duration timeout) override {
-    return whole_->Arena(id, bytes, timeout);
-  }
-  absl::Status Alive() const override { return whole_->Alive(); }
-  void ReportLink(int rank, const std::string& text) override {
-    whole_->ReportLink(ranks_[static_cast<size_t>(rank)], text);
-  }
-  void ReportCompression(const std::string& text) override { whole_->ReportCompression(text); }
-
- private:
-  Bootstrap* const whole_;
-  const std::vector<int> ranks_;  // of the whole
-  const int rank_;
-  std::vector<Member> members_;
-};
+std::unique_ptr<ExecCommunicator::SubBootstrap> ExecCommunicator::Part(const std::vector<int>& ranks,
+                                                                       int rank) const {
+  if (own_bootstrap_ != nullptr) return own_bootstrap_->Part(ranks, rank);
+  return std::make_unique<SubBootstrap>(bootstrap_, ranks, rank);
+}
 
 // Blobs of any sizes: their sizes go round first.
 absl::StatusOr<std::vector<std::string>> ExecCommunicator::GatherBlobs(const std::string& blob) {
@@ -413,14 +430,19 @@ absl::StatusOr<std::unique_ptr<Communicator>> ExecCommunicator::Split(int color,
     return nullptr;
   }
   const int place = static_cast<int>(std::find(ranks.begin(), ranks.end(), rank()) - ranks.begin());
-  auto bootstrap = std::make_unique<SubBootstrap>(bootstrap_, ranks, place);
+  std::unique_ptr<SubBootstrap> bootstrap = Part(ranks, place);
   ExecOptions options = options_;
   options.on_start = nullptr;  // ranks of different groups may differ in how many collectives they called
   auto group = std::make_unique<ExecCommunicator>(bootstrap.get(), std::move(options));
   group->own_bootstrap_ = std::move(bootstrap);
-  const absl::Status connected = group->Connect(gather, true, Watch(bootstrap_, options_.user.timeout));
-  if (!connected.ok()) return Annotate(connected, absl::StrCat("splitting off communicator ", color));
-  return group;
+  // Meanwhile the others wait in the new one, and hear of an error in either.
+  group->parent_ = this;
+  const absl::Status connected = group->Connect(gather, true, group->MakeWatch());
+  group->parent_ = nullptr;
+  if (connected.ok()) return group;
+  const absl::Status why = Annotate(connected, absl::StrCat("splitting off communicator ", color));
+  group->Abort(why);
+  return Die(why);
 }
 
 // ------------------------------------------------------------------ pairs
@@ -429,17 +451,18 @@ absl::StatusOr<ExecCommunicator*> ExecCommunicator::Pair(int peer) {
   std::unique_ptr<ExecCommunicator>& known = pairs_[peer];
   if (known != nullptr) return known.get();
   const std::vector<int> ranks{std::min(peer, rank()), std::max(peer, rank())};
-  auto bootstrap = std::make_unique<SubBootstrap>(bootstrap_, ranks, peer < rank() ? 1 : 0);
+  std::unique_ptr<SubBootstrap> bootstrap = Part(ranks, peer < rank() ? 1 : 0);
   ExecOptions options = options_;
   options.on_start = nullptr;
   auto pair = std::make_unique<ExecCommunicator>(bootstrap.get(), std::move(options));
   pair->own_bootstrap_ = std::move(bootstrap);
   pair->names_ = ranks;
+  pair->parent_ = this;
   if (pair->nodes() == 1) {
     // Unlike all others of this machine: both find it without asking each other.
     const uint64_t place = (static_cast<uint64_t>(ranks[0]) << 32) + static_cast<uint64_t>(ranks[1]);
     const uint64_t nonce = nonce_ + place * 0x9e3779b97f4a7c15u;
-    const Watch watch(bootstrap_, options_.user.timeout);
+    const Watch watch = pair->MakeWatch();
     GT_ASSIGN_OR_RETURN(pair->shm_, ShmGroup::Open(pair->bootstrap_, ranks, pair->rank(), nonce, watch));
   } else {
     pair->rail_ = std::make_unique<Members>(transport_.get(), ranks);
@@ -471,12 +494,47 @@ absl::Status ExecCommunicator::Between(int from, int to, void* data, size_t coun
   return moved.ok() ? moved : Die(Annotate(moved, what));
 }
 
+// ------------------------------------------------------------------ giving up
+
+std::string ExecCommunicator::OwnName() const {
+  const int named = names_.empty() ? rank() : names_[static_cast<size_t>(rank())];
+  const int of_job = own_bootstrap_ == nullptr ? named : own_bootstrap_->rank_of_whole();
+  return absl::StrCat("rank ", named, named == of_job ? "" : absl::StrCat(" (", of_job, " of the job)"));
+}
+
+// In every wait: whichever way a peer said it.
+absl::Status ExecCommunicator::Check() const {
+  if (shm_ != nullptr) GT_RETURN_IF_ERROR(shm_->Failure());
+  if (transport_ != nullptr) GT_RETURN_IF_ERROR(transport_->Heard());
+  return parent_ == nullptr ? absl::OkStatus() : parent_->Check();
+}
+
+// What comes from another rank is passed on in its words.
+std::string ExecCommunicator::Notice(const absl::Status& why) const {
+  if (all_know_ || !bootstrap_->Alive().ok()) return "";
+  if (std::string heard = NoticeIn(why); !heard.empty()) return heard;
+  const std::string call = calling_ == nullptr ? "" : absl::StrCat(Describe(*calling_, names_), ": ");
+  return absl::StrCat(OwnName(), kGaveUp, call, why.message()).substr(0, kNoticeBytesMax);
+}
+
+void ExecCommunicator::Abort(const absl::Status& why) {
+  if (!why.ok() && Usable().ok()) (void)Die(why);
+}
+
+// The ranks of this machine find the notice in the arena, those that this one is connected with get a
+// message: with rails one of each machine, which leaves it in the arena there. Where this rank does not speak
+// with other machines its leader reads the arena and tells the other leaders.
 absl::Status ExecCommunicator::Die(absl::Status why) {
   dead_ = std::move(why);
-  if (shm_ != nullptr) shm_->Fail(dead_);
-  for (auto& [peer, pair] : pairs_) {
-    if (pair != nullptr && pair->shm_ != nullptr) pair->shm_->Fail(dead_);
+  const std::string notice = Notice(dead_);
+  if (!notice.empty()) {
+    if (shm_ != nullptr) shm_->Fail(notice);
+    for (auto& [peer, pair] : pairs_) {
+      if (pair != nullptr && pair->shm_ != nullptr) pair->shm_->Fail(notice);
+    }
   }
+  // Of a generation that is over nobody needs what has not left yet.
+  if (transport_ != nullptr && (!notice.empty() || !bootstrap_->Alive().ok())) transport_->Fail(notice);
   rail_.reset();
   transport_.reset();
   return dead_;
@@ -498,17 +556,24 @@ absl::Status ExecCommunicator::Call(OpRecord record, const void* data, size_t by
   record.sequence = ++sequence_;
   record.no_data = data == nullptr && record.count > 0;
   if (options_.on_start) options_.on_start(sequence_);
-  const Watch watch(bootstrap_, options_.user.timeout);
+  calling_ = &record;
+  all_know_ = false;
+  const Watch watch = MakeWatch();
   absl::Status status = CheckArguments(record, size());
   // Ranks of other machines see what is wrong in the record; those of this one hear of it at once.
   if (!status.ok() && nodes() > 1) {
-    (void)Enter(record, Watch(bootstrap_, std::min(kTellRefused, options_.user.timeout)));
+    (void)Enter(record, Watch(bootstrap_, std::min(kTellRefused, options_.user.timeout), this));
   }
   if (status.ok()) status = bootstrap_->Alive();
   if (status.ok() && size() > 1) {
     if (shm_ != nullptr && nodes() == 1) shm_->Locate(data, bytes, &record);
-    status = body(record, watch);
+    try {
+      status = body(record, watch);
+    } catch (const std::exception& e) {  // no memory: the others must not wait for this rank
+      status = absl::ResourceExhaustedError(e.what());
+    }
   }
+  calling_ = nullptr;
   if (options_.on_waited) {
     const absl::Duration waited = watch.Waited();
     if (waited > absl::ZeroDuration()) options_.on_waited(waited);
@@ -535,7 +600,7 @@ absl::Status ExecCommunicator::Enter(const OpRecord& record, const Watch& watch,
     GT_RETURN_IF_ERROR(GatherRecords(records, watch));
   }
   GT_RETURN_IF_ERROR(shm_->Phase(watch));
-  return CheckAgreement(records);
+  return Compare(records);
 }
 
 // A doubling all-reduce of "we all do this", in which small data goes along: the same bytes as in the
@@ -593,17 +658,23 @@ absl::Status ExecCommunicator::Agree(const OpRecord& record, const Watch& watch,
   }
   records_[static_cast<size_t>(rank())] = record;
   GT_RETURN_IF_ERROR(GatherRecords(absl::MakeSpan(records_), watch));
-  return CheckAgreement(records_, names_);
+  return Compare(records_);
+}
+
+absl::Status ExecCommunicator::Compare(absl::Span<const OpRecord> records) {
+  absl::Status status = CheckAgreement(records, names_);
+  all_know_ = !status.ok();
+  return status;
 }
 
 // On one machine.
-absl::Status ExecCommunicator::CheckNeighbours(const OpRecord& record) const {
+absl::Status ExecCommunicator::CheckNeighbours(const OpRecord& record) {
   bool same = true;
   for (int i = 0; i < shm_->size(); ++i) same &= SameOperation(shm_->Record(i), record);
   if (same) return absl::OkStatus();
   std::vector<OpRecord> records;
   for (int i = 0; i < shm_->size(); ++i) records.push_back(shm_->Record(i));
-  return CheckAgreement(records, names_);
+  return Compare(records);
 }
 
 // Leaders: the records of all machines to all machines.
@@ -671,7 +742,7 @@ absl::Status ExecCommunicator::Barrier() {
 
 absl::StatusOr<void*> ExecCommunicator::Allocate(size_t bytes) {
   GT_RETURN_IF_ERROR(Usable());
-  if (shm_ != nullptr && nodes() == 1) return shm_->Allocate(bytes, Watch(bootstrap_, options_.user.timeout));
+  if (shm_ != nullptr && nodes() == 1) return shm_->Allocate(bytes, MakeWatch());
   GT_ASSIGN_OR_RETURN(Mapping memory, Mapping::Private(std::max<size_t>(bytes, 1)));
   private_.push_back(std::move(memory));
   return static_cast<void*>(private_.back().data());
@@ -680,6 +751,7 @@ absl::StatusOr<void*> ExecCommunicator::Allocate(size_t bytes) {
 absl::StatusOr<std::unique_ptr<Communicator>> MakeCommunicator(Bootstrap* bootstrap, ExecOptions options) {
   auto communicator = std::make_unique<ExecCommunicator>(bootstrap, std::move(options));
   if (absl::Status status = communicator->Connect(); !status.ok()) {
+    communicator->Abort(status);
     return Annotate(status, "making a communicator");
   }
   return communicator;

@@ -11,6 +11,7 @@
 #include <csignal>
 #include <cstring>
 #include <filesystem>
+#include <fstream>
 #include <functional>
 #include <limits>
 #include <set>
@@ -265,6 +266,74 @@ TEST(Communicator, SplitIntoRowsAndColumns) {
   }
 }
 
+// The parent of a communicator may be closed before it, also where that is itself a part.
+TEST(Communicator, APartOutlivesWhatItIsFrom) {
+  for (const auto& nodes : std::vector<std::vector<std::string>>{{"a", "a", "a"}, {"a", "b", "a"}}) {
+    FakeWorld world(nodes);
+    ExpectAllOk(RunThreads(world, [](Communicator& c) -> absl::Status {
+      auto part = c.Split(0, -c.rank());
+      RETURN_IF_BAD(part.status());
+      auto of_part = (*part)->Split((*part)->rank() == 0 ? 1 : 0, 0);
+      RETURN_IF_BAD(of_part.status());
+      part->reset();
+      RETURN_IF_BAD(CheckAllReduce(**of_part, 1000, DType::kFloat32, ReduceOp::kSum));
+      return c.Barrier();
+    }));
+  }
+}
+
+size_t MappedArenas() {
+  std::ifstream maps("/proc/self/maps");
+  size_t mapped = 0;
+  for (std::string line; std::getline(maps, line);) mapped += absl::StrContains(line, "/arena-") ? 1 : 0;
+  return mapped;
+}
+
+size_t OpenDescriptors() {
+  size_t open = 0;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd"))
+    open += entry.path().empty() ? 0 : 1;
+  return open;
+}
+
+TEST(Communicator, NothingPilesUpWithSplitsThatAreClosed) {
+  for (const auto& nodes :
+       std::vector<std::vector<std::string>>{{"a", "a", "a", "a"}, {"a", "a", "b", "b"}}) {
+    const int splits = nodes[3] == "a" ? 300 : 50;
+    FakeWorld world(nodes);
+    uint64_t bytes_after_one = 0;
+    size_t mapped_after_one = 0, open_after_one = 0;
+    ExpectAllOk(RunThreads(world, [&](Communicator& c) -> absl::Status {
+      for (int i = 0; i < splits; ++i) {
+        {
+          auto part = c.Split(c.rank() / 2, 0);
+          RETURN_IF_BAD(part.status());
+          RETURN_IF_BAD((*part)->Allocate(100).status());
+          int32_t x = i;
+          const bool sends = (*part)->rank() == 0;
+          RETURN_IF_BAD(sends ? (*part)->Send(&x, 1, DType::kInt32, 1)
+                              : (*part)->Receive(&x, 1, DType::kInt32, 0));
+        }
+        RETURN_IF_BAD(c.Barrier());  // all have closed it
+        if (c.rank() == 0 && i == 0) {
+          bytes_after_one = world.ArenaBytes();
+          mapped_after_one = MappedArenas();
+          open_after_one = OpenDescriptors();
+        }
+        RETURN_IF_BAD(c.Barrier());
+      }
+      if (c.rank() == 0) {
+        EXPECT_GT(bytes_after_one, 0);
+        EXPECT_EQ(world.ArenaBytes(), bytes_after_one);
+        EXPECT_EQ(MappedArenas(), mapped_after_one);
+        EXPECT_EQ(OpenDescriptors(), open_after_one);
+      }
+      return c.Barrier();
+    }));
+    EXPECT_EQ(world.ArenaBytes(), 0);
+  }
+}
+
 TEST(Communicator, SendAndReceive) {
   for (const auto& nodes : std::vector<std::vector<std::string>>{{"a", "a"},
                                                                  {"a", "a", "a", "a"},
@@ -345,6 +414,109 @@ TEST(Communicator, ReceiveOfWhatNobodySendsEndsByItsDeadline) {
         absl::Seconds(3));
     EXPECT_EQ(results[0].code(), absl::StatusCode::kDeadlineExceeded) << results[0];
     EXPECT_THAT(std::string(results[0].message()), testing::HasSubstr("from rank 1 to rank 0"));
+  }
+}
+
+// So long that nobody gets there.
+constexpr absl::Duration kNever = absl::Minutes(10);
+
+// `victim` has an error of its own and `words`, the others hear of it.
+void ExpectAllHear(const std::vector<absl::Status>& results, int victim, const std::string& words) {
+  for (size_t rank = 0; rank < results.size(); ++rank) {
+    const bool own = static_cast<int>(rank) == victim;
+    EXPECT_EQ(absl::IsUnavailable(results[rank]), !own) << rank << results[rank];
+    EXPECT_THAT(std::string(results[rank].message()),
+                testing::AllOf(testing::HasSubstr(words),
+                               testing::HasSubstr(own ? words : absl::StrCat("rank ", victim, " gave up: "))))
+        << rank;
+  }
+}
+
+const std::vector<std::vector<std::string>> kFours = {
+    {"a", "a", "a", "a"}, {"a", "a", "b", "b"}, {"a", "b", "c", "d"}};
+
+TEST(Communicator, AnAbortEndsTheCallsOfAll) {
+  for (const auto& nodes : kFours) {
+    for (const std::string algorithm : {"leader", "rails"}) {
+      if (algorithm == "rails" && nodes != kFours[1]) continue;
+      for (int victim = 0; victim < 4; ++victim) {
+        SCOPED_TRACE(testing::Message() << testing::PrintToString(nodes) << algorithm << victim);
+        FakeWorld world(nodes);
+        const auto results = RunThreads(
+            world,
+            [&](Communicator& c) -> absl::Status {
+              std::vector<float> data(100'000);
+              for (int i = 0;; ++i) {
+                if (i == 3 && c.rank() == victim) c.Abort(absl::InternalError("words of its own"));
+                const absl::Status status =
+                    c.AllReduce(data.data(), data.size(), DType::kFloat32, ReduceOp::kSum);
+                if (status.ok()) continue;
+                EXPECT_EQ(c.Barrier(), status) << "dead after an error";
+                return status;
+              }
+            },
+            kNever, [&](int) { return algorithm; });
+        ExpectAllHear(results, victim, "words of its own");
+        if (testing::Test::HasFailure()) return;
+      }
+    }
+  }
+}
+
+// The names are those of the job where they differ.
+TEST(Communicator, AnAbortInAPartStaysThere) {
+  FakeWorld world({"a", "b", "a", "b"});
+  const auto results = RunThreads(
+      world,
+      [&](Communicator& c) -> absl::Status {
+        auto part = c.Split(c.rank() / 2, 0);
+        RETURN_IF_BAD(part.status());
+        if (c.rank() == 3) (*part)->Abort(absl::InternalError("words of its own"));
+        const absl::Status of_part = (*part)->Barrier();
+        RETURN_IF_BAD(c.Barrier());
+        return of_part;
+      },
+      kNever);
+  EXPECT_TRUE(results[0].ok() && results[1].ok()) << results[0] << results[1];
+  EXPECT_THAT(std::string(results[2].message()),
+              testing::HasSubstr("rank 1 (3 of the job) gave up: words of its own"));
+  EXPECT_EQ(results[3].message(), "words of its own");
+}
+
+// Of those that wait in a pair for the rank that errs, and of those that wait in another call.
+TEST(Communicator, AnErrorInAPairEndsTheCallsOfAll) {
+  for (const auto& nodes : kFours) {
+    SCOPED_TRACE(testing::PrintToString(nodes));
+    FakeWorld world(nodes);
+    const auto results = RunThreads(
+        world,
+        [&](Communicator& c) -> absl::Status {
+          float x = 0;
+          if (c.rank() == 2) return c.Send(&x, 1, DType::kFloat32, 9);
+          return c.rank() == 1 ? c.Receive(&x, 1, DType::kFloat32, 2) : c.Barrier();
+        },
+        kNever);
+    ExpectAllHear(results, 2, "from rank 2 to rank 9: the other rank must be one of 0..3");
+    if (testing::Test::HasFailure()) return;
+  }
+}
+
+// The others wait in the communicator that is being made.
+TEST(Communicator, AnErrorInASplitEndsItOnAll) {
+  for (const auto& nodes : {kFours[0], kFours[1]}) {
+    for (int victim = 0; victim < 4; ++victim) {
+      SCOPED_TRACE(testing::Message() << testing::PrintToString(nodes) << victim);
+      FakeWorld world(nodes);
+      const auto results = RunThreads(
+          world,
+          [&](Communicator& c) -> absl::Status {
+            if (c.rank() == victim) world.RefuseArenas(victim);
+            return c.Split(0, 0).status();
+          },
+          kNever);
+      ExpectAllHear(results, victim, "splitting off communicator 0: no arena for you");
+      if (testing::Test::HasFailure()) return;
+    }
   }
 }
 
@@ -614,7 +786,7 @@ class Forked : public testing::Test {
   int Child(FakeWorld& world, int rank, const Body& body) {
     std::unique_ptr<Bootstrap> bootstrap = world.Rank(rank);
     ExecOptions options;
-    options.user.timeout = kPatience;
+    options.user.timeout = timeouts_.empty() ? kPatience : timeouts_[static_cast<size_t>(rank)];
     options.network = network_;
     options.algorithm = algorithm_;
     auto communicator = MakeCommunicator(bootstrap.get(), options);
@@ -716,7 +888,8 @@ class Forked : public testing::Test {
     return absl::IsUnavailable(first) && absl::IsUnavailable(second) ? 0 : 1;
   }
 
-  std::string network_, algorithm_;  // what GTRAIN_COMM_TLS and GTRAIN_COMM_ALGO would say
+  std::string network_, algorithm_;       // what GTRAIN_COMM_TLS and GTRAIN_COMM_ALGO would say
+  std::vector<absl::Duration> timeouts_;  // by rank; empty: kPatience
   Board* board_ = nullptr;
   std::vector<pid_t> pids_;
 };
@@ -868,6 +1041,54 @@ TEST_F(Forked, UcxSendWaitsForNobodyElse) {
     if (c.rank() == 1) RETURN_IF_BAD(c.Send(&x, 1, DType::kFloat32, 2));
     if (c.rank() == 2) RETURN_IF_BAD(c.Receive(&x, 1, DType::kFloat32, 1));
     return c.Barrier();
+  });
+}
+
+TEST_F(Forked, UcxAnAbortEndsTheCallsOfAll) {
+  if (!UcxHere()) GTEST_SKIP() << "built without UCX";
+  timeouts_.assign(4, kNever);
+  for (const auto& nodes : {kFours[1], kFours[2]}) {
+    for (const std::string algorithm : {"leader", "rails"}) {
+      for (int victim = 1; victim < 3; ++victim) {
+        SCOPED_TRACE(testing::Message() << testing::PrintToString(nodes) << algorithm << victim);
+        algorithm_ = algorithm;
+        FakeWorld world(nodes);
+        ExpectAllSucceed(world, [&](Communicator& c) -> absl::Status {
+          std::vector<float> data(100'000);
+          absl::Status status;
+          for (int i = 0; status.ok(); ++i) {
+            if (i == 3 && c.rank() == victim) c.Abort(absl::InternalError("words of its own"));
+            status = c.AllReduce(data.data(), data.size(), DType::kFloat32, ReduceOp::kSum);
+          }
+          const std::string notice = absl::StrCat("rank ", victim, " gave up: words of its own");
+          if (c.rank() == victim) return status.message() == "words of its own" ? absl::OkStatus() : status;
+          return absl::IsUnavailable(status) && absl::EndsWith(status.message(), notice) ? absl::OkStatus()
+                                                                                         : status;
+        });
+      }
+    }
+  }
+}
+
+// An error inside a call, which leaves messages under way, is told as well: rank 1 gives up by its own
+// deadline, the others, one of whom comes late, would wait much longer.
+TEST_F(Forked, UcxAnErrorInACallEndsThoseOfAll) {
+  if (!UcxHere()) GTEST_SKIP() << "built without UCX";
+  timeouts_ = {kNever, absl::Seconds(3), kNever};
+  FakeWorld world({"a", "b", "c"});
+  for (auto& steps : board_->steps) steps = 0;
+  ExpectAllSucceed(world, [&](Communicator& c) -> absl::Status {
+    RETURN_IF_BAD(c.Barrier());
+    const Instant give_up = RealClock().Now() + kPatience;
+    while (c.rank() == 0 && board_->steps[1] == 0 && RealClock().Now() < give_up)
+      absl::SleepFor(absl::Milliseconds(5));
+    std::vector<float> data(400'000);
+    const absl::Status status = c.AllReduce(data.data(), data.size(), DType::kFloat32, ReduceOp::kSum);
+    board_->steps[c.rank()] = 1;
+    if (c.rank() == 1) return absl::IsDeadlineExceeded(status) ? absl::OkStatus() : status;
+    const bool heard =
+        absl::IsUnavailable(status) && absl::StrContains(status.message(), "rank 1 gave up: all-reduce");
+    return heard ? absl::OkStatus() : status;
   });
 }
 

@@ -20,6 +20,7 @@
 #include "comm/plan/op_record.h"
 #include "comm/plan/schedule.h"
 #include "comm/plan/two_ways.h"
+#include "comm/port/watch.h"
 #include "comm/shm/shm_group.h"
 
 namespace gtrain::comm {
@@ -32,7 +33,7 @@ inline constexpr size_t kScheduleBytes = 16 << 20;
 // Most that goes along when the ranks of several machines compare what they are about to do.
 inline constexpr size_t kWithRecordsBytes = 16 << 10;
 
-class ExecCommunicator final : public Communicator {
+class ExecCommunicator final : public Communicator, private Interrupt {
  public:
   ExecCommunicator(Bootstrap* bootstrap, ExecOptions options);
   ~ExecCommunicator() override;
@@ -54,6 +55,8 @@ class ExecCommunicator final : public Communicator {
   absl::Status Receive(void* data, size_t count, DType dtype, int from) override;
   absl::StatusOr<void*> Allocate(size_t bytes) override;
   absl::StatusOr<std::unique_ptr<Communicator>> Split(int color, int key) override;
+  void Abort(const absl::Status& why) override;
+  absl::Duration timeout() const override { return options_.user.timeout; }
   void ReportCompression(const std::string& text) override { bootstrap_->ReportCompression(text); }
 
  private:
@@ -89,10 +92,17 @@ class ExecCommunicator final : public Communicator {
   absl::Status Connect(const GatherFn& gather, bool both_rounds, const Watch& watch);
   absl::StatusOr<std::vector<std::string>> Meet(const GatherFn& gather, bool both_rounds, uint64_t* nonce);
   absl::StatusOr<std::string> OpenTransport();
+  std::unique_ptr<SubBootstrap> Part(const std::vector<int>& ranks, int rank) const;
   // The communicator of this rank and one other, made the first time; nobody else takes part.
   absl::StatusOr<ExecCommunicator*> Pair(int peer);
   absl::Status Between(int from, int to, void* data, size_t count, DType dtype);
   absl::Status Spread(OpKind kind, void* data, size_t count, DType dtype, int root);
+  absl::Status Check() const override;
+  std::string Notice(const absl::Status& why) const override;
+  // What peers and people call this rank.
+  std::string OwnName() const;
+  Watch MakeWatch() const { return Watch(bootstrap_, options_.user.timeout, this); }
+  // Tells the others and is dead; `why`.
   absl::Status Die(absl::Status why);
   absl::Status TryLinks(const Watch& watch, double* seconds, double* a_byte);
   absl::Status MeasureLinks(const Watch& watch);
@@ -109,7 +119,9 @@ class ExecCommunicator final : public Communicator {
   // With one rank on each machine. data[count] becomes the reduction of all; a count of 0: only the
   // comparison.
   absl::Status Agree(const OpRecord& record, const Watch& watch, char* data = nullptr, size_t bytes = 0);
-  absl::Status CheckNeighbours(const OpRecord& record) const;
+  absl::Status CheckNeighbours(const OpRecord& record);
+  // The same error on all ranks, or none.
+  absl::Status Compare(absl::Span<const OpRecord> records);
   absl::Status GatherRecords(absl::Span<OpRecord> records, const Watch& watch);
   absl::Status Pipeline(uint64_t chunks, absl::Span<const Stage> stages, const Watch& watch);
   absl::Status FirstStage(const OpRecord& record, const Stage& stage, uint64_t chunks, bool* direct,
@@ -141,7 +153,7 @@ class ExecCommunicator final : public Communicator {
   absl::Status SharedAllGather(const OpRecord& record, const char* input, char* output, const Watch& watch);
   absl::Status FlatAllGather(const OpRecord& record, char* output, const Watch& watch);
 
-  std::unique_ptr<Bootstrap> own_bootstrap_;  // of a sub-communicator
+  std::unique_ptr<SubBootstrap> own_bootstrap_;  // of a sub-communicator
   Bootstrap* const bootstrap_;
   const ExecOptions options_;
   const ForkGuard fork_guard_;
@@ -165,7 +177,10 @@ class ExecCommunicator final : public Communicator {
   uint64_t choice_ = 0;  // of the first rank, as all saw it in the staged all-reduce before
   std::vector<Mapping> private_;
   uint64_t sequence_ = 0;
-  uint64_t chunk_ = 0;  // chunks of all collectives so far
+  uint64_t chunk_ = 0;                        // chunks of all collectives so far
+  const ExecCommunicator* parent_ = nullptr;  // of a pair; of a part while it is made
+  const OpRecord* calling_ = nullptr;         // the collective that is running
+  bool all_know_ = false;                     // its error, from the comparison of records
   absl::Status dead_;
 };
 

@@ -1,7 +1,8 @@
 // A rank is killed somewhere inside a collective, again and again: any collective, way, algorithm and size,
 // at a random moment. The others must return in time, leave nothing behind, and work with its successor
-// (faults L1-L3, L7, L11). GTRAIN_KILL_POINTS=N moments (make soak: 1,000), GTRAIN_KILL_SEED=N other ones,
-// GTRAIN_KILL_ONLY=split nothing but that collective, on three machines.
+// (faults L1-L3, L7, L11), on up to four machines of four ranks. GTRAIN_KILL_POINTS=N moments (make soak:
+// 1,000), GTRAIN_KILL_SEED=N other ones, GTRAIN_KILL_ONLY=split nothing but that collective, on three
+// machines.
 #include <dirent.h>
 #include <netinet/in.h>
 #include <sched.h>
@@ -10,6 +11,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <csignal>
 #include <cstdio>
@@ -41,7 +43,7 @@ namespace {
 
 constexpr absl::Duration kPatience = absl::Seconds(60);  // of what must happen at all
 constexpr absl::Duration kReturnIn = absl::Seconds(2);   // after the verdict (L1)
-constexpr int kRanksMax = 4;
+constexpr int kRanksMax = 16;
 
 uint64_t FromEnvironment(const char* name, uint64_t otherwise) {
   const char* text = getenv(name);
@@ -80,7 +82,11 @@ bool UcxHere() {
 
 Point Draw(Rng& rng, std::optional<int> only) {
   const std::vector<std::string> shapes[] = {
-      {"a", "a", "a"}, {"a", "b", "c"}, {"a", "a", "b", "b"}, {"a", "b"}};
+      {"a", "a", "a"},
+      {"a", "b", "c"},
+      {"a", "a", "b", "b"},
+      {"a", "b"},
+      {"a", "a", "a", "a", "b", "b", "b", "b", "c", "c", "c", "c", "d", "d", "d", "d"}};
   const size_t counts[] = {2, 5'000, 400'000};
   Point point;
   point.nodes = shapes[rng.Below(std::size(shapes))];
@@ -93,6 +99,7 @@ Point Draw(Rng& rng, std::optional<int> only) {
   }
   const bool one_machine = point.nodes.back() == "a";
   point.count = counts[rng.Below(std::size(counts))];
+  if (point.nodes.size() > 4) point.count = std::min<size_t>(point.count, 100'000);  // a block for each
   point.victim = static_cast<int>(rng.Below(point.nodes.size()));
   // A split makes connections or arenas, which takes longer than any other call.
   point.after =
@@ -100,12 +107,13 @@ Point Draw(Rng& rng, std::optional<int> only) {
   point.direct = point.collective == 0 && rng.Chance(0.3);
   if (!one_machine && point.collective == 0) point.algorithm = kAlgorithms[rng.Below(std::size(kAlgorithms))];
   // Where machines have several ranks, half of the time all of them carry.
-  const bool rails = point.nodes.size() == 4 && rng.Chance(0.5);
+  const bool rails = point.nodes.size() >= 4 && rng.Chance(0.5);
   if (rails) absl::StrAppend(&point.algorithm, point.algorithm.empty() ? "rails" : "+rails");
   point.what = absl::StrCat(kCollectives[point.collective],
                             one_machine               ? (point.direct ? ", direct memory" : ", one machine")
                             : point.algorithm.empty() ? ", machines"
-                                                      : absl::StrCat(", ", point.algorithm));
+                                                      : absl::StrCat(", ", point.algorithm),
+                            point.nodes.size() > 4 ? ", 16 ranks" : "");
   return point;
 }
 

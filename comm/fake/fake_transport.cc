@@ -19,6 +19,31 @@ class FakeTransport final : public DataTransport {
 
   absl::Status Exchange(absl::Span<const Transfer> transfers, absl::FunctionRef<void(size_t)> done,
                         const Watch& watch) override {
+    if (dead_) return absl::FailedPreconditionError("the transport has failed before");
+    spoke_ |= !transfers.empty();
+    const absl::Status status = Move(transfers, done, watch);
+    if (!status.ok()) Fail(watch.Notice(status));
+    return status;
+  }
+
+  void Fail(absl::string_view notice) override {
+    if (std::exchange(dead_, true) || notice.empty() || !spoke_) return;
+    MutexLock lock(&network_->mutex_);
+    if (network_->notices_.contains(name_)) return;
+    for (const std::string& peer : peers_) {
+      if (peer != name_) network_->notices_.emplace(peer, notice);
+    }
+  }
+
+  absl::Status Heard() override {
+    MutexLock lock(&network_->mutex_);
+    const auto it = network_->notices_.find(name_);
+    return it == network_->notices_.end() ? absl::OkStatus() : GaveUp(it->second);
+  }
+
+ private:
+  absl::Status Move(absl::Span<const Transfer> transfers, absl::FunctionRef<void(size_t)> done,
+                    const Watch& watch) {
     for (const Transfer& t : transfers) {
       if (!t.send) continue;
       MutexLock lock(&network_->mutex_);
@@ -31,16 +56,21 @@ class FakeTransport final : public DataTransport {
     return absl::OkStatus();
   }
 
- private:
   const std::string& Peer(const Transfer& t) const { return peers_[static_cast<size_t>(t.peer)]; }
 
   absl::Status Receive(const Transfer& t, const Watch& watch) {
-    MutexLock lock(&network_->mutex_);
-    std::deque<std::string>& box = network_->mail_[{Peer(t), name_}];
-    while (box.empty()) {
+    for (;;) {
+      {
+        MutexLock lock(&network_->mutex_);
+        std::deque<std::string>& box = network_->mail_[{Peer(t), name_}];
+        if (network_->mutex_.AwaitFor(absl::Milliseconds(20), [&box] { return !box.empty(); }))
+          return Take(t, box);
+      }
       GT_RETURN_IF_ERROR(watch.Check());
-      network_->mutex_.AwaitFor(absl::Milliseconds(20), [&box] { return !box.empty(); });
     }
+  }
+
+  static absl::Status Take(const Transfer& t, std::deque<std::string>& box) {
     const std::string& message = box.front();
     if (t.received == nullptr ? message.size() != t.bytes : message.size() > t.bytes) {
       return absl::InternalError("message of an unexpected size");
@@ -54,6 +84,8 @@ class FakeTransport final : public DataTransport {
   FakeNetwork* const network_;
   const std::string name_;
   std::vector<std::string> peers_;
+  bool dead_ = false;
+  bool spoke_ = false;  // who never did is connected with nobody
 };
 
 std::unique_ptr<DataTransport> FakeNetwork::MakeTransport() {

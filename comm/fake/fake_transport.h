@@ -21,6 +21,7 @@ class FakeNetwork {
   Mutex mutex_;
   int transports_ = 0;
   std::map<std::pair<std::string, std::string>, std::deque<std::string>> mail_;  // by (from, to)
+  std::map<std::string, std::string> notices_;                                   // the first, by to
 };
 
 }  // namespace gtrain::comm

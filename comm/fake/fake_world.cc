@@ -55,12 +55,22 @@ class FakeBootstrap final : public Bootstrap {
   }
 
   absl::StatusOr<UniqueFd> Arena(uint64_t id, uint64_t bytes, absl::Duration) override {
-    const Member& me = world_->members_[static_cast<size_t>(rank_)];
-    const std::string path = absl::StrCat(world_->directory_, "/arena-", me.node.value, "-", id);
+    const std::string path = Path(id);
+    if (world_->no_arenas_ == rank_) return absl::ResourceExhaustedError("no arena for you");
+    const UniqueFd mark(open(UserMark(id, rank_).c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
+    if (!mark.valid()) return ErrnoStatus(errno, path);
     UniqueFd fd(open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
     if (!fd.valid()) return ErrnoStatus(errno, path);
     if (ftruncate(fd.get(), static_cast<off_t>(bytes)) != 0) return ErrnoStatus(errno, path);
     return fd;
+  }
+
+  void FreeArena(uint64_t id) override {
+    unlink(UserMark(id, rank_).c_str());
+    for (const Member& member : world_->members_) {
+      if (access(UserMark(id, member.rank).c_str(), F_OK) == 0) return;
+    }
+    unlink(Path(id).c_str());
   }
 
   absl::Status Alive() const override {
@@ -85,6 +95,14 @@ class FakeBootstrap final : public Bootstrap {
   std::string Blob(int sequence, int rank) const {
     return absl::StrCat(world_->directory_, "/blob-", sequence, "-", rank);
   }
+
+  // Of an arena on this machine.
+  std::string Path(uint64_t id) const {
+    const Member& me = world_->members_[static_cast<size_t>(rank_)];
+    return absl::StrCat(world_->directory_, "/arena-", me.node.value, "-", id);
+  }
+  // There as long as the rank has it.
+  std::string UserMark(uint64_t id, int rank) const { return absl::StrCat(Path(id), "-of-", rank); }
 
   FakeWorld* const world_;
   const int rank_;
@@ -132,6 +150,17 @@ std::vector<std::string> FakeWorld::LinkReports() const {
     if (shared_->links_down[rank].load(std::memory_order_acquire) != 0) lines.push_back(shared_->link[rank]);
   }
   return lines;
+}
+
+uint64_t FakeWorld::ArenaBytes() const {
+  uint64_t bytes = 0;
+  std::error_code gone;  // meanwhile
+  for (const auto& entry : std::filesystem::directory_iterator(directory_)) {
+    if (!entry.path().filename().string().starts_with("arena-")) continue;
+    const uintmax_t size = entry.file_size(gone);
+    if (!gone) bytes += size;
+  }
+  return bytes;
 }
 
 std::string FakeWorld::Compression() const { return shared_->compression; }

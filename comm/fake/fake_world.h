@@ -1,6 +1,7 @@
 // Bootstrap for tests: ranks are threads of one process or forked processes. Meets through files in a
 // temporary directory and one shared page made before the fork.
 #pragma once
+#include <atomic>
 #include <memory>
 #include <string>
 #include <vector>
@@ -23,10 +24,14 @@ class FakeWorld {
   std::unique_ptr<Bootstrap> Rank(int rank);
   // From now on Alive() of every rank is Unavailable(reason).
   void Revoke(const std::string& reason);
+  // From now on Arena() of this rank is ResourceExhausted. For ranks that are threads.
+  void RefuseArenas(int rank) { no_arenas_ = rank; }
   // What ranks first said to ReportLink: "1 cannot reach 2: ...", in the order of ranks.
   std::vector<std::string> LinkReports() const;
   // What any rank said last to ReportCompression, when all are over.
   std::string Compression() const;
+  // Of all arenas that are not free.
+  uint64_t ArenaBytes() const;
   int size() const { return static_cast<int>(members_.size()); }
 
  private:
@@ -37,6 +42,7 @@ class FakeWorld {
   std::string directory_;
   Shared* shared_;
   int owner_;
+  std::atomic<int> no_arenas_{-1};
 };
 
 }  // namespace gtrain::comm

@@ -38,7 +38,10 @@ class Bootstrap {
 
   // A shared-memory file of `bytes` that all ranks of this node and generation that ask for `id` get
   // as the same object (memfd held by the keeper; no name, no limit of /dev/shm). The first asks, all get.
+  // Whoever asked, with or without success, calls FreeArena(id) when it has closed and unmapped the file.
   virtual absl::StatusOr<UniqueFd> Arena(uint64_t id, uint64_t bytes, absl::Duration timeout) = 0;
+  // The file goes when all that asked for it have called this or died. Never blocks.
+  virtual void FreeArena(uint64_t id) = 0;
 
   // OK, or Unavailable with the reason once this generation is revoked. Cheap; polled in every wait loop.
   virtual absl::Status Alive() const = 0;

@@ -7,6 +7,7 @@
 
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
+#include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "comm/port/watch.h"
 
@@ -33,9 +34,18 @@ class DataTransport {
 
   // Starts all transfers, then calls done(i) in the order of the list, each once transfer i is complete,
   // and returns when all are. Blocks as long as `watch` allows. After an error the transport
-  // is dead: every transfer has ended, buffers may be freed.
+  // is dead: every transfer has ended, buffers may be freed, and what watch.Notice says of it was told as by
+  // Fail.
   virtual absl::Status Exchange(absl::Span<const Transfer> transfers, absl::FunctionRef<void(size_t)> done,
                                 const Watch& watch) = 0;
+
+  // This member gives up. The members that it is connected with hear `notice` (at most kNoticeBytesMax; ""
+  // is not told); the transport is dead. One message to each of them; blocks for a second at most. Best
+  // effort, and nothing if this member itself has heard one: its sender told the others.
+  virtual void Fail(absl::string_view notice) = 0;
+  // OK, or GaveUp with a notice that has come. For wait loops; a message that came before it is received
+  // first. Never blocks.
+  virtual absl::Status Heard() = 0;
 };
 
 }  // namespace gtrain::comm

@@ -1,22 +1,48 @@
 // What every wait loop of a collective asks: is the generation alive, is there time left?
 #pragma once
 #include <optional>
+#include <string>
 
 #include "absl/status/status.h"
+#include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "base/clock.h"
 #include "comm/port/bootstrap.h"
 
 namespace gtrain::comm {
 
+// A member that gives up says why in a *notice*: "rank 3 gave up: <why>". Peers pass it on as it is; what
+// they put before it says where they heard it.
+inline constexpr char kGaveUp[] = " gave up: ";
+inline constexpr size_t kNoticeBytesMax = 511;
+// What a call returns that hears a notice: Unavailable.
+absl::Status GaveUp(absl::string_view notice);
+// The notice that made a call return `status`; "" if none did.
+std::string NoticeIn(const absl::Status& status);
+
+// What ends a wait beside time and the generation.
+class Interrupt {
+ public:
+  virtual ~Interrupt() = default;
+  // OK, or what was heard of a peer that has given up.
+  virtual absl::Status Check() const = 0;
+  // What the peers of a member should hear that gives up for `why`; "": they know, or will without it.
+  virtual std::string Notice(const absl::Status& why) const = 0;
+};
+
 // Made for one operation and asked by one thread. Time runs from the first question: an operation that never
 // waits never reads a clock.
 class Watch {
  public:
-  Watch(const Bootstrap* bootstrap, absl::Duration timeout) : bootstrap_(bootstrap), timeout_(timeout) {}
+  Watch(const Bootstrap* bootstrap, absl::Duration timeout, const Interrupt* interrupt = nullptr)
+      : bootstrap_(bootstrap), timeout_(timeout), interrupt_(interrupt) {}
 
-  // Unavailable with the reason once the generation is over; DeadlineExceeded when time is up.
+  // Unavailable with the reason once the generation is over or a peer gives up; DeadlineExceeded when time is
+  // up.
   absl::Status Check() const;
+  std::string Notice(const absl::Status& why) const {
+    return interrupt_ == nullptr ? std::string() : interrupt_->Notice(why);
+  }
   // Time left, at least zero.
   absl::Duration Left() const;
   absl::Duration timeout() const { return timeout_; }
@@ -28,6 +54,7 @@ class Watch {
 
   const Bootstrap* bootstrap_;
   absl::Duration timeout_;
+  const Interrupt* interrupt_;
   mutable std::optional<Instant> deadline_;
 };
 

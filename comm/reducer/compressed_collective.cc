@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "comm/codec/packet.h"
+#include "comm/reducer/groups.h"
 #include "comm/reducer/low_rank_mean.h"
 #include "comm/reducer/sparse_mean.h"
 #include "gtrain/reducer.h"
@@ -426,25 +427,29 @@ class Flat {
 
 class Collective final : public CompressedCollective {
  public:
-  absl::Status Connect(Communicator* communicator, const CompressionOptions& options, size_t count,
+  explicit Collective(std::shared_ptr<Groups> groups) : groups_(std::move(groups)) {}
+
+  absl::Status Connect(const CompressionOptions& options, size_t count,
                        const std::vector<std::vector<int64_t>>& shapes) {
     count_ = count;
     codec_ = options.codec;
-    int32_t machines = communicator->machine() + 1;
-    GT_RETURN_IF_ERROR(communicator->AllReduce(&machines, 1, DType::kInt32, ReduceOp::kMax));
-    Communicator* group = communicator;
-    if (machines > 1 && machines < communicator->size() && options.codec != Codec::kNone) {
-      GT_ASSIGN_OR_RETURN(machine_, communicator->Split(communicator->machine(), communicator->rank()));
-      const bool leads = machine_->rank() == 0;
-      GT_ASSIGN_OR_RETURN(leaders_, communicator->Split(leads ? 0 : -1, communicator->rank()));
-      group = leaders_.get();
-      if (!leads) return absl::OkStatus();
-    }
-    GT_ASSIGN_OR_RETURN(flat_, Flat::Make(group, communicator->size(), options, count, shapes));
-    return absl::OkStatus();
+    const bool compressed = options.codec != Codec::kNone;
+    GT_RETURN_IF_ERROR(groups_->Open(compressed));
+    if (compressed) machine_ = groups_->machine();
+    Communicator* const group = machine_ == nullptr ? &groups_->all() : groups_->leaders();
+    return AgreeOn(groups_->all(), Caught([&]() -> absl::Status {
+                     if (group == nullptr) return absl::OkStatus();
+                     GT_ASSIGN_OR_RETURN(flat_,
+                                         Flat::Make(group, groups_->all().size(), options, count, shapes));
+                     return absl::OkStatus();
+                   }));
   }
 
   absl::Status AllReduceMean(absl::Span<float> data) override {
+    return Told([&] { return Mean(data); });
+  }
+
+  absl::Status Mean(absl::Span<float> data) {
     GT_RETURN_IF_ERROR(Fits("data", data.size(), count_));
     if (machine_ == nullptr) return flat_->AllReduce(data);
     GT_RETURN_IF_ERROR(machine_->Reduce(data.data(), count_, DType::kFloat32, ReduceOp::kSum, 0));
@@ -458,9 +463,11 @@ class Collective final : public CompressedCollective {
           "compressed reduce-scatter: several ranks share a machine; reduce inside it first and make this "
           "object over a Split with one rank a machine");
     }
-    GT_RETURN_IF_ERROR(Fits("data", data.size(), count_));
-    GT_RETURN_IF_ERROR(Fits("shard", shard.size(), Shard().size));
-    return flat_->ReduceScatter(data, shard);
+    return Told([&]() -> absl::Status {
+      GT_RETURN_IF_ERROR(Fits("data", data.size(), count_));
+      GT_RETURN_IF_ERROR(Fits("shard", shard.size(), Shard().size));
+      return flat_->ReduceScatter(data, shard);
+    });
   }
 
   Range Shard() const override { return flat_ == nullptr ? Range{} : flat_->Mine(); }
@@ -481,6 +488,14 @@ class Collective final : public CompressedCollective {
   size_t clipped() const override { return flat_ == nullptr ? 0 : flat_->clipped(); }
 
  private:
+  // An error of this rank alone ends the call of the others as well.
+  template <typename Body>
+  absl::Status Told(const Body& body) {
+    const absl::Status status = Caught(body);
+    if (!status.ok()) groups_->Abort(status);
+    return status;
+  }
+
   static absl::Status Fits(const char* what, size_t size, size_t expected) {
     if (size == expected) return absl::OkStatus();
     return absl::InvalidArgumentError(
@@ -489,19 +504,27 @@ class Collective final : public CompressedCollective {
 
   size_t count_ = 0;
   Codec codec_ = Codec::kNone;
-  std::unique_ptr<Communicator> machine_, leaders_;  // of this machine; of one rank of each machine
-  std::unique_ptr<Flat> flat_;                       // nullptr: another rank of this machine has it
+  const std::shared_ptr<Groups> groups_;
+  Communicator* machine_ = nullptr;  // nullptr: no ranks are summed uncompressed
+  std::unique_ptr<Flat> flat_;       // nullptr: another rank of this machine has it
 };
 
 }  // namespace
+
+absl::StatusOr<std::unique_ptr<CompressedCollective>> CreateCollective(
+    std::shared_ptr<Groups> groups, const CompressionOptions& options, size_t count,
+    const std::vector<std::vector<int64_t>>& shapes) {
+  auto collective = std::make_unique<Collective>(std::move(groups));
+  GT_RETURN_IF_ERROR(collective->Connect(options, count, shapes));
+  return collective;
+}
+
 }  // namespace comm
 
 absl::StatusOr<std::unique_ptr<CompressedCollective>> CompressedCollective::Create(
     Communicator* communicator, const CompressionOptions& options, size_t count,
     const std::vector<std::vector<int64_t>>& shapes) {
-  auto collective = std::make_unique<comm::Collective>();
-  GT_RETURN_IF_ERROR(collective->Connect(communicator, options, count, shapes));
-  return collective;
+  return comm::CreateCollective(std::make_shared<comm::Groups>(communicator), options, count, shapes);
 }
 
 }  // namespace gtrain

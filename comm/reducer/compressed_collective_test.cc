@@ -1,14 +1,18 @@
 // Compressed means on one machine, on several, and on several with several ranks each.
 #include <cmath>
 #include <cstring>
+#include <functional>
 #include <limits>
 #include <numeric>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "comm/exec/check_collectives.h"
 #include "comm/exec/rank_test_threads.h"
+#include "comm/reducer/wrapped_communicator.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "gtrain/reducer.h"
@@ -546,6 +550,123 @@ TEST(CompressedCollective, WhatCannotBeIsRefused) {
               absl::StatusCode::kInvalidArgument);
     return absl::OkStatus();
   }));
+}
+
+// ------------------------------------------------------------------ an error of one member
+
+// So long that nobody gets there.
+constexpr absl::Duration kNever = absl::Minutes(10);
+// On one machine, on two of two ranks, and with one rank on each.
+const Worlds kFours = {{"a", "a", "a", "a"}, {"a", "a", "b", "b"}, {"a", "b", "c", "d"}};
+
+// What each rank returns when `fault` happens to rank `victim` in its third call.
+std::vector<absl::Status> WithFault(const std::vector<std::string>& nodes, const CompressionOptions& options,
+                                    const std::string& algorithm, int victim,
+                                    const std::function<void(comm::Hooks&, std::vector<float>&)>& fault) {
+  FakeWorld world(nodes);
+  return RunThreads(
+      world,
+      [&](Communicator& inner) -> absl::Status {
+        comm::Hooks hooks;
+        comm::WrappedCommunicator c(&inner, &hooks);
+        auto collective = CompressedCollective::Create(&c, options, kCount, kShapes);
+        RETURN_IF_BAD(collective.status());
+        absl::Status status;
+        for (int step = 0; step < 10 && status.ok(); ++step) {
+          std::vector<float> data = Gradient(c.rank(), step);
+          if (step == 2 && c.rank() == victim) fault(hooks, data);
+          status = (*collective)->AllReduceMean(absl::MakeSpan(data));
+        }
+        std::vector<float> again(kCount);
+        EXPECT_FALSE((*collective)->AllReduceMean(absl::MakeSpan(again)).ok()) << "it is dead";
+        return status;
+      },
+      kNever, [&](int) { return algorithm; });
+}
+
+// The victim has an error of its own, the others one that names it and has its words.
+void ExpectAllHear(const std::vector<absl::Status>& results, int victim, absl::StatusCode code,
+                   const std::string& words) {
+  for (size_t rank = 0; rank < results.size(); ++rank) {
+    const absl::Status& status = results[rank];
+    EXPECT_THAT(std::string(status.message()), testing::HasSubstr(words)) << rank << status;
+    if (static_cast<int>(rank) == victim) {
+      EXPECT_EQ(status.code(), code) << rank << status;
+      continue;
+    }
+    EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable) << rank << status;
+    EXPECT_THAT(std::string(status.message()),
+                testing::AnyOf(testing::HasSubstr(absl::StrCat("rank ", victim, " gave up: ")),
+                               testing::HasSubstr(absl::StrCat("(", victim, " of the job) gave up: "))))
+        << rank;
+  }
+}
+
+std::string Algorithm(const std::vector<std::string>& nodes, int victim) {
+  if (nodes.back() != "b") return "auto";
+  return victim % 2 == 0 ? "rails" : "leader";  // the second of a machine speaks with nobody, then
+}
+
+TEST(CompressedCollective, AWrongSizeOnOneRankEndsTheCallOnAll) {
+  for (const auto& nodes : kFours) {
+    for (int victim = 0; victim < 4; ++victim) {
+      SCOPED_TRACE(testing::Message() << testing::PrintToString(nodes) << victim);
+      ExpectAllHear(WithFault(nodes, Options(Codec::kInt8), Algorithm(nodes, victim), victim,
+                              [](comm::Hooks&, std::vector<float>& data) { data.pop_back(); }),
+                    victim, absl::StatusCode::kInvalidArgument,
+                    "compressed collective: data has 1999 elements, expected 2000");
+    }
+  }
+}
+
+TEST(CompressedCollective, APacketThatDoesNotDecodeEndsTheCallOnAll) {
+  const auto garble = [](comm::Hooks& hooks, std::vector<float>&) {
+    hooks.arrived = [](uint8_t* data, size_t bytes) { std::fill_n(data, bytes, uint8_t{0xff}); };
+  };
+  for (const auto& nodes : kFours) {
+    for (const CompressionOptions& options : {Options(Codec::kInt8), Options(Codec::kTopK, 0.01)}) {
+      for (int victim : {0, 2}) {  // those that speak where ranks share machines
+        SCOPED_TRACE(testing::Message()
+                     << testing::PrintToString(nodes) << CodecName(options.codec) << victim);
+        ExpectAllHear(WithFault(nodes, options, Algorithm(nodes, victim), victim, garble), victim,
+                      absl::StatusCode::kInvalidArgument, "compressed gradient: does not start with GTGD");
+        if (testing::Test::HasFailure()) return;
+      }
+    }
+  }
+}
+
+TEST(CompressedCollective, AnExceptionOnOneRankEndsTheCallOnAll) {
+  const auto raise = [](comm::Hooks& hooks, std::vector<float>&) {
+    hooks.arrived = [](uint8_t*, size_t) { throw std::runtime_error("codec out of order"); };
+  };
+  for (const auto& nodes : kFours) {
+    for (int victim : {0, 2}) {
+      SCOPED_TRACE(testing::Message() << testing::PrintToString(nodes) << victim);
+      ExpectAllHear(WithFault(nodes, Options(Codec::kOneBit), Algorithm(nodes, victim), victim, raise),
+                    victim, absl::StatusCode::kInternal, "exception: codec out of order");
+      if (testing::Test::HasFailure()) return;
+    }
+  }
+}
+
+// What is wrong with the options of one rank, all return, and go on without.
+TEST(CompressedCollective, WrongOptionsOfOneRankAreRefusedByAll) {
+  for (const auto& nodes : kFours) {
+    FakeWorld world(nodes);
+    ExpectAllOk(RunThreads(
+        world,
+        [&](Communicator& c) -> absl::Status {
+          const bool wrong = c.rank() == 2;  // which leads its machine
+          const auto refused =
+              CompressedCollective::Create(&c, Options(Codec::kTopK, wrong ? 7 : 0.1), kCount).status();
+          EXPECT_EQ(refused.code(), absl::StatusCode::kInvalidArgument) << refused;
+          EXPECT_THAT(std::string(refused.message()), testing::HasSubstr("density"));
+          EXPECT_EQ(absl::StrContains(refused.message(), "rank 2: "), !wrong);
+          return RunSteps(c, Options(Codec::kInt8), 2).status;
+        },
+        kNever));
+  }
 }
 
 }  // namespace

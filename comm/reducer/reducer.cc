@@ -17,6 +17,7 @@
 #include "base/units.h"
 #include "comm/codec/low_rank.h"
 #include "comm/reducer/create_reducer.h"
+#include "comm/reducer/groups.h"
 
 namespace gtrain {
 namespace comm {
@@ -28,6 +29,8 @@ constexpr int kTrial = 5;    // steps until the first look at a new choice
 constexpr absl::Duration kSayChange = absl::Seconds(1);
 constexpr absl::Duration kSayClipped = absl::Minutes(1);
 constexpr absl::Duration kSayAgain = absl::Seconds(30);  // for a head that has forgotten it
+constexpr int kTimeoutsABucket = 2;                      // that Finish waits for one bucket
+constexpr absl::Duration kForever = absl::Hours(24 * 365);
 constexpr size_t kSampleElements = 1 << 18;
 
 struct Bucket {
@@ -129,39 +132,57 @@ class ReducerImpl final : public Reducer {
 
   absl::Status Connect(Communicator* communicator, const std::vector<GradientSpec>& gradients,
                        const ReducerOptions& options) {
+    CompressionPolicy policy;
+    GT_RETURN_IF_ERROR(AgreeOn(*communicator, Caught([&] { return Prepare(gradients, options, &policy); })));
+    GT_ASSIGN_OR_RETURN(communicator_, communicator->Split(0, communicator->rank()));
+    groups_ = std::make_shared<Groups>(communicator_.get());
+    const absl::Status made = Caught([&] { return MakeBuckets(policy, options); });
+    if (!made.ok()) {
+      groups_->Abort(made);
+      return made;
+    }
+    step_began_ = RealClock().Now();
+    MutexLock held(&lock_);
+    StartStep();
+    thread_ = std::thread([this] { Run(); });
+    return absl::OkStatus();
+  }
+
+  // Without the others.
+  absl::Status Prepare(const std::vector<GradientSpec>& gradients, const ReducerOptions& options,
+                       CompressionPolicy* policy) {
     GT_RETURN_IF_ERROR(Fill(gradients, options.bucket_bytes / sizeof(float)));
     GT_ASSIGN_OR_RETURN(const std::optional<CompressionPolicy> job, CompressionOfJob());
-    const CompressionPolicy policy = job.value_or(CompressionPolicy{false, {options.compression}});
-    GT_ASSIGN_OR_RETURN(communicator_, communicator->Split(0, communicator->rank()));
-    if (policy.automatic) GT_RETURN_IF_ERROR(PrepareChoice(policy));
-    const CompressionOptions fixed =
-        policy.automatic || policy.codecs.empty() ? CompressionOptions{} : policy.codecs[0];
+    *policy = job.value_or(CompressionPolicy{false, {options.compression}});
+    if (policy->automatic) return PrepareChoice(*policy);
     const auto is_matrix = [](const GradientSpec& gradient) { return gradient.shape.size() >= 2; };
-    if (fixed.codec == Codec::kPowerSgd && std::none_of(gradients.begin(), gradients.end(), is_matrix)) {
+    if (!policy->codecs.empty() && policy->codecs[0].codec == Codec::kPowerSgd &&
+        std::none_of(gradients.begin(), gradients.end(), is_matrix)) {
       return absl::InvalidArgumentError(
           "reducer: powersgd compresses matrices, and this program says of no gradient that it is one: give "
           "GradientSpec::shape, or take another codec");
     }
+    return absl::OkStatus();
+  }
+
+  absl::Status MakeBuckets(const CompressionPolicy& policy, const ReducerOptions& options) {
+    if (policy.automatic) GT_RETURN_IF_ERROR(AgreeOnCosts());
+    const CompressionOptions fixed =
+        policy.automatic || policy.codecs.empty() ? CompressionOptions{} : policy.codecs[0];
     for (Bucket& bucket : buckets_) {
       GT_ASSIGN_OR_RETURN(void* const memory, communicator_->Allocate(bucket.count * sizeof(float)));
       bucket.memory = absl::MakeSpan(static_cast<float*>(memory), bucket.count);
       const bool compressed = bucket.count >= options.compress_from;
       GT_ASSIGN_OR_RETURN(
           bucket.collective,
-          CompressedCollective::Create(communicator_.get(), compressed ? fixed : CompressionOptions{},
-                                       bucket.count, bucket.shapes));
+          CreateCollective(groups_, compressed ? fixed : CompressionOptions{}, bucket.count, bucket.shapes));
       bucket.cost.ways.assign(1, WayOf({}, bucket.count, talking_));
       for (size_t way = 1; compressed && way < ways_.size(); ++way) {
         GT_ASSIGN_OR_RETURN(Way cost, CostOf(way, bucket));
         bucket.cost.ways.push_back(cost);
       }
     }
-    GT_RETURN_IF_ERROR(NameCarried(policy));
-    step_began_ = RealClock().Now();
-    MutexLock held(&lock_);
-    StartStep();
-    thread_ = std::thread([this] { Run(); });
-    return absl::OkStatus();
+    return NameCarried(policy);
   }
 
   absl::Span<float> gradient(size_t index) override {
@@ -189,6 +210,7 @@ class ReducerImpl final : public Reducer {
   absl::StatusOr<ReducedStep> Finish() override {
     ReducedStep step;
     MutexLock held(&lock_);
+    GT_RETURN_IF_ERROR(dead_);
     step.early = done_;
     for (size_t i = 0; i < ready_.size(); ++i) {
       if (!ready_[i]) step.unused.push_back(i);
@@ -198,8 +220,7 @@ class ReducerImpl final : public Reducer {
       missing_[i] = 0;
     }
     if (Chooses()) computed_.push_back(SinceBegin());
-    lock_.Await([&]()
-                    ABSL_EXCLUSIVE_LOCKS_REQUIRED(lock_) { return done_ == buckets_.size() || !dead_.ok(); });
+    AwaitBuckets();
     GT_RETURN_IF_ERROR(dead_);
     const uint64_t sent = BytesSent();
     step.bytes_sent = sent - std::exchange(sent_before_, sent);
@@ -208,7 +229,11 @@ class ReducerImpl final : public Reducer {
       step.clipped += bucket.collective->clipped();
     }
     SayClipped(step.clipped);
-    if (Chooses() && ++steps_since_look_ >= look_after_) GT_RETURN_IF_ERROR(Look());
+    if (Chooses() && ++steps_since_look_ >= look_after_) {
+      dead_ = Caught([this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(lock_) { return Look(); });
+      if (!dead_.ok()) groups_->Abort(dead_);
+      GT_RETURN_IF_ERROR(dead_);
+    }
     StartStep();
     step_began_ = RealClock().Now();
     return step;
@@ -349,6 +374,19 @@ class ReducerImpl final : public Reducer {
     done_ = 0;
   }
 
+  // Each collective of a bucket ends by its own deadline, and all but the slowest take far less.
+  void AwaitBuckets() ABSL_EXCLUSIVE_LOCKS_REQUIRED(lock_) {
+    const absl::Duration longest = std::min(kTimeoutsABucket * communicator_->timeout(), kForever);
+    while (done_ < buckets_.size() && dead_.ok()) {
+      const size_t before = done_;
+      const auto moved = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(lock_) { return done_ > before || !dead_.ok(); };
+      if (lock_.AwaitFor(longest, moved)) continue;
+      dead_ = absl::DeadlineExceededError(absl::StrCat("reducer: bucket ", before, " of ", buckets_.size(),
+                                                       " was not reduced within ",
+                                                       absl::FormatDuration(longest)));
+    }
+  }
+
   uint64_t BytesSent() const {
     uint64_t sum = 0;
     for (const Bucket& bucket : buckets_) sum += bucket.sent_before + bucket.collective->bytes_sent();
@@ -387,6 +425,10 @@ class ReducerImpl final : public Reducer {
       ways_.push_back(options);
       speeds_.push_back(speed);
     }
+    return absl::OkStatus();
+  }
+
+  absl::Status AgreeOnCosts() {
     GT_RETURN_IF_ERROR(
         communicator_->AllReduce(speeds_.data(), speeds_.size(), DType::kFloat64, ReduceOp::kMax));
     int32_t machines = communicator_->machine() + 1;
@@ -415,8 +457,7 @@ class ReducerImpl final : public Reducer {
     bucket.sent_before += bucket.collective->bytes_sent();
     bucket.cost.way = bucket.next_way;
     GT_ASSIGN_OR_RETURN(bucket.collective,
-                        CompressedCollective::Create(communicator_.get(), ways_[bucket.next_way],
-                                                     bucket.count, bucket.shapes));
+                        CreateCollective(groups_, ways_[bucket.next_way], bucket.count, bucket.shapes));
     return absl::OkStatus();
   }
 
@@ -549,21 +590,22 @@ class ReducerImpl final : public Reducer {
       if (over_) break;
       Bucket& bucket = buckets_[done_];
       lock_.Unlock();
-      const absl::Status status = Reduce(bucket);
+      const absl::Status status = Caught([&] { return Reduce(bucket); });
       lock_.Lock();
-      if (!status.ok()) {
-        dead_ = status;
-        break;
-      }
+      dead_.Update(status);
+      if (!dead_.ok()) break;
       ++done_;
     }
+    const absl::Status dead = dead_;
     lock_.Unlock();
+    if (!dead.ok()) groups_->Abort(dead);
   }
 
   const Chooser chooser_;
   // Fixed after Connect.
   std::unique_ptr<Communicator> communicator_;
-  std::vector<Bucket> buckets_;  // memory and collective: the thread's while their bucket is under way
+  std::shared_ptr<Groups> groups_;  // of all buckets, which the reducer's thread reduces one by one
+  std::vector<Bucket> buckets_;     // memory and collective: the thread's while their bucket is under way
   std::vector<Place> places_;
   std::vector<std::string> names_;
   uint64_t sent_before_ = 0;

@@ -7,13 +7,17 @@
 #include <numeric>
 #include <set>
 #include <string>
+#include <thread>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
+#include "absl/synchronization/notification.h"
 #include "base/clock.h"
 #include "base/rng.h"
 #include "comm/exec/check_collectives.h"
 #include "comm/exec/rank_test_threads.h"
 #include "comm/reducer/create_reducer.h"
+#include "comm/reducer/wrapped_communicator.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -491,6 +495,38 @@ TEST(Reducer, PowerSgdTrains) {
   }));
 }
 
+// Whatever the number of buckets and however often their codecs change: one of the reducer's own, one of each
+// machine and one of a rank of each.
+TEST(Reducer, CommunicatorsAreMadeOnceForAllBuckets) {
+  constexpr size_t kElements = 600;
+  for (const bool automatic : {false, true}) {
+    const size_t buckets = automatic ? 10 : 100;
+    const JobSays says(automatic ? "auto: int8" : "int8");
+    FakeWorld world({"a", "a", "b", "b"});
+    ExpectAllOk(RunThreads(world, [&](Communicator& inner) -> absl::Status {
+      comm::Hooks hooks;
+      comm::WrappedCommunicator c(&inner, &hooks);
+      ReducerOptions options;
+      options.bucket_bytes = kElements * sizeof(float);
+      options.compress_from = 1;
+      size_t way = 0;
+      auto reducer =
+          comm::CreateReducer(&c, std::vector<GradientSpec>(buckets, {"w", kElements}), options,
+                              [&](auto, double, double) { return std::vector<size_t>(buckets, ++way % 2); });
+      RETURN_IF_BAD(reducer.status());
+      EXPECT_EQ((*reducer)->Choices().size(), buckets);
+      for (int step = 0; step < 16; ++step) {
+        Fill(**reducer, buckets, static_cast<float>(c.rank()));
+        RETURN_IF_BAD((*reducer)->Finish().status());
+        EXPECT_THAT((*reducer)->gradient(1), testing::Each(testing::FloatNear(3, 0.1f)));
+      }
+      EXPECT_GE(way, automatic ? 3 : 0) << "switched there and back";
+      EXPECT_EQ(hooks.splits, 3);
+      return absl::OkStatus();
+    }));
+  }
+}
+
 // What arrived in all steps is what went in, whatever the choices were on the way, but for what the codec in
 // use still carries.
 TEST(Reducer, AutomaticChoiceLosesNothingAndIsTheSameEverywhere) {
@@ -547,6 +583,121 @@ TEST(Reducer, AutomaticChoiceLosesNothingAndIsTheSameEverywhere) {
   }));
   for (const auto& g : last) EXPECT_EQ(g, last[0]);
   EXPECT_THAT(world.Compression(), testing::HasSubstr(" of 1 bucket: ")) << "the last choice was powersgd";
+}
+
+// So long that nobody gets there.
+constexpr absl::Duration kNever = absl::Minutes(10);
+const std::vector<std::vector<std::string>> kFours = {{"a", "a", "a", "a"}, {"a", "a", "b", "b"}};
+
+// A rank whose part fails, in the reducer's thread or between two steps, ends the step on all.
+TEST(Reducer, AnErrorOfOneRankEndsTheStepOnAll) {
+  for (const auto& nodes : kFours) {
+    for (int victim = 0; victim < 4; ++victim) {
+      SCOPED_TRACE(testing::Message() << testing::PrintToString(nodes) << victim);
+      const JobSays says("int8");
+      FakeWorld world(nodes);
+      const auto results = RunThreads(
+          world,
+          [&](Communicator& inner) -> absl::Status {
+            comm::Hooks hooks;
+            comm::WrappedCommunicator c(&inner, &hooks);
+            auto reducer = Reducer::Create(&c, Model(), SmallBuckets());
+            RETURN_IF_BAD(reducer.status());
+            RETURN_IF_BAD((*reducer)->Finish().status());
+            if (c.rank() == victim) {  // of small buckets, which all ranks reduce
+              hooks.before_all_reduce = [] { return absl::ResourceExhaustedError("no memory"); };
+            }
+            const absl::Status failed = (*reducer)->Finish().status();
+            EXPECT_EQ((*reducer)->Finish().status(), failed) << "it is dead";
+            return failed;
+          },
+          kNever);
+      for (size_t rank = 0; rank < results.size(); ++rank) {
+        const bool own = static_cast<int>(rank) == victim;
+        EXPECT_EQ(results[rank].code(),
+                  own ? absl::StatusCode::kResourceExhausted : absl::StatusCode::kUnavailable)
+            << results[rank];
+        EXPECT_THAT(
+            std::string(results[rank].message()),
+            testing::HasSubstr(own ? "no memory" : absl::StrCat("rank ", victim, " gave up: no memory")));
+      }
+    }
+  }
+}
+
+TEST(Reducer, ALookThatFailsEndsItOnAllAndLeavesItDead) {
+  const JobSays says("auto: int8");
+  for (const auto& nodes : kFours) {
+    FakeWorld world(nodes);
+    const auto results = RunThreads(
+        world,
+        [&](Communicator& inner) -> absl::Status {
+          comm::Hooks hooks;
+          comm::WrappedCommunicator c(&inner, &hooks);
+          auto reducer = Reducer::Create(&c, Model(), SmallBuckets());
+          RETURN_IF_BAD(reducer.status());
+          if (c.rank() == 3) {  // buckets are reduced in a thread of the reducer
+            hooks.before_all_reduce = [caller = std::this_thread::get_id()] {
+              return std::this_thread::get_id() == caller ? absl::InternalError("cannot look")
+                                                          : absl::OkStatus();
+            };
+          }
+          absl::Status failed;
+          for (int step = 0; step < 100 && failed.ok(); ++step) failed = (*reducer)->Finish().status();
+          EXPECT_EQ((*reducer)->Finish().status(), failed) << "and does not say that a step was reduced";
+          return failed;
+        },
+        kNever);
+    for (size_t rank = 0; rank < results.size(); ++rank) {
+      EXPECT_EQ(results[rank].code(),
+                rank == 3 ? absl::StatusCode::kInternal : absl::StatusCode::kUnavailable);
+      EXPECT_THAT(std::string(results[rank].message()),
+                  testing::HasSubstr(rank == 3 ? "cannot look" : "rank 3 gave up: cannot look"));
+    }
+  }
+}
+
+TEST(Reducer, FinishEndsWhenACollectiveDoesNot) {
+  FakeWorld world({"a"});
+  ExpectAllOk(RunThreads(world, [&](Communicator& inner) -> absl::Status {
+    comm::Hooks hooks;
+    comm::WrappedCommunicator c(&inner, &hooks);
+    auto reducer = Reducer::Create(&c, Model(), SmallBuckets());
+    RETURN_IF_BAD(reducer.status());
+    absl::Notification ended;
+    hooks.timeout = absl::Milliseconds(50);
+    hooks.before_all_reduce = [&] {
+      ended.WaitForNotificationWithTimeout(comm::kPatience);
+      return absl::OkStatus();
+    };
+    const absl::Status late = (*reducer)->Finish().status();
+    ended.Notify();
+    EXPECT_EQ(late.code(), absl::StatusCode::kDeadlineExceeded) << late;
+    EXPECT_THAT(std::string(late.message()),
+                testing::HasSubstr("bucket 0 of 3 was not reduced within 100ms"));
+    EXPECT_EQ((*reducer)->Finish().status(), late);
+    reducer->reset();
+    return absl::OkStatus();
+  }));
+}
+
+// What one rank cannot do, none begins, and their communicator stays usable.
+TEST(Reducer, AMistakeOfOneRankIsRefusedByAll) {
+  for (const auto& nodes : kFours) {
+    FakeWorld world(nodes);
+    ExpectAllOk(RunThreads(
+        world,
+        [&](Communicator& c) -> absl::Status {
+          std::vector<GradientSpec> model = Model();
+          if (c.rank() == 1) model[3].count = 0;
+          const absl::Status refused = Reducer::Create(&c, model).status();
+          EXPECT_EQ(refused.code(), absl::StatusCode::kInvalidArgument) << refused;
+          EXPECT_THAT(std::string(refused.message()),
+                      testing::HasSubstr("gradient 3 (out.weight) has no elements"));
+          return c.Barrier();
+        },
+        kNever));
+  }
 }
 
 }  // namespace

@@ -19,7 +19,7 @@
 namespace gtrain::comm {
 
 inline constexpr uint64_t kArenaMagic = 0x6774'7261'696e'4131;  // "gtrainA1"
-inline constexpr uint32_t kArenaVersion = 3;
+inline constexpr uint32_t kArenaVersion = 4;
 inline constexpr size_t kCacheLine = 128;  // two lines: the prefetcher fetches pairs
 // A pipeline of at most this many stages has no chunk in use by two of them.
 inline constexpr size_t kBuffers = 4;
@@ -28,7 +28,7 @@ inline constexpr size_t kSlotBytes = 512 << 10;
 // Data up to this size travels in the posts and needs no second meeting.
 inline constexpr size_t kInlineBytes = 8 << 10;
 
-inline constexpr uint32_t kFailureClaimed = ~uint32_t{0};
+enum ArenaFailure : uint32_t { kNobodyFailed, kFailureClaimed, kFailureTold };
 
 struct ArenaHeader {
   uint64_t magic;
@@ -39,8 +39,8 @@ struct ArenaHeader {
   uint64_t nonce;
   uint64_t bytes;
   std::atomic<uint32_t> ready;   // set last by the first local rank
-  std::atomic<uint32_t> failed;  // 0, kFailureClaimed, or 1 + world rank of the first that gave up
-  char failed_why[256];
+  std::atomic<uint32_t> failed;  // ArenaFailure
+  char notice[512];              // of the first rank that gave up, with a zero behind it
 };
 
 // Written by its owner alone (except `waiters`), read by all.

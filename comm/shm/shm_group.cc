@@ -83,9 +83,14 @@ absl::StatusOr<std::unique_ptr<ShmGroup>> ShmGroup::Open(Bootstrap* bootstrap, s
   return group;
 }
 
+absl::StatusOr<Mapping> ShmGroup::Map(uint64_t id, size_t bytes, const Watch& watch) {
+  asked_.push_back(id);
+  GT_ASSIGN_OR_RETURN(const UniqueFd fd, bootstrap_->Arena(id, bytes, watch.Left()));
+  return Mapping::OfFile(fd.get(), bytes);
+}
+
 absl::Status ShmGroup::Attach(const Watch& watch) {
-  GT_ASSIGN_OR_RETURN(UniqueFd fd, bootstrap_->Arena(nonce_, layout_.bytes, watch.Left()));
-  GT_ASSIGN_OR_RETURN(arena_, Mapping::OfFile(fd.get(), layout_.bytes));
+  GT_ASSIGN_OR_RETURN(arena_, Map(nonce_, layout_.bytes, watch));
   ArenaHeader* h = header();
   const uint32_t world = static_cast<uint32_t>(bootstrap_->world_size());
   if (local_ == 0) {
@@ -134,9 +139,15 @@ absl::Status ShmGroup::Survey(const Watch& watch) {
 }
 
 ShmGroup::~ShmGroup() {
-  if (arena_.data() == nullptr || fork_guard_.Forked()) return;
-  line(local_).left.store(1);
-  WakeAlways();
+  if (fork_guard_.Forked()) return;
+  if (arena_.data() != nullptr) {
+    line(local_).left.store(1);
+    WakeAlways();
+  }
+  arena_ = Mapping();
+  own_.clear();
+  of_peers_.clear();
+  for (const uint64_t id : asked_) bootstrap_->FreeArena(id);
 }
 
 RankLine& ShmGroup::line(int local) const {
@@ -245,12 +256,7 @@ absl::Status ShmGroup::Interrupted(int local, const Watch& watch) const {
         absl::StrCat("waited ", absl::FormatDuration(watch.timeout()), " for ", Missing()));
   }
   if (!status.ok()) return status;
-  if (const uint32_t failed = header()->failed.load(); failed != 0 && failed != kFailureClaimed) {
-    return absl::UnavailableError(
-        absl::StrCat("rank ", failed - 1, " gave up: ",
-                     absl::string_view(header()->failed_why,
-                                       strnlen(header()->failed_why, sizeof(header()->failed_why)))));
-  }
+  GT_RETURN_IF_ERROR(Failure());
   if (line(local).left.load() != 0) {
     return absl::UnavailableError(
         absl::StrCat("rank ", ranks_[static_cast<size_t>(local)], " has closed its communicator"));
@@ -270,8 +276,7 @@ absl::StatusOr<void*> ShmGroup::Allocate(size_t bytes, const Watch& watch) {
   const size_t whole = std::max<size_t>(4096, (bytes + 4095) / 4096 * 4096);
   const uint64_t rank = static_cast<uint64_t>(ranks_[static_cast<size_t>(local_)]);
   const uint64_t id = nonce_ + ((rank + 1) << kRankIdShift) + ++allocations_;
-  GT_ASSIGN_OR_RETURN(UniqueFd fd, bootstrap_->Arena(id, whole, watch.Left()));
-  GT_ASSIGN_OR_RETURN(Mapping memory, Mapping::OfFile(fd.get(), whole));
+  GT_ASSIGN_OR_RETURN(Mapping memory, Map(id, whole, watch));
   own_.push_back({id, std::move(memory)});
   return static_cast<void*>(own_.back().memory.data());
 }
@@ -295,23 +300,27 @@ absl::StatusOr<char*> ShmGroup::Resolve(const OpRecord& record, size_t bytes, co
   }
   auto it = of_peers_.find(record.arena);
   if (it == of_peers_.end()) {
-    GT_ASSIGN_OR_RETURN(UniqueFd fd, bootstrap_->Arena(record.arena, record.arena_bytes, watch.Left()));
-    GT_ASSIGN_OR_RETURN(Mapping memory, Mapping::OfFile(fd.get(), record.arena_bytes));
+    GT_ASSIGN_OR_RETURN(Mapping memory, Map(record.arena, record.arena_bytes, watch));
     it = of_peers_.emplace(record.arena, std::move(memory)).first;
   }
   return it->second.data() + record.arena_offset;
 }
 
-void ShmGroup::Fail(const absl::Status& why) {
+void ShmGroup::Fail(absl::string_view notice) {
   ArenaHeader* h = header();
-  uint32_t nobody = 0;
-  // Claimed first, named last: readers take the claim alone for nothing, so they never see half a text.
+  uint32_t nobody = kNobodyFailed;
+  // Claimed first, told last: readers take the claim alone for nothing, so they never see half a text.
   if (h->failed.compare_exchange_strong(nobody, kFailureClaimed)) {
-    const size_t n = std::min(why.message().size(), sizeof(h->failed_why) - 1);
-    std::memcpy(h->failed_why, why.message().data(), n);
-    h->failed.store(1 + static_cast<uint32_t>(ranks_[static_cast<size_t>(local_)]));
+    std::memcpy(h->notice, notice.data(), std::min(notice.size(), sizeof(h->notice) - 1));
+    h->failed.store(kFailureTold);
   }
   WakeAlways();
+}
+
+absl::Status ShmGroup::Failure() const {
+  const ArenaHeader* h = header();
+  if (h->failed.load() != kFailureTold) return absl::OkStatus();
+  return GaveUp(absl::string_view(h->notice, strnlen(h->notice, sizeof(h->notice))));
 }
 
 }  // namespace gtrain::comm

@@ -60,12 +60,16 @@ class ShmGroup {
   // Where `record` of a peer lies in this process; maps it the first time.
   absl::StatusOr<char*> Resolve(const OpRecord& record, size_t bytes, const Watch& watch);
 
-  // Tells the peers why this rank gives up, so that they need not wait for their deadline.
-  void Fail(const absl::Status& why);
+  // Tells the peers that this rank gives up, so that they need not wait for their deadline.
+  void Fail(absl::string_view notice);
+  // OK, or GaveUp with the first notice that a peer left.
+  absl::Status Failure() const;
 
  private:
   ShmGroup(Bootstrap* bootstrap, std::vector<int> ranks, int local, uint64_t nonce);
   absl::Status Attach(const Watch& watch);
+  // The whole file `id`, which is this group's until it is closed.
+  absl::StatusOr<Mapping> Map(uint64_t id, size_t bytes, const Watch& watch);
   absl::Status Survey(const Watch& watch);
   ArenaHeader* header() const { return reinterpret_cast<ArenaHeader*>(arena_.data()); }
   RankLine& line(int local) const;
@@ -100,6 +104,7 @@ class ShmGroup {
   };
   std::vector<Allocation> own_;
   std::map<uint64_t, Mapping> of_peers_;
+  std::vector<uint64_t> asked_;  // files, to be freed
 };
 
 }  // namespace gtrain::comm

@@ -4,7 +4,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define GTRAIN_UCX_ABI 4
+#define GTRAIN_UCX_ABI 5
 #define GTRAIN_UCX_ENTRY "gtrain_ucx_api"
 
 extern "C" {
@@ -38,6 +38,9 @@ struct GtrainUcxApi {
   // than `bytes`, and its length is written there. Its ticket, or null.
   void* (*post)(GtrainUcxWorker* worker, int peer, GtrainUcxWay way, void* data, size_t bytes, uint64_t tag,
                 size_t* received, GtrainUcxError* error);
+  // Looks for a message that has come, for which no receive was started and whose tag agrees with `tag` in
+  // the bits of `mask`. 1: there is one, of that tag and length.
+  int (*find)(GtrainUcxWorker* worker, uint64_t tag, uint64_t mask, uint64_t* found, size_t* bytes);
   // Starts to push out everything that was sent. Its ticket, or null.
   void* (*flush)(GtrainUcxWorker* worker, GtrainUcxError* error);
   // 1: complete, the ticket is spent; 0: not yet; -1: failed, close the worker.

@@ -300,6 +300,14 @@ void* Post(GtrainUcxWorker* w, int peer, GtrainUcxWay way, void* data, size_t by
   return Track(w, ticket, ucp_tag_recv_nbx(w->worker, data, bytes, tag, kWholeTag, &params), error);
 }
 
+int Find(GtrainUcxWorker* w, uint64_t tag, uint64_t mask, uint64_t* found, size_t* bytes) {
+  ucp_tag_recv_info_t info{};
+  if (ucp_tag_probe_nb(w->worker, tag, mask, /*remove=*/0, &info) == nullptr) return 0;
+  *found = info.sender_tag;
+  *bytes = info.length;
+  return 1;
+}
+
 void* Flush(GtrainUcxWorker* w, GtrainUcxError* error) {
   Ticket* ticket = new Ticket;
   ucp_request_param_t params{};
@@ -383,7 +391,7 @@ void Close(GtrainUcxWorker* w, int grace_ms) {
 }
 
 constexpr GtrainUcxApi kApi = {
-    GTRAIN_UCX_ABI, sizeof(GtrainUcxApi), Open, Address, Connect, Post, Flush, Test, Progress, Close};
+    GTRAIN_UCX_ABI, sizeof(GtrainUcxApi), Open, Address, Connect, Post, Find, Flush, Test, Progress, Close};
 
 }  // namespace
 

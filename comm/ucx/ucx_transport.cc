@@ -1,7 +1,8 @@
 // Tag of a message: 32 bits of the communicator's nonce | 16 bits sender | 16 bits number of the message
 // between the two. A receive accepts its exact tag only, so what an old generation or another communicator
 // may still deliver to a reused address matches nothing. The number may wrap: far fewer than
-// 65536 messages between two members are ever open.
+// 65536 messages between two members are ever open. A notice has the upper bit of the sender set and the
+// number 0: receives do not match it, a look for notices matches that of any sender.
 #include "comm/ucx/ucx_transport.h"
 
 #include <arpa/inet.h>
@@ -35,6 +36,9 @@ constexpr const char kModuleName[] = "libgtrain_comm_ucx.so";
 constexpr absl::Duration kSpin = absl::Microseconds(100);
 constexpr int kNapMs = 10;  // longest; the first naps are shorter
 constexpr int kGraceMs = 1000;
+constexpr uint64_t kNoticeTag = uint64_t{1} << 31, kNonceMask = ~uint64_t{0} << 32;
+constexpr size_t kMembersMax = 1 << 15;
+constexpr absl::Duration kTellTime = absl::Seconds(1);
 constexpr absl::Duration kTidyEvery = absl::Milliseconds(500);
 // Longer than it takes the head to find a machine dead, or a link broken.
 constexpr absl::Duration kVerdictPatience = absl::Seconds(30);
@@ -141,6 +145,10 @@ class UcxTransport final : public DataTransport {
       if (static_cast<int>(i) != self) links_.SetPeer(static_cast<int>(i), addresses[i].substr(0, line));
       addresses_.push_back(addresses[i].substr(line + 1));
     }
+    if (addresses.size() > kMembersMax) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(addresses.size(), " ranks on several machines are more than ", kMembersMax));
+    }
     self_ = static_cast<uint64_t>(self);
     peers_.resize(addresses.size());
     absl::Status status;
@@ -164,8 +172,26 @@ class UcxTransport final : public DataTransport {
     tickets_.clear();
     transfers_ = {};
     links_.Done();
-    if (!status.ok()) Close(0);
+    if (status.ok()) return status;
+    Tell(watch.Notice(status));
+    Close(0);
     return status;
+  }
+
+  void Fail(absl::string_view notice) override {
+    Tell(notice);
+    Close(notice.empty() ? 0 : kGraceMs);
+  }
+
+  absl::Status Heard() override {
+    if (worker_ == nullptr) return absl::OkStatus();
+    if (!heard_.empty()) return GaveUp(heard_);
+    api_->progress(worker_, 0);
+    uint64_t tag = 0;
+    size_t bytes = 0;
+    if (api_->find(worker_, nonce_ | kNoticeTag, kNonceMask | kNoticeTag, &tag, &bytes) == 0)
+      return absl::OkStatus();
+    return GaveUp(heard_ = Read(tag, bytes));
   }
 
  private:
@@ -329,6 +355,44 @@ class UcxTransport final : public DataTransport {
     return absl::UnavailableError(absl::StrCat("the connection to another machine: ", symptom));
   }
 
+  // A notice that has come, which UCX only has to copy.
+  std::string Read(uint64_t tag, size_t bytes) {
+    const int from = static_cast<int>((tag & ~(kNonceMask | kNoticeTag)) >> 16);
+    notice_.resize(bytes);
+    GtrainUcxError error{};
+    void* const ticket =
+        api_->post(worker_, from, GTRAIN_UCX_RECEIVE, notice_.data(), bytes, tag, nullptr, &error);
+    int state = ticket == nullptr ? -1 : 0;
+    const Instant give_up = RealClock().Now() + kTellTime;
+    while (state == 0 && RealClock().Now() < give_up) {
+      if ((state = api_->test(worker_, ticket, &error)) == 0) api_->progress(worker_, 1);
+    }
+    if (state > 0 && bytes > 0) return notice_;
+    return absl::StrCat("member ", from, " gave up; why did not arrive");
+  }
+
+  // Also members whose greeting is under way, because they may wait for this one.
+  void Tell(absl::string_view notice) {
+    if (worker_ == nullptr || notice.empty() || !heard_.empty()) return;
+    notice_ = std::string(notice.substr(0, kNoticeBytesMax));
+    const Instant give_up = RealClock().Now() + kTellTime;
+    std::vector<bool> told(peers_.size());
+    GtrainUcxError error{};
+    const auto tell = [&] {
+      MoveGreetingsOn();
+      for (size_t i = 0; i < peers_.size(); ++i) {
+        if (told[i] || peers_[i].greeting != Greeting::kDone) continue;
+        told[i] = true;
+        (void)api_->post(worker_, static_cast<int>(i), GTRAIN_UCX_SEND, notice_.data(), notice_.size(),
+                         nonce_ | kNoticeTag | self_ << 16, nullptr, &error);
+      }
+    };
+    for (tell(); !greeting_.empty() && RealClock().Now() < give_up; tell()) api_->progress(worker_, 1);
+    void* const flushed = api_->flush(worker_, &error);
+    while (flushed != nullptr && RealClock().Now() < give_up && api_->test(worker_, flushed, &error) == 0)
+      api_->progress(worker_, 1);
+  }
+
   void Close(int grace_ms) {
     if (worker_ != nullptr) api_->close(worker_, grace_ms);
     worker_ = nullptr;
@@ -345,6 +409,7 @@ class UcxTransport final : public DataTransport {
   std::vector<int> greeting_;  // peers in the middle of it
   std::vector<void*> tickets_;
   absl::Span<const Transfer> transfers_;  // of the exchange that is running
+  std::string heard_, notice_;
   LinkTarget& target_;
   LinkWatch links_;
   Instant tidy_at_;

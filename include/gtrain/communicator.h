@@ -23,7 +23,9 @@ struct CommunicatorOptions {
 // such root) are InvalidArgument on every rank, naming the one that gives them, which waits for the others up
 // to 30 s; where all share one machine they get Unavailable with the reason at once. After any error the
 // communicator is dead and every later call returns the same error; output buffers are then undefined.
-// Unavailable: a member was lost or the generation revoked; end the step, exit or join the next generation.
+// Unavailable: a member was lost or has given up, or the generation was revoked; end the step, exit or join
+// the next generation. An error of one member that the others cannot see themselves ends their running or
+// next call at once: "rank 3 gave up: ..." with its words.
 // Results are bit-identical on all ranks. Not thread-safe: one call at a time. Calls that go on beside the
 // program: gtrain/async.h.
 class Communicator {
@@ -75,6 +77,16 @@ class Communicator {
 
   // Memory of `bytes` (64-byte aligned, zeroed) that collectives reach fastest. Owned by the communicator.
   virtual absl::StatusOr<void*> Allocate(size_t bytes) = 0;
+
+  // Not collective: this rank cannot go on, for `why` (not OK), which is not an error of a call of this
+  // communicator. The running or next call of every other member returns Unavailable with this rank and the
+  // message, of which 400 bytes are sure to arrive; this communicator is dead. For what stands on it and
+  // fails between two calls. Costs at most one message to a rank of each other machine; blocks for two
+  // seconds at most. Does nothing if it is dead already.
+  virtual void Abort(const absl::Status& why) = 0;
+
+  // Longest a single collective may take.
+  virtual absl::Duration timeout() const = 0;
 
   // Not collective, never blocks: how the gradients of this job travel, for people. `gtrain status` shows the
   // newest line of any rank, 200 bytes of it. Reducer calls it. Outside gtrain nobody hears it.

@@ -50,12 +50,16 @@ struct CarriedState {
 //
 // A step is a transaction, as for a Compressor: every call leaves what is to be carried over pending; the
 // next call applies it, unless Drop() came first. All ranks drop or none. Calls block until the
-// communicator's timeout; its errors are returned as they are and leave the object dead. Not thread-safe.
+// communicator's timeout. After an error the object and its communicator are dead; one of this rank alone (a
+// wrong size, a packet that cannot be decoded, no memory) ends the call of the others too, which get
+// Unavailable with this rank and its words. Not thread-safe.
 class CompressedCollective {
  public:
   // Collective. The communicator must outlive it, and nothing else may use it during a call. `shapes` of the
   // tensors that lie in `data` one behind the other, for PowerSGD; none: one vector of `count`.
-  // InvalidArgument: an option out of range, or shapes of another number of elements.
+  // InvalidArgument: an option out of range, or shapes of another number of elements. What is wrong on any
+  // rank, all return, and the communicator stays usable. Bytes and messages are those of two small
+  // all-reduces; with ranks that share machines two communicators are split off.
   static absl::StatusOr<std::unique_ptr<CompressedCollective>> Create(
       Communicator* communicator, const CompressionOptions& options, size_t count,
       const std::vector<std::vector<int64_t>>& shapes = {});
@@ -162,7 +166,8 @@ class Reducer {
   // Collective. `gradients` in the order of the forward pass, equal on all ranks. The communicator must
   // outlive the reducer and stays free for other use: the reducer splits its own from it.
   // InvalidArgument: no gradients, one without elements or with a shape of another number of them, bad
-  // compression options, or PowerSGD for gradients of which none has a shape of two dimensions.
+  // compression options, or PowerSGD for gradients of which none has a shape of two dimensions. What is wrong
+  // on any rank, all return. At most three communicators are made, however many buckets there are.
   static absl::StatusOr<std::unique_ptr<Reducer>> Create(Communicator* communicator,
                                                          const std::vector<GradientSpec>& gradients,
                                                          const ReducerOptions& options = {});
@@ -175,8 +180,9 @@ class Reducer {
   // InvalidArgument: no such gradient. FailedPrecondition: it was ready in this step (a parameter used twice:
   // call it after the last use).
   virtual absl::Status Ready(size_t index) = 0;
-  // Sends what has not left yet and blocks until every gradient is the mean, for each bucket at most as long
-  // as the communicator's timeout, or returns the communicator's error, after which the reducer is dead.
+  // Sends what has not left yet and blocks until every gradient is the mean, for each bucket at most twice as
+  // long as the communicator's timeout (DeadlineExceeded). After an error the reducer is dead: every later
+  // Finish returns the same, and the other ranks get Unavailable with this rank and its words.
   virtual absl::StatusOr<ReducedStep> Finish() = 0;
   // Between steps; equal on all ranks.
   virtual std::vector<BucketChoice> Choices() const = 0;

@@ -133,6 +133,50 @@ TEST_F(KeeperTest, ArenasAreSharedSizedAndLimited) {
   EXPECT_THAT(refused.second, HasSubstr("resources.shm"));
 }
 
+// The room of an arena is free again when all that asked for it have freed it or gone, and not before.
+TEST_F(KeeperTest, AnArenaGoesWithItsLastUser) {
+  constexpr uint64_t kAll = 1 << 20;
+  Start();
+  Launch({"exec sleep 600", "exec sleep 600"}, 1, kAll);
+  ASSERT_NE(WaitStarted(1), nullptr);
+  const auto join = [&](uint32_t number) {
+    auto rank = std::make_unique<FakeRank>(dir_);
+    rank->Hello(1, number, Rank(static_cast<int>(number), {}).token);
+    EXPECT_EQ(rank->Next().first, kKeeperWelcome);
+    return rank;
+  };
+  const auto arena = [](FakeRank& rank, uint64_t id) {
+    rank.Arena(id, kAll);
+    return rank.Next().first;
+  };
+  const auto a = join(0);
+  auto b = join(1);
+  for (uint64_t id = 1; id <= 300; ++id) {
+    ASSERT_EQ(arena(*a, id), kKeeperArena) << id;
+    ASSERT_EQ(arena(*b, id), kKeeperArena);
+    b->FreeArena(id);
+    ASSERT_EQ(arena(*b, id + 1), kKeeperRefused) << "the other one uses it";
+    a->FreeArena(id);
+    ASSERT_TRUE(Until([&] { return arena(*b, 1000) == kKeeperArena; }));  // of a's socket
+    b->FreeArena(1000);
+    b->Arena(2000, 2 * kAll);  // what b said before was heard
+    ASSERT_EQ(b->Next().first, kKeeperRefused);
+  }
+  ASSERT_EQ(arena(*a, 1), kKeeperArena);
+  ASSERT_EQ(arena(*b, 1), kKeeperArena);
+  a->FreeArena(1);
+  b.reset();
+  EXPECT_TRUE(Until([&] { return arena(*a, 2) == kKeeperArena; })) << "its last user has gone";
+  // Freed before the answer was read: what was asked for arrives all the same.
+  a->FreeArena(2);
+  a->Arena(3, kAll);
+  a->FreeArena(3);
+  ASSERT_EQ(a->Next().first, kKeeperArena);
+  struct stat passed;
+  ASSERT_EQ(fstat(a->passed(), &passed), 0);
+  EXPECT_EQ(passed.st_size, kAll);
+}
+
 // What a rank holds of its writer. The first words of the memory count releases and starts
 // (checkpoint/engine/save_arena.h); a writer that gets no order waits until the channel ends.
 struct Writer {

@@ -74,6 +74,7 @@ class FakeRank {
     RankArenaRequest request{id, bytes};
     Send(kRankArena, std::string(reinterpret_cast<char*>(&request), sizeof(request)));
   }
+  void FreeArena(uint64_t id) { Send(kRankFreeArena, std::string(reinterpret_cast<char*>(&id), sizeof(id))); }
   // (0, "") at end of file.
   std::pair<int, std::string> Next() {
     RankFrame frame;

@@ -13,6 +13,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -83,6 +84,7 @@ struct Arena {
   UniqueFd memfd;
   uint64_t bytes = 0;
   uint64_t faulted = 0;
+  std::set<const RankConnection*> users;  // asked for it, and have neither freed it nor gone
 };
 
 enum class Phase {
@@ -233,6 +235,8 @@ class Keeper {
   void RankFrameIn(RankConnection& connection, uint16_t kind, const char* body, uint32_t bytes);
   void RankHelloIn(RankConnection& connection, const RankHello& hello);
   void ArenaIn(RankConnection& connection, const RankArenaRequest& request);
+  void FreeArenaIn(RankConnection& connection, uint64_t id);
+  void FreeArenasOf(const RankConnection& connection);
   void RelayIn(RankConnection& connection, std::string json);
   void ToRank(RankConnection& connection, uint16_t kind, const std::string& body, int pass_fd = -1,
               UniqueFd keep = UniqueFd());

@@ -91,6 +91,10 @@ void Keeper::RankFrameIn(RankConnection& connection, uint16_t kind, const char* 
     RankArenaRequest request;
     memcpy(&request, body, sizeof(request));
     ArenaIn(connection, request);
+  } else if (kind == kRankFreeArena && bytes == sizeof(uint64_t) && known) {
+    uint64_t id = 0;
+    memcpy(&id, body, sizeof(id));
+    FreeArenaIn(connection, id);
   } else if (kind == kRankWriter && bytes == sizeof(RankArenaRequest) && known) {
     RankArenaRequest request;
     memcpy(&request, body, sizeof(request));
@@ -122,7 +126,7 @@ void Keeper::RankHelloIn(RankConnection& connection, const RankHello& hello) {
   connection.generation = hello.generation;
   connection.rank = number;
   rank->sdk = true;
-  const uint32_t abilities = kKeeperHasWriters;
+  const uint32_t abilities = kKeeperHasWriters | kKeeperFreesArenas;
   ToRank(connection, kKeeperWelcome,
          std::string(reinterpret_cast<const char*>(&abilities), sizeof(abilities)));
   const GenerationRecord* record = FindGeneration(hello.generation);
@@ -157,8 +161,33 @@ void Keeper::ArenaIn(RankConnection& connection, const RankArenaRequest& request
     return refuse(name + ": this rank asks for " + std::to_string(request.bytes) + " bytes, another for " +
                   std::to_string(it->second.bytes));
   }
+  it->second.users.insert(&connection);
+  // A descriptor of its own: the arena may be free before the rank reads.
+  UniqueFd passed(fcntl(it->second.memfd.get(), F_DUPFD_CLOEXEC, 0));
+  if (!passed.valid()) return refuse(name + ": " + strerror(errno));
+  const int number = passed.get();
   ToRank(connection, kKeeperArena, std::string(reinterpret_cast<const char*>(&request), sizeof(request)),
-         it->second.memfd.get());
+         number, std::move(passed));
+}
+
+// The memory goes with the last user: ranks map an arena before they use it, so who has not asked yet meets
+// nobody in it any more.
+void Keeper::FreeArenaIn(RankConnection& connection, uint64_t id) {
+  GenerationRecord* record = FindGeneration(connection.generation);
+  if (record == nullptr) return;
+  const auto it = record->arenas.find(id);
+  if (it == record->arenas.end()) return;
+  it->second.users.erase(&connection);
+  if (it->second.users.empty()) record->arenas.erase(it);
+}
+
+void Keeper::FreeArenasOf(const RankConnection& connection) {
+  GenerationRecord* record = FindGeneration(connection.generation);
+  if (record == nullptr) return;
+  for (auto it = record->arenas.begin(); it != record->arenas.end();) {
+    const bool last = it->second.users.erase(&connection) > 0 && it->second.users.empty();
+    it = last ? record->arenas.erase(it) : std::next(it);
+  }
 }
 
 // Pages a keeper touches first are charged to the keeper, so a rank's memory limit stays the rank's own. Done
@@ -281,6 +310,7 @@ void Keeper::SweepConnections() {
                                     [&](const auto& connection) {
                                       const bool silent =
                                           connection->rank < 0 && now_ - connection->opened_ms > kHelloMs;
+                                      if (connection->broken) FreeArenasOf(*connection);
                                       return connection->broken || silent;
                                     }),
                      connections_.end());

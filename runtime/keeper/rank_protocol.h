@@ -21,8 +21,9 @@
 //                  again
 //   agent -> rank  "table N", then a line of base64 a rank
 //                  "missing N", then the ranks that have not spoken, each after a blank
-// kRankWriter asks for a writer of this rank's checkpoints (docs/protocols/keeper.md). Only a keeper whose
-// welcome says kKeeperHasWriters knows it. The answer is kKeeperWriter and kKeeperChannel, or
+// kRankFreeArena: the rank has unmapped an arena. Only a keeper whose welcome says kKeeperFreesArenas knows
+// it. kRankWriter asks for a writer of this rank's checkpoints (docs/protocols/keeper.md). Only a keeper
+// whose welcome says kKeeperHasWriters knows it. The answer is kKeeperWriter and kKeeperChannel, or
 // kKeeperNoWriter, and may take as long as writers of an earlier generation hold memory. The keeper keeps
 // what a rank sent while no agent is connected (at most kRelayBytesMax a rank, newest progress replaces
 // older) and delivers it to the next agent.
@@ -33,12 +34,13 @@
 
 enum RankFrameKind : uint16_t {
   // rank -> keeper
-  kRankHello = 1,    // body: RankHello
-  kRankArena = 2,    // body: RankArenaRequest; answered by kKeeperArena or kKeeperRefused
-  kRankToAgent = 3,  // body: JSON
-  kRankWriter = 4,   // body: RankArenaRequest; its id is echoed
+  kRankHello = 1,      // body: RankHello
+  kRankArena = 2,      // body: RankArenaRequest; answered by kKeeperArena or kKeeperRefused
+  kRankToAgent = 3,    // body: JSON
+  kRankWriter = 4,     // body: RankArenaRequest; its id is echoed
+  kRankFreeArena = 5,  // body: uint64_t id; not answered
   // keeper -> rank
-  kKeeperWelcome = 16,    // body: empty, or uint32_t kKeeperHasWriters
+  kKeeperWelcome = 16,    // body: empty, or uint32_t: kKeeperHasWriters and others, added up
   kKeeperRefused = 17,    // body: text
   kKeeperArena = 18,      // body: RankArenaRequest; the memfd travels as SCM_RIGHTS with the header
   kKeeperRevoked = 19,    // body: text; the generation is over, every collective must return Unavailable
@@ -68,7 +70,7 @@ struct RankArenaRequest {
   uint64_t bytes;
 };
 
-enum { kKeeperHasWriters = 1 };
+enum { kKeeperHasWriters = 1, kKeeperFreesArenas = 2 };
 
 // The first four bytes of a save arena: not zero when the rank is gone and the writer needs its data no more
 // (checkpoint/engine/save_arena.h). All the keeper knows of an arena's inside.

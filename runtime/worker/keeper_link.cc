@@ -222,6 +222,13 @@ absl::StatusOr<UniqueFd> KeeperLink::Arena(uint64_t id, uint64_t bytes, absl::Du
   return reply;
 }
 
+void KeeperLink::FreeArena(uint64_t id) {
+  if (Forked()) return;
+  MutexLock lock(&mutex_);
+  if (keeper_frees_arenas_)
+    QueueLocked(kRankFreeArena, std::string(reinterpret_cast<const char*>(&id), sizeof(id)));
+}
+
 absl::StatusOr<port::WriterLink> KeeperLink::StartWriter(uint64_t arena_bytes, absl::Duration timeout,
                                                          absl::FunctionRef<bool()> wanted) {
   if (Forked()) return ForkedError();
@@ -373,6 +380,7 @@ void KeeperLink::FrameIn(KeeperFrame& frame) {
       if (frame.body.size() == sizeof(abilities))
         std::memcpy(&abilities, frame.body.data(), sizeof(abilities));
       keeper_has_writers_ = (abilities & kKeeperHasWriters) != 0;
+      keeper_frees_arenas_ = (abilities & kKeeperFreesArenas) != 0;
       return;
     }
     case kKeeperWriter:

@@ -39,6 +39,7 @@ class KeeperLink final : public comm::Bootstrap {
   const std::vector<comm::Member>& members() const override { return members_; }
   absl::StatusOr<std::vector<std::string>> AllGather(absl::string_view blob, absl::Duration timeout) override;
   absl::StatusOr<UniqueFd> Arena(uint64_t id, uint64_t bytes, absl::Duration timeout) override;
+  void FreeArena(uint64_t id) override;
   absl::Status Alive() const override;
   void ReportLink(int peer, const std::string& text) override { Report(core::WorkerLinkDown{peer, text}); }
   void ReportCompression(const std::string& text) override {
@@ -98,6 +99,7 @@ class KeeperLink final : public comm::Bootstrap {
   uint64_t arena_wanted_ ABSL_GUARDED_BY(mutex_) = 0;
   std::optional<absl::StatusOr<UniqueFd>> arena_reply_ ABSL_GUARDED_BY(mutex_);
   bool keeper_has_writers_ ABSL_GUARDED_BY(mutex_) = false;
+  bool keeper_frees_arenas_ ABSL_GUARDED_BY(mutex_) = false;
   uint64_t writer_wanted_ ABSL_GUARDED_BY(mutex_) = 0;
   port::WriterLink writer_coming_ ABSL_GUARDED_BY(mutex_);
   std::optional<absl::StatusOr<port::WriterLink>> writer_reply_ ABSL_GUARDED_BY(mutex_);

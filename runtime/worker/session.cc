@@ -89,6 +89,7 @@ class AloneBootstrap final : public comm::Bootstrap {
       return ErrnoStatus(errno, "arena");
     return fd;
   }
+  void FreeArena(uint64_t) override {}
   absl::Status Alive() const override { return absl::OkStatus(); }
 
  private:

@@ -100,6 +100,12 @@ class FakeKeeper {
     }
     return found;
   }
+  // Arenas that ranks asked for, and those that they freed.
+  std::pair<size_t, size_t> ArenasAskedAndFreed() {
+    MutexLock lock(&mutex_);
+    for (const auto& use : freed_) EXPECT_TRUE(asked_.contains(use));
+    return {asked_.size(), freed_.size()};
+  }
   int connections() {
     MutexLock lock(&mutex_);
     return accepted_;
@@ -157,15 +163,22 @@ class FakeKeeper {
         return Send(c, kKeeperRefused, "unknown rank, generation or token");
       }
       c.rank = static_cast<int>(hello.rank);
-      const uint32_t abilities = kKeeperHasWriters;
+      const uint32_t abilities = kKeeperHasWriters | kKeeperFreesArenas;
       return Send(
           c, kKeeperWelcome,
           knows_writers_ ? std::string(reinterpret_cast<const char*>(&abilities), sizeof(abilities)) : "");
     }
     if (kind == kRankWriter) return StartWriter(c, body);
+    if (kind == kRankFreeArena) {
+      uint64_t id = 0;
+      std::memcpy(&id, body.data(), sizeof(id));
+      freed_.emplace(c.rank, id);
+      return;
+    }
     if (kind == kRankArena) {
       RankArenaRequest request;
       std::memcpy(&request, body.data(), sizeof(request));
+      asked_.emplace(c.rank, request.id);
       UniqueFd& arena = arenas_[request.id];
       if (!arena.valid()) {
         arena.reset(memfd_create("test", MFD_CLOEXEC));
@@ -242,6 +255,7 @@ class FakeKeeper {
   std::vector<Connection> connections_;
   int accepted_ = 0;
   std::map<uint64_t, UniqueFd> arenas_;
+  std::set<std::pair<int, uint64_t>> asked_, freed_;  // arenas, by rank
   std::map<uint64_t, std::map<int, std::string>> exchanges_;
   std::vector<std::pair<int, nlohmann::json>> messages_;
 };
@@ -322,6 +336,30 @@ TEST_F(SessionTest, JoinsAndReducesOverTheKeepersArenas) {
   std::string blob;
   ASSERT_TRUE(absl::Base64Unescape(hello["blob"].get<std::string>(), &blob));
   EXPECT_THAT(blob, testing::HasSubstr("\"pid\":"));
+}
+
+// A keeper of an earlier version would close the connection at a word it does not know.
+TEST_F(SessionTest, ArenasOfClosedCommunicatorsAreFreedWhereTheKeeperKnowsIt) {
+  for (const bool knows : {true, false}) {
+    FakeKeeper keeper(2);
+    keeper.set_writers(knows, false);
+    Fork(keeper, 2, [](Session& s) {
+      auto communicator = s.MakeCommunicator();
+      if (!communicator.ok()) return false;
+      for (int i = 0; i < 5; ++i) {
+        auto part = (*communicator)->Split(0, s.rank());
+        if (!part.ok() || !(*part)->Allocate(100).ok()) return false;
+      }
+      return (*communicator)->Barrier().ok();
+    });
+    keeper.Start();
+    ExpectAllGood();
+    const Instant deadline = RealClock().Now() + kPatience;
+    const size_t uses = 2 * (1 + 5 * 2);
+    while (knows && keeper.ArenasAskedAndFreed().second < uses && RealClock().Now() < deadline)
+      absl::SleepFor(absl::Milliseconds(1));
+    EXPECT_EQ(keeper.ArenasAskedAndFreed(), std::make_pair(uses, knows ? uses : 0));
+  }
 }
 
 TEST_F(SessionTest, AWriterComesFromTheKeeper) {

@@ -1,0 +1,62 @@
+// The communicators that compressed collectives go over: the one they are made from and, where several ranks
+// share a machine and there are several machines, one of this machine and one of a rank of each machine. Made
+// once and shared by all buckets of a reducer, so that a rank has at most two more of them, however many
+// buckets there are.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <memory>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "gtrain/reducer.h"
+
+namespace gtrain::comm {
+
+// Used by one collective at a time, in the same order on all ranks.
+class Groups {
+ public:
+  explicit Groups(Communicator* all) : all_(all) {}
+
+  // Collective. Counts machines and makes the other two, the first time that it is called with `compressed`.
+  absl::Status Open(bool compressed);
+
+  // Ends what other ranks do in any of them: see Communicator::Abort. For what happens between two
+  // collectives, and to pass on in all of them what one of them has returned.
+  void Abort(const absl::Status& why);
+
+  Communicator& all() const { return *all_; }
+  // Both nullptr: all ranks talk to each other. Else the second is nullptr on all but one rank of each
+  // machine.
+  Communicator* machine() const { return machine_.get(); }
+  Communicator* leaders() const { return leaders_.get(); }
+
+ private:
+  Communicator* const all_;
+  int32_t machines_ = 0;  // 0: not counted
+  std::unique_ptr<Communicator> machine_, leaders_;
+};
+
+// Collective: OK if `own` is on all ranks. Else the own error, or that of the first rank that has one. The
+// communicator stays as it is.
+absl::Status AgreeOn(Communicator& communicator, const absl::Status& own);
+
+// What `body` returns, or the exception that leaves it.
+template <typename Body>
+absl::Status Caught(const Body& body) {
+  try {
+    return body();
+  } catch (const std::exception& e) {
+    return absl::InternalError(absl::StrCat("exception: ", e.what()));
+  }
+}
+
+// As CompressedCollective::Create.
+absl::StatusOr<std::unique_ptr<CompressedCollective>> CreateCollective(
+    std::shared_ptr<Groups> groups, const CompressionOptions& options, size_t count,
+    const std::vector<std::vector<int64_t>>& shapes);
+
+}  // namespace gtrain::comm

@@ -1,0 +1,87 @@
+// For tests: a communicator that counts what is split off it and lets something happen beside its calls, as
+// do those that are split off it.
+#pragma once
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "gtrain/communicator.h"
+
+namespace gtrain::comm {
+
+// Of one rank; outlives its communicators.
+struct Hooks {
+  std::atomic<int> splits{0};
+  // Packets that have arrived by all-gather or all-to-all of bytes.
+  std::function<void(uint8_t* data, size_t bytes)> arrived;
+  // Before an all-reduce.
+  std::function<absl::Status()> before_all_reduce;
+  std::optional<absl::Duration> timeout;  // what they say theirs is
+};
+
+class WrappedCommunicator final : public Communicator {
+ public:
+  WrappedCommunicator(Communicator* inner, Hooks* hooks) : inner_(inner), hooks_(hooks) {}
+  WrappedCommunicator(std::unique_ptr<Communicator> inner, Hooks* hooks)
+      : own_(std::move(inner)), inner_(own_.get()), hooks_(hooks) {}
+
+  int rank() const override { return inner_->rank(); }
+  int size() const override { return inner_->size(); }
+  int machine() const override { return inner_->machine(); }
+  absl::Status AllReduce(void* data, size_t count, DType dtype, ReduceOp op) override {
+    if (hooks_->before_all_reduce) {
+      if (absl::Status status = hooks_->before_all_reduce(); !status.ok()) return status;
+    }
+    return inner_->AllReduce(data, count, dtype, op);
+  }
+  absl::Status Broadcast(void* data, size_t count, DType dtype, int root) override {
+    return inner_->Broadcast(data, count, dtype, root);
+  }
+  absl::Status AllGather(const void* input, void* output, size_t count, DType dtype) override {
+    return Arrived(inner_->AllGather(input, output, count, dtype), output, count, dtype);
+  }
+  absl::Status ReduceScatter(const void* input, void* output, size_t count, DType dtype,
+                             ReduceOp op) override {
+    return inner_->ReduceScatter(input, output, count, dtype, op);
+  }
+  absl::Status Reduce(void* data, size_t count, DType dtype, ReduceOp op, int root) override {
+    return inner_->Reduce(data, count, dtype, op, root);
+  }
+  absl::Status AllToAll(const void* input, void* output, size_t count, DType dtype) override {
+    return Arrived(inner_->AllToAll(input, output, count, dtype), output, count, dtype);
+  }
+  absl::Status Barrier() override { return inner_->Barrier(); }
+  absl::Status Send(const void* data, size_t count, DType dtype, int to) override {
+    return inner_->Send(data, count, dtype, to);
+  }
+  absl::Status Receive(void* data, size_t count, DType dtype, int from) override {
+    return inner_->Receive(data, count, dtype, from);
+  }
+  absl::StatusOr<std::unique_ptr<Communicator>> Split(int color, int key) override {
+    ++hooks_->splits;
+    auto part = inner_->Split(color, key);
+    if (!part.ok() || *part == nullptr) return part;
+    return std::make_unique<WrappedCommunicator>(*std::move(part), hooks_);
+  }
+  absl::StatusOr<void*> Allocate(size_t bytes) override { return inner_->Allocate(bytes); }
+  void Abort(const absl::Status& why) override { inner_->Abort(why); }
+  absl::Duration timeout() const override { return hooks_->timeout.value_or(inner_->timeout()); }
+  void ReportCompression(const std::string& text) override { inner_->ReportCompression(text); }
+
+ private:
+  absl::Status Arrived(absl::Status status, void* output, size_t count, DType dtype) {
+    if (status.ok() && dtype == DType::kUint8 && hooks_->arrived) {
+      hooks_->arrived(static_cast<uint8_t*>(output), count * static_cast<size_t>(size()));
+    }
+    return status;
+  }
+
+  const std::unique_ptr<Communicator> own_;
+  Communicator* const inner_;
+  Hooks* const hooks_;
+};
+
+}  // namespace gtrain::comm
