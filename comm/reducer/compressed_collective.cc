@@ -116,11 +116,14 @@ class Flat {
     return absl::OkStatus();
   }
 
+  // The same on all ranks.
+  absl::Status CanScatter() const {
+    if (momentum_ == 0 || !staged_) return absl::OkStatus();
+    return absl::FailedPreconditionError(
+        "compressed reduce-scatter: optimizer_momentum needs the whole mean on every rank");
+  }
+
   absl::Status ReduceScatter(absl::Span<const float> data, absl::Span<float> shard) {
-    if (momentum_ > 0 && staged_) {
-      return absl::FailedPreconditionError(
-          "compressed reduce-scatter: optimizer_momentum needs the whole mean on every rank");
-    }
     Settle();
     if (!staged_ || WarmingUp()) {  // dense, or packets so small that everybody's are cheap
       whole_.assign(data.begin(), data.end());
@@ -463,6 +466,7 @@ class Collective final : public CompressedCollective {
           "compressed reduce-scatter: several ranks share a machine; reduce inside it first and make this "
           "object over a Split with one rank a machine");
     }
+    GT_RETURN_IF_ERROR(flat_->CanScatter());
     return Told([&]() -> absl::Status {
       GT_RETURN_IF_ERROR(Fits("data", data.size(), count_));
       GT_RETURN_IF_ERROR(Fits("shard", shard.size(), Shard().size));
