@@ -202,7 +202,10 @@ class ReducerImpl final : public Reducer {
     GT_RETURN_IF_ERROR(dead_);
     const uint64_t sent = BytesSent();
     step.bytes_sent = sent - std::exchange(sent_before_, sent);
-    for (const Bucket& bucket : buckets_) step.selected += bucket.collective->selected();
+    for (const Bucket& bucket : buckets_) {
+      step.selected += bucket.collective->selected();
+      step.momentum_travelled |= bucket.collective->momentum_travelled();
+    }
     if (Chooses() && ++steps_since_look_ >= look_after_) GT_RETURN_IF_ERROR(Look());
     StartStep();
     step_began_ = RealClock().Now();

@@ -89,6 +89,9 @@ class CompressedCollective {
   // Of top-k, of this rank's gradient in the last call; zeros where it sent float32.
   virtual Selected selected() const = 0;
   virtual Codec codec() const = 0;
+  // Whether the last call compressed `optimizer_momentum`; equal on all ranks. ReducedStep says what an
+  // optimiser does with it.
+  virtual bool momentum_travelled() const = 0;
 };
 
 // What the job file's `comm.compression` says, which reaches a rank as $GTRAIN_COMPRESSION; nothing if it
@@ -131,6 +134,12 @@ struct ReducedStep {
   // Of the buckets that top-k compressed in this step, by this rank: between 0.9 and 1.1 of what is wanted,
   // less where a gradient has fewer elements that are not zero.
   Selected selected;
+  // A gradient of this step is what turns the optimiser's momentum into a compressed one, so its square is
+  // mostly the error of the compression. Adam and others that divide by a mean of squares leave that mean,
+  // and its bias correction, as the steps before left it: 1-bit Adam (Tang et al. 2021, arXiv 2102.02888).
+  // False in the warm-up, which measures the mean; true from the first compressed step on. Equal on all
+  // ranks.
+  bool momentum_travelled = false;
   size_t early = 0;  // buckets that were means before Finish was called: hidden behind backward
 };
 
