@@ -2,15 +2,19 @@
 // codec, with the same seeds: examples/fashion_mnist (the share of test images it gets wrong) and
 // examples/char_lm on the King James text (its validation loss), the latter also without error feedback,
 // which must fail: a bench that could not tell broken error feedback from a working one would show nothing.
+// And the model of char_lm on 2 to 64 ranks that are threads of this process.
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
 #include <functional>
+#include <numbers>
 #include <optional>
 #include <sstream>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "absl/strings/numbers.h"
@@ -19,11 +23,19 @@
 #include "base/status_macros.h"
 #include "bench/harness.h"
 #include "bench/local_cluster.h"
+#include "gtrain/compression.h"
+#ifdef GTRAIN_HAVE_HWY
+#include "comm/exec/communicator.h"
+#include "comm/fake/fake_world.h"
+#include "examples/char_lm/model.h"
+#include "examples/char_lm/text.h"
+#include "gtrain/reducer.h"
+#endif
 
 namespace gtrain::bench {
 namespace {
 
-constexpr char kFashion[] = "fashion", kText[] = "text";  // for --only
+constexpr char kFashion[] = "fashion", kText[] = "text", kRanks[] = "ranks";  // for --only
 constexpr char kBible[] = "/usr/bin/bible";
 
 struct Way {
@@ -193,20 +205,206 @@ absl::Status MeasureFashionMnist(const Options& options, std::vector<Outcome>* o
   return Measure(FashionMnist(options), options, outcomes);
 }
 
+// The King James text as a file in the folder of `home`.
+absl::StatusOr<std::string> WriteText(const Home& home) {
+  if (!Executable(kBible))
+    return absl::NotFoundError("bible-kjv is not installed (tools/install.sh --bench)");
+  const std::string text = home.path() + "/kjv.txt";
+  GT_RETURN_IF_ERROR(
+      Run({"/bin/sh", "-c", absl::StrCat(kBible, " -f gen1:1-rev22:21 | cut -d' ' -f2- > ", text)}));
+  return text;
+}
+
 absl::Status MeasureCharLm(const Options& options, std::vector<Outcome>* outcomes) {
   if (!Executable(options.folder + "/../examples/char_lm"))
     return absl::NotFoundError("libhwy was missing when this was built");
-  if (!Executable(kBible))
-    return absl::NotFoundError("bible-kjv is not installed (tools/install.sh --bench)");
   Home home;
   absl::Status status = home.Make();
-  const std::string text = home.path() + "/kjv.txt";
-  if (status.ok())
-    status = Run({"/bin/sh", "-c", absl::StrCat(kBible, " -f gen1:1-rev22:21 | cut -d' ' -f2- > ", text)});
-  if (status.ok()) status = Measure(CharLm(options, text), options, outcomes);
+  if (status.ok()) {
+    const absl::StatusOr<std::string> text = WriteText(home);
+    status = text.ok() ? Measure(CharLm(options, *text), options, outcomes) : text.status();
+  }
   home.Remove();
   return status;
 }
+
+#ifdef GTRAIN_HAVE_HWY
+// char_lm's training on ranks of this process, the same samples at any number of them.
+struct Simulated {
+  int ranks = 0, steps = 0, seed = 0;
+  CompressionOptions compress;
+};
+struct SimulatedEnd {
+  double loss = 0;    // of validation, nats a character
+  uint64_t sent = 0;  // bytes by rank 0 in the last step
+};
+
+constexpr int64_t kBatch = 256;
+constexpr size_t kValidationWindows = 20'480;
+constexpr float kMomentum = 0.9f;
+constexpr double kRate = 0.1;
+
+class SimulatedRank {
+ public:
+  SimulatedRank(const Simulated& training, const examples::Text& text, Communicator* c)
+      : training_(training),
+        text_(text),
+        c_(c),
+        samples_(kBatch / c->size()),
+        model_(static_cast<size_t>(samples_), static_cast<uint64_t>(training.seed)),
+        momentum_(model_.values().size()) {}
+
+  absl::StatusOr<SimulatedEnd> Run() {
+    std::vector<GradientSpec> specs;
+    for (const auto& parameter : examples::Parameters())
+      specs.push_back({parameter.name, parameter.count(), parameter.shape()});
+    GT_ASSIGN_OR_RETURN(const auto reducer, Reducer::Create(c_, specs, {.compression = training_.compress}));
+    for (size_t i = 0; i < specs.size(); ++i) gradients_.push_back(reducer->gradient(i));
+    SimulatedEnd end;
+    for (int step = 0; step < training_.steps; ++step) {
+      GT_RETURN_IF_ERROR(Backward(step, *reducer));
+      GT_ASSIGN_OR_RETURN(const ReducedStep reduced, reducer->Finish());
+      end.sent = reduced.bytes_sent;
+      Descend(step);
+    }
+    GT_ASSIGN_OR_RETURN(end.loss, ValidationLoss());
+    return end;
+  }
+
+ private:
+  absl::Status Backward(int step, Reducer& reducer) {
+    std::vector<const uint8_t*> windows;
+    for (int64_t i = 0; i < samples_; ++i) {
+      windows.push_back(text_.classes.data() + examples::SamplePosition(static_cast<uint64_t>(training_.seed),
+                                                                        step, samples_ * c_->rank() + i,
+                                                                        text_.train - examples::kContext));
+    }
+    model_.Forward(windows);
+    absl::Status ready;
+    model_.Backward(gradients_, [&](size_t i) {
+      if (ready.ok()) ready = reducer.Ready(i);
+    });
+    return ready;
+  }
+
+  void Descend(int step) {
+    const double rate = kRate * 0.5 * (1 + std::cos(std::numbers::pi * step / training_.steps));
+    size_t at = 0;
+    for (const absl::Span<float> gradient : gradients_) {
+      examples::Descend(model_.values().subspan(at, gradient.size()),
+                        absl::MakeSpan(momentum_).subspan(at, gradient.size()), gradient,
+                        training_.compress.momentum > 0 ? 0 : kMomentum, 1 / static_cast<float>(samples_),
+                        static_cast<float>(rate));
+      at += gradient.size();
+    }
+  }
+
+  absl::StatusOr<double> ValidationLoss() {
+    const auto rank = static_cast<size_t>(c_->rank()), ranks = static_cast<size_t>(c_->size());
+    const size_t positions = text_.classes.size() - text_.train - examples::kContext;
+    double loss = 0;
+    std::vector<const uint8_t*> windows;
+    for (size_t i = rank; i < kValidationWindows; i += ranks) {
+      windows.push_back(text_.classes.data() + text_.train + positions * i / kValidationWindows);
+      if (windows.size() < static_cast<size_t>(samples_) && i + ranks < kValidationWindows) continue;
+      loss += model_.Forward(windows);
+      windows.clear();
+    }
+    GT_RETURN_IF_ERROR(c_->AllReduce(&loss, 1, DType::kFloat64, ReduceOp::kSum));
+    return loss / static_cast<double>(kValidationWindows);
+  }
+
+  const Simulated& training_;
+  const examples::Text& text_;
+  Communicator* const c_;
+  const int64_t samples_;
+  examples::Model model_;
+  std::vector<float> momentum_;
+  std::vector<absl::Span<float>> gradients_;
+};
+
+absl::StatusOr<SimulatedEnd> Simulate(const Simulated& training, const examples::Text& text) {
+  comm::FakeWorld world(comm::FakeWorld::OneNode(training.ranks));
+  std::vector<absl::StatusOr<SimulatedEnd>> ends(static_cast<size_t>(training.ranks),
+                                                 absl::UnknownError("did not run"));
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < training.ranks; ++rank) {
+    threads.emplace_back([&, rank] {
+      const auto bootstrap = world.Rank(rank);
+      const auto c = comm::MakeCommunicator(bootstrap.get(), {});
+      auto& end = ends[static_cast<size_t>(rank)];
+      end = c.ok() ? SimulatedRank(training, text, c->get()).Run() : c.status();
+      if (!end.ok()) world.Revoke("a rank failed");
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (const auto& end : ends) GT_RETURN_IF_ERROR(end.status());
+  return ends[0];
+}
+
+struct SimulatedWay {
+  std::string name, words;
+  bool momentum_correction = false;
+  double goal = 0;  // percent worse than dense, at most
+};
+
+absl::Status MeasureText(const Options& options, const examples::Text& text, std::vector<Outcome>* outcomes) {
+  const int seeds = options.quick ? 1 : 3, steps = options.quick ? 300 : 4000;
+  const std::vector<int> numbers_of_ranks = options.quick ? std::vector{16} : std::vector{2, 4, 8, 16, 64};
+  const auto median = [&](const CompressionOptions& compress, int ranks,
+                          uint64_t* sent) -> absl::StatusOr<Series> {
+    Series series;
+    for (int seed = 1; seed <= seeds; ++seed) {
+      GT_ASSIGN_OR_RETURN(const SimulatedEnd end, Simulate({ranks, steps, seed, compress}, text));
+      series.samples.push_back(end.loss);
+      *sent = end.sent;
+    }
+    return series;
+  };
+  uint64_t sent = 0;
+  GT_ASSIGN_OR_RETURN(const Series dense, median({}, 2, &sent));
+  std::printf("King James text, %d steps, ranks of one process, %d seed(s); dense %.4f nats\n", steps, seeds,
+              dense.Median());
+  const std::array<SimulatedWay, 3> ways = {
+      {{"top-k 1 %", absl::StrCat("topk density=0.01 warmup=", steps / 25), false, 1},
+       {"DGC 0.1 %", absl::StrCat("topk density=0.001 warmup=", steps * 2 / 25), true, 4},
+       {"1-bit", absl::StrCat("onebit warmup=", steps / 25), false, 1}}};
+  for (const SimulatedWay& way : ways) {
+    GT_ASSIGN_OR_RETURN(const CompressionPolicy policy, ParseCompression(way.words));
+    CompressionOptions compress = policy.codecs[0];
+    if (way.momentum_correction) compress.momentum = kMomentum;
+    for (const int ranks : numbers_of_ranks) {
+      GT_ASSIGN_OR_RETURN(const Series series, median(compress, ranks, &sent));
+      const double difference = 100 * (series.Median() / dense.Median() - 1);
+      std::printf("  %-10s %2d ranks   median %.4f   %+6.2f %% of dense, %s   %7.1f KB sent a step\n",
+                  way.name.c_str(), ranks, series.Median(), difference,
+                  Verdict({.goal = way.goal}, difference, options.quick).c_str(),
+                  static_cast<double>(sent) / 1e3);
+      std::fflush(stdout);
+      outcomes->push_back({absl::StrCat("King James text, ", steps, " steps, ", ranks, " ranks, ", way.name),
+                           "nats", "dense float32", series, dense});
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status MeasureRanks(const Options& options, std::vector<Outcome>* outcomes) {
+  Home home;
+  GT_RETURN_IF_ERROR(home.Make());
+  const absl::StatusOr<std::string> path = WriteText(home);
+  absl::Status status = path.status();
+  if (status.ok()) {
+    const absl::StatusOr<examples::Text> text = examples::ReadText(*path, examples::kClasses);
+    status = text.ok() ? MeasureText(options, *text, outcomes) : text.status();
+  }
+  home.Remove();
+  return status;
+}
+#else
+absl::Status MeasureRanks(const Options&, std::vector<Outcome>*) {
+  return absl::NotFoundError("libhwy was missing when this was built");
+}
+#endif
 
 int Main(Options options) {
   if (!options.json.empty()) options.json = std::filesystem::absolute(options.json).string();
@@ -221,6 +419,7 @@ int Main(Options options) {
   };
   measure(kFashion, MeasureFashionMnist);
   measure(kText, MeasureCharLm);
+  measure(kRanks, MeasureRanks);
   if (outcomes.empty()) return 1;
   const int reported = Report(options, "convergence", outcomes);
   return failed > 0 ? 1 : reported;
@@ -230,6 +429,6 @@ int Main(Options options) {
 }  // namespace gtrain::bench
 
 int main(int argc, char** argv) {
-  using gtrain::bench::kFashion, gtrain::bench::kText;
-  return gtrain::bench::Main(gtrain::bench::ParseOptions(argc, argv, {kFashion, kText}));
+  using gtrain::bench::kFashion, gtrain::bench::kText, gtrain::bench::kRanks;
+  return gtrain::bench::Main(gtrain::bench::ParseOptions(argc, argv, {kFashion, kText, kRanks}));
 }

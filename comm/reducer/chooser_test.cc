@@ -103,6 +103,20 @@ TEST(WayOf, FactorsAreAddedUpAsTheyAre) {
   EXPECT_EQ(factors.rounds, 2);
 }
 
+TEST(WayOf, BytesOfTopKStopGrowing) {
+  CompressionOptions options;
+  options.codec = Codec::kTopK;
+  options.density = 0.001;
+  constexpr double kPacket = 8000;
+  EXPECT_DOUBLE_EQ(WayOf(options, 1'000'000, 16).bytes, 15 * kPacket);
+  EXPECT_EQ(WayOf(options, 1'000'000, 16).rounds, 2);
+  EXPECT_DOUBLE_EQ(WayOf(options, 1'000'000, 20).bytes, 0.95 * 17 * kPacket);
+  EXPECT_LT(WayOf(options, 1'000'000, 1000).bytes, 17 * kPacket);
+  EXPECT_EQ(WayOf(options, 1'000'000, 1000).rounds, 4);
+  options.density = 0.01;  // int8 of all elements is less than 16 times as many
+  EXPECT_LT(WayOf(options, 1'000'000, 1000).bytes, 10 * kPacket + 1.02e6);
+}
+
 TEST(Seconds, TheMostBytesSayMostAboutTheLink) {
   BucketCost bucket = Bucket(125e6);
   bucket.way = kSparse;

@@ -79,6 +79,7 @@ class Flat {
     }
     if (momentum_ == 0) return Mean(data);
     const bool compressed = !WarmingUp();
+    momentum_travelled_ = compressed;
     for (size_t i = 0; compressed && i < count_; ++i) data[i] += part_ * agreed_[i];
     GT_RETURN_IF_ERROR(Mean(data));
     float poison = 0;
@@ -218,6 +219,7 @@ class Flat {
 
   uint64_t bytes_sent() const { return bytes_sent_; }
   uint64_t bytes_received() const { return bytes_received_; }
+  bool momentum_travelled() const { return momentum_travelled_; }
   Selected selected() const { return selected_; }
   // By the last call, of the gradient and of the mean.
   size_t clipped() const {
@@ -415,6 +417,7 @@ class Flat {
         part_ = 0;  // part_: what each member of the group adds, so that the mean has momentum_
   int warmup_steps_ = 0, steps_ = 0;
   std::vector<float> agreed_, agreed_next_;  // momentum, equal on all ranks
+  bool momentum_travelled_ = false;          // in the last call
   bool pending_momentum_ = false;
   bool pending_step_ = false;
   bool staged_ = false;
@@ -436,6 +439,7 @@ class Collective final : public CompressedCollective {
                        const std::vector<std::vector<int64_t>>& shapes) {
     count_ = count;
     codec_ = options.codec;
+    has_momentum_ = options.optimizer_momentum > 0;
     const bool compressed = options.codec != Codec::kNone;
     GT_RETURN_IF_ERROR(groups_->Open(compressed));
     if (compressed) machine_ = groups_->machine();
@@ -457,7 +461,13 @@ class Collective final : public CompressedCollective {
     if (machine_ == nullptr) return flat_->AllReduce(data);
     GT_RETURN_IF_ERROR(machine_->Reduce(data.data(), count_, DType::kFloat32, ReduceOp::kSum, 0));
     if (flat_ != nullptr) GT_RETURN_IF_ERROR(flat_->AllReduce(data));
-    return machine_->Broadcast(data.data(), count_, DType::kFloat32, 0);
+    GT_RETURN_IF_ERROR(machine_->Broadcast(data.data(), count_, DType::kFloat32, 0));
+    if (!has_momentum_) return absl::OkStatus();
+    // Ranks that do not talk to other machines know no warm-up.
+    uint8_t travelled = momentum_travelled() ? 1 : 0;
+    GT_RETURN_IF_ERROR(machine_->Broadcast(&travelled, 1, DType::kUint8, 0));
+    travelled_here_ = travelled != 0;
+    return absl::OkStatus();
   }
 
   absl::Status ReduceScatterMean(absl::Span<const float> data, absl::Span<float> shard) override {
@@ -486,6 +496,9 @@ class Collective final : public CompressedCollective {
     return absl::InvalidArgumentError("compressed collective: this rank carries nothing over");
   }
   Codec codec() const override { return codec_; }
+  bool momentum_travelled() const override {
+    return flat_ == nullptr ? travelled_here_ : flat_->momentum_travelled();
+  }
   uint64_t bytes_sent() const override { return flat_ == nullptr ? 0 : flat_->bytes_sent(); }
   uint64_t bytes_received() const override { return flat_ == nullptr ? 0 : flat_->bytes_received(); }
   Selected selected() const override { return flat_ == nullptr ? Selected{} : flat_->selected(); }
@@ -508,6 +521,7 @@ class Collective final : public CompressedCollective {
 
   size_t count_ = 0;
   Codec codec_ = Codec::kNone;
+  bool has_momentum_ = false, travelled_here_ = false;
   const std::shared_ptr<Groups> groups_;
   Communicator* machine_ = nullptr;  // nullptr: no ranks are summed uncompressed
   std::unique_ptr<Flat> flat_;       // nullptr: another rank of this machine has it

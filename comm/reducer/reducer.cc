@@ -227,6 +227,7 @@ class ReducerImpl final : public Reducer {
     for (const Bucket& bucket : buckets_) {
       step.selected += bucket.collective->selected();
       step.clipped += bucket.collective->clipped();
+      step.momentum_travelled |= bucket.collective->momentum_travelled();
     }
     SayClipped(step.clipped);
     if (Chooses() && ++steps_since_look_ >= look_after_) {

@@ -97,6 +97,9 @@ class CompressedCollective {
   // their machine speaks for.
   virtual size_t clipped() const = 0;
   virtual Codec codec() const = 0;
+  // Whether the last call compressed `optimizer_momentum`; equal on all ranks. ReducedStep says what an
+  // optimiser does with it.
+  virtual bool momentum_travelled() const = 0;
 };
 
 // What the job file's `comm.compression` says, which reaches a rank as $GTRAIN_COMPRESSION; nothing if it
@@ -143,6 +146,12 @@ struct ReducedStep {
   // warning says so, too, at most once a minute: the learning rate or the loss scale is too large, or the
   // codec has too small a range (bf16 instead of fp16).
   size_t clipped = 0;
+  // A gradient of this step is what turns the optimiser's momentum into a compressed one, so its square is
+  // mostly the error of the compression. Adam and others that divide by a mean of squares leave that mean,
+  // and its bias correction, as the steps before left it: 1-bit Adam (Tang et al. 2021, arXiv 2102.02888).
+  // False in the warm-up, which measures the mean; true from the first compressed step on. Equal on all
+  // ranks.
+  bool momentum_travelled = false;
   size_t early = 0;  // buckets that were means before Finish was called: hidden behind backward
 };
 
