@@ -176,8 +176,9 @@ TEST(Communicator, AlgorithmsThatDifferOrAreNone) {
                 testing::HasSubstr("'auto' on ranks 1,2 (127.0.0.1), 'ring' on rank 0 (127.0.0.1)"));
     EXPECT_THAT(
         refused(nodes, {"ring", "ring", "Ring"}),
-        testing::HasSubstr("GTRAIN_COMM_ALGO is 'Ring' on rank 2; it must be one of auto, ring, doubling, "
-                           "halving-doubling, double-tree; leader or rails; or both, as ring+rails"));
+        testing::HasSubstr(
+            "GTRAIN_COMM_ALGO is 'Ring' on rank 2; it must be one of auto, ring, doubling, "
+            "halving-doubling, double-tree; leader or rails; deterministic; or several, as ring+rails"));
   }
   EXPECT_THAT(refused({"a"}, {"best"}), testing::HasSubstr("GTRAIN_COMM_ALGO is 'best'"));
 }
