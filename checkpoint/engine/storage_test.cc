@@ -445,9 +445,9 @@ TEST_F(EngineTest, ADirectoryThatGoesAwayIsNotMadeAnew_S7) {
 // Finding 5: with every own checkpoint damaged, --fresh (which had become "latest" after the first commit)
 // resumed another job's.
 TEST_F(EngineTest, AFreshRunNeverResumesAnotherJobsAfterItsOwnCommit) {
-  const std::string folder = TestFolder();
-  ASSERT_TRUE(SaveSteps({.job = "other-1"}, folder, {900}).ok());
   for (const char* resume : {"fresh", "latest"}) {
+    const std::string folder = TestFolder();  // no more is damaged in it than may be passed over
+    ASSERT_TRUE(SaveSteps({.job = "other-1"}, folder, {900}).ok());
     FakeJob job{.job = absl::StrCat("mine-", resume), .job_hash = "hash-b", .resume = resume};
     ASSERT_TRUE(SaveSteps(job, folder, {5}).ok());
     Damage(folder, Committed(folder)[0]);
