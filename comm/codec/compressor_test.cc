@@ -378,7 +378,8 @@ TEST(Compressor, AFiniteGradientNeverMakesAnythingInfinite) {
         // fp16 and bf16 forget at once what was clipped: no residual is larger than a rounding.
         if (codec != Codec::kFloat16) continue;
         EXPECT_EQ(compressor->clipped(), 0);
-        for (const float left : compressor->Export()[0].values) EXPECT_LT(std::fabs(left), 64);
+        const auto states = compressor->Export();
+        for (const float left : states[0].values) EXPECT_LT(std::fabs(left), 64);
       }
     }
   }

@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/synchronization/notification.h"
 #include "base/clock.h"
+#include "base/mutex.h"
 #include "base/rng.h"
 #include "comm/exec/check_collectives.h"
 #include "comm/exec/rank_test_threads.h"
@@ -664,14 +664,19 @@ TEST(Reducer, FinishEndsWhenACollectiveDoesNot) {
     comm::WrappedCommunicator c(&inner, &hooks);
     auto reducer = Reducer::Create(&c, Model(), SmallBuckets());
     RETURN_IF_BAD(reducer.status());
-    absl::Notification ended;
+    Mutex lock;
+    bool ended = false;
     hooks.timeout = absl::Milliseconds(50);
     hooks.before_all_reduce = [&] {
-      ended.WaitForNotificationWithTimeout(comm::kPatience);
+      MutexLock held(&lock);
+      lock.AwaitFor(comm::kPatience, [&] { return ended; });
       return absl::OkStatus();
     };
     const absl::Status late = (*reducer)->Finish().status();
-    ended.Notify();
+    {
+      MutexLock held(&lock);
+      ended = true;
+    }
     EXPECT_EQ(late.code(), absl::StatusCode::kDeadlineExceeded) << late;
     EXPECT_THAT(std::string(late.message()),
                 testing::HasSubstr("bucket 0 of 3 was not reduced within 100ms"));
