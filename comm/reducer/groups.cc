@@ -1,8 +1,5 @@
 #include "comm/reducer/groups.h"
 
-#include <algorithm>
-#include <cstring>
-
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 
@@ -36,7 +33,7 @@ absl::Status AgreeOn(Communicator& communicator, const absl::Status& own) {
     char words[508] = {};
   } error;
   error.code = own.raw_code();
-  std::memcpy(error.words, own.message().data(), std::min(own.message().size(), sizeof(error.words) - 1));
+  if (!own.ok()) own.message().copy(error.words, sizeof(error.words) - 1);
   GT_RETURN_IF_ERROR(communicator.Broadcast(&error, sizeof(error), DType::kUint8, first));
   if (!own.ok()) return own;
   return absl::Status(static_cast<absl::StatusCode>(error.code),
