@@ -14,8 +14,8 @@
 namespace gtrain::ckpt {
 namespace {
 
-// A rank that stopped in the middle of its copy does not keep the shard from being read for ever.
-constexpr absl::Duration kStandAsideMax = absl::Seconds(10), kLook = absl::Milliseconds(5);
+// For one shard. A rank that stopped in the middle of its copy does not keep it from being read for ever.
+constexpr absl::Duration kStandAsideMax = absl::Minutes(1), kLook = absl::Milliseconds(5);
 
 // This thread is served when nobody else wants the disk (linux/ioprio.h; where its scheduler knows
 // priorities) or the processor: the next save's copy stalls training, and reading back may take its time.
@@ -62,8 +62,9 @@ void ReadBack::Await(absl::Duration timeout) {
 
 void ReadBack::Read(const SaveId& id, const ShardFile& file) {
   std::vector<char> buffer;
+  absl::Duration patience = kStandAsideMax;
   for (uint64_t i = 0; i < file.chunks.size(); ++i) {
-    if (!StandAside()) return;
+    if (!StandAside(&patience)) return;
     const absl::Status chunk = ReadChunk(store_, id, file, i, &buffer).status();
     if (chunk.ok()) continue;
     // Deleted by now, or a storage that cannot say: neither is damage, and neither is proof.
@@ -78,9 +79,9 @@ void ReadBack::Read(const SaveId& id, const ShardFile& file) {
 }
 
 // Before each chunk. At the lowest priority, too, its bytes would take memory, disk and caches from the copy.
-bool ReadBack::StandAside() {
+bool ReadBack::StandAside(absl::Duration* patience) {
   MutexLock lock(&mu_);
-  for (absl::Duration waited; !give_up_ && copying_ && waited < kStandAsideMax; waited += kLook) {
+  for (; !give_up_ && copying_ && *patience > absl::ZeroDuration(); *patience -= kLook) {
     mu_.Unlock();
     const bool copying = copying_();
     mu_.Lock();

@@ -42,7 +42,8 @@ class ReadBack {
 
  private:
   void Read(const SaveId& id, const ShardFile& file);
-  bool StandAside();  // false: it is given up
+  // Takes the time from `patience`. False: it is given up.
+  bool StandAside(absl::Duration* patience);
 
   port::BlobStore* const store_;
   const std::function<bool()> copying_;

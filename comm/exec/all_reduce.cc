@@ -18,12 +18,15 @@ void Hand(bool around, void* to, const void* from, size_t bytes) {
 
 absl::Status ExecCommunicator::AllReduce(void* data, size_t count, DType dtype, ReduceOp op) {
   if (!TakesTwoSums(data, count, dtype, op)) return AllReduceOnce(data, count, dtype, op);
-  std::vector<int64_t> remainders(count);
-  SplitForMean(data, data, remainders.data(), count, dtype, size());
-  GT_RETURN_IF_ERROR(AllReduceOnce(data, count, dtype, op));
-  GT_RETURN_IF_ERROR(AllReduceOnce(remainders.data(), count, DType::kInt64, ReduceOp::kSum));
-  JoinMean(data, remainders.data(), count, dtype, size());
-  return absl::OkStatus();
+  const OpRecord record{.count = count, .kind = OpKind::kAllReduce, .dtype = dtype, .op = op};
+  return TwoSums(record, data, [&]() -> absl::Status {
+    std::vector<int64_t> remainders(count);
+    SplitForMean(data, data, remainders.data(), count, dtype, size());
+    GT_RETURN_IF_ERROR(AllReduceOnce(data, count, dtype, op));
+    GT_RETURN_IF_ERROR(AllReduceOnce(remainders.data(), count, DType::kInt64, ReduceOp::kSum));
+    JoinMean(data, remainders.data(), count, dtype, size());
+    return absl::OkStatus();
+  });
 }
 
 absl::Status ExecCommunicator::AllReduceOnce(void* data, size_t count, DType dtype, ReduceOp op) {

@@ -323,4 +323,29 @@ absl::Status DirectMemory(Communicator& c) {
   return CheckAllReduce(c, count, DType::kFloat32, ReduceOp::kMean);
 }
 
+absl::Status RowsAndColumns(Communicator& c) {
+  constexpr int kColumns = 2;
+  const int row = c.rank() / kColumns, column = c.rank() % kColumns;
+  auto across = c.Split(row, column);
+  RETURN_IF_BAD(across.status());
+  auto down = c.Split(column, -row);  // the other way round
+  RETURN_IF_BAD(down.status());
+  auto some = c.Split(c.rank() == 1 ? 7 : -1, 0);
+  RETURN_IF_BAD(some.status());
+  if ((*some != nullptr) != (c.rank() == 1)) return absl::InternalError("split for nobody");
+  if ((*across)->size() != kColumns || (*across)->rank() != column) return absl::InternalError("row");
+  const int rows = c.size() / kColumns;
+  if ((*down)->size() != rows || (*down)->rank() != rows - 1 - row) return absl::InternalError("column");
+  for (Communicator* group : {across->get(), down->get()}) {
+    RETURN_IF_BAD(CheckAllReduce(*group, 1000, DType::kFloat32, ReduceOp::kSum));
+    RETURN_IF_BAD(CheckAllReduce(*group, 100'000, DType::kFloat32, ReduceOp::kSum));
+    RETURN_IF_BAD(CheckBroadcast(*group, 10, 0));
+  }
+  int32_t sum[2] = {c.rank(), 1};
+  RETURN_IF_BAD((*across)->AllReduce(sum, 2, DType::kInt32, ReduceOp::kSum));
+  if (sum[0] != 2 * row * kColumns + 1 || sum[1] != kColumns) return absl::DataLossError("other ranks' row");
+  across->reset();
+  return c.Barrier();
+}
+
 }  // namespace gtrain::comm

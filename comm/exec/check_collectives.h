@@ -29,5 +29,7 @@ absl::Status EveryWay(Communicator& c);
 absl::Status SendAndReceive(Communicator& c);
 // The same with memory of Allocate(), on all and on some of the ranks.
 absl::Status DirectMemory(Communicator& c);
+// Rows and columns of a mesh of two columns, each a communicator of its own; `c` has an even number of ranks.
+absl::Status RowsAndColumns(Communicator& c);
 
 }  // namespace gtrain::comm

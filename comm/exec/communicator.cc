@@ -43,6 +43,16 @@ absl::Status Annotate(const absl::Status& status, const std::string& what) {
   return absl::Status(status.code(), absl::StrCat(what, ": ", status.message()));
 }
 
+// What `body` says, or what it throws, which is mostly that there is no memory: the others must not wait for
+// this rank.
+absl::Status OrException(absl::FunctionRef<absl::Status()> body) {
+  try {
+    return body();
+  } catch (const std::exception& e) {
+    return absl::ResourceExhaustedError(e.what());
+  }
+}
+
 // First byte of what ranks tell each other: an error of one is then reported by all. To begin anew helps
 // against an error, not against what was asked for and is not there.
 constexpr char kMeetOk = '+', kMeetError = '-', kMeetNever = '!';
@@ -550,6 +560,17 @@ absl::Status ExecCommunicator::Usable() const {
   return dead_;
 }
 
+absl::Status ExecCommunicator::TwoSums(const OpRecord& record, const void* data,
+                                       absl::FunctionRef<absl::Status()> sums) {
+  GT_RETURN_IF_ERROR(Call(record, data, 0, [&](OpRecord& r, const Watch& watch) {
+    r.arena = 0;
+    return Enter(r, watch);
+  }));
+  const absl::Status status = OrException(sums);
+  if (status.ok() || !dead_.ok()) return status;
+  return Die(Annotate(status, Describe(record, names_)));
+}
+
 absl::Status ExecCommunicator::Call(OpRecord record, const void* data, size_t bytes,
                                     absl::FunctionRef<absl::Status(OpRecord&, const Watch&)> body) {
   GT_RETURN_IF_ERROR(Usable());
@@ -567,11 +588,7 @@ absl::Status ExecCommunicator::Call(OpRecord record, const void* data, size_t by
   if (status.ok()) status = bootstrap_->Alive();
   if (status.ok() && size() > 1) {
     if (shm_ != nullptr && nodes() == 1) shm_->Locate(data, bytes, &record);
-    try {
-      status = body(record, watch);
-    } catch (const std::exception& e) {  // no memory: the others must not wait for this rank
-      status = absl::ResourceExhaustedError(e.what());
-    }
+    status = OrException([&] { return body(record, watch); });
   }
   calling_ = nullptr;
   if (options_.on_waited) {

@@ -76,6 +76,9 @@ class ExecCommunicator final : public Communicator, private Interrupt {
   bool TakesTwoSums(const void* data, size_t count, DType dtype, ReduceOp op) const {
     return op == ReduceOp::kMean && IsInteger(dtype) && size() > 1 && data != nullptr && count > 0;
   }
+  // `sums`: the calls of a mean of integers and the memory that they need. Before it touches any, all ranks
+  // agree on `record`: a wrong count is an error, and no write beyond somebody's data.
+  absl::Status TwoSums(const OpRecord& record, const void* data, absl::FunctionRef<absl::Status()> sums);
   // Of integers' means only the sums.
   absl::Status AllReduceOnce(void* data, size_t count, DType dtype, ReduceOp op);
   absl::Status ReduceScatterOnce(const void* input, void* output, size_t count, DType dtype, ReduceOp op);

@@ -14,14 +14,18 @@ absl::Status ExecCommunicator::ReduceScatter(const void* input, void* output, si
                                              ReduceOp op) {
   const void* checked = output == nullptr ? nullptr : input;
   if (!TakesTwoSums(checked, count, dtype, op)) return ReduceScatterOnce(input, output, count, dtype, op);
-  const size_t all = count * static_cast<size_t>(size());
-  std::vector<char> quotients(all * DTypeSize(dtype));
-  std::vector<int64_t> remainders(all), mine(count);
-  SplitForMean(input, quotients.data(), remainders.data(), all, dtype, size());
-  GT_RETURN_IF_ERROR(ReduceScatterOnce(quotients.data(), output, count, dtype, op));
-  GT_RETURN_IF_ERROR(ReduceScatterOnce(remainders.data(), mine.data(), count, DType::kInt64, ReduceOp::kSum));
-  JoinMean(output, mine.data(), count, dtype, size());
-  return absl::OkStatus();
+  const OpRecord record{.count = count, .kind = OpKind::kReduceScatter, .dtype = dtype, .op = op};
+  return TwoSums(record, input, [&]() -> absl::Status {
+    const size_t all = count * static_cast<size_t>(size());
+    std::vector<int64_t> remainders(all), mine(count);
+    std::vector<char> quotients(all * DTypeSize(dtype));
+    SplitForMean(input, quotients.data(), remainders.data(), all, dtype, size());
+    GT_RETURN_IF_ERROR(ReduceScatterOnce(quotients.data(), output, count, dtype, op));
+    GT_RETURN_IF_ERROR(
+        ReduceScatterOnce(remainders.data(), mine.data(), count, DType::kInt64, ReduceOp::kSum));
+    JoinMean(output, mine.data(), count, dtype, size());
+    return absl::OkStatus();
+  });
 }
 
 absl::Status ExecCommunicator::ReduceScatterOnce(const void* input, void* output, size_t count, DType dtype,
@@ -133,16 +137,18 @@ absl::Status ExecCommunicator::MixedReduceScatter(const OpRecord& r, const char*
 
 absl::Status ExecCommunicator::Reduce(void* data, size_t count, DType dtype, ReduceOp op, int root) {
   if (!TakesTwoSums(data, count, dtype, op)) return ReduceOnce(data, count, dtype, op, root);
-  std::vector<char> quotients(count *
-                              DTypeSize(dtype));  // what other ranks than the root gave stays as it is
-  std::vector<int64_t> remainders(count);
-  SplitForMean(data, quotients.data(), remainders.data(), count, dtype, size());
-  GT_RETURN_IF_ERROR(ReduceOnce(quotients.data(), count, dtype, op, root));
-  GT_RETURN_IF_ERROR(ReduceOnce(remainders.data(), count, DType::kInt64, ReduceOp::kSum, root));
-  if (rank() != root) return absl::OkStatus();
-  JoinMean(quotients.data(), remainders.data(), count, dtype, size());
-  std::memcpy(data, quotients.data(), quotients.size());
-  return absl::OkStatus();
+  const OpRecord record{.count = count, .kind = OpKind::kReduce, .dtype = dtype, .op = op, .root = root};
+  return TwoSums(record, data, [&]() -> absl::Status {
+    std::vector<int64_t> remainders(count);
+    std::vector<char> quotients(count * DTypeSize(dtype));  // what others than the root gave stays as it is
+    SplitForMean(data, quotients.data(), remainders.data(), count, dtype, size());
+    GT_RETURN_IF_ERROR(ReduceOnce(quotients.data(), count, dtype, op, root));
+    GT_RETURN_IF_ERROR(ReduceOnce(remainders.data(), count, DType::kInt64, ReduceOp::kSum, root));
+    if (rank() != root) return absl::OkStatus();
+    JoinMean(quotients.data(), remainders.data(), count, dtype, size());
+    std::memcpy(data, quotients.data(), quotients.size());
+    return absl::OkStatus();
+  });
 }
 
 absl::Status ExecCommunicator::ReduceOnce(void* data, size_t count, DType dtype, ReduceOp op, int root) {

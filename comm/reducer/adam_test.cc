@@ -9,6 +9,7 @@
 #include "base/rng.h"
 #include "comm/exec/check_collectives.h"
 #include "comm/exec/rank_test_threads.h"
+#include "comm/reducer/noise_test_draws.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "gtrain/reducer.h"
@@ -39,13 +40,6 @@ struct Adam {
   std::vector<float> momentum, variance;
   int steps = 0, measured = 0;
 };
-
-float Noise(Rng& rng) {
-  const uint64_t bits = rng.Next();
-  float sum = 0;
-  for (int i = 0; i < 4; ++i) sum += static_cast<float>(bits >> (16 * i) & 0xffff) / 65536 - 0.5f;
-  return sum * std::numbers::sqrt3_v<float>;
-}
 
 // Logistic regression: labels are drawn with the probabilities that a teacher has, features have scales that
 // span two decades. Nats a sample on what was not trained, beside the teacher's probabilities.

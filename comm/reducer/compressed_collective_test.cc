@@ -21,8 +21,11 @@
 namespace gtrain {
 namespace {
 
+using comm::ExpectAllHear;
 using comm::ExpectAllOk;
 using comm::FakeWorld;
+using comm::kFours;
+using comm::kNever;
 using comm::RunThreads;
 using Worlds = std::vector<std::vector<std::string>>;
 
@@ -557,11 +560,6 @@ TEST(CompressedCollective, WhatCannotBeIsRefused) {
 
 // ------------------------------------------------------------------ an error of one member
 
-// So long that nobody gets there.
-constexpr absl::Duration kNever = absl::Minutes(10);
-// On one machine, on two of two ranks, and with one rank on each.
-const Worlds kFours = {{"a", "a", "a", "a"}, {"a", "a", "b", "b"}, {"a", "b", "c", "d"}};
-
 // What each rank returns when `fault` happens to rank `victim` in its third call.
 std::vector<absl::Status> WithFault(const std::vector<std::string>& nodes, const CompressionOptions& options,
                                     const std::string& algorithm, int victim,
@@ -585,24 +583,6 @@ std::vector<absl::Status> WithFault(const std::vector<std::string>& nodes, const
         return status;
       },
       kNever, [&](int) { return algorithm; });
-}
-
-// The victim has an error of its own, the others one that names it and has its words.
-void ExpectAllHear(const std::vector<absl::Status>& results, int victim, absl::StatusCode code,
-                   const std::string& words) {
-  for (size_t rank = 0; rank < results.size(); ++rank) {
-    const absl::Status& status = results[rank];
-    EXPECT_THAT(std::string(status.message()), testing::HasSubstr(words)) << rank << status;
-    if (static_cast<int>(rank) == victim) {
-      EXPECT_EQ(status.code(), code) << rank << status;
-      continue;
-    }
-    EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable) << rank << status;
-    EXPECT_THAT(std::string(status.message()),
-                testing::AnyOf(testing::HasSubstr(absl::StrCat("rank ", victim, " gave up: ")),
-                               testing::HasSubstr(absl::StrCat("(", victim, " of the job) gave up: "))))
-        << rank;
-  }
 }
 
 std::string Algorithm(const std::vector<std::string>& nodes, int victim) {

@@ -8,6 +8,7 @@
 #include "base/rng.h"
 #include "comm/exec/check_collectives.h"
 #include "comm/exec/rank_test_threads.h"
+#include "comm/reducer/noise_test_draws.h"
 #include "comm/reducer/sparse_mean.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -34,14 +35,6 @@ CompressionOptions Dgc(double density, int warmup_steps) {
   options.momentum = 0.9f;
   options.warmup_steps = warmup_steps;
   return options;
-}
-
-// Noise of mean 0 and deviation 1.
-float Noise(Rng& rng) {
-  const uint64_t bits = rng.Next();
-  float sum = 0;
-  for (int i = 0; i < 4; ++i) sum += static_cast<float>(bits >> (16 * i) & 0xffff) / 65536 - 0.5f;
-  return sum * std::numbers::sqrt3_v<float>;
 }
 
 struct Trained {

@@ -24,8 +24,11 @@
 namespace gtrain {
 namespace {
 
+using comm::ExpectAllHear;
 using comm::ExpectAllOk;
 using comm::FakeWorld;
+using comm::kFours;
+using comm::kNever;
 using comm::RunThreads;
 
 // A large one in the middle, so that there are three buckets of 4 KiB and more.
@@ -586,8 +589,6 @@ TEST(Reducer, AutomaticChoiceLosesNothingAndIsTheSameEverywhere) {
 }
 
 // So long that nobody gets there.
-constexpr absl::Duration kNever = absl::Minutes(10);
-const std::vector<std::vector<std::string>> kFours = {{"a", "a", "a", "a"}, {"a", "a", "b", "b"}};
 
 // A rank whose part fails, in the reducer's thread or between two steps, ends the step on all.
 TEST(Reducer, AnErrorOfOneRankEndsTheStepOnAll) {
@@ -612,15 +613,7 @@ TEST(Reducer, AnErrorOfOneRankEndsTheStepOnAll) {
             return failed;
           },
           kNever);
-      for (size_t rank = 0; rank < results.size(); ++rank) {
-        const bool own = static_cast<int>(rank) == victim;
-        EXPECT_EQ(results[rank].code(),
-                  own ? absl::StatusCode::kResourceExhausted : absl::StatusCode::kUnavailable)
-            << results[rank];
-        EXPECT_THAT(
-            std::string(results[rank].message()),
-            testing::HasSubstr(own ? "no memory" : absl::StrCat("rank ", victim, " gave up: no memory")));
-      }
+      ExpectAllHear(results, victim, absl::StatusCode::kResourceExhausted, "no memory");
     }
   }
 }
@@ -648,12 +641,7 @@ TEST(Reducer, ALookThatFailsEndsItOnAllAndLeavesItDead) {
           return failed;
         },
         kNever);
-    for (size_t rank = 0; rank < results.size(); ++rank) {
-      EXPECT_EQ(results[rank].code(),
-                rank == 3 ? absl::StatusCode::kInternal : absl::StatusCode::kUnavailable);
-      EXPECT_THAT(std::string(results[rank].message()),
-                  testing::HasSubstr(rank == 3 ? "cannot look" : "rank 3 gave up: cannot look"));
-    }
+    ExpectAllHear(results, 3, absl::StatusCode::kInternal, "cannot look");
   }
 }
 

@@ -355,9 +355,12 @@ class UcxTransport final : public DataTransport {
     return absl::UnavailableError(absl::StrCat("the connection to another machine: ", symptom));
   }
 
-  // A notice that has come, which UCX only has to copy.
+  // A notice that has come, which UCX only has to copy. One that is longer than notices are is not taken:
+  // its length is the peer's word alone.
   std::string Read(uint64_t tag, size_t bytes) {
     const int from = static_cast<int>((tag & ~(kNonceMask | kNoticeTag)) >> 16);
+    const std::string unread = absl::StrCat("member ", from, " gave up; why did not arrive");
+    if (bytes == 0 || bytes > kNoticeBytesMax) return unread;
     notice_.resize(bytes);
     GtrainUcxError error{};
     void* const ticket =
@@ -367,8 +370,7 @@ class UcxTransport final : public DataTransport {
     while (state == 0 && RealClock().Now() < give_up) {
       if ((state = api_->test(worker_, ticket, &error)) == 0) api_->progress(worker_, 1);
     }
-    if (state > 0 && bytes > 0) return notice_;
-    return absl::StrCat("member ", from, " gave up; why did not arrive");
+    return state > 0 ? notice_ : unread;
   }
 
   // Also members whose greeting is under way, because they may wait for this one.

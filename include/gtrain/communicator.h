@@ -37,7 +37,7 @@ class Communicator {
   virtual int machine() const = 0;
 
   // data[count] of dtype, in place. The mean of integers, here and below, is that of their exact sum, cut off
-  // towards zero; it takes a second reduction of 8 bytes an element. A sum of integers wraps around.
+  // towards zero: a barrier, a second reduction and 8 bytes an element more. Sums of integers wrap around.
   virtual absl::Status AllReduce(void* data, size_t count, DType dtype, ReduceOp op) = 0;
   // The same from input into output, which do not overlap: one copy more.
   absl::Status AllReduce(const void* input, void* output, size_t count, DType dtype, ReduceOp op) {

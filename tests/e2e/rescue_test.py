@@ -69,6 +69,8 @@ class RescueTest(ClusterTest):
         self.assertNotEqual(later, job)
         self.finish(job)
         self.wait_for_state(later, 'SUCCEEDED')
+        # An agent that is stopped before it heard of the end leaves the keeper to its successor.
+        wait_until('the keepers to end with their jobs', lambda: not self.daemons('keeper'))
 
     def test_a_backup_is_older_than_what_runs(self):
         """H9: backup while serving, restored later: the epoch is 1,000 higher, what began since is taken up as it runs."""
