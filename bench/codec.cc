@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdio>
 #include <cstring>
@@ -33,16 +34,38 @@ constexpr const char* kPython = "/usr/bin/python3";  // Debian's, which has Debi
 double Milliseconds(absl::Duration took) { return absl::ToDoubleMilliseconds(took); }
 
 // Heavy tails, as gradients have; the same distribution as codec_torch.py's.
-std::vector<float> Gradient(uint64_t seed) {
+std::vector<float> HeavyTailed(uint64_t seed) {
   Rng bits(seed);
   std::normal_distribution<float> normal;
-  std::vector<float> gradient(kCount);
-  for (float& g : gradient) g = 1e-2f * normal(bits) * std::fabs(normal(bits));
-  return gradient;
+  std::vector<float> values(kCount);
+  for (float& value : values) value = 1e-2f * normal(bits) * std::fabs(normal(bits));
+  return values;
+}
+
+// What a training's gradients are like from step to step, as far as a codec that learns a threshold from the
+// steps before notices: layers whose scales span two decades, a part that stays beside the noise of a batch,
+// and a norm that is never that of the step before, with a batch now and then that is unlike the others.
+std::vector<std::vector<float>> Gradients() {
+  constexpr size_t kLayers = 50;
+  constexpr std::array kNorms = {1.0f, 1.1f, 0.93f, 1.05f, 1.6f, 0.88f};
+  constexpr float kStays = 0.5f;
+  const std::vector<float> stays = HeavyTailed(1), noise = HeavyTailed(2);
+  std::array<float, kLayers> scales;
+  Rng rng(3);
+  for (float& scale : scales) scale = static_cast<float>(std::pow(10, 2 * rng.Unit() - 1.5));
+  std::vector<std::vector<float>> gradients(kNorms.size(), std::vector<float>(kCount));
+  for (size_t step = 0; step < kNorms.size(); ++step) {
+    const size_t other = rng.Below(kCount);  // another part of the noise each step
+    for (size_t i = 0; i < kCount; ++i) {
+      const float fresh = noise[i + other < kCount ? i + other : i + other - kCount];
+      gradients[step][i] = kNorms[step] * scales[i / (kCount / kLayers)] * (kStays * stays[i] + fresh);
+    }
+  }
+  return gradients;
 }
 
 struct Data {
-  std::vector<std::vector<float>> gradients = {Gradient(1), Gradient(2)};
+  std::vector<std::vector<float>> gradients = Gradients();
   std::vector<float> copy = std::vector<float>(kCount);
   std::vector<uint8_t> packet;
   RealClock clock;
@@ -149,7 +172,7 @@ const std::vector<Row>& Rows() {
 // The controller at work: the first steps find the threshold, after those the count must be near k.
 absl::Status PrintSelected(Data* data, double density) {
   GT_ASSIGN_OR_RETURN(const auto subject, Subject::Make(data, {.codec = Codec::kTopK, .density = density}));
-  constexpr int kSteps = 20, kFirst = 5;
+  constexpr int kSteps = 40, kFirst = 5;
   const double k = density * static_cast<double>(kCount);
   double least = 1e9, most = 0;
   for (int step = 0; step < kSteps; ++step) {

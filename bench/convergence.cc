@@ -1,7 +1,8 @@
 // bench_convergence: what compression costs in accuracy. Two examples on four ranks, dense and with each
 // codec, with the same seeds: examples/fashion_mnist (the share of test images it gets wrong) and
 // examples/char_lm on the King James text (its validation loss), the latter also without error feedback,
-// which must fail: a bench that could not tell broken error feedback from a working one would show nothing.
+// which must fail: a bench that could not tell broken error feedback from a working one would show nothing;
+// char_lm also with Adam and with 1-bit Adam.
 // And the model of char_lm on 2 to 64 ranks that are threads of this process.
 #include <algorithm>
 #include <array>
@@ -37,7 +38,7 @@
 namespace gtrain::bench {
 namespace {
 
-constexpr char kFashion[] = "fashion", kText[] = "text", kRanks[] = "ranks";  // for --only
+constexpr char kFashion[] = "fashion", kText[] = "text", kAdam[] = "adam", kRanks[] = "ranks";  // for --only
 constexpr char kBible[] = "/usr/bin/bible";
 
 struct Way {
@@ -139,6 +140,18 @@ Training CharLm(const Options& options, const std::string& text) {
           .ways = ways};
 }
 
+// 1-bit Adam, its warm-up as long as its variance needs: 15 to 20 % of the steps in the paper.
+Training CharLmByAdam(const Options& options, const std::string& text) {
+  Training training = CharLm(options, text);
+  training.name += ", Adam";
+  training.command += " --optimizer adam";
+  const int steps = options.quick ? 300 : 4000;
+  training.ways = {{"dense", ""},
+                   {"top-k 1 %", absl::StrCat("--compress 'topk density=0.01 warmup=", steps / 25, "'"), 1},
+                   {"1-bit", absl::StrCat("--compress 'onebit warmup=", steps / 5, "'"), 1}};
+  return training;
+}
+
 double Difference(const Training& training, const Series& way, const Series& dense) {
   const double difference = way.Median() - dense.Median();
   return training.relative ? 100 * difference / dense.Median() : difference;
@@ -217,14 +230,15 @@ absl::StatusOr<std::string> WriteText(const Home& home) {
   return text;
 }
 
-absl::Status MeasureCharLm(const Options& options, std::vector<Outcome>* outcomes) {
+absl::Status MeasureText(Training training(const Options&, const std::string& text), const Options& options,
+                         std::vector<Outcome>* outcomes) {
   if (!Executable(options.folder + "/../examples/char_lm"))
     return absl::NotFoundError("libhwy was missing when this was built");
   Home home;
   absl::Status status = home.Make();
   if (status.ok()) {
     const absl::StatusOr<std::string> text = WriteText(home);
-    status = text.ok() ? Measure(CharLm(options, *text), options, outcomes) : text.status();
+    status = text.ok() ? Measure(training(options, *text), options, outcomes) : text.status();
   }
   home.Remove();
   return status;
@@ -357,7 +371,8 @@ struct Pairs {
   uint64_t sent = 0;           // bytes a step by rank 0
 };
 
-absl::Status MeasureText(const Options& options, const examples::Text& text, std::vector<Outcome>* outcomes) {
+absl::Status MeasureSimulated(const Options& options, const examples::Text& text,
+                              std::vector<Outcome>* outcomes) {
   const int seeds = options.quick ? 1 : 3, steps = options.quick ? 300 : 4000;
   const std::vector<int> numbers_of_ranks = options.quick ? std::vector{16} : std::vector{2, 4, 8, 16, 64};
   const std::array<SimulatedWay, 3> ways = {
@@ -409,7 +424,7 @@ absl::Status MeasureRanks(const Options& options, std::vector<Outcome>* outcomes
   absl::Status status = path.status();
   if (status.ok()) {
     const absl::StatusOr<examples::Text> text = examples::ReadText(*path, examples::kClasses);
-    status = text.ok() ? MeasureText(options, *text, outcomes) : text.status();
+    status = text.ok() ? MeasureSimulated(options, *text, outcomes) : text.status();
   }
   home.Remove();
   return status;
@@ -432,9 +447,11 @@ int Main(Options options) {
     failed += !absl::IsNotFound(measured);
   };
   measure(kFashion, MeasureFashionMnist);
-  measure(kText, MeasureCharLm);
-  // Half a minute, which a quick run of all parts has no time for.
-  if (!options.quick || options.only == kRanks) measure(kRanks, MeasureRanks);
+  measure(kText, std::bind_front(MeasureText, CharLm));
+  // A quick run of all parts has no time for the others.
+  const bool all = !options.quick || !options.only.empty();
+  if (all) measure(kAdam, std::bind_front(MeasureText, CharLmByAdam));
+  if (all) measure(kRanks, MeasureRanks);
   if (outcomes.empty()) return 1;
   const int reported = Report(options, "convergence", outcomes);
   return failed > 0 ? 1 : reported;
@@ -444,6 +461,6 @@ int Main(Options options) {
 }  // namespace gtrain::bench
 
 int main(int argc, char** argv) {
-  using gtrain::bench::kFashion, gtrain::bench::kText, gtrain::bench::kRanks;
-  return gtrain::bench::Main(gtrain::bench::ParseOptions(argc, argv, {kFashion, kText, kRanks}));
+  using gtrain::bench::kAdam, gtrain::bench::kFashion, gtrain::bench::kText, gtrain::bench::kRanks;
+  return gtrain::bench::Main(gtrain::bench::ParseOptions(argc, argv, {kFashion, kText, kAdam, kRanks}));
 }

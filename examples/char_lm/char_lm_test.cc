@@ -1,5 +1,7 @@
+#include <algorithm>
 #include <cmath>
 #include <fstream>
+#include <functional>
 #include <set>
 #include <string>
 #include <vector>
@@ -106,7 +108,9 @@ TEST(Model, GradientsAreThoseOfTheLoss) {
   }
 }
 
-TEST(Model, DescendsToTheTextItSaw) {
+// The loss after `steps` of a model that sees one line again and again.
+double LossAfter(int steps, const std::function<void(absl::Span<float> values, size_t at,
+                                                     absl::Span<const float> gradient, int step)>& descend) {
   const std::string line = "and it came to pass in those days that ";
   std::vector<uint8_t> text;
   for (size_t i = 0; i < 300; ++i) text.push_back(static_cast<uint8_t>(line[i % line.size()]) % kClasses);
@@ -117,19 +121,46 @@ TEST(Model, DescendsToTheTextItSaw) {
   std::vector<absl::Span<float>> gradients;
   for (const Parameter& parameter : Parameters()) memory.emplace_back(parameter.count());
   for (auto& gradient : memory) gradients.push_back(absl::MakeSpan(gradient));
-  std::vector<float> momentum(model.values().size());
   double loss = 0;
-  for (int step = 0; step < 60; ++step) {
+  for (int step = 0; step < steps; ++step) {
     loss = model.Forward(windows) / static_cast<double>(windows.size());
     model.Backward(gradients, [](size_t) {});
     size_t at = 0;
     for (const auto& gradient : gradients) {
-      Descend(model.values().subspan(at, gradient.size()),
-              absl::MakeSpan(momentum).subspan(at, gradient.size()), gradient, 0.9f, 1.0f / 48, 0.02f);
+      descend(model.values().subspan(at, gradient.size()), at, gradient, step);
       at += gradient.size();
     }
   }
+  return loss;
+}
+
+TEST(Model, DescendsToTheTextItSaw) {
+  std::vector<float> momentum(Model(1, 1).values().size());
+  const double loss = LossAfter(60, [&](absl::Span<float> values, size_t at, absl::Span<const float> gradient,
+                                        int) {
+    Descend(values, absl::MakeSpan(momentum).subspan(at, values.size()), gradient, 0.9f, 1.0f / 48, 0.02f);
+  });
   EXPECT_LT(loss, 0.1);
+}
+
+// Also behind step 30 from where on the mean of squares stays as it is.
+TEST(Model, DescendsByAdam) {
+  for (const int measured_steps : {60, 30}) {
+    std::vector<float> momentum(Model(1, 1).values().size()), squares(momentum.size()), before;
+    const double loss =
+        LossAfter(60, [&](absl::Span<float> values, size_t at, absl::Span<const float> gradient, int step) {
+          const AdamStep adam{.scale = 1.0f / 48,
+                              .rate = 0.002f,
+                              .measures = step < measured_steps,
+                              .steps = step + 1,
+                              .measured = std::min(step + 1, measured_steps)};
+          DescendByAdam(values, absl::MakeSpan(momentum).subspan(at, values.size()),
+                        absl::MakeSpan(squares).subspan(at, values.size()), gradient, adam);
+          if (step == 30 && at == 0) before = squares;
+        });
+    EXPECT_LT(loss, 0.1) << measured_steps;
+    EXPECT_EQ(squares == before, measured_steps == 30);
+  }
 }
 
 }  // namespace

@@ -9,6 +9,7 @@
 // --compress sends less of them. What a step did not send is carried over to the next one (error feedback),
 // and saved with the model; --error-feedback no shows what becomes of a training without. With
 // --momentum-correction yes top-k selects from each rank's momentum (DGC), and the optimiser here has none.
+// --optimizer adam with 'onebit warmup=N' is 1-bit Adam: its variance is that of the warm-up, see Update().
 #include <algorithm>
 #include <cinttypes>
 #include <cmath>
@@ -46,7 +47,8 @@ struct Flags {
   std::string text;
   int64_t steps = 4000;
   int64_t batch = 256;
-  double lr = 0.1;
+  bool adam = false;
+  double lr = 0;  // 0: 0.1 for SGD, 0.004 for Adam
   int64_t seed = 1;
   double max_loss = 0;
   CompressionOptions compress;
@@ -55,8 +57,9 @@ struct Flags {
 };
 
 constexpr char kUsage[] =
-    "usage: char_lm --text FILE [--steps N] [--batch N] [--lr X] [--seed N] [--max-loss X]\n"
-    "               [--compress WORDS] [--error-feedback yes|no] [--momentum-correction no|yes]\n"
+    "usage: char_lm --text FILE [--steps N] [--batch N] [--optimizer sgd|adam] [--lr X] [--seed N]\n"
+    "               [--max-loss X] [--compress WORDS] [--error-feedback yes|no]\n"
+    "               [--momentum-correction no|yes]\n"
     "  --batch is the global batch; --max-loss makes the exit code 1 when the validation loss is above it.\n"
     "  --compress: as in a job file, for example 'topk density=0.01 warmup=100', onebit, powersgd, fp16.\n"
     "  Run it by hand for one rank, or under `gtrain launch -n 4 -- char_lm ...`.\n";
@@ -86,6 +89,9 @@ absl::StatusOr<Flags> ParseFlags(const std::vector<std::string>& args) {
       ok = absl::SimpleAtoi(value, &flags.steps) && flags.steps > 0;
     } else if (name == "--batch") {
       ok = absl::SimpleAtoi(value, &flags.batch) && flags.batch > 0;
+    } else if (name == "--optimizer") {
+      flags.adam = value == "adam";
+      ok = flags.adam || value == "sgd";
     } else if (name == "--lr") {
       ok = absl::SimpleAtod(value, &flags.lr) && flags.lr > 0 && std::isfinite(flags.lr);
     } else if (name == "--seed") {
@@ -104,10 +110,12 @@ absl::StatusOr<Flags> ParseFlags(const std::vector<std::string>& args) {
     if (!ok) return absl::InvalidArgumentError(absl::StrCat("bad value for ", name, ": ", value));
   }
   if (flags.text.empty()) return absl::InvalidArgumentError("--text FILE is needed");
+  if (flags.lr == 0) flags.lr = flags.adam ? 0.004 : 0.1;
   flags.compress.error_feedback = flags.error_feedback;
   if (flags.momentum_correction) {
     if (flags.compress.codec != Codec::kTopK)
       return absl::InvalidArgumentError("--momentum-correction is for topk");
+    if (flags.adam) return absl::InvalidArgumentError("--momentum-correction is for --optimizer sgd");
     flags.compress.momentum = kMomentum;
   }
   return flags;
@@ -129,7 +137,8 @@ class Trainer {
         text_(std::move(text)),
         model_(static_cast<size_t>((flags.batch + comm->size() - 1) / comm->size()),
                static_cast<uint64_t>(flags.seed)),
-        momentum_(model_.values().size()) {
+        momentum_(model_.values().size()),
+        squares_(flags.adam ? momentum_.size() : 0) {
     cursor_.batch = flags.batch;
     cursor_.seed = flags.seed;
   }
@@ -151,7 +160,7 @@ class Trainer {
   enum Extra { kLoss, kStop, kExtras };
 
   absl::Status Step();
-  void Update();
+  void Update(const ReducedStep& reduced);
 
   const Flags& flags_;
   Session* const session_;
@@ -160,6 +169,8 @@ class Trainer {
   const Text text_;
   Model model_;
   std::vector<float> momentum_;
+  std::vector<float> squares_;  // Adam's
+  int64_t measured_ = 0;        // the steps in which they were
   std::unique_ptr<Reducer> reducer_;
   std::vector<absl::Span<float>> gradients_;  // the reducer's memory
   std::vector<float> carried_;                // by compression, as of the newest save
@@ -191,6 +202,12 @@ absl::Status Trainer::RegisterAndRestore(Checkpointer* checkpointer) {
   if (!s.ok()) return s;
   s = checkpointer_->AddReplicated("momentum", memory(momentum_), {count}, DType::kFloat32);
   if (!s.ok()) return s;
+  if (flags_.adam) {
+    s = checkpointer_->AddReplicated("squares", memory(squares_), {count}, DType::kFloat32);
+    if (!s.ok()) return s;
+    s = checkpointer_->AddReplicated("measured", {&measured_, sizeof(measured_)}, {1}, DType::kInt64);
+    if (!s.ok()) return s;
+  }
   static_assert(sizeof(Cursor) == 3 * sizeof(int64_t));
   s = checkpointer_->AddReplicated("cursor", {&cursor_, sizeof(cursor_)}, {3}, DType::kInt64);
   if (!s.ok()) return s;
@@ -254,24 +271,32 @@ absl::Status Trainer::Step() {
   }
   loss_ = extras[kLoss] / static_cast<double>(flags_.batch);
   stopped_ = extras[kStop] > 0;  // the same sum everywhere, so all ranks stop after the same step
-  Update();
+  Update(*reduced);
   ++cursor_.step;
   session_->Report({.step = cursor_.step, .loss = loss_, .samples = end - begin});
   return absl::OkStatus();
 }
 
-// SGD with momentum and half a cosine of learning rate. All ranks hold the same bits before and after.
-void Trainer::Update() {
+// Half a cosine of learning rate. All ranks hold the same bits before and after.
+void Trainer::Update(const ReducedStep& reduced) {
   const double done = static_cast<double>(cursor_.step) / static_cast<double>(flags_.steps);
-  const double rate = flags_.lr * 0.5 * (1 + std::cos(std::numbers::pi * done));
+  const auto rate = static_cast<float>(flags_.lr * 0.5 * (1 + std::cos(std::numbers::pi * done)));
   // The gradient is the mean over ranks of sums over samples.
-  const double samples = static_cast<double>(flags_.batch) / comm_->size();
+  const auto scale = static_cast<float>(comm_->size() / static_cast<double>(flags_.batch));
   const float factor = flags_.momentum_correction ? 0 : kMomentum;
+  // The square of a gradient that was taken out of a compressed momentum is mostly what compression lost.
+  const bool measures = !reduced.momentum_travelled || measured_ == 0;
+  if (flags_.adam && measures) ++measured_;
+  const AdamStep adam{scale, rate, measures, cursor_.step + 1, measured_};
   size_t at = 0;
   for (const absl::Span<float> gradient : gradients_) {
-    Descend(model_.values().subspan(at, gradient.size()),
-            absl::MakeSpan(momentum_).subspan(at, gradient.size()), gradient, factor,
-            static_cast<float>(1 / samples), static_cast<float>(rate));
+    const absl::Span<float> values = model_.values().subspan(at, gradient.size());
+    const absl::Span<float> momentum = absl::MakeSpan(momentum_).subspan(at, gradient.size());
+    if (flags_.adam) {
+      DescendByAdam(values, momentum, absl::MakeSpan(squares_).subspan(at, gradient.size()), gradient, adam);
+    } else {
+      Descend(values, momentum, gradient, factor, scale, rate);
+    }
     at += gradient.size();
   }
 }

@@ -134,4 +134,17 @@ void Descend(absl::Span<float> values, absl::Span<float> momentum, absl::Span<co
   }
 }
 
+void DescendByAdam(absl::Span<float> values, absl::Span<float> momentum, absl::Span<float> squares,
+                   absl::Span<const float> gradient, const AdamStep& step) {
+  constexpr float kBeta1 = 0.9f, kBeta2 = 0.999f, kLeast = 1e-8f;
+  const float first = 1 - std::pow(kBeta1, static_cast<float>(step.steps));
+  const float second = 1 - std::pow(kBeta2, static_cast<float>(step.measured));
+  for (size_t i = 0; i < values.size(); ++i) {
+    const float g = step.scale * gradient[i];
+    momentum[i] = kBeta1 * momentum[i] + (1 - kBeta1) * g;
+    if (step.measures) squares[i] = kBeta2 * squares[i] + (1 - kBeta2) * g * g;
+    values[i] -= step.rate * (momentum[i] / first) / (std::sqrt(squares[i] / second) + kLeast);
+  }
+}
+
 }  // namespace gtrain::examples

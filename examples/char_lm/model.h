@@ -58,4 +58,15 @@ class Model {
 void Descend(absl::Span<float> values, absl::Span<float> momentum, absl::Span<const float> gradient,
              float factor, float scale, float rate);
 
+// Adam (Kingma and Ba 2015, arXiv 1412.6980) with 0.9, 0.999 and 1e-8, and 1-bit Adam (Tang et al. 2021,
+// arXiv 2102.02888), which leaves the mean of squares alone where gradients come from a compressed momentum.
+struct AdamStep {
+  float scale = 1, rate = 0;  // of gradients, of the step
+  bool measures = true;       // whether the mean of squares moves
+  int64_t steps = 0;          // with this one
+  int64_t measured = 0;       // those of them that measured
+};
+void DescendByAdam(absl::Span<float> values, absl::Span<float> momentum, absl::Span<float> squares,
+                   absl::Span<const float> gradient, const AdamStep& step);
+
 }  // namespace gtrain::examples
