@@ -82,6 +82,16 @@ void Assign(absl::Span<const float> values, uint16_t* array) {
   for (size_t i = 0; i < values.size(); ++i) array[PlaceOf(i)] = ToBFloat16(Finite(values[i]));
 }
 
+void Limit(float* array, size_t count) {
+  for (size_t i = 0; i < count; ++i) array[i] = std::clamp(array[i], -kLargestSent, kLargestSent);
+}
+void Limit(uint16_t* array, size_t count) {
+  for (size_t i = 0; i < count; ++i) {
+    const float value = CarriedAt(array, i);
+    if (std::fabs(value) > kLargestSent) array[PlaceOf(i)] = ToBFloat16(std::copysign(kLargestSent, value));
+  }
+}
+
 float LargestOf(Codec codec) {
   if (codec == Codec::kNone) return std::numeric_limits<float>::infinity();
   return codec == Codec::kFloat16 ? kLargestFloat16 : kLargestSent;
@@ -123,6 +133,11 @@ class CompressorImpl : public Compressor {
     const bool finite = options_.codec == Codec::kTopK ? EncodeTopK(gradient, packet, &header)
                                                        : EncodeAll(gradient, packet, header);
     if (!finite) header.flags = kPacketPoison, clipped_ = 0;
+    if (!finite && options_.codec == Codec::kTopK) {
+      // A residual and a momentum may both be so large that they add up to no number in any later step.
+      if (residual_.Made()) Limit(residual_.current(), count_);
+      if (velocity_.Made()) Limit(velocity_.current(), count_);
+    }
     WriteHeader(header, packet.data());
     pending_ = finite;
     return PacketBytes(header);

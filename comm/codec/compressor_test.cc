@@ -337,24 +337,26 @@ TEST(Compressor, StateMovesToAnotherObject) {
   EXPECT_EQ(second->Load("speed", Gradient(5000, 1)).code(), absl::StatusCode::kInvalidArgument);
 }
 
+constexpr float kMax = std::numeric_limits<float>::max();
+constexpr float kHostile[] = {65504,
+                              65520,
+                              -65536,
+                              1e8f,
+                              1e30f,
+                              0x1p112f,
+                              -0x1.8p126f,
+                              kMax,
+                              -kMax,
+                              std::numeric_limits<float>::denorm_min(),
+                              -std::numeric_limits<float>::min(),
+                              0};
+
+bool AllFinite(absl::Span<const float> values) {
+  return std::all_of(values.begin(), values.end(), [](float v) { return std::isfinite(v); });
+}
+
 // One gradient of 65,520 under fp16 left a residual of minus infinity, which made every later step NaN.
 TEST(Compressor, AFiniteGradientNeverMakesAnythingInfinite) {
-  constexpr float kMax = std::numeric_limits<float>::max();
-  constexpr float kHostile[] = {65504,
-                                65520,
-                                -65536,
-                                1e8f,
-                                1e30f,
-                                0x1p112f,
-                                -0x1.8p126f,
-                                kMax,
-                                -kMax,
-                                std::numeric_limits<float>::denorm_min(),
-                                -std::numeric_limits<float>::min(),
-                                0};
-  const auto finite = [](absl::Span<const float> values) {
-    return std::all_of(values.begin(), values.end(), [](float v) { return std::isfinite(v); });
-  };
   for (const Codec codec : kCodecs) {
     if (codec == Codec::kNone || codec == Codec::kTopK) continue;
     for (const ResidualType type : {ResidualType::kFloat32, ResidualType::kBFloat16}) {
@@ -369,17 +371,71 @@ TEST(Compressor, AFiniteGradientNeverMakesAnythingInfinite) {
           }
           const std::vector<float> sent = Decoded(Encode(*compressor, gradient), count);
           ASSERT_GE(compressor->clipped(), beyond) << CodecName(codec);
-          ASSERT_TRUE(finite(sent)) << CodecName(codec) << " " << step;
+          ASSERT_TRUE(AllFinite(sent)) << CodecName(codec) << " " << step;
           for (const float value : sent)
             ASSERT_LE(std::fabs(value) * 0x1p15f, std::numeric_limits<float>::max()) << CodecName(codec);
           ASSERT_EQ(compressor->Apply(), absl::OkStatus());
-          ASSERT_TRUE(finite(compressor->Export()[0].values)) << CodecName(codec) << " " << step;
+          ASSERT_TRUE(AllFinite(compressor->Export()[0].values)) << CodecName(codec) << " " << step;
         }
         // fp16 and bf16 forget at once what was clipped: no residual is larger than a rounding.
         if (codec != Codec::kFloat16) continue;
         EXPECT_EQ(compressor->clipped(), 0);
         const auto states = compressor->Export();
         for (const float left : states[0].values) EXPECT_LT(std::fabs(left), 64);
+      }
+    }
+  }
+}
+
+// Top-k clips nothing, because it sends what it has: a sum that is too large for a float poisons its step and
+// no other. What is not sent stays, whole: gradients in are what was sent and what is left.
+TEST(Compressor, HostileGradientsOfTopKPoisonTheirStepAlone) {
+  for (const float momentum : {0.0f, 0.9f}) {
+    for (const ResidualType type : {ResidualType::kFloat32, ResidualType::kBFloat16}) {
+      for (const size_t count : {size_t{1}, size_t{255}, size_t{3000}}) {
+        for (const bool exact : {true, false}) {
+          SCOPED_TRACE(testing::Message() << momentum << " " << count << " " << exact);
+          auto compressor = Make({.codec = Codec::kTopK,
+                                  .residual = type,
+                                  .density = 0.02,
+                                  .exact = exact,
+                                  .momentum = momentum},
+                                 count);
+          int poisoned = 0;
+          for (int step = 0; step < 24; ++step) {
+            std::vector<std::vector<float>> before;
+            for (const auto& state : compressor->Export())
+              before.emplace_back(state.values.begin(), state.values.end());
+            std::vector<float> gradient = Gradient(count, step);
+            for (size_t i = 0; step < 8 && i < count; i += 1 + static_cast<size_t>(step))
+              gradient[i] = kHostile[(i + static_cast<size_t>(step)) % std::size(kHostile)];
+            const std::vector<float> sent = Decoded(Encode(*compressor, gradient), count);
+            EXPECT_EQ(compressor->clipped(), 0);
+            const bool poison = !AllFinite(sent);
+            poisoned += poison ? 1 : 0;
+            ASSERT_EQ(compressor->Apply().ok(), !poison);
+            const auto after = compressor->Export();
+            ASSERT_EQ(after.size(), before.size());
+            for (size_t i = 0; i < after.size(); ++i) {
+              ASSERT_TRUE(AllFinite(after[i].values)) << step << " " << after[i].name;
+              for (float& was : before[i]) {
+                if (poison && after[i].name != "progress") was = std::clamp(was, -0x1p112f, 0x1p112f);
+              }
+              ASSERT_TRUE(!poison || after[i].values == before[i]) << step << " " << after[i].name;
+            }
+            if (poison) {
+              for (const float value : sent) ASSERT_TRUE(std::isnan(value));
+              ASSERT_LT(step, 8) << "gradients are harmless again";
+            } else if (momentum == 0 && type == ResidualType::kFloat32) {
+              for (size_t i = 0; i < count; ++i) {
+                const float own = gradient[i] + before[0][i];
+                ASSERT_EQ(sent[i] + after[0].values[i], own) << i;
+                ASSERT_TRUE(sent[i] == 0 || after[0].values[i] == 0) << i;
+              }
+            }
+          }
+          EXPECT_GT(poisoned + static_cast<int>(count == 1), 0) << "nothing was hostile";
+        }
       }
     }
   }

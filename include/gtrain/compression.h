@@ -129,8 +129,9 @@ class Compressor {
   // gradient with a NaN or an infinity gives a packet that decodes to NaN everywhere, as a dense sum would
   // poison at least some, and carries nothing over: a loss scaler sees it and skips the step. What is finite
   // stays finite: gradient and residual together are clipped to +-65504 (fp16) or +-2^112 (bf16, int8, fp8,
-  // onebit), and what is above is lost, as with a clipped gradient, and counted. InvalidArgument: sizes do
-  // not match.
+  // onebit), and what is above is lost, as with a clipped gradient, and counted. Top-k clips nothing; where
+  // gradient, residual and momentum add up to no number, that step is poisoned, and what is carried over is
+  // clipped to +-2^112. InvalidArgument: sizes do not match.
   virtual absl::StatusOr<size_t> Encode(absl::Span<const float> gradient, absl::Span<uint8_t> packet) = 0;
 
   // By the last Encode; zeros before it, for other codecs and for a gradient that was not finite.
