@@ -32,7 +32,12 @@ struct ExecOptions {
   std::function<void(absl::Duration)> on_waited;
 };
 
-// Collective: all ranks of the generation. `bootstrap` must outlive the communicator.
+// Collective: all ranks of the generation. `bootstrap` must outlive the communicator. Of n ranks on N
+// machines: one all-gather of n addresses through the head, which is n blobs to each of n ranks; a try of the
+// links to about log2(N) machines (N - 1 up to 16); some 45 rounds with two neighbours that measure what a
+// round costs, for each way to speak; and behind each of these an all-gather of a few numbers among the
+// machines (a round up to 16, N - 1 above). A Split needs no head: it gathers n addresses, too, and measures
+// anew.
 absl::StatusOr<std::unique_ptr<Communicator>> MakeCommunicator(Bootstrap* bootstrap,
                                                                ExecOptions options = {});
 

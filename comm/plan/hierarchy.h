@@ -1,5 +1,6 @@
 // Which ranks share a machine and who speaks for each machine: one leader, or each rank for its part, with
-// the ranks at its place on the other machines (a rail). PURE.
+// the ranks at its place on the other machines (a rail). PURE. O(n) of memory and time for n ranks, once a
+// communicator.
 #pragma once
 #include <vector>
 

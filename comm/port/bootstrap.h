@@ -32,7 +32,8 @@ class Bootstrap {
   virtual const std::vector<Member>& members() const = 0;  // index = rank
 
   // All-gather: every rank of the generation calls it in the same order; returns one blob a rank.
-  // Blocks until all have, at most `timeout`. Unavailable: the generation was revoked.
+  // Blocks until all have, at most `timeout`. Unavailable: the generation was revoked. n blobs come to each
+  // of n ranks, so blobs are small: a communicator's are some hundred bytes.
   virtual absl::StatusOr<std::vector<std::string>> AllGather(absl::string_view blob,
                                                              absl::Duration timeout) = 0;
 

@@ -1,7 +1,7 @@
 // The communicators that compressed collectives go over: the one they are made from and, where several ranks
 // share a machine and there are several machines, one of this machine and one of a rank of each machine. Made
 // once and shared by all buckets of a reducer, so that a rank has at most two more of them, however many
-// buckets there are.
+// buckets and ranks there are.
 #pragma once
 #include <cstddef>
 #include <cstdint>

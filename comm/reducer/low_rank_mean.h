@@ -11,7 +11,8 @@
 
 namespace gtrain::comm {
 
-// Not thread-safe.
+// Two all-reduces a step, of the left factors with what is not compressed and of the right factors: what a
+// rank sends does not grow with the number of ranks. Not thread-safe.
 class LowRankMean {
  public:
   // `shapes` of the tensors in the bucket, one behind the other; none: one vector of `count`.

@@ -17,6 +17,8 @@
 
 namespace gtrain::comm {
 
+// One a communicator: a descriptor, and at most 64 more while others try, however many they are.
+//
 // Where others try: a TCP port on the data-plane address that takes what comes, looks at none of it and says
 // nothing. The kernel acknowledges for it, so the program may compute or stand still meanwhile. Thread-safe,
 // nothing blocks.
