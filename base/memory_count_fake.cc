@@ -22,6 +22,12 @@ void* Counted(void* memory) {
   return memory;
 }
 
+// Of any size, where aligned_alloc takes only multiples of the alignment.
+void* Aligned(size_t bytes, std::align_val_t align) {
+  void* memory = nullptr;
+  return posix_memalign(&memory, static_cast<size_t>(align), bytes) == 0 ? memory : nullptr;
+}
+
 void Release(void* memory) {
   if (memory == nullptr) return;
   allocated.fetch_sub(static_cast<int64_t>(malloc_usable_size(memory)), std::memory_order_relaxed);
@@ -39,10 +45,10 @@ void ResetPeakAllocatedBytes() { peak.store(AllocatedBytes(), std::memory_order_
 void* operator new(size_t bytes) { return gtrain::Counted(std::malloc(bytes)); }
 void* operator new[](size_t bytes) { return gtrain::Counted(std::malloc(bytes)); }
 void* operator new(size_t bytes, std::align_val_t align) {
-  return gtrain::Counted(std::aligned_alloc(static_cast<size_t>(align), bytes));
+  return gtrain::Counted(gtrain::Aligned(bytes, align));
 }
 void* operator new[](size_t bytes, std::align_val_t align) {
-  return gtrain::Counted(std::aligned_alloc(static_cast<size_t>(align), bytes));
+  return gtrain::Counted(gtrain::Aligned(bytes, align));
 }
 void* operator new(size_t bytes, const std::nothrow_t&) noexcept {
   return gtrain::Counted(std::malloc(bytes));
