@@ -4,6 +4,7 @@ import os
 import signal
 
 import harness
+from ckpt_test import LIBRARY, sanitized
 from harness import wait_until
 
 RANK = os.path.join(harness.BUILD, 'tests', 'e2e_storage_rank')
@@ -114,7 +115,6 @@ class StorageTest(harness.GtrainTest):
         self.finish(first, second)
 
 
-LIBRARY = os.path.join(harness.BUILD, 'lib', 'libgtrain.so')
 PROGRAM = f"""
 import os, sys, time
 sys.path.insert(0, {os.path.join(harness.SOURCE, 'python')!r})
@@ -166,8 +166,8 @@ class CheckpointDirectoryTest(harness.GtrainTest):
 
     def setUp(self):
         super().setUp()
-        if not os.path.exists(LIBRARY):
-            self.skipTest('needs libgtrain.so')
+        if not os.path.exists(LIBRARY) or sanitized():
+            self.skipTest('libgtrain.so is not built, or with a sanitizer')
         self.script = os.path.join(self.dir, 'train.py')
         with open(self.script, 'w') as out:
             out.write(PROGRAM)
