@@ -24,6 +24,7 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/str_replace.h"
 #include "base/rng.h"
 #include "base/status_macros.h"
 #include "comm/exec/exec_communicator.h"
@@ -56,7 +57,7 @@ absl::Status OrException(absl::FunctionRef<absl::Status()> body) {
 // First byte of what ranks tell each other: an error of one is then reported by all. To begin anew helps
 // against an error, not against what was asked for and is not there.
 constexpr char kMeetOk = '+', kMeetError = '-', kMeetNever = '!';
-constexpr uint32_t kMeetVersion = (7 << 16) | sizeof(OpRecord);
+constexpr uint32_t kMeetVersion = (8 << 16) | sizeof(OpRecord);
 constexpr size_t kSettingBytesMax = 64;
 constexpr char kBetweenSettings = '\0';  // no variable holds it
 
@@ -122,7 +123,7 @@ class ExecCommunicator::SubBootstrap final : public Bootstrap {
   int world_size() const override { return static_cast<int>(members_.size()); }
   Generation generation() const override { return whole_->generation(); }
   const std::vector<Member>& members() const override { return members_; }
-  int rank_of_whole() const { return ranks_[static_cast<size_t>(rank_)]; }
+  int OfWhole(int rank) const { return ranks_[static_cast<size_t>(rank)]; }
   // For some of these: they may outlive this one.
   std::unique_ptr<SubBootstrap> Part(const std::vector<int>& ranks, int rank) const {
     std::vector<int> of_whole;
@@ -166,6 +167,15 @@ class ExecCommunicator::Members final : public DataTransport {
     return all_->Exchange(transfers_, done, watch);
   }
   void Fail(absl::string_view notice) override { all_->Fail(notice); }
+  void Leave(absl::string_view) override {}  // the others go on
+  std::vector<int> Unfinished() const override {
+    std::vector<int> own;
+    for (const int peer : all_->Unfinished()) {
+      const auto it = std::ranges::find(members_, peer);
+      if (it != members_.end()) own.push_back(static_cast<int>(it - members_.begin()));
+    }
+    return own;
+  }
   absl::Status Heard() override { return all_->Heard(); }
 
  private:
@@ -182,14 +192,23 @@ ExecCommunicator::ExecCommunicator(Bootstrap* bootstrap, ExecOptions options)
 }
 
 ExecCommunicator::~ExecCommunicator() {
-  // A forked child must not speak on its parent's connections, not even to close them.
-  if (!fork_guard_.Forked()) return;
-  (void)transport_.release();
+  if (fork_guard_.Forked()) {
+    // A forked child must not speak on its parent's connections, not even to close them.
+    (void)transport_.release();
+    return;
+  }
+  if (!dead_.ok() || transport_ == nullptr) return;
+  // Others may know what a member of this machine has said only through this one.
+  if (const absl::Status heard = Check(); !heard.ok()) {
+    (void)Die(heard);
+  } else {
+    transport_->Leave(absl::StrCat(NameOf(rank()), kClosed));
+  }
 }
 
-// First what all must agree on, then each rank's transport address.
-absl::StatusOr<std::vector<std::string>> ExecCommunicator::Meet(const GatherFn& gather, bool both_rounds,
-                                                                uint64_t* nonce) {
+// First what all must agree on, then each rank's transport address, or what it could not open: nobody waits
+// for a rank that has no memory or no network.
+absl::StatusOr<std::vector<std::string>> ExecCommunicator::Meet(const GatherFn& gather, const Watch& watch) {
   const uint64_t mine = Rng::FromSystem().Next();
   std::string blob(1 + sizeof(kMeetVersion) + sizeof(mine), kMeetOk);
   std::memcpy(&blob[1], &kMeetVersion, sizeof(kMeetVersion));
@@ -204,8 +223,7 @@ absl::StatusOr<std::vector<std::string>> ExecCommunicator::Meet(const GatherFn& 
           "rank ", r, " runs another version of libgtrain: start all ranks from the same build"));
     }
   }
-  std::memcpy(nonce, &first[0][1 + sizeof(kMeetVersion)], sizeof(*nonce));
-  nonce_ = *nonce;
+  std::memcpy(&nonce_, &first[0][1 + sizeof(kMeetVersion)], sizeof(nonce_));
   std::vector<std::string> algorithms, networks;
   for (const std::string& of_rank : first) {
     const size_t between = std::min(of_rank.find(kBetweenSettings, fixed), of_rank.size());
@@ -214,9 +232,8 @@ absl::StatusOr<std::vector<std::string>> ExecCommunicator::Meet(const GatherFn& 
   }
   GT_ASSIGN_OR_RETURN(wish_, AgreedWish(algorithms, bootstrap_->members()));
   GT_RETURN_IF_ERROR(CheckNetworks(networks, bootstrap_->members()));
-  if (nodes() == 1 && !both_rounds) return std::vector<std::string>(first.size());
 
-  const absl::StatusOr<std::string> own = OpenTransport();
+  const absl::StatusOr<std::string> own = OpenOwn(watch);
   const char how = own.ok() ? kMeetOk : absl::IsFailedPrecondition(own.status()) ? kMeetNever : kMeetError;
   GT_ASSIGN_OR_RETURN(std::vector<std::string> all,
                       gather(absl::StrCat(std::string(1, how), own.ok() ? *own : own.status().message())));
@@ -224,13 +241,26 @@ absl::StatusOr<std::vector<std::string>> ExecCommunicator::Meet(const GatherFn& 
     if (all[r].empty() || all[r][0] != kMeetOk) {
       const bool never = !all[r].empty() && all[r][0] == kMeetNever;
       return absl::Status(never ? absl::StatusCode::kFailedPrecondition : absl::StatusCode::kUnavailable,
-                          absl::StrCat("rank ", r, " (", bootstrap_->members()[r].address,
-                                       ") cannot open its connection to other machines: ",
-                                       all[r].empty() ? "" : all[r].substr(1)));
+                          absl::StrCat(NameOf(static_cast<int>(r)), " (", bootstrap_->members()[r].address,
+                                       ") ", all[r].empty() ? "" : all[r].substr(1)));
     }
     all[r].erase(0, 1);
   }
   return all;
+}
+
+absl::StatusOr<std::string> ExecCommunicator::OpenOwn(const Watch& watch) {
+  if (hierarchy_.one_rank_a_node()) {
+    records_.resize(static_cast<size_t>(size()));
+  } else {
+    const std::vector<int>& ranks = hierarchy_.peers();
+    auto shm = ShmGroup::Open(bootstrap_, ranks, NamesOf(ranks), hierarchy_.local, nonce_, watch);
+    if (!shm.ok()) return Annotate(shm.status(), "has no shared memory");
+    shm_ = *std::move(shm);
+  }
+  absl::StatusOr<std::string> address = OpenTransport();
+  if (!address.ok()) return Annotate(address.status(), "cannot open its connection to other machines");
+  return address;
 }
 
 // What the peers are told: where this rank is reached. Its rail is connected with the communicator if it will
@@ -253,24 +283,18 @@ absl::Status ExecCommunicator::Connect() {
     return AgreedWish({Setting(options_.algorithm)}, bootstrap_->members()).status();
   }
   const Watch watch = MakeWatch();
-  return Connect([&](const std::string& blob) { return bootstrap_->AllGather(blob, watch.Left()); },
-                 /*both_rounds=*/false, watch);
+  return Connect([&](const std::string& blob) { return bootstrap_->AllGather(blob, watch.Left()); }, watch);
 }
 
-absl::Status ExecCommunicator::Connect(const GatherFn& gather, bool both_rounds, const Watch& watch) {
-  uint64_t nonce = 0;
-  GT_ASSIGN_OR_RETURN(const std::vector<std::string> addresses, Meet(gather, both_rounds, &nonce));
+absl::Status ExecCommunicator::Connect(const GatherFn& gather, const Watch& watch) {
+  GT_ASSIGN_OR_RETURN(const std::vector<std::string> addresses, Meet(gather, watch));
   if (size() == 1) return absl::OkStatus();
   if (nodes() > 1) {
     GT_RETURN_IF_ERROR(transport_->Connect(addresses, rank()));
     if (const std::vector<int> rail = hierarchy_.Rail(); !rail.empty())
       rail_ = std::make_unique<Members>(transport_.get(), rail);
   }
-  if (!hierarchy_.one_rank_a_node()) {
-    GT_ASSIGN_OR_RETURN(shm_, ShmGroup::Open(bootstrap_, hierarchy_.peers(), hierarchy_.local, nonce, watch));
-  } else {
-    records_.resize(static_cast<size_t>(size()));
-  }
+  if (shm_ != nullptr) GT_RETURN_IF_ERROR(shm_->Join(watch));
   // Connections are made here, so that a network that does not work shows now and not in the first step.
   if (nodes() > 1) GT_RETURN_IF_ERROR(MeasureLinks(watch));
   return Barrier();
@@ -418,6 +442,17 @@ absl::StatusOr<std::vector<std::string>> ExecCommunicator::GatherBlobs(const std
 }
 
 absl::StatusOr<std::unique_ptr<Communicator>> ExecCommunicator::Split(int color, int key) {
+  GT_RETURN_IF_ERROR(Usable());
+  std::unique_ptr<Communicator> part;
+  const absl::Status made = OrException([&]() -> absl::Status {
+    GT_ASSIGN_OR_RETURN(part, MakePart(color, key));
+    return absl::OkStatus();
+  });
+  if (made.ok()) return part;
+  return dead_.ok() ? Die(Annotate(made, absl::StrCat("splitting off communicator ", color))) : made;
+}
+
+absl::StatusOr<std::unique_ptr<Communicator>> ExecCommunicator::MakePart(int color, int key) {
   const int64_t mine[2] = {color, key};
   std::vector<int64_t> all(2 * static_cast<size_t>(size()));
   GT_RETURN_IF_ERROR(AllGather(mine, all.data(), 2, DType::kInt64));
@@ -447,7 +482,7 @@ absl::StatusOr<std::unique_ptr<Communicator>> ExecCommunicator::Split(int color,
   group->own_bootstrap_ = std::move(bootstrap);
   // Meanwhile the others wait in the new one, and hear of an error in either.
   group->parent_ = this;
-  const absl::Status connected = group->Connect(gather, true, group->MakeWatch());
+  const absl::Status connected = group->Connect(gather, group->MakeWatch());
   group->parent_ = nullptr;
   if (connected.ok()) return group;
   const absl::Status why = Annotate(connected, absl::StrCat("splitting off communicator ", color));
@@ -473,7 +508,9 @@ absl::StatusOr<ExecCommunicator*> ExecCommunicator::Pair(int peer) {
     const uint64_t place = (static_cast<uint64_t>(ranks[0]) << 32) + static_cast<uint64_t>(ranks[1]);
     const uint64_t nonce = nonce_ + place * 0x9e3779b97f4a7c15u;
     const Watch watch = pair->MakeWatch();
-    GT_ASSIGN_OR_RETURN(pair->shm_, ShmGroup::Open(pair->bootstrap_, ranks, pair->rank(), nonce, watch));
+    GT_ASSIGN_OR_RETURN(pair->shm_,
+                        ShmGroup::Open(pair->bootstrap_, ranks, NamesOf(ranks), pair->rank(), nonce, watch));
+    GT_RETURN_IF_ERROR(pair->shm_->Join(watch));
   } else {
     pair->rail_ = std::make_unique<Members>(transport_.get(), ranks);
     pair->records_.resize(ranks.size());
@@ -498,18 +535,33 @@ absl::Status ExecCommunicator::Between(int from, int to, void* data, size_t coun
     return Die(absl::InvalidArgumentError(
         absl::StrCat(what, ": the other rank must be one of 0..", size() - 1, " and not this one")));
   }
-  absl::StatusOr<ExecCommunicator*> pair = Pair(peer);
-  if (!pair.ok()) return Die(Annotate(pair.status(), what));
-  const absl::Status moved = (*pair)->Spread(OpKind::kSend, data, count, dtype, from < to ? 0 : 1);
+  const absl::Status moved = OrException([&]() -> absl::Status {
+    GT_ASSIGN_OR_RETURN(ExecCommunicator* const pair, Pair(peer));
+    return pair->Spread(OpKind::kSend, data, count, dtype, from < to ? 0 : 1);
+  });
   return moved.ok() ? moved : Die(Annotate(moved, what));
 }
 
 // ------------------------------------------------------------------ giving up
 
-std::string ExecCommunicator::OwnName() const {
-  const int named = names_.empty() ? rank() : names_[static_cast<size_t>(rank())];
-  const int of_job = own_bootstrap_ == nullptr ? named : own_bootstrap_->rank_of_whole();
+std::string ExecCommunicator::NameOf(int rank) const {
+  const int named = names_.empty() ? rank : names_[static_cast<size_t>(rank)];
+  const int of_job = own_bootstrap_ == nullptr ? named : own_bootstrap_->OfWhole(rank);
   return absl::StrCat("rank ", named, named == of_job ? "" : absl::StrCat(" (", of_job, " of the job)"));
+}
+
+std::vector<std::string> ExecCommunicator::NamesOf(const std::vector<int>& ranks) const {
+  std::vector<std::string> names;
+  for (const int rank : ranks) names.push_back(NameOf(rank));
+  return names;
+}
+
+// Whom a call waited for, where that was over the network: shared memory knows it itself.
+absl::Status ExecCommunicator::WithMissing(const absl::Status& why) const {
+  const DataTransport* const network = transport_ != nullptr ? transport_.get() : rail_.get();
+  if (!absl::IsDeadlineExceeded(why) || network == nullptr || network->Unfinished().empty()) return why;
+  return absl::DeadlineExceededError(
+      absl::StrCat(why.message(), ", waiting for ", absl::StrJoin(NamesOf(network->Unfinished()), ", ")));
 }
 
 // In every wait: whichever way a peer said it.
@@ -524,7 +576,10 @@ std::string ExecCommunicator::Notice(const absl::Status& why) const {
   if (all_know_ || !bootstrap_->Alive().ok()) return "";
   if (std::string heard = NoticeIn(why); !heard.empty()) return heard;
   const std::string call = calling_ == nullptr ? "" : absl::StrCat(Describe(*calling_, names_), ": ");
-  return absl::StrCat(OwnName(), kGaveUp, call, why.message()).substr(0, kNoticeBytesMax);
+  // A call that was refused waits for the others only to tell them.
+  const absl::Status& reason = refused_.ok() ? why : refused_;
+  const std::string words = absl::StrCat(NameOf(rank()), kGaveUp, call, WithMissing(reason).message());
+  return absl::StrReplaceAll(words, {{absl::string_view("\0", 1), " "}}).substr(0, kNoticeBytesMax);
 }
 
 void ExecCommunicator::Abort(const absl::Status& why) {
@@ -583,7 +638,11 @@ absl::Status ExecCommunicator::Call(OpRecord record, const void* data, size_t by
   absl::Status status = CheckArguments(record, size());
   // Ranks of other machines see what is wrong in the record; those of this one hear of it at once.
   if (!status.ok() && nodes() > 1) {
-    (void)Enter(record, Watch(bootstrap_, std::min(kTellRefused, options_.user.timeout), this));
+    refused_ = status;
+    (void)OrException([&] {
+      return Enter(record, Watch(bootstrap_, std::min(kTellRefused, options_.user.timeout), this));
+    });
+    refused_ = absl::OkStatus();
   }
   if (status.ok()) status = bootstrap_->Alive();
   if (status.ok() && size() > 1) {
@@ -596,7 +655,7 @@ absl::Status ExecCommunicator::Call(OpRecord record, const void* data, size_t by
     if (waited > absl::ZeroDuration()) options_.on_waited(waited);
   }
   if (status.ok()) return status;
-  return Die(Annotate(status, Describe(record, names_)));
+  return Die(Annotate(WithMissing(status), Describe(record, names_)));
 }
 
 bool ExecCommunicator::Inline(size_t bytes) const {

@@ -1,4 +1,5 @@
 // Errors of one member, mistakes of a program and members that do not come: who hears what of whom.
+#include <algorithm>
 #include <atomic>
 #include <functional>
 #include <memory>
@@ -10,6 +11,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "base/clock.h"
 #include "comm/exec/check_collectives.h"
 #include "comm/exec/communicator.h"
@@ -88,23 +90,99 @@ TEST(Communicator, AnErrorInAPairEndsTheCallsOfAll) {
   }
 }
 
-// The others wait in the communicator that is being made.
-TEST(Communicator, AnErrorInASplitEndsItOnAll) {
+// All learn whose part of it failed, in a part and in the first communicator of all, where nobody has
+// anything yet to say it with.
+TEST(Communicator, ARankWithoutMemoryIsNamedByAll) {
   for (const auto& nodes : {kFours[0], kFours[1]}) {
     for (int victim = 0; victim < 4; ++victim) {
-      SCOPED_TRACE(testing::Message() << testing::PrintToString(nodes) << victim);
+      for (const bool first : {true, false}) {
+        SCOPED_TRACE(testing::Message() << testing::PrintToString(nodes) << victim << first);
+        FakeWorld world(nodes);
+        std::atomic<bool> full = first;
+        world.before_arena = [&](int rank) {
+          return full && rank == victim ? absl::ResourceExhaustedError("no arena for you") : absl::OkStatus();
+        };
+        const auto results = RunThreads(
+            world,
+            [&](Communicator& c) -> absl::Status {
+              if (c.rank() == victim) full = true;
+              return c.Split(0, 0).status();
+            },
+            kNever);
+        for (const absl::Status& status : results) {
+          EXPECT_TRUE(absl::IsUnavailable(status)) << status;
+          EXPECT_THAT(std::string(status.message()),
+                      testing::HasSubstr(absl::StrCat(
+                          "rank ", victim, " (127.0.0.1) has no shared memory: no arena for you")));
+        }
+        if (testing::Test::HasFailure()) return;
+      }
+    }
+  }
+}
+
+TEST(Communicator, AnExceptionInASplitOrAPairEndsTheCallsOfAll) {
+  for (const auto& nodes : {kFours[0], kFours[1]}) {
+    for (const bool split : {true, false}) {
+      SCOPED_TRACE(testing::Message() << testing::PrintToString(nodes) << split);
+      constexpr int kVictim = 1;
       FakeWorld world(nodes);
+      std::atomic<bool> throws = false;
+      world.before_arena = [&](int rank) -> absl::Status {
+        if (throws && rank == kVictim) throw std::bad_alloc();
+        return absl::OkStatus();
+      };
       const auto results = RunThreads(
           world,
           [&](Communicator& c) -> absl::Status {
-            if (c.rank() == victim) world.RefuseArenas(victim);
-            return c.Split(0, 0).status();
+            if (c.rank() == kVictim) throws = true;
+            if (split) return c.Split(0, 0).status();
+            float x = 0;
+            if (c.rank() == kVictim) return c.Send(&x, 1, DType::kFloat32, 0);
+            return c.rank() == 0 ? c.Receive(&x, 1, DType::kFloat32, kVictim) : c.Barrier();
           },
           kNever);
-      ExpectAllHear(results, victim, absl::StatusCode::kResourceExhausted,
-                    "splitting off communicator 0: no arena for you");
-      if (testing::Test::HasFailure()) return;
+      ExpectAllHear(results, kVictim, absl::StatusCode::kResourceExhausted, "bad_alloc");
     }
+  }
+}
+
+// A rank that is slow to look for a peer's memory, whose owner has given up and closed meanwhile, was given a
+// new file of zeros, and OK.
+TEST(Communicator, MemoryThatIsGoneIsAnErrorAndNotZeros) {
+  constexpr size_t kCount = 100'000;
+  for (const bool broadcast : {true, false}) {
+    FakeWorld world(FakeWorld::OneNode(2));
+    std::atomic<bool> slow = false, gone = false;
+    world.before_arena = [&](int rank) {
+      while (rank == 1 && slow && !gone) absl::SleepFor(absl::Milliseconds(1));
+      return absl::OkStatus();
+    };
+    absl::Status late;
+    std::vector<std::thread> threads;
+    for (int rank = 0; rank < 2; ++rank) {
+      threads.emplace_back([&, rank] {
+        const auto bootstrap = world.Rank(rank);
+        ExecOptions options;
+        options.user.timeout = rank == 0 ? absl::Seconds(1) : kPatience;
+        auto c = MakeCommunicator(bootstrap.get(), options);
+        ASSERT_TRUE(c.ok()) << c.status();
+        const auto memory = (*c)->Allocate(kCount * sizeof(float));
+        ASSERT_TRUE(memory.ok()) << memory.status();
+        float* const data = static_cast<float*>(*memory);
+        std::fill(data, data + kCount, 5.0f);
+        ASSERT_TRUE((*c)->Barrier().ok());
+        if (rank == 1) slow = true;
+        const absl::Status status = broadcast
+                                        ? (*c)->Broadcast(data, kCount, DType::kFloat32, 0)
+                                        : (*c)->AllReduce(data, kCount, DType::kFloat32, ReduceOp::kSum);
+        if (rank == 1) late = status;
+        c->reset();
+        if (rank == 0) gone = true;
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+    EXPECT_TRUE(absl::IsUnavailable(late)) << late;
   }
 }
 
@@ -123,6 +201,8 @@ class Throwing final : public DataTransport {
     return real_->Exchange(transfers, done, watch);
   }
   void Fail(absl::string_view notice) override { real_->Fail(notice); }
+  void Leave(absl::string_view words) override { real_->Leave(words); }
+  std::vector<int> Unfinished() const override { return real_->Unfinished(); }
   absl::Status Heard() override { return real_->Heard(); }
 
  private:
@@ -330,37 +410,139 @@ TEST(Communicator, BadArgumentsOfOneRankAreNamedOnEveryRank) {
 }
 
 TEST(Communicator, DeadlineNamesTheRankThatDidNotCome) {
-  FakeWorld world(FakeWorld::OneNode(3));
-  const auto results = RunThreads(
-      world,
-      [&](Communicator& c) {
-        if (c.rank() != 1) return c.Barrier();
-        // Stays away until the others have given up.
-        const Instant start = RealClock().Now();
-        while (RealClock().Now() - start < absl::Seconds(3)) absl::SleepFor(absl::Milliseconds(50));
-        return c.Barrier();
-      },
-      absl::Seconds(2));
-  // At least one saw its own deadline; the other may have heard of it first. Rank 1 comes to a barrier that
-  // all have entered: either answer is right for it.
-  int deadline = 0;
-  for (const absl::Status& s : {results[0], results[2]}) {
-    EXPECT_FALSE(s.ok());
-    if (absl::IsDeadlineExceeded(s)) {
+  for (const auto& nodes : std::vector<std::vector<std::string>>{{"a", "a", "a"}, {"a", "b", "c"}}) {
+    SCOPED_TRACE(testing::PrintToString(nodes));
+    FakeWorld world(nodes);
+    std::atomic<int> gave_up = 0;
+    const auto results = RunThreads(
+        world,
+        [&](Communicator& c) -> absl::Status {
+          const Instant start = RealClock().Now();
+          while (c.rank() == 1 && gave_up < 2 && RealClock().Now() - start < kPatience)
+            absl::SleepFor(absl::Milliseconds(1));
+          const absl::Status status = c.Barrier();
+          ++gave_up;
+          return status;
+        },
+        absl::Seconds(2));
+    // At least one saw its own deadline; the other may have heard of it first. Rank 1 comes to a barrier that
+    // all have entered: either answer is right for it.
+    // Between machines a rank knows whom itself waits for, who may wait for rank 1.
+    int deadline = 0, named = 0;
+    for (const absl::Status& s : {results[0], results[2]}) {
+      EXPECT_FALSE(s.ok());
+      named += absl::StrContains(s.message(), "for rank 1") ? 1 : 0;
+      if (!absl::IsDeadlineExceeded(s)) continue;
       ++deadline;
-      EXPECT_THAT(std::string(s.message()), testing::HasSubstr("for rank 1"));
+      EXPECT_THAT(std::string(s.message()), testing::ContainsRegex("for rank [012]"));
     }
+    EXPECT_GE(deadline, 1);
+    EXPECT_GE(named, nodes[1] == "a" ? 1 : 0);
   }
-  EXPECT_GE(deadline, 1);
 }
 
+// On its machine and on others, by the name that it has there.
 TEST(Communicator, L5PeerThatClosedItsCommunicatorIsAnErrorNotAHang) {
-  FakeWorld world(FakeWorld::OneNode(3));
-  const auto results =
-      RunThreads(world, [](Communicator& c) { return c.rank() == 0 ? absl::OkStatus() : c.Barrier(); });
-  EXPECT_TRUE(results[0].ok());
-  for (size_t rank : {1, 2}) {
-    EXPECT_EQ(results[rank].code(), absl::StatusCode::kUnavailable);
+  for (const auto& nodes : kFours) {
+    for (int closes = 0; closes < 4; ++closes) {
+      SCOPED_TRACE(testing::Message() << testing::PrintToString(nodes) << closes);
+      FakeWorld world(nodes);
+      const auto results = RunThreads(
+          world, [&](Communicator& c) { return c.rank() == closes ? absl::OkStatus() : c.Barrier(); },
+          kNever);
+      for (int rank = 0; rank < 4; ++rank) {
+        if (rank == closes) continue;
+        const absl::Status& status = results[static_cast<size_t>(rank)];
+        EXPECT_TRUE(absl::IsUnavailable(status)) << status;
+        EXPECT_THAT(std::string(status.message()), testing::HasSubstr("has closed its communicator"));
+      }
+      if (testing::Test::HasFailure()) return;
+    }
+  }
+}
+
+TEST(Communicator, WhoClosesAPartIsCalledAsInTheJob) {
+  for (const auto& nodes : {kFours[0], kFours[2]}) {
+    FakeWorld world(nodes);
+    const auto results = RunThreads(
+        world,
+        [&](Communicator& c) -> absl::Status {
+          auto part = c.Split(c.rank() / 2, 0);
+          RETURN_IF_BAD(part.status());
+          return c.rank() == 2 ? (*part)->Barrier() : absl::OkStatus();
+        },
+        kNever);
+    EXPECT_THAT(std::string(results[2].message()),
+                testing::HasSubstr("rank 1 (3 of the job) has closed its communicator"));
+  }
+}
+
+// Its leader is outside any call when the rank gives up, and closes without another one: what it knows
+// reaches the other machines all the same.
+TEST(Communicator, AnAbortReachesOtherMachinesThroughALeaderThatCloses) {
+  for (const auto& nodes :
+       std::vector<std::vector<std::string>>{{"a", "a", "b", "b"}, {"a", "a", "a", "b"}}) {
+    for (const std::string algorithm : {"auto", "leader"}) {
+      SCOPED_TRACE(testing::Message() << testing::PrintToString(nodes) << algorithm);
+      constexpr int kVictim = 1, kLeader = 0;
+      FakeWorld world(nodes);
+      std::atomic<bool> aborted = false;
+      const auto results = RunThreads(
+          world,
+          [&](Communicator& c) -> absl::Status {
+            RETURN_IF_BAD(c.Barrier());
+            if (c.rank() == kVictim) {
+              c.Abort(absl::InternalError("words of its own"));
+              aborted = true;
+            }
+            const Instant start = RealClock().Now();
+            while (c.rank() == kLeader && !aborted && RealClock().Now() - start < kPatience)
+              absl::SleepFor(absl::Milliseconds(1));
+            return c.rank() == kLeader ? absl::OkStatus() : c.Barrier();
+          },
+          kNever, [&](int) { return algorithm; });
+      for (const int rank : {2, 3}) {
+        EXPECT_THAT(std::string(results[static_cast<size_t>(rank)].message()),
+                    testing::HasSubstr("rank 1 gave up: words of its own"));
+      }
+      if (testing::Test::HasFailure()) return;
+    }
+  }
+}
+
+// Also when its own wait for them, which is only to tell them, ends first; and whatever they are made of.
+TEST(Communicator, TheWordsOfARankReachTheOthers) {
+  using std::string_literals::operator""s;
+  for (const auto& nodes : kFours) {
+    SCOPED_TRACE(testing::PrintToString(nodes));
+    constexpr int kVictim = 1;
+    FakeWorld world(nodes);
+    std::atomic<bool> refused = false;
+    const auto results = RunThreads(
+        world,
+        [&](Communicator& c) -> absl::Status {
+          std::vector<float> data(100);
+          const Instant start = RealClock().Now();
+          while (c.rank() != kVictim && !refused && RealClock().Now() - start < kPatience)
+            absl::SleepFor(absl::Milliseconds(1));
+          const absl::Status status = c.AllReduce(c.rank() == kVictim ? nullptr : data.data(), data.size(),
+                                                  DType::kFloat32, ReduceOp::kSum);
+          if (c.rank() == kVictim) refused = true;
+          return status;
+        },
+        absl::Seconds(1));
+    ExpectAllHear(results, kVictim, absl::StatusCode::kInvalidArgument, "data is null");
+    FakeWorld again(nodes);
+    for (const absl::Status& status : RunThreads(
+             again,
+             [&](Communicator& c) {
+               if (c.rank() == kVictim) c.Abort(absl::InternalError("before\0after"s));
+               return c.Barrier();
+             },
+             kNever)) {
+      EXPECT_THAT(std::string(status.message()), testing::HasSubstr("after"));
+    }
+    if (testing::Test::HasFailure()) return;
   }
 }
 

@@ -92,8 +92,10 @@ class ExecCommunicator final : public Communicator, private Interrupt {
     return std::max<uint64_t>(kPartAlign, kStagedChunkBytes / element / static_cast<size_t>(size()));
   }
 
-  absl::Status Connect(const GatherFn& gather, bool both_rounds, const Watch& watch);
-  absl::StatusOr<std::vector<std::string>> Meet(const GatherFn& gather, bool both_rounds, uint64_t* nonce);
+  absl::Status Connect(const GatherFn& gather, const Watch& watch);
+  absl::StatusOr<std::vector<std::string>> Meet(const GatherFn& gather, const Watch& watch);
+  absl::StatusOr<std::string> OpenOwn(const Watch& watch);
+  absl::StatusOr<std::unique_ptr<Communicator>> MakePart(int color, int key);
   absl::StatusOr<std::string> OpenTransport();
   std::unique_ptr<SubBootstrap> Part(const std::vector<int>& ranks, int rank) const;
   // The communicator of this rank and one other, made the first time; nobody else takes part.
@@ -102,8 +104,10 @@ class ExecCommunicator final : public Communicator, private Interrupt {
   absl::Status Spread(OpKind kind, void* data, size_t count, DType dtype, int root);
   absl::Status Check() const override;
   std::string Notice(const absl::Status& why) const override;
-  // What peers and people call this rank.
-  std::string OwnName() const;
+  // What peers and people call a rank.
+  std::string NameOf(int rank) const;
+  std::vector<std::string> NamesOf(const std::vector<int>& ranks) const;
+  absl::Status WithMissing(const absl::Status& why) const;
   Watch MakeWatch() const { return Watch(bootstrap_, options_.user.timeout, this); }
   // Tells the others and is dead; `why`.
   absl::Status Die(absl::Status why);
@@ -184,6 +188,7 @@ class ExecCommunicator final : public Communicator, private Interrupt {
   const ExecCommunicator* parent_ = nullptr;  // of a pair; of a part while it is made
   const OpRecord* calling_ = nullptr;         // the collective that is running
   bool all_know_ = false;                     // its error, from the comparison of records
+  absl::Status refused_;                      // what is wrong with the arguments of the running call
   absl::Status dead_;
 };
 

@@ -378,6 +378,25 @@ TEST_F(Forked, UcxAnErrorInACallEndsThoseOfAll) {
   });
 }
 
+// By those that wait for it, while the process lives on.
+TEST_F(Forked, UcxAClosedCommunicatorIsHeardOf) {
+  if (!UcxHere()) GTEST_SKIP() << "built without UCX";
+  for (const auto& nodes : std::vector<std::vector<std::string>>{
+           {"a", "b"}, {"a", "b", "c"}, {"a", "a", "b", "b"}, {"a", "b", "b", "b"}}) {
+    SCOPED_TRACE(testing::PrintToString(nodes));
+    timeouts_.assign(nodes.size(), kNever);
+    FakeWorld world(nodes);
+    ExpectAllSucceed(world, [&](Communicator& c) -> absl::Status {
+      RETURN_IF_BAD(c.Barrier());
+      if (c.rank() == 0) return absl::OkStatus();
+      const absl::Status status = c.Barrier();
+      const bool heard = absl::IsUnavailable(status) &&
+                         absl::StrContains(status.message(), "rank 0 has closed its communicator");
+      return heard ? absl::OkStatus() : status;
+    });
+  }
+}
+
 TEST_F(Forked, L1L3L7KilledRankAcrossMachines) {
   if (!UcxHere()) GTEST_SKIP() << "built without UCX";
   KillInTheMiddle({"a", "b", "c"}, 1);

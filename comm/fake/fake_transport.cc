@@ -21,6 +21,7 @@ class FakeTransport final : public DataTransport {
                         const Watch& watch) override {
     if (dead_) return absl::FailedPreconditionError("the transport has failed before");
     spoke_ |= !transfers.empty();
+    unfinished_.clear();
     const absl::Status status = Move(transfers, done, watch);
     if (!status.ok()) Fail(watch.Notice(status));
     return status;
@@ -34,6 +35,14 @@ class FakeTransport final : public DataTransport {
       if (peer != name_) network_->notices_.emplace(peer, notice);
     }
   }
+
+  void Leave(absl::string_view words) override {
+    if (std::exchange(dead_, true) || !spoke_) return;
+    MutexLock lock(&network_->mutex_);
+    network_->left_.emplace(name_, words);
+  }
+
+  std::vector<int> Unfinished() const override { return unfinished_; }
 
   absl::Status Heard() override {
     MutexLock lock(&network_->mutex_);
@@ -50,7 +59,11 @@ class FakeTransport final : public DataTransport {
       network_->mail_[{name_, Peer(t)}].emplace_back(static_cast<const char*>(t.data), t.bytes);
     }
     for (size_t i = 0; i < transfers.size(); ++i) {
-      if (!transfers[i].send) GT_RETURN_IF_ERROR(Receive(transfers[i], watch));
+      const absl::Status moved = transfers[i].send ? absl::OkStatus() : Receive(transfers[i], watch);
+      if (!moved.ok()) {
+        unfinished_ = {transfers[i].peer};
+        return moved;
+      }
       done(i);
     }
     return absl::OkStatus();
@@ -65,6 +78,8 @@ class FakeTransport final : public DataTransport {
         std::deque<std::string>& box = network_->mail_[{Peer(t), name_}];
         if (network_->mutex_.AwaitFor(absl::Milliseconds(20), [&box] { return !box.empty(); }))
           return Take(t, box);
+        if (const auto left = network_->left_.find(Peer(t)); left != network_->left_.end())
+          return absl::UnavailableError(left->second);
       }
       GT_RETURN_IF_ERROR(watch.Check());
     }
@@ -86,6 +101,7 @@ class FakeTransport final : public DataTransport {
   std::vector<std::string> peers_;
   bool dead_ = false;
   bool spoke_ = false;  // who never did is connected with nobody
+  std::vector<int> unfinished_;
 };
 
 std::unique_ptr<DataTransport> FakeNetwork::MakeTransport() {

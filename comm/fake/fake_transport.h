@@ -22,6 +22,7 @@ class FakeNetwork {
   int transports_ = 0;
   std::map<std::pair<std::string, std::string>, std::deque<std::string>> mail_;  // by (from, to)
   std::map<std::string, std::string> notices_;                                   // the first, by to
+  std::map<std::string, std::string> left_;                                      // words, by who has left
 };
 
 }  // namespace gtrain::comm

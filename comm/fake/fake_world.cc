@@ -56,7 +56,7 @@ class FakeBootstrap final : public Bootstrap {
 
   absl::StatusOr<UniqueFd> Arena(uint64_t id, uint64_t bytes, absl::Duration) override {
     const std::string path = Path(id);
-    if (world_->no_arenas_ == rank_) return absl::ResourceExhaustedError("no arena for you");
+    if (world_->before_arena) GT_RETURN_IF_ERROR(world_->before_arena(rank_));
     const UniqueFd mark(open(UserMark(id, rank_).c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
     if (!mark.valid()) return ErrnoStatus(errno, path);
     UniqueFd fd(open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));

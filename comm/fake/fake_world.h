@@ -1,7 +1,7 @@
 // Bootstrap for tests: ranks are threads of one process or forked processes. Meets through files in a
 // temporary directory and one shared page made before the fork.
 #pragma once
-#include <atomic>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -24,8 +24,9 @@ class FakeWorld {
   std::unique_ptr<Bootstrap> Rank(int rank);
   // From now on Alive() of every rank is Unavailable(reason).
   void Revoke(const std::string& reason);
-  // From now on Arena() of this rank is ResourceExhausted. For ranks that are threads.
-  void RefuseArenas(int rank) { no_arenas_ = rank; }
+  // Called by Arena() of each rank, which returns what is not OK. For ranks that are threads; set before they
+  // start.
+  std::function<absl::Status(int rank)> before_arena;
   // What ranks first said to ReportLink: "1 cannot reach 2: ...", in the order of ranks.
   std::vector<std::string> LinkReports() const;
   // What any rank said last to ReportCompression, when all are over.
@@ -42,7 +43,6 @@ class FakeWorld {
   std::string directory_;
   Shared* shared_;
   int owner_;
-  std::atomic<int> no_arenas_{-1};
 };
 
 }  // namespace gtrain::comm

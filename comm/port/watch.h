@@ -14,6 +14,8 @@ namespace gtrain::comm {
 // A member that gives up says why in a *notice*: "rank 3 gave up: <why>". Peers pass it on as it is; what
 // they put before it says where they heard it.
 inline constexpr char kGaveUp[] = " gave up: ";
+// What is said of a member that ended well, by whoever waits for it.
+inline constexpr char kClosed[] = " has closed its communicator";
 inline constexpr size_t kNoticeBytesMax = 511;
 // What a call returns that hears a notice: Unavailable.
 absl::Status GaveUp(absl::string_view notice);

@@ -19,7 +19,7 @@
 namespace gtrain::comm {
 
 inline constexpr uint64_t kArenaMagic = 0x6774'7261'696e'4131;  // "gtrainA1"
-inline constexpr uint32_t kArenaVersion = 4;
+inline constexpr uint32_t kArenaVersion = 5;
 inline constexpr size_t kCacheLine = 128;  // two lines: the prefetcher fetches pairs
 // A pipeline of at most this many stages has no chunk in use by two of them.
 inline constexpr size_t kBuffers = 4;

@@ -36,6 +36,9 @@ namespace {
 constexpr absl::Duration kNap = absl::Milliseconds(20);
 // How often to look: the first kEagerSpins times without a pause, which takes longer than a cache line does.
 constexpr int kEagerSpins = 64, kSpins = 2000, kSpinsCrowded = 2, kYieldsCrowded = 100;
+// Behind the memory of Allocate: the id that its owner has written there. An arena that a peer asks for when
+// its owner, and so the arena, is gone is a new one, of zeros.
+constexpr size_t kMarkBytes = 4096;
 constexpr uint64_t kRankIdShift = 20;  // allocations of one rank before ids of two could meet
 
 void Pause() {
@@ -68,18 +71,20 @@ bool Reached(uint32_t theirs, uint32_t wanted) { return static_cast<int32_t>(the
 
 }  // namespace
 
-ShmGroup::ShmGroup(Bootstrap* bootstrap, std::vector<int> ranks, int local, uint64_t nonce)
+ShmGroup::ShmGroup(Bootstrap* bootstrap, std::vector<int> ranks, std::vector<std::string> names, int local,
+                   uint64_t nonce)
     : bootstrap_(bootstrap),
       ranks_(std::move(ranks)),
+      names_(std::move(names)),
       local_(local),
       nonce_(nonce),
       layout_(ArenaLayout::For(static_cast<size_t>(bootstrap->world_size()), ranks_.size())) {}
 
 absl::StatusOr<std::unique_ptr<ShmGroup>> ShmGroup::Open(Bootstrap* bootstrap, std::vector<int> ranks,
-                                                         int local, uint64_t nonce, const Watch& watch) {
-  std::unique_ptr<ShmGroup> group(new ShmGroup(bootstrap, std::move(ranks), local, nonce));
-  GT_RETURN_IF_ERROR(group->Attach(watch));
-  GT_RETURN_IF_ERROR(group->Survey(watch));
+                                                         std::vector<std::string> names, int local,
+                                                         uint64_t nonce, const Watch& watch) {
+  std::unique_ptr<ShmGroup> group(new ShmGroup(bootstrap, std::move(ranks), std::move(names), local, nonce));
+  GT_ASSIGN_OR_RETURN(group->arena_, group->Map(nonce, group->layout_.bytes, watch));
   return group;
 }
 
@@ -89,8 +94,7 @@ absl::StatusOr<Mapping> ShmGroup::Map(uint64_t id, size_t bytes, const Watch& wa
   return Mapping::OfFile(fd.get(), bytes);
 }
 
-absl::Status ShmGroup::Attach(const Watch& watch) {
-  GT_ASSIGN_OR_RETURN(arena_, Map(nonce_, layout_.bytes, watch));
+absl::Status ShmGroup::Join(const Watch& watch) {
   ArenaHeader* h = header();
   const uint32_t world = static_cast<uint32_t>(bootstrap_->world_size());
   if (local_ == 0) {
@@ -113,7 +117,7 @@ absl::Status ShmGroup::Attach(const Watch& watch) {
         "the shared-memory arena on this machine was laid out by another version of libgtrain (version ",
         h->version, ", mine ", kArenaVersion, "): start all ranks from the same build"));
   }
-  return absl::OkStatus();
+  return Survey(watch);
 }
 
 // Whether each rank can have a core of its own: decides how to wait.
@@ -258,35 +262,35 @@ absl::Status ShmGroup::Interrupted(int local, const Watch& watch) const {
   if (!status.ok()) return status;
   GT_RETURN_IF_ERROR(Failure());
   if (line(local).left.load() != 0) {
-    return absl::UnavailableError(
-        absl::StrCat("rank ", ranks_[static_cast<size_t>(local)], " has closed its communicator"));
+    return absl::UnavailableError(absl::StrCat(names_[static_cast<size_t>(local)], kClosed));
   }
   return absl::OkStatus();
 }
 
 std::string ShmGroup::Missing() const {
-  std::vector<int> missing;
+  std::vector<std::string> missing;
   for (int i = 0; i < size(); ++i) {
-    if (!Here(i)) missing.push_back(ranks_[static_cast<size_t>(i)]);
+    if (!Here(i)) missing.push_back(names_[static_cast<size_t>(i)]);
   }
-  return absl::StrCat(missing.size() == 1 ? "rank " : "ranks ", absl::StrJoin(missing, ","));
+  return absl::StrJoin(missing, ", ");
 }
 
 absl::StatusOr<void*> ShmGroup::Allocate(size_t bytes, const Watch& watch) {
   const size_t whole = std::max<size_t>(4096, (bytes + 4095) / 4096 * 4096);
   const uint64_t rank = static_cast<uint64_t>(ranks_[static_cast<size_t>(local_)]);
   const uint64_t id = nonce_ + ((rank + 1) << kRankIdShift) + ++allocations_;
-  GT_ASSIGN_OR_RETURN(Mapping memory, Map(id, whole, watch));
-  own_.push_back({id, std::move(memory)});
+  GT_ASSIGN_OR_RETURN(Mapping memory, Map(id, whole + kMarkBytes, watch));
+  std::memcpy(memory.data() + whole, &id, sizeof(id));
+  own_.push_back({id, whole, std::move(memory)});
   return static_cast<void*>(own_.back().memory.data());
 }
 
 void ShmGroup::Locate(const void* data, size_t bytes, OpRecord* record) const {
   const char* begin = static_cast<const char*>(data);
   for (const Allocation& a : own_) {
-    if (begin < a.memory.data() || begin + bytes > a.memory.data() + a.memory.bytes()) continue;
+    if (begin < a.memory.data() || begin + bytes > a.memory.data() + a.bytes) continue;
     record->arena = a.id;
-    record->arena_bytes = a.memory.bytes();
+    record->arena_bytes = a.bytes;
     record->arena_offset = static_cast<uint64_t>(begin - a.memory.data());
   }
 }
@@ -300,7 +304,14 @@ absl::StatusOr<char*> ShmGroup::Resolve(const OpRecord& record, size_t bytes, co
   }
   auto it = of_peers_.find(record.arena);
   if (it == of_peers_.end()) {
-    GT_ASSIGN_OR_RETURN(Mapping memory, Map(record.arena, record.arena_bytes, watch));
+    GT_ASSIGN_OR_RETURN(Mapping memory, Map(record.arena, record.arena_bytes + kMarkBytes, watch));
+    if (std::memcmp(memory.data() + record.arena_bytes, &record.arena, sizeof(record.arena)) != 0) {
+      const auto owner = static_cast<int>(((record.arena - nonce_) >> kRankIdShift) - 1);
+      const auto it = std::ranges::find(ranks_, owner);
+      return absl::UnavailableError(
+          absl::StrCat(it == ranks_.end() ? "a peer" : names_[static_cast<size_t>(it - ranks_.begin())],
+                       kClosed, ": its memory is gone"));
+    }
     it = of_peers_.emplace(record.arena, std::move(memory)).first;
   }
   return it->second.data() + record.arena_offset;

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -26,10 +27,14 @@ namespace gtrain::comm {
 // reads m. Allocate adds what was asked for, and Resolve a mapping for each peer's.
 class ShmGroup {
  public:
-  // `ranks`: world ranks on this machine, ascending; `local`: index of this one. `nonce` makes the
-  // arenas of this communicator distinct from those of others of the generation.
+  // `ranks`: world ranks on this machine, ascending, and what people call them; `local`: index of this one.
+  // `nonce` makes the arenas of this communicator distinct from those of others of the generation. Waits for
+  // the memory alone.
   static absl::StatusOr<std::unique_ptr<ShmGroup>> Open(Bootstrap* bootstrap, std::vector<int> ranks,
-                                                        int local, uint64_t nonce, const Watch& watch);
+                                                        std::vector<std::string> names, int local,
+                                                        uint64_t nonce, const Watch& watch);
+  // Once, before anything else: returns when all ranks of the machine have called it.
+  absl::Status Join(const Watch& watch);
   ~ShmGroup();
 
   int size() const { return static_cast<int>(ranks_.size()); }
@@ -66,8 +71,8 @@ class ShmGroup {
   absl::Status Failure() const;
 
  private:
-  ShmGroup(Bootstrap* bootstrap, std::vector<int> ranks, int local, uint64_t nonce);
-  absl::Status Attach(const Watch& watch);
+  ShmGroup(Bootstrap* bootstrap, std::vector<int> ranks, std::vector<std::string> names, int local,
+           uint64_t nonce);
   // The whole file `id`, which is this group's until it is closed.
   absl::StatusOr<Mapping> Map(uint64_t id, size_t bytes, const Watch& watch);
   absl::Status Survey(const Watch& watch);
@@ -89,6 +94,7 @@ class ShmGroup {
 
   Bootstrap* const bootstrap_;
   const std::vector<int> ranks_;
+  const std::vector<std::string> names_;
   const int local_;
   const uint64_t nonce_;
   const ForkGuard fork_guard_;
@@ -100,6 +106,7 @@ class ShmGroup {
   uint64_t allocations_ = 0;
   struct Allocation {
     uint64_t id;
+    size_t bytes;  // of it the caller's
     Mapping memory;
   };
   std::vector<Allocation> own_;

@@ -2,7 +2,8 @@
 // between the two. A receive accepts its exact tag only, so what an old generation or another communicator
 // may still deliver to a reused address matches nothing. The number may wrap: far fewer than
 // 65536 messages between two members are ever open. A notice has the upper bit of the sender set and the
-// number 0: receives do not match it, a look for notices matches that of any sender.
+// number 0: receives do not match it, a look for notices matches that of any sender. So has what a member
+// says that leaves, with the number 1.
 #include "comm/ucx/ucx_transport.h"
 
 #include <arpa/inet.h>
@@ -14,6 +15,7 @@
 #include <algorithm>
 #include <csignal>
 #include <cstdlib>
+#include <map>
 #include <utility>
 #include <vector>
 
@@ -36,7 +38,8 @@ constexpr const char kModuleName[] = "libgtrain_comm_ucx.so";
 constexpr absl::Duration kSpin = absl::Microseconds(100);
 constexpr int kNapMs = 10;  // longest; the first naps are shorter
 constexpr int kGraceMs = 1000;
-constexpr uint64_t kNoticeTag = uint64_t{1} << 31, kNonceMask = ~uint64_t{0} << 32;
+constexpr uint64_t kNoticeTag = uint64_t{1} << 31, kNonceMask = ~uint64_t{0} << 32, kNumberMask = 0xffff;
+constexpr uint64_t kGaveUpNumber = 0, kLeftNumber = 1;
 constexpr size_t kMembersMax = 1 << 15;
 constexpr absl::Duration kTellTime = absl::Seconds(1);
 constexpr absl::Duration kTidyEvery = absl::Milliseconds(500);
@@ -163,35 +166,45 @@ class UcxTransport final : public DataTransport {
                         const Watch& watch) override {
     if (worker_ == nullptr) return absl::FailedPreconditionError("the transport has failed before");
     transfers_ = transfers;
+    unfinished_.clear();
+    spent_ = 0;
     absl::Status status = PostAll(transfers, watch);
     for (size_t i = 0; i < transfers.size() && status.ok(); ++i) {
+      awaited_ = transfers[i].peer;
       status = Await(tickets_[i], watch);
-      if (status.ok()) done(i);
+      if (status.ok()) done(i), ++spent_;
     }
+    awaited_ = -1;
     if (status.ok()) status = Flush(watch);
+    if (!status.ok()) NoteUnfinished();
     tickets_.clear();
     transfers_ = {};
     links_.Done();
     if (status.ok()) return status;
-    Tell(watch.Notice(status));
+    Tell(watch.Notice(status), kGaveUpNumber);
     Close(0);
     return status;
   }
 
   void Fail(absl::string_view notice) override {
-    Tell(notice);
+    Tell(notice, kGaveUpNumber);
     Close(notice.empty() ? 0 : kGraceMs);
   }
+
+  void Leave(absl::string_view words) override {
+    Tell(words, kLeftNumber);
+    Close(kGraceMs);
+  }
+
+  std::vector<int> Unfinished() const override { return unfinished_; }
 
   absl::Status Heard() override {
     if (worker_ == nullptr) return absl::OkStatus();
     if (!heard_.empty()) return GaveUp(heard_);
     api_->progress(worker_, 0);
-    uint64_t tag = 0;
-    size_t bytes = 0;
-    if (api_->find(worker_, nonce_ | kNoticeTag, kNonceMask | kNoticeTag, &tag, &bytes) == 0)
-      return absl::OkStatus();
-    return GaveUp(heard_ = Read(tag, bytes));
+    int from = 0;
+    const std::string words = Find(kGaveUpNumber, &from);
+    return words.empty() ? absl::OkStatus() : GaveUp(heard_ = words);
   }
 
  private:
@@ -310,15 +323,19 @@ class UcxTransport final : public DataTransport {
 
   absl::Status Until(const Watch& watch, absl::FunctionRef<bool()> done) {
     Instant idle_since;
-    bool idle = false;
+    bool idle = false, busy = false;
     for (int nap = 1;;) {
       if (!greeting_.empty()) MoveGreetingsOn();
       if (done()) return absl::OkStatus();
       const bool sleep = idle && RealClock().Now() - idle_since >= kSpin;
-      if (sleep) GT_RETURN_IF_ERROR(StillWaiting(watch));
+      // Traffic of others must not hide that time is up.
+      if (sleep || std::exchange(busy, false)) {
+        // What is waited for may have come with the news that its sender has left.
+        if (absl::Status waiting = StillWaiting(watch); !waiting.ok())
+          return done() ? absl::OkStatus() : waiting;
+      }
       if (api_->progress(worker_, sleep ? nap : 0) != 0) {
-        // Traffic of others must not hide that time is up.
-        if (++moves_ % 1024 == 0) GT_RETURN_IF_ERROR(StillWaiting(watch));
+        busy = ++moves_ % 1024 == 0;
         idle = false;
         nap = 1;
       } else if (sleep) {
@@ -331,8 +348,17 @@ class UcxTransport final : public DataTransport {
     }
   }
 
+  // Whether the member that is waited for has left. All that it sent before was there first.
+  absl::Status Left(int peer) {
+    int from = 0;
+    for (std::string words; !(words = Find(kLeftNumber, &from)).empty();) left_.emplace(from, words);
+    const auto it = left_.find(peer);
+    return it == left_.end() ? absl::OkStatus() : absl::UnavailableError(it->second);
+  }
+
   absl::Status StillWaiting(const Watch& watch, bool broken = false) {
     GT_RETURN_IF_ERROR(watch.Check());
+    if (awaited_ >= 0) GT_RETURN_IF_ERROR(Left(awaited_));
     const Instant now = RealClock().Now();
     std::vector<int> peers;
     for (const Transfer& t : transfers_) peers.push_back(t.peer);
@@ -355,10 +381,31 @@ class UcxTransport final : public DataTransport {
     return absl::UnavailableError(absl::StrCat("the connection to another machine: ", symptom));
   }
 
+  void NoteUnfinished() {
+    GtrainUcxError error{};
+    for (size_t i = 0; i < transfers_.size(); ++i) {
+      if (i < spent_) continue;
+      // The one that was awaited is not done, and is gone if it failed.
+      if (i > spent_ && i < tickets_.size() && api_->test(worker_, tickets_[i], &error) > 0) continue;
+      if (std::ranges::count(unfinished_, transfers_[i].peer) == 0) unfinished_.push_back(transfers_[i].peer);
+    }
+  }
+
+  // The next notice of this number that has come; "": none has.
+  std::string Find(uint64_t number, int* from) {
+    uint64_t tag = 0;
+    size_t bytes = 0;
+    if (api_->find(worker_, nonce_ | kNoticeTag | number, kNonceMask | kNoticeTag | kNumberMask, &tag,
+                   &bytes) == 0) {
+      return "";
+    }
+    *from = static_cast<int>((tag & ~(kNonceMask | kNoticeTag)) >> 16);
+    return Read(tag, bytes, *from);
+  }
+
   // A notice that has come, which UCX only has to copy. One that is longer than notices are is not taken:
   // its length is the peer's word alone.
-  std::string Read(uint64_t tag, size_t bytes) {
-    const int from = static_cast<int>((tag & ~(kNonceMask | kNoticeTag)) >> 16);
+  std::string Read(uint64_t tag, size_t bytes, int from) {
     const std::string unread = absl::StrCat("member ", from, " gave up; why did not arrive");
     if (bytes == 0 || bytes > kNoticeBytesMax) return unread;
     notice_.resize(bytes);
@@ -374,7 +421,7 @@ class UcxTransport final : public DataTransport {
   }
 
   // Also members whose greeting is under way, because they may wait for this one.
-  void Tell(absl::string_view notice) {
+  void Tell(absl::string_view notice, uint64_t number) {
     if (worker_ == nullptr || notice.empty() || !heard_.empty()) return;
     notice_ = std::string(notice.substr(0, kNoticeBytesMax));
     const Instant give_up = RealClock().Now() + kTellTime;
@@ -386,7 +433,7 @@ class UcxTransport final : public DataTransport {
         if (told[i] || peers_[i].greeting != Greeting::kDone) continue;
         told[i] = true;
         (void)api_->post(worker_, static_cast<int>(i), GTRAIN_UCX_SEND, notice_.data(), notice_.size(),
-                         nonce_ | kNoticeTag | self_ << 16, nullptr, &error);
+                         nonce_ | kNoticeTag | self_ << 16 | number, nullptr, &error);
       }
     };
     for (tell(); !greeting_.empty() && RealClock().Now() < give_up; tell()) api_->progress(worker_, 1);
@@ -410,6 +457,10 @@ class UcxTransport final : public DataTransport {
   std::vector<PeerState> peers_;
   std::vector<int> greeting_;  // peers in the middle of it
   std::vector<void*> tickets_;
+  size_t spent_ = 0;  // of them, in their order
+  int awaited_ = -1;  // the member that the running exchange waits for
+  std::vector<int> unfinished_;
+  std::map<int, std::string> left_;       // what members said that left
   absl::Span<const Transfer> transfers_;  // of the exchange that is running
   std::string heard_, notice_;
   LinkTarget& target_;

@@ -134,6 +134,11 @@ GTRAIN_API gtrain_status gtrain_communicator_split(gtrain_communicator* comm, in
                                                    gtrain_communicator** out, gtrain_error* error);
 /* Operations that have not begun are cancelled; the one under way is waited for, at most its timeout. */
 GTRAIN_API void gtrain_communicator_free(gtrain_communicator* comm);
+/* This rank takes no further part: the running or next operation of the others fails with GTRAIN_UNAVAILABLE,
+ * this rank and `why`. It takes its turn behind what is queued and is not waited for. Operations with
+ * arguments that cannot be do it by themselves. Nothing where the communicator has one rank. */
+GTRAIN_API gtrain_status gtrain_communicator_abort(gtrain_communicator* comm, const char* why,
+                                                   gtrain_error* error);
 GTRAIN_API int gtrain_communicator_rank(const gtrain_communicator* comm);
 GTRAIN_API int gtrain_communicator_size(const gtrain_communicator* comm);
 /* Zeroed memory (64-byte aligned) that collectives reach fastest. It belongs to the communicator. */

@@ -73,6 +73,7 @@ _FUNCTIONS = {
     "gtrain_communicator_rank": (c_int, [c_void_p]),
     "gtrain_communicator_size": (c_int, [c_void_p]),
     "gtrain_communicator_free": (None, [c_void_p]),
+    "gtrain_communicator_abort": (c_int, [c_void_p, c_char_p, _ERROR]),
     "gtrain_all_reduce": (c_int, [c_void_p, c_void_p, c_size_t, c_int, c_int, c_void_p, _HANDLE_OUT, _ERROR]),
     "gtrain_broadcast": (c_int, [c_void_p, c_void_p, c_size_t, c_int, c_int, c_void_p, _HANDLE_OUT, _ERROR]),
     "gtrain_all_gather": (c_int, [c_void_p, c_void_p, c_void_p, c_size_t, c_int, c_void_p, _HANDLE_OUT, _ERROR]),

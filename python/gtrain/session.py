@@ -1,5 +1,6 @@
 """Session and Communicator: this process as one rank, and what it does together with the others."""
 import ctypes
+import functools
 from ctypes import byref, c_double, c_int, c_void_p
 
 from . import _library
@@ -110,6 +111,21 @@ def _op(name):
     return OPS[name]
 
 
+def _takes_part(operation):
+    """A rank whose arguments cannot be takes no part in the operation, and the others hear it at once."""
+
+    @functools.wraps(operation)
+    def guarded(self, *arguments, **named):
+        try:
+            return operation(self, *arguments, **named)
+        except (InvalidArgument, TypeError, ValueError, MemoryError) as error:
+            if self._handle:
+                _library.call("gtrain_communicator_abort", self._handle, str(error).encode())
+            raise
+
+    return guarded
+
+
 class Communicator:
     """Collectives. Every rank calls the same ones in the same order with equal sizes, dtypes and operations."""
 
@@ -133,6 +149,7 @@ class Communicator:
             raise FailedPrecondition("the communicator is closed")
         return self._handle
 
+    @_takes_part
     def all_reduce(self, data, op="sum", dtype=None, wait=True):
         """Reduces `data` in place over all ranks: op is sum, mean, min or max.
 
@@ -143,12 +160,14 @@ class Communicator:
         return self._start("gtrain_all_reduce", wait, buffer, buffer.address, buffer.count, buffer.dtype, _op(op),
                            None)
 
+    @_takes_part
     def reduce(self, data, root=0, op="sum", dtype=None, wait=True):
         """`data` of rank `root` becomes the reduction of all ranks'; elsewhere it stays. Returns like all_reduce."""
         buffer = Buffer(data, dtype)
         return self._start("gtrain_reduce", wait, buffer, buffer.address, buffer.count, buffer.dtype, _op(op), root,
                            None)
 
+    @_takes_part
     def reduce_scatter(self, data, out, op="sum", dtype=None):
         """`data` holds `size` blocks; block `rank` of everybody's, reduced, goes into `out`, which is returned."""
         source, target = Buffer(data, dtype, writable=False), Buffer(out, dtype)
@@ -157,6 +176,7 @@ class Communicator:
                       _op(op), None, None)
         return out
 
+    @_takes_part
     def all_to_all(self, data, out, dtype=None):
         """Block i of the `size` blocks of `data` goes to rank i; `out` gets the blocks in the order of their ranks."""
         source, target = Buffer(data, dtype, writable=False), Buffer(out, dtype)
@@ -166,11 +186,13 @@ class Communicator:
                       source.dtype, None, None)
         return out
 
+    @_takes_part
     def send(self, data, to, dtype=None, wait=True):
         """`data` to rank `to`, which calls receive with as much. Not collective; returns like all_reduce."""
         buffer = Buffer(data, dtype, writable=False)
         return self._start("gtrain_send", wait, buffer, buffer.address, buffer.count, buffer.dtype, to, None)
 
+    @_takes_part
     def receive(self, data, source, dtype=None, wait=True):
         """Fills `data` with what rank `source` sends to this one. Not collective; returns like all_reduce."""
         buffer = Buffer(data, dtype)
@@ -188,11 +210,13 @@ class Communicator:
         part.size = _library.load().gtrain_communicator_size(handle)
         return part
 
+    @_takes_part
     def broadcast(self, data, root=0, dtype=None, wait=True):
         """`data` of rank `root` overwrites `data` everywhere. Returns like all_reduce."""
         buffer = Buffer(data, dtype)
         return self._start("gtrain_broadcast", wait, buffer, buffer.address, buffer.count, buffer.dtype, root, None)
 
+    @_takes_part
     def all_gather(self, data, out=None, dtype=None):
         """`data` of every rank, in rank order. Without `out` the result is a new numpy array [size, *shape]."""
         source = Buffer(data, dtype, writable=False)

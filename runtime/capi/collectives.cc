@@ -1,6 +1,7 @@
 // Communicators and collectives of gtrain_c.h.
 #include <utility>
 
+#include "absl/functional/function_ref.h"
 #include "base/status_macros.h"
 #include "runtime/capi/handles.h"
 
@@ -21,10 +22,17 @@ absl::StatusOr<ReduceOp> OpFrom(gtrain_op op) {
   return absl::InvalidArgumentError(absl::StrCat("no such reduction: ", static_cast<int>(op)));
 }
 
-absl::Status CheckCollective(const gtrain_communicator* comm, const void* stream) {
-  GT_RETURN_IF_ERROR(CheckHandle(comm));
-  if (stream == nullptr) return absl::OkStatus();
+absl::Status HostMemoryAlone() {
   return absl::UnimplementedError("`stream` must be NULL: collectives work on host memory only");
+}
+
+// Behind what is queued, without waiting for it.
+void Abort(gtrain_communicator* comm, const absl::Status& why) {
+  if (comm->size == 1) return;  // nobody waits, and the communicator stays usable
+  (void)comm->queue->Start([c = comm->comm.get(), why] {
+    c->Abort(why);
+    return absl::OkStatus();
+  });
 }
 
 // Runs the operation now, or queues it and hands out a request.
@@ -35,6 +43,17 @@ absl::Status Start(gtrain_communicator* comm, gtrain_request** out, AsyncCalls::
   GT_ASSIGN_OR_RETURN(request->call, comm->queue->Start(std::move(work)));
   *out = request.release();
   return absl::OkStatus();
+}
+
+// `make` checks the arguments and makes the operation. A rank whose arguments cannot be takes no part, so the
+// others hear it at once.
+absl::Status TakePart(gtrain_communicator* comm, const void* stream, gtrain_request** out,
+                      absl::FunctionRef<absl::StatusOr<AsyncCalls::Body>()> make) {
+  GT_RETURN_IF_ERROR(CheckHandle(comm));
+  absl::StatusOr<AsyncCalls::Body> body = stream == nullptr ? make() : HostMemoryAlone();
+  if (body.ok()) return Start(comm, out, *std::move(body));
+  Abort(comm, body.status());
+  return body.status();
 }
 
 gtrain_communicator* HandleOf(std::unique_ptr<Communicator> comm, std::shared_ptr<Session> session,
@@ -106,17 +125,17 @@ absl::Status WaitFor(gtrain_request* request, int64_t timeout_ms, int* done) {
 }  // namespace
 }  // namespace gtrain::capi
 
+using gtrain::AsyncCalls;
 using gtrain::DType;
 using gtrain::ReduceOp;
 using gtrain::capi::Call;
 using gtrain::capi::CheckBlocks;
 using gtrain::capi::CheckBuffer;
-using gtrain::capi::CheckCollective;
 using gtrain::capi::CheckHandle;
 using gtrain::capi::CheckPeer;
 using gtrain::capi::CheckRank;
 using gtrain::capi::DTypeFrom;
-using gtrain::capi::Start;
+using gtrain::capi::TakePart;
 
 extern "C" {
 
@@ -131,6 +150,14 @@ gtrain_status gtrain_communicator_split(gtrain_communicator* comm, int color, in
 }
 
 void gtrain_communicator_free(gtrain_communicator* comm) { gtrain::capi::FreeHandle(comm); }
+
+gtrain_status gtrain_communicator_abort(gtrain_communicator* comm, const char* why, gtrain_error* error) {
+  return Call(error, [&]() -> absl::Status {
+    GT_RETURN_IF_ERROR(CheckHandle(comm));
+    gtrain::capi::Abort(comm, absl::InvalidArgumentError(why == nullptr ? "no reason was given" : why));
+    return absl::OkStatus();
+  });
+}
 
 int gtrain_communicator_rank(const gtrain_communicator* comm) { return comm->rank; }
 int gtrain_communicator_size(const gtrain_communicator* comm) { return comm->size; }
@@ -150,34 +177,37 @@ gtrain_status gtrain_allocate(gtrain_communicator* comm, size_t bytes, void** ou
 
 gtrain_status gtrain_all_reduce(gtrain_communicator* comm, void* data, size_t count, gtrain_dtype dtype,
                                 gtrain_op op, void* stream, gtrain_request** out, gtrain_error* error) {
-  return Call(error, [&]() -> absl::Status {
-    GT_RETURN_IF_ERROR(CheckCollective(comm, stream));
-    GT_ASSIGN_OR_RETURN(const DType type, DTypeFrom(dtype));
-    GT_ASSIGN_OR_RETURN(const ReduceOp reduce, gtrain::capi::OpFrom(op));
-    GT_RETURN_IF_ERROR(CheckBuffer(data, count, type));
-    return Start(comm, out, [=, c = comm->comm.get()] { return c->AllReduce(data, count, type, reduce); });
+  return Call(error, [&] {
+    return TakePart(comm, stream, out, [&]() -> absl::StatusOr<AsyncCalls::Body> {
+      GT_ASSIGN_OR_RETURN(const DType type, DTypeFrom(dtype));
+      GT_ASSIGN_OR_RETURN(const ReduceOp reduce, gtrain::capi::OpFrom(op));
+      GT_RETURN_IF_ERROR(CheckBuffer(data, count, type));
+      return [=, c = comm->comm.get()] { return c->AllReduce(data, count, type, reduce); };
+    });
   });
 }
 
 gtrain_status gtrain_broadcast(gtrain_communicator* comm, void* data, size_t count, gtrain_dtype dtype,
                                int root, void* stream, gtrain_request** out, gtrain_error* error) {
-  return Call(error, [&]() -> absl::Status {
-    GT_RETURN_IF_ERROR(CheckCollective(comm, stream));
-    GT_ASSIGN_OR_RETURN(const DType type, DTypeFrom(dtype));
-    GT_RETURN_IF_ERROR(CheckBuffer(data, count, type));
-    GT_RETURN_IF_ERROR(CheckRank(comm, "root", root));
-    return Start(comm, out, [=, c = comm->comm.get()] { return c->Broadcast(data, count, type, root); });
+  return Call(error, [&] {
+    return TakePart(comm, stream, out, [&]() -> absl::StatusOr<AsyncCalls::Body> {
+      GT_ASSIGN_OR_RETURN(const DType type, DTypeFrom(dtype));
+      GT_RETURN_IF_ERROR(CheckBuffer(data, count, type));
+      GT_RETURN_IF_ERROR(CheckRank(comm, "root", root));
+      return [=, c = comm->comm.get()] { return c->Broadcast(data, count, type, root); };
+    });
   });
 }
 
 gtrain_status gtrain_all_gather(gtrain_communicator* comm, const void* input, void* output, size_t count,
                                 gtrain_dtype dtype, void* stream, gtrain_request** out, gtrain_error* error) {
-  return Call(error, [&]() -> absl::Status {
-    GT_RETURN_IF_ERROR(CheckCollective(comm, stream));
-    GT_ASSIGN_OR_RETURN(const DType type, DTypeFrom(dtype));
-    GT_RETURN_IF_ERROR(CheckBuffer(input, count, type));
-    GT_RETURN_IF_ERROR(CheckBlocks(comm, output, count, type));
-    return Start(comm, out, [=, c = comm->comm.get()] { return c->AllGather(input, output, count, type); });
+  return Call(error, [&] {
+    return TakePart(comm, stream, out, [&]() -> absl::StatusOr<AsyncCalls::Body> {
+      GT_ASSIGN_OR_RETURN(const DType type, DTypeFrom(dtype));
+      GT_RETURN_IF_ERROR(CheckBuffer(input, count, type));
+      GT_RETURN_IF_ERROR(CheckBlocks(comm, output, count, type));
+      return [=, c = comm->comm.get()] { return c->AllGather(input, output, count, type); };
+    });
   });
 }
 
@@ -186,68 +216,73 @@ gtrain_status gtrain_all_gather(gtrain_communicator* comm, const void* input, vo
 gtrain_status gtrain_reduce_scatter(gtrain_communicator* comm, const void* input, void* output, size_t count,
                                     gtrain_dtype dtype, gtrain_op op, void* stream, gtrain_request** out,
                                     gtrain_error* error) {
-  return Call(error, [&]() -> absl::Status {
-    GT_RETURN_IF_ERROR(CheckCollective(comm, stream));
-    GT_ASSIGN_OR_RETURN(const DType type, DTypeFrom(dtype));
-    GT_ASSIGN_OR_RETURN(const ReduceOp reduce, gtrain::capi::OpFrom(op));
-    GT_RETURN_IF_ERROR(CheckBlocks(comm, input, count, type));
-    GT_RETURN_IF_ERROR(CheckBuffer(output, count, type));
-    return Start(comm, out,
-                 [=, c = comm->comm.get()] { return c->ReduceScatter(input, output, count, type, reduce); });
+  return Call(error, [&] {
+    return TakePart(comm, stream, out, [&]() -> absl::StatusOr<AsyncCalls::Body> {
+      GT_ASSIGN_OR_RETURN(const DType type, DTypeFrom(dtype));
+      GT_ASSIGN_OR_RETURN(const ReduceOp reduce, gtrain::capi::OpFrom(op));
+      GT_RETURN_IF_ERROR(CheckBlocks(comm, input, count, type));
+      GT_RETURN_IF_ERROR(CheckBuffer(output, count, type));
+      return [=, c = comm->comm.get()] { return c->ReduceScatter(input, output, count, type, reduce); };
+    });
   });
 }
 
 // NOLINTNEXTLINE(readability-function-size)
 gtrain_status gtrain_reduce(gtrain_communicator* comm, void* data, size_t count, gtrain_dtype dtype,
                             gtrain_op op, int root, void* stream, gtrain_request** out, gtrain_error* error) {
-  return Call(error, [&]() -> absl::Status {
-    GT_RETURN_IF_ERROR(CheckCollective(comm, stream));
-    GT_ASSIGN_OR_RETURN(const DType type, DTypeFrom(dtype));
-    GT_ASSIGN_OR_RETURN(const ReduceOp reduce, gtrain::capi::OpFrom(op));
-    GT_RETURN_IF_ERROR(CheckBuffer(data, count, type));
-    GT_RETURN_IF_ERROR(CheckRank(comm, "root", root));
-    return Start(comm, out, [=, c = comm->comm.get()] { return c->Reduce(data, count, type, reduce, root); });
+  return Call(error, [&] {
+    return TakePart(comm, stream, out, [&]() -> absl::StatusOr<AsyncCalls::Body> {
+      GT_ASSIGN_OR_RETURN(const DType type, DTypeFrom(dtype));
+      GT_ASSIGN_OR_RETURN(const ReduceOp reduce, gtrain::capi::OpFrom(op));
+      GT_RETURN_IF_ERROR(CheckBuffer(data, count, type));
+      GT_RETURN_IF_ERROR(CheckRank(comm, "root", root));
+      return [=, c = comm->comm.get()] { return c->Reduce(data, count, type, reduce, root); };
+    });
   });
 }
 
 gtrain_status gtrain_all_to_all(gtrain_communicator* comm, const void* input, void* output, size_t count,
                                 gtrain_dtype dtype, void* stream, gtrain_request** out, gtrain_error* error) {
-  return Call(error, [&]() -> absl::Status {
-    GT_RETURN_IF_ERROR(CheckCollective(comm, stream));
-    GT_ASSIGN_OR_RETURN(const DType type, DTypeFrom(dtype));
-    GT_RETURN_IF_ERROR(CheckBlocks(comm, input, count, type));
-    GT_RETURN_IF_ERROR(CheckBlocks(comm, output, count, type));
-    return Start(comm, out, [=, c = comm->comm.get()] { return c->AllToAll(input, output, count, type); });
+  return Call(error, [&] {
+    return TakePart(comm, stream, out, [&]() -> absl::StatusOr<AsyncCalls::Body> {
+      GT_ASSIGN_OR_RETURN(const DType type, DTypeFrom(dtype));
+      GT_RETURN_IF_ERROR(CheckBlocks(comm, input, count, type));
+      GT_RETURN_IF_ERROR(CheckBlocks(comm, output, count, type));
+      return [=, c = comm->comm.get()] { return c->AllToAll(input, output, count, type); };
+    });
   });
 }
 
 gtrain_status gtrain_send(gtrain_communicator* comm, const void* data, size_t count, gtrain_dtype dtype,
                           int to, void* stream, gtrain_request** out, gtrain_error* error) {
-  return Call(error, [&]() -> absl::Status {
-    GT_RETURN_IF_ERROR(CheckCollective(comm, stream));
-    GT_ASSIGN_OR_RETURN(const DType type, DTypeFrom(dtype));
-    GT_RETURN_IF_ERROR(CheckBuffer(data, count, type));
-    GT_RETURN_IF_ERROR(CheckPeer(comm, to));
-    return Start(comm, out, [=, c = comm->comm.get()] { return c->Send(data, count, type, to); });
+  return Call(error, [&] {
+    return TakePart(comm, stream, out, [&]() -> absl::StatusOr<AsyncCalls::Body> {
+      GT_ASSIGN_OR_RETURN(const DType type, DTypeFrom(dtype));
+      GT_RETURN_IF_ERROR(CheckBuffer(data, count, type));
+      GT_RETURN_IF_ERROR(CheckPeer(comm, to));
+      return [=, c = comm->comm.get()] { return c->Send(data, count, type, to); };
+    });
   });
 }
 
 gtrain_status gtrain_receive(gtrain_communicator* comm, void* data, size_t count, gtrain_dtype dtype,
                              int from, void* stream, gtrain_request** out, gtrain_error* error) {
-  return Call(error, [&]() -> absl::Status {
-    GT_RETURN_IF_ERROR(CheckCollective(comm, stream));
-    GT_ASSIGN_OR_RETURN(const DType type, DTypeFrom(dtype));
-    GT_RETURN_IF_ERROR(CheckBuffer(data, count, type));
-    GT_RETURN_IF_ERROR(CheckPeer(comm, from));
-    return Start(comm, out, [=, c = comm->comm.get()] { return c->Receive(data, count, type, from); });
+  return Call(error, [&] {
+    return TakePart(comm, stream, out, [&]() -> absl::StatusOr<AsyncCalls::Body> {
+      GT_ASSIGN_OR_RETURN(const DType type, DTypeFrom(dtype));
+      GT_RETURN_IF_ERROR(CheckBuffer(data, count, type));
+      GT_RETURN_IF_ERROR(CheckPeer(comm, from));
+      return [=, c = comm->comm.get()] { return c->Receive(data, count, type, from); };
+    });
   });
 }
 
 gtrain_status gtrain_barrier(gtrain_communicator* comm, void* stream, gtrain_request** out,
                              gtrain_error* error) {
-  return Call(error, [&]() -> absl::Status {
-    GT_RETURN_IF_ERROR(CheckCollective(comm, stream));
-    return Start(comm, out, [c = comm->comm.get()] { return c->Barrier(); });
+  return Call(error, [&] {
+    return TakePart(comm, stream, out, [&]() -> absl::StatusOr<AsyncCalls::Body> {
+      return [c = comm->comm.get()] { return c->Barrier(); };
+    });
   });
 }
 
