@@ -143,6 +143,8 @@ def parse(path):
     mutants, block = [], None
     for number, line in enumerate(read(path).splitlines(keepends=True), 1):
         where, word = f'{os.path.relpath(path, ROOT)}:{number}', line.strip()
+        if block and re.match(r'mutant [-a-z0-9]+$', line.rstrip()):
+            raise Bad(f'{where}: {mutants[-1].name} has no `end`')
         if block and word not in ('new', 'end'):
             setattr(mutants[-1], block, getattr(mutants[-1], block) + line)
         elif word in ('old', 'new', 'end'):

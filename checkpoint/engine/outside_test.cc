@@ -64,10 +64,10 @@ class LostRank {
                     auto base = OpenDirectoryStore(location);
                     if (!base.ok()) return base.status();
                     return std::make_unique<FaultyStore>(
-                        *std::move(base),
-                        FaultPlan{[dies_at, when, last = false](uint64_t call, absl::string_view) mutable {
-                          if (last || (call == dies_at && when == Fault::kBefore)) _exit(kKilled);
-                          last = call == dies_at;  // it happens; the next one finds nobody
+                        *std::move(base), FaultPlan{[dies_at, when](uint64_t call, absl::string_view) {
+                          // After: it happens, and the next one finds nobody. Calls may come from two
+                          // threads.
+                          if (call == dies_at + (when == Fault::kAfter ? 1 : 0)) _exit(kKilled);
                           return Fault::kNone;
                         }});
                   });
