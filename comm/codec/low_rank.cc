@@ -100,15 +100,27 @@ double Dot(const float* a, const float* b, size_t n) {
   return lanes[0];
 }
 
+// row += residual (null: nothing), clipped. Zero times what is not finite is NaN, which hides from no sum.
+size_t AddAndClip(float* row, const float* residual, size_t n) {
+  uint32_t clipped = 0;
+  for (size_t j = 0; j < n; ++j) {
+    const float sum = residual == nullptr ? row[j] : row[j] + residual[j];
+    clipped += std::fabs(sum) > kLargestInMatrix ? 1 : 0;
+    row[j] = std::clamp(sum, -kLargestInMatrix, kLargestInMatrix) + row[j] * 0;
+  }
+  return clipped;
+}
+
 }  // namespace
 
-void MultiplyRightLoop(float* a, const float* residual, const Matrix& shape, size_t rank, const float* right,
-                       float* left) {
+size_t MultiplyRightLoop(float* a, const float* residual, const Matrix& shape, size_t rank,
+                         const float* right, float* left) {
   const size_t n = shape.columns;
   float sums[kTogether];
+  size_t clipped = 0;
   for (size_t i = 0; i < shape.rows; ++i) {
     float* row = a + i * n;
-    for (size_t j = 0; residual != nullptr && j < n; ++j) row[j] += residual[i * n + j];
+    clipped += AddAndClip(row, residual == nullptr ? nullptr : residual + i * n, n);
     for (size_t k = 0; k < rank; k += kTogether) {
       const size_t some = std::min(rank - k, kTogether);
       const auto dots = some == 1 ? Dots<1> : some == 2 ? Dots<2> : some == 3 ? Dots<3> : Dots<4>;
@@ -116,6 +128,7 @@ void MultiplyRightLoop(float* a, const float* residual, const Matrix& shape, siz
       for (size_t l = 0; l < some; ++l) left[(k + l) * shape.rows + i] = sums[l];
     }
   }
+  return clipped;
 }
 
 void OrthonormaliseLoop(float* left, size_t rows, size_t rank) {
@@ -222,9 +235,22 @@ void FillZeroColumns(float* right, size_t columns, size_t rank, uint64_t seed) {
   }
 }
 
-void MultiplyRight(float* a, const float* residual, const Matrix& shape, size_t rank, const float* right,
-                   float* left) {
-  LOOPS_BEST(MultiplyRightLoop)(a, residual, shape, rank, right, left);
+void ScaleColumns(float* right, size_t columns, size_t rank) {
+  for (size_t k = 0; k < rank; ++k) {
+    float* column = right + k * columns;
+    double squares = 0;
+    for (size_t j = 0; j < columns; ++j) squares += double{column[j]} * column[j];
+    if (squares == 0) continue;
+    int exponent = 0;
+    (void)std::frexp(std::sqrt(squares), &exponent);
+    const double factor = std::ldexp(1.0, -exponent);
+    for (size_t j = 0; j < columns; ++j) column[j] = static_cast<float>(column[j] * factor);
+  }
+}
+
+size_t MultiplyRight(float* a, const float* residual, const Matrix& shape, size_t rank, const float* right,
+                     float* left) {
+  return LOOPS_BEST(MultiplyRightLoop)(a, residual, shape, rank, right, left);
 }
 
 void Orthonormalise(float* left, size_t rows, size_t rank) {

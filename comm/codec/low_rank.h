@@ -31,13 +31,22 @@ absl::StatusOr<std::vector<Matrix>> MatricesOf(absl::Span<const std::vector<int6
 // Elements that go over the wire for `count`.
 size_t FactorElements(absl::Span<const Matrix> matrices, size_t count, size_t rank);
 
+// What gradient and residual are clipped to together: with matrices of 2^32 elements on 2^15 ranks no factor,
+// and nothing that is computed on the way to one, becomes infinite.
+inline constexpr float kLargestInMatrix = 0x1p96f;
+
 // Columns of the right factor that are all zero (in the first step, and where a gradient had a smaller rank)
 // become random ones: they would stay zero for ever. Equal seeds give equal bits on every machine.
 void FillZeroColumns(float* right, size_t columns, size_t rank, uint64_t seed);
 
-// a += residual (null: nothing); left = a right.
-void MultiplyRight(float* a, const float* residual, const Matrix& shape, size_t rank, const float* right,
-                   float* left);
+// Columns get a length from 0.5 to 1 by a power of two, which rounds nothing: only their direction matters,
+// and the length of a right factor is that of the gradient it came from. Columns of zeros stay.
+void ScaleColumns(float* right, size_t columns, size_t rank);
+
+// a += residual (null: nothing), clipped to +-kLargestInMatrix; left = a right. What is not finite in `a`
+// becomes NaN. Returns how many elements were clipped.
+size_t MultiplyRight(float* a, const float* residual, const Matrix& shape, size_t rank, const float* right,
+                     float* left);
 
 // Makes the columns orthonormal: modified Gram-Schmidt, twice. A column that is but rounding of those before
 // it becomes zero. The same bits on every machine.

@@ -49,6 +49,7 @@ LowRankMean::LowRankMean(const CompressionOptions& options, size_t count, std::v
 
 absl::StatusOr<uint64_t> LowRankMean::Mean(Communicator& group, float factor, absl::Span<float> data) {
   pending_ = false;
+  clipped_ = 0;
   float* left = wire_.data();
   float* dense = wire_.data() + left_elements_;
   float* right = right_.data();
@@ -58,8 +59,10 @@ absl::StatusOr<uint64_t> LowRankMean::Mean(Communicator& group, float factor, ab
     dense = std::copy(data.begin() + static_cast<ptrdiff_t>(at),
                       data.begin() + static_cast<ptrdiff_t>(m.offset), dense);
     FillZeroColumns(right, m.columns, rank_, kSeed + i * kMatrixRankMax);
-    MultiplyRight(data.data() + m.offset, residual_.empty() ? nullptr : residual_.data() + m.offset, m, rank_,
-                  right, left);
+    ScaleColumns(right, m.columns, rank_);
+    clipped_ +=
+        MultiplyRight(data.data() + m.offset, residual_.empty() ? nullptr : residual_.data() + m.offset, m,
+                      rank_, right, left);
     left += m.rows * rank_;
     right += m.columns * rank_;
     at = m.offset + m.size();
@@ -111,6 +114,7 @@ bool LowRankMean::Poisoned(absl::Span<const float> sum, absl::Span<float> data) 
   for (const float value : sum) poison += value * 0;
   if (!std::isnan(poison)) return false;
   std::fill(data.begin(), data.end(), std::numeric_limits<float>::quiet_NaN());
+  clipped_ = 0;
   return true;
 }
 
@@ -133,7 +137,9 @@ bool LowRankMean::Load(const CarriedState& state) {
       state.values.size() != own.size()) {
     return false;
   }
-  own = state.values;
+  // A checkpoint of a version whose factors could become infinite heals.
+  std::transform(state.values.begin(), state.values.end(), own.begin(),
+                 [](float value) { return std::isfinite(value) ? value : 0; });
   pending_ = false;
   return true;
 }

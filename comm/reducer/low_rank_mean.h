@@ -22,13 +22,15 @@ class LowRankMean {
 
   // data[count] of each member becomes `factor` times about their sum, the same bits on all. Returns the
   // bytes that this member gave to collectives. A sum that is not finite makes all elements NaN and leaves
-  // nothing pending.
+  // nothing pending; no finite matrix does that, since matrices are clipped (low_rank.h).
   absl::StatusOr<uint64_t> Mean(Communicator& group, float factor, absl::Span<float> data);
   void Apply();  // what is pending, if anything
   void Drop() { pending_ = false; }
+  // Elements of this member's matrices that the last Mean clipped.
+  size_t clipped() const { return clipped_; }
 
   // "residual" of `count`, with error feedback, and "basis": the right factors, which the next step begins
-  // with. Load: false where there is no state of that name and size.
+  // with. Load: false where there is no state of that name and size; what is not finite becomes 0.
   std::vector<CarriedState> Export() const;
   bool Load(const CarriedState& state);
 
@@ -46,6 +48,7 @@ class LowRankMean {
   std::vector<float> sent_;                      // this member's right factors
   std::vector<float> wire_;                      // left factors, then the elements of no matrix
   bool pending_ = false;
+  size_t clipped_ = 0;
 };
 
 }  // namespace gtrain::comm
