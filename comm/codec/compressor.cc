@@ -28,8 +28,6 @@ static_assert(kPiece % kScaleBlock == 0 && kPiece % kHalvesBlock == 0);
 constexpr double kWarmupDensity = 0.25;
 // An approximate top-k sends between these shares of k.
 constexpr double kLow = 0.9, kHigh = 1.1;
-// So that 2^15 of them, and the sums of a block, are finite.
-constexpr float kLargestSent = 0x1p112f;
 constexpr float kLargestFloat16 = 65504;
 constexpr char kResidual[] = "residual", kMomentum[] = "momentum", kProgress[] = "progress";
 

@@ -85,7 +85,7 @@ class Flat {
     float poison = 0;
     for (size_t i = 0; i < count_; ++i) {
       const float before = momentum_ * agreed_[i];
-      agreed_next_[i] = compressed ? data[i] : data[i] + before;
+      agreed_next_[i] = std::clamp(compressed ? data[i] : data[i] + before, -kLargestSent, kLargestSent);
       data[i] = compressed ? data[i] - before : data[i];
       poison += data[i] * 0;
     }
@@ -181,7 +181,9 @@ class Flat {
   absl::Status Load(const CarriedState& state) {
     if (state.name == kProgressState) return LoadProgress(state);
     if (momentum_ > 0 && state.name == kMomentumState && state.offset == 0 && state.values.size() == count_) {
-      agreed_ = state.values;
+      // A checkpoint of a version whose momentum could become infinite heals.
+      std::transform(state.values.begin(), state.values.end(), agreed_.begin(),
+                     [](float value) { return std::isfinite(value) ? value : 0; });
       pending_momentum_ = false;
       return absl::OkStatus();
     }
@@ -224,6 +226,7 @@ class Flat {
   // By the last call, of the gradient and of the mean.
   size_t clipped() const {
     size_t sum = returning_ != nullptr ? returning_->clipped() : 0;
+    if (low_rank_ != nullptr) sum += low_rank_->clipped();
     for (const auto& compressor : sending_) sum += compressor->clipped();
     return sum;
   }

@@ -216,43 +216,115 @@ TEST(CompressedCollective, OneRanksNanIsSeenByAllAndCarriedByNone) {
   }
 }
 
-// What an optimiser sees: it turns what comes back into the same momentum as dense means, exactly while
-// warming up and, but for a few steps' worth still on its way, behind it.
-// A gradient of 65,520 under fp16, or near the largest float under the others, made a shard NaN for ever.
+// Those, and what else carries something over from a step that was large: momenta, and factors behind a
+// warm-up.
+std::vector<CompressionOptions> EveryKindWithHistory() {
+  std::vector<CompressionOptions> kinds = EveryKind();
+  for (Codec codec : {Codec::kOneBit, Codec::kFloat16, Codec::kPowerSgd}) {
+    kinds.push_back(Options(codec));
+    kinds.back().optimizer_momentum = 0.9f;
+    kinds.back().warmup_steps = 5;
+  }
+  for (const int warmup_steps : {0, 5}) {
+    kinds.push_back(Options(Codec::kTopK));
+    kinds.back().momentum = 0.9f;
+    kinds.back().warmup_steps = warmup_steps;
+  }
+  return kinds;
+}
+
+// A gradient of 65,520 under fp16, or near the largest float under the others, made a shard NaN for ever; so
+// did one of 1e38 that a momentum repeats.
 TEST(CompressedCollective, LargeFiniteGradientsPoisonNothing) {
   for (const auto& nodes : kWorlds) {
-    for (const CompressionOptions& options : EveryKind()) {
-      if (options.codec == Codec::kNone || options.optimizer_momentum > 0) continue;
-      const bool sparse = options.codec == Codec::kTopK || options.codec == Codec::kPowerSgd;
-      SCOPED_TRACE(testing::Message() << testing::PrintToString(nodes) << CodecName(options.codec));
+    for (const CompressionOptions& options : EveryKindWithHistory()) {
+      if (options.codec == Codec::kNone) continue;
+      SCOPED_TRACE(testing::Message()
+                   << testing::PrintToString(nodes) << CodecName(options.codec) << options.optimizer_momentum
+                   << options.momentum << " " << options.warmup_steps);
       FakeWorld world(nodes);
       std::vector<size_t> clipped(nodes.size());
       ExpectAllOk(RunThreads(world, [&](Communicator& c) -> absl::Status {
         auto collective = CompressedCollective::Create(&c, options, kCount, kShapes);
         RETURN_IF_BAD(collective.status());
-        for (int step = 0; step < 6; ++step) {
+        for (int step = 0; step < 9; ++step) {
           std::vector<float> g = Gradient(c.rank(), step);
-          if (step == 1) {
+          // A sum of more than one of these is no number where nothing is compressed either.
+          if (step >= 1 && step <= 4) g[5] = g[1001] = 3e38f / static_cast<float>(c.size());
+          if (step == 1 || step == 5) {
             g[3] = 65520, g[1000] = -1e9f;
-            // A sum of these is no number where nothing is compressed either.
-            if (!sparse && c.rank() == 0) g[1999] = 0x1.fp126f;
+            if (c.rank() == 0) g[1999] = 0x1.fp126f;
           }
           RETURN_IF_BAD((*collective)->AllReduceMean(absl::MakeSpan(g)));
           clipped[static_cast<size_t>(c.rank())] += (*collective)->clipped();
           for (const float value : g)
             if (!std::isfinite(value)) return absl::InternalError(absl::StrCat("step ", step));
         }
+        for (const CarriedState& state : (*collective)->Export()) {
+          for (const float value : state.values) EXPECT_TRUE(std::isfinite(value)) << state.name;
+        }
         return absl::OkStatus();
       }));
       const size_t sum = std::accumulate(clipped.begin(), clipped.end(), size_t{0});
-      EXPECT_EQ(sum > 0, !sparse);
+      EXPECT_TRUE(sum > 0 || options.codec == Codec::kTopK || options.warmup_steps > 0);
     }
+  }
+}
+
+// The second factor of a step is as large as its gradient. It begins the next step, where it met a residual
+// as large: their product was infinite in every later step.
+TEST(CompressedCollective, PowerSgdGoesOnAfterALargeStep) {
+  for (const float large : {1e20f, 1e30f, 3e38f}) {
+    FakeWorld world({"a", "a", "b", "c"});
+    ExpectAllOk(RunThreads(world, [&](Communicator& c) -> absl::Status {
+      CompressionOptions options = Options(Codec::kPowerSgd);
+      options.matrix_rank = 2;
+      auto collective = CompressedCollective::Create(&c, options, 1024, {{32, 32}});
+      RETURN_IF_BAD(collective.status());
+      for (int step = 0; step < 20; ++step) {
+        std::vector<float> g = Gradient(c.rank(), step, 1024);
+        if (step == 2 && c.rank() == 1) g[3] = g[100] = g[333] = -(g[470] = g[700] = g[1001] = large);
+        RETURN_IF_BAD((*collective)->AllReduceMean(absl::MakeSpan(g)));
+        for (const float value : g)
+          if (!std::isfinite(value)) return absl::InternalError(absl::StrCat("step ", step));
+      }
+      return absl::OkStatus();
+    }));
+  }
+}
+
+// A checkpoint of a version that could not do that.
+TEST(CompressedCollective, WhatIsNotFiniteIsNotLoaded) {
+  FakeWorld world({"a", "b"});
+  for (const Codec codec : {Codec::kPowerSgd, Codec::kInt8}) {
+    ExpectAllOk(RunThreads(world, [&](Communicator& c) -> absl::Status {
+      CompressionOptions options = Options(codec);
+      options.optimizer_momentum = 0.9f;
+      auto collective = CompressedCollective::Create(&c, options, kCount, kShapes);
+      RETURN_IF_BAD(collective.status());
+      for (CarriedState& state : (*collective)->Export()) {
+        for (size_t i = 0; i < state.values.size(); i += 3) {
+          state.values[i] = i % 2 == 0 ? std::numeric_limits<float>::infinity() : std::nanf("");
+        }
+        RETURN_IF_BAD((*collective)->Load(state));
+      }
+      std::vector<float> g = Gradient(c.rank(), 0);
+      RETURN_IF_BAD((*collective)->AllReduceMean(absl::MakeSpan(g)));
+      for (const float value : g) EXPECT_TRUE(std::isfinite(value));
+      return absl::OkStatus();
+    }));
   }
 }
 
 // The leaders compress what came of all ranks of their machine.
 TEST(CompressedCollective, RanksThatShareAMachineDoNotLowerTheLimit) {
-  for (const auto& nodes : Worlds{{"a", "a", "b"}, {"a", "a", "a", "b", "b", "b"}, {"a", "b", "a", "b"}}) {
+  Worlds worlds = {{"a", "a", "b"}, {"a", "a", "a", "b", "b", "b"}, {"a", "b", "a", "b"}};
+  worlds.push_back({"a", "a", "a", "b"});
+  worlds.push_back(std::vector<std::string>(15, "a")), worlds.back().push_back("b");
+  worlds.push_back(std::vector<std::string>(8, "a"));
+  for (const char* alone : {"b", "c", "d"}) worlds.back().push_back(alone);
+  for (const auto& nodes : worlds) {
+    SCOPED_TRACE(testing::PrintToString(nodes));
     FakeWorld world(nodes);
     ExpectAllOk(RunThreads(world, [&](Communicator& c) -> absl::Status {
       auto collective = CompressedCollective::Create(&c, Options(Codec::kFloat16), kCount);
@@ -268,6 +340,8 @@ TEST(CompressedCollective, RanksThatShareAMachineDoNotLowerTheLimit) {
   }
 }
 
+// What an optimiser sees: it turns what comes back into the same momentum as dense means, exactly while
+// warming up and, but for a few steps' worth still on its way, behind it.
 TEST(CompressedCollective, OptimizersMomentumIsWhatTravels) {
   constexpr float kMomentum = 0.8f;
   constexpr int kSteps = 40, kWarmup = 4;
@@ -649,6 +723,40 @@ TEST(CompressedCollective, WrongOptionsOfOneRankAreRefusedByAll) {
           return RunSteps(c, Options(Codec::kInt8), 2).status;
         },
         kNever));
+  }
+}
+
+// They would make other momenta, or other factors, out of the same bytes.
+TEST(CompressedCollective, OptionsThatDifferAreRefusedByAll) {
+  using Change = std::function<void(CompressionOptions&, std::vector<std::vector<int64_t>>&)>;
+  const std::vector<std::pair<Codec, Change>> changes = {
+      {Codec::kOneBit, [](auto& options, auto&) { options.optimizer_momentum = 0.5f; }},
+      {Codec::kOneBit, [](auto& options, auto&) { options.warmup_steps = 5; }},
+      {Codec::kOneBit, [](auto& options, auto&) { options.codec = Codec::kInt8; }},
+      {Codec::kOneBit, [](auto& options, auto&) { options.codec = Codec::kNone; }},
+      {Codec::kNone, [](auto& options, auto&) { options.codec = Codec::kOneBit; }},
+      {Codec::kTopK, [](auto& options, auto&) { options.density = 0.1000000001; }},
+      {Codec::kPowerSgd, [](auto& options, auto&) { options.matrix_rank = 3; }},
+      {Codec::kPowerSgd, [](auto&, auto& shapes) { std::swap(shapes[1][0], shapes[1][1]); }},
+  };
+  for (const auto& nodes : kFours) {
+    for (size_t i = 0; i < changes.size(); ++i) {
+      SCOPED_TRACE(testing::Message() << testing::PrintToString(nodes) << i);
+      FakeWorld world(nodes);
+      ExpectAllOk(RunThreads(
+          world,
+          [&](Communicator& c) -> absl::Status {
+            CompressionOptions options = Options(changes[i].first);
+            std::vector<std::vector<int64_t>> shapes = kShapes;
+            if (c.rank() == 2) changes[i].second(options, shapes);
+            const auto refused = CompressedCollective::Create(&c, options, kCount, shapes).status();
+            EXPECT_EQ(refused.code(), absl::StatusCode::kInvalidArgument) << refused;
+            EXPECT_THAT(std::string(refused.message()), testing::HasSubstr("give all ranks the same"));
+            return RunSteps(c, Options(Codec::kInt8), 2).status;
+          },
+          kNever));
+      if (testing::Test::HasFailure()) return;
+    }
   }
 }
 
