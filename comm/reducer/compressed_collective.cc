@@ -5,9 +5,11 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "base/status_macros.h"
 #include "comm/codec/packet.h"
 #include "comm/reducer/groups.h"
@@ -42,13 +44,14 @@ absl::Status DecodeSlot(absl::Span<const uint8_t> slot, absl::Span<float> output
   return Decode(slot.subspan(0, PacketBytes(header)), output, mode);
 }
 
-// The mean over `ranks` ranks, of which those of `group` take part, each with the sum of its machine.
+// The mean over `ranks` ranks, of which those of `group` take part, each with the sum of its machine: of at
+// most `largest_machine` ranks.
 class Flat {
  public:
-  static absl::StatusOr<std::unique_ptr<Flat>> Make(Communicator* group, int ranks,
+  static absl::StatusOr<std::unique_ptr<Flat>> Make(Communicator* group, int ranks, int largest_machine,
                                                     const CompressionOptions& options, size_t count,
                                                     const std::vector<std::vector<int64_t>>& shapes) {
-    std::unique_ptr<Flat> flat(new Flat(group, ranks, count));
+    std::unique_ptr<Flat> flat(new Flat(group, ranks, largest_machine, count));
     CompressionOptions senders = options;
     GT_RETURN_IF_ERROR(flat->TakeMomentum(&senders));
     if (options.codec == Codec::kNone) return flat;
@@ -232,17 +235,17 @@ class Flat {
   }
 
  private:
-  Flat(Communicator* group, int ranks, size_t count)
+  Flat(Communicator* group, int ranks, int largest_machine, size_t count)
       : group_(group),
-        scale_(ScaleOf(ranks, group->size())),
+        scale_(ScaleOf(largest_machine)),
         factor_(1 / (static_cast<float>(ranks) * scale_)),
         count_(count) {}
 
   // The sum of a machine's gradients would leave the range of a codec the sooner the more ranks it has. A
   // power of two, so that nothing is rounded and what is carried over is the same with and without it.
-  static float ScaleOf(int ranks, int members) {
+  static float ScaleOf(int largest_machine) {
     float scale = 1;
-    while (static_cast<float>(ranks) * scale > static_cast<float>(members)) scale /= 2;
+    while (static_cast<float>(largest_machine) * scale > 1) scale /= 2;
     return scale;
   }
   static std::vector<float> Scaled(absl::Span<const float> values, float scale) {
@@ -447,12 +450,15 @@ class Collective final : public CompressedCollective {
     GT_RETURN_IF_ERROR(groups_->Open(compressed));
     if (compressed) machine_ = groups_->machine();
     Communicator* const group = machine_ == nullptr ? &groups_->all() : groups_->leaders();
-    return AgreeOn(groups_->all(), Caught([&]() -> absl::Status {
-                     if (group == nullptr) return absl::OkStatus();
-                     GT_ASSIGN_OR_RETURN(flat_,
-                                         Flat::Make(group, groups_->all().size(), options, count, shapes));
-                     return absl::OkStatus();
-                   }));
+    const absl::Status made = Caught([&]() -> absl::Status {
+      if (group == nullptr) return absl::OkStatus();
+      GT_ASSIGN_OR_RETURN(flat_, Flat::Make(group, groups_->all().size(), groups_->largest_machine(), options,
+                                            count, shapes));
+      return absl::OkStatus();
+    });
+    std::string words = absl::StrCat(WordsOf(options), count);
+    for (const auto& shape : shapes) absl::StrAppend(&words, ";", absl::StrJoin(shape, "x"));
+    return AgreeOn(groups_->all(), made, words);
   }
 
   absl::Status AllReduceMean(absl::Span<float> data) override {

@@ -1,21 +1,33 @@
 #include "comm/reducer/groups.h"
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "base/status_macros.h"
 
 namespace gtrain::comm {
 
+namespace {
+
+absl::Status TheyDiffer() {
+  return absl::InvalidArgumentError(
+      "compressed collective: what ranks asked for differs: give all ranks the same codec with the same "
+      "options, the same gradients in the same order, and the same $GTRAIN_COMPRESSION");
+}
+
+}  // namespace
+
 absl::Status Groups::Open(bool compressed) {
-  if (!compressed || machine_ != nullptr) return absl::OkStatus();
-  if (machines_ == 0) {
-    int32_t machines = all_->machine() + 1;
-    GT_RETURN_IF_ERROR(all_->AllReduce(&machines, 1, DType::kInt32, ReduceOp::kMax));
-    machines_ = machines;
+  int32_t most[] = {all_->machine() + 1, compressed ? 1 : 0, compressed ? 0 : 1};
+  GT_RETURN_IF_ERROR(all_->AllReduce(most, 3, DType::kInt32, ReduceOp::kMax));
+  if (most[1] == most[2]) return TheyDiffer();
+  const int32_t machines = most[0];
+  if (!compressed || machine_ != nullptr || machines == 1 || machines == all_->size()) {
+    return absl::OkStatus();
   }
-  if (machines_ == 1 || machines_ == all_->size()) return absl::OkStatus();
   GT_ASSIGN_OR_RETURN(machine_, all_->Split(all_->machine(), all_->rank()));
   GT_ASSIGN_OR_RETURN(leaders_, all_->Split(machine_->rank() == 0 ? 0 : -1, all_->rank()));
-  return absl::OkStatus();
+  largest_machine_ = machine_->size();
+  return all_->AllReduce(&largest_machine_, 1, DType::kInt32, ReduceOp::kMax);
 }
 
 void Groups::Abort(const absl::Status& why) {
@@ -24,10 +36,26 @@ void Groups::Abort(const absl::Status& why) {
   }
 }
 
-absl::Status AgreeOn(Communicator& communicator, const absl::Status& own) {
-  int32_t first = own.ok() ? communicator.size() : communicator.rank();
-  GT_RETURN_IF_ERROR(communicator.AllReduce(&first, 1, DType::kInt32, ReduceOp::kMin));
-  if (first == communicator.size()) return absl::OkStatus();
+uint64_t Fnv1a(absl::string_view bytes) {
+  uint64_t hash = 0xcbf29ce484222325;
+  for (const char c : bytes) hash = (hash ^ static_cast<uint8_t>(c)) * 0x100000001b3;
+  return hash;
+}
+
+std::string WordsOf(const CompressionOptions& options) {
+  // Hexadecimal, so that no digit is left out. Seeds are the ranks' own.
+  return absl::StrFormat("%s %d %d %a %d %a %d %a %d;", CodecName(options.codec), options.error_feedback,
+                         static_cast<int>(options.residual), options.density, options.exact, options.momentum,
+                         options.matrix_rank, options.optimizer_momentum, options.warmup_steps);
+}
+
+absl::Status AgreeOn(Communicator& communicator, const absl::Status& own, absl::string_view words) {
+  const auto hash = static_cast<int64_t>(Fnv1a(words));
+  // The least complement is the complement of the largest.
+  int64_t least[] = {own.ok() ? communicator.size() : communicator.rank(), hash, ~hash};
+  GT_RETURN_IF_ERROR(communicator.AllReduce(least, 3, DType::kInt64, ReduceOp::kMin));
+  const auto first = static_cast<int>(least[0]);
+  if (first == communicator.size()) return least[1] == ~least[2] ? absl::OkStatus() : TheyDiffer();
   struct {
     int32_t code = 0;
     char words[508] = {};

@@ -7,11 +7,13 @@
 #include <cstdint>
 #include <exception>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
 #include "gtrain/reducer.h"
 
 namespace gtrain::comm {
@@ -21,7 +23,8 @@ class Groups {
  public:
   explicit Groups(Communicator* all) : all_(all) {}
 
-  // Collective. Counts machines and makes the other two, the first time that it is called with `compressed`.
+  // Collective. Makes the other two, the first time that it is called with `compressed`. InvalidArgument on
+  // all ranks: `compressed` differs.
   absl::Status Open(bool compressed);
 
   // Ends what other ranks do in any of them: see Communicator::Abort. For what happens between two
@@ -33,16 +36,24 @@ class Groups {
   // machine.
   Communicator* machine() const { return machine_.get(); }
   Communicator* leaders() const { return leaders_.get(); }
+  // Ranks on the machine that has the most of them; 1 if all ranks talk to each other.
+  int largest_machine() const { return largest_machine_; }
 
  private:
   Communicator* const all_;
-  int32_t machines_ = 0;  // 0: not counted
   std::unique_ptr<Communicator> machine_, leaders_;
+  int32_t largest_machine_ = 1;
 };
 
+// Equal in all versions: names of checkpoints are made of it.
+uint64_t Fnv1a(absl::string_view bytes);
+
+// Of options that differ in anything that must be equal on all ranks, the words differ.
+std::string WordsOf(const CompressionOptions& options);
+
 // Collective: OK if `own` is on all ranks. Else the own error, or that of the first rank that has one. The
-// communicator stays as it is.
-absl::Status AgreeOn(Communicator& communicator, const absl::Status& own);
+// communicator stays as it is. InvalidArgument on all ranks: `words` differ, of which only a hash is sent.
+absl::Status AgreeOn(Communicator& communicator, const absl::Status& own, absl::string_view words);
 
 // What `body` returns, or the exception that leaves it.
 template <typename Body>

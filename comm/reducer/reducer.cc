@@ -106,11 +106,16 @@ absl::StatusOr<double> CodecSpeed(CompressionOptions options) {
   return best / static_cast<double>(kSampleElements);
 }
 
-// Equal in all versions: names of checkpoints are made of it.
-uint64_t Fnv1a(absl::string_view bytes) {
-  uint64_t hash = 0xcbf29ce484222325;
-  for (const char c : bytes) hash = (hash ^ static_cast<uint8_t>(c)) * 0x100000001b3;
-  return hash;
+// Of what must be equal on all ranks.
+std::string WordsOfAll(absl::Span<const GradientSpec> gradients, const ReducerOptions& options,
+                       const CompressionPolicy& policy) {
+  std::string words =
+      absl::StrCat(options.bucket_bytes, ";", options.compress_from, ";", policy.automatic, ";");
+  for (const CompressionOptions& codec : policy.codecs) words += WordsOf(codec);
+  for (const GradientSpec& gradient : gradients) {
+    absl::StrAppend(&words, gradient.count, " ", absl::StrJoin(gradient.shape, "x"), ";");
+  }
+  return words;
 }
 
 struct Place {
@@ -133,7 +138,8 @@ class ReducerImpl final : public Reducer {
   absl::Status Connect(Communicator* communicator, const std::vector<GradientSpec>& gradients,
                        const ReducerOptions& options) {
     CompressionPolicy policy;
-    GT_RETURN_IF_ERROR(AgreeOn(*communicator, Caught([&] { return Prepare(gradients, options, &policy); })));
+    const absl::Status prepared = Caught([&] { return Prepare(gradients, options, &policy); });
+    GT_RETURN_IF_ERROR(AgreeOn(*communicator, prepared, WordsOfAll(gradients, options, policy)));
     GT_ASSIGN_OR_RETURN(communicator_, communicator->Split(0, communicator->rank()));
     groups_ = std::make_shared<Groups>(communicator_.get());
     const absl::Status made = Caught([&] { return MakeBuckets(policy, options); });

@@ -30,6 +30,7 @@ enum class Codec : uint8_t {
   kOneBit = 6,    // 1 bit an element and a float32 scale every 256
   // Two float32 factors of `matrix_rank` columns for each gradient that is a matrix; in a
   // CompressedCollective alone, where the factors are added up on their way. There are no packets of it.
+  // Matrices, with their residuals, are clipped at 2^96.
   kPowerSgd = 7,
 };
 

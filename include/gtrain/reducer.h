@@ -57,9 +57,10 @@ class CompressedCollective {
  public:
   // Collective. The communicator must outlive it, and nothing else may use it during a call. `shapes` of the
   // tensors that lie in `data` one behind the other, for PowerSGD; none: one vector of `count`.
-  // InvalidArgument: an option out of range, or shapes of another number of elements. What is wrong on any
-  // rank, all return, and the communicator stays usable. Bytes and messages are those of two small
-  // all-reduces; with ranks that share machines two communicators are split off.
+  // InvalidArgument: an option out of range, shapes of another number of elements, or ranks whose options,
+  // count or shapes differ (the rounding seed may). What is wrong on any rank, all return, and the
+  // communicator stays usable. Bytes and messages are those of two small all-reduces; with ranks that share
+  // machines of three, and two communicators are split off.
   static absl::StatusOr<std::unique_ptr<CompressedCollective>> Create(
       Communicator* communicator, const CompressionOptions& options, size_t count,
       const std::vector<std::vector<int64_t>>& shapes = {});
@@ -93,8 +94,8 @@ class CompressedCollective {
   // Of top-k, of this rank's gradient in the last call; zeros where it sent float32.
   virtual Selected selected() const = 0;
   // Elements that the last call clipped on this rank (Compressor::clipped): of its gradient, or the sum of
-  // its machine's divided by about as many, and of its shard of the mean. Zero on ranks that another one of
-  // their machine speaks for.
+  // its machine's divided by as many as the largest machine has, or a little more, and of its shard of the
+  // mean. Zero on ranks that another one of their machine speaks for.
   virtual size_t clipped() const = 0;
   virtual Codec codec() const = 0;
   // Whether the last call compressed `optimizer_momentum`; equal on all ranks. ReducedStep says what an
@@ -175,8 +176,9 @@ class Reducer {
   // Collective. `gradients` in the order of the forward pass, equal on all ranks. The communicator must
   // outlive the reducer and stays free for other use: the reducer splits its own from it.
   // InvalidArgument: no gradients, one without elements or with a shape of another number of them, bad
-  // compression options, or PowerSGD for gradients of which none has a shape of two dimensions. What is wrong
-  // on any rank, all return. At most three communicators are made, however many buckets there are.
+  // compression options, PowerSGD for gradients of which none has a shape of two dimensions, or ranks whose
+  // gradients or options differ. What is wrong on any rank, all return. At most three communicators are made,
+  // however many buckets there are.
   static absl::StatusOr<std::unique_ptr<Reducer>> Create(Communicator* communicator,
                                                          const std::vector<GradientSpec>& gradients,
                                                          const ReducerOptions& options = {});
