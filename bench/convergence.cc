@@ -38,7 +38,8 @@
 namespace gtrain::bench {
 namespace {
 
-constexpr char kFashion[] = "fashion", kText[] = "text", kAdam[] = "adam", kRanks[] = "ranks";  // for --only
+constexpr char kFashion[] = "fashion", kText[] = "text", kAdam[] = "adam", kRanks[] = "ranks",
+               kRanks64[] = "ranks-64";  // for --only
 constexpr char kBible[] = "/usr/bin/bible";
 
 struct Way {
@@ -371,10 +372,9 @@ struct Pairs {
   uint64_t sent = 0;           // bytes a step by rank 0
 };
 
-absl::Status MeasureSimulated(const Options& options, const examples::Text& text,
-                              std::vector<Outcome>* outcomes) {
+absl::Status MeasureSimulated(const std::vector<int>& numbers_of_ranks, const examples::Text& text,
+                              const Options& options, std::vector<Outcome>* outcomes) {
   const int seeds = options.quick ? 1 : 3, steps = options.quick ? 300 : 4000;
-  const std::vector<int> numbers_of_ranks = options.quick ? std::vector{16} : std::vector{2, 4, 8, 16, 64};
   const std::array<SimulatedWay, 3> ways = {
       {{"top-k 1 %", absl::StrCat("topk density=0.01 warmup=", steps / 25), false, 1},
        {"DGC 0.1 %", absl::StrCat("topk density=0.001 warmup=", steps * 2 / 25), true, 4},
@@ -417,20 +417,21 @@ absl::Status MeasureSimulated(const Options& options, const examples::Text& text
   return absl::OkStatus();
 }
 
-absl::Status MeasureRanks(const Options& options, std::vector<Outcome>* outcomes) {
+absl::Status MeasureRanks(const std::vector<int>& numbers_of_ranks, const Options& options,
+                          std::vector<Outcome>* outcomes) {
   Home home;
   GT_RETURN_IF_ERROR(home.Make());
   const absl::StatusOr<std::string> path = WriteText(home);
   absl::Status status = path.status();
   if (status.ok()) {
     const absl::StatusOr<examples::Text> text = examples::ReadText(*path, examples::kClasses);
-    status = text.ok() ? MeasureSimulated(options, *text, outcomes) : text.status();
+    status = text.ok() ? MeasureSimulated(numbers_of_ranks, *text, options, outcomes) : text.status();
   }
   home.Remove();
   return status;
 }
 #else
-absl::Status MeasureRanks(const Options&, std::vector<Outcome>*) {
+absl::Status MeasureRanks(const std::vector<int>&, const Options&, std::vector<Outcome>*) {
   return absl::NotFoundError("libhwy was missing when this was built");
 }
 #endif
@@ -451,7 +452,9 @@ int Main(Options options) {
   // A quick run of all parts has no time for the others.
   const bool all = !options.quick || !options.only.empty();
   if (all) measure(kAdam, std::bind_front(MeasureText, CharLmByAdam));
-  if (all) measure(kRanks, MeasureRanks);
+  const std::vector<int> several = options.quick ? std::vector{16} : std::vector{2, 4, 8, 16, 64};
+  if (all) measure(kRanks, std::bind_front(MeasureRanks, several));
+  if (!options.only.empty()) measure(kRanks64, std::bind_front(MeasureRanks, std::vector{64}));
   if (outcomes.empty()) return 1;
   const int reported = Report(options, "convergence", outcomes);
   return failed > 0 ? 1 : reported;
@@ -461,6 +464,6 @@ int Main(Options options) {
 }  // namespace gtrain::bench
 
 int main(int argc, char** argv) {
-  using gtrain::bench::kAdam, gtrain::bench::kFashion, gtrain::bench::kText, gtrain::bench::kRanks;
-  return gtrain::bench::Main(gtrain::bench::ParseOptions(argc, argv, {kFashion, kText, kAdam, kRanks}));
+  using namespace gtrain::bench;
+  return Main(ParseOptions(argc, argv, {kFashion, kText, kAdam, kRanks, kRanks64}));
 }

@@ -2,7 +2,6 @@
 // pending one only written, so forgetting a step costs nothing and remembering it is an exchange of two
 // pointers.
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
@@ -63,13 +62,11 @@ class Pending {
 using EncodeBlocks = void (*)(const float*, size_t, uint8_t*, float*);
 using DecodeBlocks = void (*)(const uint8_t*, const float*, size_t, float*, bool);
 
-absl::Span<const float> AsFloats(const float* array, size_t count, std::vector<float>*) {
-  return absl::MakeConstSpan(array, count);
-}
-absl::Span<const float> AsFloats(const uint16_t* array, size_t count, std::vector<float>* floats) {
-  floats->resize(count);
-  for (size_t i = 0; i < count; ++i) (*floats)[i] = CarriedAt(array, i);
-  return *floats;
+std::vector<float> AsFloats(const float* array, size_t count) { return {array, array + count}; }
+std::vector<float> AsFloats(const uint16_t* array, size_t count) {
+  std::vector<float> floats(count);
+  for (size_t i = 0; i < count; ++i) floats[i] = CarriedAt(array, i);
+  return floats;
 }
 // A checkpoint of a version whose residuals could become infinite heals.
 float Finite(float value) { return std::isfinite(value) ? value : 0; }
@@ -113,16 +110,15 @@ class CompressorImpl : public Compressor {
   size_t count() const override { return count_; }
 
   size_t MaxBytes() const override {
-    const bool warms_up = options_.warmup_steps > 0;
-    const size_t most = Wanted(warms_up ? std::max(kWarmupDensity, options_.density) : options_.density).high;
-    return PacketBytes({options_.codec, 0, count_, options_.codec == Codec::kTopK ? most : count_});
+    return BytesAt(options_.warmup_steps > 0 ? std::max(kWarmupDensity, options_.density) : options_.density);
   }
+  size_t MaxBytesNow() const override { return BytesAt(DensityAfter(applied_)); }
 
   absl::StatusOr<size_t> Encode(absl::Span<const float> gradient, absl::Span<uint8_t> packet) override {
-    if (gradient.size() != count_ || packet.size() < MaxBytes()) {
+    if (gradient.size() != count_ || packet.size() < MaxBytesNow()) {
       return absl::InvalidArgumentError(absl::StrCat("compress: ", gradient.size(), " elements into ",
                                                      packet.size(), " bytes; this compressor is for ", count_,
-                                                     " elements and ", MaxBytes(), " bytes"));
+                                                     " elements and ", MaxBytesNow(), " bytes"));
     }
     pending_ = false;
     selected_ = {};
@@ -160,12 +156,13 @@ class CompressorImpl : public Compressor {
 
   std::vector<State> Export() const override {
     std::vector<State> states;
-    if (residual_.Made()) states.push_back({kResidual, AsFloats(residual_.current(), count_, &floats_[0])});
-    if (velocity_.Made()) states.push_back({kMomentum, AsFloats(velocity_.current(), count_, &floats_[1])});
+    if (residual_.Made()) states.push_back({kResidual, AsFloats(residual_.current(), count_)});
+    if (velocity_.Made()) states.push_back({kMomentum, AsFloats(velocity_.current(), count_)});
     if (options_.codec == Codec::kTopK || kRounds) {
       const bool selected = selector_.carried() > 0;
-      progress_ = {static_cast<float>(applied_), selector_.carried(), selected ? selector_.margin() : 0};
-      states.push_back({kProgress, absl::MakeConstSpan(progress_)});
+      states.push_back(
+          {kProgress,
+           {static_cast<float>(applied_), selector_.carried(), selected ? selector_.margin() : 0}});
     }
     return states;
   }
@@ -204,9 +201,14 @@ class CompressorImpl : public Compressor {
     return {static_cast<size_t>(std::ceil(k * kLow)), exact, std::max(exact, high)};
   }
 
-  double Density() const {
-    if (applied_ >= options_.warmup_steps || options_.density >= kWarmupDensity) return options_.density;
-    const double progress = static_cast<double>(applied_) / options_.warmup_steps;
+  size_t BytesAt(double density) const {
+    const bool top_k = options_.codec == Codec::kTopK;
+    return PacketBytes({options_.codec, 0, count_, top_k ? Wanted(density).high : count_});
+  }
+
+  double DensityAfter(int steps) const {
+    if (steps >= options_.warmup_steps || options_.density >= kWarmupDensity) return options_.density;
+    const double progress = static_cast<double>(steps) / options_.warmup_steps;
     return kWarmupDensity * std::pow(options_.density / kWarmupDensity, progress);
   }
 
@@ -229,7 +231,7 @@ class CompressorImpl : public Compressor {
   }
 
   bool EncodeTopK(absl::Span<const float> gradient, absl::Span<uint8_t> packet, PacketHeader* header) {
-    const Range wanted = Wanted(Density());
+    const Range wanted = Wanted(DensityAfter(applied_));
     const TopKInput<T> input = {gradient,
                                 residual_.current(),
                                 residual_.next(),
@@ -309,9 +311,6 @@ class CompressorImpl : public Compressor {
   Selected selected_;
   size_t clipped_ = 0;
   int applied_ = 0;  // steps; of float32, which nothing depends on later, to the end of the warm-up
-  // As Export last said.
-  mutable std::array<float, kProgressNumbers> progress_ = {};
-  mutable std::vector<float> floats_[2];
 };
 
 constexpr absl::string_view kNames[] = {"none", "fp16", "bf16", "int8", "fp8", "topk", "onebit", "powersgd"};

@@ -419,10 +419,12 @@ TEST(Communicator, MeansOfIntegersAreThoseOfTheirExactSums) {
       using L = std::numeric_limits<int64_t>;
       using I = std::numeric_limits<int32_t>;
       RETURN_IF_BAD(check(c, DType::kUint8, std::vector<uint8_t>{200, 200, 255, 255, 0, 1, 7}));
-      RETURN_IF_BAD(check(c, DType::kInt32,
-                          std::vector<int32_t>{I::max(), I::max(), I::min(), I::min(), -1, 0, -7, 5}));
+      RETURN_IF_BAD(
+          check(c, DType::kInt32,
+                std::vector<int32_t>{I::max(), I::max(), I::min(), I::min(), I::min() + 1, -1, 0, -7, 5}));
       return check(c, DType::kInt64,
-                   std::vector<int64_t>{L::max(), L::max(), L::max() - 1, L::min(), L::min(), -1, 0, -7, 3});
+                   std::vector<int64_t>{L::max(), L::max(), L::max() - 1, L::min(), L::min(), L::min() + 1,
+                                        -1, 0, -7, 3});
     }));
   }
 }

@@ -531,7 +531,11 @@ TEST(Communicator, TheWordsOfARankReachTheOthers) {
           return status;
         },
         absl::Seconds(1));
-    ExpectAllHear(results, kVictim, absl::StatusCode::kInvalidArgument, "data is null");
+    // By its record, or by its notice: who is slow to look may still find the record.
+    for (const absl::Status& status : results) {
+      EXPECT_THAT(std::string(status.message()), testing::HasSubstr("rank 1 "));
+      EXPECT_THAT(std::string(status.message()), testing::HasSubstr("data is null"));
+    }
     FakeWorld again(nodes);
     for (const absl::Status& status : RunThreads(
              again,

@@ -21,9 +21,9 @@ void SplitForMean(const void* values, void* quotients, int64_t* remainders, size
     const T* from = static_cast<const T*>(values);
     T* to = static_cast<T*>(quotients);
     for (size_t i = 0; i < count; ++i) {
-      const int64_t value = from[i], cut = value / ranks, rest = value % ranks;
-      to[i] = static_cast<T>(rest < 0 ? cut - 1 : cut);
-      remainders[i] = rest < 0 ? rest + ranks : rest;
+      const int64_t value = from[i];
+      to[i] = static_cast<T>(value / ranks);
+      remainders[i] = value % ranks;
     }
   });
 }
@@ -32,8 +32,8 @@ void JoinMean(void* quotients, const int64_t* remainders, size_t count, DType dt
   WithType(dtype, [&]<typename T>(T) {
     T* means = static_cast<T*>(quotients);
     for (size_t i = 0; i < count; ++i) {
-      const int64_t below = means[i] + remainders[i] / ranks;
-      means[i] = static_cast<T>(below < 0 && remainders[i] % ranks != 0 ? below + 1 : below);
+      const int64_t near = means[i] + remainders[i] / ranks, rest = remainders[i] % ranks;
+      means[i] = static_cast<T>(near < 0 && rest > 0 ? near + 1 : near > 0 && rest < 0 ? near - 1 : near);
     }
   });
 }

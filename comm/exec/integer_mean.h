@@ -1,6 +1,7 @@
 // Means of integers that are right whatever their sum is: each is split into its quotient by the number of
-// ranks and the remainder. The quotients' sum has room in the type of the data, that of the remainders in 64
-// bits, so a mean is two sums. PURE.
+// ranks and the remainder, both cut off towards zero, so that no sum of quotients is further from zero than
+// the values themselves. It has room in the type of the data, that of the remainders in 64 bits: a mean is
+// two sums. PURE.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -13,8 +14,8 @@ inline bool IsInteger(DType dtype) {
   return dtype == DType::kUint8 || dtype == DType::kInt32 || dtype == DType::kInt64;
 }
 
-// values[count] of the integer type `dtype`: quotients[i] = floor(values[i] / ranks), which may lie in the
-// same place, and remainders[i] the rest, from 0 to ranks - 1.
+// values[count] of the integer type `dtype`: quotients[i] = values[i] / ranks, which may lie in the same
+// place, and remainders[i] the rest, with the sign of the value.
 void SplitForMean(const void* values, void* quotients, int64_t* remainders, size_t count, DType dtype,
                   int ranks);
 

@@ -110,10 +110,10 @@ TEST(WayOf, BytesOfTopKStopGrowing) {
   constexpr double kPacket = 8000;
   EXPECT_DOUBLE_EQ(WayOf(options, 1'000'000, 16).bytes, 15 * kPacket);
   EXPECT_EQ(WayOf(options, 1'000'000, 16).rounds, 2);
-  EXPECT_DOUBLE_EQ(WayOf(options, 1'000'000, 20).bytes, 0.95 * 17 * kPacket);
-  EXPECT_LT(WayOf(options, 1'000'000, 1000).bytes, 17 * kPacket);
+  EXPECT_DOUBLE_EQ(WayOf(options, 1'000'000, 20).bytes, 0.95 * 21 * kPacket);
+  EXPECT_LT(WayOf(options, 1'000'000, 1000).bytes, 49 * kPacket);
   EXPECT_EQ(WayOf(options, 1'000'000, 1000).rounds, 4);
-  options.density = 0.01;  // int8 of all elements is less than 16 times as many
+  options.density = 0.01;  // int8 of all elements is less than 48 times as many
   EXPECT_LT(WayOf(options, 1'000'000, 1000).bytes, 10 * kPacket + 1.02e6);
 }
 

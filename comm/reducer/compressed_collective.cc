@@ -21,8 +21,7 @@ namespace gtrain {
 namespace comm {
 namespace {
 
-constexpr size_t kShardAlign = 256;  // a block of scales
-constexpr size_t kSlotAlign = 64;
+constexpr size_t kBufferSlack = 4;  // a buffer that is so many times too long for a step is made anew
 constexpr char kMomentumState[] = "momentum";
 constexpr char kResidualState[] = "residual";
 constexpr char kWarmupState[] = "warmup";  // one number: steps that it came so far
@@ -30,13 +29,12 @@ constexpr char kWarmupState[] = "warmup";  // one number: steps that it came so 
 constexpr char kProgressState[] = "progress";
 
 bool HasProgress(const Compressor& compressor) {
-  for (const Compressor::State& state : compressor.Export()) {
-    if (state.name == kProgressState) return true;
-  }
-  return false;
+  const CompressionOptions& options = compressor.options();
+  return options.codec == Codec::kTopK ||
+         (options.error_feedback && options.residual == ResidualType::kBFloat16);
 }
 
-size_t RoundUp(size_t value, size_t to) { return (value + to - 1) / to * to; }
+size_t SlotOf(size_t bytes) { return (bytes + kSlotAlign - 1) / kSlotAlign * kSlotAlign; }
 
 // The packet at the start of a slot that came from a peer.
 absl::Status DecodeSlot(absl::Span<const uint8_t> slot, absl::Span<float> output, DecodeMode mode) {
@@ -51,7 +49,7 @@ class Flat {
   static absl::StatusOr<std::unique_ptr<Flat>> Make(Communicator* group, int ranks, int largest_machine,
                                                     const CompressionOptions& options, size_t count,
                                                     const std::vector<std::vector<int64_t>>& shapes) {
-    std::unique_ptr<Flat> flat(new Flat(group, ranks, largest_machine, count));
+    std::unique_ptr<Flat> flat(new Flat(group, ranks, largest_machine, options, count));
     CompressionOptions senders = options;
     GT_RETURN_IF_ERROR(flat->TakeMomentum(&senders));
     if (options.codec == Codec::kNone) return flat;
@@ -65,6 +63,9 @@ class Flat {
       GT_ASSIGN_OR_RETURN(flat->low_rank_, LowRankMean::Make(senders, count, shapes));
       return flat;
     }
+    // What cannot be is refused, whether it pays or not.
+    GT_RETURN_IF_ERROR(Compressor::Create(senders, 1).status());
+    if (!PaysCompressed(senders, count, group->size())) return flat;
     if (GoesToEveryone(senders, count, group->size())) {
       GT_ASSIGN_OR_RETURN(flat->sending_.emplace_back(), Compressor::Create(senders, count));
       return flat;
@@ -109,9 +110,10 @@ class Flat {
     GT_RETURN_IF_ERROR(Scatter(data, absl::MakeSpan(shard_)));
     size_t bytes = 0;
     if (returning_ != nullptr) {
-      GT_ASSIGN_OR_RETURN(bytes, returning_->Encode(shard_, Room(0, returning_->MaxBytes())));
+      GT_ASSIGN_OR_RETURN(bytes, returning_->Encode(shard_, Room(0, returning_->MaxBytesNow())));
     }
-    GT_ASSIGN_OR_RETURN(const size_t slot, AllGatherPackets(owner_codec_, bytes));
+    GT_ASSIGN_OR_RETURN(const size_t slot, AgreeOnSlot(owner_codec_, bytes));
+    GT_RETURN_IF_ERROR(AllGatherPackets(slot));
     for (size_t rank = 0; rank < sending_.size(); ++rank) {
       const auto range = ShardOf(static_cast<int>(rank));
       GT_RETURN_IF_ERROR(DecodeSlot({received_.data() + slot * rank, slot},
@@ -174,7 +176,7 @@ class Flat {
     if (returning_ != nullptr) {
       for (const Compressor::State& state : returning_->Export()) {
         if (is_progress(state)) continue;
-        states.push_back({state.name + "/shard", Mine().offset, {state.values.begin(), state.values.end()}});
+        states.push_back({state.name + "/shard", Mine().offset, state.values});
       }
     }
     if (!progress.values.empty()) states.push_back(std::move(progress));
@@ -235,11 +237,12 @@ class Flat {
   }
 
  private:
-  Flat(Communicator* group, int ranks, int largest_machine, size_t count)
+  Flat(Communicator* group, int ranks, int largest_machine, const CompressionOptions& options, size_t count)
       : group_(group),
         scale_(ScaleOf(largest_machine)),
         factor_(1 / (static_cast<float>(ranks) * scale_)),
-        count_(count) {}
+        count_(count),
+        shard_size_(ShardSize(options, count, group->size())) {}
 
   // The sum of a machine's gradients would leave the range of a codec the sooner the more ranks it has. A
   // power of two, so that nothing is rounded and what is carried over is the same with and without it.
@@ -312,9 +315,8 @@ class Flat {
 
   size_t ranks() const { return static_cast<size_t>(group_->size()); }
   CompressedCollective::Range ShardOf(int rank) const {
-    const size_t each = RoundUp((count_ + ranks() - 1) / ranks(), kShardAlign);
-    const size_t begin = std::min(count_, each * static_cast<size_t>(rank));
-    return {begin, std::min(each, count_ - begin)};
+    const size_t begin = std::min(count_, shard_size_ * static_cast<size_t>(rank));
+    return {begin, std::min(shard_size_, count_ - begin)};
   }
 
   // What is still pending belongs to a step that was applied. Nothing is pending for a gradient that was not
@@ -326,6 +328,14 @@ class Flat {
     if (low_rank_ != nullptr) low_rank_->Apply();
     if (std::exchange(pending_momentum_, false)) agreed_.swap(agreed_next_);
     if (std::exchange(pending_step_, false) && steps_ < warmup_steps_) ++steps_;
+    // A warm-up needs more than the steps after it, of which there are many more.
+    Trim(std::exchange(packets_used_, 0), &packets_);
+    Trim(received_.size(), &received_);
+  }
+  static void Trim(size_t used, std::vector<uint8_t>* buffer) {
+    if (buffer->capacity() <= kBufferSlack * used || used == 0) return;
+    buffer->resize(used);
+    buffer->shrink_to_fit();
   }
 
   absl::Status Dense(absl::Span<float> data) {
@@ -338,7 +348,8 @@ class Flat {
 
   // packets_ from `begin` on, of `bytes` at least.
   absl::Span<uint8_t> Room(size_t begin, size_t bytes) {
-    packets_.resize(std::max(packets_.size(), begin + bytes));
+    packets_used_ = std::max(packets_used_, begin + bytes);
+    packets_.resize(std::max(packets_.size(), packets_used_));
     return absl::MakeSpan(packets_).subspan(begin);
   }
 
@@ -347,30 +358,33 @@ class Flat {
   absl::StatusOr<size_t> AgreeOnSlot(Codec codec, size_t longest) {
     if (codec != Codec::kTopK) {
       const size_t count = ShardOf(0).size;
-      return RoundUp(PacketBytes({codec, 0, count, count}), kSlotAlign);
+      return SlotOf(PacketBytes({codec, 0, count, count}));
     }
-    auto slot = static_cast<int64_t>(RoundUp(longest, kSlotAlign));
+    auto slot = static_cast<int64_t>(SlotOf(longest));
     GT_RETURN_IF_ERROR(group_->AllReduce(&slot, 1, DType::kInt64, ReduceOp::kMax));
     return static_cast<size_t>(slot);
   }
 
-  // The first `bytes` of packets_ of each rank into received_. Returns the bytes between two of them there.
-  absl::StatusOr<size_t> AllGatherPackets(Codec codec, size_t bytes) {
-    GT_ASSIGN_OR_RETURN(const size_t slot, AgreeOnSlot(codec, bytes));
+  // The first `slot` bytes of packets_ of each rank into received_.
+  absl::Status AllGatherPackets(size_t slot) {
     (void)Room(0, slot);
     received_.resize(slot * ranks());
     bytes_sent_ += slot;
     bytes_received_ += slot * (ranks() - 1);
-    GT_RETURN_IF_ERROR(group_->AllGather(packets_.data(), received_.data(), slot, DType::kUint8));
-    return slot;
+    return group_->AllGather(packets_.data(), received_.data(), slot, DType::kUint8);
   }
 
   absl::Status Gather(absl::Span<float> data) {
-    GT_ASSIGN_OR_RETURN(const size_t bytes, sending_[0]->Encode(data, Room(0, sending_[0]->MaxBytes())));
+    GT_ASSIGN_OR_RETURN(const size_t bytes, sending_[0]->Encode(data, Room(0, sending_[0]->MaxBytesNow())));
     selected_ += sending_[0]->selected();
     GT_ASSIGN_OR_RETURN(const PacketHeader header, FindHeader(packets_, count_));
+    GT_ASSIGN_OR_RETURN(const size_t slot, AgreeOnSlot(header.codec, bytes));
+    if (slot * ranks() >= DenseBytes(count_)) {  // while warming up
+      GT_RETURN_IF_ERROR(DecodeSlot(packets_, data, DecodeMode::kSet));
+      return Dense(data);
+    }
     ScaleTopK(absl::MakeSpan(packets_), header, factor_);
-    GT_ASSIGN_OR_RETURN(const size_t slot, AllGatherPackets(header.codec, bytes));
+    GT_RETURN_IF_ERROR(AllGatherPackets(slot));
     for (size_t rank = 0; rank < ranks(); ++rank) {
       GT_RETURN_IF_ERROR(DecodeSlot({received_.data() + slot * rank, slot}, data,
                                     rank == 0 ? DecodeMode::kSet : DecodeMode::kAdd));
@@ -385,11 +399,12 @@ class Flat {
     for (size_t rank = 0; rank < sending_.size(); ++rank) {
       const auto range = ShardOf(static_cast<int>(rank));
       begins.push_back(end);
-      GT_ASSIGN_OR_RETURN(const size_t bytes, sending_[rank]->Encode(data.subspan(range.offset, range.size),
-                                                                     Room(end, sending_[rank]->MaxBytes())));
+      GT_ASSIGN_OR_RETURN(const size_t bytes,
+                          sending_[rank]->Encode(data.subspan(range.offset, range.size),
+                                                 Room(end, sending_[rank]->MaxBytesNow())));
       selected_ += sending_[rank]->selected();
       longest = std::max(longest, bytes);
-      end += RoundUp(bytes, kSlotAlign);
+      end += SlotOf(bytes);
     }
     GT_ASSIGN_OR_RETURN(const size_t slot, AgreeOnSlot(sending_[0]->options().codec, longest));
     (void)Room(0, slot * ranks());
@@ -419,6 +434,7 @@ class Flat {
   const float scale_;   // of what comes in
   const float factor_;  // of the sum of what was scaled
   const size_t count_;
+  const size_t shard_size_;  // but for the last one, which has what is left
   float momentum_ = 0,
         part_ = 0;  // part_: what each member of the group adds, so that the mean has momentum_
   int warmup_steps_ = 0, steps_ = 0;
@@ -433,6 +449,7 @@ class Flat {
   std::unique_ptr<LowRankMean> low_rank_;             // PowerSGD alone
   std::vector<float> shard_, whole_;
   std::vector<uint8_t> packets_, received_;
+  size_t packets_used_ = 0;  // bytes of packets_ in this step
   uint64_t bytes_sent_ = 0, bytes_received_ = 0;
   Selected selected_;  // in the last call
 };

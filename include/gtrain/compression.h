@@ -123,10 +123,12 @@ class Compressor {
 
   virtual const CompressionOptions& options() const = 0;
   virtual size_t count() const = 0;
-  // Bytes that Encode may need: a bound for every step.
+  // Bytes that Encode may need: a bound for every step; and for the next one, which are less once a warm-up
+  // of top-k is over.
   virtual size_t MaxBytes() const = 0;
+  virtual size_t MaxBytesNow() const = 0;
 
-  // gradient[count], float32, read only, into `packet` (at least MaxBytes()). Returns the bytes used. A
+  // gradient[count], float32, read only, into `packet` (at least MaxBytesNow()). Returns the bytes used. A
   // gradient with a NaN or an infinity gives a packet that decodes to NaN everywhere, as a dense sum would
   // poison at least some, and carries nothing over: a loss scaler sees it and skips the step. What is finite
   // stays finite: gradient and residual together are clipped to +-65504 (fp16) or +-2^112 (bf16, int8, fp8,
@@ -144,20 +146,19 @@ class Compressor {
   virtual absl::Status Apply() = 0;
   virtual void Drop() = 0;
 
-  // State of the applied steps, for checkpoints, owned by the object and valid until the next Apply, Load or
-  // Export: with error feedback "residual", and "momentum" if used, float32[count] each, whatever they are
-  // kept in; of top-k, and where residuals are bfloat16, "progress", kProgressNumbers: steps so far (of top-k
-  // with float32 residuals those of the warm-up alone), and threshold and margin that the next selection
-  // begins with, both 0 before the first one. An object of the same options that loads all of them goes on
-  // with the same packets, bit by bit.
+  // State of the applied steps, for checkpoints: with error feedback "residual", and "momentum" if used,
+  // float32[count] each, whatever they are kept in; of top-k, and where residuals are bfloat16, "progress",
+  // kProgressNumbers: steps so far (of top-k with float32 residuals those of the warm-up alone), and
+  // threshold and margin that the next selection begins with, both 0 before the first one. An object of the
+  // same options that loads all of them goes on with the same packets, bit by bit.
   struct State {
     std::string name;
-    absl::Span<const float> values;
+    std::vector<float> values;
   };
   virtual std::vector<State> Export() const = 0;
   // A residual that was float32 and becomes bfloat16 is rounded to nearest; what is not finite in one becomes
-  // 0. InvalidArgument: no such state,
-  // another count, or a progress that is negative or not finite. Drops what is pending.
+  // 0. InvalidArgument: no such state, another count, or a progress that is negative or not finite. Drops
+  // what is pending.
   virtual absl::Status Load(absl::string_view name, absl::Span<const float> values) = 0;
 };
 
