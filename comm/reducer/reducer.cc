@@ -238,12 +238,16 @@ class ReducerImpl final : public Reducer {
     SayClipped(step.clipped);
     if (Chooses() && ++steps_since_look_ >= look_after_) {
       dead_ = Caught([this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(lock_) { return Look(); });
-      if (!dead_.ok()) groups_->Abort(dead_);
       GT_RETURN_IF_ERROR(dead_);
     }
     StartStep();
     step_began_ = RealClock().Now();
     return step;
+  }
+
+  void Abort(const absl::Status& why) override {
+    MutexLock held(&lock_);
+    dead_.Update(why.ok() ? absl::AbortedError("reducer: Abort without a reason") : why);
   }
 
   std::vector<BucketChoice> Choices() const override {
@@ -489,9 +493,11 @@ class ReducerImpl final : public Reducer {
       for (const Bucket& bucket : buckets_)
         absl::StrAppend(&what, bucket.count, ";"), carried_count_ += bucket.count;
     } else {
-      for (const CarriedState& state : Export()) {
-        absl::StrAppend(&what, state.name, " ", state.offset, " ", state.values.size(), ";");
-        carried_count_ += state.values.size();
+      for (size_t i = 0; i < buckets_.size(); ++i) {  // one after the other: states are as large as gradients
+        for (const CarriedState& state : buckets_[i].collective->Export()) {
+          absl::StrAppend(&what, Prefix(i), state.name, " ", state.offset, " ", state.values.size(), ";");
+          carried_count_ += state.values.size();
+        }
       }
     }
     const auto ranks = static_cast<size_t>(communicator_->size());
@@ -592,9 +598,9 @@ class ReducerImpl final : public Reducer {
     lock_.Lock();
     while (true) {
       lock_.Await([&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(lock_) {
-        return over_ || (done_ < buckets_.size() && missing_[done_] == 0);
+        return over_ || !dead_.ok() || (done_ < buckets_.size() && missing_[done_] == 0);
       });
-      if (over_) break;
+      if (over_ || !dead_.ok()) break;
       Bucket& bucket = buckets_[done_];
       lock_.Unlock();
       const absl::Status status = Caught([&] { return Reduce(bucket); });
@@ -605,7 +611,7 @@ class ReducerImpl final : public Reducer {
     }
     const absl::Status dead = dead_;
     lock_.Unlock();
-    if (!dead.ok()) groups_->Abort(dead);
+    if (!dead.ok()) groups_->Abort(dead);  // here alone, where no collective is under way
   }
 
   const Chooser chooser_;

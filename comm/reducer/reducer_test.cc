@@ -618,6 +618,36 @@ TEST(Reducer, AnErrorOfOneRankEndsTheStepOnAll) {
   }
 }
 
+// What went wrong is the program's own: no collective knows of it.
+TEST(Reducer, AnAbortEndsTheStepOnAll) {
+  for (const auto& nodes : kFours) {
+    for (const bool begun : {false, true}) {
+      SCOPED_TRACE(testing::Message() << testing::PrintToString(nodes) << begun);
+      constexpr int kVictim = 2;
+      FakeWorld world(nodes);
+      const auto results = RunThreads(
+          world,
+          [&](Communicator& c) -> absl::Status {
+            auto reducer = Reducer::Create(&c, Model(), SmallBuckets());
+            RETURN_IF_BAD(reducer.status());
+            RETURN_IF_BAD((*reducer)->Finish().status());
+            if (c.rank() == kVictim) {
+              // The bucket that leaves first may be under way by then.
+              if (begun) RETURN_IF_BAD((*reducer)->Ready(Model().size() - 1));
+              (*reducer)->Abort(absl::DataLossError("a sample cannot be read"));
+              (*reducer)->Abort(absl::InternalError("and then some"));
+              EXPECT_EQ((*reducer)->Ready(0).code(), absl::StatusCode::kOk);
+            }
+            const absl::Status failed = (*reducer)->Finish().status();
+            EXPECT_EQ((*reducer)->Finish().status(), failed) << "it is dead";
+            return failed;
+          },
+          kNever);
+      ExpectAllHear(results, kVictim, absl::StatusCode::kDataLoss, "a sample cannot be read");
+    }
+  }
+}
+
 TEST(Reducer, ALookThatFailsEndsItOnAllAndLeavesItDead) {
   const JobSays says("auto: int8");
   for (const auto& nodes : kFours) {

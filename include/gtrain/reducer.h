@@ -193,8 +193,13 @@ class Reducer {
   virtual absl::Status Ready(size_t index) = 0;
   // Sends what has not left yet and blocks until every gradient is the mean, for each bucket at most twice as
   // long as the communicator's timeout (DeadlineExceeded). After an error the reducer is dead: every later
-  // Finish returns the same, and the other ranks get Unavailable with this rank and its words.
+  // Finish returns the same, and the other ranks get Unavailable with this rank and its words, after
+  // DeadlineExceeded as soon as the collective that took too long returns.
   virtual absl::StatusOr<ReducedStep> Finish() = 0;
+  // This rank cannot go on with its step (an exception in backward, data that cannot be read): the reducer is
+  // dead as after an error, and the others hear of it once the bucket that is under way is reduced.
+  // Thread-safe, does not block. The first error stays.
+  virtual void Abort(const absl::Status& why) = 0;
   // Between steps; equal on all ranks.
   virtual std::vector<BucketChoice> Choices() const = 0;
   // After Finish, on all ranks or none: the optimiser skips this step (a loss scaler saw an infinity); what
