@@ -41,7 +41,10 @@ constexpr size_t kInlineTotal = 128 << 10;
 constexpr absl::Duration kTellRefused = absl::Seconds(30);
 
 absl::Status Annotate(const absl::Status& status, const std::string& what) {
-  return absl::Status(status.code(), absl::StrCat(what, ": ", status.message()));
+  absl::Status annotated(status.code(), absl::StrCat(what, ": ", status.message()));
+  status.ForEachPayload(
+      [&](absl::string_view url, const absl::Cord& payload) { annotated.SetPayload(url, payload); });
+  return annotated;
 }
 
 // What `body` says, or what it throws, which is mostly that there is no memory: the others must not wait for

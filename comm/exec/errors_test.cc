@@ -551,5 +551,25 @@ TEST(Communicator, TheWordsOfARankReachTheOthers) {
   }
 }
 
+// What another rank said, in another job or long ago, is this rank's own reason.
+TEST(Communicator, WordsLikeANoticeAreNone) {
+  for (const auto& nodes : kFours) {
+    SCOPED_TRACE(testing::PrintToString(nodes));
+    constexpr int kVictim = 1;
+    FakeWorld world(nodes);
+    const auto results = RunThreads(
+        world,
+        [&](Communicator& c) -> absl::Status {
+          const absl::Status why = absl::UnavailableError("the loader said: rank 7 gave up: no such file");
+          if (c.rank() != kVictim) return c.Barrier();
+          c.Abort(why);
+          return why;
+        },
+        kNever);
+    ExpectAllHear(results, kVictim, absl::StatusCode::kUnavailable, "rank 7 gave up: no such file");
+    if (testing::Test::HasFailure()) return;
+  }
+}
+
 }  // namespace
 }  // namespace gtrain::comm

@@ -2,22 +2,27 @@
 
 #include <algorithm>
 
+#include "absl/strings/cord.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 
 namespace gtrain::comm {
 namespace {
 constexpr absl::Duration kForever = absl::Hours(24 * 365);
+// Not the words decide what is a notice: a program may say anything when it gives up.
+constexpr char kNoticePayload[] = "gtrain/notice";
 }  // namespace
 
-absl::Status GaveUp(absl::string_view notice) { return absl::UnavailableError(notice); }
+absl::Status GaveUp(absl::string_view notice) {
+  absl::Status status = absl::UnavailableError(notice);
+  if (absl::StrContains(notice, kGaveUp)) status.SetPayload(kNoticePayload, absl::Cord(notice));
+  return status;
+}
 
 std::string NoticeIn(const absl::Status& status) {
-  const absl::string_view text = status.message();
-  const size_t verb = text.find(kGaveUp);
-  if (!absl::IsUnavailable(status) || verb == text.npos) return "";
-  const size_t name = text.rfind("rank ", verb);
-  return name == text.npos ? "" : std::string(text.substr(name));
+  const auto notice = status.GetPayload(kNoticePayload);
+  return notice ? std::string(*notice) : "";
 }
 
 Instant Watch::Deadline() const {

@@ -1,4 +1,6 @@
 """One rank of examples_test.py: everything of the Python communicator among three ranks."""
+import time
+
 import numpy as np
 
 import gtrain
@@ -33,6 +35,19 @@ with gtrain.Session() as session:
     else:
         assert (part.rank, part.size) == (0 if rank == 2 else 1, 2)
         np.testing.assert_array_equal(part.all_gather(np.array([rank])), [[2], [0]])
+
+    # What rank 1 gives cannot be reduced: it takes no part, and the others hear that at once.
+    everyone = comm.split(0)
+    started = time.monotonic()
+    try:
+        everyone.all_reduce(np.zeros((4, 4))[:, ::2] if rank == 1 else np.zeros(8))
+    except gtrain.InvalidArgument as error:
+        assert rank == 1, error
+    except gtrain.Unavailable as error:
+        assert rank != 1 and "rank 1 gave up: " in str(error) and "contiguous" in str(error), error
+    else:
+        raise AssertionError("a rank took no part, and nobody noticed")
+    assert time.monotonic() - started < 60, "by its deadline"
 
     try:
         session.all_reduce(np.zeros(3 if rank == 2 else 4))
