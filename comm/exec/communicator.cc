@@ -595,12 +595,7 @@ void ExecCommunicator::Abort(const absl::Status& why) {
 absl::Status ExecCommunicator::Die(absl::Status why) {
   dead_ = std::move(why);
   const std::string notice = Notice(dead_);
-  if (!notice.empty()) {
-    if (shm_ != nullptr) shm_->Fail(notice);
-    for (auto& [peer, pair] : pairs_) {
-      if (pair != nullptr && pair->shm_ != nullptr) pair->shm_->Fail(notice);
-    }
-  }
+  if (!notice.empty() && shm_ != nullptr) shm_->Fail(notice);  // pairs look there, too
   // Of a generation that is over nobody needs what has not left yet.
   if (transport_ != nullptr && (!notice.empty() || !bootstrap_->Alive().ok())) transport_->Fail(notice);
   rail_.reset();
