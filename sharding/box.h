@@ -1,6 +1,7 @@
 // A box of elements of a tensor.
 #pragma once
 #include <cstdint>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -11,7 +12,11 @@ namespace gtrain::sharding {
 struct Interval {
   int64_t begin = 0;
   int64_t size = 0;
-  int64_t end() const { return begin + size; }
+  // The largest number where there is none for it: boxes are looked at before they are known to be inside.
+  int64_t end() const {
+    int64_t sum = 0;
+    return __builtin_add_overflow(begin, size, &sum) ? std::numeric_limits<int64_t>::max() : sum;
+  }
   auto operator<=>(const Interval&) const = default;
 };
 // One interval a dimension, outermost first. Memory of a box is dense, row by row.

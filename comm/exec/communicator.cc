@@ -487,10 +487,8 @@ absl::StatusOr<std::unique_ptr<Communicator>> ExecCommunicator::MakePart(int col
   group->parent_ = this;
   const absl::Status connected = group->Connect(gather, group->MakeWatch());
   group->parent_ = nullptr;
-  if (connected.ok()) return group;
-  const absl::Status why = Annotate(connected, absl::StrCat("splitting off communicator ", color));
-  group->Abort(why);
-  return Die(why);
+  GT_RETURN_IF_ERROR(connected);
+  return group;
 }
 
 // ------------------------------------------------------------------ pairs
