@@ -10,6 +10,7 @@
 
 namespace gtrain::comm {
 
+// For one run: bootstraps that are made anew would find what those before had put.
 class FakeWorld {
  public:
   // node_of_rank[r]: name of the machine that rank r pretends to be on. addresses[r]: its data-plane address,

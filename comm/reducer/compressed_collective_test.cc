@@ -295,8 +295,8 @@ TEST(CompressedCollective, PowerSgdGoesOnAfterALargeStep) {
 
 // A checkpoint of a version that could not do that.
 TEST(CompressedCollective, WhatIsNotFiniteIsNotLoaded) {
-  FakeWorld world({"a", "b"});
   for (const Codec codec : {Codec::kPowerSgd, Codec::kInt8}) {
+    FakeWorld world({"a", "b"});
     ExpectAllOk(RunThreads(world, [&](Communicator& c) -> absl::Status {
       CompressionOptions options = Options(codec);
       options.optimizer_momentum = 0.9f;
