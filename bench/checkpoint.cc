@@ -606,12 +606,12 @@ absl::Status MeasureDcp(World* world, const std::string& size, uint64_t bytes, i
                           std::move(ours),
                           {}};
     for (auto& [name, process] : dcp) {
-      comparison.peers.push_back({name, [&process, ask, answer, scale]() -> absl::StatusOr<double> {
-                                    GT_ASSIGN_OR_RETURN(const auto seconds, process->Ask(ask, kLong));
-                                    if (answer >= seconds.size())
-                                      return absl::InternalError("no such number");
-                                    return scale * seconds[answer];
-                                  }});
+      comparison.peers.push_back(
+          {name, [process = process.get(), ask, answer, scale]() -> absl::StatusOr<double> {
+             GT_ASSIGN_OR_RETURN(const auto seconds, process->Ask(ask, kLong));
+             if (answer >= seconds.size()) return absl::InternalError("no such number");
+             return scale * seconds[answer];
+           }});
     }
     return world->Add(comparison);
   };

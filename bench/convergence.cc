@@ -436,7 +436,8 @@ absl::Status MeasureRanks(const std::vector<int>&, const Options&, std::vector<O
 }
 #endif
 
-int Main(Options options) {
+int Main(int argc, char** argv) {
+  Options options = ParseOptions(argc, argv, {kFashion, kText, kAdam, kRanks, kRanks64});
   if (!options.json.empty()) options.json = std::filesystem::absolute(options.json).string();
   std::vector<Outcome> outcomes;
   int failed = 0;
@@ -463,7 +464,4 @@ int Main(Options options) {
 }  // namespace
 }  // namespace gtrain::bench
 
-int main(int argc, char** argv) {
-  using namespace gtrain::bench;
-  return Main(ParseOptions(argc, argv, {kFashion, kText, kAdam, kRanks, kRanks64}));
-}
+int main(int argc, char** argv) { return gtrain::bench::Main(argc, argv); }
