@@ -181,13 +181,8 @@ absl::StatusOr<std::string> HeadState::Submit(const PeerMessage& event, const st
   if (!submit.takeover) {
     if (absl::Status free = CheckDirectory(*spec, now); !free.ok()) return free;
   }
-  constexpr size_t kRunDirBytesMax = 3'500;  // room for what is made inside it
-  if (submit.run_dir.size() > kRunDirBytesMax) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("the run directory's path has more than ", kRunDirBytesMax, " bytes"));
-  }
   JobRecord record;
-  record.number = cluster_.next_job++;
+  record.number = cluster_.next_job;
   record.id = JobId(absl::StrCat(spec->name.empty() ? "job" : spec->name, "-", record.number));
   record.name = spec->name;
   record.spec_text = submit.spec_text;
@@ -200,6 +195,18 @@ absl::StatusOr<std::string> HeadState::Submit(const PeerMessage& event, const st
   record.end_with_client = submit.end_with_client;
   record.takeover = submit.takeover;
   record.reason = "just submitted";
+  // As it is with what stands for {job} put in, and as it will be read back.
+  constexpr size_t kRunDirBytesMax = 3'500;  // room for what is made inside it
+  if (record.run_dir.size() > kRunDirBytesMax) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("the run directory's path has more than ", kRunDirBytesMax, " bytes"));
+  }
+  if (config_.check_record) {
+    if (absl::Status readable = config_.check_record(record); !readable.ok()) {
+      return absl::InvalidArgumentError(absl::StrCat("this job cannot be stored: ", readable.message()));
+    }
+  }
+  ++cluster_.next_job;
   Job& job = AddJob(std::move(record), *std::move(spec), now);
   Dirty(job);
   Write(cluster_);

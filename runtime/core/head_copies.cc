@@ -71,7 +71,7 @@ void HeadState::SettleCopies(const NodeId& node, const AgentHello& hello) {
   for (const HeldGeneration& generation : hello.held) held.insert(generation.job);
   for (const JobId& id : hello.copies_of) {
     const Job* job = FindJob(id);
-    const bool over = job != nullptr ? IsFinal(job->record.state) : !cluster_.recovering;
+    const bool over = job != nullptr ? IsFinal(job->record.state) : !TakesUp(id);
     if (over && !held.contains(id)) Send(node, SendKind::kReply, ForgetJob{epoch(), id});
   }
   for (const auto& [id, job] : jobs_) {

@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
 #include "base/check.h"
 #include "base/probe.h"
 #include "runtime/core/authority.h"
@@ -29,8 +30,9 @@ HeadCore::HeadCore(HeadConfig config, Rng rng)
     : state_(std::make_unique<HeadState>(std::move(config), rng)) {}
 HeadCore::~HeadCore() = default;
 
-absl::StatusOr<StepResult> HeadCore::Recover(const std::vector<Record>& records, Instant now) {
-  return state_->Recover(records, now);
+absl::StatusOr<StepResult> HeadCore::Recover(const std::vector<Record>& records, Instant now,
+                                             const std::vector<std::string>& set_aside) {
+  return state_->Recover(records, now, set_aside);
 }
 StepResult HeadCore::Step(const HeadEvent& event, Instant now) { return state_->Step(event, now); }
 std::optional<Instant> HeadCore::NextDeadline() const { return state_->NextDeadline(); }
@@ -106,10 +108,15 @@ absl::Status HeadState::Load(const std::vector<Record>& records, Instant now) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<StepResult> HeadState::Recover(const std::vector<Record>& records, Instant now) {
+absl::StatusOr<StepResult> HeadState::Recover(const std::vector<Record>& records, Instant now,
+                                              const std::vector<std::string>& set_aside) {
   detector_.Awake(now);
   active_at_ = step_at_ = now;
   cluster_.cluster = config_.cluster;
+  for (const std::string& key : set_aside) {
+    absl::string_view id = key;
+    if (absl::ConsumePrefix(&id, "job/")) set_aside_.insert(JobId(std::string(id)));
+  }
   if (absl::Status status = Load(records, now); !status.ok()) return status;
   if (cluster_.superseded > cluster_.epoch) {
     return absl::FailedPreconditionError(absl::StrCat("a newer head of this cluster (epoch ",
@@ -129,7 +136,8 @@ absl::StatusOr<StepResult> HeadState::Recover(const std::vector<Record>& records
   DropOldJobs();
   schedule_ = true;
   Say(absl::StrCat("head epoch ", cluster_.epoch.value, ", ", jobs_.size(), " jobs and ", nodes_.size(),
-                   " nodes from before"));
+                   " nodes from before",
+                   set_aside.empty() ? "" : absl::StrCat("; ", set_aside.size(), " records set aside")));
   return Flush(now);
 }
 

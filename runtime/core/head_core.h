@@ -67,6 +67,9 @@ struct HeadConfig {
 
   // Canonical YAML -> JobSpec (launcher/spec); injected so that the core needs no YAML library.
   std::function<absl::StatusOr<spec::JobSpec>(absl::string_view)> parse_job;
+  // Whether a record can be read back when it is stored as it is; null: always. What a user's request would
+  // make is asked about before it is taken.
+  std::function<absl::Status(const Record&)> check_record;
   // What only a head of this cluster can say about an epoch, different at each start, and whether a text is
   // such a proof. Without them no head ever steps down (fault H9).
   std::function<std::string(HeadEpoch)> prove_epoch;
@@ -121,9 +124,11 @@ class HeadCore {
   HeadCore& operator=(const HeadCore&) = delete;
 
   // First call, exactly once: empty records make a new cluster, others continue it. Persists
-  // HeadEpoch+1; serve only when that is durable. FailedPrecondition: the records are another
-  // cluster's. DataLoss: a record contradicts another.
-  absl::StatusOr<StepResult> Recover(const std::vector<Record>& records, Instant now);
+  // HeadEpoch+1; serve only when that is durable. `set_aside`: keys of records that are there and cannot be
+  // read; of jobs among them what agents hold is taken up as they describe it. FailedPrecondition: the
+  // records are another cluster's. DataLoss: a record contradicts another.
+  absl::StatusOr<StepResult> Recover(const std::vector<Record>& records, Instant now,
+                                     const std::vector<std::string>& set_aside = {});
 
   StepResult Step(const HeadEvent& event, Instant now);
   std::optional<Instant> NextDeadline() const;

@@ -51,7 +51,7 @@ void HeadState::RefuseRival(Node& node) {
   ++counters_.refused;
   for (const HeldGeneration& held : std::get<AgentHello>(node.rival->message).held) {
     const Job* job = FindJob(held.job);
-    if (job == nullptr ? cluster_.recovering
+    if (job == nullptr ? TakesUp(held.job)
                        : !IsFinal(job->record.state) && held.generation > job->record.revoked) {
       continue;
     }
@@ -144,7 +144,8 @@ void HeadState::OnHello(const PeerMessage& event, const AgentHello& hello, Insta
   if (new_incarnation) EndAvoidances(id, "it restarted");
   Send(id, SendKind::kReply,
        AgentWelcome{config_.cluster, epoch(), id, config_.heartbeat_interval, config_.fence_after,
-                    config_.prove_epoch ? config_.prove_epoch(epoch()) : "", cluster_.recovering});
+                    config_.prove_epoch ? config_.prove_epoch(epoch()) : "",
+                    cluster_.recovering || !set_aside_.empty()});
   Say(absl::StrCat(hello.hostname, known ? " is back" : " joined", " with ", hello.inventory.cpus,
                    " cpus and ", hello.inventory.gpus.size(), " GPUs",
                    new_incarnation ? ", as a new incarnation" : ""));

@@ -69,9 +69,13 @@ void HeadState::StepDown(const AgentHello& hello) {
 
 bool HeadState::Settled(Instant now) const { return !cluster_.recovering || now >= settle_at_; }
 
+// Whether what agents hold of a job is taken up: all records were lost or are older, or that of this job
+// cannot be read.
+bool HeadState::TakesUp(const JobId& job) const { return cluster_.recovering || set_aside_.contains(job); }
+
 // Held by an agent and not known here, or newer than what is: wait for its description.
 bool HeadState::AwaitsDescription(const HeldGeneration& held) const {
-  if (!cluster_.recovering) return false;
+  if (!TakesUp(held.job)) return false;
   const Job* job = FindJob(held.job);
   if (job == nullptr) return true;
   return !IsFinal(job->record.state) && held.generation > job->record.generation;
@@ -85,7 +89,7 @@ void HeadState::OnDescribed(Node& node, const GenerationDescribed& described, In
     return;
   }
   Job* job = FindJob(held.job);
-  if (!cluster_.recovering || (job != nullptr && IsFinal(job->record.state))) {
+  if (!TakesUp(held.job) || (job != nullptr && IsFinal(job->record.state))) {
     if (job == nullptr || IsFinal(job->record.state)) EndForgotten(id, held, job != nullptr);
     return;
   }

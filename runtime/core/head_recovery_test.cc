@@ -88,6 +88,31 @@ TEST_F(RecoveryTest, WithoutAPersonsWordAnUnknownJobIsEnded_H8) {
   EXPECT_EQ(json::parse(FromClient(ClientStatus{}).json).at("jobs").size(), 0u);
 }
 
+// One record that cannot be read costs the others nothing, and the ranks of its job nothing either.
+TEST_F(RecoveryTest, AJobWhoseRecordIsSetAsideIsTakenUpAndNoOther) {
+  Hello("1");
+  const JobId job = Submit("train 1 1"), other = Submit("other 1 1");
+  const auto starts = Sent<StartGeneration>();
+  ASSERT_THAT(starts, SizeIs(2));
+  StartRanks(job);
+  StartRanks(other);
+  disk_.erase("job/" + job.value);
+  set_aside_ = {"job/" + job.value, "request/k/r"};
+  Boot();
+  GenerationGrant unknown = starts[0].second.grant;
+  unknown.job = JobId("stranger-7");
+  Hello("1", 4,
+        {Holds(starts[0].second.grant, "1"), Holds(starts[1].second.grant, "1"), Holds(unknown, "1")});
+  EXPECT_TRUE(Sent<AgentWelcome>().at(0).second.describe);
+  FromNode("1", Described(starts[0].second.grant, "1"));
+  Pass(absl::Seconds(60), {"1"});
+  ASSERT_THAT(Sent<Revoke>(), SizeIs(1));
+  EXPECT_EQ(Sent<Revoke>().at(0).second.job.value, "stranger-7");
+  EXPECT_EQ(State(job), "RUNNING");
+  EXPECT_EQ(State(other), "RUNNING");
+  EXPECT_TRUE(disk_.contains("job/" + job.value));
+}
+
 TEST_F(RecoveryTest, AStopThatAgentsHeardStaysAStop_H8) {
   Hello("1");
   const JobId job = Submit("train 1 1");

@@ -177,7 +177,8 @@ class HeadState {
  public:
   HeadState(HeadConfig config, Rng rng);
 
-  absl::StatusOr<StepResult> Recover(const std::vector<Record>& records, Instant now);
+  absl::StatusOr<StepResult> Recover(const std::vector<Record>& records, Instant now,
+                                     const std::vector<std::string>& set_aside);
   StepResult Step(const HeadEvent& event, Instant now);
   std::optional<Instant> NextDeadline() const;
   HeadSnapshot Snapshot() const;
@@ -233,6 +234,7 @@ class HeadState {
   bool Outranked(const AgentHello& hello) const;
   void StepDown(const AgentHello& hello);
   bool Settled(Instant now) const;
+  bool TakesUp(const JobId& job) const;
   bool AwaitsDescription(const HeldGeneration& held) const;
   void OnDescribed(Node& node, const GenerationDescribed& described, Instant now);
   Job* TakeJob(const GenerationDescribed& described, Instant now);
@@ -382,6 +384,7 @@ class HeadState {
   bool shutdown_when_idle_ = false;
   bool stopped_ = false;
   Instant settle_at_, recover_until_;             // while cluster_.recovering
+  std::set<JobId> set_aside_;                     // whose records cannot be read
   std::set<std::pair<JobId, NodeId>> unsettled_;  // the node holds nothing of the job; judged at settle_at_
   std::optional<std::string> store_low_;          // why no new job is taken
   // What views_ was made of. Compared before it is used, so that no change anywhere can be forgotten.

@@ -62,6 +62,7 @@ class HeadTestWorld : public ::testing::Test {
   std::unique_ptr<HeadCore> head_;
   Outbox outbox_;
   std::map<std::string, Record> disk_;
+  std::vector<std::string> set_aside_;  // keys that Boot is told of
   std::vector<AuditEntry> audit_;
   bool disk_works_ = true;
   std::vector<Effect> sent_;

@@ -26,6 +26,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "launcher/spec/parse.h"
+#include "runtime/head/rescue.h"
 #include "runtime/store/rocks_store.h"
 #include "runtime/wire/codec.h"
 #include "runtime/wire/record_codec.h"
@@ -304,6 +305,55 @@ TEST_F(HeadTest, AcknowledgedJobsSurviveKillNine) {
   ASSERT_TRUE(start.has_value());
   PlayToTheEnd(agent, start->grant);
   EXPECT_TRUE(Eventually([&] { return Job(job).at("state") == "SUCCEEDED"; })) << Job(job).dump();
+}
+
+// A path of 4 KB of "{job}" passed the check before they were replaced, and made a record that no head could
+// read: none of the cluster's jobs came back. What is refused costs no number either.
+TEST_F(HeadTest, WhatCouldNotBeReadBackIsRefused) {
+  Start();
+  std::string long_path = "/";
+  while (long_path.size() < 3'000) long_path += "{job}/";
+  std::string many;
+  while (many.size() < 5'000) many += "/resume";
+  const std::vector<core::ClientSubmit> refused = {
+      {.spec_text = kSpec, .run_dir = long_path},
+      {.spec_text = kSpec, .run_dir = dir_ + "/run", .resume = many},
+      {.spec_text = kSpec, .env = {{"", "x"}}, .run_dir = dir_ + "/run"}};
+  for (const core::ClientSubmit& submit : refused) {
+    core::ClientRequest request{.id = "0123456789abcdef0123456789abcdef"};
+    request.body = submit;
+    const absl::StatusOr<core::ClientReply> reply = client_->Call(request, absl::Seconds(5));
+    EXPECT_TRUE(!reply.ok() || !reply->ok);  // the message itself may be one that is dropped
+  }
+  EXPECT_EQ(Submit().value, "tiny-1");
+  ASSERT_TRUE(WIFSIGNALED(head_->End(SIGKILL)));
+  Start();
+  EXPECT_EQ(Ask(core::ClientStatus{}).at("jobs").size(), 1u);
+}
+
+// As an older version may have written it.
+TEST_F(HeadTest, ARecordThatCannotBeReadIsSetAsideByName) {
+  Start();
+  const JobId job = Submit();
+  head_->End(SIGTERM);
+  core::JobRecord bad;
+  bad.id = JobId("bad-7");
+  bad.run_dir = std::string(5'000, 'x');
+  {
+    auto store = store::OpenRocksStore(files_.store_path(), {.space = {.ballast = 0}});
+    ASSERT_TRUE(store.ok()) << store.status();
+    ASSERT_TRUE((*store)->Commit({{core::KeyOf(bad), wire::EncodeRecord(bad)}}).ok());
+    const absl::StatusOr<LoadedRecords> loaded = LoadRecords(**store);
+    ASSERT_TRUE(loaded.ok()) << loaded.status();
+    EXPECT_THAT(loaded->set_aside, testing::ElementsAre("job/bad-7"));
+  }
+  for (int round = 0; round < 2; ++round) {  // it stays there and is in nobody's way
+    Start();
+    const json jobs = Ask(core::ClientStatus{}).at("jobs");
+    ASSERT_EQ(jobs.size(), 1u);
+    EXPECT_EQ(jobs.at(0).at("id"), job.value);
+    head_->End(SIGTERM);
+  }
 }
 
 // H4: after a failed fsync nobody knows what is on disk, so nothing more is acknowledged and a new head

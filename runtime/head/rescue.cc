@@ -16,6 +16,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
 #include "base/file.h"
+#include "base/logging.h"
 #include "base/status_macros.h"
 #include "base/unique_fd.h"
 #include "runtime/core/job_state.h"
@@ -86,8 +87,8 @@ core::ClusterRecord ClusterOf(const std::vector<core::Record>& records, const Cl
 std::vector<core::Record> Salvage(const std::string& path) {
   auto opened = store::OpenRocksStore(path, {.create = false, .accept_loss = true, .space = {.ballast = 0}});
   if (!opened.ok()) return {};
-  auto records = LoadRecords(**opened);
-  return records.ok() ? *std::move(records) : std::vector<core::Record>{};
+  auto loaded = LoadRecords(**opened);
+  return loaded.ok() ? std::move(loaded->records) : std::vector<core::Record>{};
 }
 
 // Marks the store's records as ones that agents may know better, and seals them.
@@ -131,21 +132,24 @@ bool HasStore(const net::ClusterFiles& files) {
 
 }  // namespace
 
-absl::StatusOr<std::vector<core::Record>> LoadRecords(port::MetaStore& store) {
+absl::StatusOr<LoadedRecords> LoadRecords(port::MetaStore& store) {
   GT_ASSIGN_OR_RETURN(auto pairs, store.LoadAll());
-  std::vector<core::Record> records;
+  LoadedRecords loaded;
   for (const auto& [key, value] : pairs) {
     absl::StatusOr<core::Record> record = wire::DecodeRecord(value);
-    if (!record.ok()) {
-      return absl::DataLossError(absl::StrCat("record \"", key, "\": ", record.status().message()));
+    if (record.ok() && core::KeyOf(*record) == key) {
+      loaded.records.push_back(*std::move(record));
+      continue;
     }
-    if (core::KeyOf(*record) != key) {
-      return absl::DataLossError(
-          absl::StrCat("record \"", core::KeyOf(*record), "\" lies under \"", key, "\""));
-    }
-    records.push_back(*std::move(record));
+    LogError("the record \"", key, "\" cannot be read and is set aside, where it is: ",
+             record.ok() ? absl::StrCat("it is that of \"", core::KeyOf(*record), "\"")
+                         : std::string(record.status().message()),
+             ". A backup may hold a good one: gtrain head restore");
+    if (key == core::KeyOf(core::ClusterRecord{}))
+      return absl::DataLossError("the record of the cluster itself cannot be read");
+    loaded.set_aside.push_back(key);
   }
-  return records;
+  return loaded;
 }
 
 absl::StatusOr<std::string> BackupCluster(port::MetaStore& store, const net::ClusterFiles& files,
@@ -200,8 +204,8 @@ absl::StatusOr<std::string> RestoreCluster(const RestoreOptions& options) {
     GT_ASSIGN_OR_RETURN(
         const std::unique_ptr<port::MetaStore> store,
         store::OpenRocksStore(fresh, {.create = false, .accept_loss = true, .space = {.ballast = 0}}));
-    GT_ASSIGN_OR_RETURN(const std::vector<core::Record> records, LoadRecords(*store));
-    const core::ClusterRecord cluster = ClusterOf(records, files.cluster);
+    GT_ASSIGN_OR_RETURN(const LoadedRecords loaded, LoadRecords(*store));
+    const core::ClusterRecord cluster = ClusterOf(loaded.records, files.cluster);
     if (cluster.cluster != files.cluster) {
       return absl::FailedPreconditionError(absl::StrCat("the backup in ", backup, " is of cluster ",
                                                         cluster.cluster.value, ", ", files.dir, " is ",
@@ -209,7 +213,11 @@ absl::StatusOr<std::string> RestoreCluster(const RestoreOptions& options) {
     }
     epoch = std::max({epoch, cluster.epoch, cluster.superseded});
     GT_RETURN_IF_ERROR(BeginRecovery(*store, cluster, HeadEpoch{epoch.value + kEpochsSkipped}));
-    jobs = LiveJobs(records);
+    jobs = LiveJobs(loaded.records);
+    if (!loaded.set_aside.empty()) {
+      absl::StrAppend(&jobs,
+                      "; set aside, because they cannot be read: ", absl::StrJoin(loaded.set_aside, ", "));
+    }
   }
   std::string aside;
   if (HasStore(files)) GT_RETURN_IF_ERROR(MoveAside(path, &aside));

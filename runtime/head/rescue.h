@@ -13,8 +13,14 @@
 
 namespace gtrain::head {
 
-// Every record, decoded. DataLoss names the first that is damaged or lies under a wrong key.
-absl::StatusOr<std::vector<core::Record>> LoadRecords(port::MetaStore& store);
+struct LoadedRecords {
+  std::vector<core::Record> records;
+  // Keys of those that are there and cannot be read, as an older or a damaged version might have written
+  // them. They stay in the store; each is named in the log.
+  std::vector<std::string> set_aside;
+};
+// DataLoss: the record of the cluster itself is among these.
+absl::StatusOr<LoadedRecords> LoadRecords(port::MetaStore& store);
 
 // All of these return a text for the person who asked.
 

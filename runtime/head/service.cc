@@ -56,11 +56,23 @@ std::string WithHost(absl::string_view host, absl::string_view endpoint) {
   return absl::StrCat(host, endpoint.substr(endpoint.rfind(':')));
 }
 
-std::vector<port::Write> EncodeBatch(const core::OutboxBatch& batch) {
+absl::Status CheckRecord(const core::Record& record) {
+  return wire::DecodeRecord(wire::EncodeRecord(record)).status();
+}
+
+// Each record as it will be read back. What cannot be read is not stored: the records before are good, and a
+// request that would make such a one was refused.
+absl::StatusOr<std::vector<port::Write>> EncodeBatch(const core::OutboxBatch& batch) {
   std::vector<port::Write> writes;
   for (const core::RecordWrite& write : batch.writes) {
     std::optional<std::string> value;
-    if (write.record) value = wire::EncodeRecord(*write.record);
+    if (write.record) {
+      value = wire::EncodeRecord(*write.record);
+      if (const absl::Status read = wire::DecodeRecord(*value).status(); !read.ok()) {
+        return absl::InternalError(absl::StrCat(
+            "the record \"", write.key, "\" could not be read back and is not stored: ", read.message()));
+      }
+    }
     writes.push_back({write.key, std::move(value)});
   }
   return writes;
@@ -69,9 +81,9 @@ std::vector<port::Write> EncodeBatch(const core::OutboxBatch& batch) {
 // Audit lines first: what they tell of may not become durable without them.
 absl::Status CommitBatch(const core::OutboxBatch& batch, port::MetaStore& store, AuditLog& audit,
                          absl::Time now) {
+  GT_ASSIGN_OR_RETURN(const std::vector<port::Write> writes, EncodeBatch(batch));
   GT_RETURN_IF_ERROR(audit.Append(batch.audit, now));
-  if (batch.writes.empty()) return absl::OkStatus();
-  return store.Commit(EncodeBatch(batch));
+  return writes.empty() ? absl::OkStatus() : store.Commit(writes);
 }
 
 core::ClientReply ReplyOf(const std::string& id, const absl::StatusOr<std::string>& answer) {
@@ -183,9 +195,8 @@ absl::Status HeadService::Recover() {
   GT_ASSIGN_OR_RETURN(AuditLog audit, AuditLog::Open(files_.dir));
   if (audit.count() > 0) LogInfo("audit log: line ", audit.count(), " has hash ", audit.hash());
   audit_ = std::make_shared<AuditLog>(std::move(audit));
-  absl::StatusOr<std::vector<core::Record>> loaded = LoadRecords(*store_);
+  absl::StatusOr<LoadedRecords> loaded = LoadRecords(*store_);
   if (!loaded.ok()) return WithRemedy(loaded.status());
-  const std::vector<core::Record>& records = *loaded;
   core::HeadConfig config{.cluster = files_.cluster,
                           .version = wire::kThisBuild.text,
                           .protocol = wire::kThisBuild.protocol,
@@ -193,6 +204,7 @@ absl::Status HeadService::Recover() {
                           .exit_when_idle = options_.exit_when_idle,
                           .expected_nodes = options_.expected_nodes,
                           .parse_job = options_.parse_job,
+                          .check_record = CheckRecord,
                           .prove_epoch = [keys = files_.head, nonce = net::RandomHex(8)](
                                              HeadEpoch epoch) { return EpochProof(keys, epoch, nonce); },
                           .proves_epoch =
@@ -204,7 +216,8 @@ absl::Status HeadService::Recover() {
                                 return net::Proof(keys, absl::StrCat("copies of checkpoints of ", job.value));
                               }};
   core_ = std::make_unique<core::HeadCore>(std::move(config), Rng::FromSystem());
-  GT_ASSIGN_OR_RETURN(core::StepResult step, core_->Recover(records, clock_->Now()));
+  GT_ASSIGN_OR_RETURN(core::StepResult step,
+                      core_->Recover(loaded->records, clock_->Now(), loaded->set_aside));
   if (!step.why.empty()) LogInfo(step.why);
   std::vector<core::Effect> effects = outbox_.Add(std::move(step));
   while (std::optional<core::OutboxBatch> batch = outbox_.NextBatch()) {
