@@ -3,7 +3,9 @@
 #include <memory>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "base/check.h"
+#include "runtime/wire/record_codec.h"
 
 namespace gtrain::sim {
 
@@ -32,7 +34,13 @@ void Disk::Commit(core::OutboxBatch batch, std::function<void(bool)> done) {
 void Disk::Apply(const core::OutboxBatch& batch) {
   for (const core::RecordWrite& write : batch.writes) {
     if (write.record) {
-      durable_.insert_or_assign(write.key, *write.record);
+      absl::StatusOr<core::Record> read = wire::DecodeRecord(wire::EncodeRecord(*write.record));
+      if (read.ok()) {
+        durable_.insert_or_assign(write.key, *std::move(read));
+      } else {
+        kernel_.Fail("INV-3", absl::StrCat("the record ", write.key,
+                                           " is stored and cannot be read: ", read.status().message()));
+      }
     } else {
       durable_.erase(write.key);
     }

@@ -1,6 +1,6 @@
-// The head's disk: what is synced, and the one batch that is not. A killed process leaves its batch to the
-// page cache, a power cut takes it or leaves it whole (the log's torn tail is dropped at recovery), an error
-// of fsync says nothing about the outcome.
+// The head's disk: what is synced, as it is read back, and the one batch that is not. A killed process leaves
+// its batch to the page cache, a power cut takes it or leaves it whole (the log's torn tail is dropped at
+// recovery), an error of fsync says nothing about the outcome.
 #pragma once
 #include <functional>
 #include <map>

@@ -7,6 +7,7 @@
 #include "launcher/spec/parse.h"
 #include "nlohmann/json.hpp"
 #include "runtime/core/job_state.h"
+#include "runtime/wire/record_codec.h"
 
 namespace gtrain::sim {
 namespace {
@@ -30,6 +31,9 @@ World::World(uint64_t seed, const Profile& chosen)
     const spec::JobSpec* spec = SpecOf(std::string(text));
     if (spec == nullptr) return absl::InvalidArgumentError("not a job");
     return *spec;
+  };
+  config.check_record = [](const core::Record& record) {
+    return wire::DecodeRecord(wire::EncodeRecord(record)).status();
   };
   config.near_secret = [](const JobId&) { return std::string(64, '5'); };
   checker.config = config;
@@ -226,6 +230,10 @@ void World::Submit(Client& client) {
   GT_CHECK(SpecOf(text) != nullptr);
   programs_of_text_[text] = program;
   core::ClientSubmit submit{text, {}, "/runs/{job}"};
+  if (kernel.rng.Chance(0.03)) {  // fits as it is sent and not as it is stored
+    submit.run_dir = "/";
+    for (int i = 0; i < 600; ++i) submit.run_dir += "{job}/";
+  }
   submit.takeover = kernel.rng.Chance(0.7);  // else a second launch into the shared directory is refused
   client.Ask(submit, kernel.Between(20 * kSec, 3 * kMin),
              [this](const std::optional<core::ClientReply>& reply) {
