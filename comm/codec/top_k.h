@@ -25,7 +25,9 @@ struct TopKInput {
 };
 
 // Where selected elements are put while a pass goes on. Of no value from call to call, so a thread has one
-// for all its selectors: a rank of n has n of them.
+// for all its selectors: a rank of n has n of them. It stays as large as the largest call of the thread
+// wanted: 32 bytes for each of `high` elements, behind DGC's warm-up 8 bytes an element of the largest
+// bucket.
 struct TopKScratch {
   std::vector<uint32_t> indices, back_indices;
   std::vector<float> values, magnitudes;

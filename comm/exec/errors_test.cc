@@ -155,7 +155,9 @@ TEST(Communicator, MemoryThatIsGoneIsAnErrorAndNotZeros) {
     FakeWorld world(FakeWorld::OneNode(2));
     std::atomic<bool> slow = false, gone = false;
     world.before_arena = [&](int rank) {
-      while (rank == 1 && slow && !gone) absl::SleepFor(absl::Milliseconds(1));
+      const Instant start = RealClock().Now();
+      while (rank == 1 && slow && !gone && RealClock().Now() - start < kPatience)
+        absl::SleepFor(absl::Milliseconds(1));
       return absl::OkStatus();
     };
     absl::Status late;

@@ -34,8 +34,6 @@ bool HasProgress(const Compressor& compressor) {
          (options.error_feedback && options.residual == ResidualType::kBFloat16);
 }
 
-size_t SlotOf(size_t bytes) { return (bytes + kSlotAlign - 1) / kSlotAlign * kSlotAlign; }
-
 // The packet at the start of a slot that came from a peer.
 absl::Status DecodeSlot(absl::Span<const uint8_t> slot, absl::Span<float> output, DecodeMode mode) {
   GT_ASSIGN_OR_RETURN(const PacketHeader header, FindHeader(slot, output.size()));

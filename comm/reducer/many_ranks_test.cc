@@ -5,6 +5,7 @@
 #include <numbers>
 #include <vector>
 
+#include "base/memory_count_fake.h"
 #include "base/rng.h"
 #include "comm/exec/check_collectives.h"
 #include "comm/exec/rank_test_threads.h"
@@ -154,6 +155,46 @@ TEST(ManyRanks, WarmingUpSendsNoMoreThanDenseGradients) {
       EXPECT_LE(step.received, comm::DenseBytes(4 * kCount)) << ranks;
     }
   }
+}
+
+// What a step needs while a quarter of the elements travels is not kept for the steps after it.
+TEST(ManyRanks, AWarmUpLeavesNoBuffersBehind) {
+  constexpr int kWarmup = 4;
+  const auto held = [](const CompressionOptions& options) {
+    FakeWorld world(FakeWorld::OneNode(8));
+    int64_t bytes = 0;
+    ExpectAllOk(RunThreads(world, [&](Communicator& c) -> absl::Status {
+      auto collective = CompressedCollective::Create(&c, options, 4 * kCount);
+      RETURN_IF_BAD(collective.status());
+      Rng rng(static_cast<uint64_t>(c.rank()));
+      std::vector<float> g(4 * kCount);
+      for (int step = 0; step < kWarmup + 3; ++step) {
+        for (float& value : g) value = Noise(rng);
+        RETURN_IF_BAD((*collective)->AllReduceMean(absl::MakeSpan(g)));
+      }
+      RETURN_IF_BAD(c.Barrier());
+      if (c.rank() == 0) {  // the others wait
+        bytes = AllocatedBytes();
+        collective->reset();
+        bytes -= AllocatedBytes();
+      }
+      return c.Barrier();
+    }));
+    return bytes;
+  };
+  const int64_t packet = static_cast<int64_t>(4 * kCount / 4 * 8);  // of a quarter
+  EXPECT_LT(held(Dgc(0.001, kWarmup)), held(Dgc(0.001, 0)) + packet / 4);
+}
+
+// Residuals of bfloat16 are for those who have no room for float32.
+TEST(ManyRanks, ExportKeepsNoCopy) {
+  CompressionOptions options = TopK(0.01);
+  options.residual = ResidualType::kBFloat16;
+  auto compressor = Compressor::Create(options, kCount);
+  ASSERT_TRUE(compressor.ok());
+  const int64_t before = AllocatedBytes();
+  EXPECT_EQ((*compressor)->Export()[0].values.size(), kCount);
+  EXPECT_LT(AllocatedBytes() - before, static_cast<int64_t>(kCount));
 }
 
 // A slot of 64 bytes or more for every rank is more than a small bucket.

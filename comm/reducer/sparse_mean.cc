@@ -40,8 +40,7 @@ bool PaysCompressed(const CompressionOptions& options, size_t count, int ranks) 
   if (options.momentum > 0 || GoesToEveryone(options, count, ranks)) return true;
   const size_t shard = ShardSize(options, count, ranks);
   const CompressionOptions owner = OwnerOptions(options, ranks);
-  const size_t slots =
-      RoundUp(BytesOf(options, shard), kSlotAlign) + RoundUp(BytesOf(owner, shard), kSlotAlign);
+  const size_t slots = SlotOf(BytesOf(options, shard)) + SlotOf(BytesOf(owner, shard));
   return slots * static_cast<size_t>(ranks) < DenseBytes(count);
 }
 

@@ -24,7 +24,8 @@ inline constexpr int kGatherRanksMax = 16;
 // Times k entries that owners return, at most: on so many ranks it is all there is.
 inline constexpr int kReturnedMax = 48;
 
-inline constexpr size_t kSlotAlign = 64;  // bytes: packets lie in slots of one length
+// Bytes of a slot for packets of at most `bytes`: they lie in slots of one length.
+inline size_t SlotOf(size_t bytes) { return (bytes + 63) / 64 * 64; }
 
 inline constexpr double kEntryBytes = 8;             // index and value
 inline constexpr double kInt8Bytes = 1 + 4.0 / 256;  // an element, with its part of a scale
