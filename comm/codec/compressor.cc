@@ -262,14 +262,18 @@ class CompressorImpl : public Compressor {
     for (size_t begin = 0; begin < count_; begin += kPiece) {
       const size_t n = std::min(kPiece, count_ - begin);
       const T* residual = residual_.Made() ? residual_.current() + begin : nullptr;
-      clipped_ += carrying.add(gradient.data() + begin, residual, sum, n, largest, &poison);
+      const float* sent = gradient.data() + begin;
+      if (residual != nullptr || !kernels_.within(sent, n, largest)) {
+        clipped_ += carrying.add(sent, residual, sum, n, largest, &poison);
+        sent = sum;
+      }
       // n elements of payload start at a whole number of bytes: begin is a multiple of 8.
       uint8_t* bytes = payload + PayloadBytes({options_.codec, 0, begin, begin});
       if (encode == nullptr) {
-        std::memcpy(bytes, sum, n * sizeof(float));
+        std::memcpy(bytes, sent, n * sizeof(float));
         continue;
       }
-      encode(sum, n, bytes, scale);
+      encode(sent, n, bytes, scale);
       if (ScaleBytes(header) > 0) {
         std::memcpy(scales + ScaleBytes({options_.codec, 0, begin, begin}), scale,
                     ScaleBytes({options_.codec, 0, n, n}));

@@ -722,6 +722,27 @@ TEST_P(KernelsTest, ClippingIsTheReferences) {
   EXPECT_EQ(clipped[0], above);
 }
 
+TEST_P(KernelsTest, WithinSeesEveryElement) {
+  const size_t count = GetParam();
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  for (const comm::Kernels* kernels : {&comm::ScalarKernels(), &comm::BestKernels()}) {
+    std::vector<float> in(count, -2);
+    EXPECT_TRUE(kernels->within(in.data(), count, 2)) << kernels->name << ": the limit itself is within";
+    for (size_t i = 0; i < count; i = i < 160 ? i + 1 : 2 * i) {
+      for (const float bad :
+           {std::nextafter(2.0f, 3.0f), -std::nextafter(2.0f, 3.0f), kInfinity, -kInfinity, nan, -nan}) {
+        in[i] = bad;
+        EXPECT_FALSE(kernels->within(in.data(), count, 2)) << kernels->name << " " << bad << " at " << i;
+        EXPECT_EQ(kernels->within(in.data(), count, kInfinity), std::isfinite(bad))
+            << kernels->name << " " << bad;
+      }
+      in[i] = i % 2 == 0 ? 0 : std::numeric_limits<float>::denorm_min();
+    }
+    EXPECT_TRUE(kernels->within(in.data(), count, 2)) << kernels->name;
+  }
+}
+
 TEST_P(KernelsTest, BlockCodecsAreTheReferences) {
   const size_t count = GetParam();
   std::vector<float> in = Gradient(count, 5);

@@ -48,8 +48,8 @@ struct CarryKernels {
   // velocity is rounded with OtherSeed.
   size_t (*select_momentum)(const float* gradient, const Momentum<T>& momentum, const T* residual,
                             T* pending_residual, size_t count, const Selection& selection, float* poison);
-  // sum = a + b (b null: a alone), clipped to -largest..largest. Returns how many were. *poison becomes NaN
-  // if any of a is not finite; b is. `sum` may be `a` where nothing is clipped.
+  // sum = a + b (b null: a alone, for the rare array that is not `within`), clipped to -largest..largest.
+  // Returns how many were. *poison becomes NaN if any of a is not finite; b is. `sum` is no part of either.
   size_t (*add)(const float* a, const T* b, float* sum, size_t count, float largest, float* poison);
   // out = a - b; `stream`, `seed` and `first` as in Selection.
   void (*subtract)(const float* a, const float* b, T* out, size_t count, bool stream, uint32_t seed,
@@ -71,6 +71,9 @@ struct Kernels {
 
   // What was written around the caches is in memory for other threads. Once for a whole array: it waits.
   void (*flush)();
+
+  // Whether all are finite and in -largest..largest.
+  bool (*within)(const float* in, size_t count, float largest);
 
   // The block codecs: payload of `count` elements, a scale a block where the codec has them.
   void (*encode_float16)(const float* in, size_t count, uint8_t* payload, float* scales);

@@ -61,6 +61,11 @@ size_t Add(const float* a, const T* b, float* sum, size_t count, float largest, 
   return clipped;
 }
 
+bool Within(const float* in, size_t count, float largest) {
+  return std::all_of(in, in + count,
+                     [&](float value) { return std::isfinite(value) && std::fabs(value) <= largest; });
+}
+
 template <typename T>
 void Subtract(const float* a, const float* b, T* out, size_t count, bool, uint32_t seed, size_t first) {
   for (size_t i = 0; i < count; ++i) Carry(a[i] - b[i], seed, first, i, out);
@@ -163,6 +168,7 @@ constexpr Kernels kScalar = {"scalar",
                              {Select, SelectMomentum, Add, Subtract},
                              {Select, SelectMomentum, Add, Subtract},
                              [] {},
+                             Within,
                              EncodeHalves<ToFloat16>,
                              EncodeHalves<ToBFloat16>,
                              EncodeInt8,

@@ -6,6 +6,10 @@
 // Selected elements are gathered with a compress in a register and a whole-vector store: a compressing store
 // to memory is microcode on some processors.
 #if GTRAIN_HAVE_HWY
+#include <algorithm>
+#include <bit>
+#include <limits>
+
 #include "comm/codec/carried.h"
 #include "comm/codec/kernels.h"
 
@@ -257,32 +261,42 @@ size_t SelectMomentum(const float* gradient, const Momentum<T>& momentum, const 
              : SelectMomentumWith<false>(gradient, momentum, residual, pending_residual, count, s, poison);
 }
 
+// Infinities and NaNs are larger than all numbers when magnitudes are compared as integers: one comparison
+// finds what has to be clipped and what is no number.
+HWY_INLINE hn::Vec<I> Magnitude(V v) {
+  return hn::BitCast(s32, hn::And(hn::BitCast(u32, v), hn::Set(u32, 0x7fffffff)));
+}
+HWY_INLINE hn::Vec<I> LargestMagnitude(const Four& v) {
+  return hn::Max(hn::Max(Magnitude(v.v0), Magnitude(v.v1)), hn::Max(Magnitude(v.v2), Magnitude(v.v3)));
+}
+HWY_INLINE bool AllWithin(hn::Vec<I> reached, float largest) {
+  largest = std::min(largest, std::numeric_limits<float>::max());
+  return hn::GetLane(hn::MaxOfLanes(s32, reached)) <= std::bit_cast<int32_t>(largest);
+}
+
+bool Within(const float* in, size_t count, float largest) {
+  const size_t whole = Whole(count);
+  auto reached = hn::Zero(s32);
+  for (size_t i = 0; i < whole; i += kTurn) reached = hn::Max(reached, LargestMagnitude(Get(in, i)));
+  return AllWithin(reached, largest) && ScalarKernels().within(in + whole, count - whole, largest);
+}
+
 template <typename T>
 size_t Add(const float* a, const T* b, float* sum, size_t count, float largest, float* poison) {
-  const size_t whole = Whole(count);
-  const V most = hn::Set(f, largest), least = hn::Neg(most);
-  V bad = hn::Zero(f), reached = hn::Zero(f);
-  const auto put = [&](V v, size_t i) GT_INLINED {
-    reached = hn::Max(reached, hn::Abs(v));
-    hn::StoreU(hn::Min(hn::Max(v, least), most), f, sum + i);
-  };
+  const size_t whole = b == nullptr ? 0 : Whole(count);
+  auto reached = hn::Zero(s32);
   for (size_t i = 0; i < whole; i += kTurn) {
-    const Four x = Get(a, i), v = b == nullptr ? x : Sum(x, Get(b, i));
-    bad = hn::MulAdd(x.v0, hn::Zero(f), hn::MulAdd(x.v1, hn::Zero(f), bad));
-    bad = hn::MulAdd(x.v2, hn::Zero(f), hn::MulAdd(x.v3, hn::Zero(f), bad));
-    put(v.v0, i);
-    put(v.v1, i + kLanes);
-    put(v.v2, i + 2 * kLanes);
-    put(v.v3, i + 3 * kLanes);
+    const Four v = Sum(Get(a, i), Get(b, i));
+    reached = hn::Max(reached, LargestMagnitude(v));
+    hn::StoreU(v.v0, f, sum + i);
+    hn::StoreU(v.v1, f, sum + i + kLanes);
+    hn::StoreU(v.v2, f, sum + i + 2 * kLanes);
+    hn::StoreU(v.v3, f, sum + i + 3 * kLanes);
   }
-  *poison += hn::GetLane(hn::SumOfLanes(f, bad));
-  const auto rest_b = [&](size_t begin) { return b == nullptr ? nullptr : b + begin; };
-  const auto& scalar = ScalarKernels().Carrying<T>();
-  size_t clipped = scalar.add(a + whole, rest_b(whole), sum + whole, count - whole, largest, poison);
-  // They are so rare that only then somebody counts them.
-  if (hn::GetLane(hn::MaxOfLanes(f, reached)) > largest)
-    clipped += scalar.add(a, b, sum, whole, largest, poison);
-  return clipped;
+  // What is to be clipped or is no number is so rare that only then somebody looks which.
+  const size_t done = AllWithin(reached, largest) ? whole : 0;
+  return ScalarKernels().Carrying<T>().add(a + done, b == nullptr ? nullptr : b + done, sum + done,
+                                           count - done, largest, poison);
 }
 
 template <bool kStream, typename T>
@@ -527,6 +541,7 @@ Kernels Table() {
           {Select, SelectMomentum, Add, Subtract},
           {Select, SelectMomentum, Add, Subtract},
           [] { hwy::FlushStream(); },
+          Within,
           EncodeFloat16,
           EncodeBFloat16,
           EncodeInt8,

@@ -331,8 +331,10 @@ class UcxTransport final : public DataTransport {
       // Traffic of others must not hide that time is up.
       if (sleep || std::exchange(busy, false)) {
         // What is waited for may have come with the news that its sender has left.
-        if (absl::Status waiting = StillWaiting(watch); !waiting.ok())
-          return done() ? absl::OkStatus() : waiting;
+        const absl::Status waiting = StillWaiting(watch);
+        // Looking moves messages, too; a nap behind the one that is waited for would be for nothing.
+        if (done()) return absl::OkStatus();
+        GT_RETURN_IF_ERROR(waiting);
       }
       if (api_->progress(worker_, sleep ? nap : 0) != 0) {
         busy = ++moves_ % 1024 == 0;
