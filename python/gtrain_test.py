@@ -107,6 +107,10 @@ class SessionTest(unittest.TestCase):
                                 (lambda: session.all_reduce(bytearray(3), dtype="float32"), "whole number"),
                                 (lambda: session.broadcast(grid, root=1), "root 1"),
                                 (lambda: session.all_gather(grid, out=np.zeros(3)), "must hold"),
+                                (lambda: session.broadcast(grid, root=2**32), "is not from"),
+                                (lambda: session.communicator.split(2**32 - 1), "is not from"),
+                                (lambda: session.communicator.split("red"), "no integer"),
+                                (lambda: session.broadcast(grid, root=0.0), "no integer"),
                                 (lambda: gtrain.Session(join_timeout=-1), "timeout")]:
                 with self.assertRaisesRegex(gtrain.InvalidArgument, text):
                     wrong()

@@ -321,6 +321,10 @@ constexpr absl::string_view kNames[] = {"none", "fp16", "bf16", "int8", "fp8", "
 
 absl::Status Check(const CompressionOptions& options, size_t count) {
   const bool top_k = options.codec == Codec::kTopK;
+  if (static_cast<size_t>(options.codec) >= std::size(kNames)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("compress: there is no codec ", static_cast<int>(options.codec)));
+  }
   if (options.codec == Codec::kPowerSgd) {
     return absl::InvalidArgumentError("compress: powersgd has no packets, it needs a compressed collective");
   }
@@ -362,7 +366,10 @@ absl::StatusOr<std::unique_ptr<Compressor>> Make(const CompressionOptions& optio
 }  // namespace
 }  // namespace comm
 
-absl::string_view CodecName(Codec codec) { return comm::kNames[static_cast<size_t>(codec)]; }
+absl::string_view CodecName(Codec codec) {
+  const auto index = static_cast<size_t>(codec);
+  return index < std::size(comm::kNames) ? comm::kNames[index] : "unknown";
+}
 
 absl::StatusOr<Codec> ParseCodec(absl::string_view name) {
   for (size_t i = 0; i < std::size(comm::kNames); ++i) {

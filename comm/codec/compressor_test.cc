@@ -498,6 +498,9 @@ TEST(Compressor, OptionsOutOfRangeAreRefused) {
     EXPECT_EQ(Compressor::Create(options, 10).status().code(), absl::StatusCode::kInvalidArgument);
   }
   EXPECT_EQ(Compressor::Create({}, 0).status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(Compressor::Create({.codec = static_cast<Codec>(42)}, 10).status().code(),
+            absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(CodecName(static_cast<Codec>(42)), "unknown");
   EXPECT_EQ(ParseCodec("topk").value(), Codec::kTopK);
   EXPECT_EQ(ParseCodec("top-k").status().code(), absl::StatusCode::kInvalidArgument);
 }
@@ -548,7 +551,11 @@ TEST(Policy, WordsOfTheEnvironment) {
                           "topk residual=fp16",
                           "topk residual",
                           "none residual=bf16",
-                          "powersgd residual=bf16"}) {
+                          "powersgd residual=bf16",
+                          "topk density=0.1 density=0.2",
+                          "auto: fp16, fp16",
+                          "topk warmup=1000001",
+                          "onebit momentum=0.9999999999"}) {
     EXPECT_EQ(ParseCompression(bad).status().code(), absl::StatusCode::kInvalidArgument) << bad;
   }
 }

@@ -1,7 +1,10 @@
 // The words in which a job's wish reaches its ranks.
 #include <cmath>
+#include <set>
 #include <utility>
+#include <vector>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
@@ -30,7 +33,8 @@ absl::Status ReadParameter(absl::string_view word, CompressionOptions* options) 
     if (!absl::SimpleAtod(value, &share) || !(share > 0 && share <= 1)) return Bad(word, "is not in (0, 1]");
     options->density = share;
   } else if (name == "momentum" && one_bit) {
-    if (!absl::SimpleAtod(value, &share) || !(share >= 0 && share < 1)) return Bad(word, "is not in [0, 1)");
+    if (!absl::SimpleAtod(value, &share) || !(share >= 0 && static_cast<float>(share) < 1))
+      return Bad(word, "is not in [0, 1)");
     options->optimizer_momentum = static_cast<float>(share);
   } else if (name == "rank" && power_sgd) {
     if (!absl::SimpleAtoi(value, &options->matrix_rank) || options->matrix_rank < 1 ||
@@ -38,7 +42,8 @@ absl::Status ReadParameter(absl::string_view word, CompressionOptions* options) 
       return Bad(word, absl::StrCat("is not from 1 to ", kMatrixRankMax));
     }
   } else if (name == "warmup" && (top_k || one_bit || power_sgd)) {
-    if (!absl::SimpleAtoi(value, &steps) || steps < 0) return Bad(word, "is not a number of steps");
+    if (!absl::SimpleAtoi(value, &steps) || steps < 0 || steps > kWarmupStepsMax)
+      return Bad(word, absl::StrCat("is not a number of steps from 0 to ", kWarmupStepsMax));
     options->warmup_steps = steps;
   } else if (name == "residual" && options->codec != Codec::kNone && !power_sgd) {
     if (value != "fp32" && value != "bf16") return Bad(word, "is neither fp32 nor bf16");
@@ -58,7 +63,11 @@ absl::StatusOr<CompressionOptions> ReadOne(absl::string_view text) {
       options.codec == Codec::kTopK || options.codec == Codec::kOneBit || options.codec == Codec::kPowerSgd;
   if (warms_up) options.warmup_steps = 100;
   if (options.codec == Codec::kOneBit) options.optimizer_momentum = 0.9f;
-  for (size_t i = 1; i < words.size(); ++i) GT_RETURN_IF_ERROR(ReadParameter(words[i], &options));
+  std::set<absl::string_view> named;
+  for (size_t i = 1; i < words.size(); ++i) {
+    if (!named.insert(words[i].substr(0, words[i].find('='))).second) return Bad(words[i], "is said twice");
+    GT_RETURN_IF_ERROR(ReadParameter(words[i], &options));
+  }
   return options;
 }
 
@@ -71,7 +80,9 @@ absl::StatusOr<CompressionPolicy> ParseCompression(absl::string_view text) {
   if (parts.size() > kCodecsMax || (!policy.automatic && parts.size() > 1)) {
     return Bad(text.substr(0, 100), "names too many codecs; several are for \"auto: \"");
   }
+  std::set<absl::string_view> named;
   for (const absl::string_view part : parts) {
+    if (!named.insert(absl::StripAsciiWhitespace(part)).second) return Bad(part, "is named twice");
     GT_ASSIGN_OR_RETURN(const CompressionOptions options, ReadOne(part));
     if (options.codec != Codec::kNone) policy.codecs.push_back(options);
   }

@@ -37,17 +37,29 @@ void Fetch(const TopKInput<T>& input, size_t index) {
 
 }  // namespace
 
+void TopKScratch::MakeRoom(size_t room) {
+  constexpr int kLookedAtEvery = 256;  // calls: of all buckets and shards of some steps
+  wanted = std::max(wanted, room);
+  const auto resize = [&](size_t size) {
+    const auto one = [&](auto& array) {
+      array.resize(size);
+      if (array.capacity() > 2 * size) array.shrink_to_fit();
+    };
+    one(indices), one(back_indices), one(values), one(magnitudes);
+  };
+  if (indices.size() < room) resize(room);
+  if (++calls < kLookedAtEvery) return;
+  if (indices.size() > 2 * wanted) resize(wanted);
+  calls = 0;
+  wanted = room;
+}
+
 template <typename T>
 bool TopKSelector::Select(const TopKInput<T>& input, size_t low, size_t k, size_t high) {
   thread_local TopKScratch scratch;
   scratch_ = &scratch;
   const size_t capacity = std::max(2 * high, high + kChunk);
-  if (const size_t room = capacity + kChunk + 16; scratch.indices.size() < room) {
-    scratch.indices.resize(room);
-    scratch.back_indices.resize(room);
-    scratch.values.resize(room);
-    scratch.magnitudes.resize(room);
-  }
+  scratch.MakeRoom(capacity + kChunk + 16);
   float start = std::max(carried_ == 0 ? Sampled(input, high) : carried_ * margin_, kSmallest);
   for (passes_ = 1;; ++passes_) {
     threshold_ = start;
@@ -147,7 +159,8 @@ size_t TopKSelector::RaiseThreshold(size_t k) {
 
 template <typename T>
 void TopKSelector::Prune(const TopKInput<T>& input, size_t k) {
-  auto& [indices, back_indices, values, magnitudes] = *scratch_;
+  std::vector<uint32_t>&indices = scratch_->indices, &back_indices = scratch_->back_indices;
+  std::vector<float>&values = scratch_->values, &magnitudes = scratch_->magnitudes;
   size_t equals = RaiseThreshold(k);
   size_t kept = 0, back = 0;
   for (size_t i = 0; i < taken_; ++i) {

@@ -25,12 +25,15 @@ struct TopKInput {
 };
 
 // Where selected elements are put while a pass goes on. Of no value from call to call, so a thread has one
-// for all its selectors: a rank of n has n of them. It stays as large as the largest call of the thread
-// wanted: 32 bytes for each of `high` elements, behind DGC's warm-up 8 bytes an element of the largest
-// bucket.
+// for all its selectors: a rank of n has n of them. As large as the largest call of the thread wants, 32
+// bytes for each of `high` elements; what a warm-up wanted more goes again.
 struct TopKScratch {
+  void MakeRoom(size_t room);
+
   std::vector<uint32_t> indices, back_indices;
   std::vector<float> values, magnitudes;
+  size_t wanted = 0;  // at most, by the calls since it was looked at
+  int calls = 0;
 };
 
 // Remembers the threshold from call to call; one object a bucket, or a shard. Not thread-safe.

@@ -47,23 +47,24 @@ class AsyncCalls::Queue {
   explicit Queue(absl::Duration longest) : longest_(longest) {}
 
   ~Queue() {
-    std::deque<Item> cancelled;
+    std::deque<Item> cancelled, kept;
     {
       MutexLock lock(&mutex_);
       closing_ = true;
-      cancelled.swap(items_);
+      for (Item& item : items_) (item.for_sure ? kept : cancelled).push_back(std::move(item));
+      items_.swap(kept);
     }
     for (Item& item : cancelled) item.state->Finish(absl::CancelledError("the communicator was freed"));
     if (thread_.joinable()) thread_.join();
   }
 
-  absl::Status Add(Body body, std::shared_ptr<AsyncCall::State> state) {
+  absl::Status Add(Body body, std::shared_ptr<AsyncCall::State> state, bool for_sure) {
     {
       MutexLock lock(&mutex_);
-      if (items_.size() >= kWaitingMax) {
+      if (items_.size() >= kWaitingMax && !for_sure) {
         return absl::ResourceExhaustedError("256 operations are waiting: wait for some of them first");
       }
-      items_.push_back({std::move(body), std::move(state)});
+      items_.push_back({std::move(body), std::move(state), for_sure});
     }
     if (!thread_.joinable()) thread_ = StartWithoutSignals([this] { Loop(); });
     return absl::OkStatus();
@@ -82,6 +83,7 @@ class AsyncCalls::Queue {
   struct Item {
     Body body;
     std::shared_ptr<AsyncCall::State> state;
+    bool for_sure = false;
   };
 
   void Loop() {
@@ -92,7 +94,7 @@ class AsyncCalls::Queue {
         MutexLock lock(&mutex_);
         busy_ = false;
         mutex_.Await(work);
-        if (closing_) return;
+        if (closing_ && items_.empty()) return;
         item = std::move(items_.front());
         items_.pop_front();
         busy_ = true;
@@ -102,6 +104,8 @@ class AsyncCalls::Queue {
         status = item.body();
       } catch (const std::exception& e) {
         status = absl::InternalError(e.what());
+      } catch (...) {
+        status = absl::InternalError("the call threw something that is no std::exception");
       }
       item.state->Finish(std::move(status));
     }
@@ -120,7 +124,13 @@ AsyncCalls::~AsyncCalls() = default;
 
 absl::StatusOr<AsyncCall> AsyncCalls::Start(Body body) {
   auto state = std::make_shared<AsyncCall::State>();
-  if (absl::Status added = queue_->Add(std::move(body), state); !added.ok()) return added;
+  if (absl::Status added = queue_->Add(std::move(body), state, false); !added.ok()) return added;
+  return AsyncCall(std::move(state));
+}
+
+absl::StatusOr<AsyncCall> AsyncCalls::StartForSure(Body body) {
+  auto state = std::make_shared<AsyncCall::State>();
+  if (absl::Status added = queue_->Add(std::move(body), state, true); !added.ok()) return added;
   return AsyncCall(std::move(state));
 }
 

@@ -66,6 +66,14 @@ TEST(AsyncCalls, IsBoundedAndCancelsWhatHasNotBegun) {
   }
   EXPECT_EQ(queue->Start([] { return absl::OkStatus(); }).status().code(),
             absl::StatusCode::kResourceExhausted);
+  bool said = false;
+  EXPECT_TRUE(queue
+                  ->StartForSure([&said] {
+                    said = true;
+                    return absl::OkStatus();
+                  })
+                  .ok())
+      << "last words have room and are said";
   // The destructor cancels first and then waits for the running one: `last` ends while `first` still holds
   // on.
   std::thread destroyer([&] { queue.reset(); });
@@ -75,6 +83,7 @@ TEST(AsyncCalls, IsBoundedAndCancelsWhatHasNotBegun) {
   ASSERT_TRUE(status.has_value());
   EXPECT_EQ(status->code(), absl::StatusCode::kCancelled);
   EXPECT_EQ(first->Wait(absl::ZeroDuration())->code(), absl::StatusCode::kOk);
+  EXPECT_TRUE(said);
 }
 
 TEST(AsyncCalls, ExceptionsBecomeErrorsAndSignalsStayOutside) {
@@ -82,6 +91,9 @@ TEST(AsyncCalls, ExceptionsBecomeErrorsAndSignalsStayOutside) {
   auto thrown = queue.Start([]() -> absl::Status { throw std::runtime_error("no"); });
   ASSERT_TRUE(thrown.ok());
   EXPECT_EQ(thrown->Wait(kLong)->message(), "no");
+  auto number = queue.Start([]() -> absl::Status { throw 3; });
+  ASSERT_TRUE(number.ok());
+  EXPECT_EQ(number->Wait(kLong)->code(), absl::StatusCode::kInternal);
   bool blocked = false;
   auto mask = queue.Start([&blocked] {
     sigset_t set;

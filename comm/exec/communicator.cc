@@ -209,6 +209,13 @@ ExecCommunicator::~ExecCommunicator() {
   }
 }
 
+// Whether another generation may go better: a share of shared memory that is too small, or a library that is
+// not there, will be so again.
+bool WillMend(const absl::Status& status) {
+  return !absl::IsFailedPrecondition(status) && !absl::IsInvalidArgument(status) &&
+         !absl::IsResourceExhausted(status) && !absl::IsNotFound(status) && !absl::IsUnimplemented(status);
+}
+
 // First what all must agree on, then each rank's transport address, or what it could not open: nobody waits
 // for a rank that has no memory or no network.
 absl::StatusOr<std::vector<std::string>> ExecCommunicator::Meet(const GatherFn& gather, const Watch& watch) {
@@ -237,7 +244,7 @@ absl::StatusOr<std::vector<std::string>> ExecCommunicator::Meet(const GatherFn& 
   GT_RETURN_IF_ERROR(CheckNetworks(networks, bootstrap_->members()));
 
   const absl::StatusOr<std::string> own = OpenOwn(watch);
-  const char how = own.ok() ? kMeetOk : absl::IsFailedPrecondition(own.status()) ? kMeetNever : kMeetError;
+  const char how = own.ok() ? kMeetOk : WillMend(own.status()) ? kMeetError : kMeetNever;
   GT_ASSIGN_OR_RETURN(std::vector<std::string> all,
                       gather(absl::StrCat(std::string(1, how), own.ok() ? *own : own.status().message())));
   for (size_t r = 0; r < all.size(); ++r) {

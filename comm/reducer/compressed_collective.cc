@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <string>
 #include <utility>
 
@@ -82,7 +83,7 @@ class Flat {
     if (momentum_ == 0) return Mean(data);
     const bool compressed = !WarmingUp();
     momentum_travelled_ = compressed;
-    for (size_t i = 0; compressed && i < count_; ++i) data[i] += part_ * agreed_[i];
+    for (size_t i = 0; compressed && i < count_; ++i) data[i] = WithMomentum(data[i], part_ * agreed_[i]);
     GT_RETURN_IF_ERROR(Mean(data));
     float poison = 0;
     for (size_t i = 0; i < count_; ++i) {
@@ -93,6 +94,13 @@ class Flat {
     }
     pending_momentum_ = !std::isnan(poison);
     return absl::OkStatus();
+  }
+
+  // What is finite stays finite, and what is not stays so.
+  static float WithMomentum(float gradient, float momentum) {
+    const float sum = gradient + momentum;
+    return std::isinf(sum) && std::isfinite(gradient) ? std::copysign(std::numeric_limits<float>::max(), sum)
+                                                      : sum;
   }
 
   absl::Status Mean(absl::Span<float> data) {
@@ -260,8 +268,10 @@ class Flat {
   absl::Status TakeMomentum(CompressionOptions* options) {
     const bool top_k = options->codec == Codec::kTopK;
     const float momentum = std::exchange(options->optimizer_momentum, 0.0f);
-    if (!(momentum >= 0 && momentum < 1) || options->warmup_steps < 0) {
-      return absl::InvalidArgumentError("compress: momentum must be in [0, 1), warm-up steps not negative");
+    if (!(momentum >= 0 && momentum < 1) || options->warmup_steps < 0 ||
+        options->warmup_steps > kWarmupStepsMax) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("compress: momentum must be in [0, 1), warm-up steps from 0 to ", kWarmupStepsMax));
     }
     if (top_k && momentum > 0) {
       return absl::InvalidArgumentError("compress: optimizer_momentum is not for topk; it has momentum");

@@ -271,6 +271,41 @@ TEST(CompressedCollective, LargeFiniteGradientsPoisonNothing) {
   }
 }
 
+TEST(CompressedCollective, WhatThereIsNotIsRefusedByAll) {
+  FakeWorld world(FakeWorld::OneNode(2));
+  ExpectAllOk(RunThreads(world, [&](Communicator& c) -> absl::Status {
+    CompressionOptions late{.codec = Codec::kOneBit}, none{.codec = static_cast<Codec>(42)};
+    late.warmup_steps = kWarmupStepsMax + 1;
+    for (const CompressionOptions& options : {late, none}) {
+      EXPECT_EQ(CompressedCollective::Create(&c, options, kCount).status().code(),
+                absl::StatusCode::kInvalidArgument);
+    }
+    return absl::OkStatus();
+  }));
+}
+
+// The momentum of such a step is added to the next one as large.
+TEST(CompressedCollective, HugeGradientsStayFiniteWithMomentum) {
+  for (const Codec codec : {Codec::kInt8, Codec::kOneBit, Codec::kBFloat16}) {
+    SCOPED_TRACE(CodecName(codec));
+    CompressionOptions options{.codec = codec};
+    options.optimizer_momentum = 0.9f;
+    FakeWorld world({"a", "b", "c"});
+    ExpectAllOk(RunThreads(world, [&](Communicator& c) -> absl::Status {
+      auto collective = CompressedCollective::Create(&c, options, kCount, kShapes);
+      RETURN_IF_BAD(collective.status());
+      for (int step = 0; step < 6; ++step) {
+        std::vector<float> g = Gradient(c.rank(), step);
+        if (step < 4) g[5] = std::numeric_limits<float>::max();
+        RETURN_IF_BAD((*collective)->AllReduceMean(absl::MakeSpan(g)));
+        for (const float value : g)
+          if (!std::isfinite(value)) return absl::InternalError(absl::StrCat("step ", step));
+      }
+      return absl::OkStatus();
+    }));
+  }
+}
+
 // The second factor of a step is as large as its gradient. It begins the next step, where it met a residual
 // as large: their product was infinite in every later step.
 TEST(CompressedCollective, PowerSgdGoesOnAfterALargeStep) {

@@ -1,17 +1,34 @@
 #include "comm/reducer/groups.h"
 
+#include <map>
+#include <vector>
+
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 #include "base/status_macros.h"
 
 namespace gtrain::comm {
 
 namespace {
 
-absl::Status TheyDiffer() {
-  return absl::InvalidArgumentError(
-      "compressed collective: what ranks asked for differs: give all ranks the same codec with the same "
-      "options, the same gradients in the same order, and the same $GTRAIN_COMPRESSION");
+// `what`: this rank's hash of what it asked for. All are here already, so this is one exchange more.
+absl::Status TheyDiffer(Communicator& communicator, int64_t what) {
+  std::vector<int64_t> all(static_cast<size_t>(communicator.size()));
+  GT_RETURN_IF_ERROR(communicator.AllGather(&what, all.data(), 1, DType::kInt64));
+  // The fewer ones are those with the mistake; rank 0 where there are as many.
+  std::map<int64_t, int> votes;
+  for (const int64_t hash : all) ++votes[hash];
+  int64_t most = all[0];
+  for (const int64_t hash : all)
+    if (votes[hash] > votes[most]) most = hash;
+  std::vector<size_t> others;
+  for (size_t rank = 0; rank < all.size() && others.size() < 8; ++rank)
+    if (all[rank] != most) others.push_back(rank);
+  return absl::InvalidArgumentError(absl::StrCat(
+      "compressed collective: rank", others.size() == 1 ? " " : "s ", absl::StrJoin(others, ", "),
+      " asked for something else than the others: give all ranks the same codec with the same options, "
+      "gradients of the same names and shapes in the same order, and the same $GTRAIN_COMPRESSION"));
 }
 
 }  // namespace
@@ -19,7 +36,7 @@ absl::Status TheyDiffer() {
 absl::Status Groups::Open(bool compressed) {
   int32_t most[] = {all_->machine() + 1, compressed ? 1 : 0, compressed ? 0 : 1};
   GT_RETURN_IF_ERROR(all_->AllReduce(most, 3, DType::kInt32, ReduceOp::kMax));
-  if (most[1] == most[2]) return TheyDiffer();
+  if (most[1] == most[2]) return TheyDiffer(*all_, compressed ? 1 : 0);
   const int32_t machines = most[0];
   if (!compressed || machine_ != nullptr || machines == 1 || machines == all_->size()) {
     return absl::OkStatus();
@@ -55,7 +72,8 @@ absl::Status AgreeOn(Communicator& communicator, const absl::Status& own, absl::
   int64_t least[] = {own.ok() ? communicator.size() : communicator.rank(), hash, ~hash};
   GT_RETURN_IF_ERROR(communicator.AllReduce(least, 3, DType::kInt64, ReduceOp::kMin));
   const auto first = static_cast<int>(least[0]);
-  if (first == communicator.size()) return least[1] == ~least[2] ? absl::OkStatus() : TheyDiffer();
+  if (first == communicator.size())
+    return least[1] == ~least[2] ? absl::OkStatus() : TheyDiffer(communicator, hash);
   struct {
     int32_t code = 0;
     char words[508] = {};

@@ -3,6 +3,7 @@
 #include <cmath>
 #include <cstdio>
 #include <numbers>
+#include <thread>
 #include <vector>
 
 #include "base/memory_count_fake.h"
@@ -184,6 +185,28 @@ TEST(ManyRanks, AWarmUpLeavesNoBuffersBehind) {
   };
   const int64_t packet = static_cast<int64_t>(4 * kCount / 4 * 8);  // of a quarter
   EXPECT_LT(held(Dgc(0.001, kWarmup)), held(Dgc(0.001, 0)) + packet / 4);
+}
+
+TEST(ManyRanks, NorDoesTheScratchOfAThread) {
+  const auto held = [](int warmup) {
+    int64_t bytes = 0;
+    std::thread([&] {  // each has its own
+      auto compressor = Compressor::Create(Dgc(0.001, warmup), 16 * kCount);
+      Rng rng(1);
+      std::vector<float> g(16 * kCount);
+      for (float& value : g) value = Noise(rng);
+      std::vector<uint8_t> packet((*compressor)->MaxBytes());
+      const int64_t before = AllocatedBytes();
+      for (int step = 0; step < warmup + 600; ++step) {
+        EXPECT_TRUE((*compressor)->Encode(g, absl::MakeSpan(packet)).ok());
+        EXPECT_TRUE((*compressor)->Apply().ok());
+      }
+      bytes = AllocatedBytes() - before;
+    })
+        .join();
+    return bytes;
+  };
+  EXPECT_LT(held(4), 2 * held(0) + (64 << 10));
 }
 
 // Residuals of bfloat16 are for those who have no room for float32.

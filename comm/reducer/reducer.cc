@@ -113,7 +113,7 @@ std::string WordsOfAll(absl::Span<const GradientSpec> gradients, const ReducerOp
       absl::StrCat(options.bucket_bytes, ";", options.compress_from, ";", policy.automatic, ";");
   for (const CompressionOptions& codec : policy.codecs) words += WordsOf(codec);
   for (const GradientSpec& gradient : gradients) {
-    absl::StrAppend(&words, gradient.count, " ", absl::StrJoin(gradient.shape, "x"), ";");
+    absl::StrAppend(&words, gradient.name, " ", gradient.count, " ", absl::StrJoin(gradient.shape, "x"), ";");
   }
   return words;
 }

@@ -723,5 +723,23 @@ TEST(Reducer, AMistakeOfOneRankIsRefusedByAll) {
   }
 }
 
+// Of equal size, and in another order: their means would be mixed.
+TEST(Reducer, GradientsWithOtherNamesAreRefusedByAll) {
+  for (const auto& nodes : kFours) {
+    FakeWorld world(nodes);
+    ExpectAllOk(RunThreads(
+        world,
+        [&](Communicator& c) -> absl::Status {
+          std::vector<GradientSpec> model = {{"layer0", 40, {4, 10}}, {"layer1", 40, {4, 10}}};
+          if (c.rank() == 1) std::swap(model[0], model[1]);
+          const absl::Status refused = Reducer::Create(&c, model).status();
+          EXPECT_EQ(refused.code(), absl::StatusCode::kInvalidArgument) << refused;
+          EXPECT_THAT(std::string(refused.message()), testing::HasSubstr("rank 1 "));
+          return c.Barrier();
+        },
+        kNever));
+  }
+}
+
 }  // namespace
 }  // namespace gtrain

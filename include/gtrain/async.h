@@ -41,7 +41,8 @@ class AsyncCalls {
 
   // `longest`: no single call takes longer by its own deadline (the timeout of the communicator).
   explicit AsyncCalls(absl::Duration longest);
-  // Calls that have not begun are cancelled (Cancelled); the one under way is waited for.
+  // Calls that have not begun are cancelled (Cancelled) but for those of StartForSure; these and the one
+  // under way are waited for.
   ~AsyncCalls();
   AsyncCalls(const AsyncCalls&) = delete;
   AsyncCalls& operator=(const AsyncCalls&) = delete;
@@ -49,6 +50,8 @@ class AsyncCalls {
   // Never waits for a call. ResourceExhausted when kWaitingMax have not begun. What `body` throws becomes
   // Internal.
   absl::StatusOr<AsyncCall> Start(Body body);
+  // The same, and made even if this is destroyed before its turn: last words to other ranks.
+  absl::StatusOr<AsyncCall> StartForSure(Body body);
   // On the calling thread, after everything started before. DeadlineExceeded when that does not end.
   absl::Status Now(const Body& body);
 

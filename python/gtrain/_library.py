@@ -6,7 +6,7 @@ import sys
 import threading
 from ctypes import POINTER, byref, c_char, c_char_p, c_double, c_int, c_int32, c_int64, c_size_t, c_uint64, c_void_p
 
-from ._errors import LibraryNotFound, error_for
+from ._errors import InvalidArgument, LibraryNotFound, error_for
 
 ABI = 2  # GTRAIN_C_ABI of the header this file was written from
 
@@ -107,6 +107,8 @@ _FUNCTIONS = {
     "gtrain_checkpointer_last_committed": (c_int, [c_void_p, POINTER(c_int64), _ERROR]),
 }
 
+_INTEGERS = (c_int, c_int32, c_int64, c_size_t, c_uint64)
+
 _lock = threading.Lock()
 _loaded = None
 _path = None
@@ -159,8 +161,22 @@ def load():
         return _loaded
 
 
+def _check(name, arguments):
+    """ctypes cuts off the upper bits of an int without a word."""
+    for value, kind in zip(arguments, _FUNCTIONS[name][1]):
+        if kind not in _INTEGERS or value is None:
+            continue
+        if not hasattr(value, "__index__"):
+            raise InvalidArgument(f"{name}: {value!r} is no integer")
+        bits = 8 * ctypes.sizeof(kind)
+        least, most = (-1 << (bits - 1), (1 << (bits - 1)) - 1) if kind(-1).value < 0 else (0, (1 << bits) - 1)
+        if not least <= value.__index__() <= most:
+            raise InvalidArgument(f"{name}: {value} is not from {least} to {most}")
+
+
 def call(name, *arguments):
     """Calls a function that returns a status; raises what it says."""
+    _check(name, arguments)
     library = load()
     error = Error()
     status = getattr(library, name)(*arguments, byref(error))

@@ -5,7 +5,7 @@ from ctypes import byref, c_double, c_int, c_void_p
 
 from . import _library
 from ._buffers import OPS, Buffer
-from ._errors import FailedPrecondition, InvalidArgument
+from ._errors import FailedPrecondition, GtrainError, InvalidArgument
 
 EXIT_RUN_ME_AGAIN = 75  # exit with it after Unavailable: the job goes on in its next generation, free of charge
 
@@ -118,7 +118,11 @@ def _takes_part(operation):
     def guarded(self, *arguments, **named):
         try:
             return operation(self, *arguments, **named)
-        except (InvalidArgument, TypeError, ValueError, MemoryError) as error:
+        except GtrainError as error:
+            if isinstance(error, InvalidArgument) and self._handle:
+                _library.call("gtrain_communicator_abort", self._handle, str(error).encode())
+            raise
+        except Exception as error:  # whatever a tensor of another package raises
             if self._handle:
                 _library.call("gtrain_communicator_abort", self._handle, str(error).encode())
             raise
@@ -198,6 +202,7 @@ class Communicator:
         buffer = Buffer(data, dtype)
         return self._start("gtrain_receive", wait, buffer, buffer.address, buffer.count, buffer.dtype, source, None)
 
+    @_takes_part
     def split(self, color, key=0):
         """Collective: a communicator of the ranks with the same color, in the order of (key, rank); None if color < 0."""
         handle = c_void_p()

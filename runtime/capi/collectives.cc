@@ -29,7 +29,7 @@ absl::Status HostMemoryAlone() {
 // Behind what is queued, without waiting for it.
 void Abort(gtrain_communicator* comm, const absl::Status& why) {
   if (comm->size == 1) return;  // nobody waits, and the communicator stays usable
-  (void)comm->queue->Start([c = comm->comm.get(), why] {
+  (void)comm->queue->StartForSure([c = comm->comm.get(), why] {
     c->Abort(why);
     return absl::OkStatus();
   });
