@@ -1,6 +1,11 @@
 // `gtrain agent`: offers this machine to a cluster.
+#include <cstdlib>
+#include <iostream>
+
+#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "base/daemon.h"
+#include "base/file.h"
 #include "base/logging.h"
 #include "base/status_macros.h"
 #include "base/units.h"
@@ -25,13 +30,45 @@ absl::Status ReadLabels(const Args& args, agent::AgentOptions& options) {
   return absl::OkStatus();
 }
 
+// Never from the command line, which every user of the machine can read.
+absl::StatusOr<std::string> JoinToken(const Args& args) {
+  constexpr size_t kTokenBytesMax = 4 << 10;
+  const std::string from = args.Get("join");
+  if (net::ParseJoinToken(from).ok()) {
+    return absl::InvalidArgumentError(
+        "a token on the command line can be read by every user of this machine, so this one should be "
+        "revoked "
+        "(gtrain token revoke ID). Write it to a file that only you can read, --join FILE; or pipe it: "
+        "--join -; "
+        "or set GTRAIN_JOIN_TOKEN");
+  }
+  std::string token;
+  if (from.empty()) {
+    const char* set = std::getenv("GTRAIN_JOIN_TOKEN");
+    token = set == nullptr ? "" : set;
+  } else if (from == "-") {
+    std::getline(std::cin, token);
+    if (token.empty()) return absl::InvalidArgumentError("--join -: there is no token on standard input");
+  } else {
+    GT_ASSIGN_OR_RETURN(token, ReadFile(from, kTokenBytesMax));
+  }
+  absl::StripAsciiWhitespace(&token);
+  if (!token.empty() && !net::ParseJoinToken(token).ok()) {
+    return absl::InvalidArgumentError(absl::StrCat(from.empty()  ? "GTRAIN_JOIN_TOKEN"
+                                                   : from == "-" ? "standard input"
+                                                                 : from,
+                                                   " holds no join token; `gtrain token create` prints one"));
+  }
+  return token;
+}
+
 absl::StatusOr<agent::AgentOptions> OptionsOf(const Args& args) {
   agent::AgentOptions options;
   options.state_dir = args.Get("dir");
   if (options.state_dir.empty()) {
     GT_ASSIGN_OR_RETURN(options.state_dir, net::DefaultClusterDir("agent"));
   }
-  options.join_token = args.Get("join");
+  GT_ASSIGN_OR_RETURN(options.join_token, JoinToken(args));
   options.address = args.Get("address");
   options.hostname = args.Get("hostname");
   GT_RETURN_IF_ERROR(ReadLabels(args, options));
@@ -80,14 +117,16 @@ Verb AgentVerb() {
   Verb verb;
   verb.name = "agent";
   verb.summary = "Offer this machine to a cluster";
-  verb.usage = "[--join TOKEN] [flags]";
+  verb.usage = "[--join FILE] [flags]";
   verb.details =
-      "  gtrain agent --join 10.0.0.1:7070,3f...,9a...    the token of `gtrain head --token`; once\n"
+      "  gtrain agent --join token.txt                    the token of `gtrain token create`; once\n"
+      "  ... | gtrain agent --join -                      the same, from standard input\n"
+      "  GTRAIN_JOIN_TOKEN=... gtrain agent               the same, from the environment\n"
       "  gtrain agent                                     later starts\n"
       "  gtrain agent --label pool=spot --cpus 8\n\n"
       "SIGTERM ends the agent, not its ranks: the next agent started in the same directory takes them over.";
   verb.flags = {
-      {"join", '\0', "TOKEN", "join a cluster with a one-use token"},
+      {"join", '\0', "FILE", "join a cluster with the token in FILE; -: standard input"},
       {"dir", '\0', "DIR", "keys and state; default $XDG_STATE_HOME/gtrain/agent"},
       {"address", '\0', "ADDRESS", "data-plane address; default: the one that reaches the head"},
       {"hostname", '\0', "NAME", "name shown to people; default: the machine's"},

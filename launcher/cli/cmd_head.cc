@@ -166,7 +166,7 @@ Verb HeadVerb() {
       "  gtrain head --context lab --listen 10.0.0.1:7070         serve until SIGTERM; ranks are never ended "
       "by that\n"
       "  gtrain head --context lab --token                        one use, 15 minutes; for `gtrain agent "
-      "--join`\n"
+      "--join FILE`\n"
       "  gtrain head backup DIR --context lab                     records and keys, while it serves or not\n"
       "  gtrain head restore DIR --context lab [--replace]        put the newest backup back\n"
       "  gtrain head recover --context lab                        records lost, no backup: begin again from "

@@ -80,7 +80,7 @@ Verb TokenVerb() {
   verb.summary = "Make, list and revoke join tokens for new machines";
   verb.usage = "create [--uses N] [--life TIME] | ls | revoke TOKEN";
   verb.details =
-      "  gtrain token create                     for one machine, 15 minutes: gtrain agent --join TOKEN\n"
+      "  gtrain token create > FILE              for one machine, 15 minutes: gtrain agent --join FILE\n"
       "  gtrain token create --uses 64 --life 2h\n"
       "  gtrain token revoke 3f9c0a7712e4b5d8    the id, as `gtrain token ls` shows it";
   verb.flags = {{"uses", '\0', "N", "how many machines may join with it; default 1"},

@@ -50,6 +50,7 @@ namespace gtrain::agent {
 namespace {
 
 constexpr absl::Duration kJoinPatience = absl::Seconds(30);
+constexpr absl::Duration kLetInPatience = absl::Seconds(3);
 constexpr absl::Duration kAdoptPatience = absl::Seconds(5);
 constexpr absl::Duration kRefusedPatience = absl::Seconds(20);
 constexpr absl::Duration kLeavePatience = absl::Seconds(20);
@@ -65,7 +66,7 @@ std::map<std::string, std::string> OwnEnvironment() {
   std::map<std::string, std::string> env;
   for (char** item = environ; *item != nullptr; ++item) {
     const std::pair<std::string, std::string> pair = absl::StrSplit(*item, absl::MaxSplits('=', 1));
-    env.insert(pair);
+    if (pair.first != "GTRAIN_JOIN_TOKEN") env.insert(pair);  // nobody else's business
   }
   return env;
 }
@@ -179,11 +180,15 @@ absl::Status Agent::Join() {
     GT_ASSIGN_OR_RETURN(const net::JoinToken token, net::ParseJoinToken(options_.join_token));
     if (token.head_public_key != membership_.head_public_key) {
       const std::string hostname = options_.hostname.empty() ? Hostname() : options_.hostname;
-      GT_ASSIGN_OR_RETURN(const core::AgentJoined joined,
-                          net::JoinCluster(token, keys_.public_key, hostname, kJoinPatience));
-      membership_ = {token.endpoint, token.head_public_key, joined.cluster};
+      absl::StatusOr<core::AgentJoined> joined =
+          net::JoinCluster(token, keys_.public_key, hostname, kJoinPatience);
+      // It may have been done and the answer lost. The head's welcome says which cluster this is, then.
+      if (absl::IsPermissionDenied(joined.status()) && net::IsLetIn(token, keys_, kLetInPatience))
+        joined = core::AgentJoined{ClusterId(), node_};
+      GT_RETURN_IF_ERROR(joined.status());
+      membership_ = {token.endpoint, token.head_public_key, joined->cluster};
       GT_RETURN_IF_ERROR(SaveMembership(options_.state_dir, membership_));
-      LogInfo("joined cluster ", joined.cluster.value, " as node ", node_.value);
+      LogInfo("joined cluster ", joined->cluster.value, " as node ", node_.value);
     }
     membership_.endpoint = token.endpoint;
   }
@@ -192,7 +197,8 @@ absl::Status Agent::Join() {
   if (!options_.cluster.empty()) membership_.cluster = options_.cluster;
   if (membership_.endpoint.empty() || membership_.head_public_key.empty()) {
     return absl::FailedPreconditionError(
-        "this node belongs to no cluster yet: start it once with --join TOKEN (made by the head)");
+        "this node belongs to no cluster yet: start it once with --join FILE, the token in it (gtrain token "
+        "create)");
   }
   return absl::OkStatus();
 }

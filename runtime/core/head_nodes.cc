@@ -33,7 +33,8 @@ std::string HeadState::RefuseHello(const AgentHello& hello) const {
                         config_.version.empty() ? "" : absl::StrCat(" (gtrain ", config_.version, ")"),
                         ": upgrade one version at a time, or install the same on both");
   }
-  if (hello.cluster != config_.cluster) {
+  // Empty: its key was let in, and the answer that named the cluster was lost.
+  if (hello.cluster != config_.cluster && !hello.cluster.empty()) {
     return absl::StrCat("this is cluster ", config_.cluster.value, ", the agent belongs to ",
                         hello.cluster.value, ": join it anew with a token of this cluster");
   }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <variant>
 
 #include "absl/strings/str_cat.h"
@@ -36,6 +37,11 @@ Access::Access(const net::ClusterFiles& files, std::shared_ptr<net::KeyRegistry>
 
 absl::Status Access::Load() {
   GT_RETURN_IF_ERROR(tokens_.Load());
+  GT_ASSIGN_OR_RETURN(const std::vector<net::AllowedKey> keys,
+                      net::ReadAllowedKeys(files_.authorized_path()));
+  std::set<std::string> nodes;
+  for (const net::AllowedKey& key : keys) nodes.insert(net::KeyId(key.public_key));
+  tokens_.Forget(nodes);
   ShowTokens();
   return Refresh();
 }
@@ -46,7 +52,9 @@ void Access::ShowTokens() {
   const net::BootTime boot = net::BootTimeNow();
   const Instant now = clock_->Now();
   std::map<std::string, Instant, std::less<>> expires;
-  for (const net::JoinTokenRecord& token : tokens_.Live(boot)) expires[token.id] = now + token.Left(boot);
+  for (const net::JoinTokenRecord& token : tokens_.Live(boot)) {
+    if (token.uses_left() > 0) expires[token.id] = now + token.Left(boot);
+  }
   registry_->ReplaceJoinKeys(std::move(expires));
 }
 
@@ -199,26 +207,51 @@ absl::StatusOr<std::string> Access::Do(const core::ClientRevokeNode& request) {
   return Text(done);
 }
 
-absl::StatusOr<NodeId> Access::Join(const std::string& token_id, const core::AgentJoin& join) {
-  if (!net::ValidKey(join.public_key)) return absl::InvalidArgumentError("that is not a public key");
-  const NodeId node(net::KeyId(join.public_key));
-  GT_ASSIGN_OR_RETURN(const std::vector<net::AllowedKey> keys,
-                      net::ReadAllowedKeys(files_.authorized_path()));
-  const auto known = std::find_if(keys.begin(), keys.end(),
-                                  [&](const auto& key) { return key.public_key == join.public_key; });
-  if (known != keys.end() && known->revoked) {
-    return absl::PermissionDeniedError(
-        "the key of this node was revoked; remove node.key in the agent's --dir to join as a new node");
+std::vector<absl::StatusOr<NodeId>> Access::Join(absl::Span<const Joiner> joiners) {
+  const absl::StatusOr<std::vector<net::AllowedKey>> keys = net::ReadAllowedKeys(files_.authorized_path());
+  if (!keys.ok()) return std::vector<absl::StatusOr<NodeId>>(joiners.size(), keys.status());
+  std::map<absl::string_view, const net::AllowedKey*> known;
+  for (const net::AllowedKey& key : *keys) known.insert_or_assign(key.public_key, &key);
+  const net::BootTime now = net::BootTimeNow();
+  std::vector<absl::StatusOr<NodeId>> answers;
+  std::map<absl::string_view, net::AllowedKey> added;
+  bool spent = false;
+  for (const Joiner& joiner : joiners) {
+    answers.push_back(MayJoin(joiner, known, now));
+    if (!answers.back().ok()) continue;
+    spent = true;
+    const absl::string_view key = joiner.join.public_key;
+    if (known.contains(key)) continue;
+    added.try_emplace(key, net::AllowedKey{core::Role::kNode, std::string(key), joiner.join.hostname});
   }
-  if (known != keys.end() && known->role != core::Role::kNode) {
-    return absl::PermissionDeniedError("this key already has another role");
+  std::vector<net::AllowedKey> lines;
+  for (auto& [key, line] : added) lines.push_back(std::move(line));
+  // The tokens first: a crash behind that is mended when the head starts again, a use given away is not.
+  absl::Status status = spent ? tokens_.Save() : absl::OkStatus();
+  if (status.ok() && !lines.empty()) status = net::AddAllowedKeys(files_.authorized_path(), lines);
+  if (status.ok()) status = Refresh();
+  ShowTokens();
+  for (absl::StatusOr<NodeId>& answer : answers) {
+    if (answer.ok() && !status.ok()) answer = status;
   }
-  GT_RETURN_IF_ERROR(tokens_.Spend(token_id, node.value, net::BootTimeNow()));
-  if (known == keys.end()) {
-    GT_RETURN_IF_ERROR(
-        net::AddAllowedKey(files_.authorized_path(), {core::Role::kNode, join.public_key, join.hostname}));
+  return answers;
+}
+
+absl::StatusOr<NodeId> Access::MayJoin(const Joiner& joiner,
+                                       const std::map<absl::string_view, const net::AllowedKey*>& known,
+                                       const net::BootTime& now) {
+  if (!net::ValidKey(joiner.join.public_key)) return absl::InvalidArgumentError("that is not a public key");
+  NodeId node(net::KeyId(joiner.join.public_key));
+  if (const auto it = known.find(joiner.join.public_key); it != known.end()) {
+    if (it->second->revoked) {
+      return absl::PermissionDeniedError(
+          "the key of this node was revoked; remove node.key in the agent's --dir to join as a new node");
+    }
+    if (it->second->role != core::Role::kNode) {
+      return absl::PermissionDeniedError("this key already has another role");
+    }
   }
-  GT_RETURN_IF_ERROR(Refresh());
+  GT_RETURN_IF_ERROR(tokens_.Spend(joiner.token_id, node.value, now));
   return node;
 }
 

@@ -2,11 +2,14 @@
 // transport asks; taking a right away is the other way round. Not thread-safe, blocks on files: the head's
 // store thread owns it.
 #pragma once
+#include <map>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/types/span.h"
 #include "base/clock.h"
 #include "runtime/core/messages.h"
 #include "runtime/zmq/cluster_dir.h"
@@ -26,9 +29,14 @@ class Access {
   // The JSON of the answer. `endpoint`: where tokens say the head is. `by`: who asks.
   absl::StatusOr<std::string> Answer(const core::ClientRequestBody& body, const std::string& endpoint,
                                      const std::string& by);
-  // A node's own key, registered for good with a join token. Keys with another role keep it, revoked ones
-  // stay out.
-  absl::StatusOr<NodeId> Join(const std::string& token_id, const core::AgentJoin& join);
+  struct Joiner {
+    std::string token_id;
+    core::AgentJoin join;
+  };
+  // Nodes' own keys, registered for good with join tokens: one answer each. Keys with another role keep it,
+  // revoked ones stay out. A token that is used up is nobody's key from then on. Three writes of files,
+  // however many they are.
+  std::vector<absl::StatusOr<NodeId>> Join(absl::Span<const Joiner> joiners);
 
  private:
   absl::StatusOr<std::string> Do(const core::ClientJoinToken& request);
@@ -41,6 +49,9 @@ class Access {
   template <typename Other>
   absl::StatusOr<std::string> Do(const Other&);
   absl::Status Revoke(const net::AllowedKey& key);
+  absl::StatusOr<NodeId> MayJoin(const Joiner& joiner,
+                                 const std::map<absl::string_view, const net::AllowedKey*>& known,
+                                 const net::BootTime& now);
   void ShowTokens();  // to the registry
 
   const net::ClusterFiles files_;

@@ -3,6 +3,7 @@
 #include <cstdlib>
 #include <nlohmann/json.hpp>
 
+#include "base/file.h"
 #include "base/test_folder.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -34,6 +35,9 @@ class AccessTest : public ::testing::Test {
   std::optional<core::Role> RoleOf(const std::string& key) {
     return registry_->RoleOfKey(key, RealClock().Now());
   }
+  absl::StatusOr<NodeId> Join(const std::string& token, const core::AgentJoin& join) {
+    return access_->Join({{{token, join}}})[0];
+  }
   std::string NewToken(int uses = 1) { return Ask(core::ClientJoinToken{uses})->at("id"); }
 
   net::ClusterFiles files_;
@@ -47,32 +51,70 @@ TEST_F(AccessTest, TokensSurviveARestartAndServeOnce) {
   const std::string id = NewToken();
   Restart();
   EXPECT_EQ(registry_->RoleOfKeyId(id, RealClock().Now()), core::Role::kJoin);
-  EXPECT_TRUE(access_->Join(id, {node_, "host-a"}).ok());
+  EXPECT_TRUE(Join(id, {node_, "host-a"}).ok());
   EXPECT_EQ(RoleOf(node_), core::Role::kNode);
   Restart();
   EXPECT_EQ(RoleOf(node_), core::Role::kNode);
-  EXPECT_TRUE(access_->Join(id, {node_, "host-a"}).ok()) << "its answer was lost";
-  EXPECT_TRUE(absl::IsPermissionDenied(access_->Join(id, {other_, "host-b"}).status()));
+  EXPECT_TRUE(Join(id, {node_, "host-a"}).ok()) << "its answer was lost";
+  EXPECT_TRUE(absl::IsPermissionDenied(Join(id, {other_, "host-b"}).status()));
   EXPECT_EQ(RoleOf(other_), std::nullopt);
+}
+
+TEST_F(AccessTest, AUsedTokenIsNobodysKeyAtOnce) {
+  const std::string id = NewToken(2);
+  ASSERT_TRUE(Join(id, {node_, "host-a"}).ok());
+  EXPECT_EQ(registry_->RoleOfKeyId(id, RealClock().Now()), core::Role::kJoin) << "one use is left";
+  ASSERT_TRUE(Join(id, {other_, "host-b"}).ok());
+  EXPECT_EQ(registry_->RoleOfKeyId(id, RealClock().Now()), std::nullopt);
+  Restart();
+  EXPECT_EQ(registry_->RoleOfKeyId(id, RealClock().Now()), std::nullopt);
+}
+
+TEST_F(AccessTest, AUseIsGivenBackIfTheHeadDiedBeforeTheNodeWasLetIn) {
+  const std::string id = NewToken();
+  const std::string before = *ReadFile(files_.authorized_path(), 1 << 20);
+  ASSERT_TRUE(Join(id, {node_, "host-a"}).ok());
+  ASSERT_TRUE(WriteFileDurable(files_.authorized_path(), before, 0600).ok());
+  Restart();
+  EXPECT_EQ(registry_->RoleOfKeyId(id, RealClock().Now()), core::Role::kJoin);
+  EXPECT_TRUE(Join(id, {node_, "host-a"}).ok());
+}
+
+TEST_F(AccessTest, ABatchIsAnsweredOneByOne) {
+  const std::string two = NewToken(2), one = NewToken();
+  const std::string third = net::MakeKeyPair().public_key;
+  const auto answers = access_->Join({{{two, {node_, "a"}},
+                                       {one, {other_, "b"}},
+                                       {one, {third, "c"}},
+                                       {two, {"no key", "d"}},
+                                       {two, {node_, "a"}},
+                                       {two, {third, "c"}}}});
+  std::vector<bool> ok;
+  for (const auto& answer : answers) ok.push_back(answer.ok());
+  EXPECT_THAT(ok, ::testing::ElementsAre(true, true, false, false, true, true));
+  EXPECT_THAT(std::string(answers[2].status().message()), HasSubstr("used up"));
+  for (const std::string& key : {node_, other_, third}) EXPECT_EQ(RoleOf(key), core::Role::kNode);
+  const std::string text = *ReadFile(files_.authorized_path(), 1 << 20);
+  EXPECT_EQ(text.find(node_), text.rfind(node_)) << "one line a key";
 }
 
 TEST_F(AccessTest, TokensAreListedAndRevoked) {
   const std::string id = NewToken(3);
-  ASSERT_TRUE(access_->Join(id, {node_, "host-a"}).ok());
+  ASSERT_TRUE(Join(id, {node_, "host-a"}).ok());
   const json token = Ask(core::ClientTokens{})->at("tokens").at(0);
   EXPECT_EQ(token.at("uses_left"), 2);
   EXPECT_EQ(token.at("by"), "root");
   ASSERT_TRUE(Ask(core::ClientRevokeToken{id}).ok());
   EXPECT_EQ(registry_->RoleOfKeyId(id, RealClock().Now()), std::nullopt);
-  EXPECT_FALSE(access_->Join(id, {other_, "host-b"}).ok());
+  EXPECT_FALSE(Join(id, {other_, "host-b"}).ok());
   EXPECT_EQ(RoleOf(node_), core::Role::kNode) << "who came in with it stays";
   EXPECT_FALSE(Ask(core::ClientJoinToken{1, absl::Hours(1000)}).ok());
 }
 
 TEST_F(AccessTest, RevokedNodeStaysOut) {
   const std::string id = NewToken(3);
-  ASSERT_TRUE(access_->Join(id, {node_, "host-a"}).ok());
-  ASSERT_TRUE(access_->Join(id, {other_, "host-a"}).ok());
+  ASSERT_TRUE(Join(id, {node_, "host-a"}).ok());
+  ASSERT_TRUE(Join(id, {other_, "host-a"}).ok());
   EXPECT_THAT(std::string(Ask(core::ClientRevokeNode{"host-a"}).status().message()), HasSubstr("2 nodes"));
   ASSERT_TRUE(Ask(core::ClientRevokeNode{net::KeyId(node_)}).ok());
   ASSERT_TRUE(Ask(core::ClientRevokeNode{net::KeyId(node_)}).ok()) << "again is harmless";
@@ -80,7 +122,7 @@ TEST_F(AccessTest, RevokedNodeStaysOut) {
   Restart();
   EXPECT_EQ(RoleOf(node_), std::nullopt);
   EXPECT_EQ(RoleOf(other_), core::Role::kNode);
-  EXPECT_THAT(std::string(access_->Join(id, {node_, "host-a"}).status().message()), HasSubstr("was revoked"));
+  EXPECT_THAT(std::string(Join(id, {node_, "host-a"}).status().message()), HasSubstr("was revoked"));
   EXPECT_EQ(Ask(core::ClientRevokeNode{"nobody"}).status().code(), absl::StatusCode::kNotFound);
 }
 

@@ -14,6 +14,7 @@
 #include <cstdlib>
 #include <functional>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <thread>
 
 #include "absl/strings/str_cat.h"
@@ -475,6 +476,64 @@ TEST_F(HeadTest, JoinTokenRegistersOneNode) {
   FakeAgent agent(endpoint_, fresh);
   agent.Hello(files_.cluster);
   EXPECT_TRUE(agent.Expect<core::AgentWelcome>().has_value());
+}
+
+// All are let in, none is dropped, and what people ask meanwhile is answered.
+TEST_F(HeadTest, TwoThousandJoinsAtOnce) {
+  constexpr size_t kNodes = 2000;
+  Start();
+  const net::JoinToken token =
+      *net::ParseJoinToken(Ask(core::ClientJoinToken{.uses = kNodes}).at("token").get<std::string>());
+  auto joiner = *net::ZmqClient::Connect({.endpoint = endpoint_.endpoint,
+                                          .server_public_key = endpoint_.head_public_key,
+                                          .keys = *net::KeyPairOfSecret(token.secret_key)});
+  ASSERT_TRUE(Eventually([&] { return joiner->Connected(); }));
+  std::vector<std::string> keys;
+  for (size_t i = 0; i < kNodes; ++i) keys.push_back(net::MakeKeyPair().public_key);
+  for (const std::string& key : keys)
+    ASSERT_TRUE(joiner->Send(wire::Encode(core::AgentJoin{key, "node"})).ok());
+  std::set<std::string> in;
+  std::vector<absl::Duration> waits;
+  const RealClock clock;
+  for (const Instant deadline = clock.Now() + kPatience; in.size() < kNodes && clock.Now() < deadline;) {
+    const Instant asked = clock.Now();
+    Submit();
+    waits.push_back(clock.Now() - asked);
+    while (std::optional<std::string> payload = joiner->Receive()) {
+      const auto message = wire::Decode(*payload, wire::Sender::kHead);
+      ASSERT_TRUE(message.ok());
+      const auto* joined = std::get_if<core::AgentJoined>(&*message);
+      ASSERT_NE(joined, nullptr) << std::get<core::AgentRefused>(*message).reason;
+      in.insert(joined->node.value);
+    }
+  }
+  EXPECT_EQ(in.size(), kNodes);
+  std::sort(waits.begin(), waits.end());
+  RecordProperty("submits", static_cast<int>(waits.size()));
+  std::printf("%zu submits meanwhile, median %s, longest %s\n", waits.size(),
+              absl::FormatDuration(waits[waits.size() / 2]).c_str(),
+              absl::FormatDuration(waits.back()).c_str());
+  // The token is used up: the connection that it opened is worth nothing any more.
+  ASSERT_TRUE(joiner->Send(wire::Encode(core::AgentJoin{net::MakeKeyPair().public_key, "late"})).ok());
+  EXPECT_TRUE(Eventually([&] { return Stats().value("messages_of_removed_keys", 0) > 0; }));
+  EXPECT_EQ(Stats().value("joins_dropped", -1), 0);
+}
+
+// The answer to a join may be lost when the token is used up by it.
+TEST_F(HeadTest, ANodeThatWasLetInAndDoesNotKnowItIsWelcome) {
+  Start();
+  const net::JoinToken token =
+      *net::ParseJoinToken(Ask(core::ClientJoinToken{}).at("token").get<std::string>());
+  const net::KeyPair fresh = net::MakeKeyPair();
+  EXPECT_FALSE(net::IsLetIn(token, fresh, absl::Seconds(1)));
+  ASSERT_TRUE(net::JoinCluster(token, fresh.public_key, "new-node", kPatience).ok());
+  EXPECT_TRUE(absl::IsPermissionDenied(net::JoinCluster(token, fresh.public_key, "x", kPatience).status()));
+  EXPECT_TRUE(net::IsLetIn(token, fresh, kPatience));
+  FakeAgent agent(endpoint_, fresh);
+  agent.Hello(ClusterId());
+  const auto welcome = agent.Expect<core::AgentWelcome>();
+  ASSERT_TRUE(welcome.has_value());
+  EXPECT_EQ(welcome->cluster, files_.cluster);
 }
 
 // A token cannot turn the key of an administrator into that of a node.

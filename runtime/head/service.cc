@@ -217,7 +217,7 @@ absl::Status HeadService::Recover() {
                               }};
   core_ = std::make_unique<core::HeadCore>(std::move(config), Rng::FromSystem());
   GT_ASSIGN_OR_RETURN(core::StepResult step,
-                      core_->Recover(loaded->records, clock_->Now(), loaded->set_aside));
+                      core_->Recover(loaded->records, clock_->Now(), clock_->WallNow(), loaded->set_aside));
   if (!step.why.empty()) LogInfo(step.why);
   std::vector<core::Effect> effects = outbox_.Add(std::move(step));
   while (std::optional<core::OutboxBatch> batch = outbox_.NextBatch()) {
@@ -281,6 +281,7 @@ absl::Status HeadService::Turn(int stop_fd) {
   if (deadline && now >= *deadline && (drained || now - *deadline > kTimerOverdue)) Step(core::Tick{});
   Housekeeping(now);
   StartCommit();
+  StartJoins();
   ++counters_.turns;
   const absl::Duration turn = clock_->Now() - began;
   if (turn > counters_.longest_turn) {
@@ -350,6 +351,8 @@ absl::Status HeadService::OnCompletions() {
       GT_RETURN_IF_ERROR(OnDurable(item));
     } else if (item.space) {
       OnSpace(*item.space);
+    } else if (!item.joined.empty()) {
+      OnJoinsDone(item);
     } else {
       OnKeysDone(item);
     }
@@ -374,11 +377,8 @@ void HeadService::OnSpace(const port::StoreSpace& space) {
 }
 
 void HeadService::OnKeysDone(const Completions::Item& item) {
-  std::string route = item.route;
-  if (const auto* reply = std::get_if<core::ClientReply>(&item.reply)) {
-    route = key_requests_.Finish(item.request, *reply);
-  }
-  (void)Send(route, item.reply);
+  const auto* reply = std::get_if<core::ClientReply>(&item.reply);
+  if (reply != nullptr) (void)Send(key_requests_.Finish(item.request, *reply), item.reply);
 }
 
 void HeadService::Step(const core::HeadEvent& event) {
@@ -406,15 +406,11 @@ void HeadService::StartCommit() {
   std::optional<core::OutboxBatch> batch = outbox_.NextBatch();
   if (!batch) return;
   commit_began_ = clock_->Now();
-  const auto sequence = batch->sequence;
-  const bool posted = store_thread_->Post([batch = *std::move(batch), store = store_, audit = audit_,
-                                           now = clock_->WallNow(), completions = completions_] {
+  // Ahead of all that waits there, and never refused: there is one at a time.
+  store_thread_->PostFirst([batch = *std::move(batch), store = store_, audit = audit_,
+                            now = clock_->WallNow(), completions = completions_] {
     completions->Push({.batch = batch.sequence, .status = CommitBatch(batch, *store, *audit, now)});
   });
-  if (!posted) {
-    completions_->Push(
-        {.batch = sequence, .status = absl::ResourceExhaustedError("the store does not keep up")});
-  }
 }
 
 void HeadService::operator()(const core::SendToNode& send) {
@@ -431,7 +427,8 @@ void HeadService::operator()(const core::RefusePeer& refuse) {
 }
 
 void HeadService::operator()(const core::ServiceRequest& request) {
-  if (const auto* join = std::get_if<core::AgentJoin>(&request.message)) return Join(request, *join);
+  if (const auto* join = std::get_if<core::AgentJoin>(&request.message))
+    return (void)joins_.Add({request.route, request.address, request.peer.key_id, *join}, clock_->Now());
   const auto* body = std::get_if<core::ClientRequest>(&request.message);
   if (body == nullptr) return;
   const std::string id = absl::StrCat(request.peer.key_id, "/", body->id);
@@ -506,25 +503,39 @@ bool HeadService::Backup(const std::string& id, const core::ServiceRequest& requ
   });
 }
 
-void HeadService::Join(const core::ServiceRequest& request, const core::AgentJoin& join) {
-  const bool posted =
-      store_thread_->Post([request, join, access = access_, audit = audit_, cluster = files_.cluster,
-                           now = clock_->WallNow(), completions = completions_] {
-        const absl::StatusOr<NodeId> node = access->Join(request.peer.key_id, join);
-        Completions::Item item{.route = request.route};
-        if (node.ok()) {
-          item.reply = core::AgentJoined{cluster, *node};
-        } else {
-          item.reply = core::AgentRefused{std::string(node.status().message())};
-        }
-        const std::string target =
-            absl::StrCat(join.hostname, node.ok() ? " as node " : "", node.ok() ? node->value : "");
-        LogInfo("join of ", target, " at ", request.address, ": ", OutcomeOf(node.status()));
-        item.status =
-            audit->Append({{request.peer, request.address, "join", target, OutcomeOf(node.status())}}, now);
-        completions->Push(std::move(item));
-      });
-  if (!posted) LogWarning("dropped a join: the store does not keep up");
+// One batch is with the store thread at a time, so a commit waits for at most one.
+void HeadService::StartJoins() {
+  const std::vector<JoinQueue::One> batch = joins_.Take();
+  if (batch.empty()) return;
+  const bool posted = store_thread_->Post([batch, access = access_, audit = audit_, cluster = files_.cluster,
+                                           now = clock_->WallNow(), completions = completions_] {
+    std::vector<Access::Joiner> joiners;
+    for (const JoinQueue::One& one : batch) joiners.push_back({one.token, one.join});
+    const std::vector<absl::StatusOr<NodeId>> nodes = access->Join(joiners);
+    Completions::Item item;
+    std::vector<core::AuditEntry> lines;
+    for (size_t i = 0; i < batch.size(); ++i) {
+      const absl::StatusOr<NodeId>& node = nodes[i];
+      if (node.ok()) {
+        item.joined.push_back(core::AgentJoined{cluster, *node});
+      } else {
+        item.joined.push_back(core::AgentRefused{std::string(node.status().message())});
+      }
+      const std::string target =
+          absl::StrCat(batch[i].join.hostname, node.ok() ? " as node " : "", node.ok() ? node->value : "");
+      lines.push_back(
+          {{core::Role::kJoin, batch[i].token}, batch[i].address, "join", target, OutcomeOf(node.status())});
+    }
+    LogInfo(batch.size(), " joins, the last of ", lines.back().target, ": ", lines.back().outcome);
+    item.status = audit->Append(lines, now);
+    completions->Push(std::move(item));
+  });
+  if (!posted) (void)joins_.Done();  // the nodes ask again
+}
+
+void HeadService::OnJoinsDone(const Completions::Item& item) {
+  const std::vector<std::string> routes = joins_.Done();
+  for (size_t i = 0; i < routes.size(); ++i) (void)Send(routes[i], item.joined[i]);
 }
 
 // Whoever has no key leaves no message, only these counters; a line a minute says that somebody tries (fault
@@ -623,6 +634,7 @@ std::string HeadService::StatsJson() const {
       {"messages_undecodable", counters_.undecodable},
       {"messages_unsent", counters_.unsent},
       {"run_file_lines_dropped", counters_.run_file_drops},
+      {"joins_dropped", joins_.dropped()},
       {"requests_denied", core.denied},
       {"messages_stale", core.stale_dropped},
       {"longest_turn_ms", absl::ToInt64Milliseconds(counters_.longest_turn)},

@@ -19,6 +19,7 @@
 #include "runtime/head/access.h"
 #include "runtime/head/audit_log.h"
 #include "runtime/head/head.h"
+#include "runtime/head/join_queue.h"
 #include "runtime/head/task_thread.h"
 #include "runtime/port/meta_store.h"
 #include "runtime/zmq/cluster_dir.h"
@@ -33,9 +34,9 @@ class Completions {
     uint64_t batch = 0;                     // of a commit; 0: something else
     std::optional<port::StoreSpace> space;  // seen by housekeeping
     absl::Status status;                    // of the disk: an error ends the head
-    std::string request;                    // a client's: key and request id; empty: a join
-    std::string route;                      // of a join
-    core::Message reply;
+    std::string request;                    // a client's: key and request id
+    core::Message reply;                    // to it
+    std::vector<core::Message> joined;      // of the batch of joins, in its order
   };
   Completions();
   int fd() const { return event_.get(); }
@@ -121,7 +122,8 @@ class HeadService {
                   const core::ClientRequest& body);
   bool Backup(const std::string& id, const core::ServiceRequest& request, const core::ClientRequest& body,
               const std::string& dir);
-  void Join(const core::ServiceRequest& request, const core::AgentJoin& join);
+  void StartJoins();
+  void OnJoinsDone(const Completions::Item& item);
   void AuditRefusedConnections(Instant now);
   bool Send(const std::string& route, const core::Message& message);
   void PostRunFile(std::function<absl::Status()> write, const std::string& what);
@@ -154,6 +156,7 @@ class HeadService {
   Instant commit_began_, next_housekeeping_, run_file_log_{INT64_MIN / 2};
   std::string last_stats_;
   KeyRequests key_requests_;
+  JoinQueue joins_;
   net::ServerCounters audited_;  // refused connections up to here have their audit line
   Instant next_refused_line_;
   port::SpaceLevel space_ = port::SpaceLevel::kPlenty;

@@ -29,6 +29,11 @@ bool TaskThread::Post(std::function<void()> task) {
   return true;
 }
 
+void TaskThread::PostFirst(std::function<void()> task) {
+  MutexLock lock(&state_->mutex);
+  if (!state_->finishing) state_->tasks.push_front(std::move(task));
+}
+
 bool TaskThread::Finish(absl::Duration limit) {
   if (!state_->thread.joinable()) return true;
   {

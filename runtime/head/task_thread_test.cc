@@ -16,6 +16,24 @@ TEST(TaskThread, RunsInOrderAndFinishesWhatIsQueued) {
   EXPECT_FALSE(thread.Post([] {}));
 }
 
+TEST(TaskThread, WhatIsPostedFirstRunsBeforeAllThatWaits) {
+  std::vector<int> ran;
+  auto go = std::make_shared<Notification>();
+  TaskThread thread(2);
+  auto entered = std::make_shared<Notification>();
+  ASSERT_TRUE(thread.Post([=] {
+    entered->Notify();
+    go->WaitFor(absl::Seconds(60));
+  }));
+  ASSERT_TRUE(entered->WaitFor(absl::Seconds(60)));
+  EXPECT_TRUE(thread.Post([&] { ran.push_back(1); }));
+  EXPECT_TRUE(thread.Post([&] { ran.push_back(2); }));
+  thread.PostFirst([&] { ran.push_back(0); });
+  go->Notify();
+  EXPECT_TRUE(thread.Finish(absl::Seconds(60)));
+  EXPECT_EQ(ran, (std::vector<int>{0, 1, 2}));
+}
+
 // H11: a disk that hangs fills a bounded queue and delays the end only by the limit.
 TEST(TaskThread, StuckTaskBoundsTheQueueAndTheEnd) {
   auto stuck = std::make_shared<Notification>();
@@ -30,6 +48,7 @@ TEST(TaskThread, StuckTaskBoundsTheQueueAndTheEnd) {
     EXPECT_TRUE(thread.Post([] {}));
     EXPECT_TRUE(thread.Post([] {}));
     EXPECT_FALSE(thread.Post([] {}));
+    thread.PostFirst([] {});  // a commit is not refused because others wait
     EXPECT_FALSE(thread.Finish(absl::Milliseconds(50)));
   }
   stuck->Notify();

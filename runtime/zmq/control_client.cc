@@ -159,4 +159,17 @@ absl::StatusOr<core::AgentJoined> JoinCluster(const JoinToken& token, absl::stri
                                                   transport->status().message()));
 }
 
+bool IsLetIn(const JoinToken& token, const KeyPair& keys, absl::Duration timeout) {
+  const auto transport = ZmqClient::Connect(
+      {.endpoint = token.endpoint, .server_public_key = token.head_public_key, .keys = keys});
+  if (!transport.ok()) return false;
+  const RealClock clock;
+  const Instant deadline = clock.Now() + timeout;
+  while (!(*transport)->Connected() && clock.Now() < deadline) {
+    while ((*transport)->Receive()) continue;
+    (void)WaitReadable((*transport)->PollFd(), -1, std::min(absl::Milliseconds(50), deadline - clock.Now()));
+  }
+  return (*transport)->Connected();
+}
+
 }  // namespace gtrain::net

@@ -58,6 +58,9 @@ class ControlClient {
 // PermissionDenied: the token is spent, expired or of another head.
 absl::StatusOr<core::AgentJoined> JoinCluster(const JoinToken& token, absl::string_view node_public_key,
                                               absl::string_view hostname, absl::Duration timeout);
+// Whether the head lets these keys in: those of a node whose join was done and whose answer was lost, when
+// its token is used up. Blocks for at most `timeout`.
+bool IsLetIn(const JoinToken& token, const KeyPair& keys, absl::Duration timeout);
 
 // 128 random bits in hex, for ClientRequest::id.
 std::string NewRequestId();

@@ -103,7 +103,12 @@ absl::Status JoinTokens::Spend(const std::string& id, const std::string& node, c
   if (std::find(spent.begin(), spent.end(), node) != spent.end()) return absl::OkStatus();
   if (token->uses_left() <= 0) return absl::PermissionDeniedError("this join token is used up");
   spent.push_back(node);
-  return Save();
+  return absl::OkStatus();
+}
+
+void JoinTokens::Forget(const std::set<std::string>& nodes_let_in) {
+  for (JoinTokenRecord& token : tokens_)
+    std::erase_if(token.spent_for, [&](const std::string& node) { return !nodes_let_in.contains(node); });
 }
 
 absl::Status JoinTokens::Revoke(const std::string& id) {

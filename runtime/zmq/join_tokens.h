@@ -4,6 +4,7 @@
 // Elapsed time is that of the boot clock while the machine has not rebooted, else of the wall clock; one that
 // went back ends the token.
 #pragma once
+#include <set>
 #include <string>
 #include <vector>
 
@@ -40,15 +41,16 @@ class JoinTokens {
   // ResourceExhausted at 1000 live tokens.
   absl::Status Add(absl::string_view public_key, int uses, absl::Duration life, const std::string& by,
                    const BootTime& now);
-  // Durable before it returns. A node that spent it may repeat that: its answer was lost. PermissionDenied
-  // says what is wrong with the token.
+  // In memory: Save makes it last. A node that spent it may repeat that: its answer was lost.
+  // PermissionDenied says what is wrong with the token.
   absl::Status Spend(const std::string& id, const std::string& node, const BootTime& now);
+  absl::Status Save() const;  // durable when it returns
+  // Gives back what was spent for nodes that never got in: the head died between the two.
+  void Forget(const std::set<std::string>& nodes_let_in);
   absl::Status Revoke(const std::string& id);  // NotFound
   std::vector<JoinTokenRecord> Live(const BootTime& now) const;
 
  private:
-  absl::Status Save() const;
-
   const std::string path_;
   std::vector<JoinTokenRecord> tokens_;
 };

@@ -2,6 +2,8 @@
 
 #include <sys/stat.h>
 
+#include <set>
+
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
@@ -62,17 +64,27 @@ absl::StatusOr<std::vector<AllowedKey>> ReadAllowedKeys(const std::string& path)
 }
 
 absl::Status AddAllowedKey(const std::string& path, const AllowedKey& key) {
-  if (!ValidKey(key.public_key)) return absl::InvalidArgumentError("not a public key");
+  return AddAllowedKeys(path, {key});
+}
+
+absl::Status AddAllowedKeys(const std::string& path, const std::vector<AllowedKey>& keys) {
+  std::set<absl::string_view> added;
+  for (const AllowedKey& key : keys) {
+    if (!ValidKey(key.public_key)) return absl::InvalidArgumentError("not a public key");
+    added.insert(key.public_key);
+  }
   absl::StatusOr<std::string> old = ReadFile(path, kFileBytesMax);
   if (!old.ok() && !absl::IsNotFound(old.status())) return old.status();
   std::string text;
   for (absl::string_view line : absl::StrSplit(old.ok() ? *old : "", '\n', absl::SkipEmpty())) {
     std::vector<absl::string_view> parts = absl::StrSplit(line, ' ');
-    if (parts.size() >= 2 && parts[1] == key.public_key) continue;
+    if (parts.size() >= 2 && added.contains(parts[1])) continue;
     absl::StrAppend(&text, line, "\n");
   }
-  absl::StrAppend(&text, key.revoked ? kRevoked : RoleName(key.role), " ", key.public_key, " ",
-                  CleanComment(key.comment), "\n");
+  for (const AllowedKey& key : keys) {
+    absl::StrAppend(&text, key.revoked ? kRevoked : RoleName(key.role), " ", key.public_key, " ",
+                    CleanComment(key.comment), "\n");
+  }
   return WriteFileDurable(path, text, 0600);
 }
 

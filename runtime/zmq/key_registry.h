@@ -27,7 +27,8 @@ struct AllowedKey {
 // in place of the role shuts a key out for good. Errors name the line.
 absl::StatusOr<std::vector<AllowedKey>> ParseAllowedKeys(absl::string_view text);
 absl::StatusOr<std::vector<AllowedKey>> ReadAllowedKeys(const std::string& path);
-// Adds a line (replacing one of the same key), durably.
+// Adds lines (replacing those of the same keys), durably and all at once.
+absl::Status AddAllowedKeys(const std::string& path, const std::vector<AllowedKey>& keys);
 absl::Status AddAllowedKey(const std::string& path, const AllowedKey& key);
 std::string NameOf(const AllowedKey& key);  // first word of the comment
 

@@ -81,7 +81,7 @@ class ClusterTest(harness.GtrainTest):
         os.makedirs(self.node_home(index), exist_ok=True)
         if self.prefix:
             os.chown(self.node_home(index), harness.NOBODY, harness.NOBODY)
-        return self.start_agent(index, '--join', self.token(), *flags)
+        return self.start_agent(index, *flags, GTRAIN_JOIN_TOKEN=self.token())
 
     def start_agent(self, index, *flags, program=None, **env):
         if '--notices' not in flags:

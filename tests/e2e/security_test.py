@@ -174,21 +174,26 @@ class TokenTest(ClusterSecurityTest):
         wait_until('the head to be back', lambda: self.nodes_in('alive') == 1)
         os.makedirs(self.node_home(1))
         os.makedirs(self.node_home(2))
-        self.start_agent(1, '--join', token)
+        argv = self.start_agent(1, '--join', token)
+        self.assertEqual(argv.wait(), 2, argv.output())
+        self.assertIn('can be read by every user', argv.output())
+        path = os.path.join(self.node_home(1), 'token')
+        with open(path, 'w') as file:
+            file.write(token + '\n')
+        self.start_agent(1, '--join', path)
         wait_until('the second node', lambda: self.nodes_in('alive') == 2)
-        replay = self.start_agent(2, '--join', token)
+        replay = self.start_agent(2, '--join', path)  # it is nobody's key any more
         self.assertEqual(replay.wait(), 1, replay.output())
-        self.assertIn('used up', replay.output())
+        self.assertIn('refuses this join token: it is used', replay.output())
         joins = [line for line in self.audit() if line['action'] == 'join']
-        self.assertEqual(joins[-1]['outcome'], 'denied: this join token is used up')
         self.assertEqual(joins[-1]['key'], listed[-1]['id'])
-        self.assertEqual([line['outcome'] for line in joins[:-1]], ['ok'] * 2)
+        self.assertEqual([line['outcome'] for line in joins], ['ok'] * 2)
 
         self.client('token', 'revoke', listed[-1]['id'])
         several = self.client('token', 'create', '--uses', '2', '--life', '1h').stdout.strip()
         listed = json.loads(self.client('token', 'ls', '--json').stdout)['tokens']
         self.assertEqual(listed[-1]['uses_left'], 2)
-        self.start_agent(2, '--join', several)
+        self.start_agent(2, GTRAIN_JOIN_TOKEN=several)
         wait_until('the third node', lambda: self.nodes_in('alive') == 3)
         self.assertIn('create, ls or revoke', self.client('token', 'revok', expect=2).stderr)
 
