@@ -23,7 +23,7 @@ class Clock {
  public:
   virtual ~Clock() = default;
   virtual Instant Now() const = 0;         // for every decision
-  virtual absl::Time WallNow() const = 0;  // for people only: logs, file stamps
+  virtual absl::Time WallNow() const = 0;  // for people, and for what must outlive this process
 };
 
 class RealClock final : public Clock {
@@ -32,11 +32,16 @@ class RealClock final : public Clock {
   absl::Time WallNow() const override;
 };
 
+// A wall that shows the same time wherever a test or a simulation says that it is `now`.
+inline absl::Time ManualWall(Instant now) {
+  return absl::FromUnixSeconds(1'800'000'000) + absl::Nanoseconds(now.ns);
+}
+
 // Not thread-safe: one owner advances it.
 class ManualClock final : public Clock {
  public:
   Instant Now() const override { return now_; }
-  absl::Time WallNow() const override { return absl::FromUnixNanos(now_.ns); }
+  absl::Time WallNow() const override { return ManualWall(now_); }
   void Advance(absl::Duration d) { now_ = now_ + d; }
 
  private:

@@ -30,9 +30,9 @@ HeadCore::HeadCore(HeadConfig config, Rng rng)
     : state_(std::make_unique<HeadState>(std::move(config), rng)) {}
 HeadCore::~HeadCore() = default;
 
-absl::StatusOr<StepResult> HeadCore::Recover(const std::vector<Record>& records, Instant now,
+absl::StatusOr<StepResult> HeadCore::Recover(const std::vector<Record>& records, Instant now, absl::Time wall,
                                              const std::vector<std::string>& set_aside) {
-  return state_->Recover(records, now, set_aside);
+  return state_->Recover(records, now, wall, set_aside);
 }
 StepResult HeadCore::Step(const HeadEvent& event, Instant now) { return state_->Step(event, now); }
 std::optional<Instant> HeadCore::NextDeadline() const { return state_->NextDeadline(); }
@@ -108,8 +108,17 @@ absl::Status HeadState::Load(const std::vector<Record>& records, Instant now) {
   return absl::OkStatus();
 }
 
+// What passed between two heads. A clock that was not set yet, or was set back, says nothing.
+absl::Duration HeadState::Since(absl::Time then, Instant now) const {
+  const absl::Time built = absl::FromUnixSeconds(1'600'000'000);  // no cluster is older than its program
+  if (then < built || then > Wall(now)) return absl::ZeroDuration();
+  return Wall(now) - then;
+}
+
 absl::StatusOr<StepResult> HeadState::Recover(const std::vector<Record>& records, Instant now,
-                                              const std::vector<std::string>& set_aside) {
+                                              absl::Time wall, const std::vector<std::string>& set_aside) {
+  wall_ = wall;
+  wall_read_at_ = now;
   detector_.Awake(now);
   active_at_ = step_at_ = now;
   cluster_.cluster = config_.cluster;
@@ -145,7 +154,7 @@ absl::StatusOr<StepResult> HeadState::Recover(const std::vector<Record>& records
 void HeadState::Adopt(Job& job, Instant now) {
   any_job_seen_ = true;
   job.client_seen = now;
-  job.fault_times.assign(job.record.faults.size(), now);
+  for (const FaultRecord& fault : job.record.faults) job.fault_times.push_back(now - Since(fault.at, now));
   job.record.event_sequence += 1000;  // numbers that were given out but not yet stored are not used twice
   if (IsFinal(job.record.state)) return;
   absl::StatusOr<spec::JobSpec> spec = config_.parse_job(job.record.spec_text);
@@ -162,7 +171,10 @@ void HeadState::Adopt(Job& job, Instant now) {
     ExpectNodes(*job.record.grant, now);
   }
   job.avoided_until.assign(job.record.avoided.size(), now + config_.avoid_for);
-  if (job.record.generation.value > 0) job.run_mark = now;
+  if (job.record.generation.value > 0) {
+    job.record.run_time += Since(job.record.run_time_at, now);
+    job.run_mark = now;
+  }
   if (job.record.waits_for_storage && !job.record.faults.empty())
     WaitForStorage(job, StorageBackoff(job.record.faults.back().tries, rng_), now);
   if (job.record.state == JobState::kRunning) {
@@ -292,6 +304,7 @@ StepResult HeadState::Flush(Instant now) {
     if (it == jobs_.end()) continue;
     Job& job = it->second;
     job.record.run_time = RunTime(job, now);
+    job.record.run_time_at = job.run_mark ? Wall(now) : absl::InfinitePast();
     if (job.run_mark) job.run_mark = now;
     Write(job.record);
   }

@@ -127,7 +127,9 @@ class HeadCore {
   // HeadEpoch+1; serve only when that is durable. `set_aside`: keys of records that are there and cannot be
   // read; of jobs among them what agents hold is taken up as they describe it. FailedPrecondition: the
   // records are another cluster's. DataLoss: a record contradicts another.
-  absl::StatusOr<StepResult> Recover(const std::vector<Record>& records, Instant now,
+  // `wall`: what the clock on the wall shows `now`. How long ago a fault was and how long a job has run is
+  // counted by it across a restart.
+  absl::StatusOr<StepResult> Recover(const std::vector<Record>& records, Instant now, absl::Time wall,
                                      const std::vector<std::string>& set_aside = {});
 
   StepResult Step(const HeadEvent& event, Instant now);

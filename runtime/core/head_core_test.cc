@@ -752,7 +752,8 @@ TEST_F(HeadCoreTest, StateOfAnotherClusterIsRefused_H10) {
   HeadCore other(config_, Rng(1));
   ClusterRecord record;
   record.cluster = ClusterId("someone else's");
-  EXPECT_EQ(other.Recover({record}, clock_.Now()).status().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(other.Recover({record}, clock_.Now(), clock_.WallNow()).status().code(),
+            absl::StatusCode::kFailedPrecondition);
 }
 
 TEST_F(HeadCoreTest, DeadlinesNeverLieInThePastAfterATick) {

@@ -421,6 +421,8 @@ void HeadState::FindStorageFault(Job& job) {
       found.kind = FaultKind::kStorage;
       found.generation = last.generation;
       found.step = last.step;
+      found.at = last.at;
+      found.committed = last.committed;
       found.progressed = last.step.has_value() || job.checkpointed;
       last = std::move(found);
       Emit(job, "fault", last.message);
@@ -459,8 +461,58 @@ void HeadState::WaitForStorage(Job& job, absl::Duration delay, Instant now) {
            job.record.id.value, "`")}};
 }
 
+// A rank that cannot go on without another one says 75, and its end may be heard before that of the one whose
+// error it was. By now all exits are here.
+void HeadState::FindCauseOfExit75(Job& job) {
+  FaultRecord& last = job.record.faults.back();
+  if (last.kind != FaultKind::kSaved) return;
+  for (const RankExit& exit : job.record.exits) {
+    const bool well =
+        exit.cause == ExitCause::kExited && (exit.exit_code == 0 || exit.exit_code == kExitSaved);
+    if (well || exit.cause == ExitCause::kStopped) continue;
+    GT_PROBE("head.cause_of_exit75");
+    FaultRecord found = FaultOf(job, exit);
+    found.generation = last.generation;
+    found.step = last.step;
+    found.at = last.at;
+    found.committed = last.committed;
+    found.progressed = last.progressed;
+    Excuse(job, found);
+    last = std::move(found);
+    return Emit(job, "fault", last.message);
+  }
+}
+
+// Exit 75 says that the job goes on behind what it saved. A program that says so and has saved nothing, on
+// machines that all stay, would come back for ever.
+void HeadState::ChargeUnlessEarned(Job& job) {
+  FaultRecord& last = job.record.faults.back();
+  if (last.kind != FaultKind::kSaved || job.told || SavedMore(job.record.faults)) return;
+  if (!job.broken_links.empty()) return;
+  for (const NodePlace& place : job.record.grant->nodes) {
+    const auto node = nodes_.find(place.node);
+    if (node == nodes_.end() || node->second.state == NodeState::kDead || node->second.Leaving()) return;
+  }
+  GT_PROBE("head.exit75_charged");
+  last.kind = FaultKind::kCrash;
+  last.signature.clear();  // it is no error; the budget ends it
+  absl::StrAppend(&last.message, ", but no checkpoint of a higher step was committed since the last one");
+  const auto left = std::ranges::find_if(job.record.exits, [](const RankExit& exit) {
+    return exit.cause == ExitCause::kExited && exit.exit_code == 0;
+  });
+  if (left != job.record.exits.end()) {
+    absl::StrAppend(&last.message, "; rank ", left->rank, " had ended with exit code 0 while it still ran");
+  }
+  Emit(job, "fault", last.message);
+}
+
 void HeadState::DecideAfterFault(Job& job, Instant now) {
+  std::optional<int64_t>& committed = job.record.faults.back().committed;
+  for (const FaultRecord& fault : job.record.faults) committed = std::max(committed, fault.committed);
+  if (job.checkpoint) committed = std::max(committed.value_or(job.checkpoint->step), job.checkpoint->step);
   FindStorageFault(job);
+  FindCauseOfExit75(job);
+  ChargeUnlessEarned(job);
   std::vector<PastFault> past;
   for (size_t i = 0; i < job.record.faults.size(); ++i)
     past.push_back({&job.record.faults[i], job.fault_times[i]});

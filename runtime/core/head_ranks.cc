@@ -151,6 +151,7 @@ void HeadState::Fail(Job& job, FaultRecord fault, Instant now) {
   Excuse(job, fault);
   fault.generation = job.record.generation;
   fault.step = job.top_step;
+  fault.at = Wall(now);
   const bool silent = !job.top_step && job.run_mark && job.any_started &&
                       RunTime(job, now) >= kSilentProgress * (job.record.restarts + 1);
   fault.progressed = job.top_step.has_value() || job.checkpointed ||

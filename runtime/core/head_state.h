@@ -177,7 +177,7 @@ class HeadState {
  public:
   HeadState(HeadConfig config, Rng rng);
 
-  absl::StatusOr<StepResult> Recover(const std::vector<Record>& records, Instant now,
+  absl::StatusOr<StepResult> Recover(const std::vector<Record>& records, Instant now, absl::Time wall,
                                      const std::vector<std::string>& set_aside);
   StepResult Step(const HeadEvent& event, Instant now);
   std::optional<Instant> NextDeadline() const;
@@ -317,12 +317,16 @@ class HeadState {
   void FinishEnding(Job& job, Instant now);
   void DecideAfterFault(Job& job, Instant now);
   void FindStorageFault(Job& job);
+  void FindCauseOfExit75(Job& job);
+  void ChargeUnlessEarned(Job& job);
   void WaitForStorage(Job& job, absl::Duration delay, Instant now);
   void Finish(Job& job, JobState state, std::string reason);
   void JobTimers(Job& job, Instant now);
   bool EndIfItsTimeIsUp(Job& job, Instant now);
   std::optional<Instant> JobDeadline(const Job& job) const;
   absl::Duration RunTime(const Job& job, Instant now) const;
+  absl::Time Wall(Instant now) const { return wall_ + (now - wall_read_at_); }
+  absl::Duration Since(absl::Time then, Instant now) const;
 
   // head_directories.cc
   absl::Status CheckDirectory(const spec::JobSpec& spec, Instant now);
@@ -417,6 +421,8 @@ class HeadState {
   int refusals_ = 0, refusals_left_out_ = 0;
 
   // Of the step that is running.
+  Instant wall_read_at_;
+  absl::Time wall_;  // then
   Instant step_at_;
   std::vector<Effect> out_;
   std::vector<RecordWrite> writes_;

@@ -50,7 +50,7 @@ void HeadTestWorld::Boot() {
   sent_.clear();
   std::vector<Record> records;
   for (const auto& [key, record] : disk_) records.push_back(record);
-  auto recovered = head_->Recover(records, clock_.Now(), set_aside_);
+  auto recovered = head_->Recover(records, clock_.Now(), clock_.WallNow(), set_aside_);
   ASSERT_TRUE(recovered.ok()) << recovered.status();
   Do(*std::move(recovered));
 }

@@ -58,6 +58,9 @@ struct FaultRecord {
   bool progressed = false;      // it passed a first step or committed a checkpoint
   // Of kStorage: generations in a row that met it without progress between them; they share this record.
   int tries = 1;
+  // The highest step of a checkpoint that the job had committed when this generation was over.
+  std::optional<int64_t> committed;
+  absl::Time at = absl::InfinitePast();  // by the clock on the wall of the head that saw it; past: not known
   bool operator==(const FaultRecord&) const = default;
 };
 
@@ -94,11 +97,12 @@ struct JobRecord {
   std::vector<NodeId> unreleased;  // nodes not yet known to be free of processes of <= revoked
   std::vector<NodeId> kept;  // that hold a keeper or copies of this job: they get ForgetJob when it ends
 
-  int restarts = 0;                 // generations that ended in a failure
-  std::vector<FaultRecord> faults;  // newest last, at most 32
-  absl::Duration run_time;          // since the first grant, for limits.time
-  std::optional<int> exit_code;     // of a finished job
-  uint64_t event_sequence = 0;      // events up to here may have been given out
+  int restarts = 0;                               // generations that ended in a failure
+  std::vector<FaultRecord> faults;                // newest last, at most 32
+  absl::Duration run_time;                        // since the first grant, for limits.time
+  absl::Time run_time_at = absl::InfinitePast();  // when that was so, as FaultRecord::at
+  std::optional<int> exit_code;                   // of a finished job
+  uint64_t event_sequence = 0;                    // events up to here may have been given out
   std::vector<AvoidedNode> avoided;
   bool takeover = false;           // as the client asked: GenerationGrant::takeover
   bool waits_for_storage = false;  // WAITING until the next try after a storage fault; its nodes stay its own

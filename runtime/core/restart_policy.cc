@@ -1,6 +1,8 @@
 // Small rules in a fixed order, the first that forbids wins:
+//   0. a higher committed step pays for all faults before the one it was followed by.
 //   1. exit 93 is final.
-//   2. exit 75 and an address in use are free, but not endless without a step between them.
+//   2. exit 75 and an address in use are free, but not endless without a step between them. The head calls an
+//      exit 75 a crash if nothing earned it (SavedMore, a machine that left, a member that was lost).
 //   3. each kind (crash, OOM, infrastructure) counts against its own budget in a sliding window.
 //   4. the same error twice in a row without getting further is a bug, not bad luck.
 //   5. crashes in a row before any first step count against before_first_step.
@@ -109,14 +111,32 @@ const FaultRecord* Previous(const std::vector<PastFault>& faults) {
   return nullptr;
 }
 
+bool AsksToRunAgain(const FaultRecord& fault) {
+  return fault.cause == ExitCause::kExited && fault.exit_code == kExitSaved;
+}
+
 int CrashesBeforeFirstStep(const std::vector<PastFault>& faults) {
   int count = 0;
   for (auto it = faults.rbegin(); it != faults.rend(); ++it) {
     if (!Charged(it->fault->kind) || it->fault->kind == FaultKind::kInfrastructure) continue;
     if (it->fault->progressed) break;
+    if (AsksToRunAgain(*it->fault)) continue;  // it may save where nobody sees it: the budget is what ends it
     ++count;
   }
   return count;
+}
+
+// The newest fault that a higher committed step came before, which pays for all that are older.
+size_t FirstOwed(const std::vector<PastFault>& faults) {
+  std::optional<int64_t> highest;
+  size_t owed = 0;
+  for (size_t i = 0; i < faults.size(); ++i) {
+    const std::optional<int64_t> committed = faults[i].fault->committed;
+    if (!committed || (highest && *committed <= *highest)) continue;
+    highest = committed;
+    owed = i;
+  }
+  return owed;
 }
 
 absl::Duration Jittered(absl::Duration delay, Rng& rng) { return delay * (0.75 + 0.5 * rng.Unit()); }
@@ -167,9 +187,21 @@ bool Charged(FaultKind kind) {
          kind != FaultKind::kStorage;
 }
 
-RestartVerdict DecideRestart(const spec::RestartBudget& budget, const std::vector<PastFault>& faults,
-                             Instant now, Rng& rng) {
+bool SavedMore(const std::vector<FaultRecord>& faults) {
   GT_CHECK(!faults.empty());
+  std::optional<int64_t> before;
+  for (size_t i = 0; i + 1 < faults.size(); ++i) {
+    const FaultRecord& fault = faults[i];
+    if (AsksToRunAgain(fault) && fault.committed)
+      before = std::max(before.value_or(*fault.committed), *fault.committed);
+  }
+  return faults.back().committed && (!before || *faults.back().committed > *before);
+}
+
+RestartVerdict DecideRestart(const spec::RestartBudget& budget, const std::vector<PastFault>& past,
+                             Instant now, Rng& rng) {
+  GT_CHECK(!past.empty());
+  const std::vector<PastFault> faults(past.begin() + static_cast<ptrdiff_t>(FirstOwed(past)), past.end());
   const FaultRecord& fault = *faults.back().fault;
   if (fault.cause == ExitCause::kExited && fault.exit_code == kExitNoRestart) {
     return {false, {}, "exit code 93 asks not to be restarted"};

@@ -19,8 +19,8 @@ inline constexpr int kFreeRestartsInARow =
     20;  // exit 75, preemption or address in use without a step between
 inline constexpr absl::Duration kBackoffMax = absl::Seconds(60);
 
-// A fault and when this head learnt of it (after a head restart: when it recovered, so a window
-// never shrinks by a restart).
+// A fault and when it was seen. What an earlier head saw is as old as the clock on the wall says, and as
+// young as this head where that is not known.
 struct PastFault {
   const FaultRecord* fault = nullptr;
   Instant when;
@@ -43,9 +43,14 @@ bool MetStorageFault(const RankExit& exit);
 // Whether a fault of this kind uses up a budget and counts as a restart.
 bool Charged(FaultKind kind);
 
-// `faults`: oldest first; the last one is the fault to judge.
+// `faults`: oldest first; the last one is the fault to judge. What lies before the newest fault at which the
+// job had committed a higher step than at any before it is paid for: neither budgets nor the wait count it.
 RestartVerdict DecideRestart(const spec::RestartBudget& budget, const std::vector<PastFault>& faults,
                              Instant now, Rng& rng);
+
+// Whether the last fault, an exit code 75, may be free: the job has committed a higher step than it had at
+// the exit 75 before.
+bool SavedMore(const std::vector<FaultRecord>& faults);
 
 // What a rank's end means, and the signature by which the same error is recognised.
 FaultKind KindOf(const RankExit& exit);

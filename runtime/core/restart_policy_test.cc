@@ -161,6 +161,53 @@ TEST_F(RestartPolicyTest, BackoffGrowsToItsCapWithJitter) {
   EXPECT_LE(Decide().delay, 1.25 * kBackoffMax);
 }
 
+TEST_F(RestartPolicyTest, ProgressPaysDebts) {
+  budget_.budget = 2;
+  budget_.before_first_step = 0;
+  for (int i = 0; i < 31; ++i) {
+    Add(FaultKind::kCrash, 2 * i, "", i).committed = i;
+    const RestartVerdict v = Decide();
+    ASSERT_TRUE(v.restart) << i << ": " << v.reason;
+    ASSERT_EQ(v.delay, absl::ZeroDuration()) << i;
+    ASSERT_EQ(v.reason, "crash 1 of 2 in 1h");
+  }
+  // The same step again, or a lower one of a job that was sent back, is no progress.
+  Add(FaultKind::kCrash, 70, "", 31).committed = 30;
+  EXPECT_EQ(Decide().reason, "crash 2 of 2 in 1h");
+  EXPECT_GT(Decide().delay, absl::ZeroDuration());
+  Add(FaultKind::kCrash, 72, "", 32).committed = 12;
+  EXPECT_THAT(Decide().reason, HasSubstr("restart budget spent: crash 3 in 1h, allowed 2"));
+  faults_.back().committed = 31;
+  EXPECT_TRUE(Decide().restart);
+  budget_.budget = 0;
+  EXPECT_FALSE(Decide().restart) << "what asks for no restart gets none";
+}
+
+TEST_F(RestartPolicyTest, ProgressPaysForMemoryLossesAndWhatIsFreeToo) {
+  for (int i = 0; i < 30; ++i)
+    Add(i % 3 == 0 ? FaultKind::kOom : FaultKind::kInfrastructure, i).committed = i;
+  EXPECT_TRUE(Decide().restart);
+  EXPECT_EQ(Decide().delay, absl::ZeroDuration());
+  for (int i = 0; i <= kFreeRestartsInARow; ++i) Add(FaultKind::kPreempted, 40 + i).committed = 40 + i;
+  EXPECT_TRUE(Decide().restart);
+  for (int i = 0; i < kFreeRestartsInARow; ++i) Add(FaultKind::kPreempted, 70 + i).committed = 60;
+  EXPECT_FALSE(Decide().restart);
+}
+
+TEST_F(RestartPolicyTest, SavedMoreThanAtTheExit75Before) {
+  std::vector<FaultRecord> faults(1);
+  faults[0].exit_code = kExitSaved;
+  EXPECT_FALSE(SavedMore(faults)) << "nothing was ever committed";
+  faults[0].committed = 5;
+  EXPECT_TRUE(SavedMore(faults));
+  faults.push_back(faults[0]);
+  EXPECT_FALSE(SavedMore(faults));
+  faults[1].committed = 6;
+  EXPECT_TRUE(SavedMore(faults));
+  faults.insert(faults.begin() + 1, FaultRecord{.exit_code = 1, .committed = 6});
+  EXPECT_TRUE(SavedMore(faults)) << "a crash between them takes nothing away";
+}
+
 TEST(Signature, FoldsNumbersAndIgnoresForeignKills) {
   RankExit a;
   a.exit_code = 1;

@@ -94,6 +94,10 @@ inline void ReadDuration(Archive& a, int64_t ns, absl::string_view field, absl::
 inline int64_t WireDuration(absl::Duration d) {
   return d < absl::ZeroDuration() ? 0 : absl::ToInt64Nanoseconds(d);  // saturates at int64 max = infinite
 }
+inline absl::Time ReadWallTime(int64_t ns) {
+  return ns == 0 ? absl::InfinitePast() : absl::FromUnixNanos(ns);
+}
+inline int64_t WireWallTime(absl::Time t) { return t == absl::InfinitePast() ? 0 : absl::ToUnixNanos(t); }
 // False: more elements than the limit.
 inline bool ListFits(Archive& a, size_t size, size_t limit, absl::string_view field) {
   if (size <= limit) return true;
@@ -165,6 +169,11 @@ void WriteMap(List list, const Map& from) {
     ReadDuration(a, m.get##Cap(), #field, v.field); \
   else                                              \
     m.set##Cap(WireDuration(v.field))
+#define GT_WALL_TIME(field, Cap) /* 0: not known */ \
+  if constexpr (kReading<M>)                        \
+    v.field = ReadWallTime(m.get##Cap());           \
+  else                                              \
+    m.set##Cap(WireWallTime(v.field))
 #define GT_TEXT(field, Cap, limit)                           \
   if constexpr (kReading<M>) {                               \
     ReadText(a, View(m.get##Cap()), limit, #field, v.field); \

@@ -34,6 +34,8 @@ GT_FIELDS(core::FaultRecord) {
   GT_BYTES(signature, Signature, kTailBytesMax);
   GT_OPTIONAL(step, Step);
   GT_PLAIN(progressed, Progressed);
+  GT_OPTIONAL(committed, Committed);
+  GT_WALL_TIME(at, At);
 }
 GT_FIELDS(core::AvoidedNode) {
   GT_ID(node, Node);
@@ -69,6 +71,7 @@ GT_FIELDS(core::JobRecord) {
   GT_NUMBER(restarts, Restarts, 0, kInt32Max);
   GT_LIST(faults, Faults, 1024);
   GT_DURATION(run_time, RunTime);
+  GT_WALL_TIME(run_time_at, RunTimeAt);
   GT_OPTIONAL(exit_code, ExitCode);
   GT_PLAIN(event_sequence, EventSequence);
   GT_TEXT(owner, Owner, kNameBytesMax);

@@ -39,6 +39,9 @@ struct FaultRecord {
   # A storage fault is written with kind `preempted`, which an older head charges to nobody, too.
   storage @14 :Bool;
   tries @15 :Int32 = 1;
+  hasCommitted @16 :Bool;
+  committed @17 :Int64;
+  at @18 :Int64;  # nanoseconds since 1970; 0: not known
 }
 
 struct AvoidedNode { node @0 :Text; why @1 :Text; }
@@ -76,6 +79,7 @@ struct JobRecord {
   avoided @29 :List(AvoidedNode);
   takeover @30 :Bool;
   waitsForStorage @31 :Bool;
+  runTimeAt @32 :Int64;  # as FaultRecord.at
 }
 
 struct NodeRecord {

@@ -184,6 +184,7 @@ core::JobRecord SampleJobRecord() {
       .kept = {NodeId("n1"), NodeId("n2")},
       .restarts = 2,
       .run_time = absl::Seconds(77),
+      .run_time_at = absl::FromUnixNanos(1'700'000'000'123'456'789),
       .exit_code = -1,
       .event_sequence = 99,
       .avoided = {{NodeId("n2"), "a cannot reach it"}},
@@ -204,7 +205,9 @@ core::JobRecord SampleJobRecord() {
                           .signature = "sig\x01",
                           .step = 12,
                           .progressed = true,
-                          .tries = 3});
+                          .tries = 3,
+                          .committed = 11,
+                          .at = absl::FromUnixSeconds(1'700'000'000)});
   }
   return job;
 }

@@ -85,7 +85,7 @@ class World {
       records.push_back(*std::move(record));
     }
     disk_works_ = true;
-    absl::StatusOr<core::StepResult> recovered = core_->Recover(records, clock_.Now());
+    absl::StatusOr<core::StepResult> recovered = core_->Recover(records, clock_.Now(), clock_.WallNow());
     Require(recovered.status());
     Perform(outbox_.Add(*std::move(recovered)));
     Commit();

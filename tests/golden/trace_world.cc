@@ -203,7 +203,7 @@ void TraceWorld::Boot() {
   answers_.clear();
   std::vector<core::Record> records;
   for (const auto& [key, record] : disk_) records.push_back(record);
-  auto recovered = head_->Recover(records, clock_.Now());
+  auto recovered = head_->Recover(records, clock_.Now(), clock_.WallNow());
   if (!recovered.ok()) return Line(recovered.status().ToString());
   Do(*std::move(recovered));
 }

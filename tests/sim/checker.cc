@@ -229,19 +229,44 @@ void Checker::CheckGrant(const NodeId& node, const core::StartGeneration& start)
   CheckRoom(*record);
 }
 
-// INV-5: restarts stay within the budgets the job file gives.
+// INV-5: restarts stay within the budgets the job file gives, and a job whose budgets are not spent goes on.
+// A fault behind which a higher step is committed than behind all before is the first that counts.
 void Checker::CheckBudgets(const core::JobRecord& record) {
   const spec::JobSpec* spec = spec_of(record.spec_text);
   if (spec == nullptr) return;
   int crashes = 0, ooms = 0, losses = 0;
+  int64_t highest = -1;
   for (const core::FaultRecord& fault : record.faults) {
+    if (fault.committed.value_or(-1) > highest) {
+      highest = *fault.committed;
+      crashes = ooms = losses = 0;
+    }
     crashes += fault.kind == core::FaultKind::kCrash;
     ooms += fault.kind == core::FaultKind::kOom;
     losses += fault.kind == core::FaultKind::kInfrastructure;
   }
-  if (crashes > spec->restart.budget || ooms > spec->restart.oom || losses > core::kInfrastructureBudget) {
-    kernel_.Fail("INV-5", absl::StrCat(record.id.value, " runs again after ", crashes, " crashes, ", ooms,
-                                       " ooms, ", losses, " losses"));
+  const bool spent =
+      crashes > spec->restart.budget || ooms > spec->restart.oom || losses > core::kInfrastructureBudget;
+  const bool over = core::IsFinal(record.state);
+  const bool says_spent = record.state == core::JobState::kFailed &&
+                          record.reason.find("restart budget spent") != std::string::npos;
+  if (over ? spent || !says_spent : !spent) return;
+  kernel_.Fail("INV-5", absl::StrCat(record.id.value, over ? " has failed" : " runs again", " after ",
+                                     crashes, " crashes, ", ooms, " ooms, ", losses, " losses"));
+}
+
+// INV-5: what was committed before a fault counts for it, and nothing else does.
+void Checker::CheckCommitted(const core::JobRecord& record, int64_t highest_before) {
+  JobTruth& truth = jobs_[record.id];
+  if (record.faults.empty() || record.ending != core::Ending::kNone) return;
+  const core::FaultRecord& last = record.faults.back();
+  const int64_t counted = last.committed.value_or(-1);
+  const bool first_seen = last.generation.value > truth.fault_decided;
+  if (first_seen) truth.fault_decided = last.generation.value;
+  if (counted > truth.highest_step || (first_seen && counted < highest_before)) {
+    kernel_.Fail("INV-5", absl::StrCat(record.id.value, " counts step ", counted,
+                                       " as committed before the fault of g", last.generation.value,
+                                       ", the highest durable one is ", truth.highest_step));
   }
 }
 
@@ -353,9 +378,23 @@ void Checker::ClientHears(const core::ClientReply& reply) {
 // ---------------------------------------------------------------- what becomes durable
 
 void Checker::Durable(const std::vector<core::RecordWrite>& writes) {
+  std::map<JobId, int64_t> highest_before;
   for (const core::RecordWrite& write : writes) {
     if (!write.record) continue;
-    if (const auto* job = std::get_if<core::JobRecord>(&*write.record)) DurableJob(*job);
+    if (const auto* checkpoint = std::get_if<core::CheckpointRecord>(&*write.record)) {
+      JobTruth& truth = jobs_[checkpoint->job];
+      highest_before.try_emplace(checkpoint->job, truth.highest_step);
+      truth.highest_step = std::max(truth.highest_step, checkpoint->step);
+    }
+  }
+  for (const core::RecordWrite& write : writes) {
+    if (!write.record) continue;
+    if (const auto* job = std::get_if<core::JobRecord>(&*write.record)) {
+      DurableJob(*job);
+      const auto before = highest_before.find(job->id);
+      CheckCommitted(*job, before == highest_before.end() ? jobs_[job->id].highest_step : before->second);
+      if (core::IsFinal(job->state)) CheckBudgets(*job);
+    }
     if (const auto* checkpoint = std::get_if<core::CheckpointRecord>(&*write.record)) {
       JobTruth& truth = jobs_[checkpoint->job];
       if (checkpoint->timeline.value < truth.checkpoint_timeline ||

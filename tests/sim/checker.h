@@ -96,6 +96,8 @@ class Checker {
     int restarts = 0;
     int64_t checkpoint_step = -1;
     uint64_t checkpoint_timeline = 0;
+    int64_t highest_step = -1;               // of all durable checkpoints
+    uint64_t fault_decided = 0;              // the generation of the newest fault that was judged
     std::map<NodeId, uint64_t> revoke_left;  // to this node, by this life of the head
   };
   struct NodeTruth {
@@ -133,6 +135,7 @@ class Checker {
   void CheckRevoke(const NodeId& node, const core::Revoke& revoke, int64_t awake);
   std::optional<std::string> Unjustified(const GenerationTruth& truth, const core::JobRecord* record,
                                          int64_t awake);
+  void CheckCommitted(const core::JobRecord& record, int64_t highest_before);
   void CheckBudgets(const core::JobRecord& record);
   void CheckRoom(const core::JobRecord& record);
   const core::JobRecord* Record(const JobId& job) const;

@@ -1,0 +1,212 @@
+// What the head remembers of faults: what was committed before them, and when they were, also across its own
+// restart.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "runtime/core/head_test_world.h"
+#include "runtime/core/restart_policy.h"
+
+namespace gtrain::core {
+namespace {
+
+using ::testing::HasSubstr;
+
+class HeadFaultsTest : public HeadTestWorld {
+ protected:
+  uint64_t Newest(const JobId& job) { return Status(job).at("generation").get<uint64_t>(); }
+  void Commit(const JobId& job, int64_t step) {
+    CheckpointReport report;
+    report.job = job;
+    report.generation = {Newest(job)};
+    report.timeline = {Status(job).at("timeline").get<uint64_t>()};
+    report.step = step;
+    report.manifest = absl::StrCat("m/", step);
+    FromNode("1", report);
+  }
+  void End(const JobId& job, RankExit exit) {
+    ended_ = exit.generation.value;
+    FromNode("1", RankExited{exit});
+    FromNode("1", GenerationGone{job, exit.generation});
+  }
+  void Crash(const JobId& job, int code) {
+    End(job, Exit(job, Newest(job), 0, code, absl::StrCat("e", code)));
+  }
+  std::string Reason(const JobId& job) { return Status(job).at("reason").get<std::string>(); }
+  // Until the next generation runs.
+  void Again(const JobId& job) {
+    for (int i = 0; i < 200 && Newest(job) == ended_; ++i) Pass(absl::Seconds(1), {"1"});
+    ASSERT_EQ(Newest(job), ended_ + 1) << Reason(job);
+    StartRanks(job);
+  }
+  uint64_t ended_ = 1;
+};
+
+// `kill -9` every two seconds, committed steps between: neither back-off nor an end.
+TEST_F(HeadFaultsTest, AJobThatCommitsBetweenItsCrashesGoesOnAtOnce) {
+  Hello("1");
+  const JobId job = Submit("train 1 1");
+  StartRanks(job);
+  for (int i = 1; i <= 40; ++i) {
+    Pass(absl::Seconds(2), {"1"});
+    FromNode("1", AgentHeartbeat{++heartbeats_, {Step(job, Newest(job), 0, 10 * i)}, {}});
+    Commit(job, 10 * i);
+    Crash(job, 1);
+    ASSERT_EQ(Newest(job), static_cast<uint64_t>(i) + 1) << "granted at once: " << Reason(job);
+    StartRanks(job);
+  }
+  for (int i = 0; i < 40 && State(job) != "FAILED"; ++i) {
+    Crash(job, 1 + i % 2);
+    Pass(absl::Seconds(90), {"1"});
+    if (State(job) != "FAILED") StartRanks(job);
+  }
+  EXPECT_EQ(State(job), "FAILED") << "without progress budgets hold";
+}
+
+TEST_F(HeadFaultsTest, Exit75IsFreeOnlyIfItWasEarned) {
+  Hello("1");
+  const JobId job = Submit("train 1 1");
+  StartRanks(job);
+  Commit(job, 5);
+  Crash(job, kExitSaved);
+  EXPECT_THAT(Reason(job), HasSubstr("not charged"));
+  Again(job);
+  EXPECT_EQ(Status(job).at("restarts"), 0) << "a newer checkpoint";
+  Crash(job, kExitSaved);
+  EXPECT_EQ(Status(job).at("restarts"), 1) << "nothing newer";
+  EXPECT_THAT(Status(job).dump(), HasSubstr("no checkpoint of a higher step was committed"));
+  Again(job);
+  Crash(job, kExitSaved);
+  Again(job);
+  EXPECT_EQ(Status(job).at("restarts"), 2) << "and no error that repeats";
+  for (int i = 0; i < 12 && State(job) != "FAILED"; ++i) {
+    Crash(job, kExitSaved);
+    if (State(job) != "FAILED") Again(job);
+  }
+  EXPECT_EQ(State(job), "FAILED") << "it used to come back for ever";
+  EXPECT_THAT(Reason(job), HasSubstr("restart budget spent"));
+}
+
+// A rank that cannot go on without the others says 75, and may be heard before the one whose error it was.
+TEST_F(HeadFaultsTest, TheErrorOfAnotherRankIsTheCauseOfAnExit75) {
+  Hello("1");
+  const JobId job = Submit("train 2 2");
+  StartRanks(job);
+  FromNode("1", RankExited{Exit(job, 1, 0, kExitSaved)});
+  FromNode("1", RankExited{Exit(job, 1, 1, 1, "ValueError: bad batch")});
+  FromNode("1", GenerationGone{job, {1}});
+  EXPECT_THAT(Reason(job), HasSubstr("rank 1 on host-1: exit code 1"));
+  EXPECT_EQ(Status(job).at("restarts"), 1);
+  ended_ = 1;
+  Again(job);
+  FromNode("1", RankExited{Exit(job, 2, 0, kExitSaved)});
+  FromNode("1", RankExited{Exit(job, 2, 1, 1, "ValueError: bad batch")});
+  FromNode("1", GenerationGone{job, {2}});
+  EXPECT_EQ(State(job), "FAILED");
+  EXPECT_THAT(Reason(job), HasSubstr("the same error twice without progress"));
+  EXPECT_THAT(Status(job).at("first_fault").dump(), HasSubstr("ValueError"));
+}
+
+TEST_F(HeadFaultsTest, AMachineThatIsGoneEarnsAnExit75) {
+  Hello("1");
+  Hello("2");
+  const JobId job = Submit("train 2 2 one-per-node");
+  StartRanks(job);
+  const std::string node = Sent<StartGeneration>()[0].second.grant.ranks[0].node.value;
+  FromNode(node, RankExited{Exit(job, 1, 0, kExitSaved)});
+  FromNode(node, GenerationGone{job, {1}});
+  Pass(absl::Minutes(1), {node});  // the other one does not answer
+  EXPECT_EQ(Status(job).at("restarts"), 0) << Reason(job);
+}
+
+TEST_F(HeadFaultsTest, AnExit75SaysWhoHadLeft) {
+  Hello("1");
+  const JobId job = Submit("train 2 2");
+  StartRanks(job);
+  FromNode("1", RankExited{Exit(job, 1, 1, 0)});
+  FromNode("1", RankExited{Exit(job, 1, 0, kExitSaved)});
+  FromNode("1", GenerationGone{job, {1}});
+  EXPECT_THAT(Reason(job), HasSubstr("rank 1 had ended with exit code 0"));
+}
+
+TEST_F(HeadFaultsTest, Exit75OfWhoWasToldToLeaveIsFree) {
+  Hello("1");
+  Hello("2");
+  const JobId job = Submit("train 1 1");
+  StartRanks(job);
+  FromClient(ClientDrainNode{.node = "1", .left = absl::Minutes(5), .reason = "kernel update"}, "",
+             Role::kAdmin);
+  Crash(job, kExitSaved);
+  EXPECT_EQ(Status(job).at("restarts"), 0);
+  EXPECT_THAT(Reason(job), HasSubstr("not charged"));
+}
+
+// An upgrade of the head must not kill a job for old crashes.
+TEST_F(HeadFaultsTest, FaultsKeepTheirAgeWhenTheHeadRestarts) {
+  Hello("1");
+  const JobId job = Submit("train 1 1");
+  StartRanks(job);
+  for (int i = 0; i < 10; ++i) {
+    FromNode("1", AgentHeartbeat{++heartbeats_, {Step(job, Newest(job), 0, i)}, {}});
+    Crash(job, 1 + i % 2);
+    Again(job);
+  }
+  clock_.Advance(absl::Hours(2));
+  Boot();
+  Hello("1", 4, {HeldGeneration{.job = job, .generation = {11}}});
+  FromNode("1", AgentHeartbeat{++heartbeats_, {Step(job, Newest(job), 0, 20)}, {}});
+  Crash(job, 1);
+  EXPECT_NE(State(job), "FAILED") << Reason(job);
+  EXPECT_EQ(Newest(job), 12) << "at once, as after a first crash";
+}
+
+TEST_F(HeadFaultsTest, AndAreNotForgotten) {
+  Hello("1");
+  const JobId job = Submit("train 1 1");
+  StartRanks(job);
+  for (int i = 0; i < 10; ++i) {
+    FromNode("1", AgentHeartbeat{++heartbeats_, {Step(job, Newest(job), 0, i)}, {}});
+    Crash(job, 1 + i % 2);
+    Again(job);
+  }
+  Boot();
+  Hello("1", 4, {HeldGeneration{.job = job, .generation = {11}}});
+  FromNode("1", AgentHeartbeat{++heartbeats_, {Step(job, Newest(job), 0, 20)}, {}});
+  Crash(job, 1);
+  EXPECT_EQ(State(job), "FAILED") << Reason(job);
+}
+
+// Nothing is written while a job only runs, and the head may be away for a while.
+TEST_F(HeadFaultsTest, TheTimeLimitCountsWhatPassedBeforeAndBetweenHeads) {
+  Hello("1");
+  const JobId job = Submit("train 1 1 limit60s");
+  StartRanks(job);
+  Pass(absl::Seconds(30), {"1"});
+  clock_.Advance(absl::Seconds(20));
+  Boot();
+  Hello("1", 4, {HeldGeneration{.job = job, .generation = {1}}});
+  Pass(absl::Seconds(5), {"1"});
+  EXPECT_EQ(State(job), "RUNNING");
+  Pass(absl::Seconds(6), {"1"});
+  EXPECT_THAT(Reason(job), HasSubstr("limits.time of 1m is over"));
+}
+
+// A machine whose clock was not set when the head started.
+TEST_F(HeadFaultsTest, AClockThatSaysNonsenseEndsNoJob) {
+  Hello("1");
+  const JobId job = Submit("train 1 1 limit60s");
+  StartRanks(job);
+  auto& record = std::get<JobRecord>(disk_.at(absl::StrCat("job/", job.value)));
+  for (const absl::Time at : {absl::UnixEpoch() + absl::Seconds(40), clock_.WallNow() + absl::Hours(1)}) {
+    record.run_time_at = at;
+    Boot();
+    Hello("1", 4, {HeldGeneration{.job = job, .generation = {1}}});
+    Pass(absl::Seconds(2), {"1"});
+    EXPECT_EQ(State(job), "RUNNING") << at;
+  }
+}
+
+}  // namespace
+}  // namespace gtrain::core
