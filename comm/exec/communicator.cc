@@ -141,6 +141,14 @@ class ExecCommunicator::SubBootstrap final : public Bootstrap {
   }
   void FreeArena(uint64_t id) override { whole_->FreeArena(id); }
   absl::Status Alive() const override { return whole_->Alive(); }
+  std::vector<int> Left() const override {
+    std::vector<int> left;
+    for (const int rank : whole_->Left()) {
+      const auto it = std::ranges::find(ranks_, rank);
+      if (it != ranks_.end()) left.push_back(static_cast<int>(it - ranks_.begin()));
+    }
+    return left;
+  }
   void ReportLink(int rank, const std::string& text) override {
     whole_->ReportLink(ranks_[static_cast<size_t>(rank)], text);
   }
@@ -572,10 +580,24 @@ absl::Status ExecCommunicator::WithMissing(const absl::Status& why) const {
       absl::StrCat(why.message(), ", waiting for ", absl::StrJoin(NamesOf(network->Unfinished()), ", ")));
 }
 
+// A member that has ended takes no part in a call any more. What it did before may still be on its way here,
+// and this process may have stood still: only a wait that goes on and looks many times was in vain.
+absl::Status ExecCommunicator::SomebodyLeft() const {
+  constexpr absl::Duration kPatience = absl::Seconds(2);
+  constexpr int kLooks = 20;
+  const std::vector<int> left = bootstrap_->Left();
+  if (left.empty()) return absl::OkStatus();
+  if (left_looks_++ == 0) left_since_ = RealClock().Now();
+  if (left_looks_ <= kLooks || RealClock().Now() - left_since_ < kPatience) return absl::OkStatus();
+  return absl::UnavailableError(
+      absl::StrCat(NameOf(left[0]), " ended with exit code 0 while others still wait for it"));
+}
+
 // In every wait: whichever way a peer said it.
 absl::Status ExecCommunicator::Check() const {
   if (shm_ != nullptr) GT_RETURN_IF_ERROR(shm_->Failure());
   if (transport_ != nullptr) GT_RETURN_IF_ERROR(transport_->Heard());
+  GT_RETURN_IF_ERROR(SomebodyLeft());
   return parent_ == nullptr ? absl::OkStatus() : parent_->Check();
 }
 
@@ -636,6 +658,7 @@ absl::Status ExecCommunicator::Call(OpRecord record, const void* data, size_t by
   record.no_data = data == nullptr && record.count > 0;
   if (options_.on_start) options_.on_start(sequence_);
   calling_ = &record;
+  left_looks_ = 0;
   all_know_ = false;
   const Watch watch = MakeWatch();
   absl::Status status = CheckArguments(record, size());

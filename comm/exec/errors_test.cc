@@ -443,6 +443,40 @@ TEST(Communicator, DeadlineNamesTheRankThatDidNotCome) {
   }
 }
 
+// A rank that ended with exit code 0 is an error of those that wait for it, and of nobody else.
+TEST(Communicator, ARankThatEndedWellEndsTheCallsThatWaitForIt) {
+  for (const auto& nodes :
+       std::vector<std::vector<std::string>>{{"a", "a", "a"}, {"a", "b", "c"}, {"a", "a", "b"}}) {
+    SCOPED_TRACE(testing::PrintToString(nodes));
+    FakeWorld world(nodes);
+    std::atomic<int> over = 0;
+    const auto results = RunThreads(
+        world,
+        [&](Communicator& c) -> absl::Status {
+          auto part = c.Split(c.rank() == 1 ? 1 : 0, 0);
+          RETURN_IF_BAD(part.status());
+          if (c.rank() == 1) {
+            world.Leave(1);
+            const Instant start = RealClock().Now();
+            while (over < 2 && RealClock().Now() - start < kPatience) absl::SleepFor(absl::Milliseconds(1));
+            return absl::OkStatus();
+          }
+          for (int step = 0; step < 50; ++step) RETURN_IF_BAD((*part)->Barrier());  // without it all goes on
+          float x = 1;
+          const absl::Status status = c.AllReduce(&x, 1, DType::kFloat32, ReduceOp::kSum);
+          ++over;
+          return status;
+        },
+        kNever);
+    for (const int rank : {0, 2}) {
+      EXPECT_TRUE(absl::IsUnavailable(results[static_cast<size_t>(rank)]))
+          << results[static_cast<size_t>(rank)];
+      EXPECT_THAT(std::string(results[static_cast<size_t>(rank)].message()),
+                  testing::HasSubstr("rank 1 ended with exit code 0"));
+    }
+  }
+}
+
 // On its machine and on others, by the name that it has there.
 TEST(Communicator, L5PeerThatClosedItsCommunicatorIsAnErrorNotAHang) {
   for (const auto& nodes : kFours) {

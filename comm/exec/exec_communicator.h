@@ -102,6 +102,7 @@ class ExecCommunicator final : public Communicator, private Interrupt {
   absl::StatusOr<ExecCommunicator*> Pair(int peer);
   absl::Status Between(int from, int to, void* data, size_t count, DType dtype);
   absl::Status Spread(OpKind kind, void* data, size_t count, DType dtype, int root);
+  absl::Status SomebodyLeft() const;
   absl::Status Check() const override;
   std::string Notice(const absl::Status& why) const override;
   // What peers and people call a rank.
@@ -187,8 +188,10 @@ class ExecCommunicator final : public Communicator, private Interrupt {
   uint64_t chunk_ = 0;                        // chunks of all collectives so far
   const ExecCommunicator* parent_ = nullptr;  // of a pair; of a part while it is made
   const OpRecord* calling_ = nullptr;         // the collective that is running
-  bool all_know_ = false;                     // its error, from the comparison of records
-  absl::Status refused_;                      // what is wrong with the arguments of the running call
+  mutable int left_looks_ = 0;                // in it, since a member was found to have ended
+  mutable Instant left_since_;
+  bool all_know_ = false;  // its error, from the comparison of records
+  absl::Status refused_;   // what is wrong with the arguments of the running call
   absl::Status dead_;
 };
 

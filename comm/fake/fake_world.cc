@@ -25,6 +25,7 @@ struct FakeWorld::Shared {
   std::atomic<uint32_t> links_down[16];  // the line of a rank is whole
   char link[16][300];
   char compression[300];
+  std::atomic<uint64_t> left;  // a bit a rank
 };
 
 class FakeBootstrap final : public Bootstrap {
@@ -78,6 +79,14 @@ class FakeBootstrap final : public Bootstrap {
     return absl::UnavailableError(world_->shared_->reason);
   }
 
+  std::vector<int> Left() const override {
+    std::vector<int> ranks;
+    const uint64_t left = world_->shared_->left.load(std::memory_order_acquire);
+    for (int rank = 0; rank < 64; ++rank)
+      if ((left >> rank & 1) != 0) ranks.push_back(rank);
+    return ranks;
+  }
+
   // The first report of each rank is kept: it is written once and read by other processes.
   void ReportLink(int rank, const std::string& text) override {
     auto& shared = *world_->shared_;
@@ -126,6 +135,8 @@ FakeWorld::FakeWorld(const std::vector<std::string>& node_of_rank, const std::ve
   GT_CHECK(page != MAP_FAILED);
   shared_ = static_cast<Shared*>(page);
 }
+
+void FakeWorld::Leave(int rank) { shared_->left.fetch_or(uint64_t{1} << rank, std::memory_order_release); }
 
 FakeWorld::~FakeWorld() {
   munmap(shared_, sizeof(Shared));

@@ -47,6 +47,9 @@ class Bootstrap {
   // OK, or Unavailable with the reason once this generation is revoked. Cheap; polled in every wait loop.
   virtual absl::Status Alive() const = 0;
 
+  // Ranks that ended with exit code 0 some time ago while the generation goes on. Cheap, as Alive.
+  virtual std::vector<int> Left() const { return {}; }
+
   // This rank waits for `rank`, and nothing gets from its machine to the other: `text` says what was tried.
   // Whoever made the generation may then make one without that pair. Repeated every few seconds. Never
   // blocks.

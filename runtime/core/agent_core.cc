@@ -440,6 +440,15 @@ void AgentCore::Impl::Hear(const ExchangeMissing& missing) {
   }
 }
 
+void AgentCore::Impl::Hear(const RanksLeft& left) {
+  const AgentGeneration* generation = Find(left.job, left.generation);
+  if (generation == nullptr || generation->gone) return;
+  const std::string text = LeftText(left.ranks);
+  for (const auto& [rank, info] : generation->ranks) {
+    Command(left.job, keeper::Relay{left.generation.value, rank, text});
+  }
+}
+
 void AgentCore::Impl::Hear(const ForgetJob& forget) {
   if (const auto copies = copies_.find(forget.job); copies != copies_.end()) {
     effects_.push_back(DropCopies{forget.job, copies->second});

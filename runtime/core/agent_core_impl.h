@@ -105,6 +105,7 @@ class AgentCore::Impl {
   void Hear(const AckExit& ack);
   void Hear(const ExchangeTable& table);
   void Hear(const ExchangeMissing& missing);
+  void Hear(const RanksLeft& left);
   void Hear(const ForgetJob& forget);
   void Hear(const KeepCopies& keep);
   void Hear(const AckNotice& ack);

@@ -61,6 +61,7 @@ constexpr Sender kSenders[] = {
     Sender::kHead,    // ExchangeMissing
     Sender::kNode,    // LinkDown
     Sender::kHead,    // KeepCopies
+    Sender::kHead,    // RanksLeft
 };
 static_assert(std::size(kSenders) == std::variant_size_v<Message>, "a message has no sender");
 

@@ -208,5 +208,30 @@ TEST_F(HeadFaultsTest, AClockThatSaysNonsenseEndsNoJob) {
   }
 }
 
+TEST_F(HeadFaultsTest, WhoRunsIsToldWhoHasEnded) {
+  Hello("1");
+  Hello("2");
+  const JobId job = Submit("train 3 3");
+  StartRanks(job);
+  FromNode("1", RankExited{Exit(job, 1, 1, 0)});
+  EXPECT_EQ(Sent<RanksLeft>().size(), 0) << "most jobs end now";
+  Pass(absl::Seconds(2), {"1", "2"});
+  ASSERT_EQ(Sent<RanksLeft>().size(), 1) << "all its ranks are on one node";
+  EXPECT_EQ(Sent<RanksLeft>()[0].second.ranks, std::vector<int>{1});
+  Pass(absl::Seconds(5), {"1", "2"});
+  EXPECT_EQ(Sent<RanksLeft>().size(), 1) << "nothing new";
+  FromNode("1", RankExited{Exit(job, 1, 0, 0)});
+  Pass(absl::Seconds(2), {"1", "2"});
+  EXPECT_EQ(Sent<RanksLeft>().back().second.ranks, (std::vector<int>{1, 0}));
+  sent_.clear();
+  Hello("1", 4, {HeldGeneration{.job = job, .generation = {1}}});
+  EXPECT_EQ(Sent<RanksLeft>().size(), 1) << "it may not have heard";
+  FromNode("1", RankExited{Exit(job, 1, 2, 0)});
+  EXPECT_EQ(State(job), "SUCCEEDED");
+  sent_.clear();
+  Pass(absl::Seconds(5), {"1", "2"});
+  EXPECT_EQ(Sent<RanksLeft>().size(), 0);
+}
+
 }  // namespace
 }  // namespace gtrain::core

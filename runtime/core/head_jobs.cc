@@ -330,6 +330,7 @@ void HeadState::ResetLive(Job& job, Instant now) {
   // A setup script runs before the ranks and may install things.
   job.start_deadline = now + (job.spec.setup.empty() ? config_.start_timeout : job.spec.progress.startup);
   job.gone_deadline.reset();
+  job.left_at.reset();
 }
 
 // ---------------------------------------------------------------- revoke
@@ -576,6 +577,10 @@ void HeadState::JobTimers(Job& job, Instant now) {
   if (IsFinal(job.record.state)) return;
   LinkStep(job, now);
   LeaveStep(job, now);
+  if (job.left_at && *job.left_at <= now) {
+    job.left_at.reset();
+    SayWhoLeft(job, nullptr);
+  }
   if (job.not_before && *job.not_before <= now && job.Wanting()) {
     job.not_before.reset();
     schedule_ = true;
@@ -639,6 +644,7 @@ std::optional<Instant> HeadState::JobDeadline(const Job& job) const {
   sooner(job.start_deadline);
   sooner(LeaveDeadline(job));
   sooner(job.links_at);
+  sooner(job.left_at);
   if (job.record.state == JobState::kRunning && job.progress_at && !job.stall_reported) {
     const spec::Progress& progress = job.spec.progress;
     if (job.low_step || !progress.step.empty() || progress.on_stall == spec::OnStall::kKill) {

@@ -226,7 +226,7 @@ void HeadState::ReconcileJob(Job& job, const Node& node, const std::vector<const
                        "a generation was revoked by a head that ended before it could say so", now);
   }
   if (holds_current && job.told && job.leave) TellRanks(job, id, now);  // it may not have heard
-  if (holds_current) return;
+  if (holds_current) return SayWhoLeft(job, &id);
   bool missing = false, started = new_incarnation || job.record.state == JobState::kRunning;
   for (const RankPlace& place : job.record.grant->ranks) {
     if (place.node != id || job.ExitOf(place.rank) != nullptr) continue;

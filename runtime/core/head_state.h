@@ -107,6 +107,7 @@ struct Job {
   std::optional<Instant> start_deadline;  // all ranks started
   std::optional<Instant> gone_deadline;   // all nodes released
   std::optional<Instant> not_before;      // backoff
+  std::optional<Instant> left_at;         // the others are told which ranks ended with exit code 0
   bool any_started = false;
   bool granted_here = false;  // by this head, since its start
   bool checkpointed = false;  // a checkpoint was committed in this generation
@@ -282,6 +283,7 @@ class HeadState {
   void OnExited(const NodeId& node, const RankExit& exit, Instant now);
   void OnGone(Node& node, const GenerationGone& gone, Instant now);
   void OnExchange(const NodeId& node, const ExchangePart& part);
+  void SayWhoLeft(const Job& job, const NodeId* node);
   void SayWhoIsMissing(const Job& job, const NodeId& node, uint64_t sequence);
   void OnCheckpoint(const NodeId& node, const CheckpointReport& report);
   void TakeNewest(Job& job, const CheckpointReport& newest);

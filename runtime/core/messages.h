@@ -381,6 +381,16 @@ struct ExchangeMissing {
   bool operator==(const ExchangeMissing&) const = default;
 };
 
+// Ranks that ended with exit code 0 while others of their generation still run: all of them, some time after,
+// and again when there are more. A rank that waits for one of these waits in vain.
+struct RanksLeft {
+  HeadEpoch epoch;
+  JobId job;
+  Generation generation;
+  std::vector<int> ranks;
+  bool operator==(const RanksLeft&) const = default;
+};
+
 struct ExchangeTable {
   HeadEpoch epoch;
   JobId job;
@@ -592,6 +602,6 @@ using Message =
                  CheckpointReport, LogTail, AgentNote, AgentAnswer, AgentWelcome, AgentRefused, HeartbeatAck,
                  StartGeneration, Revoke, AckExit, ExchangeTable, ForgetJob, NoticeRanks, AgentQuery,
                  AgentShutdown, AgentJoin, AgentJoined, ClientRequest, ClientReply, GenerationDescribed,
-                 NoticeSeen, AckNotice, ExchangeMissing, LinkDown, KeepCopies>;
+                 NoticeSeen, AckNotice, ExchangeMissing, LinkDown, KeepCopies, RanksLeft>;
 
 }  // namespace gtrain::core

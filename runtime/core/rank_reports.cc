@@ -116,6 +116,10 @@ std::string MissingText(uint64_t sequence, const std::vector<int>& ranks) {
   return absl::StrCat("missing ", sequence, ranks.empty() ? "" : " ", absl::StrJoin(ranks, " "));
 }
 
+std::string LeftText(const std::vector<int>& ranks) {
+  return absl::StrCat("left ", absl::StrJoin(ranks, " "));
+}
+
 std::vector<std::string> LineCutter::Take(absl::string_view bytes) {
   std::vector<std::string> lines;
   for (char c : bytes) {

@@ -50,6 +50,8 @@ RankSaid ReadReportLine(const std::string& line);  // docs/protocols/rank-enviro
 std::string TableText(uint64_t sequence, const std::vector<std::string>& blobs);
 // "missing N" and the ranks that have not spoken in exchange N, each after a blank.
 std::string MissingText(uint64_t sequence, const std::vector<int>& ranks);
+// "left" and the ranks that ended with exit code 0, each after a blank.
+std::string LeftText(const std::vector<int>& ranks);
 
 // Cuts a byte stream into lines at \n and \r; a line longer than `bytes_max` is cut there (fault P9).
 class LineCutter {

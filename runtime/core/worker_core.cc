@@ -73,6 +73,12 @@ WorkerStepResult WorkerCore::On(const WorkerMissing& e, Instant) {
   return {{}, absl::StrCat("exchange ", e.sequence, " waits for ", e.ranks.size(), " ranks")};
 }
 
+WorkerStepResult WorkerCore::On(const WorkerLeft& e, Instant) {
+  if (state_ == State::kOver) return {{}, "the generation is over: who left it does not matter"};
+  left_ = e.ranks;
+  return {{}, absl::StrCat(e.ranks.size(), " ranks have left")};
+}
+
 WorkerStepResult WorkerCore::On(const WorkerOver& e, Instant) {
   if (state_ == State::kOver) return {{}, "over already: the first reason stays"};
   state_ = State::kOver;

@@ -56,6 +56,10 @@ struct WorkerMissing {
   uint64_t sequence = 0;
   std::vector<int> ranks;
 };
+// Ranks that ended with exit code 0 while this one runs.
+struct WorkerLeft {
+  std::vector<int> ranks;
+};
 // The generation was revoked, or the keeper is gone and nobody would tell us.
 struct WorkerOver {
   std::string reason;
@@ -95,7 +99,7 @@ struct WorkerTick {};
 
 using WorkerEvent = std::variant<WorkerJoin, WorkerExchange, WorkerTable, WorkerOverdue, WorkerMissing,
                                  WorkerOver, WorkerStop, WorkerNotice, WorkerProgress, WorkerCheckpoint,
-                                 WorkerLinkDown, WorkerNote, WorkerCollectives, WorkerTick>;
+                                 WorkerLinkDown, WorkerNote, WorkerCollectives, WorkerTick, WorkerLeft>;
 
 // ---------------------------------------------------------------- out
 
@@ -170,6 +174,8 @@ class WorkerCore {
   std::optional<std::vector<std::string>> TakeTable(uint64_t sequence);
   // The ranks an open exchange waits for, as last told after a WorkerOverdue; empty: not told.
   const std::vector<int>& missing() const { return missing_; }
+  // Ranks that ended with exit code 0, as last told.
+  const std::vector<int>& left() const { return left_; }
   // Tables that answered no open exchange: repeats after a reconnect of the agent.
   uint64_t tables_dropped() const { return tables_dropped_; }
 
@@ -179,6 +185,7 @@ class WorkerCore {
   WorkerStepResult On(const WorkerTable& e, Instant now);
   WorkerStepResult On(const WorkerOverdue& e, Instant now);
   WorkerStepResult On(const WorkerMissing& e, Instant now);
+  WorkerStepResult On(const WorkerLeft& e, Instant now);
   WorkerStepResult On(const WorkerOver& e, Instant now);
   WorkerStepResult On(const WorkerStop& e, Instant now);
   WorkerStepResult On(const WorkerNotice& e, Instant now);
@@ -200,7 +207,7 @@ class WorkerCore {
   std::map<uint64_t, std::optional<std::vector<std::string>>> open_;  // by sequence, until taken
   uint64_t tables_dropped_ = 0;
   std::optional<uint64_t> asked_;  // of the exchange that missing_ belongs to
-  std::vector<int> missing_;
+  std::vector<int> missing_, left_;
 
   std::optional<SendProgress> held_;  // waits for its turn
   std::optional<Instant> reported_at_;

@@ -21,6 +21,7 @@
 //                  again
 //   agent -> rank  "table N", then a line of base64 a rank
 //                  "missing N", then the ranks that have not spoken, each after a blank
+//                  "left", then the ranks that ended with exit code 0, each after a blank
 // kRankFreeArena: the rank has unmapped an arena. Only a keeper whose welcome says kKeeperFreesArenas knows
 // it. kRankWriter asks for a writer of this rank's checkpoints (docs/protocols/keeper.md). Only a keeper
 // whose welcome says kKeeperHasWriters knows it. The answer is kKeeperWriter and kKeeperChannel, or

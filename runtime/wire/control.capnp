@@ -73,6 +73,7 @@ struct Message {
     exchangeMissing @29 :ExchangeMissing;
     linkDown @30 :LinkDown;
     keepCopies @31 :KeepCopies;
+    ranksLeft @32 :RanksLeft;
   }
 }
 
@@ -309,6 +310,9 @@ struct ExchangeMissing {
   sequence @3 :UInt64;
   ranks @4 :List(Int32);
 }
+
+# To the nodes of a generation: its ranks that ended with exit code 0 while others still run.
+struct RanksLeft { epoch @0 :UInt64; job @1 :Text; generation @2 :UInt64; ranks @3 :List(Int32); }
 
 struct ForgetJob { epoch @0 :UInt64; job @1 :Text; }
 

@@ -270,6 +270,12 @@ GT_FIELDS(core::ExchangeMissing) {
   GT_PLAIN(sequence, Sequence);
   GT_NUMBER_LIST(ranks, Ranks, kRanksMax, 0, kRanksMax);
 }
+GT_FIELDS(core::RanksLeft) {
+  GT_COUNTER(epoch, Epoch);
+  GT_ID(job, Job);
+  GT_COUNTER(generation, Generation);
+  GT_NUMBER_LIST(ranks, Ranks, kRanksMax, 0, kRanksMax);
+}
 GT_FIELDS(core::ForgetJob) {
   GT_COUNTER(epoch, Epoch);
   GT_ID(job, Job);
@@ -436,7 +442,8 @@ GT_FIELDS(core::ClientReply) {
   X(AckNotice, ACK_NOTICE, kHead, false)                     \
   X(ExchangeMissing, EXCHANGE_MISSING, kHead, false)         \
   X(LinkDown, LINK_DOWN, kAgent, false)                      \
-  X(KeepCopies, KEEP_COPIES, kHead, false)
+  X(KeepCopies, KEEP_COPIES, kHead, false)                   \
+  X(RanksLeft, RANKS_LEFT, kHead, false)
 
 GT_FIELDS(core::ClientRequest) {
   GT_ID(id, Id);

@@ -137,6 +137,7 @@ std::vector<core::Message> SampleMessages() {
       core::ExchangeMissing{kEpoch, kJob, kGeneration, 9, {1, 3}},
       core::ForgetJob{kEpoch, kJob},
       core::KeepCopies{kEpoch, kJob, "memory", "0a1b"},
+      core::RanksLeft{kEpoch, kJob, kGeneration, {1, 3}},
       core::NoticeRanks{kEpoch, kJob, kGeneration, absl::Seconds(119)},
       core::NoticeSeen{3, SampleNotice()},
       core::AckNotice{kEpoch, 3},

@@ -37,6 +37,7 @@ constexpr absl::Duration kLookWanted = absl::Milliseconds(100);
 constexpr absl::Duration kGoodbye = absl::Milliseconds(500);
 // After a deadline: for the answer to the question whom it was that we waited for.
 constexpr absl::Duration kWhoIsMissing = absl::Seconds(2);
+constexpr absl::Duration kAskWhoIsMissing = absl::Seconds(2);
 
 Instant Now() { return RealClock().Now(); }
 
@@ -84,6 +85,15 @@ std::optional<core::WorkerMissing> ParseMissing(absl::string_view body) {
     if (!absl::SimpleAtoi(words[i], &missing.ranks[i - 1])) return std::nullopt;
   }
   return missing;
+}
+
+std::optional<core::WorkerLeft> ParseLeft(absl::string_view body) {
+  if (!absl::ConsumePrefix(&body, "left ")) return std::nullopt;
+  core::WorkerLeft left;
+  for (const absl::string_view word : absl::StrSplit(body, ' ', absl::SkipEmpty())) {
+    if (!absl::SimpleAtoi(word, &left.ranks.emplace_back())) return std::nullopt;
+  }
+  return left;
 }
 
 std::optional<core::WorkerTable> ParseTable(const std::string& body) {
@@ -182,12 +192,40 @@ std::string KeeperLink::WhoIsMissingLocked() const {
                       PrintRanks(core_.missing()));
 }
 
+absl::Status KeeperLink::AwaitedLeftLocked(uint64_t sequence) {
+  StepLocked(core::WorkerOverdue{sequence});
+  mutex_.AwaitFor(kWhoIsMissing, [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    return !core_.missing().empty() || !AliveLocked().ok();
+  });
+  for (const int rank : core_.missing()) {
+    if (std::ranges::count(core_.left(), rank) == 0) continue;
+    return absl::UnavailableError(absl::StrCat("rank ", rank,
+                                               " ended with exit code 0 and has no part in exchange ",
+                                               sequence, ", for which rank ", env_.rank, " waits"));
+  }
+  return absl::OkStatus();
+}
+
+std::vector<int> KeeperLink::Left() const {
+  if (!some_left_.load(std::memory_order_acquire)) return {};
+  MutexLock lock(&mutex_);
+  return core_.left();
+}
+
 absl::StatusOr<std::vector<std::string>> KeeperLink::AwaitTable(uint64_t sequence, Instant deadline) {
   std::optional<std::vector<std::string>> table;
-  mutex_.AwaitFor(deadline - Now(), [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    table = core_.TakeTable(sequence);
-    return table || !AliveLocked().ok();
-  });
+  const auto wait_until = [&](Instant until, bool heed_left) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    mutex_.AwaitFor(until - Now(), [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+      table = core_.TakeTable(sequence);
+      return table || !AliveLocked().ok() || (heed_left && !core_.left().empty());
+    });
+    return table || !AliveLocked().ok() || Now() >= deadline;
+  };
+  // Once somebody has left, who is missing is asked for now and then: the table may only be slow.
+  for (bool over = wait_until(deadline, true); !over;) {
+    over = wait_until(std::min(deadline, Now() + kAskWhoIsMissing), false);
+    if (!over) GT_RETURN_IF_ERROR(AwaitedLeftLocked(sequence));
+  }
   if (!table && AliveLocked().ok()) {
     StepLocked(core::WorkerOverdue{sequence});
     mutex_.AwaitFor(kWhoIsMissing, [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
@@ -418,6 +456,11 @@ void KeeperLink::FrameIn(KeeperFrame& frame) {
 
 void KeeperLink::RelayedIn(const std::string& body) {
   if (auto table = ParseTable(body)) return StepLocked(*table);
+  if (auto left = ParseLeft(body)) {
+    StepLocked(*left);
+    some_left_.store(!core_.left().empty(), std::memory_order_release);
+    return;
+  }
   if (auto missing = ParseMissing(body)) StepLocked(*missing);
 }
 

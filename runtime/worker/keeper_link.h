@@ -41,6 +41,7 @@ class KeeperLink final : public comm::Bootstrap {
   absl::StatusOr<UniqueFd> Arena(uint64_t id, uint64_t bytes, absl::Duration timeout) override;
   void FreeArena(uint64_t id) override;
   absl::Status Alive() const override;
+  std::vector<int> Left() const override;
   void ReportLink(int peer, const std::string& text) override { Report(core::WorkerLinkDown{peer, text}); }
   void ReportCompression(const std::string& text) override {
     Report(core::WorkerNote{core::kCompressionNote, text});
@@ -74,6 +75,7 @@ class KeeperLink final : public comm::Bootstrap {
   void SayGoodbye(KeeperClient& client);
   absl::StatusOr<std::vector<std::string>> AwaitTable(uint64_t sequence, Instant deadline)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status AwaitedLeftLocked(uint64_t sequence) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   std::string WhoIsMissingLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status AliveLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool Forked() const { return fork_guard_.Forked(); }
@@ -84,6 +86,7 @@ class KeeperLink final : public comm::Bootstrap {
   std::vector<comm::Member> members_;  // set once under members_mutex_, then only read
   UniqueFd wake_;                      // eventfd: there is something to send, or the end
   std::atomic<bool> over_{false};
+  std::atomic<bool> some_left_{false};
   std::atomic<bool> stop_requested_{false};
   std::atomic<uint64_t> collectives_{0};
   std::atomic<int64_t> waited_ns_{0};

@@ -116,6 +116,8 @@ class FakeKeeper {
   void hold_writer() { hold_writer_ = true; }  // the first that is asked for comes with the second
   // Before Start: the answer to whom an exchange waits for, " 1 2".
   void set_missing(const std::string& ranks) { missing_ = ranks; }
+  // Before Start: the ranks it says have ended, to each that takes part in an exchange.
+  void set_left(const std::string& ranks) { left_ = ranks; }
 
  private:
   struct Connection {
@@ -194,6 +196,7 @@ class FakeKeeper {
     if (json["type"] != "exchange" || silent_) return;
     auto& blobs = exchanges_[json["sequence"].get<uint64_t>()];
     blobs[c.rank] = json["blob"];
+    if (!left_.empty()) Send(c, kKeeperFromAgent, "left" + left_);
     if (static_cast<int>(blobs.size()) < world_) return;
     std::string table = absl::StrCat("table ", json["sequence"].get<uint64_t>());
     for (const auto& [rank, blob] : blobs) absl::StrAppend(&table, "\n", blob);
@@ -245,7 +248,7 @@ class FakeKeeper {
 
   const int world_;
   const std::string directory_ = TestFolder();
-  std::string missing_;
+  std::string missing_, left_;
   UniqueFd listen_;
   std::atomic<bool> stop_{false}, silent_{false};
   bool knows_writers_ = false, has_writers_ = false, hold_writer_ = false;
@@ -562,6 +565,27 @@ TEST_F(InProcess, JoinDeadlineNamesTheMissingRanks) {
   const auto session = Session::Join({.join_timeout = absl::Milliseconds(200)});
   EXPECT_TRUE(absl::IsDeadlineExceeded(session.status())) << session.status();
   EXPECT_THAT(session.status().ToString(), testing::HasSubstr("no word from ranks 1,2,4"));
+}
+
+TEST_F(InProcess, ARankThatHasEndedIsNotWaitedFor) {
+  FakeKeeper keeper(3);
+  SetEnvironment(keeper, 0, 3);
+  keeper.set_missing(" 1 2");
+  keeper.set_left(" 2");
+  keeper.Start();
+  const auto session = Session::Join({.join_timeout = absl::Minutes(2)});
+  EXPECT_TRUE(absl::IsUnavailable(session.status())) << session.status();
+  EXPECT_THAT(session.status().ToString(), testing::HasSubstr("rank 2 ended with exit code 0"));
+}
+
+TEST_F(InProcess, ARankThatHasSpokenAndEndedDoesNoHarm) {
+  FakeKeeper keeper(3);
+  SetEnvironment(keeper, 0, 3);
+  keeper.set_missing(" 1");
+  keeper.set_left(" 2");
+  keeper.Start();
+  const auto session = Session::Join({.join_timeout = absl::Seconds(5)});
+  EXPECT_TRUE(absl::IsDeadlineExceeded(session.status())) << session.status();
 }
 
 TEST_F(InProcess, NoKeeper) {

@@ -151,6 +151,7 @@ std::vector<std::string> Life() {
                 keeper::ReportBytes{1, rank, "{\"step\": 9, \"checkpoint\": 9}\n"}}));
   }
   steps.push_back(Head(core::ExchangeMissing{{3}, kJob, {1}, 1, {1}}));
+  steps.push_back(Head(core::RanksLeft{{3}, kJob, {1}, {1}}));
   steps.push_back(Head(core::ExchangeTable{{3}, kJob, {1}, 1, {"a", "b"}}));
   steps.push_back(Head(core::NoticeRanks{{3}, kJob, {1}, absl::Seconds(120)}));
   steps.push_back(Head(core::AckNotice{{3}, 1}));

@@ -30,7 +30,7 @@ const char* KindOf(const core::Message& message) {
                                        "ClientReply",      "GenerationDescribed",
                                        "NoticeSeen",       "AckNotice",
                                        "ExchangeMissing",  "LinkDown",
-                                       "KeepCopies"};
+                                       "KeepCopies",       "RanksLeft"};
   return message.index() < std::size(kNames) ? kNames[message.index()] : "Message";
 }
 
