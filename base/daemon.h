@@ -1,5 +1,6 @@
-// What every long-lived process of ours does first.
+// What every process of ours does first.
 #pragma once
+#include "absl/status/status.h"
 
 namespace gtrain {
 
@@ -9,6 +10,14 @@ void HideFromOtherProcesses();
 
 // As many descriptors as the system lets this process have.
 void RaiseFileLimit();
+// At least so many, and no more than that where it had fewer: children inherit the limit. FailedPrecondition:
+// the system does not let it have them.
+absl::Status EnsureFileLimit(int least);
+inline constexpr int kDaemonFilesMin = 256;  // a head with its store, an agent with its keepers
+
+// Standard input, output and error that are closed become /dev/null: the next file to be opened must not be
+// taken for one of them, nor one of them be closed by who thinks that it is its own.
+void OpenStandardFiles();
 
 // Whether this is a container, where root is the ordinary user. Known by what the container's maker left in
 // the file system, never by an environment variable: a typo must not change what is allowed (fault X15).

@@ -107,6 +107,7 @@ int Run(const Args& args) {
   HideFromOtherProcesses();
   absl::StatusOr<agent::AgentOptions> options = OptionsOf(args);
   if (!options.ok()) return Report(options.status());
+  if (const absl::Status files = EnsureFileLimit(kDaemonFilesMin); !files.ok()) return Report(files);
   const absl::Status status = args.Has("local") ? ServeLocal(*std::move(options)) : agent::RunAgent(*options);
   return status.ok() ? kDone : Report(status);
 }

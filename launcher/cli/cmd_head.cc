@@ -87,6 +87,7 @@ absl::Status Serve(const Args& args, const std::string& dir) {
   options.parse_job = spec::ParseCanonical;
   SetLogTag("head");
   HideFromOtherProcesses();
+  GT_RETURN_IF_ERROR(EnsureFileLimit(kDaemonFilesMin));
   RaiseFileLimit();
   return head::RunHead(options);
 }

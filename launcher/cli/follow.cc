@@ -7,6 +7,7 @@
 #include <signal.h>
 
 #include <map>
+#include <set>
 #include <utility>
 #include <vector>
 
@@ -61,6 +62,9 @@ class OutputReader {
     ReadRanks(output, job.Final() ? 64 : kChunksPerTurn);
   }
 
+  // Ranks that had written more when they were read last.
+  const std::set<int>& cut() const { return cut_; }
+
  private:
   struct Stream {
     int rank = 0;
@@ -85,11 +89,17 @@ class OutputReader {
       if (bytes && *bytes + kCharacterBytes > kFirstBytes) loud.push_back(streams[i]);
     }
     for (const Stream& stream : loud) {
-      for (int i = 0; i < chunks; ++i) {
+      bool ended = false;
+      for (int i = 0; i < chunks && !ended; ++i) {
         const std::optional<uint64_t> bytes =
             Take(stream, Ask(cluster_, Request(stream, 0), timeout_), output);
-        if (!bytes) return;  // the head or agent did not answer: again in the next turn
-        if (*bytes == 0) break;
+        if (!bytes) return;  // the head or agent did not answer, or a signal came: again in the next turn
+        ended = *bytes == 0;
+      }
+      if (ended) {
+        cut_.erase(stream.rank);
+      } else {
+        cut_.insert(stream.rank);
       }
     }
   }
@@ -118,6 +128,7 @@ class OutputReader {
   uint64_t generation_ = 0;
   std::map<int, std::string> hosts_;
   std::map<std::pair<int, bool>, uint64_t> offsets_;
+  std::set<int> cut_;
 };
 
 class Follower {
@@ -249,6 +260,12 @@ class Follower {
   }
 
   int Finish() {
+    if (!reader_.cut().empty()) {
+      const std::vector<int> ranks(reader_.cut().begin(), reader_.cut().end());
+      screen_.Say(absl::StrCat("the rest of what rank", ranks.size() == 1 ? " " : "s ", PrintRanks(ranks),
+                               " wrote is not shown; all of it: gtrain logs ", job_.id, " --rank ",
+                               ranks[0]));
+    }
     const std::string logs = job_.run_dir.empty() ? "" : absl::StrCat("; logs: ", job_.run_dir, "/logs");
     screen_.Say(absl::StrCat(job_.id, " ", job_.state, job_.reason.empty() ? "" : ": ", job_.reason, logs));
     if (job_.state == "FAILED") {

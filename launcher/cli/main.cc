@@ -6,6 +6,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "base/daemon.h"
 #include "launcher/cli/args.h"
 #include "launcher/cli/terminal.h"
 #include "launcher/cli/verbs.h"
@@ -58,6 +59,8 @@ int RunVerb(const Verb& verb, const std::vector<std::string>& argv) {
   return verb.run(*args);
 }
 
+constexpr int kFilesMin = 64;  // of a client
+
 int Main(const std::vector<std::string>& argv) {
   const std::vector<Verb> verbs = AllVerbs();
   if (argv.empty()) {
@@ -83,8 +86,14 @@ int Main(const std::vector<std::string>& argv) {
 }  // namespace gtrain::cli
 
 int main(int argc, char** argv) {
+  gtrain::OpenStandardFiles();
   signal(SIGPIPE, SIG_IGN);  // a closed pipe is an error of write, not an end in the middle
   try {
+    // libzmq ends the program where it finds none.
+    if (const absl::Status files = gtrain::EnsureFileLimit(gtrain::cli::kFilesMin); !files.ok()) {
+      gtrain::cli::Complain(std::string(files.message()));
+      return gtrain::cli::kFailed;
+    }
     return gtrain::cli::Main({argv + 1, argv + argc});
   } catch (const std::exception& e) {
     // Libraries may throw where no adapter catches (out of memory); say it instead of aborting.

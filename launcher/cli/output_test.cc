@@ -41,6 +41,20 @@ TEST(RankOutput, ShowsWholeLinesOnly) {
   EXPECT_THAT(output.Take(true), ElementsAre("a:0: rest"));
 }
 
+// `yes | head -c 80k` took half a minute.
+TEST(RankOutput, ManyEqualLinesCostNoMoreThanOthers) {
+  RankOutput output;
+  std::string many;
+  for (int i = 0; i < 300'000; ++i) many += "y\n";
+  for (const int rank : {0, 1}) output.Add(rank, "h", false, many);
+  output.Add(1, "h", false, "y\n");
+  const std::vector<std::string> lines = output.Take(false);
+  ASSERT_EQ(lines.size(), 300'001u);
+  EXPECT_EQ(lines.front(), "h:0,1: y");
+  EXPECT_EQ(lines[299'999], "h:0,1: y");
+  EXPECT_EQ(lines.back(), "h:1: y");
+}
+
 TEST(RankOutput, CollapsesEqualLinesOfSeveralRanks) {
   RankOutput output;
   for (const int rank : {0, 1, 2, 3}) output.Add(rank, rank < 3 ? "a" : "b", false, "loading\n");

@@ -26,17 +26,15 @@ void RankOutput::Add(int rank, const std::string& host, bool is_stderr, absl::st
   }
 }
 
-// A rank's second equal line is a line of its own: only other ranks' lines collapse into one.
 void RankOutput::Complete(int rank, const std::string& host, std::string text) {
   if (!text.empty() && text.back() == '\r') text.pop_back();
-  const auto [begin, end] = index_.equal_range(text);
-  for (auto it = begin; it != end; ++it) {
-    std::vector<int>& ranks = lines_[it->second].ranks[host];
-    if (std::find(ranks.begin(), ranks.end(), rank) != ranks.end()) continue;
-    ranks.push_back(rank);
+  Equal& equal = index_[text];
+  const size_t before = equal.written[{host, rank}]++;
+  if (before < equal.lines.size()) {
+    lines_[equal.lines[before]].ranks[host].push_back(rank);
     return;
   }
-  index_.emplace(text, lines_.size());
+  equal.lines.push_back(lines_.size());
   Line line;
   line.text = std::move(text);
   line.ranks[host].push_back(rank);

@@ -10,7 +10,8 @@
 
 namespace gtrain::cli {
 
-// Not thread-safe.
+// Not thread-safe. A line costs a search among the different texts since the last Take, however often one
+// comes.
 class RankOutput {
  public:
   static constexpr size_t kLineBytesMax = 16 << 10;  // longer lines are split
@@ -28,13 +29,19 @@ class RankOutput {
     std::string text;
     std::map<std::string, std::vector<int>> ranks;  // by host
   };
+  // The lines of one text. A rank's second equal line is a line of its own, so a rank that wrote it k times
+  // is in the first k: only other ranks' lines collapse into one.
+  struct Equal {
+    std::vector<size_t> lines;                              // in lines_
+    std::map<std::pair<std::string, int>, size_t> written;  // by host and rank
+  };
   void Complete(int rank, const std::string& host, std::string text);
 
   const bool bare_;
   std::map<std::pair<int, bool>, std::pair<std::string, std::string>>
       partial_;  // (rank, stderr) -> host, text
   std::vector<Line> lines_;
-  std::multimap<std::string, size_t> index_;  // text -> positions in lines_
+  std::map<std::string, Equal> index_;  // by text
 };
 
 }  // namespace gtrain::cli

@@ -7,7 +7,7 @@ from . import _library
 from ._buffers import OPS, Buffer
 from ._errors import FailedPrecondition, GtrainError, InvalidArgument
 
-EXIT_RUN_ME_AGAIN = 75  # exit with it after Unavailable: the job goes on in its next generation, free of charge
+EXIT_RUN_ME_AGAIN = 75  # exit with it after Unavailable: the job goes on in its next generation (docs/cli.md: the price)
 
 
 def milliseconds(seconds):

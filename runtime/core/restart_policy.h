@@ -11,7 +11,7 @@
 
 namespace gtrain::core {
 
-inline constexpr int kExitSaved = 75;             // saved, run me again: never charged
+inline constexpr int kExitSaved = 75;             // saved, run me again: free where it was earned
 inline constexpr int kExitNoRestart = 93;         // do not restart
 inline constexpr int kInfrastructureBudget = 20;  // node losses per window; generous: not the program's fault
 inline constexpr int kSameLossesInARow = 3;

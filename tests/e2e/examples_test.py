@@ -185,6 +185,28 @@ checkpoint: {{uri: {ckpt}, every: 25 steps}}
         for rank in range(3):
             self.assertIn(f'rank {rank} is done', done.stdout)
 
+    def test_a_rank_that_ends_is_named_by_those_that_wait_for_it(self):
+        if not (os.path.exists(LIBRARY) and self.can_import('numpy')):
+            self.skipTest('needs libgtrain.so and python3-numpy')
+        for when, what in [('before', 'has no part in exchange'), ('after', 'all-reduce')]:
+            script = os.path.join(self.dir, f'{when}.py')
+            with open(script, 'w') as file:
+                file.write(f"""
+import os
+import gtrain, numpy as np
+session = gtrain.Session()
+if '{when}' == 'after':
+    session.barrier()
+if session.rank == 1:
+    os._exit(0)
+session.all_reduce(np.ones(3))
+""")
+            done = self.gtrain('launch', '-n', '3', '--', PYTHON, script, timeout=TRAINING, expect=None,
+                               GTRAIN_LIBRARY=LIBRARY, PYTHONPATH=os.path.join(SOURCE, 'python'))
+            self.assertNotEqual(done.returncode, 0)
+            said = done.stdout + done.stderr
+            self.assertRegex(said, f'Unavailable: .*rank 1 ended with exit code 0|rank 1 ended with exit code 0.*{what}')
+
     def test_resume_rule(self):
         """Checkpoints of the same job are resumed and that is said; of another job they are neither resumed nor
         overwritten until the user says which."""
