@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <limits>
 #include <string>
 #include <utility>
 
@@ -23,6 +22,8 @@ namespace comm {
 namespace {
 
 constexpr size_t kBufferSlack = 4;  // a buffer that is so many times too long for a step is made anew
+// An agreed momentum stays so far below the largest float that no finite gradient overflows with it.
+constexpr float kLargestMomentum = 0x1p96f;
 constexpr char kMomentumState[] = "momentum";
 constexpr char kResidualState[] = "residual";
 constexpr char kWarmupState[] = "warmup";  // one number: steps that it came so far
@@ -83,24 +84,18 @@ class Flat {
     if (momentum_ == 0) return Mean(data);
     const bool compressed = !WarmingUp();
     momentum_travelled_ = compressed;
-    for (size_t i = 0; compressed && i < count_; ++i) data[i] = WithMomentum(data[i], part_ * agreed_[i]);
+    for (size_t i = 0; compressed && i < count_; ++i) data[i] += part_ * agreed_[i];
     GT_RETURN_IF_ERROR(Mean(data));
     float poison = 0;
     for (size_t i = 0; i < count_; ++i) {
       const float before = momentum_ * agreed_[i];
-      agreed_next_[i] = std::clamp(compressed ? data[i] : data[i] + before, -kLargestSent, kLargestSent);
+      agreed_next_[i] =
+          std::clamp(compressed ? data[i] : data[i] + before, -kLargestMomentum, kLargestMomentum);
       data[i] = compressed ? data[i] - before : data[i];
       poison += data[i] * 0;
     }
     pending_momentum_ = !std::isnan(poison);
     return absl::OkStatus();
-  }
-
-  // What is finite stays finite, and what is not stays so.
-  static float WithMomentum(float gradient, float momentum) {
-    const float sum = gradient + momentum;
-    return std::isinf(sum) && std::isfinite(gradient) ? std::copysign(std::numeric_limits<float>::max(), sum)
-                                                      : sum;
   }
 
   absl::Status Mean(absl::Span<float> data) {
@@ -193,8 +188,9 @@ class Flat {
     if (state.name == kProgressState) return LoadProgress(state);
     if (momentum_ > 0 && state.name == kMomentumState && state.offset == 0 && state.values.size() == count_) {
       // A checkpoint of a version whose momentum could become infinite heals.
-      std::transform(state.values.begin(), state.values.end(), agreed_.begin(),
-                     [](float value) { return std::isfinite(value) ? value : 0; });
+      std::transform(state.values.begin(), state.values.end(), agreed_.begin(), [](float value) {
+        return std::isfinite(value) ? std::clamp(value, -kLargestMomentum, kLargestMomentum) : 0;
+      });
       pending_momentum_ = false;
       return absl::OkStatus();
     }
