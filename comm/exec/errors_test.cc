@@ -109,12 +109,16 @@ TEST(Communicator, ARankWithoutMemoryIsNamedByAll) {
               return c.Split(0, 0).status();
             },
             kNever);
+        int never = 0;
         for (const absl::Status& status : results) {
-          EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status << ": a restart has no more of it";
+          // Who hears of it from one that gave up already knows no more than that.
+          EXPECT_TRUE(absl::IsFailedPrecondition(status) || absl::IsUnavailable(status)) << status;
+          never += absl::IsFailedPrecondition(status) ? 1 : 0;
           EXPECT_THAT(std::string(status.message()),
                       testing::HasSubstr(absl::StrCat(
                           "rank ", victim, " (127.0.0.1) has no shared memory: no arena for you")));
         }
+        EXPECT_GE(never, 1) << "a restart has no more of it";
         if (testing::Test::HasFailure()) return;
       }
     }

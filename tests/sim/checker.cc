@@ -261,7 +261,8 @@ void Checker::CheckCommitted(const core::JobRecord& record, int64_t highest_befo
   if (record.faults.empty() || record.ending != core::Ending::kNone) return;
   const core::FaultRecord& last = record.faults.back();
   const int64_t counted = last.committed.value_or(-1);
-  const bool first_seen = last.generation.value > truth.fault_decided;
+  // A job that ends for another reason meanwhile, a stop, never comes to judge the fault.
+  const bool first_seen = last.generation.value > truth.fault_decided && !core::IsFinal(record.state);
   if (first_seen) truth.fault_decided = last.generation.value;
   if (counted > truth.highest_step || (first_seen && counted < highest_before)) {
     kernel_.Fail("INV-5", absl::StrCat(record.id.value, " counts step ", counted,
