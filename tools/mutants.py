@@ -77,8 +77,13 @@ class Gate:
                 if re.fullmatch(r'(?:\w+/)?\w+\.\w+(?:/\w+|/\*)?', self.args[1]) else ('', '')
             if not suite:
                 raise Bad(f'"gate {self.text}": name one test, SUITE.TEST')
-            found = grep(r'TEST(_F|_P)?\(%s,\s*%s\)' % (suite, test), '*.cc', '*.h')
-            if not found or not grep(r'gtrain_test\(%s\b' % self.args[0], 'CMakeLists.txt'):
+            # A filter that fits nothing passes, so the test must be one of this program.
+            defined = r'TEST(_F|_P)?\(%s,\s*%s\)' % (suite, test)
+            sources = [os.path.basename(path) for path in holding(defined, '*.cc')]
+            program = re.compile(r'gtrain_test\(%s\b[^)]*' % self.args[0])
+            listed = [program.search(read(os.path.join(ROOT, path)))[0] for path in holding(program, 'CMakeLists.txt')]
+            shared = holding(defined, '*.h')  # by several programs
+            if not listed or not (shared or any(source in words for words in listed for source in sources)):
                 raise Bad(f'"gate {self.text}": there is no such test')
         elif self.kind == 'e2e':
             file, klass, test = self.args[0].split('.')
@@ -117,15 +122,16 @@ def write(path, text):
 _sources = {}
 
 
-def grep(pattern, *names):
-    """Is the pattern in any tracked or new file with such a name?"""
+def holding(pattern, *names):
+    """The tracked or new files with such a name that have the pattern."""
+    found = []
     for path in tracked():
         if any(fnmatch.fnmatch(os.path.basename(path), name) for name in names):
             if path not in _sources:
                 _sources[path] = read(os.path.join(ROOT, path))
             if re.search(pattern, _sources[path]):
-                return True
-    return False
+                found.append(path)
+    return found
 
 
 _tracked = []
