@@ -138,7 +138,7 @@ absl::StatusOr<core::AgentJoined> JoinCluster(const JoinToken& token, absl::stri
         return absl::PermissionDeniedError(
             absl::StrCat("the head at ", token.endpoint,
                          " refuses this join token: it is used, older than 15 minutes "
-                         "or of another head; make a new one with: gtrain head token"));
+                         "or of another head; make a new one with: gtrain token create"));
       }
     } else if (now >= send_again && transport->Send(bytes).ok()) {
       send_again = now + kJoinAgain;
