@@ -164,7 +164,7 @@ absl::StatusOr<JoinToken> ParseJoinToken(absl::string_view text) {
   std::vector<absl::string_view> parts = absl::StrSplit(text, ',');
   if (parts.size() != 3 || parts[0].find(':') == absl::string_view::npos) {
     return absl::InvalidArgumentError(
-        "a join token looks like host:port,<key>,<secret>; make one with: gtrain head token");
+        "a join token looks like host:port,<key>,<secret>; make one with: gtrain token create");
   }
   JoinToken token{.endpoint = std::string(parts[0])};
   GT_ASSIGN_OR_RETURN(token.head_public_key, KeyOfHex(parts[1]));
