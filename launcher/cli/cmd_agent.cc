@@ -1,5 +1,6 @@
 // `gtrain agent`: offers this machine to a cluster.
 #include <cstdlib>
+#include <cstring>
 #include <iostream>
 
 #include "absl/strings/ascii.h"
@@ -47,7 +48,9 @@ absl::StatusOr<std::string> JoinToken(const Args& args) {
     const char* set = std::getenv("GTRAIN_JOIN_TOKEN");
     token = set == nullptr ? "" : set;
   } else if (from == "-") {
-    std::getline(std::cin, token);
+    token.resize(kTokenBytesMax);
+    std::cin.getline(token.data(), static_cast<std::streamsize>(token.size()));
+    token.resize(std::strlen(token.data()));
     if (token.empty()) return absl::InvalidArgumentError("--join -: there is no token on standard input");
   } else {
     GT_ASSIGN_OR_RETURN(token, ReadFile(from, kTokenBytesMax));

@@ -6,8 +6,10 @@
 
 #include <signal.h>
 
+#include <algorithm>
 #include <map>
 #include <set>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -62,8 +64,9 @@ class OutputReader {
     ReadRanks(output, job.Final() ? 64 : kChunksPerTurn);
   }
 
-  // Ranks that had written more when they were read last.
-  const std::set<int>& cut() const { return cut_; }
+  // Streams that had more when they were read last: generation, rank, whether it is stderr.
+  using Cut = std::tuple<uint64_t, int, bool>;
+  const std::set<Cut>& cut() const { return cut_; }
 
  private:
   struct Stream {
@@ -86,7 +89,12 @@ class OutputReader {
     std::vector<Stream> loud;
     for (size_t i = 0; i < streams.size(); ++i) {
       const std::optional<uint64_t> bytes = Take(streams[i], answers[i], output);
-      if (bytes && *bytes + kCharacterBytes > kFirstBytes) loud.push_back(streams[i]);
+      if (!bytes) continue;
+      if (*bytes + kCharacterBytes > kFirstBytes) {
+        loud.push_back(streams[i]);
+      } else {
+        cut_.erase({generation_, streams[i].rank, streams[i].is_stderr});
+      }
     }
     for (const Stream& stream : loud) {
       bool ended = false;
@@ -96,10 +104,11 @@ class OutputReader {
         if (!bytes) return;  // the head or agent did not answer, or a signal came: again in the next turn
         ended = *bytes == 0;
       }
+      const Cut cut(generation_, stream.rank, stream.is_stderr);
       if (ended) {
-        cut_.erase(stream.rank);
+        cut_.erase(cut);
       } else {
-        cut_.insert(stream.rank);
+        cut_.insert(cut);
       }
     }
   }
@@ -128,7 +137,7 @@ class OutputReader {
   uint64_t generation_ = 0;
   std::map<int, std::string> hosts_;
   std::map<std::pair<int, bool>, uint64_t> offsets_;
-  std::set<int> cut_;
+  std::set<Cut> cut_;
 };
 
 class Follower {
@@ -261,10 +270,13 @@ class Follower {
 
   int Finish() {
     if (!reader_.cut().empty()) {
-      const std::vector<int> ranks(reader_.cut().begin(), reader_.cut().end());
+      const auto& [generation, rank, is_stderr] = *reader_.cut().begin();
+      std::vector<int> ranks;
+      for (const OutputReader::Cut& cut : reader_.cut()) ranks.push_back(std::get<1>(cut));
+      ranks.erase(std::unique(ranks.begin(), ranks.end()), ranks.end());
       screen_.Say(absl::StrCat("the rest of what rank", ranks.size() == 1 ? " " : "s ", PrintRanks(ranks),
-                               " wrote is not shown; all of it: gtrain logs ", job_.id, " --rank ",
-                               ranks[0]));
+                               " wrote is not shown; all of it: gtrain logs ", job_.id, " --rank ", rank,
+                               " --generation ", generation, is_stderr ? " --err" : ""));
     }
     const std::string logs = job_.run_dir.empty() ? "" : absl::StrCat("; logs: ", job_.run_dir, "/logs");
     screen_.Say(absl::StrCat(job_.id, " ", job_.state, job_.reason.empty() ? "" : ": ", job_.reason, logs));

@@ -41,6 +41,13 @@ class HeadFaultsTest : public HeadTestWorld {
     ASSERT_EQ(Newest(job), ended_ + 1) << Reason(job);
     StartRanks(job);
   }
+  void CrashTenTimes(const JobId& job) {
+    for (int i = 0; i < 10; ++i) {
+      FromNode("1", AgentHeartbeat{++heartbeats_, {Step(job, Newest(job), 0, i)}, {}});
+      Crash(job, 1 + i % 2);
+      Again(job);
+    }
+  }
   uint64_t ended_ = 1;
 };
 
@@ -148,11 +155,7 @@ TEST_F(HeadFaultsTest, FaultsKeepTheirAgeWhenTheHeadRestarts) {
   Hello("1");
   const JobId job = Submit("train 1 1");
   StartRanks(job);
-  for (int i = 0; i < 10; ++i) {
-    FromNode("1", AgentHeartbeat{++heartbeats_, {Step(job, Newest(job), 0, i)}, {}});
-    Crash(job, 1 + i % 2);
-    Again(job);
-  }
+  CrashTenTimes(job);
   clock_.Advance(absl::Hours(2));
   Boot();
   Hello("1", 4, {HeldGeneration{.job = job, .generation = {11}}});
@@ -166,11 +169,7 @@ TEST_F(HeadFaultsTest, AndAreNotForgotten) {
   Hello("1");
   const JobId job = Submit("train 1 1");
   StartRanks(job);
-  for (int i = 0; i < 10; ++i) {
-    FromNode("1", AgentHeartbeat{++heartbeats_, {Step(job, Newest(job), 0, i)}, {}});
-    Crash(job, 1 + i % 2);
-    Again(job);
-  }
+  CrashTenTimes(job);
   Boot();
   Hello("1", 4, {HeldGeneration{.job = job, .generation = {11}}});
   FromNode("1", AgentHeartbeat{++heartbeats_, {Step(job, Newest(job), 0, 20)}, {}});

@@ -2,7 +2,7 @@
 //   0. a higher committed step pays for all faults before the one it was followed by.
 //   1. exit 93 is final.
 //   2. exit 75 and an address in use are free, but not endless without a step between them. The head calls an
-//      exit 75 a crash if nothing earned it (SavedMore, a machine that left, a member that was lost).
+//      exit 75 a crash if nothing earned it (SavedMore, a machine that leaves or is gone).
 //   3. each kind (crash, OOM, infrastructure) counts against its own budget in a sliding window.
 //   4. the same error twice in a row without getting further is a bug, not bad luck.
 //   5. crashes in a row before any first step count against before_first_step.

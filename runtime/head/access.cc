@@ -230,6 +230,11 @@ std::vector<absl::StatusOr<NodeId>> Access::Join(absl::Span<const Joiner> joiner
   absl::Status status = spent ? tokens_.Save() : absl::OkStatus();
   if (status.ok() && !lines.empty()) status = net::AddAllowedKeys(files_.authorized_path(), lines);
   if (status.ok()) status = Refresh();
+  if (!status.ok()) {  // nobody was let in, and whoever asks again needs the token
+    std::set<std::string> nodes;
+    for (const auto& [key, line] : known) nodes.insert(net::KeyId(key));
+    tokens_.Forget(nodes);
+  }
   ShowTokens();
   for (absl::StatusOr<NodeId>& answer : answers) {
     if (answer.ok() && !status.ok()) answer = status;

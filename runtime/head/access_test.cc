@@ -1,8 +1,12 @@
 #include "runtime/head/access.h"
 
+#include <sys/stat.h>
+#include <unistd.h>
+
 #include <cstdlib>
 #include <nlohmann/json.hpp>
 
+#include "absl/strings/str_cat.h"
 #include "base/file.h"
 #include "base/test_folder.h"
 #include "gmock/gmock.h"
@@ -78,6 +82,18 @@ TEST_F(AccessTest, AUseIsGivenBackIfTheHeadDiedBeforeTheNodeWasLetIn) {
   Restart();
   EXPECT_EQ(registry_->RoleOfKeyId(id, RealClock().Now()), core::Role::kJoin);
   EXPECT_TRUE(Join(id, {node_, "host-a"}).ok());
+}
+
+TEST_F(AccessTest, AUseIsGivenBackIfTheNodeCannotBeWrittenDown) {
+  const std::string id = NewToken();
+  const std::string in_the_way = absl::StrCat(files_.authorized_path(), ".tmp.", getpid());
+  ASSERT_EQ(mkdir(in_the_way.c_str(), 0700), 0);
+  EXPECT_FALSE(Join(id, {node_, "host-a"}).ok());
+  EXPECT_EQ(RoleOf(node_), std::nullopt);
+  EXPECT_EQ(registry_->RoleOfKeyId(id, RealClock().Now()), core::Role::kJoin) << "it may ask again";
+  ASSERT_EQ(rmdir(in_the_way.c_str()), 0);
+  EXPECT_TRUE(Join(id, {node_, "host-a"}).ok());
+  EXPECT_EQ(RoleOf(node_), core::Role::kNode);
 }
 
 TEST_F(AccessTest, ABatchIsAnsweredOneByOne) {

@@ -3,7 +3,8 @@
 // Not thread-safe: the head's loop owns it; nothing blocks.
 //
 // Of n nodes that join at once each costs one message, some 300 bytes here, and 1/kBatchMax of three syncs of
-// the disk. What finds no room is dropped and counted: a node asks again every second for a minute.
+// the disk. What finds no room is dropped and counted: a node asks again every four seconds for half a
+// minute.
 #pragma once
 #include <cstdint>
 #include <deque>
