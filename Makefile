@@ -12,6 +12,7 @@
 #   make bench    every build/bin/bench_* with --quick; JSON under build/bench/
 #   make asan     unit and multi-process tests under AddressSanitizer and UBSan
 #   make tsan     the same under ThreadSanitizer
+#   make asan-core  PURE code, codecs, formats, golden traces and 300 seeds of the simulator under AddressSanitizer and UBSan
 #   make fuzz     every libFuzzer target of tests/fuzz for SECONDS_EACH (60) seconds, clang; fails on a finding
 #   make bazel    base and the PURE folders with Debian's bazel-bootstrap
 #   make clean    remove the build directories
@@ -19,7 +20,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help install build run test test-s3 check sim soak powercut bench mutants fuzz asan tsan bazel clean
+.PHONY: help install build run test test-s3 check sim soak powercut bench mutants fuzz asan tsan asan-core bazel clean
 
 JOBS ?= $(shell tools/jobs.sh)
 TEST_JOBS ?= 2
@@ -71,6 +72,16 @@ asan tsan: install
 	@cmake --preset $@
 	@cmake --build build-$@ --parallel $(JOBS)
 	tools/sanitized_tests.sh build-$@ --parallel $(TEST_JOBS) $(ARGS)
+
+# What decides, encodes and stores, without processes and networks: few enough for every change.
+CORE_TESTS = base_test checkpoint_format_test checkpoint_plan_test comm_codec_test comm_plan_test fuzz_regression_test \
+  golden_test launcher_plan_test launcher_spec_test runtime_core_test runtime_wire_test sharding_test
+space := $(subst ,, )
+
+asan-core: install
+	@cmake --preset asan
+	@cmake --build build-asan --parallel $(JOBS) --target $(CORE_TESTS) gtrain-sim
+	tools/sanitized_tests.sh build-asan --parallel $(TEST_JOBS) --tests-regex '^($(subst $(space),|,$(strip $(CORE_TESTS)))|sim_test)$$' $(ARGS)
 
 fuzz: install
 	@cmake --preset fuzz

@@ -1,12 +1,18 @@
+#include <errno.h>
+#include <signal.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <filesystem>
 #include <thread>
 
+#include "absl/strings/str_cat.h"
 #include "base/available_memory.h"
 #include "base/clock.h"
 #include "base/file.h"
+#include "base/file_lock.h"
+#include "base/folder.h"
 #include "base/fork_guard.h"
 #include "base/ids.h"
 #include "base/mutex.h"
@@ -118,6 +124,80 @@ TEST(File, DurableWriteReplacesWhole) {
   EXPECT_EQ(st.st_mode & 0777, 0600u);
 }
 
+// X20: the name of the temporary file can be guessed.
+TEST(File, DurableWriteFollowsNoLinkInItsPlace) {
+  const std::string folder = TestFolder(), path = folder + "/file", victim = folder + "/victim";
+  ASSERT_TRUE(WriteFileDurable(victim, "precious").ok());
+  ASSERT_EQ(link(victim.c_str(), absl::StrCat(path, ".tmp.", getpid()).c_str()), 0);
+  ASSERT_EQ(symlink(victim.c_str(), path.c_str()), 0);
+  ASSERT_TRUE(WriteFileDurable(path, "new").ok());
+  EXPECT_EQ(*ReadFile(path, 10), "new");
+  EXPECT_EQ(*ReadFile(victim, 10), "precious");
+}
+
+std::string NameOfFolder(const UniqueFd& folder) {
+  std::error_code error;
+  return std::filesystem::read_symlink(absl::StrCat("/proc/self/fd/", folder.get()), error);
+}
+
+TEST(Folder, FollowsOwnLinksOnTheWay) {
+  const std::string base = TestFolder(), real = base + "/real";
+  ASSERT_TRUE(MakeDirs(real + "/below").ok());
+  ASSERT_EQ(symlink(real.c_str(), (base + "/absolute").c_str()), 0);
+  ASSERT_EQ(symlink("./absolute/../real", (base + "/relative").c_str()), 0);
+  ASSERT_EQ(symlink("loop", (base + "/loop").c_str()), 0);
+  EXPECT_EQ(NameOfFolder(OpenFolder(base + "/absolute/below/")), real + "/below");
+  EXPECT_EQ(NameOfFolder(OpenFolder(base + "//relative/./below")), real + "/below");
+  EXPECT_EQ(NameOfFolder(OpenFolder(base + "/relative/new/er", {.make = true})), real + "/new/er");
+  const auto [folder, name] = OpenFolderOf(base + "/relative/file");
+  EXPECT_EQ(NameOfFolder(folder), real);
+  EXPECT_EQ(name, "file");
+  std::string why;
+  EXPECT_FALSE(OpenFolder(base + "/nothing/here", {.why = &why}).valid());
+  EXPECT_EQ(errno, ENOENT);
+  EXPECT_THAT(why, testing::HasSubstr(base + "/nothing/here: No such file or directory"));
+  EXPECT_FALSE(OpenFolder(base + "/loop").valid());
+  EXPECT_EQ(errno, ELOOP);
+}
+
+TEST(Folder, InsideNoLinkIsFollowedWhoeverMadeIt) {
+  const std::string base = TestFolder();
+  ASSERT_TRUE(MakeDirs(base + "/run").ok());
+  const UniqueFd run = OpenFolder(base + "/run");
+  ASSERT_TRUE(OpenFolderInside(run, "logs/generation-1", {.make = true}).valid());
+  EXPECT_EQ(NameOfFolder(OpenFolderInside(run, "logs/generation-1")), base + "/run/logs/generation-1");
+  ASSERT_EQ(symlink(base.c_str(), (base + "/run/ranks").c_str()), 0);
+  std::string why;
+  EXPECT_FALSE(OpenFolderInside(run, "ranks/generation-1", {.make = true, .why = &why}).valid());
+  EXPECT_EQ(errno, ELOOP);
+  EXPECT_THAT(why, testing::HasSubstr("ranks of ranks/generation-1 is a symbolic link"));
+  EXPECT_NE(access((base + "/generation-1").c_str(), F_OK), 0);
+}
+
+// X20: what an ordinary user may prepare for root, or one user for another.
+TEST(Folder, NothingOfAnotherUserLeadsAnywhere) {
+  if (geteuid() != 0) GTEST_SKIP() << "only root can make what belongs to another user";
+  constexpr uid_t kStranger = 65534;
+  const std::string base = TestFolder(), link = base + "/link", folder = base + "/folder";
+  ASSERT_EQ(symlink(base.c_str(), link.c_str()), 0);
+  ASSERT_TRUE(OpenFolder(link).valid());
+  ASSERT_EQ(lchown(link.c_str(), kStranger, kStranger), 0);
+  std::string why;
+  EXPECT_FALSE(OpenFolder(link, {.why = &why}).valid());
+  EXPECT_EQ(errno, EPERM);
+  EXPECT_THAT(why,
+              testing::HasSubstr("symbolic link link in " + link + " belongs to another user (uid 65534)"));
+  ASSERT_TRUE(MakeDirs(folder).ok());
+  ASSERT_EQ(chown(folder.c_str(), kStranger, kStranger), 0);
+  EXPECT_FALSE(OpenFolder(folder, {.why = &why}).valid());
+  EXPECT_EQ(errno, EPERM);
+  EXPECT_THAT(why, testing::HasSubstr(folder + " belongs to another user (uid 65534)"));
+  EXPECT_TRUE(OpenFolder(folder, {.to_read = true}).valid());
+  EXPECT_TRUE(std::filesystem::is_empty(folder)) << "the look at whose files are left nothing";
+  // A folder of ours below one of theirs: where many may write, each has one of its own.
+  EXPECT_TRUE(OpenFolder(folder + "/ours", {.make = true}).valid());
+}
+
 TEST(Pattern, FirstGroupOfTheFirstMatch) {
   const auto pattern = Pattern::Compile(R"(step[ =:]+(\d+))");
   ASSERT_TRUE(pattern.ok()) << pattern.status();
@@ -194,6 +274,46 @@ TEST(JoinPath, IsLexical) {
   EXPECT_EQ(JoinPath("/a/b", "../c/./d"), "/a/c/d");
   EXPECT_EQ(JoinPath("/a", "/x/../.."), "/");
   EXPECT_EQ(JoinPath("/a", "."), "/a");
+}
+
+// P14: a lock says who lives, and goes with the process that holds it.
+TEST(FileLock, EndsWithItsHolder) {
+  const std::string path = TestFolder() + "/lock";
+  EXPECT_FALSE(IsLocked(path));
+  int told[2];
+  ASSERT_EQ(pipe(told), 0);
+  const pid_t holder = fork();
+  if (holder == 0) {
+    const absl::StatusOr<UniqueFd> lock = LockFile(path);
+    if (!lock.ok() || write(told[1], "x", 1) != 1) _exit(1);
+    pause();
+  }
+  char byte;
+  ASSERT_EQ(read(told[0], &byte, 1), 1);
+  EXPECT_TRUE(IsLocked(path));
+  EXPECT_EQ(LockFile(path).status().code(), absl::StatusCode::kUnavailable);
+  EXPECT_TRUE(IsLocked(path)) << "who was refused, and who looked, changed nothing";
+  kill(holder, SIGKILL);
+  EXPECT_TRUE(LockFile(path, absl::Seconds(10)).ok()) << "the wait ends with the holder";
+  EXPECT_EQ(waitpid(holder, nullptr, 0), holder);
+  EXPECT_FALSE(IsLocked(path));
+}
+
+TEST(FileLock, OfAFileThatWasWritten) {
+  const std::string path = TestFolder() + "/said";
+  absl::StatusOr<UniqueFd> first = WriteLockedFile(path, "one");
+  ASSERT_TRUE(first.ok()) << first.status();
+  EXPECT_TRUE(IsLocked(path));
+  EXPECT_TRUE(LeadsTo(path, first->get()));
+  const absl::StatusOr<UniqueFd> second = WriteLockedFile(path, "two");
+  ASSERT_TRUE(second.ok()) << second.status();
+  EXPECT_FALSE(LeadsTo(path, first->get())) << "it was replaced";
+  first->reset();
+  EXPECT_TRUE(IsLocked(path)) << "the lock is of the file that is there now";
+  EXPECT_EQ(*ReadFile(path, 10), "two");
+  unlink(path.c_str());
+  EXPECT_FALSE(LeadsTo(path, second->get()));
+  EXPECT_FALSE(IsLocked(path));
 }
 
 // Memory of the machine in kB, limits of control groups in bytes; pages of files can be had back.

@@ -1,5 +1,8 @@
 // What every process of ours does first.
 #pragma once
+#include <cstdint>
+#include <optional>
+
 #include "absl/status/status.h"
 
 namespace gtrain {
@@ -14,6 +17,13 @@ void RaiseFileLimit();
 // the system does not let it have them.
 absl::Status EnsureFileLimit(int least);
 inline constexpr int kDaemonFilesMin = 256;  // a head with its store, an agent with its keepers
+
+// How many more processes and threads `ulimit -u` lets this user have; nullopt: any number (root, no limit).
+// Looks at every process of the machine.
+std::optional<int64_t> ProcessesLeft();
+// FailedPrecondition, in words, where there are fewer: libzmq and RocksDB end the program instead.
+absl::Status EnsureProcessesLeft(int least);
+inline constexpr int kDaemonProcessesMin = 24;  // threads of a head with its store, or of an agent
 
 // Standard input, output and error that are closed become /dev/null: the next file to be opened must not be
 // taken for one of them, nor one of them be closed by who thinks that it is its own.

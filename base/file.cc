@@ -64,8 +64,9 @@ absl::StatusOr<std::string> ReadFile(const std::string& path, size_t bytes_max) 
 
 absl::Status WriteFileDurable(const std::string& path, absl::string_view data, int mode) {
   const std::string temporary = absl::StrCat(path, ".tmp.", getpid());
+  unlink(temporary.c_str());  // of a process before us that was killed, or a link that leads elsewhere
   {
-    UniqueFd fd(open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, mode));
+    UniqueFd fd(open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, mode));
     if (!fd.valid()) return ErrnoStatus(errno, absl::StrCat("cannot create ", temporary));
     for (size_t done = 0; done < data.size();) {
       const ssize_t n = write(fd.get(), data.data() + done, data.size() - done);

@@ -14,7 +14,6 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "base/clock.h"
 #include "base/file.h"
@@ -95,10 +94,6 @@ absl::Status Home::Make() {
 void Home::Remove() {
   if (path_.empty()) return;
   const std::string cluster = path_ + "/gtrain/local";
-  int64_t agent = 0;
-  if (const auto text = ReadFile(cluster + "/agent.pid", 64); text.ok() && absl::SimpleAtoi(*text, &agent)) {
-    kill(static_cast<pid_t>(agent), SIGTERM);
-  }
   const std::string endpoint = cluster + "/endpoint.json";
   if (const auto text = ReadFile(endpoint, 64 << 10); text.ok()) {
     const auto json = nlohmann::json::parse(*text, nullptr, /*allow_exceptions=*/false);
@@ -108,7 +103,7 @@ void Home::Remove() {
   const Instant deadline = clock.Now() + kShutdownDeadline;
   while (access(endpoint.c_str(), F_OK) == 0 && clock.Now() < deadline) poll(nullptr, 0, 20);
   if (chdir("/") != 0) return;
-  // What the daemons still write on their way out comes back for a moment.
+  // The agent ends with its folder. What the daemons still write on their way out comes back for a moment.
   std::error_code ignored;
   while (access(path_.c_str(), F_OK) == 0 && clock.Now() < deadline) {
     std::filesystem::remove_all(path_, ignored);

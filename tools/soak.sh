@@ -22,6 +22,7 @@ if [ ${#tests[@]} = 0 ]; then
     network_test.LossTest
     client_test
     hostile_test
+    chaos_test
   )
 fi
 for test in "${tests[@]}"; do

@@ -1,4 +1,6 @@
 // `gtrain agent`: offers this machine to a cluster.
+#include <unistd.h>
+
 #include <cstdlib>
 #include <cstring>
 #include <iostream>
@@ -10,7 +12,7 @@
 #include "base/logging.h"
 #include "base/status_macros.h"
 #include "base/units.h"
-#include "launcher/cli/local_cluster.h"
+#include "launcher/cli/local_watch.h"
 #include "launcher/cli/terminal.h"
 #include "launcher/cli/verbs.h"
 #include "launcher/spec/values.h"
@@ -99,10 +101,8 @@ absl::Status ServeLocal(agent::AgentOptions options) {
   options.cluster = endpoint.cluster;
   options.leave_without_head = absl::Seconds(20);
   options.share_copies = false;
-  GT_RETURN_IF_ERROR(WriteAgentPid(dir));
-  const absl::Status status = agent::RunAgent(options);
-  RemoveAgentPid(dir);
-  return status;
+  const LocalWatch watch = LocalWatch::OfAgent(dir, endpoint.endpoint);
+  return agent::RunAgent(options);
 }
 
 int Run(const Args& args) {
@@ -110,7 +110,11 @@ int Run(const Args& args) {
   HideFromOtherProcesses();
   absl::StatusOr<agent::AgentOptions> options = OptionsOf(args);
   if (!options.ok()) return Report(options.status());
+  const absl::Status root =
+      agent::RootMayRunRanks(geteuid() == 0, args.Has("local"), InContainer(), args.Has("allow-root"));
+  if (!root.ok()) return Report(root);
   if (const absl::Status files = EnsureFileLimit(kDaemonFilesMin); !files.ok()) return Report(files);
+  if (const absl::Status left = EnsureProcessesLeft(kDaemonProcessesMin); !left.ok()) return Report(left);
   const absl::Status status = args.Has("local") ? ServeLocal(*std::move(options)) : agent::RunAgent(*options);
   return status.ok() ? kDone : Report(status);
 }
@@ -143,6 +147,7 @@ Verb AgentVerb() {
        "who says that this machine will be taken away: auto (default), off, aws, gcp, azure, file:PATH"},
       {"notices-url", '\0', "URL", "of the metadata service, instead of the cloud's own"},
       {"gcp-notice", '\0', "SECONDS", "--preemption-notice-duration this machine was made with; default 0"},
+      {"allow-root", '\0', "", "let root run ranks as root, outside a container too"},
       {"fake-gpus", '\0', "N", "tests: pretend to have N GPUs"},
       {"local", '\0', "", "the agent of the user's own local cluster (used by launch)"}};
   verb.run = Run;

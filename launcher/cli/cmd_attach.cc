@@ -7,7 +7,7 @@ namespace gtrain::cli {
 namespace {
 
 absl::StatusOr<int> Attach(const Args& args) {
-  GT_ASSIGN_OR_RETURN(Cluster cluster, OpenCluster(args, Start::kNever));
+  GT_ASSIGN_OR_RETURN(Cluster cluster, OpenCluster(args, Start::kIfDied));
   GT_ASSIGN_OR_RETURN(const JobDoc job, FindJob(cluster, args.words.empty() ? "" : args.words[0]));
   return Follow(cluster, job.id, /*from_start=*/false);
 }

@@ -299,7 +299,7 @@ Verb BenchVerb() {
                 {"peers", '\0', "", "of allreduce: what else is installed here, too"},
                 {"json", '\0', "FILE", "write the rows"},
                 {"svg", '\0', "FILE", "write a plot"},
-                {"run-dir", '\0', "DIR", "logs go to DIR/<job id>; default ./gtrain-runs"}};
+                {"run-dir", '\0', "DIR", "logs go to DIR/<job id>-<cluster>; default ./gtrain-runs"}};
   verb.flags.push_back(ContextFlag());
   verb.words_min = 1;
   verb.words_max = 1;

@@ -14,7 +14,7 @@ namespace {
 absl::Status Exec(const Args& args) {
   if (!args.rest || args.rest->empty()) return absl::InvalidArgumentError("exec: give a command after --");
   GT_ASSIGN_OR_RETURN(const std::optional<int64_t> rank, args.Int("rank", 0, spec::kRanksMax));
-  GT_ASSIGN_OR_RETURN(Cluster cluster, OpenCluster(args, Start::kNever));
+  GT_ASSIGN_OR_RETURN(Cluster cluster, OpenCluster(args, Start::kIfDied));
   GT_ASSIGN_OR_RETURN(const JobDoc job, FindJob(cluster, args.words.empty() ? "" : args.words[0]));
   GT_ASSIGN_OR_RETURN(
       const std::string text,

@@ -1,15 +1,16 @@
 // `gtrain head`: makes a cluster (--init), serves it, or asks the running head for a join token (--token).
-#include <signal.h>
-
 #include <cstdio>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
 #include "absl/strings/str_cat.h"
 #include "base/daemon.h"
+#include "base/file_lock.h"
 #include "base/logging.h"
 #include "base/status_macros.h"
+#include "base/units.h"
 #include "launcher/cli/context.h"
+#include "launcher/cli/local_watch.h"
 #include "launcher/cli/terminal.h"
 #include "launcher/cli/verbs.h"
 #include "launcher/spec/parse.h"
@@ -23,6 +24,7 @@ namespace gtrain::cli {
 namespace {
 
 constexpr absl::Duration kBackupPatience = absl::Minutes(30);
+constexpr absl::Duration kPredecessorPatience = absl::Seconds(10);  // a head that ends lets go of its store
 
 absl::StatusOr<std::string> ClusterDir(const Args& args) {
   if (args.Has("dir")) return args.Get("dir");
@@ -70,6 +72,19 @@ absl::Status PrintToken(const Args& args, const std::string& dir) {
   return absl::OkStatus();
 }
 
+// It may start the agent, whose ranks inherit the limit on open files: that stays as the user had it.
+absl::Status ServeLocal(const head::HeadOptions& options) {
+  const absl::StatusOr<UniqueFd> lock =
+      LockFile(LockPath(options.cluster_dir, Daemon::kHead), kPredecessorPatience);
+  if (absl::IsUnavailable(lock.status())) {
+    return absl::FailedPreconditionError(absl::StrCat("another head runs in ", options.cluster_dir, ": ",
+                                                      lock.status().message(), "; stop that one first"));
+  }
+  GT_RETURN_IF_ERROR(lock.status());
+  const LocalWatch watch = LocalWatch::OfHead(options.cluster_dir);
+  return head::RunHead(options);
+}
+
 absl::Status Serve(const Args& args, const std::string& dir) {
   head::HeadOptions options;
   options.cluster_dir = dir;
@@ -84,10 +99,18 @@ absl::Status Serve(const Args& args, const std::string& dir) {
   GT_ASSIGN_OR_RETURN(const std::optional<int64_t> connections,
                       args.Int("connections-per-address", 1, 1'000'000));
   if (connections) options.connections_per_address_max = static_cast<int>(*connections);
+  if (args.Has("lease")) {
+    GT_ASSIGN_OR_RETURN(options.lease, ParseDuration(args.Get("lease")));
+    if (*options.lease < absl::Seconds(10) || *options.lease > absl::Hours(1))
+      return absl::InvalidArgumentError(
+          "--lease must be 10s to 1h: agents speak each second, and are dead after 10 s");
+  }
   options.parse_job = spec::ParseCanonical;
   SetLogTag("head");
   HideFromOtherProcesses();
   GT_RETURN_IF_ERROR(EnsureFileLimit(kDaemonFilesMin));
+  GT_RETURN_IF_ERROR(EnsureProcessesLeft(kDaemonProcessesMin));
+  if (options.local) return ServeLocal(options);
   RaiseFileLimit();
   return head::RunHead(options);
 }
@@ -98,7 +121,7 @@ absl::Status Backup(const std::string& dir, const std::string& to) {
   const std::string target = std::filesystem::absolute(to, error).lexically_normal();
   absl::StatusOr<std::string> text;
   if (const absl::StatusOr<net::Endpoint> endpoint = net::ReadEndpoint(dir + "/endpoint.json");
-      endpoint.ok() && kill(static_cast<pid_t>(endpoint->pid), 0) == 0) {
+      endpoint.ok() && Runs(dir, Daemon::kHead)) {
     Cluster cluster;
     cluster.options.endpoint = endpoint->endpoint;
     cluster.options.server_public_key = endpoint->head_public_key;
@@ -131,9 +154,10 @@ absl::Status Rescue(const Args& args, const std::string& dir) {
     text = head::RestoreCluster({.cluster_dir = dir,
                                  .backup_dir = args.words[1],
                                  .id = static_cast<uint32_t>(id.value_or(0)),
-                                 .replace = args.Has("replace")});
+                                 .replace = args.Has("replace"),
+                                 .accept_unsealed = args.Has("accept-unsealed")});
   } else {
-    text = head::RecoverCluster(dir);
+    text = head::RecoverCluster(dir, args.Has("accept-unsealed"));
   }
   if (text.ok()) Print(*text);
   return text.status();
@@ -183,11 +207,16 @@ Verb HeadVerb() {
        "numeric address to serve at, default 127.0.0.1 and any port; repeatable", true},
       {"advertise", '\0', "HOST:PORT", "what agents and clients are told; default: the first --listen"},
       {"nodes", '\0', "N", "number of machines expected: then a job that fits on none fails at once"},
+      {"lease", '\0', "TIME",
+       "ranks without gtrain's library end after so long without this head, and nothing takes their place "
+       "before; default 120s"},
       {"exit-when-idle", '\0', "", "end after the last job"},
       {"allow-root", '\0', "", "let root listen on other than loopback addresses, outside a container too"},
       {"connections-per-address", '\0', "N", "more from one address are closed at once; default 4096"},
       {"local", '\0', "", "this is the user's own local cluster (used by launch)"},
       {"replace", '\0', "", "restore: move the records that are there aside"},
+      {"accept-unsealed", '\0', "",
+       "restore, recover: believe every node's word for what was granted before gtrain signed its grants"},
       {"id", '\0', "N", "restore: this backup instead of the newest"},
       {"json", '\0', "", "--token as JSON"}};
   verb.run = Run;

@@ -13,6 +13,7 @@ namespace gtrain::cli {
 namespace {
 
 absl::StatusOr<int> Launch(const Args& args) {
+  EndOnCtrlC(1, "interrupted; no job was submitted");
   GT_ASSIGN_OR_RETURN(const JobInput input, ReadJob(args));
   GT_ASSIGN_OR_RETURN(Submitted submitted, SubmitJob(args, input.spec));
   if (args.Has("detach")) {
@@ -50,7 +51,7 @@ Verb LaunchVerb() {
   for (Flag& flag : ResumeFlags()) verb.flags.push_back(std::move(flag));
   verb.flags.push_back({"detach", 'd', "", "return once the job is accepted"});
   verb.flags.push_back(
-      {"run-dir", '\0', "DIR", "logs and reports go to DIR/<job id>; default ./gtrain-runs"});
+      {"run-dir", '\0', "DIR", "logs and reports go to DIR/<job id>-<cluster>; default ./gtrain-runs"});
   verb.flags.push_back({"json", '\0', "", "with -d: one JSON document with job and run_dir"});
   verb.flags.push_back(ContextFlag());
   verb.words_max = 1;

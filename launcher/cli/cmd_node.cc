@@ -48,7 +48,7 @@ absl::Status Node(const Args& args) {
   if (args.Has("deadline") && what != "drain") {
     return absl::InvalidArgumentError("--deadline is for `gtrain node drain`");
   }
-  GT_ASSIGN_OR_RETURN(Cluster cluster, OpenCluster(args, Start::kNever));
+  GT_ASSIGN_OR_RETURN(Cluster cluster, OpenCluster(args, Start::kIfDied));
   GT_ASSIGN_OR_RETURN(const std::string text,
                       what == "revoke" ? Revoke(cluster, args) : Drain(cluster, args, what == "undrain"));
   Print(text);

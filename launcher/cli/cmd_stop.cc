@@ -9,7 +9,7 @@ namespace gtrain::cli {
 namespace {
 
 absl::Status Stop(const Args& args) {
-  GT_ASSIGN_OR_RETURN(Cluster cluster, OpenCluster(args, Start::kNever));
+  GT_ASSIGN_OR_RETURN(Cluster cluster, OpenCluster(args, Start::kIfDied));
   GT_ASSIGN_OR_RETURN(const JobDoc job, FindJob(cluster, args.words.empty() ? "" : args.words[0]));
   if (job.Final()) {
     Print(absl::StrCat(job.id, " is over: ", job.state, "\n"));

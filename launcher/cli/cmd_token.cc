@@ -59,7 +59,7 @@ absl::Status Token(const Args& args) {
   if ((action == "revoke") != (args.words.size() == 2)) {
     return absl::InvalidArgumentError("`gtrain token revoke TOKEN` names one that `gtrain token ls` shows");
   }
-  GT_ASSIGN_OR_RETURN(Cluster cluster, OpenCluster(args, Start::kNever));
+  GT_ASSIGN_OR_RETURN(Cluster cluster, OpenCluster(args, Start::kIfDied));
   if (action == "create") return Create(args, cluster);
   if (action == "ls") return List(args, cluster);
   GT_RETURN_IF_ERROR(Ask(cluster, core::ClientRevokeToken{args.words[1]}).status());

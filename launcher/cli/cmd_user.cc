@@ -56,7 +56,7 @@ absl::Status User(const Args& args) {
   if ((action != "ls") != (args.words.size() == 2)) {
     return absl::InvalidArgumentError("`gtrain user add NAME` and `gtrain user revoke NAME` name one user");
   }
-  GT_ASSIGN_OR_RETURN(Cluster cluster, OpenCluster(args, Start::kNever));
+  GT_ASSIGN_OR_RETURN(Cluster cluster, OpenCluster(args, Start::kIfDied));
   if (action == "add") return Add(args, cluster);
   if (action == "ls") return List(args, cluster);
   GT_RETURN_IF_ERROR(Ask(cluster, core::ClientRevokeUser{args.words[1]}).status());

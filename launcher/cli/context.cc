@@ -149,14 +149,31 @@ absl::StatusOr<bool> UsesLocalCluster(const Args& args) {
   return name == "local";
 }
 
+namespace {
+
+absl::StatusOr<LocalCluster> OpenLocal(Start start, absl::Duration patience) {
+  switch (start) {
+    case Start::kNever:
+      return FindLocalCluster(patience);
+    case Start::kIfDied:
+      return ReviveLocalCluster();
+    case Start::kIfNeeded:
+      return EnsureLocalCluster();
+  }
+  return absl::InternalError("no such way to start");
+}
+
+}  // namespace
+
 absl::StatusOr<Cluster> OpenCluster(const Args& args, Start start) {
+  constexpr absl::Duration kHeadPatience = absl::Seconds(10);
   Cluster cluster;
   GT_ASSIGN_OR_RETURN(cluster.name, ChosenName(args));
   if (cluster.name == "local") {
     cluster.local = true;
-    GT_ASSIGN_OR_RETURN(LocalCluster local,
-                        start == Start::kIfNeeded ? EnsureLocalCluster() : FindLocalCluster());
+    GT_ASSIGN_OR_RETURN(LocalCluster local, OpenLocal(start, kHeadPatience));
     cluster.dir = std::move(local.dir);
+    cluster.head_pid = local.head_pid;
     cluster.options = std::move(local.options);
   } else {
     GT_ASSIGN_OR_RETURN(const Context context, FindContext(cluster.name));
@@ -166,11 +183,13 @@ absl::StatusOr<Cluster> OpenCluster(const Args& args, Start start) {
   return cluster;
 }
 
-absl::Status Reconnect(Cluster& cluster) {
-  if (cluster.local) {
-    GT_ASSIGN_OR_RETURN(LocalCluster local, EnsureLocalCluster());
-    cluster.options = std::move(local.options);
+absl::Status Reconnect(Cluster& cluster, Start start) {
+  GT_ASSIGN_OR_RETURN(LocalCluster local, OpenLocal(start, absl::ZeroDuration()));
+  if (local.head_pid == cluster.head_pid && local.options.endpoint == cluster.options.endpoint) {
+    return absl::OkStatus();
   }
+  cluster.head_pid = local.head_pid;
+  cluster.options = std::move(local.options);
   GT_ASSIGN_OR_RETURN(cluster.client, net::ControlClient::Connect(cluster.options));
   return absl::OkStatus();
 }

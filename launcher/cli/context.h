@@ -40,23 +40,25 @@ absl::Status UseLocalContext();  // makes the local cluster the current one
 
 struct Cluster {
   std::string name;
-  bool local = false;  // the user's own local cluster
-  std::string dir;     // when the head's directory is on this machine
+  bool local = false;    // the user's own local cluster
+  int64_t head_pid = 0;  // of the local cluster
+  std::string dir;       // when the head's directory is on this machine
   net::ClientOptions options;
   std::unique_ptr<net::ControlClient> client;
 };
 
 enum class Start {
-  kNever,    // no local cluster is an error that says how to start one
-  kIfNeeded  // starts the local cluster, or joins the one that runs
+  kNever,     // nothing is started or changed; no local cluster is an error that says how to start one
+  kIfDied,    // what was killed of the local cluster is started again; else as kNever
+  kIfNeeded,  // starts the local cluster, or joins the one that runs
 };
 
 Flag ContextFlag();
 absl::StatusOr<Cluster> OpenCluster(const Args& args, Start start);
 // Whether OpenCluster would choose the local cluster.
 absl::StatusOr<bool> UsesLocalCluster(const Args& args);
-// Connects again after the head came back at another place (the local head was started anew).
-absl::Status Reconnect(Cluster& cluster);
+// Connects to the local head that runs now, if it is another one than before.
+absl::Status Reconnect(Cluster& cluster, Start start);
 
 // Directory of the head on this machine: --dir, else that of the chosen context.
 absl::StatusOr<std::string> HeadDirectory(const Args& args);

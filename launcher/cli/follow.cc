@@ -1,10 +1,10 @@
 // One loop, one thread: handle a signal if one came, wait for events a short while, read the state and the
 // new output, show it. Every request has a deadline; a signal ends a waiting request at once. When the head
-// is silent the loop keeps asking with the same patience: the ranks do not depend on it. On the local cluster
-// nobody else looks after the daemons: whoever follows a job starts again a head or agent that died.
+// is silent the loop keeps asking with the same patience: the ranks do not depend on it.
 #include "launcher/cli/follow.h"
 
 #include <signal.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <map>
@@ -19,7 +19,6 @@
 #include "base/clock.h"
 #include "base/status_macros.h"
 #include "base/units.h"
-#include "launcher/cli/local_cluster.h"
 #include "launcher/cli/news.h"
 #include "launcher/cli/rank_output.h"
 #include "launcher/cli/screen.h"
@@ -31,13 +30,13 @@ namespace {
 
 constexpr absl::Duration kEventsWait = absl::Milliseconds(400);
 constexpr absl::Duration kRequestTimeout = absl::Seconds(10);
-constexpr absl::Duration kLocalRequestTimeout = absl::Seconds(3);  // then see whether the head lives
+constexpr absl::Duration kLocalRequestTimeout = absl::Seconds(3);  // then look for the next head
 constexpr absl::Duration kLogTimeout = absl::Seconds(15);          // above the time the head gives an agent
-// While the local agent is dead a read takes this long, and only then it is noticed and started again.
-constexpr absl::Duration kLocalLogTimeout = absl::Seconds(3);
-constexpr absl::Duration kReviveDelayMin = absl::Seconds(1);  // doubled with every daemon that was started
-constexpr absl::Duration kReviveDelayMax = absl::Minutes(1);
+constexpr absl::Duration kLocalLogTimeout = absl::Seconds(3);      // a local agent is back sooner
 constexpr absl::Duration kHeadPatience = absl::Minutes(10);
+constexpr absl::Duration kEndedPatience = absl::Seconds(10);  // for a head that ended in order
+constexpr absl::Duration kReportPatience = absl::Seconds(2);
+constexpr absl::Duration kReportPoll = absl::Milliseconds(20);
 constexpr int kRanksShown = 32;  // output of more ranks is in the log files
 constexpr uint64_t kFirstBytes = 4096;
 constexpr uint64_t kCharacterBytes = 4;  // a piece is cut between characters
@@ -152,6 +151,13 @@ class Follower {
 
   int Run() {
     cluster_.client->set_interrupt_fd(signals_.fd());
+    const int code = FollowToItsEnd();
+    if (bare_ == nullptr) signals_.IgnoreCtrlC();
+    return code;
+  }
+
+ private:
+  int FollowToItsEnd() {
     while (true) {
       if (const std::optional<int> code = HandleSignal()) return *code;
       const absl::Status status = Turn();
@@ -171,34 +177,15 @@ class Follower {
     }
   }
 
- private:
   absl::Status Turn() {
     GT_RETURN_IF_ERROR(ReadEvents());
     GT_ASSIGN_OR_RETURN(job_, AskJob(cluster_, job_id_, Timeout()));
-    ReviveAgent();
     reader_.Read(job_, output_);
     const std::vector<std::string> lines = output_.Take(job_.Final());
     if (bare_ != nullptr) bare_->insert(bare_->end(), lines.begin(), lines.end());
     closed_ = closed_ || !screen_.OutputLines(lines);
     closed_ = closed_ || !screen_.Update(job_, Hint(), clock_.Now());
     return absl::OkStatus();
-  }
-
-  // kill -9 of the local agent costs nothing: the keeper holds the ranks until the next agent takes them
-  // over.
-  void ReviveAgent() {
-    if (!cluster_.local || job_.Final() || clock_.Now() < revive_at_) return;
-    const absl::StatusOr<bool> revived = ReviveLocalAgent(cluster_.dir);
-    if (revived.ok() && !*revived) return;
-    DelayNextRevival();
-    screen_.Say(revived.ok()
-                    ? "the agent of the local cluster had died and was started again; the ranks went on"
-                    : std::string(revived.status().message()));
-  }
-
-  void DelayNextRevival() {
-    revive_at_ = clock_.Now() + revive_delay_;
-    revive_delay_ = std::min(2 * revive_delay_, kReviveDelayMax);
   }
 
   absl::Status ReadEvents() {
@@ -224,17 +211,23 @@ class Follower {
 
   // An exit code when the watching ends here.
   std::optional<int> HandleSignal() {
-    const int number = signals_.Next();
-    if (number == 0) return std::nullopt;
-    if (number != SIGINT || !cluster_.local) return Detach(128 + number);
-    ++stops_;
-    screen_.Say(stops_ == 1 ? "stopping: the ranks may save; Ctrl-C again stops now" : "stopping now");
+    const int stops_before = stops_;
+    while (const int number = signals_.Next()) {
+      if (number != SIGINT || !cluster_.local) return Detach(128 + number);
+      stops_ = std::min(stops_ + 1, 2);  // a third one says nothing new
+    }
+    if (stops_ > stops_before) {
+      screen_.Say(stops_ == 1 ? "stopping: the ranks may save; Ctrl-C again stops now" : "stopping now");
+    }
+    if (stops_ == stops_told_) return std::nullopt;
     const absl::Status status =
         Ask(cluster_, core::ClientStop{JobId(job_id_), stops_ > 1, "Ctrl-C"}, kRequestTimeout).status();
-    if (!status.ok() && !absl::IsCancelled(status)) {
-      screen_.Say(absl::StrCat("the stop was not taken: ", status.message()));
+    if (status.ok()) {
+      stops_told_ = stops_;
+    } else if (!absl::IsCancelled(status) && !std::exchange(stop_refused_, true)) {
+      screen_.Say(absl::StrCat("the stop was not taken yet: ", status.message()));
     }
-    return std::nullopt;
+    return std::nullopt;  // what was not taken is asked again
   }
 
   int Detach(int code) {
@@ -255,20 +248,36 @@ class Follower {
                                "; gave up. Later: gtrain attach ", job_id_));
       return kFailed;
     }
-    const bool gone = cluster_.local && !LocalHeadRuns(cluster_.dir);
-    if (cluster_.local && (gone ? now >= revive_at_ : now - *silent_since_ > absl::Seconds(3))) {
-      if (gone) DelayNextRevival();
-      if (const absl::Status again = Reconnect(cluster_); !again.ok()) {
-        screen_.Say(std::string(again.message()));
-        return kFailed;
-      }
+    // The next head of the local cluster may be at another address.
+    const absl::Status there = cluster_.local ? Reconnect(cluster_, Start::kNever) : absl::OkStatus();
+    if (there.ok()) {
       cluster_.client->set_interrupt_fd(signals_.fd());
+    } else if (absl::IsNotFound(there) && now - *silent_since_ > kEndedPatience) {
+      screen_.Say(absl::StrCat(
+          "the local cluster was ended; ranks that still run are found again by: gtrain attach ", job_id_));
+      return kFailed;
     }
     absl::SleepFor(absl::Milliseconds(200));
     return std::nullopt;
   }
 
+  // The head writes it a moment after the state is known, and not at all without room or rights; it may also
+  // lie on another machine.
+  std::string ReportLine() const {
+    const std::string path = job_.run_dir + "/failure.json";
+    const Instant deadline = clock_.Now() + kReportPatience;
+    while (access(path.c_str(), F_OK) != 0) {
+      if (access(job_.run_dir.c_str(), F_OK) != 0 || clock_.Now() >= deadline) {
+        return absl::StrCat("no report could be found in ", job_.run_dir, ": gtrain why ", job_.id,
+                            " says what the head knows");
+      }
+      absl::SleepFor(kReportPoll);
+    }
+    return absl::StrCat("report: ", path);
+  }
+
   int Finish() {
+    (void)ReadEvents();  // whether the last lines of a log could be written is known late
     if (!reader_.cut().empty()) {
       const auto& [generation, rank, is_stderr] = *reader_.cut().begin();
       std::vector<int> ranks;
@@ -285,7 +294,7 @@ class Follower {
         screen_.Say(absl::StrCat("first fault: ", job_.first_fault->message));
         ShowTail(job_.first_fault->tail);
       }
-      if (!job_.run_dir.empty()) screen_.Say(absl::StrCat("report: ", job_.run_dir, "/failure.json"));
+      if (!job_.run_dir.empty()) screen_.Say(ReportLine());
     }
     return ExitCode();
   }
@@ -317,11 +326,11 @@ class Follower {
   JobDoc job_;
   bool from_start_;  // false: events before now are old news
   uint64_t after_ = 0;
-  int stops_ = 0;
+  int stops_ = 0;       // 1: Ctrl-C came; 2: more than once
+  int stops_told_ = 0;  // what the head took of it
+  bool stop_refused_ = false;
   bool closed_ = false;
   std::optional<Instant> silent_since_;
-  Instant revive_at_;  // not before
-  absl::Duration revive_delay_ = kReviveDelayMin;
 };
 
 }  // namespace

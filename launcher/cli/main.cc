@@ -16,11 +16,11 @@
 namespace gtrain::cli {
 
 std::vector<Verb> AllVerbs() {
-  std::vector<Verb> verbs = {LaunchVerb(),  AttachVerb(),    ValidateVerb(), PlanVerb(),    StatusVerb(),
-                             WhyVerb(),     LogsVerb(),      StopVerb(),     ExecVerb(),    NodesVerb(),
-                             CkptVerb(),    BenchVerb(),     DoctorVerb(),   HeadVerb(),    AgentVerb(),
-                             TokenVerb(),   NodeVerb(),      UserVerb(),     ContextVerb(), AuditVerb(),
-                             VersionVerb(), CompletionVerb()};
+  std::vector<Verb> verbs = {LaunchVerb(),  AttachVerb(),     ValidateVerb(),  PlanVerb(),    StatusVerb(),
+                             WhyVerb(),     LogsVerb(),       StopVerb(),      ExecVerb(),    NodesVerb(),
+                             CkptVerb(),    BenchVerb(),      DoctorVerb(),    HeadVerb(),    AgentVerb(),
+                             TokenVerb(),   NodeVerb(),       UserVerb(),      ContextVerb(), AuditVerb(),
+                             VersionVerb(), CompletionVerb(), LocalWatchVerb()};
   for (Verb& verb : verbs) verb.flags.push_back({"help", 'h', "", "this text"});
   return verbs;
 }
@@ -59,7 +59,8 @@ int RunVerb(const Verb& verb, const std::vector<std::string>& argv) {
   return verb.run(*args);
 }
 
-constexpr int kFilesMin = 64;  // of a client
+constexpr int kFilesMin = 64;     // of a client
+constexpr int kProcessesMin = 6;  // a client's threads, and a daemon that it starts
 
 int Main(const std::vector<std::string>& argv) {
   const std::vector<Verb> verbs = AllVerbs();
@@ -90,8 +91,10 @@ int main(int argc, char** argv) {
   signal(SIGPIPE, SIG_IGN);  // a closed pipe is an error of write, not an end in the middle
   try {
     // libzmq ends the program where it finds none.
-    if (const absl::Status files = gtrain::EnsureFileLimit(gtrain::cli::kFilesMin); !files.ok()) {
-      gtrain::cli::Complain(std::string(files.message()));
+    absl::Status limits = gtrain::EnsureFileLimit(gtrain::cli::kFilesMin);
+    if (limits.ok()) limits = gtrain::EnsureProcessesLeft(gtrain::cli::kProcessesMin);
+    if (!limits.ok()) {
+      gtrain::cli::Complain(std::string(limits.message()));
       return gtrain::cli::kFailed;
     }
     return gtrain::cli::Main({argv + 1, argv + argc});

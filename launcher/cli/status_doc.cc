@@ -74,6 +74,8 @@ JobDoc ReadJob(const json& j) {
     job.notes.push_back(absl::StrCat("checkpoint directory: ", owner));
   if (const std::string saves = Text(j, "saves"); !saves.empty())
     job.notes.push_back(absl::StrCat("saves: ", saves));
+  if (const std::string logs = Text(j, "logs"); !logs.empty())
+    job.notes.push_back(absl::StrCat("logs: ", logs));
   if (const std::string storage = Text(j, "storage"); !storage.empty())
     job.notes.push_back(absl::StrCat("storage: ", storage));
   if (const auto f = j.find("first_fault"); f != j.end() && f->is_object()) {

@@ -25,6 +25,7 @@
 #include "launcher/spec/parse.h"
 #include "launcher/spec/print.h"
 #include "launcher/spec/words.h"
+#include "runtime/agent/node.h"
 #include "runtime/zmq/control_client.h"
 
 namespace gtrain::cli {
@@ -91,8 +92,17 @@ absl::StatusOr<Inherited> InheritedEnv(const spec::JobSpec& spec, bool local) {
   return out;
 }
 
-// On the machine that will run it, a missing program or folder is an error now and not of every rank later.
+// Of a job on one machine, how many ranks it needs at least.
+size_t RanksHere(const spec::JobSpec& spec) {
+  if (!spec.nodes) return static_cast<size_t>(spec.ranks.value_or(spec::Range{}).min);
+  return static_cast<size_t>(spec.ranks_per_node.value_or(1));
+}
+
+// On the machine that will run it, a missing program or folder is an error now and not of every rank later,
+// and so are more ranks than it holds.
 absl::Status CheckHere(const spec::JobSpec& spec) {
+  if (const std::string why = agent::TooManyRanks(RanksHere(spec)); !why.empty())
+    return absl::InvalidArgumentError(why);
   struct stat info {};
   if (!spec.workdir.empty() && (stat(spec.workdir.c_str(), &info) != 0 || !S_ISDIR(info.st_mode))) {
     return absl::InvalidArgumentError(absl::StrCat("the workdir ", spec.workdir, " is not a directory"));
@@ -124,7 +134,7 @@ absl::StatusOr<std::string> Submit(Cluster& cluster, const core::ClientSubmit& s
     const absl::Duration left = deadline - clock.Now();
     reply = cluster.client->Call(request, cluster.local ? std::min(look, left) : left);
     if (!absl::IsDeadlineExceeded(reply.status()) || !cluster.local || clock.Now() >= deadline) break;
-    if (!LocalHeadRuns(cluster.dir)) GT_RETURN_IF_ERROR(Reconnect(cluster));
+    GT_RETURN_IF_ERROR(Reconnect(cluster, Start::kIfNeeded));
   }
   if (!reply.ok()) return reply.status();
   if (!reply->ok) return absl::Status(static_cast<absl::StatusCode>(reply->code), reply->error);
@@ -152,7 +162,9 @@ absl::StatusOr<core::ClientSubmit> MakeSubmit(const Args& args, const spec::JobS
   submit.takeover = args.Has("takeover");
   submit.env = std::move(inherited.env);
   GT_ASSIGN_OR_RETURN(const std::string current, CurrentDir());
-  submit.run_dir = JoinPath(current, args.Get("run-dir", "gtrain-runs")) + "/{job}";
+  // Every cluster begins with job 1, and several may be used in one folder: a state directory that was
+  // removed, another machine that shares the disk. The cluster's part of the name keeps their files apart.
+  submit.run_dir = JoinPath(current, args.Get("run-dir", "gtrain-runs")) + "/{job}-{cluster}";
   return submit;
 }
 
@@ -164,6 +176,8 @@ absl::StatusOr<Submitted> SubmitJob(const Args& args, const spec::JobSpec& spec)
   GT_ASSIGN_OR_RETURN(const core::ClientSubmit submit, MakeSubmit(args, spec, local));
   Submitted submitted;
   GT_ASSIGN_OR_RETURN(submitted.cluster, OpenCluster(args, Start::kIfNeeded));
+  // It may be accepted: the first Ctrl-C stops the job then, as it does while it is followed.
+  EndOnCtrlC(2, "interrupted while the job was submitted; `gtrain status` says whether it was accepted");
   GT_ASSIGN_OR_RETURN(submitted.json, Submit(submitted.cluster, submit));
   GT_ASSIGN_OR_RETURN(submitted.job, JobIdOf(submitted.json));
   return submitted;

@@ -8,6 +8,7 @@
 #include <atomic>
 #include <cerrno>
 #include <cstdio>
+#include <cstring>
 #include <optional>
 
 #include "absl/strings/str_cat.h"
@@ -22,6 +23,15 @@ namespace {
 
 constexpr int kSignals[] = {SIGINT, SIGTERM, SIGHUP};
 std::atomic<int> g_signal_fd{-1};
+std::atomic<const char*> g_last_line{nullptr};
+std::atomic<int> g_presses{0};  // of Ctrl-C, without a SignalPipe
+std::atomic<int> g_presses_max{1};
+
+void OnCtrlC(int) {
+  if (++g_presses < g_presses_max) return;
+  for (const char* part : {"gtrain: ", g_last_line.load(), "\n"}) (void)!write(2, part, strlen(part));
+  _exit(128 + SIGINT);
+}
 
 void OnSignal(int number) {
   const int saved = errno;
@@ -91,6 +101,15 @@ bool Print(absl::string_view text) {
   return std::fflush(stdout) == 0;
 }
 
+void EndOnCtrlC(int presses, const char* line) {
+  g_last_line = line;
+  g_presses_max = presses;
+  struct sigaction action {};
+  action.sa_handler = OnCtrlC;
+  sigfillset(&action.sa_mask);
+  sigaction(SIGINT, &action, nullptr);
+}
+
 SignalPipe::SignalPipe() {
   int fds[2];
   GT_CHECK(pipe2(fds, O_CLOEXEC | O_NONBLOCK) == 0);
@@ -100,12 +119,16 @@ SignalPipe::SignalPipe() {
   struct sigaction action {};
   action.sa_handler = OnSignal;
   for (const int number : kSignals) sigaction(number, &action, nullptr);
+  for (int before = g_presses.exchange(0); before > 0; --before) OnSignal(SIGINT);
 }
 
 SignalPipe::~SignalPipe() {
   // A closed window may be told twice, by the shell and by the kernel: the second must not spoil the exit
   // code.
-  for (const int number : kSignals) signal(number, number == SIGHUP ? SIG_IGN : SIG_DFL);
+  for (const int number : kSignals) {
+    const bool ignored = number == SIGHUP || (number == SIGINT && ignores_ctrl_c_);
+    signal(number, ignored ? SIG_IGN : SIG_DFL);
+  }
   g_signal_fd = -1;
   close(read_fd_);
   close(write_fd_);

@@ -25,6 +25,10 @@ void Complain(absl::string_view message);
 // Writes to stdout; false when nobody reads any more (SIGPIPE is ignored by main).
 bool Print(absl::string_view text);
 
+// From now on the `presses`th Ctrl-C prints "gtrain: " and `line` (a literal) and ends the program with 130,
+// until a SignalPipe is made. That one gets those which came before.
+void EndOnCtrlC(int presses, const char* line);
+
 // SIGINT, SIGTERM, SIGHUP as readable bytes of a pipe, from construction to destruction. One at a time.
 class SignalPipe {
  public:
@@ -36,8 +40,11 @@ class SignalPipe {
   int fd() const { return read_fd_; }
   // The next signal that came, 0 if none. Never blocks.
   int Next();
+  // The program ends now: further Ctrl-C does not spoil its exit code.
+  void IgnoreCtrlC() { ignores_ctrl_c_ = true; }
 
  private:
+  bool ignores_ctrl_c_ = false;
   int read_fd_ = -1;
   int write_fd_ = -1;
 };

@@ -33,6 +33,7 @@ Verb BenchVerb();
 Verb DoctorVerb();
 Verb HeadVerb();
 Verb AgentVerb();
+Verb LocalWatchVerb();
 Verb VersionVerb();
 Verb CompletionVerb();
 

@@ -166,6 +166,11 @@ std::vector<JobReader::Key> JobReader::PolicyKeys() {
        [this](const Node& n) {
          ReadDuration(n, "stop_grace", absl::ZeroDuration(), absl::Hours(1), spec_.stop_grace);
        }},
+      {"overlap",
+       [this](const Node& n) {
+         if (const auto choice = values_.Choice(n, "overlap", {"wait", "allow"}))
+           spec_.overlap = static_cast<Overlap>(*choice);
+       }},
       {"limits",
        [this](const Node& n) {
          ReadMapping(n, "limits", {{"time", [this](const Node& t) {

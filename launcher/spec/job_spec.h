@@ -19,6 +19,9 @@ namespace gtrain::spec {
 enum class Per { kRank, kNode };
 enum class OnError { kWarn, kRetry, kFail };
 enum class OnStall { kReport, kKill };
+// Whether a generation may begin while ranks of the one before, on a machine that does not answer, may still
+// write: those of programs without the SDK, until their lease is over.
+enum class Overlap { kWait, kAllow };
 
 struct Range {  // inclusive; min == max for a plain number
   int min = 1;
@@ -157,6 +160,7 @@ struct JobSpec {
   Progress progress;
   Preempt preempt;
   absl::Duration stop_grace = absl::Seconds(30);
+  Overlap overlap = Overlap::kWait;
   std::optional<absl::Duration> time_limit;
   std::map<std::string, std::string> labels;
   int priority = 0;

@@ -48,6 +48,7 @@ comm: {compression: auto, allow: [fp16, {codec: topk, density: 0.1%, warmup: 50,
 progress: {step: 'step (\d+)', loss: 'loss ([0-9.]+)', startup: 10m, stall: 5m, on_stall: kill}
 preempt: {signal: SIGUSR1, lead: 60s}
 stop_grace: 20s
+overlap: allow
 limits: {time: 24h}
 labels: {team: nlp}
 priority: -5
@@ -81,6 +82,7 @@ priority: -5
                                     {.codec = "onebit", .momentum = 800'000, .residual = "fp32"},
                                     {.codec = "powersgd", .rank = 2}}));
   EXPECT_EQ(s.progress.on_stall, OnStall::kKill);
+  EXPECT_EQ(s.overlap, Overlap::kAllow);
   EXPECT_EQ(s.preempt.signal, "SIGUSR1");
   EXPECT_EQ(s.time_limit, absl::Hours(24));
   EXPECT_EQ(s.priority, -5);

@@ -1,16 +1,17 @@
 // The agent's shell: one thread that polls the head's connection and the keepers, steps AgentCore and
-// performs its effects in order. Everything that decides is in the core.
+// performs its effects in order. Everything that decides is in the core. What touches the directories and
+// files of a job, or asks for the address of a name, may take for ever and is done beside the loop
+// (job_files.h).
 #include "runtime/agent/agent.h"
 
-#include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
-#include <sys/file.h>
 #include <sys/signalfd.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstring>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -23,6 +24,7 @@
 #include "absl/strings/str_split.h"
 #include "base/clock.h"
 #include "base/file.h"
+#include "base/file_lock.h"
 #include "base/logging.h"
 #include "base/rng.h"
 #include "base/status_macros.h"
@@ -32,6 +34,7 @@
 #include "launcher/detect/inventory.h"
 #include "launcher/spec/parse.h"
 #include "launcher/spec/print.h"
+#include "runtime/agent/job_files.h"
 #include "runtime/agent/keeper_set.h"
 #include "runtime/agent/node.h"
 #include "runtime/agent/notice_watch.h"
@@ -99,6 +102,11 @@ absl::Status SaveMembership(const std::string& state_dir, const Membership& memb
   return WriteFileDurable(MembershipPath(state_dir), json.dump(1) + "\n");
 }
 
+absl::StatusOr<std::string> ReadSecret(const std::string& path) {
+  GT_ASSIGN_OR_RETURN(std::string text, ReadFile(path, 64 << 10));
+  return std::string(absl::StripTrailingAsciiWhitespace(text));
+}
+
 class Agent {
  public:
   explicit Agent(const AgentOptions& options) : options_(options), rng_(Rng::FromSystem()) {}
@@ -119,12 +127,14 @@ class Agent {
   void WatchConnection();
   void GiveUpIfRefused();
   void ReadHead();
+  void Prepare(core::StartGeneration start);
+  void SayHeadUp();
   void Step(const core::AgentEvent& event);
   void Do(core::ToHead& effect);
   void Do(core::ToKeeper& effect);
   void Do(core::WriteFile& effect);
-  void Do(core::MakeDirectory& effect);
   void Do(core::ReadLog& effect);
+  static core::AgentAnswer AnswerFrom(const core::ReadLog& effect);
   void Do(core::ReadStacks& effect);
   void StartNearServer();
   void Do(core::ShareCopies& effect);
@@ -146,7 +156,13 @@ class Agent {
   std::unique_ptr<ckpt::NearServer> near_server_;  // null: copies of checkpoints are not shared
   uint64_t near_bytes_max_ = 0;
   std::unique_ptr<NoticeWatch> notices_;  // null: nobody is asked
+  JobFiles files_;
+  std::map<JobId, uint64_t> ended_;  // generations up to there, while what begins them still waits
+  // Of the grant that is stepped: what Prepare found.
+  std::map<std::string, absl::StatusOr<std::string>> secrets_;  // by file
+  absl::Status made_;                                           // its run directory
   bool connected_ = false;
+  uint64_t connections_ = 0;  // so far
   Instant next_ports_, next_complaint_;
   Instant needed_at_;                                        // when it last had a head or a keeper
   std::vector<core::AgentEvent> later_;                      // made by effects
@@ -159,14 +175,14 @@ class Agent {
 
 absl::Status Agent::Lock() {
   GT_RETURN_IF_ERROR(MakeDirs(options_.state_dir));
-  const std::string path = options_.state_dir + "/lock";
-  lock_.reset(open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
-  if (!lock_.valid()) return ErrnoStatus(errno, absl::StrCat("cannot open ", path));
-  if (flock(lock_.get(), LOCK_EX | LOCK_NB) != 0) {
+  absl::StatusOr<UniqueFd> lock = LockFile(options_.state_dir + "/lock");
+  if (absl::IsUnavailable(lock.status())) {
     return absl::FailedPreconditionError(absl::StrCat("another agent is running with the state directory ",
                                                       options_.state_dir,
-                                                      ": stop it, or give this one another --state-dir"));
+                                                      ": stop it, or give this one another --dir"));
   }
+  GT_RETURN_IF_ERROR(lock.status());
+  lock_ = *std::move(lock);
   return absl::OkStatus();
 }
 
@@ -258,14 +274,17 @@ core::AgentConfig Agent::Config(int living_keepers) {
   config.own_env = OwnEnvironment();
   config.parse_spec = [](absl::string_view text) { return spec::ParseCanonical(text); };
   config.job_hash = [](const spec::JobSpec& spec) { return spec::JobHash(spec); };
-  config.read_secret = [](const std::string& path) -> absl::StatusOr<std::string> {
-    GT_ASSIGN_OR_RETURN(std::string text, ReadFile(path, 64 << 10));
-    return std::string(absl::StripTrailingAsciiWhitespace(text));
+  config.read_secret = [this](const std::string& path) -> absl::StatusOr<std::string> {
+    const auto read = secrets_.find(path);
+    if (read == secrets_.end()) return absl::NotFoundError(absl::StrCat("nobody has read ", path));
+    return read->second;
   };
   config.port_is_free = [](const std::string&, int port) { return PortIsFree(port); };
   config.make_token = [] { return net::RandomHex(16); };
+  config.make_run_dir = [this](const std::string&, Generation) { return made_; };
+  config.too_many_ranks = TooManyRanks;
   config.pack_grant = [](const core::GenerationGrant& grant) {
-    return wire::Encode(core::StartGeneration{HeadEpoch{}, grant});
+    return wire::Encode(core::StartGeneration{HeadEpoch{}, grant, {}});
   };
   config.unpack_grant = [](const std::string& bytes) -> absl::StatusOr<core::GenerationGrant> {
     GT_ASSIGN_OR_RETURN(core::Message message, wire::Decode(bytes, wire::Sender::kHead));
@@ -363,9 +382,12 @@ absl::Status Agent::WaitForKeepers() {
 void Agent::Wait() {
   std::vector<pollfd> fds = {{signals_.get(), POLLIN, 0}};
   if (transport_ != nullptr && transport_->PollFd() >= 0) fds.push_back({transport_->PollFd(), POLLIN, 0});
+  fds.push_back({files_.fd(), POLLIN, 0});
   keepers_->AddPollFds(&fds);
   // A keeper is there within milliseconds, and its ranks wait for it.
-  absl::Duration wait = absl::Milliseconds(keepers_->starting() ? 1 : keepers_->busy() ? 10 : 100);
+  // Of an idle agent only the connection, notices and ports are looked at by time.
+  const int idle_ms = connected_ ? 250 : 100;
+  absl::Duration wait = absl::Milliseconds(keepers_->starting() ? 1 : keepers_->busy() ? 10 : idle_ms);
   if (const auto next = core_->NextDeadline()) {
     wait = std::clamp(*next - clock_.Now(), absl::Milliseconds(1), wait);
   }
@@ -378,6 +400,7 @@ void Agent::Wait() {
 
 void Agent::Turn() {
   Wait();
+  for (const JobFiles::Done& done : files_.Take()) done();
   for (const core::AgentEvent& event : keepers_->Poll(clock_.Now())) Step(event);
   if (transport_ != nullptr) {
     WatchConnection();
@@ -407,9 +430,7 @@ void Agent::WatchConnection() {
   if (now != connected_) {
     connected_ = now;
     if (now) {
-      const std::string address =
-          options_.address.empty() ? LocalAddressTowards(membership_.endpoint) : options_.address;
-      Step(core::HeadUp{address});
+      SayHeadUp();
     } else {
       LogWarning("lost the connection to the head; ranks keep running, trying again");
       Step(core::HeadDown{});
@@ -436,6 +457,45 @@ void Agent::GiveUpIfRefused() {
                    options_.state_dir, " and join as a new node with a token of `gtrain token create`"));
 }
 
+// The head may be known by a name, and whoever knows its address may not answer.
+void Agent::SayHeadUp() {
+  ++connections_;
+  if (!options_.address.empty()) return Step(core::HeadUp{options_.address});
+  const bool posted = files_.Post(JobId(), [this, endpoint = membership_.endpoint, number = connections_] {
+    std::string address = LocalAddressTowards(endpoint);
+    return [this, number, address = std::move(address)] {
+      if (connected_ && number == connections_) Step(core::HeadUp{address});
+    };
+  });
+  if (!posted) Step(core::HeadUp{});
+}
+
+// The core starts ranks from what was read and made here before.
+void Agent::Prepare(core::StartGeneration start) {
+  const JobId job = start.grant.job;
+  const bool posted =
+      files_.Post(job, [this, number = connections_, start = std::move(start)]() mutable -> JobFiles::Done {
+        std::map<std::string, absl::StatusOr<std::string>> secrets;
+        const absl::StatusOr<spec::JobSpec> spec = spec::ParseCanonical(start.grant.spec_text);
+        for (const auto& [name, reference] :
+             spec.ok() ? spec->secrets : std::map<std::string, spec::SecretRef>()) {
+          if (!reference.file.empty()) secrets.emplace(reference.file, ReadSecret(reference.file));
+        }
+        absl::Status made = MakeRunDir(start.grant.run_dir, start.grant.generation);
+        return [this, number, start = std::move(start), secrets = std::move(secrets),
+                made = std::move(made)]() mutable {
+          // The hello of a newer connection did not name it, so the head may have begun without us: it sends
+          // the grant again if it still holds.
+          if (number != connections_) return;
+          secrets_ = std::move(secrets);
+          made_ = std::move(made);
+          Step(core::FromHead{std::move(start)});
+          secrets_.clear();
+        };
+      });
+  if (!posted) LogWarning("no room to start ", job.value, ": too many file systems of jobs do not answer");
+}
+
 void Agent::ReadHead() {
   for (int i = 0; i < kMessagesATurn; ++i) {
     const auto payload = transport_->Receive();
@@ -445,7 +505,11 @@ void Agent::ReadHead() {
       LogWarning("dropped a message of the head: ", message.status().message());
       continue;
     }
-    Step(core::FromHead{*std::move(message)});
+    if (auto* start = std::get_if<core::StartGeneration>(&*message)) {
+      Prepare(std::move(*start));
+    } else {
+      Step(core::FromHead{*std::move(message)});
+    }
   }
 }
 
@@ -463,21 +527,66 @@ void Agent::Do(core::ToHead& effect) {
   if (!sent.ok()) LogWarning("not sent: ", wire::KindName(effect.message), ": ", sent.message());
 }
 
-void Agent::Do(core::ToKeeper& effect) { keepers_->Send(effect.job, effect.command, clock_.Now()); }
+// What begins ranks waits for what they need in the job's directories; what ends them waits for nothing. It
+// comes once more behind what waits, so that the keeper answers for a generation that it hears of only then.
+void Agent::Do(core::ToKeeper& effect) {
+  const auto* start = std::get_if<keeper::StartRank>(&effect.command);
+  const auto* end = std::get_if<keeper::EndGeneration>(&effect.command);
+  const bool begins = start != nullptr || std::holds_alternative<keeper::BeginGeneration>(effect.command);
+  const bool ends = end != nullptr || std::holds_alternative<keeper::Quit>(effect.command);
+  if (!begins) keepers_->Send(effect.job, effect.command, clock_.Now());
+  if (!files_.Waits(effect.job)) {
+    if (begins) keepers_->Send(effect.job, effect.command, clock_.Now());
+    return;
+  }
+  const bool lease = std::holds_alternative<keeper::Fence>(effect.command) && !keepers_->Has(effect.job);
+  if (!begins && !ends && !lease) return;
+  const JobId job = effect.job;
+  const uint64_t starts = start != nullptr ? start->generation : 0;
+  const uint64_t ended = !ends ? 0 : end != nullptr ? end->generation : UINT64_MAX;
+  if (ends) ended_[job] = std::max(ended_[job], ended);
+  const bool posted =
+      files_.Post(job, [this, starts, ended, effect = std::move(effect)]() mutable -> JobFiles::Done {
+        return [this, starts, ended, effect = std::move(effect)] {
+          const auto known = ended_.find(effect.job);
+          if (known != ended_.end() && starts > 0 && starts <= known->second) return;  // it never began
+          if (known != ended_.end() && known->second == ended) ended_.erase(known);    // nothing older waits
+          keepers_->Send(effect.job, effect.command, clock_.Now());
+        };
+      });
+  if (!posted) LogWarning("ranks of ", job.value, " are not started: too much waits for its file system");
+}
 
 void Agent::Do(core::WriteFile& effect) {
-  const absl::Status made = MakeDirs(std::filesystem::path(effect.path).parent_path(), 0755);
-  if (!made.ok() || !keeper::WriteFileAtomic(effect.path, effect.data)) {
-    LogWarning("cannot write ", effect.path, made.ok() ? "" : absl::StrCat(": ", made.message()));
+  const JobId job = effect.job;
+  auto write = [effect = std::move(effect)]() -> JobFiles::Done {
+    if (!keeper::WriteFileAtomic(effect.path, effect.data))
+      LogWarning("cannot write ", effect.path, ": ", strerror(errno));
+    return [] {};
+  };
+  if (job.empty()) {
+    write();
+  } else if (!files_.Post(job, std::move(write))) {
+    LogWarning("not written, the file system of ", job.value, " does not answer");
   }
 }
 
-void Agent::Do(core::MakeDirectory& effect) {
-  const absl::Status made = MakeDirs(effect.path, 0755);
-  if (!made.ok()) LogWarning(made.message());
+void Agent::Do(core::ReadLog& effect) {
+  const uint64_t query = effect.query;
+  const JobId job = effect.job;
+  const bool posted = files_.Post(job, [this, effect = std::move(effect)]() -> JobFiles::Done {
+    return [this, answer = AnswerFrom(effect)] {
+      core::ToHead reply{answer};
+      Do(reply);
+    };
+  });
+  if (posted) return;
+  core::ToHead reply{
+      core::AgentAnswer{query, false, "the file system of the job's run directory does not answer", 0, true}};
+  Do(reply);
 }
 
-void Agent::Do(core::ReadLog& effect) {
+core::AgentAnswer Agent::AnswerFrom(const core::ReadLog& effect) {
   auto piece = ReadLogPiece(effect.path, effect.offset, effect.bytes_max);
   std::error_code ignored;
   core::AgentAnswer answer;
@@ -496,8 +605,7 @@ void Agent::Do(core::ReadLog& effect) {
     answer.text = std::string(piece.status().message());
     answer.end = true;
   }
-  core::ToHead reply{std::move(answer)};
-  Do(reply);
+  return answer;
 }
 
 void Agent::Do(core::ReadStacks& effect) {
@@ -533,10 +641,16 @@ void Agent::DropCopies(Instant until) {
       ++i;
       continue;
     }
-    const core::DropCopies drop = std::move(drops_[i].second);
+    core::DropCopies drop = std::move(drops_[i].second);
     drops_.erase(drops_.begin() + static_cast<ptrdiff_t>(i));
-    const absl::Status dropped = ckpt::DropNearCopies(drop.folder, drop.job.value);
-    if (!dropped.ok()) LogWarning("copies of checkpoints of ", drop.job.value, " stay: ", dropped.message());
+    const JobId job = drop.job;
+    const bool posted = files_.Post(job, [drop = std::move(drop)]() -> JobFiles::Done {
+      const absl::Status dropped = ckpt::DropNearCopies(drop.folder, drop.job.value);
+      if (!dropped.ok())
+        LogWarning("copies of checkpoints of ", drop.job.value, " stay: ", dropped.message());
+      return [] {};
+    });
+    if (!posted) LogWarning("copies of checkpoints of ", job.value, " stay: their folder does not answer");
   }
 }
 
@@ -547,6 +661,13 @@ void Agent::Do(core::Leave& effect) {
 }
 
 }  // namespace
+
+absl::Status RootMayRunRanks(bool root, bool local, bool container, bool allow_root) {
+  if (!root || local || container || allow_root) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      "an agent of root runs what users submit as root. Start it as a user of its own (docs/security.md), or "
+      "in a container, or say --allow-root");
+}
 
 absl::StatusOr<std::string> NodePublicKey(const std::string& state_dir) {
   GT_RETURN_IF_ERROR(MakeDirs(state_dir));

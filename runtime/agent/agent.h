@@ -49,6 +49,10 @@ struct AgentOptions {
   std::function<absl::StatusOr<std::unique_ptr<port::ClientTransport>>()> connect;
 };
 
+// An agent of root runs ranks as root, and what users submit would own the machine: refused but for the local
+// cluster (the user's own programs), in a container, or where the administrator said --allow-root (fault X7).
+absl::Status RootMayRunRanks(bool root, bool local, bool container, bool allow_root);
+
 // Loads or makes <state_dir>/node.key and returns its public half (Z85): for registering a node before its
 // start.
 absl::StatusOr<std::string> NodePublicKey(const std::string& state_dir);

@@ -4,6 +4,7 @@
 #include "runtime/agent/keeper_set.h"
 
 #include <poll.h>
+#include <signal.h>
 
 #include <algorithm>
 #include <filesystem>
@@ -123,6 +124,9 @@ void KeeperSet::Connect(Handle& handle, Instant now) {
     return;
   }
   if (now < handle.deadline) return;
+  // Its ranks are ended now; one that only slept must not wake up to start more of them.
+  const absl::StatusOr<int64_t> silent = host::KeeperPid(handle.dir);
+  if (silent.ok()) kill(static_cast<pid_t>(*silent), SIGKILL);
   const std::string words = keeper::ReadSmallFile(handle.dir + "/keeper.log", 4096);
   Lose(handle, now,
        absl::StrCat("the keeper did not answer: ", client.status().message(), words.empty() ? "" : "; ",

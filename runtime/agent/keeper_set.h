@@ -39,6 +39,7 @@ class KeeperSet {
   bool busy() const;      // something is being started or cleaned up: poll again soon
   bool unsent() const;    // a keeper has not been given all that was sent to it
   bool empty() const { return keepers_.empty(); }
+  bool Has(const JobId& job) const { return keepers_.contains(job); }
 
  private:
   enum class Phase { kConnecting, kUp, kSweeping };

@@ -6,22 +6,29 @@
 #include <linux/magic.h>
 #include <netdb.h>
 #include <netinet/in.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/statfs.h>
+#include <sys/sysinfo.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cstring>
 #include <filesystem>
+#include <optional>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
+#include "base/daemon.h"
 #include "base/file.h"
+#include "base/folder.h"
 #include "base/unique_fd.h"
+#include "base/units.h"
+#include "runtime/keeper/agent_protocol.h"
 #include "runtime/keeper/posix.h"
 
 namespace gtrain::agent {
@@ -112,8 +119,63 @@ std::vector<int> ProbeFreePorts(int count, Rng* rng) {
   return ports;
 }
 
+RankRoom RoomForRanks() {
+  // Of the keeper, for a rank: two pipes and their log files, a connection, a report.
+  constexpr int64_t kFilesOfRank = 6, kFilesOfKeeper = 64;
+  constexpr int64_t kBytesOfRank = int64_t{4} << 20;  // process, pipes, what is kept of its output
+  RankRoom room{keeper::kRanksMax, absl::StrCat("a keeper serves at most ", keeper::kRanksMax)};
+  const auto bound = [&room](int64_t ranks, const std::string& why) {
+    if (ranks < room.ranks) room = {std::max<int64_t>(ranks, 0), why};
+  };
+  int64_t pid_max = 0;
+  // Half: the same share at which a fork bomb of one job stops (P12).
+  if (absl::SimpleAtoi(keeper::ReadSmallFile("/proc/sys/kernel/pid_max"), &pid_max))
+    bound(pid_max / 2, absl::StrCat("/proc/sys/kernel/pid_max is ", pid_max));
+  rlimit files = {};
+  if (getrlimit(RLIMIT_NOFILE, &files) == 0 && files.rlim_max != RLIM_INFINITY) {
+    bound((static_cast<int64_t>(files.rlim_max) - kFilesOfKeeper) / kFilesOfRank,
+          absl::StrCat("a keeper may have ", files.rlim_max, " open files (`ulimit -Hn`) and needs ",
+                       kFilesOfRank, " a rank"));
+  }
+  struct sysinfo memory = {};
+  if (sysinfo(&memory) == 0) {
+    const auto bytes = static_cast<int64_t>(memory.totalram) * memory.mem_unit;
+    bound(bytes / kBytesOfRank,
+          absl::StrCat("it has ", PrintBytes(static_cast<uint64_t>(bytes)),
+                       " of memory, and a rank needs at least ", PrintBytes(uint64_t{kBytesOfRank})));
+  }
+  if (const std::optional<int64_t> left = ProcessesLeft())
+    bound(*left, absl::StrCat("this user may start ", *left, " more processes (`ulimit -u`)"));
+  return room;
+}
+
+std::string TooManyRanks(size_t ranks) {
+  constexpr size_t kAlwaysHeld = 16;  // no reason to look at every process of the machine
+  if (ranks <= kAlwaysHeld) return "";
+  const RankRoom room = RoomForRanks();
+  if (static_cast<int64_t>(ranks) <= room.ranks) return "";
+  return absl::StrCat(ranks, " ranks are more than ", Hostname(), " can hold, which is ", room.ranks, ": ",
+                      room.why, ". Start fewer, or use more machines");
+}
+
+absl::Status MakeRunDir(const std::string& run_dir, Generation generation) {
+  std::string why;
+  const FolderOptions options{.make = true, .why = &why};
+  const UniqueFd folder = OpenFolder(run_dir, options);
+  for (const char* part : {"logs", "ranks"}) {
+    if (folder.valid() &&
+        OpenFolderInside(folder, absl::StrCat(part, "/generation-", generation.value), options).valid())
+      continue;
+    return absl::Status(ErrnoStatus(errno, "").code(), absl::StrCat(run_dir, ": ", why));
+  }
+  return absl::OkStatus();
+}
+
 absl::StatusOr<LogPiece> ReadLogPiece(const std::string& path, uint64_t offset, uint64_t bytes_max) {
-  UniqueFd fd(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
+  std::string why;
+  const auto [folder, name] = OpenFolderOf(path, {.to_read = true, .why = &why});
+  if (!folder.valid()) return ErrnoStatus(errno, absl::StrCat("cannot read ", path, " (", why, ")"));
+  UniqueFd fd(openat(folder.get(), name.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
   if (!fd.valid()) return ErrnoStatus(errno, absl::StrCat("cannot read ", path));
   struct stat info;
   if (fstat(fd.get(), &info) != 0 || !S_ISREG(info.st_mode)) {

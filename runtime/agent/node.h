@@ -26,6 +26,19 @@ bool PortIsFree(int port);
 // taken by a passing connection).
 std::vector<int> ProbeFreePorts(int count, Rng* rng);
 
+// How many ranks of one job this machine can hold at all, and what sets the bound.
+struct RankRoom {
+  int64_t ranks = 0;
+  std::string why;
+};
+RankRoom RoomForRanks();
+// The sentence with which so many ranks are refused here; empty: they can be held.
+std::string TooManyRanks(size_t ranks);
+
+// What one generation needs in a run directory: the folders of its logs and of its ranks' files. Nobody else
+// can have prepared them (base/folder.h); PermissionDenied otherwise.
+absl::Status MakeRunDir(const std::string& run_dir, Generation generation);
+
 struct LogPiece {
   std::string text;
   uint64_t next_offset = 0;

@@ -21,6 +21,7 @@ namespace {
 constexpr absl::Duration kHelloEvery = absl::Seconds(2);
 constexpr absl::Duration kTailsEvery = absl::Seconds(1);
 constexpr absl::Duration kRepeatEvery = absl::Seconds(5);
+constexpr size_t kHeartbeatsUnanswered = 1000;
 constexpr size_t kJobsMax = 4096;  // remembered; the oldest without a live generation goes
 
 int SignalNumber(const std::string& name) {
@@ -44,7 +45,7 @@ std::string AgentCore::Snapshot() const { return impl_->Snapshot(); }
 
 AgentStep AgentCore::Impl::Step(const AgentEvent& event, Instant now) {
   now_ = now;
-  if (!heard_at_) heard_at_ = now;
+  if (!heard_at_) heard_at_ = lease_from_ = now;
   effects_.clear();
   why_.clear();
   std::visit([this](const auto& value) { On(value); }, event);
@@ -96,7 +97,11 @@ void AgentCore::Impl::On(const HeadUp& event) {
   SayHello();
 }
 
-void AgentCore::Impl::On(const HeadDown&) { connected_ = welcomed_ = false; }
+void AgentCore::Impl::On(const HeadDown&) {
+  connected_ = welcomed_ = false;
+  hello_at_.reset();
+  heartbeats_sent_.clear();
+}
 
 void AgentCore::Impl::On(const FreePorts& event) { free_ports_ = event.ports; }
 
@@ -134,6 +139,7 @@ void AgentCore::Impl::Hear(const AckNotice& ack) {
 
 void AgentCore::Impl::SayHello() {
   next_hello_ = now_ + kHelloEvery;
+  if (!hello_at_) hello_at_ = now_;
   AgentHello hello;
   hello.cluster = config_.cluster;
   hello.incarnation = config_.incarnation;
@@ -148,6 +154,7 @@ void AgentCore::Impl::SayHello() {
   hello.near_port = config_.near_port;
   hello.near_key = config_.near_key;
   hello.takes_copies = config_.near_port > 0;
+  hello.keeps_seals = true;
   for (const auto& [job, folder] : copies_) hello.copies_of.push_back(job);
   hello.epoch = epoch_;
   hello.epoch_proof = epoch_proof_;
@@ -186,7 +193,7 @@ void AgentCore::Impl::Describe() {
     for (const auto& [rank, info] : generation.ranks) {
       if (info.exit && info.acked) held.exited.push_back(*info.exit);
     }
-    Tell(GenerationDescribed{std::move(held), generation.grant, generation.checkpoint});
+    Tell(GenerationDescribed{std::move(held), generation.grant, generation.checkpoint, generation.seal});
   }
 }
 
@@ -235,6 +242,8 @@ void AgentCore::Impl::Hear(const AgentWelcome& welcome) {
   if (config_.cluster.empty()) config_.cluster = welcome.cluster;
   heartbeat_interval_ = std::clamp(welcome.heartbeat_interval, absl::Milliseconds(50), absl::Seconds(30));
   fence_after_ = welcome.fence_after;
+  lease_known_ = true;
+  if (hello_at_) ExtendLease(*std::exchange(hello_at_, std::nullopt));
   next_heartbeat_ = now_ + heartbeat_interval_;
   why_ = absl::StrCat("welcomed by the head, epoch ", welcome.epoch.value);
   if (welcome.epoch_proof != epoch_proof_) {
@@ -248,12 +257,12 @@ void AgentCore::Impl::Hear(const AgentWelcome& welcome) {
   notice_acked_ = false;
   RepeatUnacknowledged();
   for (auto& [job, record] : jobs_) {
+    for (auto& [number, generation] : record.generations) generation.gone_told = false;
+    TellGone(job, record);
     for (auto& [number, generation] : record.generations) {
-      if (generation.gone) {
-        generation.gone_told = false;
-        TellGone(job, generation);
-        continue;
-      }
+      // Committed while no head listened, it pays for faults as any other (restart_policy.h).
+      if (generation.checkpoint) Tell(*generation.checkpoint);
+      if (generation.gone) continue;
       for (const auto& [sequence, exchange] : generation.exchanges)
         SendExchangePart(job, generation, sequence);
       for (const auto& [kind, note] : generation.notes) Tell(note);  // a head that starts knows none
@@ -278,7 +287,32 @@ void AgentCore::Impl::Hear(const AgentRefused& refused) {
   for (auto& [job, record] : jobs_) Command(job, keeper::Quit{refused.reason});
 }
 
-void AgentCore::Impl::Hear(const HeartbeatAck&) {}  // Fresh() noted the time
+void AgentCore::Impl::Hear(const HeartbeatAck& ack) {
+  std::optional<Instant> sent;
+  while (!heartbeats_sent_.empty() && heartbeats_sent_.front().first <= ack.sequence) {
+    sent = heartbeats_sent_.front().second;
+    heartbeats_sent_.pop_front();
+  }
+  if (sent) ExtendLease(*sent);
+}
+
+// From the sending of what the head has answered: the head counts from when it heard that, which is later. It
+// costs a frame a job every twelfth of a lease, however many ranks.
+void AgentCore::Impl::ExtendLease(Instant sent) {
+  lease_from_ = std::max(lease_from_, sent);
+  if (fence_after_ <= absl::ZeroDuration() || now_ < next_fence_) return;
+  next_fence_ = now_ + fence_after_ / 12;
+  for (const auto& [job, record] : jobs_) {
+    const bool live = std::any_of(record.generations.begin(), record.generations.end(),
+                                  [](const auto& item) { return !item.second.gone && !item.second.ended; });
+    if (live) TellLease(job);
+  }
+}
+
+void AgentCore::Impl::TellLease(const JobId& job) {
+  if (fence_after_ <= absl::ZeroDuration() || fence_after_ == absl::InfiniteDuration()) return;
+  Command(job, keeper::Fence{(lease_from_ + fence_after_).ns / 1'000'000});
+}
 
 // ---------------------------------------------------------------- time
 
@@ -306,6 +340,8 @@ void AgentCore::Impl::Heartbeat() {
   next_heartbeat_ = now_ + heartbeat_interval_;
   AgentHeartbeat beat;
   beat.sequence = ++heartbeat_sequence_;
+  heartbeats_sent_.emplace_back(beat.sequence, now_);
+  if (heartbeats_sent_.size() > kHeartbeatsUnanswered) heartbeats_sent_.pop_front();
   beat.free_ports = free_ports_;
   for (auto& [job, record] : jobs_) {
     for (auto& [number, generation] : record.generations) {
@@ -346,9 +382,10 @@ void AgentCore::Impl::RepeatUnacknowledged() {
 }
 
 // Generations and commits fence programs with the SDK; a program without it could run twice, so it has a
-// lease.
+// lease. The keeper ends it, too, whatever becomes of this agent; one of an older version does not.
 void AgentCore::Impl::CheckLease() {
-  const absl::Duration silent = now_ - *heard_at_;
+  if (!lease_known_) return;  // its length is the head's word, and the keeper has what an earlier agent heard
+  const absl::Duration silent = now_ - lease_from_;
   if (fence_after_ <= absl::ZeroDuration() || silent <= fence_after_) return;
   for (auto& [job, record] : jobs_) {
     for (auto& [number, generation] : record.generations) {
@@ -394,7 +431,7 @@ void AgentCore::Impl::On(const StacksRead& event) {
 
 void AgentCore::Impl::Hear(const StartGeneration& start) {
   if (leaving_) return;
-  Start(start.grant);
+  Start(start);
   while (jobs_.size() > kJobsMax) {
     const auto old = std::find_if(job_order_.begin(), job_order_.end(),
                                   [this](const JobId& job) { return jobs_[job].generations.empty(); });
@@ -413,7 +450,7 @@ void AgentCore::Impl::Hear(const Revoke& revoke) {
   End(revoke.job, record, revoke.generation, revoke.mode, revoke.grace, revoke.reason);
   if (record.generations.count(revoke.generation) == 0) {  // never started here, or over long ago
     GT_PROBE("agent.revoke_of_unknown");
-    Tell(GenerationGone{revoke.job, revoke.generation, true, ""});
+    OweGone(revoke.job, record, revoke.generation, "");
   }
 }
 
@@ -499,7 +536,7 @@ void AgentCore::Impl::Hear(const AgentQuery& query) {
                     absl::StrCat("node ", config_.hostname, " knows no job ", query.job.value));
     }
     const std::string& run_dir = generation != nullptr ? generation->run_dir : job->second.run_dir;
-    effects_.push_back(ReadLog{query.query,
+    effects_.push_back(ReadLog{query.query, query.job,
                                RankLogPath(run_dir, query.generation, query.rank, query.is_stderr),
                                query.offset, generation == nullptr || generation->gone, query.bytes_max});
     return;

@@ -57,6 +57,11 @@ struct AgentConfig {
   std::function<bool(const std::string& address, int port)> port_is_free;
   std::function<std::string(const spec::JobSpec&)> job_hash;
   std::function<std::string()> make_token;  // 32 random hex digits
+  // The sentence with which so many ranks are refused; empty: this machine can hold them.
+  std::function<std::string(size_t ranks)> too_many_ranks;
+  // Makes the directories of a generation in its run directory, which several nodes may do at once on a
+  // shared disk. The error says why ranks cannot be started there.
+  std::function<absl::Status(const std::string& run_dir, Generation generation)> make_run_dir;
 
   // A grant as text and back, for the note that a keeper holds. Without them a restarted agent cannot
   // describe what it adopted.
@@ -113,15 +118,16 @@ struct ToKeeper {  // starts the job's keeper if it has none
   JobId job;
   keeper::Command command;
 };
-struct WriteFile {  // directories are made; replaced atomically
+// What is in the directory of a job may take for ever; later BeginGeneration and StartRank of that job wait
+// for it, nothing else does.
+struct WriteFile {  // replaced atomically; its directory is there
   std::string path;
   std::string data;
-};
-struct MakeDirectory {
-  std::string path;
+  JobId job;  // empty: of the agent itself
 };
 struct ReadLog {  // answered by AgentAnswer{query}
   uint64_t query = 0;
+  JobId job;
   std::string path;
   uint64_t offset = 0;
   bool ended = false;      // no process writes the stream any more
@@ -148,8 +154,8 @@ struct Leave {  // the agent ends: refused or shut down
   bool after_keepers = false;  // they were told to quit
 };
 
-using AgentEffect = std::variant<ToHead, ToKeeper, WriteFile, MakeDirectory, ReadLog, ReadStacks, ShareCopies,
-                                 DropCopies, Leave>;
+using AgentEffect =
+    std::variant<ToHead, ToKeeper, WriteFile, ReadLog, ReadStacks, ShareCopies, DropCopies, Leave>;
 
 struct AgentStep {
   std::vector<AgentEffect> effects;

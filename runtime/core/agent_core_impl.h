@@ -1,5 +1,6 @@
 // Inside of AgentCore, shared by its .cc files only.
 #pragma once
+#include <deque>
 #include <map>
 #include <optional>
 #include <string>
@@ -26,7 +27,8 @@ struct AgentRank {
   AgentTail out, err;
   LineCutter report_lines{16 << 10};
   uint64_t dropped_told = 0;
-  double samples = 0;  // since `samples_at`
+  int out_refused = 0, err_refused = 0;  // errno of the disk that takes no log of it now
+  double samples = 0;                    // since `samples_at`
   std::optional<Instant> samples_at;
   std::optional<Instant> advanced_at;  // step last grew
   bool stall_told = false;
@@ -46,7 +48,8 @@ struct AgentGeneration {
   Timeline timeline;
   std::string run_dir;
   int world_size = 0;
-  GenerationGrant grant;                       // as it came, for a head that lost its records
+  GenerationGrant grant;
+  GrantSeal seal;                              // as it came, for a head that lost its records
   std::optional<CheckpointReport> checkpoint;  // newest
   std::map<std::string, AgentNote> notes;      // the newest of each kind that ranks said of themselves
   spec::JobSpec spec;
@@ -66,10 +69,11 @@ struct AgentGeneration {
 struct AgentJob {
   Generation revoked;
   std::string run_dir;
-  bool stopping = false;                // a person's stop was heard
-  bool forgotten = false;               // leave once nothing is left of it
-  bool keeper_leaves = false;           // told to go with nothing left; a grant waits for the next keeper
-  std::optional<GenerationGrant> next;  // that waits
+  bool stopping = false;                    // a person's stop was heard
+  bool forgotten = false;                   // leave once nothing is left of it
+  bool keeper_leaves = false;               // told to go with nothing left; a grant waits for the next keeper
+  std::optional<StartGeneration> next;      // that waits
+  std::optional<GenerationGone> owes_gone;  // of a generation that never ran here, until older ones are gone
   std::map<Generation, AgentGeneration> generations;
 };
 
@@ -120,6 +124,8 @@ class AgentCore::Impl {
   void RepeatUnacknowledged();
   void TellNotice();
   void CheckLease();
+  void ExtendLease(Instant sent);
+  void TellLease(const JobId& job);
   void CheckStalls();
   void MirrorTails();
   void Heartbeat();
@@ -127,7 +133,7 @@ class AgentCore::Impl {
   // agent_generation.cc: one generation's life
   uint64_t ProcessesMax(const spec::JobSpec& spec) const;
   void ShareNear(const JobId& job, const AgentGeneration& generation);
-  void Start(const GenerationGrant& grant);
+  void Start(const StartGeneration& message);
   void FailStart(AgentGeneration& generation, const GenerationGrant& grant, ExitCause cause,
                  const std::string& message);
   void End(const JobId& job, AgentJob& record, Generation up_to, EndMode mode, absl::Duration grace,
@@ -142,6 +148,7 @@ class AgentCore::Impl {
   void Hear(const JobId& job, const keeper::ReportBytes& report);
   void Hear(const JobId& job, const keeper::ExecDone& done);
   void Apply(const JobId& job, AgentGeneration& generation, int number, const RankSaid& said);
+  void TakeRefusal(const JobId& job, AgentGeneration& generation, int number, const keeper::Output& output);
   void TakeNote(const JobId& job, AgentGeneration& generation, int number, const RankSaid& said);
   void Exchange(const JobId& job, AgentGeneration& generation, int number, const RankSaid& said,
                 uint64_t relay);
@@ -150,7 +157,8 @@ class AgentCore::Impl {
   void SayWhoIsMissing(const JobId& job, const AgentGeneration& generation, int number, uint64_t sequence);
   void SendExchangePart(const JobId& job, const AgentGeneration& generation, uint64_t sequence);
   void FinishIfSettled(const JobId& job);
-  void TellGone(const JobId& job, AgentGeneration& generation);
+  void OweGone(const JobId& job, AgentJob& record, Generation generation, const std::string& message);
+  void TellGone(const JobId& job, AgentJob& record);
   AgentGeneration* Find(const JobId& job, Generation generation);
   AgentRank* Find(const JobId& job, Generation generation, int rank);
   void Answer(uint64_t query, bool ok, const std::string& text);
@@ -169,6 +177,12 @@ class AgentCore::Impl {
   absl::Duration heartbeat_interval_ = absl::Seconds(1);
   absl::Duration fence_after_ = absl::Seconds(120);
   std::optional<Instant> heard_at_;  // the head, last
+  // The head has answered what was sent then: ranks without the SDK may run for fence_after_ from there.
+  Instant lease_from_;
+  bool lease_known_ = false;                                  // a head has said fence_after_ to this agent
+  std::optional<Instant> hello_at_;                           // of the first hello that is not answered
+  std::deque<std::pair<uint64_t, Instant>> heartbeats_sent_;  // not answered, oldest first
+  Instant next_fence_;
   Instant next_hello_, next_heartbeat_, next_tails_, next_repeat_;
   uint64_t heartbeat_sequence_ = 0;
   uint64_t last_hello_ = 0;  // its order: the clock of the boot goes on where an earlier agent stopped

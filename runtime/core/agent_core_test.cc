@@ -1,6 +1,7 @@
 #include "runtime/core/agent_core.h"
 
 #include <algorithm>
+#include <cerrno>
 #include <functional>
 #include <map>
 #include <string>
@@ -12,16 +13,21 @@
 #include "gtest/gtest.h"
 #include "runtime/core/rank_environment.h"
 #include "runtime/core/rank_reports.h"
+#include "runtime/core/worker_core.h"
 
 namespace gtrain::core {
 namespace {
 
+using ::testing::Contains;
+using ::testing::Field;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using ::testing::Not;
 
 const NodeId kMe("00000000000000aa");
 const NodeId kOther("00000000000000bb");
 const JobId kJob("train-1");
+constexpr char kSealed[] = "bytes that only a newer head can read";
 
 class AgentCoreTest : public ::testing::Test {
  protected:
@@ -48,6 +54,17 @@ class AgentCoreTest : public ::testing::Test {
     };
     config.port_is_free = [this](const std::string&, int) { return port_free_; };
     config.job_hash = [](const spec::JobSpec&) { return "hash"; };
+    config.unpack_grant = [this](const std::string& bytes) -> absl::StatusOr<GenerationGrant> {
+      if (bytes != kSealed) return absl::InvalidArgumentError("not a grant");
+      return Grant(1, 1, 1);
+    };
+    config.make_run_dir = [this](const std::string& run_dir, Generation generation) {
+      made_.push_back(absl::StrCat(run_dir, " ", generation.value));
+      return refuse_dir_;
+    };
+    config.too_many_ranks = [this](size_t ranks) -> std::string {
+      return ranks > ranks_max_ ? absl::StrCat(ranks, " are too many") : "";
+    };
     config.make_token = [this] { return std::string(30, 't') + absl::StrCat(10 + tokens_++); };
     for (int i = 0; i < gpus_; ++i) config.inventory.gpus.push_back({absl::StrCat("GPU-", i), "Fake"});
     return config;
@@ -133,6 +150,9 @@ class AgentCoreTest : public ::testing::Test {
     return spec;
   }();
   bool port_free_ = true;
+  std::vector<std::string> made_;
+  absl::Status refuse_dir_;
+  size_t ranks_max_ = 100'000;
   int tokens_ = 0;
   int gpus_ = 0;
   Instant now_{1'000'000'000};
@@ -487,6 +507,54 @@ TEST_F(AgentCoreTest, MissingSecretFailsTheStartByName) {
   EXPECT_THAT(Commands<keeper::StartRank>(), IsEmpty());
 }
 
+TEST_F(AgentCoreTest, NoRankStartsWhereItsFilesCannotBe) {  // X20
+  Welcome();
+  StartIt(1, 1, 1);
+  EXPECT_EQ(made_, (std::vector<std::string>{"/run 1"}));
+  Exit(0, 0);
+  Step(FromKeeper{kJob, keeper::Gone{1, true, ""}});
+  refuse_dir_ = absl::PermissionDeniedError("/run belongs to another user");
+  StartIt(2, 2, 2);
+  ASSERT_EQ(Sent<RankExited>().size(), 2u);
+  EXPECT_EQ(Sent<RankExited>()[0].exit.cause, ExitCause::kStartFailed);
+  EXPECT_EQ(Sent<RankExited>()[0].exit.message,
+            "the run directory cannot be used: /run belongs to another user");
+  EXPECT_EQ(Sent<GenerationGone>().size(), 1u);
+  EXPECT_THAT(Commands<keeper::StartRank>(), IsEmpty());
+}
+
+TEST_F(AgentCoreTest, MoreRanksThanTheMachineHoldsAreNotBegun) {
+  ranks_max_ = 3;
+  Welcome();
+  StartIt(1, 3, 8);  // those of other machines do not count
+  EXPECT_EQ(Commands<keeper::StartRank>().size(), 3u);
+  StartIt(2, 4, 4);
+  ASSERT_EQ(Sent<RankExited>().size(), 4u);
+  EXPECT_EQ(Sent<RankExited>()[0].exit.message, "4 are too many");
+  EXPECT_THAT(Commands<keeper::StartRank>(), IsEmpty());
+}
+
+TEST_F(AgentCoreTest, LogsThatCannotBeWrittenAreSaidOnceAMachineAndTakenBack) {  // P8
+  Welcome();
+  StartIt(1, 2, 2);
+  const auto output = [&](int rank, bool is_stderr, int refused, uint64_t dropped) {
+    Step(FromKeeper{kJob, keeper::Output{1, rank, is_stderr, 10, dropped, "text", refused}});
+    return Sent<AgentNote>();
+  };
+  auto notes = output(0, false, ENOSPC, 500);
+  ASSERT_EQ(notes.size(), 1u) << "and nothing of a rank that writes too fast";
+  EXPECT_EQ(notes[0].kind, kLogsNote);
+  EXPECT_THAT(notes[0].text, HasSubstr("/run/logs cannot be written: No space left on device"));
+  EXPECT_THAT(output(0, true, ENOSPC, 0), IsEmpty());
+  EXPECT_THAT(output(1, false, ENOSPC, 0), IsEmpty());
+  EXPECT_THAT(output(0, false, 0, 500), Not(Contains(Field(&AgentNote::kind, kLogsNote))));
+  EXPECT_THAT(output(0, true, 0, 0), IsEmpty());
+  notes = output(1, false, 0, 0);
+  ASSERT_EQ(notes.size(), 1u);
+  EXPECT_EQ(notes[0].kind, kLogsNote);
+  EXPECT_EQ(notes[0].text, "");
+}
+
 TEST_F(AgentCoreTest, MasterPortInUseIsItsOwnCause) {
   port_free_ = false;
   Welcome();
@@ -721,6 +789,31 @@ TEST_F(AgentCoreTest, SdkCheckpointKeepsItsManifest) {
   EXPECT_EQ(Sent<CheckpointReport>()[0].timeline, Timeline{9});
 }
 
+// A machine that is lost within the second would hold up its job for the whole lease (N1).
+TEST_F(AgentCoreTest, TheHeadHearsAtOnceThatRanksHaveTheSdk_N1) {
+  Welcome();
+  StartIt(1, 1, 2);
+  Advance(absl::Seconds(1));
+  Step(AgentTick{});
+  Advance(absl::Milliseconds(5));
+  FromRank(0, R"({"type":"joined"})");
+  Step(AgentTick{});
+  ASSERT_EQ(Sent<AgentHeartbeat>().size(), 1u);
+  ASSERT_EQ(Sent<AgentHeartbeat>()[0].changed.size(), 1u);
+  EXPECT_EQ(Sent<AgentHeartbeat>()[0].changed[0].state, RankState::kJoined);
+}
+
+TEST_F(AgentCoreTest, ACheckpointThatNoHeadHeardOfIsToldToTheNext_H1) {
+  Welcome();
+  StartIt(1, 1, 1);
+  Step(HeadDown{});
+  FromRank(0, R"({"type":"checkpoint","step":40,"timeline":9,"manifest":"k/m","policy":""})");
+  EXPECT_THAT(Sent<CheckpointReport>(), IsEmpty());
+  Welcome(6);
+  ASSERT_EQ(Sent<CheckpointReport>().size(), 1u);
+  EXPECT_EQ(Sent<CheckpointReport>()[0].step, 40);
+}
+
 TEST_F(AgentCoreTest, HowGradientsTravelIsANote) {
   Welcome();
   StartIt(1, 1, 1);
@@ -848,7 +941,7 @@ TEST_F(AgentCoreTest, AdoptsWhatAKeeperHolds) {  // P4
   Welcome();
   keeper::State state;
   state.job = kJob.value;
-  state.highest_revoked = 2;
+  state.highest_revoked = state.highest_stopped = 2;
   keeper::GenerationHeld held;
   held.generation = 3;
   held.note = R"({"run_dir":"/run","world_size":2,"timeline":1,"spec":"spec"})";
@@ -868,9 +961,116 @@ TEST_F(AgentCoreTest, AdoptsWhatAKeeperHolds) {  // P4
   const auto hello = Sent<AgentHello>()[0];
   ASSERT_EQ(hello.held.size(), 1u);
   EXPECT_EQ(hello.held[0].revoked, Generation{2});
+  EXPECT_TRUE(hello.held[0].stopping) << "as the keeper remembers it (H3)";
   EXPECT_EQ(hello.held[0].live.size(), 1u);
   EXPECT_EQ(hello.held[0].exited.size(), 1u);
   Step(FromHead{AgentQuery{{5}, 9, AgentQuery::Kind::kReadLog, kJob, {3}, 1, true, 5, {}}});
+}
+
+// The head would begin the next generation beside ranks of the first.
+TEST_F(AgentCoreTest, NothingIsGoneWhileAnOlderGenerationIsHere_N2) {
+  Welcome();
+  StartIt(1, 1, 2);
+  Step(FromHead{Revoke{{5}, kJob, {1}, EndMode::kReform, absl::Seconds(3), "a node was lost"}});
+  EXPECT_THAT(Sent<GenerationGone>(), IsEmpty());
+  Step(FromHead{Revoke{{5}, kJob, {2}, EndMode::kReform, absl::Seconds(3), "another node was lost"}});
+  EXPECT_THAT(Sent<GenerationGone>(), IsEmpty()) << "2 never came here, but 1 still is";
+  StartIt(2, 1, 2);  // late
+  EXPECT_THAT(Sent<GenerationGone>(), IsEmpty());
+  Exit(0, 143);
+  Step(FromKeeper{kJob, keeper::Gone{1, true, ""}});
+  ASSERT_EQ(Sent<GenerationGone>().size(), 2u);
+  EXPECT_EQ(Sent<GenerationGone>()[0].generation, Generation{1});
+  EXPECT_EQ(Sent<GenerationGone>()[1].generation, Generation{2});
+}
+
+// Its end overtook the start of its ranks: nothing of it is held any more once it is gone and forgotten.
+TEST_F(AgentCoreTest, RanksThatNeverBeganAreNotHeld) {
+  Welcome();
+  StartIt(1, 2, 2);
+  Step(FromHead{Revoke{{5}, kJob, {1}, EndMode::kReform, absl::Seconds(3), "a node was lost"}});
+  Step(FromKeeper{kJob, keeper::Gone{1, true, "it was over before it began"}});
+  EXPECT_EQ(Sent<GenerationGone>().size(), 1u);
+  Step(HeadDown{});
+  Step(HeadUp{"10.0.0.1"});
+  EXPECT_THAT(Sent<AgentHello>().at(0).held, IsEmpty());
+}
+
+TEST_F(AgentCoreTest, WhatIsGoneWaitsForWhatIsOlder_N2) {
+  Welcome();
+  StartIt(1, 1, 2);
+  StartIt(2, 1, 2);
+  Exit(0, 1, 2);
+  Step(FromKeeper{kJob, keeper::Gone{2, true, ""}});
+  EXPECT_THAT(Sent<GenerationGone>(), IsEmpty());
+  Exit(0, 1, 1);
+  Step(FromKeeper{kJob, keeper::Gone{1, false, "stuck"}});
+  ASSERT_EQ(Sent<GenerationGone>().size(), 2u);
+  EXPECT_FALSE(Sent<GenerationGone>()[0].clean);
+}
+
+// The lease runs from the sending of what the head has answered, and the keeper knows until when.
+TEST_F(AgentCoreTest, TheKeeperIsToldUntilWhenRanksMayRun_N2) {
+  Welcome();
+  const Instant welcomed = now_;
+  StartIt(1, 1, 2);
+  ASSERT_EQ(Commands<keeper::Fence>().size(), 1u);
+  const int64_t first = Commands<keeper::Fence>()[0].until_ms;
+  EXPECT_EQ(first, (welcomed + absl::Seconds(120)).ns / 1'000'000);
+  int64_t told = first;
+  for (int second = 0; second < 60; ++second) {
+    Advance(absl::Seconds(1));
+    Step(AgentTick{});
+    const Instant sent = now_;
+    ASSERT_EQ(Sent<AgentHeartbeat>().size(), 1u);
+    const uint64_t sequence = Sent<AgentHeartbeat>()[0].sequence;
+    Advance(absl::Milliseconds(400));
+    Step(FromHead{HeartbeatAck{{5}, sequence}});
+    for (const keeper::Fence& fence : Commands<keeper::Fence>()) {
+      EXPECT_EQ(fence.until_ms, (sent + absl::Seconds(120)).ns / 1'000'000);
+      told = fence.until_ms;
+    }
+  }
+  EXPECT_GT(told, (now_ + absl::Seconds(105)).ns / 1'000'000) << "told at least every ten seconds";
+  // What is not answered extends nothing, and what the head says of itself does not, either.
+  for (int second = 0; second < 100; ++second) {
+    Advance(absl::Seconds(1));
+    Step(AgentTick{});
+    Step(FromHead{ForgetJob{{5}, JobId("other-1")}});
+    EXPECT_THAT(Commands<keeper::Fence>(), IsEmpty());
+  }
+  Step(AgentTick{});
+  EXPECT_THAT(Commands<keeper::EndGeneration>(), IsEmpty());
+  Advance(absl::Seconds(25));
+  Step(AgentTick{});
+  EXPECT_EQ(Commands<keeper::EndGeneration>().size(), 1u);
+}
+
+// Also by an agent that was started later, from what the keeper holds.
+TEST_F(AgentCoreTest, GivesBackTheSealOfAGrantAsItCame_H8) {
+  Welcome();
+  Step(FromHead{StartGeneration{{5}, Grant(1, 1, 1), {kSealed, "mac"}}});
+  ASSERT_EQ(Commands<keeper::BeginGeneration>().size(), 1u);
+  keeper::GenerationHeld held;
+  held.generation = 1;
+  held.note = Commands<keeper::BeginGeneration>()[0].note;
+  held.ranks = {{0, 100, 5, true, true}};
+  for (bool restarted : {false, true}) {
+    if (restarted) {
+      core_ = AgentCore(Config());
+      keeper::State state;
+      state.job = kJob.value;
+      state.generations = {held};
+      Step(FromKeeper{kJob, state});
+    }
+    Step(HeadDown{});
+    Step(HeadUp{"10.0.0.1"});
+    EXPECT_TRUE(Sent<AgentHello>().at(0).keeps_seals);
+    Step(FromHead{AgentWelcome{
+        ClusterId("c1"), {6}, kMe, absl::Seconds(1), absl::Seconds(120), "", /*describe=*/true}});
+    ASSERT_EQ(Sent<GenerationDescribed>().size(), 1u) << restarted;
+    EXPECT_EQ(Sent<GenerationDescribed>()[0].seal, (GrantSeal{kSealed, "mac"})) << restarted;
+  }
 }
 
 // The agent died between hearing the revoke and telling the keeper; the next one hears of it first from the

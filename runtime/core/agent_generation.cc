@@ -1,6 +1,7 @@
 // Life of a generation on one node: start from a grant, adopt from a keeper, exchange, progress, end.
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <nlohmann/json.hpp>
 #include <utility>
 
@@ -27,12 +28,17 @@ ExitCause CauseOf(keeper::Cause cause) { return static_cast<ExitCause>(static_ca
 static_assert(static_cast<int>(ExitCause::kLost) == static_cast<int>(keeper::Cause::kLost));
 
 // What a later agent needs to adopt the generation; the keeper keeps it.
-std::string NoteOf(const AgentConfig& config, const GenerationGrant& grant) {
+std::string NoteOf(const AgentConfig& config, const GenerationGrant& grant, const GrantSeal& seal) {
   nlohmann::json note = {{"run_dir", grant.run_dir},
                          {"world_size", grant.world_size},
                          {"timeline", grant.timeline.value},
                          {"spec", grant.spec_text}};
-  if (config.pack_grant) note["grant"] = absl::Base64Escape(config.pack_grant(grant));
+  if (!seal.bytes.empty()) {
+    note["grant"] = absl::Base64Escape(seal.bytes);
+    note["mac"] = seal.mac;
+  } else if (config.pack_grant) {
+    note["grant"] = absl::Base64Escape(config.pack_grant(grant));
+  }
   return note.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 
@@ -69,7 +75,8 @@ void AgentCore::Impl::ShareNear(const JobId& job, const AgentGeneration& generat
   effects_.push_back(ShareCopies{job, folder, generation.grant.near_secret});
 }
 
-void AgentCore::Impl::Start(const GenerationGrant& grant) {
+void AgentCore::Impl::Start(const StartGeneration& message) {
+  const GenerationGrant& grant = message.grant;
   const auto [it, fresh] = jobs_.try_emplace(grant.job);
   if (fresh) job_order_.push_back(grant.job);
   AgentJob& record = it->second;
@@ -77,13 +84,13 @@ void AgentCore::Impl::Start(const GenerationGrant& grant) {
   record.forgotten = false;
   if (grant.generation <= record.revoked) {
     GT_PROBE("agent.grant_after_revoke");
-    return Tell(GenerationGone{grant.job, grant.generation, true, "it was revoked before it started here"});
+    return OweGone(grant.job, record, grant.generation, "it was revoked before it started here");
   }
   if (record.generations.count(grant.generation) > 0) GT_PROBE("agent.grant_repeated");
   if (record.generations.count(grant.generation) > 0) return;  // repeated grant
   if (record.keeper_leaves) {
     GT_PROBE("agent.grant_waits_for_keeper");
-    record.next = grant;
+    record.next = message;
     return;
   }
   AgentGeneration& generation = record.generations[grant.generation];
@@ -92,6 +99,7 @@ void AgentCore::Impl::Start(const GenerationGrant& grant) {
   generation.run_dir = grant.run_dir;
   generation.world_size = grant.world_size;
   generation.grant = grant;
+  generation.seal = message.seal;
   generation.started = now_;
   for (size_t rank = 0; rank < grant.ranks.size(); ++rank) {
     if (grant.ranks[rank].node != config_.node) continue;
@@ -112,6 +120,17 @@ void AgentCore::Impl::Start(const GenerationGrant& grant) {
     return FailStart(generation, grant, ExitCause::kAddressInUse,
                      absl::StrCat("MASTER_PORT ", grant.master_port, " on ", grant.master_address,
                                   " is taken by another program"));
+  }
+  if (config_.too_many_ranks) {
+    const std::string why = config_.too_many_ranks(generation.ranks.size());
+    if (!why.empty()) return FailStart(generation, grant, ExitCause::kStartFailed, why);
+  }
+  if (config_.make_run_dir) {
+    const absl::Status made = config_.make_run_dir(grant.run_dir, grant.generation);
+    if (!made.ok()) {
+      return FailStart(generation, grant, ExitCause::kStartFailed,
+                       absl::StrCat("the run directory cannot be used: ", made.message()));
+    }
   }
   const std::string hash = config_.job_hash(generation.spec);
   std::vector<keeper::StartRank> starts;
@@ -135,11 +154,12 @@ void AgentCore::Impl::Start(const GenerationGrant& grant) {
     start.memory_limit = generation.spec.resources.memory.value_or(0);
     starts.push_back(std::move(start));
   }
-  effects_.push_back(MakeDirectory{absl::StrCat(grant.run_dir, "/logs/generation-", grant.generation.value)});
-  effects_.push_back(WriteFile{MembersPath(grant, config_.node), MembersJson(grant)});
-  Command(grant.job, keeper::BeginGeneration{grant.generation.value, static_cast<uint32_t>(starts.size()),
-                                             generation.spec.resources.shm, NoteOf(config_, grant),
-                                             ProcessesMax(generation.spec)});
+  effects_.push_back(WriteFile{MembersPath(grant, config_.node), MembersJson(grant), grant.job});
+  Command(grant.job,
+          keeper::BeginGeneration{grant.generation.value, static_cast<uint32_t>(starts.size()),
+                                  generation.spec.resources.shm, NoteOf(config_, grant, message.seal),
+                                  ProcessesMax(generation.spec)});
+  TellLease(grant.job);  // before its ranks: the lease of those that it held before may be over
   for (keeper::StartRank& start : starts) Command(grant.job, std::move(start));
   why_ = absl::StrCat("start ", generation.ranks.size(), " of ", grant.world_size, " ranks of ",
                       grant.job.value, " generation ", grant.generation.value);
@@ -162,7 +182,7 @@ void AgentCore::Impl::FailStart(AgentGeneration& generation, const GenerationGra
   GT_PROBE("agent.start_failed");
   generation.gone = true;
   why_ = message;
-  TellGone(grant.job, generation);
+  TellGone(grant.job, jobs_[grant.job]);
 }
 
 void AgentCore::Impl::End(const JobId& job, AgentJob& record, Generation up_to, EndMode mode,
@@ -170,13 +190,10 @@ void AgentCore::Impl::End(const JobId& job, AgentJob& record, Generation up_to, 
   bool any = false;
   for (auto& [number, generation] : record.generations) {
     if (number > up_to) continue;
-    if (generation.gone) {
-      generation.gone_told = false;
-      TellGone(job, generation);
-      continue;
-    }
-    generation.ended = any = true;
+    generation.gone_told = false;  // the head may not have heard
+    if (!generation.gone) generation.ended = any = true;
   }
+  TellGone(job, record);
   if (!any) return;
   const auto grace_ms = std::clamp<int64_t>(absl::ToInt64Milliseconds(grace), 0, 24 * 3600 * 1000);
   Command(job, keeper::EndGeneration{up_to.value, static_cast<keeper::End>(static_cast<int>(mode)),
@@ -194,7 +211,7 @@ void AgentCore::Impl::On(const KeeperLost& event) {
   const auto it = jobs_.find(event.job);
   if (it == jobs_.end()) return;
   if (std::exchange(it->second.keeper_leaves, false)) {
-    const std::optional<GenerationGrant> next = std::exchange(it->second.next, std::nullopt);
+    const std::optional<StartGeneration> next = std::exchange(it->second.next, std::nullopt);
     if (next) Start(*next);
     return;
   }
@@ -214,8 +231,8 @@ void AgentCore::Impl::On(const KeeperLost& event) {
     generation.gone = true;
     generation.clean = event.clean;
     generation.gone_message = event.clean ? "" : event.reason;
-    TellGone(event.job, generation);
   }
+  TellGone(event.job, it->second);
   const bool expected = it->second.forgotten || leaving_;
   if (!expected) why_ = absl::StrCat("keeper of ", event.job.value, " lost: ", event.reason);
   FinishIfSettled(event.job);
@@ -246,7 +263,10 @@ void AgentCore::Impl::Hear(const JobId& job, const keeper::State& state) {
   const auto [it, fresh] = jobs_.try_emplace(job);
   if (fresh) job_order_.push_back(job);
   AgentJob& record = it->second;
+  if (welcomed_) TellLease(job);
   record.revoked = std::max(record.revoked, Generation{state.highest_revoked});
+  record.stopping =
+      record.stopping || (state.highest_stopped > 0 && state.highest_stopped == state.highest_revoked);
   for (const keeper::GenerationHeld& held : state.generations) {
     AgentGeneration* generation = AdoptOne(job, held);
     if (generation == nullptr) continue;
@@ -283,6 +303,8 @@ AgentGeneration* AgentCore::Impl::AdoptOne(const JobId& job, const keeper::Gener
       if (config_.unpack_grant && absl::Base64Unescape(note.value("grant", ""), &packed)) {
         auto grant = config_.unpack_grant(packed);
         if (grant.ok()) generation.grant = *std::move(grant);
+        if (std::string mac = note.value("mac", ""); grant.ok() && !mac.empty())
+          generation.seal = {std::move(packed), std::move(mac)};
       }
     }
     GT_PROBE("agent.adopts");
@@ -359,15 +381,45 @@ void AgentCore::Impl::Hear(const JobId& job, const keeper::Gone& gone) {
   generation->gone = true;
   generation->clean = gone.clean;
   generation->gone_message = gone.message;
+  for (auto& [number, rank] : generation->ranks) {
+    if (rank.exit) continue;  // else it never began: its end was quicker, and nobody has to hear of it
+    RankExit never;
+    never.job = job;
+    never.generation = generation->generation;
+    never.rank = number;
+    never.cause = ExitCause::kStopped;
+    rank.exit = std::move(never);
+    rank.acked = true;
+    rank.status.state = RankState::kExited;
+  }
   MirrorTails();
-  TellGone(job, *generation);
+  TellGone(job, jobs_[job]);
   FinishIfSettled(job);
 }
 
-void AgentCore::Impl::TellGone(const JobId& job, AgentGeneration& generation) {
-  if (!welcomed_ || generation.gone_told) return;
-  generation.gone_told = true;
-  Tell(GenerationGone{job, generation.generation, generation.clean, generation.gone_message});
+// Of a generation that has nothing here. The head takes it for "this node holds nothing of the job up to
+// there" and begins the next one, so it waits for those before it.
+void AgentCore::Impl::OweGone(const JobId& job, AgentJob& record, Generation generation,
+                              const std::string& message) {
+  if (!record.owes_gone || record.owes_gone->generation < generation)
+    record.owes_gone = GenerationGone{job, generation, true, message};
+  TellGone(job, record);
+}
+
+// In the order of the generations: none before those that are older.
+void AgentCore::Impl::TellGone(const JobId& job, AgentJob& record) {
+  if (!welcomed_) return;
+  const auto tell_owed = [&](Generation before) {
+    if (!record.owes_gone || record.owes_gone->generation >= before) return;
+    Tell(*std::exchange(record.owes_gone, std::nullopt));
+  };
+  for (auto& [number, generation] : record.generations) {
+    tell_owed(number);
+    if (!generation.gone) return;
+    if (std::exchange(generation.gone_told, true)) continue;
+    Tell(GenerationGone{job, number, generation.clean, generation.gone_message});
+  }
+  tell_owed(Generation{UINT64_MAX});
 }
 
 // Forgets what the head has acknowledged whole.
@@ -432,7 +484,12 @@ void AgentCore::Impl::TakeNote(const JobId& job, AgentGeneration& generation, in
 void AgentCore::Impl::Apply(const JobId& job, AgentGeneration& generation, int number, const RankSaid& said) {
   AgentRank& rank = generation.ranks[number];
   if (rank.exit || said.kind == RankSaid::Kind::kNothing) return;
-  if (said.kind == RankSaid::Kind::kJoined) rank.status.state = RankState::kJoined;
+  if (said.kind == RankSaid::Kind::kJoined) {
+    // The head is told now, not with the next heartbeat: should this machine be lost before, it would wait
+    // for the lease of ranks that need none.
+    rank.status.state = RankState::kJoined;
+    next_heartbeat_ = now_;
+  }
   rank.status_changed = true;
   if (said.kind == RankSaid::Kind::kCheckpoint || said.checkpoint) {
     const Timeline timeline = said.timeline ? Timeline{*said.timeline} : generation.timeline;
@@ -476,16 +533,41 @@ void AgentCore::Impl::Hear(const JobId& job, const keeper::Output& output) {
   if (tail.text.size() > kTailMax) tail.text.erase(0, tail.text.size() - kTailMax);
   tail.end_offset = output.end_offset;
   tail.changed = true;
-  if (output.dropped > rank->dropped_told) {
+  TakeRefusal(job, *generation, output.rank, output);
+  if (output.refused == 0 && output.dropped > rank->dropped_told) {
     rank->dropped_told = output.dropped * 2;  // said again when it doubles
     Tell(AgentNote{job, generation->generation, output.rank, "log-dropped",
-                   absl::StrCat("rank ", output.rank, " writes faster than its log may grow: ",
+                   absl::StrCat("rank ", output.rank,
+                                " writes faster than its log may grow, or the disk refused a part: ",
                                 output.dropped, " bytes dropped so far")});
   }
   if (generation->patterns.empty()) return;
   for (const std::string& line : tail.lines.Take(output.bytes)) {
     Apply(job, *generation, output.rank, generation->patterns.Match(line));
   }
+}
+
+// A full disk is full for all ranks of a machine: one of them speaks for all, and the last to be written
+// again takes it back (fault P8).
+void AgentCore::Impl::TakeRefusal(const JobId& job, AgentGeneration& generation, int number,
+                                  const keeper::Output& output) {
+  AgentRank& rank = generation.ranks.at(number);
+  int& known = output.is_stderr ? rank.err_refused : rank.out_refused;
+  if (std::exchange(known, output.refused) == output.refused) return;
+  std::string text;
+  if (output.refused != 0) {
+    text = absl::StrCat("what ranks write is dropped, ", generation.run_dir,
+                        "/logs cannot be written: ", strerror(output.refused),
+                        ". Free some space there; they go on meanwhile");
+  } else if (std::any_of(generation.ranks.begin(), generation.ranks.end(), [](const auto& item) {
+               return item.second.out_refused != 0 || item.second.err_refused != 0;
+             })) {
+    return;
+  }
+  AgentNote& note = generation.notes[kLogsNote];
+  if (note.text == text) return;
+  note = {job, generation.generation, number, kLogsNote, std::move(text)};
+  Tell(note);
 }
 
 void AgentCore::Impl::Hear(const JobId& job, const keeper::ReportBytes& report) {

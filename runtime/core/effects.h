@@ -34,6 +34,7 @@ struct PeerGone {
 struct StoreRoom {
   bool low = false;
   std::string text;
+  bool full = false;  // nothing is stored until there is room again
 };
 
 // Due at NextDeadline() or earlier; drain ready input first.
@@ -80,6 +81,7 @@ struct SendToNode {
 struct ReplyToClient {
   std::string route;
   ClientReply reply;
+  bool changes = false;  // it answers a request that changed something, and so promises that it is stored
   bool operator==(const ReplyToClient&) const = default;
 };
 

@@ -67,16 +67,25 @@ void HeadState::Answer(const std::string& route, const std::string& id, const ab
 void HeadState::Remember(const Peer& peer, const ClientReply& reply) {
   RequestRecord record{peer.key_id, reply.id, cluster_.next_request++, reply};
   const std::string key = KeyOf(record);
+  if (requests_.contains(key)) ForgetRequest(requests_.at(key).number);  // of a job that is taken up again
   request_order_[record.number] = key;
+  std::set<uint64_t>& own = requests_of_key_[peer.key_id];
+  own.insert(record.number);
   Write(record);
   Write(cluster_);
   requests_[key] = std::move(record);
-  while (static_cast<int>(requests_.size()) > config_.requests_max) {
-    const auto oldest = request_order_.begin();
-    writes_.push_back({oldest->second, std::nullopt});
-    requests_.erase(oldest->second);
-    request_order_.erase(oldest);
-  }
+  if (static_cast<int>(own.size()) > config_.requests_per_key_max) ForgetRequest(*own.begin());
+  if (static_cast<int>(requests_.size()) > config_.requests_max) ForgetRequest(request_order_.begin()->first);
+}
+
+void HeadState::ForgetRequest(uint64_t number) {
+  const std::string key = request_order_.at(number);
+  writes_.push_back({key, std::nullopt});
+  const std::string client = requests_.at(key).client_key;
+  requests_.erase(key);
+  request_order_.erase(number);
+  requests_of_key_[client].erase(number);
+  if (requests_of_key_[client].empty()) requests_of_key_.erase(client);
 }
 
 void HeadState::OnRequest(const PeerMessage& event, const ClientRequest& request, Instant now) {
@@ -98,7 +107,7 @@ void HeadState::OnRequest(const PeerMessage& event, const ClientRequest& request
   if (repeated != requests_.end()) {
     GT_PROBE("head.request_repeated");
     ++counters_.deduplicated;
-    out_.push_back(ReplyToClient{route, repeated->second.reply});
+    out_.push_back(ReplyToClient{route, repeated->second.reply, true});
     return;
   }
   // Who asked may have given up, and not expect any more that it is done. Who still waits asks again.
@@ -163,6 +172,7 @@ void HeadState::OnRequest(const PeerMessage& event, const ClientRequest& request
   if (!std::holds_alternative<ClientSubmit>(request.body))
     Audit(event, rule.name, target, changed.status(), now);
   Answer(route, request.id, absl::OkStatus(), *changed);
+  std::get<ReplyToClient>(out_.back()).changes = true;
   Remember(event.peer, std::get<ReplyToClient>(out_.back()).reply);
 }
 
@@ -176,6 +186,14 @@ absl::StatusOr<std::string> HeadState::Submit(const PeerMessage& event, const st
     return absl::ResourceExhaustedError(
         absl::StrCat(config_.live_jobs_max, " jobs are live, the most this head takes: wait or stop some"));
   }
+  const std::string owner = OwnerName(event.peer);
+  const auto own = std::count_if(jobs_.begin(), jobs_.end(), [&](const auto& item) {
+    return !IsFinal(item.second.record.state) && item.second.record.owner == owner;
+  });
+  if (own >= config_.live_jobs_per_user_max && !config_.local) {
+    return absl::ResourceExhaustedError(absl::StrCat(
+        own, " jobs of ", owner, " are live, the most this head takes of one user: wait or stop some"));
+  }
   absl::StatusOr<spec::JobSpec> spec = config_.parse_job(submit.spec_text);
   if (!spec.ok()) return spec.status();
   if (!submit.takeover) {
@@ -187,7 +205,9 @@ absl::StatusOr<std::string> HeadState::Submit(const PeerMessage& event, const st
   record.name = spec->name;
   record.spec_text = submit.spec_text;
   record.env = submit.env;
-  record.run_dir = absl::StrReplaceAll(submit.run_dir, {{"{job}", record.id.value}});
+  constexpr size_t kClusterLetters = 8;  // of 32
+  const std::string cluster = config_.cluster.value.substr(0, kClusterLetters);
+  record.run_dir = absl::StrReplaceAll(submit.run_dir, {{"{job}", record.id.value}, {"{cluster}", cluster}});
   record.resume = submit.resume;
   record.client_key = event.peer.key_id;
   record.owner = OwnerName(event.peer);
@@ -231,6 +251,7 @@ void HeadState::DropOldJobs() {
     writes_.push_back({KeyOf(job.record), std::nullopt});
     if (job.checkpoint) writes_.push_back({KeyOf(*job.checkpoint), std::nullopt});
     dirty_jobs_.erase(it->second);
+    news_.insert(it->second);
     jobs_.erase(it->second);
     it = job_order_.erase(it);
   }
@@ -460,29 +481,64 @@ void HeadState::ExpireQueries(Instant now) {
 
 absl::Status HeadState::Poll(const PeerMessage& event, const std::string& id, const ClientEvents& events,
                              Instant now) {
-  constexpr size_t kPollsMax = 10'000;
-  if (polls_.size() >= kPollsMax)
+  if (open_polls_ >= config_.polls_max)
     return absl::ResourceExhaustedError("too many clients wait for events: try again");
-  polls_.push_back({event.route, id, event.peer.key_id, events.job, events.after,
-                    now + std::clamp(events.wait, absl::ZeroDuration(), config_.events_wait_max)});
+  int& own = polls_of_key_[event.peer.key_id];
+  if (own >= config_.polls_per_key_max)
+    return absl::ResourceExhaustedError(absl::StrCat(own, " requests of this key wait for events: end some"));
+  ++own;
+  ++open_polls_;
+  const Instant deadline = now + std::clamp(events.wait, absl::ZeroDuration(), config_.events_wait_max);
+  polls_[events.job].push_back({event.route, id, event.peer.key_id, events.job, events.after, deadline});
+  next_poll_ = std::min(next_poll_.value_or(deadline), deadline);
+  news_.insert(events.job);  // it may have said something since
   return absl::OkStatus();
 }
 
 void HeadState::AnswerPolls(Instant now) {
-  std::erase_if(polls_, [&](const OpenPoll& poll) {
-    Job* job = FindJob(poll.job);
-    if (job != nullptr && job->record.client_key == poll.client_key) job->client_seen = now;
-    const bool due = job == nullptr || poll.deadline <= now || IsFinal(job->record.state) ||
-                     (!job->events.empty() && job->events.back().sequence > poll.after);
-    if (!due) return false;
-    if (job == nullptr) {
-      Answer(poll.route, poll.request_id, absl::NotFoundError("the job is forgotten"), "");
-    } else {
-      Answer(poll.route, poll.request_id, absl::OkStatus(), EventsJson(*job, poll.after));
-    }
-    active_at_ = now;
-    return true;
-  });
+  std::set<JobId> due = std::exchange(news_, {});
+  if (next_poll_ && now >= *next_poll_) {
+    for (const auto& [job, polls] : polls_) due.insert(job);
+  }
+  for (const JobId& job : due) {
+    const auto it = polls_.find(job);
+    if (it == polls_.end()) continue;
+    std::erase_if(it->second, [&](const OpenPoll& poll) { return AnswerPoll(poll, now); });
+    if (it->second.empty()) polls_.erase(it);
+  }
+  if (!next_poll_ || now < *next_poll_) return;
+  next_poll_.reset();
+  for (const auto& [job, polls] : polls_) {
+    for (const OpenPoll& poll : polls)
+      next_poll_ = std::min(next_poll_.value_or(poll.deadline), poll.deadline);
+  }
+}
+
+// False: it goes on waiting.
+bool HeadState::AnswerPoll(const OpenPoll& poll, Instant now) {
+  Job* job = FindJob(poll.job);
+  const bool due = job == nullptr || poll.deadline <= now || IsFinal(job->record.state) ||
+                   (!job->events.empty() && job->events.back().sequence > poll.after);
+  if (!due) return false;
+  if (job == nullptr) {
+    Answer(poll.route, poll.request_id, absl::NotFoundError("the job is forgotten"), "");
+  } else {
+    if (job->record.client_key == poll.client_key) job->client_seen = now;
+    Answer(poll.route, poll.request_id, absl::OkStatus(), EventsJson(*job, poll.after));
+  }
+  --open_polls_;
+  const auto own = polls_of_key_.find(poll.client_key);
+  if (--own->second == 0) polls_of_key_.erase(own);
+  active_at_ = now;
+  return true;
+}
+
+// A client that waits for events of its job is there.
+bool HeadState::ClientWaits(const Job& job) const {
+  const auto polls = polls_.find(job.record.id);
+  return polls != polls_.end() &&
+         std::any_of(polls->second.begin(), polls->second.end(),
+                     [&](const OpenPoll& poll) { return poll.client_key == job.record.client_key; });
 }
 
 }  // namespace gtrain::core

@@ -50,10 +50,38 @@ bool Job::HoldsNode(const NodeId& node) const {
 }
 
 const RankExit* Job::ExitOf(int rank) const {
-  for (const RankExit& exit : record.exits) {
+  if (static_cast<size_t>(rank) < ranks.size())
+    return ranks[rank].exit < 0 ? nullptr : &record.exits[static_cast<size_t>(ranks[rank].exit)];
+  for (const RankExit& exit : record.exits) {  // of a job that was over before this head started
     if (exit.rank == rank) return &exit;
   }
   return nullptr;
+}
+
+void Job::CountStep(const RankLive& rank, int count) {
+  if (!rank.status.step || rank.exit >= 0) return;
+  const auto it = steps.try_emplace(*rank.status.step).first;
+  it->second += count;
+  if (it->second == 0) steps.erase(it);
+}
+
+void Job::SetStatus(RankLive& rank, const RankStatus& status) {
+  CountStep(rank, -1);
+  rank.status = status;
+  CountStep(rank, 1);
+}
+
+void Job::SetStarted(RankLive& rank) {
+  if (!rank.started && rank.exit < 0) --not_started;
+  rank.started = any_started = true;
+}
+
+void Job::SetExit(RankLive& rank, RankExit exit) {
+  CountStep(rank, -1);
+  if (!rank.started) --not_started;
+  rank.exit = static_cast<int>(record.exits.size());
+  rank.status.state = RankState::kExited;
+  record.exits.push_back(std::move(exit));
 }
 
 std::string Shortened(std::string text, size_t bytes) {
@@ -84,6 +112,7 @@ absl::Status HeadState::Load(const std::vector<Record>& records, Instant now) {
     } else if (const auto* node = std::get_if<NodeRecord>(&record)) {
       nodes_[node->id].record = *node;
       nodes_[node->id].revision = ++revisions_;
+      nodes_[node->id].heard_at = now;
       detector_.Expect(node->id, now,
                        std::max(absl::ZeroDuration(), config_.rejoin_window - config_.dead_after));
     } else if (const auto* job = std::get_if<JobRecord>(&record)) {
@@ -96,6 +125,7 @@ absl::Status HeadState::Load(const std::vector<Record>& records, Instant now) {
       if (job->owner.empty()) jobs_[job->id].record.owner = job->client_key;  // of an older version
     } else if (const auto* request = std::get_if<RequestRecord>(&record)) {
       request_order_[request->number] = KeyOf(*request);
+      requests_of_key_[request->client_key].insert(request->number);
       requests_[KeyOf(*request)] = *request;
     } else if (const auto* checkpoint = std::get_if<CheckpointRecord>(&record)) {
       checkpoints.push_back(*checkpoint);
@@ -178,8 +208,7 @@ void HeadState::Adopt(Job& job, Instant now) {
   if (job.record.waits_for_storage && !job.record.faults.empty())
     WaitForStorage(job, StorageBackoff(job.record.faults.back().tries, rng_), now);
   if (job.record.state == JobState::kRunning) {
-    for (RankLive& rank : job.ranks) rank.started = true;
-    job.any_started = true;
+    for (RankLive& rank : job.ranks) job.SetStarted(rank);
     job.start_deadline.reset();
   }
   if (job.start_deadline) *job.start_deadline = *job.start_deadline + config_.rejoin_window;
@@ -224,6 +253,7 @@ StepResult HeadState::Step(const HeadEvent& event, Instant now) {
   } else if (const auto* room = std::get_if<StoreRoom>(&event)) {
     if (room->low != store_low_.has_value()) Say(room->low ? room->text : "the store's disk has room again");
     store_low_ = room->low ? std::optional<std::string>(room->text) : std::nullopt;
+    store_full_ = room->full;
   } else {
     OnTick(now);
   }
@@ -256,6 +286,7 @@ void HeadState::OnMessage(const PeerMessage& event, Instant now) {
   }
   Node& node = it->second;
   detector_.Heard(id, now);
+  node.heard_at = now;
   if (node.rival) RefuseRival(node);
   if (node.state != NodeState::kAlive) Returned(node, now);
   if (const auto* m = std::get_if<AgentHeartbeat>(&event.message)) return OnHeartbeat(node, *m, now);
@@ -281,7 +312,9 @@ void HeadState::OnTick(Instant now) {
   ExpireQueries(now);
 }
 
+// Not with a full disk: how the last jobs ended is not stored yet, and people ask why.
 void HeadState::CheckIdle(Instant now) {
+  if (store_full_) return;
   if (!config_.exit_when_idle && !shutdown_when_idle_) return;
   if (!LiveJobs().empty() || !polls_.empty() || !queries_.empty()) return;
   const absl::Duration patience = shutdown_when_idle_ ? absl::ZeroDuration()
@@ -331,8 +364,8 @@ std::optional<Instant> HeadState::NextDeadline() const {
   }
   for (const auto& [id, node] : nodes_) Sooner(next, node.quarantined_until);
   for (const auto& [id, query] : queries_) Sooner(next, query.deadline);
-  for (const OpenPoll& poll : polls_) Sooner(next, poll.deadline);
-  if (config_.exit_when_idle && !live && polls_.empty() && queries_.empty()) {
+  if (next_poll_) Sooner(next, *next_poll_);
+  if (config_.exit_when_idle && !store_full_ && !live && polls_.empty() && queries_.empty()) {
     Sooner(next, active_at_ + (any_job_seen_ ? config_.idle_linger
                                              : std::max(config_.idle_linger, kFirstJobPatience)));
   }
@@ -382,6 +415,7 @@ void HeadState::Emit(Job& job, const std::string& kind, std::string text) {
   EmitEvent event{job.record.id, job.record.run_dir, ++job.record.event_sequence, job.record.generation,
                   kind,          std::move(text)};
   job.events.push_back(event);
+  news_.insert(job.record.id);
   if (static_cast<int>(job.events.size()) > config_.events_kept_max) job.events.pop_front();
   out_.push_back(std::move(event));
 }

@@ -48,6 +48,7 @@ struct HeadConfig {
   absl::Duration avoid_for = absl::Minutes(10);
   absl::Duration rejoin_window = absl::Seconds(20);  // after a head restart nobody is declared dead before
   absl::Duration fence_after = absl::Seconds(120);   // told to agents: lease of ranks without head contact
+  absl::Duration fence_margin = absl::Seconds(10);   // from the end of a lease to that of the last rank
   absl::Duration reform_grace = absl::Seconds(3);    // TERM to KILL when another generation follows
   absl::Duration gone_margin = absl::Seconds(15);  // added to the grace before a node counts as not releasing
   absl::Duration start_timeout = absl::Seconds(60);    // grant to RanksStarted
@@ -59,7 +60,11 @@ struct HeadConfig {
 
   int jobs_max = 10'000;  // live and finished
   int live_jobs_max = 1'000;
+  int live_jobs_per_user_max = 500;      // of those; not on a local cluster
   int requests_max = 10'000;             // remembered answers
+  int requests_per_key_max = 2'500;      // of those, the newest of one client
+  int polls_max = 10'000;                // clients that wait for events
+  int polls_per_key_max = 1'000;         // of those
   int events_kept_max = 1'000;           // a job, in memory
   size_t tail_bytes_max = 64 << 10;      // a rank and stream
   size_t tails_bytes_max = 16 << 20;     // all together
@@ -74,6 +79,10 @@ struct HeadConfig {
   // such a proof. Without them no head ever steps down (fault H9).
   std::function<std::string(HeadEpoch)> prove_epoch;
   std::function<bool(HeadEpoch, const std::string&)> proves_epoch;
+  // A grant in the bytes in which it is sent, with a proof that only a head of this cluster can make; and
+  // whether such a proof is ours. Without them, nothing is sealed and what agents describe is believed.
+  std::function<GrantSeal(const GenerationGrant&)> seal_grant;
+  std::function<bool(const GrantSeal&)> proves_grant;
   // What opens the copies of a job's checkpoints on its machines; 64 hex digits, always the same ones.
   std::function<std::string(const JobId&)> near_secret;
 };

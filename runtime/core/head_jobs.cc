@@ -67,7 +67,8 @@ void HeadState::Schedule(Instant now) {
   }
   std::vector<Job*> wanting;
   for (Job* job : candidates) {
-    if (job->Wanting() && (!job->not_before || *job->not_before <= now)) wanting.push_back(job);
+    if (job->Wanting() && (!job->not_before || *job->not_before <= now) && !AwaitsWord(job->record.id))
+      wanting.push_back(job);
   }
   std::stable_sort(wanting.begin(), wanting.end(),
                    [](const Job* a, const Job* b) { return a->spec.priority > b->spec.priority; });
@@ -284,10 +285,13 @@ void HeadState::Grant(Job& job, const plan::Placement& placement, Instant now) {
     Move(job, JobState::kStarting, placement.reason);
   }
   for (const NodePlace& place : record.grant->holders) TellHolder(job, place.node);
-  for (const NodePlace& place : record.grant->nodes) SendGrant(job, place.node);
+  std::vector<NodeId> nodes;
+  for (const NodePlace& place : record.grant->nodes) nodes.push_back(place.node);
+  SendGrant(job, nodes);
 }
 
-void HeadState::SendGrant(const Job& job, const NodeId& node) {
+// Packed and proved once for all nodes: it is as long as the job has ranks and nodes.
+void HeadState::SendGrant(const Job& job, const std::vector<NodeId>& nodes) {
   GenerationGrant grant = *job.record.grant;
   grant.spec_text = job.record.spec_text;
   grant.client_env = job.record.env;
@@ -298,7 +302,14 @@ void HeadState::SendGrant(const Job& job, const NodeId& node) {
   grant.owner = job.record.owner;
   if (config_.near_secret) grant.near_secret = config_.near_secret(job.record.id);
   grant.live_jobs = LiveJobsToTell(job);
-  Send(node, SendKind::kGrant, StartGeneration{epoch(), std::move(grant)});
+  StartGeneration start{epoch(), std::move(grant), {}};
+  GrantSeal seal;
+  if (config_.seal_grant) seal = config_.seal_grant(start.grant);
+  for (const NodeId& id : nodes) {
+    const auto node = nodes_.find(id);
+    start.seal = node != nodes_.end() && node->second.keeps_seals ? seal : GrantSeal();
+    Send(id, SendKind::kGrant, start);
+  }
 }
 
 // What is known of a generation only while it lives.
@@ -310,6 +321,13 @@ void HeadState::ResetLive(Job& job, Instant now) {
     job.ranks[i].status.generation = grant.generation;
     job.ranks[i].status.rank = static_cast<int>(i);
   }
+  for (size_t i = 0; i < job.record.exits.size(); ++i) {  // that an earlier head heard of
+    const int rank = job.record.exits[i].rank;
+    if (static_cast<size_t>(rank) < job.ranks.size()) job.ranks[rank].exit = static_cast<int>(i);
+  }
+  job.steps.clear();
+  job.not_started = static_cast<int>(
+      std::count_if(job.ranks.begin(), job.ranks.end(), [](const RankLive& rank) { return rank.exit < 0; }));
   job.exchange.emplace(grant.world_size, config_.exchange_bytes_max);
   job.any_started = job.checkpointed = job.stall_reported = job.told = job.saved_since_told = false;
   // Until this generation says something else they hold: it may take a while to find out again.
@@ -330,6 +348,7 @@ void HeadState::ResetLive(Job& job, Instant now) {
   // A setup script runs before the ranks and may install things.
   job.start_deadline = now + (job.spec.setup.empty() ? config_.start_timeout : job.spec.progress.startup);
   job.gone_deadline.reset();
+  job.fenced_at.reset();
   job.left_at.reset();
 }
 
@@ -365,15 +384,53 @@ void HeadState::BeginEnding(Job& job, Ending ending, EndMode mode, absl::Duratio
   ContinueEnding(job, now);
 }
 
+// Until when ranks of the generation that ends may write there, of those that nothing but their lease stops:
+// commits fence programs with the SDK.
+Instant HeadState::MayWriteUntil(const Job& job, const Node& node) const {
+  const bool another = job.record.ending == Ending::kReform || job.record.ending == Ending::kReplace;
+  if (!another || job.record.sdk || job.spec.overlap == spec::Overlap::kAllow ||
+      config_.fence_after <= absl::ZeroDuration()) {
+    return Instant();
+  }
+  const auto& places = job.record.grant->ranks;
+  const bool may = std::any_of(places.begin(), places.end(), [&](const RankPlace& place) {
+    return place.node == node.record.id && job.ExitOf(place.rank) == nullptr;
+  });
+  if (!may) return Instant();
+  if (node.state != NodeState::kDead)  // it answers, but not this: its lease goes on
+    return job.gone_deadline ? *job.gone_deadline + config_.fence_after : Instant();
+  const Instant lease = node.heard_at + config_.fence_after + config_.fence_margin;
+  const bool taken_away = node.record.notice.kind == NoticeKind::kLeave && node.notice_at;
+  return taken_away ? std::min(lease, *node.notice_at + config_.gone_margin) : lease;
+}
+
 // Waits for every node that can still answer. Dead ones cannot; one whose time is up is left out of the
-// job's next generation and counted as occupied until it answers.
+// job's next generation and counted as occupied until it answers. Where ranks without the SDK may have been
+// left behind, nothing begins before their lease is over.
 void HeadState::ContinueEnding(Job& job, Instant now) {
   if (job.record.ending == Ending::kNone || IsFinal(job.record.state)) return;
   const bool time_up = job.gone_deadline && *job.gone_deadline <= now;
+  std::optional<Instant> fenced_at;
+  std::string hostnames;
+  for (const NodeId& id : job.record.unreleased) {
+    const auto it = nodes_.find(id);
+    if (it == nodes_.end()) continue;
+    if (it->second.state != NodeState::kDead && !time_up) {
+      job.fenced_at.reset();  // the time of those that can still answer counts first
+      return;
+    }
+    const Instant until = MayWriteUntil(job, it->second);
+    if (until <= now) continue;
+    fenced_at = std::max(fenced_at.value_or(until), until);
+    absl::StrAppend(&hostnames, hostnames.empty() ? "" : ", ", it->second.record.hostname);
+  }
+  const bool waits = job.fenced_at.has_value();
+  job.fenced_at = fenced_at;
+  if (fenced_at && !waits) AwaitFence(job, hostnames, now);
+  if (fenced_at) return;
   for (const NodeId& id : job.record.unreleased) {
     const auto it = nodes_.find(id);
     if (it == nodes_.end() || it->second.state == NodeState::kDead) continue;
-    if (!time_up) return;
     GT_PROBE("head.end_unconfirmed");
     Emit(job, "warning",
          absl::StrCat(it->second.record.hostname, " did not confirm that all processes of generation ",
@@ -382,11 +439,33 @@ void HeadState::ContinueEnding(Job& job, Instant now) {
   FinishEnding(job, now);
 }
 
+void HeadState::AwaitFence(Job& job, const std::string& hostnames, Instant now) {
+  GT_PROBE("head.awaits_fence");
+  const std::string left = PrintDuration(absl::Ceil(*job.fenced_at - now, absl::Seconds(1)));
+  const std::string where = Shortened(hostnames, 1 << 9);
+  Move(job, job.record.state,
+       absl::StrCat(job.record.ending_reason, "; for ", left, " at most ranks of generation ",
+                    job.record.revoked.value, " may still run on ", where));
+  job.blocked_by = {
+      {.node = "",
+       .constraint = absl::StrCat(
+           where,
+           " does not answer, and ranks that do not use gtrain's library may still write there until "
+           "their lease is over"),
+       .room = 0,
+       .held_by = {},
+       .unblocked_by =
+           absl::StrCat("in at most ", left,
+                        "; the node answering; or, once that machine is off, `gtrain node revoke`. "
+                        "`overlap: allow` in the job file never waits")}};
+}
+
 void HeadState::FinishEnding(Job& job, Instant now) {
   const Ending ending = job.record.ending;
   const std::string reason = job.record.ending_reason;
   job.record.ending = Ending::kNone;
   job.gone_deadline.reset();
+  job.fenced_at.reset();
   Dirty(job);
   schedule_ = schedule_ || job.record.grant.has_value();
   switch (ending) {
@@ -573,7 +652,8 @@ void HeadState::Finish(Job& job, JobState state, std::string reason) {
 }
 
 void HeadState::JobTimers(Job& job, Instant now) {
-  if (job.gone_deadline && *job.gone_deadline <= now) ContinueEnding(job, now);
+  const std::optional<Instant> ends_at = job.fenced_at ? job.fenced_at : job.gone_deadline;
+  if (ends_at && *ends_at <= now) ContinueEnding(job, now);
   if (IsFinal(job.record.state)) return;
   LinkStep(job, now);
   LeaveStep(job, now);
@@ -613,7 +693,8 @@ bool HeadState::EndIfItsTimeIsUp(Job& job, Instant now) {
   if (job.spec.time_limit && RunTime(job, now) >= *job.spec.time_limit) {
     ending = Ending::kFail;
     reason = absl::StrCat("limits.time of ", PrintDuration(*job.spec.time_limit), " is over");
-  } else if (job.record.end_with_client && now - job.client_seen >= config_.client_lease) {
+  } else if (job.record.end_with_client && !ClientWaits(job) &&
+             now - job.client_seen >= config_.client_lease) {
     ending = Ending::kCancel;
     reason = "the client it should end with has gone silent";
   } else {
@@ -633,13 +714,13 @@ std::optional<Instant> HeadState::JobDeadline(const Job& job) const {
   const auto sooner = [&](std::optional<Instant> other) {
     if (other) next = std::min(next.value_or(*other), *other);
   };
-  sooner(job.gone_deadline);
+  sooner(job.fenced_at ? job.fenced_at : job.gone_deadline);
   sooner(job.Wanting() ? job.not_before : std::nullopt);
   for (const Instant until : job.avoided_until) sooner(until);
   if (!job.Live() && !job.Wanting()) return next;
   if (job.spec.time_limit && job.run_mark)
     sooner(*job.run_mark + (*job.spec.time_limit - job.record.run_time));
-  if (job.record.end_with_client) sooner(job.client_seen + config_.client_lease);
+  if (job.record.end_with_client && !ClientWaits(job)) sooner(job.client_seen + config_.client_lease);
   if (!job.Live()) return next;
   sooner(job.start_deadline);
   sooner(LeaveDeadline(job));

@@ -166,7 +166,7 @@ void AddProgress(const Job& job, json& document) {
 
 // What the ranks of this generation say of themselves, or those of an earlier one said.
 void AddNotes(const Job& job, json& document) {
-  for (const char* kind : {kCompressionNote, kRestoreNote, kOwnerNote, kStorageNote, kSavesNote}) {
+  for (const char* kind : {kCompressionNote, kRestoreNote, kOwnerNote, kStorageNote, kSavesNote, kLogsNote}) {
     const auto said = job.rank_notes.find(kind), before = job.notes_before.find(kind);
     document[kind] = said != job.rank_notes.end()       ? said->second
                      : before != job.notes_before.end() ? before->second

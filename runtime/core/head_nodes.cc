@@ -131,6 +131,9 @@ void HeadState::OnHello(const PeerMessage& event, const AgentHello& hello, Insta
     node.revision = ++revisions_;
     Write(node.record);
   }
+  // The first on a connection says what is there, for nothing is on its way. One that is repeated may have
+  // been sent before what this head sent on the same connection arrived.
+  const bool repeated = node.welcomed && node.route == event.route && !new_incarnation;
   node.route = event.route;
   node.welcomed = true;
   node.hello_order = hello.order;
@@ -138,11 +141,14 @@ void HeadState::OnHello(const PeerMessage& event, const AgentHello& hello, Insta
   node.near_port = hello.near_port;
   node.near_key = hello.near_key;
   node.takes_copies = hello.takes_copies;
+  node.keeps_seals = hello.keeps_seals;
   node.state = NodeState::kAlive;
   detector_.Heard(id, now);
+  node.heard_at = now;
   if (new_incarnation) node.notice_at.reset();
   AllowFreeze(node);
   if (new_incarnation) EndAvoidances(id, "it restarted");
+  if (new_incarnation) std::erase_if(unproven_, [&](const auto& item) { return item.first.second == id; });
   Send(id, SendKind::kReply,
        AgentWelcome{config_.cluster, epoch(), id, config_.heartbeat_interval, config_.fence_after,
                     config_.prove_epoch ? config_.prove_epoch(epoch()) : "",
@@ -150,11 +156,12 @@ void HeadState::OnHello(const PeerMessage& event, const AgentHello& hello, Insta
   Say(absl::StrCat(hello.hostname, known ? " is back" : " joined", " with ", hello.inventory.cpus,
                    " cpus and ", hello.inventory.gpus.size(), " GPUs",
                    new_incarnation ? ", as a new incarnation" : ""));
-  Reconcile(node, hello, new_incarnation, now);
+  Reconcile(node, hello, new_incarnation, repeated, now);
   schedule_ = true;
 }
 
-void HeadState::Reconcile(Node& node, const AgentHello& hello, bool new_incarnation, Instant now) {
+void HeadState::Reconcile(Node& node, const AgentHello& hello, bool new_incarnation, bool repeated,
+                          Instant now) {
   std::map<JobId, std::vector<const HeldGeneration*>> held;
   std::set<JobId> described;  // what the node says of these follows
   for (const HeldGeneration& generation : hello.held) {
@@ -170,7 +177,12 @@ void HeadState::Reconcile(Node& node, const AgentHello& hello, bool new_incarnat
     }
   }
   for (const auto& [number, id] : job_order_) {
-    if (!described.contains(id)) ReconcileJob(jobs_.at(id), node, held[id], new_incarnation, now);
+    const std::vector<const HeldGeneration*>& here = held[id];
+    if (repeated && here.empty()) {
+      GT_PROBE("head.repeated_hello");
+      continue;
+    }
+    if (!described.contains(id)) ReconcileJob(jobs_.at(id), node, here, new_incarnation, now);
   }
   SettleCopies(node.record.id, hello);
 }
@@ -192,12 +204,24 @@ void HeadState::ReconcileJob(Job& job, const Node& node, const std::vector<const
                              bool new_incarnation, Instant now) {
   const NodeId& id = node.record.id;
   const bool was_ending = Unreleased(job, id);
-  bool holds_over = false, holds_current = false, saw_revoke = false, stopping = false;
+  bool holds_over = false, holds_current = false, saw_revoke = false;
+  const bool stopping = std::any_of(held.begin(), held.end(), [&](const HeldGeneration* generation) {
+    return generation->stopping && generation->revoked >= job.record.generation;
+  });
+  // Before its exits are heard: they are the consequence of the stop. A head before us began it and died
+  // before writing it down (its disk may have been full), or its records are lost.
+  if (stopping && job.Live() && job.HoldsNode(id)) {
+    GT_PROBE("head.finishes_unrecorded_stop");
+    BeginEnding(job, Ending::kCancel, EndMode::kStop, job.spec.stop_grace,
+                cluster_.recovering
+                    ? "its agents were told to stop it before the head's records were lost"
+                    : "its agents were told to stop it by a head that ended before it could say so",
+                now);
+  }
   for (const HeldGeneration* generation : held) {
     for (const RankStatus& status : generation->live) OnRankStatus(id, status, now);
     for (const RankExit& exit : generation->exited) OnExited(id, exit, now);
     saw_revoke = saw_revoke || generation->revoked >= job.record.generation;
-    stopping = stopping || generation->stopping;
     holds_current = holds_current || generation->generation == job.record.generation;
   }
   for (const HeldGeneration* generation : held) {
@@ -216,12 +240,7 @@ void HeadState::ReconcileJob(Job& job, const Node& node, const std::vector<const
   if (!job.Live() || !job.HoldsNode(id)) return;
   if (saw_revoke) {
     GT_PROBE("head.finishes_unrecorded_revoke");
-    // A head before us revoked this and died before writing it down, or its records are lost: finish what it
-    // began. A stop that was acknowledged before the loss stays a stop.
-    if (stopping && cluster_.recovering) {
-      return BeginEnding(job, Ending::kCancel, EndMode::kStop, job.spec.stop_grace,
-                         "its agents were told to stop it before the head's records were lost", now);
-    }
+    // A head before us revoked this and died before writing it down: finish what it began.
     return BeginEnding(job, Ending::kReplace, EndMode::kReform, config_.reform_grace,
                        "a generation was revoked by a head that ended before it could say so", now);
   }
@@ -239,7 +258,7 @@ void HeadState::ReconcileJob(Job& job, const Node& node, const std::vector<const
     return;
   }
   if (!started) GT_PROBE("head.grants_again");
-  if (!started) return SendGrant(job, id);  // it was lost with the connection
+  if (!started) return SendGrant(job, {id});  // it was lost with the connection
   const char* why =
       new_incarnation ? "it restarted and its ranks are gone" : "its keeper is gone and so are its ranks";
   GT_PROBE("head.ranks_gone_at_hello");
@@ -251,14 +270,16 @@ void HeadState::ReconcileJob(Job& job, const Node& node, const std::vector<const
 // the grace still holds.
 void HeadState::ResendEnding(Job& job, const NodeId& node, Instant now) {
   GT_PROBE("head.resends_revoke");
-  const bool stopping = job.record.ending == Ending::kCancel || job.record.ending == Ending::kFail;
+  // Agents remember a stop as a person's word, so nothing else is sent as one.
+  const bool stopping =
+      job.record.ending == Ending::kCancel || job.record.ending == Ending::kFail || IsFinal(job.record.state);
   const bool over = job.record.ending == Ending::kNone || IsFinal(job.record.state) || !job.gone_deadline;
   const absl::Duration left = over ? absl::ZeroDuration()
                                    : std::clamp(*job.gone_deadline - config_.gone_margin - now,
                                                 absl::ZeroDuration(), job.spec.stop_grace);
-  const EndMode mode = left == absl::ZeroDuration() ? EndMode::kStopNow
-                       : stopping                   ? EndMode::kStop
-                                                    : EndMode::kReform;
+  const EndMode mode = !stopping                      ? EndMode::kReform
+                       : left == absl::ZeroDuration() ? EndMode::kStopNow
+                                                      : EndMode::kStop;
   SendRevoke(job, node, mode, left);
 }
 
@@ -409,6 +430,7 @@ void HeadState::DropNode(const NodeId& id, const std::string& why, Instant now) 
   for (Job* job : LiveJobs()) RanksLost(*job, node, why, now);
   writes_.push_back({KeyOf(node.record), std::nullopt});
   detector_.Forget(id);
+  std::erase_if(unproven_, [&](const auto& item) { return item.first.second == id; });
   nodes_.erase(id);
   for (Job* job : LiveJobs()) Release(*job, id, now);
 }

@@ -1,6 +1,7 @@
 // What agents report about ranks. Every message names its generation: one that is not the granted one is
 // dropped and counted, except exits, which are always acknowledged so that nobody repeats them for ever.
 #include <algorithm>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "base/probe.h"
@@ -46,8 +47,9 @@ void HeadState::OnRankStatus(const NodeId& node, const RankStatus& status, Insta
   }
   RankLive& rank = job->ranks[status.rank];
   if (status.step && (!rank.status.step || *status.step > *rank.status.step)) rank.stepped_at = now;
-  rank.status = status;
-  if (status.state != RankState::kStarting) rank.started = job->any_started = true;
+  job->SetStatus(rank, status);
+  if (status.state == RankState::kJoined && !std::exchange(job->record.sdk, true)) Dirty(*job);
+  if (status.state != RankState::kStarting) job->SetStarted(rank);
   if (status.step) job->top_step = std::max(job->top_step.value_or(*status.step), *status.step);
   MeasurePace(*job, rank);
   UpdateProgress(*job, now);
@@ -56,27 +58,24 @@ void HeadState::OnRankStatus(const NodeId& node, const RankStatus& status, Insta
 
 // The job is where its slowest running rank is.
 void HeadState::UpdateProgress(Job& job, Instant now) {
-  std::optional<int64_t> low;
-  for (size_t i = 0; i < job.ranks.size(); ++i) {
-    if (!job.ranks[i].status.step || job.ExitOf(static_cast<int>(i)) != nullptr) continue;
-    low = std::min(low.value_or(*job.ranks[i].status.step), *job.ranks[i].status.step);
-  }
-  if (!low || (job.low_step && *low <= *job.low_step)) return;
+  if (job.steps.empty()) return;
+  const int64_t low = job.steps.begin()->first;
+  if (job.low_step && low <= *job.low_step) return;
   // Ranks report at different moments of a step, so only a stretch of time gives an honest rate.
   if (!job.rate_from) {
-    job.rate_from = {*low, now};
+    job.rate_from = {low, now};
   } else if (now - job.rate_from->second >= kRateStretch) {
     const double rate =
-        static_cast<double>(*low - job.rate_from->first) / absl::ToDoubleSeconds(now - job.rate_from->second);
+        static_cast<double>(low - job.rate_from->first) / absl::ToDoubleSeconds(now - job.rate_from->second);
     job.steps_per_second = job.steps_per_second == 0 ? rate : 0.5 * (job.steps_per_second + rate);
-    job.rate_from = {*low, now};
+    job.rate_from = {low, now};
   }
   job.low_step = low;
   job.progress_at = now;
   if (job.stall_reported) {
     GT_PROBE("head.stall_over");
     job.stall_reported = false;
-    Emit(job, "stall", absl::StrCat("steps again: ", *low));
+    Emit(job, "stall", absl::StrCat("steps again: ", low));
     Dirty(job);
   }
 }
@@ -85,17 +84,14 @@ void HeadState::OnStarted(const NodeId& node, const RanksStarted& started, Insta
   Job* job = CurrentJob(node, started.job, started.generation);
   if (job == nullptr) return;
   for (const RankPlace& place : job->record.grant->ranks) {
-    if (place.node == node) job->ranks[place.rank].started = job->any_started = true;
+    if (place.node == node) job->SetStarted(job->ranks[place.rank]);
   }
   for (const RankStatus& status : started.ranks) OnRankStatus(node, status, now);
   RunningIfAllStarted(*job, now);
 }
 
 void HeadState::RunningIfAllStarted(Job& job, Instant now) {
-  if (!job.Live() || job.record.state == JobState::kRunning) return;
-  for (size_t i = 0; i < job.ranks.size(); ++i) {
-    if (!job.ranks[i].started && job.ExitOf(static_cast<int>(i)) == nullptr) return;
-  }
+  if (!job.Live() || job.record.state == JobState::kRunning || job.not_started > 0) return;
   job.start_deadline.reset();
   job.progress_at = now;
   Move(job, JobState::kRunning, job.placement_reason);
@@ -108,8 +104,7 @@ void HeadState::OnExited(const NodeId& node, const RankExit& exit, Instant now) 
   if (job->record.grant->ranks[exit.rank].node != node || job->ExitOf(exit.rank) != nullptr) return;
   RankExit kept = exit;
   kept.tail = LastBytes(exit.tail, kExitTailBytes);
-  job->record.exits.push_back(std::move(kept));
-  job->ranks[exit.rank].status.state = RankState::kExited;
+  job->SetExit(job->ranks[exit.rank], std::move(kept));
   Dirty(*job);
   if (!job->Live()) GT_PROBE("head.exit_after_revoke");
   if (!job->Live()) return;  // the consequence of a revoke, not a cause
@@ -195,6 +190,10 @@ void HeadState::OnGone(Node& node, const GenerationGone& gone, Instant now) {
     node.record.unclean = true;
     Write(node.record);
     Say(absl::StrCat(node.record.hostname, " is not used any more: ", gone.message));
+  }
+  if (const auto it = unproven_.find({gone.job, node.record.id});
+      it != unproven_.end() && it->second.generation <= gone.generation) {
+    unproven_.erase(it);
   }
   Job* job = FindJob(gone.job);
   if (job == nullptr) return;
@@ -283,7 +282,11 @@ void HeadState::TakeNewest(Job& job, const CheckpointReport& newest) {
 }
 
 void HeadState::OnNote(const NodeId& node, const AgentNote& note) {
-  Job* job = CurrentJob(node, note.job, note.generation);
+  // Whether the last of a log could be written is known only when the ranks, and so the job, may be over.
+  Job* const over = note.kind == kLogsNote ? FindJob(note.job) : nullptr;
+  const bool late = over != nullptr && IsFinal(over->record.state) && over->HoldsNode(node) &&
+                    over->record.generation == note.generation;
+  Job* job = late ? over : CurrentJob(node, note.job, note.generation);
   if (job == nullptr) return;
   if (IsRankNote(note.kind)) return TakeNote(*job, node, note);
   const std::string rank = note.rank >= 0 ? absl::StrCat("rank ", note.rank, " on ") : "";
@@ -299,13 +302,15 @@ void HeadState::TakeNote(Job& job, const NodeId& node, const AgentNote& note) {
   if (text == known) return;
   const bool changes = known.empty() || text.empty();  // else another machine says the same in other words
   known = std::move(text);
-  const bool told_when_it_changes = note.kind == kStorageNote || note.kind == kSavesNote;
+  const bool told_when_it_changes =
+      note.kind == kStorageNote || note.kind == kSavesNote || note.kind == kLogsNote;
   if (note.kind != kOwnerNote && !(told_when_it_changes && changes)) return;
   Dirty(job);
   Emit(job, note.kind,
        absl::StrCat("rank ", note.rank, " on ", Hostname(node), ": ",
                     !known.empty()            ? known
                     : note.kind == kSavesNote ? "saves are committed again"
+                    : note.kind == kLogsNote  ? "logs are written again"
                                               : "the storage can be read again"));
 }
 

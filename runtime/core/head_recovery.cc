@@ -9,17 +9,25 @@
 //   up
 //                         as it runs; afterwards such a job is ended, as always
 //
+// What an agent describes counts only with the seal of its grant, by which a head of this cluster proves that
+// it granted this to these nodes: a node that somebody else controls would otherwise run what it likes on all
+// the others. A grant without a seal (of a version before them) waits, its job with it, until an
+// administrator says `gtrain head recover --accept-unsealed` or the time is over.
+//
 // A newer generation of a job that this head has granted anew meanwhile cannot be kept: both are revoked.
 #include <algorithm>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "base/probe.h"
 #include "nlohmann/json.hpp"
 #include "runtime/core/head_state.h"
 
 namespace gtrain::core {
 namespace {
 
+constexpr uint64_t kGenerationsSkipped = 1'000'000;  // nobody's word moves a job further
+constexpr size_t kUnprovenMax = 10'000;
 constexpr uint64_t kEventsSkipped = 1'000'000;  // numbers a lost head may have given out
 
 // "name-17" -> 17.
@@ -93,6 +101,9 @@ void HeadState::OnDescribed(Node& node, const GenerationDescribed& described, In
     if (job == nullptr || IsFinal(job->record.state)) EndForgotten(id, held, job != nullptr);
     return;
   }
+  // What the records agree with, or is over, needs no proof.
+  const bool news = job == nullptr || held.generation > job->record.generation;
+  if (news && !Proven(described.seal)) return AwaitWord(node, described);
   if (job == nullptr) {
     job = TakeJob(described, now);
     if (job == nullptr) return;
@@ -104,8 +115,47 @@ void HeadState::OnDescribed(Node& node, const GenerationDescribed& described, In
     TakeGeneration(*job, described, now);
   }
   ReconcileJob(*job, node, {&held}, false, now);
-  if (described.grant.newest) TakeNewest(*job, *described.grant.newest);
+  if (described.grant.newest && Proven(described.seal)) TakeNewest(*job, *described.grant.newest);
   if (described.checkpoint) OnCheckpoint(id, *described.checkpoint);
+}
+
+bool HeadState::Proven(const GrantSeal& seal) const {
+  if (!config_.proves_grant) return true;
+  return seal.bytes.empty() ? cluster_.accept_unsealed : config_.proves_grant(seal);
+}
+
+// Its ranks go on, and nothing else is granted to the job, until somebody says whether to believe it.
+void HeadState::AwaitWord(const Node& node, const GenerationDescribed& described) {
+  const HeldGeneration& held = described.held;
+  if (!described.seal.bytes.empty()) {
+    GT_PROBE("head.forged_grant");
+    Say(absl::StrCat(
+        node.record.hostname, " holds generation ", held.generation.value, " of ", held.job.value,
+        " with a grant that no head of this cluster has made: it is ended. Look into that machine"));
+    return EndForgotten(node.record.id, held, FindJob(held.job) != nullptr);
+  }
+  GT_PROBE("head.unsealed_grant");
+  if (unproven_.size() < kUnprovenMax) unproven_[{held.job, node.record.id}] = held;
+  if (Job* job = FindJob(held.job)) {
+    job->blocked_by = {
+        {.node = node.record.id.value,
+         .constraint = absl::StrCat(node.record.hostname, " holds generation ", held.generation.value,
+                                    ", whose grant proves nothing"),
+         .room = 0,
+         .held_by = {},
+         .unblocked_by =
+             "`gtrain head recover --accept-unsealed` on the stopped head, or the end of the hour "
+             "in which it takes up what agents hold"}};
+  }
+  Say(absl::StrCat(
+      node.record.hostname, " holds generation ", held.generation.value, " of ", held.job.value,
+      ", granted by a version that proved no grants: it runs on and is not taken up. If you trust "
+      "that machine, stop this head, say gtrain head recover --accept-unsealed, and start it again"));
+}
+
+bool HeadState::AwaitsWord(const JobId& job) const {
+  const auto it = unproven_.lower_bound({job, NodeId()});
+  return it != unproven_.end() && it->first.first == job;
 }
 
 // A job the lost head had: everything but its past.
@@ -142,6 +192,9 @@ Job* HeadState::TakeJob(const GenerationDescribed& described, Instant now) {
 void HeadState::TakeGeneration(Job& job, const GenerationDescribed& described, Instant now) {
   JobRecord& record = job.record;
   GenerationGrant grant = described.grant;
+  std::erase_if(unproven_, [&](const auto& item) {
+    return item.first.first == record.id && item.second.generation <= grant.generation;
+  });
   record.spec_text = std::exchange(grant.spec_text, "");
   record.env = std::exchange(grant.client_env, {});
   record.run_dir = std::exchange(grant.run_dir, "");
@@ -170,8 +223,7 @@ void HeadState::TakeGeneration(Job& job, const GenerationDescribed& described, I
   job.not_before.reset();
   job.blocked_by.clear();
   if (running) {
-    for (RankLive& rank : job.ranks) rank.started = true;
-    job.any_started = true;
+    for (RankLive& rank : job.ranks) job.SetStarted(rank);
     job.start_deadline.reset();
   }
   job.run_mark = now;
@@ -190,6 +242,7 @@ void HeadState::ExpectNodes(const GenerationGrant& grant, Instant now) {
     record.id = place.node;
     record.hostname = place.hostname;
     record.address = place.address;
+    nodes_[place.node].heard_at = now;
     detector_.Expect(place.node, now,
                      std::max(absl::ZeroDuration(), config_.rejoin_window - config_.dead_after));
   }
@@ -225,7 +278,18 @@ void HeadState::RecoveryTimers(Instant now) {
     }
   }
   if (now < recover_until_) return;
-  cluster_.recovering = false;
+  cluster_.recovering = cluster_.accept_unsealed = false;
+  for (const auto& [key, held] : std::exchange(unproven_, {})) {
+    const auto& [job_id, node_id] = key;
+    Job* job = FindJob(job_id);
+    const bool over = job == nullptr || IsFinal(job->record.state);
+    if (over || held.generation.value > job->record.generation.value + kGenerationsSkipped) {
+      EndForgotten(node_id, held, job != nullptr);
+    } else if (held.generation > job->record.generation) {
+      RevokeStray(*job, node_id, held, now);  // what comes next is newer than what was there
+    }
+    schedule_ = true;
+  }
   Write(cluster_);
   Say("the time to take up what agents hold is over");
 }

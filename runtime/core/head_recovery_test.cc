@@ -130,6 +130,27 @@ TEST_F(RecoveryTest, AStopThatAgentsHeardStaysAStop_H8) {
   EXPECT_THAT(Sent<StartGeneration>(), IsEmpty());
 }
 
+// Its ranks were told at once; it was answered that the stop is not stored, and then the head ended.
+TEST_F(RecoveryTest, AStopThatCouldNotBeStoredStaysAStop_H3) {
+  Hello("1");
+  const JobId job = Submit("train 1 1");
+  const GenerationGrant grant = Sent<StartGeneration>().at(0).second.grant;
+  StartRanks(job);
+  const std::map<std::string, Record> before = disk_;
+  FromClient(ClientStop{job});
+  disk_ = before;  // it was full
+  Boot();
+  HeldGeneration held = Holds(grant, "1", 1);
+  held.stopping = true;
+  held.live.clear();
+  held.exited.push_back(Exit(job, 1, 0, 1));  // no fault: it was told to end
+  Hello("1", 4, {held});
+  FromNode("1", GenerationGone{job, {1}});
+  EXPECT_EQ(State(job), "CANCELLED");
+  Pass(absl::Seconds(60), {"1"});
+  EXPECT_THAT(Sent<StartGeneration>(), IsEmpty());
+}
+
 TEST_F(RecoveryTest, ARestoredHeadTakesUpNewerGenerations_H9) {
   Hello("1");
   Hello("2");
@@ -178,6 +199,136 @@ TEST_F(RecoveryTest, ALateNewerGenerationAfterANewGrantIsRevoked_H9) {
   Pass(absl::Seconds(30), {"1", "2"});
   ASSERT_THAT(Sent<StartGeneration>(), SizeIs(1));
   EXPECT_EQ(Sent<StartGeneration>().at(0).second.grant.generation.value, 6u);
+}
+
+class SealTest : public RecoveryTest {
+ protected:
+  void SetUp() override {
+    config_.seal_grant = [](const GenerationGrant& grant) {
+      return GrantSeal{absl::StrCat(grant.job.value, " ", grant.generation.value), "ours"};
+    };
+    config_.proves_grant = [](const GrantSeal& seal) { return seal.mac == "ours"; };
+    RecoveryTest::SetUp();
+  }
+  // A job whose ranks run on node 1, as its agent describes it to a head without records.
+  GenerationDescribed LoseRunningJob(bool keeps_seals = true) {
+    Hello("1");
+    AgentHello hello{.cluster = ClusterId("c"), .incarnation = Incarnation("1"), .hostname = "host-1"};
+    hello.inventory.cpus = 4;
+    hello.keeps_seals = keeps_seals;
+    FromNode("1", hello);
+    job_ = Submit("train 1 1");
+    const StartGeneration start = Sent<StartGeneration>().at(0).second;
+    StartRanks(job_);
+    GenerationDescribed described = Described(start.grant, "1");
+    described.seal = start.seal;
+    LoseRecords();
+    Boot();
+    Hello("1", 4, {described.held});
+    return described;
+  }
+  size_t Jobs() { return json::parse(FromClient(ClientStatus{}).json).at("jobs").size(); }
+  void AcceptUnsealed() {
+    std::get<ClusterRecord>(disk_["cluster"]).accept_unsealed = true;
+    Boot();
+  }
+  JobId job_;
+};
+
+TEST_F(SealTest, WhatTheHeadGrantedIsTakenUp_H8) {
+  const GenerationDescribed described = LoseRunningJob();
+  EXPECT_EQ(described.seal.mac, "ours");
+  FromNode("1", described);
+  EXPECT_EQ(State(job_), "RUNNING");
+}
+
+TEST_F(SealTest, AnAgentThatKeepsNoSealsGetsNone) { EXPECT_TRUE(LoseRunningJob(false).seal.bytes.empty()); }
+
+// A node that somebody else controls describes a job that nobody submitted, to run on another node.
+TEST_F(SealTest, WhatNoHeadGrantedRunsNowhere_X4) {
+  GenerationDescribed forged = LoseRunningJob();
+  Hello("2");
+  forged.seal.mac = "made up";
+  forged.grant.generation = forged.held.generation = Generation{9};
+  NodePlace other = forged.grant.nodes[0];
+  other.node = NodeId("2");
+  forged.grant.nodes.push_back(other);
+  sent_.clear();
+  FromNode("1", forged);
+  Pass(absl::Seconds(60), {"1", "2"});
+  EXPECT_EQ(Jobs(), 0u);
+  EXPECT_THAT(Sent<StartGeneration>(), IsEmpty());
+  ASSERT_FALSE(Sent<Revoke>().empty());
+  for (const auto& [node, revoke] : Sent<Revoke>()) EXPECT_EQ(node, "1");
+  AcceptUnsealed();  // is about what has no seal, not about a false one
+  Hello("1", 4, {forged.held});
+  FromNode("1", forged);
+  EXPECT_EQ(Jobs(), 0u);
+}
+
+TEST_F(SealTest, WhatWasGrantedBeforeTheUpgradeWaitsForAWord_H8) {
+  const GenerationDescribed unsealed = LoseRunningJob(false);
+  FromNode("1", unsealed);
+  Pass(absl::Minutes(10), {"1"});
+  EXPECT_EQ(Jobs(), 0u);
+  EXPECT_THAT(Sent<Revoke>(), IsEmpty()) << "its ranks go on meanwhile";
+  AcceptUnsealed();
+  Hello("1", 4, {unsealed.held});
+  FromNode("1", unsealed);
+  EXPECT_EQ(State(job_), "RUNNING");
+}
+
+TEST_F(SealTest, WithoutAWordItIsEndedWhenTheTimeIsOver_H8) {
+  FromNode("1", LoseRunningJob(false));
+  Pass(config_.recovery_window + absl::Seconds(2), {"1"});
+  ASSERT_THAT(Sent<Revoke>(), SizeIs(1));
+  EXPECT_EQ(Sent<Revoke>().at(0).first, "1");
+}
+
+// What the records agree with needs no proof: nothing is taken from anybody's word.
+TEST_F(SealTest, WhatTheRecordsAgreeWithIsLeftAlone_H9) {
+  Hello("1");
+  const JobId job = Submit("train 1 1");
+  const GenerationGrant grant = Sent<StartGeneration>().at(0).second.grant;
+  StartRanks(job);
+  std::get<ClusterRecord>(disk_["cluster"]).recovering = true;
+  Boot();
+  Hello("1", 4, {Holds(grant, "1")});
+  FromNode("1", Described(grant, "1"));
+  Pass(config_.recovery_window + absl::Seconds(5), {"1"});
+  EXPECT_THAT(Sent<Revoke>(), IsEmpty());
+  EXPECT_EQ(State(job), "RUNNING");
+  EXPECT_EQ(Status(job).at("generation"), 1);
+}
+
+// The head knows the job by older records: what the node holds is neither believed nor run a second time.
+TEST_F(SealTest, AKnownJobIsNotGrantedBesideWhatWaits_H9) {
+  Hello("1");
+  Hello("2");
+  const JobId job = Submit("train 1 1");
+  GenerationGrant newer = Sent<StartGeneration>().at(0).second.grant;
+  newer.generation = {4};
+  newer.ranks[0].node = newer.nodes[0].node = NodeId("2");
+  StartRanks(job);
+  std::get<ClusterRecord>(disk_["cluster"]).recovering = true;
+  Boot();
+  Hello("2", 4, {Holds(newer, "2", 3)});
+  FromNode("2", Described(newer, "2", 3));
+  Hello("1");
+  Pass(absl::Minutes(2), {"1", "2"});
+  FromNode("1", GenerationGone{job, {1}});
+  Pass(absl::Minutes(2), {"1", "2"});
+  EXPECT_THAT(Sent<StartGeneration>(), IsEmpty());
+  EXPECT_THAT(FromClient(ClientWhy{job}).json, HasSubstr("accept-unsealed"));
+  Pass(config_.recovery_window, {"1", "2"});
+  const auto revokes = Sent<Revoke>();
+  EXPECT_TRUE(
+      std::any_of(revokes.begin(), revokes.end(), [](const auto& sent) { return sent.first == "2"; }));
+  for (const char* node : {"1", "2"}) FromNode(node, GenerationGone{job, {4}});
+  Pass(absl::Minutes(3), {"1", "2"});
+  ASSERT_FALSE(Sent<StartGeneration>().empty());
+  EXPECT_GT(Sent<StartGeneration>().at(0).second.grant.generation, Generation{4})
+      << "never below what was there";
 }
 
 TEST_F(RecoveryTest, AHeadThatIsNotTheNewestStepsDownForGood_H9) {

@@ -105,7 +105,7 @@ TEST_F(HeadRouteTest, SecondAgentWithTheSameKeyWaitsAfterAHeadRestart_N4) {
   EXPECT_THAT(Sent<Revoke>(), IsEmpty());
   Hello("1", 4, {HeldGeneration{job, {1}, {0}, {Step(job, 1, 0, 7)}, {}}});
   Pass(absl::Seconds(2), {"1"});
-  EXPECT_EQ(*head_->RouteOf(NodeId("1")), "route-1");
+  EXPECT_EQ(*head_->RouteOf(NodeId("1")), RouteOf("1"));
   EXPECT_EQ(Status(job).at("generation"), 1) << "its ranks are healthy";
 }
 

@@ -37,11 +37,13 @@ struct Node {
   bool welcomed = false;  // said hello to this head
   uint64_t hello_order = 0;
   NodeState state = NodeState::kUnknown;
+  Instant heard_at;        // last; the start of this head, if not since then
   absl::Duration silence;  // when it became suspect or dead
   std::vector<int> free_ports;
   int near_port = 0;  // as it said in its hello
   std::string near_key;
   bool takes_copies = false;
+  bool keeps_seals = false;
   // A hello of another incarnation while this one was just heard: refused when this one speaks again,
   // accepted when it falls silent (fault N4).
   std::optional<PeerMessage> rival;
@@ -68,6 +70,7 @@ struct Node {
 struct RankLive {
   RankStatus status;
   bool started = false;
+  int exit = -1;                        // its place in record.exits; -1: it has not ended
   std::optional<Instant> stepped_at;    // when its step last grew
   std::optional<RankStatus> pace_from;  // at the beginning of the stretch that is measured
   std::optional<double> busy;           // share of the last whole stretch in which it did not wait for others
@@ -103,9 +106,14 @@ struct Job {
 
   // Live, of record.generation.
   std::vector<RankLive> ranks;  // index = rank
+  // Of the ranks that have not ended: how many reported each step, and how many were not started. Kept with
+  // each change, so that a round of n ranks costs n log n here and not n * n.
+  std::map<int64_t, int> steps;
+  int not_started = 0;
   std::optional<Exchange> exchange;
   std::optional<Instant> start_deadline;  // all ranks started
   std::optional<Instant> gone_deadline;   // all nodes released
+  std::optional<Instant> fenced_at;       // until then ranks of a node that does not answer may write
   std::optional<Instant> not_before;      // backoff
   std::optional<Instant> left_at;         // the others are told which ranks ended with exit code 0
   bool any_started = false;
@@ -143,6 +151,10 @@ struct Job {
   bool Wanting() const { return !IsFinal(record.state) && !Live() && record.ending == Ending::kNone; }
   bool HoldsNode(const NodeId& node) const;
   const RankExit* ExitOf(int rank) const;
+  void SetStarted(RankLive& rank);
+  void SetStatus(RankLive& rank, const RankStatus& status);
+  void SetExit(RankLive& rank, RankExit exit);
+  void CountStep(const RankLive& rank, int count);
 };
 
 // A client's question that an agent answers.
@@ -211,7 +223,7 @@ class HeadState {
   bool IsLate(const Node& node, const AgentHello& hello) const;
   void RefuseRival(Node& node);
   bool HoldsRanks(const NodeId& id) const;
-  void Reconcile(Node& node, const AgentHello& hello, bool new_incarnation, Instant now);
+  void Reconcile(Node& node, const AgentHello& hello, bool new_incarnation, bool repeated, Instant now);
   void EndForgotten(const NodeId& node, const HeldGeneration& held, bool known);
   void ReconcileJob(Job& job, const Node& node, const std::vector<const HeldGeneration*>& held,
                     bool new_incarnation, Instant now);
@@ -238,6 +250,9 @@ class HeadState {
   bool TakesUp(const JobId& job) const;
   bool AwaitsDescription(const HeldGeneration& held) const;
   void OnDescribed(Node& node, const GenerationDescribed& described, Instant now);
+  bool Proven(const GrantSeal& seal) const;
+  void AwaitWord(const Node& node, const GenerationDescribed& described);
+  bool AwaitsWord(const JobId& job) const;
   Job* TakeJob(const GenerationDescribed& described, Instant now);
   void TakeGeneration(Job& job, const GenerationDescribed& described, Instant now);
   void ExpectNodes(const GenerationGrant& grant, Instant now);
@@ -309,13 +324,15 @@ class HeadState {
   plan::Placement PlacementFor(const Job& job);
   void Grant(Job& job, const plan::Placement& placement, Instant now);
   int PickPort(const Job& job, const NodeId& node);
-  void SendGrant(const Job& job, const NodeId& node);
+  void SendGrant(const Job& job, const std::vector<NodeId>& nodes);
   void ResetLive(Job& job, Instant now);
   void Fail(Job& job, FaultRecord fault, Instant now);  // revoke at once, then restart_policy
   void BeginEnding(Job& job, Ending ending, EndMode mode, absl::Duration grace, std::string reason,
                    Instant now);
   void SendRevoke(const Job& job, const NodeId& node, EndMode mode, absl::Duration grace);
+  Instant MayWriteUntil(const Job& job, const Node& node) const;
   void ContinueEnding(Job& job, Instant now);
+  void AwaitFence(Job& job, const std::string& hostnames, Instant now);
   void FinishEnding(Job& job, Instant now);
   void DecideAfterFault(Job& job, Instant now);
   void FindStorageFault(Job& job);
@@ -342,6 +359,7 @@ class HeadState {
              const absl::Status& status, Instant now);
   void Answer(const std::string& route, const std::string& id, const absl::Status& status, std::string json);
   void Remember(const Peer& peer, const ClientReply& reply);
+  void ForgetRequest(uint64_t number);
   absl::StatusOr<std::string> Submit(const PeerMessage& event, const std::string& id,
                                      const ClientSubmit& submit, Instant now);
   absl::StatusOr<std::string> Stop(const Peer& peer, const ClientStop& stop, Instant now);
@@ -356,6 +374,8 @@ class HeadState {
   void NoteStacks(const OpenQuery& open, const std::string& text);
   void AnswerFromMirror(const OpenQuery& open, const std::string& why);
   void AnswerPolls(Instant now);
+  bool AnswerPoll(const OpenPoll& poll, Instant now);
+  bool ClientWaits(const Job& job) const;
   void ExpireQueries(Instant now);
   void DropOldJobs();
 
@@ -376,6 +396,7 @@ class HeadState {
   std::map<uint64_t, JobId> job_order_;            // by number
   std::map<std::string, RequestRecord> requests_;  // by KeyOf
   std::map<uint64_t, std::string> request_order_;
+  std::map<std::string, std::set<uint64_t>> requests_of_key_;  // numbers of each client's
 
   // Rebuilt.
   Rng rng_;
@@ -384,15 +405,23 @@ class HeadState {
   std::map<uint64_t, OpenQuery> queries_;
   std::deque<DoneExec> done_execs_;
   uint64_t next_query_ = 1;
-  std::vector<OpenPoll> polls_;
-  Instant active_at_;  // last request or end of a job
+  // Looked at when their job says something, or the first of all is over: never all of them at each message.
+  std::map<JobId, std::vector<OpenPoll>> polls_;
+  std::map<std::string, int> polls_of_key_;
+  int open_polls_ = 0;
+  std::optional<Instant> next_poll_;  // not after the deadline of any
+  std::set<JobId> news_;              // jobs with new events, or forgotten
+  Instant active_at_;                 // last request or end of a job
   bool any_job_seen_ = false;
   bool shutdown_when_idle_ = false;
   bool stopped_ = false;
   Instant settle_at_, recover_until_;             // while cluster_.recovering
   std::set<JobId> set_aside_;                     // whose records cannot be read
   std::set<std::pair<JobId, NodeId>> unsettled_;  // the node holds nothing of the job; judged at settle_at_
-  std::optional<std::string> store_low_;          // why no new job is taken
+  // Held without a seal by a node: neither taken up nor granted anew before somebody says so.
+  std::map<std::pair<JobId, NodeId>, HeldGeneration> unproven_;
+  std::optional<std::string> store_low_;  // why no new job is taken
+  bool store_full_ = false;
   // What views_ was made of. Compared before it is used, so that no change anywhere can be forgotten.
   struct ViewsKey {
     struct OfNode {

@@ -18,8 +18,10 @@ absl::StatusOr<spec::JobSpec> ParseFake(absl::string_view text) {
   if (words.size() < 3) return absl::InvalidArgumentError("fake spec: name min max");
   spec::JobSpec spec;
   spec.name = words[0];
+  spec.overlap = spec::Overlap::kAllow;  // tests of other things do not wait for leases
   spec.ranks = spec::Range{std::stoi(words[1]), std::stoi(words[2])};
   for (const std::string& word : words) {
+    if (word == "fenced") spec.overlap = spec::Overlap::kWait;
     if (word == "one-per-node") spec.ranks_per_node = 1;
     if (word == "budget0") spec.restart.budget = 0;
     if (word == "limit60s") spec.time_limit = absl::Seconds(60);
@@ -72,7 +74,7 @@ void HeadTestWorld::Do(StepResult step) {
 }
 
 void HeadTestWorld::FromNode(const std::string& node, Message message) {
-  Do(head_->Step(PeerMessage{{Role::kNode, node}, "route-" + node, "10.0.0.1", std::move(message)},
+  Do(head_->Step(PeerMessage{{Role::kNode, node}, RouteOf(node), "10.0.0.1", std::move(message)},
                  clock_.Now()));
 }
 
@@ -99,7 +101,17 @@ void HeadTestWorld::Hello(const std::string& node, int cpus, std::vector<HeldGen
   hello.inventory.memory_bytes = uint64_t{8} << 30;
   hello.free_ports = {25000, 25001, 25002};
   hello.held = std::move(held);
+  auto& [last, number] = connections_[node];
+  // A new life comes on the old connection: on a new one it would be a rival of the one that was just heard.
+  if (last != incarnation && number > 0) --number;
+  ++number;
+  last = incarnation;
   FromNode(node, hello);
+}
+
+std::string HeadTestWorld::RouteOf(const std::string& node) {
+  const int number = connections_[node].second;
+  return number <= 1 ? "route-" + node : absl::StrCat("route-", node, "-", number);
 }
 
 void HeadTestWorld::Pass(absl::Duration time, const std::vector<std::string>& alive) {

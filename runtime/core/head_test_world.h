@@ -16,7 +16,7 @@
 
 namespace gtrain::core {
 
-// "name min max [key=value ...]" stands for the job file; the real parser is launcher/spec.
+// "name min max [word ...]" stands for the job file; the real parser is launcher/spec.
 absl::StatusOr<spec::JobSpec> ParseFake(absl::string_view text);
 
 // A head between a disk that is as fast as told and agents that do as told.
@@ -31,6 +31,7 @@ class HeadTestWorld : public ::testing::Test {
   void FromNode(const std::string& node, Message message);
   ClientReply FromClient(ClientRequestBody body, std::string id = "", Role role = Role::kUser,
                          std::string name = "");
+  // On a new connection.
   void Hello(const std::string& node, int cpus = 4, std::vector<HeldGeneration> held = {},
              std::string incarnation = "1");
   // Lets time pass in heartbeats of the given nodes.
@@ -57,6 +58,9 @@ class HeadTestWorld : public ::testing::Test {
   RankStatus StepOf(const JobId& job, int rank, int64_t step);
   RankStatus Step(const JobId& job, uint64_t generation, int rank, int64_t step);
 
+  std::string RouteOf(const std::string& node);
+
+  std::map<std::string, std::pair<std::string, int>> connections_;  // incarnation, number
   HeadConfig config_;
   ManualClock clock_;
   std::unique_ptr<HeadCore> head_;

@@ -11,7 +11,7 @@
 
 namespace gtrain::keeper {
 
-inline constexpr uint32_t kAgentProtocol = 2;
+inline constexpr uint32_t kAgentProtocol = 3;  // 3: Fence
 
 // One version apart works both ways (fault N13): messages only gain fields at their end, and kinds at the end
 // of their variant. A struct inside a message never changes.
@@ -134,6 +134,14 @@ struct Forget {  // the generation is gone and acknowledged
   bool operator==(const Forget&) const = default;
 };
 
+// Until then the ranks without the SDK may run without another Fence, on CLOCK_BOOTTIME (base/clock.h): the
+// head counts on it that they do not write any more. The latest of all stands.
+struct Fence {
+  int64_t until_ms = 0;
+  GT_FIELDS(until_ms)
+  bool operator==(const Fence&) const = default;
+};
+
 struct Quit {  // end everything at once and exit
   std::string reason;
   GT_FIELDS(reason)
@@ -141,7 +149,7 @@ struct Quit {  // end everything at once and exit
 };
 
 using Command = std::variant<Attach, BeginGeneration, StartRank, EndGeneration, Relay, AckRelay, AckExit,
-                             Notice, SignalRank, Exec, Forget, Quit>;
+                             Notice, SignalRank, Exec, Forget, Quit, Fence>;
 
 // ---------------------------------------------------------------- keeper -> agent
 
@@ -203,7 +211,8 @@ struct State {
   int64_t pid = 0;
   uint64_t highest_revoked = 0;
   std::vector<GenerationHeld> generations;
-  GT_FIELDS(protocol, job, pid, highest_revoked, generations)
+  uint64_t highest_stopped = 0;  // ended by a stop: the next agent must not take it for a reform (fault H3)
+  GT_FIELDS(protocol, job, pid, highest_revoked, generations, highest_stopped)
   bool operator==(const State&) const = default;
 };
 
@@ -225,7 +234,8 @@ struct Output {
   uint64_t end_offset = 0;
   uint64_t dropped = 0;  // bytes of the stream that never reached the log file, so far
   std::string bytes;
-  GT_FIELDS(generation, rank, is_stderr, end_offset, dropped, bytes)
+  int32_t refused = 0;  // the errno with which the disk refuses the log now; 0: it takes it
+  GT_FIELDS(generation, rank, is_stderr, end_offset, dropped, bytes, refused)
   bool operator==(const Output&) const = default;
 };
 

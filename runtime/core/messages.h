@@ -175,6 +175,15 @@ struct GenerationGrant {
 };
 inline constexpr size_t kLiveJobsToldMax = 500;
 
+// A grant in the bytes in which the head sent it, and the head's proof that it did. The agent keeps both as
+// they are and gives them back to a head that has lost its records: without a proof such a head would run
+// what any node claims to run (fault X4). It proves who granted, not that the grant is the newest.
+struct GrantSeal {
+  std::string bytes;  // wire::Encode of a StartGeneration without a seal; empty: no seal
+  std::string mac;
+  bool operator==(const GrantSeal&) const = default;
+};
+
 // What is said about a machine that may be taken away, in the order of severity.
 enum class NoticeKind {
   kNone,    // nothing, or it was withdrawn
@@ -217,6 +226,7 @@ struct AgentHello {
   std::string near_key;
   bool takes_copies = false;     // it knows KeepCopies
   std::vector<JobId> copies_of;  // jobs of whose checkpoints it may have copies
+  bool keeps_seals = false;      // it knows GrantSeal
   bool operator==(const AgentHello&) const = default;
 };
 
@@ -275,6 +285,7 @@ struct GenerationDescribed {
   HeldGeneration held;
   GenerationGrant grant;
   std::optional<CheckpointReport> checkpoint;  // newest this agent has seen
+  GrantSeal seal;                              // of `grant`, which a reader takes from it
   bool operator==(const GenerationDescribed&) const = default;
 };
 
@@ -344,6 +355,7 @@ struct HeartbeatAck {
 struct StartGeneration {  // a grant
   HeadEpoch epoch;
   GenerationGrant grant;
+  GrantSeal seal;  // of `grant`, which a reader takes from it; none for an agent that keeps none
   bool operator==(const StartGeneration&) const = default;
 };
 

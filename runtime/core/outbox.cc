@@ -91,4 +91,19 @@ std::vector<Effect> Outbox::Durable(uint64_t sequence) {
   return released;
 }
 
+std::vector<Effect> Outbox::TakeAnswers() {
+  std::vector<Effect> answers;
+  std::erase_if(held_, [&](Held& held) {
+    const auto* send = std::get_if<SendToNode>(&held.effect);
+    const auto* query = send == nullptr ? nullptr : std::get_if<AgentQuery>(&send->message);
+    const bool answer = std::holds_alternative<ReplyToClient>(held.effect) ||
+                        std::holds_alternative<ServiceRequest>(held.effect) ||
+                        (query != nullptr && query->kind != AgentQuery::Kind::kExec);
+    if (answer) answers.push_back(std::move(held.effect));
+    return answer;
+  });
+  stats_.held_now = held_.size();
+  return answers;
+}
+
 }  // namespace gtrain::core

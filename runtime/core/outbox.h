@@ -8,6 +8,7 @@
 //   Add(step)      -> effects to do now
 //   NextBatch()    -> the next batch for the disk, nullopt while one is out or nothing is pending
 //   Durable(n)     -> effects that batch n released, in order
+//   TakeAnswers()  -> what clients wait for, while the disk is full and batch n has to wait
 #pragma once
 #include <cstdint>
 #include <deque>
@@ -35,12 +36,16 @@ struct OutboxStats {
 };
 
 // Loop-owned, not thread-safe, never blocks. A failed commit has no method here: the outcome is
-// unknown, the process must stop (fault H4).
+// unknown, the process must stop (fault H4). One that was not tried for want of room is handed out again by
+// who holds the batch.
 class Outbox {
  public:
   std::vector<Effect> Add(StepResult step);
   std::optional<OutboxBatch> NextBatch();
   std::vector<Effect> Durable(uint64_t sequence);
+  // Held replies to clients, requests for the service and reads of logs, which are no longer held: for a disk
+  // that is full nobody waits. They rest on what is not durable, and who sends them says so.
+  std::vector<Effect> TakeAnswers();
 
   bool Idle() const { return !Pending() && !in_flight_ && held_.empty(); }
   const OutboxStats& stats() const { return stats_; }

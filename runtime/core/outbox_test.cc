@@ -102,5 +102,16 @@ TEST(Outbox, OrderOfPromisesIsKept) {
   EXPECT_EQ(box.Durable(batch->sequence), std::vector<Effect>({Reply("1"), Start("n", "j", 1), Reply("2")}));
 }
 
+// H3: the disk is full, and its batch waits.
+TEST(Outbox, AnswersDoNotWaitForAFullDisk) {
+  Outbox box;
+  EXPECT_TRUE(box.Add({{Persist{{Job("j", 1)}}, Reply("a"), EmitEvent{}, Reply("b")}, ""}).empty());
+  const auto batch = box.NextBatch();
+  ASSERT_TRUE(batch.has_value());
+  EXPECT_EQ(box.TakeAnswers(), std::vector<Effect>({Reply("a"), Reply("b")}));
+  EXPECT_TRUE(box.TakeAnswers().empty());
+  EXPECT_EQ(box.Durable(batch->sequence), std::vector<Effect>({EmitEvent{}})) << "it waited";
+}
+
 }  // namespace
 }  // namespace gtrain::core

@@ -101,8 +101,11 @@ struct JobRecord {
   std::vector<FaultRecord> faults;                // newest last, at most 32
   absl::Duration run_time;                        // since the first grant, for limits.time
   absl::Time run_time_at = absl::InfinitePast();  // when that was so, as FaultRecord::at
-  std::optional<int> exit_code;                   // of a finished job
-  uint64_t event_sequence = 0;                    // events up to here may have been given out
+  // A rank of any generation has joined: the program uses the SDK, and its commits keep older generations
+  // out.
+  bool sdk = false;
+  std::optional<int> exit_code;  // of a finished job
+  uint64_t event_sequence = 0;   // events up to here may have been given out
   std::vector<AvoidedNode> avoided;
   bool takeover = false;           // as the client asked: GenerationGrant::takeover
   bool waits_for_storage = false;  // WAITING until the next try after a storage fault; its nodes stay its own
@@ -131,8 +134,9 @@ struct ClusterRecord {
   HeadEpoch epoch;
   uint64_t next_job = 1;
   uint64_t next_request = 1;
-  bool recovering = false;  // restored or lost records: adopt what agents describe (fault H8)
-  HeadEpoch superseded;     // a newer head of this cluster was seen: serve no more (fault H9)
+  bool recovering = false;       // restored or lost records: adopt what agents describe (fault H8)
+  bool accept_unsealed = false;  // of these also what has no seal, because an administrator said so
+  HeadEpoch superseded;          // a newer head of this cluster was seen: serve no more (fault H9)
   bool operator==(const ClusterRecord&) const = default;
 };
 

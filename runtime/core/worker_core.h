@@ -26,9 +26,11 @@ inline constexpr char kOwnerNote[] = "owner";              // whose the checkpoi
 // this said has met a storage fault (FaultKind::kStorage).
 inline constexpr char kStorageNote[] = "storage";
 inline constexpr char kSavesNote[] = "saves";  // that saves since the newest commit came to nothing, and why
+// That the log files of ranks cannot be written, and why; empty: they are again. Its agent says so.
+inline constexpr char kLogsNote[] = "logs";
 constexpr bool IsRankNote(absl::string_view kind) {
   return kind == kCompressionNote || kind == kRestoreNote || kind == kOwnerNote || kind == kStorageNote ||
-         kind == kSavesNote;
+         kind == kSavesNote || kind == kLogsNote;
 }
 inline constexpr size_t kRankNoteBytesMax = 400;
 

@@ -11,6 +11,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "absl/time/time.h"
 #include "launcher/spec/job_spec.h"
 
 namespace gtrain::head {
@@ -25,6 +26,7 @@ struct HeadOptions {
   bool local = false;                      // the user's own local cluster
   bool exit_when_idle = false;             // end after the last job
   std::optional<int> expected_nodes;
+  std::optional<absl::Duration> lease;  // core::HeadConfig::fence_after; at least 10 s
   // Canonical YAML -> JobSpec (launcher/spec).
   std::function<absl::StatusOr<spec::JobSpec>(absl::string_view)> parse_job;
 };

@@ -40,7 +40,7 @@ bool IsIdentity(const fs::directory_entry& entry) {
   std::error_code error;
   const size_t most = absl::StartsWith(name, kAuditFile) ? kAuditFileMax : kSmallFileMax;
   return entry.is_regular_file(error) && !absl::StartsWith(name, "store") && name != "endpoint.json" &&
-         name != "stats.json" && name != "new" && name != "last-backup" && name != "lock" &&
+         name != "stats.json" && name != "new" && name != "last-backup" && !absl::EndsWith(name, "lock") &&
          entry.file_size(error) <= most;
 }
 
@@ -92,10 +92,12 @@ std::vector<core::Record> Salvage(const std::string& path) {
 }
 
 // Marks the store's records as ones that agents may know better, and seals them.
-absl::Status BeginRecovery(port::MetaStore& store, core::ClusterRecord cluster, HeadEpoch at_least) {
+absl::Status BeginRecovery(port::MetaStore& store, core::ClusterRecord cluster, HeadEpoch at_least,
+                           bool accept_unsealed) {
   cluster.epoch = std::max(cluster.epoch, at_least);
   cluster.next_job = std::max<uint64_t>(cluster.next_job, absl::ToUnixSeconds(absl::Now()) / 60);
   cluster.recovering = true;
+  cluster.accept_unsealed = accept_unsealed;
   cluster.superseded = HeadEpoch{};
   return store.Commit({{core::KeyOf(cluster), wire::EncodeRecord(cluster)}});
 }
@@ -212,7 +214,8 @@ absl::StatusOr<std::string> RestoreCluster(const RestoreOptions& options) {
                                                         files.cluster.value));
     }
     epoch = std::max({epoch, cluster.epoch, cluster.superseded});
-    GT_RETURN_IF_ERROR(BeginRecovery(*store, cluster, HeadEpoch{epoch.value + kEpochsSkipped}));
+    GT_RETURN_IF_ERROR(
+        BeginRecovery(*store, cluster, HeadEpoch{epoch.value + kEpochsSkipped}, options.accept_unsealed));
     jobs = LiveJobs(loaded.records);
     if (!loaded.set_aside.empty()) {
       absl::StrAppend(&jobs,
@@ -232,7 +235,7 @@ absl::StatusOr<std::string> RestoreCluster(const RestoreOptions& options) {
                       "A job that ended after the backup comes back: stop it. ", NextStep(files));
 }
 
-absl::StatusOr<std::string> RecoverCluster(const std::string& cluster_dir) {
+absl::StatusOr<std::string> RecoverCluster(const std::string& cluster_dir, bool accept_unsealed) {
   GT_ASSIGN_OR_RETURN(const net::ClusterFiles files, net::LoadCluster(cluster_dir));
   GT_RETURN_IF_ERROR(NoHeadRuns(files));
   const std::string path = files.store_path();
@@ -258,7 +261,8 @@ absl::StatusOr<std::string> RecoverCluster(const std::string& cluster_dir) {
                       store::OpenRocksStore(path, {.accept_loss = true, .space = {.ballast = 0}}));
   const HeadEpoch now{static_cast<uint64_t>(absl::ToUnixSeconds(absl::Now()))};
   GT_RETURN_IF_ERROR(BeginRecovery(
-      *store, cluster, std::max({now, HeadEpoch{cluster.epoch.value + kEpochsSkipped}, cluster.superseded})));
+      *store, cluster, std::max({now, HeadEpoch{cluster.epoch.value + kEpochsSkipped}, cluster.superseded}),
+      accept_unsealed));
   unlink(files.new_path().c_str());
   store::ForgetStoreErrors(path);
   return absl::StrCat(

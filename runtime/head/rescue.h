@@ -33,15 +33,17 @@ absl::StatusOr<std::string> BackupOffline(const std::string& cluster_dir, const 
 struct RestoreOptions {
   std::string cluster_dir;  // made from the backup where it is missing
   std::string backup_dir;
-  uint32_t id = 0;       // 0: the newest
-  bool replace = false;  // an existing store may be moved aside
+  uint32_t id = 0;               // 0: the newest
+  bool replace = false;          // an existing store may be moved aside
+  bool accept_unsealed = false;  // as of RecoverCluster
 };
 // The epoch is raised by 1,000 and the next head takes up what agents hold. FailedPrecondition: a head runs,
 // the store is not empty, or the backup is of another cluster.
 absl::StatusOr<std::string> RestoreCluster(const RestoreOptions& options);
 
 // Without a backup: keeps the records that can still be read, if any; the next head takes up what agents
-// hold. Needs the cluster's keys.
-absl::StatusOr<std::string> RecoverCluster(const std::string& cluster_dir);
+// hold. Needs the cluster's keys. `accept_unsealed`: also grants from before there were seals (messages.h),
+// which any node could have made up.
+absl::StatusOr<std::string> RecoverCluster(const std::string& cluster_dir, bool accept_unsealed);
 
 }  // namespace gtrain::head

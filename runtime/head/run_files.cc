@@ -9,6 +9,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/file.h"
+#include "base/folder.h"
 #include "base/status_macros.h"
 #include "base/unique_fd.h"
 
@@ -20,9 +21,9 @@ absl::StatusOr<UniqueFd> OpenDir(const std::string& run_dir, bool make_dir) {
     return absl::InvalidArgumentError(
         absl::StrCat("run directory \"", run_dir, "\" is not a plain absolute path"));
   }
-  if (make_dir) GT_RETURN_IF_ERROR(MakeDirs(run_dir, 0755));
-  UniqueFd dir(open(run_dir.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  if (!dir.valid()) return ErrnoStatus(errno, run_dir);
+  std::string why;
+  UniqueFd dir = OpenFolder(run_dir, {.make = make_dir, .why = &why});
+  if (!dir.valid()) return absl::Status(ErrnoStatus(errno, "").code(), why);
   return dir;
 }
 
@@ -57,8 +58,12 @@ absl::Status AppendEvent(const std::string& run_dir, const std::string& line, bo
 }
 
 absl::Status WriteFailureFile(const std::string& run_dir, const std::string& json, bool make_dir) {
-  GT_RETURN_IF_ERROR(OpenDir(run_dir, make_dir).status());
-  return WriteFileDurable(run_dir + "/failure.json", json + "\n", 0644);
+  GT_ASSIGN_OR_RETURN(const UniqueFd dir, OpenDir(run_dir, make_dir));
+  // By the descriptor: what is at the path may be another folder by now.
+  const std::string path = absl::StrCat("/proc/self/fd/", dir.get(), "/failure.json");
+  const absl::Status written = WriteFileDurable(path, json + "\n", 0644);
+  if (written.ok()) return written;
+  return {written.code(), absl::StrCat("in ", run_dir, ": ", written.message())};
 }
 
 }  // namespace gtrain::head

@@ -13,7 +13,8 @@ namespace gtrain::head {
 std::string EventLine(const core::EmitEvent& event, absl::Time now);
 
 // Appends one line / replaces the file. The directory must exist, unless `make_dir`; NotFound otherwise,
-// which is normal when the job was submitted from another machine. Never follows a link at the file itself.
+// which is normal when the job was submitted from another machine. PermissionDenied: the directory, or a link
+// on the way to it, is another user's. Never follows a link at the file itself.
 absl::Status AppendEvent(const std::string& run_dir, const std::string& line, bool make_dir);
 absl::Status WriteFailureFile(const std::string& run_dir, const std::string& json, bool make_dir);
 

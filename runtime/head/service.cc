@@ -16,6 +16,7 @@
 #include "base/check.h"
 #include "base/daemon.h"
 #include "base/file.h"
+#include "base/file_lock.h"
 #include "base/logging.h"
 #include "base/status_macros.h"
 #include "runtime/core/authority.h"
@@ -78,11 +79,15 @@ absl::StatusOr<std::vector<port::Write>> EncodeBatch(const core::OutboxBatch& ba
   return writes;
 }
 
-// Audit lines first: what they tell of may not become durable without them.
-absl::Status CommitBatch(const core::OutboxBatch& batch, port::MetaStore& store, AuditLog& audit,
-                         absl::Time now) {
+// Audit lines first: what they tell of may not become durable without them. ResourceExhausted: nothing of the
+// batch is lost, and it may be handed in again when there is room. Audit lines that are written leave it.
+absl::Status CommitBatch(core::OutboxBatch& batch, port::MetaStore& store, AuditLog& audit, absl::Time now) {
   GT_ASSIGN_OR_RETURN(const std::vector<port::Write> writes, EncodeBatch(batch));
-  GT_RETURN_IF_ERROR(audit.Append(batch.audit, now));
+  if (const port::StoreSpace space = store.Space(); space.level == port::SpaceLevel::kFull)
+    return absl::ResourceExhaustedError(space.text);
+  if (const absl::Status audited = audit.Append(batch.audit, now); !audited.ok())
+    return absl::InternalError(audited.message());  // half a line may be there: not to be tried again
+  batch.audit.clear();
   return writes.empty() ? absl::OkStatus() : store.Commit(writes);
 }
 
@@ -119,6 +124,10 @@ std::string EpochProof(const net::KeyPair& head, HeadEpoch epoch, const std::str
                       net::Proof(head, absl::StrCat("gtrain head epoch ", epoch.value, " start ", nonce)));
 }
 
+std::string GrantProof(const net::KeyPair& head, absl::string_view bytes) {
+  return net::Proof(head, absl::StrCat("gtrain grant\n", bytes));
+}
+
 }  // namespace
 
 Completions::Completions() : event_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) { GT_CHECK(event_.valid()); }
@@ -148,7 +157,6 @@ absl::Status RootMayServe(bool root, bool loopback, bool container, bool allow_r
 HeadService::HeadService(const HeadOptions& options) : options_(options) {}
 
 HeadService::~HeadService() {
-  if (published_) unlink(files_.endpoint_path().c_str());
   if (store_thread_) (void)store_thread_->Finish(absl::Seconds(10));
   if (files_thread_ && !files_thread_->Finish(absl::Seconds(3))) {
     LogWarning("a run directory does not answer; its newest event lines are lost");
@@ -197,24 +205,34 @@ absl::Status HeadService::Recover() {
   audit_ = std::make_shared<AuditLog>(std::move(audit));
   absl::StatusOr<LoadedRecords> loaded = LoadRecords(*store_);
   if (!loaded.ok()) return WithRemedy(loaded.status());
-  core::HeadConfig config{.cluster = files_.cluster,
-                          .version = wire::kThisBuild.text,
-                          .protocol = wire::kThisBuild.protocol,
-                          .local = options_.local,
-                          .exit_when_idle = options_.exit_when_idle,
-                          .expected_nodes = options_.expected_nodes,
-                          .parse_job = options_.parse_job,
-                          .check_record = CheckRecord,
-                          .prove_epoch = [keys = files_.head, nonce = net::RandomHex(8)](
-                                             HeadEpoch epoch) { return EpochProof(keys, epoch, nonce); },
-                          .proves_epoch =
-                              [keys = files_.head](HeadEpoch epoch, const std::string& proof) {
-                                return EpochProof(keys, epoch, proof.substr(0, proof.find('.'))) == proof;
-                              },
-                          .near_secret =
-                              [keys = files_.head](const JobId& job) {
-                                return net::Proof(keys, absl::StrCat("copies of checkpoints of ", job.value));
-                              }};
+  core::HeadConfig config{
+      .cluster = files_.cluster,
+      .version = wire::kThisBuild.text,
+      .protocol = wire::kThisBuild.protocol,
+      .local = options_.local,
+      .exit_when_idle = options_.exit_when_idle,
+      .expected_nodes = options_.expected_nodes,
+      .parse_job = options_.parse_job,
+      .check_record = CheckRecord,
+      .prove_epoch = [keys = files_.head,
+                      nonce = net::RandomHex(8)](HeadEpoch epoch) { return EpochProof(keys, epoch, nonce); },
+      .proves_epoch =
+          [keys = files_.head](HeadEpoch epoch, const std::string& proof) {
+            return EpochProof(keys, epoch, proof.substr(0, proof.find('.'))) == proof;
+          },
+      .seal_grant =
+          [keys = files_.head](const core::GenerationGrant& grant) {
+            std::string bytes = wire::Encode(core::StartGeneration{HeadEpoch{}, grant, {}});
+            std::string mac = GrantProof(keys, bytes);
+            return core::GrantSeal{std::move(bytes), std::move(mac)};
+          },
+      .proves_grant = [keys = files_.head](
+                          const core::GrantSeal& seal) { return GrantProof(keys, seal.bytes) == seal.mac; },
+      .near_secret =
+          [keys = files_.head](const JobId& job) {
+            return net::Proof(keys, absl::StrCat("copies of checkpoints of ", job.value));
+          }};
+  if (options_.lease) config.fence_after = *options_.lease;
   core_ = std::make_unique<core::HeadCore>(std::move(config), Rng::FromSystem());
   GT_ASSIGN_OR_RETURN(core::StepResult step,
                       core_->Recover(loaded->records, clock_->Now(), clock_->WallNow(), loaded->set_aside));
@@ -252,20 +270,31 @@ absl::Status HeadService::Listen() {
     local = WithHost(absl::StartsWith(first, "[") ? "[::1]" : "127.0.0.1", first);
   }
   if (!options_.advertise.empty()) token_endpoint_ = local = options_.advertise;
-  GT_RETURN_IF_ERROR(net::WriteEndpoint(files_.endpoint_path(), {.endpoint = local,
-                                                                 .endpoints = server_->endpoints(),
-                                                                 .head_public_key = files_.head.public_key,
-                                                                 .cluster = files_.cluster,
-                                                                 .pid = getpid()}));
-  published_ = true;
+  GT_ASSIGN_OR_RETURN(published_,
+                      net::WriteEndpoint(files_.endpoint_path(), {.endpoint = local,
+                                                                  .endpoints = server_->endpoints(),
+                                                                  .head_public_key = files_.head.public_key,
+                                                                  .cluster = files_.cluster,
+                                                                  .pid = getpid(),
+                                                                  .place = net::ThisPlace()}));
   LogInfo("serving cluster ", files_.cluster.value, " at ", absl::StrJoin(server_->endpoints(), ", "));
   return absl::OkStatus();
+}
+
+// Whoever looks after the local cluster starts a head again that did not say so. The file of another head,
+// after this one's directory was removed and made anew, is left alone.
+void HeadService::SayGoodbye() {
+  if (!published_.valid()) return;
+  if (LeadsTo(files_.endpoint_path(), published_.get())) unlink(files_.endpoint_path().c_str());
+  published_.reset();
 }
 
 absl::Status HeadService::Loop(int stop_fd) {
   for (const core::EmitEvent& event : std::exchange(recovered_, {})) (*this)(event);
   absl::Status status;
   while (status.ok() && (!stopping_ || clock_->Now() < farewell_until_)) status = Turn(stop_fd);
+  // A head that a disk ended is missed: on the local cluster it is tried again.
+  if (status.ok() || !options_.local) SayGoodbye();
   LogInfo("the head ends", stopping_ ? absl::StrCat(": ", *stopping_) : "", "; longest loop turn ",
           absl::FormatDuration(counters_.longest_turn), ", longest commit ",
           absl::FormatDuration(counters_.longest_commit));
@@ -337,14 +366,13 @@ void HeadService::OnReceived(port::Received received) {
 
 absl::Status HeadService::OnCompletions() {
   for (const Completions::Item& item : completions_->Take()) {
+    if (item.batch != 0 && absl::IsResourceExhausted(item.status)) {
+      OnNoRoom(item.status);
+      continue;
+    }
     if (!item.status.ok()) {
-      if (absl::IsResourceExhausted(item.status)) {
-        LogError("the head stops before anything is lost: ", item.status.message(),
-                 "; ranks go on. Then start it again");
-      } else {
-        LogError("the head stops: ", item.status.message(),
-                 "; what it had acknowledged is safe, ranks go on; look after the disk and start it again");
-      }
+      LogError("the head stops: ", item.status.message(),
+               "; what it had acknowledged is safe, ranks go on; look after the disk and start it again");
       return item.status;
     }
     if (item.batch != 0) {
@@ -364,16 +392,47 @@ absl::Status HeadService::OnCompletions() {
 absl::Status HeadService::OnDurable(const Completions::Item& item) {
   const absl::Duration took = clock_->Now() - commit_began_;
   counters_.longest_commit = std::max(counters_.longest_commit, took);
+  committing_.reset();
   if (took > absl::Seconds(1)) LogWarning("a commit took ", absl::FormatDuration(took), ": slow disk");
   Do(outbox_.Durable(item.batch));
   return absl::OkStatus();
 }
 
+// RocksDB must never meet a full disk, so nothing is written to it (fault H3). The head goes on with what it
+// knows: a stop ends its job, and is stored when there is room.
+void HeadService::OnNoRoom(const absl::Status& status) {
+  LogError("nothing can be stored: ", status.message(),
+           ". Ranks go on; what was decided is stored as soon as there is room");
+  no_room_ = std::string(status.message());
+  AnswerWithoutStoring();
+}
+
+void HeadService::AnswerWithoutStoring() {
+  if (!no_room_) return;
+  for (core::Effect& effect : outbox_.TakeAnswers()) {
+    if (auto* reply = std::get_if<core::ReplyToClient>(&effect); reply != nullptr && reply->changes) {
+      reply->reply =
+          ReplyOf(reply->reply.id,
+                  absl::ResourceExhaustedError(absl::StrCat(
+                      "it is done, but not stored: ", *no_room_,
+                      ". It is stored as soon as there is room; should the head end before, ask again")));
+    }
+    std::visit([this](const auto& one) { (*this)(one); }, effect);
+  }
+}
+
 void HeadService::OnSpace(const port::StoreSpace& space) {
+  if (no_room_ && space.level != port::SpaceLevel::kFull) {
+    LogInfo("the store's disk has room again: what was decided meanwhile is stored now");
+    no_room_.reset();
+    PostCommit();
+  }
   if (space.level == space_) return;
   space_ = space.level;
   if (!space.text.empty()) LogWarning(space.text);
-  later_.push_back(core::StoreRoom{space.level != port::SpaceLevel::kPlenty, space.text});
+  later_.push_back(core::StoreRoom{.low = space.level != port::SpaceLevel::kPlenty,
+                                   .text = space.text,
+                                   .full = space.level == port::SpaceLevel::kFull});
 }
 
 void HeadService::OnKeysDone(const Completions::Item& item) {
@@ -393,6 +452,7 @@ void HeadService::DrainLater() {
     core::StepResult step = core_->Step(next, clock_->Now());
     if (!step.why.empty()) LogInfo(step.why);
     Do(outbox_.Add(std::move(step)));
+    AnswerWithoutStoring();
   }
 }
 
@@ -405,11 +465,16 @@ void HeadService::Do(const std::vector<core::Effect>& effects) {
 void HeadService::StartCommit() {
   std::optional<core::OutboxBatch> batch = outbox_.NextBatch();
   if (!batch) return;
+  committing_ = std::make_shared<core::OutboxBatch>(*std::move(batch));
+  PostCommit();
+}
+
+void HeadService::PostCommit() {
   commit_began_ = clock_->Now();
   // Ahead of all that waits there, and never refused: there is one at a time.
-  store_thread_->PostFirst([batch = *std::move(batch), store = store_, audit = audit_,
-                            now = clock_->WallNow(), completions = completions_] {
-    completions->Push({.batch = batch.sequence, .status = CommitBatch(batch, *store, *audit, now)});
+  store_thread_->PostFirst([batch = committing_, store = store_, audit = audit_, now = clock_->WallNow(),
+                            completions = completions_] {
+    completions->Push({.batch = batch->sequence, .status = CommitBatch(*batch, *store, *audit, now)});
   });
 }
 
@@ -427,10 +492,18 @@ void HeadService::operator()(const core::RefusePeer& refuse) {
 }
 
 void HeadService::operator()(const core::ServiceRequest& request) {
+  const bool full = no_room_ || space_ == port::SpaceLevel::kFull;
+  if (full && std::holds_alternative<core::AgentJoin>(request.message))
+    return (void)Send(request.route, core::AgentRefused{"the disk of the head is full: try again later"});
   if (const auto* join = std::get_if<core::AgentJoin>(&request.message))
     return (void)joins_.Add({request.route, request.address, request.peer.key_id, *join}, clock_->Now());
   const auto* body = std::get_if<core::ClientRequest>(&request.message);
   if (body == nullptr) return;
+  if (full && core::RuleOf(body->body).changes) {
+    const absl::Status refused = absl::ResourceExhaustedError(
+        absl::StrCat("nothing was done: the disk of ", files_.dir, " is full: free some space there"));
+    return (void)Send(request.route, ReplyOf(body->id, refused));
+  }
   const std::string id = absl::StrCat(request.peer.key_id, "/", body->id);
   std::optional<core::ClientReply> answer;
   if (!key_requests_.Begin(id, request.route, &answer)) {
@@ -544,7 +617,7 @@ void HeadService::AuditRefusedConnections(Instant now) {
   const net::ServerCounters c = server_->counters();
   const uint64_t refused = c.denied + c.over_limit + c.bad_handshakes;
   const uint64_t told = audited_.denied + audited_.over_limit + audited_.bad_handshakes;
-  if (refused <= told || now < next_refused_line_) return;
+  if (refused <= told || now < next_refused_line_ || space_ == port::SpaceLevel::kFull) return;
   next_refused_line_ = now + absl::Minutes(1);
   core::AuditEntry entry{.action = "connect"};
   entry.outcome = absl::StrCat("denied: ", c.denied - audited_.denied, " with an unknown key, ",
@@ -589,6 +662,7 @@ void HeadService::PostRunFile(std::function<absl::Status()> write, const std::st
 
 void HeadService::operator()(const core::StopHead& stop) {
   stopping_ = stop.reason;
+  SayGoodbye();  // before an agent leaves that was told to, or it would be started again
   if (stop.failed) stop_status_ = absl::FailedPreconditionError(stop.reason);
   farewell_until_ = clock_->Now() + kFarewell;
 }

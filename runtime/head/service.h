@@ -13,6 +13,7 @@
 #include "absl/status/statusor.h"
 #include "base/clock.h"
 #include "base/mutex.h"
+#include "base/task_thread.h"
 #include "base/unique_fd.h"
 #include "runtime/core/head_core.h"
 #include "runtime/core/outbox.h"
@@ -20,7 +21,6 @@
 #include "runtime/head/audit_log.h"
 #include "runtime/head/head.h"
 #include "runtime/head/join_queue.h"
-#include "runtime/head/task_thread.h"
 #include "runtime/port/meta_store.h"
 #include "runtime/zmq/cluster_dir.h"
 #include "runtime/zmq/server.h"
@@ -105,6 +105,9 @@ class HeadService {
   void DrainLater();
   void Do(const std::vector<core::Effect>& effects);
   void StartCommit();
+  void PostCommit();
+  void OnNoRoom(const absl::Status& status);
+  void AnswerWithoutStoring();
   int PollMs(bool more) const;
   void Housekeeping(Instant now);
   std::string StatsJson() const;
@@ -125,6 +128,7 @@ class HeadService {
   void StartJoins();
   void OnJoinsDone(const Completions::Item& item);
   void AuditRefusedConnections(Instant now);
+  void SayGoodbye();
   bool Send(const std::string& route, const core::Message& message);
   void PostRunFile(std::function<absl::Status()> write, const std::string& what);
 
@@ -144,13 +148,17 @@ class HeadService {
   // Loop-owned.
   std::unique_ptr<core::HeadCore> core_;
   core::Outbox outbox_;
+  std::shared_ptr<core::OutboxBatch> committing_;  // with the store thread, or waiting for room
+  // Set while `committing_` waits for room on the store's disk, with the sentence about it (fault H3). Grants
+  // and replies wait with it, revokes do not; what people ask is answered all the same.
+  std::optional<std::string> no_room_;
   std::unique_ptr<net::ZmqServer> server_;
   std::deque<core::HeadEvent> later_;       // found while doing effects
   std::vector<core::EmitEvent> recovered_;  // events of Recover, written once the files thread runs
   std::optional<std::string> stopping_;
   absl::Status stop_status_;
   Instant farewell_until_;
-  bool published_ = false;
+  UniqueFd published_;                  // endpoint.json
   std::optional<Instant> received_at_;  // the transport was asked
   absl::Duration unread_;  // what is read now may have waited so long: this process was not running
   Instant commit_began_, next_housekeeping_, run_file_log_{INT64_MIN / 2};

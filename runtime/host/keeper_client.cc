@@ -94,6 +94,10 @@ absl::StatusOr<std::unique_ptr<KeeperClient>> KeeperClient::Connect(const std::s
   if (connect(fd.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)) != 0) {
     return absl::UnavailableError(absl::StrCat("keeper in ", dir, ": ", std::strerror(errno)));
   }
+  if (!keeper::IsAgentOrKeeper(fd.get())) {
+    return absl::UnavailableError(
+        absl::StrCat(dir, "/agent.sock is not that of a keeper: a rank has replaced it (fault X6)"));
+  }
   return std::unique_ptr<KeeperClient>(new KeeperClient(std::move(fd)));
 }
 

@@ -432,6 +432,120 @@ TEST_F(KeeperTest, RanksEndWhenNoAgentComesBack) {  // P4
   EXPECT_THAT(state_.generations[0].unacked[0].message, HasSubstr("no agent came back"));
 }
 
+// The lease ends ranks without the SDK, also while an agent is attached that says nothing (fault N2).
+TEST_F(KeeperTest, TheFenceEndsRanksThatMayWrite_N2) {
+  Start();
+  timespec now;
+  clock_gettime(CLOCK_BOOTTIME, &now);
+  const int64_t now_ms = int64_t{now.tv_sec} * 1000 + now.tv_nsec / 1'000'000;
+  client_->Send(keeper::Fence{now_ms + 600'000});
+  Launch({"sleep 600"});
+  ASSERT_NE(WaitStarted(0), nullptr);
+  client_->Send(keeper::Fence{now_ms + 1});                            // does not take back what was said
+  client_->Send(keeper::Exec{7, 1, 0, {"/bin/sleep", "0.5"}, 60000});  // several ticks of the keeper
+  ASSERT_NE(Wait<keeper::ExecDone>([](const keeper::ExecDone& done) { return done.id == 7; }), nullptr);
+  EXPECT_EQ(Wait<keeper::Exited>([](const keeper::Exited&) { return true; }, absl::ZeroDuration()), nullptr);
+  client_->Send(keeper::Quit{"the first half is over"});
+  ASSERT_TRUE(Until([&] {
+    Pump();
+    return !KeeperPid(dir_).ok();
+  }));
+  seen_.clear();
+  closed_ = false;
+  RemoveKeeperDir(dir_);
+  ASSERT_EQ(mkdir(dir_.c_str(), 0700), 0);
+  Start();
+  Launch({"sleep 600"});
+  ASSERT_NE(WaitStarted(0), nullptr);
+  client_->Send(keeper::Fence{now_ms + 1});
+  const keeper::Exited* exit = WaitExit(0);
+  ASSERT_NE(exit, nullptr);
+  EXPECT_THAT(exit->message, HasSubstr("no word from the head"));
+  ASSERT_NE(WaitGone(), nullptr);
+}
+
+// An agent that waited for a slow disk says the end first. The generation is gone for it, or it would wait
+// for ever.
+TEST_F(KeeperTest, ABeginBehindItsEndIsGoneAtOnce_N2) {
+  Start();
+  Launch({"sleep 600"});
+  ASSERT_NE(WaitStarted(0), nullptr);
+  End(keeper::End::kStopNow, 0, 2);
+  ASSERT_NE(WaitGone(1), nullptr);
+  Launch({"sleep 600"}, 2);
+  ASSERT_NE(WaitGone(2), nullptr);
+  client_->Send(keeper::Exec{9, 2, 0, {"/bin/true"}, 60000});
+  const auto* refused = Wait<keeper::ExecDone>([](const keeper::ExecDone& done) { return done.id == 9; });
+  ASSERT_NE(refused, nullptr);
+  EXPECT_FALSE(refused->ok) << "its rank never began";
+}
+
+// X6: descent tells an agent from a rank, which is of the same user.
+TEST_F(KeeperTest, ARankIsNoAgentAndNoKeeper_X6) {
+  Start();
+  const std::string listener = Path("other");
+  ASSERT_EQ(mkdir(listener.c_str(), 0700), 0);
+  Launch(
+      {"exec python3 -c \"import socket, time\n"
+       "agent = socket.socket(socket.AF_UNIX)\n"
+       "agent.settimeout(20)\n"
+       "agent.connect('k/agent.sock')\n"
+       "try:\n"
+       "  refused = agent.recv(1) == b''\n"
+       "except ConnectionError:\n"
+       "  refused = True\n"
+       "print('refused' if refused else 'heard', flush=True)\n"
+       "keeper = socket.socket(socket.AF_UNIX)\n"
+       "keeper.bind('other/agent.sock')\n"
+       "keeper.listen()\n"
+       "print('listens', flush=True)\n"
+       "time.sleep(600)\""});
+  ASSERT_TRUE(Until([&] {
+    Pump();
+    return absl::StrContains(Slurp(OutPath(0)), "listens");
+  })) << Slurp(ErrPath(0));
+  EXPECT_THAT(Slurp(OutPath(0)), HasSubstr("refused"));
+  EXPECT_FALSE(closed_) << "the agent that is attached stays";
+  EXPECT_THAT(KeeperClient::Connect(listener).status().message(), HasSubstr("not that of a keeper"));
+}
+
+TEST_F(KeeperTest, SocketsThatWereRemovedAreMadeAnew_P4) {
+  Start();
+  Launch({"exec sleep 600"});
+  const auto* started = WaitStarted(0);
+  ASSERT_NE(started, nullptr);
+  const int64_t rank = started->pid;
+  for (const char* name : {"/agent.sock", "/rank.sock"}) ASSERT_EQ(unlink((dir_ + name).c_str()), 0);
+  LoseAgent();
+  Attach();
+  ASSERT_EQ(state_.generations.size(), 1u);
+  ASSERT_EQ(state_.generations[0].ranks.size(), 1u);
+  EXPECT_TRUE(state_.generations[0].ranks[0].running);
+  EXPECT_EQ(state_.generations[0].ranks[0].pid, rank);
+  EXPECT_TRUE(Until([&] { return fs::exists(dir_ + "/rank.sock"); }));
+}
+
+TEST_F(KeeperTest, TheSocketOfRanksIsThereBeforeAGeneration) {
+  Start();
+  ASSERT_EQ(unlink((dir_ + "/rank.sock").c_str()), 0);
+  Launch({"test -S \"$GTRAIN_KEEPER_SOCKET\""});
+  const auto* exit = WaitExit(0);
+  ASSERT_NE(exit, nullptr);
+  EXPECT_EQ(exit->code, 0);
+}
+
+// No agent could ever find it again.
+TEST_F(KeeperTest, WithoutItsDirectoryItEndsItsRanks) {
+  Start();
+  Launch({"exec sleep 600"});
+  const auto* started = WaitStarted(0);
+  ASSERT_NE(started, nullptr);
+  const int64_t rank = started->pid, keeper = *KeeperPid(dir_);
+  LoseAgent();
+  fs::remove_all(dir_);
+  EXPECT_TRUE(Until([&] { return !Alive(rank) && !Alive(keeper); }));
+}
+
 TEST_F(KeeperTest, KilledKeeperLeavesRanksThatCanBeFoundAndEnded) {
   Start();
   Launch({"setsid bash -c 'echo $$ > escaped; exec sleep 600' & exec sleep 600"});
@@ -516,7 +630,9 @@ TEST_F(KeeperTest, RevokedGenerationNeverStarts) {
   LoseAgent();
   Attach();
   EXPECT_EQ(state_.highest_revoked, 5u) << "the next agent would let an old grant pass";
-  for (const auto& held : state_.generations) EXPECT_NE(held.generation, 5u) << "it began";
+  EXPECT_EQ(state_.highest_stopped, 0u) << "it was re-formed";
+  for (const auto& held : state_.generations)
+    EXPECT_TRUE(held.generation != 5 || (held.gone && held.ranks.empty())) << "it began";
 }
 
 TEST_F(KeeperTest, TwoGenerationsEndSeparately) {

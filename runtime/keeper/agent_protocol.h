@@ -17,6 +17,10 @@ namespace gtrain::keeper {
 
 inline constexpr uint32_t kAgentFrameBytesMax = 32u << 20;
 
+// Ranks of one generation on one machine: an agent starts no more. Each takes descriptors of the keeper, and
+// many of them a connection.
+inline constexpr int kRanksMax = 4096;
+
 struct AgentFrame {
   uint32_t bytes;  // of body
   uint32_t kind;   // index of the value in its variant

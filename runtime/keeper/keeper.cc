@@ -13,6 +13,7 @@
 #include <sys/signalfd.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/timerfd.h>
 #include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -30,12 +31,7 @@ namespace {
 constexpr size_t kAgentOutMax = 128u << 20;  // an agent this far behind is dropped; it will attach again
 constexpr int64_t kTickMs = 100;
 constexpr int64_t kQuitMs = 15000;
-
-bool SameUser(int fd) {
-  ucred peer;
-  socklen_t size = sizeof(peer);
-  return getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &size) == 0 && peer.uid == geteuid();
-}
+constexpr int64_t kLookMs = 1000;
 
 }  // namespace
 
@@ -113,6 +109,7 @@ void Keeper::CollectPollFds() {
   add(stream_set_.fd());
   add(connection_set_.fd());
   add(signals_.get());
+  add(fence_timer_.get());
   add(agent_listen_.get());
   add(rank_listen_.get());
   for (const auto& [generation, record] : generations_) {
@@ -184,6 +181,8 @@ void Keeper::Turn(int64_t now) {
     TailReports();
     SendOutput();
     CheckLease();
+    CheckFence();
+    if (!attached_ && !quitting_ && now >= next_look_ms_) LookAfterSockets();
     SweepConnections();
   }
   for (auto& connection : connections_) WriteRank(*connection);
@@ -218,7 +217,11 @@ void Keeper::AcceptAgent() {
   while (true) {
     UniqueFd fd(accept4(agent_listen_.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
     if (!fd.valid()) return;
-    if (!SameUser(fd.get())) continue;
+    if (!IsAgentOrKeeper(fd.get())) {  // fault X6
+      if (!std::exchange(refused_agent_, true))
+        fprintf(stderr, "gtrain-keeper: refused a process that is no agent of this user\n");
+      continue;
+    }
     DropAgent();  // the newest agent is the one that lives
     agent_ = std::move(fd);
   }
@@ -289,6 +292,7 @@ State Keeper::Describe() const {
   state.job = options_.job;
   state.pid = getpid();
   state.highest_revoked = highest_revoked_;
+  state.highest_stopped = highest_stopped_;
   for (const auto& [generation, record] : generations_) {
     GenerationHeld held;
     held.generation = generation;
@@ -321,6 +325,7 @@ void Keeper::Do(Attach& attach) {
     return DropAgent();
   }
   lease_ms_ = attach.lease_ms;
+  if (attach.protocol < 3) fence_until_ms_ = 0;  // an agent that went back a version extends none
   Tell(Describe());
   for (auto& [generation, record] : generations_) {
     bool later = false;
@@ -331,13 +336,23 @@ void Keeper::Do(Attach& attach) {
         later = true;
       }
       rank->out_sent = rank->err_sent = 0;  // the new agent gets the tails again
+      rank->out_refused = rank->err_refused = 0;
     }
     if (later && record.phase == Phase::kGone) Tell(Gone{generation, record.clean, record.gone_message});
   }
 }
 
 void Keeper::Do(BeginGeneration& begin) {
-  if (begin.generation <= highest_revoked_ || generations_.count(begin.generation) > 0) return;
+  if (generations_.count(begin.generation) > 0) return;
+  if (begin.generation <= highest_revoked_) {
+    // Its end was heard before its begin, and the agent waits for the word that nothing of it is here.
+    GenerationRecord& record = generations_[begin.generation];
+    record.begin = std::move(begin);
+    record.phase = Phase::kGone;
+    return Tell(Gone{record.begin.generation, true, "it was over before it began"});
+  }
+  LookAfterSockets();
+  if (quitting_) return;
   generations_[begin.generation].begin = std::move(begin);
 }
 
@@ -352,6 +367,7 @@ void Keeper::Do(StartRank& start) {
 
 void Keeper::Do(EndGeneration& end) {
   highest_revoked_ = std::max(highest_revoked_, end.generation);
+  if (end.mode != End::kReform) highest_stopped_ = std::max(highest_stopped_, end.generation);
   for (auto& [generation, record] : generations_) {
     if (generation > end.generation) break;
     End_(record, end.mode, static_cast<int64_t>(end.grace_ms), end.reason, true);
@@ -376,11 +392,9 @@ void Keeper::Do(AckRelay& ack) {
 
 void Keeper::Do(AckExit& ack) {
   RankProcess* rank = FindRank(ack.generation, ack.rank);
-  if (rank == nullptr || !rank->exit) return;
+  if (rank == nullptr || !rank->exit || rank->acked) return;
   rank->acked = true;
-  const auto& ranks = FindGeneration(ack.generation)->ranks;
-  const bool all = std::all_of(ranks.begin(), ranks.end(),
-                               [](const auto& item) { return !item.second->exit || item.second->acked; });
+  const bool all = --FindGeneration(ack.generation)->unacked == 0;
   if (all) unlink(("exits/" + std::to_string(ack.generation)).c_str());
 }
 
@@ -426,6 +440,60 @@ void Keeper::CheckLease() {
   }
 }
 
+void Keeper::Do(Fence& fence) {
+  fence_until_ms_ = std::max(fence_until_ms_, fence.until_ms);
+  if (!fence_timer_.valid()) fence_timer_.reset(timerfd_create(CLOCK_BOOTTIME, TFD_NONBLOCK | TFD_CLOEXEC));
+  itimerspec at = {};
+  at.it_value.tv_sec = fence_until_ms_ / 1000 + 1;
+  timerfd_settime(fence_timer_.get(), TFD_TIMER_ABSTIME, &at, nullptr);
+}
+
+// What the head counts on holds whether an agent is there or not, whether it runs or was stopped.
+void Keeper::CheckFence() {
+  uint64_t times = 0;
+  while (fence_timer_.valid() && read(fence_timer_.get(), &times, sizeof(times)) > 0) {
+  }
+  if (fence_until_ms_ == 0 || BootMs() <= fence_until_ms_) return;
+  for (auto& [generation, record] : generations_) {
+    const bool may_write = std::any_of(record.ranks.begin(), record.ranks.end(), [](const auto& item) {
+      return !item.second->sdk && !item.second->exit;
+    });
+    if (record.phase != Phase::kLive || !may_write) continue;
+    highest_revoked_ = std::max(highest_revoked_, generation);
+    End_(record, End::kReform, 5000, "no word from the head for as long as a lease lasts", true);
+  }
+}
+
+// A file system that does not answer has not lost it.
+bool Keeper::DirectoryIsGone() const {
+  struct stat there;
+  struct stat here;
+  if (stat(options_.dir.c_str(), &there) != 0) return errno == ENOENT || errno == ENOTDIR;
+  return stat(".", &here) == 0 && (there.st_ino != here.st_ino || there.st_dev != here.st_dev);
+}
+
+// Agents and ranks find us by two sockets. Whoever removed them (a cleaner of /tmp, a hand) meant no harm to
+// the ranks, so they are made anew. Without our directory no agent can ever find us, and what we started may
+// not run on unseen. They are looked for only while there is no agent, and before ranks start that need one:
+// a file system that hangs would hold us up.
+void Keeper::LookAfterSockets() {
+  next_look_ms_ = now_ + kLookMs;
+  const auto is_missing = [](const char* path) { return access(path, F_OK) != 0 && errno == ENOENT; };
+  const bool missing = is_missing("agent.sock") || is_missing(rank_socket_.c_str());
+  // Without an agent, one look may fall into the middle of the removal of the directory.
+  const bool missed_before = std::exchange(sockets_missed_, missing);
+  if (!missing || (!attached_ && !missed_before)) return;
+  if (DirectoryIsGone()) {
+    Quit quit{"the keeper's directory " + options_.dir + " was removed"};
+    return Do(quit);
+  }
+  const std::string rank_dir = rank_socket_.substr(0, rank_socket_.rfind('/'));
+  if (rank_dir != options_.dir) mkdir(rank_dir.c_str(), 0700);
+  // What fails is tried again at the next look.
+  if (!Listen("agent.sock", "agent", &agent_listen_)) agent_listen_.reset();
+  if (!Listen(rank_socket_, "ranks", &rank_listen_)) rank_listen_.reset();
+}
+
 RankProcess* Keeper::FindRank(uint64_t generation, int rank) {
   GenerationRecord* record = FindGeneration(generation);
   if (record == nullptr) return nullptr;
@@ -436,6 +504,15 @@ RankProcess* Keeper::FindRank(uint64_t generation, int rank) {
 GenerationRecord* Keeper::FindGeneration(uint64_t generation) {
   const auto it = generations_.find(generation);
   return it == generations_.end() ? nullptr : &it->second;
+}
+
+// nullptr: it is no rank of ours. A forgotten generation may have left a process that nothing could kill.
+GenerationRecord* Keeper::GenerationOfPid(pid_t pid, RankProcess** rank) {
+  const auto it = rank_of_pid_.find(pid);
+  if (it == rank_of_pid_.end()) return nullptr;
+  const auto [generation, number] = it->second;
+  *rank = FindRank(generation, number);
+  return *rank != nullptr && (*rank)->pid == pid ? FindGeneration(generation) : nullptr;
 }
 
 }  // namespace gtrain::keeper

@@ -15,6 +15,8 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "base/unique_fd.h"
@@ -67,8 +69,9 @@ struct RankProcess {
   uint64_t start_time = 0;
   UniqueFd out_write, err_write;  // until it is started
   LogStream out, err;
-  uint64_t out_sent = 0, err_sent = 0;  // LogStream::total already told to the agent
-  Cgroup cgroup;                        // only with a memory limit of its own; else the generation's
+  uint64_t out_sent = 0, err_sent = 0;   // LogStream::total already told to the agent
+  int out_refused = 0, err_refused = 0;  // LogStream::refused likewise
+  Cgroup cgroup;                         // only with a memory limit of its own; else the generation's
   UniqueFd report;
   uint64_t report_offset = 0, report_punched = 0;
   std::optional<Exited> exit;
@@ -98,7 +101,11 @@ enum class Phase {
 struct GenerationRecord {
   BeginGeneration begin;
   std::map<int, std::unique_ptr<RankProcess>> ranks;
+  // Counted as they happen: to look at every rank at each exit would be too much for thousands.
+  size_t ended = 0;    // ranks that have exited and were reaped, or never started
+  size_t unacked = 0;  // exits that no agent has acknowledged
   std::map<uint64_t, Arena> arenas;
+  UniqueFd reports;           // the folder of all ranks' $GTRAIN_REPORT, which are looked for at every tick
   std::vector<int> to_start;  // started together at the end of the turn
   Cgroup cgroup;
   uint64_t oom_kills = 0;  // of the group, told already
@@ -191,9 +198,13 @@ class Keeper {
   void Do(Exec& exec);
   void Do(Forget& forget);
   void Do(Quit& quit);
+  void Do(Fence& fence);
   bool ToldAfterRelays(const RankProcess& rank) const;
   State Describe() const;
   void CheckLease();
+  void CheckFence();
+  bool DirectoryIsGone() const;
+  void LookAfterSockets();
   bool AnyLive() const;
   int64_t IdleExitMs() const;
 
@@ -217,12 +228,12 @@ class Keeper {
   void SendOutput();
   void SendOutput(uint64_t generation, RankProcess& rank);
   void TailReports();
-  void TailReport(uint64_t generation, RankProcess& rank);
+  void TailReport(GenerationRecord& record, RankProcess& rank);
   void End_(GenerationRecord& record, End mode, int64_t grace_ms, const std::string& reason, bool ordered);
   void AdvanceEnding(GenerationRecord& record);
   void KillLeftovers(GenerationRecord& record);
   void TermRanks(GenerationRecord& record, bool also_sdk);
-  bool Owns(const GenerationRecord& record, pid_t pid, pid_t top) const;
+  bool Owns(const GenerationRecord& record, pid_t pid, pid_t top);
   void FinishGeneration(GenerationRecord& record, bool clean, const std::string& message);
   void AwaitLogs(GenerationRecord& record);
 
@@ -255,24 +266,34 @@ class Keeper {
 
   RankProcess* FindRank(uint64_t generation, int rank);
   GenerationRecord* FindGeneration(uint64_t generation);
+  GenerationRecord* GenerationOfPid(pid_t pid, RankProcess** rank);
 
   const KeeperOptions options_;
   std::string rank_socket_;  // path ranks connect to
   UniqueFd agent_listen_, rank_listen_, signals_;
   UniqueFd agent_;
   std::string agent_in_, agent_out_;
-  bool attached_ = false;  // an agent is connected and has said Attach
+  bool attached_ = false;       // an agent is connected and has said Attach
+  bool refused_agent_ = false;  // said once: who asks often fills no disk with it
   uint64_t lease_ms_ = 0;
+  int64_t fence_until_ms_ = 0;  // 0: no fence
+  UniqueFd fence_timer_;        // its clock goes on while the machine is suspended
   int64_t agent_seen_ms_ = 0;
   int64_t now_ = 0;
   int64_t last_tick_ms_ = 0;
+  int64_t next_look_ms_ = 0;
+  bool sockets_missed_ = false;  // when they were looked for last
   uint64_t highest_revoked_ = 0;
+  uint64_t highest_stopped_ = 0;
   bool quitting_ = false;
   int64_t quit_by_ms_ = 0;
   PollSet<LogStream> stream_set_;
   PollSet<RankConnection> connection_set_;
   LogWriter log_writer_;
   std::map<uint64_t, GenerationRecord> generations_;
+  // Living ranks by process, and connections that have proved whose they are: both as (generation, rank).
+  std::unordered_map<pid_t, std::pair<uint64_t, int>> rank_of_pid_;
+  std::map<std::pair<uint64_t, int>, RankConnection*> connection_of_;
   std::vector<std::unique_ptr<RankConnection>> connections_;
   std::vector<std::unique_ptr<Helper>> helpers_;
   std::vector<std::unique_ptr<Starting>> starting_;

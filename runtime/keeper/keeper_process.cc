@@ -17,6 +17,7 @@
 #include <algorithm>
 #include <set>
 
+#include "base/folder.h"
 #include "runtime/keeper/agent_protocol.h"
 #include "runtime/keeper/keeper.h"
 #include "runtime/keeper/posix.h"
@@ -43,10 +44,6 @@ std::string GroupName(const GenerationRecord& record) {
   return Number(static_cast<uint64_t>(getpid())) + "-" + Number(record.begin.generation);
 }
 
-bool Ended(const std::pair<const int, std::unique_ptr<RankProcess>>& item) {
-  return item.second->exit && item.second->pid < 0;
-}
-
 // Every descendant has an ancestor among our children, so without children there is none.
 bool NoChildren() {
   siginfo_t info = {};
@@ -66,7 +63,11 @@ void Keeper::PrepareStart(GenerationRecord& record, RankProcess& rank) {
       return FailStart(rank, "cannot open the log file " + *path + ": " + strerror(errno), 126);
     }
   }
-  if (!spec.report_path.empty()) unlink(spec.report_path.c_str());  // of another cluster's job of this name
+  if (!spec.report_path.empty()) {
+    const auto [folder, name] = OpenFolderOf(spec.report_path);
+    if (folder.valid()) unlinkat(folder.get(), name.c_str(), 0);  // of a try to start this generation before
+    if (!record.reports.valid()) record.reports.reset(fcntl(folder.get(), F_DUPFD_CLOEXEC, 0));
+  }
   if (spec.memory_limit > 0) {
     rank.cgroup.Create(GroupName(record) + "-" + Number(static_cast<uint64_t>(spec.rank)),
                        {spec.memory_limit, record.begin.processes_max});
@@ -135,6 +136,7 @@ void Keeper::RankStarted(RankProcess& rank, const SpawnResult& result) {
   if (rank.exit) return;
   rank.pid = result.pid;
   rank.start_time = result.start_time;
+  if (rank.pid > 0) rank_of_pid_[rank.pid] = {rank.spec.generation, rank.spec.rank};
   if (result.failure.stage != 0) {
     int code = 0;
     const std::string message =
@@ -182,14 +184,14 @@ void Keeper::Reap() {
 }
 
 bool Keeper::KnownDied(const siginfo_t& info) {
-  if (WriterDied(info)) return true;
-  for (auto& [generation, record] : generations_) {
-    for (auto& [number, rank] : record.ranks) {
-      if (rank->pid != info.si_pid) continue;
-      RankDied(record, *rank, info);
-      return true;
-    }
+  RankProcess* rank = nullptr;
+  GenerationRecord* record = GenerationOfPid(info.si_pid, &rank);
+  rank_of_pid_.erase(info.si_pid);
+  if (record != nullptr) {
+    RankDied(*record, *rank, info);
+    return true;
   }
+  if (WriterDied(info)) return true;
   for (auto& helper : helpers_) {
     if (helper->pid != info.si_pid) continue;
     HelperDied(*helper, info.si_code, info.si_status);
@@ -212,6 +214,7 @@ void Keeper::RankDied(GenerationRecord& record, RankProcess& rank, const siginfo
   rank.drain_until_ms = now_ + kDrainMs;
   if (rank.exit) {  // failed to start: told already
     rank.pid = -1;
+    ++record.ended;
     return;
   }
   HearLastWords(rank);
@@ -219,7 +222,7 @@ void Keeper::RankDied(GenerationRecord& record, RankProcess& rank, const siginfo
   Describe(record, rank, info, &exit);
   rank.exit = std::move(exit);
   rank.pid = -1;
-  TailReport(record.begin.generation, rank);
+  TailReport(record, rank);
   SendOutput(record.begin.generation, rank);
   RecordExit(rank);
 }
@@ -264,6 +267,9 @@ void Keeper::Describe(GenerationRecord& record, RankProcess& rank, const siginfo
 
 // One file a generation, appended to: a record that was cut off by the keeper's own death is not read.
 void Keeper::RecordExit(RankProcess& rank) {
+  GenerationRecord* record = FindGeneration(rank.spec.generation);
+  ++record->unacked;
+  if (rank.pid < 0) ++record->ended;
   std::string bytes;
   AppendFrame(Report(*rank.exit), &bytes);
   const std::string path = "exits/" + Number(rank.spec.generation);
@@ -295,13 +301,17 @@ void Keeper::SendOutput() {
 void Keeper::SendOutput(uint64_t generation, RankProcess& rank) {
   if (!attached_) return;
   for (bool is_stderr : {false, true}) {
-    const LogStream& stream = is_stderr ? rank.err : rank.out;
+    LogStream& stream = is_stderr ? rank.err : rank.out;
     uint64_t& sent = is_stderr ? rank.err_sent : rank.out_sent;
-    if (stream.total() == sent || agent_out_.size() > kAgentOutSoft) continue;
+    int& refused = is_stderr ? rank.err_refused : rank.out_refused;
+    stream.LookAfter(now_);
+    if ((stream.total() == sent && stream.refused() == refused) || agent_out_.size() > kAgentOutSoft)
+      continue;
     const size_t fresh = static_cast<size_t>(std::min<uint64_t>(stream.total() - sent, kOutputFrameMax));
     sent = stream.total();
+    refused = stream.refused();
     Tell(Output{generation, rank.spec.rank, is_stderr, stream.file_offset(), stream.dropped(),
-                stream.LastBytes(fresh)});
+                stream.LastBytes(fresh), refused});
   }
 }
 
@@ -309,19 +319,21 @@ void Keeper::TailReports() {
   if (!attached_ && last_tick_ms_ % 1000 >= 100) return;
   for (auto& [generation, record] : generations_) {
     for (auto& [number, rank] : record.ranks) {
-      if (!rank->exit || rank->report.valid()) TailReport(generation, *rank);
+      if (!rank->exit || rank->report.valid()) TailReport(record, *rank);
     }
   }
 }
 
 // $GTRAIN_REPORT is an ordinary file that the program makes, so it never waits for its reader. What was
 // forwarded becomes a hole.
-void Keeper::TailReport(uint64_t generation, RankProcess& rank) {
+void Keeper::TailReport(GenerationRecord& record, RankProcess& rank) {
   if (!rank.report.valid()) {
-    rank.report.reset(open(rank.spec.report_path.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
+    const std::string name = rank.spec.report_path.substr(rank.spec.report_path.rfind('/') + 1);
+    rank.report.reset(
+        openat(record.reports.get(), name.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
   }
   struct stat info;
-  if (!rank.report.valid() || fstat(rank.report.get(), &info) != 0) return;
+  if (!rank.report.valid() || fstat(rank.report.get(), &info) != 0 || !S_ISREG(info.st_mode)) return;
   const uint64_t size = static_cast<uint64_t>(info.st_size);
   if (size < rank.report_offset) rank.report_offset = 0;  // the program truncated it
   if (size - rank.report_offset > kReportBacklogMax) rank.report_offset = size - kReportBacklogMax;
@@ -331,7 +343,7 @@ void Keeper::TailReport(uint64_t generation, RankProcess& rank) {
         pread(rank.report.get(), buffer, sizeof(buffer), static_cast<off_t>(rank.report_offset));
     if (n <= 0) break;
     rank.report_offset += static_cast<uint64_t>(n);
-    Tell(ReportBytes{generation, rank.spec.rank, std::string(buffer, static_cast<size_t>(n))});
+    Tell(ReportBytes{record.begin.generation, rank.spec.rank, std::string(buffer, static_cast<size_t>(n))});
   }
   if (rank.report_offset - std::min(rank.report_offset, rank.report_punched) < kReportPunchStep) return;
   rank.report_punched = rank.report_offset & ~uint64_t{4095};
@@ -430,7 +442,7 @@ void Keeper::TermRanks(GenerationRecord& record, bool also_sdk) {
 void Keeper::AdvanceEnding(GenerationRecord& record) {
   if (record.phase == Phase::kGone) return;
   if (record.phase == Phase::kWriting) return AwaitLogs(record);
-  const bool exited = std::all_of(record.ranks.begin(), record.ranks.end(), Ended);
+  const bool exited = record.ended == record.ranks.size();
   if (record.phase == Phase::kLive) {
     if (!exited || record.ranks.size() < record.begin.ranks || record.ranks.empty()) return;
     End_(record, End::kReform, kDrainMs, "all ranks have exited", false);
@@ -441,11 +453,13 @@ void Keeper::AdvanceEnding(GenerationRecord& record) {
       record.term_at_ms = 0;
       TermRanks(record, true);
     }
-    const bool drained = std::none_of(record.ranks.begin(), record.ranks.end(), [](const auto& item) {
-      return item.second->out.alive() || item.second->err.alive();
-    });
+    const auto drained = [&] {
+      return std::none_of(record.ranks.begin(), record.ranks.end(), [](const auto& item) {
+        return item.second->out.alive() || item.second->err.alive();
+      });
+    };
     const bool hurry = record.ordered && record.mode != End::kStop;
-    if (!(exited && (drained || hurry)) && now_ < record.kill_at_ms) return;
+    if (now_ < record.kill_at_ms && !(exited && (hurry || drained()))) return;
     record.phase = Phase::kKilling;
     record.give_up_ms = now_ + kGiveUpMs;
   }
@@ -454,14 +468,11 @@ void Keeper::AdvanceEnding(GenerationRecord& record) {
 
 // Whose is a descendant? Its ancestor just below us is a rank or a helper, or an orphan that carries our
 // environment.
-bool Keeper::Owns(const GenerationRecord& record, pid_t pid, pid_t top) const {
+bool Keeper::Owns(const GenerationRecord& record, pid_t pid, pid_t top) {
+  RankProcess* rank = nullptr;
+  if (const GenerationRecord* other = GenerationOfPid(top, &rank)) return other == &record;
   for (const WriterProcess& writer : writers_) {
     if (writer.pid == top) return false;  // of no generation
-  }
-  for (const auto& [generation, other] : generations_) {
-    for (const auto& [number, rank] : other.ranks) {
-      if (rank->pid == top) return &other == &record;
-    }
   }
   for (const auto& helper : helpers_) {
     if (helper->pid == top) return helper->generation == record.begin.generation;
@@ -477,8 +488,8 @@ bool Keeper::Owns(const GenerationRecord& record, pid_t pid, pid_t top) const {
 }
 
 void Keeper::KillLeftovers(GenerationRecord& record) {
-  bool exited = std::all_of(record.ranks.begin(), record.ranks.end(), Ended);
-  if (exited && NoChildren()) return FinishGeneration(record, true, "");
+  const auto exited = [&record] { return record.ended == record.ranks.size(); };
+  if (exited() && NoChildren()) return FinishGeneration(record, true, "");
   if (now_ < record.next_scan_ms) return;
   record.next_scan_ms = now_ + kScanEveryMs;
   record.cgroup.Kill();
@@ -492,8 +503,7 @@ void Keeper::KillLeftovers(GenerationRecord& record) {
     SignalProcess(found.process, SIGKILL);
   }
   Reap();
-  exited = std::all_of(record.ranks.begin(), record.ranks.end(), Ended);
-  if (left == 0 && exited) return FinishGeneration(record, true, "");
+  if (left == 0 && exited()) return FinishGeneration(record, true, "");
   if (now_ < record.give_up_ms) return;
   FinishGeneration(record, false,
                    Number(left) + " processes survived SIGKILL for " + Number(kGiveUpMs / 1000) +
@@ -521,11 +531,14 @@ void Keeper::FinishGeneration(GenerationRecord& record, bool clean, const std::s
   TailReports();
   SendOutput();
   for (auto& [number, rank] : record.ranks) rank->report.reset();
+  record.reports.reset();
   AwaitLogs(record);
 }
 
 void Keeper::AwaitLogs(GenerationRecord& record) {
   if (!log_writer_.Idle() && now_ < record.written_by_ms) return;
+  for (auto& [number, rank] : record.ranks)
+    SendOutput(record.begin.generation, *rank);  // the disk's last word
   record.phase = Phase::kGone;
   Tell(Gone{record.begin.generation, record.clean, record.gone_message});
 }

@@ -12,13 +12,15 @@
 
 #include <algorithm>
 
+#include "runtime/keeper/agent_protocol.h"
 #include "runtime/keeper/keeper.h"
 #include "runtime/keeper/posix.h"
 
 namespace gtrain::keeper {
 
 namespace {
-constexpr size_t kConnectionsMax = 4096;
+constexpr size_t kConnectionsMax =
+    kRanksMax + 256;  // some may be about to close, or have not said whose they are
 constexpr size_t kRankOutMax = 64u << 20;
 constexpr int64_t kHelloMs = 10000;
 constexpr int kLastReadsMax = 1024;  // of at most 64 KiB
@@ -125,6 +127,7 @@ void Keeper::RankHelloIn(RankConnection& connection, const RankHello& hello) {
   if (RankConnection* old = ConnectionOf(hello.generation, number)) old->broken = true;
   connection.generation = hello.generation;
   connection.rank = number;
+  connection_of_[{hello.generation, number}] = &connection;
   rank->sdk = true;
   const uint32_t abilities = kKeeperHasWriters | kKeeperFreesArenas;
   ToRank(connection, kKeeperWelcome,
@@ -290,12 +293,8 @@ void Keeper::WriteSome(RankConnection& connection) {
 }
 
 RankConnection* Keeper::ConnectionOf(uint64_t generation, int rank) {
-  for (auto& connection : connections_) {
-    if (connection->rank == rank && connection->generation == generation && !connection->broken) {
-      return connection.get();
-    }
-  }
-  return nullptr;
+  const auto it = connection_of_.find({generation, rank});
+  return it == connection_of_.end() || it->second->broken ? nullptr : it->second;
 }
 
 void Keeper::ToRanks(GenerationRecord& record, uint16_t kind, const std::string& body) {
@@ -306,14 +305,18 @@ void Keeper::ToRanks(GenerationRecord& record, uint16_t kind, const std::string&
 }
 
 void Keeper::SweepConnections() {
-  connections_.erase(std::remove_if(connections_.begin(), connections_.end(),
-                                    [&](const auto& connection) {
-                                      const bool silent =
-                                          connection->rank < 0 && now_ - connection->opened_ms > kHelloMs;
-                                      if (connection->broken) FreeArenasOf(*connection);
-                                      return connection->broken || silent;
-                                    }),
-                     connections_.end());
+  connections_.erase(
+      std::remove_if(connections_.begin(), connections_.end(),
+                     [&](const auto& connection) {
+                       const bool silent = connection->rank < 0 && now_ - connection->opened_ms > kHelloMs;
+                       if (!connection->broken) return silent;
+                       FreeArenasOf(*connection);
+                       const auto it = connection_of_.find({connection->generation, connection->rank});
+                       if (it != connection_of_.end() && it->second == connection.get())
+                         connection_of_.erase(it);
+                       return true;
+                     }),
+      connections_.end());
 }
 
 }  // namespace gtrain::keeper

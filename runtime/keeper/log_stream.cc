@@ -68,14 +68,19 @@ std::string LogStream::LastBytes(size_t bytes) const {
 
 void LogStream::Take(const char* data, size_t bytes, int64_t now_ms) {
   total_ += bytes;
-  Refill(now_ms);
-  TakeRefused(now_ms);
-  if (holding_ > 0 && budget_ >= std::min(kResumeBytes, limits_.burst_bytes) && now_ms >= retry_ms_)
-    Resume(false);
+  LookAfter(now_ms);
   tail_.append(data, bytes);
   if (tail_.size() > 2 * kTailBytes) tail_.erase(0, tail_.size() - kTailBytes);
   const bool taken = holding_ == 0 && budget_ >= bytes && Write(std::string(data, bytes), bytes, 0, false);
   if (!taken) holding_ += bytes;
+}
+
+void LogStream::LookAfter(int64_t now_ms) {
+  if (file_ == nullptr || total_ == 0) return;  // most streams are never written to
+  Refill(now_ms);
+  TakeRefused(now_ms);
+  if (holding_ > 0 && budget_ >= std::min(kResumeBytes, limits_.burst_bytes) && now_ms >= retry_ms_)
+    Resume(false);
 }
 
 void LogStream::Refill(int64_t now_ms) {
@@ -88,10 +93,15 @@ void LogStream::Refill(int64_t now_ms) {
 // What the disk refused is one stretch up to now: the writer takes nothing between its refusal and this.
 void LogStream::TakeRefused(int64_t now_ms) {
   const LogWriter::Refused refused = writer_->TakeRefused(*file_);
-  if (refused.stream_bytes == 0) return;
+  if (refused.stream_bytes == 0) {
+    if (writer_->Written(*file_)) refused_ = 0;
+    return;
+  }
   file_offset_ -= std::min(file_offset_, refused.text_bytes);
+  file_offset_ += refused.marker_bytes;
   holding_ += refused.stream_bytes;
   retry_ms_ = now_ms + kDiskRetryMs;
+  refused_ = refused.error;
 }
 
 void LogStream::Resume(bool always) {

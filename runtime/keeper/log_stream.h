@@ -44,7 +44,14 @@ class LogStream {
   std::string LastBytes(size_t bytes) const;
   uint64_t total() const { return total_; }              // bytes the rank wrote so far
   uint64_t file_offset() const { return file_offset_; }  // once all that was handed over is written
-  uint64_t dropped() const { return file_ ? writer_->Dropped(*file_) : 0; }
+  uint64_t dropped() const { return file_ ? writer_->Dropped(*file_) + (refused_ != 0 ? holding_ : 0) : 0; }
+  int refused() const {
+    return refused_;
+  }  // the errno with which the disk refuses the log now; 0: it takes it
+
+  // Asks what became of what was handed over, and tries again what the disk refused: at every tick, for a
+  // rank may be silent from then on.
+  void LookAfter(int64_t now_ms);
 
  private:
   void Take(const char* data, size_t bytes, int64_t now_ms);
@@ -65,6 +72,7 @@ class LogStream {
   uint64_t budget_ = 0;
   int64_t refilled_ms_ = 0;
   int64_t retry_ms_ = 0;  // no write before this, after a disk error
+  int refused_ = 0;
 };
 
 }  // namespace gtrain::keeper

@@ -6,6 +6,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <string.h>
 #include <sys/eventfd.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -13,6 +14,8 @@
 #include <algorithm>
 #include <thread>
 #include <utility>
+
+#include "base/folder.h"
 
 namespace gtrain::keeper {
 
@@ -37,7 +40,10 @@ class LogFile {
 
   // The file on disk: before the first Append the opener's, then the thread's alone.
   bool OpenFile(int flags) {
-    fd_.reset(open(path_.c_str(), O_WRONLY | O_APPEND | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | flags, 0644));
+    const auto [folder, name] = OpenFolderOf(path_);
+    if (!folder.valid()) return false;
+    fd_.reset(openat(folder.get(), name.c_str(),
+                     O_WRONLY | O_APPEND | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | flags, 0644));
     if (!fd_.valid()) return false;
     struct stat info;
     const bool usable = fstat(fd_.get(), &info) == 0;
@@ -52,7 +58,10 @@ class LogFile {
 
   // All or nothing: a short write is taken back.
   bool Write(const std::string& bytes) {
-    if (!fd_.valid() && !OpenFile(O_CREAT)) return false;
+    if (!fd_.valid() && !OpenFile(O_CREAT)) {
+      error_ = errno;
+      return false;
+    }
     size_t done = 0;
     while (done < bytes.size()) {
       const ssize_t n = write(fd_.get(), bytes.data() + done, bytes.size() - done);
@@ -61,12 +70,27 @@ class LogFile {
       done += static_cast<size_t>(n);
     }
     if (done < bytes.size()) {
+      error_ = errno;
       if (done > 0 && ftruncate(fd_.get(), static_cast<off_t>(size_)) != 0) size_ += done;
       return false;
     }
     size_ += bytes.size();
     Limit();
     return true;
+  }
+
+  // Of the last Write that failed. The marker of it has room where the short write was, or in the last block
+  // of the file; where it has none, only those who watch hear of it (fault P8).
+  int error() const { return error_; }
+  uint64_t WriteMarker() {
+    if (!fd_.valid()) return 0;
+    const std::string text =
+        std::string("\n[gtrain: what follows could not be written: ") + strerror(error_) + "]\n";
+    const ssize_t n = write(fd_.get(), text.data(), text.size());
+    const bool whole = n == static_cast<ssize_t>(text.size());
+    if (n > 0 && (whole || ftruncate(fd_.get(), static_cast<off_t>(size_)) != 0))
+      size_ += static_cast<uint64_t>(n);
+    return whole ? text.size() : 0;
   }
 
   uint64_t size() const { return size_; }
@@ -93,8 +117,11 @@ class LogFile {
   uint64_t size_ = 0;
   uint64_t punched_ = 0;
   bool full_ = false;
+  int error_ = 0;
 
   // Under the queue's lock.
+  bool refuses_ =
+      false;  // the disk took nothing when it was asked last: one marker stands for all that follows
   std::deque<Text> waiting_;
   size_t waiting_bytes_ = 0;  // with the text that is being written
   bool in_line_ = false;      // or being written
@@ -123,8 +150,9 @@ LogWriter::~LogWriter() {
 std::shared_ptr<LogFile> LogWriter::Open(const std::string& path, uint64_t bytes_max, uint64_t* size) {
   auto file = std::make_shared<LogFile>(path, bytes_max);
   if (!file->OpenFile(0)) {
-    const std::string folder = path.substr(0, path.rfind('/') + 1);
-    if (errno != ENOENT || access(folder.empty() ? "." : folder.c_str(), W_OK | X_OK) != 0) return nullptr;
+    if (errno != ENOENT) return nullptr;
+    const FilePlace place = OpenFolderOf(path);
+    if (!place.folder.valid() || faccessat(place.folder.get(), ".", W_OK | X_OK, 0) != 0) return nullptr;
   }
   *size = file->size();
   return file;
@@ -163,6 +191,11 @@ uint64_t LogWriter::Dropped(const LogFile& file) const {
   return file.dropped_;
 }
 
+bool LogWriter::Written(const LogFile& file) const {
+  MutexLock held(&queue_->lock);
+  return !file.in_line_ && !file.refuses_;
+}
+
 bool LogWriter::Idle() const {
   uint64_t count = 0;
   (void)!read(idle_.get(), &count, sizeof(count));
@@ -178,18 +211,23 @@ void LogWriter::Run(std::shared_ptr<Queue> queue) {
     if (queue->line.empty()) break;
     const std::shared_ptr<LogFile> file = std::move(queue->line.front());
     queue->line.pop_front();
+    const bool refused_before = file->refuses_;
     const Text text = std::move(file->waiting_.front());
     file->waiting_.pop_front();
     queue->lock.Unlock();
     const bool full = file->full();
     const bool written = full || file->Write(text.bytes);
+    const uint64_t marker_bytes = written || refused_before ? 0 : file->WriteMarker();
     queue->lock.Lock();
+    file->refuses_ = !written;
     size_t done = text.bytes.size();
     if (written) {
       file->dropped_ += full ? text.stream_bytes : text.dropped;
     } else {
       file->waiting_.push_front(text);
       done = file->waiting_bytes_;
+      file->refused_.error = file->error();
+      file->refused_.marker_bytes += marker_bytes;
       for (const Text& refused : std::exchange(file->waiting_, {})) {
         file->refused_.text_bytes += refused.bytes.size();
         file->refused_.stream_bytes += refused.stream_bytes;

@@ -37,9 +37,12 @@ class LogWriter {
   struct Refused {
     uint64_t text_bytes = 0;
     uint64_t stream_bytes = 0;
+    uint64_t marker_bytes = 0;  // written in their place: that they are missing
+    int error = 0;
   };
   Refused TakeRefused(LogFile& file);
   uint64_t Dropped(const LogFile& file) const;  // stream bytes that will never be in it
+  bool Written(const LogFile& file) const;      // nothing of it waits, and the disk took the last of it
 
   bool Idle() const;                           // everything taken was written or refused
   int idle_fd() const { return idle_.get(); }  // readable after it became idle; cleared by Idle()

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "runtime/keeper/keeper.h"
+#include "runtime/keeper/posix.h"
 
 int main(int argc, char** argv) {
   gtrain::keeper::KeeperOptions options;
@@ -25,6 +26,8 @@ int main(int argc, char** argv) {
     return 2;
   }
   prctl(PR_SET_DUMPABLE, 0);  // ranks run as the same user: fault X6
+  prctl(PR_SET_NAME, gtrain::keeper::kKeeperName);
+  gtrain::keeper::RaiseFileLimit();
   gtrain::keeper::Keeper keeper(std::move(options));
   if (!keeper.Start()) return 1;
   return keeper.Run();

@@ -7,19 +7,30 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <unordered_map>
+
+#include "base/folder.h"
 
 namespace gtrain::keeper {
 
-int64_t NowMs() {
+namespace {
+
+int64_t Ms(clockid_t clock) {
   timespec now;
-  clock_gettime(CLOCK_MONOTONIC, &now);
+  clock_gettime(clock, &now);
   return int64_t{now.tv_sec} * 1000 + now.tv_nsec / 1000000;
 }
+
+}  // namespace
+
+int64_t NowMs() { return Ms(CLOCK_MONOTONIC); }
+int64_t BootMs() { return Ms(CLOCK_BOOTTIME); }
 
 bool SetNonBlocking(int fd) {
   int flags = fcntl(fd, F_GETFL);
@@ -35,17 +46,25 @@ bool MakePipe(UniqueFd* read_end, UniqueFd* write_end) {
 }
 
 bool WriteFileAtomic(const std::string& path, const std::string& data) {
-  const std::string temporary = path + ".tmp";
-  UniqueFd fd(open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600));
+  const auto [folder, name] = OpenFolderOf(path);
+  if (!folder.valid()) return false;
+  const std::string temporary = name + ".tmp";
+  unlinkat(folder.get(), temporary.c_str(), 0);  // of a writer that was killed, or put there for us to follow
+  const UniqueFd fd(
+      openat(folder.get(), temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600));
   if (!fd.valid()) return false;
-  size_t done = 0;
-  while (done < data.size()) {
-    ssize_t n = write(fd.get(), data.data() + done, data.size() - done);
+  for (size_t done = 0; done < data.size();) {
+    const ssize_t n = write(fd.get(), data.data() + done, data.size() - done);
     if (n < 0 && errno == EINTR) continue;
-    if (n <= 0) return false;
+    if (n <= 0) {
+      const int error = errno;
+      unlinkat(folder.get(), temporary.c_str(), 0);
+      errno = error;
+      return false;
+    }
     done += static_cast<size_t>(n);
   }
-  return rename(temporary.c_str(), path.c_str()) == 0;
+  return renameat(folder.get(), temporary.c_str(), folder.get(), name.c_str()) == 0;
 }
 
 std::string ReadSmallFile(const std::string& path, size_t bytes_max) {
@@ -85,8 +104,35 @@ bool ReadProcess(pid_t pid, ProcessEntry* entry) {
                           " %c %lld %*d %*d %*d %*d %*u %*u %*u %*u %*u %*u %*u %*d %*d %*d %*d %*d %*d %llu",
                           &state, &parent, &start);
   if (read != 3) return false;
-  *entry = {pid, static_cast<pid_t>(parent), start, state == 'Z' || state == 'X'};
+  const size_t open = stat.find('(');
+  *entry = {pid, static_cast<pid_t>(parent), start, state == 'Z' || state == 'X',
+            stat.substr(open + 1, close - open - 1)};
   return true;
+}
+
+std::vector<pid_t> KeepersAbove(pid_t pid) {
+  constexpr int kDepthMax = 10000;  // a walk is not atomic: it must not run in a circle
+  std::vector<pid_t> keepers;
+  ProcessEntry entry;
+  if (!ReadProcess(pid, &entry)) return keepers;
+  for (int depth = 0; depth < kDepthMax && entry.parent > 0; ++depth) {
+    if (!ReadProcess(entry.parent, &entry)) break;
+    if (entry.name == kKeeperName) keepers.push_back(entry.pid);
+  }
+  return keepers;
+}
+
+bool IsAgentOrKeeper(int socket) {
+  ucred peer;
+  socklen_t size = sizeof(peer);
+  ProcessEntry entry;
+  if (getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &size) != 0 || peer.uid != geteuid() ||
+      !ReadProcess(peer.pid, &entry)) {
+    return false;
+  }
+  const std::vector<pid_t> ours = KeepersAbove(getpid()), theirs = KeepersAbove(peer.pid);
+  return std::all_of(theirs.begin(), theirs.end(),
+                     [&](pid_t keeper) { return std::find(ours.begin(), ours.end(), keeper) != ours.end(); });
 }
 
 std::vector<ProcessEntry> ListProcesses() {

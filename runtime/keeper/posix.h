@@ -10,12 +10,14 @@
 
 namespace gtrain::keeper {
 
-int64_t NowMs();  // monotonic
+int64_t NowMs();   // monotonic
+int64_t BootMs();  // the same, and it goes on while the machine is suspended
 
 bool SetNonBlocking(int fd);
 bool MakePipe(UniqueFd* read_end, UniqueFd* write_end);  // O_CLOEXEC, both blocking
 
-// Temporary file beside it, then rename: a reader sees the old file, the new one or none.
+// Temporary file beside it, then rename: a reader sees the old file, the new one or none. Neither a link
+// there nor one of another user on the way is followed (base/folder.h). False: errno says why.
 bool WriteFileAtomic(const std::string& path, const std::string& data);
 // At most `bytes_max` bytes of a regular or proc file; empty when it cannot be read.
 std::string ReadSmallFile(const std::string& path, size_t bytes_max = 64 << 10);
@@ -30,6 +32,7 @@ struct ProcessEntry {
   pid_t parent = 0;
   uint64_t start_time = 0;
   bool zombie = false;
+  std::string name;  // as the process calls itself: at most 15 bytes, of any kind
 };
 
 bool ReadProcess(pid_t pid, ProcessEntry* entry);
@@ -41,6 +44,16 @@ struct Descendant {
   pid_t top = 0;
 };
 std::vector<Descendant> LivingDescendants(pid_t root);
+
+inline constexpr char kKeeperName[] = "gtrain-keeper";  // of its process: KeepersAbove looks for it
+
+// The keepers that `pid` descends from, nearest first. Keepers are subreapers, so what a rank starts stays
+// below its keeper for as long as that lives, and the kernel says so: by this an agent is told from a rank of
+// the same user, from whom no file could hide a secret. A process that calls itself a keeper gains nothing.
+std::vector<pid_t> KeepersAbove(pid_t pid);
+// The other end of a Unix socket, at the time it connected or listened, is a process of this user that
+// descends from no keeper but from those that this process descends from, too (a gtrain that runs in a rank).
+bool IsAgentOrKeeper(int socket);
 
 // Value of NAME in the environment the process was started with; empty when unreadable.
 std::string ProcessEnvironment(pid_t pid, const char* name);

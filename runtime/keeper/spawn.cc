@@ -28,6 +28,10 @@ namespace {
 // Where a starter puts what its next child needs, below everything else it holds.
 enum Slot : int { kResults = 3, kOut = 4, kErr = 5, kFirstOther = 6 };
 
+// As many descriptors as the keeper was given: what it starts has no more of them. Set once, before any
+// start.
+rlimit given_files = {};
+
 struct Child {
   const SpawnRequest* request;
   char** argv;
@@ -64,6 +68,7 @@ GTRAIN_SHARES_MEMORY int Become(void* argument) {
   dup2(kOut, 1);
   dup2(kErr, 2);
   setsid();
+  if (given_files.rlim_max > 0) setrlimit(RLIMIT_NOFILE, &given_files);
   if (request.cgroup != nullptr) request.cgroup->Enter();
   Bind(request.cpus);
   if (!request.cwd.empty() && chdir(request.cwd.c_str()) != 0) {
@@ -143,6 +148,12 @@ void ClearSlots(std::vector<SpawnRequest>* requests, UniqueFd* results) {
 
 }  // namespace
 
+void RaiseFileLimit() {
+  if (getrlimit(RLIMIT_NOFILE, &given_files) != 0) return;
+  const rlimit most = {given_files.rlim_max, given_files.rlim_max};
+  setrlimit(RLIMIT_NOFILE, &most);
+}
+
 bool SpawnBatch::Start(std::vector<SpawnRequest> requests,
                        const std::pair<std::string, std::string>& extra_env, const Cgroup* cgroup) {
   UniqueFd write_end;
@@ -175,6 +186,7 @@ pid_t SpawnWriter(const std::string& program, const std::vector<std::pair<std::s
   dup2(2, 1);
   if (dup2(arena_fd, 3) < 0 || dup2(channel_fd, 4) < 0) _exit(126);
   if (!cwd.empty() && chdir(cwd.c_str()) != 0) _exit(126);
+  if (given_files.rlim_max > 0) setrlimit(RLIMIT_NOFILE, &given_files);
   char* argv[] = {const_cast<char*>("gtrain-writer"), nullptr};
   execve(program.c_str(), argv, pointers.data());
   fprintf(stderr, "gtrain-keeper: cannot run %s: %s\n", program.c_str(), strerror(errno));

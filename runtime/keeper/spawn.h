@@ -61,6 +61,10 @@ class SpawnBatch {
 pid_t SpawnWriter(const std::string& program, const std::vector<std::pair<std::string, std::string>>& env,
                   const std::string& cwd, const UniqueFd& arena, const UniqueFd& channel);
 
+// As many descriptors for this process as the system lets it have, several a rank. What it starts keeps the
+// limit from before: programs rely on small numbers. Once, before anything is started.
+void RaiseFileLimit();
+
 // One sentence for people, and the shell's code for it (126 found but not runnable, 127 not found).
 std::string DescribeFailure(const SpawnFailure& failure, const std::vector<std::string>& argv,
                             const std::vector<std::pair<std::string, std::string>>& env,

@@ -37,8 +37,9 @@ class MetaStore {
   virtual ~MetaStore() = default;
 
   // Applies all writes atomically and returns when they survive a power cut.
-  // ResourceExhausted: the disk is full, nothing was written, and nothing will be until a restart (fault H3).
-  // Any other error leaves the outcome unknown. The caller must stop (never retry), restart and reload (H4).
+  // ResourceExhausted: the disk is full and nothing was written; the same again is in order once there is
+  // room (fault H3). Any other error leaves the outcome unknown. The caller must stop (never retry), restart
+  // and reload (H4).
   virtual absl::Status Commit(const std::vector<Write>& writes) = 0;
 
   // All records in key order. DataLoss names the first record whose checksum or version is wrong.

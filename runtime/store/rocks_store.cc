@@ -159,7 +159,6 @@ class RocksStore final : public port::MetaStore {
   Summary summary_;
   absl::flat_hash_map<std::string, Checksum> checksums_;  // of every live record
   bool compacting_ = true;
-  bool full_ = false;
   bool broken_ = false;
 };
 
@@ -241,14 +240,12 @@ absl::Status RocksStore::Broken(const std::string& what) {
 }
 
 absl::Status RocksStore::Commit(const std::vector<port::Write>& writes) {
-  if (broken_ || full_ || listener_->failed()) {
-    if (!full_) broken_ = true;
+  if (broken_ || listener_->failed()) {
+    broken_ = true;
     return absl::InternalError("the store has failed; restart the head");
   }
-  if (const port::StoreSpace space = Space(); space.level == port::SpaceLevel::kFull) {
-    full_ = true;
+  if (const port::StoreSpace space = Space(); space.level == port::SpaceLevel::kFull)
     return absl::ResourceExhaustedError(space.text);
-  }
   rocksdb::WriteBatch batch;
   for (const port::Write& write : writes) {
     if (write.value) {

@@ -6,6 +6,7 @@
 
 #include <kj/exception.h>
 
+#include "absl/functional/function_ref.h"
 #include "runtime/wire/message_fields.h"
 
 namespace gtrain::wire {
@@ -44,13 +45,28 @@ absl::StatusOr<KindInfo> InfoOf(proto::Message::Which which) {
   }
 }
 
-absl::StatusOr<core::Message> DecodeWords(kj::ArrayPtr<const capnp::word> words, size_t bytes,
-                                          Sender sender) {
-  capnp::ReaderOptions options;
-  options.nestingLimit = kNestingMax;
-  options.traversalLimitInWords = words.size() * kTraversalFactor;
-  capnp::FlatArrayMessageReader reader(words, options);
-  proto::Message::Reader root = reader.getRoot<proto::Message>();
+// `read` gets the root of bytes that may be anything.
+absl::Status ReadRoot(absl::string_view bytes, absl::FunctionRef<absl::Status(proto::Message::Reader)> read) {
+  if (bytes.size() < 2 * sizeof(capnp::word) || bytes.size() > kMessageBytesMax ||
+      bytes.size() % sizeof(capnp::word) != 0) {
+    return absl::InvalidArgumentError(absl::StrCat("not a control message: ", bytes.size(), " bytes"));
+  }
+  try {
+    kj::Array<capnp::word> words = kj::heapArray<capnp::word>(bytes.size() / sizeof(capnp::word));
+    std::memcpy(words.begin(), bytes.data(), bytes.size());
+    capnp::ReaderOptions options;
+    options.nestingLimit = kNestingMax;
+    options.traversalLimitInWords = words.size() * kTraversalFactor;
+    capnp::FlatArrayMessageReader reader(words, options);
+    return read(reader.getRoot<proto::Message>());
+  } catch (const kj::Exception& e) {
+    return absl::InvalidArgumentError(absl::StrCat("not a control message: ", e.getDescription().cStr()));
+  } catch (const std::exception& e) {
+    return absl::InvalidArgumentError(absl::StrCat("not a control message: ", e.what()));
+  }
+}
+
+absl::Status DecodeRoot(proto::Message::Reader root, size_t bytes, Sender sender, core::Message& message) {
   absl::StatusOr<KindInfo> info = InfoOf(root.which());
   if (!info.ok()) return info.status();
   if (sender != Sender::kAny && sender != info->sender) {
@@ -60,7 +76,6 @@ absl::StatusOr<core::Message> DecodeWords(kj::ArrayPtr<const capnp::word> words,
     return absl::InvalidArgumentError(absl::StrCat(info->name, " of ", bytes, " bytes"));
   }
   Archive archive;
-  core::Message message;
   switch (root.which()) {
 #define GT_CASE(Type, ENUM, sender, bulk)                             \
   case proto::Message::ENUM:                                          \
@@ -72,7 +87,7 @@ absl::StatusOr<core::Message> DecodeWords(kj::ArrayPtr<const capnp::word> words,
       break;
   }
   if (!archive.ok()) return absl::InvalidArgumentError(absl::StrCat(info->name, ".", archive.error));
-  return message;
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -102,19 +117,21 @@ std::string Encode(const core::Message& message) {
 }
 
 absl::StatusOr<core::Message> Decode(absl::string_view bytes, Sender sender) {
-  if (bytes.size() < 2 * sizeof(capnp::word) || bytes.size() > kMessageBytesMax ||
-      bytes.size() % sizeof(capnp::word) != 0) {
-    return absl::InvalidArgumentError(absl::StrCat("not a control message: ", bytes.size(), " bytes"));
-  }
-  try {
-    kj::Array<capnp::word> words = kj::heapArray<capnp::word>(bytes.size() / sizeof(capnp::word));
-    std::memcpy(words.begin(), bytes.data(), bytes.size());
-    return DecodeWords(words, bytes.size(), sender);
-  } catch (const kj::Exception& e) {
-    return absl::InvalidArgumentError(absl::StrCat("not a control message: ", e.getDescription().cStr()));
-  } catch (const std::exception& e) {
-    return absl::InvalidArgumentError(absl::StrCat("not a control message: ", e.what()));
-  }
+  core::Message message;
+  const absl::Status read = ReadRoot(
+      bytes, [&](proto::Message::Reader root) { return DecodeRoot(root, bytes.size(), sender, message); });
+  if (!read.ok()) return read;
+  return message;
+}
+
+void ReadSealed(Archive& a, absl::string_view bytes, core::GenerationGrant& grant) {
+  const absl::Status read = ReadRoot(bytes, [&](proto::Message::Reader root) {
+    if (!root.isStartGeneration() || root.getStartGeneration().hasSeal())
+      return absl::InvalidArgumentError("not a grant");  // seals in seals would never end
+    Fields(a, root.getStartGeneration().getGrant(), grant);
+    return absl::OkStatus();
+  });
+  if (!read.ok()) a.Fail("seal", read.message());
 }
 
 absl::string_view KindName(const core::Message& message) {

@@ -77,6 +77,22 @@ TEST(Codec, GarbageIsRefused) {
   }
 }
 
+TEST(Codec, ASealHoldsAGrantAndNoOtherSeal) {
+  core::StartGeneration start{kEpoch, SampleGrant(), {}};
+  start.seal = {Encode(start), "mac"};
+  EXPECT_TRUE(Decode(Encode(start)).ok());
+  start.seal.bytes = Encode(start);
+  EXPECT_THAT(Decode(Encode(start)).status().message(), HasSubstr("seal: not a grant"));
+  start.seal.bytes = Encode(core::AckExit{kEpoch, kJob, kGeneration, 1});
+  EXPECT_THAT(Decode(Encode(start)).status().message(), HasSubstr("seal: not a grant"));
+  start.seal.bytes = "0123456789abcdef";
+  EXPECT_FALSE(Decode(Encode(start)).ok());
+  core::StartGeneration broken{kEpoch, SampleGrant(), {}};
+  broken.grant.world_size = -1;
+  start.seal.bytes = Encode(broken);
+  EXPECT_THAT(Decode(Encode(start)).status().message(), HasSubstr("world_size"));
+}
+
 // A list of 2^29 empty structs costs the sender a few bytes; it must not cost us memory (B6).
 TEST(Codec, ListsOfNothingAreRefused) {
   core::AgentHeartbeat beat{1, std::vector<core::RankStatus>(3, SampleStatus()), {}};

@@ -174,6 +174,9 @@ struct GenerationGrant {
   liveJobs @22 :List(Text);
 }
 
+# `bytes`: a whole Message with a startGeneration that has no seal.
+struct GrantSeal { bytes @0 :Data; mac @1 :Text; }
+
 enum NoticeKind { none @0; atRisk @1; freeze @2; leave @3; }
 struct NodeNotice {
   kind @0 :NoticeKind;
@@ -206,6 +209,7 @@ struct AgentHello {
   nearKey @15 :Text;
   takesCopies @16 :Bool;
   copiesOf @17 :List(Text);
+  keepsSeals @18 :Bool;
 }
 
 struct AgentHeartbeat { sequence @0 :UInt64; changed @1 :List(RankStatus); freePorts @2 :List(Int32); }
@@ -219,6 +223,7 @@ struct GenerationDescribed {
   grant @1 :GenerationGrant;
   hasCheckpoint @2 :Bool;
   checkpoint @3 :CheckpointReport;
+  seal @4 :GrantSeal;
 }
 
 # No process of the generation is left on the node; the head grants the next one only after this,
@@ -277,8 +282,9 @@ struct AgentRefused { reason @0 :Text; revoked @1 :Bool; }
 
 struct HeartbeatAck { epoch @0 :UInt64; sequence @1 :UInt64; }
 
-# A grant. Repeated by the head after a hello that does not show the generation; receivers take it once.
-struct StartGeneration { epoch @0 :UInt64; grant @1 :GenerationGrant; }
+# A grant. Repeated by the head after a hello that does not show the generation; receivers take it once. With
+# a seal the grant is in its bytes alone: `grant` is empty, here and in GenerationDescribed.
+struct StartGeneration { epoch @0 :UInt64; grant @1 :GenerationGrant; seal @2 :GrantSeal; }
 
 enum EndMode { reform @0; stop @1; stopNow @2; }
 

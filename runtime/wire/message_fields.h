@@ -1,6 +1,7 @@
 // Private to runtime/wire: the fields of every struct of runtime/core/messages.h, in its order.
 #pragma once
 #include "runtime/core/messages.h"
+#include "runtime/wire/codec.h"
 #include "runtime/wire/control.capnp.h"
 #include "runtime/wire/fields.h"
 
@@ -117,6 +118,24 @@ GT_FIELDS(core::GenerationGrant) {
   GT_ID_LIST(live_jobs, LiveJobs, core::kLiveJobsToldMax);
 }
 
+GT_FIELDS(core::GrantSeal) {
+  GT_BYTES(bytes, Bytes, kMessageBytesMax);
+  GT_TEXT(mac, Mac, kNameBytesMax);
+}
+// codec.cc. The grant in the bytes of a seal; an error for bytes that have a seal themselves.
+void ReadSealed(Archive& a, absl::string_view bytes, core::GenerationGrant& grant);
+// The grant and the seal of a struct that has both.
+template <class M, class V>
+void SealedGrant(Archive& a, M m, V& v) {
+  if constexpr (kReading<M>) {
+    if (m.hasSeal()) Fields(a, m.getSeal(), v.seal);
+    if (!v.seal.bytes.empty()) return ReadSealed(a, v.seal.bytes, v.grant);
+  } else if (!v.seal.bytes.empty()) {
+    return Fields(a, m.initSeal(), v.seal);
+  }
+  GT_STRUCT(grant, Grant);
+}
+
 GT_FIELDS(core::NodeNotice) {
   GT_ENUM(kind, Kind, core::NoticeKind::kLeave);
   GT_DURATION(left, Left);
@@ -146,6 +165,7 @@ GT_FIELDS(core::AgentHello) {
   GT_TEXT(near_key, NearKey, kNameBytesMax);
   GT_PLAIN(takes_copies, TakesCopies);
   GT_ID_LIST(copies_of, CopiesOf, 10000);
+  GT_PLAIN(keeps_seals, KeepsSeals);
 }
 GT_FIELDS(core::AgentHeartbeat) {
   GT_PLAIN(sequence, Sequence);
@@ -178,7 +198,7 @@ GT_FIELDS(core::ExchangePart) {
 }
 GT_FIELDS(core::GenerationDescribed) {
   GT_STRUCT(held, Held);
-  GT_STRUCT(grant, Grant);
+  SealedGrant(a, m, v);
   if constexpr (kReading<M>) {
     if (m.getHasCheckpoint()) Fields(a, m.getCheckpoint(), v.checkpoint.emplace());
   } else {
@@ -240,7 +260,7 @@ GT_FIELDS(core::HeartbeatAck) {
 }
 GT_FIELDS(core::StartGeneration) {
   GT_COUNTER(epoch, Epoch);
-  GT_STRUCT(grant, Grant);
+  SealedGrant(a, m, v);
 }
 GT_FIELDS(core::Revoke) {
   GT_COUNTER(epoch, Epoch);

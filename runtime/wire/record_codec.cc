@@ -72,6 +72,7 @@ GT_FIELDS(core::JobRecord) {
   GT_LIST(faults, Faults, 1024);
   GT_DURATION(run_time, RunTime);
   GT_WALL_TIME(run_time_at, RunTimeAt);
+  GT_PLAIN(sdk, Sdk);
   GT_OPTIONAL(exit_code, ExitCode);
   GT_PLAIN(event_sequence, EventSequence);
   GT_TEXT(owner, Owner, kNameBytesMax);
@@ -99,6 +100,7 @@ GT_FIELDS(core::ClusterRecord) {
   GT_PLAIN(next_request, NextRequest);
   GT_PLAIN(recovering, Recovering);
   GT_COUNTER(superseded, Superseded);
+  GT_PLAIN(accept_unsealed, AcceptUnsealed);
 }
 GT_FIELDS(core::RequestRecord) {
   GT_ID(client_key, ClientKey);

@@ -80,6 +80,7 @@ struct JobRecord {
   takeover @30 :Bool;
   waitsForStorage @31 :Bool;
   runTimeAt @32 :Int64;  # as FaultRecord.at
+  sdk @33 :Bool;
 }
 
 struct NodeRecord {
@@ -96,7 +97,7 @@ struct NodeRecord {
   drain @10 :Control.NodeNotice;
 }
 
-struct ClusterRecord { cluster @0 :Text; epoch @1 :UInt64; nextJob @2 :UInt64; nextRequest @3 :UInt64; recovering @4 :Bool; superseded @5 :UInt64; }
+struct ClusterRecord { cluster @0 :Text; epoch @1 :UInt64; nextJob @2 :UInt64; nextRequest @3 :UInt64; recovering @4 :Bool; superseded @5 :UInt64; acceptUnsealed @6 :Bool; }
 
 struct RequestRecord { clientKey @0 :Text; requestId @1 :Text; number @2 :UInt64; reply @3 :Control.ClientReply; }
 

@@ -2,6 +2,8 @@
 
 #include <limits>
 
+#include "runtime/wire/codec.h"
+
 namespace gtrain::wire {
 
 JobId SampleJob() { return JobId("fashion-mnist-7"); }
@@ -88,6 +90,10 @@ core::GenerationGrant SampleGrant() {
       .live_jobs = {JobId("other-6")}};
 }
 
+core::GrantSeal SampleSeal() {
+  return {Encode(core::StartGeneration{HeadEpoch{}, SampleGrant(), {}}), "0a1b2c"};
+}
+
 core::NodeNotice SampleNotice() {
   return {.kind = core::NoticeKind::kLeave,
           .left = absl::Seconds(119),
@@ -111,7 +117,8 @@ std::vector<core::Message> SampleMessages() {
       .free_ports = {29500, 29501},
       .held = {{kJob, kGeneration, {2}, {SampleStatus()}, {SampleExit(core::ExitCause::kOom)}}},
       .takes_copies = true,
-      .copies_of = {kJob}};
+      .copies_of = {kJob},
+      .keeps_seals = true};
   std::vector<core::Message> all = {
       hello,
       core::AgentHeartbeat{8, {SampleStatus()}, {1, 65535}},
@@ -121,17 +128,19 @@ std::vector<core::Message> SampleMessages() {
       core::CheckpointReport{kJob, kGeneration, {2}, 500, "ckpt/manifest-500.json", "every 42 s"},
       core::LogTail{kJob, kGeneration, 1, true, 1ull << 50, "last words \xfe"},
       core::AgentNote{kJob, kGeneration, -1, "stall", "no step for 900 s"},
-      core::GenerationDescribed{{kJob, kGeneration, {2}, {SampleStatus()}, {}, true}, SampleGrant(), {}},
+      core::GenerationDescribed{{kJob, kGeneration, {2}, {SampleStatus()}, {}, true}, SampleGrant(), {}, {}},
       core::GenerationDescribed{{.job = kJob, .generation = kGeneration},
                                 SampleGrant(),
-                                core::CheckpointReport{kJob, kGeneration, {2}, 500, "m", ""}},
+                                core::CheckpointReport{kJob, kGeneration, {2}, 500, "m", ""},
+                                SampleSeal()},
       core::AgentAnswer{4, false, "no such file", 10, true},
       core::AgentWelcome{ClusterId("c1"), kEpoch, NodeId("n1"), absl::Seconds(1), absl::InfiniteDuration(),
                          "proof", true},
       core::AgentRefused{"wrong cluster"},
       core::AgentRefused{"stolen", true},
       core::HeartbeatAck{kEpoch, 8},
-      core::StartGeneration{kEpoch, SampleGrant()},
+      core::StartGeneration{kEpoch, SampleGrant(), {}},
+      core::StartGeneration{kEpoch, SampleGrant(), SampleSeal()},
       core::AckExit{kEpoch, kJob, kGeneration, 1},
       core::ExchangeTable{kEpoch, kJob, kGeneration, 9, {"abc", "", "d"}},
       core::ExchangeMissing{kEpoch, kJob, kGeneration, 9, {1, 3}},
@@ -186,6 +195,7 @@ core::JobRecord SampleJobRecord() {
       .restarts = 2,
       .run_time = absl::Seconds(77),
       .run_time_at = absl::FromUnixNanos(1'700'000'000'123'456'789),
+      .sdk = true,
       .exit_code = -1,
       .event_sequence = 99,
       .avoided = {{NodeId("n2"), "a cannot reach it"}},

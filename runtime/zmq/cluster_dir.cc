@@ -8,6 +8,7 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "base/file.h"
+#include "base/file_lock.h"
 #include "base/status_macros.h"
 #include "runtime/wire/codec.h"
 #include "runtime/zmq/key_registry.h"
@@ -77,13 +78,33 @@ absl::StatusOr<ClusterFiles> LoadCluster(const std::string& dir) {
   return files;
 }
 
-absl::Status WriteEndpoint(const std::string& path, const Endpoint& e) {
+Place ThisPlace() {
+  Place place{.host = Here()};
+  if (absl::StatusOr<std::string> boot = ReadFile("/proc/sys/kernel/random/boot_id", kSmallFileMax);
+      boot.ok()) {
+    place.boot_id = std::string(absl::StripAsciiWhitespace(*boot));
+  }
+  char network[64];
+  const ssize_t length = readlink("/proc/self/ns/net", network, sizeof(network));
+  if (length > 0) place.network.assign(network, static_cast<size_t>(length));
+  return place;
+}
+
+bool Endpoint::IsHere() const {
+  const Place here = ThisPlace();
+  return place.boot_id == here.boot_id && place.network == here.network;
+}
+
+absl::StatusOr<UniqueFd> WriteEndpoint(const std::string& path, const Endpoint& e) {
   nlohmann::json json = {{"endpoint", e.endpoint},
                          {"endpoints", e.endpoints},
                          {"head_public_key", e.head_public_key},
                          {"cluster", e.cluster.value},
-                         {"pid", e.pid}};
-  return WriteFileDurable(path, json.dump() + "\n", 0600);
+                         {"pid", e.pid},
+                         {"host", e.place.host},
+                         {"boot_id", e.place.boot_id},
+                         {"network", e.place.network}};
+  return WriteLockedFile(path, json.dump() + "\n");
 }
 
 absl::StatusOr<Endpoint> ReadEndpoint(const std::string& path) {
@@ -96,7 +117,10 @@ absl::StatusOr<Endpoint> ReadEndpoint(const std::string& path) {
                .endpoints = json.at("endpoints").get<std::vector<std::string>>(),
                .head_public_key = json.at("head_public_key").get<std::string>(),
                .cluster = ClusterId(json.at("cluster").get<std::string>()),
-               .pid = json.at("pid").get<int64_t>()};
+               .pid = json.at("pid").get<int64_t>(),
+               .place = {.host = json.value("host", ""),
+                         .boot_id = json.value("boot_id", ""),
+                         .network = json.value("network", "")}};
     if (!ValidKey(e.head_public_key)) return bad();
     return e;
   } catch (const nlohmann::json::exception&) {

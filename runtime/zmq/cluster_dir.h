@@ -19,6 +19,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "base/ids.h"
+#include "base/unique_fd.h"
 #include "runtime/zmq/keys.h"
 
 namespace gtrain::net {
@@ -44,15 +45,28 @@ absl::StatusOr<ClusterFiles> InitCluster(const std::string& dir);
 // NotFound says to run `gtrain head --init`.
 absl::StatusOr<ClusterFiles> LoadCluster(const std::string& dir);
 
-// Written atomically once the head serves, removed at a clean exit.
+// Where a process is. A loopback address means the same in one network namespace of one boot only.
+struct Place {
+  std::string host;  // for people
+  std::string boot_id;
+  std::string network;  // the network namespace
+};
+Place ThisPlace();
+
+// Written once the head serves, and only by the one that holds the lock of the store. Removed when it ends in
+// order. Locked (base/file_lock.h) while it lives: a file that is there and not locked is of a head that
+// died.
 struct Endpoint {
   std::string endpoint;                // first listen address, "127.0.0.1:43211"
   std::vector<std::string> endpoints;  // all
   std::string head_public_key;
   ClusterId cluster;
-  int64_t pid = 0;
+  int64_t pid = 0;  // for people: it means nothing in another pid namespace, and may be another process's now
+  Place place;      // empty: of a head of the version before
+  bool IsHere() const;
 };
-absl::Status WriteEndpoint(const std::string& path, const Endpoint& endpoint);
+// The head lives, as far as others see, until the descriptor is closed.
+absl::StatusOr<UniqueFd> WriteEndpoint(const std::string& path, const Endpoint& endpoint);
 absl::StatusOr<Endpoint> ReadEndpoint(const std::string& path);
 
 }  // namespace gtrain::net

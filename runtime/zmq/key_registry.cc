@@ -75,16 +75,24 @@ absl::Status AddAllowedKeys(const std::string& path, const std::vector<AllowedKe
   }
   absl::StatusOr<std::string> old = ReadFile(path, kFileBytesMax);
   if (!old.ok() && !absl::IsNotFound(old.status())) return old.status();
+  std::vector<std::string> added_lines;
+  for (const AllowedKey& key : keys) {
+    added_lines.push_back(absl::StrCat(key.revoked ? kRevoked : RoleName(key.role), " ", key.public_key, " ",
+                                       CleanComment(key.comment)));
+  }
   std::string text;
+  std::vector<std::string> known_lines;
   for (absl::string_view line : absl::StrSplit(old.ok() ? *old : "", '\n', absl::SkipEmpty())) {
     std::vector<absl::string_view> parts = absl::StrSplit(line, ' ');
-    if (parts.size() >= 2 && added.contains(parts[1])) continue;
+    if (parts.size() >= 2 && added.contains(parts[1])) {
+      known_lines.emplace_back(line);
+      continue;
+    }
     absl::StrAppend(&text, line, "\n");
   }
-  for (const AllowedKey& key : keys) {
-    absl::StrAppend(&text, key.revoked ? kRevoked : RoleName(key.role), " ", key.public_key, " ",
-                    CleanComment(key.comment), "\n");
-  }
+  if (known_lines == added_lines)
+    return absl::OkStatus();  // the disk may be full, and nothing has to be written
+  for (const std::string& line : added_lines) absl::StrAppend(&text, line, "\n");
   return WriteFileDurable(path, text, 0600);
 }
 

@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_split.h"
 #include "base/file.h"
+#include "base/file_lock.h"
 #include "base/test_folder.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -98,6 +99,16 @@ TEST(KeyRegistry, ReloadFollowsTheFileAndKeepsTheOldKeysOnErrors) {
   ASSERT_TRUE(AddAllowedKey(path, {core::Role::kNode, b.public_key, "b\nadmin x"}).ok());
   ASSERT_TRUE(registry.Reload(path).ok());
   EXPECT_EQ(registry.RoleOfKey(b.public_key, kNow), core::Role::kNode);
+
+  // H3: every verb of the local cluster asks for the same again, also on a full disk.
+  struct stat before, after;
+  ASSERT_EQ(stat(path.c_str(), &before), 0);
+  ASSERT_TRUE(AddAllowedKey(path, {core::Role::kNode, b.public_key, "b\nadmin x"}).ok());
+  ASSERT_EQ(stat(path.c_str(), &after), 0);
+  EXPECT_EQ(before.st_ino, after.st_ino) << "it was written anew";
+  ASSERT_TRUE(AddAllowedKey(path, {core::Role::kUser, b.public_key, "b"}).ok());
+  ASSERT_TRUE(registry.Reload(path).ok());
+  EXPECT_EQ(registry.RoleOfKey(b.public_key, kNow), core::Role::kUser);
 
   ASSERT_TRUE(WriteFileDurable(path, "garbage\n", 0600).ok());
   EXPECT_FALSE(registry.Reload(path).ok());
@@ -211,13 +222,19 @@ TEST(ClusterDir, InitTwiceKeepsEverything) {
 
 TEST(ClusterDir, EndpointComesBack) {
   std::string path = TestFolder() + "/endpoint.json";
-  Endpoint e{"127.0.0.1:5", {"127.0.0.1:5", "10.0.0.1:5"}, MakeKeyPair().public_key, ClusterId("c"), 77};
-  ASSERT_TRUE(WriteEndpoint(path, e).ok());
+  Endpoint e{"127.0.0.1:5", {"127.0.0.1:5", "10.0.0.1:5"}, MakeKeyPair().public_key, ClusterId("c"), 77,
+             ThisPlace()};
+  const absl::StatusOr<UniqueFd> published = WriteEndpoint(path, e);
+  ASSERT_TRUE(published.ok()) << published.status();
+  EXPECT_TRUE(IsLocked(path)) << "its head lives";
   absl::StatusOr<Endpoint> back = ReadEndpoint(path);
   ASSERT_TRUE(back.ok()) << back.status();
   EXPECT_EQ(back->endpoints, e.endpoints);
   EXPECT_EQ(back->pid, 77);
   EXPECT_EQ(back->cluster, e.cluster);
+  EXPECT_TRUE(back->IsHere());
+  back->place.boot_id = "another";
+  EXPECT_FALSE(back->IsHere()) << "another machine's loopback interface";
   ASSERT_TRUE(WriteFileDurable(path, "{\"endpoint\": 5}").ok());
   EXPECT_EQ(ReadEndpoint(path).status().code(), absl::StatusCode::kDataLoss);
 }

@@ -45,7 +45,7 @@ class AgentKilledTest(harness.GtrainTest):
         pids = self.rank_pids()
         wait_until('the ranks end by themselves', lambda: not any(map(harness.alive, pids.values())))
         self.assertEqual(self.steps(), {0: 60, 1: 60})
-        attach = self.start('attach', 'away')  # so does any command that opens the local cluster
+        attach = self.start('attach', 'away')
         self.agent_is_back()
         self.assertEqual(attach.wait(), 0, attach.output())
         self.assertEqual(list(self.rank_pids(2)), [], 'nothing was run twice')
@@ -57,7 +57,7 @@ class AgentKilledTest(harness.GtrainTest):
         os.kill(agents[0], signal.SIGKILL)
 
     def agent_is_back(self):
-        """Without help: whoever follows a job on the local cluster starts again an agent that died."""
+        """Without help: the daemons of the local cluster start each other again."""
         wait_until('the agent to run', lambda: self.daemons('agent'))
 
 

@@ -86,7 +86,7 @@ class ClusterTest(harness.GtrainTest):
     def start_agent(self, index, *flags, program=None, **env):
         if '--notices' not in flags:
             flags = ('--notices', 'off', *flags)  # the machine of the tests may be in a cloud
-        return self.start('agent', '--hostname', f'node{index}', *flags, home=self.node_home(index),
+        return self.start('agent', '--hostname', f'node{index}', '--allow-root', *flags, home=self.node_home(index),
                           prefix=self.agent_inside(index), program=program, **env)
 
     # ---- what the head says

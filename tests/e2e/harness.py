@@ -288,7 +288,7 @@ class GtrainTest(unittest.TestCase):
         return found
 
     def daemons(self, verb):
-        """pids of `gtrain head`, `gtrain agent` or keepers ('keeper')."""
+        """pids of `gtrain head`, `gtrain agent`, `gtrain local-watch` or keepers ('keeper')."""
         return sorted(pid for pid, argv in self.marked().items()
                       if argv and ((verb in argv[1:3] and os.path.basename(argv[0]) == 'gtrain') or
                                    os.path.basename(argv[0]) == 'gtrain-' + verb))
@@ -304,7 +304,7 @@ class GtrainTest(unittest.TestCase):
         """As wait_for_no_processes, but without the ten seconds for which an idle cluster waits for another job:
         LocalTest sees that they end by themselves."""
         wait_until('the keeper to end with its job', lambda: not self.daemons('keeper'))
-        for pid in self.daemons('agent') + self.daemons('head'):
+        for pid in self.daemons('head') + self.daemons('agent'):  # without a head nobody wants an agent
             try:
                 os.kill(pid, signal.SIGTERM)
             except ProcessLookupError:

@@ -23,7 +23,7 @@ class HeadKilledTest(harness.GtrainTest):
         os.kill(heads[0], signal.SIGKILL)
         before = max(self.steps().values())
         self.wait_for_steps(before + 20, ranks=2)
-        wait_until('the following client to start a new head', lambda: self.daemons('head'))
+        wait_until('the next head', lambda: self.daemons('head'))
         self.wait_for_state('head', 'RUNNING')
         self.assertEqual(self.rank_pids(), pids, 'no new generation')
         open(done, 'w').close()

@@ -1,5 +1,8 @@
 """Programs that leave, multiply and shout: when the job is over nothing of them is left, and nobody had to wait (P row)."""
+import json
 import os
+import signal
+import subprocess
 import time
 import unittest
 
@@ -111,7 +114,7 @@ class HostileTest(HostileBase):
         job = self.submit(path)
         seen = self.wait_for_state(job, *harness.TERMINAL_STATES, seconds=120 + seconds)
         self.assertEqual(seen['state'], 'SUCCEEDED', seen)
-        log = os.path.join(self.dir, 'gtrain-runs', job, 'logs', 'generation-1', 'rank-0.out')
+        log = os.path.join(seen['run_dir'], 'logs', 'generation-1', 'rank-0.out')
         used, told = os.stat(log).st_blocks * 512, int(self.read('told'))
         print(f'\n{told / 1e6:.0f} MB written in {seconds} s and a 100 MB line, {used / 1e6:.0f} MB on disk, longest write '
               f'{float(self.read("longest")) * 1000:.0f} ms', flush=True)
@@ -121,6 +124,43 @@ class HostileTest(HostileBase):
             self.assertIn(b'the last words', data.read())
         wait_until('its keeper to end', lambda: not self.daemons('keeper'))
         self.assertEqual(self.of_jobs(), {})
+
+
+@unittest.skipUnless(harness.is_root(), 'only root can mount a file system and freeze it')
+class HungFileSystemTest(HostileBase):
+    def setUp(self):
+        super().setUp()
+        self.mount = os.path.join(self.dir, 'slow')
+        os.mkdir(self.mount)
+        image = os.path.join(self.dir, 'image')
+        with open(image, 'wb') as out:
+            out.truncate(64 << 20)
+        subprocess.run(['mkfs.ext4', '-q', image], check=True)
+        subprocess.run(['mount', '-o', 'loop', image, self.mount], check=True)
+        self.addCleanup(subprocess.run, ['umount', '-l', self.mount])
+        self.addCleanup(subprocess.run, ['fsfreeze', '-u', self.mount], stderr=subprocess.DEVNULL)
+
+    def test_a_job_on_a_file_system_that_hangs_holds_up_no_other_P8(self):
+        """The agent made the directories of a generation on its loop: the whole node fell silent with that disk."""
+        slow = json.loads(self.client('launch', '-d', '--json', '--run-dir', self.mount, self.job_file(
+            'slow', 'name: slow\nrun: sleep 600\nranks: 1\nresources: {cpus: 1, oversubscribe: true}\nstop_grace: 1s\n')).stdout)['job']
+        rank, = self.wait_for_state(slow, 'RUNNING')['ranks']
+        subprocess.run(['fsfreeze', '-f', self.mount], check=True)
+        begin = time.monotonic()
+        os.kill(rank['pid'], signal.SIGKILL)
+        wait_until('the next generation to be granted', lambda: self.job(slow)['generation'] == 2)
+        for turn in range(3):
+            quick = self.submit(self.script(f'quick{turn}', 'true', extra=', oversubscribe: true'))
+            self.wait_for_state(quick, 'SUCCEEDED')
+        wait_until('as long as a silent node lives', lambda: time.monotonic() > begin + 12, 20)
+        self.assertEqual(self.node('node0')['state'], 'alive')
+        self.assertNotIn('is suspect', self.head.output())
+        self.assertNotEqual(self.job(slow)['state'], 'RUNNING', 'its directories cannot be made')
+        subprocess.run(['fsfreeze', '-u', self.mount], check=True)
+        self.wait_for_state(slow, 'RUNNING')
+        self.client('stop', '--now', slow)
+        self.wait_for_state(slow, 'CANCELLED')
+        wait_until('its keeper to end', lambda: not self.daemons('keeper'))
 
 
 class CyclesTest(HostileBase):

@@ -31,6 +31,9 @@ class LocalTest(harness.GtrainTest):
         self.assertEqual(len({env['GTRAIN_TOKEN'] for env in envs}), 4, 'each rank has a token of its own')
         self.assertEqual(self.steps(), {rank: 3 for rank in range(4)})
         self.wait_for_no_processes()
+        for name in ('head', 'agent', 'watch'):
+            with open(os.path.join(self.home, 'state', 'gtrain', 'local', name + '.log')) as log:
+                self.assertNotIn('is started again', log.read(), 'none is missed when all end')
 
     def test_killed_rank_comes_back(self):
         """P1: kill -9 of one rank ends the generation; all ranks come back in a new one and finish."""

@@ -39,7 +39,7 @@ class FourMachinesTest(ClusterTest):
         """N1: a link goes down; the node is declared dead, the job goes on with three ranks and finishes."""
         done = os.path.join(self.dir, 'go')
         job = self.job_file('elastic', f'name: elastic\nrun: /usr/bin/python3 {self.stepper} --out {self.out} --steps 60 '
-                                       f'--hold {done}\nnodes: {{min: 2, max: 4}}\nranks_per_node: 1\nstop_grace: 2s\n')
+                                       f'--hold {done}\nnodes: {{min: 2, max: 4}}\nranks_per_node: 1\nstop_grace: 2s\noverlap: allow\n')
         launch = self.launch(job)
         self.wait_for_steps(5, ranks=4)
         self.nets.unplug(3)

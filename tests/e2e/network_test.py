@@ -213,6 +213,31 @@ class OneWayTest(NetworkTest):
         self.one_way(incoming='drop')
 
 
+class FenceTest(NetworkTest):
+    def start_head(self, *flags, **options):
+        return super().start_head('--lease', '15s', *flags, **options)
+
+    def test_no_two_generations_write_N2(self):
+        """A program without the SDK steps on where nobody reaches it: its successor starts when it has ended, not before."""
+        job = self.submit(self.job_file('alone', f'name: alone\nrun: /usr/bin/python3 {self.stepper} --out {self.out} --steps 100000\n'
+                                                 'nodes: 1\nranks_per_node: 1\nresources: {cpus: 1}\nstop_grace: 2s\n'))
+        self.wait_for_steps(3, ranks=1)
+        victim, = self.job(job)['ranks']
+        cut = 1 + int(victim['hostname'][len('node'):])
+        self.nets.unplug(cut)
+        wait_until('the reason', lambda: 'may still write' in self.client('why', job, expect=None).stdout, 60)
+        seen = wait_until('generation 2', lambda: next(
+            (seen for seen in [self.job(job)] if seen and seen['generation'] == 2 and seen['state'] == 'RUNNING'), None), 90)
+        self.assertFalse(harness.alive(victim['pid']), 'two generations write')
+        self.assertNotEqual(seen['ranks'][0]['hostname'], victim['hostname'])
+        self.nets.plug(cut)
+        wait_until('both nodes', lambda: self.nodes_in('alive') == 2)
+        self.assertEqual(self.job(job)['generation'], 2)
+        self.client('stop', '--now', job)
+        self.wait_for_state(job, 'CANCELLED')
+        wait_until('every keeper to end', lambda: not self.daemons('keeper'), 60)
+
+
 class CapacityTest(NetworkTest):
     def test_half_the_cluster_dies(self):
         """N7, N8: too few are left: WAITING with the reason and what would unblock it; it resumes when a node is back."""
@@ -249,11 +274,11 @@ class IdentityTest(NetworkTest):
         job = self.stepping('mine')
         clone = os.path.join(self.dir, 'clone')
         shutil.copytree(self.node_home(1), clone, ignore=shutil.ignore_patterns('keepers'))
-        second = self.start('agent', '--hostname', 'clone', home=clone, prefix=self.agent_inside(0))
+        second = self.start('agent', '--hostname', 'clone', '--allow-root', home=clone, prefix=self.agent_inside(0))
         self.assertNotEqual(second.wait(), 0)
         self.assertIn("another agent with this node's key is alive", second.output())
         os.unlink(os.path.join(clone, 'state/gtrain/agent/node.key'))
-        stranger = self.start('agent', '--hostname', 'stranger', home=clone, prefix=self.agent_inside(0))
+        stranger = self.start('agent', '--hostname', 'stranger', '--allow-root', home=clone, prefix=self.agent_inside(0))
         stranger.wait_for('does not know our key')
         stranger.signal(signal.SIGTERM)
         stranger.wait()
@@ -298,7 +323,7 @@ class IdentityTest(NetworkTest):
         for pid in victims:
             os.kill(pid, signal.SIGKILL)
         self.agents[1].wait()
-        self.agents[1] = self.start('agent', '--hostname', 'node1', home=self.node_home(1), prefix=[
+        self.agents[1] = self.start('agent', '--hostname', 'node1', '--allow-root', home=self.node_home(1), prefix=[
             *self.agent_inside(1), 'unshare', '-m', 'sh', '-c',
             f'mount --bind {fake} /proc/sys/kernel/random/boot_id && exec "$@"', 'sh'])
         wait_until('ranks of generation 2', lambda: len(self.rank_pids(2)) == 2)

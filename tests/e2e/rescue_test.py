@@ -221,8 +221,8 @@ class RescueTest(ClusterTest):
         self.finish(job)
 
     @unittest.skipUnless(harness.is_root(), 'a file system of its own needs root')
-    def test_a_full_disk_ends_the_head_in_order(self):
-        """H3: no new jobs when the disk is nearly full, then a clean end; with room again everything is there."""
+    def test_a_full_disk_ends_nothing(self):
+        """H3: no new jobs when the disk is nearly full, then nothing is stored; with room again everything is."""
         self.kill_head()
         moved = self.cluster + '-moved'
         os.rename(self.cluster, moved)
@@ -245,20 +245,34 @@ class RescueTest(ClusterTest):
         path = self.job_file('later', 'name: later\nrun: "true"\nranks: 1\nresources: {cpus: 1}\n')
         wait_until('new jobs to be refused', lambda: 'no new jobs' in self.client(
             'launch', '-d', '--json', path, expect=None).stderr)
-        fill(40 << 20)
-        wait_until('the ballast to be given back',
-                   lambda: not os.path.exists(os.path.join(self.cluster, 'store.ballast')))
-        fill(4 << 20)
-        self.client('stop', parked, expect=None, timeout=30)  # has to be written, and cannot be
-        code = self.head.wait()
-        self.assertEqual(code, 1, 'an orderly end, not an abort')
-        self.assertRegex(self.head.output(), 'stops before anything is lost.*free some space')
+        def fill_up():
+            fill(40 << 20)
+            wait_until('the ballast to be given back',
+                       lambda: not os.path.exists(os.path.join(self.cluster, 'store.ballast')))
+            fill(4 << 20)
+        fill_up()
+        stop = self.client('stop', parked, expect=None, timeout=30)  # has to be written, and cannot be
+        self.assertRegex(stop.stderr, 'it is done, but not stored: .*free some space')
+        self.assertRegex(self.head.output(), 'nothing can be stored: .*free some space')
+        self.assertEqual(self.job(parked)['state'], 'CANCELLED')
+        self.assertRegex(self.client('token', 'create', expect=None).stderr, 'nothing was done: the disk of .* is full')
+        self.kill_head()
         self.head_refuses('to write anything')
         os.unlink(filler)
         self.start_head()
         wait_until('the agents to be back', lambda: self.nodes_in('alive') == self.agent_count)
         self.expect_undisturbed(job)
-        self.assertIn(self.job(parked)['state'], ('WAITING', 'QUEUED'), 'the stop was never acknowledged')
+        self.assertIn(self.job(parked)['state'], ('WAITING', 'QUEUED'), 'as it was said: the head ended before')
+        fill_up()
+        self.assertIn('not stored', self.client('stop', parked, expect=None, timeout=30).stderr)
+        os.unlink(filler)
+        self.head.wait_for('room again')
+        # Taken again, and answered when all before it is stored.
+        wait_until('new jobs to be taken', lambda: self.client('launch', '-d', path, expect=None).returncode == 0)
+        self.kill_head()
+        self.start_head()
+        wait_until('the agents to be back', lambda: self.nodes_in('alive') == self.agent_count)
+        self.assertEqual(self.job(parked)['state'], 'CANCELLED')
         self.finish(job)
 
 

@@ -9,7 +9,7 @@ import harness
 from harness import alive, wait_until
 
 WORKER = '''
-import ctypes, json, os, sys
+import ctypes, json, os, socket, sys
 found = {'env': dict(os.environ), 'fds': {}}
 for fd in os.listdir('/proc/self/fd'):
     try:
@@ -44,6 +44,23 @@ for pid in filter(str.isdigit, os.listdir('/proc')):
     if libc.ptrace(16, int(pid), None, None) == 0:  # PTRACE_ATTACH
         libc.ptrace(17, int(pid), None, None)
         found['reached'].append(f'{name} ptrace')
+found['keepers'] = 0
+for folder, _, files in os.walk(sys.argv[2]):
+    if 'agent.sock' not in files:
+        continue
+    os.chdir(folder)  # a path in an address is short
+    found['keepers'] += 1
+    with socket.socket(socket.AF_UNIX) as agent:
+        agent.settimeout(10)
+        try:
+            agent.connect('agent.sock')
+            heard = agent.recv(1)  # a keeper that takes us for an agent waits for our first word
+        except ConnectionError:
+            continue
+        except TimeoutError:
+            heard = b'?'
+        if heard:
+            found['reached'].append('agent.sock of a keeper')
 with open(sys.argv[1], 'w') as out:
     json.dump(found, out)
 '''
@@ -66,6 +83,7 @@ class WorkerTest(harness.GtrainTest):
             found = json.load(data)
         self.assertEqual(sorted(set(found['seen'])), ['agent', 'gtrain-keeper', 'head'])
         self.assertEqual(found['reached'], [], 'a rank must not look into a daemon')
+        self.assertGreaterEqual(found['keepers'], 1)
         self.assertEqual(found['status']['NoNewPrivs'].strip(), '1')
         self.assertLessEqual(set(found['fds']), {'0', '1', '2', '3'}, found['fds'])
         self.assertFalse([link for link in found['fds'].values() if 'socket' in link or 'keeper' in link], found['fds'])

@@ -81,7 +81,7 @@ class StorageTest(harness.GtrainTest):
         head = self.daemons('head')
         os.kill(head[0], signal.SIGKILL)
         wait_until('the head to be gone', lambda: not harness.alive(head[0]))
-        wait_until('another head', lambda: self.job(job))  # a command that opens the cluster starts it
+        wait_until('another head', lambda: self.job(job))
         ranks = self.storage_ranks()
         self.assertEqual(len(ranks), 2, ranks)
         os.kill(ranks[0], signal.SIGKILL)

@@ -7,6 +7,12 @@ import harness
 from harness import wait_until
 
 
+def caught(pid, number):
+    """Whether the process has a handler for the signal."""
+    mask = re.search(rb'SigCgt:\s*(\w+)', harness.read_proc(pid, 'status'))
+    return mask and int(mask.group(1), 16) >> (number - 1) & 1
+
+
 class TerminalTest(harness.GtrainTest):
     def test_live_view(self):
         """The block of status lines follows the job; what ranks write stays above it and cannot drive the terminal
@@ -80,6 +86,40 @@ class TerminalTest(harness.GtrainTest):
         launch.type(b'\x03')
         self.assertEqual(launch.wait(), 130, launch.output())
         self.assertIn('gtrain: now-1 CANCELLED', launch.output())
+        self.end_local_cluster()
+
+    def test_many_ctrl_c(self):
+        """300 of them are a stop that is said once; each was asked for and said again, and the last ones spoiled the
+        exit code."""
+        job = self.stepper_job('many', '--steps', '100000', '--deaf', extra='stop_grace: 30m\n')
+        launch = self.start('launch', job)
+        self.wait_for_steps(2, ranks=2)
+        for said in ('stopping', 'CANCELLED'):  # signals that come too fast for the client are one to it
+            for _ in range(150):
+                launch.signal(signal.SIGINT)
+            launch.wait_for(said)
+        while launch.popen.poll() is None:  # to the very end of the process
+            launch.signal(signal.SIGINT)
+        self.assertEqual(launch.wait(), 130, launch.output())
+        lines = re.findall(r'^gtrain: (stopping.*|.* CANCELLED.*|.*not taken.*)$', launch.output(), re.M)
+        self.assertLessEqual(len(lines), 3, lines)  # "stopping", "stopping now", and how it ended
+        self.assertIn('many-1 CANCELLED', lines[-1])
+        self.end_local_cluster()
+
+    def test_ctrl_c_before_there_is_a_job(self):
+        """Said in one line, with the same exit code."""
+        self.gtrain('launch', '-n', '1', '--', 'true')
+        (head,) = self.daemons('head')
+        os.kill(head, signal.SIGSTOP)
+        try:
+            launch = self.start('launch', '-n', '1', '--', 'true')
+            wait_until('it to catch the signal', lambda: caught(launch.pid, signal.SIGINT))
+            while launch.popen.poll() is None:
+                launch.signal(signal.SIGINT)
+            self.assertEqual(launch.wait(), 130, launch.output())
+            self.assertRegex(launch.output(), r'^gtrain: interrupted[^\n]*\n$')
+        finally:
+            os.kill(head, signal.SIGCONT)
         self.end_local_cluster()
 
     def test_closing_the_terminal_detaches(self):

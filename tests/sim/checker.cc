@@ -488,7 +488,9 @@ void Checker::AgentOrders(const Machine& machine, const core::ToKeeper& order) {
   } else if (const auto* end = std::get_if<keeper::EndGeneration>(&order.command)) {
     const auto revoked = agent.revoked.find(order.job);
     const bool told = revoked != agent.revoked.end() && revoked->second >= end->generation;
-    const bool lease = kernel_.now() - agent.heard_at >= Ns(config.fence_after) - kSec;
+    // A lease counts from the sending of what was answered, which may be a few heartbeats before the last
+    // word.
+    const bool lease = kernel_.now() - agent.heard_at >= Ns(config.fence_after) - 15 * kSec;
     if (lease && !told) LeaseEnds(order.job, end->generation);
     const bool by_keeper = end->reason == "revoked by the head";  // what the keeper remembers of a revoke
     if (!told && !lease && !by_keeper) {
@@ -551,8 +553,22 @@ void Checker::LeaseEnds(const JobId& job, uint64_t generation) {
 
 // ---------------------------------------------------------------- processes
 
-// INV-2: no two processes hold one rank of one generation.
+// INV-2: no two processes hold one rank of one generation, and without the SDK none of two.
 void Checker::RankStarts(const RankProcess& rank, const Gang& gang) {
+  if (!rank.worker) {
+    for (const RankProcess* other : unfenced_[rank.job]) {
+      // SIGKILL has been sent to one in state D: it writes nothing more. The others are exceptions of
+      // docs/protocols/invariants.md: a copy of a node's state, and ranks whose keeper was killed.
+      const bool keeper_killed = !other->exited;
+      if (other->generation >= rank.generation || other->stuck || keeper_killed || shares_key(other->machine))
+        continue;
+      kernel_.Fail("INV-2", absl::StrCat("rank ", rank.rank, " of ", G(rank.job, rank.generation),
+                                         " starts on m", rank.machine, " while rank ", other->rank,
+                                         " of generation ", other->generation, " runs on m", other->machine,
+                                         ": nothing keeps both from writing"));
+    }
+    unfenced_[rank.job].insert(&rank);
+  }
   if (++alive_[{rank.job, rank.generation, rank.rank}] > 1) {
     kernel_.Fail("INV-2",
                  absl::StrCat("two processes are rank ", rank.rank, " of ", G(rank.job, rank.generation)));
@@ -569,6 +585,7 @@ void Checker::RankStarts(const RankProcess& rank, const Gang& gang) {
 
 void Checker::RankEnds(const RankProcess& rank, keeper::Cause cause, int code) {
   alive_.erase({rank.job, rank.generation, rank.rank});
+  unfenced_[rank.job].erase(&rank);
   --generations_[{rank.job, rank.generation}].running;
   const bool well = cause == keeper::Cause::kExited && code == 0;
   if (well || rank.asked_to_end) return;

@@ -30,6 +30,7 @@ class Checker {
   // Whether ranks on the two nodes could not talk at some moment after `then`.
   std::function<bool(const NodeId&, const NodeId&, int64_t then)> link_was_cut;
   std::function<NodeId(const std::string& hostname)> node_called;
+  std::function<bool(int machine)> shares_key;  // another machine has a copy of its state (fault N4)
   core::HeadConfig config;
 
   // The head's process.
@@ -152,6 +153,7 @@ class Checker {
   std::map<std::string, core::ClientReply> acknowledged_;
   std::map<std::string, JobId> job_of_request_;
   std::map<std::tuple<JobId, uint64_t, int>, int> alive_;
+  std::map<JobId, std::set<const RankProcess*>> unfenced_;  // alive, of programs without the SDK
 };
 
 }  // namespace gtrain::sim

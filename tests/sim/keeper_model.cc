@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/check.h"
+#include "base/probe.h"
 #include "nlohmann/json.hpp"
 #include "tests/sim/checker.h"
 
@@ -46,6 +47,22 @@ void KeeperModel::Detach() {
 void KeeperModel::CheckLease() {
   for (auto& [number, generation] : generations_) {
     if (generation.phase != Phase::kLive) continue;
+    highest_revoked_ = std::max(highest_revoked_, number);
+    checker_.LeaseEnds(job_, number);
+    End(number, generation, keeper::End::kReform, 5 * kSec, true);
+  }
+}
+
+void KeeperModel::CheckFence() {
+  if (!alive_ || kernel_.now() <= fence_until_) return;
+  for (auto& [number, generation] : generations_) {
+    const bool may_write =
+        std::any_of(generation.ranks.begin(), generation.ranks.end(), [](const auto& item) {
+          return !item.second.exit && !(item.second.process->worker.has_value() && item.second.process->up);
+        });
+    if (generation.phase != Phase::kLive || !may_write) continue;
+    ++kernel_.counts["fence ended ranks"];
+    GT_PROBE("keeper.fence_ends_ranks");
     highest_revoked_ = std::max(highest_revoked_, number);
     checker_.LeaseEnds(job_, number);
     End(number, generation, keeper::End::kReform, 5 * kSec, true);
@@ -126,6 +143,9 @@ void KeeperModel::Do(const keeper::Command& command) {
   } else if (const auto* forget = std::get_if<keeper::Forget>(&command)) {
     const auto it = generations_.find(forget->generation);
     if (it != generations_.end() && it->second.phase == Phase::kGone) generations_.erase(it);
+  } else if (const auto* fence = std::get_if<keeper::Fence>(&command)) {
+    fence_until_ = std::max(fence_until_, fence->until_ms * kMs);
+    kernel_.At(fence_until_ + 1, [self = shared_from_this()] { self->CheckFence(); });
   } else if (std::holds_alternative<keeper::Quit>(command)) {
     quitting_ = true;
     for (auto& [number, generation] : generations_) End(number, generation, keeper::End::kStopNow, 0, true);

@@ -54,6 +54,7 @@ class KeeperModel : public std::enable_shared_from_this<KeeperModel> {
   void Advance(uint64_t number);
   void Finish(uint64_t number, bool clean);
   void CheckLease();
+  void CheckFence();
 
   Kernel& kernel_;
   Ranks& ranks_;
@@ -62,7 +63,7 @@ class KeeperModel : public std::enable_shared_from_this<KeeperModel> {
   const int machine_;
   bool alive_ = true, quitting_ = false;
   std::function<void(keeper::Report)> agent_;
-  int64_t lease_ = 0, agent_seen_ = 0;
+  int64_t lease_ = 0, agent_seen_ = 0, fence_until_ = 0;
   uint64_t highest_revoked_ = 0, next_relay_ = 1, attach_ = 0;
   std::map<uint64_t, Generation> generations_;
 };

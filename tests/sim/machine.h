@@ -84,7 +84,6 @@ class Machine {
   void Do(core::ReadLog& effect);
   void Do(core::Leave& effect);
   void Do(core::WriteFile&) {}
-  void Do(core::MakeDirectory&) {}
   void Do(core::ShareCopies& effect) { copies_.insert(effect.job); }
   void Do(core::DropCopies& effect) { copies_.erase(effect.job); }
   void Wake();

@@ -38,11 +38,11 @@ RankPtr Ranks::Spawn(RankPtr rank, int world, uint64_t timeline) {
     gang.world = world;
     gang.step = checkpoints[rank->job].newest_step;
   }
+  const Program& program = ProgramOf(rank->job);
+  if (program.sdk) rank->worker.emplace(world);
   checker_.RankStarts(*rank, gang);
   living_[rank->pid] = rank;
   gang.ranks[rank->rank] = rank;
-  const Program& program = ProgramOf(rank->job);
-  if (program.sdk) rank->worker.emplace(world);
   if (kernel_.rng.Chance(program.crash_at_start)) {
     kernel_.After(kernel_.Between(0, program.startup),
                   [this, rank] { KillProcess(rank, keeper::Cause::kExited, 3, 0); });

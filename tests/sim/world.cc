@@ -7,6 +7,7 @@
 #include "launcher/spec/parse.h"
 #include "nlohmann/json.hpp"
 #include "runtime/core/job_state.h"
+#include "runtime/wire/codec.h"
 #include "runtime/wire/record_codec.h"
 
 namespace gtrain::sim {
@@ -36,6 +37,10 @@ World::World(uint64_t seed, const Profile& chosen)
     return wire::DecodeRecord(wire::EncodeRecord(record)).status();
   };
   config.near_secret = [](const JobId&) { return std::string(64, '5'); };
+  config.seal_grant = [](const core::GenerationGrant& grant) {
+    return core::GrantSeal{wire::Encode(core::StartGeneration{HeadEpoch{}, grant, {}}), "sealed"};
+  };
+  config.proves_grant = [](const core::GrantSeal& seal) { return seal.mac == "sealed"; };
   checker.config = config;
   checker.spec_of = [this](const std::string& text) { return SpecOf(text); };
   checker.cpus_of = [this](const NodeId& node) {
@@ -46,6 +51,11 @@ World::World(uint64_t seed, const Profile& chosen)
   };
   checker.committed = [this](const JobId& job, uint64_t timeline, int64_t step) {
     return ranks.Committed(job, timeline, step);
+  };
+  checker.shares_key = [this](int machine) {
+    const NodeId& node = machines[static_cast<size_t>(machine)]->config().node;
+    return std::count_if(machines.begin(), machines.end(),
+                         [&](const auto& other) { return other->config().node == node; }) > 1;
   };
   checker.node_called = [this](const std::string& hostname) {
     for (const auto& machine : machines) {

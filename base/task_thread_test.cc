@@ -1,9 +1,9 @@
-#include "runtime/head/task_thread.h"
+#include "base/task_thread.h"
 
 #include "base/mutex.h"
 #include "gtest/gtest.h"
 
-namespace gtrain::head {
+namespace gtrain {
 namespace {
 
 TEST(TaskThread, RunsInOrderAndFinishesWhatIsQueued) {
@@ -55,4 +55,4 @@ TEST(TaskThread, StuckTaskBoundsTheQueueAndTheEnd) {
 }
 
 }  // namespace
-}  // namespace gtrain::head
+}  // namespace gtrain

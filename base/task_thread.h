@@ -1,4 +1,4 @@
-// One thread that runs tasks in order: where the head's blocking work happens. Thread-safe.
+// One thread that runs tasks in order: where the blocking work of a loop happens. Thread-safe.
 #pragma once
 #include <deque>
 #include <functional>
@@ -7,7 +7,7 @@
 
 #include "absl/time/time.h"
 
-namespace gtrain::head {
+namespace gtrain {
 
 class TaskThread {
  public:
@@ -28,4 +28,4 @@ class TaskThread {
   const std::shared_ptr<State> state_;
 };
 
-}  // namespace gtrain::head
+}  // namespace gtrain

@@ -1,10 +1,10 @@
-#include "runtime/head/task_thread.h"
+#include "base/task_thread.h"
 
 #include <thread>
 
 #include "base/mutex.h"
 
-namespace gtrain::head {
+namespace gtrain {
 
 struct TaskThread::State {
   explicit State(size_t max) : queue_max(max) {}
@@ -70,4 +70,4 @@ void TaskThread::Run(const std::shared_ptr<State>& state) {
   }
 }
 
-}  // namespace gtrain::head
+}  // namespace gtrain

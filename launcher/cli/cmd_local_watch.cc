@@ -1,0 +1,29 @@
+// `gtrain local-watch`: the third process of the local cluster, see local_watch.h. People never run it.
+#include "base/daemon.h"
+#include "base/logging.h"
+#include "launcher/cli/local_watch.h"
+#include "launcher/cli/verbs.h"
+
+namespace gtrain::cli {
+namespace {
+
+int Run(const Args& args) {
+  SetLogTag("watch");
+  HideFromOtherProcesses();
+  const absl::Status status = RunLocalWatch(args.Get("dir"));
+  return status.ok() ? kDone : Report(status);
+}
+
+}  // namespace
+
+Verb LocalWatchVerb() {
+  Verb verb;
+  verb.name = "local-watch";
+  verb.summary = "Start again what dies of the local cluster (used by launch)";
+  verb.hidden = true;
+  verb.flags = {{"dir", '\0', "DIR", "of the local cluster"}};
+  verb.run = Run;
+  return verb;
+}
+
+}  // namespace gtrain::cli

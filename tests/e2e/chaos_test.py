@@ -1,0 +1,67 @@
+"""Everything dies, at random and again and again: the job steps on, and nothing is left behind."""
+import os
+import random
+import signal
+import time
+
+import harness
+from harness import soak, wait_until
+
+DAEMONS = ('head', 'agent', 'local-watch')
+# Each comes back within 5 s on a machine that has nothing else to do; what the longest took is printed.
+SOON = 60
+
+
+class ChaosTest(harness.GtrainTest):
+    def test_whoever_dies_the_job_steps_on(self):
+        """H1, H12, P1, P4: head, agent, watch, keeper, a rank or the client is killed, or stopped for a second, every 2 to 6
+        seconds. GTRAIN_SOAK=1: ten minutes. GTRAIN_CHAOS_SEED repeats the choices of a run."""
+        seed = int(os.environ.get('GTRAIN_CHAOS_SEED') or random.SystemRandom().randrange(1 << 32))
+        self.rng = random.Random(seed)
+        done = os.path.join(self.dir, 'go')
+        self.client = self.start('launch', self.stepper_job('chaos', '--checkpoints', '--until', done))
+        self.wait_for_steps(3, ranks=2)
+        victims = {'head': lambda: self.daemons('head'), 'agent': lambda: self.daemons('agent'),
+                   'watch': lambda: self.daemons('local-watch'), 'keeper': lambda: self.daemons('keeper'),
+                   'rank': self.living_ranks, 'client': lambda: [self.client.pid]}
+        begin, longest, deeds = time.monotonic(), (0, 'nothing'), 0
+        while time.monotonic() < begin + soak(600, 12):
+            name = self.rng.choice(list(victims))
+            pids = victims[name]()
+            if not pids:
+                continue
+            number = self.rng.choice([signal.SIGKILL, signal.SIGKILL, signal.SIGSTOP])
+            before = self.steps()
+            what = f'{name} gets {number.name} ({deeds}, seed {seed})'
+            at = time.monotonic()
+            self.hit(self.rng.choice(pids), number)
+            deeds += 1
+            wait_until(f'the ranks to step on after {what}',
+                       lambda: all(self.steps().get(rank, 0) > before.get(rank, 0) + 1 for rank in range(2)), SOON)
+            longest = max(longest, (time.monotonic() - at, what))
+            if not harness.alive(self.client.pid):
+                self.client = self.start('attach', 'chaos')
+            time.sleep(self.rng.uniform(2, 6) if harness.SOAK else 0.5)  # the rhythm of the deeds; nothing waits for it
+        print(f'\n{deeds} deeds, seed {seed}: stepped on after at most {longest[0]:.1f} s ({longest[1]})', flush=True)
+        wait_until('one of each', lambda: all(len(self.daemons(verb)) == 1 for verb in DAEMONS), SOON)
+        seen = self.wait_for_state('chaos', 'RUNNING')
+        self.assertEqual(len(self.living_ranks()), 2, seen)
+        open(done, 'w').close()
+        self.wait_for_state('chaos', 'SUCCEEDED')
+        self.end_local_cluster()
+
+    def living_ranks(self):
+        return [pid for pid, argv in self.marked().items() if any('stepper.py' in word for word in argv)]
+
+    def hit(self, pid, number):
+        try:
+            os.kill(pid, number)
+            if number == signal.SIGSTOP:
+                time.sleep(1)
+                os.kill(pid, signal.SIGCONT)
+        except ProcessLookupError:
+            pass
+
+
+if __name__ == '__main__':
+    harness.main()
