@@ -247,13 +247,18 @@ class HolderRestartsTest(OutsideTheJobTest):
     """The same, with another life of the agent that keeps the copies before step 2 is saved."""
 
     def before_step_2(self):
-        # A copy that is cut off on its way is another matter: for half a minute nothing more is sent there.
-        wait_until('the copy of step 1 to be whole', lambda: 'node1' in self.copies(0, step=1))
+        home = self.homes[0]
+        # A copy that is cut off on its way is another matter: for half a minute nothing more is sent there. What describes
+        # a shard follows it.
+        wait_until('all of step 1 to be on node1', lambda: len(self.all_of(home, 1)) > 1 and
+                   self.all_of(home, 1) == self.all_of('node1', 1))
         self.agents[1].signal(signal.SIGKILL)
         self.agents[1].wait()
         self.agents[1] = self.start_agent(1, *self.flags(1))
         self.agents[1].wait_for('keeps copies of checkpoints of kept-1')
 
+    def all_of(self, name, step):
+        return {os.path.basename(path) for path in glob.glob(f'{self.memory(name)}/*/step-{step:012}.*/*')}
 
 
 if __name__ == '__main__':
