@@ -22,7 +22,7 @@
 namespace gtrain::cli {
 namespace {
 
-constexpr absl::Duration kLook = absl::Milliseconds(100);
+constexpr absl::Duration kLook = absl::Milliseconds(500);
 constexpr absl::Duration kPauseMin = absl::Seconds(1);  // between two starts; doubled while nothing stays up
 constexpr absl::Duration kPauseMax = absl::Minutes(1);
 

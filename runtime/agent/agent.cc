@@ -384,13 +384,15 @@ void Agent::Wait() {
   if (transport_ != nullptr && transport_->PollFd() >= 0) fds.push_back({transport_->PollFd(), POLLIN, 0});
   fds.push_back({files_.fd(), POLLIN, 0});
   keepers_->AddPollFds(&fds);
-  // A keeper is there within milliseconds, and its ranks wait for it.
-  // Of an idle agent only the connection, notices and ports are looked at by time.
-  const int idle_ms = connected_ ? 250 : 100;
+  if (notices_ != nullptr) fds.push_back({notices_->fd(), POLLIN, 0});
+  // A keeper is there within milliseconds, and its ranks wait for it. A connection that is not there is tried
+  // again while it is looked at. Else what happens wakes the agent, and its core says what is due.
+  const int idle_ms = connected_ ? 1000 : 100;
   absl::Duration wait = absl::Milliseconds(keepers_->starting() ? 1 : keepers_->busy() ? 10 : idle_ms);
   if (const auto next = core_->NextDeadline()) {
-    wait = std::clamp(*next - clock_.Now(), absl::Milliseconds(1), wait);
+    wait = std::clamp(absl::Ceil(*next - clock_.Now(), absl::Milliseconds(1)), absl::Milliseconds(1), wait);
   }
+  if (!later_.empty()) wait = absl::ZeroDuration();
   poll(fds.data(), fds.size(), static_cast<int>(absl::ToInt64Milliseconds(wait)));
   signalfd_siginfo info;
   while (read(signals_.get(), &info, sizeof(info)) == sizeof(info)) {

@@ -1,6 +1,9 @@
 // The exchanges with each cloud's metadata service; what their answers mean is in runtime/core/cloud_notice.
 #include "runtime/agent/notice_watch.h"
 
+#include <sys/eventfd.h>
+#include <unistd.h>
+
 #include <algorithm>
 
 #include "absl/strings/ascii.h"
@@ -209,7 +212,10 @@ std::string CloudOfFirmware(const std::string& dmi_dir) {
 // ---------------------------------------------------------------- the thread
 
 NoticeWatch::NoticeWatch(std::unique_ptr<NoticeSource> source, absl::Duration period)
-    : source_(std::move(source)), period_(period), thread_([this] { Run(); }) {}
+    : source_(std::move(source)),
+      period_(period),
+      news_event_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
+      thread_([this] { Run(); }) {}
 
 NoticeWatch::~NoticeWatch() {
   {
@@ -221,6 +227,8 @@ NoticeWatch::~NoticeWatch() {
 
 std::optional<core::NodeNotice> NoticeWatch::Take() {
   MutexLock lock(&mutex_);
+  uint64_t drained;
+  (void)!read(news_event_.get(), &drained, sizeof(drained));
   return std::exchange(news_, std::nullopt);
 }
 
@@ -229,6 +237,7 @@ void NoticeWatch::Run() {
   RealClock clock;
   Rng rng = Rng::FromSystem();
   std::optional<Instant> complained;
+  std::optional<core::NodeNotice> said_before;
   const auto stopping = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return stopping_; };
   while (true) {
     absl::StatusOr<core::NodeNotice> said = source_->Poll();
@@ -238,7 +247,11 @@ void NoticeWatch::Run() {
       LogWarning("notices of the cloud: ", said.status().message());
     }
     MutexLock lock(&mutex_);
-    if (said.ok()) news_ = *std::move(said);
+    if (said.ok() && said_before != *said) {
+      news_ = said_before = *std::move(said);
+      const uint64_t one = 1;
+      (void)!write(news_event_.get(), &one, sizeof(one));
+    }
     if (mutex_.AwaitFor(period_ * (0.8 + 0.4 * rng.Unit()), stopping)) return;
   }
 }

@@ -9,6 +9,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "base/mutex.h"
+#include "base/unique_fd.h"
 #include "runtime/core/messages.h"
 #include "runtime/http/client.h"
 
@@ -46,12 +47,14 @@ class NoticeWatch {
 
   // The newest answer that was not taken yet.
   std::optional<core::NodeNotice> Take();
+  int fd() const { return news_event_.get(); }  // readable when Take has something
 
  private:
   void Run();
 
   const std::unique_ptr<NoticeSource> source_;
   const absl::Duration period_;
+  const UniqueFd news_event_;
   Mutex mutex_;
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   std::optional<core::NodeNotice> news_ ABSL_GUARDED_BY(mutex_);

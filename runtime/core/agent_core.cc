@@ -19,7 +19,6 @@ namespace gtrain::core {
 namespace {
 
 constexpr absl::Duration kHelloEvery = absl::Seconds(2);
-constexpr absl::Duration kTailsEvery = absl::Seconds(1);
 constexpr absl::Duration kRepeatEvery = absl::Seconds(5);
 constexpr size_t kHeartbeatsUnanswered = 1000;
 constexpr size_t kJobsMax = 4096;  // remembered; the oldest without a live generation goes
@@ -58,9 +57,7 @@ AgentStep AgentCore::Impl::Step(const AgentEvent& event, Instant now) {
 
 std::optional<Instant> AgentCore::Impl::NextDeadline() const {
   if (connected_ && !welcomed_) return next_hello_;
-  Instant next = std::min(next_tails_, next_repeat_);
-  if (welcomed_) next = std::min(next, next_heartbeat_);
-  return next;
+  return welcomed_ ? std::min(next_repeat_, next_heartbeat_) : next_repeat_;
 }
 
 bool AgentCore::Impl::HasLiveGeneration() const {
@@ -325,10 +322,9 @@ void AgentCore::Impl::On(const AgentTick&) {
     welcomed_ = false;  // it forgot us, or the connection is dead and does not know it: greet again
     SayHello();
   }
-  if (welcomed_ && now_ >= next_heartbeat_) Heartbeat();
-  if (now_ >= next_tails_) {
-    next_tails_ = now_ + kTailsEvery;
-    MirrorTails();
+  if (welcomed_ && now_ >= next_heartbeat_) {
+    Heartbeat();
+    MirrorTails();  // an idle agent wakes up once for both
   }
   if (now_ >= next_repeat_) {
     next_repeat_ = now_ + kRepeatEvery;

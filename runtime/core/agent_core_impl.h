@@ -183,7 +183,7 @@ class AgentCore::Impl {
   std::optional<Instant> hello_at_;                           // of the first hello that is not answered
   std::deque<std::pair<uint64_t, Instant>> heartbeats_sent_;  // not answered, oldest first
   Instant next_fence_;
-  Instant next_hello_, next_heartbeat_, next_tails_, next_repeat_;
+  Instant next_hello_, next_heartbeat_, next_repeat_;
   uint64_t heartbeat_sequence_ = 0;
   uint64_t last_hello_ = 0;  // its order: the clock of the boot goes on where an earlier agent stopped
   std::vector<int> free_ports_;

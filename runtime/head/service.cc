@@ -39,7 +39,7 @@ constexpr size_t kRunFileTasksMax = 10'000;
 // read their shutdown before the sockets go.
 constexpr absl::Duration kFarewell = absl::Milliseconds(500);
 constexpr int kFarewellPollMs = 50;
-constexpr absl::Duration kHousekeepingPause = absl::Seconds(1);
+constexpr absl::Duration kHousekeepingPause = absl::Seconds(2);
 constexpr absl::Duration kTimerOverdue = absl::Seconds(1);
 constexpr absl::Duration kSlowTurn = absl::Milliseconds(250);
 constexpr absl::Duration kOwnPause = absl::Seconds(2);  // longer than the loop ever sleeps
@@ -683,14 +683,16 @@ void HeadService::Housekeeping(Instant now) {
   std::string stats = StatsJson();
   if (stats == last_stats_) stats.clear();
   if (!stats.empty()) last_stats_ = stats;
-  (void)store_thread_->Post(
-      [access = access_, stats = std::move(stats), stats_path = files_.dir + "/stats.json"] {
-        const absl::Status status = access->Refresh();
-        if (!status.ok()) LogWarning("the list of allowed keys stays as it was: ", status.message());
-        if (!stats.empty()) (void)WriteFileDurable(stats_path, stats, 0600);
-      });
-  (void)store_thread_->Post(
-      [store = store_, completions = completions_] { completions->Push({.space = store->Space()}); });
+  const bool full = no_room_ || space_ == port::SpaceLevel::kFull;
+  (void)store_thread_->Post([access = access_, store = store_, completions = completions_, full,
+                             before = space_, stats = std::move(stats),
+                             stats_path = files_.dir + "/stats.json"] {
+    const absl::Status status = access->Refresh();
+    if (!status.ok()) LogWarning("the list of allowed keys stays as it was: ", status.message());
+    if (!stats.empty()) (void)WriteFileDurable(stats_path, stats, 0600);
+    const port::StoreSpace space = store->Space();
+    if (full || space.level != before) completions->Push({.space = space});  // else nobody is woken
+  });
 }
 
 std::string HeadService::StatsJson() const {

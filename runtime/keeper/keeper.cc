@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/inotify.h>
 #include <sys/prctl.h>
 #include <sys/signalfd.h>
 #include <sys/socket.h>
@@ -30,6 +31,7 @@ namespace {
 
 constexpr size_t kAgentOutMax = 128u << 20;  // an agent this far behind is dropped; it will attach again
 constexpr int64_t kTickMs = 100;
+constexpr int64_t kSleepMs = 60000;
 constexpr int64_t kQuitMs = 15000;
 constexpr int64_t kLookMs = 1000;
 
@@ -89,6 +91,7 @@ bool Keeper::Start() {
   sigprocmask(SIG_BLOCK, &mask, nullptr);
   signals_.reset(signalfd(-1, &mask, SFD_NONBLOCK | SFD_CLOEXEC));
   if (!signals_.valid() || !stream_set_.Open() || !connection_set_.Open()) return false;
+  report_events_.reset(inotify_init1(IN_NONBLOCK | IN_CLOEXEC));
   mkdir("exits", 0700);
   Cgroup::SweepStale();
   Cgroup::WarmUp();
@@ -110,6 +113,7 @@ void Keeper::CollectPollFds() {
   add(connection_set_.fd());
   add(signals_.get());
   add(fence_timer_.get());
+  if (!tick_wanted_) add(report_events_.get());  // a program may write often: the next tick reads it all
   add(agent_listen_.get());
   add(rank_listen_.get());
   for (const auto& [generation, record] : generations_) {
@@ -134,13 +138,14 @@ int Keeper::WaitMs() const {
     if (record.phase == Phase::kEnding || record.phase == Phase::kKilling) return 20;
   }
   if (!writers_wanted_.empty()) return 20;
-  return AnyLive() || attached_ || !writers_.empty() ? kTickMs : 1000;
+  if (tick_wanted_) return static_cast<int>(std::clamp<int64_t>(last_tick_ms_ + kTickMs - NowMs(), 0, kTickMs));
+  return static_cast<int>(attached_ ? kSleepMs : kLookMs);
 }
 
 int Keeper::Run() {
   while (true) {
     CollectPollFds();
-    poll(poll_fds_.data(), poll_fds_.size(), WaitMs());
+    if (poll(poll_fds_.data(), poll_fds_.size(), WaitMs()) != 0) tick_wanted_ = true;
     now_ = NowMs();
     Turn(now_);
     if (quitting_ && ((!AnyLive() && writers_.empty()) || now_ > quit_by_ms_)) break;
@@ -175,18 +180,45 @@ void Keeper::Turn(int64_t now) {
   FaultArenas();
   StartWriters();
   for (auto& [generation, record] : generations_) AdvanceEnding(record);
-  if (now - last_tick_ms_ >= kTickMs) {
-    last_tick_ms_ = now;
-    CloseDrained();
-    TailReports();
-    SendOutput();
-    CheckLease();
-    CheckFence();
-    if (!attached_ && !quitting_ && now >= next_look_ms_) LookAfterSockets();
-    SweepConnections();
-  }
+  if (now - last_tick_ms_ >= kTickMs) Tick();
   for (auto& connection : connections_) WriteRank(*connection);
   WriteAgent();
+}
+
+// What a turn that found something leaves to do, for all ranks together and not more often than this.
+void Keeper::Tick() {
+  last_tick_ms_ = now_;
+  const bool writing = !log_writer_.Idle();  // asked first: what the disk refuses until then is seen below
+  CloseDrained();
+  TailReports();
+  SendOutput();
+  CheckLease();
+  CheckFence();
+  if (!attached_ && !quitting_ && now_ >= next_look_ms_) LookAfterSockets();
+  SweepConnections();
+  tick_wanted_ = writing || MoreToDo();
+}
+
+// Something waits for its time, or for room. Without it the keeper sleeps until something happens.
+bool Keeper::MoreToDo() const {
+  if (quitting_ || reports_written_ || !helpers_.empty()) return true;
+  for (const auto& connection : connections_) {
+    if (connection->broken || connection->rank < 0) return true;
+  }
+  for (const WriterProcess& writer : writers_) {
+    if (writer.pid <= 0) return true;
+  }
+  for (const auto& [generation, record] : generations_) {
+    if (record.phase == Phase::kWriting) return true;
+    if (record.phase == Phase::kLive && record.reports.valid() && record.reports_watch < 0) return true;
+    for (const auto& [number, rank] : record.ranks) {
+      const bool drains = rank->exit && (rank->out.alive() || rank->err.alive());
+      const bool told = rank->out.total() == rank->out_sent && rank->err.total() == rank->err_sent &&
+                        rank->out.refused() == rank->out_refused && rank->err.refused() == rank->err_refused;
+      if (drains || !rank->out.settled() || !rank->err.settled() || (attached_ && !told)) return true;
+    }
+  }
+  return false;
 }
 
 void Keeper::DrainSignals() {
@@ -228,6 +260,7 @@ void Keeper::AcceptAgent() {
 }
 
 void Keeper::DropAgent() {
+  if (attached_) agent_seen_ms_ = now_;
   agent_.reset();
   agent_in_.clear();
   agent_out_.clear();
@@ -257,7 +290,6 @@ void Keeper::ReadAgent() {
   }
   agent_in_.erase(0, used);
   if (ended) DropAgent();
-  if (attached_) agent_seen_ms_ = now_;
 }
 
 void Keeper::WriteAgent() {
@@ -325,6 +357,7 @@ void Keeper::Do(Attach& attach) {
     return DropAgent();
   }
   lease_ms_ = attach.lease_ms;
+  reports_written_ = true;  // while nobody was told
   if (attach.protocol < 3) fence_until_ms_ = 0;  // an agent that went back a version extends none
   Tell(Describe());
   for (auto& [generation, record] : generations_) {
@@ -421,6 +454,7 @@ void Keeper::Do(Forget& forget) {
   GenerationRecord* record = FindGeneration(forget.generation);
   if (record == nullptr || record->phase != Phase::kGone) return;
   unlink(("exits/" + std::to_string(forget.generation)).c_str());
+  if (record->reports_watch >= 0) inotify_rm_watch(report_events_.get(), record->reports_watch);
   generations_.erase(forget.generation);
 }
 

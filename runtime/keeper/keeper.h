@@ -105,7 +105,8 @@ struct GenerationRecord {
   size_t ended = 0;    // ranks that have exited and were reaped, or never started
   size_t unacked = 0;  // exits that no agent has acknowledged
   std::map<uint64_t, Arena> arenas;
-  UniqueFd reports;           // the folder of all ranks' $GTRAIN_REPORT, which are looked for at every tick
+  UniqueFd reports;           // the folder of all ranks' $GTRAIN_REPORT
+  int reports_watch = -1;     // of it, in report_events_; -1: they are looked for at every tick
   std::vector<int> to_start;  // started together at the end of the turn
   Cgroup cgroup;
   uint64_t oom_kills = 0;  // of the group, told already
@@ -177,6 +178,8 @@ class Keeper {
   bool PlaceRankSocket();
   void Turn(int64_t now);
   int WaitMs() const;
+  void Tick();
+  bool MoreToDo() const;
   void CollectPollFds();
   void PumpReady();
   void DrainSignals();
@@ -227,6 +230,7 @@ class Keeper {
   void CloseDrained();
   void SendOutput();
   void SendOutput(uint64_t generation, RankProcess& rank);
+  void WatchReports(GenerationRecord& record);
   void TailReports();
   void TailReport(GenerationRecord& record, RankProcess& rank);
   void End_(GenerationRecord& record, End mode, int64_t grace_ms, const std::string& reason, bool ordered);
@@ -271,6 +275,7 @@ class Keeper {
   const KeeperOptions options_;
   std::string rank_socket_;  // path ranks connect to
   UniqueFd agent_listen_, rank_listen_, signals_;
+  UniqueFd report_events_;  // inotify(7)
   UniqueFd agent_;
   std::string agent_in_, agent_out_;
   bool attached_ = false;       // an agent is connected and has said Attach
@@ -281,6 +286,8 @@ class Keeper {
   int64_t agent_seen_ms_ = 0;
   int64_t now_ = 0;
   int64_t last_tick_ms_ = 0;
+  bool tick_wanted_ = false;      // something happened, or waits for its time: a keeper else sleeps
+  bool reports_written_ = false;  // since they were read
   int64_t next_look_ms_ = 0;
   bool sockets_missed_ = false;  // when they were looked for last
   uint64_t highest_revoked_ = 0;

@@ -10,6 +10,7 @@
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/inotify.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -66,7 +67,10 @@ void Keeper::PrepareStart(GenerationRecord& record, RankProcess& rank) {
   if (!spec.report_path.empty()) {
     const auto [folder, name] = OpenFolderOf(spec.report_path);
     if (folder.valid()) unlinkat(folder.get(), name.c_str(), 0);  // of a try to start this generation before
-    if (!record.reports.valid()) record.reports.reset(fcntl(folder.get(), F_DUPFD_CLOEXEC, 0));
+    if (!record.reports.valid()) {
+      record.reports.reset(fcntl(folder.get(), F_DUPFD_CLOEXEC, 0));
+      WatchReports(record);
+    }
   }
   if (spec.memory_limit > 0) {
     rank.cgroup.Create(GroupName(record) + "-" + Number(static_cast<uint64_t>(spec.rank)),
@@ -315,9 +319,23 @@ void Keeper::SendOutput(uint64_t generation, RankProcess& rank) {
   }
 }
 
+// One watch for the reports of all ranks, which lie in one folder. What a program writes through a mapping
+// of the file wakes nobody (inotify(7)): it is read with the next word of anyone's, and when the rank ends.
+void Keeper::WatchReports(GenerationRecord& record) {
+  reports_written_ = true;  // by a rank that was quicker than this
+  if (!report_events_.valid()) return;
+  record.reports_watch = inotify_add_watch(report_events_.get(),
+                                           ("/proc/self/fd/" + std::to_string(record.reports.get())).c_str(),
+                                           IN_CREATE | IN_MODIFY | IN_MOVED_TO);
+}
+
 void Keeper::TailReports() {
-  if (!attached_ && last_tick_ms_ % 1000 >= 100) return;
+  char events[16 << 10];
+  while (report_events_.valid() && read(report_events_.get(), events, sizeof(events)) > 0)
+    reports_written_ = true;
+  const bool all = std::exchange(reports_written_, false);
   for (auto& [generation, record] : generations_) {
+    if (!all && record.reports_watch >= 0) continue;
     for (auto& [number, rank] : record.ranks) {
       if (!rank->exit || rank->report.valid()) TailReport(record, *rank);
     }
@@ -338,7 +356,11 @@ void Keeper::TailReport(GenerationRecord& record, RankProcess& rank) {
   if (size < rank.report_offset) rank.report_offset = 0;  // the program truncated it
   if (size - rank.report_offset > kReportBacklogMax) rank.report_offset = size - kReportBacklogMax;
   char buffer[64 << 10];
-  while (attached_ && rank.report_offset < size && agent_out_.size() < kAgentOutSoft) {
+  while (attached_ && rank.report_offset < size) {
+    if (agent_out_.size() >= kAgentOutSoft) {
+      reports_written_ = true;  // and not all was read
+      break;
+    }
     const ssize_t n =
         pread(rank.report.get(), buffer, sizeof(buffer), static_cast<off_t>(rank.report_offset));
     if (n <= 0) break;

@@ -49,6 +49,9 @@ class LogStream {
     return refused_;
   }  // the errno with which the disk refuses the log now; 0: it takes it
 
+  // Nothing waits for time to pass: LookAfter has nothing to do while nothing is written or handed over.
+  bool settled() const { return holding_ == 0 && refused_ == 0; }
+
   // Asks what became of what was handed over, and tries again what the disk refused: at every tick, for a
   // rank may be silent from then on.
   void LookAfter(int64_t now_ms);

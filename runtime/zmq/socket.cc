@@ -35,10 +35,16 @@ int GetInt(void* socket, int option) {
   return zmq_getsockopt(socket, option, &value, &size) == 0 ? value : -1;
 }
 
+// The kernel asks whether the other machine is still there, and wakes nobody for it: probes while nothing is
+// said (tcp(7), TCP_KEEPIDLE), and a limit for what is not acknowledged (TCP_USER_TIMEOUT).
 bool SetCommon(void* socket, const CommonOptions& o) {
+  constexpr int kSilenceS = 2;
+  constexpr int kLostAfterS = 4;
   return SetInt64(socket, ZMQ_MAXMSGSIZE, o.message_bytes_max) &&
-         SetInt(socket, ZMQ_HANDSHAKE_IVL, o.handshake_ms) && SetInt(socket, ZMQ_HEARTBEAT_IVL, 1000) &&
-         SetInt(socket, ZMQ_HEARTBEAT_TIMEOUT, 3000) && SetInt(socket, ZMQ_HEARTBEAT_TTL, 6000) &&
+         SetInt(socket, ZMQ_HANDSHAKE_IVL, o.handshake_ms) && SetInt(socket, ZMQ_TCP_KEEPALIVE, 1) &&
+         SetInt(socket, ZMQ_TCP_KEEPALIVE_IDLE, kSilenceS) && SetInt(socket, ZMQ_TCP_KEEPALIVE_INTVL, 1) &&
+         SetInt(socket, ZMQ_TCP_KEEPALIVE_CNT, kLostAfterS - kSilenceS) &&
+         SetInt(socket, ZMQ_TCP_MAXRT, 1000 * kLostAfterS) &&
          SetInt(socket, ZMQ_SNDHWM, o.queue_messages_max) &&
          SetInt(socket, ZMQ_RCVHWM, o.queue_messages_max) && SetInt(socket, ZMQ_LINGER, o.linger_ms);
 }
