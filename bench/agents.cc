@@ -56,6 +56,16 @@ constexpr absl::Duration kReadEvery = absl::Milliseconds(50);
 constexpr absl::Duration kPhaseDeadline = absl::Minutes(1);
 constexpr absl::Duration kTooSilent = absl::Seconds(8);  // a head calls 10 s dead
 
+// User and system time of all threads of this process so far.
+double OwnCpuSeconds() {
+  rusage used{};
+  getrusage(RUSAGE_SELF, &used);
+  const auto seconds = [](const timeval& time) {
+    return static_cast<double>(time.tv_sec) + 1e-6 * static_cast<double>(time.tv_usec);
+  };
+  return seconds(used.ru_utime) + seconds(used.ru_stime);
+}
+
 const RealClock& Clock() {
   static const RealClock clock;
   return clock;
@@ -435,7 +445,7 @@ class AgentsBench {
     const absl::Duration length = absl::Seconds(options_.quick ? 8 : 30);
     const Instant start = Clock().Now();
     Instant next_operation = start, next_read = start;
-    const double cpu = head_->CpuSeconds();
+    const double cpu = head_->CpuSeconds(), own_cpu = OwnCpuSeconds();
     const int64_t heartbeats = counters_.heartbeats;
     operations_ = 0;
     while (Clock().Now() < start + length) {
@@ -452,7 +462,9 @@ class AgentsBench {
     Add("durable operation p99", "ms", {Quantile(writes_, 0.99)});
     Add("read p50", "ms", {Quantile(reads_, 0.5)});
     Add("read p99", "ms", {Quantile(reads_, 0.99)});
-    Add("head CPU, of one core", "%", {100 * (head_->CpuSeconds() - cpu) / seconds});
+    // What the other ends of the same messages cost on the same machine makes runs on different ones comparable.
+    Add("head CPU, of one core", "%", {100 * (head_->CpuSeconds() - cpu) / seconds},
+        "the agents of this bench", {100 * (OwnCpuSeconds() - own_cpu) / seconds});
     Add("head memory", "MiB", {head_->MemoryMiB("VmRSS:")});
     return Until("open operations to be answered", [&] { return client_->open() == 0; });
   }
@@ -520,8 +532,9 @@ class AgentsBench {
     return absl::OkStatus();
   }
 
-  void Add(const std::string& name, const std::string& unit, std::vector<double> samples) {
-    outcomes_.push_back({name, unit, "", Series{std::move(samples)}, {}});
+  void Add(const std::string& name, const std::string& unit, std::vector<double> samples,
+           const std::string& peer = "", std::vector<double> theirs = {}) {
+    outcomes_.push_back({name, unit, peer, Series{std::move(samples)}, Series{std::move(theirs)}});
     std::fprintf(stderr, "%-34s %10.4g %s\n", name.c_str(), outcomes_.back().ours.Median(), unit.c_str());
   }
 
