@@ -24,29 +24,40 @@ bool FailureDetector::Awake(Instant now) {
 }
 
 void FailureDetector::Heard(const NodeId& node, Instant now) {
-  Entry& entry = nodes_[node];
+  const auto [it, fresh] = nodes_.try_emplace(node);
+  Entry& entry = it->second;
+  if (fresh || entry.level != Level::kAlive) first_due_.reset();
   entry = {now, Level::kAlive, {}, entry.extra};
 }
 
+void FailureDetector::Forget(const NodeId& node) {
+  first_due_.reset();
+  nodes_.erase(node);
+}
+
 void FailureDetector::Expect(const NodeId& node, Instant now, absl::Duration extra) {
+  first_due_.reset();
   nodes_[node] = {now + extra, Level::kAlive, {}, {}};
 }
 
 void FailureDetector::Suspect(const NodeId& node, Instant now) {
   const auto it = nodes_.find(node);
   if (it == nodes_.end() || it->second.level == Level::kDead) return;
+  first_due_.reset();
   it->second.heard = std::min(it->second.heard, now - options_.suspect_after);
 }
 
 void FailureDetector::Spare(const NodeId& node, Instant until) {
   const auto it = nodes_.find(node);
   if (it == nodes_.end()) return;
+  first_due_.reset();
   it->second.level = Level::kSuspect;
   it->second.spared_until = until;
 }
 
 void FailureDetector::Patience(const NodeId& node, absl::Duration extra) {
   const auto it = nodes_.find(node);
+  first_due_.reset();
   if (it != nodes_.end()) it->second.extra = extra;
 }
 
@@ -56,6 +67,7 @@ Instant FailureDetector::DeathOf(const Entry& entry) const {
 }
 
 std::vector<FailureDetector::Change> FailureDetector::Advance(Instant now) {
+  first_due_.reset();
   std::vector<Change> changes;
   for (auto& [node, entry] : nodes_) {
     const absl::Duration silence = now - entry.heard;
@@ -68,13 +80,19 @@ std::vector<FailureDetector::Change> FailureDetector::Advance(Instant now) {
   return changes;
 }
 
-std::optional<Instant> FailureDetector::NextDeadline() const {
+std::optional<Instant> FailureDetector::FirstDue() const {
   std::optional<Instant> next;
   for (const auto& [node, entry] : nodes_) {
     if (entry.level == Level::kDead) continue;
     const Instant due = entry.level == Level::kAlive ? entry.heard + options_.suspect_after : DeathOf(entry);
     next = std::min(next.value_or(due), due);
   }
+  return next;
+}
+
+std::optional<Instant> FailureDetector::NextDeadline() const {
+  if (!first_due_) first_due_ = FirstDue();
+  std::optional<Instant> next = *first_due_;
   if (next && awake_) next = std::min(*next, *awake_ + options_.interval);
   return next;
 }

@@ -252,6 +252,7 @@ void HeadState::DropOldJobs() {
     if (job.checkpoint) writes_.push_back({KeyOf(*job.checkpoint), std::nullopt});
     dirty_jobs_.erase(it->second);
     news_.insert(it->second);
+    live_jobs_.erase(it->first);
     jobs_.erase(it->second);
     it = job_order_.erase(it);
   }

@@ -70,6 +70,9 @@ struct HeadConfig {
   size_t tails_bytes_max = 16 << 20;     // all together
   size_t exchange_bytes_max = 64 << 20;  // open bootstrap blobs of a job
 
+  // Tests and the simulator: every NextDeadline is compared with what a look at everything says.
+  bool check_deadlines = false;
+
   // Canonical YAML -> JobSpec (launcher/spec); injected so that the core needs no YAML library.
   std::function<absl::StatusOr<spec::JobSpec>(absl::string_view)> parse_job;
   // Whether a record can be read back when it is stored as it is; null: always. What a user's request would

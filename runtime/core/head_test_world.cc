@@ -42,6 +42,7 @@ HeadTestWorld::~HeadTestWorld() = default;
 
 void HeadTestWorld::SetUp() {
   config_.cluster = ClusterId("c");
+  config_.check_deadlines = true;
   config_.parse_job = ParseFake;
   Boot();
 }

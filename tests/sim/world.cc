@@ -28,6 +28,7 @@ World::World(uint64_t seed, const Profile& chosen)
   core::HeadConfig config;
   config.cluster = ClusterId("sim");
   config.quarantine_max = config.avoid_for = absl::Minutes(2);  // shorter than the bound of INV-9
+  config.check_deadlines = true;
   config.parse_job = [this](absl::string_view text) -> absl::StatusOr<spec::JobSpec> {
     const spec::JobSpec* spec = SpecOf(std::string(text));
     if (spec == nullptr) return absl::InvalidArgumentError("not a job");
