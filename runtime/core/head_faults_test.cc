@@ -13,6 +13,8 @@ namespace gtrain::core {
 namespace {
 
 using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::SizeIs;
 
 class HeadFaultsTest : public HeadTestWorld {
  protected:
@@ -230,6 +232,26 @@ TEST_F(HeadFaultsTest, WhoRunsIsToldWhoHasEnded) {
   sent_.clear();
   Pass(absl::Seconds(5), {"1", "2"});
   EXPECT_EQ(Sent<RanksLeft>().size(), 0);
+}
+
+// Ranks step together, and are heard of one after the other: who stepped in time is no stall because of it.
+TEST_F(HeadFaultsTest, AStepInTimeWhoseWordIsOnItsWayIsNoStall_P16) {
+  Hello("1");
+  Hello("2");
+  const JobId job = Submit("train 2 2 stall-kill one-per-node");
+  StartRanks(job);
+  const std::string first = Status(job).at("ranks").at(0).at("node"), second = first == "1" ? "2" : "1";
+  FromNode(first, AgentHeartbeat{1, {Step(job, 1, 0, 4)}, {}});
+  FromNode(second, AgentHeartbeat{1, {Step(job, 1, 1, 4)}, {}});
+  sent_.clear();
+  Pass(absl::Minutes(15) - absl::Seconds(1), {"1", "2"});
+  FromNode(first, AgentHeartbeat{2, {Step(job, 1, 0, 5)}, {}});
+  Pass(absl::Seconds(2), {"1", "2"});
+  FromNode(second, AgentHeartbeat{2, {Step(job, 1, 1, 5)}, {}});
+  Pass(absl::Minutes(14), {"1", "2"});
+  EXPECT_THAT(Sent<AgentQuery>(), IsEmpty());
+  Pass(absl::Minutes(2), {"1", "2"});
+  EXPECT_THAT(Sent<AgentQuery>(), SizeIs(2)) << "but this is one";
 }
 
 }  // namespace

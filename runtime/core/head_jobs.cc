@@ -729,7 +729,7 @@ std::optional<Instant> HeadState::JobDeadline(const Job& job) const {
   if (job.record.state == JobState::kRunning && job.progress_at && !job.stall_reported) {
     const spec::Progress& progress = job.spec.progress;
     if (job.low_step || !progress.step.empty() || progress.on_stall == spec::OnStall::kKill) {
-      sooner(*job.progress_at + (job.low_step ? progress.stall : progress.startup));
+      sooner(StallVerdictAt(job));
     }
   }
   return next;

@@ -314,6 +314,14 @@ void HeadState::TakeNote(Job& job, const NodeId& node, const AgentNote& note) {
                                               : "the storage can be read again"));
 }
 
+// Ranks that step together are heard of within a heartbeat or two of each other: at the end of the limit, some
+// may have stepped in time whose word is still on its way.
+Instant HeadState::StallVerdictAt(const Job& job) const {
+  const spec::Progress& progress = job.spec.progress;
+  return *job.progress_at + (job.low_step ? progress.stall : progress.startup) +
+         2 * config_.heartbeat_interval;
+}
+
 // Only programs that report steps can stall; `startup` also covers those that said they would report. The
 // verdict asks for the stacks of every rank (fault P16); a kill waits for them, at most
 // config_.query_timeout.
@@ -322,7 +330,7 @@ void HeadState::CheckStall(Job& job, Instant now) {
   const spec::Progress& progress = job.spec.progress;
   if (!job.low_step && progress.step.empty() && progress.on_stall != spec::OnStall::kKill) return;
   const absl::Duration limit = job.low_step ? progress.stall : progress.startup;
-  if (now - *job.progress_at < limit) return;
+  if (now < StallVerdictAt(job)) return;
   int culprit = -1;
   for (size_t i = 0; i < job.ranks.size(); ++i) {
     if (job.ExitOf(static_cast<int>(i)) != nullptr) continue;

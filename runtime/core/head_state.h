@@ -206,6 +206,8 @@ class HeadState {
   void OnMessage(const PeerMessage& event, Instant now);
   void OnTick(Instant now);
   void CheckIdle(Instant now);
+  std::optional<Instant> FirstDeadline() const;
+  void KeepDeadline(const HeadEvent& event, bool changed);
   StepResult Flush(Instant now);
   void Say(const std::string& why);
   Job& AddJob(JobRecord record, spec::JobSpec spec, Instant now);  // submitted, or taken up from its ranks
@@ -307,6 +309,7 @@ class HeadState {
   FaultRecord FaultOf(const Job& job, const RankExit& exit) const;
   void TakeNote(Job& job, const NodeId& node, const AgentNote& note);
   void UpdateProgress(Job& job, Instant now);
+  Instant StallVerdictAt(const Job& job) const;
   void CheckStall(Job& job, Instant now);
   void RunningIfAllStarted(Job& job, Instant now);
 
@@ -394,6 +397,7 @@ class HeadState {
   std::map<NodeId, Node> nodes_;
   std::map<JobId, Job> jobs_;
   std::map<uint64_t, JobId> job_order_;            // by number
+  std::map<uint64_t, Job*> live_jobs_;             // by number; what ended since LiveJobs() is there, too
   std::map<std::string, RequestRecord> requests_;  // by KeyOf
   std::map<uint64_t, std::string> request_order_;
   std::map<std::string, std::set<uint64_t>> requests_of_key_;  // numbers of each client's
@@ -450,6 +454,9 @@ class HeadState {
   HeadCounters counters_;
   Instant refusals_since_;  // audit lines of refusals are limited
   int refusals_ = 0, refusals_left_out_ = 0;
+
+  // FirstDeadline() or earlier; forgotten by all steps but those that thousands of agents cause each second.
+  mutable std::optional<std::optional<Instant>> first_deadline_;
 
   // Of the step that is running.
   Instant wall_read_at_;

@@ -314,7 +314,7 @@ std::optional<std::string> Checker::Unjustified(const GenerationTruth& truth, co
   const spec::JobSpec* spec = record == nullptr ? nullptr : spec_of(record->spec_text);
   if (spec != nullptr && spec->time_limit) return std::nullopt;
   if (spec != nullptr && spec->progress.on_stall == spec::OnStall::kKill &&
-      kernel_.now() - truth.stepped_at >= Ns(spec->progress.stall) - 2 * kSlack) {
+      std::max(truth.stalled, kernel_.now() - truth.stepped_at) >= Ns(spec->progress.stall) - 2 * kSlack) {
     return std::nullopt;
   }
   for (const core::NodePlace& place : truth.grant.nodes) {
@@ -628,6 +628,7 @@ void Checker::CheckCharges(const core::JobRecord& record) {
 // INV-1: a generation that is over makes no step once a lease has passed.
 void Checker::GangSteps(const Gang& gang) {
   GenerationTruth& truth = generations_[{gang.job, gang.generation}];
+  truth.stalled = kernel_.now() - truth.stepped_at;
   truth.stepped_at = kernel_.now();
   if (truth.revoked) ++kernel_.counts["step of a revoked generation"];
 }

@@ -87,6 +87,7 @@ class Checker {
     int started = 0, running = 0;
     std::optional<int64_t> all_started_at;
     int64_t stepped_at = 0;
+    int64_t stalled = 0;  // before that step: the head may hear of it while it ends the gang for it
     std::optional<uint64_t> table;
   };
   struct JobTruth {
