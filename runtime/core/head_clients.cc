@@ -80,7 +80,7 @@ void HeadState::Remember(const Peer& peer, const ClientReply& reply) {
 
 void HeadState::ForgetRequest(uint64_t number) {
   const std::string key = request_order_.at(number);
-  writes_.push_back({key, std::nullopt});
+  Delete(key);
   const std::string client = requests_.at(key).client_key;
   requests_.erase(key);
   request_order_.erase(number);
@@ -222,7 +222,7 @@ absl::StatusOr<std::string> HeadState::Submit(const PeerMessage& event, const st
         absl::StrCat("the run directory's path has more than ", kRunDirBytesMax, " bytes"));
   }
   if (config_.check_record) {
-    if (absl::Status readable = config_.check_record(record); !readable.ok()) {
+    if (absl::Status readable = config_.check_record(JobSubmission(record)); !readable.ok()) {
       return absl::InvalidArgumentError(absl::StrCat("this job cannot be stored: ", readable.message()));
     }
   }
@@ -248,8 +248,8 @@ void HeadState::DropOldJobs() {
       ++it;
       continue;
     }
-    writes_.push_back({KeyOf(job.record), std::nullopt});
-    if (job.checkpoint) writes_.push_back({KeyOf(*job.checkpoint), std::nullopt});
+    DeleteJob(job);
+    if (job.checkpoint) Delete(KeyOf(*job.checkpoint));
     dirty_jobs_.erase(it->second);
     news_.insert(it->second);
     live_jobs_.erase(it->first);

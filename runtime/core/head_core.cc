@@ -6,7 +6,6 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/strip.h"
 #include "base/check.h"
 #include "base/probe.h"
 #include "runtime/core/authority.h"
@@ -37,6 +36,7 @@ absl::StatusOr<StepResult> HeadCore::Recover(const std::vector<Record>& records,
 StepResult HeadCore::Step(const HeadEvent& event, Instant now) { return state_->Step(event, now); }
 std::optional<Instant> HeadCore::NextDeadline() const { return state_->NextDeadline(); }
 HeadSnapshot HeadCore::Snapshot() const { return state_->Snapshot(); }
+const JobRecord* HeadCore::RecordOf(const JobId& job) const { return state_->RecordOf(job); }
 HeadEpoch HeadCore::epoch() const { return state_->epoch(); }
 const std::string* HeadCore::RouteOf(const NodeId& node) const { return state_->RouteOf(node); }
 const HeadCounters& HeadCore::counters() const { return state_->counters(); }
@@ -99,7 +99,8 @@ HeadState::HeadState(HeadConfig config, Rng rng)
   if (config_.local && !config_.expected_nodes) config_.expected_nodes = 1;
 }
 
-absl::Status HeadState::Load(const std::vector<Record>& records, Instant now) {
+absl::Status HeadState::Load(const std::vector<Record>& records, const std::vector<std::string>& set_aside,
+                             Instant now) {
   std::vector<CheckpointRecord> checkpoints;
   for (const Record& record : records) {
     if (const auto* cluster = std::get_if<ClusterRecord>(&record)) {
@@ -115,14 +116,6 @@ absl::Status HeadState::Load(const std::vector<Record>& records, Instant now) {
       nodes_[node->id].heard_at = now;
       detector_.Expect(node->id, now,
                        std::max(absl::ZeroDuration(), config_.rejoin_window - config_.dead_after));
-    } else if (const auto* job = std::get_if<JobRecord>(&record)) {
-      if (job->revoked > job->generation) {
-        return absl::DataLossError(
-            absl::StrCat("record of job ", job->id.value, " has revoked what was never granted"));
-      }
-      job_order_[job->number] = job->id;
-      jobs_[job->id].record = *job;
-      if (job->owner.empty()) jobs_[job->id].record.owner = job->client_key;  // of an older version
     } else if (const auto* request = std::get_if<RequestRecord>(&record)) {
       request_order_[request->number] = KeyOf(*request);
       requests_of_key_[request->client_key].insert(request->number);
@@ -131,6 +124,7 @@ absl::Status HeadState::Load(const std::vector<Record>& records, Instant now) {
       checkpoints.push_back(*checkpoint);
     }
   }
+  if (absl::Status status = LoadJobs(records, set_aside); !status.ok()) return status;
   for (auto& [id, node] : nodes_) RestoreNotices(node, now);
   for (const CheckpointRecord& checkpoint : checkpoints) {
     if (Job* job = FindJob(checkpoint.job)) job->checkpoint = checkpoint;
@@ -152,11 +146,7 @@ absl::StatusOr<StepResult> HeadState::Recover(const std::vector<Record>& records
   detector_.Awake(now);
   active_at_ = step_at_ = now;
   cluster_.cluster = config_.cluster;
-  for (const std::string& key : set_aside) {
-    absl::string_view id = key;
-    if (absl::ConsumePrefix(&id, "job/")) set_aside_.insert(JobId(std::string(id)));
-  }
-  if (absl::Status status = Load(records, now); !status.ok()) return status;
+  if (absl::Status status = Load(records, set_aside, now); !status.ok()) return status;
   if (cluster_.superseded > cluster_.epoch) {
     return absl::FailedPreconditionError(absl::StrCat("a newer head of this cluster (epoch ",
                                                       cluster_.superseded.value,
@@ -358,7 +348,7 @@ StepResult HeadState::Flush(Instant now) {
     job.record.run_time = RunTime(job, now);
     job.record.run_time_at = job.run_mark ? Wall(now) : absl::InfinitePast();
     if (job.run_mark) job.run_mark = now;
-    Write(job.record);
+    WriteJob(job);
   }
   dirty_jobs_.clear();
   if (!writes_.empty() || !audit_.empty()) {
@@ -421,6 +411,11 @@ HeadSnapshot HeadState::Snapshot() const {
   return snapshot;
 }
 
+const JobRecord* HeadState::RecordOf(const JobId& job) const {
+  const Job* found = FindJob(job);
+  return found == nullptr ? nullptr : &found->record;
+}
+
 const std::string* HeadState::RouteOf(const NodeId& node) const {
   const auto it = nodes_.find(node);
   return it == nodes_.end() || it->second.route.empty() ? nullptr : &it->second.route;
@@ -437,6 +432,9 @@ Job& HeadState::AddJob(JobRecord record, spec::JobSpec spec, Instant now) {
   Job& job = jobs_[record.id];
   live_jobs_[record.number] = &job;
   job.record = std::move(record);
+  // Nothing of what was set aside may lie beside the records of the job that is taken up in its stead.
+  if (const auto aside = set_aside_.find(job.record.id); aside != set_aside_.end())
+    job.written.obsolete = std::exchange(aside->second, {});
   job.spec = std::move(spec);
   job.demand = DemandOf(job.spec, config_.local);
   job.client_seen = now;

@@ -1,8 +1,9 @@
 // HeadCore: everything the head decides. PURE: no threads, sockets, files, clocks, env.
 //
-// One JobRecord per job is the durable truth; nodes, live ranks, log tails and open questions are
-// rebuilt from what agents say. Effects come in order; Outbox decides when each may leave.
-// docs/protocols/control-plane.md tells the conversation; golden traces in tests/golden show it.
+// One JobRecord per job is the durable truth, stored as several records (job_records.h); nodes, live ranks,
+// log tails and open questions are rebuilt from what agents say. Effects come in order; Outbox decides when
+// each may leave. docs/protocols/control-plane.md tells the conversation; golden traces in tests/golden show
+// it.
 #pragma once
 #include <functional>
 #include <memory>
@@ -137,16 +138,18 @@ class HeadCore {
 
   // First call, exactly once: empty records make a new cluster, others continue it. Persists
   // HeadEpoch+1; serve only when that is durable. `set_aside`: keys of records that are there and cannot be
-  // read; of jobs among them what agents hold is taken up as they describe it. FailedPrecondition: the
-  // records are another cluster's. DataLoss: a record contradicts another.
-  // `wall`: what the clock on the wall shows `now`. How long ago a fault was and how long a job has run is
-  // counted by it across a restart.
+  // read; of jobs among them, and of those of which a record is missing, what agents hold is taken up as they
+  // describe it. FailedPrecondition: the records are another cluster's. DataLoss: a record contradicts
+  // another. `wall`: what the clock on the wall shows `now`. How long ago a fault was and how long a job has
+  // run is counted by it across a restart.
   absl::StatusOr<StepResult> Recover(const std::vector<Record>& records, Instant now, absl::Time wall,
                                      const std::vector<std::string>& set_aside = {});
 
   StepResult Step(const HeadEvent& event, Instant now);
   std::optional<Instant> NextDeadline() const;
   HeadSnapshot Snapshot() const;
+  // As it is to be stored; nullptr: no such job. For checkers.
+  const JobRecord* RecordOf(const JobId& job) const;
 
   HeadEpoch epoch() const;
   // Newest route of a node's key; nullptr when it has none.

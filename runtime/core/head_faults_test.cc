@@ -199,9 +199,9 @@ TEST_F(HeadFaultsTest, AClockThatSaysNonsenseEndsNoJob) {
   Hello("1");
   const JobId job = Submit("train 1 1 limit60s");
   StartRanks(job);
-  auto& record = std::get<JobRecord>(disk_.at(absl::StrCat("job/", job.value)));
+  auto& status = std::get<JobStatusRecord>(disk_.at(absl::StrCat("job/", job.value, "/status"))).status;
   for (const absl::Time at : {absl::UnixEpoch() + absl::Seconds(40), clock_.WallNow() + absl::Hours(1)}) {
-    record.run_time_at = at;
+    status.run_time_at = at;
     Boot();
     Hello("1", 4, {HeldGeneration{.job = job, .generation = {1}}});
     Pass(absl::Seconds(2), {"1"});

@@ -136,7 +136,7 @@ TEST_F(FenceTest, AHeadThatStartsKnowsThatTheProgramHasTheSdk_H1) {
   PassAlive(absl::Seconds(5));
   ASSERT_EQ(Grants(), 2u);
   Boot();
-  const GenerationGrant grant = std::get<JobRecord>(disk_.at("job/" + job_.value)).grant.value();
+  const GenerationGrant grant = Stored(job_).grant.value();
   const std::string second = grant.ranks[1].node.value, first = grant.ranks[0].node.value;
   HeldGeneration held{job_, {2}};
   held.live.push_back({job_, {2}, 0, 100, RankState::kRunning});

@@ -372,6 +372,7 @@ void HeadState::BeginEnding(Job& job, Ending ending, EndMode mode, absl::Duratio
       record.unreleased.push_back(place.node);
     }
   }
+  job.written.unreleased = false;
   for (const NodeId& node : record.unreleased) SendRevoke(job, node, mode, grace);
   job.start_deadline.reset();
   job.gone_deadline = now + grace + config_.gone_margin;
@@ -587,6 +588,7 @@ void HeadState::ChargeUnlessEarned(Job& job) {
 }
 
 void HeadState::DecideAfterFault(Job& job, Instant now) {
+  job.written.newest_fault = false;
   std::optional<int64_t>& committed = job.record.faults.back().committed;
   for (const FaultRecord& fault : job.record.faults) committed = std::max(committed, fault.committed);
   if (job.checkpoint) committed = std::max(committed.value_or(job.checkpoint->step), job.checkpoint->step);

@@ -289,7 +289,10 @@ bool HeadState::Unreleased(const Job& job, const NodeId& node) const {
 }
 
 void HeadState::Release(Job& job, const NodeId& node, Instant now) {
-  if (std::erase(job.record.unreleased, node) > 0) Dirty(job);
+  if (std::erase(job.record.unreleased, node) > 0) {
+    job.written.unreleased = false;
+    Dirty(job);
+  }
   ContinueEnding(job, now);
   schedule_ = true;
 }
@@ -428,7 +431,7 @@ void HeadState::DropNode(const NodeId& id, const std::string& why, Instant now) 
     if (!route.empty()) out_.push_back(RefusePeer{route, absl::StrCat("this node was ", why), true});
   }
   for (Job* job : LiveJobs()) RanksLost(*job, node, why, now);
-  writes_.push_back({KeyOf(node.record), std::nullopt});
+  Delete(KeyOf(node.record));
   detector_.Forget(id);
   std::erase_if(unproven_, [&](const auto& item) { return item.first.second == id; });
   nodes_.erase(id);

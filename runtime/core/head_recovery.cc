@@ -213,6 +213,7 @@ void HeadState::TakeGeneration(Job& job, const GenerationDescribed& described, I
   record.ending_reason.clear();
   record.exits.clear();
   record.unreleased.clear();
+  job.written.submission = job.written.unreleased = false;
   Keep(record, grant);
   record.grant = std::move(grant);
   const bool running = std::any_of(described.held.live.begin(), described.held.live.end(),
@@ -252,6 +253,7 @@ void HeadState::RevokeStray(Job& job, const NodeId& node, const HeldGeneration& 
   JobRecord& record = job.record;
   record.generation = held.generation;
   if (!Unreleased(job, node)) record.unreleased.push_back(node);
+  job.written.unreleased = false;
   Dirty(job);
   const std::string reason = absl::StrCat("generation ", held.generation.value,
                                           " was found on a node after the head had granted the job anew");

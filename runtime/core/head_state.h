@@ -2,6 +2,7 @@
 //
 //   head_core.cc     steps, recovery, deadlines
 //   head_nodes.cc    hello, heartbeat, silence: membership
+//   head_records.cc  jobs from their records and into them
 //   head_recovery.cc lost records, older records, newer heads
 //   head_notices.cc  machines that leave
 //   head_links.cc    nodes that cannot reach each other
@@ -95,8 +96,22 @@ struct JobLeave {
   Instant end_at;   // the generation ends
 };
 
+// What of a job's record the store holds once the step that runs is written, so that a change is written at
+// the cost of what changed. Where a part can change without growing, whoever changes it says so here.
+struct JobWritten {
+  bool status = false;                // there is one, and what it counts
+  bool submission = false;            // as in the record
+  bool unreleased = true;             // as in the record; none is written of no nodes
+  bool newest_fault = true;           // as in the record
+  Generation grant;                   // whose it is; 0: none
+  size_t exits = 0;                   // the first of them
+  std::vector<Generation> faults;     // of these
+  std::vector<std::string> obsolete;  // keys beside those of the record, to be deleted with the next write
+};
+
 struct Job {
   JobRecord record;
+  JobWritten written;
   spec::JobSpec spec;
   plan::Demand demand;
   std::optional<CheckpointRecord> checkpoint;
@@ -195,13 +210,15 @@ class HeadState {
   StepResult Step(const HeadEvent& event, Instant now);
   std::optional<Instant> NextDeadline() const;
   HeadSnapshot Snapshot() const;
+  const JobRecord* RecordOf(const JobId& job) const;
   HeadEpoch epoch() const { return cluster_.epoch; }
   const std::string* RouteOf(const NodeId& node) const;
   const HeadCounters& counters() const { return counters_; }
 
  private:
   // head_core.cc
-  absl::Status Load(const std::vector<Record>& records, Instant now);
+  absl::Status Load(const std::vector<Record>& records, const std::vector<std::string>& set_aside,
+                    Instant now);
   void Adopt(Job& job, Instant now);
   void OnMessage(const PeerMessage& event, Instant now);
   void OnTick(Instant now);
@@ -214,7 +231,11 @@ class HeadState {
   void Emit(Job& job, const std::string& kind, std::string text);
   void Send(const NodeId& node, SendKind kind, Message message);
   void Dirty(const Job& job) { dirty_jobs_.insert(job.record.id); }
-  void Write(const Record& record) { writes_.push_back({KeyOf(record), record}); }
+  void Write(Record record) {
+    std::string key = KeyOf(record);
+    writes_.push_back({std::move(key), std::move(record)});
+  }
+  void Delete(std::string key) { writes_.push_back({std::move(key), std::nullopt}); }
   Job* FindJob(const JobId& id);
   const Job* FindJob(const JobId& id) const;
   std::vector<Job*> LiveJobs();  // not final, in order of submission
@@ -244,6 +265,11 @@ class HeadState {
   bool Unreleased(const Job& job, const NodeId& node) const;
   void Release(Job& job, const NodeId& node, Instant now);
   std::string Hostname(const NodeId& id) const;
+
+  // head_records.cc
+  absl::Status LoadJobs(const std::vector<Record>& records, const std::vector<std::string>& set_aside);
+  void WriteJob(Job& job);
+  void DeleteJob(const Job& job);
 
   // head_recovery.cc
   bool Outranked(const AgentHello& hello) const;
@@ -419,8 +445,9 @@ class HeadState {
   bool any_job_seen_ = false;
   bool shutdown_when_idle_ = false;
   bool stopped_ = false;
-  Instant settle_at_, recover_until_;             // while cluster_.recovering
-  std::set<JobId> set_aside_;                     // whose records cannot be read
+  Instant settle_at_, recover_until_;  // while cluster_.recovering
+  // Whose records are not all there or cannot all be read, with the keys of those that are there.
+  std::map<JobId, std::vector<std::string>> set_aside_;
   std::set<std::pair<JobId, NodeId>> unsettled_;  // the node holds nothing of the job; judged at settle_at_
   // Held without a seal by a node: neither taken up nor granted anew before somebody says so.
   std::map<std::pair<JobId, NodeId>, HeldGeneration> unproven_;

@@ -82,7 +82,7 @@ TEST_F(HeadStorageTest, AStorageFaultWaitsAndIsChargedToNothing_S7) {
   EXPECT_GE(last, absl::Seconds(45)) << "the back-off grew";
   EXPECT_EQ(Status(job).at("restarts"), 0);
   EXPECT_EQ(Status(job).at("last_fault").at("tries"), 40);
-  EXPECT_THAT(std::get<JobRecord>(disk_.at("job/train-1")).faults, SizeIs(1)) << "one record for all of them";
+  EXPECT_THAT(Stored(JobId("train-1")).faults, SizeIs(1)) << "one record for all of them";
   WaitForTry(job);
   StartRanks(job);
   EXPECT_EQ(State(job), "RUNNING") << "the storage is back";
@@ -389,7 +389,7 @@ TEST_F(HeadStorageTest, TakeoverTellsTheLoserByName) {
   EXPECT_THAT(NewestGrant().live_jobs, ElementsAre(NewestGrant().job, loser));
   EXPECT_THAT(json::parse(FromClient(ClientWhy{loser}).json).at("events").dump(),
               HasSubstr("job again-2 of user1 takes over /w/ckpt"));
-  const auto& record = std::get<JobRecord>(disk_.at("job/again-2"));
+  const JobRecord record = Stored(JobId("again-2"));
   EXPECT_TRUE(record.takeover);
   EXPECT_THAT(record.grant->live_jobs, IsEmpty()) << "in no record";
 }

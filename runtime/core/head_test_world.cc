@@ -10,8 +10,22 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "runtime/core/job_records.h"
 
 namespace gtrain::core {
+namespace {
+
+void Apply(const std::vector<RecordWrite>& writes, std::map<std::string, Record>& store) {
+  for (const RecordWrite& write : writes) {
+    if (write.record) {
+      store[write.key] = *write.record;
+    } else {
+      store.erase(write.key);
+    }
+  }
+}
+
+}  // namespace
 
 absl::StatusOr<spec::JobSpec> ParseFake(absl::string_view text) {
   const std::vector<std::string> words = absl::StrSplit(text, ' ');
@@ -51,6 +65,7 @@ void HeadTestWorld::Boot() {
   head_ = std::make_unique<HeadCore>(config_, Rng(7));
   outbox_ = Outbox();
   sent_.clear();
+  written_ = disk_;
   std::vector<Record> records;
   for (const auto& [key, record] : disk_) records.push_back(record);
   auto recovered = head_->Recover(records, clock_.Now(), clock_.WallNow(), set_aside_);
@@ -59,17 +74,23 @@ void HeadTestWorld::Boot() {
 }
 
 void HeadTestWorld::Do(StepResult step) {
+  for (const Effect& effect : step.effects) {
+    const auto* persist = std::get_if<Persist>(&effect);
+    if (persist == nullptr) continue;
+    Apply(persist->writes, written_);
+    for (const RecordWrite& write : persist->writes) {
+      const auto* status = write.record ? std::get_if<JobStatusRecord>(&*write.record) : nullptr;
+      if (status == nullptr) continue;
+      const absl::StatusOr<JobRecord> joined = JoinJob(GatherJob(written_, status->job));
+      ASSERT_TRUE(joined.ok()) << status->job << ": " << joined.status();
+      EXPECT_TRUE(*joined == *head_->RecordOf(status->job)) << status->job << " is not as it is written";
+    }
+  }
   for (Effect& effect : outbox_.Add(std::move(step))) sent_.push_back(std::move(effect));
   if (!disk_works_) return;
   while (auto batch = outbox_.NextBatch()) {
     audit_.insert(audit_.end(), batch->audit.begin(), batch->audit.end());
-    for (const RecordWrite& write : batch->writes) {
-      if (write.record) {
-        disk_[write.key] = *write.record;
-      } else {
-        disk_.erase(write.key);
-      }
-    }
+    Apply(batch->writes, disk_);
     for (Effect& effect : outbox_.Durable(batch->sequence)) sent_.push_back(std::move(effect));
   }
 }
@@ -136,6 +157,12 @@ JobId HeadTestWorld::Submit(const std::string& spec) {
 
 nlohmann::json HeadTestWorld::Status(const JobId& job) {
   return nlohmann::json::parse(FromClient(ClientStatus{job}).json).at("jobs").at(0);
+}
+
+JobRecord HeadTestWorld::Stored(const JobId& job) const {
+  const absl::StatusOr<JobRecord> joined = JoinJob(GatherJob(disk_, job));
+  EXPECT_TRUE(joined.ok()) << joined.status();
+  return joined.value_or(JobRecord());
 }
 
 std::string HeadTestWorld::State(const JobId& job) { return Status(job).at("state"); }

@@ -27,6 +27,7 @@ class HeadTestWorld : public ::testing::Test {
   void SetUp() override;
 
   void Boot();
+  // Also checks that what a step writes of a job is all that it changed.
   void Do(StepResult step);
   void FromNode(const std::string& node, Message message);
   ClientReply FromClient(ClientRequestBody body, std::string id = "", Role role = Role::kUser,
@@ -39,6 +40,8 @@ class HeadTestWorld : public ::testing::Test {
   JobId Submit(const std::string& spec);
   nlohmann::json Status(const JobId& job);
   std::string State(const JobId& job);
+  // As it is on disk.
+  JobRecord Stored(const JobId& job) const;
 
   template <typename T>
   std::vector<std::pair<std::string, T>> Sent() const {
@@ -66,7 +69,8 @@ class HeadTestWorld : public ::testing::Test {
   std::unique_ptr<HeadCore> head_;
   Outbox outbox_;
   std::map<std::string, Record> disk_;
-  std::vector<std::string> set_aside_;  // keys that Boot is told of
+  std::map<std::string, Record> written_;  // and what waits for it
+  std::vector<std::string> set_aside_;     // keys that Boot is told of
   std::vector<AuditEntry> audit_;
   bool disk_works_ = true;
   std::vector<Effect> sent_;

@@ -11,6 +11,22 @@ struct KeyVisitor {
   std::string operator()(const ClusterRecord&) const { return "cluster"; }
   std::string operator()(const NodeRecord& r) const { return absl::StrCat("node/", r.id.value); }
   std::string operator()(const JobRecord& r) const { return absl::StrCat("job/", r.id.value); }
+  std::string operator()(const JobSubmission& r) const { return absl::StrCat("job/", r.id.value); }
+  std::string operator()(const JobStatusRecord& r) const {
+    return absl::StrCat("job/", r.job.value, "/status");
+  }
+  std::string operator()(const JobGrantRecord& r) const {
+    return absl::StrCat("job/", r.job.value, "/grant");
+  }
+  std::string operator()(const JobExitRecord& r) const {
+    return absl::StrCat("job/", r.job.value, "/exit/", r.index);
+  }
+  std::string operator()(const JobFaultRecord& r) const {
+    return absl::StrCat("job/", r.job.value, "/fault/", r.fault.generation.value);
+  }
+  std::string operator()(const JobUnreleasedRecord& r) const {
+    return absl::StrCat("job/", r.job.value, "/unreleased");
+  }
   std::string operator()(const RequestRecord& r) const {
     return absl::StrCat("request/", r.client_key, "/", r.request_id);
   }

@@ -71,8 +71,8 @@ struct AvoidedNode {
   bool operator==(const AvoidedNode&) const = default;
 };
 
-// Key "job/<id>". The whole truth about one job; small, rewritten as a whole.
-struct JobRecord {
+// Key "job/<id>". What was submitted; changes only when a job is taken up again from its ranks.
+struct JobSubmission {
   JobId id;
   uint64_t number = 0;  // order of submission
   std::string name;
@@ -84,21 +84,20 @@ struct JobRecord {
   std::string owner;       // whose job it is: OwnerName in authority.h
   std::string request_id;
   bool end_with_client = false;
+  bool takeover = false;  // as the client asked: GenerationGrant::takeover
+  bool operator==(const JobSubmission&) const = default;
+};
 
+// What changes with nearly everything that happens to a job. Of a bounded size, however many ranks it has.
+struct JobStatus {
   JobState state = JobState::kQueued;
   std::string reason;     // one sentence: why this state
   Generation generation;  // newest granted
   Generation revoked;     // every generation <= this is over
   Timeline timeline;
-  std::optional<GenerationGrant> grant;  // of `generation`; spec_text, client_env and run_dir left empty
   Ending ending = Ending::kNone;
   std::string ending_reason;
-  std::vector<RankExit> exits;     // of `generation`; tails cut to 2 KiB
-  std::vector<NodeId> unreleased;  // nodes not yet known to be free of processes of <= revoked
-  std::vector<NodeId> kept;  // that hold a keeper or copies of this job: they get ForgetJob when it ends
-
   int restarts = 0;                               // generations that ended in a failure
-  std::vector<FaultRecord> faults;                // newest last, at most 32
   absl::Duration run_time;                        // since the first grant, for limits.time
   absl::Time run_time_at = absl::InfinitePast();  // when that was so, as FaultRecord::at
   // A rank of any generation has joined: the program uses the SDK, and its commits keep older generations
@@ -107,9 +106,60 @@ struct JobRecord {
   std::optional<int> exit_code;  // of a finished job
   uint64_t event_sequence = 0;   // events up to here may have been given out
   std::vector<AvoidedNode> avoided;
-  bool takeover = false;           // as the client asked: GenerationGrant::takeover
   bool waits_for_storage = false;  // WAITING until the next try after a storage fault; its nodes stay its own
+  bool operator==(const JobStatus&) const = default;
+};
+
+// The whole truth about one job. It is stored as the records below, so that what a change costs does not grow
+// with the job (job_records.h). Older heads stored it as one record with key "job/<id>", which is still read.
+struct JobRecord : JobSubmission, JobStatus {
+  std::optional<GenerationGrant> grant;  // the newest; spec_text, client_env and run_dir left empty
+  std::vector<RankExit> exits;           // of `grant`, in the order they were heard; tails cut to 2 KiB
+  std::vector<NodeId> unreleased;        // nodes not yet known to be free of processes of <= revoked
+  std::vector<NodeId> kept;  // that hold a keeper or copies of this job: they get ForgetJob when it ends
+  std::vector<FaultRecord> faults;  // newest last, at most one a generation and 32 in all
   bool operator==(const JobRecord&) const = default;
+};
+
+// Key "job/<id>/status". Also says which other records the job has, so that none can be missing unnoticed.
+struct JobStatusRecord {
+  JobId job;
+  JobStatus status;
+  Generation grant;                // of its JobGrantRecord; 0: it has none
+  int exits = 0;                   // how many JobExitRecords, from index 0 on
+  std::vector<Generation> faults;  // of its JobFaultRecords, ascending
+  int unreleased = 0;              // nodes in its JobUnreleasedRecord; 0: it has none
+  bool operator==(const JobStatusRecord&) const = default;
+};
+
+// Key "job/<id>/grant". As long as the job has ranks; changes with each generation, and `kept` with it.
+struct JobGrantRecord {
+  JobId job;
+  GenerationGrant grant;
+  std::vector<NodeId> kept;
+  bool operator==(const JobGrantRecord&) const = default;
+};
+
+// Key "job/<id>/exit/<index>". Never changes; deleted with the next grant.
+struct JobExitRecord {
+  JobId job;
+  int index = 0;  // in JobRecord::exits
+  RankExit exit;
+  bool operator==(const JobExitRecord&) const = default;
+};
+
+// Key "job/<id>/fault/<generation>". Only that of the newest changes, when all exits are known.
+struct JobFaultRecord {
+  JobId job;
+  FaultRecord fault;
+  bool operator==(const JobFaultRecord&) const = default;
+};
+
+// Key "job/<id>/unreleased". Only while a generation is being ended.
+struct JobUnreleasedRecord {
+  JobId job;
+  std::vector<NodeId> nodes;
+  bool operator==(const JobUnreleasedRecord&) const = default;
 };
 
 // Key "node/<id>". What the head needs to recognise a node after its own restart.
@@ -162,7 +212,9 @@ struct CheckpointRecord {
   bool operator==(const CheckpointRecord&) const = default;
 };
 
-using Record = std::variant<ClusterRecord, NodeRecord, JobRecord, RequestRecord, CheckpointRecord>;
+using Record =
+    std::variant<ClusterRecord, NodeRecord, JobRecord, RequestRecord, CheckpointRecord, JobSubmission,
+                 JobStatusRecord, JobGrantRecord, JobExitRecord, JobFaultRecord, JobUnreleasedRecord>;
 
 std::string KeyOf(const Record& record);
 

@@ -340,10 +340,14 @@ TEST_F(HeadTest, ARecordThatCannotBeReadIsSetAsideByName) {
   core::JobRecord bad;
   bad.id = JobId("bad-7");
   bad.run_dir = std::string(5'000, 'x');
+  const core::JobSubmission half{.id = JobId("half-8")};  // and somebody deleted the others by hand
   {
     auto store = store::OpenRocksStore(files_.store_path(), {.space = {.ballast = 0}});
     ASSERT_TRUE(store.ok()) << store.status();
-    ASSERT_TRUE((*store)->Commit({{core::KeyOf(bad), wire::EncodeRecord(bad)}}).ok());
+    ASSERT_TRUE((*store)
+                    ->Commit({{core::KeyOf(bad), wire::EncodeRecord(bad)},
+                              {core::KeyOf(half), wire::EncodeRecord(half)}})
+                    .ok());
     const absl::StatusOr<LoadedRecords> loaded = LoadRecords(**store);
     ASSERT_TRUE(loaded.ok()) << loaded.status();
     EXPECT_THAT(loaded->set_aside, testing::ElementsAre("job/bad-7"));
@@ -602,8 +606,9 @@ TEST_F(HeadTest, StartsWithALongHistory_H13) {
     for (int first = 1; first <= kJobs; first += kBatch) {
       std::vector<port::Write> writes;
       for (int number = first; number < first + kBatch; ++number) {
-        core::JobRecord job{.id = JobId(absl::StrCat("tiny-", number)),
-                            .number = static_cast<uint64_t>(number)};
+        core::JobRecord job;
+        job.id = JobId(absl::StrCat("tiny-", number));
+        job.number = static_cast<uint64_t>(number);
         job.name = "tiny";
         job.spec_text = kSpec;
         job.run_dir = "/nowhere";

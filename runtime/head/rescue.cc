@@ -19,6 +19,7 @@
 #include "base/logging.h"
 #include "base/status_macros.h"
 #include "base/unique_fd.h"
+#include "runtime/core/job_records.h"
 #include "runtime/core/job_state.h"
 #include "runtime/head/audit_log.h"
 #include "runtime/store/backup.h"
@@ -84,11 +85,11 @@ core::ClusterRecord ClusterOf(const std::vector<core::Record>& records, const Cl
 }
 
 // The records of a store that may be damaged: what can be read, or nothing.
-std::vector<core::Record> Salvage(const std::string& path) {
+LoadedRecords Salvage(const std::string& path) {
   auto opened = store::OpenRocksStore(path, {.create = false, .accept_loss = true, .space = {.ballast = 0}});
   if (!opened.ok()) return {};
   auto loaded = LoadRecords(**opened);
-  return loaded.ok() ? std::move(loaded->records) : std::vector<core::Record>{};
+  return loaded.ok() ? *std::move(loaded) : LoadedRecords();
 }
 
 // Marks the store's records as ones that agents may know better, and seals them.
@@ -102,17 +103,21 @@ absl::Status BeginRecovery(port::MetaStore& store, core::ClusterRecord cluster, 
   return store.Commit({{core::KeyOf(cluster), wire::EncodeRecord(cluster)}});
 }
 
-std::string LiveJobs(const std::vector<core::Record>& records) {
-  std::vector<std::string> live;
+std::string LiveJobs(const LoadedRecords& loaded) {
+  std::vector<std::string> live, aside = loaded.set_aside;
   size_t jobs = 0;
-  for (const core::Record& record : records) {
-    const auto* job = std::get_if<core::JobRecord>(&record);
-    if (job == nullptr) continue;
+  for (const auto& [id, stored] : core::GatherJobs(loaded.records, loaded.set_aside)) {
+    if (!core::CheckWhole(stored).ok()) {
+      if (stored.unreadable.empty()) aside.push_back(core::KeyOf(core::JobSubmission{id}));
+      continue;
+    }
     ++jobs;
-    if (!core::IsFinal(job->state)) live.push_back(job->id.value);
+    const core::JobStatus& status = stored.whole != nullptr ? *stored.whole : stored.status->status;
+    if (!core::IsFinal(status.state)) live.push_back(id.value);
   }
-  return absl::StrCat(jobs, " jobs, ", live.size(), " of them not over", live.empty() ? "" : ": ",
-                      absl::StrJoin(live, ", "));
+  return absl::StrCat(
+      jobs, " jobs, ", live.size(), " of them not over", live.empty() ? "" : ": ", absl::StrJoin(live, ", "),
+      aside.empty() ? "" : "; set aside, because they cannot be read: ", absl::StrJoin(aside, ", "));
 }
 
 std::string NextStep(const net::ClusterFiles& files) {
@@ -150,6 +155,13 @@ absl::StatusOr<LoadedRecords> LoadRecords(port::MetaStore& store) {
     if (key == core::KeyOf(core::ClusterRecord{}))
       return absl::DataLossError("the record of the cluster itself cannot be read");
     loaded.set_aside.push_back(key);
+  }
+  for (const auto& [id, stored] : core::GatherJobs(loaded.records, loaded.set_aside)) {
+    if (!stored.unreadable.empty()) continue;  // said above
+    if (const absl::Status whole = core::CheckWhole(stored); !whole.ok()) {
+      LogError("the job ", id.value, " is set aside, where it is: ", whole.message(),
+               ". A backup may hold a good one: gtrain head restore");
+    }
   }
   return loaded;
 }
@@ -200,7 +212,7 @@ absl::StatusOr<std::string> RestoreCluster(const RestoreOptions& options) {
   fs::remove(fresh + ".seal", error);
   GT_RETURN_IF_ERROR(store::RestoreBackup(backup + "/store", options.id, fresh));
   HeadEpoch epoch =
-      ClusterOf(HasStore(files) ? Salvage(path) : std::vector<core::Record>{}, files.cluster).epoch;
+      ClusterOf(HasStore(files) ? Salvage(path).records : std::vector<core::Record>{}, files.cluster).epoch;
   std::string jobs;
   {
     GT_ASSIGN_OR_RETURN(
@@ -216,11 +228,7 @@ absl::StatusOr<std::string> RestoreCluster(const RestoreOptions& options) {
     epoch = std::max({epoch, cluster.epoch, cluster.superseded});
     GT_RETURN_IF_ERROR(
         BeginRecovery(*store, cluster, HeadEpoch{epoch.value + kEpochsSkipped}, options.accept_unsealed));
-    jobs = LiveJobs(loaded.records);
-    if (!loaded.set_aside.empty()) {
-      absl::StrAppend(&jobs,
-                      "; set aside, because they cannot be read: ", absl::StrJoin(loaded.set_aside, ", "));
-    }
+    jobs = LiveJobs(loaded);
   }
   std::string aside;
   if (HasStore(files)) GT_RETURN_IF_ERROR(MoveAside(path, &aside));
@@ -240,18 +248,18 @@ absl::StatusOr<std::string> RecoverCluster(const std::string& cluster_dir, bool 
   GT_RETURN_IF_ERROR(NoHeadRuns(files));
   const std::string path = files.store_path();
   std::string said = "no records are left.\n";
-  std::vector<core::Record> records;
+  LoadedRecords loaded;
   if (HasStore(files)) {
-    records = Salvage(path);
-    if (records.empty()) {
+    loaded = Salvage(path);
+    if (loaded.records.empty()) {
       std::string aside;
       GT_RETURN_IF_ERROR(MoveAside(path, &aside));
       said = absl::StrCat("the records could not be read and are in ", aside, ".\n");
     } else {
-      said = absl::StrCat("what could be read is kept: ", LiveJobs(records), ".\n");
+      said = absl::StrCat("what could be read is kept: ", LiveJobs(loaded), ".\n");
     }
   }
-  const core::ClusterRecord cluster = ClusterOf(records, files.cluster);
+  const core::ClusterRecord cluster = ClusterOf(loaded.records, files.cluster);
   if (cluster.cluster != files.cluster) {
     return absl::FailedPreconditionError(absl::StrCat("the records in ", path, " are of cluster ",
                                                       cluster.cluster.value, ", the keys of ",

@@ -16,7 +16,7 @@ namespace gtrain::head {
 struct LoadedRecords {
   std::vector<core::Record> records;
   // Keys of those that are there and cannot be read, as an older or a damaged version might have written
-  // them. They stay in the store; each is named in the log.
+  // them. They stay in the store; each is named in the log, and so is each job of which a record is missing.
   std::vector<std::string> set_aside;
 };
 // DataLoss: the record of the cluster itself is among these.

@@ -7,6 +7,11 @@
 
 namespace gtrain::wire {
 
+constexpr size_t kFaultsMax = 1024;  // of one job; a head keeps 32
+
+template <class From, class To>
+using SameConst = std::conditional_t<std::is_const_v<From>, const To, To>;
+
 static_assert(static_cast<int>(core::JobState::kCancelled) == static_cast<int>(proto::JobState::CANCELLED));
 static_assert(static_cast<int>(core::Ending::kFail) == static_cast<int>(proto::Ending::FAIL));
 static_assert(static_cast<int>(core::FaultKind::kPreempted) == static_cast<int>(proto::FaultKind::PREEMPTED));
@@ -41,7 +46,7 @@ GT_FIELDS(core::AvoidedNode) {
   GT_ID(node, Node);
   GT_TEXT(why, Why, kSentenceBytesMax);
 }
-GT_FIELDS(core::JobRecord) {
+GT_FIELDS(core::JobSubmission) {
   GT_ID(id, Id);
   GT_PLAIN(number, Number);
   GT_TEXT(name, Name, kNameBytesMax);
@@ -50,35 +55,76 @@ GT_FIELDS(core::JobRecord) {
   GT_BYTES(run_dir, RunDir, 4096);
   GT_BYTES(resume, Resume, 4096);
   GT_ID_OR_EMPTY(client_key, ClientKey);
+  GT_TEXT(owner, Owner, kNameBytesMax);
   GT_ID_OR_EMPTY(request_id, RequestId);
   GT_PLAIN(end_with_client, EndWithClient);
+  GT_PLAIN(takeover, Takeover);
+}
+GT_FIELDS(core::JobStatus) {
   GT_ENUM(state, State, core::JobState::kCancelled);
   GT_TEXT(reason, Reason, kSentenceBytesMax);
   GT_COUNTER(generation, Generation);
   GT_COUNTER(revoked, Revoked);
   GT_COUNTER(timeline, Timeline);
+  GT_ENUM(ending, Ending, core::Ending::kFail);
+  GT_TEXT(ending_reason, EndingReason, kSentenceBytesMax);
+  GT_NUMBER(restarts, Restarts, 0, kInt32Max);
+  GT_DURATION(run_time, RunTime);
+  GT_WALL_TIME(run_time_at, RunTimeAt);
+  GT_PLAIN(sdk, Sdk);
+  GT_OPTIONAL(exit_code, ExitCode);
+  GT_PLAIN(event_sequence, EventSequence);
+  GT_LIST(avoided, Avoided, kRanksMax);
+  GT_PLAIN(waits_for_storage, WaitsForStorage);
+}
+// proto::JobRecord has the fields of both, with the same names.
+GT_FIELDS(core::JobRecord) {
+  Fields(a, m, static_cast<SameConst<V, core::JobSubmission>&>(v));
+  Fields(a, m, static_cast<SameConst<V, core::JobStatus>&>(v));
   if constexpr (kReading<M>) {
     if (m.getHasGrant()) Fields(a, m.getGrant(), v.grant.emplace());
   } else if (v.grant) {
     m.setHasGrant(true);
     Fields(a, m.initGrant(), *v.grant);
   }
-  GT_ENUM(ending, Ending, core::Ending::kFail);
-  GT_TEXT(ending_reason, EndingReason, kSentenceBytesMax);
   GT_LIST(exits, Exits, kRanksMax);
   GT_ID_LIST(unreleased, Unreleased, kRanksMax);
   GT_ID_LIST(kept, Kept, kRanksMax);
-  GT_NUMBER(restarts, Restarts, 0, kInt32Max);
-  GT_LIST(faults, Faults, 1024);
-  GT_DURATION(run_time, RunTime);
-  GT_WALL_TIME(run_time_at, RunTimeAt);
-  GT_PLAIN(sdk, Sdk);
-  GT_OPTIONAL(exit_code, ExitCode);
-  GT_PLAIN(event_sequence, EventSequence);
-  GT_TEXT(owner, Owner, kNameBytesMax);
-  GT_LIST(avoided, Avoided, kRanksMax);
-  GT_PLAIN(takeover, Takeover);
-  GT_PLAIN(waits_for_storage, WaitsForStorage);
+  GT_LIST(faults, Faults, kFaultsMax);
+}
+GT_FIELDS(core::JobStatusRecord) {
+  GT_ID(job, Job);
+  GT_STRUCT(status, Status);
+  GT_COUNTER(grant, Grant);
+  GT_NUMBER(exits, Exits, 0, kRanksMax);
+  if constexpr (kReading<M>) {
+    auto list = m.getFaults();
+    if (ListFits(a, list.size(), kFaultsMax, "faults")) {
+      for (const uint64_t generation : list) v.faults.push_back({generation});
+    }
+  } else {
+    auto list = m.initFaults(v.faults.size());
+    for (unsigned i = 0; i < v.faults.size(); ++i) list.set(i, v.faults[i].value);
+  }
+  GT_NUMBER(unreleased, Unreleased, 0, kRanksMax);
+}
+GT_FIELDS(core::JobGrantRecord) {
+  GT_ID(job, Job);
+  GT_STRUCT(grant, Grant);
+  GT_ID_LIST(kept, Kept, kRanksMax);
+}
+GT_FIELDS(core::JobExitRecord) {
+  GT_ID(job, Job);
+  GT_NUMBER(index, Index, 0, kRanksMax);
+  GT_STRUCT(exit, Exit);
+}
+GT_FIELDS(core::JobFaultRecord) {
+  GT_ID(job, Job);
+  GT_STRUCT(fault, Fault);
+}
+GT_FIELDS(core::JobUnreleasedRecord) {
+  GT_ID(job, Job);
+  GT_ID_LIST(nodes, Nodes, kRanksMax);
 }
 GT_FIELDS(core::NodeRecord) {
   GT_ID(id, Id);
@@ -117,12 +163,18 @@ GT_FIELDS(core::CheckpointRecord) {
   GT_PLAIN(count, Count);
 }
 
-#define GT_RECORDS(X)                \
-  X(ClusterRecord, Cluster, CLUSTER) \
-  X(NodeRecord, Node, NODE)          \
-  X(JobRecord, Job, JOB)             \
-  X(RequestRecord, Request, REQUEST) \
-  X(CheckpointRecord, Checkpoint, CHECKPOINT)
+#define GT_RECORDS(X)                             \
+  X(ClusterRecord, Cluster, CLUSTER)              \
+  X(NodeRecord, Node, NODE)                       \
+  X(JobRecord, Job, JOB)                          \
+  X(RequestRecord, Request, REQUEST)              \
+  X(CheckpointRecord, Checkpoint, CHECKPOINT)     \
+  X(JobSubmission, JobSubmission, JOB_SUBMISSION) \
+  X(JobStatusRecord, JobStatus, JOB_STATUS)       \
+  X(JobGrantRecord, JobGrant, JOB_GRANT)          \
+  X(JobExitRecord, JobExit, JOB_EXIT)             \
+  X(JobFaultRecord, JobFault, JOB_FAULT)          \
+  X(JobUnreleasedRecord, JobUnreleased, JOB_UNRELEASED)
 
 #define GT_COUNT(...) +1
 static_assert(std::variant_size_v<core::Record> == 0 GT_RECORDS(GT_COUNT),
@@ -147,7 +199,7 @@ absl::StatusOr<core::Record> DecodeWords(kj::ArrayPtr<const capnp::word> words) 
     GT_RECORDS(GT_CASE)
 #undef GT_CASE
     default:
-      return absl::DataLossError("record of an unknown kind");
+      return absl::DataLossError("it is of a kind that this version does not know: a newer head wrote it");
   }
   if (!archive.ok()) return absl::DataLossError(archive.error);
   return record;

@@ -7,7 +7,9 @@
 #include <set>
 
 #include "base/rng.h"
+#include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "runtime/core/job_records.h"
 #include "runtime/wire/records.capnp.h"
 #include "runtime/wire/samples.h"
 
@@ -39,6 +41,42 @@ TEST(RecordCodec, AnOlderHeadReadsAStorageFaultAsAPreemption_N13) {
   EXPECT_EQ(faults[faults.size() - 1].getKind(), proto::FaultKind::PREEMPTED);
   EXPECT_TRUE(faults[faults.size() - 1].getStorage());
   EXPECT_FALSE(faults[0].getStorage());
+}
+
+// What a head of before jobs had several records makes of them: a kind that it does not know, which it sets
+// aside by name as this one does with those of the next version.
+TEST(RecordCodec, RecordsOfANewerHeadAreRefused_N13) {
+  constexpr size_t kKindAt = 2 * sizeof(capnp::word);  // behind the table of segments and the root's pointer
+  constexpr uint16_t kNewestOfBefore = proto::Record::CHECKPOINT;
+  const core::JobRecord job = SampleJobRecord();
+  for (const core::Record& record : std::vector<core::Record>{
+           core::JobSubmission(job), core::StatusRecordOf(job), core::JobGrantRecord{job.id, *job.grant, {}},
+           core::JobExitRecord{job.id, 0, job.exits[0]}, core::JobFaultRecord{job.id, job.faults[0]},
+           core::JobUnreleasedRecord{job.id, job.unreleased}}) {
+    std::string bytes = EncodeRecord(record);
+    uint16_t kind = 0;
+    std::memcpy(&kind, &bytes[kKindAt], sizeof(kind));
+    EXPECT_GT(kind, kNewestOfBefore) << KeyOf(record);
+    kind = 4'711;
+    std::memcpy(&bytes[kKindAt], &kind, sizeof(kind));
+    const absl::Status status = DecodeRecord(bytes).status();
+    EXPECT_TRUE(absl::IsDataLoss(status));
+    EXPECT_THAT(std::string(status.message()), testing::HasSubstr("a newer head wrote it"));
+  }
+}
+
+// What each exit of a rank writes besides itself.
+TEST(RecordCodec, AStatusIsAsLongForAThousandRanksAsForOne) {
+  core::JobRecord job = SampleJobRecord();
+  const size_t of_one = EncodeRecord(core::StatusRecordOf(job)).size();
+  EXPECT_LT(of_one, 1'000u);
+  job.spec_text = std::string(100'000, 's');
+  job.exits.resize(1'000, job.exits[0]);
+  job.unreleased.resize(1'000, NodeId("n1"));
+  job.kept.resize(1'000, NodeId("n1"));
+  job.grant->ranks.resize(1'000);
+  for (core::FaultRecord& fault : job.faults) fault.tail = std::string(16'000, 't');
+  EXPECT_EQ(EncodeRecord(core::StatusRecordOf(job)).size(), of_one);
 }
 
 TEST(RecordCodec, DamageIsDataLossOrHarmless) {

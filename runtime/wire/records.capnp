@@ -14,6 +14,12 @@ struct Record {
     job @3 :JobRecord;
     request @4 :RequestRecord;
     checkpoint @5 :CheckpointRecord;
+    jobSubmission @6 :JobSubmission;
+    jobStatus @7 :JobStatusRecord;
+    jobGrant @8 :JobGrantRecord;
+    jobExit @9 :JobExitRecord;
+    jobFault @10 :JobFaultRecord;
+    jobUnreleased @11 :JobUnreleasedRecord;
   }
 }
 
@@ -46,6 +52,7 @@ struct FaultRecord {
 
 struct AvoidedNode { node @0 :Text; why @1 :Text; }
 
+# A whole job, as older heads wrote it. Read and never written: new fields go into the structs below.
 struct JobRecord {
   id @0 :Text;
   number @1 :UInt64;
@@ -82,6 +89,55 @@ struct JobRecord {
   runTimeAt @32 :Int64;  # as FaultRecord.at
   sdk @33 :Bool;
 }
+
+struct JobSubmission {
+  id @0 :Text;
+  number @1 :UInt64;
+  name @2 :Text;
+  specText @3 :Text;
+  env @4 :List(Control.Pair);
+  runDir @5 :Data;
+  resume @6 :Data;
+  clientKey @7 :Text;
+  owner @8 :Text;
+  requestId @9 :Text;
+  endWithClient @10 :Bool;
+  takeover @11 :Bool;
+}
+
+struct JobStatus {
+  state @0 :JobState;
+  reason @1 :Text;
+  generation @2 :UInt64;
+  revoked @3 :UInt64;
+  timeline @4 :UInt64;
+  ending @5 :Ending;
+  endingReason @6 :Text;
+  restarts @7 :Int32;
+  runTime @8 :Int64;
+  runTimeAt @9 :Int64;  # as FaultRecord.at
+  sdk @10 :Bool;
+  hasExitCode @11 :Bool;
+  exitCode @12 :Int32;
+  eventSequence @13 :UInt64;
+  avoided @14 :List(AvoidedNode);
+  waitsForStorage @15 :Bool;
+}
+
+struct JobStatusRecord {
+  job @0 :Text;
+  status @1 :JobStatus;
+  # What other records the job has.
+  grant @2 :UInt64;  # its generation; 0: none
+  exits @3 :Int32;
+  faults @4 :List(UInt64);  # their generations
+  unreleased @5 :Int32;
+}
+
+struct JobGrantRecord { job @0 :Text; grant @1 :Control.GenerationGrant; kept @2 :List(Text); }
+struct JobExitRecord { job @0 :Text; index @1 :Int32; exit @2 :Control.RankExit; }
+struct JobFaultRecord { job @0 :Text; fault @1 :FaultRecord; }
+struct JobUnreleasedRecord { job @0 :Text; nodes @1 :List(Text); }
 
 struct NodeRecord {
   id @0 :Text;

@@ -2,6 +2,7 @@
 
 #include <limits>
 
+#include "runtime/core/job_records.h"
 #include "runtime/wire/codec.h"
 
 namespace gtrain::wire {
@@ -170,40 +171,40 @@ std::vector<core::Message> SampleMessages() {
 }
 
 core::JobRecord SampleJobRecord() {
-  core::JobRecord job{
-      .id = JobId("train-3"),
-      .number = 3,
-      .name = "train",
-      .spec_text = "name: train\n",
-      .env = {{"A", "b"}},
-      .run_dir = "/runs/3",
-      .resume = "latest",
-      .client_key = "0011223344556677",
-      .request_id = "abc",
-      .end_with_client = true,
-      .state = core::JobState::kReconfiguring,
-      .reason = "rank 1 was killed by signal 9",
-      .generation = {4},
-      .revoked = {3},
-      .timeline = {2},
-      .grant = core::GenerationGrant{.job = JobId("train-3"), .generation = {4}, .world_size = 2},
-      .ending = core::Ending::kReform,
-      .ending_reason = "rank 1",
-      .exits = {{.job = JobId("train-3"), .generation = {4}, .rank = 1, .signal = 9}},
-      .unreleased = {NodeId("n1")},
-      .kept = {NodeId("n1"), NodeId("n2")},
-      .restarts = 2,
-      .run_time = absl::Seconds(77),
-      .run_time_at = absl::FromUnixNanos(1'700'000'000'123'456'789),
-      .sdk = true,
-      .exit_code = -1,
-      .event_sequence = 99,
-      .avoided = {{NodeId("n2"), "a cannot reach it"}},
-      .takeover = true,
-      .waits_for_storage = true};
+  core::JobRecord job{{.id = JobId("train-3"),
+                       .number = 3,
+                       .name = "train",
+                       .spec_text = "name: train\n",
+                       .env = {{"A", "b"}},
+                       .run_dir = "/runs/3",
+                       .resume = "latest",
+                       .client_key = "0011223344556677",
+                       .owner = "ann",
+                       .request_id = "abc",
+                       .end_with_client = true,
+                       .takeover = true},
+                      {.state = core::JobState::kReconfiguring,
+                       .reason = "rank 1 was killed by signal 9",
+                       .generation = {4},
+                       .revoked = {3},
+                       .timeline = {2},
+                       .ending = core::Ending::kReform,
+                       .ending_reason = "rank 1",
+                       .restarts = 2,
+                       .run_time = absl::Seconds(77),
+                       .run_time_at = absl::FromUnixNanos(1'700'000'000'123'456'789),
+                       .sdk = true,
+                       .exit_code = -1,
+                       .event_sequence = 99,
+                       .avoided = {{NodeId("n2"), "a cannot reach it"}},
+                       .waits_for_storage = true}};
+  job.grant = core::GenerationGrant{.job = JobId("train-3"), .generation = {4}, .world_size = 2};
+  job.exits = {{.job = JobId("train-3"), .generation = {4}, .rank = 1, .signal = 9}};
+  job.unreleased = {NodeId("n1")};
+  job.kept = {NodeId("n1"), NodeId("n2")};
   for (core::FaultKind kind :
        {core::FaultKind::kCrash, core::FaultKind::kPreempted, core::FaultKind::kStorage}) {
-    job.faults.push_back({.generation = {3},
+    job.faults.push_back({.generation = {job.faults.size() + 1},
                           .kind = kind,
                           .rank = -1,
                           .node = NodeId("n1"),
@@ -224,6 +225,7 @@ core::JobRecord SampleJobRecord() {
 }
 
 std::vector<core::Record> SampleRecords() {
+  const core::JobRecord job = SampleJobRecord();
   return {core::ClusterRecord{ClusterId("c1"), {9}, 5, 6},
           core::NodeRecord{NodeId("n1"),
                            Incarnation("i1"),
@@ -236,10 +238,16 @@ std::vector<core::Record> SampleRecords() {
                            true,
                            SampleNotice(),
                            {.kind = core::NoticeKind::kLeave, .source = "drained by ann"}},
-          SampleJobRecord(),
-          core::JobRecord{.id = JobId("bare-1")},
+          job,
+          core::JobRecord{{.id = JobId("bare-1")}},
           core::RequestRecord{"0011223344556677", "abc", 7, {"abc", false, 3, "why", "{}"}},
-          core::CheckpointRecord{JobId("train-3"), {4}, {2}, 500, "m/500", 11}};
+          core::CheckpointRecord{JobId("train-3"), {4}, {2}, 500, "m/500", 11},
+          core::JobSubmission(job),
+          core::StatusRecordOf(job),
+          core::JobGrantRecord{job.id, *job.grant, job.kept},
+          core::JobExitRecord{job.id, 0, job.exits[0]},
+          core::JobFaultRecord{job.id, job.faults.back()},
+          core::JobUnreleasedRecord{job.id, job.unreleased}};
 }
 
 }  // namespace gtrain::wire

@@ -113,11 +113,12 @@ struct Printer {
 
 std::string Describe(const core::RecordWrite& write) {
   if (!write.record) return absl::StrCat("delete ", write.key);
-  const auto* job = std::get_if<core::JobRecord>(&*write.record);
-  if (job == nullptr) return write.key;
-  return absl::StrCat(write.key, " {", core::Name(job->state), " g", job->generation.value, " t",
-                      job->timeline.value,
-                      job->revoked.value > 0 ? absl::StrCat(" revoked ", job->revoked.value) : "", "}");
+  const auto* record = std::get_if<core::JobStatusRecord>(&*write.record);
+  if (record == nullptr) return write.key;
+  const core::JobStatus& job = record->status;
+  return absl::StrCat(write.key, " {", core::Name(job.state), " g", job.generation.value, " t",
+                      job.timeline.value,
+                      job.revoked.value > 0 ? absl::StrCat(" revoked ", job.revoked.value) : "", "}");
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 
 #include "absl/strings/match.h"
 #include "nlohmann/json.hpp"
+#include "runtime/core/job_records.h"
 #include "runtime/core/job_state.h"
 #include "runtime/core/restart_policy.h"
 #include "tests/sim/machine.h"
@@ -31,8 +32,8 @@ Checker::Checker(Kernel& kernel, Disk& disk) : kernel_(kernel), disk_(disk) {
 }
 
 const core::JobRecord* Checker::Record(const JobId& job) const {
-  const auto it = disk_.durable().find(absl::StrCat("job/", job.value));
-  return it == disk_.durable().end() ? nullptr : std::get_if<core::JobRecord>(&it->second);
+  const auto it = disk_.jobs().find(job);
+  return it == disk_.jobs().end() ? nullptr : &it->second;
 }
 
 // ---------------------------------------------------------------- the head
@@ -45,6 +46,7 @@ void Checker::HeadServes(const core::HeadCore& core, int64_t awake) {
                  absl::StrCat("a head serves with epoch ", core.epoch().value, " after epoch ", epoch_));
   }
   epoch_ = core.epoch().value;
+  written_ = disk_.durable();
   for (auto& [job, truth] : jobs_) truth.revoke_left.clear();
   for (auto& [generation, truth] : generations_) {
     if (truth.content != 0) continue;
@@ -122,9 +124,31 @@ void Checker::NeverStarted(const core::RankExit& exit) {
   }
 }
 
+// INV-3: what a step writes of a job is all that it changed of it.
+void Checker::CheckWritten(const core::HeadCore& head, const core::Persist& persist) {
+  for (const core::RecordWrite& write : persist.writes) {
+    if (write.record) {
+      written_.insert_or_assign(write.key, *write.record);
+    } else {
+      written_.erase(write.key);
+    }
+  }
+  for (const core::RecordWrite& write : persist.writes) {
+    const auto* status = write.record ? std::get_if<core::JobStatusRecord>(&*write.record) : nullptr;
+    if (status == nullptr) continue;
+    const absl::StatusOr<core::JobRecord> joined = core::JoinJob(core::GatherJob(written_, status->job));
+    if (!joined.ok() || *joined != *head.RecordOf(status->job)) {
+      kernel_.Fail("INV-3",
+                   absl::StrCat("the head's state of ", status->job.value, " is not what it writes: ",
+                                joined.ok() ? "they differ" : std::string(joined.status().message())));
+    }
+  }
+}
+
 // INV-8: what the head keeps in memory is bounded.
 void Checker::HeadDecided(const core::HeadCore& head, const core::StepResult& result, int64_t awake) {
   for (const core::Effect& effect : result.effects) {
+    if (const auto* persist = std::get_if<core::Persist>(&effect)) CheckWritten(head, *persist);
     const auto* send = std::get_if<core::SendToNode>(&effect);
     const auto* start = send == nullptr ? nullptr : std::get_if<core::StartGeneration>(&send->message);
     if (start == nullptr) continue;
@@ -274,13 +298,11 @@ void Checker::CheckCommitted(const core::JobRecord& record, int64_t highest_befo
 // INV-5: no node holds more than it has.
 void Checker::CheckRoom(const core::JobRecord& granted) {
   std::map<NodeId, int> used;
-  for (const auto& [key, record] : disk_.durable()) {
-    const auto* job = std::get_if<core::JobRecord>(&record);
-    if (job == nullptr || !job->grant || core::IsFinal(job->state) || job->generation <= job->revoked)
-      continue;
-    const spec::JobSpec* spec = spec_of(job->spec_text);
+  for (const auto& [id, job] : disk_.jobs()) {
+    if (!job.grant || core::IsFinal(job.state) || job.generation <= job.revoked) continue;
+    const spec::JobSpec* spec = spec_of(job.spec_text);
     if (spec == nullptr) continue;
-    for (const core::RankPlace& rank : job->grant->ranks) used[rank.node] += spec->resources.cpus.value_or(1);
+    for (const core::RankPlace& rank : job.grant->ranks) used[rank.node] += spec->resources.cpus.value_or(1);
   }
   for (const core::NodePlace& place : granted.grant->nodes) {
     if (used[place.node] > cpus_of(place.node)) {
@@ -390,7 +412,9 @@ void Checker::Durable(const std::vector<core::RecordWrite>& writes) {
   }
   for (const core::RecordWrite& write : writes) {
     if (!write.record) continue;
-    if (const auto* job = std::get_if<core::JobRecord>(&*write.record)) {
+    if (const auto* status = std::get_if<core::JobStatusRecord>(&*write.record)) {
+      const core::JobRecord* job = Record(status->job);
+      if (job == nullptr) continue;
       DurableJob(*job);
       const auto before = highest_before.find(job->id);
       CheckCommitted(*job, before == highest_before.end() ? jobs_[job->id].highest_step : before->second);

@@ -129,6 +129,7 @@ class Checker {
 
   void CheckNewest(const core::GenerationGrant& grant);
   void CheckPlacement(const core::HeadCore& head, const core::GenerationGrant& grant);
+  void CheckWritten(const core::HeadCore& head, const core::Persist& persist);
   void Durable(const std::vector<core::RecordWrite>& writes);
   void DurableJob(const core::JobRecord& record);
   void CheckCharges(const core::JobRecord& record);
@@ -146,6 +147,7 @@ class Checker {
   Disk& disk_;
   int64_t head_served_awake_ = 0;
   uint64_t epoch_ = 0;
+  std::map<std::string, core::Record> written_;  // what the disk holds and what waits for it
   std::map<JobId, JobTruth> jobs_;
   std::map<std::pair<JobId, uint64_t>, GenerationTruth> generations_;
   std::map<NodeId, NodeTruth> nodes_;

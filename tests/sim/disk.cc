@@ -1,10 +1,13 @@
 #include "tests/sim/disk.h"
 
 #include <memory>
+#include <set>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
 #include "base/check.h"
+#include "runtime/core/job_records.h"
 #include "runtime/wire/record_codec.h"
 
 namespace gtrain::sim {
@@ -32,7 +35,10 @@ void Disk::Commit(core::OutboxBatch batch, std::function<void(bool)> done) {
 }
 
 void Disk::Apply(const core::OutboxBatch& batch) {
+  std::set<JobId> changed;
   for (const core::RecordWrite& write : batch.writes) {
+    absl::string_view id = write.key;
+    if (absl::ConsumePrefix(&id, "job/")) changed.insert(JobId(std::string(id.substr(0, id.find('/')))));
     if (write.record) {
       absl::StatusOr<core::Record> read = wire::DecodeRecord(wire::EncodeRecord(*write.record));
       if (read.ok()) {
@@ -45,7 +51,18 @@ void Disk::Apply(const core::OutboxBatch& batch) {
       durable_.erase(write.key);
     }
   }
+  for (const JobId& job : changed) Join(job);
   if (on_durable) on_durable(batch.writes);
+}
+
+// INV-3: a batch leaves all records of a job or none.
+void Disk::Join(const JobId& job) {
+  jobs_.erase(job);
+  const core::StoredJob stored = core::GatherJob(durable_, job);
+  if (core::KeysOf(stored).empty()) return;
+  absl::StatusOr<core::JobRecord> joined = core::JoinJob(stored);
+  if (!joined.ok()) return kernel_.Fail("INV-3", absl::StrCat(job.value, ": ", joined.status().message()));
+  jobs_[job] = *std::move(joined);
 }
 
 void Disk::Lose(bool power_cut) {

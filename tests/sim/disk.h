@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "base/ids.h"
 #include "runtime/core/outbox.h"
 #include "tests/sim/kernel.h"
 
@@ -32,14 +33,18 @@ class Disk {
   void Lose(bool power_cut);
 
   const std::map<std::string, core::Record>& durable() const { return durable_; }
+  // The jobs that these make.
+  const std::map<JobId, core::JobRecord>& jobs() const { return jobs_; }
   // Called for each batch when it becomes durable.
   std::function<void(const std::vector<core::RecordWrite>&)> on_durable;
 
  private:
   void Apply(const core::OutboxBatch& batch);
+  void Join(const JobId& job);
 
   Kernel& kernel_;
   std::map<std::string, core::Record> durable_;
+  std::map<JobId, core::JobRecord> jobs_;
   std::optional<core::OutboxBatch> in_flight_;
   uint64_t life_ = 1;
   Fault next_fault_ = Fault::kNone;

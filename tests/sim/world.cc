@@ -80,9 +80,8 @@ World::World(uint64_t seed, const Profile& chosen)
     return false;
   };
   ranks.program_of = [this](const JobId& job) {
-    const auto record = disk.durable().find(absl::StrCat("job/", job.value));
-    if (record == disk.durable().end()) return Program{};
-    return programs_of_text_[std::get<core::JobRecord>(record->second).spec_text];
+    const auto record = disk.jobs().find(job);
+    return record == disk.jobs().end() ? Program{} : programs_of_text_[record->second.spec_text];
   };
   disk.set_sync_time(profile.sync_time);
   head = std::make_unique<HeadProcess>(kernel, network, disk, checker, config);
@@ -294,9 +293,7 @@ bool World::TrulyRunning(const core::HeadSnapshot::Job& job) {
 
 // Whether what the living nodes have free is less than the job needs.
 bool World::TrulyWaiting(const core::HeadSnapshot::Job& waiting) {
-  const auto* record =
-      std::get_if<core::JobRecord>(&disk.durable().at(absl::StrCat("job/", waiting.id.value)));
-  const spec::JobSpec* spec = SpecOf(record->spec_text);
+  const spec::JobSpec* spec = SpecOf(disk.jobs().at(waiting.id).spec_text);
   const int need = spec->resources.cpus.value_or(1);
   std::map<NodeId, int> free;
   for (const auto& machine : machines) {
@@ -307,16 +304,14 @@ bool World::TrulyWaiting(const core::HeadSnapshot::Job& waiting) {
     if (its.unclean || its.drain.kind == core::NoticeKind::kLeave) continue;
     free[machine->config().node] = machine->config().cpus;
   }
-  for (const auto& [key, stored] : disk.durable()) {
-    const auto* job = std::get_if<core::JobRecord>(&stored);
-    if (job == nullptr || core::IsFinal(job->state) || !job->grant) continue;
-    for (const NodeId& node : job->unreleased) {
-      if (job->id == waiting.id) free[node] = 0;
+  for (const auto& [id, job] : disk.jobs()) {
+    if (core::IsFinal(job.state) || !job.grant) continue;
+    for (const NodeId& node : job.unreleased) {
+      if (id == waiting.id) free[node] = 0;
     }
-    if (job->generation <= job->revoked && job->unreleased.empty()) continue;
-    const spec::JobSpec* other = SpecOf(job->spec_text);
-    for (const core::RankPlace& rank : job->grant->ranks)
-      free[rank.node] -= other->resources.cpus.value_or(1);
+    if (job.generation <= job.revoked && job.unreleased.empty()) continue;
+    const spec::JobSpec* other = SpecOf(job.spec_text);
+    for (const core::RankPlace& rank : job.grant->ranks) free[rank.node] -= other->resources.cpus.value_or(1);
   }
   int room = 0;
   for (const auto& [node, cpus] : free) room += std::max(0, cpus) / need;
@@ -327,9 +322,9 @@ bool World::TrulyWaiting(const core::HeadSnapshot::Job& waiting) {
 std::string World::Leftovers() {
   for (const auto& [pid, rank] : ranks.living()) {
     if (rank->stuck) continue;
-    const auto it = disk.durable().find(absl::StrCat("job/", rank->job.value));
-    const auto* record = it == disk.durable().end() ? nullptr : std::get_if<core::JobRecord>(&it->second);
-    if (record == nullptr || core::IsFinal(record->state) || record->revoked.value >= rank->generation) {
+    const auto it = disk.jobs().find(rank->job);
+    if (it == disk.jobs().end() || core::IsFinal(it->second.state) ||
+        it->second.revoked.value >= rank->generation) {
       return absl::StrCat("a process of ", rank->job.value, " g", rank->generation, " rank ", rank->rank,
                           " is left on m", rank->machine);
     }
@@ -342,17 +337,16 @@ std::string World::LeftoverCopies() {
   for (const auto& machine : machines) {
     if (machine->config().clone || !machine->agent_alive()) continue;
     for (const JobId& job : machine->copies()) {
-      const auto it = disk.durable().find(absl::StrCat("job/", job.value));
-      if (it == disk.durable().end() || core::IsFinal(std::get<core::JobRecord>(it->second).state))
+      const auto it = disk.jobs().find(job);
+      if (it == disk.jobs().end() || core::IsFinal(it->second.state))
         return absl::StrCat("copies of ", job.value, " are left on m", machine->index());
     }
-    for (const auto& [key, stored] : disk.durable()) {
-      const auto* job = std::get_if<core::JobRecord>(&stored);
-      if (job == nullptr || core::IsFinal(job->state) || !job->grant) continue;
-      for (const core::NodePlace& holder : job->grant->holders) {
+    for (const auto& [id, job] : disk.jobs()) {
+      if (core::IsFinal(job.state) || !job.grant) continue;
+      for (const core::NodePlace& holder : job.grant->holders) {
         kernel.counts["holders outside at rest"] += 1;
-        if (holder.node == machine->config().node && !machine->copies().contains(job->id))
-          return absl::StrCat("m", machine->index(), " keeps no copies of ", job->id.value);
+        if (holder.node == machine->config().node && !machine->copies().contains(id))
+          return absl::StrCat("m", machine->index(), " keeps no copies of ", id.value);
       }
     }
   }
