@@ -1,10 +1,10 @@
 // JobShares: entries of many jobs in a room that all of them share. PURE.
 #pragma once
 #include <cstddef>
+#include <iterator>
 #include <list>
 #include <map>
 #include <set>
-#include <string>
 #include <utility>
 
 #include "base/ids.h"
