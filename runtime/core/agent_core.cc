@@ -239,6 +239,7 @@ void AgentCore::Impl::Hear(const AgentWelcome& welcome) {
   if (config_.cluster.empty()) config_.cluster = welcome.cluster;
   heartbeat_interval_ = std::clamp(welcome.heartbeat_interval, absl::Milliseconds(50), absl::Seconds(30));
   fence_after_ = welcome.fence_after;
+  joins_pieces_ = welcome.joins_pieces;
   lease_known_ = true;
   if (hello_at_) ExtendLease(*std::exchange(hello_at_, std::nullopt));
   next_heartbeat_ = now_ + heartbeat_interval_;
@@ -254,7 +255,10 @@ void AgentCore::Impl::Hear(const AgentWelcome& welcome) {
   notice_acked_ = false;
   RepeatUnacknowledged();
   for (auto& [job, record] : jobs_) {
-    for (auto& [number, generation] : record.generations) generation.gone_told = false;
+    for (auto& [number, generation] : record.generations) {
+      generation.gone_told = false;
+      for (auto& [rank, info] : generation.ranks) info.out.next_piece = info.err.next_piece = 0;
+    }
     TellGone(job, record);
     for (auto& [number, generation] : record.generations) {
       // Committed while no head listened, it pays for faults as any other (restart_policy.h).
@@ -359,7 +363,12 @@ void AgentCore::Impl::MirrorTails() {
           AgentTail& tail = is_stderr ? info.err : info.out;
           if (!tail.changed || tail.text.empty()) continue;
           tail.changed = false;
-          Tell(LogTail{job, number, rank, is_stderr, tail.end_offset, tail.text});
+          // A rank of much output has written all of its tail anew by then.
+          if (!joins_pieces_ || tail.unsent >= tail.text.size()) tail.next_piece = 0;
+          Tell(LogTail{job, number, rank, is_stderr, tail.end_offset,
+                       tail.next_piece == 0 ? tail.text : tail.text.substr(tail.text.size() - tail.unsent),
+                       tail.next_piece++});
+          tail.unsent = 0;
         }
       }
     }

@@ -15,6 +15,8 @@ struct AgentTail {
   std::string text;  // at most 64 KiB
   uint64_t end_offset = 0;
   bool changed = false;
+  size_t unsent = 0;        // bytes at its end that were not told since the welcome
+  uint64_t next_piece = 0;  // LogTail::piece of what is told next
   LineCutter lines{16 << 10};
 };
 
@@ -176,6 +178,7 @@ class AgentCore::Impl {
   std::string epoch_proof_;
   absl::Duration heartbeat_interval_ = absl::Seconds(1);
   absl::Duration fence_after_ = absl::Seconds(120);
+  bool joins_pieces_ = false;        // the head does
   std::optional<Instant> heard_at_;  // the head, last
   // The head has answered what was sent then: ranks without the SDK may run for fence_after_ from there.
   Instant lease_from_;

@@ -532,6 +532,7 @@ void AgentCore::Impl::Hear(const JobId& job, const keeper::Output& output) {
   tail.text += output.bytes;
   if (tail.text.size() > kTailMax) tail.text.erase(0, tail.text.size() - kTailMax);
   tail.end_offset = output.end_offset;
+  tail.unsent += output.bytes.size();
   tail.changed = true;
   TakeRefusal(job, *generation, output.rank, output);
   if (output.refused == 0 && output.dropped > rank->dropped_told) {

@@ -55,13 +55,14 @@ void HeadState::Audit(const PeerMessage& event, absl::string_view action, std::s
 
 void HeadState::Answer(const std::string& route, const std::string& id, const absl::Status& status,
                        std::string json) {
-  ClientReply reply;
-  reply.id = id;
-  reply.ok = status.ok();
-  reply.code = static_cast<int>(status.code());
-  reply.error = std::string(status.message());
-  reply.json = std::move(json);
-  out_.push_back(ReplyToClient{route, std::move(reply)});
+  out_.push_back(ReplyToClient{route, status.ok() ? ReplyOf(id, std::move(json)) : ReplyOf(id, status)});
+}
+
+// A document is built by whoever delivers it.
+void HeadState::Answer(const PeerMessage& event, const std::string& id,
+                       std::shared_ptr<const Document> document) {
+  out_.push_back(
+      ReplyToClient{event.route, ClientReply{.id = id}, false, std::move(document), event.peer.key_id});
 }
 
 void HeadState::Remember(const Peer& peer, const ClientReply& reply) {
@@ -144,9 +145,9 @@ void HeadState::OnRequest(const PeerMessage& event, const ClientRequest& request
   } else if (drained != nullptr) {
     changed = Drain(event.peer, *drained, now);
   } else if (std::holds_alternative<ClientStatus>(request.body)) {
-    return Answer(route, request.id, absl::OkStatus(), StatusJson(*job_id));
+    return Answer(event, request.id, StatusOf(*job_id));
   } else if (std::holds_alternative<ClientNodes>(request.body)) {
-    return Answer(route, request.id, absl::OkStatus(), NodesJson());
+    return Answer(event, request.id, NodesNow());
   } else if (const auto* revoke = std::get_if<ClientRevokeNode>(&request.body)) {
     return RevokeNode(event, request, *revoke, now);
   } else if (job_id == nullptr) {  // keys and tokens
@@ -155,7 +156,7 @@ void HeadState::OnRequest(const PeerMessage& event, const ClientRequest& request
   } else if (job == nullptr) {
     return Answer(route, request.id, absl::InvalidArgumentError("the request names no job"), "");
   } else if (std::holds_alternative<ClientWhy>(request.body)) {
-    return Answer(route, request.id, absl::OkStatus(), WhyJson(*job));
+    return Answer(event, request.id, WhyOf(*job));
   } else {
     absl::Status asked;
     if (const auto* logs = std::get_if<ClientLogs>(&request.body))
@@ -250,6 +251,8 @@ void HeadState::DropOldJobs() {
     }
     DeleteJob(job);
     if (job.checkpoint) Delete(KeyOf(*job.checkpoint));
+    tails_.Forget(it->second);
+    out_.push_back(DropSpilled{it->second});
     dirty_jobs_.erase(it->second);
     news_.insert(it->second);
     live_jobs_.erase(it->first);
@@ -446,23 +449,13 @@ void HeadState::NoteStacks(const OpenQuery& open, const std::string& text) {
 // The node cannot answer: its last words were mirrored here.
 void HeadState::AnswerFromMirror(const OpenQuery& open, const std::string& why) {
   GT_PROBE("head.answers_from_mirror");
-  const AgentQuery& query = open.query;
-  const LogTail* tail = query.kind == AgentQuery::Kind::kReadLog
-                            ? tails_.Find(query.job, query.generation, query.rank, query.is_stderr)
-                            : nullptr;
-  if (tail == nullptr) return Answer(open.route, open.request_id, absl::UnavailableError(why), "");
-  const uint64_t start = tail->end_offset - std::min<uint64_t>(tail->end_offset, tail->text.size());
-  std::string text = tail->text;
-  if (query.offset > start) text.erase(0, std::min<size_t>(text.size(), query.offset - start));
-  const json document = {{"generation", query.generation.value},
-                         {"rank", query.rank},
-                         {"node", Hostname(open.node)},
-                         {"text", text},
-                         {"next_offset", tail->end_offset},
-                         {"end", true},
-                         {"mirrored", true},
-                         {"note", absl::StrCat(why, "; these are the last lines it sent")}};
-  Answer(open.route, open.request_id, absl::OkStatus(), Dump(document));
+  if (open.query.kind != AgentQuery::Kind::kReadLog)
+    return Answer(open.route, open.request_id, absl::UnavailableError(why), "");
+  ReplyFromSpill reply{open.route, open.client_key, open.request_id, open.query, Hostname(open.node), why,
+                       {}};
+  if (const HeldTail* held = tails_.Find(TailOf(open.query))) reply.held = *held;
+  if (!reply.held || reply.held->spilled > 0) return out_.push_back(std::move(reply));
+  out_.push_back(ReplyToClient{open.route, Built(reply, std::nullopt)});
 }
 
 void HeadState::ExpireQueries(Instant now) {
@@ -519,19 +512,29 @@ void HeadState::AnswerPolls(Instant now) {
 bool HeadState::AnswerPoll(const OpenPoll& poll, Instant now) {
   Job* job = FindJob(poll.job);
   const bool due = job == nullptr || poll.deadline <= now || IsFinal(job->record.state) ||
-                   (!job->events.empty() && job->events.back().sequence > poll.after);
+                   (!job->events.empty() && job->events.back()->sequence > poll.after);
   if (!due) return false;
   if (job == nullptr) {
     Answer(poll.route, poll.request_id, absl::NotFoundError("the job is forgotten"), "");
   } else {
     if (job->record.client_key == poll.client_key) job->client_seen = now;
-    Answer(poll.route, poll.request_id, absl::OkStatus(), EventsJson(*job, poll.after));
+    AnswerEvents(poll, *job);
   }
   --open_polls_;
   const auto own = polls_of_key_.find(poll.client_key);
   if (--own->second == 0) polls_of_key_.erase(own);
   active_at_ = now;
   return true;
+}
+
+// A few events are built here: many may wait for the same one, and none of them is to be told that too many
+// read. A stall of many ranks brings megabytes of stacks.
+void HeadState::AnswerEvents(const OpenPoll& poll, const Job& job) {
+  constexpr size_t kBytesBuiltHere = 64 << 10;
+  const auto [document, bytes] = EventsAfter(job, poll.after);
+  ReplyToClient reply{poll.route, ClientReply{.id = poll.request_id}, false, document, poll.client_key};
+  if (bytes <= kBytesBuiltHere) reply = {poll.route, Built(reply)};
+  out_.push_back(std::move(reply));
 }
 
 // A client that waits for events of its job is there.

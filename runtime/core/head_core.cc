@@ -310,7 +310,8 @@ void HeadState::OnMessage(const PeerMessage& event, Instant now) {
   if (const auto* m = std::get_if<AgentNote>(&event.message)) return OnNote(id, *m);
   if (const auto* m = std::get_if<AgentAnswer>(&event.message)) return OnAnswer(id, *m);
   if (const auto* m = std::get_if<LogTail>(&event.message)) {
-    if (CurrentJob(id, m->job, m->generation) != nullptr) tails_.Put(*m);
+    if (CurrentJob(id, m->job, m->generation) == nullptr) return;
+    for (SpillTail& leaves : tails_.Put(*m)) out_.push_back(std::move(leaves));
   }
 }
 
@@ -444,7 +445,7 @@ Job& HeadState::AddJob(JobRecord record, spec::JobSpec spec, Instant now) {
 void HeadState::Emit(Job& job, const std::string& kind, std::string text) {
   EmitEvent event{job.record.id, job.record.run_dir, ++job.record.event_sequence, job.record.generation,
                   kind,          std::move(text)};
-  job.events.push_back(event);
+  job.events.push_back(std::make_shared<const EmitEvent>(event));
   news_.insert(job.record.id);
   if (static_cast<int>(job.events.size()) > config_.events_kept_max) job.events.pop_front();
   out_.push_back(std::move(event));

@@ -131,7 +131,7 @@ TEST_F(HeadCoreTest, SpentBudgetFailsWithAReport) {
   const auto report = std::find_if(sent_.begin(), sent_.end(),
                                    [](const Effect& e) { return std::holds_alternative<WriteFailure>(e); });
   ASSERT_NE(report, sent_.end());
-  const json failure = json::parse(std::get<WriteFailure>(*report).json);
+  const json failure = json::parse(std::get<WriteFailure>(*report).document->Json());
   EXPECT_EQ(failure.at("first_fault").at("rank"), 0);
   EXPECT_EQ(failure.at("ranks").at(0).at("last_lines"), "boom\n");
 }

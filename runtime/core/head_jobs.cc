@@ -645,7 +645,7 @@ void HeadState::Finish(Job& job, JobState state, std::string reason) {
   record.waits_for_storage = false;
   Move(job, state, std::move(reason));
   for (const NodeId& node : record.kept) Send(node, SendKind::kReply, ForgetJob{epoch(), record.id});
-  if (state == JobState::kFailed) out_.push_back(WriteFailure{record.id, record.run_dir, FailureJson(job)});
+  if (state == JobState::kFailed) out_.push_back(WriteFailure{record.id, record.run_dir, FailureOf(job)});
   job.exchange.reset();
   job.blocked_by.clear();
   job.run_mark.reset();

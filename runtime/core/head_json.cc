@@ -1,6 +1,12 @@
-// Documents for people and scripts; docs/protocols/control-plane.md gives their shapes.
+// Documents for people and scripts; docs/protocols/control-plane.md gives their shapes. Each is made in two
+// parts: what it will say is copied while the loop waits (`...Now`, plain values, without what it leaves
+// out), and its text is built later by the Document, on another thread.
 #include <algorithm>
+#include <array>
+#include <map>
+#include <utility>
 
+#include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
 #include "nlohmann/json.hpp"
 #include "runtime/core/head_state.h"
@@ -50,7 +56,17 @@ const char* NameOf(NodeState state) {
   return "unknown";
 }
 
-json FaultDocument(const FaultRecord& fault, bool with_tail) {
+// Of a fault, what is told of it.
+FaultRecord Told(const FaultRecord& fault, bool with_tail) {
+  FaultRecord told{fault.generation, fault.kind,      fault.rank,   fault.node,   fault.hostname,
+                   fault.cause,      fault.exit_code, fault.signal, fault.message};
+  if (with_tail) told.tail = fault.tail;
+  told.step = fault.step;
+  told.tries = fault.tries;
+  return told;
+}
+
+json FaultDocument(const FaultRecord& fault) {
   return {{"generation", fault.generation.value},
           {"kind", Name(fault.kind)},
           {"tries", fault.tries},
@@ -62,12 +78,12 @@ json FaultDocument(const FaultRecord& fault, bool with_tail) {
           {"signal", fault.signal},
           {"step", OrNull(fault.step)},
           {"message", fault.message},
-          {"tail", with_tail ? fault.tail : ""}};
+          {"tail", fault.tail}};
 }
 
-json BlockerDocuments(const Job& job) {
+json BlockerDocuments(const std::vector<Blocker>& blocked_by) {
   json documents = json::array();
-  for (const Blocker& blocker : job.blocked_by) {
+  for (const Blocker& blocker : blocked_by) {
     documents.push_back({{"node", blocker.node},
                          {"constraint", blocker.constraint},
                          {"room", blocker.room},
@@ -82,123 +98,203 @@ std::string HostOf(const std::map<NodeId, Node>& nodes, const NodeId& id) {
   return node == nodes.end() ? id.value : node->second.record.hostname;
 }
 
-json AvoidedDocuments(const Job& job, const std::map<NodeId, Node>& nodes) {
-  json documents = json::array();
-  for (const AvoidedNode& avoided : job.record.avoided) {
-    documents.push_back(
-        {{"node", avoided.node.value}, {"hostname", HostOf(nodes, avoided.node)}, {"why", avoided.why}});
-  }
-  return documents;
-}
+// ---------------------------------------------------------------- one job
 
-json HolderDocuments(const Job& job) {
-  json documents = json::array();
-  if (!job.record.grant || IsFinal(job.record.state)) return documents;
-  for (const NodePlace& place : job.record.grant->holders)
-    documents.push_back({{"node", place.node.value}, {"hostname", place.hostname}});
-  return documents;
-}
+struct NamedNode {
+  NodeId id;
+  std::string hostname;
+};
 
-json SlowDocuments(const Job& job, const std::map<NodeId, Node>& nodes) {
-  json documents = json::array();
-  for (const auto& [id, pace] : job.paces) {
-    if (!pace.slow || !job.Live()) continue;
-    documents.push_back({{"node", id.value}, {"hostname", HostOf(nodes, id)}, {"score", pace.score}});
-  }
-  return documents;
-}
+struct RankNow {
+  int rank = 0, local_rank = 0;
+  size_t node = 0;              // in JobNow::nodes
+  const char* state = nullptr;  // it, pid, step and busy: of a generation that this head has seen
+  int64_t pid = 0;
+  std::optional<int64_t> step;
+  std::optional<double> busy;
+  struct End {
+    ExitCause cause;
+    int exit_code, signal;
+  };
+  std::optional<End> end;
+};
 
-json RankDocuments(const Job& job, const std::map<NodeId, Node>& nodes) {
-  json ranks = json::array();
-  if (!job.record.grant) return ranks;
-  for (const RankPlace& place : job.record.grant->ranks) {
-    json rank = {{"rank", place.rank},
-                 {"local_rank", place.local_rank},
-                 {"node", place.node.value},
-                 {"hostname", HostOf(nodes, place.node)}};
-    if (static_cast<size_t>(place.rank) < job.ranks.size()) {
-      const RankStatus& status = job.ranks[place.rank].status;
-      rank["state"] = StateOf(job, place.rank);
-      rank["pid"] = status.pid;
-      rank["step"] = OrNull(status.step);
-      rank["busy"] = OrNull(job.ranks[place.rank].busy);
+constexpr std::array kNotes = {kCompressionNote, kRestoreNote, kOwnerNote,
+                               kStorageNote,     kSavesNote,   kLogsNote};
+
+// What the ranks of this generation say of themselves, or those of an earlier one said.
+using Notes = std::array<std::string, kNotes.size()>;
+
+Notes NotesOf(const Job& job) {
+  Notes notes;
+  for (size_t i = 0; i < kNotes.size(); ++i) {
+    const auto said = job.rank_notes.find(kNotes[i]), before = job.notes_before.find(kNotes[i]);
+    if (said != job.rank_notes.end()) {
+      notes[i] = said->second;
+    } else if (before != job.notes_before.end()) {
+      notes[i] = before->second;
     }
-    if (const RankExit* exit = job.ExitOf(place.rank)) {
+  }
+  return notes;
+}
+
+struct JobNow {
+  JobId id;
+  std::string name, reason, run_dir, policy;
+  JobState state = JobState::kQueued;
+  Generation generation;
+  Timeline timeline;
+  int world_size = 0, restarts = 0;
+  std::optional<int> exit_code;
+  uint64_t event_sequence = 0;
+  std::optional<int64_t> step;
+  std::optional<double> loss, samples_per_second, steps_per_second;
+  Notes notes;
+  std::optional<CheckpointRecord> checkpoint;
+  std::optional<FaultRecord> first_fault, last_fault;
+  std::vector<Blocker> blocked_by;
+  std::vector<std::pair<NamedNode, std::string>> avoided;  // and why
+  std::vector<std::pair<NamedNode, double>> slow;          // and the score
+  std::vector<NamedNode> holders;
+  std::vector<NamedNode> nodes;  // of `ranks`; neighbours share one
+  std::vector<RankNow> ranks;
+};
+
+void AddRanks(const Job& job, const std::map<NodeId, Node>& nodes, JobNow& now) {
+  if (!job.record.grant) return;
+  std::vector<const RankExit*> exits(job.record.grant->ranks.size());
+  for (const RankExit& exit : job.record.exits) {
+    const size_t rank = static_cast<size_t>(exit.rank);
+    if (rank < exits.size() && exits[rank] == nullptr) exits[rank] = &exit;
+  }
+  for (const RankPlace& place : job.record.grant->ranks) {
+    if (now.nodes.empty() || now.nodes.back().id != place.node)
+      now.nodes.push_back({place.node, HostOf(nodes, place.node)});
+    RankNow& rank = now.ranks.emplace_back();
+    rank.rank = place.rank;
+    rank.local_rank = place.local_rank;
+    rank.node = now.nodes.size() - 1;
+    const size_t number = static_cast<size_t>(place.rank);
+    if (number < job.ranks.size()) {
+      const RankStatus& status = job.ranks[number].status;
+      rank.state = StateOf(job, number);
+      rank.pid = status.pid;
+      rank.step = status.step;
+      rank.busy = job.ranks[number].busy;
+    }
+    if (number < exits.size() && exits[number] != nullptr)
+      rank.end = {exits[number]->cause, exits[number]->exit_code, exits[number]->signal};
+  }
+}
+
+// Loss of the lowest rank that reports one; samples per second of all ranks together.
+void AddProgress(const Job& job, JobNow& now) {
+  now.step = job.low_step ? job.low_step : job.top_step;
+  if (job.steps_per_second > 0) now.steps_per_second = job.steps_per_second;
+  for (const RankLive& rank : job.ranks) {
+    if (rank.status.loss && !now.loss) now.loss = rank.status.loss;
+    if (rank.status.samples_per_second)
+      now.samples_per_second = now.samples_per_second.value_or(0) + *rank.status.samples_per_second;
+  }
+}
+
+// `whole`: of one job; the list of all jobs leaves out tails and the ranks of finished jobs.
+JobNow NowOf(const Job& job, const std::map<NodeId, Node>& nodes, bool whole) {
+  const JobRecord& record = job.record;
+  JobNow now;
+  now.id = record.id;
+  now.name = record.name;
+  now.reason = record.reason;
+  now.run_dir = record.run_dir;
+  now.policy = job.checkpoint_policy;
+  now.state = record.state;
+  now.generation = record.generation;
+  now.timeline = record.timeline;
+  now.world_size = record.grant ? record.grant->world_size : 0;
+  now.restarts = record.restarts;
+  now.exit_code = record.exit_code;
+  now.event_sequence = record.event_sequence;
+  now.notes = NotesOf(job);
+  now.checkpoint = job.checkpoint;
+  if (!record.faults.empty()) {
+    now.first_fault = Told(record.faults.front(), whole);
+    now.last_fault = Told(record.faults.back(), whole);
+  }
+  now.blocked_by = job.blocked_by;
+  for (const AvoidedNode& avoided : record.avoided)
+    now.avoided.push_back({{avoided.node, HostOf(nodes, avoided.node)}, avoided.why});
+  for (const auto& [id, pace] : job.paces) {
+    if (pace.slow && job.Live()) now.slow.push_back({{id, HostOf(nodes, id)}, pace.score});
+  }
+  if (record.grant && !IsFinal(record.state)) {
+    for (const NodePlace& place : record.grant->holders) now.holders.push_back({place.node, place.hostname});
+  }
+  if (whole || !IsFinal(record.state)) AddRanks(job, nodes, now);
+  AddProgress(job, now);
+  return now;
+}
+
+json RankDocuments(const JobNow& job) {
+  json ranks = json::array();
+  for (const RankNow& now : job.ranks) {
+    json rank = {{"rank", now.rank},
+                 {"local_rank", now.local_rank},
+                 {"node", job.nodes[now.node].id.value},
+                 {"hostname", job.nodes[now.node].hostname}};
+    if (now.state != nullptr) {
+      rank["state"] = now.state;
+      rank["pid"] = now.pid;
+      rank["step"] = OrNull(now.step);
+      rank["busy"] = OrNull(now.busy);
+    }
+    if (now.end) {
       rank["state"] = "exited";
-      rank["cause"] = Name(exit->cause);
-      rank["exit_code"] = exit->exit_code;
-      rank["signal"] = exit->signal;
+      rank["cause"] = Name(now.end->cause);
+      rank["exit_code"] = now.end->exit_code;
+      rank["signal"] = now.end->signal;
     }
     ranks.push_back(std::move(rank));
   }
   return ranks;
 }
 
-// What is said of the machine: by its cloud, by a person.
-json NoticeDocuments(const Node& node, Instant now) {
-  json documents = json::array();
-  const auto add = [&](const NodeNotice& notice, const std::optional<Instant>& at) {
-    if (notice.kind == NoticeKind::kNone || !at) return;
-    documents.push_back({{"kind", Name(notice.kind)},
-                         {"source", notice.source},
-                         {"left_seconds", std::max(0.0, absl::ToDoubleSeconds(*at - now))}});
-  };
-  add(node.record.notice, node.notice_at);
-  add(node.record.drain, node.drain_at);
-  return documents;
+void AddNotes(const Notes& notes, json& document) {
+  for (size_t i = 0; i < kNotes.size(); ++i) document[kNotes[i]] = notes[i];
 }
 
-// Loss of the lowest rank that reports one; samples per second of all ranks together.
-void AddProgress(const Job& job, json& document) {
-  document["step"] = OrNull(job.low_step ? job.low_step : job.top_step);
-  document["loss"] = nullptr;
-  document["samples_per_second"] = nullptr;
-  document["steps_per_second"] = job.steps_per_second > 0 ? json(job.steps_per_second) : json(nullptr);
-  double samples = 0;
-  for (const RankLive& rank : job.ranks) {
-    if (rank.status.loss && document["loss"].is_null()) document["loss"] = *rank.status.loss;
-    if (rank.status.samples_per_second) {
-      samples += *rank.status.samples_per_second;
-      document["samples_per_second"] = samples;
-    }
-  }
-}
-
-// What the ranks of this generation say of themselves, or those of an earlier one said.
-void AddNotes(const Job& job, json& document) {
-  for (const char* kind : {kCompressionNote, kRestoreNote, kOwnerNote, kStorageNote, kSavesNote, kLogsNote}) {
-    const auto said = job.rank_notes.find(kind), before = job.notes_before.find(kind);
-    document[kind] = said != job.rank_notes.end()       ? said->second
-                     : before != job.notes_before.end() ? before->second
-                                                        : "";
-  }
-}
-
-// `whole`: of one job; the list of all jobs leaves out tails and the ranks of finished jobs.
-json JobDocument(const Job& job, const std::map<NodeId, Node>& nodes, bool whole) {
-  const JobRecord& record = job.record;
-  json document = {{"id", record.id.value},
-                   {"name", record.name},
-                   {"state", Name(record.state)},
-                   {"reason", record.reason},
-                   {"generation", record.generation.value},
-                   {"timeline", record.timeline.value},
-                   {"world_size", record.grant ? record.grant->world_size : 0},
-                   {"ranks", whole || !IsFinal(record.state) ? RankDocuments(job, nodes) : json::array()},
-                   {"restarts", record.restarts},
+json JobDocument(const JobNow& job) {
+  json avoided = json::array(), slow = json::array(), holders = json::array();
+  for (const auto& [node, why] : job.avoided)
+    avoided.push_back({{"node", node.id.value}, {"hostname", node.hostname}, {"why", why}});
+  for (const auto& [node, score] : job.slow)
+    slow.push_back({{"node", node.id.value}, {"hostname", node.hostname}, {"score", score}});
+  for (const NamedNode& node : job.holders)
+    holders.push_back({{"node", node.id.value}, {"hostname", node.hostname}});
+  json document = {{"id", job.id.value},
+                   {"name", job.name},
+                   {"state", Name(job.state)},
+                   {"reason", job.reason},
+                   {"generation", job.generation.value},
+                   {"timeline", job.timeline.value},
+                   {"world_size", job.world_size},
+                   {"ranks", RankDocuments(job)},
+                   {"restarts", job.restarts},
                    {"last_checkpoint", nullptr},
-                   {"checkpoint_policy", job.checkpoint_policy},
+                   {"checkpoint_policy", job.policy},
                    {"first_fault", nullptr},
                    {"last_fault", nullptr},
-                   {"blocked_by", BlockerDocuments(job)},
-                   {"avoided", AvoidedDocuments(job, nodes)},
-                   {"slow", SlowDocuments(job, nodes)},
-                   {"holders", HolderDocuments(job)},
-                   {"run_dir", record.run_dir},
-                   {"exit_code", OrNull(record.exit_code)},
-                   {"event", record.event_sequence}};
-  AddProgress(job, document);
-  AddNotes(job, document);
+                   {"blocked_by", BlockerDocuments(job.blocked_by)},
+                   {"avoided", std::move(avoided)},
+                   {"slow", std::move(slow)},
+                   {"holders", std::move(holders)},
+                   {"run_dir", job.run_dir},
+                   {"exit_code", OrNull(job.exit_code)},
+                   {"event", job.event_sequence},
+                   {"step", OrNull(job.step)},
+                   {"loss", OrNull(job.loss)},
+                   {"samples_per_second", OrNull(job.samples_per_second)},
+                   {"steps_per_second", OrNull(job.steps_per_second)}};
+  AddNotes(job.notes, document);
   if (job.checkpoint) {
     document["last_checkpoint"] = {{"step", job.checkpoint->step},
                                    {"timeline", job.checkpoint->timeline.value},
@@ -206,129 +302,327 @@ json JobDocument(const Job& job, const std::map<NodeId, Node>& nodes, bool whole
                                    {"manifest", job.checkpoint->manifest},
                                    {"count", job.checkpoint->count}};
   }
-  if (!record.faults.empty()) {
-    document["first_fault"] = FaultDocument(record.faults.front(), whole);
-    document["last_fault"] = FaultDocument(record.faults.back(), whole);
+  if (job.first_fault) {
+    document["first_fault"] = FaultDocument(*job.first_fault);
+    document["last_fault"] = FaultDocument(*job.last_fault);
   }
   return document;
 }
 
+struct StatusDocument : Document {
+  ClusterId cluster;
+  HeadEpoch epoch;
+  bool local = false;
+  size_t nodes = 0, omitted = 0;
+  std::vector<JobNow> jobs;
+
+  std::string Json() const override {
+    json documents = json::array();
+    for (const JobNow& job : jobs) documents.push_back(JobDocument(job));
+    return Dump({{"cluster", cluster.value},
+                 {"epoch", epoch.value},
+                 {"local", local},
+                 {"nodes", nodes},
+                 {"jobs", std::move(documents)},
+                 {"omitted", omitted}});
+  }
+};
+
+struct FailureDocument : Document {
+  JobNow job;
+  std::vector<FaultRecord> faults;
+  std::vector<std::string> last_lines;  // parallel to job.ranks
+
+  std::string Json() const override {
+    json ranks = RankDocuments(job), documents = json::array();
+    for (size_t i = 0; i < last_lines.size(); ++i) ranks[i]["last_lines"] = last_lines[i];
+    for (const FaultRecord& fault : faults) documents.push_back(FaultDocument(fault));
+    return Dump({{"job", job.id.value},
+                 {"name", job.name},
+                 {"state", Name(job.state)},
+                 {"reason", job.reason},
+                 {"generation", job.generation.value},
+                 {"timeline", job.timeline.value},
+                 {"restarts", job.restarts},
+                 {"exit_code", OrNull(job.exit_code)},
+                 {"first_fault", documents.empty() ? json(nullptr) : documents.front()},
+                 {"faults", std::move(documents)},
+                 {"ranks", std::move(ranks)}});
+  }
+};
+
+// ---------------------------------------------------------------- events
+
+using Events = std::vector<std::shared_ptr<const EmitEvent>>;
+
+struct WhyDocument : Document {
+  JobId id;
+  JobState state = JobState::kQueued;
+  std::string reason, placement;
+  std::vector<Blocker> blocked_by;
+  Notes notes;
+  Events events;
+
+  std::string Json() const override {
+    json documents = json::array();
+    for (const auto& event : events)
+      documents.push_back({{"sequence", event->sequence}, {"kind", event->kind}, {"text", event->text}});
+    json document = {{"id", id.value},
+                     {"state", Name(state)},
+                     {"reason", reason},
+                     {"placement", placement},
+                     {"blocked_by", BlockerDocuments(blocked_by)},
+                     {"events", std::move(documents)}};
+    AddNotes(notes, document);
+    return Dump(document);
+  }
+};
+
+struct EventsDocument : Document {
+  JobId id;
+  JobState state = JobState::kQueued;
+  uint64_t next = 0;
+  Events events;
+
+  std::string Json() const override {
+    json documents = json::array();
+    for (const auto& event : events) {
+      documents.push_back({{"sequence", event->sequence},
+                           {"generation", event->generation.value},
+                           {"kind", event->kind},
+                           {"text", event->text}});
+    }
+    return Dump({{"job", id.value},
+                 {"state", Name(state)},
+                 {"final", IsFinal(state)},
+                 {"next", next},
+                 {"events", std::move(documents)}});
+  }
+};
+
+// ---------------------------------------------------------------- nodes
+
+// What is said of the machine, by its cloud or by a person.
+struct NoticeNow {
+  NoticeKind kind;
+  std::string source;
+  double left_seconds;
+};
+
+struct NodeNow {
+  std::shared_ptr<const NodeRecord> record;  // of it, what an agent says about its machine
+  NodeState state = NodeState::kUnknown;
+  bool unclean = false;
+  std::vector<NoticeNow> notices;
+  std::optional<std::string> quarantine;
+};
+
+// A live job and what it holds; nodes are places in NodesDocument::nodes.
+struct HoldingNow {
+  JobId id;
+  plan::Demand demand;  // what Occupy reads of it
+  std::vector<size_t> nodes;
+  std::vector<std::pair<size_t, double>> slow;                // and the score
+  std::vector<std::pair<size_t, std::vector<int>>> of_ranks;  // node and GPUs of each
+};
+
+std::vector<NoticeNow> NoticesOf(const Node& node, Instant now) {
+  std::vector<NoticeNow> notices;
+  const auto add = [&](const NodeNotice& notice, const std::optional<Instant>& at) {
+    if (notice.kind == NoticeKind::kNone || !at) return;
+    notices.push_back({notice.kind, notice.source, std::max(0.0, absl::ToDoubleSeconds(*at - now))});
+  };
+  add(node.record.notice, node.notice_at);
+  add(node.record.drain, node.drain_at);
+  return notices;
+}
+
+std::shared_ptr<const NodeRecord> SharedRecord(const Node& node) {
+  if (node.shared == nullptr || node.shared_revision != node.revision) {
+    node.shared = std::make_shared<const NodeRecord>(node.record);
+    node.shared_revision = node.revision;
+  }
+  return node.shared;
+}
+
+json NodeDocument(const NodeNow& node, const plan::NodeView& view) {
+  json gpus = json::array(), notices = json::array();
+  for (const GpuInfo& gpu : node.record->inventory.gpus)
+    gpus.push_back({{"uuid", gpu.uuid}, {"model", gpu.model}, {"memory_bytes", gpu.memory_bytes}});
+  for (const NoticeNow& notice : node.notices) {
+    notices.push_back(
+        {{"kind", Name(notice.kind)}, {"source", notice.source}, {"left_seconds", notice.left_seconds}});
+  }
+  return {{"id", node.record->id.value},
+          {"hostname", node.record->hostname},
+          {"address", node.record->address},
+          {"state", NameOf(node.state)},
+          {"unclean", node.unclean},
+          {"notices", std::move(notices)},
+          {"quarantine", OrNull(node.quarantine)},
+          {"slow", json::array()},
+          {"version", node.record->version},
+          {"cpus", view.cpus},
+          {"cpus_free", view.cpus_free},
+          {"memory_bytes", view.memory_bytes},
+          {"memory_free_bytes", view.memory_free_bytes},
+          {"gpus", std::move(gpus)},
+          {"gpus_free", view.gpus_free},
+          {"labels", node.record->labels},
+          {"jobs", json::array()}};
+}
+
+struct NodesDocument : Document {
+  std::vector<NodeNow> nodes;
+  std::vector<HoldingNow> jobs;
+
+  std::string Json() const override {
+    std::vector<plan::NodeView> views;
+    for (const NodeNow& node : nodes) views.push_back(ViewOf(*node.record));
+    for (const HoldingNow& job : jobs) {
+      for (const auto& [node, gpus] : job.of_ranks) Occupy(views[node], {.gpus = gpus}, job.demand);
+    }
+    json documents = json::array();
+    for (size_t i = 0; i < nodes.size(); ++i) documents.push_back(NodeDocument(nodes[i], views[i]));
+    for (const HoldingNow& job : jobs) {
+      for (const size_t node : job.nodes) documents[node]["jobs"].push_back(job.id.value);
+      for (const auto& [node, score] : job.slow)
+        documents[node]["slow"].push_back({{"job", job.id.value}, {"score", score}});
+    }
+    return Dump({{"nodes", std::move(documents)}});
+  }
+};
+
 }  // namespace
 
-std::string HeadState::StatusJson(const JobId& id) const {
+ClientReply ReplyOf(const std::string& id, const absl::StatusOr<std::string>& json) {
+  ClientReply reply{.id = id, .ok = json.ok(), .code = static_cast<int>(json.status().code())};
+  reply.error = std::string(json.status().message());
+  if (json.ok()) reply.json = *json;
+  return reply;
+}
+
+ClientReply Built(const ReplyToClient& reply) {
+  ClientReply built = reply.reply;
+  if (reply.document != nullptr) built.json = reply.document->Json();
+  return built;
+}
+
+ClientReply Built(const ReplyFromSpill& reply, const std::optional<SpilledTail>& spilled) {
+  constexpr size_t kToldMax = 64 << 10;
+  if (!reply.held && !spilled) return ReplyOf(reply.request_id, absl::UnavailableError(reply.why));
+  HeldTail tail = Joined(spilled, reply.held, kToldMax);
+  const uint64_t start = tail.end_offset - std::min<uint64_t>(tail.end_offset, tail.text.size());
+  const AgentQuery& query = reply.query;
+  if (query.offset > start) tail.text.erase(0, std::min<size_t>(tail.text.size(), query.offset - start));
+  return ReplyOf(reply.request_id,
+                 Dump({{"generation", query.generation.value},
+                       {"rank", query.rank},
+                       {"node", reply.hostname},
+                       {"text", tail.text},
+                       {"next_offset", tail.end_offset},
+                       {"end", true},
+                       {"mirrored", true},
+                       {"note", absl::StrCat(reply.why, "; these are the last lines it sent")}}));
+}
+
+std::shared_ptr<const Document> HeadState::StatusOf(const JobId& id) const {
   constexpr size_t kFinishedShown = 100;  // newest
-  json jobs = json::array();
-  size_t finished = 0, omitted = 0;
+  auto status = std::make_shared<StatusDocument>();
+  status->cluster = cluster_.cluster;
+  status->epoch = cluster_.epoch;
+  status->local = config_.local;
+  status->nodes = nodes_.size();
+  if (!id.empty()) {
+    if (const Job* job = FindJob(id)) status->jobs.push_back(NowOf(*job, nodes_, true));
+    return status;
+  }
+  size_t finished = 0;
   for (auto it = job_order_.rbegin(); it != job_order_.rend(); ++it) {
     const Job& job = jobs_.at(it->second);
-    if (!id.empty() && id != it->second) continue;
     if (IsFinal(job.record.state) && ++finished > kFinishedShown) {
-      ++omitted;
+      ++status->omitted;
     } else {
-      jobs.push_back(JobDocument(job, nodes_, !id.empty()));
+      status->jobs.push_back(NowOf(job, nodes_, false));
     }
   }
-  std::reverse(jobs.begin(), jobs.end());  // in order of submission
-  return Dump({{"cluster", cluster_.cluster.value},
-               {"epoch", cluster_.epoch.value},
-               {"local", config_.local},
-               {"nodes", nodes_.size()},
-               {"jobs", std::move(jobs)},
-               {"omitted", omitted}});
+  std::reverse(status->jobs.begin(), status->jobs.end());  // in order of submission
+  return status;
 }
 
-std::string HeadState::WhyJson(const Job& job) const {
-  json events = json::array();
-  for (const EmitEvent& event : job.events) {
-    events.push_back({{"sequence", event.sequence}, {"kind", event.kind}, {"text", event.text}});
-  }
-  json document = {{"id", job.record.id.value},           {"state", Name(job.record.state)},
-                   {"reason", job.record.reason},         {"placement", job.placement_reason},
-                   {"blocked_by", BlockerDocuments(job)}, {"events", std::move(events)}};
-  AddNotes(job, document);
-  return Dump(document);
+std::shared_ptr<const Document> HeadState::WhyOf(const Job& job) const {
+  auto why = std::make_shared<WhyDocument>();
+  why->id = job.record.id;
+  why->state = job.record.state;
+  why->reason = job.record.reason;
+  why->placement = job.placement_reason;
+  why->blocked_by = job.blocked_by;
+  why->notes = NotesOf(job);
+  why->events.assign(job.events.begin(), job.events.end());
+  return why;
 }
 
-std::string HeadState::NodesJson() const {
-  json nodes = json::array();
+std::shared_ptr<const Document> HeadState::NodesNow() const {
+  auto now = std::make_shared<NodesDocument>();
+  absl::flat_hash_map<NodeId, size_t> places;
   for (const auto& [id, node] : nodes_) {
-    plan::NodeView view = ViewOf(node.record);
-    json jobs = json::array(), slow = json::array();
-    for (const auto& [job_id, job] : jobs_) {
-      if (!job.Live() || !job.HoldsNode(id)) continue;
-      jobs.push_back(job_id.value);
-      const auto pace = job.paces.find(id);
-      if (pace != job.paces.end() && pace->second.slow)
-        slow.push_back({{"job", job_id.value}, {"score", pace->second.score}});
-      for (const RankPlace& rank : job.record.grant->ranks) {
-        if (rank.node == id) Occupy(view, rank, job.demand);
-      }
-    }
-    json gpus = json::array();
-    for (const GpuInfo& gpu : node.record.inventory.gpus) {
-      gpus.push_back({{"uuid", gpu.uuid}, {"model", gpu.model}, {"memory_bytes", gpu.memory_bytes}});
-    }
-    nodes.push_back({{"id", id.value},
-                     {"hostname", node.record.hostname},
-                     {"address", node.record.address},
-                     {"state", NameOf(node.state)},
-                     {"unclean", node.record.unclean},
-                     {"notices", NoticeDocuments(node, step_at_)},
-                     {"quarantine", node.quarantined_until ? json(node.quarantine) : json(nullptr)},
-                     {"slow", std::move(slow)},
-                     {"version", node.record.version},
-                     {"cpus", view.cpus},
-                     {"cpus_free", view.cpus_free},
-                     {"memory_bytes", view.memory_bytes},
-                     {"memory_free_bytes", view.memory_free_bytes},
-                     {"gpus", std::move(gpus)},
-                     {"gpus_free", view.gpus_free},
-                     {"labels", node.record.labels},
-                     {"jobs", std::move(jobs)}});
+    places[id] = now->nodes.size();
+    NodeNow& one = now->nodes.emplace_back();
+    one.record = SharedRecord(node);
+    one.state = node.state;
+    one.unclean = node.record.unclean;
+    one.notices = NoticesOf(node, step_at_);
+    if (node.quarantined_until) one.quarantine = node.quarantine;
   }
-  return Dump({{"nodes", std::move(nodes)}});
+  const auto with_place = [&](const NodeId& id, const auto& add) {
+    if (const auto it = places.find(id); it != places.end()) add(it->second);
+  };
+  for (const auto& [id, job] : jobs_) {
+    if (!job.Live()) continue;
+    HoldingNow& holding = now->jobs.emplace_back();
+    holding.id = id;
+    holding.demand.cpus = job.demand.cpus;
+    holding.demand.memory_bytes = job.demand.memory_bytes;
+    for (const NodePlace& place : job.record.grant->nodes) {
+      with_place(place.node, [&](size_t node) {
+        holding.nodes.push_back(node);
+        const auto pace = job.paces.find(place.node);
+        if (pace != job.paces.end() && pace->second.slow) holding.slow.push_back({node, pace->second.score});
+      });
+    }
+    for (const RankPlace& rank : job.record.grant->ranks)
+      with_place(rank.node, [&](size_t node) { holding.of_ranks.push_back({node, rank.gpus}); });
+  }
+  return now;
 }
 
-std::string HeadState::EventsJson(const Job& job, uint64_t after) const {
-  json events = json::array();
-  for (const EmitEvent& event : job.events) {
-    if (event.sequence <= after) continue;
-    events.push_back({{"sequence", event.sequence},
-                      {"generation", event.generation.value},
-                      {"kind", event.kind},
-                      {"text", event.text}});
+std::pair<std::shared_ptr<const Document>, size_t> HeadState::EventsAfter(const Job& job,
+                                                                          uint64_t after) const {
+  auto events = std::make_shared<EventsDocument>();
+  events->id = job.record.id;
+  events->state = job.record.state;
+  events->next = job.record.event_sequence;
+  size_t bytes = 0;
+  for (const auto& event : job.events) {
+    if (event->sequence <= after) continue;
+    events->events.push_back(event);
+    bytes += event->text.size();
   }
-  return Dump({{"job", job.record.id.value},
-               {"state", Name(job.record.state)},
-               {"final", IsFinal(job.record.state)},
-               {"next", job.record.event_sequence},
-               {"events", std::move(events)}});
+  return {events, bytes};
 }
 
-std::string HeadState::FailureJson(const Job& job) const {
-  const JobRecord& record = job.record;
-  json ranks = RankDocuments(job, nodes_);
-  for (json& rank : ranks) {
-    const int number = rank["rank"].get<int>();
-    const RankExit* exit = job.ExitOf(number);
-    const LogTail* tail = tails_.Find(record.id, record.generation, number, true);
-    rank["last_lines"] = exit != nullptr && !exit->tail.empty() ? exit->tail
-                         : tail != nullptr                      ? tail->text
-                                                                : "";
+std::shared_ptr<const Document> HeadState::FailureOf(const Job& job) const {
+  auto failure = std::make_shared<FailureDocument>();
+  failure->job = NowOf(job, nodes_, true);
+  failure->faults = job.record.faults;
+  for (const RankNow& rank : failure->job.ranks) {
+    const RankExit* exit = job.ExitOf(rank.rank);
+    const HeldTail* tail = tails_.Find({job.record.id, job.record.generation, rank.rank, true});
+    failure->last_lines.push_back(exit != nullptr && !exit->tail.empty() ? exit->tail
+                                  : tail != nullptr                      ? tail->text
+                                                                         : "");
   }
-  json faults = json::array();
-  for (const FaultRecord& fault : record.faults) faults.push_back(FaultDocument(fault, true));
-  return Dump({{"job", record.id.value},
-               {"name", record.name},
-               {"state", Name(record.state)},
-               {"reason", record.reason},
-               {"generation", record.generation.value},
-               {"timeline", record.timeline.value},
-               {"restarts", record.restarts},
-               {"exit_code", OrNull(record.exit_code)},
-               {"first_fault", faults.empty() ? json(nullptr) : faults.front()},
-               {"faults", std::move(faults)},
-               {"ranks", std::move(ranks)}});
+  return failure;
 }
 
 }  // namespace gtrain::core

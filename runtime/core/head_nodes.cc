@@ -152,7 +152,7 @@ void HeadState::OnHello(const PeerMessage& event, const AgentHello& hello, Insta
   Send(id, SendKind::kReply,
        AgentWelcome{config_.cluster, epoch(), id, config_.heartbeat_interval, config_.fence_after,
                     config_.prove_epoch ? config_.prove_epoch(epoch()) : "",
-                    cluster_.recovering || !set_aside_.empty()});
+                    cluster_.recovering || !set_aside_.empty(), /*joins_pieces=*/true});
   Say(absl::StrCat(hello.hostname, known ? " is back" : " joined", " with ", hello.inventory.cpus,
                    " cpus and ", hello.inventory.gpus.size(), " GPUs",
                    new_incarnation ? ", as a new incarnation" : ""));
@@ -450,7 +450,7 @@ void HeadState::RanksLost(Job& job, const Node& node, const std::string& why, In
   for (const RankPlace& place : job.record.grant->ranks) {
     if (place.node != node.record.id || job.ExitOf(place.rank) != nullptr || fault.rank >= 0) continue;
     fault.rank = place.rank;
-    const LogTail* tail = tails_.Find(job.record.id, job.record.generation, place.rank, true);
+    const HeldTail* tail = tails_.Find({job.record.id, job.record.generation, place.rank, true});
     if (tail != nullptr) fault.tail = tail->text;
   }
   if (fault.rank >= 0) Fail(job, std::move(fault), now);  // otherwise all of its ranks had ended well

@@ -148,7 +148,7 @@ FaultRecord HeadState::FaultOf(const Job& job, const RankExit& exit) const {
                    exit.message, exit.message.empty() ? "" : ")");
   fault.tail = LastBytes(exit.tail, kFaultTailBytes);
   if (fault.tail.empty()) {
-    if (const LogTail* tail = tails_.Find(job.record.id, exit.generation, exit.rank, true)) {
+    if (const HeldTail* tail = tails_.Find({job.record.id, exit.generation, exit.rank, true})) {
       fault.tail = LastBytes(tail->text, kFaultTailBytes);
     }
   }

@@ -16,6 +16,7 @@
 #pragma once
 #include <deque>
 #include <map>
+#include <memory>
 #include <optional>
 #include <set>
 #include <string>
@@ -34,6 +35,9 @@ namespace gtrain::core {
 struct Node {
   NodeRecord record;
   uint64_t revision = 0;  // of what an agent says about its machine in `record`; never used again
+  // `record` as of a revision, for documents that are built elsewhere; made when one is asked for.
+  mutable std::shared_ptr<const NodeRecord> shared;
+  mutable uint64_t shared_revision = 0;
   std::string route;      // newest; empty: none since this head started
   bool welcomed = false;  // said hello to this head
   uint64_t hello_order = 0;
@@ -153,8 +157,8 @@ struct Job {
   std::vector<Blocker> blocked_by;
   std::optional<Instant> run_mark;  // run_time is counted up to here
   Instant client_seen;
-  std::map<Generation, GenerationGrant> past;  // for logs of earlier generations, newest 16
-  std::deque<EmitEvent> events;
+  std::map<Generation, GenerationGrant> past;           // for logs of earlier generations, newest 16
+  std::deque<std::shared_ptr<const EmitEvent>> events;  // shared with the documents that tell them
 
   // Between two generations, and its nodes stay its own.
   bool KeepsPlace() const { return record.state == JobState::kReconfiguring || record.waits_for_storage; }
@@ -387,6 +391,7 @@ class HeadState {
   void Audit(const PeerMessage& event, absl::string_view action, std::string target,
              const absl::Status& status, Instant now);
   void Answer(const std::string& route, const std::string& id, const absl::Status& status, std::string json);
+  void Answer(const PeerMessage& event, const std::string& id, std::shared_ptr<const Document> document);
   void Remember(const Peer& peer, const ClientReply& reply);
   void ForgetRequest(uint64_t number);
   absl::StatusOr<std::string> Submit(const PeerMessage& event, const std::string& id,
@@ -404,16 +409,18 @@ class HeadState {
   void AnswerFromMirror(const OpenQuery& open, const std::string& why);
   void AnswerPolls(Instant now);
   bool AnswerPoll(const OpenPoll& poll, Instant now);
+  void AnswerEvents(const OpenPoll& poll, const Job& job);
   bool ClientWaits(const Job& job) const;
   void ExpireQueries(Instant now);
   void DropOldJobs();
 
   // head_json.cc
-  std::string StatusJson(const JobId& id) const;
-  std::string WhyJson(const Job& job) const;
-  std::string NodesJson() const;
-  std::string EventsJson(const Job& job, uint64_t after) const;
-  std::string FailureJson(const Job& job) const;
+  std::shared_ptr<const Document> StatusOf(const JobId& id) const;
+  std::shared_ptr<const Document> WhyOf(const Job& job) const;
+  std::shared_ptr<const Document> NodesNow() const;
+  // With the bytes of the events' texts.
+  std::pair<std::shared_ptr<const Document>, size_t> EventsAfter(const Job& job, uint64_t after) const;
+  std::shared_ptr<const Document> FailureOf(const Job& job) const;
 
   // Constant after construction.
   HeadConfig config_;

@@ -86,13 +86,33 @@ void HeadTestWorld::Do(StepResult step) {
       EXPECT_TRUE(*joined == *head_->RecordOf(status->job)) << status->job << " is not as it is written";
     }
   }
-  for (Effect& effect : outbox_.Add(std::move(step))) sent_.push_back(std::move(effect));
+  for (Effect& effect : outbox_.Add(std::move(step))) Perform(std::move(effect));
   if (!disk_works_) return;
   while (auto batch = outbox_.NextBatch()) {
     audit_.insert(audit_.end(), batch->audit.begin(), batch->audit.end());
     Apply(batch->writes, disk_);
-    for (Effect& effect : outbox_.Durable(batch->sequence)) sent_.push_back(std::move(effect));
+    for (Effect& effect : outbox_.Durable(batch->sequence)) Perform(std::move(effect));
   }
+}
+
+// Documents are built, and what was spilled is read, at once.
+void HeadTestWorld::Perform(Effect effect) {
+  if (const auto* spill = std::get_if<SpillTail>(&effect)) {
+    SpilledTail& tail = spilled_[spill->tail];
+    if (spill->before == 0 || spill->before != tail.bytes) tail = SpilledTail();
+    tail.text += spill->text;
+    tail.bytes += spill->text.size();
+    tail.end_offset = spill->end_offset;
+  } else if (const auto* drop = std::get_if<DropSpilled>(&effect)) {
+    std::erase_if(spilled_, [&](const auto& item) { return item.first.job == drop->job; });
+  } else if (const auto* read = std::get_if<ReplyFromSpill>(&effect)) {
+    const auto found = spilled_.find(TailOf(read->query));
+    effect = ReplyToClient{
+        read->route, Built(*read, found == spilled_.end() ? std::nullopt : std::optional(found->second))};
+  } else if (auto* reply = std::get_if<ReplyToClient>(&effect)) {
+    reply->reply = Built(*reply);
+  }
+  sent_.push_back(std::move(effect));
 }
 
 void HeadTestWorld::FromNode(const std::string& node, Message message) {

@@ -29,6 +29,7 @@ class HeadTestWorld : public ::testing::Test {
   void Boot();
   // Also checks that what a step writes of a job is all that it changed.
   void Do(StepResult step);
+  void Perform(Effect effect);
   void FromNode(const std::string& node, Message message);
   ClientReply FromClient(ClientRequestBody body, std::string id = "", Role role = Role::kUser,
                          std::string name = "");
@@ -74,6 +75,7 @@ class HeadTestWorld : public ::testing::Test {
   std::vector<AuditEntry> audit_;
   bool disk_works_ = true;
   std::vector<Effect> sent_;
+  std::map<TailKey, SpilledTail> spilled_;
   uint64_t heartbeats_ = 0;
   int requests_ = 0;
 };

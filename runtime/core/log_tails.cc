@@ -1,28 +1,73 @@
 #include "runtime/core/log_tails.h"
 
-namespace gtrain::core {
+#include <utility>
 
-void LogTails::Put(LogTail tail) {
-  if (tail.text.size() > each_bytes_max_) tail.text.erase(0, tail.text.size() - each_bytes_max_);
-  const Key key{tail.job, tail.generation, tail.rank, tail.is_stderr};
-  if (const auto it = index_.find(key); it != index_.end()) {
-    bytes_ -= it->second->second.text.size();
-    by_age_.erase(it->second);
-    index_.erase(it);
-  }
-  bytes_ += tail.text.size();
-  by_age_.emplace_back(key, std::move(tail));
-  index_[key] = std::prev(by_age_.end());
-  while (bytes_ > total_bytes_max_ && by_age_.size() > 1) {
-    bytes_ -= by_age_.front().second.text.size();
-    index_.erase(by_age_.front().first);
-    by_age_.pop_front();
-  }
+namespace gtrain::core {
+namespace {
+
+void KeepEnd(std::string& text, size_t bytes_max) {
+  if (text.size() > bytes_max) text.erase(0, text.size() - bytes_max);
 }
 
-const LogTail* LogTails::Find(const JobId& job, Generation generation, int rank, bool is_stderr) const {
-  const auto it = index_.find(Key{job, generation, rank, is_stderr});
-  return it == index_.end() ? nullptr : &it->second->second;
+}  // namespace
+
+std::vector<SpillTail> LogTails::Put(LogTail tail) {
+  auto& entry = tails_.Renew({tail.job, tail.generation, tail.rank, tail.is_stderr});
+  HeldTail& held = entry.value;
+  const bool doubled = tail.piece > 0 && tail.piece <= held.piece;
+  if (doubled) return {};
+  // After a piece that was lost, or a tail that was forgotten, what comes begins it anew.
+  if (tail.piece == 0 || tail.piece != held.piece + 1) held = HeldTail();
+  held.text += tail.text;
+  held.piece = tail.piece;
+  held.end_offset = tail.end_offset;
+  if (held.text.size() > each_bytes_max_) held.spilled = 0;
+  KeepEnd(held.text, each_bytes_max_);
+  tails_.Count(entry, held.text.size() + kTailCost);
+
+  std::vector<SpillTail> leaving;
+  while (tails_.bytes() > total_bytes_max_) {
+    auto& oldest = *tails_.Oldest();
+    if (oldest.value.text.empty()) {
+      tails_.Erase(oldest.key);
+      continue;
+    }
+    HeldTail& leaves = oldest.value;
+    leaving.push_back({oldest.key, leaves.spilled, leaves.end_offset, std::exchange(leaves.text, {})});
+    leaves.spilled += leaving.back().text.size();
+    tails_.Count(oldest, kTailCost);
+    tails_.Renew(oldest.key);  // that it goes on is remembered while others have text
+  }
+  return leaving;
+}
+
+const HeldTail* LogTails::Find(const TailKey& key) const {
+  const auto* entry = tails_.Find(key);
+  return entry == nullptr ? nullptr : &entry->value;
+}
+
+void LogTails::Forget(const JobId& job) {
+  tails_.EraseJob(job, [](const auto&) {});
+}
+
+// More may have been spilled since `held` was looked at, and then of `held` itself.
+HeldTail Joined(const std::optional<SpilledTail>& spilled, const std::optional<HeldTail>& held,
+                size_t bytes_max) {
+  HeldTail joined = held.value_or(HeldTail());
+  if (spilled && !held) {
+    joined.text = spilled->text;
+    joined.end_offset = spilled->end_offset;
+  } else if (spilled && spilled->bytes >= held->spilled && held->spilled > 0) {
+    const uint64_t there = spilled->bytes - held->spilled;
+    if (there <= held->text.size()) {
+      joined.text = spilled->text + held->text.substr(there);
+    } else {
+      joined.text = spilled->text;
+      joined.end_offset = spilled->end_offset;
+    }
+  }
+  KeepEnd(joined.text, bytes_max);
+  return joined;
 }
 
 }  // namespace gtrain::core

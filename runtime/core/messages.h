@@ -268,14 +268,17 @@ struct ExchangePart {
   bool operator==(const ExchangePart&) const = default;
 };
 
-// Last lines of a live rank's output, at most 64 KiB, replaced as a whole (mirrored each second).
+// The newest of a live rank's output, at most 64 KiB, each second in which there was any.
 struct LogTail {
   JobId job;
   Generation generation;
   int rank = 0;
   bool is_stderr = false;
-  uint64_t end_offset = 0;  // bytes of the whole stream so far
+  uint64_t end_offset = 0;  // bytes of the log file so far
   std::string text;
+  // 0: all of the tail, in place of what was sent before. n: what came after piece n - 1. Numbers and not
+  // offsets, because of a log that its disk refuses the tail goes on and the offset does not.
+  uint64_t piece = 0;
   bool operator==(const LogTail&) const = default;
 };
 
@@ -337,6 +340,7 @@ struct AgentWelcome {
   absl::Duration fence_after;  // lease of restart-mode ranks without head contact
   std::string epoch_proof;     // only a head of this cluster can make it; repeated in later hellos
   bool describe = false;       // the head is rebuilding its records: send GenerationDescribed
+  bool joins_pieces = false;   // it knows LogTail::piece; others get whole tails
   bool operator==(const AgentWelcome&) const = default;
 };
 

@@ -13,6 +13,8 @@ namespace {
 
 bool LeavesAtOnce(const Effect& effect) {
   if (const auto* send = std::get_if<SendToNode>(&effect)) return send->kind == SendKind::kNow;
+  // It promises nothing, and would pile up here while a disk is full.
+  if (std::holds_alternative<SpillTail>(effect) || std::holds_alternative<DropSpilled>(effect)) return true;
   return std::holds_alternative<RefusePeer>(effect);
 }
 
@@ -97,6 +99,7 @@ std::vector<Effect> Outbox::TakeAnswers() {
     const auto* send = std::get_if<SendToNode>(&held.effect);
     const auto* query = send == nullptr ? nullptr : std::get_if<AgentQuery>(&send->message);
     const bool answer = std::holds_alternative<ReplyToClient>(held.effect) ||
+                        std::holds_alternative<ReplyFromSpill>(held.effect) ||
                         std::holds_alternative<ServiceRequest>(held.effect) ||
                         (query != nullptr && query->kind != AgentQuery::Kind::kExec);
     if (answer) answers.push_back(std::move(held.effect));

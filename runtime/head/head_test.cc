@@ -420,6 +420,82 @@ TEST_F(HeadTest, RunningRanksAreReadoptedByTheNextHead) {
   EXPECT_EQ(Job(grant.job).at("generation"), grant.generation.value);
 }
 
+class HeadReadersTest : public HeadTest {
+ protected:
+  // A job of so many ranks that run, all of them said to be there by `agent_`.
+  void Run(int ranks) {
+    Start();
+    agent_ = std::make_unique<FakeAgent>(endpoint_, node_);
+    agent_->Hello(files_.cluster);
+    const json job = Ask(core::ClientSubmit{
+        .spec_text = absl::StrCat("name: wide\nrun: [\"/bin/true\"]\nranks: ", ranks, "\n"),
+        .run_dir = dir_ + "/run"});
+    const std::optional<core::StartGeneration> start = agent_->Expect<core::StartGeneration>();
+    ASSERT_TRUE(start.has_value());
+    job_ = JobId(job.at("job").get<std::string>());
+    core::RanksStarted started{job_, start->grant.generation, {}};
+    for (int rank = 0; rank < ranks; ++rank) {
+      started.ranks.push_back({.job = job_,
+                               .generation = start->grant.generation,
+                               .rank = rank,
+                               .pid = 100 + rank,
+                               .state = core::RankState::kRunning});
+    }
+    agent_->Send(started);
+    ASSERT_TRUE(Eventually([&] { return Job(job_).at("state") == "RUNNING"; }));
+  }
+
+  std::unique_ptr<FakeAgent> agent_;
+  JobId job_;
+};
+
+TEST_F(HeadReadersTest, WhoReadsWithoutEndIsToldToWait) {
+  ASSERT_NO_FATAL_FAILURE(Run(2'000));
+  std::vector<core::ClientRequest> requests(120);  // fewer than the queue takes of all readers together
+  for (core::ClientRequest& request : requests) request.body = core::ClientStatus{job_};
+  int built = 0, refused = 0;
+  for (const absl::StatusOr<core::ClientReply>& reply : client_->CallAll(requests, kPatience)) {
+    ASSERT_TRUE(reply.ok()) << reply.status();
+    if (reply->ok) {
+      ++built;
+      EXPECT_EQ(json::parse(reply->json).at("jobs").at(0).at("ranks").size(), 2'000u);
+    } else {
+      ++refused;
+      EXPECT_EQ(reply->code, static_cast<int>(absl::StatusCode::kResourceExhausted)) << reply->error;
+    }
+  }
+  EXPECT_GE(built, 40);
+  EXPECT_GT(refused, 0);
+  EXPECT_EQ(Job(job_).at("state"), "RUNNING");  // whose turn is over may read again
+}
+
+TEST_F(HeadReadersTest, LastWordsThatDidNotFitAreThereWhenTheNodeIsLost) {
+  constexpr int kRanks = 300;  // of 64 KiB each, more than the head has room for in memory
+  ASSERT_NO_FATAL_FAILURE(Run(kRanks));
+  const auto text = [](int rank) {
+    return absl::StrCat(std::string(65'000, 'a' + rank % 26), " of rank ", rank);
+  };
+  for (int rank = 0; rank < kRanks; ++rank)
+    agent_->Send(core::LogTail{job_, {1}, rank, false, 1'000'000, text(rank)});
+  ASSERT_TRUE(Eventually([&] { return access((dir_ + "/tails/1").c_str(), F_OK) == 0; }));
+  // Of one that was spilled, what came later.
+  agent_->Send(core::LogTail{job_, {1}, 0, false, 1'000'006, " more\n", 1});
+  ASSERT_TRUE(agent_->Expect<core::HeartbeatAck>().has_value());
+  agent_.reset();
+  std::vector<core::ClientRequest> requests;
+  for (const int rank : {0, 1, 2, kRanks - 1})
+    requests.push_back({.body = core::ClientLogs{.job = job_, .rank = rank}});
+  const auto replies = client_->CallAll(requests, kPatience);
+  for (size_t i = 0; i < requests.size(); ++i) {
+    ASSERT_TRUE(replies[i].ok() && replies[i]->ok) << replies[i].status();
+    const int rank = std::get<core::ClientLogs>(requests[i].body).rank;
+    const json logs = json::parse(replies[i]->json);
+    EXPECT_TRUE(logs.at("mirrored"));
+    EXPECT_EQ(logs.at("text"), rank == 0 ? text(0) + " more\n" : text(rank));
+  }
+  EXPECT_EQ(Stats().value("tails_lost", -1), 0);
+}
+
 TEST_F(HeadTest, TermIsACleanExit) {
   Start();
   EXPECT_EQ(access(files_.endpoint_path().c_str(), F_OK), 0);

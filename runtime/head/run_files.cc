@@ -27,6 +27,8 @@ absl::StatusOr<UniqueFd> OpenDir(const std::string& run_dir, bool make_dir) {
   return dir;
 }
 
+}  // namespace
+
 absl::Status WriteWhole(int fd, absl::string_view data, const std::string& what) {
   while (!data.empty()) {
     const ssize_t n = write(fd, data.data(), data.size());
@@ -36,8 +38,6 @@ absl::Status WriteWhole(int fd, absl::string_view data, const std::string& what)
   }
   return absl::OkStatus();
 }
-
-}  // namespace
 
 std::string EventLine(const core::EmitEvent& event, absl::Time now) {
   const nlohmann::ordered_json json = {

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "absl/status/status.h"
+#include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "runtime/core/effects.h"
 
@@ -11,6 +12,8 @@ namespace gtrain::head {
 
 // {"time":"2026-01-02T03:04:05.678Z","sequence":7,"kind":"state","generation":2,"text":"..."}
 std::string EventLine(const core::EmitEvent& event, absl::Time now);
+
+absl::Status WriteWhole(int fd, absl::string_view data, const std::string& what);
 
 // Appends one line / replaces the file. The directory must exist, unless `make_dir`; NotFound otherwise,
 // which is normal when the job was submitted from another machine. PermissionDenied: the directory, or a link

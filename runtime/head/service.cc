@@ -35,6 +35,11 @@ constexpr absl::Duration kReceivePerTurn = absl::Milliseconds(10);  // replies w
 constexpr size_t kStoreTasksMax = 1'000;
 constexpr size_t kBackupTasksMax = 2;
 constexpr size_t kRunFileTasksMax = 10'000;
+// A document of a job of 4,000 ranks waits in 0.5 MB and is built in 15 ms: the last of a full queue after
+// two seconds. Three readers who ask without end leave room for a fourth.
+constexpr size_t kReadsMax = 128;
+constexpr int kReadsPerKeyMax = 40;
+constexpr size_t kTailTasksMax = 500;  // of 64 KiB at most
 // A message on a connection that closes at once may be dropped by the receiver: agents are given this long to
 // read their shutdown before the sockets go.
 constexpr absl::Duration kFarewell = absl::Milliseconds(500);
@@ -91,12 +96,7 @@ absl::Status CommitBatch(core::OutboxBatch& batch, port::MetaStore& store, Audit
   return writes.empty() ? absl::OkStatus() : store.Commit(writes);
 }
 
-core::ClientReply ReplyOf(const std::string& id, const absl::StatusOr<std::string>& answer) {
-  core::ClientReply reply{.id = id, .ok = answer.ok(), .code = static_cast<int>(answer.status().code())};
-  reply.error = std::string(answer.status().message());
-  if (answer.ok()) reply.json = *answer;
-  return reply;
-}
+using core::ReplyOf;
 
 std::string OutcomeOf(const absl::Status& status) {
   return status.ok()
@@ -174,6 +174,10 @@ absl::Status HeadService::Start() {
   GT_RETURN_IF_ERROR(Listen());
   store_thread_ = std::make_unique<TaskThread>(kStoreTasksMax);
   files_thread_ = std::make_unique<TaskThread>(kRunFileTasksMax);
+  readers_thread_ = std::make_unique<TaskThread>(kReadsMax);
+  tails_ = std::make_shared<TailSpill>(files_.dir);
+  tails_thread_ = std::make_unique<TaskThread>(kTailTasksMax);
+  (void)tails_thread_->Post([tails = tails_] { tails->Clear(); });
   return absl::OkStatus();
 }
 
@@ -379,6 +383,8 @@ absl::Status HeadService::OnCompletions() {
       GT_RETURN_IF_ERROR(OnDurable(item));
     } else if (item.space) {
       OnSpace(*item.space);
+    } else if (!item.built.empty()) {
+      OnBuilt(item);
     } else if (!item.joined.empty()) {
       OnJoinsDone(item);
     } else {
@@ -485,7 +491,46 @@ void HeadService::operator()(const core::SendToNode& send) {
   later_.push_back(core::PeerGone{{core::Role::kNode, send.node.value}, *route});
 }
 
-void HeadService::operator()(const core::ReplyToClient& reply) { (void)Send(reply.route, reply.reply); }
+void HeadService::operator()(const core::ReplyToClient& reply) {
+  if (reply.document == nullptr) return (void)Send(reply.route, reply.reply);
+  BuildReply(*readers_thread_, reply.client_key, reply.route, reply.reply.id,
+             [reply] { return core::Built(reply); });
+}
+
+// Behind what was spilled before, on the same thread.
+void HeadService::operator()(const core::ReplyFromSpill& reply) {
+  BuildReply(*tails_thread_, reply.client_key, reply.route, reply.request_id,
+             [reply, tails = tails_] { return core::Built(reply, tails->Read(core::TailOf(reply.query))); });
+}
+
+void HeadService::BuildReply(TaskThread& thread, const std::string& reader, const std::string& route,
+                             const std::string& id, std::function<core::ClientReply()> build) {
+  const auto own = reads_of_key_.find(reader);
+  const bool turn = own == reads_of_key_.end() || own->second < kReadsPerKeyMax;
+  if (turn && thread.Post([=, build = std::move(build), completions = completions_] {
+        completions->Push({.built = wire::Encode(build()), .route = route, .reader = reader});
+      })) {
+    ++reads_of_key_[reader];
+    return;
+  }
+  (void)Send(route, ReplyOf(id, absl::ResourceExhaustedError("the head has many readers: try again")));
+}
+
+void HeadService::OnBuilt(const Completions::Item& item) {
+  const auto own = reads_of_key_.find(item.reader);
+  if (--own->second == 0) reads_of_key_.erase(own);
+  (void)SendBytes(item.route, item.built, "a reply");
+}
+
+// The disk is the store's first.
+void HeadService::operator()(const core::SpillTail& spill) {
+  const bool room = !no_room_ && space_ == port::SpaceLevel::kPlenty;
+  if (!room || !tails_thread_->Post([spill, tails = tails_] { tails->Write(spill); })) ++counters_.tails_lost;
+}
+
+void HeadService::operator()(const core::DropSpilled& drop) {
+  (void)tails_thread_->Post([drop, tails = tails_] { tails->Drop(drop.job); });
+}
 
 void HeadService::operator()(const core::RefusePeer& refuse) {
   (void)Send(refuse.route, core::AgentRefused{refuse.reason, refuse.revoked});
@@ -640,8 +685,8 @@ void HeadService::operator()(const core::EmitEvent& event) {
 
 void HeadService::operator()(const core::WriteFailure& failure) {
   if (failure.run_dir.empty()) return;
-  PostRunFile([dir = failure.run_dir, json = failure.json,
-               make = options_.local] { return WriteFailureFile(dir, json, make); },
+  PostRunFile([dir = failure.run_dir, document = failure.document,
+               make = options_.local] { return WriteFailureFile(dir, document->Json(), make); },
               failure.run_dir);
 }
 
@@ -668,11 +713,14 @@ void HeadService::operator()(const core::StopHead& stop) {
 }
 
 bool HeadService::Send(const std::string& route, const core::Message& message) {
-  const absl::Status status = server_->Send({route}, wire::Encode(message));
+  return SendBytes(route, wire::Encode(message), wire::KindName(message));
+}
+
+bool HeadService::SendBytes(const std::string& route, absl::string_view bytes, absl::string_view what) {
+  const absl::Status status = server_->Send({route}, bytes);
   if (status.ok()) return true;
   ++counters_.unsent;
-  if (absl::IsInvalidArgument(status))
-    LogError("cannot send ", wire::KindName(message), ": ", status.message());
+  if (absl::IsInvalidArgument(status)) LogError("cannot send ", what, ": ", status.message());
   return false;
 }
 
@@ -710,6 +758,7 @@ std::string HeadService::StatsJson() const {
       {"messages_undecodable", counters_.undecodable},
       {"messages_unsent", counters_.unsent},
       {"run_file_lines_dropped", counters_.run_file_drops},
+      {"tails_lost", counters_.tails_lost + tails_->lost()},
       {"joins_dropped", joins_.dropped()},
       {"requests_denied", core.denied},
       {"messages_stale", core.stale_dropped},

@@ -21,6 +21,7 @@
 #include "runtime/head/audit_log.h"
 #include "runtime/head/head.h"
 #include "runtime/head/join_queue.h"
+#include "runtime/head/tail_spill.h"
 #include "runtime/port/meta_store.h"
 #include "runtime/zmq/cluster_dir.h"
 #include "runtime/zmq/server.h"
@@ -37,6 +38,9 @@ class Completions {
     std::string request;                    // a client's: key and request id
     core::Message reply;                    // to it
     std::vector<core::Message> joined;      // of the batch of joins, in its order
+    std::string built;                      // a reply that a thread has built, as it is sent
+    std::string route;                      // where to
+    std::string reader;                     // whose key
   };
   Completions();
   int fd() const { return event_.get(); }
@@ -75,6 +79,7 @@ struct ServiceCounters {
   uint64_t undecodable = 0;  // messages the codec refused
   uint64_t unsent = 0;       // to routes that were gone or full
   uint64_t run_file_drops = 0;
+  uint64_t tails_lost = 0;  // parts of tails that were not even given to the disk
 };
 
 absl::Status RootMayServe(bool root, bool loopback, bool container, bool allow_root);
@@ -120,6 +125,9 @@ class HeadService {
   void operator()(const core::EmitEvent& event);
   void operator()(const core::WriteFailure& failure);
   void operator()(const core::StopHead& stop);
+  void operator()(const core::SpillTail& spill);
+  void operator()(const core::DropSpilled& drop);
+  void operator()(const core::ReplyFromSpill& reply);
 
   bool ChangeKeys(const std::string& id, const core::ServiceRequest& request,
                   const core::ClientRequest& body);
@@ -130,6 +138,10 @@ class HeadService {
   void AuditRefusedConnections(Instant now);
   void SayGoodbye();
   bool Send(const std::string& route, const core::Message& message);
+  bool SendBytes(const std::string& route, absl::string_view bytes, absl::string_view what);
+  void BuildReply(TaskThread& thread, const std::string& reader, const std::string& route,
+                  const std::string& id, std::function<core::ClientReply()> build);
+  void OnBuilt(const Completions::Item& item);
   void PostRunFile(std::function<absl::Status()> write, const std::string& what);
 
   // Constant after Start.
@@ -164,16 +176,21 @@ class HeadService {
   Instant commit_began_, next_housekeeping_, run_file_log_{INT64_MIN / 2};
   std::string last_stats_;
   KeyRequests key_requests_;
+  std::map<std::string, int> reads_of_key_;  // replies that are being built
   JoinQueue joins_;
   net::ServerCounters audited_;  // refused connections up to here have their audit line
   Instant next_refused_line_;
   port::SpaceLevel space_ = port::SpaceLevel::kPlenty;
   ServiceCounters counters_;
 
+  std::shared_ptr<TailSpill> tails_;  // the tails thread's
+
   // Declared last: their threads end before what they use.
-  std::shared_ptr<TaskThread> store_thread_;   // commits, keys, audit
-  std::unique_ptr<TaskThread> files_thread_;   // run directories
-  std::unique_ptr<TaskThread> backup_thread_;  // made with the first backup
+  std::shared_ptr<TaskThread> store_thread_;    // commits, keys, audit
+  std::unique_ptr<TaskThread> files_thread_;    // run directories
+  std::unique_ptr<TaskThread> backup_thread_;   // made with the first backup
+  std::unique_ptr<TaskThread> readers_thread_;  // documents
+  std::unique_ptr<TaskThread> tails_thread_;    // spilled tails
 };
 
 }  // namespace gtrain::head

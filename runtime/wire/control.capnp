@@ -244,7 +244,7 @@ struct CheckpointReport {
   policy @5 :Text;
 }
 
-# The newest output of a live rank, replaced as a whole, at most once a second.
+# The newest output of a live rank, at most once a second: all that is kept of it (piece 0), or what came after the piece before.
 struct LogTail {
   job @0 :Text;
   generation @1 :UInt64;
@@ -252,6 +252,7 @@ struct LogTail {
   isStderr @3 :Bool;
   endOffset @4 :UInt64;
   text @5 :Data;
+  piece @6 :UInt64;   # 0 unless the head said joinsPieces
 }
 
 struct AgentNote { job @0 :Text; generation @1 :UInt64; rank @2 :Int32; kind @3 :Text; text @4 :Text; }
@@ -275,6 +276,7 @@ struct AgentWelcome {
   fenceAfter @4 :Int64;
   epochProof @5 :Text;
   describe @6 :Bool;
+  joinsPieces @7 :Bool;   # it knows LogTail.piece
 }
 
 # The agent logs the reason and ends; nothing it runs is touched by the refusal itself.

@@ -213,6 +213,7 @@ GT_FIELDS(core::LogTail) {
   GT_PLAIN(is_stderr, IsStderr);
   GT_PLAIN(end_offset, EndOffset);
   GT_TAIL(text, Text, kTailBytesMax);
+  GT_PLAIN(piece, Piece);
 }
 GT_FIELDS(core::AgentNote) {
   GT_ID_OR_EMPTY(job, Job);
@@ -249,6 +250,7 @@ GT_FIELDS(core::AgentWelcome) {
   GT_DURATION(fence_after, FenceAfter);
   GT_TEXT(epoch_proof, EpochProof, kNameBytesMax);
   GT_PLAIN(describe, Describe);
+  GT_PLAIN(joins_pieces, JoinsPieces);
 }
 GT_FIELDS(core::AgentRefused) {
   GT_TEXT(reason, Reason, kSentenceBytesMax);

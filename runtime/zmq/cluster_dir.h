@@ -8,6 +8,7 @@
 //   tokens.json      join tokens that can still be used
 //   audit.jsonl      who changed what
 //   store/           RocksDB; store.* beside it: runtime/store/rocks_store.h
+//   tails/           of ranks' output, what the running head has no room for: runtime/head/tail_spill.h
 //   new              empty; there until the first head has made the store: without it a missing store is a
 //   loss last-backup      the directory of the newest backup, for messages endpoint.json    of the running
 //   head, see Endpoint

@@ -423,7 +423,10 @@ void TraceWorld::Commit() {
 
 void TraceWorld::Perform(const core::Effect& effect) {
   if (const auto* send = std::get_if<core::SendToNode>(&effect)) return ToAgent(*send);
-  if (const auto* reply = std::get_if<core::ReplyToClient>(&effect)) replies_[reply->reply.id] = reply->reply;
+  if (const auto* reply = std::get_if<core::ReplyToClient>(&effect))
+    replies_[reply->reply.id] = Built(*reply);
+  if (const auto* reply = std::get_if<core::ReplyFromSpill>(&effect))
+    replies_[reply->request_id] = Built(*reply, std::nullopt);
   if (const auto* refuse = std::get_if<core::RefusePeer>(&effect)) {
     Line(absl::StrCat("-> ", refuse->route, " Refused: ", refuse->reason));
   }
@@ -432,7 +435,7 @@ void TraceWorld::Perform(const core::Effect& effect) {
         absl::StrCat("event ", event->job.value, " #", event->sequence, " ", event->kind, ": ", event->text));
   }
   if (const auto* failure = std::get_if<core::WriteFailure>(&effect)) {
-    const json report = json::parse(failure->json);
+    const json report = json::parse(failure->document->Json());
     Line(absl::StrCat("write ", failure->run_dir, "/failure.json: first fault ",
                       report.at("first_fault").is_null()
                           ? "none"

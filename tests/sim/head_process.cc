@@ -190,6 +190,11 @@ void HeadProcess::Do(std::vector<core::Effect> effects) {
   }
 }
 
+void HeadProcess::Reply(const std::string& route, core::ClientReply reply) {
+  checker_.HeadReplies(reply);
+  (void)network_.SendTo(route, std::move(reply));
+}
+
 void HeadProcess::Perform(core::Effect& effect) {
   if (auto* send = std::get_if<core::SendToNode>(&effect)) {
     checker_.HeadSends(*send, awake());
@@ -200,8 +205,9 @@ void HeadProcess::Perform(core::Effect& effect) {
       later_.push_back({{core::Role::kNode, send->node.value}, *route});
     }
   } else if (auto* reply = std::get_if<core::ReplyToClient>(&effect)) {
-    checker_.HeadReplies(reply->reply);
-    (void)network_.SendTo(reply->route, std::move(reply->reply));
+    Reply(reply->route, Built(*reply));
+  } else if (const auto* read = std::get_if<core::ReplyFromSpill>(&effect)) {
+    Reply(read->route, Built(*read, std::nullopt));  // as if the disk had lost all that was spilled
   } else if (auto* refuse = std::get_if<core::RefusePeer>(&effect)) {
     (void)network_.SendTo(refuse->route, core::AgentRefused{refuse->reason});
   }

@@ -37,6 +37,7 @@ class HeadProcess {
   void Step(const core::HeadEvent& event);
   void Do(std::vector<core::Effect> effects);
   void Perform(core::Effect& effect);
+  void Reply(const std::string& route, core::ClientReply reply);
   void StartCommit();
   void Wake();
   void Resume();

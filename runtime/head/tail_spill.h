@@ -1,0 +1,60 @@
+// What LogTails has no room for: the older parts of ranks' last words, in files of the cluster directory.
+#pragma once
+#include <atomic>
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "base/unique_fd.h"
+#include "runtime/core/log_tails.h"
+
+namespace gtrain::head {
+
+struct TailSpillLimits {
+  size_t told = 64 << 10;  // of a tail; its file holds at most three times as much
+  // All files together; each counts as 16 KiB at least, so there are at most 65,536. Twice what 4,000 ranks
+  // with two streams of `told` bytes each need.
+  size_t total = size_t{1} << 30;
+};
+
+// Blocks on the disk; one thread owns it, apart from lost(). The files are `tails/<number>`, the bytes of one
+// tail each. Which is whose is known only here: a new head begins with an empty folder, for after its welcome
+// every agent sends whole tails. What cannot be written, or has no room, is lost, and nothing else.
+class TailSpill {
+ public:
+  explicit TailSpill(std::string cluster_dir, TailSpillLimits limits = {});
+
+  // First call: removes what an earlier head has left.
+  void Clear();
+  void Write(const core::SpillTail& spill);
+  std::optional<core::SpilledTail> Read(const core::TailKey& tail);
+  void Drop(const JobId& job);
+  // Parts that could not be written.
+  uint64_t lost() const { return lost_; }
+
+ private:
+  struct File {
+    uint64_t number = 0;  // its name
+    size_t size = 0;
+    uint64_t bytes = 0;  // SpilledTail::bytes
+    uint64_t end_offset = 0;
+  };
+  using Files = core::JobShares<core::TailKey, File>;
+
+  absl::Status Open();
+  absl::Status Append(File& file, const core::SpillTail& spill);
+  absl::StatusOr<std::string> ReadEnd(const File& file) const;
+  void Unlink(const File& file) const;
+
+  const std::string cluster_dir_;
+  const TailSpillLimits limits_;
+  UniqueFd folder_;
+  uint64_t last_number_ = 0;
+  Files files_;
+  bool failing_ = false;
+  std::atomic<uint64_t> lost_ = 0;
+};
+
+}  // namespace gtrain::head
