@@ -10,6 +10,7 @@
 #   make sim      20,000 seeds of the simulated cluster, at most 60 minutes; build/sim/report.txt
 #   make powercut 300 power cuts under load on a loop-mounted ext4 (root); ARGS="--cuts N --workers N --seed N"
 #   make bench    every build/bin/bench_* with --quick; JSON under build/bench/
+#   make bench-gate  ratios of bench/baseline.json measured again; fails when one fell beyond its spread; an idle machine, 12 min
 #   make asan     unit and multi-process tests under AddressSanitizer and UBSan
 #   make tsan     the same under ThreadSanitizer
 #   make asan-core  PURE code, codecs, formats, golden traces and 300 seeds of the simulator under AddressSanitizer and UBSan
@@ -20,7 +21,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help install build run test test-s3 check sim soak powercut bench mutants fuzz asan tsan asan-core bazel clean
+.PHONY: help install build run test test-s3 check sim soak powercut bench bench-gate mutants fuzz asan tsan asan-core bazel clean
 
 JOBS ?= $(shell tools/jobs.sh)
 TEST_JOBS ?= 2
@@ -64,6 +65,9 @@ powercut: build
 
 bench: build
 	tools/bench.sh build $(ARGS)
+
+bench-gate: build
+	tools/bench_gate.py build $(ARGS)
 
 mutants: install
 	tools/mutants.py $(ARGS)
