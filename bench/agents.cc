@@ -462,7 +462,8 @@ class AgentsBench {
     Add("durable operation p99", "ms", {Quantile(writes_, 0.99)});
     Add("read p50", "ms", {Quantile(reads_, 0.5)});
     Add("read p99", "ms", {Quantile(reads_, 0.99)});
-    // What the other ends of the same messages cost on the same machine makes runs on different ones comparable.
+    // What the other ends of the same messages cost on the same machine makes runs on different ones
+    // comparable.
     Add("head CPU, of one core", "%", {100 * (head_->CpuSeconds() - cpu) / seconds},
         "the agents of this bench", {100 * (OwnCpuSeconds() - own_cpu) / seconds});
     Add("head memory", "MiB", {head_->MemoryMiB("VmRSS:")});

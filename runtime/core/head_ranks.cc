@@ -314,8 +314,8 @@ void HeadState::TakeNote(Job& job, const NodeId& node, const AgentNote& note) {
                                               : "the storage can be read again"));
 }
 
-// Ranks that step together are heard of within a heartbeat or two of each other: at the end of the limit, some
-// may have stepped in time whose word is still on its way.
+// Ranks that step together are heard of within a heartbeat or two of each other: at the end of the limit,
+// some may have stepped in time whose word is still on its way.
 Instant HeadState::StallVerdictAt(const Job& job) const {
   const spec::Progress& progress = job.spec.progress;
   return *job.progress_at + (job.low_step ? progress.stall : progress.startup) +

@@ -138,7 +138,8 @@ int Keeper::WaitMs() const {
     if (record.phase == Phase::kEnding || record.phase == Phase::kKilling) return 20;
   }
   if (!writers_wanted_.empty()) return 20;
-  if (tick_wanted_) return static_cast<int>(std::clamp<int64_t>(last_tick_ms_ + kTickMs - NowMs(), 0, kTickMs));
+  if (tick_wanted_)
+    return static_cast<int>(std::clamp<int64_t>(last_tick_ms_ + kTickMs - NowMs(), 0, kTickMs));
   return static_cast<int>(attached_ ? kSleepMs : kLookMs);
 }
 
@@ -357,7 +358,7 @@ void Keeper::Do(Attach& attach) {
     return DropAgent();
   }
   lease_ms_ = attach.lease_ms;
-  reports_written_ = true;  // while nobody was told
+  reports_written_ = true;                       // while nobody was told
   if (attach.protocol < 3) fence_until_ms_ = 0;  // an agent that went back a version extends none
   Tell(Describe());
   for (auto& [generation, record] : generations_) {

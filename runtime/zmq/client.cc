@@ -121,7 +121,8 @@ absl::StatusOr<std::unique_ptr<ZmqClient>> ZmqClient::Connect(const ClientOption
   CommonOptions common{options.message_bytes_max, options.queue_messages_max, 5000, 1000};
   bool ok = dealer != nullptr && SetCommon(dealer, common) && SetInt(dealer, ZMQ_IMMEDIATE, 1) &&
             SetInt(dealer, ZMQ_RECONNECT_IVL, 100) && SetInt(dealer, ZMQ_RECONNECT_IVL_MAX, 2000) &&
-            SetInt(dealer, ZMQ_CONNECT_TIMEOUT, 5000) && SetHeartbeat(dealer) && SetInt(dealer, ZMQ_IPV6, numeric_v4 ? 0 : 1) &&
+            SetInt(dealer, ZMQ_CONNECT_TIMEOUT, 5000) && SetHeartbeat(dealer) &&
+            SetInt(dealer, ZMQ_IPV6, numeric_v4 ? 0 : 1) &&
             SetText(dealer, ZMQ_CURVE_SERVERKEY, options.server_public_key) &&
             SetText(dealer, ZMQ_CURVE_PUBLICKEY, options.keys.public_key) &&
             SetText(dealer, ZMQ_CURVE_SECRETKEY, options.keys.secret_key);
