@@ -42,6 +42,7 @@ bool Consistent(const NodeId& node, const GenerationDescribed& described) {
   const GenerationGrant& grant = described.grant;
   if (described.held.job != grant.job || described.held.generation != grant.generation) return false;
   if (grant.ranks.size() != static_cast<size_t>(grant.world_size) || grant.nodes.empty()) return false;
+  if (grant.generation.value == 0) return false;  // none was ever granted
   const auto has = [&](const NodeId& id) {
     return std::any_of(grant.nodes.begin(), grant.nodes.end(),
                        [&](const NodePlace& place) { return place.node == id; });

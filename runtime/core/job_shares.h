@@ -56,6 +56,10 @@ class JobShares {
     by_bytes_.insert({job.bytes, entry.key.job});
   }
 
+  // Of one job.
+  size_t BytesOf(const JobId& job) const { return jobs_.at(job).bytes; }
+  size_t EntriesOf(const JobId& job) const { return jobs_.at(job).entries.size(); }
+
   // Of the job that holds most the entry not renewed for longest; nullptr: there is none.
   Entry* Oldest() {
     return by_bytes_.empty() ? nullptr : &jobs_.at(by_bytes_.rbegin()->second).entries.front();

@@ -29,14 +29,18 @@ std::vector<SpillTail> LogTails::Put(LogTail tail) {
   while (tails_.bytes() > total_bytes_max_) {
     auto& oldest = *tails_.Oldest();
     if (oldest.value.text.empty()) {
-      tails_.Erase(oldest.key);
+      // That a tail goes on is remembered while others of the job have text (a round of them finds one), and
+      // while that does not take half of the room.
+      const size_t costs = kTailCost * tails_.EntriesOf(oldest.key.job);
+      const bool forget = costs == tails_.BytesOf(oldest.key.job) || costs > total_bytes_max_ / 2;
+      forget ? tails_.Erase(oldest.key) : (void)tails_.Renew(oldest.key);
       continue;
     }
     HeldTail& leaves = oldest.value;
     leaving.push_back({oldest.key, leaves.spilled, leaves.end_offset, std::exchange(leaves.text, {})});
     leaves.spilled += leaving.back().text.size();
     tails_.Count(oldest, kTailCost);
-    tails_.Renew(oldest.key);  // that it goes on is remembered while others have text
+    tails_.Renew(oldest.key);
   }
   return leaving;
 }

@@ -86,6 +86,19 @@ TEST(LogTails, WhatLeavesFollowsWhatLeftBefore) {
   EXPECT_EQ(tails.Find(Key(0))->spilled, 0u);
 }
 
+// Others that write more do not make it forget what a quiet one has on the disk.
+TEST(LogTails, AQuietTailGoesOnWhereItLeft) {
+  LogTails tails(64 << 10, 60'000);
+  tails.Put(Tail(0, std::string(20'000, 'q')));
+  for (int round = 0; round < 100; ++round) {
+    for (int rank = 1; rank < 60; ++rank) tails.Put(Tail(rank, std::string(1 + 37 * rank, 'x'), round));
+  }
+  ASSERT_EQ(TextOf(tails, Key(0)), "");
+  tails.Put(Tail(0, "later", 1));
+  EXPECT_EQ(tails.Find(Key(0))->spilled, 20'000u);
+  EXPECT_LE(tails.bytes(), 60'000u);
+}
+
 TEST(LogTails, NoJobCostsAnotherOneItsTails) {
   LogTails tails(1000, 20'000);
   tails.Put(Tail(0, "quiet", 0, "quiet"));

@@ -36,9 +36,10 @@ constexpr size_t kStoreTasksMax = 1'000;
 constexpr size_t kBackupTasksMax = 2;
 constexpr size_t kRunFileTasksMax = 10'000;
 // A document of a job of 4,000 ranks waits in 0.5 MB and is built in 15 ms: the last of a full queue after
-// two seconds. Three readers who ask without end leave room for a fourth.
-constexpr size_t kReadsMax = 128;
-constexpr int kReadsPerKeyMax = 40;
+// five seconds. Three readers who ask without end leave room for a fourth; what one asks for in one breath
+// (a document for each of its jobs) is less.
+constexpr size_t kReadsMax = 320;
+constexpr int kReadsPerKeyMax = 100;
 constexpr size_t kTailTasksMax = 500;  // of 64 KiB at most
 // A message on a connection that closes at once may be dropped by the receiver: agents are given this long to
 // read their shutdown before the sockets go.
@@ -168,6 +169,7 @@ absl::Status HeadService::Start() {
   const bool loopback = std::all_of(options_.listen.begin(), options_.listen.end(), IsLoopback);
   GT_RETURN_IF_ERROR(RootMayServe(geteuid() == 0, loopback, InContainer(), options_.allow_root));
   GT_ASSIGN_OR_RETURN(files_, net::LoadCluster(options_.cluster_dir));
+  tails_ = std::make_shared<TailSpill>(files_.dir);
   access_ = std::make_shared<Access>(files_, registry_, clock_);
   GT_RETURN_IF_ERROR(access_->Load());
   GT_RETURN_IF_ERROR(Recover());
@@ -175,7 +177,6 @@ absl::Status HeadService::Start() {
   store_thread_ = std::make_unique<TaskThread>(kStoreTasksMax);
   files_thread_ = std::make_unique<TaskThread>(kRunFileTasksMax);
   readers_thread_ = std::make_unique<TaskThread>(kReadsMax);
-  tails_ = std::make_shared<TailSpill>(files_.dir);
   tails_thread_ = std::make_unique<TaskThread>(kTailTasksMax);
   (void)tails_thread_->Post([tails = tails_] { tails->Clear(); });
   return absl::OkStatus();
@@ -436,6 +437,10 @@ void HeadService::OnSpace(const port::StoreSpace& space) {
   if (space.level == space_) return;
   space_ = space.level;
   if (!space.text.empty()) LogWarning(space.text);
+  // Tails are the first to go: they may be what the store lacks, or a job could not be submitted for them.
+  const bool plenty = space_ == port::SpaceLevel::kPlenty;
+  tails_->SetRoom(plenty);
+  if (!plenty && tails_thread_) (void)tails_thread_->Post([tails = tails_] { tails->Clear(); });
   later_.push_back(core::StoreRoom{.low = space.level != port::SpaceLevel::kPlenty,
                                    .text = space.text,
                                    .full = space.level == port::SpaceLevel::kFull});
@@ -493,21 +498,25 @@ void HeadService::operator()(const core::SendToNode& send) {
 
 void HeadService::operator()(const core::ReplyToClient& reply) {
   if (reply.document == nullptr) return (void)Send(reply.route, reply.reply);
-  BuildReply(*readers_thread_, reply.client_key, reply.route, reply.reply.id,
+  BuildReply(reply.client_key, reply.route, reply.reply.id,
              [reply] { return core::Built(reply); });
 }
 
-// Behind what was spilled before, on the same thread.
+// Behind what was spilled before, on the same thread. Not counted: a client asks for all streams of a lost
+// node at once. When much waits for that disk, what is in memory must do.
 void HeadService::operator()(const core::ReplyFromSpill& reply) {
-  BuildReply(*tails_thread_, reply.client_key, reply.route, reply.request_id,
-             [reply, tails = tails_] { return core::Built(reply, tails->Read(core::TailOf(reply.query))); });
+  const bool posted = tails_thread_->Post([reply, tails = tails_, completions = completions_] {
+    const auto spilled = tails->Read(core::TailOf(reply.query));
+    completions->Push({.built = wire::Encode(core::Built(reply, spilled)), .route = reply.route});
+  });
+  if (!posted) (void)Send(reply.route, core::Built(reply, std::nullopt));
 }
 
-void HeadService::BuildReply(TaskThread& thread, const std::string& reader, const std::string& route,
-                             const std::string& id, std::function<core::ClientReply()> build) {
+void HeadService::BuildReply(const std::string& reader, const std::string& route, const std::string& id,
+                             std::function<core::ClientReply()> build) {
   const auto own = reads_of_key_.find(reader);
   const bool turn = own == reads_of_key_.end() || own->second < kReadsPerKeyMax;
-  if (turn && thread.Post([=, build = std::move(build), completions = completions_] {
+  if (turn && readers_thread_->Post([=, build = std::move(build), completions = completions_] {
         completions->Push({.built = wire::Encode(build()), .route = route, .reader = reader});
       })) {
     ++reads_of_key_[reader];
@@ -517,8 +526,8 @@ void HeadService::BuildReply(TaskThread& thread, const std::string& reader, cons
 }
 
 void HeadService::OnBuilt(const Completions::Item& item) {
-  const auto own = reads_of_key_.find(item.reader);
-  if (--own->second == 0) reads_of_key_.erase(own);
+  if (const auto own = reads_of_key_.find(item.reader); own != reads_of_key_.end() && --own->second == 0)
+    reads_of_key_.erase(own);
   (void)SendBytes(item.route, item.built, "a reply");
 }
 

@@ -139,8 +139,8 @@ class HeadService {
   void SayGoodbye();
   bool Send(const std::string& route, const core::Message& message);
   bool SendBytes(const std::string& route, absl::string_view bytes, absl::string_view what);
-  void BuildReply(TaskThread& thread, const std::string& reader, const std::string& route,
-                  const std::string& id, std::function<core::ClientReply()> build);
+  void BuildReply(const std::string& reader, const std::string& route, const std::string& id,
+                  std::function<core::ClientReply()> build);
   void OnBuilt(const Completions::Item& item);
   void PostRunFile(std::function<absl::Status()> write, const std::string& what);
 

@@ -27,6 +27,8 @@ TailSpill::TailSpill(std::string cluster_dir, TailSpillLimits limits)
     : cluster_dir_(std::move(cluster_dir)), limits_(limits) {}
 
 void TailSpill::Clear() {
+  files_ = Files();
+  folder_.reset();
   std::error_code error;  // what stays costs room only
   std::filesystem::remove_all(cluster_dir_ + "/" + kFolder, error);
 }
@@ -42,7 +44,13 @@ absl::Status TailSpill::Open() {
   return folder_.valid() ? absl::OkStatus() : absl::UnavailableError(why);
 }
 
+void TailSpill::SetRoom(bool room) { room_ = room; }
+
 void TailSpill::Write(const core::SpillTail& spill) {
+  if (!room_) {  // what waited when the disk became low
+    ++lost_;
+    return;
+  }
   Files::Entry& entry = files_.Renew(spill.tail);
   const absl::Status written = Append(entry.value, spill);
   if (written.ok()) {
@@ -79,7 +87,7 @@ absl::Status TailSpill::Append(File& file, const core::SpillTail& spill) {
   if (!fd.valid()) return ErrnoStatus(errno, what);
   GT_RETURN_IF_ERROR(WriteWhole(fd.get(), text, what));
   file.size = (anew ? 0 : file.size) + text.size();
-  file.bytes = spill.text.size() + (follows ? file.bytes : 0);
+  file.bytes = spill.before + spill.text.size();
   file.end_offset = spill.end_offset;
   return absl::OkStatus();
 }

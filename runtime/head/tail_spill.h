@@ -19,15 +19,17 @@ struct TailSpillLimits {
   size_t total = size_t{1} << 30;
 };
 
-// Blocks on the disk; one thread owns it, apart from lost(). The files are `tails/<number>`, the bytes of one
+// Blocks on the disk; one thread owns it, apart from lost() and SetRoom(). The files are `tails/<number>`, the bytes of one
 // tail each. Which is whose is known only here: a new head begins with an empty folder, for after its welcome
 // every agent sends whole tails. What cannot be written, or has no room, is lost, and nothing else.
 class TailSpill {
  public:
   explicit TailSpill(std::string cluster_dir, TailSpillLimits limits = {});
 
-  // First call: removes what an earlier head has left.
+  // Removes all there is: first of all what an earlier head has left, and later when others need the disk.
   void Clear();
+  // Thread-safe. Without room nothing is written, whatever waits.
+  void SetRoom(bool room);
   void Write(const core::SpillTail& spill);
   std::optional<core::SpilledTail> Read(const core::TailKey& tail);
   void Drop(const JobId& job);
@@ -55,6 +57,7 @@ class TailSpill {
   Files files_;
   bool failing_ = false;
   std::atomic<uint64_t> lost_ = 0;
+  std::atomic<bool> room_ = true;
 };
 
 }  // namespace gtrain::head

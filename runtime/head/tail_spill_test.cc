@@ -53,7 +53,9 @@ TEST(TailSpill, WithoutWhatWasBeforeItBeginsAnew) {
   TailSpill tails(TestFolder());
   tails.Write({Key(0), 0, 3, "one"});
   tails.Write({Key(0), 7, 12, "three"});
-  EXPECT_EQ(tails.Read(Key(0)), (SpilledTail{"three", 5, 12}));
+  EXPECT_EQ(tails.Read(Key(0)), (SpilledTail{"three", 12, 12}));
+  tails.Write({Key(0), 12, 17, " four"});
+  EXPECT_EQ(tails.Read(Key(0)), (SpilledTail{"three four", 17, 17})) << "and goes on from there";
   tails.Write({Key(0), 0, 4, "anew"});
   EXPECT_EQ(tails.Read(Key(0)), (SpilledTail{"anew", 4, 4}));
 }
@@ -69,6 +71,20 @@ TEST(TailSpill, TheDiskIsBoundedAndTheNoisyJobPays_X16) {
   EXPECT_EQ(tails.Read(Key(40, "noisy")), std::nullopt);
   tails.Drop(JobId("noisy"));
   EXPECT_EQ(Files(dir), 1u);
+}
+
+TEST(TailSpill, TheStoreGetsTheDiskBack_H3) {
+  const std::string dir = TestFolder();
+  TailSpill tails(dir);
+  tails.Write({Key(0), 0, 5, "first"});
+  tails.SetRoom(false);
+  tails.Write({Key(1), 0, 5, "waits"});
+  tails.Clear();
+  EXPECT_EQ(Files(dir), 0u);
+  EXPECT_EQ(tails.Read(Key(0)), std::nullopt);
+  tails.SetRoom(true);
+  tails.Write({Key(0), 5, 9, "next"});
+  EXPECT_EQ(tails.Read(Key(0)), (SpilledTail{"next", 9, 9}));
 }
 
 TEST(TailSpill, AnEarlierHeadsAreForgotten) {
