@@ -498,8 +498,7 @@ void HeadService::operator()(const core::SendToNode& send) {
 
 void HeadService::operator()(const core::ReplyToClient& reply) {
   if (reply.document == nullptr) return (void)Send(reply.route, reply.reply);
-  BuildReply(reply.client_key, reply.route, reply.reply.id,
-             [reply] { return core::Built(reply); });
+  BuildReply(reply.client_key, reply.route, reply.reply.id, [reply] { return core::Built(reply); });
 }
 
 // Behind what was spilled before, on the same thread. Not counted: a client asks for all streams of a lost

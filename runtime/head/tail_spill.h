@@ -19,9 +19,10 @@ struct TailSpillLimits {
   size_t total = size_t{1} << 30;
 };
 
-// Blocks on the disk; one thread owns it, apart from lost() and SetRoom(). The files are `tails/<number>`, the bytes of one
-// tail each. Which is whose is known only here: a new head begins with an empty folder, for after its welcome
-// every agent sends whole tails. What cannot be written, or has no room, is lost, and nothing else.
+// Blocks on the disk; one thread owns it, apart from lost() and SetRoom(). The files are `tails/<number>`,
+// the bytes of one tail each. Which is whose is known only here: a new head begins with an empty folder, for
+// after its welcome every agent sends whole tails. What cannot be written, or has no room, is lost, and
+// nothing else.
 class TailSpill {
  public:
   explicit TailSpill(std::string cluster_dir, TailSpillLimits limits = {});
