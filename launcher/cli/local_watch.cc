@@ -23,6 +23,7 @@ namespace gtrain::cli {
 namespace {
 
 constexpr absl::Duration kLook = absl::Milliseconds(500);
+constexpr absl::Duration kFirstLook = absl::Milliseconds(20);  // until this process has its lock
 constexpr absl::Duration kPauseMin = absl::Seconds(1);  // between two starts; doubled while nothing stays up
 constexpr absl::Duration kPauseMax = absl::Minutes(1);
 
@@ -84,6 +85,7 @@ class OwnLock {
     if (!seen_.valid() && IsLocked(path_)) seen_.reset(open(path_.c_str(), O_RDONLY | O_CLOEXEC));
     return seen_.valid() && !LeadsTo(path_, seen_.get());
   }
+  bool seen() const { return seen_.valid(); }
 
  private:
   const std::string path_;
@@ -97,7 +99,7 @@ std::jthread StartThread(const std::string& dir, Daemon self, std::function<std:
   const auto look = [watcher = std::make_shared<Watcher>(dir, std::move(others)),
                      own_lock = std::make_shared<OwnLock>(LockPath(dir, self)),
                      out_of_place = std::move(out_of_place), dir](const std::stop_token& stop) {
-    for (; !stop.stop_requested(); absl::SleepFor(kLook)) {
+    for (; !stop.stop_requested(); absl::SleepFor(own_lock->seen() ? kLook : kFirstLook)) {
       const std::string why = own_lock->WasRemoved() ? dir + " was removed" : out_of_place();
       if (!why.empty()) {
         LogWarning(why, "; this process ends");

@@ -1,4 +1,4 @@
-// The processes of the local cluster look after each other, without any client: each looks ten times a second
+// The processes of the local cluster look after each other, without any client: each looks twice a second
 // whether the two others hold their locks, and starts again what died, under start.lock, so that nothing is
 // started twice. Any one that is left brings back the rest. Why three: a head and an agent that die in the
 // same moment would leave nobody, so `gtrain local-watch` does nothing else than this.

@@ -162,6 +162,7 @@ class Agent {
   std::map<std::string, absl::StatusOr<std::string>> secrets_;  // by file
   absl::Status made_;                                           // its run directory
   bool connected_ = false;
+  bool more_from_head_ = false;  // than one turn takes
   uint64_t connections_ = 0;  // so far
   Instant next_ports_, next_complaint_;
   Instant needed_at_;                                        // when it last had a head or a keeper
@@ -392,7 +393,7 @@ void Agent::Wait() {
   if (const auto next = core_->NextDeadline()) {
     wait = std::clamp(absl::Ceil(*next - clock_.Now(), absl::Milliseconds(1)), absl::Milliseconds(1), wait);
   }
-  if (!later_.empty()) wait = absl::ZeroDuration();
+  if (!later_.empty() || more_from_head_) wait = absl::ZeroDuration();
   poll(fds.data(), fds.size(), static_cast<int>(absl::ToInt64Milliseconds(wait)));
   signalfd_siginfo info;
   while (read(signals_.get(), &info, sizeof(info)) == sizeof(info)) {
@@ -501,6 +502,7 @@ void Agent::Prepare(core::StartGeneration start) {
 void Agent::ReadHead() {
   for (int i = 0; i < kMessagesATurn; ++i) {
     const auto payload = transport_->Receive();
+    more_from_head_ = payload.has_value();
     if (!payload) return;
     auto message = wire::Decode(*payload, wire::Sender::kHead);
     if (!message.ok()) {

@@ -26,7 +26,7 @@ bool FailureDetector::Awake(Instant now) {
 void FailureDetector::Heard(const NodeId& node, Instant now) {
   const auto [it, fresh] = nodes_.try_emplace(node);
   Entry& entry = it->second;
-  if (fresh || entry.level != Level::kAlive) first_due_.reset();
+  if (fresh || entry.level != Level::kAlive || entry.heard > now) first_due_.reset();
   entry = {now, Level::kAlive, {}, entry.extra};
 }
 

@@ -432,6 +432,32 @@ TEST_F(KeeperTest, RanksEndWhenNoAgentComesBack) {  // P4
   EXPECT_THAT(state_.generations[0].unacked[0].message, HasSubstr("no agent came back"));
 }
 
+TEST_F(KeeperTest, AnAgentTooFarApartExtendsNoLease_P4) {
+  Start();
+  Attach(/*lease_ms=*/1000);
+  Launch({"exec sleep 600"});
+  ASSERT_NE(WaitStarted(0), nullptr);
+  EXPECT_TRUE(Until([&] {  // started again and again
+    LoseAgent();
+    Attach(0, keeper::kAgentProtocol + 2);
+    closed_ = false;
+    return fs::exists(dir_ + "/exits/1");
+  }));
+  LoseAgent();
+  Attach();  // for the end of this test
+}
+
+// What is written once the budget allows it again may be refused when nothing else happens any more.
+TEST_F(KeeperTest, ARefusalIsToldWhoeverIsSilentThen_P8) {
+  Start({"--log-burst", "1000"});
+  Launch({absl::StrCat("mkdir ", OutPath(0), "; head -c 5000 /dev/zero | tr '\\0' y; exec sleep 600")});
+  // A keeper that sleeps over it wakes up after a minute.
+  const auto* refused =
+      Wait<keeper::Output>([](const keeper::Output& output) { return output.refused != 0; }, kPatience / 2);
+  ASSERT_NE(refused, nullptr);
+  EXPECT_EQ(refused->refused, EISDIR);
+}
+
 // The lease ends ranks without the SDK, also while an agent is attached that says nothing (fault N2).
 TEST_F(KeeperTest, TheFenceEndsRanksThatMayWrite_N2) {
   Start();

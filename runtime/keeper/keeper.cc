@@ -133,11 +133,14 @@ void Keeper::PumpReady() {
 }
 
 int Keeper::WaitMs() const {
-  if (arena_bytes_faulting_ > 0) return 0;
+  if (arena_bytes_faulting_ > 0 || more_zombies_) return 0;
+  bool writing = false;
   for (const auto& [generation, record] : generations_) {
     if (record.phase == Phase::kEnding || record.phase == Phase::kKilling) return 20;
+    writing = writing || record.phase == Phase::kWriting;
   }
   if (!writers_wanted_.empty()) return 20;
+  if (writing && !tick_wanted_) return kTickMs;
   if (tick_wanted_)
     return static_cast<int>(std::clamp<int64_t>(last_tick_ms_ + kTickMs - NowMs(), 0, kTickMs));
   return static_cast<int>(attached_ ? kSleepMs : kLookMs);
@@ -190,6 +193,7 @@ void Keeper::Turn(int64_t now) {
 void Keeper::Tick() {
   last_tick_ms_ = now_;
   const bool writing = !log_writer_.Idle();  // asked first: what the disk refuses until then is seen below
+  const uint64_t handed = log_writer_.handed();
   CloseDrained();
   TailReports();
   SendOutput();
@@ -197,12 +201,13 @@ void Keeper::Tick() {
   CheckFence();
   if (!attached_ && !quitting_ && now_ >= next_look_ms_) LookAfterSockets();
   SweepConnections();
-  tick_wanted_ = writing || MoreToDo();
+  tick_wanted_ = writing || log_writer_.handed() != handed || MoreToDo();
 }
 
 // Something waits for its time, or for room. Without it the keeper sleeps until something happens.
 bool Keeper::MoreToDo() const {
   if (quitting_ || reports_written_ || !helpers_.empty()) return true;
+  if (fence_until_ms_ != 0 && !fence_timer_.valid()) return true;
   for (const auto& connection : connections_) {
     if (connection->broken || connection->rank < 0) return true;
   }
@@ -355,6 +360,7 @@ void Keeper::Do(Attach& attach) {
     who.pid = getpid();
     Tell(std::move(who));
     WriteAgent();
+    attached_ = false;  // it was no agent of ours: the lease goes on running out
     return DropAgent();
   }
   lease_ms_ = attach.lease_ms;

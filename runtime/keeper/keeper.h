@@ -288,6 +288,8 @@ class Keeper {
   int64_t last_tick_ms_ = 0;
   bool tick_wanted_ = false;      // something happened, or waits for its time: a keeper else sleeps
   bool reports_written_ = false;  // since they were read
+  bool more_zombies_ = false;     // than one turn takes
+  int64_t reports_read_ms_ = 0;   // all of them
   int64_t next_look_ms_ = 0;
   bool sockets_missed_ = false;  // when they were looked for last
   uint64_t highest_revoked_ = 0;

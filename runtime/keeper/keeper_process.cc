@@ -33,6 +33,7 @@ constexpr int64_t kLogsMs = 2000;  // a generation that is over waits this long 
 constexpr int64_t kScanEveryMs = 15;
 constexpr size_t kOutputFrameMax = 64u << 10;
 constexpr size_t kAgentOutSoft = 1u << 20;  // beyond this, output waits: it is in the file anyway
+constexpr int64_t kReportsMs = 1000;
 constexpr uint64_t kReportBacklogMax = 16u << 20;
 constexpr uint64_t kReportPunchStep = 1u << 20;
 constexpr size_t kHelperOutputMax = 1u << 20;
@@ -172,9 +173,11 @@ void Keeper::StarterDied(Starting& starting) {
 // Takes every zombie: ranks and helpers with their status recorded first, adopted orphans at once (fault
 // P11).
 void Keeper::Reap() {
+  more_zombies_ = true;
   for (int i = 0; i < 4096; ++i) {
     siginfo_t info = {};
-    if (waitid(P_ALL, 0, &info, WEXITED | WNOHANG | WNOWAIT) != 0 || info.si_pid == 0) break;
+    more_zombies_ = waitid(P_ALL, 0, &info, WEXITED | WNOHANG | WNOWAIT) == 0 && info.si_pid != 0;
+    if (!more_zombies_) break;
     if (!KnownDied(info)) {
       TakeStarted();  // it may be a rank whose start we have not read yet
       KnownDied(info);
@@ -320,7 +323,8 @@ void Keeper::SendOutput(uint64_t generation, RankProcess& rank) {
 }
 
 // One watch for the reports of all ranks, which lie in one folder. What a program writes through a mapping
-// of the file wakes nobody (inotify(7)): it is read with the next word of anyone's, and when the rank ends.
+// of the file, or another machine writes, wakes nobody (inotify(7)): it is read when something else does, the
+// lease every ten seconds at the latest.
 void Keeper::WatchReports(GenerationRecord& record) {
   reports_written_ = true;  // by a rank that was quicker than this
   if (!report_events_.valid()) return;
@@ -333,7 +337,8 @@ void Keeper::TailReports() {
   char events[16 << 10];
   while (report_events_.valid() && read(report_events_.get(), events, sizeof(events)) > 0)
     reports_written_ = true;
-  const bool all = std::exchange(reports_written_, false);
+  const bool all = std::exchange(reports_written_, false) || now_ - reports_read_ms_ >= kReportsMs;
+  if (all) reports_read_ms_ = now_;
   for (auto& [generation, record] : generations_) {
     if (!all && record.reports_watch >= 0) continue;
     for (auto& [number, rank] : record.ranks) {

@@ -283,6 +283,7 @@ void Keeper::WriteSome(RankConnection& connection) {
     if (n < 0 && errno == EAGAIN) return;
     if (n <= 0) {
       connection.broken = true;
+      tick_wanted_ = true;  // its peer may live, and then no event comes of it
       return;
     }
     chunk.pass_fd = -1;

@@ -176,6 +176,7 @@ bool LogWriter::Append(const std::shared_ptr<LogFile>& file, std::string text, u
   }
   file->waiting_bytes_ += bytes;
   queue_->waiting_bytes += bytes;
+  ++handed_;
   if (!std::exchange(file->in_line_, true)) queue_->line.push_back(file);
   if (!std::exchange(queue_->started, true)) std::thread(Run, queue_).detach();
   return true;

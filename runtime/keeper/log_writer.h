@@ -44,6 +44,7 @@ class LogWriter {
   uint64_t Dropped(const LogFile& file) const;  // stream bytes that will never be in it
   bool Written(const LogFile& file) const;      // nothing of it waits, and the disk took the last of it
 
+  uint64_t handed() const { return handed_; }  // texts that Append has taken so far
   bool Idle() const;                           // everything taken was written or refused
   int idle_fd() const { return idle_.get(); }  // readable after it became idle; cleared by Idle()
 
@@ -52,6 +53,7 @@ class LogWriter {
   static void Run(std::shared_ptr<Queue> queue);
 
   UniqueFd idle_;
+  uint64_t handed_ = 0;
   std::shared_ptr<Queue> queue_;  // the thread's too: it may outlive us in a system call
 };
 
