@@ -120,6 +120,7 @@ class Agent {
   core::AgentConfig Config(int living_keepers);
   Incarnation ChooseIncarnation(const std::string& boot_id, int living_keepers);
   absl::Status WaitForKeepers();
+  void AwaitFiles();
   void TellKeepers();
 
   void Turn();
@@ -163,7 +164,7 @@ class Agent {
   absl::Status made_;                                           // its run directory
   bool connected_ = false;
   bool more_from_head_ = false;  // than one turn takes
-  uint64_t connections_ = 0;  // so far
+  uint64_t connections_ = 0;     // so far
   Instant next_ports_, next_complaint_;
   Instant needed_at_;                                        // when it last had a head or a keeper
   std::vector<core::AgentEvent> later_;                      // made by effects
@@ -358,6 +359,7 @@ absl::Status Agent::Serve() {
   if (!leave_after_keepers_ && !leave_->ok()) return *leave_;
   const absl::Status gone = WaitForKeepers();
   DropCopies({INT64_MAX});
+  AwaitFiles();  // a drop that comes later would make the folder anew
   if (const std::string near = NearMemory(node_); !near.empty()) ckpt::RemoveNearFolder(near);
   return leave_->ok() ? gone : *leave_;
 }
@@ -378,6 +380,15 @@ absl::Status Agent::WaitForKeepers() {
   const Instant deadline = clock_.Now() + kLeavePatience;
   while (!keepers_->empty() && clock_.Now() < deadline) Turn();
   return keepers_->empty() ? absl::OkStatus() : absl::InternalError("some keepers did not leave in time");
+}
+
+void Agent::AwaitFiles() {
+  const Instant deadline = clock_.Now() + kFarewellPatience;
+  while (!files_.idle() && clock_.Now() < deadline) {
+    pollfd done{files_.fd(), POLLIN, 0};
+    poll(&done, 1, 10);
+    (void)files_.Take();  // what would follow is over
+  }
 }
 
 void Agent::Wait() {

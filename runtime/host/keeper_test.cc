@@ -685,7 +685,8 @@ TEST_F(KeeperTest, ReportFileIsForwardedAndTruncationSurvives) {
   std::ofstream(start.report_path, std::ios::app) << "{\"step\":3}\n";
   const auto forwarded = [&](const std::string& line) {
     return Wait<keeper::ReportBytes>(
-        [&](const keeper::ReportBytes& report) { return absl::StrContains(report.bytes, line); });
+        [&](const keeper::ReportBytes& report) { return absl::StrContains(report.bytes, line); },
+        kPatience / 2);  // a keeper that sleeps over it wakes up after a minute
   };
   // The keeper may have read the first two before the third was there.
   EXPECT_NE(forwarded("{\"step\":3}\n"), nullptr);

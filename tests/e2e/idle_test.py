@@ -42,6 +42,8 @@ class IdleTest(ClusterTest):
         self.assertLess(found['head'], 2 * (2 + 3 * self.agent_count))
         self.assertLess(found['keeper'], 1, 'the lease is told every ten seconds')
         self.client('stop', '--now', 'idle')
+        self.wait_for_state('idle', 'CANCELLED')
+        wait_until('the keepers to end', lambda: not self.daemons('keeper'))
 
 
 if __name__ == '__main__':
