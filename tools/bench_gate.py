@@ -29,8 +29,11 @@ def run(build, bench):
     """Name of a row -> its ratio, of one run."""
     with tempfile.TemporaryDirectory() as folder:
         report = os.path.join(folder, 'report.json')
-        done = subprocess.run([os.path.join(build, 'bin', 'bench_' + bench), '--quick', '--json', report], timeout=SECONDS,
-                              stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=False)
+        try:
+            done = subprocess.run([os.path.join(build, 'bin', 'bench_' + bench), '--quick', '--json', report],
+                                  timeout=SECONDS, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=False)
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise SystemExit(f'bench-gate: {error}; build it (make build) and leave the machine to it') from None
         if done.returncode != 0:
             raise SystemExit(f'bench-gate: bench_{bench} failed: {done.stderr.strip()}')
         with open(report, encoding='utf-8') as data:

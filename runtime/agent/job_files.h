@@ -27,7 +27,7 @@ class JobFiles {
   bool Post(const JobId& job, std::function<Done()> work);
   // Something that was posted for the job has not come out of Take.
   bool Waits(const JobId& job) const { return threads_.contains(job); }
-  bool idle() const { return threads_.empty(); }  // the same of any job
+  bool idle() const { return threads_.empty(); }  // nothing of any job waits
   // What has ended, in the order of each job.
   std::vector<Done> Take();
   int fd() const;  // readable when Take has something
