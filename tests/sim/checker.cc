@@ -611,13 +611,28 @@ void Checker::LeaseEnds(const JobId& job, uint64_t generation) {
 
 // ---------------------------------------------------------------- processes
 
-// INV-2: no two processes hold one rank of one generation, and without the SDK none of two.
+// The head goes by the time of a notice that it heard, and the cloud has taken the notice back since.
+bool Checker::LeaveTakenBackUnheard(int machine) const {
+  const auto node = node_on ? nodes_.find(node_on(machine)) : nodes_.end();
+  if (node == nodes_.end() || !node->second.heard_leave) return false;
+  return node->second.announced_until != std::numeric_limits<int64_t>::max();
+}
+
+// INV-2: no two processes hold one rank of one generation, and without the SDK none of two unless the job
+// waives that.
 void Checker::RankStarts(const RankProcess& rank, const Gang& gang) {
-  if (!rank.worker) {
+  const core::JobRecord* record = Record(rank.job);
+  const spec::JobSpec* spec = record == nullptr ? nullptr : spec_of(record->spec_text);
+  if (spec != nullptr && spec->overlap == spec::Overlap::kAllow) {
+    for (const RankProcess* other : unfenced_[rank.job])
+      kernel_.counts["rank beside an older generation, allowed"] += other->generation < rank.generation;
+    if (!rank.worker) unfenced_[rank.job].insert(&rank);
+  } else if (!rank.worker) {
     for (const RankProcess* other : unfenced_[rank.job]) {
       // SIGKILL has been sent to one in state D: it writes nothing more. The others are exceptions of
       // docs/protocols/invariants.md: a copy of a node's state, and ranks whose keeper was killed.
       const bool keeper_killed = !other->exited;
+      if (LeaveTakenBackUnheard(other->machine)) continue;
       if (other->generation >= rank.generation || other->stuck || keeper_killed || shares_key(other->machine))
         continue;
       kernel_.Fail("INV-2", absl::StrCat("rank ", rank.rank, " of ", G(rank.job, rank.generation),

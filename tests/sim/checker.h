@@ -30,6 +30,7 @@ class Checker {
   // Whether ranks on the two nodes could not talk at some moment after `then`.
   std::function<bool(const NodeId&, const NodeId&, int64_t then)> link_was_cut;
   std::function<NodeId(const std::string& hostname)> node_called;
+  std::function<NodeId(int machine)> node_on;
   std::function<bool(int machine)> shares_key;  // another machine has a copy of its state (fault N4)
   core::HeadConfig config;
 
@@ -131,6 +132,7 @@ class Checker {
     JobId job;
   };
 
+  bool LeaveTakenBackUnheard(int machine) const;
   void CheckNewest(const core::GenerationGrant& grant);
   void CheckPlacement(const core::HeadCore& head, const core::GenerationGrant& grant);
   void CheckWritten(const core::HeadCore& head, const core::Persist& persist);

@@ -269,6 +269,8 @@ void KeeperModel::End(uint64_t number, Generation& generation, keeper::End mode,
     for (auto& [which, rank] : generation.ranks) list.push_back(rank.process);
     return list;
   }();
+  // Where nothing runs any more, or never did, there is nothing to wait for.
+  kernel_.After(20 * kMs, [self = shared_from_this(), number] { self->Advance(number); });
   if (mode == keeper::End::kStopNow) grace = 0;
   if (mode == keeper::End::kStop && grace > 0) {
     // SDK ranks are told to save; the others get SIGTERM.

@@ -53,6 +53,7 @@ World::World(uint64_t seed, const Profile& chosen)
   checker.committed = [this](const JobId& job, uint64_t timeline, int64_t step) {
     return ranks.Committed(job, timeline, step);
   };
+  checker.node_on = [this](int machine) { return machines[static_cast<size_t>(machine)]->config().node; };
   checker.shares_key = [this](int machine) {
     const NodeId& node = machines[static_cast<size_t>(machine)]->config().node;
     return std::count_if(machines.begin(), machines.end(),
@@ -223,6 +224,7 @@ std::string World::DrawSpec(Program* program) {
   absl::StrAppend(&text, "progress: {stall: ", 60 + rng.Below(120),
                   "s, startup: 5m, on_stall: ", rng.Chance(0.4) ? "kill" : "report", "}\n");
   absl::StrAppend(&text, "stop_grace: ", 1 + rng.Below(20), "s\n");
+  if (rng.Chance(0.1)) absl::StrAppend(&text, "overlap: allow\n");
   if (rng.Chance(0.1)) absl::StrAppend(&text, "limits: {time: ", 2 + rng.Below(10), "m}\n");
   if (rng.Chance(0.3)) absl::StrAppend(&text, "priority: ", rng.Below(3), "\n");
   if (submitted_ % 2 == 0) {
