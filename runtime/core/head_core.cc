@@ -231,7 +231,7 @@ StepResult HeadState::Step(const HeadEvent& event, Instant now) {
   }
   if (stopped_) return {};
   if (detector_.slept() > absl::ZeroDuration()) TakeOff(detector_.slept(), now);
-  const int polls = open_polls_;
+  const int polls = polls_of_user_.all();
   RecoveryTimers(now);
   if (const auto* message = std::get_if<PeerMessage>(&event)) {
     OnMessage(*message, now);
@@ -253,7 +253,7 @@ StepResult HeadState::Step(const HeadEvent& event, Instant now) {
   if (schedules && Settled(now)) Schedule(now);
   AnswerPolls(now);
   CheckIdle(now);
-  KeepDeadline(event, schedules || cluster_.recovering || polls != open_polls_ || !dirty_jobs_.empty() ||
+  KeepDeadline(event, schedules || cluster_.recovering || polls != polls_of_user_.all() || !dirty_jobs_.empty() ||
                           !writes_.empty() || detector_.slept() > absl::ZeroDuration());
   return Flush(now);
 }

@@ -65,7 +65,10 @@ struct HeadConfig {
   int requests_max = 10'000;             // remembered answers
   int requests_per_key_max = 2'500;      // of those, the newest of one client
   int polls_max = 10'000;                // clients that wait for events
-  int polls_per_key_max = 1'000;         // of those
+  int polls_per_user_max = 1'000;        // of those
+  int queries_max = 2'000;               // log reads and commands that agents are asked for
+  int queries_per_user_max = 500;        // of those
+  int notes_burst = 60;                  // of a job's ranks, told as events; then one a second
   int events_kept_max = 1'000;           // a job, in memory
   size_t tail_bytes_max = 64 << 10;      // a rank and stream
   size_t tails_bytes_max = 16 << 20;     // all together

@@ -290,8 +290,18 @@ void HeadState::OnNote(const NodeId& node, const AgentNote& note) {
   if (job == nullptr) return;
   if (IsRankNote(note.kind)) return TakeNote(*job, node, note);
   const std::string rank = note.rank >= 0 ? absl::StrCat("rank ", note.rank, " on ") : "";
-  Emit(*job, note.kind.empty() ? "note" : note.kind, absl::StrCat(rank, Hostname(node), ": ", note.text));
-  Dirty(*job);
+  EmitNote(*job, note.kind.empty() ? "note" : note.kind, absl::StrCat(rank, Hostname(node), ": ", note.text));
+}
+
+// Ranks say what they like, and each event is a line in files and a record on the disk that all jobs share.
+// What is too much is left out and counted; the state that it told of is kept.
+void HeadState::EmitNote(Job& job, const std::string& kind, std::string text) {
+  if (!job.note_rate) job.note_rate.emplace(config_.notes_burst, 1, step_at_);
+  if (!job.note_rate->Take(step_at_)) return (void)++job.notes_left_out;
+  if (const int left_out = std::exchange(job.notes_left_out, 0); left_out > 0)
+    absl::StrAppend(&text, " (", left_out, " notes before this are not listed)");
+  Emit(job, kind, std::move(text));
+  Dirty(job);
 }
 
 // What ranks say of themselves is a state of the job. Of a storage that cannot be read, of saves that come to
@@ -305,13 +315,12 @@ void HeadState::TakeNote(Job& job, const NodeId& node, const AgentNote& note) {
   const bool told_when_it_changes =
       note.kind == kStorageNote || note.kind == kSavesNote || note.kind == kLogsNote;
   if (note.kind != kOwnerNote && !(told_when_it_changes && changes)) return;
-  Dirty(job);
-  Emit(job, note.kind,
-       absl::StrCat("rank ", note.rank, " on ", Hostname(node), ": ",
-                    !known.empty()            ? known
-                    : note.kind == kSavesNote ? "saves are committed again"
-                    : note.kind == kLogsNote  ? "logs are written again"
-                                              : "the storage can be read again"));
+  EmitNote(job, note.kind,
+           absl::StrCat("rank ", note.rank, " on ", Hostname(node), ": ",
+                        !known.empty()            ? known
+                        : note.kind == kSavesNote ? "saves are committed again"
+                        : note.kind == kLogsNote  ? "logs are written again"
+                                                  : "the storage can be read again"));
 }
 
 // Ranks that step together are heard of within a heartbeat or two of each other: at the end of the limit,
@@ -358,7 +367,7 @@ void HeadState::CheckStall(Job& job, Instant now) {
       AgentQuery query{epoch(),       next_query_++,         AgentQuery::Kind::kStacks,
                        job.record.id, job.record.generation, place.rank};
       Send(place.node, SendKind::kReply, query);
-      queries_[query.query] = {"", "", "", query, place.node, now + config_.query_timeout};
+      queries_[query.query] = {"", "", "", "", query, place.node, now + config_.query_timeout};
     }
   }
   if (progress.on_stall != spec::OnStall::kKill) return;

@@ -22,6 +22,7 @@
 #include <string>
 #include <vector>
 
+#include "base/rate_limit.h"
 #include "launcher/plan/place.h"
 #include "runtime/core/exchange.h"
 #include "runtime/core/failure_detector.h"
@@ -29,6 +30,7 @@
 #include "runtime/core/head_core.h"
 #include "runtime/core/job_state.h"
 #include "runtime/core/log_tails.h"
+#include "runtime/core/user_shares.h"
 
 namespace gtrain::core {
 
@@ -122,6 +124,8 @@ struct Job {
   std::string checkpoint_policy;                    // as the newest report said it
   std::map<std::string, std::string> notes_before;  // of earlier generations, of the owner and the storage
   std::map<std::string, std::string> rank_notes;    // of this generation: kind -> newest (worker_core.h)
+  std::optional<RateLimit> note_rate;               // of the events that its ranks cause by what they say
+  int notes_left_out = 0;                           // since the last one that was told
 
   // Live, of record.generation.
   std::vector<RankLive> ranks;  // index = rank
@@ -180,6 +184,7 @@ struct Job {
 struct OpenQuery {
   std::string route;
   std::string client_key;
+  std::string user;  // empty: the head asks, for itself
   std::string request_id;
   AgentQuery query;
   NodeId node;
@@ -197,6 +202,7 @@ struct OpenPoll {
   std::string route;
   std::string request_id;
   std::string client_key;
+  std::string user;
   JobId job;
   uint64_t after = 0;
   Instant deadline;
@@ -338,6 +344,7 @@ class HeadState {
   Job* CurrentJob(const NodeId& node, const JobId& id, Generation generation);
   FaultRecord FaultOf(const Job& job, const RankExit& exit) const;
   void TakeNote(Job& job, const NodeId& node, const AgentNote& note);
+  void EmitNote(Job& job, const std::string& kind, std::string text);
   void UpdateProgress(Job& job, Instant now);
   Instant StallVerdictAt(const Job& job) const;
   void CheckStall(Job& job, Instant now);
@@ -398,6 +405,7 @@ class HeadState {
                                      const ClientSubmit& submit, Instant now);
   absl::StatusOr<std::string> Stop(const Peer& peer, const ClientStop& stop, Instant now);
   absl::StatusOr<std::string> Shutdown(const ClientShutdown& shutdown, Instant now);
+  absl::Status RoomToAsk(const PeerMessage& event);
   absl::Status AskLogs(const PeerMessage& event, const std::string& id, const ClientLogs& logs, Instant now);
   absl::Status AskExec(const PeerMessage& event, const std::string& id, const ClientExec& exec, Instant now);
   absl::Status Poll(const PeerMessage& event, const std::string& id, const ClientEvents& events, Instant now);
@@ -412,6 +420,7 @@ class HeadState {
   void AnswerEvents(const OpenPoll& poll, const Job& job);
   bool ClientWaits(const Job& job) const;
   void ExpireQueries(Instant now);
+  OpenQuery EndQuery(std::map<uint64_t, OpenQuery>::iterator query);
   void DropOldJobs();
 
   // head_json.cc
@@ -440,12 +449,12 @@ class HeadState {
   FailureDetector detector_;
   LogTails tails_;
   std::map<uint64_t, OpenQuery> queries_;
+  UserShares queries_of_user_;  // of those that clients asked
   std::deque<DoneExec> done_execs_;
   uint64_t next_query_ = 1;
   // Looked at when their job says something, or the first of all is over: never all of them at each message.
   std::map<JobId, std::vector<OpenPoll>> polls_;
-  std::map<std::string, int> polls_of_key_;
-  int open_polls_ = 0;
+  UserShares polls_of_user_;
   std::optional<Instant> next_poll_;  // not after the deadline of any
   std::set<JobId> news_;              // jobs with new events, or forgotten
   Instant active_at_;                 // last request or end of a job
