@@ -1,5 +1,14 @@
 // The class behind MakeCommunicator: set-up and the frame of every collective in communicator.cc, reductions
 // in all_reduce.cc and reduce.cc, the rest in moves.cc.
+//
+// Of n ranks on N machines each keeps n times some hundred bytes (members, addresses, records), an arena
+// where its machine has several of them (comm/shm/shm_group.h), and scratch of at most kScheduleBytes for
+// each way that needs some, from the first call that does. A frame is, on one machine, one meeting and n
+// reads; with one rank on each, log2 N rounds of 64 bytes; where machines have several, an all-gather of 56
+// bytes a rank among the leaders (a round up to 16 machines, N - 1 above) and two meetings; there a
+// reduce-scatter carries what an all-reduce of its input does, an all-to-all what an all-gather of
+// everybody's input does. A pair is a communicator of two: an arena of 6 MiB inside a machine, no connection
+// but one between machines.
 #pragma once
 #include <algorithm>
 #include <functional>

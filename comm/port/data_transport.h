@@ -1,5 +1,7 @@
 // Port: point to point messages among the members of one communicator. Adapters: comm/ucx (between
-// machines), comm/fake (threads of a test).
+// machines), comm/fake (threads of a test). An exchange is one message a transfer, beside a greeting between
+// two members that never spoke; a member keeps the addresses of all n, and nothing else that grows with n but
+// its connections, which comm/ucx/ucx_transport.h counts.
 #pragma once
 #include <cstddef>
 #include <string>
