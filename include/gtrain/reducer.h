@@ -152,6 +152,8 @@ struct ReducedStep {
   // A gradient of this step is what turns the optimiser's momentum into a compressed one, so its square is
   // mostly the error of the compression. Adam and others that divide by a mean of squares leave that mean,
   // and its bias correction, as the steps before left it: 1-bit Adam (Tang et al. 2021, arXiv 2102.02888).
+  // Elements whose mean is zero no gradient has reached: what comes back for them is the error of others, and
+  // divided by next to nothing it is a step of any size, so the optimiser leaves them where they are.
   // False in the warm-up, which measures the mean; true from the first compressed step on. Equal on all
   // ranks.
   bool momentum_travelled = false;
