@@ -42,12 +42,12 @@ class DataTransport {
                                 const Watch& watch) = 0;
 
   // This member gives up. The members that it is connected with hear `notice` (at most kNoticeBytesMax; ""
-  // is not told); the transport is dead. One message to each of them; blocks for a second at most. Best
+  // is not told); the transport is dead. One message to each of them; blocks for two seconds at most. Best
   // effort, and nothing if this member itself has heard one: its sender told the others.
   virtual void Fail(absl::string_view notice) = 0;
   // This member ends well: members that it is connected with, and that wait for a message of it which never
   // came, get Unavailable with `words` (at most kNoticeBytesMax); what it has sent arrives first. Then the
-  // transport is dead. Best effort; blocks for a second at most.
+  // transport is dead. Best effort; blocks for two seconds at most.
   virtual void Leave(absl::string_view words) = 0;
   // Of the exchange that has failed: the members whose part of it is not done, each once.
   virtual std::vector<int> Unfinished() const = 0;
