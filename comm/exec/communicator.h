@@ -41,7 +41,7 @@ struct ExecOptions {
 //   40 at most, of up to 256 KiB, round the ring of machines, which measure what a round costs, for each of w
 //   ways to speak (one, or leader and rails: these send as many);
 //   (N - 1) (w + 1) of a few numbers, to agree on that, in a round each up to 16 machines, N - 1 above; and
-//   the barrier's: L, or N - 1 where machines have several ranks.
+//   the barrier's: L, or N - 1 where up to 16 machines have several ranks.
 // With `deterministic` nothing is measured: w is 0. A Split needs no head: five all-gathers of this
 // communicator, the largest of n addresses, bring its members together, and the rest is as here. What an
 // arena takes stands in comm/shm/shm_group.h, what a transport does in comm/ucx/ucx_transport.h.

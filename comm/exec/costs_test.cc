@@ -180,9 +180,8 @@ void CheckHeld(const Costs& costs, uint64_t n, uint64_t of_each) {
 // Messages of the leader of each machine, which sends most. `ways`: to speak, that were measured.
 void CheckMessages(const Costs& costs, uint64_t n, uint64_t of_each, uint64_t ways) {
   const uint64_t machines = n / of_each, others = machines - 1, log = std::bit_width(others);
-  const uint64_t round = machines <= 16 ? 1 : others;  // of an all-gather
-  const bool several = of_each > 1;
-  const uint64_t enter = several ? others : log;
+  const bool several = of_each > 1, few = machines <= 16;
+  const uint64_t enter = several && few ? others : log;
   const uint64_t fixed = (machines <= 16 ? others : log) + (ways + 1) * others + enter;
   for (uint64_t rank = 0; rank < n; rank += of_each) {
     const Counts &make = costs.of_rank[kMake][rank], &split = costs.of_rank[kSplit][rank],
@@ -194,8 +193,8 @@ void CheckMessages(const Costs& costs, uint64_t n, uint64_t of_each, uint64_t wa
     EXPECT_LE(make.most_bytes, 256 << 10);
     EXPECT_GE(split.messages, fixed + 5 * (enter + others));
     EXPECT_LE(split.messages, fixed + 40 * ways + 5 * (enter + others));
-    EXPECT_EQ(reduce.messages, log + (several ? others : 0));
-    EXPECT_EQ(reduce.rounds, machines == 1 ? 0 : log + (several ? round : 0));
+    EXPECT_EQ(reduce.messages, log + (several ? enter : 0));
+    EXPECT_EQ(reduce.rounds, log + (!several ? 0 : few ? 1 : log));
   }
   for (uint64_t rank = 0; rank < n; ++rank) {
     if (rank % of_each == 0) continue;
