@@ -206,7 +206,7 @@ TEST(HostileValues, OnSixteenRanks) { TryAll(FakeWorld::OneNode(16), {64, 64, 70
 TEST(HostileValues, OnSixteenRanksOfFourMachines) {
   std::vector<std::string> nodes;
   for (int rank = 0; rank < 16; ++rank) nodes.push_back(absl::StrCat("m", rank / 4));
-  TryAll(nodes, {64, 64, 700});
+  TryAll(nodes, {64, 64, 700}, /*sparing=*/true);
 }
 TEST(HostileValues, OnSixtyFourRanks) { TryAll(FakeWorld::OneNode(64), {96, 96, 500}, /*sparing=*/true); }
 
