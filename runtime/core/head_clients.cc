@@ -21,6 +21,13 @@ std::string Dump(const json& document) {
   return document.dump(-1, ' ', false, json::error_handler_t::replace);
 }
 
+// What a job holds in memory and store that its user chose.
+size_t BytesOf(const std::string& spec_text, const std::map<std::string, std::string>& env) {
+  size_t bytes = spec_text.size();
+  for (const auto& [name, value] : env) bytes += name.size() + value.size();
+  return bytes;
+}
+
 const JobId* JobOf(const ClientRequestBody& body) {
   if (const auto* b = std::get_if<ClientStop>(&body)) return &b->job;
   if (const auto* b = std::get_if<ClientStatus>(&body)) return &b->job;
@@ -151,7 +158,7 @@ void HeadState::OnRequest(const PeerMessage& event, const ClientRequest& request
   } else if (drained != nullptr) {
     changed = Drain(event.peer, *drained, now);
   } else if (std::holds_alternative<ClientStatus>(request.body)) {
-    return Answer(event, request.id, StatusOf(*job_id));
+    return Answer(event, request.id, StatusOf(*job_id, OwnerName(event.peer)));
   } else if (std::holds_alternative<ClientNodes>(request.body)) {
     return Answer(event, request.id, NodesNow());
   } else if (const auto* revoke = std::get_if<ClientRevokeNode>(&request.body)) {
@@ -194,17 +201,29 @@ absl::StatusOr<std::string> HeadState::Submit(const PeerMessage& event, const st
         absl::StrCat(config_.live_jobs_max, " jobs are live, the most this head takes: wait or stop some"));
   }
   const std::string owner = OwnerName(event.peer);
-  const auto own = std::count_if(jobs_.begin(), jobs_.end(), [&](const auto& item) {
-    return !IsFinal(item.second.record.state) && item.second.record.owner == owner;
-  });
+  int own = 0;
+  size_t own_bytes = BytesOf(submit.spec_text, submit.env);
+  for (const Job* job : LiveJobs()) {
+    if (job->record.owner != owner) continue;
+    ++own;
+    own_bytes += BytesOf(job->record.spec_text, job->record.env);
+  }
+  if (own_bytes > config_.live_jobs_bytes_per_user_max) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("the job files and environments of the ", own, " live jobs of ", owner,
+                     " and of this one are more than the ", config_.live_jobs_bytes_per_user_max >> 20,
+                     " MiB that this head takes of one user: wait or stop some"));
+  }
   if (own >= config_.live_jobs_per_user_max && !config_.local) {
     return absl::ResourceExhaustedError(absl::StrCat(
         own, " jobs of ", owner, " are live, the most this head takes of one user: wait or stop some"));
   }
   absl::StatusOr<spec::JobSpec> spec = config_.parse_job(submit.spec_text);
   if (!spec.ok()) return spec.status();
-  if (!submit.takeover) {
-    if (absl::Status free = CheckDirectory(*spec, now); !free.ok()) return free;
+  if (absl::Status free =
+          submit.takeover ? MayTakeOver(event.peer, *spec) : CheckDirectory(*spec, owner, now);
+      !free.ok()) {
+    return free;
   }
   JobRecord record;
   record.number = cluster_.next_job;
@@ -217,7 +236,7 @@ absl::StatusOr<std::string> HeadState::Submit(const PeerMessage& event, const st
   record.run_dir = absl::StrReplaceAll(submit.run_dir, {{"{job}", record.id.value}, {"{cluster}", cluster}});
   record.resume = submit.resume;
   record.client_key = event.peer.key_id;
-  record.owner = OwnerName(event.peer);
+  record.owner = owner;
   record.request_id = id;
   record.end_with_client = submit.end_with_client;
   record.takeover = submit.takeover;
@@ -246,15 +265,29 @@ absl::StatusOr<std::string> HeadState::Submit(const PeerMessage& event, const st
   return Dump({{"job", job.record.id.value}, {"run_dir", job.record.run_dir}});
 }
 
-// Finished jobs beyond the limit are forgotten, oldest first.
+// Finished jobs beyond the limits are forgotten: oldest first, and for bytes those of who has most of them.
 void HeadState::DropOldJobs() {
-  for (auto it = job_order_.begin();
-       static_cast<int>(jobs_.size()) > config_.jobs_max && it != job_order_.end();) {
+  size_t bytes = 0;
+  std::map<std::string, size_t> bytes_of;
+  for (const auto& [id, job] : jobs_) {
+    const size_t its = BytesOf(job.record.spec_text, job.record.env);
+    bytes_of[job.record.owner] += its;
+    bytes += its;
+  }
+  const auto most = [&] {
+    return std::ranges::max_element(bytes_of, {}, [](const auto& item) { return item.second; })->first;
+  };
+  for (auto it = job_order_.begin(); it != job_order_.end();) {
+    const bool many = static_cast<int>(jobs_.size()) > config_.jobs_max;
+    if (!many && bytes <= config_.jobs_bytes_max) return;
     const Job& job = jobs_.at(it->second);
-    if (!IsFinal(job.record.state)) {
+    if (!IsFinal(job.record.state) || (!many && job.record.owner != most())) {
       ++it;
       continue;
     }
+    const size_t its = BytesOf(job.record.spec_text, job.record.env);
+    bytes_of[job.record.owner] -= its;
+    bytes -= its;
     DeleteJob(job);
     if (job.checkpoint) Delete(KeyOf(*job.checkpoint));
     tails_.Forget(it->second);

@@ -253,8 +253,9 @@ StepResult HeadState::Step(const HeadEvent& event, Instant now) {
   if (schedules && Settled(now)) Schedule(now);
   AnswerPolls(now);
   CheckIdle(now);
-  KeepDeadline(event, schedules || cluster_.recovering || polls != polls_of_user_.all() || !dirty_jobs_.empty() ||
-                          !writes_.empty() || detector_.slept() > absl::ZeroDuration());
+  KeepDeadline(event, schedules || cluster_.recovering || polls != polls_of_user_.all() ||
+                          !dirty_jobs_.empty() || !writes_.empty() ||
+                          detector_.slept() > absl::ZeroDuration());
   return Flush(now);
 }
 

@@ -57,9 +57,14 @@ struct HeadConfig {
   absl::Duration events_wait_max = absl::Seconds(30);  // long poll
   absl::Duration client_lease = absl::Seconds(60);     // end_with_client: silence that ends the job
   absl::Duration idle_linger = absl::Seconds(10);
+  // A rank that asks to be run again (exit code 75) may do so because of another one, whose own end takes a
+  // moment more: it is waited for before the ranks are ended.
+  absl::Duration cause_grace = absl::Seconds(1);
   absl::Duration recovery_window = absl::Hours(1);  // after a restore or recover: agents' word is taken
 
-  int jobs_max = 10'000;  // live and finished
+  int jobs_max = 10'000;                           // live and finished
+  size_t jobs_bytes_max = 256 << 20;               // of job files and environments of all these
+  size_t live_jobs_bytes_per_user_max = 64 << 20;  // of the live ones of one user
   int live_jobs_max = 1'000;
   int live_jobs_per_user_max = 500;      // of those; not on a local cluster
   int requests_max = 10'000;             // remembered answers

@@ -109,13 +109,32 @@ void HeadState::OnExited(const NodeId& node, const RankExit& exit, Instant now) 
   if (!job->Live()) GT_PROBE("head.exit_after_revoke");
   if (!job->Live()) return;  // the consequence of a revoke, not a cause
   const bool well = exit.cause == ExitCause::kExited && exit.exit_code == 0;
-  if (!well) return Fail(*job, FaultOf(*job, exit), now);
-  RunningIfAllStarted(*job, now);
   const bool all = job->record.exits.size() == job->ranks.size();
+  if (!well && !AwaitsCause(*job, exit, now)) return Fail(*job, FaultOf(*job, exit), now);
+  if (all && job->cause_at) return FailBy75(*job, now);
+  RunningIfAllStarted(*job, now);
   if (all)
     Finish(*job, JobState::kSucceeded,
            absl::StrCat("all ", job->ranks.size(), " ranks ended with exit code 0"));
   if (!all && !job->left_at) job->left_at = now + kLeftAfter;
+}
+
+// A rank that cannot go on without another one says 75 at once, while that one still unwinds. Whoever ended
+// now would be ended by us, and its error lost. What says why, or the last exit, ends the wait.
+bool HeadState::AwaitsCause(Job& job, const RankExit& exit, Instant now) {
+  if (exit.cause != ExitCause::kExited || KindOf(exit) != FaultKind::kSaved) return false;
+  if (job.told) return false;  // they save and go because a machine leaves
+  GT_PROBE("head.awaits_cause_of_exit75");
+  if (!job.cause_at) job.cause_at = now + config_.cause_grace;
+  return true;
+}
+
+void HeadState::FailBy75(Job& job, Instant now) {
+  job.cause_at.reset();
+  const auto first = std::ranges::find_if(job.record.exits, [](const RankExit& exit) {
+    return exit.cause == ExitCause::kExited && KindOf(exit) == FaultKind::kSaved;
+  });
+  if (first != job.record.exits.end()) Fail(job, FaultOf(job, *first), now);
 }
 
 // The ranks of most jobs end within a moment of each other and nobody is told anything. n ranks that end one

@@ -134,5 +134,81 @@ TEST_F(HeadSharesTest, WhatRanksSayIsToldInMeasure) {
   EXPECT_EQ(EventsOf(other, kOwnerNote).size(), 1u) << "each job has its own measure";
 }
 
+// To take the directory of a job that runs is to end that job.
+TEST_F(HeadSharesTest, NobodyTakesTheDirectoryOfSomebodyElsesJob) {
+  Boot();
+  Hello("1");
+  const auto submit = [&](const std::string& user, const std::string& job, bool takeover,
+                          Role role = Role::kUser) {
+    ClientSubmit request{job, {}, "/r/{job}"};
+    request.takeover = takeover;
+    return FromClient(request, "", role, user);
+  };
+  ASSERT_TRUE(submit("ann", "mine 1 1 in=/w/ckpt", false).ok);
+  const ClientReply refused = submit("bob", "his 1 1 in=/w/ckpt", true);
+  EXPECT_FALSE(refused.ok);
+  EXPECT_THAT(refused.error, HasSubstr("job mine-1 belongs to ann"));
+  const ClientReply told = submit("bob", "his 1 1 in=/w/ckpt", false);
+  EXPECT_THAT(told.error, HasSubstr("ask ann or an administrator"));
+  EXPECT_THAT(told.error, ::testing::Not(HasSubstr("gtrain stop"))) << "which bob may not";
+  EXPECT_TRUE(submit("ann", "mine 1 1 in=/w/ckpt", true).ok);
+  EXPECT_TRUE(submit("root", "admins 1 1 in=/w/ckpt", true, Role::kAdmin).ok);
+}
+
+TEST_F(HeadSharesTest, AJobThatNeverRanKeepsNobodyElseOut) {
+  Boot();
+  Hello("1");
+  const auto submit = [&](const std::string& user, const std::string& job) {
+    return FromClient(ClientSubmit{job, {}, "/r/{job}"}, "", Role::kUser, user);
+  };
+  ASSERT_TRUE(submit("bob", "blocks 99 99 in=/w/ckpt").ok);  // there is no room for it yet
+  EXPECT_FALSE(submit("bob", "again 1 1 in=/w/ckpt").ok) << "his own two would take it from each other";
+  ASSERT_TRUE(submit("ann", "mine 1 1 in=/w/ckpt").ok);
+  StartRanks(JobId("mine-2"));
+  Hello("2", 200);  // now there is
+  EXPECT_EQ(Stored(JobId("blocks-1")).state, JobState::kFailed);
+  EXPECT_THAT(Stored(JobId("blocks-1")).reason,
+              HasSubstr("job mine-2 of ann saves its checkpoints to /w/ckpt"));
+  EXPECT_EQ(Stored(JobId("mine-2")).state, JobState::kRunning);
+}
+
+TEST_F(HeadSharesTest, LargeJobsOfOneUserAreBounded) {
+  config_.live_jobs_bytes_per_user_max = 300'000;
+  config_.jobs_bytes_max = 400'000;
+  Boot();
+  const auto submit = [&](const std::string& user, size_t bytes) {
+    return FromClient(ClientSubmit{"train 1 1", {{"A", std::string(bytes, 'x')}}, "/r"}, "", Role::kUser,
+                      user);
+  };
+  ASSERT_TRUE(submit("ann", 10'000).ok);
+  FromClient(ClientStop{JobId("train-1")}, "", Role::kUser, "ann");
+  EXPECT_TRUE(submit("bob", 140'000).ok);
+  EXPECT_TRUE(submit("bob", 140'000).ok);
+  EXPECT_THAT(submit("bob", 140'000).error, HasSubstr("live jobs of bob and of this one are more than"));
+  for (const char* job : {"train-2", "train-3"}) FromClient(ClientStop{JobId(job)}, "", Role::kUser, "bob");
+  EXPECT_TRUE(submit("bob", 140'000).ok);
+  EXPECT_THAT(FromClient(ClientWhy{JobId("train-2")}, "", Role::kUser, "bob").error,
+              HasSubstr("no job train-2"));
+  EXPECT_EQ(Stored(JobId("train-1")).owner, "ann") << "the oldest, but not of who has most";
+}
+
+TEST_F(HeadSharesTest, OthersPushNobodysOwnJobsOutOfTheList) {
+  Boot();
+  const auto run = [&](const std::string& user) {
+    const ClientReply reply = FromClient(ClientSubmit{"train 1 1", {}, "/r"}, "", Role::kUser, user);
+    const JobId job(nlohmann::json::parse(reply.json).at("job").get<std::string>());
+    FromClient(ClientStop{job}, "", Role::kUser, user);
+  };
+  run("ann");
+  for (int i = 0; i < 120; ++i) run("bob");
+  const auto listed = [&](const std::string& user) {
+    return nlohmann::json::parse(FromClient(ClientStatus{}, "", Role::kUser, user).json);
+  };
+  EXPECT_EQ(listed("ann").at("jobs")[0].at("id"), "train-1");
+  EXPECT_EQ(listed("ann").at("jobs").size(), 101u);
+  EXPECT_EQ(listed("bob").at("jobs").size(), 100u);
+  EXPECT_EQ(listed("bob").at("omitted"), 21);
+}
+
 }  // namespace
 }  // namespace gtrain::core

@@ -139,6 +139,7 @@ struct Job {
   std::optional<Instant> fenced_at;       // until then ranks of a node that does not answer may write
   std::optional<Instant> not_before;      // backoff
   std::optional<Instant> left_at;         // the others are told which ranks ended with exit code 0
+  std::optional<Instant> cause_at;        // a rank has said 75: until then another one may say why
   bool any_started = false;
   bool granted_here = false;  // by this head, since its start
   bool checkpointed = false;  // a checkpoint was committed in this generation
@@ -342,6 +343,8 @@ class HeadState {
   void TakeNewest(Job& job, const CheckpointReport& newest);
   void OnNote(const NodeId& node, const AgentNote& note);
   Job* CurrentJob(const NodeId& node, const JobId& id, Generation generation);
+  bool AwaitsCause(Job& job, const RankExit& exit, Instant now);
+  void FailBy75(Job& job, Instant now);
   FaultRecord FaultOf(const Job& job, const RankExit& exit) const;
   void TakeNote(Job& job, const NodeId& node, const AgentNote& note);
   void EmitNote(Job& job, const std::string& kind, std::string text);
@@ -388,7 +391,9 @@ class HeadState {
   absl::Duration Since(absl::Time then, Instant now) const;
 
   // head_directories.cc
-  absl::Status CheckDirectory(const spec::JobSpec& spec, Instant now);
+  absl::Status CheckDirectory(const spec::JobSpec& spec, const std::string& owner, Instant now);
+  absl::Status MayTakeOver(const Peer& peer, const spec::JobSpec& spec);
+  bool DirectoryIsFree(Job& job, Instant now);
   void SayWhoTakesOver(Job& taker);
   std::vector<Job*> OthersIn(const std::string& location, const JobId& but);
   std::vector<JobId> LiveJobsToTell(const Job& job) const;
@@ -424,7 +429,7 @@ class HeadState {
   void DropOldJobs();
 
   // head_json.cc
-  std::shared_ptr<const Document> StatusOf(const JobId& id) const;
+  std::shared_ptr<const Document> StatusOf(const JobId& id, const std::string& reader) const;
   std::shared_ptr<const Document> WhyOf(const Job& job) const;
   std::shared_ptr<const Document> NodesNow() const;
   // With the bytes of the events' texts.
