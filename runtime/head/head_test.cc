@@ -348,7 +348,7 @@ TEST_F(HeadTest, ARecordThatCannotBeReadIsSetAsideByName) {
                     ->Commit({{core::KeyOf(bad), wire::EncodeRecord(bad)},
                               {core::KeyOf(half), wire::EncodeRecord(half)}})
                     .ok());
-    const absl::StatusOr<LoadedRecords> loaded = LoadRecords(**store);
+    const absl::StatusOr<core::StoredRecords> loaded = LoadRecords(**store);
     ASSERT_TRUE(loaded.ok()) << loaded.status();
     EXPECT_THAT(loaded->set_aside, testing::ElementsAre("job/bad-7"));
   }

@@ -208,8 +208,8 @@ absl::Status HeadService::Recover() {
   GT_ASSIGN_OR_RETURN(AuditLog audit, AuditLog::Open(files_.dir));
   if (audit.count() > 0) LogInfo("audit log: line ", audit.count(), " has hash ", audit.hash());
   audit_ = std::make_shared<AuditLog>(std::move(audit));
-  absl::StatusOr<LoadedRecords> loaded = LoadRecords(*store_);
-  if (!loaded.ok()) return WithRemedy(loaded.status());
+  absl::StatusOr<core::StoredRecords> stored = LoadRecords(*store_);
+  if (!stored.ok()) return WithRemedy(stored.status());
   core::HeadConfig config{
       .cluster = files_.cluster,
       .version = wire::kThisBuild.text,
@@ -240,7 +240,7 @@ absl::Status HeadService::Recover() {
   if (options_.lease) config.fence_after = *options_.lease;
   core_ = std::make_unique<core::HeadCore>(std::move(config), Rng::FromSystem());
   GT_ASSIGN_OR_RETURN(core::StepResult step,
-                      core_->Recover(loaded->records, clock_->Now(), clock_->WallNow(), loaded->set_aside));
+                      core_->Recover(*std::move(stored), clock_->Now(), clock_->WallNow()));
   if (!step.why.empty()) LogInfo(step.why);
   std::vector<core::Effect> effects = outbox_.Add(std::move(step));
   while (std::optional<core::OutboxBatch> batch = outbox_.NextBatch()) {
