@@ -4,17 +4,14 @@
 //
 // The peers are the two other forms in which a store may hold such a job: one whole record, as heads wrote it
 // before jobs had several records, and a record for each exit, as a job has them while it runs.
-#include <sys/wait.h>
-#include <unistd.h>
+#include <stdlib.h>
 
-#include <algorithm>
 #include <array>
 #include <cstdio>
 #include <filesystem>
 #include <string>
 #include <vector>
 
-#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
@@ -23,6 +20,7 @@
 #include "base/file.h"
 #include "base/status_macros.h"
 #include "bench/harness.h"
+#include "bench/peer_process.h"
 #include "launcher/spec/parse.h"
 #include "runtime/core/head_core.h"
 #include "runtime/core/job_records.h"
@@ -115,8 +113,9 @@ double PeakMegabytes() {
   return kilobytes / 1024;
 }
 
-// In a process of its own: prints seconds and megabytes.
+// In a process of its own, when it is asked to: prints seconds and megabytes.
 absl::Status StartOnce(const std::string& path) {
+  if (std::fgetc(stdin) == EOF) return absl::OkStatus();
   const RealClock clock;
   const Instant begin = clock.Now();
   GT_ASSIGN_OR_RETURN(const auto store,
@@ -134,6 +133,7 @@ absl::Status StartOnce(const std::string& path) {
       return absl::InternalError(absl::StrCat("train-", number, " did not come back whole"));
   }
   std::printf("%.4f %.1f\n", seconds, PeakMegabytes());
+  std::fflush(stdout);
   return absl::OkStatus();
 }
 
@@ -142,13 +142,12 @@ struct Cost {
 };
 
 absl::StatusOr<Cost> Start(const Options& options, const std::string& path) {
-  const std::string command = absl::StrCat(options.folder, "/bench_head_start --start ", path);
-  FILE* out = popen(command.c_str(), "re");
-  if (out == nullptr) return absl::InternalError("cannot start a process");
-  Cost cost;
-  const int read = std::fscanf(out, "%lf %lf", &cost.seconds, &cost.megabytes);
-  if (pclose(out) != 0 || read != 2) return absl::InternalError(absl::StrCat("failed: ", command));
-  return cost;
+  GT_ASSIGN_OR_RETURN(const auto process,
+                      PeerProcess::Start({absl::StrCat(options.folder, "/bench_head_start"), "--start", path},
+                                         path + ".log"));
+  GT_ASSIGN_OR_RETURN(const std::vector<double> numbers, process->Ask("go", absl::Minutes(1)));
+  if (numbers.size() != 2) return absl::InternalError("the process printed something else");
+  return Cost{numbers[0], numbers[1]};
 }
 
 absl::Status Run(const Options& options, const std::string& dir, std::vector<Outcome>* outcomes) {
