@@ -19,7 +19,7 @@
 #include "base/rng.h"
 #include "launcher/spec/job_spec.h"
 #include "runtime/core/effects.h"
-#include "runtime/core/records.h"
+#include "runtime/core/job_records.h"
 
 namespace gtrain::core {
 
@@ -145,13 +145,11 @@ class HeadCore {
   HeadCore& operator=(const HeadCore&) = delete;
 
   // First call, exactly once: empty records make a new cluster, others continue it. Persists
-  // HeadEpoch+1; serve only when that is durable. `set_aside`: keys of records that are there and cannot be
-  // read; of jobs among them, and of those of which a record is missing, what agents hold is taken up as they
-  // describe it. FailedPrecondition: the records are another cluster's. DataLoss: a record contradicts
-  // another. `wall`: what the clock on the wall shows `now`. How long ago a fault was and how long a job has
-  // run is counted by it across a restart.
-  absl::StatusOr<StepResult> Recover(const std::vector<Record>& records, Instant now, absl::Time wall,
-                                     const std::vector<std::string>& set_aside = {});
+  // HeadEpoch+1; serve only when that is durable. Of jobs of which a record was set aside, and of those of
+  // which one is missing, what agents hold is taken up as they describe it. FailedPrecondition: the records
+  // are another cluster's. DataLoss: a record contradicts another. `wall`: what the clock on the wall shows
+  // `now`. How long ago a fault was and how long a job has run is counted by it across a restart.
+  absl::StatusOr<StepResult> Recover(StoredRecords stored, Instant now, absl::Time wall);
 
   StepResult Step(const HeadEvent& event, Instant now);
   std::optional<Instant> NextDeadline() const;

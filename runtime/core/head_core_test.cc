@@ -831,7 +831,9 @@ TEST_F(HeadCoreTest, StateOfAnotherClusterIsRefused_H10) {
   HeadCore other(config_, Rng(1));
   ClusterRecord record;
   record.cluster = ClusterId("someone else's");
-  EXPECT_EQ(other.Recover({record}, clock_.Now(), clock_.WallNow()).status().code(),
+  StoredRecords stored;
+  stored.Add(record);
+  EXPECT_EQ(other.Recover(std::move(stored), clock_.Now(), clock_.WallNow()).status().code(),
             absl::StatusCode::kFailedPrecondition);
 }
 

@@ -111,6 +111,7 @@ struct JobWritten {
   bool newest_fault = true;           // as in the record
   Generation grant;                   // whose it is; 0: none
   size_t exits = 0;                   // the first of them
+  size_t packed = 0;                  // of these, how many lie in JobExitsRecords
   std::vector<Generation> faults;     // of these
   std::vector<std::string> obsolete;  // keys beside those of the record, to be deleted with the next write
 };
@@ -216,8 +217,7 @@ class HeadState {
  public:
   HeadState(HeadConfig config, Rng rng);
 
-  absl::StatusOr<StepResult> Recover(const std::vector<Record>& records, Instant now, absl::Time wall,
-                                     const std::vector<std::string>& set_aside);
+  absl::StatusOr<StepResult> Recover(StoredRecords stored, Instant now, absl::Time wall);
   StepResult Step(const HeadEvent& event, Instant now);
   std::optional<Instant> NextDeadline() const;
   HeadSnapshot Snapshot() const;
@@ -228,8 +228,7 @@ class HeadState {
 
  private:
   // head_core.cc
-  absl::Status Load(const std::vector<Record>& records, const std::vector<std::string>& set_aside,
-                    Instant now);
+  absl::Status Load(StoredRecords& stored, Instant now);
   void Adopt(Job& job, Instant now);
   void OnMessage(const PeerMessage& event, Instant now);
   void OnTick(Instant now);
@@ -278,8 +277,10 @@ class HeadState {
   std::string Hostname(const NodeId& id) const;
 
   // head_records.cc
-  absl::Status LoadJobs(const std::vector<Record>& records, const std::vector<std::string>& set_aside);
+  absl::Status LoadJobs(std::map<JobId, StoredJob>& jobs);
   void WriteJob(Job& job);
+  void WriteExits(Job& job);
+  void DeleteExits(const Job& job);
   void DeleteJob(const Job& job);
 
   // head_recovery.cc
