@@ -121,11 +121,13 @@ TEST_F(HeadFaultsTest, TheErrorOfAnotherRankIsTheCauseOfAnExit75) {
 // Who unwinds while the first one says 75 would be ended by us, and its error, or its wish not to be run
 // again, lost.
 TEST_F(HeadFaultsTest, AnExit75WaitsForItsCause) {
+  config_.cause_grace = absl::Seconds(5);
+  Boot();
   Hello("1");
   const JobId job = Submit("train 3 3");
   StartRanks(job);
   FromNode("1", RankExited{Exit(job, 1, 0, kExitSaved)});
-  Pass(absl::Milliseconds(600), {"1"});
+  Pass(absl::Seconds(2), {"1"});
   EXPECT_THAT(Sent<Revoke>(), IsEmpty()) << "the others are left alone";
   FromNode("1", RankExited{Exit(job, 1, 1, kExitNoRestart, "do not")});
   EXPECT_THAT(Sent<Revoke>(), SizeIs(1));
