@@ -14,6 +14,8 @@ if [ ${#tests[@]} = 0 ]; then
   GTRAIN_KILL_POINTS=1000 GTRAIN_BUILD_DIR="$build" "$build/tests/comm_kill_test" || failed+=(comm_kill_test)
   echo "== checkpoint_random_test: jobs that die, storage that fails, files that are damaged, 10,000 cases"
   GTRAIN_RANDOM_CASES=10000 "$build/tests/checkpoint_random_test" || failed+=(checkpoint_random_test)
+  echo "== keeper_model_test: 3,000 lives of a keeper beside those of its model"
+  GTRAIN_KEEPER_LIVES=3000 GTRAIN_BUILD_DIR="$build" "$build/tests/keeper_model_test" || failed+=(keeper_model_test)
   tests=(
     head_test.HeadKillsTest
     head_test.HeadPausedTest

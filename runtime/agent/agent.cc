@@ -39,6 +39,7 @@
 #include "runtime/agent/node.h"
 #include "runtime/agent/notice_watch.h"
 #include "runtime/core/agent_core.h"
+#include "runtime/core/keeper_order.h"
 #include "runtime/keeper/posix.h"
 #include "runtime/wire/build_version.h"
 #include "runtime/wire/codec.h"
@@ -158,13 +159,12 @@ class Agent {
   uint64_t near_bytes_max_ = 0;
   std::unique_ptr<NoticeWatch> notices_;  // null: nobody is asked
   JobFiles files_;
-  std::map<JobId, uint64_t> ended_;  // generations up to there, while what begins them still waits
+  core::KeeperOrder order_;
   // Of the grant that is stepped: what Prepare found.
   std::map<std::string, absl::StatusOr<std::string>> secrets_;  // by file
   absl::Status made_;                                           // its run directory
   bool connected_ = false;
   bool more_from_head_ = false;  // than one turn takes
-  uint64_t connections_ = 0;     // so far
   Instant next_ports_, next_complaint_;
   Instant needed_at_;                                        // when it last had a head or a keeper
   std::vector<core::AgentEvent> later_;                      // made by effects
@@ -473,22 +473,23 @@ void Agent::GiveUpIfRefused() {
 
 // The head may be known by a name, and whoever knows its address may not answer.
 void Agent::SayHeadUp() {
-  ++connections_;
+  order_.Connected();
   if (!options_.address.empty()) return Step(core::HeadUp{options_.address});
-  const bool posted = files_.Post(JobId(), [this, endpoint = membership_.endpoint, number = connections_] {
-    std::string address = LocalAddressTowards(endpoint);
-    return [this, number, address = std::move(address)] {
-      if (connected_ && number == connections_) Step(core::HeadUp{address});
-    };
-  });
+  const bool posted =
+      files_.Post(JobId(), [this, endpoint = membership_.endpoint, number = order_.connection()] {
+        std::string address = LocalAddressTowards(endpoint);
+        return [this, number, address = std::move(address)] {
+          if (connected_ && number == order_.connection()) Step(core::HeadUp{address});
+        };
+      });
   if (!posted) Step(core::HeadUp{});
 }
 
 // The core starts ranks from what was read and made here before.
 void Agent::Prepare(core::StartGeneration start) {
   const JobId job = start.grant.job;
-  const bool posted =
-      files_.Post(job, [this, number = connections_, start = std::move(start)]() mutable -> JobFiles::Done {
+  const bool posted = files_.Post(
+      job, [this, number = order_.connection(), start = std::move(start)]() mutable -> JobFiles::Done {
         std::map<std::string, absl::StatusOr<std::string>> secrets;
         const absl::StatusOr<spec::JobSpec> spec = spec::ParseCanonical(start.grant.spec_text);
         for (const auto& [name, reference] :
@@ -498,9 +499,7 @@ void Agent::Prepare(core::StartGeneration start) {
         absl::Status made = MakeRunDir(start.grant.run_dir, start.grant.generation);
         return [this, number, start = std::move(start), secrets = std::move(secrets),
                 made = std::move(made)]() mutable {
-          // The hello of a newer connection did not name it, so the head may have begun without us: it sends
-          // the grant again if it still holds.
-          if (number != connections_) return;
+          if (!order_.GrantHolds(number)) return;
           secrets_ = std::move(secrets);
           made_ = std::move(made);
           Step(core::FromHead{std::move(start)});
@@ -529,6 +528,7 @@ void Agent::ReadHead() {
 }
 
 void Agent::Step(const core::AgentEvent& event) {
+  if (const auto* lost = std::get_if<core::KeeperLost>(&event)) order_.KeeperLost(lost->job);
   core::AgentStep step = core_->Step(event, clock_.Now());
   if (!step.why.empty()) LogInfo(step.why);
   for (core::AgentEffect& effect : step.effects) {
@@ -542,31 +542,15 @@ void Agent::Do(core::ToHead& effect) {
   if (!sent.ok()) LogWarning("not sent: ", wire::KindName(effect.message), ": ", sent.message());
 }
 
-// What begins ranks waits for what they need in the job's directories; what ends them waits for nothing. It
-// comes once more behind what waits, so that the keeper answers for a generation that it hears of only then.
 void Agent::Do(core::ToKeeper& effect) {
-  const auto* start = std::get_if<keeper::StartRank>(&effect.command);
-  const auto* end = std::get_if<keeper::EndGeneration>(&effect.command);
-  const bool begins = start != nullptr || std::holds_alternative<keeper::BeginGeneration>(effect.command);
-  const bool ends = end != nullptr || std::holds_alternative<keeper::Quit>(effect.command);
-  if (!begins) keepers_->Send(effect.job, effect.command, clock_.Now());
-  if (!files_.Waits(effect.job)) {
-    if (begins) keepers_->Send(effect.job, effect.command, clock_.Now());
-    return;
-  }
-  const bool lease = std::holds_alternative<keeper::Fence>(effect.command) && !keepers_->Has(effect.job);
-  if (!begins && !ends && !lease) return;
+  const core::KeeperOrder::Way way = order_.Send(effect, files_.Waits(effect.job), keepers_->Has(effect.job));
+  if (way.now) keepers_->Send(effect.job, effect.command, clock_.Now());
+  if (!way.ticket) return;
   const JobId job = effect.job;
-  const uint64_t starts = start != nullptr ? start->generation : 0;
-  const uint64_t ended = !ends ? 0 : end != nullptr ? end->generation : UINT64_MAX;
-  if (ends) ended_[job] = std::max(ended_[job], ended);
   const bool posted =
-      files_.Post(job, [this, starts, ended, effect = std::move(effect)]() mutable -> JobFiles::Done {
-        return [this, starts, ended, effect = std::move(effect)] {
-          const auto known = ended_.find(effect.job);
-          if (known != ended_.end() && starts > 0 && starts <= known->second) return;  // it never began
-          if (known != ended_.end() && known->second == ended) ended_.erase(known);    // nothing older waits
-          keepers_->Send(effect.job, effect.command, clock_.Now());
+      files_.Post(job, [this, ticket = *way.ticket, effect = std::move(effect)]() mutable -> JobFiles::Done {
+        return [this, ticket, effect = std::move(effect)] {
+          if (order_.Passes(effect, ticket)) keepers_->Send(effect.job, effect.command, clock_.Now());
         };
       });
   if (!posted) LogWarning("ranks of ", job.value, " are not started: too much waits for its file system");

@@ -3,6 +3,7 @@
 #include <cmath>
 #include <cstring>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <utility>
 
 #include "absl/strings/escaping.h"
@@ -187,17 +188,22 @@ void AgentCore::Impl::FailStart(AgentGeneration& generation, const GenerationGra
 
 void AgentCore::Impl::End(const JobId& job, AgentJob& record, Generation up_to, EndMode mode,
                           absl::Duration grace, const std::string& reason) {
-  bool any = false;
+  std::set<Generation> ends;
   for (auto& [number, generation] : record.generations) {
     if (number > up_to) continue;
     generation.gone_told = false;  // the head may not have heard
-    if (!generation.gone) generation.ended = any = true;
+    if (generation.gone) continue;
+    generation.ended = true;
+    ends.insert(number);  // a keeper that has never heard of it answers only where it is named
   }
   TellGone(job, record);
-  if (!any) return;
+  if (ends.empty()) return;
+  ends.insert(up_to);
   const auto grace_ms = std::clamp<int64_t>(absl::ToInt64Milliseconds(grace), 0, 24 * 3600 * 1000);
-  Command(job, keeper::EndGeneration{up_to.value, static_cast<keeper::End>(static_cast<int>(mode)),
-                                     static_cast<uint64_t>(grace_ms), reason});
+  for (const Generation number : ends) {
+    Command(job, keeper::EndGeneration{number.value, static_cast<keeper::End>(static_cast<int>(mode)),
+                                       static_cast<uint64_t>(grace_ms), reason});
+  }
   why_ = absl::StrCat("end ", job.value, " up to generation ", up_to.value, ": ", reason);
 }
 
@@ -280,6 +286,16 @@ void AgentCore::Impl::Hear(const JobId& job, const keeper::State& state) {
     }
     for (const keeper::Exited& exited : held.unacked) Hear(job, exited);
     if (held.gone) Hear(job, keeper::Gone{held.generation, held.clean, ""});
+  }
+  // What was under way when a connection to the keeper broke was never read. A generation that has ended here
+  // and never began there is gone once the keeper has said so.
+  for (const auto& [number, generation] : record.generations) {
+    const bool there =
+        std::any_of(state.generations.begin(), state.generations.end(),
+                    [&number = number](const auto& held) { return held.generation == number.value; });
+    if (there || generation.gone || !generation.ended) continue;
+    GT_PROBE("agent.begin_keeper_never_heard");
+    Command(job, keeper::EndGeneration{number.value, keeper::End::kReform, 5000, "revoked by the head"});
   }
 }
 
@@ -377,7 +393,8 @@ void AgentCore::Impl::Hear(const JobId& job, const keeper::Exited& exited) {
 
 void AgentCore::Impl::Hear(const JobId& job, const keeper::Gone& gone) {
   AgentGeneration* generation = Find(job, Generation{gone.generation});
-  if (generation == nullptr) return;
+  // Its begin came behind an end that the keeper had answered, and the head has acknowledged that.
+  if (generation == nullptr) return Command(job, keeper::Forget{gone.generation});
   generation->gone = true;
   generation->clean = gone.clean;
   generation->gone_message = gone.message;

@@ -91,6 +91,30 @@ TEST_F(KeeperTest, TheLastWordsOfARankComeBeforeItsExit_S7) {
   EXPECT_EQ(relays_before_exit(), 3);
 }
 
+// A generation may be over before an agent comes that asks what its ranks said.
+TEST_F(KeeperTest, TheLastWordsOfARankOutliveItsGeneration_S7) {
+  Start();
+  Launch({"exec sleep 600"});
+  const auto* started = WaitStarted(0);
+  ASSERT_NE(started, nullptr);
+  FakeRank rank(dir_);
+  Welcome(&rank);
+  const auto pid = static_cast<pid_t>(started->pid);
+  LoseAgent();
+  rank.Send(kRankToAgent, R"({"type":"storage","text":"away"})");
+  ASSERT_EQ(kill(pid, SIGKILL), 0);
+  EXPECT_EQ(rank.Next().first, 0) << "the keeper lets go of a generation that is over";
+  Attach();
+  ASSERT_NE(WaitGone(), nullptr);
+  std::vector<std::string> heard;
+  for (const auto& report : seen_) {
+    if (std::holds_alternative<keeper::RelayUp>(*report)) heard.push_back("storage");
+    if (std::holds_alternative<keeper::Exited>(*report)) heard.push_back("exit");
+    if (std::holds_alternative<keeper::Gone>(*report)) heard.push_back("gone");
+  }
+  EXPECT_EQ(heard, (std::vector<std::string>{"storage", "exit", "gone"}));
+}
+
 TEST_F(KeeperTest, WrongTokenAndGarbageAreRefused) {
   Start();
   Launch({"exec sleep 600"});

@@ -81,6 +81,21 @@ TEST_F(KeeperTest, ProgramThatCannotStartSaysWhy) {  // P17
   EXPECT_NE(WaitGone(), nullptr);
 }
 
+// What has no process and no exit either is about to start; agents take "no process" for an exit that was
+// acknowledged.
+TEST_F(KeeperTest, AnAgentThatAttachesWhileRanksAreStartedDoesNotTakeThemForOver_P4) {
+  Start();
+  Launch({"exec sleep 600"});
+  client_->Send(keeper::Attach{keeper::kAgentProtocol, 0});  // read in the same turn
+  const auto* state = Wait<keeper::State>([](const keeper::State& s) { return !s.generations.empty(); });
+  ASSERT_NE(state, nullptr);
+  ASSERT_EQ(state->generations[0].ranks.size(), 1u);
+  const keeper::RankHeld& rank = state->generations[0].ranks[0];
+  EXPECT_FALSE(rank.running);
+  EXPECT_EQ(rank.pid, 0);
+  EXPECT_NE(WaitStarted(0), nullptr);
+}
+
 TEST_F(KeeperTest, DeathBeforeHelloIsReportedAtOnce) {  // P17
   Start();
   Launch({"exec sleep 600"});

@@ -344,7 +344,8 @@ State Keeper::Describe() const {
         held.gone = false;
         continue;
       }
-      held.ranks.push_back({number, rank->pid, rank->start_time, !rank->exit && rank->pid > 0, rank->sdk});
+      const pid_t pid = rank->exit ? rank->pid : std::max(rank->pid, 0);  // 0: about to start
+      held.ranks.push_back({number, pid, rank->start_time, !rank->exit && pid > 0, rank->sdk});
       if (rank->exit && !rank->acked) held.unacked.push_back(*rank->exit);
     }
     state.generations.push_back(std::move(held));
@@ -412,6 +413,8 @@ void Keeper::Do(EndGeneration& end) {
     if (generation > end.generation) break;
     End_(record, end.mode, static_cast<int64_t>(end.grace_ms), end.reason, true);
   }
+  // Its begin was lost with a connection or is not here yet, and begins nothing any more.
+  if (generations_.count(end.generation) == 0) Tell(Gone{end.generation, true, "it never began here"});
 }
 
 void Keeper::Do(Relay& relay) {

@@ -547,8 +547,7 @@ void Keeper::FinishGeneration(GenerationRecord& record, bool clean, const std::s
     rank->err.Pump(now_, 16 << 20);
     rank->out.Close(now_);
     rank->err.Close(now_);
-    rank->cgroup.Remove();
-    rank->relays.clear();
+    rank->cgroup.Remove();  // what the rank said stays until the generation is forgotten
   }
   record.cgroup.Remove();
   for (auto& connection : connections_) {

@@ -468,7 +468,7 @@ void Checker::DurableJob(const core::JobRecord& record) {
 
 void Checker::AgentStarts(const Machine& machine) {
   agents_[machine.index()] = {};
-  agents_[machine.index()].heard_at = kernel_.now();
+  agents_[machine.index()].leased_from = kernel_.now();
 }
 
 void Checker::AgentHears(const Machine& machine, const core::Message& message) {
@@ -482,9 +482,17 @@ void Checker::AgentHears(const Machine& machine, const core::Message& message) {
             return;
           }
           agent.epoch = m.epoch.value;
-          agent.heard_at = kernel_.now();
         }
         using T = std::decay_t<decltype(m)>;
+        if constexpr (std::is_same_v<T, core::HeartbeatAck>) {
+          const auto sent = agent.beats_sent.find(m.sequence);
+          if (sent == agent.beats_sent.end()) return;
+          agent.leased_from = std::max(agent.leased_from, sent->second);
+          agent.beats_sent.erase(agent.beats_sent.begin(), std::next(sent));
+        } else if constexpr (std::is_same_v<T, core::AgentWelcome>) {
+          if (agent.hello_sent) agent.leased_from = std::max(agent.leased_from, *agent.hello_sent);
+          agent.hello_sent.reset();
+        }
         if constexpr (std::is_same_v<T, core::Revoke>) {
           agent.revoked[m.job] = std::max(agent.revoked[m.job], m.generation.value);
         } else if constexpr (std::is_same_v<T, core::ForgetJob>) {
@@ -494,6 +502,34 @@ void Checker::AgentHears(const Machine& machine, const core::Message& message) {
         }
       },
       message);
+}
+
+void Checker::AgentSays(const Machine& machine, const core::Message& message) {
+  AgentTruth& agent = agents_[machine.index()];
+  if (const auto* beat = std::get_if<core::AgentHeartbeat>(&message))
+    agent.beats_sent[beat->sequence] = kernel_.now();
+  if (std::holds_alternative<core::AgentHello>(message) && !agent.hello_sent)
+    agent.hello_sent = kernel_.now();
+  if (const auto* gone = std::get_if<core::GenerationGone>(&message)) {
+    uint64_t& said = agent.gone_said[gone->job];
+    said = std::max(said, gone->generation.value);
+  }
+}
+
+// INV-6 and INV-2: what waited for the files of its job starts no rank of a generation that was revoked
+// meanwhile, or of which the agent has said that nothing is here.
+void Checker::AgentSends(const Machine& machine, const core::ToKeeper& order) {
+  const auto* start = std::get_if<keeper::StartRank>(&order.command);
+  if (start == nullptr) return;
+  const AgentTruth& agent = agents_[machine.index()];
+  const auto reaches = [&](const std::map<JobId, uint64_t>& generations) {
+    const auto it = generations.find(order.job);
+    return it != generations.end() && it->second >= start->generation;
+  };
+  const std::string what = absl::StrCat("m", machine.index(), " starts rank ", start->rank, " of ",
+                                        G(order.job, start->generation));
+  if (reaches(agent.revoked)) kernel_.Fail("INV-6", absl::StrCat(what, " after it heard the revoke"));
+  if (reaches(agent.gone_said)) kernel_.Fail("INV-2", absl::StrCat(what, " after it said that it is gone"));
 }
 
 // INV-6 and INV-7 at the agent.
@@ -512,9 +548,7 @@ void Checker::AgentOrders(const Machine& machine, const core::ToKeeper& order) {
   } else if (const auto* end = std::get_if<keeper::EndGeneration>(&order.command)) {
     const auto revoked = agent.revoked.find(order.job);
     const bool told = revoked != agent.revoked.end() && revoked->second >= end->generation;
-    // A lease counts from the sending of what was answered, which may be a few heartbeats before the last
-    // word.
-    const bool lease = kernel_.now() - agent.heard_at >= Ns(config.fence_after) - 15 * kSec;
+    const bool lease = kernel_.now() - agent.leased_from >= Ns(config.fence_after);
     if (lease && !told) LeaseEnds(order.job, end->generation);
     const bool by_keeper = end->reason == "revoked by the head";  // what the keeper remembers of a revoke
     if (!told && !lease && !by_keeper) {

@@ -43,7 +43,9 @@ class Checker {
   // Agents, keepers, machines.
   void AgentStarts(const Machine& machine);
   void AgentHears(const Machine& machine, const core::Message& message);
+  void AgentSays(const Machine& machine, const core::Message& message);
   void AgentOrders(const Machine& machine, const core::ToKeeper& order);
+  void AgentSends(const Machine& machine, const core::ToKeeper& order);  // what was ordered, maybe later
   void AgentLeaves(const Machine& machine, const absl::Status& status);
   void KeeperDies(const Machine& machine, const JobId& job);
   void KeeperSwept(const Machine& machine, const JobId& job);  // its agent knows, and its processes are gone
@@ -115,10 +117,12 @@ class Checker {
   };
   struct AgentTruth {
     uint64_t epoch = 0;
-    std::map<JobId, uint64_t> revoked;
+    std::map<JobId, uint64_t> revoked, gone_said;
     std::set<JobId> forgotten;
     bool shutdown = false;
-    int64_t heard_at = 0;
+    std::map<uint64_t, int64_t> beats_sent;  // not answered
+    std::optional<int64_t> hello_sent;       // likewise, the first
+    int64_t leased_from = 0;                 // when it sent what the head has answered last
     std::optional<std::pair<JobId, uint64_t>> stale_grant;
   };
   struct Asked {

@@ -39,7 +39,9 @@ void KeeperModel::Attach(std::function<void(keeper::Report)> agent, int64_t leas
 void KeeperModel::Detach() {
   agent_ = nullptr;
   agent_seen_ = kernel_.now();
-  kernel_.After(lease_ + kSec, [self = shared_from_this(), attach = ++attach_] {
+  ++attach_;
+  if (lease_ == 0) return;  // never
+  kernel_.After(lease_ + kSec, [self = shared_from_this(), attach = attach_] {
     if (self->alive_ && self->attach_ == attach) self->CheckLease();
   });
 }
@@ -73,6 +75,7 @@ keeper::State KeeperModel::Describe() const {
   keeper::State state;
   state.job = job_.value;
   state.highest_revoked = highest_revoked_;
+  state.highest_stopped = highest_stopped_;
   for (const auto& [number, generation] : generations_) {
     keeper::GenerationHeld held;
     held.generation = number;
@@ -86,7 +89,7 @@ keeper::State KeeperModel::Describe() const {
         held.gone = false;
         continue;
       }
-      held.ranks.push_back({rank, info.exit ? -1 : info.process->pid, 1, !info.exit,
+      held.ranks.push_back({rank, info.exit ? -1 : info.process->pid, 1, !info.exit && info.process->pid > 0,
                             info.process->worker.has_value() && info.process->up});
       if (info.exit && !info.acked) held.unacked.push_back(*info.exit);
     }
@@ -98,22 +101,31 @@ keeper::State KeeperModel::Describe() const {
 void KeeperModel::Do(const keeper::Command& command) {
   if (!alive_) return;
   if (const auto* begin = std::get_if<keeper::BeginGeneration>(&command)) {
-    if (begin->generation > highest_revoked_ && !generations_.contains(begin->generation)) {
-      generations_[begin->generation].begin = *begin;
-    }
+    if (generations_.contains(begin->generation)) return;
+    const bool over = begin->generation <= highest_revoked_;
+    if (quitting_ && !over) return;
+    Generation& generation = generations_[begin->generation];
+    generation.begin = *begin;
+    if (!over) return;
+    GT_PROBE("keeper.end_before_begin");
+    generation.phase = Phase::kGone;
+    Tell(keeper::Gone{begin->generation, true, "it was over before it began"});
   } else if (const auto* start = std::get_if<keeper::StartRank>(&command)) {
     const auto it = generations_.find(start->generation);
     if (it != generations_.end() && it->second.phase == Phase::kLive &&
         !it->second.ranks.contains(start->rank)) {
-      Start(it->second, *start);
+      PrepareStart(it->second, *start);
     }
   } else if (const auto* end = std::get_if<keeper::EndGeneration>(&command)) {
     highest_revoked_ = std::max(highest_revoked_, end->generation);
+    if (end->mode != keeper::End::kReform) highest_stopped_ = std::max(highest_stopped_, end->generation);
     for (auto& [number, generation] : generations_) {
       if (number <= end->generation) {
         End(number, generation, end->mode, static_cast<int64_t>(end->grace_ms) * kMs, true);
       }
     }
+    if (!generations_.contains(end->generation))
+      Tell(keeper::Gone{end->generation, true, "it never began here"});
   } else if (const auto* relay = std::get_if<keeper::Relay>(&command)) {
     const auto it = generations_.find(relay->generation);
     if (it == generations_.end() || !it->second.ranks.contains(relay->rank)) return;
@@ -132,7 +144,8 @@ void KeeperModel::Do(const keeper::Command& command) {
     const auto it = generations_.find(signal->generation);
     if (it == generations_.end() || !it->second.ranks.contains(signal->rank)) return;
     const RankPtr process = it->second.ranks.at(signal->rank).process;
-    if (signal->signal == 9 && !process->stuck) ranks_.KillProcess(process, keeper::Cause::kSignal, 0, 9);
+    if (signal->signal == 9 && process->alive && !process->stuck)
+      ranks_.KillProcess(process, keeper::Cause::kSignal, 0, 9);
   } else if (const auto* notice = std::get_if<keeper::Notice>(&command)) {
     const auto it = generations_.find(notice->generation);
     if (it == generations_.end() || it->second.phase != Phase::kLive) return;
@@ -153,9 +166,25 @@ void KeeperModel::Do(const keeper::Command& command) {
   }
 }
 
-void KeeperModel::Start(Generation& generation, const keeper::StartRank& start) {
+// Its process is there a moment later. What ended the generation before has spared it that.
+void KeeperModel::PrepareStart(Generation& generation, const keeper::StartRank& start) {
   Rank& rank = generation.ranks[start.rank];
   rank.process = std::make_shared<RankProcess>();
+  rank.process->alive = false;
+  kernel_.After(kernel_.Between(0, 5 * kMs), [self = shared_from_this(), start, process = rank.process] {
+    const auto it = self->generations_.find(start.generation);
+    if (!self->alive_ || it == self->generations_.end()) return;
+    Rank& prepared = it->second.ranks.at(start.rank);
+    if (prepared.process != process || prepared.exit) return;
+    if (it->second.phase == Phase::kLive) return self->Start(it->second, start);
+    self->Exited(start.generation, start.rank,
+                 {start.generation, start.rank, -1, keeper::Cause::kStartFailed, 126, 0, "not started", ""});
+  });
+}
+
+void KeeperModel::Start(Generation& generation, const keeper::StartRank& start) {
+  Rank& rank = generation.ranks.at(start.rank);
+  rank.process->alive = true;
   rank.process->job = job_;
   rank.process->generation = start.generation;
   rank.process->rank = start.rank;
@@ -185,6 +214,10 @@ void KeeperModel::Start(Generation& generation, const keeper::StartRank& start) 
     if (it == keeper->generations_.end() || it->second.ranks[which].exit) return;
     keeper->Tell(keeper::Started{number, which, pid, 1});
   });
+  if (fence_until_ > 0 && kernel_.now() > fence_until_) {
+    kernel_.After(kernel_.Between(5 * kMs, 100 * kMs),
+                  [keeper = shared_from_this()] { keeper->CheckFence(); });
+  }
 }
 
 void KeeperModel::Relay(uint64_t number, int which, const std::string& json) {
@@ -213,7 +246,10 @@ void KeeperModel::Exited(uint64_t number, int which, keeper::Exited exit) {
   const auto it = generations_.find(number);
   if (!alive_ || it == generations_.end()) return;
   Rank& rank = it->second.ranks[which];
-  if (it->second.ordered && exit.cause == keeper::Cause::kSignal) exit.cause = keeper::Cause::kStopped;
+  const bool ours = it->second.ordered && it->second.phase != Phase::kLive;
+  const bool by_signal = exit.cause == keeper::Cause::kSignal && (exit.signal == 9 || exit.signal == 15);
+  const bool by_code = exit.cause == keeper::Cause::kExited && exit.code != 0 && exit.code != 75;
+  if (ours && (by_signal || by_code)) exit.cause = keeper::Cause::kStopped;
   rank.exit = std::move(exit);
   Tell(*rank.exit);
   kernel_.After(20 * kMs, [self = shared_from_this(), number] { self->Advance(number); });

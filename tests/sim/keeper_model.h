@@ -46,6 +46,7 @@ class KeeperModel : public std::enable_shared_from_this<KeeperModel> {
 
   void Tell(keeper::Report report);
   keeper::State Describe() const;
+  void PrepareStart(Generation& generation, const keeper::StartRank& start);
   void Start(Generation& generation, const keeper::StartRank& start);
   void Relay(uint64_t generation, int rank, const std::string& json);
   void Exited(uint64_t generation, int rank, keeper::Exited exit);
@@ -64,7 +65,7 @@ class KeeperModel : public std::enable_shared_from_this<KeeperModel> {
   bool alive_ = true, quitting_ = false;
   std::function<void(keeper::Report)> agent_;
   int64_t lease_ = 0, agent_seen_ = 0, fence_until_ = 0;
-  uint64_t highest_revoked_ = 0, next_relay_ = 1, attach_ = 0;
+  uint64_t highest_revoked_ = 0, highest_stopped_ = 0, next_relay_ = 1, attach_ = 0;
   std::map<uint64_t, Generation> generations_;
 };
 

@@ -53,6 +53,9 @@ void Machine::StartAgent() {
   config.make_token = [] { return std::string(32, 'a'); };
   core_ = std::make_unique<core::AgentCore>(std::move(config));
   inbox_.clear();
+  done_.clear();
+  files_.clear();
+  order_ = core::KeeperOrder();
   handles_.clear();
   wake_at_.reset();
   paused_ = false;
@@ -124,6 +127,8 @@ void Machine::KillAgent(int64_t down) {
   for (auto& [job, keeper] : keepers_) keeper->Detach();
   handles_.clear();
   inbox_.clear();
+  done_.clear();
+  files_.clear();
   kernel_.After(down, [this] { StartAgent(); });
 }
 
@@ -141,10 +146,15 @@ void Machine::PauseAgent(int64_t duration) {
     if (!Mine(life) || !paused_) return;
     paused_ = false;
     kernel_.Note(0xA6E30, "m", config_.index, " agent goes on with ", inbox_.size(), " events");
+    std::deque<std::function<void()>> done;
+    done.swap(done_);
+    for (const std::function<void()>& function : done) {
+      if (Mine(life)) function();
+    }
     std::deque<core::AgentEvent> inbox;
     inbox.swap(inbox_);
     for (core::AgentEvent& event : inbox) {
-      if (Mine(life)) Step(event);
+      if (Mine(life)) Take(std::move(event));
     }
     if (Mine(life)) Step(core::AgentTick{});
   });
@@ -224,6 +234,7 @@ void Machine::PowerOff(int64_t down) {
   }
   keepers_.clear();
   copies_.clear();
+  slow_files_.clear();
   for (auto& [job, dead] : dead_keepers_) {
     for (const RankPtr& process : dead.processes) ranks_.KillProcess(process, keeper::Cause::kLost, 0, 9);
   }
@@ -245,12 +256,21 @@ void Machine::Handle_(core::AgentEvent event) {
     inbox_max_ = std::max(inbox_max_, inbox_.size());
     return;
   }
+  Take(std::move(event));
+}
+
+void Machine::Take(core::AgentEvent event) {
+  if (std::holds_alternative<core::HeadUp>(event)) order_.Connected();
+  auto* from = std::get_if<core::FromHead>(&event);
+  auto* start = from == nullptr ? nullptr : std::get_if<core::StartGeneration>(&from->message);
+  if (start != nullptr) return Prepare(std::move(*start));
   Step(event);
 }
 
 void Machine::Step(const core::AgentEvent& event) {
   const uint64_t life = life_;
   if (const auto* from = std::get_if<core::FromHead>(&event)) checker_.AgentHears(*this, from->message);
+  if (const auto* lost = std::get_if<core::KeeperLost>(&event)) order_.KeeperLost(lost->job);
   core::AgentStep step = core_->Step(event, kernel_.Now());
   if (!step.why.empty()) kernel_.Note(0xA6, "m", config_.index, " agent: ", step.why);
   for (core::AgentEffect& effect : step.effects) {
@@ -302,7 +322,77 @@ void Machine::TryConnect() {
   Handle_(core::HeadUp{absl::StrCat("10.1.", config_.index / 250, ".", config_.index % 250)});
 }
 
+// ---------------------------------------------------------------- files of jobs
+
+void Machine::SlowFiles(const JobId& job, int64_t each) {
+  kernel_.Note(0xF11E5, "m", config_.index, " files of ", job.value,
+               each == 0        ? " are well"
+               : each == kNever ? " do not answer"
+                                : absl::StrCat(" take ", each / kMs, " ms"));
+  slow_files_.erase(job);
+  if (each > 0) slow_files_[job] = each;
+  if (files_.contains(job)) Work(job);
+}
+
+void Machine::Post(const JobId& job, bool touches, std::function<void()> done) {
+  Files& files = files_[job];
+  files.work.push_back({touches, std::move(done)});
+  if (files.work.size() == 1) Work(job);
+}
+
+void Machine::Work(const JobId& job) {
+  Files& files = files_.at(job);
+  const auto slow = slow_files_.find(job);
+  int64_t takes = 0;
+  if (files.work.front().touches)
+    takes = slow != slow_files_.end() ? slow->second : kernel_.Between(kMs / 20, 2 * kMs);
+  const uint64_t turn = files.turn = ++file_turns_;
+  if (takes == kNever) return;
+  kernel_.After(takes, [this, job, turn, life = life_] {
+    if (Mine(life)) WorkDone(job, turn);
+  });
+}
+
+void Machine::WorkDone(const JobId& job, uint64_t turn) {
+  const auto it = files_.find(job);
+  if (it == files_.end() || it->second.turn != turn) return;
+  const std::function<void()> done = std::move(it->second.work.front().done);
+  it->second.work.pop_front();
+  if (it->second.work.empty()) {
+    files_.erase(it);
+  } else {
+    Work(job);
+  }
+  if (paused_) return done_.push_back(done);
+  done();
+}
+
+void Machine::Prepare(core::StartGeneration start) {
+  const JobId job = start.grant.job;
+  Post(job, true, [this, connection = order_.connection(), start = std::move(start)] {
+    if (order_.GrantHolds(connection)) Step(core::FromHead{start});
+  });
+}
+
+void Machine::Do(core::WriteFile& effect) {
+  if (!effect.job.empty()) Post(effect.job, true, [] {});
+}
+
+void Machine::Do(core::DropCopies& effect) {
+  Post(effect.job, true, [this, job = effect.job] { copies_.erase(job); });
+}
+
+void Machine::Do(core::ReadLog& effect) {
+  Post(effect.job, true, [this, query = effect.query, offset = effect.offset, ended = effect.ended] {
+    core::ToHead reply{core::AgentAnswer{query, true, "log", offset + 3, ended}};
+    Do(reply);
+  });
+}
+
+// ---------------------------------------------------------------- the head
+
 void Machine::Do(core::ToHead& effect) {
+  checker_.AgentSays(*this, effect.message);
   if (connection_ != nullptr) (void)network_.Send(*connection_, std::move(effect.message));
 }
 
@@ -314,11 +404,6 @@ void Machine::Do(core::ReadStacks& effect) {
   kernel_.After(kMs, [this, life = life_, effect] {
     if (Mine(life)) Handle_(core::StacksRead{effect.job, effect.generation, effect.rank, "stacks"});
   });
-}
-
-void Machine::Do(core::ReadLog& effect) {
-  core::ToHead reply{core::AgentAnswer{effect.query, true, "log", effect.offset + 3, effect.ended}};
-  Do(reply);
 }
 
 // Refused or shut down: the supervisor tries again; a clone's owner does not.
@@ -333,6 +418,17 @@ void Machine::Do(core::Leave& effect) {
 
 void Machine::Do(core::ToKeeper& effect) {
   checker_.AgentOrders(*this, effect);
+  const core::KeeperOrder::Way way =
+      order_.Send(effect, files_.contains(effect.job), handles_.contains(effect.job));
+  if (way.now) SendKeeper(effect);
+  if (!way.ticket) return;
+  Post(effect.job, false, [this, ticket = *way.ticket, order = effect] {
+    if (order_.Passes(order, ticket)) SendKeeper(order);
+  });
+}
+
+void Machine::SendKeeper(const core::ToKeeper& effect) {
+  checker_.AgentSends(*this, effect);
   auto it = handles_.find(effect.job);
   if (it == handles_.end()) {
     if (!std::holds_alternative<keeper::BeginGeneration>(effect.command)) return;
@@ -353,9 +449,9 @@ void Machine::Do(core::ToKeeper& effect) {
   Handle& handle = it->second;
   if (std::holds_alternative<keeper::Quit>(effect.command)) handle.quitting = true;
   if (handle.up) {
-    ToKeeperSoon(effect.job, handle, std::move(effect.command));
+    ToKeeperSoon(effect.job, handle, effect.command);
   } else {
-    handle.pending.push_back(std::move(effect.command));
+    handle.pending.push_back(effect.command);
   }
 }
 

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "runtime/core/agent_core.h"
+#include "runtime/core/keeper_order.h"
 #include "tests/sim/keeper_model.h"
 #include "tests/sim/network.h"
 
@@ -44,6 +45,10 @@ class Machine {
                  int64_t frozen = 0);
   // The whole machine stands still, agent and ranks.
   void Freeze(int64_t duration);
+  // Each file work of the job takes so long here, kNever: it ends with the machine. 0: the files are well
+  // again, and what waited is done.
+  static constexpr int64_t kNever = INT64_MAX;
+  void SlowFiles(const JobId& job, int64_t each);
 
   const MachineConfig& config() const { return config_; }
   int index() const { return config_.index; }
@@ -55,6 +60,7 @@ class Machine {
   const Incarnation& incarnation() const { return incarnation_; }
   const std::map<JobId, std::shared_ptr<KeeperModel>>& keepers() const { return keepers_; }
   size_t inbox_max() const { return inbox_max_; }
+  const std::map<JobId, int64_t>& slow_files() const { return slow_files_; }
   // Jobs of whose checkpoints there are copies in its memory.
   const std::set<JobId>& copies() const { return copies_; }
   int64_t supervisor_delay = 2 * kSec;
@@ -76,20 +82,36 @@ class Machine {
     std::string reason;
   };
 
+  // What the agent does in a job's directories, in their order, beside its loop (runtime/agent/job_files.h).
+  struct FileWork {
+    bool touches = false;  // else it only waits for what comes before it
+    std::function<void()> done;
+  };
+  struct Files {
+    std::deque<FileWork> work;  // the first is under way
+    uint64_t turn = 0;          // of the first, for the event of its end
+  };
+
   void Step(const core::AgentEvent& event);
+  void Take(core::AgentEvent event);
+  void Prepare(core::StartGeneration start);
+  void Post(const JobId& job, bool touches, std::function<void()> done);
+  void Work(const JobId& job);
+  void WorkDone(const JobId& job, uint64_t turn);
   void Handle_(core::AgentEvent event);
   void Do(core::ToHead& effect);
   void Do(core::ToKeeper& effect);
   void Do(core::ReadStacks& effect);
   void Do(core::ReadLog& effect);
   void Do(core::Leave& effect);
-  void Do(core::WriteFile&) {}
+  void Do(core::WriteFile& effect);
   void Do(core::ShareCopies& effect) { copies_.insert(effect.job); }
-  void Do(core::DropCopies& effect) { copies_.erase(effect.job); }
+  void Do(core::DropCopies& effect);
   void Wake();
   void TryConnect();
   void Watch();
   void AttachKeeper(const JobId& job);
+  void SendKeeper(const core::ToKeeper& order);
   void ToKeeperSoon(const JobId& job, Handle& handle, keeper::Command command);
   void Bury(const JobId& job, DeadKeeper dead);
   void SweepSoon(const JobId& job);
@@ -109,6 +131,10 @@ class Machine {
   std::unique_ptr<core::AgentCore> core_;
   std::shared_ptr<Connection> connection_;
   std::deque<core::AgentEvent> inbox_;
+  core::KeeperOrder order_;
+  std::map<JobId, Files> files_;  // jobs with file work that is not done
+  uint64_t file_turns_ = 0;
+  std::deque<std::function<void()>> done_;  // file work that ended while the agent stood still
   std::optional<int64_t> wake_at_;
   std::optional<int64_t> noticed_for_;  // when the cloud says that it happens
   core::NoticeKind notice_kind_ = core::NoticeKind::kNone;
@@ -120,6 +146,7 @@ class Machine {
   std::map<JobId, std::shared_ptr<KeeperModel>> keepers_;  // processes
   std::map<JobId, DeadKeeper> dead_keepers_;               // not swept up yet
   std::set<JobId> copies_;                                 // outlive agents
+  std::map<JobId, int64_t> slow_files_;                    // so do file systems
   size_t inbox_max_ = 0;
 };
 

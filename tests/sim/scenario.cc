@@ -208,9 +208,18 @@ class Runner {
     node.CloudSays(std::nullopt);
   }
 
+  // node nI files JOB slow TIME|stuck|well
+  void Files(Machine& node) {
+    const std::string how = line_.Word(4);
+    if (how != "slow" && how != "stuck" && how != "well") return Wrong("files are slow, stuck or well");
+    node.SlowFiles(Job(line_.Word(3)), how == "slow"    ? Time(line_.Word(5))
+                                       : how == "stuck" ? Machine::kNever
+                                                        : 0);
+  }
+
   // node nI cut | cut-up | cut-down | heal | half-open | reset | power TIME | agent-kill TIME |
-  // agent-pause TIME | freeze TIME | keeper-kill JOB | keeper-link JOB [stalled=TIME] | clone; drains and
-  // notices
+  // agent-pause TIME | freeze TIME | keeper-kill JOB | keeper-link JOB [stalled=TIME] | clone |
+  // files JOB slow TIME|stuck|well; drains and notices
   void NodeIs() {
     Machine& node = Node(line_.Word(1));
     const std::string what = line_.Word(2);
@@ -230,6 +239,7 @@ class Runner {
       if (!node.keepers().contains(Job(line_.Word(3)))) return Wrong("no such keeper");
       node.KillKeeper(Job(line_.Word(3)));
     }
+    if (what == "files") Files(node);
     if (what == "clone") {
       world_->AddMachine(node.config().cpus, node.index());
       world_->machines.back()->StartAgent();

@@ -2,18 +2,19 @@
 #include <algorithm>
 #include <cmath>
 
+#include "runtime/core/job_state.h"
 #include "tests/sim/world.h"
 
 namespace gtrain::sim {
 namespace {
 
 const char* const kNames[] = {
-    "head-kill",  "head-power",  "head-pause",  "disk-slow",  "disk-error",   "disk-full",     "agent-kill",
-    "agent-long", "agent-pause", "keeper-kill", "power",      "rank-crash",   "rank-oom",      "rank-saved",
-    "rank-hang",  "rank-stuck",  "rank-freeze", "rank-lies",  "cut",          "one-way",       "rack-cut",
-    "clog",       "reset",       "half-open",   "partial",    "clone",        "notice",        "at-risk",
-    "freeze",     "keeper-link", "other-agent", "stale-head", "storage-slow", "storage-error", "storage-gone",
-    "drain",      "client-kill"};
+    "head-kill",    "head-power",  "head-pause",  "disk-slow",  "disk-error", "disk-full",    "agent-kill",
+    "agent-long",   "agent-pause", "keeper-kill", "power",      "rank-crash", "rank-oom",     "rank-saved",
+    "rank-hang",    "rank-stuck",  "rank-freeze", "rank-lies",  "cut",        "one-way",      "rack-cut",
+    "clog",         "reset",       "half-open",   "partial",    "clone",      "notice",       "at-risk",
+    "freeze",       "keeper-link", "other-agent", "stale-head", "slow-files", "storage-slow", "storage-error",
+    "storage-gone", "drain",       "client-kill"};
 static_assert(std::size(kNames) == static_cast<size_t>(FaultKind::kCount));
 
 double LogUniform(Rng& rng, double low, double high) { return low * std::pow(high / low, rng.Unit()); }
@@ -79,6 +80,7 @@ void World::Inject(FaultKind kind) {
   if (kind <= FaultKind::kRankLies) return RankFault(kind);
   if (kind <= FaultKind::kPartial) return LinkFault(kind);
   Count(kind);
+  if (kind == FaultKind::kSlowFiles) return SlowFiles();
   if (kind == FaultKind::kStorageSlow) return ranks.saves.SlowFor(kernel.Between(5 * kSec, 2 * kMin));
   if (kind == FaultKind::kStorageError) return ranks.saves.FailFor(kernel.Between(500 * kMs, 30 * kSec));
   if (kind == FaultKind::kStorageGone) return ranks.saves.GoneFor(kernel.Between(kSec, 4 * kMin));
@@ -218,6 +220,35 @@ void World::SpeakAsStaleHead(Machine& machine) {
   }
 }
 
+// The file system of one job answers late, on one machine or on all that mount it, or no more on one.
+void World::SlowFiles() {
+  std::vector<JobId> open;
+  for (const auto& [id, job] : disk.jobs()) {
+    if (!core::IsFinal(job.state)) open.push_back(id);
+  }
+  if (open.empty()) return;
+  const JobId job = open[kernel.rng.Below(open.size())];
+  Machine& one = BusyMachine();
+  if (kernel.rng.Chance(0.15)) {
+    one.SlowFiles(job, Machine::kNever);
+    if (kernel.rng.Chance(0.5)) return;  // until the faults end
+    return kernel.After(kernel.Between(10 * kSec, 2 * kMin), [this, &one] {
+      if (!quiet_) one.PowerOff(kernel.Between(10 * kSec, 30 * kSec));
+    });
+  }
+  const auto each = static_cast<int64_t>(LogUniform(kernel.rng, 0.1, 60) * static_cast<double>(kSec));
+  const int64_t healed = kernel.Between(5 * kSec, 3 * kMin);
+  const bool everywhere = kernel.rng.Chance(0.3);
+  for (const auto& machine : machines) {
+    if (!everywhere && machine.get() != &one) continue;
+    machine->SlowFiles(job, each);
+    kernel.After(healed, [m = machine.get(), job, each] {
+      const auto slow = m->slow_files().find(job);
+      if (slow != m->slow_files().end() && slow->second == each) m->SlowFiles(job, 0);
+    });
+  }
+}
+
 // A person drains a node, and mostly takes it back.
 void World::DrainByHand() {
   if (operator_->busy()) return;
@@ -296,6 +327,11 @@ void World::HealAll() {
     network.Heal(machine->index());
     machine->port_taken = machine->keeper_start_fails = 0;
     machine->CloudSays(std::nullopt);
+    for (const auto& [job, each] : std::map(machine->slow_files())) {
+      if (each != Machine::kNever) machine->SlowFiles(job, 0);
+    }
+    // A file system that never answers goes with its machine.
+    if (!machine->slow_files().empty()) machine->PowerOff(kernel.Between(10 * kSec, 30 * kSec));
   }
   ranks.saves.CalmDown();
   disk.set_full(false);

@@ -353,6 +353,24 @@ std::string World::LeftoverCopies() {
   return "";
 }
 
+// At rest every living node on which nothing of an ended generation runs has said so.
+std::string World::Unreleased() {
+  for (const auto& [id, job] : disk.jobs()) {
+    for (const NodeId& node : job.unreleased) {
+      for (const auto& machine : machines) {
+        if (machine->config().node != node || machine->config().clone || !machine->agent_alive()) continue;
+        const bool runs =
+            std::any_of(ranks.living().begin(), ranks.living().end(), [&, &job = id](const auto& item) {
+              return item.second->job == job && item.second->machine == machine->index();
+            });
+        if (!runs)
+          return absl::StrCat("m", machine->index(), " has not said that it holds nothing of ", id.value);
+      }
+    }
+  }
+  return "";
+}
+
 std::string World::Unsettled() {
   if (!head->serving() || head->paused()) return "the head does not serve";
   if (!head->outbox().Idle()) return "the head's outbox is not empty";
@@ -365,8 +383,9 @@ std::string World::Unsettled() {
     return absl::StrCat(job.id.value, " is ", core::Name(job.state), " at g", job.generation.value, " (",
                         job.reason, ")");
   }
-  const std::string copies = LeftoverCopies();
-  return copies.empty() ? Leftovers() : copies;
+  if (const std::string copies = LeftoverCopies(); !copies.empty()) return copies;
+  if (const std::string node = Unreleased(); !node.empty()) return node;
+  return Leftovers();
 }
 
 }  // namespace gtrain::sim

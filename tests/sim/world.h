@@ -46,6 +46,7 @@ enum class FaultKind {
   kKeeperLink,
   kOtherAgent,
   kStaleHead,
+  kSlowFiles,
   kStorageSlow,
   kStorageError,
   kStorageGone,
@@ -122,12 +123,14 @@ class World {
   void AnnounceLeave(Machine& machine);
   void AnnounceFreeze(Machine& machine);
   void SpeakAsStaleHead(Machine& machine);
+  void SlowFiles();
   void DrainByHand();
   void ClientFault();
   bool TrulyRunning(const core::HeadSnapshot::Job& job);
   bool TrulyWaiting(const core::HeadSnapshot::Job& job);
   std::string Leftovers();
   std::string LeftoverCopies();
+  std::string Unreleased();
   void CheckQueues();
 
   std::map<std::string, std::optional<spec::JobSpec>> specs_;

@@ -1,0 +1,90 @@
+// What an agent says to a keeper that has never heard of a generation.
+#include <gtest/gtest.h>
+
+#include <vector>
+
+#include "runtime/core/agent_core.h"
+
+namespace gtrain::core {
+namespace {
+
+const JobId kJob("train-1");
+const NodeId kMe("00000000000000aa");
+
+class AgentKeeperTest : public ::testing::Test {
+ protected:
+  AgentKeeperTest() : core_(Config()) {
+    Step(HeadUp{"10.0.0.1"});
+    Step(FromHead{AgentWelcome{ClusterId("c1"), {5}, kMe, absl::Seconds(1), absl::Seconds(120)}});
+  }
+  static AgentConfig Config() {
+    AgentConfig config;
+    config.cluster = ClusterId("c1");
+    config.node = kMe;
+    config.incarnation = Incarnation("boot-1");
+    config.parse_spec = [](absl::string_view) -> absl::StatusOr<spec::JobSpec> { return spec::JobSpec(); };
+    config.job_hash = [](const spec::JobSpec&) { return "hash"; };
+    config.make_token = [] { return std::string(32, 't'); };
+    return config;
+  }
+  void Step(const AgentEvent& event) { last_ = core_.Step(event, Instant{1'000'000'000}); }
+  void Start(uint64_t generation) {
+    GenerationGrant grant;
+    grant.job = kJob;
+    grant.generation = {generation};
+    grant.spec_text = "spec";
+    grant.run_dir = "/run";
+    grant.world_size = 1;
+    grant.nodes = {{kMe, "10.0.0.1", "host-a"}};
+    grant.ranks.resize(1);
+    grant.ranks[0].node = kMe;
+    Step(FromHead{StartGeneration{{5}, grant}});
+  }
+  template <typename T>
+  std::vector<uint64_t> Commanded() const {
+    std::vector<uint64_t> generations;
+    for (const AgentEffect& effect : last_.effects) {
+      const auto* order = std::get_if<ToKeeper>(&effect);
+      const T* command = order == nullptr ? nullptr : std::get_if<T>(&order->command);
+      if (command != nullptr) generations.push_back(command->generation);
+    }
+    return generations;
+  }
+  std::vector<uint64_t> Gone() const {
+    std::vector<uint64_t> generations;
+    for (const AgentEffect& effect : last_.effects) {
+      const auto* sent = std::get_if<ToHead>(&effect);
+      const auto* gone = sent == nullptr ? nullptr : std::get_if<GenerationGone>(&sent->message);
+      if (gone != nullptr) generations.push_back(gone->generation.value);
+    }
+    return generations;
+  }
+
+  AgentCore core_;
+  AgentStep last_;
+};
+
+using Generations = std::vector<uint64_t>;
+
+TEST_F(AgentKeeperTest, WhatWasLostWithAConnectionIsEndedByName_P4) {
+  Start(3);
+  ASSERT_EQ(Commanded<keeper::BeginGeneration>(), Generations{3});
+  Step(FromHead{Revoke{{5}, kJob, {6}, EndMode::kReform, absl::Seconds(5), "a node was lost"}});
+  EXPECT_EQ(Commanded<keeper::EndGeneration>(), (Generations{3, 6}));
+  keeper::State state;
+  state.job = kJob.value;
+  Step(FromKeeper{kJob, state});
+  EXPECT_EQ(Commanded<keeper::EndGeneration>(), Generations{3});
+  EXPECT_TRUE(Gone().empty()) << "until the keeper has said so";
+  Step(FromKeeper{kJob, keeper::Gone{3, true, "it never began here"}});
+  EXPECT_EQ(Gone(), (Generations{3, 6}));
+}
+
+TEST_F(AgentKeeperTest, WhatIsGoneAndAcknowledgedIsForgottenByTheKeeper) {
+  Step(FromKeeper{kJob, keeper::Gone{3, true, "it was over before it began"}});
+  EXPECT_EQ(Commanded<keeper::Forget>(), Generations{3});
+  EXPECT_TRUE(Gone().empty());
+}
+
+}  // namespace
+}  // namespace gtrain::core
