@@ -23,6 +23,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 #include "base/status_macros.h"
 #include "bench/harness.h"
 #include "bench/local_cluster.h"
@@ -41,6 +42,7 @@ namespace {
 constexpr char kFashion[] = "fashion", kText[] = "text", kAdam[] = "adam", kRanks[] = "ranks",
                kRanks64[] = "ranks-64";  // for --only
 constexpr char kBible[] = "/usr/bin/bible";
+constexpr int kSeeds = 3;  // unless --seeds says more
 
 struct Way {
   std::string name;    // "top-k 1 %"
@@ -153,21 +155,33 @@ Training CharLmByAdam(const Options& options, const std::string& text) {
   return training;
 }
 
-double Difference(const Training& training, const Series& way, const Series& dense) {
-  const double difference = way.Median() - dense.Median();
-  return training.relative ? 100 * difference / dense.Median() : difference;
+// Each seed beside the same seed of dense gradients, which begins with the same weights and sees the same
+// data: the differences spread less than the figures. In percent of dense, or in the figure's unit.
+Series Differences(const Series& way, const Series& dense, bool relative) {
+  Series differences;
+  for (size_t seed = 0; seed < way.samples.size(); ++seed) {
+    const double difference = way.samples[seed] - dense.samples[seed];
+    differences.samples.push_back(relative ? 100 * difference / dense.samples[seed] : difference);
+  }
+  return differences;
 }
 
-std::string Verdict(const Way& way, double difference, bool quick) {
+std::string InWords(const Way& way, const Series& differences, bool quick) {
   if (quick)
     return absl::StrFormat("(%s %g, after the whole training)", way.fails ? "fails by" : "goal", way.goal);
-  if (way.fails) {
-    return absl::StrFormat("must fail, by %g at least: %s", way.goal,
-                           difference >= way.goal ? "it does" : "IT DOES NOT");
-  }
-  constexpr double kRounding = 1e-6;  // 9.70 - 9.40 may come out a little above 0.3
-  return absl::StrFormat("goal %g: %s", way.goal,
-                         difference <= way.goal + kRounding ? "reached" : "NOT REACHED");
+  const Verdict verdict = Judge(differences, way.goal);
+  const bool above = verdict == Verdict::kNotReached;
+  const std::string words = verdict == Verdict::kUndecided ? "undecided, more --seeds would tell"
+                            : way.fails                    ? (above ? "it does" : "IT DOES NOT")
+                                                           : (above ? "NOT REACHED" : "reached");
+  return absl::StrFormat("%s %g%s: %s", way.fails ? "must fail, by" : "goal", way.goal,
+                         way.fails ? " at least" : "", words);
+}
+
+std::string BySeed(const Series& differences) {
+  return absl::StrJoin(differences.samples, " ", [](std::string* out, double difference) {
+    absl::StrAppendFormat(out, "%+.2f", difference);
+  });
 }
 
 // Of all seeds.
@@ -186,26 +200,26 @@ void PrintShares(const std::vector<Share>& shares) {
 }
 
 absl::Status Measure(const Training& training, const Options& options, std::vector<Outcome>* outcomes) {
-  const int seeds = options.quick ? 1 : 3;
   const std::string gtrain = options.folder + "/gtrain";
   std::vector<Series> series(training.ways.size());
   std::vector<std::vector<Share>> shares(training.ways.size());
-  for (int seed = 1; seed <= seeds; ++seed) {
+  for (int seed = 1; seed <= options.seeds; ++seed) {
     for (size_t i = 0; i < training.ways.size(); ++i) {
       GT_ASSIGN_OR_RETURN(const Trained trained, Train(training, training.ways[i], seed, gtrain));
       series[i].samples.push_back(trained.figure);
       if (trained.share) shares[i].push_back(*trained.share);
     }
   }
-  std::printf("%s, 4 ranks, seeds 1 to %d; %s\n", training.name.c_str(), seeds, training.figure.c_str());
+  std::printf("%s, 4 ranks, seeds 1 to %d; %s\n", training.name.c_str(), options.seeds,
+              training.figure.c_str());
   for (size_t i = 0; i < training.ways.size(); ++i) {
     const Way& way = training.ways[i];
     std::printf("  %-30s median %7.4g   by seed", way.name.c_str(), series[i].Median());
     for (const double sample : series[i].samples) std::printf(" %7.4g", sample);
     if (i > 0) {
-      const double difference = Difference(training, series[i], series[0]);
-      std::printf("   %+6.2f%s of dense, %s", difference, training.relative ? " %" : " points",
-                  Verdict(way, difference, options.quick).c_str());
+      const Series differences = Differences(series[i], series[0], training.relative);
+      std::printf("   %+6.2f%s of dense (%s), %s", differences.Median(), training.relative ? " %" : " points",
+                  BySeed(differences).c_str(), InWords(way, differences, options.quick).c_str());
       outcomes->push_back({absl::StrCat(training.name, ", ", way.name), training.figure, "dense float32",
                            series[i], series[0]});
     }
@@ -365,24 +379,22 @@ struct SimulatedWay {
   double goal = 0;  // percent worse than dense, at most
 };
 
-// Each seed of compressed gradients beside the same seed of dense ones, which begins with the same weights
-// and sees the same text: the differences spread much less than the losses.
-struct Pairs {
-  Series losses, differences;  // nats; percent of dense
-  uint64_t sent = 0;           // bytes a step by rank 0
+struct Ends {
+  Series losses;      // nats, by seed
+  uint64_t sent = 0;  // bytes a step by rank 0
 };
 
 absl::Status MeasureSimulated(const std::vector<int>& numbers_of_ranks, const examples::Text& text,
                               const Options& options, std::vector<Outcome>* outcomes) {
-  const int seeds = options.quick ? 1 : 3, steps = options.quick ? 300 : 4000;
+  const int steps = options.quick ? 300 : 4000;
   const std::array<SimulatedWay, 3> ways = {
       {{"top-k 1 %", absl::StrCat("topk density=0.01 warmup=", steps / 25), false, 1},
        {"DGC 0.1 %", absl::StrCat("topk density=0.001 warmup=", steps * 2 / 25), true, 4},
        {"1-bit", absl::StrCat("onebit warmup=", steps / 25), false, 1}}};
   std::printf("King James text, %d steps, ranks of one process\n", steps);
   Series dense;
-  std::map<std::pair<size_t, int>, Pairs> measured;  // by way and number of ranks
-  for (int seed = 1; seed <= seeds; ++seed) {
+  std::map<std::pair<size_t, int>, Ends> measured;  // by way and number of ranks
+  for (int seed = 1; seed <= options.seeds; ++seed) {
     GT_ASSIGN_OR_RETURN(const SimulatedEnd plain, Simulate({2, steps, seed, {}}, text));
     dense.samples.push_back(plain.loss);
     std::printf("  seed %d: dense %.4f nats\n", seed, plain.loss);
@@ -392,27 +404,25 @@ absl::Status MeasureSimulated(const std::vector<int>& numbers_of_ranks, const ex
         CompressionOptions compress = policy.codecs[0];
         if (ways[i].momentum_correction) compress.momentum = kMomentum;
         GT_ASSIGN_OR_RETURN(const SimulatedEnd end, Simulate({ranks, steps, seed, compress}, text));
-        Pairs& pairs = measured[{i, ranks}];
-        pairs.losses.samples.push_back(end.loss);
-        pairs.differences.samples.push_back(100 * (end.loss / plain.loss - 1));
-        pairs.sent = end.sent;
+        Ends& ends = measured[{i, ranks}];
+        ends.losses.samples.push_back(end.loss);
+        ends.sent = end.sent;
         std::printf("    %2d ranks, %s: %.4f nats, %+.2f %%\n", ranks, ways[i].name.c_str(), end.loss,
-                    pairs.differences.samples.back());
+                    100 * (end.loss / plain.loss - 1));
         std::fflush(stdout);
       }
     }
   }
-  for (const auto& [key, pairs] : measured) {
+  for (const auto& [key, ends] : measured) {
     const auto& [i, ranks] = key;
-    const double difference = pairs.differences.Median();
-    const auto [least, most] = std::ranges::minmax(pairs.differences.samples);
-    std::printf("  %-10s %2d ranks   median %+6.2f %% of dense (%+.2f to %+.2f), %s   %7.1f KB sent a step\n",
-                ways[i].name.c_str(), ranks, difference, least, most,
-                Verdict({.goal = ways[i].goal}, difference, options.quick).c_str(),
-                static_cast<double>(pairs.sent) / 1e3);
+    const Series differences = Differences(ends.losses, dense, /*relative=*/true);
+    std::printf("  %-10s %2d ranks   median %+6.2f %% of dense (%s), %s   %7.1f KB sent a step\n",
+                ways[i].name.c_str(), ranks, differences.Median(), BySeed(differences).c_str(),
+                InWords({.goal = ways[i].goal}, differences, options.quick).c_str(),
+                static_cast<double>(ends.sent) / 1e3);
     outcomes->push_back(
         {absl::StrCat("King James text, ", steps, " steps, ", ranks, " ranks, ", ways[i].name), "nats",
-         "dense float32", pairs.losses, dense});
+         "dense float32", ends.losses, dense});
   }
   return absl::OkStatus();
 }
@@ -437,7 +447,7 @@ absl::Status MeasureRanks(const std::vector<int>&, const Options&, std::vector<O
 #endif
 
 int Main(int argc, char** argv) {
-  Options options = ParseOptions(argc, argv, {kFashion, kText, kAdam, kRanks, kRanks64});
+  Options options = ParseOptions(argc, argv, {kFashion, kText, kAdam, kRanks, kRanks64}, kSeeds);
   if (!options.json.empty()) options.json = std::filesystem::absolute(options.json).string();
   std::vector<Outcome> outcomes;
   int failed = 0;

@@ -51,7 +51,7 @@ std::string ReportJson(const Options& options, absl::string_view bench,
 
 }  // namespace
 
-Options ParseOptions(int argc, char** argv, const std::vector<std::string>& parts) {
+Options ParseOptions(int argc, char** argv, const std::vector<std::string>& parts, int seeds) {
   Options options;
   const std::string self = argv[0];
   const size_t slash = self.rfind('/');
@@ -66,12 +66,17 @@ Options ParseOptions(int argc, char** argv, const std::vector<std::string>& part
       options.json = argv[++i];
     } else if (word == "--only" && i + 1 < argc && absl::c_linear_search(parts, argv[i + 1])) {
       options.only = argv[++i];
+    } else if (seeds > 0 && word == "--seeds" && i + 1 < argc &&
+               absl::SimpleAtoi(argv[i + 1], &options.seeds) && options.seeds > 0) {
+      ++i;
     } else {
-      std::fprintf(stderr, "usage: %s [--quick] [--json FILE]%s\n", argv[0],
-                   parts.empty() ? "" : absl::StrCat(" [--only ", absl::StrJoin(parts, "|"), "]").c_str());
+      std::fprintf(stderr, "usage: %s [--quick] [--json FILE]%s%s\n", argv[0],
+                   parts.empty() ? "" : absl::StrCat(" [--only ", absl::StrJoin(parts, "|"), "]").c_str(),
+                   seeds > 0 ? " [--seeds N]" : "");
       std::exit(2);
     }
   }
+  if (options.seeds == 0) options.seeds = options.quick ? std::min(seeds, 1) : seeds;
   return options;
 }
 
@@ -83,6 +88,16 @@ double Series::Spread() const {
   std::vector<double> distances;
   for (double sample : samples) distances.push_back(std::abs(sample - median));
   return MedianOf(std::move(distances)) / median;
+}
+
+Verdict Judge(const Series& differences, double goal) {
+  constexpr double kRounding = 1e-6;  // 9.70 - 9.40 may come out a little above 0.3
+  const double median = differences.Median();
+  double spread = 0;
+  for (const double sample : differences.samples) spread = std::max(spread, std::abs(sample - median));
+  if (differences.samples.size() < 2 || spread > std::abs(goal - median) + kRounding)
+    return Verdict::kUndecided;
+  return median <= goal + kRounding ? Verdict::kReached : Verdict::kNotReached;
 }
 
 absl::StatusOr<BySize> ReadBySize(const std::string& file, absl::string_view who) {

@@ -17,11 +17,13 @@ struct Options {
   std::string json;    // --json FILE: where the report goes; empty = only the table
   bool quick = false;  // --quick: the whole program ends within 50 s
   std::string only;    // --only PART, where a bench has parts: the one of them to measure
+  int seeds = 0;       // --seeds N, where a bench has seeds: how many; 1 with --quick alone
   std::string folder;  // where this program lies, to find its neighbours (build/bin)
 };
 
-// Prints usage and exits 2 on an unknown argument. `parts`: the words that --only takes.
-Options ParseOptions(int argc, char** argv, const std::vector<std::string>& parts = {});
+// Prints usage and exits 2 on an unknown argument. `parts`: the words that --only takes. `seeds`: how many
+// there are where nothing else is said; 0: the bench has none and refuses --seeds.
+Options ParseOptions(int argc, char** argv, const std::vector<std::string>& parts = {}, int seeds = 0);
 
 using Sample = std::function<absl::StatusOr<double>()>;
 
@@ -43,6 +45,11 @@ struct Series {
   double Median() const;
   double Spread() const;  // median absolute deviation over the median
 };
+
+// Whether what is measured, one difference a seed, is at most `goal`. Undecided: some difference is further
+// from their median than that is from the goal, or there is but one, whose spread nobody knows.
+enum class Verdict { kReached, kNotReached, kUndecided };
+Verdict Judge(const Series& differences, double goal);
 
 // Ours beside one peer; without a peer `peer` is empty.
 struct Outcome {

@@ -16,6 +16,33 @@ TEST(Series, MedianAndSpreadIgnoreOneOutlier) {
   EXPECT_DOUBLE_EQ(Series{}.Median(), 0);
 }
 
+TEST(Judge, ASpreadBeyondTheDistanceToTheGoalDecidesNothing) {
+  EXPECT_EQ(Judge({{0.2, 0.1, 0.4}}, 1), Verdict::kReached);
+  EXPECT_EQ(Judge({{1.6, 1.5, 1.9}}, 1), Verdict::kNotReached);
+  EXPECT_EQ(Judge({{0.9, 0.7, 1.1}}, 1), Verdict::kUndecided);
+  EXPECT_EQ(Judge({{0.9, 0.1, 0.95}}, 1), Verdict::kUndecided);  // below it all, but by less than they differ
+  EXPECT_EQ(Judge({{1.2, 0.9, 1.3}}, 1), Verdict::kUndecided);
+  EXPECT_EQ(Judge({{9.70 - 9.40, 9.70 - 9.40}}, 0.3), Verdict::kReached);
+  EXPECT_EQ(Judge({{0.2}}, 1), Verdict::kUndecided);
+  EXPECT_EQ(Judge({}, 1), Verdict::kUndecided);
+}
+
+Options Parsed(std::vector<std::string> words, int seeds) {
+  words.insert(words.begin(), "bench");
+  std::vector<char*> argv;
+  for (std::string& word : words) argv.push_back(word.data());
+  return ParseOptions(static_cast<int>(argv.size()), argv.data(), {"part"}, seeds);
+}
+
+TEST(ParseOptions, Seeds) {
+  EXPECT_EQ(Parsed({}, 3).seeds, 3);
+  EXPECT_EQ(Parsed({"--quick"}, 3).seeds, 1);
+  EXPECT_EQ(Parsed({"--quick", "--seeds", "5", "--only", "part"}, 3).seeds, 5);
+  EXPECT_EQ(Parsed({"--quick"}, 0).seeds, 0);
+  EXPECT_EXIT(Parsed({"--seeds", "0"}, 3), testing::ExitedWithCode(2), "--seeds N");
+  EXPECT_EXIT(Parsed({"--seeds", "2"}, 0), testing::ExitedWithCode(2), "usage");
+}
+
 Sample Says(std::string* order, char name, double value) {
   return [=]() -> absl::StatusOr<double> {
     *order += name;

@@ -1,5 +1,5 @@
 // Conversions of the 16-bit floats, in bit arithmetic without branches so that loops over them vectorise.
-// Rounding is to nearest, ties to even. PURE.
+// Rounding is to nearest, ties to even. Of one element each, without memory. PURE.
 #pragma once
 #include <bit>
 #include <cstdint>

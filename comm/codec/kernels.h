@@ -1,6 +1,7 @@
 // Inner loops of the codecs: the scalar reference, and the same with Highway's run-time dispatch where it was
 // found at build time. Both give the same bytes, except that sums of a 1-bit block may differ in the last
-// place. PURE.
+// place. They go once over their arrays and use no memory but these; a selection needs room for 8 bytes an
+// element. PURE.
 #pragma once
 #include <cstddef>
 #include <cstdint>

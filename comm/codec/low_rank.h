@@ -3,7 +3,9 @@
 //
 // One step of subspace iteration: P = A Q, summed over the ranks; its columns made orthonormal; Q = A^T P,
 // summed; the mean is P Q^T. Both are linear in A, so factors are added up on their way as any float32 array
-// is. A is row-major; a factor is `rank` arrays, column after column of P or Q. PURE.
+// is. A is row-major; a factor is `rank` arrays, column after column of P or Q. What takes A goes over it
+// once, with O(rank) operations an element, and nothing uses memory beside its arrays. Independent of the
+// number of ranks. PURE.
 #pragma once
 #include <cstddef>
 #include <cstdint>

@@ -1,5 +1,6 @@
-// A compressed gradient as bytes: header, scales, payload. docs/formats/compression.md is the description.
-// PURE.
+// A compressed gradient as bytes: header, scales, payload. docs/formats/compression.md is the description. 32
+// bytes, and of an element: 2 as fp16 or bf16, 1 + 1/64 as int8 or fp8, 1/8 + 1/64 as 1-bit, and 8 where
+// top-k selects it. PURE.
 #pragma once
 #include <cstddef>
 #include <cstdint>

@@ -1,4 +1,5 @@
-// Reductions of dense buffers of every element type. PURE.
+// Reductions of dense buffers of every element type. PURE. Each element of each source is read once and each
+// of each output written once; scratch is 16 KiB of stack, however many of them there are.
 #pragma once
 #include <cstddef>
 #include <cstdint>

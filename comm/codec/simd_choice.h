@@ -1,6 +1,7 @@
 // Which version of a function that Highway compiled for several instruction sets this CPU runs. Highway's own
 // choice sits in a shared library that brings the shared libstdc++ into every rank: 4 ms of CPU at each
-// start, a second for 256 of them. libc knows the CPU as well.
+// start, a second for 256 of them. libc knows the CPU as well. A pointer a function, chosen in its first
+// call.
 //
 // GT_SIMD_EXPORT(F) at the level of F's namespace, once; GT_SIMD_BEST(F) is the function then.
 #pragma once

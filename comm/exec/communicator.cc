@@ -60,7 +60,7 @@ absl::Status OrException(absl::FunctionRef<absl::Status()> body) {
 // First byte of what ranks tell each other: an error of one is then reported by all. To begin anew helps
 // against an error, not against what was asked for and is not there.
 constexpr char kMeetOk = '+', kMeetError = '-', kMeetNever = '!';
-constexpr uint32_t kMeetVersion = (8 << 16) | sizeof(OpRecord);
+constexpr uint32_t kMeetVersion = (9 << 16) | sizeof(OpRecord);
 constexpr size_t kSettingBytesMax = 64;
 constexpr char kBetweenSettings = '\0';  // no variable holds it
 
@@ -695,19 +695,40 @@ absl::Status ExecCommunicator::Enter(const OpRecord& record, const Watch& watch,
   if (shm_ == nullptr) return Agree(record, watch);
   absl::Span<OpRecord> records = shm_->Records();
   if (leads()) {
+    bool same = true;
     for (int i = 0; i < shm_->size(); ++i) {
       records[static_cast<size_t>(hierarchy_.peers()[static_cast<size_t>(i)])] = shm_->Record(i);
+      same = same && SameOperation(shm_->Record(i), record);
     }
     records[static_cast<size_t>(rank())] = record;
-    GT_RETURN_IF_ERROR(GatherRecords(records, watch));
+    // Among few machines the whole table is one round, among many a round for each.
+    const bool few = nodes() <= kDirectRanksMax;
+    if (!few) {
+      GT_ASSIGN_OR_RETURN(same, AllDo(record, same, watch));
+    }
+    if (!few && same) {
+      std::ranges::fill(records, record);
+    } else {
+      GT_RETURN_IF_ERROR(GatherRecords(records, watch));
+    }
   }
   GT_RETURN_IF_ERROR(shm_->Phase(watch));
   return Compare(records);
 }
 
-// A doubling all-reduce of "we all do this", in which small data goes along: the same bytes as in the
-// schedule of the data alone, and no round more. Only when somebody differs everybody hears from everybody.
+// Only when somebody differs everybody hears from everybody.
 absl::Status ExecCommunicator::Agree(const OpRecord& record, const Watch& watch, char* data, size_t bytes) {
+  GT_ASSIGN_OR_RETURN(const bool same, AllDo(record, true, watch, data, bytes));
+  if (same) return absl::OkStatus();
+  records_[static_cast<size_t>(rank())] = record;
+  GT_RETURN_IF_ERROR(GatherRecords(absl::MakeSpan(records_), watch));
+  return Compare(records_);
+}
+
+// A doubling all-reduce of "we all do this", in which small data goes along: the same bytes as in the
+// schedule of the data alone, and no round more.
+absl::StatusOr<bool> ExecCommunicator::AllDo(const OpRecord& record, bool same, const Watch& watch,
+                                             char* data, size_t bytes) {
   struct Head {
     OpRecord record;
     uint64_t same;
@@ -716,7 +737,6 @@ absl::Status ExecCommunicator::Agree(const OpRecord& record, const Watch& watch,
   own_message_.resize(kMost);
   their_message_.resize(kMost);
   char* const payload = own_message_.data() + sizeof(Head);
-  bool same = true;
   size_t received = 0;
   const auto tell = [&] {
     const Head head{record, same ? 1u : 0u};
@@ -754,13 +774,8 @@ absl::Status ExecCommunicator::Agree(const OpRecord& record, const Watch& watch,
         },
         watch));
   }
-  if (same) {
-    if (bytes > 0) std::memcpy(data, payload, bytes);
-    return absl::OkStatus();
-  }
-  records_[static_cast<size_t>(rank())] = record;
-  GT_RETURN_IF_ERROR(GatherRecords(absl::MakeSpan(records_), watch));
-  return Compare(records_);
+  if (same && bytes > 0) std::memcpy(data, payload, bytes);
+  return same;
 }
 
 absl::Status ExecCommunicator::Compare(absl::Span<const OpRecord> records) {

@@ -33,11 +33,19 @@ struct ExecOptions {
 };
 
 // Collective: all ranks of the generation. `bootstrap` must outlive the communicator. Of n ranks on N
-// machines: one all-gather of n addresses through the head, which is n blobs to each of n ranks; a try of the
-// links to about log2(N) machines (N - 1 up to 16); some 45 rounds with two neighbours that measure what a
-// round costs, for each way to speak; and behind each of these an all-gather of a few numbers among the
-// machines (a round up to 16, N - 1 above). A Split needs no head: it gathers n addresses, too, and measures
-// anew.
+// machines: two all-gathers through the head, of n settings and of n addresses, each n blobs to each of n
+// ranks. Between machines a rank that speaks (the leader; unless GTRAIN_COMM_ALGO says `leader`, as many of
+// each machine as the smallest has) connects with those at its place on the N - 1 others, and L being log2 N,
+// rounded up, the leader sends
+//   L messages of 64 KiB (N - 1 up to 16 machines) that try the links;
+//   40 at most, of up to 256 KiB, round the ring of machines, which measure what a round costs, for each of w
+//   ways to speak (one, or leader and rails: these send as many);
+//   (N - 1) (w + 1) of a few numbers, to agree on that, in a round each up to 16 machines, N - 1 above; and
+//   the barrier's: L, or N - 1 where up to 16 machines have several ranks.
+// With `deterministic` nothing is measured: w is 0. A Split needs no head: five all-gathers of this
+// communicator, the largest of n addresses, bring its members together, and the rest is as here. What an
+// arena takes stands in comm/shm/shm_group.h, what a transport does in comm/ucx/ucx_transport.h.
+// Costs.OfACommunicatorAtScale counts all of it up to 256 ranks.
 absl::StatusOr<std::unique_ptr<Communicator>> MakeCommunicator(Bootstrap* bootstrap,
                                                                ExecOptions options = {});
 

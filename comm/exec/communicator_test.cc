@@ -5,8 +5,6 @@
 
 #include <atomic>
 #include <cstring>
-#include <filesystem>
-#include <fstream>
 #include <functional>
 #include <limits>
 #include <set>
@@ -14,10 +12,10 @@
 #include <thread>
 #include <vector>
 
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "comm/exec/check_collectives.h"
+#include "comm/exec/held_test_counts.h"
 #include "comm/exec/rank_test_threads.h"
 #include "comm/fake/fake_transport.h"
 #include "comm/fake/fake_world.h"
@@ -246,20 +244,6 @@ TEST(Communicator, APartOutlivesWhatItIsFrom) {
       return c.Barrier();
     }));
   }
-}
-
-size_t MappedArenas() {
-  std::ifstream maps("/proc/self/maps");
-  size_t mapped = 0;
-  for (std::string line; std::getline(maps, line);) mapped += absl::StrContains(line, "/arena-") ? 1 : 0;
-  return mapped;
-}
-
-size_t OpenDescriptors() {
-  size_t open = 0;
-  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd"))
-    open += entry.path().empty() ? 0 : 1;
-  return open;
 }
 
 TEST(Communicator, NothingPilesUpWithSplitsThatAreClosed) {

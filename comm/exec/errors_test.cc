@@ -292,6 +292,30 @@ TEST(Communicator, L6DifferentCollectivesAreNamedOnEveryRank) {
   }
 }
 
+// Where machines are too many for a table in one round: a leader and another rank of a machine that differ.
+TEST(Communicator, L6AmongManyMachinesOfSeveralRanks) {
+  std::vector<std::string> nodes;
+  for (int rank = 0; rank < 36; ++rank) nodes.push_back(absl::StrCat("m", rank / 2));
+  for (const int odd : {6, 7}) {
+    SCOPED_TRACE(odd);
+    FakeWorld world(nodes);
+    const auto results = RunThreads(world, [&](Communicator& c) -> absl::Status {
+      float data[2] = {1, 1};
+      for (int i = 0; i < 3; ++i) {
+        RETURN_IF_BAD(c.AllReduce(data, 2, DType::kFloat32, ReduceOp::kSum));
+        RETURN_IF_BAD(c.Barrier());
+      }
+      if (data[0] != 36 * 36 * 36) return absl::DataLossError("a wrong sum");
+      return c.AllReduce(data, c.rank() == odd ? 1 : 2, DType::kFloat32, ReduceOp::kMax);
+    });
+    for (const absl::Status& status : results) {
+      EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
+      EXPECT_THAT(std::string(status.message()),
+                  testing::HasSubstr(absl::StrCat("; rank ", odd, " calls all-reduce #8 of 1 float32")));
+    }
+  }
+}
+
 TEST(Communicator, L6DifferentCounts) {
   FakeWorld world(FakeWorld::OneNode(3));
   const auto results = RunThreads(world, [](Communicator& c) {

@@ -1,5 +1,14 @@
 // The class behind MakeCommunicator: set-up and the frame of every collective in communicator.cc, reductions
 // in all_reduce.cc and reduce.cc, the rest in moves.cc.
+//
+// Of n ranks on N machines each keeps n times some hundred bytes (members, addresses, records), an arena
+// where its machine has several of them (comm/shm/shm_group.h), and scratch of at most kScheduleBytes for
+// each way that needs some, from the first call that does. A frame is, on one machine, one meeting and n
+// reads; with one rank on each, log2 N rounds of 64 bytes; where machines have several, two meetings and
+// among the leaders the same, up to 16 machines a round in which all get 56 bytes of every rank; there a
+// reduce-scatter carries what an all-reduce of its input does, an all-to-all what an all-gather of
+// everybody's input does. A pair is a communicator of two: an arena of 6 MiB inside a machine, no connection
+// but one between machines.
 #pragma once
 #include <algorithm>
 #include <functional>
@@ -127,6 +136,10 @@ class ExecCommunicator final : public Communicator, private Interrupt {
   // With one rank on each machine. data[count] becomes the reduction of all; a count of 0: only the
   // comparison.
   absl::Status Agree(const OpRecord& record, const Watch& watch, char* data = nullptr, size_t bytes = 0);
+  // Among the ranks that speak for their machines: whether all of them, each for the ranks of its machine if
+  // these do (`same`), do what `record` says. If so data[count] becomes the reduction of all.
+  absl::StatusOr<bool> AllDo(const OpRecord& record, bool same, const Watch& watch, char* data = nullptr,
+                             size_t bytes = 0);
   absl::Status CheckNeighbours(const OpRecord& record);
   // The same error on all ranks, or none.
   absl::Status Compare(absl::Span<const OpRecord> records);

@@ -11,6 +11,7 @@
 #include <cstring>
 #include <filesystem>
 #include <functional>
+#include <set>
 #include <string>
 #include <thread>
 #include <vector>
@@ -22,6 +23,7 @@
 #include "base/clock.h"
 #include "comm/exec/check_collectives.h"
 #include "comm/exec/communicator.h"
+#include "comm/exec/held_test_counts.h"
 #include "comm/exec/rank_test_threads.h"
 #include "comm/fake/fake_world.h"
 #include "comm/ucx/ucx_transport.h"
@@ -45,9 +47,9 @@ bool UcxHere() {
 
 // A page that parent and children share.
 struct Board {
-  std::atomic<int> steps[16];
-  std::atomic<int64_t> returned_at_ns[16];
-  std::atomic<int> code[16];
+  std::atomic<int> steps[32];
+  std::atomic<int64_t> returned_at_ns[32];
+  std::atomic<int> code[32];
 };
 
 class Forked : public testing::Test {
@@ -320,6 +322,33 @@ TEST_F(Forked, UcxConnectionsThatBothEndsNeedAtOnce) {
     }
     return absl::OkStatus();
   });
+}
+
+// As comm/ucx/ucx_transport.h says: a few of its own, and a connection to each other machine if it speaks for
+// its own, however few of them it has said anything to. The others that share a machine have none.
+TEST_F(Forked, UcxDescriptorsOfACommunicator) {
+  if (!UcxHere()) GTEST_SKIP() << "built without UCX";
+  constexpr size_t kOwnMost = 8;
+  algorithm_ = "leader+deterministic";
+  std::vector<std::string> twenty;
+  for (int machine = 0; machine < 20; ++machine) twenty.push_back(absl::StrCat("m", machine));
+  for (const auto& nodes : {kFours[1], kFours[2], twenty}) {
+    SCOPED_TRACE(testing::PrintToString(nodes));
+    const size_t machines = std::set<std::string>(nodes.begin(), nodes.end()).size();
+    FakeWorld world(nodes);
+    ExpectAllSucceed(world, [&](Communicator& c) -> absl::Status {
+      const size_t before = OpenDescriptors();
+      auto part = c.Split(0, 0);
+      RETURN_IF_BAD(part.status());
+      RETURN_IF_BAD(c.Barrier());  // so that all have made it
+      const size_t more = OpenDescriptors() - before;
+      RETURN_IF_BAD(c.Barrier());
+      const bool speaks = machines == nodes.size() || c.rank() % 2 == 0;
+      const size_t connections = speaks ? machines - 1 : 0;
+      if (more > connections && more <= connections + kOwnMost) return absl::OkStatus();
+      return absl::InternalError(absl::StrCat(more, " descriptors, of them ", connections, " connections"));
+    });
+  }
 }
 
 // Ranks 1 and 3 are connected with the communicator, but where leaders carry everything rank 3 does not look

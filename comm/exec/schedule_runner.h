@@ -1,4 +1,6 @@
-// Runs a schedule of comm/plan over a DataTransport.
+// Runs a schedule of comm/plan over a DataTransport. A message of the schedule is one of the transport for
+// each 256 KiB of it; what a round receives to reduce is the scratch, so all of the data with doubling, 1 / n
+// of it with a ring of n, and a block of each other member in a reduce-scatter.
 #pragma once
 #include <vector>
 

@@ -1,4 +1,6 @@
-// What a rank says it is about to do: compared on all ranks before any byte moves (fault L6). PURE.
+// What a rank says it is about to do: compared on all ranks before any byte moves (fault L6). PURE. A record
+// is 56 bytes, of which the first 24 are compared; CheckAgreement reads n of them, and its error names n
+// ranks.
 #pragma once
 #include <cstddef>
 #include <cstdint>

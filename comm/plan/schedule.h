@@ -2,7 +2,7 @@
 // PURE. Run by comm/exec over a DataTransport and by the simulator of plan_test.cc.
 //
 // What the rank with most to do has at most, of n ranks and S bytes; L = ceil(log2 n), F = 1 where n is no
-// power of two, else 0, s = segments. A peer is a connection, one descriptor over TCP. Schedule.CostsAtScale
+// power of two, else 0, s = segments. A peer is one that it exchanges anything with. Schedule.CostsAtScale
 // counts it up to 1,024 ranks.
 //
 //   schedule                     rounds     messages sent  bytes sent             peers
@@ -15,8 +15,9 @@
 //   all-gather of S each, above  n-1        n-1            (n-1) S                2
 //   reduce-scatter, all-to-all   1          n-1            (n-1) S                n-1
 //
-// So a reduce-scatter or an all-to-all among 1,000 machines opens 999 connections a rank; all else a dozen.
-// A schedule itself takes 40 bytes an action in memory.
+// So a reduce-scatter or an all-to-all among 1,000 machines speaks over 999 connections a rank; all else over
+// a dozen. (A communicator connects a rank that speaks with all of them when it is made: comm/exec/
+// communicator.h.) A schedule itself takes 40 bytes an action in memory.
 #pragma once
 #include <cstdint>
 #include <vector>

@@ -1,4 +1,5 @@
-// Learns which of two ways of doing the same is faster at present. PURE.
+// Learns which of two ways of doing the same is faster at present. PURE. A hundred bytes and a few operations
+// a call, independent of the number of ranks.
 #pragma once
 #include <algorithm>
 #include <array>

@@ -1,6 +1,8 @@
 // Port: how ranks of one generation find each other before they can communicate.
 // Adapters: runtime/worker (through keeper, agent and head), comm/fake (threads and forked
-// processes of a test).
+// processes of a test). A rank keeps a Member, some hundred bytes, for each of n; an all-gather is a message
+// to the head and one of n blobs back, an arena a message each way on this machine and a descriptor, which
+// the caller closes. The rest sends at most a message and is independent of n.
 #pragma once
 #include <cstdint>
 #include <string>

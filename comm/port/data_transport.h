@@ -1,5 +1,7 @@
 // Port: point to point messages among the members of one communicator. Adapters: comm/ucx (between
-// machines), comm/fake (threads of a test).
+// machines), comm/fake (threads of a test). An exchange is one message a transfer, beside a greeting between
+// two members that never spoke; a member keeps the addresses of all n, and nothing else that grows with n but
+// its connections, which comm/ucx/ucx_transport.h counts.
 #pragma once
 #include <cstddef>
 #include <string>
@@ -40,12 +42,12 @@ class DataTransport {
                                 const Watch& watch) = 0;
 
   // This member gives up. The members that it is connected with hear `notice` (at most kNoticeBytesMax; ""
-  // is not told); the transport is dead. One message to each of them; blocks for a second at most. Best
+  // is not told); the transport is dead. One message to each of them; blocks for two seconds at most. Best
   // effort, and nothing if this member itself has heard one: its sender told the others.
   virtual void Fail(absl::string_view notice) = 0;
   // This member ends well: members that it is connected with, and that wait for a message of it which never
   // came, get Unavailable with `words` (at most kNoticeBytesMax); what it has sent arrives first. Then the
-  // transport is dead. Best effort; blocks for a second at most.
+  // transport is dead. Best effort; blocks for two seconds at most.
   virtual void Leave(absl::string_view words) = 0;
   // Of the exchange that has failed: the members whose part of it is not done, each once.
   virtual std::vector<int> Unfinished() const = 0;

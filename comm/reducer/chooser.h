@@ -1,4 +1,5 @@
-// Which codec each bucket should use, from what its collectives cost. Pure: no clock, no communicator.
+// Which codec each bucket should use, from what its collectives cost. Pure: no clock, no communicator. Time
+// and memory are those of buckets times ways, independent of the number of ranks.
 #pragma once
 #include <cstddef>
 #include <optional>

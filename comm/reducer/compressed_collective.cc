@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <string>
 #include <utility>
 
@@ -253,9 +254,13 @@ class Flat {
     while (static_cast<float>(largest_machine) * scale > 1) scale /= 2;
     return scale;
   }
+  // What DGC adds up may be no float any more in the units of a rank: the largest one is the nearest.
   static std::vector<float> Scaled(absl::Span<const float> values, float scale) {
+    constexpr float kMost = std::numeric_limits<float>::max();
     std::vector<float> scaled(values.begin(), values.end());
-    for (float& value : scaled) value *= scale;
+    for (float& value : scaled) {
+      if (std::isfinite(value)) value = std::clamp(value * scale, -kMost, kMost);
+    }
     return scaled;
   }
 

@@ -1,7 +1,10 @@
 // The communicators that compressed collectives go over: the one they are made from and, where several ranks
 // share a machine and there are several machines, one of this machine and one of a rank of each machine. Made
 // once and shared by all buckets of a reducer, so that a rank has at most two more of them, however many
-// buckets and ranks there are.
+// buckets and ranks there are: two splits of all n ranks, whose arenas are those of a machine's m ranks (2
+// MiB and 2 MiB more for each of m) and, of the leaders, none. Open and AgreeOn are an all-reduce of three
+// numbers each, one more behind the splits; only where ranks differ an all-gather of 8 bytes a rank, or a
+// broadcast of 512, follows.
 #pragma once
 #include <cstddef>
 #include <cstdint>

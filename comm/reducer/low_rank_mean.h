@@ -12,7 +12,8 @@
 namespace gtrain::comm {
 
 // Two all-reduces a step, of the left factors with what is not compressed and of the right factors: what a
-// rank sends does not grow with the number of ranks. Not thread-safe.
+// rank sends does not grow with the number of ranks, nor does what it keeps: 8 bytes an element with error
+// feedback, 4 rank (rows + 3 columns) of each matrix and 4 of each element of none. Not thread-safe.
 class LowRankMean {
  public:
   // `shapes` of the tensors in the bucket, one behind the other; none: one vector of `count`.

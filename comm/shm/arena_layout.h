@@ -9,6 +9,10 @@
 // Slots: each local rank has kBuffers buffers of `slot_bytes` that it alone writes.
 // Results: kBuffers buffers of `result_bytes` for the whole machine.
 // Chunk number g of the communicator's life uses buffer g % kBuffers everywhere.
+//
+// Bytes, of m ranks of this machine in a world of n, to the next page: m (2 MiB of slots, 16.4 KiB of posts
+// and lines) + 2 MiB of results, 16 KiB for each of n instead where that is more (n above 128) + 112 n of
+// records.
 #pragma once
 #include <atomic>
 #include <cstddef>

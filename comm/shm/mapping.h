@@ -1,4 +1,4 @@
-// Owns one mmap. Moves, never copies.
+// Owns one mmap. Moves, never copies. Keeps no descriptor; independent of the number of ranks.
 #pragma once
 #include <cstddef>
 #include <utility>

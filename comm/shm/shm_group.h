@@ -21,10 +21,11 @@
 namespace gtrain::comm {
 
 // Not thread-safe. Every blocking call ends by its Watch, even if peers were killed at any point.
-// Of m ranks of this machine in a world of n: an arena of 2 MiB + 2 MiB for each of m (staged chunks; pages
-// that nothing was written to take none) + 16 KiB for each of n above 128, for each communicator, which is
-// one mapping and no descriptor here, and a descriptor of the machine's keeper. Enter writes one line and
-// reads m. Allocate adds what was asked for, and Resolve a mapping for each peer's.
+// Of m ranks of this machine in a world of n: an arena of 2 MiB + 2 MiB for each of m (staged chunks) + 16
+// KiB for each of n above 128 (arena_layout.h has the rest), for each communicator, which is one mapping and
+// no descriptor here, and a descriptor of the machine's keeper. The keeper takes all of its pages, soon after
+// it is asked for. Enter writes one line and reads m. Allocate adds what was asked for and a page, and
+// Resolve a mapping for each peer's.
 class ShmGroup {
  public:
   // `ranks`: world ranks on this machine, ascending, and what people call them; `local`: index of this one.

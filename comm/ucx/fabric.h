@@ -1,4 +1,5 @@
-// Which network UCX gets: the RDMA ports that belong to an interface, and what GTRAIN_COMM_TLS asks for.
+// Which network UCX gets: the RDMA ports that belong to an interface, and what GTRAIN_COMM_TLS asks for. A
+// few files of /sys for each communicator, independent of the number of ranks.
 #pragma once
 #include <string>
 #include <vector>

@@ -17,7 +17,8 @@
 
 namespace gtrain::comm {
 
-// One a communicator: a descriptor, and at most 64 more while others try, however many they are.
+// One a process, for all its communicators: a descriptor, and at most 64 more while others try, however many
+// they are.
 //
 // Where others try: a TCP port on the data-plane address that takes what comes, looks at none of it and says
 // nothing. The kernel acknowledges for it, so the program may compute or stand still meanwhile. Thread-safe,
@@ -61,7 +62,8 @@ class LinkProbe {
 };
 
 // Tries the ways to those that a wait is for, and reports the ones that do not work, again every few seconds.
-// Not thread-safe, nothing blocks.
+// At most 16 of them at a time, a descriptor and 64 KiB each; keeps a line of text for each of n members. Not
+// thread-safe, nothing blocks.
 class LinkWatch {
  public:
   using Report = std::function<void(int peer, const std::string& symptom)>;

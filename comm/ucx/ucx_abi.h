@@ -1,5 +1,7 @@
 // What libgtrain_comm_ucx.so offers to the loader beside it. Plain C, because the module is loaded
-// with dlopen into programs that may carry any C++ library: nothing but these functions crosses.
+// with dlopen into programs that may carry any C++ library: nothing but these functions crosses. A worker has
+// what UCX needs once (comm/ucx/ucx_transport.h counts its descriptors), an endpoint for each peer that
+// `connect` named, and a ticket for each message under way; it knows nothing of the other ranks.
 #pragma once
 #include <stddef.h>
 #include <stdint.h>

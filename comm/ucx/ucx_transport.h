@@ -12,9 +12,10 @@
 
 namespace gtrain::comm {
 
-// One UCX worker and one listening port a communicator; an endpoint, over TCP a connection, for each rank
-// that this one has exchanged anything with: about log2(n) of n with all-reduces alone, n - 1 after an
-// all-to-all.
+// One UCX worker and one listening port a communicator, which are five descriptors, and some hundred bytes
+// for each of n ranks; an endpoint, over TCP a connection and a descriptor, for each member of `at_once` and
+// each other that this one has exchanged anything with. Communicators name the N - 1 at the same place of the
+// other machines if the rank speaks for its own; only Send and Receive add others.
 //
 // Binds to the interface that has the address of this rank's Member, if one has, and to the RDMA ports that
 // belong to it. `wish`: what GTRAIN_COMM_TLS says (comm/ucx/fabric.h). `report` is told, by the thread that

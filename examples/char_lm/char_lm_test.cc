@@ -163,5 +163,15 @@ TEST(Model, DescendsByAdam) {
   }
 }
 
+// What comes back for it is no gradient: 1-bit says of every element of a block the same magnitude.
+TEST(Model, ElementsWithoutSquaresStayWhereTheyAre) {
+  std::vector<float> values = {1, 1}, momentum(2), squares = {0, 1e-4f};
+  const AdamStep adam{.scale = 1, .rate = 0.01f, .measures = false, .steps = 50, .measured = 40};
+  DescendByAdam(absl::MakeSpan(values), absl::MakeSpan(momentum), absl::MakeSpan(squares), {{1e-3f, 1e-3f}},
+                adam);
+  EXPECT_EQ(values[0], 1);
+  EXPECT_LT(values[1], 1);
+}
+
 }  // namespace
 }  // namespace gtrain::examples

@@ -143,7 +143,8 @@ void DescendByAdam(absl::Span<float> values, absl::Span<float> momentum, absl::S
     const float g = step.scale * gradient[i];
     momentum[i] = kBeta1 * momentum[i] + (1 - kBeta1) * g;
     if (step.measures) squares[i] = kBeta2 * squares[i] + (1 - kBeta2) * g * g;
-    values[i] -= step.rate * (momentum[i] / first) / (std::sqrt(squares[i] / second) + kLeast);
+    const float moves = step.rate * (momentum[i] / first) / (std::sqrt(squares[i] / second) + kLeast);
+    values[i] -= squares[i] == 0 ? 0 : moves;
   }
 }
 

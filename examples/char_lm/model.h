@@ -60,6 +60,8 @@ void Descend(absl::Span<float> values, absl::Span<float> momentum, absl::Span<co
 
 // Adam (Kingma and Ba 2015, arXiv 1412.6980) with 0.9, 0.999 and 1e-8, and 1-bit Adam (Tang et al. 2021,
 // arXiv 2102.02888), which leaves the mean of squares alone where gradients come from a compressed momentum.
+// An element whose mean of squares is zero stays: no gradient has reached it, and what comes back for it is
+// the error of its neighbours' compression, which 1e-8 would make a step of any size.
 struct AdamStep {
   float scale = 1, rate = 0;  // of gradients, of the step
   bool measures = true;       // whether the mean of squares moves

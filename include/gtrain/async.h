@@ -34,6 +34,8 @@ class AsyncCall {
 // ranks start the same collectives in the same order. Buffers must stay untouched until Wait says that the
 // call is over, or the AsyncCalls is destroyed. After an error of the communicator every later call has that
 // error. Start and Now are called by one thread at a time.
+// A thread, from the first Start on, and a few hundred bytes a call that waits; independent of the number of
+// ranks.
 class AsyncCalls {
  public:
   using Body = std::function<absl::Status()>;

@@ -28,11 +28,13 @@ struct CommunicatorOptions {
 // next call at once: "rank 3 gave up: ..." with its words.
 // Results are bit-identical on all ranks. Not thread-safe: one call at a time. Calls that go on beside the
 // program: gtrain/async.h.
-// What one costs among n ranks on N machines: 4 MiB of memory a rank of a machine that has several, a tenth
-// of a kilobyte for each of n; between machines a port and about log2(N) connections a rank, N - 1 after a
-// reduce-scatter, an all-to-all or, up to 16 machines, an all-gather. Broadcast, reduce, barrier and small
-// all-reduces take about log2(N) rounds, all-gathers above 16 machines N - 1; large all-reduces send 2
-// (N-1)/N of the data a machine. comm/plan/schedule.h has the table.
+// What one costs among n ranks on N machines: some hundred bytes a rank for each of n, and on a machine that
+// has m of them, above one, 2 MiB of shared memory, 2 MiB more for each of m and 16 KiB for each of n above
+// 128. Between machines each rank has a port, and a connection to N - 1 others if it speaks for its machine:
+// the leader does, or as many ranks of each as the smallest has (GTRAIN_COMM_ALGO). Broadcast, reduce,
+// barrier and small all-reduces take about log2(N) rounds, all-gathers above 16 machines N - 1; large
+// all-reduces send 2 (N-1)/N of the data a machine. Where machines have several ranks each call begins with
+// another log2(N) rounds, up to 16 machines with one. comm/plan/schedule.h has the table.
 class Communicator {
  public:
   virtual ~Communicator() = default;

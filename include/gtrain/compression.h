@@ -115,6 +115,10 @@ struct Selected {
 // be carried over into a pending buffer; Apply makes it the residual once the step is known to be applied by
 // all, Drop forgets it. Encode after Encode drops the first. Not thread-safe; different objects are
 // independent. Never blocks.
+//
+// It keeps with error feedback two residuals, 8 bytes an element or 4 as bfloat16, and as much again with
+// momentum; without, nothing. Top-k works in half a MiB and 32 bytes for each selected element, which a
+// thread has once for all its objects, the others on the stack. Independent of the number of ranks.
 class Compressor {
  public:
   // InvalidArgument: an option out of range, PowerSGD, or count of 0 or 2^32 and above.

@@ -125,7 +125,9 @@ GTRAIN_API gtrain_status gtrain_session_notice(gtrain_session* session, double* 
 
 /* ---- collectives ---- */
 
-/* Collective. `timeout_ms` is the longest that a single collective may take. */
+/* Collective. `timeout_ms` is the longest that a single collective may take. What a communicator costs as a
+ * function of its ranks and machines (shared memory, connections, rounds) stands in gtrain/communicator.h;
+ * operations with a handle add one thread to it. */
 GTRAIN_API gtrain_status gtrain_communicator_create(gtrain_session* session, int64_t timeout_ms,
                                                     gtrain_communicator** out, gtrain_error* error);
 /* Collective: ranks with the same `color` get a communicator of their own, in the order of (key, rank here);

@@ -42,11 +42,13 @@ struct CarriedState {
 // every gradient, sums in float32, compresses the mean once more, and all shards go to everyone. What the
 // second compression loses is carried over by the shard's owner (1-bit Adam, Tang et al. 2021, arXiv
 // 2102.02888, section 3). The mean of top-k gradients has more elements than each of them, so an owner
-// returns up to 16 times the density, or int8 of all elements where that is less.
+// returns up to 48 times the density, or int8 of all elements where that is less.
 //
-// Of n ranks and k selected elements a rank receives 8 n k bytes of top-k up to 16 ranks, beyond that at most
-// 8 (1 + 16) k however many there are; of other codecs twice their bytes of the gradient. It sends and
-// receives 2 (n - 1) packets and, of top-k, agrees on the length of packets once before each stage.
+// Of n ranks and k selected elements a rank receives 8 n k bytes of top-k where packets go to everyone, else
+// at most 8 (1 + 48) k however many ranks there are; of other codecs twice their bytes of the gradient. It
+// sends and receives n - 1 packets, in two stages 2 (n - 1), and, of top-k, agrees on the length of packets
+// once before each stage. It keeps what Compressor says, in two stages in n of them of 1 / n of the elements
+// and one of its shard, and the packets of the longest step: those of all ranks where they go to everyone.
 //
 // A step is a transaction, as for a Compressor: every call leaves what is to be carried over pending; the
 // next call applies it, unless Drop() came first. All ranks drop or none. Calls block until the
@@ -150,6 +152,8 @@ struct ReducedStep {
   // A gradient of this step is what turns the optimiser's momentum into a compressed one, so its square is
   // mostly the error of the compression. Adam and others that divide by a mean of squares leave that mean,
   // and its bias correction, as the steps before left it: 1-bit Adam (Tang et al. 2021, arXiv 2102.02888).
+  // Elements whose mean is zero no gradient has reached: what comes back for them is the error of others, and
+  // divided by next to nothing it is a step of any size, so the optimiser leaves them where they are.
   // False in the warm-up, which measures the mean; true from the first compressed step on. Equal on all
   // ranks.
   bool momentum_travelled = false;
@@ -171,6 +175,11 @@ struct ReducedStep {
 // Gradient accumulation: call neither Ready nor Finish for micro-batches before the last one.
 // Ready is thread-safe and never blocks; the rest belongs to one thread. One thread of its own, which is
 // joined by the destructor: it waits for a running collective.
+//
+// It costs 4 bytes an element of gradients and what a CompressedCollective of each bucket does; the
+// communicators that it makes have their arenas and connections (gtrain/communicator.h), as many however many
+// buckets there are. To make it takes two small all-reduces a bucket and a few more, a step nothing beside
+// the buckets, and a choice four small all-reduces and a broadcast.
 class Reducer {
  public:
   // Collective. `gradients` in the order of the forward pass, equal on all ranks. The communicator must

@@ -426,6 +426,16 @@ TEST(Node, LogPiecesCutBetweenCharactersAndNameHoles) {
   EXPECT_TRUE(absl::IsNotFound(ReadLogPiece(path + "x", 0).status()));
 }
 
+TEST(RootMayRunRanks, OnlyLocallyInAContainerOrWhenTold) {  // X7
+  for (int bits = 0; bits < 16; ++bits) {
+    const bool root = bits & 1, local = bits & 2, container = bits & 4, allowed = bits & 8;
+    EXPECT_EQ(RootMayRunRanks(root, local, container, allowed).ok(), !root || local || container || allowed)
+        << bits;
+  }
+  const absl::Status refused = RootMayRunRanks(true, false, false, false);
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("or say --allow-root"));
+}
+
 // As root: the process tests again as `nobody`, without control groups.
 TEST(OrdinaryUser, AllTestsPassAsNobody) {
   if (geteuid() != 0) GTEST_SKIP() << "already an ordinary user";

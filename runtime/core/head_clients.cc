@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
 #include "base/probe.h"
+#include "base/status_macros.h"
 #include "base/units.h"
 #include "nlohmann/json.hpp"
 #include "runtime/core/authority.h"
@@ -18,6 +19,13 @@ using nlohmann::json;
 
 std::string Dump(const json& document) {
   return document.dump(-1, ' ', false, json::error_handler_t::replace);
+}
+
+// What a job holds in memory and store that its user chose.
+size_t BytesOf(const std::string& spec_text, const std::map<std::string, std::string>& env) {
+  size_t bytes = spec_text.size();
+  for (const auto& [name, value] : env) bytes += name.size() + value.size();
+  return bytes;
 }
 
 const JobId* JobOf(const ClientRequestBody& body) {
@@ -76,7 +84,12 @@ void HeadState::Remember(const Peer& peer, const ClientReply& reply) {
   Write(cluster_);
   requests_[key] = std::move(record);
   if (static_cast<int>(own.size()) > config_.requests_per_key_max) ForgetRequest(*own.begin());
-  if (static_cast<int>(requests_.size()) > config_.requests_max) ForgetRequest(request_order_.begin()->first);
+  if (static_cast<int>(requests_.size()) <= config_.requests_max) return;
+  // The oldest of who has most: what one client asks for never takes the answers of others.
+  const auto most = std::max_element(
+      requests_of_key_.begin(), requests_of_key_.end(),
+      [](const auto& one, const auto& other) { return one.second.size() < other.second.size(); });
+  ForgetRequest(*most->second.begin());
 }
 
 void HeadState::ForgetRequest(uint64_t number) {
@@ -145,7 +158,7 @@ void HeadState::OnRequest(const PeerMessage& event, const ClientRequest& request
   } else if (drained != nullptr) {
     changed = Drain(event.peer, *drained, now);
   } else if (std::holds_alternative<ClientStatus>(request.body)) {
-    return Answer(event, request.id, StatusOf(*job_id));
+    return Answer(event, request.id, StatusOf(*job_id, OwnerName(event.peer)));
   } else if (std::holds_alternative<ClientNodes>(request.body)) {
     return Answer(event, request.id, NodesNow());
   } else if (const auto* revoke = std::get_if<ClientRevokeNode>(&request.body)) {
@@ -188,17 +201,29 @@ absl::StatusOr<std::string> HeadState::Submit(const PeerMessage& event, const st
         absl::StrCat(config_.live_jobs_max, " jobs are live, the most this head takes: wait or stop some"));
   }
   const std::string owner = OwnerName(event.peer);
-  const auto own = std::count_if(jobs_.begin(), jobs_.end(), [&](const auto& item) {
-    return !IsFinal(item.second.record.state) && item.second.record.owner == owner;
-  });
+  int own = 0;
+  size_t own_bytes = BytesOf(submit.spec_text, submit.env);
+  for (const Job* job : LiveJobs()) {
+    if (job->record.owner != owner) continue;
+    ++own;
+    own_bytes += BytesOf(job->record.spec_text, job->record.env);
+  }
+  if (own_bytes > config_.live_jobs_bytes_per_user_max) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("the job files and environments of the ", own, " live jobs of ", owner,
+                     " and of this one are more than the ", config_.live_jobs_bytes_per_user_max >> 20,
+                     " MiB that this head takes of one user: wait or stop some"));
+  }
   if (own >= config_.live_jobs_per_user_max && !config_.local) {
     return absl::ResourceExhaustedError(absl::StrCat(
         own, " jobs of ", owner, " are live, the most this head takes of one user: wait or stop some"));
   }
   absl::StatusOr<spec::JobSpec> spec = config_.parse_job(submit.spec_text);
   if (!spec.ok()) return spec.status();
-  if (!submit.takeover) {
-    if (absl::Status free = CheckDirectory(*spec, now); !free.ok()) return free;
+  if (absl::Status free =
+          submit.takeover ? MayTakeOver(event.peer, *spec) : CheckDirectory(*spec, owner, now);
+      !free.ok()) {
+    return free;
   }
   JobRecord record;
   record.number = cluster_.next_job;
@@ -211,7 +236,7 @@ absl::StatusOr<std::string> HeadState::Submit(const PeerMessage& event, const st
   record.run_dir = absl::StrReplaceAll(submit.run_dir, {{"{job}", record.id.value}, {"{cluster}", cluster}});
   record.resume = submit.resume;
   record.client_key = event.peer.key_id;
-  record.owner = OwnerName(event.peer);
+  record.owner = owner;
   record.request_id = id;
   record.end_with_client = submit.end_with_client;
   record.takeover = submit.takeover;
@@ -240,15 +265,29 @@ absl::StatusOr<std::string> HeadState::Submit(const PeerMessage& event, const st
   return Dump({{"job", job.record.id.value}, {"run_dir", job.record.run_dir}});
 }
 
-// Finished jobs beyond the limit are forgotten, oldest first.
+// Finished jobs beyond the limits are forgotten: oldest first, and for bytes those of who has most of them.
 void HeadState::DropOldJobs() {
-  for (auto it = job_order_.begin();
-       static_cast<int>(jobs_.size()) > config_.jobs_max && it != job_order_.end();) {
+  size_t bytes = 0;
+  std::map<std::string, size_t> bytes_of;
+  for (const auto& [id, job] : jobs_) {
+    const size_t its = BytesOf(job.record.spec_text, job.record.env);
+    bytes_of[job.record.owner] += its;
+    bytes += its;
+  }
+  const auto most = [&] {
+    return std::ranges::max_element(bytes_of, {}, [](const auto& item) { return item.second; })->first;
+  };
+  for (auto it = job_order_.begin(); it != job_order_.end();) {
+    const bool many = static_cast<int>(jobs_.size()) > config_.jobs_max;
+    if (!many && bytes <= config_.jobs_bytes_max) return;
     const Job& job = jobs_.at(it->second);
-    if (!IsFinal(job.record.state)) {
+    if (!IsFinal(job.record.state) || (!many && job.record.owner != most())) {
       ++it;
       continue;
     }
+    const size_t its = BytesOf(job.record.spec_text, job.record.env);
+    bytes_of[job.record.owner] -= its;
+    bytes -= its;
     DeleteJob(job);
     if (job.checkpoint) Delete(KeyOf(*job.checkpoint));
     tails_.Forget(it->second);
@@ -323,20 +362,32 @@ void HeadState::Ask(const PeerMessage& event, const std::string& id, const NodeI
                     Instant now) {
   query.epoch = epoch();
   query.query = next_query_++;
-  OpenQuery open{event.route, event.peer.key_id, id, query, node, now + config_.query_timeout};
+  const std::string user = OwnerName(event.peer);
+  OpenQuery open{event.route, event.peer.key_id, user, id, query, node, now + config_.query_timeout};
   const auto it = nodes_.find(node);
   if (it == nodes_.end() || it->second.route.empty() || it->second.state == NodeState::kDead) {
+    queries_of_user_.Return(user);
     return AnswerFromMirror(open, absl::StrCat("node ", Hostname(node), " is not connected"));
   }
   Send(node, SendKind::kReply, query);
   queries_[query.query] = std::move(open);
 }
 
+// Takes a place among the open questions, which EndQuery gives back.
+absl::Status HeadState::RoomToAsk(const PeerMessage& event) {
+  return queries_of_user_.Take(OwnerName(event.peer), config_.queries_per_user_max, config_.queries_max,
+                               "log reads and commands are open");
+}
+
+OpenQuery HeadState::EndQuery(std::map<uint64_t, OpenQuery>::iterator query) {
+  OpenQuery open = std::move(query->second);
+  queries_.erase(query);
+  if (!open.user.empty()) queries_of_user_.Return(open.user);
+  return open;
+}
+
 absl::Status HeadState::AskLogs(const PeerMessage& event, const std::string& id, const ClientLogs& logs,
                                 Instant now) {
-  constexpr size_t kQueriesMax = 1'000;
-  if (queries_.size() >= kQueriesMax)
-    return absl::ResourceExhaustedError("too many open log reads: try again");
   const Job& job = *FindJob(logs.job);
   if (!job.record.grant) {
     return absl::FailedPreconditionError(absl::StrCat("job ", logs.job.value, " has not started yet (",
@@ -365,6 +416,7 @@ absl::Status HeadState::AskLogs(const PeerMessage& event, const std::string& id,
   query.is_stderr = logs.is_stderr;
   query.offset = logs.offset;
   query.bytes_max = logs.bytes_max;
+  GT_RETURN_IF_ERROR(RoomToAsk(event));
   Ask(event, id, grant->ranks[logs.rank].node, std::move(query), now);
   return absl::OkStatus();
 }
@@ -404,6 +456,7 @@ absl::Status HeadState::AskExec(const PeerMessage& event, const std::string& id,
   query.generation = job.record.generation;
   query.rank = exec.rank;
   query.argv = exec.argv;
+  GT_RETURN_IF_ERROR(RoomToAsk(event));
   Ask(event, id, job.record.grant->ranks[exec.rank].node, std::move(query), now);
   return absl::OkStatus();
 }
@@ -414,8 +467,7 @@ void HeadState::OnAnswer(const NodeId& node, const AgentAnswer& answer) {
     ++counters_.stale_dropped;
     return;
   }
-  const OpenQuery open = std::move(it->second);
-  queries_.erase(it);
+  const OpenQuery open = EndQuery(it);
   if (open.query.kind == AgentQuery::Kind::kStacks) return NoteStacks(open, answer.text);
   if (!answer.ok) return AnswerFromMirror(open, answer.text);
   json document = {{"generation", open.query.generation.value},
@@ -459,12 +511,12 @@ void HeadState::AnswerFromMirror(const OpenQuery& open, const std::string& why) 
 }
 
 void HeadState::ExpireQueries(Instant now) {
-  std::vector<OpenQuery> late;
+  std::vector<uint64_t> late;
   for (const auto& [id, open] : queries_) {
-    if (open.deadline <= now) late.push_back(open);
+    if (open.deadline <= now) late.push_back(id);
   }
-  for (const OpenQuery& open : late) {
-    queries_.erase(open.query.query);
+  for (const uint64_t id : late) {
+    const OpenQuery open = EndQuery(queries_.find(id));
     const std::string why = absl::StrCat("the agent on ", Hostname(open.node), " did not answer in ",
                                          absl::FormatDuration(config_.query_timeout));
     open.query.kind == AgentQuery::Kind::kStacks ? NoteStacks(open, why) : AnswerFromMirror(open, why);
@@ -475,15 +527,12 @@ void HeadState::ExpireQueries(Instant now) {
 
 absl::Status HeadState::Poll(const PeerMessage& event, const std::string& id, const ClientEvents& events,
                              Instant now) {
-  if (open_polls_ >= config_.polls_max)
-    return absl::ResourceExhaustedError("too many clients wait for events: try again");
-  int& own = polls_of_key_[event.peer.key_id];
-  if (own >= config_.polls_per_key_max)
-    return absl::ResourceExhaustedError(absl::StrCat(own, " requests of this key wait for events: end some"));
-  ++own;
-  ++open_polls_;
+  const std::string user = OwnerName(event.peer);
+  GT_RETURN_IF_ERROR(
+      polls_of_user_.Take(user, config_.polls_per_user_max, config_.polls_max, "requests wait for events"));
   const Instant deadline = now + std::clamp(events.wait, absl::ZeroDuration(), config_.events_wait_max);
-  polls_[events.job].push_back({event.route, id, event.peer.key_id, events.job, events.after, deadline});
+  polls_[events.job].push_back(
+      {event.route, id, event.peer.key_id, user, events.job, events.after, deadline});
   next_poll_ = std::min(next_poll_.value_or(deadline), deadline);
   news_.insert(events.job);  // it may have said something since
   return absl::OkStatus();
@@ -520,9 +569,7 @@ bool HeadState::AnswerPoll(const OpenPoll& poll, Instant now) {
     if (job->record.client_key == poll.client_key) job->client_seen = now;
     AnswerEvents(poll, *job);
   }
-  --open_polls_;
-  const auto own = polls_of_key_.find(poll.client_key);
-  if (--own->second == 0) polls_of_key_.erase(own);
+  polls_of_user_.Return(poll.user);
   active_at_ = now;
   return true;
 }

@@ -29,9 +29,8 @@ HeadCore::HeadCore(HeadConfig config, Rng rng)
     : state_(std::make_unique<HeadState>(std::move(config), rng)) {}
 HeadCore::~HeadCore() = default;
 
-absl::StatusOr<StepResult> HeadCore::Recover(const std::vector<Record>& records, Instant now, absl::Time wall,
-                                             const std::vector<std::string>& set_aside) {
-  return state_->Recover(records, now, wall, set_aside);
+absl::StatusOr<StepResult> HeadCore::Recover(StoredRecords stored, Instant now, absl::Time wall) {
+  return state_->Recover(std::move(stored), now, wall);
 }
 StepResult HeadCore::Step(const HeadEvent& event, Instant now) { return state_->Step(event, now); }
 std::optional<Instant> HeadCore::NextDeadline() const { return state_->NextDeadline(); }
@@ -99,35 +98,33 @@ HeadState::HeadState(HeadConfig config, Rng rng)
   if (config_.local && !config_.expected_nodes) config_.expected_nodes = 1;
 }
 
-absl::Status HeadState::Load(const std::vector<Record>& records, const std::vector<std::string>& set_aside,
-                             Instant now) {
-  std::vector<CheckpointRecord> checkpoints;
-  for (const Record& record : records) {
-    if (const auto* cluster = std::get_if<ClusterRecord>(&record)) {
-      if (cluster->cluster != config_.cluster) {
-        return absl::FailedPreconditionError(absl::StrCat(
-            "the state belongs to cluster ", cluster->cluster.value, ", the keys to ", config_.cluster.value,
-            ": point the head at the state directory of its own cluster"));
-      }
-      cluster_ = *cluster;
-    } else if (const auto* node = std::get_if<NodeRecord>(&record)) {
-      nodes_[node->id].record = *node;
-      nodes_[node->id].revision = ++revisions_;
-      nodes_[node->id].heard_at = now;
-      detector_.Expect(node->id, now,
-                       std::max(absl::ZeroDuration(), config_.rejoin_window - config_.dead_after));
-    } else if (const auto* request = std::get_if<RequestRecord>(&record)) {
-      request_order_[request->number] = KeyOf(*request);
-      requests_of_key_[request->client_key].insert(request->number);
-      requests_[KeyOf(*request)] = *request;
-    } else if (const auto* checkpoint = std::get_if<CheckpointRecord>(&record)) {
-      checkpoints.push_back(*checkpoint);
+absl::Status HeadState::Load(StoredRecords& stored, Instant now) {
+  if (stored.cluster) {
+    if (stored.cluster->cluster != config_.cluster) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("the state belongs to cluster ", stored.cluster->cluster.value, ", the keys to ",
+                       config_.cluster.value, ": point the head at the state directory of its own cluster"));
     }
+    cluster_ = *std::move(stored.cluster);
   }
-  if (absl::Status status = LoadJobs(records, set_aside); !status.ok()) return status;
+  for (NodeRecord& record : stored.nodes) {
+    const NodeId id = record.id;
+    Node& node = nodes_[id];
+    node.record = std::move(record);
+    node.revision = ++revisions_;
+    node.heard_at = now;
+    detector_.Expect(id, now, std::max(absl::ZeroDuration(), config_.rejoin_window - config_.dead_after));
+  }
+  for (RequestRecord& request : stored.requests) {
+    const std::string key = KeyOf(request);
+    request_order_[request.number] = key;
+    requests_of_key_[request.client_key].insert(request.number);
+    requests_[key] = std::move(request);
+  }
+  if (absl::Status status = LoadJobs(stored.jobs); !status.ok()) return status;
   for (auto& [id, node] : nodes_) RestoreNotices(node, now);
-  for (const CheckpointRecord& checkpoint : checkpoints) {
-    if (Job* job = FindJob(checkpoint.job)) job->checkpoint = checkpoint;
+  for (CheckpointRecord& checkpoint : stored.checkpoints) {
+    if (Job* job = FindJob(checkpoint.job)) job->checkpoint = std::move(checkpoint);
   }
   return absl::OkStatus();
 }
@@ -139,14 +136,13 @@ absl::Duration HeadState::Since(absl::Time then, Instant now) const {
   return Wall(now) - then;
 }
 
-absl::StatusOr<StepResult> HeadState::Recover(const std::vector<Record>& records, Instant now,
-                                              absl::Time wall, const std::vector<std::string>& set_aside) {
+absl::StatusOr<StepResult> HeadState::Recover(StoredRecords stored, Instant now, absl::Time wall) {
   wall_ = wall;
   wall_read_at_ = now;
   detector_.Awake(now);
   active_at_ = step_at_ = now;
   cluster_.cluster = config_.cluster;
-  if (absl::Status status = Load(records, set_aside, now); !status.ok()) return status;
+  if (absl::Status status = Load(stored, now); !status.ok()) return status;
   if (cluster_.superseded > cluster_.epoch) {
     return absl::FailedPreconditionError(absl::StrCat("a newer head of this cluster (epoch ",
                                                       cluster_.superseded.value,
@@ -164,9 +160,10 @@ absl::StatusOr<StepResult> HeadState::Recover(const std::vector<Record>& records
   for (Job* job : LiveJobs()) FindLeave(*job, now);
   DropOldJobs();
   schedule_ = true;
-  Say(absl::StrCat("head epoch ", cluster_.epoch.value, ", ", jobs_.size(), " jobs and ", nodes_.size(),
-                   " nodes from before",
-                   set_aside.empty() ? "" : absl::StrCat("; ", set_aside.size(), " records set aside")));
+  Say(absl::StrCat(
+      "head epoch ", cluster_.epoch.value, ", ", jobs_.size(), " jobs and ", nodes_.size(),
+      " nodes from before",
+      stored.set_aside.empty() ? "" : absl::StrCat("; ", stored.set_aside.size(), " records set aside")));
   return Flush(now);
 }
 
@@ -231,7 +228,7 @@ StepResult HeadState::Step(const HeadEvent& event, Instant now) {
   }
   if (stopped_) return {};
   if (detector_.slept() > absl::ZeroDuration()) TakeOff(detector_.slept(), now);
-  const int polls = open_polls_;
+  const int polls = polls_of_user_.all();
   RecoveryTimers(now);
   if (const auto* message = std::get_if<PeerMessage>(&event)) {
     OnMessage(*message, now);
@@ -253,8 +250,9 @@ StepResult HeadState::Step(const HeadEvent& event, Instant now) {
   if (schedules && Settled(now)) Schedule(now);
   AnswerPolls(now);
   CheckIdle(now);
-  KeepDeadline(event, schedules || cluster_.recovering || polls != open_polls_ || !dirty_jobs_.empty() ||
-                          !writes_.empty() || detector_.slept() > absl::ZeroDuration());
+  KeepDeadline(event, schedules || cluster_.recovering || polls != polls_of_user_.all() ||
+                          !dirty_jobs_.empty() || !writes_.empty() ||
+                          detector_.slept() > absl::ZeroDuration());
   return Flush(now);
 }
 

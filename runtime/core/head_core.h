@@ -19,7 +19,7 @@
 #include "base/rng.h"
 #include "launcher/spec/job_spec.h"
 #include "runtime/core/effects.h"
-#include "runtime/core/records.h"
+#include "runtime/core/job_records.h"
 
 namespace gtrain::core {
 
@@ -57,15 +57,23 @@ struct HeadConfig {
   absl::Duration events_wait_max = absl::Seconds(30);  // long poll
   absl::Duration client_lease = absl::Seconds(60);     // end_with_client: silence that ends the job
   absl::Duration idle_linger = absl::Seconds(10);
+  // A rank that asks to be run again (exit code 75) may do so because of another one, whose own end takes a
+  // moment more: it is waited for before the ranks are ended.
+  absl::Duration cause_grace = absl::Seconds(1);
   absl::Duration recovery_window = absl::Hours(1);  // after a restore or recover: agents' word is taken
 
-  int jobs_max = 10'000;  // live and finished
+  int jobs_max = 10'000;                           // live and finished
+  size_t jobs_bytes_max = 256 << 20;               // of job files and environments of all these
+  size_t live_jobs_bytes_per_user_max = 64 << 20;  // of the live ones of one user
   int live_jobs_max = 1'000;
   int live_jobs_per_user_max = 500;      // of those; not on a local cluster
   int requests_max = 10'000;             // remembered answers
   int requests_per_key_max = 2'500;      // of those, the newest of one client
   int polls_max = 10'000;                // clients that wait for events
-  int polls_per_key_max = 1'000;         // of those
+  int polls_per_user_max = 1'000;        // of those
+  int queries_max = 2'000;               // log reads and commands that agents are asked for
+  int queries_per_user_max = 500;        // of those
+  int notes_burst = 60;                  // of a job's ranks, told as events; then one a second
   int events_kept_max = 1'000;           // a job, in memory
   size_t tail_bytes_max = 64 << 10;      // a rank and stream
   size_t tails_bytes_max = 16 << 20;     // all together
@@ -137,13 +145,11 @@ class HeadCore {
   HeadCore& operator=(const HeadCore&) = delete;
 
   // First call, exactly once: empty records make a new cluster, others continue it. Persists
-  // HeadEpoch+1; serve only when that is durable. `set_aside`: keys of records that are there and cannot be
-  // read; of jobs among them, and of those of which a record is missing, what agents hold is taken up as they
-  // describe it. FailedPrecondition: the records are another cluster's. DataLoss: a record contradicts
-  // another. `wall`: what the clock on the wall shows `now`. How long ago a fault was and how long a job has
-  // run is counted by it across a restart.
-  absl::StatusOr<StepResult> Recover(const std::vector<Record>& records, Instant now, absl::Time wall,
-                                     const std::vector<std::string>& set_aside = {});
+  // HeadEpoch+1; serve only when that is durable. Of jobs of which a record was set aside, and of those of
+  // which one is missing, what agents hold is taken up as they describe it. FailedPrecondition: the records
+  // are another cluster's. DataLoss: a record contradicts another. `wall`: what the clock on the wall shows
+  // `now`. How long ago a fault was and how long a job has run is counted by it across a restart.
+  absl::StatusOr<StepResult> Recover(StoredRecords stored, Instant now, absl::Time wall);
 
   StepResult Step(const HeadEvent& event, Instant now);
   std::optional<Instant> NextDeadline() const;

@@ -297,41 +297,6 @@ TEST_F(HeadCoreTest, RevokeThatWasNeverWrittenDownIsFinished) {
 
 // All ranks have ended and are acknowledged, but a descendant may still run: only "gone" releases.
 // Shared limits are not one user's to use up.
-TEST_F(HeadCoreTest, OneUserLeavesRoomForOthers) {
-  config_.live_jobs_per_user_max = 2;
-  config_.requests_per_key_max = 3;
-  config_.polls_per_key_max = 2;
-  Boot();
-  const auto submit = [&](const std::string& user) {
-    return FromClient(ClientSubmit{"train 1 1", {}, "/r"}, "", Role::kUser, user);
-  };
-  EXPECT_TRUE(submit("ann").ok);
-  EXPECT_TRUE(submit("ann").ok);
-  EXPECT_THAT(submit("ann").error, HasSubstr("2 jobs of ann are live, the most this head takes of one user"));
-  EXPECT_TRUE(submit("bob").ok);
-  const auto remembered = [&](const std::string& key) {
-    return std::count_if(disk_.begin(), disk_.end(),
-                         [&](const auto& item) { return item.first.rfind("request/" + key + "/", 0) == 0; });
-  };
-  const auto stop_by = [&](const std::string& key, int number) {
-    const ClientRequest request{absl::StrCat("stop-", number), absl::Seconds(5),
-                                ClientStop{JobId("train-1")}};
-    Do(head_->Step(PeerMessage{{Role::kAdmin, key, "root"}, "route", "10.0.0.9", request}, clock_.Now()));
-  };
-  stop_by("other", 1);
-  for (int i = 0; i < 9; ++i) stop_by("eager", i);
-  EXPECT_EQ(remembered("eager"), 3);
-  EXPECT_EQ(remembered("other"), 1);
-  const auto poll = [&](const std::string& id) {
-    return FromClient(ClientEvents{JobId("train-2"), 1'000'000, absl::Seconds(20)}, id, Role::kUser, "ann");
-  };
-  EXPECT_EQ(poll("poll-1").id, "none") << "it waits";
-  EXPECT_EQ(poll("poll-2").id, "none");
-  EXPECT_THAT(poll("poll-3").error, HasSubstr("wait for events: end some"));
-  Pass(absl::Seconds(21), {});
-  EXPECT_EQ(poll("poll-4").id, "none") << "those before have been answered";
-}
-
 // One look at all ranks for each status, and at all exits for each of those, was 17 s a round at 4,000 ranks;
 // with these it would be hours, and the limit of this program is minutes.
 TEST_F(HeadCoreTest, ARoundOfManyRanksOfWhichHalfHaveEnded) {
@@ -866,7 +831,9 @@ TEST_F(HeadCoreTest, StateOfAnotherClusterIsRefused_H10) {
   HeadCore other(config_, Rng(1));
   ClusterRecord record;
   record.cluster = ClusterId("someone else's");
-  EXPECT_EQ(other.Recover({record}, clock_.Now(), clock_.WallNow()).status().code(),
+  StoredRecords stored;
+  stored.Add(record);
+  EXPECT_EQ(other.Recover(std::move(stored), clock_.Now(), clock_.WallNow()).status().code(),
             absl::StatusCode::kFailedPrecondition);
 }
 

@@ -13,6 +13,7 @@
 #include "base/path.h"
 #include "base/probe.h"
 #include "base/units.h"
+#include "runtime/core/authority.h"
 #include "runtime/core/head_state.h"
 
 namespace gtrain::core {
@@ -42,9 +43,15 @@ std::vector<Job*> HeadState::OthersIn(const std::string& location, const JobId& 
   return others;
 }
 
-absl::Status HeadState::CheckDirectory(const spec::JobSpec& spec, Instant now) {
+// What another user's job that never ran would like to have is not its own yet: who starts first has it, and
+// the other one is looked at again when it could start.
+absl::Status HeadState::CheckDirectory(const spec::JobSpec& spec, const std::string& owner_of_new,
+                                       Instant now) {
   const std::string location = LocationOf(spec);
-  const std::vector<Job*> others = OthersIn(location, JobId());
+  std::vector<Job*> others = OthersIn(location, JobId());
+  std::erase_if(others, [&](const Job* job) {
+    return job->record.owner != owner_of_new && job->record.generation == Generation();
+  });
   if (others.empty()) return absl::OkStatus();
   GT_PROBE("head.directory_in_use");
   const JobRecord& owner = others.back()->record;
@@ -53,11 +60,42 @@ absl::Status HeadState::CheckDirectory(const spec::JobSpec& spec, Instant now) {
   const std::string since = owner.generation.value == 0
                                 ? "not started yet"
                                 : absl::StrCat("started ", absl::FormatDuration(age), " ago");
+  const std::string what =
+      absl::StrCat("job ", owner.id.value, " of ", owner.owner, " saves its checkpoints to ", location,
+                   " and is not over (", Name(owner.state), ", ", since, "). ");
+  if (owner.owner != owner_of_new) {
+    return absl::FailedPreconditionError(absl::StrCat(what, "Name another checkpoint.uri, or ask ",
+                                                      owner.owner, " or an administrator to stop it"));
+  }
   return absl::FailedPreconditionError(absl::StrCat(
-      "job ", owner.id.value, " of ", owner.owner, " saves its checkpoints to ", location,
-      " and is not over (", Name(owner.state), ", ", since, "). Look at it with `gtrain attach ",
-      owner.id.value, "`, end it with `gtrain stop ", owner.id.value,
+      what, "Look at it with `gtrain attach ", owner.id.value, "`, end it with `gtrain stop ", owner.id.value,
       "`, name another checkpoint.uri, or take the directory from it with `gtrain launch --takeover`"));
+}
+
+// To take the directory of a job that runs is to end it, which is for its owner and for administrators.
+absl::Status HeadState::MayTakeOver(const Peer& peer, const spec::JobSpec& spec) {
+  if (peer.role == Role::kAdmin) return absl::OkStatus();
+  for (const Job* job : OthersIn(LocationOf(spec), JobId())) {
+    const JobRecord& other = job->record;
+    if (other.owner == OwnerName(peer) || other.generation == Generation()) continue;
+    GT_PROBE("head.takeover_refused");
+    return absl::PermissionDeniedError(
+        absl::StrCat("job ", other.id.value, " belongs to ", other.owner, " and saves to ", LocationOf(spec),
+                     ": --takeover is for its owner and for administrators. Name another checkpoint.uri"));
+  }
+  return absl::OkStatus();
+}
+
+// Before a job's first generation. False: another user's job runs there by now, and this one is over.
+bool HeadState::DirectoryIsFree(Job& job, Instant now) {
+  if (job.record.generation != Generation() || job.record.takeover) return true;
+  for (const Job* other : OthersIn(LocationOf(job.spec), job.record.id)) {
+    if (other->record.owner == job.record.owner || other->record.generation == Generation()) continue;
+    GT_PROBE("head.directory_in_use_at_start");
+    Finish(job, JobState::kFailed, std::string(CheckDirectory(job.spec, job.record.owner, now).message()));
+    return false;
+  }
+  return true;
 }
 
 void HeadState::SayWhoTakesOver(Job& taker) {

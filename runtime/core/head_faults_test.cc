@@ -118,6 +118,50 @@ TEST_F(HeadFaultsTest, TheErrorOfAnotherRankIsTheCauseOfAnExit75) {
   EXPECT_THAT(Status(job).at("first_fault").dump(), HasSubstr("ValueError"));
 }
 
+// Who unwinds while the first one says 75 would be ended by us, and its error, or its wish not to be run
+// again, lost.
+TEST_F(HeadFaultsTest, AnExit75WaitsForItsCause) {
+  config_.cause_grace = absl::Seconds(5);
+  Boot();
+  Hello("1");
+  const JobId job = Submit("train 3 3");
+  StartRanks(job);
+  FromNode("1", RankExited{Exit(job, 1, 0, kExitSaved)});
+  Pass(absl::Seconds(2), {"1"});
+  EXPECT_THAT(Sent<Revoke>(), IsEmpty()) << "the others are left alone";
+  FromNode("1", RankExited{Exit(job, 1, 1, kExitNoRestart, "do not")});
+  EXPECT_THAT(Sent<Revoke>(), SizeIs(1));
+  RankExit ended = Exit(job, 1, 2, 0);
+  ended.cause = ExitCause::kStopped;
+  ended.signal = 15;
+  FromNode("1", RankExited{ended});
+  FromNode("1", GenerationGone{job, {1}});
+  EXPECT_EQ(State(job), "FAILED");
+  EXPECT_EQ(Status(job).at("exit_code"), kExitNoRestart);
+}
+
+TEST_F(HeadFaultsTest, NoExit75WaitsForLong) {
+  Hello("1");
+  const JobId job = Submit("train 2 2");
+  StartRanks(job);
+  FromNode("1", RankExited{Exit(job, 1, 0, kExitSaved)});
+  EXPECT_THAT(Sent<Revoke>(), IsEmpty());
+  Boot();  // another head goes on waiting
+  Hello("1", 4,
+        {{.job = job,
+          .generation = {1},
+          .live = {StepOf(job, 1, 1)},
+          .exited = {Exit(job, 1, 0, kExitSaved)}}});
+  EXPECT_THAT(Sent<Revoke>(), IsEmpty());
+  Pass(absl::Seconds(2), {"1"});
+  EXPECT_THAT(Sent<Revoke>(), SizeIs(1));
+
+  const JobId other = Submit("other 2 2");
+  StartRanks(other);
+  for (const int rank : {0, 1}) FromNode("1", RankExited{Exit(other, 1, rank, kExitSaved)});
+  EXPECT_THAT(Sent<Revoke>(), SizeIs(2)) << "nobody is left who could say more";
+}
+
 TEST_F(HeadFaultsTest, AMachineThatIsGoneEarnsAnExit75) {
   Hello("1");
   Hello("2");

@@ -168,6 +168,7 @@ plan::Placement HeadState::PlacementFor(const Job& job) {
 // True when it may have changed what nodes have left.
 bool HeadState::TryPlace(Job& job, Instant now) {
   if (EndIfItsTimeIsUp(job, now)) return true;
+  if (!DirectoryIsFree(job, now)) return true;
   const plan::Placement placement = PlacementFor(job);
   if (!placement.placed) {
     NotPlaced(job, placement);
@@ -325,6 +326,8 @@ void HeadState::ResetLive(Job& job, Instant now) {
     const int rank = job.record.exits[i].rank;
     if (static_cast<size_t>(rank) < job.ranks.size()) job.ranks[rank].exit = static_cast<int>(i);
   }
+  job.cause_at.reset();
+  for (const RankExit& exit : job.record.exits) (void)AwaitsCause(job, exit, now);
   job.steps.clear();
   job.not_started = static_cast<int>(
       std::count_if(job.ranks.begin(), job.ranks.end(), [](const RankLive& rank) { return rank.exit < 0; }));
@@ -663,6 +666,7 @@ void HeadState::JobTimers(Job& job, Instant now) {
     job.left_at.reset();
     SayWhoLeft(job, nullptr);
   }
+  if (job.Live() && job.cause_at && *job.cause_at <= now) return FailBy75(job, now);
   if (job.not_before && *job.not_before <= now && job.Wanting()) {
     job.not_before.reset();
     schedule_ = true;
@@ -728,6 +732,7 @@ std::optional<Instant> HeadState::JobDeadline(const Job& job) const {
   sooner(LeaveDeadline(job));
   sooner(job.links_at);
   sooner(job.left_at);
+  sooner(job.cause_at);
   if (job.record.state == JobState::kRunning && job.progress_at && !job.stall_reported) {
     const spec::Progress& progress = job.spec.progress;
     if (job.low_step || !progress.step.empty() || progress.on_stall == spec::OnStall::kKill) {

@@ -526,8 +526,9 @@ ClientReply Built(const ReplyFromSpill& reply, const std::optional<SpilledTail>&
                        {"note", absl::StrCat(reply.why, "; these are the last lines it sent")}}));
 }
 
-std::shared_ptr<const Document> HeadState::StatusOf(const JobId& id) const {
-  constexpr size_t kFinishedShown = 100;  // newest
+// The newest jobs that are over, and those of the reader: other people's push nobody's own out of the list.
+std::shared_ptr<const Document> HeadState::StatusOf(const JobId& id, const std::string& reader) const {
+  constexpr size_t kFinishedShown = 100;  // of the reader, and of all
   auto status = std::make_shared<StatusDocument>();
   status->cluster = cluster_.cluster;
   status->epoch = cluster_.epoch;
@@ -537,10 +538,13 @@ std::shared_ptr<const Document> HeadState::StatusOf(const JobId& id) const {
     if (const Job* job = FindJob(id)) status->jobs.push_back(NowOf(*job, nodes_, true));
     return status;
   }
-  size_t finished = 0;
+  size_t finished = 0, own = 0;
   for (auto it = job_order_.rbegin(); it != job_order_.rend(); ++it) {
     const Job& job = jobs_.at(it->second);
-    if (IsFinal(job.record.state) && ++finished > kFinishedShown) {
+    const bool over = IsFinal(job.record.state);
+    const bool shown =
+        over && (++finished <= kFinishedShown) | (job.record.owner == reader && ++own <= kFinishedShown);
+    if (over && !shown) {
       ++status->omitted;
     } else {
       status->jobs.push_back(NowOf(job, nodes_, false));

@@ -109,13 +109,32 @@ void HeadState::OnExited(const NodeId& node, const RankExit& exit, Instant now) 
   if (!job->Live()) GT_PROBE("head.exit_after_revoke");
   if (!job->Live()) return;  // the consequence of a revoke, not a cause
   const bool well = exit.cause == ExitCause::kExited && exit.exit_code == 0;
-  if (!well) return Fail(*job, FaultOf(*job, exit), now);
-  RunningIfAllStarted(*job, now);
   const bool all = job->record.exits.size() == job->ranks.size();
+  if (!well && !AwaitsCause(*job, exit, now)) return Fail(*job, FaultOf(*job, exit), now);
+  if (all && job->cause_at) return FailBy75(*job, now);
+  RunningIfAllStarted(*job, now);
   if (all)
     Finish(*job, JobState::kSucceeded,
            absl::StrCat("all ", job->ranks.size(), " ranks ended with exit code 0"));
   if (!all && !job->left_at) job->left_at = now + kLeftAfter;
+}
+
+// A rank that cannot go on without another one says 75 at once, while that one still unwinds. Whoever ended
+// now would be ended by us, and its error lost. What says why, or the last exit, ends the wait.
+bool HeadState::AwaitsCause(Job& job, const RankExit& exit, Instant now) {
+  if (exit.cause != ExitCause::kExited || KindOf(exit) != FaultKind::kSaved) return false;
+  if (job.told) return false;  // they save and go because a machine leaves
+  GT_PROBE("head.awaits_cause_of_exit75");
+  if (!job.cause_at) job.cause_at = now + config_.cause_grace;
+  return true;
+}
+
+void HeadState::FailBy75(Job& job, Instant now) {
+  job.cause_at.reset();
+  const auto first = std::ranges::find_if(job.record.exits, [](const RankExit& exit) {
+    return exit.cause == ExitCause::kExited && KindOf(exit) == FaultKind::kSaved;
+  });
+  if (first != job.record.exits.end()) Fail(job, FaultOf(job, *first), now);
 }
 
 // The ranks of most jobs end within a moment of each other and nobody is told anything. n ranks that end one
@@ -290,8 +309,18 @@ void HeadState::OnNote(const NodeId& node, const AgentNote& note) {
   if (job == nullptr) return;
   if (IsRankNote(note.kind)) return TakeNote(*job, node, note);
   const std::string rank = note.rank >= 0 ? absl::StrCat("rank ", note.rank, " on ") : "";
-  Emit(*job, note.kind.empty() ? "note" : note.kind, absl::StrCat(rank, Hostname(node), ": ", note.text));
-  Dirty(*job);
+  EmitNote(*job, note.kind.empty() ? "note" : note.kind, absl::StrCat(rank, Hostname(node), ": ", note.text));
+}
+
+// Ranks say what they like, and each event is a line in files and a record on the disk that all jobs share.
+// What is too much is left out and counted; the state that it told of is kept.
+void HeadState::EmitNote(Job& job, const std::string& kind, std::string text) {
+  if (!job.note_rate) job.note_rate.emplace(config_.notes_burst, 1, step_at_);
+  if (!job.note_rate->Take(step_at_)) return (void)++job.notes_left_out;
+  if (const int left_out = std::exchange(job.notes_left_out, 0); left_out > 0)
+    absl::StrAppend(&text, " (", left_out, " notes before this are not listed)");
+  Emit(job, kind, std::move(text));
+  Dirty(job);
 }
 
 // What ranks say of themselves is a state of the job. Of a storage that cannot be read, of saves that come to
@@ -305,13 +334,12 @@ void HeadState::TakeNote(Job& job, const NodeId& node, const AgentNote& note) {
   const bool told_when_it_changes =
       note.kind == kStorageNote || note.kind == kSavesNote || note.kind == kLogsNote;
   if (note.kind != kOwnerNote && !(told_when_it_changes && changes)) return;
-  Dirty(job);
-  Emit(job, note.kind,
-       absl::StrCat("rank ", note.rank, " on ", Hostname(node), ": ",
-                    !known.empty()            ? known
-                    : note.kind == kSavesNote ? "saves are committed again"
-                    : note.kind == kLogsNote  ? "logs are written again"
-                                              : "the storage can be read again"));
+  EmitNote(job, note.kind,
+           absl::StrCat("rank ", note.rank, " on ", Hostname(node), ": ",
+                        !known.empty()            ? known
+                        : note.kind == kSavesNote ? "saves are committed again"
+                        : note.kind == kLogsNote  ? "logs are written again"
+                                                  : "the storage can be read again"));
 }
 
 // Ranks that step together are heard of within a heartbeat or two of each other: at the end of the limit,
@@ -358,7 +386,7 @@ void HeadState::CheckStall(Job& job, Instant now) {
       AgentQuery query{epoch(),       next_query_++,         AgentQuery::Kind::kStacks,
                        job.record.id, job.record.generation, place.rank};
       Send(place.node, SendKind::kReply, query);
-      queries_[query.query] = {"", "", "", query, place.node, now + config_.query_timeout};
+      queries_[query.query] = {"", "", "", "", query, place.node, now + config_.query_timeout};
     }
   }
   if (progress.on_stall != spec::OnStall::kKill) return;

@@ -29,10 +29,14 @@ std::string FaultKey(const JobId& job, Generation generation) {
 
 }  // namespace
 
-absl::Status HeadState::LoadJobs(const std::vector<Record>& records,
-                                 const std::vector<std::string>& set_aside) {
-  for (const auto& [id, stored] : GatherJobs(records, set_aside)) {
-    absl::StatusOr<JobRecord> record = JoinJob(stored);
+// Leaves `jobs` empty: what is taken out of a job makes room for the next.
+absl::Status HeadState::LoadJobs(std::map<JobId, StoredJob>& jobs) {
+  for (; !jobs.empty(); jobs.erase(jobs.begin())) {
+    auto& [id, stored] = *jobs.begin();
+    const bool whole = stored.whole.has_value();
+    std::vector<std::string> obsolete = whole ? KeysOf(stored) : std::vector<std::string>();
+    const size_t packed = stored.status ? static_cast<size_t>(stored.status->packed) : 0;
+    absl::StatusOr<JobRecord> record = JoinJob(std::move(stored));
     if (!record.ok()) {
       Say(absl::StrCat(id.value, " is set aside: ", record.status().message()));
       set_aside_[id] = KeysOf(stored);
@@ -46,15 +50,16 @@ absl::Status HeadState::LoadJobs(const std::vector<Record>& records,
     job_order_[record->number] = id;
     Job& job = jobs_[id];
     job.record = *std::move(record);
-    if (stored.whole != nullptr) {  // all of it is written with its next change, in place of this
+    if (whole) {  // all of it is written with its next change, in place of this
       job.written.unreleased = job.record.unreleased.empty();
-      job.written.obsolete = KeysOf(stored);
+      job.written.obsolete = std::move(obsolete);
       continue;
     }
     job.written.submission = job.written.status = true;
-    job.written.grant = stored.status->grant;
+    if (job.record.grant) job.written.grant = job.record.grant->generation;
     job.written.exits = job.record.exits.size();
-    job.written.faults = stored.status->faults;
+    job.written.packed = packed;
+    job.written.faults = GenerationsOf(job.record.faults);
   }
   return absl::OkStatus();
 }
@@ -70,12 +75,10 @@ void HeadState::WriteJob(Job& job) {
   if (record.grant && written.grant != record.grant->generation) {
     written.grant = record.grant->generation;
     Write(JobGrantRecord{id, *record.grant, record.kept});
-    for (size_t i = record.exits.size(); i < written.exits; ++i) Delete(ExitKey(id, i));
-    written.exits = 0;
+    DeleteExits(job);  // what is written below in the place of one replaces its deletion
+    written.exits = written.packed = 0;
   }
-  for (; written.exits < record.exits.size(); ++written.exits) {
-    Write(JobExitRecord{id, static_cast<int>(written.exits), record.exits[written.exits]});
-  }
+  WriteExits(job);
 
   std::vector<Generation> faults = GenerationsOf(record.faults);
   for (const Generation generation : written.faults) {
@@ -96,8 +99,34 @@ void HeadState::WriteJob(Job& job) {
       Write(std::move(unreleased));
     }
   }
-  Write(StatusRecordOf(record));
+  Write(StatusRecordOf(record, written.packed));
   written.status = true;
+}
+
+// When the job is over all that is there is packed, once: exits that come after that are few.
+void HeadState::WriteExits(Job& job) {
+  const JobRecord& record = job.record;
+  const JobId& id = record.id;
+  JobWritten& written = job.written;
+  if (IsFinal(record.state) && written.packed == 0 && !record.exits.empty()) {
+    for (size_t i = 0; i < written.exits; ++i) Delete(ExitKey(id, i));
+    for (size_t first = 0; first < record.exits.size(); first += kExitsPerRecord) {
+      const auto begin = record.exits.begin() + static_cast<ptrdiff_t>(first);
+      const size_t count = std::min(kExitsPerRecord, record.exits.size() - first);
+      Write(JobExitsRecord{id, static_cast<int>(first), {begin, begin + static_cast<ptrdiff_t>(count)}});
+    }
+    written.exits = written.packed = record.exits.size();
+  }
+  for (; written.exits < record.exits.size(); ++written.exits) {
+    Write(JobExitRecord{id, static_cast<int>(written.exits), record.exits[written.exits]});
+  }
+}
+
+void HeadState::DeleteExits(const Job& job) {
+  const JobId& id = job.record.id;
+  for (size_t first = 0; first < job.written.packed; first += kExitsPerRecord)
+    Delete(KeyOf(JobExitsRecord{id, static_cast<int>(first), {}}));
+  for (size_t i = job.written.packed; i < job.written.exits; ++i) Delete(ExitKey(id, i));
 }
 
 void HeadState::DeleteJob(const Job& job) {
@@ -108,7 +137,7 @@ void HeadState::DeleteJob(const Job& job) {
   Delete(KeyOf(JobSubmission{id}));
   Delete(KeyOf(JobStatusRecord{id}));
   if (written.grant != Generation()) Delete(KeyOf(JobGrantRecord{id, {}, {}}));
-  for (size_t i = 0; i < written.exits; ++i) Delete(ExitKey(id, i));
+  DeleteExits(job);
   for (const Generation generation : written.faults) Delete(FaultKey(id, generation));
   if (!written.unreleased || !job.record.unreleased.empty()) Delete(KeyOf(JobUnreleasedRecord{id, {}}));
 }

@@ -45,9 +45,7 @@ class RecordsTest : public HeadTestWorld {
   // Another head that reads the same disk, and what it said.
   std::string Read(std::unique_ptr<HeadCore>& other) {
     other = std::make_unique<HeadCore>(config_, Rng(1));
-    std::vector<Record> records;
-    for (const auto& [key, record] : disk_) records.push_back(record);
-    const auto recovered = other->Recover(records, clock_.Now(), clock_.WallNow(), set_aside_);
+    const auto recovered = other->Recover(OnDisk(), clock_.Now(), clock_.WallNow());
     EXPECT_TRUE(recovered.ok()) << recovered.status();
     return recovered.ok() ? recovered->why : "";
   }
@@ -155,6 +153,82 @@ TEST_F(RecordsTest, FaultsThatAreNotKeptAreDeleted) {
   EXPECT_EQ(Stored(job).faults.size(), 32u);
   EXPECT_THAT(KeysOnDisk(job), AllOf(Contains("/fault/1"), Contains("/fault/40"), Not(Contains("/fault/2"))));
   ExpectARestartFindsTheSame(job);
+}
+
+// A head keeps thousands of jobs that are over: each has few records, however many ranks it had.
+TEST_F(RecordsTest, ExitsOfAJobThatIsOverArePacked) {
+  constexpr int kRanks = 1'100;
+  Hello("1", kRanks);
+  config_.jobs_max = 1;
+  Boot();
+  Hello("1", kRanks);
+  const JobId job = Submit(absl::StrCat("train ", kRanks, " ", kRanks));
+  StartRanks(job);
+  for (int rank = 0; rank < kRanks - 1; ++rank)
+    Do(head_->Step(
+        PeerMessage{{Role::kNode, "1"}, RouteOf("1"), "10.0.0.1", RankExited{Exit(job, 1, rank, 0)}},
+        clock_.Now()));
+  EXPECT_THAT(KeysOnDisk(job), Contains("/exit/7")) << "not before it is over";
+  const std::vector<std::string> last = WrittenBy("1", RankExited{Exit(job, 1, kRanks - 1, 0, "words")});
+  ASSERT_EQ(State(job), "SUCCEEDED");
+  EXPECT_THAT(last, AllOf(Contains("-job/train-1/exit/0"), Contains("job/train-1/exits/1024")));
+  EXPECT_THAT(KeysOnDisk(job), UnorderedElementsAre("", "/status", "/grant", "/exits/0", "/exits/1024"));
+  ExpectARestartFindsTheSame(job);
+  Boot();
+  ASSERT_EQ(head_->RecordOf(job)->exits.size(), static_cast<size_t>(kRanks));
+  EXPECT_EQ(head_->RecordOf(job)->exits.back().tail, "words");
+
+  const std::map<std::string, Record> disk = disk_;
+  for (const std::string key : {"/exits/0", "/exits/1024"}) {
+    disk_ = disk;
+    disk_.erase(absl::StrCat("job/train-1", key));
+    std::unique_ptr<HeadCore> other;
+    EXPECT_THAT(Read(other), HasSubstr(absl::StrCat("its record \"job/train-1", key, "\" is missing")));
+  }
+  disk_ = disk;
+  Submit("next 1 1");
+  EXPECT_THAT(KeysOnDisk(job), IsEmpty()) << "forgotten";
+}
+
+// Read in any order, as they lie in a store or not.
+TEST(StoredRecords, ExitsHaveTheirPlacesWhateverOrderTheyAreReadIn) {
+  const JobId job("train-1");
+  const auto exit = [&](int rank) { return RankExit{.job = job, .generation = {1}, .rank = rank}; };
+  JobRecord record{{.id = job, .number = 1}, {.generation = {1}}};
+  for (int rank = 0; rank < 14; ++rank) record.exits.push_back(exit(rank));
+  std::vector<Record> records = {StatusRecordOf(record, 3), JobSubmission(record),
+                                 JobExitsRecord{job, 2, {exit(2)}},
+                                 JobExitsRecord{job, 0, {exit(0), exit(1)}}};
+  for (int index : {10, 11, 12, 13, 3, 4, 5, 6, 7, 8, 9})
+    records.push_back(JobExitRecord{job, index, exit(index)});
+  const auto join = [&](auto change) {
+    std::vector<Record> changed = records;
+    change(changed);
+    StoredRecords stored;
+    for (Record& one : changed) stored.Add(std::move(one));
+    return JoinJob(std::move(stored.jobs.at(job)));
+  };
+  EXPECT_TRUE(*join([](auto&) {}) == record);
+  const auto word = [&](auto change) { return std::string(join(change).status().message()); };
+  EXPECT_THAT(word([](auto& all) { all.erase(all.begin() + 2); }), HasSubstr("/exits/2\" is missing"));
+  EXPECT_THAT(word([](auto& all) { all.erase(all.begin() + 3); }), HasSubstr("/exits/0\" is missing"));
+  EXPECT_THAT(word([](auto& all) { all.pop_back(); }), HasSubstr("/exit/9\" is missing"));
+  EXPECT_THAT(word([&](auto& all) {
+                all.push_back(JobExitRecord{job, 14, exit(14)});
+              }),
+              HasSubstr("/exit/14\" does not belong"));
+  EXPECT_THAT(word([&](auto& all) {
+                all.push_back(JobExitRecord{job, 1, exit(1)});
+              }),
+              HasSubstr("/exit/1\" does not belong"))
+      << "it is packed";
+  EXPECT_THAT(word([&](auto& all) {
+                all.push_back(JobExitsRecord{job, 3, {exit(3)}});
+              }),
+              HasSubstr("/exits/3\" does not belong"));
+  EXPECT_THAT(word([&](auto& all) { std::get<JobExitsRecord>(all[2]).exits.push_back(exit(3)); }),
+              HasSubstr("/exits/2\" does not belong"))
+      << "longer than the status says";
 }
 
 TEST_F(RecordsTest, TheOldFormIsReadAndReplaced) {

@@ -354,10 +354,8 @@ TEST_F(RecoveryTest, AHeadThatIsNotTheNewestStepsDownForGood_H9) {
   EXPECT_EQ(stops(), 0);
   hello(own, absl::StrCat("copy ", own.value));
   EXPECT_EQ(stops(), 1);
-  std::vector<Record> records;
-  for (const auto& [key, record] : disk_) records.push_back(record);
   EXPECT_TRUE(absl::IsFailedPrecondition(
-      HeadCore(config_, Rng(1)).Recover(records, clock_.Now(), clock_.WallNow()).status()));
+      HeadCore(config_, Rng(1)).Recover(OnDisk(), clock_.Now(), clock_.WallNow()).status()));
 }
 
 }  // namespace

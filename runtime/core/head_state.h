@@ -22,6 +22,7 @@
 #include <string>
 #include <vector>
 
+#include "base/rate_limit.h"
 #include "launcher/plan/place.h"
 #include "runtime/core/exchange.h"
 #include "runtime/core/failure_detector.h"
@@ -29,6 +30,7 @@
 #include "runtime/core/head_core.h"
 #include "runtime/core/job_state.h"
 #include "runtime/core/log_tails.h"
+#include "runtime/core/user_shares.h"
 
 namespace gtrain::core {
 
@@ -109,6 +111,7 @@ struct JobWritten {
   bool newest_fault = true;           // as in the record
   Generation grant;                   // whose it is; 0: none
   size_t exits = 0;                   // the first of them
+  size_t packed = 0;                  // of these, how many lie in JobExitsRecords
   std::vector<Generation> faults;     // of these
   std::vector<std::string> obsolete;  // keys beside those of the record, to be deleted with the next write
 };
@@ -122,6 +125,8 @@ struct Job {
   std::string checkpoint_policy;                    // as the newest report said it
   std::map<std::string, std::string> notes_before;  // of earlier generations, of the owner and the storage
   std::map<std::string, std::string> rank_notes;    // of this generation: kind -> newest (worker_core.h)
+  std::optional<RateLimit> note_rate;               // of the events that its ranks cause by what they say
+  int notes_left_out = 0;                           // since the last one that was told
 
   // Live, of record.generation.
   std::vector<RankLive> ranks;  // index = rank
@@ -135,6 +140,7 @@ struct Job {
   std::optional<Instant> fenced_at;       // until then ranks of a node that does not answer may write
   std::optional<Instant> not_before;      // backoff
   std::optional<Instant> left_at;         // the others are told which ranks ended with exit code 0
+  std::optional<Instant> cause_at;        // a rank has said 75: until then another one may say why
   bool any_started = false;
   bool granted_here = false;  // by this head, since its start
   bool checkpointed = false;  // a checkpoint was committed in this generation
@@ -180,6 +186,7 @@ struct Job {
 struct OpenQuery {
   std::string route;
   std::string client_key;
+  std::string user;  // empty: the head asks, for itself
   std::string request_id;
   AgentQuery query;
   NodeId node;
@@ -197,6 +204,7 @@ struct OpenPoll {
   std::string route;
   std::string request_id;
   std::string client_key;
+  std::string user;
   JobId job;
   uint64_t after = 0;
   Instant deadline;
@@ -209,8 +217,7 @@ class HeadState {
  public:
   HeadState(HeadConfig config, Rng rng);
 
-  absl::StatusOr<StepResult> Recover(const std::vector<Record>& records, Instant now, absl::Time wall,
-                                     const std::vector<std::string>& set_aside);
+  absl::StatusOr<StepResult> Recover(StoredRecords stored, Instant now, absl::Time wall);
   StepResult Step(const HeadEvent& event, Instant now);
   std::optional<Instant> NextDeadline() const;
   HeadSnapshot Snapshot() const;
@@ -221,8 +228,7 @@ class HeadState {
 
  private:
   // head_core.cc
-  absl::Status Load(const std::vector<Record>& records, const std::vector<std::string>& set_aside,
-                    Instant now);
+  absl::Status Load(StoredRecords& stored, Instant now);
   void Adopt(Job& job, Instant now);
   void OnMessage(const PeerMessage& event, Instant now);
   void OnTick(Instant now);
@@ -271,8 +277,10 @@ class HeadState {
   std::string Hostname(const NodeId& id) const;
 
   // head_records.cc
-  absl::Status LoadJobs(const std::vector<Record>& records, const std::vector<std::string>& set_aside);
+  absl::Status LoadJobs(std::map<JobId, StoredJob>& jobs);
   void WriteJob(Job& job);
+  void WriteExits(Job& job);
+  void DeleteExits(const Job& job);
   void DeleteJob(const Job& job);
 
   // head_recovery.cc
@@ -336,8 +344,11 @@ class HeadState {
   void TakeNewest(Job& job, const CheckpointReport& newest);
   void OnNote(const NodeId& node, const AgentNote& note);
   Job* CurrentJob(const NodeId& node, const JobId& id, Generation generation);
+  bool AwaitsCause(Job& job, const RankExit& exit, Instant now);
+  void FailBy75(Job& job, Instant now);
   FaultRecord FaultOf(const Job& job, const RankExit& exit) const;
   void TakeNote(Job& job, const NodeId& node, const AgentNote& note);
+  void EmitNote(Job& job, const std::string& kind, std::string text);
   void UpdateProgress(Job& job, Instant now);
   Instant StallVerdictAt(const Job& job) const;
   void CheckStall(Job& job, Instant now);
@@ -381,7 +392,9 @@ class HeadState {
   absl::Duration Since(absl::Time then, Instant now) const;
 
   // head_directories.cc
-  absl::Status CheckDirectory(const spec::JobSpec& spec, Instant now);
+  absl::Status CheckDirectory(const spec::JobSpec& spec, const std::string& owner, Instant now);
+  absl::Status MayTakeOver(const Peer& peer, const spec::JobSpec& spec);
+  bool DirectoryIsFree(Job& job, Instant now);
   void SayWhoTakesOver(Job& taker);
   std::vector<Job*> OthersIn(const std::string& location, const JobId& but);
   std::vector<JobId> LiveJobsToTell(const Job& job) const;
@@ -398,6 +411,7 @@ class HeadState {
                                      const ClientSubmit& submit, Instant now);
   absl::StatusOr<std::string> Stop(const Peer& peer, const ClientStop& stop, Instant now);
   absl::StatusOr<std::string> Shutdown(const ClientShutdown& shutdown, Instant now);
+  absl::Status RoomToAsk(const PeerMessage& event);
   absl::Status AskLogs(const PeerMessage& event, const std::string& id, const ClientLogs& logs, Instant now);
   absl::Status AskExec(const PeerMessage& event, const std::string& id, const ClientExec& exec, Instant now);
   absl::Status Poll(const PeerMessage& event, const std::string& id, const ClientEvents& events, Instant now);
@@ -412,10 +426,11 @@ class HeadState {
   void AnswerEvents(const OpenPoll& poll, const Job& job);
   bool ClientWaits(const Job& job) const;
   void ExpireQueries(Instant now);
+  OpenQuery EndQuery(std::map<uint64_t, OpenQuery>::iterator query);
   void DropOldJobs();
 
   // head_json.cc
-  std::shared_ptr<const Document> StatusOf(const JobId& id) const;
+  std::shared_ptr<const Document> StatusOf(const JobId& id, const std::string& reader) const;
   std::shared_ptr<const Document> WhyOf(const Job& job) const;
   std::shared_ptr<const Document> NodesNow() const;
   // With the bytes of the events' texts.
@@ -440,12 +455,12 @@ class HeadState {
   FailureDetector detector_;
   LogTails tails_;
   std::map<uint64_t, OpenQuery> queries_;
+  UserShares queries_of_user_;  // of those that clients asked
   std::deque<DoneExec> done_execs_;
   uint64_t next_query_ = 1;
   // Looked at when their job says something, or the first of all is over: never all of them at each message.
   std::map<JobId, std::vector<OpenPoll>> polls_;
-  std::map<std::string, int> polls_of_key_;
-  int open_polls_ = 0;
+  UserShares polls_of_user_;
   std::optional<Instant> next_poll_;  // not after the deadline of any
   std::set<JobId> news_;              // jobs with new events, or forgotten
   Instant active_at_;                 // last request or end of a job

@@ -66,11 +66,16 @@ void HeadTestWorld::Boot() {
   outbox_ = Outbox();
   sent_.clear();
   written_ = disk_;
-  std::vector<Record> records;
-  for (const auto& [key, record] : disk_) records.push_back(record);
-  auto recovered = head_->Recover(records, clock_.Now(), clock_.WallNow(), set_aside_);
+  auto recovered = head_->Recover(OnDisk(), clock_.Now(), clock_.WallNow());
   ASSERT_TRUE(recovered.ok()) << recovered.status();
   Do(*std::move(recovered));
+}
+
+StoredRecords HeadTestWorld::OnDisk() const {
+  StoredRecords stored;
+  for (const auto& [key, record] : disk_) stored.Add(record);
+  for (const std::string& key : set_aside_) stored.SetAside(key);
+  return stored;
 }
 
 void HeadTestWorld::Do(StepResult step) {

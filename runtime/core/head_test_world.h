@@ -27,6 +27,7 @@ class HeadTestWorld : public ::testing::Test {
   void SetUp() override;
 
   void Boot();
+  StoredRecords OnDisk() const;
   // Also checks that what a step writes of a job is all that it changed.
   void Do(StepResult step);
   void Perform(Effect effect);

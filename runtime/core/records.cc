@@ -21,6 +21,9 @@ struct KeyVisitor {
   std::string operator()(const JobExitRecord& r) const {
     return absl::StrCat("job/", r.job.value, "/exit/", r.index);
   }
+  std::string operator()(const JobExitsRecord& r) const {
+    return absl::StrCat("job/", r.job.value, "/exits/", r.first);
+  }
   std::string operator()(const JobFaultRecord& r) const {
     return absl::StrCat("job/", r.job.value, "/fault/", r.fault.generation.value);
   }

@@ -126,7 +126,8 @@ struct JobStatusRecord {
   JobId job;
   JobStatus status;
   Generation grant;                // of its JobGrantRecord; 0: it has none
-  int exits = 0;                   // how many JobExitRecords, from index 0 on
+  int exits = 0;                   // how many
+  int packed = 0;                  // how many of these in JobExitsRecords, the others in JobExitRecords
   std::vector<Generation> faults;  // of its JobFaultRecords, ascending
   int unreleased = 0;              // nodes in its JobUnreleasedRecord; 0: it has none
   bool operator==(const JobStatusRecord&) const = default;
@@ -140,12 +141,21 @@ struct JobGrantRecord {
   bool operator==(const JobGrantRecord&) const = default;
 };
 
-// Key "job/<id>/exit/<index>". Never changes; deleted with the next grant.
+// Key "job/<id>/exit/<index>". Never changes; deleted with the next grant, or when it is packed.
 struct JobExitRecord {
   JobId job;
   int index = 0;  // in JobRecord::exits
   RankExit exit;
   bool operator==(const JobExitRecord&) const = default;
+};
+
+// Key "job/<id>/exits/<first>". Takes the place of the JobExitRecords of a job that is over: a head keeps
+// jobs of the past by the thousand, and each record costs it time and memory at its start.
+struct JobExitsRecord {
+  JobId job;
+  int first = 0;  // index of the first of them
+  std::vector<RankExit> exits;
+  bool operator==(const JobExitsRecord&) const = default;
 };
 
 // Key "job/<id>/fault/<generation>". Only that of the newest changes, when all exits are known.
@@ -212,9 +222,9 @@ struct CheckpointRecord {
   bool operator==(const CheckpointRecord&) const = default;
 };
 
-using Record =
-    std::variant<ClusterRecord, NodeRecord, JobRecord, RequestRecord, CheckpointRecord, JobSubmission,
-                 JobStatusRecord, JobGrantRecord, JobExitRecord, JobFaultRecord, JobUnreleasedRecord>;
+using Record = std::variant<ClusterRecord, NodeRecord, JobRecord, RequestRecord, CheckpointRecord,
+                            JobSubmission, JobStatusRecord, JobGrantRecord, JobExitRecord, JobFaultRecord,
+                            JobUnreleasedRecord, JobExitsRecord>;
 
 std::string KeyOf(const Record& record);
 

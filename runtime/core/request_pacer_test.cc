@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 namespace gtrain::core {
 namespace {
 
@@ -36,6 +38,34 @@ TEST(RequestPacer, SendsAtOnceOnANewConnection) {
   EXPECT_FALSE(pacer.Due(true, soon));
   EXPECT_FALSE(pacer.Due(false, soon));
   EXPECT_TRUE(pacer.Due(true, soon));
+}
+
+// Many who were refused in the same moment do not come back in one.
+TEST(RequestPacer, ARefusalIsWaitedOutLongerEachTime) {
+  Rng rng(1);
+  RequestPacer pacer({"id", kTimeout, ClientNodes{}}, Instant{}, kTimeout);
+  Instant now;
+  absl::Duration least = absl::Milliseconds(100);
+  for (int i = 0; i < 20; ++i) {
+    ASSERT_TRUE(pacer.Due(true, now));
+    pacer.Sent(true, now, rng);
+    pacer.Refused(now, rng);
+    EXPECT_FALSE(pacer.Due(true, now + least - absl::Nanoseconds(1))) << i;
+    EXPECT_TRUE(pacer.Due(true, now + 2 * least)) << i;
+    now = now + 2 * least;
+    least = std::min(2 * least, absl::Seconds(1));
+  }
+  ASSERT_TRUE(pacer.Due(true, now));
+  pacer.Sent(true, now, rng);
+  EXPECT_TRUE(pacer.Due(true, now + absl::Seconds(8))) << "the head had heard all the others";
+
+  Rng other_rng(2);
+  RequestPacer other({"id", kTimeout, ClientNodes{}}, Instant{}, kTimeout), one = other;
+  other.Refused(Instant{}, other_rng);
+  one.Refused(Instant{}, rng);
+  Instant at;
+  while (!other.Due(true, at) && !one.Due(true, at)) at = at + absl::Microseconds(1);
+  EXPECT_NE(other.Due(true, at), one.Due(true, at));
 }
 
 TEST(RequestPacer, ALongPollIsGivenItsWait) {

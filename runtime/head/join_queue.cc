@@ -14,15 +14,11 @@ constexpr size_t kRatesMax = 4'096;  // addresses that are remembered
 bool JoinQueue::WithinRate(const One& one, Instant now) {
   // What is forgotten begins with a whole burst: only who keeps asking is held back.
   if (rates_.size() >= kRatesMax) {
-    std::erase_if(rates_, [&](const auto& rate) { return now - rate.second.at > absl::Seconds(10); });
+    std::erase_if(rates_, [&](const auto& rate) { return now - rate.second.asked_at() > absl::Seconds(10); });
     if (rates_.size() >= kRatesMax) rates_.erase(rates_.begin());
   }
-  Rate& rate = rates_.try_emplace({one.address, one.token}, Rate{kBurst, now}).first->second;
-  rate.left = std::min<double>(kBurst, rate.left + kPerSecond * absl::ToDoubleSeconds(now - rate.at));
-  rate.at = now;
-  if (rate.left < 1) return false;
-  rate.left -= 1;
-  return true;
+  const RateLimit whole(kBurst, kPerSecond, now);
+  return rates_.try_emplace({one.address, one.token}, whole).first->second.Take(now);
 }
 
 bool JoinQueue::Add(One one, Instant now) {

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "base/clock.h"
+#include "base/rate_limit.h"
 #include "runtime/core/messages.h"
 
 namespace gtrain::head {
@@ -41,19 +42,15 @@ class JoinQueue {
   uint64_t dropped() const { return dropped_; }
 
  private:
-  struct Rate {
-    double left = kBurst;
-    Instant at;
-  };
   using Id = std::pair<std::string, std::string>;  // token, public key
   bool WithinRate(const One& one, Instant now);
 
   std::map<std::string, std::deque<One>> waiting_;  // by token
   std::map<Id, One*> known_;                        // those that wait, and the batch
   std::vector<One> batch_;
-  std::string last_;                                           // the token whose turn it was
-  size_t count_ = 0;                                           // that wait
-  std::map<std::pair<std::string, std::string>, Rate> rates_;  // by address and token
+  std::string last_;                                                // the token whose turn it was
+  size_t count_ = 0;                                                // that wait
+  std::map<std::pair<std::string, std::string>, RateLimit> rates_;  // by address and token
   uint64_t dropped_ = 0;
 };
 

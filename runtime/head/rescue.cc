@@ -75,21 +75,19 @@ absl::Status NoHeadRuns(const net::ClusterFiles& files) {
   return absl::OkStatus();
 }
 
-core::ClusterRecord ClusterOf(const std::vector<core::Record>& records, const ClusterId& cluster) {
-  for (const core::Record& record : records) {
-    if (const auto* found = std::get_if<core::ClusterRecord>(&record)) return *found;
-  }
+core::ClusterRecord ClusterOf(const core::StoredRecords& stored, const ClusterId& cluster) {
+  if (stored.cluster) return *stored.cluster;
   core::ClusterRecord fresh;
   fresh.cluster = cluster;
   return fresh;
 }
 
 // The records of a store that may be damaged: what can be read, or nothing.
-LoadedRecords Salvage(const std::string& path) {
+core::StoredRecords Salvage(const std::string& path) {
   auto opened = store::OpenRocksStore(path, {.create = false, .accept_loss = true, .space = {.ballast = 0}});
   if (!opened.ok()) return {};
   auto loaded = LoadRecords(**opened);
-  return loaded.ok() ? *std::move(loaded) : LoadedRecords();
+  return loaded.ok() ? *std::move(loaded) : core::StoredRecords();
 }
 
 // Marks the store's records as ones that agents may know better, and seals them.
@@ -103,16 +101,16 @@ absl::Status BeginRecovery(port::MetaStore& store, core::ClusterRecord cluster, 
   return store.Commit({{core::KeyOf(cluster), wire::EncodeRecord(cluster)}});
 }
 
-std::string LiveJobs(const LoadedRecords& loaded) {
+std::string LiveJobs(const core::StoredRecords& loaded) {
   std::vector<std::string> live, aside = loaded.set_aside;
   size_t jobs = 0;
-  for (const auto& [id, stored] : core::GatherJobs(loaded.records, loaded.set_aside)) {
+  for (const auto& [id, stored] : loaded.jobs) {
     if (!core::CheckWhole(stored).ok()) {
       if (stored.unreadable.empty()) aside.push_back(core::KeyOf(core::JobSubmission{id}));
       continue;
     }
     ++jobs;
-    const core::JobStatus& status = stored.whole != nullptr ? *stored.whole : stored.status->status;
+    const core::JobStatus& status = stored.whole ? *stored.whole : stored.status->status;
     if (!core::IsFinal(status.state)) live.push_back(id.value);
   }
   return absl::StrCat(
@@ -139,24 +137,21 @@ bool HasStore(const net::ClusterFiles& files) {
 
 }  // namespace
 
-absl::StatusOr<LoadedRecords> LoadRecords(port::MetaStore& store) {
-  GT_ASSIGN_OR_RETURN(auto pairs, store.LoadAll());
-  LoadedRecords loaded;
-  for (const auto& [key, value] : pairs) {
+absl::StatusOr<core::StoredRecords> LoadRecords(port::MetaStore& store) {
+  core::StoredRecords loaded;
+  bool cluster_lost = false;
+  GT_RETURN_IF_ERROR(store.Read([&](absl::string_view key, absl::string_view value) {
     absl::StatusOr<core::Record> record = wire::DecodeRecord(value);
-    if (record.ok() && core::KeyOf(*record) == key) {
-      loaded.records.push_back(*std::move(record));
-      continue;
-    }
+    if (record.ok() && core::KeyOf(*record) == key) return loaded.Add(*std::move(record));
     LogError("the record \"", key, "\" cannot be read and is set aside, where it is: ",
              record.ok() ? absl::StrCat("it is that of \"", core::KeyOf(*record), "\"")
                          : std::string(record.status().message()),
              ". A backup may hold a good one: gtrain head restore");
-    if (key == core::KeyOf(core::ClusterRecord{}))
-      return absl::DataLossError("the record of the cluster itself cannot be read");
-    loaded.set_aside.push_back(key);
-  }
-  for (const auto& [id, stored] : core::GatherJobs(loaded.records, loaded.set_aside)) {
+    cluster_lost |= key == core::KeyOf(core::ClusterRecord{});
+    loaded.SetAside(std::string(key));
+  }));
+  if (cluster_lost) return absl::DataLossError("the record of the cluster itself cannot be read");
+  for (const auto& [id, stored] : loaded.jobs) {
     if (!stored.unreadable.empty()) continue;  // said above
     if (const absl::Status whole = core::CheckWhole(stored); !whole.ok()) {
       LogError("the job ", id.value, " is set aside, where it is: ", whole.message(),
@@ -211,15 +206,14 @@ absl::StatusOr<std::string> RestoreCluster(const RestoreOptions& options) {
   fs::remove_all(fresh, error);
   fs::remove(fresh + ".seal", error);
   GT_RETURN_IF_ERROR(store::RestoreBackup(backup + "/store", options.id, fresh));
-  HeadEpoch epoch =
-      ClusterOf(HasStore(files) ? Salvage(path).records : std::vector<core::Record>{}, files.cluster).epoch;
+  HeadEpoch epoch = ClusterOf(HasStore(files) ? Salvage(path) : core::StoredRecords(), files.cluster).epoch;
   std::string jobs;
   {
     GT_ASSIGN_OR_RETURN(
         const std::unique_ptr<port::MetaStore> store,
         store::OpenRocksStore(fresh, {.create = false, .accept_loss = true, .space = {.ballast = 0}}));
-    GT_ASSIGN_OR_RETURN(const LoadedRecords loaded, LoadRecords(*store));
-    const core::ClusterRecord cluster = ClusterOf(loaded.records, files.cluster);
+    GT_ASSIGN_OR_RETURN(const core::StoredRecords loaded, LoadRecords(*store));
+    const core::ClusterRecord cluster = ClusterOf(loaded, files.cluster);
     if (cluster.cluster != files.cluster) {
       return absl::FailedPreconditionError(absl::StrCat("the backup in ", backup, " is of cluster ",
                                                         cluster.cluster.value, ", ", files.dir, " is ",
@@ -248,10 +242,10 @@ absl::StatusOr<std::string> RecoverCluster(const std::string& cluster_dir, bool 
   GT_RETURN_IF_ERROR(NoHeadRuns(files));
   const std::string path = files.store_path();
   std::string said = "no records are left.\n";
-  LoadedRecords loaded;
+  core::StoredRecords loaded;
   if (HasStore(files)) {
     loaded = Salvage(path);
-    if (loaded.records.empty()) {
+    if (loaded.empty()) {
       std::string aside;
       GT_RETURN_IF_ERROR(MoveAside(path, &aside));
       said = absl::StrCat("the records could not be read and are in ", aside, ".\n");
@@ -259,7 +253,7 @@ absl::StatusOr<std::string> RecoverCluster(const std::string& cluster_dir, bool 
       said = absl::StrCat("what could be read is kept: ", LiveJobs(loaded), ".\n");
     }
   }
-  const core::ClusterRecord cluster = ClusterOf(loaded.records, files.cluster);
+  const core::ClusterRecord cluster = ClusterOf(loaded, files.cluster);
   if (cluster.cluster != files.cluster) {
     return absl::FailedPreconditionError(absl::StrCat("the records in ", path, " are of cluster ",
                                                       cluster.cluster.value, ", the keys of ",

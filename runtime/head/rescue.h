@@ -7,20 +7,16 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "runtime/core/records.h"
+#include "runtime/core/job_records.h"
 #include "runtime/port/meta_store.h"
 #include "runtime/zmq/cluster_dir.h"
 
 namespace gtrain::head {
 
-struct LoadedRecords {
-  std::vector<core::Record> records;
-  // Keys of those that are there and cannot be read, as an older or a damaged version might have written
-  // them. They stay in the store; each is named in the log, and so is each job of which a record is missing.
-  std::vector<std::string> set_aside;
-};
-// DataLoss: the record of the cluster itself is among these.
-absl::StatusOr<LoadedRecords> LoadRecords(port::MetaStore& store);
+// Records that are there and cannot be read, as an older or a damaged version might have written them, are
+// set aside: they stay in the store, each is named in the log, and so is each job of which a record is
+// missing. DataLoss: the record of the cluster itself is among these.
+absl::StatusOr<core::StoredRecords> LoadRecords(port::MetaStore& store);
 
 // All of these return a text for the person who asked.
 

@@ -177,8 +177,8 @@ absl::Status HeadService::Start() {
   store_thread_ = std::make_unique<TaskThread>(kStoreTasksMax);
   files_thread_ = std::make_unique<TaskThread>(kRunFileTasksMax);
   readers_thread_ = std::make_unique<TaskThread>(kReadsMax);
-  tails_thread_ = std::make_unique<TaskThread>(kTailTasksMax);
-  (void)tails_thread_->Post([tails = tails_] { tails->Clear(); });
+  tail_queue_ = std::make_unique<TailQueue>(tails_, kTailTasksMax);
+  tail_queue_->Clear();
   return absl::OkStatus();
 }
 
@@ -208,8 +208,8 @@ absl::Status HeadService::Recover() {
   GT_ASSIGN_OR_RETURN(AuditLog audit, AuditLog::Open(files_.dir));
   if (audit.count() > 0) LogInfo("audit log: line ", audit.count(), " has hash ", audit.hash());
   audit_ = std::make_shared<AuditLog>(std::move(audit));
-  absl::StatusOr<LoadedRecords> loaded = LoadRecords(*store_);
-  if (!loaded.ok()) return WithRemedy(loaded.status());
+  absl::StatusOr<core::StoredRecords> stored = LoadRecords(*store_);
+  if (!stored.ok()) return WithRemedy(stored.status());
   core::HeadConfig config{
       .cluster = files_.cluster,
       .version = wire::kThisBuild.text,
@@ -240,7 +240,7 @@ absl::Status HeadService::Recover() {
   if (options_.lease) config.fence_after = *options_.lease;
   core_ = std::make_unique<core::HeadCore>(std::move(config), Rng::FromSystem());
   GT_ASSIGN_OR_RETURN(core::StepResult step,
-                      core_->Recover(loaded->records, clock_->Now(), clock_->WallNow(), loaded->set_aside));
+                      core_->Recover(*std::move(stored), clock_->Now(), clock_->WallNow()));
   if (!step.why.empty()) LogInfo(step.why);
   std::vector<core::Effect> effects = outbox_.Add(std::move(step));
   while (std::optional<core::OutboxBatch> batch = outbox_.NextBatch()) {
@@ -440,7 +440,7 @@ void HeadService::OnSpace(const port::StoreSpace& space) {
   // Tails are the first to go: they may be what the store lacks, or a job could not be submitted for them.
   const bool plenty = space_ == port::SpaceLevel::kPlenty;
   tails_->SetRoom(plenty);
-  if (!plenty && tails_thread_) (void)tails_thread_->Post([tails = tails_] { tails->Clear(); });
+  if (!plenty && tail_queue_) tail_queue_->Clear();
   later_.push_back(core::StoreRoom{.low = space.level != port::SpaceLevel::kPlenty,
                                    .text = space.text,
                                    .full = space.level == port::SpaceLevel::kFull});
@@ -504,10 +504,11 @@ void HeadService::operator()(const core::ReplyToClient& reply) {
 // Behind what was spilled before, on the same thread. Not counted: a client asks for all streams of a lost
 // node at once. When much waits for that disk, what is in memory must do.
 void HeadService::operator()(const core::ReplyFromSpill& reply) {
-  const bool posted = tails_thread_->Post([reply, tails = tails_, completions = completions_] {
-    const auto spilled = tails->Read(core::TailOf(reply.query));
-    completions->Push({.built = wire::Encode(core::Built(reply, spilled)), .route = reply.route});
-  });
+  const bool posted = tail_queue_->Read(
+      core::TailOf(reply.query),
+      [reply, completions = completions_](const std::optional<core::SpilledTail>& spilled) {
+        completions->Push({.built = wire::Encode(core::Built(reply, spilled)), .route = reply.route});
+      });
   if (!posted) (void)Send(reply.route, core::Built(reply, std::nullopt));
 }
 
@@ -533,12 +534,10 @@ void HeadService::OnBuilt(const Completions::Item& item) {
 // The disk is the store's first.
 void HeadService::operator()(const core::SpillTail& spill) {
   const bool room = !no_room_ && space_ == port::SpaceLevel::kPlenty;
-  if (!room || !tails_thread_->Post([spill, tails = tails_] { tails->Write(spill); })) ++counters_.tails_lost;
+  if (!room || !tail_queue_->Write(spill)) ++counters_.tails_lost;
 }
 
-void HeadService::operator()(const core::DropSpilled& drop) {
-  (void)tails_thread_->Post([drop, tails = tails_] { tails->Drop(drop.job); });
-}
+void HeadService::operator()(const core::DropSpilled& drop) { tail_queue_->Drop(drop.job); }
 
 void HeadService::operator()(const core::RefusePeer& refuse) {
   (void)Send(refuse.route, core::AgentRefused{refuse.reason, refuse.revoked});
@@ -736,6 +735,7 @@ void HeadService::Housekeeping(Instant now) {
   if (now < next_housekeeping_) return;
   next_housekeeping_ = now + kHousekeepingPause;
   AuditRefusedConnections(now);
+  (void)tail_queue_->PayDebts();
   std::string stats = StatsJson();
   if (stats == last_stats_) stats.clear();
   if (!stats.empty()) last_stats_ = stats;

@@ -183,14 +183,14 @@ class HeadService {
   port::SpaceLevel space_ = port::SpaceLevel::kPlenty;
   ServiceCounters counters_;
 
-  std::shared_ptr<TailSpill> tails_;  // the tails thread's
+  std::shared_ptr<TailSpill> tails_;  // the thread's of `tail_queue_`
 
   // Declared last: their threads end before what they use.
   std::shared_ptr<TaskThread> store_thread_;    // commits, keys, audit
   std::unique_ptr<TaskThread> files_thread_;    // run directories
   std::unique_ptr<TaskThread> backup_thread_;   // made with the first backup
   std::unique_ptr<TaskThread> readers_thread_;  // documents
-  std::unique_ptr<TaskThread> tails_thread_;    // spilled tails
+  std::unique_ptr<TailQueue> tail_queue_;       // spilled tails
 };
 
 }  // namespace gtrain::head

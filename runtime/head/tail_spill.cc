@@ -119,4 +119,36 @@ void TailSpill::Unlink(const File& file) const {
   if (folder_.valid() && file.number != 0) unlinkat(folder_.get(), absl::StrCat(file.number).c_str(), 0);
 }
 
+// One task for all that is owed, behind the parts that were taken before.
+bool TailQueue::PayDebts() {
+  if (to_drop_.empty() && !to_clear_) return true;
+  const bool posted = thread_.Post([spill = spill_, jobs = to_drop_, clear = to_clear_] {
+    if (clear) spill->Clear();
+    for (const JobId& job : jobs) spill->Drop(job);
+  });
+  if (!posted) return false;
+  to_drop_.clear();
+  to_clear_ = false;
+  return true;
+}
+
+bool TailQueue::Write(const core::SpillTail& part) {
+  return PayDebts() && thread_.Post([part, spill = spill_] { spill->Write(part); });
+}
+
+bool TailQueue::Read(const core::TailKey& tail, std::function<void(std::optional<core::SpilledTail>)> done) {
+  return PayDebts() &&
+         thread_.Post([tail, spill = spill_, done = std::move(done)] { done(spill->Read(tail)); });
+}
+
+void TailQueue::Drop(const JobId& job) {
+  to_drop_.insert(job);
+  (void)PayDebts();
+}
+
+void TailQueue::Clear() {
+  to_clear_ = true;
+  (void)PayDebts();
+}
+
 }  // namespace gtrain::head

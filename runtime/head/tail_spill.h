@@ -2,11 +2,15 @@
 #pragma once
 #include <atomic>
 #include <cstdint>
+#include <functional>
+#include <memory>
 #include <optional>
+#include <set>
 #include <string>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "base/task_thread.h"
 #include "base/unique_fd.h"
 #include "runtime/core/log_tails.h"
 
@@ -59,6 +63,30 @@ class TailSpill {
   bool failing_ = false;
   std::atomic<uint64_t> lost_ = 0;
   std::atomic<bool> room_ = true;
+};
+
+// A TailSpill on a thread of its own, behind a queue of at most `tasks_max`. What does not fit into it and
+// only tells more is refused; what takes something away is owed and goes with the next task that fits, in
+// front of it: a part that is written after its job was dropped would stay for as long as the head runs. A
+// job is dropped once, so no more are owed than a head remembers. Loop-owned.
+class TailQueue {
+ public:
+  TailQueue(std::shared_ptr<TailSpill> spill, size_t tasks_max)
+      : spill_(std::move(spill)), thread_(tasks_max) {}
+
+  // False: refused.
+  bool Write(const core::SpillTail& part);
+  bool Read(const core::TailKey& tail, std::function<void(std::optional<core::SpilledTail>)> done);
+  void Drop(const JobId& job);
+  void Clear();
+  // Tries what is owed. Where nothing else comes it must be called now and then.
+  bool PayDebts();
+
+ private:
+  const std::shared_ptr<TailSpill> spill_;
+  std::set<JobId> to_drop_;
+  bool to_clear_ = false;
+  TaskThread thread_;
 };
 
 }  // namespace gtrain::head

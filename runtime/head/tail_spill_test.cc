@@ -4,9 +4,12 @@
 #include <unistd.h>
 
 #include <filesystem>
+#include <thread>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "base/file.h"
+#include "base/mutex.h"
 #include "base/test_folder.h"
 #include "gtest/gtest.h"
 
@@ -116,6 +119,59 @@ TEST(TailSpill, FollowsNoLinkAndLosesOnlyWhatItCannotWrite) {
   tails.Write({Key(1), 0, 4, "gone"});
   EXPECT_EQ(tails.lost(), 2u);
   EXPECT_FALSE(std::filesystem::exists(target));
+}
+
+// Keeps the thread of the queue busy until told, with so many tasks behind.
+struct Busy {
+  explicit Busy(TailQueue& queue) {
+    EXPECT_TRUE(queue.Read(Key(0), [this](auto) {
+      begun.Notify();
+      EXPECT_TRUE(go.WaitFor(absl::Seconds(30)));
+    }));
+    EXPECT_TRUE(begun.WaitFor(absl::Seconds(30)));
+  }
+  Notification begun, go;
+};
+
+// Behind all that waits and is owed, once the queue takes it.
+std::optional<SpilledTail> ReadBehind(TailQueue& queue, const TailKey& tail) {
+  std::optional<SpilledTail> found;
+  Notification done;
+  const auto tell = [&](std::optional<SpilledTail> read) {
+    found = std::move(read);
+    done.Notify();
+  };
+  const absl::Time deadline = absl::Now() + absl::Seconds(30);
+  bool asked = false;
+  while (!(asked = queue.Read(tail, tell)) && absl::Now() < deadline) std::this_thread::yield();
+  EXPECT_TRUE(asked);
+  EXPECT_TRUE(!asked || done.WaitFor(absl::Seconds(30)));
+  return found;
+}
+
+TEST(TailQueue, WhatIsDroppedGoesHoweverFullTheQueueWas) {
+  const std::string dir = TestFolder();
+  TailQueue queue(std::make_shared<TailSpill>(dir), 2);
+  Busy busy(queue);
+  EXPECT_TRUE(queue.Write({Key(0, "ended"), 0, 3, "one"}));
+  EXPECT_TRUE(queue.Write({Key(0, "other"), 0, 5, "stays"}));
+  EXPECT_FALSE(queue.Write({Key(1, "ended"), 0, 3, "two"})) << "full";
+  for (const char* job : {"ended", "unknown", "ended"}) queue.Drop(JobId(job));
+  busy.go.Notify();
+  EXPECT_EQ(ReadBehind(queue, Key(0, "ended")), std::nullopt) << "written before it was dropped";
+  EXPECT_EQ(ReadBehind(queue, Key(0, "other")), (SpilledTail{"stays", 5, 5}));
+  EXPECT_EQ(Files(dir), 1u);
+}
+
+TEST(TailQueue, TheDiskIsGivenBackHoweverFullTheQueueWas_H3) {
+  const std::string dir = TestFolder();
+  TailQueue queue(std::make_shared<TailSpill>(dir), 1);
+  Busy busy(queue);
+  EXPECT_TRUE(queue.Write({Key(0), 0, 3, "one"}));
+  queue.Clear();
+  busy.go.Notify();
+  EXPECT_EQ(ReadBehind(queue, Key(0)), std::nullopt);
+  EXPECT_EQ(Files(dir), 0u);
 }
 
 }  // namespace

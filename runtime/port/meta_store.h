@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
@@ -42,8 +43,20 @@ class MetaStore {
   // and reload (H4).
   virtual absl::Status Commit(const std::vector<Write>& writes) = 0;
 
-  // All records in key order. DataLoss names the first record whose checksum or version is wrong.
-  virtual absl::StatusOr<std::vector<std::pair<std::string, std::string>>> LoadAll() = 0;
+  // Each record in key order, one at a time: there may be more of them than fit into memory beside what they
+  // mean. DataLoss names the first record whose checksum or version is wrong; those before it were read.
+  using Reader = absl::FunctionRef<void(absl::string_view key, absl::string_view value)>;
+  virtual absl::Status Read(Reader each) = 0;
+
+  // All of them at once. For tests.
+  absl::StatusOr<std::vector<std::pair<std::string, std::string>>> LoadAll() {
+    std::vector<std::pair<std::string, std::string>> all;
+    absl::Status read = Read([&](absl::string_view key, absl::string_view value) {
+      all.emplace_back(std::string(key), std::string(value));
+    });
+    if (!read.ok()) return read;
+    return all;
+  }
 
   // Room on the store's disk.
   virtual StoreSpace Space() { return {}; }

@@ -17,13 +17,12 @@ absl::Status MemoryStore::Commit(const std::vector<port::Write>& writes) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::vector<std::pair<std::string, std::string>>> MemoryStore::LoadAll() {
-  std::vector<std::pair<std::string, std::string>> all;
+absl::Status MemoryStore::Read(Reader each) {
   for (const auto& [key, sealed] : *disk_) {
-    GT_ASSIGN_OR_RETURN(std::string value, OpenValue(key, sealed));
-    all.emplace_back(key, std::move(value));
+    GT_ASSIGN_OR_RETURN(const absl::string_view value, OpenValue(key, sealed));
+    each(key, value);
   }
-  return all;
+  return absl::OkStatus();
 }
 
 }  // namespace gtrain::store

@@ -17,7 +17,7 @@ class MemoryStore final : public port::MetaStore {
       : disk_(std::move(disk)) {}
 
   absl::Status Commit(const std::vector<port::Write>& writes) override;
-  absl::StatusOr<std::vector<std::pair<std::string, std::string>>> LoadAll() override;
+  absl::Status Read(Reader each) override;
 
   // The next commits fail with `error`, for good, as a real disk does (fault H4).
   void Break(absl::Status error) { broken_ = std::move(error); }

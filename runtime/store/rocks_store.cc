@@ -22,9 +22,9 @@
 #include <atomic>
 #include <cstring>
 #include <filesystem>
-#include <functional>
 
 #include "absl/container/flat_hash_map.h"
+#include "absl/functional/function_ref.h"
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
@@ -140,14 +140,14 @@ class RocksStore final : public port::MetaStore {
   // Adds everything up and compares it with the summary and the seal.
   absl::Status Verify(bool accept_loss);
   absl::Status Commit(const std::vector<port::Write>& writes) override;
-  absl::StatusOr<std::vector<std::pair<std::string, std::string>>> LoadAll() override;
+  absl::Status Read(Reader each) override;
   port::StoreSpace Space() override;
   absl::Status Backup(const std::string& dir) override { return MakeBackup(*db_, dir); }
 
  private:
-  absl::Status Read(
-      const std::function<void(std::string key, absl::string_view sealed, std::string value)>& f);
-  void Replace(const std::string& key, const std::string* sealed);
+  absl::Status ReadSealed(
+      absl::FunctionRef<void(absl::string_view key, absl::string_view sealed, absl::string_view value)> each);
+  void Replace(absl::string_view key, std::optional<absl::string_view> sealed);
   absl::Status Broken(const std::string& what);
   void TuneCompaction(const port::StoreSpace& space);
 
@@ -162,31 +162,36 @@ class RocksStore final : public port::MetaStore {
   bool broken_ = false;
 };
 
-absl::Status RocksStore::Read(const std::function<void(std::string, absl::string_view, std::string)>& each) {
+absl::Status RocksStore::ReadSealed(
+    absl::FunctionRef<void(absl::string_view key, absl::string_view sealed, absl::string_view value)> each) {
   rocksdb::ReadOptions options;
   options.verify_checksums = true;
   options.fill_cache = false;
   std::unique_ptr<rocksdb::Iterator> it(db_->NewIterator(options));
   for (it->SeekToFirst(); it->Valid(); it->Next()) {
-    std::string key = it->key().ToString();
+    const absl::string_view key(it->key().data(), it->key().size());
     const absl::string_view sealed(it->value().data(), it->value().size());
-    GT_ASSIGN_OR_RETURN(std::string value, OpenValue(key, sealed));
-    each(std::move(key), sealed, std::move(value));
+    GT_ASSIGN_OR_RETURN(const absl::string_view value, OpenValue(key, sealed));
+    each(key, sealed, value);
   }
   return it->status().ok() ? absl::OkStatus() : OpenError(it->status(), path_);
 }
 
-void RocksStore::Replace(const std::string& key, const std::string* sealed) {
+void RocksStore::Replace(absl::string_view key, std::optional<absl::string_view> sealed) {
   const auto old = checksums_.find(key);
   if (old != checksums_.end()) {
     for (size_t i = 0; i < 2; ++i) summary_.digest[i] -= old->second[i];
   }
-  if (sealed == nullptr) {
+  if (!sealed) {
     if (old != checksums_.end()) checksums_.erase(old);
   } else {
     const Checksum sum = ChecksumOf(*sealed);
     for (size_t i = 0; i < 2; ++i) summary_.digest[i] += sum[i];
-    checksums_[key] = sum;
+    if (old != checksums_.end()) {
+      old->second = sum;
+    } else {
+      checksums_.emplace(key, sum);
+    }
   }
   summary_.records = checksums_.size();
 }
@@ -194,15 +199,13 @@ void RocksStore::Replace(const std::string& key, const std::string* sealed) {
 absl::Status RocksStore::Verify(bool accept_loss) {
   std::optional<Summary> stored;
   absl::Status undecodable;
-  GT_RETURN_IF_ERROR(Read([&](const std::string& key, absl::string_view sealed, const std::string& value) {
-    if (key != kSummaryKey) {
-      const std::string copy(sealed);
-      return Replace(key, &copy);
-    }
-    const absl::StatusOr<Summary> decoded = DecodeSummary(value);
-    undecodable = decoded.status();
-    if (decoded.ok()) stored = *decoded;
-  }));
+  GT_RETURN_IF_ERROR(
+      ReadSealed([&](absl::string_view key, absl::string_view sealed, absl::string_view value) {
+        if (key != kSummaryKey) return Replace(key, sealed);
+        const absl::StatusOr<Summary> decoded = DecodeSummary(value);
+        undecodable = decoded.status();
+        if (decoded.ok()) stored = *decoded;
+      }));
   GT_RETURN_IF_ERROR(undecodable);
   const std::optional<Summary>& sealed = seal_.found();
   const auto lost = [&](const auto&... what) {
@@ -251,10 +254,10 @@ absl::Status RocksStore::Commit(const std::vector<port::Write>& writes) {
     if (write.value) {
       const std::string sealed = SealValue(write.key, *write.value);
       batch.Put(write.key, sealed);
-      Replace(write.key, &sealed);
+      Replace(write.key, sealed);
     } else {
       batch.Delete(write.key);
-      Replace(write.key, nullptr);
+      Replace(write.key, std::nullopt);
     }
   }
   ++summary_.commit;
@@ -268,13 +271,10 @@ absl::Status RocksStore::Commit(const std::vector<port::Write>& writes) {
   return sealed.ok() ? sealed : Broken(std::string(sealed.message()));
 }
 
-absl::StatusOr<std::vector<std::pair<std::string, std::string>>> RocksStore::LoadAll() {
-  std::vector<std::pair<std::string, std::string>> all;
-  all.reserve(summary_.records);
-  GT_RETURN_IF_ERROR(Read([&](std::string key, absl::string_view, std::string value) {
-    if (key != kSummaryKey) all.emplace_back(std::move(key), std::move(value));
-  }));
-  return all;
+absl::Status RocksStore::Read(Reader each) {
+  return ReadSealed([&](absl::string_view key, absl::string_view, absl::string_view value) {
+    if (key != kSummaryKey) each(key, value);
+  });
 }
 
 port::StoreSpace RocksStore::Space() {

@@ -28,7 +28,7 @@ std::string SealValue(absl::string_view key, absl::string_view value) {
   return absl::StrCat(absl::string_view(&kValueVersion, 1), Checksum(kValueVersion, key, value), value);
 }
 
-absl::StatusOr<std::string> OpenValue(absl::string_view key, absl::string_view sealed) {
+absl::StatusOr<absl::string_view> OpenValue(absl::string_view key, absl::string_view sealed) {
   auto damaged = [&](absl::string_view what) {
     return absl::DataLossError(absl::StrCat("record \"", absl::CEscape(key), "\": ", what));
   };
@@ -40,7 +40,7 @@ absl::StatusOr<std::string> OpenValue(absl::string_view key, absl::string_view s
   if (sealed[0] != kValueVersion) {
     return damaged(absl::StrCat("written by a newer gtrain (version ", static_cast<int>(sealed[0]), ")"));
   }
-  return std::string(value);
+  return value;
 }
 
 }  // namespace gtrain::store

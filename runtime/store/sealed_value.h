@@ -12,7 +12,8 @@ inline constexpr char kValueVersion = 1;
 inline constexpr size_t kValueHeaderBytes = 17;
 
 std::string SealValue(absl::string_view key, absl::string_view value);
-// DataLoss names the key and what is wrong: checksum, or a version newer than this program.
-absl::StatusOr<std::string> OpenValue(absl::string_view key, absl::string_view sealed);
+// The part of `sealed` that is the value. DataLoss names the key and what is wrong: checksum, or a version
+// newer than this program.
+absl::StatusOr<absl::string_view> OpenValue(absl::string_view key, absl::string_view sealed);
 
 }  // namespace gtrain::store

@@ -218,6 +218,7 @@ void WriteMap(List list, const Map& from) {
   if constexpr (kReading<M>) {                                                    \
     auto list = m.get##Cap();                                                     \
     if (ListFits(a, list.size(), limit, #field)) {                                \
+      v.field.reserve(list.size());                                               \
       for (unsigned i = 0; i < list.size() && a.ok(); ++i) {                      \
         v.field.emplace_back();                                                   \
         Fields(a, list[i], v.field.back());                                       \

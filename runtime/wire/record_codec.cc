@@ -8,6 +8,7 @@
 namespace gtrain::wire {
 
 constexpr size_t kFaultsMax = 1024;  // of one job; a head keeps 32
+constexpr size_t kSmallWords = 256;  // most records; a head reads hundreds of thousands at its start
 
 template <class From, class To>
 using SameConst = std::conditional_t<std::is_const_v<From>, const To, To>;
@@ -107,6 +108,7 @@ GT_FIELDS(core::JobStatusRecord) {
     for (unsigned i = 0; i < v.faults.size(); ++i) list.set(i, v.faults[i].value);
   }
   GT_NUMBER(unreleased, Unreleased, 0, kRanksMax);
+  GT_NUMBER(packed, Packed, 0, kRanksMax);
 }
 GT_FIELDS(core::JobGrantRecord) {
   GT_ID(job, Job);
@@ -117,6 +119,11 @@ GT_FIELDS(core::JobExitRecord) {
   GT_ID(job, Job);
   GT_NUMBER(index, Index, 0, kRanksMax);
   GT_STRUCT(exit, Exit);
+}
+GT_FIELDS(core::JobExitsRecord) {
+  GT_ID(job, Job);
+  GT_NUMBER(first, First, 0, kRanksMax);
+  GT_LIST(exits, Exits, kRanksMax);
 }
 GT_FIELDS(core::JobFaultRecord) {
   GT_ID(job, Job);
@@ -163,18 +170,19 @@ GT_FIELDS(core::CheckpointRecord) {
   GT_PLAIN(count, Count);
 }
 
-#define GT_RECORDS(X)                             \
-  X(ClusterRecord, Cluster, CLUSTER)              \
-  X(NodeRecord, Node, NODE)                       \
-  X(JobRecord, Job, JOB)                          \
-  X(RequestRecord, Request, REQUEST)              \
-  X(CheckpointRecord, Checkpoint, CHECKPOINT)     \
-  X(JobSubmission, JobSubmission, JOB_SUBMISSION) \
-  X(JobStatusRecord, JobStatus, JOB_STATUS)       \
-  X(JobGrantRecord, JobGrant, JOB_GRANT)          \
-  X(JobExitRecord, JobExit, JOB_EXIT)             \
-  X(JobFaultRecord, JobFault, JOB_FAULT)          \
-  X(JobUnreleasedRecord, JobUnreleased, JOB_UNRELEASED)
+#define GT_RECORDS(X)                                   \
+  X(ClusterRecord, Cluster, CLUSTER)                    \
+  X(NodeRecord, Node, NODE)                             \
+  X(JobRecord, Job, JOB)                                \
+  X(RequestRecord, Request, REQUEST)                    \
+  X(CheckpointRecord, Checkpoint, CHECKPOINT)           \
+  X(JobSubmission, JobSubmission, JOB_SUBMISSION)       \
+  X(JobStatusRecord, JobStatus, JOB_STATUS)             \
+  X(JobGrantRecord, JobGrant, JOB_GRANT)                \
+  X(JobExitRecord, JobExit, JOB_EXIT)                   \
+  X(JobFaultRecord, JobFault, JOB_FAULT)                \
+  X(JobUnreleasedRecord, JobUnreleased, JOB_UNRELEASED) \
+  X(JobExitsRecord, JobExits, JOB_EXITS)
 
 #define GT_COUNT(...) +1
 static_assert(std::variant_size_v<core::Record> == 0 GT_RECORDS(GT_COUNT),
@@ -225,9 +233,13 @@ absl::StatusOr<core::Record> DecodeRecord(absl::string_view bytes) {
     return absl::DataLossError(absl::StrCat("not a record: ", bytes.size(), " bytes"));
   }
   try {
-    kj::Array<capnp::word> words = kj::heapArray<capnp::word>(bytes.size() / sizeof(capnp::word));
-    std::memcpy(words.begin(), bytes.data(), bytes.size());
-    return DecodeWords(words);
+    const size_t count = bytes.size() / sizeof(capnp::word);
+    capnp::word small[kSmallWords];
+    kj::Array<capnp::word> large;
+    if (count > kSmallWords) large = kj::heapArray<capnp::word>(count);
+    capnp::word* words = count > kSmallWords ? large.begin() : small;
+    std::memcpy(words, bytes.data(), bytes.size());
+    return DecodeWords({words, count});
   } catch (const kj::Exception& e) {
     return absl::DataLossError(absl::StrCat("not a record: ", e.getDescription().cStr()));
   } catch (const std::exception& e) {

@@ -52,7 +52,7 @@ TEST(RecordCodec, RecordsOfANewerHeadAreRefused_N13) {
   for (const core::Record& record : std::vector<core::Record>{
            core::JobSubmission(job), core::StatusRecordOf(job), core::JobGrantRecord{job.id, *job.grant, {}},
            core::JobExitRecord{job.id, 0, job.exits[0]}, core::JobFaultRecord{job.id, job.faults[0]},
-           core::JobUnreleasedRecord{job.id, job.unreleased}}) {
+           core::JobUnreleasedRecord{job.id, job.unreleased}, core::JobExitsRecord{job.id, 0, job.exits}}) {
     std::string bytes = EncodeRecord(record);
     uint16_t kind = 0;
     std::memcpy(&kind, &bytes[kKindAt], sizeof(kind));

@@ -20,6 +20,7 @@ struct Record {
     jobExit @9 :JobExitRecord;
     jobFault @10 :JobFaultRecord;
     jobUnreleased @11 :JobUnreleasedRecord;
+    jobExits @12 :JobExitsRecord;
   }
 }
 
@@ -132,10 +133,12 @@ struct JobStatusRecord {
   exits @3 :Int32;
   faults @4 :List(UInt64);  # their generations
   unreleased @5 :Int32;
+  packed @6 :Int32;  # of the exits, how many lie in JobExitsRecords
 }
 
 struct JobGrantRecord { job @0 :Text; grant @1 :Control.GenerationGrant; kept @2 :List(Text); }
 struct JobExitRecord { job @0 :Text; index @1 :Int32; exit @2 :Control.RankExit; }
+struct JobExitsRecord { job @0 :Text; first @1 :Int32; exits @2 :List(Control.RankExit); }
 struct JobFaultRecord { job @0 :Text; fault @1 :FaultRecord; }
 struct JobUnreleasedRecord { job @0 :Text; nodes @1 :List(Text); }
 

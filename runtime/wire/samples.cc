@@ -247,7 +247,8 @@ std::vector<core::Record> SampleRecords() {
           core::JobGrantRecord{job.id, *job.grant, job.kept},
           core::JobExitRecord{job.id, 0, job.exits[0]},
           core::JobFaultRecord{job.id, job.faults.back()},
-          core::JobUnreleasedRecord{job.id, job.unreleased}};
+          core::JobUnreleasedRecord{job.id, job.unreleased},
+          core::JobExitsRecord{job.id, 0, job.exits}};
 }
 
 }  // namespace gtrain::wire

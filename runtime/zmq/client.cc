@@ -92,10 +92,12 @@ std::shared_ptr<void> MakeClientContext(int clients_max) {
 
 namespace {
 
-// A server that stands still while its machine answers. Only clients ask: a server with thousands of them
-// would have a timer for each, and ZeroMQ looks for a timer among all of them.
-bool SetHeartbeat(void* dealer) {
-  return SetInt(dealer, ZMQ_HEARTBEAT_IVL, 10'000) && SetInt(dealer, ZMQ_HEARTBEAT_TIMEOUT, 5000);
+// Only clients ask: a server with thousands of them would have a timer for each, and ZeroMQ looks for a timer
+// among all of them.
+bool SetHeartbeat(void* dealer, const ClientOptions& options) {
+  const auto ms = [](absl::Duration time) { return static_cast<int>(absl::ToInt64Milliseconds(time)); };
+  return SetInt(dealer, ZMQ_HEARTBEAT_IVL, ms(options.ask_every)) &&
+         SetInt(dealer, ZMQ_HEARTBEAT_TIMEOUT, ms(options.answer_within));
 }
 
 }  // namespace
@@ -121,7 +123,7 @@ absl::StatusOr<std::unique_ptr<ZmqClient>> ZmqClient::Connect(const ClientOption
   CommonOptions common{options.message_bytes_max, options.queue_messages_max, 5000, 1000};
   bool ok = dealer != nullptr && SetCommon(dealer, common) && SetInt(dealer, ZMQ_IMMEDIATE, 1) &&
             SetInt(dealer, ZMQ_RECONNECT_IVL, 100) && SetInt(dealer, ZMQ_RECONNECT_IVL_MAX, 2000) &&
-            SetInt(dealer, ZMQ_CONNECT_TIMEOUT, 5000) && SetHeartbeat(dealer) &&
+            SetInt(dealer, ZMQ_CONNECT_TIMEOUT, 5000) && SetHeartbeat(dealer, options) &&
             SetInt(dealer, ZMQ_IPV6, numeric_v4 ? 0 : 1) &&
             SetText(dealer, ZMQ_CURVE_SERVERKEY, options.server_public_key) &&
             SetText(dealer, ZMQ_CURVE_PUBLICKEY, options.keys.public_key) &&

@@ -7,6 +7,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
 #include "runtime/port/transport.h"
 #include "runtime/zmq/keys.h"
 
@@ -23,6 +24,11 @@ struct ClientOptions {
   int64_t message_bytes_max = 16 << 20;
   int queue_messages_max = 10'000;
   std::shared_ptr<void> context;  // empty: one of its own
+  // Whether a server that stands still while its machine answers is still there is asked so often, and the
+  // connection is given up without an answer within so long. Each asking wakes both ends: for a client that
+  // stays for days, like an agent, seldom.
+  absl::Duration ask_every = absl::Seconds(10);
+  absl::Duration answer_within = absl::Seconds(5);
 };
 
 class ZmqClient final : public port::ClientTransport {

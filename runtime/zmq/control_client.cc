@@ -9,6 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "runtime/core/authority.h"
 #include "runtime/core/request_pacer.h"
 #include "runtime/wire/codec.h"
 
@@ -17,6 +18,7 @@ namespace {
 
 constexpr absl::Duration kTurnMax = absl::Milliseconds(200);   // how late a lost connection is noticed
 constexpr absl::Duration kJoinAgain = absl::Seconds(4);        // before a join is repeated
+constexpr absl::Duration kHeadSilenceMax = absl::Seconds(3);   // somebody waits in front of it
 constexpr absl::Duration kRefusalPatience = absl::Seconds(1);  // a key just added may need a moment
 
 // True when `interrupt_fd` is readable.
@@ -27,11 +29,19 @@ bool WaitReadable(int fd, int interrupt_fd, absl::Duration limit) {
   return interrupt_fd >= 0 && fds[1].revents != 0;
 }
 
+// Of what changes nothing the head says this for one reason only: too many read at once. A person could do
+// nothing but ask again.
+bool IsBusy(const core::ClientReply& reply, const core::ClientRequest& request) {
+  return !reply.ok && reply.code == static_cast<int>(absl::StatusCode::kResourceExhausted) &&
+         !core::RuleOf(request.body).changes;
+}
+
 }  // namespace
 
 std::string NewRequestId() { return RandomHex(16); }
 
-absl::StatusOr<std::unique_ptr<ControlClient>> ControlClient::Connect(const ClientOptions& options) {
+absl::StatusOr<std::unique_ptr<ControlClient>> ControlClient::Connect(ClientOptions options) {
+  options.ask_every = options.answer_within = kHeadSilenceMax;
   GT_ASSIGN_OR_RETURN(std::unique_ptr<ZmqClient> transport, ZmqClient::Connect(options));
   return std::unique_ptr<ControlClient>(new ControlClient(std::move(transport)));
 }
@@ -87,7 +97,11 @@ std::vector<absl::StatusOr<core::ClientReply>> ControlClient::CallAll(
     }
   }
   const absl::Status status = transport_->status();
-  for (const Waiting& w : waiting) {
+  for (Waiting& w : waiting) {
+    if (w.busy) {
+      replies[w.index] = *std::move(w.busy);
+      continue;
+    }
     replies[w.index] = absl::DeadlineExceededError(
         !w.late.empty()
             ? w.late
@@ -114,6 +128,11 @@ void ControlClient::TakeReplies(std::vector<Waiting>* waiting,
     // The head was not running for a while and does not know that somebody still waits.
     if (reply->code == static_cast<int>(absl::StatusCode::kDeadlineExceeded)) {
       asked->late = std::move(reply->error);
+      continue;
+    }
+    if (IsBusy(*reply, asked->request)) {
+      asked->busy = std::move(*reply);
+      asked->pacer->Refused(clock_.Now(), rng_);
       continue;
     }
     (*replies)[asked->index] = std::move(*reply);

@@ -18,12 +18,15 @@ namespace gtrain::net {
 
 class ControlClient {
  public:
-  static absl::StatusOr<std::unique_ptr<ControlClient>> Connect(const ClientOptions& options);
+  // `ask_every` and `answer_within` of the options are its own: a head that stands still is noticed after 3
+  // to 6 s.
+  static absl::StatusOr<std::unique_ptr<ControlClient>> Connect(ClientOptions options);
 
   // Sends the request and waits for its reply, repeating it under the same id after a lost connection or
   // a long silence; the head executes it once (fault H15). `request.id` is filled in when
-  // empty, `request.deadline` always. A reply with ok = false is returned as it is. DeadlineExceeded: no
-  // reply in time (the request may or may not have been executed: repeat it with the same id to find out).
+  // empty, `request.deadline` always. A reply with ok = false is returned as it is, but that of a head that
+  // has too much to read out just now, only when it is still so at the end. DeadlineExceeded: no reply in
+  // time (the request may or may not have been executed: repeat it with the same id to find out).
   // PermissionDenied: the head does not know this key, or is not the head we know. Cancelled: `interrupt_fd`
   // became readable.
   absl::StatusOr<core::ClientReply> Call(core::ClientRequest request, absl::Duration timeout);
@@ -42,8 +45,9 @@ class ControlClient {
     size_t index = 0;
     core::ClientRequest request;
     std::optional<core::RequestPacer> pacer;
-    std::string late;      // the head's word that the time was over
-    absl::Status refused;  // too large to be sent
+    std::string late;                       // the head's word that the time was over
+    std::optional<core::ClientReply> busy;  // its newest word that it had no room
+    absl::Status refused;                   // too large to be sent
   };
   explicit ControlClient(std::unique_ptr<ZmqClient> transport);
   void TakeReplies(std::vector<Waiting>* waiting, std::vector<absl::StatusOr<core::ClientReply>>* replies);

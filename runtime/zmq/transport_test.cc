@@ -2,9 +2,11 @@
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <poll.h>
+#include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <functional>
 #include <set>
 #include <thread>
@@ -425,6 +427,46 @@ TEST_F(Transport, ARepeatedRequestKeepsItsId_H15) {
   EXPECT_TRUE(reply.ok()) << reply.status();
 }
 
+// A read that the head has no room for is asked again, and what is over is said when the time is; a change
+// that was refused was refused.
+TEST_F(Transport, AReadThatWasRefusedIsAskedAgainAndAChangeIsNot) {
+  auto control =
+      *ControlClient::Connect({.endpoint = endpoint_, .server_public_key = head_.public_key, .keys = user_});
+  const core::ClientReply busy{
+      .ok = false, .code = static_cast<int>(absl::StatusCode::kResourceExhausted), .error = "many readers"};
+  const auto answer = [&](core::ClientReply reply) -> std::string {
+    const std::optional<port::Received> received = NextAtServer();
+    if (!received) return "";
+    reply.id = std::get<core::ClientRequest>(*wire::Decode(received->payload, wire::Sender::kClient)).id;
+    EXPECT_TRUE(server_->Send(received->route, wire::Encode(reply)).ok());
+    return reply.id;
+  };
+  absl::StatusOr<core::ClientReply> reply;
+  const auto call = [&](core::ClientRequestBody body, absl::Duration timeout) {
+    return std::thread([&, body, timeout] { reply = control->Call(body, timeout); });
+  };
+
+  std::thread caller = call(core::ClientNodes{}, absl::Seconds(30));
+  const std::string first = answer(busy), second = answer(busy), third = answer({.ok = true, .json = "{}"});
+  caller.join();
+  EXPECT_TRUE(first == second && second == third) << first << " " << second << " " << third;
+  ASSERT_TRUE(reply.ok() && reply->ok) << reply.status();
+
+  const Instant asked = clock_.Now();
+  caller = call(core::ClientStop{JobId("j"), false, ""}, absl::Seconds(30));
+  answer(busy);
+  caller.join();
+  ASSERT_TRUE(reply.ok()) << reply.status();
+  EXPECT_EQ(reply->error, "many readers");
+  EXPECT_LT(clock_.Now() - asked, absl::Seconds(25)) << "at once, not at the end";
+
+  caller = call(core::ClientNodes{}, absl::Seconds(2));
+  answer(busy);
+  caller.join();
+  ASSERT_TRUE(reply.ok()) << reply.status();
+  EXPECT_EQ(reply->error, "many readers");
+}
+
 TEST_F(Transport, RequestsUnderWayTogetherGetTheirOwnReplies) {
   auto control =
       *ControlClient::Connect({.endpoint = endpoint_, .server_public_key = head_.public_key, .keys = user_});
@@ -453,6 +495,88 @@ TEST_F(Transport, RequestsUnderWayTogetherGetTheirOwnReplies) {
     ASSERT_TRUE(replies[i].ok()) << replies[i].status();
     EXPECT_EQ(replies[i]->json, absl::StrCat("r", i));
   }
+}
+
+// A way to the server that can be frozen as a process is: its machine goes on answering, nobody reads.
+class Relay {
+ public:
+  explicit Relay(int to) : to_(to) {
+    listen_ = UniqueFd(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    sockaddr_in address = Loopback(0);
+    socklen_t size = sizeof(address);
+    EXPECT_EQ(bind(listen_.get(), reinterpret_cast<sockaddr*>(&address), size), 0);
+    EXPECT_EQ(listen(listen_.get(), 8), 0);
+    EXPECT_EQ(getsockname(listen_.get(), reinterpret_cast<sockaddr*>(&address), &size), 0);
+    port_ = ntohs(address.sin_port);
+    thread_ = std::thread([this] { Run(); });
+  }
+  ~Relay() {
+    end_ = true;
+    thread_.join();
+  }
+  int port() const { return port_; }
+  void Freeze() { frozen_ = true; }
+  // The client has closed its end since.
+  bool GivenUp() const { return given_up_; }
+
+ private:
+  static sockaddr_in Loopback(int port) {
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    address.sin_port = htons(static_cast<uint16_t>(port));
+    return address;
+  }
+  void Run() {
+    UniqueFd client(accept4(listen_.get(), nullptr, nullptr, SOCK_CLOEXEC));
+    UniqueFd server(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    const sockaddr_in address = Loopback(to_);
+    EXPECT_EQ(connect(server.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)), 0);
+    while (!end_) {
+      const bool frozen = frozen_;
+      pollfd fds[2] = {{client.get(), static_cast<short>(frozen ? POLLRDHUP : POLLIN), 0},
+                       {server.get(), static_cast<short>(frozen ? 0 : POLLIN), 0}};
+      if (poll(fds, 2, 10) <= 0) continue;
+      if (frozen) given_up_ = given_up_ || fds[0].revents != 0;
+      if (!frozen && fds[0].revents != 0 && !Pass(client.get(), server.get())) return;
+      if (!frozen && fds[1].revents != 0 && !Pass(server.get(), client.get())) return;
+    }
+  }
+  static bool Pass(int from, int to) {
+    char bytes[4096];
+    const ssize_t count = recv(from, bytes, sizeof(bytes), 0);
+    return count > 0 && send(to, bytes, static_cast<size_t>(count), MSG_NOSIGNAL) == count;
+  }
+
+  const int to_;
+  int port_ = 0;
+  UniqueFd listen_;
+  std::atomic<bool> frozen_{false}, given_up_{false}, end_{false};
+  std::thread thread_;
+};
+
+// Somebody waits in front of a client: a head that stands still is noticed within 6 s. An agent asks less
+// often, which would be noticed after 15 s here.
+TEST_F(Transport, AClientNoticesAHeadThatStandsStill) {
+  Relay relay(std::stoi(endpoint_.substr(endpoint_.rfind(':') + 1)));
+  auto control = *ControlClient::Connect({.endpoint = absl::StrCat("127.0.0.1:", relay.port()),
+                                          .server_public_key = head_.public_key,
+                                          .keys = user_});
+  const UniqueFd interrupt(eventfd(0, EFD_CLOEXEC));
+  control->set_interrupt_fd(interrupt.get());
+  absl::StatusOr<core::ClientReply> reply;
+  std::atomic<bool> ended{false};
+  std::thread caller([&] {
+    reply = control->Call(core::ClientNodes{}, absl::Seconds(12));
+    ended = true;
+  });
+  EXPECT_TRUE(NextAtServer().has_value());
+  relay.Freeze();
+  EXPECT_TRUE(Eventually([&] { return relay.GivenUp() || ended; }));
+  EXPECT_TRUE(relay.GivenUp()) << "the request was over before";
+  EXPECT_EQ(eventfd_write(interrupt.get(), 1), 0);
+  caller.join();
+  EXPECT_FALSE(reply.ok());
 }
 
 TEST_F(Transport, RevokedKeyIsHeardNoLonger) {

@@ -134,6 +134,33 @@ comm: {{compression: {{codec: topk, density: 1%, warmup: 20}}}}
             self.assert_selected(output)
         self.wait_for_no_processes()
 
+    @unittest.skipUnless(os.path.exists(CHAR_LM), 'needs libhwy-dev')
+    def test_char_lm_learns_by_one_bit_adam(self):
+        """1-bit Adam goes on learning behind its warm-up, in which some parameters had no gradient: divided by their variance of
+        nothing, the compression error of others made the loss NaN before step 200."""
+        text = os.path.join(self.dir, 'text')
+        with open(text, 'w') as out:
+            for n in range(2000):
+                out.write(f'{n} sheep and {n + 1} goats went up the hill, {2 * n + 1} came down. ')
+
+        def loss_after(name, steps):
+            job = self.job_file(name, f'''
+name: {name}
+run: [{CHAR_LM}, --text, {text}, --steps, '{steps}', --batch, '96', --optimizer, adam, --compress, 'onebit warmup=40']
+ranks: 3
+checkpoint: {{uri: {self.dir}/{name}}}
+''')
+            launch = self.start('launch', job)
+            self.assertEqual(launch.wait(TRAINING), 0, launch.output())
+            said = re.search(r'validation loss (\S+) after (\d+) steps on 3 rank', launch.output())
+            self.assertTrue(said, launch.output())
+            self.assertEqual(int(said.group(2)), steps)
+            return float(said.group(1))
+
+        warm, trained = loss_after('warm', 40), loss_after('trained', 200)
+        self.assertLess(trained, 0.9 * warm)  # which NaN is not
+        self.wait_for_no_processes()
+
     def test_torch_ddp_unchanged_resumes_its_own_checkpoint(self):
         """P1: an ordinary DDP script; its steps are seen through `progress:`; killed, it resumes its own file."""
         if not self.can_import('torch'):

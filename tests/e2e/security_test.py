@@ -2,7 +2,9 @@
 import json
 import os
 import re
+import shutil
 import signal
+import unittest
 
 import cluster
 import harness
@@ -214,6 +216,91 @@ class TokenTest(ClusterSecurityTest):
         self.start_agent(2, GTRAIN_JOIN_TOKEN=several)
         wait_until('the third node', lambda: self.nodes_in('alive') == 3)
         self.assertIn('create, ls or revoke', self.client('token', 'revok', expect=2).stderr)
+
+
+class JoinTest(ClusterSecurityTest):
+    """How an agent is let in: whose ranks it would run, and where its token comes from."""
+    agent_count = 0
+
+    def setUp(self):
+        super().setUp()
+        self.head.wait_for('serving cluster')
+
+    def agent(self, name, *words, expect, **options):
+        """`gtrain agent` with a state folder of its own, of which it is expected to make nothing."""
+        state = os.path.join(self.dir, 'state-' + name)
+        done = self.gtrain('agent', '--dir', state, '--notices', 'off', *words, expect=expect, **options)
+        self.assertFalse(os.path.exists(state), 'it made a key before it refused')
+        self.assertEqual(self.nodes(), [])
+        return done
+
+    def outside_containers(self):
+        """The prefix of a command that sees all folders of this machine and none of the files by which a container is known."""
+        root = os.path.join(self.dir, 'root')
+        os.mkdir(root)
+        script = ('for each in /*; do case "$each" in /run) mkdir "$0/run" ;; *) if [ -L "$each" ]; then cp -d "$each" "$0/"; elif [ -d '
+                  '"$each" ]; then mkdir "$0$each" && mount --rbind "$each" "$0$each" || exit 99; fi ;; esac; done; '
+                  'cd / && exec chroot "$0" "$@"')
+        return ['unshare', '--mount', 'sh', '-c', script, root]
+
+    @unittest.skipUnless(harness.is_root() and shutil.which('unshare'), 'needs root, whose agent alone is refused, and unshare(1)')
+    def test_an_agent_of_root_runs_nothing_unless_told_X7(self):
+        path = self.token_file()
+        refused = self.agent('root', '--join', path, expect=1, prefix=self.outside_containers())
+        self.assertRegex(refused.stderr, r'^gtrain: an agent of root runs what users submit as root\. Start it as a user of its own '
+                                         r'\(docs/security\.md\), or in a container, or say --allow-root\n$')
+        self.assertEqual(self.tokens()[-1]['uses_left'], 1)
+        os.makedirs(self.node_home(0))
+        self.start_agent(0, '--join', path)  # with --allow-root
+        wait_until('the node', lambda: self.nodes_in('alive') == 1)
+
+    def test_a_token_on_the_command_line_is_refused_with_what_to_do(self):
+        """Item 2 of issue 16: every user of the machine reads the words of every process."""
+        token = self.client('token', 'create').stdout.strip()
+        refused = self.agent('argv', '--join', token, '--allow-root', expect=2)
+        for words in ('can be read by every user of this machine', 'gtrain token revoke ID', 'Write it to a file that only you can '
+                      'read, --join FILE', 'or pipe it: --join -', 'or set GTRAIN_JOIN_TOKEN'):
+            self.assertIn(words, refused.stderr)
+        self.assertNotIn(token, refused.stderr, 'and is not written once more, into a log')
+        ident = self.tokens()[-1]['id']
+        self.client('token', 'revoke', ident)
+        self.assertNotIn(ident, [each['id'] for each in self.tokens()], 'the advice can be followed')
+
+    def test_a_token_comes_from_a_file_or_a_pipe_or_the_environment(self):
+        """Item 2 of issue 16; in no case is it in the words of the process."""
+        ways = {0: (['--join', self.token_file()], {}), 1: (['--join', '-'], {}), 2: ([], {'GTRAIN_JOIN_TOKEN': self.token()})}
+        self.piped = self.token_file()
+        for index, (words, environment) in ways.items():
+            with self.subTest(words or environment.keys()):
+                os.makedirs(self.node_home(index))
+                self.start_agent(index, *words, **environment)
+                wait_until('the node', lambda: self.nodes_in('alive') == index + 1)
+                (pid,) = [pid for pid in self.daemons('agent') if f'node{index}' in self.marked()[pid]]
+                self.assertFalse([word for word in self.marked()[pid] if word.count(',') == 2], 'no token')
+        self.assertEqual([each['uses_left'] for each in self.tokens()], [0, 0, 0])
+
+    def test_where_there_is_no_token_is_said(self):
+        empty = os.path.join(self.dir, 'empty')
+        with open(empty, 'w') as out:
+            out.write('no token\n')
+        self.assertIn('--join -: there is no token on standard input', self.agent('none', '--join', '-', expect=2).stderr)
+        self.assertIn(f'{empty} holds no join token; `gtrain token create` prints one',
+                      self.agent('other', '--join', empty, expect=2).stderr)
+
+    def agent_inside(self, index):
+        """Node 1 reads what comes out of a pipe."""
+        if index != 1:
+            return super().agent_inside(index)
+        return ['bash', '-c', f'exec "$@" < <(cat {self.piped})', 'bash', *super().agent_inside(index)]
+
+    def token_file(self):
+        path = os.path.join(self.dir, f'token-{len(os.listdir(self.dir))}')
+        with open(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), 'w') as out:
+            out.write(self.token() + '\n')
+        return path
+
+    def tokens(self):
+        return json.loads(self.client('token', 'ls', '--json').stdout)['tokens']
 
 
 class RolesTest(ClusterSecurityTest):

@@ -77,15 +77,16 @@ class World {
     config.parse_job = spec::ParseCanonical;
     core_ = std::make_unique<core::HeadCore>(std::move(config), Rng(7));
     outbox_ = core::Outbox();
-    std::vector<core::Record> records;
+    core::StoredRecords stored;
     for (const auto& [name, bytes] : disk_) {
       absl::StatusOr<core::Record> record = wire::DecodeRecord(bytes);
       Require(record.status());
       GT_CHECK(core::KeyOf(*record) == name);
-      records.push_back(*std::move(record));
+      stored.Add(*std::move(record));
     }
     disk_works_ = true;
-    absl::StatusOr<core::StepResult> recovered = core_->Recover(records, clock_.Now(), clock_.WallNow());
+    absl::StatusOr<core::StepResult> recovered =
+        core_->Recover(std::move(stored), clock_.Now(), clock_.WallNow());
     Require(recovered.status());
     Perform(outbox_.Add(*std::move(recovered)));
     Commit();

@@ -8,7 +8,7 @@
 namespace gtrain::fuzz {
 
 GT_FUZZ_RUN(record) {
-  const absl::StatusOr<std::string> opened = store::OpenValue("key", bytes);
+  const absl::StatusOr<absl::string_view> opened = store::OpenValue("key", bytes);
   if (opened.ok()) GT_CHECK(store::SealValue("key", *opened) == bytes);
   const std::string sealed = store::SealValue("key", bytes);
   GT_CHECK(*store::OpenValue("key", sealed) == bytes);

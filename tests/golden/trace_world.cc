@@ -205,9 +205,9 @@ void TraceWorld::Boot() {
   head_ = std::make_unique<core::HeadCore>(config_, Rng(1));
   outbox_ = core::Outbox();
   answers_.clear();
-  std::vector<core::Record> records;
-  for (const auto& [key, record] : disk_) records.push_back(record);
-  auto recovered = head_->Recover(records, clock_.Now(), clock_.WallNow());
+  core::StoredRecords stored;
+  for (const auto& [key, record] : disk_) stored.Add(record);
+  auto recovered = head_->Recover(std::move(stored), clock_.Now(), clock_.WallNow());
   if (!recovered.ok()) return Line(recovered.status().ToString());
   Do(*std::move(recovered));
 }

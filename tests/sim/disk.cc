@@ -58,9 +58,9 @@ void Disk::Apply(const core::OutboxBatch& batch) {
 // INV-3: a batch leaves all records of a job or none.
 void Disk::Join(const JobId& job) {
   jobs_.erase(job);
-  const core::StoredJob stored = core::GatherJob(durable_, job);
+  core::StoredJob stored = core::GatherJob(durable_, job);
   if (core::KeysOf(stored).empty()) return;
-  absl::StatusOr<core::JobRecord> joined = core::JoinJob(stored);
+  absl::StatusOr<core::JobRecord> joined = core::JoinJob(std::move(stored));
   if (!joined.ok()) return kernel_.Fail("INV-3", absl::StrCat(job.value, ": ", joined.status().message()));
   jobs_[job] = *std::move(joined);
 }

@@ -24,9 +24,9 @@ void HeadProcess::Start() {
   later_.clear();
   completions_.clear();
   wake_at_.reset();
-  std::vector<core::Record> records;
-  for (const auto& [key, record] : disk_.durable()) records.push_back(record);
-  auto recovered = core_->Recover(records, kernel_.Now(), ManualWall(kernel_.Now()));
+  core::StoredRecords stored;
+  for (const auto& [key, record] : disk_.durable()) stored.Add(record);
+  auto recovered = core_->Recover(std::move(stored), kernel_.Now(), ManualWall(kernel_.Now()));
   if (!recovered.ok()) {
     return kernel_.Fail("INV-3",
                         absl::StrCat("the head cannot read its own records: ", recovered.status().message()));

@@ -1,0 +1,235 @@
+// What a communicator of 4 to 256 ranks costs, counted among threads over a network in memory: comm/exec/
+// communicator.h, comm/shm/shm_group.h and comm/plan/schedule.h say it as functions of n.
+#include <algorithm>
+#include <barrier>
+#include <bit>
+#include <cstdint>
+#include <set>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "comm/exec/communicator.h"
+#include "comm/exec/held_test_counts.h"
+#include "comm/exec/rank_test_threads.h"
+#include "comm/fake/fake_transport.h"
+#include "comm/fake/fake_world.h"
+#include "gtest/gtest.h"
+
+namespace gtrain::comm {
+namespace {
+
+// Of one rank, in one thing that it does.
+struct Counts {
+  uint64_t all_gathers = 0;  // through the head
+  uint64_t arenas = 0;       // asked for
+  uint64_t rounds = 0, messages = 0, most_bytes = 0;
+  std::set<std::string> peers;  // that it sent to, by address
+};
+
+class CountingTransport final : public DataTransport {
+ public:
+  CountingTransport(std::unique_ptr<DataTransport> inner, Counts* counts)
+      : inner_(std::move(inner)), counts_(counts) {}
+  absl::StatusOr<std::string> Address() override { return inner_->Address(); }
+  absl::Status Connect(const std::vector<std::string>& addresses, int self) override {
+    addresses_ = addresses;
+    return inner_->Connect(addresses, self);
+  }
+  absl::Status Exchange(absl::Span<const Transfer> transfers, absl::FunctionRef<void(size_t)> done,
+                        const Watch& watch) override {
+    counts_->rounds += transfers.empty() ? 0 : 1;
+    for (const Transfer& t : transfers) {
+      if (!t.send) continue;
+      ++counts_->messages;
+      counts_->most_bytes = std::max(counts_->most_bytes, uint64_t{t.bytes});
+      counts_->peers.insert(addresses_[static_cast<size_t>(t.peer)]);
+    }
+    return inner_->Exchange(transfers, done, watch);
+  }
+  void Fail(absl::string_view notice) override { inner_->Fail(notice); }
+  void Leave(absl::string_view words) override { inner_->Leave(words); }
+  std::vector<int> Unfinished() const override { return inner_->Unfinished(); }
+  absl::Status Heard() override { return inner_->Heard(); }
+
+ private:
+  const std::unique_ptr<DataTransport> inner_;
+  Counts* const counts_;
+  std::vector<std::string> addresses_;
+};
+
+class CountingBootstrap final : public Bootstrap {
+ public:
+  CountingBootstrap(std::unique_ptr<Bootstrap> inner, Counts* counts)
+      : inner_(std::move(inner)), counts_(counts) {}
+  int rank() const override { return inner_->rank(); }
+  int world_size() const override { return inner_->world_size(); }
+  Generation generation() const override { return inner_->generation(); }
+  const std::vector<Member>& members() const override { return inner_->members(); }
+  absl::StatusOr<std::vector<std::string>> AllGather(absl::string_view blob,
+                                                     absl::Duration timeout) override {
+    ++counts_->all_gathers;
+    return inner_->AllGather(blob, timeout);
+  }
+  absl::StatusOr<UniqueFd> Arena(uint64_t id, uint64_t bytes, absl::Duration timeout) override {
+    ++counts_->arenas;
+    return inner_->Arena(id, bytes, timeout);
+  }
+  void FreeArena(uint64_t id) override { inner_->FreeArena(id); }
+  absl::Status Alive() const override { return inner_->Alive(); }
+  std::vector<int> Left() const override { return inner_->Left(); }
+
+ private:
+  const std::unique_ptr<Bootstrap> inner_;
+  Counts* const counts_;
+};
+
+// What all ranks together hold at one moment.
+struct Held {
+  size_t mapped = 0, descriptors = 0;
+  uint64_t arena_bytes = 0;
+};
+
+enum Deed { kMake, kSplit, kAllReduce, kDeeds };
+
+struct Costs {
+  std::vector<Counts> of_rank[kDeeds];
+  Held before, after[kDeeds];
+  std::vector<absl::Status> results;
+};
+
+// Makes a communicator of all ranks, splits one of all off it and reduces a number in the first.
+Costs CostsOf(const std::vector<std::string>& nodes, const std::string& algorithm) {
+  FakeWorld world(nodes);
+  FakeNetwork network;
+  Costs costs;
+  costs.results.resize(nodes.size());
+  const auto held = [&] { return Held{MappedArenas(), OpenDescriptors(), world.ArenaBytes()}; };
+  for (auto& counts : costs.of_rank) counts.resize(nodes.size());
+  costs.before = held();
+  int deed = 0;  // that all have just done
+  const auto note = [&]() noexcept { costs.after[deed++] = held(); };
+  std::barrier together(static_cast<ptrdiff_t>(nodes.size()), note);
+  const auto rank_body = [&](size_t rank) -> absl::Status {
+    Counts counts;
+    CountingBootstrap bootstrap(world.Rank(static_cast<int>(rank)), &counts);
+    ExecOptions options;
+    options.user.timeout = kPatience;
+    options.algorithm = algorithm;
+    options.transport = [&](const Bootstrap&, uint64_t) {
+      return std::make_unique<CountingTransport>(network.MakeTransport(), &counts);
+    };
+    absl::Status status;
+    std::unique_ptr<Communicator> whole, part;
+    for (int i = 0; i < kDeeds; ++i) {
+      float number = 1;
+      if (i == kAllReduce) {
+        status.Update(status.ok() ? whole->AllReduce(&number, 1, DType::kFloat32, ReduceOp::kSum) : status);
+        EXPECT_EQ(number, static_cast<float>(nodes.size()));
+      } else if (status.ok()) {
+        auto made = i == kMake ? MakeCommunicator(&bootstrap, options) : whole->Split(0, 0);
+        status = made.status();
+        if (made.ok()) (i == kMake ? whole : part) = *std::move(made);
+      }
+      costs.of_rank[i][rank] = std::exchange(counts, {});
+      together.arrive_and_wait();
+    }
+    return status;
+  };
+  std::vector<std::thread> threads;
+  for (size_t rank = 0; rank < nodes.size(); ++rank) {
+    threads.emplace_back([&, rank] { costs.results[rank] = rank_body(rank); });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(world.ArenaBytes(), 0);
+  return costs;
+}
+
+// `ranks` on machines of so many each.
+std::vector<std::string> Machines(int ranks, int of_each) {
+  std::vector<std::string> nodes;
+  for (int rank = 0; rank < ranks; ++rank) nodes.push_back(absl::StrCat("m", rank / of_each));
+  return nodes;
+}
+
+// Shared memory of a communicator.
+void CheckHeld(const Costs& costs, uint64_t n, uint64_t of_each) {
+  constexpr uint64_t kMiB = 1 << 20;
+  const uint64_t machines = n / of_each, arenas = of_each > 1 ? 1 : 0;
+  const uint64_t least = 2 * kMiB + of_each * 2 * kMiB + (n > 128 ? (n - 128) * (16 << 10) : 0);
+  const uint64_t most = least + 112 * n + 16'800 * of_each + 8192;  // records, posts and lines, whole pages
+  for (const Deed deed : {kMake, kSplit, kAllReduce}) {
+    const Held& held = costs.after[deed];
+    const uint64_t communicators = deed == kMake ? 1 : 2;
+    EXPECT_EQ(held.mapped - costs.before.mapped, communicators * arenas * n);
+    EXPECT_EQ(held.descriptors, costs.before.descriptors);
+    EXPECT_GE(held.arena_bytes, communicators * arenas * machines * least);
+    EXPECT_LE(held.arena_bytes, communicators * arenas * machines * most);
+  }
+  for (uint64_t rank = 0; rank < n; ++rank) {
+    EXPECT_EQ(costs.of_rank[kMake][rank].all_gathers, 2);
+    EXPECT_EQ(costs.of_rank[kSplit][rank].all_gathers, 0);
+    EXPECT_EQ(costs.of_rank[kMake][rank].arenas, arenas);
+    EXPECT_EQ(costs.of_rank[kSplit][rank].arenas, arenas);
+    EXPECT_EQ(costs.of_rank[kAllReduce][rank].arenas, 0);
+  }
+}
+
+// Messages of the leader of each machine, which sends most. `ways`: to speak, that were measured.
+void CheckMessages(const Costs& costs, uint64_t n, uint64_t of_each, uint64_t ways) {
+  const uint64_t machines = n / of_each, others = machines - 1, log = std::bit_width(others);
+  const bool several = of_each > 1, few = machines <= 16;
+  const uint64_t enter = several && few ? others : log;
+  const uint64_t fixed = (machines <= 16 ? others : log) + (ways + 1) * others + enter;
+  for (uint64_t rank = 0; rank < n; rank += of_each) {
+    const Counts &make = costs.of_rank[kMake][rank], &split = costs.of_rank[kSplit][rank],
+                 &reduce = costs.of_rank[kAllReduce][rank];
+    // A slow machine measures less.
+    EXPECT_GE(make.messages, fixed);
+    EXPECT_LE(make.messages, fixed + 40 * ways);
+    EXPECT_LE(make.peers.size(), others);
+    EXPECT_LE(make.most_bytes, 256 << 10);
+    EXPECT_GE(split.messages, fixed + 5 * (enter + others));
+    EXPECT_LE(split.messages, fixed + 40 * ways + 5 * (enter + others));
+    EXPECT_EQ(reduce.messages, log + (several ? enter : 0));
+    EXPECT_EQ(reduce.rounds, log + (!several ? 0 : few ? 1 : log));
+  }
+  for (uint64_t rank = 0; rank < n; ++rank) {
+    if (rank % of_each == 0) continue;
+    // Of each way to speak that is not the leader's alone.
+    EXPECT_LE(costs.of_rank[kMake][rank].messages, ways > 1 ? 40 : 0);
+    EXPECT_EQ(costs.of_rank[kAllReduce][rank].messages, 0);
+  }
+}
+
+void CheckCosts(int ranks, int of_each, const std::string& algorithm, uint64_t ways) {
+  SCOPED_TRACE(testing::Message() << ranks << " ranks, machines of " << of_each << ", " << algorithm);
+  const Costs costs = CostsOf(Machines(ranks, of_each), algorithm);
+  ExpectAllOk(costs.results);
+  if (!std::ranges::all_of(costs.results, &absl::Status::ok)) return;
+  CheckHeld(costs, static_cast<uint64_t>(ranks), static_cast<uint64_t>(of_each));
+  if (of_each == ranks) {
+    for (const auto& deed : costs.of_rank)
+      for (const Counts& counts : deed) EXPECT_EQ(counts.messages, 0);
+    return;
+  }
+  CheckMessages(costs, static_cast<uint64_t>(ranks), static_cast<uint64_t>(of_each), ways);
+}
+
+TEST(Costs, OfACommunicatorAtScale) {
+  for (const int ranks : {4, 16, 64, 128, 256}) {
+    const int several = ranks == 4 ? 2 : 8;
+    CheckCosts(ranks, ranks, "auto", 1);
+    CheckCosts(ranks, several, "deterministic", 0);
+    if (ranks <= 128) CheckCosts(ranks, 1, "deterministic", 0);  // 256 take as long as all others
+    if (ranks > 16) continue;
+    CheckCosts(ranks, several, "auto", 2);
+    CheckCosts(ranks, several, "leader", 1);
+    CheckCosts(ranks, 1, "auto", 1);
+  }
+}
+
+}  // namespace
+}  // namespace gtrain::comm
