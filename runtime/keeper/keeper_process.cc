@@ -523,7 +523,9 @@ void Keeper::KillLeftovers(GenerationRecord& record) {
   for (auto& [number, rank] : record.ranks) rank->cgroup.Kill();
   size_t left = 0;
   std::string names;
-  for (const Descendant& found : LivingDescendants(getpid())) {
+  const std::vector<Descendant> living = LivingDescendants(getpid());
+  TakeStarted();  // whose starter has ended: a rank that nobody knows yet would be taken for anybody's
+  for (const Descendant& found : living) {
     if (!Owns(record, found.process.pid, found.top)) continue;
     ++left;
     if (left <= 5) names += " " + std::to_string(found.process.pid);
