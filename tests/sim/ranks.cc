@@ -246,7 +246,7 @@ void Ranks::Report(Gang& gang) {
 void Ranks::Term(const RankPtr& rank, bool save) {
   if (!rank->alive) return;
   rank->asked_to_end = true;
-  rank->over = !save;
+  rank->over = rank->over || !save;
   if (rank->hung || rank->stuck || rank->frozen || kernel_.rng.Chance(ProgramOf(rank->job).ignores_term))
     return;
   kernel_.After(kernel_.Between(5 * kMs, save ? 4 * kSec : 1500 * kMs), [this, rank, save] {
