@@ -158,6 +158,37 @@ TEST(ManyRanks, WarmingUpSendsNoMoreThanDenseGradients) {
   }
 }
 
+// The density of many ranks together falls later than that of each: an owner that went along held most of the
+// mean back, and DGC on 64 ranks ended 5.2 % worse than dense gradients.
+TEST(ManyRanks, WhileTheDensityFallsTheMeanComesBackWhole) {
+  constexpr int kRanks = 24, kWarmup = 8;
+  FakeWorld world(FakeWorld::OneNode(kRanks));
+  ExpectAllOk(RunThreads(world, [&](Communicator& c) -> absl::Status {
+    const auto make = [&] { return CompressedCollective::Create(&c, Dgc(0.001, kWarmup), 4 * kCount); };
+    auto collective = make();
+    RETURN_IF_BAD(collective.status());
+    Rng rng(static_cast<uint64_t>(c.rank()));
+    for (int step = 0; step < kWarmup + 2; ++step) {
+      std::vector<float> g(4 * kCount);
+      for (float& value : g) value = Noise(rng);
+      RETURN_IF_BAD((*collective)->AllReduceMean(absl::MakeSpan(g)));
+      const auto some = std::count_if(g.begin(), g.end(), [](float value) { return value != 0; });
+      const double share = static_cast<double>(some) / static_cast<double>(g.size());
+      EXPECT_GT(share, step == 0             ? 0.9
+                       : step == kWarmup / 2 ? 0.2
+                                             : 0)
+          << "24 times a density of 25 and 1.6 %";
+      EXPECT_LT(share, step > kWarmup ? 0.03 : 1.1) << "24 times 0.1 % at most";
+      if (step != 3 && step != kWarmup) continue;  // in the middle, and behind it: another one goes on
+      const std::vector<CarriedState> states = (*collective)->Export();
+      collective = make();
+      RETURN_IF_BAD(collective.status());
+      for (const CarriedState& state : states) RETURN_IF_BAD((*collective)->Load(state));
+    }
+    return absl::OkStatus();
+  }));
+}
+
 // What a step needs while a quarter of the elements travels is not kept for the steps after it.
 TEST(ManyRanks, AWarmUpLeavesNoBuffersBehind) {
   constexpr int kWarmup = 4;
