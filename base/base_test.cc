@@ -19,6 +19,7 @@
 #include "base/path.h"
 #include "base/pattern.h"
 #include "base/rng.h"
+#include "base/run_folder.h"
 #include "base/test_folder.h"
 #include "base/units.h"
 #include "gmock/gmock.h"
@@ -196,6 +197,56 @@ TEST(Folder, NothingOfAnotherUserLeadsAnywhere) {
   EXPECT_TRUE(std::filesystem::is_empty(folder)) << "the look at whose files are left nothing";
   // A folder of ours below one of theirs: where many may write, each has one of its own.
   EXPECT_TRUE(OpenFolder(folder + "/ours", {.make = true}).valid());
+}
+
+TEST(RunFolder, TheFirstWhoSaysSoOwnsIt) {
+  const std::string path = TestFolder();
+  const UniqueFd folder = OpenFolder(path);
+  const RunFolderOwner owner{ClusterId("c1"), JobId("train-1"), "r1"};
+  EXPECT_FALSE(*OwnsRunFolder(folder, path, owner)) << "nobody's";
+  ASSERT_TRUE(ClaimRunFolder(folder, path, owner).ok());
+  ASSERT_TRUE(ClaimRunFolder(folder, path, owner).ok()) << "another machine of the same job";
+  EXPECT_TRUE(*OwnsRunFolder(folder, path, owner));
+  EXPECT_TRUE(*OwnsRunFolder(folder, path, {owner.cluster, owner.job, ""}));
+  for (const RunFolderOwner& other : {RunFolderOwner{ClusterId("c2"), owner.job, owner.request},
+                                      RunFolderOwner{owner.cluster, JobId("train-11"), owner.request},
+                                      RunFolderOwner{owner.cluster, owner.job, "r2"}}) {
+    const absl::Status refused = OwnsRunFolder(folder, path, other).status();
+    EXPECT_TRUE(absl::IsFailedPrecondition(refused)) << refused;
+    EXPECT_THAT(std::string(refused.message()),
+                testing::HasSubstr(path + " is the run directory of another job (train-1 of cluster c1"));
+    EXPECT_EQ(ClaimRunFolder(folder, path, other), refused);
+  }
+}
+
+// The disk was full, or the machine that was about to say it died.
+TEST(RunFolder, WhatWasNotWrittenToItsEndIsWrittenAgain) {
+  const RunFolderOwner owner{ClusterId("c1"), JobId("train-1"), "r1"};
+  const std::string path = TestFolder(), file = absl::StrCat(path, "/", kRunFolderOwnerFile);
+  const UniqueFd folder = OpenFolder(path);
+  ASSERT_TRUE(ClaimRunFolder(folder, path, owner).ok());
+  const std::string whole = *ReadFile(file, 1000);
+  for (size_t bytes = 0; bytes < whole.size(); ++bytes) {
+    ASSERT_TRUE(WriteFileDurable(file, whole.substr(0, bytes)).ok());
+    ASSERT_FALSE(*OwnsRunFolder(folder, path, owner)) << bytes;
+    ASSERT_TRUE(ClaimRunFolder(folder, path, owner).ok()) << bytes;
+    ASSERT_EQ(*ReadFile(file, 1000), whole);
+  }
+}
+
+TEST(RunFolder, AnOddFileIsNobodysWord) {
+  const RunFolderOwner owner{ClusterId("c1"), JobId("train-1"), "r1"};
+  const std::string path = TestFolder(), file = absl::StrCat(path, "/", kRunFolderOwnerFile);
+  const UniqueFd folder = OpenFolder(path);
+  ASSERT_TRUE(WriteFileDurable(file, "cluster c1\njob train-1\nrequest r1\n").ok());
+  EXPECT_FALSE(ClaimRunFolder(folder, path, owner).ok()) << "of another program";
+  ASSERT_EQ(unlink(file.c_str()), 0);
+  ASSERT_EQ(symlink((path + "/victim").c_str(), file.c_str()), 0);
+  EXPECT_FALSE(ClaimRunFolder(folder, path, owner).ok());
+  EXPECT_NE(access((path + "/victim").c_str(), F_OK), 0);
+  ASSERT_EQ(unlink(file.c_str()), 0);
+  ASSERT_EQ(mkfifo(file.c_str(), 0600), 0);
+  EXPECT_FALSE(ClaimRunFolder(folder, path, owner).ok()) << "and nobody waits for a reader";
 }
 
 TEST(Pattern, FirstGroupOfTheFirstMatch) {

@@ -16,6 +16,7 @@ struct Stream {
   int rank = 0;
   std::string host;
   uint64_t offset = 0;
+  std::optional<uint64_t> until;  // what follows is not read
 };
 
 struct LogsRequest {
@@ -30,6 +31,7 @@ struct LogsRequest {
 absl::StatusOr<bool> ReadSome(Cluster& cluster, LogsRequest& request, RankOutput& output) {
   bool any = false;
   for (Stream& stream : request.streams) {
+    if (stream.until && stream.offset >= *stream.until) continue;
     const absl::StatusOr<std::string> json =
         Ask(cluster, core::ClientLogs{JobId(request.job), request.generation, stream.rank, request.is_stderr,
                                       stream.offset});
@@ -44,6 +46,18 @@ absl::StatusOr<bool> ReadSome(Cluster& cluster, LogsRequest& request, RankOutput
     stream.offset = log.next_offset;
   }
   return any;
+}
+
+// Who does not follow sees what was written up to now: a rank may write faster than anybody reads.
+void EndWhereItIs(Cluster& cluster, LogsRequest& request) {
+  constexpr uint64_t kBeyond = uint64_t{1} << 62;
+  for (Stream& stream : request.streams) {
+    const absl::StatusOr<std::string> json = Ask(
+        cluster,
+        core::ClientLogs{JobId(request.job), request.generation, stream.rank, request.is_stderr, kBeyond});
+    const absl::StatusOr<LogDoc> log = json.ok() ? ParseLogDoc(*json) : json.status();
+    if (log.ok() && log->next_offset < kBeyond) stream.until = log->next_offset;
+  }
 }
 
 bool Show(RankOutput& output, bool flush, bool plain) {
@@ -116,6 +130,7 @@ absl::Status Logs(const Args& args) {
   GT_ASSIGN_OR_RETURN(const JobDoc job, AskJob(cluster, found.id, absl::Seconds(10)));
   GT_ASSIGN_OR_RETURN(LogsRequest request, MakeRequest(args, job));
   if (args.Has("follow")) return FollowLogs(cluster, args, job, std::move(request));
+  if (!job.Final()) EndWhereItIs(cluster, request);
   RankOutput output;
   while (true) {
     GT_ASSIGN_OR_RETURN(const bool more, ReadSome(cluster, request, output));

@@ -41,6 +41,8 @@ constexpr int kRanksShown = 32;  // output of more ranks is in the log files
 constexpr uint64_t kFirstBytes = 4096;
 constexpr uint64_t kCharacterBytes = 4;  // a piece is cut between characters
 constexpr int kChunksPerTurn = 8;        // of one rank's stream, so that one loud rank cannot starve the rest
+constexpr int kTurnsOfTheRest = 8;       // of what was written when the job is over
+constexpr absl::Duration kRestPatience = absl::Seconds(5);
 
 // Reads what ranks wrote since the last time. Offsets belong to one generation.
 class OutputReader {
@@ -60,7 +62,7 @@ class OutputReader {
       if (rank.rank < kRanksShown) hosts_[rank.rank] = rank.hostname;
     }
     timeout_ = cluster_.local && !job.Final() ? kLocalLogTimeout : kLogTimeout;
-    ReadRanks(output, job.Final() ? 64 : kChunksPerTurn);
+    ReadRanks(output, kChunksPerTurn);
   }
 
   // Streams that had more when they were read last: generation, rank, whether it is stderr.
@@ -173,8 +175,19 @@ class Follower {
       if (silent_since_) screen_.Say("the head answers again");
       silent_since_.reset();
       if (closed_) return Detach(128 + SIGPIPE);
-      if (job_.Final()) return Finish();
+      if (job_.Final() && !ShowsMore()) return Finish();
     }
+  }
+
+  // Of a job that is over there may be more to show than anybody waits for (fault: `yes`). Signals are looked
+  // at in between, and the next Ctrl-C ends it.
+  bool ShowsMore() {
+    if (!final_since_) {
+      final_since_ = clock_.Now();
+      final_stops_ = stops_;
+    }
+    return !reader_.cut().empty() && ++final_turns_ < kTurnsOfTheRest && stops_ == final_stops_ &&
+           clock_.Now() - *final_since_ < kRestPatience;
   }
 
   absl::Status Turn() {
@@ -331,6 +344,10 @@ class Follower {
   bool stop_refused_ = false;
   bool closed_ = false;
   std::optional<Instant> silent_since_;
+  // Since the job is over.
+  std::optional<Instant> final_since_;
+  int final_turns_ = 0;
+  int final_stops_ = 0;
 };
 
 }  // namespace

@@ -15,6 +15,7 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <set>
 #include <vector>
 
 #include "absl/strings/ascii.h"
@@ -62,7 +63,9 @@ constexpr absl::Duration kFarewellPatience = absl::Seconds(2);
 constexpr absl::Duration kWritersPatience =
     absl::Seconds(20);  // of a job that is over, a keeper's 15 s and a bit
 constexpr absl::Duration kPortsEvery = absl::Seconds(20);
+constexpr absl::Duration kLookEvery = absl::Seconds(1);
 constexpr absl::Duration kComplainEvery = absl::Seconds(15);
+constexpr size_t kRefusedMax = 1000;
 constexpr int kPortsOffered = 16;
 constexpr int kMessagesATurn = 1000;
 
@@ -115,9 +118,11 @@ class Agent {
   absl::Status Serve();
 
  private:
+  std::string LockPath() const { return options_.state_dir + "/lock"; }
   absl::Status Lock();
   absl::Status Join();
   absl::Status Connect();
+  NodeId Self() const { return options_.node.empty() ? node_ : options_.node; }
   core::AgentConfig Config(int living_keepers);
   Incarnation ChooseIncarnation(const std::string& boot_id, int living_keepers);
   absl::Status WaitForKeepers();
@@ -128,6 +133,7 @@ class Agent {
   void Wait();
   void WatchConnection();
   void GiveUpIfRefused();
+  void LookAfterStateDir();
   void ReadHead();
   void Prepare(core::StartGeneration start);
   void SayHeadUp();
@@ -136,7 +142,7 @@ class Agent {
   void Do(core::ToKeeper& effect);
   void Do(core::WriteFile& effect);
   void Do(core::ReadLog& effect);
-  static core::AgentAnswer AnswerFrom(const core::ReadLog& effect);
+  static core::AgentAnswer AnswerFrom(const core::ReadLog& effect, const ClusterId& cluster);
   void Do(core::ReadStacks& effect);
   void StartNearServer();
   void Do(core::ShareCopies& effect);
@@ -163,9 +169,10 @@ class Agent {
   // Of the grant that is stepped: what Prepare found.
   std::map<std::string, absl::StatusOr<std::string>> secrets_;  // by file
   absl::Status made_;                                           // its run directory
+  std::set<JobId> refused_;  // jobs whose run directory was not theirs when they were to start last
   bool connected_ = false;
   bool more_from_head_ = false;  // than one turn takes
-  Instant next_ports_, next_complaint_;
+  Instant next_ports_, next_complaint_, next_look_;
   Instant needed_at_;                                        // when it last had a head or a keeper
   std::vector<core::AgentEvent> later_;                      // made by effects
   std::vector<std::pair<Instant, core::DropCopies>> drops_;  // once more then: a writer may have gone on
@@ -177,7 +184,7 @@ class Agent {
 
 absl::Status Agent::Lock() {
   GT_RETURN_IF_ERROR(MakeDirs(options_.state_dir));
-  absl::StatusOr<UniqueFd> lock = LockFile(options_.state_dir + "/lock");
+  absl::StatusOr<UniqueFd> lock = LockFile(LockPath());
   if (absl::IsUnavailable(lock.status())) {
     return absl::FailedPreconditionError(absl::StrCat("another agent is running with the state directory ",
                                                       options_.state_dir,
@@ -249,7 +256,7 @@ Incarnation Agent::ChooseIncarnation(const std::string& boot_id, int living_keep
 core::AgentConfig Agent::Config(int living_keepers) {
   core::AgentConfig config;
   config.cluster = membership_.cluster;
-  config.node = options_.node.empty() ? node_ : options_.node;
+  config.node = Self();
   config.boot_id = BootId();
   config.incarnation = ChooseIncarnation(config.boot_id, living_keepers);
   config.hostname = options_.hostname.empty() ? Hostname() : options_.hostname;
@@ -424,6 +431,7 @@ void Agent::Turn() {
     next_ports_ = clock_.Now() + kPortsEvery;
     Step(core::FreePorts{ProbeFreePorts(kPortsOffered, &rng_)});
   }
+  LookAfterStateDir();
   DropCopies(clock_.Now());
   if (notices_ != nullptr) {
     if (std::optional<core::NodeNotice> said = notices_->Take()) Step(core::CloudSays{*std::move(said)});
@@ -471,6 +479,21 @@ void Agent::GiveUpIfRefused() {
                    options_.state_dir, " and join as a new node with a token of `gtrain token create`"));
 }
 
+// Without its directory this agent cannot be followed by another, and without its lock it could be doubled.
+// Keepers that still have their directories wait for the next agent; the others end their ranks when they are
+// alone.
+void Agent::LookAfterStateDir() {
+  if (clock_.Now() < next_look_ || leave_) return;
+  next_look_ = clock_.Now() + kLookEvery;
+  if (LeadsTo(LockPath(), lock_.get())) return;
+  leave_ = absl::FailedPreconditionError(absl::StrCat(
+      "the state directory ", options_.state_dir,
+      " of this agent, or the lock in it, was removed or replaced while it ran, so the agent ends. "
+      "If node.key is gone too, so are the ranks here: join again with a token of `gtrain token "
+      "create`, and have the old node (",
+      node_.value, ") forgotten with `gtrain node revoke`"));
+}
+
 // The head may be known by a name, and whoever knows its address may not answer.
 void Agent::SayHeadUp() {
   order_.Connected();
@@ -488,24 +511,31 @@ void Agent::SayHeadUp() {
 // The core starts ranks from what was read and made here before.
 void Agent::Prepare(core::StartGeneration start) {
   const JobId job = start.grant.job;
-  const bool posted = files_.Post(
-      job, [this, number = order_.connection(), start = std::move(start)]() mutable -> JobFiles::Done {
-        std::map<std::string, absl::StatusOr<std::string>> secrets;
-        const absl::StatusOr<spec::JobSpec> spec = spec::ParseCanonical(start.grant.spec_text);
-        for (const auto& [name, reference] :
-             spec.ok() ? spec->secrets : std::map<std::string, spec::SecretRef>()) {
-          if (!reference.file.empty()) secrets.emplace(reference.file, ReadSecret(reference.file));
-        }
-        absl::Status made = MakeRunDir(start.grant.run_dir, start.grant.generation);
-        return [this, number, start = std::move(start), secrets = std::move(secrets),
-                made = std::move(made)]() mutable {
-          if (!order_.GrantHolds(number)) return;
-          secrets_ = std::move(secrets);
-          made_ = std::move(made);
-          Step(core::FromHead{std::move(start)});
-          secrets_.clear();
-        };
-      });
+  const bool posted =
+      files_.Post(job,
+                  [this, number = order_.connection(), cluster = membership_.cluster, self = Self(),
+                   fresh = start.grant.generation.value == 1 || refused_.contains(job),
+                   start = std::move(start)]() mutable -> JobFiles::Done {
+                    std::map<std::string, absl::StatusOr<std::string>> secrets;
+                    const absl::StatusOr<spec::JobSpec> spec = spec::ParseCanonical(start.grant.spec_text);
+                    for (const auto& [name, reference] :
+                         spec.ok() ? spec->secrets : std::map<std::string, spec::SecretRef>()) {
+                      if (!reference.file.empty())
+                        secrets.emplace(reference.file, ReadSecret(reference.file));
+                    }
+                    absl::Status made = MakeRunDir(start.grant, cluster, self, fresh);
+                    return [this, number, start = std::move(start), secrets = std::move(secrets),
+                            made = std::move(made)]() mutable {
+                      if (!order_.GrantHolds(number)) return;
+                      secrets_ = std::move(secrets);
+                      made_ = std::move(made);
+                      refused_.erase(start.grant.job);
+                      if (absl::IsFailedPrecondition(made_) && refused_.size() < kRefusedMax)
+                        refused_.insert(start.grant.job);
+                      Step(core::FromHead{std::move(start)});
+                      secrets_.clear();
+                    };
+                  });
   if (!posted) LogWarning("no room to start ", job.value, ": too many file systems of jobs do not answer");
 }
 
@@ -519,6 +549,8 @@ void Agent::ReadHead() {
       LogWarning("dropped a message of the head: ", message.status().message());
       continue;
     }
+    const auto* welcome = std::get_if<core::AgentWelcome>(&*message);
+    if (welcome != nullptr && membership_.cluster.empty()) membership_.cluster = welcome->cluster;
     if (auto* start = std::get_if<core::StartGeneration>(&*message)) {
       Prepare(std::move(*start));
     } else {
@@ -573,25 +605,28 @@ void Agent::Do(core::WriteFile& effect) {
 void Agent::Do(core::ReadLog& effect) {
   const uint64_t query = effect.query;
   const JobId job = effect.job;
-  const bool posted = files_.Post(job, [this, effect = std::move(effect)]() -> JobFiles::Done {
-    return [this, answer = AnswerFrom(effect)] {
-      core::ToHead reply{answer};
-      Do(reply);
-    };
-  });
+  const bool posted =
+      files_.Post(job, [this, cluster = membership_.cluster, effect = std::move(effect)]() -> JobFiles::Done {
+        return [this, answer = AnswerFrom(effect, cluster)] {
+          core::ToHead reply{answer};
+          Do(reply);
+        };
+      });
   if (posted) return;
   core::ToHead reply{
       core::AgentAnswer{query, false, "the file system of the job's run directory does not answer", 0, true}};
   Do(reply);
 }
 
-core::AgentAnswer Agent::AnswerFrom(const core::ReadLog& effect) {
-  auto piece = ReadLogPiece(effect.path, effect.offset, effect.bytes_max);
+core::AgentAnswer Agent::AnswerFrom(const core::ReadLog& effect, const ClusterId& cluster) {
+  const absl::Status ours = CheckRunDirOfLog(effect.path, cluster, effect.job);
+  const absl::StatusOr<LogPiece> piece =
+      ours.ok() ? ReadLogPiece(effect.path, effect.offset, effect.bytes_max) : ours;
   std::error_code ignored;
   core::AgentAnswer answer;
   answer.query = effect.query;
   if (piece.ok()) {
-    answer.text = std::move(piece->text);
+    answer.text = piece->text;
     answer.next_offset = piece->next_offset;
     answer.end = effect.ended && piece->at_end;
   } else if (absl::IsNotFound(piece.status()) &&

@@ -24,12 +24,14 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "base/logging.h"
+#include "base/run_folder.h"
 #include "base/test_folder.h"
 #include "base/unique_fd.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "launcher/spec/print.h"
 #include "runtime/agent/node.h"
+#include "runtime/core/agent_core.h"
 #include "runtime/host/keeper_client.h"
 #include "runtime/keeper/posix.h"
 #include "runtime/wire/codec.h"
@@ -404,6 +406,50 @@ TEST(Node, PortsAddressesAndStacks) {
   EXPECT_FALSE(BootId().empty());
   EXPECT_THAT(ReadProcessStacks(getpid()), HasSubstr("thread"));
   EXPECT_THAT(ReadProcessStacks(1 << 30), HasSubstr("gone"));
+}
+
+// Issue 16, item 11: what was there before is neither continued nor shown as this job's.
+TEST(Node, ARunDirectoryIsOfOneJob) {
+  const std::string run_dir = TestFolder() + "/train-1-cluster";
+  const ClusterId cluster("c1");
+  core::GenerationGrant grant{.job = JobId("train-1"), .generation = {1}, .run_dir = run_dir};
+  grant.request_id = "r1";
+  for (const char* node : {"a", "b"}) grant.ranks.push_back({.node = NodeId(node)});
+  const NodeId a("a"), b("b");
+  const auto log = [&](int rank) { return core::RankLogPath(run_dir, grant.generation, rank, false); };
+  ASSERT_TRUE(MakeRunDir(grant, cluster, a, true).ok());
+  ASSERT_TRUE(fs::is_directory(run_dir + "/logs/generation-1"));
+  ASSERT_TRUE(fs::is_directory(run_dir + "/ranks/generation-1"));
+  for (int rank : {0, 1}) std::ofstream(log(rank)) << "a line\n";
+  EXPECT_TRUE(MakeRunDir(grant, cluster, a, true).ok()) << "the grant came again";
+  EXPECT_TRUE(MakeRunDir(grant, cluster, b, true).ok()) << "another machine with the same directory";
+  EXPECT_TRUE(CheckRunDirOfLog(log(0), cluster, grant.job).ok());
+
+  // The same number of a cluster whose name begins alike; and a cluster that lost what it knew.
+  EXPECT_TRUE(absl::IsFailedPrecondition(MakeRunDir(grant, ClusterId("c2"), a, false)));
+  EXPECT_TRUE(absl::IsFailedPrecondition(CheckRunDirOfLog(log(0), ClusterId("c2"), grant.job)));
+  core::GenerationGrant again = grant;
+  again.request_id = "r2";
+  EXPECT_TRUE(absl::IsFailedPrecondition(MakeRunDir(again, cluster, a, false)));
+
+  // Nobody says whose it is: a person made it, or an agent of an earlier version, perhaps for this very job.
+  ASSERT_TRUE(fs::remove(absl::StrCat(run_dir, "/", kRunFolderOwnerFile)));
+  EXPECT_TRUE(CheckRunDirOfLog(log(0), cluster, grant.job).ok());
+  EXPECT_THAT(std::string(MakeRunDir(grant, cluster, a, true).message()),
+              HasSubstr(log(0) + " was there before this job"));
+  ASSERT_TRUE(fs::remove(log(0)));
+  EXPECT_TRUE(MakeRunDir(grant, cluster, a, true).ok()) << "only logs of ranks of another machine are there";
+  ASSERT_TRUE(fs::remove(absl::StrCat(run_dir, "/", kRunFolderOwnerFile)));
+  grant.generation = {2};
+  std::filesystem::create_directories(run_dir + "/logs/generation-2");
+  for (uint64_t generation : {2, 1}) {
+    grant.generation = {generation};
+    std::ofstream(log(0)) << "a line\n";
+  }
+  grant.generation = {2};
+  EXPECT_FALSE(MakeRunDir(grant, cluster, a, true).ok()) << "the first was refused";
+  EXPECT_TRUE(MakeRunDir(grant, cluster, a, false).ok()) << "the job went on after an update";
+  EXPECT_TRUE(fs::exists(absl::StrCat(run_dir, "/", kRunFolderOwnerFile))) << "and is known from now on";
 }
 
 TEST(Node, LogPiecesCutBetweenCharactersAndNameHoles) {

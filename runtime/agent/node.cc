@@ -26,8 +26,11 @@
 #include "base/daemon.h"
 #include "base/file.h"
 #include "base/folder.h"
+#include "base/run_folder.h"
+#include "base/status_macros.h"
 #include "base/unique_fd.h"
 #include "base/units.h"
+#include "runtime/core/agent_core.h"
 #include "runtime/keeper/agent_protocol.h"
 #include "runtime/keeper/posix.h"
 
@@ -46,6 +49,23 @@ size_t UnfinishedBytes(const std::string& text) {
     return length > back ? back : 0;
   }
   return 0;
+}
+
+// A directory of which nobody says whose it is may be one of a person, or made by an agent of another version
+// for its own ranks of this job. Logs of the ranks that are to start here are neither.
+absl::Status NothingWritten(const core::GenerationGrant& grant, const NodeId& self) {
+  for (size_t rank = 0; rank < grant.ranks.size(); ++rank) {
+    if (grant.ranks[rank].node != self) continue;
+    for (const bool is_stderr : {false, true}) {
+      const std::string path =
+          core::RankLogPath(grant.run_dir, Generation{1}, static_cast<int>(rank), is_stderr);
+      if (access(path.c_str(), F_OK) != 0) continue;
+      return absl::FailedPreconditionError(
+          absl::StrCat(path, " was there before this job, whose output would be appended to it: remove ",
+                       grant.run_dir, ", or launch with another --run-dir"));
+    }
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -158,17 +178,31 @@ std::string TooManyRanks(size_t ranks) {
                       room.why, ". Start fewer, or use more machines");
 }
 
-absl::Status MakeRunDir(const std::string& run_dir, Generation generation) {
+absl::Status MakeRunDir(const core::GenerationGrant& grant, const ClusterId& cluster, const NodeId& self,
+                        bool fresh) {
   std::string why;
   const FolderOptions options{.make = true, .why = &why};
-  const UniqueFd folder = OpenFolder(run_dir, options);
+  const UniqueFd folder = OpenFolder(grant.run_dir, options);
+  const auto failed = [&] {
+    return absl::Status(ErrnoStatus(errno, "").code(), absl::StrCat(grant.run_dir, ": ", why));
+  };
+  if (!folder.valid()) return failed();
+  const RunFolderOwner owner{cluster, grant.job, grant.request_id};
+  GT_ASSIGN_OR_RETURN(const bool ours, OwnsRunFolder(folder, grant.run_dir, owner));
+  if (!ours && fresh) GT_RETURN_IF_ERROR(NothingWritten(grant, self));
+  GT_RETURN_IF_ERROR(ClaimRunFolder(folder, grant.run_dir, owner));
   for (const char* part : {"logs", "ranks"}) {
-    if (folder.valid() &&
-        OpenFolderInside(folder, absl::StrCat(part, "/generation-", generation.value), options).valid())
-      continue;
-    return absl::Status(ErrnoStatus(errno, "").code(), absl::StrCat(run_dir, ": ", why));
+    const std::string inside = absl::StrCat(part, "/generation-", grant.generation.value);
+    if (!OpenFolderInside(folder, inside, options).valid()) return failed();
   }
   return absl::OkStatus();
+}
+
+absl::Status CheckRunDirOfLog(const std::string& log_path, const ClusterId& cluster, const JobId& job) {
+  const std::string run_dir = std::filesystem::path(log_path).parent_path().parent_path().parent_path();
+  const UniqueFd folder = OpenFolder(run_dir, {.to_read = true});
+  if (!folder.valid()) return absl::OkStatus();
+  return OwnsRunFolder(folder, run_dir, {cluster, job, ""}).status();
 }
 
 absl::StatusOr<LogPiece> ReadLogPiece(const std::string& path, uint64_t offset, uint64_t bytes_max) {

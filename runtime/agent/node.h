@@ -8,6 +8,7 @@
 #include "absl/status/statusor.h"
 #include "base/ids.h"
 #include "base/rng.h"
+#include "runtime/core/messages.h"
 
 namespace gtrain::agent {
 
@@ -35,9 +36,14 @@ RankRoom RoomForRanks();
 // The sentence with which so many ranks are refused here; empty: they can be held.
 std::string TooManyRanks(size_t ranks);
 
-// What one generation needs in a run directory: the folders of its logs and of its ranks' files. Nobody else
-// can have prepared them (base/folder.h); PermissionDenied otherwise.
-absl::Status MakeRunDir(const std::string& run_dir, Generation generation);
+// What a generation needs in its run directory: the folders of its logs and of its ranks' files. Nobody else
+// can have prepared them (base/folder.h); PermissionDenied otherwise. FailedPrecondition: the directory is
+// another job's (base/run_folder.h), or the ranks of this node would append to what was there before the job:
+// `fresh` says that the job has written nothing there.
+absl::Status MakeRunDir(const core::GenerationGrant& grant, const ClusterId& cluster, const NodeId& self,
+                        bool fresh);
+// The same of a log in it that is to be read. OK if the directory is not there.
+absl::Status CheckRunDirOfLog(const std::string& log_path, const ClusterId& cluster, const JobId& job);
 
 struct LogPiece {
   std::string text;

@@ -611,9 +611,14 @@ TEST_F(HeadTest, TwoThousandJoinsAtOnce) {
   EXPECT_EQ(in.size(), kNodes);
   std::sort(waits.begin(), waits.end());
   RecordProperty("submits", static_cast<int>(waits.size()));
-  std::printf("%zu submits meanwhile, median %s, longest %s\n", waits.size(),
-              absl::FormatDuration(waits[waits.size() / 2]).c_str(),
+  const absl::Duration p99 = waits[waits.size() * 99 / 100];
+  std::printf("%zu submits meanwhile, p50 %s, p99 %s, longest %s\n", waits.size(),
+              absl::FormatDuration(waits[waits.size() / 2]).c_str(), absl::FormatDuration(p99).c_str(),
               absl::FormatDuration(waits.back()).c_str());
+  // Issue 16, item 2, of a machine that does nothing else.
+  if (std::getenv("GTRAIN_SOAK") != nullptr) {
+    EXPECT_LT(p99, absl::Milliseconds(100));
+  }
   // The token is used up: the connection that it opened is worth nothing any more.
   ASSERT_TRUE(joiner->Send(wire::Encode(core::AgentJoin{net::MakeKeyPair().public_key, "late"})).ok());
   EXPECT_TRUE(Eventually([&] { return Stats().value("messages_of_removed_keys", 0) > 0; }));

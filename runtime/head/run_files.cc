@@ -16,7 +16,7 @@
 namespace gtrain::head {
 namespace {
 
-absl::StatusOr<UniqueFd> OpenDir(const std::string& run_dir, bool make_dir) {
+absl::StatusOr<UniqueFd> OpenDir(const std::string& run_dir, const RunFolderOwner& owner, bool make_dir) {
   if (!absl::StartsWith(run_dir, "/") || absl::StrContains(run_dir + "/", "/../")) {
     return absl::InvalidArgumentError(
         absl::StrCat("run directory \"", run_dir, "\" is not a plain absolute path"));
@@ -24,6 +24,7 @@ absl::StatusOr<UniqueFd> OpenDir(const std::string& run_dir, bool make_dir) {
   std::string why;
   UniqueFd dir = OpenFolder(run_dir, {.make = make_dir, .why = &why});
   if (!dir.valid()) return absl::Status(ErrnoStatus(errno, "").code(), why);
+  GT_RETURN_IF_ERROR(OwnsRunFolder(dir, run_dir, owner).status());
   return dir;
 }
 
@@ -49,16 +50,18 @@ std::string EventLine(const core::EmitEvent& event, absl::Time now) {
   return json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
 }
 
-absl::Status AppendEvent(const std::string& run_dir, const std::string& line, bool make_dir) {
-  GT_ASSIGN_OR_RETURN(UniqueFd dir, OpenDir(run_dir, make_dir));
+absl::Status AppendEvent(const std::string& run_dir, const RunFolderOwner& owner, const std::string& line,
+                         bool make_dir) {
+  GT_ASSIGN_OR_RETURN(UniqueFd dir, OpenDir(run_dir, owner, make_dir));
   const int flags = O_WRONLY | O_APPEND | O_CREAT | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC;
   UniqueFd file(openat(dir.get(), "events.jsonl", flags, 0644));
   if (!file.valid()) return ErrnoStatus(errno, run_dir + "/events.jsonl");
   return WriteWhole(file.get(), line, run_dir + "/events.jsonl");
 }
 
-absl::Status WriteFailureFile(const std::string& run_dir, const std::string& json, bool make_dir) {
-  GT_ASSIGN_OR_RETURN(const UniqueFd dir, OpenDir(run_dir, make_dir));
+absl::Status WriteFailureFile(const std::string& run_dir, const RunFolderOwner& owner,
+                              const std::string& json, bool make_dir) {
+  GT_ASSIGN_OR_RETURN(const UniqueFd dir, OpenDir(run_dir, owner, make_dir));
   // By the descriptor: what is at the path may be another folder by now.
   const std::string path = absl::StrCat("/proc/self/fd/", dir.get(), "/failure.json");
   const absl::Status written = WriteFileDurable(path, json + "\n", 0644);

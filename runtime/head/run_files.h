@@ -6,6 +6,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
+#include "base/run_folder.h"
 #include "runtime/core/effects.h"
 
 namespace gtrain::head {
@@ -17,8 +18,11 @@ absl::Status WriteWhole(int fd, absl::string_view data, const std::string& what)
 
 // Appends one line / replaces the file. The directory must exist, unless `make_dir`; NotFound otherwise,
 // which is normal when the job was submitted from another machine. PermissionDenied: the directory, or a link
-// on the way to it, is another user's. Never follows a link at the file itself.
-absl::Status AppendEvent(const std::string& run_dir, const std::string& line, bool make_dir);
-absl::Status WriteFailureFile(const std::string& run_dir, const std::string& json, bool make_dir);
+// on the way to it, is another user's. FailedPrecondition: it is another job's than `owner` says. Never
+// follows a link at the file itself.
+absl::Status AppendEvent(const std::string& run_dir, const RunFolderOwner& owner, const std::string& line,
+                         bool make_dir);
+absl::Status WriteFailureFile(const std::string& run_dir, const RunFolderOwner& owner,
+                              const std::string& json, bool make_dir);
 
 }  // namespace gtrain::head

@@ -6,11 +6,14 @@
 #include <cstdlib>
 
 #include "base/file.h"
+#include "base/folder.h"
 #include "base/test_folder.h"
 #include "gtest/gtest.h"
 
 namespace gtrain::head {
 namespace {
+
+const RunFolderOwner kOwner{ClusterId("c1"), JobId("train-1"), ""};
 
 TEST(RunFiles, EventLineIsOneLineOfJson) {
   core::EmitEvent event{
@@ -22,25 +25,35 @@ TEST(RunFiles, EventLineIsOneLineOfJson) {
 
 TEST(RunFiles, AppendsAndReplaces) {
   const std::string dir = TestFolder() + "/a/b";
-  EXPECT_TRUE(absl::IsNotFound(AppendEvent(dir, "1\n", false)));
-  ASSERT_TRUE(AppendEvent(dir, "1\n", true).ok());
-  ASSERT_TRUE(AppendEvent(dir, "2\n", false).ok());
+  EXPECT_TRUE(absl::IsNotFound(AppendEvent(dir, kOwner, "1\n", false)));
+  ASSERT_TRUE(AppendEvent(dir, kOwner, "1\n", true).ok());
+  ASSERT_TRUE(AppendEvent(dir, kOwner, "2\n", false).ok());
   EXPECT_EQ(*ReadFile(dir + "/events.jsonl", 100), "1\n2\n");
-  ASSERT_TRUE(WriteFailureFile(dir, "{}", false).ok());
-  ASSERT_TRUE(WriteFailureFile(dir, "{\"a\":1}", false).ok());
+  ASSERT_TRUE(WriteFailureFile(dir, kOwner, "{}", false).ok());
+  ASSERT_TRUE(WriteFailureFile(dir, kOwner, "{\"a\":1}", false).ok());
   EXPECT_EQ(*ReadFile(dir + "/failure.json", 100), "{\"a\":1}\n");
+}
+
+TEST(RunFiles, NothingGoesIntoTheRunDirectoryOfAnotherJob) {
+  const std::string dir = TestFolder();
+  const RunFolderOwner other{ClusterId("c1"), JobId("train-2"), "r2"};
+  ASSERT_TRUE(ClaimRunFolder(OpenFolder(dir), dir, other).ok());
+  EXPECT_TRUE(absl::IsFailedPrecondition(AppendEvent(dir, kOwner, "x\n", true)));
+  EXPECT_TRUE(absl::IsFailedPrecondition(WriteFailureFile(dir, kOwner, "{}", true)));
+  EXPECT_FALSE(ReadFile(dir + "/events.jsonl", 100).ok());
+  EXPECT_TRUE(AppendEvent(dir, {other.cluster, other.job, ""}, "x\n", true).ok());
 }
 
 TEST(RunFiles, NeitherLinksNorOddPathsNorPipes) {
   const std::string dir = TestFolder(), target = TestFolder() + "/target";
   ASSERT_EQ(symlink(target.c_str(), (dir + "/events.jsonl").c_str()), 0);
-  EXPECT_FALSE(AppendEvent(dir, "x\n", true).ok());
+  EXPECT_FALSE(AppendEvent(dir, kOwner, "x\n", true).ok());
   EXPECT_NE(access(target.c_str(), F_OK), 0);
   for (const char* bad : {"", "relative", "/tmp/../etc", "/.."})
-    EXPECT_FALSE(AppendEvent(bad, "x\n", false).ok()) << bad;
+    EXPECT_FALSE(AppendEvent(bad, kOwner, "x\n", false).ok()) << bad;
   const std::string with_pipe = TestFolder();
   ASSERT_EQ(mkfifo((with_pipe + "/events.jsonl").c_str(), 0600), 0);
-  EXPECT_FALSE(AppendEvent(with_pipe, "x\n", false).ok());  // and does not wait for a reader
+  EXPECT_FALSE(AppendEvent(with_pipe, kOwner, "x\n", false).ok());  // and does not wait for a reader
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 // Nothing here blocks but the wait.
 #include "runtime/head/service.h"
 
+#include <fcntl.h>
 #include <poll.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
@@ -83,6 +84,15 @@ absl::StatusOr<std::vector<port::Write>> EncodeBatch(const core::OutboxBatch& ba
     writes.push_back({write.key, std::move(value)});
   }
   return writes;
+}
+
+// What is written to a store that was removed is lost with this process, however well it was written. So it
+// is looked for behind each commit, before anybody hears of it.
+absl::Status StillThere(const std::string& path, const UniqueFd& opened) {
+  if (!opened.valid() || LeadsTo(path, opened.get())) return absl::OkStatus();
+  return absl::DataLossError(absl::StrCat("the head stops: its store ", path,
+                                          " was removed or replaced while it served from it, and what it "
+                                          "decided since would be lost"));
 }
 
 // Audit lines first: what they tell of may not become durable without them. ResourceExhausted: nothing of the
@@ -204,6 +214,8 @@ absl::Status HeadService::Recover() {
       store::OpenRocksStore(files_.store_path(), {.create = is_new});
   if (!opened.ok()) return WithRemedy(opened.status());
   store_ = *std::move(opened);
+  store_dir_ =
+      std::make_shared<UniqueFd>(open(files_.store_path().c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC));
   // Behind the lock of the store: only one head writes it.
   GT_ASSIGN_OR_RETURN(AuditLog audit, AuditLog::Open(files_.dir));
   if (audit.count() > 0) LogInfo("audit log: line ", audit.count(), " has hash ", audit.hash());
@@ -375,6 +387,7 @@ absl::Status HeadService::OnCompletions() {
       OnNoRoom(item.status);
       continue;
     }
+    if (absl::IsDataLoss(item.status)) return WithRemedy(item.status);
     if (!item.status.ok()) {
       LogError("the head stops: ", item.status.message(),
                "; what it had acknowledged is safe, ranks go on; look after the disk and start it again");
@@ -484,8 +497,10 @@ void HeadService::PostCommit() {
   commit_began_ = clock_->Now();
   // Ahead of all that waits there, and never refused: there is one at a time.
   store_thread_->PostFirst([batch = committing_, store = store_, audit = audit_, now = clock_->WallNow(),
-                            completions = completions_] {
-    completions->Push({.batch = batch->sequence, .status = CommitBatch(*batch, *store, *audit, now)});
+                            path = files_.store_path(), dir = store_dir_, completions = completions_] {
+    absl::Status status = CommitBatch(*batch, *store, *audit, now);
+    if (status.ok()) status = StillThere(path, *dir);
+    completions->Push({.batch = batch->sequence, .status = std::move(status)});
   });
 }
 
@@ -685,15 +700,17 @@ void HeadService::AuditRefusedConnections(Instant now) {
 
 void HeadService::operator()(const core::EmitEvent& event) {
   if (event.run_dir.empty()) return;
-  PostRunFile([dir = event.run_dir, line = EventLine(event, clock_->WallNow()),
-               make = options_.local] { return AppendEvent(dir, line, make); },
+  PostRunFile([dir = event.run_dir, owner = RunFolderOwner{files_.cluster, event.job, ""},
+               line = EventLine(event, clock_->WallNow()),
+               make = options_.local] { return AppendEvent(dir, owner, line, make); },
               event.run_dir);
 }
 
 void HeadService::operator()(const core::WriteFailure& failure) {
   if (failure.run_dir.empty()) return;
-  PostRunFile([dir = failure.run_dir, document = failure.document,
-               make = options_.local] { return WriteFailureFile(dir, document->Json(), make); },
+  PostRunFile([dir = failure.run_dir, owner = RunFolderOwner{files_.cluster, failure.job, ""},
+               document = failure.document,
+               make = options_.local] { return WriteFailureFile(dir, owner, document->Json(), make); },
               failure.run_dir);
 }
 
@@ -742,7 +759,10 @@ void HeadService::Housekeeping(Instant now) {
   const bool full = no_room_ || space_ == port::SpaceLevel::kFull;
   (void)store_thread_->Post([access = access_, store = store_, completions = completions_, full,
                              before = space_, stats = std::move(stats),
-                             stats_path = files_.dir + "/stats.json"] {
+                             stats_path = files_.dir + "/stats.json", store_path = files_.store_path(),
+                             store_dir = store_dir_] {
+    if (absl::Status there = StillThere(store_path, *store_dir); !there.ok())
+      return completions->Push({.status = std::move(there)});
     const absl::Status status = access->Refresh();
     if (!status.ok()) LogWarning("the list of allowed keys stays as it was: ", status.message());
     if (!stats.empty()) (void)WriteFileDurable(stats_path, stats, 0600);

@@ -170,8 +170,9 @@ class HeadService {
   std::optional<std::string> stopping_;
   absl::Status stop_status_;
   Instant farewell_until_;
-  UniqueFd published_;                  // endpoint.json
-  std::optional<Instant> received_at_;  // the transport was asked
+  UniqueFd published_;                   // endpoint.json
+  std::shared_ptr<UniqueFd> store_dir_;  // as it was opened
+  std::optional<Instant> received_at_;   // the transport was asked
   absl::Duration unread_;  // what is read now may have waited so long: this process was not running
   Instant commit_began_, next_housekeeping_, run_file_log_{INT64_MIN / 2};
   std::string last_stats_;

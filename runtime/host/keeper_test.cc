@@ -798,6 +798,47 @@ TEST_F(KeeperTest, OutOfMemoryIsNamed) {  // P2
 
 // ---------------------------------------------------------------- the rank socket
 
+class KeeperCostTest : public KeeperTest {
+ protected:
+  // System calls that read and write, of the keeper so far: a scan of /proc makes one or more a process. -1:
+  // they may not be looked at.
+  int64_t Calls() const {
+    const std::string text = Slurp(absl::StrCat("/proc/", *KeeperPid(dir_), "/io"));
+    int64_t sum = 0;
+    for (const char* word : {"syscr: ", "syscw: "}) {
+      const size_t at = text.find(word);
+      if (at == std::string::npos) return -1;
+      sum += std::atoll(text.c_str() + at + std::strlen(word));
+    }
+    return sum;
+  }
+  double CpuSeconds() const {
+    return std::atof(Slurp(absl::StrCat("/proc/", *KeeperPid(dir_), "/schedstat")).c_str()) / 1e9;
+  }
+  // For each of `ranks` ranks that do nothing, from the start of the generation to its end.
+  double CallsARank(int ranks, uint64_t generation) {
+    const int64_t before = Calls();
+    const double cpu = CpuSeconds();
+    client_->Send(keeper::BeginGeneration{generation, static_cast<uint32_t>(ranks), 1 << 20, "note"});
+    for (int i = 0; i < ranks; ++i) client_->Send(Rank(i, {"true"}, generation));
+    const keeper::Gone* gone = WaitGone(generation);
+    EXPECT_NE(gone, nullptr);
+    const double calls = static_cast<double>(Calls() - before) / ranks;
+    std::printf("%d ranks: %.1f reads and writes, %.0f us of the keeper's CPU a rank\n", ranks, calls,
+                1e6 * (CpuSeconds() - cpu) / ranks);
+    seen_.clear();
+    return calls;
+  }
+};
+
+// Issue 16, item 11: what an exit costs does not grow with the number of ranks. CPU time is printed alone.
+TEST_F(KeeperCostTest, AnExitCostsTheSameHoweverManyRanksThereAre) {
+  Start();
+  if (Calls() < 0) GTEST_SKIP() << "the keeper hides from this user";
+  const double few = CallsARank(200, 1), many = CallsARank(2000, 2);
+  EXPECT_LT(many, 1.5 * few);
+}
+
 // As root: the same tests again as `nobody`, who has no control groups to write to.
 TEST(OrdinaryUser, AllTestsPassAsNobody) {
   if (geteuid() != 0) GTEST_SKIP() << "already an ordinary user";

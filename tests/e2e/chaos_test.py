@@ -8,14 +8,14 @@ import harness
 from harness import soak, wait_until
 
 DAEMONS = ('head', 'agent', 'local-watch')
-# Each comes back within 5 s on a machine that has nothing else to do; what the longest took is printed.
-SOON = 60
+# Issue 16 promises 5 s for a machine that has nothing else to do, as it has under `make soak`; what the longest took is printed.
+SOON = soak(5, 60)
 
 
 class ChaosTest(harness.GtrainTest):
     def test_whoever_dies_the_job_steps_on(self):
-        """H1, H12, P1, P4: head, agent, watch, keeper, a rank or the client is killed, or stopped for a second, every 2 to 6
-        seconds. GTRAIN_SOAK=1: ten minutes. GTRAIN_CHAOS_SEED repeats the choices of a run."""
+        """H1, H12, P1, P4: head, agent, watch, keeper, a rank, the client, or head and agent at once are killed, or stopped for 1
+        to 8 seconds, every 2 to 6 seconds. GTRAIN_SOAK=1: ten minutes. GTRAIN_CHAOS_SEED repeats the choices of a run."""
         seed = int(os.environ.get('GTRAIN_CHAOS_SEED') or random.SystemRandom().randrange(1 << 32))
         self.rng = random.Random(seed)
         done = os.path.join(self.dir, 'go')
@@ -23,7 +23,8 @@ class ChaosTest(harness.GtrainTest):
         self.wait_for_steps(3, ranks=2)
         victims = {'head': lambda: self.daemons('head'), 'agent': lambda: self.daemons('agent'),
                    'watch': lambda: self.daemons('local-watch'), 'keeper': lambda: self.daemons('keeper'),
-                   'rank': self.living_ranks, 'client': lambda: [self.client.pid]}
+                   'rank': self.living_ranks, 'client': lambda: [self.client.pid],
+                   'head and agent': lambda: self.daemons('head') + self.daemons('agent')}
         begin, longest, deeds = time.monotonic(), (0, 'nothing'), 0
         while time.monotonic() < begin + soak(600, 12):
             name = self.rng.choice(list(victims))
@@ -31,11 +32,13 @@ class ChaosTest(harness.GtrainTest):
             if not pids:
                 continue
             number = self.rng.choice([signal.SIGKILL, signal.SIGKILL, signal.SIGSTOP])
-            before = self.steps()
-            what = f'{name} gets {number.name} ({deeds}, seed {seed})'
-            at = time.monotonic()
-            self.hit(self.rng.choice(pids), number)
+            hit = pids if name == 'head and agent' else [self.rng.choice(pids)]
+            stopped = self.rng.uniform(1, 8) if number == signal.SIGSTOP else 0
+            what = f'{name} gets {number.name}{f" for {stopped:.1f} s" if stopped else ""} ({deeds}, seed {seed})'
+            self.hit(hit, number, stopped)
             deeds += 1
+            before = self.steps()
+            at = time.monotonic()  # whoever is stopped can do nothing before it goes on
             wait_until(f'the ranks to step on after {what}',
                        lambda: all(self.steps().get(rank, 0) > before.get(rank, 0) + 1 for rank in range(2)), SOON)
             longest = max(longest, (time.monotonic() - at, what))
@@ -53,14 +56,15 @@ class ChaosTest(harness.GtrainTest):
     def living_ranks(self):
         return [pid for pid, argv in self.marked().items() if any('stepper.py' in word for word in argv)]
 
-    def hit(self, pid, number):
-        try:
-            os.kill(pid, number)
-            if number == signal.SIGSTOP:
-                time.sleep(1)
-                os.kill(pid, signal.SIGCONT)
-        except ProcessLookupError:
-            pass
+    def hit(self, pids, number, stopped):
+        for one in (number, signal.SIGCONT) if stopped else (number,):
+            for pid in pids:
+                try:
+                    os.kill(pid, one)
+                except ProcessLookupError:
+                    pass
+            if one == signal.SIGSTOP:
+                time.sleep(stopped)  # the length of the deed; nothing waits for it
 
 
 if __name__ == '__main__':

@@ -91,6 +91,11 @@ class Process:
         with self.lock:
             return b''.join(self.chunks).decode(errors='replace')
 
+    def size(self):
+        """Bytes of output so far."""
+        with self.lock:
+            return sum(map(len, self.chunks))
+
     def wait_for(self, pattern, seconds=PATIENCE):
         def look():
             return re.search(pattern, self.output())

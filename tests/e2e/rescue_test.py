@@ -12,7 +12,9 @@ from cluster import ClusterTest
 from harness import wait_until
 
 
-class RescueTest(ClusterTest):
+class RescueBase(ClusterTest):
+    lease = ()
+
     def setUp(self):
         super().setUp()
         self.until = os.path.join(self.dir, 'go')
@@ -55,6 +57,15 @@ class RescueTest(ClusterTest):
         with open(path) as file:
             return file.read()
 
+    def start_head(self, *flags, **options):
+        return super().start_head(*self.lease, *flags, **options)
+
+    def remove(self, folder):
+        """Again where a daemon wrote into it meanwhile."""
+        wait_until(f'{folder} to be gone', lambda: shutil.rmtree(folder, ignore_errors=True) or not os.path.exists(folder))
+
+
+class RescueTest(RescueBase):
     def test_lost_records_come_back_with_the_agents(self):
         """H8: the store is gone. No head makes a new one by itself; after `head recover` the job goes on as it was."""
         job = self.training()
@@ -95,6 +106,21 @@ class RescueTest(ClusterTest):
         self.head_verb('backup', backup)
         self.kill_head()
         shutil.rmtree(self.cluster)
+        self.assertIn(job, self.head_verb('restore', backup).stdout)
+        self.start_head()
+        wait_until('the job to be known again', lambda: self.job(job) is not None)
+        self.expect_undisturbed(job)
+        self.finish(job)
+
+    def test_the_directory_of_a_head_that_serves_is_removed(self):
+        """Item 11 of issue 16: it went on, and what it acknowledged was in no file any more."""
+        backup = os.path.join(self.dir, 'backup')
+        job = self.training()
+        self.head_verb('backup', backup)
+        self.remove(self.cluster)
+        self.assertEqual(self.head.wait(), 1, self.head.output())
+        self.assertRegex(self.head.output(), r'gtrain: the head stops: its store \S+ was removed or replaced while it served from it, '
+                                             r'and what it decided since would be lost\. Ranks are not disturbed')
         self.assertIn(job, self.head_verb('restore', backup).stdout)
         self.start_head()
         wait_until('the job to be known again', lambda: self.job(job) is not None)
@@ -273,6 +299,31 @@ class RescueTest(ClusterTest):
         self.start_head()
         wait_until('the agents to be back', lambda: self.nodes_in('alive') == self.agent_count)
         self.assertEqual(self.job(parked)['state'], 'CANCELLED')
+        self.finish(job)
+
+
+class RemovedAgentTest(RescueBase):
+    lease = ('--lease', '10s')  # for so long the ranks of a silent node may still write
+
+    def test_the_directory_of_an_agent_is_removed(self):
+        """Item 11 of issue 16: no agent can ever adopt its ranks, so they are ended, and the job goes on elsewhere, once."""
+        job = self.submit(self.stepper_job('train', '--until', self.until, ranks='1'))
+        self.wait_for_steps(10, ranks=1)
+        (old,) = self.rank_pids().values()
+        (hostname,) = {rank['hostname'] if 'hostname' in rank else rank['node'] for rank in self.job(job)['ranks']}
+        index = next(i for i in range(2) if hostname in (f'node{i}', self.node(f'node{i}')['id']))
+        self.remove(self.agent_state(index))
+        agent = self.agents[index]
+        self.assertEqual(agent.wait(), 1, agent.output())
+        self.assertRegex(agent.output(), r'gtrain: the state directory \S+ of this agent, or the lock in it, was removed or replaced '
+                                         r'while it ran, so the agent ends\. .* join again with a token')
+        wait_until('the rank to be ended', lambda: not harness.alive(old))
+        wait_until('the job on the other node', lambda: len(self.rank_pids(2)) == 1)
+        self.wait_for_steps(max(self.steps().values()) + 10, ranks=1)
+        self.assertEqual([pid for pid, argv in self.marked().items() if any('stepper.py' in word for word in argv)],
+                         list(self.rank_pids(2).values()), 'never two')
+        self.join_agent(index)
+        wait_until('the machine as a new node', lambda: self.nodes_in('alive') == 2)
         self.finish(job)
 
 

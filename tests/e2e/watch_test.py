@@ -3,14 +3,17 @@ import json
 import os
 import signal
 import socket
+import time
 import unittest
 
 import harness
-from harness import wait_until
+from harness import soak, wait_until
 
 DAEMONS = ('head', 'agent', 'local-watch')
-# A killed daemon is noticed within 0.1 s and serves again within 3 s; this is for a machine that does eight things.
+# A machine that does eight things may take this long for what one that does nothing else does in BACK.
 SOON = 20
+# Issue 16: a killed head is back in 3 s. Measured and printed always, asserted where nothing else runs (`make soak`).
+BACK = soak(3, SOON)
 
 
 def binds(taken, port):
@@ -38,9 +41,17 @@ class WatchTest(harness.GtrainTest):
         return pid
 
     def kill(self, pids):
+        self.killed_at = time.monotonic()
         for pid in pids:
             os.kill(pid, signal.SIGKILL)
         wait_until('them to be dead', lambda: not any(map(harness.alive, pids)))
+
+    def back(self, what, condition):
+        """Waits for it and says how long it took from the kill on."""
+        wait_until(what, condition, SOON)
+        took = time.monotonic() - self.killed_at
+        print(f'\n{self._testMethodName}: {what}: {took:.2f} s after the kill', flush=True)
+        self.assertLess(took, BACK, what)
 
     def endpoint(self):
         """What the head that serves, or died last, said about itself; {} when it ended in order."""
@@ -61,7 +72,7 @@ class WatchTest(harness.GtrainTest):
         ranks = self.rank_pids(1)
         head = self.pid('head')
         self.kill([head, self.pid('agent'), ranks[1]])
-        wait_until('another head to serve', lambda: self.serving() not in (None, head), SOON)
+        self.back('another head to serve', lambda: self.serving() not in (None, head))
         wait_until('both ranks to come back', lambda: len(self.rank_pids(2)) == 2, SOON)
         wait_until('the rank that was left of before to end', lambda: not harness.alive(ranks[0]))
         self.wait_for_three()
@@ -81,7 +92,7 @@ class WatchTest(harness.GtrainTest):
             with self.subTest(left=left):
                 before = {verb: self.pid(verb) for verb in DAEMONS}
                 self.kill([pid for verb, pid in before.items() if verb != left])
-                wait_until('a head to serve', lambda: self.serving() in self.daemons('head'), SOON)
+                self.back(f'a head to serve, {left} was left', lambda: self.serving() in self.daemons('head'))
                 self.wait_for_three()
                 self.assertEqual(self.pid(left), before[left])
         step = max(self.steps().values())
@@ -107,7 +118,8 @@ class WatchTest(harness.GtrainTest):
             taken.listen()
             for pid in others:
                 os.kill(pid, signal.SIGCONT)
-            wait_until('a head elsewhere', lambda: self.serving() in self.daemons('head'), SOON)
+            self.killed_at = time.monotonic()  # nobody could look before
+            self.back('a head elsewhere', lambda: self.serving() in self.daemons('head'))
             self.assertNotEqual(self.endpoint()['endpoint'].rpartition(':')[2], port)
             wait_until('another agent', lambda: self.daemons('agent') not in ([], others[:1]), SOON)
             open(done, 'w').close()
