@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 import unittest
+from unittest import mock
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 SOURCE = os.path.dirname(HERE)
@@ -21,6 +22,7 @@ sys.path.insert(0, HERE)
 import numpy as np  # noqa: E402
 
 import gtrain  # noqa: E402
+from gtrain import _library  # noqa: E402
 
 
 def run(code, **env):
@@ -115,6 +117,31 @@ class SessionTest(unittest.TestCase):
                 with self.assertRaisesRegex(gtrain.InvalidArgument, text):
                     wrong()
             session.barrier()  # none of them did harm
+
+    def test_the_exception_that_ends_a_session_is_told_to_the_others(self):
+        class Mute(Exception):
+            def __str__(self):
+                raise ValueError("no words")
+
+        for error, said in [(ValueError("boom"), "ValueError: boom"), (AssertionError(), "AssertionError"),
+                            (KeyboardInterrupt(), "KeyboardInterrupt"), (SystemExit(93), "exit code 93"),
+                            (SystemExit(-1), "exit code 255"), (SystemExit("no data"), "exit code 1: no data"),
+                            (Mute(), "Mute"), (ValueError("\udc80"), "ValueError: \\udc80"),
+                            (SystemExit(0), None), (SystemExit(None), None), (GeneratorExit(), None)]:
+            with self.subTest(repr(error) if said != "Mute" else said):
+                abort = mock.Mock()
+                with mock.patch.object(_library.load(), "gtrain_communicator_abort", abort):
+                    with self.assertRaises(type(error)):
+                        with gtrain.Session() as session:
+                            comm = session.communicator
+                            part, other = comm.split(0), gtrain.Communicator(session)
+                            closed = comm.split(0)
+                            closed.close()
+                            raise error
+                self.assertEqual([call.args[1] for call in abort.call_args_list], [said.encode()] * 3 if said else [])
+                for one in (comm, part, other) if said else (comm,):
+                    with self.assertRaisesRegex(gtrain.FailedPrecondition, "closed"):
+                        one.barrier()
 
     def test_forked_child_is_inert(self):
         with gtrain.Session() as session:
@@ -401,7 +428,6 @@ class LibraryTest(unittest.TestCase):
     def test_declares_every_function_of_the_header(self):
         with open(os.path.join(SOURCE, "include", "gtrain", "gtrain_c.h")) as header:
             declared = set(re.findall(r"\b(gtrain_[a-z_]+)\(", header.read()))
-        from gtrain import _library
         self.assertEqual(declared - set(_library._FUNCTIONS), {"gtrain_allocate"})
         self.assertEqual(set(_library._FUNCTIONS) - declared, set())
 

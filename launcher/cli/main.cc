@@ -89,6 +89,7 @@ int Main(const std::vector<std::string>& argv) {
 int main(int argc, char** argv) {
   gtrain::OpenStandardFiles();
   signal(SIGPIPE, SIG_IGN);  // a closed pipe is an error of write, not an end in the middle
+  signal(SIGXFSZ, SIG_IGN);  // and so is a file that `ulimit -f` lets grow no further
   try {
     // libzmq ends the program where it finds none.
     absl::Status limits = gtrain::EnsureFileLimit(gtrain::cli::kFilesMin);

@@ -1,6 +1,7 @@
 """Session and Communicator: this process as one rank, and what it does together with the others."""
 import ctypes
 import functools
+import weakref
 from ctypes import byref, c_double, c_int, c_void_p
 
 from . import _library
@@ -16,6 +17,25 @@ def milliseconds(seconds):
     return int(seconds * 1000)
 
 
+def _why_given_up(error):
+    """What the other ranks are told of the exception that ends a session, or None where it ends as it should."""
+    if isinstance(error, GeneratorExit):
+        return None
+    try:
+        text = str(error)
+    except Exception:  # its own fault, and no reason to say nothing of it
+        text = ""
+    if isinstance(error, SystemExit):
+        if error.code is None:
+            return None
+        if isinstance(error.code, int):
+            code = error.code & 0xFF  # what the kernel keeps of it
+            return f"exit code {code}" if code else None
+        return f"exit code 1: {text}"
+    name = type(error).__name__
+    return f"{name}: {text}" if text else name
+
+
 class Session:
     """Joins the job this process was started for and waits for all its ranks. Use it in a `with` statement.
 
@@ -26,6 +46,7 @@ class Session:
     def __init__(self, join_timeout=600.0, collective_timeout=1800.0):
         self._handle = c_void_p()
         self._communicator = None
+        self._communicators = weakref.WeakSet()  # all that were made from this session, and their parts
         self._collective_timeout = collective_timeout
         _library.log_to_stderr()
         _library.call("gtrain_session_join", milliseconds(join_timeout), byref(self._handle))
@@ -41,7 +62,12 @@ class Session:
     def __enter__(self):
         return self
 
-    def __exit__(self, *_):
+    def __exit__(self, kind, error, traceback):
+        # The others wait for this rank in their next collective: they hear why it does not come.
+        why = None if error is None else _why_given_up(error)
+        if why is not None:
+            for communicator in list(self._communicators):
+                communicator._give_up(why)
         self.close()
 
     def __del__(self):
@@ -138,6 +164,8 @@ class Communicator:
         _library.call("gtrain_communicator_create", session.handle, milliseconds(timeout), byref(self._handle))
         self.rank, self.size = session.rank, session.world_size
         self._timeout = timeout
+        self._family = session._communicators
+        self._family.add(self)
 
     def __del__(self):
         self.close()
@@ -146,6 +174,12 @@ class Communicator:
         handle, self._handle = getattr(self, "_handle", None), None
         if handle:
             _library.load().gtrain_communicator_free(handle)
+
+    def _give_up(self, why):
+        """The others' running or next call says `why`. Raises nothing: an exception is under way already."""
+        if self._handle:
+            _library.load().gtrain_communicator_abort(self._handle, why.encode(errors="backslashreplace"), None)
+            self.close()  # which waits until it is said: the process may end at once
 
     @property
     def handle(self):
@@ -210,7 +244,8 @@ class Communicator:
         if not handle:
             return None
         part = Communicator.__new__(Communicator)
-        part._handle, part._timeout = handle, self._timeout
+        part._handle, part._timeout, part._family = handle, self._timeout, self._family
+        part._family.add(part)
         part.rank = _library.load().gtrain_communicator_rank(handle)
         part.size = _library.load().gtrain_communicator_size(handle)
         return part

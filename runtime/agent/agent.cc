@@ -333,6 +333,7 @@ absl::Status Agent::Prepare() {
   sigemptyset(&mask);
   for (int signal : {SIGTERM, SIGINT, SIGHUP, SIGPIPE}) sigaddset(&mask, signal);
   sigprocmask(SIG_BLOCK, &mask, nullptr);
+  signal(SIGXFSZ, SIG_IGN);  // a write beyond `ulimit -f` is an error like that of a full disk
   signals_.reset(signalfd(-1, &mask, SFD_NONBLOCK | SFD_CLOEXEC));
   GT_RETURN_IF_ERROR(Lock());
   GT_RETURN_IF_ERROR(Join());

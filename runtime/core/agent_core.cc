@@ -555,7 +555,10 @@ void AgentCore::Impl::Hear(const AgentQuery& query) {
   if (query.kind == AgentQuery::Kind::kStacks) {
     effects_.push_back(ReadStacks{query.query, query.job, query.generation, query.rank, rank->status.pid});
   } else {
-    Command(query.job, keeper::Exec{query.query, query.generation.value, query.rank, query.argv, 60'000});
+    // Nobody waits for it after the head's HeadConfig::query_timeout. A second less, so that the head still
+    // hears what it wrote until then.
+    constexpr uint64_t kExecMs = 9'000;
+    Command(query.job, keeper::Exec{query.query, query.generation.value, query.rank, query.argv, kExecMs});
   }
 }
 

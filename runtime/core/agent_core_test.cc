@@ -11,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "runtime/core/head_core.h"
 #include "runtime/core/rank_environment.h"
 #include "runtime/core/rank_reports.h"
 #include "runtime/core/worker_core.h"
@@ -1115,7 +1116,9 @@ TEST_F(AgentCoreTest, QueriesReadLogsByNumbersOnly) {
   ASSERT_EQ(Sent<AgentAnswer>().size(), 1u);
   EXPECT_FALSE(Sent<AgentAnswer>()[0].ok);
   Step(FromHead{AgentQuery{{5}, 11, AgentQuery::Kind::kExec, kJob, {1}, 0, false, 0, {"ls"}}});
-  EXPECT_EQ(Commands<keeper::Exec>().size(), 1u);
+  ASSERT_EQ(Commands<keeper::Exec>().size(), 1u);
+  // Who asked is told after this time that there is no answer: no command outlives it.
+  EXPECT_LT(absl::Milliseconds(Commands<keeper::Exec>()[0].timeout_ms), HeadConfig().query_timeout);
 }
 
 TEST_F(AgentCoreTest, StallIsReportedOnceWithStacks) {  // P16

@@ -1,5 +1,6 @@
 // Life of a generation on one node: start from a grant, adopt from a keeper, exchange, progress, end.
 #include <algorithm>
+#include <cerrno>
 #include <cmath>
 #include <cstring>
 #include <nlohmann/json.hpp>
@@ -574,9 +575,13 @@ void AgentCore::Impl::TakeRefusal(const JobId& job, AgentGeneration& generation,
   if (std::exchange(known, output.refused) == output.refused) return;
   std::string text;
   if (output.refused != 0) {
-    text = absl::StrCat("what ranks write is dropped, ", generation.run_dir,
-                        "/logs cannot be written: ", strerror(output.refused),
-                        ". Free some space there; they go on meanwhile");
+    text =
+        absl::StrCat("what ranks write is dropped, ", generation.run_dir,
+                     "/logs cannot be written: ", strerror(output.refused),
+                     output.refused == EFBIG
+                         ? ". A file may not grow further there: raise `ulimit -f` where the agent is started"
+                         : ". Free some space there",
+                     "; they go on meanwhile");
   } else if (std::any_of(generation.ranks.begin(), generation.ranks.end(), [](const auto& item) {
                return item.second.out_refused != 0 || item.second.err_refused != 0;
              })) {

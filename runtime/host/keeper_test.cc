@@ -737,7 +737,26 @@ TEST_F(KeeperTest, ExecRunsBesideTheRank) {
   client_->Send(keeper::Exec{10, 1, 0, {"sleep", "600"}, 100});
   const auto* late = Wait<keeper::ExecDone>([](const keeper::ExecDone& d) { return d.id == 10; });
   ASSERT_NE(late, nullptr);
-  EXPECT_THAT(late->output, HasSubstr("longer than its limit"));
+  EXPECT_THAT(late->output, HasSubstr("longer than its limit of 100 ms"));
+}
+
+TEST_F(KeeperTest, ExecBeyondTheMostThereMayBeSaysSo) {
+  Start();
+  Launch({"sleep 600"});
+  ASSERT_NE(WaitStarted(0), nullptr);
+  const auto wait = [&](uint64_t id) {
+    return Wait<keeper::ExecDone>([id](const keeper::ExecDone& d) { return d.id == id; });
+  };
+  client_->Send(keeper::Exec{1, 1, 0, {}, 60000});
+  const auto* empty = wait(1);
+  ASSERT_NE(empty, nullptr);
+  EXPECT_EQ(empty->output, "no command was given");
+  for (uint64_t id = 10; id < 26; ++id) client_->Send(keeper::Exec{id, 1, 0, {"sleep", "600"}, 60000});
+  client_->Send(keeper::Exec{30, 1, 0, {"true"}, 60000});
+  const auto* refused = wait(30);
+  ASSERT_NE(refused, nullptr);
+  EXPECT_FALSE(refused->ok);
+  EXPECT_THAT(refused->output, HasSubstr("16 commands run beside the ranks of this job on this machine"));
 }
 
 TEST_F(KeeperTest, WithoutVersionTwoTheFreezerEndsEveryMember_P6) {

@@ -89,6 +89,8 @@ bool Keeper::Start() {
   sigemptyset(&mask);
   for (int signal : {SIGCHLD, SIGTERM, SIGINT, SIGHUP, SIGPIPE, SIGQUIT}) sigaddset(&mask, signal);
   sigprocmask(SIG_BLOCK, &mask, nullptr);
+  signal(SIGXFSZ,
+         SIG_IGN);  // beyond `ulimit -f` a write is refused, as by a full disk, and nobody dies of it
   signals_.reset(signalfd(-1, &mask, SFD_NONBLOCK | SFD_CLOEXEC));
   if (!signals_.valid() || !stream_set_.Open() || !connection_set_.Open()) return false;
   report_events_.reset(inotify_init1(IN_NONBLOCK | IN_CLOEXEC));

@@ -130,6 +130,7 @@ struct Helper {  // Exec
   pid_t pid = -1;
   UniqueFd output_fd;
   std::string output;
+  int64_t limit_ms = 0;
   int64_t deadline_ms = 0;
   bool timed_out = false;
   bool done = false;

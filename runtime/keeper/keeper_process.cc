@@ -37,6 +37,7 @@ constexpr int64_t kReportsMs = 1000;
 constexpr uint64_t kReportBacklogMax = 16u << 20;
 constexpr uint64_t kReportPunchStep = 1u << 20;
 constexpr size_t kHelperOutputMax = 1u << 20;
+constexpr size_t kHelpersMax = 16;
 
 std::string Number(uint64_t value) { return std::to_string(value); }
 
@@ -385,7 +386,12 @@ void Keeper::Do(Exec& exec) {
   RankProcess* rank = FindRank(exec.generation, exec.rank);
   if (rank == nullptr || rank->exit)
     return fail("rank " + std::to_string(exec.rank) + " is not running here");
-  if (exec.argv.empty() || helpers_.size() >= 16) return fail("no command, or too many helpers at once");
+  if (exec.argv.empty()) return fail("no command was given");
+  if (helpers_.size() >= kHelpersMax) {
+    return fail(std::to_string(kHelpersMax) +
+                " commands run beside the ranks of this job on this machine, the most there may be: wait or "
+                "end some");
+  }
   auto helper = std::make_unique<Helper>();
   UniqueFd write_end;
   if (!MakePipe(&helper->output_fd, &write_end)) return fail(strerror(errno));
@@ -393,7 +399,8 @@ void Keeper::Do(Exec& exec) {
   helper->argv = exec.argv;
   helper->id = exec.id;
   helper->generation = exec.generation;
-  helper->deadline_ms = now_ + static_cast<int64_t>(std::clamp<uint64_t>(exec.timeout_ms, 1, 600000));
+  helper->limit_ms = static_cast<int64_t>(std::clamp<uint64_t>(exec.timeout_ms, 1, 600000));
+  helper->deadline_ms = now_ + helper->limit_ms;
   std::vector<SpawnRequest> requests;
   requests.push_back({&helper->argv, &rank->spec.env, rank->spec.cwd, rank->spec.cpus, std::move(write_end)});
   auto starting = std::make_unique<Starting>();
@@ -431,7 +438,10 @@ void Keeper::PumpHelper(Helper& helper) {
 
 void Keeper::HelperDied(Helper& helper, int code, int status) {
   PumpHelper(helper);
-  if (helper.timed_out) helper.output += "\n[gtrain: ended: it ran longer than its limit]\n";
+  if (helper.timed_out) {
+    helper.output +=
+        "\n[gtrain: ended: it ran longer than its limit of " + std::to_string(helper.limit_ms) + " ms]\n";
+  }
   Tell(ExecDone{helper.id, true, code == CLD_EXITED ? status : 128 + status, std::move(helper.output)});
   helper.pid = -1;
   helper.done = true;

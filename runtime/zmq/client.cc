@@ -1,6 +1,7 @@
 #include "runtime/zmq/client.h"
 
 #include <atomic>
+#include <cerrno>
 #include <optional>
 
 #include "absl/strings/str_cat.h"
@@ -31,6 +32,7 @@ struct ZmqClient::State {
   bool lost_unseen = false;  // a connection was lost since Connected() last said so
   bool refused = false;      // the server said no to our key
   int bad_handshakes = 0;    // in a row: whoever listens there is not the server we know
+  bool reached = false;      // somebody took the last connection, whatever they said
   RealClock clock;
   Rng rng = Rng::FromSystem();
   std::optional<Instant> retry_at;
@@ -39,6 +41,14 @@ struct ZmqClient::State {
 
 constexpr absl::Duration kRefusedPause = absl::Seconds(1);
 constexpr int kBadHandshakesMeanRefused = 3;  // one may be a server that is just ending
+
+namespace {
+
+// `value` is the errno of the end of a handshake. Who refuses ends the connection; of a server that stands
+// still the kernel takes it, and the handshake only runs out of time.
+bool EndedByServer(uint32_t value) { return value == EPIPE || value == ECONNRESET; }
+
+}  // namespace
 
 void ZmqClient::State::Update() {
   while (std::optional<MonitorEvent> event = ReadMonitor(monitor.get())) {
@@ -54,10 +64,19 @@ void ZmqClient::State::Update() {
         retry_at = clock.Now() + kRefusedPause * (0.75 + 0.5 * rng.Unit());
         break;
       case ZMQ_EVENT_HANDSHAKE_FAILED_PROTOCOL:
-      case ZMQ_EVENT_HANDSHAKE_FAILED_NO_DETAIL:
         ++bad_handshakes;
         break;
+      case ZMQ_EVENT_HANDSHAKE_FAILED_NO_DETAIL:
+        if (EndedByServer(event->value)) ++bad_handshakes;
+        break;
+      case ZMQ_EVENT_CONNECTED:
+        reached = true;
+        break;
+      case ZMQ_EVENT_CLOSED:  // an attempt to connect
+        reached = false;
+        break;
       case ZMQ_EVENT_DISCONNECTED:
+        if (connected) reached = false;
         lost_unseen |= connected;
         connected = false;
         break;
@@ -120,7 +139,8 @@ absl::StatusOr<std::unique_ptr<ZmqClient>> ZmqClient::Connect(const ClientOption
   state->dealer.reset(zmq_socket(state->context.get(), ZMQ_DEALER));
   void* dealer = state->dealer.get();
   bool numeric_v4 = at->host.find_first_not_of("0123456789.") == std::string::npos;
-  CommonOptions common{options.message_bytes_max, options.queue_messages_max, 5000, 1000};
+  const int handshake_ms = static_cast<int>(absl::ToInt64Milliseconds(options.handshake_limit));
+  CommonOptions common{options.message_bytes_max, options.queue_messages_max, handshake_ms, 1000};
   bool ok = dealer != nullptr && SetCommon(dealer, common) && SetInt(dealer, ZMQ_IMMEDIATE, 1) &&
             SetInt(dealer, ZMQ_RECONNECT_IVL, 100) && SetInt(dealer, ZMQ_RECONNECT_IVL_MAX, 2000) &&
             SetInt(dealer, ZMQ_CONNECT_TIMEOUT, 5000) && SetHeartbeat(dealer, options) &&
@@ -187,6 +207,12 @@ absl::Status ZmqClient::status() const {
   if (state_->refused || state_->bad_handshakes >= kBadHandshakesMeanRefused) {
     return absl::PermissionDeniedError(
         absl::StrCat("the head at ", state_->endpoint, " does not know our key, or is not the head we know"));
+  }
+  if (state_->reached) {
+    return absl::UnavailableError(absl::StrCat(
+        "the head at ", state_->endpoint,
+        " takes the connection but does not answer: is it paused or overloaded? Look at its process and its "
+        "log there, let it go on (kill -CONT) or start it again; the ranks go on meanwhile"));
   }
   return absl::UnavailableError(absl::StrCat("nothing answers at ", state_->endpoint));
 }

@@ -29,6 +29,7 @@ struct ClientOptions {
   // stays for days, like an agent, seldom.
   absl::Duration ask_every = absl::Seconds(10);
   absl::Duration answer_within = absl::Seconds(5);
+  absl::Duration handshake_limit = absl::Seconds(5);  // then the next connection is tried
 };
 
 class ZmqClient final : public port::ClientTransport {

@@ -579,6 +579,36 @@ TEST_F(Transport, AClientNoticesAHeadThatStandsStill) {
   EXPECT_FALSE(reply.ok());
 }
 
+// Its kernel takes the connection, and the handshake runs out of time: that is no refusal, however often.
+TEST_F(Transport, AHeadThatStandsStillRefusesNobody) {
+  UniqueFd still(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t size = sizeof(address);
+  ASSERT_EQ(bind(still.get(), reinterpret_cast<sockaddr*>(&address), size), 0);
+  ASSERT_EQ(listen(still.get(), 16), 0);
+  ASSERT_EQ(getsockname(still.get(), reinterpret_cast<sockaddr*>(&address), &size), 0);
+  auto client = *ZmqClient::Connect({.endpoint = absl::StrCat("127.0.0.1:", ntohs(address.sin_port)),
+                                     .server_public_key = head_.public_key,
+                                     .keys = node_,
+                                     .handshake_limit = absl::Milliseconds(100)});
+  std::vector<UniqueFd> taken;
+  absl::Status status;
+  ASSERT_TRUE(Eventually([&] {
+    UniqueFd next(accept4(still.get(), nullptr, nullptr, SOCK_CLOEXEC));
+    if (next.valid()) taken.push_back(std::move(next));
+    status = client->status();
+    return taken.size() > 5 || absl::IsPermissionDenied(status);
+  }));
+  EXPECT_TRUE(absl::IsUnavailable(status)) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr("takes the connection but does not answer"));
+  still.reset();
+  taken.clear();
+  EXPECT_TRUE(Eventually([&] { return absl::StrContains(client->status().message(), "nothing answers"); }))
+      << client->status();
+}
+
 TEST_F(Transport, RevokedKeyIsHeardNoLonger) {
   auto node = Client(node_), user = Client(user_);
   ExpectWorks(*node, node_);

@@ -212,6 +212,34 @@ checkpoint: {{uri: {ckpt}, every: 25 steps}}
         for rank in range(3):
             self.assertIn(f'rank {rank} is done', done.stdout)
 
+    def test_the_others_hear_the_exception_that_ended_a_session(self):
+        """They heard `rank 1 has closed its communicator` and not why."""
+        if not (os.path.exists(LIBRARY) and self.can_import('numpy')):
+            self.skipTest('needs libgtrain.so and python3-numpy')
+        for raised, said in [('raise ValueError("boom")', 'ValueError: boom'), ('sys.exit(93)', 'exit code 93')]:
+            script = os.path.join(self.dir, 'raises.py')
+            with open(script, 'w') as file:
+                file.write(f"""
+import sys
+import gtrain, numpy as np
+with gtrain.Session() as session:
+    session.barrier()
+    if session.rank == 1:
+        {raised}
+    try:
+        session.all_reduce(np.ones(3))
+    except gtrain.Unavailable as error:
+        print('heard', error, flush=True)
+        raise
+""")
+            done = self.gtrain('launch', '-n', '3', '--', PYTHON, script, timeout=TRAINING, expect=None,
+                               GTRAIN_LIBRARY=LIBRARY, PYTHONPATH=os.path.join(SOURCE, 'python'))
+            self.assertNotEqual(done.returncode, 0)
+            heard = re.findall(r'^\S+:([\d,]+): heard (.*)$', done.stdout, re.M)
+            self.assertEqual({rank for ranks, _ in heard for rank in ranks.split(',')}, {'0', '2'}, done.stdout)
+            for _, words in heard:
+                self.assertRegex(words, f': rank 1 gave up: {said}$')
+
     def test_a_rank_that_ends_is_named_by_those_that_wait_for_it(self):
         if not (os.path.exists(LIBRARY) and self.can_import('numpy')):
             self.skipTest('needs libgtrain.so and python3-numpy')

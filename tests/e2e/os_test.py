@@ -451,6 +451,24 @@ class LimitsTest(harness.GtrainTest):
         self.assertEqual(set(re.findall(r'^\S+: (\S+)$', done.stdout, re.M)), {'256'})
         self.end_local_cluster()
 
+    def test_a_log_beyond_the_limit_of_a_file_ends_nothing(self):
+        """The keeper died of SIGXFSZ when a log reached `ulimit -f`, and the job with it."""
+        rank = (f'grep SigIgn /proc/self/status; head -c 300000 /dev/zero | tr "\\0" y; echo; '
+                f'while [ ! -e {self.out}/go ]; do sleep 0.05; done')
+        launch = self.start('-c', 'ulimit -f 100; exec "$@"', 'bash', self.program, 'launch', '-n', '1', '--', 'bash', '-c', rank,
+                            program='bash')
+        launch.wait_for(r'rank 0 on \S+: what ranks write is dropped, \S+/logs cannot be written: File too large. .* raise `ulimit -f`')
+        job = self.jobs()[-1]
+        self.assertIn('logs: what ranks write is dropped', self.gtrain('status', job['id']).stdout)
+        with open(os.path.join(self.out, 'go'), 'w'):
+            pass
+        self.assertEqual(launch.wait(), 0, launch.output())
+        ignored = int(re.search(r'SigIgn:\s*([0-9a-f]+)', launch.output()).group(1), 16)
+        self.assertEqual(ignored >> (signal.SIGXFSZ - 1) & 1, 0, 'a rank has the signal as it comes')
+        seen = self.job(job['id'])
+        self.assertEqual((seen['state'], seen['restarts']), ('SUCCEEDED', 0))
+        self.end_local_cluster()
+
     def test_ranks_beyond_the_limit_of_processes(self):
         """Of those that only this user is allowed."""
         refused = subprocess.run([*self.prefix, 'bash', '-c', 'ulimit -u 200; exec "$1" launch -n 1000 -- true', 'bash',
