@@ -9,9 +9,9 @@
 // or so a rank, up to what the dense gradient costs, which then travels instead. The sum of n packets has up
 // to n k entries: an owner that returned only k of them would select 1 % of a mean once more, which at equal
 // noise trains 2 to 3 times slower than the exact sum (docs/design/comm.md has the measured table). What it
-// does not return is carried over in its residual. While the density of DGC falls to what the job asks for, an
-// owner returns one byte an element: what many ranks send has nearly all of them. Memory a rank: the packets of one step, and of two stages
-// n compressors of 1 / n of the elements.
+// does not return is carried over in its residual. While the density of DGC falls to what the job asks for,
+// an owner returns one byte an element: what many ranks send has nearly all of them. Memory a rank: the
+// packets of one step, and of two stages n compressors of 1 / n of the elements.
 #pragma once
 #include <cstddef>
 #include <cstdint>
