@@ -50,6 +50,31 @@ class OsTest(harness.GtrainTest):
         self.gtrain('launch', '-n', '1', '--', 'true')  # nothing holds the lock
         self.end_local_cluster()
 
+    def shell(self, text, *args):
+        """Of a shell in which "$0" is the program."""
+        return subprocess.run([*self.prefix, 'bash', '-c', text, self.program, *args], env=self.env(), cwd=self.dir,
+                              stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=PATIENCE)
+
+    def test_output_that_cannot_be_written_is_an_error(self):
+        """`gtrain status > /dev/full` exited with 0: a script took what it had for the whole answer."""
+        self.gtrain('launch', '-n', '1', '--', 'true')
+        lost = r'gtrain: the output is not whole, it could not be written: No space left on device\. Free some space'
+        for verb in ('status', 'status --json', 'why true-1', 'nodes --json', 'version', 'status --help', '--help'):
+            with self.subTest(verb):
+                done = self.shell(f'"$0" {verb} > /dev/full')
+                self.assertEqual(done.returncode, 1, done.stderr)
+                self.assertRegex(done.stderr, lost)
+                done = self.shell(f'"$0" {verb} | :')
+                self.assertNotIn('could not be written', done.stdout + done.stderr, 'nobody wanted to read the rest')
+        done = self.shell('"$0" launch -n 1 -- echo word > /dev/full')
+        self.assertEqual(done.returncode, 1, done.stderr)
+        self.assertRegex(done.stderr, lost)
+        self.assertIn('gtrain: detached; echo-2 goes on', done.stderr)
+        done = self.shell('ulimit -f 100; "$0" launch -n 1 -- bash -c "yes | head -n 30000" > shown')
+        self.assertEqual(done.returncode, 1, done.stderr)
+        self.assertRegex(done.stderr, 'the output is not whole, it could not be written: File too large')
+        self.end_local_cluster()
+
     def test_equal_lines_without_end(self):
         """Half a minute for 80 kB of them, before; and a signal was not looked at."""
         done = self.gtrain('launch', '-n', '2', '--', 'bash', '-c', 'yes | head -n 300000', timeout=PATIENCE)
