@@ -75,6 +75,16 @@ class OsTest(harness.GtrainTest):
         self.assertRegex(done.stderr, 'the output is not whole, it could not be written: File too large')
         self.end_local_cluster()
 
+    def test_without_a_home_the_error_says_what_is_true(self):
+        """`neither ... nor HOME is set: name the directory with --state-dir`: it was set, and there is no such flag."""
+        for home, verb, said in [('relative/home', 'launch -- true', 'no directory for the state of gtrain: XDG_STATE_HOME is not set and '
+                                                                     'HOME is "relative/home", which is not an absolute path. Set one of them'),
+                                 ('', 'status', 'neither XDG_CONFIG_HOME nor HOME names one. Set one of them to an absolute path')]:
+            with self.subTest(home):
+                done = self.shell(f'unset XDG_STATE_HOME XDG_CONFIG_HOME; HOME={home} "$0" {verb}')
+                self.assertEqual(done.returncode, 1, done.stderr)
+                self.assertIn(said, done.stderr)
+
     def test_equal_lines_without_end(self):
         """Half a minute for 80 kB of them, before; and a signal was not looked at."""
         done = self.gtrain('launch', '-n', '2', '--', 'bash', '-c', 'yes | head -n 300000', timeout=PATIENCE)
