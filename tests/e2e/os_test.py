@@ -85,6 +85,15 @@ class OsTest(harness.GtrainTest):
                 self.assertEqual(done.returncode, 1, done.stderr)
                 self.assertIn(said, done.stderr)
 
+    def test_a_current_directory_that_is_not_utf8_is_refused(self):
+        """It was accepted with another name in its place, and the ranks did not start there."""
+        folder = os.path.join(os.fsencode(self.dir), b'caf\xe9')
+        os.mkdir(folder)
+        done = self.shell('cd caf$\'\\xe9\' && "$0" launch -n 1 -- true')
+        self.assertEqual(done.returncode, 2, done.stderr)
+        self.assertRegex(done.stderr, r'the current directory is not UTF-8: /\S+/caf\\xe9\. Rename it')
+        self.assertEqual(self.marked(), {}, 'nothing was started for it')
+
     def test_equal_lines_without_end(self):
         """Half a minute for 80 kB of them, before; and a signal was not looked at."""
         done = self.gtrain('launch', '-n', '2', '--', 'bash', '-c', 'yes | head -n 300000', timeout=PATIENCE)
