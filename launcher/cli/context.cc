@@ -93,7 +93,11 @@ absl::StatusOr<std::string> ContextsPath() {
   const std::string config = Env("XDG_CONFIG_HOME");
   if (!config.empty()) return config + "/gtrain/contexts.json";
   const std::string home = Env("HOME");
-  if (home.empty()) return absl::FailedPreconditionError("neither XDG_CONFIG_HOME nor HOME is set");
+  if (home.empty()) {
+    return absl::FailedPreconditionError(
+        "there is no directory for the list of contexts: neither XDG_CONFIG_HOME nor HOME names one. Set one "
+        "of them to an absolute path: XDG_CONFIG_HOME=/DIR gtrain ...");
+  }
   return home + "/.config/gtrain/contexts.json";
 }
 

@@ -174,7 +174,7 @@ class Follower {
       }
       if (silent_since_) screen_.Say("the head answers again");
       silent_since_.reset();
-      if (closed_) return Detach(128 + SIGPIPE);
+      if (closed_) return Detach(OutputError() != 0 ? kFailed : 128 + SIGPIPE);
       if (job_.Final() && !ShowsMore()) return Finish();
     }
   }

@@ -2,6 +2,7 @@
 #include <signal.h>
 
 #include <cstdio>
+#include <cstring>
 #include <exception>
 
 #include "absl/strings/match.h"
@@ -59,6 +60,14 @@ int RunVerb(const Verb& verb, const std::vector<std::string>& argv) {
   return verb.run(*args);
 }
 
+// Whoever reads the output of a verb that says it is done takes it to be whole.
+int CheckOutput(int code) {
+  if (OutputError() == 0) return code;
+  Complain(absl::StrCat("the output is not whole, it could not be written: ", strerror(OutputError()),
+                        ". Free some space there or write it elsewhere"));
+  return code == kDone ? kFailed : code;
+}
+
 constexpr int kFilesMin = 64;     // of a client
 constexpr int kProcessesMin = 6;  // a client's threads, and a daemon that it starts
 
@@ -98,7 +107,7 @@ int main(int argc, char** argv) {
       gtrain::cli::Complain(std::string(limits.message()));
       return gtrain::cli::kFailed;
     }
-    return gtrain::cli::Main({argv + 1, argv + argc});
+    return gtrain::cli::CheckOutput(gtrain::cli::Main({argv + 1, argv + argc}));
   } catch (const std::exception& e) {
     // Libraries may throw where no adapter catches (out of memory); say it instead of aborting.
     gtrain::cli::Complain(absl::StrCat("unexpected: ", e.what()));

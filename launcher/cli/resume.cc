@@ -42,14 +42,13 @@ std::string Describe(const ckpt::Manifest& manifest, const std::string& dir) {
   return absl::StrCat("step ", manifest.id.step, " of job ", manifest.owner.job, " in ", dir);
 }
 
-absl::StatusOr<std::string> ResumeStep(const std::string& wanted, int64_t step, const std::string& dir) {
-  if (dir.empty()) return wanted;  // the program's own checkpoints: it reads GTRAIN_RESUME itself
+absl::StatusOr<Resume> ResumeStep(const std::string& wanted, int64_t step, const std::string& dir) {
+  if (dir.empty()) return Resume{wanted, ""};  // the program's own checkpoints: it reads GTRAIN_RESUME itself
   GT_ASSIGN_OR_RETURN(const std::optional<ckpt::Manifest> found, Newest(dir, step));
   if (!found)
     return absl::InvalidArgumentError(
         absl::StrCat("--resume ", step, ": no committed checkpoint of that step in ", dir));
-  Complain(absl::StrCat("resumes ", Describe(*found, dir)));
-  return wanted;
+  return Resume{wanted, absl::StrCat("resumes ", Describe(*found, dir))};
 }
 
 }  // namespace
@@ -60,21 +59,21 @@ std::vector<Flag> ResumeFlags() {
           {"takeover", '\0', "", "take the checkpoint directory from a job that still uses it"}};
 }
 
-absl::StatusOr<std::string> ChooseResume(const Args& args, const spec::JobSpec& spec) {
+absl::StatusOr<Resume> ChooseResume(const Args& args, const spec::JobSpec& spec) {
   const std::string& dir = spec.checkpoint.uri;
   const std::string wanted = args.Get("resume");
   if (args.Has("fresh") && args.Has("resume"))
     return absl::InvalidArgumentError("--fresh and --resume exclude each other");
-  if (args.Has("fresh")) return "fresh";
+  if (args.Has("fresh")) return Resume{"fresh", ""};
   int64_t step = 0;
   if (absl::SimpleAtoi(wanted, &step)) return ResumeStep(wanted, step, dir);
   if (args.Has("resume") && wanted != "latest") {
-    if (absl::StrContains(wanted, "/")) return wanted;
+    if (absl::StrContains(wanted, "/")) return Resume{wanted, ""};
     return absl::InvalidArgumentError(
         absl::StrCat("--resume ", spec::Shown(wanted), " must be latest, a step, or a directory"));
   }
   GT_ASSIGN_OR_RETURN(const std::optional<ckpt::Manifest> found, Newest(dir, std::nullopt));
-  if (!found) return wanted;
+  if (!found) return Resume{wanted, ""};
   const std::string hash = spec::JobHash(spec);
   // Who only reads is there for what another job wrote.
   const bool continues = wanted.empty() && !spec.checkpoint.read_only;
@@ -86,8 +85,8 @@ absl::StatusOr<std::string> ChooseResume(const Args& args, const spec::JobSpec& 
                      ". Say --resume latest to continue it all the same, --fresh to start anew, or name "
                      "another checkpoint.uri"));
   }
-  Complain(absl::StrCat(spec.checkpoint.read_only ? "reads " : "resumes ", Describe(*found, dir)));
-  return wanted;
+  return Resume{wanted,
+                absl::StrCat(spec.checkpoint.read_only ? "reads " : "resumes ", Describe(*found, dir))};
 }
 
 }  // namespace gtrain::cli

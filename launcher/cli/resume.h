@@ -12,8 +12,13 @@ namespace gtrain::cli {
 
 std::vector<Flag> ResumeFlags();
 
-// The `resume` of the submit: "", "latest", "fresh", a step or a uri. Prints what it found. InvalidArgument
-// when the newest committed checkpoint belongs to a job with another hash and neither flag says what to do.
-absl::StatusOr<std::string> ChooseResume(const Args& args, const spec::JobSpec& spec);
+struct Resume {
+  std::string wanted;  // the `resume` of the submit: "", "latest", "fresh", a step or a uri
+  std::string news;    // what was found, for people, once the submit is accepted; "": nothing
+};
+
+// InvalidArgument when the newest committed checkpoint belongs to a job with another hash and neither flag
+// says what to do.
+absl::StatusOr<Resume> ChooseResume(const Args& args, const spec::JobSpec& spec);
 
 }  // namespace gtrain::cli

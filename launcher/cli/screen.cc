@@ -16,9 +16,8 @@ constexpr absl::Duration kRedrawInterval = absl::Milliseconds(250);
 constexpr absl::Duration kLineInterval = absl::Seconds(5);
 constexpr size_t kHostsShown = 8;
 
-bool WriteTo(FILE* file, const std::string& text) {
-  std::fwrite(text.data(), 1, text.size(), file);
-  return std::fflush(file) == 0;
+bool WriteToStderr(const std::string& text) {
+  return std::fwrite(text.data(), 1, text.size(), stderr) == text.size() && std::fflush(stderr) == 0;
 }
 
 }  // namespace
@@ -59,20 +58,20 @@ bool Screen::Above(const std::string& text) {
   std::string out;
   if (!block_.empty()) absl::StrAppend(&out, "\x1b[", block_.size(), "A\r\x1b[J");
   block_.clear();
-  return WriteTo(stdout, out + text);
+  return Print(out + text);
 }
 
 bool Screen::OutputLines(const std::vector<std::string>& lines) {
   if (lines.empty()) return true;
   const std::string text = absl::StrJoin(lines, "\n") + "\n";
-  if (!terminal_) return WriteTo(stdout, text);
+  if (!terminal_) return Print(text);
   updated_.reset();  // redraw the block at once
   return Above(text);
 }
 
 bool Screen::Say(const std::string& line) {
   const std::string text = absl::StrCat("gtrain: ", SafeText(line), "\n");
-  if (!terminal_) return WriteTo(stderr, text);
+  if (!terminal_) return WriteToStderr(text);
   updated_.reset();
   return Above(text);
 }

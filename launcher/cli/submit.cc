@@ -149,10 +149,11 @@ absl::StatusOr<std::string> JobIdOf(const std::string& json) {
   return reply["job"].get<std::string>();
 }
 
-absl::StatusOr<core::ClientSubmit> MakeSubmit(const Args& args, const spec::JobSpec& spec, bool local) {
+absl::StatusOr<core::ClientSubmit> MakeSubmit(const Args& args, const spec::JobSpec& spec,
+                                              const std::string& resume, bool local) {
   core::ClientSubmit submit;
   submit.spec_text = spec::PrintJob(spec);
-  GT_ASSIGN_OR_RETURN(submit.resume, ChooseResume(args, spec));
+  submit.resume = resume;
   GT_ASSIGN_OR_RETURN(Inherited inherited, InheritedEnv(spec, local));
   if (!inherited.left_out.empty()) {
     Complain(
@@ -173,13 +174,15 @@ absl::StatusOr<core::ClientSubmit> MakeSubmit(const Args& args, const spec::JobS
 absl::StatusOr<Submitted> SubmitJob(const Args& args, const spec::JobSpec& spec) {
   GT_ASSIGN_OR_RETURN(const bool local, UsesLocalCluster(args));
   if (local) GT_RETURN_IF_ERROR(CheckHere(spec));
-  GT_ASSIGN_OR_RETURN(const core::ClientSubmit submit, MakeSubmit(args, spec, local));
+  GT_ASSIGN_OR_RETURN(const Resume resume, ChooseResume(args, spec));
+  GT_ASSIGN_OR_RETURN(const core::ClientSubmit submit, MakeSubmit(args, spec, resume.wanted, local));
   Submitted submitted;
   GT_ASSIGN_OR_RETURN(submitted.cluster, OpenCluster(args, Start::kIfNeeded));
   // It may be accepted: the first Ctrl-C stops the job then, as it does while it is followed.
   EndOnCtrlC(2, "interrupted while the job was submitted; `gtrain status` says whether it was accepted");
   GT_ASSIGN_OR_RETURN(submitted.json, Submit(submitted.cluster, submit));
   GT_ASSIGN_OR_RETURN(submitted.job, JobIdOf(submitted.json));
+  if (!resume.news.empty()) Complain(resume.news);
   return submitted;
 }
 

@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/ioctl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -26,6 +27,7 @@ std::atomic<int> g_signal_fd{-1};
 std::atomic<const char*> g_last_line{nullptr};
 std::atomic<int> g_presses{0};  // of Ctrl-C, without a SignalPipe
 std::atomic<int> g_presses_max{1};
+std::atomic<int> g_output_error{0};
 
 void OnCtrlC(int) {
   if (++g_presses < g_presses_max) return;
@@ -41,6 +43,12 @@ void OnSignal(int number) {
     // A full pipe already holds a signal to act on.
   }
   errno = saved;
+}
+
+// A reader that ended, or the window of a terminal that was closed.
+bool NobodyReads(int error) {
+  struct stat info {};
+  return error == EPIPE || (error == EIO && fstat(STDOUT_FILENO, &info) == 0 && S_ISCHR(info.st_mode));
 }
 
 }  // namespace
@@ -97,9 +105,14 @@ int Report(const absl::Status& status) {
 }
 
 bool Print(absl::string_view text) {
-  std::fwrite(text.data(), 1, text.size(), stdout);
-  return std::fflush(stdout) == 0;
+  const bool written = std::fwrite(text.data(), 1, text.size(), stdout) == text.size();
+  if (written && std::fflush(stdout) == 0) return true;
+  const int error = errno;
+  if (g_output_error == 0 && !NobodyReads(error)) g_output_error = error;
+  return false;
 }
+
+int OutputError() { return g_output_error; }
 
 void EndOnCtrlC(int presses, const char* line) {
   g_last_line = line;

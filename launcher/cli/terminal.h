@@ -22,8 +22,10 @@ TerminalSize SizeOfTerminal(int fd);
 
 // Prints "gtrain: message" to stderr.
 void Complain(absl::string_view message);
-// Writes to stdout; false when nobody reads any more (SIGPIPE is ignored by main).
+// Writes to stdout; false when nobody reads any more (SIGPIPE is ignored by main), or it takes no more.
 bool Print(absl::string_view text);
+// The first error of writing to stdout, 0 for none. That nobody reads any more (`| head`) is none.
+int OutputError();
 
 // From now on the `presses`th Ctrl-C prints "gtrain: " and `line` (a literal) and ends the program with 130,
 // until a SignalPipe is made. That one gets those which came before.

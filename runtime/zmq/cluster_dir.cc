@@ -24,6 +24,14 @@ std::string Here() {
   return name;
 }
 
+// Of a variable that should hold an absolute path and does not.
+std::string WhyUnusable(const char* name) {
+  const char* value = std::getenv(name);
+  if (value == nullptr) return "is not set";
+  if (value[0] == '\0') return "is empty";
+  return absl::StrCat("is \"", value, "\", which is not an absolute path");
+}
+
 absl::StatusOr<ClusterId> ReadClusterId(const std::string& path) {
   GT_ASSIGN_OR_RETURN(std::string text, ReadFile(path, kSmallFileMax));
   ClusterId id{std::string(absl::StripAsciiWhitespace(text))};
@@ -41,7 +49,9 @@ absl::StatusOr<std::string> DefaultClusterDir(const std::string& name) {
     return absl::StrCat(home, "/.local/state/gtrain/", name);
   }
   return absl::FailedPreconditionError(
-      "neither XDG_STATE_HOME nor HOME is set: name the directory with --state-dir");
+      absl::StrCat("there is no directory for the state of gtrain: XDG_STATE_HOME ",
+                   WhyUnusable("XDG_STATE_HOME"), " and HOME ", WhyUnusable("HOME"),
+                   ". Set one of them to an absolute path: XDG_STATE_HOME=/DIR gtrain ..."));
 }
 
 absl::StatusOr<ClusterFiles> InitCluster(const std::string& dir) {

@@ -220,6 +220,27 @@ TEST(ClusterDir, InitTwiceKeepsEverything) {
   EXPECT_EQ(registry.RoleOfKey(admin->public_key, kNow), core::Role::kAdmin);
 }
 
+TEST(ClusterDir, WithoutAPlaceForItTheErrorSaysWhatIsTrue) {
+  const auto with = [](const char* state, const char* home) {
+    state == nullptr ? unsetenv("XDG_STATE_HOME") : setenv("XDG_STATE_HOME", state, 1);
+    home == nullptr ? unsetenv("HOME") : setenv("HOME", home, 1);
+    const absl::StatusOr<std::string> dir = DefaultClusterDir("local");
+    return dir.ok() ? *dir : std::string(dir.status().message());
+  };
+  const char* const was_state = std::getenv("XDG_STATE_HOME");
+  const char* const was_home = std::getenv("HOME");
+  const std::string state = was_state == nullptr ? "" : was_state, home = was_home == nullptr ? "" : was_home;
+  EXPECT_EQ(with("/s", "relative/home"), "/s/gtrain/local");
+  EXPECT_EQ(with("s", "/h"), "/h/.local/state/gtrain/local");
+  EXPECT_THAT(with(nullptr, nullptr),
+              testing::HasSubstr("XDG_STATE_HOME is not set and HOME is not set. Set "));
+  EXPECT_THAT(with(nullptr, ""), testing::HasSubstr("XDG_STATE_HOME is not set and HOME is empty. Set "));
+  EXPECT_THAT(with("s", "relative/home"),
+              testing::HasSubstr("XDG_STATE_HOME is \"s\", which is not an absolute path and HOME is "
+                                 "\"relative/home\", which is not an absolute path. Set one of them"));
+  with(was_state == nullptr ? nullptr : state.c_str(), was_home == nullptr ? nullptr : home.c_str());
+}
+
 TEST(ClusterDir, EndpointComesBack) {
   std::string path = TestFolder() + "/endpoint.json";
   Endpoint e{"127.0.0.1:5", {"127.0.0.1:5", "10.0.0.1:5"}, MakeKeyPair().public_key, ClusterId("c"), 77,

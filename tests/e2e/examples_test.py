@@ -212,6 +212,24 @@ checkpoint: {{uri: {ckpt}, every: 25 steps}}
         for rank in range(3):
             self.assertIn(f'rank {rank} is done', done.stdout)
 
+    def test_a_launch_that_is_refused_resumes_nothing(self):
+        """`resumes step ...` was said before the head was asked."""
+        if not (os.path.exists(LIBRARY) and self.can_import('numpy')):
+            self.skipTest('needs libgtrain.so and python3-numpy')
+        ckpt = os.path.join(self.dir, 'ckpt')
+        save = (f'import gtrain, numpy as np\nwith gtrain.Session() as s, gtrain.Checkpointer(s, uri="{ckpt}") as c:\n'
+                '    c.replicated(w=np.ones(3))\n    c.save(7)\n    c.wait()\n')
+        subprocess.run([PYTHON, '-c', save], check=True, timeout=TRAINING,
+                       env=self.env(GTRAIN_LIBRARY=LIBRARY, PYTHONPATH=os.path.join(SOURCE, 'python')))
+        job = self.job_file('twice', f'name: twice\nrun: sleep 600\ncheckpoint: {{uri: {ckpt}}}\n')
+        self.assertIn('gtrain: resumes step 7 of job ', self.gtrain('launch', '-d', job).stderr)
+        refused = self.gtrain('launch', '-d', job, expect=1)
+        self.assertIn('is not over', refused.stderr)
+        self.assertNotIn('resumes', refused.stderr)
+        self.gtrain('stop', '--now', 'twice')
+        self.wait_for_state('twice', 'CANCELLED')
+        self.end_local_cluster()
+
     def test_the_others_hear_the_exception_that_ended_a_session(self):
         """They heard `rank 1 has closed its communicator` and not why."""
         if not (os.path.exists(LIBRARY) and self.can_import('numpy')):

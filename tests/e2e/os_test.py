@@ -51,6 +51,50 @@ class OsTest(harness.GtrainTest):
         self.gtrain('launch', '-n', '1', '--', 'true')  # nothing holds the lock
         self.end_local_cluster()
 
+    def shell(self, text, *args):
+        """Of a shell in which "$0" is the program."""
+        return subprocess.run([*self.prefix, 'bash', '-c', text, self.program, *args], env=self.env(), cwd=self.dir,
+                              stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=PATIENCE)
+
+    def test_output_that_cannot_be_written_is_an_error(self):
+        """`gtrain status > /dev/full` exited with 0: a script took what it had for the whole answer."""
+        self.gtrain('launch', '-n', '1', '--', 'true')
+        lost = r'gtrain: the output is not whole, it could not be written: No space left on device\. Free some space'
+        for verb in ('status', 'status --json', 'why true-1', 'nodes --json', 'version', 'status --help', '--help'):
+            with self.subTest(verb):
+                done = self.shell(f'"$0" {verb} > /dev/full')
+                self.assertEqual(done.returncode, 1, done.stderr)
+                self.assertRegex(done.stderr, lost)
+                done = self.shell(f'"$0" {verb} | :')
+                self.assertNotIn('could not be written', done.stdout + done.stderr, 'nobody wanted to read the rest')
+        done = self.shell('"$0" launch -n 1 -- echo word > /dev/full')
+        self.assertEqual(done.returncode, 1, done.stderr)
+        self.assertRegex(done.stderr, lost)
+        self.assertIn('gtrain: detached; echo-2 goes on', done.stderr)
+        done = self.shell('ulimit -f 100; "$0" launch -n 1 -- bash -c "yes | head -n 30000" > shown')
+        self.assertEqual(done.returncode, 1, done.stderr)
+        self.assertRegex(done.stderr, 'the output is not whole, it could not be written: File too large')
+        self.end_local_cluster()
+
+    def test_without_a_home_the_error_says_what_is_true(self):
+        """`neither ... nor HOME is set: name the directory with --state-dir`: it was set, and there is no such flag."""
+        for home, verb, said in [('relative/home', 'launch -- true', 'no directory for the state of gtrain: XDG_STATE_HOME is not set and '
+                                                                     'HOME is "relative/home", which is not an absolute path. Set one of them'),
+                                 ('', 'status', 'neither XDG_CONFIG_HOME nor HOME names one. Set one of them to an absolute path')]:
+            with self.subTest(home):
+                done = self.shell(f'unset XDG_STATE_HOME XDG_CONFIG_HOME; HOME={home} "$0" {verb}')
+                self.assertEqual(done.returncode, 1, done.stderr)
+                self.assertIn(said, done.stderr)
+
+    def test_a_current_directory_that_is_not_utf8_is_refused(self):
+        """It was accepted with another name in its place, and the ranks did not start there."""
+        folder = os.path.join(os.fsencode(self.dir), b'caf\xe9')
+        os.mkdir(folder)
+        done = self.shell('cd caf$\'\\xe9\' && "$0" launch -n 1 -- true')
+        self.assertEqual(done.returncode, 2, done.stderr)
+        self.assertRegex(done.stderr, r'the current directory is not UTF-8: /\S+/caf\\xe9\. Rename it')
+        self.assertEqual(self.marked(), {}, 'nothing was started for it')
+
     def test_equal_lines_without_end(self):
         """Half a minute for 80 kB of them, before; and a signal was not looked at."""
         done = self.gtrain('launch', '-n', '2', '--', 'bash', '-c', 'yes | head -n 300000', timeout=PATIENCE)
