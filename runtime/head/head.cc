@@ -31,7 +31,7 @@ absl::Status RunHead(const HeadOptions& options) {
   stop_write_fd = pipe_fds[1];  // stays open: a late signal may still come
   signal(SIGPIPE, SIG_IGN);
   signal(SIGHUP, SIG_IGN);
-  signal(SIGXFSZ, SIG_IGN);  // a write beyond `ulimit -f` is an error like that of a full disk
+  signal(SIGXFSZ, SIG_DFL);  // RocksDB aborts at a refused write; this end says that it is `ulimit -f`
   struct sigaction action {};
   action.sa_handler = OnStopSignal;
   sigaction(SIGTERM, &action, nullptr);

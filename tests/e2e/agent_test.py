@@ -175,6 +175,7 @@ class KeeperKilledTest(ClusterTest):
         keepers = self.daemons('keeper')
         self.assertEqual(len(keepers), 1, self.marked())
         os.kill(keepers[0], signal.SIGKILL)
+        wait_until('the keeper to be gone', lambda: not harness.alive(keepers[0]))  # the next agent looks at once
 
     def finish(self, job, pids, fault):
         later = self.all_started(2)
