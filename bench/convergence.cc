@@ -388,8 +388,7 @@ absl::Status MeasureSimulated(const std::vector<int>& numbers_of_ranks, const ex
                               const Options& options, std::vector<Outcome>* outcomes) {
   const int steps = options.quick ? 300 : 4000;
   // Of many ranks the density falls within 2.5 % of the steps (DGC's own language model took 1 of 40 epochs):
-  // what is sent loses its momentum, so the longer a quarter is sent the slower the training, by 5 % at 320
-  // steps.
+  // the longer it takes, the worse 64 ranks end, probably because what is sent loses its momentum.
   const std::array<SimulatedWay, 3> ways = {
       {{"top-k 1 %", absl::StrCat("topk density=0.01 warmup=", steps / 25), false, 1},
        {"DGC 0.1 %", absl::StrCat("topk density=0.001 warmup=", steps / 40), true, 4},

@@ -159,7 +159,7 @@ TEST(ManyRanks, WarmingUpSendsNoMoreThanDenseGradients) {
 }
 
 // The density of many ranks together falls later than that of each: an owner that went along held most of the
-// mean back, and DGC on 64 ranks ended 5.2 % worse than dense gradients.
+// mean back.
 TEST(ManyRanks, WhileTheDensityFallsTheMeanComesBackWhole) {
   constexpr int kRanks = 24, kWarmup = 8;
   FakeWorld world(FakeWorld::OneNode(kRanks));

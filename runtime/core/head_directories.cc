@@ -54,9 +54,14 @@ absl::Status HeadState::CheckDirectory(const spec::JobSpec& spec, const std::str
   });
   if (others.empty()) return absl::OkStatus();
   GT_PROBE("head.directory_in_use");
-  const JobRecord& owner = others.back()->record;
-  const absl::Duration age =
-      std::max(absl::Seconds(1), absl::Floor(RunTime(*others.back(), now), absl::Seconds(1)));
+  return DirectoryInUse(*others.back(), owner_of_new, now);
+}
+
+// The refusal offers only what the owner of the new job may do with the other one.
+absl::Status HeadState::DirectoryInUse(const Job& other, const std::string& owner_of_new, Instant now) const {
+  const JobRecord& owner = other.record;
+  const std::string location = LocationOf(other.spec);
+  const absl::Duration age = std::max(absl::Seconds(1), absl::Floor(RunTime(other, now), absl::Seconds(1)));
   const std::string since = owner.generation.value == 0
                                 ? "not started yet"
                                 : absl::StrCat("started ", absl::FormatDuration(age), " ago");
@@ -92,7 +97,7 @@ bool HeadState::DirectoryIsFree(Job& job, Instant now) {
   for (const Job* other : OthersIn(LocationOf(job.spec), job.record.id)) {
     if (other->record.owner == job.record.owner || other->record.generation == Generation()) continue;
     GT_PROBE("head.directory_in_use_at_start");
-    Finish(job, JobState::kFailed, std::string(CheckDirectory(job.spec, job.record.owner, now).message()));
+    Finish(job, JobState::kFailed, std::string(DirectoryInUse(*other, job.record.owner, now).message()));
     return false;
   }
   return true;

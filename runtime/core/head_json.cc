@@ -542,9 +542,9 @@ std::shared_ptr<const Document> HeadState::StatusOf(const JobId& id, const std::
   for (auto it = job_order_.rbegin(); it != job_order_.rend(); ++it) {
     const Job& job = jobs_.at(it->second);
     const bool over = IsFinal(job.record.state);
-    const bool shown =
-        over && (++finished <= kFinishedShown) | (job.record.owner == reader && ++own <= kFinishedShown);
-    if (over && !shown) {
+    if (over) ++finished;
+    const bool readers = over && job.record.owner == reader && ++own <= kFinishedShown;
+    if (over && !readers && finished > kFinishedShown) {
       ++status->omitted;
     } else {
       status->jobs.push_back(NowOf(job, nodes_, false));

@@ -172,6 +172,24 @@ TEST_F(HeadSharesTest, AJobThatNeverRanKeepsNobodyElseOut) {
   EXPECT_EQ(Stored(JobId("mine-2")).state, JobState::kRunning);
 }
 
+// Also where the one that waited is the newer of the two: it is not told to stop itself.
+TEST_F(HeadSharesTest, WhoWaitedIsToldWhoHasTheDirectory) {
+  Boot();
+  Hello("1");
+  const auto submit = [&](const std::string& user, const std::string& job) {
+    return FromClient(ClientSubmit{job, {}, "/r/{job}"}, "", Role::kUser, user);
+  };
+  ASSERT_TRUE(submit("ann", "mine 8 8 in=/w/ckpt").ok);
+  ASSERT_TRUE(submit("bob", "late 99 99 in=/w/ckpt").ok);
+  Hello("2", 8);
+  StartRanks(JobId("mine-1"));
+  ASSERT_EQ(Stored(JobId("mine-1")).state, JobState::kRunning);
+  Hello("3", 200);
+  EXPECT_EQ(Stored(JobId("late-2")).state, JobState::kFailed);
+  EXPECT_THAT(Stored(JobId("late-2")).reason,
+              HasSubstr("job mine-1 of ann saves its checkpoints to /w/ckpt"));
+}
+
 TEST_F(HeadSharesTest, LargeJobsOfOneUserAreBounded) {
   config_.live_jobs_bytes_per_user_max = 300'000;
   config_.jobs_bytes_max = 400'000;

@@ -393,6 +393,7 @@ class HeadState {
 
   // head_directories.cc
   absl::Status CheckDirectory(const spec::JobSpec& spec, const std::string& owner, Instant now);
+  absl::Status DirectoryInUse(const Job& other, const std::string& owner_of_new, Instant now) const;
   absl::Status MayTakeOver(const Peer& peer, const spec::JobSpec& spec);
   bool DirectoryIsFree(Job& job, Instant now);
   void SayWhoTakesOver(Job& taker);
