@@ -29,7 +29,7 @@ namespace {
 
 constexpr int64_t kDrainMs = 2000;
 constexpr int64_t kGiveUpMs = 10000;
-constexpr int64_t kLogsMs = 2000;  // a generation that is over waits this long for its logs
+constexpr int64_t kLogsMs = 8000;  // a generation that is over waits this long for its logs
 constexpr int64_t kScanEveryMs = 15;
 constexpr size_t kOutputFrameMax = 64u << 10;
 constexpr size_t kAgentOutSoft = 1u << 20;  // beyond this, output waits: it is in the file anyway
