@@ -90,8 +90,7 @@ absl::StatusOr<std::string> CurrentDir() {
   if (dir == nullptr) return ErrnoStatus(errno, "the current directory");
   std::string out(dir);
   std::free(dir);
-  for (size_t pos = 0; pos < out.size();) {
-    if (spec::DecodeUtf8(out, pos)) continue;
+  if (!spec::IsCleanText(out)) {
     // A job's text is UTF-8, and the head would be told of another directory.
     return absl::InvalidArgumentError(absl::StrCat("the current directory is not UTF-8: ", SafeText(out),
                                                    ". Rename it, or start the job from another directory"));

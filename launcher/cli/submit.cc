@@ -25,6 +25,7 @@
 #include "launcher/spec/parse.h"
 #include "launcher/spec/print.h"
 #include "launcher/spec/words.h"
+#include "launcher/spec/yaml_tree.h"
 #include "runtime/agent/node.h"
 #include "runtime/zmq/control_client.h"
 
@@ -166,6 +167,11 @@ absl::StatusOr<core::ClientSubmit> MakeSubmit(const Args& args, const spec::JobS
   // Every cluster begins with job 1, and several may be used in one folder: a state directory that was
   // removed, another machine that shares the disk. The cluster's part of the name keeps their files apart.
   submit.run_dir = JoinPath(current, args.Get("run-dir", "gtrain-runs")) + "/{job}-{cluster}";
+  if (!spec::IsCleanText(submit.run_dir)) {
+    // `gtrain status` would name another directory.
+    return absl::InvalidArgumentError(
+        absl::StrCat("--run-dir is not UTF-8: ", SafeText(args.Get("run-dir")), ". Name another directory"));
+  }
   return submit;
 }
 

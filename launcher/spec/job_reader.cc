@@ -353,8 +353,20 @@ void JobReader::ReadWorkdirPath(const Node& node) {
   if (absl::StartsWith(*path, "~")) {
     values_.Error(node, "workdir", "`~` is not expanded; write ${HOME}");
   } else {
-    spec_.workdir = options_.file_dir.empty() ? *path : JoinPath(options_.file_dir, *path);
+    spec_.workdir = BesideFile(node, "workdir", *path);
   }
+}
+
+// The folder of the job file may have a name that no text can hold, and a job is sent and kept as text.
+std::string JobReader::BesideFile(const Node& node, const std::string& key, const std::string& path) {
+  if (options_.file_dir.empty()) return path;
+  std::string joined = JoinPath(options_.file_dir, path);
+  if (!IsCleanText(joined)) {
+    values_.Error(node, key,
+                  absl::StrCat("is taken from the folder of the job file, and ", joined,
+                               " is not UTF-8; rename that folder, or write an absolute path"));
+  }
+  return joined;
 }
 
 void JobReader::ReadWorkdir(const Node& node) {
@@ -443,8 +455,7 @@ void JobReader::ReadSecrets(const Node& node) {
                   }},
                  {"file", [&](const Node& n) {
                     const auto file = values_.String(n, path + ".file");
-                    if (file)
-                      ref.file = options_.file_dir.empty() ? *file : JoinPath(options_.file_dir, *file);
+                    if (file) ref.file = BesideFile(n, path + ".file", *file);
                   }}});
     if (value.entries.size() != 1) {
       values_.Error(value, path, "needs exactly one of `env` and `file`");

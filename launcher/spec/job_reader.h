@@ -46,6 +46,7 @@ class JobReader {
   void ReadWhere(const Node& node);
   void ReadWorkdir(const Node& node);
   void ReadWorkdirPath(const Node& node);
+  std::string BesideFile(const Node& node, const std::string& key, const std::string& path);
   void ReadEnv(const Node& node);
   bool CheckEnvName(const Node& node, absl::string_view key, absl::string_view what);
   void ReadInheritEnv(const Node& node);

@@ -100,5 +100,23 @@ TEST_F(KeeperFilesTest, WhatTheDiskRefusesIsMarkedAndWrittenLater) {
   EXPECT_EQ(stream.file_offset(), Slurp(path).size());
 }
 
+// Whether its agent ignores the signal or not: an agent of another version may have started it.
+TEST_F(KeeperFilesTest, AKeeperDoesNotDieOfALogBeyondTheLimitOfAFile) {
+  const auto was = signal(SIGXFSZ, SIG_DFL);
+  rlimit before = {};
+  ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &before), 0);
+  const auto restore = absl::MakeCleanup([&] {
+    setrlimit(RLIMIT_FSIZE, &before);
+    signal(SIGXFSZ, was);
+  });
+  const rlimit small = {100 << 10, before.rlim_max};
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &small), 0);
+  Start();
+  setrlimit(RLIMIT_FSIZE, &before);
+  Launch({"head -c 300000 /dev/zero; sleep 600"});
+  EXPECT_NE(Wait<keeper::Output>([](const keeper::Output& o) { return o.refused == EFBIG; }), nullptr);
+  EXPECT_TRUE(KeeperPid(dir_).ok()) << "the keeper died of it";
+}
+
 }  // namespace
 }  // namespace gtrain::host

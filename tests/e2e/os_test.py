@@ -86,14 +86,27 @@ class OsTest(harness.GtrainTest):
                 self.assertEqual(done.returncode, 1, done.stderr)
                 self.assertIn(said, done.stderr)
 
-    def test_a_current_directory_that_is_not_utf8_is_refused(self):
+    def test_a_directory_that_is_not_utf8_is_refused(self):
         """It was accepted with another name in its place, and the ranks did not start there."""
         folder = os.path.join(os.fsencode(self.dir), b'caf\xe9')
         os.mkdir(folder)
-        done = self.shell('cd caf$\'\\xe9\' && "$0" launch -n 1 -- true')
-        self.assertEqual(done.returncode, 2, done.stderr)
-        self.assertRegex(done.stderr, r'the current directory is not UTF-8: /\S+/caf\\xe9\. Rename it')
+        for name, text in [('beside', 'run: sleep 0\nworkdir: .\n'), ('secret', 'run: sleep 0\nsecrets: {KEY: {file: key}}\n'),
+                           ('elsewhere', 'run: sleep 0\n')]:
+            with open(os.path.join(folder, name.encode() + b'.yaml'), 'w') as file:
+                file.write(text)
+        for words, said in [('cd "$1"; "$0" launch -n 1 -- true', r'the current directory is not UTF-8: /\S+/caf\\xe9\. Rename it'),
+                            ('"$0" launch "$1/beside.yaml"', r'`workdir`: is taken from the folder of the job file, and '
+                                                             r'/\S+/caf\\xe9 is not UTF-8; rename that folder'),
+                            ('"$0" launch "$1/secret.yaml"', r'`secrets\.KEY\.file`: .* /\S+/caf\\xe9/key is not UTF-8'),
+                            ('"$0" launch --run-dir "$1/runs" -- true', r'--run-dir is not UTF-8: caf\\xe9/runs\. Name another')]:
+            with self.subTest(words):
+                done = self.shell(words, b'caf\xe9')
+                self.assertEqual(done.returncode, 2, done.stderr)
+                self.assertRegex(done.stderr, said)
         self.assertEqual(self.marked(), {}, 'nothing was started for it')
+        done = self.shell('"$0" launch "$1/elsewhere.yaml"', b'caf\xe9')
+        self.assertEqual(done.returncode, 0, 'where the job file lies is not part of the job')
+        self.end_local_cluster()
 
     def test_equal_lines_without_end(self):
         """Half a minute for 80 kB of them, before; and a signal was not looked at."""
