@@ -200,6 +200,7 @@ class Flat {
         state.values[0] >= 0) {
       steps_ = static_cast<int>(std::min(state.values[0], static_cast<float>(StepsCounted())));
       pending_step_ = false;
+      GT_RETURN_IF_ERROR(BeginRamp());
       return EndRamp();
     }
     const std::vector<float> scaled = Scaled(state.values, scale_);
@@ -301,10 +302,9 @@ class Flat {
     if (Mine().size == 0) return absl::OkStatus();
     shard_.resize(Mine().size);
     GT_ASSIGN_OR_RETURN(returning_, Compressor::Create(owner, Mine().size));
-    if (ramp_steps_ == 0) return absl::OkStatus();
-    owner.codec = Codec::kInt8;
-    GT_ASSIGN_OR_RETURN(ramping_, Compressor::Create(owner, Mine().size));
-    return absl::OkStatus();
+    ramp_options_ = owner;
+    ramp_options_.codec = Codec::kInt8;
+    return BeginRamp();
   }
 
   // While the density of DGC's ranks falls, the mean of many has nearly every element. An owner whose density
@@ -315,11 +315,20 @@ class Flat {
   Compressor& Owner() { return ramping_ != nullptr ? *ramping_ : *returning_; }
   const Compressor& Owner() const { return ramping_ != nullptr ? *ramping_ : *returning_; }
   int StepsCounted() const { return std::max(warmup_steps_, ramp_steps_); }
-  // What the last of its packets could not say is carried on.
+  // A state from before the end of the ramp may be loaded behind it: a program that goes back.
+  absl::Status BeginRamp() {
+    if (!Ramping() || ramping_ != nullptr || returning_ == nullptr) return absl::OkStatus();
+    GT_ASSIGN_OR_RETURN(ramping_, Compressor::Create(ramp_options_, Mine().size));
+    return CarryOn(*returning_, *ramping_);
+  }
   absl::Status EndRamp() {
     if (Ramping() || ramping_ == nullptr) return absl::OkStatus();
-    for (const Compressor::State& state : std::exchange(ramping_, nullptr)->Export()) {
-      if (state.name == kResidualState) GT_RETURN_IF_ERROR(returning_->Load(state.name, state.values));
+    return CarryOn(*std::exchange(ramping_, nullptr), *returning_);
+  }
+  // What the last packet of one owner could not say goes with the next of the other.
+  static absl::Status CarryOn(const Compressor& from, Compressor& to) {
+    for (const Compressor::State& state : from.Export()) {
+      if (state.name == kResidualState) GT_RETURN_IF_ERROR(to.Load(state.name, state.values));
     }
     return absl::OkStatus();
   }
@@ -478,6 +487,7 @@ class Flat {
   std::vector<std::unique_ptr<Compressor>> sending_;  // empty: dense; one; or one for each shard
   std::unique_ptr<Compressor> returning_;             // of the mean of this rank's shard
   std::unique_ptr<Compressor> ramping_;               // in its place while Ramping()
+  CompressionOptions ramp_options_;                   // of ramping_
   Codec owner_codec_ = Codec::kNone;                  // of returning_, on all ranks
   std::unique_ptr<LowRankMean> low_rank_;             // PowerSGD alone
   std::vector<float> shard_, whole_;

@@ -51,6 +51,10 @@ std::vector<Kind> EveryKind() {
     kinds.back().options.momentum = 0.9f;
     kinds.back().options.warmup_steps = warmup_steps;
   }
+  kinds.push_back(Of("DGC 0.1 %", Codec::kTopK));  // owners of 64 ranks begin with int8 and select then
+  kinds.back().options.density = 0.001;
+  kinds.back().options.momentum = 0.9f;
+  kinds.back().options.warmup_steps = 3;
   for (const Codec codec : {Codec::kFloat16, Codec::kInt8, Codec::kOneBit, Codec::kTopK}) {
     kinds.push_back(Of(absl::StrCat(CodecName(codec), ", bf16 residual"), codec));
     kinds.back().options.residual = ResidualType::kBFloat16;
