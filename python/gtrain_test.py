@@ -123,12 +123,16 @@ class SessionTest(unittest.TestCase):
             def __str__(self):
                 raise ValueError("no words")
 
+        class Worse(Exception):
+            def __str__(self):
+                raise KeyboardInterrupt
+
         for error, said in [(ValueError("boom"), "ValueError: boom"), (AssertionError(), "AssertionError"),
-                            (KeyboardInterrupt(), "KeyboardInterrupt"), (SystemExit(93), "exit code 93"),
-                            (SystemExit(-1), "exit code 255"), (SystemExit("no data"), "exit code 1: no data"),
-                            (Mute(), "Mute"), (ValueError("\udc80"), "ValueError: \\udc80"),
-                            (SystemExit(0), None), (SystemExit(None), None), (GeneratorExit(), None)]:
-            with self.subTest(repr(error) if said != "Mute" else said):
+                            (KeyboardInterrupt(), "KeyboardInterrupt"), (Mute(), "Mute"),
+                            (Worse(), "Worse"), (ValueError("\udc80"), "ValueError: \\udc80"),
+                            (SystemExit(0), None), (SystemExit(None), None), (SystemExit(75), None), (SystemExit(93), None),
+                            (SystemExit("no data"), None), (GeneratorExit(), None)]:
+            with self.subTest(repr(error) if said not in ("Mute", "Worse") else said):
                 abort = mock.Mock()
                 with mock.patch.object(_library.load(), "gtrain_communicator_abort", abort):
                     with self.assertRaises(type(error)):

@@ -18,20 +18,17 @@ def milliseconds(seconds):
 
 
 def _why_given_up(error):
-    """What the other ranks are told of the exception that ends a session, or None where it ends as it should."""
-    if isinstance(error, GeneratorExit):
+    """What the other ranks are told of the exception that ends a session, or None where it ends as it should.
+
+    Who exits does so by intent, often all ranks together behind a collective that agreed on it. To be told would end that
+    collective on those that have not quite completed it, and their error would be taken for the cause.
+    """
+    if isinstance(error, (GeneratorExit, SystemExit)):
         return None
     try:
         text = str(error)
-    except Exception:  # its own fault, and no reason to say nothing of it
+    except BaseException:  # its own fault, and no reason to say nothing of it
         text = ""
-    if isinstance(error, SystemExit):
-        if error.code is None:
-            return None
-        if isinstance(error.code, int):
-            code = error.code & 0xFF  # what the kernel keeps of it
-            return f"exit code {code}" if code else None
-        return f"exit code 1: {text}"
     name = type(error).__name__
     return f"{name}: {text}" if text else name
 
