@@ -219,6 +219,26 @@ TEST(RunFolder, TheFirstWhoSaysSoOwnsIt) {
   }
 }
 
+TEST(RunFolder, OfTwoWhoClaimAtOnceOneOwnsIt) {
+  const std::string path = TestFolder();
+  for (int turn = 0; turn < 500; ++turn) {
+    const std::string folder_path = absl::StrCat(path, "/", turn);
+    ASSERT_EQ(mkdir(folder_path.c_str(), 0700), 0);
+    const UniqueFd folder = OpenFolder(folder_path);
+    std::atomic<int> ready = 0, owners = 0;
+    const auto claim = [&](const char* job) {
+      ++ready;
+      while (ready < 2) {
+      }
+      owners += ClaimRunFolder(folder, folder_path, {ClusterId("c1"), JobId(job), "r"}).ok() ? 1 : 0;
+    };
+    std::thread other(claim, "other-1");
+    claim("one-1");
+    other.join();
+    ASSERT_EQ(owners, 1) << turn;
+  }
+}
+
 // The disk was full, or the machine that was about to say it died.
 TEST(RunFolder, WhatWasNotWrittenToItsEndIsWrittenAgain) {
   const RunFolderOwner owner{ClusterId("c1"), JobId("train-1"), "r1"};

@@ -67,6 +67,16 @@ absl::StatusOr<bool> OwnsRunFolder(const UniqueFd& folder, const std::string& pa
 
 absl::Status ClaimRunFolder(const UniqueFd& folder, const std::string& path, const RunFolderOwner& owner) {
   const auto no_room = [] { return errno == ENOSPC || errno == EDQUOT; };
+  const std::string text = TextOf(owner);
+  // With its words in it or not at all, so that of two that claim at once one is refused. Some file systems
+  // (NFS) have no files without a name.
+  const UniqueFd unnamed(openat(folder.get(), ".", O_TMPFILE | O_WRONLY | O_CLOEXEC, 0644));
+  if (unnamed.valid() &&
+      write(unnamed.get(), text.data(), text.size()) == static_cast<ssize_t>(text.size()) &&
+      linkat(AT_FDCWD, absl::StrCat("/proc/self/fd/", unnamed.get()).c_str(), folder.get(),
+             kRunFolderOwnerFile, AT_SYMLINK_FOLLOW) == 0) {
+    return absl::OkStatus();
+  }
   const int flags = O_WRONLY | O_CREAT | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC;
   UniqueFd file(openat(folder.get(), kRunFolderOwnerFile, flags | O_EXCL, 0644));
   if (!file.valid() && errno == EEXIST) {
@@ -74,7 +84,6 @@ absl::Status ClaimRunFolder(const UniqueFd& folder, const std::string& path, con
     if (said) return absl::OkStatus();
     file.reset(openat(folder.get(), kRunFolderOwnerFile, flags, 0644));
   }
-  const std::string text = TextOf(owner);
   const bool written = file.valid() && pwrite(file.get(), text.data(), text.size(), 0) >= 0;
   if (written || no_room()) return absl::OkStatus();
   return ErrnoStatus(errno, absl::StrCat(path, "/", kRunFolderOwnerFile));

@@ -121,13 +121,14 @@ void TailSpill::Unlink(const File& file) const {
 
 // One task for all that is owed, behind the parts that were taken before.
 bool TailQueue::PayDebts() {
-  if (to_drop_.empty() && !to_clear_) return true;
+  if (to_drop_->empty() && !to_clear_) return true;
+  // Shared, because a queue that is full takes none of it and would be offered a copy at each call.
   const bool posted = thread_.Post([spill = spill_, jobs = to_drop_, clear = to_clear_] {
     if (clear) spill->Clear();
-    for (const JobId& job : jobs) spill->Drop(job);
+    for (const JobId& job : *jobs) spill->Drop(job);
   });
   if (!posted) return false;
-  to_drop_.clear();
+  to_drop_ = std::make_shared<std::set<JobId>>();
   to_clear_ = false;
   return true;
 }
@@ -142,7 +143,7 @@ bool TailQueue::Read(const core::TailKey& tail, std::function<void(std::optional
 }
 
 void TailQueue::Drop(const JobId& job) {
-  to_drop_.insert(job);
+  to_drop_->insert(job);
   (void)PayDebts();
 }
 

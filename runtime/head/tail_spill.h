@@ -84,7 +84,8 @@ class TailQueue {
 
  private:
   const std::shared_ptr<TailSpill> spill_;
-  std::set<JobId> to_drop_;
+  std::shared_ptr<std::set<JobId>> to_drop_ =
+      std::make_shared<std::set<JobId>>();  // a task's once it is posted
   bool to_clear_ = false;
   TaskThread thread_;
 };
