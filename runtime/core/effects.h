@@ -95,7 +95,7 @@ struct ReplyToClient {
   ClientReply reply;
   bool changes = false;  // it answers a request that changed something, and so promises that it is stored
   std::shared_ptr<const Document> document = nullptr;  // becomes reply.json; null: it is there already
-  std::string client_key = {};                         // with a document: whose turn this is
+  std::string client_key = {};                         // with a document or changes: who asked
   bool operator==(const ReplyToClient&) const = default;
 };
 

@@ -77,12 +77,18 @@ std::optional<OutboxBatch> Outbox::NextBatch() {
   ++stats_.batches;
   pending_at_.clear();
   OutboxBatch batch{next_++, std::exchange(pending_, {}), std::exchange(pending_audit_, {})};
+  requests_in_flight_.clear();
+  for (const RecordWrite& write : batch.writes) {
+    if (write.record && std::holds_alternative<RequestRecord>(*write.record))
+      requests_in_flight_.insert(write.key);
+  }
   return batch;
 }
 
 std::vector<Effect> Outbox::Durable(uint64_t sequence) {
   GT_CHECK(in_flight_ && sequence == next_ - 1);
   in_flight_ = false;
+  requests_in_flight_.clear();
   durable_ = sequence;
   std::vector<Effect> released;
   while (!held_.empty() && held_.front().after <= durable_) {
@@ -91,6 +97,11 @@ std::vector<Effect> Outbox::Durable(uint64_t sequence) {
   }
   stats_.held_now = held_.size();
   return released;
+}
+
+bool Outbox::Stored(const ReplyToClient& reply) const {
+  const std::string key = KeyOf(RequestRecord{reply.client_key, reply.reply.id});
+  return !pending_at_.contains(key) && !requests_in_flight_.contains(key);
 }
 
 std::vector<Effect> Outbox::TakeAnswers() {
@@ -102,6 +113,8 @@ std::vector<Effect> Outbox::TakeAnswers() {
                         std::holds_alternative<ReplyFromSpill>(held.effect) ||
                         std::holds_alternative<ServiceRequest>(held.effect) ||
                         (query != nullptr && query->kind != AgentQuery::Kind::kExec);
+    if (auto* reply = std::get_if<ReplyToClient>(&held.effect))
+      reply->changes = reply->changes && !Stored(*reply);
     if (answer) answers.push_back(std::move(held.effect));
     return answer;
   });

@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
+#include "absl/container/flat_hash_set.h"
 #include "runtime/core/effects.h"
 
 namespace gtrain::core {
@@ -44,7 +45,8 @@ class Outbox {
   std::optional<OutboxBatch> NextBatch();
   std::vector<Effect> Durable(uint64_t sequence);
   // Held replies to clients, requests for the service and reads of logs, which are no longer held: for a disk
-  // that is full nobody waits. They rest on what is not durable, and who sends them says so.
+  // that is full nobody waits. They rest on what is not durable, and who sends them says so. Replies that
+  // promise that a change is stored keep `changes` only where it is not: one that is repeated is true.
   std::vector<Effect> TakeAnswers();
 
   bool Idle() const { return !Pending() && !in_flight_ && held_.empty(); }
@@ -58,6 +60,7 @@ class Outbox {
 
   void Queue(Persist persist);
   void DropCovered(const NodeId& node, const Revoke& revoke);
+  bool Stored(const ReplyToClient& reply) const;
   bool Pending() const { return !pending_.empty() || !pending_audit_.empty(); }
   uint64_t Newest() const;  // newest batch that effects made now depend on
 
@@ -66,7 +69,8 @@ class Outbox {
       pending_at_;  // by key: a head may delete 100,000 records in one step
   std::vector<AuditEntry> pending_audit_;
   uint64_t next_ = 1;
-  bool in_flight_ = false;  // batch next_ - 1 is with the disk
+  bool in_flight_ = false;                               // batch next_ - 1 is with the disk
+  absl::flat_hash_set<std::string> requests_in_flight_;  // keys of the answers in it
   uint64_t durable_ = 0;
   std::deque<Held> held_;
   OutboxStats stats_;

@@ -113,5 +113,35 @@ TEST(Outbox, AnswersDoNotWaitForAFullDisk) {
   EXPECT_EQ(box.Durable(batch->sequence), std::vector<Effect>({EmitEvent{}})) << "it waited";
 }
 
+// H3: "it is done, but not stored" of a request that was stored before would make its client give up.
+TEST(Outbox, OnAFullDiskOnlyWhatIsNotStoredIsSaidToBeSo) {
+  Outbox box;
+  const auto change = [](const std::string& id) {
+    return ReplyToClient{"route", ClientReply{.id = id, .ok = true}, true, nullptr, "client"};
+  };
+  const auto stored = [](const std::string& id) {
+    const RequestRecord record{"client", id, 1, ClientReply{.id = id, .ok = true}};
+    return RecordWrite{KeyOf(record), record};
+  };
+  const auto not_stored = [&box] {
+    std::vector<std::string> ids;
+    for (const Effect& effect : box.TakeAnswers()) {
+      const auto& reply = std::get<ReplyToClient>(effect);
+      if (reply.changes) ids.push_back(reply.reply.id);
+    }
+    return ids;
+  };
+  box.Add({{Persist{{stored("old")}}, change("old")}, ""});
+  box.Durable(box.NextBatch()->sequence);
+  box.Add({{Persist{{stored("with the disk")}}, change("with the disk")}, ""});
+  const auto batch = box.NextBatch();
+  box.Add({{change("old"), change("with the disk")}, ""});
+  box.Add({{Persist{{stored("behind")}}, change("behind")}, ""});
+  EXPECT_EQ(not_stored(), std::vector<std::string>({"with the disk", "with the disk", "behind"}));
+  box.Durable(batch->sequence);
+  box.Add({{change("with the disk"), change("behind")}, ""});
+  EXPECT_EQ(not_stored(), std::vector<std::string>({"behind"}));
+}
+
 }  // namespace
 }  // namespace gtrain::core

@@ -12,7 +12,7 @@
 
 namespace gtrain::sim {
 
-void Disk::Commit(core::OutboxBatch batch, std::function<void(bool)> done) {
+void Disk::Commit(core::OutboxBatch batch, std::function<void(Outcome)> done) {
   GT_CHECK(!in_flight_);
   Fault fault = std::exchange(next_fault_, Fault::kNone);
   if (full_) fault = Fault::kFull;
@@ -30,7 +30,9 @@ void Disk::Commit(core::OutboxBatch batch, std::function<void(bool)> done) {
     } else if (fault == Fault::kFull) {
       in_flight_.reset();  // nothing of it was written
     }
-    done(fault == Fault::kNone);
+    done(fault == Fault::kNone  ? Outcome::kDurable
+         : fault == Fault::kEio ? Outcome::kError
+                                : Outcome::kNoRoom);
   });
 }
 

@@ -27,8 +27,10 @@ class Disk {
   // fsync takes about this long.
   void set_sync_time(int64_t mean) { sync_mean_ = mean; }
 
-  // `done(false)`: an error; the caller must not go on. Never called after Lose.
-  void Commit(core::OutboxBatch batch, std::function<void(bool)> done);
+  // kError: nobody knows what is there, and the caller must not go on. kNoRoom: nothing of it was written,
+  // and it may be handed in again. `done` is never called after Lose.
+  enum class Outcome { kDurable, kError, kNoRoom };
+  void Commit(core::OutboxBatch batch, std::function<void(Outcome)> done);
   // The process is gone (with its machine: power_cut). What was not synced may be there or not.
   void Lose(bool power_cut);
 

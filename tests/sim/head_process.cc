@@ -23,6 +23,8 @@ void HeadProcess::Start() {
   inbox_.clear();
   later_.clear();
   completions_.clear();
+  committing_.reset();
+  no_room_ = false;
   wake_at_.reset();
   core::StoredRecords stored;
   for (const auto& [key, record] : disk_.durable()) stored.Add(record);
@@ -41,8 +43,8 @@ void HeadProcess::Recovered() {
   std::optional<core::OutboxBatch> batch = outbox_.NextBatch();
   if (batch) {
     const uint64_t sequence = batch->sequence;
-    return disk_.Commit(*std::move(batch), [this, sequence](bool ok) {
-      if (!ok) return Kill(false);
+    return disk_.Commit(*std::move(batch), [this, sequence](Disk::Outcome outcome) {
+      if (outcome != Disk::Outcome::kDurable) return Kill(false);  // no head starts on a full disk
       (void)outbox_.Durable(sequence);
       Recovered();
     });
@@ -102,11 +104,9 @@ void HeadProcess::Resume() {
     Step(message);
   }
   while (!completions_.empty() && life == life_ && core_ != nullptr) {
-    const auto [sequence, ok] = completions_.front();
+    const Disk::Outcome outcome = completions_.front();
     completions_.pop_front();
-    if (!ok) return Kill(false);
-    Do(outbox_.Durable(sequence));
-    StartCommit();
+    Committed(outcome);
   }
   if (life == life_ && core_ != nullptr) Wake();
 }
@@ -131,6 +131,7 @@ void HeadProcess::Step(const core::HeadEvent& event) {
                       result.effects.size() == 1);
   checker_.HeadDecided(*core_, result, awake());
   Do(outbox_.Add(std::move(result)));
+  AnswerWithoutStoring();
   StartCommit();
   // A beat makes no deadline earlier; asking after every one would cost more than handling it.
   if (core_ != nullptr && !(quiet && wake_at_)) Wake();
@@ -172,15 +173,56 @@ void HeadProcess::StartCommit() {
   if (core_ == nullptr) return;
   std::optional<core::OutboxBatch> batch = outbox_.NextBatch();
   if (!batch) return;
-  const uint64_t sequence = batch->sequence;
-  disk_.Commit(*std::move(batch), [this, sequence](bool ok) {
-    if (paused_) {
-      completions_.emplace_back(sequence, ok);
-      return;
+  committing_ = std::move(batch);
+  PostCommit();
+}
+
+void HeadProcess::PostCommit() {
+  disk_.Commit(*committing_, [this](Disk::Outcome outcome) {
+    if (paused_) return completions_.push_back(outcome);
+    Committed(outcome);
+  });
+}
+
+void HeadProcess::Committed(Disk::Outcome outcome) {
+  if (outcome == Disk::Outcome::kError) return Kill(false);  // the outcome is unknown (fault H4)
+  if (outcome == Disk::Outcome::kNoRoom) {                   // as HeadService::OnNoRoom (fault H3)
+    no_room_ = true;
+    ++kernel_.counts["batch waits for room"];
+    kernel_.Note(0xD15E, "the head goes on, and stores nothing");
+    AnswerWithoutStoring();
+    return LookForRoom();
+  }
+  const uint64_t sequence = committing_->sequence;
+  committing_.reset();
+  Do(outbox_.Durable(sequence));
+  StartCommit();
+}
+
+void HeadProcess::AnswerWithoutStoring() {
+  if (!no_room_) return;
+  for (core::Effect& effect : outbox_.TakeAnswers()) {
+    if (auto* reply = std::get_if<core::ReplyToClient>(&effect); reply != nullptr && reply->changes) {
+      reply->reply =
+          core::ReplyOf(reply->reply.id, absl::ResourceExhaustedError("it is done, but not stored"));
     }
-    if (!ok) return Kill(false);  // the outcome is unknown (fault H4)
-    Do(outbox_.Durable(sequence));
-    StartCommit();
+    Perform(effect);
+  }
+}
+
+// As the service's housekeeping does every two seconds.
+void HeadProcess::LookForRoom() {
+  kernel_.After(2 * kSec, [this, life = life_] {
+    if (life != life_ || core_ == nullptr) return;
+    if (paused_) return LookForRoom();
+    const bool full = disk_.full();
+    if (full) {
+      LookForRoom();
+    } else {
+      no_room_ = false;
+      PostCommit();
+    }
+    Step(core::StoreRoom{.low = full, .text = full ? "the disk is full" : "", .full = full});
   });
 }
 

@@ -39,6 +39,10 @@ class HeadProcess {
   void Perform(core::Effect& effect);
   void Reply(const std::string& route, core::ClientReply reply);
   void StartCommit();
+  void PostCommit();
+  void Committed(Disk::Outcome outcome);
+  void AnswerWithoutStoring();
+  void LookForRoom();
   void Wake();
   void Resume();
   void Recovered();
@@ -56,7 +60,9 @@ class HeadProcess {
   int64_t paused_at_ = 0;
   std::deque<core::PeerMessage> inbox_;
   std::deque<core::PeerGone> later_;
-  std::deque<std::pair<uint64_t, bool>> completions_;
+  std::optional<core::OutboxBatch> committing_;  // with the disk, or waiting for room there
+  bool no_room_ = false;
+  std::deque<Disk::Outcome> completions_;
   std::optional<int64_t> wake_at_;
   int64_t awake_before_ = 0, awake_since_ = 0;
   size_t inbox_max_ = 0;
