@@ -21,13 +21,6 @@ std::string Dump(const json& document) {
   return document.dump(-1, ' ', false, json::error_handler_t::replace);
 }
 
-// What a job holds in memory and store that its user chose.
-size_t BytesOf(const std::string& spec_text, const std::map<std::string, std::string>& env) {
-  size_t bytes = spec_text.size();
-  for (const auto& [name, value] : env) bytes += name.size() + value.size();
-  return bytes;
-}
-
 const JobId* JobOf(const ClientRequestBody& body) {
   if (const auto* b = std::get_if<ClientStop>(&body)) return &b->job;
   if (const auto* b = std::get_if<ClientStatus>(&body)) return &b->job;
@@ -121,7 +114,7 @@ void HeadState::OnRequest(const PeerMessage& event, const ClientRequest& request
   if (repeated != requests_.end()) {
     GT_PROBE("head.request_repeated");
     ++counters_.deduplicated;
-    out_.push_back(ReplyToClient{route, repeated->second.reply, true});
+    out_.push_back(ReplyToClient{route, repeated->second.reply, true, nullptr, event.peer.key_id});
     return;
   }
   // Who asked may have given up, and not expect any more that it is done. Who still waits asks again.
@@ -185,8 +178,8 @@ void HeadState::OnRequest(const PeerMessage& event, const ClientRequest& request
   if (!changed.ok()) return refuse(changed.status());  // it changed nothing and may be made again
   if (!std::holds_alternative<ClientSubmit>(request.body))
     Audit(event, rule.name, target, changed.status(), now);
-  Answer(route, request.id, absl::OkStatus(), *changed);
-  std::get<ReplyToClient>(out_.back()).changes = true;
+  out_.push_back(
+      ReplyToClient{route, ReplyOf(request.id, std::move(*changed)), true, nullptr, event.peer.key_id});
   Remember(event.peer, std::get<ReplyToClient>(out_.back()).reply);
 }
 
@@ -202,11 +195,11 @@ absl::StatusOr<std::string> HeadState::Submit(const PeerMessage& event, const st
   }
   const std::string owner = OwnerName(event.peer);
   int own = 0;
-  size_t own_bytes = BytesOf(submit.spec_text, submit.env);
+  size_t own_bytes = BytesOfUser(submit.spec_text, submit.env);
   for (const Job* job : LiveJobs()) {
     if (job->record.owner != owner) continue;
     ++own;
-    own_bytes += BytesOf(job->record.spec_text, job->record.env);
+    own_bytes += job->user_bytes;
   }
   if (own_bytes > config_.live_jobs_bytes_per_user_max) {
     return absl::ResourceExhaustedError(
@@ -240,6 +233,7 @@ absl::StatusOr<std::string> HeadState::Submit(const PeerMessage& event, const st
   record.request_id = id;
   record.end_with_client = submit.end_with_client;
   record.takeover = submit.takeover;
+  record.takeover_any = submit.takeover && event.peer.role == Role::kAdmin;
   record.reason = "just submitted";
   // As it is with what stands for {job} put in, and as it will be read back.
   constexpr size_t kRunDirBytesMax = 3'500;  // room for what is made inside it
@@ -257,7 +251,7 @@ absl::StatusOr<std::string> HeadState::Submit(const PeerMessage& event, const st
   Dirty(job);
   Write(cluster_);
   Emit(job, "state", "QUEUED: submitted");
-  if (submit.takeover) SayWhoTakesOver(job);
+  if (submit.takeover) SayWhoTakesOver(job, /*since_its_submit=*/false);
   DropOldJobs();
   fresh_.push_back(job.record.id);
   Say(absl::StrCat(job.record.id.value, " submitted"));
@@ -265,39 +259,62 @@ absl::StatusOr<std::string> HeadState::Submit(const PeerMessage& event, const st
   return Dump({{"job", job.record.id.value}, {"run_dir", job.record.run_dir}});
 }
 
-// Finished jobs beyond the limits are forgotten: oldest first, and for bytes those of who has most of them.
+// Jobs that are over beyond the limits are forgotten: the oldest of who has most of them, in number or in
+// bytes. Costs nothing while both limits hold.
 void HeadState::DropOldJobs() {
-  size_t bytes = 0;
-  std::map<std::string, size_t> bytes_of;
-  for (const auto& [id, job] : jobs_) {
-    const size_t its = BytesOf(job.record.spec_text, job.record.env);
-    bytes_of[job.record.owner] += its;
-    bytes += its;
-  }
-  const auto most = [&] {
-    return std::ranges::max_element(bytes_of, {}, [](const auto& item) { return item.second; })->first;
+  const auto drop_of_most = [this](const auto& what) {
+    const auto most =
+        std::ranges::max_element(over_of_user_, {}, [&](const auto& item) { return what(item.second); });
+    DropOver(*most->second.jobs.begin());
   };
-  for (auto it = job_order_.begin(); it != job_order_.end();) {
-    const bool many = static_cast<int>(jobs_.size()) > config_.jobs_max;
-    if (!many && bytes <= config_.jobs_bytes_max) return;
-    const Job& job = jobs_.at(it->second);
-    if (!IsFinal(job.record.state) || (!many && job.record.owner != most())) {
-      ++it;
-      continue;
-    }
-    const size_t its = BytesOf(job.record.spec_text, job.record.env);
-    bytes_of[job.record.owner] -= its;
-    bytes -= its;
-    DeleteJob(job);
-    if (job.checkpoint) Delete(KeyOf(*job.checkpoint));
-    tails_.Forget(it->second);
-    out_.push_back(DropSpilled{it->second});
-    dirty_jobs_.erase(it->second);
-    news_.insert(it->second);
-    live_jobs_.erase(it->first);
-    jobs_.erase(it->second);
-    it = job_order_.erase(it);
-  }
+  while (static_cast<int>(jobs_.size()) > config_.jobs_max && !over_of_user_.empty())
+    drop_of_most([](const JobsOver& own) { return own.jobs.size(); });
+  while (over_bytes_ > config_.jobs_bytes_max && !over_of_user_.empty())
+    drop_of_most([](const JobsOver& own) { return own.bytes; });
+}
+
+// What a job that is over holds until it is forgotten, about. Of n ranks some 300 bytes each, and what they
+// wrote last.
+size_t HeadState::BytesKept(const Job& job) {
+  const auto bytes_of = [](const GenerationGrant& grant) {
+    return grant.ranks.size() * sizeof(RankPlace) + grant.nodes.size() * sizeof(NodePlace);
+  };
+  const JobRecord& record = job.record;
+  size_t bytes = sizeof(Job) + job.user_bytes;
+  if (record.grant) bytes += job.user_bytes + bytes_of(*record.grant);
+  for (const auto& [generation, grant] : job.past) bytes += bytes_of(grant);
+  for (const RankExit& exit : record.exits)
+    bytes += sizeof(RankExit) + exit.message.size() + exit.tail.size() + exit.storage.size();
+  for (const std::shared_ptr<const EmitEvent>& event : job.events)
+    bytes += sizeof(EmitEvent) + event->run_dir.size() + event->text.size();
+  return bytes;
+}
+
+void HeadState::CountOver(Job& job) {
+  job.kept_bytes = BytesKept(job);
+  JobsOver& own = over_of_user_[job.record.owner];
+  own.bytes += job.kept_bytes;
+  own.jobs.insert(job.record.number);
+  over_bytes_ += job.kept_bytes;
+}
+
+void HeadState::DropOver(uint64_t number) {
+  const auto it = job_order_.find(number);
+  const Job& job = jobs_.at(it->second);
+  const auto own = over_of_user_.find(job.record.owner);
+  own->second.bytes -= job.kept_bytes;
+  own->second.jobs.erase(number);
+  if (own->second.jobs.empty()) over_of_user_.erase(own);
+  over_bytes_ -= job.kept_bytes;
+  DeleteJob(job);
+  if (job.checkpoint) Delete(KeyOf(*job.checkpoint));
+  tails_.Forget(it->second);
+  out_.push_back(DropSpilled{it->second});
+  dirty_jobs_.erase(it->second);
+  news_.insert(it->second);
+  live_jobs_.erase(number);
+  jobs_.erase(it->second);
+  job_order_.erase(it);
 }
 
 // First stop: TERM and stop_grace, the ranks may save. Second: KILL.
@@ -533,27 +550,20 @@ absl::Status HeadState::Poll(const PeerMessage& event, const std::string& id, co
   const Instant deadline = now + std::clamp(events.wait, absl::ZeroDuration(), config_.events_wait_max);
   polls_[events.job].push_back(
       {event.route, id, event.peer.key_id, user, events.job, events.after, deadline});
-  next_poll_ = std::min(next_poll_.value_or(deadline), deadline);
+  poll_deadlines_.insert({deadline, events.job});
   news_.insert(events.job);  // it may have said something since
   return absl::OkStatus();
 }
 
 void HeadState::AnswerPolls(Instant now) {
   std::set<JobId> due = std::exchange(news_, {});
-  if (next_poll_ && now >= *next_poll_) {
-    for (const auto& [job, polls] : polls_) due.insert(job);
-  }
+  for (auto it = poll_deadlines_.begin(); it != poll_deadlines_.end() && it->first <= now; ++it)
+    due.insert(it->second);
   for (const JobId& job : due) {
     const auto it = polls_.find(job);
     if (it == polls_.end()) continue;
     std::erase_if(it->second, [&](const OpenPoll& poll) { return AnswerPoll(poll, now); });
     if (it->second.empty()) polls_.erase(it);
-  }
-  if (!next_poll_ || now < *next_poll_) return;
-  next_poll_.reset();
-  for (const auto& [job, polls] : polls_) {
-    for (const OpenPoll& poll : polls)
-      next_poll_ = std::min(next_poll_.value_or(poll.deadline), poll.deadline);
   }
 }
 
@@ -570,6 +580,7 @@ bool HeadState::AnswerPoll(const OpenPoll& poll, Instant now) {
     AnswerEvents(poll, *job);
   }
   polls_of_user_.Return(poll.user);
+  poll_deadlines_.erase(poll_deadlines_.find({poll.deadline, poll.job}));
   active_at_ = now;
   return true;
 }

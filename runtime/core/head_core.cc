@@ -173,7 +173,8 @@ void HeadState::Adopt(Job& job, Instant now) {
   job.client_seen = now;
   for (const FaultRecord& fault : job.record.faults) job.fault_times.push_back(now - Since(fault.at, now));
   job.record.event_sequence += 1000;  // numbers that were given out but not yet stored are not used twice
-  if (IsFinal(job.record.state)) return;
+  job.user_bytes = BytesOfUser(job.record.spec_text, job.record.env);
+  if (IsFinal(job.record.state)) return CountOver(job);
   live_jobs_[job.record.number] = &job;
   absl::StatusOr<spec::JobSpec> spec = config_.parse_job(job.record.spec_text);
   if (!spec.ok()) {
@@ -182,8 +183,7 @@ void HeadState::Adopt(Job& job, Instant now) {
            absl::StrCat("its job file can no longer be read by this version: ", spec.status().message()));
     return;
   }
-  job.spec = *std::move(spec);
-  job.demand = DemandOf(job.spec, config_.local);
+  TakeSpec(job, *std::move(spec));
   if (job.record.grant) {
     ResetLive(job, now);
     ExpectNodes(*job.record.grant, now);
@@ -368,7 +368,7 @@ std::optional<Instant> HeadState::NextDeadline() const {
   }
   std::optional<Instant> next = *first_deadline_;
   Sooner(next, detector_.NextDeadline());
-  if (next_poll_) Sooner(next, *next_poll_);
+  if (!poll_deadlines_.empty()) Sooner(next, poll_deadlines_.begin()->first);
   return next;
 }
 
@@ -434,10 +434,22 @@ Job& HeadState::AddJob(JobRecord record, spec::JobSpec spec, Instant now) {
   // Nothing of what was set aside may lie beside the records of the job that is taken up in its stead.
   if (const auto aside = set_aside_.find(job.record.id); aside != set_aside_.end())
     job.written.obsolete = std::exchange(aside->second, {});
-  job.spec = std::move(spec);
-  job.demand = DemandOf(job.spec, config_.local);
+  job.user_bytes = BytesOfUser(job.record.spec_text, job.record.env);
+  TakeSpec(job, std::move(spec));
   job.client_seen = now;
   return job;
+}
+
+size_t BytesOfUser(const std::string& spec_text, const std::map<std::string, std::string>& env) {
+  size_t bytes = spec_text.size();
+  for (const auto& [name, value] : env) bytes += name.size() + value.size();
+  return bytes;
+}
+
+void HeadState::TakeSpec(Job& job, spec::JobSpec spec) {
+  job.spec = std::move(spec);
+  job.demand = DemandOf(job.spec, config_.local);
+  job.location = LocationOf(job.spec);
 }
 
 void HeadState::Emit(Job& job, const std::string& kind, std::string text) {

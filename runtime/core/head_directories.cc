@@ -17,9 +17,7 @@
 #include "runtime/core/head_state.h"
 
 namespace gtrain::core {
-namespace {
 
-// One name for each directory; empty: the job saves nowhere, perhaps because it only reads.
 std::string LocationOf(const spec::JobSpec& spec) {
   absl::string_view uri = spec.checkpoint.uri;
   if (uri.empty() || spec.checkpoint.read_only) return "";
@@ -32,13 +30,11 @@ std::string LocationOf(const spec::JobSpec& spec) {
   return location;
 }
 
-}  // namespace
-
 // At most as many as live jobs, once a submit.
 std::vector<Job*> HeadState::OthersIn(const std::string& location, const JobId& but) {
   std::vector<Job*> others = LiveJobs();
   std::erase_if(others, [&](const Job* job) {
-    return location.empty() || job->record.id == but || LocationOf(job->spec) != location;
+    return location.empty() || job->record.id == but || job->location != location;
   });
   return others;
 }
@@ -60,7 +56,7 @@ absl::Status HeadState::CheckDirectory(const spec::JobSpec& spec, const std::str
 // The refusal offers only what the owner of the new job may do with the other one.
 absl::Status HeadState::DirectoryInUse(const Job& other, const std::string& owner_of_new, Instant now) const {
   const JobRecord& owner = other.record;
-  const std::string location = LocationOf(other.spec);
+  const std::string& location = other.location;
   const absl::Duration age = std::max(absl::Seconds(1), absl::Floor(RunTime(other, now), absl::Seconds(1)));
   const std::string since = owner.generation.value == 0
                                 ? "not started yet"
@@ -91,22 +87,27 @@ absl::Status HeadState::MayTakeOver(const Peer& peer, const spec::JobSpec& spec)
   return absl::OkStatus();
 }
 
-// Before a job's first generation. False: another user's job runs there by now, and this one is over.
+// Before a job's first generation. False: another user's job runs there by now, and this one is over. Also
+// with
+// --takeover: what its user may take was decided when nobody ran there.
 bool HeadState::DirectoryIsFree(Job& job, Instant now) {
-  if (job.record.generation != Generation() || job.record.takeover) return true;
-  for (const Job* other : OthersIn(LocationOf(job.spec), job.record.id)) {
+  if (job.record.generation != Generation()) return true;
+  for (const Job* other : OthersIn(job.location, job.record.id)) {
     if (other->record.owner == job.record.owner || other->record.generation == Generation()) continue;
+    if (job.record.takeover_any) continue;
     GT_PROBE("head.directory_in_use_at_start");
     Finish(job, JobState::kFailed, std::string(DirectoryInUse(*other, job.record.owner, now).message()));
     return false;
   }
+  if (job.record.takeover) SayWhoTakesOver(job, /*since_its_submit=*/true);
   return true;
 }
 
-void HeadState::SayWhoTakesOver(Job& taker) {
-  const std::string location = LocationOf(taker.spec);
+void HeadState::SayWhoTakesOver(Job& taker, bool since_its_submit) {
+  const std::string& location = taker.location;
   std::vector<std::string> losers;
   for (Job* loser : OthersIn(location, taker.record.id)) {
+    if (since_its_submit && loser->record.number < taker.record.number) continue;
     GT_PROBE("head.directory_taken_over");
     losers.push_back(loser->record.id.value);
     Emit(*loser, "owner",
@@ -124,7 +125,7 @@ std::vector<JobId> HeadState::LiveJobsToTell(const Job& job) const {
   std::vector<JobId> ids = {job.record.id};
   for (auto it = job_order_.rbegin(); it != job_order_.rend() && ids.size() < kLiveJobsToldMax; ++it) {
     const Job& other = jobs_.at(it->second);
-    if (&other == &job || IsFinal(other.record.state) || LocationOf(other.spec).empty()) continue;
+    if (&other == &job || IsFinal(other.record.state) || other.location.empty()) continue;
     ids.push_back(it->second);
   }
   return ids;

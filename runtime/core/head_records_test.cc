@@ -169,14 +169,16 @@ TEST_F(RecordsTest, ExitsOfAJobThatIsOverArePacked) {
         PeerMessage{{Role::kNode, "1"}, RouteOf("1"), "10.0.0.1", RankExited{Exit(job, 1, rank, 0)}},
         clock_.Now()));
   EXPECT_THAT(KeysOnDisk(job), Contains("/exit/7")) << "not before it is over";
-  const std::vector<std::string> last = WrittenBy("1", RankExited{Exit(job, 1, kRanks - 1, 0, "words")});
+  RankExit exit = Exit(job, 1, kRanks - 1, 0);
+  exit.message = "words";
+  const std::vector<std::string> last = WrittenBy("1", RankExited{exit});
   ASSERT_EQ(State(job), "SUCCEEDED");
   EXPECT_THAT(last, AllOf(Contains("-job/train-1/exit/0"), Contains("job/train-1/exits/1024")));
   EXPECT_THAT(KeysOnDisk(job), UnorderedElementsAre("", "/status", "/grant", "/exits/0", "/exits/1024"));
   ExpectARestartFindsTheSame(job);
   Boot();
   ASSERT_EQ(head_->RecordOf(job)->exits.size(), static_cast<size_t>(kRanks));
-  EXPECT_EQ(head_->RecordOf(job)->exits.back().tail, "words");
+  EXPECT_EQ(head_->RecordOf(job)->exits.back().message, "words");
 
   const std::map<std::string, Record> disk = disk_;
   for (const std::string key : {"/exits/0", "/exits/1024"}) {

@@ -155,6 +155,50 @@ TEST_F(HeadSharesTest, NobodyTakesTheDirectoryOfSomebodyElsesJob) {
   EXPECT_TRUE(submit("root", "admins 1 1 in=/w/ckpt", true, Role::kAdmin).ok);
 }
 
+// What a launch may take is looked at again when it starts: the other one may run by then.
+TEST_F(HeadSharesTest, ATakeoverThatWaitedTakesNothingThatStartedMeanwhile) {
+  for (const Role role : {Role::kUser, Role::kAdmin}) {
+    disk_.clear();
+    Boot();
+    Hello("1", 2);
+    ClientSubmit late{"late 2 2 one-per-node in=/w/ckpt", {}, "/r/{job}"};  // there is no room for it yet
+    late.takeover = true;
+    ASSERT_TRUE(FromClient(late, "", role, "bob").ok);
+    ASSERT_TRUE(FromClient(ClientSubmit{"mine 1 1 in=/w/ckpt", {}, "/r/{job}"}, "", Role::kUser, "ann").ok);
+    StartRanks(JobId("mine-2"));
+    ASSERT_EQ(Stored(JobId("mine-2")).state, JobState::kRunning);
+    Boot();  // the head is another one by then
+    const JobId mine("mine-2");
+    Hello("1", 2, {HeldGeneration{mine, {1}, {0}, {Step(mine, 1, 0, 7)}, {}}});
+    Hello("2", 2);
+    Pass(absl::Minutes(1), {"1", "2"});
+    const std::string why = FromClient(ClientWhy{JobId("mine-2")}, "", Role::kUser, "ann").json;
+    if (role == Role::kAdmin) {
+      EXPECT_EQ(Stored(JobId("late-1")).generation, Generation{1});
+      EXPECT_THAT(why, HasSubstr("job late-1 of bob takes over"));
+    } else {
+      EXPECT_EQ(Stored(JobId("late-1")).generation, Generation{0});
+      EXPECT_EQ(Stored(JobId("late-1")).state, JobState::kFailed);
+      EXPECT_THAT(Stored(JobId("late-1")).reason, HasSubstr("job mine-2 of ann saves its checkpoints"));
+    }
+  }
+}
+
+// The history of others is not the price of one user's many short jobs.
+TEST_F(HeadSharesTest, TheOldestOfWhoHasMostJobsIsForgotten) {
+  config_.jobs_max = 20;
+  Boot();
+  const auto run = [&](const std::string& user) {
+    const ClientReply reply = FromClient(ClientSubmit{"train 1 1", {}, "/r"}, "", Role::kUser, user);
+    const JobId job(nlohmann::json::parse(reply.json).at("job").get<std::string>());
+    FromClient(ClientStop{job}, "", Role::kUser, user);
+  };
+  for (int i = 0; i < 5; ++i) run("ann");
+  for (int i = 0; i < 60; ++i) run("bob");
+  for (int i = 1; i <= 5; ++i) EXPECT_EQ(Stored(JobId(absl::StrCat("train-", i))).owner, "ann");
+  EXPECT_FALSE(disk_.contains(KeyOf(JobStatusRecord{JobId("train-6")})));
+}
+
 TEST_F(HeadSharesTest, AJobThatNeverRanKeepsNobodyElseOut) {
   Boot();
   Hello("1");
@@ -192,7 +236,7 @@ TEST_F(HeadSharesTest, WhoWaitedIsToldWhoHasTheDirectory) {
 
 TEST_F(HeadSharesTest, LargeJobsOfOneUserAreBounded) {
   config_.live_jobs_bytes_per_user_max = 300'000;
-  config_.jobs_bytes_max = 400'000;
+  config_.jobs_bytes_max = 250'000;
   Boot();
   const auto submit = [&](const std::string& user, size_t bytes) {
     return FromClient(ClientSubmit{"train 1 1", {{"A", std::string(bytes, 'x')}}, "/r"}, "", Role::kUser,
@@ -208,6 +252,56 @@ TEST_F(HeadSharesTest, LargeJobsOfOneUserAreBounded) {
   EXPECT_THAT(FromClient(ClientWhy{JobId("train-2")}, "", Role::kUser, "bob").error,
               HasSubstr("no job train-2"));
   EXPECT_EQ(Stored(JobId("train-1")).owner, "ann") << "the oldest, but not of who has most";
+}
+
+// What a user has live is no reason to keep more of what others are done with.
+TEST_F(HeadSharesTest, JobsThatAreOverAreBoundedWhoeverHasMostThatLive) {
+  config_.jobs_bytes_max = 1'000'000;
+  Boot();
+  const auto submit = [&](const std::string& user) {
+    return FromClient(ClientSubmit{"train 1 1", {{"A", std::string(100'000, 'x')}}, "/r"}, "", Role::kUser,
+                      user);
+  };
+  for (int i = 0; i < 20; ++i) ASSERT_TRUE(submit("ann").ok);
+  for (int i = 21; i <= 60; ++i) {
+    const std::string user = absl::StrCat("user", i % 4);
+    ASSERT_TRUE(submit(user).ok);
+    FromClient(ClientStop{JobId(absl::StrCat("train-", i))}, "", Role::kUser, user);
+  }
+  ASSERT_TRUE(submit("ann").ok);
+  size_t over = 0;
+  for (int i = 21; i <= 60; ++i)
+    over += disk_.contains(KeyOf(JobStatusRecord{JobId(absl::StrCat("train-", i))}));
+  EXPECT_GE(over, 8u);
+  EXPECT_LE(over, 10u) << "of 100 kB each";
+}
+
+// The words of 1,000 ranks are kept only where they explain something, and what is kept is counted.
+TEST_F(HeadSharesTest, WhatRanksOfOldJobsSaidIsBounded) {
+  config_.jobs_bytes_max = 40'000;
+  Boot();
+  Hello("1", 8);
+  const auto run = [&](int number, int exit_code) {
+    const JobId job(absl::StrCat("train-", number));
+    ASSERT_TRUE(FromClient(ClientSubmit{"train 4 4", {}, "/r"}).ok);
+    StartRanks(job);
+    for (int rank = 0; rank < 4; ++rank) {
+      FromNode("1", RankExited{Exit(job, 1, rank, exit_code, std::string(20'000, 't'))});
+    }
+    FromNode("1", GenerationGone{job, {1}});
+  };
+  run(1, 0);
+  EXPECT_EQ(Stored(JobId("train-1")).state, JobState::kSucceeded);
+  for (const RankExit& exit : Stored(JobId("train-1")).exits) EXPECT_EQ(exit.tail, "");
+  for (int number = 2; number <= 8; ++number) run(number, 93);
+  EXPECT_EQ(Stored(JobId("train-8")).state, JobState::kFailed);
+  EXPECT_EQ(Stored(JobId("train-8")).exits[0].tail.size(), 2'048u) << "it tells why";
+  ASSERT_TRUE(FromClient(ClientSubmit{"train 4 4", {}, "/r"}).ok);
+  int kept = 0;
+  for (int number = 2; number <= 8; ++number)
+    kept += disk_.contains(KeyOf(JobStatusRecord{JobId(absl::StrCat("train-", number))}));
+  EXPECT_GE(kept, 2);
+  EXPECT_LE(kept, 4) << "of 8 kB of words each, and the job";
 }
 
 TEST_F(HeadSharesTest, OthersPushNobodysOwnJobsOutOfTheList) {

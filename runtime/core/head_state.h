@@ -158,6 +158,10 @@ struct Job {
   std::map<NodeId, NodePace> paces;
   std::optional<Instant> links_at;  // which node to do without is decided then
 
+  std::string location;   // where it saves checkpoints, one name for each directory; empty: nowhere
+  size_t user_bytes = 0;  // of its job file and environment
+  size_t kept_bytes = 0;  // once it is over: what HeadState::over_bytes_ holds of it
+
   std::vector<Instant> fault_times;    // parallel to record.faults
   std::vector<Instant> avoided_until;  // parallel to record.avoided
   std::vector<Blocker> blocked_by;
@@ -200,6 +204,18 @@ struct DoneExec {
 };
 
 // A client waiting for events.
+// What is kept of the jobs of one user that are over.
+struct JobsOver {
+  size_t bytes = 0;
+  std::set<uint64_t> jobs;  // by number: the oldest first
+};
+
+// The bytes of a job that its user chose.
+size_t BytesOfUser(const std::string& spec_text, const std::map<std::string, std::string>& env);
+// Where a job saves its checkpoints, one name for each directory; empty: nowhere, perhaps because it only
+// reads.
+std::string LocationOf(const spec::JobSpec& spec);
+
 struct OpenPoll {
   std::string route;
   std::string request_id;
@@ -238,6 +254,7 @@ class HeadState {
   StepResult Flush(Instant now);
   void Say(const std::string& why);
   Job& AddJob(JobRecord record, spec::JobSpec spec, Instant now);  // submitted, or taken up from its ranks
+  void TakeSpec(Job& job, spec::JobSpec spec);
   void Emit(Job& job, const std::string& kind, std::string text);
   void Send(const NodeId& node, SendKind kind, Message message);
   void Dirty(const Job& job) { dirty_jobs_.insert(job.record.id); }
@@ -396,7 +413,7 @@ class HeadState {
   absl::Status DirectoryInUse(const Job& other, const std::string& owner_of_new, Instant now) const;
   absl::Status MayTakeOver(const Peer& peer, const spec::JobSpec& spec);
   bool DirectoryIsFree(Job& job, Instant now);
-  void SayWhoTakesOver(Job& taker);
+  void SayWhoTakesOver(Job& taker, bool since_its_submit);
   std::vector<Job*> OthersIn(const std::string& location, const JobId& but);
   std::vector<JobId> LiveJobsToTell(const Job& job) const;
 
@@ -429,6 +446,9 @@ class HeadState {
   void ExpireQueries(Instant now);
   OpenQuery EndQuery(std::map<uint64_t, OpenQuery>::iterator query);
   void DropOldJobs();
+  static size_t BytesKept(const Job& job);
+  void CountOver(Job& job);
+  void DropOver(uint64_t number);
 
   // head_json.cc
   std::shared_ptr<const Document> StatusOf(const JobId& id, const std::string& reader) const;
@@ -445,8 +465,10 @@ class HeadState {
   ClusterRecord cluster_;
   std::map<NodeId, Node> nodes_;
   std::map<JobId, Job> jobs_;
-  std::map<uint64_t, JobId> job_order_;            // by number
-  std::map<uint64_t, Job*> live_jobs_;             // by number; what ended since LiveJobs() is there, too
+  std::map<uint64_t, JobId> job_order_;  // by number
+  std::map<uint64_t, Job*> live_jobs_;   // by number; what ended since LiveJobs() is there, too
+  size_t over_bytes_ = 0;                // of the others
+  std::map<std::string, JobsOver> over_of_user_;
   std::map<std::string, RequestRecord> requests_;  // by KeyOf
   std::map<uint64_t, std::string> request_order_;
   std::map<std::string, std::set<uint64_t>> requests_of_key_;  // numbers of each client's
@@ -462,9 +484,9 @@ class HeadState {
   // Looked at when their job says something, or the first of all is over: never all of them at each message.
   std::map<JobId, std::vector<OpenPoll>> polls_;
   UserShares polls_of_user_;
-  std::optional<Instant> next_poll_;  // not after the deadline of any
-  std::set<JobId> news_;              // jobs with new events, or forgotten
-  Instant active_at_;                 // last request or end of a job
+  std::multiset<std::pair<Instant, JobId>> poll_deadlines_;  // of each
+  std::set<JobId> news_;                                     // jobs with new events, or forgotten
+  Instant active_at_;                                        // last request or end of a job
   bool any_job_seen_ = false;
   bool shutdown_when_idle_ = false;
   bool stopped_ = false;

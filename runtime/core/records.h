@@ -84,7 +84,8 @@ struct JobSubmission {
   std::string owner;       // whose job it is: OwnerName in authority.h
   std::string request_id;
   bool end_with_client = false;
-  bool takeover = false;  // as the client asked: GenerationGrant::takeover
+  bool takeover = false;      // as the client asked: GenerationGrant::takeover
+  bool takeover_any = false;  // an administrator asked: also from a running job of another user
   bool operator==(const JobSubmission&) const = default;
 };
 
