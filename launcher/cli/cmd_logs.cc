@@ -1,6 +1,8 @@
+#include <algorithm>
 #include <map>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "base/status_macros.h"
 #include "launcher/cli/context.h"
 #include "launcher/cli/follow.h"
@@ -17,6 +19,7 @@ struct Stream {
   std::string host;
   uint64_t offset = 0;
   std::optional<uint64_t> until;  // what follows is not read
+  bool ended = true;              // no more will come, as far as was heard
 };
 
 struct LogsRequest {
@@ -41,6 +44,7 @@ absl::StatusOr<bool> ReadSome(Cluster& cluster, LogsRequest& request, RankOutput
     if (!log.note.empty() && stream.offset == 0)
       Complain(absl::StrCat("rank ", stream.rank, ": ", SafeText(log.note)));
     output.Add(stream.rank, stream.host, request.is_stderr, log.text);
+    stream.ended = log.end;
     if (log.next_offset <= stream.offset) continue;
     any = true;
     stream.offset = log.next_offset;
@@ -96,6 +100,7 @@ absl::Status FollowLogs(Cluster& cluster, const Args& args, JobDoc job, LogsRequ
   RankOutput output;
   const bool plain = request.streams.size() == 1;
   uint64_t after = 0;
+  absl::Duration waited;  // for the end of what is over
   while (signals.Next() == 0) {
     const absl::StatusOr<bool> any = ReadSome(cluster, request, output);
     if (absl::IsCancelled(any.status())) return absl::OkStatus();
@@ -104,7 +109,14 @@ absl::Status FollowLogs(Cluster& cluster, const Args& args, JobDoc job, LogsRequ
     const bool more = any.ok() && *any;
     if (!Show(output, job.Final() && !more, plain)) return absl::OkStatus();
     if (more) continue;
-    if (job.Final()) return absl::OkStatus();
+    if (job.Final()) {
+      // A slow disk may not have written its last words yet; a keeper gives up after eight seconds.
+      constexpr absl::Duration kPatience = absl::Seconds(10), kPause = absl::Milliseconds(50);
+      const bool ended = std::ranges::all_of(request.streams, &Stream::ended);
+      if (ended || (waited += kPause) > kPatience) return absl::OkStatus();
+      absl::SleepFor(kPause);
+      continue;
+    }
     const absl::StatusOr<std::string> wait =
         Ask(cluster, core::ClientEvents{JobId(job.id), after, absl::Milliseconds(500)}, absl::Seconds(10));
     if (wait.ok()) {

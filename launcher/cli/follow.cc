@@ -43,6 +43,8 @@ constexpr uint64_t kCharacterBytes = 4;  // a piece is cut between characters
 constexpr int kChunksPerTurn = 8;        // of one rank's stream, so that one loud rank cannot starve the rest
 constexpr int kTurnsOfTheRest = 8;       // of what was written when the job is over
 constexpr absl::Duration kRestPatience = absl::Seconds(5);
+constexpr absl::Duration kEndPatience = absl::Seconds(10);  // above the time that a keeper gives its logs
+constexpr absl::Duration kEndPoll = absl::Milliseconds(10);
 
 // Reads what ranks wrote since the last time. Offsets belong to one generation.
 class OutputReader {
@@ -56,6 +58,7 @@ class OutputReader {
     if (job.generation != generation_) {
       generation_ = job.generation;
       offsets_.clear();
+      open_.clear();
     }
     hosts_.clear();
     for (const RankDoc& rank : job.ranks) {
@@ -68,6 +71,8 @@ class OutputReader {
   // Streams that had more when they were read last: generation, rank, whether it is stderr.
   using Cut = std::tuple<uint64_t, int, bool>;
   const std::set<Cut>& cut() const { return cut_; }
+  // Streams whose ends were not seen: they may still be written, though the job is over.
+  const std::set<Cut>& open() const { return open_; }
 
  private:
   struct Stream {
@@ -127,6 +132,12 @@ class OutputReader {
     const absl::StatusOr<LogDoc> log = ParseLogDoc(*json);
     if (!log.ok()) return std::nullopt;
     output.Add(stream.rank, hosts_[stream.rank], stream.is_stderr, log->text);
+    const Cut open(generation_, stream.rank, stream.is_stderr);
+    if (log->end) {
+      open_.erase(open);
+    } else {
+      open_.insert(open);
+    }
     uint64_t& offset = offsets_[{stream.rank, stream.is_stderr}];
     const uint64_t before = std::exchange(offset, std::max(offset, log->next_offset));
     return offset - before;
@@ -138,7 +149,7 @@ class OutputReader {
   uint64_t generation_ = 0;
   std::map<int, std::string> hosts_;
   std::map<std::pair<int, bool>, uint64_t> offsets_;
-  std::set<Cut> cut_;
+  std::set<Cut> cut_, open_;
 };
 
 class Follower {
@@ -179,15 +190,19 @@ class Follower {
     }
   }
 
-  // Of a job that is over there may be more to show than anybody waits for (fault: `yes`). Signals are looked
-  // at in between, and the next Ctrl-C ends it.
+  // Of a job that is over there may be more to show than anybody waits for (fault: `yes`), and its last words
+  // may not be written yet (a slow disk). Signals are looked at in between, and the next Ctrl-C ends it.
   bool ShowsMore() {
     if (!final_since_) {
       final_since_ = clock_.Now();
       final_stops_ = stops_;
     }
-    return !reader_.cut().empty() && ++final_turns_ < kTurnsOfTheRest && stops_ == final_stops_ &&
-           clock_.Now() - *final_since_ < kRestPatience;
+    const absl::Duration waited = clock_.Now() - *final_since_;
+    if (stops_ != final_stops_) return false;
+    if (!reader_.cut().empty()) return ++final_turns_ < kTurnsOfTheRest && waited < kRestPatience;
+    if (reader_.open().empty() || waited >= kEndPatience) return false;
+    absl::SleepFor(kEndPoll);
+    return true;
   }
 
   absl::Status Turn() {
@@ -291,10 +306,11 @@ class Follower {
 
   int Finish() {
     (void)ReadEvents();  // whether the last lines of a log could be written is known late
-    if (!reader_.cut().empty()) {
-      const auto& [generation, rank, is_stderr] = *reader_.cut().begin();
+    const std::set<OutputReader::Cut>& left = reader_.cut().empty() ? reader_.open() : reader_.cut();
+    if (!left.empty()) {
+      const auto& [generation, rank, is_stderr] = *left.begin();
       std::vector<int> ranks;
-      for (const OutputReader::Cut& cut : reader_.cut()) ranks.push_back(std::get<1>(cut));
+      for (const OutputReader::Cut& cut : left) ranks.push_back(std::get<1>(cut));
       ranks.erase(std::unique(ranks.begin(), ranks.end()), ranks.end());
       screen_.Say(absl::StrCat("the rest of what rank", ranks.size() == 1 ? " " : "s ", PrintRanks(ranks),
                                " wrote is not shown; all of it: gtrain logs ", job_.id, " --rank ", rank,

@@ -535,6 +535,38 @@ class LimitsTest(harness.GtrainTest):
         self.assertRegex(refused.stderr, r'1000 ranks are more than \S+ can hold, which is \d+: this user may start \d+ more')
 
 
+@unittest.skipUnless(harness.is_root(), 'only root can mount a file system and freeze it')
+class SlowDiskTest(harness.GtrainTest):
+    def test_the_end_of_a_log_that_is_written_late_is_shown(self):
+        """P8: the job was over before its log was written, and `launch` and `logs -f` had shown what there was."""
+        mount, image = (os.path.join(self.dir, name) for name in ('slow', 'image'))
+        os.mkdir(mount)
+        with open(image, 'wb') as out:
+            out.truncate(64 << 20)
+        subprocess.run(['mkfs.ext4', '-q', image], check=True)
+        subprocess.run(['mount', '-o', 'loop', image, mount], check=True)
+        self.addCleanup(subprocess.run, ['umount', '-l', mount])
+        self.addCleanup(subprocess.run, ['fsfreeze', '-u', mount], stderr=subprocess.DEVNULL)
+        owner = os.stat(self.out)
+        os.chown(mount, owner.st_uid, owner.st_gid)
+        go = os.path.join(self.out, 'go')
+        launch = self.start('launch', '--run-dir', mount, '-n', '1', '--', 'sh', '-c',
+                            f'echo begin; while [ ! -e {go} ]; do sleep 0.05; done; echo last words')
+        wait_until('its first word', lambda: 'begin' in launch.output())
+        (job,) = self.jobs()
+        logs = self.start('logs', '-f', job['id'])
+        wait_until('its first word again', lambda: 'begin' in logs.output())
+        subprocess.run(['fsfreeze', '-f', mount], check=True)
+        with open(go, 'w'):
+            pass
+        wait_until('the job to be over', lambda: self.job(job['id'])['state'] == 'SUCCEEDED')
+        subprocess.run(['fsfreeze', '-u', mount], check=True)
+        for reader in (launch, logs):
+            self.assertEqual(reader.wait(), 0, reader.output())
+            self.assertIn('last words', reader.output())
+        self.end_local_cluster()
+
+
 @unittest.skipUnless(harness.is_root(), 'a file system of its own needs root')
 class FullDiskTest(harness.GtrainTest):
     def mount(self, path, size):
