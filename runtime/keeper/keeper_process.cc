@@ -29,7 +29,8 @@ namespace {
 
 constexpr int64_t kDrainMs = 2000;
 constexpr int64_t kGiveUpMs = 10000;
-constexpr int64_t kLogsMs = 8000;  // a generation that is over waits this long for its logs
+constexpr int64_t kUncleanLogsMs = 2000;  // and when kGiveUpMs went by before: the head waits 15 s for all
+constexpr int64_t kLogsMs = 8000;         // a generation that is over waits this long for its logs
 constexpr int64_t kScanEveryMs = 15;
 constexpr size_t kOutputFrameMax = 64u << 10;
 constexpr size_t kAgentOutSoft = 1u << 20;  // beyond this, output waits: it is in the file anyway
@@ -551,7 +552,7 @@ void Keeper::KillLeftovers(GenerationRecord& record) {
 
 void Keeper::FinishGeneration(GenerationRecord& record, bool clean, const std::string& message) {
   record.phase = Phase::kWriting;
-  record.written_by_ms = now_ + kLogsMs;
+  record.written_by_ms = now_ + (clean ? kLogsMs : kUncleanLogsMs);
   record.clean = clean;
   record.gone_message = message;
   for (auto& [number, rank] : record.ranks) {
