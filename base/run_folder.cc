@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "base/file.h"
+#include "base/rng.h"
 #include "base/status_macros.h"
 
 namespace gtrain {
@@ -68,16 +69,18 @@ absl::StatusOr<bool> OwnsRunFolder(const UniqueFd& folder, const std::string& pa
 absl::Status ClaimRunFolder(const UniqueFd& folder, const std::string& path, const RunFolderOwner& owner) {
   const auto no_room = [] { return errno == ENOSPC || errno == EDQUOT; };
   const std::string text = TextOf(owner);
-  // With its words in it or not at all, so that of two that claim at once one is refused. Some file systems
-  // (NFS) have no files without a name.
-  const UniqueFd unnamed(openat(folder.get(), ".", O_TMPFILE | O_WRONLY | O_CLOEXEC, 0644));
-  if (unnamed.valid() &&
-      write(unnamed.get(), text.data(), text.size()) == static_cast<ssize_t>(text.size()) &&
-      linkat(AT_FDCWD, absl::StrCat("/proc/self/fd/", unnamed.get()).c_str(), folder.get(),
-             kRunFolderOwnerFile, AT_SYMLINK_FOLLOW) == 0) {
-    return absl::OkStatus();
-  }
   const int flags = O_WRONLY | O_CREAT | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC;
+  // It gets its name with its words in it, so that of two that claim at once one is refused, on NFS, too.
+  // Where that cannot be (a full disk, a file system without links, an empty file of a disk that was full
+  // before) the words are written behind the name, and two who do so at one moment may both believe it.
+  const std::string nameless = absl::StrCat(kRunFolderOwnerFile, ".", absl::Hex(Rng::FromSystem().Next()));
+  if (const UniqueFd file(openat(folder.get(), nameless.c_str(), flags | O_EXCL, 0644)); file.valid()) {
+    const bool whole = write(file.get(), text.data(), text.size()) == static_cast<ssize_t>(text.size());
+    const bool named =
+        whole && linkat(folder.get(), nameless.c_str(), folder.get(), kRunFolderOwnerFile, 0) == 0;
+    unlinkat(folder.get(), nameless.c_str(), 0);
+    if (named) return absl::OkStatus();
+  }
   UniqueFd file(openat(folder.get(), kRunFolderOwnerFile, flags | O_EXCL, 0644));
   if (!file.valid() && errno == EEXIST) {
     GT_ASSIGN_OR_RETURN(const bool said, OwnsRunFolder(folder, path, owner));
