@@ -233,7 +233,7 @@ absl::StatusOr<std::string> HeadState::Submit(const PeerMessage& event, const st
   record.request_id = id;
   record.end_with_client = submit.end_with_client;
   record.takeover = submit.takeover;
-  record.takeover_any = submit.takeover && event.peer.role == Role::kAdmin;
+  record.takeover_own = submit.takeover && event.peer.role != Role::kAdmin;
   record.reason = "just submitted";
   // As it is with what stands for {job} put in, and as it will be read back.
   constexpr size_t kRunDirBytesMax = 3'500;  // room for what is made inside it
@@ -262,26 +262,40 @@ absl::StatusOr<std::string> HeadState::Submit(const PeerMessage& event, const st
 // Jobs that are over beyond the limits are forgotten: the oldest of who has most of them, in number or in
 // bytes. Costs nothing while both limits hold.
 void HeadState::DropOldJobs() {
-  const auto drop_of_most = [this](const auto& what) {
-    const auto most =
-        std::ranges::max_element(over_of_user_, {}, [&](const auto& item) { return what(item.second); });
-    DropOver(*most->second.jobs.begin());
-  };
-  while (static_cast<int>(jobs_.size()) > config_.jobs_max && !over_of_user_.empty())
-    drop_of_most([](const JobsOver& own) { return own.jobs.size(); });
-  while (over_bytes_ > config_.jobs_bytes_max && !over_of_user_.empty())
-    drop_of_most([](const JobsOver& own) { return own.bytes; });
+  while (static_cast<int>(jobs_.size()) > config_.jobs_max) {
+    if (!DropOfMost([](const JobsOver& own) { return own.jobs.size(); })) break;
+  }
+  while (over_bytes_ > config_.jobs_bytes_max) {
+    if (!DropOfMost([](const JobsOver& own) { return own.bytes; })) break;
+  }
 }
 
-// What a job that is over holds until it is forgotten, about. Of n ranks some 300 bytes each, and what they
+// False: there is none. A job whose nodes have not all said that its ranks are gone is passed over: it keeps
+// others away from them.
+bool HeadState::DropOfMost(absl::FunctionRef<size_t(const JobsOver&)> what) {
+  std::vector<const JobsOver*> users;
+  for (const auto& [owner, own] : over_of_user_) users.push_back(&own);
+  std::ranges::sort(users, std::greater(), [&](const JobsOver* own) { return what(*own); });
+  for (const JobsOver* own : users) {
+    for (const uint64_t number : own->jobs) {
+      if (jobs_.at(job_order_.at(number)).record.unreleased.empty()) return DropOver(number), true;
+    }
+  }
+  return false;
+}
+
+// What a job that is over holds until it is forgotten, about. Of n ranks some 700 bytes each, and what they
 // wrote last.
 size_t HeadState::BytesKept(const Job& job) {
   const auto bytes_of = [](const GenerationGrant& grant) {
     return grant.ranks.size() * sizeof(RankPlace) + grant.nodes.size() * sizeof(NodePlace);
   };
   const JobRecord& record = job.record;
-  size_t bytes = sizeof(Job) + job.user_bytes;
-  if (record.grant) bytes += job.user_bytes + bytes_of(*record.grant);
+  size_t bytes = sizeof(Job) + 2 * job.user_bytes;  // the text and what was read from it
+  bytes += record.reason.size() + record.ending_reason.size() + job.ranks.size() * (sizeof(RankLive) + 64);
+  if (record.grant) bytes += bytes_of(*record.grant);
+  for (const FaultRecord& fault : record.faults)
+    bytes += sizeof(FaultRecord) + fault.message.size() + fault.tail.size() + fault.signature.size();
   for (const auto& [generation, grant] : job.past) bytes += bytes_of(grant);
   for (const RankExit& exit : record.exits)
     bytes += sizeof(RankExit) + exit.message.size() + exit.tail.size() + exit.storage.size();
@@ -291,6 +305,11 @@ size_t HeadState::BytesKept(const Job& job) {
 }
 
 void HeadState::CountOver(Job& job) {
+  // What ranks said last explains a failure; that of 1,000 whose job is well is megabytes. Older heads stored
+  // it.
+  if (job.record.state != JobState::kFailed) {
+    for (RankExit& exit : job.record.exits) std::string().swap(exit.tail);  // clear() would keep the memory
+  }
   job.kept_bytes = BytesKept(job);
   JobsOver& own = over_of_user_[job.record.owner];
   own.bytes += job.kept_bytes;
@@ -548,23 +567,32 @@ absl::Status HeadState::Poll(const PeerMessage& event, const std::string& id, co
   GT_RETURN_IF_ERROR(
       polls_of_user_.Take(user, config_.polls_per_user_max, config_.polls_max, "requests wait for events"));
   const Instant deadline = now + std::clamp(events.wait, absl::ZeroDuration(), config_.events_wait_max);
-  polls_[events.job].push_back(
-      {event.route, id, event.peer.key_id, user, events.job, events.after, deadline});
+  OpenPoll poll{event.route, id, event.peer.key_id, user, events.job, events.after, deadline};
+  if (AnswerPoll(poll, now)) return absl::OkStatus();  // it has said something since
+  polls_[events.job].emplace(deadline, std::move(poll));
   poll_deadlines_.insert({deadline, events.job});
-  news_.insert(events.job);  // it may have said something since
   return absl::OkStatus();
 }
 
+// All that wait for news of a job that has some, and of the others those whose time is up.
 void HeadState::AnswerPolls(Instant now) {
-  std::set<JobId> due = std::exchange(news_, {});
-  for (auto it = poll_deadlines_.begin(); it != poll_deadlines_.end() && it->first <= now; ++it)
-    due.insert(it->second);
-  for (const JobId& job : due) {
+  const auto answer = [&](const JobId& job, bool all) {
     const auto it = polls_.find(job);
-    if (it == polls_.end()) continue;
-    std::erase_if(it->second, [&](const OpenPoll& poll) { return AnswerPoll(poll, now); });
-    if (it->second.empty()) polls_.erase(it);
-  }
+    if (it == polls_.end()) return;
+    std::multimap<Instant, OpenPoll>& polls = it->second;
+    for (auto poll = polls.begin(); poll != polls.end() && (all || poll->first <= now);) {
+      if (!AnswerPoll(poll->second, now)) {
+        ++poll;
+        continue;
+      }
+      poll_deadlines_.erase(poll_deadlines_.find({poll->first, job}));
+      poll = polls.erase(poll);
+    }
+    if (polls.empty()) polls_.erase(it);
+  };
+  for (const JobId& job : std::exchange(news_, {})) answer(job, /*all=*/true);
+  while (!poll_deadlines_.empty() && poll_deadlines_.begin()->first <= now)
+    answer(JobId(poll_deadlines_.begin()->second), /*all=*/false);
 }
 
 // False: it goes on waiting.
@@ -580,7 +608,6 @@ bool HeadState::AnswerPoll(const OpenPoll& poll, Instant now) {
     AnswerEvents(poll, *job);
   }
   polls_of_user_.Return(poll.user);
-  poll_deadlines_.erase(poll_deadlines_.find({poll.deadline, poll.job}));
   active_at_ = now;
   return true;
 }
@@ -600,7 +627,7 @@ bool HeadState::ClientWaits(const Job& job) const {
   const auto polls = polls_.find(job.record.id);
   return polls != polls_.end() &&
          std::any_of(polls->second.begin(), polls->second.end(),
-                     [&](const OpenPoll& poll) { return poll.client_key == job.record.client_key; });
+                     [&](const auto& poll) { return poll.second.client_key == job.record.client_key; });
 }
 
 }  // namespace gtrain::core

@@ -63,7 +63,7 @@ struct HeadConfig {
   absl::Duration recovery_window = absl::Hours(1);  // after a restore or recover: agents' word is taken
 
   int jobs_max = 10'000;                           // live and finished
-  size_t jobs_bytes_max = 256 << 20;               // of job files and environments of all these
+  size_t jobs_bytes_max = 256 << 20;               // of all that is held of those that are over
   size_t live_jobs_bytes_per_user_max = 64 << 20;  // of the live ones of one user
   int live_jobs_max = 1'000;
   int live_jobs_per_user_max = 500;      // of those; not on a local cluster

@@ -87,14 +87,13 @@ absl::Status HeadState::MayTakeOver(const Peer& peer, const spec::JobSpec& spec)
   return absl::OkStatus();
 }
 
-// Before a job's first generation. False: another user's job runs there by now, and this one is over. Also
-// with
-// --takeover: what its user may take was decided when nobody ran there.
+// Before a job's first generation. False: another user's job runs there by now, and this one is over. A
+// --takeover is looked at again, too: it was allowed when nobody ran there.
 bool HeadState::DirectoryIsFree(Job& job, Instant now) {
   if (job.record.generation != Generation()) return true;
   for (const Job* other : OthersIn(job.location, job.record.id)) {
     if (other->record.owner == job.record.owner || other->record.generation == Generation()) continue;
-    if (job.record.takeover_any) continue;
+    if (job.record.takeover && !job.record.takeover_own) continue;
     GT_PROBE("head.directory_in_use_at_start");
     Finish(job, JobState::kFailed, std::string(DirectoryInUse(*other, job.record.owner, now).message()));
     return false;

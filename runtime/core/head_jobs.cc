@@ -234,9 +234,7 @@ int HeadState::PickPort(const Job& job, const NodeId& node) {
 void HeadState::Grant(Job& job, const plan::Placement& placement, Instant now) {
   JobRecord& record = job.record;
   if (record.grant) {
-    GenerationGrant& past = job.past[record.generation] = *record.grant;
-    past.spec_text.clear();  // who reads an older log asks where its ranks were
-    past.client_env.clear();
+    job.past[record.generation] = *record.grant;
     if (job.past.size() > 16) job.past.erase(job.past.begin());
   }
   const bool resumes = record.generation.value > 0 && !record.faults.empty() &&
@@ -656,10 +654,6 @@ void HeadState::Finish(Job& job, JobState state, std::string reason) {
   job.run_mark.reset();
   active_at_ = step_at_;
   schedule_ = schedule_ || record.grant.has_value();  // without one it held nothing
-  // What ranks said last explains a failure; that of 1,000 whose job is well is megabytes.
-  if (state != JobState::kFailed) {
-    for (RankExit& exit : record.exits) exit.tail.clear();
-  }
   if (job.kept_bytes == 0) CountOver(job);
 }
 

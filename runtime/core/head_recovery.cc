@@ -198,6 +198,7 @@ void HeadState::TakeGeneration(Job& job, const GenerationDescribed& described, I
   });
   record.spec_text = std::exchange(grant.spec_text, "");
   record.env = std::exchange(grant.client_env, {});
+  job.user_bytes = BytesOfUser(record.spec_text, record.env);
   record.run_dir = std::exchange(grant.run_dir, "");
   record.resume = grant.resume;
   record.takeover = grant.takeover;

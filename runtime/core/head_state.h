@@ -203,7 +203,6 @@ struct DoneExec {
   ClientReply reply;
 };
 
-// A client waiting for events.
 // What is kept of the jobs of one user that are over.
 struct JobsOver {
   size_t bytes = 0;
@@ -216,6 +215,7 @@ size_t BytesOfUser(const std::string& spec_text, const std::map<std::string, std
 // reads.
 std::string LocationOf(const spec::JobSpec& spec);
 
+// A client waiting for events.
 struct OpenPoll {
   std::string route;
   std::string request_id;
@@ -449,6 +449,7 @@ class HeadState {
   static size_t BytesKept(const Job& job);
   void CountOver(Job& job);
   void DropOver(uint64_t number);
+  bool DropOfMost(absl::FunctionRef<size_t(const JobsOver&)> what);
 
   // head_json.cc
   std::shared_ptr<const Document> StatusOf(const JobId& id, const std::string& reader) const;
@@ -482,7 +483,7 @@ class HeadState {
   std::deque<DoneExec> done_execs_;
   uint64_t next_query_ = 1;
   // Looked at when their job says something, or the first of all is over: never all of them at each message.
-  std::map<JobId, std::vector<OpenPoll>> polls_;
+  std::map<JobId, std::multimap<Instant, OpenPoll>> polls_;  // by deadline
   UserShares polls_of_user_;
   std::multiset<std::pair<Instant, JobId>> poll_deadlines_;  // of each
   std::set<JobId> news_;                                     // jobs with new events, or forgotten

@@ -85,7 +85,7 @@ struct JobSubmission {
   std::string request_id;
   bool end_with_client = false;
   bool takeover = false;      // as the client asked: GenerationGrant::takeover
-  bool takeover_any = false;  // an administrator asked: also from a running job of another user
+  bool takeover_own = false;  // and no administrator asked: from no job of another user that has run
   bool operator==(const JobSubmission&) const = default;
 };
 

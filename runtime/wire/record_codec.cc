@@ -60,7 +60,7 @@ GT_FIELDS(core::JobSubmission) {
   GT_ID_OR_EMPTY(request_id, RequestId);
   GT_PLAIN(end_with_client, EndWithClient);
   GT_PLAIN(takeover, Takeover);
-  GT_PLAIN(takeover_any, TakeoverAny);
+  GT_PLAIN(takeover_own, TakeoverOwn);
 }
 GT_FIELDS(core::JobStatus) {
   GT_ENUM(state, State, core::JobState::kCancelled);

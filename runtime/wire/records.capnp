@@ -89,7 +89,7 @@ struct JobRecord {
   waitsForStorage @31 :Bool;
   runTimeAt @32 :Int64;  # as FaultRecord.at
   sdk @33 :Bool;
-  takeoverAny @34 :Bool;
+  takeoverOwn @34 :Bool;
 }
 
 struct JobSubmission {
@@ -105,7 +105,7 @@ struct JobSubmission {
   requestId @9 :Text;
   endWithClient @10 :Bool;
   takeover @11 :Bool;
-  takeoverAny @12 :Bool;
+  takeoverOwn @12 :Bool;
 }
 
 struct JobStatus {

@@ -183,7 +183,7 @@ core::JobRecord SampleJobRecord() {
                        .request_id = "abc",
                        .end_with_client = true,
                        .takeover = true,
-                       .takeover_any = true},
+                       .takeover_own = true},
                       {.state = core::JobState::kReconfiguring,
                        .reason = "rank 1 was killed by signal 9",
                        .generation = {4},
