@@ -231,5 +231,14 @@ TEST(Costs, OfACommunicatorAtScale) {
   }
 }
 
+// An all-reduce of a number, and what it begins with, take one round more each.
+TEST(Costs, OfMachinesThatAreNoPowerOfTwo) {
+  const Costs costs = CostsOf(Machines(40, 2), "deterministic");
+  ExpectAllOk(costs.results);
+  uint64_t most = 0;
+  for (const Counts& counts : costs.of_rank[kAllReduce]) most = std::max<uint64_t>(most, counts.rounds);
+  EXPECT_EQ(most, 2 * (5 + 1)) << "20 machines";
+}
+
 }  // namespace
 }  // namespace gtrain::comm

@@ -315,11 +315,13 @@ class Flat {
   Compressor& Owner() { return ramping_ != nullptr ? *ramping_ : *returning_; }
   const Compressor& Owner() const { return ramping_ != nullptr ? *ramping_ : *returning_; }
   int StepsCounted() const { return std::max(warmup_steps_, ramp_steps_); }
-  // A state from before the end of the ramp may be loaded behind it: a program that goes back.
+  // Also of a program that goes back to a state from within the ramp: it gets what a new object gets.
   absl::Status BeginRamp() {
-    if (!Ramping() || ramping_ != nullptr || returning_ == nullptr) return absl::OkStatus();
-    GT_ASSIGN_OR_RETURN(ramping_, Compressor::Create(ramp_options_, Mine().size));
-    return CarryOn(*returning_, *ramping_);
+    if (!Ramping() || returning_ == nullptr) return absl::OkStatus();
+    GT_ASSIGN_OR_RETURN(std::unique_ptr<Compressor> anew, Compressor::Create(ramp_options_, Mine().size));
+    GT_RETURN_IF_ERROR(CarryOn(Owner(), *anew));
+    ramping_ = std::move(anew);
+    return absl::OkStatus();
   }
   absl::Status EndRamp() {
     if (Ramping() || ramping_ == nullptr) return absl::OkStatus();

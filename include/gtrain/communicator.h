@@ -34,7 +34,8 @@ struct CommunicatorOptions {
 // the leader does, or as many ranks of each as the smallest has (GTRAIN_COMM_ALGO). Broadcast, reduce,
 // barrier and small all-reduces take about log2(N) rounds, all-gathers above 16 machines N - 1; large
 // all-reduces send 2 (N-1)/N of the data a machine. Where machines have several ranks each call begins with
-// another log2(N) rounds, up to 16 machines with one. comm/plan/schedule.h has the table.
+// another log2(N) rounds, up to 16 machines with one. log2(N) is rounded up, and of small all-reduces and
+// those beginnings one more where N is no power of two. comm/plan/schedule.h has the table.
 class Communicator {
  public:
   virtual ~Communicator() = default;
