@@ -33,17 +33,20 @@ namespace {
 
 constexpr int kRanks = 256;
 constexpr int kNodes = 32;
+constexpr size_t kTailBytes = 2048;
 const char* const kForms[] = {"packed", "whole", "each exit"};
 
+// One of twenty failed, and its ranks said why: of the others nothing is kept of what they wrote.
 core::JobRecord JobOf(int number) {
+  const bool failed = number % 20 == 0;
   core::JobRecord job{{.id = JobId(absl::StrCat("train-", number)),
                        .number = static_cast<uint64_t>(number),
                        .name = "train",
                        .spec_text = absl::StrCat("name: train\nrun: [\"./train\"]\nranks: ", kRanks, "\n"),
                        .run_dir = absl::StrCat("/runs/train-", number),
                        .client_key = "0011223344556677"},
-                      {.state = core::JobState::kSucceeded,
-                       .reason = "all ranks ended with exit code 0",
+                      {.state = failed ? core::JobState::kFailed : core::JobState::kSucceeded,
+                       .reason = failed ? "rank 3: exit code 1" : "all ranks ended with exit code 0",
                        .generation = {1},
                        .revoked = {1},
                        .timeline = {1}}};
@@ -68,7 +71,9 @@ core::JobRecord JobOf(int number) {
                          .generation = {1},
                          .rank = rank,
                          .pid = 1000 + rank,
-                         .message = "exited with code 0"});
+                         .exit_code = failed ? 1 : 0,
+                         .message = absl::StrCat("exited with code ", failed ? 1 : 0),
+                         .tail = std::string(failed ? kTailBytes : 0, 't')});
   }
   return job;
 }
