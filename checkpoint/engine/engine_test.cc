@@ -291,10 +291,13 @@ TEST_F(EngineTest, NonFiniteStateIsMarkedAndTheLastFiniteOneStays_C14) {
   });
   auto store = *OpenDirectoryStore(folder);
   const std::vector<SaveId> ids = *ListManifests(store.get());
-  ASSERT_THAT(ids, SizeIs(3));  // the newest, what was read back last, and the one that is finite
-  EXPECT_FALSE(std::get<Manifest>(*ReadManifest(store.get(), ids[0])).finite());
-  EXPECT_EQ(ids[2].step, 1);
-  EXPECT_TRUE(std::get<Manifest>(*ReadManifest(store.get(), ids[2])).finite());
+  // The newest, the one that is finite, and step 2 unless step 3 was read back before the others were looked
+  // at.
+  ASSERT_THAT(ids, AnyOf(SizeIs(2), SizeIs(3)));
+  EXPECT_EQ(ids.front().step, 3);
+  EXPECT_FALSE(std::get<Manifest>(*ReadManifest(store.get(), ids.front())).finite());
+  EXPECT_EQ(ids.back().step, 1);
+  EXPECT_TRUE(std::get<Manifest>(*ReadManifest(store.get(), ids.back())).finite());
 
   // Who resumes from it is told, and told what to do.
   std::string note;
