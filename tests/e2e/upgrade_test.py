@@ -57,6 +57,8 @@ class UpgradeTest(ClusterTest):
     def finish(self):
         open(self.until, 'w').close()
         self.wait_for_state(self.job_id, 'SUCCEEDED')
+        # A keeper whose agent ends before it says that all is over waits for the next agent.
+        wait_until('its keepers to end', lambda: not self.daemons('keeper'))
         for rank, lines in self.step_times().items():
             self.assertEqual([step for _, step, _ in lines], list(range(1, len(lines) + 1)), f'rank {rank}')
             self.assertEqual({generation for generation, _, _ in lines}, {1})
