@@ -200,7 +200,8 @@ class Follower {
     const absl::Duration waited = clock_.Now() - *final_since_;
     if (stops_ != final_stops_) return false;
     if (!reader_.cut().empty()) return ++final_turns_ < kTurnsOfTheRest && waited < kRestPatience;
-    if (reader_.open().empty() || waited >= kEndPatience) return false;
+    // Who has pressed Ctrl-C waits for less.
+    if (reader_.open().empty() || waited >= (stops_ > 0 ? kRestPatience : kEndPatience)) return false;
     absl::SleepFor(kEndPoll);
     return true;
   }
