@@ -189,44 +189,49 @@ TEST(ManyRanks, WhileTheDensityFallsTheMeanComesBackWhole) {
   }));
 }
 
+// Everything that went in came out, or is carried over by a rank or by the owner of a shard.
+void CheckSentPlusCarried(const CompressionOptions& options, int ranks, int steps) {
+  FakeWorld world(FakeWorld::OneNode(ranks));
+  ExpectAllOk(RunThreads(world, [&](Communicator& c) -> absl::Status {
+    auto collective = CompressedCollective::Create(&c, options, kCount);
+    RETURN_IF_BAD(collective.status());
+    Rng rng(static_cast<uint64_t>(c.rank()));
+    std::vector<float> g(kCount);
+    std::vector<double> missing(kCount), carried(kCount);  // in the sum of all ranks; by this rank
+    for (int step = 0; step < steps; ++step) {
+      for (size_t i = 0; i < kCount; ++i) missing[i] += g[i] = Noise(rng);
+      RETURN_IF_BAD((*collective)->AllReduceMean(absl::MakeSpan(g)));
+      for (size_t i = 0; i < kCount; ++i) missing[i] -= g[i];
+    }
+    double held_back = 0;
+    for (const CarriedState& state : (*collective)->Export()) {
+      const bool of_shard = state.name == "residual/shard";
+      if (!of_shard && state.name != "residual") continue;
+      for (size_t i = 0; i < state.values.size(); ++i) {
+        carried[state.offset + i] += double{state.values[i]} * (of_shard ? ranks : 1);
+        if (of_shard) held_back += std::fabs(double{state.values[i]});
+      }
+    }
+    RETURN_IF_BAD(c.AllReduce(&held_back, 1, DType::kFloat64, ReduceOp::kSum));
+    EXPECT_GT(held_back, 0) << "by some owner";
+    RETURN_IF_BAD(c.AllReduce(missing.data(), kCount, DType::kFloat64, ReduceOp::kSum));
+    RETURN_IF_BAD(c.AllReduce(carried.data(), kCount, DType::kFloat64, ReduceOp::kSum));
+    double worst = 0;
+    for (size_t i = 0; i < kCount; ++i) worst = std::max(worst, std::fabs(missing[i] - carried[i]));
+    EXPECT_LT(worst, 1e-3) << "of gradients of 1; float32 loses 7e-6 of them";
+    return absl::OkStatus();
+  }));
+}
+
 // DGC, with a momentum so small that nothing but the gradients is added up, through the fall of its density:
 // what the owners' int8 could not say when it ends comes out later, and is not lost.
 TEST(ManyRanks, SentPlusCarriedIsWhatWentInWhileTheDensityFalls) {
-  constexpr int kRanks = 2 * kReturnedMax, kWarmup = 4, kSteps = kWarmup + 3;
+  constexpr int kWarmup = 4;
   for (const double density : {0.0005, 0.002}) {  // behind the fall owners select; or send int8 as before
     SCOPED_TRACE(density);
-    FakeWorld world(FakeWorld::OneNode(kRanks));
-    ExpectAllOk(RunThreads(world, [&](Communicator& c) -> absl::Status {
-      CompressionOptions options = Dgc(density, kWarmup);
-      options.momentum = 1e-30f;
-      auto collective = CompressedCollective::Create(&c, options, kCount);
-      RETURN_IF_BAD(collective.status());
-      Rng rng(static_cast<uint64_t>(c.rank()));
-      std::vector<float> g(kCount);
-      std::vector<double> missing(kCount), carried(kCount);  // in the sum of all ranks; by this rank
-      for (int step = 0; step < kSteps; ++step) {
-        for (size_t i = 0; i < kCount; ++i) missing[i] += g[i] = Noise(rng);
-        RETURN_IF_BAD((*collective)->AllReduceMean(absl::MakeSpan(g)));
-        for (size_t i = 0; i < kCount; ++i) missing[i] -= g[i];
-      }
-      double held_back = 0;
-      for (const CarriedState& state : (*collective)->Export()) {
-        const bool of_shard = state.name == "residual/shard";
-        if (!of_shard && state.name != "residual") continue;
-        for (size_t i = 0; i < state.values.size(); ++i) {
-          carried[state.offset + i] += double{state.values[i]} * (of_shard ? kRanks : 1);
-          if (of_shard) held_back += std::fabs(double{state.values[i]});
-        }
-      }
-      RETURN_IF_BAD(c.AllReduce(&held_back, 1, DType::kFloat64, ReduceOp::kSum));
-      EXPECT_GT(held_back, 0) << "by some owner";
-      RETURN_IF_BAD(c.AllReduce(missing.data(), kCount, DType::kFloat64, ReduceOp::kSum));
-      RETURN_IF_BAD(c.AllReduce(carried.data(), kCount, DType::kFloat64, ReduceOp::kSum));
-      double worst = 0;
-      for (size_t i = 0; i < kCount; ++i) worst = std::max(worst, std::fabs(missing[i] - carried[i]));
-      EXPECT_LT(worst, 1e-3) << "of gradients of 1; float32 loses 7e-6 of them";
-      return absl::OkStatus();
-    }));
+    CompressionOptions options = Dgc(density, kWarmup);
+    options.momentum = 1e-30f;
+    CheckSentPlusCarried(options, 2 * kReturnedMax, kWarmup + 3);
   }
 }
 
@@ -375,40 +380,10 @@ TEST(ManyRanks, BytesARankStopGrowing) {
   }
 }
 
-// Everything that went in came out, or is carried over by a rank or by the owner of a shard.
 TEST(ManyRanks, SentPlusCarriedIsTheSumOfTheMeans) {
-  constexpr int kRanks = 2 * kReturnedMax, kSteps = 6;
   for (const double density : {0.002, 0.02}) {  // owners select; owners send int8
-    FakeWorld world(FakeWorld::OneNode(kRanks));
-    ExpectAllOk(RunThreads(world, [&](Communicator& c) -> absl::Status {
-      auto collective = CompressedCollective::Create(&c, TopK(density), kCount);
-      RETURN_IF_BAD(collective.status());
-      Rng rng(static_cast<uint64_t>(c.rank()));
-      std::vector<float> g(kCount);
-      std::vector<double> missing(kCount), carried(kCount);  // in the sum of all ranks; by this rank
-      for (int step = 0; step < kSteps; ++step) {
-        for (size_t i = 0; i < kCount; ++i) missing[i] += g[i] = Noise(rng);
-        RETURN_IF_BAD((*collective)->AllReduceMean(absl::MakeSpan(g)));
-        for (size_t i = 0; i < kCount; ++i) missing[i] -= g[i];
-      }
-      double held_back = 0;
-      for (const CarriedState& state : (*collective)->Export()) {
-        const bool of_shard = state.name == "residual/shard";
-        if (!of_shard && state.name != "residual") continue;
-        for (size_t i = 0; i < state.values.size(); ++i) {
-          carried[state.offset + i] += double{state.values[i]} * (of_shard ? kRanks : 1);
-          if (of_shard) held_back += std::fabs(double{state.values[i]});
-        }
-      }
-      RETURN_IF_BAD(c.AllReduce(&held_back, 1, DType::kFloat64, ReduceOp::kSum));
-      EXPECT_GT(held_back, 0);  // by some owner
-      RETURN_IF_BAD(c.AllReduce(missing.data(), kCount, DType::kFloat64, ReduceOp::kSum));
-      RETURN_IF_BAD(c.AllReduce(carried.data(), kCount, DType::kFloat64, ReduceOp::kSum));
-      double worst = 0;
-      for (size_t i = 0; i < kCount; ++i) worst = std::max(worst, std::fabs(missing[i] - carried[i]));
-      EXPECT_LT(worst, 1e-3);
-      return absl::OkStatus();
-    }));
+    SCOPED_TRACE(density);
+    CheckSentPlusCarried(TopK(density), 2 * kReturnedMax, 6);
   }
 }
 

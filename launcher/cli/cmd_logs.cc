@@ -3,6 +3,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "base/clock.h"
 #include "base/status_macros.h"
 #include "launcher/cli/context.h"
 #include "launcher/cli/follow.h"
@@ -100,7 +101,8 @@ absl::Status FollowLogs(Cluster& cluster, const Args& args, JobDoc job, LogsRequ
   RankOutput output;
   const bool plain = request.streams.size() == 1;
   uint64_t after = 0;
-  absl::Duration waited;  // for the end of what is over
+  const RealClock clock;
+  std::optional<Instant> over_since;
   while (signals.Next() == 0) {
     const absl::StatusOr<bool> any = ReadSome(cluster, request, output);
     if (absl::IsCancelled(any.status())) return absl::OkStatus();
@@ -112,8 +114,9 @@ absl::Status FollowLogs(Cluster& cluster, const Args& args, JobDoc job, LogsRequ
     if (job.Final()) {
       // A slow disk may not have written its last words yet; a keeper gives up after eight seconds.
       constexpr absl::Duration kPatience = absl::Seconds(10), kPause = absl::Milliseconds(50);
+      if (!over_since) over_since = clock.Now();
       const bool ended = std::ranges::all_of(request.streams, &Stream::ended);
-      if (ended || (waited += kPause) > kPatience) return absl::OkStatus();
+      if (ended || clock.Now() - *over_since > kPatience) return absl::OkStatus();
       absl::SleepFor(kPause);
       continue;
     }
