@@ -44,7 +44,7 @@ constexpr int kChunksPerTurn = 8;        // of one rank's stream, so that one lo
 constexpr int kTurnsOfTheRest = 8;       // of what was written when the job is over
 constexpr absl::Duration kRestPatience = absl::Seconds(5);
 constexpr absl::Duration kEndPatience = absl::Seconds(10);  // above the time that a keeper gives its logs
-constexpr absl::Duration kEndPoll = absl::Milliseconds(10);
+constexpr absl::Duration kEndPoll = absl::Milliseconds(10), kEndPollMax = absl::Milliseconds(250);
 
 // Reads what ranks wrote since the last time. Offsets belong to one generation.
 class OutputReader {
@@ -202,7 +202,8 @@ class Follower {
     if (!reader_.cut().empty()) return ++final_turns_ < kTurnsOfTheRest && waited < kRestPatience;
     // Who has pressed Ctrl-C waits for less.
     if (reader_.open().empty() || waited >= (stops_ > 0 ? kRestPatience : kEndPatience)) return false;
-    absl::SleepFor(kEndPoll);
+    absl::SleepFor(end_poll_);  // each look asks for up to 64 streams
+    end_poll_ = std::min(2 * end_poll_, kEndPollMax);
     return true;
   }
 
@@ -364,6 +365,7 @@ class Follower {
   // Since the job is over.
   std::optional<Instant> final_since_;
   int final_turns_ = 0;
+  absl::Duration end_poll_ = kEndPoll;
   int final_stops_ = 0;
 };
 
