@@ -66,7 +66,9 @@ powercut: build
 bench: build
 	tools/bench.sh build $(ARGS)
 
-bench-gate: build
+bench-gate:
+	tools/install.sh --bench
+	@$(MAKE) --no-print-directory build
 	tools/bench_gate.py build $(ARGS)
 
 mutants: install

@@ -645,12 +645,12 @@ bool HeadService::Backup(const std::string& id, const core::ServiceRequest& requ
 
 // One batch is with the store thread at a time, so a commit waits for at most one.
 void HeadService::StartJoins() {
-  const std::vector<JoinQueue::One> batch = joins_.Take();
+  const std::vector<core::JoinQueue::One> batch = joins_.Take();
   if (batch.empty()) return;
   const bool posted = store_thread_->Post([batch, access = access_, audit = audit_, cluster = files_.cluster,
                                            now = clock_->WallNow(), completions = completions_] {
     std::vector<Access::Joiner> joiners;
-    for (const JoinQueue::One& one : batch) joiners.push_back({one.token, one.join});
+    for (const core::JoinQueue::One& one : batch) joiners.push_back({one.token, one.join});
     const std::vector<absl::StatusOr<NodeId>> nodes = access->Join(joiners);
     Completions::Item item;
     std::vector<core::AuditEntry> lines;

@@ -16,11 +16,11 @@
 #include "base/task_thread.h"
 #include "base/unique_fd.h"
 #include "runtime/core/head_core.h"
+#include "runtime/core/join_queue.h"
 #include "runtime/core/outbox.h"
 #include "runtime/head/access.h"
 #include "runtime/head/audit_log.h"
 #include "runtime/head/head.h"
-#include "runtime/head/join_queue.h"
 #include "runtime/head/tail_spill.h"
 #include "runtime/port/meta_store.h"
 #include "runtime/zmq/cluster_dir.h"
@@ -178,7 +178,7 @@ class HeadService {
   std::string last_stats_;
   KeyRequests key_requests_;
   std::map<std::string, int> reads_of_key_;  // replies that are being built
-  JoinQueue joins_;
+  core::JoinQueue joins_;
   net::ServerCounters audited_;  // refused connections up to here have their audit line
   Instant next_refused_line_;
   port::SpaceLevel space_ = port::SpaceLevel::kPlenty;

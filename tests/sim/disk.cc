@@ -17,23 +17,66 @@ void Disk::Commit(core::OutboxBatch batch, std::function<void(Outcome)> done) {
   Fault fault = std::exchange(next_fault_, Fault::kNone);
   if (full_) fault = Fault::kFull;
   in_flight_ = std::move(batch);
-  const int64_t took = sync_mean_ / 2 + kernel_.Between(0, sync_mean_);
-  kernel_.After(took, [this, fault, life = life_, done = std::move(done)] {
+  commit_ = [this, fault, done = std::move(done)] {
+    writing_ = true;
+    Run(1, [this, fault, done] { Write(fault, done); });
+  };
+  Next();
+}
+
+void Disk::Join(std::vector<std::string> keys, std::function<void(Outcome)> done) {
+  GT_CHECK(joining_.empty() && !keys.empty());
+  joining_ = std::move(keys);
+  join_ = [this, done = std::move(done)] {
+    Run(3, [this, done] {
+      if (full_) {
+        joining_.clear();
+        return done(Outcome::kNoRoom);
+      }
+      LetIn();
+      done(Outcome::kDurable);
+    });
+  };
+  Next();
+}
+
+void Disk::Next() {
+  if (busy_) return;
+  std::function<void()>& next = commit_ ? commit_ : join_;
+  if (!next) return;
+  busy_ = true;
+  std::exchange(next, nullptr)();
+}
+
+void Disk::Run(int syncs, std::function<void()> task) {
+  int64_t took = 0;
+  for (int i = 0; i < syncs; ++i) took += sync_mean_ / 2 + kernel_.Between(0, sync_mean_);
+  kernel_.After(took, [this, life = life_, task = std::move(task)] {
     if (life != life_) return;
-    kernel_.Note(0xD15C, "disk: batch ", in_flight_->sequence,
-                 fault == Fault::kNone  ? " is durable"
-                 : fault == Fault::kEio ? " failed with EIO"
-                                        : " found no room");
-    if (fault == Fault::kNone) {
-      const core::OutboxBatch batch = *std::exchange(in_flight_, std::nullopt);
-      Apply(batch);
-    } else if (fault == Fault::kFull) {
-      in_flight_.reset();  // nothing of it was written
-    }
-    done(fault == Fault::kNone  ? Outcome::kDurable
-         : fault == Fault::kEio ? Outcome::kError
-                                : Outcome::kNoRoom);
+    busy_ = writing_ = false;
+    task();
+    if (life == life_) Next();
   });
+}
+
+void Disk::Write(Fault fault, const std::function<void(Outcome)>& done) {
+  kernel_.Note(0xD15C, "disk: batch ", in_flight_->sequence,
+               fault == Fault::kNone  ? " is durable"
+               : fault == Fault::kEio ? " failed with EIO"
+                                      : " found no room");
+  if (fault == Fault::kNone) {
+    const core::OutboxBatch batch = *std::exchange(in_flight_, std::nullopt);
+    Apply(batch);
+  } else if (fault == Fault::kFull) {
+    in_flight_.reset();  // nothing of it was written
+  }
+  done(fault == Fault::kNone ? Outcome::kDurable : fault == Fault::kEio ? Outcome::kError : Outcome::kNoRoom);
+}
+
+void Disk::LetIn() {
+  kernel_.Note(0xD15B, "disk: ", joining_.size(), " nodes are members");
+  members_.insert(joining_.begin(), joining_.end());
+  joining_.clear();
 }
 
 void Disk::Apply(const core::OutboxBatch& batch) {
@@ -53,12 +96,12 @@ void Disk::Apply(const core::OutboxBatch& batch) {
       durable_.erase(write.key);
     }
   }
-  for (const JobId& job : changed) Join(job);
+  for (const JobId& job : changed) JoinRecords(job);
   if (on_durable) on_durable(batch.writes);
 }
 
 // INV-3: a batch leaves all records of a job or none.
-void Disk::Join(const JobId& job) {
+void Disk::JoinRecords(const JobId& job) {
   jobs_.erase(job);
   core::StoredJob stored = core::GatherJob(durable_, job);
   if (core::KeysOf(stored).empty()) return;
@@ -69,7 +112,12 @@ void Disk::Join(const JobId& job) {
 
 void Disk::Lose(bool power_cut) {
   ++life_;
-  if (!in_flight_) return;
+  commit_ = join_ = nullptr;
+  busy_ = false;
+  if (!joining_.empty() && kernel_.rng.Chance(0.5)) LetIn();
+  joining_.clear();
+  // What waited for the thread was never written.
+  if (!std::exchange(writing_, false)) return in_flight_.reset();
   const core::OutboxBatch batch = *std::exchange(in_flight_, std::nullopt);
   const bool survives = unsynced_survives_.value_or(kernel_.rng.Chance(power_cut ? 0.3 : 0.5));
   kernel_.Note(0xD15D, "disk: the batch that was not synced is ", survives ? "there" : "lost");

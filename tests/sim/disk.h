@@ -1,10 +1,11 @@
-// The head's disk: what is synced, as it is read back, and the one batch that is not. A killed process leaves
-// its batch to the page cache, a power cut takes it or leaves it whole (the log's torn tail is dropped at
-// recovery), an error of fsync says nothing about the outcome.
+// The head's disk and the one thread that writes to it: what is synced, as it is read back, and the one batch
+// that is not. A killed process leaves its batch to the page cache, a power cut takes it or leaves it whole
+// (the log's torn tail is dropped at recovery), an error of fsync says nothing about the outcome.
 #pragma once
 #include <functional>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -31,6 +32,10 @@ class Disk {
   // and it may be handed in again. `done` is never called after Lose.
   enum class Outcome { kDurable, kError, kNoRoom };
   void Commit(core::OutboxBatch batch, std::function<void(Outcome)> done);
+  // Lets nodes with these keys in, three syncs for all; a commit that waits goes first. One batch at a time.
+  void Join(std::vector<std::string> keys, std::function<void(Outcome)> done);
+  const std::set<std::string>& members() const { return members_; }
+  static NodeId NodeOf(const std::string& key) { return NodeId("node-of-" + key); }
   // The process is gone (with its machine: power_cut). What was not synced may be there or not.
   void Lose(bool power_cut);
 
@@ -41,13 +46,21 @@ class Disk {
   std::function<void(const std::vector<core::RecordWrite>&)> on_durable;
 
  private:
+  void Next();
+  void Run(int syncs, std::function<void()> task);
+  void Write(Fault fault, const std::function<void(Outcome)>& done);
+  void LetIn();
   void Apply(const core::OutboxBatch& batch);
-  void Join(const JobId& job);
+  void JoinRecords(const JobId& job);
 
   Kernel& kernel_;
   std::map<std::string, core::Record> durable_;
   std::map<JobId, core::JobRecord> jobs_;
   std::optional<core::OutboxBatch> in_flight_;
+  std::set<std::string> members_;
+  std::vector<std::string> joining_;
+  std::function<void()> commit_, join_;  // wait for the thread
+  bool busy_ = false, writing_ = false;  // the thread; with a batch of records
   uint64_t life_ = 1;
   Fault next_fault_ = Fault::kNone;
   bool full_ = false;

@@ -20,6 +20,7 @@ void HeadProcess::Start() {
   ++life_;
   core_ = std::make_unique<core::HeadCore>(config_, Rng(kernel_.rng.Next()));
   outbox_ = core::Outbox();
+  joins_ = core::JoinQueue();
   inbox_.clear();
   later_.clear();
   completions_.clear();
@@ -104,9 +105,9 @@ void HeadProcess::Resume() {
     Step(message);
   }
   while (!completions_.empty() && life == life_ && core_ != nullptr) {
-    const Disk::Outcome outcome = completions_.front();
+    const std::function<void()> done = std::move(completions_.front());
     completions_.pop_front();
-    Committed(outcome);
+    done();
   }
   if (life == life_ && core_ != nullptr) Wake();
 }
@@ -133,6 +134,7 @@ void HeadProcess::Step(const core::HeadEvent& event) {
   Do(outbox_.Add(std::move(result)));
   AnswerWithoutStoring();
   StartCommit();
+  StartJoins();
   // A beat makes no deadline earlier; asking after every one would cost more than handling it.
   if (core_ != nullptr && !(quiet && wake_at_)) Wake();
   while (core_ != nullptr && !later_.empty()) {
@@ -178,10 +180,47 @@ void HeadProcess::StartCommit() {
 }
 
 void HeadProcess::PostCommit() {
-  disk_.Commit(*committing_, [this](Disk::Outcome outcome) {
-    if (paused_) return completions_.push_back(outcome);
-    Committed(outcome);
+  disk_.Commit(*committing_,
+               [this](Disk::Outcome outcome) { WhenAwake([this, outcome] { Committed(outcome); }); });
+}
+
+void HeadProcess::WhenAwake(std::function<void()> then) {
+  if (paused_) return completions_.push_back(std::move(then));
+  then();
+}
+
+// As HeadService does with nodes that ask to be let in.
+void HeadProcess::Join(const core::ServiceRequest& request) {
+  const auto* join = std::get_if<core::AgentJoin>(&request.message);
+  if (join == nullptr) return;
+  if (no_room_) return (void)network_.SendTo(request.route, core::AgentRefused{"the disk is full"});
+  if (!joins_.Add({request.route, request.address, request.peer.key_id, *join}, kernel_.Now()))
+    ++kernel_.counts["join-dropped"];
+}
+
+void HeadProcess::StartJoins() {
+  if (core_ == nullptr) return;
+  const std::vector<core::JoinQueue::One> batch = joins_.Take();
+  if (batch.empty()) return;
+  std::vector<std::string> keys;
+  for (const core::JoinQueue::One& one : batch) keys.push_back(one.join.public_key);
+  ++kernel_.counts["batches of joins"];
+  disk_.Join(std::move(keys), [this, batch](Disk::Outcome outcome) {
+    WhenAwake([this, batch, outcome] { JoinsDone(batch, outcome); });
   });
+}
+
+void HeadProcess::JoinsDone(const std::vector<core::JoinQueue::One>& batch, Disk::Outcome outcome) {
+  const std::vector<std::string> routes = joins_.Done();
+  for (size_t i = 0; i < routes.size(); ++i) {
+    const NodeId node = Disk::NodeOf(batch[i].join.public_key);
+    if (outcome == Disk::Outcome::kDurable) {
+      (void)network_.SendTo(routes[i], core::AgentJoined{config_.cluster, node});
+    } else {
+      (void)network_.SendTo(routes[i], core::AgentRefused{"the disk is full"});
+    }
+  }
+  StartJoins();
 }
 
 void HeadProcess::Committed(Disk::Outcome outcome) {
@@ -250,6 +289,8 @@ void HeadProcess::Perform(core::Effect& effect) {
     Reply(reply->route, Built(*reply));
   } else if (const auto* read = std::get_if<core::ReplyFromSpill>(&effect)) {
     Reply(read->route, Built(*read, std::nullopt));  // as if the disk had lost all that was spilled
+  } else if (const auto* request = std::get_if<core::ServiceRequest>(&effect)) {
+    Join(*request);
   } else if (auto* refuse = std::get_if<core::RefusePeer>(&effect)) {
     (void)network_.SendTo(refuse->route, core::AgentRefused{refuse->reason});
   }

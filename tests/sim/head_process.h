@@ -1,12 +1,15 @@
-// One head: HeadCore and Outbox as runtime/head runs them, over the simulated network and disk. A supervisor
-// starts it again when it ends.
+// One head: HeadCore, Outbox and JoinQueue as runtime/head runs them, over the simulated network and disk. A
+// supervisor starts it again when it ends.
 #pragma once
 #include <deque>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "runtime/core/head_core.h"
+#include "runtime/core/join_queue.h"
 #include "runtime/core/outbox.h"
 #include "tests/sim/disk.h"
 #include "tests/sim/network.h"
@@ -41,6 +44,11 @@ class HeadProcess {
   void StartCommit();
   void PostCommit();
   void Committed(Disk::Outcome outcome);
+  // Now, or when the process goes on.
+  void WhenAwake(std::function<void()> then);
+  void Join(const core::ServiceRequest& request);
+  void StartJoins();
+  void JoinsDone(const std::vector<core::JoinQueue::One>& batch, Disk::Outcome outcome);
   void AnswerWithoutStoring();
   void LookForRoom();
   void Wake();
@@ -62,7 +70,8 @@ class HeadProcess {
   std::deque<core::PeerGone> later_;
   std::optional<core::OutboxBatch> committing_;  // with the disk, or waiting for room there
   bool no_room_ = false;
-  std::deque<Disk::Outcome> completions_;
+  core::JoinQueue joins_;
+  std::deque<std::function<void()>> completions_;
   std::optional<int64_t> wake_at_;
   int64_t awake_before_ = 0, awake_since_ = 0;
   size_t inbox_max_ = 0;

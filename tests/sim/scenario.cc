@@ -123,7 +123,8 @@ class Runner {
         {"head", &Runner::HeadIs},   {"node", &Runner::NodeIs},   {"rank", &Runner::RankIs},
         {"stale", &Runner::Stale},   {"expect", &Runner::Expect}, {"settle", &Runner::Settle},
         {"launch", &Runner::Launch}, {"save", &Runner::Save},     {"put", &Runner::Put},
-        {"resume", &Runner::Resume}, {"pair", &Runner::PairIs},   {"storage", &Runner::StorageIs}};
+        {"resume", &Runner::Resume}, {"pair", &Runner::PairIs},   {"storage", &Runner::StorageIs},
+        {"joins", &Runner::Joins}};
     const auto handler = kHandlers.find(line_.Word(0));
     if (handler == kHandlers.end()) return Wrong(absl::StrCat("no such command: ", line_.Word(0)));
     (this->*handler->second)();
@@ -282,6 +283,9 @@ class Runner {
     world_->ranks.saves.GoneFor(Time(line_.Word(2)));
   }
 
+  // joins N tokens=N: so many nodes come at once
+  void Joins() { world_->joins.Storm(Number(line_.Word(1)), Number(line_.Option("tokens", "1"))); }
+
   // ---- checkpoints: launch NAME hash=H [resume=latest|fresh]; save NAME step=N timeline=N generation=N
   // [hold=yes]; put NAME; resume NAME
   void Launch() {
@@ -318,6 +322,13 @@ class Runner {
         if (node.id == Node(line_.Word(2)).config().node && node.state != core::NodeState::kAlive)
           Wrong("it is not alive");
       }
+    } else if (what == "count") {
+      const int64_t count = world_->kernel.counts[line_.Word(2)];
+      if (count != Number(line_.Word(3))) Wrong(absl::StrCat(line_.Word(2), " is ", count));
+    } else if (what == "joined") {
+      const auto all = [&] { return world_->joins.joined() >= Number(line_.Word(2)); };
+      if (!world_->RunUntil(all, Time(line_.Option("within", "30s"))))
+        Wrong(absl::StrCat(world_->joins.joined(), " have joined"));
     } else {
       Wrong(absl::StrCat("expect what? ", what));
     }

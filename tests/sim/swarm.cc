@@ -14,7 +14,7 @@ const char* const kNames[] = {
     "rank-hang",    "rank-stuck",  "rank-freeze", "rank-lies",  "cut",        "one-way",      "rack-cut",
     "clog",         "reset",       "half-open",   "partial",    "clone",      "notice",       "at-risk",
     "freeze",       "keeper-link", "other-agent", "stale-head", "slow-files", "storage-slow", "storage-error",
-    "storage-gone", "drain",       "client-kill"};
+    "storage-gone", "drain",       "client-kill", "join-storm"};
 static_assert(std::size(kNames) == static_cast<size_t>(FaultKind::kCount));
 
 double LogUniform(Rng& rng, double low, double high) { return low * std::pow(high / low, rng.Unit()); }
@@ -36,6 +36,7 @@ Profile Draw(Rng& rng) {
   // A whole rack at once and lost power cost infrastructure budgets: seldom.
   profile.weights[static_cast<int>(FaultKind::kRackCut)] *= 0.2;
   profile.weights[static_cast<int>(FaultKind::kRankStuck)] *= 0.2;
+  profile.weights[static_cast<int>(FaultKind::kJoinStorm)] *= 0.2;
   profile.network.delay_spread = static_cast<int64_t>(LogUniform(rng, 0.2, 200) * static_cast<double>(kMs));
   if (rng.Chance(0.4)) profile.network.half_open = rng.Unit() * 0.5;
   if (rng.Chance(0.4)) profile.network.loss = rng.Unit() * 0.3;
@@ -85,6 +86,9 @@ void World::Inject(FaultKind kind) {
   if (kind == FaultKind::kStorageError) return ranks.saves.FailFor(kernel.Between(500 * kMs, 30 * kSec));
   if (kind == FaultKind::kStorageGone) return ranks.saves.GoneFor(kernel.Between(kSec, 4 * kMin));
   if (kind == FaultKind::kDrain) return DrainByHand();
+  if (kind == FaultKind::kJoinStorm)
+    return joins.Storm(static_cast<int>(LogUniform(kernel.rng, 2, 1'000)),
+                       1 + static_cast<int>(kernel.rng.Below(3)));
   ClientFault();
 }
 

@@ -24,7 +24,8 @@ World::World(uint64_t seed, const Profile& chosen)
       network(kernel, profile.network),
       disk(kernel),
       checker(kernel, disk),
-      ranks(kernel, checker) {
+      ranks(kernel, checker),
+      joins(kernel, network, disk) {
   core::HeadConfig config;
   config.cluster = ClusterId("sim");
   config.quarantine_max = config.avoid_for = absl::Minutes(2);  // shorter than the bound of INV-9
@@ -177,7 +178,20 @@ void World::RunSwarm() {
     kernel.Fail("INV-9", absl::StrCat(kSettleBound / kMin, " minutes after the last fault ", open));
   }
   CheckQueues();
+  CheckJoins();
   ranks.saves.CheckAll();
+}
+
+// INV-9: at rest all nodes that come at once are let in before their patience ends.
+void World::CheckJoins() {
+  constexpr int kNodes = 200;
+  if (!RunUntil([&] { return joins.asking() == 0; }, kMin)) return;
+  const int before = joins.joined();
+  joins.Storm(kNodes, 2);
+  (void)RunUntil([&] { return joins.asking() == 0; }, kMin);
+  if (!kernel.failed() && joins.joined() != before + kNodes)
+    kernel.Fail("INV-9", absl::StrCat("of ", kNodes, " nodes that came at rest ", joins.joined() - before,
+                                      " were let in"));
 }
 
 // INV-8: queues are bounded.

@@ -9,6 +9,7 @@
 
 #include "tests/sim/client.h"
 #include "tests/sim/head_process.h"
+#include "tests/sim/joins.h"
 #include "tests/sim/machine.h"
 
 namespace gtrain::sim {
@@ -52,6 +53,7 @@ enum class FaultKind {
   kStorageGone,
   kDrain,
   kClientKill,
+  kJoinStorm,
   kCount
 };
 const char* Name(FaultKind kind);
@@ -99,7 +101,8 @@ class World {
   std::vector<std::unique_ptr<Machine>> machines;
   std::vector<std::unique_ptr<Client>> clients;
   std::unique_ptr<Client> operator_;  // drains nodes
-  int64_t recovery = 0;               // from the end of the faults to the last job's rest
+  Joins joins;
+  int64_t recovery = 0;  // from the end of the faults to the last job's rest
 
   const spec::JobSpec* SpecOf(const std::string& text);
   void SetProgram(const std::string& text, const Program& program) { programs_of_text_[text] = program; }
@@ -132,6 +135,7 @@ class World {
   std::string LeftoverCopies();
   std::string Unreleased();
   void CheckQueues();
+  void CheckJoins();
 
   std::map<std::string, std::optional<spec::JobSpec>> specs_;
   std::map<std::string, Program> programs_of_text_;

@@ -18,7 +18,7 @@
 #include "base/rate_limit.h"
 #include "runtime/core/messages.h"
 
-namespace gtrain::head {
+namespace gtrain::core {
 
 class JoinQueue {
  public:
@@ -30,7 +30,7 @@ class JoinQueue {
 
   struct One {
     std::string route, address, token;  // token: the key id of who asks
-    core::AgentJoin join;
+    AgentJoin join;
   };
 
   // False: dropped. One that waits or is being dealt with already takes over the route: its node asked again.
@@ -54,4 +54,4 @@ class JoinQueue {
   uint64_t dropped_ = 0;
 };
 
-}  // namespace gtrain::head
+}  // namespace gtrain::core

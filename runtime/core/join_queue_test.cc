@@ -1,11 +1,11 @@
-#include "runtime/head/join_queue.h"
+#include "runtime/core/join_queue.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "absl/strings/str_cat.h"
 
-namespace gtrain::head {
+namespace gtrain::core {
 namespace {
 
 using ::testing::ElementsAre;
@@ -87,4 +87,4 @@ TEST_F(JoinQueueTest, WhoKeepsAskingIsHeldBack) {
 }
 
 }  // namespace
-}  // namespace gtrain::head
+}  // namespace gtrain::core

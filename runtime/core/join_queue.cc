@@ -1,10 +1,10 @@
-#include "runtime/head/join_queue.h"
+#include "runtime/core/join_queue.h"
 
 #include <algorithm>
 
 #include "absl/time/time.h"
 
-namespace gtrain::head {
+namespace gtrain::core {
 namespace {
 
 constexpr size_t kRatesMax = 4'096;  // addresses that are remembered
@@ -63,4 +63,4 @@ std::vector<std::string> JoinQueue::Done() {
   return routes;
 }
 
-}  // namespace gtrain::head
+}  // namespace gtrain::core
