@@ -10,6 +10,7 @@
 #include "base/status_macros.h"
 #include "base/units.h"
 #include "launcher/cli/context.h"
+#include "launcher/cli/local_secrets.h"
 #include "launcher/cli/local_watch.h"
 #include "launcher/cli/terminal.h"
 #include "launcher/cli/verbs.h"
@@ -73,7 +74,7 @@ absl::Status PrintToken(const Args& args, const std::string& dir) {
 }
 
 // It may start the agent, whose ranks inherit the limit on open files: that stays as the user had it.
-absl::Status ServeLocal(const head::HeadOptions& options) {
+absl::Status ServeLocal(head::HeadOptions options) {
   const absl::StatusOr<UniqueFd> lock =
       LockFile(LockPath(options.cluster_dir, Daemon::kHead), kPredecessorPatience);
   if (absl::IsUnavailable(lock.status())) {
@@ -81,6 +82,7 @@ absl::Status ServeLocal(const head::HeadOptions& options) {
                                                       lock.status().message(), "; stop that one first"));
   }
   GT_RETURN_IF_ERROR(lock.status());
+  options.at_idle_end = [dir = options.cluster_dir] { DropSecrets(dir); };
   const LocalWatch watch = LocalWatch::OfHead(options.cluster_dir);
   return head::RunHead(options);
 }
@@ -110,7 +112,7 @@ absl::Status Serve(const Args& args, const std::string& dir) {
   HideFromOtherProcesses();
   GT_RETURN_IF_ERROR(EnsureFileLimit(kDaemonFilesMin));
   GT_RETURN_IF_ERROR(EnsureProcessesLeft(kDaemonProcessesMin));
-  if (options.local) return ServeLocal(options);
+  if (options.local) return ServeLocal(std::move(options));
   RaiseFileLimit();
   return head::RunHead(options);
 }

@@ -20,6 +20,7 @@
 #include "base/status_macros.h"
 #include "launcher/cli/job_input.h"
 #include "launcher/cli/local_cluster.h"
+#include "launcher/cli/local_secrets.h"
 #include "launcher/cli/resume.h"
 #include "launcher/cli/terminal.h"
 #include "launcher/spec/parse.h"
@@ -54,15 +55,6 @@ bool NeverInherited(absl::string_view name) {
          absl::StartsWith(name, "BASH_FUNC_") || !spec::IsEnvName(name);
 }
 
-// Names that hold secrets by custom; their values must not get into the cluster's records (fault J11).
-bool NamedLikeSecret(absl::string_view name) {
-  for (absl::string_view end :
-       {"_TOKEN", "_SECRET", "PASSWORD", "PASSWD", "_API_KEY", "ACCESS_KEY", "PRIVATE_KEY", "_CREDENTIALS"}) {
-    if (absl::EndsWith(name, end)) return true;
-  }
-  return false;
-}
-
 struct Inherited {
   std::map<std::string, std::string> env;
   std::vector<std::string> left_out;  // names that look like secrets
@@ -73,12 +65,15 @@ absl::StatusOr<Inherited> InheritedEnv(const spec::JobSpec& spec, bool local) {
   const Kind kind = spec.inherit_env.kind;
   const bool all = kind == Kind::kAll || (kind == Kind::kDefault && local);
   const std::set<std::string> listed(spec.inherit_env.names.begin(), spec.inherit_env.names.end());
+  std::set<std::string> secrets;  // which get to the ranks in another way
+  for (const auto& [name, reference] : spec.secrets) secrets.insert({name, reference.env});
   Inherited out;
   size_t bytes = 0;
   for (const auto& [name, value] : Environment()) {
     if (kind == Kind::kList ? listed.count(name) == 0 : !all || NeverInherited(name)) continue;
-    if (spec.env.count(name) != 0 || spec.secrets.count(name) != 0) continue;
-    if (NamedLikeSecret(name) || !spec::LooksLikeSecret(value).empty()) {
+    if (spec.env.count(name) != 0 || secrets.count(name) != 0) continue;
+    // Their values must not get into the cluster's records (fault J11).
+    if (spec::IsNamedLikeSecret(name) || !spec::LooksLikeSecret(value).empty()) {
       out.left_out.push_back(name);
       continue;
     }
@@ -180,10 +175,15 @@ absl::StatusOr<core::ClientSubmit> MakeSubmit(const Args& args, const spec::JobS
 absl::StatusOr<Submitted> SubmitJob(const Args& args, const spec::JobSpec& spec) {
   GT_ASSIGN_OR_RETURN(const bool local, UsesLocalCluster(args));
   if (local) GT_RETURN_IF_ERROR(CheckHere(spec));
+  if (local) GT_RETURN_IF_ERROR(CheckSecretsAreSet(spec));
   GT_ASSIGN_OR_RETURN(const Resume resume, ChooseResume(args, spec));
-  GT_ASSIGN_OR_RETURN(const core::ClientSubmit submit, MakeSubmit(args, spec, resume.wanted, local));
+  GT_ASSIGN_OR_RETURN(core::ClientSubmit submit, MakeSubmit(args, spec, resume.wanted, local));
   Submitted submitted;
   GT_ASSIGN_OR_RETURN(submitted.cluster, OpenCluster(args, Start::kIfNeeded));
+  if (local) {
+    GT_ASSIGN_OR_RETURN(const spec::JobSpec with_files, KeepSecrets(submitted.cluster.dir, spec));
+    submit.spec_text = spec::PrintJob(with_files);
+  }
   // It may be accepted: the first Ctrl-C stops the job then, as it does while it is followed.
   EndOnCtrlC(2, "interrupted while the job was submitted; `gtrain status` says whether it was accepted");
   GT_ASSIGN_OR_RETURN(submitted.json, Submit(submitted.cluster, submit));

@@ -413,7 +413,16 @@ void JobReader::ReadEnv(const Node& node) {
                                 .bytes_max = kWordBytesMax - 512,
                                 .variables = options_.variables,
                                 .expand = true});
-    if (text) spec_.env[key.scalar] = *std::move(text);
+    // Only what a person writes: what is stored was accepted by the version that stored it.
+    if (text && options_.variables != nullptr && MayBeSecret(key.scalar, *text)) {
+      report_.Error(
+          value.place,
+          absl::StrCat("`env.", key.scalar, "`: this looks like a secret. A job file and the cluster's ",
+                       "records must hold none: set it in the environment and name it under `secrets`: {",
+                       key.scalar, ": {env: ", key.scalar, "}}"));
+    } else if (text) {
+      spec_.env[key.scalar] = *std::move(text);
+    }
   }
 }
 

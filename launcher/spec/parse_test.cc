@@ -412,6 +412,25 @@ TEST(ParseJob, J11SecretsInlineAreRefusedAndNeverEchoed) {
   const ParseResult fine = ParseJob(
       "run: [a, 'http://host:80/x@y', 'sk-learn', 'task-abcdefghijklmnopqrstuvwxyz0']\n", "f", Options());
   EXPECT_TRUE(fine.ok()) << AllErrors(fine);
+  const std::string key = "0123456789abcdef0123456789abcdef01234567";
+  const std::map<std::string, std::string> environment = {{"KEY", key}};
+  for (const std::string& env : {"WANDB_API_KEY: " + key, "HF_TOKEN: \"x" + key + "\"",
+                                 std::string("DB_PASSWORD: hunter2"), std::string("A_SECRET: \"${KEY}\"")}) {
+    const ParseResult result =
+        ParseJob("name: a\nrun: a\nenv: {" + env + "}\n", "f", {.variables = &environment});
+    EXPECT_THAT(AllErrors(result), HasSubstr("name it under `secrets`")) << env;
+    EXPECT_THAT(AllErrors(result), Not(HasSubstr(key))) << env;
+    EXPECT_THAT(AllErrors(result), Not(HasSubstr("hunter2")));
+  }
+  for (const char* env :
+       {"PAD_TOKEN: <pad>", "TLS_PRIVATE_KEY: /etc/tls/key-0123456789.pem", "A_TOKEN: ''",
+        "EOS_TOKEN: \"some words that take 20 and more\"", "SIZE: 0123456789abcdef01234567"}) {
+    const ParseResult result =
+        ParseJob("name: a\nrun: a\nenv: {" + std::string(env) + "}\n", "f", {.variables = &environment});
+    EXPECT_TRUE(result.ok()) << env << AllErrors(result);
+  }
+  // A record that an earlier version stored can be read.
+  EXPECT_TRUE(ParseJob("name: a\nrun: a\nenv: {WANDB_API_KEY: " + key + "}\n", "f").ok());
   const ParseResult inline_value = ParseJob("run: a\nsecrets: {HF_TOKEN: abc}\n", "f", Options());
   EXPECT_THAT(AllErrors(inline_value), HasSubstr("a secret is a reference"));
 }

@@ -174,6 +174,23 @@ std::string LooksLikeSecret(absl::string_view text) {
   return "";
 }
 
+bool IsNamedLikeSecret(absl::string_view name) {
+  constexpr absl::string_view kEnds[] = {"_TOKEN",   "_SECRET",    "PASSWORD",    "PASSWD",
+                                         "_API_KEY", "ACCESS_KEY", "PRIVATE_KEY", "_CREDENTIALS"};
+  return std::any_of(std::begin(kEnds), std::end(kEnds),
+                     [&](absl::string_view end) { return absl::EndsWith(name, end); });
+}
+
+bool MayBeSecret(absl::string_view name, absl::string_view value) {
+  constexpr size_t kSecretMin = 20;
+  if (!IsNamedLikeSecret(name) || value.empty() || value[0] == '/') return false;
+  if (absl::EndsWith(name, "PASSWORD") || absl::EndsWith(name, "PASSWD")) return true;
+  const auto digit = [](unsigned char c) { return absl::ascii_isdigit(c); };
+  const auto letter = [](unsigned char c) { return absl::ascii_isalpha(c); };
+  return value.size() >= kSecretMin && std::none_of(value.begin(), value.end(), absl::ascii_isspace) &&
+         std::any_of(value.begin(), value.end(), digit) && std::any_of(value.begin(), value.end(), letter);
+}
+
 bool IsEnvName(absl::string_view name) {
   if (name.empty() || name.size() > 256 || absl::ascii_isdigit(static_cast<unsigned char>(name[0])))
     return false;

@@ -23,6 +23,13 @@ absl::StatusOr<std::string> ExpandVariables(absl::string_view text,
 // is seen. Never returns any of the text itself (fault J11).
 std::string LooksLikeSecret(absl::string_view text);
 
+// Whether variables with this name hold secrets by custom: HF_TOKEN, WANDB_API_KEY.
+bool IsNamedLikeSecret(absl::string_view name);
+
+// Whether the value of such a variable may be one: a password, whatever it is; else 20 and more letters and
+// digits in one word. PAD_TOKEN=<pad> and SIGNING_PRIVATE_KEY=/etc/key are none.
+bool MayBeSecret(absl::string_view name, absl::string_view value);
+
 // [A-Za-z_][A-Za-z0-9_]{0,255}
 bool IsEnvName(absl::string_view name);
 

@@ -295,6 +295,7 @@ TEST_F(AgentCoreTest, EnvironmentTable) {
       {"TORCHELASTIC_MAX_RESTARTS", "10"},
       {"TORCHELASTIC_USE_AGENT_STORE", "False"},
       {"OMP_NUM_THREADS", "1"},
+      {"PYTHONUNBUFFERED", "1"},
       {"JAX_COORDINATOR_ADDRESS", "10.0.0.1:23456"},
       {"OMPI_COMM_WORLD_RANK", "1"},
       {"OMPI_COMM_WORLD_SIZE", "3"},

@@ -49,9 +49,12 @@ absl::Status AddSecrets(const AgentConfig& config, const GenerationGrant& grant,
     } else if (own != config.own_env.end()) {
       (*env)[name] = own->second;
     } else {
-      return absl::FailedPreconditionError(absl::StrCat("secret ", name, ": the variable ", reference.env,
-                                                        " is set neither by the client nor in the agent on ",
-                                                        config.hostname));
+      return absl::FailedPreconditionError(
+          absl::StrCat("secret ", name, ": the variable ", reference.env,
+                       " is not set in the environment of the agent on ", config.hostname,
+                       ", from where the secrets of a cluster's jobs come. Set it there, or name a file: "
+                       "secrets: {",
+                       name, ": {file: PATH}}"));
     }
   }
   return absl::OkStatus();
@@ -218,6 +221,9 @@ absl::StatusOr<Env> RankEnvironment(const AgentConfig& config, const GenerationG
         "GTRAIN_TAKEOVER"}) {
     if (spec.env.count(name) == 0) env.erase(name);
   }
+  // What a Python program prints is seen when it prints it; anywhere but on a terminal it would keep 8 KiB
+  // back.
+  env.emplace("PYTHONUNBUFFERED", "1");
   GT_RETURN_IF_ERROR(AddSecrets(config, grant, spec, &env));
   for (auto it = env.begin(); it != env.end();) it = Forbidden(it->first) ? env.erase(it) : std::next(it);
 

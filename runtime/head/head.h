@@ -25,6 +25,7 @@ struct HeadOptions {
   int connections_per_address_max = 4096;  // fault B4
   bool local = false;                      // the user's own local cluster
   bool exit_when_idle = false;             // end after the last job
+  std::function<void()> at_idle_end;       // called once when it ends because no job is left
   std::optional<int> expected_nodes;
   std::optional<absl::Duration> lease;  // core::HeadConfig::fence_after; at least 10 s
   // Canonical YAML -> JobSpec (launcher/spec).

@@ -731,6 +731,7 @@ void HeadService::PostRunFile(std::function<absl::Status()> write, const std::st
 
 void HeadService::operator()(const core::StopHead& stop) {
   stopping_ = stop.reason;
+  if (options_.at_idle_end && !stop.failed) options_.at_idle_end();
   SayGoodbye();  // before an agent leaves that was told to, or it would be started again
   if (stop.failed) stop_status_ = absl::FailedPreconditionError(stop.reason);
   farewell_until_ = clock_->Now() + kFarewell;
