@@ -233,7 +233,9 @@ std::string WhyNot(const Placement& placement, const Demand& demand, int got) {
 
 }  // namespace
 
-Placement Place(const std::vector<NodeView>& nodes, const Demand& demand) {
+namespace {
+
+Placement PlaceOnce(const std::vector<NodeView>& nodes, const Demand& demand) {
   std::vector<const NodeView*> by_id;
   by_id.reserve(nodes.size());
   for (const NodeView& node : nodes) by_id.push_back(&node);
@@ -270,6 +272,20 @@ Placement Place(const std::vector<NodeView>& nodes, const Demand& demand) {
                     " were asked for)");
   }
   return out;
+}
+
+}  // namespace
+
+Placement Place(const std::vector<NodeView>& nodes, const Demand& demand) {
+  if (!demand.oversubscribe_cpus || demand.min == demand.max) return PlaceOnce(nodes, demand);
+  // CPUs are shared for the sake of the least that was asked for, never for more.
+  Demand wanted = demand;
+  wanted.oversubscribe_cpus = false;
+  if (Placement roomy = PlaceOnce(nodes, wanted); roomy.placed) return roomy;
+  wanted.oversubscribe_cpus = true;
+  if (!demand.count_nodes)
+    wanted.max = std::min(demand.max, (demand.min + demand.unit - 1) / demand.unit * demand.unit);
+  return PlaceOnce(nodes, wanted);
 }
 
 std::vector<NodeView> Emptied(std::vector<NodeView> nodes) {

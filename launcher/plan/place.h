@@ -2,6 +2,7 @@
 //
 // Policy "pack": as few nodes as possible, ties by NodeId, so equal input gives equal output. Nodes
 // that held ranks before come first and their ranks keep their numbers where the new world allows.
+// CPUs are oversubscribed, where that is allowed, for `min` ranks and not to reach `max`.
 // Topology-aware policies become further files with the same signature.
 #pragma once
 #include <cstdint>

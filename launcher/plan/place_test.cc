@@ -57,6 +57,17 @@ TEST(Place, AllOrNothingAndTheReasonHasTheNumbers) {
             "of 2 free)");
 }
 
+TEST(Place, CpusAreSharedForTheLeastThatWasAskedForAndNotForMore) {
+  Demand demand = Ranks(1, 8);
+  demand.oversubscribe_cpus = true;
+  EXPECT_EQ(Place({Node("a", 2)}, demand).ranks.size(), 2u) << "as many as fit";
+  demand.min = 5;
+  demand.unit = 2;
+  EXPECT_EQ(Place({Node("a", 2)}, demand).ranks.size(), 6u) << "the least that is possible";
+  demand.min = demand.max = 8;
+  EXPECT_EQ(Place({Node("a", 2)}, demand).ranks.size(), 8u);
+}
+
 TEST(Place, TakesBetweenMinAndMaxInWholeUnits) {
   Demand demand = Ranks(2, 8);
   demand.unit = 2;

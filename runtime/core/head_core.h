@@ -23,6 +23,9 @@
 
 namespace gtrain::core {
 
+// How the reason begins for which a generation ends that goes on with more ranks.
+inline constexpr char kGrows[] = "it grows from ";
+
 struct HeadConfig {
   ClusterId cluster;
   std::string version;  // of gtrain, for people
@@ -50,6 +53,7 @@ struct HeadConfig {
   absl::Duration rejoin_window = absl::Seconds(20);  // after a head restart nobody is declared dead before
   absl::Duration fence_after = absl::Seconds(120);   // told to agents: lease of ranks without head contact
   absl::Duration fence_margin = absl::Seconds(10);   // from the end of a lease to that of the last rank
+  absl::Duration grow_after = absl::Seconds(30);     // room that a job may grow into has been there as long
   absl::Duration reform_grace = absl::Seconds(3);    // TERM to KILL when another generation follows
   absl::Duration gone_margin = absl::Seconds(15);  // added to the grace before a node counts as not releasing
   absl::Duration start_timeout = absl::Seconds(60);    // grant to RanksStarted

@@ -77,6 +77,10 @@ void HeadState::Schedule(Instant now) {
     if (changed) CheckViews();
     changed = TryPlace(*job, now);
   }
+  if (!all) return;
+  for (Job* job : LiveJobs()) {
+    if (MayGrow(*job) || job->room_since) LookForRoom(*job, now);
+  }
 }
 
 // Why it takes no ranks; empty: it does.
@@ -271,7 +275,7 @@ void HeadState::Grant(Job& job, const plan::Placement& placement, Instant now) {
   job.placement_reason = placement.reason;
   const size_t got = job.demand.count_nodes ? record.grant->nodes.size() : record.grant->ranks.size();
   if (static_cast<int>(got) < job.demand.max) {
-    absl::StrAppend(&job.placement_reason, "; it keeps this size until it is re-formed");
+    absl::StrAppend(&job.placement_reason, "; it grows behind a checkpoint once there is room");
   }
   ResetLive(job, now);
   if (!job.run_mark) job.run_mark = now;
@@ -333,6 +337,7 @@ void HeadState::ResetLive(Job& job, Instant now) {
       std::count_if(job.ranks.begin(), job.ranks.end(), [](const RankLive& rank) { return rank.exit < 0; }));
   job.exchange.emplace(grant.world_size, config_.exchange_bytes_max);
   job.any_started = job.checkpointed = job.stall_reported = job.told = job.saved_since_told = false;
+  job.room_since.reset();
   // Until this generation says something else they hold: it may take a while to find out again.
   for (const char* kind : {kOwnerNote, kStorageNote}) {
     if (const auto said = job.rank_notes.find(kind); said != job.rank_notes.end())

@@ -284,8 +284,10 @@ void HeadState::OnCheckpoint(const NodeId& node, const CheckpointReport& report)
   job->notes_before.erase(kStorageNote);
   Emit(*job, "checkpoint", absl::StrCat("checkpoint of step ", report.step, " is committed"));
   Dirty(*job);
-  if (report.generation == job->record.generation) job->saved_since_told = job->told;
+  const bool current = report.generation == job->record.generation;
+  if (current) job->saved_since_told = job->told;
   LeaveStep(*job, step_at_);
+  if (current) Grow(*job, step_at_);
 }
 
 // What the ranks of a job taken up were told is the newest checkpoint, if nothing newer is known here.

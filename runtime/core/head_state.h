@@ -147,6 +147,7 @@ struct Job {
   std::optional<JobLeave> leave;
   bool told = false;                                     // the ranks were told that a machine leaves
   bool saved_since_told = false;                         // and a checkpoint was committed after that
+  std::optional<Instant> room_since;                     // for more ranks than it has
   std::optional<int64_t> top_step;                       // highest any rank reported
   std::optional<int64_t> low_step;                       // lowest of the ranks still running
   double steps_per_second = 0;                           // smoothed
@@ -330,6 +331,12 @@ class HeadState {
   absl::Duration LeaveGrace(const Job& job, Instant now) const;
   void Excuse(const Job& job, FaultRecord& fault) const;
   absl::StatusOr<std::string> Drain(const Peer& peer, const ClientDrainNode& drain, Instant now);
+
+  // head_growth.cc
+  bool MayGrow(const Job& job) const;
+  int RanksItWouldHave(const Job& job);
+  void LookForRoom(Job& job, Instant now);
+  void Grow(Job& job, Instant now);
 
   // head_links.cc
   void OnLinkDown(const NodeId& node, const LinkDown& report, Instant now);

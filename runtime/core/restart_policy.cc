@@ -211,9 +211,10 @@ RestartVerdict DecideRestart(const spec::RestartBudget& budget, const std::vecto
             absl::StrCat("tried ", fault.tries, fault.tries == 1 ? " time" : " times")};
   }
   if (!Charged(fault.kind)) {
-    const char* what = fault.kind == FaultKind::kSaved       ? "exit code 75 (saved, run me again)"
-                       : fault.kind == FaultKind::kPreempted ? "preemption"
-                                                             : "MASTER_PORT was taken";
+    const char* what = fault.kind == FaultKind::kSaved ? "exit code 75 (saved, run me again)"
+                       : fault.kind == FaultKind::kPreempted
+                           ? (fault.node.empty() ? "a planned restart" : "preemption")
+                           : "MASTER_PORT was taken";
     const int row = FreeInARow(faults);
     if (row > kFreeRestartsInARow)
       return {false, {}, absl::StrCat(what, " ", row, " times in a row without a step")};

@@ -322,14 +322,14 @@ void Checker::CheckRevoke(const NodeId& node, const core::Revoke& revoke, int64_
   GenerationTruth& truth = it->second;
   truth.revoked = true;
   if (truth.content == 0) return;
-  if (const auto why = Unjustified(truth, Record(revoke.job), awake)) {
+  if (const auto why = Unjustified(truth, Record(revoke.job), revoke.reason, awake)) {
     kernel_.Fail("INV-7", absl::StrCat(G(revoke.job, revoke.generation.value), " is revoked (", revoke.reason,
                                        "), but ", *why));
   }
 }
 
 std::optional<std::string> Checker::Unjustified(const GenerationTruth& truth, const core::JobRecord* record,
-                                                int64_t awake) {
+                                                const std::string& reason, int64_t awake) {
   const JobTruth& job = jobs_[truth.grant.job];
   if (truth.started > 0 && truth.running == 0) return std::nullopt;  // nobody is left to be ended
   if (truth.bad_end || truth.lost || job.stop_heard || job.final_state) return std::nullopt;
@@ -358,6 +358,12 @@ std::optional<std::string> Checker::Unjustified(const GenerationTruth& truth, co
           link_was_cut(one.node, other.node, std::max(truth.granted_at, kernel_.now() - kMin)))
         return std::nullopt;
     }
+  }
+  const bool grows = absl::StartsWith(reason, core::kGrows) && spec != nullptr && spec->ranks &&
+                     truth.grant.world_size < spec->ranks->max;
+  if (grows) {
+    ++kernel_.counts["generation grows"];
+    return std::nullopt;
   }
   const bool late = awake - *truth.decided_awake >= Ns(config.start_timeout) - kSlack;
   const bool started = truth.all_started_at && kernel_.now() - *truth.all_started_at >= 15 * kSec;

@@ -143,7 +143,7 @@ class Checker {
   void CheckGrant(const NodeId& node, const core::StartGeneration& start);
   void CheckRevoke(const NodeId& node, const core::Revoke& revoke, int64_t awake);
   std::optional<std::string> Unjustified(const GenerationTruth& truth, const core::JobRecord* record,
-                                         int64_t awake);
+                                         const std::string& reason, int64_t awake);
   void CheckCommitted(const core::JobRecord& record, int64_t highest_before);
   void CheckBudgets(const core::JobRecord& record);
   void CheckRoom(const core::JobRecord& record);
