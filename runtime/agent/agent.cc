@@ -180,6 +180,7 @@ class Agent {
   bool leave_after_keepers_ = false;
   std::optional<Instant> refused_since_;  // the head answers, but not to our key
   bool terminated_ = false;
+  bool not_sent_ = false;  // the head does not know all that it was told on this connection
 };
 
 absl::Status Agent::Lock() {
@@ -440,6 +441,7 @@ void Agent::Turn() {
   std::vector<core::AgentEvent> events;
   events.swap(later_);
   for (const core::AgentEvent& event : events) Step(event);
+  if (std::exchange(not_sent_, false)) Step(core::NotSent{});
   Step(core::AgentTick{});
 }
 
@@ -572,7 +574,9 @@ void Agent::Step(const core::AgentEvent& event) {
 void Agent::Do(core::ToHead& effect) {
   if (transport_ == nullptr) return;
   const absl::Status sent = transport_->Send(wire::Encode(effect.message));
-  if (!sent.ok()) LogWarning("not sent: ", wire::KindName(effect.message), ": ", sent.message());
+  if (sent.ok()) return;
+  LogWarning("not sent: ", wire::KindName(effect.message), ": ", sent.message());
+  not_sent_ = true;
 }
 
 void Agent::Do(core::ToKeeper& effect) {

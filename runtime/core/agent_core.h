@@ -80,6 +80,7 @@ struct HeadUp {
   std::string address;  // data-plane address of this node
 };
 struct HeadDown {};
+struct NotSent {};  // a message to the head was lost on a connection that lives: its queue was full
 struct FromHead {
   Message message;
 };
@@ -106,8 +107,8 @@ struct CloudSays {  // what the cloud says of this machine now; kNone: nothing. 
 };
 struct AgentTick {};
 
-using AgentEvent = std::variant<HeadUp, HeadDown, FromHead, FromKeeper, KeeperLost, FreePorts, StacksRead,
-                                CloudSays, AgentTick>;
+using AgentEvent = std::variant<HeadUp, HeadDown, NotSent, FromHead, FromKeeper, KeeperLost, FreePorts,
+                                StacksRead, CloudSays, AgentTick>;
 
 // ---------------------------------------------------------------- effects
 

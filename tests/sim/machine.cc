@@ -393,7 +393,10 @@ void Machine::Do(core::ReadLog& effect) {
 
 void Machine::Do(core::ToHead& effect) {
   checker_.AgentSays(*this, effect.message);
-  if (connection_ != nullptr) (void)network_.Send(*connection_, std::move(effect.message));
+  if (connection_ == nullptr || network_.Send(*connection_, std::move(effect.message))) return;
+  kernel_.After(kMs, [this, life = life_] {
+    if (Mine(life)) Handle_(core::NotSent{});
+  });
 }
 
 void Machine::Do(core::ReadStacks& effect) {
