@@ -100,19 +100,6 @@ void AgentCore::Impl::On(const HeadDown&) {
   heartbeats_sent_.clear();
 }
 
-void AgentCore::Impl::On(const NotSent&) {
-  if (welcomed_) GreetAgain("a message to the head was lost");
-}
-
-// Which message it was matters little: what a hello does not show is sent again, both ways. Not at once, for
-// the queue was full a moment ago.
-void AgentCore::Impl::GreetAgain(absl::string_view why) {
-  GT_PROBE("agent.greets_again");
-  why_ = absl::StrCat(why, ": greets it again");
-  welcomed_ = false;
-  next_hello_ = now_ + kHelloEvery;
-}
-
 void AgentCore::Impl::On(const FreePorts& event) { free_ports_ = event.ports; }
 
 // The same notice again is news only when it comes nearer, an answer without one only after one, or once: the
@@ -308,7 +295,10 @@ void AgentCore::Impl::Hear(const HeartbeatAck& ack) {
     heartbeats_sent_.pop_front();
   }
   if (sent) ExtendLease(*sent);
-  if (ack.greet && welcomed_) GreetAgain("the head has lost a message to this node");
+  if (!ack.greet) return;
+  GT_PROBE("agent.reconnects_when_asked");
+  why_ = "the head has lost a message to this node: connects anew";
+  effects_.push_back(Reconnect{});
 }
 
 // From the sending of what the head has answered: the head counts from when it heard that, which is later. It

@@ -80,7 +80,6 @@ struct HeadUp {
   std::string address;  // data-plane address of this node
 };
 struct HeadDown {};
-struct NotSent {};  // a message to the head was lost on a connection that lives: its queue was full
 struct FromHead {
   Message message;
 };
@@ -107,8 +106,8 @@ struct CloudSays {  // what the cloud says of this machine now; kNone: nothing. 
 };
 struct AgentTick {};
 
-using AgentEvent = std::variant<HeadUp, HeadDown, NotSent, FromHead, FromKeeper, KeeperLost, FreePorts,
-                                StacksRead, CloudSays, AgentTick>;
+using AgentEvent = std::variant<HeadUp, HeadDown, FromHead, FromKeeper, KeeperLost, FreePorts, StacksRead,
+                                CloudSays, AgentTick>;
 
 // ---------------------------------------------------------------- effects
 
@@ -150,13 +149,16 @@ struct DropCopies {  // of checkpoints, of a job that is over
   JobId job;
   std::string folder;
 };
+// On another connection: what was sent on this one is not known to have arrived, though it lives. The first
+// hello of a connection settles all of it.
+struct Reconnect {};
 struct Leave {  // the agent ends: refused or shut down
   absl::Status status;
   bool after_keepers = false;  // they were told to quit
 };
 
 using AgentEffect =
-    std::variant<ToHead, ToKeeper, WriteFile, ReadLog, ReadStacks, ShareCopies, DropCopies, Leave>;
+    std::variant<ToHead, ToKeeper, WriteFile, ReadLog, ReadStacks, ShareCopies, DropCopies, Reconnect, Leave>;
 
 struct AgentStep {
   std::vector<AgentEffect> effects;

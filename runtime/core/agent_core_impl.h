@@ -95,7 +95,6 @@ class AgentCore::Impl {
   // agent_core.cc: the head
   void On(const HeadUp& event);
   void On(const HeadDown& event);
-  void On(const NotSent& event);
   void On(const FromHead& event);
   void On(const FromKeeper& event);
   void On(const KeeperLost& event);
@@ -120,7 +119,6 @@ class AgentCore::Impl {
   void Hear(const AgentQuery& query);
   void Hear(const AgentShutdown& shutdown);
   void SayHello();
-  void GreetAgain(absl::string_view why);
   std::vector<HeldGeneration> Held() const;
   void Describe();
   void Tell(Message message);  // dropped unless welcomed; what matters is repeated after the welcome

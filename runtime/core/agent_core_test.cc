@@ -223,37 +223,16 @@ TEST_F(AgentCoreTest, HelloThenWelcomeThenHeartbeats) {
   EXPECT_EQ(Sent<AgentHeartbeat>()[0].sequence, 1u);
 }
 
-// A full queue of a connection that lives: the head would wait for the word that was lost for as long as it
-// lives.
-TEST_F(AgentCoreTest, AMessageThatWasLostIsToldAgainBehindANewWelcome_W9) {
+TEST_F(AgentCoreTest, WhoIsAskedToConnectsAnew_W9) {
   Step(HeadUp{"10.0.0.1"});
   Welcome();
-  Step(FromHead{Revoke{{5}, kJob, {3}, EndMode::kReform, absl::Seconds(1), "over"}});
-  ASSERT_EQ(Sent<GenerationGone>().size(), 1u);
-  Step(NotSent{});
-  EXPECT_THAT(Sent<AgentHello>(), IsEmpty()) << "not at once: the queue is full";
-  Advance(absl::Seconds(3));
-  Step(AgentTick{});
-  ASSERT_EQ(Sent<AgentHello>().size(), 1u);
-  EXPECT_THAT(Sent<AgentHello>()[0].held, IsEmpty()) << "which says the same: nothing is here";
-  Step(NotSent{});  // that was lost, too
-  Advance(absl::Seconds(3));
-  Step(AgentTick{});
-  EXPECT_EQ(Sent<AgentHello>().size(), 1u);
-}
-
-TEST_F(AgentCoreTest, WhoIsAskedToGreetsAgain_W9) {
-  Step(HeadUp{"10.0.0.1"});
-  Welcome();
-  Step(FromHead{HeartbeatAck{{5}, 1, true}});
-  Advance(absl::Seconds(3));
-  Step(AgentTick{});
-  EXPECT_EQ(Sent<AgentHello>().size(), 1u);
-  Welcome();
-  Step(FromHead{HeartbeatAck{{5}, 2, false}});
-  Advance(absl::Seconds(3));
-  Step(AgentTick{});
-  EXPECT_THAT(Sent<AgentHello>(), IsEmpty());
+  const auto reconnects = [&](bool greet) {
+    const std::vector<AgentEffect> effects = Step(FromHead{HeartbeatAck{{5}, 1, greet}});
+    return std::any_of(effects.begin(), effects.end(),
+                       [](const AgentEffect& e) { return std::holds_alternative<Reconnect>(e); });
+  };
+  EXPECT_FALSE(reconnects(false));
+  EXPECT_TRUE(reconnects(true));
 }
 
 TEST_F(AgentCoreTest, EachHelloHasALargerOrder_W7) {

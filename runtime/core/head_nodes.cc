@@ -134,9 +134,9 @@ void HeadState::OnHello(const PeerMessage& event, const AgentHello& hello, Insta
   // The first on a connection says what is there, for nothing is on its way. One that is repeated may have
   // been sent before what this head sent on the same connection arrived.
   const bool repeated = node.welcomed && node.route == event.route && !new_incarnation;
+  node.missed = node.missed && repeated;
   node.route = event.route;
   node.welcomed = true;
-  node.missed = false;
   node.hello_order = hello.order;
   node.free_ports = hello.free_ports;
   node.near_port = hello.near_port;

@@ -353,7 +353,7 @@ struct AgentRefused {
 struct HeartbeatAck {
   HeadEpoch epoch;
   uint64_t sequence = 0;
-  bool greet = false;  // what was sent to this node was lost on the way: say hello, which settles it
+  bool greet = false;  // a message to this node was lost: say hello on another connection, which settles it
   bool operator==(const HeartbeatAck&) const = default;
 };
 
