@@ -271,6 +271,7 @@ def run(command, seconds, log):
     env = dict(os.environ, GTRAIN_BUILD_DIR=BUILD, GTRAIN_SOURCE_DIR=TREE, CCACHE_BASEDIR=WORK, CCACHE_NOHASHDIR='1',
                CCACHE_IGNOREOPTIONS=' '.join(WARNINGS))
     with tempfile.TemporaryDirectory(prefix='gtm-', ignore_cleanup_errors=True) as tmp:
+        os.chmod(tmp, 0o755)  # some tests run programs as another user
         env['TMPDIR'] = env['TEST_TMPDIR'] = tmp
         with open(log, 'a', encoding='utf-8') as out:
             out.write(f'\n$ {shlex.join(command)}\n')

@@ -64,6 +64,7 @@ constexpr absl::Duration kWritersPatience =
     absl::Seconds(20);  // of a job that is over, a keeper's 15 s and a bit
 constexpr absl::Duration kPortsEvery = absl::Seconds(20);
 constexpr absl::Duration kLookEvery = absl::Seconds(1);
+constexpr absl::Duration kReconnectEvery = absl::Seconds(1);
 constexpr absl::Duration kComplainEvery = absl::Seconds(15);
 constexpr size_t kRefusedMax = 1000;
 constexpr int kPortsOffered = 16;
@@ -122,6 +123,7 @@ class Agent {
   absl::Status Lock();
   absl::Status Join();
   absl::Status Connect();
+  void ConnectAnew();
   NodeId Self() const { return options_.node.empty() ? node_ : options_.node; }
   core::AgentConfig Config(int living_keepers);
   Incarnation ChooseIncarnation(const std::string& boot_id, int living_keepers);
@@ -147,6 +149,7 @@ class Agent {
   void StartNearServer();
   void Do(core::ShareCopies& effect);
   void Do(core::DropCopies& effect);
+  void Do(core::Reconnect&) { reconnect_ = true; }
   void Do(core::Leave& effect);
   void DropCopies(Instant until);
 
@@ -172,7 +175,7 @@ class Agent {
   std::set<JobId> refused_;  // jobs whose run directory was not theirs when they were to start last
   bool connected_ = false;
   bool more_from_head_ = false;  // than one turn takes
-  Instant next_ports_, next_complaint_, next_look_;
+  Instant next_ports_, next_complaint_, next_look_, next_reconnect_;
   Instant needed_at_;                                        // when it last had a head or a keeper
   std::vector<core::AgentEvent> later_;                      // made by effects
   std::vector<std::pair<Instant, core::DropCopies>> drops_;  // once more then: a writer may have gone on
@@ -180,6 +183,7 @@ class Agent {
   bool leave_after_keepers_ = false;
   std::optional<Instant> refused_since_;  // the head answers, but not to our key
   bool terminated_ = false;
+  bool reconnect_ = false;  // either side has lost a message on the connection that lives
 };
 
 absl::Status Agent::Lock() {
@@ -424,6 +428,7 @@ void Agent::Turn() {
   Wait();
   for (const JobFiles::Done& done : files_.Take()) done();
   for (const core::AgentEvent& event : keepers_->Poll(clock_.Now())) Step(event);
+  if (reconnect_ && clock_.Now() >= next_reconnect_) ConnectAnew();
   if (transport_ != nullptr) {
     WatchConnection();
     ReadHead();
@@ -441,6 +446,18 @@ void Agent::Turn() {
   events.swap(later_);
   for (const core::AgentEvent& event : events) Step(event);
   Step(core::AgentTick{});
+}
+
+// The old connection goes with all that waits in it; its core says the rest again behind the next welcome.
+void Agent::ConnectAnew() {
+  LogWarning("a message was lost between this agent and the head: connects anew");
+  next_reconnect_ = clock_.Now() + kReconnectEvery;
+  zmq_ = nullptr;
+  transport_.reset();
+  if (std::exchange(connected_, false)) Step(core::HeadDown{});
+  const absl::Status status = Connect();
+  if (!status.ok()) LogWarning("no connection to the head: ", status.message());
+  reconnect_ = !status.ok();
 }
 
 void Agent::WatchConnection() {
@@ -572,7 +589,9 @@ void Agent::Step(const core::AgentEvent& event) {
 void Agent::Do(core::ToHead& effect) {
   if (transport_ == nullptr) return;
   const absl::Status sent = transport_->Send(wire::Encode(effect.message));
-  if (!sent.ok()) LogWarning("not sent: ", wire::KindName(effect.message), ": ", sent.message());
+  if (sent.ok()) return;
+  LogWarning("not sent: ", wire::KindName(effect.message), ": ", sent.message());
+  reconnect_ = true;
 }
 
 void Agent::Do(core::ToKeeper& effect) {

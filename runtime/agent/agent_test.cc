@@ -66,7 +66,7 @@ sockaddr_un AddressOf(const std::string& path) {
 // One packet is one message; reconnects whenever it is looked at.
 class SocketTransport final : public port::ClientTransport {
  public:
-  explicit SocketTransport(std::string path) : path_(std::move(path)) {}
+  SocketTransport(std::string path, int bytes_max) : path_(std::move(path)), bytes_max_(bytes_max) {}
   absl::Status Send(absl::string_view payload) override {
     const ssize_t n = send(fd_.get(), payload.data(), payload.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
     return n < 0 ? absl::UnavailableError("not connected") : absl::OkStatus();
@@ -82,6 +82,7 @@ class SocketTransport final : public port::ClientTransport {
   bool Connected() const override {
     if (fd_.valid()) return true;
     UniqueFd fd(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
+    if (bytes_max_ > 0) setsockopt(fd.get(), SOL_SOCKET, SO_SNDBUF, &bytes_max_, sizeof(bytes_max_));
     const sockaddr_un address = AddressOf(path_);
     if (connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) == 0)
       fd_ = std::move(fd);
@@ -91,6 +92,7 @@ class SocketTransport final : public port::ClientTransport {
 
  private:
   const std::string path_;
+  const int bytes_max_;  // that may wait; 0: what the kernel allows
   mutable UniqueFd fd_;
 };
 
@@ -131,9 +133,9 @@ class AgentTest : public ::testing::Test {
     options.fake_gpus = 2;
     options.keeper_binary = BuildDir() + "/bin/gtrain-keeper";
     options.leave_without_head = leave_without_head_;
-    options.connect = [path =
-                           base_ + "/head.sock"]() -> absl::StatusOr<std::unique_ptr<port::ClientTransport>> {
-      return std::make_unique<SocketTransport>(path);
+    options.connect = [path = base_ + "/head.sock",
+                       max = waiting_bytes_max_]() -> absl::StatusOr<std::unique_ptr<port::ClientTransport>> {
+      return std::make_unique<SocketTransport>(path, max);
     };
     return options;
   }
@@ -246,6 +248,7 @@ class AgentTest : public ::testing::Test {
 
   const std::string base_ = TestFolder();
   std::optional<absl::Duration> leave_without_head_;
+  int waiting_bytes_max_ = 0;
   UniqueFd listen_, connection_;
   std::vector<std::unique_ptr<core::Message>> seen_;
   pid_t agent_ = -1;
@@ -260,6 +263,26 @@ TEST_F(AgentTest, WithoutHeadAndJobItLeavesWhenAsked) {
   connection_.reset();
   ASSERT_TRUE(AgentEnds());
   EXPECT_EQ(agent_status_, 0);
+}
+
+// The head does not read, until a heartbeat finds no room; and it says that it has lost a message itself.
+TEST_F(AgentTest, AMessageThatFoundNoRoomIsMadeUpForOnAnotherConnection_W9) {
+  waiting_bytes_max_ = 16 << 10;
+  StartAgent();
+  const auto comes_anew = [&] {
+    return Until([&] {
+      pollfd waits{listen_.get(), POLLIN, 0};
+      return poll(&waits, 1, 0) == 1;
+    });
+  };
+  ASSERT_TRUE(comes_anew());
+  seen_.clear();
+  ASSERT_NE(Wait<core::AgentHello>([](const core::AgentHello&) { return true; }), nullptr);
+  Send(core::AgentWelcome{Options().cluster, {1}, kNode, absl::Seconds(1), absl::Seconds(600)});
+  Send(core::HeartbeatAck{{1}, 1, true});
+  ASSERT_TRUE(comes_anew());
+  seen_.clear();
+  ASSERT_NE(Wait<core::AgentHello>([](const core::AgentHello&) { return true; }), nullptr);
 }
 
 TEST_F(AgentTest, RunsAGenerationAndLeavesNothing) {

@@ -295,6 +295,10 @@ void AgentCore::Impl::Hear(const HeartbeatAck& ack) {
     heartbeats_sent_.pop_front();
   }
   if (sent) ExtendLease(*sent);
+  if (!ack.greet) return;
+  GT_PROBE("agent.reconnects_when_asked");
+  why_ = "the head has lost a message to this node: connects anew";
+  effects_.push_back(Reconnect{});
 }
 
 // From the sending of what the head has answered: the head counts from when it heard that, which is later. It

@@ -149,13 +149,16 @@ struct DropCopies {  // of checkpoints, of a job that is over
   JobId job;
   std::string folder;
 };
+// On another connection: what was sent on this one is not known to have arrived, though it lives. The first
+// hello of a connection settles all of it.
+struct Reconnect {};
 struct Leave {  // the agent ends: refused or shut down
   absl::Status status;
   bool after_keepers = false;  // they were told to quit
 };
 
 using AgentEffect =
-    std::variant<ToHead, ToKeeper, WriteFile, ReadLog, ReadStacks, ShareCopies, DropCopies, Leave>;
+    std::variant<ToHead, ToKeeper, WriteFile, ReadLog, ReadStacks, ShareCopies, DropCopies, Reconnect, Leave>;
 
 struct AgentStep {
   std::vector<AgentEffect> effects;

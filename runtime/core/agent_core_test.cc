@@ -223,6 +223,18 @@ TEST_F(AgentCoreTest, HelloThenWelcomeThenHeartbeats) {
   EXPECT_EQ(Sent<AgentHeartbeat>()[0].sequence, 1u);
 }
 
+TEST_F(AgentCoreTest, WhoIsAskedToConnectsAnew_W9) {
+  Step(HeadUp{"10.0.0.1"});
+  Welcome();
+  const auto reconnects = [&](bool greet) {
+    const std::vector<AgentEffect> effects = Step(FromHead{HeartbeatAck{{5}, 1, greet}});
+    return std::any_of(effects.begin(), effects.end(),
+                       [](const AgentEffect& e) { return std::holds_alternative<Reconnect>(e); });
+  };
+  EXPECT_FALSE(reconnects(false));
+  EXPECT_TRUE(reconnects(true));
+}
+
 TEST_F(AgentCoreTest, EachHelloHasALargerOrder_W7) {
   Step(HeadUp{"10.0.0.1"});
   const uint64_t first = Sent<AgentHello>().at(0).order;

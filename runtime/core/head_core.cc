@@ -236,6 +236,7 @@ StepResult HeadState::Step(const HeadEvent& event, Instant now) {
     const auto it = nodes_.find(NodeId(gone->peer.key_id));
     if (gone->peer.role == Role::kNode && it != nodes_.end() && it->second.route == gone->route) {
       GT_PROBE("head.peer_gone");
+      it->second.missed = true;
       detector_.Suspect(it->first, now);
       for (const FailureDetector::Change& change : detector_.Advance(now)) OnSilence(change, now);
     }

@@ -151,6 +151,24 @@ TEST_F(HeadCoreTest, LostNodeReformsOnTheRest_N1) {
   EXPECT_THAT(status.at("reason").get<std::string>(), HasSubstr("at most 3 ranks were asked for"));
 }
 
+// Its connection lives, so it would never say hello by itself, and what was lost would be for good.
+TEST_F(HeadCoreTest, ANodeToWhichAMessageWasLostIsAskedToConnectAnew_W9) {
+  Hello("1");
+  const auto acked = [&] {
+    sent_.clear();
+    FromNode("1", AgentHeartbeat{++heartbeats_, {}, {}});
+    return Sent<HeartbeatAck>().at(0).second;
+  };
+  EXPECT_FALSE(acked().greet);
+  Do(head_->Step(PeerGone{{Role::kNode, "1"}, RouteOf("1")}, clock_.Now()));
+  EXPECT_TRUE(acked().greet);
+  EXPECT_TRUE(acked().greet) << "the first answer may be lost, too";
+  HelloAgain("1");
+  EXPECT_TRUE(acked().greet) << "that may have left before";
+  Hello("1");
+  EXPECT_FALSE(acked().greet) << "on another connection";
+}
+
 TEST_F(HeadCoreTest, SilentAgentBesideWorkingRanksIsOnlySuspect_P4) {
   Hello("1");
   Hello("2");

@@ -134,6 +134,7 @@ void HeadState::OnHello(const PeerMessage& event, const AgentHello& hello, Insta
   // The first on a connection says what is there, for nothing is on its way. One that is repeated may have
   // been sent before what this head sent on the same connection arrived.
   const bool repeated = node.welcomed && node.route == event.route && !new_incarnation;
+  node.missed = node.missed && repeated;
   node.route = event.route;
   node.welcomed = true;
   node.hello_order = hello.order;
@@ -300,7 +301,7 @@ void HeadState::Release(Job& job, const NodeId& node, Instant now) {
 void HeadState::OnHeartbeat(Node& node, const AgentHeartbeat& heartbeat, Instant now) {
   if (!heartbeat.free_ports.empty()) node.free_ports = heartbeat.free_ports;
   for (const RankStatus& status : heartbeat.changed) OnRankStatus(node.record.id, status, now);
-  Send(node.record.id, SendKind::kNow, HeartbeatAck{epoch(), heartbeat.sequence});
+  Send(node.record.id, SendKind::kNow, HeartbeatAck{epoch(), heartbeat.sequence, node.missed});
 }
 
 // Heard again after suspicion or death. What was revoked meanwhile may not have reached it (fault N2).

@@ -42,6 +42,7 @@ struct Node {
   mutable uint64_t shared_revision = 0;
   std::string route;      // newest; empty: none since this head started
   bool welcomed = false;  // said hello to this head
+  bool missed = false;    // a message sent to it on this connection was lost
   uint64_t hello_order = 0;
   NodeState state = NodeState::kUnknown;
   Instant heard_at;        // last; the start of this head, if not since then

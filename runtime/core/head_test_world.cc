@@ -137,6 +137,11 @@ ClientReply HeadTestWorld::FromClient(ClientRequestBody body, std::string id, Ro
   return ClientReply{"none"};
 }
 
+void HeadTestWorld::HelloAgain(const std::string& node) {
+  --connections_[node].second;
+  Hello(node, 4, {}, connections_[node].first);
+}
+
 void HeadTestWorld::Hello(const std::string& node, int cpus, std::vector<HeldGeneration> held,
                           std::string incarnation) {
   AgentHello hello;

@@ -37,6 +37,8 @@ class HeadTestWorld : public ::testing::Test {
   // On a new connection.
   void Hello(const std::string& node, int cpus = 4, std::vector<HeldGeneration> held = {},
              std::string incarnation = "1");
+  // On the same one.
+  void HelloAgain(const std::string& node);
   // Lets time pass in heartbeats of the given nodes.
   void Pass(absl::Duration time, const std::vector<std::string>& alive);
   JobId Submit(const std::string& spec);

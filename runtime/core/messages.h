@@ -353,6 +353,7 @@ struct AgentRefused {
 struct HeartbeatAck {
   HeadEpoch epoch;
   uint64_t sequence = 0;
+  bool greet = false;  // a message to this node was lost: say hello on another connection, which settles it
   bool operator==(const HeartbeatAck&) const = default;
 };
 

@@ -282,7 +282,7 @@ struct AgentWelcome {
 # The agent logs the reason and ends; nothing it runs is touched by the refusal itself.
 struct AgentRefused { reason @0 :Text; revoked @1 :Bool; }
 
-struct HeartbeatAck { epoch @0 :UInt64; sequence @1 :UInt64; }
+struct HeartbeatAck { epoch @0 :UInt64; sequence @1 :UInt64; greet @2 :Bool; }
 
 # A grant. Repeated by the head after a hello that does not show the generation; receivers take it once. With
 # a seal the grant is in its bytes alone: `grant` is empty, here and in GenerationDescribed.

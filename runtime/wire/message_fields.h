@@ -259,6 +259,7 @@ GT_FIELDS(core::AgentRefused) {
 GT_FIELDS(core::HeartbeatAck) {
   GT_COUNTER(epoch, Epoch);
   GT_PLAIN(sequence, Sequence);
+  GT_PLAIN(greet, Greet);
 }
 GT_FIELDS(core::StartGeneration) {
   GT_COUNTER(epoch, Epoch);

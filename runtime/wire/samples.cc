@@ -139,7 +139,7 @@ std::vector<core::Message> SampleMessages() {
                          "proof", true, true},
       core::AgentRefused{"wrong cluster"},
       core::AgentRefused{"stolen", true},
-      core::HeartbeatAck{kEpoch, 8},
+      core::HeartbeatAck{kEpoch, 8, true},
       core::StartGeneration{kEpoch, SampleGrant(), {}},
       core::StartGeneration{kEpoch, SampleGrant(), SampleSeal()},
       core::AckExit{kEpoch, kJob, kGeneration, 1},

@@ -50,7 +50,7 @@ class RetryTest(ClusterTest):
         self.head.signal(signal.SIGSTOP)
         client = self.submit_in_background(self.quick_job('again'))
         begin = time.monotonic()
-        wait_until('the client to repeat itself', lambda: time.monotonic() > begin + soak(30, 12))
+        wait_until('the client to repeat itself', lambda: time.monotonic() > begin + soak(25, 12))
         self.head.signal(signal.SIGCONT)
         self.assert_happened_once(client, 'again')
 

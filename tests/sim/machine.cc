@@ -393,7 +393,23 @@ void Machine::Do(core::ReadLog& effect) {
 
 void Machine::Do(core::ToHead& effect) {
   checker_.AgentSays(*this, effect.message);
-  if (connection_ != nullptr) (void)network_.Send(*connection_, std::move(effect.message));
+  if (connection_ == nullptr || network_.Send(*connection_, std::move(effect.message))) return;
+  core::Reconnect reconnect;
+  Do(reconnect);
+}
+
+// As runtime/agent does it, behind the step.
+void Machine::Do(core::Reconnect&) {
+  kernel_.After(kMs, [this, life = life_, connection = connection_] {
+    if (!Mine(life) || connection == nullptr || connection != connection_) return;
+    network_.CloseNear(*connection, false);
+    connection_ = nullptr;
+    ++kernel_.counts["agent connects anew"];
+    Handle_(core::HeadDown{});
+    kernel_.After(kernel_.Between(100 * kMs, 2 * kSec), [this, life] {
+      if (Mine(life)) TryConnect();
+    });
+  });
 }
 
 void Machine::Do(core::ReadStacks& effect) {

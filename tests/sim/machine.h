@@ -103,6 +103,7 @@ class Machine {
   void Do(core::ToKeeper& effect);
   void Do(core::ReadStacks& effect);
   void Do(core::ReadLog& effect);
+  void Do(core::Reconnect& effect);
   void Do(core::Leave& effect);
   void Do(core::WriteFile& effect);
   void Do(core::ShareCopies& effect) { copies_.insert(effect.job); }

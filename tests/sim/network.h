@@ -4,7 +4,7 @@
 // Faults look as they do above TCP: a lost segment is a delay of everything behind it; what is reordered are
 // the messages of different connections of one machine; within a connection messages keep their order, and a
 // duplicate follows its original. A message is lost in a connection that lives on only when more wait than
-// may (the high-water mark; in some seeds a small one): the agent is not told, the head takes the peer for
+// may (the high-water mark; in some seeds a small one): the agent connects anew, the head takes the peer for
 // gone. What a client or an agent says again after a reconnect is the other duplicate, and overtakes what the
 // old connection still brings. While a direction is cut messages wait; after 3 s both ends that can notice
 // close and what waited is lost. A half-open connection is one whose head end has not noticed.
