@@ -1,7 +1,5 @@
 // A job of threads: one FakeSession a rank, communicators that meet in one process. For tests.
 #pragma once
-#include <gtrain/session.h>
-
 #include <algorithm>
 #include <cstring>
 #include <functional>
@@ -15,6 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/clock.h"
 #include "base/mutex.h"
+#include "runtime/port/session.h"
 
 namespace gtrain::ckpt {
 
