@@ -100,6 +100,8 @@ class Request {
 // among n ranks on N machines.
 class Communicator {
  public:
+  Communicator(Communicator&&) = default;
+  Communicator& operator=(Communicator&&) = default;
   // Collective. kUnavailable: a member was lost, or a machine cannot be reached; exit with 75.
   static Result<Communicator> Create(const Session& session, const CommunicatorOptions& options = {}) {
     gtrain_communicator* made = nullptr;

@@ -38,9 +38,9 @@ struct Only {
 // The sizes multiply to the world size. Splits apply in order; a second one of the same dimension cuts the
 // part that the first one left. Over axes that are not named the tensor is replicated. No axis twice.
 struct Sharding {
-  std::vector<MeshAxis> mesh;
-  std::vector<Split> splits;
-  std::vector<Only> only;
+  std::vector<MeshAxis> mesh = {};
+  std::vector<Split> splits = {};
+  std::vector<Only> only = {};
   bool operator==(const Sharding&) const = default;
 };
 

@@ -222,7 +222,7 @@ void TestCompressedMean(Communicator& comm) {
 }
 
 void TestSharding(const Session& session, const std::string& folder) {
-  const Sharding rows{.mesh = {{"dp", session.world_size()}}, .splits = {{0, "dp"}}, .only = {}};
+  const Sharding rows{.mesh = {{"dp", session.world_size()}}, .splits = {{0, "dp"}}};
   const std::vector<int64_t> shape = {8, 3};
   const LocalBox box = LocalBoxOf(shape, rows, session.rank()).value();
   std::vector<float> mine(static_cast<size_t>(box.shape[0] * box.shape[1]), 1);

@@ -119,7 +119,7 @@ class ProductTest(FirstDayTest):
         self.assertEqual(self.commits(), [f'step-{int(min(left)):012d}.e0001.t0001.g0001.a01'])
 
 
-# Ranks of different speed: each hears of a stop in another step. Only SaveIfDue is asked.
+# Ranks of different speed, which ask SaveIfDue alone whether to stop.
 STOPS = r"""
 #include <gtrain/gtrain.h>
 #include <chrono>
