@@ -29,7 +29,7 @@ struct CommunicatorOptions {
 // the next generation. An error of one member that the others cannot see themselves ends their running or
 // next call at once: "rank 3 gave up: ..." with its words.
 // Results are bit-identical on all ranks. Not thread-safe: one call at a time. Calls that go on beside the
-// program: gtrain/async.h.
+// program: comm/exec/async_calls.h.
 // What one costs among n ranks on N machines: some hundred bytes a rank for each of n, and on a machine that
 // has m of them, above one, 2 MiB of shared memory, 2 MiB more for each of m and 16 KiB for each of n above
 // 128. Between machines each rank has a port, and a connection to N - 1 others if it speaks for its machine:

@@ -134,7 +134,7 @@ GTRAIN_API gtrain_status gtrain_session_notice(gtrain_session* session, double* 
 /* ---- collectives ---- */
 
 /* Collective. `timeout_ms` is the longest that a single collective may take. What a communicator costs as a
- * function of its ranks and machines (shared memory, connections, rounds) stands in gtrain/communicator.h;
+ * function of its ranks and machines (shared memory, connections, rounds) stands in docs/design/comm.md;
  * operations with a handle add one thread to it. */
 GTRAIN_API gtrain_status gtrain_communicator_create(gtrain_session* session, int64_t timeout_ms,
                                                     gtrain_communicator** out, gtrain_error* error);
