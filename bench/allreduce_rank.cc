@@ -3,8 +3,6 @@
 //   allreduce_rank FILE allocate|private|rewritten BYTES:CALLS...
 // rewritten: as allocate, and each rank writes all of its data before each call, as a training step does.
 // Rank 0 writes a line "BYTES MICROSECONDS" a size into FILE: the median.
-#include <gtrain/communicator.h>
-#include <gtrain/session.h>
 #include <sched.h>
 #include <unistd.h>
 
@@ -15,6 +13,9 @@
 #include <cstring>
 #include <string>
 #include <vector>
+
+#include "comm/port/communicator.h"
+#include "runtime/port/session.h"
 
 namespace {
 

@@ -23,7 +23,7 @@
 #include "base/status_macros.h"
 #include "bench/harness.h"
 #include "bench/local_cluster.h"
-#include "gtrain/compression.h"
+#include "comm/codec/compressor.h"
 
 namespace gtrain::bench {
 namespace {

@@ -28,7 +28,7 @@
 #include "bench/network.h"
 #include "comm/exec/communicator.h"
 #include "comm/fake/fake_world.h"
-#include "gtrain/reducer.h"
+#include "comm/reducer/reducer.h"
 
 namespace gtrain::bench {
 namespace {

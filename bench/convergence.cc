@@ -14,6 +14,7 @@
 #include <map>
 #include <numbers>
 #include <optional>
+#include <span>
 #include <sstream>
 #include <string>
 #include <thread>
@@ -27,13 +28,13 @@
 #include "base/status_macros.h"
 #include "bench/harness.h"
 #include "bench/local_cluster.h"
-#include "gtrain/compression.h"
+#include "comm/codec/compressor.h"
 #ifdef GTRAIN_HAVE_HWY
 #include "comm/exec/communicator.h"
 #include "comm/fake/fake_world.h"
+#include "comm/reducer/reducer.h"
 #include "examples/char_lm/model.h"
 #include "examples/char_lm/text.h"
-#include "gtrain/reducer.h"
 #endif
 
 namespace gtrain::bench {
@@ -290,7 +291,10 @@ class SimulatedRank {
     for (const auto& parameter : examples::Parameters())
       specs.push_back({parameter.name, parameter.count(), parameter.shape()});
     GT_ASSIGN_OR_RETURN(const auto reducer, Reducer::Create(c_, specs, {.compression = training_.compress}));
-    for (size_t i = 0; i < specs.size(); ++i) gradients_.push_back(reducer->gradient(i));
+    for (size_t i = 0; i < specs.size(); ++i) {
+      const absl::Span<float> memory = reducer->gradient(i);
+      gradients_.emplace_back(memory.data(), memory.size());
+    }
     SimulatedEnd end;
     for (int step = 0; step < training_.steps; ++step) {
       GT_RETURN_IF_ERROR(Backward(step, *reducer));
@@ -321,9 +325,9 @@ class SimulatedRank {
   void Descend(int step) {
     const double rate = kRate * 0.5 * (1 + std::cos(std::numbers::pi * step / training_.steps));
     size_t at = 0;
-    for (const absl::Span<float> gradient : gradients_) {
+    for (const std::span<float> gradient : gradients_) {
       examples::Descend(model_.values().subspan(at, gradient.size()),
-                        absl::MakeSpan(momentum_).subspan(at, gradient.size()), gradient,
+                        std::span(momentum_).subspan(at, gradient.size()), gradient,
                         training_.compress.momentum > 0 ? 0 : kMomentum, 1 / static_cast<float>(samples_),
                         static_cast<float>(rate));
       at += gradient.size();
@@ -351,7 +355,7 @@ class SimulatedRank {
   const int64_t samples_;
   examples::Model model_;
   std::vector<float> momentum_;
-  std::vector<absl::Span<float>> gradients_;
+  std::vector<std::span<float>> gradients_;
 };
 
 absl::StatusOr<SimulatedEnd> Simulate(const Simulated& training, const examples::Text& text) {
@@ -436,8 +440,9 @@ absl::Status MeasureRanks(const std::vector<int>& numbers_of_ranks, const Option
   const absl::StatusOr<std::string> path = WriteText(home);
   absl::Status status = path.status();
   if (status.ok()) {
-    const absl::StatusOr<examples::Text> text = examples::ReadText(*path, examples::kClasses);
-    status = text.ok() ? MeasureSimulated(numbers_of_ranks, *text, options, outcomes) : text.status();
+    const Result<examples::Text> text = examples::ReadText(*path, examples::kClasses);
+    status = text.ok() ? MeasureSimulated(numbers_of_ranks, *text, options, outcomes)
+                       : absl::NotFoundError(text.status().message());
   }
   home.Remove();
   return status;

@@ -2,7 +2,7 @@
 // barrier of the generation, ends.
 #include <cstdio>
 
-#include "gtrain/session.h"
+#include "runtime/port/session.h"
 
 int main() {
   const auto session = gtrain::Session::Join();

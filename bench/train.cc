@@ -8,6 +8,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -20,9 +21,9 @@
 #include "bench/network.h"
 #include "comm/exec/communicator.h"
 #include "comm/fake/fake_world.h"
+#include "comm/reducer/reducer.h"
 #include "examples/char_lm/model.h"
 #include "examples/char_lm/text.h"
-#include "gtrain/reducer.h"
 
 namespace gtrain::bench {
 namespace {
@@ -62,8 +63,11 @@ absl::Status Train(Communicator& c, const examples::Text& text, Reached* reached
   for (const auto& parameter : examples::Parameters())
     specs.push_back({parameter.name, parameter.count(), parameter.shape()});
   GT_ASSIGN_OR_RETURN(const auto reducer, Reducer::Create(&c, specs));
-  std::vector<absl::Span<float>> gradients;
-  for (size_t i = 0; i < specs.size(); ++i) gradients.push_back(reducer->gradient(i));
+  std::vector<std::span<float>> gradients;
+  for (size_t i = 0; i < specs.size(); ++i) {
+    const absl::Span<float> memory = reducer->gradient(i);
+    gradients.emplace_back(memory.data(), memory.size());
+  }
   GT_RETURN_IF_ERROR(c.Barrier());
   const Instant began = RealClock().Now();
   double loss = 0;
@@ -82,9 +86,9 @@ absl::Status Train(Communicator& c, const examples::Text& text, Reached* reached
     GT_RETURN_IF_ERROR(ready);
     GT_RETURN_IF_ERROR(reducer->Finish().status());
     size_t at = 0;
-    for (const absl::Span<float> gradient : gradients) {
+    for (const std::span<float> gradient : gradients) {
       examples::Descend(model.values().subspan(at, gradient.size()),
-                        absl::MakeSpan(momentum).subspan(at, gradient.size()), gradient, kMomentum,
+                        std::span(momentum).subspan(at, gradient.size()), gradient, kMomentum,
                         1.0f / kSamples, kRate);
       at += gradient.size();
     }
@@ -159,7 +163,9 @@ absl::Status MeasureLink(const Options& options, const Network& network, const L
   GT_ASSIGN_OR_RETURN(const std::vector<double> us, network.PlainTcp({2 << 20}, 5));
   std::printf("%s: plain TCP %.0f Mbit/s; seconds (steps) to a loss of %g\n", link.name,
               (2 << 20) * 8 / us[0], kTarget);
-  GT_ASSIGN_OR_RETURN(const examples::Text text, examples::ReadText(path, examples::kClasses));
+  const Result<examples::Text> read = examples::ReadText(path, examples::kClasses);
+  if (!read.ok()) return absl::NotFoundError(read.status().message());
+  const examples::Text& text = *read;
   std::vector<Measured> ours(std::size(kOurs)), ddp(std::size(kDdp));
   for (int turn = 0; turn < (options.quick ? 1 : 7); ++turn) {
     for (size_t i = 0; i < std::size(kDdp) && peers; ++i) {

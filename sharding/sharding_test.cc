@@ -11,6 +11,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/rng.h"
+#include "sharding/local_box.h"
 #include "sharding/overlap.h"
 #include "sharding/partition.h"
 #include "sharding/random_boxes.h"

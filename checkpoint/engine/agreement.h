@@ -1,8 +1,6 @@
 // What the ranks must agree on before one of them acts. All calls are collective; with one rank they are
 // local.
 #pragma once
-#include <gtrain/communicator.h>
-
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -11,6 +9,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
+#include "comm/port/communicator.h"
 
 namespace gtrain::ckpt {
 

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <iterator>
 #include <map>
 #include <numeric>
 #include <set>
@@ -125,6 +126,7 @@ class CheckpointerImpl final : public Checkpointer {
   absl::StatusOr<bool> Save(int64_t step) override;
   void Fence() override;
   absl::StatusOr<bool> SaveIfDue(int64_t step, Communicator* comm) override;
+  bool stop_agreed() const override { return stop_agreed_; }
   absl::Status Wait(absl::Duration timeout) override;
   std::optional<int64_t> LastCommitted() const override;
 
@@ -196,7 +198,8 @@ class CheckpointerImpl final : public Checkpointer {
   // C12). OK for ever once they had: they are made then.
   absl::Status FindRoom();
   void NoteLostSave(int64_t step, absl::string_view why);
-  absl::Status AgreeToSave(int64_t step, int64_t* busy);
+  // `kept`: SaveIfDue saved this step last, and on no rank has that failed.
+  absl::Status AgreeToSave(int64_t step, int64_t* busy, bool* kept);
   absl::Status CompareReplicasIfDue(int64_t step);
   absl::Status PrepareTail();
   // Whether this rank would save now; rank 0 decides.
@@ -243,6 +246,9 @@ class CheckpointerImpl final : public Checkpointer {
   uint64_t begun_ = 0;              // saves that were not skipped
   Instant last_save_;
   bool saved_for_notice_ = false;
+  bool saved_for_stop_ = false;
+  bool stop_agreed_ = false;
+  std::optional<int64_t> kept_step_;  // what the newest save is of, if SaveIfDue made it
   bool warmed_ = false;
   absl::Duration last_stall_;
   absl::Duration told_every_;     // the automatic interval that people were told of
@@ -693,6 +699,7 @@ absl::Status CheckpointerImpl::LoadChosen(Choice* choice, LoadPlan* plan) {
 absl::StatusOr<std::optional<RestoredStep>> CheckpointerImpl::Restore(const RestoreOptions& options) {
   may_be_missing_ = options.may_be_missing;
   touched_ = false;
+  kept_step_.reset();
   state_.KeepInitial(may_be_missing_);
   absl::StatusOr<std::optional<RestoredStep>> restored = RestoreNewest();
   staged_.clear();
@@ -906,7 +913,7 @@ absl::Status CheckpointerImpl::FindRoom() {
                                     : absl::StrCat(PrintBytes(available), " of its memory are available")));
 }
 
-absl::Status CheckpointerImpl::AgreeToSave(int64_t step, int64_t* busy) {
+absl::Status CheckpointerImpl::AgreeToSave(int64_t step, int64_t* busy, bool* kept) {
   // A save that failed may have failed because the directory is no longer ours.
   const absl::Status held = lease_ == nullptr ? absl::OkStatus() : lease_->held();
   if (lease_ != nullptr && held.ok() && saver_ != nullptr && !saver_->last_status().ok()) lease_->LookSoon();
@@ -917,7 +924,8 @@ absl::Status CheckpointerImpl::AgreeToSave(int64_t step, int64_t* busy) {
                       : saver_ == nullptr ? kStarting
                       : saver_->busy()    ? kWriting
                                           : 0,
-                      step, -step, held.ok() ? 0 : 1};
+                      step, -step, held.ok() ? 0 : 1,
+                      kept_step_ == step && (saver_->busy() || saver_->last_status().ok()) ? 0 : 1};
   GT_RETURN_IF_ERROR(agree_.Max(absl::MakeSpan(values)));
   if (values[3] != 0) return agree_.AllOk(held);
   if (values[1] != -values[2]) {
@@ -925,6 +933,7 @@ absl::Status CheckpointerImpl::AgreeToSave(int64_t step, int64_t* busy) {
         absl::StrCat("ranks save different steps, from ", -values[2], " to ", values[1]));
   }
   *busy = values[0];
+  *kept = values[4] == 0;
   return absl::OkStatus();
 }
 
@@ -939,7 +948,9 @@ absl::StatusOr<bool> CheckpointerImpl::Save(int64_t step) {
   TakeStarted();
   if (saver_ == nullptr && !starting_.joinable()) StartSaver();
   int64_t busy = 0;
-  GT_RETURN_IF_ERROR(AgreeToSave(step, &busy));
+  bool kept = false;
+  GT_RETURN_IF_ERROR(AgreeToSave(step, &busy, &kept));
+  if (kept) return true;
   last_save_ = clock_.Now();
   if (busy != 0) {
     ++skipped_;
@@ -966,6 +977,7 @@ absl::StatusOr<bool> CheckpointerImpl::Save(int64_t step) {
   if (step <= highest_step_) ++next_.attempt;  // a step saved before: its names are taken
   highest_step_ = step;
   next_.step = step;
+  kept_step_.reset();
   TellInterval();
   saver_->Start(next_);
   if (!settings_.lazy) saver_->Fence();
@@ -983,7 +995,9 @@ void CheckpointerImpl::Fence() {
 // Only Fence says that the state has not changed since Save. Whatever else ends a copy may come after a
 // change, so what was copied may hold values of two steps.
 void CheckpointerImpl::DropUnfenced() {
-  if (saver_ != nullptr && saver_->copying()) saver_->Drop();
+  if (saver_ == nullptr || !saver_->copying()) return;
+  saver_->Drop();
+  kept_step_.reset();
 }
 
 absl::Status CheckpointerImpl::CompareReplicasIfDue(int64_t step) {
@@ -1027,6 +1041,7 @@ bool CheckpointerImpl::Due(int64_t step) const {
   // began before it is let finish.
   const bool can = saver_ != nullptr ? !saver_->busy() : !starting_.joinable();
   if (session_->PreemptionNotice() && !saved_for_notice_ && can) return true;
+  if (session_->StopRequested() && !saved_for_stop_ && can) return true;
   if (settings_.every_steps) return step > 0 && step % *settings_.every_steps == 0;
   return clock_.Now() - last_save_ >= Every();
 }
@@ -1038,11 +1053,14 @@ absl::StatusOr<bool> CheckpointerImpl::SaveIfDue(int64_t step, Communicator* com
   TakeStarted();
   if (!session_->PreemptionNotice()) saved_for_notice_ = false;  // one that was taken back
   const absl::Status held = lease_ == nullptr ? absl::OkStatus() : lease_->held();
-  int64_t due = !held.ok() ? kLostDirectory : Due(step) ? 1 : 0;
+  // Both are what rank 0 says: ranks hear of a stop at different steps.
+  int64_t words[] = {!held.ok() ? kLostDirectory : Due(step) ? 1 : 0, session_->StopRequested() ? 1 : 0};
   Communicator* const through = comm != nullptr ? comm : comm_.get();
   if (through != nullptr && through->size() > 1) {
-    GT_RETURN_IF_ERROR(through->Broadcast(&due, 1, DType::kInt64, 0));
+    GT_RETURN_IF_ERROR(through->Broadcast(words, std::size(words), DType::kInt64, 0));
   }
+  const int64_t due = words[0];
+  stop_agreed_ = words[1] != 0;
   if (due == kLostDirectory) return agree_.AllOk(held);
   if (due == 0) {
     if (!warmed_ && saver_ != nullptr && FindRoom().ok()) {
@@ -1054,6 +1072,8 @@ absl::StatusOr<bool> CheckpointerImpl::SaveIfDue(int64_t step, Communicator* com
   const bool noticed = session_->PreemptionNotice().has_value();
   GT_ASSIGN_OR_RETURN(const bool saved, Save(step));
   if (noticed && saved) saved_for_notice_ = true;
+  if (stop_agreed_ && saved) saved_for_stop_ = true;
+  if (saved) kept_step_ = step;
   return saved;
 }
 

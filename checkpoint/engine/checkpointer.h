@@ -1,16 +1,15 @@
 // gtrain::Checkpointer over a blob store. Open() of the public header makes one from the environment; tests
 // make one over any store and environment.
 #pragma once
-#include <gtrain/checkpoint.h>
-#include <gtrain/session.h>
-
 #include <functional>
 #include <memory>
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "checkpoint/engine/checkpoint.h"
 #include "checkpoint/engine/settings.h"
 #include "checkpoint/port/blob_store.h"
+#include "runtime/port/session.h"
 
 namespace gtrain::ckpt {
 

@@ -3,8 +3,6 @@
 // whether it shall go on.
 #include "checkpoint/engine/committer.h"
 
-#include <gtrain/checkpoint.h>
-
 #include <algorithm>
 #include <deque>
 #include <optional>
@@ -18,6 +16,7 @@
 #include "base/logging.h"
 #include "base/status_macros.h"
 #include "checkpoint/engine/catalog.h"
+#include "checkpoint/engine/checkpoint.h"
 #include "checkpoint/engine/parallel.h"
 #include "checkpoint/engine/shard_io.h"
 

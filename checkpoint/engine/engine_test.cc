@@ -900,6 +900,54 @@ TEST_F(EngineTest, ANoticeSavesOnceAndAtOnce_C13) {
   });
 }
 
+TEST_F(EngineTest, AStopIsWhatRank0HasHeardAndSavesOnce) {
+  const FakeJob job{.world_size = 2};
+  const std::string folder = TestFolder();
+  RunRanks(job, [&](FakeSession* session) {
+    auto c = OpenCheckpointer(session, {.uri = folder, .every_steps = 100}, EnvironmentOf(job),
+                              &OpenDirectoryStore);
+    ASSERT_TRUE(c.ok()) << c.status();
+    State state;
+    ASSERT_TRUE(Register(c->get(), &state).ok());
+    for (int64_t step = 1; step <= 4; ++step) {
+      if (step == (session->rank() == 0 ? 3 : 2)) session->RequestStop();
+      auto due = (*c)->SaveIfDue(step, nullptr);
+      ASSERT_TRUE(due.ok()) << due.status();
+      EXPECT_EQ(*due, step == 3) << step;
+      EXPECT_EQ((*c)->stop_agreed(), step >= 3) << step;
+      ASSERT_TRUE((*c)->Wait(kLong).ok());
+    }
+  });
+}
+
+// Not where SaveIfDue did not save it last, or Restore has brought another state.
+TEST_F(EngineTest, ASaveOfTheStepThatSaveIfDueSavedIsOneCommit) {
+  const FakeJob job{.world_size = 2};
+  const std::string folder = TestFolder();
+  const auto commits = [&] { return ListManifests(OpenDirectoryStore(folder)->get())->size(); };
+  RunRanks(job, [&](FakeSession* session) {
+    auto c = OpenCheckpointer(session, {.uri = folder, .keep = 100, .every_steps = 2}, EnvironmentOf(job),
+                              &OpenDirectoryStore);
+    ASSERT_TRUE(c.ok()) << c.status();
+    State state;
+    ASSERT_TRUE(Register(c->get(), &state).ok());
+    ASSERT_TRUE(*(*c)->SaveIfDue(2, nullptr));
+    EXPECT_TRUE(*(*c)->Save(2));  // whether it is committed already or not
+    ASSERT_TRUE((*c)->Wait(kLong).ok());
+    EXPECT_TRUE(*(*c)->Save(2));
+    ASSERT_TRUE((*c)->Wait(kLong).ok());
+    if (session->rank() == 0) {
+      EXPECT_EQ(commits(), 1);
+    }
+    ASSERT_TRUE((*c)->Restore().ok());
+    EXPECT_TRUE(*(*c)->Save(2));
+    ASSERT_TRUE((*c)->Wait(kLong).ok());
+    if (session->rank() == 0) {
+      EXPECT_EQ(commits(), 2);
+    }
+  });
+}
+
 TEST_F(EngineTest, DestroyedBeforeTheCommitItGivesUp) {
   const FakeJob job{.world_size = 2};
   const std::string folder = TestFolder();

@@ -1,8 +1,7 @@
 // The one place of this folder that reads the environment.
-#include <gtrain/checkpoint.h>
-
 #include <cstdlib>
 
+#include "checkpoint/engine/checkpoint.h"
 #include "checkpoint/engine/checkpointer.h"
 #include "checkpoint/store/open_store.h"
 

@@ -30,6 +30,7 @@
 #include "checkpoint/format/hash.h"
 #include "checkpoint/store/faulty_store.h"
 #include "checkpoint/store/memory_store.h"
+#include "sharding/local_box.h"
 
 namespace gtrain::ckpt {
 namespace {

@@ -1,8 +1,6 @@
 // What a program registered on one rank: tensors, state of the rank, and bytes of any length. The training
 // thread's; registered memory is the caller's.
 #pragma once
-#include <gtrain/checkpoint.h>
-
 #include <cstdint>
 #include <functional>
 #include <string>
@@ -14,6 +12,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "checkpoint/engine/agreement.h"
+#include "checkpoint/engine/checkpoint.h"
 #include "checkpoint/engine/snapshot.h"
 #include "checkpoint/format/manifest.h"
 #include "checkpoint/plan/load_plan.h"

@@ -18,6 +18,7 @@
 #include "checkpoint/engine/boxes.h"
 #include "checkpoint/engine/engine_test_world.h"
 #include "checkpoint/engine/hosted_fake.h"
+#include "sharding/local_box.h"
 #include "sharding/overlap.h"
 #include "sharding/random_boxes.h"
 

@@ -1,7 +1,5 @@
 // A job of threads: one FakeSession a rank, communicators that meet in one process. For tests.
 #pragma once
-#include <gtrain/session.h>
-
 #include <algorithm>
 #include <cstring>
 #include <functional>
@@ -15,6 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/clock.h"
 #include "base/mutex.h"
+#include "runtime/port/session.h"
 
 namespace gtrain::ckpt {
 
@@ -184,7 +183,10 @@ class FakeSession : public Session {
     MutexLock lock(&mu_);
     return alive_;
   }
-  bool StopRequested() const override { return false; }
+  bool StopRequested() const override {
+    MutexLock lock(&mu_);
+    return stop_requested_;
+  }
   std::optional<absl::Duration> PreemptionNotice() const override {
     MutexLock lock(&mu_);
     return notice_;
@@ -193,6 +195,10 @@ class FakeSession : public Session {
   void Notice(std::optional<absl::Duration> left) {
     MutexLock lock(&mu_);
     notice_ = left;
+  }
+  void RequestStop() {
+    MutexLock lock(&mu_);
+    stop_requested_ = true;
   }
   void Revoke() {
     MutexLock lock(&mu_);
@@ -219,6 +225,7 @@ class FakeSession : public Session {
   mutable Mutex mu_;
   absl::Status alive_;
   std::optional<absl::Duration> notice_;
+  bool stop_requested_ = false;
   std::vector<std::pair<int64_t, std::string>> reported_;
   std::string policy_;
   std::map<std::string, std::string> notes_;

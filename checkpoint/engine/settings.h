@@ -1,7 +1,5 @@
 // What the program asked for and what the environment says, merged once.
 #pragma once
-#include <gtrain/checkpoint.h>
-
 #include <cstdint>
 #include <functional>
 #include <optional>
@@ -12,6 +10,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "checkpoint/engine/checkpoint.h"
 #include "checkpoint/format/manifest.h"
 #include "checkpoint/port/near_module.h"
 

@@ -10,6 +10,7 @@
 #include "checkpoint/engine/admin.h"
 #include "checkpoint/engine/catalog.h"
 #include "checkpoint/engine/engine_test_world.h"
+#include "sharding/local_box.h"
 
 namespace gtrain::ckpt {
 namespace {

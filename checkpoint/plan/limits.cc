@@ -2,8 +2,6 @@
 // a line of its own.
 #include "checkpoint/plan/limits.h"
 
-#include <gtrain/checkpoint.h>
-
 #include <algorithm>
 #include <string>
 

@@ -6,11 +6,19 @@
 // storage takes a file of that size), and a checkpoint 6.4 TiB for every 64 ranks: 409 TiB of 4,096 ranks,
 // 10,000 TiB of 99,999.
 #pragma once
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "checkpoint/plan/save_plan.h"
+
+namespace gtrain {
+
+// Byte entries and what PerRankRule::kKeep carries, of one rank in one save.
+inline constexpr size_t kByteEntriesMax = size_t{64} << 20;
+
+}  // namespace gtrain
 
 namespace gtrain::ckpt {
 

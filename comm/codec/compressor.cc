@@ -1,6 +1,8 @@
 // The transaction around the codecs. Residuals are kept twice: the applied one is only read by a step, the
 // pending one only written, so forgetting a step costs nothing and remembering it is an exchange of two
 // pointers.
+#include "comm/codec/compressor.h"
+
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
@@ -15,7 +17,6 @@
 #include "comm/codec/kernels.h"
 #include "comm/codec/packet.h"
 #include "comm/codec/top_k.h"
-#include "gtrain/compression.h"
 
 namespace gtrain {
 namespace comm {

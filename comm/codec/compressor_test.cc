@@ -1,3 +1,5 @@
+#include "comm/codec/compressor.h"
+
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -10,7 +12,6 @@
 #include "comm/codec/top_k.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "gtrain/compression.h"
 
 namespace gtrain {
 namespace {

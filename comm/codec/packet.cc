@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "comm/codec/compressor.h"
 #include "comm/codec/kernels.h"
 
 namespace gtrain {

@@ -10,7 +10,7 @@
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 #include "base/status_macros.h"
-#include "gtrain/compression.h"
+#include "comm/codec/compressor.h"
 
 namespace gtrain {
 namespace {

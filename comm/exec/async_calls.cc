@@ -1,3 +1,5 @@
+#include "comm/exec/async_calls.h"
+
 #include <signal.h>
 
 #include <deque>
@@ -6,7 +8,6 @@
 
 #include "absl/base/thread_annotations.h"
 #include "base/mutex.h"
-#include "gtrain/async.h"
 
 namespace gtrain {
 namespace {

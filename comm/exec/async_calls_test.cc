@@ -1,3 +1,5 @@
+#include "comm/exec/async_calls.h"
+
 #include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -13,7 +15,6 @@
 #include "comm/exec/communicator.h"
 #include "comm/fake/fake_world.h"
 #include "gtest/gtest.h"
-#include "gtrain/async.h"
 
 namespace gtrain {
 namespace {

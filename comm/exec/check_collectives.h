@@ -3,7 +3,7 @@
 #include <cstddef>
 
 #include "absl/status/status.h"
-#include "gtrain/communicator.h"
+#include "comm/port/communicator.h"
 
 #define RETURN_IF_BAD(expr) \
   if (absl::Status s = (expr); !s.ok()) return s

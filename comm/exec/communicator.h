@@ -8,8 +8,8 @@
 
 #include "absl/status/statusor.h"
 #include "comm/port/bootstrap.h"
+#include "comm/port/communicator.h"
 #include "comm/port/data_transport.h"
-#include "gtrain/communicator.h"
 
 namespace gtrain::comm {
 

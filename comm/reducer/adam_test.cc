@@ -10,9 +10,9 @@
 #include "comm/exec/check_collectives.h"
 #include "comm/exec/rank_test_threads.h"
 #include "comm/reducer/noise_test_draws.h"
+#include "comm/reducer/reducer.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "gtrain/reducer.h"
 
 namespace gtrain {
 namespace {

@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "comm/codec/compressor.h"
 #include "comm/reducer/sparse_mean.h"
 
 namespace gtrain::comm {

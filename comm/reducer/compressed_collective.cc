@@ -15,8 +15,8 @@
 #include "comm/codec/packet.h"
 #include "comm/reducer/groups.h"
 #include "comm/reducer/low_rank_mean.h"
+#include "comm/reducer/reducer.h"
 #include "comm/reducer/sparse_mean.h"
-#include "gtrain/reducer.h"
 
 namespace gtrain {
 namespace comm {

@@ -13,10 +13,10 @@
 #include "absl/strings/str_cat.h"
 #include "comm/exec/check_collectives.h"
 #include "comm/exec/rank_test_threads.h"
+#include "comm/reducer/reducer.h"
 #include "comm/reducer/wrapped_communicator.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "gtrain/reducer.h"
 
 namespace gtrain {
 namespace {

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "comm/reducer/chooser.h"
-#include "gtrain/reducer.h"
+#include "comm/reducer/reducer.h"
 
 namespace gtrain::comm {
 

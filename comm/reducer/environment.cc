@@ -2,7 +2,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
-#include "gtrain/reducer.h"
+#include "comm/reducer/reducer.h"
 
 namespace gtrain {
 

@@ -17,7 +17,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
-#include "gtrain/reducer.h"
+#include "comm/reducer/reducer.h"
 
 namespace gtrain::comm {
 

@@ -14,8 +14,8 @@
 #include "comm/exec/rank_test_threads.h"
 #include "comm/reducer/groups.h"
 #include "comm/reducer/noise_test_draws.h"
+#include "comm/reducer/reducer.h"
 #include "gtest/gtest.h"
-#include "gtrain/reducer.h"
 
 namespace gtrain {
 namespace {

@@ -7,7 +7,7 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "comm/codec/low_rank.h"
-#include "gtrain/reducer.h"
+#include "comm/reducer/reducer.h"
 
 namespace gtrain::comm {
 

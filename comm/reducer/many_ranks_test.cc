@@ -11,10 +11,10 @@
 #include "comm/exec/check_collectives.h"
 #include "comm/exec/rank_test_threads.h"
 #include "comm/reducer/noise_test_draws.h"
+#include "comm/reducer/reducer.h"
 #include "comm/reducer/sparse_mean.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "gtrain/reducer.h"
 
 namespace gtrain {
 namespace {

@@ -1,6 +1,6 @@
 // Buckets of gradients and the thread that reduces them, strictly in order, so that all ranks call the same
 // collectives whatever order their hooks ran in.
-#include "gtrain/reducer.h"
+#include "comm/reducer/reducer.h"
 
 #include <algorithm>
 #include <optional>

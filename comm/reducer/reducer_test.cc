@@ -1,5 +1,5 @@
 // Buckets, hooks in any order, and what happens to a step that not all ranks end.
-#include "gtrain/reducer.h"
+#include "comm/reducer/reducer.h"
 
 #include <algorithm>
 #include <cmath>

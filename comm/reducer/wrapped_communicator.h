@@ -8,7 +8,7 @@
 #include <string>
 #include <utility>
 
-#include "gtrain/communicator.h"
+#include "comm/port/communicator.h"
 
 namespace gtrain::comm {
 

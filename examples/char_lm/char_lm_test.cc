@@ -28,7 +28,7 @@ TEST(Text, FrequentCharactersHaveAClassEachTheOthersShareTheLast) {
   std::string characters(9'000, 'e');
   characters += std::string(1'500, 't') + "xyz";
   const auto text = ReadText(Write("text", characters), 3);
-  ASSERT_TRUE(text.ok()) << text.status();
+  ASSERT_TRUE(text.ok()) << text.status().ToString();
   EXPECT_EQ(text->classes[0], 0);
   EXPECT_EQ(text->classes[9'000], 1);
   EXPECT_EQ(std::set<uint8_t>(text->classes.end() - 3, text->classes.end()), std::set<uint8_t>{2});
@@ -81,10 +81,10 @@ TEST(Model, GradientsAreThoseOfTheLoss) {
   EXPECT_NEAR(model.Forward(windows) / kSamples, std::log(kClasses), 3.0);
 
   std::vector<std::vector<float>> memory;
-  std::vector<absl::Span<float>> gradients;
+  std::vector<std::span<float>> gradients;
   for (const Parameter& parameter : Parameters())
     memory.emplace_back(parameter.count(), 7.0f);  // overwritten
-  for (auto& gradient : memory) gradients.push_back(absl::MakeSpan(gradient));
+  for (auto& gradient : memory) gradients.push_back(std::span(gradient));
   std::vector<size_t> ready;
   model.Backward(gradients, [&](size_t i) { ready.push_back(i); });
   EXPECT_THAT(ready, testing::UnorderedElementsAre(0, 1, 2, 3, 4, 5, 6));
@@ -109,8 +109,8 @@ TEST(Model, GradientsAreThoseOfTheLoss) {
 }
 
 // The loss after `steps` of a model that sees one line again and again.
-double LossAfter(int steps, const std::function<void(absl::Span<float> values, size_t at,
-                                                     absl::Span<const float> gradient, int step)>& descend) {
+double LossAfter(int steps, const std::function<void(std::span<float> values, size_t at,
+                                                     std::span<const float> gradient, int step)>& descend) {
   const std::string line = "and it came to pass in those days that ";
   std::vector<uint8_t> text;
   for (size_t i = 0; i < 300; ++i) text.push_back(static_cast<uint8_t>(line[i % line.size()]) % kClasses);
@@ -118,9 +118,9 @@ double LossAfter(int steps, const std::function<void(absl::Span<float> values, s
   for (size_t s = 0; s < 48; ++s) windows.push_back(text.data() + s);
   Model model(windows.size(), 1);
   std::vector<std::vector<float>> memory;
-  std::vector<absl::Span<float>> gradients;
+  std::vector<std::span<float>> gradients;
   for (const Parameter& parameter : Parameters()) memory.emplace_back(parameter.count());
-  for (auto& gradient : memory) gradients.push_back(absl::MakeSpan(gradient));
+  for (auto& gradient : memory) gradients.push_back(std::span(gradient));
   double loss = 0;
   for (int step = 0; step < steps; ++step) {
     loss = model.Forward(windows) / static_cast<double>(windows.size());
@@ -136,10 +136,10 @@ double LossAfter(int steps, const std::function<void(absl::Span<float> values, s
 
 TEST(Model, DescendsToTheTextItSaw) {
   std::vector<float> momentum(Model(1, 1).values().size());
-  const double loss = LossAfter(60, [&](absl::Span<float> values, size_t at, absl::Span<const float> gradient,
-                                        int) {
-    Descend(values, absl::MakeSpan(momentum).subspan(at, values.size()), gradient, 0.9f, 1.0f / 48, 0.02f);
-  });
+  const double loss =
+      LossAfter(60, [&](std::span<float> values, size_t at, std::span<const float> gradient, int) {
+        Descend(values, std::span(momentum).subspan(at, values.size()), gradient, 0.9f, 1.0f / 48, 0.02f);
+      });
   EXPECT_LT(loss, 0.1);
 }
 
@@ -148,14 +148,14 @@ TEST(Model, DescendsByAdam) {
   for (const int measured_steps : {60, 30}) {
     std::vector<float> momentum(Model(1, 1).values().size()), squares(momentum.size()), before;
     const double loss =
-        LossAfter(60, [&](absl::Span<float> values, size_t at, absl::Span<const float> gradient, int step) {
+        LossAfter(60, [&](std::span<float> values, size_t at, std::span<const float> gradient, int step) {
           const AdamStep adam{.scale = 1.0f / 48,
                               .rate = 0.002f,
                               .measures = step < measured_steps,
                               .steps = step + 1,
                               .measured = std::min(step + 1, measured_steps)};
-          DescendByAdam(values, absl::MakeSpan(momentum).subspan(at, values.size()),
-                        absl::MakeSpan(squares).subspan(at, values.size()), gradient, adam);
+          DescendByAdam(values, std::span(momentum).subspan(at, values.size()),
+                        std::span(squares).subspan(at, values.size()), gradient, adam);
           if (step == 30 && at == 0) before = squares;
         });
     EXPECT_LT(loss, 0.1) << measured_steps;
@@ -167,7 +167,7 @@ TEST(Model, DescendsByAdam) {
 TEST(Model, ElementsWithoutSquaresStayWhereTheyAre) {
   std::vector<float> values = {1, 1}, momentum(2), squares = {0, 1e-4f};
   const AdamStep adam{.scale = 1, .rate = 0.01f, .measures = false, .steps = 50, .measured = 40};
-  DescendByAdam(absl::MakeSpan(values), absl::MakeSpan(momentum), absl::MakeSpan(squares), {{1e-3f, 1e-3f}},
+  DescendByAdam(std::span(values), std::span(momentum), std::span(squares), std::vector<float>{1e-3f, 1e-3f},
                 adam);
   EXPECT_EQ(values[0], 1);
   EXPECT_LT(values[1], 1);

@@ -10,35 +10,28 @@
 // and saved with the model; --error-feedback no shows what becomes of a training without. With
 // --momentum-correction yes top-k selects from each rank's momentum (DGC), and the optimiser here has none.
 // --optimizer adam with 'onebit warmup=N' is 1-bit Adam: its variance is that of the warm-up, see Update().
+#include <gtrain/gtrain.h>
+
 #include <algorithm>
+#include <charconv>
+#include <chrono>
 #include <cinttypes>
 #include <cmath>
 #include <cstdio>
-#include <memory>
 #include <numbers>
 #include <optional>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
-#include "absl/strings/numbers.h"
-#include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
-#include "absl/time/time.h"
 #include "examples/char_lm/model.h"
 #include "examples/char_lm/text.h"
-#include "gtrain/checkpoint.h"
-#include "gtrain/communicator.h"
-#include "gtrain/reducer.h"
-#include "gtrain/session.h"
 
 namespace gtrain::examples {
 namespace {
 
 constexpr int kExitFailed = 1, kExitUsage = 2;
-constexpr int kExitRunMeAgain = 75;  // another rank was lost: gtrain starts the next generation
 constexpr float kMomentum = 0.9f;
 constexpr ptrdiff_t kFirstFew = 5;  // steps in which top-k finds its threshold
 constexpr size_t kValidationWindows = 20'480;
@@ -70,34 +63,42 @@ bool ParseYesNo(const std::string& value, bool* flag) {
 }
 
 bool ParseCompress(const std::string& value, CompressionOptions* options) {
-  const absl::StatusOr<CompressionPolicy> policy = ParseCompression(value);
-  if (!policy.ok() || policy->automatic) return false;  // automatic: for the job file
-  if (!policy->codecs.empty()) *options = policy->codecs[0];
-  return true;
+  const Result<CompressionOptions> parsed = ParseCompression(value);
+  if (parsed.ok()) *options = *parsed;
+  return parsed.ok();
 }
 
-absl::StatusOr<Flags> ParseFlags(const std::vector<std::string>& args) {
+template <typename Number>
+bool ParseNumber(const std::string& value, Number* number) {
+  const char* const end = value.data() + value.size();
+  const auto [at, error] = std::from_chars(value.data(), end, *number);
+  return error == std::errc() && at == end;
+}
+
+Status Wrong(const std::string& what) { return Status(StatusCode::kInvalidArgument, what); }
+
+Result<Flags> ParseFlags(const std::vector<std::string>& args) {
   Flags flags;
   for (size_t i = 0; i < args.size(); i += 2) {
-    if (i + 1 == args.size()) return absl::InvalidArgumentError(absl::StrCat(args[i], " needs a value"));
+    if (i + 1 == args.size()) return Wrong(args[i] + " needs a value");
     const std::string& name = args[i];
     const std::string& value = args[i + 1];
     bool ok = true;
     if (name == "--text") {
       flags.text = value;
     } else if (name == "--steps") {
-      ok = absl::SimpleAtoi(value, &flags.steps) && flags.steps > 0;
+      ok = ParseNumber(value, &flags.steps) && flags.steps > 0;
     } else if (name == "--batch") {
-      ok = absl::SimpleAtoi(value, &flags.batch) && flags.batch > 0;
+      ok = ParseNumber(value, &flags.batch) && flags.batch > 0;
     } else if (name == "--optimizer") {
       flags.adam = value == "adam";
       ok = flags.adam || value == "sgd";
     } else if (name == "--lr") {
-      ok = absl::SimpleAtod(value, &flags.lr) && flags.lr > 0 && std::isfinite(flags.lr);
+      ok = ParseNumber(value, &flags.lr) && flags.lr > 0 && std::isfinite(flags.lr);
     } else if (name == "--seed") {
-      ok = absl::SimpleAtoi(value, &flags.seed);
+      ok = ParseNumber(value, &flags.seed);
     } else if (name == "--max-loss") {
-      ok = absl::SimpleAtod(value, &flags.max_loss) && flags.max_loss > 0;
+      ok = ParseNumber(value, &flags.max_loss) && flags.max_loss > 0;
     } else if (name == "--compress") {
       ok = ParseCompress(value, &flags.compress);
     } else if (name == "--error-feedback") {
@@ -105,32 +106,30 @@ absl::StatusOr<Flags> ParseFlags(const std::vector<std::string>& args) {
     } else if (name == "--momentum-correction") {
       ok = ParseYesNo(value, &flags.momentum_correction);
     } else {
-      return absl::InvalidArgumentError(absl::StrCat("unknown flag ", name));
+      return Wrong("unknown flag " + name);
     }
-    if (!ok) return absl::InvalidArgumentError(absl::StrCat("bad value for ", name, ": ", value));
+    if (!ok) return Wrong("bad value for " + name + ": " + value);
   }
-  if (flags.text.empty()) return absl::InvalidArgumentError("--text FILE is needed");
+  if (flags.text.empty()) return Wrong("--text FILE is needed");
   if (flags.lr == 0) flags.lr = flags.adam ? 0.004 : 0.1;
   flags.compress.error_feedback = flags.error_feedback;
   if (flags.momentum_correction) {
-    if (flags.compress.codec != Codec::kTopK)
-      return absl::InvalidArgumentError("--momentum-correction is for topk");
-    if (flags.adam) return absl::InvalidArgumentError("--momentum-correction is for --optimizer sgd");
+    if (flags.compress.codec != Codec::kTopK) return Wrong("--momentum-correction is for topk");
+    if (flags.adam) return Wrong("--momentum-correction is for --optimizer sgd");
     flags.compress.momentum = kMomentum;
   }
   return flags;
 }
 
-// Where training is. Saved with the parameters; `batch` and `seed` say what `step` means.
-struct Cursor {
-  int64_t step = 0;
+// Saved with the parameters: what the step of a checkpoint means.
+struct Recipe {
   int64_t batch = 0;
   int64_t seed = 0;
 };
 
 class Trainer {
  public:
-  Trainer(const Flags& flags, Session* session, Communicator* comm, Text text)
+  Trainer(const Flags& flags, const Session& session, Communicator* comm, Text text)
       : flags_(flags),
         session_(session),
         comm_(comm),
@@ -138,32 +137,29 @@ class Trainer {
         model_(static_cast<size_t>((flags.batch + comm->size() - 1) / comm->size()),
                static_cast<uint64_t>(flags.seed)),
         momentum_(model_.values().size()),
-        squares_(flags.adam ? momentum_.size() : 0) {
-    cursor_.batch = flags.batch;
-    cursor_.seed = flags.seed;
+        squares_(flags.adam ? momentum_.size() : 0),
+        reducer_(MakeReducer(flags, *comm)),
+        recipe_{flags.batch, flags.seed} {
+    for (size_t i = 0; i < Parameters().size(); ++i) gradients_.push_back(reducer_.gradient(i));
   }
 
-  absl::Status MakeReducer();
-  absl::Status RegisterAndRestore(Checkpointer* checkpointer);
-  // Before each save: what compression carries over, into the registered memory.
-  absl::Status ExportCarried() { return reducer_->ExportCarried(absl::MakeSpan(carried_)); }
+  // All below throws Error.
+  void RegisterAndRestore(Checkpointer* checkpointer);
   // Until the last step, or until all ranks agreed to stop (then `stopped()`).
-  absl::Status Run();
+  void Run();
   // Mean over the validation part, in nats a character.
-  absl::StatusOr<double> ValidationLoss();
+  double ValidationLoss();
   bool stopped() const { return stopped_; }
   // How well this rank's top-k kept to its density, if it was used, but for the first few steps.
   void SaySelected() const;
 
  private:
-  // What the ranks add up beside the gradients.
-  enum Extra { kLoss, kStop, kExtras };
-
-  absl::Status Step();
+  static Reducer MakeReducer(const Flags& flags, const Communicator& comm);
+  void Step();
   void Update(const ReducedStep& reduced);
 
   const Flags& flags_;
-  Session* const session_;
+  const Session& session_;
   Communicator* const comm_;
   Checkpointer* checkpointer_ = nullptr;
   const Text text_;
@@ -171,115 +167,84 @@ class Trainer {
   std::vector<float> momentum_;
   std::vector<float> squares_;  // Adam's
   int64_t measured_ = 0;        // the steps in which they were
-  std::unique_ptr<Reducer> reducer_;
-  std::vector<absl::Span<float>> gradients_;  // the reducer's memory
-  std::vector<float> carried_;                // by compression, as of the newest save
-  Cursor cursor_;
+  Reducer reducer_;
+  std::vector<std::span<float>> gradients_;  // the reducer's memory
+  Recipe recipe_;
+  int64_t step_ = 0;
   double loss_ = 0;
   std::vector<double> shares_;  // of the elements that top-k should send, those it did, of each step
   bool stopped_ = false;
 };
 
-absl::Status Trainer::MakeReducer() {
+Reducer Trainer::MakeReducer(const Flags& flags, const Communicator& comm) {
   std::vector<GradientSpec> specs;
   for (const Parameter& parameter : Parameters())
     specs.push_back({parameter.name, parameter.count(), parameter.shape()});
-  ReducerOptions options;
-  options.compression = flags_.compress;
-  auto reducer = Reducer::Create(comm_, specs, options);
-  if (!reducer.ok()) return reducer.status();
-  reducer_ = *std::move(reducer);
-  for (size_t i = 0; i < specs.size(); ++i) gradients_.push_back(reducer_->gradient(i));
-  carried_.resize(reducer_->CarriedCount());
-  return absl::OkStatus();
+  return Reducer::Create(comm, specs, {.compression = flags.compress}).value();
 }
 
-absl::Status Trainer::RegisterAndRestore(Checkpointer* checkpointer) {
+void Trainer::RegisterAndRestore(Checkpointer* checkpointer) {
   checkpointer_ = checkpointer;
-  const auto count = static_cast<int64_t>(momentum_.size());
-  const auto memory = [](auto&& values) { return Memory{values.data(), values.size() * sizeof(float)}; };
-  absl::Status s = checkpointer_->AddReplicated("model", memory(model_.values()), {count}, DType::kFloat32);
-  if (!s.ok()) return s;
-  s = checkpointer_->AddReplicated("momentum", memory(momentum_), {count}, DType::kFloat32);
-  if (!s.ok()) return s;
+  checkpointer->AddReplicated("model", model_.values()).ThrowIfError();
+  checkpointer->AddReplicated("momentum", momentum_).ThrowIfError();
   if (flags_.adam) {
-    s = checkpointer_->AddReplicated("squares", memory(squares_), {count}, DType::kFloat32);
-    if (!s.ok()) return s;
-    s = checkpointer_->AddReplicated("measured", {&measured_, sizeof(measured_)}, {1}, DType::kInt64);
-    if (!s.ok()) return s;
+    checkpointer->AddReplicated("squares", squares_).ThrowIfError();
+    checkpointer->AddReplicated("measured", std::span(&measured_, 1)).ThrowIfError();
   }
-  static_assert(sizeof(Cursor) == 3 * sizeof(int64_t));
-  s = checkpointer_->AddReplicated("cursor", {&cursor_, sizeof(cursor_)}, {3}, DType::kInt64);
-  if (!s.ok()) return s;
-  if (const std::string& name = reducer_->CarriedName(); !name.empty()) {
-    s = checkpointer_->AddPerRank(name, memory(carried_));
-    if (!s.ok()) return s;
+  checkpointer->AddReplicated("recipe", {&recipe_, sizeof(recipe_)}, {2}, DType::kInt64).ThrowIfError();
+  checkpointer->AddReducer(reducer_).ThrowIfError();
+  const std::optional<RestoredStep> restored = checkpointer->Restore().value();
+  if (!restored) return;
+  step_ = restored->step;
+  if (recipe_.batch != flags_.batch || recipe_.seed != flags_.seed) {
+    Status(StatusCode::kFailedPrecondition,
+           "the checkpoint was trained with --batch " + std::to_string(recipe_.batch) + " --seed " +
+               std::to_string(recipe_.seed) +
+               ": pass the same, or start over with another checkpoint directory")
+        .ThrowIfError();
   }
-  absl::StatusOr<std::optional<RestoredStep>> restored = checkpointer_->Restore();
-  if (!restored.ok() || !restored->has_value()) return restored.status();
-  // Zeros if the checkpoint is of another codec or number of ranks.
-  if (s = reducer_->LoadCarried(carried_); !s.ok()) return s;
-  if (cursor_.batch != flags_.batch || cursor_.seed != flags_.seed) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("the checkpoint was trained with --batch ", cursor_.batch, " --seed ", cursor_.seed,
-                     ": pass the same, or start over with another checkpoint directory"));
-  }
-  if (session_->rank() == 0) std::printf("resumed at step %" PRId64 "\n", cursor_.step);
-  return absl::OkStatus();
+  if (session_.rank() == 0) std::printf("resumed at step %" PRId64 "\n", step_);
 }
 
-absl::Status Trainer::Run() {
+void Trainer::Run() {
   // The same values everywhere, whatever the machines' standard libraries make of a seed.
-  absl::Status s = comm_->Broadcast(model_.values().data(), momentum_.size(), DType::kFloat32, 0);
-  while (s.ok() && cursor_.step < flags_.steps && !stopped_) {
-    s = Step();
-    if (!s.ok() || stopped_) break;
-    if (session_->rank() == 0 && (cursor_.step % 100 == 0 || cursor_.step == flags_.steps)) {
-      std::printf("step %" PRId64 "/%" PRId64 " loss %.4f\n", cursor_.step, flags_.steps, loss_);
+  comm_->Broadcast(model_.values()).ThrowIfError();
+  while (step_ < flags_.steps && !stopped_) {
+    Step();
+    if (session_.rank() == 0 && (step_ % 100 == 0 || step_ == flags_.steps)) {
+      std::printf("step %" PRId64 "/%" PRId64 " loss %.4f\n", step_, flags_.steps, loss_);
     }
-    s = checkpointer_->SaveIfDue(cursor_.step, comm_).status();
+    stopped_ = checkpointer_->SaveIfDue(step_).value().stop;
   }
   // The last state is worth keeping whatever the interval.
-  if (s.ok()) s = checkpointer_->Wait(absl::Minutes(2));
-  if (s.ok()) s = checkpointer_->Save(cursor_.step).status();
-  return s.ok() ? checkpointer_->Wait(absl::Minutes(2)) : s;
+  checkpointer_->Commit(step_).ThrowIfError();
 }
 
-absl::Status Trainer::Step() {
+void Trainer::Step() {
   // This rank's share of the global batch, at any number of ranks.
   const int64_t begin = flags_.batch * comm_->rank() / comm_->size();
   const int64_t end = flags_.batch * (comm_->rank() + 1) / comm_->size();
   std::vector<const uint8_t*> windows;
   for (int64_t i = begin; i < end; ++i) {
-    windows.push_back(text_.classes.data() + SamplePosition(static_cast<uint64_t>(flags_.seed), cursor_.step,
-                                                            i, text_.train - kContext));
+    windows.push_back(text_.classes.data() +
+                      SamplePosition(static_cast<uint64_t>(flags_.seed), step_, i, text_.train - kContext));
   }
-  double extras[kExtras] = {};
-  extras[kLoss] = model_.Forward(windows);
-  extras[kStop] = session_->StopRequested() ? 1 : 0;
-  absl::Status hooks;
-  model_.Backward(gradients_, [&](size_t i) {
-    if (hooks.ok()) hooks = reducer_->Ready(i);
-  });
-  if (!hooks.ok()) return hooks;
-  absl::Status s = comm_->AllReduce(extras, kExtras, DType::kFloat64, ReduceOp::kSum);
-  if (!s.ok()) return s;
-  absl::StatusOr<ReducedStep> reduced = reducer_->Finish();
-  if (!reduced.ok()) return reduced.status();
-  if (const Selected& selected = reduced->selected; selected.wanted > 0) {
+  double loss = model_.Forward(windows);
+  model_.Backward(gradients_, [&](size_t i) { reducer_.Ready(i).ThrowIfError(); });
+  comm_->AllReduce(std::span(&loss, 1)).ThrowIfError();
+  const ReducedStep reduced = reducer_.Finish().value();
+  if (const Selected& selected = reduced.selected; selected.wanted > 0) {
     shares_.push_back(static_cast<double>(selected.sent) / static_cast<double>(selected.wanted));
   }
-  loss_ = extras[kLoss] / static_cast<double>(flags_.batch);
-  stopped_ = extras[kStop] > 0;  // the same sum everywhere, so all ranks stop after the same step
-  Update(*reduced);
-  ++cursor_.step;
-  session_->Report({.step = cursor_.step, .loss = loss_, .samples = end - begin});
-  return absl::OkStatus();
+  loss_ = loss / static_cast<double>(flags_.batch);
+  Update(reduced);
+  ++step_;
+  session_.Report({.step = step_, .loss = loss_, .samples = end - begin});
 }
 
 // Half a cosine of learning rate. All ranks hold the same bits before and after.
 void Trainer::Update(const ReducedStep& reduced) {
-  const double done = static_cast<double>(cursor_.step) / static_cast<double>(flags_.steps);
+  const double done = static_cast<double>(step_) / static_cast<double>(flags_.steps);
   const auto rate = static_cast<float>(flags_.lr * 0.5 * (1 + std::cos(std::numbers::pi * done)));
   // The gradient is the mean over ranks of sums over samples.
   const auto scale = static_cast<float>(comm_->size() / static_cast<double>(flags_.batch));
@@ -287,13 +252,13 @@ void Trainer::Update(const ReducedStep& reduced) {
   // The square of a gradient that was taken out of a compressed momentum is mostly what compression lost.
   const bool measures = !reduced.momentum_travelled || measured_ == 0;
   if (flags_.adam && measures) ++measured_;
-  const AdamStep adam{scale, rate, measures, cursor_.step + 1, measured_};
+  const AdamStep adam{scale, rate, measures, step_ + 1, measured_};
   size_t at = 0;
-  for (const absl::Span<float> gradient : gradients_) {
-    const absl::Span<float> values = model_.values().subspan(at, gradient.size());
-    const absl::Span<float> momentum = absl::MakeSpan(momentum_).subspan(at, gradient.size());
+  for (const std::span<float> gradient : gradients_) {
+    const std::span<float> values = model_.values().subspan(at, gradient.size());
+    const std::span<float> momentum = std::span(momentum_).subspan(at, gradient.size());
     if (flags_.adam) {
-      DescendByAdam(values, momentum, absl::MakeSpan(squares_).subspan(at, gradient.size()), gradient, adam);
+      DescendByAdam(values, momentum, std::span(squares_).subspan(at, gradient.size()), gradient, adam);
     } else {
       Descend(values, momentum, gradient, factor, scale, rate);
     }
@@ -309,7 +274,7 @@ void Trainer::SaySelected() const {
               shares.front(), shares.back(), shares[shares.size() / 2], shares.size());
 }
 
-absl::StatusOr<double> Trainer::ValidationLoss() {
+double Trainer::ValidationLoss() {
   const size_t rank = static_cast<size_t>(comm_->rank()), ranks = static_cast<size_t>(comm_->size());
   const size_t most = static_cast<size_t>(flags_.batch + comm_->size() - 1) / ranks;
   const size_t positions = text_.classes.size() - text_.train - kContext;
@@ -321,49 +286,34 @@ absl::StatusOr<double> Trainer::ValidationLoss() {
     loss += model_.Forward(windows);
     windows.clear();
   }
-  absl::Status s = comm_->AllReduce(&loss, 1, DType::kFloat64, ReduceOp::kSum);
-  if (!s.ok()) return s;
+  comm_->AllReduce(std::span(&loss, 1)).ThrowIfError();
   return loss / static_cast<double>(kValidationWindows);
 }
 
-int Explain(const absl::Status& status) {
-  std::fprintf(stderr, "char_lm: %s\n", std::string(status.message()).c_str());
-  return absl::IsUnavailable(status) ? kExitRunMeAgain : kExitFailed;
-}
-
 int TrainMain(const Flags& flags) {
-  const absl::Time began = absl::Now();
-  absl::StatusOr<Text> text = ReadText(flags.text, kClasses);
-  if (!text.ok()) return Explain(text.status());
-  absl::StatusOr<std::unique_ptr<Session>> session = Session::Join();
-  if (!session.ok()) return Explain(session.status());
-  absl::StatusOr<std::unique_ptr<Communicator>> comm = (*session)->MakeCommunicator();
-  if (!comm.ok()) return Explain(comm.status());
-
-  Trainer trainer(flags, session->get(), comm->get(), *std::move(text));
-  if (absl::Status s = trainer.MakeReducer(); !s.ok()) return Explain(s);
-  CheckpointOptions options;
-  options.every_steps = 500;
-  options.uri = "ckpt/char_lm";  // by hand; under gtrain the job file's place and interval win
-  options.before_save = [&trainer] { return trainer.ExportCarried(); };
-  absl::StatusOr<std::unique_ptr<Checkpointer>> checkpointer = Checkpointer::Open(session->get(), options);
-  if (!checkpointer.ok()) return Explain(checkpointer.status());
-  absl::Status status = trainer.RegisterAndRestore(checkpointer->get());
-  if (status.ok()) status = trainer.Run();
-  if (!status.ok()) return Explain(status);
-  const bool leader = (*session)->rank() == 0;
+  const auto began = std::chrono::steady_clock::now();
+  Text text = ReadText(flags.text, kClasses).value();
+  const Session session = Session::Join().value();
+  Communicator comm = Communicator::Create(session).value();
+  Trainer trainer(flags, session, &comm, std::move(text));
+  // By hand; under gtrain the job file's place and interval win.
+  Checkpointer checkpointer =
+      Checkpointer::Open(session, {.uri = "ckpt/char_lm", .every_steps = 500}).value();
+  trainer.RegisterAndRestore(&checkpointer);
+  trainer.Run();
+  const bool leader = session.rank() == 0;
   if (trainer.stopped()) {
     if (leader) std::printf("stopped as asked; the state is saved\n");
     return 0;
   }
-  absl::StatusOr<double> loss = trainer.ValidationLoss();
-  if (!loss.ok()) return Explain(loss.status());
+  const double loss = trainer.ValidationLoss();
   if (leader) {
     trainer.SaySelected();
-    std::printf("validation loss %.4f after %" PRId64 " steps on %d rank(s) in %.1f s\n", *loss, flags.steps,
-                (*comm)->size(), absl::ToDoubleSeconds(absl::Now() - began));
+    const std::chrono::duration<double> took = std::chrono::steady_clock::now() - began;
+    std::printf("validation loss %.4f after %" PRId64 " steps on %d rank(s) in %.1f s\n", loss, flags.steps,
+                comm.size(), took.count());
   }
-  if (flags.max_loss == 0 || *loss <= flags.max_loss) return 0;
+  if (flags.max_loss == 0 || loss <= flags.max_loss) return 0;
   if (leader) std::fprintf(stderr, "char_lm: the loss is above --max-loss %.3f\n", flags.max_loss);
   return kExitFailed;
 }
@@ -378,11 +328,15 @@ int main(int argc, char** argv) {
     std::fputs(gtrain::examples::kUsage, stdout);
     return 0;
   }
-  absl::StatusOr<gtrain::examples::Flags> flags = gtrain::examples::ParseFlags(args);
+  gtrain::Result<gtrain::examples::Flags> flags = gtrain::examples::ParseFlags(args);
   if (!flags.ok()) {
-    std::fprintf(stderr, "char_lm: %s\n%s", std::string(flags.status().message()).c_str(),
-                 gtrain::examples::kUsage);
+    std::fprintf(stderr, "char_lm: %s\n%s", flags.status().message().c_str(), gtrain::examples::kUsage);
     return gtrain::examples::kExitUsage;
   }
-  return gtrain::examples::TrainMain(*flags);
+  try {
+    return gtrain::examples::TrainMain(*flags);
+  } catch (const gtrain::Error& error) {
+    std::fprintf(stderr, "char_lm: %s\n", error.status().message().c_str());
+    return error.status().exit_code();  // 75 when another rank was lost: gtrain starts the next generation
+  }
 }

@@ -56,7 +56,7 @@ Model::Model(size_t samples_max, uint64_t seed) : batch_((samples_max + kVector 
   for (auto* memory : {&gradient_, &next_gradient_, &turned_}) memory->resize(widest);
 }
 
-double Model::Forward(absl::Span<const uint8_t* const> windows) {
+double Model::Forward(std::span<const uint8_t* const> windows) {
   windows_.assign(windows.begin(), windows.end());
   for (size_t s = 0; s < windows.size(); ++s) {
     for (size_t c = 0; c < kContext; ++c) {
@@ -86,7 +86,7 @@ double Model::Forward(absl::Span<const uint8_t* const> windows) {
   return loss;
 }
 
-void Model::Backward(absl::Span<const absl::Span<float>> gradients, absl::FunctionRef<void(size_t)> ready) {
+void Model::Backward(std::span<const std::span<float>> gradients, const std::function<void(size_t)>& ready) {
   std::fill(gradient_.begin(), gradient_.end(), 0.0f);
   for (size_t c = 0; c < kClasses; ++c) {
     for (size_t s = 0; s < windows_.size(); ++s) {
@@ -115,7 +115,7 @@ void Model::Backward(absl::Span<const absl::Span<float>> gradients, absl::Functi
     }
     gradient_.swap(next_gradient_);
   }
-  const absl::Span<float> table = gradients[kTable];
+  const std::span<float> table = gradients[kTable];
   std::fill(table.begin(), table.end(), 0.0f);
   for (size_t s = 0; s < windows_.size(); ++s) {
     for (size_t c = 0; c < kContext; ++c) {
@@ -126,7 +126,7 @@ void Model::Backward(absl::Span<const absl::Span<float>> gradients, absl::Functi
   ready(kTable);
 }
 
-void Descend(absl::Span<float> values, absl::Span<float> momentum, absl::Span<const float> gradient,
+void Descend(std::span<float> values, std::span<float> momentum, std::span<const float> gradient,
              float factor, float scale, float rate) {
   for (size_t i = 0; i < values.size(); ++i) {
     momentum[i] = factor * momentum[i] + scale * gradient[i];
@@ -134,8 +134,8 @@ void Descend(absl::Span<float> values, absl::Span<float> momentum, absl::Span<co
   }
 }
 
-void DescendByAdam(absl::Span<float> values, absl::Span<float> momentum, absl::Span<float> squares,
-                   absl::Span<const float> gradient, const AdamStep& step) {
+void DescendByAdam(std::span<float> values, std::span<float> momentum, std::span<float> squares,
+                   std::span<const float> gradient, const AdamStep& step) {
   constexpr float kBeta1 = 0.9f, kBeta2 = 0.999f, kLeast = 1e-8f;
   const float first = 1 - std::pow(kBeta1, static_cast<float>(step.steps));
   const float second = 1 - std::pow(kBeta2, static_cast<float>(step.measured));

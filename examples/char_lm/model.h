@@ -4,11 +4,10 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
+#include <span>
 #include <string>
 #include <vector>
-
-#include "absl/functional/function_ref.h"
-#include "absl/types/span.h"
 
 namespace gtrain::examples {
 
@@ -30,15 +29,15 @@ class Model {
   Model(size_t samples_max, uint64_t seed);
 
   // The parameters one after the other, the caller's to change between steps.
-  absl::Span<float> values() { return absl::MakeSpan(values_); }
+  std::span<float> values() { return std::span(values_); }
 
   // A window is kContext classes and the one that follows. At most samples_max of them. Returns the sum of
   // the losses in nats.
-  double Forward(absl::Span<const uint8_t* const> windows);
+  double Forward(std::span<const uint8_t* const> windows);
 
   // Of the last Forward: gradients[i] becomes the sum over its samples. The last layer's are complete first;
   // ready(i) is called for each as soon as it is.
-  void Backward(absl::Span<const absl::Span<float>> gradients, absl::FunctionRef<void(size_t)> ready);
+  void Backward(std::span<const std::span<float>> gradients, const std::function<void(size_t)>& ready);
 
  private:
   float* value(size_t index) { return values_.data() + offsets_[index]; }
@@ -55,7 +54,7 @@ class Model {
 };
 
 // momentum = factor x momentum + gradient x scale; values -= rate x momentum.
-void Descend(absl::Span<float> values, absl::Span<float> momentum, absl::Span<const float> gradient,
+void Descend(std::span<float> values, std::span<float> momentum, std::span<const float> gradient,
              float factor, float scale, float rate);
 
 // Adam (Kingma and Ba 2015, arXiv 1412.6980) with 0.9, 0.999 and 1e-8, and 1-bit Adam (Tang et al. 2021,
@@ -68,7 +67,7 @@ struct AdamStep {
   int64_t steps = 0;          // with this one
   int64_t measured = 0;       // those of them that measured
 };
-void DescendByAdam(absl::Span<float> values, absl::Span<float> momentum, absl::Span<float> squares,
-                   absl::Span<const float> gradient, const AdamStep& step);
+void DescendByAdam(std::span<float> values, std::span<float> momentum, std::span<float> squares,
+                   std::span<const float> gradient, const AdamStep& step);
 
 }  // namespace gtrain::examples

@@ -6,9 +6,6 @@
 #include <iterator>
 #include <numeric>
 
-#include "absl/status/status.h"
-#include "absl/strings/str_cat.h"
-
 namespace gtrain::examples {
 namespace {
 
@@ -24,15 +21,15 @@ uint64_t Mix(uint64_t z) {
 
 }  // namespace
 
-absl::StatusOr<Text> ReadText(const std::string& path, size_t class_count) {
+Result<Text> ReadText(const std::string& path, size_t class_count) {
   std::ifstream file(path, std::ios::binary);
-  if (!file) return absl::NotFoundError(absl::StrCat("cannot open ", path));
+  if (!file) return Status(StatusCode::kNotFound, "cannot open " + path);
   Text text;
   text.classes.assign(std::istreambuf_iterator<char>(file), {});
   if (text.classes.size() < kCharactersMin) {
-    return absl::InvalidArgumentError(absl::StrCat(path, " has ", text.classes.size(),
-                                                   " characters: a text of at least ", kCharactersMin,
-                                                   " is needed"));
+    return Status(StatusCode::kInvalidArgument, path + " has " + std::to_string(text.classes.size()) +
+                                                    " characters: a text of at least " +
+                                                    std::to_string(kCharactersMin) + " is needed");
   }
   std::array<size_t, 256> times{};
   for (const uint8_t c : text.classes) ++times[c];

@@ -1,11 +1,11 @@
 // A text as classes of characters, and which part of it is trained when.
 #pragma once
+#include <gtrain/status.h>
+
 #include <cstddef>
 #include <cstdint>
 #include <string>
 #include <vector>
-
-#include "absl/status/statusor.h"
 
 namespace gtrain::examples {
 
@@ -15,8 +15,8 @@ struct Text {
   size_t train = 0;              // the first so many are trained, the rest is for validation
 };
 
-// The first 95 % are for training. InvalidArgument: shorter than 10,000 characters.
-absl::StatusOr<Text> ReadText(const std::string& path, size_t class_count);
+// The first 95 % are for training. kInvalidArgument: shorter than 10,000 characters.
+Result<Text> ReadText(const std::string& path, size_t class_count);
 
 // Where sample `index` of the global batch of `step` begins: a pure function in [0, positions), so that
 // nothing but the step has to be saved and any number of ranks trains the same samples.

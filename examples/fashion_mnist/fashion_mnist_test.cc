@@ -27,7 +27,7 @@ std::string WriteGz(const std::string& name, const std::string& bytes) {
 TEST(Idx, ReadsLabelsAndImages) {
   const std::string labels("\0\0\x08\x01\0\0\0\x03\x07\x08\x09", 11);
   auto array = ReadIdxGz(WriteGz("labels.gz", labels), 1);
-  ASSERT_TRUE(array.ok()) << array.status();
+  ASSERT_TRUE(array.ok()) << array.status().ToString();
   EXPECT_THAT(array->dims, ::testing::ElementsAre(3));
   EXPECT_THAT(array->data, ::testing::ElementsAre(7, 8, 9));
 
@@ -36,7 +36,7 @@ TEST(Idx, ReadsLabelsAndImages) {
       "abcd",
       20);
   array = ReadIdxGz(WriteGz("images.gz", images), 3);
-  ASSERT_TRUE(array.ok()) << array.status();
+  ASSERT_TRUE(array.ok()) << array.status().ToString();
   EXPECT_THAT(array->dims, ::testing::ElementsAre(1, 2, 2));
   EXPECT_EQ(array->data[3], 'd');
 }

@@ -1,11 +1,11 @@
 // Reader of gzip-compressed IDX files, the format of the MNIST family.
 #pragma once
+#include <gtrain/status.h>
+
 #include <cstddef>
 #include <cstdint>
 #include <string>
 #include <vector>
-
-#include "absl/status/statusor.h"
 
 namespace gtrain::examples {
 
@@ -16,6 +16,6 @@ struct IdxArray {
 };
 
 // Reads and checks the whole file. `want_dims` is 1 for labels and 3 for images.
-absl::StatusOr<IdxArray> ReadIdxGz(const std::string& path, size_t want_dims);
+Result<IdxArray> ReadIdxGz(const std::string& path, size_t want_dims);
 
 }  // namespace gtrain::examples

@@ -11,43 +11,33 @@
 // live in the reducer's memory. They are sums over samples divided by the global batch, which is why the
 // result does not depend on the number of ranks beyond rounding. --compress sends less of them: what a step
 // did not send is carried over to the next one, and saved with the model.
+#include <gtrain/gtrain.h>
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
 #include <torch/torch.h>
 
 #include <algorithm>
+#include <charconv>
+#include <chrono>
 #include <cinttypes>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
 #include <functional>
 #include <memory>
+#include <optional>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
-#include "absl/strings/match.h"
-#include "absl/strings/numbers.h"
-#include "absl/strings/str_cat.h"
-#include "absl/strings/str_split.h"
-#include "absl/strings/string_view.h"
-#include "absl/time/clock.h"
-#include "absl/time/time.h"
 #include "examples/fashion_mnist/idx.h"
 #include "examples/fashion_mnist/sampler.h"
-#include "gtrain/checkpoint.h"
-#include "gtrain/communicator.h"
-#include "gtrain/reducer.h"
-#include "gtrain/session.h"
 
 namespace gtrain::examples {
 namespace {
 
 constexpr int kExitFailed = 1;
 constexpr int kExitUsage = 2;
-constexpr int kExitRunMeAgain = 75;  // blueprint: saved, run me again; never charged to the budget
 constexpr double kMomentum = 0.9;
 constexpr int kWarmupSteps = 150;   // of compression
 constexpr ptrdiff_t kFirstFew = 5;  // steps in which top-k finds its threshold
@@ -70,46 +60,59 @@ constexpr char kUsage[] =
     "it.\n"
     "  Run it by hand for one rank, or under `gtrain launch -n 4 -- fashion_mnist`.\n";
 
-// "topk:0.01", "powersgd:2", or the name of a codec alone.
-bool ParseCompress(absl::string_view text, CompressionOptions* options) {
-  const std::pair<absl::string_view, absl::string_view> parts = absl::StrSplit(text, absl::MaxSplits(':', 1));
-  const absl::StatusOr<Codec> codec = ParseCodec(parts.first);
-  if (!codec.ok()) return false;
-  options->codec = *codec;
-  if (!absl::StrContains(text, ':')) return true;
-  if (*codec == Codec::kPowerSgd) {
-    return absl::SimpleAtoi(parts.second, &options->matrix_rank) && options->matrix_rank > 0 &&
-           options->matrix_rank <= kMatrixRankMax;
-  }
-  return *codec == Codec::kTopK && absl::SimpleAtod(parts.second, &options->density) &&
-         options->density > 0 && options->density <= 1;
+template <typename Number>
+bool ParseNumber(const std::string& value, Number* number) {
+  const char* const end = value.data() + value.size();
+  const auto [at, error] = std::from_chars(value.data(), end, *number);
+  return error == std::errc() && at == end;
 }
 
-absl::StatusOr<Flags> ParseFlags(const std::vector<std::string>& args) {
+// "topk:0.01", "powersgd:2", or the name of a codec alone.
+bool ParseCompress(const std::string& text, CompressionOptions* options) {
+  const size_t colon = text.find(':');
+  const std::string name = text.substr(0, colon);
+  Result<CompressionOptions> parsed = ParseCompression(name);
+  if (!parsed.ok()) return false;
+  *options = *parsed;
+  options->warmup_steps = options->codec == Codec::kNone ? 0 : kWarmupSteps;
+  options->optimizer_momentum = options->codec == Codec::kOneBit ? static_cast<float>(kMomentum) : 0;
+  if (colon == std::string::npos) return true;
+  const std::string value = text.substr(colon + 1);
+  if (options->codec == Codec::kPowerSgd) {
+    return ParseNumber(value, &options->matrix_rank) && options->matrix_rank > 0 &&
+           options->matrix_rank <= kMatrixRankMax;
+  }
+  return options->codec == Codec::kTopK && ParseNumber(value, &options->density) && options->density > 0 &&
+         options->density <= 1;
+}
+
+Status Wrong(const std::string& what) { return Status(StatusCode::kInvalidArgument, what); }
+
+Result<Flags> ParseFlags(const std::vector<std::string>& args) {
   Flags flags;
   for (size_t i = 0; i < args.size(); i += 2) {
-    if (i + 1 == args.size()) return absl::InvalidArgumentError(absl::StrCat(args[i], " needs a value"));
+    if (i + 1 == args.size()) return Wrong(args[i] + " needs a value");
     const std::string& name = args[i];
     const std::string& value = args[i + 1];
     bool ok = true;
     if (name == "--epochs") {
-      ok = absl::SimpleAtoi(value, &flags.epochs) && flags.epochs > 0;
+      ok = ParseNumber(value, &flags.epochs) && flags.epochs > 0;
     } else if (name == "--batch") {
-      ok = absl::SimpleAtoi(value, &flags.batch) && flags.batch > 0;
+      ok = ParseNumber(value, &flags.batch) && flags.batch > 0;
     } else if (name == "--lr") {
-      ok = absl::SimpleAtod(value, &flags.lr) && flags.lr > 0 && std::isfinite(flags.lr);
+      ok = ParseNumber(value, &flags.lr) && flags.lr > 0 && std::isfinite(flags.lr);
     } else if (name == "--data") {
       flags.data = value;
     } else if (name == "--seed") {
-      ok = absl::SimpleAtoi(value, &flags.seed);
+      ok = ParseNumber(value, &flags.seed);
     } else if (name == "--min-accuracy") {
-      ok = absl::SimpleAtod(value, &flags.min_accuracy) && flags.min_accuracy <= 1;
+      ok = ParseNumber(value, &flags.min_accuracy) && flags.min_accuracy <= 1;
     } else if (name == "--compress") {
       ok = ParseCompress(value, &flags.compress);
     } else {
-      return absl::InvalidArgumentError(absl::StrCat("unknown flag ", name));
+      return Wrong("unknown flag " + name);
     }
-    if (!ok) return absl::InvalidArgumentError(absl::StrCat("bad value for ", name, ": ", value));
+    if (!ok) return Wrong("bad value for " + name + ": " + value);
   }
   return flags;
 }
@@ -121,20 +124,19 @@ struct Split {
   int64_t size() const { return labels.size(0); }
 };
 
-absl::StatusOr<Split> LoadSplit(const std::string& dir, const std::string& prefix) {
-  absl::StatusOr<IdxArray> images = ReadIdxGz(absl::StrCat(dir, "/", prefix, "-images-idx3-ubyte.gz"), 3);
-  if (!images.ok()) return images.status();
-  absl::StatusOr<IdxArray> labels = ReadIdxGz(absl::StrCat(dir, "/", prefix, "-labels-idx1-ubyte.gz"), 1);
-  if (!labels.ok()) return labels.status();
-  const int64_t n = images->dims[0];
-  if (labels->dims[0] != n || images->dims[1] != 28 || images->dims[2] != 28) {
-    return absl::DataLossError(absl::StrCat(dir, ": ", prefix, " is not 28 x 28 images with one label each"));
+Split LoadSplit(const std::string& dir, const std::string& prefix) {
+  IdxArray images = ReadIdxGz(dir + "/" + prefix + "-images-idx3-ubyte.gz", 3).value();
+  IdxArray labels = ReadIdxGz(dir + "/" + prefix + "-labels-idx1-ubyte.gz", 1).value();
+  const int64_t n = images.dims[0];
+  if (labels.dims[0] != n || images.dims[1] != 28 || images.dims[2] != 28) {
+    throw Error(
+        Status(StatusCode::kDataLoss, dir + ": " + prefix + " is not 28 x 28 images with one label each"));
   }
   Split split;
-  split.images = torch::from_blob(images->data.data(), {n, 1, 28, 28}, torch::kUInt8).clone();
-  split.labels = torch::from_blob(labels->data.data(), {n}, torch::kUInt8).to(torch::kInt64);
+  split.images = torch::from_blob(images.data.data(), {n, 1, 28, 28}, torch::kUInt8).clone();
+  split.labels = torch::from_blob(labels.data.data(), {n}, torch::kUInt8).to(torch::kInt64);
   if (split.labels.max().item<int64_t>() > 9)
-    return absl::DataLossError(absl::StrCat(dir, ": a label above 9"));
+    throw Error(Status(StatusCode::kDataLoss, dir + ": a label above 9"));
   return split;
 }
 
@@ -161,65 +163,59 @@ struct NetImpl : torch::nn::Module {
 };
 TORCH_MODULE(Net);
 
-// Where training is. Saved with the parameters; `batch` and `seed` say what `step` means.
-struct Cursor {
-  int64_t step = 0;  // steps applied since the beginning
+// Saved with the parameters: what the step of a checkpoint means.
+struct Recipe {
   int64_t batch = 0;
   int64_t seed = 0;
 };
 
+// Everything below throws: Error, or what torch throws.
 class Trainer {
  public:
-  Trainer(const Flags& flags, Session* session, Communicator* comm, Split train)
-      : flags_(flags), session_(session), comm_(comm), train_(std::move(train)) {
-    cursor_.batch = flags.batch;
-    cursor_.seed = flags.seed;
-    steps_per_epoch_ = StepsPerEpoch(train_.size(), flags.batch);
+  Trainer(const Flags& flags, const Session& session, Communicator* comm, Split train)
+      : flags_(flags),
+        session_(session),
+        comm_(comm),
+        train_(std::move(train)),
+        recipe_{flags.batch, flags.seed},
+        steps_per_epoch_(StepsPerEpoch(train_.size(), flags.batch)) {
     Flatten();
+    MakeReducer();
   }
 
-  // Collective: hands the gradients over to a reducer.
-  absl::Status MakeReducer();
-
-  absl::Status RegisterAndRestore(Checkpointer* checkpointer);
-  // Before each save: what compression carries over, into the registered memory.
-  absl::Status ExportCarried() { return reducer_->ExportCarried(absl::MakeSpan(carried_)); }
+  void RegisterAndRestore(Checkpointer* checkpointer);
   // Until the last step, or until all ranks agreed to stop (then `stopped()`).
-  absl::Status Run();
-  absl::StatusOr<double> TestAccuracy(const Split& test);
+  void Run();
+  double TestAccuracy(const Split& test);
   // Of the steps of this run, saves included.
-  absl::Duration step_time() const { return step_time_; }
+  double step_milliseconds() const { return step_milliseconds_; }
   bool stopped() const { return stopped_; }
   // How well this rank's top-k kept to its density, if it was used, but for the first few steps.
   void SaySelected() const;
 
  private:
-  // What the ranks add up beside the gradients.
-  enum Extra { kLoss, kStop, kExtras };
-
   void Flatten();
-  absl::Status Step(const std::vector<int64_t>& order, int64_t step_in_epoch);
+  void MakeReducer();
+  void Step(const std::vector<int64_t>& order, int64_t step_in_epoch);
   void Update(int64_t global_batch);
   double LearningRate() const;
 
   const Flags& flags_;
-  Session* const session_;
+  const Session& session_;
   Communicator* const comm_;
-  Checkpointer* checkpointer_ = nullptr;
   const Split train_;
   Net net_;
   torch::Tensor params_, momentum_;  // flat
-  std::unique_ptr<Reducer> reducer_;
-  std::vector<float> carried_;                                        // by compression, as of the newest save
+  std::optional<Reducer> reducer_;
   std::vector<std::shared_ptr<torch::autograd::Node>> accumulators_;  // keep the hooks alive
-  absl::Status hooks_;  // the first error of a hook, which cannot return it
-  Cursor cursor_;
-  int64_t steps_per_epoch_ = 0;
-  int64_t saved_step_ = -1;  // the newest step with a checkpoint: equal on all ranks
+  Checkpointer* checkpointer_ = nullptr;
+  Recipe recipe_;
+  const int64_t steps_per_epoch_;
+  int64_t step_ = 0;  // applied since the beginning
   double loss_ = 0;
   std::vector<double> shares_;  // of the elements that top-k should send, those it did, of each step
   bool stopped_ = false;
-  absl::Duration step_time_;
+  double step_milliseconds_ = 0;
 };
 
 // Moves every parameter into the flat buffer; the network then works on views of it.
@@ -252,109 +248,81 @@ class ReadyHook final : public torch::autograd::FunctionPostHook {
   const std::function<void()> ready_;
 };
 
-absl::Status Trainer::MakeReducer() {
+void Trainer::MakeReducer() {
   std::vector<GradientSpec> specs;
   for (const auto& p : net_->named_parameters()) {
     specs.push_back({p.key(), static_cast<size_t>(p.value().numel()), p.value().sizes().vec()});
   }
-  ReducerOptions options;
-  options.compression = flags_.compress;
-  if (flags_.compress.codec != Codec::kNone) options.compression.warmup_steps = kWarmupSteps;
-  if (flags_.compress.codec == Codec::kOneBit) options.compression.optimizer_momentum = kMomentum;
-  auto reducer = Reducer::Create(comm_, specs, options);
-  if (!reducer.ok()) return reducer.status();
-  reducer_ = *std::move(reducer);
-  carried_.resize(reducer_->CarriedCount());
+  reducer_ = Reducer::Create(*comm_, specs, {.compression = flags_.compress}).value();
   std::vector<torch::Tensor> params = net_->parameters();
   for (size_t i = 0; i < params.size(); ++i) {
     params[i].mutable_grad() = torch::from_blob(reducer_->gradient(i).data(), params[i].sizes());
-    torch::autograd::impl::grad_accumulator(params[i])->add_post_hook(std::make_unique<ReadyHook>([this, i] {
-      const absl::Status ready = reducer_->Ready(i);
-      if (hooks_.ok()) hooks_ = ready;
-    }));
+    torch::autograd::impl::grad_accumulator(params[i])->add_post_hook(
+        std::make_unique<ReadyHook>([this, i] { reducer_->Ready(i).ThrowIfError(); }));
     accumulators_.push_back(torch::autograd::impl::grad_accumulator(params[i]));
   }
-  return absl::OkStatus();
 }
 
-absl::Status Trainer::RegisterAndRestore(Checkpointer* checkpointer) {
+void Trainer::RegisterAndRestore(Checkpointer* checkpointer) {
   checkpointer_ = checkpointer;
-  for (auto& p : net_->named_parameters()) {
-    absl::Status s = checkpointer_->AddReplicated(absl::StrCat("model/", p.key()),
-                                                  {p.value().data_ptr(), p.value().nbytes()},
-                                                  p.value().sizes().vec(), DType::kFloat32);
-    if (!s.ok()) return s;
+  const auto memory = [](const torch::Tensor& t) { return Memory{t.data_ptr(), t.nbytes()}; };
+  for (const auto& p : net_->named_parameters()) {
+    checkpointer
+        ->AddReplicated("model/" + p.key(), memory(p.value()), p.value().sizes().vec(), DType::kFloat32)
+        .ThrowIfError();
   }
-  absl::Status s = checkpointer_->AddReplicated(
-      "optimizer/momentum", {momentum_.data_ptr(), momentum_.nbytes()}, {momentum_.numel()}, DType::kFloat32);
-  if (!s.ok()) return s;
-  static_assert(sizeof(Cursor) == 3 * sizeof(int64_t));
-  s = checkpointer_->AddReplicated("cursor", {&cursor_, sizeof(cursor_)}, {3}, DType::kInt64);
-  if (!s.ok()) return s;
-  if (const std::string& name = reducer_->CarriedName(); !name.empty()) {
-    s = checkpointer_->AddPerRank(name, {carried_.data(), carried_.size() * sizeof(float)});
-    if (!s.ok()) return s;
-  }
+  checkpointer->AddReplicated("optimizer/momentum", memory(momentum_), {momentum_.numel()}, DType::kFloat32)
+      .ThrowIfError();
+  checkpointer->AddReplicated("recipe", {&recipe_, sizeof(recipe_)}, {2}, DType::kInt64).ThrowIfError();
+  checkpointer->AddReducer(*reducer_).ThrowIfError();
 
-  absl::StatusOr<std::optional<RestoredStep>> restored = checkpointer_->Restore();
-  if (!restored.ok()) return restored.status();
-  if (!restored->has_value()) return absl::OkStatus();
-  saved_step_ = cursor_.step;
-  // Zeros if the checkpoint is of another codec or number of ranks.
-  if (s = reducer_->LoadCarried(carried_); !s.ok()) return s;
-  if (cursor_.batch != flags_.batch || cursor_.seed != flags_.seed) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("the checkpoint was trained with --batch ", cursor_.batch, " --seed ", cursor_.seed,
-                     ": pass the same, or start over with another checkpoint directory"));
+  const std::optional<RestoredStep> restored = checkpointer->Restore().value();
+  if (!restored) return;
+  step_ = restored->step;
+  if (recipe_.batch != flags_.batch || recipe_.seed != flags_.seed) {
+    throw Error(Status(StatusCode::kFailedPrecondition,
+                       "the checkpoint was trained with --batch " + std::to_string(recipe_.batch) +
+                           " --seed " + std::to_string(recipe_.seed) +
+                           ": pass the same, or start over with another checkpoint directory"));
   }
-  if (session_->rank() == 0) std::printf("resumed at step %" PRId64 "\n", cursor_.step);
-  return absl::OkStatus();
+  if (session_.rank() == 0) std::printf("resumed at step %" PRId64 "\n", step_);
 }
 
-absl::Status Trainer::Run() {
+void Trainer::Run() {
   // Equal seeds already make equal replicas; the broadcast makes that independent of torch's generators.
-  absl::Status s =
-      comm_->Broadcast(params_.data_ptr(), static_cast<size_t>(params_.numel()), DType::kFloat32, 0);
-  if (!s.ok()) return s;
+  comm_->Broadcast(params_.data_ptr(), static_cast<size_t>(params_.numel()), DType::kFloat32, 0)
+      .ThrowIfError();
   const int64_t total = flags_.epochs * steps_per_epoch_;
   int64_t epoch = -1;
   std::vector<int64_t> order;
-  const absl::Time began = absl::Now();
-  const int64_t first = cursor_.step;
-  while (cursor_.step < total && !stopped_) {
-    if (cursor_.step / steps_per_epoch_ != epoch) {
-      epoch = cursor_.step / steps_per_epoch_;
+  const auto began = std::chrono::steady_clock::now();
+  const int64_t first = step_;
+  while (step_ < total && !stopped_) {
+    if (step_ / steps_per_epoch_ != epoch) {
+      epoch = step_ / steps_per_epoch_;
       order = EpochOrder(train_.size(), static_cast<uint64_t>(flags_.seed), epoch);
     }
-    s = Step(order, cursor_.step % steps_per_epoch_);
-    if (!s.ok()) return s;
-    if (session_->rank() == 0 && (cursor_.step % 50 == 0 || cursor_.step == total)) {
-      std::printf("step %" PRId64 "/%" PRId64 " epoch %" PRId64 " loss %.4f\n", cursor_.step, total,
-                  epoch + 1, loss_);
+    Step(order, step_ % steps_per_epoch_);
+    if (session_.rank() == 0 && (step_ % 50 == 0 || step_ == total)) {
+      std::printf("step %" PRId64 "/%" PRId64 " epoch %" PRId64 " loss %.4f\n", step_, total, epoch + 1,
+                  loss_);
     }
-    if (stopped_) break;
-    absl::StatusOr<bool> saved = checkpointer_->SaveIfDue(cursor_.step, comm_);
-    if (!saved.ok()) return saved.status();
-    if (*saved) saved_step_ = cursor_.step;
+    stopped_ = checkpointer_->SaveIfDue(step_).value().stop;  // all ranks stop after the same step
   }
-  step_time_ = (absl::Now() - began) / std::max<int64_t>(1, cursor_.step - first);
+  const std::chrono::duration<double, std::milli> took = std::chrono::steady_clock::now() - began;
+  step_milliseconds_ = took.count() / static_cast<double>(std::max<int64_t>(1, step_ - first));
   // The last state is worth keeping whatever the interval: the end of training, or what the user asked to
   // save.
-  s = checkpointer_->Wait(absl::Minutes(2));  // an earlier save still being written would make this one skip
-  if (!s.ok()) return s;
-  if (saved_step_ == cursor_.step) return absl::OkStatus();
-  absl::StatusOr<bool> saved = checkpointer_->Save(cursor_.step);
-  if (!saved.ok()) return saved.status();
-  return checkpointer_->Wait(absl::Minutes(2));
+  checkpointer_->Commit(step_).ThrowIfError();
 }
 
-absl::Status Trainer::Step(const std::vector<int64_t>& order, int64_t step_in_epoch) {
+void Trainer::Step(const std::vector<int64_t>& order, int64_t step_in_epoch) {
   const int64_t samples = train_.size();
   const Slice mine = RankSlice(samples, flags_.batch, step_in_epoch, comm_->rank(), comm_->size());
   const int64_t global_batch = std::min(flags_.batch, samples - step_in_epoch * flags_.batch);
   const int64_t share = mine.end - mine.begin;
   for (torch::Tensor& p : net_->parameters()) p.mutable_grad().zero_();
-  float extras[kExtras] = {};
+  float sum = 0;
   if (share > 0) {  // with more ranks than samples in a short last batch some have none
     torch::Tensor index =
         torch::from_blob(const_cast<int64_t*>(order.data()) + mine.begin, {share}, torch::kInt64);
@@ -363,23 +331,17 @@ absl::Status Trainer::Step(const std::vector<int64_t>& order, int64_t step_in_ep
         logits, train_.labels.index_select(0, index),
         torch::nn::functional::CrossEntropyFuncOptions().reduction(torch::kSum));
     loss.backward();
-    extras[kLoss] = loss.item<float>();
+    sum = loss.item<float>();
   }
-  extras[kStop] = session_->StopRequested() ? 1 : 0;
-  if (!hooks_.ok()) return hooks_;
-  absl::Status s = comm_->AllReduce(extras, kExtras, DType::kFloat32, ReduceOp::kSum);
-  if (!s.ok()) return s;
-  absl::StatusOr<ReducedStep> reduced = reducer_->Finish();
-  if (!reduced.ok()) return reduced.status();
-  if (const Selected& selected = reduced->selected; selected.wanted > 0) {
+  comm_->AllReduce(std::span(&sum, 1)).ThrowIfError();
+  const ReducedStep reduced = reducer_->Finish().value();
+  if (const Selected& selected = reduced.selected; selected.wanted > 0) {
     shares_.push_back(static_cast<double>(selected.sent) / static_cast<double>(selected.wanted));
   }
-  loss_ = extras[kLoss] / static_cast<double>(global_batch);
-  stopped_ = extras[kStop] > 0;  // the same sum everywhere, so all ranks stop after the same step
+  loss_ = sum / static_cast<double>(global_batch);
   Update(global_batch);
-  ++cursor_.step;
-  session_->Report({.step = cursor_.step, .loss = loss_, .samples = share});
-  return absl::OkStatus();
+  ++step_;
+  session_.Report({.step = step_, .loss = loss_, .samples = share});
 }
 
 // SGD with momentum. All ranks hold the same bits before and after.
@@ -397,8 +359,7 @@ void Trainer::Update(int64_t global_batch) {
 
 // Linear decay to a tenth: the last steps settle instead of bouncing.
 double Trainer::LearningRate() const {
-  const double done =
-      static_cast<double>(cursor_.step) / static_cast<double>(flags_.epochs * steps_per_epoch_);
+  const double done = static_cast<double>(step_) / static_cast<double>(flags_.epochs * steps_per_epoch_);
   return flags_.lr * (1 - 0.9 * done);
 }
 
@@ -410,7 +371,7 @@ void Trainer::SaySelected() const {
               shares.front(), shares.back(), shares[shares.size() / 2], shares.size());
 }
 
-absl::StatusOr<double> Trainer::TestAccuracy(const Split& test) {
+double Trainer::TestAccuracy(const Split& test) {
   torch::NoGradGuard no_grad;
   const Slice mine = Share(test.size(), comm_->rank(), comm_->size());
   int64_t correct = 0;
@@ -419,57 +380,40 @@ absl::StatusOr<double> Trainer::TestAccuracy(const Split& test) {
     torch::Tensor guess = net_(Normalise(test.images.narrow(0, at, n))).argmax(1);
     correct += guess.eq(test.labels.narrow(0, at, n)).sum().item<int64_t>();
   }
-  absl::Status s = comm_->AllReduce(&correct, 1, DType::kInt64, ReduceOp::kSum);
-  if (!s.ok()) return s;
+  comm_->AllReduce(std::span(&correct, 1)).ThrowIfError();
   return static_cast<double>(correct) / static_cast<double>(test.size());
-}
-
-int Explain(const absl::Status& status) {
-  std::fprintf(stderr, "fashion_mnist: %s\n", std::string(status.message()).c_str());
-  return absl::IsUnavailable(status) ? kExitRunMeAgain : kExitFailed;
 }
 
 int TrainMain(const Flags& flags) {
   // One thread a rank unless the user says otherwise: ranks share the machine's cores.
   if (std::getenv("OMP_NUM_THREADS") == nullptr) torch::set_num_threads(1);
   torch::manual_seed(static_cast<uint64_t>(flags.seed));
-  const absl::Time began = absl::Now();
+  const auto began = std::chrono::steady_clock::now();
 
-  absl::StatusOr<std::unique_ptr<Session>> session = Session::Join();
-  if (!session.ok()) return Explain(session.status());
-  absl::StatusOr<std::unique_ptr<Communicator>> comm = (*session)->MakeCommunicator();
-  if (!comm.ok()) return Explain(comm.status());
-  absl::StatusOr<Split> train = LoadSplit(flags.data, "train");
-  if (!train.ok()) return Explain(train.status());
-  absl::StatusOr<Split> test = LoadSplit(flags.data, "t10k");
-  if (!test.ok()) return Explain(test.status());
-
-  Trainer trainer(flags, session->get(), comm->get(), *std::move(train));
-  if (absl::Status s = trainer.MakeReducer(); !s.ok()) return Explain(s);
-  CheckpointOptions options;
-  options.every_steps = 100;
-  options.uri = "ckpt/fashion_mnist";  // by hand; under gtrain the job file's place and interval win
-  options.before_save = [&trainer] { return trainer.ExportCarried(); };
-  absl::StatusOr<std::unique_ptr<Checkpointer>> checkpointer = Checkpointer::Open(session->get(), options);
-  if (!checkpointer.ok()) return Explain(checkpointer.status());
-  absl::Status status = trainer.RegisterAndRestore(checkpointer->get());
-  if (status.ok()) status = trainer.Run();
-  if (!status.ok()) return Explain(status);
-  const bool leader = (*session)->rank() == 0;
+  const Session session = Session::Join().value();
+  Communicator comm = Communicator::Create(session).value();
+  Split train = LoadSplit(flags.data, "train");
+  const Split test = LoadSplit(flags.data, "t10k");
+  Trainer trainer(flags, session, &comm, std::move(train));
+  // By hand; under gtrain the job file's place and interval win.
+  Checkpointer checkpointer =
+      Checkpointer::Open(session, {.uri = "ckpt/fashion_mnist", .every_steps = 100}).value();
+  trainer.RegisterAndRestore(&checkpointer);
+  trainer.Run();
+  const bool leader = session.rank() == 0;
   if (trainer.stopped()) {
     if (leader) std::printf("stopped as asked; the state is saved\n");
     return 0;
   }
 
-  absl::StatusOr<double> accuracy = trainer.TestAccuracy(*test);
-  if (!accuracy.ok()) return Explain(accuracy.status());
+  const double accuracy = trainer.TestAccuracy(test);
   if (leader) {
     trainer.SaySelected();
+    const std::chrono::duration<double> took = std::chrono::steady_clock::now() - began;
     std::printf("test accuracy %.4f after %" PRId64 " epoch(s) on %d rank(s) in %.1f s, %.3f ms a step\n",
-                *accuracy, flags.epochs, (*comm)->size(), absl::ToDoubleSeconds(absl::Now() - began),
-                absl::ToDoubleMilliseconds(trainer.step_time()));
+                accuracy, flags.epochs, comm.size(), took.count(), trainer.step_milliseconds());
   }
-  if (*accuracy >= flags.min_accuracy) return 0;
+  if (accuracy >= flags.min_accuracy) return 0;
   if (leader)
     std::fprintf(stderr, "fashion_mnist: accuracy is below --min-accuracy %.3f\n", flags.min_accuracy);
   return kExitFailed;
@@ -486,15 +430,17 @@ int main(int argc, char** argv) {
     std::fputs(gtrain::examples::kUsage, stdout);
     return 0;
   }
-  absl::StatusOr<Flags> flags = gtrain::examples::ParseFlags(args);
+  gtrain::Result<Flags> flags = gtrain::examples::ParseFlags(args);
   if (!flags.ok()) {
-    std::fprintf(stderr, "fashion_mnist: %s\n%s", std::string(flags.status().message()).c_str(),
-                 gtrain::examples::kUsage);
+    std::fprintf(stderr, "fashion_mnist: %s\n%s", flags.status().message().c_str(), gtrain::examples::kUsage);
     return gtrain::examples::kExitUsage;
   }
   try {
     return gtrain::examples::TrainMain(*flags);
-  } catch (const std::exception& e) {  // torch throws
+  } catch (const gtrain::Error& error) {
+    std::fprintf(stderr, "fashion_mnist: %s\n", error.status().message().c_str());
+    return error.status().exit_code();  // 75 when another rank was lost: gtrain starts the next generation
+  } catch (const std::exception& e) {   // torch throws
     std::fprintf(stderr, "fashion_mnist: %s\n", e.what());
     return gtrain::examples::kExitFailed;
   }

@@ -1,104 +1,284 @@
 // Collectives among the ranks of one generation.
 #pragma once
-#include <cstddef>
-#include <cstring>
-#include <memory>
-#include <string>
+#include <gtrain/gtrain_c.h>
+#include <gtrain/session.h>
+#include <gtrain/status.h>
+#include <gtrain/types.h>
 
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
-#include "absl/time/time.h"
-#include "gtrain/types.h"
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <type_traits>
+#include <utility>
 
 namespace gtrain {
 
 struct CommunicatorOptions {
-  // Longest a single collective may take before it fails with DeadlineExceeded.
-  absl::Duration timeout = absl::Minutes(30);
+  // Longest a single collective may take before it fails with kDeadlineExceeded. Lost ranks end it within
+  // seconds whatever it is; this one is for a rank that lives and hangs. Ten minutes are longer than rank 0
+  // alone evaluates, compiles or unpacks data while the others wait, and what NCCL has in PyTorch.
+  std::chrono::milliseconds timeout{GTRAIN_TIMEOUT_MS};
 };
 
-// A communicator belongs to one generation. Calls block; all ranks call the same
-// collectives in the same order with the same count, dtype and op, else the call fails with
-// FailedPrecondition that names the ranks which differ (fault L6). Arguments that cannot be (null data, no
-// such root) are InvalidArgument on every rank, naming the one that gives them, which waits for the others up
-// to 30 s; where all share one machine they get Unavailable with the reason at once. After any error the
-// communicator is dead and every later call returns the same error; output buffers are then undefined.
-// Unavailable: a member was lost or has given up, or the generation was revoked; end the step, exit or join
-// the next generation. An error of one member that the others cannot see themselves ends their running or
-// next call at once: "rank 3 gave up: ..." with its words.
-// Results are bit-identical on all ranks. Not thread-safe: one call at a time. Calls that go on beside the
-// program: gtrain/async.h.
-// What one costs among n ranks on N machines: some hundred bytes a rank for each of n, and on a machine that
-// has m of them, above one, 2 MiB of shared memory, 2 MiB more for each of m and 16 KiB for each of n above
-// 128. Between machines each rank has a port, and a connection to N - 1 others if it speaks for its machine:
-// the leader does, or as many ranks of each as the smallest has (GTRAIN_COMM_ALGO). Broadcast, reduce,
-// barrier and small all-reduces take about log2(N) rounds, all-gathers above 16 machines N - 1; large
-// all-reduces send 2 (N-1)/N of the data a machine. Where machines have several ranks each call begins with
-// another log2(N) rounds, up to 16 machines with one. log2(N) is rounded up, and of small all-reduces and
-// those beginnings one more where N is no power of two. comm/plan/schedule.h has the table.
+// The element type that a C++ type is. float16 and the like have none: say their DType.
+template <typename T>
+constexpr DType DTypeOf() {
+  using U = std::remove_cv_t<T>;
+  if constexpr (std::is_same_v<U, float>) {
+    return DType::kFloat32;
+  } else if constexpr (std::is_same_v<U, double>) {
+    return DType::kFloat64;
+  } else if constexpr (std::is_same_v<U, bool>) {
+    return DType::kBool;
+  } else {
+    static_assert(std::is_integral_v<U>, "no element type of gtrain: pass memory, count and a DType");
+    constexpr bool kSigned = std::is_signed_v<U>;
+    if constexpr (sizeof(U) == 1) return kSigned ? DType::kInt8 : DType::kUint8;
+    if constexpr (sizeof(U) == 2) return kSigned ? DType::kInt16 : DType::kUint16;
+    if constexpr (sizeof(U) == 4) return kSigned ? DType::kInt32 : DType::kUint32;
+    return kSigned ? DType::kInt64 : DType::kUint64;
+  }
+}
+
+// One collective that goes on beside the program, whatever becomes of the Communicator. Moved and not copied;
+// the destructor waits for the operation, which has the communicator's timeout, so that its buffers are free
+// again.
+class Request {
+ public:
+  Request(Request&&) = default;
+  Request& operator=(Request&& other) {
+    if (this != &other) {
+      Settle();
+      handle_ = std::move(other.handle_);
+      communicator_ = std::move(other.communicator_);
+      longest_ = other.longest_;
+    }
+    return *this;
+  }
+  ~Request() { Settle(); }
+
+  // What the operation came to, or nullopt when it still goes on after `timeout`. Zero only asks.
+  std::optional<Status> Wait(std::chrono::milliseconds timeout) {
+    int done = 0;
+    Status status = internal::Call(gtrain_request_wait, handle_.get(), int64_t{timeout.count()}, &done);
+    if (done == 0 && status.code() == StatusCode::kDeadlineExceeded) return std::nullopt;
+    return status;
+  }
+  // The same with the longest that it can take.
+  Status Wait() {
+    return Wait(longest_).value_or(
+        Status(StatusCode::kDeadlineExceeded, "operations queued before this one did not end"));
+  }
+
+ private:
+  friend class Communicator;
+  Request(gtrain_request* handle, std::shared_ptr<gtrain_communicator> communicator,
+          std::chrono::milliseconds longest)
+      : communicator_(std::move(communicator)), handle_(handle), longest_(longest) {}
+  void Settle() {
+    if (handle_ != nullptr) (void)Wait(longest_);
+  }
+
+  std::shared_ptr<gtrain_communicator> communicator_;  // its end would cancel the operation
+  std::unique_ptr<gtrain_request, internal::Freer<gtrain_request, gtrain_request_free>> handle_;
+  std::chrono::milliseconds longest_{};
+};
+
+// A communicator belongs to one generation. Calls block; all ranks call the same collectives in the same
+// order with the same count, type and op, else the call fails with kFailedPrecondition that names the ranks
+// which differ. After any error the communicator is dead and every later call returns the same error; output
+// buffers are then undefined. kUnavailable: a member was lost or has given up, or the generation was revoked:
+// end the step and exit with 75. Results are bit-identical on all ranks. One thread at a time. Moved and not
+// copied; the session may go first.
+//
+// Each collective takes memory, count and DType, or spans of a C++ type (std::span, or what makes one:
+// vectors, arrays; std::span(&loss, 1) is one number). docs/design/comm.md tells what a communicator costs
+// among n ranks on N machines.
 class Communicator {
  public:
-  virtual ~Communicator() = default;
-  virtual int rank() const = 0;
-  virtual int size() const = 0;
-  // Index of this rank's machine among those of the communicator, in the order of their lowest ranks.
-  virtual int machine() const = 0;
+  Communicator(Communicator&&) = default;
+  Communicator& operator=(Communicator&&) = default;
+  // Collective. kUnavailable: a member was lost, or a machine cannot be reached; exit with 75.
+  static Result<Communicator> Create(const Session& session, const CommunicatorOptions& options = {}) {
+    gtrain_communicator* made = nullptr;
+    Status status = internal::Call(gtrain_communicator_create, session.handle(),
+                                   static_cast<int64_t>(options.timeout.count()), &made);
+    if (!status.ok()) return status;
+    return Communicator(made, options.timeout);
+  }
 
-  // data[count] of dtype, in place. The mean of integers, here and below, is that of their exact sum, cut off
-  // towards zero: a barrier, a second reduction and 8 bytes an element more. Sums of integers wrap around.
-  virtual absl::Status AllReduce(void* data, size_t count, DType dtype, ReduceOp op) = 0;
-  // The same from input into output, which do not overlap: one copy more.
-  absl::Status AllReduce(const void* input, void* output, size_t count, DType dtype, ReduceOp op) {
-    if (count > 0 && input != nullptr && output != nullptr) {
-      std::memcpy(output, input, count * DTypeSize(dtype));
-    }
-    return AllReduce(input == nullptr ? nullptr : output, count, dtype, op);
+  int rank() const { return gtrain_communicator_rank(handle()); }
+  int size() const { return gtrain_communicator_size(handle()); }
+  std::chrono::milliseconds timeout() const { return timeout_; }
+
+  // data[count] in place. The mean of integers is that of their exact sum, cut off towards zero.
+  Status AllReduce(void* data, size_t count, DType dtype, ReduceOp op) {
+    return internal::Call(gtrain_all_reduce, handle(), data, count, Number(dtype), Number(op), kHost, kNow);
   }
   // data[count] of `root` overwrites data[count] everywhere.
-  virtual absl::Status Broadcast(void* data, size_t count, DType dtype, int root) = 0;
-  // input[count] of each rank into output[size() * count] in rank order. The buffers do not overlap,
-  // except that input may be output + rank() * count.
-  virtual absl::Status AllGather(const void* input, void* output, size_t count, DType dtype) = 0;
+  Status Broadcast(void* data, size_t count, DType dtype, int root) {
+    return internal::Call(gtrain_broadcast, handle(), data, count, Number(dtype), root, kHost, kNow);
+  }
+  // input[count] of each rank into output[size() * count] in rank order; the buffers do not overlap, except
+  // that input may be output + rank() * count.
+  Status AllGather(const void* input, void* output, size_t count, DType dtype) {
+    return internal::Call(gtrain_all_gather, handle(), input, output, count, Number(dtype), kHost, kNow);
+  }
   // input[size() * count] of each rank; output[count] is the reduction of everybody's elements
-  // [rank() * count, (rank() + 1) * count). The input is only read, except that output may be
-  // input + rank() * count; they overlap in no other way.
-  virtual absl::Status ReduceScatter(const void* input, void* output, size_t count, DType dtype,
-                                     ReduceOp op) = 0;
+  // [rank() * count, (rank() + 1) * count). output may be input + rank() * count, else they do not overlap.
+  Status ReduceScatter(const void* input, void* output, size_t count, DType dtype, ReduceOp op) {
+    return internal::Call(gtrain_reduce_scatter, handle(), input, output, count, Number(dtype), Number(op),
+                          kHost, kNow);
+  }
   // data[count] of `root` becomes the reduction of all ranks' data[count], which stay as they are elsewhere.
-  virtual absl::Status Reduce(void* data, size_t count, DType dtype, ReduceOp op, int root) = 0;
+  Status Reduce(void* data, size_t count, DType dtype, ReduceOp op, int root) {
+    return internal::Call(gtrain_reduce, handle(), data, count, Number(dtype), Number(op), root, kHost, kNow);
+  }
   // Block i of input[size() * count] goes to rank i, whose output[size() * count] has the blocks in the order
   // of the ranks that they come from. The buffers do not overlap.
-  virtual absl::Status AllToAll(const void* input, void* output, size_t count, DType dtype) = 0;
-  virtual absl::Status Barrier() = 0;
+  Status AllToAll(const void* input, void* output, size_t count, DType dtype) {
+    return internal::Call(gtrain_all_to_all, handle(), input, output, count, Number(dtype), kHost, kNow);
+  }
+  Status Barrier() { return internal::Call(gtrain_barrier, handle(), kHost, kNow); }
+  // Not collective: data[count] to rank `to`, which calls Receive with the same count and type. Each waits
+  // for the other.
+  Status Send(const void* data, size_t count, DType dtype, int to) {
+    return internal::Call(gtrain_send, handle(), data, count, Number(dtype), to, kHost, kNow);
+  }
+  Status Receive(void* data, size_t count, DType dtype, int from) {
+    return internal::Call(gtrain_receive, handle(), data, count, Number(dtype), from, kHost, kNow);
+  }
 
-  // Not collective: data[count] to rank `to`, which calls Receive with the same count and dtype, and from
-  // rank `from`, which calls Send; neither is this rank. Both wait for each other, at most the timeout, so
-  // two ranks that first send to each other get FailedPrecondition, as for other disagreements. Between two
-  // ranks calls match in their order. The first with a rank makes the way to it (some MiB of memory).
-  virtual absl::Status Send(const void* data, size_t count, DType dtype, int to) = 0;
-  virtual absl::Status Receive(void* data, size_t count, DType dtype, int from) = 0;
+  template <typename Range>
+  Status AllReduce(Range&& data, ReduceOp op = ReduceOp::kSum) {
+    const std::span view(data);
+    return AllReduce(view.data(), view.size(), TypeOf(view), op);
+  }
+  template <typename Range>
+  Status Broadcast(Range&& data, int root = 0) {
+    const std::span view(data);
+    return Broadcast(view.data(), view.size(), TypeOf(view), root);
+  }
+  template <typename In, typename Out>
+  Status AllGather(const In& input, Out&& output) {
+    const std::span from(input);
+    const std::span to(output);
+    SameType(from, to);
+    if (to.size() != from.size() * Size()) return WrongSizes();
+    return AllGather(from.data(), to.data(), from.size(), TypeOf(to));
+  }
+  template <typename In, typename Out>
+  Status ReduceScatter(const In& input, Out&& output, ReduceOp op = ReduceOp::kSum) {
+    const std::span from(input);
+    const std::span to(output);
+    SameType(from, to);
+    if (from.size() != to.size() * Size()) return WrongSizes();
+    return ReduceScatter(from.data(), to.data(), to.size(), TypeOf(to), op);
+  }
+  template <typename Range>
+  Status Reduce(Range&& data, ReduceOp op, int root) {
+    const std::span view(data);
+    return Reduce(view.data(), view.size(), TypeOf(view), op, root);
+  }
+  template <typename In, typename Out>
+  Status AllToAll(const In& input, Out&& output) {
+    const std::span from(input);
+    const std::span to(output);
+    SameType(from, to);
+    if (from.size() != to.size() || from.size() % Size() != 0) return WrongSizes();
+    return AllToAll(from.data(), to.data(), from.size() / Size(), TypeOf(to));
+  }
+  template <typename Range>
+  Status Send(const Range& data, int to) {
+    const std::span view(data);
+    return Send(view.data(), view.size(), TypeOf(view), to);
+  }
+  template <typename Range>
+  Status Receive(Range&& data, int from) {
+    const std::span view(data);
+    return Receive(view.data(), view.size(), TypeOf(view), from);
+  }
+
+  // The same beside the program, in the order of the calls, at most 256 at a time (kResourceExhausted). The
+  // buffer stays untouched until the request is over.
+  Result<Request> StartAllReduce(void* data, size_t count, DType dtype, ReduceOp op) {
+    gtrain_request* made = nullptr;
+    Status status =
+        internal::Call(gtrain_all_reduce, handle(), data, count, Number(dtype), Number(op), kHost, &made);
+    if (!status.ok()) return status;
+    return Request(made, handle_, kQueueMax * timeout_);
+  }
+  template <typename Range>
+  Result<Request> StartAllReduce(Range&& data, ReduceOp op = ReduceOp::kSum) {
+    const std::span view(data);
+    return StartAllReduce(view.data(), view.size(), TypeOf(view), op);
+  }
+
+  // Collective: true on all ranks or none, once rank 0 has heard that the user asked to stop: save, exit with
+  // 0.
+  Result<bool> StopAgreed() {
+    int stop = 0;
+    Status status = internal::Call(gtrain_communicator_stop_agreed, handle(), &stop);
+    if (!status.ok()) return status;
+    return stop != 0;
+  }
 
   // Collective: ranks with the same `color` become a communicator of their own, in the order of (key, rank
-  // here); nullptr where color < 0. Independent of this one and of other groups from then on; all of them
-  // fail together when the generation ends. The session must outlive it.
-  virtual absl::StatusOr<std::unique_ptr<Communicator>> Split(int color, int key) = 0;
+  // here); nullopt where color < 0. Independent of this one from then on.
+  Result<std::optional<Communicator>> Split(int color, int key) {
+    gtrain_communicator* made = nullptr;
+    Status status = internal::Call(gtrain_communicator_split, handle(), color, key, &made);
+    if (!status.ok()) return status;
+    std::optional<Communicator> part;
+    if (made != nullptr) part = Communicator(made, timeout_);
+    return part;
+  }
 
   // Memory of `bytes` (64-byte aligned, zeroed) that collectives reach fastest. Owned by the communicator.
-  virtual absl::StatusOr<void*> Allocate(size_t bytes) = 0;
+  Result<void*> Allocate(size_t bytes) {
+    void* memory = nullptr;
+    Status status = internal::Call(gtrain_allocate, handle(), bytes, &memory);
+    if (!status.ok()) return status;
+    return memory;
+  }
 
-  // Not collective: this rank cannot go on, for `why` (not OK), which is not an error of a call of this
-  // communicator. The running or next call of every other member returns Unavailable with this rank and the
-  // message, of which 400 bytes are sure to arrive; this communicator is dead. For what stands on it and
-  // fails between two calls. Costs at most one message to a rank of each other machine; blocks for two
-  // seconds at most. Does nothing if it is dead already.
-  virtual void Abort(const absl::Status& why) = 0;
+  // This rank cannot go on: the running or next call of the others returns kUnavailable with it and `why`.
+  void Abort(const std::string& why) { gtrain_communicator_abort(handle(), why.c_str(), nullptr); }
 
-  // Longest a single collective may take.
-  virtual absl::Duration timeout() const = 0;
+  gtrain_communicator* handle() const { return handle_.get(); }
 
-  // Not collective, never blocks: how the gradients of this job travel, for people. `gtrain status` shows the
-  // newest line of any rank, 200 bytes of it. Reducer calls it. Outside gtrain nobody hears it.
-  virtual void ReportCompression(const std::string& /*text*/) {}
+ private:
+  static constexpr void* kHost = nullptr;            // memory
+  static constexpr gtrain_request** kNow = nullptr;  // without a handle to wait for
+  static constexpr int kQueueMax = 256;
+
+  Communicator(gtrain_communicator* handle, std::chrono::milliseconds timeout)
+      : handle_(handle, gtrain_communicator_free), timeout_(timeout) {}
+  static gtrain_dtype Number(DType dtype) { return static_cast<gtrain_dtype>(dtype); }
+  static gtrain_op Number(ReduceOp op) { return static_cast<gtrain_op>(op); }
+  template <typename T, size_t kExtent>
+  static constexpr DType TypeOf(std::span<T, kExtent>) {
+    return DTypeOf<T>();
+  }
+  template <typename T, size_t kFrom, typename U, size_t kTo>
+  static void SameType(std::span<T, kFrom>, std::span<U, kTo>) {
+    static_assert(std::is_same_v<std::remove_cv_t<T>, U>, "both buffers have elements of one type");
+  }
+  size_t Size() const { return static_cast<size_t>(size()); }
+  // The others need not wait for this rank.
+  Status WrongSizes() {
+    Status status(StatusCode::kInvalidArgument,
+                  "the sizes of the two buffers do not fit the number of ranks");
+    Abort(status.message());
+    return status;
+  }
+
+  std::shared_ptr<gtrain_communicator> handle_;
+  std::chrono::milliseconds timeout_{};
 };
 
 }  // namespace gtrain

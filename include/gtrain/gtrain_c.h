@@ -8,8 +8,11 @@
  *  - In a forked child (a data loader's worker) every call returns GTRAIN_FAILED_PRECONDITION and has no
  *    effect; the getters of a session answer from the copy that was made at join.
  *  - Handles are opaque. A handle keeps what it was made from alive, so they may be freed in any order;
- * freeing NULL is allowed. A handle is used by one thread at a time, except sessions, which are thread-safe.
- * Structures that may grow begin with their size: set it to sizeof. */
+ *    freeing NULL is allowed. A handle is used by one thread at a time, except sessions, which are
+ * thread-safe.
+ *  - Structures that may grow begin with their size: set it to sizeof. Functions are only added.
+ *
+ * C++ programs include gtrain/gtrain.h, which stands on this header alone. */
 #ifndef GTRAIN_GTRAIN_C_H_
 #define GTRAIN_GTRAIN_C_H_
 
@@ -28,6 +31,10 @@ extern "C" {
 
 /* Grows with every incompatible change of this header. */
 #define GTRAIN_C_ABI 2
+
+/* A timeout of collectives for who has none of their own in mind: ten minutes. Lost ranks end a collective
+ * within seconds whatever it is, so it is for a rank that lives and hangs. */
+#define GTRAIN_TIMEOUT_MS 600000
 
 /* The numbers are those of absl::StatusCode. */
 typedef enum gtrain_status {
@@ -116,7 +123,8 @@ GTRAIN_API gtrain_status gtrain_session_report(gtrain_session* session, int64_t 
                                                int64_t samples, gtrain_error* error);
 /* GTRAIN_OK, or GTRAIN_UNAVAILABLE with the reason once this generation is over. */
 GTRAIN_API gtrain_status gtrain_session_alive(gtrain_session* session, gtrain_error* error);
-/* 1 once the user asked to stop. Ranks see it at different steps: agree with an all-reduce (max). */
+/* 1 once the user asked to stop. Ranks see it at different steps: gtrain_checkpointer_stop_agreed and
+ * gtrain_communicator_stop_agreed say the same on all. */
 GTRAIN_API gtrain_status gtrain_session_stop_requested(gtrain_session* session, int* out,
                                                        gtrain_error* error);
 /* Seconds left after a preemption notice; negative when there is none. */
@@ -126,7 +134,7 @@ GTRAIN_API gtrain_status gtrain_session_notice(gtrain_session* session, double* 
 /* ---- collectives ---- */
 
 /* Collective. `timeout_ms` is the longest that a single collective may take. What a communicator costs as a
- * function of its ranks and machines (shared memory, connections, rounds) stands in gtrain/communicator.h;
+ * function of its ranks and machines (shared memory, connections, rounds) stands in docs/design/comm.md;
  * operations with a handle add one thread to it. */
 GTRAIN_API gtrain_status gtrain_communicator_create(gtrain_session* session, int64_t timeout_ms,
                                                     gtrain_communicator** out, gtrain_error* error);
@@ -134,6 +142,10 @@ GTRAIN_API gtrain_status gtrain_communicator_create(gtrain_session* session, int
  * *out is NULL where color < 0. Independent of this one from then on. */
 GTRAIN_API gtrain_status gtrain_communicator_split(gtrain_communicator* comm, int color, int key,
                                                    gtrain_communicator** out, gtrain_error* error);
+/* Collective: 1 on all ranks or none, once rank 0 has heard that the user asked to stop: save, then exit with
+ * 0. */
+GTRAIN_API gtrain_status gtrain_communicator_stop_agreed(gtrain_communicator* comm, int* out,
+                                                         gtrain_error* error);
 /* Operations that have not begun are cancelled; the one under way is waited for, at most its timeout. */
 GTRAIN_API void gtrain_communicator_free(gtrain_communicator* comm);
 /* This rank takes no further part: the running or next operation of the others fails with GTRAIN_UNAVAILABLE,
@@ -255,6 +267,10 @@ typedef struct gtrain_checkpoint_options {
   int max_rollback; /* damaged checkpoints in a row that restore may pass over; 0: 1, -1: none */
   int read_only;    /* not 0: restore works, saves are GTRAIN_FAILED_PRECONDITION, nothing is written */
   int takeover;     /* not 0: takes the directory from a program that is alive */
+  /* Called with `user` by each save that is not skipped before it copies; must not call gtrain. Anything but
+   * GTRAIN_OK is the result of that save, which then saves nothing. May be NULL. */
+  gtrain_status (*before_save)(void* user);
+  void* user;
 } gtrain_checkpoint_options;
 
 /* `options` may be NULL. Set GTRAIN_CHECKPOINT_* in the environment (from the job file) win over them. */
@@ -328,13 +344,19 @@ GTRAIN_API gtrain_status gtrain_checkpointer_restored_bytes(gtrain_checkpointer*
                                                             uint64_t* bytes, uint64_t* bytes_read,
                                                             gtrain_error* error);
 /* Collective. Copies the state and returns; writing goes on beside. *saved (may be NULL) is 0 when it was
- * skipped because the previous save is still being written. */
+ * skipped because the previous save is still being written. Nothing is saved a second time, and *saved is 1,
+ * where save_if_due saved this step last. */
 GTRAIN_API gtrain_status gtrain_checkpointer_save(gtrain_checkpointer* checkpointer, int64_t step, int* saved,
                                                   gtrain_error* error);
-/* Collective. Saves when the policy says so, and once when a machine of the job is about to be taken away;
- * call it after every step. */
+/* Collective. Saves when the policy says so, and once when a machine of the job is about to be taken away or
+ * the user asks to stop; call it after every step. `comm` may be NULL: a communicator of its own. */
 GTRAIN_API gtrain_status gtrain_checkpointer_save_if_due(gtrain_checkpointer* checkpointer, int64_t step,
                                                          gtrain_communicator* comm, int* saved,
+                                                         gtrain_error* error);
+/* Whether the last save_if_due found that the user asked to stop; equal on all ranks. The state is saved
+ * then, unless an earlier save was still being written: leave the loop, wait, save the same step (one
+ * commit), exit with 0. */
+GTRAIN_API gtrain_status gtrain_checkpointer_stop_agreed(gtrain_checkpointer* checkpointer, int* out,
                                                          gtrain_error* error);
 /* With `lazy`: call it after each save before anything changes the registered state, in a training step right
  * before the optimiser. Blocks until the state is copied, and helps; after a step that computed for longer
@@ -349,6 +371,113 @@ GTRAIN_API gtrain_status gtrain_checkpointer_wait(gtrain_checkpointer* checkpoin
 /* Step of the newest commit this process knows of, or -1. */
 GTRAIN_API gtrain_status gtrain_checkpointer_last_committed(gtrain_checkpointer* checkpointer, int64_t* step,
                                                             gtrain_error* error);
+
+/* ---- gradients: means that leave while backward runs, compressed on their way ---- */
+
+typedef int32_t gtrain_codec;
+enum {
+  GTRAIN_CODEC_NONE = 0,
+  GTRAIN_CODEC_FLOAT16 = 1,
+  GTRAIN_CODEC_BFLOAT16 = 2,
+  GTRAIN_CODEC_INT8 = 3,
+  GTRAIN_CODEC_FLOAT8 = 4,
+  GTRAIN_CODEC_TOP_K = 5,
+  GTRAIN_CODEC_ONE_BIT = 6,
+  GTRAIN_CODEC_POWER_SGD = 7
+};
+
+/* gtrain/compression.h says what each field does. gtrain_compression_parse fills all of it. */
+typedef struct gtrain_compression {
+  size_t size; /* sizeof(gtrain_compression) */
+  gtrain_codec codec;
+  int32_t error_feedback;    /* 0 or 1 */
+  int32_t residual_bfloat16; /* 0: residuals are float32 */
+  uint32_t rounding_seed;
+  double density; /* of top-k */
+  int32_t exact;  /* 0 or 1 */
+  float momentum;
+  int32_t matrix_rank; /* of PowerSGD */
+  float optimizer_momentum;
+  int32_t warmup_steps;
+} gtrain_compression;
+
+/* The words of a job file for one codec: "none", "topk density=0.01 warmup=100", "onebit", "powersgd rank=2".
+ * What is not said has its default. `size` of *out is set before. */
+GTRAIN_API gtrain_status gtrain_compression_parse(const char* words, gtrain_compression* out,
+                                                  gtrain_error* error);
+
+typedef struct gtrain_gradient {
+  const char* name;
+  size_t count;         /* float32 */
+  const int64_t* shape; /* its product is `count`; NULL with 0 dimensions where PowerSGD is not used */
+  int dimensions;
+} gtrain_gradient;
+
+typedef struct gtrain_reducer_options {
+  size_t size;         /* sizeof(gtrain_reducer_options) */
+  size_t bucket_bytes; /* 0: 8 MiB */
+  /* Buckets of fewer elements travel as float32; 0: 16,384 */
+  size_t compress_from;
+  /* NULL: none. What the job file's `comm.compression` says wins over it. */
+  const gtrain_compression* compression;
+} gtrain_reducer_options;
+
+typedef struct gtrain_reducer gtrain_reducer;
+
+/* Collective. Gradients in the order of the forward pass, equal on all ranks; `options` may be NULL. The
+ * reducer splits communicators of its own from `comm`. gtrain/reducer.h says what it does and costs. */
+GTRAIN_API gtrain_status gtrain_reducer_create(gtrain_communicator* comm, const gtrain_gradient* gradients,
+                                               size_t count, const gtrain_reducer_options* options,
+                                               gtrain_reducer** out, gtrain_error* error);
+/* A running collective is waited for. */
+GTRAIN_API void gtrain_reducer_free(gtrain_reducer* reducer);
+/* The memory of gradient `index`, owned by the reducer, zeroed at first, the program's between steps. */
+GTRAIN_API gtrain_status gtrain_reducer_gradient(gtrain_reducer* reducer, size_t index, float** data,
+                                                 size_t* count, gtrain_error* error);
+/* Gradient `index` is complete. From any thread, never blocks. */
+GTRAIN_API gtrain_status gtrain_reducer_ready(gtrain_reducer* reducer, size_t index, gtrain_error* error);
+
+typedef struct gtrain_reduced_step {
+  size_t size; /* sizeof(gtrain_reduced_step) */
+  uint64_t bytes_sent;
+  size_t selected, wanted;    /* elements that top-k sent and should send */
+  size_t clipped;             /* elements that codecs clipped on this rank */
+  size_t early;               /* buckets that were means before finish was called */
+  int32_t momentum_travelled; /* see gtrain/gradients.h */
+  const size_t* unused;       /* gradients nobody called ready for on this rank; until the next finish */
+  size_t unused_count;
+} gtrain_reduced_step;
+
+/* Blocks until every gradient is the mean over the ranks. `out` may be NULL. */
+GTRAIN_API gtrain_status gtrain_reducer_finish(gtrain_reducer* reducer, gtrain_reduced_step* out,
+                                               gtrain_error* error);
+/* This rank cannot go on with its step; the others hear `why`. From any thread, never blocks. */
+GTRAIN_API gtrain_status gtrain_reducer_abort(gtrain_reducer* reducer, const char* why, gtrain_error* error);
+/* After finish, on all ranks or none: the step is not applied, nothing of it is carried over. */
+GTRAIN_API gtrain_status gtrain_reducer_drop(gtrain_reducer* reducer, gtrain_error* error);
+/* What compression carries over from step to step is saved and restored with the rest, by this rank. Before
+ * restore and save. Where nothing is carried over nothing is added. */
+GTRAIN_API gtrain_status gtrain_checkpointer_add_reducer(gtrain_checkpointer* checkpointer,
+                                                         gtrain_reducer* reducer, gtrain_error* error);
+
+/* The mean of float32[count] among the ranks of a communicator, compressed on its way: what a reducer does
+ * with a bucket, for programs that have buckets of their own. The next call applies what the last one
+ * carries over, unless drop came first. */
+typedef struct gtrain_compressed_mean gtrain_compressed_mean;
+
+/* Collective. `shapes` of the tensors that lie in the data one behind the other, for PowerSGD; NULL: one
+ * vector of `count`. */
+GTRAIN_API gtrain_status gtrain_compressed_mean_create(gtrain_communicator* comm,
+                                                       const gtrain_compression* compression, size_t count,
+                                                       const gtrain_gradient* shapes, size_t shape_count,
+                                                       gtrain_compressed_mean** out, gtrain_error* error);
+GTRAIN_API void gtrain_compressed_mean_free(gtrain_compressed_mean* mean);
+GTRAIN_API gtrain_status gtrain_compressed_mean_all_reduce(gtrain_compressed_mean* mean, float* data,
+                                                           size_t count, gtrain_error* error);
+GTRAIN_API gtrain_status gtrain_compressed_mean_drop(gtrain_compressed_mean* mean, gtrain_error* error);
+/* Bytes that this rank gave to collectives so far. */
+GTRAIN_API gtrain_status gtrain_compressed_mean_bytes_sent(gtrain_compressed_mean* mean, uint64_t* bytes,
+                                                           gtrain_error* error);
 
 #ifdef __cplusplus
 }

@@ -1,80 +1,112 @@
 // A rank's membership in its job.
 #pragma once
+#include <gtrain/gtrain_c.h>
+#include <gtrain/status.h>
+
+#include <atomic>
+#include <chrono>
 #include <cstdint>
+#include <cstdio>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
-
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
-#include "absl/strings/string_view.h"
-#include "absl/time/time.h"
-#include "gtrain/communicator.h"
+#include <string_view>
+#include <utility>
 
 namespace gtrain {
 
 struct SessionOptions {
-  absl::Duration join_timeout = absl::Minutes(10);  // entry barrier: all ranks of the generation joined
+  std::chrono::milliseconds join_timeout =
+      std::chrono::minutes(10);  // until all ranks of the generation joined
 };
 
 struct ProgressReport {
   int64_t step = 0;
-  std::optional<double> loss;
+  std::optional<double> loss = std::nullopt;
   int64_t samples = 0;  // consumed since the previous report, by this rank
 };
 
-// Kinds of Session::ReportNote.
-inline constexpr char kNoteRestore[] = "restore";  // what the state was restored from
-inline constexpr char kNoteOwner[] = "owner";      // whose the checkpoint directory is, when that changed
-// The storage of checkpoints cannot be read; an empty text takes that back. A rank that said so and ends
-// without an exit code of 0 has met a storage fault: the job waits for the storage, and nothing is charged
-// (docs/operations.md).
-inline constexpr char kNoteStorage[] = "storage";
-inline constexpr char kNoteSaves[] =
-    "saves";  // saves since the newest commit came to nothing; empty: no more
+enum class LogLevel : int { kInfo = 0, kWarning = 1, kError = 2 };
 
-// Thread-safe. Owns one background thread that talks to the keeper; starts no other, installs no
-// signal handler. In a forked child every call returns FailedPrecondition and nothing is sent.
+namespace internal {
+
+inline std::atomic<bool> log_is_set{false};
+// Never destroyed: threads of the library may outlive main().
+inline std::function<void(LogLevel, std::string_view)>& LogFunction() {
+  static auto* const function = new std::function<void(LogLevel, std::string_view)>();
+  return *function;
+}
+
+}  // namespace internal
+
+// What gtrain says besides errors of calls, from any thread, one line at a time; `function` must not call
+// gtrain. Without this warnings and errors go to stderr. Empty: silence. Before Session::Join.
+inline void SetLog(std::function<void(LogLevel, std::string_view)> function) {
+  internal::log_is_set = true;
+  gtrain_set_log(nullptr, nullptr);  // nobody is in the function that goes
+  internal::LogFunction() = std::move(function);
+  if (!internal::LogFunction()) return;
+  gtrain_set_log(
+      [](int level, const char* text, void*) { internal::LogFunction()(static_cast<LogLevel>(level), text); },
+      nullptr);
+}
+
+// Thread-safe, moved and not copied. What is made of it keeps what it needs: it may go first. One thread of
+// its own talks to the keeper; no signal handler is installed. In a forked child every call returns
+// kFailedPrecondition and nothing is sent.
 class Session {
  public:
-  // Joins from the environment (docs/protocols/rank-environment.md) and waits for all ranks.
-  // Outside gtrain (no GTRAIN_GENERATION) it makes a session of one rank that reports nowhere,
-  // so the same program runs by hand; several ranks of another launcher (WORLD_SIZE > 1) are refused.
-  // DeadlineExceeded: some rank did not join in time.
-  static absl::StatusOr<std::unique_ptr<Session>> Join(const SessionOptions& options = {});
-  virtual ~Session() = default;
+  // Joins from the environment (docs/protocols/rank-environment.md) and waits for all ranks. Outside gtrain
+  // it makes a session of one rank that reports nowhere, so the same program runs by hand; several ranks of
+  // another launcher (WORLD_SIZE > 1) are refused. kDeadlineExceeded: some rank did not join in time.
+  static Result<Session> Join(const SessionOptions& options = {}) {
+    if (!internal::log_is_set) {
+      SetLog([](LogLevel level, std::string_view text) {
+        if (level == LogLevel::kInfo) return;
+        std::fprintf(stderr, "gtrain: %.*s\n", static_cast<int>(text.size()), text.data());
+      });
+    }
+    gtrain_session* made = nullptr;
+    Status status =
+        internal::Call(gtrain_session_join, static_cast<int64_t>(options.join_timeout.count()), &made);
+    if (!status.ok()) return status;
+    return Session(made);
+  }
 
-  virtual int rank() const = 0;
-  virtual int local_rank() const = 0;
-  virtual int world_size() const = 0;
-  virtual uint64_t generation() const = 0;
-  virtual uint64_t timeline() const = 0;
-  virtual bool managed() const = 0;  // false outside gtrain
-  virtual const std::string& job() const = 0;
+  int rank() const { return gtrain_session_rank(handle()); }
+  int local_rank() const { return gtrain_session_local_rank(handle()); }
+  int world_size() const { return gtrain_session_world_size(handle()); }
+  uint64_t generation() const { return gtrain_session_generation(handle()); }
+  uint64_t timeline() const { return gtrain_session_timeline(handle()); }
+  bool managed() const { return gtrain_session_managed(handle()) != 0; }  // false outside gtrain
+  std::string job() const { return gtrain_session_job(handle()); }
 
-  // Collective: every rank calls it in the same order. The session must outlive the communicator.
-  // Unavailable: a member was lost, or a machine cannot be reached; exit 75. InvalidArgument and
-  // FailedPrecondition: GTRAIN_COMM_ALGO or GTRAIN_COMM_TLS is none, differs, or names what a machine has
-  // not; starting again does not help.
-  virtual absl::StatusOr<std::unique_ptr<Communicator>> MakeCommunicator(
-      const CommunicatorOptions& options = {}) = 0;
+  // What `gtrain status` shows. Never blocks; the newest report wins.
+  void Report(const ProgressReport& report) const {
+    gtrain_session_report(handle(), report.step, report.loss ? &*report.loss : nullptr, report.samples,
+                          nullptr);
+  }
+  // OK, or kUnavailable with the reason once this generation is over: end the step and exit with 75.
+  Status Alive() const { return internal::Call(gtrain_session_alive, handle()); }
+  // True once the user asked to stop. Ranks hear it at different steps: Checkpointer::SaveIfDue and
+  // Communicator::StopAgreed say the same on all.
+  bool StopRequested() const {
+    int stop = 0;
+    return gtrain_session_stop_requested(handle(), &stop, nullptr) == GTRAIN_OK && stop != 0;
+  }
+  // Time left after a preemption notice.
+  std::optional<std::chrono::duration<double>> PreemptionNotice() const {
+    double seconds = -1;
+    if (gtrain_session_notice(handle(), &seconds, nullptr) != GTRAIN_OK || seconds < 0) return std::nullopt;
+    return std::chrono::duration<double>(seconds);
+  }
 
-  // Never blocks; the newest report wins.
-  virtual void Report(const ProgressReport& report) = 0;
-  // A checkpoint that this rank knows to be committed; `policy` says to people how often there is one, or
-  // nothing. Never blocks. Checkpointer calls it.
-  virtual void ReportCheckpoint(int64_t step, const std::string& manifest, const std::string& policy) = 0;
-  // What this rank says of itself in `gtrain status`; of each kind (kNote...) the newest counts, at most 400
-  // printable bytes of it are kept. Never blocks. Checkpointer calls it.
-  virtual void ReportNote(absl::string_view kind, const std::string& text) = 0;
+  gtrain_session* handle() const { return handle_.get(); }
 
-  // OK, or Unavailable with the reason once this generation is over: end the step and exit 75.
-  virtual absl::Status Alive() const = 0;
-  // True once the user asked to stop: save, then exit 0. Every rank may see it at another step;
-  // agree on it with an AllReduce(max) before acting.
-  virtual bool StopRequested() const = 0;
-  // Seconds left after a preemption notice.
-  virtual std::optional<absl::Duration> PreemptionNotice() const = 0;
+ private:
+  explicit Session(gtrain_session* handle) : handle_(handle) {}
+  std::unique_ptr<gtrain_session, internal::Freer<gtrain_session, gtrain_session_free>> handle_;
 };
 
 }  // namespace gtrain

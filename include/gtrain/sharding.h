@@ -5,8 +5,6 @@
 #include <string>
 #include <vector>
 
-#include "absl/status/statusor.h"
-
 namespace gtrain {
 
 struct MeshAxis {
@@ -40,9 +38,9 @@ struct Only {
 // The sizes multiply to the world size. Splits apply in order; a second one of the same dimension cuts the
 // part that the first one left. Over axes that are not named the tensor is replicated. No axis twice.
 struct Sharding {
-  std::vector<MeshAxis> mesh;
-  std::vector<Split> splits;
-  std::vector<Only> only;
+  std::vector<MeshAxis> mesh = {};
+  std::vector<Split> splits = {};
+  std::vector<Only> only = {};
   bool operator==(const Sharding&) const = default;
 };
 
@@ -53,12 +51,5 @@ struct LocalBox {
   bool holds = true;  // false: the tensor is `only` on other ranks, and begin and shape are zeros
   bool operator==(const LocalBox&) const = default;
 };
-
-// What `rank` holds of a tensor of this shape, and so the shape of the memory that AddSharded wants.
-// InvalidArgument says what is wrong with the sharding.
-absl::StatusOr<LocalBox> LocalBoxOf(const std::vector<int64_t>& shape, const Sharding& sharding, int rank);
-
-// Coordinates of `rank`, one for each axis.
-std::vector<int64_t> MeshCoordinates(const std::vector<MeshAxis>& mesh, int rank);
 
 }  // namespace gtrain

@@ -4,9 +4,6 @@
 //   gtrain-bench codec FLOATS
 // As the OSU benchmarks do: a barrier, one timed call, many times; a call's time is that of its slowest rank.
 // Every table begins with a line "# name name ...", and every row has that many words.
-#include <gtrain/communicator.h>
-#include <gtrain/compression.h>
-#include <gtrain/session.h>
 #include <gtrain/types.h>
 #include <unistd.h>
 
@@ -26,6 +23,9 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "comm/codec/compressor.h"
+#include "comm/port/communicator.h"
+#include "runtime/port/session.h"
 
 namespace gtrain {
 namespace {

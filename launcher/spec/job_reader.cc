@@ -69,7 +69,7 @@ constexpr absl::string_view kSetByGtrain[] = {"RANK",
                                               "JAX_COORDINATOR_ADDRESS",
                                               "CUDA_VISIBLE_DEVICES"};
 
-// CodecName of include/gtrain/compression.h but for `none`.
+// CodecName of comm/codec/compressor.h but for `none`.
 constexpr absl::string_view kCodecs[] = {"fp16", "bf16", "int8", "fp8", "topk", "onebit", "powersgd"};
 constexpr absl::string_view kResiduals[] = {"fp32", "bf16"};
 constexpr int kMatrixRankMax = 64;  // likewise

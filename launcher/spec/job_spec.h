@@ -104,7 +104,7 @@ struct RestartBudget {
 };
 
 // One way to send gradients. Shares are in parts of a million; what is unset is the codec's own default
-// (ParseCompression in include/gtrain/compression.h).
+// (ParseCompression in comm/codec/compressor.h).
 struct CommCodec {
   std::string codec;            // a word of CodecName
   std::optional<int> density;   // topk: share of elements sent

@@ -185,7 +185,8 @@ class Checkpointer:
         return needed.value, read.value
 
     def save(self, step):
-        """Collective. Copies the state and returns; False when skipped because the last save is still being written."""
+        """Collective. Copies the state and returns; False when skipped because the last save is still being written. Nothing
+        is saved a second time where save_if_due saved this step last: one step is one commit."""
         saved = c_int()
         self._call("gtrain_checkpointer_save", int(step), byref(saved))
         return bool(saved.value)
@@ -196,6 +197,14 @@ class Checkpointer:
         saved = c_int()
         self._call("gtrain_checkpointer_save_if_due", int(step), self._session.communicator.handle, byref(saved))
         return bool(saved.value)
+
+    @property
+    def stop_agreed(self):
+        """Whether the last save_if_due found that the user asked to stop, equal on all ranks: it has saved the state, so
+        leave the loop, wait, save the same step and exit with 0."""
+        out = c_int()
+        _library.call("gtrain_checkpointer_stop_agreed", self.handle, byref(out))
+        return bool(out.value)
 
     def fence(self):
         """With lazy=True: waits until the last save's copy is complete. Without it the next save gives that one up."""

@@ -40,7 +40,7 @@ class Session:
     communicator (`session.communicator`, made at the first use) and want one thread at a time.
     """
 
-    def __init__(self, join_timeout=600.0, collective_timeout=1800.0):
+    def __init__(self, join_timeout=600.0, collective_timeout=600.0):
         self._handle = c_void_p()
         self._communicator = None
         self._communicators = weakref.WeakSet()  # all that were made from this session, and their parts
@@ -103,10 +103,16 @@ class Session:
 
     @property
     def stop_requested(self):
-        """True once the user asked to stop. Ranks see it at different steps: agree with all_reduce(op="max")."""
+        """True once the user asked to stop. Ranks see it at different steps: Checkpointer.stop_agreed and stop_agreed() say the
+        same on all."""
         out = c_int()
         _library.call("gtrain_session_stop_requested", self.handle, byref(out))
         return bool(out.value)
+
+    def stop_agreed(self):
+        """Collective: True on all ranks or none, once the user asked to stop. Behind save_if_due, which agrees anyway,
+        Checkpointer.stop_agreed costs nothing."""
+        return self.communicator.stop_agreed()
 
     @property
     def preemption_notice(self):
@@ -156,7 +162,7 @@ def _takes_part(operation):
 class Communicator:
     """Collectives. Every rank calls the same ones in the same order with equal sizes, dtypes and operations."""
 
-    def __init__(self, session, timeout=1800.0):
+    def __init__(self, session, timeout=600.0):
         self._handle = c_void_p()
         _library.call("gtrain_communicator_create", session.handle, milliseconds(timeout), byref(self._handle))
         self.rank, self.size = session.rank, session.world_size
@@ -234,6 +240,13 @@ class Communicator:
         return self._start("gtrain_receive", wait, buffer, buffer.address, buffer.count, buffer.dtype, source, None)
 
     @_takes_part
+    def stop_agreed(self):
+        """Collective: whether rank 0 has heard that the user asked to stop."""
+        out = c_int()
+        _library.call("gtrain_communicator_stop_agreed", self.handle, byref(out))
+        return bool(out.value)
+
+    @_takes_part
     def split(self, color, key=0):
         """Collective: a communicator of the ranks with the same color, in the order of (key, rank); None if color < 0."""
         handle = c_void_p()
@@ -302,7 +315,7 @@ class Request:
             _library.load().gtrain_request_free(self._handle)
             self._handle = None
 
-    def wait(self, timeout=1800.0):
+    def wait(self, timeout=600.0):
         """The buffer, once the operation ended. DeadlineExceeded while it goes on: wait again."""
         done = c_int()
         try:

@@ -109,6 +109,80 @@ static void TestCollectives(gtrain_communicator* comm) {
   OK(gtrain_barrier(comm, NULL, NULL, &err)); /* refused arguments do not kill the communicator */
 }
 
+static gtrain_status Refuse(void* user) { return *(int*)user ? GTRAIN_DATA_LOSS : GTRAIN_OK; }
+
+/* Gradients through a reducer whose makers are gone, and what it carries over beside a weight. */
+static void TestReducer(gtrain_session* session, const char* uri) {
+  const int64_t shape[2] = {64, 64};
+  const gtrain_gradient gradients[2] = {{"w", 4096, shape, 2}, {"b", 3, NULL, 0}};
+  gtrain_compression compression = {0};
+  gtrain_reducer_options options = {0};
+  gtrain_checkpoint_options place = {0};
+  gtrain_reduced_step step = {0};
+  gtrain_communicator* comm = NULL;
+  gtrain_reducer* reducer = NULL;
+  gtrain_compressed_mean* mean = NULL;
+  gtrain_checkpointer* ckpt = NULL;
+  float weight[1] = {1}, *memory = NULL, data[4] = {1, 2, 3, 4};
+  size_t count = 0;
+  uint64_t bytes = 7;
+  int stop = 7, saved = 0, refuses = 1;
+  int64_t restored = 0;
+  CHECK(gtrain_compression_parse("topk", &compression, &err) == GTRAIN_INVALID_ARGUMENT);
+  compression.size = sizeof(compression);
+  CHECK(gtrain_compression_parse("auto: fp16", &compression, &err) == GTRAIN_INVALID_ARGUMENT);
+  CHECK(gtrain_compression_parse("topk density=7", &compression, &err) == GTRAIN_INVALID_ARGUMENT);
+  OK(gtrain_compression_parse("topk density=0.02 warmup=0", &compression, &err));
+  CHECK(compression.codec == GTRAIN_CODEC_TOP_K && compression.density == 0.02 &&
+        compression.error_feedback == 1);
+  options.compression = &compression;
+  options.compress_from = 1;
+  OK(gtrain_communicator_create(session, kTimeoutMs, &comm, &err));
+  OK(gtrain_communicator_stop_agreed(comm, &stop, &err));
+  CHECK(stop == 0);
+  CHECK(gtrain_reducer_create(comm, gradients, 2, &options, &reducer, &err) == GTRAIN_INVALID_ARGUMENT);
+  options.size = sizeof(options);
+  CHECK(gtrain_reducer_create(comm, gradients, 0, &options, &reducer, &err) == GTRAIN_INVALID_ARGUMENT);
+  OK(gtrain_reducer_create(comm, gradients, 2, &options, &reducer, &err));
+  compression.codec = 99;
+  CHECK(gtrain_compressed_mean_create(comm, &compression, 4, NULL, 0, &mean, &err) ==
+        GTRAIN_INVALID_ARGUMENT);
+  OK(gtrain_compressed_mean_create(comm, NULL, 4, NULL, 0, &mean, &err));
+  gtrain_communicator_free(comm);
+  OK(gtrain_compressed_mean_all_reduce(mean, data, 4, &err));
+  CHECK(data[3] == 4);
+  CHECK(gtrain_compressed_mean_all_reduce(mean, data, 3, &err) == GTRAIN_INVALID_ARGUMENT);
+  OK(gtrain_compressed_mean_bytes_sent(mean, &bytes, &err));
+  gtrain_compressed_mean_free(mean);
+  CHECK(gtrain_reducer_gradient(reducer, 2, &memory, &count, &err) == GTRAIN_INVALID_ARGUMENT);
+  OK(gtrain_reducer_gradient(reducer, 1, &memory, &count, &err));
+  CHECK(count == 3 && memory[2] == 0);
+  memory[2] = 5;
+  OK(gtrain_reducer_ready(reducer, 1, &err));
+  CHECK(gtrain_reducer_ready(reducer, 1, &err) == GTRAIN_FAILED_PRECONDITION);
+  CHECK(gtrain_reducer_finish(reducer, &step, &err) == GTRAIN_INVALID_ARGUMENT);
+  step.size = sizeof(step);
+  OK(gtrain_reducer_finish(reducer, &step, &err));
+  CHECK(memory[2] == 5 && step.unused_count == 1 && step.unused[0] == 0);
+  OK(gtrain_reducer_drop(reducer, &err));
+  place.size = sizeof(place);
+  place.uri = uri;
+  place.before_save = Refuse;
+  place.user = &refuses;
+  OK(gtrain_checkpointer_open(session, &place, &ckpt, &err));
+  OK(gtrain_checkpointer_add_replicated(ckpt, "weight", weight, sizeof(weight), NULL, 0, GTRAIN_FLOAT32,
+                                        &err));
+  OK(gtrain_checkpointer_add_reducer(ckpt, reducer, &err));
+  gtrain_reducer_free(reducer);
+  CHECK(gtrain_checkpointer_save(ckpt, 1, &saved, &err) == GTRAIN_DATA_LOSS);
+  refuses = 0;
+  OK(gtrain_checkpointer_save(ckpt, 1, &saved, &err));
+  OK(gtrain_checkpointer_wait(ckpt, kTimeoutMs, &err));
+  OK(gtrain_checkpointer_restore(ckpt, NULL, &restored, &err));
+  CHECK(restored == 1);
+  gtrain_checkpointer_free(ckpt);
+}
+
 static gtrain_checkpointer* OpenCheckpoint(gtrain_session* session, const char* uri, float* weights,
                                            int64_t* cursor, int64_t* step) {
   gtrain_checkpoint_options options = {0};
@@ -158,7 +232,14 @@ static void TestCheckpoint(gtrain_session* session, gtrain_communicator* comm, c
   OK(gtrain_checkpointer_save_if_due(ckpt, 2, comm, &saved, &err));
   CHECK(saved == 1);
   OK(gtrain_checkpointer_wait(ckpt, kTimeoutMs, &err));
+  OK(gtrain_checkpointer_save(ckpt, 2, &saved, &err)); /* it is saved already */
+  CHECK(saved == 1);
   weights[5] = 60;
+  OK(gtrain_checkpointer_save_if_due(ckpt, 3, NULL, &saved, &err));
+  CHECK(saved == 0);
+  saved = 7;
+  OK(gtrain_checkpointer_stop_agreed(ckpt, &saved, &err));
+  CHECK(saved == 0);
   OK(gtrain_checkpointer_save(ckpt, 3, &saved, &err));
   CHECK(saved == 1);
   OK(gtrain_checkpointer_wait(ckpt, kTimeoutMs, &err));
@@ -402,6 +483,8 @@ int main(void) {
   TestBytes(session, lazy_uri);
   snprintf(lazy_uri, sizeof(lazy_uri), "%s-lazy", uri);
   TestLazySaves(session, comm, lazy_uri);
+  snprintf(lazy_uri, sizeof(lazy_uri), "%s-reducer", uri);
+  TestReducer(session, lazy_uri);
   TestFork(session, comm);
   CheckNoSignalHandlers();
   gtrain_session_free(session); /* before the communicator: any order is fine */

@@ -8,6 +8,7 @@
 
 #include "base/status_macros.h"
 #include "runtime/capi/handles.h"
+#include "sharding/local_box.h"
 
 namespace gtrain::capi {
 namespace {
@@ -32,12 +33,17 @@ absl::StatusOr<CheckpointOptions> OptionsFrom(const gtrain_checkpoint_options* i
   if (in->every_seconds > 0) options.every = absl::Seconds(in->every_seconds);
   if (in->commit_timeout_ms > 0) options.commit_timeout = absl::Milliseconds(in->commit_timeout_ms);
   if (in->size >= offsetof(gtrain_checkpoint_options, verify_replicas)) options.lazy = in->lazy != 0;
-  if (in->size < sizeof(gtrain_checkpoint_options)) return options;
+  if (in->size < offsetof(gtrain_checkpoint_options, before_save)) return options;
   if (in->max_rollback < -1) return absl::InvalidArgumentError("max_rollback is less than -1");
   if (in->verify_replicas != nullptr) options.verify_replicas = in->verify_replicas;
   if (in->max_rollback != 0) options.max_rollback = std::max(in->max_rollback, 0);
   options.read_only = in->read_only != 0;
   options.takeover = in->takeover != 0;
+  if (in->size < sizeof(gtrain_checkpoint_options) || in->before_save == nullptr) return options;
+  options.before_save = [before = in->before_save, user = in->user] {
+    const gtrain_status status = before(user);
+    return absl::Status(static_cast<absl::StatusCode>(status), "the program's function before a save failed");
+  };
   return options;
 }
 
@@ -45,9 +51,15 @@ absl::Status Open(gtrain_session* session, const gtrain_checkpoint_options* in, 
   if (out == nullptr) return absl::InvalidArgumentError("`out` is NULL");
   *out = nullptr;
   GT_RETURN_IF_ERROR(CheckHandle(session));
-  GT_ASSIGN_OR_RETURN(const CheckpointOptions options, OptionsFrom(in));
+  GT_ASSIGN_OR_RETURN(CheckpointOptions options, OptionsFrom(in));
   auto handle = std::make_unique<gtrain_checkpointer>();
   handle->session = session->session;
+  options.before_save = [handle = handle.get(), theirs = std::move(options.before_save)]() -> absl::Status {
+    for (const auto& carried : handle->carried) {
+      GT_RETURN_IF_ERROR(carried->reducer->reducer->ExportCarried(absl::MakeSpan(carried->block)));
+    }
+    return theirs ? theirs() : absl::OkStatus();
+  };
   GT_ASSIGN_OR_RETURN(handle->checkpointer, Checkpointer::Open(session->session.get(), options));
   *out = handle.release();
   return absl::OkStatus();
@@ -179,6 +191,28 @@ absl::Status AddBytes(gtrain_checkpointer* handle, const char* name, gtrain_byte
       what);
 }
 
+absl::Status AddReducer(gtrain_checkpointer* handle, gtrain_reducer* reducer) {
+  GT_RETURN_IF_ERROR(CheckHandle(handle));
+  GT_RETURN_IF_ERROR(CheckHandle(reducer));
+  const std::string& name = reducer->parts->reducer->CarriedName();
+  if (name.empty()) return absl::OkStatus();
+  auto carried = std::make_unique<gtrain_checkpointer::Carried>();
+  carried->reducer = reducer->parts;
+  carried->block.resize(reducer->parts->reducer->CarriedCount());
+  GT_RETURN_IF_ERROR(
+      handle->checkpointer->AddPerRank(name, {carried->block.data(), carried->block.size() * sizeof(float)}));
+  handle->carried.push_back(std::move(carried));
+  return absl::OkStatus();
+}
+
+// Zeros, and so a new reducer, where the checkpoint is of another codec or number of ranks.
+absl::Status LoadReducers(gtrain_checkpointer* handle) {
+  for (const auto& carried : handle->carried) {
+    GT_RETURN_IF_ERROR(carried->reducer->reducer->LoadCarried(carried->block));
+  }
+  return absl::OkStatus();
+}
+
 absl::StatusOr<RestoreOptions> RestoreOptionsFrom(const gtrain_restore_options* in) {
   RestoreOptions options;
   if (in == nullptr) return options;
@@ -292,7 +326,9 @@ gtrain_status gtrain_checkpointer_restore(gtrain_checkpointer* checkpointer,
     GT_ASSIGN_OR_RETURN(const std::optional<gtrain::RestoredStep> restored,
                         checkpointer->checkpointer->Restore(how));
     checkpointer->restored = restored.value_or(gtrain::RestoredStep());
-    if (restored.has_value()) *step = restored->step;
+    if (!restored.has_value()) return absl::OkStatus();
+    GT_RETURN_IF_ERROR(gtrain::capi::LoadReducers(checkpointer));
+    *step = restored->step;
     return absl::OkStatus();
   });
 }
@@ -309,10 +345,26 @@ gtrain_status gtrain_checkpointer_save_if_due(gtrain_checkpointer* checkpointer,
                                               gtrain_communicator* comm, int* saved, gtrain_error* error) {
   return Call(error, [&]() -> absl::Status {
     GT_RETURN_IF_ERROR(CheckHandle(checkpointer));
+    if (comm == nullptr) return StoreSaved(checkpointer->checkpointer->SaveIfDue(step, nullptr), saved);
     GT_RETURN_IF_ERROR(CheckHandle(comm));
     return comm->queue->Now(
         [&] { return StoreSaved(checkpointer->checkpointer->SaveIfDue(step, comm->comm.get()), saved); });
   });
+}
+
+gtrain_status gtrain_checkpointer_stop_agreed(gtrain_checkpointer* checkpointer, int* out,
+                                              gtrain_error* error) {
+  return Call(error, [&]() -> absl::Status {
+    GT_RETURN_IF_ERROR(CheckHandle(checkpointer));
+    if (out == nullptr) return absl::InvalidArgumentError("`out` is NULL");
+    *out = checkpointer->checkpointer->stop_agreed() ? 1 : 0;
+    return absl::OkStatus();
+  });
+}
+
+gtrain_status gtrain_checkpointer_add_reducer(gtrain_checkpointer* checkpointer, gtrain_reducer* reducer,
+                                              gtrain_error* error) {
+  return Call(error, [&] { return gtrain::capi::AddReducer(checkpointer, reducer); });
 }
 
 gtrain_status gtrain_checkpointer_fence(gtrain_checkpointer* checkpointer, gtrain_error* error) {

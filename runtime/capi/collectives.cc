@@ -91,6 +91,16 @@ absl::Status Split(gtrain_communicator* comm, int color, int key, gtrain_communi
   return absl::OkStatus();
 }
 
+// What rank 0 has heard, on all ranks.
+absl::Status StopAgreed(gtrain_communicator* comm, int* out) {
+  GT_RETURN_IF_ERROR(CheckHandle(comm));
+  if (out == nullptr) return absl::InvalidArgumentError("`out` is NULL");
+  int32_t stop = comm->session->StopRequested() ? 1 : 0;
+  GT_RETURN_IF_ERROR(comm->queue->Now([&] { return comm->comm->Broadcast(&stop, 1, DType::kInt32, 0); }));
+  *out = stop;
+  return absl::OkStatus();
+}
+
 // Of one rank's blocks for all, each of `count`.
 absl::Status CheckBlocks(const gtrain_communicator* comm, const void* data, size_t count, DType type) {
   if (count > SIZE_MAX / static_cast<size_t>(comm->size)) {
@@ -147,6 +157,10 @@ gtrain_status gtrain_communicator_create(gtrain_session* session, int64_t timeou
 gtrain_status gtrain_communicator_split(gtrain_communicator* comm, int color, int key,
                                         gtrain_communicator** out, gtrain_error* error) {
   return Call(error, [&] { return gtrain::capi::Split(comm, color, key, out); });
+}
+
+gtrain_status gtrain_communicator_stop_agreed(gtrain_communicator* comm, int* out, gtrain_error* error) {
+  return Call(error, [&] { return gtrain::capi::StopAgreed(comm, out); });
 }
 
 void gtrain_communicator_free(gtrain_communicator* comm) { gtrain::capi::FreeHandle(comm); }

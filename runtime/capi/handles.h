@@ -7,16 +7,18 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
-#include "gtrain/async.h"
-#include "gtrain/checkpoint.h"
-#include "gtrain/communicator.h"
+#include "checkpoint/engine/checkpoint.h"
+#include "comm/exec/async_calls.h"
+#include "comm/port/communicator.h"
+#include "comm/reducer/reducer.h"
 #include "gtrain/gtrain_c.h"
-#include "gtrain/session.h"
+#include "runtime/port/session.h"
 
 // Members are declared so that they are destroyed in the right order: what depends comes last.
 struct gtrain_session {
@@ -32,7 +34,7 @@ struct gtrain_session {
 struct gtrain_communicator {
   pid_t owner = getpid();
   std::shared_ptr<gtrain::Session> session;
-  std::unique_ptr<gtrain::Communicator> comm;
+  std::shared_ptr<gtrain::Communicator> comm;
   int rank = 0, size = 1;
   absl::Duration timeout;
   std::unique_ptr<gtrain::AsyncCalls> queue;
@@ -43,9 +45,34 @@ struct gtrain_request {
   std::optional<gtrain::AsyncCall> call;
 };
 
+// Shared with checkpointers that save what it carries over.
+struct gtrain_reducer {
+  pid_t owner = getpid();
+  struct Parts {
+    std::shared_ptr<gtrain::Session> session;
+    std::shared_ptr<gtrain::Communicator> comm;
+    size_t gradients = 0;
+    std::unique_ptr<gtrain::Reducer> reducer;
+  };
+  std::shared_ptr<Parts> parts;
+  std::vector<size_t> unused;  // in the last step
+};
+
+struct gtrain_compressed_mean {
+  pid_t owner = getpid();
+  std::shared_ptr<gtrain::Session> session;
+  std::unique_ptr<gtrain::Communicator> comm;  // its own
+  std::unique_ptr<gtrain::CompressedCollective> mean;
+};
+
 struct gtrain_checkpointer {
   pid_t owner = getpid();
   std::shared_ptr<gtrain::Session> session;
+  struct Carried {
+    std::shared_ptr<gtrain_reducer::Parts> reducer;
+    std::vector<float> block;  // registered
+  };
+  std::vector<std::unique_ptr<Carried>> carried;
   std::unique_ptr<gtrain::Checkpointer> checkpointer;
   gtrain::RestoredStep restored;  // by the last restore
 };

@@ -1,5 +1,5 @@
 // gtrain::Session: under gtrain a face of KeeperLink, by hand a world of one.
-#include "gtrain/session.h"
+#include "runtime/port/session.h"
 
 #include <sys/mman.h>
 #include <unistd.h>

@@ -1,6 +1,6 @@
 // Sessions of forked ranks against a keeper and agent that live in this test: one thread that serves the rank
 // socket and answers exchanges.
-#include "gtrain/session.h"
+#include "runtime/port/session.h"
 
 #include <dirent.h>
 #include <fcntl.h>

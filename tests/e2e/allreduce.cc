@@ -2,13 +2,14 @@
 // every sum. It steps until FILE exists (all ranks agree on having seen it), then exits 0. Once its
 // generation is over it exits 75, "run me again".
 //   e2e_allreduce FILE
-#include <gtrain/communicator.h>
-#include <gtrain/session.h>
 #include <unistd.h>
 
 #include <cstdio>
 #include <string>
 #include <vector>
+
+#include "comm/port/communicator.h"
+#include "runtime/port/session.h"
 
 namespace {
 

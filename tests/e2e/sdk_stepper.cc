@@ -5,8 +5,6 @@
 // told that a machine leaves.
 //   e2e_sdk_stepper DIR STEP_MS FILE
 #include <fcntl.h>
-#include <gtrain/communicator.h>
-#include <gtrain/session.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -14,6 +12,9 @@
 #include <cstdlib>
 #include <string>
 #include <vector>
+
+#include "comm/port/communicator.h"
+#include "runtime/port/session.h"
 
 namespace {
 

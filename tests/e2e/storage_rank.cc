@@ -3,7 +3,6 @@
 // exit code 1. Otherwise it reports DIR/manifest, if that exists, as a committed checkpoint, and all wait for
 // DIR/go or the end of their generation (exit code 75).
 //   e2e_storage_rank DIR
-#include <gtrain/session.h>
 #include <poll.h>
 #include <unistd.h>
 
@@ -12,6 +11,8 @@
 #include <cstring>
 #include <fstream>
 #include <string>
+
+#include "runtime/port/session.h"
 
 extern char** environ;
 

@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "base/check.h"
+#include "comm/codec/compressor.h"
 #include "comm/codec/packet.h"
-#include "gtrain/compression.h"
 #include "tests/fuzz/target.h"
 
 namespace gtrain::fuzz {

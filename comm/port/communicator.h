@@ -1,0 +1,106 @@
+// Collectives among the ranks of one generation.
+#pragma once
+#include <cstddef>
+#include <cstring>
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "gtrain/types.h"
+
+namespace gtrain {
+
+struct CommunicatorOptions {
+  // Longest a single collective may take before it fails with DeadlineExceeded. Lost ranks end it within
+  // seconds whatever it is, so this one is for a rank that lives and hangs: longer than rank 0 alone
+  // evaluates, compiles or unpacks data while the others wait, and what PyTorch users know of NCCL.
+  absl::Duration timeout = absl::Minutes(10);
+};
+
+// A communicator belongs to one generation. Calls block; all ranks call the same
+// collectives in the same order with the same count, dtype and op, else the call fails with
+// FailedPrecondition that names the ranks which differ (fault L6). Arguments that cannot be (null data, no
+// such root) are InvalidArgument on every rank, naming the one that gives them, which waits for the others up
+// to 30 s; where all share one machine they get Unavailable with the reason at once. After any error the
+// communicator is dead and every later call returns the same error; output buffers are then undefined.
+// Unavailable: a member was lost or has given up, or the generation was revoked; end the step, exit or join
+// the next generation. An error of one member that the others cannot see themselves ends their running or
+// next call at once: "rank 3 gave up: ..." with its words.
+// Results are bit-identical on all ranks. Not thread-safe: one call at a time. Calls that go on beside the
+// program: comm/exec/async_calls.h.
+// What one costs among n ranks on N machines: some hundred bytes a rank for each of n, and on a machine that
+// has m of them, above one, 2 MiB of shared memory, 2 MiB more for each of m and 16 KiB for each of n above
+// 128. Between machines each rank has a port, and a connection to N - 1 others if it speaks for its machine:
+// the leader does, or as many ranks of each as the smallest has (GTRAIN_COMM_ALGO). Broadcast, reduce,
+// barrier and small all-reduces take about log2(N) rounds, all-gathers above 16 machines N - 1; large
+// all-reduces send 2 (N-1)/N of the data a machine. Where machines have several ranks each call begins with
+// another log2(N) rounds, up to 16 machines with one. log2(N) is rounded up, and of small all-reduces and
+// those beginnings one more where N is no power of two. comm/plan/schedule.h has the table.
+class Communicator {
+ public:
+  virtual ~Communicator() = default;
+  virtual int rank() const = 0;
+  virtual int size() const = 0;
+  // Index of this rank's machine among those of the communicator, in the order of their lowest ranks.
+  virtual int machine() const = 0;
+
+  // data[count] of dtype, in place. The mean of integers, here and below, is that of their exact sum, cut off
+  // towards zero: a barrier, a second reduction and 8 bytes an element more. Sums of integers wrap around.
+  virtual absl::Status AllReduce(void* data, size_t count, DType dtype, ReduceOp op) = 0;
+  // The same from input into output, which do not overlap: one copy more.
+  absl::Status AllReduce(const void* input, void* output, size_t count, DType dtype, ReduceOp op) {
+    if (count > 0 && input != nullptr && output != nullptr) {
+      std::memcpy(output, input, count * DTypeSize(dtype));
+    }
+    return AllReduce(input == nullptr ? nullptr : output, count, dtype, op);
+  }
+  // data[count] of `root` overwrites data[count] everywhere.
+  virtual absl::Status Broadcast(void* data, size_t count, DType dtype, int root) = 0;
+  // input[count] of each rank into output[size() * count] in rank order. The buffers do not overlap,
+  // except that input may be output + rank() * count.
+  virtual absl::Status AllGather(const void* input, void* output, size_t count, DType dtype) = 0;
+  // input[size() * count] of each rank; output[count] is the reduction of everybody's elements
+  // [rank() * count, (rank() + 1) * count). The input is only read, except that output may be
+  // input + rank() * count; they overlap in no other way.
+  virtual absl::Status ReduceScatter(const void* input, void* output, size_t count, DType dtype,
+                                     ReduceOp op) = 0;
+  // data[count] of `root` becomes the reduction of all ranks' data[count], which stay as they are elsewhere.
+  virtual absl::Status Reduce(void* data, size_t count, DType dtype, ReduceOp op, int root) = 0;
+  // Block i of input[size() * count] goes to rank i, whose output[size() * count] has the blocks in the order
+  // of the ranks that they come from. The buffers do not overlap.
+  virtual absl::Status AllToAll(const void* input, void* output, size_t count, DType dtype) = 0;
+  virtual absl::Status Barrier() = 0;
+
+  // Not collective: data[count] to rank `to`, which calls Receive with the same count and dtype, and from
+  // rank `from`, which calls Send; neither is this rank. Both wait for each other, at most the timeout, so
+  // two ranks that first send to each other get FailedPrecondition, as for other disagreements. Between two
+  // ranks calls match in their order. The first with a rank makes the way to it (some MiB of memory).
+  virtual absl::Status Send(const void* data, size_t count, DType dtype, int to) = 0;
+  virtual absl::Status Receive(void* data, size_t count, DType dtype, int from) = 0;
+
+  // Collective: ranks with the same `color` become a communicator of their own, in the order of (key, rank
+  // here); nullptr where color < 0. Independent of this one and of other groups from then on; all of them
+  // fail together when the generation ends. The session must outlive it.
+  virtual absl::StatusOr<std::unique_ptr<Communicator>> Split(int color, int key) = 0;
+
+  // Memory of `bytes` (64-byte aligned, zeroed) that collectives reach fastest. Owned by the communicator.
+  virtual absl::StatusOr<void*> Allocate(size_t bytes) = 0;
+
+  // Not collective: this rank cannot go on, for `why` (not OK), which is not an error of a call of this
+  // communicator. The running or next call of every other member returns Unavailable with this rank and the
+  // message, of which 400 bytes are sure to arrive; this communicator is dead. For what stands on it and
+  // fails between two calls. Costs at most one message to a rank of each other machine; blocks for two
+  // seconds at most. Does nothing if it is dead already.
+  virtual void Abort(const absl::Status& why) = 0;
+
+  // Longest a single collective may take.
+  virtual absl::Duration timeout() const = 0;
+
+  // Not collective, never blocks: how the gradients of this job travel, for people. `gtrain status` shows the
+  // newest line of any rank, 200 bytes of it. Reducer calls it. Outside gtrain nobody hears it.
+  virtual void ReportCompression(const std::string& /*text*/) {}
+};
+
+}  // namespace gtrain

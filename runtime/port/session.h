@@ -1,0 +1,80 @@
+// A rank's membership in its job.
+#pragma once
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+#include "comm/port/communicator.h"
+
+namespace gtrain {
+
+struct SessionOptions {
+  absl::Duration join_timeout = absl::Minutes(10);  // entry barrier: all ranks of the generation joined
+};
+
+struct ProgressReport {
+  int64_t step = 0;
+  std::optional<double> loss;
+  int64_t samples = 0;  // consumed since the previous report, by this rank
+};
+
+// Kinds of Session::ReportNote.
+inline constexpr char kNoteRestore[] = "restore";  // what the state was restored from
+inline constexpr char kNoteOwner[] = "owner";      // whose the checkpoint directory is, when that changed
+// The storage of checkpoints cannot be read; an empty text takes that back. A rank that said so and ends
+// without an exit code of 0 has met a storage fault: the job waits for the storage, and nothing is charged
+// (docs/operations.md).
+inline constexpr char kNoteStorage[] = "storage";
+inline constexpr char kNoteSaves[] =
+    "saves";  // saves since the newest commit came to nothing; empty: no more
+
+// Thread-safe. Owns one background thread that talks to the keeper; starts no other, installs no
+// signal handler. In a forked child every call returns FailedPrecondition and nothing is sent.
+class Session {
+ public:
+  // Joins from the environment (docs/protocols/rank-environment.md) and waits for all ranks.
+  // Outside gtrain (no GTRAIN_GENERATION) it makes a session of one rank that reports nowhere,
+  // so the same program runs by hand; several ranks of another launcher (WORLD_SIZE > 1) are refused.
+  // DeadlineExceeded: some rank did not join in time.
+  static absl::StatusOr<std::unique_ptr<Session>> Join(const SessionOptions& options = {});
+  virtual ~Session() = default;
+
+  virtual int rank() const = 0;
+  virtual int local_rank() const = 0;
+  virtual int world_size() const = 0;
+  virtual uint64_t generation() const = 0;
+  virtual uint64_t timeline() const = 0;
+  virtual bool managed() const = 0;  // false outside gtrain
+  virtual const std::string& job() const = 0;
+
+  // Collective: every rank calls it in the same order. The session must outlive the communicator.
+  // Unavailable: a member was lost, or a machine cannot be reached; exit 75. InvalidArgument and
+  // FailedPrecondition: GTRAIN_COMM_ALGO or GTRAIN_COMM_TLS is none, differs, or names what a machine has
+  // not; starting again does not help.
+  virtual absl::StatusOr<std::unique_ptr<Communicator>> MakeCommunicator(
+      const CommunicatorOptions& options = {}) = 0;
+
+  // Never blocks; the newest report wins.
+  virtual void Report(const ProgressReport& report) = 0;
+  // A checkpoint that this rank knows to be committed; `policy` says to people how often there is one, or
+  // nothing. Never blocks. Checkpointer calls it.
+  virtual void ReportCheckpoint(int64_t step, const std::string& manifest, const std::string& policy) = 0;
+  // What this rank says of itself in `gtrain status`; of each kind (kNote...) the newest counts, at most 400
+  // printable bytes of it are kept. Never blocks. Checkpointer calls it.
+  virtual void ReportNote(absl::string_view kind, const std::string& text) = 0;
+
+  // OK, or Unavailable with the reason once this generation is over: end the step and exit 75.
+  virtual absl::Status Alive() const = 0;
+  // True once the user asked to stop: save, then exit 0. Every rank may see it at another step;
+  // agree on it with an AllReduce(max) before acting.
+  virtual bool StopRequested() const = 0;
+  // Seconds left after a preemption notice.
+  virtual std::optional<absl::Duration> PreemptionNotice() const = 0;
+};
+
+}  // namespace gtrain
