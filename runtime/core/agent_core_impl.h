@@ -70,6 +70,7 @@ struct AgentGeneration {
 
 struct AgentJob {
   Generation revoked;
+  Generation over;  // the newest that was here and is gone, as the head was told
   std::string run_dir;
   bool stopping = false;                    // a person's stop was heard
   bool forgotten = false;                   // leave once nothing is left of it

@@ -88,6 +88,11 @@ void AgentCore::Impl::Start(const StartGeneration& message) {
     GT_PROBE("agent.grant_after_revoke");
     return OweGone(grant.job, record, grant.generation, "it was revoked before it started here");
   }
+  if (grant.generation <= record.over) {
+    // The head died before it had stored what it was told, and the next one takes it for still running.
+    GT_PROBE("agent.grant_of_what_is_over");
+    return OweGone(grant.job, record, grant.generation, "it is over here");
+  }
   if (record.generations.count(grant.generation) > 0) GT_PROBE("agent.grant_repeated");
   if (record.generations.count(grant.generation) > 0) return;  // repeated grant
   if (record.keeper_leaves) {
@@ -454,6 +459,7 @@ void AgentCore::Impl::FinishIfSettled(const JobId& job) {
       continue;
     }
     if (!it->second.forgotten) Command(job, keeper::Forget{generation.generation.value});
+    it->second.over = std::max(it->second.over, entry->first);
     entry = generations.erase(entry);
   }
 }

@@ -597,9 +597,10 @@ void Checker::KeeperSwept(const Machine& machine, const JobId& job) {
   nodes_[machine.config().node].keeper_died[job] = kernel_.now();
 }
 
-void Checker::MachineAnnounced(const Machine& machine, bool leaves) {
-  nodes_[machine.config().node].announced_until =
-      leaves ? std::numeric_limits<int64_t>::max() : kernel_.now();
+void Checker::MachineAnnounced(const Machine& machine, std::optional<int64_t> leaves_at) {
+  NodeTruth& node = nodes_[machine.config().node];
+  node.leaves_at = leaves_at;
+  node.announced_until = leaves_at ? std::numeric_limits<int64_t>::max() : kernel_.now();
 }
 
 void Checker::MachineDies(const Machine& machine) {
@@ -617,11 +618,13 @@ void Checker::LeaseEnds(const JobId& job, uint64_t generation) {
 
 // ---------------------------------------------------------------- processes
 
-// The head goes by the time of a notice that it heard, and the cloud has taken the notice back since.
-bool Checker::LeaveTakenBackUnheard(int machine) const {
+// The head goes by the time of a notice that it heard, and the cloud has taken the notice back since, or not
+// done by then what it said.
+bool Checker::CloudKeptItsMachine(int machine) const {
   const auto node = node_on ? nodes_.find(node_on(machine)) : nodes_.end();
   if (node == nodes_.end() || !node->second.heard_leave) return false;
-  return node->second.announced_until != std::numeric_limits<int64_t>::max();
+  const bool stands = node->second.announced_until == std::numeric_limits<int64_t>::max();
+  return !stands || (node->second.leaves_at && *node->second.leaves_at <= kernel_.now());
 }
 
 // INV-2: no two processes hold one rank of one generation, and without the SDK none of two unless the job
@@ -638,7 +641,7 @@ void Checker::RankStarts(const RankProcess& rank, const Gang& gang) {
       // SIGKILL has been sent to one in state D: it writes nothing more. The others are exceptions of
       // docs/protocols/invariants.md: a copy of a node's state, and ranks whose keeper was killed.
       const bool keeper_killed = !other->exited;
-      if (LeaveTakenBackUnheard(other->machine)) continue;
+      if (CloudKeptItsMachine(other->machine)) continue;
       if (other->generation >= rank.generation || other->stuck || keeper_killed || shares_key(other->machine))
         continue;
       kernel_.Fail("INV-2", absl::StrCat("rank ", rank.rank, " of ", G(rank.job, rank.generation),

@@ -51,7 +51,8 @@ class Checker {
   void KeeperDies(const Machine& machine, const JobId& job);
   void KeeperSwept(const Machine& machine, const JobId& job);  // its agent knows, and its processes are gone
   void MachineDies(const Machine& machine);
-  void MachineAnnounced(const Machine& machine, bool leaves);
+  // When it goes; nullopt: what was announced is taken back.
+  void MachineAnnounced(const Machine& machine, std::optional<int64_t> leaves_at);
   void LeaseEnds(const JobId& job, uint64_t generation);
 
   // Processes.
@@ -112,6 +113,7 @@ class Checker {
     bool drained = false;                    // by hand, the head was asked
     bool heard_leave = false;                // the head's newest word of it, maybe taken back meanwhile
     std::optional<int64_t> announced_until;  // a notice; max while it stands
+    std::optional<int64_t> leaves_at;        // as it says
     Incarnation incarnation;
     std::map<JobId, int64_t> keeper_died;  // when, or when it was swept up
     std::map<std::string, bool> clone_routes;
@@ -132,7 +134,7 @@ class Checker {
     JobId job;
   };
 
-  bool LeaveTakenBackUnheard(int machine) const;
+  bool CloudKeptItsMachine(int machine) const;
   void CheckNewest(const core::GenerationGrant& grant);
   void CheckPlacement(const core::HeadCore& head, const core::GenerationGrant& grant);
   void CheckWritten(const core::HeadCore& head, const core::Persist& persist);

@@ -90,7 +90,7 @@ void Machine::CloudSays(std::optional<int64_t> left, core::NoticeKind kind, int6
   notice_frozen_ = frozen;
   kernel_.Note(0x5907, "m", config_.index, " notice: ", core::Name(notice_kind_), " in ",
                left.value_or(0) / kMs, " ms");
-  checker_.MachineAnnounced(*this, notice_kind_ == core::NoticeKind::kLeave);
+  checker_.MachineAnnounced(*this, notice_kind_ == core::NoticeKind::kLeave ? noticed_for_ : std::nullopt);
   Watch();
 }
 
