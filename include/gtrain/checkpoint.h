@@ -18,6 +18,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -284,19 +285,33 @@ class Checkpointer {
         Told(gtrain_checkpointer_save_if_due, step, static_cast<gtrain_communicator*>(nullptr), &saved);
     if (status.ok()) status = internal::Call(gtrain_checkpointer_stop_agreed, handle(), &stop);
     if (!status.ok()) return status;
-    if (saved != 0) program_->restored.reset();
+    if (saved != 0) {
+      program_->restored.reset();
+      program_->saved_if_due = step;
+    }
     return StepEnd{saved != 0, stop != 0};
   }
   // Collective: returns when `step` is committed. Waits for an earlier save, saves unless SaveIfDue did at
-  // this step or Restore has just read it, and waits for that. What a program ends with.
+  // this step or Restore has just read it, and waits for that. What a program ends with; the state does not
+  // change between the last step and this. Where there is no memory for the copy it tries again for up to a
+  // minute, then kResourceExhausted.
   Status Commit(int64_t step, std::chrono::milliseconds timeout = std::chrono::minutes(10)) {
-    Status status = Wait(timeout);
-    if (!status.ok() || program_->restored == step) return status;
-    const Result<bool> saved = Save(step);
-    if (!saved.ok()) return saved.status();
-    if (!*saved)
-      return Status(StatusCode::kResourceExhausted, "the last step could not be saved: see the warnings");
-    return Wait(timeout);
+    if (program_->restored == step) return {};
+    if (program_->saved_if_due == step) (void)Fence();  // the state is still that of the step
+    // What an earlier save came to counts no more.
+    if (Status earlier = Wait(timeout); earlier.code() == StatusCode::kDeadlineExceeded) return earlier;
+    // Ranks agree on what becomes of each, so they make the same number of them.
+    std::chrono::milliseconds pause(50);
+    for (int attempt = 0; attempt < kCommitAttempts; ++attempt, pause *= 2) {
+      const Result<bool> saved = Save(step);
+      if (!saved.ok()) return saved.status();
+      if (*saved) {
+        (void)Fence();
+        return Wait(timeout);
+      }
+      std::this_thread::sleep_for(pause);
+    }
+    return Status(StatusCode::kResourceExhausted, "the last step could not be saved: see the warnings");
   }
   // With `lazy`: after each save before anything changes the registered state, in a training step right
   // before the optimiser. Blocks until the state is copied, and helps. A save that was not fenced when Wait,
@@ -318,6 +333,7 @@ class Checkpointer {
   gtrain_checkpointer* handle() const { return handle_.get(); }
 
  private:
+  static constexpr int kCommitAttempts = 10;
   struct Program;
   struct Bytes {
     std::function<Result<std::string>()> save;
@@ -329,8 +345,9 @@ class Checkpointer {
   struct Program {
     std::function<Status()> before_save;
     std::vector<std::unique_ptr<Bytes>> bytes;
-    Status failed;                    // by the newest function that was called
-    std::optional<int64_t> restored;  // what the state is, until the first save
+    Status failed;                        // by the newest function that was called
+    std::optional<int64_t> restored;      // what the state is, until the first save
+    std::optional<int64_t> saved_if_due;  // the newest
   };
 
   Checkpointer(gtrain_checkpointer* handle, std::unique_ptr<Program> program)

@@ -128,6 +128,19 @@ void TestOneCommit(const Session& session, const std::string& folder) {
   CHECK(Commits(folder, "step-000000000003") == 1);
 }
 
+// The last state is committed although nobody fenced it: it does not change any more.
+void TestLazyCommit(const Session& session, const std::string& folder) {
+  std::vector<double> weights(kElements, 1);
+  Checkpointer checkpointer =
+      Checkpointer::Open(session, {.uri = folder, .every_steps = 2, .lazy = true}).value();
+  checkpointer.AddReplicated("weights", weights).ThrowIfError();
+  CHECK(checkpointer.SaveIfDue(2).value().saved);
+  checkpointer.Commit(2).ThrowIfError();
+  CHECK(Commits(folder, "step-000000000002") == 1);
+  checkpointer.Commit(3).ThrowIfError();
+  CHECK(checkpointer.LastCommitted() == 3);
+}
+
 // The step is the checkpoint's, and who has trained nothing since saves nothing.
 void TestRestoredStep(const Session& session, const std::string& folder) {
   std::vector<double> weights(kElements);
@@ -252,6 +265,7 @@ int Run(const char* shared) {
     TestWrongSizes(*session);
     TestOneCommit(*session, folder + "/one");
     TestRestoredStep(*session, folder + "/one");
+    TestLazyCommit(*session, folder + "/lazy");
     TestFunctionsOfTheProgram(*session, folder + "/functions");
     TestReducer(*session, comm, folder + "/reducer");
     TestCompressedMean(comm);
