@@ -154,13 +154,14 @@ class OutputReader {
 
 class Follower {
  public:
-  Follower(Cluster& cluster, const std::string& job_id, bool from_start, std::vector<std::string>* bare)
+  Follower(Cluster& cluster, const std::string& job_id, const FollowOptions& options)
       : cluster_(cluster),
         job_id_(job_id),
-        bare_(bare),
-        output_(bare != nullptr),
+        ctrl_c_stops_(options.ctrl_c_stops),
+        bare_(options.bare),
+        output_(options.bare != nullptr),
         reader_(cluster, job_id),
-        from_start_(from_start) {}
+        from_start_(options.from_start) {}
 
   int Run() {
     cluster_.client->set_interrupt_fd(signals_.fd());
@@ -236,14 +237,16 @@ class Follower {
   std::string Hint() const {
     if (stops_ > 1) return "stopping now";
     if (stops_ == 1) return "stopping; Ctrl-C again stops now";
-    return cluster_.local ? "Ctrl-C stops the job" : "Ctrl-C detaches; the job goes on";
+    return ctrl_c_stops_
+               ? "Ctrl-C stops the job"
+               : absl::StrCat("Ctrl-C detaches, the job goes on; gtrain stop ", job_id_, " ends it");
   }
 
   // An exit code when the watching ends here.
   std::optional<int> HandleSignal() {
     const int stops_before = stops_;
     while (const int number = signals_.Next()) {
-      if (number != SIGINT || !cluster_.local) return Detach(128 + number);
+      if (number != SIGINT || !ctrl_c_stops_) return Detach(128 + number);
       stops_ = std::min(stops_ + 1, 2);  // a third one says nothing new
     }
     if (stops_ > stops_before) {
@@ -347,6 +350,7 @@ class Follower {
 
   Cluster& cluster_;
   const std::string job_id_;
+  const bool ctrl_c_stops_;
   const RealClock clock_;
   SignalPipe signals_;
   Screen screen_;
@@ -355,7 +359,7 @@ class Follower {
   RankOutput output_;
   OutputReader reader_;
   JobDoc job_;
-  bool from_start_;  // false: events before now are old news
+  bool from_start_;
   uint64_t after_ = 0;
   int stops_ = 0;       // 1: Ctrl-C came; 2: more than once
   int stops_told_ = 0;  // what the head took of it
@@ -397,8 +401,8 @@ absl::StatusOr<JobDoc> FindJob(Cluster& cluster, const std::string& word) {
                                            : "several jobs run: say which; `gtrain status` lists them");
 }
 
-int Follow(Cluster& cluster, const std::string& job_id, bool from_start, std::vector<std::string>* bare) {
-  return Follower(cluster, job_id, from_start, bare).Run();
+int Follow(Cluster& cluster, const std::string& job_id, const FollowOptions& options) {
+  return Follower(cluster, job_id, options).Run();
 }
 
 }  // namespace gtrain::cli
