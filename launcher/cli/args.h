@@ -37,6 +37,9 @@ class Args {
   std::map<std::string, std::vector<std::string>, std::less<>> values_;
 };
 
+// What a shell offers for the positional arguments of a verb; the names come from the cluster.
+enum class Completes { kFiles, kJobs, kNodes, kContexts };
+
 // One verb of the program. `run` returns the exit code.
 struct Verb {
   std::string name;
@@ -46,6 +49,8 @@ struct Verb {
   std::vector<Flag> flags;
   size_t words_min = 0;
   size_t words_max = 0;
+  std::vector<std::string> actions = {};  // of which the first argument is one
+  Completes completes = Completes::kFiles;
   bool takes_rest = false;  // accepts "-- CMD ARGS"
   bool hidden = false;
   int (*run)(const Args& args) = nullptr;

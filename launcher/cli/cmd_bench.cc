@@ -134,7 +134,8 @@ absl::StatusOr<Table> RunJob(const Args& args, const Bench& bench) {
   GT_ASSIGN_OR_RETURN(Submitted submitted, SubmitJob(job_args, input.spec));
   Complain(absl::StrCat(bench.name, ": job ", submitted.job));
   Words lines;
-  const int code = Follow(submitted.cluster, submitted.job, /*from_start=*/true, &lines);
+  const int code = Follow(submitted.cluster, submitted.job,
+                          {.from_start = true, .ctrl_c_stops = submitted.cluster.local, .bare = &lines});
   if (code != kDone) return absl::UnavailableError(absl::StrCat(bench.name, ": the job did not succeed"));
   Table table = ReadTable(bench.name, lines);
   if (table.rows.empty()) return absl::InternalError(absl::StrCat(bench.name, ": the job printed no rows"));

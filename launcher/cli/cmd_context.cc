@@ -64,15 +64,17 @@ absl::Status Add(const Args& args, const std::string& name) {
   GT_RETURN_IF_ERROR(MakeDirs(folder));
   const std::string key_file = absl::StrCat(folder, "/", name, ".key");
   GT_RETURN_IF_ERROR(net::SaveKeyPair(key_file, keys));
-  GT_RETURN_IF_ERROR(SaveContext({name, "", credential->endpoint, credential->head_public_key, key_file}));
-  Print(absl::StrCat("context ", name, " is now the current one: ", credential->endpoint, "\n"));
+  GT_RETURN_IF_ERROR(
+      SaveContext({name, "", credential->endpoint, credential->head_public_key, key_file}, MakeCurrent::kNo));
+  Print(absl::StrCat("context ", name, " is known: ", credential->endpoint, ". Use it with --context ", name,
+                     ", or make it the current one: gtrain context use ", name, "\n"));
   return absl::OkStatus();
 }
 
 absl::Status Use(const std::string& name) {
   GT_ASSIGN_OR_RETURN(const Contexts contexts, ReadContexts());
   for (const Context& context : contexts.contexts) {
-    if (context.name == name) return SaveContext(context);
+    if (context.name == name) return SaveContext(context, MakeCurrent::kYes);
   }
   if (name == "local") return UseLocalContext();
   return absl::NotFoundError(
@@ -101,9 +103,12 @@ Verb ContextVerb() {
   verb.summary = "Choose among the clusters you may use";
   verb.usage = "ls | use NAME | add NAME --credential FILE";
   verb.details =
+      "add does not change which one is the current one; use does.\n\n"
       "  gtrain context add lab --credential ann.credential    what an admin's `gtrain user add` printed\n"
       "  gtrain context use local";
   verb.flags = {{"credential", '\0', "FILE", "file with the credential, - for stdin"}};
+  verb.actions = {"ls", "use", "add"};
+  verb.completes = Completes::kContexts;
   verb.words_min = 1;
   verb.words_max = 2;
   verb.run = Run;

@@ -51,6 +51,7 @@ Verb ExecVerb() {
   verb.flags = {{"rank", '\0', "R", "beside which rank; default 0"},
                 ContextFlag(),
                 {"json", '\0', "", "the answer as JSON"}};
+  verb.completes = Completes::kJobs;
   verb.words_max = 1;
   verb.takes_rest = true;
   verb.run = Run;

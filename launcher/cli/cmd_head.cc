@@ -46,7 +46,7 @@ absl::Status Init(const Args& args, const std::string& dir) {
   std::string message = absl::StrCat("cluster ", files.cluster.value, " in ", dir, "\n");
   const std::string context = args.Get("context");
   if (!context.empty()) {
-    GT_RETURN_IF_ERROR(SaveContext({context, dir, "", "", files.admin_key_path()}));
+    GT_RETURN_IF_ERROR(SaveContext({context, dir, "", "", files.admin_key_path()}, MakeCurrent::kYes));
     absl::StrAppend(&message, "context ", context,
                     " is now the current one; start the head with:\n  gtrain head --context ", context,
                     " --listen ADDRESS:PORT\n");

@@ -22,7 +22,7 @@ absl::StatusOr<int> Launch(const Args& args) {
   }
   Cluster& cluster = submitted.cluster;
   Complain(absl::StrCat("job ", submitted.job, " on ", cluster.local ? "the local cluster" : cluster.name));
-  return Follow(cluster, submitted.job, /*from_start=*/true);
+  return Follow(cluster, submitted.job, {.from_start = true, .ctrl_c_stops = cluster.local});
 }
 
 int Run(const Args& args) {

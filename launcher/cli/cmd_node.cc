@@ -83,6 +83,8 @@ Verb NodeVerb() {
                 {"reason", '\0', "TEXT", "kept in the jobs' events and in the audit log"},
                 ContextFlag(),
                 {"json", '\0', "", "the head's answer as JSON"}};
+  verb.actions = {"drain", "undrain", "revoke"};
+  verb.completes = Completes::kNodes;
   verb.words_min = 2;
   verb.words_max = 2;
   verb.run = Run;

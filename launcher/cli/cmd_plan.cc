@@ -1,50 +1,57 @@
-// `gtrain plan`: the placement a job would get, without touching a cluster. Nodes are this machine or what
-// --nodes says.
-#include <sched.h>
-#include <unistd.h>
-
+// `gtrain plan`: the placement a job would get where `gtrain launch` with the same flags would run it, or on
+// the nodes that --nodes makes up. Changes nothing.
+#include <map>
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "base/status_macros.h"
-#include "base/units.h"
+#include "launcher/cli/context.h"
 #include "launcher/cli/job_input.h"
 #include "launcher/cli/terminal.h"
 #include "launcher/cli/verbs.h"
+#include "launcher/detect/inventory.h"
 #include "launcher/plan/place.h"
 #include "launcher/spec/print.h"
 #include "launcher/spec/values.h"
+#include "runtime/agent/node.h"
 #include "runtime/core/gang.h"
 
 namespace gtrain::cli {
 namespace {
 
-core::NodeRecord NodeOf(const std::string& hostname, int cpus, int gpus, uint64_t memory) {
+using nlohmann::json;
+
+struct PlanNodes {
+  std::vector<plan::NodeView> views;
+  std::string where;  // "this machine"
+  bool may_oversubscribe = false;
+};
+
+PlanNodes ThisMachine() {
+  core::NodeRecord node;
+  node.hostname = agent::Hostname();
+  node.id = NodeId(node.hostname);
+  node.inventory = detect::DetectInventory({});
+  return {{core::ViewOf(node)}, "this machine", true};
+}
+
+core::NodeRecord NodeOf(const std::string& hostname, int cpus, int gpus) {
   core::NodeRecord node;
   node.id = NodeId(hostname);
   node.hostname = hostname;
   node.inventory.cpus = cpus;
-  node.inventory.memory_bytes = memory;
+  node.inventory.memory_bytes = uint64_t{1} << 50;
   for (int i = 0; i < gpus; ++i) node.inventory.gpus.push_back({absl::StrCat("GPU-", i), "any", 0, -1});
   return node;
 }
 
-core::NodeRecord ThisMachine() {
-  cpu_set_t set;
-  const int cpus = sched_getaffinity(0, sizeof(set), &set) == 0 ? CPU_COUNT(&set) : 1;
-  const uint64_t memory =
-      static_cast<uint64_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
-  char name[256] = {};
-  if (gethostname(name, sizeof(name) - 1) != 0) name[0] = '\0';
-  return NodeOf(name[0] == '\0' ? "localhost" : name, cpus, 0, memory);
-}
-
 // "host:cpus" or "host:cpus:gpus", comma-separated.
-absl::StatusOr<std::vector<core::NodeRecord>> ParseNodes(const std::string& text) {
-  std::vector<core::NodeRecord> nodes;
+absl::StatusOr<PlanNodes> GivenNodes(const std::string& text) {
+  PlanNodes nodes{{}, "the given nodes"};
   for (const absl::string_view item : absl::StrSplit(text, ',')) {
     const std::vector<std::string> parts = absl::StrSplit(item, ':');
     int cpus = 0;
@@ -56,14 +63,59 @@ absl::StatusOr<std::vector<core::NodeRecord>> ParseNodes(const std::string& text
       return absl::InvalidArgumentError(
           absl::StrCat("--nodes: ", spec::Shown(item), " must be HOST:CPUS or HOST:CPUS:GPUS"));
     }
-    nodes.push_back(NodeOf(parts[0], cpus, gpus, uint64_t{1} << 50));
-    if (nodes.size() > 10'000) return absl::InvalidArgumentError("--nodes: more than 10000 nodes");
+    nodes.views.push_back(core::ViewOf(NodeOf(parts[0], cpus, gpus)));
+    if (nodes.views.size() > 10'000) return absl::InvalidArgumentError("--nodes: more than 10000 nodes");
   }
   return nodes;
 }
 
-nlohmann::json ToJson(const plan::Placement& placement) {
-  nlohmann::json ranks = nlohmann::json::array();
+// An older head does not say what is unusable.
+plan::NodeView ViewOf(const json& node) {
+  plan::NodeView view;
+  view.id = NodeId(node.at("id").get<std::string>());
+  view.hostname = node.at("hostname").get<std::string>();
+  view.labels = node.at("labels").get<std::map<std::string, std::string>>();
+  view.cpus = node.at("cpus").get<int>();
+  view.cpus_free = node.at("cpus_free").get<int>();
+  view.cpus_bound = node.value("cpus_bound", std::set<int>());
+  view.memory_bytes = node.at("memory_bytes").get<uint64_t>();
+  view.memory_free_bytes = node.at("memory_free_bytes").get<uint64_t>();
+  for (const json& gpu : node.at("gpus")) view.gpu_models.push_back(gpu.at("model").get<std::string>());
+  view.gpus_free = node.at("gpus_free").get<std::vector<int>>();
+  const std::string state = node.at("state").get<std::string>();
+  view.unusable = node.value("unusable", state == "alive" ? "" : state);
+  return view;
+}
+
+// As they are now: what other jobs hold is not free.
+absl::StatusOr<PlanNodes> NodesOf(Cluster& cluster) {
+  PlanNodes nodes;
+  nodes.where = cluster.local ? "the local cluster" : absl::StrCat("cluster ", cluster.name);
+  nodes.may_oversubscribe = cluster.local;
+  GT_ASSIGN_OR_RETURN(const std::string text, Ask(cluster, core::ClientNodes{}));
+  try {
+    const json answer = json::parse(text);
+    for (const json& node : answer.at("nodes")) nodes.views.push_back(ViewOf(node));
+  } catch (const json::exception& e) {
+    return absl::InternalError(absl::StrCat("the head's list of nodes is not understood: ", e.what()));
+  }
+  return nodes;
+}
+
+absl::StatusOr<PlanNodes> ChooseNodes(const Args& args) {
+  if (args.Has("nodes")) {
+    if (!args.Has("context")) return GivenNodes(args.Get("nodes"));
+    return absl::InvalidArgumentError("--nodes and --context exclude each other");
+  }
+  absl::StatusOr<Cluster> cluster = OpenCluster(args, Start::kNever);
+  if (cluster.ok()) return NodesOf(*cluster);
+  // A local cluster that does not run would have this machine for itself.
+  if (absl::IsNotFound(cluster.status()) && UsesLocalCluster(args).value_or(false)) return ThisMachine();
+  return cluster.status();
+}
+
+json ToJson(const plan::Placement& placement) {
+  json ranks = json::array();
   for (const plan::RankSlot& slot : placement.ranks) {
     ranks.push_back({{"rank", slot.rank},
                      {"local_rank", slot.local_rank},
@@ -71,7 +123,7 @@ nlohmann::json ToJson(const plan::Placement& placement) {
                      {"cpus", slot.cpus},
                      {"gpus", slot.gpus}});
   }
-  nlohmann::json nodes = nlohmann::json::array();
+  json nodes = json::array();
   for (const plan::NodeVerdict& v : placement.verdicts) {
     nodes.push_back({{"node", v.node.value}, {"hostname", v.hostname}, {"room", v.room}, {"limit", v.limit}});
   }
@@ -82,26 +134,23 @@ nlohmann::json ToJson(const plan::Placement& placement) {
           {"nodes", nodes}};
 }
 
-int Run(const Args& args) {
-  const absl::StatusOr<JobInput> input = ReadJob(args);
-  if (!input.ok()) return Report(input.status());
-  std::vector<core::NodeRecord> nodes = {ThisMachine()};
-  const bool local = !args.Has("nodes");
-  if (!local) {
-    absl::StatusOr<std::vector<core::NodeRecord>> given = ParseNodes(args.Get("nodes"));
-    if (!given.ok()) return Report(given.status());
-    nodes = *std::move(given);
-  }
-  std::vector<plan::NodeView> views;
-  for (const core::NodeRecord& node : nodes) views.push_back(core::ViewOf(node));
-  const plan::Placement placement = plan::Place(views, core::DemandOf(input->spec, local));
+absl::StatusOr<int> Plan(const Args& args) {
+  GT_ASSIGN_OR_RETURN(const JobInput input, ReadJob(args));
+  GT_ASSIGN_OR_RETURN(const PlanNodes nodes, ChooseNodes(args));
+  const plan::Placement placement =
+      plan::Place(nodes.views, core::DemandOf(input.spec, nodes.may_oversubscribe));
   if (args.Has("json")) {
-    Print(ToJson(placement).dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n");
+    Print(ToJson(placement).dump(2, ' ', false, json::error_handler_t::replace) + "\n");
   } else {
-    Print(absl::StrCat("job ", input->spec.name, " (hash ", spec::JobHash(input->spec).substr(0, 12), ") on ",
-                       local ? "this machine" : "the given nodes", "\n", plan::Print(placement)));
+    Print(absl::StrCat("job ", input.spec.name, " (hash ", spec::JobHash(input.spec).substr(0, 12), ") on ",
+                       SafeText(nodes.where), "\n", plan::Print(placement)));
   }
   return placement.placed ? kDone : kFailed;
+}
+
+int Run(const Args& args) {
+  const absl::StatusOr<int> code = Plan(args);
+  return code.ok() ? *code : Report(code.status());
 }
 
 }  // namespace
@@ -109,15 +158,18 @@ int Run(const Args& args) {
 Verb PlanVerb() {
   Verb verb;
   verb.name = "plan";
-  verb.summary = "Show where the ranks of a job would go; needs no cluster";
+  verb.summary = "Show where the ranks of a job would go";
   verb.usage = "[flags] JOB.yaml | -- CMD ARGS";
   verb.details =
+      "On the cluster that launch would use: its nodes as they are now, with what other jobs hold; on this\n"
+      "machine where no local cluster runs. Starts and changes nothing.\n"
       "Exit code 0 when the job fits, 1 when it does not (with the numbers), 2 when the file is wrong.\n\n"
-      "  gtrain plan job.yaml                           on this machine\n"
+      "  gtrain plan job.yaml --context lab             on the nodes of lab\n"
       "  gtrain plan job.yaml --nodes a:8,b:8           on two nodes of 8 hardware threads\n"
       "  gtrain plan -n 16 --nodes a:64:8,b:64:8 -- python train.py";
   verb.flags = JobFlags();
-  verb.flags.push_back({"nodes", '\0', "HOST:CPUS[:GPUS],...", "the nodes to plan for"});
+  verb.flags.push_back({"nodes", '\0', "HOST:CPUS[:GPUS],...", "nodes to plan for that need not exist"});
+  verb.flags.push_back(ContextFlag());
   verb.flags.push_back({"json", '\0', "", "one JSON document: placed, reason, warnings, ranks, nodes"});
   verb.words_max = 1;
   verb.takes_rest = true;

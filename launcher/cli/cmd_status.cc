@@ -37,7 +37,7 @@ std::string Details(const JobDoc& job) {
 
 absl::Status Status(const Args& args) {
   absl::StatusOr<Cluster> cluster = OpenCluster(args, Start::kNever);
-  if (absl::IsNotFound(cluster.status()) && args.Has("json")) {
+  if (absl::IsNotFound(cluster.status()) && args.Has("json") && args.words.empty()) {
     Print("{\"jobs\": []}\n");  // no local cluster means no local jobs
     return absl::OkStatus();
   }
@@ -78,6 +78,7 @@ Verb StatusVerb() {
       "  gtrain status fashion-mnist\n"
       "  gtrain status --json          everything the head says; {\"jobs\": []} when no local cluster runs";
   verb.flags = {ContextFlag(), {"json", '\0', "", "the head's document as it is"}};
+  verb.completes = Completes::kJobs;
   verb.words_max = 1;
   verb.run = Run;
   return verb;

@@ -87,6 +87,7 @@ Verb TokenVerb() {
                 {"life", '\0', "TIME", "how long it is good; default 15m, at most 7 days"},
                 ContextFlag(),
                 {"json", '\0', "", "the head's answer as JSON"}};
+  verb.actions = {"create", "ls", "revoke"};
   verb.words_min = 1;
   verb.words_max = 2;
   verb.run = Run;

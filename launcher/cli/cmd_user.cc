@@ -83,6 +83,7 @@ Verb UserVerb() {
   verb.flags = {{"role", '\0', "ROLE", "admin, user or readonly; default user"},
                 ContextFlag(),
                 {"json", '\0', "", "ls: the head's answer as JSON"}};
+  verb.actions = {"add", "ls", "revoke"};
   verb.words_min = 1;
   verb.words_max = 2;
   verb.run = Run;

@@ -84,6 +84,7 @@ Verb WhyVerb() {
   verb.usage = "[JOB]";
   verb.details = "  gtrain why fashion-mnist-1";
   verb.flags = {ContextFlag(), {"json", '\0', "", "the head's document as it is"}};
+  verb.completes = Completes::kJobs;
   verb.words_max = 1;
   verb.run = Run;
   return verb;

@@ -130,9 +130,9 @@ absl::Status WriteContexts(const Contexts& contexts) {
 
 }  // namespace
 
-absl::Status SaveContext(const Context& context) {
+absl::Status SaveContext(const Context& context, MakeCurrent make_current) {
   GT_ASSIGN_OR_RETURN(Contexts contexts, ReadContexts());
-  contexts.current = context.name;
+  if (make_current == MakeCurrent::kYes) contexts.current = context.name;
   std::erase_if(contexts.contexts, [&](const Context& c) { return c.name == context.name; });
   contexts.contexts.push_back(context);
   return WriteContexts(contexts);

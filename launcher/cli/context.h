@@ -33,8 +33,9 @@ struct Contexts {
 // `$XDG_CONFIG_HOME/gtrain/contexts.json` or under ~/.config.
 absl::StatusOr<std::string> ContextsPath();
 absl::StatusOr<Contexts> ReadContexts();  // empty when there is no file
-// Adds or replaces by name and makes it the current one.
-absl::Status SaveContext(const Context& context);
+enum class MakeCurrent { kNo, kYes };
+// Adds or replaces by name.
+absl::Status SaveContext(const Context& context, MakeCurrent make_current);
 
 absl::Status UseLocalContext();  // makes the local cluster the current one
 

@@ -15,6 +15,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
 #include "absl/time/clock.h"
 #include "base/clock.h"
 #include "base/status_macros.h"
@@ -24,6 +25,8 @@
 #include "launcher/cli/screen.h"
 #include "launcher/cli/terminal.h"
 #include "launcher/cli/verbs.h"
+#include "runtime/agent/node.h"
+#include "runtime/core/agent_core.h"
 
 namespace gtrain::cli {
 namespace {
@@ -41,6 +44,7 @@ constexpr int kRanksShown = 32;  // output of more ranks is in the log files
 constexpr uint64_t kFirstBytes = 4096;
 constexpr uint64_t kCharacterBytes = 4;  // a piece is cut between characters
 constexpr int kChunksPerTurn = 8;        // of one rank's stream, so that one loud rank cannot starve the rest
+constexpr int kFileChunks = 4;           // as many times more of a file that lies here
 constexpr int kTurnsOfTheRest = 8;       // of what was written when the job is over
 constexpr absl::Duration kRestPatience = absl::Seconds(5);
 constexpr absl::Duration kEndPatience = absl::Seconds(10);  // above the time that a keeper gives its logs
@@ -65,6 +69,7 @@ class OutputReader {
       if (rank.rank < kRanksShown) hosts_[rank.rank] = rank.hostname;
     }
     timeout_ = cluster_.local && !job.Final() ? kLocalLogTimeout : kLogTimeout;
+    run_dir_ = cluster_.local && MayRead(job) ? job.run_dir : "";
     ReadRanks(output, kChunksPerTurn);
   }
 
@@ -73,12 +78,37 @@ class OutputReader {
   const std::set<Cut>& cut() const { return cut_; }
   // Streams whose ends were not seen: they may still be written, though the job is over.
   const std::set<Cut>& open() const { return open_; }
+  uint64_t bytes() const { return bytes_; }  // read so far
 
  private:
   struct Stream {
     int rank = 0;
     bool is_stderr = false;
   };
+
+  // As an agent does: a run directory that is another job's, or somebody else's, is not read.
+  bool MayRead(const JobDoc& job) const {
+    const std::string log = core::RankLogPath(job.run_dir, Generation{generation_}, 0, false);
+    return agent::CheckRunDirOfLog(log, ClusterId(job.cluster), JobId(job_)).ok();
+  }
+
+  // On the user's own machine the way through agent and head, sealed twice, costs more than all else. What is
+  // not read here, and whether more may come, is asked for as elsewhere. True: more is there.
+  bool ReadFile(const Stream& stream, int chunks, RankOutput& output) {
+    if (run_dir_.empty()) return false;
+    uint64_t& offset = offsets_[{stream.rank, stream.is_stderr}];
+    const std::string path =
+        core::RankLogPath(run_dir_, Generation{generation_}, stream.rank, stream.is_stderr);
+    for (int i = 0; i < chunks * kFileChunks; ++i) {
+      const absl::StatusOr<agent::LogPiece> piece = agent::ReadLogPiece(path, offset);
+      if (!piece.ok()) return false;
+      output.Add(stream.rank, hosts_[stream.rank], stream.is_stderr, piece->text);
+      bytes_ += piece->text.size();
+      offset = piece->next_offset;
+      if (piece->at_end) return false;
+    }
+    return true;
+  }
 
   // Most streams have little that is new or nothing, so all are asked for a little at once: one way there and
   // back. Those with more are read on one by one, so that no more than a piece is on its way.
@@ -87,8 +117,13 @@ class OutputReader {
     std::vector<core::ClientRequestBody> requests;
     for (const auto& [rank, host] : hosts_) {
       for (const bool is_stderr : {false, true}) {
-        streams.push_back({rank, is_stderr});
-        requests.push_back(Request(streams.back(), kFirstBytes));
+        const Stream stream{rank, is_stderr};
+        if (ReadFile(stream, chunks, output)) {
+          cut_.insert({generation_, rank, is_stderr});
+          continue;
+        }
+        streams.push_back(stream);
+        requests.push_back(Request(stream, kFirstBytes));
       }
     }
     const std::vector<absl::StatusOr<std::string>> answers = AskAll(cluster_, std::move(requests), timeout_);
@@ -132,6 +167,7 @@ class OutputReader {
     const absl::StatusOr<LogDoc> log = ParseLogDoc(*json);
     if (!log.ok()) return std::nullopt;
     output.Add(stream.rank, hosts_[stream.rank], stream.is_stderr, log->text);
+    bytes_ += log->text.size();
     const Cut open(generation_, stream.rank, stream.is_stderr);
     if (log->end) {
       open_.erase(open);
@@ -147,20 +183,22 @@ class OutputReader {
   const std::string job_;
   absl::Duration timeout_ = kLogTimeout;
   uint64_t generation_ = 0;
+  std::string run_dir_;  // if its files are on this machine
   std::map<int, std::string> hosts_;
   std::map<std::pair<int, bool>, uint64_t> offsets_;
   std::set<Cut> cut_, open_;
+  uint64_t bytes_ = 0;
 };
 
 class Follower {
  public:
-  Follower(Cluster& cluster, const std::string& job_id, bool from_start, std::vector<std::string>* bare)
+  Follower(Cluster& cluster, const std::string& job_id, const FollowOptions& options)
       : cluster_(cluster),
         job_id_(job_id),
-        bare_(bare),
-        output_(bare != nullptr),
+        ctrl_c_stops_(options.ctrl_c_stops),
+        bare_(options.bare),
         reader_(cluster, job_id),
-        from_start_(from_start) {}
+        from_start_(options.from_start) {}
 
   int Run() {
     cluster_.client->set_interrupt_fd(signals_.fd());
@@ -199,7 +237,12 @@ class Follower {
     }
     const absl::Duration waited = clock_.Now() - *final_since_;
     if (stops_ != final_stops_) return false;
-    if (!reader_.cut().empty()) return ++final_turns_ < kTurnsOfTheRest && waited < kRestPatience;
+    if (!reader_.cut().empty()) {
+      if (stops_ > 0 || screen_.terminal()) return ++final_turns_ < kTurnsOfTheRest && waited < kRestPatience;
+      // A file or a program gets all of it, as from a pipe, unless it does not come.
+      if (std::exchange(final_bytes_, reader_.bytes()) != reader_.bytes()) final_progress_ = clock_.Now();
+      return clock_.Now() - final_progress_.value_or(*final_since_) < kEndPatience;
+    }
     // Who has pressed Ctrl-C waits for less.
     if (reader_.open().empty() || waited >= (stops_ > 0 ? kRestPatience : kEndPatience)) return false;
     absl::SleepFor(end_poll_);  // each look asks for up to 64 streams
@@ -210,22 +253,46 @@ class Follower {
   absl::Status Turn() {
     GT_RETURN_IF_ERROR(ReadEvents());
     GT_ASSIGN_OR_RETURN(job_, AskJob(cluster_, job_id_, Timeout()));
-    reader_.Read(job_, output_);
-    const std::vector<std::string> lines = output_.Take(job_.Final());
-    if (bare_ != nullptr) bare_->insert(bare_->end(), lines.begin(), lines.end());
-    closed_ = closed_ || !screen_.OutputLines(lines);
+    ChooseOutput();
+    reader_.Read(job_, *output_);
+    ShowOutput(/*flush=*/false);
     closed_ = closed_ || !screen_.Update(job_, Hint(), clock_.Now());
     return absl::OkStatus();
   }
 
+  // A job may come to have another number of ranks.
+  void ChooseOutput() {
+    const bool only_rank = job_.world_size == 1;
+    if (output_ && output_->options().only_rank == only_rank) return;
+    if (output_) ShowOutput(/*flush=*/true);
+    const int out = STDOUT_FILENO, err = screen_.terminal() ? out : STDERR_FILENO;
+    output_.emplace(RankOutput::Options{.bare = bare_ != nullptr,
+                                        .only_rank = only_rank,
+                                        .live = only_rank && screen_.terminal(),
+                                        .colour_out = UsesColour(out),
+                                        .colour_err = UsesColour(err)});
+  }
+
+  void ShowOutput(bool flush) {
+    const std::vector<RankOutput::Piece> pieces = output_->Take(flush);
+    for (size_t i = 0; bare_ != nullptr && i < pieces.size(); ++i) {
+      for (const absl::string_view line : absl::StrSplit(absl::StripSuffix(pieces[i].text, "\n"), '\n'))
+        bare_->emplace_back(line);
+    }
+    closed_ = closed_ || !screen_.Output(
+                             pieces, screen_.terminal() ? output_->Unfinished() : std::vector<std::string>());
+  }
+
   absl::Status ReadEvents() {
+    const absl::Duration wait = reader_.cut().empty() ? kEventsWait : absl::ZeroDuration();  // output waits
     GT_ASSIGN_OR_RETURN(const std::string json,
-                        Ask(cluster_, core::ClientEvents{JobId(job_id_), after_, kEventsWait}, Timeout()));
+                        Ask(cluster_, core::ClientEvents{JobId(job_id_), after_, wait}, Timeout()));
     GT_ASSIGN_OR_RETURN(const EventsDoc doc, ParseEventsDoc(json));
     for (const EventDoc& event : doc.events) {
       after_ = std::max(after_, event.sequence);
       if (!from_start_) continue;
-      if (news_.Worth(event)) closed_ = closed_ || !screen_.Say(event.text);
+      if (news_.Worth(event))
+        closed_ = closed_ || !screen_.Say(event.text, event.kind == "fault" ? Tone::kBad : Tone::kNews);
     }
     from_start_ = true;
     return absl::OkStatus();
@@ -236,14 +303,16 @@ class Follower {
   std::string Hint() const {
     if (stops_ > 1) return "stopping now";
     if (stops_ == 1) return "stopping; Ctrl-C again stops now";
-    return cluster_.local ? "Ctrl-C stops the job" : "Ctrl-C detaches; the job goes on";
+    return ctrl_c_stops_
+               ? "Ctrl-C stops the job"
+               : absl::StrCat("Ctrl-C detaches, the job goes on; gtrain stop ", job_id_, " ends it");
   }
 
   // An exit code when the watching ends here.
   std::optional<int> HandleSignal() {
     const int stops_before = stops_;
     while (const int number = signals_.Next()) {
-      if (number != SIGINT || !cluster_.local) return Detach(128 + number);
+      if (number != SIGINT || !ctrl_c_stops_) return Detach(128 + number);
       stops_ = std::min(stops_ + 1, 2);  // a third one says nothing new
     }
     if (stops_ > stops_before) {
@@ -307,6 +376,7 @@ class Follower {
   }
 
   int Finish() {
+    if (output_) ShowOutput(/*flush=*/true);
     (void)ReadEvents();  // whether the last lines of a log could be written is known late
     const std::set<OutputReader::Cut>& left = reader_.cut().empty() ? reader_.open() : reader_.cut();
     if (!left.empty()) {
@@ -319,10 +389,12 @@ class Follower {
                                " --generation ", generation, is_stderr ? " --err" : ""));
     }
     const std::string logs = job_.run_dir.empty() ? "" : absl::StrCat("; logs: ", job_.run_dir, "/logs");
-    screen_.Say(absl::StrCat(job_.id, " ", job_.state, job_.reason.empty() ? "" : ": ", job_.reason, logs));
+    const Tone tone = job_.state == "SUCCEEDED" ? Tone::kGood : Tone::kBad;
+    screen_.Say(absl::StrCat(job_.id, " ", job_.state, job_.reason.empty() ? "" : ": ", job_.reason, logs),
+                tone);
     if (job_.state == "FAILED") {
       if (job_.first_fault) {
-        screen_.Say(absl::StrCat("first fault: ", job_.first_fault->message));
+        screen_.Say(absl::StrCat("first fault: ", job_.first_fault->message), tone);
         ShowTail(job_.first_fault->tail);
       }
       if (!job_.run_dir.empty()) screen_.Say(ReportLine());
@@ -347,15 +419,16 @@ class Follower {
 
   Cluster& cluster_;
   const std::string job_id_;
+  const bool ctrl_c_stops_;
   const RealClock clock_;
   SignalPipe signals_;
   Screen screen_;
   News news_;
   std::vector<std::string>* const bare_;
-  RankOutput output_;
+  std::optional<RankOutput> output_;
   OutputReader reader_;
   JobDoc job_;
-  bool from_start_;  // false: events before now are old news
+  bool from_start_;
   uint64_t after_ = 0;
   int stops_ = 0;       // 1: Ctrl-C came; 2: more than once
   int stops_told_ = 0;  // what the head took of it
@@ -365,6 +438,8 @@ class Follower {
   // Since the job is over.
   std::optional<Instant> final_since_;
   int final_turns_ = 0;
+  uint64_t final_bytes_ = 0;
+  std::optional<Instant> final_progress_;
   absl::Duration end_poll_ = kEndPoll;
   int final_stops_ = 0;
 };
@@ -376,6 +451,7 @@ absl::StatusOr<JobDoc> AskJob(Cluster& cluster, const std::string& job_id, absl:
   GT_ASSIGN_OR_RETURN(StatusDoc doc, ParseStatusDoc(json));
   if (doc.jobs.size() != 1)
     return absl::NotFoundError(absl::StrCat("no job ", job_id, "; `gtrain status` lists them"));
+  doc.jobs[0].cluster = doc.cluster;
   return std::move(doc.jobs[0]);
 }
 
@@ -397,8 +473,8 @@ absl::StatusOr<JobDoc> FindJob(Cluster& cluster, const std::string& word) {
                                            : "several jobs run: say which; `gtrain status` lists them");
 }
 
-int Follow(Cluster& cluster, const std::string& job_id, bool from_start, std::vector<std::string>* bare) {
-  return Follower(cluster, job_id, from_start, bare).Run();
+int Follow(Cluster& cluster, const std::string& job_id, const FollowOptions& options) {
+  return Follower(cluster, job_id, options).Run();
 }
 
 }  // namespace gtrain::cli

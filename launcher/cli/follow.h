@@ -10,10 +10,15 @@
 
 namespace gtrain::cli {
 
-// Returns the exit code: the job's, or 128+N when a signal ended the watching (the job goes on). `bare`, if
-// given, gets the lines of output as the ranks wrote them, and they are shown like that.
-int Follow(Cluster& cluster, const std::string& job_id, bool from_start,
-           std::vector<std::string>* bare = nullptr);
+struct FollowOptions {
+  bool from_start = false;    // false: events before now are old news
+  bool ctrl_c_stops = false;  // false: Ctrl-C detaches; the job goes on
+  // If given, it gets the lines of output as the ranks wrote them, and they are shown like that.
+  std::vector<std::string>* bare = nullptr;
+};
+
+// Returns the exit code: the job's, or 128+N when a signal ended the watching (the job goes on).
+int Follow(Cluster& cluster, const std::string& job_id, const FollowOptions& options);
 
 // `word` as an id, or as the name of the newest job of that name; "" = the only live job.
 absl::StatusOr<JobDoc> FindJob(Cluster& cluster, const std::string& word);

@@ -129,7 +129,9 @@ absl::StatusOr<JobInput> ReadJob(const Args& args) {
   GT_RETURN_IF_ERROR(AddFlagOverlays(args, options));
   spec::ParseResult result = spec::ParseJob(text, input.shown_name, options);
   for (const spec::SpecError& error : result.errors) {
-    std::fprintf(stderr, "%s\n", SafeText(spec::FormatError(error)).c_str());
+    const std::string line = SafeText(spec::FormatError(error));
+    std::fprintf(stderr, "%s\n", line.c_str());
+    NoteError(line);
   }
   if (!result.ok()) {
     return absl::InvalidArgumentError(absl::StrCat(

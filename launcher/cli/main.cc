@@ -1,12 +1,16 @@
 // The program `gtrain`: finds the verb, parses its flags, runs it. Every verb is one file, cmd_<verb>.cc.
 #include <signal.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstring>
 #include <exception>
+#include <nlohmann/json.hpp>
+#include <optional>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "base/daemon.h"
 #include "launcher/cli/args.h"
 #include "launcher/cli/terminal.h"
@@ -22,7 +26,10 @@ std::vector<Verb> AllVerbs() {
                              CkptVerb(),    BenchVerb(),      DoctorVerb(),    HeadVerb(),    AgentVerb(),
                              TokenVerb(),   NodeVerb(),       UserVerb(),      ContextVerb(), AuditVerb(),
                              VersionVerb(), CompletionVerb(), LocalWatchVerb()};
-  for (Verb& verb : verbs) verb.flags.push_back({"help", 'h', "", "this text"});
+  for (Verb& verb : verbs) {
+    verb.flags.push_back({"color", '\0', "auto|always|never", "auto: on a terminal, unless NO_COLOR is set"});
+    verb.flags.push_back({"help", 'h', "", "this text"});
+  }
   return verbs;
 }
 
@@ -42,14 +49,35 @@ std::string Overview(const std::vector<Verb>& verbs) {
          "\n`gtrain VERB --help` tells more. Exit codes: 0 done, 1 failed, 2 wrong usage; see docs/cli.md.\n";
 }
 
+std::optional<Colour> ColourOf(const std::string& word) {
+  if (word == "auto") return Colour::kAuto;
+  if (word == "always") return Colour::kAlways;
+  return word == "never" ? std::optional(Colour::kNever) : std::nullopt;
+}
+
+// Who asked for JSON reads stdout with a parser: an error is a document, too. What is there already is one.
+int ReportAsJson(const Verb& verb, const std::vector<std::string>& argv, int code) {
+  const auto end = std::find(argv.begin(), argv.end(), "--");
+  const auto flag = std::find_if(verb.flags.begin(), verb.flags.end(),
+                                 [](const Flag& f) { return f.name == "json" && f.value_name.empty(); });
+  if (code == kDone || Printed() || flag == verb.flags.end() || std::find(argv.begin(), end, "--json") == end)
+    return code;
+  const nlohmann::json document = {{"error", absl::StrJoin(Errors(), "\n")}};
+  Print(document.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n");
+  return code;
+}
+
 int RunVerb(const Verb& verb, const std::vector<std::string>& argv) {
   const absl::StatusOr<Args> args = ParseArgs(argv, verb.flags);
   const auto usage = [&](absl::string_view message) {
-    Complain(absl::StrCat(verb.name, ": ", message));
+    Complain(absl::StrCat(verb.name, ": ", message), Tone::kBad);
     Complain(absl::StrCat("usage: gtrain ", verb.name, " ", verb.usage));
     return kUsage;
   };
   if (!args.ok()) return usage(args.status().message());
+  const std::optional<Colour> colour = ColourOf(args->Get("color", "auto"));
+  if (!colour) return usage("--color is auto, always or never");
+  SetColour(*colour);
   if (args->Has("help")) return Print(HelpOf(verb)) ? kDone : kFailed;
   if (args->rest && !verb.takes_rest) return usage("`--` and what follows are not for this verb");
   if (args->words.size() < verb.words_min) return usage("an argument is missing");
@@ -82,7 +110,10 @@ int Main(const std::vector<std::string>& argv) {
   const std::string wanted = name == "--version" ? "version" : name;
   std::vector<std::string> names;
   for (const Verb& verb : verbs) {
-    if (verb.name == wanted) return RunVerb(verb, {argv.begin() + 1, argv.end()});
+    if (verb.name == wanted) {
+      const std::vector<std::string> rest(argv.begin() + 1, argv.end());
+      return ReportAsJson(verb, rest, RunVerb(verb, rest));
+    }
     names.push_back(verb.name);
   }
   const std::string nearest = spec::Nearest(name, names);

@@ -2,6 +2,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <utility>
+
+#include "absl/strings/str_split.h"
+#include "launcher/cli/job_changes.h"
 #include "launcher/cli/news.h"
 #include "launcher/cli/rank_output.h"
 #include "launcher/cli/screen.h"
@@ -30,25 +34,138 @@ TEST(CutToWidth, NeverCutsACodePoint) {
   EXPECT_EQ(CutToWidth("abc", 0), "");
 }
 
+TEST(CutToWidth, CountsWhatATerminalShows) {
+  EXPECT_EQ(CutToWidth("🚂🚂🚂", 5), "🚂🚂");
+  EXPECT_EQ(CutToWidth("\x1b[0;31mred\x1b[0m", 3), "\x1b[0;31mred\x1b[0m");
+  EXPECT_EQ(CutToWidth("\x1b[0;31mred\x1b[0m", 2), "\x1b[0;31mre\x1b[0m");
+}
+
+std::vector<std::string> Lines(const std::vector<RankOutput::Piece>& pieces) {
+  std::vector<std::string> lines;
+  for (const RankOutput::Piece& piece : pieces) {
+    for (const absl::string_view line : absl::StrSplit(piece.text, '\n')) lines.emplace_back(line);
+    EXPECT_EQ(lines.back(), "") << "each line has its end";
+    lines.pop_back();
+  }
+  return lines;
+}
+
 TEST(RankOutput, ShowsWholeLinesOnly) {
-  RankOutput output;
-  output.Add(0, "a", false, "one\ntw");
-  EXPECT_THAT(output.Take(false), ElementsAre("a:0: one"));
-  output.Add(0, "a", false, "o\n");
-  EXPECT_THAT(output.Take(false), ElementsAre("a:0: two"));
-  output.Add(0, "a", true, "rest");
+  for (const bool only_rank : {false, true}) {
+    RankOutput output({.only_rank = only_rank});
+    output.Add(0, "a", false, "one\ntw");
+    EXPECT_THAT(Lines(output.Take(false)), ElementsAre("a:0: one"));
+    output.Add(0, "a", false, "o\n");
+    EXPECT_THAT(Lines(output.Take(false)), ElementsAre("a:0: two"));
+    output.Add(0, "a", true, "rest");
+    EXPECT_THAT(output.Take(false), SizeIs(0));
+    EXPECT_THAT(output.Take(true), ElementsAre(RankOutput::Piece{true, "a:0: rest\n"}));
+  }
+}
+
+TEST(RankOutput, KeepsTheStreamsApartAndInOrder) {
+  for (const bool only_rank : {false, true}) {
+    RankOutput output({.only_rank = only_rank});
+    output.Add(0, "a", false, "one\n");
+    output.Add(0, "a", true, "two\nthree\n");
+    output.Add(0, "a", false, "two\n");
+    EXPECT_THAT(output.Take(false), ElementsAre(RankOutput::Piece{false, "a:0: one\n"},
+                                                RankOutput::Piece{true, "a:0: two\na:0: three\n"},
+                                                RankOutput::Piece{false, "a:0: two\n"}));
+  }
+}
+
+TEST(RankOutput, ShowsTheLastStateOfAProgressLine) {
+  RankOutput output({});
+  output.Add(0, "a", true, "  0%|   | 0/9\r 50%|#  | 5/9");
   EXPECT_THAT(output.Take(false), SizeIs(0));
-  EXPECT_THAT(output.Take(true), ElementsAre("a:0: rest"));
+  output.Add(0, "a", true, "\r100%|###| 9/9\ndone\r\n");
+  EXPECT_THAT(Lines(output.Take(false)), ElementsAre("a:0: 100%|###| 9/9", "a:0: done"));
+  output.Add(0, "a", true, "a long line\rshort\x1b[K\nup\x1b[A\b\n");
+  EXPECT_THAT(Lines(output.Take(false)), ElementsAre("a:0: short", "a:0: up\\x1b[A\\x08"));
+}
+
+// Two bars of tqdm: the lower one is drawn below, and the cursor goes up again.
+TEST(RankOutput, DrawsNestedProgressOfARankThatHasTheTerminal) {
+  RankOutput output({.only_rank = true, .live = true});
+  output.Add(0, "a", true, "\router 0\n\rinner 0\x1b[A\router 1\n\rinner 1\x1b[A");
+  EXPECT_THAT(output.Take(false), SizeIs(0));
+  EXPECT_THAT(output.Unfinished(), ElementsAre("a:0: outer 1", "a:0: inner 1"));
+  output.Add(0, "a", false, "a line between\nand a que");
+  EXPECT_THAT(Lines(output.Take(false)), ElementsAre("a:0: a line between"));
+  EXPECT_THAT(output.Unfinished(), ElementsAre("a:0: and a que", "a:0: outer 1", "a:0: inner 1"));
+  output.Add(0, "a", true, "\n\n\n");
+  EXPECT_THAT(Lines(output.Take(true)),
+              ElementsAre("a:0: outer 1", "a:0: inner 1", "a:0: ", "a:0: and a que"));
+  EXPECT_THAT(output.Unfinished(), SizeIs(0));
+}
+
+// Fault P9: the title, the clipboard, what is pasted, the other screen, the keyboard, a string without end.
+TEST(RankOutput, NothingButColoursReachesTheTerminal) {
+  for (const char* attack : {"\x1b]0;title\x07",
+                             "\x1b]52;c;ZXZpbA==\x07",
+                             "\x1b[?2004h",
+                             "\x1b[?1049h",
+                             "\x1b[?25l",
+                             "\x1b[2J",
+                             "\x1b[6n",
+                             "\x1bPq\x1b\\",
+                             "\x1b[5;31m",
+                             "\x1b[8m",
+                             "\x1b[>4;1m",
+                             "\x1b[3 q",
+                             "\x1b[31;1$m",
+                             "\xC2\x9B[2J",
+                             "\x9B",
+                             "\x07",
+                             "\x0e",
+                             "\x1b"
+                             "c",
+                             "\x1b[38;5;999m",
+                             "\x1b[1;2;3;4;5;6;7;8;9;0;1;2;3;4;5;6;7;8;9;0;1;2;3m"}) {
+    for (const bool live : {false, true}) {
+      RankOutput output({.only_rank = live, .live = live, .colour_out = true});
+      output.Add(0, "a", false, attack);
+      output.Add(0, "a", false, "x\n");
+      for (const std::string& line : Lines(output.Take(true))) {
+        for (const char c : line) EXPECT_TRUE(c >= 0x20 && c < 0x7F) << line;
+      }
+    }
+  }
+}
+
+TEST(RankOutput, WritesColoursAnewAndEndsThemWithTheLine) {
+  const char* text = "\x1b[1;31mred\n\x1b[mplain \x1b[38;5;208mo\x1b[0m\x1b[48;2;1;2;3mb\n";
+  for (const bool colour : {false, true}) {
+    RankOutput output({.colour_out = colour});
+    for (const char* byte = text; *byte != '\0'; ++byte) output.Add(0, "a", false, std::string(1, *byte));
+    EXPECT_THAT(Lines(output.Take(true)),
+                colour ? ElementsAre("a:0: \x1b[0;1;31mred\x1b[0m",
+                                     "a:0: plain \x1b[0;38;5;208mo\x1b[0;48;2;1;2;3mb\x1b[0m")
+                       : ElementsAre("a:0: red", "a:0: plain ob"));
+  }
+}
+
+// A short code that jumps far must not cost memory for each time it comes.
+TEST(TextRows, BoundsWhatItHolds) {
+  TextRows rows(/*cursor=*/true, /*colour=*/false);
+  size_t bytes = 0;
+  for (int i = 0; i < 100'000; ++i) {
+    rows.Write("\x1b[16000C\x1b[9Ax\n");
+    for (const std::string& row : rows.TakeFinished(false)) bytes += row.size();
+  }
+  EXPECT_LE(rows.Unfinished().size(), TextRows::kRowsMax);
+  EXPECT_LE(bytes, 100'000 * (TextRows::kJumpMax + 1));
 }
 
 // `yes | head -c 80k` took half a minute.
 TEST(RankOutput, ManyEqualLinesCostNoMoreThanOthers) {
-  RankOutput output;
+  RankOutput output({});
   std::string many;
   for (int i = 0; i < 300'000; ++i) many += "y\n";
   for (const int rank : {0, 1}) output.Add(rank, "h", false, many);
   output.Add(1, "h", false, "y\n");
-  const std::vector<std::string> lines = output.Take(false);
+  const std::vector<std::string> lines = Lines(output.Take(false));
   ASSERT_EQ(lines.size(), 300'001u);
   EXPECT_EQ(lines.front(), "h:0,1: y");
   EXPECT_EQ(lines[299'999], "h:0,1: y");
@@ -56,21 +173,35 @@ TEST(RankOutput, ManyEqualLinesCostNoMoreThanOthers) {
 }
 
 TEST(RankOutput, CollapsesEqualLinesOfSeveralRanks) {
-  RankOutput output;
+  RankOutput output({});
   for (const int rank : {0, 1, 2, 3}) output.Add(rank, rank < 3 ? "a" : "b", false, "loading\n");
   output.Add(1, "a", false, "only me\n");
   output.Add(0, "a", false, "loading\n");
-  EXPECT_THAT(output.Take(false), ElementsAre("a:0-2 b:3: loading", "a:1: only me", "a:0: loading"));
+  EXPECT_THAT(Lines(output.Take(false)), ElementsAre("a:0-2 b:3: loading", "a:1: only me", "a:0: loading"));
 }
 
 // Fault P9: one line of 100 KB is split, and bytes that are no text are shown.
 TEST(RankOutput, BoundsLinesAndEscapes) {
-  RankOutput output;
-  output.Add(0, "a", false, std::string(40'000, 'x') + "\n\x1b[31mred\n");
-  const std::vector<std::string> lines = output.Take(false);
+  RankOutput output({});
+  output.Add(0, "a", false, std::string(40'000, 'x') + "\n\x1b[31mred\x1b[7C\n");
+  const std::vector<std::string> lines = Lines(output.Take(false));
   ASSERT_THAT(lines, SizeIs(4));
-  for (const std::string& line : lines) EXPECT_LE(line.size(), RankOutput::kLineBytesMax + 8);
-  EXPECT_EQ(lines[3], "a:0: \\x1b[31mred");
+  for (const std::string& line : lines) EXPECT_LE(line.size(), TextRows::kRowLengthMax + 8);
+  EXPECT_EQ(lines[3], "a:0: red\\x1b[7C");
+}
+
+TEST(JobChanges, NamesTheWords) {
+  spec::JobSpec before, now;
+  before.run = {"python", "train.py", "--lr", "0.1", "--bf16", "data"};
+  now.run = {"python", "train.py", "--lr", "0.2", "data", "--seed", "7"};
+  before.env = {{"A", "1"}, {"B", "2"}};
+  now.env = {{"B", "3"}, {"C", "4"}};
+  EXPECT_THAT(JobChanges(before, before), SizeIs(0));
+  EXPECT_THAT(JobChanges(before, now), ElementsAre("--lr 0.1 --bf16 is now --lr 0.2", "--seed 7 is new",
+                                                   "env A is gone", "env B 2 is now 3", "env C is new: 4"));
+  now = before;
+  now.script = std::exchange(now.run, {}).front();
+  EXPECT_THAT(JobChanges(before, now), ElementsAre("run is now a script"));
 }
 
 TEST(News, SaysAFaultAndItsVerdictOnceEach) {

@@ -2,16 +2,21 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <optional>
 #include <variant>
 
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "base/file.h"
 #include "base/status_macros.h"
 #include "checkpoint/engine/catalog.h"
 #include "checkpoint/store/open_store.h"
+#include "launcher/cli/job_changes.h"
 #include "launcher/cli/terminal.h"
+#include "launcher/spec/parse.h"
 #include "launcher/spec/print.h"
 #include "launcher/spec/values.h"
 
@@ -42,6 +47,26 @@ std::string Describe(const ckpt::Manifest& manifest, const std::string& dir) {
   return absl::StrCat("step ", manifest.id.step, " of job ", manifest.owner.job, " in ", dir);
 }
 
+// The agent that started that job left its text in the run directory, which is beside this job's where both
+// were launched in one folder. Empty: it is not there, or is not what that checkpoint is of.
+std::string ChangesSince(const ckpt::Identity& owner, const spec::JobSpec& spec,
+                         const std::string& run_dirs) {
+  constexpr size_t kShown = 5;
+  if (absl::StrContains(owner.job, '/')) return "";
+  const std::string path =
+      absl::StrCat(run_dirs, "/", owner.job, "-", owner.cluster.substr(0, 8), "/job.yaml");
+  const absl::StatusOr<std::string> text = ReadFile(path, spec::kTextBytesMax);
+  if (!text.ok()) return "";
+  const absl::StatusOr<spec::JobSpec> before = spec::ParseCanonical(*text);
+  if (!before.ok() || spec::JobHash(*before) != owner.job_hash) return "";
+  std::vector<std::string> changes = JobChanges(*before, spec);
+  if (changes.empty()) return "";
+  const size_t more = changes.size() - std::min(changes.size(), kShown);
+  changes.resize(changes.size() - more);
+  return absl::StrCat(": ", absl::StrJoin(changes, "; "),
+                      more == 0 ? "" : absl::StrCat("; and ", more, " more"));
+}
+
 absl::StatusOr<Resume> ResumeStep(const std::string& wanted, int64_t step, const std::string& dir) {
   if (dir.empty()) return Resume{wanted, ""};  // the program's own checkpoints: it reads GTRAIN_RESUME itself
   GT_ASSIGN_OR_RETURN(const std::optional<ckpt::Manifest> found, Newest(dir, step));
@@ -59,7 +84,8 @@ std::vector<Flag> ResumeFlags() {
           {"takeover", '\0', "", "take the checkpoint directory from a job that still uses it"}};
 }
 
-absl::StatusOr<Resume> ChooseResume(const Args& args, const spec::JobSpec& spec) {
+absl::StatusOr<Resume> ChooseResume(const Args& args, const spec::JobSpec& spec,
+                                    const std::string& run_dirs) {
   const std::string& dir = spec.checkpoint.uri;
   const std::string wanted = args.Get("resume");
   if (args.Has("fresh") && args.Has("resume"))
@@ -78,12 +104,12 @@ absl::StatusOr<Resume> ChooseResume(const Args& args, const spec::JobSpec& spec)
   // Who only reads is there for what another job wrote.
   const bool continues = wanted.empty() && !spec.checkpoint.read_only;
   if (continues && !found->owner.job_hash.empty() && found->owner.job_hash != hash) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("the newest checkpoint is ", Describe(*found, dir),
-                     ", and that was another job: its hash over run, script, mesh and env is ",
-                     found->owner.job_hash.substr(0, 12), ", this one's ", hash.substr(0, 12),
-                     ". Say --resume latest to continue it all the same, --fresh to start anew, or name "
-                     "another checkpoint.uri"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "the newest checkpoint is ", Describe(*found, dir), ", and that was another job",
+        ChangesSince(found->owner, spec, run_dirs), " (its hash over run, script, mesh and env is ",
+        found->owner.job_hash.substr(0, 12), ", this one's ", hash.substr(0, 12),
+        "). Say --resume latest to continue it all the same, --fresh to start anew, or name "
+        "another checkpoint.uri"));
   }
   return Resume{wanted,
                 absl::StrCat(spec.checkpoint.read_only ? "reads " : "resumes ", Describe(*found, dir))};

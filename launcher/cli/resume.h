@@ -18,7 +18,7 @@ struct Resume {
 };
 
 // InvalidArgument when the newest committed checkpoint belongs to a job with another hash and neither flag
-// says what to do.
-absl::StatusOr<Resume> ChooseResume(const Args& args, const spec::JobSpec& spec);
+// says what to do. `run_dirs`: where this job's run directory will be, and perhaps that job's is.
+absl::StatusOr<Resume> ChooseResume(const Args& args, const spec::JobSpec& spec, const std::string& run_dirs);
 
 }  // namespace gtrain::cli

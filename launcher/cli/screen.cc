@@ -2,8 +2,10 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <map>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -61,19 +63,25 @@ bool Screen::Above(const std::string& text) {
   return Print(out + text);
 }
 
-bool Screen::OutputLines(const std::vector<std::string>& lines) {
-  if (lines.empty()) return true;
-  const std::string text = absl::StrJoin(lines, "\n") + "\n";
-  if (!terminal_) return Print(text);
+bool Screen::Output(const std::vector<RankOutput::Piece>& pieces, std::vector<std::string> unfinished) {
+  if (!terminal_) {
+    for (const RankOutput::Piece& piece : pieces) {
+      if (!(piece.is_stderr ? WriteToStderr(piece.text) : Print(piece.text))) return false;
+    }
+    return true;
+  }
+  if (pieces.empty() && unfinished == unfinished_) return true;
+  unfinished_ = std::move(unfinished);
   updated_.reset();  // redraw the block at once
+  std::string text;
+  for (const RankOutput::Piece& piece : pieces) text += piece.text;
   return Above(text);
 }
 
-bool Screen::Say(const std::string& line) {
-  const std::string text = absl::StrCat("gtrain: ", SafeText(line), "\n");
-  if (!terminal_) return WriteToStderr(text);
+bool Screen::Say(const std::string& line, Tone tone) {
+  if (!terminal_) return WriteToStderr(OwnLine(SafeText(line), tone, STDERR_FILENO));
   updated_.reset();
-  return Above(text);
+  return Above(OwnLine(SafeText(line), tone, STDOUT_FILENO));
 }
 
 bool Screen::Update(const JobDoc& job, const std::string& hint, Instant now) {
@@ -86,9 +94,18 @@ bool Screen::Update(const JobDoc& job, const std::string& hint, Instant now) {
     return Say(PrintProgress(job));
   }
   const TerminalSize size = SizeOfTerminal(STDOUT_FILENO);
+  const size_t rows = static_cast<size_t>(std::max(3, size.rows - 2));
   std::vector<std::string> block = StatusBlock(job, hint, size.columns - 1);
-  if (block.size() + 1 >= static_cast<size_t>(size.rows))
-    block.resize(static_cast<size_t>(std::max(1, size.rows - 2)));
+  if (UsesColour(STDOUT_FILENO)) {
+    for (std::string& line : block)
+      line = absl::StrCat(&line == &block[0] ? "\x1b[1m" : "\x1b[2m", line, "\x1b[0m");
+  }
+  std::vector<std::string> drawn;
+  const size_t shown = std::min(unfinished_.size(), rows / 2);  // the newest
+  for (size_t i = unfinished_.size() - shown; i < unfinished_.size(); ++i)
+    drawn.push_back(CutToWidth(unfinished_[i], size.columns - 1));
+  block.insert(block.begin(), drawn.begin(), drawn.end());
+  if (block.size() > rows) block.resize(rows);
   const bool ok = Above(absl::StrJoin(block, "\n") + "\n");
   block_ = std::move(block);
   return ok;

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "base/clock.h"
+#include "launcher/cli/rank_output.h"
 #include "launcher/cli/status_doc.h"
 #include "launcher/cli/terminal.h"
 
@@ -21,8 +22,10 @@ class Screen {
   Screen(const Screen&) = delete;
   Screen& operator=(const Screen&) = delete;
 
-  bool OutputLines(const std::vector<std::string>& lines);  // of ranks; already safe
-  bool Say(const std::string& line);                        // of gtrain
+  bool terminal() const { return terminal_; }
+  // Of ranks; already safe. `unfinished`, lines that are still being written, are shown on a terminal.
+  bool Output(const std::vector<RankOutput::Piece>& pieces, std::vector<std::string> unfinished);
+  bool Say(const std::string& line, Tone tone = Tone::kNews);  // of gtrain
   // At most four times a second on a terminal; elsewhere a progress line every five seconds when the step
   // moved.
   bool Update(const JobDoc& job, const std::string& hint, Instant now);
@@ -31,7 +34,8 @@ class Screen {
   bool Above(const std::string& text);  // prints text above the block
 
   const bool terminal_;
-  std::vector<std::string> block_;  // shown now
+  std::vector<std::string> block_;       // shown now
+  std::vector<std::string> unfinished_;  // its first lines
   std::optional<Instant> updated_;
   std::optional<int64_t> said_step_, said_checkpoint_;
 };

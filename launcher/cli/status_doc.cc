@@ -111,6 +111,7 @@ absl::StatusOr<StatusDoc> ParseStatusDoc(absl::string_view text) {
   const absl::StatusOr<json> root = ParseObject(text);
   if (!root.ok()) return root.status();
   StatusDoc doc;
+  doc.cluster = Text(*root, "cluster");
   doc.local = Bool(*root, "local");
   doc.nodes = Number<int>(*root, "nodes").value_or(0);
   const auto jobs = root->find("jobs");
@@ -141,7 +142,7 @@ absl::StatusOr<LogDoc> ParseLogDoc(absl::string_view text) {
   const absl::StatusOr<json> root = ParseObject(text);
   if (!root.ok()) return root.status();
   return LogDoc{Text(*root, "text"), Number<uint64_t>(*root, "next_offset").value_or(0), Bool(*root, "end"),
-                Text(*root, "note")};
+                Text(*root, "note"), Number<int>(*root, "world_size")};
 }
 
 std::string PrintProgress(const JobDoc& job) {

@@ -24,6 +24,7 @@ struct FaultDoc {
 };
 
 struct JobDoc {
+  std::string cluster;  // where AskJob gives it
   std::string id;
   std::string name;
   std::string state;  // "RUNNING", ...
@@ -47,6 +48,7 @@ struct JobDoc {
 };
 
 struct StatusDoc {
+  std::string cluster;  // its id
   bool local = false;
   int nodes = 0;
   std::vector<JobDoc> jobs;
@@ -70,6 +72,7 @@ struct LogDoc {
   uint64_t next_offset = 0;
   bool end = false;
   std::string note;
+  std::optional<int> world_size = {};  // of the generation
 };
 
 absl::StatusOr<StatusDoc> ParseStatusDoc(absl::string_view json);

@@ -146,7 +146,8 @@ absl::StatusOr<std::string> JobIdOf(const std::string& json) {
 }
 
 absl::StatusOr<core::ClientSubmit> MakeSubmit(const Args& args, const spec::JobSpec& spec,
-                                              const std::string& resume, bool local) {
+                                              const std::string& resume, const std::string& run_dirs,
+                                              bool local) {
   core::ClientSubmit submit;
   submit.spec_text = spec::PrintJob(spec);
   submit.resume = resume;
@@ -158,10 +159,9 @@ absl::StatusOr<core::ClientSubmit> MakeSubmit(const Args& args, const spec::JobS
   }
   submit.takeover = args.Has("takeover");
   submit.env = std::move(inherited.env);
-  GT_ASSIGN_OR_RETURN(const std::string current, CurrentDir());
   // Every cluster begins with job 1, and several may be used in one folder: a state directory that was
   // removed, another machine that shares the disk. The cluster's part of the name keeps their files apart.
-  submit.run_dir = JoinPath(current, args.Get("run-dir", "gtrain-runs")) + "/{job}-{cluster}";
+  submit.run_dir = run_dirs + "/{job}-{cluster}";
   if (!spec::IsCleanText(submit.run_dir)) {
     // `gtrain status` would name another directory.
     return absl::InvalidArgumentError(
@@ -176,8 +176,10 @@ absl::StatusOr<Submitted> SubmitJob(const Args& args, const spec::JobSpec& spec)
   GT_ASSIGN_OR_RETURN(const bool local, UsesLocalCluster(args));
   if (local) GT_RETURN_IF_ERROR(CheckHere(spec));
   if (local) GT_RETURN_IF_ERROR(CheckSecretsAreSet(spec));
-  GT_ASSIGN_OR_RETURN(const Resume resume, ChooseResume(args, spec));
-  GT_ASSIGN_OR_RETURN(core::ClientSubmit submit, MakeSubmit(args, spec, resume.wanted, local));
+  GT_ASSIGN_OR_RETURN(const std::string current, CurrentDir());
+  const std::string run_dirs = JoinPath(current, args.Get("run-dir", "gtrain-runs"));
+  GT_ASSIGN_OR_RETURN(const Resume resume, ChooseResume(args, spec, run_dirs));
+  GT_ASSIGN_OR_RETURN(core::ClientSubmit submit, MakeSubmit(args, spec, resume.wanted, run_dirs, local));
   Submitted submitted;
   GT_ASSIGN_OR_RETURN(submitted.cluster, OpenCluster(args, Start::kIfNeeded));
   if (local) {

@@ -6,11 +6,14 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <optional>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -28,6 +31,9 @@ std::atomic<const char*> g_last_line{nullptr};
 std::atomic<int> g_presses{0};  // of Ctrl-C, without a SignalPipe
 std::atomic<int> g_presses_max{1};
 std::atomic<int> g_output_error{0};
+std::atomic<Colour> g_colour{Colour::kAuto};
+std::atomic<bool> g_printed{false};
+std::vector<std::string> g_errors;  // of the main thread
 
 void OnCtrlC(int) {
   if (++g_presses < g_presses_max) return;
@@ -72,12 +78,37 @@ std::string SafeText(absl::string_view text) {
   return out;
 }
 
+namespace {
+
+// East Asian wide characters and emoji.
+int ColumnsOf(char32_t c) {
+  constexpr std::pair<char32_t, char32_t> kWide[] = {
+      {0x1100, 0x115F},   {0x2E80, 0xA4CF},   {0xAC00, 0xD7A3},   {0xF900, 0xFAFF},
+      {0xFE30, 0xFE6F},   {0xFF00, 0xFF60},   {0xFFE0, 0xFFE6},   {0x1F300, 0x1F64F},
+      {0x1F680, 0x1F6FF}, {0x1F900, 0x1F9FF}, {0x20000, 0x3FFFD},
+  };
+  for (const auto& [first, last] : kWide) {
+    if (c >= first && c <= last) return 2;
+  }
+  return c == U'\t' ? 8 : 1;
+}
+
+}  // namespace
+
 std::string CutToWidth(absl::string_view text, int width) {
   int columns = 0;
+  bool coloured = false;
   for (size_t pos = 0; pos < text.size();) {
-    if (columns == width) return std::string(text.substr(0, pos));
-    if (!spec::DecodeUtf8(text, pos)) ++pos;
-    ++columns;
+    const size_t start = pos;
+    if (text[pos] == '\x1b') {
+      coloured = true;
+      pos = std::min(text.find('m', pos), text.size() - 1) + 1;
+      continue;
+    }
+    const std::optional<char32_t> c = spec::DecodeUtf8(text, pos);
+    if (!c) ++pos;
+    columns += ColumnsOf(c.value_or(U' '));
+    if (columns > width) return absl::StrCat(text.substr(0, start), coloured ? "\x1b[0m" : "");
   }
   return std::string(text);
 }
@@ -94,17 +125,41 @@ TerminalSize SizeOfTerminal(int fd) {
   return out;
 }
 
-void Complain(absl::string_view message) {
-  const std::string line = absl::StrCat("gtrain: ", message, "\n");
+void SetColour(Colour colour) { g_colour = colour; }
+
+bool UsesColour(int fd) {
+  if (g_colour != Colour::kAuto) return g_colour == Colour::kAlways;
+  const char* no_colour = std::getenv("NO_COLOR");
+  const char* term = std::getenv("TERM");
+  return IsTerminal(fd) && (no_colour == nullptr || *no_colour == '\0') &&
+         (term == nullptr || absl::string_view(term) != "dumb");
+}
+
+std::string OwnLine(absl::string_view line, Tone tone, int fd) {
+  if (!UsesColour(fd)) return absl::StrCat("gtrain: ", line, "\n");
+  const char* colour = tone == Tone::kGood ? "\x1b[1;32m" : tone == Tone::kBad ? "\x1b[1;31m" : "\x1b[1;36m";
+  return absl::StrCat(colour, "gtrain:\x1b[0m ", line, "\n");
+}
+
+const std::vector<std::string>& Errors() { return g_errors; }
+
+void NoteError(std::string line) { g_errors.push_back(std::move(line)); }
+
+bool Printed() { return g_printed; }
+
+void Complain(absl::string_view message, Tone tone) {
+  if (tone == Tone::kBad) NoteError(std::string(message));
+  const std::string line = OwnLine(message, tone, STDERR_FILENO);
   std::fwrite(line.data(), 1, line.size(), stderr);
 }
 
 int Report(const absl::Status& status) {
-  for (absl::string_view line : absl::StrSplit(status.message(), '\n')) Complain(SafeText(line));
+  for (absl::string_view line : absl::StrSplit(status.message(), '\n')) Complain(SafeText(line), Tone::kBad);
   return status.code() == absl::StatusCode::kInvalidArgument ? kUsage : kFailed;
 }
 
 bool Print(absl::string_view text) {
+  g_printed = g_printed || !text.empty();
   const bool written = std::fwrite(text.data(), 1, text.size(), stdout) == text.size();
   if (written && std::fflush(stdout) == 0) return true;
   const int error = errno;

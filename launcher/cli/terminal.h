@@ -1,6 +1,7 @@
 // What the command line needs of a terminal: safe text, its size, and signals as a descriptor.
 #pragma once
 #include <string>
+#include <vector>
 
 #include "absl/strings/string_view.h"
 
@@ -10,7 +11,8 @@ namespace gtrain::cli {
 // rank or a name cannot drive the terminal (fault P9). Keeps tabs; a line end becomes \n.
 std::string SafeText(absl::string_view text);
 
-// Cuts to `width` columns, counting code points; never inside one.
+// Cuts to `width` columns, never inside a character. Colours, as TextRows writes them, take no room and end
+// with the text.
 std::string CutToWidth(absl::string_view text, int width);
 
 struct TerminalSize {
@@ -20,10 +22,27 @@ struct TerminalSize {
 bool IsTerminal(int fd);
 TerminalSize SizeOfTerminal(int fd);
 
+// What --color says; kAuto: colour on a terminal, unless NO_COLOR is set or TERM is dumb.
+enum class Colour { kAuto, kAlways, kNever };
+void SetColour(Colour colour);
+bool UsesColour(int fd);
+
+// How a line of gtrain's own is meant.
+enum class Tone { kNews, kGood, kBad };
+// "gtrain: line" and a line end, coloured if `fd` takes it.
+std::string OwnLine(absl::string_view line, Tone tone, int fd);
+
 // Prints "gtrain: message" to stderr.
-void Complain(absl::string_view message);
+void Complain(absl::string_view message, Tone tone = Tone::kNews);
+// What was reported as an error so far, a line each, for who asked for JSON.
+const std::vector<std::string>& Errors();
+// Notes a line as an error that was shown already.
+void NoteError(std::string line);
+
 // Writes to stdout; false when nobody reads any more (SIGPIPE is ignored by main), or it takes no more.
 bool Print(absl::string_view text);
+// Whether anything was written to stdout.
+bool Printed();
 // The first error of writing to stdout, 0 for none. That nobody reads any more (`| head`) is none.
 int OutputError();
 

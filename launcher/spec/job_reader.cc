@@ -101,6 +101,7 @@ std::string JobReader::UnknownKey(absl::string_view key, absl::string_view path,
 
 void JobReader::ReadMapping(const Node& node, absl::string_view path, const std::vector<Key>& keys) {
   if (!values_.Mapping(node, path)) return;
+  if (keys_ != nullptr) return CollectKeys(node, path, keys);
   for (const auto& [key, value] : node.entries) {
     const auto it =
         std::find_if(keys.begin(), keys.end(), [&name = key.scalar](const Key& k) { return k.name == name; });
@@ -117,11 +118,35 @@ JobSpec JobReader::Read(const Node& root) {
     report_.Error(root.place, "a job file is a mapping, like `run: python train.py`");
     return spec_;
   }
-  std::vector<Key> keys = IdentityKeys();
-  for (auto& more : {PlacementKeys(), PolicyKeys()}) keys.insert(keys.end(), more.begin(), more.end());
-  ReadMapping(root, "", keys);
+  ReadMapping(root, "", AllKeys());
   Complete(root);
   return std::move(spec_);
+}
+
+std::vector<JobReader::Key> JobReader::AllKeys() {
+  std::vector<Key> keys = IdentityKeys();
+  for (auto& more : {PlacementKeys(), PolicyKeys()}) keys.insert(keys.end(), more.begin(), more.end());
+  return keys;
+}
+
+std::vector<std::string> JobReader::Keys() {
+  std::vector<std::string> found;
+  keys_ = &found;
+  Node empty;
+  empty.kind = Node::Kind::kMapping;
+  ReadMapping(empty, "", AllKeys());
+  keys_ = nullptr;
+  return found;
+}
+
+// A section is one whose reader comes back here with its own keys.
+void JobReader::CollectKeys(const Node& empty, absl::string_view path, const std::vector<Key>& keys) {
+  for (const Key& key : keys) {
+    const size_t before = keys_->size();
+    key.read(empty);
+    if (keys_->size() == before)
+      keys_->push_back(path.empty() ? key.name : absl::StrCat(path, ".", key.name));
+  }
 }
 
 std::vector<JobReader::Key> JobReader::IdentityKeys() {

@@ -20,6 +20,8 @@ class JobReader {
       : options_(options), report_(report), values_(report) {}
 
   JobSpec Read(const Node& root);
+  // Every key there is, with the sections before it: "checkpoint.every". Instead of Read.
+  std::vector<std::string> Keys();
 
  private:
   struct Key {
@@ -29,9 +31,11 @@ class JobReader {
 
   // Calls each key's reader; an unknown key is an error that names the nearest one (fault J7).
   void ReadMapping(const Node& node, absl::string_view path, const std::vector<Key>& keys);
+  void CollectKeys(const Node& empty, absl::string_view path, const std::vector<Key>& keys);
   void Refuse(const Node& node, absl::string_view key, absl::string_view why);
   std::string UnknownKey(absl::string_view key, absl::string_view path, const std::vector<Key>& keys) const;
 
+  std::vector<Key> AllKeys();
   std::vector<Key> IdentityKeys();
   std::vector<Key> PlacementKeys();
   std::vector<Key> PolicyKeys();
@@ -85,8 +89,9 @@ class JobReader {
   Report& report_;
   Values values_;
   JobSpec spec_;
-  std::vector<CommCodec> allowed_;  // comm.allow
-  bool every_auto_ = false;         // `checkpoint.every: auto` was written, so the default is not meant
+  std::vector<CommCodec> allowed_;            // comm.allow
+  std::vector<std::string>* keys_ = nullptr;  // Keys runs: it gets them, and nothing is read
+  bool every_auto_ = false;  // `checkpoint.every: auto` was written, so the default is not meant
 };
 
 }  // namespace gtrain::spec

@@ -3,7 +3,13 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "launcher/spec/keys.h"
 #include "launcher/spec/nearest.h"
+#include "launcher/spec/parse.h"
 
 namespace gtrain::spec {
 namespace {
@@ -46,6 +52,21 @@ TEST(Nearest, FindsTypingErrorsOnly) {
   EXPECT_EQ(Nearest("statsu", {"status", "stop"}), "status");
   EXPECT_EQ(Nearest("zzzzzz", {"status", "stop"}), "");
   EXPECT_EQ(Nearest(std::string(100'000, 'a'), {"status"}), "");
+}
+
+// What a shell offers for --set is what --set takes.
+TEST(JobKeys, AreThoseOfTheParser) {
+  const std::vector<std::string> keys = JobKeys();
+  for (const char* key : {"ranks", "checkpoint.every", "restart.window", "resources.gpus", "env"})
+    EXPECT_NE(std::find(keys.begin(), keys.end(), key), keys.end()) << key;
+  for (const std::string& key : keys) {
+    const absl::StatusOr<Overlay> overlay = ApplySet(absl::StrCat(key, "=?"));
+    ASSERT_TRUE(overlay.ok()) << key;
+    ParseOptions options;
+    options.overlays = {*overlay};
+    for (const SpecError& error : ParseJob("run: x", "job", options).errors)
+      EXPECT_FALSE(absl::StrContains(FormatError(error), "unknown key")) << FormatError(error);
+  }
 }
 
 }  // namespace

@@ -178,6 +178,16 @@ std::string TooManyRanks(size_t ranks) {
                       room.why, ". Start fewer, or use more machines");
 }
 
+// Nothing but a later launch that wants to name what has changed depends on it. The environment in it may be
+// nobody else's business.
+void LeaveJobFile(const UniqueFd& folder, const std::string& spec_text) {
+  constexpr char kName[] = "job.yaml";
+  const UniqueFd fd(openat(folder.get(), kName, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600));
+  if (!fd.valid()) return;
+  if (write(fd.get(), spec_text.data(), spec_text.size()) != static_cast<ssize_t>(spec_text.size()))
+    unlinkat(folder.get(), kName, 0);
+}
+
 absl::Status MakeRunDir(const core::GenerationGrant& grant, const ClusterId& cluster, const NodeId& self,
                         bool fresh) {
   std::string why;
@@ -191,6 +201,7 @@ absl::Status MakeRunDir(const core::GenerationGrant& grant, const ClusterId& clu
   GT_ASSIGN_OR_RETURN(const bool ours, OwnsRunFolder(folder, grant.run_dir, owner));
   if (!ours && fresh) GT_RETURN_IF_ERROR(NothingWritten(grant, self));
   GT_RETURN_IF_ERROR(ClaimRunFolder(folder, grant.run_dir, owner));
+  LeaveJobFile(folder, grant.spec_text);
   for (const char* part : {"logs", "ranks"}) {
     const std::string inside = absl::StrCat(part, "/generation-", grant.generation.value);
     if (!OpenFolderInside(folder, inside, options).valid()) return failed();

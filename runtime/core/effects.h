@@ -106,6 +106,7 @@ struct ReplyFromSpill {
   std::string request_id;
   AgentQuery query;
   std::string hostname;
+  int world_size = 0;            // of the generation
   std::string why;               // the node does not answer
   std::optional<HeldTail> held;  // the newest part
   bool operator==(const ReplyFromSpill&) const = default;

@@ -429,16 +429,17 @@ absl::Status HeadState::AskLogs(const PeerMessage& event, const std::string& id,
     return absl::FailedPreconditionError(absl::StrCat("job ", logs.job.value, " has not started yet (",
                                                       job.record.reason, "): there are no logs"));
   }
-  const GenerationGrant* grant = &*job.record.grant;
-  const Generation generation{logs.generation.value_or(grant->generation.value)};
-  if (generation != grant->generation) {
-    const auto past = job.past.find(generation);
-    if (past == job.past.end()) {
-      return absl::NotFoundError(absl::StrCat("where generation ", generation.value,
-                                              " ran is not remembered; its logs are in ", job.record.run_dir,
-                                              "/logs"));
-    }
-    grant = &past->second;
+  const Generation newest = job.record.grant->generation;
+  const Generation generation{logs.generation.value_or(newest.value)};
+  if (generation > newest) {
+    return absl::NotFoundError(absl::StrCat("job ", logs.job.value, " has no generation ", generation.value,
+                                            "; its newest is ", newest.value));
+  }
+  const GenerationGrant* grant = GrantOf(job, generation);
+  if (grant == nullptr) {
+    return absl::NotFoundError(absl::StrCat("where generation ", generation.value,
+                                            " ran is not remembered; its logs are in ", job.record.run_dir,
+                                            "/logs"));
   }
   if (logs.rank < 0 || logs.rank >= grant->world_size) {
     return absl::InvalidArgumentError(absl::StrCat("rank ", logs.rank, " of ", grant->world_size,
@@ -497,6 +498,18 @@ absl::Status HeadState::AskExec(const PeerMessage& event, const std::string& id,
   return absl::OkStatus();
 }
 
+const GenerationGrant* HeadState::GrantOf(const Job& job, Generation generation) const {
+  if (job.record.grant && job.record.grant->generation == generation) return &*job.record.grant;
+  const auto past = job.past.find(generation);
+  return past == job.past.end() ? nullptr : &past->second;
+}
+
+int HeadState::WorldSizeOf(const AgentQuery& query) {
+  const Job* job = FindJob(query.job);
+  const GenerationGrant* grant = job == nullptr ? nullptr : GrantOf(*job, query.generation);
+  return grant == nullptr ? 0 : grant->world_size;
+}
+
 void HeadState::OnAnswer(const NodeId& node, const AgentAnswer& answer) {
   const auto it = queries_.find(answer.query);
   if (it == queries_.end() || it->second.node != node) {
@@ -511,6 +524,7 @@ void HeadState::OnAnswer(const NodeId& node, const AgentAnswer& answer) {
                    {"node", Hostname(node)},
                    {"text", answer.text}};
   if (open.query.kind == AgentQuery::Kind::kReadLog) {
+    document["world_size"] = WorldSizeOf(open.query);
     document["next_offset"] = answer.next_offset;
     document["end"] = answer.end;
     document["mirrored"] = false;
@@ -539,8 +553,13 @@ void HeadState::AnswerFromMirror(const OpenQuery& open, const std::string& why) 
   GT_PROBE("head.answers_from_mirror");
   if (open.query.kind != AgentQuery::Kind::kReadLog)
     return Answer(open.route, open.request_id, absl::UnavailableError(why), "");
-  ReplyFromSpill reply{open.route, open.client_key, open.request_id, open.query, Hostname(open.node), why,
-                       {}};
+  ReplyFromSpill reply{.route = open.route,
+                       .client_key = open.client_key,
+                       .request_id = open.request_id,
+                       .query = open.query,
+                       .hostname = Hostname(open.node),
+                       .world_size = WorldSizeOf(open.query),
+                       .why = why};
   if (const HeldTail* held = tails_.Find(TailOf(open.query))) reply.held = *held;
   if (!reply.held || reply.held->spilled > 0) return out_.push_back(std::move(reply));
   out_.push_back(ReplyToClient{open.route, Built(reply, std::nullopt)});

@@ -415,6 +415,12 @@ struct NodeNow {
   bool unclean = false;
   std::vector<NoticeNow> notices;
   std::optional<std::string> quarantine;
+  std::string unusable;  // why nothing is placed there; empty: it is used
+};
+
+struct RankHoldingNow {
+  size_t node = 0;  // its place in NodesDocument::nodes
+  std::vector<int> cpus, gpus;
 };
 
 // A live job and what it holds; nodes are places in NodesDocument::nodes.
@@ -422,8 +428,8 @@ struct HoldingNow {
   JobId id;
   plan::Demand demand;  // what Occupy reads of it
   std::vector<size_t> nodes;
-  std::vector<std::pair<size_t, double>> slow;                // and the score
-  std::vector<std::pair<size_t, std::vector<int>>> of_ranks;  // node and GPUs of each
+  std::vector<std::pair<size_t, double>> slow;  // and the score
+  std::vector<RankHoldingNow> of_ranks;
 };
 
 std::vector<NoticeNow> NoticesOf(const Node& node, Instant now) {
@@ -460,10 +466,12 @@ json NodeDocument(const NodeNow& node, const plan::NodeView& view) {
           {"unclean", node.unclean},
           {"notices", std::move(notices)},
           {"quarantine", OrNull(node.quarantine)},
+          {"unusable", node.unusable},
           {"slow", json::array()},
           {"version", node.record->version},
           {"cpus", view.cpus},
           {"cpus_free", view.cpus_free},
+          {"cpus_bound", view.cpus_bound},
           {"memory_bytes", view.memory_bytes},
           {"memory_free_bytes", view.memory_free_bytes},
           {"gpus", std::move(gpus)},
@@ -480,7 +488,8 @@ struct NodesDocument : Document {
     std::vector<plan::NodeView> views;
     for (const NodeNow& node : nodes) views.push_back(ViewOf(*node.record));
     for (const HoldingNow& job : jobs) {
-      for (const auto& [node, gpus] : job.of_ranks) Occupy(views[node], {.gpus = gpus}, job.demand);
+      for (const RankHoldingNow& held : job.of_ranks)
+        Occupy(views[held.node], {.cpus = held.cpus, .gpus = held.gpus}, job.demand);
     }
     json documents = json::array();
     for (size_t i = 0; i < nodes.size(); ++i) documents.push_back(NodeDocument(nodes[i], views[i]));
@@ -518,6 +527,7 @@ ClientReply Built(const ReplyFromSpill& reply, const std::optional<SpilledTail>&
   return ReplyOf(reply.request_id,
                  Dump({{"generation", query.generation.value},
                        {"rank", query.rank},
+                       {"world_size", reply.world_size},
                        {"node", reply.hostname},
                        {"text", tail.text},
                        {"next_offset", tail.end_offset},
@@ -577,6 +587,9 @@ std::shared_ptr<const Document> HeadState::NodesNow() const {
     one.unclean = node.record.unclean;
     one.notices = NoticesOf(node, step_at_);
     if (node.quarantined_until) one.quarantine = node.quarantine;
+    one.unusable = node.state == NodeState::kDead ? "dead"
+                   : !node.welcomed               ? "its agent has not been heard since the head started"
+                                                  : Unusable(node);
   }
   const auto with_place = [&](const NodeId& id, const auto& add) {
     if (const auto it = places.find(id); it != places.end()) add(it->second);
@@ -595,7 +608,7 @@ std::shared_ptr<const Document> HeadState::NodesNow() const {
       });
     }
     for (const RankPlace& rank : job.record.grant->ranks)
-      with_place(rank.node, [&](size_t node) { holding.of_ranks.push_back({node, rank.gpus}); });
+      with_place(rank.node, [&](size_t node) { holding.of_ranks.push_back({node, rank.cpus, rank.gpus}); });
   }
   return now;
 }

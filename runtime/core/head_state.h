@@ -438,6 +438,9 @@ class HeadState {
   absl::StatusOr<std::string> Stop(const Peer& peer, const ClientStop& stop, Instant now);
   absl::StatusOr<std::string> Shutdown(const ClientShutdown& shutdown, Instant now);
   absl::Status RoomToAsk(const PeerMessage& event);
+  // nullptr: it is not remembered.
+  const GenerationGrant* GrantOf(const Job& job, Generation generation) const;
+  int WorldSizeOf(const AgentQuery& query);  // of the generation asked about; 0: it is not known
   absl::Status AskLogs(const PeerMessage& event, const std::string& id, const ClientLogs& logs, Instant now);
   absl::Status AskExec(const PeerMessage& event, const std::string& id, const ClientExec& exec, Instant now);
   absl::Status Poll(const PeerMessage& event, const std::string& id, const ClientEvents& events, Instant now);

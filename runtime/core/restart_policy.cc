@@ -1,6 +1,7 @@
 // Small rules in a fixed order, the first that forbids wins:
 //   0. a higher committed step pays for all faults before the one it was followed by.
-//   1. exit 93 is final.
+//   1. exit 93 is final, and so is a program or a Python module that is not there, if the job has not yet got
+//      anywhere: it will not be there a second later.
 //   2. exit 75 and an address in use are free, but not endless without a step between them. The head calls an
 //      exit 75 a crash if nothing earned it (SavedMore, a machine that leaves or is gone).
 //   3. each kind (crash, OOM, infrastructure) counts against its own budget in a sliding window.
@@ -15,6 +16,7 @@
 #include <algorithm>
 
 #include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "base/check.h"
@@ -126,6 +128,31 @@ int CrashesBeforeFirstStep(const std::vector<PastFault>& faults) {
   return count;
 }
 
+// Of the last Python traceback in `tail`, the line that names the exception.
+std::string PythonException(absl::string_view tail) {
+  constexpr absl::string_view kTraceback = "Traceback (most recent call last):\n";
+  const size_t at = tail.rfind(kTraceback);
+  if (at == absl::string_view::npos) return "";
+  for (const absl::string_view line : absl::StrSplit(tail.substr(at + kTraceback.size()), '\n')) {
+    if (!line.empty() && line[0] != ' ') return std::string(line.substr(0, 200));
+  }
+  return "";
+}
+
+// What the program needs and does not find; empty: its end does not say so.
+std::string Missing(const FaultRecord& fault) {
+  const bool ended = fault.cause == ExitCause::kExited;
+  if (fault.exit_code == kExitNotFound && (ended || fault.cause == ExitCause::kStartFailed))
+    return "a command that was not found is not tried again";
+  if (!ended || fault.exit_code == 0) return "";
+  const std::string exception = PythonException(fault.tail);
+  if (!absl::StartsWith(exception, "ModuleNotFoundError: ") && !absl::StartsWith(exception, "ImportError: "))
+    return "";
+  return absl::StrCat(exception, "; a failed import is not tried again");
+}
+
+bool GotSomewhere(const PastFault& past) { return past.fault->progressed || past.fault->committed; }
+
 // The newest fault that a higher committed step came before, which pays for all that are older.
 size_t FirstOwed(const std::vector<PastFault>& faults) {
   std::optional<int64_t> highest;
@@ -206,6 +233,11 @@ RestartVerdict DecideRestart(const spec::RestartBudget& budget, const std::vecto
   if (fault.cause == ExitCause::kExited && fault.exit_code == kExitNoRestart) {
     return {false, {}, "exit code 93 asks not to be restarted"};
   }
+  if (const std::string missing = Missing(fault);
+      fault.kind == FaultKind::kCrash && !missing.empty() && std::ranges::none_of(past, GotSomewhere)) {
+    GT_PROBE("restart.missing");
+    return {false, {}, missing};
+  }
   if (fault.kind == FaultKind::kStorage) {
     return {true, StorageBackoff(fault.tries, rng),
             absl::StrCat("tried ", fault.tries, fault.tries == 1 ? " time" : " times")};
@@ -271,7 +303,9 @@ std::string SignatureOf(const RankExit& exit) {
   // KILL and TERM come from outside; two of them say nothing about the program.
   if (exit.cause == ExitCause::kSignal && (exit.signal == 9 || exit.signal == 15)) return "";
   const std::string& evidence =
-      exit.cause == ExitCause::kLost || exit.tail.empty() ? exit.message : exit.tail;
+      exit.cause == ExitCause::kLost || exit.cause == ExitCause::kStartFailed || exit.tail.empty()
+          ? exit.message
+          : exit.tail;
   return absl::StrCat(Name(exit.cause), " ", exit.exit_code, " ", exit.signal, " ", LastLine(evidence));
 }
 

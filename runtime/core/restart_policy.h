@@ -12,6 +12,7 @@
 namespace gtrain::core {
 
 inline constexpr int kExitSaved = 75;             // saved, run me again: free where it was earned
+inline constexpr int kExitNotFound = 127;         // the shell's: the command is not there
 inline constexpr int kExitNoRestart = 93;         // do not restart
 inline constexpr int kInfrastructureBudget = 20;  // node losses per window; generous: not the program's fault
 inline constexpr int kSameLossesInARow = 3;

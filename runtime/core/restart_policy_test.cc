@@ -91,6 +91,45 @@ TEST_F(RestartPolicyTest, Exit75IsNeverChargedExit93NeverRestarted) {
   EXPECT_THAT(Decide().reason, HasSubstr("93"));
 }
 
+TEST_F(RestartPolicyTest, WhatIsMissingIsNotTriedAgain) {
+  constexpr char kTail[] =
+      "Traceback (most recent call last):\n  File \"t.py\", line 1, in <module>\n    import flask\n"
+      "ModuleNotFoundError: No module named 'flask'\n\nDuring handling of the above exception, another "
+      "exception "
+      "occurred:\n\nTraceback (most recent call last):\n  File \"t.py\", line 3\n";
+  const auto crash = [&](ExitCause cause, int code, std::string tail) -> FaultRecord& {
+    faults_.clear();
+    times_.clear();
+    FaultRecord& fault = Add(FaultKind::kCrash, 0, "one");
+    fault.cause = cause;
+    fault.exit_code = code;
+    fault.tail = std::move(tail);
+    return fault;
+  };
+  for (const ExitCause cause : {ExitCause::kStartFailed, ExitCause::kExited}) {
+    crash(cause, kExitNotFound, "");
+    EXPECT_FALSE(Decide().restart);
+    EXPECT_EQ(Decide().reason, "a command that was not found is not tried again");
+  }
+  crash(ExitCause::kStartFailed, 126, "");
+  EXPECT_TRUE(Decide().restart) << "found, and perhaps only busy";
+  for (const char* end : {"ModuleNotFoundError: No module named 'torch'\n",
+                          "ImportError: libcuda.so.1: cannot open shared object file\nsee the manual\n"}) {
+    FaultRecord& fault = crash(ExitCause::kExited, 1, absl::StrCat(kTail, end));
+    EXPECT_FALSE(Decide().restart);
+    EXPECT_THAT(Decide().reason, HasSubstr("a failed import is not tried again"));
+    fault.committed = 3;
+    EXPECT_TRUE(Decide().restart) << "it was there before";
+    fault.committed.reset();
+    fault.cause = ExitCause::kSignal;
+    EXPECT_TRUE(Decide().restart);
+  }
+  for (const char* end : {"RuntimeError: no module named that\n", ""}) {
+    crash(ExitCause::kExited, 1, absl::StrCat(kTail, end));
+    EXPECT_TRUE(Decide().restart) << end << "another error came after that import";
+  }
+}
+
 TEST_F(RestartPolicyTest, FreeRestartsAreNotEndless) {
   for (int i = 0; i <= kFreeRestartsInARow; ++i) Add(FaultKind::kAddressInUse, i);
   EXPECT_FALSE(Decide().restart);

@@ -1,8 +1,8 @@
 // A restored or recovered store differs from any other in its ClusterRecord only: the epoch is above every
 // epoch that agents may have heard, job numbers jump above every number the lost head may have given out, and
 // `recovering` makes the next head ask the agents (runtime/core/head_recovery.cc). The lost epoch and number
-// are unknown, so time stands in for them: heads start at most once a second, jobs come at most one a minute
-// on average over a cluster's life.
+// are unknown, so time stands in for them: heads start at most once a second; jobs come at most one a second
+// on average after a backup, and at most one a minute over a cluster's life.
 #include "runtime/head/rescue.h"
 
 #include <fcntl.h>
@@ -32,6 +32,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr uint64_t kEpochsSkipped = 1'000;
+constexpr int64_t kFirstClusters = 1'767'225'600;  // 2026-01-01: none is older
 constexpr size_t kSmallFileMax = 1 << 20;
 constexpr size_t kAuditFileMax = 64 << 20;  // of several, each begun anew at 16 MiB
 
@@ -90,11 +91,22 @@ core::StoredRecords Salvage(const std::string& path) {
   return loaded.ok() ? *std::move(loaded) : core::StoredRecords();
 }
 
+// Above every number that a cluster may have given out by now.
+uint64_t NumberOfLife() {
+  return static_cast<uint64_t>(std::max<int64_t>(1, absl::ToUnixSeconds(absl::Now()) - kFirstClusters) / 60);
+}
+
+// The same, of a cluster whose next number was `then` when the backup was made: ids stay short.
+uint64_t NumberAfter(uint64_t then, absl::Time backup) {
+  const int64_t seconds = absl::ToInt64Seconds(absl::Now() - backup);
+  return seconds < 0 ? std::max(then, NumberOfLife()) : then + static_cast<uint64_t>(seconds) + 1;
+}
+
 // Marks the store's records as ones that agents may know better, and seals them.
 absl::Status BeginRecovery(port::MetaStore& store, core::ClusterRecord cluster, HeadEpoch at_least,
-                           bool accept_unsealed) {
+                           uint64_t next_job, bool accept_unsealed) {
   cluster.epoch = std::max(cluster.epoch, at_least);
-  cluster.next_job = std::max<uint64_t>(cluster.next_job, absl::ToUnixSeconds(absl::Now()) / 60);
+  cluster.next_job = std::max(cluster.next_job, next_job);
   cluster.recovering = true;
   cluster.accept_unsealed = accept_unsealed;
   cluster.superseded = HeadEpoch{};
@@ -190,7 +202,7 @@ absl::StatusOr<std::string> BackupOffline(const std::string& cluster_dir, const 
 
 absl::StatusOr<std::string> RestoreCluster(const RestoreOptions& options) {
   const std::string& backup = options.backup_dir;
-  GT_RETURN_IF_ERROR(store::ListBackups(backup + "/store").status());
+  GT_ASSIGN_OR_RETURN(const std::vector<store::BackupInfo> backups, store::ListBackups(backup + "/store"));
   std::error_code error;
   if (!fs::exists(options.cluster_dir + "/cluster", error)) {
     GT_RETURN_IF_ERROR(CopyIdentity(backup + "/identity", options.cluster_dir));
@@ -206,7 +218,8 @@ absl::StatusOr<std::string> RestoreCluster(const RestoreOptions& options) {
   fs::remove_all(fresh, error);
   fs::remove(fresh + ".seal", error);
   GT_RETURN_IF_ERROR(store::RestoreBackup(backup + "/store", options.id, fresh));
-  HeadEpoch epoch = ClusterOf(HasStore(files) ? Salvage(path) : core::StoredRecords(), files.cluster).epoch;
+  const core::ClusterRecord lost =
+      ClusterOf(HasStore(files) ? Salvage(path) : core::StoredRecords(), files.cluster);
   std::string jobs;
   {
     GT_ASSIGN_OR_RETURN(
@@ -219,9 +232,12 @@ absl::StatusOr<std::string> RestoreCluster(const RestoreOptions& options) {
                                                         cluster.cluster.value, ", ", files.dir, " is ",
                                                         files.cluster.value));
     }
-    epoch = std::max({epoch, cluster.epoch, cluster.superseded});
-    GT_RETURN_IF_ERROR(
-        BeginRecovery(*store, cluster, HeadEpoch{epoch.value + kEpochsSkipped}, options.accept_unsealed));
+    const HeadEpoch epoch = std::max({lost.epoch, cluster.epoch, cluster.superseded});
+    const auto used = std::ranges::find(backups, options.id, &store::BackupInfo::id);
+    const absl::Time time = used == backups.end() ? backups.back().time : used->time;
+    GT_RETURN_IF_ERROR(BeginRecovery(*store, cluster, HeadEpoch{epoch.value + kEpochsSkipped},
+                                     std::max(lost.next_job, NumberAfter(cluster.next_job, time)),
+                                     options.accept_unsealed));
     jobs = LiveJobs(loaded);
   }
   std::string aside;
@@ -264,7 +280,7 @@ absl::StatusOr<std::string> RecoverCluster(const std::string& cluster_dir, bool 
   const HeadEpoch now{static_cast<uint64_t>(absl::ToUnixSeconds(absl::Now()))};
   GT_RETURN_IF_ERROR(BeginRecovery(
       *store, cluster, std::max({now, HeadEpoch{cluster.epoch.value + kEpochsSkipped}, cluster.superseded}),
-      accept_unsealed));
+      NumberOfLife(), accept_unsealed));
   unlink(files.new_path().c_str());
   store::ForgetStoreErrors(path);
   return absl::StrCat(

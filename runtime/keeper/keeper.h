@@ -215,7 +215,7 @@ class Keeper {
   // keeper_process.cc: ranks, helpers, the end of a generation
   void PrepareStart(GenerationRecord& record, RankProcess& rank);
   void StartPrepared(GenerationRecord& record);
-  void FailStart(RankProcess& rank, const std::string& message, int code);
+  void FailStart(RankProcess& rank, const FailureWords& words);
   void TakeStarted();
   void RankStarted(RankProcess& rank, const SpawnResult& result);
   void HelperStarted(Helper& helper, const SpawnResult& result);

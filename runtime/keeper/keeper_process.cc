@@ -61,10 +61,10 @@ bool NoChildren() {
 // Everything but the process: it is started with the others of this turn.
 void Keeper::PrepareStart(GenerationRecord& record, RankProcess& rank) {
   const StartRank& spec = rank.spec;
-  if (spec.argv.empty()) return FailStart(rank, "the command is empty", 127);
+  if (spec.argv.empty()) return FailStart(rank, {"the command is empty", "", 127});
   for (auto [stream, path] : {std::pair{&rank.out, &spec.out_path}, std::pair{&rank.err, &spec.err_path}}) {
     if (!stream->Open(*path, options_.log_limits, now_, &log_writer_) || !stream->Watch(&stream_set_)) {
-      return FailStart(rank, "cannot open the log file " + *path + ": " + strerror(errno), 126);
+      return FailStart(rank, {"cannot open the log file " + *path + ": " + strerror(errno)});
     }
   }
   if (!spec.report_path.empty()) {
@@ -87,7 +87,7 @@ void Keeper::PrepareStart(GenerationRecord& record, RankProcess& rank) {
 void Keeper::StartPrepared(GenerationRecord& record) {
   if (record.to_start.empty()) return;
   if (record.phase != Phase::kLive) {
-    for (int number : record.to_start) FailStart(*record.ranks[number], "not started: " + record.reason, 126);
+    for (int number : record.to_start) FailStart(*record.ranks[number], {"not started: " + record.reason});
     return record.to_start.clear();
   }
   record.cgroup.Create(GroupName(record), {0, record.begin.processes_max});
@@ -107,17 +107,18 @@ void Keeper::StartPrepared(GenerationRecord& record) {
     return;
   }
   const std::string why = std::string("cannot start a process: ") + strerror(errno);
-  for (int number : starting->ranks) FailStart(*record.ranks[number], why, 126);
+  for (int number : starting->ranks) FailStart(*record.ranks[number], {why});
 }
 
-void Keeper::FailStart(RankProcess& rank, const std::string& message, int code) {
+void Keeper::FailStart(RankProcess& rank, const FailureWords& words) {
   Exited exit;
   exit.generation = rank.spec.generation;
   exit.rank = rank.spec.rank;
   exit.pid = rank.pid;
   exit.cause = Cause::kStartFailed;
-  exit.code = code;
-  exit.message = message;
+  exit.code = words.code;
+  exit.message = words.message;
+  exit.tail = words.detail;
   rank.exit = std::move(exit);
   rank.out_write.reset();
   rank.err_write.reset();
@@ -145,10 +146,7 @@ void Keeper::RankStarted(RankProcess& rank, const SpawnResult& result) {
   rank.start_time = result.start_time;
   if (rank.pid > 0) rank_of_pid_[rank.pid] = {rank.spec.generation, rank.spec.rank};
   if (result.failure.stage != 0) {
-    int code = 0;
-    const std::string message =
-        DescribeFailure(result.failure, rank.spec.argv, rank.spec.env, rank.spec.cwd, &code);
-    return FailStart(rank, message, code);
+    return FailStart(rank, DescribeFailure(result.failure, rank.spec.argv, rank.spec.env, rank.spec.cwd));
   }
   Tell(Started{rank.spec.generation, rank.spec.rank, rank.pid, rank.start_time});
   const GenerationRecord* record = FindGeneration(rank.spec.generation);
@@ -166,7 +164,7 @@ void Keeper::StarterDied(Starting& starting) {
   for (int number : starting.ranks) {
     RankProcess* rank = FindRank(starting.generation, number);
     if (rank == nullptr || rank->exit || rank->pid > 0) continue;
-    FailStart(*rank, "not started: the process that starts ranks was killed", 126);
+    FailStart(*rank, {"not started: the process that starts ranks was killed"});
   }
 }
 

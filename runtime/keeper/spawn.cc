@@ -208,23 +208,30 @@ std::vector<SpawnResult> SpawnBatch::Take() {
   return taken;
 }
 
-std::string DescribeFailure(const SpawnFailure& failure, const std::vector<std::string>& argv,
-                            const std::vector<std::pair<std::string, std::string>>& env,
-                            const std::string& cwd, int* code) {
-  *code = failure.stage == 2 && failure.error == ENOENT ? 127 : 126;
+FailureWords DescribeFailure(const SpawnFailure& failure, const std::vector<std::string>& argv,
+                             const std::vector<std::pair<std::string, std::string>>& env,
+                             const std::string& cwd) {
   const std::string why = strerror(failure.error);
-  if (failure.stage == 1) return "cannot enter the working directory " + cwd + ": " + why;
-  if (failure.stage == 3) return "cannot start a process: " + why;
-  std::string text = "cannot run " + argv[0] + ": " + why;
+  FailureWords words;
+  words.code = failure.stage == 2 && failure.error == ENOENT ? 127 : 126;
+  if (failure.stage == 1) {
+    words.message = "cannot enter the working directory " + cwd + ": " + why;
+    return words;
+  }
+  if (failure.stage == 3) {
+    words.message = "cannot start a process: " + why;
+    return words;
+  }
+  words.message = "cannot run " + argv[0] + ": " + why;
   if (argv[0].find('/') == std::string::npos) {
     for (const auto& [name, value] : env) {
-      if (name == "PATH") text += "; it was looked for in PATH=" + value;
+      if (name == "PATH") words.detail = argv[0] + " was looked for in PATH=" + value + "\n";
     }
   } else if (failure.error == ENOENT) {
-    text +=
+    words.message +=
         " (the file, or the interpreter in its first line, does not exist; working directory " + cwd + ")";
   }
-  return text;
+  return words;
 }
 
 }  // namespace gtrain::keeper

@@ -65,9 +65,14 @@ pid_t SpawnWriter(const std::string& program, const std::vector<std::pair<std::s
 // limit from before: programs rely on small numbers. Once, before anything is started.
 void RaiseFileLimit();
 
-// One sentence for people, and the shell's code for it (126 found but not runnable, 127 not found).
-std::string DescribeFailure(const SpawnFailure& failure, const std::vector<std::string>& argv,
-                            const std::vector<std::pair<std::string, std::string>>& env,
-                            const std::string& cwd, int* code);
+// Why a process was not started, for people.
+struct FailureWords {
+  std::string message;  // one sentence, said wherever the rank is spoken of
+  std::string detail;   // lines that are said once
+  int code = 126;       // the shell's: 126 found but not runnable, 127 not found
+};
+FailureWords DescribeFailure(const SpawnFailure& failure, const std::vector<std::string>& argv,
+                             const std::vector<std::pair<std::string, std::string>>& env,
+                             const std::string& cwd);
 
 }  // namespace gtrain::keeper

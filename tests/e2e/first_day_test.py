@@ -5,9 +5,13 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
+import unittest
 
+import cluster
 import harness
+from ckpt_test import LIBRARY, sanitized
 from harness import wait_until
 
 
@@ -107,11 +111,291 @@ class SecretsTest(FirstDayTest):
 
 
 # ---- attach
+class AttachTest(FirstDayTest):
+    def test_ctrl_c_detaches(self):
+        """As in tmux and docker: who looks at a job of the own machine does not end it by looking away."""
+        done = os.path.join(self.dir, 'go')
+        self.gtrain('launch', '-d', self.stepper_job('watched', '--until', done))
+        self.wait_for_steps(2, ranks=2)
+        for terminal in (True, False):
+            attach = self.start('attach', 'watched', terminal=terminal)
+            if terminal:
+                attach.wait_for(r'   Ctrl-C detaches, the job goes on; gtrain stop watched-1 ends it\r\n')
+                attach.type(b'\x03')
+            else:
+                attach.wait_for('step')
+                attach.signal(signal.SIGINT)
+            self.assertEqual(attach.wait(), 130, attach.output())
+            self.assertRegex(attach.output().strip().splitlines()[-1],
+                             r'gtrain: detached; watched-1 goes on. gtrain attach watched-1 \| gtrain stop watched-1')
+            before = max(self.steps().values())
+            self.wait_for_steps(before + 2, ranks=2)
+        self.assertEqual(self.job('watched')['state'], 'RUNNING')
+        open(done, 'w').close()
+        self.end_local_cluster()
+
+
 # ---- ranks between min and max
 # ---- terminals and colours
+ATTACKS = (r'\033]0;title\007', r'\033]52;c;ZXZpbA==\007', r'\033[?2004h', r'\033[?1049h', r'\033[6n', r'\033[8m',
+           r'\033[5m', r'\033c', r'\007', r'\233')
+
+
+class ColourTest(FirstDayTest):
+    def show(self, script, *flags, ranks=1, terminal=True, **env):
+        launch = self.start('launch', *flags, '-n', str(ranks), '--', 'sh', '-c', script, terminal=terminal,
+                            NO_COLOR='', **env)
+        self.assertEqual(launch.wait(), 0, launch.output())
+        return launch.output()
+
+    def test_progress_of_one_rank_is_drawn(self):
+        """The bar of one rank moves on a terminal; elsewhere its last state is one line."""
+        bar = (r"printf '  0%%|    |'; sleep 1; printf '\r 50%%|##  |'; while [ ! -e " + self.dir + r"/go ]; do sleep 0.1; "
+               r"done; printf '\r100%%|####|\nend\n'")
+        launch = self.start('launch', '-n', '1', '--', 'sh', '-c', bar, terminal=True)
+        launch.wait_for(r':0:  50%\|##  \|')
+        open(os.path.join(self.dir, 'go'), 'w').close()
+        self.assertEqual(launch.wait(), 0, launch.output())
+        self.assertRegex(launch.output(), r':0: 100%\|####\|\r\n\S+:0: end\r\n')
+        piped = self.show(bar, terminal=False)
+        self.assertEqual(re.findall(r':0: .*%.*', piped), [':0: 100%|####|'])
+        shown = self.show(bar, ranks=2)
+        self.assertRegex(shown, r':[01,]+: 100%\|####\|\r\n')
+        self.assertNotIn('50%', shown)
+        self.end_local_cluster()
+
+    def test_colours(self):
+        """Of ranks and of gtrain itself: on a terminal, or as --color and NO_COLOR say."""
+        red = r"printf '\033[1;31mred\033[0m\n'"
+        coloured, plain = '\x1b[0;1;31mred\x1b[0m', ':0: red'
+        for flags, terminal, env, wanted in (((), True, {}, True), ((), True, {'NO_COLOR': '1'}, False),
+                                             ((), True, {'TERM': 'dumb'}, False), ((), False, {}, False),
+                                             (('--color', 'always'), False, {}, True),
+                                             (('--color', 'never'), True, {}, False)):
+            launch = self.start('launch', *flags, '-n', '1', '--', 'sh', '-c', red, terminal=terminal,
+                                **dict({'NO_COLOR': ''}, **env))
+            self.assertEqual(launch.wait(), 0, launch.output())
+            self.assertIn(coloured if wanted else plain, launch.output(), (flags, terminal, env))
+            self.assertEqual('mgtrain:\x1b[0m ' in launch.output(), wanted, launch.output())
+        self.gtrain('launch', '--color', 'blue', '-n', '1', '--', 'true', expect=2)
+        self.end_local_cluster()
+
+    def test_nothing_but_colours_reaches_the_terminal(self):
+        """P9: title, clipboard, bracketed paste, other screen, hidden and blinking text."""
+        for ranks in (1, 2):
+            shown = self.show("printf '" + ''.join(ATTACKS) + r"\n'", ranks=ranks)
+            self.assertIn(r'\x1b]0;title\x07\x1b]52;c;ZXZpbA==\x07\x1b[?2004h\x1b[?1049h\x1b[6n\x1b[8m\x1b[5m\x1bc\x07', shown)
+            for code in re.findall(r'\x1b.{0,3}', shown):
+                self.assertRegex(code, r'^\x1b\[(\d|J|m)', shown)
+            for code in ('\x1b[8', '\x1b[5m', '\x1b[6n', '\x07', '\x9b'):
+                self.assertNotIn(code, shown)
+        self.end_local_cluster()
+
+
 # ---- errors once
+class ErrorsTest(FirstDayTest):
+    def run_failing(self, *words):
+        """What a launch that fails says; the job document."""
+        done = self.gtrain('launch', '--name', 'broken', '-n', '2', '--', *words, expect=1,
+                           PATH='/usr/local/bin:/usr/bin:/bin')  # folders that everybody may look into
+        return done.stderr, self.job('broken')
+
+    def test_a_missing_command_is_said_once(self):
+        """Not tried again; where it was looked for stands in one line."""
+        said, job = self.run_failing('pythn', 'train.py')
+        self.assertEqual(said.count('PATH='), 1, said)
+        self.assertRegex(said, r'cannot run pythn: No such file or directory\); a command that was not found is not tried '
+                               r'again')
+        self.assertRegex(said, r'pythn was looked for in PATH=/')
+        self.assertEqual((job['state'], job['generation'], job['restarts']), ('FAILED', 1, 0))
+        said, job = self.run_failing('sh', '-c', 'pythn train.py')
+        self.assertEqual((job['state'], job['generation'], job['restarts']), ('FAILED', 1, 0), said)
+        self.end_local_cluster()
+
+    def test_a_failed_import_is_not_tried_again(self):
+        said, job = self.run_failing('/usr/bin/python3', '-c', 'import no_such_module')
+        self.assertRegex(said, r"No module named 'no_such_module'; a failed import is not tried again")
+        self.assertEqual((job['state'], job['generation'], job['restarts']), ('FAILED', 1, 0))
+        said, job = self.run_failing('/usr/bin/python3', '-c', 'raise RuntimeError("now and then")')
+        self.assertEqual((job['state'], job['generation']), ('FAILED', 2), 'as before_first_step says')
+        self.end_local_cluster()
+
+
+SAVES_ONCE = f'''
+import sys
+sys.path.insert(0, {os.path.join(harness.SOURCE, 'python')!r})
+import gtrain
+with gtrain.Session() as session, gtrain.Checkpointer(session) as checkpointer:
+    checkpointer.replicated({{'weights': bytearray(b'1234')}})
+    checkpointer.restore()
+    checkpointer.save(1)
+'''
+
+
+@unittest.skipUnless(os.path.exists(LIBRARY) and not sanitized(), 'libgtrain.so is not built, or with a sanitizer')
+class AnotherJobTest(harness.GtrainTest):
+    def test_says_which_words_changed(self):
+        """Two launches that differ in an argument: the refusal names it."""
+        with open(os.path.join(self.dir, 'train.py'), 'w') as out:
+            out.write(SAVES_ONCE)
+
+        def launch(rate, *flags, expect=0):
+            job = self.job_file('lr', f'name: lr\nrun: /usr/bin/python3 {out.name} --lr {rate} --steps 5\nranks: 1\n'
+                                      f'env: {{LR: "{rate}"}}\ncheckpoint: {{uri: {self.dir}/ckpt}}\n')
+            return self.gtrain('launch', job, *flags, expect=expect, GTRAIN_LIBRARY=LIBRARY)
+        launch(0.1)
+        said = launch(0.2, expect=2).stderr
+        self.assertRegex(said, r'and that was another job: --lr 0.1 is now --lr 0.2; env LR 0.1 is now 0.2 \(its hash over '
+                               r'run, script, mesh and env is \w{12}, this one.s \w{12}\). Say --resume latest')
+        launch(0.2, '--resume', 'latest')
+        self.end_local_cluster()
+
+
 # ---- plan and logs
+class PlanTest(cluster.ClusterTest):
+    ordinary_user = True
+    agent_count = 0  # made here, of sizes that no test machine has
+
+    def test_plans_where_launch_would_run(self):
+        """plan answers for the machines of the cluster, with what is free there now."""
+        self.join_agent(0, '--cpus', '3')
+        self.join_agent(1, '--cpus', '5')
+        wait_until('both nodes to be ready', lambda: self.nodes_in('alive') == 2)
+
+        def plan(ranks, *flags, expect=0):
+            done = self.client('plan', '--json', '-n', str(ranks), *flags, '--', 'true', expect=expect)
+            document = json.loads(done.stdout)
+            names = {node['node']: node['hostname'] for node in document['nodes']}
+            return document, sorted(names[rank['node']] for rank in document['ranks'])
+
+        for flags in (('--context', 'lab'), ()):  # lab is the current one: launch would go there, too
+            self.assertEqual(plan(8, *flags)[1], ['node0'] * 3 + ['node1'] * 5)
+            self.assertIn('there is room for 8', plan(9, *flags, expect=1)[0]['reason'])
+        here = {node['hostname'] for node in plan(1, '--context', 'local')[0]['nodes']}
+        self.assertEqual(here, {socket.gethostname()})
+        done = os.path.join(self.dir, 'go')
+        self.client('launch', '-d', self.stepper_job('holder', '--until', done, ranks='4'))
+        self.wait_for_state('holder', 'RUNNING')
+        self.assertEqual(plan(4)[1], ['node0'] * 3 + ['node1'])
+        self.client('node', 'drain', 'node1')
+        document, _ = plan(4, expect=1)
+        self.assertRegex(next(node['limit'] for node in document['nodes'] if node['hostname'] == 'node1'), 'leaving')
+        said = self.client('plan', '-n', '1', '--', 'true', expect=None).stdout
+        self.assertRegex(said, r'^job true \(hash \w+\) on cluster lab\n')
+        self.client('node', 'undrain', 'node1')
+        open(done, 'w').close()
+        self.wait_for_state('holder', 'SUCCEEDED')
+
+
+class LogsTest(FirstDayTest):
+    def shell(self, name, script, ranks=1, expect=0):
+        return self.gtrain('launch', '--name', name, '-n', str(ranks), '--', 'sh', '-c', script, expect=expect)
+
+    def test_both_streams(self):
+        """launch keeps the ranks' stderr on stderr, and logs shows both: stdout, then stderr."""
+        done = self.shell('two', 'echo to-out; echo to-err >&2')
+        host = socket.gethostname()
+        self.assertEqual(done.stdout, f'{host}:0: to-out\n')
+        self.assertIn(f'\n{host}:0: to-err\n', done.stderr)
+        self.assertEqual(self.gtrain('logs', 'two').stdout, 'to-out\nto-err\n')
+        self.assertEqual(self.gtrain('logs', 'two', '-f').stdout, 'to-out\nto-err\n')
+        self.assertEqual(self.gtrain('logs', 'two', '--out').stdout, 'to-out\n')
+        self.assertEqual(self.gtrain('logs', 'two', '--err', '--rank', '0').stdout, 'to-err\n')
+        self.shell('four', 'echo to-out; echo to-err >&2', ranks=2)
+        self.assertEqual(self.gtrain('logs', 'four').stdout, f'{host}:0,1: to-out\n{host}:0,1: to-err\n')
+        self.end_local_cluster()
+
+    def test_an_unknown_generation_is_an_error(self):
+        self.shell('crash', 'echo $GTRAIN_GENERATION; exit 3', ranks=2, expect=1)
+        self.assertEqual(self.gtrain('logs', 'crash', '--generation', '1', '--rank', '0').stdout, '1\n')
+        for words in ((), ('--rank', '0'), ('-f',)):
+            done = self.gtrain('logs', 'crash', '--generation', '99', *words, expect=1)
+            self.assertRegex(done.stderr, r'crash-\d+ has no generation 99; its newest is 2')
+        self.assertIn('has ranks 0 to 1', self.gtrain('logs', 'crash', '--rank', '2', expect=1).stderr)
+        self.end_local_cluster()
+
+
 # ---- JSON and completion
+class JsonTest(FirstDayTest):
+    def test_errors_are_documents(self):
+        """One JSON document on stdout, the same words on stderr, and the same exit code as without --json."""
+        wrong = self.job_file('wrong', 'run: x\nrnaks: 2\n')
+        for words, code in ((('status', 'nobody'), 1), (('why', 'nobody'), 1), (('stop', 'nobody'), 1), (('nodes',), 1),
+                            (('exec', 'nobody'), 2), (('plan', wrong), 2), (('validate', wrong), 2),
+                            (('launch', '-d', wrong), 2), (('launch', '-d', wrong, '--no-such-flag'), 2),
+                            (('node', 'drain', 'nobody'), 1), (('user', 'ls'), 1), (('token', 'ls'), 1),
+                            (('nodes', '--context', 'nowhere'), 2)):
+            plain = self.gtrain(*words, expect=None)
+            self.assertEqual(plain.stdout, '', words)
+            done = self.gtrain(*words, '--json', expect=None)
+            self.assertEqual((done.returncode, done.stderr), (plain.returncode, plain.stderr), words)
+            self.assertEqual(done.returncode, code, (words, done.stderr))
+            error = json.loads(done.stdout)['error']
+            for line in error.split('\n'):
+                self.assertIn(line, done.stderr)
+            self.assertTrue(error, words)
+        self.assertIn('rnaks', json.loads(self.gtrain('validate', wrong, '--json', expect=2).stdout)['error'])
+
+
+class CompletionTest(FirstDayTest):
+    def complete(self, *words):
+        """What bash offers for the last word."""
+        script = ('source <("$1" completion bash); shift; COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _gtrain; '
+                  'printf "%s\\n" "${COMPREPLY[@]}"')
+        done = subprocess.run([*self.prefix, 'bash', '-c', script, 'bash', self.program, self.program, *words],
+                              env=self.env(), cwd=self.dir, capture_output=True, text=True, timeout=harness.PATIENCE)
+        return done.stdout.split()
+
+    def test_bash(self):
+        done = os.path.join(self.dir, 'go')
+        self.assertEqual(self.complete('logs', ''), [], 'nothing runs, and nothing is started')
+        self.gtrain('launch', '-d', self.stepper_job('offered', '--until', done))
+        self.wait_for_state('offered', 'RUNNING')
+        for words, offered in ((('att',), ['attach']), (('logs', 'off'), ['offered-1']), (('stop', ''), ['offered-1']),
+                               (('logs', '--ra'), ['--rank']), (('node', 'dr'), ['drain']),
+                               (('node', 'drain', ''), [socket.gethostname()]),
+                               (('context', 'use', ''), ['local']), (('status', '--context', 'lo'), ['local']),
+                               (('launch', '--set', 'checkpoint.ev'), ['checkpoint.every=']),
+                               (('status', '--color', 'a'), ['auto', 'always']),
+                               (('launch', 'offered'), ['offered.yaml']), (('launch', '--', 'offered'), ['offered.yaml'])):
+            self.assertEqual(self.complete(*words), offered, words)
+        open(done, 'w').close()
+        self.end_local_cluster()
+
+
+class ContextsTest(cluster.ClusterTest):
+    ordinary_user = True
+    agent_count = 1
+
+    def test_add_does_not_switch(self):
+        """Who gets a credential goes on where he was."""
+        with open(os.path.join(self.dir, 'ann'), 'w') as out:
+            out.write(self.client('user', 'add', 'ann').stdout)
+        os.chmod(out.name, 0o644)
+        home = os.path.join(self.dir, 'ann-home')
+        os.makedirs(home)
+        if self.prefix:
+            os.chown(home, harness.NOBODY, harness.NOBODY)
+        said = self.gtrain('context', 'add', 'far', '--credential', out.name, home=home).stdout
+        self.assertIn('gtrain context use far', said)
+        self.assertRegex(self.gtrain('context', 'ls', home=home).stdout, r'(?m)^\* local')
+        self.assertEqual(len(json.loads(self.gtrain('nodes', '--json', '--context', 'far', home=home).stdout)['nodes']), 1)
+        self.gtrain('context', 'use', 'far', home=home)
+        self.gtrain('nodes', home=home)
+
+    def test_ids_stay_short_after_a_restore(self):
+        self.assertEqual(self.submit(self.stepper_job('short', '--steps', '1', ranks='1')), 'short-1')
+        self.wait_for_state('short', 'SUCCEEDED')
+        backup = os.path.join(self.dir, 'backup')
+        self.client('head', 'backup', backup, '--context', 'lab')
+        self.kill_head()
+        self.client('head', 'restore', backup, '--context', 'lab', '--replace')
+        self.start_head()
+        wait_until('the node to be back', lambda: self.nodes_in('alive') == 1)
+        self.assertRegex(self.submit(self.stepper_job('short', '--steps', '1', ranks='1')), r'^short-\d{1,3}$')
+        self.assertNotEqual(self.job('short')['id'], 'short-1')
+
+
 # ---- a million lines
 # ---- C++ users link a product
 class ProductTest(FirstDayTest):

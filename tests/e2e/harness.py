@@ -61,7 +61,7 @@ class Process:
         if terminal:
             self.master, slave = pty.openpty()
             fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack('HHHH', 30, 100, 0, 0))
-            self.popen = subprocess.Popen([*prefix, *argv], env=dict(env, TERM='xterm'), cwd=cwd, stdin=slave,
+            self.popen = subprocess.Popen([*prefix, *argv], env=dict({'TERM': 'xterm'}, **env), cwd=cwd, stdin=slave,
                                           stdout=slave, stderr=slave, start_new_session=True,
                                           preexec_fn=_take_terminal)
             os.close(slave)
@@ -181,9 +181,10 @@ class GtrainTest(unittest.TestCase):
     def env(self, home=None, **more):
         home = home or self.home
         env = {key: value for key, value in os.environ.items()
-               if not key.startswith(('GTRAIN_', 'XDG_', 'SLURM_', 'RANK', 'WORLD_SIZE', 'LOCAL_', 'MASTER_'))}
+               if not key.startswith(('GTRAIN_', 'XDG_', 'SLURM_', 'RANK', 'WORLD_SIZE', 'LOCAL_', 'MASTER_'))
+               and key != 'TERM'}
         env.update(HOME=home, XDG_STATE_HOME=home + '/state', XDG_CONFIG_HOME=home + '/config',
-                   XDG_RUNTIME_DIR=home + '/run', PYTHONDONTWRITEBYTECODE='1', LC_ALL='C.UTF-8')
+                   XDG_RUNTIME_DIR=home + '/run', PYTHONDONTWRITEBYTECODE='1', LC_ALL='C.UTF-8', NO_COLOR='1')
         # Sanitizer options travel as they are.
         for key in ('ASAN_OPTIONS', 'UBSAN_OPTIONS', 'LSAN_OPTIONS', 'TSAN_OPTIONS'):
             if key in os.environ:

@@ -115,13 +115,12 @@ class OsTest(harness.GtrainTest):
             shown = re.findall(rf'^[^:]+:(?:{rank}|0,1): y$', done.stdout, re.M)
             self.assertEqual(len(shown), 300000, 'each once, alone or together with the other')
 
-    def test_what_is_not_shown_is_said(self):
-        written = 100_000_000  # far more than is read of a job that is over
+    def test_all_is_shown(self):
+        """Also what a rank wrote faster than anybody read when the job was over."""
+        written = 50_000_000
         done = self.gtrain('launch', '-n', '1', '--', 'bash', '-c', f'head -c {written} /dev/zero | tr "\\0" x',
                            timeout=PATIENCE)
-        self.assertLess(len(done.stdout), written)
-        self.assertRegex(done.stdout + done.stderr,
-                         r'the rest of what rank 0 wrote is not shown; all of it: gtrain logs \S+ --rank 0 --generation 1')
+        self.assertEqual(done.stdout.count('x'), written)
 
 
 class FloodTest(harness.GtrainTest):
@@ -179,7 +178,7 @@ class FloodTest(harness.GtrainTest):
     def test_a_job_ends_in_the_middle_of_its_flood(self):
         launch = self.in_the_flood('launch', *self.flood('yes & sleep 3; kill $!'))
         wait_until('the job to end', lambda: self.jobs()[-1]['state'] == 'SUCCEEDED')
-        self.ends('launch at the end of the job', launch, 0)
+        self.ends('launch at the end of the job', launch, 0, seconds=harness.PATIENCE)
         self.end_local_cluster()
 
 

@@ -110,6 +110,7 @@ class ClusterSecurityTest(cluster.ClusterTest):
         with open(credential, 'w') as out:
             out.write(self.client('user', 'add', name, '--role', role).stdout)
         self.gtrain('context', 'add', 'lab', '--credential', credential, home=home)
+        self.gtrain('context', 'use', 'lab', home=home)
         return home
 
     def stolen(self, name, key_file):

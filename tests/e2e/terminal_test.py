@@ -30,7 +30,7 @@ class TerminalTest(harness.GtrainTest):
         open(done, 'w').close()
         self.assertEqual(launch.wait(), 0, launch.output())
         output = launch.output()
-        self.assertRegex(output, r':(0|1|0,1): \\x1b\[2J\\x1b\[31mred\\x1b\]0;title\\x07\r\n')
+        self.assertRegex(output, r':(0|1|0,1): \\x1b\[2Jred\\x1b\]0;title\\x07\r\n')
         for code in ('\x1b[2J', '\x1b[31m', '\x1b]', '\x07'):
             self.assertNotIn(code, output)
         shown = self.replay(output)
