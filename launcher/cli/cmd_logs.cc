@@ -1,12 +1,14 @@
 #include <algorithm>
 #include <map>
 
+#include "absl/functional/function_ref.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "base/clock.h"
 #include "base/status_macros.h"
 #include "launcher/cli/context.h"
 #include "launcher/cli/follow.h"
+#include "launcher/cli/left.h"
 #include "launcher/cli/rank_output.h"
 #include "launcher/cli/terminal.h"
 #include "launcher/cli/verbs.h"
@@ -32,25 +34,33 @@ struct LogsRequest {
 
 // One piece of each stream; true when something came. Not all there is: a rank may write faster than we read,
 // and what was read is shown before more is kept.
-absl::StatusOr<bool> ReadSome(Cluster& cluster, LogsRequest& request, RankOutput& output) {
+absl::StatusOr<bool> ReadSome(absl::FunctionRef<absl::StatusOr<LogDoc>(const Stream&)> read,
+                              LogsRequest& request, RankOutput& output) {
   bool any = false;
   for (Stream& stream : request.streams) {
     if (stream.until && stream.offset >= *stream.until) continue;
-    const absl::StatusOr<std::string> json =
-        Ask(cluster, core::ClientLogs{JobId(request.job), request.generation, stream.rank, request.is_stderr,
-                                      stream.offset});
-    if (absl::IsNotFound(json.status()) && request.streams.size() > 1) continue;  // wrote nothing
-    if (!json.ok()) return json.status();
-    GT_ASSIGN_OR_RETURN(const LogDoc log, ParseLogDoc(*json));
-    if (!log.note.empty() && stream.offset == 0)
-      Complain(absl::StrCat("rank ", stream.rank, ": ", SafeText(log.note)));
-    output.Add(stream.rank, stream.host, request.is_stderr, log.text);
-    stream.ended = log.end;
-    if (log.next_offset <= stream.offset) continue;
+    const absl::StatusOr<LogDoc> log = read(stream);
+    if (absl::IsNotFound(log.status()) && request.streams.size() > 1) continue;  // wrote nothing
+    if (!log.ok()) return log.status();
+    if (!log->note.empty() && stream.offset == 0)
+      Complain(absl::StrCat("rank ", stream.rank, ": ", SafeText(log->note)));
+    output.Add(stream.rank, stream.host, request.is_stderr, log->text);
+    stream.ended = log->end;
+    if (log->next_offset <= stream.offset) continue;
     any = true;
-    stream.offset = log.next_offset;
+    stream.offset = log->next_offset;
   }
   return any;
+}
+
+absl::StatusOr<bool> ReadSome(Cluster& cluster, LogsRequest& request, RankOutput& output) {
+  const auto ask = [&](const Stream& stream) -> absl::StatusOr<LogDoc> {
+    GT_ASSIGN_OR_RETURN(const std::string json,
+                        Ask(cluster, core::ClientLogs{JobId(request.job), request.generation, stream.rank,
+                                                      request.is_stderr, stream.offset}));
+    return ParseLogDoc(json);
+  };
+  return ReadSome(ask, request, output);
 }
 
 // Who does not follow sees what was written up to now: a rank may write faster than anybody reads.
@@ -138,9 +148,25 @@ absl::Status FollowLogs(Cluster& cluster, const Args& args, JobDoc job, LogsRequ
   return absl::OkStatus();
 }
 
-absl::Status Logs(const Args& args) {
+// From the files in the run directory; nobody writes them any more.
+absl::Status ShowLeft(const Args& args, const std::string& json) {
+  GT_ASSIGN_OR_RETURN(const JobDoc job, ParseJobDoc(json));
+  if (job.ranks.empty() && job.generation > 0)
+    return absl::NotFoundError(absl::StrCat("the run directory of ", job.id, " is gone: ", job.run_dir));
+  GT_ASSIGN_OR_RETURN(LogsRequest request, MakeRequest(args, job));
+  const auto read = [&](const Stream& stream) {
+    return ReadLeftLog(job, request.generation, stream.rank, request.is_stderr, stream.offset);
+  };
+  RankOutput output;
+  while (true) {
+    GT_ASSIGN_OR_RETURN(const bool more, ReadSome(read, request, output));
+    if (!Show(output, /*flush=*/!more, request.streams.size() == 1) || !more) return absl::OkStatus();
+  }
+}
+
+absl::Status AskForLogs(const Args& args, const std::string& word) {
   GT_ASSIGN_OR_RETURN(Cluster cluster, OpenCluster(args, Start::kNever));
-  GT_ASSIGN_OR_RETURN(const JobDoc found, FindJob(cluster, args.words.empty() ? "" : args.words[0]));
+  GT_ASSIGN_OR_RETURN(const JobDoc found, FindJob(cluster, word, Without::kNewest));
   // The list of all jobs leaves out the ranks of finished ones, whose logs are as good as any.
   GT_ASSIGN_OR_RETURN(const JobDoc job, AskJob(cluster, found.id, absl::Seconds(10)));
   GT_ASSIGN_OR_RETURN(LogsRequest request, MakeRequest(args, job));
@@ -151,6 +177,19 @@ absl::Status Logs(const Args& args) {
     GT_ASSIGN_OR_RETURN(const bool more, ReadSome(cluster, request, output));
     if (!Show(output, /*flush=*/!more, request.streams.size() == 1) || !more) return absl::OkStatus();
   }
+}
+
+absl::Status Logs(const Args& args) {
+  const std::string word = args.words.empty() ? "" : args.words[0];
+  if (IsRunDirectory(word)) {
+    GT_ASSIGN_OR_RETURN(const std::string json, LeftJob(args, word));
+    return ShowLeft(args, json);
+  }
+  const absl::Status asked = AskForLogs(args, word);
+  if (asked.ok()) return asked;
+  GT_ASSIGN_OR_RETURN(const LeftAnswer left, LeftInstead(asked, args, word));
+  Complain(SafeText(left.note));
+  return ShowLeft(args, left.json);
 }
 
 int Run(const Args& args) {
@@ -166,7 +205,10 @@ Verb LogsVerb() {
   verb.summary = "Print what ranks wrote";
   verb.usage = "[flags] [JOB]";
   verb.details =
-      "Of a node that vanished, the last 64 KiB it sent. Control characters are shown as \\xNN; the files "
+      "Without JOB: the only job that runs, else the newest that is over. JOB may be the run directory of a "
+      "job\n"
+      "that is over. Of a node that vanished, the last 64 KiB it sent. Control characters are shown as "
+      "\\xNN; the files "
       "under\n"
       "<run dir>/logs hold the bytes.\n\n"
       "  gtrain logs fashion-mnist-1                every rank's output, host:rank before each line\n"

@@ -15,8 +15,10 @@ namespace gtrain::cli {
 int Follow(Cluster& cluster, const std::string& job_id, bool from_start,
            std::vector<std::string>* bare = nullptr);
 
+enum class Without { kRefuse, kNewest };  // a word and a live job: the newest that is over will do
+
 // `word` as an id, or as the name of the newest job of that name; "" = the only live job.
-absl::StatusOr<JobDoc> FindJob(Cluster& cluster, const std::string& word);
+absl::StatusOr<JobDoc> FindJob(Cluster& cluster, const std::string& word, Without without = Without::kRefuse);
 
 // The state of one job; NotFound when the head does not know it.
 absl::StatusOr<JobDoc> AskJob(Cluster& cluster, const std::string& job_id, absl::Duration timeout);
