@@ -1,8 +1,11 @@
 #include "runtime/head/run_index.h"
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "base/file.h"
 #include "base/logging.h"
 
@@ -45,7 +48,7 @@ json EntryOf(const json& result) {
   return entry;
 }
 
-bool EndedEarlier(const json& one, const json& other) { return Text(one, "ended") < Text(other, "ended"); }
+std::string Dump(const json& value) { return value.dump(-1, ' ', false, json::error_handler_t::replace); }
 
 }  // namespace
 
@@ -66,21 +69,21 @@ void RunIndex::Load() {
     return;
   }
   for (const json& run : *runs) {
-    if (run.is_object()) runs_.push_back(run);
+    if (run.is_object()) runs_.push_back({Text(run, "id"), Text(run, "ended"), Dump(run)});
   }
 }
 
 bool RunIndex::Has(const JobId& job) const {
-  return std::ranges::any_of(runs_, [&](const json& run) { return Text(run, "id") == job.value; });
+  return std::ranges::any_of(runs_, [&](const Run& run) { return run.job == job.value; });
 }
 
 absl::Status RunIndex::Put(const std::string& result) {
   const json whole = json::parse(result, nullptr, /*allow_exceptions=*/false);
   if (!whole.is_object()) return absl::InternalError("the result of a job is not a JSON object");
-  json entry = EntryOf(whole);
-  std::erase_if(runs_, [&](const json& run) { return Text(run, "id") == Text(entry, "id"); });
-  const auto place = std::ranges::upper_bound(runs_, entry, EndedEarlier);
-  runs_.insert(place, std::move(entry));
+  Run run{Text(whole, "id"), Text(whole, "ended"), Dump(EntryOf(whole))};
+  std::erase_if(runs_, [&](const Run& before) { return before.job == run.job; });
+  const auto place = std::ranges::upper_bound(runs_, run.ended, {}, &Run::ended);
+  runs_.insert(place, std::move(run));
   if (runs_.size() > kRunsMax) runs_.erase(runs_.begin());
   written_ = false;
   return Write();
@@ -88,9 +91,11 @@ absl::Status RunIndex::Put(const std::string& result) {
 
 absl::Status RunIndex::Write() {
   if (written_) return absl::OkStatus();
-  const json root = {{"cluster", cluster_.value}, {"local", true}, {"jobs", runs_}};
-  const absl::Status status =
-      WriteFileDurable(path_, root.dump(-1, ' ', false, json::error_handler_t::replace) + "\n", 0600);
+  const std::string jobs =
+      absl::StrJoin(runs_, ",", [](std::string* out, const Run& run) { out->append(run.json); });
+  const absl::Status status = WriteFileDurable(
+      path_, absl::StrCat("{\"cluster\":", Dump(cluster_.value), ",\"local\":true,\"jobs\":[", jobs, "]}\n"),
+      0600);
   written_ = status.ok();
   return status;
 }

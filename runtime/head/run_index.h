@@ -2,7 +2,6 @@
 // what `gtrain status` shows when the cluster has ended. Blocks on the disk; one thread uses it.
 #pragma once
 #include <atomic>
-#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
@@ -27,11 +26,14 @@ class RunIndex {
   bool pending() const { return !written_; }  // any thread may ask
 
  private:
+  struct Run {
+    std::string job, ended, json;
+  };
   void Load();
 
   const std::string path_;
   const ClusterId cluster_;
-  std::vector<nlohmann::json> runs_;  // in the order in which they ended
+  std::vector<Run> runs_;  // in the order in which they ended
   std::atomic<bool> written_ = true;
 };
 
