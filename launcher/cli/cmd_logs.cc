@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <map>
 
+#include "absl/functional/function_ref.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "absl/types/span.h"
@@ -10,6 +11,7 @@
 #include "base/status_macros.h"
 #include "launcher/cli/context.h"
 #include "launcher/cli/follow.h"
+#include "launcher/cli/left.h"
 #include "launcher/cli/rank_output.h"
 #include "launcher/cli/terminal.h"
 #include "launcher/cli/verbs.h"
@@ -41,38 +43,42 @@ core::ClientRequestBody RequestOf(const LogsRequest& request, const Stream& stre
   return core::ClientLogs{JobId(request.job), request.generation, stream.rank, stream.is_stderr, offset};
 }
 
+// Where logs are read from: a piece of each of the streams, as many as asked.
+using Source = absl::FunctionRef<std::vector<absl::StatusOr<LogDoc>>(absl::Span<const Stream>)>;
+
 // One piece of each stream; true when something came. Not all there is: a rank may write faster than we read,
 // and what was read is shown before more is kept.
-absl::StatusOr<bool> ReadSome(Cluster& cluster, absl::Span<Stream> streams, const LogsRequest& request,
-                              RankOutput& output) {
+absl::StatusOr<bool> ReadSome(Source read, LogsRequest& request, RankOutput& output) {
   bool any = false;
-  std::vector<core::ClientRequestBody> questions;
-  for (const Stream& stream : streams) questions.push_back(RequestOf(request, stream, stream.offset));
-  const auto answers = AskAll(cluster, std::move(questions), kTimeout);
-  for (size_t i = 0; i < streams.size(); ++i) {
-    Stream& stream = streams[i];
-    if (stream.until && stream.offset >= *stream.until) continue;
-    if (!answers[i].ok()) return answers[i].status();
-    GT_ASSIGN_OR_RETURN(const LogDoc log, ParseLogDoc(*answers[i]));
-    if (!log.note.empty() && stream.offset == 0)
-      Complain(absl::StrCat("rank ", stream.rank, ": ", SafeText(log.note)));
-    output.Add(stream.rank, stream.host, stream.is_stderr, log.text);
-    stream.ended = log.end;
-    if (log.next_offset <= stream.offset) continue;
-    any = true;
-    stream.offset = log.next_offset;
+  for (size_t at = 0; at < request.streams.size(); at += kStreamsAtOnce) {
+    const auto streams = absl::MakeSpan(request.streams).subspan(at, kStreamsAtOnce);
+    const std::vector<absl::StatusOr<LogDoc>> logs = read(streams);
+    for (size_t i = 0; i < streams.size(); ++i) {
+      Stream& stream = streams[i];
+      if (stream.until && stream.offset >= *stream.until) continue;
+      if (!logs[i].ok()) return logs[i].status();
+      if (!logs[i]->note.empty() && stream.offset == 0)
+        Complain(absl::StrCat("rank ", stream.rank, ": ", SafeText(logs[i]->note)));
+      output.Add(stream.rank, stream.host, stream.is_stderr, logs[i]->text);
+      stream.ended = logs[i]->end;
+      if (logs[i]->next_offset <= stream.offset) continue;
+      any = true;
+      stream.offset = logs[i]->next_offset;
+    }
   }
   return any;
 }
 
 absl::StatusOr<bool> ReadSome(Cluster& cluster, LogsRequest& request, RankOutput& output) {
-  bool any = false;
-  for (size_t at = 0; at < request.streams.size(); at += kStreamsAtOnce) {
-    const auto streams = absl::MakeSpan(request.streams).subspan(at, kStreamsAtOnce);
-    GT_ASSIGN_OR_RETURN(const bool more, ReadSome(cluster, streams, request, output));
-    any = any || more;
-  }
-  return any;
+  const auto ask = [&](absl::Span<const Stream> streams) {
+    std::vector<core::ClientRequestBody> questions;
+    for (const Stream& stream : streams) questions.push_back(RequestOf(request, stream, stream.offset));
+    std::vector<absl::StatusOr<LogDoc>> logs;
+    for (const auto& answer : AskAll(cluster, std::move(questions), kTimeout))
+      logs.push_back(answer.ok() ? ParseLogDoc(*answer) : answer.status());
+    return logs;
+  };
+  return ReadSome(ask, request, output);
 }
 
 // Who does not follow sees what was written up to now: a rank may write faster than anybody reads.
@@ -107,7 +113,8 @@ absl::StatusOr<int> RanksOf(Cluster& cluster, const JobDoc& job, uint64_t genera
   return log.world_size.value_or(0) > 0 ? *log.world_size : job.world_size;
 }
 
-absl::StatusOr<LogsRequest> MakeRequest(Cluster& cluster, const Args& args, const JobDoc& job) {
+// `cluster`: nullptr for a job that no head knows.
+absl::StatusOr<LogsRequest> MakeRequest(Cluster* cluster, const Args& args, const JobDoc& job) {
   LogsRequest request;
   request.job = job.id;
   GT_ASSIGN_OR_RETURN(const std::optional<int64_t> generation, args.Int("generation", 1, int64_t{1} << 40));
@@ -115,7 +122,10 @@ absl::StatusOr<LogsRequest> MakeRequest(Cluster& cluster, const Args& args, cons
   if (job.generation == 0)
     return absl::NotFoundError(absl::StrCat(job.id, " has not started yet: ", job.reason));
   if (generation) request.generation = static_cast<uint64_t>(*generation);
-  GT_ASSIGN_OR_RETURN(const int ranks, RanksOf(cluster, job, request.generation.value_or(job.generation)));
+  int ranks = job.world_size;
+  if (cluster != nullptr) {
+    GT_ASSIGN_OR_RETURN(ranks, RanksOf(*cluster, job, request.generation.value_or(job.generation)));
+  }
   if (rank && *rank >= ranks) return absl::NotFoundError(absl::StrCat(job.id, " has ranks 0 to ", ranks - 1));
   std::map<int, std::string> hosts;
   for (const RankDoc& r : job.ranks) hosts[r.rank] = r.hostname;
@@ -167,40 +177,70 @@ absl::Status FollowLogs(Cluster& cluster, const Args& args, JobDoc job, LogsRequ
     if (!now.ok()) return now.status();
     if (now->generation != job.generation && !args.Has("generation")) {
       Complain(absl::StrCat("generation ", now->generation));
-      GT_ASSIGN_OR_RETURN(request, MakeRequest(cluster, args, *now));
+      GT_ASSIGN_OR_RETURN(request, MakeRequest(&cluster, args, *now));
     }
     job = *std::move(now);
   }
   return absl::OkStatus();
 }
 
-absl::Status PrintLogs(Cluster& cluster, LogsRequest& request) {
-  RankOutput output = MakeOutput(request);
-  while (!request.streams.empty()) {
-    GT_ASSIGN_OR_RETURN(const bool more, ReadSome(cluster, request, output));
-    if (!Show(output, /*flush=*/!more) || !more) break;
+// All stdout and then all stderr: nobody has noted which line of one stream came before which of the other,
+// and errors are looked for at the end.
+absl::Status PrintLogs(absl::FunctionRef<absl::StatusOr<bool>(LogsRequest&, RankOutput&)> read,
+                       const LogsRequest& request) {
+  for (const bool is_stderr : {false, true}) {
+    LogsRequest part = request;
+    std::erase_if(part.streams, [&](const Stream& stream) { return stream.is_stderr != is_stderr; });
+    RankOutput output = MakeOutput(part);
+    while (!part.streams.empty()) {
+      GT_ASSIGN_OR_RETURN(const bool more, read(part, output));
+      if (!Show(output, /*flush=*/!more) || !more) break;
+    }
   }
   return absl::OkStatus();
+}
+
+// From the files in the run directory; nobody writes them any more.
+absl::Status ShowLeft(const Args& args, const std::string& json) {
+  GT_ASSIGN_OR_RETURN(const JobDoc job, ParseJobDoc(json));
+  if (job.ranks.empty() && job.generation > 0)
+    return absl::NotFoundError(absl::StrCat("the run directory of ", job.id, " is gone: ", job.run_dir));
+  GT_ASSIGN_OR_RETURN(const LogsRequest request, MakeRequest(nullptr, args, job));
+  const auto pieces = [&](absl::Span<const Stream> streams) {
+    std::vector<absl::StatusOr<LogDoc>> logs;
+    for (const Stream& stream : streams)
+      logs.push_back(ReadLeftLog(job, request.generation, stream.rank, stream.is_stderr, stream.offset));
+    return logs;
+  };
+  return PrintLogs([&](LogsRequest& part, RankOutput& output) { return ReadSome(pieces, part, output); },
+                   request);
+}
+
+absl::Status AskForLogs(const Args& args, const std::string& word) {
+  GT_ASSIGN_OR_RETURN(Cluster cluster, OpenCluster(args, Start::kNever));
+  GT_ASSIGN_OR_RETURN(const JobDoc found, FindJob(cluster, word, Without::kNewest));
+  // The list of all jobs leaves out the ranks of finished ones, whose logs are as good as any.
+  GT_ASSIGN_OR_RETURN(const JobDoc job, AskJob(cluster, found.id, absl::Seconds(10)));
+  GT_ASSIGN_OR_RETURN(LogsRequest request, MakeRequest(&cluster, args, job));
+  if (args.Has("follow")) return FollowLogs(cluster, args, job, std::move(request));
+  if (!job.Final()) EndWhereItIs(cluster, request);
+  return PrintLogs([&](LogsRequest& part, RankOutput& output) { return ReadSome(cluster, part, output); },
+                   request);
 }
 
 absl::Status Logs(const Args& args) {
   if (args.Has("out") && args.Has("err"))
     return absl::InvalidArgumentError("both are shown without --out and --err");
-  GT_ASSIGN_OR_RETURN(Cluster cluster, OpenCluster(args, Start::kNever));
-  GT_ASSIGN_OR_RETURN(const JobDoc found, FindJob(cluster, args.words.empty() ? "" : args.words[0]));
-  // The list of all jobs leaves out the ranks of finished ones, whose logs are as good as any.
-  GT_ASSIGN_OR_RETURN(const JobDoc job, AskJob(cluster, found.id, absl::Seconds(10)));
-  GT_ASSIGN_OR_RETURN(LogsRequest request, MakeRequest(cluster, args, job));
-  if (args.Has("follow")) return FollowLogs(cluster, args, job, std::move(request));
-  if (!job.Final()) EndWhereItIs(cluster, request);
-  // Nobody has noted which line of one stream came before which of the other, and errors are looked for at
-  // the end.
-  const auto errors = std::ranges::partition(request.streams, [](const Stream& s) { return !s.is_stderr; });
-  LogsRequest second = request;
-  second.streams.assign(errors.begin(), errors.end());
-  request.streams.erase(errors.begin(), errors.end());
-  for (LogsRequest* part : {&request, &second}) GT_RETURN_IF_ERROR(PrintLogs(cluster, *part));
-  return absl::OkStatus();
+  const std::string word = args.words.empty() ? "" : args.words[0];
+  if (IsRunDirectory(word)) {
+    GT_ASSIGN_OR_RETURN(const std::string json, LeftJob(args, word));
+    return ShowLeft(args, json);
+  }
+  const absl::Status asked = AskForLogs(args, word);
+  if (asked.ok()) return asked;
+  GT_ASSIGN_OR_RETURN(const LeftAnswer left, LeftInstead(asked, args, word));
+  Complain(SafeText(left.note));
+  return ShowLeft(args, left.json);
 }
 
 int Run(const Args& args) {
@@ -217,9 +257,14 @@ Verb LogsVerb() {
   verb.usage = "[flags] [JOB]";
   verb.details =
       "stdout and then stderr, for nobody notes which line of one came before which of the other; with -f in "
-      "the\n"
-      "order in which they come. Of a node that vanished, the last 64 KiB it sent. Control characters are "
-      "shown as \\xNN; the files "
+      "the
+      "
+      "order in which they come. Without JOB: the only job that runs, else the newest that is over. JOB may "
+      "be "
+      "the
+      "
+      "run directory of a job that is over. Of a node that vanished, the last 64 KiB it sent. Control "
+      "characters are shown as \xNN; the files "
       "under\n"
       "<run dir>/logs hold the bytes.\n\n"
       "  gtrain logs fashion-mnist-1                every rank's output, host:rank before each line\n"

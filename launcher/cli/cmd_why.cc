@@ -1,9 +1,11 @@
 #include <nlohmann/json.hpp>
 
 #include "absl/strings/str_cat.h"
+#include "base/clock.h"
 #include "base/status_macros.h"
 #include "launcher/cli/context.h"
 #include "launcher/cli/follow.h"
+#include "launcher/cli/left.h"
 #include "launcher/cli/terminal.h"
 #include "launcher/cli/verbs.h"
 
@@ -15,6 +17,14 @@ using nlohmann::json;
 std::string Text(const json& object, const char* key) {
   const auto it = object.find(key);
   return it != object.end() && it->is_string() ? SafeText(it->get<std::string>()) : "";
+}
+
+// Of a head of before, nothing.
+std::string TimeOf(const json& event) {
+  absl::Time time;
+  std::string error;
+  if (!absl::ParseTime(absl::RFC3339_full, Text(event, "time"), &time, &error)) return "";
+  return PrintClock(time, RealClock().WallNow()) + "  ";
 }
 
 std::string Explain(const json& why) {
@@ -50,16 +60,27 @@ std::string Explain(const json& why) {
     for (size_t i = 0; i < events->size(); ++i) {
       const std::string kind = Text((*events)[i], "kind");
       if (kind == "checkpoint" && i + 1 < events->size() && Text((*events)[i + 1], "kind") == kind) continue;
-      absl::StrAppend(&out, "  ", kind, ": ", Text((*events)[i], "text"), "\n");
+      absl::StrAppend(&out, "  ", TimeOf((*events)[i]), kind, ": ", Text((*events)[i], "text"), "\n");
     }
   }
   return out;
 }
 
-absl::Status Why(const Args& args) {
+absl::StatusOr<std::string> AskWhy(const Args& args, const std::string& word) {
   GT_ASSIGN_OR_RETURN(Cluster cluster, OpenCluster(args, Start::kNever));
-  GT_ASSIGN_OR_RETURN(const JobDoc job, FindJob(cluster, args.words.empty() ? "" : args.words[0]));
-  GT_ASSIGN_OR_RETURN(const std::string text, Ask(cluster, core::ClientWhy{JobId(job.id)}));
+  GT_ASSIGN_OR_RETURN(const JobDoc job, FindJob(cluster, word, Without::kNewest));
+  return Ask(cluster, core::ClientWhy{JobId(job.id)});
+}
+
+absl::Status Why(const Args& args) {
+  const std::string word = args.words.empty() ? "" : args.words[0];
+  absl::StatusOr<std::string> asked = IsRunDirectory(word) ? LeftJob(args, word) : AskWhy(args, word);
+  if (!asked.ok() && !IsRunDirectory(word)) {
+    GT_ASSIGN_OR_RETURN(LeftAnswer left, LeftInstead(asked.status(), args, word));
+    Complain(SafeText(left.note));
+    asked = std::move(left.json);
+  }
+  GT_ASSIGN_OR_RETURN(const std::string text, std::move(asked));
   if (args.Has("json")) {
     Print(text + "\n");
     return absl::OkStatus();
@@ -82,7 +103,12 @@ Verb WhyVerb() {
   verb.name = "why";
   verb.summary = "Say why a job waits, sits where it sits, or was re-formed";
   verb.usage = "[JOB]";
-  verb.details = "  gtrain why fashion-mnist-1";
+  verb.details =
+      "Without JOB: the only job that runs, else the newest that is over. JOB may be the run directory of a "
+      "job\n"
+      "that is over. The times are those of this machine's zone.\n\n"
+      "  gtrain why fashion-mnist-1\n"
+      "  gtrain why gtrain-runs/fashion-mnist-1-5c3e90ab";
   verb.flags = {ContextFlag(), {"json", '\0', "", "the head's document as it is"}};
   verb.completes = Completes::kJobs;
   verb.words_max = 1;

@@ -455,7 +455,7 @@ absl::StatusOr<JobDoc> AskJob(Cluster& cluster, const std::string& job_id, absl:
   return std::move(doc.jobs[0]);
 }
 
-absl::StatusOr<JobDoc> FindJob(Cluster& cluster, const std::string& word) {
+absl::StatusOr<JobDoc> FindJob(Cluster& cluster, const std::string& word, Without without) {
   GT_ASSIGN_OR_RETURN(const std::string json, Ask(cluster, core::ClientStatus{}));
   GT_ASSIGN_OR_RETURN(StatusDoc doc, ParseStatusDoc(json));
   std::vector<const JobDoc*> live;
@@ -468,6 +468,7 @@ absl::StatusOr<JobDoc> FindJob(Cluster& cluster, const std::string& word) {
   if (named != nullptr) return *named;
   if (!word.empty()) return AskJob(cluster, word, absl::Seconds(20));  // finished, too old for the list
   if (live.size() == 1) return *live[0];
+  if (live.empty() && without == Without::kNewest && !doc.jobs.empty()) return doc.jobs.back();
   return absl::FailedPreconditionError(live.empty()
                                            ? "no job runs; `gtrain status` lists the finished ones"
                                            : "several jobs run: say which; `gtrain status` lists them");

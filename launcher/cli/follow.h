@@ -20,8 +20,10 @@ struct FollowOptions {
 // Returns the exit code: the job's, or 128+N when a signal ended the watching (the job goes on).
 int Follow(Cluster& cluster, const std::string& job_id, const FollowOptions& options);
 
+enum class Without { kRefuse, kNewest };  // a word and a live job: the newest that is over will do
+
 // `word` as an id, or as the name of the newest job of that name; "" = the only live job.
-absl::StatusOr<JobDoc> FindJob(Cluster& cluster, const std::string& word);
+absl::StatusOr<JobDoc> FindJob(Cluster& cluster, const std::string& word, Without without = Without::kRefuse);
 
 // The state of one job; NotFound when the head does not know it.
 absl::StatusOr<JobDoc> AskJob(Cluster& cluster, const std::string& job_id, absl::Duration timeout);

@@ -68,9 +68,9 @@ absl::StatusOr<LocalCluster> StartWhatIsMissing(const std::string& dir) {
 }
 
 absl::Status NoCluster() {
-  return absl::NotFoundError(
-      "no local cluster runs: it starts with `gtrain launch` and ends after its last job. "
-      "For another cluster give --context NAME");
+  return absl::NotFoundError(absl::StrCat(kNoLocalCluster,
+                                          ": it starts with `gtrain launch` and ends after its last job. For "
+                                          "another cluster give --context NAME"));
 }
 
 }  // namespace

@@ -17,6 +17,9 @@ struct LocalCluster {
   int64_t head_pid = 0;  // tells one head from the next
 };
 
+// How the error begins that says that there is none.
+inline constexpr char kNoLocalCluster[] = "no local cluster runs";
+
 // `$XDG_STATE_HOME/gtrain/local`.
 absl::StatusOr<std::string> LocalClusterDir();
 

@@ -24,6 +24,13 @@ std::string Text(const json& object, const char* key) {
   return it != object.end() && it->is_string() ? it->get<std::string>() : "";
 }
 
+std::optional<absl::Time> Time(const json& object, const char* key) {
+  absl::Time time;
+  std::string error;
+  if (!absl::ParseTime(absl::RFC3339_full, Text(object, key), &time, &error)) return std::nullopt;
+  return time;
+}
+
 bool Bool(const json& object, const char* key) {
   const auto it = object.find(key);
   return it != object.end() && it->is_boolean() && it->get<bool>();
@@ -61,6 +68,12 @@ JobDoc ReadJob(const json& j) {
   job.steps_per_second = Number<double>(j, "steps_per_second");
   job.run_dir = Text(j, "run_dir");
   job.exit_code = Number<int>(j, "exit_code");
+  job.user = Text(j, "user");
+  job.submitted = Time(j, "submitted");
+  job.started = Time(j, "started");
+  job.ended = Time(j, "ended");
+  if (const auto seconds = Number<double>(j, "run_seconds"); seconds && job.generation > 0)
+    job.run_time = absl::Seconds(*seconds);
   if (const auto c = j.find("last_checkpoint"); c != j.end() && c->is_object()) {
     job.checkpoint_step = Number<int64_t>(*c, "step");
   }
@@ -114,12 +127,19 @@ absl::StatusOr<StatusDoc> ParseStatusDoc(absl::string_view text) {
   doc.cluster = Text(*root, "cluster");
   doc.local = Bool(*root, "local");
   doc.nodes = Number<int>(*root, "nodes").value_or(0);
+  doc.omitted = Number<int>(*root, "omitted").value_or(0);
   const auto jobs = root->find("jobs");
   if (jobs == root->end() || !jobs->is_array()) return doc;
   for (const json& j : *jobs) {
     if (j.is_object()) doc.jobs.push_back(ReadJob(j));
   }
   return doc;
+}
+
+absl::StatusOr<JobDoc> ParseJobDoc(absl::string_view text) {
+  const absl::StatusOr<json> root = ParseObject(text);
+  if (!root.ok()) return root.status();
+  return ReadJob(*root);
 }
 
 absl::StatusOr<EventsDoc> ParseEventsDoc(absl::string_view text) {
@@ -133,7 +153,8 @@ absl::StatusOr<EventsDoc> ParseEventsDoc(absl::string_view text) {
   for (const json& e : *events) {
     if (!e.is_object()) continue;
     doc.events.push_back({Number<uint64_t>(e, "sequence").value_or(0),
-                          Number<uint64_t>(e, "generation").value_or(0), Text(e, "kind"), Text(e, "text")});
+                          Number<uint64_t>(e, "generation").value_or(0), Text(e, "kind"), Text(e, "text"),
+                          Time(e, "time")});
   }
   return doc;
 }
@@ -143,6 +164,24 @@ absl::StatusOr<LogDoc> ParseLogDoc(absl::string_view text) {
   if (!root.ok()) return root.status();
   return LogDoc{Text(*root, "text"), Number<uint64_t>(*root, "next_offset").value_or(0), Bool(*root, "end"),
                 Text(*root, "note"), Number<int>(*root, "world_size")};
+}
+
+std::string PrintClock(absl::Time at, absl::Time now) {
+  const absl::TimeZone here = absl::LocalTimeZone();
+  const absl::CivilDay day = absl::ToCivilDay(at, here), today = absl::ToCivilDay(now, here);
+  const char* format = day == today                 ? "%H:%M:%S"
+                       : day.year() == today.year() ? "%b %d %H:%M:%S"
+                                                    : "%Y-%m-%d %H:%M:%S";
+  return absl::FormatTime(format, at, here);
+}
+
+std::string PrintSpan(absl::Duration span) {
+  const int64_t seconds = std::max<int64_t>(0, absl::ToInt64Seconds(span));
+  const int64_t minutes = seconds / 60, hours = minutes / 60, days = hours / 24;
+  if (minutes == 0) return absl::StrCat(seconds, "s");
+  if (hours == 0) return absl::StrFormat("%dm%02ds", minutes, seconds % 60);
+  if (days == 0) return absl::StrFormat("%dh%02dm", hours, minutes % 60);
+  return absl::StrFormat("%dd%02dh", days, hours % 24);
 }
 
 std::string PrintProgress(const JobDoc& job) {

@@ -8,6 +8,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "absl/time/time.h"
 
 namespace gtrain::cli {
 
@@ -43,6 +44,9 @@ struct JobDoc {
       notes;  // how often is saved and why, nodes that are slow or avoided: a sentence each
   std::string run_dir;
   std::optional<int> exit_code;
+  std::string user;
+  std::optional<absl::Time> submitted, started, ended;  // what the head's clock showed
+  std::optional<absl::Duration> run_time;               // since it was first started
 
   bool Final() const { return state == "SUCCEEDED" || state == "FAILED" || state == "CANCELLED"; }
 };
@@ -51,6 +55,7 @@ struct StatusDoc {
   std::string cluster;  // its id
   bool local = false;
   int nodes = 0;
+  int omitted = 0;  // jobs that are over and not in the list
   std::vector<JobDoc> jobs;
 };
 
@@ -59,6 +64,7 @@ struct EventDoc {
   uint64_t generation = 0;
   std::string kind;
   std::string text;
+  std::optional<absl::Time> time;
 };
 
 struct EventsDoc {
@@ -76,10 +82,16 @@ struct LogDoc {
 };
 
 absl::StatusOr<StatusDoc> ParseStatusDoc(absl::string_view json);
+absl::StatusOr<JobDoc> ParseJobDoc(absl::string_view json);
 absl::StatusOr<EventsDoc> ParseEventsDoc(absl::string_view json);
 absl::StatusOr<LogDoc> ParseLogDoc(absl::string_view json);
 
 // "step 120, loss 0.31, 850 samples/s, checkpoint at step 100", what is known of it.
 std::string PrintProgress(const JobDoc& job);
+
+// "16:04:12", with the day if it is not today's.
+std::string PrintClock(absl::Time at, absl::Time now);
+// "45s", "12m03s", "3h12m", "2d04h".
+std::string PrintSpan(absl::Duration span);
 
 }  // namespace gtrain::cli

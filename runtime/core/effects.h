@@ -144,8 +144,7 @@ struct ServiceRequest {
   bool operator==(const ServiceRequest&) const = default;
 };
 
-// One line of <run dir>/events.jsonl: {"sequence":..,"kind":"..","generation":..,"text":".."} plus the
-// service's wall-clock "time". The core keeps the newest for ClientEvents itself.
+// One line of <run dir>/events.jsonl. The core keeps the newest for ClientEvents itself.
 struct EmitEvent {
   JobId job;
   std::string run_dir;
@@ -153,8 +152,12 @@ struct EmitEvent {
   Generation generation;
   std::string kind;  // "state", "fault", "grant", "revoke", "checkpoint", "stall", "note", "warning"
   std::string text;
+  absl::Time at = absl::InfinitePast();  // by the clock on the wall
   bool operator==(const EmitEvent&) const = default;
 };
+
+// "2026-01-02T03:04:05.678Z"; empty: not known.
+std::string WallText(absl::Time at);
 
 // <run dir>/failure.json.
 struct WriteFailure {
@@ -162,6 +165,15 @@ struct WriteFailure {
   std::string run_dir;
   std::shared_ptr<const Document> document;
   bool operator==(const WriteFailure&) const = default;
+};
+
+// <run dir>/result.json and, on a local cluster, the index of its runs: what is left of a job that is over.
+struct WriteResult {
+  JobId job;
+  std::string run_dir;
+  std::shared_ptr<const Document> document;
+  bool late = false;  // the head that saw the end did not write it: whoever removed the folder meant it
+  bool operator==(const WriteResult&) const = default;
 };
 
 // End the head process cleanly; last effect ever.
@@ -172,7 +184,7 @@ struct StopHead {
 };
 
 using Effect = std::variant<Persist, SendToNode, ReplyToClient, RefusePeer, ServiceRequest, EmitEvent,
-                            WriteFailure, StopHead, SpillTail, DropSpilled, ReplyFromSpill>;
+                            WriteFailure, WriteResult, StopHead, SpillTail, DropSpilled, ReplyFromSpill>;
 
 struct StepResult {
   std::vector<Effect> effects;  // in order

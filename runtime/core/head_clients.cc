@@ -234,6 +234,7 @@ absl::StatusOr<std::string> HeadState::Submit(const PeerMessage& event, const st
   record.end_with_client = submit.end_with_client;
   record.takeover = submit.takeover;
   record.takeover_own = submit.takeover && event.peer.role != Role::kAdmin;
+  record.submitted_at = Wall(now);
   record.reason = "just submitted";
   // As it is with what stands for {job} put in, and as it will be read back.
   constexpr size_t kRunDirBytesMax = 3'500;  // room for what is made inside it

@@ -36,6 +36,8 @@ StepResult HeadCore::Step(const HeadEvent& event, Instant now) { return state_->
 std::optional<Instant> HeadCore::NextDeadline() const { return state_->NextDeadline(); }
 HeadSnapshot HeadCore::Snapshot() const { return state_->Snapshot(); }
 const JobRecord* HeadCore::RecordOf(const JobId& job) const { return state_->RecordOf(job); }
+std::vector<std::pair<JobId, std::string>> HeadCore::Finished() const { return state_->Finished(); }
+std::optional<WriteResult> HeadCore::ResultOf(const JobId& job) const { return state_->ResultOf(job); }
 HeadEpoch HeadCore::epoch() const { return state_->epoch(); }
 const std::string* HeadCore::RouteOf(const NodeId& node) const { return state_->RouteOf(node); }
 const HeadCounters& HeadCore::counters() const { return state_->counters(); }
@@ -416,6 +418,16 @@ const JobRecord* HeadState::RecordOf(const JobId& job) const {
   return found == nullptr ? nullptr : &found->record;
 }
 
+std::vector<std::pair<JobId, std::string>> HeadState::Finished() const {
+  std::vector<std::pair<JobId, std::string>> finished;
+  for (const auto& [number, id] : job_order_) {
+    const JobRecord& record = jobs_.at(id).record;
+    if (IsFinal(record.state) && record.ended_at != absl::InfinitePast())
+      finished.push_back({id, record.run_dir});
+  }
+  return finished;
+}
+
 const std::string* HeadState::RouteOf(const NodeId& node) const {
   const auto it = nodes_.find(node);
   return it == nodes_.end() || it->second.route.empty() ? nullptr : &it->second.route;
@@ -454,8 +466,9 @@ void HeadState::TakeSpec(Job& job, spec::JobSpec spec) {
 }
 
 void HeadState::Emit(Job& job, const std::string& kind, std::string text) {
-  EmitEvent event{job.record.id, job.record.run_dir, ++job.record.event_sequence, job.record.generation,
-                  kind,          std::move(text)};
+  EmitEvent event{
+      job.record.id,   job.record.run_dir, ++job.record.event_sequence, job.record.generation, kind,
+      std::move(text), Wall(step_at_)};
   job.events.push_back(std::make_shared<const EmitEvent>(event));
   news_.insert(job.record.id);
   if (static_cast<int>(job.events.size()) > config_.events_kept_max) job.events.pop_front();

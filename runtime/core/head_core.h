@@ -162,6 +162,11 @@ class HeadCore {
   const JobRecord* RecordOf(const JobId& job) const;
 
   HeadEpoch epoch() const;
+  // Jobs that are over, oldest first, and where their results lie; of older versions, which wrote none,
+  // nothing.
+  std::vector<std::pair<JobId, std::string>> Finished() const;
+  // What would be written of one of these now; nullopt: it is forgotten.
+  std::optional<WriteResult> ResultOf(const JobId& job) const;
   // Newest route of a node's key; nullptr when it has none.
   const std::string* RouteOf(const NodeId& node) const;
   const HeadCounters& counters() const;

@@ -2,6 +2,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "absl/strings/str_cat.h"
 #include "runtime/core/head_test_world.h"
 
@@ -158,6 +160,38 @@ TEST_F(HeadDocumentsTest, TailsGoWithTheirJob) {
   FromNode("1", GenerationGone{job, {1}, true, ""});
   Submit("next 1 1");
   EXPECT_TRUE(spilled_.empty());
+}
+
+// What the next head must be able to write, should this one die before it has.
+TEST_F(HeadDocumentsTest, AResultIsTheSameForTheNextHead) {
+  Hello("1");
+  const JobId job = Run("train 2 2");
+  EXPECT_THAT(head_->Finished(), SizeIs(0));
+  EXPECT_EQ(head_->ResultOf(job), std::nullopt);
+  Pass(absl::Seconds(30), {"1"});
+  AgentHeartbeat beat;
+  for (int rank : {0, 1}) {
+    beat.changed.push_back(StepOf(job, rank, 120));
+    beat.changed.back().loss = 0.5;
+  }
+  FromNode("1", beat);
+  for (int rank : {0, 1}) FromNode("1", RankExited{Exit(job, 1, rank, 0)});
+  ASSERT_EQ(State(job), "SUCCEEDED");
+  const auto written = std::ranges::find_if(
+      sent_, [](const Effect& effect) { return std::holds_alternative<WriteResult>(effect); });
+  ASSERT_NE(written, sent_.end());
+  const json first = json::parse(std::get<WriteResult>(*written).document->Json());
+  EXPECT_EQ(first.at("state"), "SUCCEEDED");
+  EXPECT_EQ(first.at("step"), 120);
+  EXPECT_EQ(first.at("loss"), 0.5);
+  EXPECT_GE(first.at("run_seconds"), 30);
+  EXPECT_LT(first.at("submitted"), first.at("ended"));
+  Boot();
+  ASSERT_THAT(head_->Finished(), SizeIs(1));
+  const json later = json::parse(head_->ResultOf(job)->document->Json());
+  for (const char* key : {"state", "reason", "step", "loss", "submitted", "started", "ended", "run_seconds",
+                          "exit_code", "restarts", "run_dir", "user"})
+    EXPECT_EQ(later.at(key), first.at(key)) << key;
 }
 
 }  // namespace

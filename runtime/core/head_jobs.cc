@@ -278,7 +278,10 @@ void HeadState::Grant(Job& job, const plan::Placement& placement, Instant now) {
     absl::StrAppend(&job.placement_reason, "; it grows behind a checkpoint once there is room");
   }
   ResetLive(job, now);
-  if (!job.run_mark) job.run_mark = now;
+  if (!job.run_mark) {
+    job.run_mark = now;
+    job.record.started_at = Wall(now);
+  }
   for (const std::string& warning : placement.warnings) Emit(job, "warning", warning);
   Emit(job, "grant",
        absl::StrCat("generation ", record.generation.value, ", timeline ", record.timeline.value, ": ",
@@ -348,6 +351,7 @@ void HeadState::ResetLive(Job& job, Instant now) {
   job.paces.clear();
   job.broken_links.clear();
   job.links_at.reset();
+  KeepProgress(job);
   job.top_step.reset();
   job.low_step.reset();
   job.steps_per_second = 0;
@@ -632,6 +636,16 @@ void HeadState::DecideAfterFault(Job& job, Instant now) {
 
 // ---------------------------------------------------------------- end and timers
 
+// Before what the ranks said is forgotten.
+void HeadState::KeepProgress(Job& job) {
+  if (job.top_step) job.record.last_step = job.low_step ? job.low_step : job.top_step;
+  for (const RankLive& rank : job.ranks) {
+    if (!rank.status.loss) continue;
+    job.record.last_loss = rank.status.loss;
+    return;
+  }
+}
+
 void HeadState::Finish(Job& job, JobState state, std::string reason) {
   JobRecord& record = job.record;
   switch (state) {
@@ -651,12 +665,16 @@ void HeadState::Finish(Job& job, JobState state, std::string reason) {
     }
   }
   record.waits_for_storage = false;
+  record.ended_at = Wall(step_at_);
+  record.run_time = RunTime(job, step_at_);
+  job.run_mark.reset();
+  KeepProgress(job);
   Move(job, state, std::move(reason));
   for (const NodeId& node : record.kept) Send(node, SendKind::kReply, ForgetJob{epoch(), record.id});
   if (state == JobState::kFailed) out_.push_back(WriteFailure{record.id, record.run_dir, FailureOf(job)});
+  out_.push_back(*ResultOf(record.id));
   job.exchange.reset();
   job.blocked_by.clear();
-  job.run_mark.reset();
   active_at_ = step_at_;
   schedule_ = schedule_ || record.grant.has_value();  // without one it held nothing
   if (job.kept_bytes == 0) CountOver(job);

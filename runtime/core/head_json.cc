@@ -26,6 +26,8 @@ json OrNull(const std::optional<T>& value) {
   return value ? json(*value) : json(nullptr);
 }
 
+json TimeOrNull(absl::Time at) { return at == absl::InfinitePast() ? json(nullptr) : json(WallText(at)); }
+
 const char* StateOf(const Job& job, size_t rank) {
   if (job.ExitOf(static_cast<int>(rank)) != nullptr) return "exited";
   if (!job.Live()) return "ending";
@@ -146,6 +148,9 @@ struct JobNow {
   Timeline timeline;
   int world_size = 0, restarts = 0;
   std::optional<int> exit_code;
+  std::string user;
+  absl::Time submitted_at, started_at, ended_at;
+  absl::Duration run_time;
   uint64_t event_sequence = 0;
   std::optional<int64_t> step;
   std::optional<double> loss, samples_per_second, steps_per_second;
@@ -187,7 +192,8 @@ void AddRanks(const Job& job, const std::map<NodeId, Node>& nodes, JobNow& now) 
   }
 }
 
-// Loss of the lowest rank that reports one; samples per second of all ranks together.
+// Loss of the lowest rank that reports one; samples per second of all ranks together. Of a job that is over,
+// what was said last, also to an earlier head.
 void AddProgress(const Job& job, JobNow& now) {
   now.step = job.low_step ? job.low_step : job.top_step;
   if (job.steps_per_second > 0) now.steps_per_second = job.steps_per_second;
@@ -196,10 +202,13 @@ void AddProgress(const Job& job, JobNow& now) {
     if (rank.status.samples_per_second)
       now.samples_per_second = now.samples_per_second.value_or(0) + *rank.status.samples_per_second;
   }
+  if (!IsFinal(job.record.state)) return;
+  if (!now.step) now.step = job.record.last_step;
+  if (!now.loss) now.loss = job.record.last_loss;
 }
 
 // `whole`: of one job; the list of all jobs leaves out tails and the ranks of finished jobs.
-JobNow NowOf(const Job& job, const std::map<NodeId, Node>& nodes, bool whole) {
+JobNow NowOf(const Job& job, const std::map<NodeId, Node>& nodes, bool whole, Instant at) {
   const JobRecord& record = job.record;
   JobNow now;
   now.id = record.id;
@@ -213,6 +222,11 @@ JobNow NowOf(const Job& job, const std::map<NodeId, Node>& nodes, bool whole) {
   now.world_size = record.grant ? record.grant->world_size : 0;
   now.restarts = record.restarts;
   now.exit_code = record.exit_code;
+  now.user = record.owner;
+  now.submitted_at = record.submitted_at;
+  now.started_at = record.started_at;
+  now.ended_at = record.ended_at;
+  now.run_time = job.run_mark ? record.run_time + (at - *job.run_mark) : record.run_time;
   now.event_sequence = record.event_sequence;
   now.notes = NotesOf(job);
   now.checkpoint = job.checkpoint;
@@ -289,6 +303,11 @@ json JobDocument(const JobNow& job) {
                    {"holders", std::move(holders)},
                    {"run_dir", job.run_dir},
                    {"exit_code", OrNull(job.exit_code)},
+                   {"user", job.user},
+                   {"submitted", TimeOrNull(job.submitted_at)},
+                   {"started", TimeOrNull(job.started_at)},
+                   {"ended", TimeOrNull(job.ended_at)},
+                   {"run_seconds", absl::ToDoubleSeconds(job.run_time)},
                    {"event", job.event_sequence},
                    {"step", OrNull(job.step)},
                    {"loss", OrNull(job.loss)},
@@ -351,9 +370,32 @@ struct FailureDocument : Document {
   }
 };
 
+// What `status` and `why` tell of a job that is over, in one; the service adds its events, which are in a
+// file.
+struct ResultDocument : Document {
+  ClusterId cluster;
+  JobNow job;
+  std::string placement;
+
+  std::string Json() const override {
+    json document = JobDocument(job);
+    document["cluster"] = cluster.value;
+    document["placement"] = placement;
+    return Dump(document);
+  }
+};
+
 // ---------------------------------------------------------------- events
 
 using Events = std::vector<std::shared_ptr<const EmitEvent>>;
+
+json EventDocument(const EmitEvent& event) {
+  return {{"time", WallText(event.at)},
+          {"sequence", event.sequence},
+          {"generation", event.generation.value},
+          {"kind", event.kind},
+          {"text", event.text}};
+}
 
 struct WhyDocument : Document {
   JobId id;
@@ -365,8 +407,7 @@ struct WhyDocument : Document {
 
   std::string Json() const override {
     json documents = json::array();
-    for (const auto& event : events)
-      documents.push_back({{"sequence", event->sequence}, {"kind", event->kind}, {"text", event->text}});
+    for (const auto& event : events) documents.push_back(EventDocument(*event));
     json document = {{"id", id.value},
                      {"state", Name(state)},
                      {"reason", reason},
@@ -386,12 +427,7 @@ struct EventsDocument : Document {
 
   std::string Json() const override {
     json documents = json::array();
-    for (const auto& event : events) {
-      documents.push_back({{"sequence", event->sequence},
-                           {"generation", event->generation.value},
-                           {"kind", event->kind},
-                           {"text", event->text}});
-    }
+    for (const auto& event : events) documents.push_back(EventDocument(*event));
     return Dump({{"job", id.value},
                  {"state", Name(state)},
                  {"final", IsFinal(state)},
@@ -504,6 +540,11 @@ struct NodesDocument : Document {
 
 }  // namespace
 
+std::string WallText(absl::Time at) {
+  if (at == absl::InfinitePast()) return "";
+  return absl::FormatTime("%Y-%m-%dT%H:%M:%E3SZ", at, absl::UTCTimeZone());
+}
+
 ClientReply ReplyOf(const std::string& id, const absl::StatusOr<std::string>& json) {
   ClientReply reply{.id = id, .ok = json.ok(), .code = static_cast<int>(json.status().code())};
   reply.error = std::string(json.status().message());
@@ -545,7 +586,7 @@ std::shared_ptr<const Document> HeadState::StatusOf(const JobId& id, const std::
   status->local = config_.local;
   status->nodes = nodes_.size();
   if (!id.empty()) {
-    if (const Job* job = FindJob(id)) status->jobs.push_back(NowOf(*job, nodes_, true));
+    if (const Job* job = FindJob(id)) status->jobs.push_back(NowOf(*job, nodes_, true, step_at_));
     return status;
   }
   size_t finished = 0, own = 0;
@@ -557,7 +598,7 @@ std::shared_ptr<const Document> HeadState::StatusOf(const JobId& id, const std::
     if (over && !readers && finished > kFinishedShown) {
       ++status->omitted;
     } else {
-      status->jobs.push_back(NowOf(job, nodes_, false));
+      status->jobs.push_back(NowOf(job, nodes_, false, step_at_));
     }
   }
   std::reverse(status->jobs.begin(), status->jobs.end());  // in order of submission
@@ -630,7 +671,7 @@ std::pair<std::shared_ptr<const Document>, size_t> HeadState::EventsAfter(const 
 
 std::shared_ptr<const Document> HeadState::FailureOf(const Job& job) const {
   auto failure = std::make_shared<FailureDocument>();
-  failure->job = NowOf(job, nodes_, true);
+  failure->job = NowOf(job, nodes_, true, step_at_);
   failure->faults = job.record.faults;
   for (const RankNow& rank : failure->job.ranks) {
     const RankExit* exit = job.ExitOf(rank.rank);
@@ -640,6 +681,16 @@ std::shared_ptr<const Document> HeadState::FailureOf(const Job& job) const {
                                                                          : "");
   }
   return failure;
+}
+
+std::optional<WriteResult> HeadState::ResultOf(const JobId& id) const {
+  const Job* job = FindJob(id);
+  if (job == nullptr || !IsFinal(job->record.state)) return std::nullopt;
+  auto result = std::make_shared<ResultDocument>();
+  result->cluster = cluster_.cluster;
+  result->job = NowOf(*job, nodes_, true, step_at_);
+  result->placement = job->placement_reason;
+  return WriteResult{id, job->record.run_dir, std::move(result)};
 }
 
 }  // namespace gtrain::core

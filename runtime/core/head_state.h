@@ -242,6 +242,8 @@ class HeadState {
   const JobRecord* RecordOf(const JobId& job) const;
   HeadEpoch epoch() const { return cluster_.epoch; }
   const std::string* RouteOf(const NodeId& node) const;
+  std::vector<std::pair<JobId, std::string>> Finished() const;
+  std::optional<WriteResult> ResultOf(const JobId& job) const;
   const HeadCounters& counters() const { return counters_; }
 
  private:
@@ -409,6 +411,7 @@ class HeadState {
   void ChargeUnlessEarned(Job& job);
   void WaitForStorage(Job& job, absl::Duration delay, Instant now);
   void Finish(Job& job, JobState state, std::string reason);
+  void KeepProgress(Job& job);
   void JobTimers(Job& job, Instant now);
   bool EndIfItsTimeIsUp(Job& job, Instant now);
   std::optional<Instant> JobDeadline(const Job& job) const;

@@ -86,6 +86,7 @@ struct JobSubmission {
   bool end_with_client = false;
   bool takeover = false;      // as the client asked: GenerationGrant::takeover
   bool takeover_own = false;  // and no administrator asked: from no job of another user that has run
+  absl::Time submitted_at = absl::InfinitePast();  // by the head's clock on the wall; past: not known
   bool operator==(const JobSubmission&) const = default;
 };
 
@@ -108,6 +109,10 @@ struct JobStatus {
   uint64_t event_sequence = 0;   // events up to here may have been given out
   std::vector<AvoidedNode> avoided;
   bool waits_for_storage = false;  // WAITING until the next try after a storage fault; its nodes stay its own
+  absl::Time started_at = absl::InfinitePast();  // first granted, and over: as submitted_at
+  absl::Time ended_at = absl::InfinitePast();
+  std::optional<int64_t> last_step;  // what ranks of earlier generations, or of a finished job, said last
+  std::optional<double> last_loss;
   bool operator==(const JobStatus&) const = default;
 };
 

@@ -1,4 +1,4 @@
-// The head's files in a job's run directory: events.jsonl and failure.json. Free functions that block on the
+// The head's files in a job's run directory: events.jsonl, failure.json and result.json. Free functions that block on the
 // disk; they run on a thread of their own, because a run directory may lie on a network file system.
 #pragma once
 #include <string>
@@ -12,7 +12,7 @@
 namespace gtrain::head {
 
 // {"time":"2026-01-02T03:04:05.678Z","sequence":7,"kind":"state","generation":2,"text":"..."}
-std::string EventLine(const core::EmitEvent& event, absl::Time now);
+std::string EventLine(const core::EmitEvent& event);
 
 absl::Status WriteWhole(int fd, absl::string_view data, const std::string& what);
 
@@ -24,5 +24,11 @@ absl::Status AppendEvent(const std::string& run_dir, const RunFolderOwner& owner
                          bool make_dir);
 absl::Status WriteFailureFile(const std::string& run_dir, const RunFolderOwner& owner,
                               const std::string& json, bool make_dir);
+
+// `json` is an object; the newest events of events.jsonl go with it.
+absl::Status WriteResultFile(const std::string& run_dir, const RunFolderOwner& owner, const std::string& json,
+                             bool make_dir);
+// The directory is there and has none.
+bool LacksResultFile(const std::string& run_dir, const RunFolderOwner& owner);
 
 }  // namespace gtrain::head

@@ -5,6 +5,7 @@
 
 #include <cstdlib>
 
+#include "absl/strings/str_cat.h"
 #include "base/file.h"
 #include "base/folder.h"
 #include "base/test_folder.h"
@@ -16,9 +17,12 @@ namespace {
 const RunFolderOwner kOwner{ClusterId("c1"), JobId("train-1"), ""};
 
 TEST(RunFiles, EventLineIsOneLineOfJson) {
-  core::EmitEvent event{
-      .sequence = 7, .generation = {2}, .kind = "state", .text = "line\nbreak \xff \"quoted\""};
-  EXPECT_EQ(EventLine(event, absl::FromUnixMillis(1)),
+  core::EmitEvent event{.sequence = 7,
+                        .generation = {2},
+                        .kind = "state",
+                        .text = "line\nbreak \xff \"quoted\"",
+                        .at = absl::FromUnixMillis(1)};
+  EXPECT_EQ(EventLine(event),
             "{\"time\":\"1970-01-01T00:00:00.001Z\",\"sequence\":7,\"kind\":\"state\",\"generation\":2,"
             "\"text\":\"line\\nbreak \xef\xbf\xbd \\\"quoted\\\"\"}\n");
 }
@@ -32,6 +36,25 @@ TEST(RunFiles, AppendsAndReplaces) {
   ASSERT_TRUE(WriteFailureFile(dir, kOwner, "{}", false).ok());
   ASSERT_TRUE(WriteFailureFile(dir, kOwner, "{\"a\":1}", false).ok());
   EXPECT_EQ(*ReadFile(dir + "/failure.json", 100), "{\"a\":1}\n");
+}
+
+TEST(RunFiles, AResultHoldsTheNewestEvents) {
+  const std::string dir = TestFolder();
+  EXPECT_FALSE(LacksResultFile(dir + "/gone", kOwner));
+  EXPECT_TRUE(LacksResultFile(dir, kOwner));
+  ASSERT_TRUE(AppendEvent(dir, kOwner, "{\"text\":\"first\"}\n", false).ok());
+  ASSERT_TRUE(AppendEvent(dir, kOwner, "half a li\n", false).ok());
+  ASSERT_TRUE(AppendEvent(dir, kOwner, "{\"text\":\"last\"}\n", false).ok());
+  ASSERT_TRUE(WriteResultFile(dir, kOwner, "{\"id\":\"train-1\"}", false).ok());
+  EXPECT_FALSE(LacksResultFile(dir, kOwner));
+  EXPECT_EQ(*ReadFile(dir + "/result.json", 1000),
+            "{\"events\":[{\"text\":\"first\"},{\"text\":\"last\"}],\"id\":\"train-1\"}\n");
+  for (int i = 0; i < 3000; ++i)
+    ASSERT_TRUE(AppendEvent(dir, kOwner, absl::StrCat("{\"number\":", i, "}\n"), false).ok());
+  ASSERT_TRUE(WriteResultFile(dir, kOwner, "{}", false).ok());
+  const std::string text = *ReadFile(dir + "/result.json", 1 << 20);
+  EXPECT_LT(text.size(), 10'000u);
+  EXPECT_NE(text.find("{\"number\":2999}]"), std::string::npos);
 }
 
 TEST(RunFiles, NothingGoesIntoTheRunDirectoryOfAnotherJob) {

@@ -22,7 +22,6 @@
 #include "base/status_macros.h"
 #include "runtime/core/authority.h"
 #include "runtime/head/rescue.h"
-#include "runtime/head/run_files.h"
 #include "runtime/store/rocks_store.h"
 #include "runtime/wire/build_version.h"
 #include "runtime/wire/codec.h"
@@ -189,6 +188,8 @@ absl::Status HeadService::Start() {
   readers_thread_ = std::make_unique<TaskThread>(kReadsMax);
   tail_queue_ = std::make_unique<TailQueue>(tails_, kTailTasksMax);
   tail_queue_->Clear();
+  if (options_.local) runs_ = std::make_shared<RunIndex>(files_.dir + "/runs.json", files_.cluster);
+  FindUnwritten();
   return absl::OkStatus();
 }
 
@@ -399,6 +400,8 @@ absl::Status HeadService::OnCompletions() {
       OnSpace(*item.space);
     } else if (!item.built.empty()) {
       OnBuilt(item);
+    } else if (!item.unwritten.empty()) {
+      WriteLate(item.unwritten);
     } else if (!item.joined.empty()) {
       OnJoinsDone(item);
     } else {
@@ -698,37 +701,6 @@ void HeadService::AuditRefusedConnections(Instant now) {
   });
 }
 
-void HeadService::operator()(const core::EmitEvent& event) {
-  if (event.run_dir.empty()) return;
-  PostRunFile([dir = event.run_dir, owner = RunFolderOwner{files_.cluster, event.job, ""},
-               line = EventLine(event, clock_->WallNow()),
-               make = options_.local] { return AppendEvent(dir, owner, line, make); },
-              event.run_dir);
-}
-
-void HeadService::operator()(const core::WriteFailure& failure) {
-  if (failure.run_dir.empty()) return;
-  PostRunFile([dir = failure.run_dir, owner = RunFolderOwner{files_.cluster, failure.job, ""},
-               document = failure.document,
-               make = options_.local] { return WriteFailureFile(dir, owner, document->Json(), make); },
-              failure.run_dir);
-}
-
-void HeadService::PostRunFile(std::function<absl::Status()> write, const std::string& what) {
-  const bool posted = files_thread_->Post([write = std::move(write)] {
-    const absl::Status status = write();
-    // Without the directory the job came from another machine, whose client has its own.
-    if (!status.ok() && !absl::IsNotFound(status)) LogWarning("run directory: ", status.message());
-  });
-  if (posted) return;
-  ++counters_.run_file_drops;
-  const Instant now = clock_->Now();
-  if (now - run_file_log_ < absl::Seconds(10)) return;
-  run_file_log_ = now;
-  LogWarning("the run directory ", what, " does not keep up; ", counters_.run_file_drops,
-             " lines dropped so far");
-}
-
 void HeadService::operator()(const core::StopHead& stop) {
   stopping_ = stop.reason;
   if (options_.at_idle_end && !stop.failed) options_.at_idle_end();
@@ -754,6 +726,8 @@ void HeadService::Housekeeping(Instant now) {
   next_housekeeping_ = now + kHousekeepingPause;
   AuditRefusedConnections(now);
   (void)tail_queue_->PayDebts();
+  if (runs_ != nullptr && runs_->pending())
+    (void)files_thread_->Post([runs = runs_] { (void)runs->Write(); });
   std::string stats = StatsJson();
   if (stats == last_stats_) stats.clear();
   if (!stats.empty()) last_stats_ = stats;

@@ -21,6 +21,7 @@
 #include "runtime/head/access.h"
 #include "runtime/head/audit_log.h"
 #include "runtime/head/head.h"
+#include "runtime/head/run_index.h"
 #include "runtime/head/tail_spill.h"
 #include "runtime/port/meta_store.h"
 #include "runtime/zmq/cluster_dir.h"
@@ -41,6 +42,7 @@ class Completions {
     std::string built;                      // a reply that a thread has built, as it is sent
     std::string route;                      // where to
     std::string reader;                     // whose key
+    std::vector<JobId> unwritten;           // jobs whose results an earlier head did not write
   };
   Completions();
   int fd() const { return event_.get(); }
@@ -124,6 +126,7 @@ class HeadService {
   void operator()(const core::ServiceRequest& request);
   void operator()(const core::EmitEvent& event);
   void operator()(const core::WriteFailure& failure);
+  void operator()(const core::WriteResult& result);
   void operator()(const core::StopHead& stop);
   void operator()(const core::SpillTail& spill);
   void operator()(const core::DropSpilled& drop);
@@ -143,6 +146,8 @@ class HeadService {
                   std::function<core::ClientReply()> build);
   void OnBuilt(const Completions::Item& item);
   void PostRunFile(std::function<absl::Status()> write, const std::string& what);
+  void FindUnwritten();
+  void WriteLate(const std::vector<JobId>& jobs);
 
   // Constant after Start.
   const HeadOptions options_;
@@ -185,10 +190,11 @@ class HeadService {
   ServiceCounters counters_;
 
   std::shared_ptr<TailSpill> tails_;  // the thread's of `tail_queue_`
+  std::shared_ptr<RunIndex> runs_;    // the thread's of `files_thread_`; of a local cluster
 
   // Declared last: their threads end before what they use.
   std::shared_ptr<TaskThread> store_thread_;    // commits, keys, audit
-  std::unique_ptr<TaskThread> files_thread_;    // run directories
+  std::unique_ptr<TaskThread> files_thread_;    // run directories, the index of runs
   std::unique_ptr<TaskThread> backup_thread_;   // made with the first backup
   std::unique_ptr<TaskThread> readers_thread_;  // documents
   std::unique_ptr<TailQueue> tail_queue_;       // spilled tails

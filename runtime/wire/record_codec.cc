@@ -61,6 +61,7 @@ GT_FIELDS(core::JobSubmission) {
   GT_PLAIN(end_with_client, EndWithClient);
   GT_PLAIN(takeover, Takeover);
   GT_PLAIN(takeover_own, TakeoverOwn);
+  GT_WALL_TIME(submitted_at, SubmittedAt);
 }
 GT_FIELDS(core::JobStatus) {
   GT_ENUM(state, State, core::JobState::kCancelled);
@@ -78,6 +79,10 @@ GT_FIELDS(core::JobStatus) {
   GT_PLAIN(event_sequence, EventSequence);
   GT_LIST(avoided, Avoided, kRanksMax);
   GT_PLAIN(waits_for_storage, WaitsForStorage);
+  GT_WALL_TIME(started_at, StartedAt);
+  GT_WALL_TIME(ended_at, EndedAt);
+  GT_OPTIONAL(last_step, LastStep);
+  GT_OPTIONAL(last_loss, LastLoss);
 }
 // proto::JobRecord has the fields of both, with the same names.
 GT_FIELDS(core::JobRecord) {

@@ -90,6 +90,13 @@ struct JobRecord {
   runTimeAt @32 :Int64;  # as FaultRecord.at
   sdk @33 :Bool;
   takeoverOwn @34 :Bool;
+  submittedAt @35 :Int64;
+  startedAt @36 :Int64;
+  endedAt @37 :Int64;
+  hasLastStep @38 :Bool;
+  lastStep @39 :Int64;
+  hasLastLoss @40 :Bool;
+  lastLoss @41 :Float64;
 }
 
 struct JobSubmission {
@@ -106,6 +113,7 @@ struct JobSubmission {
   endWithClient @10 :Bool;
   takeover @11 :Bool;
   takeoverOwn @12 :Bool;
+  submittedAt @13 :Int64;  # as FaultRecord.at
 }
 
 struct JobStatus {
@@ -125,6 +133,12 @@ struct JobStatus {
   eventSequence @13 :UInt64;
   avoided @14 :List(AvoidedNode);
   waitsForStorage @15 :Bool;
+  startedAt @16 :Int64;  # as FaultRecord.at
+  endedAt @17 :Int64;
+  hasLastStep @18 :Bool;
+  lastStep @19 :Int64;
+  hasLastLoss @20 :Bool;
+  lastLoss @21 :Float64;
 }
 
 struct JobStatusRecord {

@@ -183,7 +183,8 @@ core::JobRecord SampleJobRecord() {
                        .request_id = "abc",
                        .end_with_client = true,
                        .takeover = true,
-                       .takeover_own = true},
+                       .takeover_own = true,
+                       .submitted_at = absl::FromUnixSeconds(1'700'000'001)},
                       {.state = core::JobState::kReconfiguring,
                        .reason = "rank 1 was killed by signal 9",
                        .generation = {4},
@@ -198,7 +199,11 @@ core::JobRecord SampleJobRecord() {
                        .exit_code = -1,
                        .event_sequence = 99,
                        .avoided = {{NodeId("n2"), "a cannot reach it"}},
-                       .waits_for_storage = true}};
+                       .waits_for_storage = true,
+                       .started_at = absl::FromUnixSeconds(1'700'000'002),
+                       .ended_at = absl::FromUnixSeconds(1'700'000'003),
+                       .last_step = 1234,
+                       .last_loss = 0.25}};
   job.grant = core::GenerationGrant{.job = JobId("train-3"), .generation = {4}, .world_size = 2};
   job.exits = {{.job = JobId("train-3"), .generation = {4}, .rank = 1, .signal = 9}};
   job.unreleased = {NodeId("n1")};

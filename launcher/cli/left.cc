@@ -1,0 +1,147 @@
+#include "launcher/cli/left.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "base/file.h"
+#include "base/folder.h"
+#include "base/status_macros.h"
+#include "launcher/cli/context.h"
+#include "launcher/cli/local_cluster.h"
+#include "launcher/cli/terminal.h"
+
+namespace gtrain::cli {
+namespace {
+
+using nlohmann::json;
+
+constexpr size_t kIndexBytesMax = 16 << 20, kResultBytesMax = 64 << 20;
+
+std::string Text(const json& object, const char* key) {
+  const auto it = object.find(key);
+  return it != object.end() && it->is_string() ? it->get<std::string>() : "";
+}
+
+absl::StatusOr<json> ReadObject(const std::string& path, size_t bytes_max) {
+  GT_ASSIGN_OR_RETURN(const std::string text, ReadFile(path, bytes_max));
+  json object = json::parse(text, nullptr, /*allow_exceptions=*/false);
+  if (!object.is_object()) return absl::DataLossError(absl::StrCat(path, " is not a JSON object"));
+  return object;
+}
+
+absl::StatusOr<json> ReadIndex(const Args& args) {
+  GT_ASSIGN_OR_RETURN(const bool local, UsesLocalCluster(args));
+  if (!local) return absl::NotFoundError("only a local cluster has an index of its runs");
+  GT_ASSIGN_OR_RETURN(const std::string dir, LocalClusterDir());
+  GT_ASSIGN_OR_RETURN(json index, ReadObject(dir + "/runs.json", kIndexBytesMax));
+  if (!index.contains("jobs") || !index["jobs"].is_array() || index["jobs"].empty())
+    return absl::NotFoundError("no job is over");
+  return index;
+}
+
+absl::StatusOr<json> ReadResult(const std::string& run_dir) {
+  return ReadObject(run_dir + "/result.json", kResultBytesMax);
+}
+
+// Of the jobs of any cluster that were launched here: run directories are called JOB-CLUSTER.
+absl::StatusOr<json> FindResultHere(const std::string& word) {
+  json newest;
+  std::error_code error;
+  for (const auto& entry : std::filesystem::directory_iterator("gtrain-runs", error)) {
+    if (!absl::StartsWith(entry.path().filename().native(), word)) continue;
+    const absl::StatusOr<json> result = ReadResult(entry.path());
+    if (!result.ok() || (Text(*result, "id") != word && Text(*result, "name") != word)) continue;
+    if (newest.is_null() || Text(newest, "ended") < Text(*result, "ended")) newest = *result;
+  }
+  if (newest.is_null()) return absl::NotFoundError(absl::StrCat("nothing is left of ", word));
+  return newest;
+}
+
+// What the list says of a job, and all of it where the run directory still has that.
+json WithItsResult(const json& index, const json& entry) {
+  const absl::StatusOr<json> result = ReadResult(Text(entry, "run_dir"));
+  const bool same = result.ok() && Text(*result, "id") == Text(entry, "id") &&
+                    Text(*result, "cluster") == Text(index, "cluster");
+  return same ? *result : entry;
+}
+
+}  // namespace
+
+bool IsRunDirectory(const std::string& word) { return absl::StrContains(word, '/'); }
+
+absl::StatusOr<std::string> LeftJobs(const Args& args) {
+  GT_ASSIGN_OR_RETURN(json index, ReadIndex(args));
+  index["head"] = false;
+  return index.dump(-1, ' ', false, json::error_handler_t::replace);
+}
+
+absl::StatusOr<std::string> LeftJob(const Args& args, const std::string& word) {
+  const auto text = [](const json& job) { return job.dump(-1, ' ', false, json::error_handler_t::replace); };
+  if (IsRunDirectory(word)) {
+    const absl::StatusOr<json> result = ReadResult(word);
+    if (result.ok()) return text(*result);
+    return absl::Status(result.status().code(),
+                        absl::StrCat("no job that is over has left its result there: ",
+                                     result.status().message(), ". While a job runs, ask for it by its id"));
+  }
+  if (const absl::StatusOr<json> index = ReadIndex(args); index.ok()) {
+    const json* found = nullptr;
+    for (const json& job : (*index)["jobs"]) {  // the newest is the last
+      if (word.empty() || Text(job, "name") == word) found = &job;
+      if (Text(job, "id") == word) return text(WithItsResult(*index, job));
+    }
+    if (found != nullptr) return text(WithItsResult(*index, *found));
+  }
+  if (word.empty()) return absl::NotFoundError("nothing is left of any job");
+  GT_ASSIGN_OR_RETURN(const json result, FindResultHere(word));
+  return text(result);
+}
+
+absl::StatusOr<LeftAnswer> LeftInstead(const absl::Status& asked, const Args& args, const std::string& word,
+                                       bool all) {
+  if (!absl::IsNotFound(asked) && !absl::IsUnavailable(asked) && !absl::IsDeadlineExceeded(asked))
+    return asked;
+  const bool none_runs = absl::StartsWith(asked.message(), kNoLocalCluster);
+  const absl::StatusOr<std::string> left = all && word.empty() ? LeftJobs(args) : LeftJob(args, word);
+  if (left.ok()) {
+    return LeftAnswer{*left, none_runs ? "no cluster runs; this is what it left"
+                                       : absl::StrCat(asked.message(), ". This is what is left")};
+  }
+  if (!none_runs || word.empty() || !ReadIndex(args).ok()) return asked;
+  return absl::NotFoundError(absl::StrCat(kNoLocalCluster, ", and nothing that it left is called ",
+                                          SafeText(word), "; `gtrain status` lists it"));
+}
+
+absl::StatusOr<LogDoc> ReadLeftLog(const JobDoc& job, std::optional<uint64_t> generation, int rank,
+                                   bool is_stderr, uint64_t offset) {
+  constexpr size_t kPiece = 1 << 20;
+  const std::string folder =
+      absl::StrCat(job.run_dir, "/logs/generation-", generation.value_or(job.generation));
+  std::string why;
+  const UniqueFd dir = OpenFolder(folder, {.to_read = true, .why = &why});
+  if (!dir.valid()) return absl::NotFoundError(absl::StrCat("no logs are left of ", job.id, ": ", why));
+  const std::string name = absl::StrCat("rank-", rank, is_stderr ? ".err" : ".out");
+  const UniqueFd file(openat(dir.get(), name.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
+  struct stat info = {};
+  if (!file.valid() && errno == ENOENT)
+    return LogDoc{.next_offset = offset, .end = true};  // it wrote nothing
+  if (!file.valid() || fstat(file.get(), &info) != 0) return ErrnoStatus(errno, folder + "/" + name);
+  if (!S_ISREG(info.st_mode))
+    return absl::FailedPreconditionError(absl::StrCat(folder, "/", name, " is not a regular file"));
+  std::string text(kPiece, '\0');
+  const ssize_t got = pread(file.get(), text.data(), text.size(), static_cast<off_t>(offset));
+  if (got < 0) return ErrnoStatus(errno, folder + "/" + name);
+  text.resize(static_cast<size_t>(got));
+  return LogDoc{.text = std::move(text), .next_offset = offset + static_cast<uint64_t>(got), .end = got == 0};
+}
+
+}  // namespace gtrain::cli

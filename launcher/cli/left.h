@@ -1,0 +1,37 @@
+// What jobs left that are over, for when no head answers: the index of the local cluster's runs and the
+// result in each run directory (docs/formats/run-directory.md). The head's store is never opened.
+#pragma once
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "launcher/cli/args.h"
+#include "launcher/cli/status_doc.h"
+
+namespace gtrain::cli {
+
+// `word` names a run directory, and so a job that no head need be asked for.
+bool IsRunDirectory(const std::string& word);
+
+// The document of all jobs in the index, in the head's shape. NotFound: the cluster has none.
+absl::StatusOr<std::string> LeftJobs(const Args& args);
+// The result of one, which is a job and a `why` in the head's shapes: by its id, its name (the newest), its
+// run directory, or "" for the newest of all. NotFound: nothing is left of it.
+absl::StatusOr<std::string> LeftJob(const Args& args, const std::string& word);
+
+struct LeftAnswer {
+  std::string json;
+  std::string note;  // a sentence: why this and not the head's
+};
+// In place of an answer that did not come: what is left of the job, or for "" of all jobs if `all`. Else why
+// there is neither.
+absl::StatusOr<LeftAnswer> LeftInstead(const absl::Status& asked, const Args& args, const std::string& word,
+                                       bool all = false);
+
+// What a rank wrote, from `offset` on, at most a piece.
+absl::StatusOr<LogDoc> ReadLeftLog(const JobDoc& job, std::optional<uint64_t> generation, int rank,
+                                   bool is_stderr, uint64_t offset);
+
+}  // namespace gtrain::cli
