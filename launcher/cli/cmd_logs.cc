@@ -257,14 +257,11 @@ Verb LogsVerb() {
   verb.usage = "[flags] [JOB]";
   verb.details =
       "stdout and then stderr, for nobody notes which line of one came before which of the other; with -f in "
-      "the
-      "
+      "the\n"
       "order in which they come. Without JOB: the only job that runs, else the newest that is over. JOB may "
-      "be "
-      "the
-      "
+      "be the\n"
       "run directory of a job that is over. Of a node that vanished, the last 64 KiB it sent. Control "
-      "characters are shown as \xNN; the files "
+      "characters are shown as \\xNN; the files "
       "under\n"
       "<run dir>/logs hold the bytes.\n\n"
       "  gtrain logs fashion-mnist-1                every rank's output, host:rank before each line\n"
