@@ -239,6 +239,28 @@ TEST(RunFolder, OfTwoWhoClaimAtOnceOneOwnsIt) {
   }
 }
 
+// An empty one would be taken for that of a disk that was full, and overwritten.
+TEST(RunFolder, ItsOwnersFileIsNeverSeenWithoutItsWords) {
+  const std::string path = TestFolder();
+  for (int turn = 0; turn < 500; ++turn) {
+    const std::string folder_path = absl::StrCat(path, "/", turn);
+    ASSERT_EQ(mkdir(folder_path.c_str(), 0700), 0);
+    const UniqueFd folder = OpenFolder(folder_path);
+    std::atomic<bool> looks = false;
+    std::string seen;
+    std::thread other([&] {
+      absl::StatusOr<std::string> text = absl::NotFoundError("");
+      for (; !text.ok(); looks = true) text = ReadFile(folder_path + "/" + kRunFolderOwnerFile, 1000);
+      seen = *text;
+    });
+    while (!looks) {
+    }
+    EXPECT_TRUE(ClaimRunFolder(folder, folder_path, {ClusterId("c1"), JobId("one-1"), "r"}).ok());
+    other.join();
+    ASSERT_NE(seen, "") << turn;
+  }
+}
+
 // The disk was full, or the machine that was about to say it died.
 TEST(RunFolder, WhatWasNotWrittenToItsEndIsWrittenAgain) {
   const RunFolderOwner owner{ClusterId("c1"), JobId("train-1"), "r1"};

@@ -223,35 +223,6 @@ TEST_F(AgentCoreTest, HelloThenWelcomeThenHeartbeats) {
   EXPECT_EQ(Sent<AgentHeartbeat>()[0].sequence, 1u);
 }
 
-// A generation of which nothing ran here (its agent died before), and whose end the head did not live to
-// store.
-TEST_F(AgentCoreTest, WhatIsOverHereIsNotStartedAgain) {
-  keeper::State state;
-  state.job = kJob.value;
-  state.highest_revoked = 2;
-  state.generations.emplace_back().generation = 3;
-  Step(FromKeeper{kJob, state});
-  Welcome();
-  Step(KeeperLost{kJob, true, "killed"});
-  ASSERT_EQ(Sent<GenerationGone>().size(), 1u);
-  Step(FromHead{StartGeneration{{5}, Grant(3, 1, 1)}});
-  EXPECT_THAT(Commands<keeper::BeginGeneration>(), IsEmpty());
-  ASSERT_EQ(Sent<GenerationGone>().size(), 1u);
-  EXPECT_EQ(Sent<GenerationGone>()[0].generation, Generation{3});
-}
-
-TEST_F(AgentCoreTest, WhoIsAskedToConnectsAnew_W9) {
-  Step(HeadUp{"10.0.0.1"});
-  Welcome();
-  const auto reconnects = [&](bool greet) {
-    const std::vector<AgentEffect> effects = Step(FromHead{HeartbeatAck{{5}, 1, greet}});
-    return std::any_of(effects.begin(), effects.end(),
-                       [](const AgentEffect& e) { return std::holds_alternative<Reconnect>(e); });
-  };
-  EXPECT_FALSE(reconnects(false));
-  EXPECT_TRUE(reconnects(true));
-}
-
 TEST_F(AgentCoreTest, EachHelloHasALargerOrder_W7) {
   Step(HeadUp{"10.0.0.1"});
   const uint64_t first = Sent<AgentHello>().at(0).order;

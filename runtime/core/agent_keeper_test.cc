@@ -1,6 +1,7 @@
-// What an agent says to a keeper that has never heard of a generation.
+// What an agent says to a keeper that has never heard of a generation, and of one that is over.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <vector>
 
 #include "runtime/core/agent_core.h"
@@ -84,6 +85,31 @@ TEST_F(AgentKeeperTest, WhatIsGoneAndAcknowledgedIsForgottenByTheKeeper) {
   Step(FromKeeper{kJob, keeper::Gone{3, true, "it was over before it began"}});
   EXPECT_EQ(Commanded<keeper::Forget>(), Generations{3});
   EXPECT_TRUE(Gone().empty());
+}
+
+// A generation of which nothing ran here (its agent died before), and whose end the head did not live to
+// store.
+TEST_F(AgentKeeperTest, WhatIsOverHereIsNotStartedAgain) {
+  keeper::State state;
+  state.job = kJob.value;
+  state.highest_revoked = 2;
+  state.generations.emplace_back().generation = 3;
+  Step(FromKeeper{kJob, state});
+  Step(KeeperLost{kJob, true, "killed"});
+  ASSERT_EQ(Gone(), Generations{3});
+  Start(3);
+  EXPECT_TRUE(Commanded<keeper::BeginGeneration>().empty());
+  EXPECT_EQ(Gone(), Generations{3});
+}
+
+TEST_F(AgentKeeperTest, WhoIsAskedToConnectsAnew_W9) {
+  const auto reconnects = [&](bool greet) {
+    Step(FromHead{HeartbeatAck{{5}, 1, greet}});
+    return std::any_of(last_.effects.begin(), last_.effects.end(),
+                       [](const AgentEffect& e) { return std::holds_alternative<Reconnect>(e); });
+  };
+  EXPECT_FALSE(reconnects(false));
+  EXPECT_TRUE(reconnects(true));
 }
 
 }  // namespace

@@ -110,6 +110,7 @@ class AgentAtEveryMomentTest(ClusterTest):
             self.assertEqual(len({(g, r) for g, r, _ in starts}), len(starts), (seed, turn, starts))
             if running:
                 self.assertEqual(starts, before, (seed, turn, 'what ran was adopted'))
+        wait_until('the last keeper to hear that its job is over', lambda: not self.daemons('keeper'))
         self.assertFalse(os.path.exists(os.path.join(self.out, 'overlap')), seed)
 
     def test_killed_before_start(self):

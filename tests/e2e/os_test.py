@@ -154,6 +154,7 @@ class FloodTest(harness.GtrainTest):
     def test_logs_of_a_flood(self):
         """At Ctrl-C; and of a job that ends, whose lines are long here because all of them are shown."""
         job = json.loads(self.gtrain('launch', '-d', '--json', *self.flood('exec yes "$(printf %0999d 7)"')).stdout)['job']
+        self.wait_for_state(job, 'RUNNING')  # logs of what has not started are an error
         logs = self.in_the_flood('logs', '-f', job)
         logs.signal(signal.SIGINT)
         self.ends('logs -f at Ctrl-C', logs, 0)
