@@ -58,6 +58,8 @@ void RankOutput::Add(int rank, const std::string& host, bool is_stderr, absl::st
       continue;
     }
     stream.rows.Write(line);
+    // The cursor may go up again within these bytes.
+    if (options_.live && !bytes.empty() && !stream.rows.full()) continue;
     for (const std::string& text : stream.rows.TakeFinished(false)) Complete(stream, text);
   }
 }

@@ -37,6 +37,7 @@ class TextRows {
   std::vector<std::string> TakeFinished(bool all);
   // The others, the last one being written.
   std::vector<std::string> Unfinished() const;
+  bool full() const { return rows_.size() > kRowsMax; }  // TakeFinished is due
   // Neither holds nor has to remember anything: plain lines need not go through here.
   bool idle() const;
 
