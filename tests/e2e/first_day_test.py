@@ -18,6 +18,52 @@ class FirstDayTest(harness.GtrainTest):
 # ---- exec and interactive programs
 # ---- stalls and stacks
 # ---- a second launch of the same job
+
+
+class SecondLaunchTest(FirstDayTest):
+    def test_it_is_refused_by_name_and_starts_nothing(self):
+        go = os.path.join(self.dir, 'go')
+        job = self.stepper_job('train', '--until', go, extra='checkpoint: {uri: ./ckpt}\n')
+        self.gtrain('launch', '-d', job)
+        self.wait_for_steps(2, ranks=2)
+        pids = self.rank_pids()
+        for flags in ((), ('-d',), ('--fresh',), ('-d', '--json')):
+            refused = self.gtrain('launch', *flags, job, expect=2)
+            self.assertRegex(refused.stderr, r'job train-1 of \S+ saves its checkpoints to \S+/ckpt and is not over \(RUNNING, started \S+ ago\)')
+            for way in ('gtrain attach train-1', 'gtrain stop train-1', '--takeover'):
+                self.assertIn(way, refused.stderr)
+            self.assertEqual(refused.stdout, '')
+        self.assertEqual([job['id'] for job in self.jobs()], ['train-1'])
+        self.assertEqual(self.rank_pids(), pids)
+        self.assertFalse(os.path.exists(os.path.join(self.dir, 'ckpt')), 'nor is a folder made')
+        self.gtrain('stop', 'train-1', '--now')
+        self.wait_for_state('train-1', 'CANCELLED')
+        self.end_local_cluster()
+
+    def test_a_program_that_chooses_its_folder_itself(self):
+        """No checkpoint.uri: the second launch would save where the first does."""
+        text = os.path.join(self.dir, 'text')
+        with open(text, 'w') as out:
+            out.write('a line of text that is learned by heart\n' * 500)
+        os.chmod(text, 0o644)
+        char_lm = shutil.copy(os.path.join(harness.BUILD, 'examples', 'char_lm'), self.dir)
+        words = (f'{char_lm} --text {text} --steps 1000000').split()
+        first = self.start('launch', '--name', 'lm', '-n', '1', '--', *words)
+        manifests = os.path.join(self.dir, 'ckpt', 'char_lm', 'manifests')
+        wait_until('a checkpoint', lambda: os.path.isdir(manifests) and os.listdir(manifests))
+        wait_until('the head to know', lambda: (self.job('lm') or {}).get('last_checkpoint'))
+        refused = self.gtrain('launch', '--name', 'lm', '-n', '1', '--', *words, expect=2)
+        self.assertRegex(refused.stderr, r'job lm-1 of \S+ saves its checkpoints to a folder that its program chose.* started \S+ ago')
+        self.assertIn('gtrain stop lm-1', refused.stderr)
+        # Another name is another job for the head; the folder knows better.
+        other = self.gtrain('launch', '--name', 'other', '-n', '1', '--', *words, expect=None)
+        self.assertNotEqual(other.returncode, 0)
+        self.assertRegex(other.stdout + other.stderr, r'in use: it belongs to job .?lm-1.*which is not over')
+        self.gtrain('stop', 'lm-1', '--now')
+        first.wait()
+        self.end_local_cluster()
+
+
 # ---- nothing vanishes
 
 
