@@ -5,7 +5,9 @@ import json
 import os
 import shutil
 import signal
+import socket
 
+import cluster
 import harness
 from harness import wait_until
 
@@ -206,6 +208,87 @@ class TimesTest(FirstDayTest):
 
 
 # ---- a head that restarts or moves
+
+
+class HeadThatMovesTest(cluster.ClusterTest):
+    ordinary_user = True
+    agent_count = 1
+
+    def endpoint(self):
+        with open(os.path.join(self.home, 'state', 'gtrain', 'lab', 'endpoint.json')) as endpoint:
+            return json.load(endpoint)['endpoint']
+
+    def end_head(self):
+        self.head.signal(signal.SIGTERM)
+        self.assertEqual(self.head.wait(), 0, self.head.output())
+
+    def move_head(self):
+        port = cluster.free_port()  # while the head has its own
+        self.end_head()
+        self.port = port
+        self.start_head()
+
+    def wait_for_node(self):
+        wait_until('the node to be back', lambda: self.nodes_in('alive') == 1)
+
+    def test_without_listen_it_serves_where_it_did(self):
+        for end in (self.end_head, self.kill_head):
+            end()
+            self.head = self.start('head', '--context', 'lab', '--allow-root')
+            self.wait_for_node()
+            self.assertEqual(self.endpoint(), f'127.0.0.1:{self.port}')
+        self.end_head()
+        with socket.socket() as taken:
+            taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            taken.bind(('127.0.0.1', self.port))
+            taken.listen()
+            said = self.gtrain('head', '--context', 'lab', '--allow-root', expect=1).stderr
+        self.assertRegex(said, r'It served there before, says .*/lab/served.json; --listen ADDRESS:PORT')
+
+    def test_a_dead_head_is_named(self):
+        credential = os.path.join(self.dir, 'ann.credential')
+        with open(credential, 'w') as out:
+            out.write(self.gtrain('user', 'add', 'ann').stdout)
+        os.chmod(credential, 0o644)
+        far = os.path.join(self.dir, 'far')
+        os.makedirs(far)
+        os.chmod(far, 0o777)
+        self.gtrain('context', 'add', 'lab', '--credential', credential, home=far)
+        self.gtrain('status', home=far)
+        self.kill_head()
+        for verb in ('status', 'why', 'nodes', 'logs'):
+            self.assertRegex(self.gtrain(verb, expect=1).stderr,
+                             r'the head of context lab \(process \d+, at \S+\) has died.*gtrain head --context lab')
+            self.assertRegex(self.gtrain(verb, expect=1, home=far).stderr,
+                             r'the head of context lab does not answer: nothing listens at \S+\. .*gtrain head --context lab')
+        self.start_head()
+        self.wait_for_node()
+
+    def test_an_agent_finds_a_head_that_moved(self):
+        """By what a person wrote into its file while it ran; it remembers that; and by a flag."""
+        self.move_head()
+        path = os.path.join(self.agent_state(0), 'cluster.json')
+        with open(path) as file:
+            membership = json.load(file)
+        first = membership['endpoints'][0]
+        membership['endpoints'] = [first, 'localhost:1', f'127.0.0.1:{self.port}']
+        with open(path, 'w') as file:
+            json.dump(membership, file)
+        self.wait_for_node()
+
+        def remembered():
+            with open(path) as file:
+                return json.load(file)
+        self.assertEqual(remembered()['endpoint'], f'127.0.0.1:{self.port}')
+        self.assertIn(first, remembered()['endpoints'])
+        self.agents[0].signal(signal.SIGTERM)
+        self.agents[0].wait()
+        self.move_head()
+        self.agents[0] = self.start_agent(0, '--head', f'127.0.0.1:{self.port}')
+        self.wait_for_node()
+        self.assertEqual(remembered()['endpoint'], f'127.0.0.1:{self.port}')
+
+
 # ---- secrets
 # ---- attach
 # ---- ranks between min and max
