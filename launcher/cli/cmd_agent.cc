@@ -74,6 +74,7 @@ absl::StatusOr<agent::AgentOptions> OptionsOf(const Args& args) {
     GT_ASSIGN_OR_RETURN(options.state_dir, net::DefaultClusterDir("agent"));
   }
   GT_ASSIGN_OR_RETURN(options.join_token, JoinToken(args));
+  options.heads = args.All("head");
   options.address = args.Get("address");
   options.hostname = args.Get("hostname");
   GT_RETURN_IF_ERROR(ReadLabels(args, options));
@@ -131,10 +132,13 @@ Verb AgentVerb() {
       "  ... | gtrain agent --join -                      the same, from standard input\n"
       "  GTRAIN_JOIN_TOKEN=... gtrain agent               the same, from the environment\n"
       "  gtrain agent                                     later starts\n"
+      "  gtrain agent --head 10.0.0.2:7070                the head has moved there, or may\n"
       "  gtrain agent --label pool=spot --cpus 8\n\n"
       "SIGTERM ends the agent, not its ranks: the next agent started in the same directory takes them over.";
   verb.flags = {
       {"join", '\0', "FILE", "join a cluster with the token in FILE; -: standard input"},
+      {"head", '\0', "HOST:PORT", "where the head is now, or may be, too; it is remembered; repeatable",
+       true},
       {"dir", '\0', "DIR", "keys and state; default $XDG_STATE_HOME/gtrain/agent"},
       {"address", '\0', "ADDRESS", "data-plane address; default: the one that reaches the head"},
       {"hostname", '\0', "NAME", "name shown to people; default: the machine's"},

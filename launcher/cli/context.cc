@@ -5,18 +5,24 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/time/clock.h"
+#include "base/clock.h"
 #include "base/file.h"
+#include "base/file_lock.h"
 #include "base/status_macros.h"
 #include "launcher/cli/local_cluster.h"
 #include "launcher/spec/nearest.h"
 #include "launcher/spec/values.h"
 #include "launcher/spec/words.h"
+#include "runtime/core/authority.h"
 #include "runtime/zmq/cluster_dir.h"
 
 namespace gtrain::cli {
 namespace {
 
 constexpr size_t kContextsBytesMax = 1 << 20;
+constexpr absl::Duration kDeadHeadPatience = absl::Seconds(3);
+constexpr absl::Duration kHeadPoll = absl::Milliseconds(50);
 
 std::string Env(const char* name) {
   const char* value = std::getenv(name);
@@ -68,17 +74,35 @@ absl::StatusOr<std::string> ChosenName(const Args& args) {
   return name.empty() ? "local" : name;
 }
 
+// A head that was killed leaves its file, which nobody holds then; it may just be started again.
+absl::Status AwaitHead(const Context& context, absl::StatusOr<net::Endpoint>& endpoint) {
+  const std::string path = context.dir + "/endpoint.json";
+  const RealClock clock;
+  const Instant deadline = clock.Now() + kDeadHeadPatience;
+  while (endpoint.ok() && endpoint->IsHere() && !IsLocked(path)) {
+    if (clock.Now() >= deadline) {
+      return absl::UnavailableError(absl::StrCat(
+          "the head of context ", context.name, " (process ", endpoint->pid, ", at ", endpoint->endpoint,
+          ") has died. Ranks go on without it. Start it again: gtrain head --context ", context.name));
+    }
+    absl::SleepFor(kHeadPoll);
+    endpoint = net::ReadEndpoint(path);
+  }
+  return endpoint.status();
+}
+
 absl::Status FillFromContext(const Context& context, Cluster& cluster) {
   cluster.dir = context.dir;
   cluster.options.endpoint = context.endpoint;
   cluster.options.server_public_key = context.head_public_key;
   if (!context.dir.empty()) {
-    const absl::StatusOr<net::Endpoint> endpoint = net::ReadEndpoint(context.dir + "/endpoint.json");
+    absl::StatusOr<net::Endpoint> endpoint = net::ReadEndpoint(context.dir + "/endpoint.json");
     if (!endpoint.ok()) {
       return absl::UnavailableError(absl::StrCat("the head of context ", context.name, " does not run (",
                                                  endpoint.status().message(),
                                                  "); start it with: gtrain head --context ", context.name));
     }
+    GT_RETURN_IF_ERROR(AwaitHead(context, endpoint));
     cluster.options.endpoint = endpoint->endpoint;
     cluster.options.server_public_key = endpoint->head_public_key;
   }
@@ -228,8 +252,21 @@ absl::StatusOr<std::string> JsonOf(absl::StatusOr<core::ClientReply> reply) {
 
 }  // namespace
 
+// Who only looks does not wait long where nobody listens; a head that takes the connection is given its time.
 absl::StatusOr<std::string> Ask(Cluster& cluster, core::ClientRequestBody body, absl::Duration timeout) {
-  return JsonOf(cluster.client->Call(std::move(body), timeout));
+  core::ClientRequest request{.id = net::NewRequestId(), .body = std::move(body)};
+  if (core::RuleOf(request.body).changes || timeout <= kDeadHeadPatience)
+    return JsonOf(cluster.client->Call(std::move(request), timeout));
+  absl::StatusOr<core::ClientReply> reply = cluster.client->Call(request, kDeadHeadPatience);
+  if (absl::IsUnavailable(reply.status())) {
+    return absl::UnavailableError(absl::StrCat(
+        "the head of context ", cluster.name, " does not answer: nothing listens at ",
+        cluster.options.endpoint, ". Ranks go on without it. Start it again there: gtrain head --context ",
+        cluster.name, cluster.dir.empty() ? "" : absl::StrCat(" (its directory is ", cluster.dir, ")")));
+  }
+  if (absl::IsDeadlineExceeded(reply.status()))
+    reply = cluster.client->Call(std::move(request), timeout - kDeadHeadPatience);
+  return JsonOf(std::move(reply));
 }
 
 std::vector<absl::StatusOr<std::string>> AskAll(Cluster& cluster, std::vector<core::ClientRequestBody> bodies,

@@ -129,11 +129,18 @@ absl::StatusOr<std::string> Submit(Cluster& cluster, const core::ClientSubmit& s
   for (absl::Duration look = kLocalLook;; look *= 2) {
     const absl::Duration left = deadline - clock.Now();
     reply = cluster.client->Call(request, cluster.local ? std::min(look, left) : left);
-    if (!absl::IsDeadlineExceeded(reply.status()) || !cluster.local || clock.Now() >= deadline) break;
+    const bool silent = absl::IsDeadlineExceeded(reply.status()) || absl::IsUnavailable(reply.status());
+    if (!silent || !cluster.local || clock.Now() >= deadline) break;
     GT_RETURN_IF_ERROR(Reconnect(cluster, Start::kIfNeeded));
   }
   if (!reply.ok()) return reply.status();
-  if (!reply->ok) return absl::Status(static_cast<absl::StatusCode>(reply->code), reply->error);
+  if (!reply->ok) {
+    const auto code = static_cast<absl::StatusCode>(reply->code);
+    // Of a launch: refused, and nothing was started.
+    return absl::Status(
+        code == absl::StatusCode::kFailedPrecondition ? absl::StatusCode::kInvalidArgument : code,
+        reply->error);
+  }
   return std::move(reply->json);
 }
 

@@ -66,6 +66,7 @@ constexpr absl::Duration kPortsEvery = absl::Seconds(20);
 constexpr absl::Duration kLookEvery = absl::Seconds(1);
 constexpr absl::Duration kReconnectEvery = absl::Seconds(1);
 constexpr absl::Duration kComplainEvery = absl::Seconds(15);
+constexpr absl::Duration kTryNextAfter = absl::Seconds(6);  // a connection takes up to five
 constexpr size_t kRefusedMax = 1000;
 constexpr int kPortsOffered = 16;
 constexpr int kMessagesATurn = 1000;
@@ -79,10 +80,20 @@ std::map<std::string, std::string> OwnEnvironment() {
   return env;
 }
 
-// How a node finds its head again after a restart.
+constexpr size_t kOthersMax = 15;
+
+// How a node finds its head again after a restart, of its own or of the head, which may have moved.
 struct Membership {
   std::string endpoint, head_public_key;
   ClusterId cluster;
+  std::vector<std::string> others;  // where the head may be, too, if it is not at `endpoint`
+  // Looked at first from now on.
+  void Prefer(const std::string& first) {
+    std::erase(others, first);
+    if (!endpoint.empty() && endpoint != first) others.insert(others.begin(), endpoint);
+    if (others.size() > kOthersMax) others.resize(kOthersMax);
+    endpoint = first;
+  }
 };
 
 std::string MembershipPath(const std::string& state_dir) { return state_dir + "/cluster.json"; }
@@ -96,12 +107,20 @@ Membership LoadMembership(const std::string& state_dir) {
     const auto it = json.is_object() ? json.find(key) : json.end();
     return json.is_object() && it != json.end() && it->is_string() ? it->get<std::string>() : std::string();
   };
-  membership = {word("endpoint"), word("head_public_key"), ClusterId(word("cluster"))};
+  membership = {word("endpoint"), word("head_public_key"), ClusterId(word("cluster")), {}};
+  const auto all = json.is_object() ? json.find("endpoints") : json.end();
+  for (const auto& one : json.is_object() && all != json.end() ? *all : nlohmann::json::array()) {
+    if (one.is_string() && one != membership.endpoint && membership.others.size() < kOthersMax)
+      membership.others.push_back(one.get<std::string>());
+  }
   return membership;
 }
 
 absl::Status SaveMembership(const std::string& state_dir, const Membership& membership) {
+  std::vector<std::string> all = {membership.endpoint};
+  all.insert(all.end(), membership.others.begin(), membership.others.end());
   const nlohmann::json json = {{"endpoint", membership.endpoint},
+                               {"endpoints", all},
                                {"head_public_key", membership.head_public_key},
                                {"cluster", membership.cluster.value}};
   return WriteFileDurable(MembershipPath(state_dir), json.dump(1) + "\n");
@@ -135,6 +154,8 @@ class Agent {
   void Wait();
   void WatchConnection();
   void GiveUpIfRefused();
+  void LookElsewhere();
+  void RememberWhereItIs();
   void LookAfterStateDir();
   void ReadHead();
   void Prepare(core::StartGeneration start);
@@ -181,6 +202,7 @@ class Agent {
   std::vector<std::pair<Instant, core::DropCopies>> drops_;  // once more then: a writer may have gone on
   std::optional<absl::Status> leave_;
   bool leave_after_keepers_ = false;
+  std::optional<Instant> elsewhere_at_;   // the next address is tried
   std::optional<Instant> refused_since_;  // the head answers, but not to our key
   bool terminated_ = false;
   bool reconnect_ = false;  // either side has lost a message on the connection that lives
@@ -215,12 +237,15 @@ absl::Status Agent::Join() {
       if (absl::IsPermissionDenied(joined.status()) && net::IsLetIn(token, keys_, kLetInPatience))
         joined = core::AgentJoined{ClusterId(), node_};
       GT_RETURN_IF_ERROR(joined.status());
-      membership_ = {token.endpoint, token.head_public_key, joined->cluster};
+      membership_ = {token.endpoint, token.head_public_key, joined->cluster, {}};
       GT_RETURN_IF_ERROR(SaveMembership(options_.state_dir, membership_));
       LogInfo("joined cluster ", joined->cluster.value, " as node ", node_.value);
     }
-    membership_.endpoint = token.endpoint;
+    membership_.Prefer(token.endpoint);
   }
+  for (auto at = options_.heads.rbegin(); at != options_.heads.rend(); ++at) membership_.Prefer(*at);
+  if ((!options_.join_token.empty() || !options_.heads.empty()) && !membership_.head_public_key.empty())
+    GT_RETURN_IF_ERROR(SaveMembership(options_.state_dir, membership_));
   if (!options_.head_endpoint.empty()) membership_.endpoint = options_.head_endpoint;
   if (!options_.head_public_key.empty()) membership_.head_public_key = options_.head_public_key;
   if (!options_.cluster.empty()) membership_.cluster = options_.cluster;
@@ -470,6 +495,7 @@ void Agent::WatchConnection() {
   if (now != connected_) {
     connected_ = now;
     if (now) {
+      RememberWhereItIs();
       SayHeadUp();
     } else {
       LogWarning("lost the connection to the head; ranks keep running, trying again");
@@ -477,10 +503,46 @@ void Agent::WatchConnection() {
     }
   }
   GiveUpIfRefused();
+  LookElsewhere();
   if (connected_ || clock_.Now() < next_complaint_) return;
   next_complaint_ = clock_.Now() + kComplainEvery;
   LogWarning("no connection to the head at ", membership_.endpoint,
              zmq_ == nullptr ? "" : absl::StrCat(": ", zmq_->status().message()));
+}
+
+// The head may have moved to another of the addresses in the file, which a person may change meanwhile.
+// Whoever answers proves the head's key.
+void Agent::LookElsewhere() {
+  if (zmq_ == nullptr || !options_.head_endpoint.empty()) return;
+  const Instant now = clock_.Now();
+  if (connected_) return elsewhere_at_.reset();
+  if (!elsewhere_at_) elsewhere_at_ = now + kTryNextAfter;
+  if (now < *elsewhere_at_) return;
+  elsewhere_at_ = now + kTryNextAfter;
+  const Membership file = LoadMembership(options_.state_dir);
+  if (file.head_public_key != membership_.head_public_key) return;
+  std::vector<std::string> all = {file.endpoint};
+  all.insert(all.end(), file.others.begin(), file.others.end());
+  const auto here = std::find(all.begin(), all.end(), membership_.endpoint);
+  const std::string next = here == all.end() || here + 1 == all.end() ? all.front() : *(here + 1);
+  if (next == membership_.endpoint) return;
+  const std::string before = std::exchange(membership_.endpoint, next);
+  membership_.others = all;
+  std::erase(membership_.others, next);
+  if (const absl::Status connected = Connect(); connected.ok()) {
+    LogInfo("no head at ", before, ": looking at ", next);
+  } else {
+    LogWarning(next, " in ", MembershipPath(options_.state_dir), ": ", connected.message());
+  }
+}
+
+// Looked at first after the next start.
+void Agent::RememberWhereItIs() {
+  if (zmq_ == nullptr || !options_.head_endpoint.empty()) return;
+  if (LoadMembership(options_.state_dir).endpoint == membership_.endpoint) return;
+  LogInfo("the head is at ", membership_.endpoint, " now");
+  const absl::Status saved = SaveMembership(options_.state_dir, membership_);
+  if (!saved.ok()) LogWarning("where the head is could not be kept: ", saved.message());
 }
 
 // A key that was revoked while the agent was away gets no other answer than this. It may also be about to be

@@ -7,6 +7,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -24,10 +25,11 @@ struct AgentOptions {
   // remembers. An administrator who registered <state_dir>/node.key by hand gives endpoint and head key
   // instead.
   std::string join_token;
-  std::string head_endpoint;    // "host:port"; overrides what cluster.json says
-  std::string head_public_key;  // Z85; overrides likewise
-  ClusterId cluster;            // empty: from cluster.json, else from the first welcome
-  NodeId node;                  // tests only; empty = of node.key
+  std::string head_endpoint;       // "host:port"; overrides what cluster.json says
+  std::vector<std::string> heads;  // "host:port", to be looked at first and put into cluster.json
+  std::string head_public_key;     // Z85; overrides likewise
+  ClusterId cluster;               // empty: from cluster.json, else from the first welcome
+  NodeId node;                     // tests only; empty = of node.key
 
   std::string address;   // data-plane address; empty = local address of the route that reaches the head
   std::string hostname;  // empty = the machine's

@@ -3,7 +3,8 @@
 // hand or another cluster does is seen by the ranks themselves, in the directory's owner file.
 //
 // Directories are compared by name: the head may not see the file system of the nodes. A symbolic link is
-// another name, and the ranks find out.
+// another name, and the ranks find out. Where the job file names none, the program may save to one of its own
+// choice: the same job file chooses the same again.
 #include <algorithm>
 
 #include "absl/strings/match.h"
@@ -17,6 +18,20 @@
 #include "runtime/core/head_state.h"
 
 namespace gtrain::core {
+namespace {
+
+// A live job of the same file and owner that was seen to save, though its file says nothing of where. Who
+// only runs one program twice at once, with nothing saved, is not kept from it.
+const Job* TwinThatSaves(const std::vector<Job*>& live, const spec::JobSpec& spec, const std::string& owner) {
+  if (!spec.checkpoint.uri.empty() || spec.checkpoint.read_only) return nullptr;
+  const auto twin = std::ranges::find_if(live, [&](const Job* job) {
+    return job->checkpoint && !job->checkpoint->manifest.empty() && job->record.owner == owner &&
+           job->spec == spec;
+  });
+  return twin == live.end() ? nullptr : *twin;
+}
+
+}  // namespace
 
 std::string LocationOf(const spec::JobSpec& spec) {
   absl::string_view uri = spec.checkpoint.uri;
@@ -48,15 +63,18 @@ absl::Status HeadState::CheckDirectory(const spec::JobSpec& spec, const std::str
   std::erase_if(others, [&](const Job* job) {
     return job->record.owner != owner_of_new && job->record.generation == Generation();
   });
-  if (others.empty()) return absl::OkStatus();
+  const Job* holder = others.empty() ? TwinThatSaves(LiveJobs(), spec, owner_of_new) : others.back();
+  if (holder == nullptr) return absl::OkStatus();
   GT_PROBE("head.directory_in_use");
-  return DirectoryInUse(*others.back(), owner_of_new, now);
+  return DirectoryInUse(*holder, owner_of_new, now);
 }
 
 // The refusal offers only what the owner of the new job may do with the other one.
 absl::Status HeadState::DirectoryInUse(const Job& other, const std::string& owner_of_new, Instant now) const {
   const JobRecord& owner = other.record;
-  const std::string& location = other.location;
+  const std::string location =
+      other.location.empty() ? "a folder that its program chose, as this launch of the same job file would,"
+                             : other.location;
   const absl::Duration age = std::max(absl::Seconds(1), absl::Floor(RunTime(other, now), absl::Seconds(1)));
   const std::string since = owner.generation.value == 0
                                 ? "not started yet"
@@ -124,7 +142,7 @@ std::vector<JobId> HeadState::LiveJobsToTell(const Job& job) const {
   std::vector<JobId> ids = {job.record.id};
   for (auto it = job_order_.rbegin(); it != job_order_.rend() && ids.size() < kLiveJobsToldMax; ++it) {
     const Job& other = jobs_.at(it->second);
-    if (&other == &job || IsFinal(other.record.state) || other.location.empty()) continue;
+    if (&other == &job || IsFinal(other.record.state) || other.spec.checkpoint.read_only) continue;
     ids.push_back(it->second);
   }
   return ids;

@@ -394,14 +394,39 @@ TEST_F(HeadStorageTest, TakeoverTellsTheLoserByName) {
   EXPECT_THAT(record.grant->live_jobs, IsEmpty()) << "in no record";
 }
 
-TEST_F(HeadStorageTest, LiveJobsAreThoseThatSave) {
+// Also where their programs chose: a rank that finds such a job in a directory must not take it for over.
+TEST_F(HeadStorageTest, LiveJobsAreThoseThatMaySave) {
   Hello("1", 64);
-  Submit("none 1 1");
+  Submit("own 1 1");
+  Submit("eval 1 1 reads=/w/ckpt");
   const JobId over = Submit("over 1 1 in=/over");
-  FromClient(ClientStop{over, true});
+  StartRanks(over);
+  FromNode("1", RankExited{Exit(over, 1, 0, 0)});
+  ASSERT_EQ(State(over), "SUCCEEDED");
   for (int i = 0; i < 3; ++i) Submit(absl::StrCat("s 1 1 in=/d", i));
-  EXPECT_THAT(NewestGrant().live_jobs, Not(testing::Contains(JobId("none-1"))));
-  EXPECT_THAT(NewestGrant().live_jobs, testing::IsSupersetOf({JobId("s-3"), JobId("s-4")}));
+  EXPECT_THAT(NewestGrant().live_jobs, Not(testing::Contains(JobId("eval-2"))));
+  EXPECT_THAT(NewestGrant().live_jobs, Not(testing::Contains(over)));
+  EXPECT_THAT(NewestGrant().live_jobs, testing::IsSupersetOf({JobId("own-1"), JobId("s-4"), JobId("s-5")}));
+}
+
+TEST_F(HeadStorageTest, TheSameFileAgainWhereItsProgramChoosesTheDirectory) {
+  Hello("1", 64);
+  const JobId first = Submit("train 1 1");
+  StartRanks(first);
+  const JobId beside = Submit("train 1 1");
+  FromClient(ClientStop{beside, true});
+  FromNode("1",
+           CheckpointReport{.job = first, .generation = {1}, .timeline = {1}, .step = 7, .manifest = "m/7"});
+  const ClientReply refused = FromClient(ClientSubmit{"train 1 1", {}, "/r"});
+  EXPECT_FALSE(refused.ok) << "nothing keeps apart what the two save";
+  for (const char* word : {"job train-1 of user1", "to a folder that its program chose", "started 1s ago",
+                           "gtrain attach train-1", "gtrain stop train-1", "--takeover"})
+    EXPECT_THAT(refused.error, HasSubstr(word));
+  Submit("train 2 2");
+  Submit("other 1 1");
+  ClientSubmit takes{"train 1 1", {}, "/runs/{job}"};
+  takes.takeover = true;
+  EXPECT_TRUE(FromClient(takes).ok);
 }
 
 }  // namespace

@@ -175,9 +175,10 @@ HeadService::~HeadService() {
 
 absl::Status HeadService::Start() {
   GT_CHECK(options_.parse_job != nullptr);
-  const bool loopback = std::all_of(options_.listen.begin(), options_.listen.end(), IsLoopback);
-  GT_RETURN_IF_ERROR(RootMayServe(geteuid() == 0, loopback, InContainer(), options_.allow_root));
   GT_ASSIGN_OR_RETURN(files_, net::LoadCluster(options_.cluster_dir));
+  serve_at_ = WhereToServe();
+  const bool loopback = std::all_of(serve_at_.listen.begin(), serve_at_.listen.end(), IsLoopback);
+  GT_RETURN_IF_ERROR(RootMayServe(geteuid() == 0, loopback, InContainer(), options_.allow_root));
   tails_ = std::make_shared<TailSpill>(files_.dir);
   access_ = std::make_shared<Access>(files_, registry_, clock_);
   GT_RETURN_IF_ERROR(access_->Load());
@@ -269,15 +270,38 @@ absl::Status HeadService::Recover() {
   return absl::OkStatus();
 }
 
+// Agents and clients look for the head where it was.
+net::ServedAt HeadService::WhereToServe() const {
+  if (!options_.listen.empty()) return {options_.listen, options_.advertise};
+  absl::StatusOr<net::ServedAt> before = net::ReadServedAt(net::ServedAtPath(files_.dir));
+  if (!before.ok()) {
+    if (!absl::IsNotFound(before.status())) LogWarning(before.status().message());
+    return {{"127.0.0.1:0"}, options_.advertise};
+  }
+  LogInfo("no --listen: where it served before, at ", absl::StrJoin(before->listen, ", "));
+  if (!options_.advertise.empty()) before->advertise = options_.advertise;
+  return *before;
+}
+
 absl::Status HeadService::Listen() {
-  std::vector<std::string> listen = options_.listen;
-  if (listen.empty()) listen.push_back("127.0.0.1:0");
-  GT_ASSIGN_OR_RETURN(
-      server_, net::ZmqServer::Start({.listen = listen,
-                                      .keys = files_.head,
-                                      .registry = registry_,
-                                      .clock = clock_,
-                                      .connections_per_address_max = options_.connections_per_address_max}));
+  absl::StatusOr<std::unique_ptr<net::ZmqServer>> server =
+      net::ZmqServer::Start({.listen = serve_at_.listen,
+                             .keys = files_.head,
+                             .registry = registry_,
+                             .clock = clock_,
+                             .connections_per_address_max = options_.connections_per_address_max});
+  if (!server.ok() && options_.listen.empty()) {
+    return absl::Status(
+        server.status().code(),
+        absl::StrCat(server.status().message(), ". It served there before, says ",
+                     net::ServedAtPath(files_.dir), "; --listen ADDRESS:PORT is another place"));
+  }
+  GT_ASSIGN_OR_RETURN(server_, std::move(server));
+  if (!options_.local) {
+    const absl::Status kept =
+        net::WriteServedAt(net::ServedAtPath(files_.dir), {server_->endpoints(), serve_at_.advertise});
+    if (!kept.ok()) LogWarning("the next head must be told where to listen: ", kept.message());
+  }
   const std::string& first = server_->endpoints()[0];
   char hostname[256] = "";
   (void)gethostname(hostname, sizeof(hostname) - 1);
@@ -287,7 +311,7 @@ absl::Status HeadService::Listen() {
     token_endpoint_ = WithHost(hostname, first);
     local = WithHost(absl::StartsWith(first, "[") ? "[::1]" : "127.0.0.1", first);
   }
-  if (!options_.advertise.empty()) token_endpoint_ = local = options_.advertise;
+  if (!serve_at_.advertise.empty()) token_endpoint_ = local = serve_at_.advertise;
   GT_ASSIGN_OR_RETURN(published_,
                       net::WriteEndpoint(files_.endpoint_path(), {.endpoint = local,
                                                                   .endpoints = server_->endpoints(),

@@ -25,6 +25,7 @@
 #include "runtime/head/tail_spill.h"
 #include "runtime/port/meta_store.h"
 #include "runtime/zmq/cluster_dir.h"
+#include "runtime/zmq/served_at.h"
 #include "runtime/zmq/server.h"
 
 namespace gtrain::head {
@@ -100,6 +101,7 @@ class HeadService {
  private:
   absl::Status Recover();
   absl::Status WithRemedy(const absl::Status& status) const;
+  net::ServedAt WhereToServe() const;
   absl::Status Listen();
   absl::Status Turn(int stop_fd);
   bool ReceiveSome();  // false: the limit was reached and more may wait
@@ -153,6 +155,7 @@ class HeadService {
   const HeadOptions options_;
   const std::shared_ptr<const Clock> clock_ = std::make_shared<RealClock>();
   net::ClusterFiles files_;
+  net::ServedAt serve_at_;
   std::string token_endpoint_;
   std::shared_ptr<net::KeyRegistry> registry_ = std::make_shared<net::KeyRegistry>();
   std::shared_ptr<Completions> completions_ = std::make_shared<Completions>();

@@ -209,7 +209,7 @@ absl::Status ZmqClient::status() const {
         absl::StrCat("the head at ", state_->endpoint, " does not know our key, or is not the head we know"));
   }
   if (state_->reached) {
-    return absl::UnavailableError(absl::StrCat(
+    return absl::DeadlineExceededError(absl::StrCat(
         "the head at ", state_->endpoint,
         " takes the connection but does not answer: is it paused or overloaded? Look at its process and its "
         "log there, let it go on (kill -CONT) or start it again; the ranks go on meanwhile"));

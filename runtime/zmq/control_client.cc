@@ -102,10 +102,13 @@ std::vector<absl::StatusOr<core::ClientReply>> ControlClient::CallAll(
       replies[w.index] = *std::move(w.busy);
       continue;
     }
-    replies[w.index] = absl::DeadlineExceededError(
-        !w.late.empty()
-            ? w.late
-            : absl::StrCat("no reply from the head within ", absl::FormatDuration(timeout), ": ",
+    if (!w.late.empty()) {
+      replies[w.index] = absl::DeadlineExceededError(w.late);
+      continue;
+    }
+    const auto code = absl::IsUnavailable(status) ? status.code() : absl::StatusCode::kDeadlineExceeded;
+    replies[w.index] = absl::Status(
+        code, absl::StrCat("no reply from the head within ", absl::FormatDuration(timeout), ": ",
                            status.ok() ? "it is connected but does not answer" : status.message()));
   }
   return replies;

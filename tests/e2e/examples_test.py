@@ -223,7 +223,7 @@ checkpoint: {{uri: {ckpt}, every: 25 steps}}
                        env=self.env(GTRAIN_LIBRARY=LIBRARY, PYTHONPATH=os.path.join(SOURCE, 'python')))
         job = self.job_file('twice', f'name: twice\nrun: sleep 600\ncheckpoint: {{uri: {ckpt}}}\n')
         self.assertIn('gtrain: resumes step 7 of job ', self.gtrain('launch', '-d', job).stderr)
-        refused = self.gtrain('launch', '-d', job, expect=1)
+        refused = self.gtrain('launch', '-d', job, expect=2)
         self.assertIn('is not over', refused.stderr)
         self.assertNotIn('resumes', refused.stderr)
         self.gtrain('stop', '--now', 'twice')

@@ -56,6 +56,52 @@ class LiveOutputTest(FirstDayTest):
 # ---- exec and interactive programs
 # ---- stalls and stacks
 # ---- a second launch of the same job
+
+
+class SecondLaunchTest(FirstDayTest):
+    def test_it_is_refused_by_name_and_starts_nothing(self):
+        go = os.path.join(self.dir, 'go')
+        job = self.stepper_job('train', '--until', go, extra='checkpoint: {uri: ./ckpt}\n')
+        self.gtrain('launch', '-d', job)
+        self.wait_for_steps(2, ranks=2)
+        pids = self.rank_pids()
+        for flags in ((), ('-d',), ('--fresh',), ('-d', '--json')):
+            refused = self.gtrain('launch', *flags, job, expect=2)
+            self.assertRegex(refused.stderr, r'job train-1 of \S+ saves its checkpoints to \S+/ckpt and is not over \(RUNNING, started \S+ ago\)')
+            for way in ('gtrain attach train-1', 'gtrain stop train-1', '--takeover'):
+                self.assertIn(way, refused.stderr)
+            self.assertEqual(refused.stdout, '')
+        self.assertEqual([job['id'] for job in self.jobs()], ['train-1'])
+        self.assertEqual(self.rank_pids(), pids)
+        self.assertFalse(os.path.exists(os.path.join(self.dir, 'ckpt')), 'nor is a folder made')
+        self.gtrain('stop', 'train-1', '--now')
+        self.wait_for_state('train-1', 'CANCELLED')
+        self.end_local_cluster()
+
+    def test_a_program_that_chooses_its_folder_itself(self):
+        """No checkpoint.uri: the second launch would save where the first does."""
+        text = os.path.join(self.dir, 'text')
+        with open(text, 'w') as out:
+            out.write('a line of text that is learned by heart\n' * 500)
+        os.chmod(text, 0o644)
+        char_lm = shutil.copy(os.path.join(harness.BUILD, 'examples', 'char_lm'), self.dir)
+        words = (f'{char_lm} --text {text} --steps 1000000').split()
+        first = self.start('launch', '--name', 'lm', '-n', '1', '--', *words)
+        manifests = os.path.join(self.dir, 'ckpt', 'char_lm', 'manifests')
+        wait_until('a checkpoint', lambda: os.path.isdir(manifests) and os.listdir(manifests))
+        wait_until('the head to know', lambda: (self.job('lm') or {}).get('last_checkpoint'))
+        refused = self.gtrain('launch', '--name', 'lm', '-n', '1', '--', *words, expect=2)
+        self.assertRegex(refused.stderr, r'job lm-1 of \S+ saves its checkpoints to a folder that its program chose.* started \S+ ago')
+        self.assertIn('gtrain stop lm-1', refused.stderr)
+        # Another name is another job for the head; the folder knows better.
+        other = self.gtrain('launch', '--name', 'other', '-n', '1', '--', *words, expect=None)
+        self.assertNotEqual(other.returncode, 0)
+        self.assertRegex(other.stdout + other.stderr, r'in use: it belongs to job .?lm-1.*which is not over')
+        self.gtrain('stop', 'lm-1', '--now')
+        first.wait()
+        self.end_local_cluster()
+
+
 # ---- nothing vanishes
 
 
@@ -198,6 +244,87 @@ class TimesTest(FirstDayTest):
 
 
 # ---- a head that restarts or moves
+
+
+class HeadThatMovesTest(cluster.ClusterTest):
+    ordinary_user = True
+    agent_count = 1
+
+    def endpoint(self):
+        with open(os.path.join(self.home, 'state', 'gtrain', 'lab', 'endpoint.json')) as endpoint:
+            return json.load(endpoint)['endpoint']
+
+    def end_head(self):
+        self.head.signal(signal.SIGTERM)
+        self.assertEqual(self.head.wait(), 0, self.head.output())
+
+    def move_head(self):
+        port = cluster.free_port()  # while the head has its own
+        self.end_head()
+        self.port = port
+        self.start_head()
+
+    def wait_for_node(self):
+        wait_until('the node to be back', lambda: self.nodes_in('alive') == 1)
+
+    def test_without_listen_it_serves_where_it_did(self):
+        for end in (self.end_head, self.kill_head):
+            end()
+            self.head = self.start('head', '--context', 'lab', '--allow-root')
+            self.wait_for_node()
+            self.assertEqual(self.endpoint(), f'127.0.0.1:{self.port}')
+        self.end_head()
+        with socket.socket() as taken:
+            taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            taken.bind(('127.0.0.1', self.port))
+            taken.listen()
+            said = self.gtrain('head', '--context', 'lab', '--allow-root', expect=1).stderr
+        self.assertRegex(said, r'It served there before, says .*/lab/served.json; --listen ADDRESS:PORT')
+
+    def test_a_dead_head_is_named(self):
+        credential = os.path.join(self.dir, 'ann.credential')
+        with open(credential, 'w') as out:
+            out.write(self.gtrain('user', 'add', 'ann').stdout)
+        os.chmod(credential, 0o644)
+        far = os.path.join(self.dir, 'far')
+        os.makedirs(far)
+        os.chmod(far, 0o777)
+        self.gtrain('context', 'add', 'lab', '--credential', credential, home=far)
+        self.gtrain('status', home=far)
+        self.kill_head()
+        for verb in ('status', 'why', 'nodes', 'logs'):
+            self.assertRegex(self.gtrain(verb, expect=1).stderr,
+                             r'the head of context lab \(process \d+, at \S+\) has died.*gtrain head --context lab')
+            self.assertRegex(self.gtrain(verb, expect=1, home=far).stderr,
+                             r'the head of context lab does not answer: nothing listens at \S+\. .*gtrain head --context lab')
+        self.start_head()
+        self.wait_for_node()
+
+    def test_an_agent_finds_a_head_that_moved(self):
+        """By what a person wrote into its file while it ran; it remembers that; and by a flag."""
+        self.move_head()
+        path = os.path.join(self.agent_state(0), 'cluster.json')
+        with open(path) as file:
+            membership = json.load(file)
+        first = membership['endpoints'][0]
+        membership['endpoints'] = [first, 'localhost:1', f'127.0.0.1:{self.port}']
+        with open(path, 'w') as file:
+            json.dump(membership, file)
+        self.wait_for_node()
+
+        def remembered():
+            with open(path) as file:
+                return json.load(file)
+        self.assertEqual(remembered()['endpoint'], f'127.0.0.1:{self.port}')
+        self.assertIn(first, remembered()['endpoints'])
+        self.agents[0].signal(signal.SIGTERM)
+        self.agents[0].wait()
+        self.move_head()
+        self.agents[0] = self.start_agent(0, '--head', f'127.0.0.1:{self.port}')
+        self.wait_for_node()
+        self.assertEqual(remembered()['endpoint'], f'127.0.0.1:{self.port}')
+
+
 # ---- secrets
 class SecretsTest(FirstDayTest):
     JOB = 'name: secret\nrun: [sh, -c, \'echo "the key is $(echo $KEY | tr a-z A-Z)"; exec sleep 600\']\nsecrets: {KEY: {env: MY_KEY}}\n'
