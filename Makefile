@@ -10,7 +10,7 @@
 #   make sim      20,000 seeds of the simulated cluster, at most 60 minutes; build/sim/report.txt
 #   make powercut 300 power cuts under load on a loop-mounted ext4 (root); ARGS="--cuts N --workers N --seed N"
 #   make bench    every build/bin/bench_* with --quick; JSON under build/bench/
-#   make bench-gate  ratios of bench/baseline.json measured again; fails when one has become worse beyond its spread; an idle machine, 3 min
+#   make bench-gate  ratios of bench/baseline.json measured again; fails when one has become worse beyond its spread; an idle machine, 5 min
 #   make asan     unit and multi-process tests under AddressSanitizer and UBSan
 #   make tsan     the same under ThreadSanitizer
 #   make asan-core  PURE code, codecs, formats, golden traces and 300 seeds of the simulator under AddressSanitizer and UBSan

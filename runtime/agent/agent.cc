@@ -653,7 +653,8 @@ void Agent::Do(core::ToHead& effect) {
   const absl::Status sent = transport_->Send(wire::Encode(effect.message));
   if (sent.ok()) return;
   LogWarning("not sent: ", wire::KindName(effect.message), ": ", sent.message());
-  reconnect_ = true;
+  // One that is too long would be so again, and behind a connection that is lost all is told anew anyway.
+  if (absl::IsResourceExhausted(sent)) reconnect_ = true;
 }
 
 void Agent::Do(core::ToKeeper& effect) {

@@ -10,6 +10,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
@@ -69,6 +70,7 @@ class SocketTransport final : public port::ClientTransport {
   SocketTransport(std::string path, int bytes_max) : path_(std::move(path)), bytes_max_(bytes_max) {}
   absl::Status Send(absl::string_view payload) override {
     const ssize_t n = send(fd_.get(), payload.data(), payload.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (n < 0 && errno == EAGAIN) return absl::ResourceExhaustedError("no room");
     return n < 0 ? absl::UnavailableError("not connected") : absl::OkStatus();
   }
   std::optional<std::string> Receive() override {

@@ -43,7 +43,9 @@ class ServerTransport {
 class ClientTransport {
  public:
   virtual ~ClientTransport() = default;
-  virtual absl::Status Send(absl::string_view payload) = 0;  // Unavailable while not connected
+  // Unavailable while not connected. ResourceExhausted: its queue is full, and this message is lost though
+  // the connection lives. InvalidArgument: too long.
+  virtual absl::Status Send(absl::string_view payload) = 0;
   virtual std::optional<std::string> Receive() = 0;
   // Each lost connection shows as false at least once, however fast the next one came, so whoever greets
   // after every change to true greets on every connection.

@@ -112,11 +112,11 @@ void Disk::JoinRecords(const JobId& job) {
 
 void Disk::Lose(bool power_cut) {
   ++life_;
+  // What waited for the thread was never written.
+  if (!joining_.empty() && kernel_.rng.Chance(0.5) && !join_) LetIn();
+  joining_.clear();
   commit_ = join_ = nullptr;
   busy_ = false;
-  if (!joining_.empty() && kernel_.rng.Chance(0.5)) LetIn();
-  joining_.clear();
-  // What waited for the thread was never written.
   if (!std::exchange(writing_, false)) return in_flight_.reset();
   const core::OutboxBatch batch = *std::exchange(in_flight_, std::nullopt);
   const bool survives = unsynced_survives_.value_or(kernel_.rng.Chance(power_cut ? 0.3 : 0.5));

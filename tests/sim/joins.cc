@@ -24,7 +24,7 @@ void Joins::Storm(int nodes, int tokens) {
 void Joins::Turn(const std::shared_ptr<Node>& node) {
   if (node->key.empty()) return;  // it has its answer
   if (kernel_.now() >= node->patience_ends) {
-    ++gave_up_;
+    ++kernel_.counts["nodes gave up joining"];
     return Leave(*node);
   }
   if (node->connection == nullptr || !node->connection->near) Connect(node);

@@ -16,7 +16,6 @@ class Joins {
   void Storm(int nodes, int tokens);
   int asking() const { return asking_; }  // now
   int joined() const { return joined_; }  // ever
-  int gave_up() const { return gave_up_; }
 
  private:
   struct Node {
@@ -33,7 +32,7 @@ class Joins {
   Kernel& kernel_;
   Network& network_;
   Disk& disk_;
-  int came_ = 0, asking_ = 0, joined_ = 0, gave_up_ = 0;
+  int came_ = 0, asking_ = 0, joined_ = 0;
 };
 
 }  // namespace gtrain::sim
