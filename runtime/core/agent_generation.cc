@@ -154,6 +154,7 @@ void AgentCore::Impl::Start(const StartGeneration& message) {
     const std::vector<int>& cpus = grant.ranks[static_cast<size_t>(number)].cpus;
     start.cpus.assign(cpus.begin(), cpus.end());
     start.memory_limit = generation.spec.resources.memory.value_or(0);
+    start.tty = generation.spec.tty;
     starts.push_back(std::move(start));
   }
   effects_.push_back(WriteFile{MembersPath(grant, config_.node), MembersJson(grant), grant.job});

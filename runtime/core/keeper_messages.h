@@ -64,8 +64,9 @@ struct StartRank {
   std::string notice_path;  // $GTRAIN_NOTICE_FILE
   std::vector<int32_t> cpus;
   uint64_t memory_limit = 0;  // 0 = none
+  bool tty = false;           // its stdout is a terminal
   GT_FIELDS(generation, rank, token, argv, env, cwd, out_path, err_path, report_path, notice_path, cpus,
-            memory_limit)
+            memory_limit, tty)
   bool operator==(const StartRank&) const = default;
 };
 

@@ -63,8 +63,13 @@ void Keeper::PrepareStart(GenerationRecord& record, RankProcess& rank) {
   const StartRank& spec = rank.spec;
   if (spec.argv.empty()) return FailStart(rank, "the command is empty", 127);
   for (auto [stream, path] : {std::pair{&rank.out, &spec.out_path}, std::pair{&rank.err, &spec.err_path}}) {
-    if (!stream->Open(*path, options_.log_limits, now_, &log_writer_) || !stream->Watch(&stream_set_)) {
-      return FailStart(rank, "cannot open the log file " + *path + ": " + strerror(errno), 126);
+    const bool terminal = spec.tty && stream == &rank.out;
+    if (!stream->Open(*path, options_.log_limits, terminal, now_, &log_writer_) ||
+        !stream->Watch(&stream_set_)) {
+      return FailStart(rank,
+                       "cannot open the log file " + *path + (terminal ? ", or a terminal for it" : "") +
+                           ": " + strerror(errno),
+                       126);
     }
   }
   if (!spec.report_path.empty()) {

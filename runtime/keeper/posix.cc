@@ -7,8 +7,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
+#include <termios.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -43,6 +45,18 @@ bool MakePipe(UniqueFd* read_end, UniqueFd* write_end) {
   read_end->reset(fds[0]);
   write_end->reset(fds[1]);
   return true;
+}
+
+bool MakeTerminal(UniqueFd* read_end, UniqueFd* write_end) {
+  read_end->reset(posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC));
+  if (!read_end->valid() || unlockpt(read_end->get()) != 0) return false;
+  write_end->reset(ioctl(read_end->get(), TIOCGPTPEER, O_RDWR | O_NOCTTY | O_CLOEXEC));
+  termios settings;
+  if (!write_end->valid() || tcgetattr(write_end->get(), &settings) != 0) return false;
+  cfmakeraw(&settings);
+  const winsize size = {30, 100, 0, 0};
+  return tcsetattr(write_end->get(), TCSANOW, &settings) == 0 &&
+         ioctl(write_end->get(), TIOCSWINSZ, &size) == 0;
 }
 
 bool WriteFileAtomic(const std::string& path, const std::string& data) {
