@@ -21,7 +21,8 @@ std::string Table(const StatusDoc& doc) {
     absl::StrAppend(
         &out,
         absl::StrFormat("%-*s  %-13s %5d  ", static_cast<int>(width), job.id, job.state, job.world_size),
-        progress, progress.empty() ? "" : "; ", SafeText(job.reason), "\n");
+        SafeText(job.stuck), job.stuck.empty() ? "" : "; ", progress, progress.empty() ? "" : "; ",
+        SafeText(job.reason), "\n");
   }
   return out;
 }

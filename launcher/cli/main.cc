@@ -17,11 +17,11 @@
 namespace gtrain::cli {
 
 std::vector<Verb> AllVerbs() {
-  std::vector<Verb> verbs = {LaunchVerb(),  AttachVerb(),     ValidateVerb(),  PlanVerb(),    StatusVerb(),
-                             WhyVerb(),     LogsVerb(),       StopVerb(),      ExecVerb(),    NodesVerb(),
-                             CkptVerb(),    BenchVerb(),      DoctorVerb(),    HeadVerb(),    AgentVerb(),
-                             TokenVerb(),   NodeVerb(),       UserVerb(),      ContextVerb(), AuditVerb(),
-                             VersionVerb(), CompletionVerb(), LocalWatchVerb()};
+  std::vector<Verb> verbs = {LaunchVerb(), AttachVerb(),  ValidateVerb(),   PlanVerb(),      StatusVerb(),
+                             WhyVerb(),    LogsVerb(),    StopVerb(),       ExecVerb(),      StackVerb(),
+                             NodesVerb(),  CkptVerb(),    BenchVerb(),      DoctorVerb(),    HeadVerb(),
+                             AgentVerb(),  TokenVerb(),   NodeVerb(),       UserVerb(),      ContextVerb(),
+                             AuditVerb(),  VersionVerb(), CompletionVerb(), LocalWatchVerb()};
   for (Verb& verb : verbs) verb.flags.push_back({"help", 'h', "", "this text"});
   return verbs;
 }

@@ -27,6 +27,7 @@ std::vector<std::string> StatusBlock(const JobDoc& job, const std::string& hint,
   lines.push_back(absl::StrCat("-- ", job.id, " -- ", job.state, " -- generation ", job.generation, ", ",
                                job.world_size, job.world_size == 1 ? " rank" : " ranks"));
   lines.push_back(absl::StrCat("   ", SafeText(job.reason)));
+  if (!job.stuck.empty()) lines.push_back(absl::StrCat("   ", SafeText(job.stuck)));
   std::map<std::string, std::map<std::string, std::vector<int>>> hosts;
   for (const RankDoc& rank : job.ranks) hosts[rank.hostname][rank.state].push_back(rank.rank);
   size_t shown = 0;
@@ -70,7 +71,7 @@ bool Screen::OutputLines(const std::vector<std::string>& lines) {
 }
 
 bool Screen::Say(const std::string& line) {
-  const std::string text = absl::StrCat("gtrain: ", SafeText(line), "\n");
+  const std::string text = absl::StrCat("gtrain: ", SafeLines(line, "    "), "\n");
   if (!terminal_) return WriteToStderr(text);
   updated_.reset();
   return Above(text);

@@ -119,13 +119,13 @@ struct RankNow {
   std::optional<End> end;
 };
 
-constexpr std::array kNotes = {kCompressionNote, kRestoreNote, kOwnerNote,
-                               kStorageNote,     kSavesNote,   kLogsNote};
+constexpr std::array kNotes = {kCompressionNote, kRestoreNote, kOwnerNote,    kStorageNote,
+                               kSavesNote,       kLogsNote,    kProgressNote, kStuckNote};
 
 // What the ranks of this generation say of themselves, or those of an earlier one said.
 using Notes = std::array<std::string, kNotes.size()>;
 
-Notes NotesOf(const Job& job) {
+Notes NotesOf(const Job& job, Instant now) {
   Notes notes;
   for (size_t i = 0; i < kNotes.size(); ++i) {
     const auto said = job.rank_notes.find(kNotes[i]), before = job.notes_before.find(kNotes[i]);
@@ -135,6 +135,7 @@ Notes NotesOf(const Job& job) {
       notes[i] = before->second;
     }
   }
+  if (job.Live()) notes.back() = StuckText(job, now);
   return notes;
 }
 
@@ -199,7 +200,7 @@ void AddProgress(const Job& job, JobNow& now) {
 }
 
 // `whole`: of one job; the list of all jobs leaves out tails and the ranks of finished jobs.
-JobNow NowOf(const Job& job, const std::map<NodeId, Node>& nodes, bool whole) {
+JobNow NowOf(const Job& job, const std::map<NodeId, Node>& nodes, bool whole, Instant at) {
   const JobRecord& record = job.record;
   JobNow now;
   now.id = record.id;
@@ -214,7 +215,7 @@ JobNow NowOf(const Job& job, const std::map<NodeId, Node>& nodes, bool whole) {
   now.restarts = record.restarts;
   now.exit_code = record.exit_code;
   now.event_sequence = record.event_sequence;
-  now.notes = NotesOf(job);
+  now.notes = NotesOf(job, at);
   now.checkpoint = job.checkpoint;
   if (!record.faults.empty()) {
     now.first_fault = Told(record.faults.front(), whole);
@@ -535,7 +536,7 @@ std::shared_ptr<const Document> HeadState::StatusOf(const JobId& id, const std::
   status->local = config_.local;
   status->nodes = nodes_.size();
   if (!id.empty()) {
-    if (const Job* job = FindJob(id)) status->jobs.push_back(NowOf(*job, nodes_, true));
+    if (const Job* job = FindJob(id)) status->jobs.push_back(NowOf(*job, nodes_, true, step_at_));
     return status;
   }
   size_t finished = 0, own = 0;
@@ -547,7 +548,7 @@ std::shared_ptr<const Document> HeadState::StatusOf(const JobId& id, const std::
     if (over && !readers && finished > kFinishedShown) {
       ++status->omitted;
     } else {
-      status->jobs.push_back(NowOf(job, nodes_, false));
+      status->jobs.push_back(NowOf(job, nodes_, false, step_at_));
     }
   }
   std::reverse(status->jobs.begin(), status->jobs.end());  // in order of submission
@@ -561,7 +562,7 @@ std::shared_ptr<const Document> HeadState::WhyOf(const Job& job) const {
   why->reason = job.record.reason;
   why->placement = job.placement_reason;
   why->blocked_by = job.blocked_by;
-  why->notes = NotesOf(job);
+  why->notes = NotesOf(job, step_at_);
   why->events.assign(job.events.begin(), job.events.end());
   return why;
 }
@@ -617,7 +618,7 @@ std::pair<std::shared_ptr<const Document>, size_t> HeadState::EventsAfter(const 
 
 std::shared_ptr<const Document> HeadState::FailureOf(const Job& job) const {
   auto failure = std::make_shared<FailureDocument>();
-  failure->job = NowOf(job, nodes_, true);
+  failure->job = NowOf(job, nodes_, true, step_at_);
   failure->faults = job.record.faults;
   for (const RankNow& rank : failure->job.ranks) {
     const RankExit* exit = job.ExitOf(rank.rank);

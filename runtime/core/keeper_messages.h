@@ -125,7 +125,8 @@ struct Exec {  // once beside a rank, in its environment and directory; output b
   int32_t rank = 0;
   std::vector<std::string> argv;
   uint64_t timeout_ms = 0;
-  GT_FIELDS(id, generation, rank, argv, timeout_ms)
+  bool apart = false;  // what it writes to stderr is told apart
+  GT_FIELDS(id, generation, rank, argv, timeout_ms, apart)
   bool operator==(const Exec&) const = default;
 };
 
@@ -253,7 +254,9 @@ struct ExecDone {
   bool ok = true;
   int32_t status = 0;  // exit code, or 128 + signal
   std::string output;  // or the error sentence
-  GT_FIELDS(id, ok, status, output)
+  std::string err;     // with Exec::apart
+  bool timed_out = false;
+  GT_FIELDS(id, ok, status, output, err, timed_out)
   bool operator==(const ExecDone&) const = default;
 };
 

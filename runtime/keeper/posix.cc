@@ -113,14 +113,19 @@ bool ReadProcess(pid_t pid, ProcessEntry* entry) {
   if (close == std::string::npos) return false;
   char state = 0;
   long long parent = 0;
-  unsigned long long start = 0;
-  const int read = sscanf(stat.c_str() + close + 1,
-                          " %c %lld %*d %*d %*d %*d %*u %*u %*u %*u %*u %*u %*u %*d %*d %*d %*d %*d %*d %llu",
-                          &state, &parent, &start);
-  if (read != 3) return false;
+  unsigned long long start = 0, own[2] = {}, reaped[2] = {};
+  const int read =
+      sscanf(stat.c_str() + close + 1,
+             " %c %lld %*d %*d %*d %*d %*u %*u %*u %*u %*u %llu %llu %llu %llu %*d %*d %*d %*d %llu", &state,
+             &parent, &own[0], &own[1], &reaped[0], &reaped[1], &start);
+  if (read != 7) return false;
   const size_t open = stat.find('(');
-  *entry = {pid, static_cast<pid_t>(parent), start, state == 'Z' || state == 'X',
-            stat.substr(open + 1, close - open - 1)};
+  *entry = {pid,
+            static_cast<pid_t>(parent),
+            start,
+            state == 'Z' || state == 'X',
+            stat.substr(open + 1, close - open - 1),
+            own[0] + own[1] + reaped[0] + reaped[1]};
   return true;
 }
 

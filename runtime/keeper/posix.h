@@ -35,7 +35,8 @@ struct ProcessEntry {
   pid_t parent = 0;
   uint64_t start_time = 0;
   bool zombie = false;
-  std::string name;  // as the process calls itself: at most 15 bytes, of any kind
+  std::string name;        // as the process calls itself: at most 15 bytes, of any kind
+  uint64_t cpu_ticks = 0;  // used by it and by those of its children that it has reaped
 };
 
 bool ReadProcess(pid_t pid, ProcessEntry* entry);
