@@ -1,3 +1,4 @@
+#include <cstdio>
 #include <nlohmann/json.hpp>
 
 #include "absl/strings/str_cat.h"
@@ -11,30 +12,55 @@
 namespace gtrain::cli {
 namespace {
 
-absl::Status Exec(const Args& args) {
+using nlohmann::json;
+
+constexpr int kTimedOut = 124;  // as timeout(1) does
+
+std::string Text(const json& object, const char* key) {
+  const auto it = object.find(key);
+  return it != object.end() && it->is_string() ? it->get<std::string>() : "";
+}
+
+// The exit code of the command.
+absl::StatusOr<int> CodeOf(const json& reply) {
+  const auto code = reply.find("exit_code");
+  if (code == reply.end() || !code->is_number_integer()) {
+    return absl::UnavailableError(
+        "exec: the head is of an older version and does not say how the command ended: upgrade it");
+  }
+  if (reply.value("timed_out", false)) {
+    Complain(absl::StrCat(
+        "exec: the command ran into the time limit of `gtrain exec` and was ended; exit code ", kTimedOut));
+    return kTimedOut;
+  }
+  return code->get<int>();
+}
+
+absl::StatusOr<int> Exec(const Args& args) {
   if (!args.rest || args.rest->empty()) return absl::InvalidArgumentError("exec: give a command after --");
   GT_ASSIGN_OR_RETURN(const std::optional<int64_t> rank, args.Int("rank", 0, spec::kRanksMax));
   GT_ASSIGN_OR_RETURN(Cluster cluster, OpenCluster(args, Start::kIfDied));
   GT_ASSIGN_OR_RETURN(const JobDoc job, FindJob(cluster, args.words.empty() ? "" : args.words[0]));
-  GT_ASSIGN_OR_RETURN(
-      const std::string text,
-      Ask(cluster, core::ClientExec{JobId(job.id), static_cast<int>(rank.value_or(0)), *args.rest},
-          absl::Seconds(60)));
+  GT_ASSIGN_OR_RETURN(const std::string text, Ask(cluster,
+                                                  core::ClientExec{.job = JobId(job.id),
+                                                                   .rank = static_cast<int>(rank.value_or(0)),
+                                                                   .argv = *args.rest,
+                                                                   .apart = true},
+                                                  absl::Seconds(60)));
+  const json reply = json::parse(text, nullptr, false);
+  if (!reply.is_object()) return absl::InternalError("the head's answer is not a JSON object");
   if (args.Has("json")) {
     Print(text + "\n");
-    return absl::OkStatus();
+  } else {
+    Print(absl::StrCat(Text(reply, "text"), Text(reply, "stdout")));  // `text`: of an older head
+    std::fputs(Text(reply, "stderr").c_str(), stderr);
   }
-  const nlohmann::json reply = nlohmann::json::parse(text, nullptr, false);
-  if (!reply.is_object() || !reply.contains("text") || !reply["text"].is_string()) {
-    return absl::InternalError("the head's answer holds no text");
-  }
-  Print(reply["text"].get<std::string>());
-  return absl::OkStatus();
+  return CodeOf(reply);
 }
 
 int Run(const Args& args) {
-  const absl::Status status = Exec(args);
-  return status.ok() ? kDone : Report(status);
+  const absl::StatusOr<int> code = Exec(args);
+  return code.ok() ? *code : Report(code.status());
 }
 
 }  // namespace
@@ -45,12 +71,16 @@ Verb ExecVerb() {
   verb.summary = "Run a command once beside a rank, with its environment";
   verb.usage = "[--rank R] [JOB] -- CMD ARGS";
   verb.details =
-      "Prints what the command printed; without input and without a terminal.\n\n"
+      "Prints what the command printed, and ends with its exit code: 128+N if it died of signal N, 124 if it "
+      "ran\n"
+      "longer than 9 s and was ended. Without input and without a terminal.\n\n"
       "  gtrain exec --rank 3 fashion-mnist-1 -- nvidia-smi\n"
-      "  gtrain exec -- env";
+      "  gtrain exec -- env\n"
+      "  gtrain exec --json -- sh -c 'df /scratch; exit 3'     {\"exit_code\": 3, \"stdout\": ..., \"host\": "
+      "...}";
   verb.flags = {{"rank", '\0', "R", "beside which rank; default 0"},
                 ContextFlag(),
-                {"json", '\0', "", "the answer as JSON"}};
+                {"json", '\0', "", "one document: exit code, stdout, stderr, rank, host"}};
   verb.completes = Completes::kJobs;
   verb.words_max = 1;
   verb.takes_rest = true;

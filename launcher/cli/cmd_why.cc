@@ -33,8 +33,11 @@ std::string Explain(const json& why) {
   if (const std::string placement = Text(why, "placement"); !placement.empty()) {
     absl::StrAppend(&out, "placement: ", placement, "\n");
   }
-  for (const auto& [key, label] :
-       {std::pair{"owner", "checkpoint directory"}, {"storage", "storage"}, {"saves", "saves"}}) {
+  for (const auto& [key, label] : {std::pair{"owner", "checkpoint directory"},
+                                   {"storage", "storage"},
+                                   {"saves", "saves"},
+                                   {"progress", "progress"},
+                                   {"stuck", "now"}}) {
     if (const std::string text = Text(why, key); !text.empty())
       absl::StrAppend(&out, label, ": ", text, "\n");
   }
@@ -60,7 +63,8 @@ std::string Explain(const json& why) {
     for (size_t i = 0; i < events->size(); ++i) {
       const std::string kind = Text((*events)[i], "kind");
       if (kind == "checkpoint" && i + 1 < events->size() && Text((*events)[i + 1], "kind") == kind) continue;
-      absl::StrAppend(&out, "  ", TimeOf((*events)[i]), kind, ": ", Text((*events)[i], "text"), "\n");
+      absl::StrAppend(&out, "  ", TimeOf((*events)[i]), kind, ": ",
+                      SafeLines((*events)[i].value("text", ""), "      "), "\n");
     }
   }
   return out;

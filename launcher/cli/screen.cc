@@ -29,6 +29,7 @@ std::vector<std::string> StatusBlock(const JobDoc& job, const std::string& hint,
   lines.push_back(absl::StrCat("-- ", job.id, " -- ", job.state, " -- generation ", job.generation, ", ",
                                job.world_size, job.world_size == 1 ? " rank" : " ranks"));
   lines.push_back(absl::StrCat("   ", SafeText(job.reason)));
+  if (!job.stuck.empty()) lines.push_back(absl::StrCat("   ", SafeText(job.stuck)));
   std::map<std::string, std::map<std::string, std::vector<int>>> hosts;
   for (const RankDoc& rank : job.ranks) hosts[rank.hostname][rank.state].push_back(rank.rank);
   size_t shown = 0;
@@ -79,9 +80,10 @@ bool Screen::Output(const std::vector<RankOutput::Piece>& pieces, std::vector<st
 }
 
 bool Screen::Say(const std::string& line, Tone tone) {
-  if (!terminal_) return WriteToStderr(OwnLine(SafeText(line), tone, STDERR_FILENO));
+  const std::string text = SafeLines(line, "    ");
+  if (!terminal_) return WriteToStderr(OwnLine(text, tone, STDERR_FILENO));
   updated_.reset();
-  return Above(OwnLine(SafeText(line), tone, STDOUT_FILENO));
+  return Above(OwnLine(text, tone, STDOUT_FILENO));
 }
 
 bool Screen::Update(const JobDoc& job, const std::string& hint, Instant now) {

@@ -77,6 +77,8 @@ JobDoc ReadJob(const json& j) {
   if (const auto c = j.find("last_checkpoint"); c != j.end() && c->is_object()) {
     job.checkpoint_step = Number<int64_t>(*c, "step");
   }
+  job.stuck = Text(j, "stuck");
+  if (const std::string progress = Text(j, "progress"); !progress.empty()) job.notes.push_back(progress);
   if (const std::string policy = Text(j, "checkpoint_policy"); !policy.empty())
     job.notes.push_back(absl::StrCat("checkpoints ", policy));
   if (const std::string compression = Text(j, "compression"); !compression.empty())

@@ -39,6 +39,7 @@ struct JobDoc {
   std::optional<double> samples_per_second;
   std::optional<double> steps_per_second;
   std::optional<int64_t> checkpoint_step;
+  std::string stuck;  // that it seems to stand still, and who holds it up; empty: it does not
   std::optional<FaultDoc> first_fault;
   std::vector<std::string>
       notes;  // how often is saved and why, nodes that are slow or avoided: a sentence each

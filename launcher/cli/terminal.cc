@@ -17,7 +17,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
 #include "base/check.h"
 #include "launcher/cli/verbs.h"
 #include "launcher/spec/yaml_tree.h"
@@ -76,6 +78,12 @@ std::string SafeText(absl::string_view text) {
     }
   }
   return out;
+}
+
+std::string SafeLines(absl::string_view text, absl::string_view indent) {
+  absl::ConsumeSuffix(&text, "\n");
+  return absl::StrJoin(absl::StrSplit(text, '\n'), absl::StrCat("\n", indent),
+                       [](std::string* out, absl::string_view line) { *out += SafeText(line); });
 }
 
 namespace {

@@ -11,6 +11,9 @@ namespace gtrain::cli {
 // rank or a name cannot drive the terminal (fault P9). Keeps tabs; a line end becomes \n.
 std::string SafeText(absl::string_view text);
 
+// SafeText of each line of what may have several (stacks), the further ones after `indent`.
+std::string SafeLines(absl::string_view text, absl::string_view indent);
+
 // Cuts to `width` columns, never inside a character. Colours, as TextRows writes them, take no room and end
 // with the text.
 std::string CutToWidth(absl::string_view text, int width);

@@ -22,6 +22,7 @@ Verb WhyVerb();
 Verb LogsVerb();
 Verb StopVerb();
 Verb ExecVerb();
+Verb StackVerb();
 Verb NodesVerb();
 Verb NodeVerb();
 Verb TokenVerb();

@@ -151,6 +151,7 @@ struct JobSpec {
   std::vector<std::string> where_exclude;
   std::string workdir;  // absolute once the client resolved it
   std::string setup;    // runs once a node and content hash
+  bool tty = false;     // stdout of each rank is a terminal, so that programs write it line by line
   std::map<std::string, std::string> env;
   InheritEnv inherit_env;
   std::map<std::string, SecretRef> secrets;

@@ -49,6 +49,7 @@ progress: {step: 'step (\d+)', loss: 'loss ([0-9.]+)', startup: 10m, stall: 5m, 
 preempt: {signal: SIGUSR1, lead: 60s}
 stop_grace: 20s
 overlap: allow
+tty: true
 limits: {time: 24h}
 labels: {team: nlp}
 priority: -5
@@ -83,6 +84,7 @@ priority: -5
                                     {.codec = "powersgd", .rank = 2}}));
   EXPECT_EQ(s.progress.on_stall, OnStall::kKill);
   EXPECT_EQ(s.overlap, Overlap::kAllow);
+  EXPECT_TRUE(s.tty);
   EXPECT_EQ(s.preempt.signal, "SIGUSR1");
   EXPECT_EQ(s.time_limit, absl::Hours(24));
   EXPECT_EQ(s.priority, -5);

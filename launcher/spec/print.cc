@@ -232,6 +232,7 @@ std::string PrintJob(const JobSpec& spec) {
   PrintWhere(spec, out);
   if (!spec.workdir.empty()) absl::StrAppend(&out, "workdir: ", QuoteExpandable(spec.workdir), "\n");
   if (!spec.setup.empty()) absl::StrAppend(&out, "setup: ", Quote(spec.setup), "\n");
+  if (spec.tty) absl::StrAppend(&out, "tty: true\n");
   PrintEnv(spec, out);
   PrintInherit(spec.inherit_env, out);
   PrintSecrets(spec, out);

@@ -42,6 +42,7 @@
 #include "runtime/core/agent_core.h"
 #include "runtime/core/keeper_order.h"
 #include "runtime/keeper/posix.h"
+#include "runtime/keeper/stacks.h"
 #include "runtime/wire/build_version.h"
 #include "runtime/wire/codec.h"
 #include "runtime/zmq/client.h"
@@ -144,7 +145,7 @@ class Agent {
   absl::Status Connect();
   void ConnectAnew();
   NodeId Self() const { return options_.node.empty() ? node_ : options_.node; }
-  core::AgentConfig Config(int living_keepers);
+  core::AgentConfig Config(int living_keepers, const std::string& keeper_program);
   Incarnation ChooseIncarnation(const std::string& boot_id, int living_keepers);
   absl::Status WaitForKeepers();
   void AwaitFiles();
@@ -167,6 +168,7 @@ class Agent {
   void Do(core::ReadLog& effect);
   static core::AgentAnswer AnswerFrom(const core::ReadLog& effect, const ClusterId& cluster);
   void Do(core::ReadStacks& effect);
+  void Do(core::LookAtRanks& effect);
   void StartNearServer();
   void Do(core::ShareCopies& effect);
   void Do(core::DropCopies& effect);
@@ -282,7 +284,7 @@ Incarnation Agent::ChooseIncarnation(const std::string& boot_id, int living_keep
   return fresh;
 }
 
-core::AgentConfig Agent::Config(int living_keepers) {
+core::AgentConfig Agent::Config(int living_keepers, const std::string& keeper_program) {
   core::AgentConfig config;
   config.cluster = membership_.cluster;
   config.node = Self();
@@ -292,6 +294,7 @@ core::AgentConfig Agent::Config(int living_keepers) {
   config.version = wire::kThisBuild.text;
   config.protocol = wire::kThisBuild.protocol;
   config.keeper_protocol = wire::kThisBuild.keeper_protocol;
+  config.keeper_program = keeper_program;
   config.inventory = detect::DetectInventory({.cpus = options_.cpus, .fake_gpus = options_.fake_gpus});
   if (!absl::SimpleAtoi(keeper::ReadSmallFile("/proc/sys/kernel/pid_max"), &config.pid_max))
     config.pid_max = 0;
@@ -373,7 +376,7 @@ absl::Status Agent::Prepare() {
   }
   keepers_ = std::make_unique<KeeperSet>(options_.state_dir + "/keepers", binary, options_.keeper_lease);
   GT_ASSIGN_OR_RETURN(const int living, keepers_->AdoptAll(clock_.Now()));
-  core_.emplace(Config(living));
+  core_.emplace(Config(living, binary));
   Step(core::FreePorts{ProbeFreePorts(kPortsOffered, &rng_)});
   next_ports_ = clock_.Now() + kPortsEvery;
   next_complaint_ = clock_.Now() + kComplainEvery;
@@ -726,13 +729,12 @@ core::AgentAnswer Agent::AnswerFrom(const core::ReadLog& effect, const ClusterId
 }
 
 void Agent::Do(core::ReadStacks& effect) {
-  std::string text = ReadProcessStacks(effect.pid);
-  if (effect.query == 0) {
-    later_.push_back(core::StacksRead{effect.job, effect.generation, effect.rank, std::move(text)});
-    return;
-  }
-  core::ToHead reply{core::AgentAnswer{effect.query, true, std::move(text), 0, true}};
+  core::ToHead reply{core::AgentAnswer{effect.query, true, keeper::KernelStacks(effect.pid), 0, true}};
   Do(reply);
+}
+
+void Agent::Do(core::LookAtRanks& effect) {
+  later_.push_back(core::RanksSeen{effect.job, effect.generation, LookAtProcesses(effect.ranks)});
 }
 
 void Agent::Do(core::ShareCopies& effect) {

@@ -35,6 +35,7 @@
 #include "runtime/core/agent_core.h"
 #include "runtime/host/keeper_client.h"
 #include "runtime/keeper/posix.h"
+#include "runtime/keeper/stacks.h"
 #include "runtime/wire/codec.h"
 
 namespace gtrain::agent {
@@ -429,8 +430,8 @@ TEST(Node, PortsAddressesAndStacks) {
   EXPECT_EQ(LocalAddressTowards("127.0.0.1:80"), "127.0.0.1");
   EXPECT_EQ(LocalAddressTowards("[::1]:80"), "::1");
   EXPECT_FALSE(BootId().empty());
-  EXPECT_THAT(ReadProcessStacks(getpid()), HasSubstr("thread"));
-  EXPECT_THAT(ReadProcessStacks(1 << 30), HasSubstr("gone"));
+  EXPECT_THAT(keeper::KernelStacks(getpid()), HasSubstr("thread"));
+  EXPECT_THAT(keeper::KernelStacks(1 << 30), HasSubstr("gone"));
 }
 
 // Issue 16, item 11: what was there before is neither continued nor shown as this job's.

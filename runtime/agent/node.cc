@@ -16,9 +16,11 @@
 #include <algorithm>
 #include <cstring>
 #include <filesystem>
+#include <map>
 #include <optional>
 
 #include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
@@ -33,12 +35,12 @@
 #include "runtime/core/agent_core.h"
 #include "runtime/keeper/agent_protocol.h"
 #include "runtime/keeper/posix.h"
+#include "runtime/keeper/stacks.h"
 
 namespace gtrain::agent {
 
 namespace {
 constexpr size_t kPieceBytes = 256 << 10;
-constexpr int kThreadsMax = 64;
 
 // Length of an unfinished UTF-8 character at the end of `text`.
 size_t UnfinishedBytes(const std::string& text) {
@@ -248,31 +250,37 @@ absl::StatusOr<LogPiece> ReadLogPiece(const std::string& path, uint64_t offset, 
   return piece;
 }
 
-std::string ReadProcessStacks(int64_t pid) {
-  std::string text;
-  int threads = 0;
-  std::error_code error;
-  const std::string folder = absl::StrCat("/proc/", pid, "/task");
-  for (const auto& task : std::filesystem::directory_iterator(folder, error)) {
-    if (++threads > kThreadsMax) {
-      absl::StrAppend(&text, "(more threads left out)\n");
-      break;
-    }
-    const std::string path = task.path();
-    auto part = [&path](const char* name) {
-      return std::string(
-          absl::StripAsciiWhitespace(keeper::ReadSmallFile(absl::StrCat(path, "/", name), 8192)));
-    };
-    const std::string stat = part("stat");
-    const size_t close = stat.rfind(')');
-    const std::string state =
-        close == std::string::npos || close + 2 >= stat.size() ? "?" : stat.substr(close + 2, 1);
-    absl::StrAppend(&text, "thread ", task.path().filename().string(), " (", part("comm"), ") state ", state,
-                    ", waits in ", part("wchan"), ", system call ", part("syscall"), "\n");
-    const std::string stack = part("stack");
-    if (!stack.empty()) absl::StrAppend(&text, stack, "\n");
+std::vector<core::RankSeen> LookAtProcesses(const std::vector<std::pair<int, int64_t>>& rank_and_pid) {
+  constexpr int kDepthMax = 64;  // a pass is not atomic: it must not run in a circle
+  const long ticks_per_second = sysconf(_SC_CLK_TCK);
+  std::map<pid_t, keeper::ProcessEntry> all;
+  std::multimap<pid_t, pid_t> children;
+  for (keeper::ProcessEntry& process : keeper::ListProcesses()) {
+    children.emplace(process.parent, process.pid);
+    all.emplace(process.pid, std::move(process));
   }
-  return text.empty() ? absl::StrCat("process ", pid, " is gone\n") : text;
+  std::vector<core::RankSeen> seen;
+  for (const auto& [rank, pid] : rank_and_pid) {
+    uint64_t ticks = 0;
+    std::vector<pid_t> tree = {static_cast<pid_t>(pid)};
+    for (size_t i = 0; i < tree.size() && tree.size() < all.size(); ++i) {
+      const auto [first, last] = children.equal_range(tree[i]);
+      for (auto child = first; child != last; ++child) tree.push_back(child->second);
+    }
+    for (const pid_t member : tree) {
+      if (const auto it = all.find(member); it != all.end()) ticks += it->second.cpu_ticks;
+    }
+    pid_t inner = static_cast<pid_t>(pid);
+    std::string blocked_in = keeper::BlockedIn(inner);
+    for (int depth = 0; depth < kDepthMax && absl::StrContains(blocked_in, "do_wait"); ++depth) {
+      const auto child = children.find(inner);
+      if (child == children.end()) break;
+      inner = child->second;
+      blocked_in = keeper::BlockedIn(inner);
+    }
+    seen.push_back({rank, ticks * 1000 / static_cast<uint64_t>(std::max(1L, ticks_per_second)), blocked_in});
+  }
+  return seen;
 }
 
 }  // namespace gtrain::agent

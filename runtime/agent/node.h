@@ -3,11 +3,13 @@
 #pragma once
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "base/ids.h"
 #include "base/rng.h"
+#include "runtime/core/agent_core.h"
 #include "runtime/core/messages.h"
 
 namespace gtrain::agent {
@@ -54,7 +56,8 @@ struct LogPiece {
 // were punched out are named, not returned.
 absl::StatusOr<LogPiece> ReadLogPiece(const std::string& path, uint64_t offset, uint64_t bytes_max = 0);
 
-// State and kernel stack of every thread, as far as this user may see them.
-std::string ReadProcessStacks(int64_t pid);
+// What ranks do, of each its processor time with all it started, and where it waits: where it only waits for
+// a process that it started, where that one does. One pass over /proc, some 10 us a process of the machine.
+std::vector<core::RankSeen> LookAtProcesses(const std::vector<std::pair<int, int64_t>>& rank_and_pid);
 
 }  // namespace gtrain::agent

@@ -323,7 +323,6 @@ void AgentCore::Impl::TellLease(const JobId& job) {
 
 void AgentCore::Impl::On(const AgentTick&) {
   CheckLease();
-  CheckStalls();
   if (connected_ && !welcomed_ && now_ >= next_hello_) SayHello();
   if (welcomed_ && now_ - *heard_at_ > std::max(10 * heartbeat_interval_, absl::Seconds(10))) {
     GT_PROBE("agent.greets_again");
@@ -331,6 +330,7 @@ void AgentCore::Impl::On(const AgentTick&) {
     SayHello();
   }
   if (welcomed_ && now_ >= next_heartbeat_) {
+    LookForIdle();
     Heartbeat();
     MirrorTails();  // an idle agent wakes up once for both
   }
@@ -407,33 +407,6 @@ void AgentCore::Impl::CheckLease() {
       break;
     }
   }
-}
-
-// One verdict per stall: the slowest rank of this node, with its stacks.
-void AgentCore::Impl::CheckStalls() {
-  for (auto& [job, record] : jobs_) {
-    for (auto& [number, generation] : record.generations) {
-      if (generation.gone || generation.ended) continue;
-      for (auto& [rank, info] : generation.ranks) {
-        if (info.exit || info.stall_told || !info.advanced_at) continue;
-        if (now_ - *info.advanced_at < generation.spec.progress.stall) continue;
-        info.stall_told = true;
-        GT_PROBE("agent.stall_seen");
-        effects_.push_back(ReadStacks{0, job, number, rank, info.status.pid});
-      }
-    }
-  }
-}
-
-void AgentCore::Impl::On(const StacksRead& event) {
-  const AgentGeneration* generation = Find(event.job, event.generation);
-  const AgentRank* rank = Find(event.job, event.generation, event.rank);
-  if (generation == nullptr || rank == nullptr || rank->exit || !rank->advanced_at) return;
-  AgentNote note{event.job, event.generation, event.rank, "stall", ""};
-  note.text = absl::StrCat("rank ", event.rank, " made no step for ",
-                           PrintDuration(absl::Floor(now_ - *rank->advanced_at, absl::Seconds(1))), " (step ",
-                           rank->status.step.value_or(0), ")\n", event.text);
-  Tell(std::move(note));  // who is to be killed for it, and when, is the head's to say: it has seen all ranks
 }
 
 // ---------------------------------------------------------------- orders
@@ -556,14 +529,16 @@ void AgentCore::Impl::Hear(const AgentQuery& query) {
         query.query, false,
         absl::StrCat("rank ", query.rank, " of ", query.job.value, " is not running on ", config_.hostname));
   }
+  // Nobody waits for it after the head's HeadConfig::query_timeout. A second less, so that the head still
+  // hears what it wrote until then.
+  constexpr uint64_t kExecMs = 9'000;
+  keeper::Exec exec{query.query, query.generation.value, query.rank, query.argv, kExecMs, query.apart};
   if (query.kind == AgentQuery::Kind::kStacks) {
-    effects_.push_back(ReadStacks{query.query, query.job, query.generation, query.rank, rank->status.pid});
-  } else {
-    // Nobody waits for it after the head's HeadConfig::query_timeout. A second less, so that the head still
-    // hears what it wrote until then.
-    constexpr uint64_t kExecMs = 9'000;
-    Command(query.job, keeper::Exec{query.query, query.generation.value, query.rank, query.argv, kExecMs});
+    if (!query.full || config_.keeper_program.empty())
+      return effects_.push_back(ReadStacks{query.query, rank->status.pid});
+    exec.argv = {config_.keeper_program, "--stacks", absl::StrCat(rank->status.pid)};
   }
+  Command(query.job, std::move(exec));
 }
 
 void AgentCore::Impl::Hear(const AgentShutdown& shutdown) {

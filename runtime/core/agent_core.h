@@ -14,6 +14,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <variant>
 #include <vector>
 
@@ -37,6 +38,7 @@ struct AgentConfig {
   std::string version;
   int protocol = kProtocolVersion;
   uint32_t keeper_protocol = keeper::kAgentProtocol;
+  std::string keeper_program;  // also reads stacks with debuggers (`--stacks PID`); empty: nothing does
   Inventory inventory;
   int64_t pid_max = 0;  // of the machine; 0 = unknown
   std::map<std::string, std::string> labels;
@@ -95,18 +97,23 @@ struct KeeperLost {  // died or never started; the service has ended its ranks a
 struct FreePorts {  // newly probed
   std::vector<int> ports;
 };
-struct StacksRead {  // answer to ReadStacks that was not for a query
+struct RankSeen {
+  int rank = 0;
+  uint64_t cpu_ms = 0;     // used since it started, with all that it started
+  std::string blocked_in;  // the function of the kernel in which it waits; empty: it runs, or nobody knows
+  bool operator==(const RankSeen&) const = default;
+};
+struct RanksSeen {  // answer to LookAtRanks
   JobId job;
   Generation generation;
-  int rank = 0;
-  std::string text;
+  std::vector<RankSeen> ranks;
 };
 struct CloudSays {  // what the cloud says of this machine now; kNone: nothing. Only when it answered
   NodeNotice notice;
 };
 struct AgentTick {};
 
-using AgentEvent = std::variant<HeadUp, HeadDown, FromHead, FromKeeper, KeeperLost, FreePorts, StacksRead,
+using AgentEvent = std::variant<HeadUp, HeadDown, FromHead, FromKeeper, KeeperLost, FreePorts, RanksSeen,
                                 CloudSays, AgentTick>;
 
 // ---------------------------------------------------------------- effects
@@ -133,12 +140,14 @@ struct ReadLog {  // answered by AgentAnswer{query}
   bool ended = false;      // no process writes the stream any more
   uint64_t bytes_max = 0;  // 0: a whole piece
 };
-struct ReadStacks {  // answered by AgentAnswer{query}, or by the event StacksRead when query is 0
+struct ReadStacks {  // answered by AgentAnswer{query}
   uint64_t query = 0;
+  int64_t pid = 0;
+};
+struct LookAtRanks {  // what their processes do: answered by RanksSeen
   JobId job;
   Generation generation;
-  int rank = 0;
-  int64_t pid = 0;
+  std::vector<std::pair<int, int64_t>> ranks;  // and their processes
 };
 struct ShareCopies {  // of checkpoints of a job, with who has its secret
   JobId job;
@@ -157,8 +166,8 @@ struct Leave {  // the agent ends: refused or shut down
   bool after_keepers = false;  // they were told to quit
 };
 
-using AgentEffect =
-    std::variant<ToHead, ToKeeper, WriteFile, ReadLog, ReadStacks, ShareCopies, DropCopies, Reconnect, Leave>;
+using AgentEffect = std::variant<ToHead, ToKeeper, WriteFile, ReadLog, ReadStacks, LookAtRanks, ShareCopies,
+                                 DropCopies, Reconnect, Leave>;
 
 struct AgentStep {
   std::vector<AgentEffect> effects;

@@ -32,8 +32,10 @@ struct AgentRank {
   int out_refused = 0, err_refused = 0;  // errno of the disk that takes no log of it now
   double samples = 0;                    // since `samples_at`
   std::optional<Instant> samples_at;
-  std::optional<Instant> advanced_at;  // step last grew
-  bool stall_told = false;
+  // Whether it rests (agent_idle.cc).
+  Instant heard_at;                              // it wrote, or its step grew
+  std::optional<uint64_t> cpu_ms;                // as seen last
+  Instant seen_at, rests_since;                  // since then it used no processor time
   std::map<uint64_t, uint64_t> exchange_relays;  // sequence -> relay id to acknowledge
   // What it said last of its storage goes with its exit. The keeper keeps the message until there is another,
   // so that an agent which restarts hears it again.
@@ -66,6 +68,7 @@ struct AgentGeneration {
   bool gone_told = false;
   std::string gone_message;
   Instant started;
+  Instant looked_at;  // at what its ranks do
 };
 
 struct AgentJob {
@@ -100,7 +103,7 @@ class AgentCore::Impl {
   void On(const FromKeeper& event);
   void On(const KeeperLost& event);
   void On(const FreePorts& event);
-  void On(const StacksRead& event);
+  void On(const RanksSeen& event);
   void On(const CloudSays& event);
   void On(const AgentTick& event);
   bool Fresh(HeadEpoch epoch);
@@ -129,9 +132,12 @@ class AgentCore::Impl {
   void CheckLease();
   void ExtendLease(Instant sent);
   void TellLease(const JobId& job);
-  void CheckStalls();
   void MirrorTails();
   void Heartbeat();
+
+  // agent_idle.cc: ranks that rest
+  void LookForIdle();
+  void Heard(AgentRank& rank);
 
   // agent_generation.cc: one generation's life
   uint64_t ProcessesMax(const spec::JobSpec& spec) const;

@@ -1122,30 +1122,6 @@ TEST_F(AgentCoreTest, QueriesReadLogsByNumbersOnly) {
   EXPECT_LT(absl::Milliseconds(Commands<keeper::Exec>()[0].timeout_ms), HeadConfig().query_timeout);
 }
 
-TEST_F(AgentCoreTest, StallIsReportedOnceWithStacks) {  // P16
-  spec_.progress.stall = absl::Minutes(1);
-  spec_.progress.on_stall = spec::OnStall::kKill;
-  Welcome();
-  StartIt(1, 1, 1);
-  FromRank(0, R"({"type":"progress","step":9})");
-  Advance(absl::Minutes(2));
-  Step(AgentTick{});
-  const auto stacks = std::count_if(last_.effects.begin(), last_.effects.end(), [](const AgentEffect& e) {
-    return std::holds_alternative<ReadStacks>(e);
-  });
-  EXPECT_EQ(stacks, 1);
-  Welcome();
-  Step(StacksRead{kJob, {1}, 0, "thread 1 waits in futex"});
-  ASSERT_EQ(Sent<AgentNote>().size(), 1u);
-  EXPECT_EQ(Sent<AgentNote>()[0].kind, "stall");
-  EXPECT_THAT(Sent<AgentNote>()[0].text, HasSubstr("futex"));
-  EXPECT_TRUE(Commands<keeper::SignalRank>().empty())
-      << "the head kills, when it has the stacks of all ranks";
-  Advance(absl::Minutes(2));
-  Step(AgentTick{});
-  for (const AgentEffect& effect : last_.effects) EXPECT_FALSE(std::holds_alternative<ReadStacks>(effect));
-}
-
 // A revoked node ends its ranks, then itself; a node refused for another reason leaves them alone.
 TEST_F(AgentCoreTest, RevokedNodeEndsItsRanksThenItself) {
   Welcome();

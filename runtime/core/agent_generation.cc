@@ -159,6 +159,7 @@ void AgentCore::Impl::Start(const StartGeneration& message) {
     const std::vector<int>& cpus = grant.ranks[static_cast<size_t>(number)].cpus;
     start.cpus.assign(cpus.begin(), cpus.end());
     start.memory_limit = generation.spec.resources.memory.value_or(0);
+    start.tty = generation.spec.tty;
     starts.push_back(std::move(start));
   }
   effects_.push_back(WriteFile{MembersPath(grant, config_.node), MembersJson(grant), grant.job});
@@ -366,6 +367,7 @@ void AgentCore::Impl::Hear(const JobId& job, const keeper::Started& started) {
   AgentRank* rank = Find(job, Generation{started.generation}, started.rank);
   if (rank == nullptr || rank->exit) return;
   rank->status.pid = PidOf(started.pid);
+  rank->heard_at = now_;
   if (rank->status.state == RankState::kStarting) rank->status.state = RankState::kRunning;
   rank->status_changed = true;
   Tell(RanksStarted{job, Generation{started.generation}, {rank->status}});
@@ -522,10 +524,9 @@ void AgentCore::Impl::Apply(const JobId& job, AgentGeneration& generation, int n
                                              said.manifest, said.text};
     Tell(*generation.checkpoint);
   }
-  if (said.kind != RankSaid::Kind::kProgress) return;
+  if (said.kind != RankSaid::Kind::kProgress) return Heard(rank);
   if (said.step && said.step != rank.status.step) {
-    rank.advanced_at = now_;
-    rank.stall_told = false;
+    Heard(rank);
     rank.status.step = said.step;
   }
   if (said.loss) rank.status.loss = said.loss;
@@ -558,6 +559,7 @@ void AgentCore::Impl::Hear(const JobId& job, const keeper::Output& output) {
   tail.end_offset = output.end_offset;
   tail.unsent += output.bytes.size();
   tail.changed = true;
+  if (!output.bytes.empty()) Heard(*rank);
   TakeRefusal(job, *generation, output.rank, output);
   if (output.refused == 0 && output.dropped > rank->dropped_told) {
     rank->dropped_told = output.dropped * 2;  // said again when it doubles
@@ -609,7 +611,8 @@ void AgentCore::Impl::Hear(const JobId& job, const keeper::ReportBytes& report) 
 }
 
 void AgentCore::Impl::Hear(const JobId&, const keeper::ExecDone& done) {
-  Tell(AgentAnswer{done.id, done.ok, done.output, static_cast<uint64_t>(done.status), true});
+  Tell(AgentAnswer{done.id, done.ok, done.output, static_cast<uint64_t>(done.status), true, done.err,
+                   done.timed_out});
 }
 
 // ---------------------------------------------------------------- exchange

@@ -53,7 +53,14 @@ struct ClientExec {
   JobId job;
   int rank = 0;
   std::vector<std::string> argv;
+  bool apart = false;  // stdout and stderr in two
   bool operator==(const ClientExec&) const = default;
+};
+// The stacks of a rank's threads, of its kernel, native and Python frames.
+struct ClientStack {
+  JobId job;
+  int rank = 0;
+  bool operator==(const ClientStack&) const = default;
 };
 struct ClientEvents {  // long poll: events of a job after `after`, waits up to `wait`
   JobId job;
@@ -112,10 +119,11 @@ struct ClientDrainNode {
   bool operator==(const ClientDrainNode&) const = default;
 };
 
-using ClientRequestBody = std::variant<ClientSubmit, ClientStop, ClientStatus, ClientWhy, ClientNodes,
-                                       ClientLogs, ClientExec, ClientEvents, ClientShutdown, ClientJoinToken,
-                                       ClientTokens, ClientRevokeToken, ClientAddUser, ClientUsers,
-                                       ClientRevokeUser, ClientRevokeNode, ClientBackup, ClientDrainNode>;
+using ClientRequestBody =
+    std::variant<ClientSubmit, ClientStop, ClientStatus, ClientWhy, ClientNodes, ClientLogs, ClientExec,
+                 ClientEvents, ClientShutdown, ClientJoinToken, ClientTokens, ClientRevokeToken,
+                 ClientAddUser, ClientUsers, ClientRevokeUser, ClientRevokeNode, ClientBackup,
+                 ClientDrainNode, ClientStack>;
 
 struct ClientRequest {
   std::string id;           // 128-bit, hex, made by the client

@@ -28,6 +28,7 @@ const JobId* JobOf(const ClientRequestBody& body) {
   if (const auto* b = std::get_if<ClientLogs>(&body)) return &b->job;
   if (const auto* b = std::get_if<ClientExec>(&body)) return &b->job;
   if (const auto* b = std::get_if<ClientEvents>(&body)) return &b->job;
+  if (const auto* b = std::get_if<ClientStack>(&body)) return &b->job;
   return nullptr;
 }
 
@@ -169,6 +170,8 @@ void HeadState::OnRequest(const PeerMessage& event, const ClientRequest& request
       asked = AskLogs(event, request.id, *logs, now);
     if (const auto* exec = std::get_if<ClientExec>(&request.body))
       asked = AskExec(event, request.id, *exec, now);
+    if (const auto* stack = std::get_if<ClientStack>(&request.body))
+      asked = AskStack(event, request.id, *stack, now);
     if (const auto* events = std::get_if<ClientEvents>(&request.body))
       asked = Poll(event, request.id, *events, now);
     if (!asked.ok()) return refuse(asked);
@@ -480,22 +483,37 @@ bool HeadState::RepeatedExec(const PeerMessage& event, const std::string& id) {
 absl::Status HeadState::AskExec(const PeerMessage& event, const std::string& id, const ClientExec& exec,
                                 Instant now) {
   if (RepeatedExec(event, id)) return absl::OkStatus();
-  const Job& job = *FindJob(exec.job);
-  if (!job.Live())
-    return absl::FailedPreconditionError(absl::StrCat("job ", exec.job.value, " has no running ranks"));
-  if (exec.rank < 0 || exec.rank >= job.record.grant->world_size) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("no rank ", exec.rank, " in a world of ", job.record.grant->world_size));
-  }
   if (exec.argv.empty()) return absl::InvalidArgumentError("exec needs a command");
   AgentQuery query;
   query.kind = AgentQuery::Kind::kExec;
-  query.job = exec.job;
-  query.generation = job.record.generation;
-  query.rank = exec.rank;
   query.argv = exec.argv;
+  query.apart = exec.apart;
+  return AskRank(event, id, *FindJob(exec.job), exec.rank, std::move(query), now);
+}
+
+absl::Status HeadState::AskStack(const PeerMessage& event, const std::string& id, const ClientStack& stack,
+                                 Instant now) {
+  if (RepeatedExec(event, id)) return absl::OkStatus();
+  AgentQuery query;
+  query.kind = AgentQuery::Kind::kStacks;
+  query.full = true;
+  return AskRank(event, id, *FindJob(stack.job), stack.rank, std::move(query), now);
+}
+
+// Of a rank that runs.
+absl::Status HeadState::AskRank(const PeerMessage& event, const std::string& id, const Job& job, int rank,
+                                AgentQuery query, Instant now) {
+  const std::string& name = job.record.id.value;
+  if (!job.Live()) return absl::FailedPreconditionError(absl::StrCat("job ", name, " has no running ranks"));
+  if (rank < 0 || rank >= job.record.grant->world_size) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("no rank ", rank, " in a world of ", job.record.grant->world_size));
+  }
+  query.job = job.record.id;
+  query.generation = job.record.generation;
+  query.rank = rank;
   GT_RETURN_IF_ERROR(RoomToAsk(event));
-  Ask(event, id, job.record.grant->ranks[exec.rank].node, std::move(query), now);
+  Ask(event, id, job.record.grant->ranks[rank].node, std::move(query), now);
   return absl::OkStatus();
 }
 
@@ -518,7 +536,7 @@ void HeadState::OnAnswer(const NodeId& node, const AgentAnswer& answer) {
     return;
   }
   const OpenQuery open = EndQuery(it);
-  if (open.query.kind == AgentQuery::Kind::kStacks) return NoteStacks(open, answer.text);
+  if (AsksForVerdict(open)) return NoteStacks(open, answer.text);
   if (!answer.ok) return AnswerFromMirror(open, answer.text);
   json document = {{"generation", open.query.generation.value},
                    {"rank", open.query.rank},
@@ -529,6 +547,17 @@ void HeadState::OnAnswer(const NodeId& node, const AgentAnswer& answer) {
     document["next_offset"] = answer.next_offset;
     document["end"] = answer.end;
     document["mirrored"] = false;
+  }
+  if (open.query.kind == AgentQuery::Kind::kExec) {
+    document["job"] = open.query.job.value;
+    document["host"] = Hostname(node);
+    document["exit_code"] = answer.next_offset;
+    document["timed_out"] = answer.timed_out;
+    if (open.query.apart) {
+      document["stdout"] = std::move(document["text"]);
+      document.erase("text");
+      document["stderr"] = answer.err;
+    }
   }
   Answer(open.route, open.request_id, absl::OkStatus(), Dump(document));
   if (open.query.kind != AgentQuery::Kind::kExec) return;
@@ -546,7 +575,7 @@ void HeadState::NoteStacks(const OpenQuery& open, const std::string& text) {
        absl::StrCat("stacks of rank ", open.query.rank, " on ", Hostname(open.node), ":\n",
                     Shortened(text, kStacksBytes)));
   Dirty(*job);
-  CheckStall(*job, step_at_);  // the kill waited for the last of them
+  CheckStalls(*job, step_at_);  // the kill waited for the last of them
 }
 
 // The node cannot answer: its last words were mirrored here.
@@ -575,7 +604,7 @@ void HeadState::ExpireQueries(Instant now) {
     const OpenQuery open = EndQuery(queries_.find(id));
     const std::string why = absl::StrCat("the agent on ", Hostname(open.node), " did not answer in ",
                                          absl::FormatDuration(config_.query_timeout));
-    open.query.kind == AgentQuery::Kind::kStacks ? NoteStacks(open, why) : AnswerFromMirror(open, why);
+    AsksForVerdict(open) ? NoteStacks(open, why) : AnswerFromMirror(open, why);
   }
 }
 

@@ -80,6 +80,7 @@ void Job::SetStarted(RankLive& rank) {
 void Job::SetExit(RankLive& rank, RankExit exit) {
   CountStep(rank, -1);
   if (!rank.started) --not_started;
+  if (std::exchange(rank.idle_since, std::nullopt)) --idle;
   rank.exit = static_cast<int>(record.exits.size());
   rank.status.state = RankState::kExited;
   record.exits.push_back(std::move(exit));

@@ -339,7 +339,11 @@ void HeadState::ResetLive(Job& job, Instant now) {
   job.not_started = static_cast<int>(
       std::count_if(job.ranks.begin(), job.ranks.end(), [](const RankLive& rank) { return rank.exit < 0; }));
   job.exchange.emplace(grant.world_size, config_.exchange_bytes_max);
-  job.any_started = job.checkpointed = job.stall_reported = job.told = job.saved_since_told = false;
+  job.any_started = job.checkpointed = job.told = job.saved_since_told = false;
+  job.stalled.reset();
+  job.stuck.reset();
+  job.idle = 0;
+  job.idle_from = {};
   job.room_since.reset();
   // Until this generation says something else they hold: it may take a while to find out again.
   for (const char* kind : {kOwnerNote, kStorageNote}) {
@@ -712,7 +716,7 @@ void HeadState::JobTimers(Job& job, Instant now) {
     return Fail(job, std::move(fault), now);
   }
   if (EndIfItsTimeIsUp(job, now)) return;
-  CheckStall(job, now);
+  CheckStalls(job, now);
 }
 
 // Also between two generations: one that is granted only to be ended at once helps nobody.
@@ -757,12 +761,7 @@ std::optional<Instant> HeadState::JobDeadline(const Job& job) const {
   sooner(job.links_at);
   sooner(job.left_at);
   sooner(job.cause_at);
-  if (job.record.state == JobState::kRunning && job.progress_at && !job.stall_reported) {
-    const spec::Progress& progress = job.spec.progress;
-    if (job.low_step || !progress.step.empty() || progress.on_stall == spec::OnStall::kKill) {
-      sooner(StallVerdictAt(job));
-    }
-  }
+  sooner(StallDeadline(job));
   return next;
 }
 

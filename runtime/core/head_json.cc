@@ -121,13 +121,13 @@ struct RankNow {
   std::optional<End> end;
 };
 
-constexpr std::array kNotes = {kCompressionNote, kRestoreNote, kOwnerNote,
-                               kStorageNote,     kSavesNote,   kLogsNote};
+constexpr std::array kNotes = {kCompressionNote, kRestoreNote, kOwnerNote,    kStorageNote,
+                               kSavesNote,       kLogsNote,    kProgressNote, kStuckNote};
 
 // What the ranks of this generation say of themselves, or those of an earlier one said.
 using Notes = std::array<std::string, kNotes.size()>;
 
-Notes NotesOf(const Job& job) {
+Notes NotesOf(const Job& job, Instant now) {
   Notes notes;
   for (size_t i = 0; i < kNotes.size(); ++i) {
     const auto said = job.rank_notes.find(kNotes[i]), before = job.notes_before.find(kNotes[i]);
@@ -137,6 +137,7 @@ Notes NotesOf(const Job& job) {
       notes[i] = before->second;
     }
   }
+  if (job.Live()) notes.back() = StuckText(job, now);
   return notes;
 }
 
@@ -228,7 +229,7 @@ JobNow NowOf(const Job& job, const std::map<NodeId, Node>& nodes, bool whole, In
   now.ended_at = record.ended_at;
   now.run_time = job.run_mark ? record.run_time + (at - *job.run_mark) : record.run_time;
   now.event_sequence = record.event_sequence;
-  now.notes = NotesOf(job);
+  now.notes = NotesOf(job, at);
   now.checkpoint = job.checkpoint;
   if (!record.faults.empty()) {
     now.first_fault = Told(record.faults.front(), whole);
@@ -612,7 +613,7 @@ std::shared_ptr<const Document> HeadState::WhyOf(const Job& job) const {
   why->reason = job.record.reason;
   why->placement = job.placement_reason;
   why->blocked_by = job.blocked_by;
-  why->notes = NotesOf(job);
+  why->notes = NotesOf(job, step_at_);
   why->events.assign(job.events.begin(), job.events.end());
   return why;
 }

@@ -5,7 +5,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/probe.h"
-#include "base/units.h"
 #include "runtime/core/head_state.h"
 #include "runtime/core/rank_reports.h"
 #include "runtime/core/restart_policy.h"
@@ -48,6 +47,7 @@ void HeadState::OnRankStatus(const NodeId& node, const RankStatus& status, Insta
   RankLive& rank = job->ranks[status.rank];
   if (status.step && (!rank.status.step || *status.step > *rank.status.step)) rank.stepped_at = now;
   job->SetStatus(rank, status);
+  CountIdle(*job, rank, now);
   if (status.state == RankState::kJoined && !std::exchange(job->record.sdk, true)) Dirty(*job);
   if (status.state != RankState::kStarting) job->SetStarted(rank);
   if (status.step) job->top_step = std::max(job->top_step.value_or(*status.step), *status.step);
@@ -72,9 +72,10 @@ void HeadState::UpdateProgress(Job& job, Instant now) {
   }
   job.low_step = low;
   job.progress_at = now;
-  if (job.stall_reported) {
+  job.rank_notes.erase(kProgressNote);
+  if (job.stalled) {
     GT_PROBE("head.stall_over");
-    job.stall_reported = false;
+    job.stalled.reset();
     Emit(job, "stall", absl::StrCat("steps again: ", low));
     Dirty(job);
   }
@@ -342,68 +343,6 @@ void HeadState::TakeNote(Job& job, const NodeId& node, const AgentNote& note) {
                         : note.kind == kSavesNote ? "saves are committed again"
                         : note.kind == kLogsNote  ? "logs are written again"
                                                   : "the storage can be read again"));
-}
-
-// Ranks that step together are heard of within a heartbeat or two of each other: at the end of the limit,
-// some may have stepped in time whose word is still on its way.
-Instant HeadState::StallVerdictAt(const Job& job) const {
-  const spec::Progress& progress = job.spec.progress;
-  return *job.progress_at + (job.low_step ? progress.stall : progress.startup) +
-         2 * config_.heartbeat_interval;
-}
-
-// Only programs that report steps can stall; `startup` also covers those that said they would report. The
-// verdict asks for the stacks of every rank (fault P16); a kill waits for them, at most
-// config_.query_timeout.
-void HeadState::CheckStall(Job& job, Instant now) {
-  if (!job.Live() || job.record.state != JobState::kRunning || !job.progress_at) return;
-  const spec::Progress& progress = job.spec.progress;
-  if (!job.low_step && progress.step.empty() && progress.on_stall != spec::OnStall::kKill) return;
-  const absl::Duration limit = job.low_step ? progress.stall : progress.startup;
-  if (now < StallVerdictAt(job)) return;
-  int culprit = -1;
-  for (size_t i = 0; i < job.ranks.size(); ++i) {
-    if (job.ExitOf(static_cast<int>(i)) != nullptr) continue;
-    const auto order = [&](size_t r) {
-      const RankStatus& status = job.ranks[r].status;
-      return std::make_pair(status.step.value_or(-1), status.collective_sequence);
-    };
-    if (culprit < 0 || order(i) < order(culprit)) culprit = static_cast<int>(i);
-  }
-  if (culprit < 0) return;
-  const NodeId& node = job.record.grant->ranks[culprit].node;
-  const std::string text = absl::StrCat(
-      "no ", job.low_step ? "step" : "first step", " for ", PrintDuration(limit), "; rank ", culprit, " on ",
-      Hostname(node), " is furthest behind (step ",
-      job.ranks[culprit].status.step ? absl::StrCat(*job.ranks[culprit].status.step) : "none", ")");
-  if (!job.stall_reported) {
-    job.stall_reported = true;
-    Emit(job, "stall", text);
-    Dirty(job);
-    for (const RankPlace& place : job.record.grant->ranks) {
-      const auto it = nodes_.find(place.node);
-      const bool reached =
-          it != nodes_.end() && !it->second.route.empty() && it->second.state != NodeState::kDead;
-      if (job.ExitOf(place.rank) != nullptr || !reached) continue;
-      AgentQuery query{epoch(),       next_query_++,         AgentQuery::Kind::kStacks,
-                       job.record.id, job.record.generation, place.rank};
-      Send(place.node, SendKind::kReply, query);
-      queries_[query.query] = {"", "", "", "", query, place.node, now + config_.query_timeout};
-    }
-  }
-  if (progress.on_stall != spec::OnStall::kKill) return;
-  for (const auto& [number, open] : queries_) {
-    if (open.query.kind == AgentQuery::Kind::kStacks && open.query.job == job.record.id) return;
-  }
-  GT_PROBE("head.stall_kill");
-  FaultRecord fault;
-  fault.kind = FaultKind::kCrash;
-  fault.rank = culprit;
-  fault.node = node;
-  fault.hostname = Hostname(node);
-  fault.cause = ExitCause::kStopped;
-  fault.message = absl::StrCat(text, "; ended because of progress.on_stall: kill");
-  Fail(job, std::move(fault), now);
 }
 
 }  // namespace gtrain::core

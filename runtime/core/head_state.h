@@ -80,6 +80,7 @@ struct RankLive {
   bool started = false;
   int exit = -1;                        // its place in record.exits; -1: it has not ended
   std::optional<Instant> stepped_at;    // when its step last grew
+  std::optional<Instant> idle_since;    // while its agent says that it rests
   std::optional<RankStatus> pace_from;  // at the beginning of the stretch that is measured
   std::optional<double> busy;           // share of the last whole stretch in which it did not wait for others
   bool busy_new = false;                // since nodes were compared
@@ -116,6 +117,17 @@ struct JobWritten {
   std::vector<Generation> faults;     // of these
   std::vector<std::string> obsolete;  // keys beside those of the record, to be deleted with the next write
 };
+
+// A job that stands still, since when, and for people which ranks are to blame.
+struct StallVerdict {
+  Instant since;
+  std::string text;
+};
+
+// Keys of `status` and `why` beside the notes that ranks write of themselves (worker_core.h).
+inline constexpr char kStuckNote[] = "stuck";  // that the job stands still, and who holds it up
+inline constexpr char kProgressNote[] =
+    "progress";  // what the job file says of progress and cannot be measured
 
 struct Job {
   JobRecord record;
@@ -154,7 +166,9 @@ struct Job {
   double steps_per_second = 0;                           // smoothed
   std::optional<std::pair<int64_t, Instant>> rate_from;  // low_step at the beginning of the stretch measured
   std::optional<Instant> progress_at;
-  bool stall_reported = false;
+  int idle = 0;                                // ranks that rest
+  Instant idle_from;                           // the last of them did from then on
+  std::optional<StallVerdict> stalled, stuck;  // no step; neither output nor processor time
   std::string placement_reason;
   std::map<std::pair<NodeId, NodeId>, std::string> broken_links;  // smaller id first; what a rank said
   std::map<NodeId, NodePace> paces;
@@ -179,6 +193,7 @@ struct Job {
     return !IsFinal(record.state) && record.grant.has_value() && record.generation > record.revoked;
   }
   // Wants a generation and has none.
+  bool AllIdle() const { return idle > 0 && idle == static_cast<int>(ranks.size() - record.exits.size()); }
   bool Wanting() const { return !IsFinal(record.state) && !Live() && record.ending == Ending::kNone; }
   bool HoldsNode(const NodeId& node) const;
   const RankExit* ExitOf(int rank) const;
@@ -198,6 +213,11 @@ struct OpenQuery {
   NodeId node;
   Instant deadline;
 };
+
+// For a verdict of the head's own, not for a client.
+inline bool AsksForVerdict(const OpenQuery& open) {
+  return open.query.kind == AgentQuery::Kind::kStacks && open.route.empty();
+}
 
 // The answer to a command that a client had run beside a rank.
 struct DoneExec {
@@ -227,6 +247,9 @@ struct OpenPoll {
   uint64_t after = 0;
   Instant deadline;
 };
+
+// "seems stuck: ...", as it is now; empty: it does not seem so.
+std::string StuckText(const Job& job, Instant now);
 
 // At most `bytes` of it, cut between characters: sentences in records are bounded.
 std::string Shortened(std::string text, size_t bytes);
@@ -321,6 +344,19 @@ class HeadState {
   void RecoveryTimers(Instant now);
   void TakeOff(absl::Duration slept, Instant now);
 
+  // head_stalls.cc
+  Instant StallVerdictAt(const Job& job) const;
+  std::optional<Instant> StallDeadline(const Job& job) const;
+  void CheckStalls(Job& job, Instant now);
+  void CountIdle(Job& job, RankLive& rank, Instant now);
+  void CheckStuck(Job& job, Instant now);
+  std::string WhoWaits(const Job& job) const;
+  std::optional<Instant> SourceVerdictAt(const Job& job) const;
+  void CheckSource(Job& job, Instant now);
+  std::pair<int, std::string> Culprit(const Job& job) const;
+  void CheckSteps(Job& job, Instant now);
+  void AskStacks(const Job& job, int culprit, Instant now);
+
   // head_notices.cc
   void RestoreNotices(Node& node, Instant now);
   void AllowFreeze(const Node& node);
@@ -377,8 +413,6 @@ class HeadState {
   void TakeNote(Job& job, const NodeId& node, const AgentNote& note);
   void EmitNote(Job& job, const std::string& kind, std::string text);
   void UpdateProgress(Job& job, Instant now);
-  Instant StallVerdictAt(const Job& job) const;
-  void CheckStall(Job& job, Instant now);
   void RunningIfAllStarted(Job& job, Instant now);
 
   // head_jobs.cc
@@ -449,6 +483,10 @@ class HeadState {
   absl::Status Poll(const PeerMessage& event, const std::string& id, const ClientEvents& events, Instant now);
   void Ask(const PeerMessage& event, const std::string& id, const NodeId& node, AgentQuery query,
            Instant now);
+  absl::Status AskStack(const PeerMessage& event, const std::string& id, const ClientStack& stack,
+                        Instant now);
+  absl::Status AskRank(const PeerMessage& event, const std::string& id, const Job& job, int rank,
+                       AgentQuery query, Instant now);
   bool RepeatedExec(const PeerMessage& event, const std::string& id);
   void OnAnswer(const NodeId& node, const AgentAnswer& answer);
   void NoteStacks(const OpenQuery& open, const std::string& text);

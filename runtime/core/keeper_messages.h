@@ -64,8 +64,9 @@ struct StartRank {
   std::string notice_path;  // $GTRAIN_NOTICE_FILE
   std::vector<int32_t> cpus;
   uint64_t memory_limit = 0;  // 0 = none
+  bool tty = false;           // its stdout is a terminal
   GT_FIELDS(generation, rank, token, argv, env, cwd, out_path, err_path, report_path, notice_path, cpus,
-            memory_limit)
+            memory_limit, tty)
   bool operator==(const StartRank&) const = default;
 };
 
@@ -124,7 +125,8 @@ struct Exec {  // once beside a rank, in its environment and directory; output b
   int32_t rank = 0;
   std::vector<std::string> argv;
   uint64_t timeout_ms = 0;
-  GT_FIELDS(id, generation, rank, argv, timeout_ms)
+  bool apart = false;  // what it writes to stderr is told apart
+  GT_FIELDS(id, generation, rank, argv, timeout_ms, apart)
   bool operator==(const Exec&) const = default;
 };
 
@@ -252,7 +254,9 @@ struct ExecDone {
   bool ok = true;
   int32_t status = 0;  // exit code, or 128 + signal
   std::string output;  // or the error sentence
-  GT_FIELDS(id, ok, status, output)
+  std::string err;     // with Exec::apart
+  bool timed_out = false;
+  GT_FIELDS(id, ok, status, output, err, timed_out)
   bool operator==(const ExecDone&) const = default;
 };
 

@@ -92,6 +92,10 @@ struct RankStatus {
   // In collectives that had to wait for other ranks, and since it joined, by the rank's own clock: both or
   // none.
   std::optional<double> waited_seconds, joined_seconds;
+  // For so long, when this was said, it has neither written nor stepped nor used the processor, and the
+  // function of the kernel in which it waits (empty: unknown). Zero: it works, or has not rested for long.
+  absl::Duration idle;
+  std::string blocked_in;
   bool operator==(const RankStatus&) const = default;
 };
 
@@ -325,8 +329,10 @@ struct AgentAnswer {
   uint64_t query = 0;
   bool ok = true;
   std::string text;          // payload or error sentence
-  uint64_t next_offset = 0;  // for log reads
+  uint64_t next_offset = 0;  // for log reads; of a command: its exit code, or 128 + the signal it died of
   bool end = false;          // for log reads: the stream is complete
+  std::string err;           // of a command with AgentQuery::apart
+  bool timed_out = false;    // of a command: it was ended because its time was over
   bool operator==(const AgentAnswer&) const = default;
 };
 
@@ -464,6 +470,8 @@ struct AgentQuery {
   uint64_t offset = 0;            // kReadLog
   std::vector<std::string> argv;  // kExec: run once beside the rank, with its environment
   uint64_t bytes_max = 0;         // kReadLog, as in ClientLogs
+  bool apart = false;             // kExec: stderr in AgentAnswer::err
+  bool full = false;              // kStacks: by debuggers, where there are some
   bool operator==(const AgentQuery&) const = default;
 };
 

@@ -123,7 +123,10 @@ void Keeper::CollectPollFds() {
   }
   add(agent_.get(), !agent_out_.empty());
   for (const auto& starting : starting_) add(starting->batch.fd());
-  for (const auto& helper : helpers_) add(helper->output_fd.get());
+  for (const auto& helper : helpers_) {
+    add(helper->output_fd.get());
+    add(helper->err_fd.get());
+  }
 }
 
 void Keeper::PumpReady() {

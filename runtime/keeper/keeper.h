@@ -128,8 +128,10 @@ struct Helper {  // Exec
   uint64_t generation = 0;
   std::vector<std::string> argv;
   pid_t pid = -1;
-  UniqueFd output_fd;
-  std::string output;
+  bool apart = false;  // Exec::apart: else stderr is in `output`, too
+  UniqueFd output_fd, err_fd;
+  std::string output, err;
+  uint64_t left_out = 0;  // bytes beyond what is kept of each
   int64_t limit_ms = 0;
   int64_t deadline_ms = 0;
   bool timed_out = false;

@@ -37,7 +37,7 @@ constexpr size_t kAgentOutSoft = 1u << 20;  // beyond this, output waits: it is 
 constexpr int64_t kReportsMs = 1000;
 constexpr uint64_t kReportBacklogMax = 16u << 20;
 constexpr uint64_t kReportPunchStep = 1u << 20;
-constexpr size_t kHelperOutputMax = 1u << 20;
+constexpr size_t kHelperOutputMax = (1u << 20) - 1024;  // and what is said beside it
 constexpr size_t kHelpersMax = 16;
 
 std::string Number(uint64_t value) { return std::to_string(value); }
@@ -63,8 +63,11 @@ void Keeper::PrepareStart(GenerationRecord& record, RankProcess& rank) {
   const StartRank& spec = rank.spec;
   if (spec.argv.empty()) return FailStart(rank, {"the command is empty", "", 127});
   for (auto [stream, path] : {std::pair{&rank.out, &spec.out_path}, std::pair{&rank.err, &spec.err_path}}) {
-    if (!stream->Open(*path, options_.log_limits, now_, &log_writer_) || !stream->Watch(&stream_set_)) {
-      return FailStart(rank, {"cannot open the log file " + *path + ": " + strerror(errno)});
+    const bool terminal = spec.tty && stream == &rank.out;
+    if (!stream->Open(*path, options_.log_limits, terminal, now_, &log_writer_) ||
+        !stream->Watch(&stream_set_)) {
+      return FailStart(rank, {"cannot open the log file " + *path + (terminal ? ", or a terminal for it" : "") +
+                              ": " + strerror(errno)});
     }
   }
   if (!spec.report_path.empty()) {
@@ -157,7 +160,8 @@ void Keeper::RankStarted(RankProcess& rank, const SpawnResult& result) {
 void Keeper::StarterDied(Starting& starting) {
   for (auto& helper : helpers_) {
     if (helper->id == starting.helper && helper->pid < 0) {
-      helper->output = "the command was not started: the process that starts it was killed";
+      std::string& text = helper->apart ? helper->err : helper->output;
+      text = "the command was not started: the process that starts it was killed\n";
       HelperDied(*helper, CLD_KILLED, SIGKILL);
     }
   }
@@ -392,16 +396,20 @@ void Keeper::Do(Exec& exec) {
                 "end some");
   }
   auto helper = std::make_unique<Helper>();
-  UniqueFd write_end;
-  if (!MakePipe(&helper->output_fd, &write_end)) return fail(strerror(errno));
+  UniqueFd write_end, err_end;
+  if (!MakePipe(&helper->output_fd, &write_end) || (exec.apart && !MakePipe(&helper->err_fd, &err_end)))
+    return fail(strerror(errno));
   SetNonBlocking(helper->output_fd.get());
+  if (exec.apart) SetNonBlocking(helper->err_fd.get());
   helper->argv = exec.argv;
   helper->id = exec.id;
+  helper->apart = exec.apart;
   helper->generation = exec.generation;
   helper->limit_ms = static_cast<int64_t>(std::clamp<uint64_t>(exec.timeout_ms, 1, 600000));
   helper->deadline_ms = now_ + helper->limit_ms;
   std::vector<SpawnRequest> requests;
-  requests.push_back({&helper->argv, &rank->spec.env, rank->spec.cwd, rank->spec.cpus, std::move(write_end)});
+  requests.push_back({&helper->argv, &rank->spec.env, rank->spec.cwd, rank->spec.cpus, std::move(write_end),
+                      std::move(err_end)});
   auto starting = std::make_unique<Starting>();
   starting->generation = exec.generation;
   starting->helper = exec.id;
@@ -414,19 +422,24 @@ void Keeper::Do(Exec& exec) {
 
 void Keeper::HelperStarted(Helper& helper, const SpawnResult& result) {
   helper.pid = result.pid;
-  if (result.failure.stage != 0) {
-    helper.output = "cannot run " + helper.argv[0] + ": " + strerror(result.failure.error);
-  }
+  if (result.failure.stage == 0) return;
+  std::string& text = helper.apart ? helper.err : helper.output;
+  text = "cannot run " + helper.argv[0] + ": " + strerror(result.failure.error) + "\n";
 }
 
 void Keeper::PumpHelper(Helper& helper) {
   char buffer[64 << 10];
-  for (int i = 0; i < 16 && helper.output_fd.valid(); ++i) {
-    const ssize_t n = read(helper.output_fd.get(), buffer, sizeof(buffer));
-    if (n < 0) break;
-    if (n == 0) helper.output_fd.reset();
-    const size_t room = kHelperOutputMax - std::min(kHelperOutputMax, helper.output.size());
-    helper.output.append(buffer, std::min(room, static_cast<size_t>(std::max<ssize_t>(n, 0))));
+  for (auto [fd, text] :
+       {std::pair{&helper.output_fd, &helper.output}, std::pair{&helper.err_fd, &helper.err}}) {
+    for (int i = 0; i < 16 && fd->valid(); ++i) {
+      const ssize_t n = read(fd->get(), buffer, sizeof(buffer));
+      if (n < 0) break;
+      if (n == 0) fd->reset();
+      const size_t kept =
+          std::min(kHelperOutputMax - std::min(kHelperOutputMax, text->size()), static_cast<size_t>(n));
+      text->append(buffer, kept);
+      helper.left_out += static_cast<size_t>(n) - kept;
+    }
   }
   if (now_ > helper.deadline_ms && !helper.timed_out && helper.pid > 0) {
     helper.timed_out = true;
@@ -437,11 +450,16 @@ void Keeper::PumpHelper(Helper& helper) {
 
 void Keeper::HelperDied(Helper& helper, int code, int status) {
   PumpHelper(helper);
-  if (helper.timed_out) {
-    helper.output +=
-        "\n[gtrain: ended: it ran longer than its limit of " + std::to_string(helper.limit_ms) + " ms]\n";
+  std::string& last = helper.apart ? helper.err : helper.output;
+  if (helper.left_out > 0) {
+    last += "\n[gtrain: " + Number(helper.left_out) + " bytes of output were left out: at most " +
+            Number(kHelperOutputMax >> 10) + " KiB are kept]\n";
   }
-  Tell(ExecDone{helper.id, true, code == CLD_EXITED ? status : 128 + status, std::move(helper.output)});
+  if (helper.timed_out) {
+    last += "\n[gtrain: ended: it ran longer than its limit of " + std::to_string(helper.limit_ms) + " ms]\n";
+  }
+  Tell(ExecDone{helper.id, true, code == CLD_EXITED ? status : 128 + status, std::move(helper.output),
+                std::move(helper.err), helper.timed_out});
   helper.pid = -1;
   helper.done = true;
 }

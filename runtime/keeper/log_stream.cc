@@ -20,10 +20,13 @@ constexpr uint64_t kResumeBytes = 4u << 20;
 constexpr int64_t kDiskRetryMs = 1000;
 }  // namespace
 
-bool LogStream::Open(const std::string& path, const LogLimits& limits, int64_t now_ms, LogWriter* writer) {
+bool LogStream::Open(const std::string& path, const LogLimits& limits, bool terminal, int64_t now_ms,
+                     LogWriter* writer) {
   writer_ = writer;
   file_ = writer->Open(path, limits.file_bytes_max, &file_offset_);
-  if (file_ == nullptr || !MakePipe(&pipe_, &write_end_) || !SetNonBlocking(pipe_.get())) return false;
+  if (file_ == nullptr) return false;
+  if (!(terminal ? MakeTerminal(&pipe_, &write_end_) : MakePipe(&pipe_, &write_end_))) return false;
+  if (!SetNonBlocking(pipe_.get())) return false;
   fcntl(pipe_.get(), F_SETPIPE_SZ,
         1 << 20);  // a courtesy to fast writers; the limit of the user may refuse it
   limits_ = limits;
@@ -44,7 +47,7 @@ size_t LogStream::Pump(int64_t now_ms, size_t bytes_max) {
     ssize_t n = read(pipe_.get(), buffer, sizeof(buffer));
     if (n < 0 && errno == EINTR) continue;
     if (n < 0 && errno == EAGAIN) break;
-    if (n <= 0) {
+    if (n <= 0) {  // the end of a pipe; of a terminal it is the error EIO
       Close(now_ms);
       break;
     }

@@ -1,4 +1,4 @@
-// One output stream of a rank: a pipe drained into a bounded log file. Owner thread only.
+// One output stream of a rank: a pipe or terminal drained into a bounded log file. Owner thread only.
 //
 // The rank must never wait for its log (fault P8), so the pipe is always drained and the file is written by
 // another thread; what the disk or the write budget cannot take is dropped, counted and marked in the file.
@@ -25,10 +25,11 @@ struct LogLimits {
 
 class LogStream {
  public:
-  // Makes the pipe. The file is made with the first byte (most streams never get one); one that is there
-  // already is appended to. False: errno says why.
+  // Makes the pipe, or with `terminal` a pseudo-terminal that changes no byte. The file is made with the
+  // first byte (most streams never get one); one that is there already is appended to. False: errno says why.
   // `writer` outlives this.
-  bool Open(const std::string& path, const LogLimits& limits, int64_t now_ms, LogWriter* writer);
+  bool Open(const std::string& path, const LogLimits& limits, bool terminal, int64_t now_ms,
+            LogWriter* writer);
   UniqueFd TakeWriteEnd() { return std::move(write_end_); }
 
   // From now until the end of the pipe it is in `set`, which outlives it.

@@ -1,5 +1,6 @@
 // gtrain-keeper --dir <state directory> --job <id> [--idle-exit-ms N] [--log-max BYTES] [--log-burst BYTES]
 // [--log-rate BYTES] Started by the agent; people never run it. See docs/protocols/keeper.md.
+// gtrain-keeper --stacks PID   what `gtrain stack` shows of a rank
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -8,8 +9,10 @@
 
 #include "runtime/keeper/keeper.h"
 #include "runtime/keeper/posix.h"
+#include "runtime/keeper/stacks.h"
 
 int main(int argc, char** argv) {
+  if (argc == 3 && strcmp(argv[1], "--stacks") == 0) return gtrain::keeper::StacksMain(atoi(argv[2]));
   gtrain::keeper::KeeperOptions options;
   for (int i = 1; i + 1 < argc; i += 2) {
     const char* value = argv[i + 1];

@@ -7,8 +7,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
+#include <termios.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -43,6 +45,18 @@ bool MakePipe(UniqueFd* read_end, UniqueFd* write_end) {
   read_end->reset(fds[0]);
   write_end->reset(fds[1]);
   return true;
+}
+
+bool MakeTerminal(UniqueFd* read_end, UniqueFd* write_end) {
+  read_end->reset(posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC));
+  if (!read_end->valid() || unlockpt(read_end->get()) != 0) return false;
+  write_end->reset(ioctl(read_end->get(), TIOCGPTPEER, O_RDWR | O_NOCTTY | O_CLOEXEC));
+  termios settings;
+  if (!write_end->valid() || tcgetattr(write_end->get(), &settings) != 0) return false;
+  cfmakeraw(&settings);
+  const winsize size = {30, 100, 0, 0};
+  return tcsetattr(write_end->get(), TCSANOW, &settings) == 0 &&
+         ioctl(write_end->get(), TIOCSWINSZ, &size) == 0;
 }
 
 bool WriteFileAtomic(const std::string& path, const std::string& data) {
@@ -99,14 +113,19 @@ bool ReadProcess(pid_t pid, ProcessEntry* entry) {
   if (close == std::string::npos) return false;
   char state = 0;
   long long parent = 0;
-  unsigned long long start = 0;
-  const int read = sscanf(stat.c_str() + close + 1,
-                          " %c %lld %*d %*d %*d %*d %*u %*u %*u %*u %*u %*u %*u %*d %*d %*d %*d %*d %*d %llu",
-                          &state, &parent, &start);
-  if (read != 3) return false;
+  unsigned long long start = 0, own[2] = {}, reaped[2] = {};
+  const int read =
+      sscanf(stat.c_str() + close + 1,
+             " %c %lld %*d %*d %*d %*d %*u %*u %*u %*u %*u %llu %llu %llu %llu %*d %*d %*d %*d %llu", &state,
+             &parent, &own[0], &own[1], &reaped[0], &reaped[1], &start);
+  if (read != 7) return false;
   const size_t open = stat.find('(');
-  *entry = {pid, static_cast<pid_t>(parent), start, state == 'Z' || state == 'X',
-            stat.substr(open + 1, close - open - 1)};
+  *entry = {pid,
+            static_cast<pid_t>(parent),
+            start,
+            state == 'Z' || state == 'X',
+            stat.substr(open + 1, close - open - 1),
+            own[0] + own[1] + reaped[0] + reaped[1]};
   return true;
 }
 

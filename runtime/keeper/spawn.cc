@@ -36,6 +36,7 @@ struct Child {
   const SpawnRequest* request;
   char** argv;
   char** env;
+  pid_t keeper;
   SpawnFailure failure;  // written by the child, read by the starter: they share memory
 };
 
@@ -68,6 +69,8 @@ GTRAIN_SHARES_MEMORY int Become(void* argument) {
   dup2(kOut, 1);
   dup2(kErr, 2);
   setsid();
+  // Where Yama lets processes trace only their children, debuggers that the keeper starts may trace this one.
+  prctl(PR_SET_PTRACER, child.keeper);
   if (given_files.rlim_max > 0) setrlimit(RLIMIT_NOFILE, &given_files);
   if (request.cgroup != nullptr) request.cgroup->Enter();
   Bind(request.cpus);
@@ -86,7 +89,8 @@ void MoveTo(UniqueFd fd, int slot) {
   (void)fd.release();  // one of the low numbers may be a slot: the table goes with this process anyway
 }
 
-SpawnResult StartOne(const SpawnRequest& request, const std::pair<std::string, std::string>& extra_env) {
+SpawnResult StartOne(const SpawnRequest& request, const std::pair<std::string, std::string>& extra_env,
+                     pid_t keeper) {
   alignas(16) static char stack[256 << 10];
   std::vector<char*> argv, env;
   std::vector<std::string> env_text;
@@ -98,7 +102,7 @@ SpawnResult StartOne(const SpawnRequest& request, const std::pair<std::string, s
   for (const std::string& text : env_text) env.push_back(const_cast<char*>(text.c_str()));
   env.push_back(nullptr);
   SpawnResult result;
-  Child child{&request, argv.data(), env.data(), {}};
+  Child child{&request, argv.data(), env.data(), keeper, {}};
   result.pid = clone(Become, stack + sizeof(stack), CLONE_VM | CLONE_VFORK | CLONE_FILES | SIGCHLD, &child);
   result.failure = result.pid > 0 ? child.failure : SpawnFailure{3, errno};
   ProcessEntry entry;
@@ -139,7 +143,7 @@ void ClearSlots(std::vector<SpawnRequest>* requests, UniqueFd* results) {
     SpawnRequest& request = requests[i];
     dup3(request.err.valid() ? request.err.get() : request.out.get(), kErr, O_CLOEXEC);
     dup3(request.out.get(), kOut, O_CLOEXEC);
-    SpawnResult result = StartOne(request, extra_env);
+    SpawnResult result = StartOne(request, extra_env, keeper);
     result.index = i;
     if (write(kResults, &result, sizeof(result)) != sizeof(result)) _exit(1);
   }

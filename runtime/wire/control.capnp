@@ -126,6 +126,8 @@ struct RankStatus {
   waitedSeconds @13 :Float64;
   hasJoinedSeconds @14 :Bool;
   joinedSeconds @15 :Float64;
+  idle @16 :Int64;
+  blockedIn @17 :Text;
 }
 
 struct HeldGeneration {
@@ -264,7 +266,15 @@ struct NoticeSeen { sequence @0 :UInt64; notice @1 :NodeNotice; }
 struct LinkDown { job @0 :Text; generation @1 :UInt64; rank @2 :Int32; peer @3 :Int32; text @4 :Text; }
 
 # Answer to agentQuery of the same number.
-struct AgentAnswer { query @0 :UInt64; ok @1 :Bool; text @2 :Data; nextOffset @3 :UInt64; end @4 :Bool; }
+struct AgentAnswer {
+  query @0 :UInt64;
+  ok @1 :Bool;
+  text @2 :Data;
+  nextOffset @3 :UInt64;   # of a command: its exit code
+  end @4 :Bool;
+  err @5 :Data;
+  timedOut @6 :Bool;
+}
 
 # ------------------------------------------------------------------ head -> agent
 
@@ -344,6 +354,8 @@ struct AgentQuery {
   offset @7 :UInt64;
   argv @8 :List(Data);
   bytesMax @9 :UInt64;
+  apart @10 :Bool;
+  full @11 :Bool;
 }
 
 struct AgentShutdown { epoch @0 :UInt64; reason @1 :Text; }
@@ -374,7 +386,8 @@ struct ClientLogs {
   offset @5 :UInt64;
   bytesMax @6 :UInt64;
 }
-struct ClientExec { job @0 :Text; rank @1 :Int32; argv @2 :List(Data); }
+struct ClientExec { job @0 :Text; rank @1 :Int32; argv @2 :List(Data); apart @3 :Bool; }
+struct ClientStack { job @0 :Text; rank @1 :Int32; }
 struct ClientEvents { job @0 :Text; after @1 :UInt64; wait @2 :Int64; }
 struct ClientStatus { job @0 :Text; }
 struct ClientWhy { job @0 :Text; }
@@ -414,6 +427,7 @@ struct ClientRequest {
     revokeNode @18 :ClientRevokeNode;
     backup @19 :ClientBackup;
     drainNode @20 :ClientDrainNode;
+    stack @21 :ClientStack;
   }
 }
 

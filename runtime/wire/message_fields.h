@@ -55,6 +55,8 @@ GT_FIELDS(core::RankStatus) {
   GT_PLAIN(collective_sequence, CollectiveSequence);
   GT_OPTIONAL(waited_seconds, WaitedSeconds);
   GT_OPTIONAL(joined_seconds, JoinedSeconds);
+  GT_DURATION(idle, Idle);
+  GT_TEXT(blocked_in, BlockedIn, kNameBytesMax);
 }
 GT_FIELDS(core::HeldGeneration) {
   GT_ID(job, Job);
@@ -239,6 +241,8 @@ GT_FIELDS(core::AgentAnswer) {
   GT_BYTES(text, Text, kSpecBytesMax);
   GT_PLAIN(next_offset, NextOffset);
   GT_PLAIN(end, End);
+  GT_BYTES(err, Err, kSpecBytesMax);
+  GT_PLAIN(timed_out, TimedOut);
 }
 
 // head -> agent
@@ -330,6 +334,8 @@ GT_FIELDS(core::AgentQuery) {
   GT_PLAIN(offset, Offset);
   GT_PLAIN(bytes_max, BytesMax);
   GT_BYTES_LIST(argv, Argv, 10000, kSpecBytesMax);
+  GT_PLAIN(apart, Apart);
+  GT_PLAIN(full, Full);
 }
 GT_FIELDS(core::AgentShutdown) {
   GT_COUNTER(epoch, Epoch);
@@ -373,6 +379,11 @@ GT_FIELDS(core::ClientExec) {
   GT_ID(job, Job);
   GT_NUMBER(rank, Rank, 0, kRanksMax);
   GT_BYTES_LIST(argv, Argv, 10000, kSpecBytesMax);
+  GT_PLAIN(apart, Apart);
+}
+GT_FIELDS(core::ClientStack) {
+  GT_ID(job, Job);
+  GT_NUMBER(rank, Rank, 0, kRanksMax);
 }
 GT_FIELDS(core::ClientEvents) {
   GT_ID_OR_EMPTY(job, Job);
@@ -431,7 +442,8 @@ GT_FIELDS(core::ClientReply) {
   X(ClientRevokeUser, RevokeUser, REVOKE_USER)    \
   X(ClientRevokeNode, RevokeNode, REVOKE_NODE)    \
   X(ClientBackup, Backup, BACKUP)                 \
-  X(ClientDrainNode, DrainNode, DRAIN_NODE)
+  X(ClientDrainNode, DrainNode, DRAIN_NODE)       \
+  X(ClientStack, Stack, STACK)
 
 // As above, then who sends it and whether it may be large.
 #define GT_MESSAGES(X)                                       \

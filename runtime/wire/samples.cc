@@ -25,7 +25,8 @@ std::vector<core::ClientRequestBody> Bodies() {
           core::ClientNodes{},
           core::ClientLogs{kJob, 4, 1, true, 77, 4096},
           core::ClientLogs{.job = kJob},
-          core::ClientExec{kJob, 1, {"nvidia-smi", "-L"}},
+          core::ClientExec{kJob, 1, {"nvidia-smi", "-L"}, true},
+          core::ClientStack{kJob, 1},
           core::ClientEvents{kJob, 5, absl::Seconds(20)},
           core::ClientShutdown{false},
           core::ClientJoinToken{5, absl::Hours(1)},
@@ -52,7 +53,9 @@ core::RankStatus SampleStatus() {
           .samples_per_second = 1e6,
           .collective_sequence = std::numeric_limits<uint64_t>::max(),
           .waited_seconds = 0.5,
-          .joined_seconds = 12};
+          .joined_seconds = 12,
+          .idle = absl::Minutes(3),
+          .blocked_in = "futex_wait_queue"};
 }
 
 core::RankExit SampleExit(core::ExitCause cause) {
@@ -134,7 +137,7 @@ std::vector<core::Message> SampleMessages() {
                                 SampleGrant(),
                                 core::CheckpointReport{kJob, kGeneration, {2}, 500, "m", ""},
                                 SampleSeal()},
-      core::AgentAnswer{4, false, "no such file", 10, true},
+      core::AgentAnswer{4, false, "no such file", 10, true, "err", true},
       core::AgentWelcome{ClusterId("c1"), kEpoch, NodeId("n1"), absl::Seconds(1), absl::InfiniteDuration(),
                          "proof", true, true},
       core::AgentRefused{"wrong cluster"},
@@ -164,7 +167,8 @@ std::vector<core::Message> SampleMessages() {
   }
   using Kind = core::AgentQuery::Kind;
   for (Kind kind : {Kind::kReadLog, Kind::kStacks, Kind::kExec}) {
-    all.push_back(core::AgentQuery{kEpoch, 4, kind, kJob, kGeneration, 1, true, 77, {"ls", "-l"}, 4096});
+    all.push_back(
+        core::AgentQuery{kEpoch, 4, kind, kJob, kGeneration, 1, true, 77, {"ls", "-l"}, 4096, true, true});
   }
   for (auto& body : Bodies()) all.push_back(core::ClientRequest{"id-1", absl::Milliseconds(1500), body});
   return all;

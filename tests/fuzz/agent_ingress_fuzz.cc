@@ -70,7 +70,7 @@ class World {
       case kPorts:
         return Step(core::FreePorts{{25000, 25001}});
       case kStacks:
-        return Step(core::StacksRead{kJob, {1}, 0, std::string(payload)});
+        return Step(core::RanksSeen{kJob, {1}, {{0, payload.size(), std::string(payload)}}});
       case kTick:
         now_ =
             now_ + absl::Milliseconds(100) * (payload.empty() ? 10 : static_cast<unsigned char>(payload[0]));

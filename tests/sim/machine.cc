@@ -413,13 +413,8 @@ void Machine::Do(core::Reconnect&) {
 }
 
 void Machine::Do(core::ReadStacks& effect) {
-  if (effect.query != 0) {
-    core::ToHead reply{core::AgentAnswer{effect.query, true, "stacks", 0, true}};
-    return Do(reply);
-  }
-  kernel_.After(kMs, [this, life = life_, effect] {
-    if (Mine(life)) Handle_(core::StacksRead{effect.job, effect.generation, effect.rank, "stacks"});
-  });
+  core::ToHead reply{core::AgentAnswer{effect.query, true, "stacks", 0, true}};
+  Do(reply);
 }
 
 // Refused or shut down: the supervisor tries again; a clone's owner does not.

@@ -102,6 +102,7 @@ class Machine {
   void Do(core::ToHead& effect);
   void Do(core::ToKeeper& effect);
   void Do(core::ReadStacks& effect);
+  void Do(core::LookAtRanks&) {}  // simulated programs never rest
   void Do(core::ReadLog& effect);
   void Do(core::Reconnect& effect);
   void Do(core::Leave& effect);
