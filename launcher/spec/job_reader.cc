@@ -277,6 +277,7 @@ std::optional<Range> JobReader::ReadRange(const Node& node, absl::string_view ke
     if (!value) return std::nullopt;
     return Range{static_cast<int>(*value), static_cast<int>(*value)};
   }
+  if (keys_ != nullptr) keys_->emplace_back(key);  // a plain number is one, too
   Range range{0, 0};
   ReadMapping(node, key,
               {{"min", [&](const Node& n) { ReadInt(n, absl::StrCat(key, ".min"), 1, max, range.min); }},

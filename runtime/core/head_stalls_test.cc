@@ -29,7 +29,8 @@ class HeadStallsTest : public HeadTestWorld {
   std::string Stuck(const JobId& job) { return Status(job).at("stuck").get<std::string>(); }
   std::vector<std::string> Events(const JobId& job, const std::string& kind) {
     std::vector<std::string> texts;
-    for (const auto& event : nlohmann::json::parse(FromClient(ClientWhy{job}).json).at("events")) {
+    const nlohmann::json why = nlohmann::json::parse(FromClient(ClientWhy{job}).json);
+    for (const auto& event : why.at("events")) {
       if (event.at("kind") == kind) texts.push_back(event.at("text"));
     }
     return texts;
