@@ -23,6 +23,7 @@ Verb LogsVerb();
 Verb StopVerb();
 Verb ExecVerb();
 Verb StackVerb();
+Verb ScaleVerb();
 Verb NodesVerb();
 Verb NodeVerb();
 Verb TokenVerb();

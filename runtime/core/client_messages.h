@@ -62,6 +62,13 @@ struct ClientStack {
   int rank = 0;
   bool operator==(const ClientStack&) const = default;
 };
+// How many ranks it should have, or nodes where the job file counts these; within what the job file allows.
+struct ClientScale {
+  JobId job;
+  int size = 1;
+  bool now = false;  // do not wait for a checkpoint
+  bool operator==(const ClientScale&) const = default;
+};
 struct ClientEvents {  // long poll: events of a job after `after`, waits up to `wait`
   JobId job;
   uint64_t after = 0;
@@ -123,7 +130,7 @@ using ClientRequestBody =
     std::variant<ClientSubmit, ClientStop, ClientStatus, ClientWhy, ClientNodes, ClientLogs, ClientExec,
                  ClientEvents, ClientShutdown, ClientJoinToken, ClientTokens, ClientRevokeToken,
                  ClientAddUser, ClientUsers, ClientRevokeUser, ClientRevokeNode, ClientBackup,
-                 ClientDrainNode, ClientStack>;
+                 ClientDrainNode, ClientStack, ClientScale>;
 
 struct ClientRequest {
   std::string id;           // 128-bit, hex, made by the client

@@ -29,6 +29,7 @@ const JobId* JobOf(const ClientRequestBody& body) {
   if (const auto* b = std::get_if<ClientExec>(&body)) return &b->job;
   if (const auto* b = std::get_if<ClientEvents>(&body)) return &b->job;
   if (const auto* b = std::get_if<ClientStack>(&body)) return &b->job;
+  if (const auto* b = std::get_if<ClientScale>(&body)) return &b->job;
   return nullptr;
 }
 
@@ -147,6 +148,8 @@ void HeadState::OnRequest(const PeerMessage& event, const ClientRequest& request
     changed = Submit(event, request.id, *submit, now);
   } else if (const auto* stop = std::get_if<ClientStop>(&request.body)) {
     changed = Stop(event.peer, *stop, now);
+  } else if (const auto* scale = std::get_if<ClientScale>(&request.body)) {
+    changed = Scale(event.peer, *scale, now);
   } else if (const auto* shutdown = std::get_if<ClientShutdown>(&request.body)) {
     changed = Shutdown(*shutdown, now);
   } else if (drained != nullptr) {

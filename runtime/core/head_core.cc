@@ -462,7 +462,7 @@ size_t BytesOfUser(const std::string& spec_text, const std::map<std::string, std
 
 void HeadState::TakeSpec(Job& job, spec::JobSpec spec) {
   job.spec = std::move(spec);
-  job.demand = DemandOf(job.spec, config_.local);
+  SetDemand(job);
   job.location = LocationOf(job.spec);
 }
 

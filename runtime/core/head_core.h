@@ -23,8 +23,9 @@
 
 namespace gtrain::core {
 
-// How the reason begins for which a generation ends that goes on with more ranks.
+// How the reason begins for which a generation ends that goes on with more ranks, or with less.
 inline constexpr char kGrows[] = "it grows from ";
+inline constexpr char kShrinks[] = "it shrinks from ";
 
 struct HeadConfig {
   ClusterId cluster;

@@ -79,7 +79,7 @@ void HeadState::Schedule(Instant now) {
   }
   if (!all) return;
   for (Job* job : LiveJobs()) {
-    if (MayGrow(*job) || job->room_since) LookForRoom(*job, now);
+    if (MayResize(*job) || job->room_since) LookForRoom(*job, now);
   }
 }
 
@@ -273,8 +273,7 @@ void HeadState::Grant(Job& job, const plan::Placement& placement, Instant now) {
   job.not_before.reset();
   job.granted_here = true;
   job.placement_reason = placement.reason;
-  const size_t got = job.demand.count_nodes ? record.grant->nodes.size() : record.grant->ranks.size();
-  if (static_cast<int>(got) < job.demand.max) {
+  if (SizeOf(job) < job.demand.max) {
     absl::StrAppend(&job.placement_reason, "; it grows behind a checkpoint once there is room");
   }
   ResetLive(job, now);

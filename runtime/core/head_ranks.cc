@@ -288,7 +288,7 @@ void HeadState::OnCheckpoint(const NodeId& node, const CheckpointReport& report)
   const bool current = report.generation == job->record.generation;
   if (current) job->saved_since_told = job->told;
   LeaveStep(*job, step_at_);
-  if (current) Grow(*job, step_at_);
+  if (current) ResizeBehindCheckpoint(*job, step_at_);
 }
 
 // What the ranks of a job taken up were told is the newest checkpoint, if nothing newer is known here.

@@ -160,7 +160,8 @@ struct Job {
   std::optional<JobLeave> leave;
   bool told = false;                                     // the ranks were told that a machine leaves
   bool saved_since_told = false;                         // and a checkpoint was committed after that
-  std::optional<Instant> room_since;                     // for more ranks than it has
+  std::optional<Instant> room_since;                     // for another number of ranks than it has
+  bool scale_asked = false;                              // a person asked for that, since this head's start
   std::optional<int64_t> top_step;                       // highest any rank reported
   std::optional<int64_t> low_step;                       // lowest of the ranks still running
   double steps_per_second = 0;                           // smoothed
@@ -371,11 +372,14 @@ class HeadState {
   void Excuse(const Job& job, FaultRecord& fault) const;
   absl::StatusOr<std::string> Drain(const Peer& peer, const ClientDrainNode& drain, Instant now);
 
-  // head_growth.cc
-  bool MayGrow(const Job& job) const;
+  // head_resize.cc
+  static int SizeOf(const Job& job);
+  bool MayResize(const Job& job) const;
   int RanksItWouldHave(const Job& job);
   void LookForRoom(Job& job, Instant now);
-  void Grow(Job& job, Instant now);
+  void ResizeBehindCheckpoint(Job& job, Instant now);
+  void Resize(Job& job, Instant now);
+  void SetDemand(Job& job);
 
   // head_links.cc
   void OnLinkDown(const NodeId& node, const LinkDown& report, Instant now);
@@ -473,6 +477,7 @@ class HeadState {
   absl::StatusOr<std::string> Submit(const PeerMessage& event, const std::string& id,
                                      const ClientSubmit& submit, Instant now);
   absl::StatusOr<std::string> Stop(const Peer& peer, const ClientStop& stop, Instant now);
+  absl::StatusOr<std::string> Scale(const Peer& peer, const ClientScale& scale, Instant now);
   absl::StatusOr<std::string> Shutdown(const ClientShutdown& shutdown, Instant now);
   absl::Status RoomToAsk(const PeerMessage& event);
   // nullptr: it is not remembered.

@@ -113,6 +113,7 @@ struct JobStatus {
   absl::Time ended_at = absl::InfinitePast();
   std::optional<int64_t> last_step;  // what ranks of earlier generations, or of a finished job, said last
   std::optional<double> last_loss;
+  int size_wanted = 0;  // of ranks, or nodes where the job file counts these; 0: as many as it allows
   bool operator==(const JobStatus&) const = default;
 };
 

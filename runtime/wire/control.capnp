@@ -388,6 +388,7 @@ struct ClientLogs {
 }
 struct ClientExec { job @0 :Text; rank @1 :Int32; argv @2 :List(Data); apart @3 :Bool; }
 struct ClientStack { job @0 :Text; rank @1 :Int32; }
+struct ClientScale { job @0 :Text; size @1 :Int32; now @2 :Bool; }
 struct ClientEvents { job @0 :Text; after @1 :UInt64; wait @2 :Int64; }
 struct ClientStatus { job @0 :Text; }
 struct ClientWhy { job @0 :Text; }
@@ -428,6 +429,7 @@ struct ClientRequest {
     backup @19 :ClientBackup;
     drainNode @20 :ClientDrainNode;
     stack @21 :ClientStack;
+    scale @22 :ClientScale;
   }
 }
 

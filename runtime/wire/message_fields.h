@@ -385,6 +385,11 @@ GT_FIELDS(core::ClientStack) {
   GT_ID(job, Job);
   GT_NUMBER(rank, Rank, 0, kRanksMax);
 }
+GT_FIELDS(core::ClientScale) {
+  GT_ID(job, Job);
+  GT_NUMBER(size, Size, 1, kRanksMax);
+  GT_PLAIN(now, Now);
+}
 GT_FIELDS(core::ClientEvents) {
   GT_ID_OR_EMPTY(job, Job);
   GT_PLAIN(after, After);
@@ -443,7 +448,8 @@ GT_FIELDS(core::ClientReply) {
   X(ClientRevokeNode, RevokeNode, REVOKE_NODE)    \
   X(ClientBackup, Backup, BACKUP)                 \
   X(ClientDrainNode, DrainNode, DRAIN_NODE)       \
-  X(ClientStack, Stack, STACK)
+  X(ClientStack, Stack, STACK)                    \
+  X(ClientScale, Scale, SCALE)
 
 // As above, then who sends it and whether it may be large.
 #define GT_MESSAGES(X)                                       \

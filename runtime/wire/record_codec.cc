@@ -83,6 +83,7 @@ GT_FIELDS(core::JobStatus) {
   GT_WALL_TIME(ended_at, EndedAt);
   GT_OPTIONAL(last_step, LastStep);
   GT_OPTIONAL(last_loss, LastLoss);
+  GT_NUMBER(size_wanted, SizeWanted, 0, kRanksMax);
 }
 // proto::JobRecord has the fields of both, with the same names.
 GT_FIELDS(core::JobRecord) {

@@ -97,6 +97,7 @@ struct JobRecord {
   lastStep @39 :Int64;
   hasLastLoss @40 :Bool;
   lastLoss @41 :Float64;
+  sizeWanted @42 :Int32;
 }
 
 struct JobSubmission {
@@ -139,6 +140,7 @@ struct JobStatus {
   lastStep @19 :Int64;
   hasLastLoss @20 :Bool;
   lastLoss @21 :Float64;
+  sizeWanted @22 :Int32;
 }
 
 struct JobStatusRecord {

@@ -27,6 +27,7 @@ std::vector<core::ClientRequestBody> Bodies() {
           core::ClientLogs{.job = kJob},
           core::ClientExec{kJob, 1, {"nvidia-smi", "-L"}, true},
           core::ClientStack{kJob, 1},
+          core::ClientScale{kJob, 8, true},
           core::ClientEvents{kJob, 5, absl::Seconds(20)},
           core::ClientShutdown{false},
           core::ClientJoinToken{5, absl::Hours(1)},
@@ -207,7 +208,8 @@ core::JobRecord SampleJobRecord() {
                        .started_at = absl::FromUnixSeconds(1'700'000'002),
                        .ended_at = absl::FromUnixSeconds(1'700'000'003),
                        .last_step = 1234,
-                       .last_loss = 0.25}};
+                       .last_loss = 0.25,
+                       .size_wanted = 3}};
   job.grant = core::GenerationGrant{.job = JobId("train-3"), .generation = {4}, .world_size = 2};
   job.exits = {{.job = JobId("train-3"), .generation = {4}, .rank = 1, .signal = 9}};
   job.unreleased = {NodeId("n1")};

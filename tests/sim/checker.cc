@@ -85,6 +85,8 @@ void Checker::HeadHears(const core::PeerMessage& event, int64_t awake) {
       asked.job = stop->job;
       jobs_[stop->job].stop_heard = true;
     }
+    if (const auto* scale = std::get_if<core::ClientScale>(&request->body))
+      jobs_[scale->job].scale_heard = true;
     if (const auto* drain = std::get_if<core::ClientDrainNode>(&request->body)) {
       NodeTruth& node = nodes_[node_called(drain->node)];
       node.drained = !drain->undo;
@@ -363,6 +365,10 @@ std::optional<std::string> Checker::Unjustified(const GenerationTruth& truth, co
                      truth.grant.world_size < spec->ranks->max;
   if (grows) {
     ++kernel_.counts["generation grows"];
+    return std::nullopt;
+  }
+  if (job.scale_heard && absl::StartsWith(reason, core::kShrinks)) {
+    ++kernel_.counts["generation shrinks"];
     return std::nullopt;
   }
   const bool late = awake - *truth.decided_awake >= Ns(config.start_timeout) - kSlack;

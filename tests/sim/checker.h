@@ -96,6 +96,7 @@ class Checker {
   };
   struct JobTruth {
     bool stop_heard = false;
+    bool scale_heard = false;
     std::optional<uint64_t> stop_acknowledged_at;  // the generation then
     std::optional<core::JobState> final_state;
     uint64_t generation = 0, revoked = 0, timeline = 0;

@@ -279,6 +279,9 @@ void World::ClientLoop(int index) {
         Submit(client);
       } else if (!job.empty() && dice < 0.08) {
         client.Ask(core::ClientStop{job, dice < 0.02, "enough"}, kMin, nullptr);
+      } else if (!job.empty() && dice < 0.14) {  // most are refused: their job files allow one number
+        client.Ask(core::ClientScale{job, 1 + static_cast<int>(kernel.rng.Below(6)), kernel.rng.Chance(0.2)},
+                   kMin, nullptr);
       } else if (!job.empty() && dice < 0.6) {
         client.Ask(core::ClientEvents{job, 0, absl::Seconds(20)}, kMin, nullptr);
       } else if (!job.empty() && dice < 0.7) {

@@ -1,0 +1,69 @@
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "launcher/cli/context.h"
+#include "launcher/cli/follow.h"
+#include "launcher/cli/terminal.h"
+#include "launcher/cli/verbs.h"
+#include "nlohmann/json.hpp"
+
+namespace gtrain::cli {
+namespace {
+
+using nlohmann::json;
+
+constexpr int64_t kSizeMax = 65'536;
+
+std::string Explain(const json& answer) {
+  const int wanted = answer.value("wanted", 0), size = answer.value("size", 0),
+            room = answer.value("room", 0);
+  const std::string things = SafeText(answer.value("counts", "ranks"));
+  std::string out = absl::StrCat(SafeText(answer.value("job", "")), ": ", wanted, " ", things, " ",
+                                 SafeText(answer.value("when", "")));
+  if (size > 0) absl::StrAppend(&out, "; it has ", size);
+  if (room < wanted)
+    absl::StrAppend(&out, "; there is room for ", room, " now, it takes more when there is more");
+  return out + "\n";
+}
+
+absl::Status Scale(const Args& args) {
+  GT_ASSIGN_OR_RETURN(const std::optional<int64_t> size, args.Int("ranks", 1, kSizeMax));
+  if (!size) return absl::InvalidArgumentError("say how many: gtrain scale JOB -n N");
+  GT_ASSIGN_OR_RETURN(Cluster cluster, OpenCluster(args, Start::kIfDied));
+  GT_ASSIGN_OR_RETURN(const JobDoc job, FindJob(cluster, args.words.empty() ? "" : args.words[0]));
+  GT_ASSIGN_OR_RETURN(
+      const std::string text,
+      Ask(cluster, core::ClientScale{JobId(job.id), static_cast<int>(*size), args.Has("now")}));
+  const json answer = json::parse(text, nullptr, /*allow_exceptions=*/false);
+  if (!answer.is_object()) return absl::InternalError("the head's answer is not a JSON object");
+  Print(args.Has("json") ? text + "\n" : Explain(answer));
+  return absl::OkStatus();
+}
+
+int Run(const Args& args) {
+  const absl::Status status = Scale(args);
+  return status.ok() ? kDone : Report(status);
+}
+
+}  // namespace
+
+Verb ScaleVerb() {
+  Verb verb;
+  verb.name = "scale";
+  verb.summary = "Give a running job another number of ranks";
+  verb.usage = "-n N [JOB]";
+  verb.details =
+      "Within what the job file allows (`ranks: {min: A, max: B}`, or `nodes:`, which N then counts). The\n"
+      "job is re-formed behind its next checkpoint, so that nothing is lost; with --now at once. It gets as\n"
+      "many as there is room for, and more when there is more; N holds until the next `scale`.\n\n"
+      "  gtrain scale fashion-mnist-1 -n 8";
+  verb.flags = {{"ranks", 'n', "N", "how many it should have"},
+                {"now", '\0', "", "do not wait for a checkpoint"},
+                ContextFlag(),
+                {"json", '\0', "", "the head's answer as JSON"}};
+  verb.completes = Completes::kJobs;
+  verb.words_max = 1;
+  verb.run = Run;
+  return verb;
+}
+
+}  // namespace gtrain::cli
