@@ -59,6 +59,20 @@ GTRAIN_SHARES_MEMORY void Bind(const std::vector<int32_t>& cpus) {
   sched_setaffinity(0, sizeof(set), &set);
 }
 
+// For execvp, a folder of $PATH that may not be searched and a program that may not be run are the same error.
+GTRAIN_SHARES_MEMORY int WhyNotRun(const char* program, int error) {
+  const char* folder = getenv("PATH");
+  if (error != EACCES || folder == nullptr || strchr(program, '/') != nullptr) return error;
+  char path[4096];
+  while (true) {
+    const char* end = strchrnul(folder, ':');
+    snprintf(path, sizeof(path), "%.*s/%s", static_cast<int>(end - folder), folder, program);
+    if (access(path, F_OK) == 0) return error;
+    if (*end == '\0') return ENOENT;
+    folder = end + 1;
+  }
+}
+
 // Out of reach of the keeper's descriptors and terminal: a session of its own, nothing inherited but 0, 1, 2.
 GTRAIN_SHARES_MEMORY int Become(void* argument) {
   Child& child = *static_cast<Child*>(argument);
@@ -80,8 +94,8 @@ GTRAIN_SHARES_MEMORY int Become(void* argument) {
   }
   environ = child.env;
   execvp(child.argv[0], child.argv);
-  child.failure = {2, errno};
-  _exit(errno == ENOENT ? 127 : 126);
+  child.failure = {2, WhyNotRun(child.argv[0], errno)};
+  _exit(child.failure.error == ENOENT ? 127 : 126);
 }
 
 void MoveTo(UniqueFd fd, int slot) {
