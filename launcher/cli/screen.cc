@@ -27,7 +27,8 @@ bool WriteToStderr(const std::string& text) {
 std::vector<std::string> StatusBlock(const JobDoc& job, const std::string& hint, int columns) {
   std::vector<std::string> lines;
   lines.push_back(absl::StrCat("-- ", job.id, " -- ", job.state, " -- generation ", job.generation, ", ",
-                               job.world_size, job.world_size == 1 ? " rank" : " ranks"));
+                               job.world_size, job.world_size == 1 ? " rank" : " ranks",
+                               job.run_time ? absl::StrCat(" -- ", PrintSpan(*job.run_time)) : ""));
   lines.push_back(absl::StrCat("   ", SafeText(job.reason)));
   if (!job.stuck.empty()) lines.push_back(absl::StrCat("   ", SafeText(job.stuck)));
   std::map<std::string, std::map<std::string, std::vector<int>>> hosts;

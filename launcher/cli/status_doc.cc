@@ -63,6 +63,8 @@ JobDoc ReadJob(const json& j) {
   job.world_size = Number<int>(j, "world_size").value_or(0);
   job.restarts = Number<int>(j, "restarts").value_or(0);
   job.step = Number<int64_t>(j, "step");
+  job.steps_total = Number<int64_t>(j, "steps_total");
+  if (const auto seconds = Number<double>(j, "eta_seconds")) job.eta = absl::Seconds(*seconds);
   job.loss = Number<double>(j, "loss");
   job.samples_per_second = Number<double>(j, "samples_per_second");
   job.steps_per_second = Number<double>(j, "steps_per_second");
@@ -188,10 +190,13 @@ std::string PrintSpan(absl::Duration span) {
 
 std::string PrintProgress(const JobDoc& job) {
   std::vector<std::string> parts;
-  if (job.step) parts.push_back(absl::StrCat("step ", *job.step));
+  if (job.step)
+    parts.push_back(
+        absl::StrCat("step ", *job.step, job.steps_total ? absl::StrCat("/", *job.steps_total) : ""));
   if (job.loss) parts.push_back(absl::StrFormat("loss %.4g", *job.loss));
   if (job.samples_per_second) parts.push_back(absl::StrFormat("%.0f samples/s", *job.samples_per_second));
   if (job.steps_per_second) parts.push_back(absl::StrFormat("%.3g steps/s", *job.steps_per_second));
+  if (job.eta) parts.push_back(absl::StrCat("ends in ", PrintSpan(*job.eta)));
   if (job.checkpoint_step) parts.push_back(absl::StrCat("checkpoint at step ", *job.checkpoint_step));
   if (job.restarts > 0)
     parts.push_back(absl::StrCat(job.restarts, job.restarts == 1 ? " restart" : " restarts"));

@@ -34,7 +34,8 @@ struct JobDoc {
   int world_size = 0;
   std::vector<RankDoc> ranks;
   int restarts = 0;
-  std::optional<int64_t> step;
+  std::optional<int64_t> step, steps_total;
+  std::optional<absl::Duration> eta;  // by the speed of the last steps
   std::optional<double> loss;
   std::optional<double> samples_per_second;
   std::optional<double> steps_per_second;

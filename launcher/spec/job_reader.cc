@@ -764,10 +764,12 @@ void JobReader::ReadProgress(const Node& node) {
         [&](const Node& n) { ReadDuration(n, "progress.startup", absl::Seconds(1), kLongest, p.startup); }},
        {"stall",
         [&](const Node& n) { ReadDuration(n, "progress.stall", absl::Seconds(1), kLongest, p.stall); }},
-       {"on_stall", [&](const Node& n) {
+       {"on_stall",
+        [&](const Node& n) {
           const auto choice = values_.Choice(n, "progress.on_stall", {"report", "kill"});
           if (choice) p.on_stall = static_cast<OnStall>(*choice);
-        }}});
+        }},
+       {"steps", [&](const Node& n) { p.steps = values_.Int(n, "progress.steps", 1, int64_t{1} << 53); }}});
 }
 
 void JobReader::ReadPreempt(const Node& node) {

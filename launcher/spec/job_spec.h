@@ -128,6 +128,7 @@ struct Progress {
   absl::Duration startup = absl::Minutes(60);
   absl::Duration stall = absl::Minutes(15);
   OnStall on_stall = OnStall::kReport;
+  std::optional<int64_t> steps;  // of the whole training, for people: how far it is, and when it ends
   bool operator==(const Progress&) const = default;
 };
 

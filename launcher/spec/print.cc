@@ -207,6 +207,7 @@ void PrintProgress(const Progress& p, std::string& out) {
   if (p.startup != defaults.startup) section.Add("startup", PrintDuration(p.startup));
   if (p.stall != defaults.stall) section.Add("stall", PrintDuration(p.stall));
   if (p.on_stall != defaults.on_stall) section.Add("on_stall", "kill");
+  if (p.steps) section.Add("steps", absl::StrCat(*p.steps));
   section.Flush(out);
 }
 

@@ -70,6 +70,7 @@ void RandomizePolicies(JobSpec& s, Rng& rng) {
   if (rng.Chance(0.5)) s.progress.step = R"(st"e\.p (\d+))";
   if (rng.Chance(0.5)) s.progress.stall = absl::Seconds(10 + rng.Below(1000));
   if (rng.Chance(0.5)) s.progress.on_stall = OnStall::kKill;
+  if (rng.Chance(0.5)) s.progress.steps = 1 + static_cast<int64_t>(rng.Below(1'000'000));
   if (rng.Chance(0.5)) s.preempt = {"SIGUSR2", absl::Seconds(100 + rng.Below(10))};
   if (rng.Chance(0.5)) s.stop_grace = absl::Milliseconds(rng.Below(90'000));
   if (rng.Chance(0.5)) s.overlap = Overlap::kAllow;

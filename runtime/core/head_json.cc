@@ -153,8 +153,8 @@ struct JobNow {
   absl::Time submitted_at, started_at, ended_at;
   absl::Duration run_time;
   uint64_t event_sequence = 0;
-  std::optional<int64_t> step;
-  std::optional<double> loss, samples_per_second, steps_per_second;
+  std::optional<int64_t> step, steps_total;
+  std::optional<double> loss, samples_per_second, steps_per_second, eta_seconds;
   Notes notes;
   std::optional<CheckpointRecord> checkpoint;
   std::optional<FaultRecord> first_fault, last_fault;
@@ -203,6 +203,10 @@ void AddProgress(const Job& job, JobNow& now) {
     if (rank.status.samples_per_second)
       now.samples_per_second = now.samples_per_second.value_or(0) + *rank.status.samples_per_second;
   }
+  now.steps_total = job.spec.progress.steps;
+  if (now.step && now.steps_total && now.steps_per_second && job.Live())
+    now.eta_seconds =
+        static_cast<double>(std::max<int64_t>(0, *now.steps_total - *now.step)) / *now.steps_per_second;
   if (!IsFinal(job.record.state)) return;
   if (!now.step) now.step = job.record.last_step;
   if (!now.loss) now.loss = job.record.last_loss;
@@ -311,6 +315,8 @@ json JobDocument(const JobNow& job) {
                    {"run_seconds", absl::ToDoubleSeconds(job.run_time)},
                    {"event", job.event_sequence},
                    {"step", OrNull(job.step)},
+                   {"steps_total", OrNull(job.steps_total)},
+                   {"eta_seconds", OrNull(job.eta_seconds)},
                    {"loss", OrNull(job.loss)},
                    {"samples_per_second", OrNull(job.samples_per_second)},
                    {"steps_per_second", OrNull(job.steps_per_second)}};

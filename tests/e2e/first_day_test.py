@@ -365,9 +365,12 @@ class TimesTest(FirstDayTest):
     def test_times_and_owners_newest_first(self):
         for name in ('one', 'two'):
             self.gtrain('launch', '--name', name, '-n', '1', '--', 'true')
-        job = self.stepper_job('long', '--until', os.path.join(self.dir, 'go'))
+        job = self.stepper_job('long', '--until', os.path.join(self.dir, 'go'),
+                               extra='progress: {step: "step (\\\\d+)", steps: 1000000}\n')
         self.gtrain('launch', '-d', job)
         self.wait_for_steps(2, ranks=2)
+        wait_until('an estimate of its end', lambda: (self.job('long') or {}).get('eta_seconds'))
+        self.assertRegex(self.gtrain('status', 'long').stdout, r'step \d+/1000000, .*, ends in \d+')
         self.assertRegex(self.gtrain('status').stdout,
                          r'(?s)^JOB +STATE +RANKS +STARTED +TIME .*\nlong-3 +RUNNING +2 +[0-9:]{8} +\d+s .*\ntwo-2 .*\none-1 ')
         self.assertRegex(self.gtrain('status', 'long').stdout, r'user \S+, submitted [0-9:]{8}, started [0-9:]{8}, running for \d+s')
@@ -568,6 +571,39 @@ class AttachTest(FirstDayTest):
 
 
 # ---- ranks between min and max
+
+
+
+class ScaleTest(FirstDayTest):
+    def test_a_job_gets_less_and_more_ranks_while_it_runs(self):
+        text = os.path.join(self.dir, 'text')
+        with open(text, 'w') as out:
+            out.write('a line of text that is learned by heart\n' * 500)
+        os.chmod(text, 0o644)
+        char_lm = shutil.copy(os.path.join(harness.BUILD, 'examples', 'char_lm'), self.dir)
+        self.gtrain('launch', '-d', self.job_file('lm', f"""name: lm
+run: {char_lm} --text {text} --steps 1000000
+ranks: {{min: 1, max: 3}}
+resources: {{oversubscribe: true}}
+checkpoint: {{uri: ./ckpt, every: 10 steps}}
+"""))
+        size = lambda: (job := self.job('lm') or {}).get('state') == 'RUNNING' and job['world_size']
+        wait_until('all three', lambda: size() == 3)
+        self.assertIn('lm-1: 1 ranks behind its next checkpoint; it has 3', self.gtrain('scale', 'lm', '-n', '1').stdout)
+        wait_until('one rank', lambda: size() == 1)
+        self.assertRegex(self.gtrain('why', 'lm').stdout, r'it shrinks from 3 to 1 ranks, from the checkpoint of step [1-9]\d*0')
+        answer = json.loads(self.gtrain('scale', 'lm', '-n', '2', '--now', '--json').stdout)
+        self.assertEqual((answer['size'], answer['wanted'], answer['room']), (1, 2, 2))
+        wait_until('two ranks', lambda: size() == 2)
+        self.assertEqual(self.job('lm')['restarts'], 0, 'nobody is charged')
+        refused = self.gtrain('scale', 'lm', '-n', '4', expect=1)
+        self.assertIn('the job file of lm-1 allows 1 to 3 ranks, not 4', refused.stderr)
+        self.gtrain('scale', 'lm', expect=2)
+        self.gtrain('stop', 'lm', '--now')
+        self.wait_for_state('lm', 'CANCELLED')
+        self.assertIn('is over', self.gtrain('scale', 'lm-1', '-n', '2', expect=1).stderr)
+
+
 # ---- terminals and colours
 ATTACKS = (r'\033]0;title\007', r'\033]52;c;ZXZpbA==\007', r'\033[?2004h', r'\033[?1049h', r'\033[6n', r'\033[8m',
            r'\033[5m', r'\033c', r'\007', r'\233')
