@@ -1,6 +1,6 @@
 # The commands a person types. Everything else is CMake: see CMakePresets.json.
 #
-#   make run      install what is missing, build, train examples/fashion_mnist on four ranks
+#   make run      install and build what it needs (about half of all), train examples/fashion_mnist on four ranks
 #   make test     install, build, run every test
 #   make build    build only
 #   make test-s3  install Ceph's S3 gateway and test checkpoints against it
@@ -37,7 +37,13 @@ build: install
 	@cmake --preset release
 	@cmake --build build --parallel $(JOBS)
 
-run: build
+# What the main job needs, so that a first look does not wait for tests and benches.
+RUN_TARGETS = gtrain gtrain-keeper gtrain-writer fashion_mnist
+
+run:
+	@tools/install.sh --run
+	@cmake --preset release
+	@tools/build_for_run.sh build $(JOBS) $(RUN_TARGETS)
 	@test -x build/examples/fashion_mnist || { echo "run: build/examples/fashion_mnist is not there: libtorch is missing, see the table above"; exit 1; }
 	build/bin/gtrain launch examples/fashion_mnist/job.yaml $(ARGS)
 

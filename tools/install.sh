@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Installs the Debian packages gtrain is built, tested and run with; only what is missing, so a second
 # run does nothing and needs no root.
-#   tools/install.sh            everything `make run` and `make test` use
+#   tools/install.sh            everything `make build` and `make test` use
+#   tools/install.sh --run      only what `make run` uses
 #   tools/install.sh --bazel    also what `make bazel` uses
 #   tools/install.sh --bench    also the peers that `make bench` compares with
 #   tools/install.sh --s3       also the S3 server that `make test-s3` runs against
@@ -27,6 +28,12 @@ say() { echo "install: $*"; }
 
 case "${1:-}" in
   "") ;;
+  --run)
+    kept=()
+    for group in "${groups[@]}"; do
+      case "${group%%|*}" in build|core|speed|ucx|s3|torch) kept+=("$group") ;; esac
+    done
+    groups=("${kept[@]}") ;;
   --bazel)
     groups+=("bazel||bazel-bootstrap bazel-rules-java bazel-rules-proto bazel-platforms") ;;
   --bench)
@@ -39,7 +46,7 @@ case "${1:-}" in
       echo "$name: $packages${without:+  (without: $without)}"
     done
     exit 0 ;;
-  *) echo "usage: tools/install.sh [--bazel | --bench | --s3 | --list]" >&2; exit 2 ;;
+  *) echo "usage: tools/install.sh [--run | --bazel | --bench | --s3 | --list]" >&2; exit 2 ;;
 esac
 
 if ! command -v dpkg-query >/dev/null; then
