@@ -462,7 +462,9 @@ size_t BytesOfUser(const std::string& spec_text, const std::map<std::string, std
 
 void HeadState::TakeSpec(Job& job, spec::JobSpec spec) {
   job.spec = std::move(spec);
-  SetDemand(job);
+  job.demand = DemandOf(job.spec, config_.local);
+  if (job.record.size_wanted > 0)
+    job.demand.max = std::clamp(job.record.size_wanted, job.demand.min, job.demand.max);
   job.location = LocationOf(job.spec);
 }
 

@@ -78,9 +78,7 @@ void HeadState::Schedule(Instant now) {
     changed = TryPlace(*job, now);
   }
   if (!all) return;
-  for (Job* job : LiveJobs()) {
-    if (MayResize(*job) || job->room_since) LookForRoom(*job, now);
-  }
+  for (Job* job : LiveJobs()) LookForRoom(*job, now);
 }
 
 // Why it takes no ranks; empty: it does.

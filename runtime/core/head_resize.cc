@@ -5,8 +5,6 @@
 // Where nobody asked, the room must have been there for `grow_after`, and no other job may be waiting: a
 // machine that comes and goes would re-form the job each time, and who waits needs the room more. A look
 // costs one placement, O(nodes), per such job and change of what nodes have free.
-#include <algorithm>
-
 #include "absl/strings/str_cat.h"
 #include "base/probe.h"
 #include "nlohmann/json.hpp"
@@ -21,13 +19,10 @@ int HeadState::SizeOf(const Job& job) {
   return static_cast<int>(job.demand.count_nodes ? grant.nodes.size() : grant.ranks.size());
 }
 
-bool HeadState::MayResize(const Job& job) const {
-  return job.record.state == JobState::kRunning && job.Live() && !job.leave && SizeOf(job) != job.demand.max;
-}
-
 // How many ranks it would have, re-formed now; 0: none that are a reason to.
 int HeadState::RanksItWouldHave(const Job& job) {
-  if (!MayResize(job)) return 0;
+  if (job.record.state != JobState::kRunning || !job.Live() || job.leave || SizeOf(job) == job.demand.max)
+    return 0;
   const bool grows = SizeOf(job) < job.demand.max;
   if (grows) {
     for (const Job* other : LiveJobs()) {
@@ -72,12 +67,6 @@ void HeadState::Resize(Job& job, Instant now) {
   Fail(job, std::move(fault), now);
 }
 
-void HeadState::SetDemand(Job& job) {
-  job.demand = DemandOf(job.spec, config_.local);
-  if (job.record.size_wanted > 0)
-    job.demand.max = std::clamp(job.record.size_wanted, job.demand.min, job.demand.max);
-}
-
 absl::StatusOr<std::string> HeadState::Scale(const Peer& peer, const ClientScale& scale, Instant now) {
   Job* job = FindJob(scale.job);
   if (job == nullptr) return absl::InvalidArgumentError("the request names no job");
@@ -97,7 +86,7 @@ absl::StatusOr<std::string> HeadState::Scale(const Peer& peer, const ClientScale
                            things, ", not ", scale.size));
   }
   record.size_wanted = scale.size;
-  SetDemand(*job);
+  TakeSpec(*job, job->spec);
   job->scale_asked = true;
   job->room_since.reset();
   schedule_ = true;

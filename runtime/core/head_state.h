@@ -374,12 +374,10 @@ class HeadState {
 
   // head_resize.cc
   static int SizeOf(const Job& job);
-  bool MayResize(const Job& job) const;
   int RanksItWouldHave(const Job& job);
   void LookForRoom(Job& job, Instant now);
   void ResizeBehindCheckpoint(Job& job, Instant now);
   void Resize(Job& job, Instant now);
-  void SetDemand(Job& job);
 
   // head_links.cc
   void OnLinkDown(const NodeId& node, const LinkDown& report, Instant now);

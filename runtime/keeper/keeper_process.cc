@@ -66,8 +66,8 @@ void Keeper::PrepareStart(GenerationRecord& record, RankProcess& rank) {
     const bool terminal = spec.tty && stream == &rank.out;
     if (!stream->Open(*path, options_.log_limits, terminal, now_, &log_writer_) ||
         !stream->Watch(&stream_set_)) {
-      return FailStart(rank, {"cannot open the log file " + *path + (terminal ? ", or a terminal for it" : "") +
-                              ": " + strerror(errno)});
+      return FailStart(rank, {"cannot open the log file " + *path +
+                              (terminal ? ", or a terminal for it" : "") + ": " + strerror(errno)});
     }
   }
   if (!spec.report_path.empty()) {

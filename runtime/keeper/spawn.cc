@@ -59,7 +59,8 @@ GTRAIN_SHARES_MEMORY void Bind(const std::vector<int32_t>& cpus) {
   sched_setaffinity(0, sizeof(set), &set);
 }
 
-// For execvp, a folder of $PATH that may not be searched and a program that may not be run are the same error.
+// For execvp, a folder of $PATH that may not be searched and a program that may not be run are the same
+// error.
 GTRAIN_SHARES_MEMORY int WhyNotRun(const char* program, int error) {
   const char* folder = getenv("PATH");
   if (error != EACCES || folder == nullptr || strchr(program, '/') != nullptr) return error;
