@@ -70,7 +70,7 @@ TEST_F(KeeperTest, ProgramThatCannotStartSaysWhy) {  // P17
   EXPECT_EQ(missing->cause, Cause::kStartFailed);
   EXPECT_EQ(missing->code, 127);
   EXPECT_THAT(missing->message, HasSubstr("no-such-program"));
-  EXPECT_THAT(missing->message, HasSubstr("PATH=/usr/bin:/bin"));
+  EXPECT_THAT(missing->tail, HasSubstr("PATH=/usr/bin:/bin"));
   const auto* forbidden = WaitExit(1);
   ASSERT_NE(forbidden, nullptr);
   EXPECT_EQ(forbidden->code, 126);
