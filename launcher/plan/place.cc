@@ -281,11 +281,15 @@ Placement Place(const std::vector<NodeView>& nodes, const Demand& demand) {
   // CPUs are shared for the sake of the least that was asked for, never for more.
   Demand wanted = demand;
   wanted.oversubscribe_cpus = false;
-  if (Placement roomy = PlaceOnce(nodes, wanted); roomy.placed) return roomy;
+  Placement roomy = PlaceOnce(nodes, wanted);
+  const int least = std::max(demand.min, demand.asked);
+  if (roomy.placed && (demand.count_nodes || static_cast<int>(roomy.ranks.size()) >= demand.asked))
+    return roomy;
   wanted.oversubscribe_cpus = true;
   if (!demand.count_nodes)
-    wanted.max = std::min(demand.max, (demand.min + demand.unit - 1) / demand.unit * demand.unit);
-  return PlaceOnce(nodes, wanted);
+    wanted.max = std::min(demand.max, (least + demand.unit - 1) / demand.unit * demand.unit);
+  Placement shared = PlaceOnce(nodes, wanted);
+  return shared.placed || !roomy.placed ? shared : roomy;
 }
 
 std::vector<NodeView> Emptied(std::vector<NodeView> nodes) {

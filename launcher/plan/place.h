@@ -2,8 +2,8 @@
 //
 // Policy "pack": as few nodes as possible, ties by NodeId, so equal input gives equal output. Nodes
 // that held ranks before come first and their ranks keep their numbers where the new world allows.
-// CPUs are oversubscribed, where that is allowed, for `min` ranks and not to reach `max`.
-// Topology-aware policies become further files with the same signature.
+// CPUs are oversubscribed, where that is allowed, for `min` ranks or those that a person asked for, and not
+// to reach `max`. Topology-aware policies become further files with the same signature.
 #pragma once
 #include <cstdint>
 #include <map>
@@ -46,6 +46,7 @@ struct Demand {
   std::vector<std::string> gpu_types;  // any of; matched inside the model, ignoring case
   std::map<std::string, std::string> labels;
   std::vector<std::string> exclude;  // hostnames or NodeIds
+  int asked = 0;                     // by a person while the job ran, of min to max; 0: nobody did
   bool oversubscribe_cpus = false;
   std::vector<NodeId> previous;  // index = rank of the last generation
 };

@@ -127,6 +127,17 @@ TEST(Place, OversubscribesOnlyWhereAllowedAndSaysSo) {
   EXPECT_THAT(p.warnings[0], HasSubstr("4 ranks need 4 cpus, 2 of 2 are free"));
 }
 
+TEST(Place, SharesCpusForWhatAPersonAskedForAndNotForTheMost) {
+  Demand demand = Ranks(1, 8);
+  demand.oversubscribe_cpus = true;
+  EXPECT_EQ(Place({Node("a", 2)}, demand).ranks.size(), 2u);
+  demand.asked = demand.max = 3;
+  EXPECT_EQ(Place({Node("a", 2)}, demand).ranks.size(), 3u);
+  EXPECT_EQ(Place({Node("a", 4)}, demand).warnings.size(), 0u);
+  demand.oversubscribe_cpus = false;
+  EXPECT_EQ(Place({Node("a", 2)}, demand).ranks.size(), 2u);
+}
+
 TEST(Place, GpusAreOneARankWhereThereAreSome) {
   const Placement p = Place({Node("a", 16, 4)}, Ranks(2, 2));
   ASSERT_TRUE(p.placed);

@@ -464,7 +464,7 @@ void HeadState::TakeSpec(Job& job, spec::JobSpec spec) {
   job.spec = std::move(spec);
   job.demand = DemandOf(job.spec, config_.local);
   if (job.record.size_wanted > 0)
-    job.demand.max = std::clamp(job.record.size_wanted, job.demand.min, job.demand.max);
+    job.demand.max = job.demand.asked = std::clamp(job.record.size_wanted, job.demand.min, job.demand.max);
   job.location = LocationOf(job.spec);
 }
 
