@@ -999,6 +999,32 @@ class WheelTest(FirstDayTest):
         self.end_local_cluster()
 
 
+# ---- another Python
+class AnotherPythonTest(cluster.ClusterTest):
+    agent_count = 1
+
+    def test_a_virtual_environment_that_the_node_does_not_use_is_said(self):
+        """The client's own is in its PATH; a cluster's ranks have the PATH of the agent."""
+        venv = os.path.join(self.dir, 'venv', 'bin')
+        os.makedirs(venv)
+        os.symlink('/usr/bin/python3', os.path.join(venv, 'python3'))
+        activated = {'PATH': f'{venv}:{os.environ["PATH"]}'}
+        there = os.path.join(os.path.realpath(os.path.dirname(shutil.which('python3'))), 'python3')
+        run = ('launch', '--context', 'lab', '--set', 'restart.budget=1')
+        which = 'import os, sys; sys.exit(3 if os.environ["GTRAIN_GENERATION"] == "1" else 0)'
+        done = self.gtrain(*run, '--', 'python3', '-c', which, **activated)
+        warned = [line for line in (done.stdout + done.stderr).splitlines() if 'where the job was launched' in line]
+        self.assertEqual(len(warned), 1, done.stdout + done.stderr)  # and not of the second generation again
+        self.assertIn(f'gtrain: node0: python3 is {there} here and was {venv}/python3 ', warned[0])
+        self.assertIn(warned[0][len('gtrain: '):], self.gtrain('why', '--context', 'lab', 'python3-1').stdout)
+
+        for words in (('python3', '-c', ''),                                           # the same on both sides
+                      ('--set', 'inherit_env=[PATH]', '--', 'python3', '-c', '')):     # the client's PATH there, too
+            path = activated if 'inherit_env=[PATH]' in words else {}
+            quiet = self.gtrain(*run, *(words if path else ('--', *words)), **path)
+            self.assertNotIn('where the job was launched', quiet.stdout + quiet.stderr)
+
+
 # ---- commands that kill
 class KillTest(FirstDayTest):
     """Others use the machine, too: a pattern meets their processes."""
