@@ -3,7 +3,9 @@
 #   make run      install and build what it needs (about half of all), train examples/fashion_mnist on four ranks
 #   make test     install, build, run every test
 #   make build    build only
+#   make wheel    build/wheel/gtrain-*.whl: the Python package, libgtrain.so and the programs, for pip
 #   make test-s3  install Ceph's S3 gateway and test checkpoints against it
+#   make test-torch  PyPI's torch, accelerate, lightning and transformers (6 GB, once) under gtrain: tests/torch
 #   make check    format, lint, layers, headers, PURE targets, banned calls, bazel parity, mutants still fit
 #   make mutants  plants each mutant of tests/mutants, says which gate catches it
 #   make soak     minutes of faults on real processes; GTRAIN_SOAK_SECONDS=N shortens the ten minutes of head kills
@@ -21,7 +23,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help install build run test test-s3 check sim soak powercut bench bench-gate mutants fuzz asan tsan asan-core bazel clean
+.PHONY: help install build run test wheel test-s3 test-torch check sim soak powercut bench bench-gate mutants fuzz asan tsan asan-core bazel clean
 
 JOBS ?= $(shell tools/jobs.sh)
 TEST_JOBS ?= 2
@@ -53,6 +55,15 @@ test: build
 test-s3: build
 	tools/install.sh --s3
 	$(CTEST) --test-dir build --tests-regex s3 $(ARGS)
+
+wheel: install
+	@cmake --preset release
+	@cmake --build build --parallel $(JOBS) --target wheel
+
+test-torch: install
+	@cmake --preset release
+	@cmake --build build --parallel $(JOBS) --target gtrain gtrain-keeper gtrain-writer
+	python=$$(tools/torch_env.sh) && GTRAIN_BUILD_DIR=$(CURDIR)/build $$python -B tests/torch/torch_test.py $(ARGS)
 
 check: build
 	tools/check.sh $(ARGS)

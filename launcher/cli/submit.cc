@@ -14,6 +14,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/strip.h"
 #include "base/clock.h"
 #include "base/file.h"
 #include "base/path.h"
@@ -28,6 +29,7 @@
 #include "launcher/spec/words.h"
 #include "launcher/spec/yaml_tree.h"
 #include "runtime/agent/node.h"
+#include "runtime/core/rank_environment.h"
 #include "runtime/zmq/control_client.h"
 
 namespace gtrain::cli {
@@ -152,6 +154,19 @@ absl::StatusOr<std::string> JobIdOf(const std::string& json) {
   return reply["job"].get<std::string>();
 }
 
+// The Python that the shell would have run here: an agent that finds another says so.
+void NamePython(const spec::JobSpec& spec, std::map<std::string, std::string>* env) {
+  if (spec.run.empty()) return;
+  absl::string_view version = spec.run[0];
+  if (!absl::ConsumePrefix(&version, "python")) return;
+  if (version.find_first_not_of("0123456789.") != absl::string_view::npos) return;
+  const auto wanted = spec.env.find("PATH");
+  const char* const own = getenv("PATH");
+  const std::string path = wanted != spec.env.end() ? wanted->second : own != nullptr ? own : "";
+  if (std::string found = agent::FindProgram(spec.run[0], path); !found.empty())
+    (*env)[core::kClientPython] = std::move(found);
+}
+
 absl::StatusOr<core::ClientSubmit> MakeSubmit(const Args& args, const spec::JobSpec& spec,
                                               const std::string& resume, const std::string& run_dirs,
                                               bool local) {
@@ -166,6 +181,7 @@ absl::StatusOr<core::ClientSubmit> MakeSubmit(const Args& args, const spec::JobS
   }
   submit.takeover = args.Has("takeover");
   submit.env = std::move(inherited.env);
+  if (!local) NamePython(spec, &submit.env);
   // Every cluster begins with job 1, and several may be used in one folder: a state directory that was
   // removed, another machine that shares the disk. The cluster's part of the name keeps their files apart.
   submit.run_dir = run_dirs + "/{job}-{cluster}";

@@ -127,6 +127,7 @@ def _candidates():
     root = os.path.dirname(os.path.dirname(here))
     return [("next to the package", os.path.join(here, "libgtrain.so")),
             ("the build directory", os.path.join(root, "build", "lib", "libgtrain.so")),
+            ("where pip puts it", os.path.join(os.path.dirname(os.path.dirname(root)), "lib", "libgtrain.so")),
             ("the system", "libgtrain.so.0")]
 
 

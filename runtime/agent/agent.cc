@@ -320,6 +320,7 @@ core::AgentConfig Agent::Config(int living_keepers, const std::string& keeper_pr
     if (read == secrets_.end()) return absl::NotFoundError(absl::StrCat("nobody has read ", path));
     return read->second;
   };
+  config.find_program = FindProgram;
   config.port_is_free = [](const std::string&, int port) { return PortIsFree(port); };
   config.make_token = [] { return net::RandomHex(16); };
   config.make_run_dir = [this](const std::string&, Generation) { return made_; };

@@ -171,6 +171,20 @@ RankRoom RoomForRanks() {
   return room;
 }
 
+std::string FindProgram(const std::string& name, const std::string& path) {
+  if (name.empty() || absl::StrContains(name, '/')) return "";
+  for (const absl::string_view folder : absl::StrSplit(path, ':')) {
+    if (!absl::StartsWith(folder, "/")) continue;
+    const std::string file = absl::StrCat(folder, "/", name);
+    struct stat info {};
+    if (stat(file.c_str(), &info) != 0 || !S_ISREG(info.st_mode) || access(file.c_str(), X_OK) != 0) continue;
+    std::error_code error;
+    const std::filesystem::path real = std::filesystem::canonical(std::string(folder), error);
+    return error ? file : (real / name).string();
+  }
+  return "";
+}
+
 std::string TooManyRanks(size_t ranks) {
   constexpr size_t kAlwaysHeld = 16;  // no reason to look at every process of the machine
   if (ranks <= kAlwaysHeld) return "";

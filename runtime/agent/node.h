@@ -38,6 +38,11 @@ RankRoom RoomForRanks();
 // The sentence with which so many ranks are refused here; empty: they can be held.
 std::string TooManyRanks(size_t ranks);
 
+// The file that execvp would run for `name`, of the absolute folders in `path`; empty: none, or `name` is a
+// path itself. Symbolic links of its folder are followed, but not of the file: the Python of a virtual
+// environment is one.
+std::string FindProgram(const std::string& name, const std::string& path);
+
 // What a generation needs in its run directory: the folders of its logs and of its ranks' files. Nobody else
 // can have prepared them (base/folder.h); PermissionDenied otherwise. FailedPrecondition: the directory is
 // another job's (base/run_folder.h), or the ranks of this node would append to what was there before the job:

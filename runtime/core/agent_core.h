@@ -58,6 +58,7 @@ struct AgentConfig {
   std::function<absl::StatusOr<std::string>(const std::string& path)> read_secret;
   std::function<bool(const std::string& address, int port)> port_is_free;
   std::function<std::string(const spec::JobSpec&)> job_hash;
+  std::function<std::string(const std::string& name, const std::string& path)> find_program;  // agent/node.h
   std::function<std::string()> make_token;  // 32 random hex digits
   // The sentence with which so many ranks are refused; empty: this machine can hold them.
   std::function<std::string(size_t ranks)> too_many_ranks;

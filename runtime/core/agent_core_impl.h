@@ -142,6 +142,8 @@ class AgentCore::Impl {
   // agent_generation.cc: one generation's life
   uint64_t ProcessesMax(const spec::JobSpec& spec) const;
   void ShareNear(const JobId& job, const AgentGeneration& generation);
+  void CompareProgram(const GenerationGrant& grant, const AgentGeneration& generation,
+                      const std::map<std::string, std::string>& env);
   void Start(const StartGeneration& message);
   void FailStart(AgentGeneration& generation, const GenerationGrant& grant, ExitCause cause,
                  const std::string& message);

@@ -53,6 +53,9 @@ class AgentCoreTest : public ::testing::Test {
       if (path == "/secret") return "file-secret";
       return absl::NotFoundError("no such file");
     };
+    config.find_program = [](const std::string& name, const std::string& path) {
+      return absl::StrCat(path, "/", name);
+    };
     config.port_is_free = [this](const std::string&, int) { return port_free_; };
     config.job_hash = [](const spec::JobSpec&) { return "hash"; };
     config.unpack_grant = [this](const std::string& bytes) -> absl::StatusOr<GenerationGrant> {
@@ -253,6 +256,26 @@ TEST_F(AgentCoreTest, LowerEpochIsIgnored) {  // H-class fencing: an old head mu
   EXPECT_EQ(Commands<keeper::StartRank>().size(), 1u);
   Step(FromHead{Revoke{{5}, kJob, {1}, EndMode::kReform, absl::Seconds(1), "old head"}});
   EXPECT_THAT(last_.effects, IsEmpty());
+}
+
+TEST_F(AgentCoreTest, AnotherPythonThanTheClientsIsSaidOnce) {
+  spec_.run = {"python3", "train.py"};
+  Welcome();
+  GenerationGrant grant = Grant(1, 2, 2);
+  grant.client_env = {{"GTRAIN_CLIENT_PYTHON", "/venv/bin/python3"}};
+  Step(FromHead{StartGeneration{{5}, grant}});
+  const auto notes = Sent<AgentNote>();
+  ASSERT_EQ(notes.size(), 1u);
+  EXPECT_EQ(notes[0].kind, "warning");
+  EXPECT_EQ(notes[0].rank, -1);
+  EXPECT_THAT(notes[0].text,
+              HasSubstr("python3 is /own/bin/python3 here and was /venv/bin/python3 where the job was"));
+
+  grant.job = JobId("train-2");
+  grant.client_env = {{"GTRAIN_CLIENT_PYTHON", "/venv/bin/python3"}, {"PATH", "/venv/bin"}};
+  Step(FromHead{StartGeneration{{5}, grant}});
+  EXPECT_THAT(Sent<AgentNote>(), IsEmpty());
+  EXPECT_EQ(EnvOf(Commands<keeper::StartRank>()[0])["GTRAIN_CLIENT_PYTHON"], "/venv/bin/python3");
 }
 
 TEST_F(AgentCoreTest, EnvironmentTable) {

@@ -77,6 +77,22 @@ void AgentCore::Impl::ShareNear(const JobId& job, const AgentGeneration& generat
   effects_.push_back(ShareCopies{job, folder, generation.grant.near_secret});
 }
 
+// Of a bare name each machine finds its own, by a PATH that need not have the virtual environment in which
+// the job was launched; a program that lacks a package then says nothing of why.
+void AgentCore::Impl::CompareProgram(const GenerationGrant& grant, const AgentGeneration& generation,
+                                     const std::map<std::string, std::string>& env) {
+  const auto launched = env.find(kClientPython);
+  const auto path = env.find("PATH");
+  if (launched == env.end() || path == env.end() || generation.spec.run.empty()) return;
+  const std::string& name = generation.spec.run[0];
+  const std::string found = config_.find_program ? config_.find_program(name, path->second) : "";
+  if (found.empty() || found == launched->second) return;
+  Tell(AgentNote{grant.job, grant.generation, -1, "warning",
+                 absl::StrCat(name, " is ", found, " here and was ", launched->second,
+                              " where the job was launched. If it lacks packages: write the path of the "
+                              "right one in the job, or `inherit_env: [PATH]`")});
+}
+
 void AgentCore::Impl::Start(const StartGeneration& message) {
   const GenerationGrant& grant = message.grant;
   const auto [it, fresh] = jobs_.try_emplace(grant.job);
@@ -147,6 +163,7 @@ void AgentCore::Impl::Start(const StartGeneration& message) {
     auto env = RankEnvironment(config_, grant, generation.spec, number, start.token);
     if (!env.ok())
       return FailStart(generation, grant, ExitCause::kStartFailed, std::string(env.status().message()));
+    if (starts.empty() && record.over.value == 0) CompareProgram(grant, generation, *env);
     start.generation = grant.generation.value;
     start.rank = number;
     start.argv = RankCommand(grant, generation.spec, config_.node, hash);

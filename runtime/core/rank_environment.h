@@ -19,6 +19,9 @@ absl::StatusOr<std::map<std::string, std::string>> RankEnvironment(const AgentCo
                                                                    const spec::JobSpec& spec, int rank,
                                                                    const std::string& token);
 
+// Of what the client sends along: the file that `python3`, as the job names it, is on the client's machine.
+inline constexpr char kClientPython[] = "GTRAIN_CLIENT_PYTHON";
+
 // Begins the last line on stderr of a rank whose node could not be set up.
 inline constexpr char kSetupFailed[] = "gtrain: the setup step failed";
 // argv of the rank's process: words, or bash for a script, or either behind the job's setup.

@@ -987,6 +987,124 @@ int main() try {
 """
 
 
+# ---- a wheel
+class WheelTest(FirstDayTest):
+    """What `make wheel` makes, installed by an ordinary user who sees nothing of the tree."""
+
+    def setUp(self):
+        super().setUp()
+        if not os.path.exists(LIBRARY) or sanitized():
+            self.skipTest('needs libgtrain.so, without a sanitizer')
+        absent = 'import importlib.util as u; print(*(m for m in ("pip", "setuptools", "wheel", "ensurepip") if not u.find_spec(m)))'
+        lacks = subprocess.run(['/usr/bin/python3', '-c', absent], capture_output=True, text=True).stdout.strip()
+        if lacks:
+            self.skipTest(f'/usr/bin/python3 has no {lacks}')
+
+    def run_tool(self, *argv, prefix=()):
+        done = subprocess.run([*prefix, *argv], env=self.env(), cwd=self.dir, capture_output=True, text=True, timeout=300)
+        self.assertEqual(done.returncode, 0, f'{" ".join(argv)}\n{done.stdout}{done.stderr}')
+        return done.stdout
+
+    def test_install_and_launch(self):
+        made = os.path.join(self.dir, 'made')
+        said = self.run_tool(os.path.join(harness.SOURCE, 'tools', 'wheel.sh'), harness.BUILD, made)
+        self.assertIn('libzmq5', said)  # what the other machine needs
+        wheel, = glob.glob(made + '/gtrain-*.whl')
+        venv = os.path.join(self.home, 'venv')
+        self.run_tool('/usr/bin/python3', '-m', 'venv', venv, prefix=self.prefix)
+        self.run_tool(venv + '/bin/pip', 'install', '--no-index', '--no-deps', wheel, prefix=self.prefix)
+        self.program = os.path.join(venv, 'bin', 'gtrain')
+        script = os.path.join(self.dir, 'train.py')
+        with open(script, 'w') as out:
+            out.write('import array, gtrain\n'
+                      'with gtrain.Session() as session, gtrain.Checkpointer(session, "ckpt", takeover=True) as checkpointer:\n'
+                      '    weights = array.array("f", [session.rank + 1])\n'
+                      '    checkpointer.replicated(weights=weights)\n'
+                      '    session.all_reduce(weights)\n'
+                      '    checkpointer.save(1)\n'
+                      '    checkpointer.wait()\n'
+                      '    print("sum", weights[0], "by", gtrain.library_path())\n')
+        activated = {'PATH': f'{venv}/bin:{os.environ["PATH"]}'}
+        done = self.gtrain('launch', '-n', '2', '--', 'python', script, **activated)
+        self.assertIn(f'sum 3.0 by {os.path.realpath(venv)}/lib/libgtrain.so', done.stdout)
+        processes = {os.path.realpath(f'/proc/{pid}/exe') for pid in self.marked()}
+        self.assertIn(self.program, processes)  # the head and the agent are the installed ones
+        self.assertFalse([path for path in processes if path.startswith(harness.BUILD)])
+        checks = json.loads(self.gtrain('doctor', '--json', **activated).stdout)
+        self.assertEqual({check['text'] for check in checks if check['check'] in ('keeper', 'writer')},
+                         {f'{venv}/bin/gtrain-keeper', f'{venv}/bin/gtrain-writer'})
+        self.run_tool(venv + '/bin/pip', 'uninstall', '--yes', 'gtrain', prefix=self.prefix)
+        self.assertFalse(glob.glob(venv + '/bin/gtrain*') + glob.glob(venv + '/lib/libgtrain*'))
+        self.end_local_cluster()
+
+
+# ---- another Python
+class AnotherPythonTest(cluster.ClusterTest):
+    agent_count = 1
+
+    def test_a_virtual_environment_that_the_node_does_not_use_is_said(self):
+        """The client's own is in its PATH; a cluster's ranks have the PATH of the agent."""
+        venv = os.path.join(self.dir, 'venv', 'bin')
+        os.makedirs(venv)
+        os.symlink('/usr/bin/python3', os.path.join(venv, 'python3'))
+        activated = {'PATH': f'{venv}:{os.environ["PATH"]}'}
+        there = os.path.join(os.path.realpath(os.path.dirname(shutil.which('python3'))), 'python3')
+        run = ('launch', '--context', 'lab', '--set', 'restart.budget=1')
+        which = 'import os, sys; sys.exit(3 if os.environ["GTRAIN_GENERATION"] == "1" else 0)'
+        done = self.gtrain(*run, '--', 'python3', '-c', which, **activated)
+        warned = [line for line in (done.stdout + done.stderr).splitlines() if 'where the job was launched' in line]
+        self.assertEqual(len(warned), 1, done.stdout + done.stderr)  # and not of the second generation again
+        self.assertIn(f'gtrain: node0: python3 is {there} here and was {venv}/python3 ', warned[0])
+        self.assertIn(warned[0][len('gtrain: '):], self.gtrain('why', '--context', 'lab', 'python3-1').stdout)
+
+        for words in (('python3', '-c', ''),                                           # the same on both sides
+                      ('--set', 'inherit_env=[PATH]', '--', 'python3', '-c', '')):     # the client's PATH there, too
+            path = activated if 'inherit_env=[PATH]' in words else {}
+            quiet = self.gtrain(*run, *(words if path else ('--', *words)), **path)
+            self.assertNotIn('where the job was launched', quiet.stdout + quiet.stderr)
+
+
+# ---- commands that kill
+class KillTest(FirstDayTest):
+    """Others use the machine, too: a pattern meets their processes."""
+
+    def readme_command(self, start):
+        with open(os.path.join(harness.SOURCE, 'README.md')) as readme:
+            line, = [line for line in readme if line.startswith('    ' + start)]
+        return re.sub(r'^build/bin/gtrain', self.program, line.split(' #')[0].strip())
+
+    def run_shell(self, command):
+        return subprocess.run([*self.prefix, 'sh', '-c', command], env=self.env(), cwd=self.dir, capture_output=True, text=True,
+                              timeout=harness.PATIENCE).stdout
+
+    def test_no_document_kills_by_a_pattern(self):
+        for path in glob.glob(os.path.join(harness.SOURCE, '**', '*.md'), recursive=True):
+            with open(path) as document:
+                self.assertEqual(re.findall(r'.*\b(?:pkill|killall)\b.*', document.read()), [], path)
+
+    def test_what_the_readme_tells(self):
+        launch = self.start('launch', '-n', '2', '--', 'sleep', '600')
+        launch.wait_for('RUNNING')
+        command = self.readme_command('build/bin/gtrain status --json')
+
+        def pids():
+            found = [int(pid) for pid in re.findall(r'\d+', self.run_shell(command))]
+            return found if all(found) else None
+
+        ranks = wait_until('both ranks to run', pids)
+        self.assertEqual([self.marked()[pid] for pid in ranks], 2 * [['sleep', '600']])
+        agent, = self.daemons('agent')
+        self.assertRegex(self.run_shell(self.readme_command('pgrep')), rf'(?m)^{agent} \S+ agent ')
+        os.kill(agent, signal.SIGKILL)
+        self.assertTrue(all(map(harness.alive, ranks)))
+        wait_until('the next agent', lambda: self.daemons('agent') not in ([], [agent]))
+        os.kill(ranks[1], signal.SIGKILL)
+        launch.wait_for('generation 2, .*2 ranks')
+        self.gtrain('stop', '--now', 'sleep')
+        launch.wait()
+        self.end_local_cluster()
+
+
 # ---- the end
 
 if __name__ == '__main__':
