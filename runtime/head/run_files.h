@@ -1,5 +1,6 @@
-// The head's files in a job's run directory: events.jsonl, failure.json and result.json. Free functions that block on the
-// disk; they run on a thread of their own, because a run directory may lie on a network file system.
+// The head's files in a job's run directory: events.jsonl, failure.json and result.json. Free functions that
+// block on the disk; they run on a thread of their own, because a run directory may lie on a network file
+// system.
 #pragma once
 #include <string>
 
