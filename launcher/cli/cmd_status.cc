@@ -108,8 +108,8 @@ Row RowOf(const JobDoc& job, absl::Time now) {
           SafeText(job.user),
           job.started ? PrintClock(*job.started, now) : "-",
           job.run_time ? PrintSpan(*job.run_time) : "-",
-          absl::StrCat(SafeText(job.stuck), job.stuck.empty() ? "" : "; ", progress, progress.empty() ? "" : "; ",
-                       SafeText(job.reason))};
+          absl::StrCat(SafeText(job.stuck), job.stuck.empty() ? "" : "; ", progress,
+                       progress.empty() ? "" : "; ", SafeText(job.reason))};
 }
 
 std::string Table(const StatusDoc& doc, std::optional<size_t> limit, bool all, absl::Time now) {
