@@ -265,7 +265,7 @@ if generation == '1':
         events = json.loads(self.client('why', job, '--json').stdout)['events']
         revoked = next(number for number, event in enumerate(events) if event['kind'] == 'fault')
         before = [event['text'] for event in events[:revoked] if event['kind'] == 'stall']
-        self.assertRegex(before[0], r'no step for 10s; rank 1 on node1 is blocked in \w*nanosleep')  # and not the rank that waits
+        self.assertRegex(before[0], r'no step for 10s; rank 1 on node\d is blocked in \w*nanosleep')  # and not the rank that waits
         # The system call in which the main thread is stuck (x86-64), and as root the function of the kernel.
         for rank, number, function in ((0, 202, 'futex_wait'), (1, 230, 'nanosleep')):
             stacks = next((text for text in before if text.startswith(f'stacks of rank {rank} on ')), None)
