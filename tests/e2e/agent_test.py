@@ -2,6 +2,7 @@
 import json
 import os
 import platform
+import re
 import random
 import signal
 import time
@@ -270,9 +271,9 @@ if generation == '1':
         for rank, number, function in ((0, 202, 'futex_wait'), (1, 230, 'nanosleep')):
             stacks = next((text for text in before if text.startswith(f'stacks of rank {rank} on ')), None)
             self.assertIsNotNone(stacks, before)
-            main = stacks.split('\nthread ')[1]
+            main = re.split(r'\n *thread (?=\d)', stacks)[1]
             self.assertIn(f'thread {self.rank_pids(1)[rank]} (python3)', stacks)
-            self.assertEqual(stacks.count('thread '), 2, 'the heartbeat thread too')
+            self.assertEqual(len(re.findall(r'(?m)^ *thread \d', stacks)), 2, 'the heartbeat thread too')
             if platform.machine() == 'x86_64':
                 self.assertIn(f'system call {number} ', main)
             if harness.is_root() and harness.read_proc(os.getpid(), 'stack'):
