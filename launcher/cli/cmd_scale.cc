@@ -13,12 +13,18 @@ using nlohmann::json;
 
 constexpr int64_t kSizeMax = 65'536;
 
+// What is not there, or of another kind, as of a head of another version, is nothing.
 std::string Explain(const json& answer) {
-  const int wanted = answer.value("wanted", 0), size = answer.value("size", 0),
-            room = answer.value("room", 0);
-  const std::string things = SafeText(answer.value("counts", "ranks"));
-  std::string out = absl::StrCat(SafeText(answer.value("job", "")), ": ", wanted, " ", things, " ",
-                                 SafeText(answer.value("when", "")));
+  const auto text = [&](const char* key) {
+    const auto it = answer.find(key);
+    return it != answer.end() && it->is_string() ? SafeText(it->get<std::string>()) : "";
+  };
+  const auto number = [&](const char* key) {
+    const auto it = answer.find(key);
+    return it != answer.end() && it->is_number_integer() ? it->get<int>() : 0;
+  };
+  const int wanted = number("wanted"), size = number("size"), room = number("room");
+  std::string out = absl::StrCat(text("job"), ": ", wanted, " ", text("counts"), " ", text("when"));
   if (size > 0) absl::StrAppend(&out, "; it has ", size);
   if (room < wanted)
     absl::StrAppend(&out, "; there is room for ", room, " now, it takes more when there is more");

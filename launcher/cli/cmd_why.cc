@@ -14,10 +14,12 @@ namespace {
 
 using nlohmann::json;
 
-std::string Text(const json& object, const char* key) {
+std::string RawText(const json& object, const char* key) {
   const auto it = object.find(key);
-  return it != object.end() && it->is_string() ? SafeText(it->get<std::string>()) : "";
+  return it != object.end() && it->is_string() ? it->get<std::string>() : "";
 }
+
+std::string Text(const json& object, const char* key) { return SafeText(RawText(object, key)); }
 
 // Of a head of before, nothing.
 std::string TimeOf(const json& event) {
@@ -64,7 +66,7 @@ std::string Explain(const json& why) {
       const std::string kind = Text((*events)[i], "kind");
       if (kind == "checkpoint" && i + 1 < events->size() && Text((*events)[i + 1], "kind") == kind) continue;
       absl::StrAppend(&out, "  ", TimeOf((*events)[i]), kind, ": ",
-                      SafeLines((*events)[i].value("text", ""), "      "), "\n");
+                      SafeLines(RawText((*events)[i], "text"), "      "), "\n");
     }
   }
   return out;

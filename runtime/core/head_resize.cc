@@ -85,6 +85,13 @@ absl::StatusOr<std::string> HeadState::Scale(const Peer& peer, const ClientScale
             : absl::StrCat("the job file of ", record.id.value, " allows ", whole.min, " to ", whole.max, " ",
                            things, ", not ", scale.size));
   }
+  // Anything else would never be placed again: a mesh has whole units only.
+  const int64_t ranks = int64_t{scale.size} * (whole.count_nodes ? whole.ranks_per_node.value_or(0) : 1);
+  if (ranks % whole.unit != 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("the mesh of ", record.id.value, " takes ranks in units of ", whole.unit, "; ",
+                     scale.size, " ", things, " are no multiple of that: ask for another number"));
+  }
   record.size_wanted = scale.size;
   TakeSpec(*job, job->spec);
   job->scale_asked = true;

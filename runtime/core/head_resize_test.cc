@@ -150,6 +150,17 @@ TEST_F(ResizeTest, WhatWasAskedForOutlivesTheHead) {
   EXPECT_EQ(Stored(job).size_wanted, 2);
 }
 
+TEST_F(ResizeTest, WhatTheMeshDoesNotTakeIsRefusedAndNotWaitedForForEver) {
+  const JobId job = Train("train 1 4 in-twos");
+  ASSERT_EQ(Stored(job).grant->ranks.size(), 4u);
+  EXPECT_THAT(FromClient(ClientScale{job, 3}).error, HasSubstr("takes ranks in units of 2; 3 ranks are no"));
+  ASSERT_TRUE(FromClient(ClientScale{job, 2}).ok);
+  Commit(job, 10);
+  FromNode("1", GenerationGone{job, {1}});
+  Pass(absl::Seconds(1), {"1"});
+  EXPECT_EQ(Stored(job).grant->ranks.size(), 2u);
+}
+
 TEST_F(ResizeTest, WhatTheJobFileDoesNotAllowIsRefusedByName) {
   const JobId job = Train("train 2 3");
   for (const int size : {1, 4}) {
