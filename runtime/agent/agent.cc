@@ -520,9 +520,11 @@ void Agent::LookElsewhere() {
   if (zmq_ == nullptr || !options_.head_endpoint.empty()) return;
   const Instant now = clock_.Now();
   if (connected_) return elsewhere_at_.reset();
-  if (!elsewhere_at_) elsewhere_at_ = now + kTryNextAfter;
-  if (now < *elsewhere_at_) return;
-  elsewhere_at_ = now + kTryNextAfter;
+  // All agents lose a head at once; they do not all look at the next address at once.
+  if (elsewhere_at_ && now < *elsewhere_at_) return;
+  const bool first = !elsewhere_at_;
+  elsewhere_at_ = now + kTryNextAfter + rng_.Unit() * kTryNextAfter / 3;
+  if (first) return;
   const Membership file = LoadMembership(options_.state_dir);
   if (file.head_public_key != membership_.head_public_key) return;
   std::vector<std::string> all = {file.endpoint};
