@@ -4,8 +4,8 @@
 //
 // What it costs: nothing while ranks write or step. Ranks that have been silent for a quarter of
 // `progress.stall` (15 min) are looked at together, every quarter of it, at least 1 s and at most 60 s apart,
-// and the look comes with a heartbeat, so that it wakes nobody. 1,000 silent ranks are one pass over /proc of
-// some 10 ms a minute; the head hears of a rank when it begins to rest, waits elsewhere, or works again.
+// and the look comes with a heartbeat, so that it wakes nobody. However many ranks are silent it is one pass
+// over /proc; the head hears of a rank when it begins to rest, waits elsewhere, or works again.
 #include <algorithm>
 
 #include "base/probe.h"

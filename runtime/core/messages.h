@@ -171,7 +171,7 @@ struct GenerationGrant {
   // stops.
   std::optional<CheckpointReport> newest;
   bool takeover = false;  // the launch said --takeover: the ranks may take the directory from a live owner
-  // This job, then the others of this cluster that are not over and save to somewhere, newest first, at most
+  // This job, then the others of this cluster that are not over and may save, newest first, at most
   // kLiveJobsToldMax; empty: of a head that does not say. Of the moment in which the grant leaves, in no
   // record.
   std::vector<JobId> live_jobs;

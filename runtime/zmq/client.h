@@ -46,8 +46,8 @@ class ZmqClient final : public port::ClientTransport {
   bool Connected() const override;
   int PollFd() const override;
 
-  // Why there is no connection: OK, Unavailable (nobody answers) or PermissionDenied (the server does not
-  // know our key, or is not the server we know).
+  // Why there is no connection: OK, Unavailable (nobody listens), DeadlineExceeded (who listens does not
+  // answer) or PermissionDenied (the server does not know our key, or is not the server we know).
   absl::Status status() const;
   // The server at the other end has just said that our key may not connect.
   bool KeyRefused() const;
