@@ -304,8 +304,8 @@ TEST_F(AgentTest, RunsAGenerationAndLeavesNothing) {
   ASSERT_NE(second, nullptr);
   EXPECT_EQ(first->exit_code, 0);
   EXPECT_EQ(second->exit_code, 5);
-  EXPECT_EQ(LogOf(1), "rank 1 of 2 sees GPU-fake-0,GPU-fake-1\nmembers\n");
   ASSERT_NE(WaitGone(), nullptr);
+  EXPECT_EQ(LogOf(1), "rank 1 of 2 sees GPU-fake-0,GPU-fake-1\nmembers\n");
   Send(core::AgentQuery{{1}, 77, core::AgentQuery::Kind::kReadLog, kJob, {1}, 0, false, 5, {}});
   const auto* answer = Wait<core::AgentAnswer>([](const core::AgentAnswer& a) { return a.query == 77; });
   ASSERT_NE(answer, nullptr);

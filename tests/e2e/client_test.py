@@ -29,6 +29,8 @@ class RetryTest(ClusterTest):
         self.wait_for_state(job, 'SUCCEEDED')
         self.assertEqual([one['id'] for one in self.jobs() if one['name'] == name], [job])
         self.assertEqual(self.read(f'ran.{name}'), 'x')
+        # A keeper that has not heard yet that its job is over would outlive the agent that the test ends next.
+        wait_until('the keeper to end with its job', lambda: not self.daemons('keeper'))
 
     def submit_in_background(self, path):
         return self.start('launch', '-d', '--json', path)
