@@ -427,16 +427,24 @@ TEST_F(SessionTest, AnOlderKeeperIsNotAskedForAWriter_N13) {
 
 TEST_F(SessionTest, L1RevokeEndsABlockedCollective) {
   FakeKeeper keeper(2);
-  Fork(keeper, 2, [](Session& s) {
+  int waited[2];  // ends when rank 0 has: a rank 1 that left earlier would be the reason that rank 0 hears
+                  // first
+  ASSERT_EQ(pipe(waited), 0);
+  Fork(keeper, 2, [&](Session& s) {
+    close(waited[s.rank()]);
     auto communicator = s.MakeCommunicator();
     if (!communicator.ok()) return false;
     if (s.rank() == 1) {
-      return Until([&] { return !s.Alive().ok(); }) && absl::IsUnavailable(s.Alive());
+      const bool told = Until([&] { return !s.Alive().ok(); }) && absl::IsUnavailable(s.Alive());
+      pollfd end{waited[0], POLLIN, 0};
+      return told && poll(&end, 1, static_cast<int>(absl::ToInt64Milliseconds(kPatience))) == 1;
     }
     s.Report({.step = 1});
     const absl::Status status = (*communicator)->Barrier();
     return absl::IsUnavailable(status) && absl::StrContains(status.message(), "rank 1 was lost");
   });
+  close(waited[0]);
+  close(waited[1]);
   keeper.Start();
   ASSERT_TRUE(Until([&] { return !keeper.Messages(0, "progress").empty(); }));
   keeper.ToAll(kKeeperRevoked, "rank 1 was lost");
