@@ -36,11 +36,15 @@ std::string Unexpanded(std::string value) {
 
 // `launch -i` and `-t`. What a person types at is not started again behind his back.
 void AddInputOverlays(const Args& args, spec::ParseOptions& options) {
-  if (args.Has("interactive") || args.Has("tty"))
-    options.overlays.push_back(TextOverlay("-i", "stdin", "true"));
+  const auto set = [&options](const char* flag, const char* key, const char* value) {
+    spec::Overlay overlay = TextOverlay(flag, key, value);
+    overlay.kind = spec::Overlay::Kind::kYaml;
+    options.overlays.push_back(std::move(overlay));
+  };
+  if (args.Has("interactive") || args.Has("tty")) set("-i", "stdin", "true");
   if (!args.Has("tty")) return;
-  options.overlays.push_back(TextOverlay("-t", "tty", "true"));
-  options.overlays.push_back(TextOverlay("-t", "restart.budget", "0"));
+  set("-t", "tty", "true");
+  set("-t", "restart.budget", "0");
   if (const char* term = std::getenv("TERM"); term != nullptr)
     options.overlays.push_back(TextOverlay("-t", "env.TERM", Unexpanded(term)));
 }
