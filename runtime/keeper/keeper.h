@@ -167,8 +167,8 @@ struct ConsoleSession {
   int64_t answer_by_ms = 0;
   std::string offered;  // what of its input is not taken
   bool offered_end = false;
-  bool has_news = false;
-  uint64_t out_seen = 0;  // of_rank
+  uint64_t input_known = 0;  // that so much was taken
+  uint64_t out_seen = 0;     // of_rank
 };
 
 // The writer of one rank's checkpoints: a process that belongs to no generation, so that what ends the rank

@@ -114,7 +114,7 @@ void Keeper::Do(Console& turn) {
   console->offered = fits ? turn.input.substr(known) : "";
   console->offered_end = fits && turn.input_end;
   console->asked = turn.id;
-  console->has_news = false;
+  console->input_known = turn.input_offset;
   console->answer_by_ms = now_ + kTurnMs;
   if (console->terminal && turn.rows > 0 && turn.columns > 0) {
     const winsize size = {static_cast<unsigned short>(turn.rows), static_cast<unsigned short>(turn.columns),
@@ -264,7 +264,6 @@ void Keeper::PumpInput(ConsoleSession& console) {
     if (in != nullptr) console.in_waits.append(console.offered, 0, bytes);
     console.offered.erase(0, bytes);
     console.taken += bytes;
-    console.has_news = console.has_news || bytes > 0;
     if (console.offered.empty() && console.offered_end) console.in_end = true;
     more = false;
     while (in != nullptr && !console.in_waits.empty()) {
@@ -324,7 +323,9 @@ void Keeper::PumpConsoles() {
       }
     }
     const bool over = console.ended && !console.out.valid() && !console.err.valid();
-    const bool news = console.has_news || !console.out_kept.empty() || !console.err_kept.empty() || over;
+    // Some of a turn's input may have been taken behind its answer: the client does not know of it.
+    const bool news =
+        console.taken > console.input_known || !console.out_kept.empty() || !console.err_kept.empty() || over;
     if (console.asked != 0 && (news || now_ >= console.answer_by_ms)) AnswerConsole(console);
     if (now_ - console.heard_ms > kSilenceMs) HangUp(console);
     if (console.kill_at_ms == 0 || console.ended || now_ < console.kill_at_ms || console.pid <= 0) continue;
