@@ -209,6 +209,10 @@ class Talk {
 
   // The head may be starting again, or the agent; what was said is said again.
   absl::Status Silent(const absl::Status& status) {
+    if (clock_.Now() - heard_ > kHeadPatience && !generation_) {
+      return absl::UnavailableError(absl::StrCat(
+          status.message(), ". If it is there, it may be of an earlier version, which knows no -i"));
+    }
     if (clock_.Now() - heard_ > kHeadPatience) {
       return absl::UnavailableError(absl::StrCat("nothing was heard of the program for ",
                                                  absl::FormatDuration(kHeadPatience), " (", status.message(),

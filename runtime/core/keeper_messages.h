@@ -132,7 +132,7 @@ struct Exec {  // once beside a rank, in its environment and directory; output b
 };
 
 // A turn of a client's talk with a program beside a rank, or without `argv` with the rank itself
-// (core::Console). Answered when there is output, when input was taken, when it is over, or after 3 s.
+// (core::Console). Answered as it begins, with output, when input was taken, when over, or after 3 s.
 struct Console {
   uint64_t id = 0;
   uint64_t generation = 0;

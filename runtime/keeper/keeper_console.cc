@@ -84,7 +84,8 @@ ConsoleSession* Keeper::FindConsole(const std::string& id) {
 
 void Keeper::Do(Console& turn) {
   ConsoleSession* console = FindConsole(turn.session);
-  if (console == nullptr) {
+  const bool begins = console == nullptr;
+  if (begins) {
     const bool over =
         std::find(consoles_over_.begin(), consoles_over_.end(), turn.session) != consoles_over_.end();
     std::string refused =
@@ -115,7 +116,7 @@ void Keeper::Do(Console& turn) {
   console->offered_end = fits && turn.input_end;
   console->asked = turn.id;
   console->input_known = turn.input_offset;
-  console->answer_by_ms = now_ + kTurnMs;
+  console->answer_by_ms = begins ? now_ : now_ + kTurnMs;  // the client waits to know that it is open
   if (console->terminal && turn.rows > 0 && turn.columns > 0) {
     const winsize size = {static_cast<unsigned short>(turn.rows), static_cast<unsigned short>(turn.columns),
                           0, 0};

@@ -1,13 +1,13 @@
 """Input and terminals: `exec -i`, `exec -it`, `launch -i` and `launch -it`, as a person or a script uses them."""
 import fcntl
 import hashlib
-import json
 import os
 import random
 import signal
 import struct
 import subprocess
 import termios
+import time
 
 import harness
 from harness import PATIENCE, wait_until
@@ -16,10 +16,6 @@ MEGABYTES = 20
 
 
 class InteractiveTest(harness.GtrainTest):
-    def env(self, home=None, **more):
-        """With SHELL_PROMPT-free shells: nothing of the machine's start files."""
-        return super().env(home, ENV='', **more)
-
     def give(self, *args, data=b'', expect=0, timeout=PATIENCE, **env):
         """Runs gtrain with `data` as stdin; bytes come back as they are."""
         done = subprocess.run([self.program, *args], env=self.env(**env), cwd=self.dir, input=data,
@@ -44,6 +40,7 @@ class InteractiveTest(harness.GtrainTest):
     def stop(self, job):
         self.gtrain('stop', '--now', job)
         self.wait_for_state(job, 'CANCELLED')
+        self.end_local_cluster()
 
     def noted_pid(self, name='pid'):
         path = os.path.join(self.out, name)
@@ -102,22 +99,15 @@ class ExecPipeTest(InteractiveTest):
         talk = self.popen('exec', '-i', '--', 'sh', '-c', f'echo $$ > {self.out}/pid; head -c 1000000 /dev/zero; echo $? > {self.out}/code')
         pid = self.noted_pid()
         # Longer than a keeper waits for a client that is gone.
-        start = self.cpu_clock()
-        wait_until('17 s', lambda: self.cpu_clock() - start > 17)
+        until = time.monotonic() + 17
+        wait_until('17 s', lambda: time.monotonic() > until)
         self.assertTrue(harness.alive(pid))
         self.assertEqual(len(talk.stdout.read()), 1000000)
         self.assertEqual(talk.wait(PATIENCE), 0)
         self.stop(job)
 
-    @staticmethod
-    def cpu_clock():
-        import time
-        return time.monotonic()
-
     def test_a_client_that_is_gone_ends_its_program(self):
         job = self.sleeping_job()
-        rank = json.loads(self.gtrain('status', job, '--json').stdout)
-        self.assertTrue(rank)
         # One that is told so ends at once, one that is killed after the silence; a program that ignores SIGHUP, too.
         for name, number in (('term', signal.SIGTERM), ('kill', signal.SIGKILL)):
             talk = self.popen('exec', '-i', '--', 'sh', '-c', f'trap "" HUP; echo $$ > {self.out}/{name}; sleep 600')
@@ -127,7 +117,7 @@ class ExecPipeTest(InteractiveTest):
             wait_until(f'the end of the program after {name}', lambda: not harness.alive(pid))
         self.stop(job)
 
-    def test_a_head_that_restarts_is_no_end(self):
+    def test_a_head_and_an_agent_that_restart_are_no_end(self):
         job = self.sleeping_job()
         talk = self.popen('exec', '-i', '--', 'cat')
         talk.stdin.write(b'before\n')
@@ -138,8 +128,15 @@ class ExecPipeTest(InteractiveTest):
             os.kill(pid, signal.SIGKILL)
         wait_until('the next head', lambda: self.daemons('head') and self.daemons('head') != heads)
         talk.stdin.write(b'after\n')
+        talk.stdin.flush()
+        self.assertEqual(talk.stdout.readline(), b'after\n')
+        agents = self.daemons('agent')
+        for pid in agents:
+            os.kill(pid, signal.SIGKILL)
+        wait_until('the next agent', lambda: self.daemons('agent') and self.daemons('agent') != agents)
+        talk.stdin.write(b'last\n')
         talk.stdin.close()
-        self.assertEqual(talk.stdout.read(), b'after\n')
+        self.assertEqual(talk.stdout.read(), b'last\n')
         self.assertEqual(talk.wait(PATIENCE), 0)
         talk.stdin = open(os.devnull, 'wb')
         self.stop(job)
@@ -196,21 +193,22 @@ class ExecTerminalTest(InteractiveTest):
         self.assertEqual(watch.wait(), 128 + signal.SIGINT)
         self.stop(job)
 
-    def test_a_window_that_is_closed_hangs_up(self):
+    def test_a_client_that_is_ended_hangs_up_and_leaves_the_terminal_as_it_was(self):
         job = self.sleeping_job()
-        shell = self.start('exec', '-it', '--', 'sh', '-c', f'echo $$ > {self.out}/pid; sleep 600', terminal=True)
-        pid = self.noted_pid()
+        script = f'echo $$ > {self.out}/%s; echo ready; sleep 600'
+        shell = self.start('exec', '-it', '--', 'sh', '-c', script % 'term', terminal=True)
         before = self.settings(shell)
+        pid = self.noted_pid('term')
+        wait_until('a terminal that passes every key on', lambda: self.settings(shell) != before)
         shell.signal(signal.SIGTERM)
         self.assertEqual(shell.wait(), 128 + signal.SIGTERM)
-        self.assertNotEqual(self.settings(shell), None)
+        self.assertEqual(self.settings(shell), before)
         wait_until('the end of the program', lambda: not harness.alive(pid))
-        other = self.start('exec', '-it', '--', 'sh', '-c', f'echo $$ > {self.out}/other; sleep 600', terminal=True)
-        pid = self.noted_pid('other')
-        other.close_terminal()
-        other.popen.wait(PATIENCE)
+        shell = self.start('exec', '-it', '--', 'sh', '-c', script % 'window', terminal=True)
+        pid = self.noted_pid('window')
+        shell.close_terminal()
+        shell.popen.wait(PATIENCE)
         wait_until('the end of the program', lambda: not harness.alive(pid))
-        self.assertTrue(before)
         self.stop(job)
 
 
