@@ -63,6 +63,14 @@ absl::StatusOr<Match> MatchFlag(absl::string_view arg, const std::vector<Flag>& 
   return match;
 }
 
+// -it for -i -t: letters of flags without values.
+bool IsBundle(absl::string_view arg, const std::vector<Flag>& flags) {
+  return arg.size() > 2 && arg[0] == '-' && std::all_of(arg.begin() + 1, arg.end(), [&](char letter) {
+           const Flag* flag = FindLetter(flags, letter);
+           return flag != nullptr && flag->value_name.empty();
+         });
+}
+
 }  // namespace
 
 std::string Args::Get(absl::string_view flag, absl::string_view otherwise) const {
@@ -100,6 +108,10 @@ absl::StatusOr<Args> ParseArgs(const std::vector<std::string>& argv, const std::
     }
     if (arg.size() < 2 || arg[0] != '-') {
       args.words.push_back(arg);
+      continue;
+    }
+    if (IsBundle(arg, flags)) {
+      for (const char letter : arg.substr(1)) args.values_[FindLetter(flags, letter)->name].emplace_back();
       continue;
     }
     absl::StatusOr<Match> match = MatchFlag(arg, flags);

@@ -1,7 +1,12 @@
 // `gtrain launch`: reads and checks the job, finds or starts the cluster, submits once (the request id makes
 // a repeated submit harmless), then follows the job.
+#include <signal.h>
+
+#include <optional>
+
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "launcher/cli/console.h"
 #include "launcher/cli/follow.h"
 #include "launcher/cli/job_input.h"
 #include "launcher/cli/resume.h"
@@ -12,9 +17,53 @@
 namespace gtrain::cli {
 namespace {
 
+bool HasOneRank(const spec::JobSpec& spec) {
+  return spec.ranks && spec.ranks->min == 1 && spec.ranks->max == 1;
+}
+
+absl::Status CheckInput(const Args& args, const spec::JobSpec& spec) {
+  if (args.Has("tty")) {
+    GT_RETURN_IF_ERROR(CheckTerminal("launch"));
+    if (!HasOneRank(spec)) {
+      return absl::InvalidArgumentError(
+          "launch -t: a terminal is for a job of one rank (-n 1). With -i alone rank 0 of several gets "
+          "stdin");
+    }
+  }
+  if (spec.takes_input && args.Has("detach")) {
+    return absl::InvalidArgumentError(
+        "launch: who gives input (-i, -t, `stdin: true`) has to stay: leave -d away");
+  }
+  return absl::OkStatus();
+}
+
+// The terminal is rank 0's until the job is over; what it wrote too late for that, the log has.
+absl::StatusOr<int> FollowInTerminal(Cluster& cluster, const std::string& job) {
+  FollowOptions options{.ctrl_c_stops = cluster.local};
+  int signal = 0;
+  {
+    SignalPipe signals;
+    signals.AlsoWindowSize();
+    const absl::StatusOr<ConsoleEnd> end =
+        RunRankConsoles(cluster, {.job = job, .terminal = true, .signals = &signals});
+    if (end.ok()) {
+      signal = end->signal;
+      options.shown_generation = end->generation;
+      options.shown_bytes = end->shown_bytes;
+    } else {
+      Complain(SafeText(std::string(end.status().message())));
+    }
+  }
+  if (signal != 0 && signal != SIGINT) return 128 + signal;
+  EndOnCtrlC(2, "interrupted");
+  if (signal == SIGINT) raise(SIGINT);  // for whom follows now
+  return Follow(cluster, job, options);
+}
+
 absl::StatusOr<int> Launch(const Args& args) {
   EndOnCtrlC(1, "interrupted; no job was submitted");
   GT_ASSIGN_OR_RETURN(const JobInput input, ReadJob(args));
+  GT_RETURN_IF_ERROR(CheckInput(args, input.spec));
   GT_ASSIGN_OR_RETURN(Submitted submitted, SubmitJob(args, input.spec));
   if (args.Has("detach")) {
     if (args.Has("json")) return Print(submitted.json + "\n") ? kDone : kFailed;
@@ -22,6 +71,9 @@ absl::StatusOr<int> Launch(const Args& args) {
   }
   Cluster& cluster = submitted.cluster;
   Complain(absl::StrCat("job ", submitted.job, " on ", cluster.local ? "the local cluster" : cluster.name));
+  if (args.Has("tty")) return FollowInTerminal(cluster, submitted.job);
+  std::optional<InputFeeder> feeder;
+  if (input.spec.takes_input) feeder.emplace(args, submitted.job);
   return Follow(cluster, submitted.job, {.from_start = true, .ctrl_c_stops = cluster.local});
 }
 
@@ -45,10 +97,14 @@ Verb LaunchVerb() {
       "  gtrain launch job.yaml\n"
       "  gtrain launch -n 4 -- python train.py --lr 1e-3\n"
       "  gtrain launch job.yaml --set checkpoint.every=60s --env LR=0.1\n"
+      "  gtrain launch -n 1 -it -- python -m pdb train.py        in this terminal\n"
       "  gtrain launch -d job.yaml                      print the job's id and return\n"
       "  gtrain launch job.yaml --fresh                 do not resume from the checkpoints that are there";
   verb.flags = JobFlags();
   for (Flag& flag : ResumeFlags()) verb.flags.push_back(std::move(flag));
+  verb.flags.push_back({"interactive", 'i', "", "stdin is rank 0's"});
+  verb.flags.push_back(
+      {"tty", 't', "", "the one rank runs in this terminal, and is not started again if it fails"});
   verb.flags.push_back({"detach", 'd', "", "return once the job is accepted"});
   verb.flags.push_back(
       {"run-dir", '\0', "DIR", "logs and reports go to DIR/<job id>-<cluster>; default ./gtrain-runs"});

@@ -53,7 +53,11 @@ constexpr absl::Duration kEndPoll = absl::Milliseconds(10), kEndPollMax = absl::
 // Reads what ranks wrote since the last time. Offsets belong to one generation.
 class OutputReader {
  public:
-  OutputReader(Cluster& cluster, std::string job) : cluster_(cluster), job_(std::move(job)) {}
+  OutputReader(Cluster& cluster, std::string job, const FollowOptions& options)
+      : cluster_(cluster),
+        job_(std::move(job)),
+        shown_generation_(options.shown_generation),
+        shown_bytes_(options.shown_bytes) {}
 
   void Read(const JobDoc& job, RankOutput& output) {
     if (job.generation == 0) return;
@@ -62,6 +66,7 @@ class OutputReader {
     if (job.generation != generation_) {
       generation_ = job.generation;
       offsets_.clear();
+      if (generation_ == shown_generation_) offsets_[{0, false}] = shown_bytes_;
       open_.clear();
     }
     hosts_.clear();
@@ -181,6 +186,7 @@ class OutputReader {
 
   Cluster& cluster_;
   const std::string job_;
+  const uint64_t shown_generation_, shown_bytes_;
   absl::Duration timeout_ = kLogTimeout;
   uint64_t generation_ = 0;
   std::string run_dir_;  // if its files are on this machine
@@ -197,7 +203,7 @@ class Follower {
         job_id_(job_id),
         ctrl_c_stops_(options.ctrl_c_stops),
         bare_(options.bare),
-        reader_(cluster, job_id),
+        reader_(cluster, job_id, options),
         from_start_(options.from_start) {}
 
   int Run() {

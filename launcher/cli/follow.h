@@ -13,6 +13,8 @@ namespace gtrain::cli {
 struct FollowOptions {
   bool from_start = false;    // false: events before now are old news
   bool ctrl_c_stops = false;  // false: Ctrl-C detaches; the job goes on
+  // Of rank 0's output of that generation, what was shown already.
+  uint64_t shown_generation = 0, shown_bytes = 0;
   // If given, it gets the lines of output as the ranks wrote them, and they are shown like that.
   std::vector<std::string>* bare = nullptr;
 };

@@ -27,7 +27,30 @@ spec::Overlay TextOverlay(absl::string_view label, absl::string_view key, absl::
   return overlay;
 }
 
+// $ is taken as it stands: the shell has already expanded what was to be expanded.
+std::string Unexpanded(std::string value) {
+  for (size_t pos = value.find('$'); pos != std::string::npos; pos = value.find('$', pos + 2))
+    value.insert(pos, "$");
+  return value;
+}
+
+// `launch -i` and `-t`. What a person types at is not started again behind his back.
+void AddInputOverlays(const Args& args, spec::ParseOptions& options) {
+  const auto set = [&options](const char* flag, const char* key, const char* value) {
+    spec::Overlay overlay = TextOverlay(flag, key, value);
+    overlay.kind = spec::Overlay::Kind::kYaml;
+    options.overlays.push_back(std::move(overlay));
+  };
+  if (args.Has("interactive") || args.Has("tty")) set("-i", "stdin", "true");
+  if (!args.Has("tty")) return;
+  set("-t", "tty", "true");
+  set("-t", "restart.budget", "0");
+  if (const char* term = std::getenv("TERM"); term != nullptr)
+    options.overlays.push_back(TextOverlay("-t", "env.TERM", Unexpanded(term)));
+}
+
 absl::Status AddFlagOverlays(const Args& args, spec::ParseOptions& options) {
+  AddInputOverlays(args, options);
   for (const std::string& set : args.All("set")) {
     GT_ASSIGN_OR_RETURN(spec::Overlay overlay, spec::ApplySet(set));
     options.overlays.push_back(std::move(overlay));
@@ -38,12 +61,9 @@ absl::Status AddFlagOverlays(const Args& args, spec::ParseOptions& options) {
       return absl::InvalidArgumentError(
           absl::StrCat("--env ", spec::Shown(env.substr(0, equals)), " must be NAME=VALUE"));
     }
-    // $ is taken as it stands: the shell has already expanded what was to be expanded.
-    std::string value = env.substr(equals + 1);
-    for (size_t pos = value.find('$'); pos != std::string::npos; pos = value.find('$', pos + 2))
-      value.insert(pos, "$");
     options.overlays.push_back(TextOverlay(absl::StrCat("--env ", env.substr(0, equals)),
-                                           absl::StrCat("env.", env.substr(0, equals)), value));
+                                           absl::StrCat("env.", env.substr(0, equals)),
+                                           Unexpanded(env.substr(equals + 1))));
   }
   if (args.Has("name")) options.overlays.push_back(TextOverlay("--name", "name", args.Get("name")));
   if (args.Has("ranks")) {

@@ -133,6 +133,13 @@ TerminalSize SizeOfTerminal(int fd) {
   return out;
 }
 
+absl::Status CheckTerminal(absl::string_view verb) {
+  if (IsTerminal(STDIN_FILENO)) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat(verb, " -t: stdin is not a terminal. Run it in one, or give input without -t: gtrain ",
+                   verb, " -i ..."));
+}
+
 void SetColour(Colour colour) { g_colour = colour; }
 
 bool UsesColour(int fd) {
@@ -198,7 +205,14 @@ SignalPipe::SignalPipe() {
   for (int before = g_presses.exchange(0); before > 0; --before) OnSignal(SIGINT);
 }
 
+void SignalPipe::AlsoWindowSize() {
+  struct sigaction action {};
+  action.sa_handler = OnSignal;
+  sigaction(SIGWINCH, &action, nullptr);
+}
+
 SignalPipe::~SignalPipe() {
+  signal(SIGWINCH, SIG_DFL);
   // A closed window may be told twice, by the shell and by the kernel: the second must not spoil the exit
   // code.
   for (const int number : kSignals) {

@@ -3,6 +3,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 
 namespace gtrain::cli {
@@ -24,6 +25,8 @@ struct TerminalSize {
 };
 bool IsTerminal(int fd);
 TerminalSize SizeOfTerminal(int fd);
+// InvalidArgument where stdin is none, for -t of `verb`.
+absl::Status CheckTerminal(absl::string_view verb);
 
 // What --color says; kAuto: colour on a terminal, unless NO_COLOR is set or TERM is dumb.
 enum class Colour { kAuto, kAlways, kNever };
@@ -64,6 +67,8 @@ class SignalPipe {
   int fd() const { return read_fd_; }
   // The next signal that came, 0 if none. Never blocks.
   int Next();
+  // From now on SIGWINCH, too.
+  void AlsoWindowSize();
   // The program ends now: further Ctrl-C does not spoil its exit code.
   void IgnoreCtrlC() { ignores_ctrl_c_ = true; }
 

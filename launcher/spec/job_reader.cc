@@ -173,6 +173,7 @@ std::vector<JobReader::Key> JobReader::PlacementKeys() {
       {"workdir", [this](const Node& n) { ReadWorkdir(n); }},
       {"setup", [this](const Node& n) { ReadText(n, "setup", spec_.setup); }},
       {"tty", [this](const Node& n) { spec_.tty = values_.Bool(n, "tty").value_or(false); }},
+      {"stdin", [this](const Node& n) { spec_.takes_input = values_.Bool(n, "stdin").value_or(false); }},
       {"env", [this](const Node& n) { ReadEnv(n); }},
       {"inherit_env", [this](const Node& n) { ReadInheritEnv(n); }},
       {"secrets", [this](const Node& n) { ReadSecrets(n); }},

@@ -150,9 +150,10 @@ struct JobSpec {
   Resources resources;
   std::map<std::string, std::string> where_labels;
   std::vector<std::string> where_exclude;
-  std::string workdir;  // absolute once the client resolved it
-  std::string setup;    // runs once a node and content hash
-  bool tty = false;     // stdout of each rank is a terminal, so that programs write it line by line
+  std::string workdir;       // absolute once the client resolved it
+  std::string setup;         // runs once a node and content hash
+  bool tty = false;          // stdout of each rank is a terminal, so that programs write it line by line
+  bool takes_input = false;  // `stdin`: of rank 0, from who launches; with `tty` its terminal is a whole one
   std::map<std::string, std::string> env;
   InheritEnv inherit_env;
   std::map<std::string, SecretRef> secrets;

@@ -50,6 +50,7 @@ preempt: {signal: SIGUSR1, lead: 60s}
 stop_grace: 20s
 overlap: allow
 tty: true
+stdin: true
 limits: {time: 24h}
 labels: {team: nlp}
 priority: -5
@@ -85,6 +86,7 @@ priority: -5
   EXPECT_EQ(s.progress.on_stall, OnStall::kKill);
   EXPECT_EQ(s.overlap, Overlap::kAllow);
   EXPECT_TRUE(s.tty);
+  EXPECT_TRUE(s.takes_input);
   EXPECT_EQ(s.preempt.signal, "SIGUSR1");
   EXPECT_EQ(s.time_limit, absl::Hours(24));
   EXPECT_EQ(s.priority, -5);

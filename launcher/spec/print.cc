@@ -234,6 +234,7 @@ std::string PrintJob(const JobSpec& spec) {
   if (!spec.workdir.empty()) absl::StrAppend(&out, "workdir: ", QuoteExpandable(spec.workdir), "\n");
   if (!spec.setup.empty()) absl::StrAppend(&out, "setup: ", Quote(spec.setup), "\n");
   if (spec.tty) absl::StrAppend(&out, "tty: true\n");
+  if (spec.takes_input) absl::StrAppend(&out, "stdin: true\n");
   PrintEnv(spec, out);
   PrintInherit(spec.inherit_env, out);
   PrintSecrets(spec, out);

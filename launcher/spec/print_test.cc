@@ -75,6 +75,7 @@ void RandomizePolicies(JobSpec& s, Rng& rng) {
   if (rng.Chance(0.5)) s.stop_grace = absl::Milliseconds(rng.Below(90'000));
   if (rng.Chance(0.5)) s.overlap = Overlap::kAllow;
   if (rng.Chance(0.5)) s.tty = true;
+  if (rng.Chance(0.5)) s.takes_input = true;
   if (rng.Chance(0.5)) s.time_limit = absl::Hours(1 + rng.Below(100));
 }
 

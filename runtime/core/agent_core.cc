@@ -509,6 +509,30 @@ void AgentCore::Impl::Answer(uint64_t query, bool ok, const std::string& text) {
   Tell(AgentAnswer{query, ok, text, 0, true});
 }
 
+namespace {
+
+keeper::Console ConsoleTurnOf(const AgentQuery& query) {
+  const Console& turn = query.console;
+  return {.id = query.query,
+          .generation = query.generation.value,
+          .rank = query.rank,
+          .session = turn.session,
+          .start = turn.start,
+          .argv = turn.argv,
+          .terminal = turn.terminal,
+          .term = turn.term,
+          .rows = turn.rows,
+          .columns = turn.columns,
+          .input_offset = turn.input_offset,
+          .input = turn.input,
+          .input_end = turn.input_end,
+          .out_seen = turn.out_seen,
+          .err_seen = turn.err_seen,
+          .hang_up = turn.hang_up};
+}
+
+}  // namespace
+
 void AgentCore::Impl::Hear(const AgentQuery& query) {
   const auto job = jobs_.find(query.job);
   const AgentGeneration* generation = Find(query.job, query.generation);
@@ -523,8 +547,10 @@ void AgentCore::Impl::Hear(const AgentQuery& query) {
                                query.offset, generation == nullptr || generation->gone, query.bytes_max});
     return;
   }
+  if (query.kind == AgentQuery::Kind::kConsole && generation != nullptr && !generation->gone)
+    return Command(query.job, ConsoleTurnOf(query));  // of a rank that ended there may be words to tell
   const AgentRank* rank = Find(query.job, query.generation, query.rank);
-  if (rank == nullptr || rank->exit) {
+  if (rank == nullptr || rank->exit || query.kind == AgentQuery::Kind::kConsole) {
     return Answer(
         query.query, false,
         absl::StrCat("rank ", query.rank, " of ", query.job.value, " is not running on ", config_.hostname));

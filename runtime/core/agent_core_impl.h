@@ -158,6 +158,7 @@ class AgentCore::Impl {
   void Hear(const JobId& job, const keeper::Output& output);
   void Hear(const JobId& job, const keeper::ReportBytes& report);
   void Hear(const JobId& job, const keeper::ExecDone& done);
+  void Hear(const JobId& job, const keeper::ConsoleTurn& turn);
   void Apply(const JobId& job, AgentGeneration& generation, int number, const RankSaid& said);
   void TakeRefusal(const JobId& job, AgentGeneration& generation, int number, const keeper::Output& output);
   void TakeNote(const JobId& job, AgentGeneration& generation, int number, const RankSaid& said);

@@ -177,6 +177,7 @@ void AgentCore::Impl::Start(const StartGeneration& message) {
     start.cpus.assign(cpus.begin(), cpus.end());
     start.memory_limit = generation.spec.resources.memory.value_or(0);
     start.tty = generation.spec.tty;
+    start.takes_input = generation.spec.takes_input && number == 0;
     starts.push_back(std::move(start));
   }
   effects_.push_back(WriteFile{MembersPath(grant, config_.node), MembersJson(grant), grant.job});
@@ -630,6 +631,17 @@ void AgentCore::Impl::Hear(const JobId& job, const keeper::ReportBytes& report) 
 void AgentCore::Impl::Hear(const JobId&, const keeper::ExecDone& done) {
   Tell(AgentAnswer{done.id, done.ok, done.output, static_cast<uint64_t>(done.status), true, done.err,
                    done.timed_out});
+}
+
+void AgentCore::Impl::Hear(const JobId&, const keeper::ConsoleTurn& turn) {
+  Tell(AgentAnswer{.query = turn.id,
+                   .ok = turn.ok,
+                   .text = turn.out,
+                   .next_offset = static_cast<uint64_t>(turn.status),
+                   .end = turn.over || !turn.ok,
+                   .err = turn.err,
+                   .taken = turn.taken,
+                   .at = turn.out_at});
 }
 
 // ---------------------------------------------------------------- exchange

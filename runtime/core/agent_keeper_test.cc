@@ -112,5 +112,30 @@ TEST_F(AgentKeeperTest, WhoIsAskedToConnectsAnew_W9) {
   EXPECT_TRUE(reconnects(true));
 }
 
+// A turn is the keeper's to answer, also for a rank that has ended: it may have last words.
+TEST_F(AgentKeeperTest, ConsolesAreBetweenClientAndKeeper) {
+  Start(1);
+  Step(FromKeeper{kJob, keeper::Exited{.generation = 1, .rank = 0}});
+  AgentQuery query{{5}, 11, AgentQuery::Kind::kConsole, kJob, {1}, 0};
+  query.console = {
+      .session = "s", .start = true, .argv = {"cat"}, .input_offset = 4, .input = "in", .out_seen = 9};
+  Step(FromHead{query});
+  ASSERT_EQ(last_.effects.size(), 1u);
+  const auto& turn = std::get<keeper::Console>(std::get<ToKeeper>(last_.effects[0]).command);
+  EXPECT_EQ(turn.id, 11u);
+  EXPECT_EQ(turn.session, "s");
+  EXPECT_EQ(turn.argv, std::vector<std::string>{"cat"});
+  EXPECT_EQ(turn.input_offset, 4u);
+  EXPECT_EQ(turn.input, "in");
+  EXPECT_EQ(turn.out_seen, 9u);
+  Step(FromKeeper{kJob, keeper::ConsoleTurn{11, true, "out", 9, "err", 6, true, 3}});
+  ASSERT_EQ(last_.effects.size(), 1u);
+  const auto& answer = std::get<AgentAnswer>(std::get<ToHead>(last_.effects[0]).message);
+  EXPECT_EQ(answer, (AgentAnswer{11, true, "out", 3, true, "err", false, 6, 9}));
+  query.generation = {2};  // that nobody here has heard of
+  Step(FromHead{query});
+  EXPECT_FALSE(std::get<AgentAnswer>(std::get<ToHead>(last_.effects[0]).message).ok);
+}
+
 }  // namespace
 }  // namespace gtrain::core

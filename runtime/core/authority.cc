@@ -22,7 +22,7 @@ constexpr RequestRule kRequests[] = {
     {"user ls", false, kAll, kNone, kNone},     {"user revoke", true, kAll, kNone, kNone},
     {"node revoke", true, kAll, kNone, kNone},  {"backup", true, kAll, kNone, kNone},
     {"node drain", true, kAll, kNone, kNone},   {"stack", true, kAll, kOwn, kNone},
-    {"scale", true, kAll, kOwn, kNone},
+    {"scale", true, kAll, kOwn, kNone},         {"console", true, kAll, kOwn, kNone},
 };
 static_assert(std::size(kRequests) == std::variant_size_v<ClientRequestBody>,
               "a client request has no rule: who may make it?");

@@ -56,6 +56,32 @@ struct ClientExec {
   bool apart = false;  // stdout and stderr in two
   bool operator==(const ClientExec&) const = default;
 };
+// One turn of a talk with a program that runs beside a rank (`argv`), or with a rank that takes input (no
+// `argv`). A turn brings input and asks for output; both carry offsets, so that it may be repeated, overtaken
+// and lost, and nothing between client and keeper remembers anything.
+struct Console {
+  std::string session;                  // 128 bits in hex, of the client
+  bool start = false;                   // until the first answer: begins it where it is not known
+  std::vector<std::string> argv;        // run once beside the rank, with its environment
+  bool terminal = false;                // with `argv`: it gets a terminal
+  std::string term;                     // $TERM
+  int rows = 0, columns = 0;            // of the terminal; 0: as it is
+  uint64_t input_offset = 0;            // of `input`: how much was taken before
+  std::string input;                    // at most kConsoleBytes
+  bool input_end = false;               // nothing comes after it
+  uint64_t out_seen = 0, err_seen = 0;  // output up to there is not wanted again
+  bool hang_up = false;                 // it is over for the client
+  bool operator==(const Console&) const = default;
+};
+inline constexpr size_t kConsoleBytes = 64 << 10;  // of input, and of each stream of output, in a turn
+
+struct ClientConsole {
+  JobId job;
+  std::optional<uint64_t> generation;  // nullopt: the newest
+  int rank = 0;
+  Console turn;
+  bool operator==(const ClientConsole&) const = default;
+};
 // The stacks of a rank's threads, of its kernel, native and Python frames.
 struct ClientStack {
   JobId job;
@@ -130,7 +156,7 @@ using ClientRequestBody =
     std::variant<ClientSubmit, ClientStop, ClientStatus, ClientWhy, ClientNodes, ClientLogs, ClientExec,
                  ClientEvents, ClientShutdown, ClientJoinToken, ClientTokens, ClientRevokeToken,
                  ClientAddUser, ClientUsers, ClientRevokeUser, ClientRevokeNode, ClientBackup,
-                 ClientDrainNode, ClientStack, ClientScale>;
+                 ClientDrainNode, ClientStack, ClientScale, ClientConsole>;
 
 struct ClientRequest {
   std::string id;           // 128-bit, hex, made by the client

@@ -30,6 +30,7 @@ const JobId* JobOf(const ClientRequestBody& body) {
   if (const auto* b = std::get_if<ClientEvents>(&body)) return &b->job;
   if (const auto* b = std::get_if<ClientStack>(&body)) return &b->job;
   if (const auto* b = std::get_if<ClientScale>(&body)) return &b->job;
+  if (const auto* b = std::get_if<ClientConsole>(&body)) return &b->job;
   return nullptr;
 }
 
@@ -177,8 +178,11 @@ void HeadState::OnRequest(const PeerMessage& event, const ClientRequest& request
       asked = AskStack(event, request.id, *stack, now);
     if (const auto* events = std::get_if<ClientEvents>(&request.body))
       asked = Poll(event, request.id, *events, now);
+    const auto* console = std::get_if<ClientConsole>(&request.body);
+    if (console != nullptr) asked = AskConsole(event, request.id, *console, now);
     if (!asked.ok()) return refuse(asked);
-    if (rule.changes) Audit(event, rule.name, target, asked, now);
+    if (rule.changes && (console == nullptr || console->turn.start))
+      Audit(event, rule.name, target, asked, now);
     return;
   }
   if (!changed.ok()) return refuse(changed.status());  // it changed nothing and may be made again
@@ -413,6 +417,7 @@ void HeadState::Ask(const PeerMessage& event, const std::string& id, const NodeI
     return AnswerFromMirror(open, absl::StrCat("node ", Hostname(node), " is not connected"));
   }
   Send(node, SendKind::kReply, query);
+  open.query.console.input.clear();
   queries_[query.query] = std::move(open);
 }
 
@@ -540,6 +545,7 @@ void HeadState::OnAnswer(const NodeId& node, const AgentAnswer& answer) {
   }
   const OpenQuery open = EndQuery(it);
   if (AsksForVerdict(open)) return NoteStacks(open, answer.text);
+  if (open.query.kind == AgentQuery::Kind::kConsole) return AnswerConsole(open, answer);
   if (!answer.ok) return AnswerFromMirror(open, answer.text);
   json document = {{"generation", open.query.generation.value},
                    {"rank", open.query.rank},

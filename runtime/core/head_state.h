@@ -12,6 +12,7 @@
 //   head_directories.cc  whose a checkpoint directory is
 //   head_jobs.cc     submit to end: scheduling, grants, revokes, restarts
 //   head_clients.cc  requests, long polls, questions to agents
+//   head_console.cc  the way between a client's terminal and a program beside a rank
 //   head_json.cc     documents for people
 #pragma once
 #include <deque>
@@ -28,6 +29,7 @@
 #include "runtime/core/failure_detector.h"
 #include "runtime/core/gang.h"
 #include "runtime/core/head_core.h"
+#include "runtime/core/head_queries.h"
 #include "runtime/core/job_state.h"
 #include "runtime/core/log_tails.h"
 #include "runtime/core/user_shares.h"
@@ -204,28 +206,6 @@ struct Job {
   void CountStep(const RankLive& rank, int count);
 };
 
-// A client's question that an agent answers.
-struct OpenQuery {
-  std::string route;
-  std::string client_key;
-  std::string user;  // empty: the head asks, for itself
-  std::string request_id;
-  AgentQuery query;
-  NodeId node;
-  Instant deadline;
-};
-
-// For a verdict of the head's own, not for a client.
-inline bool AsksForVerdict(const OpenQuery& open) {
-  return open.query.kind == AgentQuery::Kind::kStacks && open.route.empty();
-}
-
-// The answer to a command that a client had run beside a rank.
-struct DoneExec {
-  std::string client_key;
-  ClientReply reply;
-};
-
 // What is kept of the jobs of one user that are over.
 struct JobsOver {
   size_t bytes = 0;
@@ -237,17 +217,6 @@ size_t BytesOfUser(const std::string& spec_text, const std::map<std::string, std
 // Where a job saves its checkpoints, one name for each directory; empty: nowhere, perhaps because it only
 // reads.
 std::string LocationOf(const spec::JobSpec& spec);
-
-// A client waiting for events.
-struct OpenPoll {
-  std::string route;
-  std::string request_id;
-  std::string client_key;
-  std::string user;
-  JobId job;
-  uint64_t after = 0;
-  Instant deadline;
-};
 
 // "seems stuck: ...", as it is now; empty: it does not seem so.
 std::string StuckText(const Job& job, Instant now);
@@ -483,6 +452,10 @@ class HeadState {
   int WorldSizeOf(const AgentQuery& query);  // of the generation asked about; 0: it is not known
   absl::Status AskLogs(const PeerMessage& event, const std::string& id, const ClientLogs& logs, Instant now);
   absl::Status AskExec(const PeerMessage& event, const std::string& id, const ClientExec& exec, Instant now);
+  // head_console.cc
+  absl::Status AskConsole(const PeerMessage& event, const std::string& id, const ClientConsole& console,
+                          Instant now);
+  void AnswerConsole(const OpenQuery& open, const AgentAnswer& answer);
   absl::Status Poll(const PeerMessage& event, const std::string& id, const ClientEvents& events, Instant now);
   void Ask(const PeerMessage& event, const std::string& id, const NodeId& node, AgentQuery query,
            Instant now);
@@ -536,6 +509,7 @@ class HeadState {
   std::map<uint64_t, OpenQuery> queries_;
   UserShares queries_of_user_;  // of those that clients asked
   std::deque<DoneExec> done_execs_;
+  ConsoleSessions consoles_;
   uint64_t next_query_ = 1;
   // Looked at when their job says something, or the first of all is over: never all of them at each message.
   std::map<JobId, std::multimap<Instant, OpenPoll>> polls_;  // by deadline

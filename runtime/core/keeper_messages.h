@@ -65,8 +65,9 @@ struct StartRank {
   std::vector<int32_t> cpus;
   uint64_t memory_limit = 0;  // 0 = none
   bool tty = false;           // its stdout is a terminal
+  bool takes_input = false;   // its stdin is a client's (Console); with `tty` all three are a whole terminal
   GT_FIELDS(generation, rank, token, argv, env, cwd, out_path, err_path, report_path, notice_path, cpus,
-            memory_limit, tty)
+            memory_limit, tty, takes_input)
   bool operator==(const StartRank&) const = default;
 };
 
@@ -130,6 +131,28 @@ struct Exec {  // once beside a rank, in its environment and directory; output b
   bool operator==(const Exec&) const = default;
 };
 
+// A turn of a client's talk with a program beside a rank, or without `argv` with the rank itself
+// (core::Console). Answered as it begins, with output, when input was taken, when over, or after 3 s.
+struct Console {
+  uint64_t id = 0;
+  uint64_t generation = 0;
+  int32_t rank = 0;
+  std::string session;
+  bool start = false;
+  std::vector<std::string> argv;
+  bool terminal = false;
+  std::string term;
+  int32_t rows = 0, columns = 0;
+  uint64_t input_offset = 0;
+  std::string input;
+  bool input_end = false;
+  uint64_t out_seen = 0, err_seen = 0;
+  bool hang_up = false;
+  GT_FIELDS(id, generation, rank, session, start, argv, terminal, term, rows, columns, input_offset, input,
+            input_end, out_seen, err_seen, hang_up)
+  bool operator==(const Console&) const = default;
+};
+
 struct Forget {  // the generation is gone and acknowledged
   uint64_t generation = 0;
   GT_FIELDS(generation)
@@ -151,7 +174,7 @@ struct Quit {  // end everything at once and exit
 };
 
 using Command = std::variant<Attach, BeginGeneration, StartRank, EndGeneration, Relay, AckRelay, AckExit,
-                             Notice, SignalRank, Exec, Forget, Quit, Fence>;
+                             Notice, SignalRank, Exec, Forget, Quit, Fence, Console>;
 
 // ---------------------------------------------------------------- keeper -> agent
 
@@ -260,7 +283,21 @@ struct ExecDone {
   bool operator==(const ExecDone&) const = default;
 };
 
-using Report = std::variant<State, Started, Exited, Gone, RelayUp, Output, ReportBytes, ExecDone>;
+struct ConsoleTurn {  // the answer to Console
+  uint64_t id = 0;
+  bool ok = true;
+  std::string out;      // or why it is refused, for good
+  uint64_t out_at = 0;  // where in the output `out` begins
+  std::string err;      // from Console::err_seen
+  uint64_t taken = 0;   // input up to there
+  bool over = false;    // it ended, and there is no more output than this
+  int32_t status = 0;   // then: exit code, or 128 + signal
+  GT_FIELDS(id, ok, out, out_at, err, taken, over, status)
+  bool operator==(const ConsoleTurn&) const = default;
+};
+
+using Report =
+    std::variant<State, Started, Exited, Gone, RelayUp, Output, ReportBytes, ExecDone, ConsoleTurn>;
 
 #undef GT_FIELDS
 

@@ -333,6 +333,8 @@ struct AgentAnswer {
   bool end = false;          // for log reads: the stream is complete
   std::string err;           // of a command with AgentQuery::apart
   bool timed_out = false;    // of a command: it was ended because its time was over
+  uint64_t taken = 0;        // of a console: input up to there
+  uint64_t at = 0;           // of a console: where in the output `text` begins
   bool operator==(const AgentAnswer&) const = default;
 };
 
@@ -459,7 +461,7 @@ struct NoticeRanks {
 };
 
 struct AgentQuery {
-  enum class Kind { kReadLog, kStacks, kExec };
+  enum class Kind { kReadLog, kStacks, kExec, kConsole };
   HeadEpoch epoch;
   uint64_t query = 0;
   Kind kind = Kind::kReadLog;
@@ -472,6 +474,7 @@ struct AgentQuery {
   uint64_t bytes_max = 0;         // kReadLog, as in ClientLogs
   bool apart = false;             // kExec: stderr in AgentAnswer::err
   bool full = false;              // kStacks: by debuggers, where there are some
+  Console console;                // kConsole
   bool operator==(const AgentQuery&) const = default;
 };
 

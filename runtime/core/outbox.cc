@@ -112,7 +112,8 @@ std::vector<Effect> Outbox::TakeAnswers() {
     const bool answer = std::holds_alternative<ReplyToClient>(held.effect) ||
                         std::holds_alternative<ReplyFromSpill>(held.effect) ||
                         std::holds_alternative<ServiceRequest>(held.effect) ||
-                        (query != nullptr && query->kind != AgentQuery::Kind::kExec);
+                        (query != nullptr && query->kind != AgentQuery::Kind::kExec &&
+                         query->kind != AgentQuery::Kind::kConsole);
     if (auto* reply = std::get_if<ReplyToClient>(&held.effect))
       reply->changes = reply->changes && !Stored(*reply);
     if (answer) answers.push_back(std::move(held.effect));

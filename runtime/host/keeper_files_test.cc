@@ -69,7 +69,7 @@ TEST_F(KeeperFilesTest, WhatTheDiskRefusesIsMarkedAndWrittenLater) {
                     marker = "\n[gtrain: what follows could not be written: File too large]\n";
   keeper::LogWriter writer;
   keeper::LogStream stream;
-  ASSERT_TRUE(stream.Open(path, {}, false, 0, &writer));
+  ASSERT_TRUE(stream.Open(path, {}, keeper::Terminal::kNone, 0, &writer));
   const UniqueFd end = stream.TakeWriteEnd();
   const auto say = [&](const std::string& text, int64_t now_ms) {
     ASSERT_EQ(write(end.get(), text.data(), text.size()), static_cast<ssize_t>(text.size()));

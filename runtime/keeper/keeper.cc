@@ -127,6 +127,7 @@ void Keeper::CollectPollFds() {
     add(helper->output_fd.get());
     add(helper->err_fd.get());
   }
+  AddConsoleFds();
 }
 
 void Keeper::PumpReady() {
@@ -189,6 +190,7 @@ void Keeper::Turn(int64_t now) {
   FaultArenas();
   StartWriters();
   for (auto& [generation, record] : generations_) AdvanceEnding(record);
+  PumpConsoles();
   if (now - last_tick_ms_ >= kTickMs) Tick();
   for (auto& connection : connections_) WriteRank(*connection);
   WriteAgent();
@@ -204,6 +206,7 @@ void Keeper::Tick() {
   SendOutput();
   CheckLease();
   CheckFence();
+  CloseLonelyInputs();
   if (!attached_ && !quitting_ && now_ >= next_look_ms_) LookAfterSockets();
   SweepConnections();
   tick_wanted_ = writing || log_writer_.handed() != handed || MoreToDo();
@@ -211,7 +214,7 @@ void Keeper::Tick() {
 
 // Something waits for its time, or for room. Without it the keeper sleeps until something happens.
 bool Keeper::MoreToDo() const {
-  if (quitting_ || reports_written_ || !helpers_.empty()) return true;
+  if (quitting_ || reports_written_ || !helpers_.empty() || !consoles_.empty() || InputWaits()) return true;
   if (fence_until_ms_ != 0 && !fence_timer_.valid()) return true;
   for (const auto& connection : connections_) {
     if (connection->broken || connection->rank < 0) return true;

@@ -67,7 +67,9 @@ struct RankProcess {
   StartRank spec;
   pid_t pid = -1;  // ours to signal while > 0: only we reap it
   uint64_t start_time = 0;
-  UniqueFd out_write, err_write;  // until it is started
+  UniqueFd out_write, err_write, in_read;  // until it is started
+  UniqueFd in;                             // to its stdin (StartRank::takes_input), until that is at its end
+  int64_t in_heard_ms = 0;                 // when a client last had it
   LogStream out, err;
   uint64_t out_sent = 0, err_sent = 0;   // LogStream::total already told to the agent
   int out_refused = 0, err_refused = 0;  // LogStream::refused likewise
@@ -138,6 +140,37 @@ struct Helper {  // Exec
   bool done = false;
 };
 
+// A client's talk with a program beside a rank, or with a rank that takes input (core::Console).
+struct ConsoleSession {
+  std::string id;
+  uint64_t generation = 0;
+  int rank = -1;
+  bool of_rank = false;  // pid, streams and end are the rank's
+  bool terminal = false;
+  std::vector<std::string> argv;
+  std::vector<std::pair<std::string, std::string>> env;
+  pid_t pid = -1;
+  UniqueFd in, out, err;  // a terminal has no `err`
+  std::string in_waits;   // taken, and not written yet
+  uint64_t taken = 0;
+  bool in_end = false;
+  std::string out_kept, err_kept;   // not seen by the client yet
+  uint64_t out_at = 0, err_at = 0;  // where they begin
+  int64_t read_ms = 0;              // when there was output last
+  bool ended = false;
+  int status = 0;
+  int64_t ended_ms = 0;
+  int64_t heard_ms = 0;
+  int64_t kill_at_ms = 0;  // hung up; 0: not
+  // The turn that waits for its answer.
+  uint64_t asked = 0;
+  int64_t answer_by_ms = 0;
+  std::string offered;  // what of its input is not taken
+  bool offered_end = false;
+  uint64_t input_known = 0;  // that so much was taken
+  uint64_t out_seen = 0;     // of_rank
+};
+
 // The writer of one rank's checkpoints: a process that belongs to no generation, so that what ends the rank
 // does not end its saves. We hold both ends of what it works on, for the next one should it be killed.
 struct WriterProcess {
@@ -159,12 +192,13 @@ struct WriterWanted {
   RankArenaRequest request{};
 };
 
-// What one starter was given: the ranks of a generation, or one helper.
+// What one starter was given: the ranks of a generation, or one helper, or the program of one console.
 struct Starting {
   SpawnBatch batch;
   uint64_t generation = 0;
   std::vector<int> ranks;  // by index of the request
   uint64_t helper = 0;
+  std::string console;
 };
 
 class Keeper {
@@ -205,6 +239,7 @@ class Keeper {
   void Do(Forget& forget);
   void Do(Quit& quit);
   void Do(Fence& fence);
+  void Do(Console& turn);
   bool ToldAfterRelays(const RankProcess& rank) const;
   State Describe() const;
   void CheckLease();
@@ -271,6 +306,24 @@ class Keeper {
   bool WriterDied(const siginfo_t& info);
   void KillWriters();
 
+  // keeper_console.cc: what clients have run beside ranks with input, and the stdin of ranks
+  bool PrepareInput(RankProcess& rank);
+  ConsoleSession* FindConsole(const std::string& id);
+  std::string OpenConsole(Console& turn);
+  bool StartConsole(ConsoleSession& console, const RankProcess& rank);
+  void ConsoleStarted(const std::string& id, const SpawnResult& result);
+  void ConsoleNotStarted(const std::string& id);
+  bool ConsoleDied(const siginfo_t& info);
+  void AddConsoleFds();
+  void PumpConsoles();
+  void PumpInput(ConsoleSession& console);
+  void LookAtRank(ConsoleSession& console);
+  UniqueFd* InputOf(ConsoleSession& console);
+  void AnswerConsole(ConsoleSession& console);
+  void HangUp(ConsoleSession& console);
+  void CloseLonelyInputs();
+  bool InputWaits() const;
+
   RankProcess* FindRank(uint64_t generation, int rank);
   GenerationRecord* FindGeneration(uint64_t generation);
   GenerationRecord* GenerationOfPid(pid_t pid, RankProcess** rank);
@@ -308,6 +361,8 @@ class Keeper {
   std::map<std::pair<uint64_t, int>, RankConnection*> connection_of_;
   std::vector<std::unique_ptr<RankConnection>> connections_;
   std::vector<std::unique_ptr<Helper>> helpers_;
+  std::vector<std::unique_ptr<ConsoleSession>> consoles_;
+  std::deque<std::string> consoles_over_;  // ids of the newest that are over: a late turn begins none anew
   std::vector<std::unique_ptr<Starting>> starting_;
   std::vector<WriterProcess> writers_;
   std::vector<WriterWanted> writers_wanted_;

@@ -63,11 +63,13 @@ void Keeper::PrepareStart(GenerationRecord& record, RankProcess& rank) {
   const StartRank& spec = rank.spec;
   if (spec.argv.empty()) return FailStart(rank, {"the command is empty", "", 127});
   for (auto [stream, path] : {std::pair{&rank.out, &spec.out_path}, std::pair{&rank.err, &spec.err_path}}) {
-    const bool terminal = spec.tty && stream == &rank.out;
+    Terminal terminal = Terminal::kNone;
+    if (spec.tty && stream == &rank.out) terminal = spec.takes_input ? Terminal::kWhole : Terminal::kRaw;
     if (!stream->Open(*path, options_.log_limits, terminal, now_, &log_writer_) ||
         !stream->Watch(&stream_set_)) {
-      return FailStart(rank, {"cannot open the log file " + *path +
-                              (terminal ? ", or a terminal for it" : "") + ": " + strerror(errno)});
+      return FailStart(
+          rank, {"cannot open the log file " + *path +
+                 (terminal != Terminal::kNone ? ", or a terminal for it" : "") + ": " + strerror(errno)});
     }
   }
   if (!spec.report_path.empty()) {
@@ -84,6 +86,8 @@ void Keeper::PrepareStart(GenerationRecord& record, RankProcess& rank) {
   }
   rank.out_write = rank.out.TakeWriteEnd();
   rank.err_write = rank.err.TakeWriteEnd();
+  if (spec.takes_input && !PrepareInput(rank))
+    return FailStart(rank, {std::string("cannot make its stdin: ") + strerror(errno)});
   record.to_start.push_back(spec.rank);
 }
 
@@ -99,7 +103,8 @@ void Keeper::StartPrepared(GenerationRecord& record) {
     RankProcess& rank = *record.ranks[number];
     requests.push_back({&rank.spec.argv, &rank.spec.env, rank.spec.cwd, rank.spec.cpus,
                         std::move(rank.out_write), std::move(rank.err_write),
-                        rank.spec.memory_limit > 0 ? &rank.cgroup : nullptr});
+                        rank.spec.memory_limit > 0 ? &rank.cgroup : nullptr, std::move(rank.in_read),
+                        rank.spec.takes_input && rank.spec.tty});
   }
   auto starting = std::make_unique<Starting>();
   starting->generation = record.begin.generation;
@@ -123,6 +128,8 @@ void Keeper::FailStart(RankProcess& rank, const FailureWords& words) {
   exit.message = words.message;
   exit.tail = words.detail;
   rank.exit = std::move(exit);
+  rank.in.reset();
+  rank.in_read.reset();
   rank.out_write.reset();
   rank.err_write.reset();
   RecordExit(rank);
@@ -131,7 +138,9 @@ void Keeper::FailStart(RankProcess& rank, const FailureWords& words) {
 void Keeper::TakeStarted() {
   for (auto& starting : starting_) {
     for (const SpawnResult& result : starting->batch.Take()) {
-      if (starting->helper != 0) {
+      if (!starting->console.empty()) {
+        ConsoleStarted(starting->console, result);
+      } else if (starting->helper != 0) {
         for (auto& helper : helpers_) {
           if (helper->id == starting->helper) HelperStarted(*helper, result);
         }
@@ -158,6 +167,7 @@ void Keeper::RankStarted(RankProcess& rank, const SpawnResult& result) {
 
 // Its results are all taken. What it did not come to was never started.
 void Keeper::StarterDied(Starting& starting) {
+  if (!starting.console.empty()) ConsoleNotStarted(starting.console);
   for (auto& helper : helpers_) {
     if (helper->id == starting.helper && helper->pid < 0) {
       std::string& text = helper->apart ? helper->err : helper->output;
@@ -208,6 +218,7 @@ bool Keeper::KnownDied(const siginfo_t& info) {
     HelperDied(*helper, info.si_code, info.si_status);
     return true;
   }
+  if (ConsoleDied(info)) return true;
   for (auto it = starting_.begin(); it != starting_.end(); ++it) {
     if ((*it)->batch.pid() != info.si_pid) continue;
     TakeStarted();
@@ -228,6 +239,7 @@ void Keeper::RankDied(GenerationRecord& record, RankProcess& rank, const siginfo
     ++record.ended;
     return;
   }
+  rank.in.reset();
   HearLastWords(rank);
   Exited exit;
   Describe(record, rank, info, &exit);
@@ -530,6 +542,9 @@ bool Keeper::Owns(const GenerationRecord& record, pid_t pid, pid_t top) {
   }
   for (const auto& helper : helpers_) {
     if (helper->pid == top) return helper->generation == record.begin.generation;
+  }
+  for (const auto& console : consoles_) {
+    if (console->pid == top) return console->generation == record.begin.generation;
   }
   for (const auto& starting : starting_) {
     if (starting->batch.pid() == top) return starting->generation == record.begin.generation;

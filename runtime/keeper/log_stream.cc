@@ -20,12 +20,14 @@ constexpr uint64_t kResumeBytes = 4u << 20;
 constexpr int64_t kDiskRetryMs = 1000;
 }  // namespace
 
-bool LogStream::Open(const std::string& path, const LogLimits& limits, bool terminal, int64_t now_ms,
+bool LogStream::Open(const std::string& path, const LogLimits& limits, Terminal terminal, int64_t now_ms,
                      LogWriter* writer) {
   writer_ = writer;
   file_ = writer->Open(path, limits.file_bytes_max, &file_offset_);
   if (file_ == nullptr) return false;
-  if (!(terminal ? MakeTerminal(&pipe_, &write_end_) : MakePipe(&pipe_, &write_end_))) return false;
+  const bool made = terminal == Terminal::kNone ? MakePipe(&pipe_, &write_end_)
+                                                : MakeTerminal(&pipe_, &write_end_, terminal);
+  if (!made) return false;
   if (!SetNonBlocking(pipe_.get())) return false;
   fcntl(pipe_.get(), F_SETPIPE_SZ,
         1 << 20);  // a courtesy to fast writers; the limit of the user may refuse it
@@ -34,6 +36,8 @@ bool LogStream::Open(const std::string& path, const LogLimits& limits, bool term
   refilled_ms_ = now_ms;
   return true;
 }
+
+UniqueFd LogStream::OpenKeyboard() const { return UniqueFd(fcntl(pipe_.get(), F_DUPFD_CLOEXEC, 0)); }
 
 bool LogStream::Watch(PollSet<LogStream>* set) {
   set_ = set;

@@ -12,6 +12,7 @@
 #include "base/unique_fd.h"
 #include "runtime/keeper/log_writer.h"
 #include "runtime/keeper/poll_set.h"
+#include "runtime/keeper/posix.h"
 
 namespace gtrain::keeper {
 
@@ -25,12 +26,14 @@ struct LogLimits {
 
 class LogStream {
  public:
-  // Makes the pipe, or with `terminal` a pseudo-terminal that changes no byte. The file is made with the
+  // Makes the pipe, or the pseudo-terminal. The file is made with the
   // first byte (most streams never get one); one that is there already is appended to. False: errno says why.
   // `writer` outlives this.
-  bool Open(const std::string& path, const LogLimits& limits, bool terminal, int64_t now_ms,
+  bool Open(const std::string& path, const LogLimits& limits, Terminal terminal, int64_t now_ms,
             LogWriter* writer);
   UniqueFd TakeWriteEnd() { return std::move(write_end_); }
+  // Where what is typed at the terminal is written. Closed by its owner.
+  UniqueFd OpenKeyboard() const;
 
   // From now until the end of the pipe it is in `set`, which outlives it.
   bool Watch(PollSet<LogStream>* set);

@@ -47,13 +47,17 @@ bool MakePipe(UniqueFd* read_end, UniqueFd* write_end) {
   return true;
 }
 
-bool MakeTerminal(UniqueFd* read_end, UniqueFd* write_end) {
+bool MakeTerminal(UniqueFd* read_end, UniqueFd* write_end, Terminal kind) {
   read_end->reset(posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC));
   if (!read_end->valid() || unlockpt(read_end->get()) != 0) return false;
   write_end->reset(ioctl(read_end->get(), TIOCGPTPEER, O_RDWR | O_NOCTTY | O_CLOEXEC));
   termios settings;
   if (!write_end->valid() || tcgetattr(write_end->get(), &settings) != 0) return false;
-  cfmakeraw(&settings);
+  if (kind == Terminal::kRaw) {
+    cfmakeraw(&settings);
+  } else {
+    settings.c_iflag |= IUTF8;
+  }
   const winsize size = {30, 100, 0, 0};
   return tcsetattr(write_end->get(), TCSANOW, &settings) == 0 &&
          ioctl(write_end->get(), TIOCSWINSZ, &size) == 0;

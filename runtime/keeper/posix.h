@@ -15,9 +15,10 @@ int64_t BootMs();  // the same, and it goes on while the machine is suspended
 
 bool SetNonBlocking(int fd);
 bool MakePipe(UniqueFd* read_end, UniqueFd* write_end);  // O_CLOEXEC, both blocking
-// The same with a pseudo-terminal of 100 x 30 that changes no byte on the way and becomes nobody's
-// controlling terminal.
-bool MakeTerminal(UniqueFd* read_end, UniqueFd* write_end);
+// The same with a pseudo-terminal of 100 x 30, which becomes nobody's controlling terminal by this. kRaw: it
+// changes no byte on the way. kWhole: as a person's, with echo, lines and Ctrl-C.
+enum class Terminal { kNone, kRaw, kWhole };
+bool MakeTerminal(UniqueFd* read_end, UniqueFd* write_end, Terminal kind);
 
 // Temporary file beside it, then rename: a reader sees the old file, the new one or none. Neither a link
 // there nor one of another user on the way is followed (base/folder.h). False: errno says why.

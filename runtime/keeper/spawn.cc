@@ -11,6 +11,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
@@ -26,7 +27,7 @@ namespace gtrain::keeper {
 namespace {
 
 // Where a starter puts what its next child needs, below everything else it holds.
-enum Slot : int { kResults = 3, kOut = 4, kErr = 5, kFirstOther = 6 };
+enum Slot : int { kResults = 3, kOut = 4, kErr = 5, kIn = 6, kFirstOther = 7 };
 
 // As many descriptors as the keeper was given: what it starts has no more of them. Set once, before any
 // start.
@@ -81,9 +82,11 @@ GTRAIN_SHARES_MEMORY int Become(void* argument) {
   if (syscall(SYS_close_range, unsigned{kFirstOther}, ~0u, 2u /* CLOSE_RANGE_UNSHARE */) != 0) {
     unshare(CLONE_FILES);  // an old kernel: the rest closes at exec
   }
+  dup2(kIn, 0);
   dup2(kOut, 1);
   dup2(kErr, 2);
   setsid();
+  if (request.owns_terminal) ioctl(0, TIOCSCTTY, 0);
   // Where Yama lets processes trace only their children, debuggers that the keeper starts may trace this one.
   prctl(PR_SET_PTRACER, child.keeper);
   if (given_files.rlim_max > 0) setrlimit(RLIMIT_NOFILE, &given_files);
@@ -133,6 +136,7 @@ void ClearSlots(std::vector<SpawnRequest>* requests, UniqueFd* results) {
   for (SpawnRequest& request : *requests) {
     lift(&request.out);
     lift(&request.err);
+    lift(&request.in);
   }
   lift(results);
 }
@@ -158,6 +162,7 @@ void ClearSlots(std::vector<SpawnRequest>* requests, UniqueFd* results) {
     SpawnRequest& request = requests[i];
     dup3(request.err.valid() ? request.err.get() : request.out.get(), kErr, O_CLOEXEC);
     dup3(request.out.get(), kOut, O_CLOEXEC);
+    dup3(request.in.valid() ? request.in.get() : 0, kIn, O_CLOEXEC);
     SpawnResult result = StartOne(request, extra_env, keeper);
     result.index = i;
     if (write(kResults, &result, sizeof(result)) != sizeof(result)) _exit(1);

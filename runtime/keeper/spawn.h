@@ -22,6 +22,8 @@ struct SpawnRequest {
   std::vector<int32_t> cpus;       // empty: not bound
   UniqueFd out, err;               // `err` may be empty: the same as `out`
   const Cgroup* cgroup = nullptr;  // of its own, else the batch's
+  UniqueFd in = {};                // empty: nothing to read
+  bool owns_terminal = false;      // `in` is one and becomes its controlling terminal
 };
 
 // Why a child could not become the program.

@@ -25,7 +25,8 @@ static_assert(static_cast<int>(core::ExitCause::kLost) == static_cast<int>(proto
 static_assert(static_cast<int>(core::RankState::kExited) == static_cast<int>(proto::RankState::EXITED));
 static_assert(static_cast<int>(core::NoticeKind::kLeave) == static_cast<int>(proto::NoticeKind::LEAVE));
 static_assert(static_cast<int>(core::EndMode::kStopNow) == static_cast<int>(proto::EndMode::STOP_NOW));
-static_assert(static_cast<int>(core::AgentQuery::Kind::kExec) == static_cast<int>(proto::QueryKind::EXEC));
+static_assert(static_cast<int>(core::AgentQuery::Kind::kConsole) ==
+              static_cast<int>(proto::QueryKind::CONSOLE));
 
 struct KindInfo {
   absl::string_view name;

@@ -189,6 +189,23 @@ struct NodeNotice {
   raw @5 :Text;
 }
 
+# One turn of a client's talk with a program beside a rank, or with a rank; harmless when it comes twice, late or never.
+struct Console {
+  session @0 :Text;
+  start @1 :Bool;
+  argv @2 :List(Data);
+  terminal @3 :Bool;
+  term @4 :Data;
+  rows @5 :Int32;
+  columns @6 :Int32;
+  inputOffset @7 :UInt64;
+  input @8 :Data;
+  inputEnd @9 :Bool;
+  outSeen @10 :UInt64;
+  errSeen @11 :UInt64;
+  hangUp @12 :Bool;
+}
+
 # ------------------------------------------------------------------ agent -> head
 
 # First message of every connection: who the node is, what it has, what it still runs.
@@ -274,6 +291,8 @@ struct AgentAnswer {
   end @4 :Bool;
   err @5 :Data;
   timedOut @6 :Bool;
+  taken @7 :UInt64;        # of a console
+  at @8 :UInt64;           # likewise: the offset of `text`
 }
 
 # ------------------------------------------------------------------ head -> agent
@@ -342,7 +361,7 @@ struct AckNotice { epoch @0 :UInt64; sequence @1 :UInt64; }
 # To every node of a job of which a node leaves, once the notice is durable.
 struct NoticeRanks { epoch @0 :UInt64; job @1 :Text; generation @2 :UInt64; left @3 :Int64; }
 
-enum QueryKind { readLog @0; stacks @1; exec @2; }
+enum QueryKind { readLog @0; stacks @1; exec @2; console @3; }
 struct AgentQuery {
   epoch @0 :UInt64;
   query @1 :UInt64;
@@ -356,6 +375,7 @@ struct AgentQuery {
   bytesMax @9 :UInt64;
   apart @10 :Bool;
   full @11 :Bool;
+  console @12 :Console;
 }
 
 struct AgentShutdown { epoch @0 :UInt64; reason @1 :Text; }
@@ -387,6 +407,13 @@ struct ClientLogs {
   bytesMax @6 :UInt64;
 }
 struct ClientExec { job @0 :Text; rank @1 :Int32; argv @2 :List(Data); apart @3 :Bool; }
+struct ClientConsole {
+  job @0 :Text;
+  hasGeneration @1 :Bool;
+  generation @2 :UInt64;
+  rank @3 :Int32;
+  turn @4 :Console;
+}
 struct ClientStack { job @0 :Text; rank @1 :Int32; }
 struct ClientScale { job @0 :Text; size @1 :Int32; now @2 :Bool; }
 struct ClientEvents { job @0 :Text; after @1 :UInt64; wait @2 :Int64; }
@@ -430,6 +457,7 @@ struct ClientRequest {
     drainNode @20 :ClientDrainNode;
     stack @21 :ClientStack;
     scale @22 :ClientScale;
+    console @23 :ClientConsole;
   }
 }
 

@@ -243,6 +243,8 @@ GT_FIELDS(core::AgentAnswer) {
   GT_PLAIN(end, End);
   GT_BYTES(err, Err, kSpecBytesMax);
   GT_PLAIN(timed_out, TimedOut);
+  GT_PLAIN(taken, Taken);
+  GT_PLAIN(at, At);
 }
 
 // head -> agent
@@ -323,10 +325,25 @@ GT_FIELDS(core::NoticeRanks) {
   GT_COUNTER(generation, Generation);
   GT_DURATION(left, Left);
 }
+GT_FIELDS(core::Console) {
+  GT_ID_OR_EMPTY(session, Session);
+  GT_PLAIN(start, Start);
+  GT_BYTES_LIST(argv, Argv, 10000, kSpecBytesMax);
+  GT_PLAIN(terminal, Terminal);
+  GT_BYTES(term, Term, kNameBytesMax);
+  GT_NUMBER(rows, Rows, 0, 65535);
+  GT_NUMBER(columns, Columns, 0, 65535);
+  GT_PLAIN(input_offset, InputOffset);
+  GT_BYTES(input, Input, core::kConsoleBytes);
+  GT_PLAIN(input_end, InputEnd);
+  GT_PLAIN(out_seen, OutSeen);
+  GT_PLAIN(err_seen, ErrSeen);
+  GT_PLAIN(hang_up, HangUp);
+}
 GT_FIELDS(core::AgentQuery) {
   GT_COUNTER(epoch, Epoch);
   GT_PLAIN(query, Query);
-  GT_ENUM(kind, Kind, core::AgentQuery::Kind::kExec);
+  GT_ENUM(kind, Kind, core::AgentQuery::Kind::kConsole);
   GT_ID(job, Job);
   GT_COUNTER(generation, Generation);
   GT_NUMBER(rank, Rank, 0, kRanksMax);
@@ -336,6 +353,7 @@ GT_FIELDS(core::AgentQuery) {
   GT_BYTES_LIST(argv, Argv, 10000, kSpecBytesMax);
   GT_PLAIN(apart, Apart);
   GT_PLAIN(full, Full);
+  GT_STRUCT(console, Console);
 }
 GT_FIELDS(core::AgentShutdown) {
   GT_COUNTER(epoch, Epoch);
@@ -380,6 +398,12 @@ GT_FIELDS(core::ClientExec) {
   GT_NUMBER(rank, Rank, 0, kRanksMax);
   GT_BYTES_LIST(argv, Argv, 10000, kSpecBytesMax);
   GT_PLAIN(apart, Apart);
+}
+GT_FIELDS(core::ClientConsole) {
+  GT_ID(job, Job);
+  GT_OPTIONAL(generation, Generation);
+  GT_NUMBER(rank, Rank, 0, kRanksMax);
+  GT_STRUCT(turn, Turn);
 }
 GT_FIELDS(core::ClientStack) {
   GT_ID(job, Job);
@@ -449,7 +473,8 @@ GT_FIELDS(core::ClientReply) {
   X(ClientBackup, Backup, BACKUP)                 \
   X(ClientDrainNode, DrainNode, DRAIN_NODE)       \
   X(ClientStack, Stack, STACK)                    \
-  X(ClientScale, Scale, SCALE)
+  X(ClientScale, Scale, SCALE)                    \
+  X(ClientConsole, Console, CONSOLE)
 
 // As above, then who sends it and whether it may be large.
 #define GT_MESSAGES(X)                                       \

@@ -16,6 +16,11 @@ const JobId kJob = SampleJob();
 const Generation kGeneration = SampleGeneration();
 const HeadEpoch kEpoch{12};
 
+core::Console SampleConsole() {
+  return {"00ff", true, {"bash", "-i"}, true, "xterm", 24, 80, 7, std::string("a\0\xff", 3), true, 5,
+          6,      true};
+}
+
 std::vector<core::ClientRequestBody> Bodies() {
   return {core::ClientSubmit{"name: x", {{"K", "V"}}, "/run", "latest", true, true},
           core::ClientStop{kJob, true, "enough"},
@@ -28,6 +33,8 @@ std::vector<core::ClientRequestBody> Bodies() {
           core::ClientExec{kJob, 1, {"nvidia-smi", "-L"}, true},
           core::ClientStack{kJob, 1},
           core::ClientScale{kJob, 8, true},
+          core::ClientConsole{kJob, 3, 1, SampleConsole()},
+          core::ClientConsole{.job = kJob},
           core::ClientEvents{kJob, 5, absl::Seconds(20)},
           core::ClientShutdown{false},
           core::ClientJoinToken{5, absl::Hours(1)},
@@ -138,7 +145,7 @@ std::vector<core::Message> SampleMessages() {
                                 SampleGrant(),
                                 core::CheckpointReport{kJob, kGeneration, {2}, 500, "m", ""},
                                 SampleSeal()},
-      core::AgentAnswer{4, false, "no such file", 10, true, "err", true},
+      core::AgentAnswer{4, false, "no such file", 10, true, "err", true, 11, 12},
       core::AgentWelcome{ClusterId("c1"), kEpoch, NodeId("n1"), absl::Seconds(1), absl::InfiniteDuration(),
                          "proof", true, true},
       core::AgentRefused{"wrong cluster"},
@@ -167,9 +174,9 @@ std::vector<core::Message> SampleMessages() {
     all.push_back(core::Revoke{kEpoch, kJob, kGeneration, mode, absl::Seconds(30), "rank 1 failed"});
   }
   using Kind = core::AgentQuery::Kind;
-  for (Kind kind : {Kind::kReadLog, Kind::kStacks, Kind::kExec}) {
-    all.push_back(
-        core::AgentQuery{kEpoch, 4, kind, kJob, kGeneration, 1, true, 77, {"ls", "-l"}, 4096, true, true});
+  for (Kind kind : {Kind::kReadLog, Kind::kStacks, Kind::kExec, Kind::kConsole}) {
+    all.push_back(core::AgentQuery{
+        kEpoch, 4, kind, kJob, kGeneration, 1, true, 77, {"ls", "-l"}, 4096, true, true, SampleConsole()});
   }
   for (auto& body : Bodies()) all.push_back(core::ClientRequest{"id-1", absl::Milliseconds(1500), body});
   return all;

@@ -162,6 +162,10 @@ std::vector<std::string> Life() {
   steps.push_back(
       Head(core::AgentQuery{{3}, 3, core::AgentQuery::Kind::kExec, kJob, {1}, 0, false, 0, {"ls"}}));
   steps.push_back(Keeper({keeper::ExecDone{3, true, 0, "out"}}));
+  core::AgentQuery turn{{3}, 4, core::AgentQuery::Kind::kConsole, kJob, {1}, 0};
+  turn.console = {.session = "s", .start = true, .argv = {"cat"}, .input = "in"};
+  steps.push_back(Head(turn));
+  steps.push_back(Keeper({keeper::ConsoleTurn{4, true, "out", 0, "err", 2, true, 3}}));
   steps.push_back(Step(kTick, "\xff"));
   steps.push_back(Keeper({keeper::Exited{1, 1, 13, keeper::Cause::kSignal, 0, 11, "segfault", "tail"}}));
   steps.push_back(Head(core::AckExit{{3}, kJob, {1}, 1}));

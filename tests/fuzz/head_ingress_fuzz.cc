@@ -228,6 +228,7 @@ std::vector<std::string> Questions() {
                                                          core::ClientNodes{},
                                                          core::ClientLogs{.job = kTrain},
                                                          core::ClientExec{kTrain, 1, {"ls"}},
+                                                         core::ClientConsole{kTrain, {}, 1, {.session = "s"}},
                                                          core::ClientEvents{kTrain, 0, absl::Seconds(1)},
                                                          core::ClientJoinToken{},
                                                          core::ClientStop{kTrain, false, "enough"}};

@@ -49,6 +49,7 @@ GT_FUZZ_SEEDS(keeper_frames) {
       Notice{3, 119, 10},
       SignalRank{3, 0, 9},
       Exec{5, 3, 0, {"ls"}, 1000},
+      Console{6, 3, 0, "s", true, {"cat"}, true, "xterm", 24, 80, 1, "in", true, 2, 3, true},
       Forget{3},
       Quit{"over"}};
   const std::vector<Report> reports = {
@@ -63,7 +64,8 @@ GT_FUZZ_SEEDS(keeper_frames) {
       RelayUp{3, 0, 1, R"({"type":"joined"})"},
       Output{3, 0, true, 10, 0, "text"},
       ReportBytes{3, 0, "{\"step\":1}\n"},
-      ExecDone{5, true, 0, "out"}};
+      ExecDone{5, true, 0, "out"},
+      ConsoleTurn{6, true, "out", 2, "err", 3, true, 4}};
   std::vector<std::string> seeds = {Stream(commands), Stream(reports)};
   for (const Command& command : commands) seeds.push_back(Stream<Command>({command}));
   for (const Report& report : reports) seeds.push_back(Stream<Report>({report}));
