@@ -1,8 +1,15 @@
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "base/clock.h"
 #include "base/status_macros.h"
+#include "base/unique_fd.h"
 #include "launcher/cli/context.h"
 #include "launcher/cli/follow.h"
 #include "launcher/cli/left.h"
@@ -27,6 +34,42 @@ std::string TimeOf(const json& event) {
   std::string error;
   if (!absl::ParseTime(absl::RFC3339_full, Text(event, "time"), &time, &error)) return "";
   return PrintClock(time, RealClock().WallNow()) + "  ";
+}
+
+uint64_t SequenceOf(const json& event) {
+  const auto it = event.find("sequence");
+  return it != event.end() && it->is_number_unsigned() ? it->get<uint64_t>() : 0;
+}
+
+// The newest lines of a file that somebody else may have made: nothing is followed or waited for.
+std::string EndOfFile(const std::string& path) {
+  constexpr off_t kBytesMax = 256 << 10;
+  const UniqueFd file(open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
+  struct stat info = {};
+  if (!file.valid() || fstat(file.get(), &info) != 0 || !S_ISREG(info.st_mode)) return "";
+  const off_t begin = std::max<off_t>(0, info.st_size - kBytesMax);
+  std::string text(static_cast<size_t>(info.st_size - begin), '\0');
+  const ssize_t got = pread(file.get(), text.data(), text.size(), begin);
+  text.resize(static_cast<size_t>(std::max<ssize_t>(got, 0)));
+  return begin == 0 ? text : text.substr(std::min(text.find('\n'), text.size()));  // not a part of a line
+}
+
+// A head keeps a job's newest events, and only its own; the run directory has those of all heads, where this
+// machine sees it.
+void AddEarlierEvents(const std::string& run_dir, json& why) {
+  const auto events = why.find("events");
+  if (events == why.end() || !events->is_array()) return;
+  const uint64_t known = events->empty() ? UINT64_MAX : SequenceOf(events->front());
+  if (known <= 1 || run_dir.empty()) return;
+  json all = json::array();
+  const std::string text = EndOfFile(run_dir + "/events.jsonl");
+  for (const absl::string_view line : absl::StrSplit(text, '\n', absl::SkipEmpty())) {
+    json event = json::parse(line, nullptr, /*allow_exceptions=*/false);
+    if (event.is_object() && SequenceOf(event) > 0 && SequenceOf(event) < known)
+      all.push_back(std::move(event));
+  }
+  for (json& event : *events) all.push_back(std::move(event));
+  *events = std::move(all);
 }
 
 std::string Explain(const json& why) {
@@ -72,28 +115,28 @@ std::string Explain(const json& why) {
   return out;
 }
 
-absl::StatusOr<std::string> AskWhy(const Args& args, const std::string& word) {
+absl::StatusOr<std::string> AskWhy(const Args& args, const std::string& word, std::string* run_dir) {
   GT_ASSIGN_OR_RETURN(Cluster cluster, OpenCluster(args, Start::kNever));
   GT_ASSIGN_OR_RETURN(const JobDoc job, FindJob(cluster, word, Without::kNewest));
+  *run_dir = job.run_dir;
   return Ask(cluster, core::ClientWhy{JobId(job.id)});
 }
 
 absl::Status Why(const Args& args) {
   const std::string word = args.words.empty() ? "" : args.words[0];
-  absl::StatusOr<std::string> asked = IsRunDirectory(word) ? LeftJob(args, word) : AskWhy(args, word);
+  std::string run_dir;
+  absl::StatusOr<std::string> asked =
+      IsRunDirectory(word) ? LeftJob(args, word) : AskWhy(args, word, &run_dir);
   if (!asked.ok() && !IsRunDirectory(word)) {
     GT_ASSIGN_OR_RETURN(LeftAnswer left, LeftInstead(asked.status(), args, word));
     Complain(SafeText(left.note));
     asked = std::move(left.json);
   }
   GT_ASSIGN_OR_RETURN(const std::string text, std::move(asked));
-  if (args.Has("json")) {
-    Print(text + "\n");
-    return absl::OkStatus();
-  }
-  const json why = json::parse(text, nullptr, false);
+  json why = json::parse(text, nullptr, false);
   if (!why.is_object()) return absl::InternalError("the head's answer is not a JSON object");
-  Print(Explain(why));
+  AddEarlierEvents(run_dir, why);
+  Print(args.Has("json") ? why.dump(-1, ' ', false, json::error_handler_t::replace) + "\n" : Explain(why));
   return absl::OkStatus();
 }
 
@@ -115,7 +158,8 @@ Verb WhyVerb() {
       "that is over. The times are those of this machine's zone.\n\n"
       "  gtrain why fashion-mnist-1\n"
       "  gtrain why gtrain-runs/fashion-mnist-1-5c3e90ab";
-  verb.flags = {ContextFlag(), {"json", '\0', "", "the head's document as it is"}};
+  verb.flags = {ContextFlag(),
+                {"json", '\0', "", "the head's document, with the earlier events of the run directory"}};
   verb.completes = Completes::kJobs;
   verb.words_max = 1;
   verb.run = Run;

@@ -66,6 +66,7 @@ JobDoc ReadJob(const json& j) {
   job.steps_total = Number<int64_t>(j, "steps_total");
   if (const auto seconds = Number<double>(j, "eta_seconds")) job.eta = absl::Seconds(*seconds);
   job.loss = Number<double>(j, "loss");
+  job.diverged = j.contains("diverged") && j["diverged"] == true;
   job.samples_per_second = Number<double>(j, "samples_per_second");
   job.steps_per_second = Number<double>(j, "steps_per_second");
   job.run_dir = Text(j, "run_dir");
@@ -194,6 +195,7 @@ std::string PrintProgress(const JobDoc& job) {
     parts.push_back(
         absl::StrCat("step ", *job.step, job.steps_total ? absl::StrCat("/", *job.steps_total) : ""));
   if (job.loss) parts.push_back(absl::StrFormat("loss %.4g", *job.loss));
+  if (job.diverged) parts.push_back("loss nan");
   if (job.samples_per_second) parts.push_back(absl::StrFormat("%.0f samples/s", *job.samples_per_second));
   if (job.steps_per_second) parts.push_back(absl::StrFormat("%.3g steps/s", *job.steps_per_second));
   if (job.eta) parts.push_back(absl::StrCat("ends in ", PrintSpan(*job.eta)));

@@ -37,6 +37,7 @@ struct JobDoc {
   std::optional<int64_t> step, steps_total;
   std::optional<absl::Duration> eta;  // by the speed of the last steps
   std::optional<double> loss;
+  bool diverged = false;  // the loss said last is not a finite number
   std::optional<double> samples_per_second;
   std::optional<double> steps_per_second;
   std::optional<int64_t> checkpoint_step;

@@ -410,6 +410,9 @@ void AgentCore::Impl::Hear(const JobId& job, const keeper::Exited& exited) {
     exit.message = "the job's `setup` failed on this node";
   }
   exit.storage = rank->storage;
+  exit.step = rank->status.step;
+  exit.loss = rank->status.loss;
+  exit.diverged = rank->status.diverged;
   rank->exit = std::move(exit);
   rank->status.state = RankState::kExited;
   why_ =
@@ -547,7 +550,10 @@ void AgentCore::Impl::Apply(const JobId& job, AgentGeneration& generation, int n
     Heard(rank);
     rank.status.step = said.step;
   }
-  if (said.loss) rank.status.loss = said.loss;
+  if (said.loss) {
+    rank.status.diverged = !std::isfinite(*said.loss);
+    rank.status.loss = rank.status.diverged ? std::nullopt : said.loss;
+  }
   if (said.collective) rank.status.collective_sequence = *said.collective;
   if (said.waited) rank.status.waited_seconds = said.waited;
   if (said.joined) rank.status.joined_seconds = said.joined;

@@ -131,5 +131,30 @@ TEST_F(AgentIdleTest, FullStacksAreReadBesideTheRank) {
   EXPECT_EQ(Exec()->id, 12u);
 }
 
+TEST_F(AgentIdleTest, WhatARankSaidLastGoesWithItsExit) {
+  const auto said = [&](uint64_t id, const char* json) {
+    Step(FromKeeper{kJob, keeper::RelayUp{1, 0, id, json}});
+  };
+  said(1, R"({"type":"progress","step":99,"loss":0.5})");
+  EXPECT_EQ(NextBeat()->loss, 0.5);
+  said(2, R"({"type":"progress","step":100,"loss":"nan"})");
+  keeper::Exited exited;
+  exited.generation = 1;
+  exited.rank = 0;
+  exited.pid = 100;
+  exited.cause = keeper::Cause::kExited;
+  Step(FromKeeper{kJob, exited});
+  const RankExit* exit = nullptr;
+  for (const AgentEffect& effect : last_.effects) {
+    const auto* send = std::get_if<ToHead>(&effect);
+    if (send == nullptr) continue;
+    if (const auto* found = std::get_if<RankExited>(&send->message)) exit = &found->exit;
+  }
+  ASSERT_NE(exit, nullptr);
+  EXPECT_EQ(exit->step, 100);
+  EXPECT_FALSE(exit->loss.has_value());
+  EXPECT_TRUE(exit->diverged);
+}
+
 }  // namespace
 }  // namespace gtrain::core

@@ -353,6 +353,7 @@ void HeadState::ResetLive(Job& job, Instant now) {
   job.broken_links.clear();
   job.links_at.reset();
   KeepProgress(job);
+  job.record.diverged = false;
   job.top_step.reset();
   job.low_step.reset();
   job.steps_per_second = 0;
@@ -641,8 +642,9 @@ void HeadState::DecideAfterFault(Job& job, Instant now) {
 void HeadState::KeepProgress(Job& job) {
   if (job.top_step) job.record.last_step = job.low_step ? job.low_step : job.top_step;
   for (const RankLive& rank : job.ranks) {
-    if (!rank.status.loss) continue;
+    if (!rank.status.loss && !rank.status.diverged) continue;
     job.record.last_loss = rank.status.loss;
+    job.record.diverged = rank.status.diverged;
     return;
   }
 }

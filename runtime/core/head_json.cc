@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "nlohmann/json.hpp"
 #include "runtime/core/head_state.h"
+#include "runtime/core/restart_policy.h"
 #include "runtime/core/worker_core.h"
 
 namespace gtrain::core {
@@ -155,6 +156,7 @@ struct JobNow {
   uint64_t event_sequence = 0;
   std::optional<int64_t> step, steps_total;
   std::optional<double> loss, samples_per_second, steps_per_second, eta_seconds;
+  bool diverged = false;  // the loss is not a finite number
   Notes notes;
   std::optional<CheckpointRecord> checkpoint;
   std::optional<FaultRecord> first_fault, last_fault;
@@ -199,7 +201,10 @@ void AddProgress(const Job& job, JobNow& now) {
   now.step = job.low_step ? job.low_step : job.top_step;
   if (job.steps_per_second > 0) now.steps_per_second = job.steps_per_second;
   for (const RankLive& rank : job.ranks) {
-    if (rank.status.loss && !now.loss) now.loss = rank.status.loss;
+    if (!now.loss && !now.diverged) {
+      now.loss = rank.status.loss;
+      now.diverged = rank.status.diverged;
+    }
     if (rank.status.samples_per_second)
       now.samples_per_second = now.samples_per_second.value_or(0) + *rank.status.samples_per_second;
   }
@@ -209,7 +214,9 @@ void AddProgress(const Job& job, JobNow& now) {
         static_cast<double>(std::max<int64_t>(0, *now.steps_total - *now.step)) / *now.steps_per_second;
   if (!IsFinal(job.record.state)) return;
   if (!now.step) now.step = job.record.last_step;
-  if (!now.loss) now.loss = job.record.last_loss;
+  if (now.loss || now.diverged) return;
+  now.loss = job.record.last_loss;
+  now.diverged = job.record.diverged;
 }
 
 // `whole`: of one job; the list of all jobs leaves out tails and the ranks of finished jobs.
@@ -235,9 +242,9 @@ JobNow NowOf(const Job& job, const std::map<NodeId, Node>& nodes, bool whole, In
   now.event_sequence = record.event_sequence;
   now.notes = NotesOf(job, at);
   now.checkpoint = job.checkpoint;
-  if (!record.faults.empty()) {
-    now.first_fault = Told(record.faults.front(), whole);
-    now.last_fault = Told(record.faults.back(), whole);
+  if (const FaultRecord* first = FirstFault(record.faults)) {
+    now.first_fault = Told(*first, whole);
+    now.last_fault = Told(*std::find_if(record.faults.rbegin(), record.faults.rend(), IsFault), whole);
   }
   now.blocked_by = job.blocked_by;
   for (const AvoidedNode& avoided : record.avoided)
@@ -318,6 +325,7 @@ json JobDocument(const JobNow& job) {
                    {"steps_total", OrNull(job.steps_total)},
                    {"eta_seconds", OrNull(job.eta_seconds)},
                    {"loss", OrNull(job.loss)},
+                   {"diverged", job.diverged},
                    {"samples_per_second", OrNull(job.samples_per_second)},
                    {"steps_per_second", OrNull(job.steps_per_second)}};
   AddNotes(job.notes, document);
@@ -363,6 +371,7 @@ struct FailureDocument : Document {
     json ranks = RankDocuments(job), documents = json::array();
     for (size_t i = 0; i < last_lines.size(); ++i) ranks[i]["last_lines"] = last_lines[i];
     for (const FaultRecord& fault : faults) documents.push_back(FaultDocument(fault));
+    const FaultRecord* first = FirstFault(faults);
     return Dump({{"job", job.id.value},
                  {"name", job.name},
                  {"state", Name(job.state)},
@@ -371,7 +380,7 @@ struct FailureDocument : Document {
                  {"timeline", job.timeline.value},
                  {"restarts", job.restarts},
                  {"exit_code", OrNull(job.exit_code)},
-                 {"first_fault", documents.empty() ? json(nullptr) : documents.front()},
+                 {"first_fault", first == nullptr ? json(nullptr) : FaultDocument(*first)},
                  {"faults", std::move(documents)},
                  {"ranks", std::move(ranks)}});
   }

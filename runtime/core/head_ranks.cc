@@ -1,6 +1,7 @@
 // What agents report about ranks. Every message names its generation: one that is not the granted one is
 // dropped and counted, except exits, which are always acknowledged so that nobody repeats them for ever.
 #include <algorithm>
+#include <tuple>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -51,9 +52,33 @@ void HeadState::OnRankStatus(const NodeId& node, const RankStatus& status, Insta
   if (status.state == RankState::kJoined && !std::exchange(job->record.sdk, true)) Dirty(*job);
   if (status.state != RankState::kStarting) job->SetStarted(rank);
   if (status.step) job->top_step = std::max(job->top_step.value_or(*status.step), *status.step);
+  WarnOfDivergence(*job, rank.status);
   MeasurePace(*job, rank);
   UpdateProgress(*job, now);
   RunningIfAllStarted(*job, now);
+}
+
+// Once a generation. A loss that is not a number stays in what status says; training goes on, for whether
+// that makes sense is the user's to say.
+void HeadState::WarnOfDivergence(Job& job, const RankStatus& status) {
+  if (!status.diverged || std::exchange(job.record.diverged, true)) return;
+  Emit(job, "warning",
+       absl::StrCat("the loss of rank ", status.rank, " is not a finite number",
+                    status.step ? absl::StrCat(", at step ", *status.step) : ""));
+  Dirty(job);
+}
+
+// What an exit says of the rank's last step and loss, which no heartbeat has told: they belong to the job's
+// end.
+void HeadState::TakeLastWords(Job& job, RankLive& rank, const RankExit& exit, Instant now) {
+  RankStatus last = rank.status;
+  if (exit.step) last.step = std::max(last.step.value_or(*exit.step), *exit.step);
+  if (exit.loss || exit.diverged) std::tie(last.loss, last.diverged) = std::tie(exit.loss, exit.diverged);
+  last.rank = exit.rank;
+  job.SetStatus(rank, last);
+  if (last.step) job.top_step = std::max(job.top_step.value_or(*last.step), *last.step);
+  WarnOfDivergence(job, last);
+  UpdateProgress(job, now);
 }
 
 // The job is where its slowest running rank is.
@@ -103,6 +128,7 @@ void HeadState::OnExited(const NodeId& node, const RankExit& exit, Instant now) 
   Job* job = CurrentJob(node, exit.job, exit.generation);
   if (job == nullptr || exit.rank < 0 || exit.rank >= static_cast<int>(job->ranks.size())) return;
   if (job->record.grant->ranks[exit.rank].node != node || job->ExitOf(exit.rank) != nullptr) return;
+  TakeLastWords(*job, job->ranks[exit.rank], exit, now);
   RankExit kept = exit;
   kept.tail = LastBytes(exit.tail, kExitTailBytes);
   job->SetExit(job->ranks[exit.rank], std::move(kept));
@@ -198,8 +224,10 @@ void HeadState::Fail(Job& job, FaultRecord fault, Instant now) {
   job.record.faults.push_back(std::move(fault));
   job.fault_times.push_back(now);
   if (job.record.faults.size() > kFaultsKept) {
-    job.record.faults.erase(job.record.faults.begin() + 1);  // the very first fault stays for the report
-    job.fault_times.erase(job.fault_times.begin() + 1);
+    // The first fault stays for the report.
+    const int second = FirstFault(job.record.faults) == job.record.faults.data() ? 1 : 0;
+    job.record.faults.erase(job.record.faults.begin() + second);
+    job.fault_times.erase(job.fault_times.begin() + second);
   }
   BeginEnding(job, Ending::kReform, EndMode::kReform, grace, message, now);
 }

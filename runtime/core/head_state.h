@@ -384,6 +384,8 @@ class HeadState {
   void TakeNote(Job& job, const NodeId& node, const AgentNote& note);
   void EmitNote(Job& job, const std::string& kind, std::string text);
   void UpdateProgress(Job& job, Instant now);
+  void WarnOfDivergence(Job& job, const RankStatus& status);
+  void TakeLastWords(Job& job, RankLive& rank, const RankExit& exit, Instant now);
   void RunningIfAllStarted(Job& job, Instant now);
 
   // head_jobs.cc

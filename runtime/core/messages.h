@@ -73,6 +73,10 @@ struct RankExit {
   // The rank's newest note of kind `storage` before it ended; empty: its storage could be read. It travels
   // with the exit, so no loss or order of messages can part the two.
   std::string storage;
+  // As in RankStatus, of what it said last: what a status would have said with the next heartbeat.
+  std::optional<int64_t> step;
+  std::optional<double> loss;
+  bool diverged = false;
   bool operator==(const RankExit&) const = default;
 };
 
@@ -96,6 +100,7 @@ struct RankStatus {
   // function of the kernel in which it waits (empty: unknown). Zero: it works, or has not rested for long.
   absl::Duration idle;
   std::string blocked_in;
+  bool diverged = false;  // its newest loss is not a finite number, and `loss` is none
   bool operator==(const RankStatus&) const = default;
 };
 

@@ -1,6 +1,7 @@
 #include "runtime/core/rank_reports.h"
 
 #include <cmath>
+#include <limits>
 #include <nlohmann/json.hpp>
 
 #include "absl/strings/ascii.h"
@@ -8,6 +9,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/str_replace.h"
 #include "base/pattern.h"
 
 namespace gtrain::core {
@@ -17,6 +19,7 @@ namespace {
 using Json = nlohmann::json;
 
 constexpr size_t kMatchBytesMax = 1024;
+constexpr char kNotFinite[] = "nan";
 constexpr uint64_t kRanksMax = 1 << 16;
 
 // Steps and counts: neither negative nor more than a double holds exactly.
@@ -26,6 +29,14 @@ std::optional<uint64_t> Count(const Json& object, const char* key) {
   const double value = it->get<double>();
   if (!(value >= 0 && value < 9e15)) return std::nullopt;
   return static_cast<uint64_t>(value);
+}
+
+// JSON has no NaN: the SDK says "nan" for every loss that is not finite.
+std::optional<double> Loss(const Json& object) {
+  const auto it = object.find("loss");
+  if (it == object.end()) return std::nullopt;
+  if (*it == kNotFinite) return std::numeric_limits<double>::quiet_NaN();
+  return it->is_number() ? std::optional(it->get<double>()) : std::nullopt;
 }
 
 std::optional<double> Real(const Json& object, const char* key) {
@@ -43,7 +54,7 @@ std::string Text(const Json& object, const char* key) {
 RankSaid Numbers(const Json& object) {
   RankSaid said;
   said.step = Count(object, "step");
-  said.loss = Real(object, "loss");
+  said.loss = Loss(object);
   said.samples = Real(object, "samples");
   said.collective = Count(object, "collective");
   said.timeline = Count(object, "timeline");
@@ -97,7 +108,13 @@ RankSaid ReadRelay(const std::string& json) {
 }
 
 RankSaid ReadReportLine(const std::string& line) {
-  const Json object = Json::parse(line, nullptr, /*allow_exceptions=*/false);
+  Json object = Json::parse(line, nullptr, /*allow_exceptions=*/false);
+  if (object.is_discarded()) {  // Python's json.dumps writes these words, which are no JSON
+    const std::string word = absl::StrCat("\"", kNotFinite, "\"");
+    const std::string repaired =
+        absl::StrReplaceAll(line, {{"-Infinity", word}, {"Infinity", word}, {"NaN", word}});
+    object = Json::parse(repaired, nullptr, /*allow_exceptions=*/false);
+  }
   if (!object.is_object()) return {};
   RankSaid said = Numbers(object);
   said.kind = RankSaid::Kind::kProgress;
@@ -172,7 +189,7 @@ RankSaid ProgressPatterns::Match(const std::string& line) const {
   int64_t step = 0;
   double loss = 0;
   if (absl::SimpleAtoi(FirstGroup(compiled_->step, head), &step)) said.step = step;
-  if (absl::SimpleAtod(FirstGroup(compiled_->loss, head), &loss) && std::isfinite(loss)) said.loss = loss;
+  if (absl::SimpleAtod(FirstGroup(compiled_->loss, head), &loss)) said.loss = loss;
   if (said.step || said.loss) said.kind = RankSaid::Kind::kProgress;
   return said;
 }

@@ -28,7 +28,7 @@ struct RankSaid {
     kNote
   } kind = Kind::kNothing;
   std::optional<int64_t> step;
-  std::optional<double> loss;
+  std::optional<double> loss;     // not finite: the training has diverged
   std::optional<double> samples;  // since the last one
   std::optional<uint64_t> collective;
   std::optional<uint64_t> timeline;

@@ -214,6 +214,15 @@ bool Charged(FaultKind kind) {
          kind != FaultKind::kStorage;
 }
 
+bool IsFault(const FaultRecord& fault) {
+  return fault.kind != FaultKind::kSaved && fault.kind != FaultKind::kPreempted;
+}
+
+const FaultRecord* FirstFault(const std::vector<FaultRecord>& faults) {
+  const auto it = std::ranges::find_if(faults, IsFault);
+  return it == faults.end() ? nullptr : &*it;
+}
+
 bool SavedMore(const std::vector<FaultRecord>& faults) {
   GT_CHECK(!faults.empty());
   std::optional<int64_t> before;

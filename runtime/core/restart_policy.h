@@ -44,6 +44,12 @@ bool MetStorageFault(const RankExit& exit);
 // Whether a fault of this kind uses up a budget and counts as a restart.
 bool Charged(FaultKind kind);
 
+// False of a generation that ended as planned: its ranks saved and asked for it, or a machine was about to
+// leave.
+bool IsFault(const FaultRecord& fault);
+// What people call the first fault of a job; null: there was none.
+const FaultRecord* FirstFault(const std::vector<FaultRecord>& faults);
+
 // `faults`: oldest first; the last one is the fault to judge. What lies before the newest fault at which the
 // job had committed a higher step than at any before it is paid for: neither budgets nor the wait count it.
 RestartVerdict DecideRestart(const spec::RestartBudget& budget, const std::vector<PastFault>& faults,

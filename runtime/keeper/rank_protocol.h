@@ -10,7 +10,8 @@
 //   rank -> agent  {"type":"joined"}
 //                  {"type":"exchange","sequence":N,"blob":"<base64>"}
 //                  {"type":"progress","step":N,"loss":X,"samples":N,"collective":N,"waited":S,"joined":S}
-//                   (step.. and the last two optional: seconds in collectives that waited, since it joined)
+//                   (step.. and the last two optional: seconds in collectives that waited, since it joined;
+//                   a loss that is not finite is "nan")
 //                  {"type":"checkpoint","step":N,"timeline":N,"manifest":"<key>","policy":"<for people>"}
 //                  {"type":"overdue","sequence":N}   asks whom exchange N waits for
 //                  {"type":"link","peer":N,"text":"..."}   nothing gets to rank N's machine

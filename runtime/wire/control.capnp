@@ -105,6 +105,11 @@ struct RankExit {
   message @7 :Text;
   tail @8 :Data;
   storage @9 :Text;
+  hasStep @10 :Bool;
+  step @11 :Int64;
+  hasLoss @12 :Bool;
+  loss @13 :Float64;
+  diverged @14 :Bool;
 }
 
 enum RankState { starting @0; running @1; joined @2; exited @3; }
@@ -128,6 +133,7 @@ struct RankStatus {
   joinedSeconds @15 :Float64;
   idle @16 :Int64;
   blockedIn @17 :Text;
+  diverged @18 :Bool;
 }
 
 struct HeldGeneration {

@@ -42,6 +42,9 @@ GT_FIELDS(core::RankExit) {
   GT_TEXT(message, Message, kSentenceBytesMax);
   GT_TAIL(tail, Tail, kTailBytesMax);
   GT_TEXT(storage, Storage, kSentenceBytesMax);
+  GT_OPTIONAL(step, Step);
+  GT_OPTIONAL(loss, Loss);
+  GT_PLAIN(diverged, Diverged);
 }
 GT_FIELDS(core::RankStatus) {
   GT_ID(job, Job);
@@ -57,6 +60,7 @@ GT_FIELDS(core::RankStatus) {
   GT_OPTIONAL(joined_seconds, JoinedSeconds);
   GT_DURATION(idle, Idle);
   GT_TEXT(blocked_in, BlockedIn, kNameBytesMax);
+  GT_PLAIN(diverged, Diverged);
 }
 GT_FIELDS(core::HeldGeneration) {
   GT_ID(job, Job);

@@ -84,6 +84,7 @@ GT_FIELDS(core::JobStatus) {
   GT_OPTIONAL(last_step, LastStep);
   GT_OPTIONAL(last_loss, LastLoss);
   GT_NUMBER(size_wanted, SizeWanted, 0, kRanksMax);
+  GT_PLAIN(diverged, Diverged);
 }
 // proto::JobRecord has the fields of both, with the same names.
 GT_FIELDS(core::JobRecord) {

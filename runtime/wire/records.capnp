@@ -98,6 +98,7 @@ struct JobRecord {
   hasLastLoss @40 :Bool;
   lastLoss @41 :Float64;
   sizeWanted @42 :Int32;
+  diverged @43 :Bool;
 }
 
 struct JobSubmission {
@@ -141,6 +142,7 @@ struct JobStatus {
   hasLastLoss @20 :Bool;
   lastLoss @21 :Float64;
   sizeWanted @22 :Int32;
+  diverged @23 :Bool;
 }
 
 struct JobStatusRecord {

@@ -63,7 +63,8 @@ core::RankStatus SampleStatus() {
           .waited_seconds = 0.5,
           .joined_seconds = 12,
           .idle = absl::Minutes(3),
-          .blocked_in = "futex_wait_queue"};
+          .blocked_in = "futex_wait_queue",
+          .diverged = true};
 }
 
 core::RankExit SampleExit(core::ExitCause cause) {
@@ -216,7 +217,8 @@ core::JobRecord SampleJobRecord() {
                        .ended_at = absl::FromUnixSeconds(1'700'000'003),
                        .last_step = 1234,
                        .last_loss = 0.25,
-                       .size_wanted = 3}};
+                       .size_wanted = 3,
+                       .diverged = true}};
   job.grant = core::GenerationGrant{.job = JobId("train-3"), .generation = {4}, .world_size = 2};
   job.exits = {{.job = JobId("train-3"), .generation = {4}, .rank = 1, .signal = 9}};
   job.unreleased = {NodeId("n1")};

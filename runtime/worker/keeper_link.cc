@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cmath>
 #include <csignal>
 #include <cstring>
 #include <nlohmann/json.hpp>
@@ -57,8 +58,8 @@ std::string ToJson(const core::WorkerEffect& effect) {
   } else if (const auto* p = std::get_if<core::SendProgress>(&effect)) {
     json = {{"type", "progress"}, {"collective", p->collective}};
     if (p->step) json["step"] = *p->step;
-    // JSON has no NaN; a loss that is none says so by its absence.
-    if (p->loss && *p->loss - *p->loss == 0) json["loss"] = *p->loss;
+    if (p->loss && std::isfinite(*p->loss)) json["loss"] = *p->loss;
+    if (p->loss && !std::isfinite(*p->loss)) json["loss"] = "nan";  // JSON has no number for it
     if (p->samples != 0) json["samples"] = p->samples;
     if (p->pace) {
       json["waited"] = absl::ToDoubleSeconds(p->pace->waited);
