@@ -152,6 +152,7 @@ absl::Status FollowLogs(Cluster& cluster, const Args& args, JobDoc job, LogsRequ
     if (!any.ok() && !absl::IsUnavailable(any.status()) && !absl::IsDeadlineExceeded(any.status()))
       return any.status();
     const bool more = any.ok() && *any;
+    output.AddRedrawn(clock.Now());
     if (!Show(output, /*flush=*/false)) return absl::OkStatus();
     if (more) continue;
     if (job.Final()) {

@@ -261,6 +261,7 @@ class Follower {
     GT_ASSIGN_OR_RETURN(job_, AskJob(cluster_, job_id_, Timeout()));
     ChooseOutput();
     reader_.Read(job_, *output_);
+    output_->AddRedrawn(clock_.Now());
     ShowOutput(/*flush=*/false);
     closed_ = closed_ || !screen_.Update(job_, Hint(), clock_.Now());
     return absl::OkStatus();

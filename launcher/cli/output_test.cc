@@ -63,6 +63,26 @@ TEST(RankOutput, ShowsWholeLinesOnly) {
   }
 }
 
+// An epoch of an hour is one line for the program; nobody should wait for its end to see that it is alive.
+TEST(RankOutput, AProgressLineThatNeverEndsIsShownEveryFewSeconds) {
+  RankOutput output({});
+  Instant now{3'600'000'000'000};
+  output.AddRedrawn(now);
+  output.Add(0, "a", true, "epoch 0: 10%\r");
+  output.Add(1, "a", false, "a prompt without an end");
+  output.AddRedrawn(now + absl::Seconds(1));
+  EXPECT_THAT(output.Take(false), ElementsAre()) << "not at once";
+  output.Add(0, "a", true, "epoch 0: 20%\r");
+  output.AddRedrawn(now + absl::Seconds(6));
+  EXPECT_THAT(output.Take(false), ElementsAre(RankOutput::Piece{true, "a:0: epoch 0: 20%\n"}));
+  output.AddRedrawn(now + absl::Seconds(12));
+  EXPECT_THAT(output.Take(false), ElementsAre()) << "nothing new";
+  output.Add(0, "a", true, "epoch 0: 99%\repoch 0: 100%\n");
+  EXPECT_THAT(output.Take(false), ElementsAre(RankOutput::Piece{true, "a:0: epoch 0: 100%\n"}));
+  output.AddRedrawn(now + absl::Seconds(18));
+  EXPECT_THAT(output.Take(false), ElementsAre());
+}
+
 TEST(RankOutput, KeepsTheStreamsApartAndInOrder) {
   for (const bool only_rank : {false, true}) {
     RankOutput output({.only_rank = only_rank});

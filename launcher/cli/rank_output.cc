@@ -41,7 +41,7 @@ void RankOutput::Add(int rank, const std::string& host, bool is_stderr, absl::st
   auto it = streams_.find({rank, is_stderr});
   if (it == streams_.end()) {
     TextRows rows(options_.live, is_stderr ? options_.colour_err : options_.colour_out);
-    it = streams_.insert({{rank, is_stderr}, {rank, is_stderr, "", "", std::move(rows)}}).first;
+    it = streams_.insert({{rank, is_stderr}, {rank, is_stderr, "", "", std::move(rows), ""}}).first;
   }
   Stream& stream = it->second;
   if (stream.prefix.empty() || stream.host != host) {
@@ -82,6 +82,18 @@ void RankOutput::Complete(const Stream& stream, absl::string_view text) {
   }
   equal.lines.push_back(lines_.size());
   lines_.push_back({stream.is_stderr, std::string(text), {{stream.host, {stream.rank}}}});
+}
+
+void RankOutput::AddRedrawn(Instant now) {
+  constexpr absl::Duration kEvery = absl::Seconds(5);
+  if (options_.live || now - redrawn_at_ < kEvery) return;
+  redrawn_at_ = now;
+  for (auto& [key, stream] : streams_) {
+    std::string row = stream.rows.Redrawn();
+    if (row.empty() || row == stream.redrawn) continue;
+    Complete(stream, row);
+    stream.redrawn = std::move(row);
+  }
 }
 
 std::vector<RankOutput::Piece> RankOutput::Take(bool flush) {

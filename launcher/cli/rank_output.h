@@ -9,6 +9,7 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/string_view.h"
+#include "base/clock.h"
 #include "launcher/cli/text_rows.h"
 
 namespace gtrain::cli {
@@ -34,6 +35,9 @@ class RankOutput {
   const Options& options() const { return options_; }
 
   void Add(int rank, const std::string& host, bool is_stderr, absl::string_view bytes);
+  // A progress line that is only ever begun anew would be seen when it ends, perhaps an hour later: its last
+  // state counts as a line every few seconds in which it changed. Nothing with `live`.
+  void AddRedrawn(Instant now);
   // The lines completed since the last call, in the order in which they first came. `flush` also gives
   // unfinished last lines.
   std::vector<Piece> Take(bool flush);
@@ -46,6 +50,7 @@ class RankOutput {
     bool is_stderr = false;
     std::string host, prefix;
     TextRows rows;
+    std::string redrawn;  // shown last by AddRedrawn
   };
   struct Line {
     bool is_stderr = false;
@@ -63,6 +68,7 @@ class RankOutput {
   std::string& End(bool is_stderr);
 
   const Options options_;
+  Instant redrawn_at_;
   std::map<std::pair<int, bool>, Stream> streams_;  // by rank and whether it is stderr
   std::vector<Piece> pieces_;                       // of an only rank
   std::vector<Line> lines_;                         // of many

@@ -181,6 +181,7 @@ void TextRows::PutEscaped(absl::string_view bytes) {
 }
 
 void TextRows::NewRow() {
+  redrawn_ = false;
   column_ = 0;
   if (++row_ == rows_.size()) rows_.emplace_back();
 }
@@ -188,6 +189,7 @@ void TextRows::NewRow() {
 void TextRows::Control(char byte) {
   if (byte == '\n') return NewRow();
   if (byte == '\r') {
+    redrawn_ = redrawn_ || !rows_[row_].empty();
     column_ = 0;
   } else if (byte == '\b' && cursor_) {
     column_ -= std::min<size_t>(column_, 1);
@@ -272,6 +274,7 @@ std::vector<std::string> TextRows::TakeFinished(bool all) {
   }
   row_ -= std::min(row_, finished);
   if (!all) return out;
+  redrawn_ = false;
   rows_ = {Row()};
   row_ = column_ = 0;
   return out;
@@ -283,6 +286,8 @@ std::vector<std::string> TextRows::Unfinished() const {
   for (size_t i = 0; i < shown; ++i) out.push_back(Print(rows_[i]));
   return out;
 }
+
+std::string TextRows::Redrawn() const { return redrawn_ ? Print(rows_[row_]) : ""; }
 
 bool TextRows::idle() const {
   return cut_.empty() && rows_.size() == 1 && rows_[0].empty() && column_ == 0 && up_ == 0 &&

@@ -37,6 +37,8 @@ class TextRows {
   std::vector<std::string> TakeFinished(bool all);
   // The others, the last one being written.
   std::vector<std::string> Unfinished() const;
+  // The row being written, if a carriage return has begun it anew; else "".
+  std::string Redrawn() const;
   bool full() const { return rows_.size() > kRowsMax; }  // TakeFinished is due
   // Neither holds nor has to remember anything: plain lines need not go through here.
   bool idle() const;
@@ -62,7 +64,8 @@ class TextRows {
   const bool cursor_, colour_;
   std::deque<Row> rows_ = {Row()};
   size_t row_ = 0, column_ = 0;  // of the cursor
-  size_t up_ = 0;                // the most rows that the cursor went up at once
+  bool redrawn_ = false;
+  size_t up_ = 0;  // the most rows that the cursor went up at once
   TextStyle style_;
   std::string cut_;  // the beginning of a character or of a control sequence
 };

@@ -27,7 +27,7 @@ void FailureDetector::Heard(const NodeId& node, Instant now) {
   const auto [it, fresh] = nodes_.try_emplace(node);
   Entry& entry = it->second;
   if (fresh || entry.level != Level::kAlive || entry.heard > now) first_due_.reset();
-  entry = {now, Level::kAlive, {}, entry.extra};
+  entry = {std::max(now, entry.heard), Level::kAlive, {}, entry.extra};  // a longer first patience stays
 }
 
 void FailureDetector::Forget(const NodeId& node) {

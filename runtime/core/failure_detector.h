@@ -34,7 +34,8 @@ class FailureDetector {
   // What the last Awake took off; zero when nobody was listened for, since nothing is due each interval then.
   absl::Duration slept() const { return slept_; }
   void Heard(const NodeId& node, Instant now);
-  // As if heard `extra` later than now: a longer first patience.
+  // As if heard `extra` later than now: a longer first patience, also of who is heard meanwhile. A head that
+  // has just been started has the hellos of all nodes to read, and what they send behind them waits.
   void Expect(const NodeId& node, Instant now, absl::Duration extra);
   // The transport says the connection is gone: suspect now, dead when its time comes.
   void Suspect(const NodeId& node, Instant now);

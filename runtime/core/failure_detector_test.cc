@@ -96,6 +96,17 @@ TEST(FailureDetector, RejoinWindowIsLongerPatience_W13) {
   EXPECT_EQ(RunUntil(detector, 20, 20).size(), 1u);
 }
 
+TEST(FailureDetector, WhoWasHeardKeepsTheLongerFirstPatience_W13) {
+  FailureDetector detector({});
+  detector.Awake(At(0));
+  detector.Expect(NodeId("n"), At(0), absl::Seconds(10));
+  (void)RunUntil(detector, 0.5, 1);
+  detector.Heard(NodeId("n"), At(1));  // its hello; what it says behind that waits among those of all others
+  for (const auto& change : RunUntil(detector, 1.5, 19.5))
+    EXPECT_NE(change.to, FailureDetector::Level::kDead);
+  EXPECT_EQ(RunUntil(detector, 20, 20).size(), 1u);
+}
+
 TEST(FailureDetector, LostConnectionIsSuspicionAtOnce) {
   FailureDetector detector({});
   detector.Awake(At(0));
