@@ -57,7 +57,8 @@ TEST(Authority, EveryRequestWithEveryRole) {
       {"nodes", "aaa"},    {"logs", "aoa"},         {"exec", "ao-"},        {"events", "aoa"},
       {"shutdown", "a--"}, {"token create", "a--"}, {"token ls", "a--"},    {"token revoke", "a--"},
       {"user add", "a--"}, {"user ls", "a--"},      {"user revoke", "a--"}, {"node revoke", "a--"},
-      {"backup", "a--"},   {"node drain", "a--"},   {"stack", "ao-"},       {"scale", "ao-"}};
+      {"backup", "a--"},   {"node drain", "a--"},   {"stack", "ao-"},       {"scale", "ao-"},
+      {"console", "ao-"}};
   const std::vector<ClientRequestBody> bodies = OneOfEach<ClientRequestBody>();
   ASSERT_EQ(bodies.size(), table.size());
   const std::string own = "ann", other = "bob";

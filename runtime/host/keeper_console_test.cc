@@ -33,9 +33,11 @@ class KeeperConsoleTest : public KeeperTest {
   keeper::ConsoleTurn Talk(keeper::Console turn, std::string* out, std::string* err = nullptr) {
     const std::string input = std::move(turn.input);
     const uint64_t begin = turn.input_offset;
+    const bool ends = turn.input_end;
     keeper::ConsoleTurn answer;
     do {
       turn.input = input.substr(turn.input_offset - begin, kKept);
+      turn.input_end = ends && turn.input_offset - begin + turn.input.size() == input.size();
       answer = Ask(turn);
       if (!answer.ok) break;
       turn.input_offset = answer.taken;
@@ -59,7 +61,7 @@ TEST_F(KeeperConsoleTest, InputGoesInAndOutputComesApart) {
   turn.input_end = true;
   std::string out, err;
   const keeper::ConsoleTurn last = Talk(turn, &out, &err);
-  EXPECT_EQ(out, std::string(300'000, 'x'));
+  EXPECT_TRUE(out == std::string(300'000, 'x')) << out.size();
   EXPECT_EQ(err, "g=1\n");
   EXPECT_EQ(last.status, 5);
   EXPECT_EQ(last.taken, 300'000u);

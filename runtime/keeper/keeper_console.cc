@@ -259,8 +259,10 @@ void Keeper::AddConsoleFds() {
 void Keeper::PumpInput(ConsoleSession& console) {
   UniqueFd* in = InputOf(console);
   for (bool more = true; more;) {
-    // A program that reads no more takes everything, as a pipe to nobody would not.
-    const size_t room = in == nullptr ? console.offered.size() : kConsoleBytes - console.in_waits.size();
+    // A program that reads no more takes everything, so that its client comes to its own end. A rank takes
+    // nothing then: the client keeps it for the next generation.
+    size_t room = kConsoleBytes - console.in_waits.size();
+    if (in == nullptr) room = console.of_rank ? 0 : console.offered.size();
     const size_t bytes = std::min(room, console.offered.size());
     if (in != nullptr) console.in_waits.append(console.offered, 0, bytes);
     console.offered.erase(0, bytes);

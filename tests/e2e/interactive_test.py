@@ -232,6 +232,28 @@ class LaunchTest(InteractiveTest):
         talk.send_signal(signal.SIGINT)
         self.assertEqual(talk.wait(PATIENCE), 130)
 
+    def test_the_next_generation_goes_on_with_the_input(self):
+        talk = self.popen('launch', '-i', '-n', '1', '--set', 'restart.budget=1', '--', 'sh', '-c',
+                          'read word; echo "$GTRAIN_GENERATION $word"; test $GTRAIN_GENERATION = 2')
+        talk.stdin.write(b'one\n')
+        talk.stdin.flush()
+        self.assertEqual(talk.stdout.readline().split(b': ')[-1], b'1 one\n')
+        self.wait_for_state('sh', 'RUNNING', 'STARTING', 'RECONFIGURING')
+        wait_until('generation 2', lambda: (self.job('sh') or {}).get('generation') == 2)
+        talk.stdin.write(b'two\n')
+        talk.stdin.flush()
+        self.assertEqual(talk.stdout.readline().split(b': ')[-1], b'2 two\n')
+        self.assertEqual(talk.wait(PATIENCE), 0)
+
+    def test_a_launch_that_is_killed_hangs_up(self):
+        shell = self.start('launch', '-it', '-n', '1', '--', 'sh', '-c', f'echo $$ > {self.out}/pid; sleep 600', terminal=True)
+        pid = self.noted_pid()
+        wait_until('a terminal that passes every key on', lambda: not termios.tcgetattr(shell.master)[3] & termios.ICANON)
+        shell.signal(signal.SIGKILL)
+        shell.popen.wait(PATIENCE)
+        self.wait_for_state('sh', 'FAILED')
+        self.assertFalse(harness.alive(pid))
+
     def test_a_job_in_this_terminal(self):
         program = os.path.join(self.dir, 'train.py')
         with open(program, 'w') as out:
