@@ -34,6 +34,8 @@ class RankOutput {
   const Options& options() const { return options_; }
 
   void Add(int rank, const std::string& host, bool is_stderr, absl::string_view bytes);
+  // The ranks that wrote so far are over: what comes now under their numbers begins new lines.
+  void EndLines();
   // The lines completed since the last call, in the order in which they first came. `flush` also gives
   // unfinished last lines.
   std::vector<Piece> Take(bool flush);
