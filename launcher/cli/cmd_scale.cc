@@ -1,3 +1,4 @@
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "launcher/cli/context.h"
@@ -12,6 +13,7 @@ namespace {
 using nlohmann::json;
 
 constexpr int64_t kSizeMax = 65'536;
+constexpr char kBehindCheckpoint[] = "behind its next checkpoint";
 
 // What is not there, or of another kind, as of a head of another version, is nothing.
 std::string Explain(const json& answer) {
@@ -24,10 +26,20 @@ std::string Explain(const json& answer) {
     return it != answer.end() && it->is_number_integer() ? it->get<int>() : 0;
   };
   const int wanted = number("wanted"), size = number("size"), room = number("room");
-  std::string out = absl::StrCat(text("job"), ": ", wanted, " ", text("counts"), " ", text("when"));
+  std::string counts = text("counts");
+  if (wanted == 1 && absl::EndsWith(counts, "s")) counts.pop_back();
+  const std::string when = text("when");
+  std::string out = absl::StrCat(text("job"), ": ", wanted, " ", counts, " ", when);
   if (size > 0) absl::StrAppend(&out, "; it has ", size);
   if (room < wanted)
     absl::StrAppend(&out, "; there is room for ", room, " now, it takes more when there is more");
+  if (const auto checkpoint = answer.find("checkpoint");
+      when == kBehindCheckpoint && checkpoint != answer.end() && checkpoint->is_null()) {
+    absl::StrAppend(
+        &out,
+        "; it has committed no checkpoint so far, and may never do: with --now it is done at once, "
+        "and the program begins anew");
+  }
   return out + "\n";
 }
 

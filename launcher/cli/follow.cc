@@ -61,8 +61,10 @@ class OutputReader {
 
   void Read(const JobDoc& job, RankOutput& output) {
     if (job.generation == 0) return;
-    if (job.generation != generation_ && generation_ != 0)
+    if (job.generation != generation_ && generation_ != 0) {
       ReadRanks(output, /*chunks=*/64);  // the rest of the old one
+      output.EndLines();
+    }
     if (job.generation != generation_) {
       generation_ = job.generation;
       offsets_.clear();

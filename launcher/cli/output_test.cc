@@ -83,6 +83,16 @@ TEST(RankOutput, AProgressLineThatNeverEndsIsShownEveryFewSeconds) {
   EXPECT_THAT(output.Take(false), ElementsAre());
 }
 
+TEST(RankOutput, WhatRanksLeaveUnfinishedIsNoPartOfWhatTheNextOnesWrite) {
+  for (const bool only_rank : {false, true}) {
+    RankOutput output({.only_rank = only_rank});
+    output.Add(0, "a", false, "loading weights ...");
+    output.EndLines();
+    output.Add(0, "a", false, "again\n");
+    EXPECT_THAT(Lines(output.Take(false)), ElementsAre("a:0: loading weights ...", "a:0: again"));
+  }
+}
+
 TEST(RankOutput, KeepsTheStreamsApartAndInOrder) {
   for (const bool only_rank : {false, true}) {
     RankOutput output({.only_rank = only_rank});

@@ -96,12 +96,14 @@ void RankOutput::AddRedrawn(Instant now) {
   }
 }
 
-std::vector<RankOutput::Piece> RankOutput::Take(bool flush) {
-  if (flush) {
-    for (auto& [key, stream] : streams_) {
-      for (const std::string& text : stream.rows.TakeFinished(true)) Complete(stream, text);
-    }
+void RankOutput::EndLines() {
+  for (auto& [key, stream] : streams_) {
+    for (const std::string& text : stream.rows.TakeFinished(true)) Complete(stream, text);
   }
+}
+
+std::vector<RankOutput::Piece> RankOutput::Take(bool flush) {
+  if (flush) EndLines();
   for (const Line& line : lines_) {
     absl::StrAppend(&End(line.is_stderr), options_.bare ? "" : PrintWho(line.ranks), line.text, "\n");
   }

@@ -38,6 +38,8 @@ class RankOutput {
   // A progress line that is only ever begun anew would be seen when it ends, perhaps an hour later: its last
   // state counts as a line every few seconds in which it changed. Nothing with `live`.
   void AddRedrawn(Instant now);
+  // The ranks that wrote so far are over: what comes now under their numbers begins new lines.
+  void EndLines();
   // The lines completed since the last call, in the order in which they first came. `flush` also gives
   // unfinished last lines.
   std::vector<Piece> Take(bool flush);

@@ -26,6 +26,8 @@ namespace gtrain::core {
 // How the reason begins for which a generation ends that goes on with more ranks, or with less.
 inline constexpr char kGrows[] = "it grows from ";
 inline constexpr char kShrinks[] = "it shrinks from ";
+// Of a fault of a planned resize, before what happened.
+inline constexpr char kGoesBack[] = "it goes back to ";
 
 struct HeadConfig {
   ClusterId cluster;
@@ -55,6 +57,8 @@ struct HeadConfig {
   absl::Duration fence_after = absl::Seconds(120);   // told to agents: lease of ranks without head contact
   absl::Duration fence_margin = absl::Seconds(10);   // from the end of a lease to that of the last rank
   absl::Duration grow_after = absl::Seconds(30);     // room that a job may grow into has been there as long
+  // From growth that came to nothing to the next that nobody asked for, doubling with each in a row.
+  absl::Duration grow_again_after = absl::Minutes(10);
   absl::Duration reform_grace = absl::Seconds(3);    // TERM to KILL when another generation follows
   absl::Duration gone_margin = absl::Seconds(15);  // added to the grace before a node counts as not releasing
   absl::Duration start_timeout = absl::Seconds(60);    // grant to RanksStarted

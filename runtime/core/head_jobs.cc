@@ -161,8 +161,12 @@ std::vector<plan::NodeView> HeadState::ViewsWithout(const Job& wanting) const {
 
 plan::Placement HeadState::PlacementFor(const Job& job) {
   plan::Demand demand = job.demand;
-  if (job.record.grant) {
-    for (const RankPlace& place : job.record.grant->ranks) demand.previous.push_back(place.node);
+  const GenerationGrant* last = job.record.grant ? &*job.record.grant : nullptr;
+  if (const GenerationGrant* worked = GrantOf(job, job.sizing.worked);
+      job.sizing.goes_back && worked != nullptr)
+    last = worked;
+  if (last != nullptr) {
+    for (const RankPlace& place : last->ranks) demand.previous.push_back(place.node);
   }
   return TakesPart(job) ? plan::Place(ViewsWithout(job), demand) : plan::Place(views_, demand);
 }
@@ -184,6 +188,7 @@ void HeadState::NotPlaced(Job& job, const plan::Placement& placement) {
   job.record.waits_for_storage = false;
   const plan::Placement empty = TakesPart(job) ? plan::Place(plan::Emptied(ViewsWithout(job)), job.demand)
                                                : plan::Place(empty_views_, job.demand);
+  job.sizing.never_fits = !empty.placed;
   std::map<NodeId, std::vector<std::string>> holders;
   for (size_t i = 0; i < std::min(placement.verdicts.size(), kBlockersMax); ++i)
     holders[placement.verdicts[i].node];
@@ -199,8 +204,8 @@ void HeadState::NotPlaced(Job& job, const plan::Placement& placement) {
     for (Blocker& blocker : job.blocked_by) {
       if (blocker.node != Hostname(avoided.node)) continue;
       blocker.unblocked_by =
-          absl::StrCat("`gtrain node undrain ", blocker.node, "` once the link works; it is tried again ",
-                       PrintDuration(config_.avoid_for), " after it was found broken");
+          absl::StrCat("`gtrain node undrain ", blocker.node, "` once that is mended; it is tried again ",
+                       PrintDuration(config_.avoid_for), " after it was found");
     }
   }
   if (empty.placed && job.record.generation.value == 0) {
@@ -271,9 +276,8 @@ void HeadState::Grant(Job& job, const plan::Placement& placement, Instant now) {
   job.not_before.reset();
   job.granted_here = true;
   job.placement_reason = placement.reason;
-  if (SizeOf(job) < job.demand.max) {
-    absl::StrAppend(&job.placement_reason, "; it grows behind a checkpoint once there is room");
-  }
+  job.sizing.goes_back = false;
+  if (SizeOf(job) == job.demand.max) job.sizing.asked = false;  // done: what is lost later, nobody asked for
   ResetLive(job, now);
   if (!job.run_mark) {
     job.run_mark = now;
@@ -341,7 +345,7 @@ void HeadState::ResetLive(Job& job, Instant now) {
   job.stuck.reset();
   job.idle = 0;
   job.idle_from = {};
-  job.room_since.reset();
+  job.sizing.room_since.reset();
   // Until this generation says something else they hold: it may take a while to find out again.
   for (const char* kind : {kOwnerNote, kStorageNote}) {
     if (const auto said = job.rank_notes.find(kind); said != job.rank_notes.end())
@@ -609,6 +613,7 @@ void HeadState::DecideAfterFault(Job& job, Instant now) {
   FindStorageFault(job);
   FindCauseOfExit75(job);
   ChargeUnlessEarned(job);
+  if (GoesBack(job, now)) return;
   std::vector<PastFault> past;
   for (size_t i = 0; i < job.record.faults.size(); ++i)
     past.push_back({&job.record.faults[i], job.fault_times[i]});

@@ -113,7 +113,7 @@ void HeadState::FindLeave(Job& job, Instant now) {
   if (first == nullptr) {
     const bool had = job.leave.has_value();
     job.leave.reset();
-    if (had && job.record.state == JobState::kRunning) Move(job, JobState::kRunning, job.placement_reason);
+    if (had) SayHowItRuns(job);
     return;
   }
   const Instant at = *first->PartsAt();

@@ -108,10 +108,10 @@ TEST_F(NoticeTest, WhatANoticeBringsAboutIsNotCharged) {
   FromNode("1", RankExited{died});
   FromNode("1", GenerationGone{first, {1}});
   Pass(absl::Seconds(15), {"2"});
-  EXPECT_EQ(Status(first).at("last_fault").at("kind"), "preempted");
+  EXPECT_EQ(Stored(first).faults.back().kind, FaultKind::kPreempted);
   EXPECT_EQ(Status(first).at("restarts"), 0);
-  EXPECT_EQ(Status(second).at("last_fault").at("kind"), "preempted") << Status(second);
-  EXPECT_THAT(Status(second).at("last_fault").at("message").get<std::string>(), HasSubstr("is lost: silent"));
+  EXPECT_EQ(Stored(second).faults.back().kind, FaultKind::kPreempted) << Status(second);
+  EXPECT_THAT(Stored(second).faults.back().message, HasSubstr("is lost: silent"));
 }
 
 TEST_F(NoticeTest, ExitCode93IsBelievedDuringANotice) {

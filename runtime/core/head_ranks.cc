@@ -120,7 +120,9 @@ void HeadState::RunningIfAllStarted(Job& job, Instant now) {
   if (!job.Live() || job.record.state == JobState::kRunning || job.not_started > 0) return;
   job.start_deadline.reset();
   job.progress_at = now;
-  Move(job, JobState::kRunning, job.placement_reason);
+  Move(job, JobState::kRunning, RunningReason(job));
+  // A person did not want to wait for a checkpoint, and the ranks had not all started then.
+  if (job.sizing.at_once && job.record.exits.size() < job.ranks.size()) Resize(job, now);
 }
 
 void HeadState::OnExited(const NodeId& node, const RankExit& exit, Instant now) {
@@ -206,6 +208,7 @@ FaultRecord HeadState::FaultOf(const Job& job, const RankExit& exit) const {
 void HeadState::Fail(Job& job, FaultRecord fault, Instant now) {
   constexpr size_t kFaultsKept = 32;
   if (!job.Live()) return;
+  KeepWhatWorked(job, now);
   Excuse(job, fault);
   fault.generation = job.record.generation;
   fault.step = job.top_step;
@@ -313,6 +316,7 @@ void HeadState::OnCheckpoint(const NodeId& node, const CheckpointReport& report)
   job->notes_before.erase(kStorageNote);
   Emit(*job, "checkpoint", absl::StrCat("checkpoint of step ", report.step, " is committed"));
   Dirty(*job);
+  if (count == 1) SayHowItRuns(*job);
   const bool current = report.generation == job->record.generation;
   if (current) job->saved_since_told = job->told;
   LeaveStep(*job, step_at_);

@@ -8,8 +8,10 @@
 namespace gtrain::core {
 namespace {
 
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using ::testing::Not;
 using ::testing::SizeIs;
 
 class ResizeTest : public HeadTestWorld {
@@ -34,6 +36,34 @@ class ResizeTest : public HeadTestWorld {
     Hello("2");
     Pass(time, {"1", "2"});
   }
+  // Of one rank on node 1, has grown onto node 2 as well: generation 2, of which nothing has been heard.
+  JobId Grown(const std::string& spec = "train 1 3 one-per-node budget0") {
+    const JobId job = Train(spec);
+    Commit(job, 10);
+    HasRoomFor(absl::Seconds(31));
+    Commit(job, 20);
+    FromNode("1", GenerationGone{job, {1}});
+    Pass(absl::Seconds(1), {"1", "2"});
+    EXPECT_EQ(Stored(job).grant->ranks.size(), 2u);
+    return job;
+  }
+  void EndsBadly(const JobId& job, uint64_t generation, int rank, const std::string& node, RankExit exit) {
+    exit.job = job;
+    exit.generation = {generation};
+    exit.rank = rank;
+    FromNode(node, RankExited{exit});
+  }
+  void Gone(const JobId& job, uint64_t generation, const std::vector<std::string>& nodes) {
+    for (const std::string& node : nodes) FromNode(node, GenerationGone{job, {generation}});
+    Pass(absl::Seconds(1), nodes);
+  }
+  std::vector<std::string> NodesOf(const JobId& job) {
+    std::vector<std::string> nodes;
+    const JobRecord record = Stored(job);
+    for (const NodePlace& place : record.grant->nodes) nodes.push_back(place.node.value);
+    return nodes;
+  }
+  std::string Why(const JobId& job) { return FromClient(ClientWhy{job}).json; }
 };
 
 TEST_F(ResizeTest, ItGrowsBehindACheckpointOnceThereIsRoom) {
@@ -49,7 +79,9 @@ TEST_F(ResizeTest, ItGrowsBehindACheckpointOnceThereIsRoom) {
   Pass(absl::Seconds(1), {"1", "2"});
   EXPECT_EQ(Stored(job).grant->ranks.size(), 2u);
   EXPECT_EQ(Status(job).at("restarts"), 0) << "and nobody is charged: it has no budget";
-  EXPECT_THAT(Status(job).at("last_fault").dump(), HasSubstr("it grows from 1 to 2"));
+  EXPECT_TRUE(Status(job).at("last_fault").is_null()) << "it is no fault";
+  EXPECT_THAT(Why(job),
+              HasSubstr("it grows from 1 to 2 ranks, from the checkpoint of step 20; a planned restart"));
 }
 
 TEST_F(ResizeTest, RoomThatHasJustComeIsNotTrustedYet) {
@@ -71,10 +103,184 @@ TEST_F(ResizeTest, RoomThatHasJustComeIsNotTrustedYet) {
 
 TEST_F(ResizeTest, WhoWaitsComesFirst) {
   const JobId job = Train();
-  Submit("large 3 3 one-per-node");
+  Submit("large 8 8");
   HasRoomFor(absl::Seconds(60));
   Commit(job, 10);
   EXPECT_THAT(Sent<Revoke>(), IsEmpty());
+}
+
+TEST_F(ResizeTest, WhoWouldWaitAnywayKeepsNobodyFromTheRoom) {
+  const JobId job = Train();
+  Submit("larger-than-the-cluster 3 3 one-per-node");
+  HasRoomFor(absl::Seconds(60));
+  Commit(job, 10);
+  EXPECT_THAT(Sent<Revoke>(), SizeIs(1));
+}
+
+TEST_F(ResizeTest, AnotherJobBetweenTwoGenerationsWaitsForNoRoom) {
+  const JobId job = Train();
+  const JobId other = Submit("other 1 1");
+  StartRanks(other);
+  HasRoomFor(absl::Seconds(20));
+  FromNode("1", RankExited{Exit(other, 1, 0, 1)});
+  Gone(other, 1, {"1"});
+  Pass(absl::Seconds(12), {"1", "2"});
+  const size_t before = Sent<Revoke>().size();
+  Commit(job, 10);
+  EXPECT_EQ(Sent<Revoke>().size(), before + 1) << "the room has been there all the time";
+}
+
+TEST_F(ResizeTest, WhoAsksGetsWhatIsFreeWhoeverWaits) {
+  const JobId job = Train();
+  Submit("large 8 8");
+  Hello("2");
+  ASSERT_TRUE(FromClient(ClientScale{job, 2, true}).ok);
+  const auto revokes = Sent<Revoke>();
+  ASSERT_THAT(revokes, SizeIs(1));
+  EXPECT_EQ(revokes[0].second.reason, "it grows from 1 to 2 ranks");
+}
+
+TEST_F(ResizeTest, WhoAsksWhileRanksStartGetsItWhenTheyRun) {
+  Hello("1");
+  Hello("2");
+  const JobId job = Submit("train 1 3 one-per-node budget0");
+  const ClientReply reply = FromClient(ClientScale{job, 1, true});
+  EXPECT_EQ(nlohmann::json::parse(reply.json).at("when"), "as soon as all its ranks run");
+  EXPECT_THAT(Sent<Revoke>(), IsEmpty());
+  StartRanks(job);
+  const auto revokes = Sent<Revoke>();
+  ASSERT_THAT(revokes, SizeIs(2));
+  EXPECT_EQ(revokes[0].second.reason, "it shrinks from 2 to 1 rank");
+}
+
+TEST_F(ResizeTest, AMachineThatCannotStartARankCostsOnlyTheGrowth) {
+  const JobId job = Grown();
+  EndsBadly(job, 2, 1, "2", {.cause = ExitCause::kStartFailed, .message = "cannot run mytrain"});
+  Gone(job, 2, {"1", "2"});
+  EXPECT_THAT(NodesOf(job), ElementsAre("1"));
+  EXPECT_EQ(Status(job).at("restarts"), 0);
+  EXPECT_THAT(Why(job),
+              HasSubstr("it goes back to 1 rank: rank 1 on host-2: could not be started (cannot run "
+                        "mytrain); not charged; for 10m it does not grow by itself"));
+  ASSERT_THAT(Stored(job).avoided, SizeIs(1));
+  EXPECT_EQ(Stored(job).avoided[0].node, NodeId("2"));
+  StartRanks(job);
+  EXPECT_THAT(Status(job).at("reason").dump(),
+              HasSubstr("does not grow by itself for now: with 2 ranks it failed"));
+  const size_t before = Sent<Revoke>().size();
+  for (int i = 0; i < 16; ++i) {
+    Pass(absl::Seconds(31), {"1", "2"});
+    Commit(job, 30 + i, 3);
+  }
+  EXPECT_EQ(Sent<Revoke>().size(), before) << "it has gone on at the size that worked";
+}
+
+TEST_F(ResizeTest, TheSizeThatFailedIsTriedAgainOnlyOnOtherMachines) {
+  const JobId job = Grown();
+  StartRanks(job);
+  FromNode("2", RankExited{Exit(job, 2, 1, 1, "WORLD_SIZE is 2")});
+  Gone(job, 2, {"1", "2"});
+  ASSERT_THAT(NodesOf(job), ElementsAre("1"));
+  EXPECT_THAT(Stored(job).avoided, IsEmpty()) << "it could start them";
+  StartRanks(job);
+  Pass(absl::Minutes(11), {"1", "2"});
+  Commit(job, 30, 3);
+  Pass(absl::Seconds(31), {"1", "2"});
+  const size_t before = Sent<Revoke>().size();
+  Commit(job, 40, 3);
+  EXPECT_EQ(Sent<Revoke>().size(), before);
+  Hello("3");
+  Pass(absl::Seconds(31), {"1", "2", "3"});
+  Commit(job, 50, 3);
+  EXPECT_EQ(Sent<Revoke>().size(), before + 1) << "three are not the two that failed";
+  FromNode("1", GenerationGone{job, {3}});
+  Pass(absl::Seconds(1), {"1", "2", "3"});
+  EXPECT_THAT(NodesOf(job), ElementsAre("1", "2", "3"));
+}
+
+TEST_F(ResizeTest, ASizeThatAPersonAskedForAndThatFailsIsGivenUp) {
+  Hello("1");
+  Hello("2");
+  const JobId job = Submit("train 1 3 one-per-node budget0");
+  StartRanks(job);
+  Hello("3");
+  ASSERT_TRUE(FromClient(ClientScale{job, 3, true}).ok);
+  Gone(job, 1, {"1", "2"});
+  ASSERT_THAT(NodesOf(job), ElementsAre("1", "2", "3"));
+  StartRanks(job);
+  FromNode("1", RankExited{Exit(job, 2, 0, 1)});
+  Gone(job, 2, {"1", "2", "3"});
+  EXPECT_THAT(NodesOf(job), ElementsAre("1", "2"));
+  EXPECT_EQ(Stored(job).size_wanted, 2) << "also for the next head";
+  StartRanks(job);
+  ASSERT_TRUE(FromClient(ClientScale{job, 1, true}).ok);
+  Gone(job, 3, {"1", "2"});
+  ASSERT_EQ(Stored(job).grant->ranks.size(), 1u);
+  StartRanks(job);
+  FromNode("1", RankExited{Exit(job, 4, 0, 1)});
+  Gone(job, 4, {"1", "2", "3"});
+  EXPECT_EQ(Stored(job).grant->ranks.size(), 2u) << "less are given up likewise";
+  StartRanks(job);
+  FromNode("1", RankExited{Exit(job, 5, 0, 1)});
+  Gone(job, 5, {"1", "2", "3"});
+  EXPECT_EQ(State(job), "FAILED") << "what has run before is the program's own";
+}
+
+TEST_F(ResizeTest, ARestartThatGrowsOnTheWayGoesBackToo) {
+  const JobId job = Train("train 1 3 one-per-node");
+  FromNode("1", AgentHeartbeat{++heartbeats_, {Step(job, 1, 0, 5)}, {}});
+  Hello("2");
+  FromNode("1", RankExited{Exit(job, 1, 0, 1)});
+  Gone(job, 1, {"1", "2"});
+  ASSERT_THAT(NodesOf(job), ElementsAre("1", "2"));
+  EndsBadly(job, 2, 1, "2", {.cause = ExitCause::kStartFailed, .message = "cannot run mytrain"});
+  Gone(job, 2, {"1", "2"});
+  EXPECT_THAT(NodesOf(job), ElementsAre("1"));
+  EXPECT_EQ(Status(job).at("restarts"), 1) << "the crash, and not the machine";
+}
+
+TEST_F(ResizeTest, WhatFailsBehindAStepIsTheProgramsOwn) {
+  const JobId job = Grown();
+  StartRanks(job);
+  FromNode("2", AgentHeartbeat{++heartbeats_, {Step(job, 2, 1, 21)}, {}});
+  FromNode("2", RankExited{Exit(job, 2, 1, 1)});
+  Gone(job, 2, {"1", "2"});
+  EXPECT_EQ(State(job), "FAILED") << "it has no budget";
+}
+
+TEST_F(ResizeTest, MoreThanAMachineCanHoldIsRefusedBeforeAnythingEnds) {
+  config_.local = true;
+  Boot();
+  const JobId job = Train("train 1 6000");
+  const ClientReply reply = FromClient(ClientScale{job, 5000, true});
+  EXPECT_THAT(reply.error, HasSubstr("5000 ranks are more than host-1 can hold, which is 2048: it has 8"));
+  EXPECT_THAT(Sent<Revoke>(), IsEmpty());
+  EXPECT_EQ(Stored(job).size_wanted, 0);
+  EXPECT_TRUE(FromClient(ClientScale{job, 2000}).ok);
+}
+
+TEST_F(ResizeTest, WhatIsPendingIsSaid) {
+  Hello("1");
+  Hello("2");
+  const JobId job = Submit("train 1 3 one-per-node budget0");
+  StartRanks(job);
+  const auto reason = [&] { return Status(job).at("reason").get<std::string>(); };
+  EXPECT_THAT(reason(), HasSubstr("behind a checkpoint: it has committed none so far"));
+  const ClientReply reply = FromClient(ClientScale{job, 1});
+  EXPECT_TRUE(nlohmann::json::parse(reply.json).at("checkpoint").is_null());
+  EXPECT_THAT(reason(), HasSubstr("wants 1 rank behind its next checkpoint; it has committed none so far"));
+  ASSERT_TRUE(FromClient(ClientScale{job, 2}).ok);
+  EXPECT_THAT(reason(), Not(HasSubstr("wants")));
+  Commit(job, 10);
+  ASSERT_TRUE(FromClient(ClientScale{job, 3}).ok);
+  EXPECT_THAT(reason(), HasSubstr("wants 3 ranks behind its next checkpoint, if there is room"));
+}
+
+TEST_F(ResizeTest, WhatCannotGrowDoesNotSaySo) {
+  config_.expected_nodes = 1;
+  Boot();
+  const JobId job = Train();
+  EXPECT_THAT(Status(job).at("reason").dump(), Not(HasSubstr("grows")));
 }
 
 TEST_F(ResizeTest, WhatHasAllItAskedForStays) {

@@ -30,6 +30,7 @@
 #include "runtime/core/gang.h"
 #include "runtime/core/head_core.h"
 #include "runtime/core/head_queries.h"
+#include "runtime/core/job_sizing.h"
 #include "runtime/core/job_state.h"
 #include "runtime/core/log_tails.h"
 #include "runtime/core/user_shares.h"
@@ -162,8 +163,7 @@ struct Job {
   std::optional<JobLeave> leave;
   bool told = false;                                     // the ranks were told that a machine leaves
   bool saved_since_told = false;                         // and a checkpoint was committed after that
-  std::optional<Instant> room_since;                     // for another number of ranks than it has
-  bool scale_asked = false;                              // a person asked for that, since this head's start
+  JobSizing sizing;
   std::optional<int64_t> top_step;                       // highest any rank reported
   std::optional<int64_t> low_step;                       // lowest of the ranks still running
   double steps_per_second = 0;                           // smoothed
@@ -343,10 +343,21 @@ class HeadState {
 
   // head_resize.cc
   static int SizeOf(const Job& job);
+  bool NeedsRoom(const Job& other) const;
   int RanksItWouldHave(const Job& job);
+  void Want(Job& job, int size);
   void LookForRoom(Job& job, Instant now);
   void ResizeBehindCheckpoint(Job& job, Instant now);
   void Resize(Job& job, Instant now);
+  void KeepWhatWorked(Job& job, Instant now);
+  bool GoesBack(Job& job, Instant now);
+  void MayGrowAgain(Job& job, Instant now);
+  SizeTried Tried(size_t ranks, const std::vector<NodeId>& nodes) const;
+  std::string TooManyFor(const plan::Placement& placement) const;
+  bool CouldGrow(const Job& job);
+  std::string PendingText(const Job& job);
+  std::string RunningReason(const Job& job);
+  void SayHowItRuns(Job& job);
 
   // head_links.cc
   void OnLinkDown(const NodeId& node, const LinkDown& report, Instant now);

@@ -2,8 +2,9 @@
 //   0. a higher committed step pays for all faults before the one it was followed by.
 //   1. exit 93 is final, and so is a program or a Python module that is not there, if the job has not yet got
 //      anywhere: it will not be there a second later.
-//   2. exit 75 and an address in use are free, but not endless without a step between them. The head calls an
-//      exit 75 a crash if nothing earned it (SavedMore, a machine that leaves or is gone).
+//   2. a planned resize is free and waits for nothing; exit 75, an address in use and a machine that leaves
+//      are free, but not endless without a step between them. The head calls an exit 75 a crash if nothing
+//      earned it (SavedMore, a machine that leaves or is gone).
 //   3. each kind (crash, OOM, infrastructure) counts against its own budget in a sliding window.
 //   4. the same error twice in a row without getting further is a bug, not bad luck.
 //   5. crashes in a row before any first step count against before_first_step.
@@ -90,11 +91,17 @@ Budget BudgetOf(FaultKind kind, const spec::RestartBudget& budget) {
   }
 }
 
+// Another number of ranks, which a person asked for or a commit came before: nobody waits for it, and it is
+// no loop of the program's. What a machine that leaves ends, names it.
+bool IsPlanned(const FaultRecord& fault) {
+  return fault.kind == FaultKind::kPreempted && fault.node.value.empty();
+}
+
 int FreeInARow(const std::vector<PastFault>& faults) {
   int count = 0;
   for (auto it = faults.rbegin(); it != faults.rend(); ++it) {
     if (Charged(it->fault->kind) || it->fault->progressed) break;
-    if (it->fault->kind != FaultKind::kStorage) ++count;
+    if (it->fault->kind != FaultKind::kStorage && !IsPlanned(*it->fault)) ++count;
   }
   return count;
 }
@@ -251,11 +258,11 @@ RestartVerdict DecideRestart(const spec::RestartBudget& budget, const std::vecto
     return {true, StorageBackoff(fault.tries, rng),
             absl::StrCat("tried ", fault.tries, fault.tries == 1 ? " time" : " times")};
   }
+  if (IsPlanned(fault)) return {true, absl::ZeroDuration(), "a planned restart, not charged"};
   if (!Charged(fault.kind)) {
-    const char* what = fault.kind == FaultKind::kSaved ? "exit code 75 (saved, run me again)"
-                       : fault.kind == FaultKind::kPreempted
-                           ? (fault.node.empty() ? "a planned restart" : "preemption")
-                           : "MASTER_PORT was taken";
+    const char* what = fault.kind == FaultKind::kSaved       ? "exit code 75 (saved, run me again)"
+                       : fault.kind == FaultKind::kPreempted ? "preemption"
+                                                             : "MASTER_PORT was taken";
     const int row = FreeInARow(faults);
     if (row > kFreeRestartsInARow)
       return {false, {}, absl::StrCat(what, " ", row, " times in a row without a step")};

@@ -227,10 +227,26 @@ TEST_F(RestartPolicyTest, ProgressPaysForMemoryLossesAndWhatIsFreeToo) {
     Add(i % 3 == 0 ? FaultKind::kOom : FaultKind::kInfrastructure, i).committed = i;
   EXPECT_TRUE(Decide().restart);
   EXPECT_EQ(Decide().delay, absl::ZeroDuration());
-  for (int i = 0; i <= kFreeRestartsInARow; ++i) Add(FaultKind::kPreempted, 40 + i).committed = 40 + i;
+  const auto preempt = [&](int at, int64_t committed) {
+    FaultRecord& fault = Add(FaultKind::kPreempted, at);
+    fault.node = NodeId("leaves");
+    fault.committed = committed;
+  };
+  for (int i = 0; i <= kFreeRestartsInARow; ++i) preempt(40 + i, 40 + i);
   EXPECT_TRUE(Decide().restart);
-  for (int i = 0; i < kFreeRestartsInARow; ++i) Add(FaultKind::kPreempted, 70 + i).committed = 60;
+  for (int i = 0; i < kFreeRestartsInARow; ++i) preempt(70 + i, 60);
   EXPECT_FALSE(Decide().restart);
+}
+
+TEST_F(RestartPolicyTest, WhatAPersonAsksForWaitsForNothingHoweverOften) {
+  for (int i = 0; i < 2 * kFreeRestartsInARow; ++i) {
+    Add(FaultKind::kPreempted, i);
+    ASSERT_TRUE(Decide().restart) << i;
+    ASSERT_EQ(Decide().delay, absl::ZeroDuration()) << i;
+  }
+  Add(FaultKind::kAddressInUse, 100);
+  EXPECT_TRUE(Decide().restart);
+  EXPECT_LT(Decide().delay, absl::Seconds(1)) << "and it is no loop of something else";
 }
 
 TEST_F(RestartPolicyTest, SavedMoreThanAtTheExit75Before) {

@@ -281,6 +281,31 @@ void Checker::CheckBudgets(const core::JobRecord& record) {
                                      crashes, " crashes, ", ooms, " ooms, ", losses, " losses"));
 }
 
+// INV-5: no job fails by a generation that was given another size and has not got anywhere, unless the head
+// that decided so is gone. A program that never says how far it is has got somewhere after a minute.
+void Checker::CheckResize(const core::JobRecord& record) {
+  JobTruth& truth = jobs_[record.id];
+  if (record.faults.empty() || !truth.resized) return;
+  const core::FaultRecord& fault = record.faults.back();
+  const auto [ended, epoch] = *truth.resized;
+  if (fault.generation.value != ended + 1 || epoch != epoch_) return;
+  if (record.state == core::JobState::kReconfiguring && record.ending == core::Ending::kNone &&
+      absl::StartsWith(fault.message, core::kGoesBack)) {
+    ++kernel_.counts["size given up"];
+    truth.resized.reset();
+  }
+  const bool judged =
+      record.state == core::JobState::kFailed && absl::StartsWith(record.reason, fault.message + ";");
+  const bool asks = fault.cause == core::ExitCause::kExited && fault.exit_code == core::kExitNoRestart;
+  const bool of_size = fault.kind == core::FaultKind::kCrash || fault.kind == core::FaultKind::kOom;
+  if (!judged || fault.progressed || asks || !of_size) return;
+  const auto generation = generations_.find({record.id, fault.generation.value});
+  const bool ran = generation != generations_.end() && generation->second.all_started_at &&
+                   kernel_.now() - *generation->second.all_started_at >= 50 * kSec;
+  if (ran) return;
+  kernel_.Fail("INV-5", absl::StrCat(record.id.value, " has failed by its resize: ", record.reason));
+}
+
 // INV-5: what was committed before a fault counts for it, and nothing else does.
 void Checker::CheckCommitted(const core::JobRecord& record, int64_t highest_before) {
   JobTruth& truth = jobs_[record.id];
@@ -323,6 +348,8 @@ void Checker::CheckRevoke(const NodeId& node, const core::Revoke& revoke, int64_
   if (it == generations_.end() || it->second.revoked) return;
   GenerationTruth& truth = it->second;
   truth.revoked = true;
+  if (absl::StartsWith(revoke.reason, core::kGrows) || absl::StartsWith(revoke.reason, core::kShrinks))
+    job.resized = {revoke.generation.value, epoch_};
   if (truth.content == 0) return;
   if (const auto why = Unjustified(truth, Record(revoke.job), revoke.reason, awake)) {
     kernel_.Fail("INV-7", absl::StrCat(G(revoke.job, revoke.generation.value), " is revoked (", revoke.reason,
@@ -431,6 +458,7 @@ void Checker::Durable(const std::vector<core::RecordWrite>& writes) {
       const auto before = highest_before.find(job->id);
       CheckCommitted(*job, before == highest_before.end() ? jobs_[job->id].highest_step : before->second);
       if (core::IsFinal(job->state)) CheckBudgets(*job);
+      CheckResize(*job);
     }
     if (const auto* checkpoint = std::get_if<core::CheckpointRecord>(&*write.record)) {
       JobTruth& truth = jobs_[checkpoint->job];

@@ -97,6 +97,8 @@ class Checker {
   struct JobTruth {
     bool stop_heard = false;
     bool scale_heard = false;
+    // The generation that was last ended for another size, and the epoch of the head that did.
+    std::optional<std::pair<uint64_t, uint64_t>> resized;
     std::optional<uint64_t> stop_acknowledged_at;  // the generation then
     std::optional<core::JobState> final_state;
     uint64_t generation = 0, revoked = 0, timeline = 0;
@@ -137,6 +139,7 @@ class Checker {
 
   bool CloudKeptItsMachine(int machine) const;
   void CheckNewest(const core::GenerationGrant& grant);
+  void CheckResize(const core::JobRecord& record);
   void CheckPlacement(const core::HeadCore& head, const core::GenerationGrant& grant);
   void CheckWritten(const core::HeadCore& head, const core::Persist& persist);
   void Durable(const std::vector<core::RecordWrite>& writes);
