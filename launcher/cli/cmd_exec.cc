@@ -4,7 +4,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "launcher/cli/context.h"
-#include "launcher/cli/follow.h"
+#include "launcher/cli/target.h"
 #include "launcher/cli/terminal.h"
 #include "launcher/cli/verbs.h"
 #include "launcher/spec/parse.h"
@@ -39,8 +39,9 @@ absl::StatusOr<int> CodeOf(const json& reply) {
 absl::StatusOr<int> Exec(const Args& args) {
   if (!args.rest || args.rest->empty()) return absl::InvalidArgumentError("exec: give a command after --");
   GT_ASSIGN_OR_RETURN(const std::optional<int64_t> rank, args.Int("rank", 0, spec::kRanksMax));
-  GT_ASSIGN_OR_RETURN(Cluster cluster, OpenCluster(args, Start::kIfDied));
-  GT_ASSIGN_OR_RETURN(const JobDoc job, FindJob(cluster, args.words.empty() ? "" : args.words[0]));
+  GT_ASSIGN_OR_RETURN(Target target, FindLiveTarget(args));
+  Cluster& cluster = *target.cluster;
+  const JobDoc& job = target.job;
   GT_ASSIGN_OR_RETURN(const std::string text, Ask(cluster,
                                                   core::ClientExec{.job = JobId(job.id),
                                                                    .rank = static_cast<int>(rank.value_or(0)),

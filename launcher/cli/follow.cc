@@ -223,7 +223,7 @@ class Follower {
       }
       if (silent_since_) screen_.Say("the head answers again");
       silent_since_.reset();
-      if (closed_) return Detach(OutputError() != 0 ? kFailed : 128 + SIGPIPE);
+      if (closed_) return Closed();
       if (job_.Final() && !ShowsMore()) return Finish();
     }
   }
@@ -329,6 +329,9 @@ class Follower {
     return std::nullopt;  // what was not taken is asked again
   }
 
+  // Nobody reads any more: of a job that is over there is nothing to detach from.
+  int Closed() { return job_.Final() ? Finish() : Detach(OutputError() != 0 ? kFailed : 128 + SIGPIPE); }
+
   int Detach(int code) {
     screen_.Say(
         absl::StrCat("detached; ", job_id_, " goes on. gtrain attach ", job_id_, " | gtrain stop ", job_id_));
@@ -402,13 +405,7 @@ class Follower {
     return ExitCode();
   }
 
-  // docs/cli.md: a rank's own code is in the report; here only those with a meaning of their own survive.
-  int ExitCode() const {
-    if (job_.state == "SUCCEEDED") return kDone;
-    if (stops_ > 0) return 128 + SIGINT;
-    const int code = job_.exit_code.value_or(kFailed);
-    return code == kDoNotRestart || (code > 128 && code < 256) ? code : kFailed;
-  }
+  int ExitCode() const { return job_.state != "SUCCEEDED" && stops_ > 0 ? 128 + SIGINT : ExitCodeOf(job_); }
 
   void ShowTail(const std::string& tail) {
     std::vector<std::string> lines = absl::StrSplit(tail, '\n', absl::SkipEmpty());
@@ -446,6 +443,12 @@ class Follower {
 
 }  // namespace
 
+int ExitCodeOf(const JobDoc& job) {
+  if (job.state == "SUCCEEDED") return kDone;
+  const int code = job.exit_code.value_or(kFailed);
+  return code == kDoNotRestart || (code > 128 && code < 256) ? code : kFailed;
+}
+
 absl::StatusOr<JobDoc> AskJob(Cluster& cluster, const std::string& job_id, absl::Duration timeout) {
   GT_ASSIGN_OR_RETURN(const std::string json, Ask(cluster, core::ClientStatus{JobId(job_id)}, timeout));
   GT_ASSIGN_OR_RETURN(StatusDoc doc, ParseStatusDoc(json));
@@ -457,21 +460,13 @@ absl::StatusOr<JobDoc> AskJob(Cluster& cluster, const std::string& job_id, absl:
 
 absl::StatusOr<JobDoc> FindJob(Cluster& cluster, const std::string& word, Without without) {
   GT_ASSIGN_OR_RETURN(const std::string json, Ask(cluster, core::ClientStatus{}));
-  GT_ASSIGN_OR_RETURN(StatusDoc doc, ParseStatusDoc(json));
-  std::vector<const JobDoc*> live;
-  const JobDoc* named = nullptr;
-  for (const JobDoc& job : doc.jobs) {
-    if (!word.empty() && job.id == word) return job;
-    if (!word.empty() && job.name == word) named = &job;  // in order of submission: the newest wins
-    if (!job.Final()) live.push_back(&job);
-  }
-  if (named != nullptr) return *named;
-  if (!word.empty()) return AskJob(cluster, word, absl::Seconds(20));  // finished, too old for the list
-  if (live.size() == 1) return *live[0];
-  if (live.empty() && without == Without::kNewest && !doc.jobs.empty()) return doc.jobs.back();
-  return absl::FailedPreconditionError(live.empty()
-                                           ? "no job runs; `gtrain status` lists the finished ones"
-                                           : "several jobs run: say which; `gtrain status` lists them");
+  GT_ASSIGN_OR_RETURN(const StatusDoc doc, ParseStatusDoc(json));
+  absl::StatusOr<JobDoc> job = ChooseJob(doc, word, without);
+  const bool by_id = job.ok() && (word.empty() || job->id == word);
+  if (by_id || word.empty() || (doc.omitted == 0 && !absl::IsNotFound(job.status()))) return job;
+  // An id wins over a name, also that of a job which the list leaves out.
+  absl::StatusOr<JobDoc> of_id = AskJob(cluster, word, absl::Seconds(20));
+  return of_id.ok() || absl::IsNotFound(job.status()) ? std::move(of_id) : std::move(job);
 }
 
 int Follow(Cluster& cluster, const std::string& job_id, const FollowOptions& options) {

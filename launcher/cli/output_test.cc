@@ -4,6 +4,7 @@
 
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "launcher/cli/job_changes.h"
 #include "launcher/cli/news.h"
@@ -260,6 +261,39 @@ TEST(StatusDoc, ReadsTheHeadsDocument) {
   EXPECT_THAT(block[0], HasSubstr("a-1 -- RUNNING"));
   EXPECT_THAT(block[2], HasSubstr("h: ranks 0,1 running"));
   for (const std::string& line : block) EXPECT_LE(line.size(), 40u);
+}
+
+StatusDoc Jobs(const std::vector<std::pair<std::string, std::string>>& names_and_states) {
+  StatusDoc doc;
+  for (const auto& [name, state] : names_and_states) {
+    JobDoc job;
+    job.id = absl::StrCat(name, "-", doc.jobs.size() + 1);
+    job.name = name;
+    job.state = state;
+    doc.jobs.push_back(job);
+  }
+  return doc;
+}
+
+TEST(ChooseJob, ANameIsTheOneThatRuns) {
+  const auto choose = [](const StatusDoc& doc, const char* word, Without without = Without::kRefuse) {
+    const auto job = ChooseJob(doc, word, without);
+    return job.ok() ? job->id : std::string(job.status().message());
+  };
+  StatusDoc doc = Jobs(
+      {{"dup", "FAILED"}, {"dup", "RUNNING"}, {"other", "QUEUED"}, {"dup", "SUCCEEDED"}, {"old", "FAILED"}});
+  EXPECT_EQ(choose(doc, "dup"), "dup-2");
+  EXPECT_EQ(choose(doc, "dup-4"), "dup-4");
+  EXPECT_EQ(choose(doc, "old"), "old-5");
+  EXPECT_EQ(choose(doc, ""), "several jobs run: say which: dup-2, other-3");
+  EXPECT_THAT(choose(doc, "nobody"), HasSubstr("no job nobody"));
+  doc.jobs[2].name = "dup-4";  // an id wins over a name
+  EXPECT_EQ(choose(doc, "dup-4"), "dup-4");
+  EXPECT_EQ(choose(Jobs({{"dup", "RUNNING"}, {"dup", "FAILED"}, {"dup", "QUEUED"}}), "dup"),
+            "several jobs called dup run: say which: dup-1, dup-3");
+  EXPECT_EQ(choose(Jobs({{"dup", "FAILED"}, {"dup", "SUCCEEDED"}}), "dup"), "dup-2");
+  EXPECT_THAT(choose(Jobs({{"a", "FAILED"}}), ""), HasSubstr("no job runs"));
+  EXPECT_EQ(choose(Jobs({{"a", "FAILED"}, {"b", "FAILED"}}), "", Without::kNewest), "b-2");
 }
 
 TEST(StatusDoc, SurvivesOtherShapes) {

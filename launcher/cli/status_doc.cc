@@ -170,6 +170,35 @@ absl::StatusOr<LogDoc> ParseLogDoc(absl::string_view text) {
                 Text(*root, "note"), Number<int>(*root, "world_size")};
 }
 
+absl::StatusOr<JobDoc> ChooseJob(const StatusDoc& doc, const std::string& word, Without without) {
+  std::vector<const JobDoc*> live;
+  const JobDoc* over = nullptr;  // in order of submission: the newest is the last
+  for (const JobDoc& job : doc.jobs) {
+    if (!word.empty() && job.id == word) return job;
+    if (!word.empty() && job.name != word) continue;
+    if (job.Final()) {
+      over = &job;
+    } else {
+      live.push_back(&job);
+    }
+  }
+  if (live.size() == 1) return *live[0];
+  if (live.size() > 1) {
+    constexpr size_t kNamed = 10;
+    const std::vector<const JobDoc*> named(
+        live.begin(), live.begin() + static_cast<ptrdiff_t>(std::min(kNamed, live.size())));
+    return absl::FailedPreconditionError(absl::StrCat(
+        "several jobs ", word.empty() ? "run" : absl::StrCat("called ", word, " run"), ": say which: ",
+        absl::StrJoin(named, ", ", [](std::string* out, const JobDoc* job) { *out += job->id; }),
+        live.size() > kNamed
+            ? absl::StrCat(" and ", live.size() - kNamed, " more; `gtrain status` lists them")
+            : ""));
+  }
+  if (over != nullptr && (!word.empty() || without == Without::kNewest)) return *over;
+  return word.empty() ? absl::FailedPreconditionError("no job runs; `gtrain status` lists the finished ones")
+                      : absl::NotFoundError(absl::StrCat("no job ", word, "; `gtrain status` lists them"));
+}
+
 std::string PrintClock(absl::Time at, absl::Time now) {
   const absl::TimeZone here = absl::LocalTimeZone();
   const absl::CivilDay day = absl::ToCivilDay(at, here), today = absl::ToCivilDay(now, here);

@@ -83,6 +83,12 @@ struct LogDoc {
   std::optional<int> world_size = {};  // of the generation
 };
 
+enum class Without { kRefuse, kNewest };  // a word and a live job: the newest that is over will do
+
+// `word` as an id; else as a name: the only live job of that name, else the newest that is over; "" = the
+// only live job. The error names the live ones where there are several; NotFound: no job is called so.
+absl::StatusOr<JobDoc> ChooseJob(const StatusDoc& doc, const std::string& word, Without without);
+
 absl::StatusOr<StatusDoc> ParseStatusDoc(absl::string_view json);
 absl::StatusOr<JobDoc> ParseJobDoc(absl::string_view json);
 absl::StatusOr<EventsDoc> ParseEventsDoc(absl::string_view json);
