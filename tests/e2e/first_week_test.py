@@ -1,0 +1,100 @@
+"""What somebody meets in the first week: names used twice, jobs that are over, output that nobody reads, words of a script.
+Typed as a user would, without root; first_day_test.py has the first day."""
+import json
+import os
+import subprocess
+
+import harness
+from first_day_test import FirstDayTest
+
+
+class NamesTest(FirstDayTest):
+    def launch(self, *args):
+        return json.loads(self.gtrain('launch', '-d', '--json', *args).stdout)['job']
+
+    def test_a_name_is_the_job_that_runs(self):
+        older = self.launch('--name', 'dup', '-n', '1', '--', 'sleep', '600')
+        self.wait_for_state(older, 'RUNNING')
+        self.gtrain('launch', '--name', 'dup', '-n', '1', '--', 'true')
+        self.assertIn(older + ' -- RUNNING', self.gtrain('status', 'dup').stdout)
+        self.assertIn(older + ' is RUNNING', self.gtrain('why', 'dup').stdout)
+        self.assertIn('dup-2 is over: SUCCEEDED', self.gtrain('stop', 'dup-2').stdout)
+        third = self.launch('--name', 'dup', '-n', '1', '--', 'sleep', '600')
+        said = self.gtrain('stop', 'dup', expect=1).stderr
+        self.assertIn(f'several jobs called dup run: say which: {older}, {third}', said)
+        self.gtrain('stop', '--now', third)
+        self.wait_for_state(third, 'CANCELLED')
+        self.assertIn(older + ': stopping', self.gtrain('stop', 'dup').stdout)
+        self.wait_for_state(older, 'CANCELLED')
+        self.end_local_cluster()
+
+
+class OverTest(FirstDayTest):
+    """Verbs about a job that is over."""
+
+    def test_logs_are_those_of_the_job_that_was_chosen(self):
+        self.gtrain('launch', '--name', 'crash', '-n', '3', '--', 'sh', '-c', 'echo of crash; exit 3', expect=1)
+        self.gtrain('launch', '--name', 'fine', '-n', '1', '--', 'echo', 'of fine')
+        for words in (('--generation', '2'), ('--rank', '2')):
+            for more in ((), ('-f',)):
+                done = self.gtrain('logs', *words, *more, expect=1)
+                self.assertRegex(done.stderr, r'^gtrain: (job )?fine-2 has ')
+                self.assertEqual(done.stdout, '')
+        self.end_local_cluster()
+        done = self.gtrain('logs', 'crash', '--generation', '7', expect=1)
+        self.assertRegex(done.stderr, r'crash-1 has no generation 7; its newest is 2')
+        run_dir = next(name for name in os.listdir(self.dir + '/gtrain-runs') if name.startswith('crash-1'))
+        logs = os.path.join(self.dir, 'gtrain-runs', run_dir, 'logs')
+        os.rename(logs + '/generation-1', logs + '/moved')
+        done = self.gtrain('logs', 'crash', '--generation', '1', expect=1)
+        self.assertIn('no logs of generation 1 are left of crash-1', done.stderr)
+        self.assertIn('; that of generation 2 is there', done.stderr)
+
+    def test_it_is_said_also_when_the_cluster_has_ended(self):
+        self.gtrain('launch', '--name', 'fin', '-n', '1', '--', 'true')
+        self.gtrain('launch', '--name', 'bad', '-n', '1', '--', 'sh', '-c', 'exit 93', expect=93)
+        for ended in (False, True):
+            if ended:
+                self.end_local_cluster()
+            self.assertIn('fin-1 is over: SUCCEEDED', self.gtrain('stop', 'fin').stdout)
+            over = {'job': 'fin-1', 'state': 'SUCCEEDED', 'stop': 'over'}
+            self.assertEqual(json.loads(self.gtrain('stop', '--json', 'fin').stdout), over)
+            for words in (('exec', 'fin', '--', 'true'), ('stack', 'fin'), ('scale', 'fin', '-n', '2')):
+                self.assertIn('fin-1 is over: SUCCEEDED, so it has no ranks', self.gtrain(*words, expect=1).stderr)
+            self.gtrain('attach', 'fin', expect=0)
+            self.gtrain('attach', 'bad', expect=93)
+        self.assertIn('bad-2 is over: FAILED', self.gtrain('attach', 'bad', expect=93).stderr)
+        self.assertIn('nothing that it left is called nosuch', self.gtrain('attach', 'nosuch', expect=1).stderr)
+        self.assertIn('no local cluster runs', self.gtrain('attach', expect=1).stderr)
+
+
+class ClosedOutputTest(FirstDayTest):
+    def test_a_job_that_is_over_does_not_go_on(self):
+        """`launch | head -1`, and the first that nobody reads are the last words of the job."""
+        for attempt in range(3):
+            go = os.path.join(self.dir, f'go{attempt}')
+            script = f'while [ ! -e {go} ]; do sleep 0.05; done; echo last words'
+            launch = subprocess.Popen([*self.prefix, self.program, 'launch', '-n', '2', '--', 'sh', '-c', script],
+                                      env=self.env(), cwd=self.dir, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                                      stderr=subprocess.PIPE, text=True)
+            self.addCleanup(launch.kill)
+            launch.stdout.close()
+            said = ''
+            while 'RUNNING' not in said:
+                line = launch.stderr.readline()
+                self.assertTrue(line, said)
+                said += line
+            open(go, 'w').close()
+            said += launch.stderr.read()
+            launch.stderr.close()
+            code = launch.wait(harness.PATIENCE)
+            if 'SUCCEEDED' in said:
+                self.assertNotIn('goes on', said)
+                self.assertEqual(code, 0, said)
+            else:
+                self.assertEqual(code, 141, said)
+        self.end_local_cluster()
+
+
+if __name__ == '__main__':
+    harness.main()
