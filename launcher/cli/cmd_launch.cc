@@ -13,6 +13,12 @@ namespace gtrain::cli {
 namespace {
 
 absl::StatusOr<int> Launch(const Args& args) {
+  if (args.Has("json") && !args.Has("detach")) {
+    return absl::InvalidArgumentError(
+        "--json needs -d: a launch that follows its job shows what the ranks write. `gtrain launch -d "
+        "--json` "
+        "prints the job's id, `gtrain status --json JOB` the rest");
+  }
   EndOnCtrlC(1, "interrupted; no job was submitted");
   GT_ASSIGN_OR_RETURN(const JobInput input, ReadJob(args));
   GT_ASSIGN_OR_RETURN(Submitted submitted, SubmitJob(args, input.spec));
@@ -22,7 +28,9 @@ absl::StatusOr<int> Launch(const Args& args) {
   }
   Cluster& cluster = submitted.cluster;
   Complain(absl::StrCat("job ", submitted.job, " on ", cluster.local ? "the local cluster" : cluster.name));
-  return Follow(cluster, submitted.job, {.from_start = true, .ctrl_c_stops = cluster.local});
+  return Follow(
+      cluster, submitted.job,
+      {.from_start = true, .ctrl_c_stops = cluster.local, .tell_restore = input.spec.checkpoint.uri.empty()});
 }
 
 int Run(const Args& args) {

@@ -196,6 +196,7 @@ class Follower {
       : cluster_(cluster),
         job_id_(job_id),
         ctrl_c_stops_(options.ctrl_c_stops),
+        tell_restore_(options.tell_restore),
         bare_(options.bare),
         reader_(cluster, job_id),
         from_start_(options.from_start) {}
@@ -253,11 +254,18 @@ class Follower {
   absl::Status Turn() {
     GT_RETURN_IF_ERROR(ReadEvents());
     GT_ASSIGN_OR_RETURN(job_, AskJob(cluster_, job_id_, Timeout()));
+    TellRestore();
     ChooseOutput();
     reader_.Read(job_, *output_);
     ShowOutput(/*flush=*/false);
     closed_ = closed_ || !screen_.Update(job_, Hint(), clock_.Now());
     return absl::OkStatus();
+  }
+
+  // The first that its ranks say: what they resume after a crash is no surprise.
+  void TellRestore() {
+    if (job_.restore.empty() || !std::exchange(tell_restore_, false)) return;
+    if (const std::string news = RestoreNews(job_.restore); !news.empty()) screen_.Say(news);
   }
 
   // A job may come to have another number of ranks.
@@ -421,6 +429,7 @@ class Follower {
   SignalPipe signals_;
   Screen screen_;
   News news_;
+  bool tell_restore_;  // it was not told yet
   std::vector<std::string>* const bare_;
   std::optional<RankOutput> output_;
   OutputReader reader_;

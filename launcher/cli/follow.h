@@ -13,6 +13,7 @@ namespace gtrain::cli {
 struct FollowOptions {
   bool from_start = false;    // false: events before now are old news
   bool ctrl_c_stops = false;  // false: Ctrl-C detaches; the job goes on
+  bool tell_restore = false;  // say once what a program that chose its own folder resumed from
   // If given, it gets the lines of output as the ranks wrote them, and they are shown like that.
   std::vector<std::string>* bare = nullptr;
 };

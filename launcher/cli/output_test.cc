@@ -250,6 +250,7 @@ TEST(StatusDoc, ReadsTheHeadsDocument) {
   const JobDoc& job = doc->jobs[0];
   EXPECT_EQ(job.step, 12);
   EXPECT_EQ(job.first_fault->message, "rank 1 died");
+  EXPECT_EQ(job.restore, "step 10 in 0.3 s");
   EXPECT_THAT(job.notes,
               ElementsAre("checkpoints every 42 s: a save costs 0.2 s", "gradients: topk for 2 of 3 buckets",
                           "restored step 10 in 0.3 s", "checkpoint directory: taken over by train-9",
@@ -294,6 +295,12 @@ TEST(ChooseJob, ANameIsTheOneThatRuns) {
   EXPECT_EQ(choose(Jobs({{"dup", "FAILED"}, {"dup", "SUCCEEDED"}}), "dup"), "dup-2");
   EXPECT_THAT(choose(Jobs({{"a", "FAILED"}}), ""), HasSubstr("no job runs"));
   EXPECT_EQ(choose(Jobs({{"a", "FAILED"}, {"b", "FAILED"}}), "", Without::kNewest), "b-2");
+}
+
+TEST(RestoreNews, SaysAStepAndItsFolder) {
+  EXPECT_EQ(RestoreNews("step 10 in 0.30 s: 1 KiB from /ckpt, 0 B from copies on the ranks' own machines"),
+            "resumed step 10 in 0.30 s: 1 KiB from /ckpt. To begin anew: gtrain launch --fresh ...");
+  EXPECT_EQ(RestoreNews("nothing: no checkpoint is in /ckpt, so training begins anew"), "");
 }
 
 TEST(StatusDoc, SurvivesOtherShapes) {

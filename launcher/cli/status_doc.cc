@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
@@ -85,8 +86,8 @@ JobDoc ReadJob(const json& j) {
     job.notes.push_back(absl::StrCat("checkpoints ", policy));
   if (const std::string compression = Text(j, "compression"); !compression.empty())
     job.notes.push_back(absl::StrCat("gradients: ", compression));
-  if (const std::string restore = Text(j, "restore"); !restore.empty())
-    job.notes.push_back(absl::StrCat("restored ", restore));
+  job.restore = Text(j, "restore");
+  if (!job.restore.empty()) job.notes.push_back(absl::StrCat("restored ", job.restore));
   if (const std::string owner = Text(j, "owner"); !owner.empty())
     job.notes.push_back(absl::StrCat("checkpoint directory: ", owner));
   if (const std::string saves = Text(j, "saves"); !saves.empty())
@@ -215,6 +216,13 @@ std::string PrintSpan(absl::Duration span) {
   if (hours == 0) return absl::StrFormat("%dm%02ds", minutes, seconds % 60);
   if (days == 0) return absl::StrFormat("%dh%02dm", hours, minutes % 60);
   return absl::StrFormat("%dd%02dh", days, hours % 24);
+}
+
+std::string RestoreNews(absl::string_view restore) {
+  if (!absl::StartsWith(restore, "step ")) return "";
+  // "step 40 in 0.3 s: 1 MiB from DIR, 0 B from copies ...": up to the place is enough here.
+  return absl::StrCat("resumed ", restore.substr(0, restore.find(", ")),
+                      ". To begin anew: gtrain launch --fresh ...");
 }
 
 std::string PrintProgress(const JobDoc& job) {
