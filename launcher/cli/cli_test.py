@@ -195,6 +195,18 @@ class Usage(CliTest):
             broken.write('[')
         self.assertIn('contexts.json', self.run_gtrain('status', expect=1).err)
 
+    def test_json_is_one_document(self):
+        """Also where there is nothing to say but an error."""
+        self.assertIn('--json needs -d', json.loads(self.run_gtrain('launch', '--json', '--', 'true').out)['error'])
+        for words in (['bogus', '--json'], ['ckpt', 'verify', '--json', 'nowhere'], ['ckpt', 'bogus', '--json'],
+                      ['ckpt', 'rm', 'nowhere', '1', '--json']):
+            done = self.run_gtrain(*words, expect=None)
+            self.assertIn(done.returncode, (1, 2), words)
+            self.assertIn(json.loads(done.out)['error'].split('\n')[0], done.err)
+        self.assertEqual(self.run_gtrain('bogus', '--', '--json').out, '')
+        self.assertIn("unknown verb 'qqqqqq'; `gtrain --help` lists them", self.run_gtrain('qqqqqq').err)
+        self.assertFalse(os.path.exists(self.dir + '/state'))
+
     def test_closed_output(self):
         """J14: nobody reads: an error, not a signal or a hang."""
         read, write = os.pipe()

@@ -2,9 +2,12 @@
 Typed as a user would, without root; first_day_test.py has the first day."""
 import json
 import os
+import re
+import shutil
 import subprocess
 
 import harness
+from ckpt_test import LIBRARY, sanitized
 from first_day_test import FirstDayTest
 
 
@@ -93,6 +96,70 @@ class ClosedOutputTest(FirstDayTest):
                 self.assertEqual(code, 0, said)
             else:
                 self.assertEqual(code, 141, said)
+        self.end_local_cluster()
+
+
+class ResumeTest(FirstDayTest):
+    """The programs of docs/python.md, which choose their checkpoint directory themselves."""
+
+    def programs(self):
+        with open(os.path.join(harness.SOURCE, 'docs', 'python.md')) as page:
+            return re.findall(r'```python\n(.*?)```', page.read(), re.S)
+
+    def write(self, name, text):
+        path = os.path.join(self.dir, name)
+        with open(path, 'w') as out:
+            out.write(text)
+        os.chmod(path, 0o644)
+        return path
+
+    def train(self, program, *flags):
+        """Launches it under Debian's own Python, which the tests have numpy for."""
+        return self.gtrain('launch', '-n', '2', *flags, '--', '/usr/bin/python3', program, GTRAIN_LIBRARY=self.library,
+                           PYTHONPATH=self.package)
+
+    def setUp(self):
+        super().setUp()
+        if not os.path.exists(LIBRARY):
+            self.skipTest('libgtrain.so is not built')
+        if sanitized():
+            self.skipTest('Python cannot load a sanitized library')
+        if subprocess.run(['/usr/bin/python3', '-c', 'import numpy'], capture_output=True).returncode != 0:
+            self.skipTest('/usr/bin/python3 has no numpy')
+        self.package = os.path.join(self.dir, 'python')
+        ignored = shutil.ignore_patterns('__pycache__')
+        shutil.copytree(os.path.join(harness.SOURCE, 'python', 'gtrain'), self.package + '/gtrain', ignore=ignored)
+        libraries = shutil.copytree(os.path.dirname(LIBRARY), os.path.join(self.dir, 'lib'), symlinks=True,
+                                    ignore=shutil.ignore_patterns('*.a'))
+        self.library = os.path.join(libraries, 'libgtrain.so')
+
+    def test_the_whole_program_and_what_a_second_launch_says(self):
+        whole = self.write('train.py', self.programs()[0])
+        first = self.train(whole)
+        self.assertIn('step 1000, last weight 1.900', first.stdout)
+        self.assertNotIn('resumed', first.stderr)
+        second = self.train(whole)
+        self.assertIn('step 1000, last weight 1.900', second.stdout)
+        said = re.findall(r'gtrain: resumed step 1000 in .* from \S*ckpt\. To begin anew: gtrain launch --fresh', second.stderr)
+        self.assertEqual(len(said), 1, second.stderr)
+        fresh = self.train(whole, '--fresh')
+        self.assertNotIn('resumed', fresh.stderr)
+        self.assertRegex(self.gtrain('status', 'python3-3').stdout,
+                         r'restored nothing: --fresh was given, and the \d checkpoints? that (is|are) in \S*ckpt')
+        self.end_local_cluster()
+
+    def test_the_lazy_one(self):
+        whole, lazy = next((text, other) for text in self.programs()[:1] for other in self.programs() if 'lazy=True' in other)
+        program = self.write('lazy.py', whole.split('\ntry:\n')[0] + '\n' + lazy)
+        self.train(program)
+        newest = json.loads(self.gtrain('ckpt', 'ls', '--json', 'ckpt').stdout)[0]
+        self.assertEqual((newest['step'], newest['state']), (1000, 'committed'))
+        verified = json.loads(self.gtrain('ckpt', 'verify', '--json', 'ckpt').stdout)
+        self.assertEqual((verified['checkpoints'][0]['attempt'], verified['checkpoints'][0]['state'], verified['damaged']),
+                         (newest['attempt'], 'intact', 0))
+        garbage = json.loads(self.gtrain('ckpt', 'gc', '--json', '--dry-run', 'ckpt').stdout)
+        self.assertEqual((garbage['dry_run'], garbage['never_committed']), (True, []))
+        self.assertIn('--json is for', json.loads(self.gtrain('ckpt', 'unpin', 'ckpt', '1000', '--json', expect=2).stdout)['error'])
         self.end_local_cluster()
 
 
