@@ -86,7 +86,7 @@ class HostileJobs(CliTest):
         for path in ('missing.yaml', 'folder', 'fifo', '/dev/zero', '/dev/stdin', 'huge', 'loop', '', 'x' * 5000, 'a\nb\x1b[31m'):
             for verb in ('validate', 'launch'):
                 done = self.run_gtrain(verb, path, expect=None)
-                self.assertIn(done.returncode, (1, 2), (path, done.err))
+                self.assertEqual(done.returncode, 2, (path, done.err))
                 self.assertTrue(done.err.startswith('gtrain: '), (path, done.err))
                 self.assertNotIn('\x1b', done.err)
         if os.geteuid() != 0:
@@ -110,6 +110,11 @@ class HostileJobs(CliTest):
         for env in ('LD_PRELOAD=x', '1A=b', 'RANK=0', 'novalue', '=x'):
             self.run_gtrain('validate', '--env', env, '--', 'true')
         self.assertIn('`${NOT_SET_HERE}` is not set', self.run_gtrain('validate', self.job('run: a\nenv: {A: "${NOT_SET_HERE}"}\n')).err)
+
+    def test_what_to_write_on_the_command_line(self):
+        done = self.run_gtrain('validate', '--set', 'env.LR=0.1', '--', 'true')
+        self.assertIn('for a string write "0.1", or: --env LR=VALUE', done.err)
+        self.assertIn('--set per=node', self.run_gtrain('validate', '--', 'torchrun', 't.py').err)
 
     def test_secrets_are_never_echoed(self):
         """J11."""
@@ -175,6 +180,13 @@ class Usage(CliTest):
         self.assertEqual(json.loads(self.run_gtrain('status', '--json', expect=0).out), {'jobs': []})
         self.assertIn('no context', self.run_gtrain('status', '--context', 'lab').err)
         self.assertFalse(os.path.exists(self.dir + '/state'))
+
+    def test_a_head_that_does_not_run(self):
+        for words in (['head', '--context', 'lab'], ['head', '--context', 'lab', '--token']):
+            self.assertIn('make one with: gtrain head --init --context lab\n', self.run_gtrain(*words, expect=1).err)
+        self.run_gtrain('head', '--init', '--context', 'lab', expect=0)
+        said = self.run_gtrain('head', '--context', 'lab', '--token', expect=1).err
+        self.assertEqual(said, 'gtrain: the head does not run; start it with: gtrain head --context lab\n')
 
     def test_contexts(self):
         self.run_gtrain('head', '--init')

@@ -1,6 +1,7 @@
 #include <cstdio>
 #include <nlohmann/json.hpp>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "launcher/cli/context.h"
@@ -54,7 +55,10 @@ absl::StatusOr<int> Exec(const Args& args) {
     Print(text + "\n");
   } else {
     Print(absl::StrCat(Text(reply, "text"), Text(reply, "stdout")));  // `text`: of an older head
-    std::fputs(Text(reply, "stderr").c_str(), stderr);
+    const std::string words = Text(reply, "stderr");
+    // Said by the keeper in the place of a command that did not begin.
+    const bool never_ran = absl::StartsWith(words, absl::StrCat("cannot run ", args.rest->front(), ": "));
+    std::fputs(absl::StrCat(never_ran ? "gtrain: " : "", words).c_str(), stderr);
   }
   return CodeOf(reply);
 }

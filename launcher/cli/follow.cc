@@ -255,11 +255,21 @@ class Follower {
     GT_RETURN_IF_ERROR(ReadEvents());
     GT_ASSIGN_OR_RETURN(job_, AskJob(cluster_, job_id_, Timeout()));
     TellRestore();
+    TellHidden();
     ChooseOutput();
     reader_.Read(job_, *output_);
     ShowOutput(/*flush=*/false);
     closed_ = closed_ || !screen_.Update(job_, Hint(), clock_.Now());
     return absl::OkStatus();
+  }
+
+  void TellHidden() {
+    if (job_.world_size <= kRanksShown || std::exchange(told_hidden_, true)) return;
+    const int last = job_.world_size - 1;
+    screen_.Say(absl::StrCat(
+        "output of rank",
+        last == kRanksShown ? absl::StrCat(" ", last) : absl::StrCat("s ", kRanksShown, "-", last),
+        " is not shown here: gtrain logs ", job_id_, " --rank ", kRanksShown, " -f"));
   }
 
   // The first that its ranks say: what they resume after a crash is no surprise.
@@ -430,6 +440,7 @@ class Follower {
   Screen screen_;
   News news_;
   bool tell_restore_;  // it was not told yet
+  bool told_hidden_ = false;
   std::vector<std::string>* const bare_;
   std::optional<RankOutput> output_;
   OutputReader reader_;

@@ -99,6 +99,19 @@ class ClosedOutputTest(FirstDayTest):
         self.end_local_cluster()
 
 
+class WordsTest(FirstDayTest):
+    def test_ranks_that_are_not_shown_are_named(self):
+        done = self.gtrain('launch', '-n', '34', '--', 'sh', '-c', 'echo of $RANK')
+        self.assertEqual(done.stderr.count('gtrain: output of ranks 32-33 is not shown here: gtrain logs sh-1 --rank 32 -f\n'), 1)
+        self.assertNotIn(':33: of 33', done.stdout)
+        self.gtrain('launch', '-n', '1', '-d', '--name', 'long', '--', 'sleep', '600')
+        self.wait_for_state('long', 'RUNNING')
+        self.assertTrue(self.gtrain('exec', 'long', '--', 'no-such', expect=127).stderr.startswith('gtrain: cannot run no-such: '))
+        self.gtrain('stop', '--now', 'long')
+        self.wait_for_state('long', 'CANCELLED')
+        self.end_local_cluster()
+
+
 class ResumeTest(FirstDayTest):
     """The programs of docs/python.md, which choose their checkpoint directory themselves."""
 
