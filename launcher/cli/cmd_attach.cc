@@ -36,7 +36,7 @@ Verb AttachVerb() {
       "Ctrl-C detaches: the job goes on, here and on a cluster. `gtrain stop` ends it.\n\n"
       "  gtrain attach fashion-mnist-1";
   verb.flags = {ContextFlag()};
-  verb.completes = Completes::kJobs;
+  verb.completes = Completes::kLiveJobs;
   verb.words_max = 1;
   verb.run = Run;
   return verb;

@@ -86,7 +86,7 @@ Verb ExecVerb() {
   verb.flags = {{"rank", '\0', "R", "beside which rank; default 0"},
                 ContextFlag(),
                 {"json", '\0', "", "one document: exit code, stdout, stderr, rank, host"}};
-  verb.completes = Completes::kJobs;
+  verb.completes = Completes::kLiveJobs;
   verb.words_max = 1;
   verb.takes_rest = true;
   verb.run = Run;

@@ -222,6 +222,7 @@ Verb HeadVerb() {
       "  gtrain head recover --context lab                        records lost, no backup: begin again from "
       "what "
       "the agents hold";
+  verb.actions = {"backup", "restore", "recover", "--init", "--token"};  // as shells offer them
   verb.words_max = 2;
   verb.flags = {
       {"init", '\0', "", "make the cluster's keys and the context, then exit"},

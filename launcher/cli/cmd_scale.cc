@@ -65,7 +65,7 @@ Verb ScaleVerb() {
                 {"now", '\0', "", "do not wait for a checkpoint"},
                 ContextFlag(),
                 {"json", '\0', "", "the head's answer as JSON"}};
-  verb.completes = Completes::kJobs;
+  verb.completes = Completes::kLiveJobs;
   verb.words_max = 1;
   verb.run = Run;
   return verb;

@@ -92,7 +92,7 @@ Verb StackVerb() {
   verb.flags = {{"rank", '\0', "R", "this rank alone; default all"},
                 ContextFlag(),
                 {"json", '\0', "", "one document: job, and of each rank its stacks"}};
-  verb.completes = Completes::kJobs;
+  verb.completes = Completes::kLiveJobs;
   verb.words_max = 1;
   verb.run = Run;
   return verb;

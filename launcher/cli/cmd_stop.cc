@@ -55,7 +55,7 @@ Verb StopVerb() {
                 {"reason", '\0', "TEXT", "kept with the job"},
                 ContextFlag(),
                 {"json", '\0', "", "the head's answer as JSON"}};
-  verb.completes = Completes::kJobs;
+  verb.completes = Completes::kLiveJobs;
   verb.words_max = 1;
   verb.run = Run;
   return verb;
