@@ -175,6 +175,7 @@ class CheckpointerImpl final : public Checkpointer {
   absl::StatusOr<int64_t> MeetOnBoard();
   std::unique_ptr<SaveRoute> MakeRoute();  // null: the checkpointer ends
   absl::StatusOr<std::vector<Candidate>> ListCandidates();
+  std::string WhyNothing();  // was restored; asks the store
   Choice NextChoice(Search* search);
   // Whether the candidate was deleted; then the candidates are listed anew. False: its manifest is there, so
   // what is wrong with its files is damage. An error: the storage cannot say.
@@ -807,12 +808,28 @@ absl::StatusOr<std::optional<RestoredStep>> CheckpointerImpl::RestoreNewest() {
                                             ", and a checkpointer that was opened read-only makes none"));
   }
   if (agree_.rank() == 0) {
-    const std::string told =
-        absl::StrCat("nothing: no checkpoint is in ", store_->Describe(), ", so training begins anew");
+    const std::string told = absl::StrCat("nothing: ", WhyNothing(), ", so training begins anew");
     LogInfo("checkpoint: restored ", told);
     session_->ReportNote(kNoteRestore, told);
   }
   return std::optional<RestoredStep>();
+}
+
+// That checkpoints are there is said: who gave --fresh by mistake can stop before they are replaced.
+std::string CheckpointerImpl::WhyNothing() {
+  const std::string none = absl::StrCat("no checkpoint is in ", store_->Describe());
+  if (settings_.resume != Resume::kFresh) return none;
+  constexpr size_t kCounted = 32;  // each is one read
+  const absl::StatusOr<std::vector<SaveId>> ids = ListManifests(store_.get());
+  size_t committed = 0;
+  for (size_t i = 0; ids.ok() && i < ids->size() && committed < kCounted; ++i) {
+    const auto read = ReadManifest(store_.get(), (*ids)[i]);
+    if (read.ok() && std::holds_alternative<Manifest>(*read)) ++committed;
+  }
+  if (committed == 0) return none;
+  return absl::StrCat("--fresh was given, and the ", committed, committed == kCounted ? " or more" : "",
+                      committed == 1 ? " checkpoint that is in " : " checkpoints that are in ",
+                      store_->Describe(), committed == 1 ? " is" : " are", " ignored");
 }
 
 // What is not as it was saved, once for all ranks.

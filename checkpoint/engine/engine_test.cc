@@ -713,6 +713,28 @@ TEST_F(EngineTest, FreshIgnoresTheOldAndRecoversItsOwn) {
   ExpectRestored(next, folder, 5);
 }
 
+TEST_F(EngineTest, FreshSaysWhatItIgnores) {
+  const std::string folder = TestFolder();
+  const auto told = [&](const FakeJob& job) {
+    std::string note;
+    RunRanks(job, [&](FakeSession* session) {
+      auto rank = OpenRank(job, session, folder, 1);
+      ASSERT_TRUE(rank.ok()) << rank.status();
+      const auto restored = rank->checkpointer->Restore();
+      ASSERT_TRUE(restored.ok()) << restored.status();
+      EXPECT_FALSE(restored->has_value());
+      note = session->note(kNoteRestore);
+    });
+    return note;
+  };
+  EXPECT_THAT(told({.job = "mnist-1", .resume = "fresh"}),
+              testing::StartsWith("nothing: no checkpoint is in "));
+  ASSERT_TRUE(SaveSteps({.job = "mnist-2"}, folder, {1, 2}).ok());
+  EXPECT_THAT(told({.job = "mnist-3", .resume = "fresh"}),
+              AllOf(HasSubstr("nothing: --fresh was given, and the 2 checkpoints that are in "),
+                    testing::EndsWith(" are ignored, so training begins anew")));
+}
+
 TEST_F(EngineTest, ANewLaunchOfTheSameFileOutranksTheOldOne) {
   const std::string folder = TestFolder();
   ASSERT_TRUE(SaveSteps({.job = "mnist-1", .generation = 9, .timeline = 9}, folder, {100}).ok());

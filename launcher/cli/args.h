@@ -38,7 +38,7 @@ class Args {
 };
 
 // What a shell offers for the positional arguments of a verb; the names come from the cluster.
-enum class Completes { kFiles, kJobs, kNodes, kContexts };
+enum class Completes { kFiles, kJobs, kLiveJobs, kNodes, kContexts };
 
 // One verb of the program. `run` returns the exit code.
 struct Verb {
@@ -49,7 +49,7 @@ struct Verb {
   std::vector<Flag> flags;
   size_t words_min = 0;
   size_t words_max = 0;
-  std::vector<std::string> actions = {};  // of which the first argument is one
+  std::vector<std::string> actions = {};  // of which the first argument may be one
   Completes completes = Completes::kFiles;
   bool takes_rest = false;  // accepts "-- CMD ARGS"
   bool hidden = false;

@@ -86,7 +86,7 @@ class HostileJobs(CliTest):
         for path in ('missing.yaml', 'folder', 'fifo', '/dev/zero', '/dev/stdin', 'huge', 'loop', '', 'x' * 5000, 'a\nb\x1b[31m'):
             for verb in ('validate', 'launch'):
                 done = self.run_gtrain(verb, path, expect=None)
-                self.assertIn(done.returncode, (1, 2), (path, done.err))
+                self.assertEqual(done.returncode, 2, (path, done.err))
                 self.assertTrue(done.err.startswith('gtrain: '), (path, done.err))
                 self.assertNotIn('\x1b', done.err)
         if os.geteuid() != 0:
@@ -110,6 +110,11 @@ class HostileJobs(CliTest):
         for env in ('LD_PRELOAD=x', '1A=b', 'RANK=0', 'novalue', '=x'):
             self.run_gtrain('validate', '--env', env, '--', 'true')
         self.assertIn('`${NOT_SET_HERE}` is not set', self.run_gtrain('validate', self.job('run: a\nenv: {A: "${NOT_SET_HERE}"}\n')).err)
+
+    def test_what_to_write_on_the_command_line(self):
+        done = self.run_gtrain('validate', '--set', 'env.LR=0.1', '--', 'true')
+        self.assertIn('for a string write "0.1", or: --env LR=VALUE', done.err)
+        self.assertIn('--set per=node', self.run_gtrain('validate', '--', 'torchrun', 't.py').err)
 
     def test_secrets_are_never_echoed(self):
         """J11."""
@@ -176,6 +181,13 @@ class Usage(CliTest):
         self.assertIn('no context', self.run_gtrain('status', '--context', 'lab').err)
         self.assertFalse(os.path.exists(self.dir + '/state'))
 
+    def test_a_head_that_does_not_run(self):
+        for words in (['head', '--context', 'lab'], ['head', '--context', 'lab', '--token']):
+            self.assertIn('make one with: gtrain head --init --context lab\n', self.run_gtrain(*words, expect=1).err)
+        self.run_gtrain('head', '--init', '--context', 'lab', expect=0)
+        said = self.run_gtrain('head', '--context', 'lab', '--token', expect=1).err
+        self.assertEqual(said, 'gtrain: the head does not run; start it with: gtrain head --context lab\n')
+
     def test_contexts(self):
         self.run_gtrain('head', '--init')
         self.run_gtrain('head', '--init', '--context', '../x')
@@ -194,6 +206,18 @@ class Usage(CliTest):
         with open(self.dir + '/config/gtrain/contexts.json', 'w') as broken:
             broken.write('[')
         self.assertIn('contexts.json', self.run_gtrain('status', expect=1).err)
+
+    def test_json_is_one_document(self):
+        """Also where there is nothing to say but an error."""
+        self.assertIn('--json needs -d', json.loads(self.run_gtrain('launch', '--json', '--', 'true').out)['error'])
+        for words in (['bogus', '--json'], ['ckpt', 'verify', '--json', 'nowhere'], ['ckpt', 'bogus', '--json'],
+                      ['ckpt', 'rm', 'nowhere', '1', '--json']):
+            done = self.run_gtrain(*words, expect=None)
+            self.assertIn(done.returncode, (1, 2), words)
+            self.assertIn(json.loads(done.out)['error'].split('\n')[0], done.err)
+        self.assertEqual(self.run_gtrain('bogus', '--', '--json').out, '')
+        self.assertIn("unknown verb 'qqqqqq'; `gtrain --help` lists them", self.run_gtrain('qqqqqq').err)
+        self.assertFalse(os.path.exists(self.dir + '/state'))
 
     def test_closed_output(self):
         """J14: nobody reads: an error, not a signal or a hang."""

@@ -134,7 +134,9 @@ Verb AgentVerb() {
       "  gtrain agent                                     later starts\n"
       "  gtrain agent --head 10.0.0.2:7070                the head has moved there, or may\n"
       "  gtrain agent --label pool=spot --cpus 8\n\n"
-      "SIGTERM ends the agent, not its ranks: the next agent started in the same directory takes them over.";
+      "SIGTERM ends the agent, not its ranks: the next agent started in the same directory takes them over. "
+      "It has "
+      "to\nbe there within 10 s; then the head counts the machine as dead, and its jobs go on elsewhere.";
   verb.flags = {
       {"join", '\0', "FILE", "join a cluster with the token in FILE; -: standard input"},
       {"head", '\0', "HOST:PORT", "where the head is now, or may be, too; it is remembered; repeatable",

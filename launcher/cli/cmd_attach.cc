@@ -1,15 +1,20 @@
+#include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "launcher/cli/context.h"
 #include "launcher/cli/follow.h"
+#include "launcher/cli/target.h"
+#include "launcher/cli/terminal.h"
 #include "launcher/cli/verbs.h"
 
 namespace gtrain::cli {
 namespace {
 
 absl::StatusOr<int> Attach(const Args& args) {
-  GT_ASSIGN_OR_RETURN(Cluster cluster, OpenCluster(args, Start::kIfDied));
-  GT_ASSIGN_OR_RETURN(const JobDoc job, FindJob(cluster, args.words.empty() ? "" : args.words[0]));
-  return Follow(cluster, job.id, {});
+  GT_ASSIGN_OR_RETURN(Target target, FindTarget(args));
+  if (target.cluster) return Follow(*target.cluster, target.job.id, {});
+  Complain(absl::StrCat(OverText(target.job), ". `gtrain logs ", SafeText(target.job.id),
+                        "` shows what its ranks wrote"));
+  return ExitCodeOf(target.job);
 }
 
 int Run(const Args& args) {
@@ -25,12 +30,13 @@ Verb AttachVerb() {
   verb.summary = "Follow a running job as launch does";
   verb.usage = "[JOB]";
   verb.details =
-      "JOB is an id, or a name: then the newest of that name. Without it, the only job that runs.\n"
+      "JOB is an id, or a name: then the only job of that name that runs, else the newest that is over. "
+      "Without it,\nthe only job that runs.\n"
       "Shows the output of the current generation from its beginning; the exit code is the job's.\n"
       "Ctrl-C detaches: the job goes on, here and on a cluster. `gtrain stop` ends it.\n\n"
       "  gtrain attach fashion-mnist-1";
   verb.flags = {ContextFlag()};
-  verb.completes = Completes::kJobs;
+  verb.completes = Completes::kLiveJobs;
   verb.words_max = 1;
   verb.run = Run;
   return verb;

@@ -302,6 +302,7 @@ Verb BenchVerb() {
                 {"svg", '\0', "FILE", "write a plot"},
                 {"run-dir", '\0', "DIR", "logs go to DIR/<job id>-<cluster>; default ./gtrain-runs"}};
   verb.flags.push_back(ContextFlag());
+  verb.actions = {"allreduce", "link", "codec"};
   verb.words_min = 1;
   verb.words_max = 1;
   verb.run = Run;

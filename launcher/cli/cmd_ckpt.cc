@@ -120,6 +120,10 @@ ordered_json JsonOf(const ckpt::SaveId& id, const Line& line) {
   return out;
 }
 
+std::string Dump(const ordered_json& document) {
+  return document.dump(2, ' ', false, ordered_json::error_handler_t::replace) + "\n";
+}
+
 absl::Status Ls(const Args& args) {
   GT_RETURN_IF_ERROR(Words(args, 2, 2, "ls URI"));
   GT_ASSIGN_OR_RETURN(const Store store, OpenToRead(args.words[1]));
@@ -145,7 +149,7 @@ absl::Status Ls(const Args& args) {
                                     m == nullptr || m->finite() ? "" : "  NOT FINITE"));
   }
   if (args.Has("json")) {
-    Print(list.dump(2) + "\n");
+    Print(Dump(list));
   } else if (list.empty()) {
     Print(NoCheckpointsIn(store) + "\n");
   } else {
@@ -174,6 +178,18 @@ absl::Status Show(const Args& args) {
 }
 
 // --- verify
+ordered_json VerifiedJson(const std::string& which, const absl::StatusOr<ckpt::Manifest>& m,
+                          const absl::Status& status) {
+  ordered_json out = {{"attempt", m.ok() ? ckpt::AttemptName(m->id) : which},
+                      {"state", status.ok() ? "intact" : "damaged"}};
+  if (!status.ok()) out["error"] = std::string(status.message());
+  if (!m.ok()) return out;
+  out["step"] = m->id.step;
+  out["bytes"] = ckpt::BytesOf(*m);
+  out["finite"] = m->finite();
+  return out;
+}
+
 absl::Status Verify(const Args& args) {
   GT_RETURN_IF_ERROR(Words(args, 2, 3, "verify URI [latest|STEP]"));
   GT_ASSIGN_OR_RETURN(const Store store, OpenToRead(args.words[1]));
@@ -184,6 +200,7 @@ absl::Status Verify(const Args& args) {
     for (const ckpt::SaveId& id : ids) wanted.push_back(ckpt::AttemptName(id));
   }
   size_t intact = 0, damaged = 0;
+  ordered_json list = ordered_json::array();
   std::optional<ckpt::Manifest> not_finite;  // the newest
   for (const std::string& which : wanted) {
     const absl::StatusOr<ckpt::Manifest> m = ckpt::FindCheckpoint(store.get(), which);
@@ -200,6 +217,8 @@ absl::Status Verify(const Args& args) {
       continue;
     ++(status.ok() ? intact : damaged);
     if (m.ok() && !m->finite() && !not_finite) not_finite = *m;
+    list.push_back(VerifiedJson(which, m, status));
+    if (args.Has("json")) continue;
     Print(absl::StrCat(m.ok() ? ckpt::AttemptName(m->id) : which, "  ",
                        status.ok() ? absl::StrCat("intact, ", PrintBytes(ckpt::BytesOf(*m)))
                                    : absl::StrCat("DAMAGED: ", status.message()),
@@ -207,6 +226,8 @@ absl::Status Verify(const Args& args) {
   }
   if (not_finite) WarnIfNotFinite(store, *not_finite);
   if (intact + damaged == 0) return absl::NotFoundError(NoCheckpointsIn(store));
+  if (args.Has("json"))
+    Print(Dump({{"checkpoints", std::move(list)}, {"intact", intact}, {"damaged", damaged}}));
   if (damaged == 0) return absl::OkStatus();
   return absl::DataLossError(
       absl::StrCat(damaged, " of ", intact + damaged, " damaged; a job resumes from the newest intact one"));
@@ -273,10 +294,32 @@ absl::Status Rm(const Args& args) {
   return absl::OkStatus();
 }
 
+ordered_json GarbageJson(const ckpt::Garbage& garbage, bool dry_run) {
+  const auto names = [](const std::vector<ckpt::SaveId>& ids) {
+    ordered_json out = ordered_json::array();
+    for (const ckpt::SaveId& id : ids) out.push_back(ckpt::AttemptName(id));
+    return out;
+  };
+  ordered_json unfinished = ordered_json::array();
+  for (const auto& u : garbage.unfinished) unfinished.push_back(u.key);
+  return {{"dry_run", dry_run},
+          {"bytes", garbage.bytes},
+          {"never_committed", names(garbage.plan.folders)},
+          {"never_finished", std::move(unfinished)},
+          {"left_by_programs", garbage.small},
+          {"kept_pinned", names(garbage.pinned)},
+          {"kept_in_flight", names(garbage.in_flight)}};
+}
+
 absl::Status Gc(const Args& args) {
   GT_RETURN_IF_ERROR(Words(args, 2, 2, "gc URI [--dry-run]"));
   GT_ASSIGN_OR_RETURN(const Store store, OpenToRead(args.words[1]));
   GT_ASSIGN_OR_RETURN(const ckpt::Garbage garbage, ckpt::FindGarbage(store.get()));
+  if (args.Has("json")) {
+    if (!args.Has("dry-run")) GT_RETURN_IF_ERROR(ckpt::DropGarbage(store.get(), garbage));
+    Print(Dump(GarbageJson(garbage, args.Has("dry-run"))));
+    return absl::OkStatus();
+  }
   for (const ckpt::SaveId& id : garbage.plan.folders)
     Print(absl::StrCat(ckpt::AttemptName(id), "  never committed\n"));
   for (const auto& u : garbage.unfinished) Print(absl::StrCat(u.key, "  never finished\n"));
@@ -348,8 +391,19 @@ absl::Status Import(const Args& args) {
   return absl::OkStatus();
 }
 
+const std::vector<std::string>& Actions() {
+  static const std::vector<std::string> kActions = {"ls", "show", "verify", "diff",   "pin",   "unpin",
+                                                    "rm", "gc",   "cp",     "export", "import"};
+  return kActions;
+}
+
+bool IsAction(const std::string& word) { return std::ranges::find(Actions(), word) != Actions().end(); }
+
 absl::Status Ckpt(const Args& args) {
   const std::string& verb = args.words[0];
+  const bool prints_json = verb == "ls" || verb == "show" || verb == "verify" || verb == "gc";
+  if (args.Has("json") && !prints_json && IsAction(verb))
+    return absl::InvalidArgumentError("--json is for ckpt ls, show, verify and gc");
   if (verb == "ls") return Ls(args);
   if (verb == "show") return Show(args);
   if (verb == "verify") return Verify(args);
@@ -390,10 +444,11 @@ Verb CkptVerb() {
       "  gtrain ckpt cp ./ckpt s3://bucket/run 1200   verified copy\n"
       "  gtrain ckpt export ./ckpt model.safetensors  the newest as one file, shards merged\n"
       "  gtrain ckpt import model.safetensors ./new   a file as step 0, to start from";
-  verb.flags = {{"json", '\0', "", "ls and show: as JSON"},
+  verb.flags = {{"json", '\0', "", "ls, show, verify and gc: one document"},
                 {"dry-run", '\0', "", "gc: only say what would go"},
                 {"force", '\0', "", "rm: also the newest or a pinned one"},
                 {"takeover", '\0', "", "import: into the directory of a job that is over"}};
+  verb.actions = Actions();
   verb.words_min = 1;
   verb.words_max = 5;
   verb.run = Run;

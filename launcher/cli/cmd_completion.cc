@@ -1,7 +1,9 @@
 // Completion scripts are made from the same tables as the parser, so they cannot disagree with it. What only
 // a cluster knows they ask for with `gtrain completion words KIND`.
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -24,6 +26,8 @@ const char* KindOf(Completes completes) {
       return "files";
     case Completes::kJobs:
       return "jobs";
+    case Completes::kLiveJobs:
+      return "live-jobs";
     case Completes::kNodes:
       return "nodes";
     case Completes::kContexts:
@@ -32,13 +36,18 @@ const char* KindOf(Completes completes) {
   return "files";
 }
 
-// A kind of words, or the words themselves after a "=".
+// A kind of words; or the words themselves after a "=", or after a "+" where it may be a file, too. What is
+// written large (latest|STEP|URI) stands for something else and is no word.
 std::string ValuesOf(const Flag& flag) {
   if (flag.name == "context") return "contexts";
   if (flag.name == "set") return "keys";
-  if (absl::StrContains(flag.value_name, '|'))
-    return absl::StrCat("=", absl::StrJoin(absl::StrSplit(flag.value_name, '|'), " "));
-  return "files";
+  if (!absl::StrContains(flag.value_name, '|')) return "files";
+  std::vector<std::string> words = absl::StrSplit(flag.value_name, '|');
+  const size_t all = words.size();
+  std::erase_if(words, [](const std::string& word) {
+    return std::any_of(word.begin(), word.end(), [](unsigned char c) { return absl::ascii_isupper(c); });
+  });
+  return absl::StrCat(words.size() == all ? "=" : "+", absl::StrJoin(words, " "));
 }
 
 std::string Cases(const Verb& verb) {
@@ -77,6 +86,7 @@ constexpr char kBashTail[] = R"sh(  esac
   case $kind in
     files) COMPREPLY=($(compgen -f -- "$word")) ;;
     =*) COMPREPLY=($(compgen -W "${kind#=}" -- "$word")) ;;
+    +*) COMPREPLY=($(compgen -W "${kind#+}" -- "$word") $(compgen -f -- "$word")) ;;
     *) COMPREPLY=($(compgen -W "$("${COMP_WORDS[0]}" completion words "$kind" "${context[@]}" 2>/dev/null)" -- "$word")) ;;
   esac
   if [ "$kind" = keys ]; then compopt -o nospace 2>/dev/null; fi
@@ -106,7 +116,7 @@ std::string Zsh(const std::vector<Verb>& verbs) {
 // Words for fish: `(gtrain completion words jobs)` or words as they are.
 std::string FishWords(const std::string& kind) {
   if (kind == "files") return "";
-  if (kind[0] == '=') return absl::StrCat(" -a '", kind.substr(1), "'");
+  if (kind[0] == '=' || kind[0] == '+') return absl::StrCat(" -a '", kind.substr(1), "'");
   return absl::StrCat(" -f -a '(gtrain completion words ", kind, " 2>/dev/null)'");
 }
 
@@ -141,11 +151,13 @@ absl::StatusOr<std::vector<std::string>> Contexts() {
 }
 
 // Jobs that are over are looked at, too; but not stopped, nor is anything run beside them.
-absl::StatusOr<std::vector<std::string>> Jobs(Cluster& cluster) {
+absl::StatusOr<std::vector<std::string>> Jobs(Cluster& cluster, bool live_only) {
   GT_ASSIGN_OR_RETURN(const std::string json, Ask(cluster, core::ClientStatus{}, kTimeout));
   GT_ASSIGN_OR_RETURN(const StatusDoc doc, ParseStatusDoc(json));
   std::vector<std::string> words;
-  for (const JobDoc& job : doc.jobs) words.push_back(job.id);
+  for (const JobDoc& job : doc.jobs) {
+    if (!live_only || !job.Final()) words.push_back(job.id);
+  }
   return words;
 }
 
@@ -165,10 +177,10 @@ absl::StatusOr<std::vector<std::string>> WordsOf(const Args& args, const std::st
     for (std::string& word : words) word += "=";
     return words;
   }
-  if (kind != "jobs" && kind != "nodes")
-    return absl::InvalidArgumentError("completion words: it is jobs, nodes, contexts or keys");
+  if (kind != "jobs" && kind != "live-jobs" && kind != "nodes")
+    return absl::InvalidArgumentError("completion words: it is jobs, live-jobs, nodes, contexts or keys");
   GT_ASSIGN_OR_RETURN(Cluster cluster, OpenCluster(args, Start::kNever));
-  return kind == "jobs" ? Jobs(cluster) : Nodes(cluster);
+  return kind == "nodes" ? Nodes(cluster) : Jobs(cluster, kind == "live-jobs");
 }
 
 int PrintWords(const Args& args) {
@@ -197,7 +209,7 @@ Verb CompletionVerb() {
   Verb verb;
   verb.name = "completion";
   verb.summary = "Print the completion script of a shell";
-  verb.usage = "bash | zsh | fish | words jobs|nodes|contexts|keys";
+  verb.usage = "bash | zsh | fish | words jobs|live-jobs|nodes|contexts|keys";
   verb.details =
       "The scripts complete verbs, flags, jobs, nodes, contexts and keys of --set.\n\n"
       "  source <(gtrain completion bash)\n"

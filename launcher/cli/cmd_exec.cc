@@ -1,11 +1,12 @@
 #include <cstdio>
 #include <nlohmann/json.hpp>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "launcher/cli/console.h"
 #include "launcher/cli/context.h"
-#include "launcher/cli/follow.h"
+#include "launcher/cli/target.h"
 #include "launcher/cli/terminal.h"
 #include "launcher/cli/verbs.h"
 #include "launcher/spec/parse.h"
@@ -59,8 +60,9 @@ absl::StatusOr<int> Exec(const Args& args) {
         "exec: --json is one document at the end, -i and -t are not: leave one away");
   if (args.Has("tty")) GT_RETURN_IF_ERROR(CheckTerminal("exec"));
   GT_ASSIGN_OR_RETURN(const std::optional<int64_t> rank, args.Int("rank", 0, spec::kRanksMax));
-  GT_ASSIGN_OR_RETURN(Cluster cluster, OpenCluster(args, Start::kIfDied));
-  GT_ASSIGN_OR_RETURN(const JobDoc job, FindJob(cluster, args.words.empty() ? "" : args.words[0]));
+  GT_ASSIGN_OR_RETURN(Target target, FindLiveTarget(args));
+  Cluster& cluster = *target.cluster;
+  const JobDoc& job = target.job;
   if (with_input) return ExecWithInput(args, cluster, job, static_cast<int>(rank.value_or(0)));
   GT_ASSIGN_OR_RETURN(const std::string text, Ask(cluster,
                                                   core::ClientExec{.job = JobId(job.id),
@@ -74,7 +76,10 @@ absl::StatusOr<int> Exec(const Args& args) {
     Print(text + "\n");
   } else {
     Print(absl::StrCat(Text(reply, "text"), Text(reply, "stdout")));  // `text`: of an older head
-    std::fputs(Text(reply, "stderr").c_str(), stderr);
+    const std::string words = Text(reply, "stderr");
+    // Said by the keeper in the place of a command that did not begin.
+    const bool never_ran = absl::StartsWith(words, absl::StrCat("cannot run ", args.rest->front(), ": "));
+    std::fputs(absl::StrCat(never_ran ? "gtrain: " : "", words).c_str(), stderr);
   }
   return CodeOf(reply);
 }
@@ -112,7 +117,7 @@ Verb ExecVerb() {
                 {"tty", 't', "", "in a terminal, with input: stdin must be one"},
                 ContextFlag(),
                 {"json", '\0', "", "one document: exit code, stdout, stderr, rank, host"}};
-  verb.completes = Completes::kJobs;
+  verb.completes = Completes::kLiveJobs;
   verb.words_max = 1;
   verb.takes_rest = true;
   verb.run = Run;

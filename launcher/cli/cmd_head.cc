@@ -1,4 +1,7 @@
 // `gtrain head`: makes a cluster (--init), serves it, or asks the running head for a join token (--token).
+#include <unistd.h>
+
+#include <cerrno>
 #include <cstdio>
 #include <filesystem>
 #include <nlohmann/json.hpp>
@@ -55,11 +58,30 @@ absl::Status Init(const Args& args, const std::string& dir) {
   return absl::OkStatus();
 }
 
+// As the user says which one.
+std::string WhichFlag(const Args& args) {
+  return args.Has("context") ? "--context " + args.Get("context") : "--dir " + args.Get("dir");
+}
+
+absl::Status CheckInitialized(const Args& args, const std::string& dir) {
+  if (access((dir + "/cluster").c_str(), F_OK) == 0 || errno != ENOENT) return absl::OkStatus();
+  return absl::NotFoundError(
+      absl::StrCat("there is no cluster in ", dir, "; make one with: gtrain head --init ", WhichFlag(args)));
+}
+
 absl::Status PrintToken(const Args& args, const std::string& dir) {
+  GT_RETURN_IF_ERROR(CheckInitialized(args, dir));
   Cluster cluster;
-  GT_ASSIGN_OR_RETURN(const net::Endpoint endpoint, net::ReadEndpoint(dir + "/endpoint.json"));
-  cluster.options.endpoint = endpoint.endpoint;
-  cluster.options.server_public_key = endpoint.head_public_key;
+  cluster.name = args.Get("context", dir);
+  const absl::StatusOr<net::Endpoint> endpoint = net::ReadEndpoint(dir + "/endpoint.json");
+  if (absl::IsNotFound(endpoint.status()) ||
+      (endpoint.ok() && endpoint->IsHere() && !IsLocked(dir + "/endpoint.json"))) {
+    return absl::UnavailableError(
+        absl::StrCat("the head does not run; start it with: gtrain head ", WhichFlag(args)));
+  }
+  GT_RETURN_IF_ERROR(endpoint.status());
+  cluster.options.endpoint = endpoint->endpoint;
+  cluster.options.server_public_key = endpoint->head_public_key;
   GT_ASSIGN_OR_RETURN(cluster.options.keys, net::LoadKeyPair(dir + "/admin.key"));
   GT_ASSIGN_OR_RETURN(cluster.client, net::ControlClient::Connect(cluster.options));
   GT_ASSIGN_OR_RETURN(const std::string json, Ask(cluster, core::ClientJoinToken{}));
@@ -88,6 +110,7 @@ absl::Status ServeLocal(head::HeadOptions options) {
 }
 
 absl::Status Serve(const Args& args, const std::string& dir) {
+  GT_RETURN_IF_ERROR(CheckInitialized(args, dir));
   head::HeadOptions options;
   options.cluster_dir = dir;
   options.listen = args.All("listen");
@@ -199,6 +222,7 @@ Verb HeadVerb() {
       "  gtrain head recover --context lab                        records lost, no backup: begin again from "
       "what "
       "the agents hold";
+  verb.actions = {"backup", "restore", "recover", "--init", "--token"};  // as shells offer them
   verb.words_max = 2;
   verb.flags = {
       {"init", '\0', "", "make the cluster's keys and the context, then exit"},

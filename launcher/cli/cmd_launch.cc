@@ -61,6 +61,12 @@ absl::StatusOr<int> FollowInTerminal(Cluster& cluster, const std::string& job) {
 }
 
 absl::StatusOr<int> Launch(const Args& args) {
+  if (args.Has("json") && !args.Has("detach")) {
+    return absl::InvalidArgumentError(
+        "--json needs -d: a launch that follows its job shows what the ranks write. `gtrain launch -d "
+        "--json` "
+        "prints the job's id, `gtrain status --json JOB` the rest");
+  }
   EndOnCtrlC(1, "interrupted; no job was submitted");
   GT_ASSIGN_OR_RETURN(const JobInput input, ReadJob(args));
   GT_RETURN_IF_ERROR(CheckInput(args, input.spec));
@@ -74,7 +80,9 @@ absl::StatusOr<int> Launch(const Args& args) {
   if (args.Has("tty")) return FollowInTerminal(cluster, submitted.job);
   std::optional<InputFeeder> feeder;
   if (input.spec.takes_input) feeder.emplace(args, submitted.job);
-  return Follow(cluster, submitted.job, {.from_start = true, .ctrl_c_stops = cluster.local});
+  return Follow(
+      cluster, submitted.job,
+      {.from_start = true, .ctrl_c_stops = cluster.local, .tell_restore = input.spec.checkpoint.uri.empty()});
 }
 
 int Run(const Args& args) {

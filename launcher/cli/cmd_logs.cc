@@ -121,12 +121,18 @@ absl::StatusOr<LogsRequest> MakeRequest(Cluster* cluster, const Args& args, cons
   GT_ASSIGN_OR_RETURN(const std::optional<int64_t> rank, args.Int("rank", 0, spec::kRanksMax));
   if (job.generation == 0)
     return absl::NotFoundError(absl::StrCat(job.id, " has not started yet: ", job.reason));
+  // Not NotFound: nothing else that is left would answer it.
+  if (generation && static_cast<uint64_t>(*generation) > job.generation) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("job ", job.id, " has no generation ", *generation, "; its newest is ", job.generation));
+  }
   if (generation) request.generation = static_cast<uint64_t>(*generation);
   int ranks = job.world_size;
   if (cluster != nullptr) {
     GT_ASSIGN_OR_RETURN(ranks, RanksOf(*cluster, job, request.generation.value_or(job.generation)));
   }
-  if (rank && *rank >= ranks) return absl::NotFoundError(absl::StrCat(job.id, " has ranks 0 to ", ranks - 1));
+  if (rank && *rank >= ranks)
+    return absl::FailedPreconditionError(absl::StrCat(job.id, " has ranks 0 to ", ranks - 1));
   std::map<int, std::string> hosts;
   for (const RankDoc& r : job.ranks) hosts[r.rank] = r.hostname;
   for (const bool is_stderr : {false, true}) {
@@ -217,9 +223,11 @@ absl::Status ShowLeft(const Args& args, const std::string& json) {
                    request);
 }
 
-absl::Status AskForLogs(const Args& args, const std::string& word) {
+// `word` becomes the id of the job that was chosen: if its logs cannot be had, no other job's are shown.
+absl::Status AskForLogs(const Args& args, std::string& word) {
   GT_ASSIGN_OR_RETURN(Cluster cluster, OpenCluster(args, Start::kNever));
   GT_ASSIGN_OR_RETURN(const JobDoc found, FindJob(cluster, word, Without::kNewest));
+  word = found.id;
   // The list of all jobs leaves out the ranks of finished ones, whose logs are as good as any.
   GT_ASSIGN_OR_RETURN(const JobDoc job, AskJob(cluster, found.id, absl::Seconds(10)));
   GT_ASSIGN_OR_RETURN(LogsRequest request, MakeRequest(&cluster, args, job));
@@ -232,7 +240,7 @@ absl::Status AskForLogs(const Args& args, const std::string& word) {
 absl::Status Logs(const Args& args) {
   if (args.Has("out") && args.Has("err"))
     return absl::InvalidArgumentError("both are shown without --out and --err");
-  const std::string word = args.words.empty() ? "" : args.words[0];
+  std::string word = args.words.empty() ? "" : args.words[0];
   if (IsRunDirectory(word)) {
     GT_ASSIGN_OR_RETURN(const std::string json, LeftJob(args, word));
     return ShowLeft(args, json);

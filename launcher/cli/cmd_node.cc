@@ -19,6 +19,18 @@ absl::StatusOr<std::string> Revoke(Cluster& cluster, const Args& args) {
   return absl::StrCat("node ", node, " is revoked: its key is refused, its ranks are given up\n");
 }
 
+// What docs/protocols/notices.md keeps free before the deadline; the head's kReserve.
+constexpr absl::Duration kReserve = absl::Seconds(10);
+
+std::string TimeOfRanks(absl::Duration left) {
+  if (left <= kReserve) {
+    return absl::StrCat("Its ranks have no time to save: the last ", PrintDuration(kReserve),
+                        " before the deadline are kept free. A longer --deadline gives them some");
+  }
+  return absl::StrCat("Its ranks have ", PrintDuration(left - kReserve), " of that to save, the last ",
+                      PrintDuration(kReserve), " are kept free");
+}
+
 absl::StatusOr<std::string> Drain(Cluster& cluster, const Args& args, bool undo) {
   core::ClientDrainNode drain{args.words[1], absl::Minutes(2), args.Get("reason"), undo};
   if (args.Has("deadline")) {
@@ -32,11 +44,12 @@ absl::StatusOr<std::string> Drain(Cluster& cluster, const Args& args, bool undo)
   const auto reply = nlohmann::json::parse(text, nullptr, false);
   const auto jobs = reply.is_object() ? reply.find("jobs") : reply.end();
   const size_t count = jobs != reply.end() && jobs->is_array() ? jobs->size() : 0;
-  return absl::StrCat("node ", drain.node, " is leaving: nothing new starts there; ",
-                      count == 0 ? "no job has ranks on it"
-                                 : absl::StrCat(count, count == 1 ? " job goes" : " jobs go",
-                                                " on without it within ", PrintDuration(drain.left)),
-                      ". `gtrain node undrain ", drain.node, "` takes it back\n");
+  return absl::StrCat(
+      "node ", drain.node, " is leaving: nothing new starts there; ",
+      count == 0 ? "no job has ranks on it"
+                 : absl::StrCat(count, count == 1 ? " job goes" : " jobs go", " on without it within ",
+                                PrintDuration(drain.left), ". ", TimeOfRanks(drain.left)),
+      ". `gtrain node undrain ", drain.node, "` takes it back\n");
 }
 
 absl::Status Node(const Args& args) {
@@ -70,7 +83,9 @@ Verb NodeVerb() {
   verb.details =
       "drain: nothing new starts there; jobs with ranks on it are told, save, and go on elsewhere before "
       "the\n"
-      "deadline, free of charge. It stays so, also after a reboot, until undrain, which also sets aside what "
+      "deadline, free of charge; the last 10 s before it are kept free, so with 10s or less they cannot "
+      "save. It "
+      "stays so, also after a reboot, until undrain, which also sets aside what "
       "the\n"
       "machine's cloud said.\n"
       "revoke: its key is refused from now on, its agent ends with an error, its ranks count as lost: their "
@@ -79,7 +94,8 @@ Verb NodeVerb() {
       "  gtrain node drain gpu-7 --deadline 10m --reason 'new disk'\n"
       "  gtrain node undrain gpu-7\n"
       "  gtrain node revoke 9c1e33a0b4d2f765       the id, or the host name if only one node has it";
-  verb.flags = {{"deadline", '\0', "TIME", "drain: when the ranks must be gone; default 2m"},
+  verb.flags = {{"deadline", '\0', "TIME",
+                 "drain: when the machine may go; default 2m, of which ranks have all but 10s"},
                 {"reason", '\0', "TEXT", "kept in the jobs' events and in the audit log"},
                 ContextFlag(),
                 {"json", '\0', "", "the head's answer as JSON"}};

@@ -2,7 +2,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "launcher/cli/context.h"
-#include "launcher/cli/follow.h"
+#include "launcher/cli/target.h"
 #include "launcher/cli/terminal.h"
 #include "launcher/cli/verbs.h"
 #include "nlohmann/json.hpp"
@@ -46,11 +46,10 @@ std::string Explain(const json& answer) {
 absl::Status Scale(const Args& args) {
   GT_ASSIGN_OR_RETURN(const std::optional<int64_t> size, args.Int("ranks", 1, kSizeMax));
   if (!size) return absl::InvalidArgumentError("say how many: gtrain scale JOB -n N");
-  GT_ASSIGN_OR_RETURN(Cluster cluster, OpenCluster(args, Start::kIfDied));
-  GT_ASSIGN_OR_RETURN(const JobDoc job, FindJob(cluster, args.words.empty() ? "" : args.words[0]));
-  GT_ASSIGN_OR_RETURN(
-      const std::string text,
-      Ask(cluster, core::ClientScale{JobId(job.id), static_cast<int>(*size), args.Has("now")}));
+  GT_ASSIGN_OR_RETURN(Target target, FindLiveTarget(args));
+  GT_ASSIGN_OR_RETURN(const std::string text,
+                      Ask(*target.cluster,
+                          core::ClientScale{JobId(target.job.id), static_cast<int>(*size), args.Has("now")}));
   const json answer = json::parse(text, nullptr, /*allow_exceptions=*/false);
   if (!answer.is_object()) return absl::InternalError("the head's answer is not a JSON object");
   Print(args.Has("json") ? text + "\n" : Explain(answer));
@@ -78,7 +77,7 @@ Verb ScaleVerb() {
                 {"now", '\0', "", "do not wait for a checkpoint"},
                 ContextFlag(),
                 {"json", '\0', "", "the head's answer as JSON"}};
-  verb.completes = Completes::kJobs;
+  verb.completes = Completes::kLiveJobs;
   verb.words_max = 1;
   verb.run = Run;
   return verb;

@@ -4,7 +4,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "launcher/cli/context.h"
-#include "launcher/cli/follow.h"
+#include "launcher/cli/target.h"
 #include "launcher/cli/terminal.h"
 #include "launcher/cli/verbs.h"
 #include "launcher/spec/parse.h"
@@ -49,8 +49,9 @@ void Show(const json& stack) {
 }
 
 absl::StatusOr<int> Stack(const Args& args) {
-  GT_ASSIGN_OR_RETURN(Cluster cluster, OpenCluster(args, Start::kIfDied));
-  GT_ASSIGN_OR_RETURN(const JobDoc job, FindJob(cluster, args.words.empty() ? "" : args.words[0]));
+  GT_ASSIGN_OR_RETURN(Target target, FindLiveTarget(args));
+  Cluster& cluster = *target.cluster;
+  const JobDoc& job = target.job;
   GT_ASSIGN_OR_RETURN(const std::vector<int> ranks, RanksOf(job, args));
   json document = {{"job", job.id}, {"ranks", json::array()}};
   bool failed = false;
@@ -91,7 +92,7 @@ Verb StackVerb() {
   verb.flags = {{"rank", '\0', "R", "this rank alone; default all"},
                 ContextFlag(),
                 {"json", '\0', "", "one document: job, and of each rank its stacks"}};
-  verb.completes = Completes::kJobs;
+  verb.completes = Completes::kLiveJobs;
   verb.words_max = 1;
   verb.run = Run;
   return verb;

@@ -1,23 +1,32 @@
+#include <nlohmann/json.hpp>
+
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "launcher/cli/context.h"
-#include "launcher/cli/follow.h"
+#include "launcher/cli/target.h"
 #include "launcher/cli/terminal.h"
 #include "launcher/cli/verbs.h"
 
 namespace gtrain::cli {
 namespace {
 
+// As the head answers it.
+std::string OverJson(const JobDoc& job) {
+  const nlohmann::json answer = {{"job", job.id}, {"state", job.state}, {"stop", "over"}};
+  return answer.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+}
+
 absl::Status Stop(const Args& args) {
-  GT_ASSIGN_OR_RETURN(Cluster cluster, OpenCluster(args, Start::kIfDied));
-  GT_ASSIGN_OR_RETURN(const JobDoc job, FindJob(cluster, args.words.empty() ? "" : args.words[0]));
-  if (job.Final()) {
-    Print(absl::StrCat(job.id, " is over: ", job.state, "\n"));
+  GT_ASSIGN_OR_RETURN(Target target, FindTarget(args));
+  const JobDoc& job = target.job;
+  if (job.Final() || !target.cluster) {
+    Print(absl::StrCat(args.Has("json") ? OverJson(job) : OverText(job), "\n"));
     return absl::OkStatus();
   }
   const bool now = args.Has("now");
-  GT_ASSIGN_OR_RETURN(const std::string json,
-                      Ask(cluster, core::ClientStop{JobId(job.id), now, args.Get("reason", "gtrain stop")}));
+  GT_ASSIGN_OR_RETURN(
+      const std::string json,
+      Ask(*target.cluster, core::ClientStop{JobId(job.id), now, args.Get("reason", "gtrain stop")}));
   Print(args.Has("json")
             ? json + "\n"
             : absl::StrCat(job.id, now ? ": stopping now\n"
@@ -46,7 +55,7 @@ Verb StopVerb() {
                 {"reason", '\0', "TEXT", "kept with the job"},
                 ContextFlag(),
                 {"json", '\0', "", "the head's answer as JSON"}};
-  verb.completes = Completes::kJobs;
+  verb.completes = Completes::kLiveJobs;
   verb.words_max = 1;
   verb.run = Run;
   return verb;

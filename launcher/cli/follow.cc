@@ -204,6 +204,7 @@ class Follower {
       : cluster_(cluster),
         job_id_(job_id),
         ctrl_c_stops_(options.ctrl_c_stops),
+        tell_restore_(options.tell_restore),
         bare_(options.bare),
         reader_(cluster, job_id, options),
         from_start_(options.from_start) {}
@@ -231,7 +232,7 @@ class Follower {
       }
       if (silent_since_) screen_.Say("the head answers again");
       silent_since_.reset();
-      if (closed_) return Detach(OutputError() != 0 ? kFailed : 128 + SIGPIPE);
+      if (closed_) return Closed();
       if (job_.Final() && !ShowsMore()) return Finish();
     }
   }
@@ -261,12 +262,29 @@ class Follower {
   absl::Status Turn() {
     GT_RETURN_IF_ERROR(ReadEvents());
     GT_ASSIGN_OR_RETURN(job_, AskJob(cluster_, job_id_, Timeout()));
+    TellRestore();
+    TellHidden();
     ChooseOutput();
     reader_.Read(job_, *output_);
     output_->AddRedrawn(clock_.Now());
     ShowOutput(/*flush=*/false);
     closed_ = closed_ || !screen_.Update(job_, Hint(), clock_.Now());
     return absl::OkStatus();
+  }
+
+  void TellHidden() {
+    if (job_.world_size <= kRanksShown || std::exchange(told_hidden_, true)) return;
+    const int last = job_.world_size - 1;
+    screen_.Say(absl::StrCat(
+        "output of rank",
+        last == kRanksShown ? absl::StrCat(" ", last) : absl::StrCat("s ", kRanksShown, "-", last),
+        " is not shown here: gtrain logs ", job_id_, " --rank ", kRanksShown, " -f"));
+  }
+
+  // The first that its ranks say: what they resume after a crash is no surprise.
+  void TellRestore() {
+    if (job_.restore.empty() || !std::exchange(tell_restore_, false)) return;
+    if (const std::string news = RestoreNews(job_.restore); !news.empty()) screen_.Say(news);
   }
 
   // A job may come to have another number of ranks.
@@ -337,6 +355,9 @@ class Follower {
     }
     return std::nullopt;  // what was not taken is asked again
   }
+
+  // Nobody reads any more: of a job that is over there is nothing to detach from.
+  int Closed() { return job_.Final() ? Finish() : Detach(OutputError() != 0 ? kFailed : 128 + SIGPIPE); }
 
   int Detach(int code) {
     screen_.Say(
@@ -411,13 +432,7 @@ class Follower {
     return ExitCode();
   }
 
-  // docs/cli.md: a rank's own code is in the report; here only those with a meaning of their own survive.
-  int ExitCode() const {
-    if (job_.state == "SUCCEEDED") return kDone;
-    if (stops_ > 0) return 128 + SIGINT;
-    const int code = job_.exit_code.value_or(kFailed);
-    return code == kDoNotRestart || (code > 128 && code < 256) ? code : kFailed;
-  }
+  int ExitCode() const { return job_.state != "SUCCEEDED" && stops_ > 0 ? 128 + SIGINT : ExitCodeOf(job_); }
 
   void ShowTail(const std::string& tail) {
     std::vector<std::string> lines = absl::StrSplit(tail, '\n', absl::SkipEmpty());
@@ -433,6 +448,8 @@ class Follower {
   SignalPipe signals_;
   Screen screen_;
   News news_;
+  bool tell_restore_;  // it was not told yet
+  bool told_hidden_ = false;
   std::vector<std::string>* const bare_;
   std::optional<RankOutput> output_;
   OutputReader reader_;
@@ -455,6 +472,12 @@ class Follower {
 
 }  // namespace
 
+int ExitCodeOf(const JobDoc& job) {
+  if (job.state == "SUCCEEDED") return kDone;
+  const int code = job.exit_code.value_or(kFailed);
+  return code == kDoNotRestart || (code > 128 && code < 256) ? code : kFailed;
+}
+
 absl::StatusOr<JobDoc> AskJob(Cluster& cluster, const std::string& job_id, absl::Duration timeout) {
   GT_ASSIGN_OR_RETURN(const std::string json, Ask(cluster, core::ClientStatus{JobId(job_id)}, timeout));
   GT_ASSIGN_OR_RETURN(StatusDoc doc, ParseStatusDoc(json));
@@ -466,21 +489,13 @@ absl::StatusOr<JobDoc> AskJob(Cluster& cluster, const std::string& job_id, absl:
 
 absl::StatusOr<JobDoc> FindJob(Cluster& cluster, const std::string& word, Without without) {
   GT_ASSIGN_OR_RETURN(const std::string json, Ask(cluster, core::ClientStatus{}));
-  GT_ASSIGN_OR_RETURN(StatusDoc doc, ParseStatusDoc(json));
-  std::vector<const JobDoc*> live;
-  const JobDoc* named = nullptr;
-  for (const JobDoc& job : doc.jobs) {
-    if (!word.empty() && job.id == word) return job;
-    if (!word.empty() && job.name == word) named = &job;  // in order of submission: the newest wins
-    if (!job.Final()) live.push_back(&job);
-  }
-  if (named != nullptr) return *named;
-  if (!word.empty()) return AskJob(cluster, word, absl::Seconds(20));  // finished, too old for the list
-  if (live.size() == 1) return *live[0];
-  if (live.empty() && without == Without::kNewest && !doc.jobs.empty()) return doc.jobs.back();
-  return absl::FailedPreconditionError(live.empty()
-                                           ? "no job runs; `gtrain status` lists the finished ones"
-                                           : "several jobs run: say which; `gtrain status` lists them");
+  GT_ASSIGN_OR_RETURN(const StatusDoc doc, ParseStatusDoc(json));
+  absl::StatusOr<JobDoc> job = ChooseJob(doc, word, without);
+  const bool by_id = job.ok() && (word.empty() || job->id == word);
+  if (by_id || word.empty() || (doc.omitted == 0 && !absl::IsNotFound(job.status()))) return job;
+  // An id wins over a name, also that of a job which the list leaves out.
+  absl::StatusOr<JobDoc> of_id = AskJob(cluster, word, absl::Seconds(20));
+  return of_id.ok() || absl::IsNotFound(job.status()) ? std::move(of_id) : std::move(job);
 }
 
 int Follow(Cluster& cluster, const std::string& job_id, const FollowOptions& options) {

@@ -78,8 +78,16 @@ absl::Status AddFlagOverlays(const Args& args, spec::ParseOptions& options) {
 absl::StatusOr<std::string> ReadJobFile(const std::string& path) {
   absl::StatusOr<std::string> text = ReadFile(path, spec::kTextBytesMax);
   if (text.ok()) return text;
-  return absl::Status(text.status().code(),
-                      absl::StrCat("cannot read the job file: ", text.status().message()));
+  // Whatever the reason: nothing was started (docs/cli.md).
+  return absl::InvalidArgumentError(absl::StrCat("cannot read the job file: ", text.status().message()));
+}
+
+// The quotes that `--set env.A="0.1"` would need are taken away by the shell.
+std::string EnvAdvice(const spec::SpecError& error) {
+  constexpr absl::string_view kSet = "--set env.";
+  if (!absl::StartsWith(error.source, kSet) || !absl::StrContains(error.message, "for a string write"))
+    return "";
+  return absl::StrCat(", or: --env ", error.source.substr(kSet.size()), "=VALUE");
 }
 
 }  // namespace
@@ -149,7 +157,7 @@ absl::StatusOr<JobInput> ReadJob(const Args& args) {
   GT_RETURN_IF_ERROR(AddFlagOverlays(args, options));
   spec::ParseResult result = spec::ParseJob(text, input.shown_name, options);
   for (const spec::SpecError& error : result.errors) {
-    const std::string line = SafeText(spec::FormatError(error));
+    const std::string line = SafeText(absl::StrCat(spec::FormatError(error), EnvAdvice(error)));
     std::fprintf(stderr, "%s\n", line.c_str());
     NoteError(line);
   }

@@ -11,7 +11,9 @@
 #include <vector>
 
 #include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "base/file.h"
 #include "base/folder.h"
 #include "base/status_macros.h"
@@ -121,14 +123,43 @@ absl::StatusOr<LeftAnswer> LeftInstead(const absl::Status& asked, const Args& ar
                                           SafeText(word), "; `gtrain status` lists it"));
 }
 
+namespace {
+
+// "; those of generations 1, 3 are there", or nothing.
+std::string GenerationsLeft(const std::string& run_dir) {
+  constexpr absl::string_view kPrefix = "generation-";
+  constexpr size_t kNamed = 20;  // the newest
+  std::vector<uint64_t> generations;
+  std::error_code error;
+  for (const auto& entry : std::filesystem::directory_iterator(run_dir + "/logs", error)) {
+    const std::string name = entry.path().filename().native();
+    uint64_t generation = 0;
+    if (absl::StartsWith(name, kPrefix) && absl::SimpleAtoi(name.substr(kPrefix.size()), &generation))
+      generations.push_back(generation);
+  }
+  if (generations.empty()) return "";
+  std::sort(generations.begin(), generations.end());
+  const size_t more = generations.size() - std::min(generations.size(), kNamed);
+  generations.erase(generations.begin(), generations.begin() + static_cast<ptrdiff_t>(more));
+  return absl::StrCat("; ", more == 0 ? "" : absl::StrCat(more, " older and "),
+                      generations.size() == 1 ? "that of generation " : "those of generations ",
+                      absl::StrJoin(generations, ", "), generations.size() == 1 && more == 0 ? " is" : " are",
+                      " there");
+}
+
+}  // namespace
+
 absl::StatusOr<LogDoc> ReadLeftLog(const JobDoc& job, std::optional<uint64_t> generation, int rank,
                                    bool is_stderr, uint64_t offset) {
   constexpr size_t kPiece = 1 << 20;
-  const std::string folder =
-      absl::StrCat(job.run_dir, "/logs/generation-", generation.value_or(job.generation));
+  const uint64_t wanted = generation.value_or(job.generation);
+  const std::string folder = absl::StrCat(job.run_dir, "/logs/generation-", wanted);
   std::string why;
   const UniqueFd dir = OpenFolder(folder, {.to_read = true, .why = &why});
-  if (!dir.valid()) return absl::NotFoundError(absl::StrCat("no logs are left of ", job.id, ": ", why));
+  if (!dir.valid()) {
+    return absl::NotFoundError(absl::StrCat("no logs of generation ", wanted, " are left of ", job.id, ": ",
+                                            why, GenerationsLeft(job.run_dir)));
+  }
   const std::string name = absl::StrCat("rank-", rank, is_stderr ? ".err" : ".out");
   const UniqueFd file(openat(dir.get(), name.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
   struct stat info = {};

@@ -56,12 +56,13 @@ std::optional<Colour> ColourOf(const std::string& word) {
 }
 
 // Who asked for JSON reads stdout with a parser: an error is a document, too. What is there already is one.
-int ReportAsJson(const Verb& verb, const std::vector<std::string>& argv, int code) {
+// `verb`: nullptr for one that does not exist.
+int ReportAsJson(const Verb* verb, const std::vector<std::string>& argv, int code) {
   const auto end = std::find(argv.begin(), argv.end(), "--");
-  const auto flag = std::find_if(verb.flags.begin(), verb.flags.end(),
-                                 [](const Flag& f) { return f.name == "json" && f.value_name.empty(); });
-  if (code == kDone || Printed() || flag == verb.flags.end() || std::find(argv.begin(), end, "--json") == end)
-    return code;
+  const auto gives_json = [](const Flag& f) { return f.name == "json" && f.value_name.empty(); };
+  const bool json = std::find(argv.begin(), end, "--json") != end &&
+                    (verb == nullptr || std::any_of(verb->flags.begin(), verb->flags.end(), gives_json));
+  if (code == kDone || Printed() || !json) return code;
   const nlohmann::json document = {{"error", absl::StrJoin(Errors(), "\n")}};
   Print(document.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n");
   return code;
@@ -112,15 +113,16 @@ int Main(const std::vector<std::string>& argv) {
   for (const Verb& verb : verbs) {
     if (verb.name == wanted) {
       const std::vector<std::string> rest(argv.begin() + 1, argv.end());
-      return ReportAsJson(verb, rest, RunVerb(verb, rest));
+      return ReportAsJson(&verb, rest, RunVerb(verb, rest));
     }
     names.push_back(verb.name);
   }
   const std::string nearest = spec::Nearest(name, names);
   Complain(absl::StrCat("unknown verb ", spec::Shown(name),
-                        nearest.empty() ? "" : absl::StrCat("; did you mean ", nearest, "?"),
-                        " `gtrain --help` lists them"));
-  return kUsage;
+                        nearest.empty() ? ";" : absl::StrCat("; did you mean ", nearest, "?"),
+                        " `gtrain --help` lists them"),
+           Tone::kBad);
+  return ReportAsJson(nullptr, argv, kUsage);
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "launcher/cli/job_changes.h"
 #include "launcher/cli/news.h"
@@ -279,6 +280,7 @@ TEST(StatusDoc, ReadsTheHeadsDocument) {
   const JobDoc& job = doc->jobs[0];
   EXPECT_EQ(job.step, 12);
   EXPECT_EQ(job.first_fault->message, "rank 1 died");
+  EXPECT_EQ(job.restore, "step 10 in 0.3 s");
   EXPECT_THAT(job.notes,
               ElementsAre("checkpoints every 42 s: a save costs 0.2 s", "gradients: topk for 2 of 3 buckets",
                           "restored step 10 in 0.3 s", "checkpoint directory: taken over by train-9",
@@ -290,6 +292,45 @@ TEST(StatusDoc, ReadsTheHeadsDocument) {
   EXPECT_THAT(block[0], HasSubstr("a-1 -- RUNNING"));
   EXPECT_THAT(block[2], HasSubstr("h: ranks 0,1 running"));
   for (const std::string& line : block) EXPECT_LE(line.size(), 40u);
+}
+
+StatusDoc Jobs(const std::vector<std::pair<std::string, std::string>>& names_and_states) {
+  StatusDoc doc;
+  for (const auto& [name, state] : names_and_states) {
+    JobDoc job;
+    job.id = absl::StrCat(name, "-", doc.jobs.size() + 1);
+    job.name = name;
+    job.state = state;
+    doc.jobs.push_back(job);
+  }
+  return doc;
+}
+
+TEST(ChooseJob, ANameIsTheOneThatRuns) {
+  const auto choose = [](const StatusDoc& doc, const char* word, Without without = Without::kRefuse) {
+    const auto job = ChooseJob(doc, word, without);
+    return job.ok() ? job->id : std::string(job.status().message());
+  };
+  StatusDoc doc = Jobs(
+      {{"dup", "FAILED"}, {"dup", "RUNNING"}, {"other", "QUEUED"}, {"dup", "SUCCEEDED"}, {"old", "FAILED"}});
+  EXPECT_EQ(choose(doc, "dup"), "dup-2");
+  EXPECT_EQ(choose(doc, "dup-4"), "dup-4");
+  EXPECT_EQ(choose(doc, "old"), "old-5");
+  EXPECT_EQ(choose(doc, ""), "several jobs run: say which: dup-2, other-3");
+  EXPECT_THAT(choose(doc, "nobody"), HasSubstr("no job nobody"));
+  doc.jobs[2].name = "dup-4";  // an id wins over a name
+  EXPECT_EQ(choose(doc, "dup-4"), "dup-4");
+  EXPECT_EQ(choose(Jobs({{"dup", "RUNNING"}, {"dup", "FAILED"}, {"dup", "QUEUED"}}), "dup"),
+            "several jobs called dup run: say which: dup-1, dup-3");
+  EXPECT_EQ(choose(Jobs({{"dup", "FAILED"}, {"dup", "SUCCEEDED"}}), "dup"), "dup-2");
+  EXPECT_THAT(choose(Jobs({{"a", "FAILED"}}), ""), HasSubstr("no job runs"));
+  EXPECT_EQ(choose(Jobs({{"a", "FAILED"}, {"b", "FAILED"}}), "", Without::kNewest), "b-2");
+}
+
+TEST(RestoreNews, SaysAStepAndItsFolder) {
+  EXPECT_EQ(RestoreNews("step 10 in 0.30 s: 1 KiB from /ckpt, 0 B from copies on the ranks' own machines"),
+            "resumed step 10 in 0.30 s: 1 KiB from /ckpt. To begin anew: gtrain launch --fresh ...");
+  EXPECT_EQ(RestoreNews("nothing: no checkpoint is in /ckpt, so training begins anew"), "");
 }
 
 TEST(StatusDoc, SurvivesOtherShapes) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
@@ -86,8 +87,8 @@ JobDoc ReadJob(const json& j) {
     job.notes.push_back(absl::StrCat("checkpoints ", policy));
   if (const std::string compression = Text(j, "compression"); !compression.empty())
     job.notes.push_back(absl::StrCat("gradients: ", compression));
-  if (const std::string restore = Text(j, "restore"); !restore.empty())
-    job.notes.push_back(absl::StrCat("restored ", restore));
+  job.restore = Text(j, "restore");
+  if (!job.restore.empty()) job.notes.push_back(absl::StrCat("restored ", job.restore));
   if (const std::string owner = Text(j, "owner"); !owner.empty())
     job.notes.push_back(absl::StrCat("checkpoint directory: ", owner));
   if (const std::string saves = Text(j, "saves"); !saves.empty())
@@ -171,6 +172,35 @@ absl::StatusOr<LogDoc> ParseLogDoc(absl::string_view text) {
                 Text(*root, "note"), Number<int>(*root, "world_size")};
 }
 
+absl::StatusOr<JobDoc> ChooseJob(const StatusDoc& doc, const std::string& word, Without without) {
+  std::vector<const JobDoc*> live;
+  const JobDoc* over = nullptr;  // in order of submission: the newest is the last
+  for (const JobDoc& job : doc.jobs) {
+    if (!word.empty() && job.id == word) return job;
+    if (!word.empty() && job.name != word) continue;
+    if (job.Final()) {
+      over = &job;
+    } else {
+      live.push_back(&job);
+    }
+  }
+  if (live.size() == 1) return *live[0];
+  if (live.size() > 1) {
+    constexpr size_t kNamed = 10;
+    const std::vector<const JobDoc*> named(
+        live.begin(), live.begin() + static_cast<ptrdiff_t>(std::min(kNamed, live.size())));
+    return absl::FailedPreconditionError(absl::StrCat(
+        "several jobs ", word.empty() ? "run" : absl::StrCat("called ", word, " run"), ": say which: ",
+        absl::StrJoin(named, ", ", [](std::string* out, const JobDoc* job) { *out += job->id; }),
+        live.size() > kNamed
+            ? absl::StrCat(" and ", live.size() - kNamed, " more; `gtrain status` lists them")
+            : ""));
+  }
+  if (over != nullptr && (!word.empty() || without == Without::kNewest)) return *over;
+  return word.empty() ? absl::FailedPreconditionError("no job runs; `gtrain status` lists the finished ones")
+                      : absl::NotFoundError(absl::StrCat("no job ", word, "; `gtrain status` lists them"));
+}
+
 std::string PrintClock(absl::Time at, absl::Time now) {
   const absl::TimeZone here = absl::LocalTimeZone();
   const absl::CivilDay day = absl::ToCivilDay(at, here), today = absl::ToCivilDay(now, here);
@@ -187,6 +217,13 @@ std::string PrintSpan(absl::Duration span) {
   if (hours == 0) return absl::StrFormat("%dm%02ds", minutes, seconds % 60);
   if (days == 0) return absl::StrFormat("%dh%02dm", hours, minutes % 60);
   return absl::StrFormat("%dd%02dh", days, hours % 24);
+}
+
+std::string RestoreNews(absl::string_view restore) {
+  if (!absl::StartsWith(restore, "step ")) return "";
+  // "step 40 in 0.3 s: 1 MiB from DIR, 0 B from copies ...": up to the place is enough here.
+  return absl::StrCat("resumed ", restore.substr(0, restore.find(", ")),
+                      ". To begin anew: gtrain launch --fresh ...");
 }
 
 std::string PrintProgress(const JobDoc& job) {

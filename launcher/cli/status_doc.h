@@ -41,7 +41,8 @@ struct JobDoc {
   std::optional<double> samples_per_second;
   std::optional<double> steps_per_second;
   std::optional<int64_t> checkpoint_step;
-  std::string stuck;  // that it seems to stand still, and who holds it up; empty: it does not
+  std::string restore;  // what this generation's state was restored from, or that it is nothing
+  std::string stuck;    // that it seems to stand still, and who holds it up; empty: it does not
   std::optional<FaultDoc> first_fault;
   std::vector<std::string>
       notes;  // how often is saved and why, nodes that are slow or avoided: a sentence each
@@ -84,10 +85,19 @@ struct LogDoc {
   std::optional<int> world_size = {};  // of the generation
 };
 
+enum class Without { kRefuse, kNewest };  // a word and a live job: the newest that is over will do
+
+// `word` as an id; else as a name: the only live job of that name, else the newest that is over; "" = the
+// only live job. The error names the live ones where there are several; NotFound: no job is called so.
+absl::StatusOr<JobDoc> ChooseJob(const StatusDoc& doc, const std::string& word, Without without);
+
 absl::StatusOr<StatusDoc> ParseStatusDoc(absl::string_view json);
 absl::StatusOr<JobDoc> ParseJobDoc(absl::string_view json);
 absl::StatusOr<EventsDoc> ParseEventsDoc(absl::string_view json);
 absl::StatusOr<LogDoc> ParseLogDoc(absl::string_view json);
+
+// Of JobDoc::restore, what whoever launched should know; empty: training begins anew.
+std::string RestoreNews(absl::string_view restore);
 
 // "step 120, loss 0.31, 850 samples/s, checkpoint at step 100", what is known of it.
 std::string PrintProgress(const JobDoc& job);

@@ -207,7 +207,7 @@ void Warn(const std::vector<Candidate>& candidates, const Demand& demand, Placem
 std::string Wanted(const Demand& demand) {
   std::string text =
       demand.min == demand.max ? absl::StrCat(demand.min) : absl::StrCat(demand.min, " to ", demand.max);
-  absl::StrAppend(&text, demand.count_nodes ? " nodes" : " ranks");
+  absl::StrAppend(&text, demand.count_nodes ? " node" : " rank", demand.max == 1 ? "" : "s");
   if (demand.unit > 1) absl::StrAppend(&text, " in units of ", demand.unit);
   if (demand.ranks_per_node) absl::StrAppend(&text, ", ", *demand.ranks_per_node, " a node");
   if (demand.cpus) absl::StrAppend(&text, ", ", *demand.cpus, " cpus each");

@@ -86,7 +86,8 @@ void JobReader::CheckCommand(const Node& root) {
         absl::StrCat(
             "`run`: ", module ? spec_.run[2] : std::string(parts.back()),
             " is itself a launcher, and under `per: rank` each rank would start one. Run the program "
-            "itself (gtrain sets RANK, WORLD_SIZE, MASTER_ADDR, ...), or write `per: node`"));
+            "itself (gtrain sets RANK, WORLD_SIZE, MASTER_ADDR, ...), or write `per: node` (`--set "
+            "per=node`)"));
   }
 }
 

@@ -260,7 +260,7 @@ INSTANTIATE_TEST_SUITE_P(
         ErrorCase{"J10", "run: a\ninherit_env: [LD_PRELOAD]\n", "LD_PRELOAD"},
         ErrorCase{"J10", "run: a\nenv: {RANK: \"0\"}\n", "is set by gtrain for each rank"},
         ErrorCase{"J10", "run: a\nenv: {A: \"x\\0y\"}\n", "NUL"},
-        ErrorCase{"J10", "run: torchrun t.py\n", "`per: node`"},
+        ErrorCase{"J10", "run: torchrun t.py\n", "`per: node` (`--set per=node`)"},
         ErrorCase{"J10", "run: /usr/bin/mpirun t\n", "`per: node`"},
         ErrorCase{"J10", "run: srun t\n", "itself a launcher"},
         ErrorCase{"J10", "run: accelerate launch t\n", "itself a launcher"},

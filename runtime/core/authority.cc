@@ -83,7 +83,20 @@ Scope RequestRule::Of(Role role) const {
   return Scope::kNone;
 }
 
-const RequestRule& RuleOf(const ClientRequestBody& body) { return kRequests[body.index()]; }
+const RequestRule& RuleOf(const ClientRequestBody& body) {
+  static constexpr RequestRule kUndrain = {"node undrain", true, kAll, kNone, kNone};
+  const auto* drain = std::get_if<ClientDrainNode>(&body);
+  return drain != nullptr && drain->undo ? kUndrain : kRequests[body.index()];
+}
+
+std::string ReasonOf(const ClientRequestBody& body) {
+  constexpr size_t kReasonBytesMax = 1 << 10;
+  if (const auto* drain = std::get_if<ClientDrainNode>(&body))
+    return drain->reason.substr(0, kReasonBytesMax);
+  if (const auto* revoke = std::get_if<ClientRevokeNode>(&body))
+    return revoke->reason.substr(0, kReasonBytesMax);
+  return "";
+}
 
 bool MaySend(Role role, const Message& message) {
   switch (kSenders[message.index()]) {

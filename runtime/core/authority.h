@@ -26,6 +26,9 @@ struct RequestRule {
 };
 const RequestRule& RuleOf(const ClientRequestBody& body);
 
+// What whoever asks says as the reason; for the audit log; at most 1 KiB of it.
+std::string ReasonOf(const ClientRequestBody& body);
+
 // Whether a peer of this role may send such a message to the head at all.
 bool MaySend(Role role, const Message& message);
 

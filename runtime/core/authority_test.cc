@@ -50,6 +50,17 @@ TEST(Authority, EveryMessageWithEveryRole) {
   }
 }
 
+TEST(Authority, WhatTakesADrainBackHasANameOfItsOwn) {
+  ClientDrainNode drain{"gpu-7", absl::Minutes(2), "new disk"};
+  EXPECT_EQ(RuleOf(drain).name, "node drain");
+  EXPECT_EQ(ReasonOf(drain), "new disk");
+  drain.undo = true;
+  EXPECT_EQ(RuleOf(drain).name, "node undrain");
+  EXPECT_TRUE(RuleOf(drain).changes);
+  for (const Role role : kRoles) EXPECT_EQ(RuleOf(drain).Of(role), RuleOf(ClientDrainNode{}).Of(role));
+  EXPECT_EQ(ReasonOf(ClientRevokeNode{"gpu-7", "stolen"}), "stolen");
+}
+
 TEST(Authority, EveryRequestWithEveryRole) {
   // name: rights of admin, user, readonly: a(ll), o(wn jobs), -
   const std::map<std::string, std::string> table = {

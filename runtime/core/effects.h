@@ -55,6 +55,7 @@ struct AuditEntry {
   std::string action;  // "submit", "node revoke", ...
   std::string target;  // a job, a node, a user; may be empty
   std::string outcome = "ok";
+  std::string reason = {};  // what whoever asked said; may be empty
   bool operator==(const AuditEntry&) const = default;
 };
 

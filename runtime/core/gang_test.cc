@@ -99,7 +99,7 @@ TEST(Explain, ManyNodesAreCounted) {
   const auto blockers = Explain(placement, placement, {});
   ASSERT_EQ(blockers.size(), kBlockersMax + 2);
   EXPECT_EQ(blockers[kBlockersMax].constraint, "likewise on 968 more nodes");
-  EXPECT_THAT(blockers.back().constraint, HasSubstr("needs 1 ranks"));
+  EXPECT_THAT(blockers.back().constraint, HasSubstr("needs 1 rank;"));
 }
 
 TEST(JobStates, FinalOnesAreFinalAndTheCycleIsOpen) {

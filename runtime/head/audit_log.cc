@@ -30,16 +30,17 @@ std::string PathOf(const std::string& dir, int age) {
 }
 
 std::string LineOf(const core::AuditEntry& entry, uint64_t number, absl::Time now, const std::string& hash) {
-  const ordered_json line = {{"n", number},
-                             {"time", absl::FormatTime("%Y-%m-%dT%H:%M:%E3SZ", now, absl::UTCTimeZone())},
-                             {"role", std::string(net::RoleName(entry.peer.role))},
-                             {"key", entry.peer.key_id},
-                             {"name", entry.peer.name},
-                             {"address", entry.address},
-                             {"action", entry.action},
-                             {"target", entry.target},
-                             {"outcome", entry.outcome},
-                             {"prev", hash}};
+  ordered_json line = {{"n", number},
+                       {"time", absl::FormatTime("%Y-%m-%dT%H:%M:%E3SZ", now, absl::UTCTimeZone())},
+                       {"role", std::string(net::RoleName(entry.peer.role))},
+                       {"key", entry.peer.key_id},
+                       {"name", entry.peer.name},
+                       {"address", entry.address},
+                       {"action", entry.action},
+                       {"target", entry.target},
+                       {"outcome", entry.outcome}};
+  if (!entry.reason.empty()) line["reason"] = entry.reason;
+  line["prev"] = hash;
   return line.dump(-1, ' ', false, ordered_json::error_handler_t::replace);
 }
 

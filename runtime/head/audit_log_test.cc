@@ -49,6 +49,19 @@ TEST_F(AuditLogTest, LinesSayWhoWhatWhenAndChain) {
   EXPECT_EQ(line.at("prev"), std::string(64, '0'));
 }
 
+TEST_F(AuditLogTest, AReasonIsKept) {
+  auto log = AuditLog::Open(dir_);
+  ASSERT_TRUE(log.ok()) << log.status();
+  core::AuditEntry entry{{core::Role::kAdmin, "0123456789abcdef", "ann"}, "10.0.0.9", "node drain", "gpu-7"};
+  ASSERT_TRUE(log->Append({entry}, absl::FromUnixMillis(1)).ok());
+  entry.reason = "new disk";
+  ASSERT_TRUE(log->Append({entry}, absl::FromUnixMillis(1)).ok());
+  const size_t second = Text().find('\n') + 1;
+  EXPECT_FALSE(nlohmann::json::parse(Text().substr(0, second)).contains("reason"));
+  EXPECT_EQ(nlohmann::json::parse(Text().substr(second)).at("reason"), "new disk");
+  EXPECT_TRUE(ReadAudit(dir_, nullptr).ok());
+}
+
 TEST_F(AuditLogTest, EveryChangeIsFound) {
   Write(4);
   const std::string good = Text();

@@ -125,8 +125,8 @@ std::string TargetOf(const core::ClientRequestBody& body) {
 
 core::AuditEntry AuditOf(const core::ServiceRequest& request, const core::ClientRequest& body,
                          const absl::Status& status) {
-  return {request.peer, request.address, std::string(core::RuleOf(body.body).name), TargetOf(body.body),
-          OutcomeOf(status)};
+  return {request.peer,        request.address,   std::string(core::RuleOf(body.body).name),
+          TargetOf(body.body), OutcomeOf(status), core::ReasonOf(body.body)};
 }
 
 std::string EpochProof(const net::KeyPair& head, HeadEpoch epoch, const std::string& nonce) {

@@ -80,7 +80,7 @@ absl::StatusOr<ClusterFiles> LoadCluster(const std::string& dir) {
   absl::StatusOr<ClusterId> id = ReadClusterId(dir + "/cluster");
   if (absl::IsNotFound(id.status())) {
     return absl::NotFoundError(
-        absl::StrCat("there is no cluster in ", dir, "; make one with: gtrain head --init"));
+        absl::StrCat("there is no cluster in ", dir, "; make one with: gtrain head --init --context NAME"));
   }
   if (!id.ok()) return id.status();
   files.cluster = *id;

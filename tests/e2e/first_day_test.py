@@ -821,7 +821,13 @@ class CompletionTest(FirstDayTest):
         self.assertEqual(self.complete('logs', ''), [], 'nothing runs, and nothing is started')
         self.gtrain('launch', '-d', self.stepper_job('offered', '--until', done))
         self.wait_for_state('offered', 'RUNNING')
+        self.gtrain('launch', '-n', '1', '--name', 'over', '--', 'true')
         for words, offered in ((('att',), ['attach']), (('logs', 'off'), ['offered-1']), (('stop', ''), ['offered-1']),
+                               (('logs', 'ov'), ['over-2']), (('attach', 'ov'), []), (('ckpt', 'ver'), ['verify']),
+                               (('head', ''), ['backup', 'restore', 'recover', '--init', '--token']),
+                               (('head', '--to'), ['--token']), (('bench', ''), ['allreduce', 'link', 'codec']),
+                               (('launch', '--resume', 'l'), ['latest']), (('launch', '--resume', 'S'), []),
+                               (('launch', '--resume', 'offered'), ['offered.yaml']),
                                (('logs', '--ra'), ['--rank']), (('node', 'dr'), ['drain']),
                                (('node', 'drain', ''), [socket.gethostname()]),
                                (('context', 'use', ''), ['local']), (('status', '--context', 'lo'), ['local']),

@@ -134,7 +134,7 @@ class NoticesTest(ClusterTest):
         self.wait_for_steps(3, ranks=1)
         place = self.place_of(job)
         said = self.client('node', 'drain', f'node{place}', '--deadline', '90s', '--reason', 'new disk').stdout
-        self.assertIn('1 job goes on without it', said)
+        self.assertIn('1 job goes on without it within 90s. Its ranks have 80s of that to save', said)
         seen = wait_until('the job to go on elsewhere', lambda: (self.job(job) or {}).get('generation') == 2 and
                           self.wait_for_state(job, 'RUNNING'))
         self.assertNotEqual(self.place_of(job), place)

@@ -1,0 +1,47 @@
+#include "launcher/cli/target.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "launcher/cli/follow.h"
+#include "launcher/cli/left.h"
+#include "launcher/cli/terminal.h"
+
+namespace gtrain::cli {
+namespace {
+
+absl::Status AskHead(const Args& args, const std::string& word, Target& target) {
+  GT_ASSIGN_OR_RETURN(target.cluster, OpenCluster(args, Start::kIfDied));
+  GT_ASSIGN_OR_RETURN(target.job, FindJob(*target.cluster, word));
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<Target> FindTarget(const Args& args) {
+  const std::string word = args.words.empty() ? "" : args.words[0];
+  Target target;
+  const absl::Status asked = AskHead(args, word, target);
+  if (asked.ok()) return target;
+  // A head that does not answer may have a newer job of that name, which runs.
+  if (word.empty() || !absl::IsNotFound(asked)) return asked;
+  GT_ASSIGN_OR_RETURN(const LeftAnswer left, LeftInstead(asked, args, word));
+  target.cluster.reset();
+  GT_ASSIGN_OR_RETURN(target.job, ParseJobDoc(left.json));
+  return target;
+}
+
+absl::StatusOr<Target> FindLiveTarget(const Args& args) {
+  GT_ASSIGN_OR_RETURN(Target target, FindTarget(args));
+  if (!target.job.Final()) return target;
+  return absl::FailedPreconditionError(
+      absl::StrCat(OverText(target.job), ", so it has no ranks. `gtrain logs ", SafeText(target.job.id),
+                   "` shows what they wrote; `gtrain launch` starts it anew"));
+}
+
+std::string OverText(const JobDoc& job) {
+  return absl::StrCat(SafeText(job.id), " is over: ", SafeText(job.state));
+}
+
+}  // namespace gtrain::cli

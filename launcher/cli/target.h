@@ -1,0 +1,29 @@
+// The job that a verb acts on (attach, stop, exec, stack, scale): of the head, or, where no local cluster
+// runs any more, what the job left. Such a job is over, and is said to be.
+#pragma once
+#include <optional>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "launcher/cli/args.h"
+#include "launcher/cli/context.h"
+#include "launcher/cli/status_doc.h"
+
+namespace gtrain::cli {
+
+struct Target {
+  std::optional<Cluster> cluster;  // none: the job is over and no head knows it
+  JobDoc job;
+};
+
+// The first word of `args` names the job; without one it is the only live one.
+absl::StatusOr<Target> FindTarget(const Args& args);
+
+// As FindTarget, for verbs that need running ranks: FailedPrecondition when the job is over.
+absl::StatusOr<Target> FindLiveTarget(const Args& args);
+
+// "train-3 is over: SUCCEEDED"
+std::string OverText(const JobDoc& job);
+
+}  // namespace gtrain::cli

@@ -1,0 +1,180 @@
+"""What somebody meets in the first week: names used twice, jobs that are over, output that nobody reads, words of a script.
+Typed as a user would, without root; first_day_test.py has the first day."""
+import json
+import os
+import re
+import shutil
+import subprocess
+
+import harness
+from ckpt_test import LIBRARY, sanitized
+from first_day_test import FirstDayTest
+
+
+class NamesTest(FirstDayTest):
+    def launch(self, *args):
+        return json.loads(self.gtrain('launch', '-d', '--json', *args).stdout)['job']
+
+    def test_a_name_is_the_job_that_runs(self):
+        older = self.launch('--name', 'dup', '-n', '1', '--', 'sleep', '600')
+        self.wait_for_state(older, 'RUNNING')
+        self.gtrain('launch', '--name', 'dup', '-n', '1', '--', 'true')
+        self.assertIn(older + ' -- RUNNING', self.gtrain('status', 'dup').stdout)
+        self.assertIn(older + ' is RUNNING', self.gtrain('why', 'dup').stdout)
+        self.assertIn('dup-2 is over: SUCCEEDED', self.gtrain('stop', 'dup-2').stdout)
+        third = self.launch('--name', 'dup', '-n', '1', '--', 'sleep', '600')
+        said = self.gtrain('stop', 'dup', expect=1).stderr
+        self.assertIn(f'several jobs called dup run: say which: {older}, {third}', said)
+        self.gtrain('stop', '--now', third)
+        self.wait_for_state(third, 'CANCELLED')
+        self.assertIn(older + ': stopping', self.gtrain('stop', 'dup').stdout)
+        self.wait_for_state(older, 'CANCELLED')
+        self.end_local_cluster()
+
+
+class OverTest(FirstDayTest):
+    """Verbs about a job that is over."""
+
+    def test_logs_are_those_of_the_job_that_was_chosen(self):
+        self.gtrain('launch', '--name', 'crash', '-n', '3', '--', 'sh', '-c', 'echo of crash; exit 3', expect=1)
+        self.gtrain('launch', '--name', 'fine', '-n', '1', '--', 'echo', 'of fine')
+        for words in (('--generation', '2'), ('--rank', '2')):
+            for more in ((), ('-f',)):
+                done = self.gtrain('logs', *words, *more, expect=1)
+                self.assertRegex(done.stderr, r'^gtrain: (job )?fine-2 has ')
+                self.assertEqual(done.stdout, '')
+        self.end_local_cluster()
+        done = self.gtrain('logs', 'crash', '--generation', '7', expect=1)
+        self.assertRegex(done.stderr, r'crash-1 has no generation 7; its newest is 2')
+        run_dir = next(name for name in os.listdir(self.dir + '/gtrain-runs') if name.startswith('crash-1'))
+        logs = os.path.join(self.dir, 'gtrain-runs', run_dir, 'logs')
+        os.rename(logs + '/generation-1', logs + '/moved')
+        done = self.gtrain('logs', 'crash', '--generation', '1', expect=1)
+        self.assertIn('no logs of generation 1 are left of crash-1', done.stderr)
+        self.assertIn('; that of generation 2 is there', done.stderr)
+
+    def test_it_is_said_also_when_the_cluster_has_ended(self):
+        self.gtrain('launch', '--name', 'fin', '-n', '1', '--', 'true')
+        self.gtrain('launch', '--name', 'bad', '-n', '1', '--', 'sh', '-c', 'exit 93', expect=93)
+        for ended in (False, True):
+            if ended:
+                self.end_local_cluster()
+            self.assertIn('fin-1 is over: SUCCEEDED', self.gtrain('stop', 'fin').stdout)
+            over = {'job': 'fin-1', 'state': 'SUCCEEDED', 'stop': 'over'}
+            self.assertEqual(json.loads(self.gtrain('stop', '--json', 'fin').stdout), over)
+            for words in (('exec', 'fin', '--', 'true'), ('stack', 'fin'), ('scale', 'fin', '-n', '2')):
+                self.assertIn('fin-1 is over: SUCCEEDED, so it has no ranks', self.gtrain(*words, expect=1).stderr)
+            self.gtrain('attach', 'fin', expect=0)
+            self.gtrain('attach', 'bad', expect=93)
+        self.assertIn('bad-2 is over: FAILED', self.gtrain('attach', 'bad', expect=93).stderr)
+        self.assertIn('nothing that it left is called nosuch', self.gtrain('attach', 'nosuch', expect=1).stderr)
+        self.assertIn('no local cluster runs', self.gtrain('attach', expect=1).stderr)
+
+
+class ClosedOutputTest(FirstDayTest):
+    def test_a_job_that_is_over_does_not_go_on(self):
+        """`launch | head -1`, and the first that nobody reads are the last words of the job."""
+        for attempt in range(3):
+            go = os.path.join(self.dir, f'go{attempt}')
+            script = f'while [ ! -e {go} ]; do sleep 0.05; done; echo last words'
+            launch = subprocess.Popen([*self.prefix, self.program, 'launch', '-n', '2', '--', 'sh', '-c', script],
+                                      env=self.env(), cwd=self.dir, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                                      stderr=subprocess.PIPE, text=True)
+            self.addCleanup(launch.kill)
+            launch.stdout.close()
+            said = ''
+            while 'RUNNING' not in said:
+                line = launch.stderr.readline()
+                self.assertTrue(line, said)
+                said += line
+            open(go, 'w').close()
+            said += launch.stderr.read()
+            launch.stderr.close()
+            code = launch.wait(harness.PATIENCE)
+            if 'SUCCEEDED' in said:
+                self.assertNotIn('goes on', said)
+                self.assertEqual(code, 0, said)
+            else:
+                self.assertEqual(code, 141, said)
+        self.end_local_cluster()
+
+
+class WordsTest(FirstDayTest):
+    def test_ranks_that_are_not_shown_are_named(self):
+        done = self.gtrain('launch', '-n', '34', '--', 'sh', '-c', 'echo of $RANK')
+        self.assertEqual(done.stderr.count('gtrain: output of ranks 32-33 is not shown here: gtrain logs sh-1 --rank 32 -f\n'), 1)
+        self.assertNotIn(':33: of 33', done.stdout)
+        self.gtrain('launch', '-n', '1', '-d', '--name', 'long', '--', 'sleep', '600')
+        self.wait_for_state('long', 'RUNNING')
+        self.assertTrue(self.gtrain('exec', 'long', '--', 'no-such', expect=127).stderr.startswith('gtrain: cannot run no-such: '))
+        self.gtrain('stop', '--now', 'long')
+        self.wait_for_state('long', 'CANCELLED')
+        self.end_local_cluster()
+
+
+class ResumeTest(FirstDayTest):
+    """The programs of docs/python.md, which choose their checkpoint directory themselves."""
+
+    def programs(self):
+        with open(os.path.join(harness.SOURCE, 'docs', 'python.md')) as page:
+            return re.findall(r'```python\n(.*?)```', page.read(), re.S)
+
+    def write(self, name, text):
+        path = os.path.join(self.dir, name)
+        with open(path, 'w') as out:
+            out.write(text)
+        os.chmod(path, 0o644)
+        return path
+
+    def train(self, program, *flags):
+        """Launches it under Debian's own Python, which the tests have numpy for."""
+        return self.gtrain('launch', '-n', '2', *flags, '--', '/usr/bin/python3', program, GTRAIN_LIBRARY=self.library,
+                           PYTHONPATH=self.package)
+
+    def setUp(self):
+        super().setUp()
+        if not os.path.exists(LIBRARY):
+            self.skipTest('libgtrain.so is not built')
+        if sanitized():
+            self.skipTest('Python cannot load a sanitized library')
+        if subprocess.run(['/usr/bin/python3', '-c', 'import numpy'], capture_output=True).returncode != 0:
+            self.skipTest('/usr/bin/python3 has no numpy')
+        self.package = os.path.join(self.dir, 'python')
+        ignored = shutil.ignore_patterns('__pycache__')
+        shutil.copytree(os.path.join(harness.SOURCE, 'python', 'gtrain'), self.package + '/gtrain', ignore=ignored)
+        libraries = shutil.copytree(os.path.dirname(LIBRARY), os.path.join(self.dir, 'lib'), symlinks=True,
+                                    ignore=shutil.ignore_patterns('*.a'))
+        self.library = os.path.join(libraries, 'libgtrain.so')
+
+    def test_the_whole_program_and_what_a_second_launch_says(self):
+        whole = self.write('train.py', self.programs()[0])
+        first = self.train(whole)
+        self.assertIn('step 1000, last weight 1.900', first.stdout)
+        self.assertNotIn('resumed', first.stderr)
+        second = self.train(whole)
+        self.assertIn('step 1000, last weight 1.900', second.stdout)
+        said = re.findall(r'gtrain: resumed step 1000 in .* from \S*ckpt\. To begin anew: gtrain launch --fresh', second.stderr)
+        self.assertEqual(len(said), 1, second.stderr)
+        fresh = self.train(whole, '--fresh')
+        self.assertNotIn('resumed', fresh.stderr)
+        self.assertRegex(self.gtrain('status', 'python3-3').stdout,
+                         r'restored nothing: --fresh was given, and the \d checkpoints? that (is|are) in \S*ckpt')
+        self.end_local_cluster()
+
+    def test_the_lazy_one(self):
+        whole, lazy = next((text, other) for text in self.programs()[:1] for other in self.programs() if 'lazy=True' in other)
+        program = self.write('lazy.py', whole.split('\ntry:\n')[0] + '\n' + lazy)
+        self.train(program)
+        newest = json.loads(self.gtrain('ckpt', 'ls', '--json', 'ckpt').stdout)[0]
+        self.assertEqual((newest['step'], newest['state']), (1000, 'committed'))
+        verified = json.loads(self.gtrain('ckpt', 'verify', '--json', 'ckpt').stdout)
+        self.assertEqual((verified['checkpoints'][0]['attempt'], verified['checkpoints'][0]['state'], verified['damaged']),
+                         (newest['attempt'], 'intact', 0))
+        garbage = json.loads(self.gtrain('ckpt', 'gc', '--json', '--dry-run', 'ckpt').stdout)
+        self.assertEqual((garbage['dry_run'], garbage['never_committed']), (True, []))
+        self.assertIn('--json is for', json.loads(self.gtrain('ckpt', 'unpin', 'ckpt', '1000', '--json', expect=2).stdout)['error'])
+        self.end_local_cluster()
+
+
+if __name__ == '__main__':
+    harness.main()
