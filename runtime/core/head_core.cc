@@ -252,9 +252,11 @@ StepResult HeadState::Step(const HeadEvent& event, Instant now) {
   }
   const bool schedules = schedule_ || !fresh_.empty();
   if (schedules && Settled(now)) Schedule(now);
+  const bool looks = looks_owed_ > 0 && (!next_look_ || now >= *next_look_) && Settled(now);
+  if (looks) LookAround(now);
   AnswerPolls(now);
   CheckIdle(now);
-  KeepDeadline(event, schedules || cluster_.recovering || polls != polls_of_user_.all() ||
+  KeepDeadline(event, schedules || looks || looks_owed_ > 0 || cluster_.recovering || polls != polls_of_user_.all() ||
                           !dirty_jobs_.empty() || !writes_.empty() ||
                           detector_.slept() > absl::ZeroDuration());
   return Flush(now);
@@ -381,6 +383,7 @@ std::optional<Instant> HeadState::FirstDeadline() const {
   std::optional<Instant> next;
   if (cluster_.recovering) Sooner(next, schedule_ || !unsettled_.empty() ? settle_at_ : recover_until_);
   if (schedule_ && next_pass_) Sooner(next, *next_pass_);
+  if (looks_owed_ > 0 && next_look_) Sooner(next, *next_look_);
   bool live = false;
   for (const auto& [number, job] : live_jobs_) {
     if (IsFinal(job->record.state)) continue;

@@ -77,8 +77,7 @@ void HeadState::Schedule(Instant now) {
     if (changed) CheckViews();
     changed = TryPlace(*job, now);
   }
-  if (!all) return;
-  for (Job* job : LiveJobs()) LookForRoom(*job, now);
+  if (all) looks_owed_ = live_jobs_.size();
 }
 
 // Why it takes no ranks; empty: it does.

@@ -2,6 +2,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "nlohmann/json.hpp"
 #include "runtime/core/head_test_world.h"
 
@@ -65,6 +67,33 @@ class ResizeTest : public HeadTestWorld {
   }
   std::string Why(const JobId& job) { return FromClient(ClientWhy{job}).json; }
 };
+
+// A thousand jobs below their max once held a head up for a second at each change, and it called healthy
+// nodes dead.
+TEST_F(ResizeTest, ManyJobsTakeTurnsToLookForRoom) {
+  constexpr int kJobs = 30;
+  Hello("1", kJobs);
+  std::vector<JobId> jobs;
+  for (int i = 0; i < kJobs; ++i) {
+    jobs.push_back(Submit("train 1 2"));
+    StartRanks(jobs.back());
+  }
+  const auto told = [&] {
+    int count = 0;
+    for (const JobId& job : jobs) {
+      const nlohmann::json why = nlohmann::json::parse(FromClient(ClientWhy{job}).json);
+      count +=
+          std::ranges::any_of(why.at("events"), [](const auto& event) { return event.at("kind") == "room"; });
+    }
+    return count;
+  };
+  ASSERT_EQ(told(), 0);
+  Hello("2", kJobs);
+  EXPECT_GT(told(), 0);
+  EXPECT_LE(told(), 8) << "a step takes a bounded time";
+  Pass(absl::Seconds(1), {"1", "2"});
+  EXPECT_EQ(told(), kJobs) << "all of them had their turn";
+}
 
 TEST_F(ResizeTest, ItGrowsBehindACheckpointOnceThereIsRoom) {
   const JobId job = Train();

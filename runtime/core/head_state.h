@@ -161,8 +161,8 @@ struct Job {
   bool granted_here = false;  // by this head, since its start
   bool checkpointed = false;  // a checkpoint was committed in this generation
   std::optional<JobLeave> leave;
-  bool told = false;                                     // the ranks were told that a machine leaves
-  bool saved_since_told = false;                         // and a checkpoint was committed after that
+  bool told = false;              // the ranks were told that a machine leaves
+  bool saved_since_told = false;  // and a checkpoint was committed after that
   JobSizing sizing;
   std::optional<int64_t> top_step;                       // highest any rank reported
   std::optional<int64_t> low_step;                       // lowest of the ranks still running
@@ -346,6 +346,7 @@ class HeadState {
   bool NeedsRoom(const Job& other) const;
   int RanksItWouldHave(const Job& job);
   void Want(Job& job, int size);
+  void LookAround(Instant now);
   void LookForRoom(Job& job, Instant now);
   void ResizeBehindCheckpoint(Job& job, Instant now);
   void Resize(Job& job, Instant now);
@@ -565,6 +566,9 @@ class HeadState {
   std::vector<plan::NodeView> views_, empty_views_;  // what each node has left; as if no job held anything
   std::optional<Instant> next_pass_;                 // not before then over all jobs
   bool schedule_ = false;                            // something changed that may let a job start
+  size_t looks_owed_ = 0;   // of live jobs, since that changed: is there room for more ranks of them?
+  uint64_t looked_at_ = 0;  // the job that was looked at last, by number
+  std::optional<Instant> next_look_;  // at the next of them, while there are many
   std::vector<JobId> fresh_;  // submitted since: they are tried even when nothing changed for the others
   HeadCounters counters_;
   Instant refusals_since_;  // audit lines of refusals are limited
