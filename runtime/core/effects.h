@@ -83,7 +83,7 @@ struct SendToNode {
 };
 
 // What a document for readers says, as of the moment in which the core made it. To make it is cheap; its text
-// is not (13 ms for a job of 4,000 ranks), and is built by whoever delivers it, on any thread.
+// is not, with thousands of ranks, and is built by whoever delivers it, on any thread.
 class Document {
  public:
   virtual ~Document() = default;

@@ -41,7 +41,7 @@ class HeadDocumentsTest : public HeadTestWorld {
   }
 };
 
-// 4,000 ranks are 13 ms of text, for each reader, in which nobody's heartbeat would be answered.
+// 4,000 ranks are much text, for each reader, during which nobody's heartbeat would be answered.
 TEST_F(HeadDocumentsTest, NoStepBuildsTheTextOfADocument) {
   Hello("1");
   const JobId job = Run("train 2 2");

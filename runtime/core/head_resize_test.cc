@@ -382,7 +382,20 @@ TEST_F(ResizeTest, WhatWasAskedForOutlivesTheHead) {
   Hello("3");
   ASSERT_TRUE(FromClient(ClientScale{job, 2}).ok);
   Boot();
-  EXPECT_EQ(Stored(job).size_wanted, 2);
+  HeldGeneration held{job, {1}};
+  held.live = {Step(job, 1, 0, 5)};
+  Hello("1", 4, {held});
+  Hello("2");
+  Hello("3");
+  Pass(absl::Minutes(2), {"1", "2", "3"});
+  ASSERT_EQ(State(job), "RUNNING");
+  Commit(job, 10);
+  const auto revokes = Sent<Revoke>();
+  ASSERT_THAT(revokes, SizeIs(1)) << Status(job).dump();
+  EXPECT_THAT(revokes[0].second.reason, HasSubstr("it grows from 1 to 2 ranks"));
+  FromNode("1", GenerationGone{job, {1}});
+  Pass(absl::Seconds(1), {"1", "2", "3"});
+  EXPECT_EQ(Stored(job).grant->ranks.size(), 2u) << "and not the three that its job file allows";
 }
 
 TEST_F(ResizeTest, WhatTheMeshDoesNotTakeIsRefusedAndNotWaitedForForEver) {
