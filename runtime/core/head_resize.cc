@@ -342,7 +342,7 @@ absl::StatusOr<std::string> HeadState::Scale(const Peer& peer, const ClientScale
     Want(*job, before);
     return absl::InvalidArgumentError(absl::StrCat(too_many, ". Ask for fewer, or use more machines"));
   }
-  job->sizing.asked = true;
+  job->sizing.asked = !job->Live() || SizeOf(*job) != job->demand.max;
   job->sizing.at_once = scale.now;
   job->sizing.failed.reset();
   job->sizing.failures = 0;

@@ -255,6 +255,22 @@ TEST_F(ResizeTest, ASizeThatAPersonAskedForAndThatFailsIsGivenUp) {
   EXPECT_EQ(State(job), "FAILED") << "what has run before is the program's own";
 }
 
+TEST_F(ResizeTest, AMachineThatRefusesTheNumberIsNotAvoided) {
+  config_.local = true;
+  Boot();
+  const JobId job = Train("train 1 500 budget0");
+  ASSERT_TRUE(FromClient(ClientScale{job, 400, true}).ok);
+  Gone(job, 1, {"1"});
+  ASSERT_EQ(Stored(job).grant->ranks.size(), 400u);
+  const std::string why = "400 ranks are more than host-1 can hold";
+  for (int rank = 0; rank < 400; ++rank)
+    EndsBadly(job, 2, rank, "1", {.cause = ExitCause::kStartFailed, .message = why});
+  Gone(job, 2, {"1"});
+  EXPECT_EQ(Stored(job).grant->ranks.size(), 4u);
+  EXPECT_THAT(Stored(job).avoided, IsEmpty());
+  EXPECT_THAT(Why(job), HasSubstr("it goes back to 4 ranks: rank 0 on host-1: could not be started (" + why));
+}
+
 TEST_F(ResizeTest, ARestartThatGrowsOnTheWayGoesBackToo) {
   const JobId job = Train("train 1 3 one-per-node");
   FromNode("1", AgentHeartbeat{++heartbeats_, {Step(job, 1, 0, 5)}, {}});
