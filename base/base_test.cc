@@ -15,6 +15,7 @@
 #include "base/folder.h"
 #include "base/fork_guard.h"
 #include "base/ids.h"
+#include "base/json_depth.h"
 #include "base/mutex.h"
 #include "base/path.h"
 #include "base/pattern.h"
@@ -410,6 +411,21 @@ TEST(FileLock, OfAFileThatWasWritten) {
 }
 
 // Memory of the machine in kB, limits of control groups in bytes; pages of files can be had back.
+TEST(ShallowJson, IsAllOfItOrNothing) {
+  const auto nested = [](int depth) {
+    return std::string(static_cast<size_t>(depth), '[') + std::string(static_cast<size_t>(depth), ']');
+  };
+  EXPECT_EQ(ShallowJson(nested(kShallowDepthMax)), nested(kShallowDepthMax));
+  EXPECT_EQ(ShallowJson(nested(kShallowDepthMax + 1)), "");
+  EXPECT_EQ(ShallowJson(std::string(200'000, '[')), "");
+  const std::string in_text = R"({"a": ")" + std::string(200, '[') + R"(\"[[\\", "b": [{}]})";
+  EXPECT_EQ(ShallowJson(in_text), in_text) << "brackets in a string are no nesting";
+  std::string wide = "[";
+  for (int i = 0; i < 1000; ++i) wide += "[{}],";
+  EXPECT_EQ(ShallowJson(wide + "1]"), wide + "1]");
+  EXPECT_EQ(ShallowJson("\"\\"), "\"\\");
+}
+
 TEST(UriScheme, IsSeenWithOneSlashAndNotInAPath) {
   EXPECT_EQ(UriScheme("s3://bucket/run"), "s3");
   EXPECT_EQ(UriScheme("s3:/bucket/run"), "s3");
