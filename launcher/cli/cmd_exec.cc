@@ -74,7 +74,8 @@ absl::StatusOr<int> Exec(const Args& args) {
     Print(text + "\n");
   } else {
     Print(absl::StrCat(Text(reply, "text"), Text(reply, "stdout")));  // `text`: of an older head
-    std::fputs(Text(reply, "stderr").c_str(), stderr);
+    const std::string said = Text(reply, "stderr");
+    std::fwrite(said.data(), 1, said.size(), stderr);  // with what may be binary in it
   }
   return CodeOf(reply);
 }

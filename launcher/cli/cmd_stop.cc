@@ -12,7 +12,7 @@ absl::Status Stop(const Args& args) {
   GT_ASSIGN_OR_RETURN(Cluster cluster, OpenCluster(args, Start::kIfDied));
   GT_ASSIGN_OR_RETURN(const JobDoc job, FindJob(cluster, args.words.empty() ? "" : args.words[0]));
   if (job.Final()) {
-    Print(absl::StrCat(job.id, " is over: ", job.state, "\n"));
+    Print(absl::StrCat(SafeText(job.id), " is over: ", SafeText(job.state), "\n"));
     return absl::OkStatus();
   }
   const bool now = args.Has("now");
@@ -20,8 +20,8 @@ absl::Status Stop(const Args& args) {
                       Ask(cluster, core::ClientStop{JobId(job.id), now, args.Get("reason", "gtrain stop")}));
   Print(args.Has("json")
             ? json + "\n"
-            : absl::StrCat(job.id, now ? ": stopping now\n"
-                                       : ": stopping; the ranks may save. --now stops at once\n"));
+            : absl::StrCat(SafeText(job.id), now ? ": stopping now\n"
+                                                 : ": stopping; the ranks may save. --now stops at once\n"));
   return absl::OkStatus();
 }
 

@@ -233,6 +233,14 @@ bool IsCleanText(absl::string_view text) {
   return true;
 }
 
+bool IsPlainLine(absl::string_view text) {
+  for (size_t pos = 0; pos < text.size();) {
+    const std::optional<char32_t> c = DecodeUtf8(text, pos);
+    if (!c || *c == U'\n' || !CharacterProblem(*c).empty()) return false;
+  }
+  return true;
+}
+
 absl::string_view CharacterProblem(char32_t c) {
   if (c == U'\t') return "a tab; indent with spaces, and write \"\\t\" in a quoted string";
   if (c == U'\r')

@@ -47,6 +47,10 @@ std::optional<Node> ReadYaml(absl::string_view text, int source, Report& report)
 // True for UTF-8 without NUL. `CharacterProblem` also refuses what must not stand raw in a file.
 bool IsCleanText(absl::string_view text);
 
+// True for UTF-8 that people can be shown as a part of a line: no control characters, line ends or characters
+// that turn the direction of text.
+bool IsPlainLine(absl::string_view text);
+
 // Decodes one UTF-8 code point at `pos` and advances it; nullopt when invalid.
 std::optional<char32_t> DecodeUtf8(absl::string_view text, size_t& pos);
 
