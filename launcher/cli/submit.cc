@@ -19,6 +19,7 @@
 #include "base/file.h"
 #include "base/path.h"
 #include "base/status_macros.h"
+#include "base/utf8.h"
 #include "launcher/cli/job_input.h"
 #include "launcher/cli/local_cluster.h"
 #include "launcher/cli/local_secrets.h"
@@ -191,7 +192,7 @@ absl::StatusOr<core::ClientSubmit> MakeSubmit(const Args& args, const spec::JobS
     return absl::InvalidArgumentError(
         absl::StrCat("--run-dir is not UTF-8: ", SafeText(args.Get("run-dir")), ". Name another directory"));
   }
-  if (!spec::IsPlainLine(submit.run_dir)) {
+  if (!IsPlainLine(submit.run_dir)) {
     return absl::InvalidArgumentError(
         absl::StrCat("--run-dir has a control character or a line end in it: ", SafeText(submit.run_dir),
                      ". Everybody's terminal would get it: name another directory"));

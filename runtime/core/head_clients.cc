@@ -8,7 +8,7 @@
 #include "base/probe.h"
 #include "base/status_macros.h"
 #include "base/units.h"
-#include "launcher/spec/yaml_tree.h"
+#include "base/utf8.h"
 #include "nlohmann/json.hpp"
 #include "runtime/core/authority.h"
 #include "runtime/core/head_state.h"
@@ -248,7 +248,7 @@ absl::StatusOr<std::string> HeadState::Submit(const PeerMessage& event, const st
   record.submitted_at = Wall(now);
   record.reason = "just submitted";
   // It is shown to everybody who may see the job, in lines of terminals and logs.
-  if (!spec::IsPlainLine(record.run_dir)) {
+  if (!IsPlainLine(record.run_dir)) {
     return absl::InvalidArgumentError(
         "the run directory's path has control characters, line ends or bytes that are no UTF-8: name "
         "another");
