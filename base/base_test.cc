@@ -15,6 +15,8 @@
 #include "base/folder.h"
 #include "base/fork_guard.h"
 #include "base/ids.h"
+#include "base/json_depth.h"
+#include "base/logging.h"
 #include "base/mutex.h"
 #include "base/path.h"
 #include "base/pattern.h"
@@ -22,6 +24,7 @@
 #include "base/run_folder.h"
 #include "base/test_folder.h"
 #include "base/units.h"
+#include "base/utf8.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -410,6 +413,37 @@ TEST(FileLock, OfAFileThatWasWritten) {
 }
 
 // Memory of the machine in kB, limits of control groups in bytes; pages of files can be had back.
+TEST(LogLine, ShowsControlCharacters) {
+  testing::internal::CaptureStderr();
+  LogInfo("node \x1b]0;title\a\xC2\x9B \u00e9\tis back\nand more");
+  EXPECT_THAT(testing::internal::GetCapturedStderr(),
+              testing::EndsWith("node \\x1b]0;title\\x07\\xc2\\x9b \u00e9\tis back\nand more\n"));
+}
+
+TEST(IsPlainLine, TakesWhatCanBeShown) {
+  for (const char* good : {"", "/r/with a blank/\u00e9/\U0001F682", "a%1b"})
+    EXPECT_TRUE(IsPlainLine(good)) << good;
+  for (const char* bad : {"\n", "a\tb", "\x1b]52;c;ZXZpbA==\a", "\x7f", "\xC2\x9B", "\u202e", "\u2066",
+                          "\u2028", "\ufeff", "\xff", "\xC2", "\xED\xA0\x80"})
+    EXPECT_FALSE(IsPlainLine(bad)) << bad;
+  EXPECT_FALSE(IsPlainLine(absl::string_view("a\0b", 3)));
+}
+
+TEST(ShallowJson, IsAllOfItOrNothing) {
+  const auto nested = [](int depth) {
+    return std::string(static_cast<size_t>(depth), '[') + std::string(static_cast<size_t>(depth), ']');
+  };
+  EXPECT_EQ(ShallowJson(nested(kShallowDepthMax)), nested(kShallowDepthMax));
+  EXPECT_EQ(ShallowJson(nested(kShallowDepthMax + 1)), "");
+  EXPECT_EQ(ShallowJson(std::string(200'000, '[')), "");
+  const std::string in_text = R"({"a": ")" + std::string(200, '[') + R"(\"[[\\", "b": [{}]})";
+  EXPECT_EQ(ShallowJson(in_text), in_text) << "brackets in a string are no nesting";
+  std::string wide = "[";
+  for (int i = 0; i < 1000; ++i) wide += "[{}],";
+  EXPECT_EQ(ShallowJson(wide + "1]"), wide + "1]");
+  EXPECT_EQ(ShallowJson("\"\\"), "\"\\");
+}
+
 TEST(UriScheme, IsSeenWithOneSlashAndNotInAPath) {
   EXPECT_EQ(UriScheme("s3://bucket/run"), "s3");
   EXPECT_EQ(UriScheme("s3:/bucket/run"), "s3");

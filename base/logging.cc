@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include "absl/base/const_init.h"
+#include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/mutex.h"
@@ -22,6 +23,24 @@ LogState& State() {
   return *state;
 }
 
+// What a peer calls itself must not drive the terminal in which somebody reads the log.
+std::string WithoutControls(absl::string_view text) {
+  std::string out;
+  for (size_t i = 0; i < text.size(); ++i) {
+    const auto byte = static_cast<unsigned char>(text[i]);
+    const auto next = static_cast<unsigned char>(i + 1 < text.size() ? text[i + 1] : 0);
+    if (byte == 0xC2 && next >= 0x80 && next < 0xA0) {  // U+0080 to U+009F
+      absl::StrAppendFormat(&out, "\\x%02x\\x%02x", byte, next);
+      ++i;
+    } else if ((byte < 0x20 && byte != '\n' && byte != '\t') || byte == 0x7F) {
+      absl::StrAppendFormat(&out, "\\x%02x", byte);
+    } else {
+      out.push_back(text[i]);
+    }
+  }
+  return out;
+}
+
 }  // namespace
 
 void SetLogTag(absl::string_view tag) {
@@ -38,9 +57,10 @@ void LogLine(LogLevel level, absl::string_view text) {
   MutexLock lock(&State().mu);
   if (State().sink) return State().sink(level, text);
   constexpr char kLetters[] = {'I', 'W', 'E'};
-  const std::string line = absl::StrCat(std::string(1, kLetters[static_cast<int>(level)]), " ",
-                                        absl::FormatTime("%H:%M:%E3S", absl::Now(), absl::UTCTimeZone()),
-                                        State().tag.empty() ? "" : " ", State().tag, ": ", text, "\n");
+  const std::string line =
+      absl::StrCat(std::string(1, kLetters[static_cast<int>(level)]), " ",
+                   absl::FormatTime("%H:%M:%E3S", absl::Now(), absl::UTCTimeZone()),
+                   State().tag.empty() ? "" : " ", State().tag, ": ", WithoutControls(text), "\n");
   // A full or closed stderr must never stop a daemon.
   [[maybe_unused]] ssize_t ignored = write(STDERR_FILENO, line.data(), line.size());
 }

@@ -269,7 +269,7 @@ absl::Status SetPin(const Args& args, bool pin) {
   // A copy that was cut off is pinned and has no manifest.
   if (const auto attempt = ckpt::ParseAttemptName(args.words[2]); attempt && !pin) {
     GT_RETURN_IF_ERROR(ckpt::Unpin(store.get(), *attempt));
-    Print(absl::StrCat(args.words[2], " is no longer pinned\n"));
+    Print(absl::StrCat(SafeText(args.words[2]), " is no longer pinned\n"));
     return absl::OkStatus();
   }
   GT_ASSIGN_OR_RETURN(const ckpt::Manifest m, ckpt::FindCheckpoint(store.get(), args.words[2]));
@@ -322,8 +322,9 @@ absl::Status Gc(const Args& args) {
   }
   for (const ckpt::SaveId& id : garbage.plan.folders)
     Print(absl::StrCat(ckpt::AttemptName(id), "  never committed\n"));
-  for (const auto& u : garbage.unfinished) Print(absl::StrCat(u.key, "  never finished\n"));
-  for (const std::string& key : garbage.small) Print(absl::StrCat(key, "  left by a program that ended\n"));
+  for (const auto& u : garbage.unfinished) Print(absl::StrCat(SafeText(u.key), "  never finished\n"));
+  for (const std::string& key : garbage.small)
+    Print(absl::StrCat(SafeText(key), "  left by a program that ended\n"));
   for (const ckpt::SaveId& id : garbage.pinned) {
     Print(absl::StrCat(ckpt::AttemptName(id), "  pinned and never committed: left. A copy of it may be ",
                        "repeated; else gtrain ckpt unpin ", SafeText(args.words[1]), " ",
@@ -351,7 +352,8 @@ absl::Status Cp(const Args& args) {
     GT_RETURN_IF_ERROR(ckpt::CopyCheckpoint(from.get(), m, to.get(), bar.progress()));
   }
   Print(absl::StrCat("copied and verified step ", m.id.step, ", ", PrintBytes(ckpt::BytesOf(m)), " to ",
-                     to->Describe(), "\nIt is pinned there, so that no job deletes it; gtrain ckpt unpin ",
+                     SafeText(to->Describe()),
+                     "\nIt is pinned there, so that no job deletes it; gtrain ckpt unpin ",
                      SafeText(args.words[2]), " ", ckpt::AttemptName(m.id), "\n"));
   return absl::OkStatus();
 }
@@ -374,7 +376,7 @@ absl::Status Export(const Args& args) {
   }
   GT_RETURN_IF_ERROR(written);
   Print(absl::StrCat("wrote ", m.tensors.size() - left_out.size(), " tensors of step ", m.id.step, " to ",
-                     args.words.back(), "\n"));
+                     SafeText(args.words.back()), "\n"));
   WarnIfNotFinite(store, m);
   if (!left_out.empty())
     Complain(absl::StrCat("left out, because each rank has its own: ", absl::StrJoin(left_out, ", ")));
@@ -386,7 +388,7 @@ absl::Status Import(const Args& args) {
   GT_ASSIGN_OR_RETURN(const Store store, Open(args.words[2]));
   GT_ASSIGN_OR_RETURN(const ckpt::Manifest m,
                       ckpt::ImportSafetensors(args.words[1], store.get(), args.Has("takeover")));
-  Print(absl::StrCat("committed ", m.tensors.size(), " tensors as step 0 in ", store->Describe(),
+  Print(absl::StrCat("committed ", m.tensors.size(), " tensors as step 0 in ", SafeText(store->Describe()),
                      "; a job starts from them with this checkpoint.uri\n"));
   return absl::OkStatus();
 }

@@ -79,7 +79,8 @@ absl::StatusOr<int> Exec(const Args& args) {
     const std::string words = Text(reply, "stderr");
     // Said by the keeper in the place of a command that did not begin.
     const bool never_ran = absl::StartsWith(words, absl::StrCat("cannot run ", args.rest->front(), ": "));
-    std::fputs(absl::StrCat(never_ran ? "gtrain: " : "", words).c_str(), stderr);
+    const std::string said = absl::StrCat(never_ran ? "gtrain: " : "", words);
+    std::fwrite(said.data(), 1, said.size(), stderr);  // with what may be binary in it
   }
   return CodeOf(reply);
 }

@@ -73,7 +73,7 @@ absl::StatusOr<int> Launch(const Args& args) {
   GT_ASSIGN_OR_RETURN(Submitted submitted, SubmitJob(args, input.spec));
   if (args.Has("detach")) {
     if (args.Has("json")) return Print(submitted.json + "\n") ? kDone : kFailed;
-    return Print(absl::StrCat(submitted.job, "\n")) ? kDone : kFailed;
+    return Print(absl::StrCat(SafeText(submitted.job), "\n")) ? kDone : kFailed;
   }
   Cluster& cluster = submitted.cluster;
   Complain(absl::StrCat("job ", submitted.job, " on ", cluster.local ? "the local cluster" : cluster.name));

@@ -16,7 +16,7 @@ absl::StatusOr<std::string> Revoke(Cluster& cluster, const Args& args) {
   const std::string& node = args.words[1];
   GT_ASSIGN_OR_RETURN(const std::string json, Ask(cluster, core::ClientRevokeNode{node, args.Get("reason")}));
   if (args.Has("json")) return json + "\n";
-  return absl::StrCat("node ", node, " is revoked: its key is refused, its ranks are given up\n");
+  return absl::StrCat("node ", SafeText(node), " is revoked: its key is refused, its ranks are given up\n");
 }
 
 // What docs/protocols/notices.md keeps free before the deadline; the head's kReserve.
@@ -40,16 +40,16 @@ absl::StatusOr<std::string> Drain(Cluster& cluster, const Args& args, bool undo)
   }
   GT_ASSIGN_OR_RETURN(const std::string text, Ask(cluster, drain));
   if (args.Has("json")) return text + "\n";
-  if (undo) return absl::StrCat("node ", drain.node, " is used again\n");
+  if (undo) return absl::StrCat("node ", SafeText(drain.node), " is used again\n");
   const auto reply = nlohmann::json::parse(text, nullptr, false);
   const auto jobs = reply.is_object() ? reply.find("jobs") : reply.end();
   const size_t count = jobs != reply.end() && jobs->is_array() ? jobs->size() : 0;
   return absl::StrCat(
-      "node ", drain.node, " is leaving: nothing new starts there; ",
+      "node ", SafeText(drain.node), " is leaving: nothing new starts there; ",
       count == 0 ? "no job has ranks on it"
                  : absl::StrCat(count, count == 1 ? " job goes" : " jobs go", " on without it within ",
                                 PrintDuration(drain.left), ". ", TimeOfRanks(drain.left)),
-      ". `gtrain node undrain ", drain.node, "` takes it back\n");
+      ". `gtrain node undrain ", SafeText(drain.node), "` takes it back\n");
 }
 
 absl::Status Node(const Args& args) {

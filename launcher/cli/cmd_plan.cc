@@ -143,7 +143,7 @@ absl::StatusOr<int> Plan(const Args& args) {
     Print(ToJson(placement).dump(2, ' ', false, json::error_handler_t::replace) + "\n");
   } else {
     Print(absl::StrCat("job ", input.spec.name, " (hash ", spec::JobHash(input.spec).substr(0, 12), ") on ",
-                       SafeText(nodes.where), "\n", plan::Print(placement)));
+                       SafeText(nodes.where), "\n", SafeLines(plan::Print(placement), ""), "\n"));
   }
   return placement.placed ? kDone : kFailed;
 }

@@ -11,6 +11,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "base/clock.h"
+#include "base/json_depth.h"
 #include "base/status_macros.h"
 #include "launcher/cli/context.h"
 #include "launcher/cli/follow.h"
@@ -89,7 +90,7 @@ absl::StatusOr<std::optional<size_t>> LimitOf(const Args& args) {
 // In order of submission; the newest `limit`.
 std::string Limited(const std::string& text, std::optional<size_t> limit) {
   if (!limit) return text;
-  nlohmann::json document = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
+  nlohmann::json document = nlohmann::json::parse(ShallowJson(text), nullptr, /*allow_exceptions=*/false);
   if (!document.is_object() || !document["jobs"].is_array()) return text;
   auto& jobs = document["jobs"].get_ref<nlohmann::json::array_t&>();
   if (jobs.size() > *limit) jobs.erase(jobs.begin(), jobs.end() - static_cast<ptrdiff_t>(*limit));
@@ -102,8 +103,8 @@ struct Row {
 
 Row RowOf(const JobDoc& job, absl::Time now) {
   const std::string progress = PrintProgress(job);
-  return {job.id,
-          job.state,
+  return {SafeText(job.id),
+          SafeText(job.state),
           absl::StrCat(job.world_size),
           SafeText(job.user),
           job.started ? PrintClock(*job.started, now) : "-",
@@ -165,7 +166,7 @@ std::string Details(const JobDoc& job, absl::Time now) {
   if (const std::string times = Times(job, now); !times.empty()) absl::StrAppend(&out, "   ", times, "\n");
   for (const std::string& note : job.notes) absl::StrAppend(&out, "   ", SafeText(note), "\n");
   if (job.first_fault) absl::StrAppend(&out, "   first fault: ", SafeText(job.first_fault->message), "\n");
-  if (!job.run_dir.empty()) absl::StrAppend(&out, "   logs: ", job.run_dir, "/logs\n");
+  if (!job.run_dir.empty()) absl::StrAppend(&out, "   logs: ", SafeText(job.run_dir), "/logs\n");
   return out;
 }
 

@@ -29,8 +29,8 @@ absl::Status Stop(const Args& args) {
       Ask(*target.cluster, core::ClientStop{JobId(job.id), now, args.Get("reason", "gtrain stop")}));
   Print(args.Has("json")
             ? json + "\n"
-            : absl::StrCat(job.id, now ? ": stopping now\n"
-                                       : ": stopping; the ranks may save. --now stops at once\n"));
+            : absl::StrCat(SafeText(job.id), now ? ": stopping now\n"
+                                                 : ": stopping; the ranks may save. --now stops at once\n"));
   return absl::OkStatus();
 }
 

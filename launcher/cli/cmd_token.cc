@@ -63,7 +63,7 @@ absl::Status Token(const Args& args) {
   if (action == "create") return Create(args, cluster);
   if (action == "ls") return List(args, cluster);
   GT_RETURN_IF_ERROR(Ask(cluster, core::ClientRevokeToken{args.words[1]}).status());
-  Print(absl::StrCat("token ", args.words[1], " is revoked; nodes that joined with it stay\n"));
+  Print(absl::StrCat("token ", SafeText(args.words[1]), " is revoked; nodes that joined with it stay\n"));
   return absl::OkStatus();
 }
 

@@ -60,7 +60,7 @@ absl::Status User(const Args& args) {
   if (action == "add") return Add(args, cluster);
   if (action == "ls") return List(args, cluster);
   GT_RETURN_IF_ERROR(Ask(cluster, core::ClientRevokeUser{args.words[1]}).status());
-  Print(absl::StrCat(args.words[1], " is refused from now on; jobs go on\n"));
+  Print(absl::StrCat(SafeText(args.words[1]), " is refused from now on; jobs go on\n"));
   return absl::OkStatus();
 }
 

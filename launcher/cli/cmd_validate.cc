@@ -20,7 +20,7 @@ int Run(const Args& args) {
     return Print(out.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n") ? kDone : kFailed;
   }
   if (args.Has("print")) return Print(spec::PrintJob(input->spec)) ? kDone : kFailed;
-  return Print(absl::StrCat(input->shown_name, ": ok (", input->spec.name, ", job hash ",
+  return Print(absl::StrCat(SafeText(input->shown_name), ": ok (", input->spec.name, ", job hash ",
                             spec::JobHash(input->spec).substr(0, 12), ")\n"))
              ? kDone
              : kFailed;

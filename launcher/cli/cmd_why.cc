@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "base/clock.h"
+#include "base/json_depth.h"
 #include "base/status_macros.h"
 #include "base/unique_fd.h"
 #include "launcher/cli/context.h"
@@ -64,7 +65,7 @@ void AddEarlierEvents(const std::string& run_dir, json& why) {
   json all = json::array();
   const std::string text = EndOfFile(run_dir + "/events.jsonl");
   for (const absl::string_view line : absl::StrSplit(text, '\n', absl::SkipEmpty())) {
-    json event = json::parse(line, nullptr, /*allow_exceptions=*/false);
+    json event = json::parse(ShallowJson(line), nullptr, /*allow_exceptions=*/false);
     if (event.is_object() && SequenceOf(event) > 0 && SequenceOf(event) < known)
       all.push_back(std::move(event));
   }
@@ -133,7 +134,7 @@ absl::Status Why(const Args& args) {
     asked = std::move(left.json);
   }
   GT_ASSIGN_OR_RETURN(const std::string text, std::move(asked));
-  json why = json::parse(text, nullptr, false);
+  json why = json::parse(ShallowJson(text), nullptr, false);
   if (!why.is_object()) return absl::InternalError("the head's answer is not a JSON object");
   AddEarlierEvents(run_dir, why);
   Print(args.Has("json") ? why.dump(-1, ' ', false, json::error_handler_t::replace) + "\n" : Explain(why));

@@ -9,6 +9,7 @@
 #include "base/clock.h"
 #include "base/file.h"
 #include "base/file_lock.h"
+#include "base/json_depth.h"
 #include "base/status_macros.h"
 #include "launcher/cli/local_cluster.h"
 #include "launcher/spec/nearest.h"
@@ -35,7 +36,7 @@ std::string Text(const nlohmann::json& object, const char* key) {
 }
 
 absl::StatusOr<Contexts> ParseContexts(const std::string& text, const std::string& path) {
-  const nlohmann::json root = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
+  const nlohmann::json root = nlohmann::json::parse(ShallowJson(text), nullptr, /*allow_exceptions=*/false);
   if (!root.is_object()) {
     return absl::FailedPreconditionError(absl::StrCat(path, " is not a JSON object; repair or remove it"));
   }

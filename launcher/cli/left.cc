@@ -16,6 +16,7 @@
 #include "absl/strings/str_join.h"
 #include "base/file.h"
 #include "base/folder.h"
+#include "base/json_depth.h"
 #include "base/status_macros.h"
 #include "launcher/cli/context.h"
 #include "launcher/cli/local_cluster.h"
@@ -35,8 +36,9 @@ std::string Text(const json& object, const char* key) {
 
 absl::StatusOr<json> ReadObject(const std::string& path, size_t bytes_max) {
   GT_ASSIGN_OR_RETURN(const std::string text, ReadFile(path, bytes_max));
-  json object = json::parse(text, nullptr, /*allow_exceptions=*/false);
-  if (!object.is_object()) return absl::DataLossError(absl::StrCat(path, " is not a JSON object"));
+  json object = json::parse(ShallowJson(text), nullptr, /*allow_exceptions=*/false);
+  if (!object.is_object())
+    return absl::DataLossError(absl::StrCat(path, " is damaged: not a JSON object of gtrain"));
   return object;
 }
 

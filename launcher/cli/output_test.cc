@@ -27,6 +27,24 @@ TEST(SafeText, ShowsWhatCouldDriveATerminal) {
   EXPECT_EQ(SafeText("\xff\xC2\x9B"), "\\xff\\xc2\\x9b");
   EXPECT_EQ(SafeText("é🚂"), "é🚂");
   EXPECT_EQ(SafeText("a\nb"), "a\\nb");
+  EXPECT_EQ(SafeText("a\u202eb\u2066c\u200ed"), "a\\xe2\\x80\\xaeb\\xe2\\x81\\xa6c\\xe2\\x80\\x8ed");
+}
+
+TEST(Complain, ShowsWhatANameHoldsWhoeverMadeItUp) {
+  testing::internal::CaptureStderr();
+  Complain("no \x1b]52;c;ZXZpbA==\a here\nand more");
+  EXPECT_EQ(testing::internal::GetCapturedStderr(), "gtrain: no \\x1b]52;c;ZXZpbA==\\x07 here\nand more\n");
+}
+
+// A result that another user left may hold anything.
+TEST(StatusBlock, ShowsControlCharactersOfADocument) {
+  const auto job =
+      ParseJobDoc("{\"id\": \"a\\u001b[2Jb\", \"state\": \"X\\u009b\", \"reason\": \"\\u0007\"}");
+  ASSERT_TRUE(job.ok());
+  for (const std::string& line : StatusBlock(*job, "hint\x1b", 1000)) {
+    for (const char c : line) EXPECT_GE(static_cast<unsigned char>(c), 0x20) << line;
+  }
+  EXPECT_THAT(StatusBlock(*job, "", 1000)[0], HasSubstr("a\\x1b[2Jb -- X\\xc2\\x9b --"));
 }
 
 TEST(CutToWidth, NeverCutsACodePoint) {

@@ -26,8 +26,8 @@ bool WriteToStderr(const std::string& text) {
 
 std::vector<std::string> StatusBlock(const JobDoc& job, const std::string& hint, int columns) {
   std::vector<std::string> lines;
-  lines.push_back(absl::StrCat("-- ", job.id, " -- ", job.state, " -- generation ", job.generation, ", ",
-                               job.world_size, job.world_size == 1 ? " rank" : " ranks",
+  lines.push_back(absl::StrCat("-- ", SafeText(job.id), " -- ", SafeText(job.state), " -- generation ",
+                               job.generation, ", ", job.world_size, job.world_size == 1 ? " rank" : " ranks",
                                job.run_time ? absl::StrCat(" -- ", PrintSpan(*job.run_time)) : ""));
   lines.push_back(absl::StrCat("   ", SafeText(job.reason)));
   if (!job.stuck.empty()) lines.push_back(absl::StrCat("   ", SafeText(job.stuck)));
@@ -37,7 +37,7 @@ std::vector<std::string> StatusBlock(const JobDoc& job, const std::string& hint,
   for (const auto& [host, states] : hosts) {
     if (++shown > kHostsShown) {
       lines.push_back(absl::StrCat("   and ", hosts.size() - kHostsShown, " more hosts; `gtrain status ",
-                                   job.id, "` lists them"));
+                                   SafeText(job.id), "` lists them"));
       break;
     }
     const std::string parts = absl::StrJoin(states, ", ", [](std::string* out, const auto& s) {
@@ -47,7 +47,7 @@ std::vector<std::string> StatusBlock(const JobDoc& job, const std::string& hint,
   }
   const std::string progress = PrintProgress(job);
   if (!progress.empty()) lines.push_back(absl::StrCat("   ", progress));
-  if (!hint.empty()) lines.push_back(absl::StrCat("   ", hint));
+  if (!hint.empty()) lines.push_back(absl::StrCat("   ", SafeText(hint)));
   for (std::string& line : lines) line = CutToWidth(line, columns);
   return lines;
 }

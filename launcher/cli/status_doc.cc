@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "base/json_depth.h"
 
 namespace gtrain::cli {
 namespace {
@@ -49,7 +50,7 @@ std::vector<json> List(const json& object, const char* key) {
 }
 
 absl::StatusOr<json> ParseObject(absl::string_view text) {
-  json root = json::parse(text.begin(), text.end(), nullptr, /*allow_exceptions=*/false);
+  json root = json::parse(ShallowJson(text), nullptr, /*allow_exceptions=*/false);
   if (!root.is_object()) return absl::InternalError("the head's answer is not a JSON object");
   return root;
 }

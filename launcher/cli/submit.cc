@@ -19,6 +19,7 @@
 #include "base/file.h"
 #include "base/path.h"
 #include "base/status_macros.h"
+#include "base/utf8.h"
 #include "launcher/cli/job_input.h"
 #include "launcher/cli/local_cluster.h"
 #include "launcher/cli/local_secrets.h"
@@ -120,8 +121,8 @@ constexpr absl::Duration kSubmitPatience = absl::Seconds(30);
 constexpr absl::Duration kLocalLook = absl::Milliseconds(500);  // then see whether the head lives; doubled
 
 // The local head may end itself as idle in the moment before our submit arrives; the same id is sent to its
-// successor.
-absl::StatusOr<std::string> Submit(Cluster& cluster, const core::ClientSubmit& submit) {
+// successor. `refused`: it was answered, with no.
+absl::StatusOr<std::string> Submit(Cluster& cluster, const core::ClientSubmit& submit, bool* refused) {
   const RealClock clock;
   const Instant deadline = clock.Now() + kSubmitPatience;
   core::ClientRequest request;
@@ -138,6 +139,7 @@ absl::StatusOr<std::string> Submit(Cluster& cluster, const core::ClientSubmit& s
   if (!reply.ok()) return reply.status();
   if (!reply->ok) {
     const auto code = static_cast<absl::StatusCode>(reply->code);
+    *refused = true;
     // Of a launch: refused, and nothing was started.
     return absl::Status(
         code == absl::StatusCode::kFailedPrecondition ? absl::StatusCode::kInvalidArgument : code,
@@ -190,6 +192,11 @@ absl::StatusOr<core::ClientSubmit> MakeSubmit(const Args& args, const spec::JobS
     return absl::InvalidArgumentError(
         absl::StrCat("--run-dir is not UTF-8: ", SafeText(args.Get("run-dir")), ". Name another directory"));
   }
+  if (!IsPlainLine(submit.run_dir)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--run-dir has a control character or a line end in it: ", SafeText(submit.run_dir),
+                     ". Everybody's terminal would get it: name another directory"));
+  }
   return submit;
 }
 
@@ -205,13 +212,17 @@ absl::StatusOr<Submitted> SubmitJob(const Args& args, const spec::JobSpec& spec)
   GT_ASSIGN_OR_RETURN(core::ClientSubmit submit, MakeSubmit(args, spec, resume.wanted, run_dirs, local));
   Submitted submitted;
   GT_ASSIGN_OR_RETURN(submitted.cluster, OpenCluster(args, Start::kIfNeeded));
+  KeptSecrets secrets;
   if (local) {
-    GT_ASSIGN_OR_RETURN(const spec::JobSpec with_files, KeepSecrets(submitted.cluster.dir, spec));
-    submit.spec_text = spec::PrintJob(with_files);
+    GT_ASSIGN_OR_RETURN(secrets, KeepSecrets(submitted.cluster.dir, spec));
+    submit.spec_text = spec::PrintJob(secrets.spec);
   }
   // It may be accepted: the first Ctrl-C stops the job then, as it does while it is followed.
   EndOnCtrlC(2, "interrupted while the job was submitted; `gtrain status` says whether it was accepted");
-  GT_ASSIGN_OR_RETURN(submitted.json, Submit(submitted.cluster, submit));
+  bool refused = false;
+  absl::StatusOr<std::string> answer = Submit(submitted.cluster, submit, &refused);
+  if (refused) Remove(secrets);
+  GT_ASSIGN_OR_RETURN(submitted.json, std::move(answer));
   GT_ASSIGN_OR_RETURN(submitted.job, JobIdOf(submitted.json));
   if (!resume.news.empty()) Complain(resume.news);
   return submitted;

@@ -59,6 +59,9 @@ bool NobodyReads(int error) {
   return error == EPIPE || (error == EIO && fstat(STDOUT_FILENO, &info) == 0 && S_ISCHR(info.st_mode));
 }
 
+// Marks of direction that CharacterProblem lets into job files: there they may stand in a name.
+bool TurnsText(char32_t c) { return c == 0x200E || c == 0x200F || c == 0x061C; }
+
 }  // namespace
 
 std::string SafeText(absl::string_view text) {
@@ -70,7 +73,7 @@ std::string SafeText(absl::string_view text) {
       absl::StrAppendFormat(&out, "\\x%02x", static_cast<unsigned char>(text[pos++]));
     } else if (*c == U'\n') {
       out += "\\n";
-    } else if (*c != U'\t' && !spec::CharacterProblem(*c).empty()) {
+    } else if (*c != U'\t' && (TurnsText(*c) || !spec::CharacterProblem(*c).empty())) {
       for (size_t i = start; i < pos; ++i)
         absl::StrAppendFormat(&out, "\\x%02x", static_cast<unsigned char>(text[i]));
     } else {
@@ -164,7 +167,8 @@ bool Printed() { return g_printed; }
 
 void Complain(absl::string_view message, Tone tone) {
   if (tone == Tone::kBad) NoteError(std::string(message));
-  const std::string line = OwnLine(message, tone, STDERR_FILENO);
+  // Whoever made it up: a name in it may be of a file, of another user or typed.
+  const std::string line = OwnLine(SafeLines(message, ""), tone, STDERR_FILENO);
   std::fwrite(line.data(), 1, line.size(), stderr);
 }
 

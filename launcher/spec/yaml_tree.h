@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "absl/strings/string_view.h"
+#include "base/utf8.h"
 #include "launcher/spec/report.h"
 
 namespace gtrain::spec {
@@ -47,8 +48,7 @@ std::optional<Node> ReadYaml(absl::string_view text, int source, Report& report)
 // True for UTF-8 without NUL. `CharacterProblem` also refuses what must not stand raw in a file.
 bool IsCleanText(absl::string_view text);
 
-// Decodes one UTF-8 code point at `pos` and advances it; nullopt when invalid.
-std::optional<char32_t> DecodeUtf8(absl::string_view text, size_t& pos);
+using ::gtrain::DecodeUtf8;  // of base/utf8.h
 
 // Why this code point may not stand in a job file ("" = it may).
 absl::string_view CharacterProblem(char32_t c);

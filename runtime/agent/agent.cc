@@ -13,7 +13,6 @@
 #include <algorithm>
 #include <cstring>
 #include <filesystem>
-#include <nlohmann/json.hpp>
 #include <optional>
 #include <set>
 #include <vector>
@@ -37,6 +36,7 @@
 #include "launcher/spec/print.h"
 #include "runtime/agent/job_files.h"
 #include "runtime/agent/keeper_set.h"
+#include "runtime/agent/membership.h"
 #include "runtime/agent/node.h"
 #include "runtime/agent/notice_watch.h"
 #include "runtime/core/agent_core.h"
@@ -81,57 +81,6 @@ std::map<std::string, std::string> OwnEnvironment() {
   return env;
 }
 
-constexpr size_t kOthersMax = 15;
-
-// How a node finds its head again after a restart, of its own or of the head, which may have moved.
-struct Membership {
-  std::string endpoint, head_public_key;
-  ClusterId cluster;
-  std::vector<std::string> others;  // where the head may be, too, if it is not at `endpoint`
-  // Looked at first from now on.
-  void Prefer(const std::string& first) {
-    std::erase(others, first);
-    if (!endpoint.empty() && endpoint != first) others.insert(others.begin(), endpoint);
-    if (others.size() > kOthersMax) others.resize(kOthersMax);
-    endpoint = first;
-  }
-};
-
-std::string MembershipPath(const std::string& state_dir) { return state_dir + "/cluster.json"; }
-
-Membership LoadMembership(const std::string& state_dir) {
-  Membership membership;
-  const auto text = ReadFile(MembershipPath(state_dir), 64 << 10);
-  if (!text.ok()) return membership;
-  const auto json = nlohmann::json::parse(*text, nullptr, false);
-  auto word = [&json](const char* key) {
-    const auto it = json.is_object() ? json.find(key) : json.end();
-    return json.is_object() && it != json.end() && it->is_string() ? it->get<std::string>() : std::string();
-  };
-  membership = {word("endpoint"), word("head_public_key"), ClusterId(word("cluster")), {}};
-  const auto all = json.is_object() ? json.find("endpoints") : json.end();
-  for (const auto& one : json.is_object() && all != json.end() ? *all : nlohmann::json::array()) {
-    if (one.is_string() && one != membership.endpoint && membership.others.size() < kOthersMax)
-      membership.others.push_back(one.get<std::string>());
-  }
-  return membership;
-}
-
-absl::Status SaveMembership(const std::string& state_dir, const Membership& membership) {
-  std::vector<std::string> all = {membership.endpoint};
-  all.insert(all.end(), membership.others.begin(), membership.others.end());
-  const nlohmann::json json = {{"endpoint", membership.endpoint},
-                               {"endpoints", all},
-                               {"head_public_key", membership.head_public_key},
-                               {"cluster", membership.cluster.value}};
-  return WriteFileDurable(MembershipPath(state_dir), json.dump(1) + "\n");
-}
-
-absl::StatusOr<std::string> ReadSecret(const std::string& path) {
-  GT_ASSIGN_OR_RETURN(std::string text, ReadFile(path, 64 << 10));
-  return std::string(absl::StripTrailingAsciiWhitespace(text));
-}
-
 class Agent {
  public:
   explicit Agent(const AgentOptions& options) : options_(options), rng_(Rng::FromSystem()) {}
@@ -155,7 +104,10 @@ class Agent {
   void Wait();
   void WatchConnection();
   void GiveUpIfRefused();
+  // Whether cluster.json says where the head is.
+  bool HasMembership() const { return options_.connect == nullptr && options_.head_endpoint.empty(); }
   void LookElsewhere();
+  void WarnOfBadAddresses(const Membership& membership);
   void RememberWhereItIs();
   void LookAfterStateDir();
   void ReadHead();
@@ -185,6 +137,8 @@ class Agent {
   Membership membership_;
   std::unique_ptr<port::ClientTransport> transport_;
   net::ZmqClient* zmq_ = nullptr;  // of transport_, to ask why there is no connection
+  absl::Status why_not_;           // of the last Connect
+  std::string warned_;             // of addresses in cluster.json
   std::unique_ptr<KeeperSet> keepers_;
   std::optional<core::AgentCore> core_;
   std::unique_ptr<ckpt::NearServer> near_server_;  // null: copies of checkpoints are not shared
@@ -207,7 +161,8 @@ class Agent {
   std::optional<Instant> elsewhere_at_;   // the next address is tried
   std::optional<Instant> refused_since_;  // the head answers, but not to our key
   bool terminated_ = false;
-  bool reconnect_ = false;  // either side has lost a message on the connection that lives
+  // Either side has lost a message on the connection that lives; or there is none, not even one that tries.
+  bool reconnect_ = false;
 };
 
 absl::Status Agent::Lock() {
@@ -227,8 +182,10 @@ absl::Status Agent::Lock() {
 absl::Status Agent::Join() {
   GT_ASSIGN_OR_RETURN(keys_, net::LoadOrMakeKeyPair(options_.state_dir + "/node.key"));
   node_ = NodeId(net::KeyId(keys_.public_key));
+  for (const std::string& head : options_.heads) GT_RETURN_IF_ERROR(CheckHeadAddress("--head", head));
   membership_ = LoadMembership(options_.state_dir);
   if (options_.connect != nullptr) return absl::OkStatus();
+  if (HasMembership()) WarnOfBadAddresses(membership_);
   if (!options_.join_token.empty()) {
     GT_ASSIGN_OR_RETURN(const net::JoinToken token, net::ParseJoinToken(options_.join_token));
     if (token.head_public_key != membership_.head_public_key) {
@@ -239,7 +196,7 @@ absl::Status Agent::Join() {
       if (absl::IsPermissionDenied(joined.status()) && net::IsLetIn(token, keys_, kLetInPatience))
         joined = core::AgentJoined{ClusterId(), node_};
       GT_RETURN_IF_ERROR(joined.status());
-      membership_ = {token.endpoint, token.head_public_key, joined->cluster, {}};
+      membership_ = {token.endpoint, token.head_public_key, joined->cluster, {}, {}};
       GT_RETURN_IF_ERROR(SaveMembership(options_.state_dir, membership_));
       LogInfo("joined cluster ", joined->cluster.value, " as node ", node_.value);
     }
@@ -251,6 +208,11 @@ absl::Status Agent::Join() {
   if (!options_.head_endpoint.empty()) membership_.endpoint = options_.head_endpoint;
   if (!options_.head_public_key.empty()) membership_.head_public_key = options_.head_public_key;
   if (!options_.cluster.empty()) membership_.cluster = options_.cluster;
+  if (membership_.endpoint.empty() && !membership_.bad.empty() && !membership_.head_public_key.empty()) {
+    return absl::FailedPreconditionError(absl::StrCat("no address in ", MembershipPath(options_.state_dir),
+                                                      " could be one of a head; say where it is with --head "
+                                                      "HOST:PORT"));
+  }
   if (membership_.endpoint.empty() || membership_.head_public_key.empty()) {
     return absl::FailedPreconditionError(
         "this node belongs to no cluster yet: start it once with --join FILE, the token in it (gtrain token "
@@ -387,7 +349,11 @@ absl::Status Agent::Prepare() {
   const Instant deadline = clock_.Now() + kAdoptPatience;
   while (keepers_->busy() && clock_.Now() < deadline) Turn();
   for (int i = 0; living > 0 && i < 5; ++i) Turn();
-  return Connect();
+  why_not_ = Connect();
+  if (why_not_.ok() || !HasMembership() || membership_.others.empty()) return why_not_;
+  LogWarning("no connection to the head at ", membership_.endpoint, ": ", why_not_.message());
+  reconnect_ = true;
+  return absl::OkStatus();
 }
 
 absl::Status Agent::Serve() {
@@ -458,10 +424,8 @@ void Agent::Turn() {
   for (const JobFiles::Done& done : files_.Take()) done();
   for (const core::AgentEvent& event : keepers_->Poll(clock_.Now())) Step(event);
   if (reconnect_ && clock_.Now() >= next_reconnect_) ConnectAnew();
-  if (transport_ != nullptr) {
-    WatchConnection();
-    ReadHead();
-  }
+  if (transport_ != nullptr || reconnect_) WatchConnection();
+  if (transport_ != nullptr) ReadHead();
   if (clock_.Now() >= next_ports_) {
     next_ports_ = clock_.Now() + kPortsEvery;
     Step(core::FreePorts{ProbeFreePorts(kPortsOffered, &rng_)});
@@ -478,19 +442,19 @@ void Agent::Turn() {
 }
 
 // The old connection goes with all that waits in it; its core says the rest again behind the next welcome.
+// Where none can be made, LookElsewhere goes on to the next address.
 void Agent::ConnectAnew() {
-  LogWarning("a message was lost between this agent and the head: connects anew");
+  if (transport_ != nullptr) LogWarning("a message was lost between this agent and the head: connects anew");
   next_reconnect_ = clock_.Now() + kReconnectEvery;
   zmq_ = nullptr;
   transport_.reset();
   if (std::exchange(connected_, false)) Step(core::HeadDown{});
-  const absl::Status status = Connect();
-  if (!status.ok()) LogWarning("no connection to the head: ", status.message());
-  reconnect_ = !status.ok();
+  why_not_ = Connect();
+  reconnect_ = !why_not_.ok();
 }
 
 void Agent::WatchConnection() {
-  const bool now = transport_->Connected();
+  const bool now = transport_ != nullptr && transport_->Connected();
   if (now || !keepers_->empty()) needed_at_ = clock_.Now();
   if (options_.leave_without_head && clock_.Now() - needed_at_ >= *options_.leave_without_head && !leave_) {
     LogInfo("no head, no job: the agent ends");
@@ -510,14 +474,14 @@ void Agent::WatchConnection() {
   LookElsewhere();
   if (connected_ || clock_.Now() < next_complaint_) return;
   next_complaint_ = clock_.Now() + kComplainEvery;
-  LogWarning("no connection to the head at ", membership_.endpoint,
-             zmq_ == nullptr ? "" : absl::StrCat(": ", zmq_->status().message()));
+  const absl::Status why = zmq_ == nullptr ? why_not_ : zmq_->status();
+  LogWarning("no connection to the head at ", membership_.endpoint, why.ok() ? "" : ": ", why.message());
 }
 
 // The head may have moved to another of the addresses in the file, which a person may change meanwhile.
 // Whoever answers proves the head's key.
 void Agent::LookElsewhere() {
-  if (zmq_ == nullptr || !options_.head_endpoint.empty()) return;
+  if (!HasMembership()) return;
   const Instant now = clock_.Now();
   if (connected_) return elsewhere_at_.reset();
   // All agents lose a head at once; they do not all look at the next address at once.
@@ -525,29 +489,45 @@ void Agent::LookElsewhere() {
   const bool first = !elsewhere_at_;
   elsewhere_at_ = now + kTryNextAfter + rng_.Unit() * kTryNextAfter / 3;
   if (first) return;
-  const Membership file = LoadMembership(options_.state_dir);
+  Membership file = LoadMembership(options_.state_dir);
+  if (file.head_public_key.empty()) file = membership_;  // damaged, or just being written
   if (file.head_public_key != membership_.head_public_key) return;
-  std::vector<std::string> all = {file.endpoint};
-  all.insert(all.end(), file.others.begin(), file.others.end());
-  const auto here = std::find(all.begin(), all.end(), membership_.endpoint);
-  const std::string next = here == all.end() || here + 1 == all.end() ? all.front() : *(here + 1);
-  if (next == membership_.endpoint) return;
-  const std::string before = std::exchange(membership_.endpoint, next);
-  membership_.others = all;
-  std::erase(membership_.others, next);
-  if (const absl::Status connected = Connect(); connected.ok()) {
-    LogInfo("no head at ", before, ": looking at ", next);
-  } else {
-    LogWarning(next, " in ", MembershipPath(options_.state_dir), ": ", connected.message());
+  WarnOfBadAddresses(file);
+  const std::string before = membership_.endpoint;
+  for (const std::string& next : file.After(before)) {
+    membership_.endpoint = next;
+    why_not_ = Connect();
+    if (why_not_.ok()) {
+      reconnect_ = false;
+      LogInfo("no head at ", before, ": looking at ", next);
+      membership_.others = file.Addresses();
+      std::erase(membership_.others, next);
+      return;
+    }
+    LogWarning(next, " in ", MembershipPath(options_.state_dir), ": ", why_not_.message());
   }
+  membership_.endpoint = before;
 }
 
-// Looked at first after the next start.
+// Once for the same ones.
+void Agent::WarnOfBadAddresses(const Membership& membership) {
+  const std::string warning = membership.Warning(MembershipPath(options_.state_dir));
+  if (!warning.empty() && warning != warned_) LogWarning(warning);
+  warned_ = warning;
+}
+
+// Looked at first after the next start. Whatever else stands in the file by now stays.
 void Agent::RememberWhereItIs() {
-  if (zmq_ == nullptr || !options_.head_endpoint.empty()) return;
-  if (LoadMembership(options_.state_dir).endpoint == membership_.endpoint) return;
+  if (!HasMembership()) return;
+  Membership file = LoadMembership(options_.state_dir);
+  const bool known = file.endpoint == membership_.endpoint && !file.head_public_key.empty();
+  if (file.head_public_key.empty()) file = membership_;
+  if (file.head_public_key != membership_.head_public_key) return;  // somebody means it for another cluster
+  file.Prefer(membership_.endpoint);
+  membership_.others = file.others;
+  if (known) return;
   LogInfo("the head is at ", membership_.endpoint, " now");
-  const absl::Status saved = SaveMembership(options_.state_dir, membership_);
+  const absl::Status saved = SaveMembership(options_.state_dir, file);
   if (!saved.ok()) LogWarning("where the head is could not be kept: ", saved.message());
 }
 

@@ -478,6 +478,28 @@ TEST(Node, ARunDirectoryIsOfOneJob) {
   EXPECT_TRUE(fs::exists(absl::StrCat(run_dir, "/", kRunFolderOwnerFile))) << "and is known from now on";
 }
 
+TEST(Node, ASecretIsItsFileButForOneLineEnd) {
+  const std::string path = TestFolder() + "/secret";
+  const std::string longest(kSecretBytesMax, 's');
+  for (const auto& [file, value] :
+       std::vector<std::pair<std::string, std::string>>{{"key\n", "key"},
+                                                        {"key", "key"},
+                                                        {"key \t\n\n", "key \t\n"},
+                                                        {"\n", ""},
+                                                        {"", ""},
+                                                        {longest + "\n", longest},
+                                                        {longest, longest}}) {
+    std::ofstream(path) << file;
+    const auto read = ReadSecret(path);
+    ASSERT_TRUE(read.ok()) << read.status();
+    EXPECT_EQ(*read, value);
+  }
+  for (const char* end : {"s", "s\n"}) {
+    std::ofstream(path) << longest << end;
+    EXPECT_TRUE(absl::IsResourceExhausted(ReadSecret(path).status()));
+  }
+}
+
 TEST(Node, LogPiecesCutBetweenCharactersAndNameHoles) {
   const std::string path = TestFolder() + "/log";
   std::ofstream(path) << std::string((256 << 10) - 1, 'a') << "\xc3\xa9"

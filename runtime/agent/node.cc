@@ -232,6 +232,14 @@ absl::Status CheckRunDirOfLog(const std::string& log_path, const ClusterId& clus
   return OwnsRunFolder(folder, run_dir, {cluster, job, ""}).status();
 }
 
+absl::StatusOr<std::string> ReadSecret(const std::string& path) {
+  GT_ASSIGN_OR_RETURN(std::string text, ReadFile(path, kSecretBytesMax + 1));
+  if (!text.empty() && text.back() == '\n') text.pop_back();
+  if (text.size() <= kSecretBytesMax) return text;
+  return absl::ResourceExhaustedError(
+      absl::StrCat(path, " is larger than the limit of ", kSecretBytesMax, " bytes"));
+}
+
 absl::StatusOr<LogPiece> ReadLogPiece(const std::string& path, uint64_t offset, uint64_t bytes_max) {
   std::string why;
   const auto [folder, name] = OpenFolderOf(path, {.to_read = true, .why = &why});

@@ -52,6 +52,10 @@ absl::Status MakeRunDir(const core::GenerationGrant& grant, const ClusterId& clu
 // The same of a log in it that is to be read. OK if the directory is not there.
 absl::Status CheckRunDirOfLog(const std::string& log_path, const ClusterId& cluster, const JobId& job);
 
+// A secret is the content of its file but for one line end, with which editors and `echo` end a file.
+inline constexpr size_t kSecretBytesMax = 64 << 10;
+absl::StatusOr<std::string> ReadSecret(const std::string& path);
+
 struct LogPiece {
   std::string text;
   uint64_t next_offset = 0;

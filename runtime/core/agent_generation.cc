@@ -10,6 +10,7 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "base/json_depth.h"
 #include "base/probe.h"
 #include "runtime/core/agent_core_impl.h"
 #include "runtime/core/rank_environment.h"
@@ -330,7 +331,7 @@ AgentGeneration* AgentCore::Impl::AdoptOne(const JobId& job, const keeper::Gener
   const bool known = record.generations.count(number) > 0;
   AgentGeneration& generation = record.generations[number];
   if (!known) {
-    const auto note = nlohmann::json::parse(held.note, nullptr, false);
+    const auto note = nlohmann::json::parse(ShallowJson(held.note), nullptr, false);
     generation.generation = number;
     generation.started = now_;
     if (note.is_object()) {

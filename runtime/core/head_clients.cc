@@ -8,6 +8,7 @@
 #include "base/probe.h"
 #include "base/status_macros.h"
 #include "base/units.h"
+#include "base/utf8.h"
 #include "nlohmann/json.hpp"
 #include "runtime/core/authority.h"
 #include "runtime/core/head_state.h"
@@ -246,6 +247,12 @@ absl::StatusOr<std::string> HeadState::Submit(const PeerMessage& event, const st
   record.takeover_own = submit.takeover && event.peer.role != Role::kAdmin;
   record.submitted_at = Wall(now);
   record.reason = "just submitted";
+  // It is shown to everybody who may see the job, in lines of terminals and logs.
+  if (!IsPlainLine(record.run_dir)) {
+    return absl::InvalidArgumentError(
+        "the run directory's path has control characters, line ends or bytes that are no UTF-8: name "
+        "another");
+  }
   // As it is with what stands for {job} put in, and as it will be read back.
   constexpr size_t kRunDirBytesMax = 3'500;  // room for what is made inside it
   if (record.run_dir.size() > kRunDirBytesMax) {

@@ -46,6 +46,18 @@ TEST_F(HeadCoreTest, RunDirectoriesOfTwoClustersDiffer) {
   EXPECT_EQ(reply.at("run_dir"), "/runs/train-1-c");
 }
 
+// They are shown in lines of terminals and logs, also to other users.
+TEST_F(HeadCoreTest, RunDirectoriesThatCannotBeShownAreRefused) {
+  for (const char* bad :
+       {"/r/\x1b]52;c;ZXZpbA==\a", "/r/a\nb", "/r/a\tb", "/r/\x7f", "/r/\xC2\x9B", "/r/\u202e", "/r/\xff"}) {
+    const ClientReply reply = FromClient(ClientSubmit{"train 1 1", {}, bad});
+    EXPECT_FALSE(reply.ok) << bad;
+    EXPECT_EQ(static_cast<absl::StatusCode>(reply.code), absl::StatusCode::kInvalidArgument);
+    EXPECT_THAT(reply.error, HasSubstr("the run directory's path has control characters"));
+  }
+  EXPECT_TRUE(FromClient(ClientSubmit{"train 1 1", {}, "/r/mit Leerzeichen/\u00e9/{job}"}).ok);
+}
+
 // P8: a job of one line may be over before its keeper knows that the line could not be written.
 TEST_F(HeadCoreTest, TheLastWordOfALogIsHeardOfAJobThatIsOver) {
   Hello("1");

@@ -20,13 +20,26 @@
 namespace gtrain::core {
 namespace {
 
+// The same but for where the values of its secrets lie: on the local cluster each launch has its own place.
+bool SameJob(const spec::JobSpec& one, const spec::JobSpec& other) {
+  if (one == other) return true;
+  if (one.secrets.empty() || one.secrets.size() != other.secrets.size()) return false;
+  spec::JobSpec with_places = one;
+  for (auto& [name, reference] : with_places.secrets) {
+    const auto there = other.secrets.find(name);
+    if (there == other.secrets.end()) return false;
+    reference = there->second;
+  }
+  return with_places == other;
+}
+
 // A live job of the same file and owner that was seen to save, though its file says nothing of where. Who
 // only runs one program twice at once, with nothing saved, is not kept from it.
 const Job* TwinThatSaves(const std::vector<Job*>& live, const spec::JobSpec& spec, const std::string& owner) {
   if (!spec.checkpoint.uri.empty() || spec.checkpoint.read_only) return nullptr;
   const auto twin = std::ranges::find_if(live, [&](const Job* job) {
     return job->checkpoint && !job->checkpoint->manifest.empty() && job->record.owner == owner &&
-           job->spec == spec;
+           SameJob(job->spec, spec);
   });
   return twin == live.end() ? nullptr : *twin;
 }

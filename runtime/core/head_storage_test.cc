@@ -429,5 +429,19 @@ TEST_F(HeadStorageTest, TheSameFileAgainWhereItsProgramChoosesTheDirectory) {
   EXPECT_TRUE(FromClient(takes).ok);
 }
 
+// On the local cluster each launch puts the values of its secrets into a folder of its own.
+TEST_F(HeadStorageTest, TheSameFileAgainWithItsSecretsElsewhere) {
+  Hello("1", 64);
+  const JobId first = Submit("train 1 1 secret=/secrets/1/KEY");
+  StartRanks(first);
+  FromNode("1",
+           CheckpointReport{.job = first, .generation = {1}, .timeline = {1}, .step = 7, .manifest = "m/7"});
+  const ClientReply refused = FromClient(ClientSubmit{"train 1 1 secret=/secrets/2/KEY", {}, "/r"});
+  EXPECT_FALSE(refused.ok);
+  EXPECT_THAT(refused.error, HasSubstr("to a folder that its program chose"));
+  Submit("train 1 1");
+  Submit("train 2 2 secret=/secrets/2/KEY");
+}
+
 }  // namespace
 }  // namespace gtrain::core

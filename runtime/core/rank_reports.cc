@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_replace.h"
+#include "base/json_depth.h"
 #include "base/pattern.h"
 
 namespace gtrain::core {
@@ -74,7 +75,7 @@ std::string Printable(std::string text) {
 }  // namespace
 
 RankSaid ReadRelay(const std::string& json) {
-  const Json object = Json::parse(json, nullptr, /*allow_exceptions=*/false);
+  const Json object = Json::parse(ShallowJson(json), nullptr, /*allow_exceptions=*/false);
   if (!object.is_object()) return {};
   RankSaid said = Numbers(object);
   const std::string type = Text(object, "type");
@@ -108,12 +109,12 @@ RankSaid ReadRelay(const std::string& json) {
 }
 
 RankSaid ReadReportLine(const std::string& line) {
-  Json object = Json::parse(line, nullptr, /*allow_exceptions=*/false);
+  Json object = Json::parse(ShallowJson(line), nullptr, /*allow_exceptions=*/false);
   if (object.is_discarded()) {  // Python's json.dumps writes these words, which are no JSON
     const std::string word = absl::StrCat("\"", kNotFinite, "\"");
     const std::string repaired =
         absl::StrReplaceAll(line, {{"-Infinity", word}, {"Infinity", word}, {"NaN", word}});
-    object = Json::parse(repaired, nullptr, /*allow_exceptions=*/false);
+    object = Json::parse(ShallowJson(repaired), nullptr, /*allow_exceptions=*/false);
   }
   if (!object.is_object()) return {};
   RankSaid said = Numbers(object);

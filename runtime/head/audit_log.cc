@@ -14,6 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "base/file.h"
+#include "base/json_depth.h"
 #include "base/status_macros.h"
 #include "runtime/zmq/keys.h"
 
@@ -49,7 +50,7 @@ struct Link {
   std::string prev;
 };
 absl::StatusOr<Link> LinkOf(absl::string_view line) {
-  const auto json = nlohmann::json::parse(line.begin(), line.end(), nullptr, /*allow_exceptions=*/false);
+  const auto json = nlohmann::json::parse(ShallowJson(line), nullptr, /*allow_exceptions=*/false);
   if (!json.is_object() || !json.contains("n") || !json["n"].is_number_unsigned() || !json.contains("prev") ||
       !json["prev"].is_string()) {
     return absl::DataLossError("this is not a line of the audit log");

@@ -13,6 +13,7 @@
 #include "absl/strings/str_split.h"
 #include "base/file.h"
 #include "base/folder.h"
+#include "base/json_depth.h"
 #include "base/status_macros.h"
 #include "base/unique_fd.h"
 
@@ -58,7 +59,7 @@ nlohmann::json NewestEvents(const UniqueFd& dir) {
   if (begin > 0 && !lines.empty()) lines.erase(lines.begin());  // a part of one
   if (lines.size() > kEventsMax) lines.erase(lines.begin(), lines.end() - kEventsMax);
   for (const absl::string_view line : lines) {
-    nlohmann::json event = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
+    nlohmann::json event = nlohmann::json::parse(ShallowJson(line), nullptr, /*allow_exceptions=*/false);
     if (event.is_object()) events.push_back(std::move(event));
   }
   return events;
@@ -103,7 +104,7 @@ absl::Status WriteFailureFile(const std::string& run_dir, const RunFolderOwner& 
 absl::Status WriteResultFile(const std::string& run_dir, const RunFolderOwner& owner, const std::string& json,
                              bool make_dir) {
   GT_ASSIGN_OR_RETURN(const UniqueFd dir, OpenDir(run_dir, owner, make_dir));
-  nlohmann::json result = nlohmann::json::parse(json, nullptr, /*allow_exceptions=*/false);
+  nlohmann::json result = nlohmann::json::parse(ShallowJson(json), nullptr, /*allow_exceptions=*/false);
   if (!result.is_object()) return absl::InternalError("the result of a job is not a JSON object");
   result["events"] = NewestEvents(dir);
   return Replace(dir, run_dir, kResultFile,

@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/file.h"
+#include "base/json_depth.h"
 #include "base/logging.h"
 
 namespace gtrain::head {
@@ -35,9 +36,10 @@ void Cut(json& object) {
 
 json EntryOf(const json& result) {
   json entry = json::object();
-  for (const char* key : {"id", "name", "user", "state", "reason", "generation", "timeline", "world_size",
-                          "restarts", "last_checkpoint", "first_fault", "run_dir", "exit_code", "step",
-                          "loss", "diverged", "submitted", "started", "ended", "run_seconds"}) {
+  for (const char* key : {"id",          "name",      "user",       "state",    "reason",
+                          "generation",  "timeline",  "world_size", "restarts", "last_checkpoint",
+                          "first_fault", "run_dir",   "exit_code",  "step",     "loss",
+                          "diverged",    "submitted", "started",    "ended",    "run_seconds"}) {
     if (const auto it = result.find(key); it != result.end()) entry[key] = *it;
   }
   if (auto fault = entry.find("first_fault"); fault != entry.end() && fault->is_object()) {
@@ -61,7 +63,7 @@ RunIndex::RunIndex(std::string path, ClusterId cluster)
 void RunIndex::Load() {
   const absl::StatusOr<std::string> text = ReadFile(path_, kFileBytesMax);
   if (absl::IsNotFound(text.status())) return;
-  const json root = json::parse(text.ok() ? *text : "", nullptr, /*allow_exceptions=*/false);
+  const json root = json::parse(text.ok() ? ShallowJson(*text) : "", nullptr, /*allow_exceptions=*/false);
   const auto runs = root.is_object() ? root.find("jobs") : root.end();
   if (!root.is_object() || Text(root, "cluster") != cluster_.value || runs == root.end() ||
       !runs->is_array()) {
@@ -78,7 +80,7 @@ bool RunIndex::Has(const JobId& job) const {
 }
 
 absl::Status RunIndex::Put(const std::string& result) {
-  const json whole = json::parse(result, nullptr, /*allow_exceptions=*/false);
+  const json whole = json::parse(ShallowJson(result), nullptr, /*allow_exceptions=*/false);
   if (!whole.is_object()) return absl::InternalError("the result of a job is not a JSON object");
   Run run{Text(whole, "id"), Text(whole, "ended"), Dump(EntryOf(whole))};
   std::erase_if(runs_, [&](const Run& before) { return before.job == run.job; });

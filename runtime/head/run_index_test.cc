@@ -46,6 +46,19 @@ TEST(RunIndex, IsReadByTheNextHeadAndHoldsEachJobOnce) {
   EXPECT_LT(jobs[1].at("reason").get<std::string>().size(), 2000u);
 }
 
+// It was parsed, and printing it took the stack of each head that read it.
+TEST(RunIndex, IsBegunAnewWhereItIsNestedTooDeep) {
+  const std::string path = TestFolder() + "/runs.json";
+  const std::string deep = std::string(200'000, '[') + std::string(200'000, ']');
+  for (const std::string& jobs : {"[{\"id\":\"job-1\",\"x\":" + deep + "}]", deep}) {
+    ASSERT_TRUE(WriteFileDurable(path, absl::StrCat("{\"cluster\":\"c1\",\"jobs\":", jobs, "}"), 0600).ok());
+    RunIndex index(path, kCluster);
+    EXPECT_FALSE(index.Has(JobId("job-1")));
+    ASSERT_TRUE(index.Put(Result(2)).ok());
+    EXPECT_EQ(Jobs(path).size(), 1u);
+  }
+}
+
 TEST(RunIndex, HoldsTheNewest) {
   const std::string path = TestFolder() + "/runs.json";
   std::string entries;

@@ -26,6 +26,7 @@
 #include "runtime/wire/build_version.h"
 #include "runtime/wire/codec.h"
 #include "runtime/wire/record_codec.h"
+#include "runtime/zmq/client.h"
 
 namespace gtrain::head {
 namespace {
@@ -176,7 +177,7 @@ HeadService::~HeadService() {
 absl::Status HeadService::Start() {
   GT_CHECK(options_.parse_job != nullptr);
   GT_ASSIGN_OR_RETURN(files_, net::LoadCluster(options_.cluster_dir));
-  serve_at_ = WhereToServe();
+  GT_ASSIGN_OR_RETURN(serve_at_, WhereToServe());
   const bool loopback = std::all_of(serve_at_.listen.begin(), serve_at_.listen.end(), IsLoopback);
   GT_RETURN_IF_ERROR(RootMayServe(geteuid() == 0, loopback, InContainer(), options_.allow_root));
   tails_ = std::make_shared<TailSpill>(files_.dir);
@@ -270,13 +271,19 @@ absl::Status HeadService::Recover() {
   return absl::OkStatus();
 }
 
-// Agents and clients look for the head where it was.
-net::ServedAt HeadService::WhereToServe() const {
-  if (!options_.listen.empty()) return {options_.listen, options_.advertise};
+// Agents and clients look for the head where it was: a head that does not know where that is must be told.
+absl::StatusOr<net::ServedAt> HeadService::WhereToServe() const {
+  if (!options_.advertise.empty() && !net::ValidServerAddress(options_.advertise)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--advertise \"", options_.advertise, "\" is not HOST:PORT, as in 10.0.0.2:7070"));
+  }
+  if (!options_.listen.empty()) return net::ServedAt{options_.listen, options_.advertise};
   absl::StatusOr<net::ServedAt> before = net::ReadServedAt(net::ServedAtPath(files_.dir));
   if (!before.ok()) {
-    if (!absl::IsNotFound(before.status())) LogWarning(before.status().message());
-    return {{"127.0.0.1:0"}, options_.advertise};
+    if (absl::IsNotFound(before.status())) return net::ServedAt{{"127.0.0.1:0"}, options_.advertise};
+    return absl::FailedPreconditionError(
+        absl::StrCat(before.status().message(),
+                     ", and agents and clients look for it there: say where with --listen ADDRESS:PORT"));
   }
   LogInfo("no --listen: where it served before, at ", absl::StrJoin(before->listen, ", "));
   if (!options_.advertise.empty()) before->advertise = options_.advertise;

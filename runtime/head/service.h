@@ -101,7 +101,7 @@ class HeadService {
  private:
   absl::Status Recover();
   absl::Status WithRemedy(const absl::Status& status) const;
-  net::ServedAt WhereToServe() const;
+  absl::StatusOr<net::ServedAt> WhereToServe() const;
   absl::Status Listen();
   absl::Status Turn(int stop_fd);
   bool ReceiveSome();  // false: the limit was reached and more may wait

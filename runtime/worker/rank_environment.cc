@@ -5,6 +5,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "base/file.h"
+#include "base/json_depth.h"
 #include "base/status_macros.h"
 #include "runtime/keeper/rank_protocol.h"
 
@@ -72,7 +73,7 @@ absl::StatusOr<RankEnvironment> Unmanaged(const std::function<const char*(const 
 
 absl::StatusOr<std::vector<comm::Member>> ParseMembers(const std::string& text, uint64_t generation,
                                                        int world) {
-  const nlohmann::json json = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
+  const nlohmann::json json = nlohmann::json::parse(ShallowJson(text), nullptr, /*allow_exceptions=*/false);
   std::vector<comm::Member> members(static_cast<size_t>(world));
   std::vector<bool> seen(members.size());
   try {

@@ -1,9 +1,12 @@
 #include "runtime/zmq/client.h"
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <optional>
 
+#include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "base/clock.h"
@@ -121,9 +124,19 @@ bool SetHeartbeat(void* dealer, const ClientOptions& options) {
 
 }  // namespace
 
+bool ValidServerAddress(absl::string_view endpoint) {
+  constexpr size_t kHostBytesMax = 255;
+  const std::optional<HostPort> at = SplitHostPort(endpoint);
+  return at && at->port != 0 && at->host.size() <= kHostBytesMax &&
+         std::all_of(at->host.begin(), at->host.end(), [&](char c) {
+           return absl::ascii_isalnum(static_cast<unsigned char>(c)) ||
+                  absl::StrContains(at->v6 ? ":.%-_" : ".-_", c);
+         });
+}
+
 absl::StatusOr<std::unique_ptr<ZmqClient>> ZmqClient::Connect(const ClientOptions& options) {
   std::optional<HostPort> at = SplitHostPort(options.endpoint);
-  if (!at || at->port == 0) {
+  if (!at || !ValidServerAddress(options.endpoint)) {
     return absl::InvalidArgumentError(absl::StrCat("\"", options.endpoint, "\" is not host:port"));
   }
   if (!ValidKey(options.server_public_key) || !ValidKey(options.keys.public_key) ||

@@ -7,6 +7,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "runtime/port/transport.h"
 #include "runtime/zmq/keys.h"
@@ -16,6 +17,9 @@ namespace gtrain::net {
 // The threads and descriptors that a process with many clients shares (a simulation of many agents). Lives as
 // long as a client uses it; thread-safe.
 std::shared_ptr<void> MakeClientContext(int clients_max);
+
+// "host:port" or "[v6]:port" of one server, as Connect takes it. Whether the host exists is another matter.
+bool ValidServerAddress(absl::string_view endpoint);
 
 struct ClientOptions {
   std::string endpoint;           // "host:port", "[v6]:port"

@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/file.h"
 #include "base/file_lock.h"
+#include "base/json_depth.h"
 #include "base/status_macros.h"
 #include "runtime/wire/codec.h"
 #include "runtime/zmq/key_registry.h"
@@ -119,7 +120,7 @@ absl::StatusOr<UniqueFd> WriteEndpoint(const std::string& path, const Endpoint& 
 
 absl::StatusOr<Endpoint> ReadEndpoint(const std::string& path) {
   GT_ASSIGN_OR_RETURN(std::string text, ReadFile(path, kSmallFileMax));
-  nlohmann::json json = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
+  nlohmann::json json = nlohmann::json::parse(ShallowJson(text), nullptr, /*allow_exceptions=*/false);
   auto bad = [&] { return absl::DataLossError(absl::StrCat(path, " is not an endpoint file of a head")); };
   if (!json.is_object()) return bad();
   try {

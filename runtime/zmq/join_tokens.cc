@@ -8,6 +8,7 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "base/file.h"
+#include "base/json_depth.h"
 #include "base/status_macros.h"
 #include "runtime/zmq/keys.h"
 
@@ -69,7 +70,7 @@ absl::Status JoinTokens::Load() {
   if (absl::IsNotFound(text.status())) return absl::OkStatus();
   if (!text.ok()) return text.status();
   try {
-    const json all = json::parse(*text);
+    const json all = json::parse(ShallowJson(*text));
     for (const json& one : all.at("tokens")) tokens_.push_back(FromJson(one));
   } catch (const json::exception& e) {
     return absl::DataLossError(absl::StrCat(path_, " is not a file of join tokens (", e.what(),

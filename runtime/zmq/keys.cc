@@ -16,6 +16,7 @@
 #include "base/check.h"
 #include "base/file.h"
 #include "base/status_macros.h"
+#include "runtime/zmq/client.h"
 
 namespace gtrain::net {
 namespace {
@@ -162,7 +163,7 @@ std::string PrintJoinToken(const JoinToken& token) {
 
 absl::StatusOr<JoinToken> ParseJoinToken(absl::string_view text) {
   std::vector<absl::string_view> parts = absl::StrSplit(text, ',');
-  if (parts.size() != 3 || parts[0].find(':') == absl::string_view::npos) {
+  if (parts.size() != 3 || !ValidServerAddress(parts[0])) {
     return absl::InvalidArgumentError(
         "a join token looks like host:port,<key>,<secret>; make one with: gtrain token create");
   }

@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/file.h"
+#include "base/json_depth.h"
 #include "base/status_macros.h"
 
 namespace gtrain::net {
@@ -17,7 +18,7 @@ absl::Status WriteServedAt(const std::string& path, const ServedAt& served) {
 
 absl::StatusOr<ServedAt> ReadServedAt(const std::string& path) {
   GT_ASSIGN_OR_RETURN(const std::string text, ReadFile(path, 64 << 10));
-  const nlohmann::json json = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
+  const nlohmann::json json = nlohmann::json::parse(ShallowJson(text), nullptr, /*allow_exceptions=*/false);
   ServedAt served;
   try {
     served = {json.at("listen").get<std::vector<std::string>>(), json.at("advertise").get<std::string>()};

@@ -15,7 +15,7 @@ struct ServedAt {
 };
 std::string ServedAtPath(const std::string& cluster_dir);
 absl::Status WriteServedAt(const std::string& path, const ServedAt& served);
-// NotFound: no head has served yet.
+// NotFound: no head has served yet. DataLoss: the file is damaged.
 absl::StatusOr<ServedAt> ReadServedAt(const std::string& path);
 
 }  // namespace gtrain::net

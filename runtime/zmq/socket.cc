@@ -168,8 +168,11 @@ void Wakeup::Clear() {
 std::optional<HostPort> SplitHostPort(absl::string_view endpoint) {
   size_t colon = endpoint.rfind(':');
   HostPort result;
-  if (colon == absl::string_view::npos || !absl::SimpleAtoi(endpoint.substr(colon + 1), &result.port) ||
-      result.port < 0 || result.port > 65535 || endpoint[colon + 1] == '+') {
+  if (colon == absl::string_view::npos) return std::nullopt;
+  const absl::string_view port = endpoint.substr(colon + 1);
+  // Digits alone: a number with blanks around it or a sign is none to the library below.
+  if (port.find_first_not_of("0123456789") != absl::string_view::npos ||
+      !absl::SimpleAtoi(port, &result.port) || result.port > 65535) {
     return std::nullopt;
   }
   absl::string_view host = endpoint.substr(0, colon);
