@@ -145,6 +145,8 @@ class NoticesTest(ClusterTest):
         self.assertRegex(self.said_of(place)[0]['source'], 'drained by .*: new disk')
         self.client('node', 'undrain', f'node{place}')
         self.assertEqual(self.said_of(place), [])
+        actions = [json.loads(line)['action'] for line in self.client('audit', '--context', 'lab').stdout.splitlines() if line]
+        self.assertEqual([action for action in actions if 'drain' in action], ['node drain', 'node undrain'])
         refused = self.client('node', 'drain', 'nowhere', expect=None)
         self.assertNotEqual(refused.returncode, 0)
         self.assertIn('no node nowhere', refused.stderr)

@@ -173,7 +173,7 @@ class RevokeTest(ClusterSecurityTest):
         wait_until('the head to be back', lambda: self.nodes_in('alive') == 1)
         lines = self.audit()
         self.assertTrue([line for line in lines if line['action'] == 'node revoke' and line['outcome'] == 'ok' and
-                         line.get('reason') == 'stolen'], lines)
+                         line.get('reason', '').endswith(': stolen')], lines)
         self.stop_and_wait(job)
 
     def test_revoked_while_away(self):
