@@ -161,8 +161,8 @@ struct Job {
   bool granted_here = false;  // by this head, since its start
   bool checkpointed = false;  // a checkpoint was committed in this generation
   std::optional<JobLeave> leave;
-  bool told = false;                                     // the ranks were told that a machine leaves
-  bool saved_since_told = false;                         // and a checkpoint was committed after that
+  bool told = false;              // the ranks were told that a machine leaves
+  bool saved_since_told = false;  // and a checkpoint was committed after that
   JobSizing sizing;
   std::optional<int64_t> top_step;                       // highest any rank reported
   std::optional<int64_t> low_step;                       // lowest of the ranks still running
