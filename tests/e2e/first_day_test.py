@@ -634,6 +634,35 @@ restart: {budget: 0}
         self.wait_for_state('picky', 'CANCELLED')
 
 
+class NewcomerTest(cluster.ClusterTest):
+    agent_count = 0
+
+    def test_a_machine_that_cannot_start_the_program_costs_only_the_growth(self):
+        programs = os.path.join(self.dir, 'programs')
+        os.mkdir(programs, 0o755)
+        program = os.path.join(programs, 'mytrain')
+        with open(program, 'w') as out:
+            out.write('#!/bin/sh\nwhile sleep 1; do s=$((s + 1)); echo "{\\"step\\": $s, \\"checkpoint\\": true}"'
+                      ' >> $GTRAIN_REPORT; done\n')
+        os.chmod(program, 0o755)
+        path = os.environ['PATH']
+        os.makedirs(self.node_home(0)), os.makedirs(self.node_home(1))
+        self.start_agent(0, GTRAIN_JOIN_TOKEN=self.token(), PATH=f'{programs}:{path}')
+        wait_until('one node', lambda: self.nodes_in('alive') == 1)
+        job = self.submit(self.job_file('grow', 'name: grow\nrun: [mytrain]\nnodes: {min: 1, max: 2}\nranks_per_node: 1\n'))
+        size = lambda: (job := self.job('grow') or {}).get('state') == 'RUNNING' and job['world_size']
+        wait_until('one rank', lambda: size() == 1)
+        self.start_agent(1, GTRAIN_JOIN_TOKEN=self.token(), PATH=path)
+        why = lambda: self.client('why', job).stdout
+        wait_until('it is given up', lambda: 'it goes back to 1 rank: rank 1 on node1: could not be started' in why(), 120)
+        self.assertIn('it grows from 1 to 2 ranks, from the checkpoint of step', why())
+        wait_until('one rank again', lambda: size() == 1)
+        now = self.job('grow')
+        self.assertEqual((now['restarts'], [node['hostname'] for node in now['avoided']]), (0, ['node1']), why())
+        self.client('stop', job, '--now')
+        wait_until('its end', lambda: self.job('grow')['state'] == 'CANCELLED')
+
+
 # ---- terminals and colours
 ATTACKS = (r'\033]0;title\007', r'\033]52;c;ZXZpbA==\007', r'\033[?2004h', r'\033[?1049h', r'\033[6n', r'\033[8m',
            r'\033[5m', r'\033c', r'\007', r'\233')
