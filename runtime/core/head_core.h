@@ -59,7 +59,7 @@ struct HeadConfig {
   absl::Duration grow_after = absl::Seconds(30);     // room that a job may grow into has been there as long
   // From growth that came to nothing to the next that nobody asked for, doubling with each in a row.
   absl::Duration grow_again_after = absl::Minutes(10);
-  absl::Duration reform_grace = absl::Seconds(3);    // TERM to KILL when another generation follows
+  absl::Duration reform_grace = absl::Seconds(3);  // TERM to KILL when another generation follows
   absl::Duration gone_margin = absl::Seconds(15);  // added to the grace before a node counts as not releasing
   absl::Duration start_timeout = absl::Seconds(60);    // grant to RanksStarted
   absl::Duration query_timeout = absl::Seconds(10);    // AgentQuery to AgentAnswer
