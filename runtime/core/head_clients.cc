@@ -42,6 +42,8 @@ void HeadState::Audit(const PeerMessage& event, absl::string_view action, std::s
                       const absl::Status& status, Instant now) {
   constexpr int kRefusalsPerMinute = 60;
   AuditEntry entry{event.peer, event.address, std::string(action), std::move(target)};
+  if (const auto* request = std::get_if<ClientRequest>(&event.message))
+    entry.reason = ReasonOf(request->body);
   if (!status.ok()) {
     if (now - refusals_since_ >= absl::Minutes(1)) {
       refusals_since_ = now;

@@ -144,7 +144,8 @@ void HeadState::OnExited(const NodeId& node, const RankExit& exit, Instant now) 
   RunningIfAllStarted(*job, now);
   if (all)
     Finish(*job, JobState::kSucceeded,
-           absl::StrCat("all ", job->ranks.size(), " ranks ended with exit code 0"));
+           job->ranks.size() == 1 ? "its rank ended with exit code 0"
+                                  : absl::StrCat("all ", job->ranks.size(), " ranks ended with exit code 0"));
   if (!all && !job->left_at) job->left_at = now + kLeftAfter;
 }
 

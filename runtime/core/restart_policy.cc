@@ -283,7 +283,7 @@ RestartVerdict DecideRestart(const spec::RestartBudget& budget, const std::vecto
   const FaultRecord* previous = Previous(faults);
   if (previous != nullptr && !fault.signature.empty() && previous->signature == fault.signature &&
       fault.step.value_or(-1) <= previous->step.value_or(-1)) {
-    return {false, {}, absl::StrCat("the same error twice without progress: ", fault.message)};
+    return {false, {}, "the same error twice without progress"};
   }
   const int early = CrashesBeforeFirstStep(faults);
   if (early > budget.before_first_step) {
