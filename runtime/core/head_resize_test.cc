@@ -75,7 +75,7 @@ TEST_F(ResizeTest, ManyJobsTakeTurnsToLookForRoom) {
   Hello("1", kJobs);
   std::vector<JobId> jobs;
   for (int i = 0; i < kJobs; ++i) {
-    jobs.push_back(Submit("train 1 2"));
+    jobs.push_back(Submit("train 1 2 one-per-node"));
     StartRanks(jobs.back());
   }
   const auto told = [&] {
@@ -91,7 +91,10 @@ TEST_F(ResizeTest, ManyJobsTakeTurnsToLookForRoom) {
   Hello("2", kJobs);
   EXPECT_GT(told(), 0);
   EXPECT_LE(told(), 8) << "a step takes a bounded time";
-  Pass(absl::Seconds(1), {"1", "2"});
+  ASSERT_TRUE(head_->NextDeadline().has_value());
+  EXPECT_LE(*head_->NextDeadline() - clock_.Now(), absl::Milliseconds(100))
+      << "it does not wait for an event";
+  Pass(absl::Seconds(5), {"1", "2"});
   EXPECT_EQ(told(), kJobs) << "all of them had their turn";
 }
 
