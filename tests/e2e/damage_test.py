@@ -82,6 +82,18 @@ class AddressesTest(cluster.ClusterTest):
         wait_until('where the head is to be kept', lambda: self.membership()['endpoint'] == self.good)
         self.assertEqual(self.membership()['endpoints'], [self.good, *added])
 
+    def test_the_name_of_a_machine_cannot_drive_a_terminal(self):
+        self.end_agent()
+        self.agents[0] = self.start('agent', '--hostname', STEALS, '--allow-root', '--notices', 'off', home=self.node_home(0))
+        wait_until('the node to have its new name', lambda: self.node(re.sub('[\x1b\a]', '?', STEALS)) and self.nodes_in('alive') == 1)
+        for words in (('nodes',), ('node', 'drain', STEALS), ('nodes',), ('node', 'undrain', STEALS)):
+            with self.subTest(words):
+                done = self.client(*words)
+                self.assertFalse(CONTROLS.search(done.stdout + done.stderr), repr(done.stdout + done.stderr))
+                if 'drain' in words[1:]:
+                    self.assertIn('\\x1b]52;c;ZXZpbA==\\x07', done.stdout, 'what was typed')
+        self.assertFalse(CONTROLS.search(self.head.output()), repr(self.head.output()))
+
     def test_a_head_that_does_not_know_where_it_served_must_be_told(self):
         """It served at a random port of the loopback interface, and wrote that over the file."""
         path = os.path.join(self.home, 'state', 'gtrain', 'lab', 'served.json')
