@@ -113,7 +113,7 @@ struct JobStatus {
   absl::Time ended_at = absl::InfinitePast();
   std::optional<int64_t> last_step;  // what ranks of earlier generations, or of a finished job, said last
   std::optional<double> last_loss;
-  int size_wanted = 0;  // of ranks, or nodes where the job file counts these; 0: as many as it allows
+  int size_wanted = 0;    // of ranks, or nodes where the job file counts these; 0: as many as it allows
   bool diverged = false;  // with last_loss: the loss said last was not a finite number
   bool operator==(const JobStatus&) const = default;
 };
