@@ -66,7 +66,8 @@ struct LogPiece {
 absl::StatusOr<LogPiece> ReadLogPiece(const std::string& path, uint64_t offset, uint64_t bytes_max = 0);
 
 // What ranks do, of each its processor time with all it started, and where it waits: where it only waits for
-// a process that it started, where that one does. One pass over /proc: a few small files a process of the machine.
+// a process that it started, where that one does. One pass over /proc: a few small files a process of the
+// machine.
 std::vector<core::RankSeen> LookAtProcesses(const std::vector<std::pair<int, int64_t>>& rank_and_pid);
 
 }  // namespace gtrain::agent

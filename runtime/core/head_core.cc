@@ -256,8 +256,8 @@ StepResult HeadState::Step(const HeadEvent& event, Instant now) {
   if (looks) LookAround(now);
   AnswerPolls(now);
   CheckIdle(now);
-  KeepDeadline(event, schedules || looks || looks_owed_ > 0 || cluster_.recovering || polls != polls_of_user_.all() ||
-                          !dirty_jobs_.empty() || !writes_.empty() ||
+  KeepDeadline(event, schedules || looks || looks_owed_ > 0 || cluster_.recovering ||
+                          polls != polls_of_user_.all() || !dirty_jobs_.empty() || !writes_.empty() ||
                           detector_.slept() > absl::ZeroDuration());
   return Flush(now);
 }
