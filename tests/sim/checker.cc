@@ -23,6 +23,12 @@ uint64_t HashOf(const core::GenerationGrant& grant) {
 
 std::string G(const JobId& job, uint64_t generation) { return absl::StrCat(job.value, " g", generation); }
 
+// Of a head whose disk is full (head_process.cc).
+bool NotStored(const core::ClientReply& reply) {
+  return reply.code == static_cast<int>(absl::StatusCode::kResourceExhausted) &&
+         absl::StrContains(reply.error, "not stored");
+}
+
 int64_t Ns(absl::Duration duration) { return absl::ToInt64Nanoseconds(duration); }
 
 }  // namespace
@@ -407,9 +413,13 @@ std::optional<std::string> Checker::Unjustified(const GenerationTruth& truth, co
 // INV-3: an answer leaves only when what it says is on disk, and is the same each time.
 void Checker::HeadReplies(const core::ClientReply& reply) {
   const auto asked = asked_.find(reply.id);
-  if (asked == asked_.end() || !reply.ok || !(asked->second.submit || asked->second.stop)) return;
+  if (asked == asked_.end() || !(asked->second.submit || asked->second.stop)) return;
   const auto record =
       disk_.durable().find(core::KeyOf(core::RequestRecord{asked->second.client_key, reply.id}));
+  if (NotStored(reply) && record != disk_.durable().end()) {
+    return kernel_.Fail("INV-3", absl::StrCat("request ", reply.id, " is stored, and said not to be"));
+  }
+  if (!reply.ok) return;
   if (record == disk_.durable().end() || std::get<core::RequestRecord>(record->second).reply != reply) {
     return kernel_.Fail("INV-3", absl::StrCat("request ", reply.id, " is acknowledged before it is durable"));
   }
@@ -430,6 +440,7 @@ void Checker::HeadReplies(const core::ClientReply& reply) {
 void Checker::ClientHears(const core::ClientReply& reply) {
   // Read late and not done; asked again under the same id it may have been.
   if (reply.code == static_cast<int>(absl::StatusCode::kDeadlineExceeded)) return;
+  if (NotStored(reply)) return;  // true when it was said; it may have been long on its way
   const auto it = acknowledged_.find(reply.id);
   if (it != acknowledged_.end() && it->second != reply) {
     kernel_.Fail("INV-3",
