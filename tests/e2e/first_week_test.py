@@ -4,17 +4,21 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 
 import harness
 from ckpt_test import LIBRARY, sanitized
 from first_day_test import FirstDayTest
+from harness import wait_until
 
 
-class NamesTest(FirstDayTest):
+class WeekTest(FirstDayTest):
     def launch(self, *args):
         return json.loads(self.gtrain('launch', '-d', '--json', *args).stdout)['job']
 
+
+class NamesTest(WeekTest):
     def test_a_name_is_the_job_that_runs(self):
         older = self.launch('--name', 'dup', '-n', '1', '--', 'sleep', '600')
         self.wait_for_state(older, 'RUNNING')
@@ -30,6 +34,35 @@ class NamesTest(FirstDayTest):
         self.assertIn(older + ': stopping', self.gtrain('stop', 'dup').stdout)
         self.wait_for_state(older, 'CANCELLED')
         self.end_local_cluster()
+
+
+class HistoryTest(WeekTest):
+    """What a job said and what happened to it, also when somebody was killed or was too fast."""
+
+    def test_why_knows_what_happened_before_the_head_was_killed(self):
+        job = self.launch('--name', 'long', '-n', '1', '--', 'sleep', '600')
+        self.wait_for_state(job, 'RUNNING')
+        before = self.daemons('head')
+        os.kill(before[0], signal.SIGKILL)
+        wait_until('the next head', lambda: self.daemons('head') not in ([], before))
+        said = wait_until('it to answer', lambda: 'the head restarted' in self.gtrain('why', job).stdout and self.gtrain('why', job).stdout)
+        self.assertRegex(said, r'(?s)QUEUED: submitted.*generation 1, timeline 1: .*the head restarted')
+        events = json.loads(self.gtrain('why', '--json', job).stdout)['events']
+        numbers = [event['sequence'] for event in events]
+        self.assertEqual(numbers, sorted(set(numbers)), 'each once, in order')
+        self.gtrain('stop', '--now', job)
+        self.wait_for_state(job, 'CANCELLED')
+        self.end_local_cluster()
+
+    def test_the_last_step_counts_and_a_loss_may_be_nan(self):
+        words = 'for i in $(seq 1 100); do echo step $i loss 0.$i; done; echo step 101 loss nan'
+        self.gtrain('launch', '--name', 'fast', '-n', '1', '--set', r'progress.step=step (\d+)', '--set', r'progress.loss=loss (\S+)',
+                    '--', 'sh', '-c', words)
+        self.assertIn('step 101, loss nan', self.gtrain('status', 'fast').stdout)
+        self.end_local_cluster()
+        left = json.loads(self.gtrain('status', '--json', 'fast').stdout)
+        job, = left['jobs'] if 'jobs' in left else [left]
+        self.assertEqual((job['step'], job['loss'], job['diverged']), (101, None, True))
 
 
 class OverTest(FirstDayTest):
