@@ -510,10 +510,15 @@ class LimitsTest(harness.GtrainTest):
 
     def test_a_log_beyond_the_limit_of_a_file_ends_nothing(self):
         """The keeper died of SIGXFSZ when a log reached `ulimit -f`, and the job with it."""
-        rank = (f'grep SigIgn /proc/self/status; head -c 300000 /dev/zero | tr "\\0" y; echo; '
-                f'while [ ! -e {self.out}/go ]; do sleep 0.05; done')
+        def until(name):
+            return f'while [ ! -e {self.out}/{name} ]; do sleep 0.05; done; '
+
+        rank = f'grep SigIgn /proc/self/status; {until("shown")}head -c 300000 /dev/zero | tr "\\0" y; echo; {until("go")}'
         launch = self.start('-c', 'ulimit -f 100; exec "$@"', 'bash', self.program, 'launch', '-n', '1', '--', 'bash', '-c', rank,
                             program='bash')
+        launch.wait_for(r'SigIgn:\s*[0-9a-f]+')  # or it is among what is dropped
+        with open(os.path.join(self.out, 'shown'), 'w'):
+            pass
         launch.wait_for(r'rank 0 on \S+: what ranks write is dropped, \S+/logs cannot be written: File too large. .* raise `ulimit -f`')
         job = self.jobs()[-1]
         self.assertIn('logs: what ranks write is dropped', self.gtrain('status', job['id']).stdout)
