@@ -4,9 +4,9 @@
 //
 // Where nobody asked, the room must have been there for `grow_after`, and no other job may be waiting for it:
 // a machine that comes and goes would re-form the job each time, and who waits needs the room more. Who asked
-// gets what there is, whoever waits. A look costs a placement, O(nodes + jobs + ranks). A change of what nodes
-// have free owes one to each job that has not the size it should have, and they take turns, kLooksAtOnce of
-// them each kLookEvery.
+// gets what there is, whoever waits. A look costs a placement, O(nodes + jobs + ranks). A change of what
+// nodes have free owes one to each job that has not the size it should have, and they take turns,
+// kLooksAtOnce of them each kLookEvery.
 //
 // A generation of another size is on trial until all of its ranks have started and one has reported a step,
 // or a checkpoint is committed. If it fails before that, the job goes back to the size and the places that
