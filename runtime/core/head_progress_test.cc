@@ -24,14 +24,6 @@ class HeadProgressTest : public HeadTestWorld {
     status.diverged = diverged;
     return status;
   }
-  std::vector<std::string> Events(const JobId& job, const std::string& kind) {
-    std::vector<std::string> texts;
-    const nlohmann::json why = nlohmann::json::parse(FromClient(ClientWhy{job}).json);
-    for (const auto& event : why.at("events")) {
-      if (event.at("kind") == kind) texts.push_back(event.at("text"));
-    }
-    return texts;
-  }
 
   uint64_t beats_ = 100;
 };

@@ -27,14 +27,6 @@ class HeadStallsTest : public HeadTestWorld {
     FromNode("1", beat);
   }
   std::string Stuck(const JobId& job) { return Status(job).at("stuck").get<std::string>(); }
-  std::vector<std::string> Events(const JobId& job, const std::string& kind) {
-    std::vector<std::string> texts;
-    const nlohmann::json why = nlohmann::json::parse(FromClient(ClientWhy{job}).json);
-    for (const auto& event : why.at("events")) {
-      if (event.at("kind") == kind) texts.push_back(event.at("text"));
-    }
-    return texts;
-  }
 
   uint64_t beats_ = 100;
 };

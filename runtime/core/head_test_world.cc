@@ -178,6 +178,15 @@ void HeadTestWorld::Pass(absl::Duration time, const std::vector<std::string>& al
   }
 }
 
+std::vector<std::string> HeadTestWorld::Events(const JobId& job, const std::string& kind) {
+  std::vector<std::string> texts;
+  const nlohmann::json why = nlohmann::json::parse(FromClient(ClientWhy{job}).json);
+  for (const auto& event : why.at("events")) {
+    if (event.at("kind") == kind) texts.push_back(event.at("text"));
+  }
+  return texts;
+}
+
 RankStatus HeadTestWorld::StepOf(const JobId& job, int rank, int64_t step) {
   return {.job = job, .generation = {1}, .rank = rank, .pid = 1, .state = RankState::kRunning, .step = step};
 }

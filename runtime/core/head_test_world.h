@@ -44,6 +44,8 @@ class HeadTestWorld : public ::testing::Test {
   JobId Submit(const std::string& spec);
   nlohmann::json Status(const JobId& job);
   std::string State(const JobId& job);
+  // The texts of its events of one kind, the oldest first.
+  std::vector<std::string> Events(const JobId& job, const std::string& kind);
   // As it is on disk.
   JobRecord Stored(const JobId& job) const;
 

@@ -929,8 +929,8 @@ class ContextsTest(cluster.ClusterTest):
         self.assertNotEqual(self.job('short')['id'], 'short-1')
 
 
-# ---- a million lines
 # ---- C++ users link a product
+@unittest.skipUnless(not sanitized(), 'a program that is not instrumented cannot load a sanitized libgtrain.so')
 class ProductTest(FirstDayTest):
     """What `cmake --install --component sdk` puts somewhere, seen by a user who has nothing else of the tree."""
 

@@ -117,23 +117,23 @@ class ExecPipeTest(InteractiveTest):
             wait_until(f'the end of the program after {name}', lambda: not harness.alive(pid))
         self.stop(job)
 
+    def kill_and_wait_for_the_next(self, verb):
+        before = self.daemons(verb)
+        for pid in before:
+            os.kill(pid, signal.SIGKILL)
+        wait_until(f'the next {verb}', lambda: self.daemons(verb) and self.daemons(verb) != before)
+
     def test_a_head_and_an_agent_that_restart_are_no_end(self):
         job = self.sleeping_job()
         talk = self.popen('exec', '-i', '--', 'cat')
         talk.stdin.write(b'before\n')
         talk.stdin.flush()
         self.assertEqual(talk.stdout.readline(), b'before\n')
-        heads = self.daemons('head')
-        for pid in heads:
-            os.kill(pid, signal.SIGKILL)
-        wait_until('the next head', lambda: self.daemons('head') and self.daemons('head') != heads)
+        self.kill_and_wait_for_the_next('head')
         talk.stdin.write(b'after\n')
         talk.stdin.flush()
         self.assertEqual(talk.stdout.readline(), b'after\n')
-        agents = self.daemons('agent')
-        for pid in agents:
-            os.kill(pid, signal.SIGKILL)
-        wait_until('the next agent', lambda: self.daemons('agent') and self.daemons('agent') != agents)
+        self.kill_and_wait_for_the_next('agent')
         talk.stdin.write(b'last\n')
         talk.stdin.close()
         self.assertEqual(talk.stdout.read(), b'last\n')
