@@ -29,7 +29,8 @@
 #include "base/status_macros.h"
 #include "comm/exec/exec_communicator.h"
 #include "comm/ucx/fabric.h"
-#include "comm/ucx/ucx_transport.h"
+#include "comm/ucx/fabric_transport.h"
+#include "comm/ucx/network.h"
 
 namespace gtrain::comm {
 namespace {
@@ -171,6 +172,9 @@ class ExecCommunicator::Members final : public DataTransport {
   absl::Status Connect(const std::vector<std::string>&, int) override {
     return absl::InternalError("some members of a transport are connected already");
   }
+  absl::StatusOr<std::unique_ptr<DataTransport>> Part(const std::vector<int>&, int, uint64_t) override {
+    return absl::InternalError("some members of a transport");
+  }
   absl::Status Exchange(absl::Span<const Transfer> transfers, absl::FunctionRef<void(size_t)> done,
                         const Watch& watch) override {
     transfers_.assign(transfers.begin(), transfers.end());
@@ -258,40 +262,52 @@ absl::StatusOr<std::vector<std::string>> ExecCommunicator::Meet(const GatherFn& 
   for (size_t r = 0; r < all.size(); ++r) {
     if (all[r].empty() || all[r][0] != kMeetOk) {
       const bool never = !all[r].empty() && all[r][0] == kMeetNever;
-      return absl::Status(never ? absl::StatusCode::kFailedPrecondition : absl::StatusCode::kUnavailable,
-                          absl::StrCat(NameOf(static_cast<int>(r)), " (", bootstrap_->members()[r].address,
-                                       ") ", all[r].empty() ? "" : all[r].substr(1)));
+      return CannotOpen(static_cast<int>(r), never, all[r].empty() ? "" : all[r].substr(1));
     }
     all[r].erase(0, 1);
   }
   return all;
 }
 
+absl::Status ExecCommunicator::CannotOpen(int rank, bool never, absl::string_view why) const {
+  return absl::Status(never ? absl::StatusCode::kFailedPrecondition : absl::StatusCode::kUnavailable,
+                      absl::StrCat(NameOf(rank), " (", bootstrap_->members()[static_cast<size_t>(rank)].address,
+                                   ") ", why));
+}
+
 absl::StatusOr<std::string> ExecCommunicator::OpenOwn(const Watch& watch) {
-  if (hierarchy_.one_rank_a_node()) {
-    records_.resize(static_cast<size_t>(size()));
-  } else {
-    const std::vector<int>& ranks = hierarchy_.peers();
-    auto shm = ShmGroup::Open(bootstrap_, ranks, NamesOf(ranks), hierarchy_.local, nonce_, watch);
-    if (!shm.ok()) return Annotate(shm.status(), "has no shared memory");
-    shm_ = *std::move(shm);
-  }
+  GT_RETURN_IF_ERROR(OpenMemory(watch));
   absl::StatusOr<std::string> address = OpenTransport();
   if (!address.ok()) return Annotate(address.status(), "cannot open its connection to other machines");
   return address;
 }
 
-// What the peers are told: where this rank is reached. Its rail is connected with the communicator if it will
-// speak, because a first message elsewhere would wait for connections that nobody looks at; others when they
-// first speak as a pair.
+absl::Status ExecCommunicator::OpenMemory(const Watch& watch) {
+  if (hierarchy_.one_rank_a_node()) {
+    records_.resize(static_cast<size_t>(size()));
+    return absl::OkStatus();
+  }
+  const std::vector<int>& ranks = hierarchy_.peers();
+  auto shm = ShmGroup::Open(bootstrap_, ranks, NamesOf(ranks), hierarchy_.local, nonce_, watch);
+  if (!shm.ok()) return Annotate(shm.status(), "has no shared memory");
+  shm_ = *std::move(shm);
+  return absl::OkStatus();
+}
+
+// What the peers are told: where this rank is reached.
 absl::StatusOr<std::string> ExecCommunicator::OpenTransport() {
   if (nodes() == 1) return std::string();
+  if (options_.transport) {
+    GT_ASSIGN_OR_RETURN(transport_, options_.transport(*bootstrap_, nonce_));
+    return transport_->Address();
+  }
+  std::shared_ptr<Fabric>& fabric = bootstrap_->fabric;
+  if (fabric == nullptr || fabric->wish() != options_.network) {
+    const Member& me = bootstrap_->members()[static_cast<size_t>(rank())];
+    GT_ASSIGN_OR_RETURN(fabric, Fabric::Open(me.address, options_.network));
+  }
   const auto broken = [this](int rank, const std::string& symptom) { bootstrap_->ReportLink(rank, symptom); };
-  const bool speaks = hierarchy_.local < RailsFor(wish_.speakers, hierarchy_.rails()).back();
-  GT_ASSIGN_OR_RETURN(transport_, options_.transport
-                                      ? options_.transport(*bootstrap_, nonce_)
-                                      : OpenUcxTransport(*bootstrap_, nonce_, options_.network, broken,
-                                                         speaks ? hierarchy_.Rail() : std::vector<int>()));
+  transport_ = OpenFabricTransport(fabric, {bootstrap_->generation().value, nonce_}, broken);
   return transport_->Address();
 }
 
@@ -444,21 +460,6 @@ std::unique_ptr<ExecCommunicator::SubBootstrap> ExecCommunicator::Part(const std
   return std::make_unique<SubBootstrap>(bootstrap_, ranks, rank);
 }
 
-// Blobs of any sizes: their sizes go round first.
-absl::StatusOr<std::vector<std::string>> ExecCommunicator::GatherBlobs(const std::string& blob) {
-  const size_t ranks = static_cast<size_t>(size());
-  const int64_t own = static_cast<int64_t>(blob.size());
-  std::vector<int64_t> sizes(ranks);
-  GT_RETURN_IF_ERROR(AllGather(&own, sizes.data(), 1, DType::kInt64));
-  const size_t most = static_cast<size_t>(*std::max_element(sizes.begin(), sizes.end()));
-  std::string padded = blob, all(ranks * most, '\0');
-  padded.resize(most);
-  GT_RETURN_IF_ERROR(AllGather(padded.data(), all.data(), most, DType::kUint8));
-  std::vector<std::string> blobs;
-  for (size_t r = 0; r < ranks; ++r) blobs.push_back(all.substr(r * most, static_cast<size_t>(sizes[r])));
-  return blobs;
-}
-
 absl::StatusOr<std::unique_ptr<Communicator>> ExecCommunicator::Split(int color, int key) {
   GT_RETURN_IF_ERROR(Usable());
   std::unique_ptr<Communicator> part;
@@ -481,29 +482,51 @@ absl::StatusOr<std::unique_ptr<Communicator>> ExecCommunicator::MakePart(int col
   std::stable_sort(ranks.begin(), ranks.end(), [&](int a, int b) {
     return all[2 * static_cast<size_t>(a) + 1] < all[2 * static_cast<size_t>(b) + 1];
   });
-  // All groups meet at once, in two rounds of this communicator; ranks in none only lend a hand.
-  const GatherFn gather = [&](const std::string& blob) -> absl::StatusOr<std::vector<std::string>> {
-    GT_ASSIGN_OR_RETURN(const std::vector<std::string> blobs, GatherBlobs(blob));
-    std::vector<std::string> of_group;
-    for (int r : ranks) of_group.push_back(blobs[static_cast<size_t>(r)]);
-    return of_group;
-  };
-  if (color < 0) {
-    for (int round = 0; round < 2; ++round) GT_RETURN_IF_ERROR(GatherBlobs("").status());
-    return nullptr;
-  }
+  if (color < 0) return nullptr;
   const int place = static_cast<int>(std::find(ranks.begin(), ranks.end(), rank()) - ranks.begin());
   std::unique_ptr<SubBootstrap> bootstrap = Part(ranks, place);
   ExecOptions options = options_;
   options.on_start = nullptr;  // ranks of different groups may differ in how many collectives they called
   auto group = std::make_unique<ExecCommunicator>(bootstrap.get(), std::move(options));
   group->own_bootstrap_ = std::move(bootstrap);
+  // Unlike all others: the members know it without asking each other.
+  group->nonce_ = Rng(nonce_ ^ Rng(sequence_ << 32 | static_cast<uint32_t>(color)).Next()).Next();
   // Meanwhile the others wait in the new one, and hear of an error in either.
   group->parent_ = this;
-  const absl::Status connected = group->Connect(gather, group->MakeWatch());
+  const absl::Status connected = group->ConnectPart(*this, ranks);
   group->parent_ = nullptr;
   GT_RETURN_IF_ERROR(connected);
   return group;
+}
+
+// Of `ranks` of `whole`, whose connections, measured links and settings it takes over.
+absl::Status ExecCommunicator::ConnectPart(const ExecCommunicator& whole, const std::vector<int>& ranks) {
+  wish_ = whole.wish_;
+  if (size() == 1) return absl::OkStatus();
+  const Watch watch = MakeWatch();
+  if (const absl::Status opened = OpenMemory(watch); !opened.ok())
+    return CannotOpen(rank(), !WillMend(opened), opened.message());
+  if (nodes() > 1) {
+    GT_ASSIGN_OR_RETURN(transport_, whole.transport_->Part(ranks, rank(), nonce_));
+    if (const std::vector<int> rail = hierarchy_.Rail(); !rail.empty())
+      rail_ = std::make_unique<Members>(transport_.get(), rail);
+    TakeLinks(whole.carriers_);
+  }
+  if (shm_ != nullptr) GT_RETURN_IF_ERROR(shm_->Join(watch));
+  return Barrier();
+}
+
+// What so many rails cost, from what the next smaller number that was measured does; of more than were
+// measured nothing is known, so they are taken only where they were asked for.
+void ExecCommunicator::TakeLinks(const std::vector<Carriers>& measured) {
+  carriers_.clear();
+  for (const int rails : RailsFor(wish_.speakers, hierarchy_.rails())) {
+    const auto above = std::ranges::find_if(measured, [&](const Carriers& c) { return c.rails > rails; });
+    if (above == measured.end() && measured.back().rails < rails && !carriers_.empty()) continue;
+    // With fewer rails the link of more is at least as good.
+    const Carriers& like = above == measured.begin() ? measured.front() : *std::prev(above);
+    carriers_.push_back({rails, like.link});
+  }
 }
 
 // ------------------------------------------------------------------ pairs

@@ -24,7 +24,7 @@ struct ExecOptions {
   // What GTRAIN_COMM_ALGO says: how all-reduce goes between machines, and who speaks. Not "auto" or "":
   // always so. All ranks must have the same, else none gets a communicator, with the same error everywhere.
   std::string algorithm;
-  // What GTRAIN_COMM_TLS says: UCX's transports between machines (comm/ucx/fabric.h). As for `algorithm`.
+  // What GTRAIN_COMM_TLS says: UCX's transports between machines (comm/ucx/network.h). As for `algorithm`.
   std::string network;
   std::function<void(uint64_t sequence)> on_start;  // a collective begins on this rank; must not block
   // A collective that had to wait has ended: how long it took from its first look for the others. Must not
@@ -44,7 +44,7 @@ struct ExecOptions {
 //   the barrier's: L, or N - 1 where up to 16 machines have several ranks.
 // With `deterministic` nothing is measured: w is 0. A Split needs no head: five all-gathers of this
 // communicator, the largest of n addresses, bring its members together, and the rest is as here. What an
-// arena takes stands in comm/shm/shm_group.h, what a transport does in comm/ucx/ucx_transport.h.
+// arena takes stands in comm/shm/shm_group.h, what a transport does in comm/ucx/fabric.h.
 // Costs.OfACommunicatorAtScale counts all of it up to 256 ranks.
 absl::StatusOr<std::unique_ptr<Communicator>> MakeCommunicator(Bootstrap* bootstrap,
                                                                ExecOptions options = {});

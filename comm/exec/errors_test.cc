@@ -201,6 +201,12 @@ class Throwing final : public DataTransport {
   absl::Status Connect(const std::vector<std::string>& addresses, int self) override {
     return real_->Connect(addresses, self);
   }
+  absl::StatusOr<std::unique_ptr<DataTransport>> Part(const std::vector<int>& members, int self,
+                                                      uint64_t id) override {
+    auto part = real_->Part(members, self, id);
+    if (!part.ok()) return part.status();
+    return std::make_unique<Throwing>(*std::move(part), throws_);
+  }
   absl::Status Exchange(absl::Span<const Transfer> transfers, absl::FunctionRef<void(size_t)> done,
                         const Watch& watch) override {
     if (*throws_) throw std::bad_alloc();

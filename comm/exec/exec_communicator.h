@@ -8,7 +8,8 @@
 // among the leaders the same, up to 16 machines a round in which all get 56 bytes of every rank; there a
 // reduce-scatter carries what an all-reduce of its input does, an all-to-all what an all-gather of
 // everybody's input does. A pair is a communicator of two: an arena of 6 MiB inside a machine, no connection
-// but one between machines.
+// but one between machines. A split is an all-gather of 16 bytes of each rank, an arena, and a barrier of the
+// new one.
 #pragma once
 #include <algorithm>
 #include <functional>
@@ -105,7 +106,12 @@ class ExecCommunicator final : public Communicator, private Interrupt {
   absl::StatusOr<std::vector<std::string>> Meet(const GatherFn& gather, const Watch& watch);
   absl::StatusOr<std::string> OpenOwn(const Watch& watch);
   absl::StatusOr<std::unique_ptr<Communicator>> MakePart(int color, int key);
+  // Of a rank that could not; `never`: nor could it in another generation.
+  absl::Status CannotOpen(int rank, bool never, absl::string_view why) const;
+  absl::Status OpenMemory(const Watch& watch);
   absl::StatusOr<std::string> OpenTransport();
+  absl::Status ConnectPart(const ExecCommunicator& whole, const std::vector<int>& ranks);
+  void TakeLinks(const std::vector<Carriers>& measured);
   std::unique_ptr<SubBootstrap> Part(const std::vector<int>& ranks, int rank) const;
   // The communicator of this rank and one other, made the first time; nobody else takes part.
   absl::StatusOr<ExecCommunicator*> Pair(int peer);
@@ -126,7 +132,6 @@ class ExecCommunicator final : public Communicator, private Interrupt {
   // `tried`, `tried_byte`: what the first try lets expect of so many rails.
   absl::StatusOr<LinkCost> MeasureRounds(int rails, double tried, double tried_byte, const Watch& watch);
   absl::Status AgreeOnMost(absl::Span<double> values, const Watch& watch);
-  absl::StatusOr<std::vector<std::string>> GatherBlobs(const std::string& blob);
   absl::Status Usable() const;
   absl::Status Call(OpRecord record, const void* data, size_t bytes,
                     absl::FunctionRef<absl::Status(OpRecord&, const Watch&)> body);

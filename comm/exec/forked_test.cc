@@ -26,7 +26,7 @@
 #include "comm/exec/held_test_counts.h"
 #include "comm/exec/rank_test_threads.h"
 #include "comm/fake/fake_world.h"
-#include "comm/ucx/ucx_transport.h"
+#include "comm/ucx/fabric.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -324,29 +324,42 @@ TEST_F(Forked, UcxConnectionsThatBothEndsNeedAtOnce) {
   });
 }
 
-// As comm/ucx/ucx_transport.h says: a few of its own, and a connection to each other machine if it speaks for
-// its own, however few of them it has said anything to. The others that share a machine have none.
-TEST_F(Forked, UcxDescriptorsOfACommunicator) {
+// As comm/ucx/fabric.h says: a process has some of its own and a connection to each other one that it has spoken
+// with, and further communicators among those have none.
+TEST_F(Forked, UcxDescriptorsOfCommunicators) {
   if (!UcxHere()) GTEST_SKIP() << "built without UCX";
-  constexpr size_t kOwnMost = 8;
+  constexpr size_t kOwn = 10;
   algorithm_ = "leader+deterministic";
   std::vector<std::string> twenty;
   for (int machine = 0; machine < 20; ++machine) twenty.push_back(absl::StrCat("m", machine));
   for (const auto& nodes : {kFours[1], kFours[2], twenty}) {
     SCOPED_TRACE(testing::PrintToString(nodes));
     const size_t machines = std::set<std::string>(nodes.begin(), nodes.end()).size();
+    const size_t before = OpenDescriptors();
     FakeWorld world(nodes);
     ExpectAllSucceed(world, [&](Communicator& c) -> absl::Status {
-      const size_t before = OpenDescriptors();
-      auto part = c.Split(0, 0);
-      RETURN_IF_BAD(part.status());
-      RETURN_IF_BAD(c.Barrier());  // so that all have made it
-      const size_t more = OpenDescriptors() - before;
-      RETURN_IF_BAD(c.Barrier());
       const bool speaks = machines == nodes.size() || c.rank() % 2 == 0;
       const size_t connections = speaks ? machines - 1 : 0;
-      if (more > connections && more <= connections + kOwnMost) return absl::OkStatus();
-      return absl::InternalError(absl::StrCat(more, " descriptors, of them ", connections, " connections"));
+      if (const size_t more = OpenDescriptors() - before; more > kOwn + connections)
+        return absl::InternalError(absl::StrCat(more, " descriptors with ", connections, " connections"));
+      std::vector<std::unique_ptr<Communicator>> parts;
+      const auto split = [&]() -> absl::Status {
+        for (const int color : {0, c.rank() % 2}) {
+          auto part = c.Split(color, 0);
+          RETURN_IF_BAD(part.status());
+          float number = 1;
+          RETURN_IF_BAD((*part)->AllReduce(&number, 1, DType::kFloat32, ReduceOp::kSum));
+          if (number != static_cast<float>((*part)->size())) return absl::InternalError("a wrong sum");
+          parts.push_back(*std::move(part));
+        }
+        return c.Barrier();  // so that all have made theirs
+      };
+      RETURN_IF_BAD(split());
+      const size_t first = OpenDescriptors();
+      for (int i = 0; i < 10; ++i) RETURN_IF_BAD(split());
+      if (const size_t now = OpenDescriptors(); now > first)
+        return absl::InternalError(absl::StrCat(now - first, " descriptors of further communicators"));
+      return c.Barrier();
     });
   }
 }

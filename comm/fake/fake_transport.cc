@@ -17,6 +17,15 @@ class FakeTransport final : public DataTransport {
     return absl::OkStatus();
   }
 
+  absl::StatusOr<std::unique_ptr<DataTransport>> Part(const std::vector<int>& members, int self,
+                                                      uint64_t id) override {
+    const auto name = [&](const std::string& whole) { return absl::StrCat(whole, "/", id); };
+    auto part = std::make_unique<FakeTransport>(
+        network_, name(peers_[static_cast<size_t>(members[static_cast<size_t>(self)])]));
+    for (const int member : members) part->peers_.push_back(name(peers_[static_cast<size_t>(member)]));
+    return part;
+  }
+
   absl::Status Exchange(absl::Span<const Transfer> transfers, absl::FunctionRef<void(size_t)> done,
                         const Watch& watch) override {
     if (dead_) return absl::FailedPreconditionError("the transport has failed before");

@@ -5,6 +5,7 @@
 // the caller closes. The rest sends at most a message and is independent of n.
 #pragma once
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -24,10 +25,16 @@ struct Member {
   std::string address;  // data-plane IP address of the node
 };
 
+class Fabric;  // comm/ucx/fabric.h
+
 // Thread-safe. One object a process and generation.
 class Bootstrap {
  public:
   virtual ~Bootstrap() = default;
+  // The connections of this process, which outlive communicators: made by the first that spans machines, one
+  // thread at a time.
+  std::shared_ptr<Fabric> fabric;
+
   virtual int rank() const = 0;
   virtual int world_size() const = 0;
   virtual Generation generation() const = 0;

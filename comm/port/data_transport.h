@@ -1,14 +1,17 @@
 // Port: point to point messages among the members of one communicator. Adapters: comm/ucx (between
 // machines), comm/fake (threads of a test). An exchange is one message a transfer, beside a greeting between
 // two members that never spoke; a member keeps the addresses of all n, and nothing else that grows with n but
-// its connections, which comm/ucx/ucx_transport.h counts.
+// its connections, which comm/ucx/fabric.h counts.
 #pragma once
 #include <cstddef>
+#include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "comm/port/watch.h"
@@ -33,6 +36,12 @@ class DataTransport {
   virtual absl::StatusOr<std::string> Address() = 0;
   // addresses[self] is this member's own. Does not block: connections are made by the first messages.
   virtual absl::Status Connect(const std::vector<std::string>& addresses, int self) = 0;
+
+  // Of these members, by their index here, of which this one is number `self`: another transport on the same
+  // connections, independent from then on. All of them call it with the same `id`, which is unlike all others
+  // of the generation. Costs no message; does not block.
+  virtual absl::StatusOr<std::unique_ptr<DataTransport>> Part(const std::vector<int>& members, int self,
+                                                              uint64_t id) = 0;
 
   // Starts all transfers, then calls done(i) in the order of the list, each once transfer i is complete,
   // and returns when all are. Blocks as long as `watch` allows. After an error the transport

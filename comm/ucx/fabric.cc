@@ -1,106 +1,552 @@
-// The files are described in Linux: Documentation/ABI/stable/sysfs-class-infiniband (ports/P/state,
-// ports/P/gid_attrs/ndevs/N) and Documentation/ABI/testing/sysfs-class-net (device, dev_port).
 #include "comm/ucx/fabric.h"
 
-#include <algorithm>
-#include <filesystem>
-#include <fstream>
-#include <system_error>
+#include <arpa/inet.h>
+#include <ifaddrs.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <sched.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
 
-#include "absl/strings/ascii.h"
-#include "absl/strings/escaping.h"
-#include "absl/strings/match.h"
-#include "absl/strings/numbers.h"
+#include <algorithm>
+#include <cstring>
+
+#include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
-#include "absl/strings/str_split.h"
+#include "base/rng.h"
 #include "base/status_macros.h"
+#include "comm/ucx/network.h"
+#include "comm/ucx/ucx_loader.h"
 
 namespace gtrain::comm {
 namespace {
 
-namespace fs = std::filesystem;
+// How long to look again and again before sleeping. In between others may have the core: who is waited for
+// may need it, and if it was gone for long, a sleeper gets it back sooner than one who asks.
+constexpr absl::Duration kSpin = absl::Microseconds(100);
+constexpr int kNapMs = 10;  // longest; the first naps are shorter
+constexpr int kGraceMs = 1000;
+constexpr size_t kNameBytes = 16;
+// Pieces of one connection that UCX has not copied yet: half a MiB, more than a socket takes at once.
+constexpr size_t kFlyingMax = 8;
+constexpr size_t kBuffersKept = 32;
+constexpr size_t kEarlyBytesMax = 64 << 20;
+constexpr size_t kClosedMax = 1 << 16;
 
-// Sorted; empty if there is no such folder.
-std::vector<std::string> NamesIn(const fs::path& folder) {
-  std::vector<std::string> names;
-  std::error_code none;
-  for (fs::directory_iterator at(folder, none), end; !none && at != end; at.increment(none)) {
-    names.push_back(at->path().filename().string());
-  }
-  std::sort(names.begin(), names.end());
-  return names;
+// Once a process, as long as it lives: whom a peer finds there has not merely closed a communicator.
+LinkTarget& Target(const std::string& address) {
+  static auto* const target = new LinkTarget(address);
+  return *target;
 }
 
-// Empty where it cannot be read: the kernel refuses it for a GID that is not in use.
-std::string LineOf(const fs::path& file) {
-  std::string line;
-  std::ifstream in(file);
-  std::getline(in, line);
-  return std::string(absl::StripAsciiWhitespace(line));
-}
-
-bool HasGidOf(const fs::path& port, const std::string& interface) {
-  const fs::path ndevs = port / "gid_attrs" / "ndevs";
-  for (const std::string& gid : NamesIn(ndevs)) {
-    if (LineOf(ndevs / gid) == interface) return true;
-  }
-  return false;
-}
-
-// Ports of one device may have their interfaces on the same PCI function: dev_port, from 0, tells them apart.
-bool IsParentOf(const fs::path& net, const std::string& device, const std::string& port) {
-  std::error_code none;
-  if (!fs::exists(net / "device" / "infiniband" / device, none)) return false;
-  int of_interface = 0, of_device = 0;
-  if (!absl::SimpleAtoi(LineOf(net / "dev_port"), &of_interface)) of_interface = 0;
-  return absl::SimpleAtoi(port, &of_device) && of_device == of_interface + 1;
+std::string RandomName() {
+  Rng rng = Rng::FromSystem();
+  const uint64_t words[] = {rng.Next(), rng.Next()};
+  static_assert(sizeof(words) == kNameBytes);
+  return std::string(reinterpret_cast<const char*>(words), sizeof(words));
 }
 
 }  // namespace
 
-std::vector<std::string> RdmaPortsOf(const std::string& interface, const std::string& sysfs) {
-  std::vector<std::string> found;
-  if (interface.empty()) return found;
-  const fs::path net = fs::path(sysfs) / "class" / "net" / interface;
-  const fs::path devices = fs::path(sysfs) / "class" / "infiniband";
-  for (const std::string& device : NamesIn(devices)) {
-    for (const std::string& port : NamesIn(devices / device / "ports")) {
-      const fs::path at = devices / device / "ports" / port;
-      if (!absl::StartsWith(LineOf(at / "state"), "4:")) continue;  // ACTIVE
-      if (HasGidOf(at, interface) || IsParentOf(net, device, port))
-        found.push_back(absl::StrCat(device, ":", port));
-    }
-  }
-  return found;
-}
+class Fabric::Peer {
+ public:
+  enum class State {
+    kKnown,
+    kWanted,  // the other calls
+    kCalled,  // it has not answered yet
+    kUp,
+    kLost,
+  };
+  struct Piece {
+    std::unique_ptr<char[]> memory;
+    size_t bytes = 0;
+    std::shared_ptr<Sending> of;
+    GtrainUcxTicket* ticket = nullptr;
+  };
 
-absl::Status CheckTransportsWish(absl::string_view wish) {
-  if (wish.empty()) return absl::OkStatus();
-  for (absl::string_view name : absl::StrSplit(wish, ',')) {
-    const bool good = !name.empty() && std::all_of(name.begin(), name.end(), [](char c) {
-      return absl::ascii_islower(c) || absl::ascii_isdigit(c) || c == '_';
-    });
-    if (!good || (name == "auto" && wish != "auto")) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("GTRAIN_COMM_TLS is '", absl::CHexEscape(wish),
-                       "'; it must be auto, or names of UCX's transports with commas between, as rc,tcp"));
-    }
-  }
-  return absl::OkStatus();
-}
+  Peer(std::string name, std::string address) : name(std::move(name)), address(std::move(address)) {}
 
-absl::StatusOr<Fabric> ChooseFabric(const std::string& wish, const std::string& interface,
-                                    const std::vector<std::string>& rdma_ports) {
-  GT_RETURN_IF_ERROR(CheckTransportsWish(wish));
-  Fabric fabric;
-  fabric.every = !wish.empty() && wish != "auto";
-  // UCX takes the best that both ends have, so a machine without RDMA is reached by TCP.
-  fabric.transports = fabric.every ? wish : rdma_ports.empty() ? "tcp" : "rc,ud,dc,tcp";
-  std::vector<std::string> devices = rdma_ports;
-  devices.push_back(interface);
-  fabric.devices = interface.empty() ? "all" : absl::StrJoin(devices, ",");
+  const std::string name, address;  // address: UCX's
+  State state = State::kKnown;
+  GtrainUcxEndpoint* endpoint = nullptr;
+  std::string failure;
+  int contexts = 0;
+  bool called_here = false;  // its call has come and was not answered
+  bool active = false;
+  std::deque<Piece> queue, flying;
+  std::deque<std::shared_ptr<Sending>> streams;
+  uint64_t given = 0, flushed = 0, flushing = 0;
+  GtrainUcxTicket* flush = nullptr;
+};
+
+// ------------------------------------------------------------------ the process
+
+Fabric::Fabric(const GtrainUcxApi* api, const std::string& address, std::string wish)
+    : api_(api),
+      wish_(std::move(wish)),
+      target_(Target(address)),
+      wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
+      name_(RandomName()) {}
+
+absl::StatusOr<std::shared_ptr<Fabric>> Fabric::Open(const std::string& address, const std::string& wish) {
+  GT_ASSIGN_OR_RETURN(const GtrainUcxApi* api, UcxApi());
+  const std::string device = InterfaceOf(address);
+  GT_ASSIGN_OR_RETURN(const Network network, ChooseNetwork(wish, device, RdmaPortsOf(device)));
+  std::shared_ptr<Fabric> fabric(new Fabric(api, address, wish));
+  if (!fabric->wake_.valid()) return absl::ResourceExhaustedError("no descriptor is left for a connection");
+  SignalsKept keep;
+  GtrainUcxError error{};
+  fabric->worker_ = api->open(network.transports.c_str(), network.devices.c_str(), network.every ? 1 : 0,
+                              &Fabric::Heard, fabric.get(), &error);
+  if (fabric->worker_ == nullptr && network.every) {
+    return absl::FailedPreconditionError(absl::StrCat("GTRAIN_COMM_TLS is '", wish,
+                                                      "', which cannot be used: ", error.text,
+                                                      ". Unset it to use what there is"));
+  }
+  if (fabric->worker_ == nullptr) {
+    return absl::UnavailableError(absl::StrCat(
+        "UCX on interface ", device.empty() ? "any" : device, " (address ", address, "): ", error.text,
+        ". The interface must be up and shown in /sys/class/net (in a network namespace made by hand: "
+        "mount sysfs there)"));
+  }
+  const void* data = nullptr;
+  size_t bytes = 0;
+  api->address(fabric->worker_, &data, &bytes);
+  fabric->address_ = absl::StrCat(fabric->target_.where(), "\n", fabric->name_,
+                                  absl::string_view(static_cast<const char*>(data), bytes));
   return fabric;
+}
+
+Fabric::~Fabric() {
+  // A forked child must not speak on its parent's connections, not even to close them.
+  if (worker_ == nullptr || fork_guard_.Forked()) return;
+  MutexLock lock(&mutex_);
+  const Instant give_up = RealClock().Now() + absl::Milliseconds(kGraceMs);
+  (void)Until(
+      [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+        return std::ranges::none_of(active_,
+                                    [](const Peer* peer) { return peer->state == Peer::State::kUp; });
+      },
+      [&] { return RealClock().Now() < give_up ? absl::OkStatus() : absl::DeadlineExceededError(""); });
+  api_->close(worker_, kGraceMs);
+}
+
+void Fabric::Lock::Again() {
+  ++fabric_->knocks_;
+  fabric_->mutex_.Lock();
+  --fabric_->knocks_;
+  held_ = true;
+}
+
+void Fabric::Lock::Release() {
+  held_ = false;
+  fabric_->mutex_.Unlock();
+}
+
+// ------------------------------------------------------------------ who is there
+
+absl::StatusOr<Fabric::Peer*> Fabric::Reach(const std::string& address) {
+  const size_t line = address.find('\n');
+  if (line == std::string::npos || address.size() <= line + 1 + kNameBytes)
+    return absl::InvalidArgumentError("the address of a member is none");
+  const std::string name = address.substr(line + 1, kNameBytes);
+  std::unique_ptr<Peer>& peer = peers_[name];
+  if (peer != nullptr && peer->contexts == 0 && Forgettable(peer.get())) {
+    std::erase(active_, peer.get());
+    peer = nullptr;
+  }
+  if (peer == nullptr) peer = std::make_unique<Peer>(name, address.substr(line + 1 + kNameBytes));
+  ++peer->contexts;
+  return peer.get();
+}
+
+// One that is lost, and of which UCX holds nothing.
+bool Fabric::Forgettable(Peer* peer) {
+  if (!Failed(peer)) return false;
+  Lose(peer, Failure(peer));
+  return peer->flying.empty() && peer->flush == nullptr;
+}
+
+void Fabric::Drop(Peer* peer) {
+  if (--peer->contexts > 0 || !Forgettable(peer)) return;
+  std::erase(active_, peer);
+  peers_.erase(peer->name);
+}
+
+void Fabric::Add(ContextId id, Context* context) {
+  contexts_[id] = context;
+  std::deque<std::pair<ContextId, std::string>> kept = std::exchange(early_, {});
+  early_bytes_ = 0;
+  for (auto& [of, message] : kept) {
+    if (of == id) {
+      Take(message);
+    } else if (of.generation >= id.generation) {  // what was said before nobody will ask for
+      KeepEarly(of, message);
+    }
+  }
+}
+
+void Fabric::Remove(ContextId id) {
+  if (contexts_.erase(id) == 0 || !closed_.insert(id).second) return;
+  closed_order_.push_back(id);
+  if (closed_order_.size() <= kClosedMax) return;
+  closed_.erase(closed_order_.front());
+  closed_order_.pop_front();
+}
+
+bool Fabric::Up(const Peer* peer) { return peer->state == Peer::State::kUp; }
+
+bool Fabric::Greeting(const Peer* peer) {
+  return peer->state == Peer::State::kWanted || peer->state == Peer::State::kCalled;
+}
+
+bool Fabric::Failed(const Peer* peer) const {
+  return peer->state == Peer::State::kLost ||
+         (peer->endpoint != nullptr && api_->failed(peer->endpoint) != nullptr);
+}
+
+std::string Fabric::Failure(const Peer* peer) {
+  return peer->failure.empty() ? "the connection is broken" : peer->failure;
+}
+
+void Fabric::Lose(Peer* peer, absl::string_view why) {
+  if (peer->state == Peer::State::kLost) return;
+  peer->state = Peer::State::kLost;
+  peer->failure = std::string(why);
+  if (peer->endpoint != nullptr) api_->drop(worker_, std::exchange(peer->endpoint, nullptr));
+  peer->queue.clear();
+  peer->streams.clear();
+}
+
+// ------------------------------------------------------------------ greetings
+
+bool Fabric::Connect(Peer* peer) {
+  if (peer->endpoint != nullptr) return true;
+  GtrainUcxError error{};
+  peer->endpoint = api_->connect(worker_, peer->address.data(), &error);
+  if (peer->endpoint == nullptr) Lose(peer, error.text);
+  return peer->endpoint != nullptr;
+}
+
+void Fabric::Greet(Peer* peer, MessageKind kind) {
+  if (!Connect(peer)) return;
+  MessageHeader header;
+  header.kind = kind;
+  std::unique_ptr<char[]> piece = Buffer();
+  std::memcpy(piece.get(), &header, sizeof(header));
+  std::memcpy(piece.get() + sizeof(header), address_.data(), address_.size());
+  Give(peer, std::move(piece), sizeof(header) + address_.size(), nullptr);
+}
+
+void Fabric::Want(Peer* peer) {
+  if (peer->state != Peer::State::kKnown) return;
+  if (name_ > peer->name) {
+    peer->state = Peer::State::kWanted;
+    return;
+  }
+  peer->state = Peer::State::kCalled;
+  Greet(peer, MessageKind::kCall);
+}
+
+void Fabric::TakeGreeting(const MessageHeader& header, absl::string_view address) {
+  const auto reached = Reach(std::string(address));
+  if (!reached.ok()) return;
+  Peer* const peer = *reached;
+  --peer->contexts;  // Reach counts who wants it
+  if (header.kind == MessageKind::kCall) {
+    peer->called_here = true;
+  } else if (peer->state == Peer::State::kCalled) {
+    peer->state = Peer::State::kUp;
+  }
+  Activate(peer);
+}
+
+// ------------------------------------------------------------------ messages
+
+void Fabric::Heard(void* fabric, const void* data, size_t bytes) {
+  static_cast<Fabric*>(fabric)->Take(absl::string_view(static_cast<const char*>(data), bytes));
+}
+
+void Fabric::Take(absl::string_view message) {
+  MessageHeader header;
+  if (message.size() < sizeof(header)) return;
+  std::memcpy(&header, message.data(), sizeof(header));
+  if (header.magic != kMessageMagic) return;
+  const absl::string_view bytes = message.substr(sizeof(header));
+  if (header.kind == MessageKind::kCall || header.kind == MessageKind::kAnswer)
+    return TakeGreeting(header, bytes);
+  const ContextId id{header.generation, header.context};
+  const auto it = contexts_.find(id);
+  if (it != contexts_.end()) {
+    it->second->Hear(header, bytes);
+  } else if (!closed_.contains(id)) {
+    KeepEarly(id, message);
+  }
+}
+
+// The oldest goes where there is no room: whoever misses it has its own deadline.
+void Fabric::KeepEarly(ContextId id, absl::string_view message) {
+  early_bytes_ += message.size();
+  early_.emplace_back(id, std::string(message));
+  while (early_bytes_ > kEarlyBytesMax) {
+    early_bytes_ -= early_.front().second.size();
+    early_.pop_front();
+  }
+}
+
+std::unique_ptr<char[]> Fabric::Buffer() {
+  if (buffers_.empty()) return std::unique_ptr<char[]>(new char[GTRAIN_UCX_MESSAGE_MAX]);
+  std::unique_ptr<char[]> buffer = std::move(buffers_.back());
+  buffers_.pop_back();
+  return buffer;
+}
+
+void Fabric::Recycle(std::unique_ptr<char[]> buffer) {
+  if (buffers_.size() < kBuffersKept) buffers_.push_back(std::move(buffer));
+}
+
+void Fabric::Activate(Peer* peer) {
+  if (!peer->active) active_.push_back(peer);
+  peer->active = true;
+  Wake();
+}
+
+void Fabric::Post(Peer* peer, const MessageHeader& header, absl::string_view bytes,
+                  std::shared_ptr<Sending> of) {
+  if (Failed(peer)) return;
+  std::unique_ptr<char[]> piece = Buffer();
+  std::memcpy(piece.get(), &header, sizeof(header));
+  std::memcpy(piece.get() + sizeof(header), bytes.data(), bytes.size());
+  if (of != nullptr) {
+    of->given += bytes.size();
+    ++of->open;
+  }
+  const size_t size = sizeof(header) + bytes.size();
+  if (!stepping_ && Up(peer) && peer->queue.empty() && peer->flying.size() < kFlyingMax) {
+    Give(peer, std::move(piece), size, std::move(of));
+    return;
+  }
+  peer->queue.push_back({std::move(piece), size, std::move(of), nullptr});
+  Activate(peer);
+}
+
+void Fabric::Stream(Peer* peer, std::shared_ptr<Sending> message) {
+  if (Failed(peer)) return;
+  peer->streams.push_back(std::move(message));
+  if (!stepping_) (void)Pump(peer);
+  Activate(peer);
+}
+
+void Fabric::Give(Peer* peer, std::unique_ptr<char[]> memory, size_t bytes, std::shared_ptr<Sending> of) {
+  GtrainUcxTicket* ticket = nullptr;
+  GtrainUcxError error{};
+  ++peer->given;
+  const int sent = api_->send(worker_, peer->endpoint, memory.get(), bytes, &ticket, &error);
+  if (sent == 0) {
+    peer->flying.push_back({std::move(memory), bytes, std::move(of), ticket});
+    Activate(peer);
+    return;
+  }
+  Recycle(std::move(memory));
+  if (sent < 0) return Lose(peer, error.text);
+  if (of != nullptr) --of->open;
+}
+
+// Whether anything moved.
+bool Fabric::Pump(Peer* peer) {
+  bool moved = false;
+  GtrainUcxError error{};
+  while (!peer->flying.empty()) {
+    Peer::Piece& first = peer->flying.front();
+    const int sent = api_->test(worker_, first.ticket, &error);
+    if (sent == 0) break;
+    if (first.of != nullptr) --first.of->open;
+    Recycle(std::move(first.memory));
+    peer->flying.pop_front();
+    moved = true;
+    if (sent < 0) Lose(peer, error.text);
+  }
+  if (peer->endpoint != nullptr) {
+    if (const char* why = api_->failed(peer->endpoint); why != nullptr) Lose(peer, why);
+  }
+  if (std::exchange(peer->called_here, false) && peer->state != Peer::State::kLost) {
+    // One that was up has lost the connection there, which nobody has noticed here yet.
+    if (Up(peer)) api_->drop(worker_, std::exchange(peer->endpoint, nullptr));
+    Greet(peer, MessageKind::kAnswer);
+    if (peer->state != Peer::State::kLost) peer->state = Peer::State::kUp;
+    moved = true;
+  }
+  while (Up(peer) && peer->flying.size() < kFlyingMax) {
+    if (!peer->queue.empty()) {
+      Peer::Piece piece = std::move(peer->queue.front());
+      peer->queue.pop_front();
+      Give(peer, std::move(piece.memory), piece.bytes, std::move(piece.of));
+    } else if (!peer->streams.empty()) {
+      const std::shared_ptr<Sending> message = peer->streams.front();
+      const uint64_t left = message->header.total - message->given;
+      const size_t bytes = message->revoked ? 0 : std::min<uint64_t>(left, kPieceBytes);
+      if (bytes == left || bytes == 0) peer->streams.pop_front();
+      if (bytes == 0) continue;
+      message->header.offset = message->given;
+      std::unique_ptr<char[]> piece = Buffer();
+      std::memcpy(piece.get(), &message->header, sizeof(MessageHeader));
+      std::memcpy(piece.get() + sizeof(MessageHeader), message->data + message->given, bytes);
+      message->given += bytes;
+      ++message->open;
+      Give(peer, std::move(piece), sizeof(MessageHeader) + bytes, message);
+    } else {
+      break;
+    }
+    moved = true;
+  }
+  return moved;
+}
+
+uint64_t Fabric::Given(const Peer* peer) { return peer->given; }
+
+bool Fabric::Flushed(Peer* peer, uint64_t given) {
+  GtrainUcxError error{};
+  if (peer->flush != nullptr) {
+    if (api_->test(worker_, peer->flush, &error) == 0) return false;
+    peer->flush = nullptr;
+    peer->flushed = peer->flushing;
+  }
+  if (peer->flushed >= given || Failed(peer)) return true;
+  peer->flushing = peer->given;
+  if (api_->flush(worker_, peer->endpoint, &peer->flush, &error) == 0) return false;
+  peer->flushed = peer->flushing;
+  return true;
+}
+
+// ------------------------------------------------------------------ waiting
+
+int Fabric::Step() {
+  stepping_ = true;
+  int moved = api_->progress(worker_);
+  stepping_ = false;
+  for (size_t i = 0; i < active_.size();) {
+    Peer* const peer = active_[i];
+    moved += Pump(peer) ? 1 : 0;
+    if (peer->queue.empty() && peer->flying.empty() && peer->streams.empty()) {
+      peer->active = false;
+      active_[i] = active_.back();
+      active_.pop_back();
+    } else {
+      ++i;
+    }
+  }
+  return moved;
+}
+
+void Fabric::Look() {
+  if (!driving_) (void)Step();
+}
+
+void Fabric::Wake() {
+  if (!sleeping_) return;
+  const uint64_t one = 1;
+  (void)!write(wake_.get(), &one, sizeof(one));
+}
+
+void Fabric::Sleep(int milliseconds) {
+  if (api_->arm(worker_) == 0) return;  // something came in between
+  pollfd fds[] = {{api_->descriptor(worker_), POLLIN, 0}, {wake_.get(), POLLIN, 0}};
+  sleeping_ = true;
+  mutex_.Unlock();
+  poll(fds, std::size(fds), milliseconds);
+  mutex_.Lock();
+  sleeping_ = false;
+  uint64_t woken = 0;
+  (void)!read(wake_.get(), &woken, sizeof(woken));
+}
+
+void Fabric::MakeRoom() {
+  if (followers_ == 0 && knocks_.load(std::memory_order_relaxed) == 0) return;
+  mutex_.Unlock();
+  sched_yield();
+  mutex_.Lock();
+}
+
+absl::Status Fabric::Drive(absl::FunctionRef<bool()> done, absl::FunctionRef<absl::Status()> check) {
+  Instant idle_since;
+  bool idle = false, busy = false;
+  uint64_t moves = 0;
+  for (int nap = 1;;) {
+    if (done()) return absl::OkStatus();
+    const bool sleep = idle && RealClock().Now() - idle_since >= kSpin;
+    // Traffic of others must not hide that time is up.
+    if (sleep || std::exchange(busy, false)) {
+      mutex_.Unlock();
+      const absl::Status waiting = check();
+      mutex_.Lock();
+      // What is waited for may have come with the news that its sender has left.
+      (void)Step();
+      if (done()) return absl::OkStatus();
+      GT_RETURN_IF_ERROR(waiting);
+    }
+    if (Step() != 0) {
+      busy = ++moves % 1024 == 0;
+      idle = false;
+      nap = 1;
+      MakeRoom();
+    } else if (sleep) {
+      Sleep(nap);
+      nap = std::min(2 * nap, kNapMs);
+    } else {
+      if (!idle) idle_since = RealClock().Now();
+      idle = true;
+      MakeRoom();
+      sched_yield();
+    }
+  }
+}
+
+absl::Status Fabric::Until(absl::FunctionRef<bool()> done, absl::FunctionRef<absl::Status()> check) {
+  for (;;) {
+    if (done()) return absl::OkStatus();
+    if (!driving_) {
+      driving_ = true;
+      const absl::Status status = Drive(done, check);
+      driving_ = false;
+      return status;
+    }
+    ++followers_;
+    mutex_.AwaitFor(absl::Milliseconds(kNapMs),
+                    [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return !driving_ || done(); });
+    --followers_;
+    if (done()) return absl::OkStatus();
+    if (!driving_) continue;
+    mutex_.Unlock();
+    const absl::Status waiting = check();
+    mutex_.Lock();
+    if (done()) return absl::OkStatus();
+    GT_RETURN_IF_ERROR(waiting);
+  }
+}
+
+// ------------------------------------------------------------------ the interface
+
+std::string InterfaceOf(const std::string& address) {
+  in6_addr six{};
+  in_addr four{};
+  const bool is_four = inet_pton(AF_INET, address.c_str(), &four) == 1;
+  if (!is_four && inet_pton(AF_INET6, address.c_str(), &six) != 1) return "";
+  ifaddrs* all = nullptr;
+  if (getifaddrs(&all) != 0) return "";
+  absl::Cleanup free_all = [&] { freeifaddrs(all); };
+  for (const ifaddrs* i = all; i != nullptr; i = i->ifa_next) {
+    if (i->ifa_addr == nullptr) continue;
+    if (is_four && i->ifa_addr->sa_family == AF_INET) {
+      const auto* a = reinterpret_cast<const sockaddr_in*>(i->ifa_addr);
+      const bool loopback = (ntohl(four.s_addr) >> 24) == 127 && (ntohl(a->sin_addr.s_addr) >> 24) == 127;
+      if (a->sin_addr.s_addr == four.s_addr || loopback) return i->ifa_name;
+    }
+    if (!is_four && i->ifa_addr->sa_family == AF_INET6) {
+      const auto* a = reinterpret_cast<const sockaddr_in6*>(i->ifa_addr);
+      if (IN6_ARE_ADDR_EQUAL(&a->sin6_addr, &six)) return i->ifa_name;
+    }
+  }
+  return "";
 }
 
 }  // namespace gtrain::comm

@@ -1,32 +1,190 @@
-// Which network UCX gets: the RDMA ports that belong to an interface, and what GTRAIN_COMM_TLS asks for. A
-// few files of /sys for each communicator, independent of the number of ranks.
+// The connections of a rank's process to those of other machines. They outlive communicators and generations;
+// a communicator is a *context* on them (comm/ucx/fabric_transport.h) and costs no message and no descriptor.
+//
+// One UCX worker and one listening port a process, which are six descriptors, for all its communicators. To
+// each process that it has exchanged anything with a connection, which over TCP is a descriptor, some hundred
+// bytes, and up to kFlyingMax buffers of 60 KiB while data is under way. Nothing is kept of the other ranks.
+//
+// Everything leaves from memory of the fabric: a call may end, and its buffers go, while a peer that is
+// stopped has not read them. What is more than one piece waits for the receiver's word (comm/ucx/message.h),
+// so what comes and is not waited for is at most a piece a message.
+//
+// Many threads, one worker: whoever waits drives it, and the others sleep until what they wait for has
+// happened or it is their turn. A driver holds the lock while it looks and not while it sleeps.
 #pragma once
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "absl/base/thread_annotations.h"
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "base/clock.h"
+#include "base/fork_guard.h"
+#include "base/mutex.h"
+#include "base/unique_fd.h"
+#include "comm/ucx/link_probe.h"
+#include "comm/ucx/message.h"
+#include "comm/ucx/ucx_abi.h"
 
 namespace gtrain::comm {
 
-// Ports of RDMA devices that are up and belong to a network interface, as UCX names them ("mlx5_0:1"); empty
-// if there are none. RoCE: one of the port's GIDs is the interface's, which also finds VLANs and bonds.
-// InfiniBand: the interface is the port's IPoIB one. `sysfs`: another folder than /sys, for tests.
-std::vector<std::string> RdmaPortsOf(const std::string& interface, const std::string& sysfs = "/sys");
-
-// What a UCX worker is opened with.
-struct Fabric {
-  std::string transports;  // UCX's names: "tcp", "rc,ud,dc,tcp"
-  std::string devices;     // UCX's names: "eth0", "mlx5_0:1,eth0"; "all" where no interface is known
-  bool every = false;      // each of `transports` must be there; else those are used that are
+// Of a communicator; unlike every other one of the processes that may ever speak with each other.
+struct ContextId {
+  uint64_t generation = 0;
+  uint64_t context = 0;
+  auto operator<=>(const ContextId&) const = default;
 };
 
-// `wish`: what GTRAIN_COMM_TLS says; empty and "auto" leave it to what the interface has. InvalidArgument if
-// it is no list of names.
-absl::StatusOr<Fabric> ChooseFabric(const std::string& wish, const std::string& interface,
-                                    const std::vector<std::string>& rdma_ports);
+// Thread-safe where nothing else is said. Nothing blocks but Until and the destructor.
+class Fabric {
+ public:
+  // What hears of the messages of a context.
+  class Context {
+   public:
+    virtual ~Context() = default;
+    // With the lock held. Must not call the fabric, except Post.
+    virtual void Hear(const MessageHeader& header, absl::string_view bytes) = 0;
+  };
 
-// InvalidArgument with the variable and the value, unless it is empty, "auto" or names with commas between.
-absl::Status CheckTransportsWish(absl::string_view wish);
+  // A message that is being sent. `data` is read until `given` is all of it, and never after it was revoked.
+  struct Sending {
+    MessageHeader header;
+    const char* data = nullptr;
+    uint64_t given = 0;  // bytes that are in the fabric's memory or have left
+    int open = 0;        // pieces in the fabric's memory
+    bool revoked = false;
+    bool done() const { return given == header.total && open == 0; }
+  };
+
+  // Another process.
+  class Peer;
+
+  // Binds to the interface that has `address` and to the RDMA ports that belong to it; `wish`: what
+  // GTRAIN_COMM_TLS says (comm/ucx/network.h). FailedPrecondition, NotFound: UCX or what was wished for is
+  // not here.
+  static absl::StatusOr<std::shared_ptr<Fabric>> Open(const std::string& address, const std::string& wish);
+  // Lets leave what was sent, a second at most.
+  ~Fabric();
+  Fabric(const Fabric&) = delete;
+  Fabric& operator=(const Fabric&) = delete;
+
+  const std::string& wish() const { return wish_; }
+  // What other processes need to reach this one: at most some hundred bytes.
+  const std::string& address() const { return address_; }
+  LinkTarget& target() const { return target_; }
+
+  // What contexts do needs the lock, which a driver gives away between two looks when somebody knocks.
+  class Lock {
+   public:
+    explicit Lock(Fabric* fabric) : fabric_(fabric) { Again(); }
+    ~Lock() {
+      if (held_) Release();
+    }
+    Lock(const Lock&) = delete;
+    Lock& operator=(const Lock&) = delete;
+    void Again() ABSL_NO_THREAD_SAFETY_ANALYSIS;
+    void Release() ABSL_NO_THREAD_SAFETY_ANALYSIS;
+
+   private:
+    Fabric* const fabric_;
+    bool held_ = false;
+  };
+
+  // The process with this address, known or not; Drop for each. InvalidArgument: it is no address.
+  absl::StatusOr<Peer*> Reach(const std::string& address) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Drop(Peer* peer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // From now on, and with what came before it was there: of messages for contexts that are not open yet 64
+  // MiB are kept.
+  void Add(ContextId id, Context* context) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Remove(ContextId id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  // A connection is begun, once both want it, and with it what is posted leaves. The process with the smaller
+  // name calls and the other answers on that connection, and the caller sends nothing before: when both call
+  // at once, UCX 1.13 has to choose between two TCP connections, and on a busy machine what one of them had
+  // sent was sometimes never seen by the other.
+  void Want(Peer* peer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // One piece: header and at most kPieceBytes, copied. Leaves at once where it can, else with whoever drives.
+  // `of` is told of its end if there is one.
+  void Post(Peer* peer, const MessageHeader& header, absl::string_view bytes,
+            std::shared_ptr<Sending> of = nullptr) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // What is left of a message, piece by piece.
+  void Stream(Peer* peer, std::shared_ptr<Sending> message) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Number of the piece that UCX took last.
+  static uint64_t Given(const Peer* peer);
+  // Whether all up to that piece have left this process; starts to see to it. Not inside Hear.
+  bool Flushed(Peer* peer, uint64_t given) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Messages go to and from it.
+  static bool Up(const Peer* peer);
+  // Somebody has wanted it, and it is neither up nor lost yet.
+  static bool Greeting(const Peer* peer);
+  // Why nothing gets there any more; "" while that is not known.
+  static std::string Failure(const Peer* peer);
+  bool Failed(const Peer* peer) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  // Returns when `done`, which is asked with the lock held, or with what `check` says, which is asked without
+  // before each sleep. Short sleeps first, 10 ms at most.
+  absl::Status Until(absl::FunctionRef<bool()> done, absl::FunctionRef<absl::Status()> check)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Looks once at what has come, unless somebody does already.
+  void Look() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+ private:
+  Fabric(const GtrainUcxApi* api, const std::string& address, std::string wish);
+  static void Heard(void* fabric, const void* data, size_t bytes);
+  void Take(absl::string_view message) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void TakeGreeting(const MessageHeader& header, absl::string_view address)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void KeepEarly(ContextId id, absl::string_view message) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool Connect(Peer* peer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Greet(Peer* peer, MessageKind kind) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Give(Peer* peer, std::unique_ptr<char[]> piece, size_t bytes, std::shared_ptr<Sending> of)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Lose(Peer* peer, absl::string_view why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool Forgettable(Peer* peer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Wake() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  int Step() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status Drive(absl::FunctionRef<bool()> done, absl::FunctionRef<absl::Status()> check)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Sleep(int milliseconds) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void MakeRoom() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Activate(Peer* peer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool Pump(Peer* peer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  std::unique_ptr<char[]> Buffer() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Recycle(std::unique_ptr<char[]> buffer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  const GtrainUcxApi* const api_;
+  const std::string wish_;
+  const ForkGuard fork_guard_;
+  LinkTarget& target_;
+  const UniqueFd wake_;  // of a driver that sleeps
+  GtrainUcxWorker* worker_ = nullptr;
+  std::string name_, address_;
+  Mutex mutex_;
+  std::map<std::string, std::unique_ptr<Peer>> peers_ ABSL_GUARDED_BY(mutex_);  // by name
+  std::map<ContextId, Context*> contexts_ ABSL_GUARDED_BY(mutex_);
+  std::deque<std::pair<ContextId, std::string>> early_ ABSL_GUARDED_BY(mutex_);
+  size_t early_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::set<ContextId> closed_ ABSL_GUARDED_BY(mutex_);
+  std::deque<ContextId> closed_order_ ABSL_GUARDED_BY(mutex_);
+  std::vector<Peer*> active_ ABSL_GUARDED_BY(mutex_);  // with something to send
+  std::vector<std::unique_ptr<char[]>> buffers_ ABSL_GUARDED_BY(mutex_);
+  bool driving_ ABSL_GUARDED_BY(mutex_) = false, sleeping_ ABSL_GUARDED_BY(mutex_) = false;
+  bool stepping_ ABSL_GUARDED_BY(mutex_) = false;  // UCX may be calling Heard
+  int followers_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::atomic<int> knocks_ = 0;
+};
+
+// Name of the network interface with this IP address; empty if none has it.
+std::string InterfaceOf(const std::string& address);
 
 }  // namespace gtrain::comm

@@ -7,8 +7,12 @@
 // used, and UCX prints nothing: standard output belongs to the program. (Memory hooks and signal
 // handlers are kept away by the loader, because UCX installs them while it is being loaded.)
 //
-// Messages are tagged; a receive names its exact tag. An operation that UCX finished is marked in its Ticket
-// by the callback, which runs inside progress, post or close and thus on the caller's thread.
+// Messages are active messages, always eager: what comes is handed on as it is, and what nobody wants any
+// more is gone; a rendezvous would keep its sender waiting and, between two processes of which one dies, can
+// end the other (openucx/ucx#8175). Their headers belong to the loader and are part of the bytes, because
+// UCX 1.13 sends one piece of memory without a request, but a header and a piece not. An operation that UCX
+// finished is marked in its ticket by the callback, which runs inside progress, send or close and thus on the
+// caller's thread.
 #include <poll.h>
 #include <ucp/api/ucp.h>
 #include <ucs/config/global_opts.h>
@@ -27,24 +31,10 @@
 
 namespace {
 
-constexpr uint64_t kWholeTag = ~uint64_t{0};
+constexpr unsigned kMessageId = 0;
 constexpr int kForcedCloseMs = 5000;
 
 using Clock = std::chrono::steady_clock;
-
-struct Ticket {
-  int peer = -1;  // of a receive: whose failure ends it
-  bool receive = false;
-  size_t bytes = 0;
-  size_t* received = nullptr;  // where a receive of any size up to `bytes` tells it
-  void* request = nullptr;     // nullptr once complete
-  ucs_status_t status = UCS_INPROGRESS;
-};
-
-struct Peer {
-  ucp_ep_h endpoint = nullptr;
-  ucs_status_t failed = UCS_OK;
-};
 
 void Say(GtrainUcxError* error, const std::string& text) {
   std::snprintf(error->text, sizeof(error->text), "%s", text.c_str());
@@ -56,14 +46,28 @@ void Say(GtrainUcxError* error, const char* what, ucs_status_t status) {
 
 }  // namespace
 
+struct GtrainUcxTicket {
+  void* request = nullptr;  // nullptr once complete
+  ucs_status_t status = UCS_INPROGRESS;
+};
+
+struct GtrainUcxEndpoint {
+  ucp_ep_h endpoint = nullptr;
+  ucs_status_t failed = UCS_OK;
+};
+
 struct GtrainUcxWorker {
   ucp_context_h context = nullptr;
   ucp_worker_h worker = nullptr;
   ucp_address_t* address = nullptr;
   size_t address_bytes = 0;
   int event_fd = -1;
-  std::vector<std::unique_ptr<Peer>> peers;
-  std::set<Ticket*> open;  // not yet complete
+  GtrainUcxHeard heard = nullptr;
+  void* user = nullptr;
+  // Also those that were dropped: UCX may still say something of them.
+  std::vector<std::unique_ptr<GtrainUcxEndpoint>> endpoints;
+  std::set<GtrainUcxTicket*> open;  // not yet spent
+  std::vector<void*> closing;       // requests of drop
 };
 
 namespace {
@@ -87,7 +91,7 @@ ucs_status_t InitContext(const char* transports, const char* devices, ucp_contex
     const char* value;
   } settings[] = {{"TLS", transports},
                   {"TCP_CONN_NB", "y"},
-                  // UcxTransport::Call decides when an endpoint asks for the peer's identity.
+                  // Nothing that is sent needs the peer's identity.
                   {"RESOLVE_REMOTE_EP_ID", "n"},
                   {"NET_DEVICES", devices}};
   for (const auto& setting : settings) {
@@ -96,10 +100,18 @@ ucs_status_t InitContext(const char* transports, const char* devices, ucp_contex
   }
   ucp_params_t params{};
   params.field_mask = UCP_PARAM_FIELD_FEATURES;
-  params.features = UCP_FEATURE_TAG | UCP_FEATURE_WAKEUP;
+  params.features = UCP_FEATURE_AM | UCP_FEATURE_WAKEUP;
   if (status == UCS_OK) status = ucp_init(&params, config, context);
   ucp_config_release(config);
   return status;
+}
+
+ucs_status_t OnMessage(void* worker, const void*, size_t, void* data, size_t bytes,
+                       const ucp_am_recv_param_t* param) {
+  auto* w = static_cast<GtrainUcxWorker*>(worker);
+  // Of a rendezvous, which nobody here begins, there is no data yet.
+  if ((param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV) == 0) w->heard(w->user, data, bytes);
+  return UCS_OK;
 }
 
 ucs_status_t InitWorker(GtrainUcxWorker* w) {
@@ -107,16 +119,27 @@ ucs_status_t InitWorker(GtrainUcxWorker* w) {
   params.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE;
   params.thread_mode = UCS_THREAD_MODE_SERIALIZED;
   ucs_status_t status = ucp_worker_create(w->context, &params, &w->worker);
+  if (status == UCS_OK) {
+    ucp_am_handler_param_t handler{};
+    handler.field_mask = UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_FLAGS |
+                         UCP_AM_HANDLER_PARAM_FIELD_CB | UCP_AM_HANDLER_PARAM_FIELD_ARG;
+    handler.id = kMessageId;
+    handler.flags = UCP_AM_FLAG_WHOLE_MSG;
+    handler.cb = OnMessage;
+    handler.arg = w;
+    status = ucp_worker_set_am_recv_handler(w->worker, &handler);
+  }
   if (status == UCS_OK) status = ucp_worker_get_efd(w->worker, &w->event_fd);
   if (status == UCS_OK) status = ucp_worker_get_address(w->worker, &w->address, &w->address_bytes);
   return status;
 }
 
 void Destroy(GtrainUcxWorker* w) {
+  for (void* request : w->closing) ucp_request_free(request);
   if (w->address != nullptr) ucp_worker_release_address(w->worker, w->address);
   if (w->worker != nullptr) ucp_worker_destroy(w->worker);
   if (w->context != nullptr) ucp_cleanup(w->context);
-  for (Ticket* ticket : w->open) delete ticket;
+  for (GtrainUcxTicket* ticket : w->open) delete ticket;
   delete w;
 }
 
@@ -196,7 +219,8 @@ std::string WhatIsMissing(const std::string& transports, const std::string& devi
   return "no " + missing + " on " + devices + "; UCX finds here: " + (offers.empty() ? "nothing" : offers);
 }
 
-GtrainUcxWorker* Open(const char* transports, const char* devices, int every, GtrainUcxError* error) {
+GtrainUcxWorker* Open(const char* transports, const char* devices, int every, GtrainUcxHeard heard,
+                      void* user, GtrainUcxError* error) {
   SetGlobals(transports);
   if (every != 0) {
     const std::string missing = WhatIsMissing(transports, devices);
@@ -206,6 +230,8 @@ GtrainUcxWorker* Open(const char* transports, const char* devices, int every, Gt
     }
   }
   auto* w = new GtrainUcxWorker;
+  w->heard = heard;
+  w->user = user;
   ucs_status_t status = InitContext(transports, devices, &w->context);
   if (status == UCS_OK) status = InitWorker(w);
   if (status == UCS_OK) return w;
@@ -219,113 +245,82 @@ void Address(GtrainUcxWorker* w, const void** data, size_t* bytes) {
   *bytes = w->address_bytes;
 }
 
-void OnEndpointError(void* peer, ucp_ep_h, ucs_status_t status) { static_cast<Peer*>(peer)->failed = status; }
-
-Peer& PeerOf(GtrainUcxWorker* w, int peer) {
-  const auto index = static_cast<size_t>(peer);
-  while (w->peers.size() <= index) w->peers.push_back(std::make_unique<Peer>());
-  return *w->peers[index];
+void OnEndpointError(void* endpoint, ucp_ep_h, ucs_status_t status) {
+  static_cast<GtrainUcxEndpoint*>(endpoint)->failed = status;
 }
 
-int Connect(GtrainUcxWorker* w, int peer, const void* address, GtrainUcxError* error) {
-  Peer& to = PeerOf(w, peer);
+GtrainUcxEndpoint* Connect(GtrainUcxWorker* w, const void* address, GtrainUcxError* error) {
+  auto to = std::make_unique<GtrainUcxEndpoint>();
   ucp_ep_params_t params{};
   params.field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE |
                       UCP_EP_PARAM_FIELD_ERR_HANDLER;
   params.address = static_cast<const ucp_address_t*>(address);
   params.err_mode = UCP_ERR_HANDLING_MODE_PEER;
-  params.err_handler = {OnEndpointError, &to};
-  const ucs_status_t status = ucp_ep_create(w->worker, &params, &to.endpoint);
-  if (status == UCS_OK) return 0;
-  Say(error, ucs_status_string(status));
-  return -1;
+  params.err_handler = {OnEndpointError, to.get()};
+  const ucs_status_t status = ucp_ep_create(w->worker, &params, &to->endpoint);
+  if (status != UCS_OK) {
+    Say(error, ucs_status_string(status));
+    return nullptr;
+  }
+  w->endpoints.push_back(std::move(to));
+  return w->endpoints.back().get();
+}
+
+const char* Failed(const GtrainUcxEndpoint* endpoint) {
+  return endpoint->failed == UCS_OK ? nullptr : ucs_status_string(endpoint->failed);
 }
 
 // ------------------------------------------------------------------ messages
 
-void Finish(void* request, Ticket* ticket, ucs_status_t status) {
+void OnSent(void* request, ucs_status_t status, void* user) {
+  auto* ticket = static_cast<GtrainUcxTicket*>(user);
   ticket->status = status;
   ticket->request = nullptr;
   ucp_request_free(request);
 }
 
-void OnSent(void* request, ucs_status_t status, void* ticket) {
-  Finish(request, static_cast<Ticket*>(ticket), status);
-}
-
-void OnReceived(void* request, ucs_status_t status, const ucp_tag_recv_info_t* info, void* user) {
-  Ticket* ticket = static_cast<Ticket*>(user);
-  if (status == UCS_OK && ticket->received != nullptr) {
-    *ticket->received = info->length;
-  } else if (status == UCS_OK && info->length != ticket->bytes) {
-    status = UCS_ERR_MESSAGE_TRUNCATED;
-  }
-  Finish(request, ticket, status);
-}
-
 // Takes what an operation returned: done at once, failed, or under way.
-void* Track(GtrainUcxWorker* w, Ticket* ticket, ucs_status_ptr_t result, GtrainUcxError* error) {
+int Track(GtrainUcxWorker* w, std::unique_ptr<GtrainUcxTicket> ticket, ucs_status_ptr_t result,
+          GtrainUcxTicket** to, GtrainUcxError* error) {
   if (UCS_PTR_IS_ERR(result)) {
-    Say(error, "cannot start a message", UCS_PTR_STATUS(result));
-    delete ticket;
-    return nullptr;
+    Say(error, ucs_status_string(UCS_PTR_STATUS(result)));
+    return -1;
   }
-  if (result == nullptr) {
-    ticket->status = UCS_OK;
-  } else if (ticket->status == UCS_INPROGRESS) {
-    ticket->request = result;
-  }
-  w->open.insert(ticket);
-  return ticket;
+  if (result == nullptr) return 1;
+  if (ticket->status == UCS_INPROGRESS) ticket->request = result;
+  *to = ticket.get();
+  w->open.insert(ticket.release());
+  return 0;
 }
 
-void* Post(GtrainUcxWorker* w, int peer, GtrainUcxWay way, void* data, size_t bytes, uint64_t tag,
-           size_t* received, GtrainUcxError* error) {
-  Ticket* ticket = new Ticket;
-  ticket->peer = peer;
-  ticket->bytes = bytes;
-  ticket->received = received;
-  ticket->receive = way == GTRAIN_UCX_RECEIVE;
-  ucp_request_param_t params{};
-  params.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA;
-  params.user_data = ticket;
-  if (way != GTRAIN_UCX_RECEIVE) {
-    params.cb.send = OnSent;
-    const auto send = way == GTRAIN_UCX_SEND ? ucp_tag_send_nbx : ucp_tag_send_sync_nbx;
-    return Track(w, ticket, send(PeerOf(w, peer).endpoint, data, bytes, tag, &params), error);
-  }
-  // A completed receive must report its length: never at once, always by the callback.
-  params.op_attr_mask |= UCP_OP_ATTR_FLAG_NO_IMM_CMPL;
-  params.cb.recv = OnReceived;
-  return Track(w, ticket, ucp_tag_recv_nbx(w->worker, data, bytes, tag, kWholeTag, &params), error);
-}
-
-int Find(GtrainUcxWorker* w, uint64_t tag, uint64_t mask, uint64_t* found, size_t* bytes) {
-  ucp_tag_recv_info_t info{};
-  if (ucp_tag_probe_nb(w->worker, tag, mask, /*remove=*/0, &info) == nullptr) return 0;
-  *found = info.sender_tag;
-  *bytes = info.length;
-  return 1;
-}
-
-void* Flush(GtrainUcxWorker* w, GtrainUcxError* error) {
-  Ticket* ticket = new Ticket;
+ucp_request_param_t Params(GtrainUcxTicket* ticket) {
   ucp_request_param_t params{};
   params.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA;
   params.user_data = ticket;
   params.cb.send = OnSent;
-  return Track(w, ticket, ucp_worker_flush_nbx(w->worker, &params), error);
+  return params;
 }
 
-int Test(GtrainUcxWorker* w, void* opaque, GtrainUcxError* error) {
-  Ticket* ticket = static_cast<Ticket*>(opaque);
-  if (ticket->status == UCS_INPROGRESS) {
-    // Nobody completes a receive from a peer whose connection broke.
-    const ucs_status_t failed = ticket->receive ? PeerOf(w, ticket->peer).failed : UCS_OK;
-    if (failed == UCS_OK) return 0;
-    Say(error, ucs_status_string(failed));
-    return -1;
-  }
+int Send(GtrainUcxWorker* w, GtrainUcxEndpoint* endpoint, const void* data, size_t bytes,
+         GtrainUcxTicket** to, GtrainUcxError* error) {
+  auto ticket = std::make_unique<GtrainUcxTicket>();
+  ucp_request_param_t params = Params(ticket.get());
+  params.op_attr_mask |= UCP_OP_ATTR_FIELD_FLAGS;
+  params.flags = UCP_AM_SEND_FLAG_EAGER;
+  const ucs_status_ptr_t result =
+      ucp_am_send_nbx(endpoint->endpoint, kMessageId, nullptr, 0, data, bytes, &params);
+  return Track(w, std::move(ticket), result, to, error);
+}
+
+int Flush(GtrainUcxWorker* w, GtrainUcxEndpoint* endpoint, GtrainUcxTicket** to, GtrainUcxError* error) {
+  auto ticket = std::make_unique<GtrainUcxTicket>();
+  const ucp_request_param_t params = Params(ticket.get());
+  const ucs_status_ptr_t result = ucp_ep_flush_nbx(endpoint->endpoint, &params);
+  return Track(w, std::move(ticket), result, to, error);
+}
+
+int Test(GtrainUcxWorker* w, GtrainUcxTicket* ticket, GtrainUcxError* error) {
+  if (ticket->status == UCS_INPROGRESS) return 0;
   const ucs_status_t status = ticket->status;
   w->open.erase(ticket);
   delete ticket;
@@ -334,64 +329,78 @@ int Test(GtrainUcxWorker* w, void* opaque, GtrainUcxError* error) {
   return -1;
 }
 
-int Progress(GtrainUcxWorker* w, int wait_ms) {
+int Progress(GtrainUcxWorker* w) {
   const int moved = static_cast<int>(ucp_worker_progress(w->worker));
-  if (moved != 0 || wait_ms == 0) return moved;
-  if (ucp_worker_arm(w->worker) != UCS_OK) return 0;  // something came in between
-  pollfd fd{w->event_fd, POLLIN, 0};
-  poll(&fd, 1, wait_ms);
-  return 0;
+  if (!w->closing.empty()) {
+    std::erase_if(w->closing, [](void* request) {
+      if (ucp_request_check_status(request) == UCS_INPROGRESS) return false;
+      ucp_request_free(request);
+      return true;
+    });
+  }
+  return moved;
 }
+
+int Arm(GtrainUcxWorker* w) { return ucp_worker_arm(w->worker) == UCS_OK ? 1 : 0; }
+
+int Descriptor(const GtrainUcxWorker* w) { return w->event_fd; }
 
 // ------------------------------------------------------------------ the end
 
 bool Idle(const GtrainUcxWorker* w) {
-  for (const Ticket* ticket : w->open) {
+  for (const GtrainUcxTicket* ticket : w->open) {
     if (ticket->status == UCS_INPROGRESS) return false;
   }
   return true;
 }
 
-// Closes all endpoints and moves things on until everything has ended or time is up.
-bool CloseEndpoints(GtrainUcxWorker* w, bool force, int milliseconds) {
-  const Clock::time_point end = Clock::now() + std::chrono::milliseconds(milliseconds);
+void CloseEndpoint(GtrainUcxWorker* w, GtrainUcxEndpoint* endpoint, bool force) {
+  if (endpoint->endpoint == nullptr) return;
   ucp_request_param_t params{};
   params.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS;
   params.flags = force ? UCP_EP_CLOSE_FLAG_FORCE : 0;
-  std::vector<void*> closing;
-  for (auto& peer : w->peers) {
-    if (peer->endpoint == nullptr) continue;
-    void* request = ucp_ep_close_nbx(peer->endpoint, &params);
-    if (UCS_PTR_IS_PTR(request)) closing.push_back(request);
-    peer->endpoint = nullptr;
-  }
-  auto pending = [&] {
-    for (void* request : closing) {
-      if (ucp_request_check_status(request) == UCS_INPROGRESS) return true;
-    }
-    return force && !Idle(w);
-  };
-  bool in_time = true;
-  while (pending() && (in_time = Clock::now() < end)) Progress(w, 1);
-  for (void* request : closing) ucp_request_free(request);
-  return in_time;
+  void* request = ucp_ep_close_nbx(endpoint->endpoint, &params);
+  if (UCS_PTR_IS_PTR(request)) w->closing.push_back(request);
+  endpoint->endpoint = nullptr;
 }
 
+void Drop(GtrainUcxWorker* w, GtrainUcxEndpoint* endpoint) { CloseEndpoint(w, endpoint, /*force=*/true); }
+
 void Close(GtrainUcxWorker* w, int grace_ms) {
-  const std::set<Ticket*> open = w->open;
-  for (Ticket* ticket : open) {
-    if (ticket->receive && ticket->request != nullptr) ucp_request_cancel(w->worker, ticket->request);
+  w->heard = [](void*, const void*, size_t) {};
+  const auto move_on = [w](int milliseconds, auto&& over) {
+    const Clock::time_point end = Clock::now() + std::chrono::milliseconds(milliseconds);
+    while (!over() && Clock::now() < end) {
+      if (Progress(w) == 0 && Arm(w) == 1) {
+        pollfd fd{w->event_fd, POLLIN, 0};
+        poll(&fd, 1, 1);
+      }
+    }
+  };
+  if (grace_ms > 0) {
+    for (auto& endpoint : w->endpoints)
+      if (endpoint->failed == UCS_OK) CloseEndpoint(w, endpoint.get(), /*force=*/false);
+    move_on(grace_ms, [w] { return w->closing.empty(); });
   }
-  if (grace_ms == 0 || !Idle(w)) {
-    CloseEndpoints(w, /*force=*/true, kForcedCloseMs);
-  } else {
-    CloseEndpoints(w, /*force=*/false, grace_ms);
-  }
+  for (auto& endpoint : w->endpoints) CloseEndpoint(w, endpoint.get(), /*force=*/true);
+  move_on(kForcedCloseMs, [w] { return w->closing.empty() && Idle(w); });
   Destroy(w);
 }
 
-constexpr GtrainUcxApi kApi = {
-    GTRAIN_UCX_ABI, sizeof(GtrainUcxApi), Open, Address, Connect, Post, Find, Flush, Test, Progress, Close};
+constexpr GtrainUcxApi kApi = {GTRAIN_UCX_ABI,
+                               sizeof(GtrainUcxApi),
+                               Open,
+                               Address,
+                               Connect,
+                               Failed,
+                               Send,
+                               Flush,
+                               Test,
+                               Progress,
+                               Arm,
+                               Descriptor,
+                               Drop,
+                               Close};
 
 }  // namespace
 

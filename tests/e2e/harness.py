@@ -226,9 +226,9 @@ class GtrainTest(unittest.TestCase):
         os.chmod(path, 0o644)
         return path
 
-    def jobs(self, **options):
-        """Every job the head knows, as `gtrain status --json` gives them; [] while there is no head."""
-        done = self.gtrain('status', '--json', expect=None, **options)
+    def jobs(self, *words, **options):
+        """The jobs that the head lists, as `gtrain status --json` gives them; [] while there is no head."""
+        done = self.gtrain('status', '--json', *words, expect=None, **options)
         try:
             document = json.loads(done.stdout)
         except ValueError:
@@ -236,8 +236,10 @@ class GtrainTest(unittest.TestCase):
         return document if isinstance(document, list) else document.get('jobs', [document] if 'state' in document else [])
 
     def job(self, name, **options):
-        return next((j for j in reversed(self.jobs(**options))
-                     if name in (j.get('name'), j.get('id'), j.get('job'))), None)
+        """Also one that is over and not among the newest, which alone are listed."""
+        named = (j for jobs in (lambda: self.jobs(**options), lambda: self.jobs(name, **options))
+                 for j in reversed(jobs()) if name in (j.get('name'), j.get('id'), j.get('job')))
+        return next(named, None)
 
     def wait_for_state(self, name, *states, seconds=PATIENCE, **options):
         seen = []

@@ -1,4 +1,4 @@
-#include "comm/ucx/fabric.h"
+#include "comm/ucx/network.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -93,12 +93,12 @@ TEST(RdmaPortsOf, OnlyPortsThatAreUp) {
 
 std::string Chosen(const std::string& wish, const std::string& interface,
                    const std::vector<std::string>& rdma_ports) {
-  const auto fabric = ChooseFabric(wish, interface, rdma_ports);
-  if (!fabric.ok()) return std::string(fabric.status().message());
-  return absl::StrCat(fabric->transports, " on ", fabric->devices, fabric->every ? ", every" : "");
+  const auto chosen = ChooseNetwork(wish, interface, rdma_ports);
+  if (!chosen.ok()) return std::string(chosen.status().message());
+  return absl::StrCat(chosen->transports, " on ", chosen->devices, chosen->every ? ", every" : "");
 }
 
-TEST(ChooseFabric, WhatTheInterfaceHasUnlessAsked) {
+TEST(ChooseNetwork, WhatTheInterfaceHasUnlessAsked) {
   EXPECT_EQ(Chosen("", "eth0", {}), "tcp on eth0");
   EXPECT_EQ(Chosen("", "", {}), "tcp on all");
   EXPECT_EQ(Chosen("auto", "eth0", {"mlx5_0:1"}), "rc,ud,dc,tcp on mlx5_0:1,eth0");
@@ -106,7 +106,7 @@ TEST(ChooseFabric, WhatTheInterfaceHasUnlessAsked) {
   EXPECT_EQ(Chosen("rc_verbs,tcp", "eth0", {}), "rc_verbs,tcp on eth0, every");
 }
 
-TEST(ChooseFabric, WhatIsNoListOfNames) {
+TEST(ChooseNetwork, WhatIsNoListOfNames) {
   for (const std::string wish : {",", "rc,", "rc tcp", "^tcp", "RC", "auto,tcp", "tcp\n"}) {
     EXPECT_THAT(Chosen(wish, "eth0", {}), testing::HasSubstr("it must be auto, or names of UCX's transports"))
         << wish;
