@@ -25,6 +25,7 @@ namespace {
 // may need it, and if it was gone for long, a sleeper gets it back sooner than one who asks.
 constexpr absl::Duration kSpin = absl::Microseconds(100);
 constexpr int kNapMs = 10;  // longest; the first naps are shorter
+constexpr int kHelperNapMs = 1000;
 constexpr int kGraceMs = 1000;
 constexpr size_t kNameBytes = 16;
 // Pieces of one connection that UCX has not copied yet: half a MiB, more than a socket takes at once.
@@ -75,8 +76,10 @@ class Fabric::Peer {
   bool active = false;
   std::deque<Piece> queue, flying;
   std::deque<std::shared_ptr<Sending>> streams;
-  uint64_t given = 0, flushed = 0, flushing = 0;
+  // Pieces that UCX took, and of them those that had left when a flush was over.
+  uint64_t given = 0, left = 0, flushing = 0;
   GtrainUcxTicket* flush = nullptr;
+  bool leaving = false;
 };
 
 // ------------------------------------------------------------------ the process
@@ -86,6 +89,7 @@ Fabric::Fabric(const GtrainUcxApi* api, const std::string& address, std::string 
       wish_(std::move(wish)),
       target_(Target(address)),
       wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
+      help_(eventfd(0, EFD_CLOEXEC)),
       name_(RandomName()) {}
 
 absl::StatusOr<std::shared_ptr<Fabric>> Fabric::Open(const std::string& address, const std::string& wish) {
@@ -93,7 +97,8 @@ absl::StatusOr<std::shared_ptr<Fabric>> Fabric::Open(const std::string& address,
   const std::string device = InterfaceOf(address);
   GT_ASSIGN_OR_RETURN(const Network network, ChooseNetwork(wish, device, RdmaPortsOf(device)));
   std::shared_ptr<Fabric> fabric(new Fabric(api, address, wish));
-  if (!fabric->wake_.valid()) return absl::ResourceExhaustedError("no descriptor is left for a connection");
+  if (!fabric->wake_.valid() || !fabric->help_.valid())
+    return absl::ResourceExhaustedError("no descriptor is left for a connection");
   SignalsKept keep;
   GtrainUcxError error{};
   fabric->worker_ = api->open(network.transports.c_str(), network.devices.c_str(), network.every ? 1 : 0,
@@ -114,21 +119,31 @@ absl::StatusOr<std::shared_ptr<Fabric>> Fabric::Open(const std::string& address,
   api->address(fabric->worker_, &data, &bytes);
   fabric->address_ = absl::StrCat(fabric->target_.where(), "\n", fabric->name_,
                                   absl::string_view(static_cast<const char*>(data), bytes));
+  fabric->helper_ = std::thread([raw = fabric.get()] { raw->Help(); });  // with the signals' mask of `keep`
   return fabric;
 }
 
 Fabric::~Fabric() {
   // A forked child must not speak on its parent's connections, not even to close them.
-  if (worker_ == nullptr || fork_guard_.Forked()) return;
+  if (worker_ == nullptr || fork_guard_.Forked()) {
+    if (helper_.joinable()) helper_.detach();
+    return;
+  }
+  {
+    MutexLock lock(&mutex_);
+    ending_ = true;
+    Wake();
+    AskForHelp();
+  }
+  helper_.join();
   MutexLock lock(&mutex_);
   const Instant give_up = RealClock().Now() + absl::Milliseconds(kGraceMs);
-  (void)Until(
+  const absl::Status left = Until(
       [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-        return std::ranges::none_of(active_,
-                                    [](const Peer* peer) { return peer->state == Peer::State::kUp; });
+        return leaving_.empty() && std::ranges::none_of(active_, &Fabric::Up);
       },
       [&] { return RealClock().Now() < give_up ? absl::OkStatus() : absl::DeadlineExceededError(""); });
-  api_->close(worker_, kGraceMs);
+  api_->close(worker_, left.ok() ? kGraceMs : 0);
 }
 
 void Fabric::Lock::Again() {
@@ -153,6 +168,7 @@ absl::StatusOr<Fabric::Peer*> Fabric::Reach(const std::string& address) {
   std::unique_ptr<Peer>& peer = peers_[name];
   if (peer != nullptr && peer->contexts == 0 && Forgettable(peer.get())) {
     std::erase(active_, peer.get());
+    std::erase(leaving_, peer.get());
     peer = nullptr;
   }
   if (peer == nullptr) peer = std::make_unique<Peer>(name, address.substr(line + 1 + kNameBytes));
@@ -170,6 +186,7 @@ bool Fabric::Forgettable(Peer* peer) {
 void Fabric::Drop(Peer* peer) {
   if (--peer->contexts > 0 || !Forgettable(peer)) return;
   std::erase(active_, peer);
+  std::erase(leaving_, peer);
   peers_.erase(peer->name);
 }
 
@@ -257,6 +274,7 @@ void Fabric::TakeGreeting(const MessageHeader& header, absl::string_view address
     peer->called_here = true;
   } else if (peer->state == Peer::State::kCalled) {
     peer->state = Peer::State::kUp;
+    SeeLeave(peer);
   }
   Activate(peer);
 }
@@ -374,6 +392,7 @@ bool Fabric::Pump(Peer* peer) {
     if (Up(peer)) api_->drop(worker_, std::exchange(peer->endpoint, nullptr));
     Greet(peer, MessageKind::kAnswer);
     if (peer->state != Peer::State::kLost) peer->state = Peer::State::kUp;
+    SeeLeave(peer);
     moved = true;
   }
   while (Up(peer) && peer->flying.size() < kFlyingMax) {
@@ -402,20 +421,33 @@ bool Fabric::Pump(Peer* peer) {
   return moved;
 }
 
-uint64_t Fabric::Given(const Peer* peer) { return peer->given; }
-
-bool Fabric::Flushed(Peer* peer, uint64_t given) {
+// Whether all that UCX took has left.
+bool Fabric::Flush(Peer* peer) {
   GtrainUcxError error{};
   if (peer->flush != nullptr) {
     if (api_->test(worker_, peer->flush, &error) == 0) return false;
     peer->flush = nullptr;
-    peer->flushed = peer->flushing;
+    peer->left = peer->flushing;
   }
-  if (peer->flushed >= given || Failed(peer)) return true;
+  if (Failed(peer)) peer->left = peer->given;
+  if (peer->left == peer->given) return true;
   peer->flushing = peer->given;
   if (api_->flush(worker_, peer->endpoint, &peer->flush, &error) == 0) return false;
-  peer->flushed = peer->flushing;
+  peer->left = peer->flushing;
   return true;
+}
+
+bool Fabric::AllLeft(const Peer* peer) { return !peer->active && peer->left == peer->given; }
+
+// The first flush of a connection asks the peer who it is, and the peer answers when it looks: so that is done
+// with the greeting, where both do.
+void Fabric::SeeLeave(Peer* peer) {
+  if (!std::exchange(peer->leaving, true)) leaving_.push_back(peer);
+}
+
+void Fabric::LetLeave(Peer* peer) {
+  if (!Flush(peer)) SeeLeave(peer);
+  if (Pending()) AskForHelp();
 }
 
 // ------------------------------------------------------------------ waiting
@@ -435,7 +467,36 @@ int Fabric::Step() {
       ++i;
     }
   }
+  std::erase_if(leaving_, [&](Peer* peer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    if (!Flush(peer)) return false;
+    peer->leaving = false;
+    return true;
+  });
   return moved;
+}
+
+bool Fabric::Pending() const { return !active_.empty() || !leaving_.empty(); }
+
+void Fabric::AskForHelp() {
+  const uint64_t one = 1;
+  if (!driving_ || ending_) (void)!write(help_.get(), &one, sizeof(one));
+}
+
+// The fabric's own thread.
+void Fabric::Help() {
+  for (;;) {
+    uint64_t asked = 0;
+    (void)!read(help_.get(), &asked, sizeof(asked));
+    Lock lock(this);
+    if (ending_) return;
+    if (driving_) continue;  // whoever drives asks again where something is left
+    driving_ = helping_ = true;
+    (void)Drive([this]()
+                    ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return ending_ || followers_ > 0 || !Pending(); },
+                [] { return absl::OkStatus(); }, kHelperNapMs);
+    driving_ = helping_ = false;
+    if (ending_) return;
+  }
 }
 
 void Fabric::Look() {
@@ -467,7 +528,8 @@ void Fabric::MakeRoom() {
   mutex_.Lock();
 }
 
-absl::Status Fabric::Drive(absl::FunctionRef<bool()> done, absl::FunctionRef<absl::Status()> check) {
+absl::Status Fabric::Drive(absl::FunctionRef<bool()> done, absl::FunctionRef<absl::Status()> check,
+                           int nap_ms) {
   Instant idle_since;
   bool idle = false, busy = false;
   uint64_t moves = 0;
@@ -491,7 +553,7 @@ absl::Status Fabric::Drive(absl::FunctionRef<bool()> done, absl::FunctionRef<abs
       MakeRoom();
     } else if (sleep) {
       Sleep(nap);
-      nap = std::min(2 * nap, kNapMs);
+      nap = std::min(2 * nap, nap_ms);
     } else {
       if (!idle) idle_since = RealClock().Now();
       idle = true;
@@ -506,11 +568,12 @@ absl::Status Fabric::Until(absl::FunctionRef<bool()> done, absl::FunctionRef<abs
     if (done()) return absl::OkStatus();
     if (!driving_) {
       driving_ = true;
-      const absl::Status status = Drive(done, check);
+      const absl::Status status = Drive(done, check, kNapMs);
       driving_ = false;
       return status;
     }
     ++followers_;
+    if (helping_) Wake();  // it gives way
     mutex_.AwaitFor(absl::Milliseconds(kNapMs),
                     [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return !driving_ || done(); });
     --followers_;

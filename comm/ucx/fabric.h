@@ -1,16 +1,19 @@
 // The connections of a rank's process to those of other machines. They outlive communicators and generations;
 // a communicator is a *context* on them (comm/ucx/fabric_transport.h) and costs no message and no descriptor.
 //
-// One UCX worker and one listening port a process, which are six descriptors, for all its communicators. To
-// each process that it has exchanged anything with a connection, which over TCP is a descriptor, some hundred
-// bytes, and up to kFlyingMax buffers of 60 KiB while data is under way. Nothing is kept of the other ranks.
+// One UCX worker, one listening port and one thread a process, which are seven descriptors, for all its
+// communicators. To each process that it has exchanged anything with a connection, which over TCP is a
+// descriptor, some hundred bytes, and up to kFlyingMax buffers of 60 KiB while data is under way. Nothing is
+// kept of the other ranks.
 //
 // Everything leaves from memory of the fabric: a call may end, and its buffers go, while a peer that is
 // stopped has not read them. What is more than one piece waits for the receiver's word (comm/ucx/message.h),
 // so what comes and is not waited for is at most a piece a message.
 //
 // Many threads, one worker: whoever waits drives it, and the others sleep until what they wait for has
-// happened or it is their turn. A driver holds the lock while it looks and not while it sleeps.
+// happened or it is their turn. A driver holds the lock while it looks and not while it sleeps. A thread of
+// the fabric's own drives when nobody waits and something has not left yet: mostly the socket takes all at
+// once and it sleeps.
 #pragma once
 #include <atomic>
 #include <cstddef>
@@ -20,6 +23,7 @@
 #include <memory>
 #include <set>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -119,10 +123,10 @@ class Fabric {
             std::shared_ptr<Sending> of = nullptr) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // What is left of a message, piece by piece.
   void Stream(Peer* peer, std::shared_ptr<Sending> message) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Number of the piece that UCX took last.
-  static uint64_t Given(const Peer* peer);
-  // Whether all up to that piece have left this process; starts to see to it. Not inside Hear.
-  bool Flushed(Peer* peer, uint64_t given) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Whoever posted something returns to the program: what is still here leaves all the same. Not inside Hear.
+  void LetLeave(Peer* peer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Whether everything that was posted has left this process.
+  static bool AllLeft(const Peer* peer);
   // Messages go to and from it.
   static bool Up(const Peer* peer);
   // Somebody has wanted it, and it is neither up nor lost yet.
@@ -151,9 +155,14 @@ class Fabric {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Lose(Peer* peer, absl::string_view why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool Forgettable(Peer* peer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool Flush(Peer* peer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void SeeLeave(Peer* peer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool Pending() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void AskForHelp() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Help();
   void Wake() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   int Step() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  absl::Status Drive(absl::FunctionRef<bool()> done, absl::FunctionRef<absl::Status()> check)
+  absl::Status Drive(absl::FunctionRef<bool()> done, absl::FunctionRef<absl::Status()> check, int nap_ms)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Sleep(int milliseconds) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void MakeRoom() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -166,7 +175,7 @@ class Fabric {
   const std::string wish_;
   const ForkGuard fork_guard_;
   LinkTarget& target_;
-  const UniqueFd wake_;  // of a driver that sleeps
+  const UniqueFd wake_, help_;  // of a driver that sleeps; of the fabric's own thread
   GtrainUcxWorker* worker_ = nullptr;
   std::string name_, address_;
   Mutex mutex_;
@@ -182,6 +191,9 @@ class Fabric {
   bool stepping_ ABSL_GUARDED_BY(mutex_) = false;  // UCX may be calling Heard
   int followers_ ABSL_GUARDED_BY(mutex_) = 0;
   std::atomic<int> knocks_ = 0;
+  bool helping_ ABSL_GUARDED_BY(mutex_) = false, ending_ ABSL_GUARDED_BY(mutex_) = false;
+  std::vector<Peer*> leaving_ ABSL_GUARDED_BY(mutex_);  // with something that UCX has and the network has not
+  std::thread helper_;
 };
 
 // Name of the network interface with this IP address; empty if none has it.

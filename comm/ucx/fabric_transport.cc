@@ -16,9 +16,6 @@ namespace {
 
 constexpr size_t kMembersMax = 1 << 16;
 constexpr absl::Duration kNap = absl::Milliseconds(10);
-// How long a member that gives up waits for those that it is about to be connected with, and for a connection
-// that is busy.
-constexpr absl::Duration kTellTime = absl::Seconds(1), kPushTime = absl::Milliseconds(5);
 constexpr absl::Duration kTidyEvery = absl::Milliseconds(500);
 // Longer than it takes the head to find a machine dead, or a link broken.
 constexpr absl::Duration kVerdictPatience = absl::Seconds(30);
@@ -85,9 +82,9 @@ class FabricTransport final : public DataTransport, private Fabric::Context {
         lock.Again();
       }
       awaited_ = nullptr;
-      // Nobody drives the fabric once the call has returned: what it holds must have left before.
-      for (Op& op : ops_) op.given = Fabric::Given(MemberOf(op.member).peer);
-      if (status.ok()) status = Await(watch, [&] { return Flushed(); });
+      for (const Op& op : ops_) {
+        if (op.sending != nullptr) fabric_->LetLeave(MemberOf(op.member).peer);
+      }
       if (!status.ok()) NoteUnfinished();
     }
     ops_.clear();
@@ -129,7 +126,6 @@ class FabricTransport final : public DataTransport, private Fabric::Context {
     int member = 0;
     std::shared_ptr<Fabric::Sending> sending;  // null: a receive
     uint64_t number = 0;
-    uint64_t given = 0;  // of a send that is done: the fabric's number of its last piece, or of one behind it
   };
 
   Member& MemberOf(int member) { return members_[static_cast<size_t>(member)]; }
@@ -184,12 +180,6 @@ class FabricTransport final : public DataTransport, private Fabric::Context {
 
   bool Complete(const Op& op) {
     return op.sending == nullptr ? mailbox_->Done(op.member, op.number) : op.sending->done();
-  }
-
-  bool Flushed() ABSL_NO_THREAD_SAFETY_ANALYSIS {
-    return std::ranges::all_of(ops_, [&](const Op& op) ABSL_NO_THREAD_SAFETY_ANALYSIS {
-      return op.sending == nullptr || fabric_->Flushed(MemberOf(op.member).peer, op.given);
-    });
   }
 
   // With the lock, also on return.
@@ -305,37 +295,20 @@ class FabricTransport final : public DataTransport, private Fabric::Context {
 
   // ---------------------------------------------------------------- the end
 
-  // Those that are connected; of one that gives up also those whose greeting is under way, because they may
-  // wait for it. Not if this one has heard a notice: its sender told the others.
+  // Those that are connected, and those whose greeting is under way, because they may wait for this one. Not
+  // if this one has heard a notice: its sender told the others.
   void Tell(absl::string_view words, MessageKind kind) ABSL_NO_THREAD_SAFETY_ANALYSIS {
     Fabric::Lock lock(fabric_.get());
     Revoke();
     if (words.empty() || !heard_.empty()) return;
-    std::vector<Fabric::Peer*> told;
     for (const Member& member : members_) {
       Fabric::Peer* const peer = member.peer;
-      if (peer == nullptr || fabric_->Failed(peer)) continue;
-      if (!Fabric::Up(peer) && (kind != MessageKind::kGaveUp || !Fabric::Greeting(peer))) continue;
+      if (peer == nullptr || fabric_->Failed(peer) || !(Fabric::Up(peer) || Fabric::Greeting(peer))) continue;
       MessageHeader header = HeaderOf(kind);
       header.number = member.sent;
       fabric_->Post(peer, header, words.substr(0, kNoticeBytesMax));
-      told.push_back(peer);
+      fabric_->LetLeave(peer);
     }
-    const auto left = [&](Fabric::Peer* peer) ABSL_NO_THREAD_SAFETY_ANALYSIS {
-      return fabric_->Failed(peer) || (Fabric::Up(peer) && fabric_->Flushed(peer, Fabric::Given(peer)));
-    };
-    const Instant begin = RealClock().Now();
-    bool greeting = false;
-    (void)fabric_->Until(
-        [&] {
-          greeting = std::ranges::any_of(told, Fabric::Greeting);
-          return std::ranges::all_of(told, left);
-        },
-        [&] {
-          return RealClock().Now() - begin < (greeting ? kTellTime : kPushTime)
-                     ? absl::OkStatus()
-                     : absl::DeadlineExceededError("");
-        });
   }
 
   // Nothing of the caller's memory is read or written from now on.

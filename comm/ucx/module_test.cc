@@ -24,7 +24,8 @@ bool UcxHere() {
 // What opening said; empty if it worked.
 std::string Opened(const GtrainUcxApi* api, const char* transports, const char* devices, int every) {
   GtrainUcxError error{};
-  GtrainUcxWorker* worker = api->open(transports, devices, every, &error);
+  GtrainUcxWorker* worker = api->open(
+      transports, devices, every, [](void*, const void*, size_t) {}, nullptr, &error);
   if (worker != nullptr) api->close(worker, 0);
   std::fprintf(stderr, "%s on %s: %s\n", transports, devices, worker != nullptr ? "open" : error.text);
   return worker != nullptr ? "" : error.text;

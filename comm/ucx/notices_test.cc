@@ -1,5 +1,5 @@
-// What a transport makes of members that say things by hand, tag by tag. In a child, because UCX stays in the
-// process that loads it.
+// What a transport makes of members that say things by hand, piece by piece. In a child, because UCX stays in
+// the process that loads it.
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -11,35 +11,27 @@
 #include <memory>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "base/clock.h"
-#include "base/module.h"
 #include "comm/port/bootstrap.h"
-#include "comm/ucx/ucx_abi.h"
-#include "comm/ucx/ucx_transport.h"
+#include "comm/ucx/fabric.h"
+#include "comm/ucx/fabric_transport.h"
+#include "comm/ucx/message.h"
 #include "gtest/gtest.h"
 
 namespace gtrain::comm {
 namespace {
 
 constexpr absl::Duration kPatience = absl::Seconds(60);
-constexpr uint64_t kNonce = 7;                             // its upper half is zero: that of tags, as it is
-constexpr uint64_t kNoticeTag = uint64_t{1} << 31;         // of the member that is told, and number 0
-constexpr uint64_t kOfAnySender = ~uint64_t{0x7fff0000u};  // mask of a look for notices
+constexpr ContextId kId{.generation = 3, .context = 7};
 
 bool UcxHere() {
   const char* build = getenv("GTRAIN_BUILD_DIR");
   return build == nullptr || std::filesystem::exists(absl::StrCat(build, "/lib/libgtrain_comm_ucx.so"));
-}
-
-const GtrainUcxApi* Api() {
-  const auto module = LoadModule("libgtrain_comm_ucx.so", "GTRAIN_COMM_UCX", "this test needs");
-  if (!module.ok()) return nullptr;
-  const auto entry = ModuleEntry(*module, GTRAIN_UCX_ENTRY, "libgtrain_comm_ucx.so");
-  return entry.ok() ? reinterpret_cast<const GtrainUcxApi* (*)()>(*entry)() : nullptr;
 }
 
 // Of member 0 among three machines, for what a transport asks.
@@ -73,116 +65,122 @@ class ThreeMachines final : public Bootstrap {
 };
 
 // Member `self` above 0 of a communicator whose member 0 is a transport.
-class ByHand {
+class ByHand final : public Fabric::Context {
  public:
-  ByHand(const GtrainUcxApi* api, uint64_t self) : api_(api), self_(self) {
-    GtrainUcxError error{};
-    worker_ = api->open("tcp", "lo", 0, &error);
+  ByHand(std::shared_ptr<Fabric> fabric, uint64_t self) : fabric_(std::move(fabric)), self_(self) {
+    Fabric::Lock lock(fabric_.get());
+    fabric_->Add(kId, this);
   }
-  ~ByHand() { api_->close(worker_, 0); }
+  ~ByHand() override {
+    Fabric::Lock lock(fabric_.get());
+    fabric_->Remove(kId);
+    if (zero_ != nullptr) fabric_->Drop(zero_);
+  }
 
-  std::string Address() const {
-    const void* data = nullptr;
-    size_t bytes = 0;
-    api_->address(worker_, &data, &bytes);
-    return absl::StrCat("\n", absl::string_view(static_cast<const char*>(data), bytes));
+  const std::string& Address() const { return fabric_->address(); }
+  bool Reach(const std::string& zero) {
+    Fabric::Lock lock(fabric_.get());
+    const auto reached = fabric_->Reach(zero);
+    if (!reached.ok()) return false;
+    fabric_->Want(zero_ = *reached);
+    return true;
   }
-  // Answers the call of member 0 and sends it a first message of one byte.
-  bool GreetAndSpeak(const std::string& address) {
-    GtrainUcxError error{};
-    char byte = 0;
-    return Done(Post(GTRAIN_UCX_RECEIVE, &byte, 1, TagOf(0, 0))) &&
-           api_->connect(worker_, 0, address.data() + address.find('\n') + 1, &error) == 0 &&
-           Done(Post(GTRAIN_UCX_SEND_RECEIVED, &byte, 1, TagOf(self_, 0))) &&
-           Done(Post(GTRAIN_UCX_SEND_RECEIVED, &byte, 1, TagOf(self_, 1)));
+  // To member 0, in one piece.
+  bool Say(MessageKind kind, absl::string_view bytes) {
+    Fabric::Lock lock(fabric_.get());
+    MessageHeader header;
+    header.kind = kind;
+    header.generation = kId.generation;
+    header.context = kId.context;
+    header.sender = self_;
+    header.total = bytes.size();
+    fabric_->Post(zero_, header, bytes);
+    fabric_->LetLeave(zero_);
+    return Wait([&] { return Fabric::Up(zero_); });
   }
-  bool Notify(std::string words) {
-    return Done(Post(GTRAIN_UCX_SEND, words.data(), words.size(), TagOf(self_, 0) | kNoticeTag)) &&
-           Done(api_->flush(worker_, &error_));
+  // Whether member 0, which says nothing more afterwards, had sent a notice.
+  bool WasNotified(absl::Duration patience) {
+    Fabric::Lock lock(fabric_.get());
+    return Wait([&] { return !notices_.empty(); }, patience);
   }
-  // Whether member 0, which has closed its connections, had sent a notice before.
-  bool WasNotified() {
-    char byte = 0;
-    if (Done(Post(GTRAIN_UCX_RECEIVE, &byte, 1, TagOf(0, 1)))) return false;  // fails with the connection
-    uint64_t tag = 0;
-    size_t bytes = 0;
-    return api_->find(worker_, TagOf(0, 0) | kNoticeTag, kOfAnySender, &tag, &bytes) == 1;
+
+  void Hear(const MessageHeader& header, absl::string_view bytes) override {
+    if (header.kind == MessageKind::kGaveUp) notices_.emplace_back(bytes.data(), bytes.size());
   }
 
  private:
-  static uint64_t TagOf(uint64_t from, uint64_t number) { return kNonce << 32 | from << 16 | number; }
-  void* Post(GtrainUcxWay way, void* data, size_t bytes, uint64_t tag) {
-    return api_->post(worker_, 0, way, data, bytes, tag, nullptr, &error_);
-  }
-  bool Done(void* ticket) {
-    int state = ticket == nullptr ? -1 : 0;
-    const Instant give_up = RealClock().Now() + kPatience;
-    while (state == 0 && RealClock().Now() < give_up) {
-      if ((state = api_->test(worker_, ticket, &error_)) == 0) api_->progress(worker_, 1);
-    }
-    return state > 0;
+  bool Wait(absl::FunctionRef<bool()> over,
+            absl::Duration patience = kPatience) ABSL_NO_THREAD_SAFETY_ANALYSIS {
+    const Instant end = RealClock().Now() + patience;
+    return fabric_
+        ->Until(over,
+                [&] { return RealClock().Now() < end ? absl::OkStatus() : absl::DeadlineExceededError(""); })
+        .ok();
   }
 
-  const GtrainUcxApi* const api_;
+  const std::shared_ptr<Fabric> fabric_;
   const uint64_t self_;
-  GtrainUcxWorker* worker_ = nullptr;
-  GtrainUcxError error_{};
+  Fabric::Peer* zero_ = nullptr;
+  std::vector<std::string> notices_;
 };
 
 // Member 1 says `words` of its end; then member 0 gives up. What member 0 heard, and whether member 2 was
 // told by it.
-struct Heard {
+struct Said {
   std::string words;
   bool told = false;
 };
-absl::StatusOr<Heard> HearOf(const GtrainUcxApi* api, const std::string& words) {
+absl::StatusOr<Said> HearOf(const std::string& words) {
   ThreeMachines bootstrap;
   const Watch watch(&bootstrap, kPatience);
-  ByHand one(api, 1), two(api, 2);
-  auto transport = OpenUcxTransport(bootstrap, kNonce, "", nullptr, {});
-  if (!transport.ok()) return transport.status();
-  const auto address = (*transport)->Address();
-  if (!address.ok()) return address.status();
-  const absl::Status connected = (*transport)->Connect({*address, one.Address(), two.Address()}, 0);
+  std::shared_ptr<Fabric> fabrics[3];
+  for (auto& fabric : fabrics) {
+    auto opened = Fabric::Open("127.0.0.1", "");
+    if (!opened.ok()) return opened.status();
+    fabric = *std::move(opened);
+  }
+  ByHand one(fabrics[1], 1), two(fabrics[2], 2);
+  auto transport = OpenFabricTransport(fabrics[0], kId, nullptr);
+  const absl::Status connected = transport->Connect({fabrics[0]->address(), one.Address(), two.Address()}, 0);
   if (!connected.ok()) return connected;
 
   char bytes[2];
   const Transfer transfers[] = {{1, false, &bytes[0], 1}, {2, false, &bytes[1], 1}};
   absl::Status exchanged;
   std::thread exchange([&] {
-    exchanged = (*transport)
-                    ->Exchange(
-                        transfers, [](size_t) {}, watch);
+    exchanged = transport->Exchange(
+        transfers, [](size_t) {}, watch);
   });
-  const bool greeted = one.GreetAndSpeak(*address) && two.GreetAndSpeak(*address);
+  const bool greeted = one.Reach(fabrics[0]->address()) && two.Reach(fabrics[0]->address()) &&
+                       one.Say(MessageKind::kData, "1") && two.Say(MessageKind::kData, "2");
   if (!greeted) bootstrap.Revoke();
   exchange.join();
   if (!exchanged.ok() || !greeted) return exchanged;
+  if (bytes[0] != '1' || bytes[1] != '2') return absl::InternalError("other bytes");
 
-  if (!words.empty() && !one.Notify(words)) return absl::InternalError("the notice does not leave");
-  Heard heard;
+  if (!words.empty() && !one.Say(MessageKind::kGaveUp, words))
+    return absl::InternalError("it does not leave");
+  Said said;
   const Instant give_up = RealClock().Now() + kPatience;
-  while (!words.empty() && heard.words.empty() && RealClock().Now() < give_up)
-    heard.words = std::string((*transport)->Heard().message());
-  (*transport)->Fail("rank 0 gave up: words");
-  heard.told = two.WasNotified();
-  return heard;
+  while (!words.empty() && said.words.empty() && RealClock().Now() < give_up)
+    said.words = std::string(transport->Heard().message());
+  transport->Fail("rank 0 gave up: words");
+  said.told = two.WasNotified(words.empty() ? kPatience : absl::Milliseconds(300));
+  return said;
 }
 
 // Number of the first thing that is wrong.
 int Child() {
-  const GtrainUcxApi* const api = Api();
-  if (api == nullptr) return 1;
-  const auto itself = HearOf(api, "");
+  const auto itself = HearOf("");
   if (!itself.ok()) return std::fprintf(stderr, "%s\n", itself.status().ToString().c_str()), 2;
   if (!itself->told) return 3;
   // Who sent a notice has told the others: one more of each that heard it would be n times n messages.
-  const auto longest = HearOf(api, std::string(kNoticeBytesMax, 'x'));
-  if (!longest.ok()) return 4;
+  const auto longest = HearOf(std::string(kNoticeBytesMax, 'x'));
+  if (!longest.ok()) return std::fprintf(stderr, "%s\n", longest.status().ToString().c_str()), 4;
   if (longest->words != std::string(kNoticeBytesMax, 'x')) return 5;
   if (longest->told) return 6;
   // Its length is the peer's word alone.
-  const auto longer = HearOf(api, std::string(kNoticeBytesMax + 1, 'x'));
+  const auto longer = HearOf(std::string(kNoticeBytesMax + 1, 'x'));
   if (!longer.ok()) return 7;
   if (longer->words != "member 1 gave up; why did not arrive") return 8;
   return 0;

@@ -25,6 +25,7 @@
 #include <set>
 #include <sstream>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "comm/ucx/ucx_abi.h"
@@ -382,8 +383,10 @@ void Close(GtrainUcxWorker* w, int grace_ms) {
       if (endpoint->failed == UCS_OK) CloseEndpoint(w, endpoint.get(), /*force=*/false);
     move_on(grace_ms, [w] { return w->closing.empty(); });
   }
+  const std::vector<void*> unfinished = std::exchange(w->closing, {});  // peers that do not look
   for (auto& endpoint : w->endpoints) CloseEndpoint(w, endpoint.get(), /*force=*/true);
   move_on(kForcedCloseMs, [w] { return w->closing.empty() && Idle(w); });
+  w->closing.insert(w->closing.end(), unfinished.begin(), unfinished.end());
   Destroy(w);
 }
 
