@@ -328,7 +328,7 @@ TEST_F(Forked, UcxConnectionsThatBothEndsNeedAtOnce) {
 // with, and further communicators among those have none.
 TEST_F(Forked, UcxDescriptorsOfCommunicators) {
   if (!UcxHere()) GTEST_SKIP() << "built without UCX";
-  constexpr size_t kOwn = 10;
+  constexpr size_t kOwn = 11;
   algorithm_ = "leader+deterministic";
   std::vector<std::string> twenty;
   for (int machine = 0; machine < 20; ++machine) twenty.push_back(absl::StrCat("m", machine));

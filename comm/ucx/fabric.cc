@@ -76,10 +76,6 @@ class Fabric::Peer {
   bool active = false;
   std::deque<Piece> queue, flying;
   std::deque<std::shared_ptr<Sending>> streams;
-  // Pieces that UCX took, and of them those that had left when a flush was over.
-  uint64_t given = 0, left = 0, flushing = 0;
-  GtrainUcxTicket* flush = nullptr;
-  bool leaving = false;
 };
 
 // ------------------------------------------------------------------ the process
@@ -138,11 +134,10 @@ Fabric::~Fabric() {
   helper_.join();
   MutexLock lock(&mutex_);
   const Instant give_up = RealClock().Now() + absl::Milliseconds(kGraceMs);
-  const absl::Status left = Until(
-      [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-        return leaving_.empty() && std::ranges::none_of(active_, &Fabric::Up);
-      },
-      [&] { return RealClock().Now() < give_up ? absl::OkStatus() : absl::DeadlineExceededError(""); });
+  const absl::Status left =
+      Until([&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(
+                mutex_) { return std::ranges::none_of(active_, &Fabric::Up) && AllLeft(); },
+            [&] { return RealClock().Now() < give_up ? absl::OkStatus() : absl::DeadlineExceededError(""); });
   api_->close(worker_, left.ok() ? kGraceMs : 0);
 }
 
@@ -168,7 +163,6 @@ absl::StatusOr<Fabric::Peer*> Fabric::Reach(const std::string& address) {
   std::unique_ptr<Peer>& peer = peers_[name];
   if (peer != nullptr && peer->contexts == 0 && Forgettable(peer.get())) {
     std::erase(active_, peer.get());
-    std::erase(leaving_, peer.get());
     peer = nullptr;
   }
   if (peer == nullptr) peer = std::make_unique<Peer>(name, address.substr(line + 1 + kNameBytes));
@@ -180,13 +174,12 @@ absl::StatusOr<Fabric::Peer*> Fabric::Reach(const std::string& address) {
 bool Fabric::Forgettable(Peer* peer) {
   if (!Failed(peer)) return false;
   Lose(peer, Failure(peer));
-  return peer->flying.empty() && peer->flush == nullptr;
+  return peer->flying.empty();
 }
 
 void Fabric::Drop(Peer* peer) {
   if (--peer->contexts > 0 || !Forgettable(peer)) return;
   std::erase(active_, peer);
-  std::erase(leaving_, peer);
   peers_.erase(peer->name);
 }
 
@@ -274,7 +267,6 @@ void Fabric::TakeGreeting(const MessageHeader& header, absl::string_view address
     peer->called_here = true;
   } else if (peer->state == Peer::State::kCalled) {
     peer->state = Peer::State::kUp;
-    SeeLeave(peer);
   }
   Activate(peer);
 }
@@ -358,7 +350,7 @@ void Fabric::Stream(Peer* peer, std::shared_ptr<Sending> message) {
 void Fabric::Give(Peer* peer, std::unique_ptr<char[]> memory, size_t bytes, std::shared_ptr<Sending> of) {
   GtrainUcxTicket* ticket = nullptr;
   GtrainUcxError error{};
-  ++peer->given;
+  ++given_;
   const int sent = api_->send(worker_, peer->endpoint, memory.get(), bytes, &ticket, &error);
   if (sent == 0) {
     peer->flying.push_back({std::move(memory), bytes, std::move(of), ticket});
@@ -392,7 +384,6 @@ bool Fabric::Pump(Peer* peer) {
     if (Up(peer)) api_->drop(worker_, std::exchange(peer->endpoint, nullptr));
     Greet(peer, MessageKind::kAnswer);
     if (peer->state != Peer::State::kLost) peer->state = Peer::State::kUp;
-    SeeLeave(peer);
     moved = true;
   }
   while (Up(peer) && peer->flying.size() < kFlyingMax) {
@@ -421,33 +412,22 @@ bool Fabric::Pump(Peer* peer) {
   return moved;
 }
 
-// Whether all that UCX took has left.
-bool Fabric::Flush(Peer* peer) {
+bool Fabric::AllLeft() {
   GtrainUcxError error{};
-  if (peer->flush != nullptr) {
-    if (api_->test(worker_, peer->flush, &error) == 0) return false;
-    peer->flush = nullptr;
-    peer->left = peer->flushing;
+  if (flush_ != nullptr) {
+    if (api_->test(worker_, flush_, &error) == 0) return false;
+    flush_ = nullptr;
+    left_ = flushing_;
   }
-  if (Failed(peer)) peer->left = peer->given;
-  if (peer->left == peer->given) return true;
-  peer->flushing = peer->given;
-  if (api_->flush(worker_, peer->endpoint, &peer->flush, &error) == 0) return false;
-  peer->left = peer->flushing;
+  if (left_ == given_) return true;
+  flushing_ = given_;
+  if (api_->flush(worker_, &flush_, &error) == 0) return false;
+  left_ = flushing_;
   return true;
 }
 
-bool Fabric::AllLeft(const Peer* peer) { return !peer->active && peer->left == peer->given; }
-
-// The first flush of a connection asks the peer who it is, and the peer answers when it looks: so that is done
-// with the greeting, where both do.
-void Fabric::SeeLeave(Peer* peer) {
-  if (!std::exchange(peer->leaving, true)) leaving_.push_back(peer);
-}
-
-void Fabric::LetLeave(Peer* peer) {
-  if (!Flush(peer)) SeeLeave(peer);
-  if (Pending()) AskForHelp();
+void Fabric::LetLeave() {
+  if (!active_.empty() || !AllLeft()) AskForHelp();
 }
 
 // ------------------------------------------------------------------ waiting
@@ -467,15 +447,11 @@ int Fabric::Step() {
       ++i;
     }
   }
-  std::erase_if(leaving_, [&](Peer* peer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    if (!Flush(peer)) return false;
-    peer->leaving = false;
-    return true;
-  });
+  if (flush_ != nullptr) (void)AllLeft();
   return moved;
 }
 
-bool Fabric::Pending() const { return !active_.empty() || !leaving_.empty(); }
+bool Fabric::Pending() const { return !active_.empty() || left_ != given_; }
 
 void Fabric::AskForHelp() {
   const uint64_t one = 1;

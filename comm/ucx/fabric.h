@@ -1,7 +1,7 @@
 // The connections of a rank's process to those of other machines. They outlive communicators and generations;
 // a communicator is a *context* on them (comm/ucx/fabric_transport.h) and costs no message and no descriptor.
 //
-// One UCX worker, one listening port and one thread a process, which are seven descriptors, for all its
+// One UCX worker, one listening port and one thread a process, which are eleven descriptors, for all its
 // communicators. To each process that it has exchanged anything with a connection, which over TCP is a
 // descriptor, some hundred bytes, and up to kFlyingMax buffers of 60 KiB while data is under way. Nothing is
 // kept of the other ranks.
@@ -124,9 +124,7 @@ class Fabric {
   // What is left of a message, piece by piece.
   void Stream(Peer* peer, std::shared_ptr<Sending> message) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Whoever posted something returns to the program: what is still here leaves all the same. Not inside Hear.
-  void LetLeave(Peer* peer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Whether everything that was posted has left this process.
-  static bool AllLeft(const Peer* peer);
+  void LetLeave() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Messages go to and from it.
   static bool Up(const Peer* peer);
   // Somebody has wanted it, and it is neither up nor lost yet.
@@ -155,8 +153,7 @@ class Fabric {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Lose(Peer* peer, absl::string_view why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool Forgettable(Peer* peer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  bool Flush(Peer* peer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void SeeLeave(Peer* peer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool AllLeft() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool Pending() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void AskForHelp() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Help();
@@ -192,7 +189,10 @@ class Fabric {
   int followers_ ABSL_GUARDED_BY(mutex_) = 0;
   std::atomic<int> knocks_ = 0;
   bool helping_ ABSL_GUARDED_BY(mutex_) = false, ending_ ABSL_GUARDED_BY(mutex_) = false;
-  std::vector<Peer*> leaving_ ABSL_GUARDED_BY(mutex_);  // with something that UCX has and the network has not
+  // Pieces that UCX took, and of them those that had left when a flush was over.
+  uint64_t given_ ABSL_GUARDED_BY(mutex_) = 0, left_ ABSL_GUARDED_BY(mutex_) = 0;
+  uint64_t flushing_ ABSL_GUARDED_BY(mutex_) = 0;
+  GtrainUcxTicket* flush_ ABSL_GUARDED_BY(mutex_) = nullptr;
   std::thread helper_;
 };
 

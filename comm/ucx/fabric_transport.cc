@@ -82,9 +82,7 @@ class FabricTransport final : public DataTransport, private Fabric::Context {
         lock.Again();
       }
       awaited_ = nullptr;
-      for (const Op& op : ops_) {
-        if (op.sending != nullptr) fabric_->LetLeave(MemberOf(op.member).peer);
-      }
+      fabric_->LetLeave();
       if (!status.ok()) NoteUnfinished();
     }
     ops_.clear();
@@ -307,8 +305,8 @@ class FabricTransport final : public DataTransport, private Fabric::Context {
       MessageHeader header = HeaderOf(kind);
       header.number = member.sent;
       fabric_->Post(peer, header, words.substr(0, kNoticeBytesMax));
-      fabric_->LetLeave(peer);
     }
+    fabric_->LetLeave();
   }
 
   // Nothing of the caller's memory is read or written from now on.

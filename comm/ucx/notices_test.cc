@@ -95,7 +95,7 @@ class ByHand final : public Fabric::Context {
     header.sender = self_;
     header.total = bytes.size();
     fabric_->Post(zero_, header, bytes);
-    fabric_->LetLeave(zero_);
+    fabric_->LetLeave();
     return Wait([&] { return Fabric::Up(zero_); });
   }
   // Whether member 0, which says nothing more afterwards, had sent a notice.

@@ -45,9 +45,9 @@ struct GtrainUcxApi {
   // data stays where it is until then; -1: failed. Messages to one endpoint arrive in their order.
   int (*send)(GtrainUcxWorker* worker, GtrainUcxEndpoint* endpoint, const void* data, size_t bytes,
               GtrainUcxTicket** ticket, GtrainUcxError* error);
-  // Starts to push out everything that was sent to the endpoint, answers as `send`.
-  int (*flush)(GtrainUcxWorker* worker, GtrainUcxEndpoint* endpoint, GtrainUcxTicket** ticket,
-               GtrainUcxError* error);
+  // Starts to push out everything that was sent, answers as `send`. Connections that are not up yet are
+  // waited for, too.
+  int (*flush)(GtrainUcxWorker* worker, GtrainUcxTicket** ticket, GtrainUcxError* error);
   // 1: complete, the ticket is spent; 0: not yet; -1: failed, the ticket is spent.
   int (*test)(GtrainUcxWorker* worker, GtrainUcxTicket* ticket, GtrainUcxError* error);
   // Moves things on. 0: nothing moved.
