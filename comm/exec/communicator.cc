@@ -137,6 +137,8 @@ class ExecCommunicator::SubBootstrap final : public Bootstrap {
   absl::StatusOr<std::vector<std::string>> AllGather(absl::string_view, absl::Duration) override {
     return absl::InternalError("a sub-communicator meets through its parent");
   }
+  std::shared_ptr<Fabric>& fabric() override { return whole_->fabric(); }
+  Wakers& wakers() override { return whole_->wakers(); }
   absl::StatusOr<UniqueFd> Arena(uint64_t id, uint64_t bytes, absl::Duration timeout) override {
     return whole_->Arena(id, bytes, timeout);
   }
@@ -270,9 +272,9 @@ absl::StatusOr<std::vector<std::string>> ExecCommunicator::Meet(const GatherFn& 
 }
 
 absl::Status ExecCommunicator::CannotOpen(int rank, bool never, absl::string_view why) const {
-  return absl::Status(never ? absl::StatusCode::kFailedPrecondition : absl::StatusCode::kUnavailable,
-                      absl::StrCat(NameOf(rank), " (", bootstrap_->members()[static_cast<size_t>(rank)].address,
-                                   ") ", why));
+  return absl::Status(
+      never ? absl::StatusCode::kFailedPrecondition : absl::StatusCode::kUnavailable,
+      absl::StrCat(NameOf(rank), " (", bootstrap_->members()[static_cast<size_t>(rank)].address, ") ", why));
 }
 
 absl::StatusOr<std::string> ExecCommunicator::OpenOwn(const Watch& watch) {
@@ -301,13 +303,14 @@ absl::StatusOr<std::string> ExecCommunicator::OpenTransport() {
     GT_ASSIGN_OR_RETURN(transport_, options_.transport(*bootstrap_, nonce_));
     return transport_->Address();
   }
-  std::shared_ptr<Fabric>& fabric = bootstrap_->fabric;
+  std::shared_ptr<Fabric>& fabric = bootstrap_->fabric();
   if (fabric == nullptr || fabric->wish() != options_.network) {
     const Member& me = bootstrap_->members()[static_cast<size_t>(rank())];
     GT_ASSIGN_OR_RETURN(fabric, Fabric::Open(me.address, options_.network));
   }
   const auto broken = [this](int rank, const std::string& symptom) { bootstrap_->ReportLink(rank, symptom); };
   transport_ = OpenFabricTransport(fabric, {bootstrap_->generation().value, nonce_}, broken);
+  WakeWithGeneration();
   return transport_->Address();
 }
 
@@ -454,6 +457,12 @@ absl::StatusOr<LinkCost> ExecCommunicator::MeasureRounds(int rails, double tried
 
 // ------------------------------------------------------------------ sub-communicators
 
+// A revoke ends a sleep over the network; shared memory sees to itself.
+void ExecCommunicator::WakeWithGeneration() {
+  if (const std::shared_ptr<Fabric> fabric = bootstrap_->fabric(); fabric != nullptr)
+    waking_ = bootstrap_->wakers().Add([fabric] { fabric->Interrupt(); });
+}
+
 std::unique_ptr<ExecCommunicator::SubBootstrap> ExecCommunicator::Part(const std::vector<int>& ranks,
                                                                        int rank) const {
   if (own_bootstrap_ != nullptr) return own_bootstrap_->Part(ranks, rank);
@@ -511,6 +520,7 @@ absl::Status ExecCommunicator::ConnectPart(const ExecCommunicator& whole, const 
     if (const std::vector<int> rail = hierarchy_.Rail(); !rail.empty())
       rail_ = std::make_unique<Members>(transport_.get(), rail);
     TakeLinks(whole.carriers_);
+    WakeWithGeneration();
   }
   if (shm_ != nullptr) GT_RETURN_IF_ERROR(shm_->Join(watch));
   return Barrier();

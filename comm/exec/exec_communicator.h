@@ -111,6 +111,7 @@ class ExecCommunicator final : public Communicator, private Interrupt {
   absl::Status OpenMemory(const Watch& watch);
   absl::StatusOr<std::string> OpenTransport();
   absl::Status ConnectPart(const ExecCommunicator& whole, const std::vector<int>& ranks);
+  void WakeWithGeneration();
   void TakeLinks(const std::vector<Carriers>& measured);
   std::unique_ptr<SubBootstrap> Part(const std::vector<int>& ranks, int rank) const;
   // The communicator of this rank and one other, made the first time; nobody else takes part.
@@ -211,6 +212,7 @@ class ExecCommunicator final : public Communicator, private Interrupt {
   bool all_know_ = false;  // its error, from the comparison of records
   absl::Status refused_;   // what is wrong with the arguments of the running call
   absl::Status dead_;
+  Wakers::Handle waking_;
 };
 
 }  // namespace gtrain::comm

@@ -324,8 +324,8 @@ TEST_F(Forked, UcxConnectionsThatBothEndsNeedAtOnce) {
   });
 }
 
-// As comm/ucx/fabric.h says: a process has some of its own and a connection to each other one that it has spoken
-// with, and further communicators among those have none.
+// As comm/ucx/fabric.h says: a process has some of its own and a connection to each other one that it has
+// spoken with, and further communicators among those have none.
 TEST_F(Forked, UcxDescriptorsOfCommunicators) {
   if (!UcxHere()) GTEST_SKIP() << "built without UCX";
   constexpr size_t kOwn = 11;

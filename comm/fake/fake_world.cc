@@ -1,14 +1,19 @@
 #include "comm/fake/fake_world.h"
 
 #include <fcntl.h>
+#include <linux/futex.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <atomic>
 #include <cerrno>
+#include <climits>
 #include <cstdlib>
 #include <cstring>
+#include <ctime>
 #include <filesystem>
+#include <thread>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
@@ -30,7 +35,9 @@ struct FakeWorld::Shared {
 
 class FakeBootstrap final : public Bootstrap {
  public:
-  FakeBootstrap(FakeWorld* world, int rank) : world_(world), rank_(rank) {}
+  FakeBootstrap(FakeWorld* world, int rank) : world_(world), rank_(rank) {
+    if (world->wakes) waker_ = std::jthread([this](const std::stop_token& stop) { Wake(stop); });
+  }
 
   int rank() const override { return rank_; }
   int world_size() const override { return world_->size(); }
@@ -113,9 +120,18 @@ class FakeBootstrap final : public Bootstrap {
   // There as long as the rank has it.
   std::string UserMark(uint64_t id, int rank) const { return absl::StrCat(Path(id), "-of-", rank); }
 
+  void Wake(const std::stop_token& stop) {
+    std::atomic<uint32_t>& revoked = world_->shared_->revoked;
+    constexpr timespec kLook{0, 100'000'000};  // whether the rank is over
+    while (revoked.load() == 0 && !stop.stop_requested())
+      syscall(SYS_futex, &revoked, FUTEX_WAIT, 0, &kLook, nullptr, 0);
+    if (revoked.load() != 0) wakers().WakeAll();
+  }
+
   FakeWorld* const world_;
   const int rank_;
   int sequence_ = 0;
+  std::jthread waker_;
 };
 
 FakeWorld::FakeWorld(const std::vector<std::string>& node_of_rank, const std::vector<std::string>& addresses)
@@ -153,6 +169,7 @@ std::unique_ptr<Bootstrap> FakeWorld::Rank(int rank) { return std::make_unique<F
 void FakeWorld::Revoke(const std::string& reason) {
   std::strncpy(shared_->reason, reason.c_str(), sizeof(shared_->reason) - 1);
   shared_->revoked.store(1, std::memory_order_release);
+  syscall(SYS_futex, &shared_->revoked, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
 }
 
 std::vector<std::string> FakeWorld::LinkReports() const {

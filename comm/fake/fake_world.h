@@ -25,6 +25,8 @@ class FakeWorld {
   std::unique_ptr<Bootstrap> Rank(int rank);
   // From now on Alive() of every rank is Unavailable(reason).
   void Revoke(const std::string& reason);
+  // Revoke wakes at once whoever sleeps, by a thread of each rank.
+  bool wakes = false;
   // From now on `rank` is among Left() of every rank.
   void Leave(int rank);
   // Called by Arena() of each rank, which returns what is not OK. For ranks that are threads; set before they

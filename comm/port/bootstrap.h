@@ -15,6 +15,7 @@
 #include "absl/time/time.h"
 #include "base/ids.h"
 #include "base/unique_fd.h"
+#include "comm/port/wakers.h"
 
 namespace gtrain::comm {
 
@@ -33,7 +34,10 @@ class Bootstrap {
   virtual ~Bootstrap() = default;
   // The connections of this process, which outlive communicators: made by the first that spans machines, one
   // thread at a time.
-  std::shared_ptr<Fabric> fabric;
+  virtual std::shared_ptr<Fabric>& fabric() { return fabric_; }
+  // Called when Alive() is no longer OK, by implementations that hear of it; communicators look now and then
+  // all the same.
+  virtual Wakers& wakers() { return wakers_; }
 
   virtual int rank() const = 0;
   virtual int world_size() const = 0;
@@ -66,6 +70,10 @@ class Bootstrap {
 
   // As Communicator::ReportCompression.
   virtual void ReportCompression(const std::string& /*text*/) {}
+
+ private:
+  std::shared_ptr<Fabric> fabric_;
+  Wakers wakers_;
 };
 
 }  // namespace gtrain::comm

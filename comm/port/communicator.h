@@ -32,8 +32,9 @@ struct CommunicatorOptions {
 // program: comm/exec/async_calls.h.
 // What one costs among n ranks on N machines: some hundred bytes a rank for each of n, and on a machine that
 // has m of them, above one, 2 MiB of shared memory, 2 MiB more for each of m and 16 KiB for each of n above
-// 128. Between machines each rank has a port, and a connection to N - 1 others if it speaks for its machine:
-// the leader does, or as many ranks of each as the smallest has (GTRAIN_COMM_ALGO). Broadcast, reduce,
+// 128. Between machines a process has a port, and a connection to each other process that it speaks with, for
+// all its communicators together: N - 1 if it speaks for its machine, as the leader does, or as many ranks of
+// each as the smallest has (GTRAIN_COMM_ALGO). A split is an all-gather and a barrier. Broadcast, reduce,
 // barrier and small all-reduces take about log2(N) rounds, all-gathers above 16 machines N - 1; large
 // all-reduces send 2 (N-1)/N of the data a machine. Where machines have several ranks each call begins with
 // another log2(N) rounds, up to 16 machines with one. log2(N) is rounded up, and of small all-reduces and

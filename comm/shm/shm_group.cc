@@ -78,7 +78,10 @@ ShmGroup::ShmGroup(Bootstrap* bootstrap, std::vector<int> ranks, std::vector<std
       names_(std::move(names)),
       local_(local),
       nonce_(nonce),
-      layout_(ArenaLayout::For(static_cast<size_t>(bootstrap->world_size()), ranks_.size())) {}
+      layout_(ArenaLayout::For(static_cast<size_t>(bootstrap->world_size()), ranks_.size())),
+      waking_(bootstrap->wakers().Add([this] {
+        if (std::atomic<uint32_t>* const word = asleep_on_.load(); word != nullptr) FutexWakeAll(word);
+      })) {}
 
 absl::StatusOr<std::unique_ptr<ShmGroup>> ShmGroup::Open(Bootstrap* bootstrap, std::vector<int> ranks,
                                                          std::vector<std::string> names, int local,
@@ -146,7 +149,7 @@ ShmGroup::~ShmGroup() {
   if (fork_guard_.Forked()) return;
   if (arena_.data() != nullptr) {
     line(local_).left.store(1);
-    WakeAlways();
+    WakeWaitersOf(local_);
   }
   arena_ = Mapping();
   own_.clear();
@@ -222,10 +225,10 @@ void ShmGroup::WakeWaiters() {
   if (line(local_).waiters.load(std::memory_order_relaxed) > 0) FutexWakeAll(&Word(local_));
 }
 
-void ShmGroup::WakeAlways() {
-  FutexWakeAll(&line(local_).phase);
-  FutexWakeAll(&Posts(local_)[0].ticket);
-  FutexWakeAll(&Posts(local_)[1].ticket);
+void ShmGroup::WakeWaitersOf(int local) {
+  FutexWakeAll(&line(local).phase);
+  FutexWakeAll(&Posts(local)[0].ticket);
+  FutexWakeAll(&Posts(local)[1].ticket);
 }
 
 absl::Status ShmGroup::Await(int local, const Watch& watch) {
@@ -248,7 +251,9 @@ absl::Status ShmGroup::Await(int local, const Watch& watch) {
       return Here(local) ? absl::OkStatus() : status;
     }
     peer.waiters.fetch_add(1);
+    asleep_on_.store(&Word(local));
     FutexWait(&Word(local), seen, std::min(kNap, watch.Left()));
+    asleep_on_.store(nullptr);
     peer.waiters.fetch_sub(1);
   }
 }
@@ -325,7 +330,7 @@ void ShmGroup::Fail(absl::string_view notice) {
     std::memcpy(h->notice, notice.data(), std::min(notice.size(), sizeof(h->notice) - 1));
     h->failed.store(kFailureTold);
   }
-  WakeAlways();
+  for (int i = 0; i < size(); ++i) WakeWaitersOf(i);  // whomever they wait for
 }
 
 absl::Status ShmGroup::Failure() const {

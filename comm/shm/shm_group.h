@@ -89,7 +89,7 @@ class ShmGroup {
   absl::Status Meet(const Watch& watch);
   absl::Status Await(int local, const Watch& watch);
   void WakeWaiters();
-  void WakeAlways();
+  void WakeWaitersOf(int local);
   absl::Status Interrupted(int local, const Watch& watch) const;
   std::string Missing() const;
 
@@ -113,6 +113,9 @@ class ShmGroup {
   std::vector<Allocation> own_;
   std::map<uint64_t, Mapping> of_peers_;
   std::vector<uint64_t> asked_;  // files, to be freed
+  // The word on which this rank is asleep; a generation that ends wakes it.
+  std::atomic<std::atomic<uint32_t>*> asleep_on_ = nullptr;
+  Wakers::Handle waking_;
 };
 
 }  // namespace gtrain::comm

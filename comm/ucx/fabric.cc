@@ -480,7 +480,10 @@ void Fabric::Look() {
 }
 
 void Fabric::Wake() {
-  if (!sleeping_) return;
+  if (sleeping_) Interrupt();
+}
+
+void Fabric::Interrupt() {
   const uint64_t one = 1;
   (void)!write(wake_.get(), &one, sizeof(one));
 }

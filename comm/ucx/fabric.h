@@ -137,6 +137,8 @@ class Fabric {
   // before each sleep. Short sleeps first, 10 ms at most.
   absl::Status Until(absl::FunctionRef<bool()> done, absl::FunctionRef<absl::Status()> check)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Whoever drives asks its `check` again. From any thread, without the lock.
+  void Interrupt();
   // Looks once at what has come, unless somebody does already.
   void Look() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 

@@ -358,7 +358,8 @@ void KeeperLink::StepLocked(const core::WorkerEvent& event) {
     QueueLocked(kRankToAgent, ToJson(effect));
   }
   stop_requested_.store(core_.stop_reason().has_value(), std::memory_order_relaxed);
-  over_.store(core_.state() == WorkerCore::State::kOver, std::memory_order_release);
+  const bool over = core_.state() == WorkerCore::State::kOver;
+  if (!over_.exchange(over, std::memory_order_acq_rel) && over) wakers().WakeAll();
 }
 
 void KeeperLink::QueueLocked(uint16_t kind, std::string body) {
