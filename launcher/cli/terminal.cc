@@ -32,6 +32,7 @@ std::atomic<int> g_signal_fd{-1};
 std::atomic<const char*> g_last_line{nullptr};
 std::atomic<int> g_presses{0};  // of Ctrl-C, without a SignalPipe
 std::atomic<int> g_presses_max{1};
+std::atomic_flag g_ending;
 std::atomic<int> g_output_error{0};
 std::atomic<Colour> g_colour{Colour::kAuto};
 std::atomic<bool> g_printed{false};
@@ -39,6 +40,7 @@ std::vector<std::string> g_errors;  // of the main thread
 
 void OnCtrlC(int) {
   if (++g_presses < g_presses_max) return;
+  if (g_ending.test_and_set()) _exit(128 + SIGINT);  // another press, while the line is written
   for (const char* part : {"gtrain: ", g_last_line.load(), "\n"}) (void)!write(2, part, strlen(part));
   _exit(128 + SIGINT);
 }

@@ -1,8 +1,10 @@
 """Daemons that have nothing to do sleep: they share their machines with ranks, and their laptops with people."""
 import os
 import time
+import unittest
 
 import harness
+from ckpt_test import LIBRARY, sanitized
 from cluster import ClusterTest
 from harness import wait_until
 
@@ -18,6 +20,7 @@ def wake_ups(pid):
     return total
 
 
+@unittest.skipIf(os.path.exists(LIBRARY) and sanitized(), "a sanitizer's own thread wakes ten times a second")
 class IdleTest(ClusterTest):
     """Goals: 6 a second of an agent, 2 of a head and 3 more for each node, none of a keeper. The limits are twice that, for
     a machine that does other things; `python3 idle_test.py` prints what was counted."""
