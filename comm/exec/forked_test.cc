@@ -364,6 +364,38 @@ TEST_F(Forked, UcxDescriptorsOfCommunicators) {
   }
 }
 
+// Communicators of several threads share the connections of a process: whoever waits drives for all.
+TEST_F(Forked, UcxThreadsOnOneFabric) {
+  if (!UcxHere()) GTEST_SKIP() << "built without UCX";
+  constexpr int kThreads = 3;
+  for (const auto& nodes : {kFours[1], kFours[2]}) {
+    SCOPED_TRACE(testing::PrintToString(nodes));
+    FakeWorld world(nodes);
+    ExpectAllSucceed(world, [](Communicator& c) -> absl::Status {
+      std::vector<std::unique_ptr<Communicator>> parts;
+      for (int i = 0; i < kThreads; ++i) {
+        auto part = c.Split(0, i % 2 == 0 ? c.rank() : -c.rank());
+        RETURN_IF_BAD(part.status());
+        parts.push_back(*std::move(part));
+      }
+      std::vector<absl::Status> results(kThreads);
+      std::vector<std::thread> threads;
+      for (int i = 0; i < kThreads; ++i) {
+        threads.emplace_back([&, i] {
+          const auto at = static_cast<size_t>(i);
+          for (int step = 0; step < 60 && results[at].ok(); ++step) {
+            const size_t count = step % 10 == 0 ? 200'000 : static_cast<size_t>(1 + step * 37 % 500);
+            results[at] = CheckAllReduce(*parts[at], count, DType::kFloat32, ReduceOp::kSum);
+          }
+        });
+      }
+      for (std::thread& thread : threads) thread.join();
+      for (const absl::Status& result : results) RETURN_IF_BAD(result);
+      return c.Barrier();
+    });
+  }
+}
+
 // Ranks 1 and 3 are connected with the communicator, but where leaders carry everything rank 3 does not look
 // at its connections until somebody speaks with it.
 TEST_F(Forked, UcxSendWaitsForNobodyElse) {

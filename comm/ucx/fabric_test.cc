@@ -1,5 +1,7 @@
 // What a transport makes of members that say things by hand, piece by piece. In a child, because UCX stays in
 // the process that loads it.
+#include "comm/ucx/fabric.h"
+
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -8,6 +10,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <string>
 #include <thread>
@@ -18,7 +21,6 @@
 #include "absl/strings/str_cat.h"
 #include "base/clock.h"
 #include "comm/port/bootstrap.h"
-#include "comm/ucx/fabric.h"
 #include "comm/ucx/fabric_transport.h"
 #include "comm/ucx/message.h"
 #include "gtest/gtest.h"
@@ -78,6 +80,8 @@ class ByHand final : public Fabric::Context {
   }
 
   const std::string& Address() const { return fabric_->address(); }
+  // Speaks in another communicator from now on.
+  void Become(ContextId id) { id_ = id, sent_ = 0; }
   bool Reach(const std::string& zero) {
     Fabric::Lock lock(fabric_.get());
     const auto reached = fabric_->Reach(zero);
@@ -88,15 +92,16 @@ class ByHand final : public Fabric::Context {
   // To member 0, in one piece.
   bool Say(MessageKind kind, absl::string_view bytes) {
     Fabric::Lock lock(fabric_.get());
-    MessageHeader header;
-    header.kind = kind;
-    header.generation = kId.generation;
-    header.context = kId.context;
-    header.sender = self_;
-    header.total = bytes.size();
-    fabric_->Post(zero_, header, bytes);
+    fabric_->Post(zero_, Header(kind, bytes.size(), sent_++), bytes);
     fabric_->LetLeave();
     return Wait([&] { return Fabric::Up(zero_); });
+  }
+  // Posts so many pieces to member 0 and waits for nothing.
+  void Flood(int pieces) {
+    const std::string piece(kPieceBytes, 'x');
+    Fabric::Lock lock(fabric_.get());
+    for (int i = 0; i < pieces; ++i) fabric_->Post(zero_, Header(MessageKind::kData, piece.size(), i), piece);
+    fabric_->LetLeave();
   }
   // Whether member 0, which says nothing more afterwards, had sent a notice.
   bool WasNotified(absl::Duration patience) {
@@ -109,6 +114,16 @@ class ByHand final : public Fabric::Context {
   }
 
  private:
+  MessageHeader Header(MessageKind kind, uint64_t total, uint64_t number) const {
+    MessageHeader header;
+    header.kind = kind;
+    header.generation = id_.generation;
+    header.context = id_.context;
+    header.sender = self_;
+    header.number = number;
+    header.total = total;
+    return header;
+  }
   bool Wait(absl::FunctionRef<bool()> over,
             absl::Duration patience = kPatience) ABSL_NO_THREAD_SAFETY_ANALYSIS {
     const Instant end = RealClock().Now() + patience;
@@ -121,6 +136,8 @@ class ByHand final : public Fabric::Context {
   const std::shared_ptr<Fabric> fabric_;
   const uint64_t self_;
   Fabric::Peer* zero_ = nullptr;
+  ContextId id_ = kId;
+  uint64_t sent_ = 0;
   std::vector<std::string> notices_;
 };
 
@@ -169,6 +186,87 @@ absl::StatusOr<Said> HearOf(const std::string& words) {
   return said;
 }
 
+// Member 1 posts far more than a socket takes and returns; member 0, which looks only then, gets all.
+absl::Status FloodOf(int pieces) {
+  ThreeMachines bootstrap;
+  const Watch watch(&bootstrap, kPatience);
+  std::shared_ptr<Fabric> fabrics[3];
+  for (auto& fabric : fabrics) {
+    auto opened = Fabric::Open("127.0.0.1", "");
+    if (!opened.ok()) return opened.status();
+    fabric = *std::move(opened);
+  }
+  ByHand one(fabrics[1], 1);
+  auto transport = OpenFabricTransport(fabrics[0], kId, nullptr);
+  const absl::Status connected =
+      transport->Connect({fabrics[0]->address(), one.Address(), fabrics[2]->address()}, 0);
+  if (!connected.ok()) return connected;
+  if (!one.Reach(fabrics[0]->address())) return absl::InternalError("no way there");
+  one.Flood(pieces);
+  std::vector<std::string> memory(static_cast<size_t>(pieces), std::string(kPieceBytes, '\0'));
+  std::vector<Transfer> transfers;
+  for (std::string& piece : memory) transfers.push_back({1, false, piece.data(), piece.size()});
+  const absl::Status exchanged = transport->Exchange(
+      transfers, [](size_t) {}, watch);
+  if (!exchanged.ok()) return exchanged;
+  for (const std::string& piece : memory)
+    if (piece != std::string(kPieceBytes, 'x')) return absl::DataLossError("other bytes");
+  return absl::OkStatus();
+}
+
+// Member 0 gives up while it waits for a message of member 1, which comes afterwards.
+absl::Status LateFor() {
+  ThreeMachines bootstrap;
+  std::shared_ptr<Fabric> fabrics[3];
+  for (auto& fabric : fabrics) {
+    auto opened = Fabric::Open("127.0.0.1", "");
+    if (!opened.ok()) return opened.status();
+    fabric = *std::move(opened);
+  }
+  ByHand one(fabrics[1], 1);
+  auto transport = OpenFabricTransport(fabrics[0], kId, nullptr);
+  const absl::Status connected =
+      transport->Connect({fabrics[0]->address(), one.Address(), fabrics[2]->address()}, 0);
+  if (!connected.ok()) return connected;
+  std::string memory(kPieceBytes, '-'), first(1, '-');
+  const Watch watch(&bootstrap, kPatience), short_watch(&bootstrap, absl::Milliseconds(200));
+  absl::Status greeted;
+  std::thread exchange([&] {
+    const Transfer transfer[] = {{1, false, first.data(), 1}};
+    greeted = transport->Exchange(
+        transfer, [](size_t) {}, watch);
+  });
+  const bool spoke = one.Reach(fabrics[0]->address()) && one.Say(MessageKind::kData, "1");
+  if (!spoke) bootstrap.Revoke();
+  exchange.join();
+  if (!greeted.ok() || !spoke) return greeted.ok() ? absl::InternalError("nothing is said") : greeted;
+  const Transfer transfer[] = {{1, false, memory.data(), memory.size()}};
+  const absl::Status over = transport->Exchange(
+      transfer, [](size_t) {}, short_watch);
+  if (!absl::IsDeadlineExceeded(over)) return absl::InternalError("it did not give up");
+  if (!one.Say(MessageKind::kData, std::string(kPieceBytes, 'x')))
+    return absl::InternalError("nothing is said");
+  // A second communicator of the same two, whose message comes behind that one.
+  constexpr ContextId kNext{.generation = 3, .context = 8};
+  auto next = OpenFabricTransport(fabrics[0], kNext, nullptr);
+  const absl::Status again = next->Connect({fabrics[0]->address(), one.Address(), fabrics[2]->address()}, 0);
+  if (!again.ok()) return again;
+  one.Become(kNext);
+  std::string last(1, '-');
+  absl::Status heard;
+  std::thread second([&] {
+    const Transfer receive[] = {{1, false, last.data(), 1}};
+    heard = next->Exchange(
+        receive, [](size_t) {}, watch);
+  });
+  const bool said = one.Say(MessageKind::kData, "2");
+  if (!said) bootstrap.Revoke();
+  second.join();
+  if (!heard.ok() || !said) return heard.ok() ? absl::InternalError("nothing is said") : heard;
+  return memory == std::string(kPieceBytes, '-') ? absl::OkStatus()
+                                                 : absl::DataLossError("it was written to");
+}
+
 // Number of the first thing that is wrong.
 int Child() {
   const auto itself = HearOf("");
@@ -186,14 +284,34 @@ int Child() {
   return 0;
 }
 
+int InAChild(const std::function<int()>& body) {
+  const pid_t pid = fork();
+  if (pid == 0) _exit(body());
+  int status = 0;
+  EXPECT_EQ(waitpid(pid, &status, 0), pid);
+  EXPECT_TRUE(WIFEXITED(status)) << status;
+  return WEXITSTATUS(status);
+}
+
+int ExitOf(const absl::Status& status) {
+  if (!status.ok()) std::fprintf(stderr, "%s\n", status.ToString().c_str());
+  return status.ok() ? 0 : 1;
+}
+
 TEST(UcxNotices, NeitherTooLongNorRepeated) {
   if (!UcxHere()) GTEST_SKIP() << "built without UCX";
-  const pid_t pid = fork();
-  if (pid == 0) _exit(Child());
-  int status = 0;
-  ASSERT_EQ(waitpid(pid, &status, 0), pid);
-  EXPECT_TRUE(WIFEXITED(status)) << status;
-  EXPECT_EQ(WEXITSTATUS(status), 0);
+  EXPECT_EQ(InAChild(Child), 0);
+}
+
+TEST(UcxFabric, WhatHasNotLeftLeavesThoughNobodyWaits) {
+  if (!UcxHere()) GTEST_SKIP() << "built without UCX";
+  EXPECT_EQ(InAChild([] { return ExitOf(FloodOf(400)); }), 0);
+}
+
+// L7: an ended call's memory is the caller's again.
+TEST(UcxFabric, WhatComesAfterTheEndIsDropped) {
+  if (!UcxHere()) GTEST_SKIP() << "built without UCX";
+  EXPECT_EQ(InAChild([] { return ExitOf(LateFor()); }), 0);
 }
 
 }  // namespace
