@@ -34,6 +34,16 @@ struct Answer {
   absl::Status head;  // what runs is not known
 };
 
+// How many of the newest; all that run are shown all the same where nothing was said.
+absl::StatusOr<std::optional<size_t>> LimitOf(const Args& args) {
+  GT_ASSIGN_OR_RETURN(const std::optional<int64_t> limit, args.Int("limit", 1, 1'000'000));
+  if (limit && args.Has("all")) return absl::InvalidArgumentError("--all and --limit do not go together");
+  return limit ? std::optional<size_t>(*limit) : std::nullopt;
+}
+
+// So many a head lists where nothing is said.
+constexpr size_t kOverListed = 100;
+
 absl::StatusOr<std::string> AskHead(const Args& args, const std::string& word,
                                     std::optional<Cluster>& cluster, int interrupt_fd) {
   if (!cluster) {
@@ -45,7 +55,10 @@ absl::StatusOr<std::string> AskHead(const Args& args, const std::string& word,
     GT_ASSIGN_OR_RETURN(const JobDoc job, FindJob(*cluster, word));
     id = job.id;
   }
-  return Ask(*cluster, core::ClientStatus{JobId(id)});
+  GT_ASSIGN_OR_RETURN(const std::optional<size_t> limit, LimitOf(args));
+  constexpr size_t kMost = core::ClientStatus::kOverMax;
+  const size_t over = args.Has("all") ? kMost : limit.value_or(0) > kOverListed ? std::min(kMost, *limit) : 0;
+  return Ask(*cluster, core::ClientStatus{JobId(id), static_cast<int>(over)});
 }
 
 std::string ListOf(const std::string& job) { return absl::StrCat("{\"head\":false,\"jobs\":[", job, "]}"); }
@@ -79,13 +92,6 @@ absl::StatusOr<Answer> Find(const Args& args, std::optional<Cluster>& cluster, i
 }
 
 // ---------------------------------------------------------------- how it is shown
-
-// How many of the newest; all that run are shown all the same where nothing was said.
-absl::StatusOr<std::optional<size_t>> LimitOf(const Args& args) {
-  GT_ASSIGN_OR_RETURN(const std::optional<int64_t> limit, args.Int("limit", 1, 1'000'000));
-  if (limit && args.Has("all")) return absl::InvalidArgumentError("--all and --limit do not go together");
-  return limit ? std::optional<size_t>(*limit) : std::nullopt;
-}
 
 // In order of submission; the newest `limit`.
 std::string Limited(const std::string& text, std::optional<size_t> limit) {

@@ -29,8 +29,10 @@ struct ClientStop {
   std::string reason;
   bool operator==(const ClientStop&) const = default;
 };
-struct ClientStatus {  // empty job: all jobs
-  JobId job;
+struct ClientStatus {
+  static constexpr int kOverMax = 5'000;  // more would not fit into one answer
+  JobId job;                              // empty: all that live, and the newest that are over
+  int over = 0;                           // how many of those, of the reader and of all; 0: 100
   bool operator==(const ClientStatus&) const = default;
 };
 struct ClientWhy {

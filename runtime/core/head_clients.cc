@@ -158,8 +158,8 @@ void HeadState::OnRequest(const PeerMessage& event, const ClientRequest& request
     changed = Shutdown(*shutdown, now);
   } else if (drained != nullptr) {
     changed = Drain(event.peer, *drained, now);
-  } else if (std::holds_alternative<ClientStatus>(request.body)) {
-    return Answer(event, request.id, StatusOf(*job_id, OwnerName(event.peer)));
+  } else if (const auto* status = std::get_if<ClientStatus>(&request.body)) {
+    return Answer(event, request.id, StatusOf(*status, OwnerName(event.peer)));
   } else if (std::holds_alternative<ClientNodes>(request.body)) {
     return Answer(event, request.id, NodesNow());
   } else if (const auto* revoke = std::get_if<ClientRevokeNode>(&request.body)) {

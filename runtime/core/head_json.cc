@@ -594,8 +594,11 @@ ClientReply Built(const ReplyFromSpill& reply, const std::optional<SpilledTail>&
 }
 
 // The newest jobs that are over, and those of the reader: other people's push nobody's own out of the list.
-std::shared_ptr<const Document> HeadState::StatusOf(const JobId& id, const std::string& reader) const {
-  constexpr size_t kFinishedShown = 100;  // of the reader, and of all
+std::shared_ptr<const Document> HeadState::StatusOf(const ClientStatus& asked,
+                                                    const std::string& reader) const {
+  constexpr int kOverShown = 100;
+  const JobId& id = asked.job;
+  const auto over_shown = static_cast<size_t>(asked.over > 0 ? asked.over : kOverShown);
   auto status = std::make_shared<StatusDocument>();
   status->cluster = cluster_.cluster;
   status->epoch = cluster_.epoch;
@@ -610,8 +613,8 @@ std::shared_ptr<const Document> HeadState::StatusOf(const JobId& id, const std::
     const Job& job = jobs_.at(it->second);
     const bool over = IsFinal(job.record.state);
     if (over) ++finished;
-    const bool readers = over && job.record.owner == reader && ++own <= kFinishedShown;
-    if (over && !readers && finished > kFinishedShown) {
+    const bool readers = over && job.record.owner == reader && ++own <= over_shown;
+    if (over && !readers && finished > over_shown) {
       ++status->omitted;
     } else {
       status->jobs.push_back(NowOf(job, nodes_, false, step_at_));

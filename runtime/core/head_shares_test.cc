@@ -332,13 +332,16 @@ TEST_F(HeadSharesTest, OthersPushNobodysOwnJobsOutOfTheList) {
   };
   run("ann");
   for (int i = 0; i < 120; ++i) run("bob");
-  const auto listed = [&](const std::string& user) {
-    return nlohmann::json::parse(FromClient(ClientStatus{}, "", Role::kUser, user).json);
+  const auto listed = [&](const std::string& user, int over = 0) {
+    return nlohmann::json::parse(FromClient(ClientStatus{JobId(), over}, "", Role::kUser, user).json);
   };
   EXPECT_EQ(listed("ann").at("jobs")[0].at("id"), "train-1");
   EXPECT_EQ(listed("ann").at("jobs").size(), 101u);
   EXPECT_EQ(listed("bob").at("jobs").size(), 100u);
   EXPECT_EQ(listed("bob").at("omitted"), 21);
+  EXPECT_EQ(listed("bob", 120).at("jobs").size(), 120u);
+  EXPECT_EQ(listed("bob", 120).at("omitted"), 1);
+  EXPECT_EQ(listed("bob", ClientStatus::kOverMax).at("jobs").size(), 121u);
 }
 
 }  // namespace

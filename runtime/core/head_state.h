@@ -494,7 +494,7 @@ class HeadState {
   bool DropOfMost(absl::FunctionRef<size_t(const JobsOver&)> what);
 
   // head_json.cc
-  std::shared_ptr<const Document> StatusOf(const JobId& id, const std::string& reader) const;
+  std::shared_ptr<const Document> StatusOf(const ClientStatus& asked, const std::string& reader) const;
   std::shared_ptr<const Document> WhyOf(const Job& job) const;
   std::shared_ptr<const Document> NodesNow() const;
   // With the bytes of the events' texts.

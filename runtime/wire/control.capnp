@@ -423,7 +423,7 @@ struct ClientConsole {
 struct ClientStack { job @0 :Text; rank @1 :Int32; }
 struct ClientScale { job @0 :Text; size @1 :Int32; now @2 :Bool; }
 struct ClientEvents { job @0 :Text; after @1 :UInt64; wait @2 :Int64; }
-struct ClientStatus { job @0 :Text; }
+struct ClientStatus { job @0 :Text; over @1 :Int32; }
 struct ClientWhy { job @0 :Text; }
 struct ClientNodes {}
 struct ClientShutdown { whenIdle @0 :Bool; }

@@ -386,7 +386,10 @@ GT_FIELDS(core::ClientStop) {
   GT_PLAIN(now, Now);
   GT_TEXT(reason, Reason, kSentenceBytesMax);
 }
-GT_FIELDS(core::ClientStatus) { GT_ID_OR_EMPTY(job, Job); }
+GT_FIELDS(core::ClientStatus) {
+  GT_ID_OR_EMPTY(job, Job);
+  GT_NUMBER(over, Over, 0, core::ClientStatus::kOverMax);
+}
 GT_FIELDS(core::ClientWhy) { GT_ID(job, Job); }
 GT_FIELDS(core::ClientNodes) {}
 GT_FIELDS(core::ClientLogs) {

@@ -26,6 +26,7 @@ std::vector<core::ClientRequestBody> Bodies() {
           core::ClientStop{kJob, true, "enough"},
           core::ClientStatus{},
           core::ClientStatus{kJob},
+          core::ClientStatus{JobId(), 1'000},
           core::ClientWhy{kJob},
           core::ClientNodes{},
           core::ClientLogs{kJob, 4, 1, true, 77, 4096},
