@@ -655,7 +655,7 @@ std::shared_ptr<const Document> HeadState::NodesNow() const {
     holding.demand.cpus = job.demand.cpus;
     holding.demand.memory_bytes = job.demand.memory_bytes;
     for (const NodePlace& place : job.record.grant->nodes) {
-      with_place(place.node, [&](size_t node) {
+      with_place(place.node, [&, &job = job](size_t node) {
         holding.nodes.push_back(node);
         const auto pace = job.paces.find(place.node);
         if (pace != job.paces.end() && pace->second.slow) holding.slow.push_back({node, pace->second.score});
