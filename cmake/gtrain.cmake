@@ -175,9 +175,10 @@ endif()
 gtrain_record(libtorch "${Torch_VERSION}" "examples/fashion_mnist is not built")
 endif()
 
-# gtrain_batches(<target> <source> ...): compiles them in batches where GTRAIN_UNITY says so.
+# gtrain_batches(<target> <source> ...): compiles them in batches where GTRAIN_UNITY says so. Files of one target must share no
+# names, then; -DGTRAIN_UNITY=1000 finds out. Those of comm/exec and comm/ucx do share some.
 function(gtrain_batches name)
-  if(GTRAIN_UNITY AND ARGC GREATER 2)
+  if(GTRAIN_UNITY AND ARGC GREATER 2 AND NOT name MATCHES "^gtrain_comm_(exec|ucx)$")
     set_target_properties(${name} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE ${GTRAIN_UNITY})
   endif()
 endfunction()
