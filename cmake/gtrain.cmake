@@ -19,9 +19,8 @@ set(GTRAIN_SANITIZE "" CACHE STRING "Sanitizers to build with: empty, 'address,u
 # `make check` configures once with this on: it proves that base and the PURE folders need no adapter's library.
 option(GTRAIN_PURE_ONLY "Look for no optional dependency and build base and the PURE folders only" OFF)
 
-# Most of a file's compile time goes into the headers of abseil and the standard library and the templates made from them. In a
-# batch they are read and made once, which takes a clean build about half the time and one edited file three times its own: the
-# presets that ship and test have it, `dev` has not.
+# All presets but `dev` have eight: headers are read once for that many files, a clean build takes three fifths of the CPU time, and
+# one edited file several times its own (tools/README.md, "Compiling in batches").
 set(GTRAIN_UNITY 0 CACHE STRING "Files of a target that are compiled as one; 0: each alone")
 # A program takes whole objects out of a library, and one of a batch brings more than was asked for: the linker drops what nothing
 # reaches, so that a rank starts with the pages and libraries that it needs.

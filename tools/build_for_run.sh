@@ -4,8 +4,8 @@
 set -euo pipefail
 build=$1 jobs=$2
 shift 2
-# Of one core at 2.6 GHz, without ccache.
-seconds_each=3.9
+# Of one core at 2.6 GHz, without ccache: in batches, a file takes 59 % of the 3.9 s that it takes alone.
+seconds_each=2.3
 mapfile -t targets < <(ninja -C "$build" -t targets all | sed 's/: .*//' | grep -Fx -f <(printf '%s\n' "$@") | sort -u)
 files=0
 while read -r object; do
