@@ -56,6 +56,9 @@ add_link_options(-Wl,--as-needed)
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
   add_compile_options(-fno-var-tracking --param=ggc-min-heapsize=524288)
 endif()
+# What a failed check prints is a path in the tree. A batch names its files by their full paths, which would keep ccache from
+# serving one checkout with what it has of another.
+add_compile_options(-fmacro-prefix-map=${CMAKE_SOURCE_DIR}/=)
 add_compile_options(-Wall -Wextra -Werror -Wno-missing-field-initializers -fno-omit-frame-pointer)
 if(GTRAIN_SANITIZE)
   # A third less compile time than -O2 -g (runtime/core/agent_core.cc: 9.5 s of CPU instead of 15.5 s); reports still
