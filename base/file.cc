@@ -84,9 +84,13 @@ absl::Status WriteFileDurable(const std::string& path, absl::string_view data, i
     return ErrnoStatus(errno, absl::StrCat("cannot rename to ", path));
   const size_t slash = path.rfind('/');
   const std::string directory = slash == std::string::npos ? "." : path.substr(0, slash + 1);
-  UniqueFd dir(open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  if (!dir.valid() || fsync(dir.get()) != 0)
-    return ErrnoStatus(errno, absl::StrCat("cannot fsync ", directory));
+  return SyncFolder(directory);
+}
+
+absl::Status SyncFolder(const std::string& path) {
+  const UniqueFd folder(open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (!folder.valid() || fsync(folder.get()) != 0)
+    return ErrnoStatus(errno, absl::StrCat("cannot fsync ", path));
   return absl::OkStatus();
 }
 

@@ -21,6 +21,9 @@ absl::StatusOr<std::string> ReadFile(const std::string& path, size_t bytes_max);
 // Atomic and durable: temporary file beside it, fsync, rename, fsync of the directory.
 absl::Status WriteFileDurable(const std::string& path, absl::string_view data, int mode = 0600);
 
+// fsync of a directory: what was made, renamed or removed in it stays so.
+absl::Status SyncFolder(const std::string& path);
+
 // mkdir -p with `mode` for what it creates.
 absl::Status MakeDirs(const std::string& path, int mode = 0700);
 

@@ -10,7 +10,7 @@ import re
 import sys
 
 ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), '..'))
-KEYWORDS = {'SRCS', 'DEPS', 'LIBS', 'LABELS', 'TIMEOUT', 'PURE', 'SERIAL', 'FOLDER'}
+KEYWORDS = {'SRCS', 'DEPS', 'LIBS', 'LABELS', 'TIMEOUT', 'PURE', 'SERIAL', 'BATCH', 'FOLDER'}
 CALL = re.compile(r'^\s*(gtrain_library|gtrain_test)\(([^)]*)\)', re.M)
 
 

@@ -19,6 +19,16 @@ set(GTRAIN_SANITIZE "" CACHE STRING "Sanitizers to build with: empty, 'address,u
 # `make check` configures once with this on: it proves that base and the PURE folders need no adapter's library.
 option(GTRAIN_PURE_ONLY "Look for no optional dependency and build base and the PURE folders only" OFF)
 
+# All presets but `dev` have eight: headers are read once for that many files, a clean build takes three fifths of the CPU time, and
+# one edited file several times its own (tools/README.md, "Compiling in batches").
+set(GTRAIN_UNITY 0 CACHE STRING "Files of a target that are compiled as one; 0: each alone")
+# A program takes whole objects out of a library, and one of a batch brings more than was asked for: the linker drops what nothing
+# reaches, so that a rank starts with the pages and libraries that it needs.
+if(GTRAIN_UNITY AND NOT GTRAIN_SANITIZE)
+  add_compile_options(-ffunction-sections -fdata-sections)
+  add_link_options(-Wl,--gc-sections)
+endif()
+
 # Assertions stay on in every build type: NDEBUG is never defined.
 # -g1: backtraces, lines and profiles, without types and variables, for which `cmake --preset dev` is there. A seventh of the
 # time of compiling.
@@ -46,6 +56,9 @@ add_link_options(-Wl,--as-needed)
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
   add_compile_options(-fno-var-tracking --param=ggc-min-heapsize=524288)
 endif()
+# What a failed check prints is a path in the tree. A batch names its files by their full paths, which would keep ccache from
+# serving one checkout with what it has of another.
+add_compile_options(-fmacro-prefix-map=${CMAKE_SOURCE_DIR}/=)
 add_compile_options(-Wall -Wextra -Werror -Wno-missing-field-initializers -fno-omit-frame-pointer)
 if(GTRAIN_SANITIZE)
   # A third less compile time than -O2 -g (runtime/core/agent_core.cc: 9.5 s of CPU instead of 15.5 s); reports still
@@ -164,12 +177,21 @@ endif()
 gtrain_record(libtorch "${Torch_VERSION}" "examples/fashion_mnist is not built")
 endif()
 
+# gtrain_batches(<target> <source> ...): compiles them in batches where GTRAIN_UNITY says so. Files of one target must share no
+# names, then; -DGTRAIN_UNITY=1000 finds out. Those of comm/exec and comm/ucx do share some.
+function(gtrain_batches name)
+  if(GTRAIN_UNITY AND ARGC GREATER 2 AND NOT name MATCHES "^gtrain_comm_(exec|ucx)$")
+    set_target_properties(${name} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE ${GTRAIN_UNITY})
+  endif()
+endfunction()
+
 # gtrain_library(<name> [PURE] [SRCS ...] [DEPS ...] [LIBS ...])
 # One library a folder. PURE: no threads, sockets, files, clocks, env; `make check`
 # links each PURE target alone and looks for forbidden libraries.
 function(gtrain_library name)
   cmake_parse_arguments(ARG "PURE" "" "SRCS;DEPS;LIBS" ${ARGN})
   add_library(${name} STATIC ${ARG_SRCS})
+  gtrain_batches(${name} ${ARG_SRCS})
   target_include_directories(${name} PUBLIC ${CMAKE_SOURCE_DIR} ${CMAKE_SOURCE_DIR}/include)
   target_link_libraries(${name} PUBLIC ${ARG_DEPS} gtrain_absl PRIVATE ${ARG_LIBS})
   if(ARG_PURE)
@@ -189,12 +211,16 @@ function(gtrain_test_timeout variable)
   set(${variable} ${seconds} PARENT_SCOPE)
 endfunction()
 
-# gtrain_test(<name> SRCS ... DEPS ... [LIBS ...] [LABELS ...] [TIMEOUT s] [PURE])
-# One test program a folder. It runs with the repository root as working directory.
+# gtrain_test(<name> SRCS ... DEPS ... [LIBS ...] [LABELS ...] [TIMEOUT s] [PURE] [SERIAL] [BATCH])
+# One test program a folder. It runs with the repository root as working directory. BATCH: its files share no names, so that
+# GTRAIN_UNITY may compile them together.
 function(gtrain_test name)
-  cmake_parse_arguments(ARG "PURE;SERIAL" "TIMEOUT" "SRCS;DEPS;LIBS;LABELS" ${ARGN})
+  cmake_parse_arguments(ARG "PURE;SERIAL;BATCH" "TIMEOUT" "SRCS;DEPS;LIBS;LABELS" ${ARGN})
   gtrain_test_timeout(ARG_TIMEOUT)
   add_executable(${name} ${ARG_SRCS})
+  if(ARG_BATCH)
+    gtrain_batches(${name} ${ARG_SRCS})
+  endif()
   target_include_directories(${name} PRIVATE ${CMAKE_SOURCE_DIR} ${CMAKE_SOURCE_DIR}/include)
   target_link_libraries(${name} PRIVATE ${ARG_DEPS} ${ARG_LIBS} gtrain_absl GTest::gmock GTest::gtest_main)
   set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests)
@@ -244,6 +270,7 @@ function(gtrain_program name)
     set(ARG_FOLDER bin)
   endif()
   add_executable(${name} ${ARG_SRCS})
+  gtrain_batches(${name} ${ARG_SRCS})
   target_include_directories(${name} PRIVATE ${CMAKE_SOURCE_DIR} ${CMAKE_SOURCE_DIR}/include)
   target_link_libraries(${name} PRIVATE ${ARG_DEPS} ${ARG_LIBS} gtrain_absl)
   set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/${ARG_FOLDER})

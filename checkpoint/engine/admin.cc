@@ -124,13 +124,13 @@ std::string ElementsDiffer(absl::string_view a, absl::string_view b, DType dtype
 }
 
 // Where the tensors of a checkpoint are in what a TensorReader reads.
-struct Place {
+struct TensorPlace {
   const GlobalTensor* tensor = nullptr;
   size_t index = 0;  // meaningless for state of single ranks
 };
 
-std::map<absl::string_view, Place> PlacesOf(const Manifest& manifest) {
-  std::map<absl::string_view, Place> places;
+std::map<absl::string_view, TensorPlace> PlacesOf(const Manifest& manifest) {
+  std::map<absl::string_view, TensorPlace> places;
   size_t index = 0;
   for (const GlobalTensor& tensor : manifest.tensors) {
     places[tensor.name] = {&tensor, index};
@@ -300,7 +300,7 @@ absl::StatusOr<std::string> LoadTensor(port::BlobStore* store, const Manifest& m
 absl::StatusOr<std::vector<TensorDifference>> Compare(port::BlobStore* store_a, const Manifest& a,
                                                       port::BlobStore* store_b, const Manifest& b,
                                                       const Progress& progress) {
-  const std::map<absl::string_view, Place> in_a = PlacesOf(a), in_b = PlacesOf(b);
+  const std::map<absl::string_view, TensorPlace> in_a = PlacesOf(a), in_b = PlacesOf(b);
   std::vector<TensorDifference> differences;
   for (const GlobalTensor& tensor : b.tensors) {
     if (!in_a.contains(tensor.name)) differences.push_back({tensor.name, "only in the second"});

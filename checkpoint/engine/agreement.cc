@@ -7,9 +7,6 @@
 #include "checkpoint/engine/storage_error.h"
 
 namespace gtrain::ckpt {
-namespace {
-constexpr int64_t kStorageMark = 1 << 8;  // beside a code: the error is the storage's
-}  // namespace
 
 absl::Status Agreement::Max(absl::Span<int64_t> values) {
   if (comm_ == nullptr) return absl::OkStatus();
@@ -53,15 +50,15 @@ absl::Status Agreement::AllOk(const absl::Status& mine) {
   if (comm_ == nullptr) return mine;
   GT_ASSIGN_OR_RETURN(
       const std::vector<int64_t> codes,
-      Gather(static_cast<int64_t>(mine.code()) | (IsStorageError(mine) ? kStorageMark : int64_t{0})));
+      Gather(static_cast<int64_t>(mine.code()) | (IsStorageError(mine) ? kStorageErrorMark : int64_t{0})));
   const auto failed = std::find_if(codes.begin(), codes.end(), [](int64_t code) { return code != 0; });
   if (failed == codes.end()) return absl::OkStatus();
   const int rank = static_cast<int>(failed - codes.begin());
   std::string message(mine.message());
   GT_RETURN_IF_ERROR(Broadcast(&message, rank));
-  const absl::Status agreed(static_cast<absl::StatusCode>(*failed & ~kStorageMark),
+  const absl::Status agreed(static_cast<absl::StatusCode>(*failed & ~kStorageErrorMark),
                             absl::StrCat("rank ", rank, ": ", message));
-  return (*failed & kStorageMark) != 0 ? StorageError(agreed) : agreed;
+  return (*failed & kStorageErrorMark) != 0 ? StorageError(agreed) : agreed;
 }
 
 }  // namespace gtrain::ckpt

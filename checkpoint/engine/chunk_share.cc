@@ -32,10 +32,6 @@ namespace gtrain::ckpt {
 namespace {
 
 constexpr absl::Duration kNap = absl::Milliseconds(100);  // between two looks at whether the rank is to go on
-constexpr uint64_t kPage = 4096;
-constexpr int32_t kStorageMark = 1 << 8;  // beside a code in Header::failed: the error is the storage's
-
-uint64_t WholePages(uint64_t bytes) { return (bytes + kPage - 1) / kPage * kPage; }
 
 }  // namespace
 
@@ -178,9 +174,9 @@ absl::StatusOr<std::optional<ChunkShare::Task>> ChunkShare::Next(absl::FunctionR
     GT_RETURN_IF_ERROR(alive());
     if (const int32_t code = h->failed; code > 0) {
       const absl::Status why(
-          static_cast<absl::StatusCode>(code & ~kStorageMark),
+          static_cast<absl::StatusCode>(code & ~kStorageErrorMark),
           absl::StrCat("another rank of this machine: ", TakeText(absl::MakeSpan(h->why))));
-      return (code & kStorageMark) != 0 ? StorageError(why) : why;
+      return (code & kStorageErrorMark) != 0 ? StorageError(why) : why;
     }
     const uint32_t changes = h->changes;  // before anything is looked at
     {
@@ -223,7 +219,7 @@ void ChunkShare::Fail(const absl::Status& why) {
   int32_t none = 0;
   if (!header()->failed.compare_exchange_strong(none, -1)) return;
   PutText(why.message(), absl::MakeSpan(header()->why));
-  header()->failed = static_cast<int32_t>(why.code()) | (IsStorageError(why) ? kStorageMark : 0);
+  header()->failed = static_cast<int32_t>(why.code()) | (IsStorageError(why) ? kStorageErrorMark : 0);
   Changed();
 }
 

@@ -16,7 +16,6 @@
 namespace gtrain::ckpt {
 namespace {
 
-constexpr size_t kPage = 4096;
 // The index of a shard has 43 bytes for each 4 MiB. What nobody writes to takes no memory.
 constexpr size_t kSlotBytes = size_t{1} << 20;
 

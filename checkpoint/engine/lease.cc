@@ -23,7 +23,7 @@
 namespace gtrain::ckpt {
 namespace {
 
-constexpr absl::Duration kLook = absl::Seconds(1);
+constexpr absl::Duration kLookAtHolderEvery = absl::Seconds(1);
 
 // The leases that this process holds: a program that opens a directory a second time while its first
 // Checkpointer lives is told apart from one whose first is gone, although the storage may still have its
@@ -238,7 +238,7 @@ absl::StatusOr<std::optional<std::string>> WhoHolds(port::BlobStore* store, cons
   StopFlag never;
   while (clock.Now() < deadline) {
     GT_RETURN_IF_ERROR(check.alive());
-    (void)never.Await(std::min(kLook, deadline - clock.Now()));
+    (void)never.Await(std::min(kLookAtHolderEvery, deadline - clock.Now()));
     GT_ASSIGN_OR_RETURN(const std::optional<LeaseMark> now, Newest(store, claim.epoch));
     if (!now) return std::nullopt;  // it has just ended
     if (now->name != mark->name) return Show(*now);

@@ -18,7 +18,8 @@ namespace gtrain::ckpt {
 namespace {
 
 constexpr absl::Duration kReadyWithin = absl::Minutes(1);
-constexpr absl::Duration kLook = absl::Milliseconds(100);  // for a stop, and should a bell have been missed
+constexpr absl::Duration kLookEvery =
+    absl::Milliseconds(100);  // for a stop, and should a bell have been missed
 constexpr absl::Duration kIdleLook = absl::Seconds(1);
 constexpr absl::Duration kPatienceOnTop =
     absl::Minutes(6);  // of commit_timeout: for the call that is out then
@@ -62,7 +63,7 @@ absl::Status OutsideRoute::AwaitReady(absl::FunctionRef<bool()> wanted) {
       return absl::DeadlineExceededError(
           absl::StrCat("the writer was not ready within ", absl::FormatDuration(kReadyWithin)));
     }
-    bell_.Wait(kLook);
+    bell_.Wait(kLookEvery);
   }
   if (header.state.load() == WriterState::kRefused)
     return absl::FailedPreconditionError(absl::StrCat("the writer refused: ", TakeText(header.message)));
@@ -109,7 +110,7 @@ std::optional<absl::Status> OutsideRoute::Finish(const SaveId& id, StopFlag* sto
                        bell_.gone() ? "was killed again and again (keeper.log says how)" : "does not answer",
                        "; from now on this rank writes its saves itself"));
     }
-    bell_.Wait(kLook);
+    bell_.Wait(kLookEvery);
   }
   NoteStarts();
   const std::string said = TakeText(header.message);

@@ -15,7 +15,7 @@ namespace gtrain::ckpt {
 namespace {
 
 // For one shard. A rank that stopped in the middle of its copy does not keep it from being read for ever.
-constexpr absl::Duration kStandAsideMax = absl::Minutes(1), kLook = absl::Milliseconds(5);
+constexpr absl::Duration kStandAsideMax = absl::Minutes(1), kStandAsideLook = absl::Milliseconds(5);
 
 // This thread is served when nobody else wants the disk (linux/ioprio.h; where its scheduler knows
 // priorities) or the processor: the next save's copy stalls training, and reading back may take its time.
@@ -81,12 +81,12 @@ void ReadBack::Read(const SaveId& id, const ShardFile& file) {
 // Before each chunk. At the lowest priority, too, its bytes would take memory, disk and caches from the copy.
 bool ReadBack::StandAside(absl::Duration* patience) {
   MutexLock lock(&mu_);
-  for (; !give_up_ && copying_ && *patience > absl::ZeroDuration(); *patience -= kLook) {
+  for (; !give_up_ && copying_ && *patience > absl::ZeroDuration(); *patience -= kStandAsideLook) {
     mu_.Unlock();
     const bool copying = copying_();
     mu_.Lock();
     if (!copying) break;
-    mu_.AwaitFor(kLook, [this]() ABSL_SHARED_LOCKS_REQUIRED(mu_) { return give_up_; });
+    mu_.AwaitFor(kStandAsideLook, [this]() ABSL_SHARED_LOCKS_REQUIRED(mu_) { return give_up_; });
   }
   return !give_up_;
 }

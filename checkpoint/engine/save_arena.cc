@@ -21,10 +21,6 @@
 namespace gtrain::ckpt {
 namespace {
 
-constexpr uint64_t kPage = 4096;
-
-uint64_t WholePages(uint64_t bytes) { return (bytes + kPage - 1) / kPage * kPage; }
-
 uint64_t ChunksOf(uint64_t file_bytes) { return (file_bytes + kChunkBytes - 1) / kChunkBytes; }
 // With a tail the header of a file may grow, too.
 uint64_t HashPages(uint64_t file_bytes, bool has_tail) {

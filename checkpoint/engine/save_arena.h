@@ -28,6 +28,9 @@
 
 namespace gtrain::ckpt {
 
+inline constexpr uint64_t kPage = 4096;
+inline uint64_t WholePages(uint64_t bytes) { return (bytes + kPage - 1) / kPage * kPage; }
+
 enum class WriterState : uint32_t { kStarting, kReady, kRefused };  // refused: `message` says why
 
 struct SaveArenaHeader {

@@ -18,7 +18,7 @@
 namespace gtrain::ckpt {
 namespace {
 
-constexpr absl::Duration kLook = absl::Milliseconds(50);
+constexpr absl::Duration kLookForIndicesEvery = absl::Milliseconds(50);
 
 // Each rank's index is there, or the part that was made of it. Shards and indices say in their names how many
 // there are.
@@ -85,7 +85,7 @@ absl::Status SettleEarlier(port::BlobStore* store, const SaveId& self,
         GT_RETURN_IF_ERROR(GiveUp(store, id, self.generation, waited));
     }
     GT_RETURN_IF_ERROR(alive());
-    (void)never.Await(kLook);
+    (void)never.Await(kLookForIndicesEvery);
     GT_ASSIGN_OR_RETURN(open, ListOpen(store, self));
   }
   return absl::OkStatus();

@@ -15,7 +15,7 @@ using Json = nlohmann::ordered_json;
 constexpr char kFormat[] = "gtrain-checkpoint-lease";
 constexpr size_t kHostBytesMax = 256;
 
-std::string Bounded(absl::string_view text) {
+std::string BoundedHost(absl::string_view text) {
   std::string out(text.substr(0, kHostBytesMax));
   std::replace_if(
       out.begin(), out.end(), [](char c) { return c < 0x20 || c > 0x7e; }, '?');
@@ -31,7 +31,7 @@ std::string Print(const LeaseMark& mark) {
                     {"renewal", mark.name.renewal},
                     {"since", mark.since},
                     {"generation", mark.generation},
-                    {"host", Bounded(mark.holder.host)},
+                    {"host", BoundedHost(mark.holder.host)},
                     {"machine", mark.holder.machine},
                     {"pid", mark.holder.pid},
                     {"started", mark.holder.started},
@@ -53,7 +53,7 @@ absl::StatusOr<LeaseMark> ParseLeaseMark(absl::string_view key, absl::string_vie
   GT_ASSIGN_OR_RETURN(mark.since, GetUint(object, "since", INT64_MAX));
   GT_ASSIGN_OR_RETURN(mark.generation, GetUint(object, "generation", kCounterMax));
   GT_ASSIGN_OR_RETURN(const std::string host, GetString(object, "host", kHostBytesMax));
-  mark.holder.host = Bounded(host);
+  mark.holder.host = BoundedHost(host);
   GT_ASSIGN_OR_RETURN(mark.holder.machine, GetUint(object, "machine", UINT64_MAX));
   GT_ASSIGN_OR_RETURN(mark.holder.pid, GetUint(object, "pid", INT32_MAX));
   GT_ASSIGN_OR_RETURN(mark.holder.started, GetUint(object, "started", UINT64_MAX));

@@ -45,7 +45,7 @@ constexpr uint64_t kOrderNumberMax = INT32_MAX;  // keep, tries, milliseconds
 
 // Words for people, when written and when read: others' files must not reach a terminal as they are (fault
 // B7).
-std::string Bounded(absl::string_view text) {
+std::string BoundedWords(absl::string_view text) {
   std::string out(text.substr(0, kReasonBytesMax - 8));
   for (char& c : out) {
     if (c < 0x20 || c > 0x7e) c = '?';
@@ -503,7 +503,7 @@ absl::StatusOr<AbortMarker> ReadAbortMarker(const ParsedJson& object) {
   AbortMarker marker;
   GT_ASSIGN_OR_RETURN(marker.id, ReadId(object));
   GT_ASSIGN_OR_RETURN(const std::string reason, GetString(object, "reason", kReasonBytesMax));
-  marker.reason = Bounded(reason);
+  marker.reason = BoundedWords(reason);
   return marker;
 }
 
@@ -825,7 +825,7 @@ std::string Print(const AbortMarker& marker) {
   GT_CHECK(IsValid(marker.id));
   Json out = Head(kAbortFormat);
   AddId(marker.id, &out);
-  out["reason"] = Bounded(marker.reason);
+  out["reason"] = BoundedWords(marker.reason);
   return PrintSealed(out);
 }
 
@@ -837,7 +837,7 @@ std::string Print(const ManifestPart& part) {
   out["world_size"] = part.world_size;
   out["part"] = part.part;
   if (!part.error.empty()) {
-    out["error"] = Bounded(part.error);
+    out["error"] = BoundedWords(part.error);
     return PrintSealed(out);
   }
   out["verified"] = part.verified;
@@ -857,7 +857,7 @@ std::string Print(const ShardIndex& index) {
     out["file"] = FileToJson(index.file, kManifestVersion);
     out["verified"] = index.verified;
   } else {
-    out["error"] = Bounded(index.error);
+    out["error"] = BoundedWords(index.error);
   }
   return PrintSealed(out);
 }
@@ -976,7 +976,7 @@ absl::StatusOr<ManifestPart> ParseManifestPart(absl::string_view key, absl::stri
   if (object.contains("error")) {
     if (object.contains("verified")) return absl::DataLossError("an error that verified something");
     GT_ASSIGN_OR_RETURN(const std::string error, GetString(object, "error", kReasonBytesMax));
-    part.error = error.empty() ? "unknown error" : Bounded(error);
+    part.error = error.empty() ? "unknown error" : BoundedWords(error);
     return part;
   }
   GT_ASSIGN_OR_RETURN(part.verified, ReadVerified(object));
@@ -1007,7 +1007,7 @@ absl::StatusOr<ShardIndex> ParseShardIndex(absl::string_view key, absl::string_v
     return absl::DataLossError("neither a file nor an error");
   if (object.contains("error")) {
     GT_ASSIGN_OR_RETURN(const std::string error, GetString(object, "error", kReasonBytesMax));
-    index.error = error.empty() ? "unknown error" : Bounded(error);
+    index.error = error.empty() ? "unknown error" : BoundedWords(error);
     if (object.contains("verified")) return absl::DataLossError("an error that verified something");
     return index;
   }

@@ -29,7 +29,6 @@ constexpr std::pair<DType, absl::string_view> kNames[] = {
     {DType::kComplex64, "C64"}};
 
 constexpr size_t kLengthBytes = 8;
-constexpr uint64_t kBytesMax = uint64_t{1} << 62;
 
 absl::StatusOr<TensorEntry> ParseTensor(const std::string& name, const ParsedJson& value) {
   if (!IsTensorName(name, kEntryNameBytesMax)) return absl::DataLossError("a tensor with an impossible name");
@@ -43,7 +42,7 @@ absl::StatusOr<TensorEntry> ParseTensor(const std::string& name, const ParsedJso
   TensorEntry entry{.name = name, .dtype = *dtype};
   GT_ASSIGN_OR_RETURN(const ParsedJson* shape, GetArray(value, "shape", kDimsMax));
   for (const ParsedJson& dim : *shape) {
-    if (!dim.is_number_unsigned() || dim.get<uint64_t>() > kBytesMax) return fail("impossible shape");
+    if (!dim.is_number_unsigned() || dim.get<uint64_t>() > kTensorBytesMax) return fail("impossible shape");
     entry.shape.push_back(dim.get<int64_t>());
   }
   GT_ASSIGN_OR_RETURN(const ParsedJson* offsets, GetArray(value, "data_offsets", 2));

@@ -20,6 +20,7 @@ inline constexpr size_t kTensorsMax = 1'000'000;  // in one file
 inline constexpr size_t kTensorNameBytesMax = 512;
 inline constexpr size_t kEntryNameBytesMax = 2048;  // in a file, with what says which part it is
 inline constexpr size_t kDimsMax = 16;
+inline constexpr uint64_t kTensorBytesMax = uint64_t{1} << 62;
 
 // "F32", "BF16", "U8" ...
 absl::string_view DTypeName(DType dtype);

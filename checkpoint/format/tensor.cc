@@ -7,11 +7,6 @@
 #include "checkpoint/format/safetensors.h"
 
 namespace gtrain::ckpt {
-namespace {
-
-constexpr uint64_t kBytesMax = uint64_t{1} << 62;
-
-}  // namespace
 
 std::optional<uint64_t> ElementCount(const std::vector<int64_t>& shape, DType dtype) {
   if (shape.size() > kDimsMax) return std::nullopt;
@@ -21,7 +16,7 @@ std::optional<uint64_t> ElementCount(const std::vector<int64_t>& shape, DType dt
     if (dim < 0) return std::nullopt;
     if (dim == 0) empty = true;
     count *= static_cast<uint64_t>(std::max<int64_t>(dim, 1));
-    if (count * DTypeSize(dtype) > kBytesMax) return std::nullopt;
+    if (count * DTypeSize(dtype) > kTensorBytesMax) return std::nullopt;
   }
   return empty ? 0 : static_cast<uint64_t>(count);
 }

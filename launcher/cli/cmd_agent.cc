@@ -106,7 +106,7 @@ absl::Status ServeLocal(agent::AgentOptions options) {
   return agent::RunAgent(options);
 }
 
-int Run(const Args& args) {
+int RunAgent(const Args& args) {
   SetLogTag("agent");
   HideFromOtherProcesses();
   absl::StatusOr<agent::AgentOptions> options = OptionsOf(args);
@@ -156,7 +156,7 @@ Verb AgentVerb() {
       {"allow-root", '\0', "", "let root run ranks as root, outside a container too"},
       {"fake-gpus", '\0', "N", "tests: pretend to have N GPUs"},
       {"local", '\0', "", "the agent of the user's own local cluster (used by launch)"}};
-  verb.run = Run;
+  verb.run = RunAgent;
   return verb;
 }
 

@@ -17,7 +17,7 @@ absl::StatusOr<int> Attach(const Args& args) {
   return ExitCodeOf(target.job);
 }
 
-int Run(const Args& args) {
+int RunAttach(const Args& args) {
   const absl::StatusOr<int> code = Attach(args);
   return code.ok() ? *code : Report(code.status());
 }
@@ -38,7 +38,7 @@ Verb AttachVerb() {
   verb.flags = {ContextFlag()};
   verb.completes = Completes::kLiveJobs;
   verb.words_max = 1;
-  verb.run = Run;
+  verb.run = RunAttach;
   return verb;
 }
 

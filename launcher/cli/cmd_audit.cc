@@ -26,7 +26,7 @@ absl::Status Audit(const Args& args) {
   return absl::OkStatus();
 }
 
-int Run(const Args& args) {
+int RunAudit(const Args& args) {
   const absl::Status status = Audit(args);
   return status.ok() ? kDone : Report(status);
 }
@@ -47,7 +47,7 @@ Verb AuditVerb() {
   verb.flags = {{"verify", '\0', "", "check that no line was changed, added or taken away"},
                 ContextFlag(),
                 {"dir", '\0', "DIR", "the directory of the head"}};
-  verb.run = Run;
+  verb.run = RunAudit;
   return verb;
 }
 

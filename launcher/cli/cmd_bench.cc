@@ -223,7 +223,7 @@ void PrintRatios(const std::vector<Table>& tables) {
   }
 }
 
-absl::Status RunBench(const Args& args) {
+absl::Status Measure(const Args& args) {
   const std::string& what = args.words[0];
   GT_ASSIGN_OR_RETURN(const fs::path folder, OwnFolder());
   const std::string program = folder / "gtrain-bench";
@@ -267,8 +267,8 @@ absl::Status RunBench(const Args& args) {
   return WriteReports(args, what, all[0].ranks, tables);
 }
 
-int Run(const Args& args) {
-  const absl::Status status = RunBench(args);
+int RunBench(const Args& args) {
+  const absl::Status status = Measure(args);
   return status.ok() ? kDone : Report(status);
 }
 
@@ -305,7 +305,7 @@ Verb BenchVerb() {
   verb.actions = {"allreduce", "link", "codec"};
   verb.words_min = 1;
   verb.words_max = 1;
-  verb.run = Run;
+  verb.run = RunBench;
   return verb;
 }
 

@@ -95,7 +95,7 @@ std::string Word(const Args& args, size_t i, const char* otherwise) {
   return args.words.size() > i ? args.words[i] : otherwise;
 }
 
-absl::Status Words(const Args& args, size_t min, size_t max, const char* usage) {
+absl::Status CheckWords(const Args& args, size_t min, size_t max, const char* usage) {
   if (args.words.size() >= min && args.words.size() <= max) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat("usage: gtrain ckpt ", usage));
 }
@@ -125,7 +125,7 @@ std::string Dump(const ordered_json& document) {
 }
 
 absl::Status Ls(const Args& args) {
-  GT_RETURN_IF_ERROR(Words(args, 2, 2, "ls URI"));
+  GT_RETURN_IF_ERROR(CheckWords(args, 2, 2, "ls URI"));
   GT_ASSIGN_OR_RETURN(const Store store, OpenToRead(args.words[1]));
   GT_ASSIGN_OR_RETURN(const std::vector<ckpt::SaveId> ids, ckpt::ListManifests(store.get()));
   ordered_json list = ordered_json::array();
@@ -160,7 +160,7 @@ absl::Status Ls(const Args& args) {
 
 // --- show
 absl::Status Show(const Args& args) {
-  GT_RETURN_IF_ERROR(Words(args, 2, 3, "show URI [latest|STEP]"));
+  GT_RETURN_IF_ERROR(CheckWords(args, 2, 3, "show URI [latest|STEP]"));
   GT_ASSIGN_OR_RETURN(const Store store, OpenToRead(args.words[1]));
   GT_ASSIGN_OR_RETURN(const ckpt::Manifest m, ckpt::FindCheckpoint(store.get(), Word(args, 2, "latest")));
   if (args.Has("json")) {
@@ -191,7 +191,7 @@ ordered_json VerifiedJson(const std::string& which, const absl::StatusOr<ckpt::M
 }
 
 absl::Status Verify(const Args& args) {
-  GT_RETURN_IF_ERROR(Words(args, 2, 3, "verify URI [latest|STEP]"));
+  GT_RETURN_IF_ERROR(CheckWords(args, 2, 3, "verify URI [latest|STEP]"));
   GT_ASSIGN_OR_RETURN(const Store store, OpenToRead(args.words[1]));
   std::vector<std::string> wanted = {Word(args, 2, "")};
   if (wanted[0].empty()) {
@@ -235,7 +235,7 @@ absl::Status Verify(const Args& args) {
 
 // --- diff
 absl::Status Diff(const Args& args) {
-  GT_RETURN_IF_ERROR(Words(args, 4, 5, "diff URI STEP [URI2] STEP2"));
+  GT_RETURN_IF_ERROR(CheckWords(args, 4, 5, "diff URI STEP [URI2] STEP2"));
   const std::string& second = args.words.size() == 5 ? args.words[3] : args.words[1];
   GT_ASSIGN_OR_RETURN(const Store store_a, OpenToRead(args.words[1]));
   GT_ASSIGN_OR_RETURN(const Store store_b, OpenToRead(second));
@@ -264,7 +264,7 @@ absl::Status Diff(const Args& args) {
 
 // --- pin, unpin, rm, gc
 absl::Status SetPin(const Args& args, bool pin) {
-  GT_RETURN_IF_ERROR(Words(args, 3, 3, pin ? "pin URI STEP" : "unpin URI STEP"));
+  GT_RETURN_IF_ERROR(CheckWords(args, 3, 3, pin ? "pin URI STEP" : "unpin URI STEP"));
   GT_ASSIGN_OR_RETURN(const Store store, OpenToRead(args.words[1]));
   // A copy that was cut off is pinned and has no manifest.
   if (const auto attempt = ckpt::ParseAttemptName(args.words[2]); attempt && !pin) {
@@ -279,7 +279,7 @@ absl::Status SetPin(const Args& args, bool pin) {
 }
 
 absl::Status Rm(const Args& args) {
-  GT_RETURN_IF_ERROR(Words(args, 3, 3, "rm URI STEP [--force]"));
+  GT_RETURN_IF_ERROR(CheckWords(args, 3, 3, "rm URI STEP [--force]"));
   GT_ASSIGN_OR_RETURN(const Store store, OpenToRead(args.words[1]));
   GT_ASSIGN_OR_RETURN(const ckpt::Manifest m, ckpt::FindCheckpoint(store.get(), args.words[2]));
   GT_ASSIGN_OR_RETURN(const ckpt::Manifest newest, ckpt::FindCheckpoint(store.get(), "latest"));
@@ -312,7 +312,7 @@ ordered_json GarbageJson(const ckpt::Garbage& garbage, bool dry_run) {
 }
 
 absl::Status Gc(const Args& args) {
-  GT_RETURN_IF_ERROR(Words(args, 2, 2, "gc URI [--dry-run]"));
+  GT_RETURN_IF_ERROR(CheckWords(args, 2, 2, "gc URI [--dry-run]"));
   GT_ASSIGN_OR_RETURN(const Store store, OpenToRead(args.words[1]));
   GT_ASSIGN_OR_RETURN(const ckpt::Garbage garbage, ckpt::FindGarbage(store.get()));
   if (args.Has("json")) {
@@ -343,7 +343,7 @@ absl::Status Gc(const Args& args) {
 
 // --- cp, export, import
 absl::Status Cp(const Args& args) {
-  GT_RETURN_IF_ERROR(Words(args, 3, 4, "cp URI URI2 [latest|STEP]"));
+  GT_RETURN_IF_ERROR(CheckWords(args, 3, 4, "cp URI URI2 [latest|STEP]"));
   GT_ASSIGN_OR_RETURN(const Store from, OpenToRead(args.words[1]));
   GT_ASSIGN_OR_RETURN(const Store to, Open(args.words[2]));
   GT_ASSIGN_OR_RETURN(const ckpt::Manifest m, ckpt::FindCheckpoint(from.get(), Word(args, 3, "latest")));
@@ -359,7 +359,7 @@ absl::Status Cp(const Args& args) {
 }
 
 absl::Status Export(const Args& args) {
-  GT_RETURN_IF_ERROR(Words(args, 3, 4, "export URI [latest|STEP] FILE"));
+  GT_RETURN_IF_ERROR(CheckWords(args, 3, 4, "export URI [latest|STEP] FILE"));
   GT_ASSIGN_OR_RETURN(const Store store, OpenToRead(args.words[1]));
   const std::string which = args.words.size() == 4 ? args.words[2] : "latest";
   GT_ASSIGN_OR_RETURN(ckpt::Manifest m, ckpt::FindCheckpoint(store.get(), which));
@@ -384,7 +384,7 @@ absl::Status Export(const Args& args) {
 }
 
 absl::Status Import(const Args& args) {
-  GT_RETURN_IF_ERROR(Words(args, 3, 3, "import FILE URI [--takeover]"));
+  GT_RETURN_IF_ERROR(CheckWords(args, 3, 3, "import FILE URI [--takeover]"));
   GT_ASSIGN_OR_RETURN(const Store store, Open(args.words[2]));
   GT_ASSIGN_OR_RETURN(const ckpt::Manifest m,
                       ckpt::ImportSafetensors(args.words[1], store.get(), args.Has("takeover")));
@@ -421,7 +421,7 @@ absl::Status Ckpt(const Args& args) {
                    " is not known; ls, show, verify, diff, pin, unpin, rm, gc, cp, export and import are"));
 }
 
-int Run(const Args& args) {
+int RunCkpt(const Args& args) {
   const absl::Status status = Ckpt(args);
   return status.ok() ? kDone : Report(status);
 }
@@ -453,7 +453,7 @@ Verb CkptVerb() {
   verb.actions = Actions();
   verb.words_min = 1;
   verb.words_max = 5;
-  verb.run = Run;
+  verb.run = RunCkpt;
   return verb;
 }
 

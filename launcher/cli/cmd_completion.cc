@@ -143,7 +143,7 @@ std::string Fish(const std::vector<Verb>& verbs) {
 
 // ---------------------------------------------------------------- words
 
-absl::StatusOr<std::vector<std::string>> Contexts() {
+absl::StatusOr<std::vector<std::string>> ContextNames() {
   GT_ASSIGN_OR_RETURN(const auto contexts, ReadContexts());
   std::vector<std::string> words = {"local"};
   for (const Context& context : contexts.contexts) words.push_back(context.name);
@@ -171,7 +171,7 @@ absl::StatusOr<std::vector<std::string>> Nodes(Cluster& cluster) {
 }
 
 absl::StatusOr<std::vector<std::string>> WordsOf(const Args& args, const std::string& kind) {
-  if (kind == "contexts") return Contexts();
+  if (kind == "contexts") return ContextNames();
   if (kind == "keys") {
     std::vector<std::string> words = spec::JobKeys();
     for (std::string& word : words) word += "=";
@@ -192,7 +192,7 @@ int PrintWords(const Args& args) {
   return out.empty() || Print(out) ? kDone : kFailed;
 }
 
-int Run(const Args& args) {
+int RunCompletion(const Args& args) {
   const std::vector<Verb> verbs = AllVerbs();
   const std::string& shell = args.words[0];
   if (shell == "words") return PrintWords(args);
@@ -218,7 +218,7 @@ Verb CompletionVerb() {
   verb.flags = {ContextFlag()};
   verb.words_min = 1;
   verb.words_max = 2;
-  verb.run = Run;
+  verb.run = RunCompletion;
   return verb;
 }
 

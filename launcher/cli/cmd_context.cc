@@ -17,7 +17,7 @@ namespace {
 
 constexpr size_t kCredentialBytesMax = 4096;
 
-absl::Status List() {
+absl::Status ListContexts() {
   GT_ASSIGN_OR_RETURN(const Contexts contexts, ReadContexts());
   std::string out = absl::StrFormat("  %-20s %s\n", "NAME", "HEAD");
   absl::StrAppend(&out, absl::StrFormat("%s %-20s %s\n", contexts.current.empty() ? "*" : " ", "local",
@@ -83,14 +83,14 @@ absl::Status Use(const std::string& name) {
 
 absl::Status Do(const Args& args) {
   const std::string& action = args.words[0];
-  if (action == "ls" && args.words.size() == 1) return List();
+  if (action == "ls" && args.words.size() == 1) return ListContexts();
   if (args.words.size() == 2 && action == "add") return Add(args, args.words[1]);
   if (args.words.size() == 2 && action == "use") return Use(args.words[1]);
   return absl::InvalidArgumentError(
       "it is: gtrain context ls, gtrain context use NAME, or gtrain context add NAME");
 }
 
-int Run(const Args& args) {
+int RunContext(const Args& args) {
   const absl::Status status = Do(args);
   return status.ok() ? kDone : Report(status);
 }
@@ -111,7 +111,7 @@ Verb ContextVerb() {
   verb.completes = Completes::kContexts;
   verb.words_min = 1;
   verb.words_max = 2;
-  verb.run = Run;
+  verb.run = RunContext;
   return verb;
 }
 

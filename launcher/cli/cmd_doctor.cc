@@ -140,7 +140,7 @@ Finding Beside(const char* what, const std::string& name) {
   return {what, Mark::kBad, absl::StrCat(program, " is missing; it must lie beside gtrain")};
 }
 
-int Run(const Args& args) {
+int RunDoctor(const Args& args) {
   std::vector<Finding> findings = {StateDir(),
                                    Keys(),
                                    ContextsFile(),
@@ -174,7 +174,7 @@ Verb DoctorVerb() {
   verb.summary = "Check this machine and the way to the head";
   verb.details = "Exit code 1 when something is BAD; each line says what to do.\n\n  gtrain doctor --json";
   verb.flags = {ContextFlag(), {"json", '\0', "", "an array of {check, result, text}"}};
-  verb.run = Run;
+  verb.run = RunDoctor;
   return verb;
 }
 

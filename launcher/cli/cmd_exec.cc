@@ -3,6 +3,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "base/json_text.h"
 #include "base/status_macros.h"
 #include "launcher/cli/console.h"
 #include "launcher/cli/context.h"
@@ -17,11 +18,6 @@ namespace {
 using nlohmann::json;
 
 constexpr int kTimedOut = 124;  // as timeout(1) does
-
-std::string Text(const json& object, const char* key) {
-  const auto it = object.find(key);
-  return it != object.end() && it->is_string() ? it->get<std::string>() : "";
-}
 
 // The exit code of the command.
 absl::StatusOr<int> CodeOf(const json& reply) {
@@ -75,8 +71,8 @@ absl::StatusOr<int> Exec(const Args& args) {
   if (args.Has("json")) {
     Print(text + "\n");
   } else {
-    Print(absl::StrCat(Text(reply, "text"), Text(reply, "stdout")));  // `text`: of an older head
-    const std::string words = Text(reply, "stderr");
+    Print(absl::StrCat(TextOf(reply, "text"), TextOf(reply, "stdout")));  // `text`: of an older head
+    const std::string words = TextOf(reply, "stderr");
     // Said by the keeper in the place of a command that did not begin.
     const bool never_ran = absl::StartsWith(words, absl::StrCat("cannot run ", args.rest->front(), ": "));
     const std::string said = absl::StrCat(never_ran ? "gtrain: " : "", words);
@@ -85,7 +81,7 @@ absl::StatusOr<int> Exec(const Args& args) {
   return CodeOf(reply);
 }
 
-int Run(const Args& args) {
+int RunExec(const Args& args) {
   const absl::StatusOr<int> code = Exec(args);
   return code.ok() ? *code : Report(code.status());
 }
@@ -121,7 +117,7 @@ Verb ExecVerb() {
   verb.completes = Completes::kLiveJobs;
   verb.words_max = 1;
   verb.takes_rest = true;
-  verb.run = Run;
+  verb.run = RunExec;
   return verb;
 }
 

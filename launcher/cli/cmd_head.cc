@@ -188,7 +188,7 @@ absl::Status Rescue(const Args& args, const std::string& dir) {
   return text.status();
 }
 
-int Run(const Args& args) {
+int RunHead(const Args& args) {
   const absl::StatusOr<std::string> dir = ClusterDir(args);
   if (!dir.ok()) return Report(dir.status());
   absl::Status status;
@@ -245,7 +245,7 @@ Verb HeadVerb() {
        "restore, recover: believe every node's word for what was granted before gtrain signed its grants"},
       {"id", '\0', "N", "restore: this backup instead of the newest"},
       {"json", '\0', "", "--token as JSON"}};
-  verb.run = Run;
+  verb.run = RunHead;
   return verb;
 }
 

@@ -85,7 +85,7 @@ absl::StatusOr<int> Launch(const Args& args) {
       {.from_start = true, .ctrl_c_stops = cluster.local, .tell_restore = input.spec.checkpoint.uri.empty()});
 }
 
-int Run(const Args& args) {
+int RunLaunch(const Args& args) {
   const absl::StatusOr<int> code = Launch(args);
   return code.ok() ? *code : Report(code.status());
 }
@@ -120,7 +120,7 @@ Verb LaunchVerb() {
   verb.flags.push_back(ContextFlag());
   verb.words_max = 1;
   verb.takes_rest = true;
-  verb.run = Run;
+  verb.run = RunLaunch;
   return verb;
 }
 

@@ -7,7 +7,7 @@
 namespace gtrain::cli {
 namespace {
 
-int Run(const Args& args) {
+int WatchLocal(const Args& args) {
   SetLogTag("watch");
   HideFromOtherProcesses();
   const absl::Status status = RunLocalWatch(args.Get("dir"));
@@ -22,7 +22,7 @@ Verb LocalWatchVerb() {
   verb.summary = "Start again what dies of the local cluster (used by launch)";
   verb.hidden = true;
   verb.flags = {{"dir", '\0', "DIR", "of the local cluster"}};
-  verb.run = Run;
+  verb.run = WatchLocal;
   return verb;
 }
 

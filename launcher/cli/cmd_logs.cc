@@ -20,7 +20,7 @@
 namespace gtrain::cli {
 namespace {
 
-constexpr absl::Duration kTimeout = absl::Seconds(20);
+constexpr absl::Duration kAnswerWithin = absl::Seconds(20);
 constexpr size_t kStreamsAtOnce = 64;  // of which at most 256 KiB each are on the way
 
 struct Stream {
@@ -74,7 +74,7 @@ absl::StatusOr<bool> ReadSome(Cluster& cluster, LogsRequest& request, RankOutput
     std::vector<core::ClientRequestBody> questions;
     for (const Stream& stream : streams) questions.push_back(RequestOf(request, stream, stream.offset));
     std::vector<absl::StatusOr<LogDoc>> logs;
-    for (const auto& answer : AskAll(cluster, std::move(questions), kTimeout))
+    for (const auto& answer : AskAll(cluster, std::move(questions), kAnswerWithin))
       logs.push_back(answer.ok() ? ParseLogDoc(*answer) : answer.status());
     return logs;
   };
@@ -252,7 +252,7 @@ absl::Status Logs(const Args& args) {
   return ShowLeft(args, left.json);
 }
 
-int Run(const Args& args) {
+int RunLogs(const Args& args) {
   const absl::Status status = Logs(args);
   return status.ok() ? kDone : Report(status);
 }
@@ -284,7 +284,7 @@ Verb LogsVerb() {
                 ContextFlag()};
   verb.completes = Completes::kJobs;
   verb.words_max = 1;
-  verb.run = Run;
+  verb.run = RunLogs;
   return verb;
 }
 

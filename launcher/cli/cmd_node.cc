@@ -68,7 +68,7 @@ absl::Status Node(const Args& args) {
   return absl::OkStatus();
 }
 
-int Run(const Args& args) {
+int RunNode(const Args& args) {
   const absl::Status status = Node(args);
   return status.ok() ? kDone : Report(status);
 }
@@ -103,7 +103,7 @@ Verb NodeVerb() {
   verb.completes = Completes::kNodes;
   verb.words_min = 2;
   verb.words_max = 2;
-  verb.run = Run;
+  verb.run = RunNode;
   return verb;
 }
 

@@ -6,6 +6,7 @@
 #include "base/status_macros.h"
 #include "base/units.h"
 #include "launcher/cli/context.h"
+#include "launcher/cli/json_text.h"
 #include "launcher/cli/terminal.h"
 #include "launcher/cli/verbs.h"
 
@@ -13,11 +14,6 @@ namespace gtrain::cli {
 namespace {
 
 using nlohmann::json;
-
-std::string Text(const json& object, const char* key) {
-  const auto it = object.find(key);
-  return it != object.end() && it->is_string() ? SafeText(it->get<std::string>()) : "";
-}
 
 uint64_t Number(const json& object, const char* key) {
   const auto it = object.find(key);
@@ -43,10 +39,10 @@ std::string NoticesOf(const json& node, bool* leaving) {
   const auto notices = node.find("notices");
   if (notices == node.end() || !notices->is_array()) return lines;
   for (const json& notice : *notices) {
-    const std::string kind = Text(notice, "kind");
+    const std::string kind = SafeTextOf(notice, "kind");
     const absl::Duration left = absl::Seconds(Number(notice, "left_seconds"));
     *leaving = *leaving || kind == "leave";
-    absl::StrAppend(&lines, "  ", kind, ": ", Text(notice, "source"),
+    absl::StrAppend(&lines, "  ", kind, ": ", SafeTextOf(notice, "source"),
                     left > absl::ZeroDuration() ? absl::StrCat(", ", PrintDuration(left), " left") : "",
                     "\n");
   }
@@ -63,7 +59,7 @@ std::string SlownessOf(const json& node) {
     absl::StrAppend(&lines,
                     absl::StrFormat("  slow: in %s its ranks take %.1f times as long as the others for "
                                     "their own part of a step\n",
-                                    Text(one, "job"), score->get<double>()));
+                                    SafeTextOf(one, "job"), score->get<double>()));
   }
   return lines;
 }
@@ -73,18 +69,19 @@ std::string Table(const json& nodes) {
                                     "CPUS FREE", "MEMORY FREE", "GPUS", "JOBS");
   for (const json& n : nodes) {
     const bool unclean = n.contains("unclean") && n["unclean"] == true;
-    const std::string quarantine = Text(n, "quarantine");
+    const std::string quarantine = SafeTextOf(n, "quarantine");
     bool leaving = false;
     const std::string notices = NoticesOf(n, &leaving);
-    absl::StrAppend(
-        &out, absl::StrFormat("%-20s %-17s %-8s %11s %19s %7s  %s\n", Text(n, "hostname"), Text(n, "id"),
-                              unclean                                  ? "unclean"
-                              : leaving && Text(n, "state") == "alive" ? "leaving"
-                                                                       : Text(n, "state"),
-                              absl::StrCat(Number(n, "cpus_free"), "/", Number(n, "cpus")),
-                              absl::StrCat(PrintBytes(Number(n, "memory_free_bytes")), "/",
-                                           PrintBytes(Number(n, "memory_bytes"))),
-                              absl::StrCat(Count(n, "gpus_free"), "/", Count(n, "gpus")), JobsOf(n)));
+    absl::StrAppend(&out,
+                    absl::StrFormat("%-20s %-17s %-8s %11s %19s %7s  %s\n", SafeTextOf(n, "hostname"),
+                                    SafeTextOf(n, "id"),
+                                    unclean                                        ? "unclean"
+                                    : leaving && SafeTextOf(n, "state") == "alive" ? "leaving"
+                                                                                   : SafeTextOf(n, "state"),
+                                    absl::StrCat(Number(n, "cpus_free"), "/", Number(n, "cpus")),
+                                    absl::StrCat(PrintBytes(Number(n, "memory_free_bytes")), "/",
+                                                 PrintBytes(Number(n, "memory_bytes"))),
+                                    absl::StrCat(Count(n, "gpus_free"), "/", Count(n, "gpus")), JobsOf(n)));
     if (!quarantine.empty()) absl::StrAppend(&out, "  ", quarantine, "\n");
     out += SlownessOf(n);
     out += notices;
@@ -107,7 +104,7 @@ absl::Status Nodes(const Args& args) {
   return absl::OkStatus();
 }
 
-int Run(const Args& args) {
+int RunNodes(const Args& args) {
   const absl::Status status = Nodes(args);
   return status.ok() ? kDone : Report(status);
 }
@@ -120,7 +117,7 @@ Verb NodesVerb() {
   verb.summary = "Show the machines of a cluster and what is free there";
   verb.details = "  gtrain nodes --json";
   verb.flags = {ContextFlag(), {"json", '\0', "", "the head's document as it is"}};
-  verb.run = Run;
+  verb.run = RunNodes;
   return verb;
 }
 

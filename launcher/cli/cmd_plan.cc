@@ -148,7 +148,7 @@ absl::StatusOr<int> Plan(const Args& args) {
   return placement.placed ? kDone : kFailed;
 }
 
-int Run(const Args& args) {
+int RunPlan(const Args& args) {
   const absl::StatusOr<int> code = Plan(args);
   return code.ok() ? *code : Report(code.status());
 }
@@ -173,7 +173,7 @@ Verb PlanVerb() {
   verb.flags.push_back({"json", '\0', "", "one JSON document: placed, reason, warnings, ranks, nodes"});
   verb.words_max = 1;
   verb.takes_rest = true;
-  verb.run = Run;
+  verb.run = RunPlan;
   return verb;
 }
 

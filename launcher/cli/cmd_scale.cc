@@ -16,7 +16,7 @@ constexpr int64_t kSizeMax = 65'536;
 constexpr char kBehindCheckpoint[] = "behind its next checkpoint";
 
 // What is not there, or of another kind, as of a head of another version, is nothing.
-std::string Explain(const json& answer) {
+std::string ExplainScale(const json& answer) {
   const auto text = [&](const char* key) {
     const auto it = answer.find(key);
     return it != answer.end() && it->is_string() ? SafeText(it->get<std::string>()) : "";
@@ -52,11 +52,11 @@ absl::Status Scale(const Args& args) {
                           core::ClientScale{JobId(target.job.id), static_cast<int>(*size), args.Has("now")}));
   const json answer = json::parse(text, nullptr, /*allow_exceptions=*/false);
   if (!answer.is_object()) return absl::InternalError("the head's answer is not a JSON object");
-  Print(args.Has("json") ? text + "\n" : Explain(answer));
+  Print(args.Has("json") ? text + "\n" : ExplainScale(answer));
   return absl::OkStatus();
 }
 
-int Run(const Args& args) {
+int RunScale(const Args& args) {
   const absl::Status status = Scale(args);
   return status.ok() ? kDone : Report(status);
 }
@@ -79,7 +79,7 @@ Verb ScaleVerb() {
                 {"json", '\0', "", "the head's answer as JSON"}};
   verb.completes = Completes::kLiveJobs;
   verb.words_max = 1;
-  verb.run = Run;
+  verb.run = RunScale;
   return verb;
 }
 

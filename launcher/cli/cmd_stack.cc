@@ -70,7 +70,7 @@ absl::StatusOr<int> Stack(const Args& args) {
   return failed ? kFailed : kDone;
 }
 
-int Run(const Args& args) {
+int RunStack(const Args& args) {
   const absl::StatusOr<int> code = Stack(args);
   return code.ok() ? *code : Report(code.status());
 }
@@ -94,7 +94,7 @@ Verb StackVerb() {
                 {"json", '\0', "", "one document: job, and of each rank its stacks"}};
   verb.completes = Completes::kLiveJobs;
   verb.words_max = 1;
-  verb.run = Run;
+  verb.run = RunStack;
   return verb;
 }
 

@@ -253,7 +253,7 @@ absl::StatusOr<int> Watch(const Args& args) {
   }
 }
 
-int Run(const Args& args) {
+int RunStatus(const Args& args) {
   const absl::StatusOr<int> code = args.Has("watch") ? Watch(args) : Once(args);
   return code.ok() ? *code : Report(code.status());
 }
@@ -285,7 +285,7 @@ Verb StatusVerb() {
                 {"json", '\0', "", "the head's document as it is"}};
   verb.completes = Completes::kJobs;
   verb.words_max = 1;
-  verb.run = Run;
+  verb.run = RunStatus;
   return verb;
 }
 

@@ -34,7 +34,7 @@ absl::Status Stop(const Args& args) {
   return absl::OkStatus();
 }
 
-int Run(const Args& args) {
+int RunStop(const Args& args) {
   const absl::Status status = Stop(args);
   return status.ok() ? kDone : Report(status);
 }
@@ -57,7 +57,7 @@ Verb StopVerb() {
                 {"json", '\0', "", "the head's answer as JSON"}};
   verb.completes = Completes::kLiveJobs;
   verb.words_max = 1;
-  verb.run = Run;
+  verb.run = RunStop;
   return verb;
 }
 

@@ -30,7 +30,7 @@ absl::Status Create(const Args& args, Cluster& cluster) {
   return absl::OkStatus();
 }
 
-absl::Status List(const Args& args, Cluster& cluster) {
+absl::Status ListTokens(const Args& args, Cluster& cluster) {
   GT_ASSIGN_OR_RETURN(const std::string text, Ask(cluster, core::ClientTokens{}));
   if (args.Has("json")) {
     Print(text + "\n");
@@ -61,13 +61,13 @@ absl::Status Token(const Args& args) {
   }
   GT_ASSIGN_OR_RETURN(Cluster cluster, OpenCluster(args, Start::kIfDied));
   if (action == "create") return Create(args, cluster);
-  if (action == "ls") return List(args, cluster);
+  if (action == "ls") return ListTokens(args, cluster);
   GT_RETURN_IF_ERROR(Ask(cluster, core::ClientRevokeToken{args.words[1]}).status());
   Print(absl::StrCat("token ", SafeText(args.words[1]), " is revoked; nodes that joined with it stay\n"));
   return absl::OkStatus();
 }
 
-int Run(const Args& args) {
+int RunToken(const Args& args) {
   const absl::Status status = Token(args);
   return status.ok() ? kDone : Report(status);
 }
@@ -90,7 +90,7 @@ Verb TokenVerb() {
   verb.actions = {"create", "ls", "revoke"};
   verb.words_min = 1;
   verb.words_max = 2;
-  verb.run = Run;
+  verb.run = RunToken;
   return verb;
 }
 

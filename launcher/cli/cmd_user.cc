@@ -30,7 +30,7 @@ absl::Status Add(const Args& args, Cluster& cluster) {
   return absl::OkStatus();
 }
 
-absl::Status List(const Args& args, Cluster& cluster) {
+absl::Status ListUsers(const Args& args, Cluster& cluster) {
   GT_ASSIGN_OR_RETURN(const std::string text, Ask(cluster, core::ClientUsers{}));
   if (args.Has("json")) {
     Print(text + "\n");
@@ -58,13 +58,13 @@ absl::Status User(const Args& args) {
   }
   GT_ASSIGN_OR_RETURN(Cluster cluster, OpenCluster(args, Start::kIfDied));
   if (action == "add") return Add(args, cluster);
-  if (action == "ls") return List(args, cluster);
+  if (action == "ls") return ListUsers(args, cluster);
   GT_RETURN_IF_ERROR(Ask(cluster, core::ClientRevokeUser{args.words[1]}).status());
   Print(absl::StrCat(SafeText(args.words[1]), " is refused from now on; jobs go on\n"));
   return absl::OkStatus();
 }
 
-int Run(const Args& args) {
+int RunUser(const Args& args) {
   const absl::Status status = User(args);
   return status.ok() ? kDone : Report(status);
 }
@@ -86,7 +86,7 @@ Verb UserVerb() {
   verb.actions = {"add", "ls", "revoke"};
   verb.words_min = 1;
   verb.words_max = 2;
-  verb.run = Run;
+  verb.run = RunUser;
   return verb;
 }
 

@@ -9,7 +9,7 @@
 namespace gtrain::cli {
 namespace {
 
-int Run(const Args& args) {
+int RunValidate(const Args& args) {
   const absl::StatusOr<JobInput> input = ReadJob(args);
   if (!input.ok()) return Report(input.status());
   if (args.Has("json")) {
@@ -43,7 +43,7 @@ Verb ValidateVerb() {
   verb.flags.push_back({"json", '\0', "", "one JSON document: ok, name, hash, canonical"});
   verb.words_max = 1;
   verb.takes_rest = true;
-  verb.run = Run;
+  verb.run = RunValidate;
   return verb;
 }
 

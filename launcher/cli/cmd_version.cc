@@ -6,7 +6,7 @@
 namespace gtrain::cli {
 namespace {
 
-int Run(const Args& args) {
+int RunVersion(const Args& args) {
   if (args.Has("json")) {
     return Print(absl::StrCat("{\"version\": \"", wire::kThisBuild.text,
                               "\", \"protocol\": ", wire::kThisBuild.protocol, "}\n"))
@@ -27,7 +27,7 @@ Verb VersionVerb() {
   verb.summary = "Print the version of this program and of its protocol";
   verb.details = "  gtrain version --json";
   verb.flags = {{"json", '\0', "", "as JSON"}};
-  verb.run = Run;
+  verb.run = RunVersion;
   return verb;
 }
 

@@ -13,6 +13,7 @@
 #include "base/unique_fd.h"
 #include "launcher/cli/context.h"
 #include "launcher/cli/follow.h"
+#include "launcher/cli/json_text.h"
 #include "launcher/cli/left.h"
 #include "launcher/cli/terminal.h"
 #include "launcher/cli/verbs.h"
@@ -22,18 +23,11 @@ namespace {
 
 using nlohmann::json;
 
-std::string RawText(const json& object, const char* key) {
-  const auto it = object.find(key);
-  return it != object.end() && it->is_string() ? it->get<std::string>() : "";
-}
-
-std::string Text(const json& object, const char* key) { return SafeText(RawText(object, key)); }
-
 // Of a head of before, nothing.
 std::string TimeOf(const json& event) {
   absl::Time time;
   std::string error;
-  if (!absl::ParseTime(absl::RFC3339_full, Text(event, "time"), &time, &error)) return "";
+  if (!absl::ParseTime(absl::RFC3339_full, SafeTextOf(event, "time"), &time, &error)) return "";
   return PrintClock(time, RealClock().WallNow()) + "  ";
 }
 
@@ -73,10 +67,10 @@ void AddEarlierEvents(const std::string& run_dir, json& why) {
   *events = std::move(all);
 }
 
-std::string Explain(const json& why) {
-  std::string out =
-      absl::StrCat(Text(why, "id"), " is ", Text(why, "state"), ": ", Text(why, "reason"), "\n");
-  if (const std::string placement = Text(why, "placement"); !placement.empty()) {
+std::string ExplainJob(const json& why) {
+  std::string out = absl::StrCat(SafeTextOf(why, "id"), " is ", SafeTextOf(why, "state"), ": ",
+                                 SafeTextOf(why, "reason"), "\n");
+  if (const std::string placement = SafeTextOf(why, "placement"); !placement.empty()) {
     absl::StrAppend(&out, "placement: ", placement, "\n");
   }
   for (const auto& [key, label] : {std::pair{"owner", "checkpoint directory"},
@@ -84,21 +78,21 @@ std::string Explain(const json& why) {
                                    {"saves", "saves"},
                                    {"progress", "progress"},
                                    {"stuck", "now"}}) {
-    if (const std::string text = Text(why, key); !text.empty())
+    if (const std::string text = SafeTextOf(why, key); !text.empty())
       absl::StrAppend(&out, label, ": ", text, "\n");
   }
   if (const auto blockers = why.find("blocked_by");
       blockers != why.end() && blockers->is_array() && !blockers->empty()) {
     out += "blocked by:\n";
     for (const json& b : *blockers) {
-      const std::string node = Text(b, "node");
-      absl::StrAppend(&out, "  ", node.empty() ? "the cluster" : node, ": ", Text(b, "constraint"));
+      const std::string node = SafeTextOf(b, "node");
+      absl::StrAppend(&out, "  ", node.empty() ? "the cluster" : node, ": ", SafeTextOf(b, "constraint"));
       if (const auto held = b.find("held_by"); held != b.end() && held->is_array() && !held->empty()) {
         out += "; held by";
         for (const json& job : *held)
           absl::StrAppend(&out, " ", job.is_string() ? SafeText(job.get<std::string>()) : "?");
       }
-      if (const std::string unblock = Text(b, "unblocked_by"); !unblock.empty())
+      if (const std::string unblock = SafeTextOf(b, "unblocked_by"); !unblock.empty())
         absl::StrAppend(&out, "; unblocked by ", unblock);
       out += "\n";
     }
@@ -107,10 +101,11 @@ std::string Explain(const json& why) {
     out += "what happened:\n";
     // Of a run of checkpoints the last is enough: decisions are what this is read for.
     for (size_t i = 0; i < events->size(); ++i) {
-      const std::string kind = Text((*events)[i], "kind");
-      if (kind == "checkpoint" && i + 1 < events->size() && Text((*events)[i + 1], "kind") == kind) continue;
+      const std::string kind = SafeTextOf((*events)[i], "kind");
+      if (kind == "checkpoint" && i + 1 < events->size() && SafeTextOf((*events)[i + 1], "kind") == kind)
+        continue;
       absl::StrAppend(&out, "  ", TimeOf((*events)[i]), kind, ": ",
-                      SafeLines(RawText((*events)[i], "text"), "      "), "\n");
+                      SafeLines(TextOf((*events)[i], "text"), "      "), "\n");
     }
   }
   return out;
@@ -137,11 +132,11 @@ absl::Status Why(const Args& args) {
   json why = json::parse(ShallowJson(text), nullptr, false);
   if (!why.is_object()) return absl::InternalError("the head's answer is not a JSON object");
   AddEarlierEvents(run_dir, why);
-  Print(args.Has("json") ? why.dump(-1, ' ', false, json::error_handler_t::replace) + "\n" : Explain(why));
+  Print(args.Has("json") ? why.dump(-1, ' ', false, json::error_handler_t::replace) + "\n" : ExplainJob(why));
   return absl::OkStatus();
 }
 
-int Run(const Args& args) {
+int RunWhy(const Args& args) {
   const absl::Status status = Why(args);
   return status.ok() ? kDone : Report(status);
 }
@@ -163,7 +158,7 @@ Verb WhyVerb() {
                 {"json", '\0', "", "the head's document, with the earlier events of the run directory"}};
   verb.completes = Completes::kJobs;
   verb.words_max = 1;
-  verb.run = Run;
+  verb.run = RunWhy;
   return verb;
 }
 

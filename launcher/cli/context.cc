@@ -10,6 +10,7 @@
 #include "base/file.h"
 #include "base/file_lock.h"
 #include "base/json_depth.h"
+#include "base/json_text.h"
 #include "base/status_macros.h"
 #include "launcher/cli/local_cluster.h"
 #include "launcher/spec/nearest.h"
@@ -30,24 +31,19 @@ std::string Env(const char* name) {
   return value == nullptr ? "" : value;
 }
 
-std::string Text(const nlohmann::json& object, const char* key) {
-  const auto it = object.find(key);
-  return it != object.end() && it->is_string() ? it->get<std::string>() : "";
-}
-
 absl::StatusOr<Contexts> ParseContexts(const std::string& text, const std::string& path) {
   const nlohmann::json root = nlohmann::json::parse(ShallowJson(text), nullptr, /*allow_exceptions=*/false);
   if (!root.is_object()) {
     return absl::FailedPreconditionError(absl::StrCat(path, " is not a JSON object; repair or remove it"));
   }
   Contexts out;
-  out.current = Text(root, "current");
+  out.current = TextOf(root, "current");
   const auto contexts = root.find("contexts");
   if (contexts == root.end() || !contexts->is_object()) return out;
   for (const auto& [name, value] : contexts->items()) {
     if (!value.is_object()) continue;
-    out.contexts.push_back({name, Text(value, "dir"), Text(value, "endpoint"), Text(value, "head_public_key"),
-                            Text(value, "key_file")});
+    out.contexts.push_back({name, TextOf(value, "dir"), TextOf(value, "endpoint"),
+                            TextOf(value, "head_public_key"), TextOf(value, "key_file")});
   }
   return out;
 }

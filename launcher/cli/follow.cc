@@ -36,7 +36,7 @@ constexpr absl::Duration kRequestTimeout = absl::Seconds(10);
 constexpr absl::Duration kLocalRequestTimeout = absl::Seconds(3);  // then look for the next head
 constexpr absl::Duration kLogTimeout = absl::Seconds(15);          // above the time the head gives an agent
 constexpr absl::Duration kLocalLogTimeout = absl::Seconds(3);      // a local agent is back sooner
-constexpr absl::Duration kHeadPatience = absl::Minutes(10);
+constexpr absl::Duration kSilencePatience = absl::Minutes(10);
 constexpr absl::Duration kEndedPatience = absl::Seconds(10);  // for a head that ended in order
 constexpr absl::Duration kReportPatience = absl::Seconds(2);
 constexpr absl::Duration kReportPoll = absl::Milliseconds(20);
@@ -372,8 +372,8 @@ class Follower {
       screen_.Say(
           absl::StrCat("the head does not answer (", status.message(), "); the ranks go on, trying again"));
     }
-    if (now - *silent_since_ > kHeadPatience) {
-      screen_.Say(absl::StrCat("no head for ", PrintDuration(kHeadPatience),
+    if (now - *silent_since_ > kSilencePatience) {
+      screen_.Say(absl::StrCat("no head for ", PrintDuration(kSilencePatience),
                                "; gave up. Later: gtrain attach ", job_id_));
       return kFailed;
     }

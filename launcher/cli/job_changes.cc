@@ -16,16 +16,16 @@ using Words = std::vector<std::string>;
 constexpr size_t kWordsCompared = 500;  // of each command; the work grows with their product
 constexpr size_t kWordBytesShown = 60;
 
-std::string Show(const Words& words) {
+std::string ShowWords(const Words& words) {
   return absl::StrJoin(words, " ", [](std::string* out, const std::string& word) {
     absl::StrAppend(out, word.substr(0, kWordBytesShown), word.size() > kWordBytesShown ? "..." : "");
   });
 }
 
 std::string Change(const Words& before, const Words& now) {
-  if (before.empty()) return absl::StrCat(Show(now), " is new");
-  if (now.empty()) return absl::StrCat(Show(before), " is gone");
-  return absl::StrCat(Show(before), " is now ", Show(now));
+  if (before.empty()) return absl::StrCat(ShowWords(now), " is new");
+  if (now.empty()) return absl::StrCat(ShowWords(before), " is gone");
+  return absl::StrCat(ShowWords(before), " is now ", ShowWords(now));
 }
 
 // length[i][j]: of the longest common subsequence of before[i..] and now[j..].
@@ -90,11 +90,13 @@ std::vector<std::string> JobChanges(const spec::JobSpec& before, const spec::Job
     if (it == now.env.end()) {
       changes.push_back(absl::StrCat("env ", name, " is gone"));
     } else if (it->second != value) {
-      changes.push_back(absl::StrCat("env ", name, " ", Show({value}), " is now ", Show({it->second})));
+      changes.push_back(
+          absl::StrCat("env ", name, " ", ShowWords({value}), " is now ", ShowWords({it->second})));
     }
   }
   for (const auto& [name, value] : now.env) {
-    if (!before.env.contains(name)) changes.push_back(absl::StrCat("env ", name, " is new: ", Show({value})));
+    if (!before.env.contains(name))
+      changes.push_back(absl::StrCat("env ", name, " is new: ", ShowWords({value})));
   }
   return changes;
 }

@@ -17,6 +17,7 @@
 #include "base/file.h"
 #include "base/folder.h"
 #include "base/json_depth.h"
+#include "base/json_text.h"
 #include "base/status_macros.h"
 #include "launcher/cli/context.h"
 #include "launcher/cli/local_cluster.h"
@@ -28,11 +29,6 @@ namespace {
 using nlohmann::json;
 
 constexpr size_t kIndexBytesMax = 16 << 20, kResultBytesMax = 64 << 20;
-
-std::string Text(const json& object, const char* key) {
-  const auto it = object.find(key);
-  return it != object.end() && it->is_string() ? it->get<std::string>() : "";
-}
 
 absl::StatusOr<json> ReadObject(const std::string& path, size_t bytes_max) {
   GT_ASSIGN_OR_RETURN(const std::string text, ReadFile(path, bytes_max));
@@ -63,8 +59,8 @@ absl::StatusOr<json> FindResultHere(const std::string& word) {
   for (const auto& entry : std::filesystem::directory_iterator("gtrain-runs", error)) {
     if (!absl::StartsWith(entry.path().filename().native(), word)) continue;
     const absl::StatusOr<json> result = ReadResult(entry.path());
-    if (!result.ok() || (Text(*result, "id") != word && Text(*result, "name") != word)) continue;
-    if (newest.is_null() || Text(newest, "ended") < Text(*result, "ended")) newest = *result;
+    if (!result.ok() || (TextOf(*result, "id") != word && TextOf(*result, "name") != word)) continue;
+    if (newest.is_null() || TextOf(newest, "ended") < TextOf(*result, "ended")) newest = *result;
   }
   if (newest.is_null()) return absl::NotFoundError(absl::StrCat("nothing is left of ", word));
   return newest;
@@ -72,9 +68,9 @@ absl::StatusOr<json> FindResultHere(const std::string& word) {
 
 // What the list says of a job, and all of it where the run directory still has that.
 json WithItsResult(const json& index, const json& entry) {
-  const absl::StatusOr<json> result = ReadResult(Text(entry, "run_dir"));
-  const bool same = result.ok() && Text(*result, "id") == Text(entry, "id") &&
-                    Text(*result, "cluster") == Text(index, "cluster");
+  const absl::StatusOr<json> result = ReadResult(TextOf(entry, "run_dir"));
+  const bool same = result.ok() && TextOf(*result, "id") == TextOf(entry, "id") &&
+                    TextOf(*result, "cluster") == TextOf(index, "cluster");
   return same ? *result : entry;
 }
 
@@ -100,8 +96,8 @@ absl::StatusOr<std::string> LeftJob(const Args& args, const std::string& word) {
   if (const absl::StatusOr<json> index = ReadIndex(args); index.ok()) {
     const json* found = nullptr;
     for (const json& job : (*index)["jobs"]) {  // the newest is the last
-      if (word.empty() || Text(job, "name") == word) found = &job;
-      if (Text(job, "id") == word) return text(WithItsResult(*index, job));
+      if (word.empty() || TextOf(job, "name") == word) found = &job;
+      if (TextOf(job, "id") == word) return text(WithItsResult(*index, job));
     }
     if (found != nullptr) return text(WithItsResult(*index, *found));
   }

@@ -37,11 +37,11 @@ namespace gtrain::cli {
 namespace {
 
 constexpr absl::Duration kStartTimeout = absl::Seconds(30);
-constexpr absl::Duration kPollInterval = absl::Milliseconds(20);
+constexpr absl::Duration kReapInterval = absl::Milliseconds(20);
 constexpr int kLoopbackPatienceMs = 1000;
 constexpr char kOurselves[] = "/proc/self/exe";
 
-const char* Verb(Daemon daemon) {
+const char* VerbOf(Daemon daemon) {
   return daemon == Daemon::kHead ? "head" : daemon == Daemon::kAgent ? "agent" : "local-watch";
 }
 
@@ -234,10 +234,10 @@ class Starter {
       if (clock.Now() > deadline) {
         kill(pid, SIGTERM);
         return absl::DeadlineExceededError(absl::StrCat(
-            "the ", Verb(daemon), " of the local cluster did not come up in 30 s; ", log, LastLines(log)));
+            "the ", VerbOf(daemon), " of the local cluster did not come up in 30 s; ", log, LastLines(log)));
       }
       if (stop_.stop_requested()) return absl::CancelledError("this process ends");
-      absl::SleepFor(kPollInterval);
+      absl::SleepFor(kReapInterval);
     }
     return absl::OkStatus();
   }
@@ -255,7 +255,7 @@ class Starter {
                                                   WTERMSIG(status), strsignal(WTERMSIG(status)))
                                 : absl::StrCat("ended at its start with exit code ", WEXITSTATUS(status));
     return absl::UnavailableError(
-        absl::StrCat("the ", Verb(daemon), " of the local cluster ", how, "; ", log, LastLines(log)));
+        absl::StrCat("the ", VerbOf(daemon), " of the local cluster ", how, "; ", log, LastLines(log)));
   }
 
   const std::string& dir_;

@@ -8,6 +8,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "base/json_depth.h"
+#include "base/json_text.h"
 
 namespace gtrain::cli {
 namespace {
@@ -21,15 +22,10 @@ std::optional<T> Number(const json& object, const char* key) {
   return it->get<T>();
 }
 
-std::string Text(const json& object, const char* key) {
-  const auto it = object.find(key);
-  return it != object.end() && it->is_string() ? it->get<std::string>() : "";
-}
-
 std::optional<absl::Time> Time(const json& object, const char* key) {
   absl::Time time;
   std::string error;
-  if (!absl::ParseTime(absl::RFC3339_full, Text(object, key), &time, &error)) return std::nullopt;
+  if (!absl::ParseTime(absl::RFC3339_full, TextOf(object, key), &time, &error)) return std::nullopt;
   return time;
 }
 
@@ -57,10 +53,10 @@ absl::StatusOr<json> ParseObject(absl::string_view text) {
 
 JobDoc ReadJob(const json& j) {
   JobDoc job;
-  job.id = Text(j, "id");
-  job.name = Text(j, "name");
-  job.state = Text(j, "state");
-  job.reason = Text(j, "reason");
+  job.id = TextOf(j, "id");
+  job.name = TextOf(j, "name");
+  job.state = TextOf(j, "state");
+  job.reason = TextOf(j, "reason");
   job.generation = Number<uint64_t>(j, "generation").value_or(0);
   job.world_size = Number<int>(j, "world_size").value_or(0);
   job.restarts = Number<int>(j, "restarts").value_or(0);
@@ -71,9 +67,9 @@ JobDoc ReadJob(const json& j) {
   job.diverged = j.contains("diverged") && j["diverged"] == true;
   job.samples_per_second = Number<double>(j, "samples_per_second");
   job.steps_per_second = Number<double>(j, "steps_per_second");
-  job.run_dir = Text(j, "run_dir");
+  job.run_dir = TextOf(j, "run_dir");
   job.exit_code = Number<int>(j, "exit_code");
-  job.user = Text(j, "user");
+  job.user = TextOf(j, "user");
   job.submitted = Time(j, "submitted");
   job.started = Time(j, "started");
   job.ended = Time(j, "ended");
@@ -82,27 +78,27 @@ JobDoc ReadJob(const json& j) {
   if (const auto c = j.find("last_checkpoint"); c != j.end() && c->is_object()) {
     job.checkpoint_step = Number<int64_t>(*c, "step");
   }
-  job.stuck = Text(j, "stuck");
-  if (const std::string progress = Text(j, "progress"); !progress.empty()) job.notes.push_back(progress);
-  if (const std::string policy = Text(j, "checkpoint_policy"); !policy.empty())
+  job.stuck = TextOf(j, "stuck");
+  if (const std::string progress = TextOf(j, "progress"); !progress.empty()) job.notes.push_back(progress);
+  if (const std::string policy = TextOf(j, "checkpoint_policy"); !policy.empty())
     job.notes.push_back(absl::StrCat("checkpoints ", policy));
-  if (const std::string compression = Text(j, "compression"); !compression.empty())
+  if (const std::string compression = TextOf(j, "compression"); !compression.empty())
     job.notes.push_back(absl::StrCat("gradients: ", compression));
-  job.restore = Text(j, "restore");
+  job.restore = TextOf(j, "restore");
   if (!job.restore.empty()) job.notes.push_back(absl::StrCat("restored ", job.restore));
-  if (const std::string owner = Text(j, "owner"); !owner.empty())
+  if (const std::string owner = TextOf(j, "owner"); !owner.empty())
     job.notes.push_back(absl::StrCat("checkpoint directory: ", owner));
-  if (const std::string saves = Text(j, "saves"); !saves.empty())
+  if (const std::string saves = TextOf(j, "saves"); !saves.empty())
     job.notes.push_back(absl::StrCat("saves: ", saves));
-  if (const std::string logs = Text(j, "logs"); !logs.empty())
+  if (const std::string logs = TextOf(j, "logs"); !logs.empty())
     job.notes.push_back(absl::StrCat("logs: ", logs));
-  if (const std::string storage = Text(j, "storage"); !storage.empty())
+  if (const std::string storage = TextOf(j, "storage"); !storage.empty())
     job.notes.push_back(absl::StrCat("storage: ", storage));
   if (const auto f = j.find("first_fault"); f != j.end() && f->is_object()) {
-    job.first_fault = FaultDoc{Text(*f, "message"), Text(*f, "tail")};
+    job.first_fault = FaultDoc{TextOf(*f, "message"), TextOf(*f, "tail")};
   }
   std::vector<std::string> holders;
-  for (const json& holder : List(j, "holders")) holders.push_back(Text(holder, "hostname"));
+  for (const json& holder : List(j, "holders")) holders.push_back(TextOf(holder, "hostname"));
   if (!holders.empty()) {
     job.notes.push_back(absl::StrCat("copies of its checkpoints are also kept on ",
                                      absl::StrJoin(holders, ", "), ", outside the job"));
@@ -110,15 +106,15 @@ JobDoc ReadJob(const json& j) {
   for (const json& slow : List(j, "slow")) {
     job.notes.push_back(
         absl::StrFormat("%s is slow: its ranks take %.1f times as long for their own part of a step",
-                        Text(slow, "hostname"), Number<double>(slow, "score").value_or(0)));
+                        TextOf(slow, "hostname"), Number<double>(slow, "score").value_or(0)));
   }
   for (const json& avoided : List(j, "avoided")) {
-    job.notes.push_back(absl::StrCat(Text(avoided, "hostname"), " is ", Text(avoided, "why")));
+    job.notes.push_back(absl::StrCat(TextOf(avoided, "hostname"), " is ", TextOf(avoided, "why")));
   }
   if (const auto ranks = j.find("ranks"); ranks != j.end() && ranks->is_array()) {
     for (const json& r : *ranks) {
       if (!r.is_object()) continue;
-      job.ranks.push_back({Number<int>(r, "rank").value_or(0), Text(r, "hostname"), Text(r, "state"),
+      job.ranks.push_back({Number<int>(r, "rank").value_or(0), TextOf(r, "hostname"), TextOf(r, "state"),
                            Number<int64_t>(r, "step")});
     }
   }
@@ -131,7 +127,7 @@ absl::StatusOr<StatusDoc> ParseStatusDoc(absl::string_view text) {
   const absl::StatusOr<json> root = ParseObject(text);
   if (!root.ok()) return root.status();
   StatusDoc doc;
-  doc.cluster = Text(*root, "cluster");
+  doc.cluster = TextOf(*root, "cluster");
   doc.local = Bool(*root, "local");
   doc.nodes = Number<int>(*root, "nodes").value_or(0);
   doc.omitted = Number<int>(*root, "omitted").value_or(0);
@@ -160,7 +156,7 @@ absl::StatusOr<EventsDoc> ParseEventsDoc(absl::string_view text) {
   for (const json& e : *events) {
     if (!e.is_object()) continue;
     doc.events.push_back({Number<uint64_t>(e, "sequence").value_or(0),
-                          Number<uint64_t>(e, "generation").value_or(0), Text(e, "kind"), Text(e, "text"),
+                          Number<uint64_t>(e, "generation").value_or(0), TextOf(e, "kind"), TextOf(e, "text"),
                           Time(e, "time")});
   }
   return doc;
@@ -169,8 +165,8 @@ absl::StatusOr<EventsDoc> ParseEventsDoc(absl::string_view text) {
 absl::StatusOr<LogDoc> ParseLogDoc(absl::string_view text) {
   const absl::StatusOr<json> root = ParseObject(text);
   if (!root.ok()) return root.status();
-  return LogDoc{Text(*root, "text"), Number<uint64_t>(*root, "next_offset").value_or(0), Bool(*root, "end"),
-                Text(*root, "note"), Number<int>(*root, "world_size")};
+  return LogDoc{TextOf(*root, "text"), Number<uint64_t>(*root, "next_offset").value_or(0), Bool(*root, "end"),
+                TextOf(*root, "note"), Number<int>(*root, "world_size")};
 }
 
 absl::StatusOr<JobDoc> ChooseJob(const StatusDoc& doc, const std::string& word, Without without) {

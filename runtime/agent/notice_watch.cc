@@ -23,7 +23,7 @@ namespace {
 
 constexpr char kMetadata[] = "http://169.254.169.254";
 constexpr absl::Duration kAnswerIn = absl::Seconds(1);
-constexpr absl::Duration kComplainEvery = absl::Minutes(5);
+constexpr absl::Duration kComplainOfServiceEvery = absl::Minutes(5);
 
 constexpr char kNextStep[] =
     "; turn this machine's metadata service on, for containers too where the agent runs in one, or start the "
@@ -242,7 +242,7 @@ void NoticeWatch::Run() {
   while (true) {
     absl::StatusOr<core::NodeNotice> said = source_->Poll();
     const Instant now = clock.Now();
-    if (!said.ok() && (!complained || now - *complained >= kComplainEvery)) {
+    if (!said.ok() && (!complained || now - *complained >= kComplainOfServiceEvery)) {
       complained = now;
       LogWarning("notices of the cloud: ", said.status().message());
     }

@@ -11,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "runtime/core/agent_test_names.h"
 #include "runtime/core/head_core.h"
 #include "runtime/core/rank_environment.h"
 #include "runtime/core/rank_reports.h"
@@ -25,9 +26,7 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Not;
 
-const NodeId kMe("00000000000000aa");
 const NodeId kOther("00000000000000bb");
-const JobId kJob("train-1");
 constexpr char kSealed[] = "bytes that only a newer head can read";
 
 class AgentCoreTest : public ::testing::Test {

@@ -5,13 +5,12 @@
 #include <optional>
 
 #include "runtime/core/agent_core.h"
+#include "runtime/core/agent_test_names.h"
 
 namespace gtrain::core {
 namespace {
 
 using ::testing::ElementsAre;
-
-const JobId kJob("train-1");
 
 // An agent that holds rank 0 of a job, process 100, and has a head. `progress.stall` is a minute.
 class AgentIdleTest : public ::testing::Test {

@@ -5,12 +5,10 @@
 #include <vector>
 
 #include "runtime/core/agent_core.h"
+#include "runtime/core/agent_test_names.h"
 
 namespace gtrain::core {
 namespace {
-
-const JobId kJob("train-1");
-const NodeId kMe("00000000000000aa");
 
 class AgentKeeperTest : public ::testing::Test {
  protected:

@@ -4,11 +4,10 @@
 #include <algorithm>
 
 #include "runtime/core/agent_core.h"
+#include "runtime/core/agent_test_names.h"
 
 namespace gtrain::core {
 namespace {
-
-const JobId kJob("train-1");
 
 bool EndsRanks(const AgentStep& step) {
   return std::any_of(step.effects.begin(), step.effects.end(), [](const AgentEffect& effect) {

@@ -2,12 +2,12 @@
 #include <gtest/gtest.h>
 
 #include "runtime/core/agent_core.h"
+#include "runtime/core/agent_test_names.h"
 #include "runtime/core/log_tails.h"
 
 namespace gtrain::core {
 namespace {
 
-const JobId kJob("train-1");
 const TailKey kStdout{kJob, {1}, 0, false};
 
 class AgentTails : public ::testing::Test {

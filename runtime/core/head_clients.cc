@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
+#include "base/json_text.h"
 #include "base/probe.h"
 #include "base/status_macros.h"
 #include "base/units.h"
@@ -17,10 +18,6 @@ namespace gtrain::core {
 namespace {
 
 using nlohmann::json;
-
-std::string Dump(const json& document) {
-  return document.dump(-1, ' ', false, json::error_handler_t::replace);
-}
 
 const JobId* JobOf(const ClientRequestBody& body) {
   if (const auto* b = std::get_if<ClientStop>(&body)) return &b->job;
@@ -276,7 +273,7 @@ absl::StatusOr<std::string> HeadState::Submit(const PeerMessage& event, const st
   fresh_.push_back(job.record.id);
   Say(absl::StrCat(job.record.id.value, " submitted"));
   Audit(event, "submit", job.record.id.value, absl::OkStatus(), now);
-  return Dump({{"job", job.record.id.value}, {"run_dir", job.record.run_dir}});
+  return OneLine({{"job", job.record.id.value}, {"run_dir", job.record.run_dir}});
 }
 
 // Jobs that are over beyond the limits are forgotten: the oldest of who has most of them, in number or in
@@ -362,7 +359,7 @@ absl::StatusOr<std::string> HeadState::Stop(const Peer& peer, const ClientStop& 
   if (job == nullptr) return absl::InvalidArgumentError("the request names no job");
   JobRecord& record = job->record;
   const auto reply = [&](const char* what) {
-    return Dump({{"job", record.id.value}, {"state", Name(record.state)}, {"stop", what}});
+    return OneLine({{"job", record.id.value}, {"state", Name(record.state)}, {"stop", what}});
   };
   if (IsFinal(record.state)) return reply("over");
   const std::string reason = absl::StrCat("stopped by ", OwnerName(peer), stop.reason.empty() ? "" : ": ",
@@ -409,7 +406,7 @@ absl::StatusOr<std::string> HeadState::Shutdown(const ClientShutdown& shutdown, 
       }
     }
   }
-  return Dump({{"live_jobs", live.size()}});
+  return OneLine({{"live_jobs", live.size()}});
 }
 
 // ---------------------------------------------------------------- questions to agents
@@ -577,7 +574,7 @@ void HeadState::OnAnswer(const NodeId& node, const AgentAnswer& answer) {
       document["stderr"] = answer.err;
     }
   }
-  Answer(open.route, open.request_id, absl::OkStatus(), Dump(document));
+  Answer(open.route, open.request_id, absl::OkStatus(), OneLine(document));
   if (open.query.kind != AgentQuery::Kind::kExec) return;
   constexpr size_t kDoneExecsKept = 16;  // of at most a mebibyte each
   done_execs_.push_back({open.client_key, std::get<ReplyToClient>(out_.back()).reply});

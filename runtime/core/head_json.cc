@@ -8,6 +8,7 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
+#include "base/json_text.h"
 #include "nlohmann/json.hpp"
 #include "runtime/core/head_state.h"
 #include "runtime/core/restart_policy.h"
@@ -17,10 +18,6 @@ namespace gtrain::core {
 namespace {
 
 using nlohmann::json;
-
-std::string Dump(const json& document) {
-  return document.dump(-1, ' ', false, json::error_handler_t::replace);
-}
 
 template <typename T>
 json OrNull(const std::optional<T>& value) {
@@ -353,12 +350,12 @@ struct StatusDocument : Document {
   std::string Json() const override {
     json documents = json::array();
     for (const JobNow& job : jobs) documents.push_back(JobDocument(job));
-    return Dump({{"cluster", cluster.value},
-                 {"epoch", epoch.value},
-                 {"local", local},
-                 {"nodes", nodes},
-                 {"jobs", std::move(documents)},
-                 {"omitted", omitted}});
+    return OneLine({{"cluster", cluster.value},
+                    {"epoch", epoch.value},
+                    {"local", local},
+                    {"nodes", nodes},
+                    {"jobs", std::move(documents)},
+                    {"omitted", omitted}});
   }
 };
 
@@ -372,17 +369,17 @@ struct FailureDocument : Document {
     for (size_t i = 0; i < last_lines.size(); ++i) ranks[i]["last_lines"] = last_lines[i];
     for (const FaultRecord& fault : faults) documents.push_back(FaultDocument(fault));
     const FaultRecord* first = FirstFault(faults);
-    return Dump({{"job", job.id.value},
-                 {"name", job.name},
-                 {"state", Name(job.state)},
-                 {"reason", job.reason},
-                 {"generation", job.generation.value},
-                 {"timeline", job.timeline.value},
-                 {"restarts", job.restarts},
-                 {"exit_code", OrNull(job.exit_code)},
-                 {"first_fault", first == nullptr ? json(nullptr) : FaultDocument(*first)},
-                 {"faults", std::move(documents)},
-                 {"ranks", std::move(ranks)}});
+    return OneLine({{"job", job.id.value},
+                    {"name", job.name},
+                    {"state", Name(job.state)},
+                    {"reason", job.reason},
+                    {"generation", job.generation.value},
+                    {"timeline", job.timeline.value},
+                    {"restarts", job.restarts},
+                    {"exit_code", OrNull(job.exit_code)},
+                    {"first_fault", first == nullptr ? json(nullptr) : FaultDocument(*first)},
+                    {"faults", std::move(documents)},
+                    {"ranks", std::move(ranks)}});
   }
 };
 
@@ -397,7 +394,7 @@ struct ResultDocument : Document {
     json document = JobDocument(job);
     document["cluster"] = cluster.value;
     document["placement"] = placement;
-    return Dump(document);
+    return OneLine(document);
   }
 };
 
@@ -431,7 +428,7 @@ struct WhyDocument : Document {
                      {"blocked_by", BlockerDocuments(blocked_by)},
                      {"events", std::move(documents)}};
     AddNotes(notes, document);
-    return Dump(document);
+    return OneLine(document);
   }
 };
 
@@ -444,11 +441,11 @@ struct EventsDocument : Document {
   std::string Json() const override {
     json documents = json::array();
     for (const auto& event : events) documents.push_back(EventDocument(*event));
-    return Dump({{"job", id.value},
-                 {"state", Name(state)},
-                 {"final", IsFinal(state)},
-                 {"next", next},
-                 {"events", std::move(documents)}});
+    return OneLine({{"job", id.value},
+                    {"state", Name(state)},
+                    {"final", IsFinal(state)},
+                    {"next", next},
+                    {"events", std::move(documents)}});
   }
 };
 
@@ -550,7 +547,7 @@ struct NodesDocument : Document {
       for (const auto& [node, score] : job.slow)
         documents[node]["slow"].push_back({{"job", job.id.value}, {"score", score}});
     }
-    return Dump({{"nodes", std::move(documents)}});
+    return OneLine({{"nodes", std::move(documents)}});
   }
 };
 
@@ -582,15 +579,15 @@ ClientReply Built(const ReplyFromSpill& reply, const std::optional<SpilledTail>&
   const AgentQuery& query = reply.query;
   if (query.offset > start) tail.text.erase(0, std::min<size_t>(tail.text.size(), query.offset - start));
   return ReplyOf(reply.request_id,
-                 Dump({{"generation", query.generation.value},
-                       {"rank", query.rank},
-                       {"world_size", reply.world_size},
-                       {"node", reply.hostname},
-                       {"text", tail.text},
-                       {"next_offset", tail.end_offset},
-                       {"end", true},
-                       {"mirrored", true},
-                       {"note", absl::StrCat(reply.why, "; these are the last lines it sent")}}));
+                 OneLine({{"generation", query.generation.value},
+                          {"rank", query.rank},
+                          {"world_size", reply.world_size},
+                          {"node", reply.hostname},
+                          {"text", tail.text},
+                          {"next_offset", tail.end_offset},
+                          {"end", true},
+                          {"mirrored", true},
+                          {"note", absl::StrCat(reply.why, "; these are the last lines it sent")}}));
 }
 
 // The newest jobs that are over, and those of the reader: other people's push nobody's own out of the list.
@@ -661,7 +658,7 @@ std::shared_ptr<const Document> HeadState::NodesNow() const {
     holding.demand.cpus = job.demand.cpus;
     holding.demand.memory_bytes = job.demand.memory_bytes;
     for (const NodePlace& place : job.record.grant->nodes) {
-      with_place(place.node, [&](size_t node) {
+      with_place(place.node, [&, &job = job](size_t node) {
         holding.nodes.push_back(node);
         const auto pace = job.paces.find(place.node);
         if (pace != job.paces.end() && pace->second.slow) holding.slow.push_back({node, pace->second.score});

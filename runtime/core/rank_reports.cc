@@ -11,6 +11,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_replace.h"
 #include "base/json_depth.h"
+#include "base/json_text.h"
 #include "base/pattern.h"
 
 namespace gtrain::core {
@@ -47,11 +48,6 @@ std::optional<double> Real(const Json& object, const char* key) {
   return std::isfinite(value) ? std::optional(value) : std::nullopt;
 }
 
-std::string Text(const Json& object, const char* key) {
-  const auto it = object.find(key);
-  return it != object.end() && it->is_string() ? it->get<std::string>() : "";
-}
-
 RankSaid Numbers(const Json& object) {
   RankSaid said;
   said.step = Count(object, "step");
@@ -78,28 +74,28 @@ RankSaid ReadRelay(const std::string& json) {
   const Json object = Json::parse(ShallowJson(json), nullptr, /*allow_exceptions=*/false);
   if (!object.is_object()) return {};
   RankSaid said = Numbers(object);
-  const std::string type = Text(object, "type");
+  const std::string type = TextOf(object, "type");
   if (type == "joined") said.kind = RankSaid::Kind::kJoined;
   if (type == "progress") said.kind = RankSaid::Kind::kProgress;
   if (type == "checkpoint" && said.step) {
     said.kind = RankSaid::Kind::kCheckpoint;
-    said.manifest = Text(object, "manifest");
-    said.text = Printable(Text(object, "policy").substr(0, kPolicyBytesMax));
+    said.manifest = TextOf(object, "manifest");
+    said.text = Printable(TextOf(object, "policy").substr(0, kPolicyBytesMax));
   }
   const auto sequence = Count(object, "sequence");
-  if (type == "exchange" && sequence && absl::Base64Unescape(Text(object, "blob"), &said.blob)) {
+  if (type == "exchange" && sequence && absl::Base64Unescape(TextOf(object, "blob"), &said.blob)) {
     said.kind = RankSaid::Kind::kExchange;
     said.sequence = *sequence;
   }
   if (const auto peer = Count(object, "peer"); type == "link" && peer && *peer < kRanksMax) {
     said.kind = RankSaid::Kind::kLink;
     said.peer = static_cast<int>(*peer);
-    said.text = Printable(Text(object, "text").substr(0, kLinkTextBytesMax));
+    said.text = Printable(TextOf(object, "text").substr(0, kLinkTextBytesMax));
   }
   if (IsRankNote(type)) {
     said.kind = RankSaid::Kind::kNote;
     said.note = type;
-    said.text = Printable(Text(object, "text").substr(0, kRankNoteBytesMax));
+    said.text = Printable(TextOf(object, "text").substr(0, kRankNoteBytesMax));
   }
   if (type == "overdue" && sequence) {
     said.kind = RankSaid::Kind::kOverdue;

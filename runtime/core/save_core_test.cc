@@ -9,10 +9,9 @@
 #include "absl/strings/str_cat.h"
 #include "base/rng.h"
 
-namespace gtrain::core {
+namespace gtrain::core::save {
 namespace {
 
-using namespace save;  // NOLINT: the events and effects are what this test is about
 using ::testing::HasSubstr;
 
 const char* Name(const Effect& e) {
@@ -538,4 +537,4 @@ TEST(SaveCore, RandomAnswersKeepTheInvariants) {
 }
 
 }  // namespace
-}  // namespace gtrain::core
+}  // namespace gtrain::core::save

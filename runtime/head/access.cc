@@ -6,6 +6,7 @@
 #include <variant>
 
 #include "absl/strings/str_cat.h"
+#include "base/json_text.h"
 #include "base/status_macros.h"
 
 namespace gtrain::head {
@@ -15,10 +16,6 @@ using nlohmann::json;
 
 constexpr absl::Duration kTokenLifeMax = absl::Hours(24 * 7);
 constexpr size_t kNameBytesMax = 64;
-
-std::string Text(const json& document) {
-  return document.dump(-1, ' ', false, json::error_handler_t::replace);
-}
 
 // A name is a word: it stands first in the comment of a line and owns jobs.
 bool GoodName(const std::string& name) {
@@ -77,11 +74,11 @@ absl::StatusOr<std::string> Access::Do(const core::ClientJoinToken& request) {
   const net::KeyPair keys = net::MakeKeyPair();
   GT_RETURN_IF_ERROR(tokens_.Add(keys.public_key, request.uses, request.life, by_, net::BootTimeNow()));
   ShowTokens();
-  return Text({{"token", net::PrintJoinToken({endpoint_, files_.head.public_key, keys.secret_key})},
-               {"id", net::KeyId(keys.public_key)},
-               {"endpoint", endpoint_},
-               {"uses", request.uses},
-               {"expires_seconds", absl::ToInt64Seconds(request.life)}});
+  return OneLine({{"token", net::PrintJoinToken({endpoint_, files_.head.public_key, keys.secret_key})},
+                  {"id", net::KeyId(keys.public_key)},
+                  {"endpoint", endpoint_},
+                  {"uses", request.uses},
+                  {"expires_seconds", absl::ToInt64Seconds(request.life)}});
 }
 
 absl::StatusOr<std::string> Access::Do(const core::ClientTokens&) {
@@ -97,7 +94,7 @@ absl::StatusOr<std::string> Access::Do(const core::ClientTokens&) {
   }
   json all = json::object();
   all["tokens"] = std::move(list);
-  return Text(all);
+  return OneLine(all);
 }
 
 absl::StatusOr<std::string> Access::Do(const core::ClientRevokeToken& request) {
@@ -105,7 +102,7 @@ absl::StatusOr<std::string> Access::Do(const core::ClientRevokeToken& request) {
   GT_RETURN_IF_ERROR(tokens_.Revoke(request.token));
   json done = json::object();
   done["revoked"] = request.token;
-  return Text(done);
+  return OneLine(done);
 }
 
 absl::StatusOr<std::string> Access::Do(const core::ClientAddUser& request) {
@@ -130,11 +127,11 @@ absl::StatusOr<std::string> Access::Do(const core::ClientAddUser& request) {
   }
   GT_RETURN_IF_ERROR(net::AddAllowedKey(files_.authorized_path(), {*role, request.public_key, request.name}));
   GT_RETURN_IF_ERROR(Refresh());
-  return Text({{"name", request.name},
-               {"role", request.role},
-               {"key", net::KeyId(request.public_key)},
-               {"endpoint", endpoint_},
-               {"head_public_key", files_.head.public_key}});
+  return OneLine({{"name", request.name},
+                  {"role", request.role},
+                  {"key", net::KeyId(request.public_key)},
+                  {"endpoint", endpoint_},
+                  {"head_public_key", files_.head.public_key}});
 }
 
 absl::StatusOr<std::string> Access::Do(const core::ClientUsers&) {
@@ -149,7 +146,7 @@ absl::StatusOr<std::string> Access::Do(const core::ClientUsers&) {
   }
   json all = json::object();
   all["users"] = std::move(list);
-  return Text(all);
+  return OneLine(all);
 }
 
 absl::Status Access::Revoke(const net::AllowedKey& key) {
@@ -180,7 +177,7 @@ absl::StatusOr<std::string> Access::Do(const core::ClientRevokeUser& request) {
   for (const net::AllowedKey& key : found) GT_RETURN_IF_ERROR(Revoke(key));
   json done = json::object();
   done["revoked"] = request.name;
-  return Text(done);
+  return OneLine(done);
 }
 
 // By id, or by the host name it joined with. Repeating it is harmless.
@@ -204,7 +201,7 @@ absl::StatusOr<std::string> Access::Do(const core::ClientRevokeNode& request) {
   if (!found->revoked) GT_RETURN_IF_ERROR(Revoke(*found));
   json done = json::object();
   done["revoked"] = net::KeyId(found->public_key);
-  return Text(done);
+  return OneLine(done);
 }
 
 std::vector<absl::StatusOr<NodeId>> Access::Join(absl::Span<const Joiner> joiners) {

@@ -68,12 +68,6 @@ absl::Status WriteAll(int fd, absl::string_view data, const std::string& path) {
   return absl::OkStatus();
 }
 
-absl::Status SyncDir(const std::string& dir) {
-  const UniqueFd fd(open(dir.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  if (!fd.valid() || fsync(fd.get()) != 0) return ErrnoStatus(errno, absl::StrCat("cannot sync ", dir));
-  return absl::OkStatus();
-}
-
 }  // namespace
 
 absl::StatusOr<AuditLog> AuditLog::Open(const std::string& dir, uint64_t file_bytes_max) {
@@ -122,7 +116,7 @@ absl::Status AuditLog::OpenFile() {
     return ErrnoStatus(errno, absl::StrCat("cannot open the audit log ", path));
   }
   bytes_ = static_cast<uint64_t>(info.st_size);
-  return SyncDir(dir_);
+  return SyncFolder(dir_);
 }
 
 absl::Status AuditLog::Rotate() {

@@ -57,12 +57,6 @@ absl::Status CopyIdentity(const std::string& from, const std::string& to) {
   return error ? ErrnoStatus(error.value(), from) : absl::OkStatus();
 }
 
-absl::Status SyncDir(const std::string& dir) {
-  const UniqueFd fd(open(dir.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  if (!fd.valid() || fsync(fd.get()) != 0) return ErrnoStatus(errno, dir);
-  return absl::OkStatus();
-}
-
 absl::Status Rename(const std::string& from, const std::string& to) {
   if (rename(from.c_str(), to.c_str()) != 0 && errno != ENOENT) return ErrnoStatus(errno, from);
   return absl::OkStatus();
@@ -246,7 +240,7 @@ absl::StatusOr<std::string> RestoreCluster(const RestoreOptions& options) {
   GT_RETURN_IF_ERROR(Rename(fresh, path));
   GT_RETURN_IF_ERROR(Rename(fresh + ".seal", path + ".seal"));
   unlink(files.new_path().c_str());
-  GT_RETURN_IF_ERROR(SyncDir(files.dir));
+  GT_RETURN_IF_ERROR(SyncFolder(files.dir));
   store::ForgetStoreErrors(path);
   return absl::StrCat("restored ", jobs, ".\n",
                       aside.empty() ? "" : absl::StrCat("The old records are in ", aside, ".\n"),

@@ -8,6 +8,7 @@
 #include "absl/strings/str_join.h"
 #include "base/file.h"
 #include "base/json_depth.h"
+#include "base/json_text.h"
 #include "base/logging.h"
 
 namespace gtrain::head {
@@ -17,11 +18,6 @@ using nlohmann::json;
 
 constexpr size_t kFileBytesMax = 16 << 20;
 constexpr size_t kTextBytesMax = 1 << 10;  // of each; all of it is in the run directory
-
-std::string Text(const json& object, const char* key) {
-  const auto it = object.find(key);
-  return it != object.end() && it->is_string() ? it->get<std::string>() : "";
-}
 
 void Cut(json& object) {
   for (auto& [key, value] : object.items()) {
@@ -50,8 +46,6 @@ json EntryOf(const json& result) {
   return entry;
 }
 
-std::string Dump(const json& value) { return value.dump(-1, ' ', false, json::error_handler_t::replace); }
-
 }  // namespace
 
 RunIndex::RunIndex(std::string path, ClusterId cluster)
@@ -65,13 +59,13 @@ void RunIndex::Load() {
   if (absl::IsNotFound(text.status())) return;
   const json root = json::parse(text.ok() ? ShallowJson(*text) : "", nullptr, /*allow_exceptions=*/false);
   const auto runs = root.is_object() ? root.find("jobs") : root.end();
-  if (!root.is_object() || Text(root, "cluster") != cluster_.value || runs == root.end() ||
+  if (!root.is_object() || TextOf(root, "cluster") != cluster_.value || runs == root.end() ||
       !runs->is_array()) {
     LogWarning(path_, " is not the index of this cluster's runs and is begun anew");
     return;
   }
   for (const json& run : *runs) {
-    if (run.is_object()) runs_.push_back({Text(run, "id"), Text(run, "ended"), Dump(run)});
+    if (run.is_object()) runs_.push_back({TextOf(run, "id"), TextOf(run, "ended"), OneLine(run)});
   }
 }
 
@@ -82,7 +76,7 @@ bool RunIndex::Has(const JobId& job) const {
 absl::Status RunIndex::Put(const std::string& result) {
   const json whole = json::parse(ShallowJson(result), nullptr, /*allow_exceptions=*/false);
   if (!whole.is_object()) return absl::InternalError("the result of a job is not a JSON object");
-  Run run{Text(whole, "id"), Text(whole, "ended"), Dump(EntryOf(whole))};
+  Run run{TextOf(whole, "id"), TextOf(whole, "ended"), OneLine(EntryOf(whole))};
   std::erase_if(runs_, [&](const Run& before) { return before.job == run.job; });
   const auto place = std::ranges::upper_bound(runs_, run.ended, {}, &Run::ended);
   runs_.insert(place, std::move(run));
@@ -96,7 +90,8 @@ absl::Status RunIndex::Write() {
   const std::string jobs =
       absl::StrJoin(runs_, ",", [](std::string* out, const Run& run) { out->append(run.json); });
   const absl::Status status = WriteFileDurable(
-      path_, absl::StrCat("{\"cluster\":", Dump(cluster_.value), ",\"local\":true,\"jobs\":[", jobs, "]}\n"),
+      path_,
+      absl::StrCat("{\"cluster\":", OneLine(cluster_.value), ",\"local\":true,\"jobs\":[", jobs, "]}\n"),
       0600);
   written_ = status.ok();
   return status;

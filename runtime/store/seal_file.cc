@@ -23,7 +23,7 @@ constexpr size_t kSlotBytes = 4096;
 constexpr size_t kSummaryBytes = 32;
 constexpr size_t kCheckedBytes = 8 + kSummaryBytes;
 
-std::string Checksum(absl::string_view bytes) {
+std::string SlotChecksum(absl::string_view bytes) {
   XXH128_canonical_t canonical;
   XXH128_canonicalFromHash(&canonical, XXH3_128bits(bytes.data(), bytes.size()));
   return std::string(reinterpret_cast<const char*>(canonical.digest), sizeof(canonical.digest));
@@ -31,7 +31,7 @@ std::string Checksum(absl::string_view bytes) {
 
 std::optional<Summary> ReadSlot(absl::string_view slot) {
   if (slot.size() < kCheckedBytes + 16 || slot.substr(0, 8) != kMagic) return std::nullopt;
-  if (Checksum(slot.substr(0, kCheckedBytes)) != slot.substr(kCheckedBytes, 16)) return std::nullopt;
+  if (SlotChecksum(slot.substr(0, kCheckedBytes)) != slot.substr(kCheckedBytes, 16)) return std::nullopt;
   absl::StatusOr<Summary> summary = DecodeSummary(slot.substr(8, kSummaryBytes));
   return summary.ok() ? std::optional<Summary>(*summary) : std::nullopt;
 }
@@ -81,7 +81,7 @@ absl::StatusOr<SealFile> SealFile::Open(const std::string& path) {
 
 absl::Status SealFile::Write(const Summary& summary) {
   std::string slot = absl::StrCat(kMagic, EncodeSummary(summary));
-  slot += Checksum(slot);
+  slot += SlotChecksum(slot);
   const auto offset = static_cast<off_t>(summary.commit % 2 * kSlotBytes);
   ssize_t written;
   do {

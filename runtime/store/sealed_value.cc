@@ -8,7 +8,7 @@
 namespace gtrain::store {
 namespace {
 
-std::string Checksum(char version, absl::string_view key, absl::string_view value) {
+std::string ValueChecksum(char version, absl::string_view key, absl::string_view value) {
   XXH3_state_t* state = XXH3_createState();
   XXH3_128bits_reset(state);
   const uint64_t key_bytes = key.size();
@@ -25,7 +25,7 @@ std::string Checksum(char version, absl::string_view key, absl::string_view valu
 }  // namespace
 
 std::string SealValue(absl::string_view key, absl::string_view value) {
-  return absl::StrCat(absl::string_view(&kValueVersion, 1), Checksum(kValueVersion, key, value), value);
+  return absl::StrCat(absl::string_view(&kValueVersion, 1), ValueChecksum(kValueVersion, key, value), value);
 }
 
 absl::StatusOr<absl::string_view> OpenValue(absl::string_view key, absl::string_view sealed) {
@@ -34,7 +34,7 @@ absl::StatusOr<absl::string_view> OpenValue(absl::string_view key, absl::string_
   };
   if (sealed.size() < kValueHeaderBytes) return damaged("shorter than its header");
   absl::string_view value = sealed.substr(kValueHeaderBytes);
-  if (Checksum(sealed[0], key, value) != sealed.substr(1, kValueHeaderBytes - 1)) {
+  if (ValueChecksum(sealed[0], key, value) != sealed.substr(1, kValueHeaderBytes - 1)) {
     return damaged("its checksum is wrong");
   }
   if (sealed[0] != kValueVersion) {

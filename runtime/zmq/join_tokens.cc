@@ -17,7 +17,7 @@ namespace {
 
 using nlohmann::json;
 
-constexpr size_t kFileBytesMax = 4 << 20;
+constexpr size_t kTokenFileBytesMax = 4 << 20;
 constexpr size_t kTokensMax = 1000;
 
 JoinTokenRecord FromJson(const json& j) {
@@ -66,7 +66,7 @@ absl::Duration JoinTokenRecord::Left(const BootTime& now) const {
 
 absl::Status JoinTokens::Load() {
   tokens_.clear();
-  const absl::StatusOr<std::string> text = ReadFile(path_, kFileBytesMax);
+  const absl::StatusOr<std::string> text = ReadFile(path_, kTokenFileBytesMax);
   if (absl::IsNotFound(text.status())) return absl::OkStatus();
   if (!text.ok()) return text.status();
   try {

@@ -13,7 +13,7 @@
 namespace gtrain::net {
 namespace {
 
-constexpr size_t kFileBytesMax = 16 << 20;
+constexpr size_t kRegistryBytesMax = 16 << 20;
 constexpr absl::string_view kRevoked = "revoked";
 
 absl::StatusOr<std::string> StampOf(const std::string& path) {
@@ -57,7 +57,7 @@ absl::StatusOr<std::vector<AllowedKey>> ParseAllowedKeys(absl::string_view text)
 
 absl::StatusOr<std::vector<AllowedKey>> ReadAllowedKeys(const std::string& path) {
   GT_RETURN_IF_ERROR(CheckOwnedFile(path, 0022));
-  GT_ASSIGN_OR_RETURN(std::string text, ReadFile(path, kFileBytesMax));
+  GT_ASSIGN_OR_RETURN(std::string text, ReadFile(path, kRegistryBytesMax));
   absl::StatusOr<std::vector<AllowedKey>> keys = ParseAllowedKeys(text);
   if (!keys.ok()) return absl::InvalidArgumentError(absl::StrCat(path, ": ", keys.status().message()));
   return keys;
@@ -73,7 +73,7 @@ absl::Status AddAllowedKeys(const std::string& path, const std::vector<AllowedKe
     if (!ValidKey(key.public_key)) return absl::InvalidArgumentError("not a public key");
     added.insert(key.public_key);
   }
-  absl::StatusOr<std::string> old = ReadFile(path, kFileBytesMax);
+  absl::StatusOr<std::string> old = ReadFile(path, kRegistryBytesMax);
   if (!old.ok() && !absl::IsNotFound(old.status())) return old.status();
   std::vector<std::string> added_lines;
   for (const AllowedKey& key : keys) {

@@ -58,7 +58,7 @@ def is_test(path):
 
 def third_allowed(allowed, path, folder):
     for place in allowed:
-        if place == '*' or place == folder or folder.startswith(place + '/'):
+        if place == '*' or place in (folder, path) or folder.startswith(place + '/'):
             return True
         if place == '+test' and is_test(path):
             return True

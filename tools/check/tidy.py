@@ -9,6 +9,7 @@ should on two cores, so no more of it is begun after BUDGET_S; the next run goes
 FILEs have no budget.
 """
 import concurrent.futures
+import functools
 import hashlib
 import json
 import os
@@ -38,16 +39,38 @@ def changed():
     return {os.path.join(ROOT, name) for name in names}
 
 
-def headers(build):
-    """source -> files of ours it was compiled from, as ninja recorded them."""
-    out = subprocess.run(['ninja', '-C', build, '-t', 'deps'], capture_output=True, text=True).stdout
-    table = {}
-    for block in out.split('\n\n'):
-        files = [os.path.normpath(os.path.join(build, line.strip())) for line in block.splitlines()[1:]]
-        ours = [f for f in files if f.startswith(ROOT + '/')]
-        for source in ours[:1]:
-            table[source] = sorted(ours)
-    return table
+def read(path):
+    with open(path, encoding='utf-8') as file:
+        return file.read()
+
+
+def commands(build):
+    """The build's compile commands with each file of a batch (GTRAIN_UNITY) by itself: a batch hides what a file does not include."""
+    entries = []
+    for entry in json.loads(read(os.path.join(build, 'compile_commands.json'))):
+        batch = entry['file']
+        sources = re.findall(r'^#include "(.*)"', read(batch), re.M) if '/Unity/unity_' in batch else [batch]
+        entries += [dict(entry, file=source, command=entry['command'].replace(batch, source)) for source in sources]
+    return entries
+
+
+@functools.cache
+def includes(path):
+    """The files of ours that this one names."""
+    names = re.findall(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]', read(path), re.M)
+    paths = [os.path.join(ROOT, folder, name) for name in names for folder in ('', 'include')]
+    return [path for path in paths if os.path.isfile(path)]
+
+
+def headers(source):
+    """All files of ours that a compiler reads for this one."""
+    seen, todo = set(), [source]
+    while todo:
+        for path in includes(todo.pop()):
+            if path not in seen:
+                seen.add(path)
+                todo.append(path)
+    return sorted(seen)
 
 
 def fingerprint(source, files):
@@ -59,10 +82,10 @@ def fingerprint(source, files):
     return digest.hexdigest()
 
 
-def run(build, source, stamp):
+def run(stamps, source, stamp):
     # The commands are gcc's: some of its warnings and parameters clang does not know.
     gcc = ['--extra-arg=-Wno-unknown-warning-option', '--extra-arg=-Wno-unused-command-line-argument']
-    result = subprocess.run(['clang-tidy', '-p', build, '--quiet', *gcc, source],
+    result = subprocess.run(['clang-tidy', '-p', stamps, '--quiet', *gcc, source],
                             capture_output=True, text=True)
     if result.returncode == 0:
         open(stamp, 'w').close()
@@ -71,10 +94,10 @@ def run(build, source, stamp):
                      if not re.match(r'^\d+ warnings? (generated|treated)|^Suppressed|^Use -header', line))
 
 
-def run_all(build, todo, until):
+def run_all(stamps, todo, until):
     """Looks at todo, pairs of source and stamp, until time is up; how many had findings, how many were left."""
     def one(item):
-        return None if until is not None and time.monotonic() > until else run(build, *item)
+        return None if until is not None and time.monotonic() > until else run(stamps, *item)
 
     bad = left = 0
     with concurrent.futures.ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
@@ -93,23 +116,24 @@ def main():
                             else os.path.join(ROOT, 'build'))
     everything = '--all' in args
     only = [os.path.abspath(a) for a in args if not a.startswith('-')]
-    with open(os.path.join(build, 'compile_commands.json')) as data:
-        sources = sorted({os.path.normpath(entry['file']) for entry in json.load(data)})
+    entries, stamps = commands(build), os.path.join(build, 'tidy')
+    os.makedirs(stamps, exist_ok=True)
+    with open(os.path.join(stamps, 'compile_commands.json'), 'w', encoding='utf-8') as data:
+        json.dump(entries, data)
+    sources = sorted({os.path.normpath(entry['file']) for entry in entries})
     sources = [s for s in sources if s.startswith(ROOT + '/') and not s.startswith(build + '/')
                and wanted(os.path.relpath(s, ROOT)) and (not only or s in only)]
-    table, stamps = headers(build), os.path.join(build, 'tidy')
-    os.makedirs(stamps, exist_ok=True)
     todo = []
     for source in sources:
         name = os.path.relpath(source, ROOT).replace('/', '__')
-        stamp = os.path.join(stamps, name + '.' + fingerprint(source, table.get(source, []))[:24])
+        stamp = os.path.join(stamps, name + '.' + fingerprint(source, headers(source))[:24])
         if everything or not os.path.exists(stamp):
             todo.append((source, stamp))
     ours = changed()
     first = [item for item in todo if everything or only or item[0] in ours]
     rest = [item for item in todo if item not in first]
-    bad, _ = run_all(build, first, None)
-    bad_rest, left = run_all(build, rest, began + BUDGET_S)
+    bad, _ = run_all(stamps, first, None)
+    bad_rest, left = run_all(stamps, rest, began + BUDGET_S)
     bad += bad_rest
     print(f'tidy: {len(sources)} sources, {len(sources) - len(todo)} unchanged since they passed, '
           f'{len(todo) - left} looked at, {bad} with findings'
