@@ -13,20 +13,24 @@
 namespace gtrain::cli {
 namespace {
 
-// Nothing but printable ASCII and tabs: what most lines are. Such a line is shown as it is.
-bool IsPlain(absl::string_view text) {
-  constexpr uint64_t kOnes = 0x0101010101010101, kHigh = 0x80 * kOnes;
+// How many bytes at the start are nothing but printable ASCII, tabs and, with `line_ends`, those: what most
+// lines are. They are shown as they are.
+size_t PlainBytes(absl::string_view text, bool line_ends) {
+  constexpr size_t kAtOnce = 64;  // a loop over so many is a few vector instructions
+  const auto odd = [line_ends](unsigned char c) {
+    return static_cast<unsigned char>((c < 0x20 || c >= 0x7F) & (c != '\t') & !(line_ends & (c == '\n')));
+  };
   size_t i = 0;
-  for (; i + 8 <= text.size(); i += 8) {
-    uint64_t word = 0;
-    memcpy(&word, text.data() + i, 8);
-    // The high bit of a byte: it is 0x7F or above, or below a blank.
-    const uint64_t odd = (word | (word + kOnes) | (((word | kHigh) - 0x20 * kOnes) ^ kHigh)) & kHigh;
-    if (odd != 0) break;
+  for (; i + kAtOnce <= text.size(); i += kAtOnce) {
+    unsigned char any = 0;
+    for (size_t k = 0; k < kAtOnce; ++k) any |= odd(static_cast<unsigned char>(text[i + k]));
+    if (any != 0) break;
   }
-  return std::all_of(text.begin() + static_cast<ptrdiff_t>(i), text.end(),
-                     [](char c) { return (c >= 0x20 && c < 0x7F) || c == '\t'; });
+  while (i < text.size() && !odd(static_cast<unsigned char>(text[i]))) ++i;
+  return i;
 }
+
+bool IsPlain(absl::string_view text) { return PlainBytes(text, false) == text.size(); }
 
 std::string PrintWho(const std::map<std::string, std::vector<int>>& ranks) {
   std::string who;
@@ -49,6 +53,10 @@ void RankOutput::Add(int rank, const std::string& host, bool is_stderr, absl::st
     stream.prefix = options_.bare ? "" : PrintWho({{host, {rank}}});
   }
   while (!bytes.empty()) {
+    if (options_.only_rank && stream.rows.idle()) {
+      bytes.remove_prefix(AddPlainLines(stream, bytes));
+      if (bytes.empty()) break;
+    }
     const size_t end = std::min(bytes.find('\n'), bytes.size() - 1) + 1;
     const absl::string_view line = bytes.substr(0, end);
     bytes.remove_prefix(end);
@@ -67,6 +75,27 @@ void RankOutput::Add(int rank, const std::string& host, bool is_stderr, absl::st
 std::string& RankOutput::End(bool is_stderr) {
   if (pieces_.empty() || pieces_.back().is_stderr != is_stderr) pieces_.push_back({is_stderr, ""});
   return pieces_.back().text;
+}
+
+size_t RankOutput::AddPlainLines(const Stream& stream, absl::string_view bytes) {
+  bytes = bytes.substr(0, PlainBytes(bytes, true));
+  bytes = bytes.substr(0, bytes.rfind('\n') + 1);  // whole lines: npos + 1 is 0
+  const size_t lines = static_cast<size_t>(std::count(bytes.begin(), bytes.end(), '\n'));
+  if (lines == 0) return 0;
+  const std::string& prefix = stream.prefix;
+  std::string& out = End(stream.is_stderr);
+  size_t at = out.size(), done = 0;
+  out.resize(at + bytes.size() + lines * prefix.size());
+  while (done < bytes.size()) {
+    const size_t length = bytes.find('\n', done) + 1 - done;
+    if (length > TextRows::kRowLengthMax) break;
+    memcpy(&out[at], prefix.data(), prefix.size());
+    memcpy(&out[at + prefix.size()], bytes.data() + done, length);
+    at += prefix.size() + length;
+    done += length;
+  }
+  out.resize(at);
+  return done;
 }
 
 void RankOutput::Complete(const Stream& stream, absl::string_view text) {

@@ -66,6 +66,8 @@ class RankOutput {
     std::map<std::pair<std::string, int>, size_t> written;  // by host and rank
   };
   void Complete(const Stream& stream, absl::string_view text);
+  // Of an only rank: takes the whole lines at the start that are shown as they are. Returns their bytes.
+  size_t AddPlainLines(const Stream& stream, absl::string_view bytes);
   // Where the next line of this kind is put.
   std::string& End(bool is_stderr);
 
