@@ -13,21 +13,42 @@
 namespace gtrain::cli {
 namespace {
 
+// 16 bytes that the compiler handles as one.
+using Bytes = unsigned char __attribute__((vector_size(16)));
+
+Bytes BytesAt(const char* data) {
+  Bytes bytes;
+  memcpy(&bytes, data, sizeof(bytes));
+  return bytes;
+}
+
 // How many bytes at the start are nothing but printable ASCII, tabs and, with `line_ends`, those: what most
 // lines are. They are shown as they are.
 size_t PlainBytes(absl::string_view text, bool line_ends) {
-  constexpr size_t kAtOnce = 64;  // a loop over so many is a few vector instructions
-  const auto odd = [line_ends](unsigned char c) {
-    return static_cast<unsigned char>((c < 0x20 || c >= 0x7F) & (c != '\t') & !(line_ends & (c == '\n')));
-  };
+  const unsigned char line_end = line_ends ? '\n' : '\t';
+  // Of a vector or of a byte: not 0 where it is odd.
+  const auto odd = [line_end](auto c) { return ((c < 0x20) | (c >= 0x7F)) & (c != '\t') & (c != line_end); };
   size_t i = 0;
-  for (; i + kAtOnce <= text.size(); i += kAtOnce) {
-    unsigned char any = 0;
-    for (size_t k = 0; k < kAtOnce; ++k) any |= odd(static_cast<unsigned char>(text[i + k]));
-    if (any != 0) break;
+  for (; i + sizeof(Bytes) <= text.size(); i += sizeof(Bytes)) {
+    uint64_t any[2];
+    const auto found = odd(BytesAt(text.data() + i));
+    static_assert(sizeof(any) == sizeof(found));
+    memcpy(any, &found, sizeof(any));
+    if ((any[0] | any[1]) != 0) break;
   }
   while (i < text.size() && !odd(static_cast<unsigned char>(text[i]))) ++i;
   return i;
+}
+
+size_t CountLineEnds(absl::string_view text) {
+  size_t count = 0, i = 0;
+  while (i + sizeof(Bytes) <= text.size()) {
+    Bytes counts = {};  // of every sixteenth byte, at most 255
+    for (int k = 0; k < 255 && i + sizeof(Bytes) <= text.size(); ++k, i += sizeof(Bytes))
+      counts -= reinterpret_cast<Bytes>(BytesAt(text.data() + i) == '\n');  // true is -1
+    for (size_t k = 0; k < sizeof(Bytes); ++k) count += counts[k];
+  }
+  return count + static_cast<size_t>(std::count(text.begin() + static_cast<ptrdiff_t>(i), text.end(), '\n'));
 }
 
 bool IsPlain(absl::string_view text) { return PlainBytes(text, false) == text.size(); }
@@ -80,17 +101,19 @@ std::string& RankOutput::End(bool is_stderr) {
 size_t RankOutput::AddPlainLines(const Stream& stream, absl::string_view bytes) {
   bytes = bytes.substr(0, PlainBytes(bytes, true));
   bytes = bytes.substr(0, bytes.rfind('\n') + 1);  // whole lines: npos + 1 is 0
-  const size_t lines = static_cast<size_t>(std::count(bytes.begin(), bytes.end(), '\n'));
+  const size_t lines = CountLineEnds(bytes);
   if (lines == 0) return 0;
   const std::string& prefix = stream.prefix;
   std::string& out = End(stream.is_stderr);
   size_t at = out.size(), done = 0;
   out.resize(at + bytes.size() + lines * prefix.size());
   while (done < bytes.size()) {
-    const size_t length = bytes.find('\n', done) + 1 - done;
+    const char* line = bytes.data() + done;
+    const char* end = static_cast<const char*>(memchr(line, '\n', bytes.size() - done));
+    const size_t length = static_cast<size_t>(end + 1 - line);
     if (length > TextRows::kRowLengthMax) break;
     memcpy(&out[at], prefix.data(), prefix.size());
-    memcpy(&out[at + prefix.size()], bytes.data() + done, length);
+    memcpy(&out[at + prefix.size()], line, length);
     at += prefix.size() + length;
     done += length;
   }
