@@ -5,7 +5,6 @@
 
 #include <poll.h>
 #include <signal.h>
-#include <sys/inotify.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -36,6 +35,7 @@ namespace gtrain::cli {
 namespace {
 
 constexpr absl::Duration kEventsWait = absl::Milliseconds(400);
+constexpr absl::Duration kLookMin = absl::Milliseconds(5);           // between two looks at a log here
 constexpr absl::Duration kLoudEventsWait = absl::Milliseconds(100);  // while output is read beside
 constexpr absl::Duration kRequestTimeout = absl::Seconds(10);
 constexpr absl::Duration kLocalRequestTimeout = absl::Seconds(3);  // then look for the next head
@@ -54,38 +54,6 @@ constexpr int kTurnsOfTheRest = 8;       // of what was written when the job is 
 constexpr absl::Duration kRestPatience = absl::Seconds(5);
 constexpr absl::Duration kEndPatience = absl::Seconds(10);  // above the time that a keeper gives its logs
 constexpr absl::Duration kEndPoll = absl::Milliseconds(10), kEndPollMax = absl::Milliseconds(250);
-
-// Wakes up when something is written into a folder of logs on this machine. A file system of several machines
-// may tell nothing: who watches looks by himself, too, though less often.
-class LogWatch {
- public:
-  LogWatch() : events_(inotify_init1(IN_NONBLOCK | IN_CLOEXEC)) {}
-
-  int fd() const { return events_.get(); }
-  // False: it cannot be watched now. *anew: it was not watched until now, so what was written before told
-  // nothing.
-  bool Watch(const std::string& folder, bool* anew) {
-    *anew = false;
-    if (!events_.valid() || folder.empty()) return false;
-    if (folder == folder_) return true;
-    if (watch_ >= 0) inotify_rm_watch(events_.get(), watch_);
-    watch_ = inotify_add_watch(events_.get(), folder.c_str(), IN_MODIFY | IN_CREATE);
-    folder_ = watch_ >= 0 ? folder : "";
-    *anew = watch_ >= 0;
-    return watch_ >= 0;
-  }
-  // What comes after this is told anew.
-  void Clear() {
-    char events[4096];
-    while (read(events_.get(), events, sizeof(events)) > 0) {
-    }
-  }
-
- private:
-  UniqueFd events_;
-  std::string folder_;
-  int watch_ = -1;
-};
 
 // Reads what ranks wrote since the last time. Offsets belong to one generation.
 class OutputReader {
@@ -121,12 +89,7 @@ class OutputReader {
     ReadRanks(output, kChunksPerTurn, show);
   }
 
-  // The folder in which files of this machine are read; "": there is none.
-  std::string Folder() const {
-    if (run_dir_.empty()) return "";
-    const std::string log = core::RankLogPath(run_dir_, Generation{generation_}, 0, false);
-    return log.substr(0, log.rfind('/'));
-  }
+  bool reads_files() const { return !run_dir_.empty(); }  // on this machine
   // What is new in the files on this machine. True: more is there.
   bool ReadFiles(RankOutput& output, const Show& show) {
     bool more = false;
@@ -354,7 +317,9 @@ class Follower {
     TellRestore();
     TellHidden();
     ChooseOutput();
+    const uint64_t before = reader_.bytes();
     reader_.Read(job_, *output_, ShowsPieces());
+    NextLook(!reader_.cut().empty(), reader_.bytes() != before);
     output_->AddRedrawn(clock_.Now());
     ShowOutput(/*flush=*/false);
     closed_ = closed_ || !screen_.Update(job_, Hint(), clock_.Now());
@@ -410,21 +375,26 @@ class Follower {
     };
   }
 
-  // What an only rank writes here is shown as it comes, while the head is asked for events.
+  // What an only rank writes here is shown as it comes, while the head is asked for events. A rank that
+  // writes is looked at often, one that is silent less and less. (inotify(7) would tell it, but a program
+  // that has used it waits 15 ms for the kernel when it ends.)
   std::optional<net::ControlClient::Aside> OutputAside() {
-    if (!output_ || !output_->options().only_rank) return std::nullopt;
+    if (!output_ || !output_->options().only_rank || !reader_.reads_files()) return std::nullopt;
     if (job_.state != "RUNNING" && !job_.Final()) return std::nullopt;  // that it runs is said first
     if (job_.Final() && (stops_ > 0 || screen_.terminal())) return std::nullopt;  // it is shown in turns
-    bool anew = false;
-    if (!watch_.Watch(reader_.Folder(), &anew)) return std::nullopt;
-    const auto step = [this]() -> absl::StatusOr<bool> {
-      watch_.Clear();
+    const auto step = [this]() -> absl::StatusOr<Instant> {
+      const uint64_t before = reader_.bytes();
       const bool more = reader_.ReadFiles(*output_, ShowsPieces());
       ShowOutput(/*flush=*/false);
       if (closed_) return absl::CancelledError("nobody reads what is shown");
-      return more;
+      return NextLook(more, reader_.bytes() != before);
     };
-    return net::ControlClient::Aside{watch_.fd(), anew || !reader_.cut().empty(), step};
+    return net::ControlClient::Aside{next_look_, step};
+  }
+
+  Instant NextLook(bool more, bool found) {
+    look_every_ = found ? kLookMin : std::min(2 * look_every_, kEventsWait);
+    return next_look_ = clock_.Now() + (more ? absl::ZeroDuration() : look_every_);
   }
 
   absl::Status ReadEvents() {
@@ -581,7 +551,8 @@ class Follower {
   std::vector<std::string>* const bare_;
   std::optional<RankOutput> output_;
   OutputReader reader_;
-  LogWatch watch_;
+  absl::Duration look_every_ = kLookMin;
+  Instant next_look_;
   JobDoc job_;
   bool from_start_;
   uint64_t after_ = 0;

@@ -84,7 +84,7 @@ void LogStream::Take(const char* data, size_t bytes, int64_t now_ms) {
   LookAfter(now_ms);
   for (size_t at = 0; at < bytes; at += kTakeBytes) {
     const size_t part = std::min(kTakeBytes, bytes - at);
-    const bool taken = holding_ == 0 && budget_ >= part && Write({data + at, part}, part, 0, false);
+    const bool taken = holding_ == 0 && budget_ >= part && Write(data + at, part, part, 0, false);
     if (!taken) holding_ += part;
   }
   if (bytes >= kTailBytes) {
@@ -130,13 +130,13 @@ void LogStream::Resume(bool always) {
   std::string text;
   if (lost > 0) text = "\n[gtrain: " + std::to_string(lost) + " bytes dropped]\n";
   text += last;
-  if (Write(text, holding_, lost, always)) holding_ = 0;
+  if (Write(text.data(), text.size(), holding_, lost, always)) holding_ = 0;
 }
 
-bool LogStream::Write(std::string_view text, uint64_t stream_bytes, uint64_t dropped, bool always) {
-  if (!writer_->Append(file_, text, stream_bytes, dropped, always)) return false;
-  budget_ -= std::min<uint64_t>(budget_, text.size());
-  file_offset_ += text.size();
+bool LogStream::Write(const char* text, size_t bytes, uint64_t stream_bytes, uint64_t dropped, bool always) {
+  if (!writer_->Append(file_, text, bytes, stream_bytes, dropped, always)) return false;
+  budget_ -= std::min<uint64_t>(budget_, bytes);
+  file_offset_ += bytes;
   return true;
 }
 

@@ -8,7 +8,6 @@
 
 #include <memory>
 #include <string>
-#include <string_view>
 
 #include "base/unique_fd.h"
 #include "runtime/keeper/log_writer.h"
@@ -68,7 +67,7 @@ class LogStream {
   void Refill(int64_t now_ms);
   void TakeRefused(int64_t now_ms);
   void Resume(bool always);  // ends a stretch of dropping: marker, then its last bytes
-  bool Write(std::string_view text, uint64_t stream_bytes, uint64_t dropped, bool always);
+  bool Write(const char* text, size_t bytes, uint64_t stream_bytes, uint64_t dropped, bool always);
 
   UniqueFd pipe_, write_end_;
   PollSet<LogStream>* set_ = nullptr;

@@ -179,9 +179,8 @@ std::shared_ptr<LogFile> LogWriter::Open(const std::string& path, uint64_t bytes
   return file;
 }
 
-bool LogWriter::Append(const std::shared_ptr<LogFile>& file, std::string_view text, uint64_t stream_bytes,
-                       uint64_t dropped, bool always) {
-  const size_t bytes = text.size();
+bool LogWriter::Append(const std::shared_ptr<LogFile>& file, const char* text, size_t bytes,
+                       uint64_t stream_bytes, uint64_t dropped, bool always) {
   MutexLock held(&queue_->lock);
   const bool refused = file->refused_.stream_bytes > 0;
   const bool room =
@@ -189,12 +188,12 @@ bool LogWriter::Append(const std::shared_ptr<LogFile>& file, std::string_view te
   if (!always && (refused || !room)) return false;
   if (!file->waiting_.empty() && file->waiting_.back().bytes.size() + bytes <= kJoinedBytesMax) {
     Text& last = file->waiting_.back();
-    last.bytes += text;
+    last.bytes.append(text, bytes);
     last.stream_bytes += stream_bytes;
     last.dropped += dropped;
   } else {
     file->waiting_.push_back({queue_->NewBlock(bytes), stream_bytes, dropped});
-    file->waiting_.back().bytes = text;
+    file->waiting_.back().bytes.assign(text, bytes);
   }
   file->waiting_bytes_ += bytes;
   queue_->waiting_bytes += bytes;

@@ -7,7 +7,6 @@
 #include <deque>
 #include <memory>
 #include <string>
-#include <string_view>
 
 #include "base/mutex.h"
 #include "base/unique_fd.h"
@@ -31,7 +30,7 @@ class LogWriter {
   // `text` stands for `stream_bytes` of the stream, of which `dropped` are not in it. With `always` the bound
   // does not count: for the last words of a stream. False: the queue is full or the disk refused something
   // not yet asked for with TakeRefused; nothing was taken.
-  bool Append(const std::shared_ptr<LogFile>& file, std::string_view text, uint64_t stream_bytes,
+  bool Append(const std::shared_ptr<LogFile>& file, const char* text, size_t bytes, uint64_t stream_bytes,
               uint64_t dropped, bool always = false);
 
   // What the disk refused since the last call, all of it taken later than everything that was written.

@@ -20,7 +20,6 @@ constexpr absl::Duration kTurnMax = absl::Milliseconds(200);   // how late a los
 constexpr absl::Duration kJoinAgain = absl::Seconds(4);        // before a join is repeated
 constexpr absl::Duration kHeadSilenceMax = absl::Seconds(3);   // somebody waits in front of it
 constexpr absl::Duration kRefusalPatience = absl::Seconds(1);  // a key just added may need a moment
-constexpr absl::Duration kAsideEvery = absl::Milliseconds(5);  // many small changes are one
 
 int PollMs(absl::Duration limit) {
   return static_cast<int>(std::max<int64_t>(1, absl::ToInt64Milliseconds(std::min(limit, kTurnMax))));
@@ -119,20 +118,14 @@ std::vector<absl::StatusOr<core::ClientReply>> ControlClient::CallAll(
 }
 
 absl::Status ControlClient::Wait(absl::Duration limit) {
-  const Instant now = clock_.Now();
-  const bool goes_on = aside_ && aside_->goes_on;
-  const bool listens = aside_ && !goes_on && now >= aside_from_;
-  if (aside_ && !goes_on && !listens) limit = std::min(limit, aside_from_ - now);
-  // Descriptors below 0 are nothing to poll.
-  pollfd fds[3] = {
-      {transport_->PollFd(), POLLIN, 0}, {interrupt_fd_, POLLIN, 0}, {listens ? aside_->fd : -1, POLLIN, 0}};
-  const int ready = poll(fds, 3, goes_on ? 0 : PollMs(limit));
+  if (aside_) limit = std::min(limit, aside_->at - clock_.Now());
+  // A descriptor below 0 is nothing to poll.
+  pollfd fds[2] = {{transport_->PollFd(), POLLIN, 0}, {interrupt_fd_, POLLIN, 0}};
+  const int ready = poll(fds, 2, limit > absl::ZeroDuration() ? PollMs(limit) : 0);
   if (ready > 0 && fds[1].revents != 0) return absl::CancelledError("interrupted");
-  if (!goes_on && (ready <= 0 || fds[2].revents == 0)) return absl::OkStatus();
-  const absl::StatusOr<bool> more = aside_->step();
-  aside_->goes_on = more.ok() && *more;
-  aside_from_ = clock_.Now() + kAsideEvery;
-  return more.status();
+  if (!aside_ || clock_.Now() < aside_->at) return absl::OkStatus();
+  GT_ASSIGN_OR_RETURN(aside_->at, aside_->step());
+  return absl::OkStatus();
 }
 
 void ControlClient::TakeReplies(std::vector<Waiting>* waiting,

@@ -42,13 +42,12 @@ class ControlClient {
   // A descriptor (self-pipe of a signal handler) that ends a waiting Call when readable; -1 = none.
   void set_interrupt_fd(int fd) { interrupt_fd_ = fd; }
 
-  // Work that goes on while a Call waits. `step` is called when `fd` is readable, which it ends, but not more
-  // often than every 5 ms; and again at once as long as it returns true, with a look at the head and at
-  // `interrupt_fd` in between. An error of it ends the Call. It may not Call.
+  // Work that goes on while a Call waits: `step` is called at `at` and says when it is called again; between
+  // two steps there is always a look at the head and at `interrupt_fd`. An error of it ends the Call. It may
+  // not Call.
   struct Aside {
-    int fd = -1;
-    bool goes_on = false;  // `step` is called at once, as if it had returned true
-    std::function<absl::StatusOr<bool>()> step;
+    Instant at;
+    std::function<absl::StatusOr<Instant>()> step;
   };
   void set_aside(std::optional<Aside> aside) { aside_ = std::move(aside); }
 
@@ -71,7 +70,6 @@ class ControlClient {
   Rng rng_;
   int interrupt_fd_ = -1;
   std::optional<Aside> aside_;
-  Instant aside_from_;  // not sooner
 };
 
 // Registers `node_public_key` with the cluster of a join token (fault X2: the only way in without an admin).
