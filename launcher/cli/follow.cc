@@ -3,10 +3,12 @@
 // is silent the loop keeps asking with the same patience: the ranks do not depend on it.
 #include "launcher/cli/follow.h"
 
+#include <poll.h>
 #include <signal.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <functional>
 #include <map>
 #include <set>
 #include <tuple>
@@ -19,6 +21,7 @@
 #include "absl/time/clock.h"
 #include "base/clock.h"
 #include "base/status_macros.h"
+#include "base/unique_fd.h"
 #include "base/units.h"
 #include "launcher/cli/news.h"
 #include "launcher/cli/rank_output.h"
@@ -32,6 +35,8 @@ namespace gtrain::cli {
 namespace {
 
 constexpr absl::Duration kEventsWait = absl::Milliseconds(400);
+constexpr absl::Duration kLookMin = absl::Milliseconds(5);           // between two looks at a log here
+constexpr absl::Duration kLoudEventsWait = absl::Milliseconds(100);  // while output is read beside
 constexpr absl::Duration kRequestTimeout = absl::Seconds(10);
 constexpr absl::Duration kLocalRequestTimeout = absl::Seconds(3);  // then look for the next head
 constexpr absl::Duration kLogTimeout = absl::Seconds(15);          // above the time the head gives an agent
@@ -59,10 +64,12 @@ class OutputReader {
         shown_generation_(options.shown_generation),
         shown_bytes_(options.shown_bytes) {}
 
-  void Read(const JobDoc& job, RankOutput& output) {
+  // `show` is called after each piece of a file on this machine, if given, and says whether to read on now.
+  using Show = std::function<bool()>;
+  void Read(const JobDoc& job, RankOutput& output, const Show& show) {
     if (job.generation == 0) return;
     if (job.generation != generation_ && generation_ != 0) {
-      ReadRanks(output, /*chunks=*/64);  // the rest of the old one
+      ReadRanks(output, /*chunks=*/64, show);  // the rest of the old one
       output.EndLines();
     }
     if (job.generation != generation_) {
@@ -70,14 +77,27 @@ class OutputReader {
       offsets_.clear();
       if (generation_ == shown_generation_) offsets_[{0, false}] = shown_bytes_;
       open_.clear();
+      files_.clear();
     }
     hosts_.clear();
     for (const RankDoc& rank : job.ranks) {
       if (rank.rank < kRanksShown) hosts_[rank.rank] = rank.hostname;
     }
-    timeout_ = cluster_.local && !job.Final() ? kLocalLogTimeout : kLogTimeout;
+    final_ = job.Final();
+    timeout_ = cluster_.local && !final_ ? kLocalLogTimeout : kLogTimeout;
     run_dir_ = cluster_.local && MayRead(job) ? job.run_dir : "";
-    ReadRanks(output, kChunksPerTurn);
+    ReadRanks(output, kChunksPerTurn, show);
+  }
+
+  bool reads_files() const { return !run_dir_.empty(); }  // on this machine
+  // What is new in the files on this machine. True: more is there.
+  bool ReadFiles(RankOutput& output, const Show& show) {
+    bool more = false;
+    for (const auto& [rank, host] : hosts_) {
+      for (const bool is_stderr : {false, true})
+        more = ReadFile({rank, is_stderr}, kChunksPerTurn, output, show) == Found::kMore || more;
+    }
+    return more;
   }
 
   // Streams that had more when they were read last: generation, rank, whether it is stderr.
@@ -92,6 +112,15 @@ class OutputReader {
     int rank = 0;
     bool is_stderr = false;
   };
+  struct File {
+    std::string path;
+    UniqueFd fd;
+  };
+  enum class Found {
+    kMore,
+    kAll,      // nobody else knows of more
+    kUnknown,  // the file is not here, or cannot be read
+  };
 
   // As an agent does: a run directory that is another job's, or somebody else's, is not read.
   bool MayRead(const JobDoc& job) const {
@@ -99,40 +128,59 @@ class OutputReader {
     return agent::CheckRunDirOfLog(log, ClusterId(job.cluster), JobId(job_)).ok();
   }
 
-  // On the user's own machine the way through agent and head, sealed twice, costs more than all else. What is
-  // not read here, and whether more may come, is asked for as elsewhere. True: more is there.
-  bool ReadFile(const Stream& stream, int chunks, RankOutput& output) {
-    if (run_dir_.empty()) return false;
-    uint64_t& offset = offsets_[{stream.rank, stream.is_stderr}];
-    const std::string path =
-        core::RankLogPath(run_dir_, Generation{generation_}, stream.rank, stream.is_stderr);
-    for (int i = 0; i < chunks * kFileChunks; ++i) {
-      const absl::StatusOr<agent::LogPiece> piece = agent::ReadLogPiece(path, offset);
-      if (!piece.ok()) return false;
-      output.Add(stream.rank, hosts_[stream.rank], stream.is_stderr, piece->text);
-      bytes_ += piece->text.size();
-      offset = piece->next_offset;
-      if (piece->at_end) return false;
+  // On the user's own machine the way through agent and head, sealed twice, costs more than all else. The
+  // file stays open: the way to it costs more than a piece of it.
+  Found ReadFile(const Stream& stream, int chunks, RankOutput& output, const Show& show) {
+    if (run_dir_.empty()) return Found::kUnknown;
+    File& file = files_[{stream.rank, stream.is_stderr}];
+    const Cut cut(generation_, stream.rank, stream.is_stderr);
+    if (!file.fd.valid()) {
+      file.path = core::RankLogPath(run_dir_, Generation{generation_}, stream.rank, stream.is_stderr);
+      absl::StatusOr<UniqueFd> opened = agent::OpenLog(file.path);
+      if (!opened.ok()) {
+        cut_.erase(cut);
+        return absl::IsNotFound(opened.status()) ? Found::kAll : Found::kUnknown;
+      }
+      file.fd = *std::move(opened);
     }
-    return true;
+    uint64_t& offset = offsets_[{stream.rank, stream.is_stderr}];
+    for (int i = 0; i < chunks * kFileChunks; ++i) {
+      const absl::Status read = agent::ReadLogPiece(file.fd, file.path, offset, 0, &piece_);
+      if (!read.ok()) {
+        file.fd.reset();
+        cut_.erase(cut);
+        return Found::kUnknown;
+      }
+      output.Add(stream.rank, hosts_[stream.rank], stream.is_stderr, piece_.text);
+      bytes_ += piece_.text.size();
+      offset = piece_.next_offset;
+      const bool goes_on = show == nullptr || piece_.text.empty() || show();
+      if (piece_.at_end) {
+        cut_.erase(cut);
+        return Found::kAll;
+      }
+      if (!goes_on) break;
+    }
+    cut_.insert(cut);
+    return Found::kMore;
   }
 
   // Most streams have little that is new or nothing, so all are asked for a little at once: one way there and
-  // back. Those with more are read on one by one, so that no more than a piece is on its way.
-  void ReadRanks(RankOutput& output, int chunks) {
+  // back. Those with more are read on one by one, so that no more than a piece is on its way. Of a file that
+  // was read here only its end is asked for, and only when the job is over.
+  void ReadRanks(RankOutput& output, int chunks, const Show& show) {
     std::vector<Stream> streams;
     std::vector<core::ClientRequestBody> requests;
     for (const auto& [rank, host] : hosts_) {
       for (const bool is_stderr : {false, true}) {
         const Stream stream{rank, is_stderr};
-        if (ReadFile(stream, chunks, output)) {
-          cut_.insert({generation_, rank, is_stderr});
-          continue;
-        }
+        const Found found = ReadFile(stream, chunks, output, show);
+        if (found == Found::kMore || (found == Found::kAll && !final_)) continue;
         streams.push_back(stream);
         requests.push_back(Request(stream, kFirstBytes));
       }
     }
+    if (requests.empty()) return;
     const std::vector<absl::StatusOr<std::string>> answers = AskAll(cluster_, std::move(requests), timeout_);
     std::vector<Stream> loud;
     for (size_t i = 0; i < streams.size(); ++i) {
@@ -191,7 +239,10 @@ class OutputReader {
   const uint64_t shown_generation_, shown_bytes_;
   absl::Duration timeout_ = kLogTimeout;
   uint64_t generation_ = 0;
+  bool final_ = false;
   std::string run_dir_;  // if its files are on this machine
+  std::map<std::pair<int, bool>, File> files_;
+  agent::LogPiece piece_;
   std::map<int, std::string> hosts_;
   std::map<std::pair<int, bool>, uint64_t> offsets_;
   std::set<Cut> cut_, open_;
@@ -221,7 +272,8 @@ class Follower {
     while (true) {
       if (const std::optional<int> code = HandleSignal()) return *code;
       const absl::Status status = Turn();
-      if (absl::IsCancelled(status)) continue;  // a signal came
+      if (absl::IsCancelled(status) && !closed_) continue;  // a signal came
+      if (absl::IsCancelled(status)) return Closed();
       if (absl::IsNotFound(status) || absl::IsPermissionDenied(status)) {
         screen_.Say(std::string(status.message()));
         return kFailed;
@@ -265,7 +317,9 @@ class Follower {
     TellRestore();
     TellHidden();
     ChooseOutput();
-    reader_.Read(job_, *output_);
+    const uint64_t before = reader_.bytes();
+    reader_.Read(job_, *output_, ShowsPieces());
+    NextLook(!reader_.cut().empty(), reader_.bytes() != before);
     output_->AddRedrawn(clock_.Now());
     ShowOutput(/*flush=*/false);
     closed_ = closed_ || !screen_.Update(job_, Hint(), clock_.Now());
@@ -310,11 +364,54 @@ class Follower {
                              pieces, screen_.terminal() ? output_->Unfinished() : std::vector<std::string>());
   }
 
+  // Lines of several ranks wait for those that are equal to them, and a terminal is drawn once for many. Else
+  // a piece is shown while it is still in the processor's cache.
+  OutputReader::Show ShowsPieces() {
+    if (!output_->options().only_rank || screen_.terminal()) return nullptr;
+    return [this] {
+      ShowOutput(/*flush=*/false);
+      pollfd signal = {signals_.fd(), POLLIN, 0};
+      return !closed_ && poll(&signal, 1, 0) == 0;
+    };
+  }
+
+  // What an only rank writes here is shown as it comes, while the head is asked for events. A rank that
+  // writes is looked at often, one that is silent less and less. (inotify(7) would tell it, but a program
+  // that has used it waits 15 ms for the kernel when it ends.)
+  std::optional<net::ControlClient::Aside> OutputAside() {
+    if (!output_ || !output_->options().only_rank || !reader_.reads_files()) return std::nullopt;
+    if (job_.state != "RUNNING" && !job_.Final()) return std::nullopt;  // that it runs is said first
+    if (job_.Final() && (stops_ > 0 || screen_.terminal())) return std::nullopt;  // it is shown in turns
+    const auto step = [this]() -> absl::StatusOr<Instant> {
+      const uint64_t before = reader_.bytes();
+      const bool more = reader_.ReadFiles(*output_, ShowsPieces());
+      ShowOutput(/*flush=*/false);
+      if (closed_) return absl::CancelledError("nobody reads what is shown");
+      return NextLook(more, reader_.bytes() != before);
+    };
+    return net::ControlClient::Aside{next_look_, step};
+  }
+
+  Instant NextLook(bool more, bool found) {
+    look_every_ = found ? kLookMin : std::min(2 * look_every_, kEventsWait);
+    return next_look_ = clock_.Now() + (more ? absl::ZeroDuration() : look_every_);
+  }
+
   absl::Status ReadEvents() {
-    const absl::Duration wait = reader_.cut().empty() ? kEventsWait : absl::ZeroDuration();  // output waits
-    GT_ASSIGN_OR_RETURN(const std::string json,
-                        Ask(cluster_, core::ClientEvents{JobId(job_id_), after_, wait}, Timeout()));
-    GT_ASSIGN_OR_RETURN(const EventsDoc doc, ParseEventsDoc(json));
+    std::optional<net::ControlClient::Aside> aside;
+    if (!finished_) aside = OutputAside();
+    absl::Duration wait = kEventsWait;
+    if (!reader_.cut().empty()) wait = aside && !job_.Final() ? kLoudEventsWait : absl::ZeroDuration();
+    cluster_.client->set_aside(std::move(aside));
+    const absl::StatusOr<std::string> json =
+        Ask(cluster_, core::ClientEvents{JobId(job_id_), after_, wait}, Timeout());
+    cluster_.client->set_aside(std::nullopt);
+    return TakeEvents(json);
+  }
+
+  absl::Status TakeEvents(const absl::StatusOr<std::string>& json) {
+    GT_RETURN_IF_ERROR(json.status());
+    GT_ASSIGN_OR_RETURN(const EventsDoc doc, ParseEventsDoc(*json));
     for (const EventDoc& event : doc.events) {
       after_ = std::max(after_, event.sequence);
       if (!from_start_) continue;
@@ -407,6 +504,7 @@ class Follower {
 
   int Finish() {
     if (output_) ShowOutput(/*flush=*/true);
+    finished_ = true;
     (void)ReadEvents();  // whether the last lines of a log could be written is known late
     const std::set<OutputReader::Cut>& left = reader_.cut().empty() ? reader_.open() : reader_.cut();
     if (!left.empty()) {
@@ -453,6 +551,8 @@ class Follower {
   std::vector<std::string>* const bare_;
   std::optional<RankOutput> output_;
   OutputReader reader_;
+  absl::Duration look_every_ = kLookMin;
+  Instant next_look_;
   JobDoc job_;
   bool from_start_;
   uint64_t after_ = 0;
@@ -460,6 +560,7 @@ class Follower {
   int stops_told_ = 0;  // what the head took of it
   bool stop_refused_ = false;
   bool closed_ = false;
+  bool finished_ = false;  // all output that will be shown was shown
   std::optional<Instant> silent_since_;
   // Since the job is over.
   std::optional<Instant> final_since_;

@@ -2,10 +2,15 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <map>
+#include <set>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "base/rng.h"
+#include "base/units.h"
 #include "launcher/cli/job_changes.h"
 #include "launcher/cli/news.h"
 #include "launcher/cli/rank_output.h"
@@ -227,6 +232,59 @@ TEST(RankOutput, CollapsesEqualLinesOfSeveralRanks) {
   output.Add(1, "a", false, "only me\n");
   output.Add(0, "a", false, "loading\n");
   EXPECT_THAT(Lines(output.Take(false)), ElementsAre("a:0-2 b:3: loading", "a:1: only me", "a:0: loading"));
+}
+
+// Plain lines are taken many at a time, others byte by byte: however the bytes are cut, the same is shown.
+TEST(RankOutput, ShowsTheSameHoweverItIsRead) {
+  Rng rng(20'26);
+  for (int round = 0; round < 300; ++round) {
+    std::string text;
+    for (uint64_t lines = rng.Below(40); lines > 0; --lines) {
+      text += std::string(rng.Below(40), 'x');
+      if (rng.Below(4) == 0)
+        text += std::vector<std::string>{"\t", "\r", "\x7f", "\x1f", "\x80", "é"}[rng.Below(6)];
+      if (rng.Below(100) == 0) text += std::string(TextRows::kRowLengthMax - 1 + rng.Below(3), 'y');
+      text += std::string(rng.Below(20), 'z') + "\n";
+    }
+    for (const bool only_rank : {false, true}) {
+      RankOutput by_byte({.only_rank = only_rank}), at_once({.only_rank = only_rank}),
+          in_parts({.only_rank = only_rank});
+      for (const char byte : text) by_byte.Add(0, "a", false, {&byte, 1});
+      at_once.Add(0, "a", false, text);
+      for (size_t at = 0; at < text.size();) {
+        const size_t bytes = std::min<size_t>(1 + rng.Below(100), text.size() - at);
+        in_parts.Add(0, "a", false, absl::string_view(text).substr(at, bytes));
+        at += bytes;
+      }
+      const std::vector<std::string> lines = Lines(by_byte.Take(true));
+      EXPECT_EQ(Lines(at_once.Take(true)), lines);
+      EXPECT_EQ(Lines(in_parts.Take(true)), lines);
+    }
+  }
+}
+
+// Of each text a rank's k-th line is one with the k-th of the others, whoever was first.
+TEST(RankOutput, CollapsesTheSameHowOftenEachWroteIt) {
+  Rng rng(20'27);
+  for (int round = 0; round < 300; ++round) {
+    RankOutput output({});
+    std::vector<std::pair<std::string, std::set<int>>> expected;  // in the order in which they first came
+    std::map<std::pair<int, std::string>, size_t> written;
+    for (int i = 0; i < 60; ++i) {
+      const int rank = static_cast<int>(rng.Below(4));
+      const std::string text(1, static_cast<char>('a' + rng.Below(3)));
+      output.Add(rank, "h", false, text + "\n");
+      size_t left = written[{rank, text}]++;
+      const auto it = std::find_if(expected.begin(), expected.end(),
+                                   [&](const auto& line) { return line.first == text && left-- == 0; });
+      (it == expected.end() ? expected.emplace_back(text, std::set<int>()) : *it).second.insert(rank);
+    }
+    std::vector<std::string> lines;
+    for (const auto& [text, ranks] : expected) {
+      lines.push_back(absl::StrCat("h:", PrintRanks({ranks.begin(), ranks.end()}), ": ", text));
+    }
+    ASSERT_EQ(Lines(output.Take(false)), lines);
+  }
 }
 
 // Fault P9: one line of 100 KB is split, and bytes that are no text are shown.

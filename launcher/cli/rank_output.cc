@@ -13,19 +13,43 @@
 namespace gtrain::cli {
 namespace {
 
-// Nothing but printable ASCII and tabs: what most lines are. Such a line is shown as it is.
-bool IsPlain(absl::string_view text) {
-  constexpr uint64_t kOnes = 0x0101010101010101, kHigh = 0x80 * kOnes;
+constexpr size_t kTextBlock = 256 << 10;
+
+// 16 bytes that the compiler handles as one.
+using Bytes = unsigned char __attribute__((vector_size(16)));
+
+Bytes BytesAt(const char* data) {
+  Bytes bytes;
+  memcpy(&bytes, data, sizeof(bytes));
+  return bytes;
+}
+
+// How many bytes at the start are nothing but printable ASCII, tabs and line ends: what most lines are. They
+// are shown as they are.
+size_t PlainBytes(absl::string_view text) {
+  // Of a vector or of a byte: not 0 where it is odd.
+  const auto odd = [](auto c) { return ((c < 0x20) | (c >= 0x7F)) & (c != '\t') & (c != '\n'); };
   size_t i = 0;
-  for (; i + 8 <= text.size(); i += 8) {
-    uint64_t word = 0;
-    memcpy(&word, text.data() + i, 8);
-    // The high bit of a byte: it is 0x7F or above, or below a blank.
-    const uint64_t odd = (word | (word + kOnes) | (((word | kHigh) - 0x20 * kOnes) ^ kHigh)) & kHigh;
-    if (odd != 0) break;
+  for (; i + sizeof(Bytes) <= text.size(); i += sizeof(Bytes)) {
+    uint64_t any[2];
+    const auto found = odd(BytesAt(text.data() + i));
+    static_assert(sizeof(any) == sizeof(found));
+    memcpy(any, &found, sizeof(any));
+    if ((any[0] | any[1]) != 0) break;
   }
-  return std::all_of(text.begin() + static_cast<ptrdiff_t>(i), text.end(),
-                     [](char c) { return (c >= 0x20 && c < 0x7F) || c == '\t'; });
+  while (i < text.size() && !odd(static_cast<unsigned char>(text[i]))) ++i;
+  return i;
+}
+
+size_t CountLineEnds(absl::string_view text) {
+  size_t count = 0, i = 0;
+  while (i + sizeof(Bytes) <= text.size()) {
+    Bytes counts = {};  // of every sixteenth byte, at most 255
+    for (int k = 0; k < 255 && i + sizeof(Bytes) <= text.size(); ++k, i += sizeof(Bytes))
+      counts -= reinterpret_cast<Bytes>(BytesAt(text.data() + i) == '\n');  // true is -1
+    for (size_t k = 0; k < sizeof(Bytes); ++k) count += counts[k];
+  }
+  return count + static_cast<size_t>(std::count(text.begin() + static_cast<ptrdiff_t>(i), text.end(), '\n'));
 }
 
 std::string PrintWho(const std::map<std::string, std::vector<int>>& ranks) {
@@ -41,47 +65,130 @@ void RankOutput::Add(int rank, const std::string& host, bool is_stderr, absl::st
   auto it = streams_.find({rank, is_stderr});
   if (it == streams_.end()) {
     TextRows rows(options_.live, is_stderr ? options_.colour_err : options_.colour_out);
-    it = streams_.insert({{rank, is_stderr}, {rank, is_stderr, "", "", std::move(rows), ""}}).first;
+    it = streams_.insert({{rank, is_stderr}, {kNone, is_stderr, std::move(rows), ""}}).first;
   }
   Stream& stream = it->second;
-  if (stream.prefix.empty() || stream.host != host) {
-    stream.host = host;
-    stream.prefix = options_.bare ? "" : PrintWho({{host, {rank}}});
-  }
+  if (stream.writer == kNone || writers_[stream.writer].host != host) stream.writer = WriterOf(host, rank);
   while (!bytes.empty()) {
-    const size_t end = std::min(bytes.find('\n'), bytes.size() - 1) + 1;
-    const absl::string_view line = bytes.substr(0, end);
-    bytes.remove_prefix(end);
-    if (line.back() == '\n' && line.size() <= TextRows::kRowLengthMax && stream.rows.idle() &&
-        IsPlain(line.substr(0, end - 1))) {
-      Complete(stream, line.substr(0, end - 1));
-      continue;
+    if (stream.rows.idle()) {
+      bytes.remove_prefix(AddPlainLines(stream, bytes));
+      if (bytes.empty()) break;
     }
-    stream.rows.Write(line);
+    const size_t end = std::min(bytes.find('\n'), bytes.size() - 1) + 1;
+    stream.rows.Write(bytes.substr(0, end));
+    bytes.remove_prefix(end);
     // The cursor may go up again within these bytes.
     if (options_.live && !bytes.empty() && !stream.rows.full()) continue;
     for (const std::string& text : stream.rows.TakeFinished(false)) Complete(stream, text);
   }
 }
 
-std::string& RankOutput::End(bool is_stderr) {
-  if (pieces_.empty() || pieces_.back().is_stderr != is_stderr) pieces_.push_back({is_stderr, ""});
-  return pieces_.back().text;
+uint32_t RankOutput::WriterOf(const std::string& host, int rank) {
+  const auto it = std::find_if(writers_.begin(), writers_.end(),
+                               [&](const Writer& w) { return w.rank == rank && w.host == host; });
+  if (it != writers_.end()) return static_cast<uint32_t>(it - writers_.begin());
+  writers_.push_back({host, rank, options_.bare ? "" : PrintWho({{host, {rank}}})});
+  return static_cast<uint32_t>(writers_.size() - 1);
+}
+
+size_t RankOutput::AddPlainLines(const Stream& stream, absl::string_view bytes) {
+  bytes = bytes.substr(0, PlainBytes(bytes));
+  bytes = bytes.substr(0, bytes.rfind('\n') + 1);  // whole lines: npos + 1 is 0
+  size_t done = 0;
+  std::string* const out = options_.only_rank && !bytes.empty() ? &End(stream.is_stderr) : nullptr;
+  const std::string& prefix = writers_[stream.writer].prefix;
+  size_t at = 0;
+  if (out != nullptr) {
+    at = out->size();
+    out->resize(at + bytes.size() + CountLineEnds(bytes) * prefix.size());
+  }
+  while (done < bytes.size()) {
+    const char* line = bytes.data() + done;
+    const char* end = static_cast<const char*>(memchr(line, '\n', bytes.size() - done));
+    const size_t length = static_cast<size_t>(end + 1 - line);
+    if (length > TextRows::kRowLengthMax) break;
+    if (out != nullptr) {
+      memcpy(out->data() + at, prefix.data(), prefix.size());
+      memcpy(out->data() + at + prefix.size(), line, length);
+      at += prefix.size() + length;
+    } else {
+      Complete(stream, {line, length - 1});
+    }
+    done += length;
+  }
+  if (out != nullptr) out->resize(at);
+  if (out != nullptr && at == 0) pieces_.pop_back();  // the first line is too long
+  return done;
 }
 
 void RankOutput::Complete(const Stream& stream, absl::string_view text) {
   if (options_.only_rank) {
-    absl::StrAppend(&End(stream.is_stderr), stream.prefix, text, "\n");
+    absl::StrAppend(&End(stream.is_stderr), writers_[stream.writer].prefix, text, "\n");
     return;
   }
-  Equal& equal = index_[{stream.is_stderr, std::string(text)}];
-  const size_t before = equal.written[{stream.host, stream.rank}]++;
-  if (before < equal.lines.size()) {
-    lines_[equal.lines[before]].ranks[stream.host].push_back(stream.rank);
+  const std::pair<bool, absl::string_view> key(stream.is_stderr, text);
+  bool anew = false;
+  const auto it = index_.lazy_emplace(key, [&](const auto& make) {
+    anew = true;
+    make(std::pair(stream.is_stderr, Keep(text)), Equal());
+  });
+  Equal& equal = it->second;
+  if (anew) {
+    equal.begin = equal.end = equal.written = AddLine(stream, it->first.second);
+    equal.writer = stream.writer;
     return;
   }
-  equal.lines.push_back(lines_.size());
-  lines_.push_back({stream.is_stderr, std::string(text), {{stream.host, {stream.rank}}}});
+  uint32_t& written = equal.writer == stream.writer
+                          ? equal.written
+                          : written_.try_emplace({equal.begin, stream.writer}, kNone).first->second;
+  written = written == kNone ? equal.begin : lines_[written].next_equal;
+  if (written == kNone) {
+    written = AddLine(stream, it->first.second);
+    lines_[equal.end].next_equal = written;
+    equal.end = written;
+    return;
+  }
+  Line& line = lines_[written];
+  const auto other = static_cast<uint32_t>(others_.size());
+  others_.push_back({stream.writer, kNone});
+  (line.others_begin == kNone ? line.others_begin : others_[line.others_end].next) = other;
+  line.others_end = other;
+}
+
+uint32_t RankOutput::AddLine(const Stream& stream, absl::string_view text) {
+  lines_.push_back({.text = text, .is_stderr = stream.is_stderr, .writer = stream.writer});
+  return static_cast<uint32_t>(lines_.size() - 1);
+}
+
+absl::string_view RankOutput::Keep(absl::string_view text) {
+  if (texts_.empty() || texts_.back().capacity() - texts_.back().size() < text.size()) {
+    texts_.emplace_back();
+    texts_.back().reserve(std::max(kTextBlock, text.size()));
+  }
+  std::string& block = texts_.back();
+  const size_t at = block.size();
+  block.append(text.data(), text.size());
+  return absl::string_view(block).substr(at);
+}
+
+const std::string& RankOutput::PrefixOf(const Line& line) {
+  if (options_.bare || line.others_begin == kNone) return writers_[line.writer].prefix;
+  size_t known = 0;
+  const auto is_next = [&](uint32_t writer) { return known < group_.size() && group_[known++] == writer; };
+  bool same = is_next(line.writer);
+  for (uint32_t i = line.others_begin; same && i != kNone; i = others_[i].next)
+    same = is_next(others_[i].writer);
+  if (same && known == group_.size()) return group_prefix_;
+  group_ = {line.writer};
+  for (uint32_t i = line.others_begin; i != kNone; i = others_[i].next) group_.push_back(others_[i].writer);
+  std::map<std::string, std::vector<int>> ranks;
+  for (const uint32_t writer : group_) ranks[writers_[writer].host].push_back(writers_[writer].rank);
+  return group_prefix_ = PrintWho(ranks);
+}
+
+std::string& RankOutput::End(bool is_stderr) {
+  if (pieces_.empty() || pieces_.back().is_stderr != is_stderr) pieces_.push_back({is_stderr, ""});
+  return pieces_.back().text;
 }
 
 void RankOutput::AddRedrawn(Instant now) {
@@ -104,11 +211,13 @@ void RankOutput::EndLines() {
 
 std::vector<RankOutput::Piece> RankOutput::Take(bool flush) {
   if (flush) EndLines();
-  for (const Line& line : lines_) {
-    absl::StrAppend(&End(line.is_stderr), options_.bare ? "" : PrintWho(line.ranks), line.text, "\n");
-  }
+  for (const Line& line : lines_) absl::StrAppend(&End(line.is_stderr), PrefixOf(line), line.text, "\n");
   lines_.clear();
+  others_.clear();
   index_.clear();
+  written_.clear();
+  if (texts_.size() > 1) texts_.resize(1);
+  if (!texts_.empty()) texts_[0].clear();
   return std::exchange(pieces_, {});
 }
 
@@ -116,7 +225,8 @@ std::vector<std::string> RankOutput::Unfinished() const {
   std::vector<std::string> out;
   if (!options_.live) return out;
   for (const auto& [key, stream] : streams_) {
-    for (std::string& row : stream.rows.Unfinished()) out.push_back(stream.prefix + std::move(row));
+    for (std::string& row : stream.rows.Unfinished())
+      out.push_back(writers_[stream.writer].prefix + std::move(row));
   }
   return out;
 }

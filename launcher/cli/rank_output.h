@@ -2,6 +2,7 @@
 // same line of several ranks once with all their numbers, nothing that could drive a terminal (fault P9). Of
 // a progress line that a carriage return begins anew the last state is shown.
 #pragma once
+#include <cstdint>
 #include <map>
 #include <string>
 #include <utility>
@@ -15,7 +16,7 @@
 namespace gtrain::cli {
 
 // Not thread-safe. A line costs a search among the different texts since the last Take, however often one
-// comes; that of an only rank a copy.
+// comes, and a copy; that of an only rank a copy alone.
 class RankOutput {
  public:
   struct Options {
@@ -47,34 +48,62 @@ class RankOutput {
   std::vector<std::string> Unfinished() const;
 
  private:
-  struct Stream {
+  static constexpr uint32_t kNone = ~uint32_t{0};
+
+  struct Writer {
+    std::string host;
     int rank = 0;
+    std::string prefix;  // of what it wrote alone
+  };
+  struct Stream {
+    uint32_t writer = kNone;  // in writers_
     bool is_stderr = false;
-    std::string host, prefix;
     TextRows rows;
     std::string redrawn;  // shown last by AddRedrawn
   };
+  // One line that is shown, by all who wrote it.
   struct Line {
+    absl::string_view text;  // in texts_
     bool is_stderr = false;
-    std::string text;
-    std::map<std::string, std::vector<int>> ranks;  // by host
+    uint32_t writer = kNone;                            // the first
+    uint32_t others_begin = kNone, others_end = kNone;  // in others_: the first and the last of a list
+    uint32_t next_equal = kNone;                        // in lines_: the next of the same text
+  };
+  struct Other {
+    uint32_t writer = kNone;
+    uint32_t next = kNone;
   };
   // The lines of one text. A rank's second equal line is a line of its own, so a rank that wrote it k times
   // is in the first k: only other ranks' lines collapse into one.
   struct Equal {
-    std::vector<size_t> lines;                              // in lines_
-    std::map<std::pair<std::string, int>, size_t> written;  // by host and rank
+    uint32_t begin = kNone, end = kNone;  // in lines_: the first and the last
+    uint32_t writer = kNone;              // most texts have this one only
+    uint32_t written = kNone;             // in lines_: the last of its
   };
+  uint32_t WriterOf(const std::string& host, int rank);
   void Complete(const Stream& stream, absl::string_view text);
+  // Takes the whole lines at the start that are shown as they are. Returns their bytes.
+  size_t AddPlainLines(const Stream& stream, absl::string_view bytes);
+  uint32_t AddLine(const Stream& stream, absl::string_view text);
+  absl::string_view Keep(absl::string_view text);
   // Where the next line of this kind is put.
   std::string& End(bool is_stderr);
+  const std::string& PrefixOf(const Line& line);
 
   const Options options_;
   Instant redrawn_at_;
+  std::vector<Writer> writers_;
   std::map<std::pair<int, bool>, Stream> streams_;  // by rank and whether it is stderr
   std::vector<Piece> pieces_;                       // of an only rank
-  std::vector<Line> lines_;                         // of many
-  absl::flat_hash_map<std::pair<bool, std::string>, Equal> index_;
+  // Of many, since the last Take. A line costs no memory of its own.
+  std::vector<std::string> texts_;  // blocks that never move
+  std::vector<Line> lines_;
+  std::vector<Other> others_;
+  absl::flat_hash_map<std::pair<bool, absl::string_view>, Equal> index_;
+  absl::flat_hash_map<std::pair<uint32_t, uint32_t>, uint32_t>
+      written_;                  // as Equal::written, by its begin and writer
+  std::vector<uint32_t> group_;  // the newest whose prefix was made
+  std::string group_prefix_;
 };
 
 }  // namespace gtrain::cli

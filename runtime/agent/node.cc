@@ -30,7 +30,6 @@
 #include "base/folder.h"
 #include "base/run_folder.h"
 #include "base/status_macros.h"
-#include "base/unique_fd.h"
 #include "base/units.h"
 #include "runtime/core/agent_core.h"
 #include "runtime/keeper/agent_protocol.h"
@@ -240,35 +239,48 @@ absl::StatusOr<std::string> ReadSecret(const std::string& path) {
       absl::StrCat(path, " is larger than the limit of ", kSecretBytesMax, " bytes"));
 }
 
-absl::StatusOr<LogPiece> ReadLogPiece(const std::string& path, uint64_t offset, uint64_t bytes_max) {
+absl::StatusOr<UniqueFd> OpenLog(const std::string& path) {
   std::string why;
   const auto [folder, name] = OpenFolderOf(path, {.to_read = true, .why = &why});
   if (!folder.valid()) return ErrnoStatus(errno, absl::StrCat("cannot read ", path, " (", why, ")"));
   UniqueFd fd(openat(folder.get(), name.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
   if (!fd.valid()) return ErrnoStatus(errno, absl::StrCat("cannot read ", path));
+  return fd;
+}
+
+absl::Status ReadLogPiece(const UniqueFd& log, const std::string& path, uint64_t offset, uint64_t bytes_max,
+                          LogPiece* piece) {
   struct stat info;
-  if (fstat(fd.get(), &info) != 0 || !S_ISREG(info.st_mode)) {
+  if (fstat(log.get(), &info) != 0 || !S_ISREG(info.st_mode)) {
     return absl::InvalidArgumentError(absl::StrCat(path, " is not a regular file"));
   }
   const uint64_t size = static_cast<uint64_t>(info.st_size);
-  LogPiece piece;
-  piece.next_offset = std::min(offset, size);
-  const off_t data = lseek(fd.get(), static_cast<off_t>(piece.next_offset), SEEK_DATA);
-  if (data > static_cast<off_t>(piece.next_offset)) {
-    piece.text = absl::StrCat("[gtrain: ", static_cast<uint64_t>(data) - piece.next_offset,
-                              " older bytes were dropped to keep the log within its limit]\n");
-    piece.next_offset = static_cast<uint64_t>(data);
+  piece->next_offset = std::min(offset, size);
+  std::string dropped;
+  const off_t data = lseek(log.get(), static_cast<off_t>(piece->next_offset), SEEK_DATA);
+  if (data > static_cast<off_t>(piece->next_offset)) {
+    dropped = absl::StrCat("[gtrain: ", static_cast<uint64_t>(data) - piece->next_offset,
+                           " older bytes were dropped to keep the log within its limit]\n");
+    piece->next_offset = static_cast<uint64_t>(data);
   }
   // At least one whole character, or a reader would never get on.
   const uint64_t most = bytes_max == 0 ? kPieceBytes : std::clamp<uint64_t>(bytes_max, 4, kPieceBytes);
-  std::string bytes(std::min(most, size - piece.next_offset), '\0');
-  const ssize_t n = pread(fd.get(), bytes.data(), bytes.size(), static_cast<off_t>(piece.next_offset));
+  std::string& bytes = piece->text;
+  bytes.resize(std::min(most, size - piece->next_offset));
+  const ssize_t n = pread(log.get(), bytes.data(), bytes.size(), static_cast<off_t>(piece->next_offset));
   if (n < 0) return ErrnoStatus(errno, absl::StrCat("cannot read ", path));
   bytes.resize(static_cast<size_t>(n));
-  if (piece.next_offset + bytes.size() < size) bytes.resize(bytes.size() - UnfinishedBytes(bytes));
-  piece.next_offset += bytes.size();
-  piece.text += bytes;
-  piece.at_end = piece.next_offset >= size;
+  if (piece->next_offset + bytes.size() < size) bytes.resize(bytes.size() - UnfinishedBytes(bytes));
+  piece->next_offset += bytes.size();
+  piece->at_end = piece->next_offset >= size;
+  if (!dropped.empty()) bytes.insert(0, dropped);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<LogPiece> ReadLogPiece(const std::string& path, uint64_t offset, uint64_t bytes_max) {
+  GT_ASSIGN_OR_RETURN(const UniqueFd log, OpenLog(path));
+  LogPiece piece;
+  GT_RETURN_IF_ERROR(ReadLogPiece(log, path, offset, bytes_max, &piece));
   return piece;
 }
 

@@ -9,6 +9,7 @@
 #include "absl/status/statusor.h"
 #include "base/ids.h"
 #include "base/rng.h"
+#include "base/unique_fd.h"
 #include "runtime/core/agent_core.h"
 #include "runtime/core/messages.h"
 
@@ -61,8 +62,12 @@ struct LogPiece {
   uint64_t next_offset = 0;
   bool at_end = false;
 };
+// A log file, open: for who reads many pieces of one. NotFound: nothing was written to it yet.
+absl::StatusOr<UniqueFd> OpenLog(const std::string& path);
 // At most `bytes_max` from `offset` (0: 256 KiB; less than 4 are 4), cut between UTF-8 characters. Bytes that
-// were punched out are named, not returned.
+// were punched out are named, not returned. `path` is for messages. The memory of *piece is used again.
+absl::Status ReadLogPiece(const UniqueFd& log, const std::string& path, uint64_t offset, uint64_t bytes_max,
+                          LogPiece* piece);
 absl::StatusOr<LogPiece> ReadLogPiece(const std::string& path, uint64_t offset, uint64_t bytes_max = 0);
 
 // What ranks do, of each its processor time with all it started, and where it waits: where it only waits for

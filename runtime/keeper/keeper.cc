@@ -34,6 +34,9 @@ constexpr int64_t kTickMs = 100;
 constexpr int64_t kSleepMs = 60000;
 constexpr int64_t kQuitMs = 15000;
 constexpr int64_t kLookMs = 1000;
+// A rank that writes fast wakes us once in this time, not for each of its blocks; none of it waits longer.
+constexpr int64_t kStreamsMs = 1;
+constexpr size_t kStreamsLoud = 256u << 10;  // so much at once: it may be faster than that
 
 }  // namespace
 
@@ -111,7 +114,7 @@ void Keeper::CollectPollFds() {
   auto add = [this](int fd, bool out = false) {
     if (fd >= 0) poll_fds_.push_back({fd, static_cast<short>(POLLIN | (out ? POLLOUT : 0)), 0});
   };
-  add(stream_set_.fd());
+  if (NowMs() >= streams_from_ms_) add(stream_set_.fd());
   add(connection_set_.fd());
   add(signals_.get());
   add(fence_timer_.get());
@@ -131,7 +134,15 @@ void Keeper::CollectPollFds() {
 }
 
 void Keeper::PumpReady() {
-  stream_set_.ForReady([this](LogStream& stream) { stream.Pump(now_); });
+  if (now_ >= streams_from_ms_) {
+    size_t read = 0;
+    bool roomy = true;
+    stream_set_.ForReady([&](LogStream& stream) {
+      read += stream.Pump(now_);
+      roomy = roomy && stream.roomy();
+    });
+    if (read > 0 && read < kStreamsLoud && roomy) streams_from_ms_ = now_ + kStreamsMs;
+  }
   connection_set_.ForReady([](RankConnection& connection) {
     connection.ready = !connection.broken;
     if (connection.broken) connection.set->Remove(connection.fd.get());  // until the next sweep
@@ -139,6 +150,12 @@ void Keeper::PumpReady() {
 }
 
 int Keeper::WaitMs() const {
+  const int64_t streams_ms = streams_from_ms_ - NowMs();
+  const int others_ms = WaitForOthersMs();
+  return streams_ms > 0 ? static_cast<int>(std::min<int64_t>(streams_ms, others_ms)) : others_ms;
+}
+
+int Keeper::WaitForOthersMs() const {
   if (arena_bytes_faulting_ > 0 || more_zombies_) return 0;
   bool writing = false;
   for (const auto& [generation, record] : generations_) {

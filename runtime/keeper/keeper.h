@@ -215,6 +215,7 @@ class Keeper {
   bool PlaceRankSocket();
   void Turn(int64_t now);
   int WaitMs() const;
+  int WaitForOthersMs() const;  // than streams
   void Tick();
   bool MoreToDo() const;
   void CollectPollFds();
@@ -342,6 +343,7 @@ class Keeper {
   int64_t agent_seen_ms_ = 0;
   int64_t now_ = 0;
   int64_t last_tick_ms_ = 0;
+  int64_t streams_from_ms_ = 0;   // they are not read before
   bool tick_wanted_ = false;      // something happened, or waits for its time: a keeper else sleeps
   bool reports_written_ = false;  // since they were read
   bool more_zombies_ = false;     // than one turn takes

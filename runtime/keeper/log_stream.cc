@@ -18,6 +18,9 @@ namespace gtrain::keeper {
 namespace {
 constexpr uint64_t kResumeBytes = 4u << 20;
 constexpr int64_t kDiskRetryMs = 1000;
+constexpr size_t kReadBytes = 256u << 10;
+constexpr size_t kTakeBytes = 64u << 10;  // handed to the writer or dropped as one
+constexpr int kPipeBytes = 1 << 20;
 }  // namespace
 
 bool LogStream::Open(const std::string& path, const LogLimits& limits, Terminal terminal, int64_t now_ms,
@@ -29,8 +32,8 @@ bool LogStream::Open(const std::string& path, const LogLimits& limits, Terminal 
                                                 : MakeTerminal(&pipe_, &write_end_, terminal);
   if (!made) return false;
   if (!SetNonBlocking(pipe_.get())) return false;
-  fcntl(pipe_.get(), F_SETPIPE_SZ,
-        1 << 20);  // a courtesy to fast writers; the limit of the user may refuse it
+  // A courtesy to fast writers; the limit of the user may refuse it.
+  roomy_ = fcntl(pipe_.get(), F_SETPIPE_SZ, kPipeBytes) >= kPipeBytes;
   limits_ = limits;
   budget_ = limits.burst_bytes;
   refilled_ms_ = now_ms;
@@ -45,18 +48,20 @@ bool LogStream::Watch(PollSet<LogStream>* set) {
 }
 
 size_t LogStream::Pump(int64_t now_ms, size_t bytes_max) {
-  char buffer[64 << 10];
+  char buffer[kReadBytes];
   size_t done = 0;
   while (pipe_.valid() && done < bytes_max) {
-    ssize_t n = read(pipe_.get(), buffer, sizeof(buffer));
-    if (n < 0 && errno == EINTR) continue;
-    if (n < 0 && errno == EAGAIN) break;
-    if (n <= 0) {  // the end of a pipe; of a terminal it is the error EIO
-      Close(now_ms);
-      break;
-    }
-    done += static_cast<size_t>(n);
-    Take(buffer, static_cast<size_t>(n), now_ms);
+    size_t filled = 0;
+    ssize_t n = 0;
+    do {
+      n = read(pipe_.get(), buffer + filled, sizeof(buffer) - filled);
+      if (n > 0) filled += static_cast<size_t>(n);
+    } while ((n > 0 && filled < sizeof(buffer)) || (n < 0 && errno == EINTR));
+    const bool ended = n == 0 || (n < 0 && errno != EAGAIN);  // of a terminal it is the error EIO
+    Take(buffer, filled, now_ms);
+    done += filled;
+    if (ended) Close(now_ms);
+    if (n <= 0) break;
   }
   return done;
 }
@@ -74,12 +79,20 @@ std::string LogStream::LastBytes(size_t bytes) const {
 }
 
 void LogStream::Take(const char* data, size_t bytes, int64_t now_ms) {
+  if (bytes == 0) return;
   total_ += bytes;
   LookAfter(now_ms);
-  tail_.append(data, bytes);
-  if (tail_.size() > 2 * kTailBytes) tail_.erase(0, tail_.size() - kTailBytes);
-  const bool taken = holding_ == 0 && budget_ >= bytes && Write(std::string(data, bytes), bytes, 0, false);
-  if (!taken) holding_ += bytes;
+  for (size_t at = 0; at < bytes; at += kTakeBytes) {
+    const size_t part = std::min(kTakeBytes, bytes - at);
+    const bool taken = holding_ == 0 && budget_ >= part && Write(data + at, part, part, 0, false);
+    if (!taken) holding_ += part;
+  }
+  if (bytes >= kTailBytes) {
+    tail_.assign(data + bytes - kTailBytes, kTailBytes);
+  } else {
+    tail_.append(data, bytes);
+    if (tail_.size() > 2 * kTailBytes) tail_.erase(0, tail_.size() - kTailBytes);
+  }
 }
 
 void LogStream::LookAfter(int64_t now_ms) {
@@ -117,13 +130,12 @@ void LogStream::Resume(bool always) {
   std::string text;
   if (lost > 0) text = "\n[gtrain: " + std::to_string(lost) + " bytes dropped]\n";
   text += last;
-  if (Write(std::move(text), holding_, lost, always)) holding_ = 0;
+  if (Write(text.data(), text.size(), holding_, lost, always)) holding_ = 0;
 }
 
-bool LogStream::Write(std::string text, uint64_t stream_bytes, uint64_t dropped, bool always) {
-  const uint64_t bytes = text.size();
-  if (!writer_->Append(file_, std::move(text), stream_bytes, dropped, always)) return false;
-  budget_ -= std::min(budget_, bytes);
+bool LogStream::Write(const char* text, size_t bytes, uint64_t stream_bytes, uint64_t dropped, bool always) {
+  if (!writer_->Append(file_, text, bytes, stream_bytes, dropped, always)) return false;
+  budget_ -= std::min<uint64_t>(budget_, bytes);
   file_offset_ += bytes;
   return true;
 }

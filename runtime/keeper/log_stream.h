@@ -38,6 +38,8 @@ class LogStream {
   // From now until the end of the pipe it is in `set`, which outlives it.
   bool Watch(PollSet<LogStream>* set);
   bool alive() const { return pipe_.valid(); }
+  // The rank can write on for a while without being read.
+  bool roomy() const { return roomy_; }
 
   // Reads what is there, at most `bytes_max`; closes at end of file. Returns the bytes read.
   size_t Pump(int64_t now_ms, size_t bytes_max = 1 << 20);
@@ -65,7 +67,7 @@ class LogStream {
   void Refill(int64_t now_ms);
   void TakeRefused(int64_t now_ms);
   void Resume(bool always);  // ends a stretch of dropping: marker, then its last bytes
-  bool Write(std::string text, uint64_t stream_bytes, uint64_t dropped, bool always);
+  bool Write(const char* text, size_t bytes, uint64_t stream_bytes, uint64_t dropped, bool always);
 
   UniqueFd pipe_, write_end_;
   PollSet<LogStream>* set_ = nullptr;
@@ -80,6 +82,7 @@ class LogStream {
   int64_t refilled_ms_ = 0;
   int64_t retry_ms_ = 0;  // no write before this, after a disk error
   int refused_ = 0;
+  bool roomy_ = false;
 };
 
 }  // namespace gtrain::keeper

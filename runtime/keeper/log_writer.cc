@@ -14,6 +14,7 @@
 #include <algorithm>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "base/folder.h"
 
@@ -25,6 +26,7 @@ constexpr uint64_t kPunchStep = 16u << 20;
 constexpr size_t kFileWaitingMax = 64u << 20;   // bytes of one file that wait for the disk
 constexpr size_t kAllWaitingMax = 128u << 20;   // and of all files
 constexpr size_t kJoinedBytesMax = 256u << 10;  // small texts are joined up to this
+constexpr size_t kSpareMax = 4;                 // blocks of so many bytes that are kept for what comes
 
 struct Text {
   std::string bytes;
@@ -135,7 +137,26 @@ struct LogWriter::Queue {
   size_t waiting_bytes ABSL_GUARDED_BY(lock) = 0;
   bool started ABSL_GUARDED_BY(lock) = false;
   bool over ABSL_GUARDED_BY(lock) = false;
+  std::vector<std::string> spare ABSL_GUARDED_BY(lock);
   UniqueFd idle;  // the thread's copy
+
+  // Memory of a loud stream is used again: to give it back and take it anew costs both threads more than the
+  // bytes. Few texts are large, so others get no more than they need.
+  std::string NewBlock(size_t bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(lock) {
+    std::string block;
+    if (bytes < kJoinedBytesMax / 16) return block;
+    if (!spare.empty()) {
+      block = std::move(spare.back());
+      spare.pop_back();
+    }
+    block.reserve(kJoinedBytesMax);
+    return block;
+  }
+  void TakeBack(std::string block) ABSL_EXCLUSIVE_LOCKS_REQUIRED(lock) {
+    if (block.capacity() < kJoinedBytesMax || spare.size() >= kSpareMax) return;
+    block.clear();
+    spare.push_back(std::move(block));
+  }
 };
 
 LogWriter::LogWriter() : idle_(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)), queue_(std::make_shared<Queue>()) {
@@ -158,9 +179,8 @@ std::shared_ptr<LogFile> LogWriter::Open(const std::string& path, uint64_t bytes
   return file;
 }
 
-bool LogWriter::Append(const std::shared_ptr<LogFile>& file, std::string text, uint64_t stream_bytes,
-                       uint64_t dropped, bool always) {
-  const size_t bytes = text.size();
+bool LogWriter::Append(const std::shared_ptr<LogFile>& file, const char* text, size_t bytes,
+                       uint64_t stream_bytes, uint64_t dropped, bool always) {
   MutexLock held(&queue_->lock);
   const bool refused = file->refused_.stream_bytes > 0;
   const bool room =
@@ -168,11 +188,12 @@ bool LogWriter::Append(const std::shared_ptr<LogFile>& file, std::string text, u
   if (!always && (refused || !room)) return false;
   if (!file->waiting_.empty() && file->waiting_.back().bytes.size() + bytes <= kJoinedBytesMax) {
     Text& last = file->waiting_.back();
-    last.bytes += text;
+    last.bytes.append(text, bytes);
     last.stream_bytes += stream_bytes;
     last.dropped += dropped;
   } else {
-    file->waiting_.push_back({std::move(text), stream_bytes, dropped});
+    file->waiting_.push_back({queue_->NewBlock(bytes), stream_bytes, dropped});
+    file->waiting_.back().bytes.assign(text, bytes);
   }
   file->waiting_bytes_ += bytes;
   queue_->waiting_bytes += bytes;
@@ -213,7 +234,7 @@ void LogWriter::Run(std::shared_ptr<Queue> queue) {
     const std::shared_ptr<LogFile> file = std::move(queue->line.front());
     queue->line.pop_front();
     const bool refused_before = file->refuses_;
-    const Text text = std::move(file->waiting_.front());
+    Text text = std::move(file->waiting_.front());
     file->waiting_.pop_front();
     queue->lock.Unlock();
     const bool full = file->full();
@@ -234,6 +255,7 @@ void LogWriter::Run(std::shared_ptr<Queue> queue) {
         file->refused_.stream_bytes += refused.stream_bytes;
       }
     }
+    queue->TakeBack(std::move(text.bytes));
     file->waiting_bytes_ -= done;
     queue->waiting_bytes -= done;
     file->in_line_ = !file->waiting_.empty();

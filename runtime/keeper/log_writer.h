@@ -30,8 +30,8 @@ class LogWriter {
   // `text` stands for `stream_bytes` of the stream, of which `dropped` are not in it. With `always` the bound
   // does not count: for the last words of a stream. False: the queue is full or the disk refused something
   // not yet asked for with TakeRefused; nothing was taken.
-  bool Append(const std::shared_ptr<LogFile>& file, std::string text, uint64_t stream_bytes, uint64_t dropped,
-              bool always = false);
+  bool Append(const std::shared_ptr<LogFile>& file, const char* text, size_t bytes, uint64_t stream_bytes,
+              uint64_t dropped, bool always = false);
 
   // What the disk refused since the last call, all of it taken later than everything that was written.
   struct Refused {

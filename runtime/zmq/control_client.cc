@@ -21,12 +21,13 @@ constexpr absl::Duration kJoinAgain = absl::Seconds(4);        // before a join 
 constexpr absl::Duration kHeadSilenceMax = absl::Seconds(3);   // somebody waits in front of it
 constexpr absl::Duration kRefusalPatience = absl::Seconds(1);  // a key just added may need a moment
 
-// True when `interrupt_fd` is readable.
-bool WaitReadable(int fd, int interrupt_fd, absl::Duration limit) {
-  pollfd fds[2] = {{fd, POLLIN, 0}, {interrupt_fd, POLLIN, 0}};
-  int ms = static_cast<int>(std::max<int64_t>(1, absl::ToInt64Milliseconds(std::min(limit, kTurnMax))));
-  if (poll(fds, interrupt_fd >= 0 ? 2 : 1, ms) <= 0) return false;
-  return interrupt_fd >= 0 && fds[1].revents != 0;
+int PollMs(absl::Duration limit) {
+  return static_cast<int>(std::max<int64_t>(1, absl::ToInt64Milliseconds(std::min(limit, kTurnMax))));
+}
+
+void WaitReadable(int fd, absl::Duration limit) {
+  pollfd readable = {fd, POLLIN, 0};
+  (void)poll(&readable, 1, PollMs(limit));
 }
 
 // Of what changes nothing the head says this for one reason only: too many read at once. A person could do
@@ -92,9 +93,11 @@ std::vector<absl::StatusOr<core::ClientReply>> ControlClient::CallAll(
     }
     TakeReplies(&waiting, &replies);
     if (waiting.empty()) break;
-    if (WaitReadable(transport_->PollFd(), interrupt_fd_, waiting[0].pacer->deadline() - now)) {
-      end_all(absl::CancelledError("interrupted"));
+    if (const absl::Status waited = Wait(waiting[0].pacer->deadline() - now); !waited.ok()) {
+      end_all(waited);
+      break;
     }
+    TakeReplies(&waiting, &replies);  // before the deadline is looked at: a step may take long
   }
   const absl::Status status = transport_->status();
   for (Waiting& w : waiting) {
@@ -112,6 +115,17 @@ std::vector<absl::StatusOr<core::ClientReply>> ControlClient::CallAll(
                            status.ok() ? "it is connected but does not answer" : status.message()));
   }
   return replies;
+}
+
+absl::Status ControlClient::Wait(absl::Duration limit) {
+  if (aside_) limit = std::min(limit, aside_->at - clock_.Now());
+  // A descriptor below 0 is nothing to poll.
+  pollfd fds[2] = {{transport_->PollFd(), POLLIN, 0}, {interrupt_fd_, POLLIN, 0}};
+  const int ready = poll(fds, 2, limit > absl::ZeroDuration() ? PollMs(limit) : 0);
+  if (ready > 0 && fds[1].revents != 0) return absl::CancelledError("interrupted");
+  if (!aside_ || clock_.Now() < aside_->at) return absl::OkStatus();
+  GT_ASSIGN_OR_RETURN(aside_->at, aside_->step());
+  return absl::OkStatus();
 }
 
 void ControlClient::TakeReplies(std::vector<Waiting>* waiting,
@@ -174,7 +188,7 @@ absl::StatusOr<core::AgentJoined> JoinCluster(const JoinToken& token, absl::stri
             absl::StrCat("the head refuses to let this node join: ", refused->reason));
       }
     }
-    (void)WaitReadable(transport->PollFd(), -1, deadline - now);
+    WaitReadable(transport->PollFd(), deadline - now);
   }
   return absl::DeadlineExceededError(absl::StrCat("no answer from the head at ", token.endpoint, " within ",
                                                   absl::FormatDuration(timeout), ": ",
@@ -189,7 +203,7 @@ bool IsLetIn(const JoinToken& token, const KeyPair& keys, absl::Duration timeout
   const Instant deadline = clock.Now() + timeout;
   while (!(*transport)->Connected() && clock.Now() < deadline) {
     while ((*transport)->Receive()) continue;
-    (void)WaitReadable((*transport)->PollFd(), -1, std::min(absl::Milliseconds(50), deadline - clock.Now()));
+    WaitReadable((*transport)->PollFd(), std::min(absl::Milliseconds(50), deadline - clock.Now()));
   }
   return (*transport)->Connected();
 }

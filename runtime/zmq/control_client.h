@@ -1,9 +1,11 @@
 // A blocking client of the head, for the command line and tests.
 // Not thread-safe; every call has a deadline.
 #pragma once
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -40,6 +42,15 @@ class ControlClient {
   // A descriptor (self-pipe of a signal handler) that ends a waiting Call when readable; -1 = none.
   void set_interrupt_fd(int fd) { interrupt_fd_ = fd; }
 
+  // Work that goes on while a Call waits: `step` is called at `at` and says when it is called again; between
+  // two steps there is always a look at the head and at `interrupt_fd`. An error of it ends the Call. It may
+  // not Call.
+  struct Aside {
+    Instant at;
+    std::function<absl::StatusOr<Instant>()> step;
+  };
+  void set_aside(std::optional<Aside> aside) { aside_ = std::move(aside); }
+
  private:
   struct Waiting {
     size_t index = 0;
@@ -51,11 +62,14 @@ class ControlClient {
   };
   explicit ControlClient(std::unique_ptr<ZmqClient> transport);
   void TakeReplies(std::vector<Waiting>* waiting, std::vector<absl::StatusOr<core::ClientReply>>* replies);
+  // Until the head or the interrupt says something, at most `limit`, or a step of the work aside was done.
+  absl::Status Wait(absl::Duration limit);
 
   std::unique_ptr<ZmqClient> transport_;
   RealClock clock_;
   Rng rng_;
   int interrupt_fd_ = -1;
+  std::optional<Aside> aside_;
 };
 
 // Registers `node_public_key` with the cluster of a join token (fault X2: the only way in without an admin).

@@ -497,6 +497,34 @@ TEST_F(Transport, RequestsUnderWayTogetherGetTheirOwnReplies) {
   }
 }
 
+TEST_F(Transport, WorkAsideGoesOnWhileACallWaits) {
+  auto control =
+      *ControlClient::Connect({.endpoint = endpoint_, .server_public_key = head_.public_key, .keys = user_});
+  std::atomic<int> steps{0};
+  const auto step = [&]() -> absl::StatusOr<Instant> {
+    ++steps;
+    return clock_.Now() + (steps % 2 == 0 ? absl::ZeroDuration() : absl::Milliseconds(1));
+  };
+  control->set_aside(ControlClient::Aside{clock_.Now(), step});
+  absl::StatusOr<core::ClientReply> reply;
+  std::thread caller([&] { reply = control->Call(core::ClientNodes{}, absl::Seconds(30)); });
+  const std::optional<port::Received> received = NextAtServer();
+  const int before = steps;
+  EXPECT_TRUE(Eventually([&] { return steps > before + 9; }));
+  if (received) {
+    const auto request = wire::Decode(received->payload, wire::Sender::kClient);
+    const core::ClientReply answer{.id = std::get<core::ClientRequest>(*request).id, .ok = true};
+    EXPECT_TRUE(server_->Send(received->route, wire::Encode(answer)).ok());
+  }
+  caller.join();
+  EXPECT_TRUE(reply.ok()) << reply.status();
+
+  control->set_aside(ControlClient::Aside{
+      clock_.Now(), []() -> absl::StatusOr<Instant> { return absl::CancelledError("nobody reads"); }});
+  reply = control->Call(core::ClientNodes{}, absl::Seconds(30));
+  EXPECT_EQ(reply.status(), absl::CancelledError("nobody reads"));
+}
+
 // A way to the server that can be frozen as a process is: its machine goes on answering, nobody reads.
 class Relay {
  public:
