@@ -61,7 +61,7 @@ absl::Status OrException(absl::FunctionRef<absl::Status()> body) {
 // First byte of what ranks tell each other: an error of one is then reported by all. To begin anew helps
 // against an error, not against what was asked for and is not there.
 constexpr char kMeetOk = '+', kMeetError = '-', kMeetNever = '!';
-constexpr uint32_t kMeetVersion = (9 << 16) | sizeof(OpRecord);
+constexpr uint32_t kMeetVersion = (10 << 16) | sizeof(OpRecord);
 constexpr size_t kSettingBytesMax = 64;
 constexpr char kBetweenSettings = '\0';  // no variable holds it
 

@@ -26,6 +26,7 @@ namespace {
 constexpr absl::Duration kSpin = absl::Microseconds(100);
 constexpr int kNapMs = 10;  // longest; the first naps are shorter
 constexpr int kHelperNapMs = 1000;
+constexpr absl::Duration kGreetingPatience = absl::Seconds(10);
 constexpr int kGraceMs = 1000;
 constexpr size_t kNameBytes = 16;
 // Pieces of one connection that UCX has not copied yet: half a MiB, more than a socket takes at once.
@@ -72,6 +73,7 @@ class Fabric::Peer {
   GtrainUcxEndpoint* endpoint = nullptr;
   std::string failure;
   int contexts = 0;
+  Instant wanted_at;
   bool called_here = false;  // its call has come and was not answered
   bool active = false;
   std::deque<Piece> queue, flying;
@@ -250,6 +252,7 @@ void Fabric::Greet(Peer* peer, MessageKind kind) {
 
 void Fabric::Want(Peer* peer) {
   if (peer->state != Peer::State::kKnown) return;
+  peer->wanted_at = RealClock().Now();
   if (name_ > peer->name) {
     peer->state = Peer::State::kWanted;
     return;
@@ -376,6 +379,9 @@ bool Fabric::Pump(Peer* peer) {
     moved = true;
     if (sent < 0) Lose(peer, error.text);
   }
+  // A process that died before it called keeps nobody busy for ever.
+  if (Greeting(peer) && peer->contexts == 0 && RealClock().Now() - peer->wanted_at > kGreetingPatience)
+    Lose(peer, "it does not answer");
   if (peer->endpoint != nullptr) {
     if (const char* why = api_->failed(peer->endpoint); why != nullptr) Lose(peer, why);
   }
@@ -507,6 +513,13 @@ void Fabric::MakeRoom() {
   mutex_.Lock();
 }
 
+// Without the lock, which is held again also where it throws.
+absl::Status Fabric::Ask(absl::FunctionRef<absl::Status()> check) {
+  mutex_.Unlock();
+  const absl::Cleanup again = [this]() ABSL_NO_THREAD_SAFETY_ANALYSIS { mutex_.Lock(); };
+  return check();
+}
+
 absl::Status Fabric::Drive(absl::FunctionRef<bool()> done, absl::FunctionRef<absl::Status()> check,
                            int nap_ms) {
   Instant idle_since;
@@ -517,9 +530,7 @@ absl::Status Fabric::Drive(absl::FunctionRef<bool()> done, absl::FunctionRef<abs
     const bool sleep = idle && RealClock().Now() - idle_since >= kSpin;
     // Traffic of others must not hide that time is up.
     if (sleep || std::exchange(busy, false)) {
-      mutex_.Unlock();
-      const absl::Status waiting = check();
-      mutex_.Lock();
+      const absl::Status waiting = Ask(check);
       // What is waited for may have come with the news that its sender has left.
       (void)Step();
       if (done()) return absl::OkStatus();
@@ -547,9 +558,8 @@ absl::Status Fabric::Until(absl::FunctionRef<bool()> done, absl::FunctionRef<abs
     if (done()) return absl::OkStatus();
     if (!driving_) {
       driving_ = true;
-      const absl::Status status = Drive(done, check, kNapMs);
-      driving_ = false;
-      return status;
+      const absl::Cleanup over = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { driving_ = false; };
+      return Drive(done, check, kNapMs);
     }
     ++followers_;
     if (helping_) Wake();  // it gives way
@@ -558,9 +568,7 @@ absl::Status Fabric::Until(absl::FunctionRef<bool()> done, absl::FunctionRef<abs
     --followers_;
     if (done()) return absl::OkStatus();
     if (!driving_) continue;
-    mutex_.Unlock();
-    const absl::Status waiting = check();
-    mutex_.Lock();
+    const absl::Status waiting = Ask(check);
     if (done()) return absl::OkStatus();
     GT_RETURN_IF_ERROR(waiting);
   }

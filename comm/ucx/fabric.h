@@ -161,6 +161,7 @@ class Fabric {
   void Help();
   void Wake() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   int Step() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status Ask(absl::FunctionRef<absl::Status()> check) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status Drive(absl::FunctionRef<bool()> done, absl::FunctionRef<absl::Status()> check, int nap_ms)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Sleep(int milliseconds) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
