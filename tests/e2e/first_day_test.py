@@ -293,7 +293,9 @@ class NothingVanishesTest(FirstDayTest):
     def test_what_a_cluster_leaves_when_it_has_ended(self):
         good = self.stepper_job('good', '--steps', '3', extra='progress: {step: "step (\\\\d+)"}\n')
         self.assertEqual(self.gtrain('launch', good).returncode, 0)
-        self.gtrain('launch', '-n', '2', '--', 'sh', '-c', 'echo before the end; echo what went wrong >&2; exit 93', expect=93)
+        both = f': > {self.out}/said.$RANK; while [ ! -e {self.out}/said.0 ] || [ ! -e {self.out}/said.1 ]; do sleep 0.05; done'
+        self.gtrain('launch', '-n', '2', '--', 'sh', '-c', f'echo before the end; echo what went wrong >&2; {both}; exit 93',
+                    expect=93)
         self.end_local_cluster()
         listed = self.gtrain('status')
         self.assertEqual(listed.stderr, 'gtrain: no cluster runs; this is what it left\n')
