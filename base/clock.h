@@ -2,6 +2,7 @@
 #pragma once
 #include <compare>
 #include <cstdint>
+#include <limits>
 #include <string>
 
 #include "absl/time/time.h"
@@ -13,8 +14,14 @@ namespace gtrain {
 struct Instant {
   int64_t ns = 0;
   auto operator<=>(const Instant&) const = default;
-  Instant operator+(absl::Duration d) const { return {ns + absl::ToInt64Nanoseconds(d)}; }
-  Instant operator-(absl::Duration d) const { return {ns - absl::ToInt64Nanoseconds(d)}; }
+  // Saturating: a duration that somebody sent may be longer than any clock runs.
+  Instant operator+(absl::Duration d) const {
+    const int64_t by = absl::ToInt64Nanoseconds(d);
+    int64_t sum = 0;
+    if (!__builtin_add_overflow(ns, by, &sum)) return {sum};
+    return {by > 0 ? std::numeric_limits<int64_t>::max() : std::numeric_limits<int64_t>::min()};
+  }
+  Instant operator-(absl::Duration d) const { return *this + -d; }
   absl::Duration operator-(Instant other) const { return absl::Nanoseconds(ns - other.ns); }
 };
 

@@ -34,6 +34,7 @@ void Start(void* user, const char* name, const char**) {
   if (r->path.size() >= static_cast<size_t>(kXmlDepthMax)) return r->Refuse("nested too deep");
   absl::string_view local = name;
   if (const size_t colon = local.rfind(':'); colon != absl::string_view::npos) local.remove_prefix(colon + 1);
+  if (local.empty()) return r->Refuse("an element without a name");  // expat takes <prefix:/>
   XmlElement& here = r->Here();
   here.children.push_back({std::string(local), "", {}});
   r->path.push_back(here.children.size() - 1);
