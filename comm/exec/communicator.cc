@@ -308,7 +308,10 @@ absl::StatusOr<std::string> ExecCommunicator::OpenTransport() {
     const Member& me = bootstrap_->members()[static_cast<size_t>(rank())];
     GT_ASSIGN_OR_RETURN(fabric, Fabric::Open(me.address, options_.network));
   }
-  const auto broken = [this](int rank, const std::string& symptom) { bootstrap_->ReportLink(rank, symptom); };
+  // Of parts, too, which may outlive this communicator and not the bootstrap.
+  const auto broken = [bootstrap = bootstrap_](int rank, const std::string& symptom) {
+    bootstrap->ReportLink(rank, symptom);
+  };
   transport_ = OpenFabricTransport(fabric, {bootstrap_->generation().value, nonce_}, broken);
   WakeWithGeneration();
   return transport_->Address();

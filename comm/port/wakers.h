@@ -1,6 +1,7 @@
 // Who sleeps and must look again when a generation ends.
 #pragma once
 #include <functional>
+#include <iterator>
 #include <list>
 #include <utility>
 

@@ -56,7 +56,7 @@ class Fabric {
   class Context {
    public:
     virtual ~Context() = default;
-    // With the lock held. Must not call the fabric, except Post.
+    // With the lock held. Must not call the fabric, except Post and Stream.
     virtual void Hear(const MessageHeader& header, absl::string_view bytes) = 0;
   };
 
@@ -77,7 +77,8 @@ class Fabric {
   // GTRAIN_COMM_TLS says (comm/ucx/network.h). FailedPrecondition, NotFound: UCX or what was wished for is
   // not here.
   static absl::StatusOr<std::shared_ptr<Fabric>> Open(const std::string& address, const std::string& wish);
-  // Lets leave what was sent, a second at most.
+  // Lets leave what was sent, a second at most, and closes connections, another one where a peer does not
+  // look.
   ~Fabric();
   Fabric(const Fabric&) = delete;
   Fabric& operator=(const Fabric&) = delete;
@@ -129,7 +130,7 @@ class Fabric {
   static bool Up(const Peer* peer);
   // Somebody has wanted it, and it is neither up nor lost yet.
   static bool Greeting(const Peer* peer);
-  // Why nothing gets there any more; "" while that is not known.
+  // Of one that has failed: why, as far as that is known.
   static std::string Failure(const Peer* peer);
   bool Failed(const Peer* peer) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 

@@ -19,6 +19,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "absl/types/span.h"
 #include "base/clock.h"
 #include "comm/port/bootstrap.h"
 #include "comm/ucx/fabric_transport.h"
@@ -141,6 +142,15 @@ class ByHand final : public Fabric::Context {
   std::vector<std::string> notices_;
 };
 
+absl::Status OpenAll(absl::Span<std::shared_ptr<Fabric>> fabrics) {
+  for (auto& fabric : fabrics) {
+    auto opened = Fabric::Open("127.0.0.1", "");
+    if (!opened.ok()) return opened.status();
+    fabric = *std::move(opened);
+  }
+  return absl::OkStatus();
+}
+
 // Member 1 says `words` of its end; then member 0 gives up. What member 0 heard, and whether member 2 was
 // told by it.
 struct Said {
@@ -151,11 +161,7 @@ absl::StatusOr<Said> HearOf(const std::string& words) {
   ThreeMachines bootstrap;
   const Watch watch(&bootstrap, kPatience);
   std::shared_ptr<Fabric> fabrics[3];
-  for (auto& fabric : fabrics) {
-    auto opened = Fabric::Open("127.0.0.1", "");
-    if (!opened.ok()) return opened.status();
-    fabric = *std::move(opened);
-  }
+  if (const absl::Status opened = OpenAll(absl::MakeSpan(fabrics)); !opened.ok()) return opened;
   ByHand one(fabrics[1], 1), two(fabrics[2], 2);
   auto transport = OpenFabricTransport(fabrics[0], kId, nullptr);
   const absl::Status connected = transport->Connect({fabrics[0]->address(), one.Address(), two.Address()}, 0);
@@ -191,11 +197,7 @@ absl::Status FloodOf(int pieces) {
   ThreeMachines bootstrap;
   const Watch watch(&bootstrap, kPatience);
   std::shared_ptr<Fabric> fabrics[3];
-  for (auto& fabric : fabrics) {
-    auto opened = Fabric::Open("127.0.0.1", "");
-    if (!opened.ok()) return opened.status();
-    fabric = *std::move(opened);
-  }
+  if (const absl::Status opened = OpenAll(absl::MakeSpan(fabrics)); !opened.ok()) return opened;
   ByHand one(fabrics[1], 1);
   auto transport = OpenFabricTransport(fabrics[0], kId, nullptr);
   const absl::Status connected =
@@ -218,11 +220,7 @@ absl::Status FloodOf(int pieces) {
 absl::Status LateFor() {
   ThreeMachines bootstrap;
   std::shared_ptr<Fabric> fabrics[3];
-  for (auto& fabric : fabrics) {
-    auto opened = Fabric::Open("127.0.0.1", "");
-    if (!opened.ok()) return opened.status();
-    fabric = *std::move(opened);
-  }
+  if (const absl::Status opened = OpenAll(absl::MakeSpan(fabrics)); !opened.ok()) return opened;
   ByHand one(fabrics[1], 1);
   auto transport = OpenFabricTransport(fabrics[0], kId, nullptr);
   const absl::Status connected =
