@@ -711,7 +711,8 @@ TEST(Xml, TakesWhatS3SaysAndRefusesTheRest_B11) {
   for (int i = 0; i < 30000; ++i) wide += "<b/>";
   for (const std::string& bad :
        {std::string(""), std::string("<a>"), std::string("<a></b>"), std::string("<a/><b/>"),
-        std::string("\0<a/>", 5), std::string("<!DOCTYPE a [<!ENTITY e \"x\">]><a>&e;</a>"),
+        std::string("<n:/>"), std::string("<a><n:/>text<b></b></a>"), std::string("\0<a/>", 5),
+        std::string("<!DOCTYPE a [<!ENTITY e \"x\">]><a>&e;</a>"),
         std::string("<!DOCTYPE a SYSTEM \"file:///etc/passwd\"><a/>"), std::string("<a>&undefined;</a>"),
         deep, wide + "</a>"}) {
     EXPECT_TRUE(absl::IsDataLoss(ParseXml(bad).status())) << bad.substr(0, 40);

@@ -28,8 +28,10 @@ struct Reading {
   }
 };
 
+// expat calls End for <empty/> also when Start has stopped it: what comes after a refusal is not looked at.
 void Start(void* user, const char* name, const char**) {
   auto* r = static_cast<Reading*>(user);
+  if (!r->refused.empty()) return;
   if (++r->elements > kXmlElementsMax) return r->Refuse("too many elements");
   if (r->path.size() >= static_cast<size_t>(kXmlDepthMax)) return r->Refuse("nested too deep");
   absl::string_view local = name;
@@ -40,10 +42,14 @@ void Start(void* user, const char* name, const char**) {
   r->path.push_back(here.children.size() - 1);
 }
 
-void End(void* user, const char*) { static_cast<Reading*>(user)->path.pop_back(); }
+void End(void* user, const char*) {
+  auto* r = static_cast<Reading*>(user);
+  if (r->refused.empty()) r->path.pop_back();
+}
 
 void Characters(void* user, const char* text, int length) {
-  static_cast<Reading*>(user)->Here().text.append(text, static_cast<size_t>(length));
+  auto* r = static_cast<Reading*>(user);
+  if (r->refused.empty()) r->Here().text.append(text, static_cast<size_t>(length));
 }
 
 void Doctype(void* user, const char*, const char*, const char*, int) {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <numeric>
 
@@ -479,6 +480,25 @@ TEST(Compressor, DecodeAdds) {
     const std::vector<float> before = sum;
     ASSERT_EQ(Decode(packet, absl::MakeSpan(sum), DecodeMode::kAdd), absl::OkStatus());
     for (size_t i = 0; i < sum.size(); ++i) ASSERT_FLOAT_EQ(sum[i], before[i] + once[i]) << CodecName(codec);
+  }
+}
+
+// What a peer sent as it is may hold a NaN: that spoils its own element, and no other is added twice.
+TEST(Compressor, DecodeAddsAroundANaN) {
+  constexpr size_t kCount = 300;
+  auto compressor = Make({.codec = Codec::kNone}, kCount);
+  std::vector<uint8_t> packet = Encode(*compressor, Gradient(kCount, 1));
+  const std::vector<float> once = Decoded(packet, kCount);
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  std::memcpy(packet.data() + comm::kPacketHeader + 110 * sizeof nan, &nan, sizeof nan);
+  std::vector<float> sum(kCount, 1);
+  ASSERT_EQ(Decode(packet, absl::MakeSpan(sum), DecodeMode::kAdd), absl::OkStatus());
+  for (size_t i = 0; i < kCount; ++i) {
+    if (i == 110) {
+      EXPECT_TRUE(std::isnan(sum[i]));
+    } else {
+      ASSERT_EQ(sum[i], 1 + once[i]) << i;
+    }
   }
 }
 

@@ -10,6 +10,7 @@
 #include "base/status_macros.h"
 #include "comm/codec/compressor.h"
 #include "comm/codec/kernels.h"
+#include "comm/codec/reduce.h"
 
 namespace gtrain {
 namespace comm {
@@ -164,9 +165,8 @@ absl::Status Decode(absl::Span<const uint8_t> packet, absl::Span<float> output, 
   switch (header.codec) {
     case Codec::kNone:
       if (add) {
-        float poison = 0;
-        kernels.floats.add(output.data(), reinterpret_cast<const float*>(payload), output.data(),
-                           output.size(), std::numeric_limits<float>::infinity(), &poison);
+        const void* const sources[] = {output.data(), payload};
+        comm::Reduce(output.data(), sources, 2, output.size(), DType::kFloat32, ReduceOp::kSum);
       } else {
         std::memcpy(output.data(), payload, output.size() * sizeof(float));
       }
