@@ -104,6 +104,7 @@ void Checker::HeadHears(const core::PeerMessage& event, int64_t awake) {
   NodeTruth& node = nodes_[NodeId(event.peer.key_id)];
   if (const auto* seen = std::get_if<core::NoticeSeen>(&event.message)) {
     node.heard_leave = seen->notice.kind == core::NoticeKind::kLeave && node.announced_until.has_value();
+    node.leaves_at = kernel_.now() + absl::ToInt64Nanoseconds(seen->notice.left);
   }
   if (const auto* hello = std::get_if<core::AgentHello>(&event.message)) {
     if (absl::StartsWith(hello->boot_id, "clone")) {
@@ -644,7 +645,6 @@ void Checker::KeeperSwept(const Machine& machine, const JobId& job) {
 
 void Checker::MachineAnnounced(const Machine& machine, std::optional<int64_t> leaves_at) {
   NodeTruth& node = nodes_[machine.config().node];
-  node.leaves_at = leaves_at;
   node.announced_until = leaves_at ? std::numeric_limits<int64_t>::max() : kernel_.now();
 }
 
@@ -663,13 +663,13 @@ void Checker::LeaseEnds(const JobId& job, uint64_t generation) {
 
 // ---------------------------------------------------------------- processes
 
-// The head goes by the time of a notice that it heard, and the cloud has taken the notice back since, or not
-// done by then what it said.
+// The head goes by the time of the notice that it heard last, and the cloud has taken that back since, or not
+// done by then what it said, and may have given another notice that nobody has heard.
 bool Checker::CloudKeptItsMachine(int machine) const {
   const auto node = node_on ? nodes_.find(node_on(machine)) : nodes_.end();
   if (node == nodes_.end() || !node->second.heard_leave) return false;
   const bool stands = node->second.announced_until == std::numeric_limits<int64_t>::max();
-  return !stands || (node->second.leaves_at && *node->second.leaves_at <= kernel_.now());
+  return !stands || node->second.leaves_at <= kernel_.now();
 }
 
 // INV-2: no two processes hold one rank of one generation, and without the SDK none of two unless the job

@@ -116,7 +116,7 @@ class Checker {
     bool drained = false;                    // by hand, the head was asked
     bool heard_leave = false;                // the head's newest word of it, maybe taken back meanwhile
     std::optional<int64_t> announced_until;  // a notice; max while it stands
-    std::optional<int64_t> leaves_at;        // as it says
+    int64_t leaves_at = 0;                   // as the head understood the newest that it heard
     Incarnation incarnation;
     std::map<JobId, int64_t> keeper_died;  // when, or when it was swept up
     std::map<std::string, bool> clone_routes;
