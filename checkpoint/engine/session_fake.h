@@ -107,8 +107,10 @@ class FakeCommunicator final : public Communicator {
   absl::Status AllToAll(const void*, void*, size_t, DType) override {
     return absl::UnimplementedError("fake");
   }
-  absl::Status Send(const void*, size_t, DType, int) override { return absl::UnimplementedError("Send"); }
-  absl::Status Receive(void*, size_t, DType, int) override { return absl::UnimplementedError("Receive"); }
+  absl::Status SendMessage(const Message&) override { return absl::UnimplementedError("SendMessage"); }
+  absl::StatusOr<std::shared_ptr<PendingMessages>> Start(absl::Span<const Message>) override {
+    return absl::UnimplementedError("Start");
+  }
   absl::Status Barrier() override { return meeting_->Exchange(rank_, "").status(); }
   absl::StatusOr<std::unique_ptr<Communicator>> Split(int, int) override {
     return absl::UnimplementedError("fake");

@@ -1,29 +1,14 @@
 #include "comm/exec/async_calls.h"
 
-#include <signal.h>
-
 #include <deque>
 #include <thread>
 #include <utility>
 
 #include "absl/base/thread_annotations.h"
 #include "base/mutex.h"
+#include "base/threads.h"
 
 namespace gtrain {
-namespace {
-
-// The program's signal handlers run on the program's threads: ours takes no signal.
-std::thread StartWithoutSignals(std::function<void()> body) {
-  sigset_t all, before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
-  std::thread thread(std::move(body));
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
-  return thread;
-}
-
-}  // namespace
-
 struct AsyncCall::State {
   void Finish(absl::Status with) {
     MutexLock lock(&mutex);

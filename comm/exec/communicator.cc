@@ -40,13 +40,8 @@ namespace {
 constexpr size_t kInlineTotal = 128 << 10;
 // A rank with arguments that cannot be waits so long for the others, to tell them.
 constexpr absl::Duration kTellRefused = absl::Seconds(30);
-
-absl::Status Annotate(const absl::Status& status, const std::string& what) {
-  absl::Status annotated(status.code(), absl::StrCat(what, ": ", status.message()));
-  status.ForEachPayload(
-      [&](absl::string_view url, const absl::Cord& payload) { annotated.SetPayload(url, payload); });
-  return annotated;
-}
+// What a rank has sent and nobody has received yet keeps the end of its communicator so long.
+constexpr absl::Duration kSentIsTaken = absl::Seconds(30);
 
 // What `body` says, or what it throws, which is mostly that there is no memory: the others must not wait for
 // this rank.
@@ -112,6 +107,30 @@ std::string Setting(const std::string& value) {
 
 }  // namespace
 
+// A call of this communicator, or one within another.
+class ExecCommunicator::Running {
+ public:
+  explicit Running(ExecCommunicator* of) ABSL_NO_THREAD_SAFETY_ANALYSIS
+      : of_(of),
+        outer_(of->caller_ != std::this_thread::get_id()) {
+    if (!outer_) return;
+    of_->running_.Lock();
+    of_->caller_ = std::this_thread::get_id();
+  }
+  ~Running() ABSL_NO_THREAD_SAFETY_ANALYSIS {
+    if (!outer_) return;
+    of_->caller_ = std::thread::id();
+    of_->running_.Unlock();
+    of_->DieIfAborted();
+  }
+  Running(const Running&) = delete;
+  Running& operator=(const Running&) = delete;
+
+ private:
+  ExecCommunicator* const of_;
+  const bool outer_;
+};
+
 // Some ranks of a generation as if they were all of it.
 class ExecCommunicator::SubBootstrap final : public Bootstrap {
  public:
@@ -164,7 +183,7 @@ class ExecCommunicator::SubBootstrap final : public Bootstrap {
   std::vector<Member> members_;
 };
 
-// Some of those on a transport: a rail, or a pair.
+// Some of those on a transport: a rail.
 class ExecCommunicator::Members final : public DataTransport {
  public:
   Members(DataTransport* all, std::vector<int> members) : all_(all), members_(std::move(members)) {}
@@ -175,6 +194,9 @@ class ExecCommunicator::Members final : public DataTransport {
     return absl::InternalError("some members of a transport are connected already");
   }
   absl::StatusOr<std::unique_ptr<DataTransport>> Part(const std::vector<int>&, int, uint64_t) override {
+    return absl::InternalError("some members of a transport");
+  }
+  absl::StatusOr<std::unique_ptr<MessageLink>> Messages(MessageLink::Listener*) override {
     return absl::InternalError("some members of a transport");
   }
   absl::Status Exchange(absl::Span<const Transfer> transfers, absl::FunctionRef<void(size_t)> done,
@@ -212,9 +234,11 @@ ExecCommunicator::~ExecCommunicator() {
   if (fork_guard_.Forked()) {
     // A forked child must not speak on its parent's connections, not even to close them.
     (void)transport_.release();
+    if (messages_ != nullptr) (void)new std::shared_ptr<PointToPoint>(messages_);
     return;
   }
-  if (!dead_.ok() || transport_ == nullptr) return;
+  if (messages_ != nullptr) messages_->Close(Dead().ok() ? kSentIsTaken : absl::ZeroDuration());
+  if (!Dead().ok() || transport_ == nullptr) return;
   // Others may know what a member of this machine has said only through this one.
   if (const absl::Status heard = Check(); !heard.ok()) {
     (void)Die(heard);
@@ -320,7 +344,8 @@ absl::StatusOr<std::string> ExecCommunicator::OpenTransport() {
 absl::Status ExecCommunicator::Connect() {
   if (size() == 1) {
     GT_RETURN_IF_ERROR(CheckNetworks({Setting(options_.network)}, bootstrap_->members()));
-    return AgreedWish({Setting(options_.algorithm)}, bootstrap_->members()).status();
+    GT_RETURN_IF_ERROR(AgreedWish({Setting(options_.algorithm)}, bootstrap_->members()).status());
+    return OpenMessages();
   }
   const Watch watch = MakeWatch();
   return Connect([&](const std::string& blob) { return bootstrap_->AllGather(blob, watch.Left()); }, watch);
@@ -328,13 +353,13 @@ absl::Status ExecCommunicator::Connect() {
 
 absl::Status ExecCommunicator::Connect(const GatherFn& gather, const Watch& watch) {
   GT_ASSIGN_OR_RETURN(const std::vector<std::string> addresses, Meet(gather, watch));
-  if (size() == 1) return absl::OkStatus();
   if (nodes() > 1) {
     GT_RETURN_IF_ERROR(transport_->Connect(addresses, rank()));
     if (const std::vector<int> rail = hierarchy_.Rail(); !rail.empty())
       rail_ = std::make_unique<Members>(transport_.get(), rail);
   }
   if (shm_ != nullptr) GT_RETURN_IF_ERROR(shm_->Join(watch));
+  GT_RETURN_IF_ERROR(OpenMessages());
   // Connections are made here, so that a network that does not work shows now and not in the first step.
   if (nodes() > 1) GT_RETURN_IF_ERROR(MeasureLinks(watch));
   return Barrier();
@@ -473,14 +498,16 @@ std::unique_ptr<ExecCommunicator::SubBootstrap> ExecCommunicator::Part(const std
 }
 
 absl::StatusOr<std::unique_ptr<Communicator>> ExecCommunicator::Split(int color, int key) {
-  GT_RETURN_IF_ERROR(Usable());
+  GT_RETURN_IF_ERROR(NotForked());
+  const Running running(this);
+  GT_RETURN_IF_ERROR(Dead());
   std::unique_ptr<Communicator> part;
   const absl::Status made = OrException([&]() -> absl::Status {
     GT_ASSIGN_OR_RETURN(part, MakePart(color, key));
     return absl::OkStatus();
   });
   if (made.ok()) return part;
-  return dead_.ok() ? Die(Annotate(made, absl::StrCat("splitting off communicator ", color))) : made;
+  return Dead().ok() ? Die(Annotate(made, absl::StrCat("splitting off communicator ", color))) : made;
 }
 
 absl::StatusOr<std::unique_ptr<Communicator>> ExecCommunicator::MakePart(int color, int key) {
@@ -514,7 +541,7 @@ absl::StatusOr<std::unique_ptr<Communicator>> ExecCommunicator::MakePart(int col
 // Of `ranks` of `whole`, whose connections, measured links and settings it takes over.
 absl::Status ExecCommunicator::ConnectPart(const ExecCommunicator& whole, const std::vector<int>& ranks) {
   wish_ = whole.wish_;
-  if (size() == 1) return absl::OkStatus();
+  if (size() == 1) return OpenMessages();
   const Watch watch = MakeWatch();
   if (const absl::Status opened = OpenMemory(watch); !opened.ok())
     return CannotOpen(rank(), !WillMend(opened), opened.message());
@@ -526,6 +553,7 @@ absl::Status ExecCommunicator::ConnectPart(const ExecCommunicator& whole, const 
     WakeWithGeneration();
   }
   if (shm_ != nullptr) GT_RETURN_IF_ERROR(shm_->Join(watch));
+  GT_RETURN_IF_ERROR(OpenMessages());
   return Barrier();
 }
 
@@ -542,64 +570,49 @@ void ExecCommunicator::TakeLinks(const std::vector<Carriers>& measured) {
   }
 }
 
-// ------------------------------------------------------------------ pairs
+// ------------------------------------------------------------------ point to point
 
-absl::StatusOr<ExecCommunicator*> ExecCommunicator::Pair(int peer) {
-  std::unique_ptr<ExecCommunicator>& known = pairs_[peer];
-  if (known != nullptr) return known.get();
-  const std::vector<int> ranks{std::min(peer, rank()), std::max(peer, rank())};
-  std::unique_ptr<SubBootstrap> bootstrap = Part(ranks, peer < rank() ? 1 : 0);
-  ExecOptions options = options_;
-  options.on_start = nullptr;
-  auto pair = std::make_unique<ExecCommunicator>(bootstrap.get(), std::move(options));
-  pair->own_bootstrap_ = std::move(bootstrap);
-  pair->names_ = ranks;
-  pair->parent_ = this;
-  if (pair->nodes() == 1) {
-    // Unlike all others of this machine: both find it without asking each other.
-    const uint64_t place = (static_cast<uint64_t>(ranks[0]) << 32) + static_cast<uint64_t>(ranks[1]);
-    const uint64_t nonce = nonce_ + place * 0x9e3779b97f4a7c15u;
-    const Watch watch = pair->MakeWatch();
-    GT_ASSIGN_OR_RETURN(pair->shm_,
-                        ShmGroup::Open(pair->bootstrap_, ranks, NamesOf(ranks), pair->rank(), nonce, watch));
-    GT_RETURN_IF_ERROR(pair->shm_->Join(watch));
-  } else {
-    pair->rail_ = std::make_unique<Members>(transport_.get(), ranks);
-    pair->records_.resize(ranks.size());
-  }
-  known = std::move(pair);
-  return known.get();
+// Of what comes before it nothing is lost: inboxes and links keep it.
+absl::Status ExecCommunicator::OpenMessages() {
+  PointToPoint::Place place;
+  place.self = rank();
+  place.size = size();
+  place.local.assign(static_cast<size_t>(size()), -1);
+  const std::vector<int>& here = hierarchy_.peers();
+  for (size_t i = 0; i < here.size(); ++i) place.local[static_cast<size_t>(here[i])] = static_cast<int>(i);
+  place.shm = shm_.get();
+  place.bootstrap = bootstrap_;
+  place.name_of = [this](int rank) { return NameOf(rank); };
+  place.give_up = [this](const absl::Status& why) { Abort(why); };
+  messages_ = std::make_shared<PointToPoint>(std::move(place));
+  return transport_ == nullptr ? absl::OkStatus() : messages_->Connect(transport_.get());
 }
 
-absl::Status ExecCommunicator::Send(const void* data, size_t count, DType dtype, int to) {
-  return Between(rank(), to, const_cast<void*>(data), count, dtype);  // of the root it is only read
+absl::Status ExecCommunicator::Refused(absl::Status status) {
+  if (absl::IsInvalidArgument(status)) Abort(status);
+  return status;
 }
 
-absl::Status ExecCommunicator::Receive(void* data, size_t count, DType dtype, int from) {
-  return Between(from, rank(), data, count, dtype);
-}
-
-absl::Status ExecCommunicator::Between(int from, int to, void* data, size_t count, DType dtype) {
+absl::Status ExecCommunicator::SendMessage(const Message& message) {
   GT_RETURN_IF_ERROR(Usable());
-  const int peer = from == rank() ? to : from;
-  const std::string what = absl::StrCat("from rank ", from, " to rank ", to);
-  if (peer < 0 || peer >= size() || peer == rank()) {
-    return Die(absl::InvalidArgumentError(
-        absl::StrCat(what, ": the other rank must be one of 0..", size() - 1, " and not this one")));
-  }
-  const absl::Status moved = OrException([&]() -> absl::Status {
-    GT_ASSIGN_OR_RETURN(ExecCommunicator* const pair, Pair(peer));
-    return pair->Spread(OpKind::kSend, data, count, dtype, from < to ? 0 : 1);
-  });
-  return moved.ok() ? moved : Die(Annotate(moved, what));
+  return Refused(OrException([&] { return messages_->Send(message, timeout()); }));
+}
+
+absl::StatusOr<std::shared_ptr<PendingMessages>> ExecCommunicator::Start(absl::Span<const Message> messages) {
+  GT_RETURN_IF_ERROR(Usable());
+  std::shared_ptr<PendingMessages> started;
+  GT_RETURN_IF_ERROR(Refused(OrException([&]() -> absl::Status {
+    GT_ASSIGN_OR_RETURN(started, messages_->Start(messages, timeout()));
+    return absl::OkStatus();
+  })));
+  return started;
 }
 
 // ------------------------------------------------------------------ giving up
 
 std::string ExecCommunicator::NameOf(int rank) const {
-  const int named = names_.empty() ? rank : names_[static_cast<size_t>(rank)];
-  const int of_job = own_bootstrap_ == nullptr ? named : own_bootstrap_->OfWhole(rank);
-  return absl::StrCat("rank ", named, named == of_job ? "" : absl::StrCat(" (", of_job, " of the job)"));
+  const int of_job = own_bootstrap_ == nullptr ? rank : own_bootstrap_->OfWhole(rank);
+  return absl::StrCat("rank ", rank, rank == of_job ? "" : absl::StrCat(" (", of_job, " of the job)"));
 }
 
 std::vector<std::string> ExecCommunicator::NamesOf(const std::vector<int>& ranks) const {
@@ -633,6 +646,10 @@ absl::Status ExecCommunicator::SomebodyLeft() const {
 absl::Status ExecCommunicator::Check() const {
   if (shm_ != nullptr) GT_RETURN_IF_ERROR(shm_->Failure());
   if (transport_ != nullptr) GT_RETURN_IF_ERROR(transport_->Heard());
+  if (aborted_) {
+    const MutexLock lock(&state_);
+    return aborted_for_;
+  }
   GT_RETURN_IF_ERROR(SomebodyLeft());
   return parent_ == nullptr ? absl::OkStatus() : parent_->Check();
 }
@@ -641,55 +658,89 @@ absl::Status ExecCommunicator::Check() const {
 std::string ExecCommunicator::Notice(const absl::Status& why) const {
   if (all_know_ || !bootstrap_->Alive().ok()) return "";
   if (std::string heard = NoticeIn(why); !heard.empty()) return heard;
-  const std::string call = calling_ == nullptr ? "" : absl::StrCat(Describe(*calling_, names_), ": ");
+  const std::string call = calling_ == nullptr ? "" : absl::StrCat(Describe(*calling_), ": ");
   // A call that was refused waits for the others only to tell them.
   const absl::Status& reason = refused_.ok() ? why : refused_;
   const std::string words = absl::StrCat(NameOf(rank()), kGaveUp, call, WithMissing(reason).message());
   return absl::StrReplaceAll(words, {{absl::string_view("\0", 1), " "}}).substr(0, kNoticeBytesMax);
 }
 
+// A call that runs ends itself, as soon as it looks; where none runs it is done here. `running_` is looked at
+// after the word is there by both, so one of them sees to it.
 void ExecCommunicator::Abort(const absl::Status& why) {
-  if (!why.ok() && Usable().ok()) (void)Die(why);
+  if (why.ok() || !Usable().ok()) return;
+  {
+    const MutexLock lock(&state_);
+    if (aborted_) return;
+    aborted_for_ = why;
+    aborted_ = true;
+  }
+  if (messages_ != nullptr) messages_->Fail(why);
+  bootstrap_->wakers().WakeAll();
+  DieIfAborted();
+}
+
+void ExecCommunicator::DieIfAborted() {
+  if (!aborted_ || caller_ == std::this_thread::get_id() || !running_.TryLock()) return;
+  if (Dead().ok()) (void)Die(aborted_for_);
+  running_.Unlock();
+}
+
+absl::Status ExecCommunicator::Dead() const {
+  const MutexLock lock(&state_);
+  return dead_;
 }
 
 // The ranks of this machine find the notice in the arena, those that this one is connected with get a
 // message: with rails one of each machine, which leaves it in the arena there. Where this rank does not speak
 // with other machines its leader reads the arena and tells the other leaders.
 absl::Status ExecCommunicator::Die(absl::Status why) {
-  dead_ = std::move(why);
-  const std::string notice = Notice(dead_);
-  if (!notice.empty() && shm_ != nullptr) shm_->Fail(notice);  // pairs look there, too
+  {
+    const MutexLock lock(&state_);
+    dead_ = why;
+  }
+  if (messages_ != nullptr) messages_->Fail(why);
+  const std::string notice = Notice(why);
+  if (!notice.empty() && shm_ != nullptr) shm_->Fail(notice);
   // Of a generation that is over nobody needs what has not left yet.
   if (transport_ != nullptr && (!notice.empty() || !bootstrap_->Alive().ok())) transport_->Fail(notice);
   rail_.reset();
   transport_.reset();
-  return dead_;
+  return why;
 }
 
 // ------------------------------------------------------------------ every collective
 
+absl::Status ExecCommunicator::NotForked() const {
+  if (!fork_guard_.Forked()) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      "this is a forked child: a communicator can be used only by the process that made it");
+}
+
 absl::Status ExecCommunicator::Usable() const {
-  if (fork_guard_.Forked()) {
-    return absl::FailedPreconditionError(
-        "this is a forked child: a communicator can be used only by the process that made it");
-  }
-  return dead_;
+  GT_RETURN_IF_ERROR(NotForked());
+  return Dead();
 }
 
 absl::Status ExecCommunicator::TwoSums(const OpRecord& record, const void* data,
                                        absl::FunctionRef<absl::Status()> sums) {
+  GT_RETURN_IF_ERROR(NotForked());
+  const Running running(this);
+  GT_RETURN_IF_ERROR(Dead());
   GT_RETURN_IF_ERROR(Call(record, data, 0, [&](OpRecord& r, const Watch& watch) {
     r.arena = 0;
     return Enter(r, watch);
   }));
   const absl::Status status = OrException(sums);
-  if (status.ok() || !dead_.ok()) return status;
-  return Die(Annotate(status, Describe(record, names_)));
+  if (status.ok() || !Dead().ok()) return status;
+  return Die(Annotate(status, Describe(record)));
 }
 
 absl::Status ExecCommunicator::Call(OpRecord record, const void* data, size_t bytes,
                                     absl::FunctionRef<absl::Status(OpRecord&, const Watch&)> body) {
-  GT_RETURN_IF_ERROR(Usable());
+  GT_RETURN_IF_ERROR(NotForked());
+  const Running running(this);
+  GT_RETURN_IF_ERROR(Dead());
   record.sequence = ++sequence_;
   record.no_data = data == nullptr && record.count > 0;
   if (options_.on_start) options_.on_start(sequence_);
@@ -717,7 +768,7 @@ absl::Status ExecCommunicator::Call(OpRecord record, const void* data, size_t by
     if (waited > absl::ZeroDuration()) options_.on_waited(waited);
   }
   if (status.ok()) return status;
-  return Die(Annotate(WithMissing(status), Describe(record, names_)));
+  return Die(Annotate(WithMissing(status), Describe(record)));
 }
 
 bool ExecCommunicator::Inline(size_t bytes) const {
@@ -815,7 +866,7 @@ absl::StatusOr<bool> ExecCommunicator::AllDo(const OpRecord& record, bool same, 
 }
 
 absl::Status ExecCommunicator::Compare(absl::Span<const OpRecord> records) {
-  absl::Status status = CheckAgreement(records, names_);
+  absl::Status status = CheckAgreement(records);
   all_know_ = !status.ok();
   return status;
 }
@@ -894,7 +945,9 @@ absl::Status ExecCommunicator::Barrier() {
 }
 
 absl::StatusOr<void*> ExecCommunicator::Allocate(size_t bytes) {
-  GT_RETURN_IF_ERROR(Usable());
+  GT_RETURN_IF_ERROR(NotForked());
+  const Running running(this);
+  GT_RETURN_IF_ERROR(Dead());
   if (shm_ != nullptr && nodes() == 1) return shm_->Allocate(bytes, MakeWatch());
   GT_ASSIGN_OR_RETURN(Mapping memory, Mapping::Private(std::max<size_t>(bytes, 1)));
   private_.push_back(std::move(memory));

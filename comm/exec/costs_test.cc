@@ -46,6 +46,9 @@ class CountingTransport final : public DataTransport {
     for (const int member : members) part->addresses_.push_back(addresses_[static_cast<size_t>(member)]);
     return part;
   }
+  absl::StatusOr<std::unique_ptr<MessageLink>> Messages(MessageLink::Listener* listener) override {
+    return inner_->Messages(listener);
+  }
   absl::Status Exchange(absl::Span<const Transfer> transfers, absl::FunctionRef<void(size_t)> done,
                         const Watch& watch) override {
     counts_->rounds += transfers.empty() ? 0 : 1;
@@ -166,8 +169,10 @@ std::vector<std::string> Machines(int ranks, int of_each) {
 void CheckHeld(const Costs& costs, uint64_t n, uint64_t of_each) {
   constexpr uint64_t kMiB = 1 << 20;
   const uint64_t machines = n / of_each, arenas = of_each > 1 ? 1 : 0;
-  const uint64_t least = 2 * kMiB + of_each * 2 * kMiB + (n > 128 ? (n - 128) * (16 << 10) : 0);
-  const uint64_t most = least + 112 * n + 16'800 * of_each + 8192;  // records, posts and lines, whole pages
+  const uint64_t least =
+      2 * kMiB + of_each * (2 * kMiB + (256 << 10)) + (n > 128 ? (n - 128) * (16 << 10) : 0);
+  const uint64_t most =
+      least + 112 * n + 21'400 * of_each + 12288;  // records, posts, lines, heads of inboxes; whole pages
   for (const Deed deed : {kMake, kSplit, kAllReduce}) {
     const Held& held = costs.after[deed];
     const uint64_t communicators = deed == kMake ? 1 : 2;

@@ -7,23 +7,26 @@
 // reads; with one rank on each, log2 N rounds of 64 bytes; where machines have several, two meetings and
 // among the leaders the same, up to 16 machines a round in which all get 56 bytes of every rank; there a
 // reduce-scatter carries what an all-reduce of its input does, an all-to-all what an all-gather of
-// everybody's input does. A pair is a communicator of two: an arena of 6 MiB inside a machine, no connection
-// but one between machines. A split is an all-gather of 16 bytes of each rank, an arena, and a barrier of the
-// new one.
+// everybody's input does. Messages: comm/exec/point_to_point.h. A split is an all-gather of 16 bytes of each
+// rank, an arena, and a barrier of the new one.
 #pragma once
 #include <algorithm>
+#include <atomic>
 #include <functional>
 #include <map>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "absl/functional/function_ref.h"
 #include "absl/types/span.h"
 #include "base/fork_guard.h"
+#include "base/mutex.h"
 #include "comm/codec/reduce.h"
 #include "comm/exec/communicator.h"
 #include "comm/exec/integer_mean.h"
+#include "comm/exec/point_to_point.h"
 #include "comm/exec/schedule_runner.h"
 #include "comm/plan/cost.h"
 #include "comm/plan/hierarchy.h"
@@ -61,8 +64,8 @@ class ExecCommunicator final : public Communicator, private Interrupt {
   absl::Status Reduce(void* data, size_t count, DType dtype, ReduceOp op, int root) override;
   absl::Status AllToAll(const void* input, void* output, size_t count, DType dtype) override;
   absl::Status Barrier() override;
-  absl::Status Send(const void* data, size_t count, DType dtype, int to) override;
-  absl::Status Receive(void* data, size_t count, DType dtype, int from) override;
+  absl::Status SendMessage(const Message& message) override;
+  absl::StatusOr<std::shared_ptr<PendingMessages>> Start(absl::Span<const Message> messages) override;
   absl::StatusOr<void*> Allocate(size_t bytes) override;
   absl::StatusOr<std::unique_ptr<Communicator>> Split(int color, int key) override;
   void Abort(const absl::Status& why) override;
@@ -114,10 +117,9 @@ class ExecCommunicator final : public Communicator, private Interrupt {
   void WakeWithGeneration();
   void TakeLinks(const std::vector<Carriers>& measured);
   std::unique_ptr<SubBootstrap> Part(const std::vector<int>& ranks, int rank) const;
-  // The communicator of this rank and one other, made the first time; nobody else takes part.
-  absl::StatusOr<ExecCommunicator*> Pair(int peer);
-  absl::Status Between(int from, int to, void* data, size_t count, DType dtype);
-  absl::Status Spread(OpKind kind, void* data, size_t count, DType dtype, int root);
+  absl::Status OpenMessages();
+  // What was refused is an error of all.
+  absl::Status Refused(absl::Status status);
   absl::Status SomebodyLeft() const;
   absl::Status Check() const override;
   std::string Notice(const absl::Status& why) const override;
@@ -133,7 +135,11 @@ class ExecCommunicator final : public Communicator, private Interrupt {
   // `tried`, `tried_byte`: what the first try lets expect of so many rails.
   absl::StatusOr<LinkCost> MeasureRounds(int rails, double tried, double tried_byte, const Watch& watch);
   absl::Status AgreeOnMost(absl::Span<double> values, const Watch& watch);
+  class Running;
+  absl::Status NotForked() const;
+  absl::Status Dead() const;
   absl::Status Usable() const;
+  void DieIfAborted();
   absl::Status Call(OpRecord record, const void* data, size_t bytes,
                     absl::FunctionRef<absl::Status(OpRecord&, const Watch&)> body);
   // The payload is for Inline() sizes alone.
@@ -192,8 +198,7 @@ class ExecCommunicator final : public Communicator, private Interrupt {
   AllReduceWish wish_;
   std::vector<Carriers> carriers_{Carriers{}};  // the same on all ranks
   uint64_t nonce_ = 0;
-  std::vector<int> names_;  // of a pair: what its ranks are called in the communicator they are from
-  std::map<int, std::unique_ptr<ExecCommunicator>> pairs_;  // by the other rank
+  std::shared_ptr<PointToPoint> messages_;
   ScheduleRunner runner_;
   std::vector<OpRecord> records_;     // of the running collective where there is no shm_
   std::vector<const void*> sources_;  // of a reduction; kept to allocate nothing in a call
@@ -205,13 +210,18 @@ class ExecCommunicator final : public Communicator, private Interrupt {
   std::vector<Mapping> private_;
   uint64_t sequence_ = 0;
   uint64_t chunk_ = 0;                        // chunks of all collectives so far
-  const ExecCommunicator* parent_ = nullptr;  // of a pair; of a part while it is made
+  const ExecCommunicator* parent_ = nullptr;  // of a part while it is made
   const OpRecord* calling_ = nullptr;         // the collective that is running
   mutable int left_looks_ = 0;                // in it, since a member was found to have ended
   mutable Instant left_since_;
   bool all_know_ = false;  // its error, from the comparison of records
   absl::Status refused_;   // what is wrong with the arguments of the running call
-  absl::Status dead_;
+  Mutex running_;          // held by a call
+  std::atomic<std::thread::id> caller_;
+  mutable Mutex state_;
+  absl::Status dead_ ABSL_GUARDED_BY(state_);
+  absl::Status aborted_for_;  // once, before:
+  std::atomic<bool> aborted_ = false;
   Wakers::Handle waking_;
 };
 

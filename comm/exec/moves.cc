@@ -1,4 +1,4 @@
-// Broadcast, which send and receive are in a pair of ranks, all-gather and all-to-all.
+// Broadcast, all-gather and all-to-all.
 #include <algorithm>
 #include <cstring>
 
@@ -10,11 +10,7 @@ namespace gtrain::comm {
 // ------------------------------------------------------------------ broadcast
 
 absl::Status ExecCommunicator::Broadcast(void* data, size_t count, DType dtype, int root) {
-  return Spread(OpKind::kBroadcast, data, count, dtype, root);
-}
-
-absl::Status ExecCommunicator::Spread(OpKind kind, void* data, size_t count, DType dtype, int root) {
-  const OpRecord record{.count = count, .kind = kind, .dtype = dtype, .root = root};
+  const OpRecord record{.count = count, .kind = OpKind::kBroadcast, .dtype = dtype, .root = root};
   return Call(record, data, count * DTypeSize(dtype), [&](OpRecord& r, const Watch& watch) -> absl::Status {
     if (shm_ != nullptr) return SharedBroadcast(r, static_cast<char*>(data), watch);
     GT_RETURN_IF_ERROR(Enter(r, watch));

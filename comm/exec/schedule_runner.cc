@@ -11,7 +11,7 @@
 namespace gtrain::comm {
 namespace {
 
-constexpr size_t kPieceBytes = 256 << 10;
+constexpr size_t kBufferBytes = 256 << 10;
 
 struct Piece {
   char* target = nullptr;  // reduced into; nullptr: nothing to do on completion
@@ -35,7 +35,7 @@ absl::Status ScheduleRunner::Run(const Schedule& schedule, void* data, DType dty
 
 absl::Status ScheduleRunner::Run(const Schedule& schedule, const void* source, void* data, DType dtype,
                                  ReduceOp op, DataTransport* transport, const Watch& watch) {
-  const size_t element = DTypeSize(dtype), piece_count = kPieceBytes / element;
+  const size_t element = DTypeSize(dtype), piece_count = kBufferBytes / element;
   std::vector<Transfer> transfers;
   std::vector<Piece> pieces;
   for (const Round& round : schedule) {

@@ -1,11 +1,93 @@
 #include "comm/fake/fake_transport.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 
 namespace gtrain::comm {
+
+// Whoever waits delivers, to all.
+void FakeNetwork::Deliver() {
+  std::deque<Packet> later;
+  while (!packets_.empty()) {
+    Packet packet = std::move(packets_.front());
+    packets_.pop_front();
+    const auto it = listeners_.find(packet.to);
+    if (it == listeners_.end()) {
+      later.push_back(std::move(packet));
+    } else if (it->second != nullptr) {  // else it is closed
+      it->second->Hear(packet.header, packet.bytes);
+    }
+  }
+  packets_ = std::move(later);
+}
+
+class FakeLink final : public MessageLink {
+ public:
+  FakeLink(FakeNetwork* network, std::vector<std::string> names, std::string name, Listener* listener)
+      : network_(network), names_(std::move(names)), name_(std::move(name)) {
+    MutexLock lock(&network_->mutex_);
+    network_->listeners_[name_] = listener;
+  }
+  ~FakeLink() override {
+    MutexLock lock(&network_->mutex_);
+    network_->Deliver();
+    network_->listeners_[name_] = nullptr;
+  }
+  void Lock() override ABSL_NO_THREAD_SAFETY_ANALYSIS { network_->mutex_.Lock(); }
+  void Unlock() override ABSL_NO_THREAD_SAFETY_ANALYSIS { network_->mutex_.Unlock(); }
+  void Post(int member, MessageHeader header,
+            absl::string_view bytes) override ABSL_NO_THREAD_SAFETY_ANALYSIS {
+    const auto self = std::ranges::find(names_, name_);
+    header.sender = static_cast<uint64_t>(self - names_.begin());
+    network_->packets_.push_back({names_[static_cast<size_t>(member)], header, std::string(bytes)});
+  }
+  void Stream(int member, std::shared_ptr<Sending> message) override {
+    while (message->given < message->header.total) {
+      const size_t bytes = std::min<uint64_t>(message->header.total - message->given, kPieceBytes);
+      message->header.offset = message->given;
+      Post(member, message->header, {message->data + message->given, bytes});
+      message->given += bytes;
+    }
+  }
+  void Want(int) override {}
+  bool Unsent(int) override { return false; }
+  std::string Failure(int) override { return ""; }
+  std::string LeftWords(int member) override ABSL_NO_THREAD_SAFETY_ANALYSIS {
+    const auto it = network_->left_.find(names_[static_cast<size_t>(member)]);
+    return it == network_->left_.end() ? "" : it->second;
+  }
+  absl::Status Heard() override ABSL_NO_THREAD_SAFETY_ANALYSIS {
+    const auto it = network_->notices_.find(name_);
+    return it == network_->notices_.end() ? absl::OkStatus() : GaveUp(it->second);
+  }
+  absl::Status Until(absl::FunctionRef<bool()> done,
+                     absl::FunctionRef<absl::Status()> check) override ABSL_NO_THREAD_SAFETY_ANALYSIS {
+    const auto over = [&]() ABSL_NO_THREAD_SAFETY_ANALYSIS {
+      network_->Deliver();
+      return done();
+    };
+    for (;;) {
+      if (network_->mutex_.AwaitFor(absl::Milliseconds(5), over)) return absl::OkStatus();
+      network_->mutex_.Unlock();
+      const absl::Status status = check();
+      network_->mutex_.Lock();
+      if (over()) return absl::OkStatus();
+      GT_RETURN_IF_ERROR(status);
+    }
+  }
+  void LetLeave() override {}
+  void KeepMoving(bool) override {}
+  void Interrupt() override {}
+  void Waiting(const std::vector<int>&, Instant) override {}
+
+ private:
+  FakeNetwork* const network_;
+  const std::vector<std::string> names_;
+  const std::string name_;
+};
 
 class FakeTransport final : public DataTransport {
  public:
@@ -24,6 +106,10 @@ class FakeTransport final : public DataTransport {
         network_, name(peers_[static_cast<size_t>(members[static_cast<size_t>(self)])]));
     for (const int member : members) part->peers_.push_back(name(peers_[static_cast<size_t>(member)]));
     return part;
+  }
+
+  absl::StatusOr<std::unique_ptr<MessageLink>> Messages(MessageLink::Listener* listener) override {
+    return std::make_unique<FakeLink>(network_, peers_, name_, listener);
   }
 
   absl::Status Exchange(absl::Span<const Transfer> transfers, absl::FunctionRef<void(size_t)> done,

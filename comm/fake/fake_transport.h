@@ -18,11 +18,20 @@ class FakeNetwork {
 
  private:
   friend class FakeTransport;
+  friend class FakeLink;
+  struct Packet {
+    std::string to;
+    MessageHeader header;
+    std::string bytes;
+  };
+  void Deliver() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   Mutex mutex_;
   int transports_ = 0;
   std::map<std::pair<std::string, std::string>, std::deque<std::string>> mail_;  // by (from, to)
   std::map<std::string, std::string> notices_;                                   // the first, by to
-  std::map<std::string, std::string> left_;                                      // words, by who has left
+  std::map<std::string, MessageLink::Listener*> listeners_;
+  std::deque<Packet> packets_;               // not delivered yet, or their listener is not there yet
+  std::map<std::string, std::string> left_;  // words, by who has left
 };
 
 }  // namespace gtrain::comm

@@ -61,24 +61,21 @@ const char* ReduceOpName(ReduceOp op) {
   return "unknown reduction";
 }
 
-std::string Describe(const OpRecord& r, absl::Span<const int> names) {
-  const int root = names.empty() ? r.root : names[static_cast<size_t>(r.root)];
+std::string Describe(const OpRecord& r) {
   const std::string data = absl::StrCat("#", r.sequence, " of ", r.count, " ", DTypeName(r.dtype));
   switch (r.kind) {
     case OpKind::kAllReduce:
       return absl::StrCat("all-reduce ", data, ", ", ReduceOpName(r.op));
     case OpKind::kBroadcast:
-      return absl::StrCat("broadcast ", data, " from rank ", root);
+      return absl::StrCat("broadcast ", data, " from rank ", r.root);
     case OpKind::kAllGather:
       return absl::StrCat("all-gather ", data);
     case OpKind::kReduceScatter:
       return absl::StrCat("reduce-scatter ", data, ", ", ReduceOpName(r.op));
     case OpKind::kReduce:
-      return absl::StrCat("reduce ", data, ", ", ReduceOpName(r.op), " to rank ", root);
+      return absl::StrCat("reduce ", data, ", ", ReduceOpName(r.op), " to rank ", r.root);
     case OpKind::kAllToAll:
       return absl::StrCat("all-to-all ", data);
-    case OpKind::kSend:
-      return absl::StrCat("send ", data, " from rank ", root);
     case OpKind::kBarrier:
       return absl::StrCat("barrier #", r.sequence);
     case OpKind::kNone:
@@ -107,17 +104,16 @@ absl::Status CheckArguments(const OpRecord& r, int world) {
   return absl::OkStatus();
 }
 
-absl::Status CheckAgreement(absl::Span<const OpRecord> by_rank, absl::Span<const int> names) {
+absl::Status CheckAgreement(absl::Span<const OpRecord> by_rank) {
   if (std::all_of(by_rank.begin(), by_rank.end(),
                   [&](const OpRecord& r) { return SameOperation(r, by_rank[0]); })) {
     return absl::OkStatus();
   }
-  const auto name = [&](size_t rank) { return names.empty() ? static_cast<int>(rank) : names[rank]; };
   for (size_t rank = 0; rank < by_rank.size(); ++rank) {
     const absl::Status refused = CheckArguments(by_rank[rank], static_cast<int>(by_rank.size()));
     if (refused.ok()) continue;
-    return absl::InvalidArgumentError(absl::StrCat("rank ", name(rank), " calls ",
-                                                   Describe(by_rank[rank], names), ": ", refused.message()));
+    return absl::InvalidArgumentError(
+        absl::StrCat("rank ", rank, " calls ", Describe(by_rank[rank]), ": ", refused.message()));
   }
   struct Group {
     OpRecord record;
@@ -128,7 +124,7 @@ absl::Status CheckAgreement(absl::Span<const OpRecord> by_rank, absl::Span<const
     auto it = std::find_if(groups.begin(), groups.end(),
                            [&](const Group& g) { return SameOperation(g.record, by_rank[rank]); });
     if (it == groups.end()) it = groups.insert(it, Group{by_rank[rank], {}});
-    it->ranks.push_back(name(rank));
+    it->ranks.push_back(static_cast<int>(rank));
   }
   // The odd ones out come last: the reader looks for them there.
   std::stable_sort(groups.begin(), groups.end(),
@@ -137,7 +133,7 @@ absl::Status CheckAgreement(absl::Span<const OpRecord> by_rank, absl::Span<const
   for (const Group& g : groups) {
     const bool one = g.ranks.size() == 1;
     parts.push_back(absl::StrCat(one ? "rank " : "ranks ", absl::StrJoin(g.ranks, ","),
-                                 one ? " calls " : " call ", Describe(g.record, names)));
+                                 one ? " calls " : " call ", Describe(g.record)));
   }
   return absl::FailedPreconditionError(
       absl::StrCat("ranks call different collectives: ", absl::StrJoin(parts, "; "),

@@ -22,8 +22,7 @@ enum class OpKind : uint8_t {
   kBarrier,
   kReduceScatter,
   kReduce,
-  kAllToAll,
-  kSend  // of the two ranks of a pair; `root` sends
+  kAllToAll
 };
 
 // Lies in shared memory and travels between machines as it is (same build, same byte order:
@@ -46,8 +45,8 @@ struct OpRecord {
 inline constexpr size_t kAgreedBytes = offsetof(OpRecord, arena);
 static_assert(sizeof(OpRecord) == 56);
 
-// "all-reduce #17 of 1000 float32, sum". `names`: what the ranks are called; empty: 0, 1, ...
-std::string Describe(const OpRecord& record, absl::Span<const int> names = {});
+// "all-reduce #17 of 1000 float32, sum".
+std::string Describe(const OpRecord& record);
 inline bool SameOperation(const OpRecord& a, const OpRecord& b) {
   return std::memcmp(&a, &b, kAgreedBytes) == 0;
 }
@@ -57,7 +56,7 @@ absl::Status CheckArguments(const OpRecord& record, int world);
 
 // index = rank. InvalidArgument that names the rank whose arguments are none, FailedPrecondition that names
 // who calls what, or OK.
-absl::Status CheckAgreement(absl::Span<const OpRecord> by_rank, absl::Span<const int> names = {});
+absl::Status CheckAgreement(absl::Span<const OpRecord> by_rank);
 
 const char* DTypeName(DType dtype);
 const char* ReduceOpName(ReduceOp op);

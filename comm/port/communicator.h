@@ -1,13 +1,16 @@
 // Collectives among the ranks of one generation.
 #pragma once
 #include <cstddef>
+#include <cstdint>
 #include <cstring>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "absl/types/span.h"
 #include "gtrain/types.h"
 
 namespace gtrain {
@@ -17,6 +20,39 @@ struct CommunicatorOptions {
   // seconds whatever it is, so this one is for a rank that lives and hangs: longer than rank 0 alone
   // evaluates, compiles or unpacks data while the others wait, and what PyTorch users know of NCCL.
   absl::Duration timeout = absl::Minutes(10);
+};
+
+inline constexpr int kAnySource = -1, kAnyTag = -1;
+
+// One message, to be sent or received.
+struct Message {
+  enum class Kind : uint8_t { kSend, kReceive };
+  Kind kind = Kind::kSend;
+  void* data = nullptr;  // only read if it is sent
+  size_t count = 0;
+  DType dtype = DType::kUint8;
+  int peer = 0;          // also this rank itself; of a receive kAnySource
+  int tag = 0;           // >= 0; of a receive kAnyTag
+  bool at_most = false;  // of a receive: up to `count`
+};
+
+// Of a message that was received.
+struct MessageInfo {
+  int from = kAnySource;
+  int tag = kAnyTag;
+  size_t count = 0;
+};
+
+// Messages that go on. Thread-safe; outlives the communicator, whose end ends them. Giving it up does not end
+// them.
+class PendingMessages {
+ public:
+  virtual ~PendingMessages() = default;
+  // The first error of any, or nullopt when some still go on after `timeout`. Zero only looks. A wait that
+  // lasts as long as the timeout of the communicator ends it, with DeadlineExceeded.
+  virtual std::optional<absl::Status> Wait(absl::Duration timeout) = 0;
+  // Of receive number i of the list, which is over.
+  virtual MessageInfo info(size_t i) const = 0;
 };
 
 // A communicator belongs to one generation. Calls block; all ranks call the same
@@ -74,12 +110,31 @@ class Communicator {
   virtual absl::Status AllToAll(const void* input, void* output, size_t count, DType dtype) = 0;
   virtual absl::Status Barrier() = 0;
 
-  // Not collective: data[count] to rank `to`, which calls Receive with the same count and dtype, and from
-  // rank `from`, which calls Send; neither is this rank. Both wait for each other, at most the timeout, so
-  // two ranks that first send to each other get FailedPrecondition, as for other disagreements. Between two
-  // ranks calls match in their order. The first with a rank makes the way to it (some MiB of memory).
-  virtual absl::Status Send(const void* data, size_t count, DType dtype, int to) = 0;
-  virtual absl::Status Receive(void* data, size_t count, DType dtype, int from) = 0;
+  // Not collective: messages from rank to rank, which match by sender and tag: those with the same of both in
+  // the order in which they were sent. Count and dtype are the sender's, but for a receive that asks for
+  // `info`, which takes up to `count`; else, and where a message is longer than the memory,
+  // FailedPrecondition.
+  //
+  // Send returns when `data` may be used again: copied, as far as 64 MiB of copies go, else when the receiver
+  // has it. So all ranks may send before they receive. What a rank has sent when it destroys its communicator
+  // is taken first (30 s at most).
+  absl::Status Send(const void* data, size_t count, DType dtype, int to, int tag = 0) {
+    return SendMessage({Message::Kind::kSend, const_cast<void*>(data), count, dtype, to, tag});  // only read
+  }
+  absl::Status Receive(void* data, size_t count, DType dtype, int from, int tag = 0,
+                       MessageInfo* info = nullptr) {
+    Message message{Message::Kind::kReceive, data, count, dtype, from, tag};
+    message.at_most = info != nullptr;
+    absl::StatusOr<std::shared_ptr<PendingMessages>> started = Start({&message, 1});
+    if (!started.ok()) return started.status();
+    absl::Status status = *(*started)->Wait(absl::InfiniteDuration());
+    if (status.ok() && info != nullptr) *info = (*started)->info(0);
+    return status;
+  }
+  virtual absl::Status SendMessage(const Message& message) = 0;
+  // A group: all of them begin, receives first, and go on beside the program; the memory stays untouched
+  // until Wait says that they are over. ResourceExhausted: 65,536 go on already.
+  virtual absl::StatusOr<std::shared_ptr<PendingMessages>> Start(absl::Span<const Message> messages) = 0;
 
   // Collective: ranks with the same `color` become a communicator of their own, in the order of (key, rank
   // here); nullptr where color < 0. Independent of this one and of other groups from then on; all of them

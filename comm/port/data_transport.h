@@ -14,6 +14,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
+#include "comm/port/message_link.h"
 #include "comm/port/watch.h"
 
 namespace gtrain::comm {
@@ -42,6 +43,9 @@ class DataTransport {
   // of the generation. Costs no message; does not block.
   virtual absl::StatusOr<std::unique_ptr<DataTransport>> Part(const std::vector<int>& members, int self,
                                                               uint64_t id) = 0;
+
+  // Packets for messages among the same members; Connect comes first. `listener` outlives it.
+  virtual absl::StatusOr<std::unique_ptr<MessageLink>> Messages(MessageLink::Listener* listener) = 0;
 
   // Starts all transfers, then calls done(i) in the order of the list, each once transfer i is complete,
   // and returns when all are. Blocks as long as `watch` allows. After an error the transport

@@ -30,6 +30,13 @@ Instant Watch::Deadline() const {
   return *deadline_;
 }
 
+absl::Status Annotate(const absl::Status& status, absl::string_view what) {
+  absl::Status annotated(status.code(), absl::StrCat(what, ": ", status.message()));
+  status.ForEachPayload(
+      [&](absl::string_view url, const absl::Cord& payload) { annotated.SetPayload(url, payload); });
+  return annotated;
+}
+
 absl::Status Watch::Check() const {
   if (absl::Status alive = bootstrap_->Alive(); !alive.ok()) return alive;
   if (interrupt_ != nullptr) GT_RETURN_IF_ERROR(interrupt_->Check());

@@ -23,6 +23,9 @@ absl::Status GaveUp(absl::string_view notice);
 // The notice that made a call return `status`; "" if none did.
 std::string NoticeIn(const absl::Status& status);
 
+// The same status about `what`; its payloads stay.
+absl::Status Annotate(const absl::Status& status, absl::string_view what);
+
 // What ends a wait beside time and the generation.
 class Interrupt {
  public:

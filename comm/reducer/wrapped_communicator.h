@@ -54,11 +54,9 @@ class WrappedCommunicator final : public Communicator {
     return Arrived(inner_->AllToAll(input, output, count, dtype), output, count, dtype);
   }
   absl::Status Barrier() override { return inner_->Barrier(); }
-  absl::Status Send(const void* data, size_t count, DType dtype, int to) override {
-    return inner_->Send(data, count, dtype, to);
-  }
-  absl::Status Receive(void* data, size_t count, DType dtype, int from) override {
-    return inner_->Receive(data, count, dtype, from);
+  absl::Status SendMessage(const Message& message) override { return inner_->SendMessage(message); }
+  absl::StatusOr<std::shared_ptr<PendingMessages>> Start(absl::Span<const Message> messages) override {
+    return inner_->Start(messages);
   }
   absl::StatusOr<std::unique_ptr<Communicator>> Split(int color, int key) override {
     ++hooks_->splits;

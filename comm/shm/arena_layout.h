@@ -1,29 +1,31 @@
 // Bytes of the shared-memory arena of one communicator on one machine.
 //
-//   header | a RankLine and two Posts a local rank | records: 2 x world OpRecords | slots |
+//   header | a RankLine and two Posts a local rank | records: 2 x world OpRecords | inboxes | slots |
 //   results
 //
 // Posts: what a rank puts down when it enters a collective; entry number t uses the post t % 2. A rank enters
 // once more only after all entered before, so nobody still reads the post that it writes.
 // Records: of all machines, written by the leader where there are several.
+// Inboxes: one a local rank (comm/shm/inbox.h).
 // Slots: each local rank has kBuffers buffers of `slot_bytes` that it alone writes.
 // Results: kBuffers buffers of `result_bytes` for the whole machine.
 // Chunk number g of the communicator's life uses buffer g % kBuffers everywhere.
 //
-// Bytes, of m ranks of this machine in a world of n, to the next page: m (2 MiB of slots, 16.4 KiB of posts
-// and lines) + 2 MiB of results, 16 KiB for each of n instead where that is more (n above 128) + 112 n of
-// records.
+// Bytes, of m ranks of this machine in a world of n, to the next page: m (2 MiB of slots, 257 KiB of inbox,
+// 16.4 KiB of posts and lines) + 2 MiB of results, 16 KiB for each of n instead where that is more (n above
+// 128) + 112 n of records.
 #pragma once
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
 
 #include "comm/plan/op_record.h"
+#include "comm/shm/inbox.h"
 
 namespace gtrain::comm {
 
 inline constexpr uint64_t kArenaMagic = 0x6774'7261'696e'4131;  // "gtrainA1"
-inline constexpr uint32_t kArenaVersion = 5;
+inline constexpr uint32_t kArenaVersion = 6;
 inline constexpr size_t kCacheLine = 128;  // two lines: the prefetcher fetches pairs
 // A pipeline of at most this many stages has no chunk in use by two of them.
 inline constexpr size_t kBuffers = 4;
@@ -72,6 +74,7 @@ struct ArenaLayout {
   size_t lines = 0;
   size_t posts = 0;
   size_t records = 0;
+  size_t inboxes = 0;
   size_t slots = 0;
   size_t results = 0;
   size_t result_bytes = 0;
@@ -83,7 +86,8 @@ struct ArenaLayout {
     l.lines = 1024;
     l.posts = l.lines + local_ranks * sizeof(RankLine);
     l.records = l.posts + local_ranks * 2 * sizeof(Post);
-    l.slots = page(l.records + 2 * world * sizeof(OpRecord));
+    l.inboxes = page(l.records + 2 * world * sizeof(OpRecord));
+    l.slots = page(l.inboxes + local_ranks * sizeof(Inbox));
     l.results = l.slots + local_ranks * kBuffers * kSlotBytes;
     l.result_bytes = kSlotBytes > world * 4096 ? kSlotBytes : world * 4096;
     l.bytes = l.results + kBuffers * l.result_bytes;

@@ -11,16 +11,11 @@
 // itself sleeps.
 #include "comm/shm/shm_group.h"
 
-#include <linux/futex.h>
 #include <sched.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <bit>
-#include <climits>
 #include <cstring>
-#include <ctime>
 #include <iterator>
 #include <utility>
 
@@ -29,6 +24,7 @@
 #include "absl/time/clock.h"
 #include "base/check.h"
 #include "base/status_macros.h"
+#include "comm/shm/futex.h"
 
 namespace gtrain::comm {
 namespace {
@@ -41,14 +37,6 @@ constexpr int kEagerSpins = 64, kSpins = 2000, kSpinsCrowded = 2, kYieldsCrowded
 constexpr size_t kMarkBytes = 4096;
 constexpr uint64_t kRankIdShift = 20;  // allocations of one rank before ids of two could meet
 
-void Pause() {
-#if defined(__x86_64__)
-  __builtin_ia32_pause();
-#elif defined(__aarch64__)
-  asm volatile("yield");
-#endif
-}
-
 void FullFence() {
 #if defined(__SANITIZE_THREAD__)
   static std::atomic<int> word;  // ThreadSanitizer knows no fences
@@ -56,15 +44,6 @@ void FullFence() {
 #else
   std::atomic_thread_fence(std::memory_order_seq_cst);
 #endif
-}
-
-void FutexWait(std::atomic<uint32_t>* word, uint32_t seen, absl::Duration timeout) {
-  const timespec ts = absl::ToTimespec(timeout);
-  syscall(SYS_futex, reinterpret_cast<uint32_t*>(word), FUTEX_WAIT, seen, &ts, nullptr, 0);
-}
-
-void FutexWakeAll(std::atomic<uint32_t>* word) {
-  syscall(SYS_futex, reinterpret_cast<uint32_t*>(word), FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
 }
 
 bool Reached(uint32_t theirs, uint32_t wanted) { return static_cast<int32_t>(theirs - wanted) >= 0; }
@@ -167,6 +146,14 @@ Post* ShmGroup::Posts(int local) const {
 
 Post& ShmGroup::PostOf(int local) const { return Posts(local)[ticket_ % 2]; }
 
+Inbox* ShmGroup::InboxOf(int local) const {
+  return reinterpret_cast<Inbox*>(arena_.data() + layout_.inboxes) + local;
+}
+
+std::string ShmGroup::LeftWords(int local) const {
+  return line(local).left.load() == 0 ? "" : absl::StrCat(names_[static_cast<size_t>(local)], kClosed);
+}
+
 char* ShmGroup::Slot(int local, uint64_t chunk) const {
   return arena_.data() + layout_.slots +
          (static_cast<size_t>(local) * kBuffers + chunk % kBuffers) * kSlotBytes;
@@ -266,10 +253,8 @@ absl::Status ShmGroup::Interrupted(int local, const Watch& watch) const {
   }
   if (!status.ok()) return status;
   GT_RETURN_IF_ERROR(Failure());
-  if (line(local).left.load() != 0) {
-    return absl::UnavailableError(absl::StrCat(names_[static_cast<size_t>(local)], kClosed));
-  }
-  return absl::OkStatus();
+  const std::string left = LeftWords(local);
+  return left.empty() ? absl::OkStatus() : absl::UnavailableError(left);
 }
 
 std::string ShmGroup::Missing() const {

@@ -16,12 +16,13 @@
 #include "comm/port/bootstrap.h"
 #include "comm/port/watch.h"
 #include "comm/shm/arena_layout.h"
+#include "comm/shm/inbox.h"
 #include "comm/shm/mapping.h"
 
 namespace gtrain::comm {
 
 // Not thread-safe. Every blocking call ends by its Watch, even if peers were killed at any point.
-// Of m ranks of this machine in a world of n: an arena of 2 MiB + 2 MiB for each of m (staged chunks) + 16
+// Of m ranks of this machine in a world of n: an arena of 2 MiB + 2.3 MiB for each of m (staged chunks) + 16
 // KiB for each of n above 128 (arena_layout.h has the rest), for each communicator, which is one mapping and
 // no descriptor here, and a descriptor of the machine's keeper. The keeper takes all of its pages, soon after
 // it is asked for. Enter writes one line and reads m. Allocate adds what was asked for and a page, and
@@ -68,8 +69,14 @@ class ShmGroup {
 
   // Tells the peers that this rank gives up, so that they need not wait for their deadline.
   void Fail(absl::string_view notice);
-  // OK, or GaveUp with the first notice that a peer left.
+  // OK, or GaveUp with the first notice that a peer left. Thread-safe, as are the two that follow.
   absl::Status Failure() const;
+  // Why nothing will come of a rank that has closed its communicator; "" while it is there.
+  std::string LeftWords(int local) const;
+  // Where others put packets for this rank of the machine.
+  Inbox* InboxOf(int local) const;
+  // How often a wait looks before it sleeps.
+  int spins() const { return spins_ + yields_; }
 
  private:
   ShmGroup(Bootstrap* bootstrap, std::vector<int> ranks, std::vector<std::string> names, int local,

@@ -24,6 +24,7 @@ namespace {
 // How long to look again and again before sleeping. In between others may have the core: who is waited for
 // may need it, and if it was gone for long, a sleeper gets it back sooner than one who asks.
 constexpr absl::Duration kSpin = absl::Microseconds(100);
+static_assert(sizeof(MessageHeader) + kPieceBytes == GTRAIN_UCX_MESSAGE_MAX);
 constexpr int kNapMs = 10;  // longest; the first naps are shorter
 constexpr int kHelperNapMs = 1000;
 constexpr absl::Duration kGreetingPatience = absl::Seconds(10);
@@ -207,6 +208,10 @@ void Fabric::Remove(ContextId id) {
 }
 
 bool Fabric::Up(const Peer* peer) { return peer->state == Peer::State::kUp; }
+
+bool Fabric::Unsent(const Peer* peer) const {
+  return !Failed(peer) && !(peer->queue.empty() && peer->streams.empty() && peer->flying.empty());
+}
 
 bool Fabric::Greeting(const Peer* peer) {
   return peer->state == Peer::State::kWanted || peer->state == Peer::State::kCalled;
@@ -432,8 +437,13 @@ bool Fabric::AllLeft() {
   return true;
 }
 
+void Fabric::KeepMoving(int change) {
+  keep_moving_ += change;
+  if (keep_moving_ > 0) AskForHelp();
+}
+
 void Fabric::LetLeave() {
-  if (!active_.empty() || !AllLeft()) AskForHelp();
+  if (keep_moving_ > 0 || !active_.empty() || !AllLeft()) AskForHelp();
 }
 
 // ------------------------------------------------------------------ waiting
@@ -457,7 +467,7 @@ int Fabric::Step() {
   return moved;
 }
 
-bool Fabric::Pending() const { return !active_.empty() || left_ != given_; }
+bool Fabric::Pending() const { return keep_moving_ > 0 || !active_.empty() || left_ != given_; }
 
 void Fabric::AskForHelp() {
   const uint64_t one = 1;

@@ -7,7 +7,7 @@
 // kept of the other ranks.
 //
 // Everything leaves from memory of the fabric: a call may end, and its buffers go, while a peer that is
-// stopped has not read them. What is more than one piece waits for the receiver's word (comm/ucx/message.h),
+// stopped has not read them. What is more than one piece waits for the receiver's word (comm/port/message.h),
 // so what comes and is not waited for is at most a piece a message.
 //
 // Many threads, one worker: whoever waits drives it, and the others sleep until what they wait for has
@@ -36,8 +36,9 @@
 #include "base/fork_guard.h"
 #include "base/mutex.h"
 #include "base/unique_fd.h"
+#include "comm/port/message.h"
+#include "comm/port/message_link.h"
 #include "comm/ucx/link_probe.h"
-#include "comm/ucx/message.h"
 #include "comm/ucx/ucx_abi.h"
 
 namespace gtrain::comm {
@@ -58,16 +59,6 @@ class Fabric {
     virtual ~Context() = default;
     // With the lock held. Must not call the fabric, except Post and Stream.
     virtual void Hear(const MessageHeader& header, absl::string_view bytes) = 0;
-  };
-
-  // A message that is being sent. `data` is read until `given` is all of it, and never after it was revoked.
-  struct Sending {
-    MessageHeader header;
-    const char* data = nullptr;
-    uint64_t given = 0;  // bytes that are in the fabric's memory or have left
-    int open = 0;        // pieces in the fabric's memory
-    bool revoked = false;
-    bool done() const { return given == header.total && open == 0; }
   };
 
   // Another process.
@@ -91,7 +82,9 @@ class Fabric {
   // What contexts do needs the lock, which a driver gives away between two looks when somebody knocks.
   class Lock {
    public:
-    explicit Lock(Fabric* fabric) : fabric_(fabric) { Again(); }
+    explicit Lock(Fabric* fabric, bool now = true) : fabric_(fabric) {
+      if (now) Again();
+    }
     ~Lock() {
       if (held_) Release();
     }
@@ -124,8 +117,12 @@ class Fabric {
             std::shared_ptr<Sending> of = nullptr) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // What is left of a message, piece by piece.
   void Stream(Peer* peer, std::shared_ptr<Sending> message) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // While anybody wants it, the fabric's own thread sees to what comes when nobody waits.
+  void KeepMoving(int change) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Whoever posted something returns to the program: what is still here leaves all the same. Not inside Hear.
   void LetLeave() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Something that was posted to it is still here, and may leave.
+  bool Unsent(const Peer* peer) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Messages go to and from it.
   static bool Up(const Peer* peer);
   // Somebody has wanted it, and it is neither up nor lost yet.
@@ -191,6 +188,7 @@ class Fabric {
   bool driving_ ABSL_GUARDED_BY(mutex_) = false, sleeping_ ABSL_GUARDED_BY(mutex_) = false;
   bool stepping_ ABSL_GUARDED_BY(mutex_) = false;  // UCX may be calling Heard
   int followers_ ABSL_GUARDED_BY(mutex_) = 0;
+  int keep_moving_ ABSL_GUARDED_BY(mutex_) = 0;
   std::atomic<int> knocks_ = 0;
   bool helping_ ABSL_GUARDED_BY(mutex_) = false, ending_ ABSL_GUARDED_BY(mutex_) = false;
   // Pieces that UCX took, and of them those that had left when a flush was over.

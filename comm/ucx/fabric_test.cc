@@ -22,8 +22,8 @@
 #include "absl/types/span.h"
 #include "base/clock.h"
 #include "comm/port/bootstrap.h"
+#include "comm/port/message.h"
 #include "comm/ucx/fabric_transport.h"
-#include "comm/ucx/message.h"
 #include "gtest/gtest.h"
 
 namespace gtrain::comm {

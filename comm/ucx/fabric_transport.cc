@@ -9,6 +9,7 @@
 #include "absl/time/clock.h"
 #include "base/clock.h"
 #include "base/status_macros.h"
+#include "comm/ucx/fabric_link.h"
 #include "comm/ucx/mailbox.h"
 
 namespace gtrain::comm {
@@ -37,6 +38,7 @@ class FabricTransport final : public DataTransport, private Fabric::Context {
     addresses_ = addresses;
     self_ = self;
     members_.resize(addresses.size());
+    news_->left.resize(addresses.size());
     mailbox_ = std::make_unique<Mailbox>(addresses.size());
     for (size_t i = 0; i < addresses.size(); ++i) {
       if (static_cast<int>(i) != self)
@@ -58,6 +60,13 @@ class FabricTransport final : public DataTransport, private Fabric::Context {
     auto part = std::make_unique<FabricTransport>(fabric_, ContextId{id_.generation, id}, std::move(report));
     GT_RETURN_IF_ERROR(part->Connect(addresses, self));
     return part;
+  }
+
+  absl::StatusOr<std::unique_ptr<MessageLink>> Messages(MessageLink::Listener* listener) override {
+    constexpr uint64_t kOfMessages =
+        0x6d65737361676573;  // unlike the contexts of communicators, which are random
+    return OpenFabricLink(fabric_, {id_.generation, id_.context ^ kOfMessages}, {addresses_, self_}, news_,
+                          listener, report_);
   }
 
   absl::Status Exchange(absl::Span<const Transfer> transfers, absl::FunctionRef<void(size_t)> done,
@@ -109,8 +118,8 @@ class FabricTransport final : public DataTransport, private Fabric::Context {
   absl::Status Heard() override {
     if (!open_) return absl::OkStatus();
     Fabric::Lock lock(fabric_.get());
-    if (heard_.empty()) fabric_->Look();
-    return heard_.empty() ? absl::OkStatus() : GaveUp(heard_);
+    if (news_->gave_up.empty()) fabric_->Look();
+    return news_->gave_up.empty() ? absl::OkStatus() : GaveUp(news_->gave_up);
   }
 
  private:
@@ -118,11 +127,10 @@ class FabricTransport final : public DataTransport, private Fabric::Context {
     Fabric::Peer* peer = nullptr;
     uint64_t sent = 0;       // messages
     uint64_t left_from = 0;  // what it says when it leaves
-    std::string left;
   };
   struct Op {
     int member = 0;
-    std::shared_ptr<Fabric::Sending> sending;  // null: a receive
+    std::shared_ptr<Sending> sending;  // null: a receive
     uint64_t number = 0;
   };
 
@@ -158,7 +166,7 @@ class FabricTransport final : public DataTransport, private Fabric::Context {
       op.number = mailbox_->Expect(t.peer, t.data, t.bytes, t.received);
       SayReady();
     } else {
-      op.sending = std::make_shared<Fabric::Sending>();
+      op.sending = std::make_shared<Sending>();
       op.sending->header = HeaderOf(MessageKind::kData);
       op.sending->header.number = op.number = member.sent++;
       op.sending->header.total = t.bytes;
@@ -214,7 +222,8 @@ class FabricTransport final : public DataTransport, private Fabric::Context {
     if (awaited_ == nullptr) return absl::OkStatus();
     const Member& member = MemberOf(awaited_->member);
     const bool missed = awaited_->sending != nullptr || awaited_->number >= member.left_from;
-    return member.left.empty() || !missed ? absl::OkStatus() : absl::UnavailableError(member.left);
+    const std::string& left = news_->left[static_cast<size_t>(awaited_->member)];
+    return left.empty() || !missed ? absl::OkStatus() : absl::UnavailableError(left);
   }
 
   absl::Status StillWaiting(const Watch& watch, bool broken = false) {
@@ -264,10 +273,10 @@ class FabricTransport final : public DataTransport, private Fabric::Context {
         }
         return;
       case MessageKind::kGaveUp:
-        if (heard_.empty()) heard_ = Words(from, bytes);
+        if (news_->gave_up.empty()) news_->gave_up = Words(from, bytes);
         return;
       case MessageKind::kLeft:
-        MemberOf(from).left = Words(from, bytes);
+        news_->left[header.sender] = Words(from, bytes);
         MemberOf(from).left_from = header.number;
         return;
       default:
@@ -298,7 +307,7 @@ class FabricTransport final : public DataTransport, private Fabric::Context {
   void Tell(absl::string_view words, MessageKind kind) ABSL_NO_THREAD_SAFETY_ANALYSIS {
     Fabric::Lock lock(fabric_.get());
     Revoke();
-    if (words.empty() || !heard_.empty()) return;
+    if (words.empty() || !news_->gave_up.empty()) return;
     for (const Member& member : members_) {
       Fabric::Peer* const peer = member.peer;
       if (peer == nullptr || fabric_->Failed(peer) || !(Fabric::Up(peer) || Fabric::Greeting(peer))) continue;
@@ -332,16 +341,16 @@ class FabricTransport final : public DataTransport, private Fabric::Context {
   const std::shared_ptr<Fabric> fabric_;
   const ContextId id_;
   const LinkWatch::Report report_;
+  const std::shared_ptr<FabricNews> news_ = std::make_shared<FabricNews>();
   int self_ = 0;
   bool open_ = false;
   std::vector<std::string> addresses_;
   // What Hear touches: with the lock.
   std::vector<Member> members_;
   std::unique_ptr<Mailbox> mailbox_;
-  std::map<std::pair<int, uint64_t>, std::shared_ptr<Fabric::Sending>> unasked_;  // the receiver is not ready
-  std::set<std::pair<int, uint64_t>> asked_;                                      // it was, before
+  std::map<std::pair<int, uint64_t>, std::shared_ptr<Sending>> unasked_;  // the receiver is not ready
+  std::set<std::pair<int, uint64_t>> asked_;                              // it was, before
   absl::Status strange_;
-  std::string heard_;
   // Of the exchange that is running.
   absl::Span<const Transfer> transfers_;
   Fabric::Lock* lock_ = nullptr;

@@ -9,7 +9,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
-#include "comm/ucx/message.h"
+#include "comm/port/message.h"
 
 namespace gtrain::comm {
 
