@@ -107,6 +107,22 @@ class FakeCommunicator final : public Communicator {
   absl::Status AllToAll(const void*, void*, size_t, DType) override {
     return absl::UnimplementedError("fake");
   }
+  absl::Status Gather(const void*, void*, size_t, DType, int) override {
+    return absl::UnimplementedError("fake");
+  }
+  absl::Status Scatter(const void*, void*, size_t, DType, int) override {
+    return absl::UnimplementedError("fake");
+  }
+  absl::Status AllGatherV(const void*, void*, absl::Span<const size_t>, DType) override {
+    return absl::UnimplementedError("fake");
+  }
+  absl::Status ReduceScatterV(const void*, void*, absl::Span<const size_t>, DType, ReduceOp) override {
+    return absl::UnimplementedError("fake");
+  }
+  absl::Status AllToAllV(const void*, absl::Span<const size_t>, void*, absl::Span<const size_t>,
+                         DType) override {
+    return absl::UnimplementedError("fake");
+  }
   absl::Status SendMessage(const Message&) override { return absl::UnimplementedError("SendMessage"); }
   absl::StatusOr<std::shared_ptr<PendingMessages>> Start(absl::Span<const Message>) override {
     return absl::UnimplementedError("Start");
@@ -116,7 +132,9 @@ class FakeCommunicator final : public Communicator {
     return absl::UnimplementedError("fake");
   }
   absl::StatusOr<void*> Allocate(size_t) override { return absl::UnimplementedError("fake"); }
+  absl::Status Free(void*) override { return absl::UnimplementedError("fake"); }
   void Abort(const absl::Status&) override {}
+  void SetTimeout(absl::Duration) override {}
   absl::Duration timeout() const override { return absl::InfiniteDuration(); }
 
  private:

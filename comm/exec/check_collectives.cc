@@ -214,6 +214,134 @@ absl::Status Everything(Communicator& c) {
   return absl::OkStatus();
 }
 
+namespace {
+
+absl::Status CheckInts(const std::vector<int32_t>& got, const std::vector<int32_t>& wanted,
+                       const char* what) {
+  for (size_t i = 0; i < wanted.size(); ++i) {
+    if (got[i] != wanted[i]) return Wrong(what, i, got[i], wanted[i]);
+  }
+  return absl::OkStatus();
+}
+
+// Of rank's part `to`: every rank knows what all have.
+int32_t PartElement(int rank, int to, size_t i) { return 10'007 * rank + 101 * to + static_cast<int32_t>(i); }
+
+absl::Status CheckGatherAndScatter(Communicator& c, size_t count, int root) {
+  const size_t n = static_cast<size_t>(c.size());
+  std::vector<int32_t> mine(count), all(c.rank() == root ? n * count : 0), wanted;
+  for (size_t i = 0; i < count; ++i) mine[i] = PartElement(c.rank(), 0, i);
+  RETURN_IF_BAD(c.Gather(mine.data(), all.data(), count, DType::kInt32, root));
+  for (int r = 0; r < c.size(); ++r) {
+    for (size_t i = 0; i < count; ++i) wanted.push_back(PartElement(r, 0, i));
+  }
+  if (c.rank() == root) RETURN_IF_BAD(CheckInts(all, wanted, "gather"));
+  std::vector<int32_t> back(count, -1);
+  RETURN_IF_BAD(c.Scatter(all.data(), back.data(), count, DType::kInt32, root));
+  return CheckInts(back, mine, "scatter");
+}
+
+absl::Status CheckUneven(Communicator& c, const std::vector<size_t>& counts) {
+  const size_t self = static_cast<size_t>(c.rank());
+  std::vector<int32_t> mine(counts[self]), wanted, sums, whole;
+  for (size_t i = 0; i < mine.size(); ++i) mine[i] = PartElement(c.rank(), 0, i);
+  for (int r = 0; r < c.size(); ++r) {
+    for (size_t i = 0; i < counts[static_cast<size_t>(r)]; ++i) {
+      wanted.push_back(PartElement(r, 0, i));
+      whole.push_back(PartElement(c.rank(), r, i));
+      int32_t sum = 0;
+      for (int of = 0; of < c.size(); ++of) sum += PartElement(of, r, i);
+      if (r == c.rank()) sums.push_back(sum);
+    }
+  }
+  std::vector<int32_t> all(wanted.size(), -1);
+  RETURN_IF_BAD(c.AllGatherV(mine.data(), all.data(), counts, DType::kInt32));
+  RETURN_IF_BAD(CheckInts(all, wanted, "uneven all-gather"));
+  std::vector<int32_t> part(sums.size() + 1, -1);
+  RETURN_IF_BAD(c.ReduceScatterV(whole.data(), part.data(), counts, DType::kInt32, ReduceOp::kSum));
+  if (part.back() != -1) return absl::DataLossError("uneven reduce-scatter wrote behind its part");
+  return CheckInts(part, sums, "uneven reduce-scatter");
+}
+
+// Rank a sends b as many elements as `counts` says of (a + 2 b).
+absl::Status CheckAllToAllV(Communicator& c, const std::vector<size_t>& counts) {
+  const size_t n = counts.size();
+  std::vector<size_t> sends(n), receives(n);
+  std::vector<int32_t> out, wanted;
+  for (int other = 0; other < c.size(); ++other) {
+    const size_t o = static_cast<size_t>(other), self = static_cast<size_t>(c.rank());
+    sends[o] = counts[(self + 2 * o) % n];
+    receives[o] = counts[(o + 2 * self) % n];
+    for (size_t i = 0; i < sends[o]; ++i) out.push_back(PartElement(c.rank(), other, i));
+    for (size_t i = 0; i < receives[o]; ++i) wanted.push_back(PartElement(other, c.rank(), i));
+  }
+  std::vector<int32_t> in(wanted.size() + 1, -1);
+  RETURN_IF_BAD(c.AllToAllV(out.data(), sends, in.data(), receives, DType::kInt32));
+  if (in.back() != -1) return absl::DataLossError("uneven all-to-all wrote behind its parts");
+  return CheckInts(in, wanted, "uneven all-to-all");
+}
+
+}  // namespace
+
+absl::Status Uneven(Communicator& c) {
+  const size_t n = static_cast<size_t>(c.size());
+  for (const size_t count : {size_t{0}, size_t{1}, size_t{777}, size_t{40'000}}) {
+    for (const int root : {0, c.size() - 1}) RETURN_IF_BAD(CheckGatherAndScatter(c, count, root));
+    std::vector<size_t> nearly(n, count), one(n, 0), rising(n, 0);
+    nearly[n - 1] /= 2;
+    one[n / 2] = count;
+    for (size_t i = 0; i < n; ++i) rising[i] = i * i * count / n / n;
+    for (const std::vector<size_t>& counts : {nearly, one, rising}) {
+      RETURN_IF_BAD(CheckUneven(c, counts));
+      RETURN_IF_BAD(CheckAllToAllV(c, counts));
+    }
+  }
+  return c.Barrier();
+}
+
+absl::Status Messages(Communicator& c) {
+  const int next = (c.rank() + 1) % c.size(), previous = (c.rank() + c.size() - 1) % c.size();
+  for (const size_t count : {size_t{0}, size_t{3}, size_t{15'000}, size_t{300'000}}) {
+    std::vector<int32_t> mine(count), theirs(count, -1), wanted(count);
+    for (size_t i = 0; i < count; ++i) {
+      mine[i] = PartElement(c.rank(), 1, i);
+      wanted[i] = PartElement(previous, 1, i);
+    }
+    RETURN_IF_BAD(c.Send(mine.data(), count, DType::kInt32, next, 7));
+    RETURN_IF_BAD(c.Send(mine.data(), 0, DType::kInt32, next, 8));
+    RETURN_IF_BAD(c.Receive(theirs.data(), 0, DType::kInt32, previous, 8));
+    RETURN_IF_BAD(c.Receive(theirs.data(), count, DType::kInt32, previous, 7));
+    RETURN_IF_BAD(CheckInts(theirs, wanted, "ring"));
+  }
+  if (c.rank() != 0) {
+    int32_t rank = c.rank();
+    RETURN_IF_BAD(c.Send(&rank, 1, DType::kInt32, 0, c.rank()));
+  }
+  for (int i = 1; c.rank() == 0 && i < c.size(); ++i) {
+    int32_t rank = -1;
+    MessageInfo info;
+    RETURN_IF_BAD(c.Receive(&rank, 1, DType::kInt32, kAnySource, kAnyTag, &info));
+    if (rank != info.from || rank != info.tag)
+      return absl::DataLossError("another source than its message says");
+  }
+  RETURN_IF_BAD(c.Barrier());  // nothing else may come for that receive
+  std::vector<int32_t> out(256), in(256, -1), wanted;
+  std::vector<Message> group;
+  for (int i = 0; i < 256; ++i) {
+    out[static_cast<size_t>(i)] = PartElement(c.rank(), i, 0);
+    wanted.push_back(PartElement((c.rank() + 256 * c.size() - i) % c.size(), i, 0));
+    group.push_back(
+        {Message::Kind::kSend, &out[static_cast<size_t>(i)], 1, DType::kInt32, (c.rank() + i) % c.size(), i});
+    group.push_back({Message::Kind::kReceive, &in[static_cast<size_t>(i)], 1, DType::kInt32,
+                     (c.rank() + 256 * c.size() - i) % c.size(), i});
+  }
+  auto going = c.Start(group);
+  RETURN_IF_BAD(going.status());
+  RETURN_IF_BAD(*(*going)->Wait(absl::InfiniteDuration()));
+  RETURN_IF_BAD(CheckInts(in, wanted, "group"));
+  return c.Barrier();
+}
+
 absl::Status SendAndReceive(Communicator& c) {
   int turn = 0;
   for (size_t count : kCounts) {

@@ -224,7 +224,7 @@ class ExecCommunicator::Members final : public DataTransport {
 };
 
 ExecCommunicator::ExecCommunicator(Bootstrap* bootstrap, ExecOptions options)
-    : bootstrap_(bootstrap), options_(std::move(options)) {
+    : bootstrap_(bootstrap), options_(std::move(options)), timeout_(options_.user.timeout) {
   std::vector<NodeId> nodes;
   for (const Member& m : bootstrap->members()) nodes.push_back(m.node);
   hierarchy_ = MakeHierarchy(nodes, bootstrap->rank());
@@ -525,6 +525,7 @@ absl::StatusOr<std::unique_ptr<Communicator>> ExecCommunicator::MakePart(int col
   const int place = static_cast<int>(std::find(ranks.begin(), ranks.end(), rank()) - ranks.begin());
   std::unique_ptr<SubBootstrap> bootstrap = Part(ranks, place);
   ExecOptions options = options_;
+  options.user.timeout = timeout();
   options.on_start = nullptr;  // ranks of different groups may differ in how many collectives they called
   auto group = std::make_unique<ExecCommunicator>(bootstrap.get(), std::move(options));
   group->own_bootstrap_ = std::move(bootstrap);
@@ -593,13 +594,22 @@ absl::Status ExecCommunicator::Refused(absl::Status status) {
   return status;
 }
 
+// A tag of callers.
+absl::Status ExecCommunicator::CheckTags(absl::Span<const Message> messages) {
+  if (std::ranges::none_of(messages, [](const Message& m) { return m.tag == kCollectiveTag; }))
+    return absl::OkStatus();
+  return Refused(absl::InvalidArgumentError(absl::StrCat("tag ", kCollectiveTag, ": a tag is 0 or more")));
+}
+
 absl::Status ExecCommunicator::SendMessage(const Message& message) {
   GT_RETURN_IF_ERROR(Usable());
+  GT_RETURN_IF_ERROR(CheckTags({&message, 1}));
   return Refused(OrException([&] { return messages_->Send(message, timeout()); }));
 }
 
 absl::StatusOr<std::shared_ptr<PendingMessages>> ExecCommunicator::Start(absl::Span<const Message> messages) {
   GT_RETURN_IF_ERROR(Usable());
+  GT_RETURN_IF_ERROR(CheckTags(messages));
   std::shared_ptr<PendingMessages> started;
   GT_RETURN_IF_ERROR(Refused(OrException([&]() -> absl::Status {
     GT_ASSIGN_OR_RETURN(started, messages_->Start(messages, timeout()));
@@ -752,9 +762,8 @@ absl::Status ExecCommunicator::Call(OpRecord record, const void* data, size_t by
   // Ranks of other machines see what is wrong in the record; those of this one hear of it at once.
   if (!status.ok() && nodes() > 1) {
     refused_ = status;
-    (void)OrException([&] {
-      return Enter(record, Watch(bootstrap_, std::min(kTellRefused, options_.user.timeout), this));
-    });
+    (void)OrException(
+        [&] { return Enter(record, Watch(bootstrap_, std::min(kTellRefused, timeout()), this)); });
     refused_ = absl::OkStatus();
   }
   if (status.ok()) status = bootstrap_->Alive();
@@ -952,6 +961,16 @@ absl::StatusOr<void*> ExecCommunicator::Allocate(size_t bytes) {
   GT_ASSIGN_OR_RETURN(Mapping memory, Mapping::Private(std::max<size_t>(bytes, 1)));
   private_.push_back(std::move(memory));
   return static_cast<void*>(private_.back().data());
+}
+
+absl::Status ExecCommunicator::Free(void* memory) {
+  GT_RETURN_IF_ERROR(NotForked());
+  const Running running(this);
+  if (shm_ != nullptr && nodes() == 1 && shm_->Free(memory)) return absl::OkStatus();
+  if (std::erase_if(private_, [&](const Mapping& m) { return m.data() == memory; }) > 0)
+    return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      "this is not the begin of memory that Allocate has given and Free not taken");
 }
 
 absl::StatusOr<std::unique_ptr<Communicator>> MakeCommunicator(Bootstrap* bootstrap, ExecOptions options) {

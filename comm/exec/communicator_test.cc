@@ -284,6 +284,76 @@ TEST(Communicator, NothingPilesUpWithSplitsThatAreClosed) {
   }
 }
 
+// What was freed is gone on all ranks once they have used such memory again, also where the same is asked for
+// again and again.
+TEST(Communicator, FreedMemoryGoes) {
+  FakeWorld world(FakeWorld::OneNode(3));
+  ExpectAllOk(RunThreads(world, [&](Communicator& c) -> absl::Status {
+    uint64_t first = 0;
+    for (int turn = 0; turn < 20; ++turn) {
+      auto memory = c.Allocate(1 << 20);
+      RETURN_IF_BAD(memory.status());
+      auto* data = static_cast<float*>(*memory);
+      for (int i = 0; i < 1 << 18; ++i) data[i] = static_cast<float>(turn);
+      RETURN_IF_BAD(c.AllReduce(data, 1 << 18, DType::kFloat32, ReduceOp::kSum));
+      EXPECT_EQ(data[1000], 3 * turn);
+      RETURN_IF_BAD(c.Barrier());
+      RETURN_IF_BAD(c.Free(data));
+      EXPECT_TRUE(absl::IsInvalidArgument(c.Free(data)));
+      RETURN_IF_BAD(c.Barrier());
+      if (turn == 1) first = world.ArenaBytes();
+      if (turn > 1) {
+        EXPECT_EQ(world.ArenaBytes(), first) << turn;
+      }
+      RETURN_IF_BAD(c.Barrier());
+    }
+    return c.Barrier();
+  }));
+}
+
+TEST(Communicator, L6PartsThatDoNotFitAreNamed) {
+  FakeWorld world(FakeWorld::OneNode(2));
+  const auto run = [](const Body& body) {
+    FakeWorld two(FakeWorld::OneNode(2));
+    const auto results = RunThreads(two, body);
+    return absl::StrCat(results[0].message(), " / ", results[1].message());
+  };
+  std::vector<int32_t> data(100);
+  EXPECT_THAT(run([&](Communicator& c) {
+                const std::vector<size_t> counts{3, c.rank() == 0 ? size_t{4} : size_t{5}};
+                std::vector<int32_t> all(10);
+                return c.AllGatherV(data.data(), all.data(), counts, DType::kInt32);
+              }),
+              testing::HasSubstr("all-gather #2 of 7 int32 in uneven parts"));
+  EXPECT_THAT(run([&](Communicator& c) {
+                std::vector<int32_t> all(10);
+                return c.AllGatherV(data.data(), all.data(), {3, 4, 5}, DType::kInt32);
+              }),
+              testing::HasSubstr("3 counts were given, one for each of 2 ranks is needed"));
+  EXPECT_THAT(run([&](Communicator& c) {
+                std::vector<int32_t> in(10), out(10);
+                const std::vector<size_t> sends{1, c.rank() == 0 ? size_t{2} : size_t{1}}, receives{1, 1};
+                return c.AllToAllV(in.data(), sends, out.data(), receives, DType::kInt32);
+              }),
+              testing::HasSubstr("receive of 1 int32 from rank 0, tag -2: rank 0 sent 2 int32"));
+  EXPECT_THAT(run([&](Communicator& c) {
+                int32_t x = 0;
+                return c.Gather(&x, c.rank() == 0 ? nullptr : &x, 1, DType::kInt32, 0);
+              }),
+              testing::HasSubstr("data is null"));
+}
+
+TEST(Communicator, ATimeoutMayChange) {
+  FakeWorld world(FakeWorld::OneNode(2));
+  const auto results = RunThreads(world, [&](Communicator& c) -> absl::Status {
+    if (c.rank() == 1) return c.Receive(nullptr, 0, DType::kUint8, 0);
+    c.SetTimeout(absl::Milliseconds(100));
+    EXPECT_EQ(c.timeout(), absl::Milliseconds(100));
+    return c.Barrier();
+  });
+  EXPECT_TRUE(absl::IsDeadlineExceeded(results[0])) << results[0];
+}
+
 TEST(Communicator, SendAndReceive) {
   for (const auto& nodes : std::vector<std::vector<std::string>>{{"a", "a"},
                                                                  {"a", "a", "a", "a"},
@@ -293,7 +363,11 @@ TEST(Communicator, SendAndReceive) {
                                                                  {"b", "a", "b", "c", "a"}}) {
     SCOPED_TRACE(testing::PrintToString(nodes));
     FakeWorld world(nodes);
-    ExpectAllOk(RunThreads(world, SendAndReceive));
+    ExpectAllOk(RunThreads(world, [](Communicator& c) -> absl::Status {
+      RETURN_IF_BAD(SendAndReceive(c));
+      RETURN_IF_BAD(Uneven(c));
+      return Messages(c);
+    }));
   }
 }
 

@@ -1,14 +1,15 @@
 // The class behind MakeCommunicator: set-up and the frame of every collective in communicator.cc, reductions
-// in all_reduce.cc and reduce.cc, the rest in moves.cc.
+// in all_reduce.cc and reduce.cc, what moves data alone in moves.cc and
+// uneven.cc.
 //
 // Of n ranks on N machines each keeps n times some hundred bytes (members, addresses, records), an arena
 // where its machine has several of them (comm/shm/shm_group.h), and scratch of at most kScheduleBytes for
 // each way that needs some, from the first call that does. A frame is, on one machine, one meeting and n
 // reads; with one rank on each, log2 N rounds of 64 bytes; where machines have several, two meetings and
 // among the leaders the same, up to 16 machines a round in which all get 56 bytes of every rank; there a
-// reduce-scatter carries what an all-reduce of its input does, an all-to-all what an all-gather of
-// everybody's input does. Messages: comm/exec/point_to_point.h. A split is an all-gather of 16 bytes of each
-// rank, an arena, and a barrier of the new one.
+// reduce-scatter carries what an all-reduce of its input does, an all-to-all among more than 256 ranks what
+// an all-gather of everybody's input does. Messages: comm/exec/point_to_point.h. A split is an all-gather of
+// 16 bytes of each rank, an arena, and a barrier of the new one.
 #pragma once
 #include <algorithm>
 #include <atomic>
@@ -43,6 +44,8 @@ inline constexpr size_t kStagedChunkBytes = 256 << 10;
 static_assert(kStagedChunkBytes <= kSlotBytes);
 // Largest part of a buffer that one schedule works on: bounds the scratch memory.
 inline constexpr size_t kScheduleBytes = 16 << 20;
+// Ranks of which each may have a connection to each.
+inline constexpr int kDirectAllToAllMax = 256;
 // Most that goes along when the ranks of several machines compare what they are about to do.
 inline constexpr size_t kWithRecordsBytes = 16 << 10;
 
@@ -64,12 +67,28 @@ class ExecCommunicator final : public Communicator, private Interrupt {
   absl::Status Reduce(void* data, size_t count, DType dtype, ReduceOp op, int root) override;
   absl::Status AllToAll(const void* input, void* output, size_t count, DType dtype) override;
   absl::Status Barrier() override;
+  absl::Status Gather(const void* input, void* output, size_t count, DType dtype, int root) override;
+  absl::Status Scatter(const void* input, void* output, size_t count, DType dtype, int root) override;
+  absl::Status AllGatherV(const void* input, void* output, absl::Span<const size_t> counts,
+                          DType dtype) override;
+  absl::Status ReduceScatterV(const void* input, void* output, absl::Span<const size_t> counts, DType dtype,
+                              ReduceOp op) override;
+  absl::Status AllToAllV(const void* input, absl::Span<const size_t> send_counts, void* output,
+                         absl::Span<const size_t> receive_counts, DType dtype) override;
   absl::Status SendMessage(const Message& message) override;
   absl::StatusOr<std::shared_ptr<PendingMessages>> Start(absl::Span<const Message> messages) override;
   absl::StatusOr<void*> Allocate(size_t bytes) override;
+  absl::Status Free(void* memory) override;
   absl::StatusOr<std::unique_ptr<Communicator>> Split(int color, int key) override;
   void Abort(const absl::Status& why) override;
-  absl::Duration timeout() const override { return options_.user.timeout; }
+  absl::Duration timeout() const override {
+    const MutexLock lock(&state_);
+    return timeout_;
+  }
+  void SetTimeout(absl::Duration timeout) override {
+    const MutexLock lock(&state_);
+    timeout_ = timeout;
+  }
   void ReportCompression(const std::string& text) override { bootstrap_->ReportCompression(text); }
 
  private:
@@ -118,6 +137,11 @@ class ExecCommunicator final : public Communicator, private Interrupt {
   void TakeLinks(const std::vector<Carriers>& measured);
   std::unique_ptr<SubBootstrap> Part(const std::vector<int>& ranks, int rank) const;
   absl::Status OpenMessages();
+  absl::Status CheckTags(absl::Span<const Message> messages);
+  absl::Status CheckParts(absl::Span<const size_t> counts, size_t* total) const;
+  absl::Status Move(absl::Span<const Message> messages);
+  absl::Status MoveBlocks(const char* input, absl::Span<const size_t> send_counts, char* output,
+                          absl::Span<const size_t> receive_counts, DType dtype);
   // What was refused is an error of all.
   absl::Status Refused(absl::Status status);
   absl::Status SomebodyLeft() const;
@@ -127,7 +151,7 @@ class ExecCommunicator final : public Communicator, private Interrupt {
   std::string NameOf(int rank) const;
   std::vector<std::string> NamesOf(const std::vector<int>& ranks) const;
   absl::Status WithMissing(const absl::Status& why) const;
-  Watch MakeWatch() const { return Watch(bootstrap_, options_.user.timeout, this); }
+  Watch MakeWatch() const { return Watch(bootstrap_, timeout(), this); }
   // Tells the others and is dead; `why`.
   absl::Status Die(absl::Status why);
   absl::Status TryLinks(const Watch& watch, double* seconds, double* a_byte);
@@ -219,6 +243,7 @@ class ExecCommunicator final : public Communicator, private Interrupt {
   Mutex running_;          // held by a call
   std::atomic<std::thread::id> caller_;
   mutable Mutex state_;
+  absl::Duration timeout_ ABSL_GUARDED_BY(state_);
   absl::Status dead_ ABSL_GUARDED_BY(state_);
   absl::Status aborted_for_;  // once, before:
   std::atomic<bool> aborted_ = false;

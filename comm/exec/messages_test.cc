@@ -294,6 +294,7 @@ TEST(Messages, BadArgumentsAreNamed) {
                           Case{{kReceive, &x, 1, DType::kFloat32, -2}, "receive from rank -2"},
                           Case{{kSend, &x, 1, DType::kFloat32, 1, kAnyTag}, "a tag is 0 or more"},
                           Case{{kReceive, &x, 1, DType::kFloat32, 1, -2}, "a tag is 0 or more"},
+                          Case{{kReceive, &x, 1, DType::kFloat32, 1, -3}, "a tag is 0 or more"},
                           Case{{kReceive, nullptr, 1, DType::kFloat32, 1}, "no data"},
                           Case{{kSend, &x, SIZE_MAX / 2, DType::kFloat32, 1}, "cannot be in memory"}}) {
     FakeWorld world(FakeWorld::OneNode(2));

@@ -196,11 +196,19 @@ absl::Status ExecCommunicator::FlatAllToAll(const OpRecord& r, const char* input
                      rail_.get(), watch);
 }
 
-// Everybody gets everything and keeps its part: the leaders know no other way to carry it.
+// Straight between the ranks, which each then have a connection to all of other machines. Among more
+// everybody gets everything and keeps its part, over the leaders alone.
 absl::Status ExecCommunicator::MixedAllToAll(const OpRecord& r, const char* input, char* output,
                                              const Watch& watch) {
   if (r.count == 0) return Enter(r, watch);
   const size_t element = DTypeSize(r.dtype), ranks = static_cast<size_t>(size());
+  if (size() <= kDirectAllToAllMax) {
+    GT_RETURN_IF_ERROR(Enter(r, watch));
+    const size_t own = static_cast<size_t>(rank()) * r.count * element;
+    std::memcpy(output + own, input + own, r.count * element);
+    const std::vector<size_t> counts(ranks, r.count);
+    return MoveBlocks(input, counts, output, counts, r.dtype);
+  }
   const uint64_t per_part = std::max<uint64_t>(1, kScheduleBytes / element / ranks / ranks);
   std::vector<char> mine;
   for (uint64_t at = 0; at < r.count; at += per_part) {

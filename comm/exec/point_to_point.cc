@@ -39,7 +39,7 @@ bool PushTo(Inbox* inbox, const MessageHeader& header, absl::string_view bytes) 
 
 bool Wants(const Message& receive, const MessageHeader& h) {
   return (receive.peer == kAnySource || receive.peer == static_cast<int>(h.sender)) &&
-         (receive.tag == kAnyTag || receive.tag == h.tag);
+         (receive.tag == h.tag || (receive.tag == kAnyTag && h.tag >= 0));
 }
 
 }  // namespace
@@ -117,7 +117,7 @@ absl::Status PointToPoint::Good(const Message& m) const {
     return absl::InvalidArgumentError(absl::StrCat(send ? "send to" : "receive from", " rank ", m.peer,
                                                    ": the ranks are 0..", place_.size - 1));
   }
-  if (m.tag < 0 && (send || m.tag != kAnyTag))
+  if (m.tag < 0 && m.tag != kCollectiveTag && (send || m.tag != kAnyTag))
     return absl::InvalidArgumentError(absl::StrCat(Describe(m), ": a tag is 0 or more"));
   if (m.data == nullptr && m.count > 0)
     return absl::InvalidArgumentError(absl::StrCat(Describe(m), ": no data"));

@@ -45,6 +45,8 @@
 
 namespace gtrain::comm {
 
+// Of the messages within a collective: no caller's tag, and no receive of any tag gets them.
+inline constexpr int kCollectiveTag = -2;
 inline constexpr uint64_t kWindowBytes = 256 << 10;
 // What Send copies so that it need not wait, of all messages together.
 inline constexpr uint64_t kBufferedBytesMax = 64 << 20;

@@ -61,6 +61,14 @@ const char* ReduceOpName(ReduceOp op) {
   return "unknown reduction";
 }
 
+// People cannot compare hashes, but see that they differ.
+std::string Parts(const OpRecord& r) { return absl::StrCat(" in uneven parts (", absl::Hex(r.root), ")"); }
+
+bool Rooted(OpKind kind) {
+  return kind == OpKind::kBroadcast || kind == OpKind::kReduce || kind == OpKind::kGather ||
+         kind == OpKind::kScatter;
+}
+
 std::string Describe(const OpRecord& r) {
   const std::string data = absl::StrCat("#", r.sequence, " of ", r.count, " ", DTypeName(r.dtype));
   switch (r.kind) {
@@ -76,6 +84,16 @@ std::string Describe(const OpRecord& r) {
       return absl::StrCat("reduce ", data, ", ", ReduceOpName(r.op), " to rank ", r.root);
     case OpKind::kAllToAll:
       return absl::StrCat("all-to-all ", data);
+    case OpKind::kGather:
+      return absl::StrCat("gather ", data, " to rank ", r.root);
+    case OpKind::kScatter:
+      return absl::StrCat("scatter ", data, " from rank ", r.root);
+    case OpKind::kAllGatherV:
+      return absl::StrCat("all-gather ", data, Parts(r));
+    case OpKind::kReduceScatterV:
+      return absl::StrCat("reduce-scatter ", data, ", ", ReduceOpName(r.op), Parts(r));
+    case OpKind::kAllToAllV:
+      return absl::StrCat("all-to-all #", r.sequence, " of ", DTypeName(r.dtype), " in uneven parts");
     case OpKind::kBarrier:
       return absl::StrCat("barrier #", r.sequence);
     case OpKind::kNone:
@@ -87,14 +105,14 @@ std::string Describe(const OpRecord& r) {
 absl::Status CheckArguments(const OpRecord& r, int world) {
   const size_t element = DTypeSize(r.dtype);
   if (element == 0) return absl::InvalidArgumentError(absl::StrCat("unknown element type ", int(r.dtype)));
-  const bool reduces =
-      r.kind == OpKind::kAllReduce || r.kind == OpKind::kReduceScatter || r.kind == OpKind::kReduce;
+  const bool reduces = r.kind == OpKind::kAllReduce || r.kind == OpKind::kReduceScatter ||
+                       r.kind == OpKind::kReduce || r.kind == OpKind::kReduceScatterV;
   if (reduces && !IsReducible(r.dtype)) {
     return absl::InvalidArgumentError(
         absl::StrCat(DTypeName(r.dtype), " cannot be reduced: convert the data to another type first"));
   }
   if (r.op > ReduceOp::kMax) return absl::InvalidArgumentError(absl::StrCat("unknown reduction ", int(r.op)));
-  if (r.root < 0 || r.root >= world) {
+  if (Rooted(r.kind) && (r.root < 0 || r.root >= world)) {
     return absl::InvalidArgumentError(absl::StrCat("root ", r.root, " is not a rank of 0..", world - 1));
   }
   if (r.count > std::numeric_limits<size_t>::max() / 2 / element / static_cast<size_t>(world)) {

@@ -22,7 +22,13 @@ enum class OpKind : uint8_t {
   kBarrier,
   kReduceScatter,
   kReduce,
-  kAllToAll
+  kAllToAll,
+  kGather,
+  kScatter,
+  // Of parts that differ: `root` is a hash of the counts.
+  kAllGatherV,
+  kReduceScatterV,
+  kAllToAllV
 };
 
 // Lies in shared memory and travels between machines as it is (same build, same byte order:

@@ -64,8 +64,8 @@ class PendingMessages {
 // Unavailable: a member was lost or has given up, or the generation was revoked; end the step, exit or join
 // the next generation. An error of one member that the others cannot see themselves ends their running or
 // next call at once: "rank 3 gave up: ..." with its words.
-// Results are bit-identical on all ranks. Not thread-safe: one call at a time. Calls that go on beside the
-// program: comm/exec/async_calls.h.
+// Results are bit-identical on all ranks. One call at a time, but for messages, Abort and
+// what says so. Calls that go on beside the program: comm/exec/async_calls.h.
 // What one costs among n ranks on N machines: some hundred bytes a rank for each of n, and on a machine that
 // has m of them, above one, 2 MiB of shared memory, 2 MiB more for each of m and 16 KiB for each of n above
 // 128. Between machines a process has a port, and a connection to each other process that it speaks with, for
@@ -109,6 +109,26 @@ class Communicator {
   // of the ranks that they come from. The buffers do not overlap.
   virtual absl::Status AllToAll(const void* input, void* output, size_t count, DType dtype) = 0;
   virtual absl::Status Barrier() = 0;
+  // input[count] of each rank into output[size() * count] of `root`, in rank order; elsewhere output is not
+  // looked at. input may be output + root * count there, else they do not overlap.
+  virtual absl::Status Gather(const void* input, void* output, size_t count, DType dtype, int root) = 0;
+  // Block i of input[size() * count] of `root` into output[count] of rank i; elsewhere input is not looked
+  // at.
+  virtual absl::Status Scatter(const void* input, void* output, size_t count, DType dtype, int root) = 0;
+
+  // The same as those above with parts that differ: part i has counts[i] elements and lies behind those
+  // before it. `counts` are the same on all ranks, one for each. Where the largest part is at most twice the
+  // average all parts travel as if they had its size; else an all-gather hands the parts round a ring, n - 1
+  // steps, and a reduce-scatter costs an all-reduce of the whole.
+  virtual absl::Status AllGatherV(const void* input, void* output, absl::Span<const size_t> counts,
+                                  DType dtype) = 0;
+  virtual absl::Status ReduceScatterV(const void* input, void* output, absl::Span<const size_t> counts,
+                                      DType dtype, ReduceOp op) = 0;
+  // send_counts[i] elements go to rank i, receive_counts[i] come from it, which must be what that rank sends
+  // to this one: else FailedPrecondition. One message for each part that is not empty, straight between the
+  // two ranks.
+  virtual absl::Status AllToAllV(const void* input, absl::Span<const size_t> send_counts, void* output,
+                                 absl::Span<const size_t> receive_counts, DType dtype) = 0;
 
   // Not collective: messages from rank to rank, which match by sender and tag: those with the same of both in
   // the order in which they were sent. Count and dtype are the sender's, but for a receive that asks for
@@ -144,15 +164,21 @@ class Communicator {
   // Memory of `bytes` (64-byte aligned, zeroed) that collectives reach fastest. Owned by the communicator.
   virtual absl::StatusOr<void*> Allocate(size_t bytes) = 0;
 
-  // Not collective: this rank cannot go on, for `why` (not OK), which is not an error of a call of this
-  // communicator. The running or next call of every other member returns Unavailable with this rank and the
-  // message, of which 400 bytes are sure to arrive; this communicator is dead. For what stands on it and
-  // fails between two calls. Costs at most one message to a rank of each other machine; blocks for two
-  // seconds at most. Does nothing if it is dead already.
+  // Gives such memory back before the communicator ends; ranks that have looked into it let it go with their
+  // next collective on such memory. InvalidArgument, which is no error of the communicator: it is none.
+  virtual absl::Status Free(void* memory) = 0;
+
+  // Not collective, from any thread: this rank cannot go on, for `why` (not OK), which is not an error of a
+  // call of this communicator. A call that runs here returns `why`, the running or next call of every other
+  // member Unavailable with this rank and the message, of which 400 bytes are sure to arrive; this
+  // communicator is dead, and all others of the process go on. Costs at most one message to a rank of each
+  // other machine; blocks for two seconds at most. Does nothing if it is dead already.
   virtual void Abort(const absl::Status& why) = 0;
 
-  // Longest a single collective may take.
+  // Longest a single collective may take, and a wait for a message. Of this rank alone, from its next call
+  // on.
   virtual absl::Duration timeout() const = 0;
+  virtual void SetTimeout(absl::Duration timeout) = 0;
 
   // Not collective, never blocks: how the gradients of this job travel, for people. `gtrain status` shows the
   // newest line of any rank, 200 bytes of it. Reducer calls it. Outside gtrain nobody hears it.

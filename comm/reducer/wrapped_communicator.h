@@ -54,6 +54,24 @@ class WrappedCommunicator final : public Communicator {
     return Arrived(inner_->AllToAll(input, output, count, dtype), output, count, dtype);
   }
   absl::Status Barrier() override { return inner_->Barrier(); }
+  absl::Status Gather(const void* input, void* output, size_t count, DType dtype, int root) override {
+    return inner_->Gather(input, output, count, dtype, root);
+  }
+  absl::Status Scatter(const void* input, void* output, size_t count, DType dtype, int root) override {
+    return inner_->Scatter(input, output, count, dtype, root);
+  }
+  absl::Status AllGatherV(const void* input, void* output, absl::Span<const size_t> counts,
+                          DType dtype) override {
+    return inner_->AllGatherV(input, output, counts, dtype);
+  }
+  absl::Status ReduceScatterV(const void* input, void* output, absl::Span<const size_t> counts, DType dtype,
+                              ReduceOp op) override {
+    return inner_->ReduceScatterV(input, output, counts, dtype, op);
+  }
+  absl::Status AllToAllV(const void* input, absl::Span<const size_t> send_counts, void* output,
+                         absl::Span<const size_t> receive_counts, DType dtype) override {
+    return inner_->AllToAllV(input, send_counts, output, receive_counts, dtype);
+  }
   absl::Status SendMessage(const Message& message) override { return inner_->SendMessage(message); }
   absl::StatusOr<std::shared_ptr<PendingMessages>> Start(absl::Span<const Message> messages) override {
     return inner_->Start(messages);
@@ -65,6 +83,8 @@ class WrappedCommunicator final : public Communicator {
     return std::make_unique<WrappedCommunicator>(*std::move(part), hooks_);
   }
   absl::StatusOr<void*> Allocate(size_t bytes) override { return inner_->Allocate(bytes); }
+  absl::Status Free(void* memory) override { return inner_->Free(memory); }
+  void SetTimeout(absl::Duration timeout) override { inner_->SetTimeout(timeout); }
   void Abort(const absl::Status& why) override { inner_->Abort(why); }
   absl::Duration timeout() const override { return hooks_->timeout.value_or(inner_->timeout()); }
   void ReportCompression(const std::string& text) override { inner_->ReportCompression(text); }

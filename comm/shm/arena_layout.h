@@ -54,6 +54,7 @@ struct alignas(kCacheLine) RankLine {
   std::atomic<uint32_t> phase;    // phases this rank has entered
   std::atomic<uint32_t> waiters;  // peers asleep on `phase` or on the ticket of a post
   std::atomic<uint32_t> left;     // its communicator was destroyed
+  std::atomic<uint32_t> frees;    // of memory that peers may have mapped
   uint64_t cores[14];             // that it may run on, as bits; written before the first phase
 };
 

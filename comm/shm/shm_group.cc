@@ -275,6 +275,21 @@ absl::StatusOr<void*> ShmGroup::Allocate(size_t bytes, const Watch& watch) {
   return static_cast<void*>(own_.back().memory.data());
 }
 
+void ShmGroup::Unmapped(uint64_t id) {
+  std::erase(asked_, id);
+  bootstrap_->FreeArena(id);
+}
+
+bool ShmGroup::Free(const void* memory) {
+  const auto it = std::ranges::find_if(own_, [&](const Allocation& a) { return a.memory.data() == memory; });
+  if (it == own_.end()) return false;
+  const uint64_t id = it->id;
+  own_.erase(it);
+  Unmapped(id);
+  line(local_).frees.fetch_add(1);
+  return true;
+}
+
 void ShmGroup::Locate(const void* data, size_t bytes, OpRecord* record) const {
   const char* begin = static_cast<const char*>(data);
   for (const Allocation& a : own_) {
@@ -292,19 +307,31 @@ absl::StatusOr<char*> ShmGroup::Resolve(const OpRecord& record, size_t bytes, co
   for (const Allocation& a : own_) {
     if (a.id == record.arena) return a.memory.data() + record.arena_offset;
   }
+  // What is mapped of an owner that has freed something may be that.
+  for (auto other = of_peers_.begin(); other != of_peers_.end();) {
+    if (other->second.frees == line(other->second.local).frees.load()) {
+      ++other;
+      continue;
+    }
+    const uint64_t id = other->first;
+    other = of_peers_.erase(other);
+    Unmapped(id);
+  }
   auto it = of_peers_.find(record.arena);
   if (it == of_peers_.end()) {
+    const auto owner = static_cast<int>(((record.arena - nonce_) >> kRankIdShift) - 1);
+    const auto known = std::ranges::find(ranks_, owner);
+    if (known == ranks_.end()) return absl::InternalError("a peer's record names memory of nobody here");
+    const int local = static_cast<int>(known - ranks_.begin());
+    const uint32_t frees = line(local).frees.load();
     GT_ASSIGN_OR_RETURN(Mapping memory, Map(record.arena, record.arena_bytes + kMarkBytes, watch));
     if (std::memcmp(memory.data() + record.arena_bytes, &record.arena, sizeof(record.arena)) != 0) {
-      const auto owner = static_cast<int>(((record.arena - nonce_) >> kRankIdShift) - 1);
-      const auto it = std::ranges::find(ranks_, owner);
       return absl::UnavailableError(
-          absl::StrCat(it == ranks_.end() ? "a peer" : names_[static_cast<size_t>(it - ranks_.begin())],
-                       kClosed, ": its memory is gone"));
+          absl::StrCat(names_[static_cast<size_t>(local)], kClosed, ": its memory is gone"));
     }
-    it = of_peers_.emplace(record.arena, std::move(memory)).first;
+    it = of_peers_.emplace(record.arena, OfPeer{local, frees, std::move(memory)}).first;
   }
-  return it->second.data() + record.arena_offset;
+  return it->second.memory.data() + record.arena_offset;
 }
 
 void ShmGroup::Fail(absl::string_view notice) {

@@ -61,6 +61,8 @@ class ShmGroup {
 
   // Zeroed memory that peers can map; lives as long as the group.
   absl::StatusOr<void*> Allocate(size_t bytes, const Watch& watch);
+  // Whether `memory` was the begin of such. Peers unmap it with their next Resolve.
+  bool Free(const void* memory);
   // Fills record->arena* if [data, data + bytes) lies in such memory of
   // this rank.
   void Locate(const void* data, size_t bytes, OpRecord* record) const;
@@ -84,6 +86,7 @@ class ShmGroup {
   // The whole file `id`, which is this group's until it is closed.
   absl::StatusOr<Mapping> Map(uint64_t id, size_t bytes, const Watch& watch);
   absl::Status Survey(const Watch& watch);
+  void Unmapped(uint64_t id);
   ArenaHeader* header() const { return reinterpret_cast<ArenaHeader*>(arena_.data()); }
   RankLine& line(int local) const;
   Post* Posts(int local) const;
@@ -118,7 +121,12 @@ class ShmGroup {
     Mapping memory;
   };
   std::vector<Allocation> own_;
-  std::map<uint64_t, Mapping> of_peers_;
+  struct OfPeer {
+    int local;
+    uint32_t frees;  // of its owner when it was mapped
+    Mapping memory;
+  };
+  std::map<uint64_t, OfPeer> of_peers_;
   std::vector<uint64_t> asked_;  // files, to be freed
   // The word on which this rank is asleep; a generation that ends wakes it.
   std::atomic<std::atomic<uint32_t>*> asleep_on_ = nullptr;
