@@ -56,6 +56,11 @@ class AsyncCalls::Queue {
     return absl::OkStatus();
   }
 
+  void SetLongest(absl::Duration longest) {
+    MutexLock lock(&mutex_);
+    longest_ = longest;
+  }
+
   absl::Status AwaitIdle() {
     MutexLock lock(&mutex_);
     // Each call ends by its own deadline; the sum of them is the longest that this can take.
@@ -97,8 +102,8 @@ class AsyncCalls::Queue {
     }
   }
 
-  const absl::Duration longest_;
   Mutex mutex_;
+  absl::Duration longest_ ABSL_GUARDED_BY(mutex_);
   std::deque<Item> items_ ABSL_GUARDED_BY(mutex_);
   bool busy_ ABSL_GUARDED_BY(mutex_) = false;
   bool closing_ ABSL_GUARDED_BY(mutex_) = false;
@@ -107,6 +112,8 @@ class AsyncCalls::Queue {
 
 AsyncCalls::AsyncCalls(absl::Duration longest) : queue_(std::make_unique<Queue>(longest)) {}
 AsyncCalls::~AsyncCalls() = default;
+
+void AsyncCalls::SetLongest(absl::Duration longest) { queue_->SetLongest(longest); }
 
 absl::StatusOr<AsyncCall> AsyncCalls::Start(Body body) {
   auto state = std::make_shared<AsyncCall::State>();

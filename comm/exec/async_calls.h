@@ -49,6 +49,8 @@ class AsyncCalls {
   AsyncCalls(const AsyncCalls&) = delete;
   AsyncCalls& operator=(const AsyncCalls&) = delete;
 
+  void SetLongest(absl::Duration longest);
+
   // Never waits for a call. ResourceExhausted when kWaitingMax have not begun. What `body` throws becomes
   // Internal.
   absl::StatusOr<AsyncCall> Start(Body body);

@@ -14,6 +14,7 @@
 #include <string>
 #include <type_traits>
 #include <utility>
+#include <vector>
 
 namespace gtrain {
 
@@ -76,6 +77,7 @@ class Request {
 
  private:
   friend class Communicator;
+  friend class Group;
   Request(gtrain_request* handle, std::shared_ptr<gtrain_communicator> communicator,
           std::chrono::milliseconds longest)
       : communicator_(std::move(communicator)), handle_(handle), longest_(longest) {}
@@ -88,12 +90,67 @@ class Request {
   std::chrono::milliseconds longest_{};
 };
 
+// Of a message that was received.
+struct MessageInfo {
+  int from = GTRAIN_ANY_SOURCE;
+  int tag = GTRAIN_ANY_TAG;
+  size_t count = 0;
+};
+inline constexpr int kAnySource = GTRAIN_ANY_SOURCE, kAnyTag = GTRAIN_ANY_TAG;
+
+// Messages that begin together, receives first, none waiting for another (what PyTorch calls
+// batch_isend_irecv):
+//   gtrain::Group group(comm);
+//   group.Receive(std::span(from_left), left);
+//   group.Send(std::span(to_right), right);
+//   gtrain::Status status = group.Run();
+// Memory that was named stays until Run returned or the request of Start is over; the Group as well.
+class Communicator;
+class Group {
+ public:
+  explicit Group(Communicator& communicator) : communicator_(&communicator) {}
+  Group(const Group&) = delete;
+  Group& operator=(const Group&) = delete;
+
+  void Send(const void* data, size_t count, DType dtype, int to, int tag = 0) {
+    Add(GTRAIN_SEND, const_cast<void*>(data), count, dtype, to, tag);  // only read
+  }
+  // At most `count` elements; info(i) says how many came.
+  void Receive(void* data, size_t count, DType dtype, int from, int tag = 0) {
+    Add(GTRAIN_RECEIVE, data, count, dtype, from, tag);
+  }
+  template <typename Range>
+  void Send(const Range& data, int to, int tag = 0) {
+    const std::span view(data);
+    Send(view.data(), view.size(), DTypeOf<typename decltype(view)::value_type>(), to, tag);
+  }
+  template <typename Range>
+  void Receive(Range&& data, int from, int tag = 0) {
+    const std::span view(data);
+    Receive(view.data(), view.size(), DTypeOf<typename decltype(view)::value_type>(), from, tag);
+  }
+
+  Status Run();
+  Result<Request> Start();
+  // Of call number i of Send and Receive, which was a Receive and is over.
+  MessageInfo info(size_t i) const {
+    return {messages_[i].from, messages_[i].from_tag, messages_[i].received};
+  }
+
+ private:
+  void Add(int kind, void* data, size_t count, DType dtype, int peer, int tag) {
+    messages_.push_back({kind, data, count, static_cast<gtrain_dtype>(dtype), peer, tag, 0, 0, 0});
+  }
+  Communicator* communicator_;
+  std::vector<gtrain_message> messages_;
+};
+
 // A communicator belongs to one generation. Calls block; all ranks call the same collectives in the same
 // order with the same count, type and op, else the call fails with kFailedPrecondition that names the ranks
 // which differ. After any error the communicator is dead and every later call returns the same error; output
 // buffers are then undefined. kUnavailable: a member was lost or has given up, or the generation was revoked:
-// end the step and exit with 75. Results are bit-identical on all ranks. One thread at a time. Moved and not
-// copied; the session may go first.
+// end the step and exit with 75. Results are bit-identical on all ranks. One thread at a time, but for
+// messages and Abort. Moved and not copied; the session may go first.
 //
 // Each collective takes memory, count and DType, or spans of a C++ type (std::span, or what makes one:
 // vectors, arrays; std::span(&loss, 1) is one number). docs/design/comm.md tells what a communicator costs
@@ -144,13 +201,50 @@ class Communicator {
     return internal::Call(gtrain_all_to_all, handle(), input, output, count, Number(dtype), kHost, kNow);
   }
   Status Barrier() { return internal::Call(gtrain_barrier, handle(), kHost, kNow); }
-  // Not collective: data[count] to rank `to`, which calls Receive with the same count and type. Each waits
-  // for the other.
-  Status Send(const void* data, size_t count, DType dtype, int to) {
-    return internal::Call(gtrain_send, handle(), data, count, Number(dtype), to, kHost, kNow);
+  // input[count] of each rank into output[size() * count] of `root`, in rank order, and back: block i to rank
+  // i. Elsewhere the memory of all blocks is not looked at.
+  Status Gather(const void* input, void* output, size_t count, DType dtype, int root) {
+    return internal::Call(gtrain_gather, handle(), input, output, count, Number(dtype), root, kHost, kNow);
   }
-  Status Receive(void* data, size_t count, DType dtype, int from) {
-    return internal::Call(gtrain_receive, handle(), data, count, Number(dtype), from, kHost, kNow);
+  Status Scatter(const void* input, void* output, size_t count, DType dtype, int root) {
+    return internal::Call(gtrain_scatter, handle(), input, output, count, Number(dtype), root, kHost, kNow);
+  }
+  // Parts that differ: part i has counts[i] elements (one of each rank, the same on all) and lies behind
+  // those before it.
+  Status AllGatherV(const void* input, void* output, std::span<const size_t> counts, DType dtype) {
+    if (counts.size() != Size()) return WrongSizes();
+    return internal::Call(gtrain_all_gather_v, handle(), input, output, counts.data(), Number(dtype), kHost,
+                          kNow);
+  }
+  Status ReduceScatterV(const void* input, void* output, std::span<const size_t> counts, DType dtype,
+                        ReduceOp op) {
+    if (counts.size() != Size()) return WrongSizes();
+    return internal::Call(gtrain_reduce_scatter_v, handle(), input, output, counts.data(), Number(dtype),
+                          Number(op), kHost, kNow);
+  }
+  // send_counts[i] elements go to rank i, receive_counts[i] come from it: what that rank sends to this one.
+  Status AllToAllV(const void* input, std::span<const size_t> send_counts, void* output,
+                   std::span<const size_t> receive_counts, DType dtype) {
+    if (send_counts.size() != Size() || receive_counts.size() != Size()) return WrongSizes();
+    return internal::Call(gtrain_all_to_all_v, handle(), input, send_counts.data(), output,
+                          receive_counts.data(), Number(dtype), kHost, kNow);
+  }
+
+  // Not collective: messages from rank to rank, which match by sender and tag, those with the same of both in
+  // the order in which they were sent. Send returns when `data` may be used again: copied, as far as 64 MiB
+  // of copies go, else when the receiver has it; so all ranks may send before they receive. Receive wants the
+  // count and type that were sent (kFailedPrecondition), or up to `count` elements where it gets an `info`.
+  Status Send(const void* data, size_t count, DType dtype, int to, int tag = 0) {
+    return internal::Call(gtrain_send, handle(), data, count, Number(dtype), to, tag, kHost, kNow);
+  }
+  Status Receive(void* data, size_t count, DType dtype, int from, int tag = 0, MessageInfo* info = nullptr) {
+    if (info == nullptr)
+      return internal::Call(gtrain_receive, handle(), data, count, Number(dtype), from, tag, kHost, kNow);
+    Group one(*this);
+    one.Receive(data, count, dtype, from, tag);
+    Status status = one.Run();
+    if (status.ok()) *info = one.info(0);
+    return status;
   }
 
   template <typename Range>
@@ -193,14 +287,14 @@ class Communicator {
     return AllToAll(from.data(), to.data(), from.size() / Size(), TypeOf(to));
   }
   template <typename Range>
-  Status Send(const Range& data, int to) {
+  Status Send(const Range& data, int to, int tag = 0) {
     const std::span view(data);
-    return Send(view.data(), view.size(), TypeOf(view), to);
+    return Send(view.data(), view.size(), TypeOf(view), to, tag);
   }
   template <typename Range>
-  Status Receive(Range&& data, int from) {
+  Status Receive(Range&& data, int from, int tag = 0, MessageInfo* info = nullptr) {
     const std::span view(data);
-    return Receive(view.data(), view.size(), TypeOf(view), from);
+    return Receive(view.data(), view.size(), TypeOf(view), from, tag, info);
   }
 
   // The same beside the program, in the order of the calls, at most 256 at a time (kResourceExhausted). The
@@ -246,12 +340,24 @@ class Communicator {
     return memory;
   }
 
-  // This rank cannot go on: the running or next call of the others returns kUnavailable with it and `why`.
+  // Gives such memory back before the communicator goes.
+  Status Free(void* memory) { return internal::Call(gtrain_deallocate, handle(), memory); }
+
+  // The longest that a call, or a wait for a message, may take from the next one on; of this rank alone.
+  Status SetTimeout(std::chrono::milliseconds timeout) {
+    Status status = internal::Call(gtrain_communicator_set_timeout, handle(), int64_t{timeout.count()});
+    if (status.ok()) timeout_ = timeout;
+    return status;
+  }
+
+  // From any thread: this rank cannot go on. Its own running call ends, the running or next one of the others
+  // returns kUnavailable with this rank and `why`. Other communicators go on.
   void Abort(const std::string& why) { gtrain_communicator_abort(handle(), why.c_str(), nullptr); }
 
   gtrain_communicator* handle() const { return handle_.get(); }
 
  private:
+  friend class Group;
   static constexpr void* kHost = nullptr;            // memory
   static constexpr gtrain_request** kNow = nullptr;  // without a handle to wait for
   static constexpr int kQueueMax = 256;
@@ -280,5 +386,18 @@ class Communicator {
   std::shared_ptr<gtrain_communicator> handle_;
   std::chrono::milliseconds timeout_{};
 };
+
+inline Status Group::Run() {
+  return internal::Call(gtrain_exchange, communicator_->handle(), messages_.data(), messages_.size(),
+                        Communicator::kHost, Communicator::kNow);
+}
+
+inline Result<Request> Group::Start() {
+  gtrain_request* made = nullptr;
+  Status status = internal::Call(gtrain_exchange, communicator_->handle(), messages_.data(), messages_.size(),
+                                 Communicator::kHost, &made);
+  if (!status.ok()) return status;
+  return Request(made, communicator_->handle_, Communicator::kQueueMax * communicator_->timeout_);
+}
 
 }  // namespace gtrain

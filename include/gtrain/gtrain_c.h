@@ -30,7 +30,7 @@ extern "C" {
 #endif
 
 /* Grows with every incompatible change of this header. */
-#define GTRAIN_C_ABI 2
+#define GTRAIN_C_ABI 3
 
 /* A timeout of collectives for who has none of their own in mind: ten minutes. Lost ranks end a collective
  * within seconds whatever it is, so it is for a rank that lives and hangs. */
@@ -148,16 +148,24 @@ GTRAIN_API gtrain_status gtrain_communicator_stop_agreed(gtrain_communicator* co
                                                          gtrain_error* error);
 /* Operations that have not begun are cancelled; the one under way is waited for, at most its timeout. */
 GTRAIN_API void gtrain_communicator_free(gtrain_communicator* comm);
-/* This rank takes no further part: the running or next operation of the others fails with GTRAIN_UNAVAILABLE,
- * this rank and `why`. It takes its turn behind what is queued and is not waited for. Operations with
- * arguments that cannot be do it by themselves. Nothing where the communicator has one rank. */
+/* This rank takes no further part: its own running operation ends, the running or next one of the others
+ * fails with GTRAIN_UNAVAILABLE, this rank and `why`. From any thread; other communicators go on. Operations
+ * with arguments that cannot be do it by themselves, in their turn. Nothing where the communicator has one
+ * rank. */
 GTRAIN_API gtrain_status gtrain_communicator_abort(gtrain_communicator* comm, const char* why,
                                                    gtrain_error* error);
+/* The longest that an operation, or a wait for a message, may take from the next one on; of this rank alone.
+ */
+GTRAIN_API gtrain_status gtrain_communicator_set_timeout(gtrain_communicator* comm, int64_t timeout_ms,
+                                                         gtrain_error* error);
 GTRAIN_API int gtrain_communicator_rank(const gtrain_communicator* comm);
 GTRAIN_API int gtrain_communicator_size(const gtrain_communicator* comm);
 /* Zeroed memory (64-byte aligned) that collectives reach fastest. It belongs to the communicator. */
 GTRAIN_API gtrain_status gtrain_allocate(gtrain_communicator* comm, size_t bytes, void** out,
                                          gtrain_error* error);
+
+/* Gives such memory back before the communicator is freed. */
+GTRAIN_API gtrain_status gtrain_deallocate(gtrain_communicator* comm, void* memory, gtrain_error* error);
 
 /* Every rank calls the same collectives in the same order with the same count, dtype and op.
  *
@@ -190,16 +198,67 @@ GTRAIN_API gtrain_status gtrain_reduce(gtrain_communicator* comm, void* data, si
 GTRAIN_API gtrain_status gtrain_all_to_all(gtrain_communicator* comm, const void* input, void* output,
                                            size_t count, gtrain_dtype dtype, void* stream,
                                            gtrain_request** out, gtrain_error* error);
-/* Not collective: data[count] to rank `to`, which calls gtrain_receive with the same count and dtype. Each
- * waits for the other. */
-GTRAIN_API gtrain_status gtrain_send(gtrain_communicator* comm, const void* data, size_t count,
-                                     gtrain_dtype dtype, int to, void* stream, gtrain_request** out,
-                                     gtrain_error* error);
-GTRAIN_API gtrain_status gtrain_receive(gtrain_communicator* comm, void* data, size_t count,
-                                        gtrain_dtype dtype, int from, void* stream, gtrain_request** out,
-                                        gtrain_error* error);
+/* input[count] of each rank into output[size * count] of `root`, in rank order; elsewhere output is not
+ * looked at. */
+GTRAIN_API gtrain_status gtrain_gather(gtrain_communicator* comm, const void* input, void* output,
+                                       size_t count, gtrain_dtype dtype, int root, void* stream,
+                                       gtrain_request** out, gtrain_error* error);
+/* Block i of input[size * count] of `root` into output[count] of rank i; elsewhere input is not looked at. */
+GTRAIN_API gtrain_status gtrain_scatter(gtrain_communicator* comm, const void* input, void* output,
+                                        size_t count, gtrain_dtype dtype, int root, void* stream,
+                                        gtrain_request** out, gtrain_error* error);
+/* With parts that differ: part i has counts[i] elements (one of each rank, the same on all) and lies behind
+ * those before it. The lists are copied. */
+GTRAIN_API gtrain_status gtrain_all_gather_v(gtrain_communicator* comm, const void* input, void* output,
+                                             const size_t* counts, gtrain_dtype dtype, void* stream,
+                                             gtrain_request** out, gtrain_error* error);
+GTRAIN_API gtrain_status gtrain_reduce_scatter_v(gtrain_communicator* comm, const void* input, void* output,
+                                                 const size_t* counts, gtrain_dtype dtype, gtrain_op op,
+                                                 void* stream, gtrain_request** out, gtrain_error* error);
+/* send_counts[i] elements go to rank i, receive_counts[i] come from it: what that rank sends to this one. */
+GTRAIN_API gtrain_status gtrain_all_to_all_v(gtrain_communicator* comm, const void* input,
+                                             const size_t* send_counts, void* output,
+                                             const size_t* receive_counts, gtrain_dtype dtype, void* stream,
+                                             gtrain_request** out, gtrain_error* error);
 GTRAIN_API gtrain_status gtrain_barrier(gtrain_communicator* comm, void* stream, gtrain_request** out,
                                         gtrain_error* error);
+
+/* ---- messages ---- */
+
+/* Not collective, and in no order with collectives. Messages match by sender and tag; those with the same of
+ * both in the order in which they were sent. They go on beside what else the communicator does. */
+enum { GTRAIN_SEND = 0, GTRAIN_RECEIVE = 1 };
+enum { GTRAIN_ANY_SOURCE = -1, GTRAIN_ANY_TAG = -1 }; /* of receives */
+
+/* data[count] to rank `to` with a tag of 0 or more. Without `out` it returns when `data` may be used again:
+ * copied, as far as 64 MiB of copies go, else when the receiver has it; so all ranks may send before they
+ * receive. With `out` nothing is copied and it returns at once. */
+GTRAIN_API gtrain_status gtrain_send(gtrain_communicator* comm, const void* data, size_t count,
+                                     gtrain_dtype dtype, int to, int tag, void* stream, gtrain_request** out,
+                                     gtrain_error* error);
+/* data[count] from rank `from`: exactly as many, of the type that was sent, else GTRAIN_FAILED_PRECONDITION.
+ */
+GTRAIN_API gtrain_status gtrain_receive(gtrain_communicator* comm, void* data, size_t count,
+                                        gtrain_dtype dtype, int from, int tag, void* stream,
+                                        gtrain_request** out, gtrain_error* error);
+
+typedef struct gtrain_message {
+  int kind; /* GTRAIN_SEND, GTRAIN_RECEIVE */
+  void* data;
+  size_t count; /* of a receive the most that may come */
+  gtrain_dtype dtype;
+  int peer, tag;
+  /* Of a receive, once it is over: */
+  int from, from_tag;
+  size_t received;
+} gtrain_message;
+
+/* A group: all of them begin, receives first, and none waits for another. With `out` the list stays where it
+ * is until the wait that finds them over; at most 65,536 go on (GTRAIN_RESOURCE_EXHAUSTED). */
+GTRAIN_API gtrain_status gtrain_exchange(gtrain_communicator* comm, gtrain_message* messages, size_t count,
+                                         void* stream, gtrain_request** out, gtrain_error* error);
+
+/* ---- requests ---- */
 
 /* The result of the operation, or GTRAIN_DEADLINE_EXCEEDED while it goes on (wait again). 0 asks only. When
  * the operation itself took too long the status is also GTRAIN_DEADLINE_EXCEEDED: *done tells them apart (may

@@ -14,8 +14,9 @@ from ._errors import (DeadlineExceeded, FailedPrecondition, GtrainError, Invalid
 from ._library import library_path, set_log, version
 from .checkpoint import Checkpointer
 from .mesh import Mesh
-from .session import EXIT_RUN_ME_AGAIN, Communicator, Request, Session
+from .session import (ANY_SOURCE, ANY_TAG, EXIT_RUN_ME_AGAIN, Communicator, Receive, Request, Send,
+                      Session)
 
-__all__ = ["Checkpointer", "Communicator", "DeadlineExceeded", "EXIT_RUN_ME_AGAIN", "FailedPrecondition",
-           "GtrainError", "InvalidArgument", "LibraryNotFound", "Mesh", "Request", "Session", "Unavailable",
-           "library_path", "set_log", "version"]
+__all__ = ["ANY_SOURCE", "ANY_TAG", "Checkpointer", "Communicator", "DeadlineExceeded", "EXIT_RUN_ME_AGAIN", "FailedPrecondition",
+           "GtrainError", "InvalidArgument", "LibraryNotFound", "Mesh", "Receive", "Request", "Send", "Session",
+           "Unavailable", "library_path", "set_log", "version"]

@@ -8,7 +8,7 @@ from ctypes import POINTER, byref, c_char, c_char_p, c_double, c_int, c_int32, c
 
 from ._errors import InvalidArgument, LibraryNotFound, error_for
 
-ABI = 2  # GTRAIN_C_ABI of the header this file was written from
+ABI = 3  # GTRAIN_C_ABI of the header this file was written from
 
 
 class Error(ctypes.Structure):
@@ -40,6 +40,11 @@ class Sharding(ctypes.Structure):
 
 class RestoreOptions(ctypes.Structure):
     _fields_ = [("size", c_size_t), ("may_be_missing", POINTER(c_char_p)), ("may_be_missing_count", c_int)]
+
+
+class Message(ctypes.Structure):
+    _fields_ = [("kind", c_int), ("data", c_void_p), ("count", c_size_t), ("dtype", c_int), ("peer", c_int),
+                ("tag", c_int), ("source", c_int), ("source_tag", c_int), ("received", c_size_t)]
 
 
 BYTES_SAVE = ctypes.CFUNCTYPE(c_int, c_void_p, POINTER(c_void_p), POINTER(c_size_t))
@@ -82,8 +87,20 @@ _FUNCTIONS = {
                                       _ERROR]),
     "gtrain_reduce": (c_int, [c_void_p, c_void_p, c_size_t, c_int, c_int, c_int, c_void_p, _HANDLE_OUT, _ERROR]),
     "gtrain_all_to_all": (c_int, [c_void_p, c_void_p, c_void_p, c_size_t, c_int, c_void_p, _HANDLE_OUT, _ERROR]),
-    "gtrain_send": (c_int, [c_void_p, c_void_p, c_size_t, c_int, c_int, c_void_p, _HANDLE_OUT, _ERROR]),
-    "gtrain_receive": (c_int, [c_void_p, c_void_p, c_size_t, c_int, c_int, c_void_p, _HANDLE_OUT, _ERROR]),
+    "gtrain_send": (c_int, [c_void_p, c_void_p, c_size_t, c_int, c_int, c_int, c_void_p, _HANDLE_OUT, _ERROR]),
+    "gtrain_receive": (c_int, [c_void_p, c_void_p, c_size_t, c_int, c_int, c_int, c_void_p, _HANDLE_OUT, _ERROR]),
+    "gtrain_exchange": (c_int, [c_void_p, POINTER(Message), c_size_t, c_void_p, _HANDLE_OUT, _ERROR]),
+    "gtrain_gather": (c_int, [c_void_p, c_void_p, c_void_p, c_size_t, c_int, c_int, c_void_p, _HANDLE_OUT, _ERROR]),
+    "gtrain_scatter": (c_int, [c_void_p, c_void_p, c_void_p, c_size_t, c_int, c_int, c_void_p, _HANDLE_OUT, _ERROR]),
+    "gtrain_all_gather_v": (c_int, [c_void_p, c_void_p, c_void_p, POINTER(c_size_t), c_int, c_void_p, _HANDLE_OUT,
+                                    _ERROR]),
+    "gtrain_reduce_scatter_v": (c_int, [c_void_p, c_void_p, c_void_p, POINTER(c_size_t), c_int, c_int, c_void_p,
+                                        _HANDLE_OUT, _ERROR]),
+    "gtrain_all_to_all_v": (c_int, [c_void_p, c_void_p, POINTER(c_size_t), c_void_p, POINTER(c_size_t), c_int,
+                                    c_void_p, _HANDLE_OUT, _ERROR]),
+    "gtrain_allocate": (c_int, [c_void_p, c_size_t, _HANDLE_OUT, _ERROR]),
+    "gtrain_deallocate": (c_int, [c_void_p, c_void_p, _ERROR]),
+    "gtrain_communicator_set_timeout": (c_int, [c_void_p, c_int64, _ERROR]),
     "gtrain_barrier": (c_int, [c_void_p, c_void_p, _HANDLE_OUT, _ERROR]),
     "gtrain_request_wait": (c_int, [c_void_p, c_int64, POINTER(c_int), _ERROR]),
     "gtrain_request_free": (None, [c_void_p]),

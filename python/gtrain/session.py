@@ -8,6 +8,7 @@ from . import _library
 from ._buffers import OPS, Buffer
 from ._errors import FailedPrecondition, GtrainError, InvalidArgument
 
+ANY_SOURCE = ANY_TAG = -1  # of receives
 EXIT_RUN_ME_AGAIN = 75  # exit with it after Unavailable: the job goes on in its next generation (docs/cli.md: the price)
 
 
@@ -127,8 +128,8 @@ class Session:
     def broadcast(self, data, root=0, dtype=None, wait=True):
         return self.communicator.broadcast(data, root, dtype, wait)
 
-    def all_gather(self, data, out=None, dtype=None):
-        return self.communicator.all_gather(data, out, dtype)
+    def all_gather(self, data, out=None, dtype=None, counts=None):
+        return self.communicator.all_gather(data, out, dtype, counts)
 
     def barrier(self):
         self.communicator.barrier()
@@ -209,18 +210,39 @@ class Communicator:
                            None)
 
     @_takes_part
-    def reduce_scatter(self, data, out, op="sum", dtype=None):
-        """`data` holds `size` blocks; block `rank` of everybody's, reduced, goes into `out`, which is returned."""
+    def reduce_scatter(self, data, out, op="sum", dtype=None, counts=None):
+        """`data` holds `size` blocks; block `rank` of everybody's, reduced, goes into `out`, which is returned.
+
+        `counts`: elements of each block, the same list on all ranks; without it all are of the same size.
+        """
         source, target = Buffer(data, dtype, writable=False), Buffer(out, dtype)
+        if counts is not None:
+            parts = self._parts("counts", counts, "data", source)
+            self._check_part("out", target, parts[self.rank], source)
+            _library.call("gtrain_reduce_scatter_v", self.handle, source.address, target.address, parts, target.dtype,
+                          _op(op), None, None)
+            return out
         self._check_sizes("data", source, "out", target)
         _library.call("gtrain_reduce_scatter", self.handle, source.address, target.address, target.count, target.dtype,
                       _op(op), None, None)
         return out
 
     @_takes_part
-    def all_to_all(self, data, out, dtype=None):
-        """Block i of the `size` blocks of `data` goes to rank i; `out` gets the blocks in the order of their ranks."""
+    def all_to_all(self, data, out, dtype=None, send_counts=None, receive_counts=None):
+        """Block i of the `size` blocks of `data` goes to rank i; `out` gets the blocks in the order of their ranks.
+
+        `send_counts` and `receive_counts`: elements of each block of `data` and of `out`; without them all are of the
+        same size.
+        """
         source, target = Buffer(data, dtype, writable=False), Buffer(out, dtype)
+        if send_counts is not None or receive_counts is not None:
+            if send_counts is None or receive_counts is None or source.dtype != target.dtype:
+                raise InvalidArgument("uneven blocks need send_counts and receive_counts, and one dtype")
+            sends = self._parts("send_counts", send_counts, "data", source)
+            receives = self._parts("receive_counts", receive_counts, "out", target)
+            _library.call("gtrain_all_to_all_v", self.handle, source.address, sends, target.address, receives,
+                          source.dtype, None, None)
+            return out
         if target.dtype != source.dtype or target.count != source.count or source.count % self.size:
             raise InvalidArgument(f"`data` and `out` must hold {self.size} blocks of the same size and dtype")
         _library.call("gtrain_all_to_all", self.handle, source.address, target.address, source.count // self.size,
@@ -228,16 +250,92 @@ class Communicator:
         return out
 
     @_takes_part
-    def send(self, data, to, dtype=None, wait=True):
-        """`data` to rank `to`, which calls receive with as much. Not collective; returns like all_reduce."""
-        buffer = Buffer(data, dtype, writable=False)
-        return self._start("gtrain_send", wait, buffer, buffer.address, buffer.count, buffer.dtype, to, None)
+    def gather(self, data, root=0, out=None, dtype=None):
+        """`data` of every rank, in rank order, on rank `root`: in `out`, or a new numpy array [size, *shape]. None elsewhere."""
+        source = Buffer(data, dtype, writable=False)
+        if self.rank != root:
+            _library.call("gtrain_gather", self.handle, source.address, None, source.count, source.dtype, root, None, None)
+            return None
+        out = self._room_for_all(data) if out is None else out
+        target = Buffer(out, dtype)
+        self._check_sizes("out", target, "data", source)
+        _library.call("gtrain_gather", self.handle, source.address, target.address, source.count, source.dtype, root,
+                      None, None)
+        return out
 
     @_takes_part
-    def receive(self, data, source, dtype=None, wait=True):
-        """Fills `data` with what rank `source` sends to this one. Not collective; returns like all_reduce."""
+    def scatter(self, data, out, root=0, dtype=None):
+        """Block i of the `size` blocks of `data` of rank `root` goes into `out` of rank i, which is returned.
+
+        Elsewhere `data` is not looked at and may be None.
+        """
+        target, source = Buffer(out, dtype), None
+        if self.rank == root:
+            source = Buffer(data, dtype, writable=False)
+            self._check_sizes("data", source, "out", target)
+        _library.call("gtrain_scatter", self.handle, source and source.address, target.address, target.count,
+                      target.dtype, root, None, None)
+        return out
+
+    @_takes_part
+    def send(self, data, to, dtype=None, wait=True, tag=0):
+        """`data` to rank `to`, which receives as much with the same tag. Not collective.
+
+        Returns when `data` may be changed again, which is mostly before it is received: every rank may send before it
+        receives. With wait=False a Request, as of all_reduce.
+        """
+        buffer = Buffer(data, dtype, writable=False)
+        return self._start("gtrain_send", wait, buffer, buffer.address, buffer.count, buffer.dtype, to, tag, None)
+
+    @_takes_part
+    def receive(self, data, source=ANY_SOURCE, dtype=None, wait=True, tag=0):
+        """Fills `data` with what rank `source`, or any, sends to this one with `tag` (or ANY_TAG). Not collective.
+
+        Returns like all_reduce. Who sent it, and how much where that may be less, `exchange` tells.
+        """
         buffer = Buffer(data, dtype)
-        return self._start("gtrain_receive", wait, buffer, buffer.address, buffer.count, buffer.dtype, source, None)
+        return self._start("gtrain_receive", wait, buffer, buffer.address, buffer.count, buffer.dtype, source, tag, None)
+
+    @_takes_part
+    def exchange(self, messages, wait=True):
+        """Sends and receives that begin together, so that none waits for another: a list of Send and Receive.
+
+        Returns the list, whose receives then say `source`, `tag` and `count` of what came; with wait=False a Request.
+        """
+        array = (_library.Message * len(messages))()
+        for place, message in zip(array, messages):
+            place.kind, place.data, place.count = message.kind, message.buffer.address, message.buffer.count
+            place.dtype, place.peer, place.tag = message.buffer.dtype, message.peer, message.tag
+        group = _Exchanged(messages, array)
+        if wait:
+            _library.call("gtrain_exchange", self.handle, array, len(messages), None, None)
+            return group.owner
+        request = c_void_p()
+        _library.call("gtrain_exchange", self.handle, array, len(messages), None, byref(request))
+        return Request(request, self, group)
+
+    def allocate(self, nbytes):
+        """Zeroed memory that collectives of one machine reach fastest, writable: numpy.frombuffer(it, dtype=...).
+
+        It belongs to the communicator: use it no longer than that, or until free(it).
+        """
+        address = c_void_p()
+        _library.call("gtrain_allocate", self.handle, nbytes, byref(address))
+        return memoryview((ctypes.c_char * nbytes).from_address(address.value)).cast("B")
+
+    def free(self, memory):
+        """Gives memory of `allocate` back. Nobody may look at it any more."""
+        address = ctypes.addressof(ctypes.c_char.from_buffer(memory)) if len(memory) else None
+        _library.call("gtrain_deallocate", self.handle, address)
+
+    def set_timeout(self, seconds):
+        """The longest that an operation, or a wait for a message, may take from the next one on; of this rank alone."""
+        _library.call("gtrain_communicator_set_timeout", self.handle, milliseconds(seconds))
+        self._timeout = seconds
+
+    def abort(self, why):
+        """From any thread: this rank cannot go on. Its running operation ends, and that of all others, with `why`."""
+        _library.call("gtrain_communicator_abort", self.handle, why.encode(errors="backslashreplace"))
 
     @_takes_part
     def stop_agreed(self):
@@ -267,13 +365,23 @@ class Communicator:
         return self._start("gtrain_broadcast", wait, buffer, buffer.address, buffer.count, buffer.dtype, root, None)
 
     @_takes_part
-    def all_gather(self, data, out=None, dtype=None):
-        """`data` of every rank, in rank order. Without `out` the result is a new numpy array [size, *shape]."""
+    def all_gather(self, data, out=None, dtype=None, counts=None):
+        """`data` of every rank, in rank order. Without `out` the result is a new numpy array [size, *shape].
+
+        `counts`: elements of each rank, the same list on all; `out`, or a new array of one dimension, has their sum.
+        """
         source = Buffer(data, dtype, writable=False)
-        if out is None:
-            import numpy
-            array = numpy.asarray(data)
-            out = numpy.empty((self.size, *array.shape), dtype=array.dtype)
+        if counts is not None:
+            if out is None:
+                import numpy
+                out = numpy.empty(sum(counts), dtype=numpy.asarray(data).dtype)
+            target = Buffer(out, dtype)
+            parts = self._parts("counts", counts, "out", target)
+            self._check_part("data", source, parts[self.rank], target)
+            _library.call("gtrain_all_gather_v", self.handle, source.address, target.address, parts, source.dtype, None,
+                          None)
+            return out
+        out = self._room_for_all(data) if out is None else out
         target = Buffer(out, dtype)
         self._check_sizes("out", target, "data", source)
         _library.call("gtrain_all_gather", self.handle, source.address, target.address, source.count, source.dtype,
@@ -283,6 +391,24 @@ class Communicator:
     def barrier(self):
         """Returns when every rank has called it."""
         _library.call("gtrain_barrier", self.handle, None, None)
+
+    def _room_for_all(self, data):
+        import numpy
+        array = numpy.asarray(data)
+        return numpy.empty((self.size, *array.shape), dtype=array.dtype)
+
+    def _parts(self, name, counts, whole_name, whole):
+        """`counts` as the library takes them: as many as ranks, and together what `whole` holds."""
+        counts = [int(count) for count in counts]
+        if len(counts) != self.size or min(counts) < 0 or sum(counts) != whole.count:
+            raise InvalidArgument(f"`{name}` must have {self.size} numbers whose sum is the {whole.count} elements of "
+                                  f"`{whole_name}`")
+        return (ctypes.c_size_t * self.size)(*counts)
+
+    def _check_part(self, name, part, count, whole):
+        if part.count != count or part.dtype != whole.dtype:
+            raise InvalidArgument(f"`{name}` must hold the {count} elements that `counts` says of rank {self.rank}, of one "
+                                  "dtype")
 
     def _check_sizes(self, large_name, large, small_name, small):
         if large.dtype != small.dtype or large.count != small.count * self.size:
@@ -296,6 +422,40 @@ class Communicator:
         request = c_void_p()
         _library.call(name, self.handle, *arguments, byref(request))
         return Request(request, self, buffer)
+
+
+class Send:
+    """One message of Communicator.exchange, to rank `to`."""
+    kind = 0
+
+    def __init__(self, data, to, tag=0, dtype=None):
+        self.buffer, self.peer, self.tag = Buffer(data, dtype, writable=False), to, tag
+
+
+class Receive:
+    """One message of Communicator.exchange, from rank `source` or any: at most as much as `data` holds.
+
+    Once it is over, `source`, `tag` and `count` (elements) are what came.
+    """
+    kind = 1
+
+    def __init__(self, data, source=ANY_SOURCE, tag=0, dtype=None):
+        self.buffer, self.peer, self.tag = Buffer(data, dtype), source, tag
+        self.source, self.count = None, None
+
+
+class _Exchanged:
+    """Stands for the buffer of a Request: holds what the library still writes to."""
+
+    def __init__(self, messages, array):
+        self._messages, self._array = messages, array
+
+    @property
+    def owner(self):
+        for message, place in zip(self._messages, self._array):
+            if message.kind == Receive.kind:
+                message.source, message.tag, message.count = place.source, place.source_tag, place.received
+        return self._messages
 
 
 class Request:

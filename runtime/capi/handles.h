@@ -42,7 +42,10 @@ struct gtrain_communicator {
 
 struct gtrain_request {
   pid_t owner = getpid();
-  std::optional<gtrain::AsyncCall> call;
+  std::optional<gtrain::AsyncCall> call;  // a collective, or else:
+  std::shared_ptr<gtrain::PendingMessages> messages;
+  gtrain_message* list = nullptr;  // the caller's, to be filled once
+  size_t list_size = 0;
 };
 
 // Shared with checkpointers that save what it carries over.

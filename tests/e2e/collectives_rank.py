@@ -28,6 +28,33 @@ with gtrain.Session() as session:
         comm.send(mine, to=(rank + 1) % size, wait=False).wait(timeout=60)
     np.testing.assert_array_equal(got, everybody[rank - 1])
 
+    # Everybody sends before it receives; tags choose, and a group says what came.
+    big = np.full(200_000, rank, dtype=np.float32)
+    comm.send(big, to=(rank + 1) % size, tag=1)
+    comm.send(mine, to=(rank + 1) % size, tag=2)
+    comm.receive(got, source=rank - 1 if rank else size - 1, tag=2)
+    np.testing.assert_array_equal(got, everybody[rank - 1])
+    assert comm.receive(np.zeros_like(big), tag=1)[-1] == (rank - 1) % size
+    sends = [gtrain.Send(np.full(rank + 1, r), to=r, tag=rank) for r in range(size)]
+    receives = [gtrain.Receive(np.zeros(size, dtype=int), source=r, tag=gtrain.ANY_TAG) for r in range(size)]
+    comm.exchange(sends + receives, wait=False).wait(timeout=60)
+    assert [(r.source, r.tag, r.count) for r in receives] == [(r, r, r + 1) for r in range(size)]
+
+    # Parts that differ.
+    counts = [1, 5, 2]
+    own = np.arange(counts[rank]) + 10 * rank
+    parts = [np.arange(count) + 10 * r for r, count in enumerate(counts)]
+    np.testing.assert_array_equal(comm.all_gather(own, counts=counts), np.concatenate(parts))
+    summed = comm.reduce_scatter(np.concatenate(parts), np.zeros_like(own), counts=counts)
+    np.testing.assert_array_equal(summed, size * own)
+    out = np.zeros(3 * counts[rank], dtype=own.dtype)
+    comm.all_to_all(np.concatenate(parts), out, send_counts=counts, receive_counts=3 * [counts[rank]])
+    np.testing.assert_array_equal(out, np.concatenate(3 * [own]))
+    gathered = comm.gather(mine, root=2)
+    assert (gathered is None) == (rank != 2)
+    back = comm.scatter(gathered, np.zeros_like(mine), root=2)
+    np.testing.assert_array_equal(back, mine)
+
     # Ranks 2 and 0, in this order; rank 1 is in none.
     part = comm.split(-1 if rank == 1 else 0, key=-rank)
     if rank == 1:
