@@ -98,7 +98,8 @@ static void TestMessages(gtrain_communicator* comm) {
   OK(gtrain_all_gather_v(comm, data, got, counts, GTRAIN_FLOAT32, NULL, NULL, &err));
   OK(gtrain_reduce_scatter_v(comm, data, got, counts, GTRAIN_FLOAT32, GTRAIN_SUM, NULL, NULL, &err));
   OK(gtrain_all_to_all_v(comm, data, counts, got, counts, GTRAIN_FLOAT32, NULL, NULL, &err));
-  CHECK(gtrain_all_gather_v(comm, data, got, NULL, GTRAIN_FLOAT32, NULL, NULL, &err) == GTRAIN_INVALID_ARGUMENT);
+  CHECK(gtrain_all_gather_v(comm, data, got, NULL, GTRAIN_FLOAT32, NULL, NULL, &err) ==
+        GTRAIN_INVALID_ARGUMENT);
   OK(gtrain_communicator_set_timeout(comm, kTimeoutMs, &err));
 }
 
