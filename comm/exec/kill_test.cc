@@ -1,6 +1,7 @@
 // A rank is killed somewhere inside a collective, again and again: any collective, way, algorithm and size,
-// at a random moment. The others must return in time, leave nothing behind, and work with its successor
-// (faults L1-L3, L7, L11), on up to four machines of four ranks. GTRAIN_KILL_POINTS=N moments (make soak:
+// at a random moment. The others must return in time, work on without it over the connections that they have,
+// leave nothing behind, and work with its successor (faults L1-L3, L7, L11), on up to four machines of four
+// ranks. GTRAIN_KILL_POINTS=N moments (make soak:
 // 1,000), GTRAIN_KILL_SEED=N other ones, GTRAIN_KILL_ONLY=split nothing but that collective, on three
 // machines.
 #include <dirent.h>
@@ -25,6 +26,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/cleanup/cleanup.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -36,6 +38,7 @@
 #include "comm/exec/check_collectives.h"
 #include "comm/exec/communicator.h"
 #include "comm/fake/fake_world.h"
+#include "comm/ucx/fabric.h"
 #include "gtest/gtest.h"
 
 namespace gtrain::comm {
@@ -68,9 +71,9 @@ struct Point {
   int collective = 0;
 };
 
-constexpr const char* kCollectives[] = {"all-reduce", "reduce-scatter",   "reduce",
-                                        "broadcast",  "all-gather",       "all-to-all",
-                                        "barrier",    "send and receive", "split"};
+constexpr const char* kCollectives[] = {
+    "all-reduce",       "reduce-scatter", "reduce", "broadcast", "all-gather",        "all-to-all", "barrier",
+    "send and receive", "split",          "gather", "scatter",   "uneven all-gather", "group"};
 constexpr int kSplit = 8;
 constexpr const char* kAlgorithms[] = {"ring", "doubling", "halving-doubling", "double-tree"};
 
@@ -200,6 +203,26 @@ absl::Status CallOnce(Communicator& c, const Point& point, std::vector<float>& a
       RETURN_IF_BAD(half.status());
       return (*half)->AllReduce(a.data(), n, kType, ReduceOp::kMax);
     }
+    case 9:
+      return c.Gather(a.data(), b.data(), n, kType, 0);
+    case 10:
+      return c.Scatter(a.data(), b.data(), n, kType, 0);
+    case 11: {  // the first rank has all but one element of each other
+      std::vector<size_t> counts(static_cast<size_t>(c.size()), 1);
+      counts[0] = n;
+      return c.AllGatherV(a.data(), b.data(), counts, kType);
+    }
+    case 12: {  // everybody with everybody
+      std::vector<Message> group;
+      for (int other = 0; other < c.size(); ++other) {
+        float* const to = b.data() + static_cast<size_t>(other) * n;
+        group.push_back({Message::Kind::kReceive, to, n, kType, other});
+        group.push_back({Message::Kind::kSend, a.data(), n, kType, other});
+      }
+      auto going = c.Start(group);
+      RETURN_IF_BAD(going.status());
+      return *(*going)->Wait(absl::InfiniteDuration());
+    }
     default: {
       // Around in a ring: the even ones send first.
       const int next = (c.rank() + 1) % c.size(), before = (c.rank() + c.size() - 1) % c.size();
@@ -211,9 +234,13 @@ absl::Status CallOnce(Communicator& c, const Point& point, std::vector<float>& a
 }
 
 // A generation on this rank: until a call fails, or for `calls` of them.
-absl::Status Generation(FakeWorld& world, int rank, const Point& point, int calls,
-                        std::atomic<int>* counter) {
+// `fabric`: its connections, which outlive it.
+absl::Status Generation(FakeWorld& world, int rank, const Point& point, int calls, std::atomic<int>* counter,
+                        std::shared_ptr<Fabric>* fabric = nullptr) {
   std::unique_ptr<Bootstrap> bootstrap = world.Rank(rank);
+  const absl::Cleanup keep = [&] {
+    if (fabric != nullptr) *fabric = bootstrap->fabric();
+  };
   ExecOptions options;
   options.user.timeout = kPatience;
   options.algorithm = point.algorithm;
@@ -234,13 +261,15 @@ absl::Status Generation(FakeWorld& world, int rank, const Point& point, int call
   return absl::OkStatus();
 }
 
-absl::Status NextGeneration(FakeWorld& world, int rank) {
+absl::Status NextGeneration(FakeWorld& world, int rank, std::shared_ptr<Fabric> fabric = nullptr) {
   std::unique_ptr<Bootstrap> bootstrap = world.Rank(rank);
+  bootstrap->fabric() = std::move(fabric);
   ExecOptions options;
   options.user.timeout = kPatience;
   auto made = MakeCommunicator(bootstrap.get(), options);
   RETURN_IF_BAD(made.status());
-  return CheckAllReduce(**made, 5'000, DType::kFloat32, ReduceOp::kSum);
+  RETURN_IF_BAD(CheckAllReduce(**made, 5'000, DType::kFloat32, ReduceOp::kSum));
+  return Messages(**made);
 }
 
 int Complain(int rank, const char* what, const absl::Status& status) {
@@ -248,9 +277,15 @@ int Complain(int rank, const char* what, const absl::Status& status) {
   return 1;
 }
 
+std::vector<std::string> Without(std::vector<std::string> nodes, int victim) {
+  nodes.erase(nodes.begin() + victim);
+  return nodes;
+}
+
 struct Worlds {
-  FakeWorld before, during, after;
-  explicit Worlds(const std::vector<std::string>& nodes) : before(nodes), during(nodes), after(nodes) {}
+  FakeWorld before, during, without, after;
+  Worlds(const std::vector<std::string>& nodes, int victim)
+      : before(nodes), during(nodes), without(Without(nodes, victim)), after(nodes) {}
 };
 
 // The exit code.
@@ -259,9 +294,14 @@ int Rank(Worlds& worlds, int rank, const Point& point, Board* board) {
   if (absl::Status s = Generation(worlds.before, rank, point, 2, nullptr); !s.ok())
     return Complain(rank, "before", s);
   const Held held;
-  const absl::Status lost = Generation(worlds.during, rank, point, 1 << 30, &board->calls[rank]);
+  std::shared_ptr<Fabric> fabric;
+  const absl::Status lost = Generation(worlds.during, rank, point, 1 << 30, &board->calls[rank], &fabric);
   board->returned_at_ns[rank] = RealClock().Now().ns;
   if (!absl::IsUnavailable(lost)) return Complain(rank, "the lost generation", lost);
+  // Those that are left, over the same connections.
+  const int place = rank < point.victim ? rank : rank - 1;
+  if (absl::Status s = NextGeneration(worlds.without, place, std::move(fabric)); !s.ok())
+    return Complain(rank, "without the lost rank", s);
   if (const Held now; !(now == held)) {
     std::fprintf(
         stderr, "rank %d holds %zu descriptors, %zu threads, %zu segments; before it was %zu, %zu, %zu\n",
@@ -301,7 +341,7 @@ class KillTest : public testing::Test {
 
   // How long the slowest took to return.
   void KillAt(const Point& point, absl::Duration* slowest) {
-    Worlds worlds(point.nodes);
+    Worlds worlds(point.nodes, point.victim);
     for (int rank = 0; rank < kRanksMax; ++rank) board_->calls[rank] = 0, board_->returned_at_ns[rank] = 0;
     pids_.clear();
     for (int rank = 0; rank < worlds.during.size(); ++rank) {
