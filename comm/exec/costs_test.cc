@@ -195,16 +195,22 @@ void CheckMessages(const Costs& costs, uint64_t n, uint64_t of_each, uint64_t wa
   const uint64_t machines = n / of_each, others = machines - 1, log = std::bit_width(others);
   const bool several = of_each > 1, few = machines <= 16;
   const uint64_t enter = several && few ? others : log;
-  const uint64_t fixed = (machines <= 16 ? others : log) + (ways + 1) * others + enter;
+  // Of an all-gather: above 16 machines one or two a round, or one for each machine where each of its ranks
+  // carries a part, which do not lie together.
+  const uint64_t gather = few ? others : log,
+                 gather_most = few || several ? std::max(others, 2 * log) : 2 * log;
+  const uint64_t fixed = gather + (ways + 1) * gather + enter,
+                 most = gather + (ways + 1) * gather_most + enter;
   for (uint64_t rank = 0; rank < n; rank += of_each) {
     const Counts &make = costs.of_rank[kMake][rank], &split = costs.of_rank[kSplit][rank],
                  &reduce = costs.of_rank[kAllReduce][rank];
     // A slow machine measures less.
     EXPECT_GE(make.messages, fixed);
-    EXPECT_LE(make.messages, fixed + 40 * ways);
+    EXPECT_LE(make.messages, most + 40 * ways);
     EXPECT_LE(make.peers.size(), others);
     EXPECT_LE(make.most_bytes, 256 << 10);
-    EXPECT_EQ(split.messages, enter + others + enter);  // an all-gather, and the barrier of the new one
+    EXPECT_GE(split.messages, enter + gather + enter);  // an all-gather, and the barrier of the new one
+    EXPECT_LE(split.messages, enter + gather_most + enter);
     EXPECT_EQ(reduce.messages, log + (several ? enter : 0));
     EXPECT_EQ(reduce.rounds, log + (!several ? 0 : few ? 1 : log));
   }

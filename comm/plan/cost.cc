@@ -135,7 +135,10 @@ int RailsOfAllGather(absl::Span<const Carriers> carriers, int machines, uint64_t
   return BestRails(carriers, bytes, [&](double share) -> Work {
     const double others = machines - 1;
     if (machines <= kDirectRanksMax) return {{{1, others * share, others - 1}}};
-    return {{{others, share}}};
+    Work work;
+    for (double have = 1; have < machines; have *= 2)
+      work.rounds.push_back({1, std::min(have, machines - have) * share});
+    return work;
   });
 }
 

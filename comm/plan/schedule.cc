@@ -251,9 +251,27 @@ Schedule AllGatherSchedule(int rank, const std::vector<Range>& parts) {
     AddRound(schedule, actions);
     return schedule;
   }
-  for (int step = 0; step < ranks - 1; ++step) {
-    AddRound(schedule, {Receive((rank + ranks - 1) % ranks, part(rank - step - 1)),
-                        Send((rank + 1) % ranks, part(rank - step))});
+  // Each has the parts of `have` ranks from its own on, and gives so many, as far as they are needed, to the
+  // rank that is so far before it. Parts that follow each other in memory go as one message.
+  const auto ranges = [&](int first, int count) {
+    std::vector<Range> merged;
+    for (int i = 0; i < count; ++i) {
+      const Range next = part(first + i);
+      if (!merged.empty() && merged.back().begin + merged.back().count == next.begin) {
+        merged.back().count += next.count;
+      } else {
+        merged.push_back(next);
+      }
+    }
+    return merged;
+  };
+  for (int have = 1; have < ranks; have *= 2) {
+    const int count = std::min(have, ranks - have), from = (rank + have) % ranks;
+    std::vector<Action> actions;
+    for (const Range& range : ranges(from, count)) actions.push_back(Receive(from, range));
+    for (const Range& range : ranges(rank, count))
+      actions.push_back(Send((rank + ranks - have) % ranks, range));
+    AddRound(schedule, actions);
   }
   return schedule;
 }

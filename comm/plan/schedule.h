@@ -12,7 +12,7 @@
 //   double tree                  s + 2 L    4 s            2 S                    4
 //   tree broadcast, reduce       2, L       L, 1           L S, S                 L
 //   all-gather of S each, n<=16  1          n-1            (n-1) S                n-1
-//   all-gather of S each, above  n-1        n-1            (n-1) S                2
+//   all-gather of S each, above  L          2 L            (n-1) S                2 L
 //   reduce-scatter, all-to-all   1          n-1            (n-1) S                n-1
 //
 // So a reduce-scatter or an all-to-all among 1,000 machines speaks over 999 connections a rank; all else over
@@ -83,7 +83,9 @@ Schedule DirectReduceScatter(int rank, int ranks, uint64_t count);
 Schedule DirectAllToAll(int rank, int ranks, uint64_t count);
 
 // Rank r owns parts[r]; afterwards every rank has all of them.
-// One round of direct messages up to `kDirectRanksMax` ranks, a ring above.
+// One round of direct messages up to `kDirectRanksMax` ranks; above, each round doubles what a rank has (J.
+// Bruck et al., "Efficient Algorithms for All-to-All Communications in Multiport Message-Passing Systems",
+// 1997, without the rotation at the end). Parts that do not lie one behind the other are a message each.
 inline constexpr int kDirectRanksMax = 16;
 Schedule AllGatherSchedule(int rank, const std::vector<Range>& parts);
 

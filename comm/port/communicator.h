@@ -71,7 +71,7 @@ class PendingMessages {
 // 128. Between machines a process has a port, and a connection to each other process that it speaks with, for
 // all its communicators together: N - 1 if it speaks for its machine, as the leader does, or as many ranks of
 // each as the smallest has (GTRAIN_COMM_ALGO). A split is an all-gather and a barrier. Broadcast, reduce,
-// barrier and small all-reduces take about log2(N) rounds, all-gathers above 16 machines N - 1; large
+// barrier and small all-reduces take about log2(N) rounds, as do all-gathers above 16 machines; large
 // all-reduces send 2 (N-1)/N of the data a machine. Where machines have several ranks each call begins with
 // another log2(N) rounds, up to 16 machines with one. log2(N) is rounded up, and of small all-reduces and
 // those beginnings one more where N is no power of two. comm/plan/schedule.h has the table.
