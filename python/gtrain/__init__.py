@@ -13,10 +13,11 @@ from ._errors import (DeadlineExceeded, FailedPrecondition, GtrainError, Invalid
                       Unavailable)
 from ._library import library_path, set_log, version
 from .checkpoint import Checkpointer
+from .gradients import CompressedMean, ReducedStep, Reducer
 from .mesh import Mesh
 from .session import (ANY_SOURCE, ANY_TAG, EXIT_RUN_ME_AGAIN, Communicator, Receive, Request, Send,
                       Session)
 
-__all__ = ["ANY_SOURCE", "ANY_TAG", "Checkpointer", "Communicator", "DeadlineExceeded", "EXIT_RUN_ME_AGAIN", "FailedPrecondition",
-           "GtrainError", "InvalidArgument", "LibraryNotFound", "Mesh", "Receive", "Request", "Send", "Session",
+__all__ = ["ANY_SOURCE", "ANY_TAG", "Checkpointer", "Communicator", "CompressedMean", "DeadlineExceeded", "EXIT_RUN_ME_AGAIN", "FailedPrecondition",
+           "GtrainError", "InvalidArgument", "LibraryNotFound", "Mesh", "Receive", "ReducedStep", "Reducer", "Request", "Send", "Session",
            "Unavailable", "library_path", "set_log", "version"]

@@ -4,7 +4,8 @@ import ctypes
 import os
 import sys
 import threading
-from ctypes import POINTER, byref, c_char, c_char_p, c_double, c_int, c_int32, c_int64, c_size_t, c_uint64, c_void_p
+from ctypes import (POINTER, byref, c_char, c_char_p, c_double, c_float, c_int, c_int32, c_int64, c_size_t, c_uint32,
+                    c_uint64, c_void_p)
 
 from ._errors import InvalidArgument, LibraryNotFound, error_for
 
@@ -40,6 +41,27 @@ class Sharding(ctypes.Structure):
 
 class RestoreOptions(ctypes.Structure):
     _fields_ = [("size", c_size_t), ("may_be_missing", POINTER(c_char_p)), ("may_be_missing_count", c_int)]
+
+
+class Compression(ctypes.Structure):
+    _fields_ = [("size", c_size_t), ("codec", c_int32), ("error_feedback", c_int32), ("residual_bfloat16", c_int32),
+                ("rounding_seed", c_uint32), ("density", c_double), ("exact", c_int32), ("momentum", c_float),
+                ("matrix_rank", c_int32), ("optimizer_momentum", c_float), ("warmup_steps", c_int32)]
+
+
+class Gradient(ctypes.Structure):
+    _fields_ = [("name", c_char_p), ("count", c_size_t), ("shape", POINTER(c_int64)), ("dimensions", c_int)]
+
+
+class ReducerOptions(ctypes.Structure):
+    _fields_ = [("size", c_size_t), ("bucket_bytes", c_size_t), ("compress_from", c_size_t),
+                ("compression", POINTER(Compression))]
+
+
+class ReducedStep(ctypes.Structure):
+    _fields_ = [("size", c_size_t), ("bytes_sent", c_uint64), ("selected", c_size_t), ("wanted", c_size_t),
+                ("clipped", c_size_t), ("early", c_size_t), ("momentum_travelled", c_int32),
+                ("unused", POINTER(c_size_t)), ("unused_count", c_size_t)]
 
 
 class Message(ctypes.Structure):
@@ -102,6 +124,22 @@ _FUNCTIONS = {
     "gtrain_deallocate": (c_int, [c_void_p, c_void_p, _ERROR]),
     "gtrain_communicator_set_timeout": (c_int, [c_void_p, c_int64, _ERROR]),
     "gtrain_barrier": (c_int, [c_void_p, c_void_p, _HANDLE_OUT, _ERROR]),
+    "gtrain_compression_parse": (c_int, [c_char_p, POINTER(Compression), _ERROR]),
+    "gtrain_reducer_create": (c_int, [c_void_p, POINTER(Gradient), c_size_t, POINTER(ReducerOptions), _HANDLE_OUT,
+                                      _ERROR]),
+    "gtrain_reducer_free": (None, [c_void_p]),
+    "gtrain_reducer_gradient": (c_int, [c_void_p, c_size_t, POINTER(POINTER(c_float)), POINTER(c_size_t), _ERROR]),
+    "gtrain_reducer_ready": (c_int, [c_void_p, c_size_t, _ERROR]),
+    "gtrain_reducer_finish": (c_int, [c_void_p, POINTER(ReducedStep), _ERROR]),
+    "gtrain_reducer_abort": (c_int, [c_void_p, c_char_p, _ERROR]),
+    "gtrain_reducer_drop": (c_int, [c_void_p, _ERROR]),
+    "gtrain_checkpointer_add_reducer": (c_int, [c_void_p, c_void_p, _ERROR]),
+    "gtrain_compressed_mean_create": (c_int, [c_void_p, POINTER(Compression), c_size_t, POINTER(Gradient), c_size_t,
+                                              _HANDLE_OUT, _ERROR]),
+    "gtrain_compressed_mean_free": (None, [c_void_p]),
+    "gtrain_compressed_mean_all_reduce": (c_int, [c_void_p, c_void_p, c_size_t, _ERROR]),
+    "gtrain_compressed_mean_drop": (c_int, [c_void_p, _ERROR]),
+    "gtrain_compressed_mean_bytes_sent": (c_int, [c_void_p, POINTER(c_uint64), _ERROR]),
     "gtrain_request_wait": (c_int, [c_void_p, c_int64, POINTER(c_int), _ERROR]),
     "gtrain_request_free": (None, [c_void_p]),
     "gtrain_checkpointer_open": (c_int, [c_void_p, POINTER(CheckpointOptions), _HANDLE_OUT, _ERROR]),

@@ -164,6 +164,10 @@ class Checkpointer:
         _library.call("gtrain_checkpointer_add_bytes", self.handle, name.encode(), *functions, None, _rule(rule))
         self._buffers[name] = functions
 
+    def add_reducer(self, reducer):
+        """What its compression carries over from step to step is saved and restored with the rest. Before both."""
+        _library.call("gtrain_checkpointer_add_reducer", self.handle, reducer.handle)
+
     def restore(self, may_be_missing=()):
         """Collective. Loads the newest intact checkpoint into the registered arrays; its step, or None.
 

@@ -55,6 +55,21 @@ with gtrain.Session() as session:
     back = comm.scatter(gathered, np.zeros_like(mine), root=2)
     np.testing.assert_array_equal(back, mine)
 
+    # Gradients that leave while backward runs, and a mean of one's own.
+    reducer = gtrain.Reducer(comm, [("weight", (50, 20)), ("bias", (20,))], compression="fp16", compress_from=1)
+    for step in range(3):
+        for index in (1, 0):
+            reducer.gradients[index][...] = rank + step
+            reducer.ready(index)
+        assert reducer.finish().unused == []
+        for gradient in reducer.gradients:
+            np.testing.assert_allclose(gradient, 1 + step)
+    reducer.close()
+    mean = gtrain.CompressedMean(comm, "int8", 3000)
+    np.testing.assert_allclose(mean.all_reduce(np.full(3000, rank, dtype=np.float32)), 1, atol=0.02)
+    assert mean.bytes_sent > 0
+    mean.close()
+
     # Ranks 2 and 0, in this order; rank 1 is in none.
     part = comm.split(-1 if rank == 1 else 0, key=-rank)
     if rank == 1:
