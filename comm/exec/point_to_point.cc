@@ -172,11 +172,10 @@ absl::Status PointToPoint::Send(const Message& message, absl::Duration timeout) 
     const Hold hold(this);
     GT_ASSIGN_OR_RETURN(ops, Begin({&message, 1}));
     Op& op = *ops[0];
-    // What its receiver already takes is about to be gone.
-    const bool begun = op.sending != nullptr || op.got > 0;
-    if (!op.done && !begun && buffered_ + op.bytes <= kBufferedBytesMax) {
+    if (!op.done && buffered_ + op.bytes <= kBufferedBytesMax) {
       op.copy.assign(static_cast<const char*>(message.data), op.bytes);
       op.message.data = op.copy.data();
+      if (op.sending != nullptr) op.sending->data = op.copy.data();
       op.detached = true;
       ++detached_;
       buffered_ += op.bytes;
@@ -229,13 +228,14 @@ void PointToPoint::Push(int rank, Peer& peer) {
 }
 
 bool PointToPoint::PushFirst(int rank, Peer& peer) {
-  const OpPtr& op = peer.waiting.front();
+  const OpPtr op = peer.waiting.front();
   const bool local = Local(rank);
-  const bool eager = op->bytes <= (local ? kCellBytes : kPieceBytes);
-  const uint64_t cost = kCostOfOne + (eager ? op->bytes : 0);
+  const bool eager = op->bytes <= (local ? kCellBytes : kPieceBytes),
+             unasked = eager || op->bytes <= kUnaskedBytes;
+  const uint64_t cost = kCostOfOne + (unasked ? op->bytes : 0);
   if (peer.sent != peer.taken && peer.sent - peer.taken + cost > kWindowBytes) return false;
   MessageHeader header;
-  header.kind = eager ? MessageKind::kEager : MessageKind::kOffer;
+  header.kind = eager ? MessageKind::kEager : unasked ? MessageKind::kComing : MessageKind::kOffer;
   header.sender = static_cast<uint64_t>(place_.self);
   header.number = peer.next;
   header.total = op->bytes;
@@ -256,6 +256,8 @@ bool PointToPoint::PushFirst(int rank, Peer& peer) {
   peer.sent += cost;
   if (eager) {
     Complete(op, absl::OkStatus());
+  } else if (unasked) {
+    Stream(rank, peer, op, header.number);
   } else {
     peer.offered[header.number] = op;
   }
@@ -274,13 +276,17 @@ void PointToPoint::Tell(int rank, MessageKind kind, uint64_t number) {
   Busy(rank, peer);
 }
 
-void PointToPoint::Stream(int rank, Peer& peer, const OpPtr& op) {
-  op->got = 0;
+void PointToPoint::Stream(int rank, Peer& peer, const OpPtr& op, uint64_t number) {
+  op->sending = std::make_shared<Sending>();
+  op->sending->header.kind = MessageKind::kBulk;
+  op->sending->header.sender = static_cast<uint64_t>(place_.self);
+  op->sending->header.number = number;
+  op->sending->header.total = op->bytes;
+  op->sending->data = static_cast<const char*>(op->message.data);
   if (Local(rank)) {
     peer.streams.push_back(op);
     return Busy(rank, peer);
   }
-  op->sending->data = static_cast<const char*>(op->message.data);
   flying_.push_back(op);
   link_->Stream(rank, op->sending);
 }
@@ -310,7 +316,7 @@ bool PointToPoint::Pump(int rank, Peer& peer) {
     MessageHeader& header = op->sending->header;
     header.offset = op->sending->given;
     const size_t bytes = std::min<uint64_t>(op->bytes - header.offset, kCellBytes);
-    room = push(header, {static_cast<const char*>(op->message.data) + header.offset, bytes});
+    room = push(header, {op->sending->data + header.offset, bytes});
     if (!room) break;
     op->sending->given += bytes;
     if (op->sending->given < op->bytes) continue;
@@ -329,7 +335,9 @@ void PointToPoint::BeginReceive(const OpPtr& op) {
     if (!Wants(op->message, it->header)) continue;
     const Come come = std::move(*it);
     come_.erase(it);
-    return Match(op, come.header, come.bytes);
+    if (come.header.kind == MessageKind::kComing)
+      peers_[static_cast<int>(come.header.sender)].coming.erase(come.header.number);
+    return Match(op, come.header, come.bytes, come.got);
   }
   posted_.push_back(op);
   if (link_ == nullptr) return;
@@ -357,73 +365,91 @@ void PointToPoint::Hear(const MessageHeader& h, absl::string_view bytes) {
   Peer& peer = peers_[from];
   switch (h.kind) {
     case MessageKind::kEager:
+    case MessageKind::kComing:
     case MessageKind::kOffer:
       return InOrder(peer, h, bytes);
     case MessageKind::kTake:
       if (const auto it = peer.offered.find(h.number); it != peer.offered.end()) {
         const OpPtr op = it->second;
         peer.offered.erase(it);
-        op->sending = std::make_shared<Sending>();
-        op->sending->header.kind = MessageKind::kBulk;
-        op->sending->header.sender = static_cast<uint64_t>(place_.self);
-        op->sending->header.number = h.number;
-        op->sending->header.total = op->bytes;
-        Stream(from, peer, op);
+        Stream(from, peer, op, h.number);
       }
       return;
     case MessageKind::kTaken:
       if (h.number > peer.taken && h.number <= peer.sent) peer.taken = h.number;
       return Push(from, peer);
     case MessageKind::kBulk:
-      if (const auto it = peer.receiving.find(h.number); it != peer.receiving.end()) {
-        const OpPtr op = it->second;
-        const bool fits = h.total <= op->bytes && h.offset == op->got && bytes.size() <= h.total - h.offset;
-        if (fits) std::memcpy(static_cast<char*>(op->message.data) + h.offset, bytes.data(), bytes.size());
-        op->got += bytes.size();
-        if (fits && op->got < h.total) return;
-        peer.receiving.erase(it);
-        Complete(op, fits ? absl::OkStatus() : absl::DataLossError("its pieces do not fit together"));
-      }
-      return;
+      return TakePiece(peer, h, bytes);
     default:
       return;
+  }
+}
+
+// Into the memory of its receive, or what is kept until there is one.
+void PointToPoint::TakePiece(Peer& peer, const MessageHeader& h, absl::string_view bytes) {
+  if (h.offset > h.total || bytes.size() > h.total - h.offset) return;
+  if (const auto it = peer.receiving.find(h.number); it != peer.receiving.end()) {
+    const OpPtr op = it->second;
+    if (h.total > op->bytes) return;
+    std::memcpy(static_cast<char*>(op->message.data) + h.offset, bytes.data(), bytes.size());
+    op->got += bytes.size();
+    if (op->got < h.total) return;
+    peer.receiving.erase(it);
+    Complete(op, absl::OkStatus());
+  } else if (const auto come = peer.coming.find(h.number); come != peer.coming.end()) {
+    if (h.total != come->second->bytes.size()) return;
+    std::memcpy(come->second->bytes.data() + h.offset, bytes.data(), bytes.size());
+    come->second->got += bytes.size();
+  } else if (h.number >= peer.expected) {
+    peer.early.push_back({h, std::string(bytes), 0});  // before what announces it
   }
 }
 
 // UCX does not say that messages arrive in their order.
 void PointToPoint::InOrder(Peer& peer, const MessageHeader& h, absl::string_view bytes) {
   if (h.number != peer.expected) {
-    if (h.number > peer.expected) peer.ahead[h.number] = {h, std::string(bytes)};
+    if (h.number > peer.expected) peer.ahead[h.number] = {h, std::string(bytes), 0};
     return;
   }
   ++peer.expected;
   Arrive(h, bytes);
+  TakeEarly(peer);
   for (auto it = peer.ahead.begin(); it != peer.ahead.end() && it->first == peer.expected;) {
     const Come come = std::move(it->second);
     it = peer.ahead.erase(it);
     ++peer.expected;
     Arrive(come.header, come.bytes);
+    TakeEarly(peer);
   }
+}
+
+void PointToPoint::TakeEarly(Peer& peer) {
+  for (const Come& piece : std::exchange(peer.early, {})) TakePiece(peer, piece.header, piece.bytes);
 }
 
 void PointToPoint::Arrive(const MessageHeader& h, absl::string_view bytes) {
   const auto it = std::ranges::find_if(posted_, [&](const OpPtr& op) { return Wants(op->message, h); });
   if (it == posted_.end()) {
-    come_.push_back({h, std::string(bytes)});
+    come_.push_back({h, std::string(bytes), 0});
+    if (h.kind == MessageKind::kComing && h.total <= kUnaskedBytes) {
+      come_.back().bytes.resize(h.total);
+      peers_[static_cast<int>(h.sender)].coming[h.number] = std::prev(come_.end());
+    }
     return;
   }
   const OpPtr op = *it;
   posted_.erase(it);
-  Match(op, h, bytes);
+  Match(op, h, bytes, 0);
 }
 
-void PointToPoint::Match(const OpPtr& op, const MessageHeader& h, absl::string_view bytes) {
+// `bytes`: of a short message all, of one whose pieces come unasked room for all, of which `got` are there.
+void PointToPoint::Match(const OpPtr& op, const MessageHeader& h, absl::string_view bytes, uint64_t got) {
   const auto from = static_cast<int>(h.sender);
   const bool eager = h.kind == MessageKind::kEager;
   if (from == place_.self) {
     buffered_ -= h.total;
   } else {
-    Consumed(from, kCostOfOne + (eager ? h.total : 0));
+    Consumed(from, kCostOfOne + (h.kind == MessageKind::kOffer ? 0 : h.total));
   }
   const auto theirs = static_cast<DType>(h.dtype);
   const size_t element = DTypeSize(op->message.dtype);
@@ -438,9 +464,12 @@ void PointToPoint::Match(const OpPtr& op, const MessageHeader& h, absl::string_v
     if (!bytes.empty()) std::memcpy(op->message.data, bytes.data(), bytes.size());
     return Complete(op, absl::OkStatus());
   }
-  op->got = 0;
+  // What has come lies anywhere in it: it is copied as it is, and the rest replaces what is not there yet.
+  if (got > 0) std::memcpy(op->message.data, bytes.data(), bytes.size());
+  op->got = got;
+  if (got == h.total) return Complete(op, absl::OkStatus());
   peers_[from].receiving[h.number] = op;
-  Tell(from, MessageKind::kTake, h.number);
+  if (h.kind == MessageKind::kOffer) Tell(from, MessageKind::kTake, h.number);
 }
 
 void PointToPoint::Consumed(int from, uint64_t cost) {
@@ -694,6 +723,8 @@ void PointToPoint::EndAll(const absl::Status& why) {
     end(peer.streams);
     for (const auto& [number, op] : std::exchange(peer.offered, {})) Complete(op, why);
     for (const auto& [number, op] : std::exchange(peer.receiving, {})) Complete(op, why);
+    peer.coming.clear();
+    peer.early.clear();
     peer.control.clear();
   }
   end(posted_);

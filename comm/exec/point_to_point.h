@@ -1,11 +1,10 @@
 // Messages between two ranks of a communicator, which match by tag as MPI's do (MPI 4.1, chapter 3): in the
 // order in which they were sent, and receives in the order in which they were posted.
 //
-// A message of at most kPieceBytes between machines, or kCellBytes on one, leaves at once, and its receiver
-// keeps it until somebody wants it; of each sender at most kWindowBytes that nobody has taken, the others
-// wait with the sender. A longer one is offered, and sent when the receiver has memory for it. Inside a
-// machine packets go through the inbox of the receiver (comm/shm/inbox.h), two copies; between machines
-// through the fabric, two copies and the wire.
+// A message of at most kUnaskedBytes leaves at once, and its receiver keeps it until somebody wants it; of each
+// sender at most kWindowBytes that nobody has taken, the others wait with the sender. A longer one is offered,
+// and sent when the receiver has memory for it. Inside a machine packets go through the inbox of the receiver
+// (comm/shm/inbox.h), two copies; between machines through the fabric, two copies and the wire.
 //
 // Costs, among n ranks: with a link between machines ten bytes for each of n, some hundred bytes for each
 // rank that it has exchanged a message with, and 100 bytes beside the data for each message that waits. A
@@ -48,6 +47,8 @@ namespace gtrain::comm {
 // Of the messages within a collective: no caller's tag, and no receive of any tag gets them.
 inline constexpr int kCollectiveTag = -2;
 inline constexpr uint64_t kWindowBytes = 256 << 10;
+// Longer than one packet, and still sent before its receiver has memory for it.
+inline constexpr uint64_t kUnaskedBytes = 128 << 10;
 // What Send copies so that it need not wait, of all messages together.
 inline constexpr uint64_t kBufferedBytesMax = 64 << 20;
 // Operations that are not over.
@@ -102,6 +103,7 @@ class PointToPoint final : public std::enable_shared_from_this<PointToPoint>, pr
   struct Come {
     MessageHeader header;
     std::string bytes;
+    uint64_t got = 0;  // of a long one whose pieces come unasked
   };
   struct Peer {
     // To it.
@@ -114,7 +116,9 @@ class PointToPoint final : public std::enable_shared_from_this<PointToPoint>, pr
     // From it.
     uint64_t expected = 0, consumed = 0, told = 0;
     std::map<uint64_t, Come> ahead;       // by number
-    std::map<uint64_t, OpPtr> receiving;  // likewise
+    std::map<uint64_t, OpPtr> receiving;                   // likewise
+    std::map<uint64_t, std::list<Come>::iterator> coming;  // likewise: in come_, of kComing
+    std::vector<Come> early;                               // pieces whose message is not known yet
   };
 
   void Lock();
@@ -137,9 +141,11 @@ class PointToPoint final : public std::enable_shared_from_this<PointToPoint>, pr
   void Hear(const MessageHeader& header, absl::string_view bytes) override;
   void InOrder(Peer& peer, const MessageHeader& header, absl::string_view bytes);
   void Arrive(const MessageHeader& header, absl::string_view bytes);
-  void Match(const OpPtr& op, const MessageHeader& header, absl::string_view bytes);
+  void Match(const OpPtr& op, const MessageHeader& header, absl::string_view bytes, uint64_t got);
+  void TakePiece(Peer& peer, const MessageHeader& header, absl::string_view bytes);
+  void TakeEarly(Peer& peer);
   void Consumed(int from, uint64_t cost);
-  void Stream(int rank, Peer& peer, const OpPtr& op);
+  void Stream(int rank, Peer& peer, const OpPtr& op, uint64_t number);
   bool Pump(int rank, Peer& peer);
   void Busy(int rank, Peer& peer);
   bool Turn();
