@@ -22,9 +22,9 @@ struct Reduction {
 // nearest, ties to even) once; what is too large for float8_e4m3 is 448 with its sign. Minimum and maximum of
 // floats: a NaN wins; which NaN of two a sum has is not specified (IEEE 754-2019, 6.2.3: the compiler may
 // swap the operands). Integers wrap around; division truncates (a mean that is right wants
-// comm/exec/integer_mean.h). Bool: every byte but 0 is true, results are 0 or 1. Products of complex numbers
-// are the four products of their parts, without the care of C's Annex G for infinities. Reductions that
-// IsReducible refuses end the process.
+// comm/exec/integer_mean.h). Bool: every byte but 0 is true, results are 0 or 1. A product of complex numbers
+// is computed from the four products of their parts, without what C's Annex G adds for infinities. Reductions
+// that IsReducible refuses end the process.
 void ReduceInto(void* const* outputs, size_t output_count, const void* const* sources, size_t source_count,
                 const Reduction& reduction);
 

@@ -22,7 +22,7 @@ constexpr DType kTypes[] = {DType::kFloat32, DType::kFloat64,    DType::kFloat16
 constexpr ReduceOp kOps[] = {ReduceOp::kSum,     ReduceOp::kMean,   ReduceOp::kMin,   ReduceOp::kMax,
                              ReduceOp::kProduct, ReduceOp::kBitAnd, ReduceOp::kBitOr, ReduceOp::kBitXor};
 
-// Loops differ for these, and not the ways of their data: a few sizes do.
+// What has loops of its own, but its data go the same ways as those of the others: a few sizes are enough.
 bool Rare(DType dtype, ReduceOp op) { return dtype > DType::kUint8 || op > ReduceOp::kMax; }
 
 double At(const std::vector<char>& data, size_t i, DType dtype) {
@@ -107,8 +107,9 @@ void Set(char* data, size_t i, DType dtype, int value) {
 
 int Input(int rank, size_t i) { return static_cast<int>((i * 3 + static_cast<size_t>(rank) * 5) % 11); }
 
-// Small integers: what becomes of them is exact in every type for every order. The factors of products are
-// mostly 1, float8_e5m2 has three digits, and some truths are the same on all ranks.
+// Small integers, so that all but means are exact in every type and in every order: factors are mostly 1, and
+// float8_e5m2 has three significant bits. Of bool some elements are the same on all ranks, and not all bytes
+// are 0 or 1.
 int Operand(int rank, size_t i, ReduceOp op, DType dtype) {
   const int input = Input(rank, i);
   if (dtype == DType::kBool) return i % 3 == 0 ? 0 : i % 3 == 1 ? input : input + 1;

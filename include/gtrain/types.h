@@ -6,7 +6,7 @@
 namespace gtrain {
 
 // Every type of safetensors with whole bytes. Checkpoints and the collectives that only move data take all of
-// them; which reductions a type has IsReducible says. The numbers are part of the C interface and of what
+// them; IsReducible says which reductions a type has. The numbers are part of the C interface and of what
 // ranks tell each other: new types are appended.
 enum class DType : uint8_t {
   kFloat32,
@@ -73,10 +73,11 @@ constexpr bool IsInteger(DType dtype) {
 
 // Sums and products of integers wrap around; their mean is that of the exact sum, cut off towards zero. Of
 // bool, where every byte but 0 is true and results are 0 or 1, sum, max and kBitOr are "or", product, min and
-// kBitAnd are "and". Minimum and maximum of floats: a NaN wins. 8-bit and 16-bit floats are computed in float
-// and rounded to nearest, ties to even; what is too large for float8_e4m3, which has no infinity, becomes 448
-// of its sign, for the others infinity. (One rank's data stay as they are.) The numbers are part of the C
-// interface and of what ranks tell each other: new ones are appended.
+// kBitAnd are "and". In a minimum or maximum of floats a NaN wins. 8-bit and 16-bit floats are computed in
+// float and rounded to nearest, ties to even, inside a machine once, between machines at each hop. What is
+// too large for float8_e4m3, which has no infinity, becomes 448 with its sign; for the others infinity. One
+// rank alone leaves its data as they are. The numbers are part of the C interface and of what ranks tell each
+// other: new ones are appended.
 enum class ReduceOp : uint8_t { kSum, kMean, kMin, kMax, kProduct, kBitAnd, kBitOr, kBitXor };
 
 // Whether all-reduce, reduce and reduce-scatter take them together. They refuse with InvalidArgument what
