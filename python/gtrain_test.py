@@ -46,7 +46,7 @@ class SessionTest(unittest.TestCase):
 
     def test_collectives_on_arrays_and_buffers(self):
         with gtrain.Session() as session:
-            for dtype in ("float32", "float64", "float16", "int32", "int64", "uint8"):
+            for dtype in ("float32", "float64", "float16", "int32", "int64", "uint8", "int16", "uint64", "complex64"):
                 data = np.arange(6, dtype=dtype).reshape(2, 3)
                 self.assertIs(session.all_reduce(data), data)
                 np.testing.assert_array_equal(data, np.arange(6).reshape(2, 3))
@@ -71,6 +71,8 @@ class SessionTest(unittest.TestCase):
         with gtrain.Session() as session:
             comm, data = session.communicator, np.arange(4.0)
             self.assertIs(comm.reduce(data, op="mean"), data)
+            truths = np.array([True, False])
+            np.testing.assert_array_equal(comm.reduce(truths, op="bit_and"), [True, False])
             out = np.zeros(4)
             self.assertIs(comm.reduce_scatter(data, out), out)
             np.testing.assert_array_equal(out, data)
@@ -87,7 +89,8 @@ class SessionTest(unittest.TestCase):
                                 (lambda: comm.receive(data, source=4), "not one of 1"),
                                 (lambda: comm.reduce_scatter(data, np.zeros(3)), "must hold"),
                                 (lambda: comm.all_to_all(data, np.zeros(5)), "must hold"),
-                                (lambda: comm.reduce(data, op="product"), "sum, mean")]:
+                                (lambda: comm.reduce(data, op="average"), "sum, mean"),
+                                (lambda: comm.reduce(data, op="bit_or"), "float64 has no bit_or")]:
                 with self.assertRaisesRegex(gtrain.InvalidArgument, text):
                     wrong()
 
@@ -161,7 +164,7 @@ class SessionTest(unittest.TestCase):
                                 (lambda: session.all_reduce(b"1234"), "read-only"),
                                 (lambda: session.all_reduce(np.zeros(3, dtype=np.complex128)), "not supported"),
                                 (lambda: session.all_reduce(np.zeros(3, dtype=">f8")), "not supported"),
-                                (lambda: session.all_reduce(np.zeros(3), op="product"), "sum, mean"),
+                                (lambda: session.all_reduce(np.zeros(3), op="average"), "sum, mean"),
                                 (lambda: session.all_reduce(bytearray(3), dtype="float32"), "whole number"),
                                 (lambda: session.broadcast(grid, root=1), "root 1"),
                                 (lambda: session.all_gather(grid, out=np.zeros(3)), "must hold"),

@@ -1,6 +1,5 @@
 // The reference: what each kernel means, one element at a time.
 #include <algorithm>
-#include <bit>
 #include <cmath>
 #include <cstring>
 
@@ -10,8 +9,6 @@
 
 namespace gtrain::comm {
 namespace {
-
-constexpr float kLargestFloat8 = 448;
 
 // Appends the value if it is to be sent; what is left of it else.
 float Take(float value, size_t index, const Selection& s, size_t* taken) {
@@ -98,22 +95,6 @@ uint8_t ToInt8(float value) {
   return static_cast<uint8_t>(static_cast<int8_t>(std::nearbyint(std::clamp(value, -127.0f, 127.0f))));
 }
 
-// Rounds to nearest, ties to even; the same two tricks as float16 in reduce.cc.
-uint8_t ToFloat8(float value) {
-  const uint32_t bits = std::bit_cast<uint32_t>(value);
-  const uint32_t rest = std::bit_cast<uint32_t>(std::min(std::fabs(value), kLargestFloat8));
-  const uint32_t normal = (rest + 0x7ffff + ((rest >> 20) & 1) - (120u << 23)) >> 20;
-  const uint32_t subnormal =
-      std::bit_cast<uint32_t>(std::bit_cast<float>(rest) + 0x1p14f) - std::bit_cast<uint32_t>(0x1p14f);
-  return static_cast<uint8_t>((rest < 0x3c800000 ? subnormal : normal) | ((bits >> 24) & 0x80));
-}
-
-float FromFloat8(uint8_t code) {
-  const float magnitude = std::bit_cast<float>(static_cast<uint32_t>(code & 0x7f) << 20) * 0x1p120f;
-  return std::bit_cast<float>(std::bit_cast<uint32_t>(magnitude) |
-                              (static_cast<uint32_t>(code & 0x80) << 24));
-}
-
 template <uint8_t (*Convert)(float)>
 void EncodeBytes(const float* in, size_t count, uint8_t* payload, float* scales, float range) {
   for (size_t begin = 0; begin < count; begin += kScaleBlock) {
@@ -140,7 +121,7 @@ void EncodeInt8(const float* in, size_t count, uint8_t* payload, float* scales) 
   EncodeBytes<ToInt8>(in, count, payload, scales, 127);
 }
 void EncodeFloat8(const float* in, size_t count, uint8_t* payload, float* scales) {
-  EncodeBytes<ToFloat8>(in, count, payload, scales, kLargestFloat8);
+  EncodeBytes<ToFloat8E4M3Number>(in, count, payload, scales, 448);
 }
 
 void EncodeOneBit(const float* in, size_t count, uint8_t* payload, float* scales) {
@@ -177,7 +158,7 @@ constexpr Kernels kScalar = {"scalar",
                              DecodeHalves<FromFloat16>,
                              DecodeHalves<FromBFloat16>,
                              DecodeBytes<FromInt8>,
-                             DecodeBytes<FromFloat8>,
+                             DecodeBytes<FromFloat8E4M3Number>,
                              DecodeOneBit};
 
 }  // namespace

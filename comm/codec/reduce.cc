@@ -4,7 +4,8 @@
 //
 // Two sources, the usual case of two ranks that reach each other's memory, are added in registers and stored
 // to every output at once: each byte is read and written once. More go through a block of accumulators small
-// enough for the first-level cache.
+// enough for the first-level cache, and so do two of a rare type or operation: each of the loops above is
+// compiled for every instruction set.
 #include "comm/codec/reduce.h"
 
 #if GTRAIN_HAVE_HWY
@@ -47,20 +48,34 @@ struct Plain {
   static Value Load(Stored s) { return s; }
   static Stored Store(Value v) { return v; }
 };
-struct Half {
-  using Stored = uint16_t;
+template <typename S, float (*kFrom)(S), S (*kTo)(float)>
+struct SmallFloat {
+  using Stored = S;
   using Value = float;
-  static Value Load(Stored s) { return FromFloat16(s); }
-  static Stored Store(Value v) { return ToFloat16(v); }
+  static Value Load(Stored s) { return kFrom(s); }
+  static Stored Store(Value v) { return kTo(v); }
 };
-struct Brain {
-  using Stored = uint16_t;
-  using Value = float;
-  static Value Load(Stored s) { return FromBFloat16(s); }
-  static Stored Store(Value v) { return ToBFloat16(v); }
+using Half = SmallFloat<uint16_t, FromFloat16, ToFloat16>;
+using Brain = SmallFloat<uint16_t, FromBFloat16, ToBFloat16>;
+using E4M3 = SmallFloat<uint8_t, FromFloat8E4M3, ToFloat8E4M3>;
+using E5M2 = SmallFloat<uint8_t, FromFloat8E5M2, ToFloat8E5M2>;
+struct Truth {
+  using Stored = uint8_t;
+  using Value = uint8_t;
+  static Value Load(Stored s) { return s != 0; }
+  static Stored Store(Value v) { return v; }
+};
+struct Complex {
+  struct Value {
+    float real, imaginary;
+  };
+  using Stored = uint64_t;
+  static Value Load(Stored s) { return std::bit_cast<Value>(s); }
+  static Stored Store(Value v) { return std::bit_cast<Stored>(v); }
 };
 
 struct Add {
+  static constexpr ReduceOp kOp = ReduceOp::kSum;
   template <typename V>
   static V Apply(V a, V b) {
     if constexpr (std::is_integral_v<V>) {
@@ -72,6 +87,7 @@ struct Add {
   }
 };
 struct Least {
+  static constexpr ReduceOp kOp = ReduceOp::kMin;
   template <typename V>
   static V Apply(V a, V b) {
     V least = b < a ? b : a;
@@ -80,11 +96,49 @@ struct Least {
   }
 };
 struct Most {
+  static constexpr ReduceOp kOp = ReduceOp::kMax;
   template <typename V>
   static V Apply(V a, V b) {
     V most = a < b ? b : a;
     if constexpr (std::is_floating_point_v<V>) most = b != b ? b : most;
     return most;
+  }
+};
+
+struct Multiply {
+  static constexpr ReduceOp kOp = ReduceOp::kProduct;
+  template <typename V>
+  static V Apply(V a, V b) {
+    if constexpr (std::is_integral_v<V>) {
+      using U = std::common_type_t<std::make_unsigned_t<V>, unsigned>;  // two uint16_t would multiply as int
+      return static_cast<V>(static_cast<U>(a) * static_cast<U>(b));
+    } else {
+      return a * b;
+    }
+  }
+  static Complex::Value Apply(Complex::Value a, Complex::Value b) {
+    return {a.real * b.real - a.imaginary * b.imaginary, a.real * b.imaginary + a.imaginary * b.real};
+  }
+};
+struct And {
+  static constexpr ReduceOp kOp = ReduceOp::kBitAnd;
+  template <typename V>
+  static V Apply(V a, V b) {
+    return static_cast<V>(a & b);
+  }
+};
+struct Or {
+  static constexpr ReduceOp kOp = ReduceOp::kBitOr;
+  template <typename V>
+  static V Apply(V a, V b) {
+    return static_cast<V>(a | b);
+  }
+};
+struct Xor {
+  static constexpr ReduceOp kOp = ReduceOp::kBitXor;
+  template <typename V>
+  static V Apply(V a, V b) {
+    return static_cast<V>(a ^ b);
   }
 };
 
@@ -116,6 +170,7 @@ struct Work {
   const void* const* sources;
   size_t source_count;
   size_t count;
+  ReduceOp op;  // kSum for kMean
   int divisor;
 };
 
@@ -141,6 +196,13 @@ void ReducePair(const Work& w) {
 }
 
 template <typename Type, typename Op>
+void Fold(typename Type::Value* __restrict sum, const void* source, size_t begin, size_t n) {
+  for (size_t i = 0; i < n; ++i)
+    sum[i] = Op::Apply(sum[i], Type::Load(Get<typename Type::Stored>(source, begin + i)));
+}
+
+// w.op is that of one of Ops.
+template <typename Type, typename... Ops>
 void ReduceMany(const Work& w) {
   using Stored = typename Type::Stored;
   using Value = typename Type::Value;
@@ -150,11 +212,12 @@ void ReduceMany(const Work& w) {
     const size_t n = std::min(kBlock, w.count - begin);
     for (size_t i = 0; i < n; ++i) sum[i] = Type::Load(Get<Stored>(w.sources[0], begin + i));
     for (size_t s = 1; s < w.source_count; ++s) {
-      for (size_t i = 0; i < n; ++i)
-        sum[i] = Op::Apply(sum[i], Type::Load(Get<Stored>(w.sources[s], begin + i)));
+      ((w.op == Ops::kOp ? Fold<Type, Ops>(sum, w.sources[s], begin, n) : void()), ...);
     }
-    if (w.divisor != 1) {
-      for (size_t i = 0; i < n; ++i) sum[i] = Divided(sum[i], w.divisor);
+    if constexpr (std::is_arithmetic_v<Value>) {
+      if (w.divisor != 1) {
+        for (size_t i = 0; i < n; ++i) sum[i] = Divided(sum[i], w.divisor);
+      }
     }
     for (size_t i = 0; i < n; ++i) stored[i] = Type::Store(sum[i]);
     for (size_t o = 0; o < w.output_count; ++o) {
@@ -164,8 +227,7 @@ void ReduceMany(const Work& w) {
 }
 
 template <typename Type, typename Op>
-void ReduceTyped(const Work& w) {
-  if (w.source_count != 2 || w.output_count > 2) return ReduceMany<Type, Op>(w);
+void ReduceTwo(const Work& w) {
   const bool divide = w.divisor != 1;
   if (w.output_count == 2) {
     return divide ? ReducePair<Type, Op, true, true>(w) : ReducePair<Type, Op, false, true>(w);
@@ -173,37 +235,81 @@ void ReduceTyped(const Work& w) {
   return divide ? ReducePair<Type, Op, true, false>(w) : ReducePair<Type, Op, false, false>(w);
 }
 
-template <typename Type>
-void ReduceOf(ReduceOp op, const Work& w) {
-  switch (op) {
-    case ReduceOp::kSum:
-    case ReduceOp::kMean:
-      return ReduceTyped<Type, Add>(w);
-    case ReduceOp::kMin:
-      return ReduceTyped<Type, Least>(w);
-    case ReduceOp::kMax:
-      return ReduceTyped<Type, Most>(w);
+// Of a type that is often reduced; `More` are its rare operations.
+template <typename Type, typename... More>
+void ReduceOften(const Work& w) {
+  if (w.source_count == 2 && w.output_count <= 2) {
+    if (w.op == ReduceOp::kSum) return ReduceTwo<Type, Add>(w);
+    if (w.op == ReduceOp::kMin) return ReduceTwo<Type, Least>(w);
+    if (w.op == ReduceOp::kMax) return ReduceTwo<Type, Most>(w);
+  }
+  ReduceMany<Type, Add, Least, Most, More...>(w);
+}
+
+// The integer type of the same size that stands for both, with a sign and without, where the bits of a result
+// are the same.
+DType SameBits(DType dtype) {
+  switch (dtype) {
+    case DType::kInt8:
+      return DType::kUint8;
+    case DType::kInt16:
+      return DType::kUint16;
+    case DType::kUint32:
+      return DType::kInt32;
+    case DType::kUint64:
+      return DType::kInt64;
+    default:
+      return dtype;
   }
 }
 
-void ReduceAny(const Work& w, DType dtype, ReduceOp op) {
+ReduceOp OfTruths(ReduceOp op) {
+  switch (op) {
+    case ReduceOp::kSum:
+    case ReduceOp::kMax:
+      return ReduceOp::kBitOr;
+    case ReduceOp::kProduct:
+    case ReduceOp::kMin:
+      return ReduceOp::kBitAnd;
+    default:
+      return op;
+  }
+}
+
+void ReduceAny(const Work& w, DType dtype) {
   switch (dtype) {
     case DType::kFloat32:
-      return ReduceOf<Plain<float>>(op, w);
+      return ReduceOften<Plain<float>, Multiply>(w);
     case DType::kFloat64:
-      return ReduceOf<Plain<double>>(op, w);
+      return ReduceOften<Plain<double>, Multiply>(w);
     case DType::kInt32:
-      return ReduceOf<Plain<int32_t>>(op, w);
+      return ReduceOften<Plain<int32_t>, Multiply, And, Or, Xor>(w);
     case DType::kInt64:
-      return ReduceOf<Plain<int64_t>>(op, w);
+      return ReduceOften<Plain<int64_t>, Multiply, And, Or, Xor>(w);
     case DType::kUint8:
-      return ReduceOf<Plain<uint8_t>>(op, w);
+      return ReduceOften<Plain<uint8_t>, Multiply, And, Or, Xor>(w);
     case DType::kFloat16:
-      return ReduceOf<Half>(op, w);
+      return ReduceOften<Half, Multiply>(w);
     case DType::kBFloat16:
-      return ReduceOf<Brain>(op, w);
-    default:
-      GT_CHECK(IsReducible(dtype));  // CheckArguments refuses the others
+      return ReduceOften<Brain, Multiply>(w);
+    case DType::kUint16:
+      return ReduceMany<Plain<uint16_t>, Add, Least, Most, Multiply, And, Or, Xor>(w);
+    case DType::kInt8:
+      return ReduceMany<Plain<int8_t>, Add, Least, Most>(w);
+    case DType::kInt16:
+      return ReduceMany<Plain<int16_t>, Add, Least, Most>(w);
+    case DType::kUint32:
+      return ReduceMany<Plain<uint32_t>, Add, Least, Most>(w);
+    case DType::kUint64:
+      return ReduceMany<Plain<uint64_t>, Add, Least, Most>(w);
+    case DType::kFloat8E4M3:
+      return ReduceMany<E4M3, Add, Least, Most, Multiply>(w);
+    case DType::kFloat8E5M2:
+      return ReduceMany<E5M2, Add, Least, Most, Multiply>(w);
+    case DType::kBool:
+      return ReduceMany<Truth, And, Or, Xor>(w);
+    case DType::kComplex64:
+      return ReduceMany<Complex, Multiply>(w);
   }
 }
 
@@ -211,7 +317,18 @@ void ReduceAny(const Work& w, DType dtype, ReduceOp op) {
 
 void ReduceLoops(void* const* outputs, size_t output_count, const void* const* sources, size_t source_count,
                  const Reduction& r) {
-  ReduceAny({outputs, output_count, sources, source_count, r.count, r.divisor}, r.dtype, r.op);
+  size_t count = r.count;
+  DType dtype = r.dtype;
+  ReduceOp op = r.op == ReduceOp::kMean ? ReduceOp::kSum : r.op;
+  if (dtype == DType::kBool) {
+    op = OfTruths(op);
+  } else if (dtype == DType::kComplex64 && op == ReduceOp::kSum) {
+    dtype = DType::kFloat32;  // a sum is that of the parts
+    count *= 2;
+  } else if (op != ReduceOp::kMin && op != ReduceOp::kMax && r.divisor == 1) {
+    dtype = SameBits(dtype);
+  }
+  ReduceAny({outputs, output_count, sources, source_count, count, op, r.divisor}, dtype);
 }
 
 void CopyLoop(void* to, const void* from, size_t bytes) {
@@ -247,6 +364,7 @@ GT_SIMD_EXPORT(CopyLoop);
 
 void ReduceInto(void* const* outputs, size_t output_count, const void* const* sources, size_t source_count,
                 const Reduction& r) {
+  GT_CHECK(IsReducible(r.dtype, r.op));  // CheckArguments refuses the others
   if (source_count == 0 || r.count == 0) return;
 #if GTRAIN_HAVE_HWY
   GT_SIMD_BEST(ReduceLoops)(outputs, output_count, sources, source_count, r);

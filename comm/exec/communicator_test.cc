@@ -429,7 +429,17 @@ TEST(Communicator, MeansOfIntegersAreThoseOfTheirExactSums) {
     ExpectAllOk(RunThreads(world, [&](Communicator& c) {
       using L = std::numeric_limits<int64_t>;
       using I = std::numeric_limits<int32_t>;
+      using U = std::numeric_limits<uint64_t>;
       RETURN_IF_BAD(check(c, DType::kUint8, std::vector<uint8_t>{200, 200, 255, 255, 0, 1, 7}));
+      RETURN_IF_BAD(check(c, DType::kInt8, std::vector<int8_t>{127, 127, -128, -128, -127, -1, 0, -7, 5}));
+      RETURN_IF_BAD(
+          check(c, DType::kInt16, std::vector<int16_t>{32767, 32767, -32768, -32768, -32767, -1, 0, -7, 5}));
+      RETURN_IF_BAD(check(c, DType::kUint16, std::vector<uint16_t>{65535, 65535, 65534, 40'000, 0, 1, 7}));
+      RETURN_IF_BAD(check(c, DType::kUint32,
+                          std::vector<uint32_t>{~0u, ~0u, ~0u - 1, 3'000'000'000, 3'000'000'000, 0, 1}));
+      RETURN_IF_BAD(check(c, DType::kUint64,
+                          std::vector<uint64_t>{U::max(), U::max(), U::max() - 1, U::max() / 2 + 1,
+                                                U::max() / 2 + 2, 0, 1, 7}));
       RETURN_IF_BAD(
           check(c, DType::kInt32,
                 std::vector<int32_t>{I::max(), I::max(), I::min(), I::min(), I::min() + 1, -1, 0, -7, 5}));

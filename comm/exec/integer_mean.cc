@@ -1,5 +1,7 @@
 #include "comm/exec/integer_mean.h"
 
+#include <type_traits>
+
 #include "base/check.h"
 
 namespace gtrain::comm {
@@ -7,11 +9,31 @@ namespace {
 
 template <typename Body>
 void WithType(DType dtype, const Body& body) {
-  GT_CHECK(IsInteger(dtype));
-  if (dtype == DType::kUint8) return body(uint8_t{});
-  if (dtype == DType::kInt32) return body(int32_t{});
-  body(int64_t{});
+  switch (dtype) {
+    case DType::kInt8:
+      return body(int8_t{});
+    case DType::kInt16:
+      return body(int16_t{});
+    case DType::kInt32:
+      return body(int32_t{});
+    case DType::kInt64:
+      return body(int64_t{});
+    case DType::kUint8:
+      return body(uint8_t{});
+    case DType::kUint16:
+      return body(uint16_t{});
+    case DType::kUint32:
+      return body(uint32_t{});
+    case DType::kUint64:
+      return body(uint64_t{});
+    default:
+      GT_CHECK(IsInteger(dtype));
+  }
 }
+
+// What holds every T, and its quotients and remainders.
+template <typename T>
+using Wide = std::conditional_t<std::is_unsigned_v<T>, uint64_t, int64_t>;
 
 }  // namespace
 
@@ -21,9 +43,9 @@ void SplitForMean(const void* values, void* quotients, int64_t* remainders, size
     const T* from = static_cast<const T*>(values);
     T* to = static_cast<T*>(quotients);
     for (size_t i = 0; i < count; ++i) {
-      const int64_t value = from[i];
-      to[i] = static_cast<T>(value / ranks);
-      remainders[i] = value % ranks;
+      const Wide<T> value = from[i], divisor = static_cast<Wide<T>>(ranks);
+      to[i] = static_cast<T>(value / divisor);
+      remainders[i] = static_cast<int64_t>(value % divisor);
     }
   });
 }
@@ -32,7 +54,8 @@ void JoinMean(void* quotients, const int64_t* remainders, size_t count, DType dt
   WithType(dtype, [&]<typename T>(T) {
     T* means = static_cast<T*>(quotients);
     for (size_t i = 0; i < count; ++i) {
-      const int64_t near = means[i] + remainders[i] / ranks, rest = remainders[i] % ranks;
+      const int64_t rest = remainders[i] % ranks;  // never below zero without signs
+      const Wide<T> near = means[i] + static_cast<Wide<T>>(remainders[i] / ranks);
       means[i] = static_cast<T>(near < 0 && rest > 0 ? near + 1 : near > 0 && rest < 0 ? near - 1 : near);
     }
   });

@@ -10,10 +10,6 @@
 
 namespace gtrain::comm {
 
-inline bool IsInteger(DType dtype) {
-  return dtype == DType::kUint8 || dtype == DType::kInt32 || dtype == DType::kInt64;
-}
-
 // values[count] of the integer type `dtype`: quotients[i] = values[i] / ranks, which may lie in the same
 // place, and remainders[i] the rest, with the sign of the value.
 void SplitForMean(const void* values, void* quotients, int64_t* remainders, size_t count, DType dtype,

@@ -57,9 +57,19 @@ const char* ReduceOpName(ReduceOp op) {
       return "min";
     case ReduceOp::kMax:
       return "max";
+    case ReduceOp::kProduct:
+      return "product";
+    case ReduceOp::kBitAnd:
+      return "bit_and";
+    case ReduceOp::kBitOr:
+      return "bit_or";
+    case ReduceOp::kBitXor:
+      return "bit_xor";
   }
   return "unknown reduction";
 }
+
+namespace {
 
 // People cannot compare hashes, but see that they differ.
 std::string Parts(const OpRecord& r) { return absl::StrCat(" in uneven parts (", absl::Hex(r.root), ")"); }
@@ -68,6 +78,21 @@ bool Rooted(OpKind kind) {
   return kind == OpKind::kBroadcast || kind == OpKind::kReduce || kind == OpKind::kGather ||
          kind == OpKind::kScatter;
 }
+
+// Of what IsReducible refuses.
+const char* WhyNot(ReduceOp op) {
+  switch (op) {
+    case ReduceOp::kMean:
+      return "a mean of truth values is none";
+    case ReduceOp::kMin:
+    case ReduceOp::kMax:
+      return "complex numbers have no order";
+    default:
+      return "operations on bits take integers and bool";
+  }
+}
+
+}  // namespace
 
 std::string Describe(const OpRecord& r) {
   const std::string data = absl::StrCat("#", r.sequence, " of ", r.count, " ", DTypeName(r.dtype));
@@ -107,11 +132,12 @@ absl::Status CheckArguments(const OpRecord& r, int world) {
   if (element == 0) return absl::InvalidArgumentError(absl::StrCat("unknown element type ", int(r.dtype)));
   const bool reduces = r.kind == OpKind::kAllReduce || r.kind == OpKind::kReduceScatter ||
                        r.kind == OpKind::kReduce || r.kind == OpKind::kReduceScatterV;
-  if (reduces && !IsReducible(r.dtype)) {
+  if (r.op > ReduceOp::kBitXor)
+    return absl::InvalidArgumentError(absl::StrCat("unknown reduction ", int(r.op)));
+  if (reduces && !IsReducible(r.dtype, r.op)) {
     return absl::InvalidArgumentError(
-        absl::StrCat(DTypeName(r.dtype), " cannot be reduced: convert the data to another type first"));
+        absl::StrCat(DTypeName(r.dtype), " has no ", ReduceOpName(r.op), ": ", WhyNot(r.op)));
   }
-  if (r.op > ReduceOp::kMax) return absl::InvalidArgumentError(absl::StrCat("unknown reduction ", int(r.op)));
   if (Rooted(r.kind) && (r.root < 0 || r.root >= world)) {
     return absl::InvalidArgumentError(absl::StrCat("root ", r.root, " is not a rank of 0..", world - 1));
   }

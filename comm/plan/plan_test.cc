@@ -500,6 +500,26 @@ TEST(Hierarchy, LeadersAndOrder) {
   EXPECT_THAT(h.NodeMajor(), testing::ElementsAre(0, 2, 1, 3, 4));
 }
 
+TEST(OpRecord, ReductionsThatATypeDoesNotHaveAreRefused) {
+  const auto message = [](OpKind kind, DType dtype, ReduceOp op) {
+    return std::string(CheckArguments({.count = 9, .kind = kind, .dtype = dtype, .op = op}, 2).message());
+  };
+  for (const OpKind kind : {OpKind::kAllReduce, OpKind::kReduceScatter, OpKind::kReduce}) {
+    EXPECT_EQ(message(kind, DType::kFloat32, ReduceOp::kBitXor),
+              "float32 has no bit_xor: operations on bits take integers and bool");
+    EXPECT_EQ(message(kind, DType::kComplex64, ReduceOp::kBitAnd),
+              "complex64 has no bit_and: operations on bits take integers and bool");
+    EXPECT_EQ(message(kind, DType::kBool, ReduceOp::kMean),
+              "bool has no mean: a mean of truth values is none");
+    EXPECT_EQ(message(kind, DType::kComplex64, ReduceOp::kMin),
+              "complex64 has no min: complex numbers have no order");
+    EXPECT_EQ(message(kind, DType::kUint64, ReduceOp::kBitXor), "");
+    EXPECT_EQ(message(kind, DType::kFloat8E5M2, ReduceOp::kProduct), "");
+    EXPECT_EQ(message(kind, DType::kFloat32, static_cast<ReduceOp>(8)), "unknown reduction 8");
+  }
+  EXPECT_EQ(message(OpKind::kBroadcast, DType::kComplex64, ReduceOp::kMin), "");
+}
+
 TEST(OpRecord, L6DisagreementNamesTheRanks) {
   OpRecord sum;
   sum.sequence = 17;

@@ -172,7 +172,7 @@ class Communicator {
   int size() const { return gtrain_communicator_size(handle()); }
   std::chrono::milliseconds timeout() const { return timeout_; }
 
-  // data[count] in place. The mean of integers is that of their exact sum, cut off towards zero.
+  // data[count] in place. ReduceOp tells what each operation is, IsReducible of which types.
   Status AllReduce(void* data, size_t count, DType dtype, ReduceOp op) {
     return internal::Call(gtrain_all_reduce, handle(), data, count, Number(dtype), Number(op), kHost, kNow);
   }

@@ -71,7 +71,6 @@ enum {
   GTRAIN_INT32 = 4,
   GTRAIN_INT64 = 5,
   GTRAIN_UINT8 = 6,
-  /* What checkpoints and the collectives that only move data take; reductions refuse these. */
   GTRAIN_BOOL = 7, /* one byte */
   GTRAIN_INT8 = 8,
   GTRAIN_INT16 = 9,
@@ -83,8 +82,21 @@ enum {
   GTRAIN_COMPLEX64 = 15 /* two float32 */
 };
 
+/* Of bool, where every byte but 0 is true and results are 0 or 1, sum, max and bit_or are "or", product, min
+ * and bit_and are "and". 8-bit and 16-bit floats are computed in float and rounded to nearest; what is too
+ * large for float8_e4m3 becomes 448 with its sign, for the others infinity. One rank alone leaves its data as
+ * they are. What a type does not have is GTRAIN_INVALID_ARGUMENT. */
 typedef int32_t gtrain_op;
-enum { GTRAIN_SUM = 0, GTRAIN_MEAN = 1, GTRAIN_MIN = 2, GTRAIN_MAX = 3 };
+enum {
+  GTRAIN_SUM = 0,     /* integers wrap around */
+  GTRAIN_MEAN = 1,    /* not of bool; of integers that of the exact sum, cut off towards zero */
+  GTRAIN_MIN = 2,     /* not of complex64; a NaN wins */
+  GTRAIN_MAX = 3,     /* likewise */
+  GTRAIN_PRODUCT = 4, /* integers wrap around */
+  GTRAIN_BIT_AND = 5, /* these three of integers and bool */
+  GTRAIN_BIT_OR = 6,
+  GTRAIN_BIT_XOR = 7
+};
 
 typedef struct gtrain_session gtrain_session;
 typedef struct gtrain_communicator gtrain_communicator;

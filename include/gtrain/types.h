@@ -6,7 +6,7 @@
 namespace gtrain {
 
 // Every type of safetensors with whole bytes. Checkpoints and the collectives that only move data take all of
-// them; reductions take the first seven (IsReducible). The numbers are part of the C interface and of what
+// them; IsReducible says which reductions a type has. The numbers are part of the C interface and of what
 // ranks tell each other: new types are appended.
 enum class DType : uint8_t {
   kFloat32,
@@ -54,10 +54,51 @@ constexpr size_t DTypeSize(DType dtype) {
   return 0;
 }
 
-// Whether all-reduce, reduce and reduce-scatter take it. They refuse the others with InvalidArgument.
-constexpr bool IsReducible(DType dtype) { return dtype <= DType::kUint8; }
+// bool is none.
+constexpr bool IsInteger(DType dtype) {
+  switch (dtype) {
+    case DType::kInt32:
+    case DType::kInt64:
+    case DType::kUint8:
+    case DType::kInt8:
+    case DType::kInt16:
+    case DType::kUint16:
+    case DType::kUint32:
+    case DType::kUint64:
+      return true;
+    default:
+      return false;
+  }
+}
 
-enum class ReduceOp : uint8_t { kSum, kMean, kMin, kMax };
+// Sums and products of integers wrap around; their mean is that of the exact sum, cut off towards zero. Of
+// bool, where every byte but 0 is true and results are 0 or 1, sum, max and kBitOr are "or", product, min and
+// kBitAnd are "and". In a minimum or maximum of floats a NaN wins. 8-bit and 16-bit floats are computed in
+// float and rounded to nearest, ties to even, inside a machine once, between machines at each hop. What is
+// too large for float8_e4m3, which has no infinity, becomes 448 with its sign; for the others infinity. One
+// rank alone leaves its data as they are. The numbers are part of the C interface and of what ranks tell each
+// other: new ones are appended.
+enum class ReduceOp : uint8_t { kSum, kMean, kMin, kMax, kProduct, kBitAnd, kBitOr, kBitXor };
+
+// Whether all-reduce, reduce and reduce-scatter take them together. They refuse with InvalidArgument what
+// they do not.
+constexpr bool IsReducible(DType dtype, ReduceOp op) {
+  switch (op) {
+    case ReduceOp::kSum:
+    case ReduceOp::kProduct:
+      return DTypeSize(dtype) != 0;
+    case ReduceOp::kMean:
+      return DTypeSize(dtype) != 0 && dtype != DType::kBool;
+    case ReduceOp::kMin:
+    case ReduceOp::kMax:
+      return DTypeSize(dtype) != 0 && dtype != DType::kComplex64;
+    case ReduceOp::kBitAnd:
+    case ReduceOp::kBitOr:
+    case ReduceOp::kBitXor:
+      return IsInteger(dtype) || dtype == DType::kBool;
+  }
+  return false;
+}
 
 // What becomes of the state of ranks that a smaller world does not have any more. It is said in the log.
 enum class PerRankRule : uint8_t {

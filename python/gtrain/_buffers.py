@@ -7,7 +7,8 @@ from ._errors import InvalidArgument
 NAMES = {name: code for code, name in enumerate(
     ("float32", "float64", "float16", "bfloat16", "int32", "int64", "uint8", "bool", "int8", "int16", "uint16", "uint32",
      "uint64", "float8_e4m3fn", "float8_e5m2", "complex64"))}
-OPS = {"sum": 0, "mean": 1, "min": 2, "max": 3}
+OPS = {name: code for code, name in enumerate(
+    ("sum", "mean", "min", "max", "product", "bit_and", "bit_or", "bit_xor"))}
 SIZES = dict(enumerate((4, 8, 2, 2, 4, 8, 1, 1, 1, 2, 2, 4, 8, 1, 1, 8)))
 _LONG = "int64" if ctypes.sizeof(ctypes.c_long) == 8 else "int32"
 _FORMATS = {"f": "float32", "d": "float64", "e": "float16", "i": "int32", "q": "int64", "B": "uint8", "?": "bool",

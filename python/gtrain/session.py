@@ -193,8 +193,9 @@ class Communicator:
 
     @_takes_part
     def all_reduce(self, data, op="sum", dtype=None, wait=True):
-        """Reduces `data` in place over all ranks: op is sum, mean, min or max.
+        """Reduces `data` in place over all ranks: op is sum, mean, min, max, product, bit_and, bit_or or bit_xor.
 
+        Of bool there is no mean, of complex64 no min and max; operations on bits take integers and bool.
         Returns `data`; with wait=False a Request, and `data` must stay untouched until its wait() returned.
         `dtype` ("float32", "bfloat16", ...) is for buffers that do not know it, such as a bytearray.
         """

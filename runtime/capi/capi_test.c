@@ -140,6 +140,8 @@ static void TestCollectives(gtrain_communicator* comm) {
   OK(gtrain_deallocate(comm, memory, &err));
   CHECK(gtrain_deallocate(comm, memory, &err) == GTRAIN_INVALID_ARGUMENT);
 
+  OK(gtrain_all_reduce(comm, in, 4, GTRAIN_UINT32, GTRAIN_BIT_XOR, NULL, NULL, &err));
+  CHECK(in[1] == 5);
   CHECK(gtrain_all_reduce(comm, data, 3, (gtrain_dtype)77, GTRAIN_SUM, NULL, NULL, &err) ==
         GTRAIN_INVALID_ARGUMENT);
   CHECK(gtrain_all_reduce(comm, data, 3, GTRAIN_FLOAT32, (gtrain_op)9, NULL, NULL, &err) ==

@@ -19,6 +19,14 @@ absl::StatusOr<ReduceOp> OpFrom(gtrain_op op) {
       return ReduceOp::kMin;
     case GTRAIN_MAX:
       return ReduceOp::kMax;
+    case GTRAIN_PRODUCT:
+      return ReduceOp::kProduct;
+    case GTRAIN_BIT_AND:
+      return ReduceOp::kBitAnd;
+    case GTRAIN_BIT_OR:
+      return ReduceOp::kBitOr;
+    case GTRAIN_BIT_XOR:
+      return ReduceOp::kBitXor;
   }
   return absl::InvalidArgumentError(absl::StrCat("no such reduction: ", static_cast<int>(op)));
 }

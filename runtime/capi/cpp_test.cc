@@ -72,6 +72,9 @@ void TestCollectives(const Session& session, Communicator& comm) {
   comm.AllToAll(from, to).ThrowIfError();
   CHECK(to.back() == size - 1);
   comm.Reduce(std::span(&loss, 1), ReduceOp::kSum, 0).ThrowIfError();
+  uint16_t bits = rank == 0 ? 5 : 8;
+  comm.AllReduce(std::span(&bits, 1), ReduceOp::kBitOr).ThrowIfError();
+  CHECK(bits == (size == 1 ? 5 : 13));
   CHECK(!comm.StopAgreed().value());
   Request request = comm.StartAllReduce(data, ReduceOp::kMean).value();
   request.Wait().ThrowIfError();
