@@ -385,6 +385,32 @@ TEST(Messages, AWaitMayBeShortAndHandlesOutliveTheirCommunicator) {
   }
 }
 
+// Nothing is called here afterwards.
+TEST(Communicator, AnAbortBetweenTwoCallsIsToldAtOnce) {
+  for (const auto& nodes : kThrees) {
+    SCOPED_TRACE(testing::PrintToString(nodes));
+    FakeWorld world(nodes);
+    std::atomic<int> heard = 0;
+    const auto results = RunThreads(
+        world,
+        [&](Communicator& c) -> absl::Status {
+          RETURN_IF_BAD(c.Barrier());
+          if (c.rank() == 1) {
+            c.Abort(absl::InternalError("no more"));
+            const absl::Time give_up = absl::Now() + absl::Seconds(60);
+            while (heard < 2 && absl::Now() < give_up) absl::SleepFor(absl::Milliseconds(1));
+            return Expect(heard == 2, "heard by", heard);
+          }
+          const absl::Status status = c.Barrier();
+          ++heard;
+          return status;
+        },
+        absl::Minutes(5));
+    EXPECT_TRUE(results[1].ok()) << results[1];
+    EXPECT_THAT(std::string(results[0].message()), HasSubstr("rank 1 gave up: no more"));
+  }
+}
+
 // A call that runs, whoever runs it, and one that comes later.
 TEST(Communicator, AbortFromAnotherThreadEndsTheRunningCallOfAll) {
   for (const auto& nodes : kThrees) {

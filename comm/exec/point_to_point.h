@@ -1,10 +1,10 @@
 // Messages between two ranks of a communicator, which match by tag as MPI's do (MPI 4.1, chapter 3): in the
 // order in which they were sent, and receives in the order in which they were posted.
 //
-// A message of at most kUnaskedBytes leaves at once, and its receiver keeps it until somebody wants it; of each
-// sender at most kWindowBytes that nobody has taken, the others wait with the sender. A longer one is offered,
-// and sent when the receiver has memory for it. Inside a machine packets go through the inbox of the receiver
-// (comm/shm/inbox.h), two copies; between machines through the fabric, two copies and the wire.
+// A message of at most kUnaskedBytes leaves at once, and its receiver keeps it until somebody wants it; of
+// each sender at most kWindowBytes that nobody has taken, the others wait with the sender. A longer one is
+// offered, and sent when the receiver has memory for it. Inside a machine packets go through the inbox of the
+// receiver (comm/shm/inbox.h), two copies; between machines through the fabric, two copies and the wire.
 //
 // Costs, among n ranks: with a link between machines ten bytes for each of n, some hundred bytes for each
 // rank that it has exchanged a message with, and 100 bytes beside the data for each message that waits. A
@@ -115,7 +115,7 @@ class PointToPoint final : public std::enable_shared_from_this<PointToPoint>, pr
     bool busy = false;                  // among busy_
     // From it.
     uint64_t expected = 0, consumed = 0, told = 0;
-    std::map<uint64_t, Come> ahead;       // by number
+    std::map<uint64_t, Come> ahead;                        // by number
     std::map<uint64_t, OpPtr> receiving;                   // likewise
     std::map<uint64_t, std::list<Come>::iterator> coming;  // likewise: in come_, of kComing
     std::vector<Come> early;                               // pieces whose message is not known yet

@@ -21,7 +21,8 @@ enum class MessageKind : uint32_t {
   kGaveUp,
   kLeft,
   // Of point to point messages, which match by tag (comm/exec/point_to_point.h): all of a message; one of
-  // `total` bytes whose pieces follow; one that waits for kTake; the pieces of both; the receiver has memory for `number`; it has
+  // `total` bytes whose pieces follow; one that waits for kTake; the pieces of both; the receiver has memory
+  // for `number`; it has
   // taken messages worth `number` bytes of the window so far.
   kEager,
   kComing,

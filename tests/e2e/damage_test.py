@@ -53,6 +53,7 @@ class AddressesTest(cluster.ClusterTest):
         self.end_agent()
         self.write(endpoint='nonsense', endpoints=['nonsense', self.good])
         self.agents[0] = self.start_agent(0)
+        self.agents[0].wait_for(r'passed over: "nonsense"')  # the node may be alive for the head since before
         self.wait_for_node()
         self.assertEqual(self.agents[0].output().count('passed over: "nonsense"'), 1)
         self.end_agent()
