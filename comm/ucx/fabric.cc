@@ -6,6 +6,7 @@
 #include <poll.h>
 #include <sched.h>
 #include <sys/eventfd.h>
+#include <sys/timerfd.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -27,6 +28,7 @@ constexpr absl::Duration kSpin = absl::Microseconds(100);
 static_assert(sizeof(MessageHeader) + kPieceBytes == GTRAIN_UCX_MESSAGE_MAX);
 constexpr int kNapMs = 10;  // longest; the first naps are shorter
 constexpr int kHelperNapMs = 1000;
+constexpr long kHelpAfterNs = 200'000;
 constexpr absl::Duration kGreetingPatience = absl::Seconds(10);
 constexpr int kGraceMs = 1000;
 constexpr size_t kNameBytes = 16;
@@ -88,7 +90,7 @@ Fabric::Fabric(const GtrainUcxApi* api, const std::string& address, std::string 
       wish_(std::move(wish)),
       target_(Target(address)),
       wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
-      help_(eventfd(0, EFD_CLOEXEC)),
+      help_(timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC)),
       name_(RandomName()) {}
 
 absl::StatusOr<std::shared_ptr<Fabric>> Fabric::Open(const std::string& address, const std::string& wish) {
@@ -469,17 +471,22 @@ int Fabric::Step() {
 
 bool Fabric::Pending() const { return keep_moving_ > 0 || !active_.empty() || left_ != given_; }
 
+// Not at once: a program that sends and then receives is back in a moment, and a thread that wakes up for
+// nothing costs it more than all the rest.
 void Fabric::AskForHelp() {
-  const uint64_t one = 1;
-  if (!driving_ || ending_) (void)!write(help_.get(), &one, sizeof(one));
+  if ((driving_ || help_due_) && !ending_) return;
+  help_due_ = true;
+  const itimerspec when{{0, 0}, {0, ending_ ? 1 : kHelpAfterNs}};
+  timerfd_settime(help_.get(), 0, &when, nullptr);
 }
 
 // The fabric's own thread.
 void Fabric::Help() {
   for (;;) {
-    uint64_t asked = 0;
-    (void)!read(help_.get(), &asked, sizeof(asked));
+    uint64_t times = 0;
+    (void)!read(help_.get(), &times, sizeof(times));
     Lock lock(this);
+    help_due_ = false;
     if (ending_) return;
     if (driving_) continue;  // whoever drives asks again where something is left
     driving_ = helping_ = true;

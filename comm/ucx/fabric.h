@@ -190,6 +190,7 @@ class Fabric {
   int followers_ ABSL_GUARDED_BY(mutex_) = 0;
   int keep_moving_ ABSL_GUARDED_BY(mutex_) = 0;
   std::atomic<int> knocks_ = 0;
+  bool help_due_ ABSL_GUARDED_BY(mutex_) = false;
   bool helping_ ABSL_GUARDED_BY(mutex_) = false, ending_ ABSL_GUARDED_BY(mutex_) = false;
   // Pieces that UCX took, and of them those that had left when a flush was over.
   uint64_t given_ ABSL_GUARDED_BY(mutex_) = 0, left_ ABSL_GUARDED_BY(mutex_) = 0;
