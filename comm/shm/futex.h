@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <cerrno>
 #include <climits>
 #include <cstdint>
 #include <ctime>
@@ -17,6 +18,27 @@ namespace gtrain::comm {
 inline void FutexWait(std::atomic<uint32_t>* word, uint32_t seen, absl::Duration timeout) {
   const timespec ts = absl::ToTimespec(timeout);
   syscall(SYS_futex, reinterpret_cast<uint32_t*>(word), FUTEX_WAIT, seen, &ts, nullptr, 0);
+}
+
+// Until either word changes; kernels before 5.16 know only the first. Returns as FutexWait does.
+inline void FutexWaitEither(std::atomic<uint32_t>* word, uint32_t seen, std::atomic<uint32_t>* other,
+                            uint32_t seen_other, absl::Duration timeout) {
+#ifdef SYS_futex_waitv
+  futex_waitv both[2] = {};
+  both[0].uaddr = reinterpret_cast<uintptr_t>(word);
+  both[0].val = seen;
+  both[1].uaddr = reinterpret_cast<uintptr_t>(other);
+  both[1].val = seen_other;
+  both[0].flags = both[1].flags = FUTEX_32;
+  timespec now{};
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  const timespec until = absl::ToTimespec(absl::DurationFromTimespec(now) + timeout);
+  if (syscall(SYS_futex_waitv, both, 2, 0, &until, CLOCK_MONOTONIC) >= 0 || errno != ENOSYS) return;
+#else
+  (void)other;
+  (void)seen_other;
+#endif
+  FutexWait(word, seen, timeout);
 }
 
 inline void FutexWakeAll(std::atomic<uint32_t>* word) {

@@ -59,7 +59,8 @@ ShmGroup::ShmGroup(Bootstrap* bootstrap, std::vector<int> ranks, std::vector<std
       nonce_(nonce),
       layout_(ArenaLayout::For(static_cast<size_t>(bootstrap->world_size()), ranks_.size())),
       waking_(bootstrap->wakers().Add([this] {
-        if (std::atomic<uint32_t>* const word = asleep_on_.load(); word != nullptr) FutexWakeAll(word);
+        kicks_.fetch_add(1);
+        FutexWakeAll(&kicks_);
       })) {}
 
 absl::StatusOr<std::unique_ptr<ShmGroup>> ShmGroup::Open(Bootstrap* bootstrap, std::vector<int> ranks,
@@ -231,6 +232,7 @@ absl::Status ShmGroup::Await(int local, const Watch& watch) {
   }
   RankLine& peer = line(local);
   for (;;) {
+    const uint32_t kicks = kicks_.load();
     const uint32_t seen = Word(local).load(std::memory_order_acquire);
     if (Here(local)) return absl::OkStatus();
     if (absl::Status status = Interrupted(local, watch); !status.ok()) {
@@ -238,9 +240,7 @@ absl::Status ShmGroup::Await(int local, const Watch& watch) {
       return Here(local) ? absl::OkStatus() : status;
     }
     peer.waiters.fetch_add(1);
-    asleep_on_.store(&Word(local));
-    FutexWait(&Word(local), seen, std::min(kNap, watch.Left()));
-    asleep_on_.store(nullptr);
+    FutexWaitEither(&Word(local), seen, &kicks_, kicks, std::min(kNap, watch.Left()));
     peer.waiters.fetch_sub(1);
   }
 }

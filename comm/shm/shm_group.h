@@ -127,9 +127,8 @@ class ShmGroup {
     Mapping memory;
   };
   std::map<uint64_t, OfPeer> of_peers_;
-  std::vector<uint64_t> asked_;  // files, to be freed
-  // The word on which this rank is asleep; a generation that ends wakes it.
-  std::atomic<std::atomic<uint32_t>*> asleep_on_ = nullptr;
+  std::vector<uint64_t> asked_;      // files, to be freed
+  std::atomic<uint32_t> kicks_ = 0;  // to look again; not shared with others
   Wakers::Handle waking_;
 };
 
