@@ -173,7 +173,7 @@ absl::Status PointToPoint::Send(const Message& message, absl::Duration timeout) 
     GT_ASSIGN_OR_RETURN(ops, Begin({&message, 1}));
     Op& op = *ops[0];
     if (!op.done && buffered_ + op.bytes <= kBufferedBytesMax) {
-      op.copy.assign(static_cast<const char*>(message.data), op.bytes);
+      if (op.bytes > 0) op.copy.assign(static_cast<const char*>(message.data), op.bytes);
       op.message.data = op.copy.data();
       if (op.sending != nullptr) op.sending->data = op.copy.data();
       op.detached = true;

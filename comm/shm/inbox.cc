@@ -24,7 +24,7 @@ bool Inbox::Push(const MessageHeader& header, absl::string_view bytes) {
     } else if (tail_.compare_exchange_weak(place, place + 1)) {
       cell.header = header;
       cell.bytes = static_cast<uint32_t>(bytes.size());
-      std::memcpy(cell.data, bytes.data(), bytes.size());
+      if (!bytes.empty()) std::memcpy(cell.data, bytes.data(), bytes.size());
       cell.state.store(Free(place) + 1, std::memory_order_release);
       return true;
     }

@@ -336,7 +336,7 @@ void Fabric::Post(Peer* peer, const MessageHeader& header, absl::string_view byt
   if (Failed(peer)) return;
   std::unique_ptr<char[]> piece = Buffer();
   std::memcpy(piece.get(), &header, sizeof(header));
-  std::memcpy(piece.get() + sizeof(header), bytes.data(), bytes.size());
+  if (!bytes.empty()) std::memcpy(piece.get() + sizeof(header), bytes.data(), bytes.size());
   if (of != nullptr) {
     of->given += bytes.size();
     ++of->open;
