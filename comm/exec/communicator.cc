@@ -15,6 +15,7 @@
 #include "comm/exec/communicator.h"
 
 #include <algorithm>
+#include <array>
 #include <exception>
 #include <limits>
 #include <map>
@@ -56,8 +57,10 @@ absl::Status OrException(absl::FunctionRef<absl::Status()> body) {
 // First byte of what ranks tell each other: an error of one is then reported by all. To begin anew helps
 // against an error, not against what was asked for and is not there.
 constexpr char kMeetOk = '+', kMeetError = '-', kMeetNever = '!';
-constexpr uint32_t kMeetVersion = (10 << 16) | sizeof(OpRecord);
+constexpr uint32_t kMeetVersion = (11 << 16) | sizeof(OpRecord);
 constexpr size_t kSettingBytesMax = 64;
+constexpr size_t kMarkBytes = 16;
+const std::string kNoLinks(kMarkBytes, '-');
 constexpr char kBetweenSettings = '\0';  // no variable holds it
 
 // Of a variable that all ranks must have alike: the same error on all when they have not.
@@ -100,6 +103,13 @@ absl::Status CheckNetworks(const std::vector<std::string>& by_rank, const std::v
   }
   return CheckAlike("GTRAIN_COMM_TLS", by_rank, members);
 }
+
+// As a fabric remembers it, without bytes that mean nothing.
+struct KnownLink {
+  int64_t rails;
+  std::array<double, LinkCost::kSizes.size()> round;
+  double reduced_byte;
+};
 
 std::string Setting(const std::string& value) {
   return value.empty() ? "auto" : value.substr(0, kSettingBytesMax);
@@ -283,16 +293,49 @@ absl::StatusOr<std::vector<std::string>> ExecCommunicator::Meet(const GatherFn& 
 
   const absl::StatusOr<std::string> own = OpenOwn(watch);
   const char how = own.ok() ? kMeetOk : WillMend(own.status()) ? kMeetError : kMeetNever;
-  GT_ASSIGN_OR_RETURN(std::vector<std::string> all,
-                      gather(absl::StrCat(std::string(1, how), own.ok() ? *own : own.status().message())));
+  GT_ASSIGN_OR_RETURN(
+      std::vector<std::string> all,
+      gather(absl::StrCat(std::string(1, how), own.ok() ? LinksMark() + *own : own.status().message())));
+  links_known_ = all[0].size() > kMarkBytes && all[0].compare(1, kMarkBytes, kNoLinks) != 0;
   for (size_t r = 0; r < all.size(); ++r) {
     if (all[r].empty() || all[r][0] != kMeetOk) {
       const bool never = !all[r].empty() && all[r][0] == kMeetNever;
       return CannotOpen(static_cast<int>(r), never, all[r].empty() ? "" : all[r].substr(1));
     }
-    all[r].erase(0, 1);
+    links_known_ = links_known_ && all[r].compare(0, 1 + kMarkBytes, all[0], 0, 1 + kMarkBytes) == 0;
   }
+  for (std::string& of_rank : all) of_rank.erase(0, 1 + kMarkBytes);
   return all;
+}
+
+// What this process has measured of its links, in an earlier communicator, as a number: all have it alike who
+// measured together. They need not do it again, also where some of them are gone.
+std::string ExecCommunicator::LinksMark() const {
+  const std::string known = nodes() == 1 || options_.transport ? "" : bootstrap_->fabric()->links();
+  return known.empty() ? kNoLinks
+                       : absl::StrCat(absl::Hex(std::hash<std::string>()(known) | 1, absl::kZeroPad16));
+}
+
+absl::Status ExecCommunicator::LearnLinks(const Watch& watch) {
+  if (links_known_) {
+    const std::string known = bootstrap_->fabric()->links();
+    std::vector<KnownLink> links(known.size() / sizeof(KnownLink));
+    std::memcpy(links.data(), known.data(), known.size());
+    std::vector<Carriers> measured;
+    for (const KnownLink& link : links)
+      measured.push_back({static_cast<int>(link.rails), {link.round, link.reduced_byte}});
+    TakeLinks(measured);
+    return absl::OkStatus();
+  }
+  GT_RETURN_IF_ERROR(MeasureLinks(watch));
+  if (options_.transport || wish_.deterministic) return absl::OkStatus();
+  std::string known;
+  for (const Carriers& c : carriers_) {
+    const KnownLink link{c.rails, c.link.round, c.link.reduced_byte};
+    known.append(reinterpret_cast<const char*>(&link), sizeof(link));
+  }
+  bootstrap_->fabric()->RememberLinks(std::move(known));
+  return absl::OkStatus();
 }
 
 absl::Status ExecCommunicator::CannotOpen(int rank, bool never, absl::string_view why) const {
@@ -361,7 +404,7 @@ absl::Status ExecCommunicator::Connect(const GatherFn& gather, const Watch& watc
   if (shm_ != nullptr) GT_RETURN_IF_ERROR(shm_->Join(watch));
   GT_RETURN_IF_ERROR(OpenMessages());
   // Connections are made here, so that a network that does not work shows now and not in the first step.
-  if (nodes() > 1) GT_RETURN_IF_ERROR(MeasureLinks(watch));
+  if (nodes() > 1) GT_RETURN_IF_ERROR(LearnLinks(watch));
   return Barrier();
 }
 

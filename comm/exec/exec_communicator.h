@@ -156,6 +156,8 @@ class ExecCommunicator final : public Communicator, private Interrupt {
   absl::Status Die(absl::Status why);
   absl::Status TryLinks(const Watch& watch, double* seconds, double* a_byte);
   absl::Status MeasureLinks(const Watch& watch);
+  std::string LinksMark() const;
+  absl::Status LearnLinks(const Watch& watch);
   // `tried`, `tried_byte`: what the first try lets expect of so many rails.
   absl::StatusOr<LinkCost> MeasureRounds(int rails, double tried, double tried_byte, const Watch& watch);
   absl::Status AgreeOnMost(absl::Span<double> values, const Watch& watch);
@@ -222,6 +224,7 @@ class ExecCommunicator final : public Communicator, private Interrupt {
   AllReduceWish wish_;
   std::vector<Carriers> carriers_{Carriers{}};  // the same on all ranks
   uint64_t nonce_ = 0;
+  bool links_known_ = false;  // all have measured them together before
   std::shared_ptr<PointToPoint> messages_;
   ScheduleRunner runner_;
   std::vector<OpRecord> records_;     // of the running collective where there is no shm_

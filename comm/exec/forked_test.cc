@@ -297,6 +297,44 @@ TEST_F(Forked, UcxBetweenPretendedMachines) {
   ExpectAllSucceed(mesh, RowsAndColumns);
 }
 
+// Not even where one of them is gone: what is left of a first communicator's messages is two barriers and a
+// sum.
+TEST_F(Forked, UcxALaterCommunicatorMeasuresNothing) {
+  if (!UcxHere()) GTEST_SKIP() << "built without UCX";
+  FakeWorld all({"a", "b", "c"}), fewer({"a", "b"});
+  for (int rank = 0; rank < 3; ++rank) {
+    const pid_t pid = fork();
+    ASSERT_GE(pid, 0);
+    if (pid == 0) {
+      _exit([&] {
+        std::unique_ptr<Bootstrap> bootstrap = all.Rank(rank);
+        uint64_t first = 0, second = 0, third = 0;
+        {
+          auto made = MakeCommunicator(bootstrap.get());
+          if (!made.ok()) return 2;
+          first = bootstrap->fabric()->given();
+          auto again = MakeCommunicator(bootstrap.get());
+          if (!again.ok() || !CheckAllReduce(**again, 1000, DType::kFloat32, ReduceOp::kSum).ok()) return 3;
+          second = bootstrap->fabric()->given() - first;
+        }
+        if (rank < 2) {
+          std::unique_ptr<Bootstrap> less = fewer.Rank(rank);
+          less->fabric() = bootstrap->fabric();
+          const uint64_t before = less->fabric()->given();
+          auto made = MakeCommunicator(less.get());
+          if (!made.ok() || !CheckAllReduce(**made, 1000, DType::kFloat32, ReduceOp::kSum).ok()) return 4;
+          third = less->fabric()->given() - before;
+        }
+        if (first < 40 || second > 20 || third > 20)
+          std::fprintf(stderr, "rank %d: %d, %d, %d pieces\n", rank, int(first), int(second), int(third));
+        return first >= 40 && second <= 20 && third <= 20 ? 0 : 5;
+      }());
+    }
+    pids_.push_back(pid);
+  }
+  ExpectStartedSucceed();
+}
+
 // By the names of GTRAIN_COMM_TLS; no RDMA device belongs to the loopback interface.
 TEST_F(Forked, UcxTransportsByName) {
   if (!UcxHere()) GTEST_SKIP() << "built without UCX";

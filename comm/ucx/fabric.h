@@ -78,6 +78,20 @@ class Fabric {
   // What other processes need to reach this one: at most some hundred bytes.
   const std::string& address() const { return address_; }
   LinkTarget& target() const { return target_; }
+  // What its communicators have measured of its links, as they wrote it down; "" before.
+  std::string links() const {
+    const MutexLock lock(&links_mutex_);
+    return links_;
+  }
+  void RememberLinks(std::string links) {
+    const MutexLock lock(&links_mutex_);
+    links_ = std::move(links);
+  }
+  // Pieces that have been given to UCX so far.
+  uint64_t given() {
+    const MutexLock lock(&mutex_);
+    return given_;
+  }
 
   // What contexts do needs the lock, which a driver gives away between two looks when somebody knocks.
   class Lock {
@@ -176,6 +190,8 @@ class Fabric {
   const UniqueFd wake_, help_;  // of a driver that sleeps; of the fabric's own thread
   GtrainUcxWorker* worker_ = nullptr;
   std::string name_, address_;
+  mutable Mutex links_mutex_;
+  std::string links_ ABSL_GUARDED_BY(links_mutex_);
   Mutex mutex_;
   std::map<std::string, std::unique_ptr<Peer>> peers_ ABSL_GUARDED_BY(mutex_);  // by name
   std::map<ContextId, Context*> contexts_ ABSL_GUARDED_BY(mutex_);
