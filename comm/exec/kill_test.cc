@@ -1,9 +1,8 @@
 // A rank is killed somewhere inside a collective, again and again: any collective, way, algorithm and size,
-// at a random moment. The others must return in time, work on without it over the connections that they have,
-// leave nothing behind, and work with its successor (faults L1-L3, L7, L11), on up to four machines of four
-// ranks. GTRAIN_KILL_POINTS=N moments (make soak:
-// 1,000), GTRAIN_KILL_SEED=N other ones, GTRAIN_KILL_ONLY=split nothing but that collective, on three
-// machines.
+// at a random moment. The others must return in time, work on without it and then with its successor, over
+// the connections that they have, and leave nothing behind (faults L1-L3, L7, L11), on up to four machines of
+// four ranks. GTRAIN_KILL_POINTS=N moments (make soak: 1,000), GTRAIN_KILL_SEED=N other ones,
+// GTRAIN_KILL_ONLY=split nothing but that collective, on three machines.
 #include <dirent.h>
 #include <netinet/in.h>
 #include <sched.h>
@@ -300,16 +299,18 @@ int Rank(Worlds& worlds, int rank, const Point& point, Board* board) {
   if (!absl::IsUnavailable(lost)) return Complain(rank, "the lost generation", lost);
   // Those that are left, over the same connections.
   const int place = rank < point.victim ? rank : rank - 1;
-  if (absl::Status s = NextGeneration(worlds.without, place, std::move(fabric)); !s.ok())
+  if (absl::Status s = NextGeneration(worlds.without, place, fabric); !s.ok())
     return Complain(rank, "without the lost rank", s);
+  // And with its successor, who knows none of them.
+  if (absl::Status s = NextGeneration(worlds.after, rank, std::move(fabric)); !s.ok())
+    return Complain(rank, "the next generation", s);
   if (const Held now; !(now == held)) {
     std::fprintf(
         stderr, "rank %d holds %zu descriptors, %zu threads, %zu segments; before it was %zu, %zu, %zu\n",
         rank, now.descriptors, now.threads, now.segments, held.descriptors, held.threads, held.segments);
     return 1;
   }
-  const absl::Status next = NextGeneration(worlds.after, rank);
-  return next.ok() ? 0 : Complain(rank, "the next generation", next);
+  return 0;
 }
 
 class KillTest : public testing::Test {
