@@ -1,5 +1,6 @@
 """What somebody meets in the first week: names used twice, jobs that are over, output that nobody reads, words of a script.
 Typed as a user would, without root; first_day_test.py has the first day."""
+import concurrent.futures
 import json
 import os
 import re
@@ -63,6 +64,18 @@ class HistoryTest(WeekTest):
         left = json.loads(self.gtrain('status', '--json', 'fast').stdout)
         job, = left['jobs'] if 'jobs' in left else [left]
         self.assertEqual((job['step'], job['loss'], job['diverged']), (101, None, True))
+
+
+class ManyTest(WeekTest):
+    def test_all_is_more_than_the_newest_hundred(self):
+        names = [f'j{number}' for number in range(103)]
+        with concurrent.futures.ThreadPoolExecutor(4) as pool:
+            list(pool.map(lambda name: self.gtrain('launch', '--name', name, '-n', '1', '--', 'true'), names))
+        shown = json.loads(self.gtrain('status', '--all', '--json').stdout)['jobs']
+        self.assertEqual(sorted(job['name'] for job in shown), sorted(names))
+        self.assertEqual(len(json.loads(self.gtrain('status', '--limit', '101', '--json').stdout)['jobs']), 101)
+        self.assertLess(len(json.loads(self.gtrain('status', '--json').stdout)['jobs']), 101)
+        self.end_local_cluster()
 
 
 class OverTest(FirstDayTest):
