@@ -1,5 +1,6 @@
 #include "comm/exec/integer_mean.h"
 
+#include <cstring>
 #include <type_traits>
 
 #include "base/check.h"
@@ -31,6 +32,18 @@ void WithType(DType dtype, const Body& body) {
   }
 }
 
+// Users' memory need not be aligned.
+template <typename T>
+T Get(const void* from, size_t index) {
+  T value;
+  std::memcpy(&value, static_cast<const char*>(from) + index * sizeof(T), sizeof(T));
+  return value;
+}
+template <typename T>
+void Put(T value, void* to, size_t index) {
+  std::memcpy(static_cast<char*>(to) + index * sizeof(T), &value, sizeof(T));
+}
+
 // What holds every T, and its quotients and remainders.
 template <typename T>
 using Wide = std::conditional_t<std::is_unsigned_v<T>, uint64_t, int64_t>;
@@ -40,11 +53,9 @@ using Wide = std::conditional_t<std::is_unsigned_v<T>, uint64_t, int64_t>;
 void SplitForMean(const void* values, void* quotients, int64_t* remainders, size_t count, DType dtype,
                   int ranks) {
   WithType(dtype, [&]<typename T>(T) {
-    const T* from = static_cast<const T*>(values);
-    T* to = static_cast<T*>(quotients);
     for (size_t i = 0; i < count; ++i) {
-      const Wide<T> value = from[i], divisor = static_cast<Wide<T>>(ranks);
-      to[i] = static_cast<T>(value / divisor);
+      const Wide<T> value = Get<T>(values, i), divisor = static_cast<Wide<T>>(ranks);
+      Put(static_cast<T>(value / divisor), quotients, i);
       remainders[i] = static_cast<int64_t>(value % divisor);
     }
   });
@@ -52,11 +63,13 @@ void SplitForMean(const void* values, void* quotients, int64_t* remainders, size
 
 void JoinMean(void* quotients, const int64_t* remainders, size_t count, DType dtype, int ranks) {
   WithType(dtype, [&]<typename T>(T) {
-    T* means = static_cast<T*>(quotients);
     for (size_t i = 0; i < count; ++i) {
       const int64_t rest = remainders[i] % ranks;  // never below zero without signs
-      const Wide<T> near = means[i] + static_cast<Wide<T>>(remainders[i] / ranks);
-      means[i] = static_cast<T>(near < 0 && rest > 0 ? near + 1 : near > 0 && rest < 0 ? near - 1 : near);
+      const Wide<T> near = Get<T>(quotients, i) + static_cast<Wide<T>>(remainders[i] / ranks);
+      Put(static_cast<T>(near < 0 && rest > 0   ? near + 1
+                         : near > 0 && rest < 0 ? near - 1
+                                                : near),
+          quotients, i);
     }
   });
 }
