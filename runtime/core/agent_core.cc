@@ -272,6 +272,7 @@ void AgentCore::Impl::Hear(const AgentWelcome& welcome) {
         info.out.changed = info.err.changed = true;
       }
     }
+    if (record.forgotten) FinishIfSettled(job);
   }
 }
 

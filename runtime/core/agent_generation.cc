@@ -478,7 +478,8 @@ void AgentCore::Impl::FinishIfSettled(const JobId& job) {
     AgentGeneration& generation = entry->second;
     const bool acked = std::all_of(generation.ranks.begin(), generation.ranks.end(),
                                    [](const auto& item) { return item.second.exit && item.second.acked; });
-    if (!generation.gone || !acked || !(generation.gone_told || it->second.forgotten)) {
+    // Also of a job that is forgotten: the word may have come before the welcome, and the head waits.
+    if (!generation.gone || !acked || !generation.gone_told) {
       ++entry;
       continue;
     }

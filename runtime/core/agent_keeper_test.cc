@@ -100,6 +100,24 @@ TEST_F(AgentKeeperTest, WhatIsOverHereIsNotStartedAgain) {
   EXPECT_EQ(Gone(), Generations{3});
 }
 
+// The head's disk was full, so the word to forget the job came before the welcome, and what was gone
+// meanwhile had been told to nobody: the head waited for it for ever.
+TEST_F(AgentKeeperTest, WhatIsForgottenBeforeTheWelcomeIsToldBehindIt) {
+  Start(4);
+  Step(HeadUp{"10.0.0.1"});  // greets again
+  Step(FromHead{Revoke{{5}, kJob, {4}, EndMode::kStopNow, absl::ZeroDuration(), "the job is over"}});
+  Step(FromKeeper{kJob, keeper::Exited{.generation = 4, .rank = 0}});
+  Step(FromKeeper{kJob, keeper::Gone{4, true, "all are gone"}});
+  EXPECT_TRUE(Gone().empty());
+  Step(FromHead{ForgetJob{{5}, kJob}});
+  EXPECT_TRUE(Gone().empty());
+  Step(FromHead{AgentWelcome{ClusterId("c1"), {5}, kMe, absl::Seconds(1), absl::Seconds(120)}});
+  EXPECT_EQ(Gone(), Generations{4});
+  Step(HeadUp{"10.0.0.1"});
+  Step(FromHead{AgentWelcome{ClusterId("c1"), {5}, kMe, absl::Seconds(1), absl::Seconds(120)}});
+  EXPECT_TRUE(Gone().empty()) << "told, and forgotten";
+}
+
 TEST_F(AgentKeeperTest, WhoIsAskedToConnectsAnew_W9) {
   const auto reconnects = [&](bool greet) {
     Step(FromHead{HeartbeatAck{{5}, 1, greet}});
