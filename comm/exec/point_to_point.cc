@@ -177,7 +177,6 @@ absl::Status PointToPoint::Send(const Message& message, absl::Duration timeout) 
       op.message.data = op.copy.data();
       if (op.sending != nullptr) op.sending->data = op.copy.data();
       op.detached = true;
-      ++detached_;
       buffered_ += op.bytes;
     }
     if (op.done || op.detached) {
@@ -193,10 +192,8 @@ void PointToPoint::Complete(const OpPtr& op, absl::Status status) {
   op->done = true;
   op->status = std::move(status);
   if (op->sending != nullptr) op->sending->revoked = true;
-  if (op->detached) {
-    buffered_ -= op->bytes;
-    --detached_;
-  }
+  if (op->detached) buffered_ -= op->bytes;
+  if (op->message.kind == Message::Kind::kSend) --open_sends_;
   --open_;
   changed_ = true;
 }
@@ -205,6 +202,7 @@ void PointToPoint::Complete(const OpPtr& op, absl::Status status) {
 
 void PointToPoint::BeginSend(const OpPtr& op) {
   ++open_;
+  ++open_sends_;
   const int to = op->message.peer;
   if (to == place_.self) {
     MessageHeader header;
@@ -353,7 +351,7 @@ void PointToPoint::BeginReceive(const OpPtr& op) {
 
 // What this rank has sent and others have not got: only here, for now.
 bool PointToPoint::AllGone() {
-  if (detached_ > 0) return false;
+  if (open_sends_ > 0) return false;
   return std::ranges::none_of(peers_, [this](const auto& entry) {
     return !Local(entry.first) && entry.second.sent > 0 && link_->Unsent(entry.first);
   });

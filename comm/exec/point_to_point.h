@@ -80,7 +80,7 @@ class PointToPoint final : public std::enable_shared_from_this<PointToPoint>, pr
 
   // Everything that goes on ends with `why`, and so does what is started later.
   void Fail(const absl::Status& why);
-  // The end: what Send has copied is taken by its receivers first, at most for `patience`. Then as Fail, and
+  // The end: what was sent is taken by its receivers first, at most for `patience`. Then as Fail, and
   // nothing that the communicator owns is touched any more.
   void Close(absl::Duration patience);
 
@@ -175,7 +175,7 @@ class PointToPoint final : public std::enable_shared_from_this<PointToPoint>, pr
   std::list<Come> come_;       // in the order of coming
   std::vector<OpPtr> flying_;  // long sends to other machines that have begun
   size_t open_ = 0;
-  size_t detached_ = 0;    // sends that nobody waits for
+  size_t open_sends_ = 0;  // of open_
   uint64_t buffered_ = 0;  // their copies, and what this rank has sent to itself
   int waiters_ = 0;
   bool changed_ = false;  // something was completed
