@@ -364,6 +364,30 @@ TEST_F(HeadCoreTest, HeldWithoutLiveRanksIsNotReleased_P6) {
   EXPECT_EQ(Status(job).at("generation"), 2);
 }
 
+// A job is over when its time to end is up, though a machine has not confirmed it. What that one says it
+// holds when it comes back keeps its room until it says "gone": the next job would run beside it.
+TEST_F(HeadCoreTest, WhatANodeHoldsOfAJobThatIsOverKeepsItsRoom_P6) {
+  Hello("1");
+  const JobId job = Submit("train 4 4");
+  StartRanks(job);
+  FromClient(ClientStop{job, true});
+  Pass(absl::Minutes(5), {"1"});
+  ASSERT_EQ(Stored(job).state, JobState::kCancelled);
+  ASSERT_FALSE(Stored(job).unreleased.empty());
+  Boot();
+  Hello("1", 4, {HeldGeneration{job, {1}, {1}, {Step(job, 1, 0, 7)}, {Exit(job, 1, 1, 0)}}});
+  EXPECT_FALSE(Sent<Revoke>().empty());
+  EXPECT_FALSE(Sent<AckExit>().empty());
+  EXPECT_FALSE(Sent<ForgetJob>().empty());
+  const JobId next = Submit("train 4 4");
+  Pass(absl::Seconds(3), {"1"});
+  EXPECT_EQ(Status(next).at("generation"), 0);
+  FromNode("1", GenerationGone{job, {1}});
+  Pass(absl::Seconds(3), {"1"});
+  EXPECT_EQ(Status(next).at("generation"), 1);
+  EXPECT_TRUE(Stored(job).unreleased.empty());
+}
+
 // Agents remember a stop as a person's word: what re-forms a job is never sent as one (H1).
 TEST_F(HeadCoreTest, AnEndThatIsSaidAgainIsNoStop) {
   Hello("1");

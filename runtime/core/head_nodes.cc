@@ -164,6 +164,7 @@ void HeadState::OnHello(const PeerMessage& event, const AgentHello& hello, Insta
 void HeadState::Reconcile(Node& node, const AgentHello& hello, bool new_incarnation, bool repeated,
                           Instant now) {
   std::map<JobId, std::vector<const HeldGeneration*>> held;
+  std::vector<const HeldGeneration*> over;
   std::set<JobId> described;  // what the node says of these follows
   for (const HeldGeneration& generation : hello.held) {
     if (AwaitsDescription(generation)) described.insert(generation.job);
@@ -171,11 +172,12 @@ void HeadState::Reconcile(Node& node, const AgentHello& hello, bool new_incarnat
   for (const HeldGeneration& generation : hello.held) {
     if (described.contains(generation.job)) continue;
     const Job* job = FindJob(generation.job);
-    if (job != nullptr && !IsFinal(job->record.state)) {
-      held[generation.job].push_back(&generation);
-    } else {
-      EndForgotten(node.record.id, generation, job != nullptr);
-    }
+    const bool final = job != nullptr && IsFinal(job->record.state);
+    // A job may be over before this node confirmed it: what is held here keeps its room.
+    const bool keeps_room = final && Unreleased(*job, node.record.id);
+    if (keeps_room) GT_PROBE("head.what_is_over_keeps_its_room");
+    if (job == nullptr || final) over.push_back(&generation);
+    if (job != nullptr && (!final || keeps_room)) held[generation.job].push_back(&generation);
   }
   for (const auto& [number, id] : job_order_) {
     const std::vector<const HeldGeneration*>& here = held[id];
@@ -184,6 +186,9 @@ void HeadState::Reconcile(Node& node, const AgentHello& hello, bool new_incarnat
       continue;
     }
     if (!described.contains(id)) ReconcileJob(jobs_.at(id), node, here, new_incarnation, now);
+  }
+  for (const HeldGeneration* generation : over) {
+    EndForgotten(node.record.id, *generation, FindJob(generation->job) != nullptr);
   }
   SettleCopies(node.record.id, hello);
 }

@@ -4,6 +4,8 @@
 #include <limits>
 
 #include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "nlohmann/json.hpp"
 #include "runtime/core/job_records.h"
 #include "runtime/core/job_state.h"
@@ -700,6 +702,7 @@ void Checker::RankStarts(const RankProcess& rank, const Gang& gang) {
     kernel_.Fail("INV-2",
                  absl::StrCat("two processes are rank ", rank.rank, " of ", G(rank.job, rank.generation)));
   }
+  CheckTrueRoom(rank, spec == nullptr ? 1 : spec->resources.cpus.value_or(1));
   GenerationTruth& truth = generations_[{rank.job, rank.generation}];
   if (truth.content == 0) {
     kernel_.Fail("INV-6", absl::StrCat(G(rank.job, rank.generation), " starts on m", rank.machine,
@@ -710,8 +713,25 @@ void Checker::RankStarts(const RankProcess& rank, const Gang& gang) {
   if (truth.started >= gang.world) truth.all_started_at = kernel_.now();
 }
 
+// INV-5: nor do more processes run there, whatever the head believes to be over. The exceptions are those of
+// INV-2: what has got SIGKILL and stays, ranks whose keeper was killed, copies of a node's state, a cloud
+// that changed its mind.
+void Checker::CheckTrueRoom(const RankProcess& rank, int cpus) {
+  auto& here = cpus_[rank.machine];
+  here[&rank] = cpus;
+  const int room = cpus_of(node_on(rank.machine));
+  int used = 0;
+  for (const auto& [other, taken] : here) used += other->stuck || !other->exited ? 0 : taken;
+  if (used <= room || shares_key(rank.machine) || CloudKeptItsMachine(rank.machine)) return;
+  std::set<std::string> who;
+  for (const auto& [other, taken] : here) who.insert(G(other->job, other->generation));
+  kernel_.Fail("INV-5", absl::StrCat("m", rank.machine, " has ", room, " cpus, ", used, " are in use by ",
+                                     absl::StrJoin(who, ", ")));
+}
+
 void Checker::RankEnds(const RankProcess& rank, keeper::Cause cause, int code) {
   alive_.erase({rank.job, rank.generation, rank.rank});
+  cpus_[rank.machine].erase(&rank);
   unfenced_[rank.job].erase(&rank);
   --generations_[{rank.job, rank.generation}].running;
   const bool well = cause == keeper::Cause::kExited && code == 0;

@@ -153,6 +153,7 @@ class Checker {
   void CheckCommitted(const core::JobRecord& record, int64_t highest_before);
   void CheckBudgets(const core::JobRecord& record);
   void CheckRoom(const core::JobRecord& record);
+  void CheckTrueRoom(const RankProcess& rank, int cpus);
   const core::JobRecord* Record(const JobId& job) const;
 
   Kernel& kernel_;
@@ -169,6 +170,7 @@ class Checker {
   std::map<std::string, JobId> job_of_request_;
   std::map<std::tuple<JobId, uint64_t, int>, int> alive_;
   std::map<JobId, std::set<const RankProcess*>> unfenced_;  // alive, of programs without the SDK
+  std::map<int, std::map<const RankProcess*, int>> cpus_;   // of the living ones of a machine
 };
 
 }  // namespace gtrain::sim
