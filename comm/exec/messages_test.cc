@@ -216,6 +216,114 @@ TEST(Messages, ManyThatNobodyWantsYetWaitWithTheirSender) {
   }
 }
 
+// What a receiver has taken it says once in half of the window: what is left untold, and the longest message
+// that leaves unasked, are together more than the window.
+TEST(Messages, WhatWasTakenAndNotToldStopsNobody) {
+  for (const auto& nodes : kThrees) {
+    for (const std::vector<size_t>& bytes :
+         std::vector<std::vector<size_t>>{{131'000, kUnaskedBytes}, std::vector<size_t>(2016, 1)}) {
+      SCOPED_TRACE(testing::Message() << testing::PrintToString(nodes) << bytes.size());
+      FakeWorld world(nodes);
+      ExpectAllOk(RunThreads(
+          world,
+          [&](Communicator& c) -> absl::Status {
+            std::vector<size_t> all = bytes;
+            all.push_back(kUnaskedBytes);
+            std::vector<uint8_t> data(kUnaskedBytes, 7), into(kUnaskedBytes);
+            for (const size_t count : all) {
+              if (c.rank() == 1) RETURN_IF_BAD(c.Send(data.data(), count, DType::kUint8, 2));
+              if (c.rank() != 2) continue;
+              RETURN_IF_BAD(c.Receive(into.data(), count, DType::kUint8, 1));
+              RETURN_IF_BAD(Expect(into[count - 1] == 7, "data"));
+            }
+            return c.Barrier();
+          },
+          absl::Seconds(60)));
+    }
+  }
+}
+
+// What nobody wants yet, in whatever amount, is passed by what has another tag, and by collectives.
+TEST(Messages, WhatWaitsStandsInNobodysWay) {
+  for (const auto& nodes : kThrees) {
+    SCOPED_TRACE(testing::PrintToString(nodes));
+    FakeWorld world(nodes);
+    ExpectAllOk(RunThreads(
+        world,
+        [&](Communicator& c) -> absl::Status {
+          constexpr int kMessages = 200;
+          const size_t counts[] = {1250, 0, 5, 12'000};
+          if (c.rank() == 1) {
+            for (int i = 0; i < kMessages; ++i) {
+              const std::vector<int64_t> mine = Numbers(counts[i % 4], i);
+              RETURN_IF_BAD(c.Send(mine.data(), mine.size(), DType::kInt64, 2, 1));
+            }
+            RETURN_IF_BAD(c.Send(Numbers(1, 77).data(), 1, DType::kInt64, 2, 2));
+          }
+          int64_t part = c.rank();
+          std::vector<int64_t> parts(3);
+          RETURN_IF_BAD(c.Gather(&part, parts.data(), 1, DType::kInt64, 2));
+          if (c.rank() != 2) return c.Barrier();
+          RETURN_IF_BAD(Expect(parts == Numbers(3, 0), "parts"));
+          RETURN_IF_BAD(c.Receive(&part, 1, DType::kInt64, 1, 2));
+          RETURN_IF_BAD(Expect(part == 77, "what came behind them", part));
+          for (int i = 0; i < kMessages; ++i) {
+            std::vector<int64_t> into(counts[i % 4], -1);
+            RETURN_IF_BAD(c.Receive(into.data(), into.size(), DType::kInt64, 1, 1));
+            RETURN_IF_BAD(Expect(into == Numbers(into.size(), i), "in their order", i));
+          }
+          return c.Barrier();
+        },
+        absl::Seconds(60)));
+  }
+}
+
+TEST(Messages, MoreThanMayGoOnAreWaitedFor) {
+  FakeWorld world({"a", "a"});
+  constexpr int kMessages = static_cast<int>(kOpenMessagesMax) + 5000;
+  std::atomic<int> sent = 0;
+  ExpectAllOk(RunThreads(
+      world,
+      [&](Communicator& c) -> absl::Status {
+        int32_t number = 0, back = 0;
+        if (c.rank() == 0) {
+          for (; number < kMessages; ++number, ++sent) RETURN_IF_BAD(c.Send(&number, 1, DType::kInt32, 1));
+          return c.Receive(&back, 1, DType::kInt32, 1);
+        }
+        while (sent < static_cast<int>(kOpenMessagesMax)) absl::SleepFor(absl::Milliseconds(1));
+        for (int i = 0; i < kMessages; ++i) {
+          RETURN_IF_BAD(c.Receive(&number, 1, DType::kInt32, 0));
+          RETURN_IF_BAD(Expect(number == i, "in their order", i));
+        }
+        return c.Send(&back, 1, DType::kInt32, 0);
+      },
+      absl::Seconds(120)));
+}
+
+// One side says nothing, the other three: found, and no part of what comes next.
+TEST(Messages, L6BlocksOfWhichOneSideKnowsNothingAreNamed) {
+  for (const auto& nodes : kThrees) {
+    for (const size_t sends : {size_t{0}, size_t{3}}) {
+      SCOPED_TRACE(testing::Message() << testing::PrintToString(nodes) << sends);
+      FakeWorld world(nodes);
+      const auto results = RunThreads(
+          world,
+          [&](Communicator& c) -> absl::Status {
+            std::vector<int64_t> from(3, 111), to(3);
+            std::vector<size_t> out(3), in(3);
+            if (c.rank() == 0) out[2] = sends;
+            if (c.rank() == 2) in[0] = 3 - sends;
+            const absl::Status status = c.AllToAllV(from.data(), out, to.data(), in, DType::kInt64);
+            if (!status.ok() || c.rank() == 2) return status;
+            return c.Barrier();
+          },
+          absl::Seconds(30));
+      EXPECT_TRUE(absl::IsFailedPrecondition(results[2])) << results[2];
+      EXPECT_THAT(std::string(results[2].message()), HasSubstr("rank 0"));
+    }
+  }
+}
+
 TEST(Messages, WhatWasSentIsTakenAfterItsSenderHasLeft) {
   for (const auto& nodes : kThrees) {
     for (const auto& [count, waits] :

@@ -139,9 +139,9 @@ absl::StatusOr<std::vector<PointToPoint::OpPtr>> PointToPoint::Begin(absl::Span<
     ops.push_back(std::move(op));
   }
   GT_RETURN_IF_ERROR(dead_);
-  if (open_ + ops.size() > kOpenMessagesMax) {
-    return absl::ResourceExhaustedError(absl::StrCat(open_, " messages go on, and at most ", kOpenMessagesMax,
-                                                     " may: wait for some of them first"));
+  if (open_ - copies_ + ops.size() > kOpenMessagesMax) {
+    return absl::ResourceExhaustedError(absl::StrCat(open_ - copies_, " messages go on, and at most ",
+                                                     kOpenMessagesMax, " may: wait for some of them first"));
   }
   if (to_self > 0 && buffered_ + to_self > kBufferedBytesMax) {
     return absl::ResourceExhaustedError(absl::StrCat("copies of what was sent take ", buffered_,
@@ -172,11 +172,12 @@ absl::Status PointToPoint::Send(const Message& message, absl::Duration timeout) 
     const Hold hold(this);
     GT_ASSIGN_OR_RETURN(ops, Begin({&message, 1}));
     Op& op = *ops[0];
-    if (!op.done && buffered_ + op.bytes <= kBufferedBytesMax) {
+    if (!op.done && buffered_ + op.bytes <= kBufferedBytesMax && copies_ < kOpenMessagesMax) {
       if (op.bytes > 0) op.copy.assign(static_cast<const char*>(message.data), op.bytes);
       op.message.data = op.copy.data();
       if (op.sending != nullptr) op.sending->data = op.copy.data();
       op.detached = true;
+      ++copies_;
       buffered_ += op.bytes;
     }
     if (op.done || op.detached) {
@@ -192,7 +193,10 @@ void PointToPoint::Complete(const OpPtr& op, absl::Status status) {
   op->done = true;
   op->status = std::move(status);
   if (op->sending != nullptr) op->sending->revoked = true;
-  if (op->detached) buffered_ -= op->bytes;
+  if (op->detached) {
+    buffered_ -= op->bytes;
+    --copies_;
+  }
   if (op->message.kind == Message::Kind::kSend) --open_sends_;
   --open_;
   changed_ = true;
@@ -228,10 +232,16 @@ void PointToPoint::Push(int rank, Peer& peer) {
 bool PointToPoint::PushFirst(int rank, Peer& peer) {
   const OpPtr op = peer.waiting.front();
   const bool local = Local(rank);
-  const bool eager = op->bytes <= (local ? kCellBytes : kPieceBytes),
-             unasked = eager || op->bytes <= kUnaskedBytes;
+  bool eager = op->bytes <= (local ? kCellBytes : kPieceBytes), unasked = eager || op->bytes <= kUnaskedBytes;
+  if (unasked && peer.sent != peer.taken && peer.sent - peer.taken + kCostOfOne + op->bytes > kWindowBytes) {
+    if (peer.room == Room::kUnknown) {
+      peer.room = Room::kAsked;
+      Tell(rank, MessageKind::kAskTaken, 0);
+    }
+    if (peer.room == Room::kAsked) return false;
+    eager = unasked = false;
+  }
   const uint64_t cost = kCostOfOne + (unasked ? op->bytes : 0);
-  if (peer.sent != peer.taken && peer.sent - peer.taken + cost > kWindowBytes) return false;
   MessageHeader header;
   header.kind = eager ? MessageKind::kEager : unasked ? MessageKind::kComing : MessageKind::kOffer;
   header.sender = static_cast<uint64_t>(place_.self);
@@ -370,11 +380,21 @@ void PointToPoint::Hear(const MessageHeader& h, absl::string_view bytes) {
       if (const auto it = peer.offered.find(h.number); it != peer.offered.end()) {
         const OpPtr op = it->second;
         peer.offered.erase(it);
+        if (op->bytes == 0) return Complete(op, absl::OkStatus());
         Stream(from, peer, op, h.number);
       }
       return;
+    case MessageKind::kAskTaken:
+      peer.told = peer.consumed;
+      return Tell(from, MessageKind::kAnswerTaken, peer.consumed);
     case MessageKind::kTaken:
-      if (h.number > peer.taken && h.number <= peer.sent) peer.taken = h.number;
+    case MessageKind::kAnswerTaken:
+      if (h.number > peer.taken && h.number <= peer.sent) {
+        peer.taken = h.number;
+        peer.room = Room::kUnknown;
+      } else if (h.kind == MessageKind::kAnswerTaken && peer.room == Room::kAsked) {
+        peer.room = Room::kNone;
+      }
       return Push(from, peer);
     case MessageKind::kBulk:
       return TakePiece(peer, h, bytes);
@@ -465,9 +485,9 @@ void PointToPoint::Match(const OpPtr& op, const MessageHeader& h, absl::string_v
   // What has come lies anywhere in it: it is copied as it is, and the rest replaces what is not there yet.
   if (got > 0) std::memcpy(op->message.data, bytes.data(), bytes.size());
   op->got = got;
+  if (h.kind == MessageKind::kOffer) Tell(from, MessageKind::kTake, h.number);
   if (got == h.total) return Complete(op, absl::OkStatus());
   peers_[from].receiving[h.number] = op;
-  if (h.kind == MessageKind::kOffer) Tell(from, MessageKind::kTake, h.number);
 }
 
 void PointToPoint::Consumed(int from, uint64_t cost) {

@@ -1,18 +1,19 @@
 // Messages between two ranks of a communicator, which match by tag as MPI's do (MPI 4.1, chapter 3): in the
 // order in which they were sent, and receives in the order in which they were posted.
 //
-// A message of at most kUnaskedBytes leaves at once, and its receiver keeps it until somebody wants it; of
-// each sender at most kWindowBytes that nobody has taken, the others wait with the sender. A longer one is
-// offered, and sent when the receiver has memory for it. Inside a machine packets go through the inbox of the
-// receiver (comm/shm/inbox.h), two copies; between machines through the fabric, two copies and the wire.
+// A message of at most kUnaskedBytes leaves at once, and its receiver keeps it until somebody wants it, of
+// each sender at most kWindowBytes that nobody has taken. A longer one, and what is beyond that, is offered,
+// and sent when the receiver has memory for it, so that no message stands in the way of one with another tag.
+// Inside a machine packets go through the inbox of the receiver (comm/shm/inbox.h), two copies; between
+// machines through the fabric, two copies and the wire.
 //
 // Costs, among n ranks: with a link between machines ten bytes for each of n, some hundred bytes for each
-// rank that it has exchanged a message with, and 100 bytes beside the data for each message that waits. A
-// message is one packet, a long one three and one a piece; a receiver says what it has taken once in
-// kWindowBytes / 2. A receive looks at the messages that have come and not been taken, a message at the
-// receives that wait: linear in either. Between machines the first receive from any rank begins connections
-// with all of them. One thread from the first operation that goes on while nobody waits and that concerns
-// this machine.
+// rank that it has exchanged a message with, and 130 bytes beside the data for each message that waits, with
+// its receiver, too. A message is one packet, one that is offered three and one a piece; a receiver says what
+// it has taken once in kWindowBytes / 2 and when it is asked, which a sender does once where it finds no
+// room. A receive looks at the messages that have come and not been taken, a message at the receives that
+// wait: linear in either. Between machines the first receive from any rank begins connections with all of
+// them. One thread from the first operation that goes on while nobody waits and that concerns this machine.
 #pragma once
 #include <atomic>
 #include <cstdint>
@@ -51,7 +52,7 @@ inline constexpr uint64_t kWindowBytes = 256 << 10;
 inline constexpr uint64_t kUnaskedBytes = 128 << 10;
 // What Send copies so that it need not wait, of all messages together.
 inline constexpr uint64_t kBufferedBytesMax = 64 << 20;
-// Operations that are not over.
+// Operations that are not over; and as many copies of Send, beyond which it waits.
 inline constexpr size_t kOpenMessagesMax = 1 << 16;
 
 // Thread-safe. Outlived by what Start returns.
@@ -105,9 +106,12 @@ class PointToPoint final : public std::enable_shared_from_this<PointToPoint>, pr
     std::string bytes;
     uint64_t got = 0;  // of a long one whose pieces come unasked
   };
+  // Room for what is unasked, to a peer: nobody was asked; its answer is awaited; it has taken nothing more.
+  enum class Room { kUnknown, kAsked, kNone };
   struct Peer {
     // To it.
     uint64_t next = 0, sent = 0, taken = 0;
+    Room room = Room::kUnknown;
     std::deque<OpPtr> waiting;          // not begun
     std::map<uint64_t, OpPtr> offered;  // by number
     std::deque<OpPtr> streams;          // inside the machine
@@ -176,6 +180,7 @@ class PointToPoint final : public std::enable_shared_from_this<PointToPoint>, pr
   std::vector<OpPtr> flying_;  // long sends to other machines that have begun
   size_t open_ = 0;
   size_t open_sends_ = 0;  // of open_
+  size_t copies_ = 0;      // of those, what Send has copied
   uint64_t buffered_ = 0;  // their copies, and what this rank has sent to itself
   int waiters_ = 0;
   bool changed_ = false;  // something was completed

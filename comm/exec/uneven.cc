@@ -211,7 +211,8 @@ absl::Status ExecCommunicator::AllToAllV(const void* input, absl::Span<const siz
   return absl::OkStatus();
 }
 
-// Of everybody to everybody else, some at once: step s of one rank is step s of the other.
+// Of everybody to everybody else, some at once: step s of one rank is step s of the other. An empty block is
+// a message, too: one that only its sender knows of would be taken for a part of the next collective.
 absl::Status ExecCommunicator::MoveBlocks(const char* input, absl::Span<const size_t> send_counts,
                                           char* output, absl::Span<const size_t> receive_counts,
                                           DType dtype) {
@@ -222,12 +223,10 @@ absl::Status ExecCommunicator::MoveBlocks(const char* input, absl::Span<const si
     for (int step = begin; step < std::min(size(), begin + kAtOnce); ++step) {
       const int to = (rank() + step) % size(), from = (rank() + size() - step) % size();
       const auto t = static_cast<size_t>(to), f = static_cast<size_t>(from);
-      if (send_counts[t] > 0)
-        messages.push_back({Message::Kind::kSend, const_cast<char*>(input) + from_at[t] * element,
-                            send_counts[t], dtype, to, kCollectiveTag});
-      if (receive_counts[f] > 0)
-        messages.push_back({Message::Kind::kReceive, output + to_at[f] * element, receive_counts[f], dtype,
-                            from, kCollectiveTag});
+      messages.push_back({Message::Kind::kSend, const_cast<char*>(input) + from_at[t] * element,
+                          send_counts[t], dtype, to, kCollectiveTag});
+      messages.push_back({Message::Kind::kReceive, output + to_at[f] * element, receive_counts[f], dtype,
+                          from, kCollectiveTag});
     }
     GT_RETURN_IF_ERROR(Move(messages));
   }

@@ -22,14 +22,17 @@ enum class MessageKind : uint32_t {
   kLeft,
   // Of point to point messages, which match by tag (comm/exec/point_to_point.h): all of a message; one of
   // `total` bytes whose pieces follow; one that waits for kTake; the pieces of both; the receiver has memory
-  // for `number`; it has
-  // taken messages worth `number` bytes of the window so far.
+  // for `number`; it has taken messages worth `number` bytes of the window so far; the window is full, what
+  // has
+  // been taken; the answer to that.
   kEager,
   kComing,
   kOffer,
   kBulk,
   kTake,
   kTaken,
+  kAskTaken,
+  kAnswerTaken,
 };
 
 // Of all but calls and answers: of member `sender` of communicator `context` of generation `generation`.
