@@ -50,9 +50,9 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr int kRanksEach = 10;
-// Of a job: 250 jobs on 2,000 nodes. A head takes 500 live jobs of one user, those that come and go among
+// Of a job: 200 jobs on 2,000 nodes. A head takes 500 live jobs of one user, those that come and go among
 // them.
-constexpr int kNodesEach = 8;
+constexpr int kNodesEach = 10;  // 300 and 2,000 are multiples
 constexpr absl::Duration kOperationEvery = absl::Milliseconds(5);  // 200 a second
 constexpr absl::Duration kReadEvery = absl::Milliseconds(50);
 constexpr absl::Duration kPhaseDeadline = absl::Minutes(1);
@@ -404,6 +404,8 @@ class AgentsBench {
 
   // Jobs that fill all nodes, a hundred submits in flight.
   absl::Status Fill() {
+    if (count_ % kNodesEach != 0)
+      return absl::InternalError(absl::StrCat(count_, " nodes are not whole jobs of ", kNodesEach));
     const Instant start = Clock().Now();
     int submitted = 0;
     GT_RETURN_IF_ERROR(Until("20,000 ranks to start", [&] {

@@ -62,6 +62,8 @@ class SessionTest(unittest.TestCase):
             self.assertEqual(plain[2], 3)
             raw = bytearray(8)
             session.all_reduce(raw, dtype="bfloat16")
+            session.all_reduce(np.zeros(3, np.uint16), dtype="bfloat16")
+            session.all_reduce(np.ones(3), dtype="float64")
             session.barrier()
             out = bytearray(4)
             session.all_gather(b"abcd", out=out)
@@ -130,6 +132,8 @@ class SessionTest(unittest.TestCase):
             step = reducer.finish()
             self.assertEqual(step.unused, [0])
             self.assertEqual(reducer.gradients[0].shape, (3, 4))
+            with self.assertRaisesRegex(gtrain.InvalidArgument, r"copy into it, reducer.gradients\[0\]\[...\] ="):
+                reducer.gradients[0] = np.ones((3, 4), dtype=np.float32)
             np.testing.assert_array_equal(reducer.gradients[0], 2.5)
             with self.assertRaises(gtrain.InvalidArgument):
                 reducer.ready(2)
@@ -166,6 +170,9 @@ class SessionTest(unittest.TestCase):
                                 (lambda: session.all_reduce(np.zeros(3, dtype=">f8")), "not supported"),
                                 (lambda: session.all_reduce(np.zeros(3), op="average"), "sum, mean"),
                                 (lambda: session.all_reduce(bytearray(3), dtype="float32"), "whole number"),
+                                (lambda: session.all_reduce(np.ones(2), dtype="float32"), "are float64, not float32"),
+                                (lambda: session.all_reduce(np.ones(2, np.float32), dtype="int32"), "are float32, not"),
+                                (lambda: session.all_reduce(np.ones(2, np.int16), dtype="float64"), "are int16, not"),
                                 (lambda: session.broadcast(grid, root=1), "root 1"),
                                 (lambda: session.all_gather(grid, out=np.zeros(3)), "must hold"),
                                 (lambda: session.broadcast(grid, root=2**32), "is not from"),

@@ -23,13 +23,26 @@ uint32_t RoundedMagnitude(uint32_t rest) {
   return rest < (kBias + 1) << 23 ? subnormal : normal;
 }
 
+// The bits of the float that is as large as the number with the bits `rest` and no sign, infinities and NaNs
+// as if they were numbers. No operand and no result is a subnormal float: threads that flush those to zero
+// (torch.set_flush_denormal) get the same bits.
+template <int kExponentBits, int kFractionBits>
+uint32_t WidenedMagnitude(uint32_t rest) {
+  constexpr int kNew = 23 - kFractionBits;
+  constexpr uint32_t kBias = 127 - ((1u << (kExponentBits - 1)) - 1);
+  const uint32_t normal = (rest << kNew) + (kBias << 23);
+  // With the hidden bit that a subnormal does not have, and without it again.
+  constexpr uint32_t kHidden = (kBias + 1) << 23;
+  const uint32_t subnormal =
+      std::bit_cast<uint32_t>(std::bit_cast<float>(normal + (1u << 23)) - std::bit_cast<float>(kHidden));
+  return rest < 1u << kFractionBits ? subnormal : normal;
+}
+
 inline float FromFloat16(uint16_t bits) {
   const uint32_t sign = static_cast<uint32_t>(bits & 0x8000) << 16;
   const uint32_t rest = bits & 0x7fff;
-  // Scaling by 2^112 moves the exponent's bias and normalises subnormals in one multiplication.
-  const float scaled = std::bit_cast<float>(rest << 13) * 0x1p112f;
   const uint32_t special = rest >= 0x7c00 ? 0x7f800000u : 0u;
-  return std::bit_cast<float>(std::bit_cast<uint32_t>(scaled) | special | sign);
+  return std::bit_cast<float>(WidenedMagnitude<5, 10>(rest) | special | sign);
 }
 
 inline uint16_t ToFloat16(float value) {
@@ -66,8 +79,7 @@ inline uint8_t ToFloat8E5M2(float value) {
 // E4M3 has no infinity, and its largest number is 448. This pair is of numbers: 0x7f and 0xff are read as 480
 // and -480, and what a NaN becomes is not specified.
 inline float FromFloat8E4M3Number(uint8_t bits) {
-  const float magnitude = std::bit_cast<float>(static_cast<uint32_t>(bits & 0x7f) << 20) * 0x1p120f;
-  return std::bit_cast<float>(std::bit_cast<uint32_t>(magnitude) |
+  return std::bit_cast<float>(WidenedMagnitude<4, 3>(bits & 0x7f) |
                               (static_cast<uint32_t>(bits & 0x80) << 24));
 }
 

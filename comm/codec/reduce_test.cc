@@ -6,8 +6,13 @@
 #include <complex>
 #include <cstring>
 #include <limits>
+#include <tuple>
 #include <type_traits>
 #include <vector>
+
+#if defined(__SSE2__)
+#include <immintrin.h>
+#endif
 
 #include "gtest/gtest.h"
 
@@ -368,6 +373,49 @@ TEST(Float16, EveryValueSurvivesTheRoundTrip) {
     }
   }
 }
+
+#if defined(__SSE2__)
+// What torch.set_flush_denormal(True) sets on a thread: subnormal floats are zero, as operands and as
+// results. Ranks that do and ranks that do not get the same of the narrow types, which have subnormals of
+// their own.
+TEST(Float16, AThreadThatFlushesSubnormalFloatsConvertsTheSame) {
+  constexpr unsigned kFlush = 0x8040;
+  const auto all = [] {
+    std::vector<uint32_t> bits;
+    for (uint32_t half = 0; half < 0x10000; ++half) {
+      const float f = FromFloat16(static_cast<uint16_t>(half));
+      bits.push_back(std::bit_cast<uint32_t>(f));
+      bits.push_back(ToFloat16(f));
+      if (half >= 0x100) continue;
+      const float e4m3 = FromFloat8E4M3(static_cast<uint8_t>(half)),
+                  e5m2 = FromFloat8E5M2(static_cast<uint8_t>(half));
+      bits.insert(bits.end(), {std::bit_cast<uint32_t>(e4m3), std::bit_cast<uint32_t>(e5m2)});
+      bits.insert(bits.end(), {ToFloat8E4M3(e4m3), ToFloat8E5M2(e5m2)});
+    }
+    return bits;
+  };
+  const auto sums = [](DType dtype, int bytes) {
+    std::vector<uint8_t> a(static_cast<size_t>(bytes) * 64), b = a;
+    for (size_t i = 0; i < a.size(); ++i) a[i] = b[i] = i % static_cast<size_t>(bytes) == 0 ? i & 0x7f : 0;
+    const void* const sources[] = {a.data(), b.data()};
+    std::vector<uint8_t> out(a.size());
+    Reduce(out.data(), sources, 2, 64, dtype, ReduceOp::kSum);
+    return out;
+  };
+  const auto results = [&] {
+    return std::tuple(all(), sums(DType::kFloat16, 2), sums(DType::kFloat8E4M3, 1),
+                      sums(DType::kFloat8E5M2, 1));
+  };
+  const auto as_is = results();
+  EXPECT_EQ(FromFloat16(1), 0x1p-24f);
+  EXPECT_EQ(FromFloat8E4M3(1), 0x1p-9f);
+  const unsigned before = _mm_getcsr();
+  _mm_setcsr(before | kFlush);
+  const auto flushing = results();
+  _mm_setcsr(before);
+  EXPECT_TRUE(as_is == flushing);
+}
+#endif
 
 TEST(Float16, Rounding) {
   EXPECT_EQ(ToFloat16(65504.0f), 0x7bff);

@@ -133,6 +133,21 @@ TEST(Communicator, DeterministicIsThePlanOfTheTopologyAlone) {
   }
 }
 
+// Between machines a collective of more than kScheduleBytes (16 MiB) is one of several blocks.
+TEST(Communicator, WhatTakesSeveralBlocksBetweenMachines) {
+  for (const auto& nodes : std::vector<std::vector<std::string>>{{"a", "b"}, {"a", "a", "b", "b"}}) {
+    SCOPED_TRACE(testing::PrintToString(nodes));
+    FakeWorld world(nodes);
+    ExpectAllOk(RunThreads(world, [](Communicator& c) -> absl::Status {
+      const size_t count = (size_t{36} << 20) / sizeof(int32_t) + 7;
+      RETURN_IF_BAD(CheckAllReduce(c, count, DType::kInt32, ReduceOp::kSum));
+      RETURN_IF_BAD(CheckReduce(c, count, DType::kInt32, ReduceOp::kMax, 1));
+      return CheckReduceScatter(c, count / static_cast<size_t>(c.size()), DType::kInt32, ReduceOp::kSum,
+                                false);
+    }));
+  }
+}
+
 TEST(Communicator, EveryAlgorithmBetweenMachines) {
   const std::vector<std::vector<std::string>> worlds{
       {"a", "b", "c"}, {"a", "a", "b", "b"}, {"a", "b", "b", "a", "b"}, {"a", "b", "c", "d", "e"}};

@@ -19,8 +19,8 @@ _FORMATS = {"f": "float32", "d": "float64", "e": "float16", "i": "int32", "q": "
 class Buffer:
     """Address, count, shape and dtype of somebody's memory; holds a reference while it lives.
 
-    With a `dtype` by name the elements are taken for that; elements of its size keep their shape, others become one
-    dimension.
+    With a `dtype` by name elements of a type that is not known here, or bits (uint8, and int8, uint16, int16 where it has
+    their size), are taken for that; elements of its size keep their shape, others become one dimension.
     """
 
     def __init__(self, data, dtype=None, writable=True):
@@ -43,14 +43,16 @@ class Buffer:
         if tensor.device.type != "cpu":
             raise InvalidArgument(f"the tensor lies on {tensor.device}: today only those on the CPU are taken")
         if not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
-            raise InvalidArgument("the tensor is a view that is not contiguous: pass tensor.contiguous()")
+            raise InvalidArgument("the tensor is a view that is not contiguous: pass copy = tensor.contiguous(), and "
+                                  "tensor.copy_(copy) behind the call if it writes there")
         self._describe(str(tensor.dtype).split(".")[-1], tensor.shape, tensor.element_size())
         self.address = tensor.data_ptr()
 
     def _of_numpy(self, array, writable):
         # Not by memoryview, which knows no bfloat16.
         if not array.flags.c_contiguous:
-            raise InvalidArgument("the array is not contiguous: pass numpy.ascontiguousarray(...) of it")
+            raise InvalidArgument("the array is not contiguous: pass copy = numpy.ascontiguousarray(array), and "
+                                  "array[...] = copy behind the call if it writes there")
         if writable and not array.flags.writeable:
             raise InvalidArgument("the buffer is read-only")
         if not array.dtype.isnative:
@@ -84,6 +86,11 @@ class Buffer:
             self.bytes *= n
 
     def _take_for(self, code):
+        bits = self._name == "uint8" or (self._name in ("int8", "uint16", "int16") and SIZES[code] == self._itemsize)
+        if self.dtype not in (None, code) and not bits:
+            wanted = next(name for name, number in NAMES.items() if number == code)
+            raise InvalidArgument(f"the elements are {self._name}, not {wanted}: dtype= says what bits are, it converts "
+                                  "nothing")
         if self.bytes % SIZES[code]:
             raise InvalidArgument(f"{self.bytes} bytes are no whole number of elements")
         if SIZES[code] != self._itemsize:

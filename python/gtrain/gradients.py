@@ -32,6 +32,14 @@ def _gradients(named_shapes):
     return array
 
 
+class _Gradients(tuple):
+    """Assignment would put another array where the reducer does not look."""
+
+    def __setitem__(self, index, value):
+        raise InvalidArgument(f"the memory of gradients is the reducer's: copy into it, reducer.gradients[{index}][...] = "
+                              "gradient")
+
+
 class Reducer:
     """Averages the gradients of a model, in buckets that leave as they fill. Collective.
 
@@ -54,13 +62,14 @@ class Reducer:
         self._communicator = communicator
         _library.call("gtrain_reducer_create", communicator.handle, _gradients(gradients), len(gradients), byref(options),
                       byref(self._handle))
-        self.gradients = []
+        arrays = []
         for index, (_, shape) in enumerate(gradients):
             data, count = ctypes.POINTER(c_float)(), c_size_t()
             _library.call("gtrain_reducer_gradient", self._handle, index, byref(data), byref(count))
             memory = (c_float * count.value).from_address(ctypes.addressof(data.contents)) if count.value else ()
-            self.gradients.append(numpy.ctypeslib.as_array(memory).reshape(shape) if count.value else
-                                  numpy.zeros(shape, dtype=numpy.float32))
+            arrays.append(numpy.ctypeslib.as_array(memory).reshape(shape) if count.value else
+                          numpy.zeros(shape, dtype=numpy.float32))
+        self.gradients = _Gradients(arrays)
 
     def __del__(self):
         self.close()
@@ -69,7 +78,7 @@ class Reducer:
         """Waits for a running collective. The arrays of `gradients` must not be looked at any more."""
         handle, self._handle = getattr(self, "_handle", None), None
         if handle:
-            self.gradients = []
+            self.gradients = ()
             _library.load().gtrain_reducer_free(handle)
 
     @property
