@@ -51,11 +51,14 @@ std::string Optional(const std::function<const char*(const char*)>& get, const c
 
 // Started by hand. Ranks of another launcher would each believe to be alone: refused.
 absl::StatusOr<RankEnvironment> Unmanaged(const std::function<const char*(const char*)>& get) {
-  const char* world = get("WORLD_SIZE");
-  int ranks = 1;
-  if (world != nullptr && absl::SimpleAtoi(world, &ranks) && ranks > 1) {
+  // torchrun's, Open MPI's, MPICH's (and Intel MPI's), and that of srun for what it starts: an allocation
+  // alone has no step of more than one task.
+  for (const char* name : {"WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"}) {
+    const char* world = get(name);
+    int ranks = 1;
+    if (world == nullptr || !absl::SimpleAtoi(world, &ranks) || ranks <= 1) continue;
     return absl::FailedPreconditionError(
-        absl::StrCat("WORLD_SIZE is ", ranks,
+        absl::StrCat(name, " is ", ranks,
                      " but GTRAIN_GENERATION is not set: these ranks were started by "
                      "another launcher. Start them with `gtrain launch -n ",
                      ranks, " -- PROGRAM`"));

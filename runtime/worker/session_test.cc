@@ -636,6 +636,16 @@ TEST_F(InProcess, NetworkThatIsNone) {
 }
 
 TEST_F(InProcess, RanksOfAnotherLauncherAreRefused) {
+  for (const char* name : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"}) {
+    setenv(name, "1", 1);
+    EXPECT_TRUE(Session::Join().ok());
+    setenv(name, "2", 1);
+    const auto started_by_another = Session::Join();
+    unsetenv(name);
+    EXPECT_TRUE(absl::IsFailedPrecondition(started_by_another.status())) << name;
+    EXPECT_THAT(std::string(started_by_another.status().message()),
+                testing::HasSubstr(absl::StrCat(name, " is 2")));
+  }
   setenv("WORLD_SIZE", "4", 1);
   EXPECT_TRUE(absl::IsFailedPrecondition(Session::Join().status()));
 }
