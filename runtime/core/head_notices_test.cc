@@ -41,6 +41,26 @@ TEST_F(NoticeTest, NoticeIsDurableBeforeAnythingRestsOnIt) {
               HasSubstr("node host-1 is leaving (aws spot interruption"));
 }
 
+// It is over as the ranks say, but a program that only saves at SIGTERM and ends with 0 did not mean that.
+TEST_F(NoticeTest, ThoseThatEndWellAfterTheyWereToldEndTheJobWithAWordOfIt) {
+  Hello("1");
+  Hello("2");
+  const JobId job = Submit("train 1 1");
+  StartRanks(job);
+  const std::string from = Sent<StartGeneration>().at(0).first;
+  FromNode(from, NoticeSeen{1, Spot(absl::Seconds(120))});
+  Pass(absl::Seconds(1), {"1", "2"});
+  ASSERT_THAT(Sent<NoticeRanks>(), SizeIs(1));
+  FromNode(from, RankExited{Exit(job, 1, 0, 0)});
+  EXPECT_EQ(State(job), "SUCCEEDED");
+  EXPECT_THAT(Status(job).at("reason").get<std::string>(),
+              HasSubstr("its rank ended with exit code 0 after the notice that a machine leaves"));
+  const JobId other = Submit("other 1 1");
+  StartRanks(other);
+  FromNode(Sent<StartGeneration>().back().first, RankExited{Exit(other, 1, 0, 0)});
+  EXPECT_EQ(Status(other).at("reason"), "its rank ended with exit code 0");
+}
+
 TEST_F(NoticeTest, LeavingNodeGetsNothingNew) {
   Hello("1");
   FromNode("1", NoticeSeen{1, Spot(absl::Seconds(120))});

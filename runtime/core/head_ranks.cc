@@ -142,10 +142,15 @@ void HeadState::OnExited(const NodeId& node, const RankExit& exit, Instant now) 
   if (!well && !AwaitsCause(*job, exit, now)) return Fail(*job, FaultOf(*job, exit), now);
   if (all && job->cause_at) return FailBy75(*job, now);
   RunningIfAllStarted(*job, now);
-  if (all)
-    Finish(*job, JobState::kSucceeded,
-           job->ranks.size() == 1 ? "its rank ended with exit code 0"
-                                  : absl::StrCat("all ", job->ranks.size(), " ranks ended with exit code 0"));
+  if (all) {
+    // Many programs save at SIGTERM and end with 0, which says that the job is done.
+    const char* early = !job->told ? ""
+                                   : " after the notice that a machine leaves (a program that is to go on "
+                                     "elsewhere ends with 75 then)";
+    const std::string who =
+        job->ranks.size() == 1 ? "its rank" : absl::StrCat("all ", job->ranks.size(), " ranks");
+    Finish(*job, JobState::kSucceeded, absl::StrCat(who, " ended with exit code 0", early));
+  }
   if (!all && !job->left_at) job->left_at = now + kLeftAfter;
 }
 
