@@ -181,6 +181,15 @@ class Usage(CliTest):
         self.assertIn('no context', self.run_gtrain('status', '--context', 'lab').err)
         self.assertFalse(os.path.exists(self.dir + '/state'))
 
+    def test_a_word_that_is_no_id_is_said_at_once(self):
+        """Before any head is asked: one that runs would drop it, and the answer was 20 s away."""
+        for verb in ('logs', 'status', 'why', 'stop', 'attach', 'stack', 'scale', 'exec'):
+            for word in ('.', '..', 'a b'):
+                done = self.run_gtrain(verb, word, *(['--', 'true'] if verb == 'exec' else []))
+                self.assertIn(f"'{word}' is not a job id", done.err)
+                self.assertIn('`gtrain status --all` lists them', done.err)
+        self.assertIn("'a b' is not a token id", self.run_gtrain('token', 'revoke', 'a b').err)
+
     def test_a_head_that_does_not_run(self):
         for words in (['head', '--context', 'lab'], ['head', '--context', 'lab', '--token']):
             self.assertIn('make one with: gtrain head --init --context lab\n', self.run_gtrain(*words, expect=1).err)
