@@ -5,6 +5,7 @@
 
 #include <set>
 
+#include "launcher/cli/job_input.h"
 #include "launcher/cli/target.h"
 #include "launcher/cli/verbs.h"
 
@@ -56,6 +57,23 @@ TEST(Args, IntChecksTheRange) {
   for (const char* bad : {"0", "101", "-1", "1e3", "x", "", "99999999999999999999", "-"})
     EXPECT_FALSE(read(bad).ok()) << bad;
   EXPECT_EQ(*ParseArgs({}, Flags())->Int("ranks", 1, 100), std::nullopt);
+}
+
+// `gtrain bench link --nodes 4 -n 4` of its own help was an unknown flag of the job.
+TEST(RanksFlags, SpreadsThemOverNodes) {
+  const auto job = [](int64_t ranks, std::optional<int64_t> nodes) {
+    std::vector<std::string> words = *RanksFlags(ranks, nodes);
+    words.insert(words.end(), {"--", "true"});
+    return *ReadJob(*ParseArgs(words, JobFlags()));
+  };
+  EXPECT_EQ(job(4, std::nullopt).spec.ranks->min, 4);
+  const spec::JobSpec spread = job(8, 4).spec;
+  EXPECT_FALSE(spread.ranks);
+  EXPECT_EQ(spread.nodes->min, 4);
+  EXPECT_EQ(spread.nodes->max, 4);
+  EXPECT_EQ(spread.ranks_per_node, 2);
+  for (const int64_t ranks : {2, 6})
+    EXPECT_TRUE(absl::IsInvalidArgument(RanksFlags(ranks, 4).status())) << ranks;
 }
 
 // A head drops a message with such a word in it, and whoever sent it waited 20 s for nothing.

@@ -2,6 +2,7 @@
 leaves no process behind (faults J1-J13, J15). Nothing here needs a cluster."""
 import json
 import os
+import re
 import shutil
 import subprocess
 import tempfile
@@ -196,6 +197,13 @@ class Usage(CliTest):
         self.run_gtrain('head', '--init', '--context', 'lab', expect=0)
         said = self.run_gtrain('head', '--context', 'lab', '--token', expect=1).err
         self.assertEqual(said, 'gtrain: the head does not run; start it with: gtrain head --context lab\n')
+
+    def test_bench_takes_the_examples_of_its_help(self):
+        examples = re.findall(r'(?m)^  gtrain bench (.*?)(?:   .*)?$', self.run_gtrain('bench', '--help', expect=0).out)
+        self.assertIn('link --nodes 4 -n 4 --context prod', examples)
+        for example in examples:
+            words = example.replace('--peers', '').replace('--context prod', '').split()
+            self.assertIn("no context 'prod'", self.run_gtrain('bench', *words, '--context', 'prod').err)
 
     def test_contexts(self):
         self.run_gtrain('head', '--init')
