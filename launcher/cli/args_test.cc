@@ -3,9 +3,16 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <set>
+
+#include "launcher/cli/job_input.h"
+#include "launcher/cli/target.h"
+#include "launcher/cli/verbs.h"
+
 namespace gtrain::cli {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
@@ -50,6 +57,49 @@ TEST(Args, IntChecksTheRange) {
   for (const char* bad : {"0", "101", "-1", "1e3", "x", "", "99999999999999999999", "-"})
     EXPECT_FALSE(read(bad).ok()) << bad;
   EXPECT_EQ(*ParseArgs({}, Flags())->Int("ranks", 1, 100), std::nullopt);
+}
+
+// `gtrain bench link --nodes 4 -n 4` of its own help was an unknown flag of the job.
+TEST(RanksFlags, SpreadsThemOverNodes) {
+  const auto job = [](int64_t ranks, std::optional<int64_t> nodes) {
+    std::vector<std::string> words = *RanksFlags(ranks, nodes);
+    words.insert(words.end(), {"--", "true"});
+    return *ReadJob(*ParseArgs(words, JobFlags()));
+  };
+  EXPECT_EQ(job(4, std::nullopt).spec.ranks->min, 4);
+  const spec::JobSpec spread = job(8, 4).spec;
+  EXPECT_FALSE(spread.ranks);
+  EXPECT_EQ(spread.nodes->min, 4);
+  EXPECT_EQ(spread.nodes->max, 4);
+  EXPECT_EQ(spread.ranks_per_node, 2);
+  for (const int64_t ranks : {2, 6})
+    EXPECT_TRUE(absl::IsInvalidArgument(RanksFlags(ranks, 4).status())) << ranks;
+}
+
+// A head drops a message with such a word in it, and whoever sent it waited 20 s for nothing.
+TEST(CheckJobWord, RefusesWhatIsNoIdForEveryVerbThatTakesAJob) {
+  std::set<std::string> checked;
+  for (const Verb& verb : AllVerbs()) {
+    const auto check = [&](const std::string& word) {
+      const auto args = ParseArgs({"--", "x"}, verb.flags);
+      Args with = *args;
+      with.words = {word};
+      return CheckJobWord(verb, with);
+    };
+    if (check("a b").ok()) continue;
+    checked.insert(verb.name);
+    for (const std::string& bad : {std::string("."), std::string(".."), std::string("%s"), std::string("-x"),
+                                   std::string("\xff"), std::string(300, 'x')}) {
+      EXPECT_TRUE(absl::IsInvalidArgument(check(bad))) << verb.name << " " << bad;
+    }
+    EXPECT_THAT(std::string(check("a b").message()),
+                AllOf(HasSubstr("'a b' is not a job id"), HasSubstr("`gtrain status --all` lists them")));
+    for (const char* good : {"", "train", "train-3", "./x", "gtrain-runs/train-3-5c3e90ab"})
+      EXPECT_TRUE(check(good).ok()) << verb.name << " " << good;
+  }
+  EXPECT_THAT(checked, ElementsAre("attach", "exec", "logs", "scale", "stack", "status", "stop", "why"));
+  EXPECT_THAT(std::string(CheckId("a b", "token", "gtrain token ls").message()),
+              AllOf(HasSubstr("'a b' is not a token id"), HasSubstr("`gtrain token ls` lists them")));
 }
 
 }  // namespace

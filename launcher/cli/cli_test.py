@@ -2,6 +2,7 @@
 leaves no process behind (faults J1-J13, J15). Nothing here needs a cluster."""
 import json
 import os
+import re
 import shutil
 import subprocess
 import tempfile
@@ -181,12 +182,28 @@ class Usage(CliTest):
         self.assertIn('no context', self.run_gtrain('status', '--context', 'lab').err)
         self.assertFalse(os.path.exists(self.dir + '/state'))
 
+    def test_a_word_that_is_no_id_is_said_at_once(self):
+        """Before any head is asked: one that runs would drop it, and the answer was 20 s away."""
+        for verb in ('logs', 'status', 'why', 'stop', 'attach', 'stack', 'scale', 'exec'):
+            for word in ('.', '..', 'a b'):
+                done = self.run_gtrain(verb, word, *(['--', 'true'] if verb == 'exec' else []))
+                self.assertIn(f"'{word}' is not a job id", done.err)
+                self.assertIn('`gtrain status --all` lists them', done.err)
+        self.assertIn("'a b' is not a token id", self.run_gtrain('token', 'revoke', 'a b').err)
+
     def test_a_head_that_does_not_run(self):
         for words in (['head', '--context', 'lab'], ['head', '--context', 'lab', '--token']):
             self.assertIn('make one with: gtrain head --init --context lab\n', self.run_gtrain(*words, expect=1).err)
         self.run_gtrain('head', '--init', '--context', 'lab', expect=0)
         said = self.run_gtrain('head', '--context', 'lab', '--token', expect=1).err
         self.assertEqual(said, 'gtrain: the head does not run; start it with: gtrain head --context lab\n')
+
+    def test_bench_takes_the_examples_of_its_help(self):
+        examples = re.findall(r'(?m)^  gtrain bench (.*?)(?:   .*)?$', self.run_gtrain('bench', '--help', expect=0).out)
+        self.assertIn('link --nodes 4 -n 4 --context prod', examples)
+        for example in examples:
+            words = example.replace('--peers', '').replace('--context prod', '').split()
+            self.assertIn("no context 'prod'", self.run_gtrain('bench', *words, '--context', 'prod').err)
 
     def test_contexts(self):
         self.run_gtrain('head', '--init')

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
@@ -115,12 +116,14 @@ struct Bench {
   std::string name;
   Words command;
   int ranks = 1;
+  std::optional<int64_t> nodes = std::nullopt;
 };
 
 // Runs it to its end as a job; its rows.
 absl::StatusOr<Table> RunJob(const Args& args, const Bench& bench) {
-  Words words = {"-n", absl::StrCat(bench.ranks), "--name", "bench"};
-  for (const char* flag : {"nodes", "context", "run-dir"}) {
+  GT_ASSIGN_OR_RETURN(Words words, RanksFlags(bench.ranks, bench.nodes));
+  words.insert(words.end(), {"--name", "bench"});
+  for (const char* flag : {"context", "run-dir"}) {
     if (args.Has(flag)) words.insert(words.end(), {absl::StrCat("--", flag), args.Get(flag)});
   }
   for (const std::string& setting : args.All("env")) words.insert(words.end(), {"--env", setting});
@@ -228,7 +231,9 @@ absl::Status Measure(const Args& args) {
   GT_ASSIGN_OR_RETURN(const fs::path folder, OwnFolder());
   const std::string program = folder / "gtrain-bench";
   GT_ASSIGN_OR_RETURN(const std::optional<int64_t> given, args.Int("ranks", 1, 100'000));
-  Bench ours{.name = "gtrain", .ranks = static_cast<int>(given.value_or(what == "codec" ? 1 : 2))};
+  GT_ASSIGN_OR_RETURN(const std::optional<int64_t> nodes, args.Int("nodes", 1, 100'000));
+  const int64_t ranks = given.value_or(nodes.value_or(what == "codec" ? 1 : 2));
+  Bench ours{.name = "gtrain", .ranks = static_cast<int>(ranks), .nodes = nodes};
   Words sizes;
   if (what == "allreduce") {
     GT_ASSIGN_OR_RETURN(sizes, SizesInBytes(args, kAllReduceSizes));
@@ -256,6 +261,7 @@ absl::Status Measure(const Args& args) {
   if (args.Has("peers")) {
     GT_ASSIGN_OR_RETURN(const bool local, UsesLocalCluster(args));
     if (!local) return absl::InvalidArgumentError("--peers: they run on this machine; leave --context out");
+    if (nodes) return absl::InvalidArgumentError("--peers: they run on this machine; leave --nodes out");
     for (Bench& peer : Peers(folder, sizes, all[0].ranks)) all.push_back(std::move(peer));
   }
   std::vector<Table> tables;
@@ -291,8 +297,8 @@ Verb BenchVerb() {
       "  gtrain bench allreduce -n 2 --peers              Open MPI, MPICH and Gloo beside it, on this "
       "machine\n"
       "  gtrain bench link --nodes 4 -n 4 --context prod";
-  verb.flags = {{"ranks", 'n', "N", "ranks; default 2, of codec 1"},
-                {"nodes", '\0', "N", "spread them over N nodes"},
+  verb.flags = {{"ranks", 'n', "N", "ranks; default 2, of codec 1, with --nodes one on each"},
+                {"nodes", '\0', "N", "spread them over N nodes, equally many on each"},
                 {"sizes", '\0', "LIST", "bytes, as 8,4KiB,16MiB; of codec: floats"},
                 {"dtype", '\0', "NAME", "of allreduce; default float32"},
                 {"memory", '\0', "KIND", "of allreduce: allocate (the communicator's, default) or private"},

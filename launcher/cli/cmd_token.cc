@@ -5,6 +5,7 @@
 #include "absl/strings/str_format.h"
 #include "base/status_macros.h"
 #include "launcher/cli/context.h"
+#include "launcher/cli/target.h"
 #include "launcher/cli/terminal.h"
 #include "launcher/cli/verbs.h"
 #include "launcher/spec/values.h"
@@ -59,6 +60,7 @@ absl::Status Token(const Args& args) {
   if ((action == "revoke") != (args.words.size() == 2)) {
     return absl::InvalidArgumentError("`gtrain token revoke TOKEN` names one that `gtrain token ls` shows");
   }
+  if (action == "revoke") GT_RETURN_IF_ERROR(CheckId(args.words[1], "token", "gtrain token ls"));
   GT_ASSIGN_OR_RETURN(Cluster cluster, OpenCluster(args, Start::kIfDied));
   if (action == "create") return Create(args, cluster);
   if (action == "ls") return ListTokens(args, cluster);

@@ -101,6 +101,16 @@ std::vector<Flag> JobFlags() {
   };
 }
 
+absl::StatusOr<std::vector<std::string>> RanksFlags(int64_t ranks, std::optional<int64_t> nodes) {
+  if (!nodes) return std::vector<std::string>{"-n", absl::StrCat(ranks)};
+  if (*nodes < 1 || ranks % *nodes != 0) {
+    return absl::InvalidArgumentError(absl::StrCat("--nodes ", *nodes, ": each node gets as many ranks, and ",
+                                                   ranks, " of -n are not a multiple of that"));
+  }
+  return std::vector<std::string>{"--set", absl::StrCat("nodes=", *nodes), "--set",
+                                  absl::StrCat("ranks_per_node=", ranks / *nodes)};
+}
+
 std::map<std::string, std::string> Environment() {
   std::map<std::string, std::string> out;
   for (char** entry = environ; entry != nullptr && *entry != nullptr; ++entry) {

@@ -1,6 +1,8 @@
 // A job as a person gives it: a file, flags over it, or a command after "--". One path for
 // launch, validate and plan.
 #pragma once
+#include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -12,6 +14,9 @@ namespace gtrain::cli {
 
 // -n, --nodes, --set, --env, --name: what may be laid over a job file.
 std::vector<Flag> JobFlags();
+
+// The flags of JobFlags for so many ranks; with `nodes`, equally many on each of them.
+absl::StatusOr<std::vector<std::string>> RanksFlags(int64_t ranks, std::optional<int64_t> nodes);
 
 struct JobInput {
   spec::JobSpec spec;

@@ -13,6 +13,7 @@
 #include "absl/strings/str_join.h"
 #include "base/daemon.h"
 #include "launcher/cli/args.h"
+#include "launcher/cli/target.h"
 #include "launcher/cli/terminal.h"
 #include "launcher/cli/verbs.h"
 #include "launcher/spec/nearest.h"
@@ -73,6 +74,7 @@ int RunVerb(const Verb& verb, const std::vector<std::string>& argv) {
     return usage(absl::StrCat("unexpected argument ", spec::Shown(args->words[verb.words_max]),
                               verb.takes_rest ? "; a command goes after --" : ""));
   }
+  if (const absl::Status job = CheckJobWord(verb, *args); !job.ok()) return Report(job);
   return verb.run(*args);
 }
 

@@ -7,6 +7,8 @@
 #include "launcher/cli/follow.h"
 #include "launcher/cli/left.h"
 #include "launcher/cli/terminal.h"
+#include "launcher/spec/values.h"
+#include "runtime/wire/codec.h"
 
 namespace gtrain::cli {
 namespace {
@@ -19,9 +21,29 @@ absl::Status AskHead(const Args& args, const std::string& word, Target& target) 
 
 }  // namespace
 
+absl::Status CheckId(absl::string_view word, absl::string_view what, absl::string_view lists) {
+  if (wire::ValidId(word)) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat(spec::Shown(word), " is not a ", what,
+                   " id: one begins with a letter or digit and goes on with letters, digits and ._:+-, 128 "
+                   "at most. `",
+                   lists, "` lists them"));
+}
+
+absl::Status CheckJobWord(const Verb& verb, const Args& args) {
+  if (verb.completes != Completes::kJobs && verb.completes != Completes::kLiveJobs) return absl::OkStatus();
+  if (args.words.empty() || args.words[0].empty() || IsRunDirectory(args.words[0])) return absl::OkStatus();
+  return CheckId(args.words[0], "job", "gtrain status --all");
+}
+
 absl::StatusOr<Target> FindTarget(const Args& args) {
   const std::string word = args.words.empty() ? "" : args.words[0];
   Target target;
+  if (IsRunDirectory(word)) {  // of a job that is over: no head need be asked
+    GT_ASSIGN_OR_RETURN(const std::string json, LeftJob(args, word));
+    GT_ASSIGN_OR_RETURN(target.job, ParseJobDoc(json));
+    return target;
+  }
   const absl::Status asked = AskHead(args, word, target);
   if (asked.ok()) return target;
   // A head that does not answer may have a newer job of that name, which runs.

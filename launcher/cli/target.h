@@ -6,6 +6,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "launcher/cli/args.h"
 #include "launcher/cli/context.h"
 #include "launcher/cli/status_doc.h"
@@ -16,6 +17,12 @@ struct Target {
   std::optional<Cluster> cluster;  // none: the job is over and no head knows it
   JobDoc job;
 };
+
+// What the head would not even read as an id is InvalidArgument, before anybody is asked: `what` is what the
+// word should be, `lists` the command that shows those there are.
+absl::Status CheckId(absl::string_view word, absl::string_view what, absl::string_view lists);
+// CheckId of the JOB of a verb that takes one. A run directory, which has a / in it, and none at all pass.
+absl::Status CheckJobWord(const Verb& verb, const Args& args);
 
 // The first word of `args` names the job; without one it is the only live one.
 absl::StatusOr<Target> FindTarget(const Args& args);

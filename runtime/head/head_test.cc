@@ -693,6 +693,17 @@ TEST_F(HeadTest, StrangersChangeOnlyACounter) {
   EXPECT_EQ(kill(head_->pid(), 0), 0);
 }
 
+// It was dropped, and whoever sent it waited for nothing and took the head for dead.
+TEST_F(HeadTest, ARequestThatCannotBeReadIsAnswered) {
+  Start();
+  const auto reply = client_->Call(core::ClientStatus{JobId("a b")}, kPatience);
+  ASSERT_TRUE(reply.ok()) << reply.status();
+  EXPECT_FALSE(reply->ok);
+  EXPECT_EQ(reply->code, static_cast<int>(absl::StatusCode::kInvalidArgument));
+  EXPECT_THAT(reply->error, testing::HasSubstr("job: not an id"));
+  EXPECT_EQ(Ask(core::ClientStatus{}).at("jobs").size(), 0u);
+}
+
 // A node may not act as a client, nor a client as a node.
 TEST_F(HeadTest, RolesComeFromKeys) {
   Start();

@@ -407,6 +407,13 @@ void HeadService::OnReceived(port::Received received) {
       LogWarning("dropped a message of ", received.peer.key_id, " at ", received.address, ": ",
                  message.status().message(), " (further ones are only counted)");
     }
+    if (wire::SenderOf(received.peer.role) != wire::Sender::kClient) return;
+    const std::string id = wire::RequestIdOf(received.payload);
+    if (!id.empty()) {
+      const absl::Status refused = absl::InvalidArgumentError(
+          absl::StrCat("the head cannot read this request: ", message.status().message()));
+      (void)Send(received.route.id, ReplyOf(id, refused));
+    }
     return;
   }
   Step(core::PeerMessage{std::move(received.peer), std::move(received.route.id), std::move(received.address),

@@ -125,6 +125,15 @@ absl::StatusOr<core::Message> Decode(absl::string_view bytes, Sender sender) {
   return message;
 }
 
+std::string RequestIdOf(absl::string_view bytes) {
+  std::string id;
+  const absl::Status read = ReadRoot(bytes, [&](proto::Message::Reader root) {
+    if (root.isClientRequest()) id = std::string(View(root.getClientRequest().getId()));
+    return absl::OkStatus();
+  });
+  return read.ok() && ValidId(id) ? id : "";
+}
+
 void ReadSealed(Archive& a, absl::string_view bytes, core::GenerationGrant& grant) {
   const absl::Status read = ReadRoot(bytes, [&](proto::Message::Reader root) {
     if (!root.isStartGeneration() || root.getStartGeneration().hasSeal())

@@ -155,6 +155,17 @@ TEST(Codec, SmallKindsHaveTheSmallLimit) {
               HasSubstr("AckExit of"));
 }
 
+TEST(Codec, TheIdOfARequestThatIsRefusedCanStillBeRead) {
+  core::ClientRequest request{.id = "0a1b", .deadline = absl::Seconds(1)};
+  request.body = core::ClientStatus{JobId("a b")};
+  EXPECT_FALSE(Decode(Encode(request)).ok());
+  EXPECT_EQ(RequestIdOf(Encode(request)), "0a1b");
+  request.id = "a\nb";
+  EXPECT_EQ(RequestIdOf(Encode(request)), "");
+  EXPECT_EQ(RequestIdOf(Encode(core::AckExit{kEpoch, kJob, kGeneration, 1})), "");
+  for (const size_t bytes : {0, 3, 16, 64}) EXPECT_EQ(RequestIdOf(std::string(bytes, '\xff')), "");
+}
+
 TEST(Ids, Syntax) {
   for (const char* good : {"a", "fashion-mnist-7", "0123456789abcdef", "boot:1+2_x.y"})
     EXPECT_TRUE(ValidId(good)) << good;
