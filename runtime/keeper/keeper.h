@@ -80,6 +80,7 @@ struct RankProcess {
   int64_t drain_until_ms = 0;
   bool acked = false;
   bool sdk = false;
+  bool termed = false;         // it got SIGTERM from us
   std::deque<RelayUp> relays;  // not acknowledged
   size_t relay_bytes = 0;
   uint64_t relay_id = 0;
@@ -276,6 +277,7 @@ class Keeper {
   void AdvanceEnding(GenerationRecord& record);
   void KillLeftovers(GenerationRecord& record);
   void TermRanks(GenerationRecord& record, bool also_sdk);
+  void TermRank(RankProcess& rank);
   bool Owns(const GenerationRecord& record, pid_t pid, pid_t top);
   void FinishGeneration(GenerationRecord& record, bool clean, const std::string& message);
   void AwaitLogs(GenerationRecord& record);
