@@ -3,10 +3,13 @@
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
+#include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -129,6 +132,107 @@ TEST_F(KeeperTest, WrongTokenAndGarbageAreRefused) {
   FakeRank noisy(dir_);
   noisy.Send(999, std::string(100, '\xff'));
   EXPECT_EQ(noisy.Next().first, 0);
+}
+
+// A process beside the test's own.
+struct Other {
+  pid_t pid = -1;
+  UniqueFd said;   // what it writes
+  UniqueFd lives;  // closed: it shall end
+};
+
+Other StartOther(const std::function<void(int say, int until)>& run) {
+  Other other;
+  UniqueFd say, until;
+  EXPECT_TRUE(keeper::MakePipe(&other.said, &say) && keeper::MakePipe(&until, &other.lives));
+  other.pid = fork();
+  if (other.pid != 0) return other;
+  other.lives.reset();
+  run(say.get(), until.get());
+  _exit(0);
+}
+
+std::string ReadLine(int fd) {
+  std::string line;
+  char byte = 0;
+  while (read(fd, &byte, 1) == 1 && byte != '\n') line += byte;
+  return line;
+}
+
+void AwaitEnd(int fd) {
+  char byte = 0;
+  while (read(fd, &byte, 1) > 0) {
+  }
+}
+
+TEST_F(KeeperTest, AnotherProcessOfARankThatLivesIsRefusedByName) {
+  Start();
+  Launch({"exec sleep 600"});
+  ASSERT_NE(WaitStarted(0), nullptr);
+  FakeRank first(dir_);
+  ASSERT_NO_FATAL_FAILURE(Welcome(&first));
+  Other other = StartOther([&](int say, int) {
+    FakeRank rank(dir_);
+    rank.Hello(1, 0, Rank(0, {}).token);
+    const auto answer = rank.Next();
+    dprintf(say, "%d %s\n", answer.first, answer.second.c_str());
+  });
+  const std::string answer = ReadLine(other.said.get());
+  EXPECT_THAT(answer, HasSubstr(absl::StrCat(int{kKeeperRefused}, " rank 0 of job job-1 is process ",
+                                             getpid(), " already")));
+  EXPECT_THAT(answer, HasSubstr("env -u GTRAIN_GENERATION -u WORLD_SIZE"));
+  waitpid(other.pid, nullptr, 0);
+  first.Send(kRankToAgent, R"({"type":"joined"})");
+  EXPECT_NE(Wait<keeper::RelayUp>([](const keeper::RelayUp&) { return true; }), nullptr);
+  FakeRank again(dir_);
+  ASSERT_NO_FATAL_FAILURE(Welcome(&again));
+  EXPECT_EQ(first.Next().first, 0) << "the process itself may come back";
+}
+
+// Also while a child of the first one, forked for something else, still has its connection.
+TEST_F(KeeperTest, AnotherProcessIsARankWhenTheFirstHasEnded) {
+  Start();
+  Launch({"exec sleep 600"});
+  ASSERT_NE(WaitStarted(0), nullptr);
+  Other other = StartOther([&](int say, int until) {
+    FakeRank rank(dir_);
+    rank.Hello(1, 0, Rank(0, {}).token);
+    const int answer = rank.Next().first;
+    if (fork() == 0) return AwaitEnd(until);
+    dprintf(say, "%d\n", answer);
+    _exit(0);
+  });
+  EXPECT_EQ(ReadLine(other.said.get()), absl::StrCat(int{kKeeperWelcome}));
+  ASSERT_TRUE(Until([&] { return !Alive(other.pid); }));
+  FakeRank next(dir_);
+  ASSERT_NO_FATAL_FAILURE(Welcome(&next));
+  waitpid(other.pid, nullptr, 0);
+  other.lives.reset();
+  AwaitEnd(other.said.get());
+}
+
+// Its end of the connection may not have been read yet.
+TEST_F(KeeperTest, AnotherProcessIsARankWhenTheFirstHasClosedItsSession) {
+  Start();
+  Launch({"exec sleep 600"});
+  ASSERT_NE(WaitStarted(0), nullptr);
+  auto first = std::make_unique<FakeRank>(dir_);
+  ASSERT_NO_FATAL_FAILURE(Welcome(first.get()));
+  const auto keeper = KeeperPid(dir_);
+  ASSERT_TRUE(keeper.ok());
+  ASSERT_EQ(kill(static_cast<pid_t>(*keeper), SIGSTOP), 0);
+  Other other = StartOther([&](int say, int) {
+    first.reset();  // this one's copy
+    FakeRank rank(dir_);
+    rank.Hello(1, 0, Rank(0, {}).token);
+    dprintf(say, "sent\n");
+    dprintf(say, "%d\n", rank.Next().first);
+  });
+  EXPECT_EQ(ReadLine(other.said.get()), "sent");
+  first.reset();
+  ASSERT_EQ(kill(static_cast<pid_t>(*keeper), SIGCONT), 0);
+  EXPECT_EQ(ReadLine(other.said.get()), absl::StrCat(int{kKeeperWelcome}));
+  waitpid(other.pid, nullptr, 0);
 }
 
 TEST_F(KeeperTest, ArenasAreSharedSizedAndLimited) {

@@ -298,6 +298,49 @@ TEST_F(KeeperTest, IgnoredTermEndsInKillAfterTheGrace) {  // P13
   EXPECT_NE(WaitGone(), nullptr);
 }
 
+// The program of the ranks below: writes a letter for each SIGTERM, and never sleeps, so that two in a row
+// are not taken for one.
+TEST(RankProgram, DISABLED_CountsTerms) {
+  static int terms;
+  terms = open(std::getenv("TERMS"), O_WRONLY | O_CREAT | O_CLOEXEC | O_APPEND, 0600);
+  ASSERT_GE(terms, 0);
+  static volatile sig_atomic_t heard;
+  heard = 0;
+  signal(SIGTERM, [](int) {
+    heard = 1;
+    if (write(terms, "t", 1) != 1) _exit(1);
+  });
+  ASSERT_EQ(write(terms, "r", 1), 1);
+  const absl::Time give_up = absl::Now() + kPatience;
+  while (!heard && absl::Now() < give_up) {
+  }
+  while (absl::Now() < give_up) absl::SleepFor(absl::Seconds(1));  // SIGKILL ends it
+}
+
+// A second one says to many programs that they shall not save.
+TEST_F(KeeperTest, AStopSendsTermOnce) {
+  constexpr int kRanks = 4;
+  Start();
+  client_->Send(keeper::BeginGeneration{1, kRanks, 1 << 20, "note"});
+  const std::string self = fs::read_symlink("/proc/self/exe");
+  const auto terms = [this](int rank) { return Path(absl::StrCat("terms-", rank)); };
+  for (int i = 0; i < kRanks; ++i) {
+    keeper::StartRank start =
+        Rank(i, {self, "--gtest_also_run_disabled_tests", "--gtest_filter=RankProgram.DISABLED_CountsTerms"});
+    start.env.emplace_back("TERMS", terms(i));
+    client_->Send(start);
+  }
+  ASSERT_TRUE(Until([&] {
+    Pump();
+    int ready = 0;
+    for (int i = 0; i < kRanks; ++i) ready += Slurp(terms(i)).empty() ? 0 : 1;
+    return ready == kRanks;
+  }));
+  End(keeper::End::kStop, 2000);  // ranks with the SDK, which these are not, get theirs near the end of it
+  ASSERT_NE(WaitGone(), nullptr);
+  for (int i = 0; i < kRanks; ++i) EXPECT_EQ(Slurp(terms(i)), "rt") << "rank " << i;
+}
+
 TEST_F(KeeperTest, CleanExitDuringAStopKeepsItsCode) {
   Start();
   Launch({"trap 'echo saved; exit 0' TERM; echo ready > ready; while true; do sleep 0.1; done"});

@@ -24,6 +24,7 @@
 #include "runtime/keeper/cgroup.h"
 #include "runtime/keeper/log_stream.h"
 #include "runtime/keeper/poll_set.h"
+#include "runtime/keeper/posix.h"
 #include "runtime/keeper/rank_protocol.h"
 #include "runtime/keeper/spawn.h"
 
@@ -58,6 +59,7 @@ struct RankConnection {
   uint64_t generation = 0;
   int rank = -1;
   int64_t opened_ms = 0;
+  ProcessEntry peer;  // that connected; its pid is 0 where that is not known
   bool broken = false;
   bool ready = false;           // poll said so in this turn
   bool waits_to_write = false;  // as the set was told
@@ -80,6 +82,7 @@ struct RankProcess {
   int64_t drain_until_ms = 0;
   bool acked = false;
   bool sdk = false;
+  bool termed = false;         // it got SIGTERM from us
   std::deque<RelayUp> relays;  // not acknowledged
   size_t relay_bytes = 0;
   uint64_t relay_id = 0;
@@ -276,6 +279,7 @@ class Keeper {
   void AdvanceEnding(GenerationRecord& record);
   void KillLeftovers(GenerationRecord& record);
   void TermRanks(GenerationRecord& record, bool also_sdk);
+  void TermRank(RankProcess& rank);
   bool Owns(const GenerationRecord& record, pid_t pid, pid_t top);
   void FinishGeneration(GenerationRecord& record, bool clean, const std::string& message);
   void AwaitLogs(GenerationRecord& record);
@@ -287,6 +291,7 @@ class Keeper {
   void WriteSome(RankConnection& connection);
   void HearLastWords(const RankProcess& rank);
   void RankFrameIn(RankConnection& connection, uint16_t kind, const char* body, uint32_t bytes);
+  static bool IsOfAnother(const RankConnection& old, const RankConnection& now);
   void RankHelloIn(RankConnection& connection, const RankHello& hello);
   void ArenaIn(RankConnection& connection, const RankArenaRequest& request);
   void FreeArenaIn(RankConnection& connection, uint64_t id);

@@ -17,6 +17,7 @@
 
 #include <algorithm>
 #include <set>
+#include <utility>
 
 #include "base/folder.h"
 #include "runtime/keeper/agent_protocol.h"
@@ -162,7 +163,7 @@ void Keeper::RankStarted(RankProcess& rank, const SpawnResult& result) {
   }
   Tell(Started{rank.spec.generation, rank.spec.rank, rank.pid, rank.start_time});
   const GenerationRecord* record = FindGeneration(rank.spec.generation);
-  if (record->phase != Phase::kLive && record->term_at_ms == 0) kill(rank.pid, SIGTERM);  // missed it
+  if (record->phase != Phase::kLive && record->term_at_ms == 0) TermRank(rank);  // missed it
 }
 
 // Its results are all taken. What it did not come to was never started.
@@ -500,9 +501,16 @@ void Keeper::TermRanks(GenerationRecord& record, bool also_sdk) {
   for (auto& [number, rank] : record.ranks) {
     if (rank->exit || rank->pid <= 0) continue;
     if (!also_sdk && ConnectionOf(record.begin.generation, number) != nullptr) continue;
-    kill(-rank->pid, SIGTERM);  // its process group; a program may have left it, so also:
-    kill(rank->pid, SIGTERM);
+    TermRank(*rank);
   }
+}
+
+// Once, however often and by whichever way a generation is ended: to many programs a second SIGTERM says not
+// to save. The rank leads its process group, which therefore hears it whole; where there is no such group,
+// the rank alone does.
+void Keeper::TermRank(RankProcess& rank) {
+  if (std::exchange(rank.termed, true)) return;
+  if (kill(-rank.pid, SIGTERM) != 0) kill(rank.pid, SIGTERM);
 }
 
 void Keeper::AdvanceEnding(GenerationRecord& record) {

@@ -40,6 +40,7 @@ void Keeper::AcceptRanks() {
     auto connection = std::make_unique<RankConnection>(std::move(fd), &connection_set_);
     if (!connection_set_.Add(connection->fd.get(), connection.get())) continue;
     connection->opened_ms = now_;
+    ReadProcess(peer.pid, &connection->peer);  // 0 where it cannot be seen
     connections_.push_back(std::move(connection));
   }
 }
@@ -108,6 +109,17 @@ void Keeper::RankFrameIn(RankConnection& connection, uint16_t kind, const char* 
   }
 }
 
+// Whoever inherits the environment of a rank (what it starts, `gtrain exec`) has its token, too. It takes
+// nothing away from the process that has the rank as long as that lives and has not closed its connection,
+// which a child may hold for longer. A program comes back as the same process, also after an exec.
+bool Keeper::IsOfAnother(const RankConnection& old, const RankConnection& now) {
+  if (old.peer.pid <= 0 || now.peer.pid <= 0 || old.peer.pid == now.peer.pid) return false;
+  pollfd end{old.fd.get(), POLLRDHUP, 0};
+  if (poll(&end, 1, 0) > 0) return false;
+  ProcessEntry process;
+  return ReadProcess(old.peer.pid, &process) && !process.zombie && process.start_time == old.peer.start_time;
+}
+
 void Keeper::RankHelloIn(RankConnection& connection, const RankHello& hello) {
   auto refuse = [&](const std::string& why) {
     ToRank(connection, kKeeperRefused, why);
@@ -124,7 +136,17 @@ void Keeper::RankHelloIn(RankConnection& connection, const RankHello& hello) {
   const bool proved = rank != nullptr && rank->spec.token.size() == sizeof(hello.token) &&
                       memcmp(rank->spec.token.data(), hello.token, sizeof(hello.token)) == 0;
   if (!proved || rank->exit) return refuse("unknown rank, generation or token");
-  if (RankConnection* old = ConnectionOf(hello.generation, number)) old->broken = true;
+  if (RankConnection* old = ConnectionOf(hello.generation, number)) {
+    if (IsOfAnother(*old, connection)) {
+      return refuse("rank " + std::to_string(number) + " of job " + options_.job + " is process " +
+                    std::to_string(old->peer.pid) + " already, which lives, and this is process " +
+                    std::to_string(connection.peer.pid) +
+                    ": only one process of a rank can have its session. Let that one make it; a helper "
+                    "process needs none, or runs one of its own, as by hand: env -u GTRAIN_GENERATION -u "
+                    "WORLD_SIZE PROGRAM");
+    }
+    old->broken = true;
+  }
   connection.generation = hello.generation;
   connection.rank = number;
   connection_of_[{hello.generation, number}] = &connection;

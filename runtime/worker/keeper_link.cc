@@ -5,6 +5,7 @@
 
 #include <poll.h>
 #include <sys/eventfd.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -393,7 +394,10 @@ absl::Status KeeperLink::Turn(KeeperClient& client) {
     outbox_.clear();
     timeout_ms = closing_ ? 0 : PollMs();
   }
-  GT_RETURN_IF_ERROR(client.Write());
+  if (absl::Status written = client.Write(); !written.ok()) {
+    client.Read().IgnoreError();  // a keeper that closed may have said why
+    return written;
+  }
   pollfd fds[2] = {{client.fd(), static_cast<int16_t>(POLLIN | (client.wants_to_write() ? POLLOUT : 0)), 0},
                    {wake_.get(), POLLIN, 0}};
   if (poll(fds, 2, timeout_ms) < 0 && errno != EINTR) return ErrnoStatus(errno, "poll");
@@ -482,6 +486,8 @@ void KeeperLink::SayGoodbye(KeeperClient& client) {
     pollfd fd{client.fd(), POLLOUT, 0};
     poll(&fd, 1, 50);
   }
+  // A child that was forked while we had it holds it, too, and would keep the keeper from hearing the end.
+  shutdown(client.fd(), SHUT_WR);
 }
 
 }  // namespace gtrain::worker
