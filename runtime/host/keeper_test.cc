@@ -356,6 +356,26 @@ TEST_F(KeeperTest, CleanExitDuringAStopKeepsItsCode) {
   EXPECT_NE(WaitGone(), nullptr);
 }
 
+// `script:` and `sh -c "program; ..."`: the shell dies of the signal that its program saves at, which may
+// take as long as the grace, and what it says meanwhile is heard.
+TEST_F(KeeperTest, WhatASavingShellRunsHasTheGrace) {
+  Start();
+  Launch(
+      {"sh -c 'trap \"sleep 3; echo told; echo saved > saved; exit 0\" TERM; echo ready > ready; while true; "
+       "do "
+       "sleep 0.1; done'; echo behind"});
+  ASSERT_TRUE(Until([&] {
+    Pump();
+    return fs::exists(Path("ready"));
+  }));
+  End(keeper::End::kStop, 60000);
+  const auto* exit = WaitExit(0);
+  ASSERT_NE(exit, nullptr);
+  EXPECT_EQ(exit->signal, SIGTERM);
+  ASSERT_NE(WaitGone(), nullptr);
+  EXPECT_TRUE(fs::exists(Path("saved")));
+}
+
 TEST(Posix, AReusedPidIsNotSignalled_P14) {
   const pid_t child = fork();
   ASSERT_GE(child, 0);

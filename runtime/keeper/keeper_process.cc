@@ -49,6 +49,13 @@ std::string GroupName(const GenerationRecord& record) {
   return Number(static_cast<uint64_t>(getpid())) + "-" + Number(record.begin.generation);
 }
 
+// A shell that died of the signal that its program, in the same process group, still saves for.
+bool ItsGroupStillSaves(const GenerationRecord& record, const RankProcess& rank) {
+  if (!record.ordered || record.mode != End::kStop || record.phase != Phase::kEnding) return false;
+  return rank.exit && rank.exit->signal == SIGTERM && rank.exit->pid > 1 &&
+         kill(static_cast<pid_t>(-rank.exit->pid), 0) == 0;
+}
+
 // Every descendant has an ancestor among our children, so without children there is none.
 bool NoChildren() {
   siginfo_t info = {};
@@ -309,7 +316,7 @@ void Keeper::RecordExit(RankProcess& rank) {
 void Keeper::CloseDrained() {
   for (auto& [generation, record] : generations_) {
     for (auto& [number, rank] : record.ranks) {
-      if (!rank->exit || now_ < rank->drain_until_ms) continue;
+      if (!rank->exit || now_ < rank->drain_until_ms || ItsGroupStillSaves(record, *rank)) continue;
       rank->out.Close(now_);  // a grandchild may hold the pipe for ever (fault P7)
       rank->err.Close(now_);
     }
@@ -528,8 +535,9 @@ void Keeper::AdvanceEnding(GenerationRecord& record) {
       TermRanks(record, true);
     }
     const auto drained = [&] {
-      return std::none_of(record.ranks.begin(), record.ranks.end(), [](const auto& item) {
-        return item.second->out.alive() || item.second->err.alive();
+      return std::none_of(record.ranks.begin(), record.ranks.end(), [&record](const auto& item) {
+        return item.second->out.alive() || item.second->err.alive() ||
+               ItsGroupStillSaves(record, *item.second);
       });
     };
     const bool hurry = record.ordered && record.mode != End::kStop;
