@@ -52,7 +52,7 @@ namespace fs = std::filesystem;
 constexpr int kRanksEach = 10;
 // Of a job: 200 jobs on 2,000 nodes. A head takes 500 live jobs of one user, those that come and go among
 // them.
-constexpr int kNodesEach = 10;  // 300 and 2,000 are multiples
+constexpr int kNodesEach = 10;                                     // 300 and 2,000 are multiples
 constexpr absl::Duration kOperationEvery = absl::Milliseconds(5);  // 200 a second
 constexpr absl::Duration kReadEvery = absl::Milliseconds(50);
 constexpr absl::Duration kPhaseDeadline = absl::Minutes(1);
