@@ -120,9 +120,13 @@ absl::StatusOr<double> Memcpy(Data* data) {
 }
 
 absl::StatusOr<double> Torch(const Options& options, const std::string& file, const std::string& kernel) {
-  GT_RETURN_IF_ERROR(Run({kPython, absl::StrCat(options.folder, "/../bench/codec_torch.py"), file, kernel,
-                          absl::StrCat(kCount), "3"},
-                         absl::Minutes(2)));
+  // Its temporaries keep their pages from step to step, as our buffers do and those of a training program
+  // with a caching allocator: a fresh page for each would cost it more than the work.
+  GT_RETURN_IF_ERROR(
+      Run({"/usr/bin/env", "MALLOC_MMAP_THRESHOLD_=8000000000", "MALLOC_TRIM_THRESHOLD_=16000000000",
+           "MALLOC_TOP_PAD_=1000000000", kPython, absl::StrCat(options.folder, "/../bench/codec_torch.py"),
+           file, kernel, absl::StrCat(kCount), "3"},
+          absl::Minutes(2)));
   GT_ASSIGN_OR_RETURN(const std::string text, ReadFile(file, 100));
   double seconds = 0;
   if (!absl::SimpleAtod(text, &seconds))

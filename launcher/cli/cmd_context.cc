@@ -1,6 +1,8 @@
 // `gtrain context`: the clusters this user knows.
 #include <unistd.h>
 
+#include <algorithm>
+
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -58,6 +60,14 @@ absl::Status Add(const Args& args, const std::string& name) {
     return absl::InvalidArgumentError(
         "that is not a credential: it is the line that `gtrain user add` printed");
   }
+  GT_ASSIGN_OR_RETURN(const Contexts known, ReadContexts());
+  const bool exists = std::ranges::any_of(known.contexts, [&](const Context& c) { return c.name == name; });
+  if (exists && !args.Has("replace")) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("there is a context ", name,
+                     " already, with a key of its own (`gtrain context ls`): add this one by "
+                     "another name, or give --replace if that key is not needed any more"));
+  }
   GT_ASSIGN_OR_RETURN(const net::KeyPair keys, net::KeyPairOfSecret(credential->secret_key));
   GT_ASSIGN_OR_RETURN(const std::string contexts, ContextsPath());
   const std::string folder = contexts.substr(0, contexts.rfind('/'));
@@ -106,7 +116,8 @@ Verb ContextVerb() {
       "add does not change which one is the current one; use does.\n\n"
       "  gtrain context add lab --credential ann.credential    what an admin's `gtrain user add` printed\n"
       "  gtrain context use local";
-  verb.flags = {{"credential", '\0', "FILE", "file with the credential, - for stdin"}};
+  verb.flags = {{"credential", '\0', "FILE", "file with the credential, - for stdin"},
+                {"replace", '\0', "", "the context of that name and its key, if there is one"}};
   verb.actions = {"ls", "use", "add"};
   verb.completes = Completes::kContexts;
   verb.words_min = 1;
