@@ -47,7 +47,8 @@ Verb StopVerb() {
   verb.summary = "End a job: gracefully, or at once with --now";
   verb.usage = "[--now] [JOB]";
   verb.details =
-      "Returns when the head has accepted it; the ranks get SIGTERM and `stop_grace` to save. A second stop "
+      "Returns when the head has accepted it; the ranks get SIGTERM and `stop_grace` to save (those with a "
+      "session are asked by stop_requested, and get SIGTERM near its end). A second stop "
       "is --now.\n\n"
       "  gtrain stop fashion-mnist-1\n"
       "  gtrain stop --now fashion-mnist-1";
