@@ -31,7 +31,7 @@ using Store = std::unique_ptr<port::BlobStore>;
 // A bar on the terminal's own line, redrawn when a percent changes; Ctrl-C ends the work.
 class Bar {
  public:
-  explicit Bar(std::string what) : what_(std::move(what)), shown_(IsTerminal(STDERR_FILENO)) {}
+  explicit Bar(std::string what) : what_(std::move(what)), shown_(CanRedraw(STDERR_FILENO)) {}
   ~Bar() {
     if (drawn_) std::fputs("\r\x1b[K", stderr);
   }

@@ -224,9 +224,10 @@ bool Redraw(const std::string& text, size_t& drawn) {
 
 // Until Ctrl-C, which is how it is meant to end, or until the one job that is watched is over.
 absl::StatusOr<int> Watch(const Args& args) {
-  if (args.Has("json") || !IsTerminal(STDOUT_FILENO)) {
+  if (args.Has("json") || !CanRedraw(STDOUT_FILENO)) {
     return absl::InvalidArgumentError(
-        "--watch draws on a terminal; a program asks again and again with `gtrain status --json`, and "
+        "--watch draws on a terminal that can (TERM is not dumb); a program asks again and again with "
+        "`gtrain status --json`, and "
         "`gtrain "
         "attach` follows one job");
   }

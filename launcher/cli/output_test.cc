@@ -1,6 +1,8 @@
 // What people see: rank output, the status block, safe text.
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <stdlib.h>
 
 #include <algorithm>
 #include <map>
@@ -10,6 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "base/rng.h"
+#include "base/unique_fd.h"
 #include "base/units.h"
 #include "launcher/cli/job_changes.h"
 #include "launcher/cli/news.h"
@@ -24,6 +27,20 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::SizeIs;
+
+TEST(Terminal, ADumbOneIsNotRedrawn) {
+  const UniqueFd terminal(posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC));
+  ASSERT_TRUE(terminal.valid());
+  const char* term = std::getenv("TERM");
+  const std::string before = term == nullptr ? "" : term;
+  setenv("TERM", "xterm", 1);
+  EXPECT_TRUE(CanRedraw(terminal.get()));
+  setenv("TERM", "dumb", 1);
+  EXPECT_TRUE(IsTerminal(terminal.get()));
+  EXPECT_FALSE(CanRedraw(terminal.get()));
+  EXPECT_FALSE(UsesColour(terminal.get()));
+  term == nullptr ? unsetenv("TERM") : setenv("TERM", before.c_str(), 1);
+}
 
 // Fault P9.
 TEST(SafeText, ShowsWhatCouldDriveATerminal) {

@@ -52,7 +52,7 @@ std::vector<std::string> StatusBlock(const JobDoc& job, const std::string& hint,
   return lines;
 }
 
-Screen::Screen() : terminal_(IsTerminal(STDOUT_FILENO) && IsTerminal(STDERR_FILENO)) {}
+Screen::Screen() : terminal_(CanRedraw(STDOUT_FILENO) && CanRedraw(STDERR_FILENO)) {}
 
 Screen::~Screen() {
   if (terminal_) Above("");

@@ -128,6 +128,11 @@ std::string CutToWidth(absl::string_view text, int width) {
 
 bool IsTerminal(int fd) { return isatty(fd) == 1; }
 
+bool CanRedraw(int fd) {
+  const char* term = std::getenv("TERM");
+  return IsTerminal(fd) && (term == nullptr || absl::string_view(term) != "dumb");
+}
+
 TerminalSize SizeOfTerminal(int fd) {
   winsize size{};
   TerminalSize out;
@@ -150,9 +155,7 @@ void SetColour(Colour colour) { g_colour = colour; }
 bool UsesColour(int fd) {
   if (g_colour != Colour::kAuto) return g_colour == Colour::kAlways;
   const char* no_colour = std::getenv("NO_COLOR");
-  const char* term = std::getenv("TERM");
-  return IsTerminal(fd) && (no_colour == nullptr || *no_colour == '\0') &&
-         (term == nullptr || absl::string_view(term) != "dumb");
+  return CanRedraw(fd) && (no_colour == nullptr || *no_colour == '\0');
 }
 
 std::string OwnLine(absl::string_view line, Tone tone, int fd) {

@@ -24,6 +24,8 @@ struct TerminalSize {
   int columns = 80;
 };
 bool IsTerminal(int fd);
+// Also knows cursor codes: TERM is not dumb.
+bool CanRedraw(int fd);
 TerminalSize SizeOfTerminal(int fd);
 // InvalidArgument where stdin is none, for -t of `verb`.
 absl::Status CheckTerminal(absl::string_view verb);
