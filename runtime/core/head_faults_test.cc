@@ -140,6 +140,19 @@ TEST_F(HeadFaultsTest, AnExit75WaitsForItsCause) {
   EXPECT_EQ(Status(job).at("exit_code"), kExitNoRestart);
 }
 
+// The error that is heard when the wait is over, while the ranks are ended, is the cause all the same.
+TEST_F(HeadFaultsTest, AnErrorBehindTheWaitIsTheCauseOfAnExit75) {
+  Hello("1");
+  const JobId job = Submit("train 2 2");
+  StartRanks(job);
+  FromNode("1", RankExited{Exit(job, 1, 0, kExitSaved)});
+  Pass(config_.cause_grace + absl::Seconds(1), {"1"});
+  ASSERT_THAT(Sent<Revoke>(), SizeIs(1));
+  FromNode("1", RankExited{Exit(job, 1, 1, 1, "ValueError: bad batch")});
+  FromNode("1", GenerationGone{job, {1}});
+  EXPECT_THAT(Reason(job), HasSubstr("rank 1 on host-1: exit code 1"));
+}
+
 TEST_F(HeadFaultsTest, NoExit75WaitsForLong) {
   Hello("1");
   const JobId job = Submit("train 2 2");
