@@ -388,6 +388,27 @@ TEST_F(HeadCoreTest, WhatANodeHoldsOfAJobThatIsOverKeepsItsRoom_P6) {
   EXPECT_TRUE(Stored(job).unreleased.empty());
 }
 
+// Nor is its room free because the next generation of the job is elsewhere (found by the simulator, seed
+// 659).
+TEST_F(HeadCoreTest, WhatAnOldGenerationHoldsKeepsItsRoom_P6) {
+  Hello("1");
+  const JobId job = Submit("train 4 4");
+  StartRanks(job);
+  FromNode("1", RankExited{Exit(job, 1, 0, 1)});
+  Pass(absl::Minutes(5), {"1"});  // its agent lives and confirms nothing
+  Hello("2");
+  Pass(absl::Minutes(1), {"1", "2"});
+  ASSERT_EQ(Status(job).at("generation"), 2) << "on the other node";
+  const JobId next = Submit("other 4 4");
+  Pass(absl::Seconds(3), {"1", "2"});
+  EXPECT_EQ(Status(next).at("generation"), 0);
+  EXPECT_THAT(Status(next).at("blocked_by").dump(),
+              HasSubstr("an ended generation of train-1 may still run"));
+  FromNode("1", GenerationGone{job, Stored(job).revoked});
+  Pass(absl::Seconds(3), {"1", "2"});
+  EXPECT_EQ(Status(next).at("generation"), 1);
+}
+
 // Agents remember a stop as a person's word: what re-forms a job is never sent as one (H1).
 TEST_F(HeadCoreTest, AnEndThatIsSaidAgainIsNoStop) {
   Hello("1");

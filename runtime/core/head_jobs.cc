@@ -154,6 +154,13 @@ std::vector<plan::NodeView> HeadState::ViewsWithout(const Job& wanting) const {
       };
       if (holds || lingers()) Occupy(*it->second, rank, job.demand);
     }
+    // Of an older generation than the newest grant, so how much it takes there is not known any more.
+    for (const NodeId& id : unreleased) {
+      const auto it = by_node.find(id);
+      if (it == by_node.end() || job.HoldsNode(id) || !it->second->unusable.empty()) continue;
+      it->second->unusable =
+          absl::StrCat("processes of an ended generation of ", job_id.value, " may still run there");
+    }
   }
   return views;
 }

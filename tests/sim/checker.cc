@@ -717,6 +717,7 @@ void Checker::RankStarts(const RankProcess& rank, const Gang& gang) {
 // INV-2: what has got SIGKILL and stays, ranks whose keeper was killed, copies of a node's state, a cloud
 // that changed its mind.
 void Checker::CheckTrueRoom(const RankProcess& rank, int cpus) {
+  if (!cpus_of) return;  // a keeper alone, without a world
   auto& here = cpus_[rank.machine];
   here[&rank] = cpus;
   const int room = cpus_of(node_on(rank.machine));
