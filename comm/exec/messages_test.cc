@@ -4,6 +4,7 @@
 #include <thread>
 
 #include "absl/strings/str_cat.h"
+#include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
 #include "comm/exec/check_collectives.h"
 #include "comm/exec/point_to_point.h"
@@ -281,16 +282,20 @@ TEST(Messages, WhatWaitsStandsInNobodysWay) {
 TEST(Messages, MoreThanMayGoOnAreWaitedFor) {
   FakeWorld world({"a", "a"});
   constexpr int kMessages = static_cast<int>(kOpenMessagesMax) + 5000;
-  std::atomic<int> sent = 0;
+  absl::Notification full;
   ExpectAllOk(RunThreads(
       world,
       [&](Communicator& c) -> absl::Status {
         int32_t number = 0, back = 0;
         if (c.rank() == 0) {
-          for (; number < kMessages; ++number, ++sent) RETURN_IF_BAD(c.Send(&number, 1, DType::kInt32, 1));
+          for (; number < kMessages; ++number) {
+            if (number == static_cast<int>(kOpenMessagesMax)) full.Notify();
+            RETURN_IF_BAD(c.Send(&number, 1, DType::kInt32, 1));
+          }
           return c.Receive(&back, 1, DType::kInt32, 1);
         }
-        while (sent < static_cast<int>(kOpenMessagesMax)) absl::SleepFor(absl::Milliseconds(1));
+        RETURN_IF_BAD(
+            Expect(full.WaitForNotificationWithTimeout(absl::Seconds(60)), "copies, as many as may be"));
         for (int i = 0; i < kMessages; ++i) {
           RETURN_IF_BAD(c.Receive(&number, 1, DType::kInt32, 0));
           RETURN_IF_BAD(Expect(number == i, "in their order", i));

@@ -234,6 +234,8 @@ bool PointToPoint::PushFirst(int rank, Peer& peer) {
   const bool local = Local(rank);
   bool eager = op->bytes <= (local ? kCellBytes : kPieceBytes), unasked = eager || op->bytes <= kUnaskedBytes;
   if (unasked && peer.sent != peer.taken && peer.sent - peer.taken + kCostOfOne + op->bytes > kWindowBytes) {
+    // What the receiver has taken and not said may be all that is missing. If it is not, an offer goes: what
+    // waited here would hold up what has another tag, and collectives.
     if (peer.room == Room::kUnknown) {
       peer.room = Room::kAsked;
       Tell(rank, MessageKind::kAskTaken, 0);

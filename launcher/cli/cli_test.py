@@ -224,6 +224,30 @@ class Usage(CliTest):
             broken.write('[')
         self.assertIn('contexts.json', self.run_gtrain('status', expect=1).err)
 
+    def test_a_context_is_not_replaced_unasked(self):
+        """A guest's credential under the name of the admin's own cluster took that away, and nothing said so."""
+        self.run_gtrain('head', '--init', '--context', 'lab', expect=0)
+        path = self.dir + '/config/gtrain/contexts.json'
+        with open(path) as text:
+            before = text.read()
+        for name, secret in (('one', '11' * 32), ('two', '12' * 32)):
+            self.job(f'127.0.0.1:7070,{"22" * 32},{secret}\n', name)
+        said = self.run_gtrain('context', 'add', 'lab', '--credential', 'one').err
+        self.assertIn('context lab exists, with another credential: ', said)
+        self.assertIn('--replace to replace it, or another name', said)
+        with open(path) as text:
+            self.assertEqual(text.read(), before)
+        self.run_gtrain('context', 'add', 'far', '--credential', 'one', expect=0)
+        self.run_gtrain('context', 'add', 'far', '--credential', 'one', expect=0)  # the same again
+        with open(self.dir + '/config/gtrain/far.key') as text:
+            key = text.read()
+        self.assertIn('context far exists', self.run_gtrain('context', 'add', 'far', '--credential', 'two').err)
+        with open(self.dir + '/config/gtrain/far.key') as text:
+            self.assertEqual(text.read(), key)
+        self.run_gtrain('context', 'add', 'far', '--credential', 'two', '--replace', expect=0)
+        with open(self.dir + '/config/gtrain/far.key') as text:
+            self.assertNotEqual(text.read(), key)
+
     def test_json_is_one_document(self):
         """Also where there is nothing to say but an error."""
         self.assertIn('--json needs -d', json.loads(self.run_gtrain('launch', '--json', '--', 'true').out)['error'])

@@ -1,8 +1,6 @@
 // `gtrain context`: the clusters this user knows.
 #include <unistd.h>
 
-#include <algorithm>
-
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -45,6 +43,24 @@ absl::StatusOr<std::string> ReadCredential(const std::string& path) {
   return text;
 }
 
+// What is known by that name already may be an admin's way to his cluster. The same key for the same head, at
+// another address perhaps, is no other context.
+absl::Status CheckReplaces(const Context& added, const net::KeyPair& keys) {
+  GT_ASSIGN_OR_RETURN(const Contexts contexts, ReadContexts());
+  for (const Context& there : contexts.contexts) {
+    if (there.name != added.name) continue;
+    const absl::StatusOr<net::KeyPair> own = net::LoadKeyPair(there.key_file);
+    const bool same = there.dir.empty() && there.head_public_key == added.head_public_key && own.ok() &&
+                      own->secret_key == keys.secret_key;
+    if (same) return absl::OkStatus();
+    return absl::InvalidArgumentError(absl::StrCat(
+        "context ", added.name,
+        " exists, with another credential: ", SafeText(there.dir.empty() ? there.endpoint : there.dir),
+        ". --replace to replace it, or another name. Nothing was changed"));
+  }
+  return absl::OkStatus();
+}
+
 // The secret goes into a key file of its own; it never stands on a command line, where `ps` shows it.
 absl::Status Add(const Args& args, const std::string& name) {
   if (!spec::IsJobName(name) || name == "local") {
@@ -60,22 +76,15 @@ absl::Status Add(const Args& args, const std::string& name) {
     return absl::InvalidArgumentError(
         "that is not a credential: it is the line that `gtrain user add` printed");
   }
-  GT_ASSIGN_OR_RETURN(const Contexts known, ReadContexts());
-  const bool exists = std::ranges::any_of(known.contexts, [&](const Context& c) { return c.name == name; });
-  if (exists && !args.Has("replace")) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("there is a context ", name,
-                     " already, with a key of its own (`gtrain context ls`): add this one by "
-                     "another name, or give --replace if that key is not needed any more"));
-  }
   GT_ASSIGN_OR_RETURN(const net::KeyPair keys, net::KeyPairOfSecret(credential->secret_key));
   GT_ASSIGN_OR_RETURN(const std::string contexts, ContextsPath());
   const std::string folder = contexts.substr(0, contexts.rfind('/'));
-  GT_RETURN_IF_ERROR(MakeDirs(folder));
   const std::string key_file = absl::StrCat(folder, "/", name, ".key");
+  const Context added = {name, "", credential->endpoint, credential->head_public_key, key_file};
+  if (!args.Has("replace")) GT_RETURN_IF_ERROR(CheckReplaces(added, keys));
+  GT_RETURN_IF_ERROR(MakeDirs(folder));
   GT_RETURN_IF_ERROR(net::SaveKeyPair(key_file, keys));
-  GT_RETURN_IF_ERROR(
-      SaveContext({name, "", credential->endpoint, credential->head_public_key, key_file}, MakeCurrent::kNo));
+  GT_RETURN_IF_ERROR(SaveContext(added, MakeCurrent::kNo));
   Print(absl::StrCat("context ", name, " is known: ", credential->endpoint, ". Use it with --context ", name,
                      ", or make it the current one: gtrain context use ", name, "\n"));
   return absl::OkStatus();
@@ -111,13 +120,13 @@ Verb ContextVerb() {
   Verb verb;
   verb.name = "context";
   verb.summary = "Choose among the clusters you may use";
-  verb.usage = "ls | use NAME | add NAME --credential FILE";
+  verb.usage = "ls | use NAME | add NAME --credential FILE [--replace]";
   verb.details =
       "add does not change which one is the current one; use does.\n\n"
       "  gtrain context add lab --credential ann.credential    what an admin's `gtrain user add` printed\n"
       "  gtrain context use local";
   verb.flags = {{"credential", '\0', "FILE", "file with the credential, - for stdin"},
-                {"replace", '\0', "", "the context of that name and its key, if there is one"}};
+                {"replace", '\0', "", "of add: a context of that name that has another credential"}};
   verb.actions = {"ls", "use", "add"};
   verb.completes = Completes::kContexts;
   verb.words_min = 1;

@@ -404,6 +404,7 @@ TEST_F(HeadCoreTest, WhatAnOldGenerationHoldsKeepsItsRoom_P6) {
   EXPECT_EQ(Status(next).at("generation"), 0);
   EXPECT_THAT(Status(next).at("blocked_by").dump(),
               HasSubstr("an ended generation of train-1 may still run"));
+  EXPECT_THAT(Status(next).at("blocked_by").dump(), HasSubstr("when its agent says that they are gone"));
   FromNode("1", GenerationGone{job, Stored(job).revoked});
   Pass(absl::Seconds(3), {"1", "2"});
   EXPECT_EQ(Status(next).at("generation"), 1);

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
 #include "base/probe.h"
@@ -17,6 +18,8 @@
 
 namespace gtrain::core {
 namespace {
+
+constexpr char kMayStillRun[] = " may still run there";
 
 constexpr size_t kReasonBytesMax = 8 << 10;
 // A large cluster that comes back says hello node by node; looking at all waiting jobs after each hello would
@@ -158,8 +161,7 @@ std::vector<plan::NodeView> HeadState::ViewsWithout(const Job& wanting) const {
     for (const NodeId& id : unreleased) {
       const auto it = by_node.find(id);
       if (it == by_node.end() || job.HoldsNode(id) || !it->second->unusable.empty()) continue;
-      it->second->unusable =
-          absl::StrCat("processes of an ended generation of ", job_id.value, " may still run there");
+      it->second->unusable = absl::StrCat("processes of an ended generation of ", job_id.value, kMayStillRun);
     }
   }
   return views;
@@ -206,6 +208,10 @@ void HeadState::NotPlaced(Job& job, const plan::Placement& placement) {
     }
   }
   job.blocked_by = Explain(placement, empty, holders);
+  for (Blocker& blocker : job.blocked_by) {
+    if (absl::EndsWith(blocker.constraint, kMayStillRun))
+      blocker.unblocked_by = "when its agent says that they are gone, or the machine restarts";
+  }
   for (const AvoidedNode& avoided : job.record.avoided) {
     for (Blocker& blocker : job.blocked_by) {
       if (blocker.node != Hostname(avoided.node)) continue;

@@ -917,9 +917,6 @@ class ContextsTest(cluster.ClusterTest):
         self.assertEqual(len(json.loads(self.gtrain('nodes', '--json', '--context', 'far', home=home).stdout)['nodes']), 1)
         self.gtrain('context', 'use', 'far', home=home)
         self.gtrain('nodes', home=home)
-        again = self.gtrain('context', 'add', 'far', '--credential', out.name, home=home, expect=2)
-        self.assertIn('there is a context far already', again.stderr)
-        self.gtrain('context', 'add', 'far', '--credential', out.name, '--replace', home=home)
 
     def test_ids_stay_short_after_a_restore(self):
         self.assertEqual(self.submit(self.stepper_job('short', '--steps', '1', ranks='1')), 'short-1')
