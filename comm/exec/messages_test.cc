@@ -1,10 +1,11 @@
 // Point to point messages: tags, sources, order, what waits where, and how they end.
 #include <atomic>
+#include <chrono>
+#include <future>
 #include <numeric>
 #include <thread>
 
 #include "absl/strings/str_cat.h"
-#include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
 #include "comm/exec/check_collectives.h"
 #include "comm/exec/point_to_point.h"
@@ -282,20 +283,21 @@ TEST(Messages, WhatWaitsStandsInNobodysWay) {
 TEST(Messages, MoreThanMayGoOnAreWaitedFor) {
   FakeWorld world({"a", "a"});
   constexpr int kMessages = static_cast<int>(kOpenMessagesMax) + 5000;
-  absl::Notification full;
+  std::promise<void> full;
   ExpectAllOk(RunThreads(
       world,
       [&](Communicator& c) -> absl::Status {
         int32_t number = 0, back = 0;
         if (c.rank() == 0) {
           for (; number < kMessages; ++number) {
-            if (number == static_cast<int>(kOpenMessagesMax)) full.Notify();
+            if (number == static_cast<int>(kOpenMessagesMax)) full.set_value();
             RETURN_IF_BAD(c.Send(&number, 1, DType::kInt32, 1));
           }
           return c.Receive(&back, 1, DType::kInt32, 1);
         }
         RETURN_IF_BAD(
-            Expect(full.WaitForNotificationWithTimeout(absl::Seconds(60)), "copies, as many as may be"));
+            Expect(full.get_future().wait_for(std::chrono::seconds(60)) == std::future_status::ready,
+                   "copies, as many as may be"));
         for (int i = 0; i < kMessages; ++i) {
           RETURN_IF_BAD(c.Receive(&number, 1, DType::kInt32, 0));
           RETURN_IF_BAD(Expect(number == i, "in their order", i));
