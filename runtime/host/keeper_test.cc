@@ -785,6 +785,37 @@ TEST_F(KeeperTest, NoticeWritesTheFileAndSignals) {
   EXPECT_EQ(exit->tail, "42\n");
 }
 
+// A shell has no handler and would die; its program, which has one, would be ended with it.
+TEST_F(KeeperTest, ANoticeToAShellReachesWhatItRuns) {
+  Start();
+  const std::string script =
+      "trap 'cat notice-0; exit 5' TERM; echo ready > ready; while true; do sleep 0.1; done";
+  std::ofstream(Path("program")) << script;
+  Launch({"true; sleep 600 & sh -c 'bash program; exit $?'; echo the shell lives; exit 6"});
+  ASSERT_TRUE(Until([&] {
+    Pump();
+    return fs::exists(Path("ready"));
+  }));
+  client_->Send(keeper::Notice{1, 42, SIGTERM});
+  const auto* exit = WaitExit(0);
+  ASSERT_NE(exit, nullptr);
+  EXPECT_EQ(exit->code, 6);
+  EXPECT_EQ(exit->tail, "42\nthe shell lives\n");
+}
+
+TEST_F(KeeperTest, ANoticeOfWhichNoProgramKnowsEndsTheShell) {
+  Start();
+  Launch({"echo ready > ready; sleep 600; echo behind"});
+  ASSERT_TRUE(Until([&] {
+    Pump();
+    return fs::exists(Path("ready"));
+  }));
+  client_->Send(keeper::Notice{1, 42, SIGTERM});
+  const auto* exit = WaitExit(0);
+  ASSERT_NE(exit, nullptr);
+  EXPECT_EQ(exit->signal, SIGTERM);
+}
+
 TEST_F(KeeperTest, ExecRunsBesideTheRank) {
   Start();
   Launch({"exec sleep 600"});

@@ -476,7 +476,8 @@ void Keeper::Do(Notice& notice) {
     WriteFileAtomic(rank->spec.notice_path, std::to_string(seconds) + "\n");
     const bool told = ConnectionOf(notice.generation, number) != nullptr;
     // To the program alone: its helpers (data loaders) would die of a signal they do not know.
-    if (notice.signal > 0 && !told && rank->pid > 0) kill(rank->pid, notice.signal);
+    if (notice.signal <= 0 || told || rank->pid <= 0) continue;
+    for (const pid_t pid : HearersOf(rank->pid, notice.signal)) kill(pid, notice.signal);
   }
 }
 

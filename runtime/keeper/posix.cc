@@ -190,6 +190,41 @@ std::vector<Descendant> LivingDescendants(pid_t root) {
   return found;
 }
 
+namespace {
+
+bool HasHandler(pid_t pid, int signal) {
+  const std::string status = ReadSmallFile("/proc/" + std::to_string(pid) + "/status");
+  const size_t at = status.find("\nSigCgt:");
+  return at != std::string::npos &&
+         (strtoull(status.c_str() + at + sizeof("\nSigCgt:") - 1, nullptr, 16) >> (signal - 1) & 1) != 0;
+}
+
+bool IsShell(const std::string& name) {
+  static constexpr const char* kShells[] = {"sh", "bash", "dash", "ash", "ksh", "mksh", "zsh", "busybox"};
+  return std::any_of(std::begin(kShells), std::end(kShells),
+                     [&](const char* shell) { return name == shell; });
+}
+
+}  // namespace
+
+std::vector<pid_t> HearersOf(pid_t leader, int signal) {
+  ProcessEntry entry;
+  if (!ReadProcess(leader, &entry) || !IsShell(entry.name) || HasHandler(leader, signal)) return {leader};
+  const std::vector<ProcessEntry> all = ListProcesses();
+  std::vector<pid_t> hearers, shells = {leader};
+  for (size_t at = 0; at < shells.size() && shells.size() <= all.size(); ++at) {  // a scan may show a circle
+    for (const ProcessEntry& child : all) {
+      if (child.parent != shells[at] || child.zombie) continue;
+      if (HasHandler(child.pid, signal)) {
+        hearers.push_back(child.pid);
+      } else if (IsShell(child.name)) {
+        shells.push_back(child.pid);
+      }
+    }
+  }
+  return hearers.empty() ? std::vector<pid_t>{leader} : hearers;
+}
+
 std::string ProcessEnvironment(pid_t pid, const char* name) {
   const std::string all = ReadSmallFile("/proc/" + std::to_string(pid) + "/environ", 4 << 20);
   const std::string key = std::string(name) + "=";

@@ -50,6 +50,12 @@ struct Descendant {
 };
 std::vector<Descendant> LivingDescendants(pid_t root);
 
+// Whom a word to the program that `leader` started is meant for: `leader` itself, unless it is a shell
+// without a trap for `signal`, which would die of it and take its program along. Then those that the shell
+// runs, here or through further such shells, and that have a handler; where none has one, `leader` again.
+// Reads the status of `leader`, and /proc whole only for such a shell.
+std::vector<pid_t> HearersOf(pid_t leader, int signal);
+
 inline constexpr char kKeeperName[] = "gtrain-keeper";  // of its process: KeepersAbove looks for it
 
 // The keepers that `pid` descends from, nearest first. Keepers are subreapers, so what a rank starts stays
