@@ -172,6 +172,8 @@ class Usage(CliTest):
         self.assertEqual([rank['node'] for rank in plan['ranks']], ['a', 'a', 'b', 'b'])
         self.assertEqual(self.run_gtrain('plan', '--nodes', 'a:1', 'Train_Me.yaml', expect=1).returncode, 1)
         self.run_gtrain('plan', '--nodes', 'a:x', 'Train_Me.yaml')
+        refused = self.run_gtrain('plan', '-n', '65536', '--', 'true', expect=1).out
+        self.assertRegex(refused, r'not placed: 65536 ranks are more than \S+ can hold, which is \d+: ', 'as launch says it')
         self.assertFalse(os.path.exists(self.dir + '/state'))
 
     def test_without_a_cluster(self):

@@ -27,8 +27,8 @@ using nlohmann::json;
 
 struct PlanNodes {
   std::vector<plan::NodeView> views;
-  std::string where;  // "this machine"
-  bool may_oversubscribe = false;
+  std::string where;             // "this machine"
+  bool on_this_machine = false;  // whose CPUs ranks may share
 };
 
 PlanNodes ThisMachine() {
@@ -91,7 +91,7 @@ plan::NodeView ViewOf(const json& node) {
 absl::StatusOr<PlanNodes> NodesOf(Cluster& cluster) {
   PlanNodes nodes;
   nodes.where = cluster.local ? "the local cluster" : absl::StrCat("cluster ", cluster.name);
-  nodes.may_oversubscribe = cluster.local;
+  nodes.on_this_machine = cluster.local;
   GT_ASSIGN_OR_RETURN(const std::string text, Ask(cluster, core::ClientNodes{}));
   try {
     const json answer = json::parse(text);
@@ -137,8 +137,16 @@ json ToJson(const plan::Placement& placement) {
 absl::StatusOr<int> Plan(const Args& args) {
   GT_ASSIGN_OR_RETURN(const JobInput input, ReadJob(args));
   GT_ASSIGN_OR_RETURN(const PlanNodes nodes, ChooseNodes(args));
-  const plan::Placement placement =
-      plan::Place(nodes.views, core::DemandOf(input.spec, nodes.may_oversubscribe));
+  plan::Placement placement = plan::Place(nodes.views, core::DemandOf(input.spec, nodes.on_this_machine));
+  if (nodes.on_this_machine && placement.placed) {  // as launch refuses it
+    if (const std::string why = agent::TooManyRanks(placement.ranks.size()); !why.empty()) {
+      placement.placed = false;
+      placement.reason = why;
+      placement.ranks.clear();
+      placement.nodes.clear();
+      placement.warnings.clear();
+    }
+  }
   if (args.Has("json")) {
     Print(ToJson(placement).dump(2, ' ', false, json::error_handler_t::replace) + "\n");
   } else {

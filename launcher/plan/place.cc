@@ -9,6 +9,9 @@
 
 #include <algorithm>
 #include <limits>
+#include <map>
+#include <string>
+#include <vector>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
@@ -216,19 +219,26 @@ std::string Wanted(const Demand& demand) {
   return text;
 }
 
+// The first eight of `nodes`, each as `said` says it, and how many more there are: a reason travels in every
+// document of its job.
+template <typename Node, typename Said>
+std::string OfEach(const std::vector<Node>& nodes, const char* between, const Said& said) {
+  constexpr size_t kNamed = 8;
+  std::vector<std::string> parts;
+  for (size_t i = 0; i < std::min(nodes.size(), kNamed); ++i) parts.push_back(said(nodes[i]));
+  if (const size_t more = nodes.size() - parts.size(); more > 0)
+    parts.push_back(absl::StrCat(more, more == 1 ? " more node" : " more nodes"));
+  return absl::StrJoin(parts, between);
+}
+
 std::string WhyNot(const Placement& placement, const Demand& demand, int got) {
   if (placement.verdicts.empty()) return absl::StrCat("needs ", Wanted(demand), "; no node has joined");
-  std::vector<std::string> parts;
-  for (const NodeVerdict& v : placement.verdicts) {
-    parts.push_back(absl::StrCat(v.hostname, " takes ", v.room, v.limit.empty() ? "" : " (", v.limit,
-                                 v.limit.empty() ? "" : ")"));
-    if (parts.size() == 8 && placement.verdicts.size() > 8) {
-      parts.push_back(absl::StrCat(placement.verdicts.size() - 8, " more nodes"));
-      break;
-    }
-  }
+  const auto room = [](const NodeVerdict& v) {
+    return absl::StrCat(v.hostname, " takes ", v.room,
+                        v.limit.empty() ? "" : absl::StrCat(" (", v.limit, ")"));
+  };
   return absl::StrCat("needs ", Wanted(demand), "; there is room for ", got, ": ",
-                      absl::StrJoin(parts, "; "));
+                      OfEach(placement.verdicts, "; ", room));
 }
 
 }  // namespace
@@ -264,9 +274,9 @@ Placement PlaceOnce(const std::vector<NodeView>& nodes, const Demand& demand) {
   FillSlots(candidates, Number(candidates, world, demand), demand, out);
   Warn(candidates, demand, out);
   out.placed = true;
-  std::vector<std::string> parts;
-  for (const Candidate& c : candidates) parts.push_back(absl::StrCat(c.given, " on ", c.view->hostname));
-  out.reason = absl::StrCat(world, world == 1 ? " rank" : " ranks", " packed: ", absl::StrJoin(parts, ", "));
+  const auto given = [](const Candidate& c) { return absl::StrCat(c.given, " on ", c.view->hostname); };
+  out.reason =
+      absl::StrCat(world, world == 1 ? " rank" : " ranks", " packed: ", OfEach(candidates, ", ", given));
   if (got < demand.max) {
     absl::StrAppend(&out.reason, " (at most ", demand.max, demand.count_nodes ? " nodes" : " ranks",
                     " were asked for)");
@@ -305,14 +315,14 @@ std::vector<NodeView> Emptied(std::vector<NodeView> nodes) {
 
 std::string Print(const Placement& placement) {
   std::string text = absl::StrCat(placement.placed ? "placed: " : "not placed: ", placement.reason, "\n");
+  std::map<NodeId, std::string> hostnames;
+  std::map<NodeId, std::vector<const RankSlot*>> ranks;
+  for (const NodeVerdict& v : placement.verdicts) hostnames[v.node] = v.hostname;
+  for (const RankSlot& slot : placement.ranks) ranks[slot.node].push_back(&slot);
   for (const NodeId& node : placement.nodes) {
-    std::string hostname;
-    for (const NodeVerdict& v : placement.verdicts) {
-      if (v.node == node) hostname = v.hostname;
-    }
-    absl::StrAppend(&text, "  ", hostname, " (", node.value, ")\n");
-    for (const RankSlot& slot : placement.ranks) {
-      if (slot.node != node) continue;
+    absl::StrAppend(&text, "  ", hostnames[node], " (", node.value, ")\n");
+    for (const RankSlot* of_node : ranks[node]) {
+      const RankSlot& slot = *of_node;
       absl::StrAppend(&text, "    rank ", slot.rank);
       if (!slot.cpus.empty()) absl::StrAppend(&text, "  cpus ", absl::StrJoin(slot.cpus, ","));
       if (!slot.gpus.empty()) absl::StrAppend(&text, "  gpus ", absl::StrJoin(slot.gpus, ","));

@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "absl/strings/str_format.h"
+
 namespace gtrain::plan {
 namespace {
 
@@ -173,6 +175,21 @@ TEST(Place, ExplicitCpusAreBoundToFreeThreads) {
 TEST(Place, PrintsForPeople) {
   EXPECT_EQ(Print(Place({Node("a", 2)}, Ranks(2, 2))),
             "placed: 2 ranks packed: 2 on host-a\n  host-a (a)\n    rank 0\n    rank 1\n");
+}
+
+// It goes into every document of the job.
+TEST(Place, TheReasonOfAThousandNodesIsShort) {
+  std::vector<NodeView> nodes;
+  for (int i = 0; i < 1000; ++i) nodes.push_back(Node(absl::StrFormat("n%03d", i), 2));
+  const Placement placed = Place(nodes, Ranks(2000, 2000));
+  ASSERT_TRUE(placed.placed);
+  EXPECT_THAT(placed.reason, ::testing::StartsWith("2000 ranks packed: 2 on host-n000, "));
+  EXPECT_THAT(placed.reason, ::testing::EndsWith(", 2 on host-n007, 992 more nodes"));
+  const Placement refused = Place(nodes, Ranks(2001, 2001));
+  ASSERT_FALSE(refused.placed);
+  EXPECT_THAT(refused.reason, ::testing::EndsWith("; 992 more nodes"));
+  const std::string text = Print(placed);
+  EXPECT_THAT(text, HasSubstr("  host-n999 (n999)\n    rank 1998\n    rank 1999\n"));
 }
 
 TEST(Place, EmptyClusterSaysSo) {
