@@ -41,6 +41,7 @@
 #include "runtime/agent/notice_watch.h"
 #include "runtime/core/agent_core.h"
 #include "runtime/core/keeper_order.h"
+#include "runtime/keeper/cgroup.h"
 #include "runtime/keeper/posix.h"
 #include "runtime/keeper/stacks.h"
 #include "runtime/wire/build_version.h"
@@ -260,6 +261,7 @@ core::AgentConfig Agent::Config(int living_keepers, const std::string& keeper_pr
   config.inventory = detect::DetectInventory({.cpus = options_.cpus, .fake_gpus = options_.fake_gpus});
   if (!absl::SimpleAtoi(keeper::ReadSmallFile("/proc/sys/kernel/pid_max"), &config.pid_max))
     config.pid_max = 0;
+  config.limits_memory = keeper::Cgroup::LimitsMemory();
   config.near_memory = NearMemory(config.node);
   config.near_bytes_max = near_bytes_max_ =
       options_.near_bytes_max.value_or(config.inventory.memory_bytes / 4);

@@ -40,7 +40,8 @@ struct AgentConfig {
   uint32_t keeper_protocol = keeper::kAgentProtocol;
   std::string keeper_program;  // also reads stacks with debuggers (`--stacks PID`); empty: nothing does
   Inventory inventory;
-  int64_t pid_max = 0;  // of the machine; 0 = unknown
+  int64_t pid_max = 0;        // of the machine; 0 = unknown
+  bool limits_memory = true;  // keepers may make control groups that hold a rank to `resources.memory`
   std::map<std::string, std::string> labels;
   std::map<std::string, std::string> own_env;  // of the agent: PATH, HOME.. of programs, and secrets by env
   absl::Duration heartbeat_interval = absl::Seconds(1);  // until a welcome says otherwise

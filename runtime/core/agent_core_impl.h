@@ -144,6 +144,7 @@ class AgentCore::Impl {
   void ShareNear(const JobId& job, const AgentGeneration& generation);
   void CompareProgram(const GenerationGrant& grant, const AgentGeneration& generation,
                       const std::map<std::string, std::string>& env);
+  void SayUnlimitedMemory(const GenerationGrant& grant, const AgentGeneration& generation);
   void Start(const StartGeneration& message);
   void FailStart(AgentGeneration& generation, const GenerationGrant& grant, ExitCause cause,
                  const std::string& message);

@@ -94,6 +94,15 @@ void AgentCore::Impl::CompareProgram(const GenerationGrant& grant, const AgentGe
                               "right one in the job, or `inherit_env: [PATH]`")});
 }
 
+void AgentCore::Impl::SayUnlimitedMemory(const GenerationGrant& grant, const AgentGeneration& generation) {
+  if (config_.limits_memory || !generation.spec.resources.memory) return;
+  Tell(AgentNote{
+      grant.job, grant.generation, -1, "warning",
+      "resources.memory only chooses the machine: its agent may make no control group (cgroup) that "
+      "limits memory, so a rank that takes more is not stopped. As a service with Delegate=yes, or as "
+      "root, the agent may"});
+}
+
 void AgentCore::Impl::Start(const StartGeneration& message) {
   const GenerationGrant& grant = message.grant;
   const auto [it, fresh] = jobs_.try_emplace(grant.job);
@@ -164,7 +173,10 @@ void AgentCore::Impl::Start(const StartGeneration& message) {
     auto env = RankEnvironment(config_, grant, generation.spec, number, start.token);
     if (!env.ok())
       return FailStart(generation, grant, ExitCause::kStartFailed, std::string(env.status().message()));
-    if (starts.empty() && record.over.value == 0) CompareProgram(grant, generation, *env);
+    if (starts.empty() && record.over.value == 0) {
+      CompareProgram(grant, generation, *env);
+      SayUnlimitedMemory(grant, generation);
+    }
     start.generation = grant.generation.value;
     start.rank = number;
     start.argv = RankCommand(grant, generation.spec, config_.node, hash);

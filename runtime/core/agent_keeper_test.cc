@@ -1,9 +1,12 @@
 // What an agent says to a keeper that has never heard of a generation, and of one that is over.
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <string>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "runtime/core/agent_core.h"
 #include "runtime/core/agent_test_names.h"
 
@@ -116,6 +119,34 @@ TEST_F(AgentKeeperTest, WhatIsForgottenBeforeTheWelcomeIsToldBehindIt) {
   Step(HeadUp{"10.0.0.1"});
   Step(FromHead{AgentWelcome{ClusterId("c1"), {5}, kMe, absl::Seconds(1), absl::Seconds(120)}});
   EXPECT_TRUE(Gone().empty()) << "told, and forgotten";
+}
+
+TEST_F(AgentKeeperTest, AMemoryLimitThatNothingEnforcesIsSaidOnce) {
+  for (const bool limits : {false, true}) {
+    AgentConfig config = Config();
+    config.limits_memory = limits;
+    config.parse_spec = [](absl::string_view) -> absl::StatusOr<spec::JobSpec> {
+      spec::JobSpec spec;
+      spec.resources.memory = uint64_t{1} << 30;
+      return spec;
+    };
+    core_ = AgentCore(std::move(config));
+    Step(HeadUp{"10.0.0.1"});
+    Step(FromHead{AgentWelcome{ClusterId("c1"), {5}, kMe, absl::Seconds(1), absl::Seconds(120)}});
+    Start(1);
+    std::vector<std::string> notes;
+    for (const AgentEffect& effect : last_.effects) {
+      const auto* sent = std::get_if<ToHead>(&effect);
+      if (const auto* note = sent == nullptr ? nullptr : std::get_if<AgentNote>(&sent->message))
+        notes.push_back(absl::StrCat(note->kind, ": ", note->text));
+    }
+    if (limits) {
+      EXPECT_THAT(notes, ::testing::IsEmpty());
+    } else {
+      EXPECT_THAT(notes, ::testing::ElementsAre(
+                             ::testing::StartsWith("warning: resources.memory only chooses the machine")));
+    }
+  }
 }
 
 TEST_F(AgentKeeperTest, WhoIsAskedToConnectsAnew_W9) {

@@ -13,6 +13,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <sstream>
 
 #include "base/unique_fd.h"
@@ -145,6 +146,15 @@ void Cgroup::Create(const std::string& name, const CgroupLimits& limits) {
     if (unified) Limit(dir + "/memory.max", limits.memory);
     if (hierarchy == "memory") Limit(dir + "/memory.limit_in_bytes", limits.memory);
   }
+}
+
+bool Cgroup::LimitsMemory() {
+  Cgroup probe;
+  probe.Create(std::to_string(getpid()) + "-0", {});
+  return std::any_of(probe.made_.begin(), probe.made_.end(), [](const auto& made) {
+    const char* file = made.first == kUnified ? "/memory.max" : "/memory.limit_in_bytes";
+    return access((made.second + file).c_str(), W_OK) == 0;
+  });
 }
 
 // Being born in the group costs nothing (WarmUp says what moving costs), but v1 does not have it.

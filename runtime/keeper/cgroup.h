@@ -27,6 +27,8 @@ class Cgroup {
 
   // Moves soon after this one are quick. A child does it, and is waited for like any other.
   static void WarmUp();
+  // Whether a group that this process makes can limit memory. Makes one and removes it.
+  static bool LimitsMemory();
   // Removes empty groups of keepers that were killed.
   static void SweepStale();
 
