@@ -53,12 +53,11 @@ absl::StatusOr<std::string> JoinToken(const Args& args) {
     token.resize(kTokenBytesMax);
     std::cin.getline(token.data(), static_cast<std::streamsize>(token.size()));
     token.resize(std::strlen(token.data()));
-    if (token.empty()) return absl::InvalidArgumentError("--join -: there is no token on standard input");
   } else {
     GT_ASSIGN_OR_RETURN(token, ReadFile(from, kTokenBytesMax));
   }
   absl::StripAsciiWhitespace(&token);
-  if (!token.empty() && !net::ParseJoinToken(token).ok()) {
+  if (!(from.empty() && token.empty()) && !net::ParseJoinToken(token).ok()) {
     return absl::InvalidArgumentError(absl::StrCat(from.empty()  ? "GTRAIN_JOIN_TOKEN"
                                                    : from == "-" ? "standard input"
                                                                  : from,

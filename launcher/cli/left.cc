@@ -114,7 +114,9 @@ absl::StatusOr<LeftAnswer> LeftInstead(const absl::Status& asked, const Args& ar
   const absl::StatusOr<std::string> left = all && word.empty() ? LeftJobs(args) : LeftJob(args, word);
   if (left.ok()) {
     return LeftAnswer{*left, none_runs ? "no cluster runs; this is what it left"
-                                       : absl::StrCat(asked.message(), ". This is what is left")};
+                                       : absl::StrCat(asked.message(),
+                                                      ". This is what jobs that are over left; one that was "
+                                                      "running is not among them")};
   }
   if (!none_runs || word.empty() || !ReadIndex(args).ok()) return asked;
   return absl::NotFoundError(absl::StrCat(kNoLocalCluster, ", and nothing that it left is called ",

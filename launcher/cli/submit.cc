@@ -141,9 +141,10 @@ absl::StatusOr<std::string> Submit(Cluster& cluster, const core::ClientSubmit& s
     const auto code = static_cast<absl::StatusCode>(reply->code);
     *refused = true;
     // Of a launch: refused, and nothing was started.
-    return absl::Status(
-        code == absl::StatusCode::kFailedPrecondition ? absl::StatusCode::kInvalidArgument : code,
-        reply->error);
+    const bool for_good = code == absl::StatusCode::kFailedPrecondition ||
+                          code == absl::StatusCode::kPermissionDenied ||
+                          code == absl::StatusCode::kResourceExhausted;
+    return absl::Status(for_good ? absl::StatusCode::kInvalidArgument : code, reply->error);
   }
   return std::move(reply->json);
 }

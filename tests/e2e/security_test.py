@@ -282,12 +282,13 @@ class JoinTest(ClusterSecurityTest):
         self.assertEqual([each['uses_left'] for each in self.tokens()], [0, 0, 0])
 
     def test_where_there_is_no_token_is_said(self):
-        empty = os.path.join(self.dir, 'empty')
-        with open(empty, 'w') as out:
-            out.write('no token\n')
-        self.assertIn('--join -: there is no token on standard input', self.agent('none', '--join', '-', expect=2).stderr)
-        self.assertIn(f'{empty} holds no join token; `gtrain token create` prints one',
-                      self.agent('other', '--join', empty, expect=2).stderr)
+        for name, text in (('empty', ''), ('other', 'no token\n')):
+            path = os.path.join(self.dir, name)
+            with open(path, 'w') as out:
+                out.write(text)
+            self.assertIn(f'{path} holds no join token; `gtrain token create` prints one',
+                          self.agent(name, '--join', path, expect=2).stderr)
+        self.assertIn('standard input holds no join token', self.agent('none', '--join', '-', expect=2).stderr)
 
     def agent_inside(self, index):
         """Node 1 reads what comes out of a pipe."""
@@ -318,6 +319,8 @@ class RolesTest(ClusterSecurityTest):
         self.assertIn(job, self.gtrain('status', home=bob).stdout, 'the list is for everyone')
         self.gtrain('why', job, home=screen)
         self.assertIn('may only read', self.gtrain('stop', job, home=screen, expect=1).stderr)
+        refused = self.gtrain('launch', '-d', self.long_job('more', nodes='1'), home=screen, expect=2)
+        self.assertIn('may only read', refused.stderr, 'exit code 2: nothing was started')
         for words in (['token', 'create'], ['user', 'add', 'eve'], ['node', 'revoke', 'node0'], ['user', 'ls']):
             self.assertIn('needs the admin key', self.gtrain(*words, home=ann, expect=1).stderr, words)
         # X5: what a rank could take from its agent is the key of a node, which asks for nothing.
