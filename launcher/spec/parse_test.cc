@@ -141,6 +141,18 @@ TEST(ParseJob, J15VariablesAreExpandedOnce) {
   EXPECT_EQ(result.errors.size(), 3u) << AllErrors(result);
 }
 
+TEST(ParseJob, AVariableThatMayHoldASecretIsNotExpanded_J11) {
+  const std::map<std::string, std::string> variables = {{"HF_TOKEN", "hf0123456789abcdef0123"},
+                                                        {"PAD_TOKEN", "<pad>"}};
+  ParseOptions options = Options();
+  options.variables = &variables;
+  const ParseResult result =
+      ParseJob("run: x\nenv: {AUTH: 'Bearer ${HF_TOKEN}', PAD: '${PAD_TOKEN}'}\n", "f", options);
+  EXPECT_THAT(AllErrors(result), HasSubstr("f:2:13: `env.AUTH`: `${HF_TOKEN}` seems to hold a secret"));
+  EXPECT_THAT(AllErrors(result), Not(HasSubstr("0123456789")));
+  EXPECT_EQ(result.errors.size(), 1u) << AllErrors(result);
+}
+
 // What gtrain sets for each rank cannot be set; what it reads from the user can.
 TEST(ParseJob, SettingsOfCommunicationAreTheUsers) {
   const ParseResult result =

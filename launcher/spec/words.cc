@@ -149,6 +149,12 @@ absl::StatusOr<std::string> ExpandVariables(absl::string_view text,
                                                        "set it, or write $${",
                                                        name, "} for the text itself"));
       }
+      if (MayBeSecret(name, it->second)) {
+        return absl::InvalidArgumentError(
+            absl::StrCat("`${", name,
+                         "}` seems to hold a secret, which would get into the cluster's records: name it "
+                         "under `secrets`, and it is set in the ranks alone"));
+      }
       out += it->second;
       i = close;
     } else {

@@ -15,7 +15,7 @@ namespace gtrain::spec {
 absl::StatusOr<std::vector<std::string>> SplitWords(absl::string_view text);
 
 // Replaces ${NAME} by its value, once (values are not looked at again), and $$ by $.
-// InvalidArgument names what is undefined or badly written.
+// InvalidArgument names what is undefined, badly written or may be a secret (fault J11).
 absl::StatusOr<std::string> ExpandVariables(absl::string_view text,
                                             const std::map<std::string, std::string>& variables);
 
