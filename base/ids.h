@@ -1,4 +1,4 @@
-// The identities of blueprint section 3 as types that do not mix.
+// Identities as types that do not mix (docs/architecture.md).
 #pragma once
 #include <compare>
 #include <cstdint>

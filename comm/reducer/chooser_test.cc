@@ -10,7 +10,7 @@ namespace {
 using testing::Each;
 using testing::ElementsAre;
 
-constexpr size_t kCount = 6'330'000;  // 25 MB, the model of performance.md
+constexpr size_t kCount = 6'330'000;  // 25 MB
 constexpr double kMemory = 8e9;       // bytes a second that a codec reads
 enum { kDense, kHalf, kSign, kSparse };
 

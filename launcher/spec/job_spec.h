@@ -1,6 +1,6 @@
 // JobSpec: what a job file says, as a value. PURE.
 //
-// Every field mirrors one key of blueprint section 6. Defaults are the documented
+// Every field mirrors one key of docs/formats/job-file.md. Defaults are the documented
 // ones. The parser (parse.h) fills it and reports every error at once; print.h
 // writes the canonical YAML that the parser reads back to an equal value. The
 // canonical text is what travels to the head and agents and what the job hash covers.

@@ -6,7 +6,7 @@
 // Rules it keeps: a head of a lower epoch than the highest seen is ignored; `Revoke(g)` ends every generation
 // <= g and none of them is ever started again; an exit is repeated until the head acknowledged it;
 // "generation gone" is said only after the keeper saw the last process disappear; silence of the head ends
-// only programs without the SDK, after the lease the head gave (blueprint section 7).
+// only programs without the SDK, after the lease the head gave (docs/protocols/control-plane.md).
 #pragma once
 #include <cstdint>
 #include <functional>

@@ -907,7 +907,7 @@ TEST_F(AgentCoreTest, OneRankOfAMachineSpeaksOfTheStorage) {
   EXPECT_THAT(Sent<AgentNote>(), ::testing::ElementsAre(AgentNote{kJob, {1}, 2, "storage", "c"}));
 }
 
-TEST_F(AgentCoreTest, SilentHeadEndsOnlyProgramsWithoutTheSdk) {  // blueprint section 7
+TEST_F(AgentCoreTest, SilentHeadEndsOnlyProgramsWithoutTheSdk) {
   Welcome();
   StartIt(1, 1, 1);
   Advance(absl::Seconds(121));

@@ -14,7 +14,7 @@
 namespace gtrain::port {
 
 // One connection as the server sees it. A reconnecting peer gets a new route; the
-// caller keeps "newest route of this key" itself, after a hello (blueprint section 3).
+// caller keeps "newest route of this key" itself, after a hello.
 struct Route {
   std::string id;  // opaque; never chosen by the peer
   auto operator<=>(const Route&) const = default;

@@ -45,7 +45,7 @@ class OwnMachineTest(harness.GtrainTest):
         return json.loads(self.gtrain('nodes', '--json').stdout)['nodes'][0]['id']
 
     def test_lost_ranks_restore_from_the_memory_of_their_machine(self):
-        """Pain 27: a crash of the ranks costs no read of the storage. Nothing stays in memory when the job is over."""
+        """A crash of the ranks costs no read of the storage. Nothing stays in memory when the job is over."""
         launch = self.launch('memory')
         self.saved(launch)
         near = f'/dev/shm/gtrain-{self.node_id()}'
@@ -170,7 +170,7 @@ class OtherMachinesTest(ClusterTest):
 @unittest.skipUnless(os.path.exists(LIBRARY) and not sanitized(), 'libgtrain.so is not built, or with a sanitizer')
 class LostMachineTest(OtherMachinesTest):
     def test_its_rank_restores_from_the_memory_of_another_machine(self):
-        """Pain 27: nothing of the storage is needed but the manifest. The machine that takes its place had nothing."""
+        """Nothing of the storage is needed but the manifest. The machine that takes its place had nothing."""
         self.lose(self.homes[1])
         self.lose_shards_of_the_storage()
         storage, own, others = self.resumed()
