@@ -44,12 +44,19 @@ absl::StatusOr<std::string> Drain(Cluster& cluster, const Args& args, bool undo)
   const auto reply = nlohmann::json::parse(text, nullptr, false);
   const auto jobs = reply.is_object() ? reply.find("jobs") : reply.end();
   const size_t count = jobs != reply.end() && jobs->is_array() ? jobs->size() : 0;
-  return absl::StrCat(
-      "node ", SafeText(drain.node), " is leaving: nothing new starts there; ",
-      count == 0 ? "no job has ranks on it"
-                 : absl::StrCat(count, count == 1 ? " job goes" : " jobs go", " on without it within ",
-                                PrintDuration(drain.left), ". ", TimeOfRanks(drain.left)),
-      ". `gtrain node undrain ", SafeText(drain.node), "` takes it back\n");
+  absl::Duration left = drain.left;  // a head of before does not say it
+  if (const auto said = reply.is_object() ? reply.find("left_seconds") : reply.end();
+      said != reply.end() && said->is_number_integer()) {
+    // The head rounds down what began a moment ago.
+    if (const auto heard = absl::Seconds(said->get<int64_t>()); heard + absl::Seconds(2) < left) left = heard;
+  }
+  return absl::StrCat("node ", SafeText(drain.node), " is leaving: nothing new starts there; ",
+                      count == 0 ? "no job has ranks on it"
+                                 : absl::StrCat(count, count == 1 ? " job goes" : " jobs go",
+                                                " on without it within ", PrintDuration(left),
+                                                left < drain.left ? " (an earlier notice of it stands)" : "",
+                                                ". ", TimeOfRanks(left)),
+                      ". `gtrain node undrain ", SafeText(drain.node), "` takes it back\n");
 }
 
 absl::Status Node(const Args& args) {

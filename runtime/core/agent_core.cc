@@ -500,10 +500,13 @@ void AgentCore::Impl::Hear(const NoticeRanks& notice) {
   AgentGeneration* generation = Find(notice.job, notice.generation);
   if (generation == nullptr || generation->gone) return;
   const auto seconds = std::clamp<int64_t>(absl::ToInt64Seconds(notice.left), 0, 1'000'000);
-  // A head that restarted, or a connection that broke, makes it come again: the signal is given once.
-  const int signal = generation->noticed ? 0 : SignalNumber(generation->spec.preempt.signal);
-  generation->noticed = true;
-  Command(notice.job, keeper::Notice{notice.generation.value, static_cast<uint32_t>(seconds), signal});
+  // A head that restarted, or a connection that broke, makes it come again: the signal is given once. After a
+  // restart of this agent the keeper knows.
+  const bool anew = notice.notice > generation->noticed;
+  const int signal = anew ? SignalNumber(generation->spec.preempt.signal) : 0;
+  if (anew) generation->noticed = notice.notice;
+  Command(notice.job,
+          keeper::Notice{notice.generation.value, static_cast<uint32_t>(seconds), signal, notice.notice});
 }
 
 void AgentCore::Impl::Answer(uint64_t query, bool ok, const std::string& text) {

@@ -62,7 +62,7 @@ struct AgentGeneration {
   std::map<uint64_t, AgentExchange> exchanges;          // open
   std::map<uint64_t, std::vector<std::string>> tables;  // newest few, for repeats
   bool ended = false;                                   // we told the keeper
-  bool noticed = false;                                 // its ranks got the signal of a notice
+  uint32_t noticed = 0;                                 // the newest notice that its ranks know
   bool gone = false;
   bool clean = true;
   bool gone_told = false;

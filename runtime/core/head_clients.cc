@@ -617,8 +617,11 @@ void HeadState::ExpireQueries(Instant now) {
   }
   for (const uint64_t id : late) {
     const OpenQuery open = EndQuery(queries_.find(id));
-    const std::string why = absl::StrCat("the agent on ", Hostname(open.node), " did not answer in ",
-                                         absl::FormatDuration(config_.query_timeout));
+    const std::string why =
+        absl::StrCat("the agent on ", Hostname(open.node), " did not answer in ",
+                     absl::FormatDuration(config_.query_timeout),
+                     store_full_ ? ": commands wait until the head can store again, and " : "",
+                     store_full_ ? store_low_.value_or("") : "");
     AsksForVerdict(open) ? NoteStacks(open, why) : AnswerFromMirror(open, why);
   }
 }

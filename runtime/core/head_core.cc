@@ -68,6 +68,8 @@ void Job::CountStep(const RankLive& rank, int count) {
 
 void Job::SetStatus(RankLive& rank, const RankStatus& status) {
   CountStep(rank, -1);
+  if (status.step && rank.status.step && *status.step < *rank.status.step)
+    began_anew += static_cast<int>(!std::exchange(rank.began_anew, true));
   rank.status = status;
   CountStep(rank, 1);
 }
@@ -81,6 +83,7 @@ void Job::SetExit(RankLive& rank, RankExit exit) {
   CountStep(rank, -1);
   if (!rank.started) --not_started;
   if (std::exchange(rank.idle_since, std::nullopt)) --idle;
+  if (std::exchange(rank.began_anew, false)) --began_anew;
   rank.exit = static_cast<int>(record.exits.size());
   rank.status.state = RankState::kExited;
   record.exits.push_back(std::move(exit));

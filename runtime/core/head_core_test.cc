@@ -579,6 +579,11 @@ TEST_F(HeadCoreTest, NoReplyBeforeItsAuditLine) {
 TEST_F(HeadCoreTest, RevokedNodeIsGoneAtOnce) {
   Hello("1", 1);
   Hello("2", 1);
+  Do(head_->Step(StoreRoom{true, "the disk is full", true}, clock_.Now()));
+  const ClientReply full = FromClient(ClientRevokeNode{"host-2", "stolen"}, "", Role::kAdmin, "root");
+  EXPECT_THAT(full.error, HasSubstr("nothing was done: the disk is full"));
+  EXPECT_THAT(head_->Snapshot().nodes, SizeIs(2)) << "its key would still be let in";
+  Do(head_->Step(StoreRoom{}, clock_.Now()));
   const JobId job = Submit("train 1 2");
   StartRanks(job);
   ASSERT_EQ(Status(job).at("ranks").size(), 2u);

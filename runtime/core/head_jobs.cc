@@ -352,7 +352,10 @@ void HeadState::ResetLive(Job& job, Instant now) {
   job.not_started = static_cast<int>(
       std::count_if(job.ranks.begin(), job.ranks.end(), [](const RankLive& rank) { return rank.exit < 0; }));
   job.exchange.emplace(grant.world_size, config_.exchange_bytes_max);
-  job.any_started = job.checkpointed = job.told = job.saved_since_told = false;
+  job.any_started = job.checkpointed = job.saved_since_told = false;
+  job.notices = 0;
+  job.told_at.reset();
+  job.excused_until.reset();
   job.stalled.reset();
   job.stuck.reset();
   job.idle = 0;
@@ -372,6 +375,7 @@ void HeadState::ResetLive(Job& job, Instant now) {
   job.record.diverged = false;
   job.top_step.reset();
   job.low_step.reset();
+  job.began_anew = 0;
   job.steps_per_second = 0;
   job.rate_from.reset();
   job.progress_at = now;
@@ -588,7 +592,7 @@ void HeadState::FindCauseOfExit75(Job& job) {
     found.at = last.at;
     found.committed = last.committed;
     found.progressed = last.progressed;
-    Excuse(job, found);
+    Excuse(job, found, step_at_);
     last = std::move(found);
     return Emit(job, "fault", last.message);
   }
@@ -598,7 +602,7 @@ void HeadState::FindCauseOfExit75(Job& job) {
 // machines that all stay, would come back for ever.
 void HeadState::ChargeUnlessEarned(Job& job) {
   FaultRecord& last = job.record.faults.back();
-  if (last.kind != FaultKind::kSaved || job.told || SavedMore(job.record.faults)) return;
+  if (last.kind != FaultKind::kSaved || MayActOnNotice(job, step_at_) || SavedMore(job.record.faults)) return;
   if (!job.broken_links.empty()) return;
   for (const NodePlace& place : job.record.grant->nodes) {
     const auto node = nodes_.find(place.node);

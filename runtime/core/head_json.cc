@@ -192,17 +192,24 @@ void AddRanks(const Job& job, const std::map<NodeId, Node>& nodes, JobNow& now) 
   }
 }
 
+// Without a step for three times as long as one took and at least this, the job has no speed.
+constexpr absl::Duration kPause = absl::Seconds(10);
+
 // Loss of the lowest rank that reports one; samples per second of all ranks together. Of a job that is over,
 // what was said last, also to an earlier head.
-void AddProgress(const Job& job, JobNow& now) {
+void AddProgress(const Job& job, JobNow& now, Instant at) {
   now.step = job.low_step ? job.low_step : job.top_step;
-  if (job.steps_per_second > 0) now.steps_per_second = job.steps_per_second;
+  // A speed is of steps that come: in a pause there is none, and no end in sight.
+  const absl::Duration usual = job.steps_per_second > 0 ? absl::Seconds(3 / job.steps_per_second) : kPause;
+  const bool pauses =
+      job.low_step && job.Live() && job.progress_at && at - *job.progress_at > std::max(kPause, usual);
+  if (job.steps_per_second > 0 && !pauses) now.steps_per_second = job.steps_per_second;
   for (const RankLive& rank : job.ranks) {
     if (!now.loss && !now.diverged) {
       now.loss = rank.status.loss;
       now.diverged = rank.status.diverged;
     }
-    if (rank.status.samples_per_second)
+    if (rank.status.samples_per_second && !pauses)
       now.samples_per_second = now.samples_per_second.value_or(0) + *rank.status.samples_per_second;
   }
   now.steps_total = job.spec.progress.steps;
@@ -253,7 +260,7 @@ JobNow NowOf(const Job& job, const std::map<NodeId, Node>& nodes, bool whole, In
     for (const NodePlace& place : record.grant->holders) now.holders.push_back({place.node, place.hostname});
   }
   if (whole || !IsFinal(record.state)) AddRanks(job, nodes, now);
-  AddProgress(job, now);
+  AddProgress(job, now, at);
   return now;
 }
 

@@ -250,7 +250,7 @@ void HeadState::ReconcileJob(Job& job, const Node& node, const std::vector<const
     return BeginEnding(job, Ending::kReplace, EndMode::kReform, config_.reform_grace,
                        "a generation was revoked by a head that ended before it could say so", now);
   }
-  if (holds_current && job.told && job.leave) TellRanks(job, id, now);  // it may not have heard
+  if (holds_current && job.told_at && job.leave) TellRanks(job, id, now);  // it may not have heard
   if (holds_current) return SayWhoLeft(job, &id);
   bool missing = false, started = new_incarnation || job.record.state == JobState::kRunning;
   for (const RankPlace& place : job.record.grant->ranks) {
@@ -425,6 +425,12 @@ void HeadState::RevokeNode(const PeerMessage& event, const ClientRequest& reques
   const NodeId id = NodeCalled(revoke.node);
   const std::string why = absl::StrCat("revoked by ", OwnerName(event.peer),
                                        revoke.reason.empty() ? "" : ": ", Shortened(revoke.reason, 1 << 10));
+  if (store_full_) {  // the service could not take the key off the list, so nothing is done
+    return Answer(event.route, request.id,
+                  absl::ResourceExhaustedError(absl::StrCat("nothing was done: ", store_low_.value_or(""),
+                                                            ". Free some space there and ask again")),
+                  "");
+  }
   if (nodes_.contains(id)) DropNode(id, why, now);
   ClientRequest resolved{request.id, request.deadline, ClientRevokeNode{id.value, why}};
   out_.push_back(ServiceRequest{event.peer, event.route, event.address, std::move(resolved)});

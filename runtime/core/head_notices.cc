@@ -10,6 +10,7 @@
 // checkpoint made after the telling is committed and other machines have room, the generation is revoked and
 // the next one is placed elsewhere. The fault it ends with is charged to nobody.
 #include <algorithm>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "base/probe.h"
@@ -111,10 +112,11 @@ void HeadState::FindLeave(Job& job, Instant now) {
     if (first == nullptr || *it->second.PartsAt() < *first->PartsAt()) first = &it->second;
   }
   if (first == nullptr) {
-    const bool had = job.leave.has_value();
-    job.leave.reset();
-    if (had) SayHowItRuns(job);
-    return;
+    const std::optional<JobLeave> had = std::exchange(job.leave, std::nullopt);
+    if (!had) return;
+    const auto it = nodes_.find(had->node);
+    if (it == nodes_.end() || !it->second.Leaving()) WithdrawNotice(job, now);
+    return SayHowItRuns(job);
   }
   const Instant at = *first->PartsAt();
   const NodeId& id = first->record.id;
@@ -122,6 +124,7 @@ void HeadState::FindLeave(Job& job, Instant now) {
   const absl::Duration usable = std::max(absl::ZeroDuration(), at - now - kReserve);
   const absl::Duration grace = std::max(config_.reform_grace, std::min(job.spec.stop_grace, usable / 3));
   const Instant end_at = std::max(now, at - kReserve - grace);
+  if (job.told_at && at > *job.told_at + kNearer) WithdrawNotice(job, now);
   job.leave = JobLeave{id,
                        first->record.hostname,
                        first->Parting().source,
@@ -134,10 +137,23 @@ void HeadState::FindLeave(Job& job, Instant now) {
                     " and go on where there is room"));
 }
 
+// What comes later than the ranks were told is another notice to them, of which they have yet to hear. They
+// do not hear that the first was taken back, so for a while they may still save and end because of it.
+void HeadState::WithdrawNotice(Job& job, Instant now) {
+  if (!job.told_at) return;
+  job.excused_until = std::min(*job.told_at, now + job.spec.stop_grace);
+  job.told_at.reset();
+  job.saved_since_told = false;
+}
+
+bool HeadState::MayActOnNotice(const Job& job, Instant now) const {
+  return job.told_at || (job.excused_until && now < *job.excused_until);
+}
+
 void HeadState::TellRanks(const Job& job, const NodeId& node, Instant now) {
   Send(node, SendKind::kReply,
        NoticeRanks{epoch(), job.record.id, job.record.generation,
-                   std::max(absl::ZeroDuration(), job.leave->at - now)});
+                   std::max(absl::ZeroDuration(), job.leave->at - now), job.notices});
 }
 
 void HeadState::LeaveStep(Job& job, Instant now) {
@@ -145,16 +161,20 @@ void HeadState::LeaveStep(Job& job, Instant now) {
   if (!NeedsNode(job, job.leave->node)) FindLeave(job, now);
   if (!job.leave) return;
   const JobLeave& leave = *job.leave;
-  if (!job.told && now >= leave.tell_at && now < leave.end_at) {
+  const bool known = job.told_at && leave.at + kNearer > *job.told_at;
+  if (!known && now >= leave.tell_at && now < leave.end_at) {
     GT_PROBE("head.ranks_told_of_notice");
-    job.told = true;
-    job.saved_since_told = false;
+    if (!job.told_at) {  // else it is the same notice, and its end comes nearer
+      ++job.notices;
+      job.saved_since_told = false;
+    }
+    job.told_at = leave.at;
     for (const NodePlace& place : job.record.grant->nodes) TellRanks(job, place.node, now);
     Emit(job, "notice",
          absl::StrCat("the ranks are told: ", Rounded(leave.at - now), " left on ", leave.hostname));
     Dirty(job);
   }
-  const bool saved = job.told && job.saved_since_told;
+  const bool saved = job.told_at && job.saved_since_told;
   const auto fits_elsewhere = [&] {
     CheckViews();
     return PlacementFor(job).placed;
@@ -174,7 +194,7 @@ void HeadState::LeaveStep(Job& job, Instant now) {
 
 std::optional<Instant> HeadState::LeaveDeadline(const Job& job) const {
   if (!job.leave) return std::nullopt;
-  return job.told ? job.leave->end_at : std::min(job.leave->tell_at, job.leave->end_at);
+  return job.told_at ? job.leave->end_at : std::min(job.leave->tell_at, job.leave->end_at);
 }
 
 // How long ranks have from TERM to KILL when a machine leaves (fault P13).
@@ -185,12 +205,12 @@ absl::Duration HeadState::LeaveGrace(const Job& job, Instant now) const {
 
 // A rank that ends badly after it was told that its machine leaves, and a machine that is lost after it said
 // so, are what the notice was about. A program that asks not to be restarted is believed.
-void HeadState::Excuse(const Job& job, FaultRecord& fault) const {
+void HeadState::Excuse(const Job& job, FaultRecord& fault, Instant now) const {
   if (fault.kind != FaultKind::kCrash && fault.kind != FaultKind::kInfrastructure) return;
   if (fault.cause == ExitCause::kExited && fault.exit_code == kExitNoRestart) return;
   const auto it = nodes_.find(fault.node);
   const bool node_leaves = it != nodes_.end() && it->second.Leaving();
-  if (!job.told && !(node_leaves && fault.kind == FaultKind::kInfrastructure)) return;
+  if (!MayActOnNotice(job, now) && !(node_leaves && fault.kind == FaultKind::kInfrastructure)) return;
   GT_PROBE("head.fault_excused");
   fault.kind = FaultKind::kPreempted;
   if (job.leave)
@@ -223,12 +243,15 @@ absl::StatusOr<std::string> HeadState::Drain(const Peer& peer, const ClientDrain
   }
   nlohmann::json jobs = nlohmann::json::array();
   for (const auto& [job_id, job] : jobs_) {
-    if (job.leave && job.leave->node == id) jobs.push_back(job_id.value);
+    if (job.Live() && job.leave && job.leave->node == id) jobs.push_back(job_id.value);
   }
-  const nlohmann::json document = {{"node", id.value},
-                                   {"hostname", node.record.hostname},
-                                   {"leaving", node.Leaving()},
-                                   {"jobs", std::move(jobs)}};
+  nlohmann::json document = {{"node", id.value},
+                             {"hostname", node.record.hostname},
+                             {"leaving", node.Leaving()},
+                             {"jobs", std::move(jobs)}};
+  // An earlier notice may leave less time than this one asks for.
+  if (const std::optional<Instant> at = node.PartsAt())
+    document["left_seconds"] = std::max<int64_t>(0, absl::ToInt64Seconds(*at - now));
   return document.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 

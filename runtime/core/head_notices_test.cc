@@ -193,6 +193,58 @@ TEST_F(NoticeTest, NoticeSurvivesTheHeadAndEndsWithTheIncarnation) {
   EXPECT_FALSE(head_->Snapshot().nodes.at(node == "1" ? 0 : 1).leaving) << "a new machine life";
 }
 
+TEST_F(NoticeTest, ANoticeBehindOneThatWasTakenBackIsToldAnew) {
+  Hello("1");
+  const JobId job = Submit("train 1 1");
+  StartRanks(job);
+  Hello("2");
+  FromNode("1", NoticeSeen{1, Spot(absl::Seconds(120))});
+  ASSERT_THAT(Sent<NoticeRanks>(), SizeIs(1));
+  EXPECT_EQ(Sent<NoticeRanks>()[0].second.notice, 1u);
+  FromNode("1", NoticeSeen{2, {}});
+  FromNode("1", CheckpointReport{job, {1}, {1}, 3, "m3"});
+  EXPECT_THAT(Sent<Revoke>(), IsEmpty());
+  Pass(absl::Seconds(60), {"1", "2"});
+  NodeNotice second = Spot(absl::Seconds(100));
+  second.id = "t@2";
+  FromNode("1", NoticeSeen{3, second});
+  EXPECT_THAT(Sent<Revoke>(), IsEmpty()) << "nothing was saved since this notice";
+  ASSERT_THAT(Sent<NoticeRanks>(), SizeIs(2));
+  EXPECT_EQ(Sent<NoticeRanks>()[1].second.notice, 2u);
+  FromNode("1", CheckpointReport{job, {1}, {1}, 5, "m5"});
+  EXPECT_THAT(Sent<Revoke>(), SizeIs(1));
+}
+
+TEST_F(NoticeTest, ANearerEndIsToldAsTheSameNotice) {
+  Hello("1");
+  const JobId job = Submit("train 1 1");
+  StartRanks(job);
+  FromNode("1", NoticeSeen{1, Spot(absl::Seconds(120))});
+  FromNode("1", CheckpointReport{job, {1}, {1}, 3, "m3"});
+  FromNode("1", NoticeSeen{2, Spot(absl::Seconds(60))});
+  const auto told = Sent<NoticeRanks>();
+  ASSERT_THAT(told, SizeIs(2));
+  EXPECT_EQ(told[1].second.left, absl::Seconds(60));
+  EXPECT_EQ(told[1].second.notice, told[0].second.notice) << "their signal is not given again";
+  FromNode("1", NoticeSeen{3, Spot(absl::Seconds(59) + absl::Milliseconds(500))});
+  EXPECT_THAT(Sent<NoticeRanks>(), SizeIs(2));
+}
+
+// They do not hear that it was, so what they do soon after is still because of it; a crash of later is one.
+TEST_F(NoticeTest, AfterANoticeWasTakenBackACrashIsChargedAgain) {
+  for (const bool soon : {true, false}) {
+    Hello("1");
+    const JobId job = Submit(soon ? "soon 1 1" : "late 1 1");
+    StartRanks(job);
+    const uint64_t sequence = soon ? 1 : 3;
+    FromNode("1", NoticeSeen{sequence, Spot(absl::Seconds(120))});
+    FromNode("1", NoticeSeen{sequence + 1, {}});
+    Pass(absl::Seconds(soon ? 5 : 40), {"1"});
+    FromNode("1", RankExited{Exit(job, 1, 0, 1)});
+    EXPECT_EQ(Stored(job).faults.back().kind, soon ? FaultKind::kPreempted : FaultKind::kCrash);
+  }
+}
+
 TEST_F(NoticeTest, AtRiskAndFreezeDoNotDrain) {
   Hello("1");
   Hello("2", 1);
@@ -222,6 +274,10 @@ TEST_F(NoticeTest, DrainByHand) {
       FromClient(ClientDrainNode{"host-1", absl::Minutes(2), "new disk"}, "", Role::kAdmin, "ann");
   ASSERT_TRUE(reply.ok) << reply.error;
   EXPECT_EQ(json::parse(reply.json).at("jobs").at(0), job.value);
+  EXPECT_EQ(json::parse(reply.json).at("left_seconds"), 120);
+  const ClientReply later =
+      FromClient(ClientDrainNode{"host-1", absl::Minutes(30), "new disk"}, "", Role::kAdmin, "ann");
+  EXPECT_EQ(json::parse(later.json).at("left_seconds"), 120) << "what was said first stands";
   const json node = json::parse(FromClient(ClientNodes{}).json).at("nodes").at(0);
   EXPECT_EQ(node.at("notices").at(0).at("source"), "drained by ann: new disk");
   EXPECT_EQ(audit_.back().action, "node drain");

@@ -46,7 +46,7 @@ void HeadState::OnRankStatus(const NodeId& node, const RankStatus& status, Insta
     return;
   }
   RankLive& rank = job->ranks[status.rank];
-  if (status.step && (!rank.status.step || *status.step > *rank.status.step)) rank.stepped_at = now;
+  if (status.step && status.step != rank.status.step) rank.stepped_at = now;
   job->SetStatus(rank, status);
   CountIdle(*job, rank, now);
   if (status.state == RankState::kJoined && !std::exchange(job->record.sdk, true)) Dirty(*job);
@@ -72,7 +72,7 @@ void HeadState::WarnOfDivergence(Job& job, const RankStatus& status) {
 // end.
 void HeadState::TakeLastWords(Job& job, RankLive& rank, const RankExit& exit, Instant now) {
   RankStatus last = rank.status;
-  if (exit.step) last.step = std::max(last.step.value_or(*exit.step), *exit.step);
+  if (exit.step) last.step = exit.step;
   if (exit.loss || exit.diverged) std::tie(last.loss, last.diverged) = std::tie(exit.loss, exit.diverged);
   last.rank = exit.rank;
   job.SetStatus(rank, last);
@@ -81,13 +81,26 @@ void HeadState::TakeLastWords(Job& job, RankLive& rank, const RankExit& exit, In
   UpdateProgress(job, now);
 }
 
+// A program may count its steps within an epoch, or go back to a checkpoint by itself. It has begun anew once
+// all ranks that tell steps have: one that stands still while another goes round and round is a stall.
+bool HeadState::AllBeganAnew(Job& job) {
+  int tell = 0;
+  for (const auto& [step, ranks] : job.steps) tell += ranks;
+  if (job.began_anew < tell) return false;
+  for (RankLive& rank : job.ranks) rank.began_anew = false;
+  job.began_anew = 0;
+  return true;
+}
+
 // The job is where its slowest running rank is.
 void HeadState::UpdateProgress(Job& job, Instant now) {
   if (job.steps.empty()) return;
   const int64_t low = job.steps.begin()->first;
-  if (job.low_step && low <= *job.low_step) return;
+  if (job.low_step && low == *job.low_step) return;
+  const bool fell = job.low_step && low < *job.low_step;
+  if (fell && !AllBeganAnew(job)) return;
   // Ranks report at different moments of a step, so only a stretch of time gives an honest rate.
-  if (!job.rate_from) {
+  if (!job.rate_from || fell) {
     job.rate_from = {low, now};
   } else if (now - job.rate_from->second >= kRateStretch) {
     const double rate =
@@ -144,9 +157,10 @@ void HeadState::OnExited(const NodeId& node, const RankExit& exit, Instant now) 
   RunningIfAllStarted(*job, now);
   if (all) {
     // Many programs save at SIGTERM and end with 0, which says that the job is done.
-    const char* early = !job->told ? ""
-                                   : " after the notice that a machine leaves (a program that is to go on "
-                                     "elsewhere ends with 75 then)";
+    const char* early = !MayActOnNotice(*job, now)
+                            ? ""
+                            : " after the notice that a machine leaves (a program that is to go on "
+                              "elsewhere ends with 75 then)";
     const std::string who =
         job->ranks.size() == 1 ? "its rank" : absl::StrCat("all ", job->ranks.size(), " ranks");
     Finish(*job, JobState::kSucceeded, absl::StrCat(who, " ended with exit code 0", early));
@@ -158,7 +172,7 @@ void HeadState::OnExited(const NodeId& node, const RankExit& exit, Instant now) 
 // now would be ended by us, and its error lost. What says why, or the last exit, ends the wait.
 bool HeadState::AwaitsCause(Job& job, const RankExit& exit, Instant now) {
   if (exit.cause != ExitCause::kExited || KindOf(exit) != FaultKind::kSaved) return false;
-  if (job.told) return false;  // they save and go because a machine leaves
+  if (MayActOnNotice(job, now)) return false;  // they save and go because a machine leaves
   GT_PROBE("head.awaits_cause_of_exit75");
   if (!job.cause_at) job.cause_at = now + config_.cause_grace;
   return true;
@@ -215,7 +229,7 @@ void HeadState::Fail(Job& job, FaultRecord fault, Instant now) {
   constexpr size_t kFaultsKept = 32;
   if (!job.Live()) return;
   KeepWhatWorked(job, now);
-  Excuse(job, fault);
+  Excuse(job, fault, step_at_);
   fault.generation = job.record.generation;
   fault.step = job.top_step;
   fault.at = Wall(now);
@@ -324,7 +338,7 @@ void HeadState::OnCheckpoint(const NodeId& node, const CheckpointReport& report)
   Dirty(*job);
   if (count == 1) SayHowItRuns(*job);
   const bool current = report.generation == job->record.generation;
-  if (current) job->saved_since_told = job->told;
+  if (current) job->saved_since_told = job->told_at.has_value();
   LeaveStep(*job, step_at_);
   if (current) ResizeBehindCheckpoint(*job, step_at_);
 }

@@ -26,6 +26,11 @@ class HeadStallsTest : public HeadTestWorld {
     }
     FromNode("1", beat);
   }
+  void Say(const RankStatus& status) {
+    AgentHeartbeat beat{++beats_, {}, {}};
+    beat.changed.push_back(status);
+    FromNode("1", beat);
+  }
   std::string Stuck(const JobId& job) { return Status(job).at("stuck").get<std::string>(); }
 
   uint64_t beats_ = 100;
@@ -55,6 +60,46 @@ TEST_F(HeadStallsTest, AJobWithoutOutputAndProcessorTimeIsStuckAndNeverKilled) {
   EXPECT_EQ(Stuck(job), "");
   ASSERT_THAT(Events(job, "stall"), SizeIs(2));
   EXPECT_THAT(Events(job, "stall")[1], HasSubstr("goes on"));
+}
+
+// A pattern may find the number of the batch in its epoch.
+TEST_F(HeadStallsTest, AStepNumberThatBeginsAnewIsAStep) {
+  Hello("1");
+  const JobId job = Submit("train 2 2");
+  StartRanks(job);
+  const auto say = [&](int rank, int64_t step) { Say(Step(job, 1, rank, step)); };
+  for (int epoch = 0; epoch < 4; ++epoch) {
+    for (const int64_t step : {5, 12, 19}) {
+      say(0, step);
+      say(1, step);
+      Pass(absl::Minutes(4), {"1"});
+    }
+  }
+  EXPECT_EQ(Status(job).at("step"), 19);
+  EXPECT_THAT(Events(job, "stall"), SizeIs(0));
+  for (int epoch = 0; epoch < 4; ++epoch) {  // rank 1 stays where it is
+    for (const int64_t step : {5, 12, 19}) {
+      say(0, step);
+      Pass(absl::Minutes(2), {"1"});
+    }
+  }
+  ASSERT_THAT(Events(job, "stall"), Not(SizeIs(0)));
+  EXPECT_THAT(Events(job, "stall")[0], HasSubstr("no step for 15m"));
+}
+
+TEST_F(HeadStallsTest, WithoutStepsThereIsNoSpeed) {
+  Hello("1");
+  const JobId job = Submit("train 1 1");
+  StartRanks(job);
+  for (int64_t step = 1; step <= 10; ++step) {
+    Say(Step(job, 1, 0, step));
+    Pass(absl::Seconds(2), {"1"});
+  }
+  EXPECT_NEAR(Status(job).at("steps_per_second").get<double>(), 0.5, 0.1);
+  Pass(absl::Seconds(9), {"1"});
+  EXPECT_TRUE(Status(job).at("steps_per_second").is_null());
+  Say(Step(job, 1, 0, 11));
+  EXPECT_FALSE(Status(job).at("steps_per_second").is_null());
 }
 
 TEST_F(HeadStallsTest, RanksThatWaitAlikeAccuseNobody) {

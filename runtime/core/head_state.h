@@ -82,7 +82,8 @@ struct RankLive {
   RankStatus status;
   bool started = false;
   int exit = -1;                        // its place in record.exits; -1: it has not ended
-  std::optional<Instant> stepped_at;    // when its step last grew
+  std::optional<Instant> stepped_at;    // when its step was last another
+  bool began_anew = false;              // its step fell since Job::low_step
   std::optional<Instant> idle_since;    // while its agent says that it rests
   std::optional<RankStatus> pace_from;  // at the beginning of the stretch that is measured
   std::optional<double> busy;           // share of the last whole stretch in which it did not wait for others
@@ -161,11 +162,14 @@ struct Job {
   bool granted_here = false;  // by this head, since its start
   bool checkpointed = false;  // a checkpoint was committed in this generation
   std::optional<JobLeave> leave;
-  bool told = false;              // the ranks were told that a machine leaves
-  bool saved_since_told = false;  // and a checkpoint was committed after that
+  uint32_t notices = 0;                  // that the ranks of this generation were told
+  std::optional<Instant> told_at;        // of the leave that stands: when it comes, as the ranks know
+  std::optional<Instant> excused_until;  // of one that was taken back: ranks may still act on it
+  bool saved_since_told = false;         // a checkpoint was committed since they were told
   JobSizing sizing;
   std::optional<int64_t> top_step;                       // highest any rank reported
   std::optional<int64_t> low_step;                       // lowest of the ranks still running
+  int began_anew = 0;                                    // of these, whose step fell since low_step
   double steps_per_second = 0;                           // smoothed
   std::optional<std::pair<int64_t, Instant>> rate_from;  // low_step at the beginning of the stretch measured
   std::optional<Instant> progress_at;
@@ -338,7 +342,9 @@ class HeadState {
   void TellRanks(const Job& job, const NodeId& node, Instant now);
   std::optional<Instant> LeaveDeadline(const Job& job) const;
   absl::Duration LeaveGrace(const Job& job, Instant now) const;
-  void Excuse(const Job& job, FaultRecord& fault) const;
+  void WithdrawNotice(Job& job, Instant now);
+  bool MayActOnNotice(const Job& job, Instant now) const;
+  void Excuse(const Job& job, FaultRecord& fault, Instant now) const;
   absl::StatusOr<std::string> Drain(const Peer& peer, const ClientDrainNode& drain, Instant now);
 
   // head_resize.cc
@@ -395,6 +401,7 @@ class HeadState {
   FaultRecord FaultOf(const Job& job, const RankExit& exit) const;
   void TakeNote(Job& job, const NodeId& node, const AgentNote& note);
   void EmitNote(Job& job, const std::string& kind, std::string text);
+  bool AllBeganAnew(Job& job);
   void UpdateProgress(Job& job, Instant now);
   void WarnOfDivergence(Job& job, const RankStatus& status);
   void TakeLastWords(Job& job, RankLive& rank, const RankExit& exit, Instant now);

@@ -107,8 +107,9 @@ struct AckExit {
 struct Notice {  // writes the notice file, tells SDK ranks, signals the others
   uint64_t generation = 0;
   uint32_t seconds = 0;
-  int32_t signal = 0;  // 0 = none
-  GT_FIELDS(generation, seconds, signal)
+  int32_t signal = 0;   // 0 = none
+  uint32_t number = 0;  // of a number that the keeper has had, the signal is not given again; 0: it is
+  GT_FIELDS(generation, seconds, signal, number)
   bool operator==(const Notice&) const = default;
 };
 

@@ -462,6 +462,7 @@ struct NoticeRanks {
   JobId job;
   Generation generation;
   absl::Duration left;
+  uint32_t notice = 1;  // counted in the generation: the ranks get the signal once for each
   bool operator==(const NoticeRanks&) const = default;
 };
 

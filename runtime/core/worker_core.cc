@@ -93,9 +93,8 @@ WorkerStepResult WorkerCore::On(const WorkerStop& e, Instant) {
 }
 
 WorkerStepResult WorkerCore::On(const WorkerNotice& e, Instant now) {
-  const Instant at = now + e.left;
-  // A second notice may only bring the end nearer: acting early is always safe.
-  if (!preempted_at_ || at < *preempted_at_) preempted_at_ = at;
+  // The newest word counts: it comes nearer, or is another notice after one that was taken back.
+  preempted_at_ = now + e.left;
   return {{}, absl::StrCat("preemption in ", absl::FormatDuration(e.left))};
 }
 

@@ -5,6 +5,7 @@
 #include <signal.h>
 #include <spawn.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -375,6 +376,70 @@ TEST_F(KeeperTest, WhatASavingShellRunsHasTheGrace) {
   EXPECT_TRUE(fs::exists(Path("saved")));
 }
 
+// `timeout` makes a process group of its own, which the signal to the rank's does not reach.
+TEST_F(KeeperTest, WhatAShellRunsInAnotherGroupIsAskedToSaveToo) {
+  Start();
+  std::ofstream(Path("program")) << "trap 'sleep 3; echo saved > saved; exit 0' TERM; echo ready > ready; "
+                                    "while true; do sleep 0.1; done";
+  Launch({"timeout 600 bash program; echo behind"});
+  ASSERT_TRUE(Until([&] {
+    Pump();
+    return fs::exists(Path("ready"));
+  }));
+  End(keeper::End::kStop, 60000);
+  const auto* exit = WaitExit(0);
+  ASSERT_NE(exit, nullptr);
+  EXPECT_EQ(exit->signal, SIGTERM);
+  ASSERT_NE(WaitGone(), nullptr);
+  EXPECT_TRUE(fs::exists(Path("saved")));
+}
+
+// A rank's process whose parent ends while it is looked for is still below its keeper.
+TEST(Posix, WhoseParentEndsMeanwhileIsNotTakenForAnAgent) {
+  int pipe_of_pids[2];
+  ASSERT_EQ(pipe(pipe_of_pids), 0);
+  const pid_t keeper = fork();
+  ASSERT_GE(keeper, 0);
+  if (keeper == 0) {
+    prctl(PR_SET_NAME, keeper::kKeeperName);
+    prctl(PR_SET_CHILD_SUBREAPER, 1);
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    signal(SIGCHLD, SIG_IGN);  // children vanish at once
+    for (;;) {
+      const pid_t parent = fork();
+      if (parent != 0) {
+        usleep(500);
+        continue;
+      }
+      const pid_t child = fork();
+      if (child == 0) {
+        usleep(20'000);
+        _exit(0);
+      }
+      if (write(pipe_of_pids[1], &child, sizeof(child)) != sizeof(child)) _exit(1);
+      usleep(static_cast<useconds_t>(child * 7919 % 60));
+      _exit(0);
+    }
+  }
+  int placed = 0, unplaced = 0;
+  for (int i = 0; i < 2000; ++i) {
+    pid_t child = 0;
+    ASSERT_EQ(read(pipe_of_pids[0], &child, sizeof(child)), static_cast<ssize_t>(sizeof(child)));
+    const auto above = keeper::KeepersAbove(child);
+    if (!above) {
+      ++unplaced;  // its way up could not be seen, or it has ended
+    } else {
+      ++placed;
+      ASSERT_THAT(*above, ::testing::Contains(keeper)) << "after " << i;
+    }
+  }
+  EXPECT_GT(placed, unplaced);
+  kill(keeper, SIGKILL);
+  waitpid(keeper, nullptr, 0);
+  close(pipe_of_pids[0]);
+  close(pipe_of_pids[1]);
+}
+
 TEST(Posix, AReusedPidIsNotSignalled_P14) {
   const pid_t child = fork();
   ASSERT_GE(child, 0);
@@ -468,7 +533,7 @@ TEST_F(KeeperTest, AgentsOfNeighbouringVersionsAttach_N13) {
 // What a neighbour one version older leaves out, and what one that is newer adds.
 TEST(AgentFrames, OlderAndNewerOnesAreUnderstood_N13) {
   std::string stream;
-  keeper::AppendFrame(keeper::Command(keeper::Notice{3, 119, 10}), &stream);
+  keeper::AppendFrame(keeper::Command(keeper::Notice{3, 119, 10, 7}), &stream);
   const auto body = [](std::string frame, int more) {
     keeper::AgentFrame header;
     std::memcpy(&header, frame.data(), sizeof(header));
@@ -483,15 +548,15 @@ TEST(AgentFrames, OlderAndNewerOnesAreUnderstood_N13) {
   };
   keeper::Command command;
   ASSERT_EQ(take(body(stream, -4), &command), keeper::Take::kMessage);
-  EXPECT_EQ(command, keeper::Command(keeper::Notice{3, 119, 0}));
+  EXPECT_EQ(command, keeper::Command(keeper::Notice{3, 119, 10, 0}));
   ASSERT_EQ(take(body(stream, 7), &command), keeper::Take::kMessage);
-  EXPECT_EQ(command, keeper::Command(keeper::Notice{3, 119, 10}));
+  EXPECT_EQ(command, keeper::Command(keeper::Notice{3, 119, 10, 7}));
   EXPECT_EQ(take(body(stream, -3), &command), keeper::Take::kBroken) << "in the middle of a field";
   std::string unknown = body(stream, 7);
   const uint32_t kind = std::variant_size_v<keeper::Command>;
   std::memcpy(unknown.data() + offsetof(keeper::AgentFrame, kind), &kind, sizeof(kind));
   ASSERT_EQ(take(unknown + stream, &command), keeper::Take::kMessage);
-  EXPECT_EQ(command, keeper::Command(keeper::Notice{3, 119, 10}));
+  EXPECT_EQ(command, keeper::Command(keeper::Notice{3, 119, 10, 7}));
 }
 
 TEST_F(KeeperTest, RanksEndWhenNoAgentComesBack) {  // P4
@@ -785,13 +850,36 @@ TEST_F(KeeperTest, NoticeWritesTheFileAndSignals) {
   EXPECT_EQ(exit->tail, "42\n");
 }
 
+// An agent that has just started does not know what the one before it has said.
+TEST_F(KeeperTest, ANoticeThatComesAgainGivesNoSecondSignal) {
+  Start();
+  Launch({"trap 'echo told' USR1; trap 'exit 5' USR2; echo ready > ready; while true; do sleep 0.1; done"});
+  ASSERT_TRUE(Until([&] {
+    Pump();
+    return fs::exists(Path("ready"));
+  }));
+  client_->Send(keeper::Notice{1, 90, SIGUSR1, 1});
+  client_->Send(keeper::Notice{1, 60, SIGUSR1, 1});
+  ASSERT_TRUE(Until([&] {
+    Pump();
+    return Slurp(Path("notice-0")) == "60\n";
+  }));
+  client_->Send(keeper::Notice{1, 30, SIGUSR2, 2});
+  const auto* exit = WaitExit(0);
+  ASSERT_NE(exit, nullptr);
+  EXPECT_EQ(exit->code, 5);
+  EXPECT_EQ(exit->tail, "told\n");
+}
+
 // A shell has no handler and would die; its program, which has one, would be ended with it.
 TEST_F(KeeperTest, ANoticeToAShellReachesWhatItRuns) {
   Start();
   const std::string script =
       "trap 'cat notice-0; exit 5' TERM; echo ready > ready; while true; do sleep 0.1; done";
   std::ofstream(Path("program")) << script;
-  Launch({"true; sleep 600 & sh -c 'bash program; exit $?'; echo the shell lives; exit 6"});
+  std::ofstream(Path("run.sh")) << "#!/bin/bash\nbash program\nexit $?\n";  // calls itself run.sh
+  fs::permissions(Path("run.sh"), fs::perms::owner_all);
+  Launch({"true; sleep 600 & ./run.sh; echo the shell lives; exit 6"});
   ASSERT_TRUE(Until([&] {
     Pump();
     return fs::exists(Path("ready"));

@@ -201,6 +201,14 @@ uint64_t Cgroup::OomKills() const {
   return kills;
 }
 
+bool Cgroup::MetItsLimit() const {
+  return std::any_of(made_.begin(), made_.end(), [](const auto& made) {
+    const auto& [hierarchy, dir] = made;
+    if (hierarchy == kUnified) return CounterIn(ReadSmallFile(dir + "/memory.events"), "oom") > 0;
+    return hierarchy == "memory" && strtoull(ReadSmallFile(dir + "/memory.failcnt").c_str(), nullptr, 10) > 0;
+  });
+}
+
 void Cgroup::Remove() {
   for (auto it = made_.begin(); it != made_.end();) {
     it = rmdir(it->second.c_str()) == 0 ? made_.erase(it) : std::next(it);

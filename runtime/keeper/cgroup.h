@@ -41,6 +41,8 @@ class Cgroup {
   void Enter() const;  // in a child of a plain fork, before exec
   bool Kill() const;   // true: every member was sent SIGKILL
   uint64_t OomKills() const;
+  // Whether it was its own limit of memory that was met, and not that of a group above it or the machine's.
+  bool MetItsLimit() const;
   void Remove();  // when empty
 
   static void UseUnified(bool use);  // tests: false = as on a machine with v1 only

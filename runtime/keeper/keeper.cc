@@ -469,15 +469,18 @@ void Keeper::Do(AckExit& ack) {
 void Keeper::Do(Notice& notice) {
   GenerationRecord* record = FindGeneration(notice.generation);
   if (record == nullptr || record->phase != Phase::kLive) return;
+  const bool known = notice.number != 0 && notice.number <= record->noticed;
+  record->noticed = std::max(record->noticed, notice.number);
   const uint32_t seconds = notice.seconds;
   ToRanks(*record, kKeeperNotice, std::string(reinterpret_cast<const char*>(&seconds), sizeof(seconds)));
+  std::vector<ProcessEntry> processes;
   for (auto& [number, rank] : record->ranks) {
     if (rank->exit) continue;
     WriteFileAtomic(rank->spec.notice_path, std::to_string(seconds) + "\n");
     const bool told = ConnectionOf(notice.generation, number) != nullptr;
     // To the program alone: its helpers (data loaders) would die of a signal they do not know.
-    if (notice.signal <= 0 || told || rank->pid <= 0) continue;
-    for (const pid_t pid : HearersOf(rank->pid, notice.signal)) kill(pid, notice.signal);
+    if (notice.signal <= 0 || known || told || rank->pid <= 0) continue;
+    for (const pid_t pid : HearersOf(rank->pid, notice.signal, &processes)) kill(pid, notice.signal);
   }
 }
 

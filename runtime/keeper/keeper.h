@@ -82,8 +82,9 @@ struct RankProcess {
   int64_t drain_until_ms = 0;
   bool acked = false;
   bool sdk = false;
-  bool termed = false;         // it got SIGTERM from us
-  std::deque<RelayUp> relays;  // not acknowledged
+  bool termed = false;              // it got SIGTERM from us
+  std::vector<ProcessEntry> apart;  // and so did these, which its shell runs in other process groups
+  std::deque<RelayUp> relays;       // not acknowledged
   size_t relay_bytes = 0;
   uint64_t relay_id = 0;
 };
@@ -117,6 +118,7 @@ struct GenerationRecord {
   uint64_t oom_kills = 0;  // of the group, told already
   Phase phase = Phase::kLive;
   bool ordered = false;  // ended by a command or the lease, not by its ranks' own exits
+  uint32_t noticed = 0;  // Notice::number of the newest
   End mode = End::kReform;
   std::string reason;
   int64_t term_at_ms = 0;  // SDK ranks that were asked to stop get SIGTERM then; 0 = was sent
@@ -279,7 +281,7 @@ class Keeper {
   void AdvanceEnding(GenerationRecord& record);
   void KillLeftovers(GenerationRecord& record);
   void TermRanks(GenerationRecord& record, bool also_sdk);
-  void TermRank(RankProcess& rank);
+  void TermRank(RankProcess& rank, std::vector<ProcessEntry>* processes);
   bool Owns(const GenerationRecord& record, pid_t pid, pid_t top);
   void FinishGeneration(GenerationRecord& record, bool clean, const std::string& message);
   void AwaitLogs(GenerationRecord& record);

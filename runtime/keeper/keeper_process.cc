@@ -52,8 +52,12 @@ std::string GroupName(const GenerationRecord& record) {
 // A shell that died of the signal that its program, in the same process group, still saves for.
 bool ItsGroupStillSaves(const GenerationRecord& record, const RankProcess& rank) {
   if (!record.ordered || record.mode != End::kStop || record.phase != Phase::kEnding) return false;
-  return rank.exit && rank.exit->signal == SIGTERM && rank.exit->pid > 1 &&
-         kill(static_cast<pid_t>(-rank.exit->pid), 0) == 0;
+  if (!rank.exit || rank.exit->signal != SIGTERM || rank.exit->pid <= 1) return false;
+  return kill(static_cast<pid_t>(-rank.exit->pid), 0) == 0 ||
+         std::any_of(rank.apart.begin(), rank.apart.end(), [](const ProcessEntry& before) {
+           ProcessEntry now;
+           return ReadProcess(before.pid, &now) && now.start_time == before.start_time && !now.zombie;
+         });
 }
 
 // Every descendant has an ancestor among our children, so without children there is none.
@@ -170,7 +174,8 @@ void Keeper::RankStarted(RankProcess& rank, const SpawnResult& result) {
   }
   Tell(Started{rank.spec.generation, rank.spec.rank, rank.pid, rank.start_time});
   const GenerationRecord* record = FindGeneration(rank.spec.generation);
-  if (record->phase != Phase::kLive && record->term_at_ms == 0) TermRank(rank);  // missed it
+  std::vector<ProcessEntry> processes;
+  if (record->phase != Phase::kLive && record->term_at_ms == 0) TermRank(rank, &processes);  // missed it
 }
 
 // Its results are all taken. What it did not come to was never started.
@@ -277,8 +282,12 @@ void Keeper::Describe(GenerationRecord& record, RankProcess& rank, const siginfo
   if (signalled && info.si_status == SIGKILL && KilledByOom(record, rank)) {
     exit->cause = Cause::kOom;
     exit->message = "killed by the kernel: out of memory";
-    if (rank.spec.memory_limit > 0) {
-      exit->message += " (limit " + Number(rank.spec.memory_limit >> 20) + " MiB; raise resources.memory)";
+    const std::string limit = Number(rank.spec.memory_limit >> 20) + " MiB";
+    if (rank.spec.memory_limit > 0 && rank.cgroup.MetItsLimit()) {
+      exit->message += " (limit " + limit + "; raise resources.memory)";
+    } else if (rank.spec.memory_limit > 0) {
+      exit->message +=
+          " (below its limit of " + limit + ": the machine, or the container of its agent, has no more)";
     }
   } else if (signalled && ours && IsOrdinaryStopSignal(info.si_status)) {
     exit->cause = Cause::kStopped;
@@ -505,18 +514,25 @@ void Keeper::End_(GenerationRecord& record, End mode, int64_t grace_ms, const st
 }
 
 void Keeper::TermRanks(GenerationRecord& record, bool also_sdk) {
+  std::vector<ProcessEntry> processes;
   for (auto& [number, rank] : record.ranks) {
     if (rank->exit || rank->pid <= 0) continue;
     if (!also_sdk && ConnectionOf(record.begin.generation, number) != nullptr) continue;
-    TermRank(*rank);
+    TermRank(*rank, &processes);
   }
 }
 
 // Once, however often and by whichever way a generation is ended: to many programs a second SIGTERM says not
 // to save. The rank leads its process group, which therefore hears it whole; where there is no such group,
-// the rank alone does.
-void Keeper::TermRank(RankProcess& rank) {
+// the rank alone does. A shell may run its program in another group (`timeout`, `set -m`).
+void Keeper::TermRank(RankProcess& rank, std::vector<ProcessEntry>* processes) {
   if (std::exchange(rank.termed, true)) return;
+  for (const pid_t pid : HearersOf(rank.pid, SIGTERM, processes)) {
+    ProcessEntry entry;
+    if (pid == rank.pid || getpgid(pid) == rank.pid || !ReadProcess(pid, &entry)) continue;
+    rank.apart.push_back(entry);
+    kill(pid, SIGTERM);
+  }
   if (kill(-rank.pid, SIGTERM) != 0) kill(rank.pid, SIGTERM);
 }
 

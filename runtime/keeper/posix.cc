@@ -3,6 +3,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -133,29 +134,33 @@ bool ReadProcess(pid_t pid, ProcessEntry* entry) {
   return true;
 }
 
-std::vector<pid_t> KeepersAbove(pid_t pid) {
+std::optional<std::vector<pid_t>> KeepersAbove(pid_t pid) {
   constexpr int kDepthMax = 10000;  // a walk is not atomic: it must not run in a circle
-  std::vector<pid_t> keepers;
-  ProcessEntry entry;
-  if (!ReadProcess(pid, &entry)) return keepers;
-  for (int depth = 0; depth < kDepthMax && entry.parent > 0; ++depth) {
-    if (!ReadProcess(entry.parent, &entry)) break;
-    if (entry.name == kKeeperName) keepers.push_back(entry.pid);
+  constexpr int kWalks = 3;
+  for (int walk = 0; walk < kWalks; ++walk) {
+    std::vector<pid_t> keepers;
+    ProcessEntry entry;
+    if (!ReadProcess(pid, &entry)) return std::nullopt;
+    for (int depth = 0; depth < kDepthMax; ++depth) {
+      if (entry.parent <= 0) return keepers;
+      ProcessEntry parent;
+      // It has just ended, and whoever it left has another parent; its number may be somebody else's now.
+      if (!ReadProcess(entry.parent, &parent) || parent.start_time > entry.start_time) break;
+      entry = std::move(parent);
+      if (entry.name == kKeeperName) keepers.push_back(entry.pid);
+    }
   }
-  return keepers;
+  return std::nullopt;
 }
 
 bool IsAgentOrKeeper(int socket) {
   ucred peer;
   socklen_t size = sizeof(peer);
-  ProcessEntry entry;
-  if (getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &size) != 0 || peer.uid != geteuid() ||
-      !ReadProcess(peer.pid, &entry)) {
-    return false;
-  }
-  const std::vector<pid_t> ours = KeepersAbove(getpid()), theirs = KeepersAbove(peer.pid);
-  return std::all_of(theirs.begin(), theirs.end(),
-                     [&](pid_t keeper) { return std::find(ours.begin(), ours.end(), keeper) != ours.end(); });
+  if (getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &size) != 0 || peer.uid != geteuid()) return false;
+  const auto ours = KeepersAbove(getpid()), theirs = KeepersAbove(peer.pid);
+  return ours && theirs && std::all_of(theirs->begin(), theirs->end(), [&](pid_t keeper) {
+           return std::find(ours->begin(), ours->end(), keeper) != ours->end();
+         });
 }
 
 std::vector<ProcessEntry> ListProcesses() {
@@ -199,25 +204,30 @@ bool HasHandler(pid_t pid, int signal) {
          (strtoull(status.c_str() + at + sizeof("\nSigCgt:") - 1, nullptr, 16) >> (signal - 1) & 1) != 0;
 }
 
-bool IsShell(const std::string& name) {
+// By its file: a script that is run by its `#!` line calls itself by its own name.
+bool IsShell(pid_t pid) {
   static constexpr const char* kShells[] = {"sh", "bash", "dash", "ash", "ksh", "mksh", "zsh", "busybox"};
+  char path[PATH_MAX];
+  const ssize_t length = readlink(("/proc/" + std::to_string(pid) + "/exe").c_str(), path, sizeof(path));
+  if (length <= 0) return false;
+  std::string name(path, static_cast<size_t>(length));
+  name.erase(0, name.rfind('/') + 1);
   return std::any_of(std::begin(kShells), std::end(kShells),
                      [&](const char* shell) { return name == shell; });
 }
 
 }  // namespace
 
-std::vector<pid_t> HearersOf(pid_t leader, int signal) {
-  ProcessEntry entry;
-  if (!ReadProcess(leader, &entry) || !IsShell(entry.name) || HasHandler(leader, signal)) return {leader};
-  const std::vector<ProcessEntry> all = ListProcesses();
+std::vector<pid_t> HearersOf(pid_t leader, int signal, std::vector<ProcessEntry>* all) {
+  if (!IsShell(leader) || HasHandler(leader, signal)) return {leader};
+  if (all->empty()) *all = ListProcesses();
   std::vector<pid_t> hearers, shells = {leader};
-  for (size_t at = 0; at < shells.size() && shells.size() <= all.size(); ++at) {  // a scan may show a circle
-    for (const ProcessEntry& child : all) {
+  for (size_t at = 0; at < shells.size() && shells.size() <= all->size(); ++at) {  // it may show a circle
+    for (const ProcessEntry& child : *all) {
       if (child.parent != shells[at] || child.zombie) continue;
       if (HasHandler(child.pid, signal)) {
         hearers.push_back(child.pid);
-      } else if (IsShell(child.name)) {
+      } else if (IsShell(child.pid)) {
         shells.push_back(child.pid);
       }
     }

@@ -3,6 +3,7 @@
 #include <stdint.h>
 #include <sys/types.h>
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -50,18 +51,21 @@ struct Descendant {
 };
 std::vector<Descendant> LivingDescendants(pid_t root);
 
-// Whom a word to the program that `leader` started is meant for: `leader` itself, unless it is a shell
-// without a trap for `signal`, which would die of it and take its program along. Then those that the shell
-// runs, here or through further such shells, and that have a handler; where none has one, `leader` again.
-// Reads the status of `leader`, and /proc whole only for such a shell.
-std::vector<pid_t> HearersOf(pid_t leader, int signal);
+// Whom a signal for the program that `leader` started is meant for: `leader` itself, unless it is a shell
+// without a trap for it, which would die of it and take its program along. Then those that the shell runs,
+// here or through further such shells, and that have a handler; where none has one, `leader` again. Reads a
+// file or two of `leader`, and for such a shell the list of all processes, which goes into `all` if that is
+// empty: one list serves all ranks of a moment.
+std::vector<pid_t> HearersOf(pid_t leader, int signal, std::vector<ProcessEntry>* all);
 
 inline constexpr char kKeeperName[] = "gtrain-keeper";  // of its process: KeepersAbove looks for it
 
 // The keepers that `pid` descends from, nearest first. Keepers are subreapers, so what a rank starts stays
 // below its keeper for as long as that lives, and the kernel says so: by this an agent is told from a rank of
 // the same user, from whom no file could hide a secret. A process that calls itself a keeper gains nothing.
-std::vector<pid_t> KeepersAbove(pid_t pid);
+// Nothing where the way up to the first process was not seen whole, as when a parent ends meanwhile: who
+// cannot be placed is nobody's agent.
+std::optional<std::vector<pid_t>> KeepersAbove(pid_t pid);
 // The other end of a Unix socket, at the time it connected or listened, is a process of this user that
 // descends from no keeper but from those that this process descends from, too (a gtrain that runs in a rank).
 bool IsAgentOrKeeper(int socket);

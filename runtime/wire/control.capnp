@@ -365,7 +365,7 @@ struct KeepCopies { epoch @0 :UInt64; job @1 :Text; near @2 :Data; secret @3 :Te
 struct AckNotice { epoch @0 :UInt64; sequence @1 :UInt64; }
 
 # To every node of a job of which a node leaves, once the notice is durable.
-struct NoticeRanks { epoch @0 :UInt64; job @1 :Text; generation @2 :UInt64; left @3 :Int64; }
+struct NoticeRanks { epoch @0 :UInt64; job @1 :Text; generation @2 :UInt64; left @3 :Int64; notice @4 :UInt32 = 1; }
 
 enum QueryKind { readLog @0; stacks @1; exec @2; console @3; }
 struct AgentQuery {

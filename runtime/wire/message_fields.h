@@ -328,6 +328,7 @@ GT_FIELDS(core::NoticeRanks) {
   GT_ID(job, Job);
   GT_COUNTER(generation, Generation);
   GT_DURATION(left, Left);
+  GT_PLAIN(notice, Notice);
 }
 GT_FIELDS(core::Console) {
   GT_ID_OR_EMPTY(session, Session);

@@ -161,7 +161,7 @@ std::vector<core::Message> SampleMessages() {
       core::ForgetJob{kEpoch, kJob},
       core::KeepCopies{kEpoch, kJob, "memory", "0a1b"},
       core::RanksLeft{kEpoch, kJob, kGeneration, {1, 3}},
-      core::NoticeRanks{kEpoch, kJob, kGeneration, absl::Seconds(119)},
+      core::NoticeRanks{kEpoch, kJob, kGeneration, absl::Seconds(119), 2},
       core::NoticeSeen{3, SampleNotice()},
       core::AckNotice{kEpoch, 3},
       core::LinkDown{kJob, kGeneration, 1, 0, "64 KiB were not acknowledged within 5s"},
