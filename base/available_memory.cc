@@ -8,7 +8,6 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
-#include "absl/strings/strip.h"
 #include "base/file.h"
 
 namespace gtrain {
@@ -41,26 +40,47 @@ std::optional<uint64_t> Number(const std::string& path) {
   return value;
 }
 
+// The folders of this process's group in the hierarchy whose line of /proc/self/cgroup has `mark`, and of
+// those above it up to `mount`, which in a container is the container's own.
+std::vector<std::string> Groups(const std::string& root, absl::string_view mark, absl::string_view mount) {
+  std::vector<std::string> folders;
+  for (const std::string& line : Lines(root + "/proc/self/cgroup")) {
+    const size_t at = line.find(std::string(mark));
+    if (at == std::string::npos || (mark[0] == '0' && at != 0)) continue;
+    std::string group = line.substr(at + mark.size());
+    for (; !group.empty() && group != "/"; group.resize(group.rfind('/')))
+      folders.push_back(absl::StrCat(root, mount, group));
+    folders.push_back(absl::StrCat(root, mount));
+  }
+  return folders;
+}
+
 }  // namespace
 
 uint64_t AvailableMemory(const std::string& root) {
   uint64_t available = Field(root + "/proc/meminfo", "MemAvailable").value_or(UINT64_MAX);
-  for (absl::string_view line : Lines(root + "/proc/self/cgroup")) {
-    if (!absl::ConsumePrefix(&line, "0::")) continue;
-    std::string group(line);
-    for (; !group.empty() && group != "/"; group.resize(group.rfind('/'))) {
-      const std::string folder = absl::StrCat(root, "/sys/fs/cgroup", group);
-      const std::optional<uint64_t> max = Number(folder + "/memory.max"),
-                                    used = Number(folder + "/memory.current");
-      if (!max || !used) continue;
-      const std::string stat = folder + "/memory.stat";
-      const uint64_t of_files =
-          Field(stat, "inactive_file").value_or(0) + Field(stat, "active_file").value_or(0);
-      const uint64_t taken = *used - std::min(*used, of_files);
-      available = std::min(available, *max - std::min(*max, taken));
-    }
+  for (const std::string& folder : Groups(root, "0::", "/sys/fs/cgroup")) {
+    const std::optional<uint64_t> max = Number(folder + "/memory.max"),
+                                  used = Number(folder + "/memory.current");
+    if (!max || !used) continue;
+    const std::string stat = folder + "/memory.stat";
+    const uint64_t of_files =
+        Field(stat, "inactive_file").value_or(0) + Field(stat, "active_file").value_or(0);
+    const uint64_t taken = *used - std::min(*used, of_files);
+    available = std::min(available, *max - std::min(*max, taken));
   }
   return available;
+}
+
+uint64_t MemoryLimit(const std::string& root) {
+  uint64_t limit = UINT64_MAX;
+  const auto take = [&](const std::string& file) {
+    limit = std::min(limit, Number(file).value_or(UINT64_MAX));
+  };
+  for (const std::string& folder : Groups(root, "0::", "/sys/fs/cgroup")) take(folder + "/memory.max");
+  for (const std::string& folder : Groups(root, ":memory:", "/sys/fs/cgroup/memory"))
+    take(folder + "/memory.limit_in_bytes");
+  return limit;
 }
 
 }  // namespace gtrain

@@ -11,4 +11,8 @@ namespace gtrain {
 // few small files; thread-safe.
 uint64_t AvailableMemory(const std::string& root = "");
 
+// Bytes: the smallest limit of the control groups (either version) that this process is in, which is what a
+// container has; UINT64_MAX without one. As above otherwise.
+uint64_t MemoryLimit(const std::string& root = "");
+
 }  // namespace gtrain

@@ -478,5 +478,24 @@ TEST(AvailableMemory, IsTheLeastThatTheMachineAndItsGroupsLeave) {
   EXPECT_EQ(AvailableMemory(root), 0u);
 }
 
+TEST(MemoryLimit, IsTheSmallestOfItsGroups) {
+  const std::string root = TestFolder();
+  EXPECT_EQ(MemoryLimit(root), UINT64_MAX);
+  const auto put = [&](const std::string& path, const std::string& text) {
+    const std::string whole = root + path;
+    ASSERT_TRUE(MakeDirs(whole.substr(0, whole.rfind('/'))).ok());
+    ASSERT_TRUE(WriteFileDurable(whole, text).ok());
+  };
+  put("/proc/self/cgroup", "4:cpu,cpuacct:/x\n3:memory:/pod/one\n0::/user/job\n");
+  put("/sys/fs/cgroup/user/job/memory.max", "max\n");
+  EXPECT_EQ(MemoryLimit(root), UINT64_MAX);
+  put("/sys/fs/cgroup/user/memory.max", "5000\n");
+  EXPECT_EQ(MemoryLimit(root), 5000u);
+  put("/sys/fs/cgroup/memory/memory.limit_in_bytes", "4000\n");
+  EXPECT_EQ(MemoryLimit(root), 4000u) << "in a container the mount is its own group";
+  put("/sys/fs/cgroup/memory/pod/one/memory.limit_in_bytes", "3000\n");
+  EXPECT_EQ(MemoryLimit(root), 3000u);
+}
+
 }  // namespace
 }  // namespace gtrain

@@ -16,6 +16,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "base/available_memory.h"
 #include "base/file.h"
 #include "base/logging.h"
 
@@ -148,6 +149,7 @@ core::Inventory DetectInventory(const DetectOptions& options) {
     inventory.memory_bytes =
         static_cast<uint64_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
   }
+  inventory.memory_bytes = std::min(inventory.memory_bytes, MemoryLimit());  // a container's
   if (options.fake_gpus == 0) inventory.gpus = DetectGpus();
   for (int i = 0; i < options.fake_gpus; ++i) {
     inventory.gpus.push_back(

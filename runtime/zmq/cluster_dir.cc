@@ -95,15 +95,23 @@ Place ThisPlace() {
       boot.ok()) {
     place.boot_id = std::string(absl::StripAsciiWhitespace(*boot));
   }
-  char network[64];
-  const ssize_t length = readlink("/proc/self/ns/net", network, sizeof(network));
-  if (length > 0) place.network.assign(network, static_cast<size_t>(length));
+  const auto name_of = [](const char* link) {
+    char name[64];
+    const ssize_t length = readlink(link, name, sizeof(name));
+    return length > 0 ? std::string(name, static_cast<size_t>(length)) : std::string();
+  };
+  place.network = name_of("/proc/self/ns/net");
+  place.processes = name_of("/proc/self/ns/pid");
   return place;
 }
 
 bool Endpoint::IsHere() const {
   const Place here = ThisPlace();
   return place.boot_id == here.boot_id && place.network == here.network;
+}
+
+bool Endpoint::SeesItsProcesses() const {
+  return IsHere() && (place.processes.empty() || place.processes == ThisPlace().processes);
 }
 
 absl::StatusOr<UniqueFd> WriteEndpoint(const std::string& path, const Endpoint& e) {
@@ -114,7 +122,8 @@ absl::StatusOr<UniqueFd> WriteEndpoint(const std::string& path, const Endpoint& 
                          {"pid", e.pid},
                          {"host", e.place.host},
                          {"boot_id", e.place.boot_id},
-                         {"network", e.place.network}};
+                         {"network", e.place.network},
+                         {"processes", e.place.processes}};
   return WriteLockedFile(path, json.dump() + "\n");
 }
 
@@ -131,7 +140,8 @@ absl::StatusOr<Endpoint> ReadEndpoint(const std::string& path) {
                .pid = json.at("pid").get<int64_t>(),
                .place = {.host = json.value("host", ""),
                          .boot_id = json.value("boot_id", ""),
-                         .network = json.value("network", "")}};
+                         .network = json.value("network", ""),
+                         .processes = json.value("processes", "")}};
     if (!ValidKey(e.head_public_key)) return bad();
     return e;
   } catch (const nlohmann::json::exception&) {

@@ -50,7 +50,8 @@ absl::StatusOr<ClusterFiles> LoadCluster(const std::string& dir);
 struct Place {
   std::string host;  // for people
   std::string boot_id;
-  std::string network;  // the network namespace
+  std::string network;    // the network namespace
+  std::string processes;  // the pid namespace; empty: of a head of the version before
 };
 Place ThisPlace();
 
@@ -65,6 +66,8 @@ struct Endpoint {
   int64_t pid = 0;  // for people: it means nothing in another pid namespace, and may be another process's now
   Place place;      // empty: of a head of the version before
   bool IsHere() const;
+  // Here, and its keepers and ranks are processes that this one could see. A container may share the network.
+  bool SeesItsProcesses() const;
 };
 // The head lives, as far as others see, until the descriptor is closed.
 absl::StatusOr<UniqueFd> WriteEndpoint(const std::string& path, const Endpoint& endpoint);

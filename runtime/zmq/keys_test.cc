@@ -254,6 +254,10 @@ TEST(ClusterDir, EndpointComesBack) {
   EXPECT_EQ(back->pid, 77);
   EXPECT_EQ(back->cluster, e.cluster);
   EXPECT_TRUE(back->IsHere());
+  EXPECT_TRUE(back->SeesItsProcesses());
+  back->place.processes = "pid:[1]";
+  EXPECT_TRUE(back->IsHere());
+  EXPECT_FALSE(back->SeesItsProcesses()) << "a container with the network of its host";
   back->place.boot_id = "another";
   EXPECT_FALSE(back->IsHere()) << "another machine's loopback interface";
   ASSERT_TRUE(WriteFileDurable(path, "{\"endpoint\": 5}").ok());
