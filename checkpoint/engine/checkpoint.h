@@ -123,7 +123,8 @@ class Checkpointer {
   virtual absl::StatusOr<std::optional<RestoredStep>> Restore(const RestoreOptions& options = {}) = 0;
 
   // Copies the registered state (the only stall) and returns; writing and commit go on beside training.
-  // All ranks call it with the same step. False: skipped, because the previous save is still being written.
+  // All ranks call it with the same step, which never falls: InvalidArgument below one that was saved or
+  // restored. False: skipped, because the previous save is still being written.
   // True without a second save where SaveIfDue saved this step last and nothing came of it that is an error:
   // a last Save after the loop is one commit.
   virtual absl::StatusOr<bool> Save(int64_t step) = 0;

@@ -240,6 +240,7 @@ class CheckpointerImpl final : public Checkpointer {
   std::optional<int64_t> restored_step_;  // the newest that is committed, as far as Restore saw
   bool touched_ = false;                  // during Restore: something was read into registered memory
   int64_t highest_step_ = -1;             // saved with the current attempt number
+  int64_t lowest_step_ = -1;              // that may be saved: saved or restored here before
   bool told_storage_ = false;             // the head knows that the storage cannot be read
   bool storage_works_ = false;
   uint64_t skipped_ = 0;
@@ -869,6 +870,7 @@ absl::StatusOr<std::optional<RestoredStep>> CheckpointerImpl::Finish(const Choic
     restored_step_ = choice.id.step;
   else if (settings_.newest)
     restored_step_ = settings_.newest->step;
+  if (!choice.elsewhere) lowest_step_ = std::max(lowest_step_, choice.id.step);
   // Retention knows of one that may never be committed nothing but what is older.
   if (!choice.elsewhere) resumed_ = choice.uncommitted ? settings_.newest : choice.id;
   if (saver_ != nullptr && resumed_) saver_->Resumed(*resumed_);
@@ -959,6 +961,12 @@ absl::StatusOr<bool> CheckpointerImpl::Save(int64_t step) {
     return absl::InvalidArgumentError(absl::StrCat("step ", step, " cannot be saved"));
   if (settings_.read_only)
     return absl::FailedPreconditionError("this checkpointer was opened read-only: nothing can be saved");
+  if (step < lowest_step_) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "step ", step, " cannot be saved behind step ", lowest_step_,
+        ": a restore takes the highest step, so it would never be restored. Count steps over the whole "
+        "training, not within an epoch"));
+  }
   GT_RETURN_IF_ERROR(session_->Alive());
   GT_RETURN_IF_ERROR(Freeze());
   DropUnfenced();
@@ -993,6 +1001,7 @@ absl::StatusOr<bool> CheckpointerImpl::Save(int64_t step) {
   ++begun_;
   if (step <= highest_step_) ++next_.attempt;  // a step saved before: its names are taken
   highest_step_ = step;
+  lowest_step_ = std::max(lowest_step_, step);
   next_.step = step;
   kept_step_.reset();
   TellInterval();

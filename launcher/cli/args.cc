@@ -1,6 +1,7 @@
 #include "launcher/cli/args.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
@@ -16,6 +17,25 @@ constexpr size_t kArgsMax = 10'000;
 absl::Status Unknown(absl::string_view written, const std::vector<Flag>& flags) {
   std::vector<std::string> names;
   for (const Flag& flag : flags) names.push_back("--" + flag.name);
+  // What people know from torchrun, Slurm and Open MPI.
+  static constexpr std::pair<absl::string_view, absl::string_view> kHabits[] = {
+      {"--nproc_per_node", "-n"},
+      {"--nproc-per-node", "-n"},
+      {"--np", "-n"},
+      {"--ntasks", "-n"},
+      {"--nnodes", "--set nodes=N --set ranks_per_node=M"},
+      {"--nodes", "--set nodes=N --set ranks_per_node=M"},
+      {"--gpus", "--set resources.gpus=N"},
+      {"--gpus-per-task", "--set resources.gpus=N"},
+      {"--cpus-per-task", "--set resources.cpus=N"},
+      {"--mem", "--set resources.memory=SIZE"},
+      {"--job-name", "--name"}};
+  const bool of_jobs = std::find(names.begin(), names.end(), "--set") != names.end();
+  for (const auto& [habit, ours] : kHabits) {
+    if (of_jobs && written == habit)
+      return absl::InvalidArgumentError(
+          absl::StrCat("unknown flag ", spec::Shown(written), "; here it is ", ours));
+  }
   const std::string nearest = spec::Nearest(written, names);
   return absl::InvalidArgumentError(
       absl::StrCat("unknown flag ", spec::Shown(written),

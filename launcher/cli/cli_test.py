@@ -176,6 +176,16 @@ class Usage(CliTest):
         self.assertRegex(refused, r'not placed: 65536 ranks are more than \S+ can hold, which is \d+: ', 'as launch says it')
         self.assertFalse(os.path.exists(self.dir + '/state'))
 
+    def test_words_of_other_tools_are_answered_with_ours(self):
+        with open(self.dir + '/train.py', 'w') as out:
+            out.write('import os\nprint(os.environ["RANK"])\n')
+        self.assertIn('a program goes behind --, as in gtrain launch -n 2 -- python3 train.py',
+                      self.run_gtrain('launch', '-n', '2', 'train.py', expect=2).err)
+        self.assertIn("unknown flag '--nproc_per_node'; here it is -n",
+                      self.run_gtrain('launch', '--nproc_per_node=2', '--', 'true', expect=2).err)
+        for verb, ours in (('squeue', 'status'), ('cancel', 'stop'), ('run', 'launch')):
+            self.assertIn(f"unknown verb '{verb}'; did you mean {ours}?", self.run_gtrain(verb, expect=2).err)
+
     def test_without_a_cluster(self):
         for verb in (['status'], ['why'], ['logs'], ['stop'], ['nodes'], ['attach'], ['exec', '--', 'true']):
             done = self.run_gtrain(*verb, expect=1)

@@ -72,8 +72,10 @@ absl::StatusOr<int> Launch(const Args& args) {
   GT_RETURN_IF_ERROR(CheckInput(args, input.spec));
   GT_ASSIGN_OR_RETURN(Submitted submitted, SubmitJob(args, input.spec));
   if (args.Has("detach")) {
-    if (args.Has("json")) return Print(submitted.json + "\n") ? kDone : kFailed;
-    return Print(absl::StrCat(SafeText(submitted.job), "\n")) ? kDone : kFailed;
+    const std::string said = args.Has("json") ? submitted.json : SafeText(submitted.job);
+    if (Print(said + "\n")) return kDone;
+    Complain(absl::StrCat("job ", submitted.job, " was submitted and goes on"));
+    return kFailed;
   }
   Cluster& cluster = submitted.cluster;
   Complain(absl::StrCat("job ", submitted.job, " on ", cluster.local ? "the local cluster" : cluster.name));

@@ -29,8 +29,9 @@ std::string ExplainScale(const json& answer) {
   std::string counts = text("counts");
   if (wanted == 1 && absl::EndsWith(counts, "s")) counts.pop_back();
   const std::string when = text("when");
-  std::string out = absl::StrCat(text("job"), ": ", wanted, " ", counts, " ", when);
-  if (size > 0) absl::StrAppend(&out, "; it has ", size);
+  std::string out = when == "has them" ? absl::StrCat(text("job"), " has ", wanted, " ", counts, " already")
+                                       : absl::StrCat(text("job"), ": ", wanted, " ", counts, " ", when);
+  if (size > 0 && when != "has them") absl::StrAppend(&out, "; it has ", size);
   if (room < wanted)
     absl::StrAppend(&out, "; there is room for ", room, " now, it takes more when there is more");
   if (const auto checkpoint = answer.find("checkpoint");

@@ -295,6 +295,7 @@ class Follower {
     if (!final_since_) {
       final_since_ = clock_.Now();
       final_stops_ = stops_;
+      BoundPrint(kRestPatience);
     }
     const absl::Duration waited = clock_.Now() - *final_since_;
     if (stops_ != final_stops_) return false;
@@ -438,6 +439,7 @@ class Follower {
     while (const int number = signals_.Next()) {
       if (number != SIGINT || !ctrl_c_stops_) return Detach(128 + number);
       stops_ = std::min(stops_ + 1, 2);  // a third one says nothing new
+      BoundPrint(kRestPatience);
     }
     if (stops_ > stops_before) {
       screen_.Say(stops_ == 1 ? "stopping: the ranks may save; Ctrl-C again stops now" : "stopping now");
@@ -474,11 +476,14 @@ class Follower {
                                "; gave up. Later: gtrain attach ", job_id_));
       return kFailed;
     }
-    // The next head of the local cluster may be at another address.
-    const absl::Status there = cluster_.local ? Reconnect(cluster_, Start::kNever) : absl::OkStatus();
+    // The next head of the local cluster may be at another address. Where all of its daemons were killed
+    // nobody else starts one, and the lease of the ranks runs.
+    const bool long_enough = now - *silent_since_ > kEndedPatience;
+    const absl::Status there =
+        cluster_.local ? Reconnect(cluster_, long_enough ? Start::kIfDied : Start::kNever) : absl::OkStatus();
     if (there.ok()) {
       cluster_.client->set_interrupt_fd(signals_.fd());
-    } else if (absl::IsNotFound(there) && now - *silent_since_ > kEndedPatience) {
+    } else if (absl::IsNotFound(there) && long_enough) {
       screen_.Say(absl::StrCat(
           "the local cluster was ended; ranks that still run are found again by: gtrain attach ", job_id_));
       return kFailed;
@@ -589,9 +594,14 @@ absl::StatusOr<JobDoc> AskJob(Cluster& cluster, const std::string& job_id, absl:
 }
 
 absl::StatusOr<JobDoc> FindJob(Cluster& cluster, const std::string& word, Without without) {
-  GT_ASSIGN_OR_RETURN(const std::string json, Ask(cluster, core::ClientStatus{}));
-  GT_ASSIGN_OR_RETURN(const StatusDoc doc, ParseStatusDoc(json));
+  GT_ASSIGN_OR_RETURN(std::string json, Ask(cluster, core::ClientStatus{}));
+  GT_ASSIGN_OR_RETURN(StatusDoc doc, ParseStatusDoc(json));
   absl::StatusOr<JobDoc> job = ChooseJob(doc, word, without);
+  if (absl::IsNotFound(job.status()) && doc.omitted > 0) {  // by its name among all that are over
+    GT_ASSIGN_OR_RETURN(json, Ask(cluster, core::ClientStatus{JobId(), core::ClientStatus::kOverMax}));
+    GT_ASSIGN_OR_RETURN(doc, ParseStatusDoc(json));
+    job = ChooseJob(doc, word, without);
+  }
   const bool by_id = job.ok() && (word.empty() || job->id == word);
   if (by_id || word.empty() || (doc.omitted == 0 && !absl::IsNotFound(job.status()))) return job;
   // An id wins over a name, also that of a job which the list leaves out.

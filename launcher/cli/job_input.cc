@@ -172,6 +172,16 @@ absl::StatusOr<JobInput> ReadJob(const Args& args) {
     NoteError(line);
   }
   if (!result.ok()) {
+    if (const absl::string_view word = args.words.empty() ? "" : absl::string_view(args.words[0]);
+        absl::EndsWith(word, ".py") || absl::EndsWith(word, ".sh") || absl::StartsWith(text, "#!")) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          word,
+          " seems to be a program and not a job file: a program goes behind --, as in gtrain launch -n 2 -- ",
+          absl::EndsWith(word, ".py")   ? "python3 "
+          : absl::EndsWith(word, ".sh") ? "bash "
+                                        : "./",
+          word, "; nothing was started"));
+    }
     return absl::InvalidArgumentError(absl::StrCat(
         result.errors.size(), result.errors.size() == 1 ? " error" : " errors", "; nothing was started"));
   }

@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <cstring>
 #include <exception>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
 
@@ -106,7 +107,14 @@ int Main(const std::vector<std::string>& argv) {
     }
     names.push_back(verb.name);
   }
-  const std::string nearest = spec::Nearest(name, names);
+  // What people know from Slurm, kubectl, Docker and Ray.
+  static const std::map<absl::string_view, std::string> kHabits = {
+      {"ps", "status"},     {"queue", "status"}, {"squeue", "status"}, {"list", "status"},
+      {"ls", "status"},     {"kill", "stop"},    {"cancel", "stop"},   {"scancel", "stop"},
+      {"delete", "stop"},   {"run", "launch"},   {"sbatch", "launch"}, {"srun", "launch"},
+      {"submit", "launch"}, {"describe", "why"}, {"sinfo", "nodes"}};
+  const auto habit = kHabits.find(name);
+  const std::string nearest = habit != kHabits.end() ? habit->second : spec::Nearest(name, names);
   Complain(absl::StrCat("unknown verb ", spec::Shown(name),
                         nearest.empty() ? ";" : absl::StrCat("; did you mean ", nearest, "?"),
                         " `gtrain --help` lists them"),

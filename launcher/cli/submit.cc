@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <filesystem>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -117,6 +118,18 @@ absl::Status CheckHere(const spec::JobSpec& spec) {
   return absl::OkStatus();
 }
 
+// Whether the ranks' directories can be made below it, as each of them would find out.
+absl::Status CheckCanBeMade(const std::string& folder) {
+  std::error_code error;
+  std::filesystem::path there(folder);
+  while (!there.empty() && there != there.root_path() && !std::filesystem::exists(there, error))
+    there = there.parent_path();
+  if (access(there.c_str(), W_OK | X_OK) == 0) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("the run directory of the job cannot be made in ", folder,
+                                                 ": ", there.string(), ": ", strerror(errno),
+                                                 ". Choose another place: --run-dir DIR"));
+}
+
 constexpr absl::Duration kSubmitPatience = absl::Seconds(30);
 constexpr absl::Duration kLocalLook = absl::Milliseconds(500);  // then see whether the head lives; doubled
 
@@ -209,6 +222,7 @@ absl::StatusOr<Submitted> SubmitJob(const Args& args, const spec::JobSpec& spec)
   if (local) GT_RETURN_IF_ERROR(CheckSecretsAreSet(spec));
   GT_ASSIGN_OR_RETURN(const std::string current, CurrentDir());
   const std::string run_dirs = JoinPath(current, args.Get("run-dir", "gtrain-runs"));
+  if (local) GT_RETURN_IF_ERROR(CheckCanBeMade(run_dirs));
   GT_ASSIGN_OR_RETURN(const Resume resume, ChooseResume(args, spec, run_dirs));
   GT_ASSIGN_OR_RETURN(core::ClientSubmit submit, MakeSubmit(args, spec, resume.wanted, run_dirs, local));
   Submitted submitted;

@@ -1,6 +1,7 @@
 #include "launcher/cli/terminal.h"
 
 #include <fcntl.h>
+#include <poll.h>
 #include <signal.h>
 #include <sys/ioctl.h>
 #include <sys/stat.h>
@@ -21,6 +22,7 @@
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 #include "base/check.h"
+#include "base/clock.h"
 #include "launcher/cli/verbs.h"
 #include "launcher/spec/yaml_tree.h"
 
@@ -36,7 +38,10 @@ std::atomic_flag g_ending;
 std::atomic<int> g_output_error{0};
 std::atomic<Colour> g_colour{Colour::kAuto};
 std::atomic<bool> g_printed{false};
-std::vector<std::string> g_errors;  // of the main thread
+std::atomic<int> g_ends{0};              // signals that ask to end and that nobody has read yet
+std::atomic<int64_t> g_print_ms{0};      // longest that one Print takes on a terminal; 0: as long as it does
+constexpr size_t kWrittenAtOnce = 4096;  // more goes to a terminal in pieces
+std::vector<std::string> g_errors;       // of the main thread
 
 void OnCtrlC(int) {
   if (++g_presses < g_presses_max) return;
@@ -49,9 +54,8 @@ void OnSignal(int number) {
   const int saved = errno;
   const char byte = static_cast<char>(number);
   const int fd = g_signal_fd.load(std::memory_order_relaxed);
-  if (fd >= 0 && write(fd, &byte, 1) < 0) {
-    // A full pipe already holds a signal to act on.
-  }
+  // A full pipe already holds a signal to act on.
+  if (fd >= 0 && write(fd, &byte, 1) == 1 && number != SIGWINCH) ++g_ends;
   errno = saved;
 }
 
@@ -182,8 +186,42 @@ int Report(const absl::Status& status) {
   return status.code() == absl::StatusCode::kInvalidArgument ? kUsage : kFailed;
 }
 
+namespace {
+
+// A write to a slow terminal returns when it has taken everything, minutes later. In pieces, a Ctrl-C is
+// looked at in between; what is left then is not shown. The errno of a failed write, else 0.
+int PrintInPieces(absl::string_view text) {
+  constexpr size_t kPiece = 256;  // a terminal that takes something takes that much at once
+  constexpr int kLookMs = 50;
+  const RealClock clock;
+  const Instant start = clock.Now();
+  while (!text.empty()) {
+    const int64_t limit = g_print_ms;
+    if (g_ends > 0 || (limit > 0 && clock.Now() - start > absl::Milliseconds(limit))) break;
+    pollfd out{STDOUT_FILENO, POLLOUT, 0};
+    if (poll(&out, 1, kLookMs) <= 0 || out.revents == 0) continue;
+    const ssize_t wrote = write(STDOUT_FILENO, text.data(), std::min(kPiece, text.size()));
+    if (wrote < 0 && errno != EINTR && errno != EAGAIN) return errno;
+    if (wrote > 0) text.remove_prefix(static_cast<size_t>(wrote));
+  }
+  if (text.empty()) return 0;
+  const std::string mark =
+      absl::StrCat("\n[", text.size(), " bytes of output are not shown here; `gtrain logs` has them]\n");
+  return write(STDOUT_FILENO, mark.data(), mark.size()) < 0 ? errno : 0;
+}
+
+}  // namespace
+
+void BoundPrint(absl::Duration longest) { g_print_ms = absl::ToInt64Milliseconds(longest); }
+
 bool Print(absl::string_view text) {
   g_printed = g_printed || !text.empty();
+  if (text.size() > kWrittenAtOnce && IsTerminal(STDOUT_FILENO)) {
+    std::fflush(stdout);
+    const int error = PrintInPieces(text);
+    if (error != 0 && g_output_error == 0 && !NobodyReads(error)) g_output_error = error;
+    return error == 0;
+  }
   const bool written = std::fwrite(text.data(), 1, text.size(), stdout) == text.size();
   if (written && std::fflush(stdout) == 0) return true;
   const int error = errno;
@@ -229,13 +267,16 @@ SignalPipe::~SignalPipe() {
     signal(number, ignored ? SIG_IGN : SIG_DFL);
   }
   g_signal_fd = -1;
+  g_ends = 0;
   close(read_fd_);
   close(write_fd_);
 }
 
 int SignalPipe::Next() {
   char byte = 0;
-  return read(read_fd_, &byte, 1) == 1 ? byte : 0;
+  if (read(read_fd_, &byte, 1) != 1) return 0;
+  if (byte != SIGWINCH) --g_ends;
+  return byte;
 }
 
 }  // namespace gtrain::cli

@@ -49,6 +49,10 @@ void NoteError(std::string line);
 
 // Writes to stdout; false when nobody reads any more (SIGPIPE is ignored by main), or it takes no more.
 bool Print(absl::string_view text);
+// On a terminal a long text is given up, with a mark that says how much is missing, when a signal that a
+// SignalPipe has for its owner came meanwhile, and after this long, which is for texts that are not worth
+// more.
+void BoundPrint(absl::Duration longest);
 // Whether anything was written to stdout.
 bool Printed();
 // The first error of writing to stdout, 0 for none. That nobody reads any more (`| head`) is none.

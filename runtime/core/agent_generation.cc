@@ -162,7 +162,8 @@ void AgentCore::Impl::Start(const StartGeneration& message) {
     const absl::Status made = config_.make_run_dir(grant.run_dir, grant.generation);
     if (!made.ok()) {
       return FailStart(generation, grant, ExitCause::kStartFailed,
-                       absl::StrCat("the run directory cannot be used: ", made.message()));
+                       absl::StrCat("the run directory cannot be used: ", made.message(),
+                                    ". Another place: gtrain launch --run-dir DIR"));
     }
   }
   const std::string hash = config_.job_hash(generation.spec);

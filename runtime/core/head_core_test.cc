@@ -382,6 +382,11 @@ TEST_F(HeadCoreTest, WhatANodeHoldsOfAJobThatIsOverKeepsItsRoom_P6) {
   const JobId next = Submit("train 4 4");
   Pass(absl::Seconds(3), {"1"});
   EXPECT_EQ(Status(next).at("generation"), 0);
+  EXPECT_THAT(Status(next).at("blocked_by").dump(),
+              HasSubstr(absl::StrCat("processes of ", job.value, ", which is over, may still run there")));
+  const json node = json::parse(FromClient(ClientNodes{}).json).at("nodes").at(0);
+  EXPECT_EQ(node.at("cpus_free"), 0) << "as the placement sees it";
+  EXPECT_EQ(node.at("jobs").at(0), job.value);
   FromNode("1", GenerationGone{job, {1}});
   Pass(absl::Seconds(3), {"1"});
   EXPECT_EQ(Status(next).at("generation"), 1);
@@ -598,6 +603,8 @@ TEST_F(HeadCoreTest, RevokedNodeIsGoneAtOnce) {
     }
   }
   EXPECT_TRUE(refused);
+  Hello("2", 1);  // before the service has taken its key off the list
+  EXPECT_THAT(head_->Snapshot().nodes, SizeIs(1));
   EXPECT_TRUE(asked) << "the service gets the id, whatever name was used";
   EXPECT_THAT(head_->Snapshot().nodes, SizeIs(1));
   EXPECT_FALSE(disk_.contains("node/2"));

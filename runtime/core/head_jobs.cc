@@ -98,6 +98,11 @@ bool HeadState::Occupies(const Job& job) const {
   return job.record.grant && (job.Live() || job.KeepsPlace());
 }
 
+// Also what a generation that is over may still run there.
+bool HeadState::HoldsRoomOn(const Job& job, const NodeId& node) const {
+  return Occupies(job) || std::ranges::count(job.record.unreleased, node) > 0;
+}
+
 // Whether views_ is not what this job sees: it counts what the job itself still has, and nodes it avoids.
 bool HeadState::TakesPart(const Job& job) const {
   return Occupies(job) || !job.record.unreleased.empty() || !job.record.avoided.empty();
@@ -146,16 +151,11 @@ std::vector<plan::NodeView> HeadState::ViewsWithout(const Job& wanting) const {
   }
   for (const auto& [job_id, job] : jobs_) {
     if (&job == &wanting || !job.record.grant) continue;
-    const bool holds = Occupies(job);
     const std::vector<NodeId>& unreleased = job.record.unreleased;
-    if (!holds && unreleased.empty()) continue;
+    if (!Occupies(job) && unreleased.empty()) continue;
     for (const RankPlace& rank : job.record.grant->ranks) {
       const auto it = by_node.find(rank.node);
-      if (it == by_node.end()) continue;
-      const auto lingers = [&] {
-        return std::find(unreleased.begin(), unreleased.end(), rank.node) != unreleased.end();
-      };
-      if (holds || lingers()) Occupy(*it->second, rank, job.demand);
+      if (it != by_node.end() && HoldsRoomOn(job, rank.node)) Occupy(*it->second, rank, job.demand);
     }
     // Of an older generation than the newest grant, so how much it takes there is not known any more.
     for (const NodeId& id : unreleased) {
@@ -202,15 +202,20 @@ void HeadState::NotPlaced(Job& job, const plan::Placement& placement) {
     holders[placement.verdicts[i].node];
   for (const auto& [id, other] : jobs_) {
     if (&other == &job || !other.record.grant) continue;
-    if (!Occupies(other) && other.record.unreleased.empty()) continue;
     for (const NodePlace& place : other.record.grant->nodes) {
-      if (const auto it = holders.find(place.node); it != holders.end()) it->second.push_back(id.value);
+      const auto it = holders.find(place.node);
+      if (it != holders.end() && HoldsRoomOn(other, place.node)) it->second.push_back(id.value);
     }
   }
   job.blocked_by = Explain(placement, empty, holders);
+  constexpr char kWhenGone[] = "when its agent says that they are gone, or the machine restarts";
   for (Blocker& blocker : job.blocked_by) {
-    if (absl::EndsWith(blocker.constraint, kMayStillRun))
-      blocker.unblocked_by = "when its agent says that they are gone, or the machine restarts";
+    if (absl::EndsWith(blocker.constraint, kMayStillRun)) blocker.unblocked_by = kWhenGone;
+    const auto over = std::ranges::find_if(
+        blocker.held_by, [&](const std::string& id) { return IsFinal(jobs_.at(JobId(id)).record.state); });
+    if (over != blocker.held_by.end())
+      blocker.unblocked_by =
+          absl::StrCat("processes of ", *over, ", which is over,", kMayStillRun, "; ", kWhenGone);
   }
   for (const AvoidedNode& avoided : job.record.avoided) {
     for (Blocker& blocker : job.blocked_by) {

@@ -204,7 +204,9 @@ void AddProgress(const Job& job, JobNow& now, Instant at) {
   const bool pauses =
       job.low_step && job.Live() && job.progress_at && at - *job.progress_at > std::max(kPause, usual);
   if (job.steps_per_second > 0 && !pauses) now.steps_per_second = job.steps_per_second;
+  const bool some_run = job.record.exits.size() < job.ranks.size();
   for (const RankLive& rank : job.ranks) {
+    if (some_run && rank.exit >= 0) continue;
     if (!now.loss && !now.diverged) {
       now.loss = rank.status.loss;
       now.diverged = rank.status.diverged;
@@ -479,7 +481,7 @@ struct RankHoldingNow {
   std::vector<int> cpus, gpus;
 };
 
-// A live job and what it holds; nodes are places in NodesDocument::nodes.
+// A job that runs, or may still run something, and what it holds; nodes are places in NodesDocument::nodes.
 struct HoldingNow {
   JobId id;
   plan::Demand demand;  // what Occupy reads of it
@@ -597,7 +599,8 @@ ClientReply Built(const ReplyFromSpill& reply, const std::optional<SpilledTail>&
                           {"note", absl::StrCat(reply.why, "; these are the last lines it sent")}}));
 }
 
-// The newest jobs that are over, and those of the reader: other people's push nobody's own out of the list.
+// Of jobs that are over those that ended last, and those of the reader: other people's push nobody's own out
+// of the list.
 std::shared_ptr<const Document> HeadState::StatusOf(const ClientStatus& asked,
                                                     const std::string& reader) const {
   constexpr int kOverShown = 100;
@@ -612,19 +615,25 @@ std::shared_ptr<const Document> HeadState::StatusOf(const ClientStatus& asked,
     if (const Job* job = FindJob(id)) status->jobs.push_back(NowOf(*job, nodes_, true, step_at_));
     return status;
   }
-  size_t finished = 0, own = 0;
+  std::vector<const Job*> over;
   for (auto it = job_order_.rbegin(); it != job_order_.rend(); ++it) {
-    const Job& job = jobs_.at(it->second);
-    const bool over = IsFinal(job.record.state);
-    if (over) ++finished;
-    const bool readers = over && job.record.owner == reader && ++own <= over_shown;
-    if (over && !readers && finished > over_shown) {
-      ++status->omitted;
-    } else {
-      status->jobs.push_back(NowOf(job, nodes_, false, step_at_));
-    }
+    if (const Job& job = jobs_.at(it->second); IsFinal(job.record.state)) over.push_back(&job);
   }
-  std::reverse(status->jobs.begin(), status->jobs.end());  // in order of submission
+  // A long job that has just ended is news, however many began after it.
+  std::stable_sort(over.begin(), over.end(), [](const Job* one, const Job* other) {
+    return one->record.ended_at > other->record.ended_at;
+  });
+  std::set<const Job*> left_out;
+  size_t own = 0;
+  for (size_t i = 0; i < over.size(); ++i) {
+    const bool readers = over[i]->record.owner == reader && ++own <= over_shown;
+    if (!readers && i >= over_shown) left_out.insert(over[i]);
+  }
+  status->omitted = left_out.size();
+  for (const auto& [number, job_id] : job_order_) {  // in order of submission
+    const Job& job = jobs_.at(job_id);
+    if (!left_out.contains(&job)) status->jobs.push_back(NowOf(job, nodes_, false, step_at_));
+  }
   return status;
 }
 
@@ -659,20 +668,23 @@ std::shared_ptr<const Document> HeadState::NodesNow() const {
     if (const auto it = places.find(id); it != places.end()) add(it->second);
   };
   for (const auto& [id, job] : jobs_) {
-    if (!job.Live()) continue;
+    if (!job.record.grant || (!Occupies(job) && job.record.unreleased.empty())) continue;
     HoldingNow& holding = now->jobs.emplace_back();
     holding.id = id;
     holding.demand.cpus = job.demand.cpus;
     holding.demand.memory_bytes = job.demand.memory_bytes;
     for (const NodePlace& place : job.record.grant->nodes) {
+      if (!HoldsRoomOn(job, place.node)) continue;
       with_place(place.node, [&, &job = job](size_t node) {
         holding.nodes.push_back(node);
         const auto pace = job.paces.find(place.node);
         if (pace != job.paces.end() && pace->second.slow) holding.slow.push_back({node, pace->second.score});
       });
     }
-    for (const RankPlace& rank : job.record.grant->ranks)
+    for (const RankPlace& rank : job.record.grant->ranks) {
+      if (!HoldsRoomOn(job, rank.node)) continue;
       with_place(rank.node, [&](size_t node) { holding.of_ranks.push_back({node, rank.cpus, rank.gpus}); });
+    }
   }
   return now;
 }

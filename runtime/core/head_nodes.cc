@@ -93,6 +93,10 @@ void HeadState::OnHello(const PeerMessage& event, const AgentHello& hello, Insta
     out_.push_back(RefusePeer{event.route, std::move(refusal)});
     return;
   }
+  if (const auto it = revoked_.find(id); it != revoked_.end()) {  // its key may still be on the list
+    out_.push_back(RefusePeer{event.route, absl::StrCat("this node was ", it->second), true});
+    return;
+  }
   if (Outranked(hello)) return StepDown(hello);
   if (const auto it = nodes_.find(id); it != nodes_.end()) {
     Node& known = it->second;
@@ -431,7 +435,10 @@ void HeadState::RevokeNode(const PeerMessage& event, const ClientRequest& reques
                                                             ". Free some space there and ask again")),
                   "");
   }
-  if (nodes_.contains(id)) DropNode(id, why, now);
+  if (nodes_.contains(id)) {
+    DropNode(id, why, now);
+    revoked_[id] = why;
+  }
   ClientRequest resolved{request.id, request.deadline, ClientRevokeNode{id.value, why}};
   out_.push_back(ServiceRequest{event.peer, event.route, event.address, std::move(resolved)});
 }

@@ -344,5 +344,23 @@ TEST_F(HeadSharesTest, OthersPushNobodysOwnJobsOutOfTheList) {
   EXPECT_EQ(listed("bob", ClientStatus::kOverMax).at("jobs").size(), 121u);
 }
 
+TEST_F(HeadSharesTest, WhatEndedLastIsListedHoweverManyBeganAfterIt) {
+  Boot();
+  const auto submit = [&] {
+    const ClientReply reply = FromClient(ClientSubmit{"train 1 1", {}, "/r"}, "", Role::kUser, "bob");
+    return JobId(nlohmann::json::parse(reply.json).at("job").get<std::string>());
+  };
+  const JobId overnight = submit();
+  for (int i = 0; i < 120; ++i) {
+    FromClient(ClientStop{submit()}, "", Role::kUser, "bob");
+    clock_.Advance(absl::Seconds(1));
+  }
+  FromClient(ClientStop{overnight}, "", Role::kUser, "bob");
+  const auto listed =
+      nlohmann::json::parse(FromClient(ClientStatus{}, "", Role::kUser, "bob").json).at("jobs");
+  EXPECT_EQ(listed.size(), 100u);
+  EXPECT_EQ(listed[0].at("id"), overnight.value);
+}
+
 }  // namespace
 }  // namespace gtrain::core

@@ -414,6 +414,7 @@ class HeadState {
   void NotPlaced(Job& job, const plan::Placement& placement);
   std::string Unusable(const Node& node) const;
   bool Occupies(const Job& job) const;
+  bool HoldsRoomOn(const Job& job, const NodeId& node) const;
   bool TakesPart(const Job& job) const;
   // Makes views_ true again: before PlacementFor and NotPlaced.
   void CheckViews();
@@ -514,6 +515,7 @@ class HeadState {
   // Durable (each change is marked for the next Persist).
   ClusterRecord cluster_;
   std::map<NodeId, Node> nodes_;
+  std::map<NodeId, std::string> revoked_;  // by this head, and what its agent is told
   std::map<JobId, Job> jobs_;
   std::map<uint64_t, JobId> job_order_;  // by number
   std::map<uint64_t, Job*> live_jobs_;   // by number; what ended since LiveJobs() is there, too

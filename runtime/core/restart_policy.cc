@@ -37,6 +37,8 @@ const char* SignalName(int signal) {
       return "QUIT";
     case 4:
       return "ILL";
+    case 5:
+      return "TRAP";
     case 6:
       return "ABRT";
     case 7:
@@ -45,12 +47,24 @@ const char* SignalName(int signal) {
       return "FPE";
     case 9:
       return "KILL";
+    case 10:
+      return "USR1";
     case 11:
       return "SEGV";
+    case 12:
+      return "USR2";
     case 13:
       return "PIPE";
+    case 14:
+      return "ALRM";
     case 15:
       return "TERM";
+    case 24:
+      return "XCPU";
+    case 25:
+      return "XFSZ";
+    case 31:
+      return "SYS";
     default:
       return "?";
   }

@@ -124,7 +124,8 @@ TEST(WorkerCore, StopAndNoticeAreFlags) {
   core.Step(WorkerNotice{absl::Seconds(90)}, AtMs(1000));
   core.Step(WorkerNotice{absl::Seconds(120)}, AtMs(2000));
   EXPECT_EQ(core.stop_reason(), "user asked");
-  EXPECT_EQ(core.preempted_at(), AtMs(122'000)) << "the newest word counts: the first may have been taken back";
+  EXPECT_EQ(core.preempted_at(), AtMs(122'000))
+      << "the newest word counts: the first may have been taken back";
   EXPECT_EQ(core.state(), WorkerCore::State::kJoined);
 }
 

@@ -130,8 +130,13 @@ std::string NextStep(const net::ClusterFiles& files) {
 }
 
 // Moves the store at `path` and what lies beside it out of the way.
+// Above that of every head that began at 1 and was not started more than once a second since 1970.
+HeadEpoch EpochOfNow() { return HeadEpoch{static_cast<uint64_t>(absl::ToUnixSeconds(absl::Now()))}; }
+
 absl::Status MoveAside(const std::string& path, std::string* to) {
-  *to = absl::StrCat(path, ".replaced-", absl::ToUnixSeconds(absl::Now()));
+  const std::string first = absl::StrCat(path, ".replaced-", absl::ToUnixSeconds(absl::Now()));
+  *to = first;
+  for (int again = 2; access(to->c_str(), F_OK) == 0; ++again) *to = absl::StrCat(first, "-", again);
   GT_RETURN_IF_ERROR(Rename(path, *to));
   return Rename(path + ".seal", *to + ".seal");
 }
@@ -229,9 +234,11 @@ absl::StatusOr<std::string> RestoreCluster(const RestoreOptions& options) {
     const HeadEpoch epoch = std::max({lost.epoch, cluster.epoch, cluster.superseded});
     const auto used = std::ranges::find(backups, options.id, &store::BackupInfo::id);
     const absl::Time time = used == backups.end() ? backups.back().time : used->time;
-    GT_RETURN_IF_ERROR(BeginRecovery(*store, cluster, HeadEpoch{epoch.value + kEpochsSkipped},
-                                     std::max(lost.next_job, NumberAfter(cluster.next_job, time)),
-                                     options.accept_unsealed));
+    // Of the clock, as in RecoverCluster: the same backup may be restored again, after agents heard of an
+    // epoch that is lost with the records of the first time.
+    GT_RETURN_IF_ERROR(
+        BeginRecovery(*store, cluster, std::max(EpochOfNow(), HeadEpoch{epoch.value + kEpochsSkipped}),
+                      std::max(lost.next_job, NumberAfter(cluster.next_job, time)), options.accept_unsealed));
     jobs = LiveJobs(loaded);
   }
   std::string aside;
@@ -271,9 +278,9 @@ absl::StatusOr<std::string> RecoverCluster(const std::string& cluster_dir, bool 
   }
   GT_ASSIGN_OR_RETURN(const std::unique_ptr<port::MetaStore> store,
                       store::OpenRocksStore(path, {.accept_loss = true, .space = {.ballast = 0}}));
-  const HeadEpoch now{static_cast<uint64_t>(absl::ToUnixSeconds(absl::Now()))};
   GT_RETURN_IF_ERROR(BeginRecovery(
-      *store, cluster, std::max({now, HeadEpoch{cluster.epoch.value + kEpochsSkipped}, cluster.superseded}),
+      *store, cluster,
+      std::max({EpochOfNow(), HeadEpoch{cluster.epoch.value + kEpochsSkipped}, cluster.superseded}),
       NumberOfLife(), accept_unsealed));
   unlink(files.new_path().c_str());
   store::ForgetStoreErrors(path);

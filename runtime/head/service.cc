@@ -472,10 +472,13 @@ void HeadService::AnswerWithoutStoring() {
   if (!no_room_) return;
   for (core::Effect& effect : outbox_.TakeAnswers()) {
     if (auto* reply = std::get_if<core::ReplyToClient>(&effect); reply != nullptr && reply->changes) {
+      // Of a launch the job is named: it exists, whatever becomes of this answer.
+      const auto said = nlohmann::json::parse(reply->reply.json, nullptr, /*allow_exceptions=*/false);
+      const std::string job = said.is_object() ? said.value("job", "") : "";
       reply->reply =
           ReplyOf(reply->reply.id,
-                  absl::ResourceExhaustedError(absl::StrCat(
-                      "it is done, but not stored: ", *no_room_,
+                  absl::AbortedError(absl::StrCat(
+                      job.empty() ? "" : absl::StrCat(job, ": "), "it is done, but not stored: ", *no_room_,
                       ". It is stored as soon as there is room; should the head end before, ask again")));
     }
     std::visit([this](const auto& one) { (*this)(one); }, effect);

@@ -132,6 +132,10 @@ TEST_F(KeeperTest, WrongTokenAndGarbageAreRefused) {
   FakeRank noisy(dir_);
   noisy.Send(999, std::string(100, '\xff'));
   EXPECT_EQ(noisy.Next().first, 0);
+  FakeRank vast(dir_);  // of which the keeper would keep all that comes, for who knows whom
+  RankFrame header{15 << 20, kRankHello, 0};
+  vast.SendBytes({reinterpret_cast<const char*>(&header), sizeof(header)});
+  EXPECT_EQ(vast.Next().first, 0);
 }
 
 // A process beside the test's own.

@@ -2,6 +2,7 @@
 // waits are conditions with deadlines. When run as root the whole set runs a second time as an ordinary user
 // (see main).
 #include <fcntl.h>
+#include <poll.h>
 #include <signal.h>
 #include <spawn.h>
 #include <sys/mman.h>
@@ -408,16 +409,16 @@ TEST(Posix, WhoseParentEndsMeanwhileIsNotTakenForAnAgent) {
     for (;;) {
       const pid_t parent = fork();
       if (parent != 0) {
-        usleep(500);
+        poll(nullptr, 0, 1);
         continue;
       }
       const pid_t child = fork();
       if (child == 0) {
-        usleep(20'000);
+        poll(nullptr, 0, 20);
         _exit(0);
       }
       if (write(pipe_of_pids[1], &child, sizeof(child)) != sizeof(child)) _exit(1);
-      usleep(static_cast<useconds_t>(child * 7919 % 60));
+      for (volatile int spin = child * 7919 % 30'000; spin > 0;) spin = spin - 1;
       _exit(0);
     }
   }
@@ -877,7 +878,8 @@ TEST_F(KeeperTest, ANoticeToAShellReachesWhatItRuns) {
   const std::string script =
       "trap 'cat notice-0; exit 5' TERM; echo ready > ready; while true; do sleep 0.1; done";
   std::ofstream(Path("program")) << script;
-  std::ofstream(Path("run.sh")) << "#!/bin/bash\nbash program\nexit $?\n";  // calls itself run.sh
+  std::ofstream(Path("run.sh"))
+      << "#!/bin/bash\ntrap true EXIT\nbash program\nexit $?\n";  // calls itself run.sh
   fs::permissions(Path("run.sh"), fs::perms::owner_all);
   Launch({"true; sleep 600 & ./run.sh; echo the shell lives; exit 6"});
   ASSERT_TRUE(Until([&] {

@@ -63,6 +63,9 @@ class FakeRank {
     RankFrame frame{static_cast<uint32_t>(body.size()), kind, 0};
     std::string bytes(reinterpret_cast<char*>(&frame), sizeof(frame));
     bytes += body;
+    SendBytes(bytes);
+  }
+  void SendBytes(const std::string& bytes) {
     ASSERT_EQ(send(fd_.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL), static_cast<ssize_t>(bytes.size()));
   }
   void Hello(uint64_t generation, uint32_t rank, const std::string& token) {

@@ -26,6 +26,7 @@ constexpr int64_t kHelloMs = 10000;
 constexpr int kLastReadsMax = 1024;  // of at most 64 KiB
 constexpr uint64_t kFaultStep = 8u << 20;
 constexpr size_t kReadAhead = sizeof(RankFrame) + kRankFrameBytesMax;
+constexpr size_t kHelloBytesMax = 4 << 10;  // of any version's hello, and of what is kept before it came
 }  // namespace
 
 void Keeper::AcceptRanks() {
@@ -47,8 +48,9 @@ void Keeper::AcceptRanks() {
 
 void Keeper::ReadRank(RankConnection& connection) {
   char buffer[64 << 10];
-  while (!connection.broken && connection.in.size() < kReadAhead) {
-    ssize_t n = read(connection.fd.get(), buffer, sizeof(buffer));
+  const size_t ahead = connection.rank >= 0 ? kReadAhead : sizeof(RankFrame) + kHelloBytesMax;
+  while (!connection.broken && connection.in.size() < ahead) {
+    ssize_t n = read(connection.fd.get(), buffer, std::min(sizeof(buffer), ahead - connection.in.size()));
     if (n < 0 && errno == EINTR) continue;
     if (n < 0 && errno == EAGAIN) break;
     if (n <= 0) {
@@ -56,13 +58,14 @@ void Keeper::ReadRank(RankConnection& connection) {
       break;
     }
     connection.in.append(buffer, static_cast<size_t>(n));
-    if (static_cast<size_t>(n) < sizeof(buffer)) break;
+    if (static_cast<size_t>(n) < sizeof(buffer)) break;  // more is heard of at the next turn
   }
   size_t used = 0;
   while (connection.in.size() - used >= sizeof(RankFrame)) {
     RankFrame frame;
     memcpy(&frame, connection.in.data() + used, sizeof(frame));
-    if (frame.bytes > kRankFrameBytesMax) {
+    // Nobody is known before its hello, which is short: who says more is not kept.
+    if (frame.bytes > (connection.rank >= 0 ? size_t{kRankFrameBytesMax} : kHelloBytesMax)) {
       connection.broken = true;
       break;
     }

@@ -197,16 +197,27 @@ std::vector<Descendant> LivingDescendants(pid_t root) {
 
 namespace {
 
-bool HasHandler(pid_t pid, int signal) {
+// Bit i: it has a handler for signal i + 1.
+uint64_t Caught(pid_t pid) {
   const std::string status = ReadSmallFile("/proc/" + std::to_string(pid) + "/status");
   const size_t at = status.find("\nSigCgt:");
-  return at != std::string::npos &&
-         (strtoull(status.c_str() + at + sizeof("\nSigCgt:") - 1, nullptr, 16) >> (signal - 1) & 1) != 0;
+  return at == std::string::npos ? 0 : strtoull(status.c_str() + at + sizeof("\nSigCgt:") - 1, nullptr, 16);
 }
 
-// By its file: a script that is run by its `#!` line calls itself by its own name.
+bool HasHandler(pid_t pid, int signal) { return (Caught(pid) >> (signal - 1) & 1) != 0; }
+
+// bash with a trap for EXIT catches every signal that would end it, to run that trap and die: this is no trap
+// for any of them. Nobody traps an illegal instruction or a file that is too large.
+bool Traps(pid_t shell, int signal) {
+  const uint64_t caught = Caught(shell), of_exit = uint64_t{1} << (SIGILL - 1) | uint64_t{1} << (SIGXFSZ - 1);
+  return (caught >> (signal - 1) & 1) != 0 && (caught & of_exit) != of_exit;
+}
+
+// Or another program that only waits for what it runs. By its file: a script that is run by its `#!` line
+// calls itself by its own name.
 bool IsShell(pid_t pid) {
-  static constexpr const char* kShells[] = {"sh", "bash", "dash", "ash", "ksh", "mksh", "zsh", "busybox"};
+  static constexpr const char* kShells[] = {"sh",  "bash",    "dash", "ash",   "ksh",   "mksh",
+                                            "zsh", "busybox", "time", "flock", "setsid"};
   char path[PATH_MAX];
   const ssize_t length = readlink(("/proc/" + std::to_string(pid) + "/exe").c_str(), path, sizeof(path));
   if (length <= 0) return false;
@@ -219,15 +230,16 @@ bool IsShell(pid_t pid) {
 }  // namespace
 
 std::vector<pid_t> HearersOf(pid_t leader, int signal, std::vector<ProcessEntry>* all) {
-  if (!IsShell(leader) || HasHandler(leader, signal)) return {leader};
+  if (!IsShell(leader) || Traps(leader, signal)) return {leader};
   if (all->empty()) *all = ListProcesses();
   std::vector<pid_t> hearers, shells = {leader};
   for (size_t at = 0; at < shells.size() && shells.size() <= all->size(); ++at) {  // it may show a circle
     for (const ProcessEntry& child : *all) {
       if (child.parent != shells[at] || child.zombie) continue;
-      if (HasHandler(child.pid, signal)) {
+      const bool shell = IsShell(child.pid);
+      if (shell ? Traps(child.pid, signal) : HasHandler(child.pid, signal)) {
         hearers.push_back(child.pid);
-      } else if (IsShell(child.pid)) {
+      } else if (shell) {
         shells.push_back(child.pid);
       }
     }

@@ -217,9 +217,15 @@ bool ZmqClient::KeyRefused() const {
 absl::Status ZmqClient::status() const {
   state_->Update();
   if (state_->connected) return absl::OkStatus();
-  if (state_->refused || state_->bad_handshakes >= kBadHandshakesMeanRefused) {
+  if (state_->refused) {
     return absl::PermissionDeniedError(
         absl::StrCat("the head at ", state_->endpoint, " does not know our key, or is not the head we know"));
+  }
+  if (state_->bad_handshakes >= kBadHandshakesMeanRefused) {
+    return absl::PermissionDeniedError(
+        absl::StrCat("the head at ", state_->endpoint,
+                     " closes our connections unheard: it does not know our key, is not the head we know, or "
+                     "has too many connections from this address (its log says so)"));
   }
   if (state_->reached) {
     return absl::DeadlineExceededError(absl::StrCat(

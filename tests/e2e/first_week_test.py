@@ -82,6 +82,11 @@ class OverTest(FirstDayTest):
     """Verbs about a job that is over."""
 
     def test_logs_are_those_of_the_job_that_was_chosen(self):
+        locked = os.path.join(self.dir, 'locked')
+        os.makedirs(locked, mode=0o500)
+        if os.geteuid() != 0 or self.prefix:  # root may write anywhere
+            refused = self.gtrain('launch', '--run-dir', locked, '-n', '1', '--', 'true', expect=2).stderr
+            self.assertIn(f'cannot be made in {locked}: {locked}: Permission denied. Choose another place: --run-dir DIR', refused)
         self.gtrain('launch', '--name', 'crash', '-n', '3', '--', 'sh', '-c', 'echo of crash; exit 3', expect=1)
         self.gtrain('launch', '--name', 'fine', '-n', '1', '--', 'echo', 'of fine')
         for words in (('--generation', '2'), ('--rank', '2')):

@@ -55,8 +55,9 @@ def wait_until(what, condition, seconds=PATIENCE):
 class Process:
     """A started command: its output is collected as it comes, so that a test may wait for a line."""
 
-    def __init__(self, argv, env, cwd, terminal=False, prefix=(), in_namespace=None):
-        self.argv = list(argv)
+    def __init__(self, argv, env, cwd, terminal=False, prefix=(), in_namespace=None, rate=None):
+        """`rate`: bytes a second that its terminal takes."""
+        self.argv, self.rate = list(argv), rate
         self.chunks, self.lock = [], threading.Lock()
         if terminal:
             self.master, slave = pty.openpty()
@@ -75,9 +76,11 @@ class Process:
     def _read(self):
         while True:
             try:
-                data = os.read(self.master, 65536)
+                data = os.read(self.master, self.rate // 20 if self.rate else 65536)
             except OSError:
                 return
+            if self.rate:
+                threading.Event().wait(0.05)
             if not data:
                 return
             with self.lock:
@@ -206,9 +209,9 @@ class GtrainTest(unittest.TestCase):
                              f'gtrain {" ".join(args)}\n--- stdout\n{done.stdout}\n--- stderr\n{done.stderr}')
         return done
 
-    def start(self, *args, terminal=False, home=None, prefix=None, program=None, **env):
+    def start(self, *args, terminal=False, home=None, prefix=None, program=None, rate=None, **env):
         prefix = self.prefix if prefix is None else prefix
-        process = Process([program or self.program, *args], self.env(home, **env), self.dir, terminal, prefix)
+        process = Process([program or self.program, *args], self.env(home, **env), self.dir, terminal, prefix, rate=rate)
         self.started.append(process)
         return process
 

@@ -2,6 +2,7 @@
 import os
 import re
 import signal
+import time
 
 import harness
 from harness import wait_until
@@ -71,6 +72,20 @@ class TerminalTest(harness.GtrainTest):
         wait_until('both ranks saw SIGTERM', lambda: all(
             os.path.exists(os.path.join(self.out, f'stopped.{rank}')) for rank in range(2)))
         self.assertIn('gtrain: ctrlc-1 CANCELLED', launch.output())
+        self.end_local_cluster()
+
+    def test_ctrl_c_on_a_slow_terminal(self):
+        """Of a rank that writes without end, to a terminal of 20 kB/s: a write of what waits for it takes minutes."""
+        launch = self.start('launch', '-n', '1', '--name', 'slow', '--', 'sh', '-c',
+                            'while :; do echo aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa; done',
+                            terminal=True, rate=20_000)
+        wait_until('output', lambda: launch.size() > 20_000)
+        pressed = time.monotonic()
+        launch.type(b'\x03')
+        wait_until('the job to be stopped', lambda: [job for job in self.jobs() if job['state'] == 'CANCELLED'])
+        self.assertLess(time.monotonic() - pressed, 15, 'the stop came with the Ctrl-C, not behind the output')
+        self.assertEqual(launch.wait(), 130)
+        self.assertRegex(launch.output(), r'\[\d+ bytes of output are not shown here; `gtrain logs` has them\]')
         self.end_local_cluster()
 
     def test_ctrl_c_twice_stops_now(self):

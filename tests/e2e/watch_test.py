@@ -102,6 +102,22 @@ class WatchTest(harness.GtrainTest):
         self.wait_for_state('three', 'SUCCEEDED')
         self.end_local_cluster()
 
+    def test_a_client_that_follows_brings_back_all_three(self):
+        """Nobody else is left that could; it tried the dead head for ten minutes, while the lease of the ranks ran out."""
+        done = os.path.join(self.dir, 'go')
+        launch = self.start('launch', self.stepper_job('all', '--until', done))
+        self.wait_for_steps(3, ranks=2)
+        self.wait_for_three()
+        ranks = self.rank_pids(1)
+        self.kill([self.pid(verb) for verb in DAEMONS])
+        wait_until('a head to serve', lambda: self.serving() in self.daemons('head'), harness.PATIENCE)
+        step = max(self.steps().values())
+        self.wait_for_steps(step + 3, ranks=2)
+        self.assertEqual(self.rank_pids(), ranks, 'no new generation')
+        open(done, 'w').close()
+        self.assertEqual(launch.wait(), 0, launch.output())
+        self.end_local_cluster()
+
     def test_the_next_head_is_at_another_address(self):
         """W15: its port was taken meanwhile; the agent, which looked for it there for ever, goes along."""
         done = os.path.join(self.dir, 'go')

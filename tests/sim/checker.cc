@@ -27,7 +27,7 @@ std::string G(const JobId& job, uint64_t generation) { return absl::StrCat(job.v
 
 // Of a head whose disk is full (head_process.cc).
 bool NotStored(const core::ClientReply& reply) {
-  return reply.code == static_cast<int>(absl::StatusCode::kResourceExhausted) &&
+  return reply.code == static_cast<int>(absl::StatusCode::kAborted) &&
          absl::StrContains(reply.error, "not stored");
 }
 

@@ -242,8 +242,7 @@ void HeadProcess::AnswerWithoutStoring() {
   if (!no_room_) return;
   for (core::Effect& effect : outbox_.TakeAnswers()) {
     if (auto* reply = std::get_if<core::ReplyToClient>(&effect); reply != nullptr && reply->changes) {
-      reply->reply =
-          core::ReplyOf(reply->reply.id, absl::ResourceExhaustedError("it is done, but not stored"));
+      reply->reply = core::ReplyOf(reply->reply.id, absl::AbortedError("it is done, but not stored"));
     }
     Perform(effect);
   }
