@@ -172,12 +172,11 @@ class Trainer {
     }
     return absl::OkStatus();
   }
-  // How long it took from the end of Save to its commit.
+  // From the call of Save, in which the state is copied and hashed, to its commit.
   absl::StatusOr<double> Persist() {
     GT_RETURN_IF_ERROR(Save());
-    const Instant begin = clock_.Now();
     GT_RETURN_IF_ERROR(Wait());
-    return absl::ToDoubleSeconds(waited_ - begin);
+    return absl::ToDoubleSeconds(waited_ - begun_);
   }
   absl::StatusOr<double> Restore(bool near = false) {
     const Instant begin = clock_.Now();

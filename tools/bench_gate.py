@@ -7,8 +7,10 @@ usage: bench_gate.py BUILD_FOLDER [--turns N] [--only BENCH[,BENCH]] [--record]
   --record  writes what was measured into the file instead of comparing
 
 A ratio is ours over the peer's of the same run, smaller is better, so it says the same on a fast and on a slow machine. Its
-spread is half of what lies between the lowest and the highest turn. A row fails when its median exceeds the recorded one by
-more than both spreads and by at least a tenth. Run it on a machine that does nothing else: `make bench-gate`.
+spread is half of what lies between the second lowest and the second highest turn. A row fails when its median exceeds the
+recorded one by more than three recorded spreads, which count as a tenth at least and as a half at most; when it scatters
+more than that itself, so that nothing can be said; and when it is in one of the two only. Run it on a machine that does
+nothing else: `make bench-gate`.
 """
 import argparse
 import json
@@ -22,7 +24,7 @@ ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), '..'))
 BASELINE = os.path.join(ROOT, 'bench', 'baseline.json')
 GATED = ['agents', 'launch', 'allreduce', 'codec']
 SECONDS = 90
-LEAST = 0.1
+LEAST, MOST = 0.1, 0.5  # of the recorded ratio, what it may grow by
 
 
 def run(build, bench):
@@ -41,6 +43,11 @@ def run(build, bench):
     return {f'{row["name"]}, beside {row["peer"]}': row['ratio'] for row in rows if row.get('peer')}
 
 
+def spread(ratios):
+    inner = sorted(ratios)[1:-1] if len(ratios) >= 4 else ratios
+    return (max(inner) - min(inner)) / 2
+
+
 def measure(build, benches, turns):
     found = {}
     for turn in range(turns):
@@ -48,28 +55,37 @@ def measure(build, benches, turns):
             print(f'turn {turn + 1} of {turns}: bench_{bench}', flush=True)
             for name, ratio in run(build, bench).items():
                 found.setdefault(bench, {}).setdefault(name, []).append(ratio)
-    return {bench: {name: {'ratio': round(statistics.median(ratios), 4),
-                           'spread': round((max(ratios) - min(ratios)) / 2, 4)}
-                    for name, ratios in rows.items() if len(ratios) == turns}
-            for bench, rows in found.items()}
+    for bench, rows in found.items():
+        for name, ratios in rows.items():
+            if len(ratios) != turns:
+                raise SystemExit(f'bench-gate: {bench}: {name} was measured in {len(ratios)} of {turns} turns')
+    return {bench: {name: {'ratio': round(statistics.median(ratios), 4), 'spread': round(spread(ratios), 4)}
+                    for name, ratios in rows.items()} for bench, rows in found.items()}
+
+
+def verdict(old, new):
+    """'ok', 'WORSE', 'noisy', 'gone' or 'new', and how much more than `old` is allowed."""
+    if new is None:
+        return 'gone', 0
+    if old is None:
+        return 'new', 0
+    allowed = min(max(3 * old['spread'], LEAST * old['ratio']), MOST * old['ratio'])
+    if new['ratio'] > old['ratio'] + allowed:
+        return 'WORSE', allowed
+    return ('noisy' if new['spread'] > allowed else 'ok'), allowed
 
 
 def compare(before, now):
-    """The rows that grew, and those which are not measured any more."""
+    """The rows that grew, that scatter too much to tell, and that are measured or recorded only."""
     failed = []
-    for bench, rows in before.items():
-        for name, old in rows.items():
-            new = now.get(bench, {}).get(name)
-            if new is None:
-                failed.append(f'{bench}: {name}: is not measured any more')
-                print(f'{"gone":>6}  {bench}: {name}')
-                continue
-            allowed = max(old['spread'] + new['spread'], LEAST * old['ratio'])
-            worse = new['ratio'] > old['ratio'] + allowed
-            print(f'{"WORSE" if worse else "ok":>6}  {bench}: {name}: {old["ratio"]:.3f} -> {new["ratio"]:.3f} (allowed: '
-                  f'{allowed:.3f} more)')
-            if worse:
-                failed.append(f'{bench}: {name}')
+    for bench in before:
+        for name in sorted({*before[bench], *now.get(bench, {})}):
+            old, new = before[bench].get(name), now.get(bench, {}).get(name)
+            word, allowed = verdict(old, new)
+            numbers = ' -> '.join(f'{row["ratio"]:.3f} +- {row["spread"]:.3f}' if row else 'nothing' for row in (old, new))
+            print(f'{word:>6}  {bench}: {name}: {numbers} (allowed: {allowed:.3f} more)')
+            if word != 'ok':
+                failed.append(f'{bench}: {name}: {word}')
     return failed
 
 

@@ -88,7 +88,9 @@ absl::StatusOr<LocalCluster> ReviveLocalCluster() {
   // Without the file the head ended in order; an agent that stays all the same has ranks to keep.
   if (access(EndpointPath(dir).c_str(), F_OK) != 0 && !Runs(dir, Daemon::kAgent)) return NoCluster();
   // Its ranks may live there without a daemon; an agent of here would call them gone.
-  if (const auto before = net::ReadEndpoint(EndpointPath(dir)); before.ok() && !before->SeesItsProcesses()) {
+  const auto before = net::ReadEndpoint(EndpointPath(dir));
+  if (before.ok() && !before->SeesItsProcesses() &&
+      (before->IsHere() ? !Runs(dir, Daemon::kHead) || !Runs(dir, Daemon::kAgent) : !AnyRuns(dir))) {
     return absl::UnavailableError(absl::StrCat(
         "the local cluster in ", dir, " ran on ", before->place.host,
         ", in another machine or container, where its ranks may go on: ask there. If that is gone for good, "

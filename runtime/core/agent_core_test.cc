@@ -543,7 +543,8 @@ TEST_F(AgentCoreTest, NoRankStartsWhereItsFilesCannotBe) {  // X20
   ASSERT_EQ(Sent<RankExited>().size(), 2u);
   EXPECT_EQ(Sent<RankExited>()[0].exit.cause, ExitCause::kStartFailed);
   EXPECT_EQ(Sent<RankExited>()[0].exit.message,
-            "the run directory cannot be used: /run belongs to another user");
+            "the run directory cannot be used: /run belongs to another user. Another place: gtrain launch "
+            "--run-dir DIR");
   EXPECT_EQ(Sent<GenerationGone>().size(), 1u);
   EXPECT_THAT(Commands<keeper::StartRank>(), IsEmpty());
 }

@@ -489,7 +489,38 @@ void Checker::Durable(const std::vector<core::RecordWrite>& writes) {
       }
       truth.checkpoint_timeline = checkpoint->timeline.value;
       truth.checkpoint_step = checkpoint->step;
+      truth.checkpoint_at = kernel_.now();
     }
+    if (const auto* node = std::get_if<core::NodeRecord>(&*write.record)) NoteLeave(*node);
+  }
+  for (const core::RecordWrite& write : writes) {
+    if (!write.record) continue;
+    if (const auto* fault = std::get_if<core::JobFaultRecord>(&*write.record)) CheckDrained(*fault);
+  }
+}
+
+void Checker::NoteLeave(const core::NodeRecord& record) {
+  NodeTruth& node = nodes_[record.id];
+  std::string leave;
+  for (const core::NodeNotice* notice : {&record.notice, &record.drain}) {
+    if (notice->kind == core::NoticeKind::kLeave) absl::StrAppend(&leave, notice->id, ";");
+  }
+  if (leave != node.leave && !leave.empty() && node.leave.empty()) node.leave_since = kernel_.now();
+  node.leave = std::move(leave);
+}
+
+// INV-7: before its time is up a notice ends a generation only for a checkpoint that was committed since.
+void Checker::CheckDrained(const core::JobFaultRecord& record) {
+  JobTruth& job = jobs_[record.job];
+  if (!absl::EndsWith(record.fault.message, "; a checkpoint was made") ||
+      !job.noticed_in.insert(record.fault.generation.value).second) {
+    return;
+  }
+  const int64_t since = nodes_[record.fault.node].leave_since;
+  if (job.checkpoint_at < since) {
+    kernel_.Fail("INV-7",
+                 absl::StrCat(G(record.job, record.fault.generation.value), " was ended for a checkpoint of ",
+                              (since - job.checkpoint_at) / 1'000'000, " ms before the notice"));
   }
 }
 

@@ -105,6 +105,8 @@ class Checker {
     int restarts = 0;
     int64_t checkpoint_step = -1;
     uint64_t checkpoint_timeline = 0;
+    int64_t checkpoint_at = 0;               // when the head's record of it was durable
+    std::set<uint64_t> noticed_in;           // generations that a notice has ended
     int64_t highest_step = -1;               // of all durable checkpoints
     uint64_t fault_decided = 0;              // the generation of the newest fault that was judged
     std::map<NodeId, uint64_t> revoke_left;  // to this node, by this life of the head
@@ -117,6 +119,8 @@ class Checker {
     bool heard_leave = false;                // the head's newest word of it, maybe taken back meanwhile
     std::optional<int64_t> announced_until;  // a notice; max while it stands
     int64_t leaves_at = 0;                   // as the head understood the newest that it heard
+    std::string leave;                       // of its record: which notices to leave stand
+    int64_t leave_since = 0;                 // and since when
     Incarnation incarnation;
     std::map<JobId, int64_t> keeper_died;  // when, or when it was swept up
     std::map<std::string, bool> clone_routes;
@@ -144,6 +148,8 @@ class Checker {
   void CheckWritten(const core::HeadCore& head, const core::Persist& persist);
   void Durable(const std::vector<core::RecordWrite>& writes);
   void DurableJob(const core::JobRecord& record);
+  void NoteLeave(const core::NodeRecord& record);
+  void CheckDrained(const core::JobFaultRecord& record);
   void CheckCharges(const core::JobRecord& record);
   void NeverStarted(const core::RankExit& exit);
   void CheckGrant(const NodeId& node, const core::StartGeneration& start);
