@@ -516,7 +516,11 @@ void Checker::CheckDrained(const core::JobFaultRecord& record) {
       !job.noticed_in.insert(record.fault.generation.value).second) {
     return;
   }
-  const int64_t since = nodes_[record.fault.node].leave_since;
+  // Ranks that were told of one machine are ended for the next one that leaves, perhaps at once.
+  int64_t since = nodes_[record.fault.node].leave_since;
+  for (const auto& [id, node] : nodes_) {
+    if (!node.leave.empty()) since = std::min(since, node.leave_since);
+  }
   if (job.checkpoint_at < since) {
     kernel_.Fail("INV-7",
                  absl::StrCat(G(record.job, record.fault.generation.value), " was ended for a checkpoint of ",
