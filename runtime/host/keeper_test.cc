@@ -721,6 +721,8 @@ TEST_F(KeeperTest, KilledKeeperLeavesRanksThatCanBeFoundAndEnded) {
   const auto* started = WaitStarted(0);
   ASSERT_NE(started, nullptr);
   const int64_t escaped = PidIn("escaped");
+  // In the middle of an exec its environment, by which it is found, cannot be read.
+  ASSERT_TRUE(Until([&] { return Slurp(absl::StrCat("/proc/", escaped, "/comm")) == "sleep\n"; }));
   kill(static_cast<pid_t>(*KeeperPid(dir_)), SIGKILL);
   ASSERT_TRUE(Until([&] {
     Pump();
