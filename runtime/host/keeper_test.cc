@@ -423,7 +423,7 @@ TEST(Posix, WhoseParentEndsMeanwhileIsNotTakenForAnAgent) {
     }
   }
   int placed = 0, unplaced = 0;
-  for (int i = 0; i < 2000; ++i) {
+  for (int i = 0; i < 4000; ++i) {
     pid_t child = 0;
     ASSERT_EQ(read(pipe_of_pids[0], &child, sizeof(child)), static_cast<ssize_t>(sizeof(child)));
     const auto above = keeper::KeepersAbove(child);

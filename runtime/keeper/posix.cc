@@ -142,8 +142,13 @@ std::optional<std::vector<pid_t>> KeepersAbove(pid_t pid) {
     ProcessEntry entry;
     if (!ReadProcess(pid, &entry)) return std::nullopt;
     for (int depth = 0; depth < kDepthMax; ++depth) {
-      if (entry.parent <= 0) return keepers;
       ProcessEntry parent;
+      if (entry.parent <= 0) {  // the first process; but of one that is just ending the kernel says the same
+        const bool stays = ReadProcess(entry.pid, &parent) && parent.start_time == entry.start_time &&
+                           parent.parent <= 0 && !parent.zombie;
+        if (stays) return keepers;
+        break;
+      }
       // It has just ended, and whoever it left has another parent; its number may be somebody else's now.
       if (!ReadProcess(entry.parent, &parent) || parent.start_time > entry.start_time) break;
       entry = std::move(parent);
