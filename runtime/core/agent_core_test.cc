@@ -202,7 +202,8 @@ TEST_F(AgentCoreTest, NoticeReachesTheRanksAndSignalsThemOnce) {
   EXPECT_EQ(Commands<keeper::Notice>()[0].signal, 15);
   Step(FromHead{NoticeRanks{{6}, kJob, {1}, absl::Seconds(80)}});
   const keeper::Notice again{.generation = 1, .seconds = 80, .signal = 0, .number = 1};
-  EXPECT_THAT(Commands<keeper::Notice>(), ElementsAre(again)) << "a second signal might end who is saving";
+  EXPECT_THAT(Commands<keeper::Notice>(), ::testing::ElementsAre(again))
+      << "a second signal might end who is saving";
   Step(FromHead{NoticeRanks{{6}, kJob, {1}, absl::Seconds(80), 2}});
   EXPECT_EQ(Commands<keeper::Notice>().at(0).signal, 15) << "another, after the first was taken back";
 }
