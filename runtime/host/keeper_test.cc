@@ -434,7 +434,8 @@ TEST(Posix, WhoseParentEndsMeanwhileIsNotTakenForAnAgent) {
       ASSERT_THAT(*above, ::testing::Contains(keeper)) << "after " << i;
     }
   }
-  EXPECT_GT(placed, unplaced);
+  EXPECT_GT(placed, 400) << unplaced
+                         << " could not be placed: the others had ended before they were looked at";
   kill(keeper, SIGKILL);
   waitpid(keeper, nullptr, 0);
   close(pipe_of_pids[0]);
