@@ -454,15 +454,17 @@ TEST(UriScheme, IsSeenWithOneSlashAndNotInAPath) {
   }
 }
 
+void PutBelow(const std::string& root, const std::string& path, const std::string& text) {
+  const std::string whole = root + path;
+  ASSERT_TRUE(MakeDirs(whole.substr(0, whole.rfind('/'))).ok());
+  ASSERT_TRUE(WriteFileDurable(whole, text).ok());
+}
+
 TEST(AvailableMemory, IsTheLeastThatTheMachineAndItsGroupsLeave) {
   EXPECT_GT(AvailableMemory(), 1u << 20);
   const std::string root = TestFolder();
   EXPECT_EQ(AvailableMemory(root), UINT64_MAX);
-  const auto put = [&](const std::string& path, const std::string& text) {
-    const std::string whole = root + path;
-    ASSERT_TRUE(MakeDirs(whole.substr(0, whole.rfind('/'))).ok());
-    ASSERT_TRUE(WriteFileDurable(whole, text).ok());
-  };
+  const auto put = [&](const std::string& path, const std::string& text) { PutBelow(root, path, text); };
   put("/proc/meminfo", "MemTotal:       24000000 kB\nMemAvailable:    1000 kB\n");
   EXPECT_EQ(AvailableMemory(root), 1'024'000u);
   put("/proc/self/cgroup", "1:cpu:/x\n0::/user/job\n");
@@ -481,11 +483,7 @@ TEST(AvailableMemory, IsTheLeastThatTheMachineAndItsGroupsLeave) {
 TEST(MemoryLimit, IsTheSmallestOfItsGroups) {
   const std::string root = TestFolder();
   EXPECT_EQ(MemoryLimit(root), UINT64_MAX);
-  const auto put = [&](const std::string& path, const std::string& text) {
-    const std::string whole = root + path;
-    ASSERT_TRUE(MakeDirs(whole.substr(0, whole.rfind('/'))).ok());
-    ASSERT_TRUE(WriteFileDurable(whole, text).ok());
-  };
+  const auto put = [&](const std::string& path, const std::string& text) { PutBelow(root, path, text); };
   put("/proc/self/cgroup", "4:cpu,cpuacct:/x\n3:memory:/pod/one\n0::/user/job\n");
   put("/sys/fs/cgroup/user/job/memory.max", "max\n");
   EXPECT_EQ(MemoryLimit(root), UINT64_MAX);

@@ -620,9 +620,11 @@ std::shared_ptr<const Document> HeadState::StatusOf(const ClientStatus& asked,
     if (const Job& job = jobs_.at(it->second); IsFinal(job.record.state)) over.push_back(&job);
   }
   // A long job that has just ended is news, however many began after it.
-  std::stable_sort(over.begin(), over.end(), [](const Job* one, const Job* other) {
-    return one->record.ended_at > other->record.ended_at;
-  });
+  if (over.size() > over_shown) {
+    std::stable_sort(over.begin(), over.end(), [](const Job* one, const Job* other) {
+      return one->record.ended_at > other->record.ended_at;
+    });
+  }
   std::set<const Job*> left_out;
   size_t own = 0;
   for (size_t i = 0; i < over.size(); ++i) {

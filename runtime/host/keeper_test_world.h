@@ -221,6 +221,22 @@ class KeeperTest : public ::testing::Test {
     start.notice_path = Path(absl::StrCat("notice-", rank));
     return start;
   }
+  // Until a script has made the file "ready".
+  void AwaitReady() {
+    ASSERT_TRUE(Until([&] {
+      Pump();
+      return fs::exists(Path("ready"));
+    }));
+  }
+  // Of a shell that dies of SIGTERM while its program saves, for longer than two seconds.
+  void StopAndExpectASave() {
+    End(keeper::End::kStop, 60000);
+    const auto* exit = WaitExit(0);
+    ASSERT_NE(exit, nullptr);
+    EXPECT_EQ(exit->signal, SIGTERM);
+    ASSERT_NE(WaitGone(), nullptr);
+    EXPECT_TRUE(fs::exists(Path("saved")));
+  }
   void Launch(const std::vector<std::string>& scripts, uint64_t generation = 1, uint64_t shm = 1 << 20) {
     client_->Send(keeper::BeginGeneration{generation, static_cast<uint32_t>(scripts.size()), shm, "note"});
     for (size_t i = 0; i < scripts.size(); ++i) {
