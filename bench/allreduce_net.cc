@@ -5,7 +5,9 @@
 //
 // With two ranks on each of two machines: one of each machine carrying everything against both, each its part
 // (--only rails). There the ranks of a machine are on cores of their own, which the machines share: what one
-// core and one connection cannot carry is what rails are for.
+// core and one connection cannot carry is what rails are for. With four ranks on each of two machines,
+// through cables of several rates: where the wire takes as long as the copies and sums of a machine, what
+// overlaps and what does not differ most (--only pipeline).
 //
 // The ranks are forked here and meet through memory; everything after that goes over the network as in a job.
 // A sample is the median of some calls, each between two barriers and as slow as its slowest rank.
@@ -41,7 +43,7 @@ using Algorithms = std::vector<const char*>;
 const Algorithms kAlgorithms{"auto", "ring", "doubling", "halving-doubling", "double-tree"},
     kSpeakers{"auto", "leader", "rails"};
 constexpr size_t kAlgorithmsMax = 5, kSizesMax = 16;
-constexpr int kRailMachines = 2, kRails = 2;
+constexpr int kRailMachines = 2, kRails = 2, kPipelineRanks = 4;
 constexpr absl::Duration kPeerDeadline = absl::Seconds(120);
 const std::vector<size_t> kRawBytes{4 << 10, 50'000, 8 << 20};
 constexpr int kRawTimes = 9;
@@ -259,20 +261,20 @@ void PrintSummary(const Board& board, const std::vector<double>& raw, const std:
   }
 }
 
-// Both ranks of a machine against its leader, through cables as they are now.
-absl::Status MeasureRails(const Options& options, const Network& network, const std::string& cables,
-                          std::vector<Outcome>* outcomes) {
+// All ranks of a machine against its leader, through cables as they are now.
+absl::Status MeasureRails(const Options& options, const Network& network, int of_each,
+                          const std::string& cables, std::vector<Outcome>* outcomes) {
   std::vector<Size> sizes{{4 << 10, 200}, {64 << 10, 50}, {1 << 20, 20}, {16 << 20, 5}, {64 << 20, 2}};
   if (options.quick) sizes = {{64 << 10, 30}, {1 << 20, 5}, {16 << 20, 1}};
   const int turns = options.quick ? kTurnsQuick : kTurns;
   std::vector<Place> ranks;
   for (int machine = 0; machine < kRailMachines; ++machine) {
-    for (int local = 0; local < kRails; ++local) ranks.push_back({machine, Network::CoreOf(local)});
+    for (int local = 0; local < of_each; ++local) ranks.push_back({machine, Network::CoreOf(local)});
   }
   Board* board = MakeBoard();
   if (board == nullptr) return absl::ResourceExhaustedError("no memory for the samples");
   GT_RETURN_IF_ERROR(MeasureOurs(network, ranks, kSpeakers, sizes, turns, board));
-  std::printf("%d machines of %d ranks, %s\n%-8s %10s %10s %10s   %s\n", kRailMachines, kRails,
+  std::printf("%d machines of %d ranks, %s\n%-8s %10s %10s %10s   %s\n", kRailMachines, of_each,
               cables.c_str(), "bytes", "auto us", "leader", "rails", "leader / rails; auto / better of them");
   for (size_t s = 0; s < sizes.size(); ++s) {
     const Series chosen = Of(*board, 0, s, turns), leader = Of(*board, 1, s, turns),
@@ -280,7 +282,8 @@ absl::Status MeasureRails(const Options& options, const Network& network, const 
     std::printf("%-8s %10.1f %10.1f %10.1f   %.2f  %.3f\n", Named(sizes[s].bytes).c_str(), chosen.Median(),
                 leader.Median(), rails.Median(), leader.Median() / rails.Median(),
                 chosen.Median() / std::min(leader.Median(), rails.Median()));
-    const std::string name = absl::StrCat("2 machines of 2, ", cables, ", ", Named(sizes[s].bytes));
+    const std::string name =
+        absl::StrCat("2 machines of ", of_each, ", ", cables, ", ", Named(sizes[s].bytes));
     outcomes->push_back({name, "us", "ours, leader", chosen, leader});
     outcomes->push_back({name, "us", "ours, rails", chosen, rails});
   }
@@ -351,12 +354,20 @@ absl::Status MeasureMachines(const Options& options, const Network& network, con
 
 absl::Status MeasureAll(const Options& options, const Network& network, const Home& home) {
   std::vector<Outcome> outcomes;
-  if (options.only != "machines")
-    GT_RETURN_IF_ERROR(MeasureRails(options, network, "cables without a limit", &outcomes));
-  GT_ASSIGN_OR_RETURN(const std::vector<double> raw, LimitAndMeasureRaw(network));
-  if (options.only != "machines")
-    GT_RETURN_IF_ERROR(MeasureRails(options, network, "cables of 1 Gbit/s", &outcomes));
-  if (options.only != "rails") GT_RETURN_IF_ERROR(MeasureMachines(options, network, home, raw, &outcomes));
+  const bool all = options.only.empty(), rails = all || options.only == "rails";
+  if (rails) GT_RETURN_IF_ERROR(MeasureRails(options, network, kRails, "cables without a limit", &outcomes));
+  if (all || options.only == "pipeline") {
+    for (const char* rate : {"8gbit", "4gbit", "2gbit"}) {
+      GT_RETURN_IF_ERROR(network.Limit(rate, "72kb"));
+      GT_RETURN_IF_ERROR(
+          MeasureRails(options, network, kPipelineRanks, absl::StrCat("cables of ", rate, "/s"), &outcomes));
+    }
+  }
+  if (rails || options.only == "machines") {
+    GT_ASSIGN_OR_RETURN(const std::vector<double> raw, LimitAndMeasureRaw(network));
+    if (rails) GT_RETURN_IF_ERROR(MeasureRails(options, network, kRails, "cables of 1 Gbit/s", &outcomes));
+    if (options.only != "rails") GT_RETURN_IF_ERROR(MeasureMachines(options, network, home, raw, &outcomes));
+  }
   return Report(options, "allreduce_net", outcomes) == 0 ? absl::OkStatus()
                                                          : absl::InternalError("the report was not written");
 }
@@ -381,5 +392,5 @@ int Main(Options options) {
 }  // namespace gtrain::bench
 
 int main(int argc, char** argv) {
-  return gtrain::bench::Main(gtrain::bench::ParseOptions(argc, argv, {"machines", "rails"}));
+  return gtrain::bench::Main(gtrain::bench::ParseOptions(argc, argv, {"machines", "rails", "pipeline"}));
 }

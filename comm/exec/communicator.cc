@@ -1,17 +1,5 @@
 // Every collective begins with Enter: each rank puts down what it is about to do, all read what all put
-// down, and a difference is an error with the same words on every rank (L6). A barrier is nothing
-// but that. On one machine small data lies beside it, and reading it is all that is left to do.
-//
-// Other data moves in one of three ways. If all ranks of the only machine pass memory of Allocate(), they
-// reduce straight out of and into each other's memory. With one rank on each machine schedules run on the
-// caller's memory.
-//
-// In all other cases data moves in chunks through a pipeline of stages, one phase of the shared-memory group
-// between two ticks: at tick t the ranks copy chunk t in, reduce chunk t-1 (each its own part, in the order
-// of ranks), carry chunk t-2 between the machines (the leader all of it or each rank a part), and copy chunk
-// t-3 out. With at most four stages and four buffers no rank can meet a chunk that another still reads, also
-// across the border of two collectives: within the last tick of one and the first of the next different
-// buffers are touched, and a phase lies between any further ones.
+// down, and a difference is an error with the same words on every rank (L6). A barrier is nothing but that.
 #include "comm/exec/communicator.h"
 
 #include <algorithm>
@@ -28,6 +16,9 @@
 #include "absl/strings/str_replace.h"
 #include "base/rng.h"
 #include "base/status_macros.h"
+#include "comm/backends/flat/flat_backend.h"
+#include "comm/backends/hierarchical/hierarchical_backend.h"
+#include "comm/backends/shared_memory/shared_memory_backend.h"
 #include "comm/exec/exec_communicator.h"
 #include "comm/ucx/fabric.h"
 #include "comm/ucx/fabric_transport.h"
@@ -36,9 +27,6 @@
 namespace gtrain::comm {
 namespace {
 
-// What all ranks together read out of the posts in one small collective: bounds the time that a machine with
-// many ranks spends on what two stages would do better.
-constexpr size_t kInlineTotal = 128 << 10;
 // A rank with arguments that cannot be waits so long for the others, to tell them.
 constexpr absl::Duration kTellRefused = absl::Seconds(30);
 // What a rank has sent and nobody has received yet keeps the end of its communicator so long.
@@ -324,13 +312,13 @@ absl::Status ExecCommunicator::LearnLinks(const Watch& watch) {
     std::vector<Carriers> measured;
     for (const KnownLink& link : links)
       measured.push_back({static_cast<int>(link.rails), {link.round, link.reduced_byte}});
-    TakeLinks(measured);
+    between_->TakeLinks(measured);
     return absl::OkStatus();
   }
-  GT_RETURN_IF_ERROR(MeasureLinks(watch));
+  GT_RETURN_IF_ERROR(between_->Measure(watch));
   if (options_.transport || wish_.deterministic) return absl::OkStatus();
   std::string known;
-  for (const Carriers& c : carriers_) {
+  for (const Carriers& c : between_->carriers()) {
     const KnownLink link{c.rails, c.link.round, c.link.reduced_byte};
     known.append(reinterpret_cast<const char*>(&link), sizeof(link));
   }
@@ -352,10 +340,7 @@ absl::StatusOr<std::string> ExecCommunicator::OpenOwn(const Watch& watch) {
 }
 
 absl::Status ExecCommunicator::OpenMemory(const Watch& watch) {
-  if (hierarchy_.one_rank_a_node()) {
-    records_.resize(static_cast<size_t>(size()));
-    return absl::OkStatus();
-  }
+  if (hierarchy_.one_rank_a_node()) return absl::OkStatus();
   const std::vector<int>& ranks = hierarchy_.peers();
   auto shm = ShmGroup::Open(bootstrap_, ranks, NamesOf(ranks), hierarchy_.local, nonce_, watch);
   if (!shm.ok()) return Annotate(shm.status(), "has no shared memory");
@@ -396,11 +381,8 @@ absl::Status ExecCommunicator::Connect() {
 
 absl::Status ExecCommunicator::Connect(const GatherFn& gather, const Watch& watch) {
   GT_ASSIGN_OR_RETURN(const std::vector<std::string> addresses, Meet(gather, watch));
-  if (nodes() > 1) {
-    GT_RETURN_IF_ERROR(transport_->Connect(addresses, rank()));
-    if (const std::vector<int> rail = hierarchy_.Rail(); !rail.empty())
-      rail_ = std::make_unique<Members>(transport_.get(), rail);
-  }
+  if (nodes() > 1) GT_RETURN_IF_ERROR(transport_->Connect(addresses, rank()));
+  MakeBackend();
   if (shm_ != nullptr) GT_RETURN_IF_ERROR(shm_->Join(watch));
   GT_RETURN_IF_ERROR(OpenMessages());
   // Connections are made here, so that a network that does not work shows now and not in the first step.
@@ -408,122 +390,16 @@ absl::Status ExecCommunicator::Connect(const GatherFn& gather, const Watch& watc
   return Barrier();
 }
 
-// Leaders: more than a packet to each machine that small all-gathers speak with: a way that loses only large
-// packets carries every barrier (fault W14).
-absl::Status ExecCommunicator::TryLinks(const Watch& watch, double* seconds, double* a_byte) {
-  constexpr size_t kTryBytes = 64 << 10;
-  const int self = hierarchy_.node, machines = nodes();
-  const bool direct = machines <= kDirectRanksMax;
-  std::vector<int> steps;
-  for (int step = 1; step < machines; step = direct ? step + 1 : 2 * step) steps.push_back(step);
-  std::vector<char> out(kTryBytes), in(steps.size() * kTryBytes);
-  std::vector<Transfer> transfers;
-  for (int step : steps) transfers.push_back({(self + step) % machines, true, out.data(), kTryBytes});
-  for (size_t i = 0; i < steps.size(); ++i) {
-    const int from = (self - steps[i] + machines) % machines;
-    transfers.push_back({from, false, in.data() + i * kTryBytes, kTryBytes});
+void ExecCommunicator::MakeBackend() {
+  if (nodes() == 1) {
+    backend_ = MakeSharedMemoryBackend(&hierarchy_, shm_.get());
+    return;
   }
-  const Instant start = RealClock().Now();
-  GT_RETURN_IF_ERROR(rail_->Exchange(
-      transfers, [](size_t) {}, watch));
-  *seconds = absl::ToDoubleSeconds(RealClock().Now() - start);
-  *a_byte = *seconds / static_cast<double>(in.size());
-  return absl::OkStatus();
-}
-
-// On all ranks: the largest of each value that any leader has. Before the first collective.
-absl::Status ExecCommunicator::AgreeOnMost(absl::Span<double> values, const Watch& watch) {
-  if (leads()) {
-    std::vector<double> all(values.size() * static_cast<size_t>(nodes()));
-    std::vector<Range> parts;
-    for (size_t i = 0; i < hierarchy_.nodes.size(); ++i) parts.push_back({i * values.size(), values.size()});
-    std::copy(values.begin(), values.end(), all.begin() + hierarchy_.node * static_cast<long>(values.size()));
-    GT_RETURN_IF_ERROR(runner_.Run(AllGatherSchedule(hierarchy_.node, parts), all.data(), DType::kFloat64,
-                                   ReduceOp::kSum, rail_.get(), watch));
-    for (size_t i = 0; i < all.size(); ++i) {
-      values[i % values.size()] = std::max(values[i % values.size()], all[i]);
-    }
-  }
-  if (shm_ == nullptr) return absl::OkStatus();
-  char* const of_leader = shm_->Result(0);
-  if (leads()) std::memcpy(of_leader, values.data(), values.size() * sizeof(double));
-  GT_RETURN_IF_ERROR(shm_->Phase(watch));
-  std::memcpy(values.data(), of_leader, values.size() * sizeof(double));
-  return shm_->Phase(watch);
-}
-
-// Everybody must choose the same, so everybody takes the worst that anybody measured; where starts must
-// choose the same, too, nobody measures more than that the links are there.
-absl::Status ExecCommunicator::MeasureLinks(const Watch& watch) {
-  double tried = 0, tried_byte = 0;
-  if (leads()) GT_RETURN_IF_ERROR(TryLinks(watch, &tried, &tried_byte));
-  double both[] = {tried, tried_byte};
-  GT_RETURN_IF_ERROR(AgreeOnMost(absl::MakeSpan(both), watch));
-  carriers_.clear();
-  for (int rails : RailsFor(wish_.speakers, hierarchy_.rails())) {
-    if (wish_.deterministic) {
-      carriers_.push_back({rails, LinkCost{}});
-      continue;
-    }
-    GT_ASSIGN_OR_RETURN(LinkCost link, MeasureRounds(rails, both[0] * rails, both[1] * rails, watch));
-    for (size_t s = 0; s < link.round.size() && !carriers_.empty(); ++s) {
-      link.round[s] = std::max(link.round[s], carriers_.back().link.round[s]);  // as for larger messages
-    }
-    carriers_.push_back({rails, link});
-  }
-  return absl::OkStatus();
-}
-
-// A few messages of each size round the ring of machines tell what a round costs, by so many ranks of each at
-// the same time. A round is over when those of the machine are.
-absl::StatusOr<LinkCost> ExecCommunicator::MeasureRounds(int rails, double tried, double tried_byte,
-                                                         const Watch& watch) {
-  constexpr size_t kSizes = LinkCost::kSizes.size(), kLargest = LinkCost::kSizes.back();
-  constexpr int kTimes[kSizes] = {15, 11, 9, 5}, kTimesReduced = 3;
-  // On a link that took longer for the first try more large messages would be felt; it has told enough.
-  constexpr double kSlow = 0.05;
-  const bool speaks = hierarchy_.local < rails;
-  const auto together = [&] { return shm_ == nullptr ? absl::OkStatus() : shm_->Phase(watch); };
-  const int next = (hierarchy_.node + 1) % nodes(), previous = (hierarchy_.node + nodes() - 1) % nodes();
-  std::vector<char> out(kLargest), in(kLargest);
-  double fastest[kSizes + 1] = {};
-  const auto took = [&](size_t what, Instant since) {
-    const double seconds = absl::ToDoubleSeconds(RealClock().Now() - since);
-    fastest[what] = fastest[what] == 0 ? seconds : std::min(fastest[what], seconds);
-  };
-  for (size_t s = 0; s < kSizes; ++s) {
-    const size_t bytes = LinkCost::kSizes[s];
-    if (tried > kSlow && s >= 2) {
-      fastest[s] = tried_byte * static_cast<double>(bytes);
-      continue;
-    }
-    const Transfer transfers[] = {{next, true, out.data(), bytes}, {previous, false, in.data(), bytes}};
-    for (int i = 0; i < kTimes[s]; ++i) {
-      GT_RETURN_IF_ERROR(together());
-      const Instant start = RealClock().Now();
-      if (speaks) {
-        GT_RETURN_IF_ERROR(rail_->Exchange(
-            transfers, [](size_t) {}, watch));
-      }
-      GT_RETURN_IF_ERROR(together());
-      took(s, start);
-    }
-  }
-  const void* sources[] = {in.data(), out.data()};
-  for (int i = 0; i < kTimesReduced; ++i) {
-    const Instant start = RealClock().Now();
-    gtrain::comm::Reduce(in.data(), sources, 2, kLargest / sizeof(float), DType::kFloat32, ReduceOp::kSum, 1);
-    took(kSizes, start);
-  }
-
-  GT_RETURN_IF_ERROR(AgreeOnMost(absl::MakeSpan(fastest), watch));
-  LinkCost link;
-  for (size_t s = 0; s < kSizes; ++s) {
-    // A larger message is never cheaper: where it seemed so, something else took the time.
-    link.round[s] = s == 0 ? fastest[s] : std::max(fastest[s], link.round[s - 1]);
-  }
-  link.reduced_byte = fastest[kSizes] / kLargest;
-  return link;
+  if (const std::vector<int> rail = hierarchy_.Rail(); !rail.empty())
+    rail_ = std::make_unique<Members>(transport_.get(), rail);
+  between_ = std::make_unique<BetweenMachines>(&hierarchy_, shm_.get(), rail_.get(), wish_);
+  backend_ = shm_ == nullptr ? MakeFlatBackend(&hierarchy_, between_.get())
+                             : MakeHierarchicalBackend(&hierarchy_, shm_.get(), between_.get());
 }
 
 // ------------------------------------------------------------------ sub-communicators
@@ -591,27 +467,13 @@ absl::Status ExecCommunicator::ConnectPart(const ExecCommunicator& whole, const 
     return CannotOpen(rank(), !WillMend(opened), opened.message());
   if (nodes() > 1) {
     GT_ASSIGN_OR_RETURN(transport_, whole.transport_->Part(ranks, rank(), nonce_));
-    if (const std::vector<int> rail = hierarchy_.Rail(); !rail.empty())
-      rail_ = std::make_unique<Members>(transport_.get(), rail);
-    TakeLinks(whole.carriers_);
     WakeWithGeneration();
   }
+  MakeBackend();
+  if (between_ != nullptr) between_->TakeLinks(whole.between_->carriers());
   if (shm_ != nullptr) GT_RETURN_IF_ERROR(shm_->Join(watch));
   GT_RETURN_IF_ERROR(OpenMessages());
   return Barrier();
-}
-
-// What so many rails cost, from what the next smaller number that was measured does; of more than were
-// measured nothing is known, so they are taken only where they were asked for.
-void ExecCommunicator::TakeLinks(const std::vector<Carriers>& measured) {
-  carriers_.clear();
-  for (const int rails : RailsFor(wish_.speakers, hierarchy_.rails())) {
-    const auto above = std::ranges::find_if(measured, [&](const Carriers& c) { return c.rails > rails; });
-    if (above == measured.end() && measured.back().rails < rails && !carriers_.empty()) continue;
-    // With fewer rails the link of more is at least as good.
-    const Carriers& like = above == measured.begin() ? measured.front() : *std::prev(above);
-    carriers_.push_back({rails, like.link});
-  }
 }
 
 // ------------------------------------------------------------------ point to point
@@ -689,6 +551,7 @@ absl::Status ExecCommunicator::SomebodyLeft() const {
   constexpr int kLooks = 20;
   const std::vector<int> left = bootstrap_->Left();
   if (left.empty()) return absl::OkStatus();
+  const MutexLock lock(&state_);
   if (left_looks_++ == 0) left_since_ = RealClock().Now();
   if (left_looks_ <= kLooks || RealClock().Now() - left_since_ < kPatience) return absl::OkStatus();
   return absl::UnavailableError(
@@ -709,7 +572,7 @@ absl::Status ExecCommunicator::Check() const {
 
 // What comes from another rank is passed on in its words.
 std::string ExecCommunicator::Notice(const absl::Status& why) const {
-  if (all_know_ || !bootstrap_->Alive().ok()) return "";
+  if (IsKnownToAll(why) || !bootstrap_->Alive().ok()) return "";
   if (std::string heard = NoticeIn(why); !heard.empty()) return heard;
   const std::string call = calling_ == nullptr ? "" : absl::StrCat(Describe(*calling_), ": ");
   // A call that was refused waits for the others only to tell them.
@@ -780,17 +643,15 @@ absl::Status ExecCommunicator::TwoSums(const OpRecord& record, const void* data,
   GT_RETURN_IF_ERROR(NotForked());
   const Running running(this);
   GT_RETURN_IF_ERROR(Dead());
-  GT_RETURN_IF_ERROR(Call(record, data, 0, [&](OpRecord& r, const Watch& watch) {
-    r.arena = 0;
-    return Enter(r, watch);
-  }));
+  GT_RETURN_IF_ERROR(
+      Call(record, data, [&](const OpRecord& r, const Watch& watch) { return backend_->Enter(r, watch); }));
   const absl::Status status = OrException(sums);
   if (status.ok() || !Dead().ok()) return status;
   return Die(Annotate(status, Describe(record)));
 }
 
-absl::Status ExecCommunicator::Call(OpRecord record, const void* data, size_t bytes,
-                                    absl::FunctionRef<absl::Status(OpRecord&, const Watch&)> body) {
+absl::Status ExecCommunicator::Call(OpRecord record, const void* data,
+                                    absl::FunctionRef<absl::Status(const OpRecord&, const Watch&)> body) {
   GT_RETURN_IF_ERROR(NotForked());
   const Running running(this);
   GT_RETURN_IF_ERROR(Dead());
@@ -798,22 +659,22 @@ absl::Status ExecCommunicator::Call(OpRecord record, const void* data, size_t by
   record.no_data = data == nullptr && record.count > 0;
   if (options_.on_start) options_.on_start(sequence_);
   calling_ = &record;
-  left_looks_ = 0;
-  all_know_ = false;
+  {
+    const MutexLock lock(&state_);
+    left_looks_ = 0;
+  }
   const Watch watch = MakeWatch();
   absl::Status status = CheckArguments(record, size());
   // Ranks of other machines see what is wrong in the record; those of this one hear of it at once.
   if (!status.ok() && nodes() > 1) {
     refused_ = status;
-    (void)OrException(
-        [&] { return Enter(record, Watch(bootstrap_, std::min(kTellRefused, timeout()), this)); });
+    const absl::Status told = OrException(
+        [&] { return backend_->Enter(record, Watch(bootstrap_, std::min(kTellRefused, timeout()), this)); });
+    if (IsKnownToAll(told)) status = KnownToAll(status);
     refused_ = absl::OkStatus();
   }
   if (status.ok()) status = bootstrap_->Alive();
-  if (status.ok() && size() > 1) {
-    if (shm_ != nullptr && nodes() == 1) shm_->Locate(data, bytes, &record);
-    status = OrException([&] { return body(record, watch); });
-  }
+  if (status.ok() && size() > 1) status = OrException([&] { return body(record, watch); });
   calling_ = nullptr;
   if (options_.on_waited) {
     const absl::Duration waited = watch.Waited();
@@ -823,184 +684,18 @@ absl::Status ExecCommunicator::Call(OpRecord record, const void* data, size_t by
   return Die(Annotate(WithMissing(status), Describe(record)));
 }
 
-bool ExecCommunicator::Inline(size_t bytes) const {
-  return nodes() == 1 && bytes <= std::min(kInlineBytes, kInlineTotal / static_cast<size_t>(size()));
-}
-
-absl::Status ExecCommunicator::Enter(const OpRecord& record, const Watch& watch, const void* payload,
-                                     size_t bytes) {
-  if (shm_ != nullptr) GT_RETURN_IF_ERROR(shm_->Enter(record, payload, bytes, watch));
-  if (nodes() == 1) return CheckNeighbours(record);
-  if (shm_ == nullptr) return Agree(record, watch);
-  absl::Span<OpRecord> records = shm_->Records();
-  if (leads()) {
-    bool same = true;
-    for (int i = 0; i < shm_->size(); ++i) {
-      records[static_cast<size_t>(hierarchy_.peers()[static_cast<size_t>(i)])] = shm_->Record(i);
-      same = same && SameOperation(shm_->Record(i), record);
-    }
-    records[static_cast<size_t>(rank())] = record;
-    // Among few machines the whole table is one round, among many a round for each.
-    const bool few = nodes() <= kDirectRanksMax;
-    if (!few) {
-      GT_ASSIGN_OR_RETURN(same, AllDo(record, same, watch));
-    }
-    if (!few && same) {
-      std::ranges::fill(records, record);
-    } else {
-      GT_RETURN_IF_ERROR(GatherRecords(records, watch));
-    }
-  }
-  GT_RETURN_IF_ERROR(shm_->Phase(watch));
-  return Compare(records);
-}
-
-// Only when somebody differs everybody hears from everybody.
-absl::Status ExecCommunicator::Agree(const OpRecord& record, const Watch& watch, char* data, size_t bytes) {
-  GT_ASSIGN_OR_RETURN(const bool same, AllDo(record, true, watch, data, bytes));
-  if (same) return absl::OkStatus();
-  records_[static_cast<size_t>(rank())] = record;
-  GT_RETURN_IF_ERROR(GatherRecords(absl::MakeSpan(records_), watch));
-  return Compare(records_);
-}
-
-// A doubling all-reduce of "we all do this", in which small data goes along: the same bytes as in the
-// schedule of the data alone, and no round more.
-absl::StatusOr<bool> ExecCommunicator::AllDo(const OpRecord& record, bool same, const Watch& watch,
-                                             char* data, size_t bytes) {
-  struct Head {
-    OpRecord record;
-    uint64_t same;
-  };
-  constexpr size_t kMost = sizeof(Head) + kWithRecordsBytes;
-  own_message_.resize(kMost);
-  their_message_.resize(kMost);
-  char* const payload = own_message_.data() + sizeof(Head);
-  size_t received = 0;
-  const auto tell = [&] {
-    const Head head{record, same ? 1u : 0u};
-    std::memcpy(own_message_.data(), &head, sizeof(head));
-  };
-  const auto hear = [&](const Action& action) {
-    Head head{};
-    std::memcpy(&head, their_message_.data(), sizeof(head));
-    same = same && received == sizeof(Head) + bytes && head.same != 0 && SameOperation(head.record, record);
-    if (!same || bytes == 0) return;
-    char* const theirs = their_message_.data() + sizeof(Head);
-    if (action.kind == ActionKind::kReceive) {
-      std::memcpy(payload, theirs, bytes);
-      return;
-    }
-    const void* sources[] = {payload, theirs};
-    if (action.incoming_first) std::swap(sources[0], sources[1]);
-    gtrain::comm::Reduce(payload, sources, 2, record.count, record.dtype, record.op, 1);
-  };
-  if (bytes > 0) std::memcpy(payload, data, bytes);
-  for (const Round& round : DoublingAllReduce(hierarchy_.node, nodes(), 1)) {
-    tell();
-    std::vector<Transfer> transfers;
-    for (const Action& action : round) {
-      if (action.kind == ActionKind::kSend) {
-        transfers.push_back({action.peer, true, own_message_.data(), sizeof(Head) + bytes});
-      } else {
-        transfers.push_back({action.peer, false, their_message_.data(), kMost, &received});
-      }
-    }
-    GT_RETURN_IF_ERROR(rail_->Exchange(
-        transfers,
-        [&](size_t i) {
-          if (round[i].kind != ActionKind::kSend) hear(round[i]);
-        },
-        watch));
-  }
-  if (same && bytes > 0) std::memcpy(data, payload, bytes);
-  return same;
-}
-
-absl::Status ExecCommunicator::Compare(absl::Span<const OpRecord> records) {
-  absl::Status status = CheckAgreement(records);
-  all_know_ = !status.ok();
-  return status;
-}
-
-// On one machine.
-absl::Status ExecCommunicator::CheckNeighbours(const OpRecord& record) {
-  bool same = true;
-  for (int i = 0; i < shm_->size(); ++i) same &= SameOperation(shm_->Record(i), record);
-  if (same) return absl::OkStatus();
-  std::vector<OpRecord> records;
-  for (int i = 0; i < shm_->size(); ++i) records.push_back(shm_->Record(i));
-  return Compare(records);
-}
-
-// Leaders: the records of all machines to all machines.
-absl::Status ExecCommunicator::GatherRecords(absl::Span<OpRecord> records, const Watch& watch) {
-  std::vector<OpRecord> table;
-  for (int r : hierarchy_.NodeMajor()) table.push_back(records[static_cast<size_t>(r)]);
-  std::vector<Range> parts;
-  uint64_t begin = 0;
-  for (const auto& ranks : hierarchy_.nodes) {
-    parts.push_back({begin, ranks.size() * sizeof(OpRecord)});
-    begin += parts.back().count;
-  }
-  GT_RETURN_IF_ERROR(runner_.Run(AllGatherSchedule(hierarchy_.node, parts), table.data(), DType::kUint8,
-                                 ReduceOp::kSum, rail_.get(), watch));
-  size_t at = 0;
-  for (int r : hierarchy_.NodeMajor()) records[static_cast<size_t>(r)] = table[at++];
-  return absl::OkStatus();
-}
-
-bool ExecCommunicator::AllInArenas() const {
-  for (int i = 0; i < shm_->size(); ++i) {
-    if (shm_->Record(i).arena == 0) return false;
-  }
-  return true;
-}
-
-// Enter with the first chunk's first stage done before it, which saves a phase. *direct: all ranks passed
-// memory that their peers reach; nothing was staged then.
-absl::Status ExecCommunicator::FirstStage(const OpRecord& record, const Stage& stage, uint64_t chunks,
-                                          bool* direct, const Watch& watch) {
-  const bool staged = record.arena == 0;
-  if (staged && chunks > 0) GT_RETURN_IF_ERROR(stage(0));
-  GT_RETURN_IF_ERROR(Enter(record, watch));
-  *direct = nodes() == 1 && AllInArenas();
-  if (*direct || chunks == 0 || nodes() > 1) return absl::OkStatus();
-  bool none = true;
-  for (int i = 0; i < shm_->size(); ++i) none &= shm_->Record(i).arena == 0;
-  if (none) return absl::OkStatus();
-  if (!staged) GT_RETURN_IF_ERROR(stage(0));
-  return shm_->Phase(watch);
-}
-
-// The ticks after the first.
-absl::Status ExecCommunicator::Pipeline(uint64_t chunks, absl::Span<const Stage> stages, const Watch& watch) {
-  if (chunks == 0) return absl::OkStatus();
-  const uint64_t ticks = chunks + stages.size() - 1;
-  for (uint64_t tick = 1; tick < ticks; ++tick) {
-    if (tick > 1) GT_RETURN_IF_ERROR(shm_->Phase(watch));
-    for (size_t s = 0; s < stages.size(); ++s) {
-      if (tick >= s && tick - s < chunks) GT_RETURN_IF_ERROR(stages[s](tick - s));
-    }
-  }
-  chunk_ += chunks;
-  return absl::OkStatus();
-}
-
 absl::Status ExecCommunicator::Barrier() {
   OpRecord record;
   record.kind = OpKind::kBarrier;
-  return Call(record, nullptr, 0, [&](OpRecord& r, const Watch& watch) {
-    r.arena = 0;
-    return Enter(r, watch);
-  });
+  return Call(record, nullptr,
+              [&](const OpRecord& r, const Watch& watch) { return backend_->Enter(r, watch); });
 }
 
 absl::StatusOr<void*> ExecCommunicator::Allocate(size_t bytes) {
   GT_RETURN_IF_ERROR(NotForked());
   const Running running(this);
   GT_RETURN_IF_ERROR(Dead());
-  if (shm_ != nullptr && nodes() == 1) return shm_->Allocate(bytes, MakeWatch());
+  if (shm_ != nullptr) return shm_->Allocate(bytes, MakeWatch());
   GT_ASSIGN_OR_RETURN(Mapping memory, Mapping::Private(std::max<size_t>(bytes, 1)));
   private_.push_back(std::move(memory));
   return static_cast<void*>(private_.back().data());
@@ -1009,7 +704,7 @@ absl::StatusOr<void*> ExecCommunicator::Allocate(size_t bytes) {
 absl::Status ExecCommunicator::Free(void* memory) {
   GT_RETURN_IF_ERROR(NotForked());
   const Running running(this);
-  if (shm_ != nullptr && nodes() == 1 && shm_->Free(memory)) return absl::OkStatus();
+  if (shm_ != nullptr && shm_->Free(memory)) return absl::OkStatus();
   if (std::erase_if(private_, [&](const Mapping& m) { return m.data() == memory; }) > 0)
     return absl::OkStatus();
   return absl::InvalidArgumentError(

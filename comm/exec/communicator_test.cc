@@ -133,17 +133,48 @@ TEST(Communicator, DeterministicIsThePlanOfTheTopologyAlone) {
   }
 }
 
-// Between machines a collective of more than kScheduleBytes (16 MiB) is one of several blocks.
+// Between machines of one rank a collective of more than 16 MiB is one of several blocks, and of several
+// ranks one of more than 512 KiB goes in chunks, of which the network carries one while others are copied.
 TEST(Communicator, WhatTakesSeveralBlocksBetweenMachines) {
-  for (const auto& nodes : std::vector<std::vector<std::string>>{{"a", "b"}, {"a", "a", "b", "b"}}) {
-    SCOPED_TRACE(testing::PrintToString(nodes));
+  for (const auto& nodes : std::vector<std::vector<std::string>>{
+           {"a", "b"}, {"a", "a", "b", "b"}, {"a", "b", "b"}, {"a", "b", "a", "c", "b", "b"}}) {
+    for (const std::string algorithm : {"auto", "rails"}) {
+      SCOPED_TRACE(testing::PrintToString(nodes) + algorithm);
+      FakeWorld world(nodes);
+      ExpectAllOk(RunThreads(
+          world,
+          [](Communicator& c) -> absl::Status {
+            const size_t count = (size_t{17} << 20) / sizeof(int32_t) + 7;
+            const size_t block = count / static_cast<size_t>(c.size());
+            RETURN_IF_BAD(CheckAllReduce(c, count, DType::kInt32, ReduceOp::kSum));
+            RETURN_IF_BAD(CheckReduce(c, count, DType::kInt32, ReduceOp::kMax, 1));
+            RETURN_IF_BAD(CheckReduceScatter(c, block, DType::kInt32, ReduceOp::kSum, false));
+            RETURN_IF_BAD(CheckReduceScatter(c, block, DType::kFloat64, ReduceOp::kMean, true));
+            return CheckAllToAll(c, block);
+          },
+          kPatience, [&](int) { return algorithm; }));
+    }
+  }
+}
+
+// Each machine reaches the memory of its ranks, or does not, whatever the others do.
+TEST(Communicator, AllocatedMemoryOfSomeMachines) {
+  const std::vector<std::string> nodes{"a", "a", "b", "b", "c"};
+  for (const std::set<int>& allocate :
+       std::vector<std::set<int>>{{0, 1, 2, 3, 4}, {0, 1}, {0, 2}, {3}, {4}}) {
+    SCOPED_TRACE(testing::PrintToString(allocate));
     FakeWorld world(nodes);
-    ExpectAllOk(RunThreads(world, [](Communicator& c) -> absl::Status {
-      const size_t count = (size_t{36} << 20) / sizeof(int32_t) + 7;
-      RETURN_IF_BAD(CheckAllReduce(c, count, DType::kInt32, ReduceOp::kSum));
-      RETURN_IF_BAD(CheckReduce(c, count, DType::kInt32, ReduceOp::kMax, 1));
-      return CheckReduceScatter(c, count / static_cast<size_t>(c.size()), DType::kInt32, ReduceOp::kSum,
-                                false);
+    ExpectAllOk(RunThreads(world, [&](Communicator& c) -> absl::Status {
+      const size_t count = (size_t{3} << 20) / sizeof(float) + 5;
+      auto memory = c.Allocate(count * sizeof(float) + 64);
+      if (!memory.ok()) return memory.status();
+      char* const data = allocate.contains(c.rank()) ? static_cast<char*>(*memory) : nullptr;
+      for (const size_t offset : {0, 64}) {
+        char* const at = data == nullptr ? nullptr : data + offset;
+        RETURN_IF_BAD(CheckAllReduce(c, count, DType::kFloat32, ReduceOp::kMean, at));
+        RETURN_IF_BAD(CheckAllReduce(c, count / 2, DType::kInt32, ReduceOp::kMax, at));
+      }
+      return c.Free(*memory);
     }));
   }
 }

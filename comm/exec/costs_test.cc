@@ -4,6 +4,7 @@
 #include <barrier>
 #include <bit>
 #include <cstdint>
+#include <functional>
 #include <set>
 #include <string>
 #include <thread>
@@ -25,7 +26,7 @@ namespace {
 struct Counts {
   uint64_t all_gathers = 0;  // through the head
   uint64_t arenas = 0;       // asked for
-  uint64_t rounds = 0, messages = 0, most_bytes = 0;
+  uint64_t rounds = 0, messages = 0, bytes = 0, most_bytes = 0;
   std::set<std::string> peers;  // that it sent to, by address
 };
 
@@ -55,6 +56,7 @@ class CountingTransport final : public DataTransport {
     for (const Transfer& t : transfers) {
       if (!t.send) continue;
       ++counts_->messages;
+      counts_->bytes += t.bytes;
       counts_->most_bytes = std::max(counts_->most_bytes, uint64_t{t.bytes});
       counts_->peers.insert(addresses_[static_cast<size_t>(t.peer)]);
     }
@@ -256,6 +258,76 @@ TEST(Costs, OfMachinesThatAreNoPowerOfTwo) {
   uint64_t most = 0;
   for (const Counts& counts : costs.of_rank[kAllReduce]) most = std::max<uint64_t>(most, counts.rounds);
   EXPECT_EQ(most, 2 * (5 + 1)) << "20 machines";
+}
+
+// Between machines of several ranks goes what is needed, and with it the comparison: of 3 machines of 4, in
+// bytes that all machines together send.
+TEST(Costs, MachinesSendEachOtherWhatIsNeeded) {
+  constexpr uint64_t kMachines = 3, kOfEach = 4, kRanks = kMachines * kOfEach,
+                     kBlock = 100'000 * sizeof(float);
+  constexpr uint64_t kCompared = kMachines * (kMachines - 1) * kOfEach * 56;
+  const std::vector<std::string> nodes = Machines(kRanks, kOfEach);
+  using Collective = std::function<absl::Status(Communicator&, void* input, void* output)>;
+  const auto sent = [&](const char* algorithm, const Collective& collective) {
+    FakeWorld world(nodes);
+    FakeNetwork network;
+    std::vector<Counts> counts(kRanks);
+    std::vector<absl::Status> results(kRanks);
+    std::vector<std::thread> threads;
+    for (size_t rank = 0; rank < kRanks; ++rank) {
+      threads.emplace_back([&, rank] {
+        const auto bootstrap = world.Rank(static_cast<int>(rank));
+        ExecOptions options;
+        options.user.timeout = kPatience;
+        options.algorithm = algorithm;
+        options.transport = [&](const Bootstrap&, uint64_t) {
+          return std::make_unique<CountingTransport>(network.MakeTransport(), &counts[rank]);
+        };
+        std::vector<float> input(kRanks * kBlock / sizeof(float)), output(input.size());
+        const auto communicator = MakeCommunicator(bootstrap.get(), options);
+        results[rank] = communicator.status();
+        if (!communicator.ok()) return;
+        counts[rank] = {};
+        results[rank] = collective(**communicator, input.data(), output.data());
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+    ExpectAllOk(results);
+    uint64_t bytes = 0;
+    for (const Counts& of_rank : counts) bytes += of_rank.bytes;
+    return bytes - kCompared;
+  };
+  constexpr size_t kCount = kBlock / sizeof(float);
+  for (const char* algorithm : {"leader", "rails"}) {
+    SCOPED_TRACE(algorithm);
+    const uint64_t others = kMachines - 1;
+    EXPECT_EQ(sent(algorithm,
+                   [](Communicator& c, void* input, void* output) {
+                     return c.ReduceScatter(input, output, kCount, DType::kFloat32, ReduceOp::kSum);
+                   }),
+              others * kRanks * kBlock)
+        << "each machine a sum for each rank of the others";
+    EXPECT_EQ(
+        sent(algorithm, [](Communicator& c, void* input,
+                           void* output) { return c.AllToAll(input, output, kCount, DType::kFloat32); }),
+        kRanks * (kRanks - kOfEach) * kBlock)
+        << "each rank a block for each rank of other machines";
+    EXPECT_EQ(
+        sent(algorithm, [](Communicator& c, void* input,
+                           void* output) { return c.AllGather(input, output, kCount, DType::kFloat32); }),
+        others * kRanks * kBlock)
+        << "the block of each rank to each other machine";
+    EXPECT_EQ(sent(algorithm, [](Communicator& c, void* input,
+                                 void*) { return c.Broadcast(input, kRanks * kCount, DType::kFloat32, 5); }),
+              others * kRanks * kBlock)
+        << "all of it to each other machine";
+    // A tree: a sum from each machine but the root's. In parts: a third of it more.
+    const uint64_t reduced = sent(algorithm, [](Communicator& c, void* input, void*) {
+      return c.Reduce(input, kRanks * kCount, DType::kFloat32, ReduceOp::kSum, 5);
+    });
+    EXPECT_GE(reduced, others * kRanks * kBlock);
+    EXPECT_LE(reduced, (others + 1) * kRanks * kBlock);
+  }
 }
 
 }  // namespace

@@ -71,9 +71,8 @@ absl::Status ExecCommunicator::Gather(const void* input, void* output, size_t co
   const size_t bytes = count * DTypeSize(dtype);
   char* const to = static_cast<char*>(output);
   GT_RETURN_IF_ERROR(
-      Call(record, roots && output == nullptr ? nullptr : input, 0, [&](OpRecord& r, const Watch& watch) {
-        r.arena = 0;
-        GT_RETURN_IF_ERROR(Enter(r, watch));
+      Call(record, roots && output == nullptr ? nullptr : input, [&](const OpRecord& r, const Watch& watch) {
+        GT_RETURN_IF_ERROR(backend_->Enter(r, watch));
         if (count == 0) return absl::OkStatus();
         if (!roots) {
           return Move(
@@ -97,9 +96,8 @@ absl::Status ExecCommunicator::Scatter(const void* input, void* output, size_t c
   const size_t bytes = count * DTypeSize(dtype);
   const char* const from = static_cast<const char*>(input);
   GT_RETURN_IF_ERROR(
-      Call(record, roots && input == nullptr ? nullptr : output, 0, [&](OpRecord& r, const Watch& watch) {
-        r.arena = 0;
-        GT_RETURN_IF_ERROR(Enter(r, watch));
+      Call(record, roots && input == nullptr ? nullptr : output, [&](const OpRecord& r, const Watch& watch) {
+        GT_RETURN_IF_ERROR(backend_->Enter(r, watch));
         if (count == 0) return absl::OkStatus();
         if (!roots) return Move({{{Message::Kind::kReceive, output, count, dtype, root, kCollectiveTag}}});
         std::vector<Message> messages;
@@ -128,9 +126,8 @@ absl::Status ExecCommunicator::AllGatherV(const void* input, void* output, absl:
   const OpRecord record{.count = total, .kind = OpKind::kAllGatherV, .dtype = dtype, .root = HashOf(counts)};
   const bool padded = NearlyEven(counts, most, total);
   const bool missing = output == nullptr || (input == nullptr && counts[self] > 0);
-  GT_RETURN_IF_ERROR(Call(record, missing ? nullptr : output, 0, [&](OpRecord& r, const Watch& watch) {
-    r.arena = 0;
-    GT_RETURN_IF_ERROR(Enter(r, watch));
+  GT_RETURN_IF_ERROR(Call(record, missing ? nullptr : output, [&](const OpRecord& r, const Watch& watch) {
+    GT_RETURN_IF_ERROR(backend_->Enter(r, watch));
     Copy(part(self), input, counts[self] * element);
     if (padded) return absl::OkStatus();
     // A ring: every step hands on what came in the one before, so each rank speaks with two others.
@@ -168,10 +165,8 @@ absl::Status ExecCommunicator::ReduceScatterV(const void* input, void* output,
   const OpRecord record{
       .count = total, .kind = OpKind::kReduceScatterV, .dtype = dtype, .op = op, .root = HashOf(counts)};
   const bool missing = input == nullptr || (output == nullptr && counts[self] > 0);
-  GT_RETURN_IF_ERROR(Call(record, missing ? nullptr : input, 0, [&](OpRecord& r, const Watch& watch) {
-    r.arena = 0;
-    return Enter(r, watch);
-  }));
+  GT_RETURN_IF_ERROR(Call(record, missing ? nullptr : input,
+                          [&](const OpRecord& r, const Watch& watch) { return backend_->Enter(r, watch); }));
   if (!NearlyEven(counts, most, total)) {
     std::vector<char> all(from, from + total * element);
     GT_RETURN_IF_ERROR(AllReduce(all.data(), total, dtype, op));
@@ -195,9 +190,8 @@ absl::Status ExecCommunicator::AllToAllV(const void* input, absl::Span<const siz
   const bool missing = (input == nullptr && sends > 0) || (output == nullptr && receives > 0);
   if (missing) record.count = 1;  // which is compared, and refused
   const int self = rank();
-  GT_RETURN_IF_ERROR(Call(record, missing ? nullptr : &record, 0, [&](OpRecord& r, const Watch& watch) {
-    r.arena = 0;
-    GT_RETURN_IF_ERROR(Enter(r, watch));
+  GT_RETURN_IF_ERROR(Call(record, missing ? nullptr : &record, [&](const OpRecord& r, const Watch& watch) {
+    GT_RETURN_IF_ERROR(backend_->Enter(r, watch));
     return MoveBlocks(static_cast<const char*>(input), send_counts, static_cast<char*>(output),
                       receive_counts, dtype);
   }));

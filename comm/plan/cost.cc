@@ -150,6 +150,39 @@ int RailsOfBroadcast(absl::Span<const Carriers> carriers, int machines, uint64_t
   });
 }
 
+int RailsOfExchange(absl::Span<const Carriers> carriers, int machines, uint64_t bytes) {
+  return BestRails(carriers, bytes, [&](double share) -> Work {
+    const double others = machines - 1;
+    return {{{1, others * share, others - 1}}};
+  });
+}
+
+ReducePlan PlanReduce(absl::Span<const Carriers> carriers, int machines, uint64_t bytes) {
+  ReducePlan best;
+  double least = 0, depth = 0;
+  for (int reached = 1; reached < machines; reached *= 2) ++depth;
+  for (const Carriers& c : carriers) {
+    const double share = static_cast<double>(Share(bytes, c.rails)), others = machines - 1;
+    const double part = share * others / machines;
+    for (const bool in_parts : {false, true}) {
+      // Of two machines one would send the other as many bytes as without, and the other some back. Among
+      // many everybody would speak with everybody, where a tree needs few connections.
+      if (in_parts && (machines == 2 || machines > kDirectRanksMax)) continue;
+      const double seconds = Seconds(
+          c.link, in_parts ? Work{{{2, part, others - 1}}, part} : Work{{{depth, share}}, depth * share});
+      if (least != 0 && seconds >= least) continue;
+      least = seconds;
+      best = {in_parts, c.rails};
+    }
+  }
+  return best;
+}
+
+Schedule MakeSchedule(const ReducePlan& plan, int machine, int machines, int root, uint64_t count) {
+  return plan.in_parts ? ReduceInParts(machine, machines, root, count)
+                       : TreeReduce(machine, machines, root, count);
+}
+
 bool GoesWithRecords(AllReduceAlgorithm wanted, const LinkCost& link, int ranks, uint64_t bytes) {
   if (wanted != AllReduceAlgorithm::kAuto) return wanted == AllReduceAlgorithm::kDoubling;
   const AllReducePlan doubling{AllReduceAlgorithm::kDoubling, 1};

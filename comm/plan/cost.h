@@ -85,6 +85,18 @@ AllReducePlan PlanAllReduce(AllReduceAlgorithm wanted, absl::Span<const Carriers
 // for all.
 int RailsOfAllGather(absl::Span<const Carriers> carriers, int machines, uint64_t bytes);
 int RailsOfBroadcast(absl::Span<const Carriers> carriers, int machines, uint64_t bytes);
+// The same for a round in which each machine has something for each other one: all that goes to one of them.
+int RailsOfExchange(absl::Span<const Carriers> carriers, int machines, uint64_t bytes);
+// A reduction on one machine goes down a tree, or, where that is predicted to be faster, each reduces a part
+// of it and sends that to the root.
+struct ReducePlan {
+  bool in_parts = false;
+  int rails = 1;
+  bool operator==(const ReducePlan&) const = default;
+};
+ReducePlan PlanReduce(absl::Span<const Carriers> carriers, int machines, uint64_t bytes);
+// Of one rail, which carries `count` elements.
+Schedule MakeSchedule(const ReducePlan& plan, int machine, int machines, int root, uint64_t count);
 // Before anything else all ranks compare what they are about to do, by doubling. Is it best that small data
 // goes along, instead of taking the plan above after it?
 bool GoesWithRecords(AllReduceAlgorithm wanted, const LinkCost& link, int ranks, uint64_t bytes);

@@ -154,6 +154,21 @@ TEST(Cost, RailsWhereTheyAreMeasuredToBeFaster) {
   }
 }
 
+TEST(Cost, ReductionsOfLargeDataGoInParts) {
+  const Line link{40e-6, 1e-9, 0.2e-9}, twice_as_full{45e-6, 2e-9, 0.4e-9};
+  const std::vector<Carriers> alone{{1, link.Cost()}}, room{{1, link.Cost()}, {2, link.Cost()}},
+      no_room{{1, link.Cost()}, {2, twice_as_full.Cost()}};
+  for (const int machines : {2, 3, 4, 16}) {
+    EXPECT_EQ(PlanReduce(alone, machines, 8), (ReducePlan{false, 1})) << machines;
+    EXPECT_EQ(PlanReduce(alone, machines, 16 << 20), (ReducePlan{machines > 2, 1})) << machines;
+  }
+  EXPECT_EQ(PlanReduce(alone, 17, 16 << 20), (ReducePlan{false, 1})) << "more connections than a tree";
+  EXPECT_EQ(PlanReduce(room, 4, 16 << 20).rails, 2);
+  EXPECT_EQ(PlanReduce(no_room, 4, 16 << 20).rails, 1);
+  EXPECT_EQ(RailsOfExchange(room, 4, 1 << 20), 2);
+  EXPECT_EQ(RailsOfExchange(no_room, 4, 1 << 20), 1);
+}
+
 TEST(Cost, WhichRailsAreTried) {
   EXPECT_EQ(RailsFor(Speakers::kAuto, 1), std::vector<int>({1}));
   EXPECT_EQ(RailsFor(Speakers::kAuto, 4), std::vector<int>({1, 4}));

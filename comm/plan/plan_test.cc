@@ -286,6 +286,12 @@ TEST(Schedule, CostsAtScale) {
     EXPECT_EQ(gather.elements, 10 * (n - 1));
     EXPECT_LE(gather.peers, few ? n - 1 : 2 * log);
 
+    const Cost in_parts = cost_of(ranks, [&](int r) { return ReduceInParts(r, ranks, 0, kElements); });
+    EXPECT_EQ(in_parts.rounds, 2);
+    EXPECT_LE(in_parts.messages, n);
+    EXPECT_LE(in_parts.elements, kElements + kPartAlign);
+    EXPECT_EQ(in_parts.peers, n - 1);
+
     const Cost scatter = cost_of(ranks, [&](int r) { return DirectReduceScatter(r, ranks, 10); });
     EXPECT_EQ(scatter.rounds, 1);
     EXPECT_EQ(scatter.messages, n - 1);
@@ -306,18 +312,45 @@ TEST(Schedule, BroadcastReachesEveryRankFromEveryRoot) {
   }
 }
 
-TEST(Schedule, TreeReduceHasTheSumAtEveryRoot) {
+TEST(Schedule, ReduceByTreeAndInPartsHasTheSumAtEveryRoot) {
   for (int ranks = 1; ranks <= 17; ++ranks) {
     for (int root = 0; root < ranks; ++root) {
-      const Buffers inputs = Inputs(ranks, 17);
-      Buffers buffers = inputs;
-      std::vector<Schedule> schedules;
-      for (int r = 0; r < ranks; ++r) schedules.push_back(TreeReduce(r, ranks, root, 17));
-      ASSERT_TRUE(Simulator(schedules, &buffers).Run());
-      for (size_t i = 0; i < 17; ++i) {
+      for (const auto schedule_of : {TreeReduce, ReduceInParts}) {
+        for (const uint64_t count : {17, 1000}) {
+          const Buffers inputs = Inputs(ranks, count);
+          Buffers buffers = inputs;
+          std::vector<Schedule> schedules;
+          for (int r = 0; r < ranks; ++r) schedules.push_back(schedule_of(r, ranks, root, count));
+          ASSERT_TRUE(Simulator(schedules, &buffers).Run());
+          for (size_t i = 0; i < count; ++i) {
+            double sum = 0;
+            for (const auto& input : inputs) sum += input[i];
+            ASSERT_NEAR(buffers[static_cast<size_t>(root)][i], sum, 1e-3 * std::abs(sum));
+          }
+        }
+      }
+    }
+  }
+}
+
+// Of machines with different numbers of ranks: some have nothing.
+TEST(Schedule, ReduceScatterOfUnequalParts) {
+  for (const std::vector<uint64_t>& counts :
+       std::vector<std::vector<uint64_t>>{{5}, {3, 4}, {0, 7, 2}, {1, 0, 0, 9, 3}}) {
+    std::vector<Range> parts;
+    uint64_t all = 0;
+    for (const uint64_t count : counts) parts.push_back({std::exchange(all, all + count), count});
+    const int ranks = static_cast<int>(counts.size());
+    const Buffers inputs = Inputs(ranks, all);
+    Buffers buffers = inputs;
+    std::vector<Schedule> schedules;
+    for (int r = 0; r < ranks; ++r) schedules.push_back(DirectReduceScatter(r, parts));
+    ASSERT_TRUE(Simulator(schedules, &buffers).Run());
+    for (size_t r = 0; r < parts.size(); ++r) {
+      for (uint64_t i = parts[r].begin; i < parts[r].begin + parts[r].count; ++i) {
         double sum = 0;
         for (const auto& input : inputs) sum += input[i];
-        ASSERT_NEAR(buffers[static_cast<size_t>(root)][i], sum, 1e-3 * std::abs(sum));
+        ASSERT_NEAR(buffers[r][i], sum, 1e-3 * std::abs(sum));
       }
     }
   }

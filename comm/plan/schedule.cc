@@ -225,6 +225,34 @@ Schedule DirectReduceScatter(int rank, int ranks, uint64_t count) {
   return schedule;
 }
 
+Schedule DirectReduceScatter(int rank, const std::vector<Range>& parts) {
+  Schedule schedule;
+  const int ranks = static_cast<int>(parts.size());
+  std::vector<Action> actions;
+  for (int step = 1; step < ranks; ++step) {
+    const int from = (rank + ranks - step) % ranks, to = (rank + step) % ranks;
+    actions.push_back(Reduce(from, parts[static_cast<size_t>(rank)], /*incoming_first=*/false));
+    actions.push_back(Send(to, parts[static_cast<size_t>(to)]));
+  }
+  AddRound(schedule, actions);
+  return schedule;
+}
+
+Schedule ReduceInParts(int rank, int ranks, int root, uint64_t count) {
+  std::vector<Range> parts;
+  for (int i = 0; i < ranks; ++i) parts.push_back(EvenPart(count, ranks, i, kPartAlign));
+  Schedule schedule = DirectReduceScatter(rank, parts);
+  std::vector<Action> actions;
+  for (int i = 0; i < ranks; ++i) {
+    const Range part = parts[static_cast<size_t>(rank == root ? i : rank)];
+    if (i == root) continue;
+    if (rank == root) actions.push_back(Receive(i, part));
+    if (rank == i) actions.push_back(Send(root, part));
+  }
+  AddRound(schedule, actions);
+  return schedule;
+}
+
 Schedule DirectAllToAll(int rank, int ranks, uint64_t count) {
   Schedule schedule;
   std::vector<Action> actions;

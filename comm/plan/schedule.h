@@ -11,6 +11,7 @@
 //   halving-doubling             2 L        2 L            2 S (n-1)/n + F S      L
 //   double tree                  s + 2 L    4 s            2 S                    4
 //   tree broadcast, reduce       2, L       L, 1           L S, S                 L
+//   reduce in parts              2          n              S                      n-1
 //   all-gather of S each, n<=16  1          n-1            (n-1) S                n-1
 //   all-gather of S each, above  L          2 L            (n-1) S                2 L
 //   reduce-scatter, all-to-all   1          n-1            (n-1) S                n-1
@@ -76,11 +77,16 @@ int DoubleTreeDepth(int ranks);
 Schedule TreeBroadcast(int rank, int ranks, int root, uint64_t count);
 // The same tree towards the root, whose buffer has the result. Those of the others are used on the way.
 Schedule TreeReduce(int rank, int ranks, int root, uint64_t count);
+// Each reduces one part of the data for the root and sends it there: two rounds, and no more than twice the
+// data to or from anybody.
+Schedule ReduceInParts(int rank, int ranks, int root, uint64_t count);
 
 // One round. Sends refer to a buffer of `ranks` blocks of `count`, block i for rank i; receives to another,
 // in which reduce-scatter has one block (this rank's own, reduced into) and all-to-all one a rank.
 Schedule DirectReduceScatter(int rank, int ranks, uint64_t count);
 Schedule DirectAllToAll(int rank, int ranks, uint64_t count);
+// One round, in place: every rank has parts for all, and reduces its own part of all.
+Schedule DirectReduceScatter(int rank, const std::vector<Range>& parts);
 
 // Rank r owns parts[r]; afterwards every rank has all of them.
 // One round of direct messages up to `kDirectRanksMax` ranks; above, each round doubles what a rank has (J.

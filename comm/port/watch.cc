@@ -12,6 +12,7 @@ namespace {
 constexpr absl::Duration kForever = absl::Hours(24 * 365);
 // Not the words decide what is a notice: a program may say anything when it gives up.
 constexpr char kNoticePayload[] = "gtrain/notice";
+constexpr char kKnownToAllPayload[] = "gtrain/known-to-all";
 }  // namespace
 
 absl::Status GaveUp(absl::string_view notice) {
@@ -24,6 +25,13 @@ std::string NoticeIn(const absl::Status& status) {
   const auto notice = status.GetPayload(kNoticePayload);
   return notice ? std::string(*notice) : "";
 }
+
+absl::Status KnownToAll(absl::Status status) {
+  status.SetPayload(kKnownToAllPayload, absl::Cord());
+  return status;
+}
+
+bool IsKnownToAll(const absl::Status& status) { return status.GetPayload(kKnownToAllPayload).has_value(); }
 
 Instant Watch::Deadline() const {
   if (!deadline_) deadline_ = RealClock().Now() + std::min(timeout_, kForever);

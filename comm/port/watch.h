@@ -23,6 +23,10 @@ absl::Status GaveUp(absl::string_view notice);
 // The notice that made a call return `status`; "" if none did.
 std::string NoticeIn(const absl::Status& status);
 
+// The same error, marked as one that every member has found by itself: nobody needs a notice of it.
+absl::Status KnownToAll(absl::Status status);
+bool IsKnownToAll(const absl::Status& status);
+
 // The same status about `what`; its payloads stay.
 absl::Status Annotate(const absl::Status& status, absl::string_view what);
 
@@ -36,8 +40,8 @@ class Interrupt {
   virtual std::string Notice(const absl::Status& why) const = 0;
 };
 
-// Made for one operation and asked by one thread. Time runs from the first question: an operation that never
-// waits never reads a clock.
+// Made for one operation. Time runs from the first question: an operation that never waits never reads a
+// clock. Asked by one thread, or by several once one of them has asked.
 class Watch {
  public:
   Watch(const Bootstrap* bootstrap, absl::Duration timeout, const Interrupt* interrupt = nullptr)

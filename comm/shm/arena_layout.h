@@ -7,14 +7,15 @@
 // once more only after all entered before, so nobody still reads the post that it writes.
 // Records: of all machines, written by the leader where there are several.
 // Inboxes: one a local rank (comm/shm/inbox.h).
-// Slots: each local rank has kBuffers buffers of `slot_bytes` that it alone writes.
-// Results: kBuffers buffers of `result_bytes` for the whole machine.
+// Slots: each local rank has kBuffers buffers of kSlotBytes that it alone writes.
+// Results: kBuffers buffers of `result_bytes`, or more, for the whole machine.
 // Chunk number g of the communicator's life uses buffer g % kBuffers everywhere.
 //
 // Bytes, of m ranks of this machine in a world of n, to the next page: m (2 MiB of slots, 257 KiB of inbox,
 // 16.4 KiB of posts and lines) + 2 MiB of results, 16 KiB for each of n instead where that is more (n above
 // 128) + 112 n of records.
 #pragma once
+#include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -25,11 +26,15 @@
 namespace gtrain::comm {
 
 inline constexpr uint64_t kArenaMagic = 0x6774'7261'696e'4131;  // "gtrainA1"
-inline constexpr uint32_t kArenaVersion = 6;
+inline constexpr uint32_t kArenaVersion = 7;
 inline constexpr size_t kCacheLine = 128;  // two lines: the prefetcher fetches pairs
 // A pipeline of at most this many stages has no chunk in use by two of them.
 inline constexpr size_t kBuffers = 4;
 inline constexpr size_t kSlotBytes = 512 << 10;
+
+// An element of each of 65,536 ranks has room in a slot.
+inline constexpr size_t kLargestElement = 8;
+static_assert(kSlotBytes >= (1 << 16) * kLargestElement);
 
 // Data up to this size travels in the posts and needs no second meeting.
 inline constexpr size_t kInlineBytes = 8 << 10;
@@ -78,7 +83,9 @@ struct ArenaLayout {
   size_t inboxes = 0;
   size_t slots = 0;
   size_t results = 0;
-  size_t result_bytes = 0;
+  size_t result_bytes = 0;  // the same on all machines
+  // From one result to the next: there is room for an element from every rank to every rank of the machine.
+  size_t result_stride = 0;
   size_t bytes = 0;
 
   static ArenaLayout For(size_t world, size_t local_ranks) {
@@ -90,8 +97,11 @@ struct ArenaLayout {
     l.inboxes = page(l.records + 2 * world * sizeof(OpRecord));
     l.slots = page(l.inboxes + local_ranks * sizeof(Inbox));
     l.results = l.slots + local_ranks * kBuffers * kSlotBytes;
-    l.result_bytes = kSlotBytes > world * 4096 ? kSlotBytes : world * 4096;
-    l.bytes = l.results + kBuffers * l.result_bytes;
+    l.result_bytes = std::max(kSlotBytes, world * 4096);
+    l.result_stride = l.result_bytes;
+    if (world > local_ranks)
+      l.result_stride = std::max(l.result_stride, page(world * local_ranks * kLargestElement));
+    l.bytes = l.results + kBuffers * l.result_stride;
     return l;
   }
 };

@@ -161,7 +161,7 @@ char* ShmGroup::Slot(int local, uint64_t chunk) const {
 }
 
 char* ShmGroup::Result(uint64_t chunk) const {
-  return arena_.data() + layout_.results + chunk % kBuffers * layout_.result_bytes;
+  return arena_.data() + layout_.results + chunk % kBuffers * layout_.result_stride;
 }
 
 absl::Span<OpRecord> ShmGroup::Records() const {

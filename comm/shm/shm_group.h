@@ -41,6 +41,7 @@ class ShmGroup {
 
   int size() const { return static_cast<int>(ranks_.size()); }
   int local() const { return local_; }
+  // The same on all machines.
   size_t result_bytes() const { return layout_.result_bytes; }
 
   // Enters a collective: puts `record` down, with a payload of at most kInlineBytes, and returns once every

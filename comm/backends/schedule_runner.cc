@@ -1,6 +1,6 @@
 // Large messages are cut into pieces, so that reducing one piece overlaps with receiving the next.
 // Both sides cut by size alone and so agree without a word.
-#include "comm/exec/schedule_runner.h"
+#include "comm/backends/schedule_runner.h"
 
 #include <algorithm>
 #include <cstddef>

@@ -1,0 +1,105 @@
+#include "comm/backends/pipeline.h"
+
+#include <fcntl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <set>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "base/mutex.h"
+#include "comm/fake/fake_world.h"
+#include "gtest/gtest.h"
+
+namespace gtrain::comm {
+namespace {
+
+constexpr absl::Duration kPatience = absl::Seconds(60);
+
+// One rank alone on its machine.
+class PipelineTest : public testing::Test {
+ protected:
+  PipelineTest() : world_({"a"}), bootstrap_(world_.Rank(0)), watch_(bootstrap_.get(), kPatience) {
+    auto shm = ShmGroup::Open(bootstrap_.get(), {0}, {"rank 0"}, 0, 77, watch_);
+    EXPECT_TRUE(shm.ok()) << shm.status();
+    shm_ = *std::move(shm);
+    EXPECT_TRUE(shm_->Join(watch_).ok());
+    pipeline_ = std::make_unique<Pipeline>(shm_.get());
+  }
+
+  FakeWorld world_;
+  std::unique_ptr<Bootstrap> bootstrap_;
+  Watch watch_;
+  std::unique_ptr<ShmGroup> shm_;
+  std::unique_ptr<Pipeline> pipeline_;
+};
+
+// While the network carries chunk 1, chunk 2 comes in: otherwise it would wait for ever.
+TEST_F(PipelineTest, TheNetworkGoesOnBesideTheOtherStages) {
+  Mutex mutex;
+  std::set<uint64_t> in_done;
+  std::vector<uint64_t> carried, out_done;
+  const Pipeline::Work in = [&](uint64_t c) {
+    const MutexLock lock(&mutex);
+    in_done.insert(c);
+    return absl::OkStatus();
+  };
+  const Pipeline::Work between = [&](uint64_t c) -> absl::Status {
+    const MutexLock lock(&mutex);
+    if (c + 1 < 5 && !mutex.AwaitFor(kPatience, [&] { return in_done.contains(c + 1); }))
+      return absl::DeadlineExceededError("the next chunk did not come in");
+    carried.push_back(c);
+    return absl::OkStatus();
+  };
+  const Pipeline::Work out = [&](uint64_t c) {
+    out_done.push_back(c);
+    return absl::OkStatus();
+  };
+  for (int call = 0; call < 3; ++call) {
+    in_done = {0};
+    carried.clear();
+    out_done.clear();
+    EXPECT_EQ(pipeline_->Run(5, {in, {between, true}, out}, watch_), absl::OkStatus());
+    EXPECT_EQ(carried, (std::vector<uint64_t>{0, 1, 2, 3, 4}));
+    EXPECT_EQ(out_done, carried);
+  }
+}
+
+TEST_F(PipelineTest, ErrorsAndExceptionsOfEitherSideEndIt) {
+  const Pipeline::Work good = [](uint64_t) { return absl::OkStatus(); };
+  const Pipeline::Work bad = [](uint64_t c) {
+    return c == 2 ? absl::UnavailableError("the link is broken") : absl::OkStatus();
+  };
+  const Pipeline::Work throws = [](uint64_t c) -> absl::Status {
+    if (c == 2) throw std::bad_alloc();
+    return absl::OkStatus();
+  };
+  EXPECT_EQ(pipeline_->Run(9, {good, {bad, true}, good}, watch_).message(), "the link is broken");
+  EXPECT_EQ(pipeline_->Run(9, {good, {good, true}, bad}, watch_).message(), "the link is broken");
+  EXPECT_TRUE(absl::IsResourceExhausted(pipeline_->Run(9, {good, {throws, true}, good}, watch_)));
+  EXPECT_THROW((void)pipeline_->Run(9, {good, {good, true}, throws}, watch_), std::bad_alloc);
+  EXPECT_EQ(pipeline_->Run(9, {good, {good, true}, good}, watch_), absl::OkStatus());
+}
+
+// It has no such thread, and must not wait for its end.
+TEST_F(PipelineTest, AForkedChildEndsWithoutTheThread) {
+  const Pipeline::Work good = [](uint64_t) { return absl::OkStatus(); };
+  ASSERT_EQ(pipeline_->Run(3, {good, {good, true}, good}, watch_), absl::OkStatus());
+  const pid_t child = fork();
+  if (child == 0) {
+    alarm(20);
+    pipeline_.reset();
+    _exit(0);
+  }
+  int status = -1;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
+}
+
+}  // namespace
+}  // namespace gtrain::comm
