@@ -35,8 +35,8 @@ absl::Status BetweenMachines::TryLinks(const Watch& watch, double* seconds, doub
   return absl::OkStatus();
 }
 
-// On all ranks: the largest of each value that any leader has. Before the first collective.
-absl::Status BetweenMachines::AgreeOnMost(absl::Span<double> values, const Watch& watch) {
+// On all ranks: the largest of each value that any leader has.
+absl::Status BetweenMachines::AgreeOnMost(absl::Span<double> values, char* memory, const Watch& watch) {
   if (leads()) {
     std::vector<double> all(values.size() * static_cast<size_t>(machines()));
     std::vector<Range> parts;
@@ -49,27 +49,26 @@ absl::Status BetweenMachines::AgreeOnMost(absl::Span<double> values, const Watch
     }
   }
   if (shm_ == nullptr) return absl::OkStatus();
-  char* const of_leader = shm_->Result(0);
-  if (leads()) std::memcpy(of_leader, values.data(), values.size() * sizeof(double));
+  if (leads()) std::memcpy(memory, values.data(), values.size() * sizeof(double));
   GT_RETURN_IF_ERROR(shm_->Phase(watch));
-  std::memcpy(values.data(), of_leader, values.size() * sizeof(double));
+  std::memcpy(values.data(), memory, values.size() * sizeof(double));
   return shm_->Phase(watch);
 }
 
 // Everybody must choose the same, so everybody takes the worst that anybody measured; where starts must
 // choose the same, too, nobody measures more than that the links are there.
-absl::Status BetweenMachines::Measure(const Watch& watch) {
+absl::Status BetweenMachines::Measure(char* memory, const Watch& watch) {
   double tried = 0, tried_byte = 0;
   if (leads()) GT_RETURN_IF_ERROR(TryLinks(watch, &tried, &tried_byte));
   double both[] = {tried, tried_byte};
-  GT_RETURN_IF_ERROR(AgreeOnMost(absl::MakeSpan(both), watch));
+  GT_RETURN_IF_ERROR(AgreeOnMost(absl::MakeSpan(both), memory, watch));
   carriers_.clear();
   for (int rails : RailsFor(wish_.speakers, hierarchy_.rails())) {
     if (wish_.deterministic) {
       carriers_.push_back({rails, LinkCost{}});
       continue;
     }
-    GT_ASSIGN_OR_RETURN(LinkCost link, MeasureRounds(rails, both[0] * rails, both[1] * rails, watch));
+    GT_ASSIGN_OR_RETURN(LinkCost link, MeasureRounds(rails, both[0] * rails, both[1] * rails, memory, watch));
     for (size_t s = 0; s < link.round.size() && !carriers_.empty(); ++s) {
       link.round[s] = std::max(link.round[s], carriers_.back().link.round[s]);  // as for larger messages
     }
@@ -81,7 +80,7 @@ absl::Status BetweenMachines::Measure(const Watch& watch) {
 // A few messages of each size round the ring of machines tell what a round costs, by so many ranks of each at
 // the same time. A round is over when those of the machine are.
 absl::StatusOr<LinkCost> BetweenMachines::MeasureRounds(int rails, double tried, double tried_byte,
-                                                        const Watch& watch) {
+                                                        char* memory, const Watch& watch) {
   constexpr size_t kSizes = LinkCost::kSizes.size(), kLargest = LinkCost::kSizes.back();
   constexpr int kTimes[kSizes] = {15, 11, 9, 5}, kTimesReduced = 3;
   // On a link that took longer for the first try more large messages would be felt; it has told enough.
@@ -121,7 +120,7 @@ absl::StatusOr<LinkCost> BetweenMachines::MeasureRounds(int rails, double tried,
     took(kSizes, start);
   }
 
-  GT_RETURN_IF_ERROR(AgreeOnMost(absl::MakeSpan(fastest), watch));
+  GT_RETURN_IF_ERROR(AgreeOnMost(absl::MakeSpan(fastest), memory, watch));
   LinkCost link;
   for (size_t s = 0; s < kSizes; ++s) {
     // A larger message is never cheaper: where it seemed so, something else took the time.
@@ -144,29 +143,47 @@ void BetweenMachines::TakeLinks(const std::vector<Carriers>& measured) {
   }
 }
 
+absl::Status BetweenMachines::MeasureAgain(char* memory, const Watch& watch) {
+  const std::vector<Carriers> before = carriers_;
+  GT_RETURN_IF_ERROR(Measure(memory, watch));
+  constexpr double kSame = 1.5;
+  bool changed = before.size() != carriers_.size();
+  for (size_t i = 0; !changed && i < before.size(); ++i) {
+    for (size_t s = 0; s < LinkCost::kSizes.size(); ++s) {
+      const double old = before[i].link.round[s], now = carriers_[i].link.round[s];
+      changed = changed || now > kSame * old || old > kSame * now;
+    }
+  }
+  drift_.Measured(changed);
+  if (on_measured_again) on_measured_again();
+  return absl::OkStatus();
+}
+
 // ------------------------------------------------------------------ comparing
 
 // A doubling all-reduce of "we all do this", in which small data goes along: the same bytes as in the
 // schedule of the data alone, and no round more.
-absl::StatusOr<bool> BetweenMachines::AllDo(const OpRecord& record, bool same, const Watch& watch, char* data,
-                                            size_t bytes) {
+absl::StatusOr<bool> BetweenMachines::AllDo(const OpRecord& record, bool same, const Watch& watch,
+                                            bool* drifted, char* data, size_t bytes) {
   struct Head {
     OpRecord record;
-    uint64_t same;
+    uint64_t same, drifted;
   };
   constexpr size_t kMost = sizeof(Head) + kWithRecordsBytes;
   own_message_.resize(kMost);
   their_message_.resize(kMost);
   char* const payload = own_message_.data() + sizeof(Head);
   size_t received = 0;
+  *drifted = Drifted();
   const auto tell = [&] {
-    const Head head{record, same ? 1u : 0u};
+    const Head head{record, same ? 1u : 0u, *drifted ? 1u : 0u};
     std::memcpy(own_message_.data(), &head, sizeof(head));
   };
   const auto hear = [&](const Action& action) {
     Head head{};
     std::memcpy(&head, their_message_.data(), sizeof(head));
     same = same && received == sizeof(Head) + bytes && head.same != 0 && SameOperation(head.record, record);
+    *drifted = *drifted || head.drifted != 0;
     if (!same || bytes == 0) return;
     char* const theirs = their_message_.data() + sizeof(Head);
     if (action.kind == ActionKind::kReceive) {
@@ -227,8 +244,14 @@ absl::Status BetweenMachines::AllReduce(const OpRecord& record, char* data, uint
   const AllReducePlan plan = PlanOf(record, count);
   const Range part = PartOf(count, plan.rails);
   char* const mine = data + part.begin * DTypeSize(record.dtype);
+  const Instant start = RealClock().Now();
   GT_RETURN_IF_ERROR(
       Run(MakeSchedule(plan, hierarchy_.node, machines(), part.count), mine, record.dtype, record.op, watch));
+  if (leads() && part.count > 0) {
+    const auto carriers = std::ranges::find(carriers_, plan.rails, &Carriers::rails);
+    drift_.Took(Seconds(carriers->link, WorkOf(plan, machines(), part.count * DTypeSize(record.dtype))),
+                absl::ToDoubleSeconds(RealClock().Now() - start));
+  }
   const void* const sources[] = {mine};
   if (divisor != 1) Reduce(mine, sources, 1, part.count, record.dtype, record.op, divisor);
   return absl::OkStatus();

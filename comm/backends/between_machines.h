@@ -7,8 +7,10 @@
 //
 // Of N machines: a comparison is log2 N rounds of 64 bytes and what goes along, a table of all records one
 // round of N - 1 messages up to 16 machines and log2 N rounds above, 56 bytes a rank. Measuring is some 40
-// rounds for each number of rails.
+// rounds for each number of rails, in the first communicator and when collectives take half or twice as long
+// as they did (comm/plan/link_drift.h).
 #pragma once
+#include <functional>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -17,6 +19,7 @@
 #include "comm/backends/schedule_runner.h"
 #include "comm/plan/cost.h"
 #include "comm/plan/hierarchy.h"
+#include "comm/plan/link_drift.h"
 #include "comm/plan/op_record.h"
 #include "comm/plan/schedule.h"
 #include "comm/port/data_transport.h"
@@ -39,18 +42,26 @@ class BetweenMachines {
   bool leads() const { return hierarchy_.leader(); }
   int machines() const { return static_cast<int>(hierarchy_.nodes.size()); }
 
-  // Before the first collective, on all ranks: connects the rail and learns what its links cost. All have the
-  // same numbers afterwards.
-  absl::Status Measure(const Watch& watch);
+  // On all ranks: connects the rail and learns what its links cost. All have the same numbers afterwards.
+  // `memory`: some hundred bytes of the arena that nobody else uses meanwhile; null where there is none.
+  absl::Status Measure(char* memory, const Watch& watch);
+  // Whether collectives take other times than they used to, as this rank sees it. Where one of those that
+  // speak for their machines thinks so, which they tell each other when they compare what they do, all
+  // measure again.
+  bool Drifted() const { return !wish_.deterministic && drift_.drifted(); }
+  // Called when they have, with the same watch.
+  std::function<void()> on_measured_again;
+  absl::Status MeasureAgain(char* memory, const Watch& watch);
   // Takes over what was measured by a larger group with the same wish.
   void TakeLinks(const std::vector<Carriers>& measured);
   const std::vector<Carriers>& carriers() const { return carriers_; }
   const AllReduceWish& wish() const { return wish_; }
 
   // Among the ranks that speak for their machines: whether all of them, each for the ranks of its machine if
-  // these do (`same`), do what `record` says. If so data[count] becomes the reduction of all.
-  absl::StatusOr<bool> AllDo(const OpRecord& record, bool same, const Watch& watch, char* data = nullptr,
-                             size_t bytes = 0);
+  // these do (`same`), do what `record` says. If so data[count] becomes the reduction of all. *drifted:
+  // whether one of them said so.
+  absl::StatusOr<bool> AllDo(const OpRecord& record, bool same, const Watch& watch, bool* drifted,
+                             char* data = nullptr, size_t bytes = 0);
   // Leaders: the records of all machines to all machines. Index = rank.
   absl::Status GatherRecords(absl::Span<OpRecord> records, const Watch& watch);
 
@@ -76,14 +87,16 @@ class BetweenMachines {
   }
   absl::Status TryLinks(const Watch& watch, double* seconds, double* a_byte);
   // `tried`, `tried_byte`: what the first try lets expect of so many rails.
-  absl::StatusOr<LinkCost> MeasureRounds(int rails, double tried, double tried_byte, const Watch& watch);
-  absl::Status AgreeOnMost(absl::Span<double> values, const Watch& watch);
+  absl::StatusOr<LinkCost> MeasureRounds(int rails, double tried, double tried_byte, char* memory,
+                                         const Watch& watch);
+  absl::Status AgreeOnMost(absl::Span<double> values, char* memory, const Watch& watch);
 
   const Hierarchy& hierarchy_;
   ShmGroup* const shm_;
   DataTransport* const rail_;
   const AllReduceWish wish_;
   std::vector<Carriers> carriers_{Carriers{}};
+  LinkDrift drift_;
   ScheduleRunner runner_;
   std::vector<char> own_message_, their_message_;  // of AllDo
 };

@@ -45,7 +45,7 @@ absl::Status OrException(absl::FunctionRef<absl::Status()> body) {
 // First byte of what ranks tell each other: an error of one is then reported by all. To begin anew helps
 // against an error, not against what was asked for and is not there.
 constexpr char kMeetOk = '+', kMeetError = '-', kMeetNever = '!';
-constexpr uint32_t kMeetVersion = (11 << 16) | sizeof(OpRecord);
+constexpr uint32_t kMeetVersion = (12 << 16) | sizeof(OpRecord);
 constexpr size_t kSettingBytesMax = 64;
 constexpr size_t kMarkBytes = 16;
 const std::string kNoLinks(kMarkBytes, '-');
@@ -315,15 +315,19 @@ absl::Status ExecCommunicator::LearnLinks(const Watch& watch) {
     between_->TakeLinks(measured);
     return absl::OkStatus();
   }
-  GT_RETURN_IF_ERROR(between_->Measure(watch));
-  if (options_.transport || wish_.deterministic) return absl::OkStatus();
+  GT_RETURN_IF_ERROR(between_->Measure(shm_ == nullptr ? nullptr : shm_->Result(0), watch));
+  RememberLinks();
+  return absl::OkStatus();
+}
+
+void ExecCommunicator::RememberLinks() {
+  if (options_.transport || wish_.deterministic || bootstrap_->fabric() == nullptr) return;
   std::string known;
   for (const Carriers& c : between_->carriers()) {
     const KnownLink link{c.rails, c.link.round, c.link.reduced_byte};
     known.append(reinterpret_cast<const char*>(&link), sizeof(link));
   }
   bootstrap_->fabric()->RememberLinks(std::move(known));
-  return absl::OkStatus();
 }
 
 absl::Status ExecCommunicator::CannotOpen(int rank, bool never, absl::string_view why) const {
@@ -398,6 +402,7 @@ void ExecCommunicator::MakeBackend() {
   if (const std::vector<int> rail = hierarchy_.Rail(); !rail.empty())
     rail_ = std::make_unique<Members>(transport_.get(), rail);
   between_ = std::make_unique<BetweenMachines>(&hierarchy_, shm_.get(), rail_.get(), wish_);
+  between_->on_measured_again = [this] { RememberLinks(); };
   backend_ = shm_ == nullptr ? MakeFlatBackend(&hierarchy_, between_.get())
                              : MakeHierarchicalBackend(&hierarchy_, shm_.get(), between_.get());
 }

@@ -14,12 +14,14 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "base/mutex.h"
 #include "comm/exec/check_collectives.h"
 #include "comm/exec/held_test_counts.h"
 #include "comm/exec/rank_test_threads.h"
 #include "comm/fake/fake_transport.h"
 #include "comm/fake/fake_world.h"
 #include "comm/plan/cost.h"
+#include "comm/plan/link_drift.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -187,6 +189,90 @@ TEST(Communicator, EveryAlgorithmBetweenMachines) {
       SCOPED_TRACE(algorithm);
       FakeWorld world(nodes);
       ExpectAllOk(RunThreads(world, Everything, kPatience, [&](int) { return algorithm; }));
+    }
+  }
+}
+
+// From a moment on every exchange takes some milliseconds more. Notes those that measure what a round costs.
+class SlowerTransport final : public DataTransport {
+ public:
+  SlowerTransport(std::unique_ptr<DataTransport> inner, const std::atomic<bool>* slow,
+                  std::atomic<int>* measuring)
+      : inner_(std::move(inner)), slow_(slow), measuring_(measuring) {}
+  absl::StatusOr<std::string> Address() override { return inner_->Address(); }
+  absl::Status Connect(const std::vector<std::string>& addresses, int self) override {
+    return inner_->Connect(addresses, self);
+  }
+  absl::StatusOr<std::unique_ptr<DataTransport>> Part(const std::vector<int>& members, int self,
+                                                      uint64_t id) override {
+    return inner_->Part(members, self, id);
+  }
+  absl::StatusOr<std::unique_ptr<MessageLink>> Messages(MessageLink::Listener* listener) override {
+    return inner_->Messages(listener);
+  }
+  absl::Status Exchange(absl::Span<const Transfer> transfers, absl::FunctionRef<void(size_t)> done,
+                        const Watch& watch) override {
+    if (*slow_) {
+      Mutex mutex;  // the link of a test is slow: nothing is waited for
+      const MutexLock lock(&mutex);
+      (void)mutex.AwaitFor(absl::Milliseconds(3), [] { return false; });
+    }
+    if (std::ranges::any_of(transfers, [](const Transfer& t) { return t.bytes == LinkCost::kSizes[0]; }))
+      ++*measuring_;
+    return inner_->Exchange(transfers, done, watch);
+  }
+  void Fail(absl::string_view notice) override { inner_->Fail(notice); }
+  void Leave(absl::string_view words) override { inner_->Leave(words); }
+  std::vector<int> Unfinished() const override { return inner_->Unfinished(); }
+  absl::Status Heard() override { return inner_->Heard(); }
+
+ private:
+  const std::unique_ptr<DataTransport> inner_;
+  const std::atomic<bool>* const slow_;
+  std::atomic<int>* const measuring_;
+};
+
+// What was measured when a communicator was made is measured again when the links have changed, by all, in
+// the middle of whatever they call.
+TEST(Communicator, LinksThatChangeAreMeasuredAgain) {
+  std::vector<std::string> twenty;
+  for (int rank = 0; rank < 36; ++rank) twenty.push_back(absl::StrCat("m", rank / 2));
+  for (const auto& nodes :
+       std::vector<std::vector<std::string>>{{"a", "b"}, {"a", "b", "c"}, {"a", "a", "b", "b"}, twenty}) {
+    for (const bool deterministic : {false, true}) {
+      if (deterministic && nodes.size() > 4) continue;
+      SCOPED_TRACE(testing::Message() << testing::PrintToString(nodes) << deterministic);
+      FakeWorld world(nodes);
+      std::atomic<bool> slow = false;
+      std::vector<std::atomic<int>> measuring(nodes.size());
+      const Body body = [&](Communicator& c) -> absl::Status {
+        std::atomic<int>& own = measuring[static_cast<size_t>(c.rank())];
+        for (int phase = 0; phase < 2; ++phase) {
+          RETURN_IF_BAD(c.Barrier());
+          if (c.rank() == 0) slow = phase == 1;
+          RETURN_IF_BAD(c.Barrier());
+          own = 0;
+          int32_t seen = 0;
+          // Until the first rank has measured, which all hear of; without a change it does not.
+          const int calls = (phase == 0 || deterministic ? 6 : 400) * LinkDrift::kWindow;
+          for (int call = 0; call < calls && seen == 0; ++call) {
+            RETURN_IF_BAD(CheckAllReduce(c, 10'000, DType::kInt32, ReduceOp::kSum));
+            if (call % 8 != 0) continue;
+            seen = own > 0 ? 1 : 0;
+            RETURN_IF_BAD(c.Broadcast(&seen, 1, DType::kInt32, 0));
+          }
+          const bool wanted = phase == 1 && !deterministic;
+          if (wanted && seen == 0) return absl::DataLossError("nobody has measured again");
+        }
+        return c.Barrier();
+      };
+      ExpectAllOk(RunThreads(
+          world, body, kPatience, [&](int) { return deterministic ? "deterministic" : "leader"; }, nullptr,
+          [&](int rank, std::unique_ptr<DataTransport> inner) {
+            return std::make_unique<SlowerTransport>(std::move(inner), &slow,
+                                                     &measuring[static_cast<size_t>(rank)]);
+          }));
+      EXPECT_EQ(measuring[0] > 0, !deterministic);
     }
   }
 }

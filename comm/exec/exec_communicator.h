@@ -124,6 +124,7 @@ class ExecCommunicator final : public Communicator, private Interrupt {
   absl::Status Die(absl::Status why);
   std::string LinksMark() const;
   absl::Status LearnLinks(const Watch& watch);
+  void RememberLinks();
   class Running;
   absl::Status NotForked() const;
   absl::Status Dead() const;

@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "comm/plan/link_drift.h"
 #include "gtest/gtest.h"
 
 namespace gtrain::comm {
@@ -167,6 +168,43 @@ TEST(Cost, ReductionsOfLargeDataGoInParts) {
   EXPECT_EQ(PlanReduce(no_room, 4, 16 << 20).rails, 1);
   EXPECT_EQ(RailsOfExchange(room, 4, 1 << 20), 2);
   EXPECT_EQ(RailsOfExchange(no_room, 4, 1 << 20), 1);
+}
+
+class LinkDriftTest : public testing::Test {
+ protected:
+  // Windows until it wants to measure, of collectives that take `factor` times what was predicted, all but
+  // one of each window three times as long; -1: it never wants to.
+  int WindowsUntilDrifted(double factor) {
+    for (int window = 0; window < 4000; ++window) {
+      if (drift_.drifted()) return window;
+      for (int i = 0; i < LinkDrift::kWindow; ++i) drift_.Took(1e-3, 1e-3 * factor * (i == 7 ? 1 : 3));
+    }
+    return -1;
+  }
+  LinkDrift drift_;
+};
+
+TEST_F(LinkDriftTest, IsSeenInTheBestOfManyCollectives) {
+  EXPECT_EQ(WindowsUntilDrifted(1.5), -1) << "a prediction may be wrong";
+  EXPECT_EQ(WindowsUntilDrifted(2.9), -1) << "as long as it is wrong by the same";
+  EXPECT_EQ(WindowsUntilDrifted(3.1), LinkDrift::kWindows);
+  drift_.Measured(/*changed=*/true);
+  EXPECT_EQ(WindowsUntilDrifted(1), -1);
+  EXPECT_EQ(WindowsUntilDrifted(0.4), LinkDrift::kWindows) << "links get better, too";
+}
+
+TEST_F(LinkDriftTest, WhatIsNotTheLinkIsLookedAtLessAndLess) {
+  EXPECT_EQ(WindowsUntilDrifted(1), -1);
+  int before = 0;
+  for (int i = 0; i < 12; ++i) {
+    const int windows = WindowsUntilDrifted(i % 2 == 0 ? 3 : 1);
+    EXPECT_GT(windows, 0);
+    EXPECT_TRUE(i == 0 || windows >= before) << i;
+    before = windows;
+    drift_.Measured(/*changed=*/false);
+    for (int k = 0; k < LinkDrift::kWindow; ++k) drift_.Took(1e-3, 1e-3 * (i % 2 == 0 ? 3 : 1));
+  }
+  EXPECT_EQ(before, LinkDrift::kWindowsMax);
 }
 
 TEST(Cost, WhichRailsAreTried) {

@@ -45,7 +45,9 @@ struct OpRecord {
   uint64_t arena = 0;  // of Communicator::Allocate; 0: private memory
   uint64_t arena_bytes = 0;
   uint64_t arena_offset = 0;
-  uint64_t choice = 0;  // of the first rank of a machine: TwoWays for the next staged collective
+  // Of the first rank of a machine: on one machine TwoWays for the next staged collective, among several
+  // whether links should be measured again.
+  uint64_t choice = 0;
 };
 // All that ranks must agree on lies before this.
 inline constexpr size_t kAgreedBytes = offsetof(OpRecord, arena);

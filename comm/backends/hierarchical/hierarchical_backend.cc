@@ -37,7 +37,10 @@ class HierarchicalBackend final : public StagedBackend {
 
  private:
   using Work = Pipeline::Work;
+  static constexpr uint64_t kDrifted =
+      1;  // OpRecord::choice of a leader that wants links to be measured again
 
+  absl::Status FillRecords(const OpRecord& record, absl::Span<OpRecord> records, const Watch& watch);
   // Where each machine has `bytes` for each of its ranks, what this rank carries of every machine's.
   std::vector<Range> PartsOf(uint64_t bytes, int rails) const {
     std::vector<Range> parts;
@@ -65,25 +68,31 @@ class HierarchicalBackend final : public StagedBackend {
 absl::Status HierarchicalBackend::Enter(const OpRecord& record, const Watch& watch) {
   GT_RETURN_IF_ERROR(shm_->Enter(record, nullptr, 0, watch));
   absl::Span<OpRecord> records = shm_->Records();
-  if (hierarchy_.leader()) {
-    bool same = true;
-    for (int i = 0; i < shm_->size(); ++i) {
-      records[static_cast<size_t>(hierarchy_.peers()[static_cast<size_t>(i)])] = shm_->Record(i);
-      same = same && SameOperation(shm_->Record(i), record);
-    }
-    // Among few machines the whole table is one round, among many a round for each.
-    const bool few = nodes() <= kDirectRanksMax;
-    if (!few) {
-      GT_ASSIGN_OR_RETURN(same, between_->AllDo(record, same, watch));
-    }
-    if (!few && same) {
-      std::ranges::fill(records, record);
-    } else {
-      GT_RETURN_IF_ERROR(between_->GatherRecords(records, watch));
-    }
-  }
+  if (hierarchy_.leader()) GT_RETURN_IF_ERROR(FillRecords(record, records, watch));
   GT_RETURN_IF_ERROR(shm_->Phase(watch));
-  return CompareRecords(records);
+  GT_RETURN_IF_ERROR(CompareRecords(records));
+  const bool drifted = std::ranges::any_of(records, [](const OpRecord& r) { return r.choice == kDrifted; });
+  return drifted ? between_->MeasureAgain(pipeline_.Spare(), watch) : absl::OkStatus();
+}
+
+// Of the leader. Among few machines the whole table is one round, among many a round for each: there all
+// agree, by doubling, and only where they do not everybody hears from everybody.
+absl::Status HierarchicalBackend::FillRecords(const OpRecord& record, absl::Span<OpRecord> records,
+                                              const Watch& watch) {
+  bool same = true;
+  for (int i = 0; i < shm_->size(); ++i) {
+    OpRecord& of_rank = records[static_cast<size_t>(hierarchy_.peers()[static_cast<size_t>(i)])];
+    of_rank = shm_->Record(i);
+    of_rank.choice = i == 0 && between_->Drifted() ? kDrifted : 0;
+    same = same && SameOperation(shm_->Record(i), record);
+  }
+  if (nodes() <= kDirectRanksMax) return between_->GatherRecords(records, watch);
+  bool drifted = false;
+  GT_ASSIGN_OR_RETURN(same, between_->AllDo(record, same, watch, &drifted));
+  if (!same) return between_->GatherRecords(records, watch);
+  std::ranges::fill(records, record);
+  records[0].choice = drifted ? kDrifted : 0;
+  return absl::OkStatus();
 }
 
 // ------------------------------------------------------------------ reductions
