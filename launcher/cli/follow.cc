@@ -23,6 +23,7 @@
 #include "base/status_macros.h"
 #include "base/unique_fd.h"
 #include "base/units.h"
+#include "launcher/cli/left.h"
 #include "launcher/cli/news.h"
 #include "launcher/cli/rank_output.h"
 #include "launcher/cli/screen.h"
@@ -484,6 +485,12 @@ class Follower {
     if (there.ok()) {
       cluster_.client->set_interrupt_fd(signals_.fd());
     } else if (absl::IsNotFound(there) && long_enough) {
+      // A cluster without jobs ends: whoever printed for so long, or was stopped, finds what its job has left.
+      if (absl::StatusOr<JobDoc> left = LeftResult(job_.run_dir, job_id_); left.ok()) {
+        job_ = *std::move(left);
+        head_gone_ = true;
+        return Finish();
+      }
       screen_.Say(absl::StrCat(
           "the local cluster was ended; ranks that still run are found again by: gtrain attach ", job_id_));
       return kFailed;
@@ -510,7 +517,8 @@ class Follower {
   int Finish() {
     if (output_) ShowOutput(/*flush=*/true);
     finished_ = true;
-    (void)ReadEvents();  // whether the last lines of a log could be written is known late
+    // Whether the last lines of a log could be written is known late.
+    if (!head_gone_) (void)ReadEvents();
     const std::set<OutputReader::Cut>& left = reader_.cut().empty() ? reader_.open() : reader_.cut();
     if (!left.empty()) {
       const auto& [generation, rank, is_stderr] = *left.begin();
@@ -553,6 +561,7 @@ class Follower {
   News news_;
   bool tell_restore_;  // it was not told yet
   bool told_hidden_ = false;
+  bool head_gone_ = false;
   std::vector<std::string>* const bare_;
   std::optional<RankOutput> output_;
   OutputReader reader_;

@@ -106,6 +106,13 @@ absl::StatusOr<std::string> LeftJob(const Args& args, const std::string& word) {
   return text(result);
 }
 
+absl::StatusOr<JobDoc> LeftResult(const std::string& run_dir, const std::string& id) {
+  GT_ASSIGN_OR_RETURN(const json result, ReadResult(run_dir));
+  GT_ASSIGN_OR_RETURN(JobDoc job, ParseJobDoc(result.dump(-1, ' ', false, json::error_handler_t::replace)));
+  if (job.id != id) return absl::NotFoundError(absl::StrCat(run_dir, " has the result of another job"));
+  return job;
+}
+
 absl::StatusOr<LeftAnswer> LeftInstead(const absl::Status& asked, const Args& args, const std::string& word,
                                        bool all) {
   if (!absl::IsNotFound(asked) && !absl::IsUnavailable(asked) && !absl::IsDeadlineExceeded(asked))

@@ -21,6 +21,9 @@ absl::StatusOr<std::string> LeftJobs(const Args& args);
 // run directory, or "" for the newest of all. NotFound: nothing is left of it.
 absl::StatusOr<std::string> LeftJob(const Args& args, const std::string& word);
 
+// Of the job `id`, whose run directory this is.
+absl::StatusOr<JobDoc> LeftResult(const std::string& run_dir, const std::string& id);
+
 struct LeftAnswer {
   std::string json;
   std::string note;  // a sentence: why this and not the head's

@@ -1,4 +1,5 @@
 """The local cluster looks after itself: its head, agent and watch are killed, and no client is there to help."""
+import glob
 import json
 import os
 import signal
@@ -152,6 +153,21 @@ class WatchTest(harness.GtrainTest):
         wait_until('the head and the watch to end', lambda: not self.daemons('head') and not self.daemons('local-watch'))
         self.assertIsNone(self.serving())
         self.end_local_cluster()  # the agent; by itself it looks for a head for 20 s
+
+    def test_a_client_that_stood_still_until_the_cluster_had_ended(self):
+        """As behind a pager, or on a slow terminal: what its job has left says how it ended."""
+        done = os.path.join(self.dir, 'go')
+        launch = self.start('launch', '-n', '1', '--name', 'paged', '--', 'sh', '-c',
+                            f'echo begun; until [ -e {done} ]; do sleep 0.05; done')
+        launch.wait_for('begun')
+        launch.signal(signal.SIGSTOP)
+        open(done, 'w').close()
+        wait_until('the job to be over', lambda: [job for job in self.jobs() if job['state'] == 'SUCCEEDED'])
+        wait_until('its result', lambda: glob.glob(os.path.join(self.dir, 'gtrain-runs', 'paged-*', 'result.json')))
+        self.end_local_cluster(but=[launch.pid])
+        launch.signal(signal.SIGCONT)
+        self.assertEqual(launch.wait(), 0, launch.output())
+        self.assertIn('gtrain: paged-1 SUCCEEDED', launch.output())
 
     def test_told_to_end_while_a_job_runs(self):
         """The ranks go on without a head until somebody asks for their job."""
