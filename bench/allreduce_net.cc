@@ -43,7 +43,7 @@ using Algorithms = std::vector<const char*>;
 const Algorithms kAlgorithms{"auto", "ring", "doubling", "halving-doubling", "double-tree"},
     kSpeakers{"auto", "leader", "rails"};
 constexpr size_t kAlgorithmsMax = 5, kSizesMax = 16;
-constexpr int kRailMachines = 2, kRails = 2, kPipelineRanks = 4;
+constexpr int kRailMachines = 2, kRails = 2, kPipelineRanks = 4, kAnyCore = -1;
 constexpr absl::Duration kPeerDeadline = absl::Seconds(120);
 const std::vector<size_t> kRawBytes{4 << 10, 50'000, 8 << 20};
 constexpr int kRawTimes = 9;
@@ -269,7 +269,8 @@ absl::Status MeasureRails(const Options& options, const Network& network, int of
   const int turns = options.quick ? kTurnsQuick : kTurns;
   std::vector<Place> ranks;
   for (int machine = 0; machine < kRailMachines; ++machine) {
-    for (int local = 0; local < of_each; ++local) ranks.push_back({machine, Network::CoreOf(local)});
+    for (int local = 0; local < of_each; ++local)
+      ranks.push_back({machine, of_each == kRails ? Network::CoreOf(local) : kAnyCore});
   }
   Board* board = MakeBoard();
   if (board == nullptr) return absl::ResourceExhaustedError("no memory for the samples");
@@ -358,7 +359,7 @@ absl::Status MeasureAll(const Options& options, const Network& network, const Ho
   if (rails) GT_RETURN_IF_ERROR(MeasureRails(options, network, kRails, "cables without a limit", &outcomes));
   if (all || options.only == "pipeline") {
     for (const char* rate : {"8gbit", "4gbit", "2gbit"}) {
-      GT_RETURN_IF_ERROR(network.Limit(rate, "72kb"));
+      GT_RETURN_IF_ERROR(network.Limit(rate, "256kb"));
       GT_RETURN_IF_ERROR(
           MeasureRails(options, network, kPipelineRanks, absl::StrCat("cables of ", rate, "/s"), &outcomes));
     }

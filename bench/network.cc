@@ -146,10 +146,12 @@ pid_t StartOnCore(int core, const std::function<absl::Status()>& body) {
   const pid_t pid = fork();
   if (pid != 0) return pid;
   prctl(PR_SET_PDEATHSIG, SIGKILL);
-  cpu_set_t cores;
-  CPU_ZERO(&cores);
-  CPU_SET(static_cast<size_t>(core), &cores);
-  sched_setaffinity(0, sizeof(cores), &cores);
+  if (core >= 0) {
+    cpu_set_t cores;
+    CPU_ZERO(&cores);
+    CPU_SET(static_cast<size_t>(core), &cores);
+    sched_setaffinity(0, sizeof(cores), &cores);
+  }
   const absl::Status status = body();
   if (!status.ok()) std::fprintf(stderr, "bench: a rank on core %d: %s\n", core, status.ToString().c_str());
   _exit(status.ok() ? 0 : 1);

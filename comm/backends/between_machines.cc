@@ -235,10 +235,6 @@ absl::Status BetweenMachines::GatherRecords(absl::Span<OpRecord> records, const 
 
 // ------------------------------------------------------------------ all-reduce
 
-bool BetweenMachines::Carries(const OpRecord& record, uint64_t count) const {
-  return PartOf(count, PlanOf(record, count).rails).count > 0;
-}
-
 absl::Status BetweenMachines::AllReduce(const OpRecord& record, char* data, uint64_t count, int divisor,
                                         const Watch& watch) {
   const AllReducePlan plan = PlanOf(record, count);

@@ -70,8 +70,8 @@ class BetweenMachines {
   // The reduction of all machines' data[count], a mean divided by `divisor`. Each rank does its part of that,
   // if it has one, and is back when that is done.
   absl::Status AllReduce(const OpRecord& record, char* data, uint64_t count, int divisor, const Watch& watch);
-  // Whether this rank has a part in an all-reduce of `count` elements.
-  bool Carries(const OpRecord& record, uint64_t count) const;
+  // How many rails carry an all-reduce of `count` elements.
+  int RailsOf(const OpRecord& record, uint64_t count) const { return PlanOf(record, count).rails; }
   // Schedules among the machines by their number.
   absl::Status Run(const Schedule& schedule, void* data, DType dtype, ReduceOp op, const Watch& watch) {
     return runner_.Run(schedule, data, dtype, op, rail_, watch);

@@ -21,7 +21,7 @@ absl::Status StagedBackend::CompareNeighbours(const OpRecord& record) const {
   return CompareRecords(records);
 }
 
-absl::Status StagedBackend::StagedBroadcast(const OpRecord& r, char* data, const Carry& carry, bool carries,
+absl::Status StagedBackend::StagedBroadcast(const OpRecord& r, char* data, const Carry& carry, bool beside,
                                             const Watch& watch) {
   const uint64_t total = r.count * DTypeSize(r.dtype), chunks = (total + kSlotBytes - 1) / kSlotBytes;
   const bool roots = rank() == r.root;
@@ -47,11 +47,11 @@ absl::Status StagedBackend::StagedBroadcast(const OpRecord& r, char* data, const
     return shm_->Phase(watch);
   }
   if (nodes() == 1) return pipeline_.Run(chunks, {in, out}, watch);
-  return pipeline_.Run(chunks, {in, {between, carries}, out}, watch);
+  return pipeline_.Run(chunks, {in, {between, beside}, out}, watch);
 }
 
 absl::Status StagedBackend::StagedAllGather(const OpRecord& r, const char* input, char* output,
-                                            const Carry& carry, bool carries, const Watch& watch) {
+                                            const Carry& carry, bool beside, const Watch& watch) {
   const uint64_t total = r.count * DTypeSize(r.dtype);
   const uint64_t per_chunk = shm_->result_bytes() / order_.size() / 64 * 64;
   const uint64_t chunks = (total + per_chunk - 1) / per_chunk;
@@ -75,7 +75,7 @@ absl::Status StagedBackend::StagedAllGather(const OpRecord& r, const char* input
   const auto enter = [&] { return Enter(r, watch); };
   GT_RETURN_IF_ERROR(pipeline_.Begin(r, in, chunks, enter, watch).status());
   if (nodes() == 1) return pipeline_.Run(chunks, {in, out}, watch);
-  return pipeline_.Run(chunks, {in, {between, carries}, out}, watch);
+  return pipeline_.Run(chunks, {in, {between, beside}, out}, watch);
 }
 
 }  // namespace gtrain::comm

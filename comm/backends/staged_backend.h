@@ -66,13 +66,13 @@ class StagedBackend : public HostBackend {
 
   // Between the machines: bytes [0, bytes) of Result(chunk) from the root's machine to all.
   using Carry = std::function<absl::Status(uint64_t chunk, uint64_t bytes)>;
-  // `carry` is null on one machine. With one that speaks with nobody on this rank `carries` is false.
-  absl::Status StagedBroadcast(const OpRecord& record, char* data, const Carry& carry, bool carries,
+  // `carry` is null on one machine. `beside`: it goes on beside the copies.
+  absl::Status StagedBroadcast(const OpRecord& record, char* data, const Carry& carry, bool beside,
                                const Watch& watch);
   // Result(chunk) has `bytes` of every rank, in the order of order_; `carry` makes those of one machine those
   // of all.
   absl::Status StagedAllGather(const OpRecord& record, const char* input, char* output, const Carry& carry,
-                               bool carries, const Watch& watch);
+                               bool beside, const Watch& watch);
 
   const Hierarchy& hierarchy_;
   ShmGroup* const shm_;

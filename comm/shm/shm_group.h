@@ -78,6 +78,8 @@ class ShmGroup {
   std::string LeftWords(int local) const;
   // Where others put packets for this rank of the machine.
   Inbox* InboxOf(int local) const;
+  // Whether the ranks of the machine outnumber its cores.
+  bool crowded() const { return yields_ > 0; }
   // How often a wait looks before it sleeps.
   int spins() const { return spins_ + yields_; }
 

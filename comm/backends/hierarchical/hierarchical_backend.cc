@@ -41,6 +41,10 @@ class HierarchicalBackend final : public StagedBackend {
       1;  // OpRecord::choice of a leader that wants links to be measured again
 
   absl::Status FillRecords(const OpRecord& record, absl::Span<OpRecord> records, const Watch& watch);
+  // Whether what so many rails carry goes on beside copies and sums on this rank. Where the ranks of a
+  // machine have no core for a thread more each, all rails of it would only take the cores from each other; a
+  // leader's gains.
+  bool Beside(int rails) const { return hierarchy_.local < rails && (rails == 1 || !shm_->crowded()); }
   // Where each machine has `bytes` for each of its ranks, what this rank carries of every machine's.
   std::vector<Range> PartsOf(uint64_t bytes, int rails) const {
     std::vector<Range> parts;
@@ -147,7 +151,8 @@ absl::Status HierarchicalBackend::AllReduce(const OpRecord& record, const Operan
     theirs.push_back(memory);
   }
   if (chunks == 0) return absl::OkStatus();
-  return pipeline_.Run(chunks, {in, reduce, {between, between_->Carries(r, elements(0))}, out}, watch);
+  return pipeline_.Run(chunks, {in, reduce, {between, Beside(between_->RailsOf(r, elements(0)))}, out},
+                       watch);
 }
 
 absl::Status HierarchicalBackend::ReduceScatter(const OpRecord& r, const Operands& operands,
@@ -197,8 +202,7 @@ absl::Status HierarchicalBackend::ReduceScatter(const OpRecord& r, const Operand
   const auto enter = [&] { return Enter(r, watch); };
   GT_RETURN_IF_ERROR(pipeline_.Begin(r, in, chunks, enter, watch).status());
   if (chunks == 0) return absl::OkStatus();
-  const bool carries = hierarchy_.local < rails(0);
-  return pipeline_.Run(chunks, {in, reduce, {between, carries}, out}, watch);
+  return pipeline_.Run(chunks, {in, reduce, {between, Beside(rails(0))}, out}, watch);
 }
 
 absl::Status HierarchicalBackend::Reduce(const OpRecord& r, const Operands& operands, const Watch& watch) {
@@ -240,8 +244,7 @@ absl::Status HierarchicalBackend::Reduce(const OpRecord& r, const Operands& oper
   const auto enter = [&] { return Enter(r, watch); };
   GT_RETURN_IF_ERROR(pipeline_.Begin(r, in, chunks, enter, watch).status());
   if (chunks == 0) return absl::OkStatus();
-  const bool carries = between_->PartOf(elements(0), plan(0).rails).count > 0;
-  return pipeline_.Run(chunks, {in, reduce, {between, carries}, out}, watch);
+  return pipeline_.Run(chunks, {in, reduce, {between, Beside(plan(0).rails)}, out}, watch);
 }
 
 // ------------------------------------------------------------------ what moves data alone
@@ -255,8 +258,7 @@ absl::Status HierarchicalBackend::Broadcast(const OpRecord& r, const Operands& o
                          pipeline_.Result(c) + part.begin, DType::kUint8, ReduceOp::kSum, watch);
   };
   const uint64_t first = std::min<uint64_t>(kSlotBytes, r.count * DTypeSize(r.dtype));
-  return StagedBroadcast(r, static_cast<char*>(operands.output), carry,
-                         between_->PartOf(first, rails(first)).count > 0, watch);
+  return StagedBroadcast(r, static_cast<char*>(operands.output), carry, Beside(rails(first)), watch);
 }
 
 absl::Status HierarchicalBackend::AllGather(const OpRecord& r, const Operands& operands, const Watch& watch) {
@@ -270,7 +272,7 @@ absl::Status HierarchicalBackend::AllGather(const OpRecord& r, const Operands& o
   const uint64_t first =
       std::min<uint64_t>(r.count * DTypeSize(r.dtype), shm_->result_bytes() / order_.size());
   return StagedAllGather(r, static_cast<const char*>(operands.input), static_cast<char*>(operands.output),
-                         carry, hierarchy_.local < rails(first), watch);
+                         carry, Beside(rails(first)), watch);
 }
 
 // Between the machines: what the ranks of this one have put down for ranks of others, `bytes` for each, and
@@ -339,7 +341,7 @@ absl::Status HierarchicalBackend::AllToAll(const OpRecord& r, const Operands& op
   const auto enter = [&] { return Enter(r, watch); };
   GT_RETURN_IF_ERROR(pipeline_.Begin(r, in, chunks, enter, watch).status());
   if (chunks == 0) return absl::OkStatus();
-  return pipeline_.Run(chunks, {in, {between, hierarchy_.local < rails(0)}, out}, watch);
+  return pipeline_.Run(chunks, {in, {between, Beside(rails(0))}, out}, watch);
 }
 
 }  // namespace
