@@ -212,6 +212,8 @@ absl::StatusOr<double> EndOnce(Board* board, const std::vector<std::string>& nod
       while (status.ok()) status = part->AllReduce(data.data(), data.size(), DType::kFloat32, ReduceOp::kSum);
     }
     board->ended_ns[c.rank()] = NowNs();
+    // To give 64 MiB back takes a core for milliseconds that who has not returned yet may need.
+    (void)Until([&] { return board->here[kRanksMax - 2] != 0; });
     return absl::OkStatus();
   });
   for (int rank = 0; rank < kRanksOfEnds; ++rank) {
@@ -228,7 +230,9 @@ absl::StatusOr<double> EndOnce(Board* board, const std::vector<std::string>& nod
     board->began_ns = NowNs();
     ranks.world().Revoke("the bench said so");
   }
-  return Waited(board, stop ? kStopped : -1);
+  const absl::StatusOr<double> waited = Waited(board, stop ? kStopped : -1);
+  board->here[kRanksMax - 2] = 1;
+  return waited;
 }
 
 absl::Status MeasureEnds(Board* board, int times, std::vector<Outcome>* outcomes) {

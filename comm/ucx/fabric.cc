@@ -515,6 +515,7 @@ void Fabric::Sleep(int milliseconds) {
   if (api_->arm(worker_) == 0) return;  // something came in between
   pollfd fds[] = {{api_->descriptor(worker_), POLLIN, 0}, {wake_.get(), POLLIN, 0}};
   sleeping_ = true;
+  ++naps_;
   mutex_.Unlock();
   poll(fds, std::size(fds), milliseconds);
   mutex_.Lock();
@@ -545,15 +546,17 @@ absl::Status Fabric::Drive(absl::FunctionRef<bool()> done, absl::FunctionRef<abs
   for (int nap = 1;;) {
     if (done()) return absl::OkStatus();
     const bool sleep = idle && RealClock().Now() - idle_since >= kSpin;
+    bool moved = false;
     // Traffic of others must not hide that time is up.
     if (sleep || std::exchange(busy, false)) {
       const absl::Status waiting = Ask(check);
       // What is waited for may have come with the news that its sender has left.
-      (void)Step();
+      moved = Step() != 0;
       if (done()) return absl::OkStatus();
       GT_RETURN_IF_ERROR(waiting);
     }
-    if (Step() != 0) {
+    // What has just come may be what `check` asks for: no sleep before it was asked again.
+    if (moved || Step() != 0) {
       busy = ++moves % 1024 == 0;
       idle = false;
       nap = 1;

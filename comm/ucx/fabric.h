@@ -93,6 +93,9 @@ class Fabric {
     return given_;
   }
 
+  // How often a thread that waits for others has slept so far.
+  uint64_t naps() const { return naps_; }
+
   // What contexts do needs the lock, which a driver gives away between two looks when somebody knocks.
   class Lock {
    public:
@@ -212,6 +215,7 @@ class Fabric {
   uint64_t given_ ABSL_GUARDED_BY(mutex_) = 0, left_ ABSL_GUARDED_BY(mutex_) = 0;
   uint64_t flushing_ ABSL_GUARDED_BY(mutex_) = 0;
   GtrainUcxTicket* flush_ ABSL_GUARDED_BY(mutex_) = nullptr;
+  std::atomic<uint64_t> naps_ = 0;
   std::thread helper_;
 };
 

@@ -265,6 +265,49 @@ absl::Status LateFor() {
                                                  : absl::DataLossError("it was written to");
 }
 
+// Member 0 sleeps because nothing comes. The notice that then comes ends its wait at once: it does not sleep
+// once more because it is no data.
+absl::Status NoticeInASleep() {
+  std::shared_ptr<Fabric> fabrics[2];
+  if (const absl::Status opened = OpenAll(absl::MakeSpan(fabrics)); !opened.ok()) return opened;
+  struct Zero final : public Fabric::Context {
+    explicit Zero(Fabric* of) : fabric(of) {}
+    void Hear(const MessageHeader& header, absl::string_view) override {
+      if (header.kind == MessageKind::kGaveUp) naps_when_heard = fabric->naps(), heard = true;
+    }
+    Fabric* const fabric;
+    std::atomic<bool> heard = false;
+    std::atomic<uint64_t> naps_when_heard = 0;
+  } zero(fabrics[0].get());
+  ByHand one(fabrics[1], 1);
+  std::atomic<bool> failed = false;
+  std::atomic<uint64_t> naps_when_asked = 0;
+  std::thread waits([&]() ABSL_NO_THREAD_SAFETY_ANALYSIS {
+    Fabric::Lock lock(fabrics[0].get());
+    fabrics[0]->Add(kId, &zero);
+    const auto peer = fabrics[0]->Reach(one.Address());
+    if (peer.ok()) fabrics[0]->Want(*peer);
+    (void)fabrics[0]->Until([] { return false; },
+                            [&] {
+                              naps_when_asked = fabrics[0]->naps();
+                              return zero.heard || failed ? absl::CancelledError("") : absl::OkStatus();
+                            });
+    fabrics[0]->Remove(kId);
+    if (peer.ok()) fabrics[0]->Drop(*peer);
+  });
+  // Connected, and nothing on its way: from then on it sleeps longer and longer.
+  bool said = one.Reach(fabrics[0]->address()) && one.Say(MessageKind::kData, "1");
+  const uint64_t before = fabrics[0]->naps();
+  const Instant give_up = RealClock().Now() + kPatience;
+  while (said && fabrics[0]->naps() < before + 6 && RealClock().Now() < give_up) std::this_thread::yield();
+  said = said && one.Say(MessageKind::kGaveUp, "rank 1 gave up: words");
+  while (said && !zero.heard && RealClock().Now() < give_up) std::this_thread::yield();
+  failed = !said || !zero.heard;
+  waits.join();
+  if (failed) return absl::InternalError("nothing is heard");
+  return naps_when_asked == zero.naps_when_heard ? absl::OkStatus() : absl::InternalError("it slept with it");
+}
+
 // Number of the first thing that is wrong.
 int Child() {
   const auto itself = HearOf("");
@@ -304,6 +347,11 @@ TEST(UcxNotices, NeitherTooLongNorRepeated) {
 TEST(UcxFabric, WhatHasNotLeftLeavesThoughNobodyWaits) {
   if (!UcxHere()) GTEST_SKIP() << "built without UCX";
   EXPECT_EQ(InAChild([] { return ExitOf(FloodOf(400)); }), 0);
+}
+
+TEST(UcxFabric, ANoticeThatComesInASleepIsNotSleptOver) {
+  if (!UcxHere()) GTEST_SKIP() << "built without UCX";
+  EXPECT_EQ(InAChild([] { return ExitOf(NoticeInASleep()); }), 0);
 }
 
 // L7: an ended call's memory is the caller's again.
