@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""Checks include direction against tools/layers.txt.
+"""Checks include direction against tools/layers.txt, and that file itself.
 
 usage: layers.py [ROOT]
-Prints one line a wrong include with what would be right; exit status 1 if there is one.
+Prints a line for each wrong include with what would be right, for each grant that nothing uses, for each folder that does
+not exist or stands twice, and for each circle of folders; exit status 1 if there is one.
 """
 import fnmatch
 import os
@@ -14,8 +15,66 @@ INCLUDE = re.compile(r'^\s*#\s*include\s+([<"])([^>"]+)[>"]')
 SOURCES = ('.h', '.cc', '.c', '.cu', '.cuh')
 
 
+class Grants:
+    """The lines of tools/layers.txt, and which of their words were needed."""
+
+    def __init__(self, path):
+        self.edges, self.test_edges, self.third, self.wrong = load(path)
+        self.used, self.third_used, self.includes = set(), set(), {}
+
+    def allows(self, folder, target, test):
+        if not test:
+            self.includes.setdefault(folder, set()).add(target)
+        if target in (folder, 'base'):
+            return True
+        for table, name in ((self.edges, folder), (self.test_edges, folder + ' +test')):
+            if name.endswith('+test') and not test:
+                continue
+            for word in ('*', target):
+                if word in table.get(folder, ()):
+                    self.used.add((name, word))
+                    return True
+        return False
+
+    def allows_third(self, first, path, folder):
+        place = third_place(self.third[first], path, folder)
+        self.third_used.add((first, place))
+        return place is not None
+
+    def unused(self):
+        for table, suffix in ((self.edges, ''), (self.test_edges, ' +test')):
+            for folder, words in table.items():
+                name = folder + suffix
+                for word in words:
+                    if (name, word) not in self.used:
+                        yield f'tools/layers.txt: nothing of "{name}" includes {word}: take it away'
+        for first, places in self.third.items():
+            for place in places:
+                if (first, place) not in self.third_used:
+                    yield f'tools/layers.txt: nothing in {place} includes <{first}...>: take it away'
+
+    def circles(self):
+        """Each as the folders on the way round, the smallest name first."""
+        found = set()
+
+        def walk(folder, way):
+            for target in sorted(self.includes.get(folder, ())):
+                if target in way:
+                    circle = way[way.index(target):]
+                    first = circle.index(min(circle))
+                    found.add(tuple(circle[first:] + circle[:first]))
+                elif len(way) < 8:
+                    walk(target, way + [target])
+
+        for folder in sorted(self.includes):
+            self.includes[folder].discard(folder)
+        for folder in sorted(self.includes):
+            walk(folder, [folder])
+        return sorted(found)
+
+
 def load(path):
-    edges, test_edges, third = {}, {}, {}
+    edges, test_edges, third, wrong = {}, {}, {}, []
     with open(path) as lines:
         for number, line in enumerate(lines, 1):
             line = line.split('#')[0].strip()
@@ -25,6 +84,13 @@ def load(path):
             if not colon:
                 sys.exit(f'{path}:{number}: no ":" in {line!r}')
             words, allowed = left.split(), right.split()
+            table = third if words[0] == 'third' else test_edges if words[1:] == ['+test'] else edges
+            for name in words[1:] if table is third else words[:1]:
+                if name in table:
+                    wrong.append(f'{path}:{number}: {name} stands here a second time')
+            for name in [] if table is third else words[:1] + [word for word in allowed if word != '*']:
+                if not os.path.isdir(os.path.join(os.path.dirname(path), '..', name)):
+                    wrong.append(f'{path}:{number}: there is no folder {name}')
             if words[0] == 'third':
                 for name in words[1:]:
                     third[name] = allowed
@@ -32,7 +98,7 @@ def load(path):
                 test_edges[words[0]] = allowed
             else:
                 edges[words[0]] = allowed
-    return edges, test_edges, third
+    return edges, test_edges, third, wrong
 
 
 def tracked(root):
@@ -56,28 +122,22 @@ def is_test(path):
     return '_test' in name or '_fake' in name or name.startswith('test_') or path.startswith('tests/')
 
 
-def third_allowed(allowed, path, folder):
+def third_place(allowed, path, folder):
+    """Which of `allowed` lets the file include it; None: none does."""
     for place in allowed:
-        if place == '*' or place in (folder, path) or folder.startswith(place + '/'):
-            return True
-        if place == '+test' and is_test(path):
-            return True
-        if place.endswith('+test') and place[:-5] == folder and is_test(path):
-            return True
-        if place.startswith('*.') and fnmatch.fnmatch(path, place):
-            return True
-    return False
+        if (place == '*' or place in (folder, path) or folder.startswith(place + '/') or
+                (place == '+test' and is_test(path)) or
+                (place.endswith('+test') and place[:-5] == folder and is_test(path)) or
+                (place.startswith('*.') and fnmatch.fnmatch(path, place))):
+            return place
+    return None
 
 
-def check_file(root, path, tables, wrong):
-    edges, test_edges, third = tables
-    folder = folder_of(path, edges)
-    if folder not in edges:
+def check_file(root, path, grants, wrong):
+    folder = folder_of(path, grants.edges)
+    if folder not in grants.edges:
         wrong.append(f'{path}: folder {folder} is not in tools/layers.txt: add it with what it may include')
         return
-    allowed = set(edges[folder]) | {folder, 'base'}
-    if is_test(path):
-        allowed |= set(test_edges.get(folder, []))
     with open(os.path.join(root, path), errors='replace') as lines:
         for number, line in enumerate(lines, 1):
             match = INCLUDE.match(line)
@@ -87,24 +147,27 @@ def check_file(root, path, tables, wrong):
             first = re.split(r'[/.]', name)[0]
             where = f'{path}:{number}'
             if first == 'gtrain' or os.path.exists(os.path.join(root, name)):
-                target = 'include' if first == 'gtrain' else folder_of(name, edges)
-                if '*' not in allowed and target not in allowed:
+                target = 'include' if first == 'gtrain' else folder_of(name, grants.edges)
+                if not grants.allows(folder, target, is_test(path)):
                     wrong.append(f'{where}: {folder} may not include {target} ("{name}"); '
-                                 f'allowed: {" ".join(sorted(allowed))}')
-            elif first in third and not third_allowed(third[first], path, folder):
-                wrong.append(f'{where}: <{name}> belongs to {" ".join(third[first])} only')
+                                 f'allowed: {" ".join(sorted(grants.edges[folder]))}')
+            elif first in grants.third and not grants.allows_third(first, path, folder):
+                wrong.append(f'{where}: <{name}> belongs to {" ".join(grants.third[first])} only')
 
 
 def main():
     root = os.path.abspath(sys.argv[1] if len(sys.argv) > 1 else os.path.join(os.path.dirname(__file__), '../..'))
-    tables = load(os.path.join(root, 'tools/layers.txt'))
-    wrong = []
+    grants = Grants(os.path.join(root, 'tools/layers.txt'))
+    wrong = list(grants.wrong)
     files = tracked(root)
     for path in files:
-        check_file(root, path, tables, wrong)
+        check_file(root, path, grants, wrong)
+    unused, circles = list(grants.unused()), grants.circles()
+    wrong += unused + ['folders include each other in a circle: ' + ' -> '.join(circle + circle[:1]) for circle in circles]
     for line in wrong:
         print(line)
-    print(f'layers: {len(files)} files, {len(wrong)} wrong includes')
+    print(f'layers: {len(files)} files, {len(circles)} circles of folders, {len(unused)} unused grants, '
+          f'{len(wrong) - len(unused) - len(circles)} wrong includes and lines')
     return 1 if wrong else 0
 
 
