@@ -34,13 +34,13 @@
 #include "base/status_macros.h"
 #include "base/unique_fd.h"
 #include "bench/harness.h"
-#include "launcher/spec/parse.h"
-#include "launcher/spec/print.h"
+#include "job/spec/parse.h"
+#include "job/spec/print.h"
+#include "net/zmq/client.h"
+#include "net/zmq/keys.h"
+#include "runtime/control/cluster_dir.h"
 #include "runtime/core/agent_core.h"
 #include "runtime/wire/codec.h"
-#include "runtime/zmq/client.h"
-#include "runtime/zmq/cluster_dir.h"
-#include "runtime/zmq/keys.h"
 
 extern char** environ;
 

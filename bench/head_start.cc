@@ -21,7 +21,7 @@
 #include "base/status_macros.h"
 #include "bench/harness.h"
 #include "bench/peer_process.h"
-#include "launcher/spec/parse.h"
+#include "job/spec/parse.h"
 #include "runtime/core/head_core.h"
 #include "runtime/core/job_records.h"
 #include "runtime/head/rescue.h"

@@ -25,7 +25,7 @@
 #include "checkpoint/s3/s3_fake.h"
 #include "checkpoint/s3/s3_store.h"
 #include "checkpoint/store/faulty_store.h"
-#include "runtime/http/curl_client.h"
+#include "net/http/curl_client.h"
 
 namespace gtrain::ckpt {
 namespace {

@@ -22,7 +22,7 @@
 
 namespace gtrain::ckpt {
 
-namespace save = core::save;
+namespace save = ckpt::save;
 
 namespace {
 
@@ -35,7 +35,7 @@ constexpr absl::Duration kPollMin = absl::Milliseconds(5), kPollMinOfRank = absl
 constexpr absl::Duration kPollMax = absl::Milliseconds(500), kPollMaxOfRank = absl::Microseconds(250);
 constexpr double kJitter = 0.25;  // of a pause, at most, on top
 
-core::SaveConfig CoreOf(const CommitterConfig& config) {
+ckpt::SaveConfig CoreOf(const CommitterConfig& config) {
   return {.rank = config.rank,
           .world_size = config.world_size,
           .part_ranks = kPartRanks,

@@ -42,9 +42,9 @@
 #include "checkpoint/engine/retain.h"
 #include "checkpoint/format/hash.h"
 #include "checkpoint/format/manifest.h"
+#include "checkpoint/plan/save_core.h"
 #include "checkpoint/plan/save_plan.h"
 #include "checkpoint/port/blob_store.h"
-#include "runtime/core/save_core.h"
 
 namespace gtrain::ckpt {
 
@@ -127,8 +127,8 @@ class Committer {
   };
   // Waits until `deadline` or a stop; tells the core about the stop once.
   void Pause(Run* run, Instant deadline);
-  void Do(Run* run, const core::save::Effect& effect);
-  void Apply(Run* run, const core::save::Event& event);
+  void Do(Run* run, const ckpt::save::Effect& effect);
+  void Apply(Run* run, const ckpt::save::Event& event);
   absl::Status WriteOwnShard(Run* run);
   static absl::Status CheckCopied(const Run& run);
   void DescribeNear(const Run& run);
@@ -138,7 +138,7 @@ class Committer {
   absl::Status PutIndex(const std::string& key, const std::string& text);
   bool LeaderReadsBoard() const;
   std::optional<std::string> PostedIndex(const std::string& key, int rank) const;
-  void PollIndices(Run* run, const core::save::PollIndices& poll);
+  void PollIndices(Run* run, const ckpt::save::PollIndices& poll);
   std::optional<std::string> LookForMarker(const Run& run) const;
   std::optional<absl::StatusOr<ShardIndex>> LookForIndex(const Run& run, int rank) const;
   std::optional<absl::StatusOr<ShardIndex>> CheckedIndex(const Run& run, const std::string& key,
@@ -148,13 +148,13 @@ class Committer {
   absl::StatusOr<StoredPart> PutOrTakeUp(const ManifestPart& part, const std::string& text) const;
   absl::Status PrintManifest(Run* run);
   absl::Status CheckAuthority(Run* run);
-  core::save::ManifestRead LookAtKey(Run* run);
+  ckpt::save::ManifestRead LookAtKey(Run* run);
 
   port::BlobStore* const store_;
   const CommitterConfig config_;
   ShardPlan plan_;
   const RealClock clock_;
-  core::SaveCore core_;
+  ckpt::SaveCore core_;
   Rng rng_ = Rng::FromSystem();
   bool shard_is_written_ = false;
   std::optional<std::pair<std::string, std::string>>

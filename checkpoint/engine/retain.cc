@@ -147,8 +147,8 @@ absl::StatusOr<StoredCheckpoints> Retention::LookAtManifests(const SaveId& id, u
   return stored;
 }
 
-core::save::ManifestRead WhyNothingIsThere(port::BlobStore* store, const SaveId& id) {
-  using core::save::KeyHolds;
+ckpt::save::ManifestRead WhyNothingIsThere(port::BlobStore* store, const SaveId& id) {
+  using ckpt::save::KeyHolds;
   const auto newest = NewestManifest(store);
   if (!newest.ok()) return {KeyHolds::kUnreadable, std::string(newest.status().message())};
   if (!*newest) return {KeyHolds::kNothing, ""};

@@ -6,8 +6,8 @@
 
 #include "absl/status/statusor.h"
 #include "checkpoint/plan/retention.h"
+#include "checkpoint/plan/save_core.h"
 #include "checkpoint/port/blob_store.h"
-#include "runtime/core/save_core.h"
 
 namespace gtrain::ckpt {
 
@@ -77,6 +77,6 @@ class Retention {
 
 // What the key of rank 0's own manifest says if nothing is there after the put: a job that was formed anew
 // may have committed and applied retention since. Nobody continues the timeline of `id` then.
-core::save::ManifestRead WhyNothingIsThere(port::BlobStore* store, const SaveId& id);
+ckpt::save::ManifestRead WhyNothingIsThere(port::BlobStore* store, const SaveId& id);
 
 }  // namespace gtrain::ckpt

@@ -79,7 +79,7 @@ void NearServer::Forbid(const std::string& job) {
 void NearServer::Publish() {
   std::vector<net::AllowedKey> keys;
   for (const auto& [name, job] : jobs_)
-    keys.push_back({.role = core::Role::kUser, .public_key = job.public_key, .comment = name});
+    keys.push_back({.role = net::Role::kUser, .public_key = job.public_key, .comment = name});
   registry_->Replace(keys);
 }
 

@@ -17,7 +17,7 @@
 #include "base/unique_fd.h"
 #include "checkpoint/near/near_folder.h"
 #include "checkpoint/near/near_wire.h"
-#include "runtime/zmq/server.h"
+#include "net/zmq/server.h"
 
 namespace gtrain::ckpt {
 

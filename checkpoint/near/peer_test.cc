@@ -13,7 +13,7 @@
 #include "checkpoint/near/near_server.h"
 #include "checkpoint/near/near_wire.h"
 #include "checkpoint/near/peer_tier.h"
-#include "runtime/zmq/client.h"
+#include "net/zmq/client.h"
 
 namespace gtrain::ckpt {
 namespace {

@@ -15,8 +15,8 @@
 #include "base/mutex.h"
 #include "base/status_macros.h"
 #include "checkpoint/near/near_wire.h"
-#include "runtime/zmq/client.h"
-#include "runtime/zmq/keys.h"
+#include "net/zmq/client.h"
+#include "net/zmq/keys.h"
 
 namespace gtrain::ckpt {
 namespace {

@@ -25,7 +25,7 @@
 #include "absl/strings/string_view.h"
 #include "base/clock.h"
 #include "checkpoint/s3/sigv4.h"
-#include "runtime/http/client.h"
+#include "net/http/client.h"
 
 namespace gtrain::ckpt {
 

@@ -19,7 +19,7 @@
 #include "base/file.h"
 #include "base/test_folder.h"
 #include "checkpoint/s3/run_process.h"
-#include "runtime/http/curl_client.h"
+#include "net/http/curl_client.h"
 
 namespace gtrain::ckpt {
 namespace {

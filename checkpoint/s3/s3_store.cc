@@ -22,7 +22,7 @@
 #include "base/status_macros.h"
 #include "checkpoint/s3/crc32c.h"
 #include "checkpoint/s3/xml.h"
-#include "runtime/http/curl_client.h"
+#include "net/http/curl_client.h"
 
 namespace gtrain::ckpt {
 namespace {

@@ -10,7 +10,7 @@
 #include "base/clock.h"
 #include "checkpoint/port/blob_store.h"
 #include "checkpoint/s3/credentials.h"
-#include "runtime/http/client.h"
+#include "net/http/client.h"
 
 namespace gtrain::ckpt {
 

@@ -20,7 +20,7 @@
 #include "checkpoint/s3/xml.h"
 #include "checkpoint/store/open_store.h"
 #include "checkpoint/store/probe.h"
-#include "runtime/http/curl_client.h"
+#include "net/http/curl_client.h"
 
 namespace gtrain::ckpt {
 namespace {

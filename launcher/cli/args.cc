@@ -6,8 +6,8 @@
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "launcher/spec/nearest.h"
-#include "launcher/spec/values.h"
+#include "job/spec/nearest.h"
+#include "job/spec/values.h"
 
 namespace gtrain::cli {
 namespace {

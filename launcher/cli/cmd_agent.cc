@@ -12,12 +12,12 @@
 #include "base/logging.h"
 #include "base/status_macros.h"
 #include "base/units.h"
+#include "job/spec/values.h"
 #include "launcher/cli/local_watch.h"
 #include "launcher/cli/terminal.h"
 #include "launcher/cli/verbs.h"
-#include "launcher/spec/values.h"
 #include "runtime/agent/agent.h"
-#include "runtime/zmq/cluster_dir.h"
+#include "runtime/control/cluster_dir.h"
 
 namespace gtrain::cli {
 namespace {

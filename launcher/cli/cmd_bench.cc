@@ -15,13 +15,13 @@
 #include "base/file.h"
 #include "base/status_macros.h"
 #include "base/units.h"
+#include "job/spec/values.h"
 #include "launcher/cli/follow.h"
 #include "launcher/cli/job_input.h"
 #include "launcher/cli/plot.h"
 #include "launcher/cli/submit.h"
 #include "launcher/cli/terminal.h"
 #include "launcher/cli/verbs.h"
-#include "launcher/spec/values.h"
 
 namespace gtrain::cli {
 namespace {

@@ -9,11 +9,11 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "base/status_macros.h"
+#include "job/spec/keys.h"
 #include "launcher/cli/context.h"
 #include "launcher/cli/status_doc.h"
 #include "launcher/cli/terminal.h"
 #include "launcher/cli/verbs.h"
-#include "launcher/spec/keys.h"
 
 namespace gtrain::cli {
 namespace {

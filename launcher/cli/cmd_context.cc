@@ -6,11 +6,11 @@
 #include "absl/strings/str_format.h"
 #include "base/file.h"
 #include "base/status_macros.h"
+#include "job/spec/values.h"
+#include "job/spec/words.h"
 #include "launcher/cli/context.h"
 #include "launcher/cli/terminal.h"
 #include "launcher/cli/verbs.h"
-#include "launcher/spec/values.h"
-#include "launcher/spec/words.h"
 
 namespace gtrain::cli {
 namespace {

@@ -18,7 +18,7 @@
 #include "launcher/cli/local_cluster.h"
 #include "launcher/cli/terminal.h"
 #include "launcher/cli/verbs.h"
-#include "runtime/zmq/cluster_dir.h"
+#include "runtime/control/cluster_dir.h"
 
 namespace gtrain::cli {
 namespace {

@@ -5,12 +5,12 @@
 #include "absl/strings/str_cat.h"
 #include "base/json_text.h"
 #include "base/status_macros.h"
+#include "job/spec/parse.h"
 #include "launcher/cli/console.h"
 #include "launcher/cli/context.h"
 #include "launcher/cli/target.h"
 #include "launcher/cli/terminal.h"
 #include "launcher/cli/verbs.h"
-#include "launcher/spec/parse.h"
 
 namespace gtrain::cli {
 namespace {

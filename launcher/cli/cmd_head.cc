@@ -12,17 +12,17 @@
 #include "base/logging.h"
 #include "base/status_macros.h"
 #include "base/units.h"
+#include "job/spec/parse.h"
+#include "job/spec/values.h"
+#include "job/spec/words.h"
 #include "launcher/cli/context.h"
 #include "launcher/cli/local_secrets.h"
 #include "launcher/cli/local_watch.h"
 #include "launcher/cli/terminal.h"
 #include "launcher/cli/verbs.h"
-#include "launcher/spec/parse.h"
-#include "launcher/spec/values.h"
-#include "launcher/spec/words.h"
+#include "runtime/control/cluster_dir.h"
 #include "runtime/head/head.h"
 #include "runtime/head/rescue.h"
-#include "runtime/zmq/cluster_dir.h"
 
 namespace gtrain::cli {
 namespace {

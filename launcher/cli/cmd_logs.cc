@@ -9,13 +9,13 @@
 #include "absl/types/span.h"
 #include "base/clock.h"
 #include "base/status_macros.h"
+#include "job/spec/parse.h"
 #include "launcher/cli/context.h"
 #include "launcher/cli/follow.h"
 #include "launcher/cli/left.h"
 #include "launcher/cli/rank_output.h"
 #include "launcher/cli/terminal.h"
 #include "launcher/cli/verbs.h"
-#include "launcher/spec/parse.h"
 
 namespace gtrain::cli {
 namespace {

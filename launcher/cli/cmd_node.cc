@@ -4,10 +4,10 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "base/units.h"
+#include "job/spec/values.h"
 #include "launcher/cli/context.h"
 #include "launcher/cli/terminal.h"
 #include "launcher/cli/verbs.h"
-#include "launcher/spec/values.h"
 
 namespace gtrain::cli {
 namespace {

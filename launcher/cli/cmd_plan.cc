@@ -9,16 +9,16 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "base/status_macros.h"
+#include "job/plan/place.h"
+#include "job/spec/print.h"
+#include "job/spec/values.h"
 #include "launcher/cli/context.h"
 #include "launcher/cli/job_input.h"
 #include "launcher/cli/terminal.h"
 #include "launcher/cli/verbs.h"
-#include "launcher/detect/inventory.h"
-#include "launcher/plan/place.h"
-#include "launcher/spec/print.h"
-#include "launcher/spec/values.h"
 #include "runtime/agent/node.h"
 #include "runtime/core/gang.h"
+#include "runtime/detect/inventory.h"
 
 namespace gtrain::cli {
 namespace {

@@ -3,11 +3,11 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "job/spec/parse.h"
 #include "launcher/cli/context.h"
 #include "launcher/cli/target.h"
 #include "launcher/cli/terminal.h"
 #include "launcher/cli/verbs.h"
-#include "launcher/spec/parse.h"
 
 namespace gtrain::cli {
 namespace {

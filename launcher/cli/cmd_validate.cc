@@ -1,10 +1,10 @@
 #include <nlohmann/json.hpp>
 
 #include "absl/strings/str_cat.h"
+#include "job/spec/print.h"
 #include "launcher/cli/job_input.h"
 #include "launcher/cli/terminal.h"
 #include "launcher/cli/verbs.h"
-#include "launcher/spec/print.h"
 
 namespace gtrain::cli {
 namespace {

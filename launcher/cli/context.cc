@@ -12,12 +12,12 @@
 #include "base/json_depth.h"
 #include "base/json_text.h"
 #include "base/status_macros.h"
+#include "job/spec/nearest.h"
+#include "job/spec/values.h"
+#include "job/spec/words.h"
 #include "launcher/cli/local_cluster.h"
-#include "launcher/spec/nearest.h"
-#include "launcher/spec/values.h"
-#include "launcher/spec/words.h"
+#include "runtime/control/cluster_dir.h"
 #include "runtime/core/authority.h"
-#include "runtime/zmq/cluster_dir.h"
 
 namespace gtrain::cli {
 namespace {

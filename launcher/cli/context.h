@@ -10,7 +10,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "launcher/cli/args.h"
-#include "runtime/zmq/control_client.h"
+#include "runtime/control/control_client.h"
 
 namespace gtrain::cli {
 

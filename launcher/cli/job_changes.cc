@@ -6,7 +6,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "launcher/spec/values.h"
+#include "job/spec/values.h"
 
 namespace gtrain::cli {
 namespace {

@@ -3,7 +3,7 @@
 #include <string>
 #include <vector>
 
-#include "launcher/spec/job_spec.h"
+#include "job/spec/job_spec.h"
 
 namespace gtrain::cli {
 

@@ -11,9 +11,9 @@
 #include "base/file.h"
 #include "base/path.h"
 #include "base/status_macros.h"
+#include "job/spec/values.h"
+#include "job/spec/yaml_tree.h"
 #include "launcher/cli/terminal.h"
-#include "launcher/spec/values.h"
-#include "launcher/spec/yaml_tree.h"
 
 namespace gtrain::cli {
 namespace {

@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "job/spec/parse.h"
 #include "launcher/cli/args.h"
-#include "launcher/spec/parse.h"
 
 namespace gtrain::cli {
 

@@ -9,9 +9,9 @@
 #include "base/file_lock.h"
 #include "base/status_macros.h"
 #include "launcher/cli/local_daemons.h"
+#include "net/zmq/key_registry.h"
 #include "runtime/agent/agent.h"
-#include "runtime/zmq/cluster_dir.h"
-#include "runtime/zmq/key_registry.h"
+#include "runtime/control/cluster_dir.h"
 
 namespace gtrain::cli {
 namespace {

@@ -7,7 +7,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "runtime/zmq/client.h"
+#include "net/zmq/client.h"
 
 namespace gtrain::cli {
 

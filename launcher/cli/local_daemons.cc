@@ -29,9 +29,9 @@
 #include "base/rng.h"
 #include "base/status_macros.h"
 #include "base/unique_fd.h"
+#include "net/zmq/key_registry.h"
 #include "runtime/agent/agent.h"
-#include "runtime/zmq/cluster_dir.h"
-#include "runtime/zmq/key_registry.h"
+#include "runtime/control/cluster_dir.h"
 
 namespace gtrain::cli {
 namespace {

@@ -11,8 +11,8 @@
 #include "base/file.h"
 #include "base/file_lock.h"
 #include "base/status_macros.h"
+#include "net/zmq/keys.h"
 #include "runtime/agent/node.h"
-#include "runtime/zmq/keys.h"
 
 namespace gtrain::cli {
 namespace {

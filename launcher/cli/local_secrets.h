@@ -10,7 +10,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "base/unique_fd.h"
-#include "launcher/spec/job_spec.h"
+#include "job/spec/job_spec.h"
 
 namespace gtrain::cli {
 

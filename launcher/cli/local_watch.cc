@@ -17,7 +17,7 @@
 #include "base/logging.h"
 #include "base/status_macros.h"
 #include "base/unique_fd.h"
-#include "runtime/zmq/cluster_dir.h"
+#include "runtime/control/cluster_dir.h"
 
 namespace gtrain::cli {
 namespace {

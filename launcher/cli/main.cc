@@ -13,12 +13,12 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/daemon.h"
+#include "job/spec/nearest.h"
+#include "job/spec/values.h"
 #include "launcher/cli/args.h"
 #include "launcher/cli/target.h"
 #include "launcher/cli/terminal.h"
 #include "launcher/cli/verbs.h"
-#include "launcher/spec/nearest.h"
-#include "launcher/spec/values.h"
 
 namespace gtrain::cli {
 

@@ -14,11 +14,11 @@
 #include "base/status_macros.h"
 #include "checkpoint/engine/catalog.h"
 #include "checkpoint/store/open_store.h"
+#include "job/spec/parse.h"
+#include "job/spec/print.h"
+#include "job/spec/values.h"
 #include "launcher/cli/job_changes.h"
 #include "launcher/cli/terminal.h"
-#include "launcher/spec/parse.h"
-#include "launcher/spec/print.h"
-#include "launcher/spec/values.h"
 
 namespace gtrain::cli {
 namespace {

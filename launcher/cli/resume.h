@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "job/spec/job_spec.h"
 #include "launcher/cli/args.h"
-#include "launcher/spec/job_spec.h"
 
 namespace gtrain::cli {
 

@@ -21,18 +21,18 @@
 #include "base/path.h"
 #include "base/status_macros.h"
 #include "base/utf8.h"
+#include "job/spec/parse.h"
+#include "job/spec/print.h"
+#include "job/spec/words.h"
+#include "job/spec/yaml_tree.h"
 #include "launcher/cli/job_input.h"
 #include "launcher/cli/local_cluster.h"
 #include "launcher/cli/local_secrets.h"
 #include "launcher/cli/resume.h"
 #include "launcher/cli/terminal.h"
-#include "launcher/spec/parse.h"
-#include "launcher/spec/print.h"
-#include "launcher/spec/words.h"
-#include "launcher/spec/yaml_tree.h"
 #include "runtime/agent/node.h"
+#include "runtime/control/control_client.h"
 #include "runtime/core/rank_environment.h"
-#include "runtime/zmq/control_client.h"
 
 namespace gtrain::cli {
 namespace {

@@ -3,9 +3,9 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "job/spec/job_spec.h"
 #include "launcher/cli/args.h"
 #include "launcher/cli/context.h"
-#include "launcher/spec/job_spec.h"
 
 namespace gtrain::cli {
 

@@ -4,10 +4,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "job/spec/values.h"
 #include "launcher/cli/follow.h"
 #include "launcher/cli/left.h"
 #include "launcher/cli/terminal.h"
-#include "launcher/spec/values.h"
 #include "runtime/wire/codec.h"
 
 namespace gtrain::cli {

@@ -23,8 +23,8 @@
 #include "absl/strings/strip.h"
 #include "base/check.h"
 #include "base/clock.h"
+#include "job/spec/yaml_tree.h"
 #include "launcher/cli/verbs.h"
-#include "launcher/spec/yaml_tree.h"
 
 namespace gtrain::cli {
 namespace {

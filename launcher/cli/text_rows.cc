@@ -9,7 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
-#include "launcher/spec/yaml_tree.h"
+#include "job/spec/yaml_tree.h"
 
 namespace gtrain::cli {
 namespace {

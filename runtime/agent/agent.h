@@ -13,15 +13,15 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "base/ids.h"
+#include "net/port/transport.h"
 #include "runtime/agent/notice_watch.h"
-#include "runtime/port/transport.h"
 
 namespace gtrain::agent {
 
 struct AgentOptions {
   std::string state_dir;  // lock, node.key, cluster.json, keepers; made if missing; one agent per directory
 
-  // How to reach the head: a join token (runtime/zmq/keys.h) the first time; afterwards cluster.json
+  // How to reach the head: a join token (net/zmq/keys.h) the first time; afterwards cluster.json
   // remembers. An administrator who registered <state_dir>/node.key by hand gives endpoint and head key
   // instead.
   std::string join_token;

@@ -30,7 +30,7 @@
 #include "base/unique_fd.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "launcher/spec/print.h"
+#include "job/spec/print.h"
 #include "runtime/agent/node.h"
 #include "runtime/core/agent_core.h"
 #include "runtime/host/keeper_client.h"

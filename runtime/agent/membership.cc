@@ -8,7 +8,7 @@
 #include "absl/strings/str_join.h"
 #include "base/file.h"
 #include "base/json_depth.h"
-#include "runtime/zmq/client.h"
+#include "net/zmq/client.h"
 
 namespace gtrain::agent {
 namespace {

@@ -10,8 +10,8 @@
 #include "absl/time/time.h"
 #include "base/mutex.h"
 #include "base/unique_fd.h"
+#include "net/http/client.h"
 #include "runtime/core/messages.h"
-#include "runtime/http/client.h"
 
 namespace gtrain::agent {
 

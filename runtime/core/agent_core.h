@@ -23,7 +23,7 @@
 #include "absl/strings/string_view.h"
 #include "base/clock.h"
 #include "base/ids.h"
-#include "launcher/spec/job_spec.h"
+#include "job/spec/job_spec.h"
 #include "runtime/core/keeper_messages.h"
 #include "runtime/core/messages.h"
 

@@ -3,8 +3,8 @@
 #include <string>
 #include <vector>
 
-#include "launcher/plan/place.h"
-#include "launcher/spec/job_spec.h"
+#include "job/plan/place.h"
+#include "job/spec/job_spec.h"
 #include "runtime/core/messages.h"
 #include "runtime/core/records.h"
 

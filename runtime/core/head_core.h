@@ -17,7 +17,7 @@
 #include "absl/time/time.h"
 #include "base/clock.h"
 #include "base/rng.h"
-#include "launcher/spec/job_spec.h"
+#include "job/spec/job_spec.h"
 #include "runtime/core/effects.h"
 #include "runtime/core/job_records.h"
 
@@ -91,7 +91,7 @@ struct HeadConfig {
   // Tests and the simulator: every NextDeadline is compared with what a look at everything says.
   bool check_deadlines = false;
 
-  // Canonical YAML -> JobSpec (launcher/spec); injected so that the core needs no YAML library.
+  // Canonical YAML -> JobSpec (job/spec); injected so that the core needs no YAML library.
   std::function<absl::StatusOr<spec::JobSpec>(absl::string_view)> parse_job;
   // Whether a record can be read back when it is stored as it is; null: always. What a user's request would
   // make is asked about before it is taken.

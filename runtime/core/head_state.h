@@ -24,7 +24,7 @@
 #include <vector>
 
 #include "base/rate_limit.h"
-#include "launcher/plan/place.h"
+#include "job/plan/place.h"
 #include "runtime/core/exchange.h"
 #include "runtime/core/failure_detector.h"
 #include "runtime/core/gang.h"

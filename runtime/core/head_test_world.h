@@ -16,7 +16,7 @@
 
 namespace gtrain::core {
 
-// "name min max [word ...]" stands for the job file; the real parser is launcher/spec.
+// "name min max [word ...]" stands for the job file; the real parser is job/spec.
 absl::StatusOr<spec::JobSpec> ParseFake(absl::string_view text);
 
 // A head between a disk that is as fast as told and agents that do as told.

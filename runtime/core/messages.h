@@ -13,22 +13,15 @@
 
 #include "absl/time/time.h"
 #include "base/ids.h"
+#include "net/port/peer.h"
 #include "runtime/core/client_messages.h"
 
 namespace gtrain::core {
 
 inline constexpr int kProtocolVersion = 1;
 
-// kJoin: the one-use key inside a join token; it may send AgentJoin and nothing else.
-enum class Role { kAdmin, kUser, kNode, kReadOnly, kJoin };
-
-// Who is at the other end of a connection, from its CURVE key.
-struct Peer {
-  Role role = Role::kReadOnly;
-  std::string key_id;  // 16 hex digits of the key's hash: a NodeId for nodes, a ClientId otherwise
-  std::string name;    // of its line in the list of allowed keys; may be empty
-  auto operator<=>(const Peer&) const = default;
-};
+using net::Peer;
+using net::Role;
 
 // ---------------------------------------------------------------- values
 

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "launcher/spec/job_spec.h"
+#include "job/spec/job_spec.h"
 #include "runtime/core/agent_core.h"
 #include "runtime/core/messages.h"
 

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "absl/strings/string_view.h"
-#include "launcher/spec/job_spec.h"
+#include "job/spec/job_spec.h"
 #include "runtime/core/worker_core.h"
 
 namespace gtrain::core {

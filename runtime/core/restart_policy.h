@@ -6,7 +6,7 @@
 #include "absl/time/time.h"
 #include "base/clock.h"
 #include "base/rng.h"
-#include "launcher/spec/job_spec.h"
+#include "job/spec/job_spec.h"
 #include "runtime/core/records.h"
 
 namespace gtrain::core {

@@ -11,10 +11,10 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "base/clock.h"
+#include "net/zmq/join_tokens.h"
+#include "net/zmq/key_registry.h"
+#include "runtime/control/cluster_dir.h"
 #include "runtime/core/messages.h"
-#include "runtime/zmq/cluster_dir.h"
-#include "runtime/zmq/join_tokens.h"
-#include "runtime/zmq/key_registry.h"
 
 namespace gtrain::head {
 

@@ -16,7 +16,7 @@
 #include "base/file.h"
 #include "base/json_depth.h"
 #include "base/status_macros.h"
-#include "runtime/zmq/keys.h"
+#include "net/zmq/keys.h"
 
 namespace gtrain::head {
 namespace {

@@ -12,7 +12,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
-#include "launcher/spec/job_spec.h"
+#include "job/spec/job_spec.h"
 
 namespace gtrain::head {
 
@@ -28,7 +28,7 @@ struct HeadOptions {
   std::function<void()> at_idle_end;       // called once when it ends because no job is left
   std::optional<int> expected_nodes;
   std::optional<absl::Duration> lease;  // core::HeadConfig::fence_after; at least 10 s
-  // Canonical YAML -> JobSpec (launcher/spec).
+  // Canonical YAML -> JobSpec (job/spec).
   std::function<absl::StatusOr<spec::JobSpec>(absl::string_view)> parse_job;
 };
 

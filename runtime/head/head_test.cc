@@ -26,14 +26,14 @@
 #include "base/unique_fd.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "launcher/spec/parse.h"
+#include "job/spec/parse.h"
+#include "net/zmq/key_registry.h"
+#include "runtime/control/cluster_dir.h"
+#include "runtime/control/control_client.h"
 #include "runtime/head/rescue.h"
 #include "runtime/store/rocks_store.h"
 #include "runtime/wire/codec.h"
 #include "runtime/wire/record_codec.h"
-#include "runtime/zmq/cluster_dir.h"
-#include "runtime/zmq/control_client.h"
-#include "runtime/zmq/key_registry.h"
 
 namespace gtrain::head {
 namespace {

@@ -7,9 +7,9 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "runtime/control/cluster_dir.h"
 #include "runtime/core/job_records.h"
 #include "runtime/port/meta_store.h"
-#include "runtime/zmq/cluster_dir.h"
 
 namespace gtrain::head {
 

@@ -20,13 +20,13 @@
 #include "base/file_lock.h"
 #include "base/logging.h"
 #include "base/status_macros.h"
+#include "net/zmq/client.h"
 #include "runtime/core/authority.h"
 #include "runtime/head/rescue.h"
 #include "runtime/store/rocks_store.h"
 #include "runtime/wire/build_version.h"
 #include "runtime/wire/codec.h"
 #include "runtime/wire/record_codec.h"
-#include "runtime/zmq/client.h"
 
 namespace gtrain::head {
 namespace {

@@ -15,6 +15,9 @@
 #include "base/mutex.h"
 #include "base/task_thread.h"
 #include "base/unique_fd.h"
+#include "net/zmq/served_at.h"
+#include "net/zmq/server.h"
+#include "runtime/control/cluster_dir.h"
 #include "runtime/core/head_core.h"
 #include "runtime/core/join_queue.h"
 #include "runtime/core/outbox.h"
@@ -24,9 +27,6 @@
 #include "runtime/head/run_index.h"
 #include "runtime/head/tail_spill.h"
 #include "runtime/port/meta_store.h"
-#include "runtime/zmq/cluster_dir.h"
-#include "runtime/zmq/served_at.h"
-#include "runtime/zmq/server.h"
 
 namespace gtrain::head {
 

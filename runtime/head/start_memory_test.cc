@@ -7,7 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/clock.h"
 #include "base/memory_count_fake.h"
-#include "launcher/spec/parse.h"
+#include "job/spec/parse.h"
 #include "runtime/core/head_core.h"
 #include "runtime/head/rescue.h"
 #include "runtime/store/memory_store.h"

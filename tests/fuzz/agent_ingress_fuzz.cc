@@ -4,8 +4,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
-#include "launcher/spec/parse.h"
-#include "launcher/spec/print.h"
+#include "job/spec/parse.h"
+#include "job/spec/print.h"
 #include "runtime/core/agent_core.h"
 #include "runtime/keeper/agent_protocol.h"
 #include "runtime/wire/codec.h"

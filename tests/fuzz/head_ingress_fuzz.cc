@@ -8,13 +8,13 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
-#include "launcher/spec/parse.h"
+#include "job/spec/parse.h"
+#include "net/zmq/ingress.h"
 #include "runtime/core/head_core.h"
 #include "runtime/core/outbox.h"
 #include "runtime/wire/codec.h"
 #include "runtime/wire/record_codec.h"
 #include "runtime/wire/samples.h"
-#include "runtime/zmq/ingress.h"
 #include "tests/fuzz/target.h"
 
 namespace gtrain::fuzz {

@@ -4,8 +4,8 @@
 #include <map>
 
 #include "base/check.h"
-#include "launcher/spec/parse.h"
-#include "launcher/spec/print.h"
+#include "job/spec/parse.h"
+#include "job/spec/print.h"
 #include "tests/fuzz/target.h"
 
 namespace gtrain::fuzz {

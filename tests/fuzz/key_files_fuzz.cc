@@ -1,9 +1,9 @@
 // What lets somebody into a cluster (faults X2, X3): join tokens, the list of allowed keys, endpoints.
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
-#include "runtime/zmq/ingress.h"
-#include "runtime/zmq/key_registry.h"
-#include "runtime/zmq/keys.h"
+#include "net/zmq/ingress.h"
+#include "net/zmq/key_registry.h"
+#include "net/zmq/keys.h"
 #include "tests/fuzz/target.h"
 
 namespace gtrain::fuzz {
@@ -22,7 +22,7 @@ GT_FUZZ_RUN(key_files) {
   registry.Replace(*keys);
   for (const net::AllowedKey& key : *keys) {
     GT_CHECK(registry.RoleOfKey(key.public_key, Instant{0}).has_value());
-    GT_CHECK(key.role != core::Role::kJoin);  // join keys never come from the file
+    GT_CHECK(key.role != net::Role::kJoin);  // join keys never come from the file
   }
   net::Drop drop;
   GT_CHECK(!net::Admit({{"r", "p"}, 2, "role/0123", ""}, registry, Instant{0}, &drop));

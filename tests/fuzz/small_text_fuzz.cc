@@ -4,8 +4,8 @@
 #include "base/check.h"
 #include "base/path.h"
 #include "base/units.h"
-#include "launcher/spec/parse.h"
-#include "launcher/spec/words.h"
+#include "job/spec/parse.h"
+#include "job/spec/words.h"
 #include "tests/fuzz/target.h"
 
 namespace gtrain::fuzz {

@@ -9,7 +9,7 @@ namespace gtrain::fuzz {
 // Steps: the pattern, then lines.
 GT_FUZZ_RUN(user_pattern) {
   const std::vector<absl::string_view> steps = SplitSteps(bytes);
-  const auto pattern = Pattern::Compile(steps[0].substr(0, 512));  // as launcher/spec has it
+  const auto pattern = Pattern::Compile(steps[0].substr(0, 512));  // as job/spec has it
   if (!pattern.ok()) return;
   for (size_t i = 1; i < steps.size(); ++i) {
     const absl::string_view line = steps[i].substr(0, 1024);

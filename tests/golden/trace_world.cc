@@ -8,7 +8,7 @@
 #include "absl/strings/str_split.h"
 #include "base/check.h"
 #include "base/units.h"
-#include "launcher/spec/parse.h"
+#include "job/spec/parse.h"
 #include "nlohmann/json.hpp"
 
 namespace gtrain::golden {

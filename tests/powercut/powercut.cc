@@ -39,8 +39,8 @@
 #include "base/rng.h"
 #include "base/status_macros.h"
 #include "base/unique_fd.h"
-#include "runtime/zmq/cluster_dir.h"
-#include "runtime/zmq/control_client.h"
+#include "runtime/control/cluster_dir.h"
+#include "runtime/control/control_client.h"
 
 namespace gtrain {
 namespace {

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "launcher/spec/job_spec.h"
+#include "job/spec/job_spec.h"
 #include "runtime/core/agent_core.h"
 #include "runtime/core/head_core.h"
 #include "runtime/core/outbox.h"

@@ -10,7 +10,7 @@
 
 namespace gtrain::sim {
 
-namespace save = core::save;
+namespace save = ckpt::save;
 
 std::string CheckpointModel::Launch(const std::string& name, const std::string& hash,
                                     const std::string& resume) {
@@ -45,7 +45,7 @@ std::string CheckpointModel::Save(const std::string& name, int64_t step, int64_t
   manifest.files.push_back({.name = ckpt::ShardName(0, 1)});
   if (const absl::Status valid = ckpt::Validate(manifest); !valid.ok()) return std::string(valid.message());
   job.manifest = ckpt::Print(manifest);
-  job.core.emplace(core::SaveConfig{});
+  job.core.emplace(ckpt::SaveConfig{});
   job.held = hold;
   job.result = "the put is held";
   Do(job, save::SnapshotTaken{step}, now);

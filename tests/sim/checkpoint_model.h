@@ -7,8 +7,8 @@
 #include <string>
 
 #include "checkpoint/format/manifest.h"
+#include "checkpoint/plan/save_core.h"
 #include "checkpoint/store/memory_store.h"
-#include "runtime/core/save_core.h"
 
 namespace gtrain::sim {
 
@@ -26,13 +26,13 @@ class CheckpointModel {
   struct Job {
     ckpt::Identity identity;
     uint64_t epoch = 0;
-    std::optional<core::SaveCore> core;
+    std::optional<ckpt::SaveCore> core;
     ckpt::SaveId id;
     std::string manifest;
     bool held = false;
     std::string result;
   };
-  void Do(Job& job, const core::save::Event& event, Instant now);
+  void Do(Job& job, const ckpt::save::Event& event, Instant now);
 
   ckpt::MemoryStore store_;
   std::map<std::string, Job> jobs_;

@@ -13,7 +13,7 @@
 
 namespace gtrain::sim {
 
-namespace save = core::save;
+namespace save = ckpt::save;
 
 namespace {
 
@@ -125,7 +125,7 @@ struct Saves::Saver {
         world_size(world) {}
   RankPtr rank;
   Team& team;
-  core::SaveCore core;
+  ckpt::SaveCore core;
   int world_size;
   ckpt::SaveId id;
   ckpt::ShardFile file;

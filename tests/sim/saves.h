@@ -15,8 +15,8 @@
 
 #include "checkpoint/engine/resume.h"
 #include "checkpoint/plan/retention.h"
+#include "checkpoint/plan/save_core.h"
 #include "checkpoint/store/memory_store.h"
-#include "runtime/core/save_core.h"
 #include "tests/sim/kernel.h"
 
 namespace gtrain::sim {
@@ -55,7 +55,7 @@ class Saves {
   struct Team;
   struct Restoring;
   using SaverPtr = std::shared_ptr<Saver>;
-  using Events = std::vector<core::save::Event>;
+  using Events = std::vector<ckpt::save::Event>;
 
   Directory& DirectoryOf(const std::string& name);
   void Call(const std::shared_ptr<RankProcess>& rank, std::function<void()> act,
@@ -63,8 +63,8 @@ class Saves {
   void Answer(const std::shared_ptr<RankProcess>& rank, std::function<void()> answer);
   void Turn(const SaverPtr& saver);
   void Wake(const SaverPtr& saver);
-  void Apply(const SaverPtr& saver, const core::save::Event& event);
-  void Do(const SaverPtr& saver, const core::save::Effect& effect);
+  void Apply(const SaverPtr& saver, const ckpt::save::Event& event);
+  void Do(const SaverPtr& saver, const ckpt::save::Effect& effect);
   void Ask(const SaverPtr& saver, std::function<Events()> act);
   Events LookAtKey(Saver& saver);
   Events CheckAuthority(Saver& saver);

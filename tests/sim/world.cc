@@ -4,7 +4,7 @@
 #include <cmath>
 
 #include "base/check.h"
-#include "launcher/spec/parse.h"
+#include "job/spec/parse.h"
 #include "nlohmann/json.hpp"
 #include "runtime/core/job_state.h"
 #include "runtime/wire/codec.h"

@@ -1,0 +1,336 @@
+// Policy "pack" in three steps. Room: how many ranks each node could take, with the resource that
+// ran out first. Choice: nodes in order of preference (held ranks before, then the best single fit,
+// then the largest room) give ranks until the world is full, in whole units. Numbering: ranks that
+// sat on a chosen node before keep their number, the rest is filled in NodeId order.
+//
+// Rejected: spreading by default. It halves the bandwidth inside a node and takes whole nodes away
+// from jobs that need them; `ranks_per_node` says it where it is wanted.
+#include "job/plan/place.h"
+
+#include <algorithm>
+#include <limits>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "base/units.h"
+
+namespace gtrain::plan {
+namespace {
+
+constexpr int kUnlimited = std::numeric_limits<int>::max();
+
+struct Candidate {
+  const NodeView* view = nullptr;
+  std::vector<int> gpus;  // free and of a wanted type
+  int gpus_per_rank = 0;
+  int room = 0;
+  int previous = 0;  // ranks it held before
+  int given = 0;
+};
+
+bool WantedModel(const std::string& model, const Demand& demand) {
+  if (demand.gpu_types.empty()) return true;
+  const std::string lower = absl::AsciiStrToLower(model);
+  return std::any_of(demand.gpu_types.begin(), demand.gpu_types.end(), [&](const std::string& type) {
+    return absl::StrContains(lower, absl::AsciiStrToLower(type));
+  });
+}
+
+// Why the node is no candidate at all; empty when it is one.
+std::string Excluded(const NodeView& node, const Demand& demand) {
+  if (!node.unusable.empty()) return node.unusable;
+  for (const std::string& name : demand.exclude) {
+    if (name == node.hostname || name == node.id.value) return "excluded by where.exclude";
+  }
+  for (const auto& [key, value] : demand.labels) {
+    const auto it = node.labels.find(key);
+    if (it == node.labels.end()) return absl::StrCat("has no label ", key, " (wanted ", value, ")");
+    if (it->second != value) return absl::StrCat("label ", key, " is ", it->second, ", wanted ", value);
+  }
+  return "";
+}
+
+int GpusPerRank(const NodeView& node, int wanted_models, const Demand& demand) {
+  if (demand.all_gpus) return wanted_models;
+  if (demand.gpus) return *demand.gpus;
+  return node.gpu_models.empty() || wanted_models == 0 ? 0 : 1;
+}
+
+// Lowers `room` to what one resource allows and names that resource if it is now the scarcest.
+void Limit(int allowed, const std::string& what, int& room, std::string& limit) {
+  if (allowed < room) {
+    room = allowed;
+    limit = what;
+  }
+}
+
+NodeVerdict RoomOn(const NodeView& node, const Demand& demand, Candidate& out) {
+  NodeVerdict verdict{node.id, node.hostname, 0, Excluded(node, demand)};
+  out.view = &node;
+  if (!verdict.limit.empty()) return verdict;
+  int wanted_models = 0;
+  for (const std::string& model : node.gpu_models) wanted_models += WantedModel(model, demand) ? 1 : 0;
+  for (const int gpu : node.gpus_free) {
+    if (WantedModel(node.gpu_models.at(gpu), demand)) out.gpus.push_back(gpu);
+  }
+  out.gpus_per_rank = GpusPerRank(node, wanted_models, demand);
+  if (!demand.gpu_types.empty() && wanted_models == 0) {
+    verdict.limit = absl::StrCat("no GPU of type ", absl::StrJoin(demand.gpu_types, " or "));
+    return verdict;
+  }
+  int room = kUnlimited;
+  if (!demand.oversubscribe_cpus) {
+    Limit(node.cpus_free / std::max(1, demand.cpus.value_or(1)),
+          absl::StrCat("cpus: ", node.cpus_free, " of ", node.cpus, " free"), room, verdict.limit);
+  }
+  if (demand.memory_bytes > 0) {
+    Limit(static_cast<int>(std::min<uint64_t>(node.memory_free_bytes / demand.memory_bytes, kUnlimited)),
+          absl::StrCat("memory: ", PrintBytes(node.memory_free_bytes), " of ", PrintBytes(node.memory_bytes),
+                       " free"),
+          room, verdict.limit);
+  }
+  if (out.gpus_per_rank > 0) {
+    Limit(static_cast<int>(out.gpus.size()) / out.gpus_per_rank,
+          absl::StrCat("gpus: ", out.gpus.size(), " of ", wanted_models, " free"), room, verdict.limit);
+  }
+  int exact = demand.ranks_per_node.value_or(0);
+  if (!demand.ranks_per_node && demand.count_nodes) exact = demand.all_gpus ? 1 : std::max(1, wanted_models);
+  if (exact > 0) {
+    if (room < exact) {
+      verdict.limit = absl::StrCat(verdict.limit, ", room for ", room, " of ", exact, " ranks a node");
+      room = 0;
+    } else {
+      room = exact;
+      verdict.limit.clear();
+    }
+  }
+  verdict.room = out.room = room;
+  return verdict;
+}
+
+// Order in which nodes are asked: survivors, then (if one alone suffices) the tightest such node,
+// then larger room, then NodeId.
+void SortByPreference(std::vector<Candidate>& candidates, int want_ranks) {
+  std::sort(candidates.begin(), candidates.end(), [&](const Candidate& a, const Candidate& b) {
+    if ((a.previous > 0) != (b.previous > 0)) return a.previous > 0;
+    const bool a_alone = a.room >= want_ranks, b_alone = b.room >= want_ranks;
+    if (a_alone != b_alone) return a_alone;
+    if (a.room != b.room) return a_alone ? a.room < b.room : a.room > b.room;
+    return a.view->id < b.view->id;
+  });
+}
+
+int Give(std::vector<Candidate>& candidates, const Demand& demand) {
+  int world = 0, nodes = 0;
+  if (demand.count_nodes) {
+    for (Candidate& c : candidates) {
+      if (nodes == demand.max) break;
+      c.given = c.room;
+      world += c.given;
+      ++nodes;
+    }
+    return world;
+  }
+  int64_t room = 0;
+  for (const Candidate& c : candidates) room += c.room;
+  int left = static_cast<int>(std::min<int64_t>(room, demand.max));
+  left -= left % demand.unit;
+  for (Candidate& c : candidates) {
+    // An exact number a node is given whole or not at all.
+    if (demand.ranks_per_node && left < c.room) continue;
+    c.given = std::min(c.room, left);
+    left -= c.given;
+    world += c.given;
+  }
+  return world;
+}
+
+// rank -> candidate index. Ranks on a node they held before stay; the others fill up in NodeId order.
+std::vector<size_t> Number(std::vector<Candidate>& candidates, int world, const Demand& demand) {
+  constexpr size_t kNone = std::numeric_limits<size_t>::max();
+  std::vector<size_t> node_of(world, kNone);
+  std::vector<int> left;
+  for (const Candidate& c : candidates) left.push_back(c.given);
+  for (int rank = 0; rank < world && rank < static_cast<int>(demand.previous.size()); ++rank) {
+    for (size_t i = 0; i < candidates.size(); ++i) {
+      if (candidates[i].view->id == demand.previous[rank] && left[i] > 0) {
+        node_of[rank] = i;
+        --left[i];
+      }
+    }
+  }
+  size_t next = 0;
+  for (size_t& slot : node_of) {
+    if (slot != kNone) continue;
+    while (left[next] == 0) ++next;
+    slot = next;
+    --left[next];
+  }
+  return node_of;
+}
+
+void FillSlots(std::vector<Candidate>& candidates, const std::vector<size_t>& node_of, const Demand& demand,
+               Placement& out) {
+  std::vector<int> local(candidates.size(), 0);
+  std::vector<std::set<int>> bound;
+  for (const Candidate& c : candidates) bound.push_back(c.view->cpus_bound);
+  for (size_t rank = 0; rank < node_of.size(); ++rank) {
+    const size_t i = node_of[rank];
+    Candidate& c = candidates[i];
+    RankSlot slot{static_cast<int>(rank), local[i]++, c.view->id, {}, {}};
+    for (int g = 0; g < c.gpus_per_rank; ++g)
+      slot.gpus.push_back(c.gpus[slot.local_rank * c.gpus_per_rank + g]);
+    if (demand.cpus && !demand.oversubscribe_cpus) {
+      for (int cpu = 0; cpu < c.view->cpus && static_cast<int>(slot.cpus.size()) < *demand.cpus; ++cpu) {
+        if (bound[i].insert(cpu).second) slot.cpus.push_back(cpu);
+      }
+    }
+    if (slot.local_rank == 0) out.nodes.push_back(c.view->id);
+    out.ranks.push_back(std::move(slot));
+  }
+}
+
+void Warn(const std::vector<Candidate>& candidates, const Demand& demand, Placement& out) {
+  if (!demand.oversubscribe_cpus) return;
+  for (const Candidate& c : candidates) {
+    const int need = c.given * demand.cpus.value_or(1);
+    if (c.given > 0 && need > c.view->cpus_free) {
+      out.warnings.push_back(absl::StrCat(c.view->hostname, ": ", c.given, " ranks need ", need, " cpus, ",
+                                          c.view->cpus_free, " of ", c.view->cpus,
+                                          " are free; they share them (oversubscribed)"));
+    }
+  }
+}
+
+std::string Wanted(const Demand& demand) {
+  std::string text =
+      demand.min == demand.max ? absl::StrCat(demand.min) : absl::StrCat(demand.min, " to ", demand.max);
+  absl::StrAppend(&text, demand.count_nodes ? " node" : " rank", demand.max == 1 ? "" : "s");
+  if (demand.unit > 1) absl::StrAppend(&text, " in units of ", demand.unit);
+  if (demand.ranks_per_node) absl::StrAppend(&text, ", ", *demand.ranks_per_node, " a node");
+  if (demand.cpus) absl::StrAppend(&text, ", ", *demand.cpus, " cpus each");
+  if (demand.memory_bytes > 0) absl::StrAppend(&text, ", ", PrintBytes(demand.memory_bytes), " each");
+  if (demand.gpus.value_or(0) > 0) absl::StrAppend(&text, ", ", *demand.gpus, " GPUs each");
+  return text;
+}
+
+// The first eight of `nodes`, each as `said` says it, and how many more there are: a reason travels in every
+// document of its job.
+template <typename Node, typename Said>
+std::string OfEach(const std::vector<Node>& nodes, const char* between, const Said& said) {
+  constexpr size_t kNamed = 8;
+  std::vector<std::string> parts;
+  for (size_t i = 0; i < std::min(nodes.size(), kNamed); ++i) parts.push_back(said(nodes[i]));
+  if (const size_t more = nodes.size() - parts.size(); more > 0)
+    parts.push_back(absl::StrCat(more, more == 1 ? " more node" : " more nodes"));
+  return absl::StrJoin(parts, between);
+}
+
+std::string WhyNot(const Placement& placement, const Demand& demand, int got) {
+  if (placement.verdicts.empty()) return absl::StrCat("needs ", Wanted(demand), "; no node has joined");
+  const auto room = [](const NodeVerdict& v) {
+    return absl::StrCat(v.hostname, " takes ", v.room,
+                        v.limit.empty() ? "" : absl::StrCat(" (", v.limit, ")"));
+  };
+  return absl::StrCat("needs ", Wanted(demand), "; there is room for ", got, ": ",
+                      OfEach(placement.verdicts, "; ", room));
+}
+
+}  // namespace
+
+namespace {
+
+Placement PlaceOnce(const std::vector<NodeView>& nodes, const Demand& demand) {
+  std::vector<const NodeView*> by_id;
+  by_id.reserve(nodes.size());
+  for (const NodeView& node : nodes) by_id.push_back(&node);
+  std::sort(by_id.begin(), by_id.end(), [](const NodeView* a, const NodeView* b) { return a->id < b->id; });
+  Placement out;
+  std::vector<Candidate> candidates;
+  for (const NodeView* node : by_id) {
+    Candidate candidate;
+    out.verdicts.push_back(RoomOn(*node, demand, candidate));
+    candidate.previous =
+        static_cast<int>(std::count(demand.previous.begin(), demand.previous.end(), node->id));
+    if (candidate.room > 0) candidates.push_back(std::move(candidate));
+  }
+  for (NodeVerdict& verdict : out.verdicts)
+    verdict.room = std::min(verdict.room, demand.count_nodes ? kUnlimited : demand.max);
+  SortByPreference(candidates, demand.max);
+  const int world = Give(candidates, demand);
+  std::erase_if(candidates, [](const Candidate& c) { return c.given == 0; });
+  const int got = demand.count_nodes ? static_cast<int>(candidates.size()) : world;
+  if (got < demand.min || world == 0 || world % demand.unit != 0) {
+    out.reason = WhyNot(out, demand, got);
+    return out;
+  }
+  std::sort(candidates.begin(), candidates.end(),
+            [](const Candidate& a, const Candidate& b) { return a.view->id < b.view->id; });
+  FillSlots(candidates, Number(candidates, world, demand), demand, out);
+  Warn(candidates, demand, out);
+  out.placed = true;
+  const auto given = [](const Candidate& c) { return absl::StrCat(c.given, " on ", c.view->hostname); };
+  out.reason =
+      absl::StrCat(world, world == 1 ? " rank" : " ranks", " packed: ", OfEach(candidates, ", ", given));
+  if (got < demand.max) {
+    absl::StrAppend(&out.reason, " (at most ", demand.max, demand.count_nodes ? " nodes" : " ranks",
+                    " were asked for)");
+  }
+  return out;
+}
+
+}  // namespace
+
+Placement Place(const std::vector<NodeView>& nodes, const Demand& demand) {
+  if (!demand.oversubscribe_cpus || demand.min == demand.max) return PlaceOnce(nodes, demand);
+  // CPUs are shared for the sake of the least that was asked for, never for more.
+  Demand wanted = demand;
+  wanted.oversubscribe_cpus = false;
+  Placement roomy = PlaceOnce(nodes, wanted);
+  const int least = std::max(demand.min, demand.asked);
+  if (roomy.placed && (demand.count_nodes || static_cast<int>(roomy.ranks.size()) >= demand.asked))
+    return roomy;
+  wanted.oversubscribe_cpus = true;
+  if (!demand.count_nodes)
+    wanted.max = std::min(demand.max, (least + demand.unit - 1) / demand.unit * demand.unit);
+  Placement shared = PlaceOnce(nodes, wanted);
+  return shared.placed || !roomy.placed ? shared : roomy;
+}
+
+std::vector<NodeView> Emptied(std::vector<NodeView> nodes) {
+  for (NodeView& node : nodes) {
+    node.cpus_free = node.cpus;
+    node.cpus_bound.clear();
+    node.memory_free_bytes = node.memory_bytes;
+    node.gpus_free.clear();
+    for (size_t i = 0; i < node.gpu_models.size(); ++i) node.gpus_free.push_back(static_cast<int>(i));
+  }
+  return nodes;
+}
+
+std::string Print(const Placement& placement) {
+  std::string text = absl::StrCat(placement.placed ? "placed: " : "not placed: ", placement.reason, "\n");
+  std::map<NodeId, std::string> hostnames;
+  std::map<NodeId, std::vector<const RankSlot*>> ranks;
+  for (const NodeVerdict& v : placement.verdicts) hostnames[v.node] = v.hostname;
+  for (const RankSlot& slot : placement.ranks) ranks[slot.node].push_back(&slot);
+  for (const NodeId& node : placement.nodes) {
+    absl::StrAppend(&text, "  ", hostnames[node], " (", node.value, ")\n");
+    for (const RankSlot* of_node : ranks[node]) {
+      const RankSlot& slot = *of_node;
+      absl::StrAppend(&text, "    rank ", slot.rank);
+      if (!slot.cpus.empty()) absl::StrAppend(&text, "  cpus ", absl::StrJoin(slot.cpus, ","));
+      if (!slot.gpus.empty()) absl::StrAppend(&text, "  gpus ", absl::StrJoin(slot.gpus, ","));
+      absl::StrAppend(&text, "\n");
+    }
+  }
+  for (const std::string& warning : placement.warnings) absl::StrAppend(&text, "  warning: ", warning, "\n");
+  return text;
+}
+
+}  // namespace gtrain::plan

@@ -1,0 +1,200 @@
+#include "job/plan/place.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "absl/strings/str_format.h"
+
+namespace gtrain::plan {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+NodeView Node(const std::string& name, int cpus, int gpus = 0) {
+  NodeView node;
+  node.id = NodeId(name);
+  node.hostname = "host-" + name;
+  node.cpus = node.cpus_free = cpus;
+  node.memory_bytes = node.memory_free_bytes = uint64_t{16} << 30;
+  for (int i = 0; i < gpus; ++i) {
+    node.gpu_models.push_back("NVIDIA H100 80GB");
+    node.gpus_free.push_back(i);
+  }
+  return node;
+}
+
+Demand Ranks(int min, int max) {
+  Demand demand;
+  demand.min = min;
+  demand.max = max;
+  return demand;
+}
+
+std::vector<std::string> NodesByRank(const Placement& placement) {
+  std::vector<std::string> names;
+  for (const RankSlot& slot : placement.ranks) names.push_back(slot.node.value);
+  return names;
+}
+
+TEST(Place, PacksOnTheTightestSingleNode) {
+  const Placement p = Place({Node("a", 8), Node("b", 4), Node("c", 2)}, Ranks(4, 4));
+  ASSERT_TRUE(p.placed) << p.reason;
+  EXPECT_THAT(NodesByRank(p), ElementsAre("b", "b", "b", "b"));
+  EXPECT_EQ(p.ranks[3].local_rank, 3);
+}
+
+TEST(Place, InputOrderDoesNotMatter) {
+  const Placement p = Place({Node("b", 2), Node("a", 2)}, Ranks(4, 4));
+  EXPECT_THAT(NodesByRank(p), ElementsAre("a", "a", "b", "b"));
+  EXPECT_THAT(p.nodes, ElementsAre(NodeId("a"), NodeId("b")));
+}
+
+TEST(Place, AllOrNothingAndTheReasonHasTheNumbers) {
+  const Placement p = Place({Node("a", 2), Node("b", 2)}, Ranks(8, 8));
+  EXPECT_FALSE(p.placed);
+  EXPECT_TRUE(p.ranks.empty());
+  EXPECT_EQ(p.reason,
+            "needs 8 ranks; there is room for 4: host-a takes 2 (cpus: 2 of 2 free); host-b takes 2 (cpus: 2 "
+            "of 2 free)");
+}
+
+TEST(Place, CpusAreSharedForTheLeastThatWasAskedForAndNotForMore) {
+  Demand demand = Ranks(1, 8);
+  demand.oversubscribe_cpus = true;
+  EXPECT_EQ(Place({Node("a", 2)}, demand).ranks.size(), 2u) << "as many as fit";
+  demand.min = 5;
+  demand.unit = 2;
+  EXPECT_EQ(Place({Node("a", 2)}, demand).ranks.size(), 6u) << "the least that is possible";
+  demand.min = demand.max = 8;
+  EXPECT_EQ(Place({Node("a", 2)}, demand).ranks.size(), 8u);
+}
+
+TEST(Place, TakesBetweenMinAndMaxInWholeUnits) {
+  Demand demand = Ranks(2, 8);
+  demand.unit = 2;
+  const Placement p = Place({Node("a", 3), Node("b", 2)}, demand);
+  ASSERT_TRUE(p.placed) << p.reason;
+  EXPECT_EQ(p.ranks.size(), 4u);
+}
+
+TEST(Place, ExactRanksANode) {
+  Demand demand = Ranks(2, 4);
+  demand.ranks_per_node = 1;
+  const Placement p = Place({Node("a", 8), Node("b", 8), Node("c", 8)}, demand);
+  EXPECT_THAT(NodesByRank(p), ElementsAre("a", "b", "c"));
+  demand = Ranks(3, 3);
+  demand.ranks_per_node = 2;
+  EXPECT_FALSE(Place({Node("a", 8), Node("b", 8)}, demand).placed);
+}
+
+TEST(Place, SurvivorsKeepTheirRanks) {
+  Demand demand = Ranks(2, 4);
+  demand.ranks_per_node = 1;
+  demand.previous = {NodeId("d"), NodeId("lost"), NodeId("b"), NodeId("a")};
+  const Placement p = Place({Node("a", 8), Node("b", 8), Node("d", 8)}, demand);
+  EXPECT_THAT(NodesByRank(p), ElementsAre("d", "a", "b"))
+      << "0 and 2 stay, the survivor of rank 3 moves into 1";
+}
+
+TEST(Place, ReplacementTakesTheLostRanks) {
+  Demand demand = Ranks(4, 4);
+  demand.previous = {NodeId("a"), NodeId("a"), NodeId("lost"), NodeId("lost")};
+  const Placement p = Place({Node("a", 2), Node("0new", 2)}, demand);
+  EXPECT_THAT(NodesByRank(p), ElementsAre("a", "a", "0new", "0new"));
+}
+
+TEST(Place, LabelsExcludesAndUnusableNodesAreNamed) {
+  Demand demand = Ranks(1, 1);
+  demand.labels = {{"pool", "spot"}};
+  demand.exclude = {"host-b"};
+  NodeView a = Node("a", 2), b = Node("b", 2), c = Node("c", 2);
+  a.labels = {{"pool", "reserved"}};
+  c.labels = {{"pool", "spot"}};
+  c.unusable = "suspect: silent for 4s";
+  const Placement p = Place({a, b, c}, demand);
+  EXPECT_FALSE(p.placed);
+  EXPECT_THAT(p.reason, HasSubstr("label pool is reserved, wanted spot"));
+  EXPECT_THAT(p.reason, HasSubstr("excluded by where.exclude"));
+  EXPECT_THAT(p.reason, HasSubstr("suspect: silent for 4s"));
+}
+
+TEST(Place, OversubscribesOnlyWhereAllowedAndSaysSo) {
+  Demand demand = Ranks(4, 4);
+  EXPECT_FALSE(Place({Node("a", 2)}, demand).placed);
+  demand.oversubscribe_cpus = true;
+  const Placement p = Place({Node("a", 2)}, demand);
+  ASSERT_TRUE(p.placed);
+  ASSERT_EQ(p.warnings.size(), 1u);
+  EXPECT_THAT(p.warnings[0], HasSubstr("4 ranks need 4 cpus, 2 of 2 are free"));
+}
+
+TEST(Place, SharesCpusForWhatAPersonAskedForAndNotForTheMost) {
+  Demand demand = Ranks(1, 8);
+  demand.oversubscribe_cpus = true;
+  EXPECT_EQ(Place({Node("a", 2)}, demand).ranks.size(), 2u);
+  demand.asked = demand.max = 3;
+  EXPECT_EQ(Place({Node("a", 2)}, demand).ranks.size(), 3u);
+  EXPECT_EQ(Place({Node("a", 4)}, demand).warnings.size(), 0u);
+  demand.oversubscribe_cpus = false;
+  EXPECT_EQ(Place({Node("a", 2)}, demand).ranks.size(), 2u);
+}
+
+TEST(Place, GpusAreOneARankWhereThereAreSome) {
+  const Placement p = Place({Node("a", 16, 4)}, Ranks(2, 2));
+  ASSERT_TRUE(p.placed);
+  EXPECT_THAT(p.ranks[1].gpus, ElementsAre(1));
+  EXPECT_FALSE(Place({Node("a", 16, 4)}, Ranks(5, 5)).placed);
+  Demand demand = Ranks(1, 1);
+  demand.gpu_types = {"a100"};
+  EXPECT_THAT(Place({Node("a", 16, 4)}, demand).reason, HasSubstr("no GPU of type a100"));
+}
+
+TEST(Place, NodesDemandTakesItsGpusOrOneRankEach) {
+  Demand demand = Ranks(2, 2);
+  demand.count_nodes = true;
+  EXPECT_EQ(Place({Node("a", 16, 4), Node("b", 16, 4)}, demand).ranks.size(), 8u);
+  EXPECT_EQ(Place({Node("a", 16), Node("b", 16)}, demand).ranks.size(), 2u);
+  demand.all_gpus = true;
+  const Placement p = Place({Node("a", 16, 4), Node("b", 16, 4)}, demand);
+  ASSERT_EQ(p.ranks.size(), 2u);
+  EXPECT_EQ(p.ranks[0].gpus.size(), 4u);
+}
+
+TEST(Place, ExplicitCpusAreBoundToFreeThreads) {
+  Demand demand = Ranks(2, 2);
+  demand.cpus = 2;
+  NodeView node = Node("a", 8);
+  node.cpus_bound = {0, 1};
+  node.cpus_free = 6;
+  const Placement p = Place({node}, demand);
+  EXPECT_THAT(p.ranks[0].cpus, ElementsAre(2, 3));
+  EXPECT_THAT(p.ranks[1].cpus, ElementsAre(4, 5));
+}
+
+TEST(Place, PrintsForPeople) {
+  EXPECT_EQ(Print(Place({Node("a", 2)}, Ranks(2, 2))),
+            "placed: 2 ranks packed: 2 on host-a\n  host-a (a)\n    rank 0\n    rank 1\n");
+}
+
+// It goes into every document of the job.
+TEST(Place, TheReasonOfAThousandNodesIsShort) {
+  std::vector<NodeView> nodes;
+  for (int i = 0; i < 1000; ++i) nodes.push_back(Node(absl::StrFormat("n%03d", i), 2));
+  const Placement placed = Place(nodes, Ranks(2000, 2000));
+  ASSERT_TRUE(placed.placed);
+  EXPECT_THAT(placed.reason, ::testing::StartsWith("2000 ranks packed: 2 on host-n000, "));
+  EXPECT_THAT(placed.reason, ::testing::EndsWith(", 2 on host-n007, 992 more nodes"));
+  const Placement refused = Place(nodes, Ranks(2001, 2001));
+  ASSERT_FALSE(refused.placed);
+  EXPECT_THAT(refused.reason, ::testing::EndsWith("; 992 more nodes"));
+  const std::string text = Print(placed);
+  EXPECT_THAT(text, HasSubstr("  host-n999 (n999)\n    rank 1998\n    rank 1999\n"));
+}
+
+TEST(Place, EmptyClusterSaysSo) {
+  EXPECT_EQ(Place({}, Ranks(2, 2)).reason, "needs 2 ranks; no node has joined");
+}
+
+}  // namespace
+}  // namespace gtrain::plan

@@ -1,0 +1,184 @@
+// Rules between keys (fault J12) and the defaults that depend on several of them.
+#include <algorithm>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "base/path.h"
+#include "base/units.h"
+#include "job/spec/job_reader.h"
+
+namespace gtrain::spec {
+namespace {
+
+constexpr absl::string_view kLaunchers[] = {"torchrun", "accelerate", "deepspeed",
+                                            "mpirun",   "mpiexec",    "srun"};
+
+}  // namespace
+
+Place JobReader::PlaceOf(const Node& root, absl::string_view key) const {
+  const Node* node = &root;
+  for (absl::string_view part : absl::StrSplit(key, '.')) {
+    node = node->Find(part);
+    if (node == nullptr) return root.place;
+  }
+  return node->place;
+}
+
+void JobReader::Complete(const Node& root) {
+  if (spec_.name.empty() && root.Find("name") == nullptr) {
+    if (options_.default_name.empty()) {
+      report_.Error(root.place, "`name` is missing");
+    }
+    spec_.name = options_.default_name;
+  }
+  if (spec_.workdir.empty() && root.Find("workdir") == nullptr) spec_.workdir = options_.current_dir;
+  std::string& uri = spec_.checkpoint.uri;
+  const bool relative = !uri.empty() && uri[0] != '/' && !absl::StartsWith(uri, "s3://");
+  if (relative && !spec_.workdir.empty()) uri = JoinPath(spec_.workdir, uri);
+  CheckCommand(root);
+  CheckSize(root);
+  CheckMesh(root);
+  CheckTimes(root);
+  CheckResources(root);
+  CheckComm(root);
+}
+
+// `auto` chooses among what the user wrote down, because every one of them costs some accuracy.
+void JobReader::CheckComm(const Node& root) {
+  const Node* const comm = root.Find("comm");
+  const Node* const allow = comm == nullptr ? nullptr : comm->Find("allow");
+  if (spec_.comm.automatic && allow == nullptr) {
+    report_.Error(PlaceOf(root, "comm.compression"),
+                  "`comm.compression`: auto needs `allow`, the codecs it may choose from beside none, like "
+                  "`allow: [fp16, topk]`");
+  }
+  if (!spec_.comm.automatic && allow != nullptr) {
+    report_.Error(allow->place, "`comm.allow` goes with `compression: auto` alone");
+  }
+  if (spec_.comm.automatic && spec_.comm.deterministic) {
+    report_.Error(
+        PlaceOf(root, "comm.deterministic"),
+        "`comm.deterministic`: `compression: auto` chooses by what it measures, which differs from start "
+        "to start; name a codec instead");
+  }
+  if (spec_.comm.automatic) spec_.comm.codecs = std::move(allowed_);
+}
+
+void JobReader::CheckCommand(const Node& root) {
+  const Node* run = root.Find("run");
+  const Node* script = root.Find("script");
+  if (run != nullptr && script != nullptr) {
+    report_.Error(script->place, "`run` and `script` are both given; keep one");
+  }
+  if (run == nullptr && script == nullptr) {
+    report_.Error(root.place, "nothing to run: `run: COMMAND` or `script: |` is missing");
+  }
+  if (spec_.run.empty() || spec_.per == Per::kNode) return;
+  const std::vector<absl::string_view> parts = absl::StrSplit(spec_.run[0], '/');
+  const bool module = spec_.run.size() > 2 && absl::StartsWith(parts.back(), "python") &&
+                      spec_.run[1] == "-m" &&
+                      (spec_.run[2] == "torch.distributed.run" || spec_.run[2] == "torch.distributed.launch");
+  if (module ||
+      std::find(std::begin(kLaunchers), std::end(kLaunchers), parts.back()) != std::end(kLaunchers)) {
+    report_.Error(
+        run->place,
+        absl::StrCat(
+            "`run`: ", module ? spec_.run[2] : std::string(parts.back()),
+            " is itself a launcher, and under `per: rank` each rank would start one. Run the program "
+            "itself (gtrain sets RANK, WORLD_SIZE, MASTER_ADDR, ...), or write `per: node` (`--set "
+            "per=node`)"));
+  }
+}
+
+void JobReader::CheckSize(const Node& root) {
+  const Node* ranks = root.Find("ranks");
+  const Node* nodes = root.Find("nodes");
+  const Node* per_node = root.Find("ranks_per_node");
+  if (ranks != nullptr && nodes != nullptr) {
+    report_.Error(
+        std::max(ranks->place.line, nodes->place.line) == ranks->place.line ? ranks->place : nodes->place,
+        "`ranks` and `nodes` are both given; keep one (`nodes` goes with `ranks_per_node`)");
+  }
+  if (spec_.per == Per::kNode) {
+    if (ranks != nullptr) {
+      report_.Error(ranks->place,
+                    "`ranks` under `per: node`: one process runs on each node; give their number as `nodes`");
+    }
+    if (per_node != nullptr && spec_.ranks_per_node.value_or(1) != 1) {
+      report_.Error(per_node->place,
+                    "`ranks_per_node` under `per: node`: one process runs on each node; remove it");
+    }
+    if (ranks == nullptr && nodes == nullptr) spec_.nodes = Range{1, 1};
+    return;
+  }
+  if (per_node != nullptr && nodes == nullptr) {
+    report_.Error(
+        per_node->place,
+        "`ranks_per_node` needs `nodes`; with `ranks` the number a node follows from its resources");
+  }
+  if (spec_.nodes && spec_.ranks_per_node &&
+      static_cast<int64_t>(spec_.nodes->max) * *spec_.ranks_per_node > kRanksMax) {
+    report_.Error(nodes->place,
+                  absl::StrCat("`nodes` x `ranks_per_node` is more than ", kRanksMax, " ranks"));
+  }
+  if (ranks == nullptr && nodes == nullptr) spec_.ranks = Range{1, 1};
+}
+
+void JobReader::CheckMesh(const Node& root) {
+  for (const MeshAxis& axis : spec_.mesh) {
+    if (!axis.size) continue;
+    std::optional<Range> world = spec_.ranks;
+    if (!world && spec_.nodes && (spec_.ranks_per_node || spec_.per == Per::kNode)) {
+      const int each = spec_.per == Per::kNode ? 1 : *spec_.ranks_per_node;
+      world = Range{spec_.nodes->min * each, spec_.nodes->max * each};
+    }
+    if (!world || (world->min == *axis.size && world->max == *axis.size)) continue;
+    report_.Error(PlaceOf(root, absl::StrCat("mesh.", axis.name)),
+                  absl::StrCat("`mesh.", axis.name, "`: ", *axis.size, " does not match the job's ",
+                               world->min == world->max ? absl::StrCat(world->min)
+                                                        : absl::StrCat(world->min, " to ", world->max),
+                               " ranks; write \"*\" for an axis that follows them"));
+  }
+}
+
+void JobReader::CheckTimes(const Node& root) {
+  const Node* preempt = root.Find("preempt");
+  if (preempt != nullptr && preempt->Find("lead") != nullptr && spec_.stop_grace > spec_.preempt.lead) {
+    report_.Error(
+        PlaceOf(root, root.Find("stop_grace") != nullptr ? "stop_grace" : "preempt.lead"),
+        absl::StrCat("`stop_grace` (", PrintDuration(spec_.stop_grace),
+                     ") is longer than the notice `preempt.lead` (", PrintDuration(spec_.preempt.lead),
+                     "); the machine would be gone before the job has saved"));
+  }
+  if (spec_.time_limit && spec_.checkpoint.every && *spec_.checkpoint.every > *spec_.time_limit) {
+    report_.Error(PlaceOf(root, "checkpoint.every"),
+                  absl::StrCat("`checkpoint.every` (", PrintDuration(*spec_.checkpoint.every),
+                               ") is longer than `limits.time` (", PrintDuration(*spec_.time_limit),
+                               "): the job would end before its first checkpoint"));
+  }
+  if (spec_.progress.on_stall == OnStall::kKill && spec_.progress.stall < absl::Seconds(10)) {
+    report_.Error(PlaceOf(root, "progress.stall"),
+                  "`progress.stall` under 10s with `on_stall: kill` would end healthy ranks");
+  }
+}
+
+void JobReader::CheckResources(const Node& root) {
+  const Resources& r = spec_.resources;
+  if (r.gpus == 0 && !r.gpu_type.empty()) {
+    report_.Error(PlaceOf(root, "resources.gpu_type"),
+                  "`resources.gpu_type` with `gpus: 0` asks for a kind of GPU and for none");
+  }
+  if (r.gpus == 0 && !r.visible_node) {
+    report_.Error(PlaceOf(root, "resources.visible"),
+                  "`resources.visible: rank` with `gpus: 0` has no GPU to show");
+  }
+  for (const auto& [name, ref] : spec_.secrets) {
+    if (spec_.env.count(name) != 0) {
+      report_.Error(PlaceOf(root, absl::StrCat("secrets.", name)),
+                    absl::StrCat("`", name, "` is in `env` and in `secrets`; keep one"));
+    }
+  }
+}
+
+}  // namespace gtrain::spec

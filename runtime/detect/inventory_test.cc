@@ -1,0 +1,37 @@
+#include "runtime/detect/inventory.h"
+
+#include "gtest/gtest.h"
+
+namespace gtrain::detect {
+namespace {
+
+TEST(Inventory, ThisMachineHasCpusAndMemory) {
+  const core::Inventory inventory = DetectInventory({});
+  EXPECT_GE(inventory.cpus, 1);
+  EXPECT_GE(inventory.cores, 1);
+  EXPECT_GE(inventory.numa_nodes, 1);
+  EXPECT_GT(inventory.memory_bytes, uint64_t{64} << 20);
+}
+
+TEST(Inventory, FakeGpusAreDistinct) {
+  const core::Inventory inventory = DetectInventory({.cpus = 3, .fake_gpus = 4});
+  EXPECT_EQ(inventory.cpus, 3);
+  ASSERT_EQ(inventory.gpus.size(), 4u);
+  EXPECT_NE(inventory.gpus[0].uuid, inventory.gpus[3].uuid);
+}
+
+TEST(Inventory, VisibleDevicesRestrictAndOrder) {
+  const std::vector<core::GpuInfo> all = {{"GPU-aa", "x"}, {"GPU-bb", "x"}, {"GPU-cc", "x"}};
+  const auto by_index = RestrictGpus(all, "2,0");
+  ASSERT_EQ(by_index.size(), 2u);
+  EXPECT_EQ(by_index[0].uuid, "GPU-cc");
+  EXPECT_EQ(by_index[1].uuid, "GPU-aa");
+  const auto by_name = RestrictGpus(all, "GPU-b");
+  ASSERT_EQ(by_name.size(), 1u);
+  EXPECT_EQ(by_name[0].uuid, "GPU-bb");
+  EXPECT_TRUE(RestrictGpus(all, "").empty());
+  EXPECT_EQ(RestrictGpus(all, "1,9,0").size(), 1u);
+}
+
+}  // namespace
+}  // namespace gtrain::detect
