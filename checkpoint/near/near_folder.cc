@@ -13,6 +13,7 @@
 #include <atomic>
 #include <optional>
 #include <set>
+#include <tuple>
 #include <utility>
 
 #include "absl/cleanup/cleanup.h"
@@ -123,13 +124,23 @@ absl::Status AddComing(const std::string& root, Held* held) {
   return absl::OkStatus();
 }
 
+// A copy becomes whole without the lock. So what is coming is looked at first: a copy that becomes whole
+// meanwhile is seen in one place or in both, and then counts once.
 absl::StatusOr<Held> ListHeld(const std::string& root) {
-  Held held;
+  Held coming, held;
+  GT_RETURN_IF_ERROR(AddComing(root, &coming));
   GT_ASSIGN_OR_RETURN(const std::vector<std::string> jobs, Names(root));
   for (const std::string& job : jobs) {
     if (port::IsBlobKey(job)) GT_RETURN_IF_ERROR(AddWhole(root, job, &held));
   }
-  GT_RETURN_IF_ERROR(AddComing(root, &held));
+  std::set<std::tuple<std::string, SaveId, std::string, uint64_t>> whole;
+  for (const NearCopy& copy : held.copies) whole.insert({copy.job, copy.attempt, copy.file, copy.bytes});
+  for (size_t i = 0; i < coming.copies.size(); ++i) {
+    const NearCopy& copy = coming.copies[i];
+    if (whole.contains({copy.job, copy.attempt, copy.file, copy.bytes})) continue;
+    held.copies.push_back(copy);
+    held.paths.push_back(coming.paths[i]);
+  }
   return held;
 }
 
@@ -209,8 +220,8 @@ absl::StatusOr<std::vector<std::string>> NearFolder::Attempts(absl::string_view 
   if (!IsJobFolder(job)) return absl::InvalidArgumentError("no name of a job");
   GT_ASSIGN_OR_RETURN(const UniqueFd lock, Lock(root_));  // else a file just made would look left over
   Held held;
+  GT_RETURN_IF_ERROR(AddComing(root_, &held));  // before what is whole: see ListHeld
   GT_RETURN_IF_ERROR(AddWhole(root_, std::string(job), &held));
-  GT_RETURN_IF_ERROR(AddComing(root_, &held));
   std::set<std::string> attempts;
   for (const NearCopy& copy : held.copies) {
     if (copy.job == job) attempts.insert(AttemptName(copy.attempt));
