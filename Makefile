@@ -6,7 +6,7 @@
 #   make wheel    build/wheel/gtrain-*.whl: the Python package, libgtrain.so and the programs, for pip
 #   make test-s3  install Ceph's S3 gateway and test checkpoints against it
 #   make test-torch  PyPI's torch, accelerate, lightning and transformers (6 GB, once) under gtrain: tests/torch
-#   make check    format, lint, layers, headers, PURE targets, banned calls, fault ids, bazel parity, mutants still fit
+#   make check    format, lint, layers, shape, headers, PURE targets, banned calls, fault ids, bazel parity, mutants still fit
 #   make mutants  plants each mutant of tests/mutants, says which gate catches it
 #   make soak     minutes of faults on real processes; GTRAIN_SOAK_SECONDS=N shortens the ten minutes of head kills
 #   make sim      20,000 seeds of the simulated cluster, at most 60 minutes; build/sim/report.txt

@@ -1,6 +1,7 @@
 #include "base/available_memory.h"
 
 #include <algorithm>
+#include <limits>
 #include <optional>
 #include <vector>
 
@@ -8,6 +9,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
 #include "base/file.h"
 
 namespace gtrain {
@@ -80,6 +82,29 @@ uint64_t MemoryLimit(const std::string& root) {
   for (const std::string& folder : Groups(root, "0::", "/sys/fs/cgroup")) take(folder + "/memory.max");
   for (const std::string& folder : Groups(root, ":memory:", "/sys/fs/cgroup/memory"))
     take(folder + "/memory.limit_in_bytes");
+  return limit;
+}
+
+double ProcessorLimit(const std::string& root) {
+  double limit = std::numeric_limits<double>::infinity();
+  const auto take = [&](double quota, double period) {
+    if (quota > 0 && period > 0) limit = std::min(limit, quota / period);
+  };
+  for (const std::string& folder : Groups(root, "0::", "/sys/fs/cgroup")) {
+    const std::vector<std::string> lines = Lines(folder + "/cpu.max");
+    const std::vector<std::string> words =
+        lines.empty() ? std::vector<std::string>() : absl::StrSplit(lines[0], ' ', absl::SkipEmpty());
+    double quota = 0, period = 0;  // microseconds; "max": none
+    if (words.size() == 2 && absl::SimpleAtod(words[0], &quota) && absl::SimpleAtod(words[1], &period))
+      take(quota, period);
+  }
+  for (const char* controllers : {":cpu,cpuacct:", ":cpu:"}) {
+    const std::string mount = absl::StrCat("/sys/fs/cgroup/", absl::StripSuffix(controllers + 1, ":"));
+    for (const std::string& folder : Groups(root, controllers, mount)) {
+      const auto quota = Number(folder + "/cpu.cfs_quota_us"), period = Number(folder + "/cpu.cfs_period_us");
+      if (quota && period) take(static_cast<double>(*quota), static_cast<double>(*period));  // -1: none
+    }
+  }
   return limit;
 }
 

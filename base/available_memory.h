@@ -1,4 +1,5 @@
-// How much memory this process can still fill.
+// How much of the machine this process may use: memory that it can still fill, and what control groups leave
+// it.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -14,5 +15,9 @@ uint64_t AvailableMemory(const std::string& root = "");
 // Bytes: the smallest limit of the control groups (either version) that this process is in, which is what a
 // container has; UINT64_MAX without one. As above otherwise.
 uint64_t MemoryLimit(const std::string& root = "");
+
+// Processors, of which a part may be meant: the smallest quota of the control groups (either version) that
+// this process is in (`docker run --cpus`, a Kubernetes limit); infinity without one. As above otherwise.
+double ProcessorLimit(const std::string& root = "");
 
 }  // namespace gtrain

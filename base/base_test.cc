@@ -495,5 +495,25 @@ TEST(MemoryLimit, IsTheSmallestOfItsGroups) {
   EXPECT_EQ(MemoryLimit(root), 3000u);
 }
 
+TEST(ProcessorLimit, IsTheSmallestQuotaOfItsGroups) {
+  const std::string root = TestFolder();
+  const double none = std::numeric_limits<double>::infinity();
+  EXPECT_EQ(ProcessorLimit(root), none);
+  const auto put = [&](const std::string& path, const std::string& text) { PutBelow(root, path, text); };
+  put("/proc/self/cgroup", "4:cpu,cpuacct:/pod/one\n3:memory:/x\n0::/user/job\n");
+  put("/sys/fs/cgroup/user/job/cpu.max", "max 100000\n");
+  EXPECT_EQ(ProcessorLimit(root), none);
+  put("/sys/fs/cgroup/user/cpu.max", "250000 100000\n");
+  EXPECT_EQ(ProcessorLimit(root), 2.5);
+  put("/sys/fs/cgroup/cpu,cpuacct/cpu.cfs_quota_us", "-1\n");
+  put("/sys/fs/cgroup/cpu,cpuacct/cpu.cfs_period_us", "100000\n");
+  EXPECT_EQ(ProcessorLimit(root), 2.5) << "-1 is none";
+  put("/sys/fs/cgroup/cpu,cpuacct/pod/one/cpu.cfs_quota_us", "50000\n");
+  put("/sys/fs/cgroup/cpu,cpuacct/pod/one/cpu.cfs_period_us", "100000\n");
+  EXPECT_EQ(ProcessorLimit(root), 0.5);
+  put("/sys/fs/cgroup/user/job/cpu.max", "nonsense\n");
+  EXPECT_EQ(ProcessorLimit(root), 0.5);
+}
+
 }  // namespace
 }  // namespace gtrain

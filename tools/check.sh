@@ -1,18 +1,19 @@
 #!/usr/bin/env bash
 # `make check`: every check, all of them even after one fails, a line each at the end.
 #   tools/check.sh            all, against build/
-#   tools/check.sh NAME ...   only those: format layers banned faults headers parity mutants pure tidy
+#   tools/check.sh NAME ...   only those: format layers shape banned faults headers parity mutants pure tidy
 set -uo pipefail
 cd "$(dirname "$0")/.."
 build=${BUILD_DIR:-build}
 checks=("$@")
-if [ "${#checks[@]}" -eq 0 ]; then checks=(format layers banned faults headers parity mutants pure tidy); fi
+if [ "${#checks[@]}" -eq 0 ]; then checks=(format layers shape banned faults headers parity mutants pure tidy); fi
 failed=()
 for check in "${checks[@]}"; do
   echo "== $check"
   case "$check" in
     format) tools/check/format.sh ;;
     layers) python3 tools/check/layers.py ;;
+    shape) python3 tools/check/shape.py ;;
     banned) python3 tools/check/banned.py ;;
     faults) python3 tools/check/faults.py ;;
     headers) tools/check/headers.sh ;;

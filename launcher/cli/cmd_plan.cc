@@ -52,6 +52,7 @@ core::NodeRecord NodeOf(const std::string& hostname, int cpus, int gpus) {
 // "host:cpus" or "host:cpus:gpus", comma-separated.
 absl::StatusOr<PlanNodes> GivenNodes(const std::string& text) {
   PlanNodes nodes{{}, "the given nodes"};
+  std::set<std::string> names;
   for (const absl::string_view item : absl::StrSplit(text, ',')) {
     const std::vector<std::string> parts = absl::StrSplit(item, ':');
     int cpus = 0;
@@ -63,6 +64,8 @@ absl::StatusOr<PlanNodes> GivenNodes(const std::string& text) {
       return absl::InvalidArgumentError(
           absl::StrCat("--nodes: ", spec::Shown(item), " must be HOST:CPUS or HOST:CPUS:GPUS"));
     }
+    if (!names.insert(parts[0]).second)
+      return absl::InvalidArgumentError(absl::StrCat("--nodes: ", spec::Shown(parts[0]), " is given twice"));
     nodes.views.push_back(core::ViewOf(NodeOf(parts[0], cpus, gpus)));
     if (nodes.views.size() > 10'000) return absl::InvalidArgumentError("--nodes: more than 10000 nodes");
   }

@@ -215,9 +215,9 @@ void AddProgress(const Job& job, JobNow& now, Instant at) {
       now.samples_per_second = now.samples_per_second.value_or(0) + *rank.status.samples_per_second;
   }
   now.steps_total = job.spec.progress.steps;
-  if (now.step && now.steps_total && now.steps_per_second && job.Live())
-    now.eta_seconds =
-        static_cast<double>(std::max<int64_t>(0, *now.steps_total - *now.step)) / *now.steps_per_second;
+  // A program that steps on beyond what its job file says ends nobody knows when.
+  if (now.step && now.steps_total && *now.step <= *now.steps_total && now.steps_per_second && job.Live())
+    now.eta_seconds = static_cast<double>(*now.steps_total - *now.step) / *now.steps_per_second;
   if (!IsFinal(job.record.state)) return;
   if (!now.step) now.step = job.record.last_step;
   if (now.loss || now.diverged) return;

@@ -66,6 +66,22 @@ TEST_F(HeadProgressTest, WhatARankSaidLastComesWithItsExit) {
   EXPECT_EQ(Status(job).at("loss"), 0.25);
 }
 
+TEST_F(HeadProgressTest, TheEndIsInSightUntilTheStepsThatWerePlannedAreDone) {
+  Hello("1");
+  const JobId job = Submit("train 1 1 steps10");
+  StartRanks(job);
+  const auto end_at = [&](int64_t step) {
+    Pass(absl::Seconds(1), {"1"});
+    Beat(Said(job, 0, step, std::nullopt));
+    return Status(job).at("eta_seconds");
+  };
+  for (int64_t step = 1; step < 9; ++step) (void)end_at(step);
+  EXPECT_TRUE(end_at(9).is_number());
+  EXPECT_EQ(end_at(10), 0);
+  EXPECT_TRUE(end_at(11).is_null()) << "nobody knows when it ends";
+  EXPECT_EQ(Status(job).at("steps_total"), 10);
+}
+
 TEST_F(HeadProgressTest, AnExitThatSaysNothingOfTheStepTakesNothingBack) {  // of an older agent
   Hello("1");
   const JobId job = Submit("train 1 1");

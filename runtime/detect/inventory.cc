@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdlib>
 #include <future>
 #include <memory>
@@ -90,10 +91,14 @@ std::vector<core::GpuInfo> AskDriver() {
   return gpus;
 }
 
+// Those that this process may run on, and no more than the quota of its container lets it use at the same
+// time.
 int AllowedCpus() {
   cpu_set_t set;
-  if (sched_getaffinity(0, sizeof(set), &set) == 0) return CPU_COUNT(&set);
-  return static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN));
+  const bool known = sched_getaffinity(0, sizeof(set), &set) == 0;
+  const int cpus = known ? CPU_COUNT(&set) : static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN));
+  const double quota = std::ceil(ProcessorLimit());
+  return quota < cpus ? std::max(1, static_cast<int>(quota)) : cpus;
 }
 
 }  // namespace

@@ -812,6 +812,8 @@ class PlanTest(cluster.ClusterTest):
         said = self.client('plan', '-n', '1', '--', 'true', expect=None).stdout
         self.assertRegex(said, r'^job true \(hash \w+\) on cluster lab\n')
         self.client('node', 'undrain', 'node1')
+        self.assertIn("--nodes: 'a' is given twice",
+                      self.client('plan', '-n', '16', '--nodes', 'a:8,b:8,a:8', '--', 'true', expect=2).stderr)
         open(done, 'w').close()
         self.wait_for_state('holder', 'SUCCEEDED')
 
