@@ -2,6 +2,7 @@
 import fcntl
 import hashlib
 import os
+import pty
 import random
 import signal
 import struct
@@ -164,7 +165,7 @@ class ExecTerminalTest(InteractiveTest):
     def test_a_terminal_of_its_own(self):
         job = self.sleeping_job()
         shell = self.start('exec', '-it', '--', 'sh', '-i', terminal=True, TERM='vt220', PS1='')
-        before = self.settings(shell)
+        before = termios.tcgetattr(pty.openpty()[0])  # as they are before a program changes them
         shell.type(b'stty size; tty; echo term=$TERM.\n')
         shell.wait_for(r'30 100\r\n/dev/pts/\d+\r\nterm=vt220\.\r\n')
         self.assertNotEqual(self.settings(shell), before)
@@ -271,6 +272,20 @@ class LaunchTest(InteractiveTest):
         self.assertEqual(code, 0, pdb.output())
         self.assertRegex(pdb.output(), r'gtrain: \S+ SUCCEEDED')
         self.assertEqual(pdb.output().count('loss 42 True True'), 1)
+
+    def test_a_rank_that_ends_while_its_client_stands_still(self):
+        """Its output was shown as it came, and is not shown a second time as lines of a log."""
+        done = os.path.join(self.dir, 'go')
+        shell = self.start('launch', '-it', '-n', '1', '--name', 'still', '--', 'sh', '-c',
+                           f'echo be""gun; until [ -e {done} ]; do sleep 0.05; done; echo la""st-words', terminal=True)
+        shell.wait_for('begun')
+        shell.signal(signal.SIGSTOP)
+        open(done, 'w').close()
+        self.wait_for_state('still', 'SUCCEEDED')
+        shell.signal(signal.SIGCONT)
+        self.assertEqual(shell.wait(), 0, shell.output())
+        self.assertEqual(shell.output().count('begun'), 1, shell.output())
+        self.assertEqual(shell.output().count('last-words'), 1, shell.output())
 
     def test_more_ranks_have_no_terminal(self):
         several = self.start('launch', '-it', '-n', '2', '--', 'bash', terminal=True)
