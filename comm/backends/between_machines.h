@@ -49,8 +49,9 @@ class BetweenMachines {
   // speak for their machines thinks so, which they tell each other when they compare what they do, all
   // measure again.
   bool Drifted() const { return !wish_.deterministic && drift_.drifted(); }
-  // Called when they have, with the same watch.
+  // Called when they have.
   std::function<void()> on_measured_again;
+  // Takes time of its own, the timeout of `watch` at most, and none of that of `watch`.
   absl::Status MeasureAgain(char* memory, const Watch& watch);
   // Takes over what was measured by a larger group with the same wish.
   void TakeLinks(const std::vector<Carriers>& measured);
@@ -96,7 +97,7 @@ class BetweenMachines {
   DataTransport* const rail_;
   const AllReduceWish wish_;
   std::vector<Carriers> carriers_{Carriers{}};
-  LinkDrift drift_;
+  LinkDrifts drift_;
   ScheduleRunner runner_;
   std::vector<char> own_message_, their_message_;  // of AllDo
 };

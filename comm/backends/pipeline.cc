@@ -31,8 +31,9 @@ absl::StatusOr<bool> Pipeline::Begin(const OpRecord& record, const Work& first, 
   GT_RETURN_IF_ERROR(enter());
   int reached_by_all = 0;
   for (int i = 0; i < shm_->size(); ++i) reached_by_all += shm_->Record(i).arena != 0 ? 1 : 0;
-  if (reached_by_all == shm_->size()) return true;
+  // Without data nothing meets the ranks again, and they may free the memory at once.
   if (reached_by_all == 0 || chunks == 0) return false;
+  if (reached_by_all == shm_->size()) return true;
   // Only some did: they stage theirs after all.
   if (reached) GT_RETURN_IF_ERROR(first(0));
   GT_RETURN_IF_ERROR(shm_->Phase(watch));
@@ -72,7 +73,10 @@ absl::Status Pipeline::Tick(uint64_t tick, uint64_t chunks, std::initializer_lis
   };
   if (beside == stages.size() || others == 0) return work();
   (void)watch.Left();  // both threads have one deadline, which is set here
-  network_.Start([&of = begin[beside].work, chunk = chunk_of(beside)] { return of(chunk); });
+  if (!network_.Start([&of = begin[beside].work, chunk = chunk_of(beside)] { return of(chunk); })) {
+    others = 0;  // one after the other, then
+    return work();
+  }
   Beside network(&network_);
   const absl::Status own = work(), theirs = network.Join();
   return own.ok() ? theirs : own;

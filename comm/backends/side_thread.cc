@@ -1,6 +1,7 @@
 #include "comm/backends/side_thread.h"
 
 #include <exception>
+#include <system_error>
 #include <utility>
 
 #include "absl/base/thread_annotations.h"
@@ -33,11 +34,18 @@ SideThread::~SideThread() {
   thread_.join();
 }
 
-void SideThread::Start(std::function<absl::Status()> work) {
-  if (!thread_.joinable()) thread_ = StartWithoutSignals([shared = shared_.get()] { Loop(shared); });
+bool SideThread::Start(std::function<absl::Status()> work) {
+  if (!thread_.joinable()) {
+    try {
+      thread_ = StartWithoutSignals([shared = shared_.get()] { Loop(shared); });
+    } catch (const std::system_error&) {
+      return false;
+    }
+  }
   const MutexLock lock(&shared_->mutex);
   shared_->work = std::move(work);
   shared_->state = Shared::State::kGiven;
+  return true;
 }
 
 absl::Status SideThread::Join() {

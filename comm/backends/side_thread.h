@@ -19,8 +19,9 @@ class SideThread {
   SideThread(const SideThread&) = delete;
   SideThread& operator=(const SideThread&) = delete;
 
-  // `work` begins now; what it refers to outlives Join.
-  void Start(std::function<absl::Status()> work);
+  // `work` begins now; what it refers to outlives Join. False, and nothing begins: the process may start no
+  // thread.
+  bool Start(std::function<absl::Status()> work);
   // Waits for its end, which `work` itself sees to, and returns what it returned. What it threw, mostly that
   // there is no memory, is ResourceExhausted.
   absl::Status Join();

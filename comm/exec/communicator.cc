@@ -298,17 +298,18 @@ absl::StatusOr<std::vector<std::string>> ExecCommunicator::Meet(const GatherFn& 
 
 // What this process has measured of its links, in an earlier communicator, as a number: all have it alike who
 // measured together. They need not do it again, also where some of them are gone.
-std::string ExecCommunicator::LinksMark() const {
-  const std::string known = nodes() == 1 || options_.transport ? "" : bootstrap_->fabric()->links();
-  return known.empty() ? kNoLinks
-                       : absl::StrCat(absl::Hex(std::hash<std::string>()(known) | 1, absl::kZeroPad16));
+std::string ExecCommunicator::LinksMark() {
+  // What the others are told of is what is taken, whatever another communicator measures meanwhile.
+  known_links_ = nodes() == 1 || options_.transport ? "" : bootstrap_->fabric()->links();
+  return known_links_.empty()
+             ? kNoLinks
+             : absl::StrCat(absl::Hex(std::hash<std::string>()(known_links_) | 1, absl::kZeroPad16));
 }
 
 absl::Status ExecCommunicator::LearnLinks(const Watch& watch) {
   if (links_known_) {
-    const std::string known = bootstrap_->fabric()->links();
-    std::vector<KnownLink> links(known.size() / sizeof(KnownLink));
-    std::memcpy(links.data(), known.data(), known.size());
+    std::vector<KnownLink> links(known_links_.size() / sizeof(KnownLink));
+    std::memcpy(links.data(), known_links_.data(), known_links_.size());
     std::vector<Carriers> measured;
     for (const KnownLink& link : links)
       measured.push_back({static_cast<int>(link.rails), {link.round, link.reduced_byte}});

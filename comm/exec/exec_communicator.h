@@ -122,7 +122,7 @@ class ExecCommunicator final : public Communicator, private Interrupt {
   Watch MakeWatch() const { return Watch(bootstrap_, timeout(), this); }
   // Tells the others and is dead; `why`.
   absl::Status Die(absl::Status why);
-  std::string LinksMark() const;
+  std::string LinksMark();
   absl::Status LearnLinks(const Watch& watch);
   void RememberLinks();
   class Running;
@@ -147,6 +147,7 @@ class ExecCommunicator final : public Communicator, private Interrupt {
   std::unique_ptr<CollectiveBackend> backend_;  // nullptr: one rank
   AllReduceWish wish_;                          // the same on all ranks
   uint64_t nonce_ = 0;
+  std::string known_links_;   // what this process knew of them when it met the others
   bool links_known_ = false;  // all have measured them together before
   std::shared_ptr<PointToPoint> messages_;
   std::vector<Mapping> private_;

@@ -207,6 +207,17 @@ TEST_F(LinkDriftTest, WhatIsNotTheLinkIsLookedAtLessAndLess) {
   EXPECT_EQ(before, LinkDrift::kWindowsMax);
 }
 
+TEST(LinkDrifts, SizesForWhichPredictionsDifferAreNoChange) {
+  LinkDrifts drifts;
+  for (int round = 0; round < 40; ++round) {
+    for (int i = 0; i < LinkDrift::kWindow; ++i) drifts.Took(4 << 10, 1e-3, 0.7e-3);
+    for (int i = 0; i < 4 * LinkDrift::kWindow; ++i) drifts.Took(1 << 20, 1e-3, 2.1e-3);
+  }
+  EXPECT_FALSE(drifts.drifted());
+  for (int i = 0; i < LinkDrift::kWindows * LinkDrift::kWindow; ++i) drifts.Took(1 << 20, 1e-3, 4.3e-3);
+  EXPECT_TRUE(drifts.drifted());
+}
+
 TEST(Cost, WhichRailsAreTried) {
   EXPECT_EQ(RailsFor(Speakers::kAuto, 1), std::vector<int>({1}));
   EXPECT_EQ(RailsFor(Speakers::kAuto, 4), std::vector<int>({1, 4}));

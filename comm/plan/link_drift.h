@@ -2,6 +2,9 @@
 // collective, independent of the number of ranks.
 #pragma once
 #include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
 
 namespace gtrain::comm {
 
@@ -43,6 +46,27 @@ class LinkDrift {
   double best_ = 0;       // of this window
   double reference_ = 0;  // of the first window behind a measurement; 0: it is not over
   int taken_ = 0, off_ = 0, patience_ = kWindows;
+};
+
+// The same where predictions are wrong by another factor for each size: each class of sizes is looked at
+// alone.
+class LinkDrifts {
+ public:
+  void Took(uint64_t bytes, double predicted, double actual) {
+    size_t of = 0;
+    while (of + 1 < classes_.size() && bytes > kLargest[of]) ++of;
+    classes_[of].Took(predicted, actual);
+  }
+  bool drifted() const {
+    return std::ranges::any_of(classes_, [](const LinkDrift& drift) { return drift.drifted(); });
+  }
+  void Measured(bool changed) {
+    for (LinkDrift& drift : classes_) drift.Measured(changed);
+  }
+
+ private:
+  static constexpr std::array<uint64_t, 4> kLargest{8 << 10, 64 << 10, 512 << 10, 4 << 20};
+  std::array<LinkDrift, kLargest.size() + 1> classes_;
 };
 
 }  // namespace gtrain::comm

@@ -55,6 +55,13 @@ class Watch {
   }
   // Time left, at least zero.
   absl::Duration Left() const;
+  // Something else than the operation took so long: its deadline comes so much later. By the thread that
+  // asks, while no other does.
+  void Excuse(absl::Duration took) const {
+    if (deadline_) *deadline_ = *deadline_ + took;
+  }
+  // The same again, with all of its time.
+  Watch Anew() const { return Watch(bootstrap_, timeout_, interrupt_); }
   absl::Duration timeout() const { return timeout_; }
   // Since the first question; zero if there was none.
   absl::Duration Waited() const;

@@ -195,6 +195,13 @@ void AddRanks(const Job& job, const std::map<NodeId, Node>& nodes, JobNow& now) 
 // Without a step for three times as long as one took and at least this, the job has no speed.
 constexpr absl::Duration kPause = absl::Seconds(10);
 
+// Of a program that steps on beyond what its job file says nobody knows when it ends.
+std::optional<double> SecondsLeft(const JobNow& now) {
+  if (!now.step || !now.steps_total || !now.steps_per_second || *now.step > *now.steps_total)
+    return std::nullopt;
+  return static_cast<double>(*now.steps_total - *now.step) / *now.steps_per_second;
+}
+
 // Loss of the lowest rank that reports one; samples per second of all ranks together. Of a job that is over,
 // what was said last, also to an earlier head.
 void AddProgress(const Job& job, JobNow& now, Instant at) {
@@ -215,9 +222,7 @@ void AddProgress(const Job& job, JobNow& now, Instant at) {
       now.samples_per_second = now.samples_per_second.value_or(0) + *rank.status.samples_per_second;
   }
   now.steps_total = job.spec.progress.steps;
-  // A program that steps on beyond what its job file says ends nobody knows when.
-  if (now.step && now.steps_total && *now.step <= *now.steps_total && now.steps_per_second && job.Live())
-    now.eta_seconds = static_cast<double>(*now.steps_total - *now.step) / *now.steps_per_second;
+  if (job.Live()) now.eta_seconds = SecondsLeft(now);
   if (!IsFinal(job.record.state)) return;
   if (!now.step) now.step = job.record.last_step;
   if (now.loss || now.diverged) return;

@@ -322,18 +322,19 @@ absl::Status HierarchicalBackend::AllToAll(const OpRecord& r, const Operands& op
     char* const slot = pipeline_.Slot(hierarchy_.local, c);
     for (size_t i = 0; i < ranks; ++i) {
       const size_t of = static_cast<size_t>(order_[i]) * block + at;
-      std::memcpy(i == place_ ? output + of : slot + i * bytes(c), input + of, bytes(c));
+      if (i != place_) std::memcpy(slot + i * bytes(c), input + of, bytes(c));
     }
     return absl::OkStatus();
   };
   const Work between = [&](uint64_t c) { return ExchangeBlocks(c, bytes(c), rails(c), watch); };
   const Work out = [&](uint64_t c) {
     for (size_t i = 0; i < ranks; ++i) {
-      if (i == place_) continue;
+      const size_t of = static_cast<size_t>(order_[i]) * block + c * per_chunk * element;
       const bool here = i >= first && i < first + own;
-      const char* const from = here ? pipeline_.Slot(static_cast<int>(i - first), c) + place_ * bytes(c)
-                                    : pipeline_.Result(c) + (i * own + local) * bytes(c);
-      std::memcpy(output + static_cast<size_t>(order_[i]) * block + c * per_chunk * element, from, bytes(c));
+      const char* const from = i == place_ ? input + of
+                               : here ? pipeline_.Slot(static_cast<int>(i - first), c) + place_ * bytes(c)
+                                      : pipeline_.Result(c) + (i * own + local) * bytes(c);
+      std::memcpy(output + of, from, bytes(c));
     }
     return absl::OkStatus();
   };

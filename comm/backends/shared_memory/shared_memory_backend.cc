@@ -286,7 +286,6 @@ absl::Status SharedMemoryBackend::AllToAll(const OpRecord& record, const Operand
   const auto place = [&](int of) { return static_cast<size_t>(of) * per_chunk * element; };
   const Work in = [&](uint64_t c) {
     const size_t at = c * per_chunk * element;
-    std::memcpy(output + nth(self) + at, input + nth(self) + at, bytes(c));
     for (int step = 1; step < ranks; ++step) {
       const int to = (self + step) % ranks;
       std::memcpy(pipeline_.Slot(self, c) + place(to), input + nth(to) + at, bytes(c));
@@ -294,6 +293,8 @@ absl::Status SharedMemoryBackend::AllToAll(const OpRecord& record, const Operand
     return absl::OkStatus();
   };
   const Work out = [&](uint64_t c) {
+    const size_t own = nth(self) + c * per_chunk * element;
+    std::memcpy(output + own, input + own, bytes(c));
     for (int step = 1; step < ranks; ++step) {
       const int from = (self + step) % ranks;
       std::memcpy(output + nth(from) + c * per_chunk * element, pipeline_.Slot(from, c) + place(self),
