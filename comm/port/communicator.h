@@ -170,13 +170,14 @@ class Communicator {
 
   // Not collective, from any thread: this rank cannot go on, for `why` (not OK), which is not an error of a
   // call of this communicator. A call that runs here returns `why`, the running or next call of every other
-  // member Unavailable with this rank and the message, of which 400 bytes are sure to arrive; this
-  // communicator is dead, and all others of the process go on. Costs at most one message to a rank of each
-  // other machine; blocks for two seconds at most. Does nothing if it is dead already.
+  // member Unavailable with this rank and the message, of which 400 bytes are sure to arrive unless this
+  // process ends at once; this communicator is dead, and all others of the process go on. Costs at most one
+  // message to a rank of each other machine; blocks for two seconds at most. Does nothing if it is dead
+  // already.
   virtual void Abort(const absl::Status& why) = 0;
 
   // Longest a single collective may take, and a wait for a message. Of this rank alone, from its next call
-  // on.
+  // on. A call between machines in which links are measured again may take as long once more.
   virtual absl::Duration timeout() const = 0;
   virtual void SetTimeout(absl::Duration timeout) = 0;
 
