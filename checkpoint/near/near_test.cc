@@ -135,7 +135,7 @@ TEST_F(NearFolderTest, WhatIsBeingWrittenCountsAndStays) {
 
 // Also while one of them becomes whole: it is in one place or the other for whoever counts.
 TEST_F(NearFolderTest, ManyAtOnceStayBelowTheCap) {
-  constexpr int kTimes = 300, kWriters = 8, kFit = 3;
+  constexpr int kTimes = 1000, kWriters = 8, kFit = 3;
   for (int time = 0; time < kTimes && !HasFailure(); ++time) {
     const std::string job = absl::StrCat("job-", time);
     std::vector<std::thread> threads;

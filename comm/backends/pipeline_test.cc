@@ -39,11 +39,12 @@ class PipelineTest : public testing::Test {
   std::unique_ptr<Pipeline> pipeline_;
 };
 
-// While the network carries chunk 1, chunk 2 comes in: otherwise it would wait for ever.
+// While the network carries a chunk, the next one comes in and the one before goes out: otherwise it would
+// wait for ever.
 TEST_F(PipelineTest, TheNetworkGoesOnBesideTheOtherStages) {
   Mutex mutex;
-  std::set<uint64_t> in_done;
-  std::vector<uint64_t> carried, out_done;
+  std::set<uint64_t> in_done, out_done;
+  std::vector<uint64_t> carried, in_order;
   const Pipeline::Work in = [&](uint64_t c) {
     const MutexLock lock(&mutex);
     in_done.insert(c);
@@ -51,22 +52,26 @@ TEST_F(PipelineTest, TheNetworkGoesOnBesideTheOtherStages) {
   };
   const Pipeline::Work between = [&](uint64_t c) -> absl::Status {
     const MutexLock lock(&mutex);
-    if (c + 1 < 5 && !mutex.AwaitFor(kPatience, [&] { return in_done.contains(c + 1); }))
-      return absl::DeadlineExceededError("the next chunk did not come in");
+    const bool next = mutex.AwaitFor(kPatience, [&] { return c + 1 == 5 || in_done.contains(c + 1); });
+    const bool before = mutex.AwaitFor(kPatience, [&] { return c == 0 || out_done.contains(c - 1); });
+    if (!next || !before) return absl::DeadlineExceededError("another chunk waits for this one");
     carried.push_back(c);
     return absl::OkStatus();
   };
   const Pipeline::Work out = [&](uint64_t c) {
-    out_done.push_back(c);
+    const MutexLock lock(&mutex);
+    out_done.insert(c);
+    in_order.push_back(c);
     return absl::OkStatus();
   };
   for (int call = 0; call < 3; ++call) {
     in_done = {0};
     carried.clear();
     out_done.clear();
+    in_order.clear();
     EXPECT_EQ(pipeline_->Run(5, {in, {between, true}, out}, watch_), absl::OkStatus());
     EXPECT_EQ(carried, (std::vector<uint64_t>{0, 1, 2, 3, 4}));
-    EXPECT_EQ(out_done, carried);
+    EXPECT_EQ(in_order, carried);
   }
 }
 
