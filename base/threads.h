@@ -8,13 +8,19 @@
 
 namespace gtrain {
 
+// Throws std::system_error where the process may start no thread; the program's own signals are as before
+// then, too.
 inline std::thread StartWithoutSignals(std::function<void()> body) {
-  sigset_t all, before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
-  std::thread thread(std::move(body));
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
-  return thread;
+  struct Blocked {
+    Blocked() {
+      sigset_t all;
+      sigfillset(&all);
+      pthread_sigmask(SIG_SETMASK, &all, &before);
+    }
+    ~Blocked() { pthread_sigmask(SIG_SETMASK, &before, nullptr); }
+    sigset_t before;
+  } const blocked;
+  return std::thread(std::move(body));
 }
 
 }  // namespace gtrain

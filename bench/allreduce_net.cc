@@ -358,7 +358,7 @@ absl::Status MeasureAll(const Options& options, const Network& network, const Ho
   const bool all = options.only.empty(), rails = all || options.only == "rails";
   if (rails) GT_RETURN_IF_ERROR(MeasureRails(options, network, kRails, "cables without a limit", &outcomes));
   if (all || options.only == "pipeline") {
-    for (const char* rate : {"8gbit", "4gbit", "2gbit"}) {
+    for (const char* rate : {"20gbit", "8gbit", "4gbit", "2gbit"}) {
       GT_RETURN_IF_ERROR(network.Limit(rate, "256kb"));
       GT_RETURN_IF_ERROR(
           MeasureRails(options, network, kPipelineRanks, absl::StrCat("cables of ", rate, "/s"), &outcomes));

@@ -12,7 +12,8 @@
 
 namespace gtrain::bench {
 
-// Forks: body runs on that core and ends with this process. The exit status is 0 if it is OK.
+// Forks: body runs on that core, or below 0 on any, and ends with this process. The exit status is 0 if it is
+// OK.
 pid_t StartOnCore(int core, const std::function<absl::Status()>& body);
 
 // Named after this process; taken away at the end.

@@ -5,7 +5,7 @@
 // ranks as every machine has, each about its part of the data (comm/plan/cost.h). A rank that has nothing to
 // say returns at once.
 //
-// Of N machines: a comparison is log2 N rounds of 64 bytes and what goes along, a table of all records one
+// Of N machines: a comparison is log2 N rounds of 72 bytes and what goes along, a table of all records one
 // round of N - 1 messages up to 16 machines and log2 N rounds above, 56 bytes a rank. Measuring is some 40
 // rounds for each number of rails, in the first communicator and when collectives take half or twice as long
 // as they did (comm/plan/link_drift.h).

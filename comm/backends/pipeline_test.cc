@@ -1,6 +1,7 @@
 #include "comm/backends/pipeline.h"
 
-#include <fcntl.h>
+#include <pthread.h>
+#include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -89,6 +90,28 @@ TEST_F(PipelineTest, ErrorsAndExceptionsOfEitherSideEndIt) {
   EXPECT_TRUE(absl::IsResourceExhausted(pipeline_->Run(9, {good, {throws, true}, good}, watch_)));
   EXPECT_THROW((void)pipeline_->Run(9, {good, {good, true}, throws}, watch_), std::bad_alloc);
   EXPECT_EQ(pipeline_->Run(9, {good, {good, true}, good}, watch_), absl::OkStatus());
+}
+
+// A process at its limit of threads, as one whose stacks find no room: one after the other is slow and no
+// error.
+TEST_F(PipelineTest, WithoutAThreadTheStagesTakeTurns) {
+  pthread_attr_t before, too_large;
+  ASSERT_EQ(pthread_getattr_default_np(&before), 0);
+  ASSERT_EQ(pthread_getattr_default_np(&too_large), 0);
+  ASSERT_EQ(pthread_attr_setstacksize(&too_large, size_t{1} << 48), 0);
+  ASSERT_EQ(pthread_setattr_default_np(&too_large), 0);
+  std::vector<uint64_t> carried;
+  const Pipeline::Work good = [](uint64_t) { return absl::OkStatus(); };
+  const Pipeline::Work between = [&](uint64_t c) {
+    carried.push_back(c);
+    return absl::OkStatus();
+  };
+  EXPECT_EQ(pipeline_->Run(4, {good, {between, true}, good}, watch_), absl::OkStatus());
+  ASSERT_EQ(pthread_setattr_default_np(&before), 0);
+  sigset_t blocked;
+  ASSERT_EQ(pthread_sigmask(SIG_SETMASK, nullptr, &blocked), 0);
+  EXPECT_EQ(sigismember(&blocked, SIGTERM), 0);
+  EXPECT_EQ(carried, (std::vector<uint64_t>{0, 1, 2, 3}));
 }
 
 // It has no such thread, and must not wait for its end.

@@ -43,13 +43,8 @@ inline int DivisorOf(const OpRecord& record, int ranks) {
   return record.op == ReduceOp::kMean && !IsInteger(record.dtype) ? ranks : 1;
 }
 
-class HostBackend : public CollectiveBackend {
- public:
-  bool Takes(MemoryKind memory) const override { return memory == MemoryKind::kHost; }
-};
-
 // Several ranks on some machine. `hierarchy` and `shm` outlive it.
-class StagedBackend : public HostBackend {
+class StagedBackend : public CollectiveBackend {
  protected:
   StagedBackend(const Hierarchy* hierarchy, ShmGroup* shm)
       : hierarchy_(*hierarchy), shm_(shm), pipeline_(shm), order_(hierarchy->NodeMajor()) {

@@ -322,7 +322,7 @@ absl::Status ExecCommunicator::LearnLinks(const Watch& watch) {
 }
 
 void ExecCommunicator::RememberLinks() {
-  if (options_.transport || wish_.deterministic || bootstrap_->fabric() == nullptr) return;
+  if (options_.transport || wish_.deterministic) return;
   std::string known;
   for (const Carriers& c : between_->carriers()) {
     const KnownLink link{c.rails, c.link.round, c.link.reduced_byte};

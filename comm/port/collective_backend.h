@@ -12,6 +12,7 @@
 
 namespace gtrain::comm {
 
+// kDevice: for backends to come; those that are here work on memory of the host.
 enum class MemoryKind : uint8_t { kHost, kDevice };
 
 // The memory of one call, owned by the caller until the call returns, or, on a stream, until what the call
@@ -31,8 +32,6 @@ struct Operands {
 class CollectiveBackend {
  public:
   virtual ~CollectiveBackend() = default;
-
-  virtual bool Takes(MemoryKind memory) const = 0;
 
   // The comparison alone: a barrier.
   virtual absl::Status Enter(const OpRecord& record, const Watch& watch) = 0;

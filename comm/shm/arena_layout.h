@@ -13,7 +13,7 @@
 //
 // Bytes, of m ranks of this machine in a world of n, to the next page: m (2 MiB of slots, 257 KiB of inbox,
 // 16.4 KiB of posts and lines) + 2 MiB of results, 16 KiB for each of n instead where that is more (n above
-// 128) + 112 n of records.
+// 128), 32 n m where that is still more (m above 512, with other machines) + 112 n of records.
 #pragma once
 #include <algorithm>
 #include <atomic>

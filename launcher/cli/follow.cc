@@ -487,7 +487,7 @@ class Follower {
     } else if (absl::IsNotFound(there) && long_enough) {
       // A cluster without jobs ends: whoever printed for so long, or was stopped, finds what its job has
       // left.
-      if (absl::StatusOr<JobDoc> left = LeftResult(job_.run_dir, job_id_); left.ok()) {
+      if (absl::StatusOr<JobDoc> left = LeftResult(job_.run_dir, job_id_); left.ok() && left->Final()) {
         job_ = *std::move(left);
         head_gone_ = true;
         return Finish();

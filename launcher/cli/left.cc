@@ -107,6 +107,7 @@ absl::StatusOr<std::string> LeftJob(const Args& args, const std::string& word) {
 }
 
 absl::StatusOr<JobDoc> LeftResult(const std::string& run_dir, const std::string& id) {
+  if (run_dir.empty()) return absl::NotFoundError("it is not known where the job runs");
   GT_ASSIGN_OR_RETURN(const json result, ReadResult(run_dir));
   GT_ASSIGN_OR_RETURN(JobDoc job, ParseJobDoc(result.dump(-1, ' ', false, json::error_handler_t::replace)));
   if (job.id != id) return absl::NotFoundError(absl::StrCat(run_dir, " has the result of another job"));

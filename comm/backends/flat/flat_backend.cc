@@ -16,7 +16,7 @@ namespace {
 // Largest part of a buffer that one schedule works on: bounds the scratch memory.
 constexpr size_t kScheduleBytes = 16 << 20;
 
-class FlatBackend final : public HostBackend {
+class FlatBackend final : public CollectiveBackend {
  public:
   FlatBackend(const Hierarchy* hierarchy, BetweenMachines* between)
       : rank_(hierarchy->node),
