@@ -145,9 +145,11 @@ void BetweenMachines::TakeLinks(const std::vector<Carriers>& measured) {
 
 absl::Status BetweenMachines::MeasureAgain(char* memory, const Watch& watch) {
   const std::vector<Carriers> before = carriers_;
-  // The call in which this happens pays with its caller's patience and not with its deadline.
+  // The call in which this happens pays with its caller's patience and not with its deadline, which one round
+  // of many may be near.
+  constexpr absl::Duration kMeasuring = absl::Seconds(30);
   const Instant start = RealClock().Now();
-  GT_RETURN_IF_ERROR(Measure(memory, watch.Anew()));
+  GT_RETURN_IF_ERROR(Measure(memory, watch.Anew(kMeasuring)));
   watch.Excuse(RealClock().Now() - start);
   constexpr double kSame = 1.5;
   bool changed = before.size() != carriers_.size();

@@ -51,7 +51,7 @@ class BetweenMachines {
   bool Drifted() const { return !wish_.deterministic && drift_.drifted(); }
   // Called when they have.
   std::function<void()> on_measured_again;
-  // Takes time of its own, the timeout of `watch` at most, and none of that of `watch`.
+  // Takes time of its own, the timeout of `watch` or 30 s at most, and none of that of `watch`.
   absl::Status MeasureAgain(char* memory, const Watch& watch);
   // Takes over what was measured by a larger group with the same wish.
   void TakeLinks(const std::vector<Carriers>& measured);

@@ -177,7 +177,7 @@ class Communicator {
   virtual void Abort(const absl::Status& why) = 0;
 
   // Longest a single collective may take, and a wait for a message. Of this rank alone, from its next call
-  // on. A call between machines in which links are measured again may take as long once more.
+  // on. A call between machines in which links are measured again may take as long once more, or 30 s.
   virtual absl::Duration timeout() const = 0;
   virtual void SetTimeout(absl::Duration timeout) = 0;
 

@@ -60,8 +60,10 @@ class Watch {
   void Excuse(absl::Duration took) const {
     if (deadline_) *deadline_ = *deadline_ + took;
   }
-  // The same again, with all of its time.
-  Watch Anew() const { return Watch(bootstrap_, timeout_, interrupt_); }
+  // The same again, with all of its time and so much at least.
+  Watch Anew(absl::Duration at_least) const {
+    return Watch(bootstrap_, timeout_ < at_least ? at_least : timeout_, interrupt_);
+  }
   absl::Duration timeout() const { return timeout_; }
   // Since the first question; zero if there was none.
   absl::Duration Waited() const;
