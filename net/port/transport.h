@@ -13,6 +13,10 @@
 
 namespace gtrain::port {
 
+// The longest message that a server reads. A peer that sends a longer one loses its connection, with all that
+// is on its way there, and again when it says it anew: so a client refuses to send it.
+inline constexpr int64_t kToServerBytesMax = 4 << 20;
+
 // One connection as the server sees it. A reconnecting peer gets a new route; the
 // caller keeps "newest route of this key" itself, after a hello.
 struct Route {

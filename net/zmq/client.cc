@@ -28,7 +28,7 @@ struct ZmqClient::State {
   std::shared_ptr<void> context;
   Socket dealer, monitor;
   Wakeup wakeup;
-  int64_t message_bytes_max = 0;
+  int64_t message_bytes_max = 0, send_bytes_max = 0;
   std::string endpoint;
   bool connected = false;
   bool told = false;         // what Connected() said last
@@ -146,6 +146,7 @@ absl::StatusOr<std::unique_ptr<ZmqClient>> ZmqClient::Connect(const ClientOption
   static std::atomic<uint64_t> clients{0};  // names of monitors must differ within a context
   auto state = std::make_unique<State>();
   state->message_bytes_max = options.message_bytes_max;
+  state->send_bytes_max = options.send_bytes_max;
   state->endpoint = options.endpoint;
   state->context = options.context != nullptr ? options.context : MakeClientContext(1);
   if (!state->context) return ZmqStatus("context");
@@ -177,8 +178,9 @@ ZmqClient::ZmqClient(std::unique_ptr<State> state) : state_(std::move(state)) {}
 ZmqClient::~ZmqClient() = default;
 
 absl::Status ZmqClient::Send(absl::string_view payload) {
-  if (static_cast<int64_t>(payload.size()) > state_->message_bytes_max) {
-    return absl::InvalidArgumentError(absl::StrCat("message of ", payload.size(), " bytes is too large"));
+  if (static_cast<int64_t>(payload.size()) > state_->send_bytes_max) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "a message of ", payload.size(), " bytes, and the head takes ", state_->send_bytes_max, " at most"));
   }
   state_->wakeup.Raise();  // sending may use up the readiness of the socket's own descriptor
   state_->Update();

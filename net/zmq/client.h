@@ -25,7 +25,8 @@ struct ClientOptions {
   std::string endpoint;           // "host:port", "[v6]:port"
   std::string server_public_key;  // Z85; anyone else at that address is refused
   KeyPair keys;
-  int64_t message_bytes_max = 16 << 20;
+  int64_t message_bytes_max = 16 << 20;  // that come
+  int64_t send_bytes_max = port::kToServerBytesMax;
   int queue_messages_max = 10'000;
   std::shared_ptr<void> context;  // empty: one of its own
   // Whether a server that stands still while its machine answers is still there is asked so often, and the

@@ -19,7 +19,9 @@ constexpr absl::string_view kRevoked = "revoked";
 absl::StatusOr<std::string> StampOf(const std::string& path) {
   struct stat info;
   if (stat(path.c_str(), &info) != 0) return ErrnoStatus(errno, path);
-  return absl::StrCat(info.st_ino, ".", info.st_size, ".", info.st_mtim.tv_sec, ".", info.st_mtim.tv_nsec);
+  // The time of change, too: a mode or an owner for which the file was refused may be put right.
+  return absl::StrCat(info.st_ino, ".", info.st_size, ".", info.st_mtim.tv_sec, ".", info.st_mtim.tv_nsec,
+                      ".", info.st_ctim.tv_sec, ".", info.st_ctim.tv_nsec);
 }
 
 std::string CleanComment(absl::string_view comment) {
@@ -117,9 +119,15 @@ absl::Status KeyRegistry::Reload(const std::string& path) {
     stamp_ = stamp;  // a bad file is reported once, then again when it changes
   }
   if (!found.ok()) return found.status();
-  GT_ASSIGN_OR_RETURN(std::vector<AllowedKey> keys, ReadAllowedKeys(path));
-  Replace(keys);
-  return absl::OkStatus();
+  const absl::StatusOr<std::vector<AllowedKey>> keys = ReadAllowedKeys(path);
+  if (keys.ok()) {
+    Replace(*keys);
+  } else if (!absl::IsInvalidArgument(keys.status()) && !absl::IsPermissionDenied(keys.status())) {
+    // It could not be read now (no descriptor was left): that says nothing of what is in it.
+    MutexLock lock(&mutex_);
+    stamp_.clear();
+  }
+  return keys.status();
 }
 
 void KeyRegistry::ReplaceJoinKeys(std::map<std::string, Instant, std::less<>> expires) {

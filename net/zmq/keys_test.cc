@@ -1,5 +1,7 @@
 #include "net/zmq/keys.h"
 
+#include <fcntl.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 
 #include <cstdlib>
@@ -8,6 +10,7 @@
 #include "base/file.h"
 #include "base/file_lock.h"
 #include "base/test_folder.h"
+#include "base/unique_fd.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "net/zmq/join_tokens.h"
@@ -119,6 +122,42 @@ TEST(KeyRegistry, ReloadFollowsTheFileAndKeepsTheOldKeysOnErrors) {
 
   ASSERT_EQ(chmod(path.c_str(), 0666), 0);
   EXPECT_EQ(ReadAllowedKeys(path).status().code(), absl::StatusCode::kPermissionDenied);
+}
+
+// X4: a list that was refused for its mode is taken when that was put right, as the error says: whoever was
+// taken out of it kept every right.
+TEST(KeyRegistry, AModeThatWasPutRightIsNoticed_X4) {
+  const std::string path = TestFolder() + "/authorized";
+  const KeyPair a = MakeKeyPair();
+  KeyRegistry registry;
+  ASSERT_TRUE(AddAllowedKey(path, {Role::kUser, a.public_key, "ann"}).ok());
+  ASSERT_TRUE(registry.Reload(path).ok());
+  ASSERT_TRUE(WriteFileDurable(path, "# nobody\n").ok());
+  ASSERT_EQ(chmod(path.c_str(), 0664), 0);
+  EXPECT_FALSE(registry.Reload(path).ok());
+  EXPECT_EQ(registry.RoleOfKey(a.public_key, kNow), Role::kUser);
+  EXPECT_TRUE(registry.Reload(path).ok()) << "it is said once";
+  ASSERT_EQ(chmod(path.c_str(), 0600), 0);
+  ASSERT_TRUE(registry.Reload(path).ok());
+  EXPECT_EQ(registry.RoleOfKey(a.public_key, kNow), std::nullopt);
+}
+
+// What could not be read just now is read later, whether it has changed or not.
+TEST(KeyRegistry, AReadThatFailedIsTriedAgain) {
+  const std::string path = TestFolder() + "/authorized";
+  const KeyPair a = MakeKeyPair();
+  KeyRegistry registry;
+  ASSERT_TRUE(AddAllowedKey(path, {Role::kUser, a.public_key, "ann"}).ok());
+  rlimit files = {};
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &files), 0);
+  const UniqueFd next(open("/dev/null", O_RDONLY | O_CLOEXEC));
+  const rlimit none = {static_cast<rlim_t>(next.get()), files.rlim_max};
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &none), 0);
+  const absl::Status failed = registry.Reload(path);
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &files), 0);
+  EXPECT_FALSE(failed.ok());
+  ASSERT_TRUE(registry.Reload(path).ok());
+  EXPECT_EQ(registry.RoleOfKey(a.public_key, kNow), Role::kUser);
 }
 
 TEST(KeyRegistry, JoinKeysExpire) {

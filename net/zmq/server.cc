@@ -48,14 +48,18 @@ namespace {
 
 constexpr size_t kPayloadBytesMax = 16 << 20;  // what clients accept
 
-// Fault B4: whatever the limit says, one address never holds more than a quarter of the descriptors.
-int ConnectionsPerAddress(const ServerOptions& o) {
+// Fault B4: whatever the limits say, one address never holds more than a quarter of the descriptors, and all
+// together leave some to the process itself.
+ConnectionLimits LimitsFor(const ServerOptions& o) {
+  constexpr rlim_t kOwnFiles = 2048;
   rlimit files = {};
-  if (getrlimit(RLIMIT_NOFILE, &files) != 0 || files.rlim_cur == RLIM_INFINITY) {
-    return o.connections_per_address_max;
-  }
-  const auto quarter = static_cast<int>(std::min<rlim_t>(files.rlim_cur / 4, INT_MAX));
-  return std::min(o.connections_per_address_max, std::max(16, quarter));
+  if (getrlimit(RLIMIT_NOFILE, &files) != 0 || files.rlim_cur == RLIM_INFINITY)
+    return {o.connections_per_address_max, o.connections_max};
+  const rlim_t descriptors = std::min<rlim_t>(files.rlim_cur, INT_MAX);
+  const auto quarter = static_cast<int>(descriptors / 4);
+  const auto others = static_cast<int>(descriptors - std::min(descriptors / 2, kOwnFiles));
+  return {std::min(o.connections_per_address_max, std::max(16, quarter)),
+          std::min(o.connections_max, std::max(16, others))};
 }
 
 absl::StatusOr<Socket> MakeRouter(void* context, const ServerOptions& o) {
@@ -157,8 +161,8 @@ absl::StatusOr<std::unique_ptr<ZmqServer>> ZmqServer::Start(ServerOptions option
   GT_ASSIGN_OR_RETURN(state->router, MakeRouter(context, o));
   Socket monitor = OpenMonitor(context, state->router.get(), "server-monitor");
   if (!monitor) return ZmqStatus("cannot watch the server socket");
-  GT_ASSIGN_OR_RETURN(
-      state->gate, Gate::Start(context, std::move(monitor), o.registry, o.clock, ConnectionsPerAddress(o)));
+  GT_ASSIGN_OR_RETURN(state->gate,
+                      Gate::Start(context, std::move(monitor), o.registry, o.clock, LimitsFor(o)));
   GT_RETURN_IF_ERROR(ProveRefusal(context, state->router.get(), o));
   state->gate->StartCounting();
   for (const std::string& listen : o.listen) {

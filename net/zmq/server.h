@@ -24,10 +24,15 @@ struct ServerOptions {
   KeyPair keys;
   std::shared_ptr<KeyRegistry> registry;
   std::shared_ptr<const Clock> clock;
-  int64_t message_bytes_max = 4 << 20;  // a larger frame closes the connection before it is read
-  int queue_messages_max = 10'000;      // a peer, each way
+  int64_t message_bytes_max =
+      port::kToServerBytesMax;      // a larger frame closes the connection before it is read
+  int queue_messages_max = 10'000;  // a peer, each way
   absl::Duration handshake_limit = absl::Seconds(5);
   int connections_per_address_max = 4096;  // further ones are closed at once (fault B4)
+  // Of all addresses together, likewise. Whatever it says, up to 2,048 descriptors of the process, or half of
+  // them, are left to its own files: strangers with many addresses must not end a head whose store opens its
+  // next one.
+  int connections_max = 1 << 20;
 };
 
 struct ServerCounters {

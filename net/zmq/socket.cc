@@ -40,7 +40,9 @@ int GetInt(void* socket, int option) {
 bool SetCommon(void* socket, const CommonOptions& o) {
   constexpr int kSilenceS = 2;
   constexpr int kLostAfterS = 4;
-  return SetInt64(socket, ZMQ_MAXMSGSIZE, o.message_bytes_max) &&
+  constexpr int64_t kEnvelope =
+      64;  // what is counted is the message as it is encrypted, which is 33 bytes longer
+  return SetInt64(socket, ZMQ_MAXMSGSIZE, o.message_bytes_max + kEnvelope) &&
          SetInt(socket, ZMQ_HANDSHAKE_IVL, o.handshake_ms) && SetInt(socket, ZMQ_TCP_KEEPALIVE, 1) &&
          SetInt(socket, ZMQ_TCP_KEEPALIVE_IDLE, kSilenceS) && SetInt(socket, ZMQ_TCP_KEEPALIVE_INTVL, 1) &&
          SetInt(socket, ZMQ_TCP_KEEPALIVE_CNT, kLostAfterS - kSilenceS) &&

@@ -29,24 +29,24 @@ bool SendFrames(void* socket, const std::vector<std::string>& frames) {
 absl::StatusOr<std::unique_ptr<Gate>> Gate::Start(void* context, Socket monitor,
                                                   std::shared_ptr<KeyRegistry> registry,
                                                   std::shared_ptr<const Clock> clock,
-                                                  int connections_per_address_max) {
+                                                  ConnectionLimits limits) {
   Socket zap(zmq_socket(context, ZMQ_REP));
   if (!zap || !SetInt(zap.get(), ZMQ_LINGER, 0) || zmq_bind(zap.get(), kZapEndpoint) != 0) {
     return ZmqStatus("cannot start the key check");
   }
-  std::unique_ptr<Gate> gate(new Gate(std::move(zap), std::move(monitor), std::move(registry),
-                                      std::move(clock), connections_per_address_max));
+  std::unique_ptr<Gate> gate(
+      new Gate(std::move(zap), std::move(monitor), std::move(registry), std::move(clock), limits));
   gate->thread_ = std::thread([g = gate.get()] { g->Run(); });
   return gate;
 }
 
 Gate::Gate(Socket zap, Socket monitor, std::shared_ptr<KeyRegistry> registry,
-           std::shared_ptr<const Clock> clock, int connections_per_address_max)
+           std::shared_ptr<const Clock> clock, ConnectionLimits limits)
     : zap_(std::move(zap)),
       monitor_(std::move(monitor)),
       registry_(std::move(registry)),
       clock_(std::move(clock)),
-      connections_per_address_max_(connections_per_address_max) {}
+      limits_(limits) {}
 
 Gate::~Gate() {
   if (thread_.joinable()) thread_.join();
@@ -118,11 +118,13 @@ void Gate::Opened(int fd) {
   Closed(fd);
   std::string address = PeerAddress(fd);
   if (address.empty()) return;
-  int& open = per_address_[address];
-  ++open;
-  if (open > connections_per_address_max_) {
+  const bool greedy = ++per_address_[address] > limits_.per_address;
+  const bool crowded = connections_.size() >= static_cast<size_t>(limits_.all);
+  if (greedy || crowded) {
     if (counting_) ++counters_.over_limit;
-    Refused(address, absl::StrCat("it has ", connections_per_address_max_, " connections open already"));
+    Refused(address,
+            greedy ? absl::StrCat("it has ", limits_.per_address, " connections open already")
+                   : absl::StrCat(limits_.all, " connections are open, which is what `ulimit -n` allows"));
     CutConnection(fd, address);
   }
   connections_.emplace(fd, std::move(address));

@@ -22,6 +22,10 @@ struct GateCounters {
   std::atomic<uint64_t> over_limit{0};
 };
 
+struct ConnectionLimits {
+  int per_address, all;
+};
+
 // Started before anything is bound; every CURVE handshake of the context waits for its answer.
 class Gate {
  public:
@@ -29,14 +33,14 @@ class Gate {
   static absl::StatusOr<std::unique_ptr<Gate>> Start(void* context, Socket monitor,
                                                      std::shared_ptr<KeyRegistry> registry,
                                                      std::shared_ptr<const Clock> clock,
-                                                     int connections_per_address_max);
+                                                     ConnectionLimits limits);
   ~Gate();                                    // after zmq_ctx_shutdown
   void StartCounting() { counting_ = true; }  // until then refusals are our own proof
   const GateCounters& counters() const { return counters_; }
 
  private:
   Gate(Socket zap, Socket monitor, std::shared_ptr<KeyRegistry> registry, std::shared_ptr<const Clock> clock,
-       int connections_per_address_max);
+       ConnectionLimits limits);
   void Run();
   bool AnswerOne();  // false: the context ended
   void CountEvents();
@@ -47,7 +51,7 @@ class Gate {
   Socket zap_, monitor_;  // of the thread
   const std::shared_ptr<KeyRegistry> registry_;
   const std::shared_ptr<const Clock> clock_;
-  const int connections_per_address_max_;
+  const ConnectionLimits limits_;
   std::map<int, std::string> connections_;  // descriptor -> address
   std::map<std::string, int> per_address_;
   GateCounters counters_;

@@ -84,10 +84,12 @@ class Transport : public ::testing::Test {
     EXPECT_TRUE(Eventually([&] { return (back = client.Receive()).has_value(); }));
     EXPECT_EQ(back, "pong");
   }
-  UniqueFd RawConnection() {
+  UniqueFd RawConnection(const std::string& from = "127.0.0.1") {
     UniqueFd fd(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
     sockaddr_in address{};
     address.sin_family = AF_INET;
+    EXPECT_EQ(inet_pton(AF_INET, from.c_str(), &address.sin_addr), 1);
+    EXPECT_EQ(bind(fd.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)), 0);
     address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
     address.sin_port = htons(std::stoi(endpoint_.substr(endpoint_.rfind(':') + 1)));
     EXPECT_EQ(connect(fd.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)), 0);
@@ -247,6 +249,34 @@ TEST_F(Transport, GreedyAddressStarvesNobody) {
   ExpectWorks(*again, node_);
 }
 
+// B4: many addresses that each keep within their share leave the process the descriptors that it needs
+// itself.
+TEST_F(Transport, ManyAddressesTogetherHaveALimitToo_B4) {
+  server_.reset();
+  auto server = ZmqServer::Start({.listen = {"0.0.0.0:0"},
+                                  .keys = head_,
+                                  .registry = registry_,
+                                  .clock = std::make_shared<RealClock>(),
+                                  .handshake_limit = absl::Seconds(30),
+                                  .connections_per_address_max = 20,
+                                  .connections_max = 50});
+  ASSERT_TRUE(server.ok()) << server.status();
+  server_ = *std::move(server);
+  const std::string port = server_->endpoints()[0].substr(server_->endpoints()[0].rfind(':'));
+  endpoint_ = "127.0.0.1" + port;
+  auto honest = Client(node_);
+  ExpectWorks(*honest, node_);
+  std::vector<UniqueFd> strangers;
+  for (int i = 0; i < 90; ++i) strangers.push_back(RawConnection(absl::StrCat("127.0.0.", 2 + i % 9)));
+  EXPECT_TRUE(Eventually([&] { return server_->counters().over_limit >= 41; }));
+  EXPECT_EQ(server_->counters().over_limit, 41u) << "90 and the honest one, of 50";
+  ASSERT_TRUE(honest->Send("who was there stays").ok());
+  EXPECT_EQ(NextAtServer()->payload, "who was there stays");
+  strangers.clear();
+  auto again = Client(user_);
+  ExpectWorks(*again, user_);
+}
+
 // B5: exactly one frame, or the message does not exist.
 TEST_F(Transport, OtherFrameCountsAreDropped) {
   Socket dealer = RawClient(absl::StrCat("tcp://", endpoint_), node_);
@@ -268,6 +298,20 @@ TEST_F(Transport, OversizedMessagesEndTheConnection) {
   ASSERT_TRUE(client->Send(std::string(2 << 20, 'x')).ok());  // the server's limit is 1 MiB here
   EXPECT_TRUE(Eventually([&] { return !client->Connected(); }));
   ExpectWorks(*client, node_);
+}
+
+// It would lose the connection, and again with each repetition: the client knows what the head takes.
+TEST_F(Transport, WhatTheServerDoesNotTakeIsNotSent) {
+  server_.reset();
+  StartServer("127.0.0.1:0", port::kToServerBytesMax);
+  std::unique_ptr<ZmqClient> client = Client(user_);
+  ASSERT_TRUE(Eventually([&] { return client->Connected(); }));
+  const absl::Status sent = client->Send(std::string(port::kToServerBytesMax + 1, 'x'));
+  EXPECT_EQ(sent.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(sent.message(), "a message of 4194305 bytes, and the head takes 4194304 at most");
+  ExpectWorks(*client, user_);
+  ASSERT_TRUE(client->Send(std::string(port::kToServerBytesMax, 'x')).ok());
+  EXPECT_EQ(NextAtServer()->payload.size(), static_cast<size_t>(port::kToServerBytesMax));
 }
 
 // X3: two connections with one key are two routes; neither gets the other's messages.

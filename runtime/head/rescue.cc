@@ -33,28 +33,49 @@ namespace fs = std::filesystem;
 
 constexpr uint64_t kEpochsSkipped = 1'000;
 constexpr int64_t kFirstClusters = 1'767'225'600;  // 2026-01-01: none is older
-constexpr size_t kSmallFileMax = 1 << 20;
-constexpr size_t kAuditFileMax = 64 << 20;  // of several, each begun anew at 16 MiB
+// Of each file; the largest are the list of keys (16 MiB at most) and audit files, each begun anew at 16 MiB.
+constexpr size_t kIdentityFileMax = 64 << 20;
+constexpr char kClusterFile[] = "cluster";
 
-// Files of the cluster directory that say who it is; the others are made anew or are the store.
-bool IsIdentity(const fs::directory_entry& entry) {
-  const std::string name = entry.path().filename();
+// The names of the files of the cluster directory that say who it is; the others are made anew or are the
+// store. The one that makes it a cluster directory is the last: with it all others are there.
+absl::StatusOr<std::vector<std::string>> IdentityFiles(const std::string& dir) {
+  std::vector<std::string> names;
   std::error_code error;
-  const size_t most = absl::StartsWith(name, kAuditFile) ? kAuditFileMax : kSmallFileMax;
-  return entry.is_regular_file(error) && !absl::StartsWith(name, "store") && name != "endpoint.json" &&
-         name != "stats.json" && name != "new" && name != "last-backup" && !absl::EndsWith(name, "lock") &&
-         entry.file_size(error) <= most;
+  for (const auto& entry : fs::directory_iterator(dir, error)) {
+    std::string name = entry.path().filename();
+    const bool made_anew = absl::StartsWith(name, "store") || name == "endpoint.json" ||
+                           name == "stats.json" || name == "new" || name == "last-backup" ||
+                           absl::EndsWith(name, "lock") || absl::StrContains(name, ".tmp.");
+    std::error_code gone;
+    if (!made_anew && entry.is_regular_file(gone)) names.push_back(std::move(name));
+  }
+  if (error) return ErrnoStatus(error.value(), dir);
+  std::ranges::stable_partition(names, [](const std::string& name) { return name != kClusterFile; });
+  return names;
 }
 
 absl::Status CopyIdentity(const std::string& from, const std::string& to) {
   GT_RETURN_IF_ERROR(MakeDirs(to, 0700));
-  std::error_code error;
-  for (const auto& entry : fs::directory_iterator(from, error)) {
-    if (!IsIdentity(entry)) continue;
-    GT_ASSIGN_OR_RETURN(const std::string bytes, ReadFile(entry.path(), kAuditFileMax));
-    GT_RETURN_IF_ERROR(WriteFileDurable(to + "/" + entry.path().filename().string(), bytes, 0600));
+  GT_ASSIGN_OR_RETURN(const std::vector<std::string> names, IdentityFiles(from));
+  for (const std::string& name : names) {
+    GT_ASSIGN_OR_RETURN(const std::string bytes, ReadFile(absl::StrCat(from, "/", name), kIdentityFileMax));
+    GT_RETURN_IF_ERROR(WriteFileDurable(absl::StrCat(to, "/", name), bytes, 0600));
   }
-  return error ? ErrnoStatus(error.value(), from) : absl::OkStatus();
+  return absl::OkStatus();
+}
+
+// What an earlier backup holds and the cluster no longer does: a list of keys that stayed would let in again
+// whom it lists.
+absl::Status DropStale(const std::string& from, const std::string& to) {
+  GT_ASSIGN_OR_RETURN(const std::vector<std::string> now, IdentityFiles(from));
+  GT_ASSIGN_OR_RETURN(const std::vector<std::string> kept, IdentityFiles(to));
+  for (const std::string& name : kept) {
+    const std::string path = absl::StrCat(to, "/", name);
+    if (std::ranges::find(now, name) == now.end() && unlink(path.c_str()) != 0)
+      return ErrnoStatus(errno, path);
+  }
+  return SyncFolder(to);
 }
 
 absl::Status Rename(const std::string& from, const std::string& to) {
@@ -177,12 +198,13 @@ absl::StatusOr<std::string> BackupCluster(port::MetaStore& store, const net::Clu
   if (!absl::StartsWith(dir, "/"))
     return absl::InvalidArgumentError("the backup's directory must begin with /");
   GT_RETURN_IF_ERROR(MakeDirs(dir, 0700));
-  const absl::StatusOr<std::string> other = ReadFile(dir + "/identity/cluster", kSmallFileMax);
+  const absl::StatusOr<std::string> other = ReadFile(absl::StrCat(dir, "/identity/", kClusterFile), 1 << 20);
   if (other.ok() && other->substr(0, other->find('\n')) != files.cluster.value) {
     return absl::FailedPreconditionError(
         absl::StrCat(dir, " holds backups of another cluster: give each cluster a directory of its own"));
   }
   GT_RETURN_IF_ERROR(CopyIdentity(files.dir, dir + "/identity"));
+  GT_RETURN_IF_ERROR(DropStale(files.dir, dir + "/identity"));
   GT_RETURN_IF_ERROR(store.Backup(dir + "/store"));
   GT_RETURN_IF_ERROR(WriteFileDurable(files.last_backup_path(), dir + "\n"));
   GT_ASSIGN_OR_RETURN(const std::vector<store::BackupInfo> backups, store::ListBackups(dir + "/store"));
@@ -203,7 +225,7 @@ absl::StatusOr<std::string> RestoreCluster(const RestoreOptions& options) {
   const std::string& backup = options.backup_dir;
   GT_ASSIGN_OR_RETURN(const std::vector<store::BackupInfo> backups, store::ListBackups(backup + "/store"));
   std::error_code error;
-  if (!fs::exists(options.cluster_dir + "/cluster", error)) {
+  if (!fs::exists(absl::StrCat(options.cluster_dir, "/", kClusterFile), error)) {
     GT_RETURN_IF_ERROR(CopyIdentity(backup + "/identity", options.cluster_dir));
   }
   GT_ASSIGN_OR_RETURN(const net::ClusterFiles files, net::LoadCluster(options.cluster_dir));

@@ -53,6 +53,8 @@ absl::StatusOr<port::StoreSpace> DiskSpace::Check() {
   space.level = free < limits_.reserve ? port::SpaceLevel::kFull
                 : free < low           ? port::SpaceLevel::kLow
                                        : port::SpaceLevel::kPlenty;
+  if (port::StoreSpace of_files = space; (of_files.level = LevelOfFiles(disk, &of_files.text)) > space.level)
+    return of_files;
   if (space.level == port::SpaceLevel::kPlenty) return space;
   space.text = absl::StrCat(
       "the disk of ", directory_, " has ", PrintBytes(free), " free of ", PrintBytes(total),
@@ -60,6 +62,19 @@ absl::StatusOr<port::StoreSpace> DiskSpace::Check() {
       space.level == port::SpaceLevel::kFull ? " to write anything" : " to take new jobs",
       ": free some space there");
   return space;
+}
+
+// A disk with room for bytes may have none for another file, and RocksDB opens a new one every few MiB.
+port::SpaceLevel DiskSpace::LevelOfFiles(const struct statvfs& disk, std::string* text) const {
+  if (disk.f_files == 0) return port::SpaceLevel::kPlenty;  // the file system makes them as it needs them
+  const uint64_t free = disk.f_favail;
+  const uint64_t low = Share(disk.f_files, limits_.low_share, limits_.low_files_min, limits_.low_files_max);
+  const bool full = free < limits_.reserve_files;
+  if (!full && free >= low) return port::SpaceLevel::kPlenty;
+  *text = absl::StrCat("the disk of ", directory_, " takes ", free, " more files of ", disk.f_files,
+                       " (inodes, `df -i`); the head needs ", full ? limits_.reserve_files : low,
+                       full ? " to write anything" : " to take new jobs", ": remove some files there");
+  return full ? port::SpaceLevel::kFull : port::SpaceLevel::kLow;
 }
 
 void DiskSpace::MakeBallast() {

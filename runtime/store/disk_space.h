@@ -1,7 +1,10 @@
 // How much room the store's disk has, and what to do when it runs out (fault H3): below 10 % no new jobs,
-// below 2 % the ballast file is given back, below a fixed reserve nothing is written any more. RocksDB must
-// never see ENOSPC: the version we use aborts the process then.
+// below 2 % the ballast file is given back, below a fixed reserve nothing is written any more. Likewise of
+// files, where the file system has a number of them. RocksDB must never see ENOSPC: the version we use aborts
+// the process then.
 #pragma once
+#include <sys/statvfs.h>
+
 #include <cstdint>
 #include <string>
 
@@ -17,6 +20,8 @@ struct SpaceLimits {
   uint64_t critical_min = 64 << 20, critical_max = 512 << 20;
   uint64_t reserve = 32 << 20;  // of which RocksDB may still need some: log, memtable, manifest
   uint64_t ballast = 32 << 20;
+  uint64_t low_files_min = 32, low_files_max = 1024;  // of a tenth of all
+  uint64_t reserve_files = 16;                        // of which RocksDB opens several at once
 };
 
 // Thread-compatible; blocks on the file system.
@@ -29,6 +34,7 @@ class DiskSpace {
   absl::StatusOr<port::StoreSpace> Check();
 
  private:
+  port::SpaceLevel LevelOfFiles(const struct statvfs& disk, std::string* text) const;
   void MakeBallast();
   const std::string directory_, ballast_path_;
   const SpaceLimits limits_;
