@@ -9,8 +9,9 @@ usage: bench_gate.py BUILD_FOLDER [--turns N] [--only BENCH[,BENCH]] [--record]
 A ratio is ours over the peer's of the same run, smaller is better, so it says the same on a fast and on a slow machine. Its
 spread is half of what lies between the second lowest and the second highest turn. A row fails when its median exceeds the
 recorded one by more than three recorded spreads, which count as a tenth at least and as a half at most; when it scatters
-more than that itself, so that nothing can be said; and when it is in one of the two only. Run it on a machine that does
-nothing else: `make bench-gate`.
+more than that itself, so that nothing can be said; and when it is in one of the two only. A row that scattered more than that
+when it was recorded is printed and gates nothing ("loose"): no run on the same tree could pass it. Run it on a machine that
+does nothing else: `make bench-gate`.
 """
 import argparse
 import json
@@ -64,12 +65,14 @@ def measure(build, benches, turns):
 
 
 def verdict(old, new):
-    """'ok', 'WORSE', 'noisy', 'gone' or 'new', and how much more than `old` is allowed."""
+    """'ok', 'loose', 'WORSE', 'noisy', 'gone' or 'new', and how much more than `old` is allowed."""
     if new is None:
         return 'gone', 0
     if old is None:
         return 'new', 0
     allowed = min(max(3 * old['spread'], LEAST * old['ratio']), MOST * old['ratio'])
+    if old['spread'] > allowed:
+        return 'loose', allowed
     if new['ratio'] > old['ratio'] + allowed:
         return 'WORSE', allowed
     return ('noisy' if new['spread'] > allowed else 'ok'), allowed
@@ -84,7 +87,7 @@ def compare(before, now):
             word, allowed = verdict(old, new)
             numbers = ' -> '.join(f'{row["ratio"]:.3f} +- {row["spread"]:.3f}' if row else 'nothing' for row in (old, new))
             print(f'{word:>6}  {bench}: {name}: {numbers} (allowed: {allowed:.3f} more)')
-            if word != 'ok':
+            if word not in ('ok', 'loose'):
                 failed.append(f'{bench}: {name}: {word}')
     return failed
 
@@ -112,6 +115,9 @@ def main():
             json.dump({'turns': options.turns, 'benches': {**before, **now}}, data, indent=1, sort_keys=True)
             data.write('\n')
         print(f'bench-gate: recorded {", ".join(now)} in {os.path.relpath(BASELINE)}')
+        loose = [f'{bench}: {name}' for bench, rows in now.items() for name, row in rows.items() if verdict(row, row)[0] == 'loose']
+        if loose:
+            print(f'bench-gate: these scatter too much to gate anything: {"; ".join(loose)}')
         return 0
     failed = compare({bench: before[bench] for bench in benches}, now)
     print(f'bench-gate: {"FAILED: " + "; ".join(failed) if failed else "nothing has become worse"}')

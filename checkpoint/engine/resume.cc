@@ -11,6 +11,7 @@
 #include "base/status_macros.h"
 #include "checkpoint/engine/catalog.h"
 #include "checkpoint/engine/storage_error.h"
+#include "checkpoint/store/open_store.h"
 
 namespace gtrain::ckpt {
 namespace {
@@ -109,7 +110,11 @@ absl::StatusOr<OwnerClaim> TakeDirectory(port::BlobStore* store, const Settings&
       return *own;
     }
     GT_RETURN_IF_ERROR(JudgeOwner(store, owners, settings, check, taken_from));
-    if (settings.resume == Resume::kIfSameJob) GT_RETURN_IF_ERROR(CheckIdentity(store, settings.identity));
+    // Who resumes from another place says nothing of what is here, and retention would delete it.
+    const bool says_nothing =
+        settings.resume == Resume::kIfSameJob ||
+        (settings.resume == Resume::kUri && !SamePlace(settings.resume_uri, settings.uri));
+    if (says_nothing) GT_RETURN_IF_ERROR(CheckIdentity(store, settings.identity));
     const absl::Status held = hold(epoch, fresh);
     if (absl::IsAlreadyExists(held)) {
       // Somebody is about to claim it, or died there; then it is taken from the dead.

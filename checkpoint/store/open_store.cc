@@ -1,5 +1,7 @@
 #include "checkpoint/store/open_store.h"
 
+#include <filesystem>
+
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
@@ -42,6 +44,11 @@ absl::StatusOr<std::string> ParseLocation(absl::string_view uri) {
   }
   while (path.size() > 1 && path.back() == '/' && !absl::EndsWith(path, "://")) path.remove_suffix(1);
   return std::string(path);
+}
+
+bool SamePlace(const std::string& a, const std::string& b) {
+  std::error_code error;
+  return a == b || std::filesystem::equivalent(a, b, error);
 }
 
 absl::StatusOr<std::unique_ptr<port::BlobStore>> OpenStore(const std::string& location) {

@@ -41,18 +41,28 @@ bool WantedModel(const std::string& model, const Demand& demand) {
   });
 }
 
-// Why the node is no candidate at all; empty when it is one.
-std::string Excluded(const NodeView& node, const Demand& demand) {
-  if (!node.unusable.empty()) return node.unusable;
+// Why the node is no candidate at all, and what would make it one; empty when it is one.
+struct Exclusion {
+  std::string why, remedy;
+};
+
+Exclusion Excluded(const NodeView& node, const Demand& demand) {
+  if (!node.unusable.empty())
+    return {node.unusable,
+            "that is over (`gtrain nodes`; `gtrain node undrain` takes a drain back), or another node joins"};
   for (const std::string& name : demand.exclude) {
-    if (name == node.hostname || name == node.id.value) return "excluded by where.exclude";
+    if (name == node.hostname || name == node.id.value)
+      return {"excluded by where.exclude", "where.exclude without it, or another node"};
   }
   for (const auto& [key, value] : demand.labels) {
     const auto it = node.labels.find(key);
-    if (it == node.labels.end()) return absl::StrCat("has no label ", key, " (wanted ", value, ")");
-    if (it->second != value) return absl::StrCat("label ", key, " is ", it->second, ", wanted ", value);
+    if (it != node.labels.end() && it->second == value) continue;
+    return {it == node.labels.end() ? absl::StrCat("has no label ", key, " (wanted ", value, ")")
+                                    : absl::StrCat("label ", key, " is ", it->second, ", wanted ", value),
+            absl::StrCat("a node with the label ", key, "=", value,
+                         " (gtrain agent --label), or where.labels without it")};
   }
-  return "";
+  return {};
 }
 
 int GpusPerRank(const NodeView& node, int wanted_models, const Demand& demand) {
@@ -70,7 +80,8 @@ void Limit(int allowed, const std::string& what, int& room, std::string& limit) 
 }
 
 NodeVerdict RoomOn(const NodeView& node, const Demand& demand, Candidate& out) {
-  NodeVerdict verdict{node.id, node.hostname, 0, Excluded(node, demand)};
+  const Exclusion excluded = Excluded(node, demand);
+  NodeVerdict verdict{node.id, node.hostname, 0, excluded.why, excluded.remedy};
   out.view = &node;
   if (!verdict.limit.empty()) return verdict;
   int wanted_models = 0;
@@ -81,6 +92,7 @@ NodeVerdict RoomOn(const NodeView& node, const Demand& demand, Candidate& out) {
   out.gpus_per_rank = GpusPerRank(node, wanted_models, demand);
   if (!demand.gpu_types.empty() && wanted_models == 0) {
     verdict.limit = absl::StrCat("no GPU of type ", absl::StrJoin(demand.gpu_types, " or "));
+    verdict.remedy = "a node with such a GPU, or another resources.gpu_type";
     return verdict;
   }
   int room = kUnlimited;

@@ -64,8 +64,9 @@ struct RankSlot {
 struct NodeVerdict {
   NodeId node;
   std::string hostname;
-  int room = 0;       // ranks
-  std::string limit;  // "cpus: 2 of 4 free", "excluded by where.exclude", ...
+  int room = 0;        // ranks
+  std::string limit;   // "cpus: 2 of 4 free", "excluded by where.exclude", ...
+  std::string remedy;  // of what keeps it from being a candidate at all; empty: more room would do
 };
 
 struct Placement {

@@ -420,8 +420,10 @@ bool JobReader::CheckEnvName(const Node& node, absl::string_view key, absl::stri
         "changes what every program of the job loads and is not taken from a job file; if the program needs "
         "it, "
         "`export` it in `script:`";
-  } else if ((absl::StartsWith(name, "GTRAIN_") && name != "GTRAIN_COMM_ALGO" && name != "GTRAIN_COMM_TLS") ||
-             absl::StartsWith(name, "TORCHELASTIC_") || absl::StartsWith(name, "OMPI_COMM_WORLD_") ||
+  } else if (absl::StartsWith(name, "GTRAIN_") && !IsUsersGtrainVariable(name)) {
+    problem = absl::StrCat("is not a job's to set: of the names that begin with GTRAIN_ those are ",
+                           absl::StrJoin(kUsersGtrainVariables, ", "));
+  } else if (absl::StartsWith(name, "TORCHELASTIC_") || absl::StartsWith(name, "OMPI_COMM_WORLD_") ||
              std::find(std::begin(kSetByGtrain), std::end(kSetByGtrain), name) != std::end(kSetByGtrain)) {
     problem = "is set by gtrain for each rank; remove it";
   }

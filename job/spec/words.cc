@@ -211,4 +211,9 @@ bool IsJobName(absl::string_view name) {
   return std::all_of(name.begin(), name.end(), [&](char c) { return letter_or_digit(c) || c == '-'; });
 }
 
+bool IsUsersGtrainVariable(absl::string_view name) {
+  return std::find(kUsersGtrainVariables.begin(), kUsersGtrainVariables.end(), name) !=
+         kUsersGtrainVariables.end();
+}
+
 }  // namespace gtrain::spec

@@ -1,5 +1,6 @@
 // What `run:` is: words, never a shell (faults J10 J15). PURE.
 #pragma once
+#include <array>
 #include <map>
 #include <string>
 #include <vector>
@@ -32,6 +33,11 @@ bool MayBeSecret(absl::string_view name, absl::string_view value);
 
 // [A-Za-z_][A-Za-z0-9_]{0,255}
 bool IsEnvName(absl::string_view name);
+// Of the names that begin with GTRAIN_, which are gtrain's to set, those that a user may: where python/gtrain
+// finds libgtrain.so, how an all-reduce goes between machines, and over which network.
+inline constexpr std::array<absl::string_view, 3> kUsersGtrainVariables = {
+    "GTRAIN_LIBRARY", "GTRAIN_COMM_ALGO", "GTRAIN_COMM_TLS"};
+bool IsUsersGtrainVariable(absl::string_view name);
 
 // [a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?  (fault J9)
 bool IsJobName(absl::string_view name);

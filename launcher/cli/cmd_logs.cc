@@ -194,16 +194,22 @@ absl::Status FollowLogs(Cluster& cluster, const Args& args, JobDoc job, LogsRequ
 // All stdout and then all stderr: nobody has noted which line of one stream came before which of the other,
 // and errors are looked for at the end.
 absl::Status PrintLogs(absl::FunctionRef<absl::StatusOr<bool>(LogsRequest&, RankOutput&)> read,
-                       const LogsRequest& request) {
+                       const LogsRequest& request, const JobDoc& job) {
+  bool anything = false;
   for (const bool is_stderr : {false, true}) {
     LogsRequest part = request;
     std::erase_if(part.streams, [&](const Stream& stream) { return stream.is_stderr != is_stderr; });
     RankOutput output = MakeOutput(part);
     while (!part.streams.empty()) {
       GT_ASSIGN_OR_RETURN(const bool more, read(part, output));
+      anything = anything || more;
       if (!Show(output, /*flush=*/!more) || !more) break;
     }
   }
+  // After a restart it is the generation before that wrote what is looked for.
+  if (!anything && !request.generation && job.generation > 1)
+    Complain(absl::StrCat("generation ", job.generation, " has written nothing", job.Final() ? "" : " yet",
+                          "; what an earlier one wrote: --generation ", job.generation - 1));
   return absl::OkStatus();
 }
 
@@ -220,7 +226,7 @@ absl::Status ShowLeft(const Args& args, const std::string& json) {
     return logs;
   };
   return PrintLogs([&](LogsRequest& part, RankOutput& output) { return ReadSome(pieces, part, output); },
-                   request);
+                   request, job);
 }
 
 // `word` becomes the id of the job that was chosen: if its logs cannot be had, no other job's are shown.
@@ -234,7 +240,7 @@ absl::Status AskForLogs(const Args& args, std::string& word) {
   if (args.Has("follow")) return FollowLogs(cluster, args, job, std::move(request));
   if (!job.Final()) EndWhereItIs(cluster, request);
   return PrintLogs([&](LogsRequest& part, RankOutput& output) { return ReadSome(cluster, part, output); },
-                   request);
+                   request, job);
 }
 
 absl::Status Logs(const Args& args) {

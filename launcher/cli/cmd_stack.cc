@@ -42,7 +42,7 @@ void Show(const json& stack) {
     const auto it = stack.find(key);
     return it != stack.end() && it->is_string() ? it->get<std::string>() : "";
   };
-  const std::string host = text("node");
+  const std::string host = text("hostname");
   Print(absl::StrCat("rank ", stack["rank"].get<int>(), host.empty() ? "" : " on ", SafeText(host), "\n"));
   const std::string lines = absl::StrCat(text("text"), text("error"));
   Print(absl::StrCat("  ", SafeLines(lines, "  "), "\n"));

@@ -170,8 +170,14 @@ std::string Details(const JobDoc& job, absl::Time now) {
   std::string out;
   for (const std::string& line : StatusBlock(job, "", 10'000)) absl::StrAppend(&out, line, "\n");
   if (const std::string times = Times(job, now); !times.empty()) absl::StrAppend(&out, "   ", times, "\n");
+  if (!job.labels.empty())
+    absl::StrAppend(&out, "   labels: ", SafeText(absl::StrJoin(job.labels, ", ")), "\n");
   for (const std::string& note : job.notes) absl::StrAppend(&out, "   ", SafeText(note), "\n");
-  if (job.first_fault) absl::StrAppend(&out, "   first fault: ", SafeText(job.first_fault->message), "\n");
+  if (job.first_fault) {
+    absl::StrAppend(&out, "   first fault: ", SafeText(job.first_fault->message), "\n");
+    for (const std::string& line : LastLines(job.first_fault->tail))
+      absl::StrAppend(&out, "      ", SafeText(line), "\n");
+  }
   if (!job.run_dir.empty()) absl::StrAppend(&out, "   logs: ", SafeText(job.run_dir), "/logs\n");
   return out;
 }

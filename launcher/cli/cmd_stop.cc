@@ -1,6 +1,7 @@
 #include <nlohmann/json.hpp>
 
 #include "absl/strings/str_cat.h"
+#include "base/json_text.h"
 #include "base/status_macros.h"
 #include "launcher/cli/context.h"
 #include "launcher/cli/target.h"
@@ -27,10 +28,14 @@ absl::Status Stop(const Args& args) {
   GT_ASSIGN_OR_RETURN(
       const std::string json,
       Ask(*target.cluster, core::ClientStop{JobId(job.id), now, args.Get("reason", "gtrain stop")}));
+  // Who asks twice means it: the head says what it does.
+  const auto answer = nlohmann::json::parse(json, nullptr, /*allow_exceptions=*/false);
+  const bool at_once = now || (TextOf(answer, "stop") == "now");
   Print(args.Has("json")
             ? json + "\n"
-            : absl::StrCat(SafeText(job.id), now ? ": stopping now\n"
-                                                 : ": stopping; the ranks may save. --now stops at once\n"));
+            : absl::StrCat(SafeText(job.id), at_once ? ": stopping now\n"
+                                                     : ": stopping; the ranks may save. Again, or --now, "
+                                                       "stops at once\n"));
   return absl::OkStatus();
 }
 

@@ -15,6 +15,7 @@
 #include "launcher/cli/follow.h"
 #include "launcher/cli/json_text.h"
 #include "launcher/cli/left.h"
+#include "launcher/cli/status_doc.h"
 #include "launcher/cli/terminal.h"
 #include "launcher/cli/verbs.h"
 
@@ -67,6 +68,15 @@ void AddEarlierEvents(const std::string& run_dir, json& why) {
   *events = std::move(all);
 }
 
+std::string FirstFaultText(const json& why) {
+  const auto fault = why.find("first_fault");
+  if (fault == why.end() || !fault->is_object()) return "";
+  std::string out = absl::StrCat("first fault: ", SafeTextOf(*fault, "message"), "\n");
+  for (const std::string& line : LastLines(TextOf(*fault, "tail")))
+    absl::StrAppend(&out, "  ", SafeText(line), "\n");
+  return out;
+}
+
 std::string ExplainJob(const json& why) {
   std::string out = absl::StrCat(SafeTextOf(why, "id"), " is ", SafeTextOf(why, "state"), ": ",
                                  SafeTextOf(why, "reason"), "\n");
@@ -97,6 +107,7 @@ std::string ExplainJob(const json& why) {
       out += "\n";
     }
   }
+  out += FirstFaultText(why);
   if (const auto events = why.find("events"); events != why.end() && events->is_array()) {
     out += "what happened:\n";
     // Of a run of checkpoints the last is enough: decisions are what this is read for.

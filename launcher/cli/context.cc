@@ -23,7 +23,6 @@ namespace gtrain::cli {
 namespace {
 
 constexpr size_t kContextsBytesMax = 1 << 20;
-constexpr absl::Duration kDeadHeadPatience = absl::Seconds(3);
 constexpr absl::Duration kHeadPoll = absl::Milliseconds(50);
 
 std::string Env(const char* name) {
@@ -249,20 +248,22 @@ absl::StatusOr<std::string> JsonOf(absl::StatusOr<core::ClientReply> reply) {
 
 }  // namespace
 
+absl::Status NobodyListens(const Cluster& cluster) {
+  return absl::UnavailableError(absl::StrCat(
+      "the head of context ", cluster.name, " does not answer: nothing listens at ", cluster.options.endpoint,
+      ". Ranks go on without it. Start it again there: gtrain head --context ", cluster.name,
+      cluster.dir.empty() ? "" : absl::StrCat(" (its directory is ", cluster.dir, ")")));
+}
+
 // Who only looks does not wait long where nobody listens; a head that takes the connection is given its time.
 absl::StatusOr<std::string> Ask(Cluster& cluster, core::ClientRequestBody body, absl::Duration timeout) {
   core::ClientRequest request{.id = net::NewRequestId(), .body = std::move(body)};
   if (core::RuleOf(request.body).changes || timeout <= kDeadHeadPatience)
     return JsonOf(cluster.client->Call(std::move(request), timeout));
   absl::StatusOr<core::ClientReply> reply = cluster.client->Call(request, kDeadHeadPatience);
-  if (absl::IsUnavailable(reply.status())) {
-    return absl::UnavailableError(absl::StrCat(
-        "the head of context ", cluster.name, " does not answer: nothing listens at ",
-        cluster.options.endpoint, ". Ranks go on without it. Start it again there: gtrain head --context ",
-        cluster.name, cluster.dir.empty() ? "" : absl::StrCat(" (its directory is ", cluster.dir, ")")));
-  }
+  if (absl::IsUnavailable(reply.status())) return NobodyListens(cluster);
   if (absl::IsDeadlineExceeded(reply.status()))
-    reply = cluster.client->Call(std::move(request), timeout - kDeadHeadPatience);
+    reply = cluster.client->Call(std::move(request), timeout - kDeadHeadPatience, kDeadHeadPatience);
   return JsonOf(std::move(reply));
 }
 

@@ -67,6 +67,11 @@ absl::StatusOr<std::string> HeadDirectory(const Args& args);
 // Internal unless `text` is a JSON object with that key.
 absl::Status ExpectKey(const std::string& text, const std::string& key);
 
+// How long somebody at a terminal waits without a word where nobody listens.
+inline constexpr absl::Duration kDeadHeadPatience = absl::Seconds(3);
+// Unavailable, with what to do about it.
+absl::Status NobodyListens(const Cluster& cluster);
+
 // One request; an answer with ok = false becomes a Status of its code. Returns the JSON text.
 absl::StatusOr<std::string> Ask(Cluster& cluster, core::ClientRequestBody body,
                                 absl::Duration timeout = absl::Seconds(20));

@@ -537,7 +537,7 @@ class Follower {
     if (job_.state == "FAILED") {
       if (job_.first_fault) {
         screen_.Say(absl::StrCat("first fault: ", job_.first_fault->message), tone);
-        ShowTail(job_.first_fault->tail);
+        for (const std::string& line : LastLines(job_.first_fault->tail)) screen_.Say("  " + line);
       }
       if (!job_.run_dir.empty()) screen_.Say(ReportLine());
     }
@@ -545,13 +545,6 @@ class Follower {
   }
 
   int ExitCode() const { return job_.state != "SUCCEEDED" && stops_ > 0 ? 128 + SIGINT : ExitCodeOf(job_); }
-
-  void ShowTail(const std::string& tail) {
-    std::vector<std::string> lines = absl::StrSplit(tail, '\n', absl::SkipEmpty());
-    constexpr size_t kLines = 10;
-    if (lines.size() > kLines) lines.erase(lines.begin(), lines.end() - kLines);
-    for (const std::string& line : lines) screen_.Say("  " + line);
-  }
 
   Cluster& cluster_;
   const std::string job_id_;

@@ -21,6 +21,7 @@
 #include "base/status_macros.h"
 #include "launcher/cli/context.h"
 #include "launcher/cli/local_cluster.h"
+#include "launcher/cli/status_doc.h"
 #include "launcher/cli/terminal.h"
 
 namespace gtrain::cli {
@@ -48,18 +49,37 @@ absl::StatusOr<json> ReadIndex(const Args& args) {
   return index;
 }
 
+// Ranks may write there, too: what says that its job is not over is no result.
 absl::StatusOr<json> ReadResult(const std::string& run_dir) {
-  return ReadObject(run_dir + "/result.json", kResultBytesMax);
+  const std::string path = run_dir + "/result.json";
+  GT_ASSIGN_OR_RETURN(json result, ReadObject(path, kResultBytesMax));
+  if (const std::string state = TextOf(result, "state"); !IsOver(state))
+    return absl::DataLossError(
+        absl::StrCat(path, " is damaged: it calls its job ", state.empty() ? "nothing" : state));
+  return result;
 }
 
-// Of the jobs of any cluster that were launched here: run directories are called JOB-CLUSTER.
-absl::StatusOr<json> FindResultHere(const std::string& word) {
+// The cluster that `args` choose, whose jobs alone may be meant: every cluster begins with job 1. Empty: it
+// is the local one and its state directory is gone, so that nothing of it runs.
+absl::StatusOr<std::string> ChosenCluster(const Args& args) {
+  GT_ASSIGN_OR_RETURN(const std::string dir, HeadDirectory(args));
+  const absl::StatusOr<std::string> id = ReadFile(dir + "/cluster", 4096);
+  if (id.ok()) return id->substr(0, id->find('\n'));
+  GT_ASSIGN_OR_RETURN(const bool local, UsesLocalCluster(args));
+  if (local && absl::IsNotFound(id.status())) return "";
+  return id.status();
+}
+
+// Of the jobs that were launched here: run directories are called JOB-CLUSTER.
+absl::StatusOr<json> FindResultHere(const Args& args, const std::string& word) {
+  GT_ASSIGN_OR_RETURN(const std::string cluster, ChosenCluster(args));
   json newest;
   std::error_code error;
   for (const auto& entry : std::filesystem::directory_iterator("gtrain-runs", error)) {
     if (!absl::StartsWith(entry.path().filename().native(), word)) continue;
     const absl::StatusOr<json> result = ReadResult(entry.path());
     if (!result.ok() || (TextOf(*result, "id") != word && TextOf(*result, "name") != word)) continue;
+    if (!cluster.empty() && TextOf(*result, "cluster") != cluster) continue;
     if (newest.is_null() || TextOf(newest, "ended") < TextOf(*result, "ended")) newest = *result;
   }
   if (newest.is_null()) return absl::NotFoundError(absl::StrCat("nothing is left of ", word));
@@ -96,13 +116,14 @@ absl::StatusOr<std::string> LeftJob(const Args& args, const std::string& word) {
   if (const absl::StatusOr<json> index = ReadIndex(args); index.ok()) {
     const json* found = nullptr;
     for (const json& job : (*index)["jobs"]) {  // the newest is the last
+      if (!IsOver(TextOf(job, "state"))) continue;
       if (word.empty() || TextOf(job, "name") == word) found = &job;
       if (TextOf(job, "id") == word) return text(WithItsResult(*index, job));
     }
     if (found != nullptr) return text(WithItsResult(*index, *found));
   }
   if (word.empty()) return absl::NotFoundError("nothing is left of any job");
-  GT_ASSIGN_OR_RETURN(const json result, FindResultHere(word));
+  GT_ASSIGN_OR_RETURN(const json result, FindResultHere(args, word));
   return text(result);
 }
 
@@ -121,6 +142,13 @@ absl::StatusOr<LeftAnswer> LeftInstead(const absl::Status& asked, const Args& ar
   const bool none_runs = absl::StartsWith(asked.message(), kNoLocalCluster);
   const absl::StatusOr<std::string> left = all && word.empty() ? LeftJobs(args) : LeftJob(args, word);
   if (left.ok()) {
+    // A head that does not answer may have a newer job of that name, which runs.
+    if (const std::string id = TextOf(json::parse(*left, nullptr, false), "id");
+        !absl::IsNotFound(asked) && !word.empty() && !IsRunDirectory(word) && id != word) {
+      return absl::Status(asked.code(),
+                          absl::StrCat(asked.message(), ". Of the jobs that are over, the newest called ",
+                                       SafeText(word), " is ", SafeText(id), ": ask for it by its id"));
+    }
     return LeftAnswer{*left, none_runs ? "no cluster runs; this is what it left"
                                        : absl::StrCat(asked.message(),
                                                       ". This is what jobs that are over left; one that was "

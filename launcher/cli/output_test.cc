@@ -252,6 +252,29 @@ TEST(RankOutput, CollapsesEqualLinesOfSeveralRanks) {
 }
 
 // Plain lines are taken many at a time, others byte by byte: however the bytes are cut, the same is shown.
+// A line that joined an earlier equal one of another rank stood before what its own rank had written before
+// it.
+TEST(RankOutput, WhatARankWroteStaysInItsOrder) {
+  RankOutput output({});
+  std::string zero, one;
+  for (int i = 0; i < 3; ++i) {
+    absl::StrAppend(&zero, "done ", i, "\n");
+    absl::StrAppend(&one, "begin ", i, "\ndone ", i, "\n");
+  }
+  output.Add(0, "a", false, zero);
+  output.Add(1, "a", false, one);
+  output.Add(2, "a", false, one);
+  EXPECT_THAT(output.Take(false),
+              ElementsAre(RankOutput::Piece{
+                  false,
+                  "a:0: done 0\na:0: done 1\na:0: done 2\na:1,2: begin 0\na:1,2: done 0\na:1,2: begin 1\n"
+                  "a:1,2: done 1\na:1,2: begin 2\na:1,2: done 2\n"}));
+  output.Add(1, "a", false, "done 0\n");
+  output.Add(0, "a", false, "done 0\n");
+  EXPECT_THAT(output.Take(false), ElementsAre(RankOutput::Piece{false, "a:0,1: done 0\n"}))
+      << "after a Take nothing is before";
+}
+
 TEST(RankOutput, ShowsTheSameHoweverItIsRead) {
   Rng rng(20'26);
   for (int round = 0; round < 300; ++round) {
@@ -280,20 +303,20 @@ TEST(RankOutput, ShowsTheSameHoweverItIsRead) {
   }
 }
 
-// Of each text a rank's k-th line is one with the k-th of the others, whoever was first.
+// A rank's line is one with the first equal line behind what that rank wrote before, whoever was first.
 TEST(RankOutput, CollapsesTheSameHowOftenEachWroteIt) {
   Rng rng(20'27);
   for (int round = 0; round < 300; ++round) {
     RankOutput output({});
     std::vector<std::pair<std::string, std::set<int>>> expected;  // in the order in which they first came
-    std::map<std::pair<int, std::string>, size_t> written;
+    std::map<int, size_t> behind;  // of each rank, how many lines stand up to its newest
     for (int i = 0; i < 60; ++i) {
       const int rank = static_cast<int>(rng.Below(4));
       const std::string text(1, static_cast<char>('a' + rng.Below(3)));
       output.Add(rank, "h", false, text + "\n");
-      size_t left = written[{rank, text}]++;
-      const auto it = std::find_if(expected.begin(), expected.end(),
-                                   [&](const auto& line) { return line.first == text && left-- == 0; });
+      const auto it = std::find_if(expected.begin() + static_cast<ptrdiff_t>(behind[rank]), expected.end(),
+                                   [&](const auto& line) { return line.first == text; });
+      behind[rank] = static_cast<size_t>(it - expected.begin()) + 1;
       (it == expected.end() ? expected.emplace_back(text, std::set<int>()) : *it).second.insert(rank);
     }
     std::vector<std::string> lines;

@@ -65,7 +65,7 @@ void RankOutput::Add(int rank, const std::string& host, bool is_stderr, absl::st
   auto it = streams_.find({rank, is_stderr});
   if (it == streams_.end()) {
     TextRows rows(options_.live, is_stderr ? options_.colour_err : options_.colour_out);
-    it = streams_.insert({{rank, is_stderr}, {kNone, is_stderr, std::move(rows), ""}}).first;
+    it = streams_.insert({{rank, is_stderr}, {kNone, is_stderr, std::move(rows), "", kNone}}).first;
   }
   Stream& stream = it->second;
   if (stream.writer == kNone || writers_[stream.writer].host != host) stream.writer = WriterOf(host, rank);
@@ -91,7 +91,7 @@ uint32_t RankOutput::WriterOf(const std::string& host, int rank) {
   return static_cast<uint32_t>(writers_.size() - 1);
 }
 
-size_t RankOutput::AddPlainLines(const Stream& stream, absl::string_view bytes) {
+size_t RankOutput::AddPlainLines(Stream& stream, absl::string_view bytes) {
   bytes = bytes.substr(0, PlainBytes(bytes));
   bytes = bytes.substr(0, bytes.rfind('\n') + 1);  // whole lines: npos + 1 is 0
   size_t done = 0;
@@ -121,7 +121,7 @@ size_t RankOutput::AddPlainLines(const Stream& stream, absl::string_view bytes) 
   return done;
 }
 
-void RankOutput::Complete(const Stream& stream, absl::string_view text) {
+void RankOutput::Complete(Stream& stream, absl::string_view text) {
   if (options_.only_rank) {
     absl::StrAppend(&End(stream.is_stderr), writers_[stream.writer].prefix, text, "\n");
     return;
@@ -142,12 +142,17 @@ void RankOutput::Complete(const Stream& stream, absl::string_view text) {
                           ? equal.written
                           : written_.try_emplace({equal.begin, stream.writer}, kNone).first->second;
   written = written == kNone ? equal.begin : lines_[written].next_equal;
+  // Each is passed over once a writer: what it wrote last only moves on.
+  const auto before = [&](uint32_t line) { return stream.last != kNone && line <= stream.last; };
+  if (before(equal.end)) written = kNone;
+  while (written != kNone && before(written)) written = lines_[written].next_equal;
   if (written == kNone) {
     written = AddLine(stream, it->first.second);
     lines_[equal.end].next_equal = written;
     equal.end = written;
     return;
   }
+  stream.last = written;
   Line& line = lines_[written];
   const auto other = static_cast<uint32_t>(others_.size());
   others_.push_back({stream.writer, kNone});
@@ -155,9 +160,9 @@ void RankOutput::Complete(const Stream& stream, absl::string_view text) {
   line.others_end = other;
 }
 
-uint32_t RankOutput::AddLine(const Stream& stream, absl::string_view text) {
+uint32_t RankOutput::AddLine(Stream& stream, absl::string_view text) {
   lines_.push_back({.text = text, .is_stderr = stream.is_stderr, .writer = stream.writer});
-  return static_cast<uint32_t>(lines_.size() - 1);
+  return stream.last = static_cast<uint32_t>(lines_.size() - 1);
 }
 
 absl::string_view RankOutput::Keep(absl::string_view text) {
@@ -213,6 +218,7 @@ std::vector<RankOutput::Piece> RankOutput::Take(bool flush) {
   if (flush) EndLines();
   for (const Line& line : lines_) absl::StrAppend(&End(line.is_stderr), PrefixOf(line), line.text, "\n");
   lines_.clear();
+  for (auto& [key, stream] : streams_) stream.last = kNone;
   others_.clear();
   index_.clear();
   written_.clear();

@@ -59,7 +59,8 @@ class RankOutput {
     uint32_t writer = kNone;  // in writers_
     bool is_stderr = false;
     TextRows rows;
-    std::string redrawn;  // shown last by AddRedrawn
+    std::string redrawn;    // shown last by AddRedrawn
+    uint32_t last = kNone;  // in lines_: its newest; what it writes next stands behind
   };
   // One line that is shown, by all who wrote it.
   struct Line {
@@ -73,18 +74,19 @@ class RankOutput {
     uint32_t writer = kNone;
     uint32_t next = kNone;
   };
-  // The lines of one text. A rank's second equal line is a line of its own, so a rank that wrote it k times
-  // is in the first k: only other ranks' lines collapse into one.
+  // The lines of one text. A rank's second equal line is a line of its own, and its lines stay in the order
+  // in which it wrote them: only other ranks' lines collapse into one, and only behind what the rank wrote
+  // before.
   struct Equal {
     uint32_t begin = kNone, end = kNone;  // in lines_: the first and the last
     uint32_t writer = kNone;              // most texts have this one only
     uint32_t written = kNone;             // in lines_: the last of its
   };
   uint32_t WriterOf(const std::string& host, int rank);
-  void Complete(const Stream& stream, absl::string_view text);
+  void Complete(Stream& stream, absl::string_view text);
   // Takes the whole lines at the start that are shown as they are. Returns their bytes.
-  size_t AddPlainLines(const Stream& stream, absl::string_view bytes);
-  uint32_t AddLine(const Stream& stream, absl::string_view text);
+  size_t AddPlainLines(Stream& stream, absl::string_view bytes);
+  uint32_t AddLine(Stream& stream, absl::string_view text);
   absl::string_view Keep(absl::string_view text);
   // Where the next line of this kind is put.
   std::string& End(bool is_stderr);

@@ -76,6 +76,40 @@ absl::StatusOr<Resume> ResumeStep(const std::string& wanted, int64_t step, const
   return Resume{wanted, absl::StrCat("resumes ", Describe(*found, dir))};
 }
 
+// What is there goes as newer checkpoints take their places: who gave --fresh by mistake can still stop.
+absl::StatusOr<Resume> ResumeNothing(const std::string& dir) {
+  GT_ASSIGN_OR_RETURN(const std::optional<ckpt::Manifest> found, Newest(dir, std::nullopt));
+  if (!found) return Resume{"fresh", ""};
+  return Resume{
+      "fresh",
+      absl::StrCat("starts anew; the checkpoints that are there, the newest ", Describe(*found, dir),
+                   ", are deleted as newer ones are committed. `gtrain ckpt pin ", dir, " STEP` keeps one")};
+}
+
+// Another directory, or one manifest in it, is only read; but the job saves into its own.
+absl::StatusOr<Resume> ResumeElsewhere(const std::string& wanted, const spec::JobSpec& spec, bool local) {
+  const std::string& dir = spec.checkpoint.uri;
+  if (!ckpt::SamePlace(dir, wanted)) {
+    GT_ASSIGN_OR_RETURN(const std::optional<ckpt::Manifest> own, Newest(dir, std::nullopt));
+    if (own && own->owner.job_hash != spec::JobHash(spec)) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "the newest checkpoint of this job's own checkpoint.uri is ", Describe(*own, dir),
+          ", and that was another job: its checkpoints would be deleted as this one commits newer ones. "
+          "Name another checkpoint.uri"));
+    }
+  }
+  if (absl::EndsWith(wanted, ".json")) return Resume{wanted, ""};  // the ranks say what is wrong with it
+  const bool seen = absl::StrContains(wanted, "://") || access(wanted.c_str(), F_OK) == 0;
+  if (!seen && !local)
+    return Resume{wanted, absl::StrCat(wanted, " is not on this machine; the ranks look for it on theirs")};
+  GT_ASSIGN_OR_RETURN(const std::optional<ckpt::Manifest> found, Newest(wanted, std::nullopt));
+  if (!found)
+    return absl::InvalidArgumentError(
+        absl::StrCat("--resume ", SafeText(wanted), ": ",
+                     seen ? "no committed checkpoint is there" : "there is no such directory"));
+  return Resume{wanted, absl::StrCat("resumes ", Describe(*found, wanted))};
+}
+
 }  // namespace
 
 std::vector<Flag> ResumeFlags() {
@@ -84,17 +118,17 @@ std::vector<Flag> ResumeFlags() {
           {"takeover", '\0', "", "take the checkpoint directory from a job that still uses it"}};
 }
 
-absl::StatusOr<Resume> ChooseResume(const Args& args, const spec::JobSpec& spec,
-                                    const std::string& run_dirs) {
+absl::StatusOr<Resume> ChooseResume(const Args& args, const spec::JobSpec& spec, const std::string& run_dirs,
+                                    bool local) {
   const std::string& dir = spec.checkpoint.uri;
   const std::string wanted = args.Get("resume");
   if (args.Has("fresh") && args.Has("resume"))
     return absl::InvalidArgumentError("--fresh and --resume exclude each other");
-  if (args.Has("fresh")) return Resume{"fresh", ""};
+  if (args.Has("fresh")) return ResumeNothing(dir);
   int64_t step = 0;
   if (absl::SimpleAtoi(wanted, &step)) return ResumeStep(wanted, step, dir);
   if (args.Has("resume") && wanted != "latest") {
-    if (absl::StrContains(wanted, "/")) return Resume{wanted, ""};
+    if (absl::StrContains(wanted, "/")) return ResumeElsewhere(wanted, spec, local);
     return absl::InvalidArgumentError(
         absl::StrCat("--resume ", spec::Shown(wanted), " must be latest, a step, or a directory"));
   }

@@ -18,7 +18,9 @@ struct Resume {
 };
 
 // InvalidArgument when the newest committed checkpoint belongs to a job with another hash and neither flag
-// says what to do. `run_dirs`: where this job's run directory will be, and perhaps that job's is.
-absl::StatusOr<Resume> ChooseResume(const Args& args, const spec::JobSpec& spec, const std::string& run_dirs);
+// says what to do, and when --resume names what is not there. `run_dirs`: where this job's run directory will
+// be, and perhaps that job's is. `local`: the ranks see the files that this process sees.
+absl::StatusOr<Resume> ChooseResume(const Args& args, const spec::JobSpec& spec, const std::string& run_dirs,
+                                    bool local);
 
 }  // namespace gtrain::cli

@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
 #include "base/json_depth.h"
 #include "base/json_text.h"
 
@@ -45,6 +46,15 @@ std::vector<json> List(const json& object, const char* key) {
   return list;
 }
 
+std::vector<std::string> LabelsOf(const json& job) {
+  std::vector<std::string> labels;
+  const auto found = job.find("labels");
+  if (found == job.end() || !found->is_object()) return labels;
+  for (const auto& [key, value] : found->items())
+    if (value.is_string()) labels.push_back(absl::StrCat(key, "=", value.get<std::string>()));
+  return labels;
+}
+
 absl::StatusOr<json> ParseObject(absl::string_view text) {
   json root = json::parse(ShallowJson(text), nullptr, /*allow_exceptions=*/false);
   if (!root.is_object()) return absl::InternalError("the head's answer is not a JSON object");
@@ -52,9 +62,9 @@ absl::StatusOr<json> ParseObject(absl::string_view text) {
 }
 
 JobDoc ReadJob(const json& j) {
-  JobDoc job;
-  job.id = TextOf(j, "id");
+  JobDoc job{.id = TextOf(j, "id")};
   job.name = TextOf(j, "name");
+  job.labels = LabelsOf(j);
   job.state = TextOf(j, "state");
   job.reason = TextOf(j, "reason");
   job.generation = Number<uint64_t>(j, "generation").value_or(0);
@@ -223,6 +233,11 @@ std::string RestoreNews(absl::string_view restore) {
                       ". To begin anew: gtrain launch --fresh ...");
 }
 
+// Three digits, or all before the point: "0.25", "18.5", "2950".
+std::string PrintRate(double rate) {
+  return rate >= 100 ? absl::StrFormat("%.0f", rate) : absl::StrFormat("%.3g", rate);
+}
+
 std::string PrintProgress(const JobDoc& job) {
   std::vector<std::string> parts;
   if (job.step)
@@ -230,13 +245,20 @@ std::string PrintProgress(const JobDoc& job) {
         absl::StrCat("step ", *job.step, job.steps_total ? absl::StrCat("/", *job.steps_total) : ""));
   if (job.loss) parts.push_back(absl::StrFormat("loss %.4g", *job.loss));
   if (job.diverged) parts.push_back("loss nan");
-  if (job.samples_per_second) parts.push_back(absl::StrFormat("%.0f samples/s", *job.samples_per_second));
-  if (job.steps_per_second) parts.push_back(absl::StrFormat("%.3g steps/s", *job.steps_per_second));
+  if (job.samples_per_second) parts.push_back(absl::StrCat(PrintRate(*job.samples_per_second), " samples/s"));
+  if (job.steps_per_second) parts.push_back(absl::StrCat(PrintRate(*job.steps_per_second), " steps/s"));
   if (job.eta) parts.push_back(absl::StrCat("ends in ", PrintSpan(*job.eta)));
   if (job.checkpoint_step) parts.push_back(absl::StrCat("checkpoint at step ", *job.checkpoint_step));
   if (job.restarts > 0)
     parts.push_back(absl::StrCat(job.restarts, job.restarts == 1 ? " restart" : " restarts"));
   return absl::StrJoin(parts, ", ");
+}
+
+std::vector<std::string> LastLines(const std::string& tail) {
+  constexpr size_t kLines = 10;
+  std::vector<std::string> lines = absl::StrSplit(tail, '\n', absl::SkipEmpty());
+  if (lines.size() > kLines) lines.erase(lines.begin(), lines.end() - kLines);
+  return lines;
 }
 
 }  // namespace gtrain::cli

@@ -21,14 +21,22 @@ struct RankDoc {
 
 struct FaultDoc {
   std::string message;
-  std::string tail;
+  std::string tail;  // what the rank wrote last
 };
+// Of a tail, the lines that are shown beside the fault: the last ten that are not empty.
+std::vector<std::string> LastLines(const std::string& tail);
+
+// Whether a job in this state, as documents name it, has ended for good.
+inline bool IsOver(absl::string_view state) {
+  return state == "SUCCEEDED" || state == "FAILED" || state == "CANCELLED";
+}
 
 struct JobDoc {
   std::string cluster;  // where AskJob gives it
   std::string id;
   std::string name;
-  std::string state;  // "RUNNING", ...
+  std::vector<std::string> labels;  // "KEY=VALUE"
+  std::string state;                // "RUNNING", ...
   std::string reason;
   uint64_t generation = 0;
   int world_size = 0;
@@ -52,7 +60,7 @@ struct JobDoc {
   std::optional<absl::Time> submitted, started, ended;  // what the head's clock showed
   std::optional<absl::Duration> run_time;               // since it was first started
 
-  bool Final() const { return state == "SUCCEEDED" || state == "FAILED" || state == "CANCELLED"; }
+  bool Final() const { return IsOver(state); }
 };
 
 struct StatusDoc {

@@ -53,9 +53,7 @@ bool NeverInherited(absl::string_view name) {
   return kNames.count(name) != 0 || absl::StartsWith(name, "TORCHELASTIC_") ||
          absl::StartsWith(name, "OMPI_") || absl::StartsWith(name, "PMI") ||
          (absl::StartsWith(name, "GTRAIN_") && name.find("E2E") == absl::string_view::npos &&
-          name != "GTRAIN_LIBRARY" &&  // the user's own: where python/gtrain finds libgtrain.so,
-          // and how all-reduce goes between machines, over which network.
-          name != "GTRAIN_COMM_ALGO" && name != "GTRAIN_COMM_TLS") ||
+          !spec::IsUsersGtrainVariable(name)) ||
          absl::StartsWith(name, "BASH_FUNC_") || !spec::IsEnvName(name);
 }
 
@@ -142,13 +140,20 @@ absl::StatusOr<std::string> Submit(Cluster& cluster, const core::ClientSubmit& s
   request.id = net::NewRequestId();
   request.body = submit;
   absl::StatusOr<core::ClientReply> reply;
-  for (absl::Duration look = kLocalLook;; look *= 2) {
+  for (absl::Duration look = cluster.local ? kLocalLook : kDeadHeadPatience;; look *= 2) {
     const absl::Duration left = deadline - clock.Now();
-    reply = cluster.client->Call(request, cluster.local ? std::min(look, left) : left);
+    reply = cluster.client->Call(request, std::min(look, left), kSubmitPatience - left);
     const bool silent = absl::IsDeadlineExceeded(reply.status()) || absl::IsUnavailable(reply.status());
-    if (!silent || !cluster.local || clock.Now() >= deadline) break;
-    GT_RETURN_IF_ERROR(Reconnect(cluster, Start::kIfNeeded));
+    if (!silent || clock.Now() >= deadline) break;
+    if (cluster.local) {
+      GT_RETURN_IF_ERROR(Reconnect(cluster, Start::kIfNeeded));
+    } else if (look == kDeadHeadPatience) {
+      Complain(absl::StrCat("the head of context ", cluster.name, " at ", cluster.options.endpoint,
+                            " does not answer; asking for ", absl::ToInt64Seconds(deadline - clock.Now()),
+                            " s more"));
+    }
   }
+  if (absl::IsUnavailable(reply.status()) && !cluster.local) return NobodyListens(cluster);
   if (!reply.ok()) return reply.status();
   if (!reply->ok) {
     const auto code = static_cast<absl::StatusCode>(reply->code);
@@ -223,7 +228,7 @@ absl::StatusOr<Submitted> SubmitJob(const Args& args, const spec::JobSpec& spec)
   GT_ASSIGN_OR_RETURN(const std::string current, CurrentDir());
   const std::string run_dirs = JoinPath(current, args.Get("run-dir", "gtrain-runs"));
   if (local) GT_RETURN_IF_ERROR(CheckCanBeMade(run_dirs));
-  GT_ASSIGN_OR_RETURN(const Resume resume, ChooseResume(args, spec, run_dirs));
+  GT_ASSIGN_OR_RETURN(const Resume resume, ChooseResume(args, spec, run_dirs, local));
   GT_ASSIGN_OR_RETURN(core::ClientSubmit submit, MakeSubmit(args, spec, resume.wanted, run_dirs, local));
   Submitted submitted;
   GT_ASSIGN_OR_RETURN(submitted.cluster, OpenCluster(args, Start::kIfNeeded));

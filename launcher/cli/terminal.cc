@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
+#include <climits>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -38,10 +39,10 @@ std::atomic_flag g_ending;
 std::atomic<int> g_output_error{0};
 std::atomic<Colour> g_colour{Colour::kAuto};
 std::atomic<bool> g_printed{false};
-std::atomic<int> g_ends{0};              // signals that ask to end and that nobody has read yet
-std::atomic<int64_t> g_print_ms{0};      // longest that one Print takes on a terminal; 0: as long as it does
-constexpr size_t kWrittenAtOnce = 4096;  // more goes to a terminal in pieces
-std::vector<std::string> g_errors;       // of the main thread
+std::atomic<int> g_ends{0};          // signals that ask to end and that nobody has read yet
+std::atomic<int64_t> g_print_ms{0};  // longest that one Print takes on a terminal; 0: as long as it does
+constexpr size_t kWrittenAtOnce = PIPE_BUF;  // more goes in pieces to what may be slow
+std::vector<std::string> g_errors;           // of the main thread
 
 void OnCtrlC(int) {
   if (++g_presses < g_presses_max) return;
@@ -188,23 +189,36 @@ int Report(const absl::Status& status) {
 
 namespace {
 
-// A write to a slow terminal returns when it has taken everything, minutes later. In pieces, a Ctrl-C is
-// looked at in between; what is left then is not shown. The errno of a failed write, else 0.
+// A pipe or a socket to another program, which may read as slowly as it likes.
+bool IsPipe(int fd) {
+  struct stat info {};
+  return fstat(fd, &info) == 0 && (S_ISFIFO(info.st_mode) || S_ISSOCK(info.st_mode));
+}
+
+// A write to a slow terminal or pipe returns when it has taken everything, minutes later. In pieces, a Ctrl-C
+// is looked at in between; what is left then is not shown. The errno of a failed write, else 0.
 int PrintInPieces(absl::string_view text) {
-  constexpr size_t kPiece = 256;  // a terminal that takes something takes that much at once
+  // What takes something takes that much at once: a pipe that is ready has room for PIPE_BUF (pipe(7)).
+  const bool terminal = IsTerminal(STDOUT_FILENO);
+  const size_t piece = terminal ? 256 : PIPE_BUF;
   constexpr int kLookMs = 50;
   const RealClock clock;
   const Instant start = clock.Now();
   while (!text.empty()) {
     const int64_t limit = g_print_ms;
-    if (g_ends > 0 || (limit > 0 && clock.Now() - start > absl::Milliseconds(limit))) break;
+    // What is read as fast as it comes, by `tee`, is not cut.
     pollfd out{STDOUT_FILENO, POLLOUT, 0};
-    if (poll(&out, 1, kLookMs) <= 0 || out.revents == 0) continue;
-    const ssize_t wrote = write(STDOUT_FILENO, text.data(), std::min(kPiece, text.size()));
+    const bool ready = poll(&out, 1, 0) > 0;
+    if ((terminal || !ready) && g_ends > 0) break;
+    if (limit > 0 && clock.Now() - start > absl::Milliseconds(limit)) break;
+    if (!ready && (poll(&out, 1, kLookMs) <= 0 || out.revents == 0)) continue;
+    const ssize_t wrote = write(STDOUT_FILENO, text.data(), std::min(piece, text.size()));
     if (wrote < 0 && errno != EINTR && errno != EAGAIN) return errno;
     if (wrote > 0) text.remove_prefix(static_cast<size_t>(wrote));
   }
   if (text.empty()) return 0;
+  pollfd out{STDOUT_FILENO, POLLOUT, 0};
+  if (!terminal && poll(&out, 1, kLookMs) <= 0) return 0;  // nobody reads now: nor would they this
   const std::string mark =
       absl::StrCat("\n[", text.size(), " bytes of output are not shown here; `gtrain logs` has them]\n");
   return write(STDOUT_FILENO, mark.data(), mark.size()) < 0 ? errno : 0;
@@ -216,7 +230,9 @@ void BoundPrint(absl::Duration longest) { g_print_ms = absl::ToInt64Milliseconds
 
 bool Print(absl::string_view text) {
   g_printed = g_printed || !text.empty();
-  if (text.size() > kWrittenAtOnce && IsTerminal(STDOUT_FILENO)) {
+  const bool may_be_slow =
+      IsTerminal(STDOUT_FILENO) ? text.size() > kWrittenAtOnce : !text.empty() && IsPipe(STDOUT_FILENO);
+  if (may_be_slow) {
     std::fflush(stdout);
     const int error = PrintInPieces(text);
     if (error != 0 && g_output_error == 0 && !NobodyReads(error)) g_output_error = error;

@@ -56,14 +56,15 @@ absl::StatusOr<core::ClientReply> ControlClient::Call(core::ClientRequestBody bo
   return Call(std::move(request), timeout);
 }
 
-absl::StatusOr<core::ClientReply> ControlClient::Call(core::ClientRequest request, absl::Duration timeout) {
+absl::StatusOr<core::ClientReply> ControlClient::Call(core::ClientRequest request, absl::Duration timeout,
+                                                      absl::Duration waited) {
   std::vector<core::ClientRequest> one;
   one.push_back(std::move(request));
-  return std::move(CallAll(std::move(one), timeout)[0]);
+  return std::move(CallAll(std::move(one), timeout, waited)[0]);
 }
 
 std::vector<absl::StatusOr<core::ClientReply>> ControlClient::CallAll(
-    std::vector<core::ClientRequest> requests, absl::Duration timeout) {
+    std::vector<core::ClientRequest> requests, absl::Duration timeout, absl::Duration waited) {
   const Instant start = clock_.Now();
   std::vector<Waiting> waiting;
   std::vector<absl::StatusOr<core::ClientReply>> replies(requests.size());
@@ -111,7 +112,8 @@ std::vector<absl::StatusOr<core::ClientReply>> ControlClient::CallAll(
     }
     const auto code = absl::IsUnavailable(status) ? status.code() : absl::StatusCode::kDeadlineExceeded;
     replies[w.index] = absl::Status(
-        code, absl::StrCat("no reply from the head within ", absl::FormatDuration(timeout), ": ",
+        code, absl::StrCat("no reply from the head within ",
+                           absl::FormatDuration(absl::Ceil(waited + timeout, absl::Milliseconds(100))), ": ",
                            status.ok() ? "it is connected but does not answer" : status.message()));
   }
   return replies;

@@ -30,14 +30,16 @@ class ControlClient {
   // has too much to read out just now, only when it is still so at the end. DeadlineExceeded: no reply in
   // time (the request may or may not have been executed: repeat it with the same id to find out).
   // PermissionDenied: the head does not know this key, or is not the head we know. Cancelled: `interrupt_fd`
-  // became readable.
-  absl::StatusOr<core::ClientReply> Call(core::ClientRequest request, absl::Duration timeout);
+  // became readable. `waited`: in vain, by an earlier call with the same id; for the error's words alone.
+  absl::StatusOr<core::ClientReply> Call(core::ClientRequest request, absl::Duration timeout,
+                                         absl::Duration waited = absl::ZeroDuration());
   absl::StatusOr<core::ClientReply> Call(core::ClientRequestBody body, absl::Duration timeout);
 
   // The same for several requests that are under way together: one way there and back instead of one each.
   // One answer a request, in order. An interrupt ends those that still wait.
   std::vector<absl::StatusOr<core::ClientReply>> CallAll(std::vector<core::ClientRequest> requests,
-                                                         absl::Duration timeout);
+                                                         absl::Duration timeout,
+                                                         absl::Duration waited = absl::ZeroDuration());
 
   // A descriptor (self-pipe of a signal handler) that ends a waiting Call when readable; -1 = none.
   void set_interrupt_fd(int fd) { interrupt_fd_ = fd; }

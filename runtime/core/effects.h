@@ -106,6 +106,7 @@ struct ReplyFromSpill {
   std::string client_key;
   std::string request_id;
   AgentQuery query;
+  NodeId node;
   std::string hostname;
   int world_size = 0;            // of the generation
   std::string why;               // the node does not answer

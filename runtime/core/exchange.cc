@@ -1,5 +1,7 @@
 #include "runtime/core/exchange.h"
 
+#include <algorithm>
+
 #include "absl/strings/str_cat.h"
 
 namespace gtrain::core {
@@ -23,9 +25,12 @@ absl::StatusOr<Exchange::Progress> Exchange::Add(const ExchangePart& part) {
       return absl::InvalidArgumentError(
           absl::StrCat("rank ", rank, " sent two different blobs for exchange ", part.sequence));
     }
+    if (const size_t most = std::min(kTableBytesMax, bytes_max_); open.bytes + blob.size() > most)
+      return absl::ResourceExhaustedError(absl::StrCat("the blobs of one exchange exceed ", most, " bytes"));
     if (bytes_ + blob.size() > bytes_max_) {
       return absl::ResourceExhaustedError(absl::StrCat("exchanged blobs exceed ", bytes_max_, " bytes"));
     }
+    open.bytes += blob.size();
     bytes_ += blob.size();
     open.blobs.emplace(rank, blob);
   }

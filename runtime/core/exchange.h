@@ -19,6 +19,8 @@ class Exchange {
  public:
   static constexpr size_t kOpenMax = 64;
   static constexpr size_t kDoneKept = 64;
+  // A table goes to each agent as one message of at most 16 MiB; what does not would be said again for ever.
+  static constexpr size_t kTableBytesMax = 15 << 20;
 
   Exchange(int world, size_t bytes_max) : world_(world), bytes_max_(bytes_max) {}
 
@@ -36,6 +38,7 @@ class Exchange {
  private:
   struct Open {
     std::map<int, std::string> blobs;
+    size_t bytes = 0;  // of them
   };
   struct Done {
     uint64_t sequence = 0;

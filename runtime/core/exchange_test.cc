@@ -44,6 +44,18 @@ TEST(Exchange, RefusesWhatCannotBeRight) {
             absl::StatusCode::kResourceExhausted);
 }
 
+// A table that no message holds would be sent again with each connection, for ever.
+TEST(Exchange, ATableFitsIntoAMessage) {
+  Exchange exchange(2, 64 << 20);
+  const size_t half = Exchange::kTableBytesMax / 2;
+  EXPECT_TRUE(exchange.Add(Part(0, {{0, std::string(half, 'x')}})).ok());
+  EXPECT_TRUE(exchange.Add(Part(0, {{1, std::string(half, 'y')}}))->just_completed);
+  EXPECT_TRUE(exchange.Add(Part(1, {{0, std::string(half, 'x')}})).ok()) << "each table by itself";
+  const auto more = exchange.Add(Part(1, {{1, std::string(half + 2, 'y')}}));
+  EXPECT_EQ(more.status().code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(more.status().message(), "the blobs of one exchange exceed 15728640 bytes");
+}
+
 TEST(Exchange, OpenExchangesAreBounded) {
   Exchange exchange(2, 1 << 20);
   for (uint64_t i = 0; i < Exchange::kOpenMax; ++i) EXPECT_TRUE(exchange.Add(Part(i, {{0, "a"}})).ok());

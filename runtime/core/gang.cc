@@ -70,7 +70,7 @@ std::vector<Blocker> Explain(const plan::Placement& now, const plan::Placement& 
       blocker.unblocked_by =
           absl::StrCat("when ", absl::StrJoin(blocker.held_by, ", "), " ends it takes ", room_empty);
     } else if (!verdict.limit.empty()) {
-      blocker.unblocked_by = "a larger node, or a smaller demand";
+      blocker.unblocked_by = verdict.remedy.empty() ? "a larger node, or a smaller demand" : verdict.remedy;
     }
     blockers.push_back(std::move(blocker));
   }

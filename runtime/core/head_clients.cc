@@ -19,6 +19,8 @@ namespace {
 
 using nlohmann::json;
 
+constexpr size_t kExecBytesMax = 512 << 10;  // of a command's words: an agent takes messages of a mebibyte
+
 const JobId* JobOf(const ClientRequestBody& body) {
   if (const auto* b = std::get_if<ClientStop>(&body)) return &b->job;
   if (const auto* b = std::get_if<ClientStatus>(&body)) return &b->job;
@@ -377,7 +379,7 @@ absl::StatusOr<std::string> HeadState::Stop(const Peer& peer, const ClientStop& 
     BeginEnding(*job, Ending::kCancel, mode, grace, reason, now);
   } else {
     record.ending = Ending::kCancel;
-    record.ending_reason = reason;
+    if (!again) record.ending_reason = reason;  // the first is why it ends
     job->gone_deadline = now + grace + config_.gone_margin;
     for (const NodeId& node : record.unreleased) SendRevoke(*job, node, mode, grace);
     Move(*job, record.state, absl::StrCat(again ? "stopping now: " : "stopping: ", reason));
@@ -498,6 +500,12 @@ absl::Status HeadState::AskExec(const PeerMessage& event, const std::string& id,
                                 Instant now) {
   if (RepeatedExec(event, id)) return absl::OkStatus();
   if (exec.argv.empty()) return absl::InvalidArgumentError("exec needs a command");
+  size_t bytes = 0;
+  for (const std::string& word : exec.argv) bytes += word.size();
+  if (bytes > kExecBytesMax) {
+    return absl::InvalidArgumentError(absl::StrCat("the command has ", bytes, " bytes and may have ",
+                                                   kExecBytesMax, ": write it to a file and run that"));
+  }
   AgentQuery query;
   query.kind = AgentQuery::Kind::kExec;
   query.argv = exec.argv;
@@ -555,7 +563,8 @@ void HeadState::OnAnswer(const NodeId& node, const AgentAnswer& answer) {
   if (!answer.ok) return AnswerFromMirror(open, answer.text);
   json document = {{"generation", open.query.generation.value},
                    {"rank", open.query.rank},
-                   {"node", Hostname(node)},
+                   {"node", node.value},
+                   {"hostname", Hostname(node)},
                    {"text", answer.text}};
   if (open.query.kind == AgentQuery::Kind::kReadLog) {
     document["world_size"] = WorldSizeOf(open.query);
@@ -565,7 +574,6 @@ void HeadState::OnAnswer(const NodeId& node, const AgentAnswer& answer) {
   }
   if (open.query.kind == AgentQuery::Kind::kExec) {
     document["job"] = open.query.job.value;
-    document["host"] = Hostname(node);
     document["exit_code"] = answer.next_offset;
     document["timed_out"] = answer.timed_out;
     if (open.query.apart) {
@@ -602,6 +610,7 @@ void HeadState::AnswerFromMirror(const OpenQuery& open, const std::string& why) 
                        .client_key = open.client_key,
                        .request_id = open.request_id,
                        .query = open.query,
+                       .node = open.node,
                        .hostname = Hostname(open.node),
                        .world_size = WorldSizeOf(open.query),
                        .why = why};

@@ -211,6 +211,26 @@ TEST_F(HeadCoreTest, RateIsOfTheSlowestRankOverSeconds) {
   EXPECT_NEAR(Status(job).at("steps_per_second").get<double>(), 10, 1);
 }
 
+// A program that reports every hundredth step is seen to step on as long as one report may take.
+TEST_F(HeadCoreTest, RanksThatReportSeldomSpareASilentAgent_P4) {
+  Hello("1");
+  Hello("2");
+  const JobId job = Submit("train 2 2 one-per-node");
+  StartRanks(job);
+  int step = 0;
+  const auto report = [&](const std::vector<std::string>& nodes) {
+    step += 100;
+    FromNode("1", AgentHeartbeat{++heartbeats_, {StepOf(job, 0, step)}, {}});
+    if (nodes.size() > 1) FromNode("2", AgentHeartbeat{++heartbeats_, {StepOf(job, 1, step)}, {}});
+    for (int second = 0; second < 20; ++second) Pass(absl::Seconds(1), nodes);
+  };
+  for (int i = 0; i < 3; ++i) report({"1", "2"});
+  report({"1"});  // the agent of node 2 stands still for 20 s
+  EXPECT_EQ(State(job), "RUNNING");
+  report({"1", "2"});
+  EXPECT_EQ(State(job), "RUNNING");
+}
+
 TEST_F(HeadCoreTest, GraceOfAnAgentEnds_P4) {
   Hello("1");
   Hello("2");

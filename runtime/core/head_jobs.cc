@@ -382,7 +382,7 @@ void HeadState::ResetLive(Job& job, Instant now) {
   job.low_step.reset();
   job.began_anew = 0;
   job.steps_per_second = 0;
-  job.rate_from.reset();
+  job.rate_over.clear();
   job.progress_at = now;
   // A setup script runs before the ranks and may install things.
   job.start_deadline = now + (job.spec.setup.empty() ? config_.start_timeout : job.spec.progress.startup);

@@ -142,6 +142,7 @@ Notes NotesOf(const Job& job, Instant now) {
 struct JobNow {
   JobId id;
   std::string name, reason, run_dir, policy;
+  std::map<std::string, std::string> labels;
   JobState state = JobState::kQueued;
   Generation generation;
   Timeline timeline;
@@ -207,9 +208,8 @@ std::optional<double> SecondsLeft(const JobNow& now) {
 void AddProgress(const Job& job, JobNow& now, Instant at) {
   now.step = job.low_step ? job.low_step : job.top_step;
   // A speed is of steps that come: in a pause there is none, and no end in sight.
-  const absl::Duration usual = job.steps_per_second > 0 ? absl::Seconds(3 / job.steps_per_second) : kPause;
-  const bool pauses =
-      job.low_step && job.Live() && job.progress_at && at - *job.progress_at > std::max(kPause, usual);
+  const bool pauses = job.low_step && job.Live() && job.progress_at &&
+                      at - *job.progress_at > std::max(kPause, 3 * BetweenSteps(job));
   if (job.steps_per_second > 0 && !pauses) now.steps_per_second = job.steps_per_second;
   const bool some_run = job.record.exits.size() < job.ranks.size();
   for (const RankLive& rank : job.ranks) {
@@ -236,6 +236,7 @@ JobNow NowOf(const Job& job, const std::map<NodeId, Node>& nodes, bool whole, In
   JobNow now;
   now.id = record.id;
   now.name = record.name;
+  now.labels = job.spec.labels;
   now.reason = record.reason;
   now.run_dir = record.run_dir;
   now.policy = job.checkpoint_policy;
@@ -309,6 +310,7 @@ json JobDocument(const JobNow& job) {
     holders.push_back({{"node", node.id.value}, {"hostname", node.hostname}});
   json document = {{"id", job.id.value},
                    {"name", job.name},
+                   {"labels", job.labels},
                    {"state", Name(job.state)},
                    {"reason", job.reason},
                    {"generation", job.generation.value},
@@ -429,6 +431,7 @@ struct WhyDocument : Document {
   JobState state = JobState::kQueued;
   std::string reason, placement;
   std::vector<Blocker> blocked_by;
+  std::optional<FaultRecord> first_fault;
   Notes notes;
   Events events;
 
@@ -440,6 +443,7 @@ struct WhyDocument : Document {
                      {"reason", reason},
                      {"placement", placement},
                      {"blocked_by", BlockerDocuments(blocked_by)},
+                     {"first_fault", first_fault ? FaultDocument(*first_fault) : json(nullptr)},
                      {"events", std::move(documents)}};
     AddNotes(notes, document);
     return OneLine(document);
@@ -516,16 +520,18 @@ std::shared_ptr<const NodeRecord> SharedRecord(const Node& node) {
 
 json NodeDocument(const NodeNow& node, const plan::NodeView& view) {
   json gpus = json::array(), notices = json::array();
+  bool leaving = false;
   for (const GpuInfo& gpu : node.record->inventory.gpus)
     gpus.push_back({{"uuid", gpu.uuid}, {"model", gpu.model}, {"memory_bytes", gpu.memory_bytes}});
   for (const NoticeNow& notice : node.notices) {
+    leaving = leaving || notice.kind == NoticeKind::kLeave;
     notices.push_back(
         {{"kind", Name(notice.kind)}, {"source", notice.source}, {"left_seconds", notice.left_seconds}});
   }
   return {{"id", node.record->id.value},
           {"hostname", node.record->hostname},
           {"address", node.record->address},
-          {"state", NameOf(node.state)},
+          {"state", leaving && node.state == NodeState::kAlive ? "leaving" : NameOf(node.state)},
           {"unclean", node.unclean},
           {"notices", std::move(notices)},
           {"quarantine", OrNull(node.quarantine)},
@@ -596,7 +602,8 @@ ClientReply Built(const ReplyFromSpill& reply, const std::optional<SpilledTail>&
                  OneLine({{"generation", query.generation.value},
                           {"rank", query.rank},
                           {"world_size", reply.world_size},
-                          {"node", reply.hostname},
+                          {"node", reply.node.value},
+                          {"hostname", reply.hostname},
                           {"text", tail.text},
                           {"next_offset", tail.end_offset},
                           {"end", true},
@@ -651,6 +658,7 @@ std::shared_ptr<const Document> HeadState::WhyOf(const Job& job) const {
   why->reason = job.record.reason;
   why->placement = job.placement_reason;
   why->blocked_by = job.blocked_by;
+  if (const FaultRecord* first = FirstFault(job.record.faults)) why->first_fault = *first;
   why->notes = NotesOf(job, step_at_);
   why->events.assign(job.events.begin(), job.events.end());
   return why;

@@ -398,7 +398,7 @@ bool HeadState::MayOnlyLackItsAgent(const Node& node, Instant now) const {
     if (!job.Live() || !job.HoldsNode(node.record.id)) continue;
     holds = true;
     absl::Duration recent = config_.suspect_after;
-    if (job.steps_per_second > 0) recent = std::max(recent, absl::Seconds(2 / job.steps_per_second));
+    recent = std::max(recent, 2 * BetweenSteps(job));
     for (const RankPlace& place : job.record.grant->ranks) {
       const std::optional<Instant> stepped = job.ranks[place.rank].stepped_at;
       if (place.node != node.record.id && stepped && now - *stepped <= recent) return true;

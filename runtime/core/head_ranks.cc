@@ -16,13 +16,28 @@ namespace {
 
 constexpr size_t kExitTailBytes = 2 << 10;    // of each rank, in the record
 constexpr size_t kFaultTailBytes = 16 << 10;  // of the first fault
-constexpr absl::Duration kRateStretch = absl::Seconds(2);
+constexpr absl::Duration kRateStretch = absl::Seconds(30);
+constexpr absl::Duration kRateFirst = absl::Seconds(2);
+constexpr absl::Duration kRateEvery = absl::Seconds(1);
 constexpr absl::Duration kLeftAfter = absl::Seconds(1);
 // A program that never reports a step is taken to have made progress after this long.
 constexpr absl::Duration kSilentProgress = absl::Minutes(5);
 
 std::string LastBytes(const std::string& text, size_t bytes) {
   return text.size() <= bytes ? text : text.substr(text.size() - bytes);
+}
+
+// Ranks report at different moments of a step, and their agents once a second, so only a stretch of many
+// reports gives an honest rate: the end of a job that is foretold from it must not jump by a quarter from
+// look to look.
+void MeasureRate(Job& job, int64_t low, Instant now) {
+  auto& over = job.rate_over;
+  if (over.empty() || now - over.back().second >= kRateEvery) over.emplace_back(low, now);
+  while (over.size() > 2 && now - over.front().second > kRateStretch) over.pop_front();
+  // The first of a generation may be of one rank alone, or of a first step that compiled something.
+  const auto& [from, since] = over.size() > 2 ? over[1] : over[0];
+  if (over.size() > 1 && now - since >= kRateFirst)
+    job.steps_per_second = static_cast<double>(low - from) / absl::ToDoubleSeconds(now - since);
 }
 
 }  // namespace
@@ -92,6 +107,13 @@ bool HeadState::AllBeganAnew(Job& job) {
   return true;
 }
 
+// Programs that report every hundredth step change it seldom, however fast they are.
+absl::Duration BetweenSteps(const Job& job) {
+  const auto& over = job.rate_over;
+  if (over.size() < 2) return absl::ZeroDuration();
+  return (over.back().second - over.front().second) / static_cast<int64_t>(over.size() - 1);
+}
+
 // The job is where its slowest running rank is.
 void HeadState::UpdateProgress(Job& job, Instant now) {
   if (job.steps.empty()) return;
@@ -99,15 +121,8 @@ void HeadState::UpdateProgress(Job& job, Instant now) {
   if (job.low_step && low == *job.low_step) return;
   const bool fell = job.low_step && low < *job.low_step;
   if (fell && !AllBeganAnew(job)) return;
-  // Ranks report at different moments of a step, so only a stretch of time gives an honest rate.
-  if (!job.rate_from || fell) {
-    job.rate_from = {low, now};
-  } else if (now - job.rate_from->second >= kRateStretch) {
-    const double rate =
-        static_cast<double>(low - job.rate_from->first) / absl::ToDoubleSeconds(now - job.rate_from->second);
-    job.steps_per_second = job.steps_per_second == 0 ? rate : 0.5 * (job.steps_per_second + rate);
-    job.rate_from = {low, now};
-  }
+  if (fell) job.rate_over.clear();
+  MeasureRate(job, low, now);
   job.low_step = low;
   job.progress_at = now;
   job.rank_notes.erase(kProgressNote);
@@ -379,7 +394,7 @@ void HeadState::EmitNote(Job& job, const std::string& kind, std::string text) {
 }
 
 // What ranks say of themselves is a state of the job. Of a storage that cannot be read, of saves that come to
-// nothing, and of a directory that changed hands, people also want to know when.
+// nothing, of a directory that changed hands and of data that is trained, people also want to know when.
 void HeadState::TakeNote(Job& job, const NodeId& node, const AgentNote& note) {
   std::string& known = job.rank_notes[note.kind];
   std::string text = note.text.substr(0, kRankNoteBytesMax);
@@ -388,7 +403,8 @@ void HeadState::TakeNote(Job& job, const NodeId& node, const AgentNote& note) {
   known = std::move(text);
   const bool told_when_it_changes =
       note.kind == kStorageNote || note.kind == kSavesNote || note.kind == kLogsNote;
-  if (note.kind != kOwnerNote && !(told_when_it_changes && changes)) return;
+  const bool always_told = note.kind == kOwnerNote || note.kind == kSamplesNote;
+  if (!always_told && !(told_when_it_changes && changes)) return;
   EmitNote(job, note.kind,
            absl::StrCat("rank ", note.rank, " on ", Hostname(node), ": ",
                         !known.empty()            ? known

@@ -1,6 +1,4 @@
-// HeadState: what HeadCore knows, and its decisions by concern. Private to runtime/core.
-//
-//   head_core.cc     steps, recovery, deadlines
+// What HeadCore knows, and its decisions by concern. Private to runtime/core. head_core.cc: steps, deadlines
 //   head_nodes.cc    hello, heartbeat, silence: membership
 //   head_records.cc  jobs from their records and into them
 //   head_recovery.cc lost records, older records, newer heads
@@ -167,11 +165,12 @@ struct Job {
   std::optional<Instant> excused_until;  // of one that was taken back: ranks may still act on it
   bool saved_since_told = false;         // a checkpoint was committed since they were told
   JobSizing sizing;
-  std::optional<int64_t> top_step;                       // highest any rank reported
-  std::optional<int64_t> low_step;                       // lowest of the ranks still running
-  int began_anew = 0;                                    // of these, whose step fell since low_step
-  double steps_per_second = 0;                           // smoothed
-  std::optional<std::pair<int64_t, Instant>> rate_from;  // low_step at the beginning of the stretch measured
+  std::optional<int64_t> top_step;  // highest any rank reported
+  std::optional<int64_t> low_step;  // lowest of the ranks still running
+  int began_anew = 0;               // of these, whose step fell since low_step
+  double steps_per_second = 0;
+  std::deque<std::pair<int64_t, Instant>>
+      rate_over;  // low_step and when, of the stretch that it is measured over
   std::optional<Instant> progress_at;
   int idle = 0;                                // ranks that rest
   Instant idle_from;                           // the last of them did from then on
@@ -222,6 +221,7 @@ size_t BytesOfUser(const std::string& spec_text, const std::map<std::string, std
 // reads.
 std::string LocationOf(const spec::JobSpec& spec);
 
+absl::Duration BetweenSteps(const Job& job);  // from one report of another step to the next; zero: not known
 // "seems stuck: ...", as it is now; empty: it does not seem so.
 std::string StuckText(const Job& job, Instant now);
 

@@ -68,6 +68,14 @@ std::string Printable(std::string text) {
   return text;
 }
 
+RankSaid Refused(const char* what, size_t bytes, size_t most) {
+  RankSaid said;
+  said.kind = RankSaid::Kind::kNote;
+  said.note = kRefusedNote;
+  said.text = absl::StrCat(what, " has ", bytes, " bytes and may have ", most, ": it is not taken");
+  return said;
+}
+
 }  // namespace
 
 RankSaid ReadRelay(const std::string& json) {
@@ -80,12 +88,16 @@ RankSaid ReadRelay(const std::string& json) {
   if (type == "checkpoint" && said.step) {
     said.kind = RankSaid::Kind::kCheckpoint;
     said.manifest = TextOf(object, "manifest");
+    if (said.manifest.size() > kManifestBytesMax)
+      return Refused("the manifest of a checkpoint", said.manifest.size(), kManifestBytesMax);
     said.text = Printable(TextOf(object, "policy").substr(0, kPolicyBytesMax));
   }
   const auto sequence = Count(object, "sequence");
   if (type == "exchange" && sequence && absl::Base64Unescape(TextOf(object, "blob"), &said.blob)) {
     said.kind = RankSaid::Kind::kExchange;
     said.sequence = *sequence;
+    if (said.blob.size() > kBlobBytesMax)
+      return Refused("its part of an exchange", said.blob.size(), kBlobBytesMax);
   }
   if (const auto peer = Count(object, "peer"); type == "link" && peer && *peer < kRanksMax) {
     said.kind = RankSaid::Kind::kLink;

@@ -15,6 +15,10 @@ namespace gtrain::core {
 
 inline constexpr size_t kLinkTextBytesMax = 300;
 inline constexpr size_t kPolicyBytesMax = 200;
+// What a rank says with more is not taken, and told as an event of its job: it would not reach the head.
+inline constexpr size_t kManifestBytesMax = 4096;
+inline constexpr size_t kBlobBytesMax = 1 << 20;
+inline constexpr char kRefusedNote[] = "refused";
 
 struct RankSaid {
   enum class Kind {

@@ -28,9 +28,11 @@ inline constexpr char kStorageNote[] = "storage";
 inline constexpr char kSavesNote[] = "saves";  // that saves since the newest commit came to nothing, and why
 // That the log files of ranks cannot be written, and why; empty: they are again. Its agent says so.
 inline constexpr char kLogsNote[] = "logs";
+// Where training is in its data; each is an event, from which `gtrain data audit` proves what was trained.
+inline constexpr char kSamplesNote[] = "samples";
 constexpr bool IsRankNote(absl::string_view kind) {
   return kind == kCompressionNote || kind == kRestoreNote || kind == kOwnerNote || kind == kStorageNote ||
-         kind == kSavesNote || kind == kLogsNote;
+         kind == kSavesNote || kind == kLogsNote || kind == kSamplesNote;
 }
 inline constexpr size_t kRankNoteBytesMax = 400;
 

@@ -32,6 +32,8 @@ inline constexpr char kNoteOwner[] = "owner";      // whose the checkpoint direc
 inline constexpr char kNoteStorage[] = "storage";
 inline constexpr char kNoteSaves[] =
     "saves";  // saves since the newest commit came to nothing; empty: no more
+// Which samples are trained next (sharding/ledger/audit.h), when a generation begins to train and at the end.
+inline constexpr char kNoteSamples[] = "samples";
 
 // Thread-safe. Owns one background thread that talks to the keeper; starts no other, installs no
 // signal handler. In a forked child every call returns FailedPrecondition and nothing is sent.

@@ -4,6 +4,7 @@ import json
 import math
 import os
 import re
+import shutil
 import struct
 import time
 import unittest
@@ -156,6 +157,28 @@ class CkptTest(harness.GtrainTest):
         self.assertNotIn('NaN', self.gtrain('ckpt', 'verify', other).stderr)
 
     @unittest.skipUnless(os.path.exists(LIBRARY) and not sanitized(), 'libgtrain.so is not built, or with a sanitizer')
+    def refuse_to_replace(self, store):
+        """C3: resuming from elsewhere says nothing of what is in the job's own folder, and retention deleted it."""
+        other = self.job_file('other', f'name: other\nrun: /usr/bin/python3 {TRAIN} --steps 200 --other\nranks: 2\n'
+                                       f'checkpoint: {{uri: {store}, every: 25 steps, keep: 1}}\n')
+        elsewhere = os.path.join(self.dir, 'elsewhere')
+        shutil.copytree(store, elsewhere)
+        said = self.gtrain('launch', other, '--resume', elsewhere, expect=2).stderr
+        self.assertRegex(said, r"this job's own checkpoint\.uri is step 50 of job sgd-1 .* another job: its checkpoints would be deleted")
+        for place, why in ((os.path.join(self.dir, 'nope'), 'there is no such directory'), (self.out, 'no committed checkpoint is there')):
+            free = self.job_file('free', f'name: free\nrun: "true"\nranks: 1\ncheckpoint: {{uri: {self.dir}/free}}\n')
+            self.assertIn(f'--resume {place}: {why}', self.gtrain('launch', free, '--resume', place, expect=2).stderr)
+        # The library itself, for who sets the variable: nothing of the other job is touched.
+        direct = self.gtrain('launch', '-n', '1', '--name', 'direct', '--set', f'checkpoint.uri={store}', '--resume', elsewhere,
+                             '--', '/usr/bin/python3', TRAIN, '--steps', '60', expect=2)
+        self.assertIn('another job', direct.stderr)
+        fresh = self.start('launch', '--fresh', '--name', 'fresh', '-n', '1', '--set', f'checkpoint.uri={store}', '--', 'sleep', '600')
+        fresh.wait_for(r'starts anew; the checkpoints that are there, the newest step 50 of job sgd-1 in \S+, are deleted as newer '
+                       r'ones are committed\. `gtrain ckpt pin \S+ STEP` keeps one')
+        self.gtrain('stop', '--now', 'fresh')
+        fresh.wait()
+        self.assertEqual([c['step'] for c in self.listed(store)], [50, 25])
+
     def test_of_a_job(self):
         """pin outlives retention, rm asks before the newest, gc frees what was never committed, cp is verified (C2)."""
         store, copy = os.path.join(self.dir, 'ckpt'), os.path.join(self.dir, 'copy')
@@ -167,6 +190,7 @@ class CkptTest(harness.GtrainTest):
 
         train(50)
         self.assertEqual([c['step'] for c in self.listed(store)], [50, 25])
+        self.refuse_to_replace(store)
         self.ckpt('pin', store, '25')
         train(100)
         kept = {c['step']: c['pinned'] for c in self.listed(store)}

@@ -1,12 +1,16 @@
 """What somebody meets in the first week: names used twice, jobs that are over, output that nobody reads, words of a script.
 Typed as a user would, without root; first_day_test.py has the first day."""
 import concurrent.futures
+import fcntl
+import glob
 import json
 import os
 import re
 import shutil
 import signal
+import struct
 import subprocess
+import termios
 
 import harness
 from ckpt_test import LIBRARY, sanitized
@@ -120,6 +124,113 @@ class OverTest(FirstDayTest):
         self.assertIn('bad-2 is over: FAILED', self.gtrain('attach', 'bad', expect=93).stderr)
         self.assertIn('nothing that it left is called nosuch', self.gtrain('attach', 'nosuch', expect=1).stderr)
         self.assertIn('no local cluster runs', self.gtrain('attach', expect=1).stderr)
+
+
+class WhichJobTest(FirstDayTest):
+    """What is left of a job answers for no other one: a monitor that reads FAILED would start a training again that runs."""
+
+    def killed(self, **options):
+        for pid in self.marked():
+            os.kill(pid, signal.SIGKILL)
+        self.wait_for_no_processes()
+
+    def test_a_newer_one_of_the_name_may_run(self):
+        self.gtrain('launch', '--name', 'train', '-n', '1', '--', 'false', expect=1)
+        wait_until('its result', lambda: glob.glob(os.path.join(self.dir, 'gtrain-runs', 'train-1-*', 'result.json')))
+        self.gtrain('launch', '-d', '--name', 'train', '-n', '1', '--', 'sleep', '600')
+        self.wait_for_state('train-2', 'RUNNING')
+        self.killed()
+        for verb in ('status', 'why', 'logs'):
+            with self.subTest(verb):
+                said = self.gtrain(verb, 'train', expect=1)
+                self.assertNotIn('FAILED', said.stdout)
+                self.assertIn('the newest called train is train-1: ask for it by its id', said.stderr)
+                self.gtrain(verb, 'train-1')
+
+    def test_a_job_of_another_cluster_has_the_same_id(self):
+        other = os.path.join(self.dir, 'other')
+        os.makedirs(other)
+        if self.prefix:
+            os.chown(other, harness.NOBODY, harness.NOBODY)
+        self.gtrain('launch', '--name', 'train', '-n', '1', '--', 'false', expect=1, home=other)
+        wait_until('its result', lambda: glob.glob(os.path.join(self.dir, 'gtrain-runs', 'train-1-*', 'result.json')))
+        self.gtrain('launch', '-d', '--name', 'train', '-n', '1', '--', 'sleep', '600')
+        self.wait_for_state('train-1', 'RUNNING')
+        self.killed()
+        said = self.gtrain('status', 'train-1', '--json', expect=1)
+        self.assertNotIn('FAILED', said.stdout)
+        self.assertIn('FAILED', self.gtrain('status', 'train-1', home=other).stdout)
+
+    def test_what_is_left_and_calls_itself_alive(self):
+        """A rank may write there. `exec` and `scale` died of it."""
+        self.gtrain('launch', '--name', 'one', '-n', '1', '--', 'true')
+        (path,) = wait_until('its result', lambda: glob.glob(os.path.join(self.dir, 'gtrain-runs', 'one-1-*', 'result.json')))
+        self.end_local_cluster()
+        with open(path) as data:
+            text = data.read()
+        with open(path, 'w') as out:
+            out.write(text.replace('SUCCEEDED', 'RUNNING'))
+        for words in (['exec', 'one-1', '--', 'true'], ['scale', 'one-1', '-n', '2'], ['stack', 'one-1'], ['stop', 'one-1']):
+            with self.subTest(words):
+                done = self.gtrain(*words, expect=None)
+                self.assertGreaterEqual(done.returncode, 0, done.stderr)
+                self.assertNotIn('RUNNING', done.stdout)
+
+
+class FailedTest(FirstDayTest):
+    def test_status_and_why_say_what_the_rank_said(self):
+        job = self.job_file('bad', 'name: bad\nscript: |\n  echo "KeyError: the word" >&2\n  exit 3\nranks: 1\nrestart: {before_first_step: 0}\n')
+        self.gtrain('launch', '-d', job)
+        self.wait_for_state('bad', 'FAILED')
+        for verb in ('status', 'why'):
+            self.assertRegex(self.gtrain(verb, 'bad').stdout, r'first fault: .*exit code 3\n +KeyError: the word')
+        self.end_local_cluster()
+
+    def test_logs_of_a_generation_that_wrote_nothing(self):
+        first = os.path.join(self.dir, 'first')
+        self.gtrain('launch', '-d', '--name', 'twice', '-n', '1', '--', 'sh', '-c',
+                    f'[ -e {first} ] && exec sleep 600; touch {first}; echo the word; kill -9 $$')
+        wait_until('another generation', lambda: (self.job('twice') or {}).get('generation', 0) > 1 and self.job('twice')['state'] == 'RUNNING')
+        done = self.gtrain('logs', 'twice')
+        self.assertEqual(done.stdout, '')
+        self.assertRegex(done.stderr, r'generation 2 has written nothing yet; what an earlier one wrote: --generation 1')
+        self.assertEqual(self.gtrain('logs', 'twice', '--generation', '1').stdout, 'the word\n')
+        self.gtrain('stop', '--now', 'twice')
+        self.wait_for_state('twice', 'CANCELLED')
+        self.end_local_cluster()
+
+    def test_who_asks_to_stop_twice_stops_at_once(self):
+        self.gtrain('launch', '-d', '--name', 'firm', '-n', '1', '--', 'sh', '-c', 'trap "" TERM; echo ready; while :; do sleep 0.1; done')
+        wait_until('it to be ready', lambda: 'ready' in self.gtrain('logs', 'firm', expect=None).stdout)
+        self.assertIn('stopping; the ranks may save', self.gtrain('stop', 'firm', '--reason', 'the first').stdout)
+        self.assertIn('firm-1: stopping now', self.gtrain('stop', 'firm').stdout)
+        self.assertIn('the first', self.wait_for_state('firm', 'CANCELLED')['reason'])
+        self.end_local_cluster()
+
+
+class SlowPipeTest(FirstDayTest):
+    def test_a_signal_ends_launch_into_a_pipe_that_nobody_reads(self):
+        for number, code in ((signal.SIGTERM, None), (signal.SIGINT, 130)):
+            with self.subTest(number):
+                read, write = os.pipe()
+                launch = subprocess.Popen([*self.prefix, self.program, 'launch', '-n', '2', '--', 'sh', '-c', 'yes word'],
+                                          env=self.env(), cwd=self.dir, stdin=subprocess.DEVNULL, stdout=write, stderr=subprocess.PIPE,
+                                          start_new_session=True)
+                os.close(write)
+                try:
+                    wait_until('the pipe to be full', lambda: harness.read_proc(launch.pid, 'wchan') and self.jobs() and
+                               fcntl.ioctl(read, termios.FIONREAD, b'....') == struct.pack('i', 1 << 16))
+                    launch.send_signal(number)
+                    _, said = launch.communicate(timeout=harness.PATIENCE)
+                    if code is not None:
+                        self.assertEqual(launch.returncode, code, said)
+                finally:
+                    launch.kill()
+                    launch.wait()
+                    os.close(read)
+                for job in self.jobs():
+                    self.gtrain('stop', '--now', job['id'], expect=None)
+        self.end_local_cluster()
 
 
 class ClosedOutputTest(FirstDayTest):

@@ -67,10 +67,13 @@ class OsTest(harness.GtrainTest):
                 self.assertRegex(done.stderr, lost)
                 done = self.shell(f'"$0" {verb} | :')
                 self.assertNotIn('could not be written', done.stdout + done.stderr, 'nobody wanted to read the rest')
+        done = self.shell('"$0" launch -d -n 1 -- true > /dev/full')
+        self.assertEqual(done.returncode, 1, done.stderr)
+        self.assertRegex(done.stderr, 'gtrain: job true-2 was submitted and goes on\ngtrain: the output is not whole')
         done = self.shell('"$0" launch -n 1 -- echo word > /dev/full')
         self.assertEqual(done.returncode, 1, done.stderr)
         self.assertRegex(done.stderr, lost)
-        self.assertRegex(done.stderr, 'gtrain: (detached; echo-2 goes on|echo-2 SUCCEEDED)')  # whichever it knew by then
+        self.assertRegex(done.stderr, 'gtrain: (detached; echo-3 goes on|echo-3 SUCCEEDED)')  # whichever it knew by then
         done = self.shell('ulimit -f 100; "$0" launch -n 1 -- bash -c "yes | head -n 30000" > shown')
         self.assertEqual(done.returncode, 1, done.stderr)
         self.assertRegex(done.stderr, 'the output is not whole, it could not be written: File too large')
@@ -638,6 +641,29 @@ class FullDiskTest(harness.GtrainTest):
         os.unlink(self.filler)
         seen = self.wait_for_state(job, 'CANCELLED')
         self.assertEqual((seen['restarts'], seen['generation']), (0, 1))
+        self.end_local_cluster()
+
+    def test_a_disk_that_takes_no_more_files(self):
+        """H3: with room for bytes and none for another file, the head ended when its store began the next one."""
+        state = os.path.join(self.home, 'state')
+        self.mount(state, '300m,nr_inodes=400')
+        job = json.loads(self.gtrain('launch', '-d', '--json', '-n', '1', '--', 'sleep', '600').stdout)['job']
+        self.wait_for_state(job, 'RUNNING')
+        others = os.path.join(state, 'others')
+        os.makedirs(others)
+        with self.assertRaises(OSError):
+            for i in range(500):
+                open(os.path.join(others, str(i)), 'w').close()
+        refused = wait_until('a refusal', lambda: (lambda done: done.returncode != 0 and done)(
+            self.gtrain('launch', '-d', '-n', '1', '--', 'true', expect=None)))
+        self.assertRegex(refused.stderr, r'takes \d+ more files of 400 \(inodes, `df -i`\); the head needs \d+ to .*: remove some files there')
+        (head,) = self.daemons('head')
+        self.assertIn('RUNNING', self.gtrain('status', job).stdout)
+        shutil.rmtree(others)
+        wait_until('jobs to be taken', lambda: self.gtrain('launch', '-d', '-n', '1', '--', 'true', expect=None).returncode == 0)
+        self.assertEqual(self.daemons('head'), [head], 'it never ended')
+        self.gtrain('stop', '--now', job)
+        self.wait_for_state(job, 'CANCELLED')
         self.end_local_cluster()
 
     def test_a_full_run_directory_is_said(self):
