@@ -6,5 +6,6 @@
 #include <gtrain/checkpoint.h>
 #include <gtrain/communicator.h>
 #include <gtrain/reducer.h>
+#include <gtrain/samples.h>
 #include <gtrain/session.h>
 #include <gtrain/status.h>

@@ -531,6 +531,49 @@ GTRAIN_API gtrain_status gtrain_reducer_drop(gtrain_reducer* reducer, gtrain_err
 GTRAIN_API gtrain_status gtrain_checkpointer_add_reducer(gtrain_checkpointer* checkpointer,
                                                          gtrain_reducer* reducer, gtrain_error* error);
 
+/* The sample ledger: which samples a batch consists of, and this rank's share of it. gtrain/samples.h says
+ * what it promises and costs. */
+typedef struct gtrain_samples_options {
+  size_t size;          /* sizeof(gtrain_samples_options) */
+  const char* name;     /* 1 to 64 of a-z, A-Z, 0-9, '_', '-', '.'; NULL: "train" */
+  int64_t samples;      /* 1 to 2^48 */
+  int64_t epochs;       /* at least 1 */
+  int64_t global_batch; /* samples a batch of all ranks together, at least 1 */
+  uint64_t seed;
+  int in_order;  /* not 0: samples are not shuffled */
+  int drop_last; /* not 0: the short batch at the end of each epoch is left out; else it is trained, too */
+  int share;  /* which of `shares` this rank takes: its coordinate along the data-parallel axis of a mesh */
+  int shares; /* 0: `share` is the rank and `shares` the world size */
+} gtrain_samples_options;
+
+typedef struct gtrain_samples gtrain_samples;
+
+/* Equal options on all ranks, but for `share`. */
+GTRAIN_API gtrain_status gtrain_samples_open(gtrain_session* session, const gtrain_samples_options* options,
+                                             gtrain_samples** out, gtrain_error* error);
+GTRAIN_API void gtrain_samples_free(gtrain_samples* samples);
+
+typedef struct gtrain_samples_place {
+  size_t size;    /* sizeof(gtrain_samples_place), set by the caller */
+  int64_t step;   /* batches that are behind */
+  int64_t epoch;  /* of the next batch, from 0; `epochs` when all are trained */
+  int64_t offset; /* samples of that epoch that are behind */
+  int64_t batch; /* samples of the next batch, of all ranks: what a mean divides by; 0 when all are trained */
+  int64_t steps; /* batches from the first to the last, those behind included */
+} gtrain_samples_place;
+
+GTRAIN_API gtrain_status gtrain_samples_where(gtrain_samples* samples, gtrain_samples_place* out,
+                                              gtrain_error* error);
+/* This rank's share of the next batch, or of the one `ahead` batches later: `count` samples go to `indices`,
+ * which has room for `room` of them; with NULL only they are counted. Moves nothing. */
+GTRAIN_API gtrain_status gtrain_samples_share(gtrain_samples* samples, int64_t ahead, int64_t* indices,
+                                              int64_t room, int64_t* count, gtrain_error* error);
+/* The next batch is trained: before the save that contains it. GTRAIN_OUT_OF_RANGE: there is none. */
+GTRAIN_API gtrain_status gtrain_samples_advance(gtrain_samples* samples, gtrain_error* error);
+/* The cursor is saved and restored with the rest, as replicated state "gtrain/samples/NAME". Before both. */
+GTRAIN_API gtrain_status gtrain_checkpointer_add_samples(gtrain_checkpointer* checkpointer,
+                                                         gtrain_samples* samples, gtrain_error* error);
+
 /* The mean of float32[count] among the ranks of a communicator, compressed on its way: what a reducer does
  * with a bucket, for programs that have buckets of their own. The next call applies what the last one
  * carries over, unless drop came first. */

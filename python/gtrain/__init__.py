@@ -15,9 +15,10 @@ from ._library import library_path, set_log, version
 from .checkpoint import Checkpointer
 from .gradients import CompressedMean, ReducedStep, Reducer
 from .mesh import Mesh
+from .samples import Samples
 from .session import (ANY_SOURCE, ANY_TAG, EXIT_RUN_ME_AGAIN, Communicator, Receive, Request, Send,
                       Session)
 
 __all__ = ["ANY_SOURCE", "ANY_TAG", "Checkpointer", "Communicator", "CompressedMean", "DeadlineExceeded", "EXIT_RUN_ME_AGAIN", "FailedPrecondition",
-           "GtrainError", "InvalidArgument", "LibraryNotFound", "Mesh", "Receive", "ReducedStep", "Reducer", "Request", "Send", "Session",
+           "GtrainError", "InvalidArgument", "LibraryNotFound", "Mesh", "Receive", "ReducedStep", "Reducer", "Request", "Samples", "Send", "Session",
            "Unavailable", "library_path", "set_log", "version"]

@@ -58,6 +58,17 @@ class ReducerOptions(ctypes.Structure):
                 ("compression", POINTER(Compression))]
 
 
+class SamplesOptions(ctypes.Structure):
+    _fields_ = [("size", c_size_t), ("name", c_char_p), ("samples", c_int64), ("epochs", c_int64),
+                ("global_batch", c_int64), ("seed", c_uint64), ("in_order", c_int), ("drop_last", c_int),
+                ("share", c_int), ("shares", c_int)]
+
+
+class SamplesPlace(ctypes.Structure):
+    _fields_ = [("size", c_size_t), ("step", c_int64), ("epoch", c_int64), ("offset", c_int64), ("batch", c_int64),
+                ("steps", c_int64)]
+
+
 class ReducedStep(ctypes.Structure):
     _fields_ = [("size", c_size_t), ("bytes_sent", c_uint64), ("selected", c_size_t), ("wanted", c_size_t),
                 ("clipped", c_size_t), ("early", c_size_t), ("momentum_travelled", c_int32),
@@ -134,6 +145,12 @@ _FUNCTIONS = {
     "gtrain_reducer_abort": (c_int, [c_void_p, c_char_p, _ERROR]),
     "gtrain_reducer_drop": (c_int, [c_void_p, _ERROR]),
     "gtrain_checkpointer_add_reducer": (c_int, [c_void_p, c_void_p, _ERROR]),
+    "gtrain_samples_open": (c_int, [c_void_p, POINTER(SamplesOptions), _HANDLE_OUT, _ERROR]),
+    "gtrain_samples_free": (None, [c_void_p]),
+    "gtrain_samples_where": (c_int, [c_void_p, POINTER(SamplesPlace), _ERROR]),
+    "gtrain_samples_share": (c_int, [c_void_p, c_int64, POINTER(c_int64), c_int64, POINTER(c_int64), _ERROR]),
+    "gtrain_samples_advance": (c_int, [c_void_p, _ERROR]),
+    "gtrain_checkpointer_add_samples": (c_int, [c_void_p, c_void_p, _ERROR]),
     "gtrain_compressed_mean_create": (c_int, [c_void_p, POINTER(Compression), c_size_t, POINTER(Gradient), c_size_t,
                                               _HANDLE_OUT, _ERROR]),
     "gtrain_compressed_mean_free": (None, [c_void_p]),
@@ -219,17 +236,26 @@ def load():
         return _loaded
 
 
-def _check(name, arguments):
+def _check_integer(name, value, kind):
     """ctypes cuts off the upper bits of an int without a word."""
+    if not hasattr(value, "__index__"):
+        raise InvalidArgument(f"{name}: {value!r} is no integer")
+    bits = 8 * ctypes.sizeof(kind)
+    least, most = (-1 << (bits - 1), (1 << (bits - 1)) - 1) if kind(-1).value < 0 else (0, (1 << bits) - 1)
+    if not least <= value.__index__() <= most:
+        raise InvalidArgument(f"{name}: {value} is not from {least} to {most}")
+
+
+def _check(name, arguments):
     for value, kind in zip(arguments, _FUNCTIONS[name][1]):
-        if kind not in _INTEGERS or value is None:
-            continue
-        if not hasattr(value, "__index__"):
-            raise InvalidArgument(f"{name}: {value!r} is no integer")
-        bits = 8 * ctypes.sizeof(kind)
-        least, most = (-1 << (bits - 1), (1 << (bits - 1)) - 1) if kind(-1).value < 0 else (0, (1 << bits) - 1)
-        if not least <= value.__index__() <= most:
-            raise InvalidArgument(f"{name}: {value} is not from {least} to {most}")
+        if kind in _INTEGERS and value is not None:
+            _check_integer(name, value, kind)
+
+
+def set_integer(structure, field, value):
+    """A field of a structure of the library, by the user's word."""
+    _check_integer(field, value, dict(structure._fields_)[field])
+    setattr(structure, field, value.__index__())
 
 
 def call(name, *arguments):

@@ -168,6 +168,14 @@ class Checkpointer:
         """What its compression carries over from step to step is saved and restored with the rest. Before both."""
         _library.call("gtrain_checkpointer_add_reducer", self.handle, reducer.handle)
 
+    def add_samples(self, samples):
+        """Where training is in its data (Samples) is saved and restored with the rest. Before both. Once for each name.
+
+        restore() raises InvalidArgument where the checkpoint was trained with other samples, seed, shuffle or drop_last;
+        epochs and global_batch may be others.
+        """
+        _library.call("gtrain_checkpointer_add_samples", self.handle, samples.handle)
+
     def restore(self, may_be_missing=()):
         """Collective. Loads the newest intact checkpoint into the registered arrays; its step, or None.
 

@@ -8,6 +8,7 @@
 
 #include "base/status_macros.h"
 #include "runtime/capi/handles.h"
+#include "runtime/capi/samples.h"
 #include "sharding/local_box.h"
 
 namespace gtrain::capi {
@@ -55,6 +56,7 @@ absl::Status Open(gtrain_session* session, const gtrain_checkpoint_options* in, 
   auto handle = std::make_unique<gtrain_checkpointer>();
   handle->session = session->session;
   options.before_save = [handle = handle.get(), theirs = std::move(options.before_save)]() -> absl::Status {
+    SaveSamples(handle);
     for (const auto& carried : handle->carried) {
       GT_RETURN_IF_ERROR(carried->reducer->reducer->ExportCarried(absl::MakeSpan(carried->block)));
     }
@@ -328,6 +330,7 @@ gtrain_status gtrain_checkpointer_restore(gtrain_checkpointer* checkpointer,
     checkpointer->restored = restored.value_or(gtrain::RestoredStep());
     if (!restored.has_value()) return absl::OkStatus();
     GT_RETURN_IF_ERROR(gtrain::capi::LoadReducers(checkpointer));
+    GT_RETURN_IF_ERROR(gtrain::capi::LoadSamples(checkpointer));
     *step = restored->step;
     return absl::OkStatus();
   });

@@ -3,6 +3,7 @@
 #include <sys/types.h>
 #include <unistd.h>
 
+#include <array>
 #include <exception>
 #include <memory>
 #include <optional>
@@ -19,6 +20,7 @@
 #include "comm/reducer/reducer.h"
 #include "gtrain/gtrain_c.h"
 #include "runtime/port/session.h"
+#include "sharding/ledger/ledger.h"
 
 // Members are declared so that they are destroyed in the right order: what depends comes last.
 struct gtrain_session {
@@ -61,12 +63,32 @@ struct gtrain_reducer {
   std::vector<size_t> unused;  // in the last step
 };
 
+// Shared with checkpointers that save its cursor.
+struct gtrain_samples {
+  pid_t owner = getpid();
+  struct Parts {
+    std::shared_ptr<gtrain::Session> session;
+    std::string name;
+    gtrain::sharding::SampleOptions options;
+    gtrain::sharding::SampleCursor cursor;
+    int share = 0, shares = 1;
+    bool said_begin = false, said_end = false;  // by this process, since the last restore
+  };
+  std::shared_ptr<Parts> parts;
+};
+
 struct gtrain_compressed_mean {
   pid_t owner = getpid();
   std::shared_ptr<gtrain::Session> session;
   std::unique_ptr<gtrain::Communicator> comm;  // its own
   std::unique_ptr<gtrain::CompressedCollective> mean;
 };
+
+namespace gtrain::capi {
+// Of version 1: {version, step, epoch, offset, samples, epochs, global_batch, seed, shuffle, drop_last}; only
+// zeros: nothing.
+using SampleBlock = std::array<int64_t, 10>;
+}  // namespace gtrain::capi
 
 struct gtrain_checkpointer {
   pid_t owner = getpid();
@@ -76,6 +98,11 @@ struct gtrain_checkpointer {
     std::vector<float> block;  // registered
   };
   std::vector<std::unique_ptr<Carried>> carried;
+  struct SavedSamples {
+    std::shared_ptr<gtrain_samples::Parts> samples;
+    gtrain::capi::SampleBlock block{};  // registered
+  };
+  std::vector<std::unique_ptr<SavedSamples>> samples;
   std::unique_ptr<gtrain::Checkpointer> checkpointer;
   gtrain::RestoredStep restored;  // by the last restore
 };

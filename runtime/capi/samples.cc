@@ -1,0 +1,185 @@
+// The sample ledger of gtrain_c.h.
+#include "runtime/capi/samples.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <string>
+#include <utility>
+
+#include "base/status_macros.h"
+#include "runtime/capi/handles.h"
+#include "sharding/ledger/audit.h"
+
+namespace gtrain::capi {
+namespace {
+
+constexpr int64_t kBlockVersion = 1;
+constexpr int64_t kAheadMax = int64_t{1} << 40;
+
+absl::Status ReadOptions(const gtrain_session& session, const gtrain_samples_options& in,
+                         gtrain_samples::Parts* parts) {
+  if (in.size < sizeof(gtrain_samples_options))
+    return absl::InvalidArgumentError("`size` of gtrain_samples_options is not its sizeof");
+  parts->options = {in.samples, in.epochs, in.global_batch, in.seed, in.in_order == 0, in.drop_last != 0};
+  GT_RETURN_IF_ERROR(sharding::CheckSampleOptions(parts->options));
+  parts->name = in.name == nullptr ? "train" : in.name;
+  GT_RETURN_IF_ERROR(sharding::CheckSampleName(parts->name));
+  parts->shares = in.shares == 0 ? session.world_size : in.shares;
+  parts->share = in.shares == 0 ? session.rank : in.share;
+  if (parts->shares < 1 || parts->share < 0 || parts->share >= parts->shares) {
+    return absl::InvalidArgumentError(absl::StrCat("`share` is ", in.share, " of `shares` ", in.shares,
+                                                   ": it is 0 to one less than them, or `shares` is 0"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Open(gtrain_session* session, const gtrain_samples_options* in, gtrain_samples** out) {
+  if (out == nullptr) return absl::InvalidArgumentError("`out` is NULL");
+  *out = nullptr;
+  GT_RETURN_IF_ERROR(CheckHandle(session));
+  if (in == nullptr) return absl::InvalidArgumentError("`options` is NULL");
+  auto parts = std::make_shared<gtrain_samples::Parts>();
+  parts->session = session->session;
+  GT_RETURN_IF_ERROR(ReadOptions(*session, *in, parts.get()));
+  auto handle = std::make_unique<gtrain_samples>();
+  handle->parts = std::move(parts);
+  *out = handle.release();
+  return absl::OkStatus();
+}
+
+// One rank says for all where they are: when it asks for its first share, and when the last batch is behind
+// it, which it is when the program asks what comes next or saves. Not when it takes that batch: it is not
+// trained yet.
+void SayWhere(gtrain_samples::Parts& parts) {
+  bool& said = sharding::AtEnd(parts.options, parts.cursor) ? parts.said_end : parts.said_begin;
+  if (std::exchange(said, true) || parts.session->rank() != 0) return;
+  parts.session->ReportNote(
+      kNoteSamples, sharding::PrintSampleRecord({parts.name, parts.options, parts.cursor, parts.shares}));
+}
+
+absl::Status ShareTo(gtrain_samples::Parts& parts, int64_t ahead, int64_t* indices, int64_t room,
+                     int64_t* count) {
+  if (count == nullptr) return absl::InvalidArgumentError("`count` is NULL");
+  *count = 0;
+  if (ahead < 0 || ahead > kAheadMax)
+    return absl::InvalidArgumentError(absl::StrCat("`ahead` is ", ahead, "; it is 0 to ", kAheadMax));
+  SayWhere(parts);
+  const sharding::SampleRange batch =
+      sharding::BatchAt(parts.options, sharding::Advance(parts.options, parts.cursor, ahead));
+  const sharding::SampleRange share = sharding::ShareOf(batch, parts.share, parts.shares);
+  *count = share.size();
+  if (indices == nullptr) return absl::OkStatus();
+  if (room < share.size()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("the share is ", share.size(), " samples and there is room for ", room));
+  }
+  std::ranges::copy(sharding::SamplesOf(parts.options, share), indices);
+  return absl::OkStatus();
+}
+
+absl::Status AddSamples(gtrain_checkpointer* checkpointer, gtrain_samples* samples) {
+  GT_RETURN_IF_ERROR(CheckHandle(checkpointer));
+  GT_RETURN_IF_ERROR(CheckHandle(samples));
+  auto saved = std::make_unique<gtrain_checkpointer::SavedSamples>();
+  saved->samples = samples->parts;
+  GT_RETURN_IF_ERROR(
+      checkpointer->checkpointer->AddReplicated(absl::StrCat("gtrain/samples/", samples->parts->name),
+                                                {saved->block.data(), saved->block.size() * sizeof(int64_t)},
+                                                {static_cast<int64_t>(saved->block.size())}, DType::kInt64));
+  checkpointer->samples.push_back(std::move(saved));
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+void SaveSamples(gtrain_checkpointer* checkpointer) {
+  for (const auto& saved : checkpointer->samples) {
+    const auto& options = saved->samples->options;
+    const auto& cursor = saved->samples->cursor;
+    if (sharding::AtEnd(options, cursor)) SayWhere(*saved->samples);
+    saved->block = {
+        kBlockVersion,   cursor.step,      cursor.epoch,         cursor.offset,
+        options.samples, options.epochs,   options.global_batch, static_cast<int64_t>(options.seed),
+        options.shuffle, options.drop_last};
+  }
+}
+
+absl::Status LoadSamples(gtrain_checkpointer* checkpointer) {
+  for (const auto& saved : checkpointer->samples) {
+    gtrain_samples::Parts& parts = *saved->samples;
+    const SampleBlock& block = saved->block;
+    if (block[0] == 0) continue;  // the checkpoint lacks it, and may
+    if (block[0] != kBlockVersion) {
+      return absl::FailedPreconditionError(absl::StrCat("the checkpoint's cursor of ", parts.name,
+                                                        " is of version ", block[0],
+                                                        ", which a newer gtrain wrote"));
+    }
+    const sharding::SampleOptions before{
+        block[4], block[5], block[6], static_cast<uint64_t>(block[7]), block[8] != 0, block[9] != 0};
+    const sharding::SampleCursor cursor{block[1], block[2], block[3]};
+    GT_RETURN_IF_ERROR(sharding::CheckSameData(before, parts.options));
+    GT_RETURN_IF_ERROR(sharding::CheckCursor(parts.options, cursor));
+    parts.cursor = cursor;
+    parts.said_begin = parts.said_end = false;
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace gtrain::capi
+
+using gtrain::capi::Call;
+using gtrain::capi::CheckHandle;
+
+extern "C" {
+
+gtrain_status gtrain_samples_open(gtrain_session* session, const gtrain_samples_options* options,
+                                  gtrain_samples** out, gtrain_error* error) {
+  return Call(error, [&] { return gtrain::capi::Open(session, options, out); });
+}
+
+void gtrain_samples_free(gtrain_samples* samples) { gtrain::capi::FreeHandle(samples); }
+
+gtrain_status gtrain_samples_where(gtrain_samples* samples, gtrain_samples_place* out, gtrain_error* error) {
+  return Call(error, [&]() -> absl::Status {
+    GT_RETURN_IF_ERROR(CheckHandle(samples));
+    if (out == nullptr) return absl::InvalidArgumentError("`out` is NULL");
+    if (out->size < sizeof(gtrain_samples_place))
+      return absl::InvalidArgumentError("`size` of gtrain_samples_place is not its sizeof");
+    auto& parts = *samples->parts;
+    if (gtrain::sharding::AtEnd(parts.options, parts.cursor)) gtrain::capi::SayWhere(parts);
+    const gtrain::sharding::SampleCursor at = gtrain::sharding::NextBatch(parts.options, parts.cursor);
+    *out = {out->size,
+            at.step,
+            at.epoch,
+            at.offset,
+            gtrain::sharding::BatchAt(parts.options, at).size(),
+            gtrain::sharding::Advance(parts.options, at, gtrain::sharding::kStepsMax).step};
+    return absl::OkStatus();
+  });
+}
+
+gtrain_status gtrain_samples_share(gtrain_samples* samples, int64_t ahead, int64_t* indices, int64_t room,
+                                   int64_t* count, gtrain_error* error) {
+  return Call(error, [&]() -> absl::Status {
+    GT_RETURN_IF_ERROR(CheckHandle(samples));
+    return gtrain::capi::ShareTo(*samples->parts, ahead, indices, room, count);
+  });
+}
+
+gtrain_status gtrain_samples_advance(gtrain_samples* samples, gtrain_error* error) {
+  return Call(error, [&]() -> absl::Status {
+    GT_RETURN_IF_ERROR(CheckHandle(samples));
+    auto& parts = *samples->parts;
+    if (gtrain::sharding::AtEnd(parts.options, parts.cursor))
+      return absl::OutOfRangeError("all epochs of the data are trained");
+    parts.cursor = gtrain::sharding::Advance(parts.options, parts.cursor);
+    return absl::OkStatus();
+  });
+}
+
+gtrain_status gtrain_checkpointer_add_samples(gtrain_checkpointer* checkpointer, gtrain_samples* samples,
+                                              gtrain_error* error) {
+  return Call(error, [&] { return gtrain::capi::AddSamples(checkpointer, samples); });
+}
+
+}  // extern "C"

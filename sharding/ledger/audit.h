@@ -1,0 +1,60 @@
+// What a run says of its data, and the proof from it that each sample was trained exactly once.
+#pragma once
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "sharding/ledger/ledger.h"
+
+namespace gtrain::sharding {
+
+// Said by one rank of each generation when it begins to train, and once more at the end.
+struct SampleRecord {
+  std::string name;  // of the data: letters, digits, '_', '-' and '.'
+  SampleOptions options;
+  SampleCursor cursor;
+  int ranks = 1;
+  bool operator==(const SampleRecord&) const = default;
+};
+
+inline constexpr size_t kSampleNameBytesMax = 64;
+// InvalidArgument: empty, too long, or with a character that a record cannot hold.
+absl::Status CheckSampleName(absl::string_view name);
+
+// "train: step 200, epoch 1 of 3, sample 12800 of 60000, batches of 64, seed 1, shuffled, short last batch, 4
+// ranks". Epochs count from 0 there, too. At most 330 bytes.
+std::string PrintSampleRecord(const SampleRecord& record);
+// InvalidArgument: it is not what PrintSampleRecord writes.
+absl::StatusOr<SampleRecord> ParseSampleRecord(absl::string_view text);
+
+// A record and the generation that said it, in the order in which they were said.
+struct SaidRecord {
+  uint64_t generation = 0;
+  SampleRecord record;
+};
+
+// What is kept of a generation: batches from `from` to where the next one that is kept begins.
+struct KeptRange {
+  uint64_t generation = 0;
+  int ranks = 1;
+  SampleOptions options;
+  SampleCursor from, to;
+};
+
+struct SampleAudit {
+  std::string name;
+  std::vector<KeptRange> kept;
+  // The newest cursor that was said. Without problems each sample of the epochs before it was trained once.
+  SampleCursor reached;
+  bool finished = false;              // it is the end
+  std::vector<std::string> problems;  // each says generation, step and sample
+};
+
+// One audit for each name, in the order of their first records. A generation that begins before an earlier
+// one went on from an older checkpoint: what that one trained from there on is gone with its state, and not
+// kept.
+std::vector<SampleAudit> AuditSamples(const std::vector<SaidRecord>& said);
+
+}  // namespace gtrain::sharding
