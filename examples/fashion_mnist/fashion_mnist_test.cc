@@ -1,13 +1,11 @@
-// Tests of what needs no torch: the reader and the sampler.
+// Tests of what needs no torch: the reader.
 #include <zlib.h>
 
 #include <fstream>
-#include <set>
 #include <string>
 
 #include "base/test_folder.h"
 #include "examples/fashion_mnist/idx.h"
-#include "examples/fashion_mnist/sampler.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -61,31 +59,6 @@ TEST(Idx, DamagedFilesAreErrors) {
   }
   std::ofstream(cut, std::ios::binary | std::ios::trunc).write(bytes.data(), bytes.size() / 2);
   EXPECT_FALSE(ReadIdxGz(cut, 1).ok());
-}
-
-TEST(Sampler, EveryWorldSizeTrainsEachSampleOnce) {
-  constexpr int64_t kSamples = 1003, kBatch = 64;
-  for (int world : {1, 2, 3, 4, 7, 100}) {
-    std::vector<int> seen(kSamples, 0);
-    for (int64_t step = 0; step < StepsPerEpoch(kSamples, kBatch); ++step) {
-      int64_t in_batch = 0;
-      for (int rank = 0; rank < world; ++rank) {
-        const Slice s = RankSlice(kSamples, kBatch, step, rank, world);
-        for (int64_t i = s.begin; i < s.end; ++i) ++seen[static_cast<size_t>(i)];
-        in_batch += s.end - s.begin;
-      }
-      EXPECT_EQ(in_batch, std::min(kBatch, kSamples - step * kBatch));
-    }
-    EXPECT_THAT(seen, ::testing::Each(1)) << "world " << world;
-  }
-}
-
-TEST(Sampler, OrderDependsOnSeedAndEpochOnly) {
-  const auto a = EpochOrder(500, 1, 0);
-  EXPECT_EQ(a, EpochOrder(500, 1, 0));
-  EXPECT_NE(a, EpochOrder(500, 1, 1));
-  EXPECT_NE(a, EpochOrder(500, 2, 0));
-  EXPECT_EQ(std::set<int64_t>(a.begin(), a.end()).size(), 500u);
 }
 
 }  // namespace

@@ -2,9 +2,11 @@
 //
 // The whole recipe of a program that uses the SDK:
 //   1. join the session, make a communicator;
-//   2. register the state with a checkpointer and restore the newest commit;
-//   3. every step: gradients of this rank's share, which a reducer averages while backward goes on, one
-//      identical update, SaveIfDue, Report;
+//   2. register the state, and where training is in its data, with a checkpointer and restore the newest
+//   commit;
+//   3. every step: the ledger's share of samples, their gradients, which a reducer averages while backward
+//   goes
+//      on, one identical update, SaveIfDue, Report;
 //   4. a collective that returns Unavailable means another rank was lost: exit 75 and let gtrain start the
 //   next generation.
 // Parameters and momentum live in flat buffers, so that the optimiser is a few vector operations; gradients
@@ -31,7 +33,6 @@
 #include <vector>
 
 #include "examples/fashion_mnist/idx.h"
-#include "examples/fashion_mnist/sampler.h"
 
 namespace gtrain::examples {
 namespace {
@@ -163,12 +164,6 @@ struct NetImpl : torch::nn::Module {
 };
 TORCH_MODULE(Net);
 
-// Saved with the parameters: what the step of a checkpoint means.
-struct Recipe {
-  int64_t batch = 0;
-  int64_t seed = 0;
-};
-
 // Everything below throws: Error, or what torch throws.
 class Trainer {
  public:
@@ -177,8 +172,11 @@ class Trainer {
         session_(session),
         comm_(comm),
         train_(std::move(train)),
-        recipe_{flags.batch, flags.seed},
-        steps_per_epoch_(StepsPerEpoch(train_.size(), flags.batch)) {
+        data_(Samples::Open(session, {.samples = train_.size(),
+                                      .epochs = flags.epochs,
+                                      .global_batch = flags.batch,
+                                      .seed = static_cast<uint64_t>(flags.seed)})
+                  .value()) {
     Flatten();
     MakeReducer();
   }
@@ -196,7 +194,7 @@ class Trainer {
  private:
   void Flatten();
   void MakeReducer();
-  void Step(const std::vector<int64_t>& order, int64_t step_in_epoch);
+  void Step();
   void Update(int64_t global_batch);
   double LearningRate() const;
 
@@ -204,13 +202,12 @@ class Trainer {
   const Session& session_;
   Communicator* const comm_;
   const Split train_;
+  Samples data_;
   Net net_;
   torch::Tensor params_, momentum_;  // flat
   std::optional<Reducer> reducer_;
   std::vector<std::shared_ptr<torch::autograd::Node>> accumulators_;  // keep the hooks alive
   Checkpointer* checkpointer_ = nullptr;
-  Recipe recipe_;
-  const int64_t steps_per_epoch_;
   int64_t step_ = 0;  // applied since the beginning
   double loss_ = 0;
   std::vector<double> shares_;  // of the elements that top-k should send, those it did, of each step
@@ -273,18 +270,12 @@ void Trainer::RegisterAndRestore(Checkpointer* checkpointer) {
   }
   checkpointer->AddReplicated("optimizer/momentum", memory(momentum_), {momentum_.numel()}, DType::kFloat32)
       .ThrowIfError();
-  checkpointer->AddReplicated("recipe", {&recipe_, sizeof(recipe_)}, {2}, DType::kInt64).ThrowIfError();
+  data_.AddTo(*checkpointer).ThrowIfError();
   checkpointer->AddReducer(*reducer_).ThrowIfError();
 
   const std::optional<RestoredStep> restored = checkpointer->Restore().value();
   if (!restored) return;
   step_ = restored->step;
-  if (recipe_.batch != flags_.batch || recipe_.seed != flags_.seed) {
-    throw Error(Status(StatusCode::kFailedPrecondition,
-                       "the checkpoint was trained with --batch " + std::to_string(recipe_.batch) +
-                           " --seed " + std::to_string(recipe_.seed) +
-                           ": pass the same, or start over with another checkpoint directory"));
-  }
   if (session_.rank() == 0) std::printf("resumed at step %" PRId64 "\n", step_);
 }
 
@@ -292,20 +283,14 @@ void Trainer::Run() {
   // Equal seeds already make equal replicas; the broadcast makes that independent of torch's generators.
   comm_->Broadcast(params_.data_ptr(), static_cast<size_t>(params_.numel()), DType::kFloat32, 0)
       .ThrowIfError();
-  const int64_t total = flags_.epochs * steps_per_epoch_;
-  int64_t epoch = -1;
-  std::vector<int64_t> order;
   const auto began = std::chrono::steady_clock::now();
   const int64_t first = step_;
-  while (step_ < total && !stopped_) {
-    if (step_ / steps_per_epoch_ != epoch) {
-      epoch = step_ / steps_per_epoch_;
-      order = EpochOrder(train_.size(), static_cast<uint64_t>(flags_.seed), epoch);
-    }
-    Step(order, step_ % steps_per_epoch_);
-    if (session_.rank() == 0 && (step_ % 50 == 0 || step_ == total)) {
-      std::printf("step %" PRId64 "/%" PRId64 " epoch %" PRId64 " loss %.4f\n", step_, total, epoch + 1,
-                  loss_);
+  while (!data_.done() && !stopped_) {
+    const int64_t epoch = data_.epoch();
+    Step();
+    if (session_.rank() == 0 && (step_ % 50 == 0 || data_.done())) {
+      std::printf("step %" PRId64 "/%" PRId64 " epoch %" PRId64 " loss %.4f\n", step_, data_.steps(),
+                  epoch + 1, loss_);
     }
     stopped_ = checkpointer_->SaveIfDue(step_).value().stop;  // all ranks stop after the same step
   }
@@ -316,16 +301,14 @@ void Trainer::Run() {
   checkpointer_->Commit(step_).ThrowIfError();
 }
 
-void Trainer::Step(const std::vector<int64_t>& order, int64_t step_in_epoch) {
-  const int64_t samples = train_.size();
-  const Slice mine = RankSlice(samples, flags_.batch, step_in_epoch, comm_->rank(), comm_->size());
-  const int64_t global_batch = std::min(flags_.batch, samples - step_in_epoch * flags_.batch);
-  const int64_t share = mine.end - mine.begin;
+void Trainer::Step() {
+  const int64_t global_batch = data_.batch();
+  std::vector<int64_t> mine = data_.Next();
+  const auto share = static_cast<int64_t>(mine.size());
   for (torch::Tensor& p : net_->parameters()) p.mutable_grad().zero_();
   float sum = 0;
   if (share > 0) {  // with more ranks than samples in a short last batch some have none
-    torch::Tensor index =
-        torch::from_blob(const_cast<int64_t*>(order.data()) + mine.begin, {share}, torch::kInt64);
+    torch::Tensor index = torch::from_blob(mine.data(), {share}, torch::kInt64);
     torch::Tensor logits = net_(Normalise(train_.images.index_select(0, index)));
     torch::Tensor loss = torch::nn::functional::cross_entropy(
         logits, train_.labels.index_select(0, index),
@@ -359,7 +342,7 @@ void Trainer::Update(int64_t global_batch) {
 
 // Linear decay to a tenth: the last steps settle instead of bouncing.
 double Trainer::LearningRate() const {
-  const double done = static_cast<double>(step_) / static_cast<double>(flags_.epochs * steps_per_epoch_);
+  const double done = static_cast<double>(step_) / static_cast<double>(data_.steps());
   return flags_.lr * (1 - 0.9 * done);
 }
 
@@ -373,10 +356,11 @@ void Trainer::SaySelected() const {
 
 double Trainer::TestAccuracy(const Split& test) {
   torch::NoGradGuard no_grad;
-  const Slice mine = Share(test.size(), comm_->rank(), comm_->size());
+  const int64_t begin = test.size() * comm_->rank() / comm_->size(),
+                end = test.size() * (comm_->rank() + 1) / comm_->size();
   int64_t correct = 0;
-  for (int64_t at = mine.begin; at < mine.end; at += 500) {
-    const int64_t n = std::min<int64_t>(500, mine.end - at);
+  for (int64_t at = begin; at < end; at += 500) {
+    const int64_t n = std::min<int64_t>(500, end - at);
     torch::Tensor guess = net_(Normalise(test.images.narrow(0, at, n))).argmax(1);
     correct += guess.eq(test.labels.narrow(0, at, n)).sum().item<int64_t>();
   }

@@ -35,23 +35,25 @@ def train(args, session):
     weights = np.zeros(20)
     momentum = np.zeros(20)
     with gtrain.Checkpointer(session, uri=args.checkpoint, every_steps=25) as checkpointer:
+        data = gtrain.Samples(session, samples=len(y), epochs=1 + args.steps * args.batch // len(y), global_batch=args.batch,
+                              seed=args.seed)
         checkpointer.replicated({"weights": weights, "optimizer/momentum": momentum})
+        checkpointer.add_samples(data)
         step = saved = checkpointer.restore() or 0
         if step and session.rank == 0:
             print(f"resumed at step {step}", flush=True)
         while step < args.steps:
             began = time.monotonic()
-            batch = np.random.default_rng([args.seed, step]).integers(0, len(y), args.batch)
-            mine = np.array_split(batch, session.world_size)[session.rank]
+            mine = data.next()  # this rank's share
             total = gradient(weights, x[mine], y[mine])
             total[-1] = session.stop_requested
             session.all_reduce(total)
-            momentum[:] = 0.9 * momentum + total[:-2] / args.batch
+            momentum[:] = 0.9 * momentum + total[:-2] / data.total
             weights -= args.lr * momentum
             step += 1
-            session.report(step, loss=total[-2] / args.batch, samples=len(mine))
+            session.report(step, loss=total[-2] / data.total, samples=len(mine))
             if session.rank == 0 and step % 25 == 0:
-                print(f"step {step} loss {total[-2] / args.batch:.4f}", flush=True)
+                print(f"step {step} loss {total[-2] / data.total:.4f}", flush=True)
             if total[-1] > 0:  # some rank saw the wish to stop: all stop after this step
                 break
             if checkpointer.save_if_due(step):

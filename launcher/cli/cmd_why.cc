@@ -1,20 +1,11 @@
-#include <fcntl.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
-#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_split.h"
 #include "base/clock.h"
-#include "base/json_depth.h"
 #include "base/status_macros.h"
-#include "base/unique_fd.h"
 #include "launcher/cli/context.h"
-#include "launcher/cli/follow.h"
+#include "launcher/cli/job_events.h"
 #include "launcher/cli/json_text.h"
-#include "launcher/cli/left.h"
 #include "launcher/cli/status_doc.h"
 #include "launcher/cli/terminal.h"
 #include "launcher/cli/verbs.h"
@@ -30,42 +21,6 @@ std::string TimeOf(const json& event) {
   std::string error;
   if (!absl::ParseTime(absl::RFC3339_full, SafeTextOf(event, "time"), &time, &error)) return "";
   return PrintClock(time, RealClock().WallNow()) + "  ";
-}
-
-uint64_t SequenceOf(const json& event) {
-  const auto it = event.find("sequence");
-  return it != event.end() && it->is_number_unsigned() ? it->get<uint64_t>() : 0;
-}
-
-// The newest lines of a file that somebody else may have made: nothing is followed or waited for.
-std::string EndOfFile(const std::string& path) {
-  constexpr off_t kBytesMax = 256 << 10;
-  const UniqueFd file(open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
-  struct stat info = {};
-  if (!file.valid() || fstat(file.get(), &info) != 0 || !S_ISREG(info.st_mode)) return "";
-  const off_t begin = std::max<off_t>(0, info.st_size - kBytesMax);
-  std::string text(static_cast<size_t>(info.st_size - begin), '\0');
-  const ssize_t got = pread(file.get(), text.data(), text.size(), begin);
-  text.resize(static_cast<size_t>(std::max<ssize_t>(got, 0)));
-  return begin == 0 ? text : text.substr(std::min(text.find('\n'), text.size()));  // not a part of a line
-}
-
-// A head keeps a job's newest events, and only its own; the run directory has those of all heads, where this
-// machine sees it.
-void AddEarlierEvents(const std::string& run_dir, json& why) {
-  const auto events = why.find("events");
-  if (events == why.end() || !events->is_array()) return;
-  const uint64_t known = events->empty() ? UINT64_MAX : SequenceOf(events->front());
-  if (known <= 1 || run_dir.empty()) return;
-  json all = json::array();
-  const std::string text = EndOfFile(run_dir + "/events.jsonl");
-  for (const absl::string_view line : absl::StrSplit(text, '\n', absl::SkipEmpty())) {
-    json event = json::parse(ShallowJson(line), nullptr, /*allow_exceptions=*/false);
-    if (event.is_object() && SequenceOf(event) > 0 && SequenceOf(event) < known)
-      all.push_back(std::move(event));
-  }
-  for (json& event : *events) all.push_back(std::move(event));
-  *events = std::move(all);
 }
 
 std::string FirstFaultText(const json& why) {
@@ -122,27 +77,8 @@ std::string ExplainJob(const json& why) {
   return out;
 }
 
-absl::StatusOr<std::string> AskWhy(const Args& args, const std::string& word, std::string* run_dir) {
-  GT_ASSIGN_OR_RETURN(Cluster cluster, OpenCluster(args, Start::kNever));
-  GT_ASSIGN_OR_RETURN(const JobDoc job, FindJob(cluster, word, Without::kNewest));
-  *run_dir = job.run_dir;
-  return Ask(cluster, core::ClientWhy{JobId(job.id)});
-}
-
 absl::Status Why(const Args& args) {
-  const std::string word = args.words.empty() ? "" : args.words[0];
-  std::string run_dir;
-  absl::StatusOr<std::string> asked =
-      IsRunDirectory(word) ? LeftJob(args, word) : AskWhy(args, word, &run_dir);
-  if (!asked.ok() && !IsRunDirectory(word)) {
-    GT_ASSIGN_OR_RETURN(LeftAnswer left, LeftInstead(asked.status(), args, word));
-    Complain(SafeText(left.note));
-    asked = std::move(left.json);
-  }
-  GT_ASSIGN_OR_RETURN(const std::string text, std::move(asked));
-  json why = json::parse(ShallowJson(text), nullptr, false);
-  if (!why.is_object()) return absl::InternalError("the head's answer is not a JSON object");
-  AddEarlierEvents(run_dir, why);
+  GT_ASSIGN_OR_RETURN(const json why, WhyWithEvents(args, args.words.empty() ? "" : args.words[0]));
   Print(args.Has("json") ? why.dump(-1, ' ', false, json::error_handler_t::replace) + "\n" : ExplainJob(why));
   return absl::OkStatus();
 }

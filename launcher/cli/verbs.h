@@ -31,6 +31,7 @@ Verb UserVerb();
 Verb ContextVerb();
 Verb AuditVerb();
 Verb CkptVerb();
+Verb DataVerb();
 Verb BenchVerb();
 Verb DoctorVerb();
 Verb HeadVerb();

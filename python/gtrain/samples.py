@@ -21,8 +21,8 @@ class Samples:
             checkpointer.save_if_due(data.step)
         checkpointer.save(data.step)
 
-    A batch counts as trained once the loop has it: a save in the body of the loop, after the update, contains it. For a
-    torch DataLoader that reads ahead: `DataLoader(dataset, batch_sampler=data.batches(), num_workers=2)`, with
+    A batch counts as trained once the loop, or `next()`, gave it: a save after its update contains it. For a torch
+    DataLoader that reads ahead: `DataLoader(dataset, batch_sampler=data.batches(), num_workers=2)`, with
     `data.advance()` for each batch before the save.
 
     `share` of `shares`: this rank's coordinate along the data-parallel axis of a mesh, and the axis' size; without them
@@ -109,15 +109,18 @@ class Samples:
         place = self._where()
         return place.steps - place.step
 
+    def next(self):
+        """This rank's share of the next batch, which is trained from now on. FailedPrecondition when all is trained."""
+        self.total = self._where().batch
+        if self.total == 0:
+            raise FailedPrecondition("all epochs of the data are trained")
+        share = self.peek()
+        self.advance()
+        return share
+
     def __iter__(self):
-        while True:
-            place = self._where()
-            if place.batch == 0:
-                return
-            share = self.peek()
-            self.advance()
-            self.total = place.batch
-            yield share
+        while not self.done:
+            yield self.next()
 
 
 def _room(count):

@@ -72,6 +72,8 @@ struct gtrain_samples {
     gtrain::sharding::SampleOptions options;
     gtrain::sharding::SampleCursor cursor;
     int share = 0, shares = 1;
+    int64_t shared_to = 0;                      // batches, of which the share was asked for
+    bool saved = false;                         // with a checkpointer
     bool said_begin = false, said_end = false;  // by this process, since the last restore
   };
   std::shared_ptr<Parts> parts;

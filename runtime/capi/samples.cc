@@ -54,7 +54,8 @@ void SayWhere(gtrain_samples::Parts& parts) {
   bool& said = sharding::AtEnd(parts.options, parts.cursor) ? parts.said_end : parts.said_begin;
   if (std::exchange(said, true) || parts.session->rank() != 0) return;
   parts.session->ReportNote(
-      kNoteSamples, sharding::PrintSampleRecord({parts.name, parts.options, parts.cursor, parts.shares}));
+      kNoteSamples,
+      sharding::PrintSampleRecord({parts.name, parts.options, parts.cursor, parts.shares, parts.saved}));
 }
 
 absl::Status ShareTo(gtrain_samples::Parts& parts, int64_t ahead, int64_t* indices, int64_t room,
@@ -64,8 +65,9 @@ absl::Status ShareTo(gtrain_samples::Parts& parts, int64_t ahead, int64_t* indic
   if (ahead < 0 || ahead > kAheadMax)
     return absl::InvalidArgumentError(absl::StrCat("`ahead` is ", ahead, "; it is 0 to ", kAheadMax));
   SayWhere(parts);
-  const sharding::SampleRange batch =
-      sharding::BatchAt(parts.options, sharding::Advance(parts.options, parts.cursor, ahead));
+  const sharding::SampleCursor at = sharding::Advance(parts.options, parts.cursor, ahead);
+  const sharding::SampleRange batch = sharding::BatchAt(parts.options, at);
+  parts.shared_to = std::max(parts.shared_to, at.step + 1);
   const sharding::SampleRange share = sharding::ShareOf(batch, parts.share, parts.shares);
   *count = share.size();
   if (indices == nullptr) return absl::OkStatus();
@@ -86,6 +88,7 @@ absl::Status AddSamples(gtrain_checkpointer* checkpointer, gtrain_samples* sampl
       checkpointer->checkpointer->AddReplicated(absl::StrCat("gtrain/samples/", samples->parts->name),
                                                 {saved->block.data(), saved->block.size() * sizeof(int64_t)},
                                                 {static_cast<int64_t>(saved->block.size())}, DType::kInt64));
+  samples->parts->saved = true;
   checkpointer->samples.push_back(std::move(saved));
   return absl::OkStatus();
 }
@@ -120,6 +123,7 @@ absl::Status LoadSamples(gtrain_checkpointer* checkpointer) {
     GT_RETURN_IF_ERROR(sharding::CheckSameData(before, parts.options));
     GT_RETURN_IF_ERROR(sharding::CheckCursor(parts.options, cursor));
     parts.cursor = cursor;
+    parts.shared_to = cursor.step;
     parts.said_begin = parts.said_end = false;
   }
   return absl::OkStatus();
@@ -172,6 +176,10 @@ gtrain_status gtrain_samples_advance(gtrain_samples* samples, gtrain_error* erro
     auto& parts = *samples->parts;
     if (gtrain::sharding::AtEnd(parts.options, parts.cursor))
       return absl::OutOfRangeError("all epochs of the data are trained");
+    if (parts.shared_to <= parts.cursor.step) {
+      return absl::FailedPreconditionError(
+          "this rank's share of the batch was not asked for, so nobody would train it: ask for it first");
+    }
     parts.cursor = gtrain::sharding::Advance(parts.options, parts.cursor);
     return absl::OkStatus();
   });

@@ -12,6 +12,8 @@
 namespace gtrain::sharding {
 namespace {
 
+constexpr char kSaved[] = ", saved with checkpoints", kNotSaved[] = ", not saved";
+
 // Takes words and numbers from the front of a text.
 class Reader {
  public:
@@ -79,6 +81,12 @@ class Auditor {
   bool GoesOn(uint64_t generation, const SampleRecord& record) {
     const SampleCursor& at = record.cursor;
     auto& kept = audit_.kept;
+    if (!record.saved && generation != kept.back().generation) {
+      Problem(generation, at,
+              "its program does not save where it is in its data, so nothing says what earlier generations "
+              "trained of it. Add the samples to the checkpointer");
+      return false;
+    }
     while (!kept.empty() && kept.back().from.step > at.step) kept.pop_back();
     if (kept.empty()) {
       Problem(generation, at, "nothing says what was trained before that");
@@ -122,7 +130,7 @@ std::string PrintSampleRecord(const SampleRecord& record) {
                       epochs, ", sample ", record.cursor.offset, " of ", samples, ", batches of ", batch,
                       ", seed ", seed, shuffle ? ", shuffled" : ", in order",
                       drop_last ? ", no short batch" : ", short last batch", ", ", record.ranks,
-                      record.ranks == 1 ? " rank" : " ranks");
+                      record.ranks == 1 ? " rank" : " ranks", record.saved ? kSaved : kNotSaved);
 }
 
 absl::StatusOr<SampleRecord> ParseSampleRecord(absl::string_view text) {
@@ -141,6 +149,7 @@ absl::StatusOr<SampleRecord> ParseSampleRecord(absl::string_view text) {
   drop_last = reader.Either(", no short batch", ", short last batch");
   reader.Take(", ", &record.ranks);
   reader.Word(record.ranks == 1 ? " rank" : " ranks");
+  record.saved = reader.Either(kSaved, kNotSaved);
   if (!reader.whole() || record.ranks < 1)
     return absl::InvalidArgumentError(absl::StrCat("not a record of samples: ", text.substr(0, 200)));
   GT_RETURN_IF_ERROR(CheckSampleName(record.name));

@@ -178,11 +178,12 @@ SampleRecord At(int64_t step, int ranks = 4, const SampleOptions& options = kDat
 TEST(Audit, RecordsReadBackAsTheyWerePrinted) {
   EXPECT_EQ(PrintSampleRecord(At(5)),
             "train: step 5, epoch 1 of 3, sample 30 of 100, batches of 30, seed 7, shuffled, short last "
-            "batch, 4 ranks");
+            "batch, 4 ranks, saved with checkpoints");
   for (SampleRecord record : {At(0), At(5, 1), At(12)}) {
     for (bool flag : {false, true}) {
       record.options.shuffle = flag;
       record.options.drop_last = !flag;
+      record.saved = flag;
       record.options.seed = ~uint64_t{0};
       const auto parsed = ParseSampleRecord(PrintSampleRecord(record));
       ASSERT_TRUE(parsed.ok()) << parsed.status();
@@ -239,6 +240,11 @@ TEST(Audit, WhatIsTrainedTwiceOrNeverIsNamed) {
   EXPECT_THAT(AuditSamples({{1, At(0)}, {2, other}})[0].problems, ElementsAre(HasSubstr("seed 7")));
   EXPECT_THAT(AuditSamples({{2, At(5)}})[0].problems,
               ElementsAre(HasSubstr("nothing says what was trained before")));
+  SampleRecord unsaved = At(0);
+  unsaved.saved = false;
+  EXPECT_THAT(AuditSamples({{1, unsaved}})[0].problems, IsEmpty());
+  EXPECT_THAT(AuditSamples({{1, unsaved}, {2, unsaved}})[0].problems,
+              ElementsAre(HasSubstr("does not save where it is")));
   audits = AuditSamples({{1, At(0)}, {2, At(5)}});
   EXPECT_THAT(audits[0].problems, IsEmpty());
   EXPECT_FALSE(audits[0].finished);
