@@ -95,8 +95,9 @@ absl::StatusOr<int> Audit(const Args& args) {
   constexpr size_t kEventsBytesMax = 64 << 20;
   if (args.words[0] != "audit")
     return absl::InvalidArgumentError(absl::StrCat("data ", spec::Shown(args.words[0]), ": it is audit"));
-  GT_ASSIGN_OR_RETURN(const json why,
+  GT_ASSIGN_OR_RETURN(const std::string answer,
                       WhyWithEvents(args, args.words.size() > 1 ? args.words[1] : "", kEventsBytesMax));
+  const json why = json::parse(answer, nullptr, /*allow_exceptions=*/false);
   GT_ASSIGN_OR_RETURN(const std::vector<SaidRecord> said, RecordsIn(why));
   const std::string id = TextOf(why, "id");
   if (said.empty()) {

@@ -78,8 +78,8 @@ std::string ExplainJob(const json& why) {
 }
 
 absl::Status Why(const Args& args) {
-  GT_ASSIGN_OR_RETURN(const json why, WhyWithEvents(args, args.words.empty() ? "" : args.words[0]));
-  Print(args.Has("json") ? why.dump(-1, ' ', false, json::error_handler_t::replace) + "\n" : ExplainJob(why));
+  GT_ASSIGN_OR_RETURN(const std::string why, WhyWithEvents(args, args.words.empty() ? "" : args.words[0]));
+  Print(args.Has("json") ? why + "\n" : ExplainJob(json::parse(why, nullptr, false)));
   return absl::OkStatus();
 }
 

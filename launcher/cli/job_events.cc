@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
@@ -64,7 +65,7 @@ absl::StatusOr<std::string> AskWhy(const Args& args, const std::string& word, st
 
 }  // namespace
 
-absl::StatusOr<json> WhyWithEvents(const Args& args, const std::string& word, size_t bytes_max) {
+absl::StatusOr<std::string> WhyWithEvents(const Args& args, const std::string& word, size_t bytes_max) {
   std::string run_dir;
   absl::StatusOr<std::string> asked =
       IsRunDirectory(word) ? LeftJob(args, word) : AskWhy(args, word, &run_dir);
@@ -77,7 +78,7 @@ absl::StatusOr<json> WhyWithEvents(const Args& args, const std::string& word, si
   json why = json::parse(ShallowJson(text), nullptr, false);
   if (!why.is_object()) return absl::InternalError("the head's answer is not a JSON object");
   AddEarlierEvents(run_dir.empty() ? TextOf(why, "run_dir") : run_dir, bytes_max, why);
-  return why;
+  return why.dump(-1, ' ', false, json::error_handler_t::replace);
 }
 
 }  // namespace gtrain::cli
