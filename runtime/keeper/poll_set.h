@@ -1,11 +1,19 @@
 // Descriptors to wait for, however many, at a cost of those that are ready: ranks have two streams and a
 // connection each, and one of them is ready at a time. libc only. Owner thread only.
 #pragma once
+#include <poll.h>
 #include <sys/epoll.h>
+
+#include <vector>
 
 #include "base/unique_fd.h"
 
 namespace gtrain::keeper {
+
+// Adds one of the few descriptors that poll(2) itself waits for; nothing happens where there is none.
+inline void AddFd(std::vector<pollfd>* fds, int fd, short events = POLLIN) {
+  if (fd >= 0) fds->push_back({fd, events, 0});
+}
 
 // What a descriptor belongs to (`T`) is not owned and must leave the set before it goes: a starter that was
 // forked meanwhile holds a copy of the descriptor, so closing ours alone does not take it out.

@@ -11,6 +11,7 @@
 #include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
+#include <sys/un.h>
 #include <termios.h>
 #include <time.h>
 #include <unistd.h>
@@ -62,6 +63,23 @@ bool MakeTerminal(UniqueFd* read_end, UniqueFd* write_end, Terminal kind) {
   const winsize size = {30, 100, 0, 0};
   return tcsetattr(write_end->get(), TCSANOW, &settings) == 0 &&
          ioctl(write_end->get(), TIOCSWINSZ, &size) == 0;
+}
+
+bool ListenOn(const std::string& path, const char* name, UniqueFd* fd) {
+  sockaddr_un address = {};
+  address.sun_family = AF_UNIX;
+  fd->reset();
+  if (path.size() >= sizeof(address.sun_path)) return false;
+  memcpy(address.sun_path, path.c_str(), path.size() + 1);
+  unlink(path.c_str());
+  fd->reset(socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+  if (fd->valid() && bind(fd->get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)) == 0 &&
+      listen(fd->get(), 1024) == 0) {
+    return true;
+  }
+  fprintf(stderr, "gtrain-keeper: cannot listen on %s (%s): %s\n", path.c_str(), name, strerror(errno));
+  fd->reset();
+  return false;
 }
 
 bool WriteFileAtomic(const std::string& path, const std::string& data) {

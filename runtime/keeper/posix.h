@@ -21,6 +21,10 @@ bool MakePipe(UniqueFd* read_end, UniqueFd* write_end);  // O_CLOEXEC, both bloc
 enum class Terminal { kNone, kRaw, kWhole };
 bool MakeTerminal(UniqueFd* read_end, UniqueFd* write_end, Terminal kind);
 
+// Listens on a Unix socket that takes the place of whatever is at `path`. False: `fd` is empty, and the
+// reason was printed to stderr with `name`, unless the path is too long for a socket.
+bool ListenOn(const std::string& path, const char* name, UniqueFd* fd);
+
 // Temporary file beside it, then rename: a reader sees the old file, the new one or none. Neither a link
 // there nor one of another user on the way is followed (base/folder.h). False: errno says why.
 bool WriteFileAtomic(const std::string& path, const std::string& data);

@@ -62,84 +62,57 @@ std::string StatusField(int64_t pid, const char* name) {
   return "";
 }
 
+struct NamedCall {
+  long number;
+  const char* name;
+};
+
 // Those in which threads of a training wait; the number says the others.
-const char* SystemCallName(long number) {
-  switch (number) {
-    case SYS_read:
-      return "read";
-    case SYS_write:
-      return "write";
-    case SYS_readv:
-      return "readv";
-    case SYS_writev:
-      return "writev";
-    case SYS_pread64:
-      return "pread64";
-    case SYS_pwrite64:
-      return "pwrite64";
-    case SYS_ppoll:
-      return "ppoll";
-    case SYS_pselect6:
-      return "pselect6";
-    case SYS_epoll_pwait:
-      return "epoll_pwait";
-    case SYS_futex:
-      return "futex";
-    case SYS_nanosleep:
-      return "nanosleep";
-    case SYS_clock_nanosleep:
-      return "clock_nanosleep";
-    case SYS_recvfrom:
-      return "recvfrom";
-    case SYS_recvmsg:
-      return "recvmsg";
-    case SYS_sendto:
-      return "sendto";
-    case SYS_sendmsg:
-      return "sendmsg";
-    case SYS_accept:
-      return "accept";
-    case SYS_accept4:
-      return "accept4";
-    case SYS_connect:
-      return "connect";
-    case SYS_wait4:
-      return "wait4";
-    case SYS_waitid:
-      return "waitid";
-    case SYS_openat:
-      return "openat";
-    case SYS_fsync:
-      return "fsync";
-    case SYS_fdatasync:
-      return "fdatasync";
-    case SYS_flock:
-      return "flock";
-    case SYS_fcntl:
-      return "fcntl";
-    case SYS_ioctl:
-      return "ioctl";
-    case SYS_rt_sigtimedwait:
-      return "rt_sigtimedwait";
-    case SYS_rt_sigsuspend:
-      return "rt_sigsuspend";
-    case SYS_restart_syscall:
-      return "restart_syscall";
-    case SYS_io_getevents:
-      return "io_getevents";
+constexpr NamedCall kNamedCalls[] = {
+    {SYS_read, "read"},
+    {SYS_write, "write"},
+    {SYS_readv, "readv"},
+    {SYS_writev, "writev"},
+    {SYS_pread64, "pread64"},
+    {SYS_pwrite64, "pwrite64"},
+    {SYS_ppoll, "ppoll"},
+    {SYS_pselect6, "pselect6"},
+    {SYS_epoll_pwait, "epoll_pwait"},
+    {SYS_futex, "futex"},
+    {SYS_nanosleep, "nanosleep"},
+    {SYS_clock_nanosleep, "clock_nanosleep"},
+    {SYS_recvfrom, "recvfrom"},
+    {SYS_recvmsg, "recvmsg"},
+    {SYS_sendto, "sendto"},
+    {SYS_sendmsg, "sendmsg"},
+    {SYS_accept, "accept"},
+    {SYS_accept4, "accept4"},
+    {SYS_connect, "connect"},
+    {SYS_wait4, "wait4"},
+    {SYS_waitid, "waitid"},
+    {SYS_openat, "openat"},
+    {SYS_fsync, "fsync"},
+    {SYS_fdatasync, "fdatasync"},
+    {SYS_flock, "flock"},
+    {SYS_fcntl, "fcntl"},
+    {SYS_ioctl, "ioctl"},
+    {SYS_rt_sigtimedwait, "rt_sigtimedwait"},
+    {SYS_rt_sigsuspend, "rt_sigsuspend"},
+    {SYS_restart_syscall, "restart_syscall"},
+    {SYS_io_getevents, "io_getevents"},
 #ifdef SYS_poll
-    case SYS_poll:
-      return "poll";
-    case SYS_select:
-      return "select";
-    case SYS_epoll_wait:
-      return "epoll_wait";
-    case SYS_pause:
-      return "pause";
+    {SYS_poll, "poll"},
+    {SYS_select, "select"},
+    {SYS_epoll_wait, "epoll_wait"},
+    {SYS_pause, "pause"},
 #endif
-    default:
-      return "";
+};
+
+std::string SystemCallName(long number) {
+  for (const NamedCall& call : kNamedCalls) {
+    if (call.number == number) return call.name;
   }
+  return "";
 }
 
 // "futex" from "202 0x7f.. ...": the registers that follow help nobody.

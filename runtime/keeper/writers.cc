@@ -1,8 +1,5 @@
-// Writers of checkpoints. A rank asks for one with the bytes it needs; it gets a memfd and a socket, and a
-// process of our own program gtrain-writer gets the other ends. We understand nothing of what they do. We
-// keep the memfd and the writer's end of the socket: a writer that is killed is replaced by another that
-// finds everything as it was, whether or not the rank still lives. A writer ends by itself when its rank is
-// gone and its work done.
+#include "runtime/keeper/writers.h"
+
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
@@ -15,7 +12,6 @@
 
 #include <algorithm>
 
-#include "runtime/keeper/keeper.h"
 #include "runtime/keeper/posix.h"
 
 namespace gtrain::keeper {
@@ -41,53 +37,63 @@ UniqueFd MakeSaveArena(uint64_t bytes) {
   return memfd;
 }
 
+// It lies beside our own program. Asked once: a keeper lives on when its program is replaced.
+std::string FindWriterProgram() {
+  char self_path[4096];
+  const ssize_t length = readlink("/proc/self/exe", self_path, sizeof(self_path));
+  const std::string self(self_path, static_cast<size_t>(length > 0 ? length : 0));
+  return self.substr(0, self.rfind('/') + 1) + "gtrain-writer";
+}
+
 }  // namespace
 
-void Keeper::WriterIn(RankConnection& connection, const RankArenaRequest& request) {
-  const auto count = std::count_if(writers_.begin(), writers_.end(), [&](const WriterProcess& writer) {
+Writers::Writers(Context& context, Connections& connections)
+    : context_(context), connections_(connections), program_(FindWriterProgram()) {}
+
+void Writers::Ask(RankConnection& connection, const RankArenaRequest& request) {
+  const auto count = std::count_if(writers_.begin(), writers_.end(), [&](const Process& writer) {
     return writer.generation == connection.generation && writer.rank == connection.rank;
   });
-  const auto waits =
-      std::count_if(writers_wanted_.begin(), writers_wanted_.end(), [&](const WriterWanted& wanted) {
-        return wanted.generation == connection.generation && wanted.rank == connection.rank;
-      });
+  const auto waits = std::count_if(wanted_.begin(), wanted_.end(), [&](const Wanted& wanted) {
+    return wanted.generation == connection.generation && wanted.rank == connection.rank;
+  });
   if (count + waits >= kWritersOfRankMax)
-    return ToRank(connection, kKeeperNoWriter,
-                  "this rank has " + std::to_string(count + waits) + " writers already");
-  writers_wanted_.push_back({connection.generation, connection.rank, request});
+    return connection.Send(kKeeperNoWriter,
+                           "this rank has " + std::to_string(count + waits) + " writers already");
+  wanted_.push_back({connection.generation, connection.rank, request});
 }
 
 // Two snapshots of one rank never lie in memory (fault C12), and a rank that got its writer knows that
 // nothing of an earlier generation is still to be written here.
-bool Keeper::MemoryHeldBefore(uint64_t generation) const {
-  return std::any_of(writers_.begin(), writers_.end(), [&](const WriterProcess& writer) {
+bool Writers::MemoryHeldBefore(uint64_t generation) const {
+  return std::any_of(writers_.begin(), writers_.end(), [&](const Process& writer) {
     return writer.generation < generation && !Released(writer.memfd);
   });
 }
 
-void Keeper::StartWriters() {
-  for (WriterProcess& writer : writers_) {
-    if (writer.pid > 0 || now_ < writer.restart_at_ms) continue;
-    writer.pid = SpawnWriter(writer_program_, writer.env, writer.cwd, writer.memfd, writer.channel);
-    if (writer.pid <= 0) writer.restart_at_ms = now_ + 1000;
+void Writers::StartWanted() {
+  for (Process& writer : writers_) {
+    if (writer.pid > 0 || context_.now_ms < writer.restart_at_ms) continue;
+    writer.pid = Spawn(writer);
+    if (writer.pid <= 0) writer.restart_at_ms = context_.now_ms + 1000;
   }
-  for (size_t i = 0; i < writers_wanted_.size();) {
-    const WriterWanted wanted = writers_wanted_[i];
-    RankConnection* connection = ConnectionOf(wanted.generation, wanted.rank);
-    RankProcess* rank = FindRank(wanted.generation, wanted.rank);
+  for (size_t i = 0; i < wanted_.size();) {
+    const Wanted wanted = wanted_[i];
+    RankConnection* connection = connections_.Of(wanted.generation, wanted.rank);
+    RankProcess* rank = context_.generations.FindRank(wanted.generation, wanted.rank);
     const bool asks = connection != nullptr && rank != nullptr && !rank->exit;
     if (asks && MemoryHeldBefore(wanted.generation)) {
       ++i;
       continue;
     }
-    writers_wanted_.erase(writers_wanted_.begin() + static_cast<ptrdiff_t>(i));
-    if (asks) StartWriter(*connection, *rank, wanted.request);
+    wanted_.erase(wanted_.begin() + static_cast<ptrdiff_t>(i));
+    if (asks) Start(*connection, *rank, wanted.request);
   }
 }
 
-void Keeper::StartWriter(RankConnection& connection, RankProcess& rank, const RankArenaRequest& request) {
-  auto refuse = [&](const std::string& why) { ToRank(connection, kKeeperNoWriter, why); };
-  WriterProcess writer;
+void Writers::Start(RankConnection& connection, const RankProcess& rank, const RankArenaRequest& request) {
+  auto refuse = [&](const std::string& why) { connection.Send(kKeeperNoWriter, why); };
+  Process writer;
   writer.generation = connection.generation;
   writer.rank = connection.rank;
   writer.env = rank.spec.env;
@@ -98,20 +104,20 @@ void Keeper::StartWriter(RankConnection& connection, RankProcess& rank, const Ra
     return refuse(std::to_string(request.bytes) + " bytes of shared memory for saves: " + strerror(errno));
   writer.channel.reset(ends[0]);
   UniqueFd theirs(ends[1]);  // in our hands only until it is sent: the writer must see its rank's end
-  writer.pid = SpawnWriter(writer_program_, writer.env, writer.cwd, writer.memfd, writer.channel);
+  writer.pid = Spawn(writer);
   if (writer.pid <= 0) return refuse(std::string("cannot start a writer: ") + strerror(errno));
   // The writer may be gone, and its descriptors with it, before the rank reads.
   UniqueFd memfd(fcntl(writer.memfd.get(), F_DUPFD_CLOEXEC, 0));
   const int memfd_number = memfd.get(), theirs_number = theirs.get();
   const std::string body(reinterpret_cast<const char*>(&request), sizeof(request));
-  ToRank(connection, kKeeperWriter, body, memfd_number, std::move(memfd));
-  ToRank(connection, kKeeperChannel, body, theirs_number, std::move(theirs));
+  connection.Send(kKeeperWriter, body, memfd_number, std::move(memfd));
+  connection.Send(kKeeperChannel, body, theirs_number, std::move(theirs));
   writers_.push_back(std::move(writer));
 }
 
-bool Keeper::WriterDied(const siginfo_t& info) {
+bool Writers::OnDied(const siginfo_t& info) {
   const auto it = std::find_if(writers_.begin(), writers_.end(),
-                               [&](const WriterProcess& writer) { return writer.pid == info.si_pid; });
+                               [&](const Process& writer) { return writer.pid == info.si_pid; });
   if (it == writers_.end()) return false;
   const bool killed = info.si_code != CLD_EXITED;
   if (killed) {
@@ -123,21 +129,36 @@ bool Keeper::WriterDied(const siginfo_t& info) {
   }
   if (killed && it->kills < kWriterKillsMax) {
     it->pid = -1;
-    it->restart_at_ms = now_ + (kRestartMs << (it->kills - 1));
+    it->restart_at_ms = context_.now_ms + (kRestartMs << (it->kills - 1));
   } else {
     writers_.erase(it);  // the rank, if it lives, sees the end of the channel
   }
   return true;
 }
 
-void Keeper::KillWriters() {
-  for (const WriterProcess& writer : writers_) {
+void Writers::End() {
+  for (const Process& writer : writers_) {
     if (writer.pid <= 0) continue;
     fprintf(stderr, "gtrain-keeper: a save of rank %d of generation %llu was not committed in time: ended\n",
             writer.rank, static_cast<unsigned long long>(writer.generation));
     kill(writer.pid, SIGKILL);
   }
   writers_.clear();
+}
+
+pid_t Writers::Spawn(const Process& writer) const {
+  return SpawnWriter(program_, writer.env, writer.cwd, writer.memfd, writer.channel);
+}
+
+std::optional<uint64_t> Writers::GenerationOf(pid_t child) {
+  for (const Process& writer : writers_) {
+    if (writer.pid == child) return kNoGeneration;
+  }
+  return std::nullopt;
+}
+
+bool Writers::MoreToDo() const {
+  return std::any_of(writers_.begin(), writers_.end(), [](const Process& writer) { return writer.pid <= 0; });
 }
 
 }  // namespace gtrain::keeper

@@ -1,0 +1,169 @@
+#include "runtime/keeper/rank_socket.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "runtime/keeper/agent_protocol.h"
+#include "runtime/keeper/posix.h"
+
+namespace gtrain::keeper {
+
+namespace {
+
+constexpr int kLastReadsMax = 1024;  // of at most 64 KiB
+constexpr size_t kReadAhead = sizeof(RankFrame) + kRankFrameBytesMax;
+constexpr size_t kHelloBytesMax = 4 << 10;  // of any version's hello, and of what is kept before it came
+
+// Whoever inherits the environment of a rank (what it starts, `gtrain exec`) has its token, too. It takes
+// nothing away from the process that has the rank as long as that lives and has not closed its connection,
+// which a child may hold for longer. A program comes back as the same process, also after an exec.
+bool IsOfAnother(const RankConnection& old, const RankConnection& now) {
+  if (old.peer.pid <= 0 || now.peer.pid <= 0 || old.peer.pid == now.peer.pid) return false;
+  pollfd end{old.fd.get(), POLLRDHUP, 0};
+  if (poll(&end, 1, 0) > 0) return false;
+  ProcessEntry process;
+  return ReadProcess(old.peer.pid, &process) && !process.zombie && process.start_time == old.peer.start_time;
+}
+
+}  // namespace
+
+void RankSocket::ReadReady() {
+  for (const auto& connection : connections_.all()) {
+    if (std::exchange(connection->ready, false)) Read(*connection);
+  }
+}
+
+void RankSocket::ReadBytes(RankConnection& connection) {
+  char buffer[64 << 10];
+  const size_t ahead = connection.proved() ? kReadAhead : sizeof(RankFrame) + kHelloBytesMax;
+  while (!connection.broken && connection.in.size() < ahead) {
+    ssize_t n = read(connection.fd.get(), buffer, std::min(sizeof(buffer), ahead - connection.in.size()));
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0 && errno == EAGAIN) return;
+    if (n <= 0) {
+      connection.broken = true;
+      return;
+    }
+    connection.in.append(buffer, static_cast<size_t>(n));
+    if (static_cast<size_t>(n) < sizeof(buffer)) return;  // more is heard of at the next turn
+  }
+}
+
+void RankSocket::Read(RankConnection& connection) {
+  ReadBytes(connection);
+  size_t used = 0;
+  while (connection.in.size() - used >= sizeof(RankFrame)) {
+    RankFrame frame;
+    memcpy(&frame, connection.in.data() + used, sizeof(frame));
+    // Nobody is known before its hello, which is short: who says more is not kept.
+    if (frame.bytes > (connection.proved() ? size_t{kRankFrameBytesMax} : kHelloBytesMax)) {
+      connection.broken = true;
+      break;
+    }
+    if (connection.in.size() - used - sizeof(frame) < frame.bytes) break;
+    OnFrame(connection, frame.kind, connection.in.data() + used + sizeof(frame), frame.bytes);
+    used += sizeof(frame) + frame.bytes;
+  }
+  connection.in.erase(0, used);
+}
+
+// All that a dead rank has sent is in the socket already.
+void RankSocket::HearLastWords(const RankProcess& rank) {
+  RankConnection* connection = connections_.Of(rank.spec.generation, rank.spec.rank);
+  if (connection == nullptr) return;
+  pollfd unread{connection->fd.get(), POLLIN, 0};
+  // A forked child may hold the socket and go on writing.
+  for (int i = 0; i < kLastReadsMax && !connection->broken && poll(&unread, 1, 0) > 0; ++i) Read(*connection);
+}
+
+void RankSocket::OnFrame(RankConnection& connection, uint16_t kind, const char* body, uint32_t bytes) {
+  const bool known = connection.proved();
+  if (kind == kRankHello && bytes == sizeof(RankHello) && !known) {
+    RankHello hello;
+    memcpy(&hello, body, sizeof(hello));
+    OnHello(connection, hello);
+  } else if (kind == kRankArena && bytes == sizeof(RankArenaRequest) && known) {
+    RankArenaRequest request;
+    memcpy(&request, body, sizeof(request));
+    arenas_.Ask(connection, request);
+  } else if (kind == kRankFreeArena && bytes == sizeof(uint64_t) && known) {
+    uint64_t id = 0;
+    memcpy(&id, body, sizeof(id));
+    arenas_.Free(connection, id);
+  } else if (kind == kRankWriter && bytes == sizeof(RankArenaRequest) && known) {
+    RankArenaRequest request;
+    memcpy(&request, body, sizeof(request));
+    writers_.Ask(connection, request);
+  } else if (kind == kRankToAgent && known) {
+    OnRelay(connection, std::string(body, bytes));
+  } else {
+    connection.broken = true;
+  }
+}
+
+void RankSocket::OnHello(RankConnection& connection, const RankHello& hello) {
+  auto refuse = [&](const std::string& why) {
+    connection.Send(kKeeperRefused, why);
+    connections_.Write(connection);
+    connection.broken = true;
+  };
+  if (hello.protocol != GTRAIN_RANK_PROTOCOL) {
+    return refuse("this keeper speaks rank protocol " + std::to_string(GTRAIN_RANK_PROTOCOL) +
+                  ", the rank's libgtrain " + std::to_string(hello.protocol) +
+                  ": use the same gtrain version on both sides");
+  }
+  const int number = static_cast<int>(hello.rank);
+  RankProcess* rank = context_.generations.FindRank(hello.generation, number);
+  const bool proved = rank != nullptr && rank->spec.token.size() == sizeof(hello.token) &&
+                      memcmp(rank->spec.token.data(), hello.token, sizeof(hello.token)) == 0;
+  if (!proved || rank->exit) return refuse("unknown rank, generation or token");
+  if (RankConnection* old = connections_.Of(hello.generation, number)) {
+    if (IsOfAnother(*old, connection)) {
+      return refuse("rank " + std::to_string(number) + " of job " + context_.options.job + " is process " +
+                    std::to_string(old->peer.pid) + " already, which lives, and this is process " +
+                    std::to_string(connection.peer.pid) +
+                    ": only one process of a rank can have its session. Let that one make it; a helper "
+                    "process needs none, or runs one of its own, as by hand: env -u GTRAIN_GENERATION -u "
+                    "WORLD_SIZE PROGRAM");
+    }
+    old->broken = true;
+  }
+  connections_.GiveTo(hello.generation, number, connection);
+  rank->sdk = true;
+  const uint32_t abilities = kKeeperHasWriters | kKeeperFreesArenas;
+  connection.Send(kKeeperWelcome, std::string(reinterpret_cast<const char*>(&abilities), sizeof(abilities)));
+  const GenerationRecord* record = context_.generations.Find(hello.generation);
+  if (record->phase == Phase::kLive || !record->ordered) return;
+  connection.Send(record->mode == End::kReform ? kKeeperRevoked : kKeeperStop, record->reason);
+}
+
+void RankSocket::OnRelay(RankConnection& connection, std::string json) {
+  RankProcess* rank = context_.generations.FindRank(connection.generation, connection.rank);
+  if (rank == nullptr) return;
+  const bool progress = json.find("\"type\":\"progress\"") != std::string::npos;
+  if (progress && !rank->relays.empty()) {
+    for (auto it = rank->relays.begin(); it != rank->relays.end(); ++it) {
+      if (it->json.find("\"type\":\"progress\"") == std::string::npos) continue;
+      if (context_.agent.attached()) break;  // it is on its way: keep the order, the acknowledgement comes
+      rank->relay_bytes -= it->json.size();
+      rank->relays.erase(it);
+      break;
+    }
+  }
+  // The bound holds for a pile of small messages; one large exchange blob alone is always kept.
+  if (!rank->relays.empty() && rank->relay_bytes + json.size() > kRelayBytesMax + kRankFrameBytesMax) {
+    connection.broken = true;
+    return;
+  }
+  RelayUp relay{connection.generation, connection.rank, ++rank->relay_id, std::move(json)};
+  context_.agent.Tell(relay);
+  rank->relay_bytes += relay.json.size();
+  rank->relays.push_back(std::move(relay));
+}
+
+}  // namespace gtrain::keeper

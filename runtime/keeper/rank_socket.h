@@ -1,0 +1,43 @@
+// What ranks with the SDK say to their keeper (rank_protocol.h). A connection may do nothing before its hello
+// proves the rank's token. Relayed bodies are opaque; only "progress" is recognised, because the newest
+// replaces older ones.
+//
+// Owner thread only; nothing blocks. A turn costs what the ready connections have sent.
+#pragma once
+#include <stdint.h>
+
+#include <string>
+
+#include "runtime/keeper/arenas.h"
+#include "runtime/keeper/connections.h"
+#include "runtime/keeper/context.h"
+#include "runtime/keeper/rank_protocol.h"
+#include "runtime/keeper/writers.h"
+
+namespace gtrain::keeper {
+
+class RankSocket {
+ public:
+  RankSocket(Context& context, Connections& connections, Arenas& arenas, Writers& writers)
+      : context_(context), connections_(connections), arenas_(arenas), writers_(writers) {}
+
+  // Reads the connections that Connections::MarkReady found ready.
+  void ReadReady();
+  // The rank is dead: the agent hears what it said before its exit, whose meaning that may change (a storage
+  // fault).
+  void HearLastWords(const RankProcess& rank);
+
+ private:
+  void Read(RankConnection& connection);
+  void ReadBytes(RankConnection& connection);
+  void OnFrame(RankConnection& connection, uint16_t kind, const char* body, uint32_t bytes);
+  void OnHello(RankConnection& connection, const RankHello& hello);
+  void OnRelay(RankConnection& connection, std::string json);
+
+  Context& context_;
+  Connections& connections_;
+  Arenas& arenas_;
+  Writers& writers_;
+};
+
+}  // namespace gtrain::keeper
