@@ -162,6 +162,10 @@ class CheckpointerImpl final : public Checkpointer {
   // What Restore and Save would return, told to the head first where the storage is what failed.
   absl::Status Outward(const absl::Status& status);
   absl::StatusOr<std::optional<RestoredStep>> RestoreNewest();
+  absl::Status ListForRestore(Search* search);
+  // nullopt: no candidate was left to try.
+  absl::StatusOr<std::optional<RestoredStep>> RestoreFrom(Search* search);
+  absl::StatusOr<std::optional<RestoredStep>> RestoreNothing(const Search& search);
   // nullopt: no earlier generation left a save that is whole near by, or its copies are bad.
   absl::StatusOr<std::optional<RestoredStep>> RestoreUncommitted(const Search& search);
   absl::Status Freeze();
@@ -757,33 +761,46 @@ absl::StatusOr<std::optional<RestoredStep>> CheckpointerImpl::RestoreNewest() {
     }
   }
   StartSaver();
-  Choice listed;
+  GT_RETURN_IF_ERROR(ListForRestore(&search));
+  GT_ASSIGN_OR_RETURN(const std::optional<RestoredStep> restored, RestoreFrom(&search));
+  return restored ? restored : RestoreNothing(search);
+}
+
+absl::Status CheckpointerImpl::ListForRestore(Search* search) {
   // Here every rank has its writer, so on no machine of this generation one of an earlier still needs its
   // memory.
   GT_RETURN_IF_ERROR(agree_.AllOk(absl::OkStatus()));
+  absl::Status listed;
   if (agree_.rank() == 0) {
     if (host_ != nullptr && !settings_.read_only)
-      listed.status = SettleEarlier(store_.get(), next_, [this] { return session_->Alive(); });
+      listed = SettleEarlier(store_.get(), next_, [this] { return session_->Alive(); });
     absl::StatusOr<std::vector<Candidate>> found = ListCandidates();
-    if (listed.status.ok()) listed.status = found.status();
-    if (found.ok()) search.candidates = *std::move(found);
+    if (listed.ok()) listed = found.status();
+    if (found.ok()) search->candidates = *std::move(found);
   }
-  GT_RETURN_IF_ERROR(agree_.AllOk(listed.status));
+  return agree_.AllOk(listed);
+}
+
+absl::StatusOr<std::optional<RestoredStep>> CheckpointerImpl::RestoreFrom(Search* search) {
   while (true) {
     Choice choice;
-    if (agree_.rank() == 0) choice = NextChoice(&search);
+    if (agree_.rank() == 0) choice = NextChoice(search);
     GT_RETURN_IF_ERROR(Spread(&choice));
-    if (choice.none) break;
+    if (choice.none) return std::nullopt;
     LoadPlan plan;
     const absl::Status all = LoadChosen(&choice, &plan);
-    if (all.ok()) return Finish(choice, plan, search);
+    if (all.ok()) return Finish(choice, plan, *search);
     if (!absl::IsDataLoss(all) && !absl::IsNotFound(all)) return all;
     if (agree_.rank() != 0) continue;
     const Candidate candidate = {choice.elsewhere, choice.id};
-    const absl::StatusOr<bool> deleted = WasDeleted(candidate, &search);
-    search.failed = deleted.status();
-    if (deleted.ok() && !*deleted) NoteDamage(candidate, all.message(), &search);
+    const absl::StatusOr<bool> deleted = WasDeleted(candidate, search);
+    search->failed = deleted.status();
+    if (deleted.ok() && !*deleted) NoteDamage(candidate, all.message(), search);
   }
+}
+
+// No candidate was left: training begins anew, or may not.
+absl::StatusOr<std::optional<RestoredStep>> CheckpointerImpl::RestoreNothing(const Search& search) {
   int64_t damaged = search.damaged;
   GT_RETURN_IF_ERROR(agree_.Max(absl::MakeSpan(&damaged, 1)));
   if (damaged > 0) {

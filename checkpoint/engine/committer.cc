@@ -67,6 +67,20 @@ bool SaysTheSame(ShardIndex a, ShardIndex b) {
   return a == b;
 }
 
+// Puts what was found under its number into `taken`, and tells of it by seen(number, status). False: one of
+// them is an error, which ends the save.
+template <typename T, typename Seen>
+bool TakeFound(const std::vector<int>& numbers, const std::vector<std::optional<absl::StatusOr<T>>>& found,
+               std::map<int, T>* taken, Seen seen) {
+  for (size_t i = 0; i < found.size(); ++i) {
+    if (!found[i]) continue;
+    if (found[i]->ok()) (*taken)[numbers[i]] = **found[i];
+    seen(numbers[i], found[i]->status());
+    if (!found[i]->ok()) return false;
+  }
+  return true;
+}
+
 }  // namespace
 
 void StopFlag::Set() {
@@ -183,33 +197,41 @@ void Committer::Do(Run* run, const save::Effect& effect) {
   } else if (std::holds_alternative<save::ReadManifest>(effect)) {
     Apply(run, LookAtKey(run));
   } else if (const auto* abort = std::get_if<save::PutAbort>(&effect)) {
-    const absl::Status put =
-        store_->PutIfAbsent(ManifestKey(run->id), Print(AbortMarker{.id = run->id, .reason = abort->reason}));
-    if (!put.ok()) LogWarning("checkpoint: no abort marker for step ", run->id.step, ": ", put.message());
-    Apply(run, save::AbortPut{});
+    PutAbort(run, abort->reason);
   } else if (std::holds_alternative<save::ReportCommitted>(effect)) {
     if (config_.board != nullptr && config_.rank == 0) config_.board->SayCommitted(ManifestKey(run->id));
     run->committed();
   } else if (std::holds_alternative<save::ApplyRetention>(effect)) {
-    bool indices =
-        config_.board == nullptr || config_.board->stored(config_.rank) || config_.world_size > kPartRanks;
-    for (const auto& [rank, index] : run->indices)
-      indices = indices || !config_.board->attends(rank) || config_.board->stored(rank);
-    // It may be gone by now, where reading back takes as long as `keep` saves: then an older one that is
-    // there stands for it.
-    if (run->oldest_verified && std::count(run->there.begin(), run->there.end(), *run->oldest_verified) > 0)
-      retention_.Verified(*run->oldest_verified);
-    if (store_->ChecksEveryPut()) retention_.Verified(run->id);
-    const absl::Status retained = retention_.Apply(
-        run->id, run->finite, run->bytes, {.indices = indices, .parts = !run->parts.empty()}, run->there);
-    if (!retained.ok()) {
-      LogWarning("checkpoint: old checkpoints could not be deleted and stay until the next commit: ",
-                 retained.message());
-    }
-    Apply(run, save::RetentionApplied{retained});
+    Apply(run, save::RetentionApplied{Retain(*run)});
   } else {
     run->result = std::get<save::Finish>(effect).status;
   }
+}
+
+void Committer::PutAbort(Run* run, const std::string& reason) {
+  const absl::Status put =
+      store_->PutIfAbsent(ManifestKey(run->id), Print(AbortMarker{.id = run->id, .reason = reason}));
+  if (!put.ok()) LogWarning("checkpoint: no abort marker for step ", run->id.step, ": ", put.message());
+  Apply(run, save::AbortPut{});
+}
+
+absl::Status Committer::Retain(const Run& run) {
+  bool indices =
+      config_.board == nullptr || config_.board->stored(config_.rank) || config_.world_size > kPartRanks;
+  for (const auto& [rank, index] : run.indices)
+    indices = indices || !config_.board->attends(rank) || config_.board->stored(rank);
+  // It may be gone by now, where reading back takes as long as `keep` saves: then an older one that is
+  // there stands for it.
+  if (run.oldest_verified && std::count(run.there.begin(), run.there.end(), *run.oldest_verified) > 0)
+    retention_.Verified(*run.oldest_verified);
+  if (store_->ChecksEveryPut()) retention_.Verified(run.id);
+  const absl::Status retained = retention_.Apply(
+      run.id, run.finite, run.bytes, {.indices = indices, .parts = !run.parts.empty()}, run.there);
+  if (!retained.ok()) {
+    LogWarning("checkpoint: old checkpoints could not be deleted and stay until the next commit: ",
+               retained.message());
+  }
+  return retained;
 }
 
 absl::Status Committer::WriteOwnShard(Run* run) {
@@ -343,22 +365,30 @@ bool Committer::LeaderReadsBoard() const {
   return leader == 0 ? config_.board->open() : config_.board->attends(leader);
 }
 
-void Committer::PollIndices(Run* run, const save::PollIndices& poll) {
-  const bool ask_all = clock_.Now() >= run->ask_storage;
-  if (ask_all) run->ask_storage = clock_.Now() + kBoardPatience;
-  std::vector<std::optional<absl::StatusOr<StoredPart>>> parts(poll.parts.size());
-  std::vector<std::optional<absl::StatusOr<ShardIndex>>> indices(poll.missing.size());
-  std::vector<size_t> ask;  // which of them the storage is asked for
-  for (size_t i = 0; i < indices.size(); ++i) {
+// Takes what is on the board, and says which others of poll.missing the storage is asked for.
+std::vector<size_t> Committer::TakePosted(
+    const Run& run, const save::PollIndices& poll, bool ask_all,
+    std::vector<std::optional<absl::StatusOr<ShardIndex>>>* indices) const {
+  std::vector<size_t> ask;
+  for (size_t i = 0; i < poll.missing.size(); ++i) {
     const int rank = poll.missing[i];
-    const std::string key = AttemptKey(run->id, IndexName(rank, config_.world_size));
+    const std::string key = AttemptKey(run.id, IndexName(rank, config_.world_size));
     if (const std::optional<std::string> posted = PostedIndex(key, rank)) {
-      indices[i] = CheckedIndex(*run, key, *posted, false);
+      (*indices)[i] = CheckedIndex(run, key, *posted, false);
     } else if (ask_all || config_.board == nullptr || !config_.board->attends(rank) ||
                config_.board->stored(rank)) {
       ask.push_back(i);
     }
   }
+  return ask;
+}
+
+void Committer::PollIndices(Run* run, const save::PollIndices& poll) {
+  const bool ask_all = clock_.Now() >= run->ask_storage;
+  if (ask_all) run->ask_storage = clock_.Now() + kBoardPatience;
+  std::vector<std::optional<absl::StatusOr<StoredPart>>> parts(poll.parts.size());
+  std::vector<std::optional<absl::StatusOr<ShardIndex>>> indices(poll.missing.size());
+  const std::vector<size_t> ask = TakePosted(*run, poll, ask_all, &indices);
   // All of them are needed in the end, so the first stands for the others: they are asked for when it is
   // there.
   std::optional<std::string> given_up;
@@ -377,18 +407,14 @@ void Committer::PollIndices(Run* run, const save::PollIndices& poll) {
       look_for_index(1 + i - more_parts);
   });
   if (given_up) return Apply(run, save::ManifestRead{save::KeyHolds::kAbortMarker, *given_up});
-  for (size_t i = 0; i < parts.size(); ++i) {
-    if (!parts[i]) continue;
-    if (parts[i]->ok()) run->parts[poll.parts[i]] = **parts[i];
-    Apply(run, save::PartSeen{poll.parts[i], parts[i]->status()});
-    if (!parts[i]->ok()) return;
-  }
-  for (size_t i = 0; i < indices.size(); ++i) {
-    if (!indices[i]) continue;
-    if (indices[i]->ok()) run->indices[poll.missing[i]] = **indices[i];
-    Apply(run, save::IndexSeen{poll.missing[i], indices[i]->status()});
-    if (!indices[i]->ok()) return;
-  }
+  const auto part_seen = [&](int number, const absl::Status& status) {
+    Apply(run, save::PartSeen{number, status});
+  };
+  const auto index_seen = [&](int rank, const absl::Status& status) {
+    Apply(run, save::IndexSeen{rank, status});
+  };
+  if (TakeFound(poll.parts, parts, &run->parts, part_seen))
+    TakeFound(poll.missing, indices, &run->indices, index_seen);
 }
 
 // Why somebody else gave the save up; nullopt: nobody did, or the storage has a bad moment.
@@ -537,15 +563,29 @@ absl::Status Committer::CheckAuthority(Run* run) {
   return config_.may_commit(run->id, run->there);  // last: nothing lies between this answer and the put
 }
 
+// What the board says of the manifest's key; nullopt: the storage is to be asked.
+std::optional<save::ManifestRead> Committer::AskBoard(const Run& run) {
+  if (config_.rank == 0 || config_.board == nullptr) return std::nullopt;
+  if (config_.board->IsCommitted(ManifestKey(run.id)))
+    return save::ManifestRead{save::KeyHolds::kThisManifest, ""};
+  if (!unstored_ || run.told_stop) return std::nullopt;
+  if (clock_.Now() < run.ask_storage) return save::ManifestRead{save::KeyHolds::kNothing, ""};
+  if (const absl::Status stored = StoreIndex(); !stored.ok())
+    return save::ManifestRead{save::KeyHolds::kUnreadable, std::string(stored.message())};
+  return std::nullopt;
+}
+
+bool Committer::ListsOurShard(const Run& run, const Manifest& manifest) const {
+  if (config_.rank == 0 || manifest.world_size != config_.world_size) return false;
+  if (manifest.parts.empty()) return manifest.files[config_.rank] == run.file;
+  // A part is what its leader put; that it holds what its ranks wrote the leader has seen.
+  const auto part = run.parts.find(PartOf(config_.rank));
+  return part == run.parts.end() ||
+         manifest.parts[static_cast<size_t>(PartOf(config_.rank))] == part->second.ref;
+}
+
 save::ManifestRead Committer::LookAtKey(Run* run) {
-  if (config_.rank != 0 && config_.board != nullptr) {
-    if (config_.board->IsCommitted(ManifestKey(run->id))) return {save::KeyHolds::kThisManifest, ""};
-    if (unstored_ && !run->told_stop) {
-      if (clock_.Now() < run->ask_storage) return {save::KeyHolds::kNothing, ""};
-      if (const absl::Status stored = StoreIndex(); !stored.ok())
-        return {save::KeyHolds::kUnreadable, std::string(stored.message())};
-    }
-  }
+  if (const auto said = AskBoard(*run)) return *said;
   std::string text;
   const auto read = ReadManifest(store_, run->id, &text);
   if (absl::IsNotFound(read.status())) {
@@ -560,13 +600,7 @@ save::ManifestRead Committer::LookAtKey(Run* run) {
   if (!read.ok()) return {save::KeyHolds::kUnreadable, std::string(read.status().message())};
   if (const auto* marker = std::get_if<AbortMarker>(&*read))
     return {save::KeyHolds::kAbortMarker, marker->reason};
-  const Manifest& manifest = std::get<Manifest>(*read);
-  bool same = config_.rank != 0 && manifest.world_size == config_.world_size;
-  // A part is what its leader put; that it holds what its ranks wrote the leader has seen.
-  const auto part = run->parts.find(PartOf(config_.rank));
-  if (same && part != run->parts.end() && !manifest.parts.empty())
-    same = manifest.parts[static_cast<size_t>(PartOf(config_.rank))] == part->second.ref;
-  if (same && manifest.parts.empty()) same = manifest.files[config_.rank] == run->file;
+  const bool same = ListsOurShard(*run, std::get<Manifest>(*read));
   return {same ? save::KeyHolds::kThisManifest : save::KeyHolds::kOther,
           "it lists another shard of this rank"};
 }

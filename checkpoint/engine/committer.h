@@ -139,6 +139,8 @@ class Committer {
   bool LeaderReadsBoard() const;
   std::optional<std::string> PostedIndex(const std::string& key, int rank) const;
   void PollIndices(Run* run, const ckpt::save::PollIndices& poll);
+  std::vector<size_t> TakePosted(const Run& run, const ckpt::save::PollIndices& poll, bool ask_all,
+                                 std::vector<std::optional<absl::StatusOr<ShardIndex>>>* indices) const;
   std::optional<std::string> LookForMarker(const Run& run) const;
   std::optional<absl::StatusOr<ShardIndex>> LookForIndex(const Run& run, int rank) const;
   std::optional<absl::StatusOr<ShardIndex>> CheckedIndex(const Run& run, const std::string& key,
@@ -149,6 +151,10 @@ class Committer {
   absl::Status PrintManifest(Run* run);
   absl::Status CheckAuthority(Run* run);
   ckpt::save::ManifestRead LookAtKey(Run* run);
+  std::optional<ckpt::save::ManifestRead> AskBoard(const Run& run);
+  bool ListsOurShard(const Run& run, const Manifest& manifest) const;
+  void PutAbort(Run* run, const std::string& reason);
+  absl::Status Retain(const Run& run);
 
   port::BlobStore* const store_;
   const CommitterConfig config_;

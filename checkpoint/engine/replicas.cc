@@ -78,24 +78,12 @@ std::vector<int> Different(const sharding::Partition& partition, int world, Valu
   return out;
 }
 
-}  // namespace
+// Tensors that lie on the ranks in the same way, by how they lie.
+using Groups = std::map<std::string, std::vector<size_t>>;
 
-absl::Status CompareReplicas(Agreement* agree, const std::vector<Registered>& registered,
-                             const std::vector<void*>& data, int64_t step) {
-  const RealClock clock;
-  const Instant begin = clock.Now();
-  const int world = agree->size();
-  std::vector<GlobalTensor> tensors;
-  for (const Registered& r : registered) tensors.push_back(r.tensor);
-  GT_ASSIGN_OR_RETURN(const Shares shares, Shares::Make(tensors, world));
-  std::map<std::string, std::vector<size_t>> alike;  // tensors that lie on the ranks in the same way
-  uint64_t bytes = 0;
-  for (size_t t = 0; t < tensors.size(); ++t) {
-    if (tensors[t].layout == Layout::kPerRank) continue;
-    alike[shares.partition(t).Key()].push_back(t);
-    bytes += registered[t].bytes;
-  }
-  const std::vector<HashBytes> hashes = HashAll(registered, data);
+// The members of the groups in which replicas differ. Collective.
+absl::StatusOr<std::vector<size_t>> FindSuspects(Agreement* agree, const Shares& shares, const Groups& alike,
+                                                 const std::vector<HashBytes>& hashes) {
   std::vector<int64_t> mine;
   for (const auto& [key, members] : alike) {
     Xxh3 hash;
@@ -103,25 +91,25 @@ absl::Status CompareReplicas(Agreement* agree, const std::vector<Registered>& re
     mine.push_back(Number(hash.Bytes()));
   }
   GT_ASSIGN_OR_RETURN(const std::vector<int64_t> all, agree->GatherAll(mine));
-  std::vector<size_t> suspects;  // tensors
+  std::vector<size_t> suspects;
   size_t kind = 0;
   for (const auto& [key, members] : alike) {
     const auto value = [&](int rank) { return all[static_cast<size_t>(rank) * mine.size() + kind]; };
-    if (!Different(shares.partition(members[0]), world, value).empty())
+    if (!Different(shares.partition(members[0]), agree->size(), value).empty())
       suspects.insert(suspects.end(), members.begin(), members.end());
     ++kind;
   }
-  if (suspects.empty()) {
-    if (agree->rank() == 0) {
-      LogInfo("checkpoint: step ", step, ": replicas are equal: ", PrintBytes(bytes),
-              " of this rank compared in ", absl::ToInt64Milliseconds(clock.Now() - begin),
-              " ms (checkpoint.verify_replicas)");
-    }
-    return absl::OkStatus();
-  }
+  return suspects;
+}
+
+// Which of the suspects differ, and on which ranks, for people. Collective.
+absl::StatusOr<std::string> NameDifferent(Agreement* agree, const Shares& shares,
+                                          const std::vector<GlobalTensor>& tensors,
+                                          const std::vector<size_t>& suspects,
+                                          const std::vector<HashBytes>& hashes) {
   std::vector<std::string> named;
   size_t different = 0;
-  const size_t together = std::max<size_t>(1, kTogetherMax / static_cast<size_t>(world));
+  const size_t together = std::max<size_t>(1, kTogetherMax / static_cast<size_t>(agree->size()));
   for (size_t from = 0; from < suspects.size(); from += together) {
     const size_t count = std::min(together, suspects.size() - from);
     std::vector<int64_t> some;
@@ -130,7 +118,7 @@ absl::Status CompareReplicas(Agreement* agree, const std::vector<Registered>& re
     for (size_t i = 0; i < count; ++i) {
       const size_t t = suspects[from + i];
       const auto value = [&](int rank) { return theirs[static_cast<size_t>(rank) * count + i]; };
-      std::vector<int> ranks = Different(shares.partition(t), world, value);
+      std::vector<int> ranks = Different(shares.partition(t), agree->size(), value);
       if (ranks.empty() || ++different > kTensorsNamed) continue;
       const size_t more = ranks.size() - std::min(ranks.size(), kRanksNamed);
       ranks.resize(std::min(ranks.size(), kRanksNamed));
@@ -138,10 +126,41 @@ absl::Status CompareReplicas(Agreement* agree, const std::vector<Registered>& re
                                    more > 0 ? absl::StrCat(" and ", more, " more") : ""));
     }
   }
-  return absl::FailedPreconditionError(absl::StrCat(
-      "step ", step, " is not saved: ranks hold different values of state that is registered as equal: ",
+  return absl::StrCat(
       absl::StrJoin(named, "; "),
-      different > named.size() ? absl::StrCat("; and ", different - named.size(), " more tensors") : "",
+      different > named.size() ? absl::StrCat("; and ", different - named.size(), " more tensors") : "");
+}
+
+}  // namespace
+
+absl::Status CompareReplicas(Agreement* agree, const std::vector<Registered>& registered,
+                             const std::vector<void*>& data, int64_t step) {
+  const RealClock clock;
+  const Instant begin = clock.Now();
+  std::vector<GlobalTensor> tensors;
+  for (const Registered& r : registered) tensors.push_back(r.tensor);
+  GT_ASSIGN_OR_RETURN(const Shares shares, Shares::Make(tensors, agree->size()));
+  Groups alike;
+  uint64_t bytes = 0;
+  for (size_t t = 0; t < tensors.size(); ++t) {
+    if (tensors[t].layout == Layout::kPerRank) continue;
+    alike[shares.partition(t).Key()].push_back(t);
+    bytes += registered[t].bytes;
+  }
+  const std::vector<HashBytes> hashes = HashAll(registered, data);
+  GT_ASSIGN_OR_RETURN(const std::vector<size_t> suspects, FindSuspects(agree, shares, alike, hashes));
+  if (suspects.empty()) {
+    if (agree->rank() == 0) {
+      LogInfo("checkpoint: step ", step, ": replicas are equal: ", PrintBytes(bytes),
+              " of this rank compared in ", absl::ToInt64Milliseconds(clock.Now() - begin),
+              " ms (checkpoint.verify_replicas)");
+    }
+    return absl::OkStatus();
+  }
+  GT_ASSIGN_OR_RETURN(const std::string named, NameDifferent(agree, shares, tensors, suspects, hashes));
+  return absl::FailedPreconditionError(absl::StrCat(
+      "step ", step,
+      " is not saved: ranks hold different values of state that is registered as equal: ", named,
       ". Give all ranks the same values (broadcast them after they are made), register what differs as "
       "per-rank "
       "state, or set checkpoint.verify_replicas: off"));

@@ -85,6 +85,17 @@ absl::Status ReadVerifyReplicas(const std::string& text, VerifyReplicas* out) {
   return absl::OkStatus();
 }
 
+absl::Status ReadOnError(const std::string& text, Settings* out) {
+  if (text == "retry") {
+    out->on_error = OnError::kRetry;
+  } else if (text == "fail") {
+    out->on_error = OnError::kFail;
+  } else if (!text.empty() && text != "warn") {
+    return Bad("GTRAIN_CHECKPOINT_ON_ERROR", text, "\"warn\", \"retry\" or \"fail\"");
+  }
+  return absl::OkStatus();
+}
+
 // What the head and the agent say of this job and of others.
 absl::Status ReadFromHead(const Environment& environment, Settings* out) {
   const auto get = [&](const char* name) { return environment(name).value_or(""); };
@@ -189,14 +200,7 @@ absl::StatusOr<Settings> MergeSettings(const CheckpointOptions& options, const E
   if ((out.every_steps && *out.every_steps < 1) || (out.every && *out.every <= absl::ZeroDuration())) {
     return absl::InvalidArgumentError("the checkpoint interval is not positive");
   }
-  const std::string on_error = get("GTRAIN_CHECKPOINT_ON_ERROR");
-  if (on_error == "retry") {
-    out.on_error = OnError::kRetry;
-  } else if (on_error == "fail") {
-    out.on_error = OnError::kFail;
-  } else if (!on_error.empty() && on_error != "warn") {
-    return Bad("GTRAIN_CHECKPOINT_ON_ERROR", on_error, "\"warn\", \"retry\" or \"fail\"");
-  }
+  GT_RETURN_IF_ERROR(ReadOnError(get("GTRAIN_CHECKPOINT_ON_ERROR"), &out));
   GT_RETURN_IF_ERROR(ReadFromHead(environment, &out));
   if (out.max_rollback < 0) return absl::InvalidArgumentError("checkpoint max_rollback is negative");
   GT_ASSIGN_OR_RETURN(out.near, ReadNear(environment));

@@ -11,6 +11,7 @@
 #include <thread>
 #include <utility>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
 #include "base/logging.h"
 #include "base/mutex.h"
@@ -165,6 +166,189 @@ uint64_t CopyOut(absl::string_view piece, uint64_t begin, const Copy& copy, char
   return copied;
 }
 
+using Memory = absl::FunctionRef<char*(size_t registered)>;
+
+// Brings the pieces of one chunk to where a plan wants them: a piece that lies there as it is in the file is
+// read to its place, others pass through `buffer`. A chunk that is read anew begins anew.
+class ChunkCopier {
+ public:
+  // `begin`: of the chunk in its file. Some of `copies` needs it.
+  ChunkCopier(const std::vector<Copy>& copies, uint64_t begin, Memory memory, std::vector<char>* buffer)
+      : copies_(copies),
+        begin_(begin),
+        memory_(memory),
+        buffer_(buffer),
+        first_(std::partition_point(copies.begin(), copies.end(),
+                                    [&](const Copy& c) { return c.file_begin + c.bytes <= begin; })),
+        copy_(first_) {}
+
+  bool IsNeeded() const { return first_ != copies_.end(); }
+  char* Place(uint64_t from, uint64_t to) {
+    if (from == begin_) {
+      copy_ = first_;
+      bytes_ = 0;
+    }
+    while (copy_ != copies_.end() && copy_->file_begin + copy_->bytes <= from) ++copy_;
+    const std::optional<uint64_t> whole = copy_ == copies_.end() ? std::nullopt : WholeRun(*copy_, from, to);
+    placed_ = whole.has_value();
+    if (placed_) return memory_(copy_->registered) + *whole;
+    buffer_->resize(to - from);
+    return buffer_->data();
+  }
+  void Have(uint64_t from, absl::string_view piece) {
+    if (placed_) {
+      bytes_ += piece.size();
+      return;
+    }
+    for (auto c = copy_; c != copies_.end() && c->file_begin < from + piece.size(); ++c)
+      bytes_ += CopyOut(piece, from, *c, memory_(c->registered));
+  }
+  uint64_t bytes() const { return bytes_; }  // of this chunk that were copied
+
+ private:
+  const std::vector<Copy>& copies_;
+  const uint64_t begin_;
+  const Memory memory_;
+  std::vector<char>* const buffer_;
+  const std::vector<Copy>::const_iterator first_;  // that needs some of the chunk
+  std::vector<Copy>::const_iterator copy_;         // that needs some of the piece
+  bool placed_ = false;                            // the piece was read to its place
+  uint64_t bytes_ = 0;
+};
+
+// Carries out one LoadShards. Its threads take chunk after chunk until none is left or one of them fails.
+class ShardLoader {
+ public:
+  ShardLoader(port::BlobStore* store, NearShards* near, ChunkShare* share, const Manifest& manifest,
+              const LoadPlan& plan, absl::FunctionRef<absl::Status()> alive, Memory memory)
+      : store_(store),
+        near_(near),
+        share_(share),
+        manifest_(manifest),
+        plan_(plan),
+        alive_(alive),
+        memory_(memory) {
+    for (const FileRead& read : plan.reads) {
+      for (const ChunkRange& range : read.chunks) {
+        for (uint64_t i = 0; i < range.count; ++i) chunks_.push_back({&read, range.first + i});
+      }
+    }
+  }
+
+  absl::StatusOr<uint64_t> Load() {
+    std::vector<std::thread> helpers;
+    for (size_t i = 1; i < std::min(kReadersMax, chunks_.size()); ++i)
+      helpers.emplace_back([this] { Work(); });
+    Work();
+    for (std::thread& helper : helpers) helper.join();
+    {
+      MutexLock lock(&mu_);
+      GT_RETURN_IF_ERROR(failed_);
+    }
+    if (copied_ == plan_.needed_bytes) return bytes_read_;
+    return absl::InternalError(
+        absl::StrCat("restored ", copied_.load(), " bytes where ", plan_.needed_bytes, " were planned"));
+  }
+
+ private:
+  using Task = ChunkShare::Task;
+  struct Chunk {
+    const FileRead* read;
+    uint64_t index;  // in the file
+  };
+
+  const ShardFile& FileOf(const Chunk& chunk) const { return manifest_.files[chunk.read->file]; }
+
+  void Work() {
+    std::vector<char> buffer;
+    while (true) {
+      const absl::StatusOr<std::optional<Task>> task = Next();
+      if (task.ok() && !*task) return;
+      const absl::Status status = task.ok() ? LoadChunk(**task, &buffer) : task.status();
+      if (!status.ok()) return GiveUp(status);
+    }
+  }
+
+  absl::StatusOr<std::optional<Task>> Next() {
+    if (share_ != nullptr) return share_->Next(alive_);
+    GT_RETURN_IF_ERROR(alive_());
+    const size_t i = next_alone_++;
+    return i < chunks_.size() ? std::optional(Task{Task::Kind::kAlone, i}) : std::nullopt;
+  }
+
+  void GiveUp(const absl::Status& status) {
+    {
+      MutexLock lock(&mu_);
+      failed_.Update(status);
+    }
+    next_alone_ = chunks_.size();  // the others stop
+    if (share_ != nullptr) share_->Fail(status);
+  }
+
+  absl::Status LoadChunk(const Task& task, std::vector<char>* buffer) {
+    const Chunk& chunk = chunks_[task.wanted];
+    if (task.kind == Task::Kind::kRead) GT_RETURN_IF_ERROR(ReadForAll(chunk, task));
+    ChunkCopier copier(chunk.read->copies, chunk.index * kChunkBytes, memory_, buffer);
+    if (!copier.IsNeeded()) return absl::InternalError("a chunk is read that nothing needs");
+    const auto place = [&](uint64_t from, uint64_t to) { return copier.Place(from, to); };
+    const auto have = [&](uint64_t from, absl::string_view piece) { copier.Have(from, piece); };
+    if (task.slot == nullptr || !TakeFromSlot(chunk, task, place, have))
+      GT_RETURN_IF_ERROR(Read(chunk, place, have));
+    if (share_ != nullptr) share_->Done(task);
+    copied_ += copier.bytes();
+    return absl::OkStatus();
+  }
+
+  // Reads the chunk from where it lies: the copies that are near, then the storage.
+  absl::Status Read(const Chunk& chunk, Place place, Have have) {
+    const ShardFile& file = FileOf(chunk);
+    bytes_read_ += std::min(kChunkBytes, file.bytes - chunk.index * kChunkBytes);
+    const bool found =
+        near_ != nullptr && near_->Read(chunk.read->file, [&](const NearShards::ReadFrom& from) {
+          return ReadPieces(from, file, chunk.index, place, have);
+        });
+    return found ? absl::OkStatus() : ReadFromStore(store_, manifest_.id, file, chunk.index, place, have);
+  }
+
+  // Reads it for the ranks of this machine.
+  absl::Status ReadForAll(const Chunk& chunk, const Task& task) {
+    const uint64_t begin = chunk.index * kChunkBytes;
+    GT_RETURN_IF_ERROR(Read(
+        chunk, [&](uint64_t from, uint64_t) { return task.slot + (from - begin); },
+        [](uint64_t, absl::string_view) {}));
+    share_->Publish(task);
+    return absl::OkStatus();
+  }
+
+  // False: it is not as it was saved.
+  bool TakeFromSlot(const Chunk& chunk, const Task& task, Place place, Have have) const {
+    const ShardFile& file = FileOf(chunk);
+    const auto take = [&](uint64_t at, absl::Span<char> out) {
+      std::memcpy(out.data(), task.slot + (at - chunk.index * kChunkBytes), out.size());
+      return absl::OkStatus();
+    };
+    const absl::Status status = ReadPieces({kCacheBytes, take}, file, chunk.index, place, have);
+    if (!status.ok()) {
+      LogWarning("checkpoint: ", AttemptKey(manifest_.id, file.name),
+                 " as another rank of this machine read it is NOT USED: ", status.message());
+    }
+    return status.ok();
+  }
+
+  port::BlobStore* const store_;
+  NearShards* const near_;   // may be null
+  ChunkShare* const share_;  // may be null
+  const Manifest& manifest_;
+  const LoadPlan& plan_;
+  const absl::FunctionRef<absl::Status()> alive_;
+  const Memory memory_;
+  std::vector<Chunk> chunks_;  // as WantChunks has them
+  std::atomic<size_t> next_alone_ = 0;
+  std::atomic<uint64_t> copied_ = 0, bytes_read_ = 0;
+  Mutex mu_;
+  absl::Status failed_ ABSL_GUARDED_BY(mu_);
+};
+
 }  // namespace
 
 absl::StatusOr<absl::string_view> ReadChunk(port::BlobStore* store, const SaveId& id, const ShardFile& file,
@@ -277,112 +461,7 @@ absl::StatusOr<uint64_t> LoadShards(port::BlobStore* store, NearShards* near, Ch
                                     const Manifest& manifest, const LoadPlan& plan,
                                     absl::FunctionRef<absl::Status()> alive,
                                     absl::FunctionRef<char*(size_t)> memory) {
-  std::vector<std::pair<const FileRead*, uint64_t>> chunks;  // as WantChunks has them
-  for (const FileRead& read : plan.reads) {
-    for (const ChunkRange& range : read.chunks) {
-      for (uint64_t i = 0; i < range.count; ++i) chunks.emplace_back(&read, range.first + i);
-    }
-  }
-  std::atomic<size_t> next_alone = 0;
-  std::atomic<uint64_t> copied = 0, bytes_read = 0;
-  Mutex mu;
-  absl::Status failed;
-  using Task = ChunkShare::Task;
-  const auto next = [&]() -> absl::StatusOr<std::optional<Task>> {
-    if (share != nullptr) return share->Next(alive);
-    GT_RETURN_IF_ERROR(alive());
-    const size_t i = next_alone++;
-    return i < chunks.size() ? std::optional(Task{Task::Kind::kAlone, i}) : std::nullopt;
-  };
-  // From where it lies: the copies that are near, then the storage.
-  const auto read_chunk = [&](const FileRead& read, uint64_t index, Place place, Have have) -> absl::Status {
-    const ShardFile& file = manifest.files[read.file];
-    bytes_read += std::min(kChunkBytes, file.bytes - index * kChunkBytes);
-    const bool found = near != nullptr && near->Read(read.file, [&](const NearShards::ReadFrom& from) {
-      return ReadPieces(from, file, index, place, have);
-    });
-    return found ? absl::OkStatus() : ReadFromStore(store, manifest.id, file, index, place, have);
-  };
-  const auto load = [&](const Task& task, std::vector<char>* buffer) -> absl::Status {
-    const auto& [which, index] = chunks[task.wanted];
-    const FileRead& read = *which;
-    const ShardFile& file = manifest.files[read.file];
-    const uint64_t begin = index * kChunkBytes;
-    if (task.kind == Task::Kind::kRead) {
-      GT_RETURN_IF_ERROR(read_chunk(
-          read, index, [&](uint64_t from, uint64_t) { return task.slot + (from - begin); },
-          [](uint64_t, absl::string_view) {}));
-      share->Publish(task);
-    }
-    const auto first = std::partition_point(read.copies.begin(), read.copies.end(),
-                                            [&](const Copy& c) { return c.file_begin + c.bytes <= begin; });
-    if (first == read.copies.end()) return absl::InternalError("a chunk is read that nothing needs");
-    auto copy = first;
-    bool placed = false;
-    uint64_t bytes = 0;  // of this chunk, from the place that is tried
-    const auto place = [&](uint64_t from, uint64_t to) {
-      if (from == begin) {
-        copy = first;
-        bytes = 0;
-      }
-      while (copy != read.copies.end() && copy->file_begin + copy->bytes <= from) ++copy;
-      const std::optional<uint64_t> whole =
-          copy == read.copies.end() ? std::nullopt : WholeRun(*copy, from, to);
-      placed = whole.has_value();
-      if (placed) return memory(copy->registered) + *whole;
-      buffer->resize(to - from);
-      return buffer->data();
-    };
-    const auto have = [&](uint64_t from, absl::string_view piece) {
-      if (placed) {
-        bytes += piece.size();
-        return;
-      }
-      for (auto c = copy; c != read.copies.end() && c->file_begin < from + piece.size(); ++c)
-        bytes += CopyOut(piece, from, *c, memory(c->registered));
-    };
-    bool taken = false;
-    if (task.slot != nullptr) {
-      const auto take = [&](uint64_t at, absl::Span<char> out) {
-        std::memcpy(out.data(), task.slot + (at - begin), out.size());
-        return absl::OkStatus();
-      };
-      const absl::Status status = ReadPieces({kCacheBytes, take}, file, index, place, have);
-      taken = status.ok();
-      if (!taken) {
-        LogWarning("checkpoint: ", AttemptKey(manifest.id, file.name),
-                   " as another rank of this machine read it is NOT USED: ", status.message());
-      }
-    }
-    if (!taken) GT_RETURN_IF_ERROR(read_chunk(read, index, place, have));
-    if (share != nullptr) share->Done(task);
-    copied += bytes;
-    return absl::OkStatus();
-  };
-  const auto work = [&] {
-    std::vector<char> buffer;
-    while (true) {
-      const absl::StatusOr<std::optional<Task>> task = next();
-      if (task.ok() && !*task) return;
-      const absl::Status status = task.ok() ? load(**task, &buffer) : task.status();
-      if (status.ok()) continue;
-      {
-        MutexLock lock(&mu);
-        failed.Update(status);
-      }
-      next_alone = chunks.size();  // the others stop
-      if (share != nullptr) share->Fail(status);
-      return;
-    }
-  };
-  std::vector<std::thread> helpers;
-  for (size_t i = 1; i < std::min(kReadersMax, chunks.size()); ++i) helpers.emplace_back(work);
-  work();
-  for (std::thread& helper : helpers) helper.join();
-  GT_RETURN_IF_ERROR(failed);
-  if (copied == plan.needed_bytes) return bytes_read;
-  return absl::InternalError(
-      absl::StrCat("restored ", copied.load(), " bytes where ", plan.needed_bytes, " were planned"));
+  return ShardLoader(store, near, share, manifest, plan, alive, memory).Load();
 }
 
 absl::Status VerifyBytes(port::BlobStore* store, const SaveId& id, const ShardFile& file) {

@@ -48,22 +48,26 @@ const char* StateName(State state) {
 
 namespace {
 
+bool IsOneOf(State state, std::initializer_list<State> states) {
+  return std::find(states.begin(), states.end(), state) != states.end();
+}
+
 bool Allowed(State from, State to) {
   switch (to) {
     case State::kIdle:
       return false;
     case State::kWriting:
-      return from == State::kIdle || from == State::kDone;
+      return IsOneOf(from, {State::kIdle, State::kDone});
     case State::kIndexing:
       return from == State::kWriting;
     case State::kGathering:
-      return from == State::kIndexing || from == State::kParting;
+      return IsOneOf(from, {State::kIndexing, State::kParting});
     case State::kParting:
-      return from == State::kIndexing || from == State::kGathering;
+      return IsOneOf(from, {State::kIndexing, State::kGathering});
     case State::kFollowing:
-      return from == State::kIndexing || from == State::kParting || from == State::kAborting;
+      return IsOneOf(from, {State::kIndexing, State::kParting, State::kAborting});
     case State::kAuthorizing:
-      return from == State::kGathering || from == State::kParting;
+      return IsOneOf(from, {State::kGathering, State::kParting});
     case State::kPutting:
       return from == State::kAuthorizing;
     case State::kVerifying:
@@ -71,10 +75,10 @@ bool Allowed(State from, State to) {
     case State::kRetaining:
       return from == State::kVerifying;
     case State::kAborting:
-      return from == State::kWriting || from == State::kIndexing || from == State::kGathering ||
-             from == State::kParting || from == State::kAuthorizing || from == State::kVerifying;
+      return IsOneOf(from, {State::kWriting, State::kIndexing, State::kGathering, State::kParting,
+                            State::kAuthorizing, State::kVerifying});
     case State::kDone:
-      return from != State::kIdle && from != State::kDone;
+      return !IsOneOf(from, {State::kIdle, State::kDone});
   }
   return false;
 }

@@ -95,6 +95,27 @@ absl::StatusOr<S3Credentials> Whole(S3Credentials found, const std::string& expi
   return absl::DataLossError(absl::StrCat(what, " has no keys"));
 }
 
+// `section`: between the brackets.
+bool IsSectionOf(absl::string_view section, absl::string_view profile, bool config) {
+  absl::string_view name = absl::StripAsciiWhitespace(section);
+  const bool prefixed = config && absl::ConsumePrefix(&name, "profile ");
+  name = absl::StripAsciiWhitespace(name);
+  return name == profile && (!config || prefixed || name == "default");
+}
+
+// A line "name = value" of a profile.
+void ReadSetting(absl::string_view line, S3Profile* profile) {
+  const std::pair<absl::string_view, absl::string_view> pair = absl::StrSplit(line, absl::MaxSplits('=', 1));
+  const absl::string_view name = absl::StripAsciiWhitespace(pair.first);
+  const std::string value(absl::StripAsciiWhitespace(pair.second));
+  if (name == "aws_access_key_id") profile->keys.access_key = value;
+  if (name == "aws_secret_access_key") profile->keys.secret_key = value;
+  if (name == "aws_session_token") profile->keys.session_token = value;
+  if (name == "credential_process") profile->process = value;
+  if (name == "role_arn" || name == "sso_session" || name == "sso_start_url")
+    profile->unsupported = std::string(name);
+}
+
 class Provider final : public CredentialsProvider {
  public:
   Provider(S3Environment environment, std::shared_ptr<http::Client> http, const Clock* clock)
@@ -230,36 +251,41 @@ class Provider final : public CredentialsProvider {
   }
 
   // --- 3. profile
+  static bool SaysNothing(const S3Profile& profile) {
+    return profile.keys.access_key.empty() && profile.process.empty() && profile.unsupported.empty();
+  }
+
+  // From one of the two files. One that says nothing: it is not there; `looked` gets why.
+  absl::StatusOr<S3Profile> ReadProfile(bool config, const std::string& profile, std::string* looked) const {
+    std::string path = Value(config ? "AWS_CONFIG_FILE" : "AWS_SHARED_CREDENTIALS_FILE");
+    if (path.empty() && !Value("HOME").empty())
+      path = absl::StrCat(Value("HOME"), config ? "/.aws/config" : "/.aws/credentials");
+    if (path.empty()) return S3Profile();
+    const absl::StatusOr<std::string> text = ReadFile(path, kFileBytesMax);
+    absl::StatusOr<S3Profile> parsed =
+        text.ok() ? ParseProfile(*text, profile, config) : absl::StatusOr<S3Profile>(text.status());
+    if (absl::IsInvalidArgument(parsed.status())) {
+      return absl::FailedPreconditionError(absl::StrCat(path, ": ", parsed.status().message()));
+    }
+    if (!parsed.ok()) {
+      absl::StrAppend(looked, "; ", path, ": ", parsed.status().message());
+      return S3Profile();
+    }
+    if (SaysNothing(*parsed))
+      absl::StrAppend(looked, "; ", path, ": profile \"", profile, "\" has no key pair");
+    return parsed;
+  }
+
   // NotFound: neither file has it; `looked` gets why.
   absl::StatusOr<S3Credentials> FromProfile(std::string* looked) {
     const std::string asked = Value("AWS_PROFILE");
     const std::string profile = asked.empty() ? "default" : asked;
-    std::vector<S3Profile> found(2);
-    bool any = false;
-    for (const bool config : {false, true}) {
-      std::string path = Value(config ? "AWS_CONFIG_FILE" : "AWS_SHARED_CREDENTIALS_FILE");
-      if (path.empty() && !Value("HOME").empty())
-        path = absl::StrCat(Value("HOME"), config ? "/.aws/config" : "/.aws/credentials");
-      if (path.empty()) continue;
-      const absl::StatusOr<std::string> text = ReadFile(path, kFileBytesMax);
-      absl::StatusOr<S3Profile> parsed =
-          text.ok() ? ParseProfile(*text, profile, config) : absl::StatusOr<S3Profile>(text.status());
-      if (absl::IsInvalidArgument(parsed.status())) {
-        return absl::FailedPreconditionError(absl::StrCat(path, ": ", parsed.status().message()));
-      }
-      if (!parsed.ok()) absl::StrAppend(looked, "; ", path, ": ", parsed.status().message());
-      if (!parsed.ok()) continue;
-      const bool empty =
-          parsed->keys.access_key.empty() && parsed->process.empty() && parsed->unsupported.empty();
-      if (empty) absl::StrAppend(looked, "; ", path, ": profile \"", profile, "\" has no key pair");
-      any |= !empty;
-      found[config ? 1 : 0] = *std::move(parsed);
-    }
-    if (!any) return absl::NotFoundError("no profile");
-    if (!found[0].keys.access_key.empty()) return found[0].keys;
-    const std::string& process = found[0].process.empty() ? found[1].process : found[0].process;
-    const std::string& unsupported =
-        found[0].unsupported.empty() ? found[1].unsupported : found[0].unsupported;
+    GT_ASSIGN_OR_RETURN(const S3Profile shared, ReadProfile(false, profile, looked));
+    GT_ASSIGN_OR_RETURN(const S3Profile config, ReadProfile(true, profile, looked));
+    if (SaysNothing(shared) && SaysNothing(config)) return absl::NotFoundError("no profile");
+    if (!shared.keys.access_key.empty()) return shared.keys;
+    const std::string& process = shared.process.empty() ? config.process : shared.process;
+    const std::string& unsupported = shared.unsupported.empty() ? config.unsupported : shared.unsupported;
     if (process.empty() && !unsupported.empty()) {
       return absl::FailedPreconditionError(
           absl::StrCat("no S3 credentials: profile \"", profile, "\" has ", unsupported,
@@ -268,7 +294,7 @@ class Provider final : public CredentialsProvider {
                        "process --profile ",
                        "...\" of another profile"));
     }
-    if (process.empty()) return found[1].keys;
+    if (process.empty()) return config.keys;
     return Named(absl::StrCat("credential_process of profile \"", profile, "\""), FromProcess(process));
   }
 
@@ -373,24 +399,11 @@ absl::StatusOr<S3Profile> ParseProfile(absl::string_view text, absl::string_view
     if (line[0] == '[') {
       if (line.back() != ']')
         return absl::InvalidArgumentError(absl::StrCat("line ", number, ": \"]\" is missing"));
-      absl::string_view name = absl::StripAsciiWhitespace(line.substr(1, line.size() - 2));
-      const bool prefixed = config && absl::ConsumePrefix(&name, "profile ");
-      name = absl::StripAsciiWhitespace(name);
-      inside = name == profile && (!config || prefixed || name == "default");
+      inside = IsSectionOf(line.substr(1, line.size() - 2), profile, config);
       seen = seen || inside;
       continue;
     }
-    const std::pair<absl::string_view, absl::string_view> pair =
-        absl::StrSplit(line, absl::MaxSplits('=', 1));
-    const absl::string_view name = absl::StripAsciiWhitespace(pair.first);
-    const std::string value(absl::StripAsciiWhitespace(pair.second));
-    if (!inside || (nested && config)) continue;  // "s3 =" has lines of its own below it
-    if (name == "aws_access_key_id") found.keys.access_key = value;
-    if (name == "aws_secret_access_key") found.keys.secret_key = value;
-    if (name == "aws_session_token") found.keys.session_token = value;
-    if (name == "credential_process") found.process = value;
-    if (name == "role_arn" || name == "sso_session" || name == "sso_start_url")
-      found.unsupported = std::string(name);
+    if (inside && !(nested && config)) ReadSetting(line, &found);  // "s3 =" has lines of its own below it
   }
   if (!seen) return absl::NotFoundError(absl::StrCat("no profile \"", profile, "\""));
   if (found.keys.access_key.empty() != found.keys.secret_key.empty()) {

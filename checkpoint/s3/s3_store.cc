@@ -761,6 +761,38 @@ bool IsBucketName(absl::string_view name) {
          !absl::StrContains(name, "..");
 }
 
+absl::Status CheckEndpoint(const char* variable, const std::string& endpoint) {
+  absl::string_view host = endpoint;
+  if (!absl::ConsumePrefix(&host, "https://") && !absl::ConsumePrefix(&host, "http://")) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("$", variable, ": \"", endpoint, "\" is not http:// or https://"));
+  }
+  absl::ConsumeSuffix(&host, "/");
+  // A metadata service answers with credentials: never a place to send anything (fault X11).
+  if (host.empty() || absl::StrContains(host, "/") || absl::StrContains(host, "@") ||
+      absl::StartsWith(host, "169.254.") || absl::StartsWithIgnoreCase(host, "[fe80:") ||
+      absl::StartsWithIgnoreCase(host, "[fd00:ec2:")) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("$", variable, ": \"", endpoint, "\" is not an object store"));
+  }
+  return absl::OkStatus();
+}
+
+// Needs the endpoint: where nothing encrypts, the payload itself is signed.
+absl::Status ReadPayload(const std::string& payload, S3Options* options) {
+  if (!payload.empty() && payload != "signed" && payload != "checksum") {
+    return absl::InvalidArgumentError(
+        absl::StrCat("$GTRAIN_S3_PAYLOAD: \"", payload, "\" is neither signed nor checksum"));
+  }
+  if (payload == "checksum" && !HaveCrc32c()) {
+    return absl::InvalidArgumentError(
+        "$GTRAIN_S3_PAYLOAD: this gtrain was built without ISA-L (libisal-dev) and cannot compute checksums");
+  }
+  options->checksums = payload.empty() ? HaveCrc32c() && !absl::StartsWith(options->endpoint, "http://")
+                                       : payload == "checksum";
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 uint64_t S3PartBytes(uint64_t bytes, uint64_t part_bytes, uint64_t parts_max) {
@@ -791,26 +823,13 @@ absl::StatusOr<S3Options> ParseS3Uri(absl::string_view uri, const S3Environment&
         absl::StrCat("\"", uri, "\": a prefix has parts of letters, digits, \".\", \"_\" and \"-\""));
   }
   for (const char* name : {"AWS_DEFAULT_REGION", "AWS_REGION"}) {
-    if (const auto region = environment(name); region.has_value() && !region->empty())
-      options.region = *region;
+    if (const std::string region = environment(name).value_or(""); !region.empty()) options.region = region;
   }
   for (const char* name : {"AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"}) {
-    const auto endpoint = environment(name);
-    if (!endpoint.has_value() || endpoint->empty()) continue;
-    absl::string_view host = *endpoint;
-    if (!absl::ConsumePrefix(&host, "https://") && !absl::ConsumePrefix(&host, "http://")) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("$", name, ": \"", *endpoint, "\" is not http:// or https://"));
-    }
-    absl::ConsumeSuffix(&host, "/");
-    // A metadata service answers with credentials: never a place to send anything (fault X11).
-    if (host.empty() || absl::StrContains(host, "/") || absl::StrContains(host, "@") ||
-        absl::StartsWith(host, "169.254.") || absl::StartsWithIgnoreCase(host, "[fe80:") ||
-        absl::StartsWithIgnoreCase(host, "[fd00:ec2:")) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("$", name, ": \"", *endpoint, "\" is not an object store"));
-    }
-    options.endpoint = std::string(absl::StripSuffix(*endpoint, "/"));
+    const std::string endpoint = environment(name).value_or("");
+    if (endpoint.empty()) continue;
+    GT_RETURN_IF_ERROR(CheckEndpoint(name, endpoint));
+    options.endpoint = std::string(absl::StripSuffix(endpoint, "/"));
   }
   options.path_style = !options.endpoint.empty() || absl::StrContains(options.bucket, ".");
   const std::string addressing = environment("GTRAIN_S3_ADDRESSING").value_or("");
@@ -819,17 +838,7 @@ absl::StatusOr<S3Options> ParseS3Uri(absl::string_view uri, const S3Environment&
         absl::StrCat("$GTRAIN_S3_ADDRESSING: \"", addressing, "\" is neither path nor virtual"));
   }
   if (!addressing.empty()) options.path_style = addressing == "path";
-  const std::string payload = environment("GTRAIN_S3_PAYLOAD").value_or("");
-  if (!payload.empty() && payload != "signed" && payload != "checksum") {
-    return absl::InvalidArgumentError(
-        absl::StrCat("$GTRAIN_S3_PAYLOAD: \"", payload, "\" is neither signed nor checksum"));
-  }
-  if (payload == "checksum" && !HaveCrc32c()) {
-    return absl::InvalidArgumentError(
-        "$GTRAIN_S3_PAYLOAD: this gtrain was built without ISA-L (libisal-dev) and cannot compute checksums");
-  }
-  options.checksums = payload.empty() ? HaveCrc32c() && !absl::StartsWith(options.endpoint, "http://")
-                                      : payload == "checksum";
+  GT_RETURN_IF_ERROR(ReadPayload(environment("GTRAIN_S3_PAYLOAD").value_or(""), &options));
   return options;
 }
 
