@@ -21,37 +21,68 @@ absl::Status Bad(absl::string_view word, absl::string_view why) {
   return absl::InvalidArgumentError(absl::StrCat("compression: \"", word, "\" ", why));
 }
 
+bool HasParameter(Codec codec, absl::string_view name) {
+  switch (codec) {
+    case Codec::kNone:
+      return false;
+    case Codec::kTopK:
+      return name == "density" || name == "warmup" || name == "residual";
+    case Codec::kOneBit:
+      return name == "momentum" || name == "warmup" || name == "residual";
+    case Codec::kPowerSgd:
+      return name == "rank" || name == "warmup";
+    default:
+      return name == "residual";
+  }
+}
+
+absl::Status ReadDensity(absl::string_view word, absl::string_view value, CompressionOptions* options) {
+  double share = 0;
+  if (!absl::SimpleAtod(value, &share) || !(share > 0 && share <= 1)) return Bad(word, "is not in (0, 1]");
+  options->density = share;
+  return absl::OkStatus();
+}
+
+absl::Status ReadMomentum(absl::string_view word, absl::string_view value, CompressionOptions* options) {
+  double share = 0;
+  if (!absl::SimpleAtod(value, &share) || !(share >= 0 && static_cast<float>(share) < 1))
+    return Bad(word, "is not in [0, 1)");
+  options->optimizer_momentum = static_cast<float>(share);
+  return absl::OkStatus();
+}
+
+absl::Status ReadRank(absl::string_view word, absl::string_view value, CompressionOptions* options) {
+  if (!absl::SimpleAtoi(value, &options->matrix_rank) || options->matrix_rank < 1 ||
+      options->matrix_rank > kMatrixRankMax) {
+    return Bad(word, absl::StrCat("is not from 1 to ", kMatrixRankMax));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ReadWarmup(absl::string_view word, absl::string_view value, CompressionOptions* options) {
+  int steps = 0;
+  if (!absl::SimpleAtoi(value, &steps) || steps < 0 || steps > kWarmupStepsMax)
+    return Bad(word, absl::StrCat("is not a number of steps from 0 to ", kWarmupStepsMax));
+  options->warmup_steps = steps;
+  return absl::OkStatus();
+}
+
+absl::Status ReadResidual(absl::string_view word, absl::string_view value, CompressionOptions* options) {
+  if (value != "fp32" && value != "bf16") return Bad(word, "is neither fp32 nor bf16");
+  options->residual = value == "bf16" ? ResidualType::kBFloat16 : ResidualType::kFloat32;
+  return absl::OkStatus();
+}
+
 absl::Status ReadParameter(absl::string_view word, CompressionOptions* options) {
   const std::pair<absl::string_view, absl::string_view> parts = absl::StrSplit(word, absl::MaxSplits('=', 1));
   const auto& [name, value] = parts;
-  const bool top_k = options->codec == Codec::kTopK;
-  const bool one_bit = options->codec == Codec::kOneBit;
-  const bool power_sgd = options->codec == Codec::kPowerSgd;
-  double share = 0;
-  int steps = 0;
-  if (name == "density" && top_k) {
-    if (!absl::SimpleAtod(value, &share) || !(share > 0 && share <= 1)) return Bad(word, "is not in (0, 1]");
-    options->density = share;
-  } else if (name == "momentum" && one_bit) {
-    if (!absl::SimpleAtod(value, &share) || !(share >= 0 && static_cast<float>(share) < 1))
-      return Bad(word, "is not in [0, 1)");
-    options->optimizer_momentum = static_cast<float>(share);
-  } else if (name == "rank" && power_sgd) {
-    if (!absl::SimpleAtoi(value, &options->matrix_rank) || options->matrix_rank < 1 ||
-        options->matrix_rank > kMatrixRankMax) {
-      return Bad(word, absl::StrCat("is not from 1 to ", kMatrixRankMax));
-    }
-  } else if (name == "warmup" && (top_k || one_bit || power_sgd)) {
-    if (!absl::SimpleAtoi(value, &steps) || steps < 0 || steps > kWarmupStepsMax)
-      return Bad(word, absl::StrCat("is not a number of steps from 0 to ", kWarmupStepsMax));
-    options->warmup_steps = steps;
-  } else if (name == "residual" && options->codec != Codec::kNone && !power_sgd) {
-    if (value != "fp32" && value != "bf16") return Bad(word, "is neither fp32 nor bf16");
-    options->residual = value == "bf16" ? ResidualType::kBFloat16 : ResidualType::kFloat32;
-  } else {
+  if (!HasParameter(options->codec, name))
     return Bad(word, absl::StrCat("is nothing that ", CodecName(options->codec), " has"));
-  }
-  return absl::OkStatus();
+  if (name == "density") return ReadDensity(word, value, options);
+  if (name == "momentum") return ReadMomentum(word, value, options);
+  if (name == "rank") return ReadRank(word, value, options);
+  if (name == "warmup") return ReadWarmup(word, value, options);
+  return ReadResidual(word, value, options);
 }
 
 absl::StatusOr<CompressionOptions> ReadOne(absl::string_view text) {

@@ -11,10 +11,16 @@ namespace {
 
 Operands InPlace(void* data) { return {.input = data, .output = data}; }
 
+// Whether a mean takes two sums (comm/exec/integer_mean.h). A call that cannot be is left to the first of
+// them.
+bool TakesTwoSums(const void* data, size_t count, DType dtype, ReduceOp op, int ranks) {
+  return op == ReduceOp::kMean && IsInteger(dtype) && ranks > 1 && data != nullptr && count > 0;
+}
+
 }  // namespace
 
 absl::Status ExecCommunicator::AllReduce(void* data, size_t count, DType dtype, ReduceOp op) {
-  if (!TakesTwoSums(data, count, dtype, op)) return AllReduceOnce(data, count, dtype, op);
+  if (!TakesTwoSums(data, count, dtype, op, size())) return AllReduceOnce(data, count, dtype, op);
   const OpRecord record{.count = count, .kind = OpKind::kAllReduce, .dtype = dtype, .op = op};
   return TwoSums(record, data, [&]() -> absl::Status {
     std::vector<int64_t> remainders(count);
@@ -53,7 +59,8 @@ absl::Status ExecCommunicator::AllGather(const void* input, void* output, size_t
 absl::Status ExecCommunicator::ReduceScatter(const void* input, void* output, size_t count, DType dtype,
                                              ReduceOp op) {
   const void* checked = output == nullptr ? nullptr : input;
-  if (!TakesTwoSums(checked, count, dtype, op)) return ReduceScatterOnce(input, output, count, dtype, op);
+  if (!TakesTwoSums(checked, count, dtype, op, size()))
+    return ReduceScatterOnce(input, output, count, dtype, op);
   const OpRecord record{.count = count, .kind = OpKind::kReduceScatter, .dtype = dtype, .op = op};
   return TwoSums(record, input, [&]() -> absl::Status {
     const size_t all = count * static_cast<size_t>(size());
@@ -80,7 +87,7 @@ absl::Status ExecCommunicator::ReduceScatterOnce(const void* input, void* output
 }
 
 absl::Status ExecCommunicator::Reduce(void* data, size_t count, DType dtype, ReduceOp op, int root) {
-  if (!TakesTwoSums(data, count, dtype, op)) return ReduceOnce(data, count, dtype, op, root);
+  if (!TakesTwoSums(data, count, dtype, op, size())) return ReduceOnce(data, count, dtype, op, root);
   const OpRecord record{.count = count, .kind = OpKind::kReduce, .dtype = dtype, .op = op, .root = root};
   return TwoSums(record, data, [&]() -> absl::Status {
     std::vector<int64_t> remainders(count);

@@ -3,7 +3,6 @@
 #include "comm/exec/communicator.h"
 
 #include <algorithm>
-#include <array>
 #include <exception>
 #include <limits>
 #include <map>
@@ -47,8 +46,6 @@ absl::Status OrException(absl::FunctionRef<absl::Status()> body) {
 constexpr char kMeetOk = '+', kMeetError = '-', kMeetNever = '!';
 constexpr uint32_t kMeetVersion = (12 << 16) | sizeof(OpRecord);
 constexpr size_t kSettingBytesMax = 64;
-constexpr size_t kMarkBytes = 16;
-const std::string kNoLinks(kMarkBytes, '-');
 constexpr char kBetweenSettings = '\0';  // no variable holds it
 
 // Of a variable that all ranks must have alike: the same error on all when they have not.
@@ -92,12 +89,11 @@ absl::Status CheckNetworks(const std::vector<std::string>& by_rank, const std::v
   return CheckAlike("GTRAIN_COMM_TLS", by_rank, members);
 }
 
-// As a fabric remembers it, without bytes that mean nothing.
-struct KnownLink {
-  int64_t rails;
-  std::array<double, LinkCost::kSizes.size()> round;
-  double reduced_byte;
-};
+// Of a rank `name` that could not open what it needs; `never`: nor could it in another generation.
+absl::Status CannotOpen(const std::string& name, const Member& member, bool never, absl::string_view why) {
+  return absl::Status(never ? absl::StatusCode::kFailedPrecondition : absl::StatusCode::kUnavailable,
+                      absl::StrCat(name, " (", member.address, ") ", why));
+}
 
 std::string Setting(const std::string& value) {
   return value.empty() ? "auto" : value.substr(0, kSettingBytesMax);
@@ -226,6 +222,7 @@ ExecCommunicator::ExecCommunicator(Bootstrap* bootstrap, ExecOptions options)
   std::vector<NodeId> nodes;
   for (const Member& m : bootstrap->members()) nodes.push_back(m.node);
   hierarchy_ = MakeHierarchy(nodes, bootstrap->rank());
+  if (this->nodes() > 1 && !options_.transport) links_.KeepWith(bootstrap);
 }
 
 ExecCommunicator::~ExecCommunicator() {
@@ -283,58 +280,19 @@ absl::StatusOr<std::vector<std::string>> ExecCommunicator::Meet(const GatherFn& 
   const char how = own.ok() ? kMeetOk : WillMend(own.status()) ? kMeetError : kMeetNever;
   GT_ASSIGN_OR_RETURN(
       std::vector<std::string> all,
-      gather(absl::StrCat(std::string(1, how), own.ok() ? LinksMark() + *own : own.status().message())));
-  links_known_ = all[0].size() > kMarkBytes && all[0].compare(1, kMarkBytes, kNoLinks) != 0;
+      gather(absl::StrCat(std::string(1, how), own.ok() ? links_.Mark() + *own : own.status().message())));
+  std::vector<std::string> marks;
   for (size_t r = 0; r < all.size(); ++r) {
     if (all[r].empty() || all[r][0] != kMeetOk) {
       const bool never = !all[r].empty() && all[r][0] == kMeetNever;
-      return CannotOpen(static_cast<int>(r), never, all[r].empty() ? "" : all[r].substr(1));
+      return CannotOpen(NameOf(static_cast<int>(r)), bootstrap_->members()[r], never,
+                        all[r].empty() ? "" : all[r].substr(1));
     }
-    links_known_ = links_known_ && all[r].compare(0, 1 + kMarkBytes, all[0], 0, 1 + kMarkBytes) == 0;
+    marks.push_back(all[r].substr(1, LinkMemory::kMarkBytes));
+    all[r].erase(0, 1 + LinkMemory::kMarkBytes);
   }
-  for (std::string& of_rank : all) of_rank.erase(0, 1 + kMarkBytes);
+  links_.TakeMarks(marks);
   return all;
-}
-
-// What this process has measured of its links, in an earlier communicator, as a number: all have it alike who
-// measured together. They need not do it again, also where some of them are gone.
-std::string ExecCommunicator::LinksMark() {
-  // What the others are told of is what is taken, whatever another communicator measures meanwhile.
-  known_links_ = nodes() == 1 || options_.transport ? "" : bootstrap_->fabric()->links();
-  return known_links_.empty()
-             ? kNoLinks
-             : absl::StrCat(absl::Hex(std::hash<std::string>()(known_links_) | 1, absl::kZeroPad16));
-}
-
-absl::Status ExecCommunicator::LearnLinks(const Watch& watch) {
-  if (links_known_) {
-    std::vector<KnownLink> links(known_links_.size() / sizeof(KnownLink));
-    std::memcpy(links.data(), known_links_.data(), known_links_.size());
-    std::vector<Carriers> measured;
-    for (const KnownLink& link : links)
-      measured.push_back({static_cast<int>(link.rails), {link.round, link.reduced_byte}});
-    between_->TakeLinks(measured);
-    return absl::OkStatus();
-  }
-  GT_RETURN_IF_ERROR(between_->Measure(shm_ == nullptr ? nullptr : shm_->Result(0), watch));
-  RememberLinks();
-  return absl::OkStatus();
-}
-
-void ExecCommunicator::RememberLinks() {
-  if (options_.transport || wish_.deterministic) return;
-  std::string known;
-  for (const Carriers& c : between_->carriers()) {
-    const KnownLink link{c.rails, c.link.round, c.link.reduced_byte};
-    known.append(reinterpret_cast<const char*>(&link), sizeof(link));
-  }
-  bootstrap_->fabric()->RememberLinks(std::move(known));
-}
-
-absl::Status ExecCommunicator::CannotOpen(int rank, bool never, absl::string_view why) const {
-  return absl::Status(
-      never ? absl::StatusCode::kFailedPrecondition : absl::StatusCode::kUnavailable,
-      absl::StrCat(NameOf(rank), " (", bootstrap_->members()[static_cast<size_t>(rank)].address, ") ", why));
 }
 
 absl::StatusOr<std::string> ExecCommunicator::OpenOwn(const Watch& watch) {
@@ -391,7 +349,8 @@ absl::Status ExecCommunicator::Connect(const GatherFn& gather, const Watch& watc
   if (shm_ != nullptr) GT_RETURN_IF_ERROR(shm_->Join(watch));
   GT_RETURN_IF_ERROR(OpenMessages());
   // Connections are made here, so that a network that does not work shows now and not in the first step.
-  if (nodes() > 1) GT_RETURN_IF_ERROR(LearnLinks(watch));
+  if (nodes() > 1)
+    GT_RETURN_IF_ERROR(links_.Learn(between_.get(), shm_ == nullptr ? nullptr : shm_->Result(0), watch));
   return Barrier();
 }
 
@@ -403,7 +362,7 @@ void ExecCommunicator::MakeBackend() {
   if (const std::vector<int> rail = hierarchy_.Rail(); !rail.empty())
     rail_ = std::make_unique<Members>(transport_.get(), rail);
   between_ = std::make_unique<BetweenMachines>(&hierarchy_, shm_.get(), rail_.get(), wish_);
-  between_->on_measured_again = [this] { RememberLinks(); };
+  between_->on_measured_again = [this] { links_.Remember(*between_); };
   backend_ = shm_ == nullptr ? MakeFlatBackend(&hierarchy_, between_.get())
                              : MakeHierarchicalBackend(&hierarchy_, shm_.get(), between_.get());
 }
@@ -470,7 +429,8 @@ absl::Status ExecCommunicator::ConnectPart(const ExecCommunicator& whole, const 
   if (size() == 1) return OpenMessages();
   const Watch watch = MakeWatch();
   if (const absl::Status opened = OpenMemory(watch); !opened.ok())
-    return CannotOpen(rank(), !WillMend(opened), opened.message());
+    return CannotOpen(NameOf(rank()), bootstrap_->members()[static_cast<size_t>(rank())], !WillMend(opened),
+                      opened.message());
   if (nodes() > 1) {
     GT_ASSIGN_OR_RETURN(transport_, whole.transport_->Part(ranks, rank(), nonce_));
     WakeWithGeneration();
@@ -550,18 +510,11 @@ absl::Status ExecCommunicator::WithMissing(const absl::Status& why) const {
       absl::StrCat(why.message(), ", waiting for ", absl::StrJoin(NamesOf(network->Unfinished()), ", ")));
 }
 
-// A member that has ended takes no part in a call any more. What it did before may still be on its way here,
-// and this process may have stood still: only a wait that goes on and looks many times was in vain.
 absl::Status ExecCommunicator::SomebodyLeft() const {
-  constexpr absl::Duration kPatience = absl::Seconds(2);
-  constexpr int kLooks = 20;
   const std::vector<int> left = bootstrap_->Left();
   if (left.empty()) return absl::OkStatus();
   const MutexLock lock(&state_);
-  if (left_looks_++ == 0) left_since_ = RealClock().Now();
-  if (left_looks_ <= kLooks || RealClock().Now() - left_since_ < kPatience) return absl::OkStatus();
-  return absl::UnavailableError(
-      absl::StrCat(NameOf(left[0]), " ended with exit code 0 while others still wait for it"));
+  return left_.Look(NameOf(left[0]));
 }
 
 // In every wait: whichever way a peer said it.
@@ -667,7 +620,7 @@ absl::Status ExecCommunicator::Call(OpRecord record, const void* data,
   calling_ = &record;
   {
     const MutexLock lock(&state_);
-    left_looks_ = 0;
+    left_ = LeftPatience();
   }
   const Watch watch = MakeWatch();
   absl::Status status = CheckArguments(record, size());

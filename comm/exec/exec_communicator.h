@@ -22,6 +22,8 @@
 #include "base/mutex.h"
 #include "comm/backends/between_machines.h"
 #include "comm/exec/communicator.h"
+#include "comm/exec/left_patience.h"
+#include "comm/exec/link_memory.h"
 #include "comm/exec/point_to_point.h"
 #include "comm/plan/cost.h"
 #include "comm/plan/hierarchy.h"
@@ -81,10 +83,6 @@ class ExecCommunicator final : public Communicator, private Interrupt {
   using GatherFn = std::function<absl::StatusOr<std::vector<std::string>>(const std::string& blob)>;
 
   int nodes() const { return static_cast<int>(hierarchy_.nodes.size()); }
-  // Whether a mean takes two sums (comm/exec/integer_mean.h). What cannot be is left to the first of them.
-  bool TakesTwoSums(const void* data, size_t count, DType dtype, ReduceOp op) const {
-    return op == ReduceOp::kMean && IsInteger(dtype) && size() > 1 && data != nullptr && count > 0;
-  }
   // `sums`: the calls of a mean of integers and the memory that they need. Before it touches any, all ranks
   // agree on `record`: a wrong count is an error, and no write beyond somebody's data.
   absl::Status TwoSums(const OpRecord& record, const void* data, absl::FunctionRef<absl::Status()> sums);
@@ -96,8 +94,6 @@ class ExecCommunicator final : public Communicator, private Interrupt {
   absl::StatusOr<std::vector<std::string>> Meet(const GatherFn& gather, const Watch& watch);
   absl::StatusOr<std::string> OpenOwn(const Watch& watch);
   absl::StatusOr<std::unique_ptr<Communicator>> MakePart(int color, int key);
-  // Of a rank that could not; `never`: nor could it in another generation.
-  absl::Status CannotOpen(int rank, bool never, absl::string_view why) const;
   absl::Status OpenMemory(const Watch& watch);
   void MakeBackend();
   absl::StatusOr<std::string> OpenTransport();
@@ -106,7 +102,6 @@ class ExecCommunicator final : public Communicator, private Interrupt {
   std::unique_ptr<SubBootstrap> Part(const std::vector<int>& ranks, int rank) const;
   absl::Status OpenMessages();
   absl::Status CheckTags(absl::Span<const Message> messages);
-  absl::Status CheckParts(absl::Span<const size_t> counts, size_t* total) const;
   absl::Status Move(absl::Span<const Message> messages);
   absl::Status MoveBlocks(const char* input, absl::Span<const size_t> send_counts, char* output,
                           absl::Span<const size_t> receive_counts, DType dtype);
@@ -122,9 +117,6 @@ class ExecCommunicator final : public Communicator, private Interrupt {
   Watch MakeWatch() const { return Watch(bootstrap_, timeout(), this); }
   // Tells the others and is dead; `why`.
   absl::Status Die(absl::Status why);
-  std::string LinksMark();
-  absl::Status LearnLinks(const Watch& watch);
-  void RememberLinks();
   class Running;
   absl::Status NotForked() const;
   absl::Status Dead() const;
@@ -147,8 +139,7 @@ class ExecCommunicator final : public Communicator, private Interrupt {
   std::unique_ptr<CollectiveBackend> backend_;  // nullptr: one rank
   AllReduceWish wish_;                          // the same on all ranks
   uint64_t nonce_ = 0;
-  std::string known_links_;   // what this process knew of them when it met the others
-  bool links_known_ = false;  // all have measured them together before
+  LinkMemory links_;
   std::shared_ptr<PointToPoint> messages_;
   std::vector<Mapping> private_;
   uint64_t sequence_ = 0;
@@ -158,9 +149,7 @@ class ExecCommunicator final : public Communicator, private Interrupt {
   Mutex running_;                             // held by a call
   std::atomic<std::thread::id> caller_;
   mutable Mutex state_;
-  // In the running call, since a member was found to have ended.
-  mutable int left_looks_ ABSL_GUARDED_BY(state_) = 0;
-  mutable Instant left_since_ ABSL_GUARDED_BY(state_);
+  mutable LeftPatience left_ ABSL_GUARDED_BY(state_);  // of the running call
   absl::Duration timeout_ ABSL_GUARDED_BY(state_);
   absl::Status dead_ ABSL_GUARDED_BY(state_);
   absl::Status aborted_for_;  // once, before:

@@ -26,8 +26,6 @@ constexpr uint64_t kCostOfOne = 64;
 constexpr int kNapMs = 20, kHelperNapMs = 200;
 // As for exchanges (comm/ucx/fabric_transport.cc): the head knows the cause a moment later.
 constexpr absl::Duration kVerdictPatience = absl::Seconds(30);
-constexpr absl::Duration kLeftPatience = absl::Seconds(2);
-constexpr int kLeftLooks = 20;
 constexpr size_t kTurnMax = 4 * kCells;
 
 // Where there is no room its reader rings when there is some.
@@ -625,42 +623,53 @@ void PointToPoint::Help() {
   }
 }
 
+bool PointToPoint::AllDone(absl::Span<const OpPtr> ops) {
+  return std::ranges::all_of(ops, [](const OpPtr& op) { return op->done; });
+}
+
+// With the lock. nullopt: they are not, and the time is up.
+std::optional<absl::Status> PointToPoint::UntilDone(absl::Span<const OpPtr> ops, const Watch& watch,
+                                                    Instant give_up) {
+  ++waiters_;
+  Settle();
+  Waited waited;
+  bool time_up = false;
+  const absl::Status status = Until([&] { return AllDone(ops); },
+                                    [&]() -> absl::Status {
+                                      GT_RETURN_IF_ERROR(StillWaiting(ops, watch, &waited));
+                                      time_up = RealClock().Now() >= give_up;
+                                      return time_up ? absl::CancelledError("") : absl::OkStatus();
+                                    });
+  --waiters_;
+  if (link_ != nullptr && waiters_ == 0) link_->Waiting({}, RealClock().Now());
+  if (time_up && !status.ok()) return std::nullopt;
+  return status;
+}
+
 std::optional<absl::Status> PointToPoint::Wait(absl::Span<const OpPtr> ops, absl::Duration timeout,
                                                absl::Duration longest) {
-  const auto all_done = [&] { return std::ranges::all_of(ops, [](const OpPtr& op) { return op->done; }); };
-  const auto first_error = [&] {
-    const auto bad = std::ranges::find_if(ops, [](const OpPtr& op) { return !op->status.ok(); });
-    return bad == ops.end() ? absl::OkStatus() : (*bad)->status;
-  };
   ++inside_;
   const absl::Cleanup outside = [this] { --inside_; };
-  if (closed_) return first_error();  // nothing changes any more
-  const Instant start = RealClock().Now();
+  if (closed_) {  // nothing changes any more
+    const auto bad = std::ranges::find_if(ops, [](const OpPtr& op) { return !op->status.ok(); });
+    return bad == ops.end() ? absl::OkStatus() : (*bad)->status;
+  }
+  const Instant give_up = RealClock().Now() + timeout;
   const Watch watch(place_.bootstrap, longest, nullptr);
-  bool time_up = false;
   absl::Status status;
   std::string waited_for;
   {
     const Hold hold(this);
     (void)Turn();
-    if (!all_done() && timeout <= absl::ZeroDuration()) {
+    if (!AllDone(ops) && timeout <= absl::ZeroDuration()) {
       Settle();
       return std::nullopt;
     }
-    if (!all_done()) {
-      ++waiters_;
-      Settle();
-      Waited waited;
-      status = Until(all_done, [&]() -> absl::Status {
-        GT_RETURN_IF_ERROR(StillWaiting(ops, watch, &waited));
-        time_up = RealClock().Now() - start >= timeout;
-        return time_up ? absl::CancelledError("") : absl::OkStatus();
-      });
-      --waiters_;
-      if (link_ != nullptr && waiters_ == 0) link_->Waiting({}, RealClock().Now());
-    }
+    std::optional<absl::Status> waited = absl::OkStatus();
+    if (!AllDone(ops)) waited = UntilDone(ops, watch, give_up);
     Settle();
-    if (time_up && !status.ok() && dead_.ok()) return std::nullopt;
+    if (!waited && dead_.ok()) return std::nullopt;
+    status = waited.value_or(dead_);
     for (const OpPtr& op : ops) {
       if (!op->done && waited_for.empty()) waited_for = Describe(op->message);
       if (!op->done || op->status.ok()) continue;
@@ -681,19 +690,27 @@ std::optional<absl::Status> PointToPoint::Wait(absl::Span<const OpPtr> ops, absl
   return status;
 }
 
+// With the lock: the last words of `peer`, or of the last of all others for any source; nullopt: one is
+// there.
+std::optional<std::string> PointToPoint::AllLeft(int peer) const {
+  const bool any = peer == kAnySource;
+  std::string words;
+  for (int rank = any ? 0 : peer; rank < (any ? place_.size : peer + 1); ++rank) {
+    if (rank == place_.self) continue;
+    words =
+        Local(rank) ? place_.shm->LeftWords(place_.local[static_cast<size_t>(rank)]) : link_->LeftWords(rank);
+    if (words.empty()) return std::nullopt;
+  }
+  return words;
+}
+
 // Whether what is waited for may still come. Without the lock.
 absl::Status PointToPoint::StillWaiting(absl::Span<const OpPtr> ops, const Watch& watch, Waited* waited) {
   GT_RETURN_IF_ERROR(watch.Check());
   if (place_.shm != nullptr) GT_RETURN_IF_ERROR(place_.shm->Failure());
+  if (const std::vector<int> left = place_.bootstrap->Left(); !left.empty())
+    GT_RETURN_IF_ERROR(waited->left.Look(place_.name_of(left[0])));
   const Instant now = RealClock().Now();
-  // Ranks that ended without a word, though their last messages may still be under way.
-  if (const std::vector<int> left = place_.bootstrap->Left(); !left.empty()) {
-    if (waited->left_looks++ == 0) waited->left_since = now;
-    if (waited->left_looks > kLeftLooks && now - waited->left_since >= kLeftPatience) {
-      return absl::UnavailableError(
-          absl::StrCat(place_.name_of(left[0]), " ended with exit code 0 while others still wait for it"));
-    }
-  }
   const Hold hold(this);
   if (link_ != nullptr) GT_RETURN_IF_ERROR(link_->Heard());
   std::vector<int> far;
@@ -701,22 +718,9 @@ absl::Status PointToPoint::StillWaiting(absl::Span<const OpPtr> ops, const Watch
   for (const OpPtr& op : ops) {
     const int peer = op->message.peer;
     if (op->done || peer == place_.self) continue;
-    int here = 0;
-    std::string words;
-    for (int rank = peer == kAnySource ? 0 : peer; rank < (peer == kAnySource ? place_.size : peer + 1);
-         ++rank) {
-      if (rank == place_.self) continue;
-      const std::string left = Local(rank) ? place_.shm->LeftWords(place_.local[static_cast<size_t>(rank)])
-                                           : link_->LeftWords(rank);
-      if (left.empty()) {
-        ++here;
-      } else {
-        words = left;
-      }
-    }
-    if (here == 0) {
+    if (const std::optional<std::string> words = AllLeft(peer)) {
       // Once more: what it sent before it left was there before the words.
-      if (waited->last_look) return absl::UnavailableError(words);
+      if (waited->last_look) return absl::UnavailableError(*words);
       waited->last_look = true;
       return absl::OkStatus();
     }

@@ -36,6 +36,7 @@
 #include "absl/types/span.h"
 #include "base/clock.h"
 #include "base/mutex.h"
+#include "comm/exec/left_patience.h"
 #include "comm/port/bootstrap.h"
 #include "comm/port/communicator.h"
 #include "comm/port/data_transport.h"
@@ -162,11 +163,14 @@ class PointToPoint final : public std::enable_shared_from_this<PointToPoint>, pr
   std::optional<absl::Status> Wait(absl::Span<const OpPtr> ops, absl::Duration timeout,
                                    absl::Duration longest);
   struct Waited {
-    int left_looks = 0;
+    LeftPatience left;
     bool last_look = false, broken = false;
-    Instant left_since, broken_since;
+    Instant broken_since;
   };
+  static bool AllDone(absl::Span<const OpPtr> ops);
+  std::optional<absl::Status> UntilDone(absl::Span<const OpPtr> ops, const Watch& watch, Instant give_up);
   absl::Status StillWaiting(absl::Span<const OpPtr> ops, const Watch& watch, Waited* waited);
+  std::optional<std::string> AllLeft(int peer) const;
   void Help();
 
   const Place place_;

@@ -42,12 +42,10 @@ void Copy(void* to, const void* from, size_t bytes) {
   if (bytes > 0 && to != from) std::memmove(to, from, bytes);
 }
 
-}  // namespace
-
-absl::Status ExecCommunicator::CheckParts(absl::Span<const size_t> counts, size_t* total) const {
-  if (counts.size() != static_cast<size_t>(size())) {
+absl::Status CheckParts(absl::Span<const size_t> counts, int ranks, size_t* total) {
+  if (counts.size() != static_cast<size_t>(ranks)) {
     return absl::InvalidArgumentError(
-        absl::StrCat(counts.size(), " counts were given, one for each of ", size(), " ranks is needed"));
+        absl::StrCat(counts.size(), " counts were given, one for each of ", ranks, " ranks is needed"));
   }
   *total = 0;
   for (const size_t count : counts) {
@@ -57,6 +55,8 @@ absl::Status ExecCommunicator::CheckParts(absl::Span<const size_t> counts, size_
   }
   return absl::OkStatus();
 }
+
+}  // namespace
 
 // Within a call, after all have entered it.
 absl::Status ExecCommunicator::Move(absl::Span<const Message> messages) {
@@ -116,7 +116,7 @@ absl::Status ExecCommunicator::Scatter(const void* input, void* output, size_t c
 absl::Status ExecCommunicator::AllGatherV(const void* input, void* output, absl::Span<const size_t> counts,
                                           DType dtype) {
   size_t total = 0;
-  GT_RETURN_IF_ERROR(Refused(CheckParts(counts, &total)));
+  GT_RETURN_IF_ERROR(Refused(CheckParts(counts, size(), &total)));
   if (Even(counts)) return AllGather(input, output, counts[0], dtype);
   const size_t element = DTypeSize(dtype), self = static_cast<size_t>(rank()),
                most = *std::ranges::max_element(counts);
@@ -156,7 +156,7 @@ absl::Status ExecCommunicator::AllGatherV(const void* input, void* output, absl:
 absl::Status ExecCommunicator::ReduceScatterV(const void* input, void* output,
                                               absl::Span<const size_t> counts, DType dtype, ReduceOp op) {
   size_t total = 0;
-  GT_RETURN_IF_ERROR(Refused(CheckParts(counts, &total)));
+  GT_RETURN_IF_ERROR(Refused(CheckParts(counts, size(), &total)));
   if (Even(counts)) return ReduceScatter(input, output, counts[0], dtype, op);
   const size_t element = DTypeSize(dtype), self = static_cast<size_t>(rank()),
                most = *std::ranges::max_element(counts);
@@ -184,8 +184,8 @@ absl::Status ExecCommunicator::ReduceScatterV(const void* input, void* output,
 absl::Status ExecCommunicator::AllToAllV(const void* input, absl::Span<const size_t> send_counts,
                                          void* output, absl::Span<const size_t> receive_counts, DType dtype) {
   size_t sends = 0, receives = 0;
-  GT_RETURN_IF_ERROR(Refused(CheckParts(send_counts, &sends)));
-  GT_RETURN_IF_ERROR(Refused(CheckParts(receive_counts, &receives)));
+  GT_RETURN_IF_ERROR(Refused(CheckParts(send_counts, size(), &sends)));
+  GT_RETURN_IF_ERROR(Refused(CheckParts(receive_counts, size(), &receives)));
   OpRecord record{.count = 0, .kind = OpKind::kAllToAllV, .dtype = dtype};
   const bool missing = (input == nullptr && sends > 0) || (output == nullptr && receives > 0);
   if (missing) record.count = 1;  // which is compared, and refused

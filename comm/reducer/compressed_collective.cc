@@ -186,23 +186,38 @@ class Flat {
     return states;
   }
 
+  bool IsMomentum(const CarriedState& state) const {
+    return momentum_ > 0 && state.name == kMomentumState && state.offset == 0 &&
+           state.values.size() == count_;
+  }
+
+  void LoadMomentum(const CarriedState& state) {
+    // A checkpoint of a version whose momentum could become infinite heals.
+    std::transform(state.values.begin(), state.values.end(), agreed_.begin(), [](float value) {
+      return std::isfinite(value) ? std::clamp(value, -kLargestMomentum, kLargestMomentum) : 0;
+    });
+    pending_momentum_ = false;
+  }
+
+  bool IsWarmup(const CarriedState& state) const {
+    return StepsCounted() > 0 && state.name == kWarmupState && state.offset == 0 &&
+           state.values.size() == 1 && state.values[0] >= 0;
+  }
+
+  absl::Status LoadWarmup(const CarriedState& state) {
+    steps_ = static_cast<int>(std::min(state.values[0], static_cast<float>(StepsCounted())));
+    pending_step_ = false;
+    GT_RETURN_IF_ERROR(BeginRamp());
+    return EndRamp();
+  }
+
   absl::Status Load(const CarriedState& state) {
     if (state.name == kProgressState) return LoadProgress(state);
-    if (momentum_ > 0 && state.name == kMomentumState && state.offset == 0 && state.values.size() == count_) {
-      // A checkpoint of a version whose momentum could become infinite heals.
-      std::transform(state.values.begin(), state.values.end(), agreed_.begin(), [](float value) {
-        return std::isfinite(value) ? std::clamp(value, -kLargestMomentum, kLargestMomentum) : 0;
-      });
-      pending_momentum_ = false;
+    if (IsMomentum(state)) {
+      LoadMomentum(state);
       return absl::OkStatus();
     }
-    if (StepsCounted() > 0 && state.name == kWarmupState && state.offset == 0 && state.values.size() == 1 &&
-        state.values[0] >= 0) {
-      steps_ = static_cast<int>(std::min(state.values[0], static_cast<float>(StepsCounted())));
-      pending_step_ = false;
-      GT_RETURN_IF_ERROR(BeginRamp());
-      return EndRamp();
-    }
+    if (IsWarmup(state)) return LoadWarmup(state);
     const std::vector<float> scaled = Scaled(state.values, scale_);
     if (low_rank_ != nullptr &&
         low_rank_->Load(state.name == kResidualState ? CarriedState{state.name, state.offset, scaled}

@@ -372,9 +372,9 @@ void Fabric::Give(Peer* peer, std::unique_ptr<char[]> memory, size_t bytes, std:
   if (of != nullptr) --of->open;
 }
 
-// Whether anything moved.
-bool Fabric::Pump(Peer* peer) {
-  bool moved = false;
+// Whether anything has left.
+bool Fabric::TakeLeft(Peer* peer) {
+  bool any = false;
   GtrainUcxError error{};
   while (!peer->flying.empty()) {
     Peer::Piece& first = peer->flying.front();
@@ -383,9 +383,41 @@ bool Fabric::Pump(Peer* peer) {
     if (first.of != nullptr) --first.of->open;
     Recycle(std::move(first.memory));
     peer->flying.pop_front();
-    moved = true;
+    any = true;
     if (sent < 0) Lose(peer, error.text);
   }
+  return any;
+}
+
+// Gives UCX the next piece that waits. False: none does.
+bool Fabric::GiveNext(Peer* peer) {
+  if (!peer->queue.empty()) {
+    Peer::Piece piece = std::move(peer->queue.front());
+    peer->queue.pop_front();
+    Give(peer, std::move(piece.memory), piece.bytes, std::move(piece.of));
+    return true;
+  }
+  while (!peer->streams.empty()) {
+    const std::shared_ptr<Sending> message = peer->streams.front();
+    const uint64_t left = message->header.total - message->given;
+    const size_t bytes = message->revoked ? 0 : std::min<uint64_t>(left, kPieceBytes);
+    if (bytes == left || bytes == 0) peer->streams.pop_front();
+    if (bytes == 0) continue;
+    message->header.offset = message->given;
+    std::unique_ptr<char[]> piece = Buffer();
+    std::memcpy(piece.get(), &message->header, sizeof(MessageHeader));
+    std::memcpy(piece.get() + sizeof(MessageHeader), message->data + message->given, bytes);
+    message->given += bytes;
+    ++message->open;
+    Give(peer, std::move(piece), sizeof(MessageHeader) + bytes, message);
+    return true;
+  }
+  return false;
+}
+
+// Whether anything moved.
+bool Fabric::Pump(Peer* peer) {
+  bool moved = TakeLeft(peer);
   // A process that died before it called keeps nobody busy for ever.
   if (Greeting(peer) && peer->contexts == 0 && RealClock().Now() - peer->wanted_at > kGreetingPatience)
     Lose(peer, "it does not answer");
@@ -399,29 +431,7 @@ bool Fabric::Pump(Peer* peer) {
     if (peer->state != Peer::State::kLost) peer->state = Peer::State::kUp;
     moved = true;
   }
-  while (Up(peer) && peer->flying.size() < kFlyingMax) {
-    if (!peer->queue.empty()) {
-      Peer::Piece piece = std::move(peer->queue.front());
-      peer->queue.pop_front();
-      Give(peer, std::move(piece.memory), piece.bytes, std::move(piece.of));
-    } else if (!peer->streams.empty()) {
-      const std::shared_ptr<Sending> message = peer->streams.front();
-      const uint64_t left = message->header.total - message->given;
-      const size_t bytes = message->revoked ? 0 : std::min<uint64_t>(left, kPieceBytes);
-      if (bytes == left || bytes == 0) peer->streams.pop_front();
-      if (bytes == 0) continue;
-      message->header.offset = message->given;
-      std::unique_ptr<char[]> piece = Buffer();
-      std::memcpy(piece.get(), &message->header, sizeof(MessageHeader));
-      std::memcpy(piece.get() + sizeof(MessageHeader), message->data + message->given, bytes);
-      message->given += bytes;
-      ++message->open;
-      Give(peer, std::move(piece), sizeof(MessageHeader) + bytes, message);
-    } else {
-      break;
-    }
-    moved = true;
-  }
+  while (Up(peer) && peer->flying.size() < kFlyingMax && GiveNext(peer)) moved = true;
   return moved;
 }
 

@@ -183,6 +183,8 @@ class Fabric {
   void MakeRoom() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Activate(Peer* peer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool Pump(Peer* peer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool TakeLeft(Peer* peer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool GiveNext(Peer* peer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   std::unique_ptr<char[]> Buffer() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Recycle(std::unique_ptr<char[]> buffer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 

@@ -178,15 +178,51 @@ absl::Status Show(const Args& args) {
 }
 
 // --- verify
-ordered_json VerifiedJson(const std::string& which, const absl::StatusOr<ckpt::Manifest>& m,
-                          const absl::Status& status) {
-  ordered_json out = {{"attempt", m.ok() ? ckpt::AttemptName(m->id) : which},
-                      {"state", status.ok() ? "intact" : "damaged"}};
-  if (!status.ok()) out["error"] = std::string(status.message());
-  if (!m.ok()) return out;
-  out["step"] = m->id.step;
-  out["bytes"] = ckpt::BytesOf(*m);
-  out["finite"] = m->finite();
+struct Verified {
+  std::string which;  // as it was asked for
+  absl::StatusOr<ckpt::Manifest> manifest;
+  absl::Status status;
+
+  std::string Name() const { return manifest.ok() ? ckpt::AttemptName(manifest->id) : which; }
+  bool IsFinite() const { return !manifest.ok() || manifest->finite(); }
+};
+
+ordered_json VerifiedJson(const Verified& verified) {
+  ordered_json out = {{"attempt", verified.Name()}, {"state", verified.status.ok() ? "intact" : "damaged"}};
+  if (!verified.status.ok()) out["error"] = std::string(verified.status.message());
+  if (!verified.manifest.ok()) return out;
+  out["step"] = verified.manifest->id.step;
+  out["bytes"] = ckpt::BytesOf(*verified.manifest);
+  out["finite"] = verified.manifest->finite();
+  return out;
+}
+
+std::string VerifiedText(const Verified& verified) {
+  return absl::StrCat(verified.Name(), "  ",
+                      verified.status.ok()
+                          ? absl::StrCat("intact, ", PrintBytes(ckpt::BytesOf(*verified.manifest)))
+                          : absl::StrCat("DAMAGED: ", verified.status.message()),
+                      verified.IsFinite() ? "" : ", NOT FINITE", "\n");
+}
+
+// nullopt: it is not there, or is gone meanwhile; with `named` its absence is an error.
+absl::StatusOr<std::optional<Verified>> VerifyOne(const Store& store, const std::string& which, bool named) {
+  Verified out{which, ckpt::FindCheckpoint(store.get(), which), absl::OkStatus()};
+  out.status = out.manifest.status();
+  if (absl::IsNotFound(out.status)) {
+    if (named) return out.status;
+    return std::nullopt;  // aborted: no checkpoint at all
+  }
+  if (out.manifest.ok()) {
+    Bar bar(absl::StrCat("verify step ", out.manifest->id.step));
+    out.status = ckpt::VerifyAll(store.get(), *out.manifest, bar.progress());
+  }
+  if (absl::IsCancelled(out.status)) return out.status;
+  // Retention takes manifests first.
+  if (!out.status.ok() && out.manifest.ok() && !named &&
+      ckpt::IsGone(store.get(), out.manifest->id).value_or(false)) {
+    return std::nullopt;
+  }
   return out;
 }
 
@@ -203,26 +239,13 @@ absl::Status Verify(const Args& args) {
   ordered_json list = ordered_json::array();
   std::optional<ckpt::Manifest> not_finite;  // the newest
   for (const std::string& which : wanted) {
-    const absl::StatusOr<ckpt::Manifest> m = ckpt::FindCheckpoint(store.get(), which);
-    if (absl::IsNotFound(m.status()) && args.words.size() == 2) continue;  // aborted: no checkpoint at all
-    if (absl::IsNotFound(m.status())) return m.status();
-    absl::Status status = m.status();
-    if (m.ok()) {
-      Bar bar(absl::StrCat("verify step ", m->id.step));
-      status = ckpt::VerifyAll(store.get(), *m, bar.progress());
-    }
-    if (absl::IsCancelled(status)) return status;
-    // Retention takes manifests first.
-    if (!status.ok() && m.ok() && args.words.size() == 2 && ckpt::IsGone(store.get(), m->id).value_or(false))
-      continue;
-    ++(status.ok() ? intact : damaged);
-    if (m.ok() && !m->finite() && !not_finite) not_finite = *m;
-    list.push_back(VerifiedJson(which, m, status));
-    if (args.Has("json")) continue;
-    Print(absl::StrCat(m.ok() ? ckpt::AttemptName(m->id) : which, "  ",
-                       status.ok() ? absl::StrCat("intact, ", PrintBytes(ckpt::BytesOf(*m)))
-                                   : absl::StrCat("DAMAGED: ", status.message()),
-                       m.ok() && !m->finite() ? ", NOT FINITE" : "", "\n"));
+    GT_ASSIGN_OR_RETURN(const std::optional<Verified> verified,
+                        VerifyOne(store, which, args.words.size() > 2));
+    if (!verified) continue;
+    ++(verified->status.ok() ? intact : damaged);
+    if (!verified->IsFinite() && !not_finite) not_finite = *verified->manifest;
+    list.push_back(VerifiedJson(*verified));
+    if (!args.Has("json")) Print(VerifiedText(*verified));
   }
   if (not_finite) WarnIfNotFinite(store, *not_finite);
   if (intact + damaged == 0) return absl::NotFoundError(NoCheckpointsIn(store));

@@ -32,6 +32,21 @@ std::string FirstFaultText(const json& why) {
   return out;
 }
 
+std::string ExplainBlocker(const json& blocker) {
+  const std::string node = SafeTextOf(blocker, "node");
+  std::string out =
+      absl::StrCat(node.empty() ? "the cluster" : node, ": ", SafeTextOf(blocker, "constraint"));
+  if (const auto held = blocker.find("held_by");
+      held != blocker.end() && held->is_array() && !held->empty()) {
+    out += "; held by";
+    for (const json& job : *held)
+      absl::StrAppend(&out, " ", job.is_string() ? SafeText(job.get<std::string>()) : "?");
+  }
+  if (const std::string unblock = SafeTextOf(blocker, "unblocked_by"); !unblock.empty())
+    absl::StrAppend(&out, "; unblocked by ", unblock);
+  return out;
+}
+
 std::string ExplainJob(const json& why) {
   std::string out = absl::StrCat(SafeTextOf(why, "id"), " is ", SafeTextOf(why, "state"), ": ",
                                  SafeTextOf(why, "reason"), "\n");
@@ -49,18 +64,7 @@ std::string ExplainJob(const json& why) {
   if (const auto blockers = why.find("blocked_by");
       blockers != why.end() && blockers->is_array() && !blockers->empty()) {
     out += "blocked by:\n";
-    for (const json& b : *blockers) {
-      const std::string node = SafeTextOf(b, "node");
-      absl::StrAppend(&out, "  ", node.empty() ? "the cluster" : node, ": ", SafeTextOf(b, "constraint"));
-      if (const auto held = b.find("held_by"); held != b.end() && held->is_array() && !held->empty()) {
-        out += "; held by";
-        for (const json& job : *held)
-          absl::StrAppend(&out, " ", job.is_string() ? SafeText(job.get<std::string>()) : "?");
-      }
-      if (const std::string unblock = SafeTextOf(b, "unblocked_by"); !unblock.empty())
-        absl::StrAppend(&out, "; unblocked by ", unblock);
-      out += "\n";
-    }
+    for (const json& blocker : *blockers) absl::StrAppend(&out, "  ", ExplainBlocker(blocker), "\n");
   }
   out += FirstFaultText(why);
   if (const auto events = why.find("events"); events != why.end() && events->is_array()) {

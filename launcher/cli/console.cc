@@ -287,6 +287,28 @@ class Talk {
   Instant heard_, turned_;
 };
 
+// Talks with the generation that runs, until its end or that of the client.
+absl::StatusOr<ConsoleEnd> TalkWith(const JobDoc& job, Cluster& cluster, const ConsoleOptions& options,
+                                    ConsoleInput& input) {
+  absl::StatusOr<ConsoleEnd> end = RunConsole(cluster, options, input);
+  // It was over already; the log has its words.
+  if (absl::IsFailedPrecondition(end.status())) return ConsoleEnd{.generation = job.generation};
+  return end;
+}
+
+// The signal that has come, -1: the end of stop_fd; 0: none.
+int NextSignal(const ConsoleOptions& options) {
+  if (options.signals != nullptr) return options.signals->Next();
+  return IsReady(options.stop_fd, POLLIN) ? -1 : 0;
+}
+
+// Says once why no rank runs.
+void SayWhyItWaits(const JobDoc& job, std::string& said) {
+  if (job.reason.empty() || said == job.reason) return;
+  said = job.reason;
+  Complain(SafeText(said));
+}
+
 bool Runs(const JobDoc& job) {
   return !job.ranks.empty() && (job.ranks[0].state == "running" || job.ranks[0].state == "joined");
 }
@@ -306,7 +328,7 @@ absl::StatusOr<ConsoleEnd> RunRankConsoles(Cluster& cluster, const ConsoleOption
   std::string said;
   const int wake = options.signals != nullptr ? options.signals->fd() : options.stop_fd;
   while (true) {
-    const int signal = options.signals != nullptr ? options.signals->Next() : IsReady(wake, POLLIN) ? -1 : 0;
+    const int signal = NextSignal(options);
     if (signal != 0 && signal != SIGWINCH) {
       end.signal = signal;
       return end;
@@ -316,22 +338,13 @@ absl::StatusOr<ConsoleEnd> RunRankConsoles(Cluster& cluster, const ConsoleOption
     if (!job.ok() && cluster.local) (void)Reconnect(cluster, Start::kNever);
     if (job.ok() && job->Final()) return end;
     if (job.ok() && job->generation > end.generation && Runs(*job)) {
-      const absl::StatusOr<ConsoleEnd> one = RunConsole(cluster, options, input);
-      if (one.ok()) {
-        end = *one;
-        if (end.signal != 0) return end;
-      } else if (!absl::IsFailedPrecondition(one.status())) {
-        return one.status();
-      }
+      GT_ASSIGN_OR_RETURN(end, TalkWith(*job, cluster, options, input));
+      if (end.signal != 0) return end;
       look = kLookFirst;
-      if (!one.ok()) end = {.generation = job->generation};  // over already; the log has its words
       continue;
     }
-    if (job.ok() && end.generation == 0 && options.terminal && clock.Now() - begin > kLookMax &&
-        !job->reason.empty() && said != job->reason) {
-      said = job->reason;
-      Complain(SafeText(said));
-    }
+    if (job.ok() && end.generation == 0 && options.terminal && clock.Now() - begin > kLookMax)
+      SayWhyItWaits(*job, said);
     (void)IsReady(wake, POLLIN, look);
     look = std::min(2 * look, kLookMax);
   }

@@ -40,6 +40,27 @@ std::vector<std::vector<size_t>> CommonLengths(const Words& before, const Words&
   return length;
 }
 
+// The difference that begins at before[i] and now[j]; moves both on to its end.
+std::string NextChange(const Words& before, const Words& now, const std::vector<std::vector<size_t>>& length,
+                       size_t& i, size_t& j) {
+  Words gone, come;
+  // A value is shown with the flag before it.
+  if (i > 0 && absl::StartsWith(before[i - 1], "-") && i < before.size() && j < now.size() &&
+      !absl::StartsWith(now[j], "-")) {
+    gone.push_back(before[i - 1]);
+    come.push_back(before[i - 1]);
+  }
+  while (i < before.size() || j < now.size()) {
+    if (i < before.size() && j < now.size() && before[i] == now[j]) break;
+    if (j == now.size() || (i < before.size() && length[i + 1][j] >= length[i][j + 1])) {
+      gone.push_back(before[i++]);
+    } else {
+      come.push_back(now[j++]);
+    }
+  }
+  return Change(gone, come);
+}
+
 void CompareWords(const Words& before, const Words& now, std::vector<std::string>& changes) {
   if (std::max(before.size(), now.size()) > kWordsCompared) {
     if (before != now) changes.push_back("the command is another one");
@@ -50,24 +71,9 @@ void CompareWords(const Words& before, const Words& now, std::vector<std::string
     if (i < before.size() && j < now.size() && before[i] == now[j]) {
       ++i;
       ++j;
-      continue;
+    } else {
+      changes.push_back(NextChange(before, now, length, i, j));
     }
-    Words gone, come;
-    // A value is shown with the flag before it.
-    if (i > 0 && absl::StartsWith(before[i - 1], "-") && i < before.size() && j < now.size() &&
-        !absl::StartsWith(now[j], "-")) {
-      gone.push_back(before[i - 1]);
-      come.push_back(before[i - 1]);
-    }
-    while (i < before.size() || j < now.size()) {
-      if (i < before.size() && j < now.size() && before[i] == now[j]) break;
-      if (j == now.size() || (i < before.size() && length[i + 1][j] >= length[i][j + 1])) {
-        gone.push_back(before[i++]);
-      } else {
-        come.push_back(now[j++]);
-      }
-    }
-    changes.push_back(Change(gone, come));
   }
 }
 

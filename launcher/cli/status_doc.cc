@@ -61,6 +61,35 @@ absl::StatusOr<json> ParseObject(absl::string_view text) {
   return root;
 }
 
+// For people, in the order in which they are shown.
+std::vector<std::string> ReadNotes(const json& job) {
+  std::vector<std::string> notes;
+  for (const auto& [key, words] : {std::pair{"progress", ""},
+                                   {"checkpoint_policy", "checkpoints "},
+                                   {"compression", "gradients: "},
+                                   {"restore", "restored "},
+                                   {"owner", "checkpoint directory: "},
+                                   {"saves", "saves: "},
+                                   {"logs", "logs: "},
+                                   {"storage", "storage: "}}) {
+    if (const std::string text = TextOf(job, key); !text.empty()) notes.push_back(absl::StrCat(words, text));
+  }
+  std::vector<std::string> holders;
+  for (const json& holder : List(job, "holders")) holders.push_back(TextOf(holder, "hostname"));
+  if (!holders.empty()) {
+    notes.push_back(absl::StrCat("copies of its checkpoints are also kept on ", absl::StrJoin(holders, ", "),
+                                 ", outside the job"));
+  }
+  for (const json& slow : List(job, "slow")) {
+    notes.push_back(
+        absl::StrFormat("%s is slow: its ranks take %.1f times as long for their own part of a step",
+                        TextOf(slow, "hostname"), Number<double>(slow, "score").value_or(0)));
+  }
+  for (const json& avoided : List(job, "avoided"))
+    notes.push_back(absl::StrCat(TextOf(avoided, "hostname"), " is ", TextOf(avoided, "why")));
+  return notes;
+}
+
 JobDoc ReadJob(const json& j) {
   JobDoc job{.id = TextOf(j, "id")};
   job.name = TextOf(j, "name");
@@ -89,44 +118,14 @@ JobDoc ReadJob(const json& j) {
     job.checkpoint_step = Number<int64_t>(*c, "step");
   }
   job.stuck = TextOf(j, "stuck");
-  if (const std::string progress = TextOf(j, "progress"); !progress.empty()) job.notes.push_back(progress);
-  if (const std::string policy = TextOf(j, "checkpoint_policy"); !policy.empty())
-    job.notes.push_back(absl::StrCat("checkpoints ", policy));
-  if (const std::string compression = TextOf(j, "compression"); !compression.empty())
-    job.notes.push_back(absl::StrCat("gradients: ", compression));
   job.restore = TextOf(j, "restore");
-  if (!job.restore.empty()) job.notes.push_back(absl::StrCat("restored ", job.restore));
-  if (const std::string owner = TextOf(j, "owner"); !owner.empty())
-    job.notes.push_back(absl::StrCat("checkpoint directory: ", owner));
-  if (const std::string saves = TextOf(j, "saves"); !saves.empty())
-    job.notes.push_back(absl::StrCat("saves: ", saves));
-  if (const std::string logs = TextOf(j, "logs"); !logs.empty())
-    job.notes.push_back(absl::StrCat("logs: ", logs));
-  if (const std::string storage = TextOf(j, "storage"); !storage.empty())
-    job.notes.push_back(absl::StrCat("storage: ", storage));
+  job.notes = ReadNotes(j);
   if (const auto f = j.find("first_fault"); f != j.end() && f->is_object()) {
     job.first_fault = FaultDoc{TextOf(*f, "message"), TextOf(*f, "tail")};
   }
-  std::vector<std::string> holders;
-  for (const json& holder : List(j, "holders")) holders.push_back(TextOf(holder, "hostname"));
-  if (!holders.empty()) {
-    job.notes.push_back(absl::StrCat("copies of its checkpoints are also kept on ",
-                                     absl::StrJoin(holders, ", "), ", outside the job"));
-  }
-  for (const json& slow : List(j, "slow")) {
-    job.notes.push_back(
-        absl::StrFormat("%s is slow: its ranks take %.1f times as long for their own part of a step",
-                        TextOf(slow, "hostname"), Number<double>(slow, "score").value_or(0)));
-  }
-  for (const json& avoided : List(j, "avoided")) {
-    job.notes.push_back(absl::StrCat(TextOf(avoided, "hostname"), " is ", TextOf(avoided, "why")));
-  }
-  if (const auto ranks = j.find("ranks"); ranks != j.end() && ranks->is_array()) {
-    for (const json& r : *ranks) {
-      if (!r.is_object()) continue;
-      job.ranks.push_back({Number<int>(r, "rank").value_or(0), TextOf(r, "hostname"), TextOf(r, "state"),
-                           Number<int64_t>(r, "step")});
-    }
+  for (const json& r : List(j, "ranks")) {
+    job.ranks.push_back({Number<int>(r, "rank").value_or(0), TextOf(r, "hostname"), TextOf(r, "state"),
+                         Number<int64_t>(r, "step")});
   }
   return job;
 }

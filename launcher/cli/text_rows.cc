@@ -49,14 +49,11 @@ std::optional<uint32_t> ExtendedColour(const std::vector<uint32_t>& codes, size_
   return TextStyle::kDirect + (red << 16 | green << 8 | blue);
 }
 
-// False for what is no colour or emphasis: nothing blinks, nothing is hidden.
-bool ApplyCode(const std::vector<uint32_t>& codes, size_t& at, TextStyle& style) {
-  const uint32_t code = codes[at];
+// False: it is no emphasis.
+bool ApplyEmphasis(uint32_t code, TextStyle& style) {
   const auto set = [&style](uint32_t flag) { style.flags |= static_cast<uint8_t>(1u << (flag - 1)); };
   const auto clear = [&style](uint32_t flag) { style.flags &= static_cast<uint8_t>(~(1u << (flag - 1))); };
-  if (code == 0) {
-    style = TextStyle();
-  } else if ((code >= 1 && code <= 4) || code == 7) {
+  if ((code >= 1 && code <= 4) || code == 7) {
     set(code);
   } else if (code == 9) {
     set(8);
@@ -67,14 +64,32 @@ bool ApplyCode(const std::vector<uint32_t>& codes, size_t& at, TextStyle& style)
     clear(code - 20);
   } else if (code == 29) {
     clear(8);
-  } else if ((code >= 30 && code <= 37) || (code >= 90 && code <= 97)) {
-    style.foreground = 1 + (code < 90 ? code - 30 : code - 90 + 8);
-  } else if ((code >= 40 && code <= 47) || (code >= 100 && code <= 107)) {
-    style.background = 1 + (code < 100 ? code - 40 : code - 100 + 8);
-  } else if (code == 39) {
-    style.foreground = 0;
-  } else if (code == 49) {
-    style.background = 0;
+  } else {
+    return false;
+  }
+  return true;
+}
+
+// One of sixteen colours, or 0 for none; codes begin at `base`, 30 for the foreground and 40 for the
+// background.
+std::optional<uint32_t> PlainColour(uint32_t code, uint32_t base) {
+  if (code >= base && code <= base + 7) return 1 + code - base;
+  if (code >= base + 60 && code <= base + 67) return 1 + code - (base + 60) + 8;
+  if (code == base + 9) return 0;
+  return std::nullopt;
+}
+
+// False for what is no colour or emphasis: nothing blinks, nothing is hidden.
+bool ApplyCode(const std::vector<uint32_t>& codes, size_t& at, TextStyle& style) {
+  const uint32_t code = codes[at];
+  if (code == 0) {
+    style = TextStyle();
+  } else if (ApplyEmphasis(code, style)) {
+    return true;
+  } else if (const std::optional<uint32_t> foreground = PlainColour(code, 30)) {
+    style.foreground = *foreground;
+  } else if (const std::optional<uint32_t> background = PlainColour(code, 40)) {
+    style.background = *background;
   } else if (code == 38 || code == 48) {
     const std::optional<uint32_t> colour = ExtendedColour(codes, at);
     if (!colour) return false;

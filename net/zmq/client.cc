@@ -122,6 +122,17 @@ bool SetHeartbeat(void* dealer, const ClientOptions& options) {
          SetInt(dealer, ZMQ_HEARTBEAT_TIMEOUT, ms(options.answer_within));
 }
 
+bool SetUp(void* dealer, const ClientOptions& options) {
+  const int handshake_ms = static_cast<int>(absl::ToInt64Milliseconds(options.handshake_limit));
+  const CommonOptions common{options.message_bytes_max, options.queue_messages_max, handshake_ms, 1000};
+  return SetCommon(dealer, common) && SetInt(dealer, ZMQ_IMMEDIATE, 1) &&
+         SetInt(dealer, ZMQ_RECONNECT_IVL, 100) && SetInt(dealer, ZMQ_RECONNECT_IVL_MAX, 2000) &&
+         SetInt(dealer, ZMQ_CONNECT_TIMEOUT, 5000) && SetHeartbeat(dealer, options) &&
+         SetText(dealer, ZMQ_CURVE_SERVERKEY, options.server_public_key) &&
+         SetText(dealer, ZMQ_CURVE_PUBLICKEY, options.keys.public_key) &&
+         SetText(dealer, ZMQ_CURVE_SECRETKEY, options.keys.secret_key);
+}
+
 }  // namespace
 
 bool ValidServerAddress(absl::string_view endpoint) {
@@ -139,9 +150,9 @@ absl::StatusOr<std::unique_ptr<ZmqClient>> ZmqClient::Connect(const ClientOption
   if (!at || !ValidServerAddress(options.endpoint)) {
     return absl::InvalidArgumentError(absl::StrCat("\"", options.endpoint, "\" is not host:port"));
   }
-  if (!ValidKey(options.server_public_key) || !ValidKey(options.keys.public_key) ||
-      !ValidKey(options.keys.secret_key)) {
-    return absl::InvalidArgumentError("not a valid key of the head or of this machine");
+  for (const std::string* key :
+       {&options.server_public_key, &options.keys.public_key, &options.keys.secret_key}) {
+    if (!ValidKey(*key)) return absl::InvalidArgumentError("not a valid key of the head or of this machine");
   }
   static std::atomic<uint64_t> clients{0};  // names of monitors must differ within a context
   auto state = std::make_unique<State>();
@@ -152,17 +163,9 @@ absl::StatusOr<std::unique_ptr<ZmqClient>> ZmqClient::Connect(const ClientOption
   if (!state->context) return ZmqStatus("context");
   state->dealer.reset(zmq_socket(state->context.get(), ZMQ_DEALER));
   void* dealer = state->dealer.get();
-  bool numeric_v4 = at->host.find_first_not_of("0123456789.") == std::string::npos;
-  const int handshake_ms = static_cast<int>(absl::ToInt64Milliseconds(options.handshake_limit));
-  CommonOptions common{options.message_bytes_max, options.queue_messages_max, handshake_ms, 1000};
-  bool ok = dealer != nullptr && SetCommon(dealer, common) && SetInt(dealer, ZMQ_IMMEDIATE, 1) &&
-            SetInt(dealer, ZMQ_RECONNECT_IVL, 100) && SetInt(dealer, ZMQ_RECONNECT_IVL_MAX, 2000) &&
-            SetInt(dealer, ZMQ_CONNECT_TIMEOUT, 5000) && SetHeartbeat(dealer, options) &&
-            SetInt(dealer, ZMQ_IPV6, numeric_v4 ? 0 : 1) &&
-            SetText(dealer, ZMQ_CURVE_SERVERKEY, options.server_public_key) &&
-            SetText(dealer, ZMQ_CURVE_PUBLICKEY, options.keys.public_key) &&
-            SetText(dealer, ZMQ_CURVE_SECRETKEY, options.keys.secret_key);
-  if (!ok) return ZmqStatus("cannot make the client socket");
+  const bool numeric_v4 = at->host.find_first_not_of("0123456789.") == std::string::npos;
+  if (dealer == nullptr || !SetUp(dealer, options) || !SetInt(dealer, ZMQ_IPV6, numeric_v4 ? 0 : 1))
+    return ZmqStatus("cannot make the client socket");
   state->monitor = OpenMonitor(state->context.get(), dealer, absl::StrCat("client-monitor-", ++clients));
   if (!state->monitor) return ZmqStatus("cannot watch the client socket");
   if (!state->wakeup.Init({dealer, state->monitor.get()}))

@@ -92,6 +92,8 @@ class Agent {
   std::string LockPath() const { return options_.state_dir + "/lock"; }
   absl::Status Lock();
   absl::Status Join();
+  absl::Status JoinWith(const net::JoinToken& token);
+  absl::Status CheckMembership() const;
   absl::Status Connect();
   void ConnectAnew();
   NodeId Self() const { return options_.node.empty() ? node_ : options_.node; }
@@ -189,18 +191,7 @@ absl::Status Agent::Join() {
   if (HasMembership()) WarnOfBadAddresses(membership_);
   if (!options_.join_token.empty()) {
     GT_ASSIGN_OR_RETURN(const net::JoinToken token, net::ParseJoinToken(options_.join_token));
-    if (token.head_public_key != membership_.head_public_key) {
-      const std::string hostname = options_.hostname.empty() ? Hostname() : options_.hostname;
-      absl::StatusOr<core::AgentJoined> joined =
-          net::JoinCluster(token, keys_.public_key, hostname, kJoinPatience);
-      // It may have been done and the answer lost. The head's welcome says which cluster this is, then.
-      if (absl::IsPermissionDenied(joined.status()) && net::IsLetIn(token, keys_, kLetInPatience))
-        joined = core::AgentJoined{ClusterId(), node_};
-      GT_RETURN_IF_ERROR(joined.status());
-      membership_ = {token.endpoint, token.head_public_key, joined->cluster, {}, {}};
-      GT_RETURN_IF_ERROR(SaveMembership(options_.state_dir, membership_));
-      LogInfo("joined cluster ", joined->cluster.value, " as node ", node_.value);
-    }
+    if (token.head_public_key != membership_.head_public_key) GT_RETURN_IF_ERROR(JoinWith(token));
     membership_.Prefer(token.endpoint);
   }
   for (auto at = options_.heads.rbegin(); at != options_.heads.rend(); ++at) membership_.Prefer(*at);
@@ -209,6 +200,24 @@ absl::Status Agent::Join() {
   if (!options_.head_endpoint.empty()) membership_.endpoint = options_.head_endpoint;
   if (!options_.head_public_key.empty()) membership_.head_public_key = options_.head_public_key;
   if (!options_.cluster.empty()) membership_.cluster = options_.cluster;
+  return CheckMembership();
+}
+
+absl::Status Agent::JoinWith(const net::JoinToken& token) {
+  const std::string hostname = options_.hostname.empty() ? Hostname() : options_.hostname;
+  absl::StatusOr<core::AgentJoined> joined =
+      net::JoinCluster(token, keys_.public_key, hostname, kJoinPatience);
+  // It may have been done and the answer lost. The head's welcome says which cluster this is, then.
+  if (absl::IsPermissionDenied(joined.status()) && net::IsLetIn(token, keys_, kLetInPatience))
+    joined = core::AgentJoined{ClusterId(), node_};
+  GT_RETURN_IF_ERROR(joined.status());
+  membership_ = {token.endpoint, token.head_public_key, joined->cluster, {}, {}};
+  GT_RETURN_IF_ERROR(SaveMembership(options_.state_dir, membership_));
+  LogInfo("joined cluster ", joined->cluster.value, " as node ", node_.value);
+  return absl::OkStatus();
+}
+
+absl::Status Agent::CheckMembership() const {
   if (membership_.endpoint.empty() && !membership_.bad.empty() && !membership_.head_public_key.empty()) {
     return absl::FailedPreconditionError(absl::StrCat("no address in ", MembershipPath(options_.state_dir),
                                                       " could be one of a head; say where it is with --head "

@@ -139,6 +139,7 @@ class RocksStore final : public port::MetaStore {
 
   // Adds everything up and compares it with the summary and the seal.
   absl::Status Verify(bool accept_loss);
+  absl::Status CompareWithSeal(const std::optional<Summary>& stored);
   absl::Status Commit(const std::vector<port::Write>& writes) override;
   absl::Status Read(Reader each) override;
   port::StoreSpace Space() override;
@@ -207,16 +208,20 @@ absl::Status RocksStore::Verify(bool accept_loss) {
         if (decoded.ok()) stored = *decoded;
       }));
   GT_RETURN_IF_ERROR(undecodable);
+  if (!accept_loss) return CompareWithSeal(stored);
+  const uint64_t commit = stored ? stored->commit : 0;
+  summary_.commit = std::max(commit, seal_.found() ? seal_.found()->commit : 0) + 1;
+  return absl::OkStatus();
+}
+
+// `stored`: the summary record, if there is one; summary_ counts what was read.
+absl::Status RocksStore::CompareWithSeal(const std::optional<Summary>& stored) {
   const std::optional<Summary>& sealed = seal_.found();
   const auto lost = [&](const auto&... what) {
     return absl::DataLossError(
         absl::StrCat("the store in ", path_, " opens, but it has lost acknowledged changes: ", what...));
   };
   const uint64_t commit = stored ? stored->commit : 0;
-  if (accept_loss) {
-    summary_.commit = std::max(commit, sealed ? sealed->commit : 0) + 1;
-    return absl::OkStatus();
-  }
   if (!stored && summary_.records > 0 && !sealed) return absl::OkStatus();  // from before there were seals
   if (!stored && (summary_.records > 0 || (sealed && sealed->commit > 0))) {
     return lost("its summary record is gone");

@@ -117,24 +117,30 @@ core::NodeNotice SampleNotice() {
           .raw = "{\"action\":\"terminate\"}"};
 }
 
+namespace {
+
+core::AgentHello SampleHello() {
+  return {.cluster = ClusterId("00112233445566778899aabbccddeeff"),
+          .incarnation = Incarnation("boot-1:77"),
+          .boot_id = "b-1",
+          .hostname = "node-1",
+          .address = "fe80::1",
+          .version = "0.1.0",
+          .protocol = 1,
+          .inventory = {4, 2, 1, 1ull << 40, {{"GPU-1", "H200", 1ull << 37, -1}}},
+          .labels = {{"pool", "spot"}},
+          .free_ports = {29500, 29501},
+          .held = {{kJob, kGeneration, {2}, {SampleStatus()}, {SampleExit(core::ExitCause::kOom)}}},
+          .takes_copies = true,
+          .copies_of = {kJob},
+          .keeps_seals = true};
+}
+
+}  // namespace
+
 std::vector<core::Message> SampleMessages() {
-  core::AgentHello hello{
-      .cluster = ClusterId("00112233445566778899aabbccddeeff"),
-      .incarnation = Incarnation("boot-1:77"),
-      .boot_id = "b-1",
-      .hostname = "node-1",
-      .address = "fe80::1",
-      .version = "0.1.0",
-      .protocol = 1,
-      .inventory = {4, 2, 1, 1ull << 40, {{"GPU-1", "H200", 1ull << 37, -1}}},
-      .labels = {{"pool", "spot"}},
-      .free_ports = {29500, 29501},
-      .held = {{kJob, kGeneration, {2}, {SampleStatus()}, {SampleExit(core::ExitCause::kOom)}}},
-      .takes_copies = true,
-      .copies_of = {kJob},
-      .keeps_seals = true};
   std::vector<core::Message> all = {
-      hello,
+      SampleHello(),
       core::AgentHeartbeat{8, {SampleStatus()}, {1, 65535}},
       core::RanksStarted{kJob, kGeneration, {SampleStatus(), SampleStatus()}},
       core::GenerationGone{kJob, kGeneration, false, "rank 1 is stuck"},
@@ -184,6 +190,29 @@ std::vector<core::Message> SampleMessages() {
   return all;
 }
 
+namespace {
+
+core::FaultRecord SampleFault(uint64_t generation, core::FaultKind kind) {
+  return {.generation = {generation},
+          .kind = kind,
+          .rank = -1,
+          .node = NodeId("n1"),
+          .hostname = "h",
+          .cause = core::ExitCause::kOom,
+          .exit_code = 3,
+          .signal = 9,
+          .message = "killed",
+          .tail = "\xff tail",
+          .signature = "sig\x01",
+          .step = 12,
+          .progressed = true,
+          .tries = 3,
+          .committed = 11,
+          .at = absl::FromUnixSeconds(1'700'000'000)};
+}
+
+}  // namespace
+
 core::JobRecord SampleJobRecord() {
   core::JobRecord job{{.id = JobId("train-3"),
                        .number = 3,
@@ -226,22 +255,7 @@ core::JobRecord SampleJobRecord() {
   job.kept = {NodeId("n1"), NodeId("n2")};
   for (core::FaultKind kind :
        {core::FaultKind::kCrash, core::FaultKind::kPreempted, core::FaultKind::kStorage}) {
-    job.faults.push_back({.generation = {job.faults.size() + 1},
-                          .kind = kind,
-                          .rank = -1,
-                          .node = NodeId("n1"),
-                          .hostname = "h",
-                          .cause = core::ExitCause::kOom,
-                          .exit_code = 3,
-                          .signal = 9,
-                          .message = "killed",
-                          .tail = "\xff tail",
-                          .signature = "sig\x01",
-                          .step = 12,
-                          .progressed = true,
-                          .tries = 3,
-                          .committed = 11,
-                          .at = absl::FromUnixSeconds(1'700'000'000)});
+    job.faults.push_back(SampleFault(job.faults.size() + 1, kind));
   }
   return job;
 }

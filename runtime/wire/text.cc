@@ -1,26 +1,18 @@
 // What text and ids may contain on the wire and in records.
 #include "absl/strings/ascii.h"
+#include "base/utf8.h"
 #include "runtime/wire/fields.h"
 
 namespace gtrain::wire {
 namespace {
 
-// Length of the valid character at the start of `text` (never empty), 0 if there is none:
-// overlong forms, surrogates, values above U+10FFFF and control characters are not valid.
+// Length of the valid character at the start of `text` (never empty), 0 if there is none: what is no UTF-8,
+// and control characters of ASCII but the end of a line and the tab, are not valid.
 size_t CharacterLength(absl::string_view text) {
-  auto byte = [&](size_t i) { return static_cast<unsigned char>(text[i]); };
-  unsigned char lead = byte(0);
-  if (lead < 0x80) return (lead >= 0x20 && lead != 0x7f) || lead == '\n' || lead == '\t' ? 1 : 0;
-  size_t length = lead >= 0xf0 ? 4 : lead >= 0xe0 ? 3 : 2;
-  if (lead < 0xc2 || lead > 0xf4 || text.size() < length) return 0;
-  for (size_t i = 1; i < length; ++i) {
-    if ((byte(i) & 0xc0) != 0x80) return 0;
-  }
-  if ((lead == 0xe0 && byte(1) < 0xa0) || (lead == 0xed && byte(1) > 0x9f) ||
-      (lead == 0xf0 && byte(1) < 0x90) || (lead == 0xf4 && byte(1) > 0x8f)) {
-    return 0;
-  }
-  return length;
+  size_t length = 0;
+  const std::optional<char32_t> c = DecodeUtf8(text, length);
+  const bool control = c && ((*c < 0x20 && *c != U'\n' && *c != U'\t') || *c == 0x7f);
+  return c && !control ? length : 0;
 }
 
 }  // namespace

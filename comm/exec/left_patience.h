@@ -1,0 +1,33 @@
+// How long a wait goes on for ranks that have ended with exit code 0. A member that has ended takes no part
+// in a call any more; what it did before may still be on its way here, and this process may have stood still:
+// only a wait that goes on and looks many times was in vain. Of one wait; one thread at a time.
+#pragma once
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
+#include "base/clock.h"
+
+namespace gtrain::comm {
+
+class LeftPatience {
+ public:
+  // At a look that found `name` among those that have ended.
+  absl::Status Look(const std::string& name) {
+    const Instant now = RealClock().Now();
+    if (looks_++ == 0) since_ = now;
+    if (looks_ <= kLooks || now - since_ < kPatience) return absl::OkStatus();
+    return absl::UnavailableError(
+        absl::StrCat(name, " ended with exit code 0 while others still wait for it"));
+  }
+
+ private:
+  static constexpr absl::Duration kPatience = absl::Seconds(2);
+  static constexpr int kLooks = 20;
+
+  int looks_ = 0;
+  Instant since_;
+};
+
+}  // namespace gtrain::comm
