@@ -563,7 +563,7 @@ absl::Status Committer::CheckAuthority(Run* run) {
   return config_.may_commit(run->id, run->there);  // last: nothing lies between this answer and the put
 }
 
-// What the board says of the manifest's key; nullopt: the storage is to be asked.
+// Asks the board what the manifest's key holds; nullopt: the storage is to be asked.
 std::optional<save::ManifestRead> Committer::AskBoard(const Run& run) {
   if (config_.rank == 0 || config_.board == nullptr) return std::nullopt;
   if (config_.board->IsCommitted(ManifestKey(run.id)))

@@ -102,7 +102,7 @@ absl::StatusOr<std::vector<size_t>> FindSuspects(Agreement* agree, const Shares&
   return suspects;
 }
 
-// Which of the suspects differ, and on which ranks, for people. Collective.
+// Finds which of the suspects differ, and names them and their ranks for people. Collective.
 absl::StatusOr<std::string> NameDifferent(Agreement* agree, const Shares& shares,
                                           const std::vector<GlobalTensor>& tensors,
                                           const std::vector<size_t>& suspects,

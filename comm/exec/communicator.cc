@@ -89,7 +89,7 @@ absl::Status CheckNetworks(const std::vector<std::string>& by_rank, const std::v
   return CheckAlike("GTRAIN_COMM_TLS", by_rank, members);
 }
 
-// Of a rank `name` that could not open what it needs; `never`: nor could it in another generation.
+// The rank `name` could not open what it needs; `never`: nor could it in another generation.
 absl::Status CannotOpen(const std::string& name, const Member& member, bool never, absl::string_view why) {
   return absl::Status(never ? absl::StatusCode::kFailedPrecondition : absl::StatusCode::kUnavailable,
                       absl::StrCat(name, " (", member.address, ") ", why));

@@ -17,7 +17,7 @@ namespace {
 
 const std::string kNothing(LinkMemory::kMarkBytes, '-');
 
-// As a fabric remembers it, without bytes that mean nothing.
+// The form in which a fabric remembers a link, without bytes that mean nothing.
 struct KnownLink {
   int64_t rails;
   std::array<double, LinkCost::kSizes.size()> round;

@@ -1,5 +1,5 @@
-// What a process has measured of its links to other machines, for its later communicators: its fabric keeps
-// it as text. Ranks that have all measured together have it alike, and need not measure again, also where
+// Keeps what a process has measured of its links to other machines for its later communicators: its fabric
+// has it as text. Ranks that have all measured together have it alike, and need not measure again, also where
 // some of them are gone. Used within calls of a communicator, one at a time; nothing blocks but Learn.
 #pragma once
 #include <cstddef>
@@ -21,8 +21,8 @@ class LinkMemory {
   // open.
   void KeepWith(Bootstrap* bootstrap) { bootstrap_ = bootstrap; }
 
-  // What this process has measured, as kMarkBytes digits that the others are told: all have them alike who
-  // measured together. Learn takes just that, whatever another communicator measures meanwhile.
+  // A mark of what this process has measured, kMarkBytes digits that the others are told: all have it alike
+  // who measured together. Learn takes just that, whatever another communicator measures meanwhile.
   std::string Mark();
   // `marks`: of all ranks.
   void TakeMarks(const std::vector<std::string>& marks);

@@ -53,7 +53,7 @@ class Children {
   void Reap();
   // More zombies than one turn takes.
   bool more_zombies() const { return more_zombies_; }
-  // As ChildOwner::GenerationOf, of all owners and starters. Nothing: it is an adopted orphan.
+  // Asks all owners, and knows the processes that start others. Nothing: it is an adopted orphan.
   std::optional<uint64_t> GenerationOf(pid_t child) const;
   void AddFds(std::vector<pollfd>* fds) const;
 

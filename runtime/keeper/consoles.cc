@@ -205,7 +205,7 @@ void Consoles::OnStarted(const std::string& id, const SpawnResult& result) {
   session->ended_ms = context_.now_ms;
 }
 
-// As OnStarted, when the starter was killed before it came to it.
+// The starter was killed before it came to this program.
 void Consoles::OnStarterDied(const std::string& id) {
   Session* session = Find(id);
   if (session == nullptr || session->pid > 0 || session->ended) return;

@@ -1,4 +1,4 @@
-// What a keeper holds of its job: generations and their ranks, as data. ranks.h starts and buries ranks,
+// The generations of the keeper's job and their ranks, as data. ranks.h starts and buries ranks,
 // outputs.h drains what they write, rank_socket.h hears those with the SDK, endings.h ends generations.
 // Owner thread only; nothing blocks. Finding a rank is a look into two maps, whatever their number.
 #pragma once
@@ -24,7 +24,7 @@ namespace gtrain::keeper {
 
 struct RankConnection;
 
-// Who may hold a dead rank's streams open is waited for this long (fault P7).
+// The streams of a dead rank, which others may hold open, are read for this long (fault P7).
 inline constexpr int64_t kDrainMs = 2000;
 
 struct RankProcess {

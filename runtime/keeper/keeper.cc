@@ -405,7 +405,7 @@ void Keeper::Do(Fence& fence) {
 
 // ---------------------------------------------------------------- without an agent
 
-// As if the head had ended the generation.
+// Ends a generation that the head may take for ended.
 void Keeper::Revoke(GenerationRecord& record, const std::string& reason) {
   highest_revoked_ = std::max(highest_revoked_, record.begin.generation);
   endings_.Begin(record, End::kReform, kEndingGraceMs, reason, true);

@@ -1,5 +1,5 @@
-// What ranks write: their output streams, drained into logs, and the files at $GTRAIN_REPORT. News of both
-// goes to the agent, unless that is behind: it is all in files anyway.
+// Reads what ranks write: their output streams, drained into logs, and the files at $GTRAIN_REPORT. News of
+// both goes to the agent, unless that is behind: it is all in files anyway.
 //
 // Owner thread only; nothing blocks, a thread of its own (LogWriter) writes the logs. A turn costs as much as
 // was written; a tick looks at each rank, tens of nanoseconds each.

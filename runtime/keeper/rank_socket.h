@@ -1,5 +1,5 @@
-// What ranks with the SDK say to their keeper (rank_protocol.h). A connection may do nothing before its hello
-// proves the rank's token. Relayed bodies are opaque; only "progress" is recognised, because the newest
+// Hears what ranks with the SDK say to their keeper (rank_protocol.h). A connection may do nothing before its
+// hello proves the rank's token. Relayed bodies are opaque; only "progress" is recognised, because the newest
 // replaces older ones.
 //
 // Owner thread only; nothing blocks. A turn costs what the ready connections have sent.
