@@ -1,0 +1,85 @@
+// Slow nodes (fault N6). Ranks of one job step together, so steps per second do not tell them apart: the slow
+// one keeps all to its pace. What differs is who waits: a rank reports how much of its time went into
+// collectives that had to wait for others, and what is left is its own part. A node whose ranks need twice
+// the time of those on the other nodes for their own part, in three comparisons in a row, is reported as
+// slow, with that ratio as score. Nothing is done about it: it may be the data, and a slow node is still
+// worth more than none.
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "runtime/core/head/head_state.h"
+
+namespace gtrain::core {
+namespace {
+
+constexpr double kStretchSeconds = 10;
+constexpr uint64_t kStretchCollectives = 20;  // the one under way may be missing
+constexpr double kSlowScore = 2, kWellScore = 1.5;
+constexpr double kSlowBusy = 0.5;  // who waits itself half of the time holds nobody up
+constexpr double kBusyMin = 0.01;  // of the others: bounds the score
+constexpr int kComparisons = 3;
+
+double Median(std::vector<double> values) {
+  std::nth_element(values.begin(), values.begin() + static_cast<ptrdiff_t>(values.size() / 2), values.end());
+  return values[values.size() / 2];
+}
+
+}  // namespace
+
+void HeadState::MeasurePace(Job& job, RankLive& rank) {
+  const RankStatus& status = rank.status;
+  if (!status.waited_seconds || !status.joined_seconds) return;
+  const RankStatus* from = rank.pace_from ? &*rank.pace_from : nullptr;
+  if (from == nullptr || *status.joined_seconds < *from->joined_seconds ||
+      *status.waited_seconds < *from->waited_seconds) {
+    rank.pace_from = status;
+    return;
+  }
+  const double stretch = *status.joined_seconds - *from->joined_seconds;
+  if (!(stretch >= kStretchSeconds) ||
+      status.collective_sequence < from->collective_sequence + kStretchCollectives) {
+    return;
+  }
+  const double waited = *status.waited_seconds - *from->waited_seconds;
+  const double busy = 1 - waited / stretch;
+  rank.busy = busy >= 0 ? std::min(busy, 1.0) : 0.0;  // what is no number is 0
+  rank.busy_new = true;
+  rank.pace_from = status;
+  ComparePaces(job);
+}
+
+// Once each rank that still runs has something new to say.
+void HeadState::ComparePaces(Job& job) {
+  std::map<NodeId, std::vector<double>> busy;
+  for (const RankPlace& place : job.record.grant->ranks) {
+    if (job.ExitOf(place.rank) != nullptr) continue;
+    if (!job.ranks[place.rank].busy_new) return;
+    busy[place.node].push_back(*job.ranks[place.rank].busy);
+  }
+  for (RankLive& rank : job.ranks) rank.busy_new = false;
+  if (busy.size() < 2) return;
+  for (const auto& [node, own] : busy) {
+    std::vector<double> others;
+    for (const auto& [other, theirs] : busy) {
+      if (other != node) others.insert(others.end(), theirs.begin(), theirs.end());
+    }
+    NodePace& pace = job.paces[node];
+    const double mine = Median(own);
+    pace.score = mine / std::max(kBusyMin, Median(std::move(others)));
+    const bool slow = pace.score >= (pace.slow ? kWellScore : kSlowScore) && mine >= kSlowBusy;
+    pace.above = slow ? std::max(pace.above, 0) + 1 : std::min(pace.above, 0) - 1;
+    if (pace.slow ? pace.above > -kComparisons : pace.above < kComparisons) continue;
+    pace.slow = !pace.slow;
+    Emit(job, "warning",
+         pace.slow
+             ? absl::StrFormat("%s is slow: its ranks take %.1f times as long as the others for their own "
+                               "part of a step, and the others wait for them; nothing is done about it "
+                               "(`gtrain node drain %s` would)",
+                               Hostname(node), pace.score, Hostname(node))
+             : absl::StrCat(Hostname(node), " keeps up with the others again"));
+    Dirty(job);
+  }
+}
+
+}  // namespace gtrain::core
