@@ -1,10 +1,9 @@
-// Jobs from their records and into them (job_records.h). A step writes of a job what it changed: an exit
-// costs an exit and a status, however many ranks the job has and however long its job file is.
+#include "runtime/core/head/head_records.h"
+
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
-#include "runtime/core/head/head_state.h"
-#include "runtime/core/values/job_records.h"
+#include "runtime/core/head/recovery.h"
 
 namespace gtrain::core {
 namespace {
@@ -29,8 +28,11 @@ std::string FaultKey(const JobId& job, Generation generation) {
 
 }  // namespace
 
+HeadRecords::HeadRecords(HeadContext& context, HeadModel& model, Recovery& recovery)
+    : context_(context), model_(model), recovery_(recovery) {}
+
 // Leaves `jobs` empty: what is taken out of a job makes room for the next.
-absl::Status HeadState::LoadJobs(std::map<JobId, StoredJob>& jobs) {
+absl::Status HeadRecords::LoadJobs(std::map<JobId, StoredJob>& jobs) {
   for (; !jobs.empty(); jobs.erase(jobs.begin())) {
     auto& [id, stored] = *jobs.begin();
     const bool whole = stored.whole.has_value();
@@ -38,8 +40,8 @@ absl::Status HeadState::LoadJobs(std::map<JobId, StoredJob>& jobs) {
     const size_t packed = stored.status ? static_cast<size_t>(stored.status->packed) : 0;
     absl::StatusOr<JobRecord> record = JoinJob(std::move(stored));
     if (!record.ok()) {
-      Say(absl::StrCat(id.value, " is set aside: ", record.status().message()));
-      set_aside_[id] = KeysOf(stored);
+      context_.Say(absl::StrCat(id.value, " is set aside: ", record.status().message()));
+      recovery_.SetAside(id, KeysOf(stored));
       continue;
     }
     if (record->revoked > record->generation) {
@@ -47,8 +49,8 @@ absl::Status HeadState::LoadJobs(std::map<JobId, StoredJob>& jobs) {
           absl::StrCat("record of job ", id.value, " has revoked what was never granted"));
     }
     if (record->owner.empty()) record->owner = record->client_key;  // of an older version
-    job_order_[record->number] = id;
-    Job& job = jobs_[id];
+    model_.job_order[record->number] = id;
+    Job& job = model_.jobs[id];
     job.record = *std::move(record);
     if (whole) {  // all of it is written with its next change, in place of this
       job.written.unreleased = job.record.unreleased.empty();
@@ -64,17 +66,28 @@ absl::Status HeadState::LoadJobs(std::map<JobId, StoredJob>& jobs) {
   return absl::OkStatus();
 }
 
-void HeadState::WriteJob(Job& job) {
+void HeadRecords::WriteDirtyJobs(Instant now) {
+  for (const JobId& id : context_.TakeDirty()) {
+    Job* job = model_.FindJob(id);
+    if (job == nullptr) continue;
+    job->record.run_time = job->RunTime(now);
+    job->record.run_time_at = job->run_mark ? context_.Wall(now) : absl::InfinitePast();
+    if (job->run_mark) job->run_mark = now;
+    WriteJob(*job);
+  }
+}
+
+void HeadRecords::WriteJob(Job& job) {
   const JobRecord& record = job.record;
   const JobId& id = record.id;
   JobWritten& written = job.written;
   // What is written below under one of these keys replaces the deletion.
-  for (std::string& key : std::exchange(written.obsolete, {})) Delete(std::move(key));
-  if (!std::exchange(written.submission, true)) Write(JobSubmission(record));
+  for (std::string& key : std::exchange(written.obsolete, {})) context_.Delete(std::move(key));
+  if (!std::exchange(written.submission, true)) context_.Write(JobSubmission(record));
 
   if (record.grant && written.grant != record.grant->generation) {
     written.grant = record.grant->generation;
-    Write(JobGrantRecord{id, *record.grant, record.kept});
+    context_.Write(JobGrantRecord{id, *record.grant, record.kept});
     DeleteExits(job);  // what is written below in the place of one replaces its deletion
     written.exits = written.packed = 0;
   }
@@ -82,64 +95,66 @@ void HeadState::WriteJob(Job& job) {
 
   std::vector<Generation> faults = GenerationsOf(record.faults);
   for (const Generation generation : written.faults) {
-    if (!Contains(faults, generation)) Delete(FaultKey(id, generation));
+    if (!Contains(faults, generation)) context_.Delete(FaultKey(id, generation));
   }
   const bool newest = std::exchange(written.newest_fault, true);
   for (const FaultRecord& fault : record.faults) {
     const bool changed = &fault == &record.faults.back() && !newest;
-    if (changed || !Contains(written.faults, fault.generation)) Write(JobFaultRecord{id, fault});
+    if (changed || !Contains(written.faults, fault.generation)) context_.Write(JobFaultRecord{id, fault});
   }
   written.faults = std::move(faults);
 
   if (!std::exchange(written.unreleased, true)) {
     JobUnreleasedRecord unreleased{id, record.unreleased};
     if (unreleased.nodes.empty()) {
-      Delete(KeyOf(unreleased));
+      context_.Delete(KeyOf(unreleased));
     } else {
-      Write(std::move(unreleased));
+      context_.Write(std::move(unreleased));
     }
   }
-  Write(StatusRecordOf(record, written.packed));
+  context_.Write(StatusRecordOf(record, written.packed));
   written.status = true;
 }
 
 // When the job is over all that is there is packed, once: exits that come after that are few.
-void HeadState::WriteExits(Job& job) {
+void HeadRecords::WriteExits(Job& job) {
   const JobRecord& record = job.record;
   const JobId& id = record.id;
   JobWritten& written = job.written;
   if (IsFinal(record.state) && written.packed == 0 && !record.exits.empty()) {
-    for (size_t i = 0; i < written.exits; ++i) Delete(ExitKey(id, i));
+    for (size_t i = 0; i < written.exits; ++i) context_.Delete(ExitKey(id, i));
     for (size_t first = 0; first < record.exits.size(); first += kExitsPerRecord) {
       const auto begin = record.exits.begin() + static_cast<ptrdiff_t>(first);
       const size_t count = std::min(kExitsPerRecord, record.exits.size() - first);
-      Write(JobExitsRecord{id, static_cast<int>(first), {begin, begin + static_cast<ptrdiff_t>(count)}});
+      context_.Write(
+          JobExitsRecord{id, static_cast<int>(first), {begin, begin + static_cast<ptrdiff_t>(count)}});
     }
     written.exits = written.packed = record.exits.size();
   }
   for (; written.exits < record.exits.size(); ++written.exits) {
-    Write(JobExitRecord{id, static_cast<int>(written.exits), record.exits[written.exits]});
+    context_.Write(JobExitRecord{id, static_cast<int>(written.exits), record.exits[written.exits]});
   }
 }
 
-void HeadState::DeleteExits(const Job& job) {
+void HeadRecords::DeleteExits(const Job& job) {
   const JobId& id = job.record.id;
   for (size_t first = 0; first < job.written.packed; first += kExitsPerRecord)
-    Delete(KeyOf(JobExitsRecord{id, static_cast<int>(first), {}}));
-  for (size_t i = job.written.packed; i < job.written.exits; ++i) Delete(ExitKey(id, i));
+    context_.Delete(KeyOf(JobExitsRecord{id, static_cast<int>(first), {}}));
+  for (size_t i = job.written.packed; i < job.written.exits; ++i) context_.Delete(ExitKey(id, i));
 }
 
-void HeadState::DeleteJob(const Job& job) {
+void HeadRecords::DeleteJob(const Job& job) {
   const JobId& id = job.record.id;
   const JobWritten& written = job.written;
-  for (const std::string& key : written.obsolete) Delete(key);
+  for (const std::string& key : written.obsolete) context_.Delete(key);
   if (!written.status) return;
-  Delete(KeyOf(JobSubmission{id}));
-  Delete(KeyOf(JobStatusRecord{id}));
-  if (written.grant != Generation()) Delete(KeyOf(JobGrantRecord{id, {}, {}}));
+  context_.Delete(KeyOf(JobSubmission{id}));
+  context_.Delete(KeyOf(JobStatusRecord{id}));
+  if (written.grant != Generation()) context_.Delete(KeyOf(JobGrantRecord{id, {}, {}}));
   DeleteExits(job);
-  for (const Generation generation : written.faults) Delete(FaultKey(id, generation));
-  if (!written.unreleased || !job.record.unreleased.empty()) Delete(KeyOf(JobUnreleasedRecord{id, {}}));
+  for (const Generation generation : written.faults) context_.Delete(FaultKey(id, generation));
+  if (!written.unreleased || !job.record.unreleased.empty())
+    context_.Delete(KeyOf(JobUnreleasedRecord{id, {}}));
 }
 
 }  // namespace gtrain::core

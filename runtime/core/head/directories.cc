@@ -5,16 +5,15 @@
 // Directories are compared by name: the head may not see the file system of the nodes. A symbolic link is
 // another name, and the ranks find out. Where the job file names none, the program may save to one of its own
 // choice: the same job file chooses the same again.
+#include "runtime/core/head/directories.h"
+
 #include <algorithm>
 
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "absl/strings/strip.h"
-#include "base/path.h"
 #include "base/probe.h"
 #include "base/units.h"
-#include "runtime/core/head/head_state.h"
+#include "runtime/core/head/job_life.h"
 #include "runtime/core/values/authority.h"
 
 namespace gtrain::core {
@@ -46,21 +45,12 @@ const Job* TwinThatSaves(const std::vector<Job*>& live, const spec::JobSpec& spe
 
 }  // namespace
 
-std::string LocationOf(const spec::JobSpec& spec) {
-  absl::string_view uri = spec.checkpoint.uri;
-  if (uri.empty() || spec.checkpoint.read_only) return "";
-  std::string location(uri);
-  if (!absl::StrContains(uri, "://") || absl::ConsumePrefix(&uri, "file://")) {
-    location = JoinPath(spec.workdir, uri);
-  }
-  while (location.size() > 1 && location.back() == '/' && !absl::EndsWith(location, "://"))
-    location.pop_back();
-  return location;
-}
+Directories::Directories(HeadContext& context, HeadModel& model, JobLife& life)
+    : context_(context), model_(model), life_(life) {}
 
 // At most as many as live jobs, once a submit.
-std::vector<Job*> HeadState::OthersIn(const std::string& location, const JobId& but) {
-  std::vector<Job*> others = LiveJobs();
+std::vector<Job*> Directories::OthersIn(const std::string& location, const JobId& but) {
+  std::vector<Job*> others = model_.LiveJobs();
   std::erase_if(others, [&](const Job* job) {
     return location.empty() || job->record.id == but || job->location != location;
   });
@@ -69,26 +59,27 @@ std::vector<Job*> HeadState::OthersIn(const std::string& location, const JobId& 
 
 // What another user's job that never ran would like to have is not its own yet: who starts first has it, and
 // the other one is looked at again when it could start.
-absl::Status HeadState::CheckDirectory(const spec::JobSpec& spec, const std::string& owner_of_new,
-                                       Instant now) {
+absl::Status Directories::CheckDirectory(const spec::JobSpec& spec, const std::string& owner_of_new,
+                                         Instant now) {
   const std::string location = LocationOf(spec);
   std::vector<Job*> others = OthersIn(location, JobId());
   std::erase_if(others, [&](const Job* job) {
     return job->record.owner != owner_of_new && job->record.generation == Generation();
   });
-  const Job* holder = others.empty() ? TwinThatSaves(LiveJobs(), spec, owner_of_new) : others.back();
+  const Job* holder = others.empty() ? TwinThatSaves(model_.LiveJobs(), spec, owner_of_new) : others.back();
   if (holder == nullptr) return absl::OkStatus();
   GT_PROBE("head.directory_in_use");
   return DirectoryInUse(*holder, owner_of_new, now);
 }
 
 // The refusal offers only what the owner of the new job may do with the other one.
-absl::Status HeadState::DirectoryInUse(const Job& other, const std::string& owner_of_new, Instant now) const {
+absl::Status Directories::DirectoryInUse(const Job& other, const std::string& owner_of_new,
+                                         Instant now) const {
   const JobRecord& owner = other.record;
   const std::string location =
       other.location.empty() ? "a folder that its program chose, as this launch of the same job file would,"
                              : other.location;
-  const absl::Duration age = std::max(absl::Seconds(1), absl::Floor(RunTime(other, now), absl::Seconds(1)));
+  const absl::Duration age = std::max(absl::Seconds(1), absl::Floor(other.RunTime(now), absl::Seconds(1)));
   const std::string since = owner.generation.value == 0
                                 ? "not started yet"
                                 : absl::StrCat("started ", absl::FormatDuration(age), " ago");
@@ -104,8 +95,7 @@ absl::Status HeadState::DirectoryInUse(const Job& other, const std::string& owne
       "`, name another checkpoint.uri, or take the directory from it with `gtrain launch --takeover`"));
 }
 
-// To take the directory of a job that runs is to end it, which is for its owner and for administrators.
-absl::Status HeadState::MayTakeOver(const Peer& peer, const spec::JobSpec& spec) {
+absl::Status Directories::MayTakeOver(const Peer& peer, const spec::JobSpec& spec) {
   if (peer.role == Role::kAdmin) return absl::OkStatus();
   for (const Job* job : OthersIn(LocationOf(spec), JobId())) {
     const JobRecord& other = job->record;
@@ -120,41 +110,45 @@ absl::Status HeadState::MayTakeOver(const Peer& peer, const spec::JobSpec& spec)
 
 // Before a job's first generation. False: another user's job runs there by now, and this one is over. A
 // --takeover is looked at again, too: it was allowed when nobody ran there.
-bool HeadState::DirectoryIsFree(Job& job, Instant now) {
+bool Directories::DirectoryIsFree(Job& job, Instant now) {
   if (job.record.generation != Generation()) return true;
   for (const Job* other : OthersIn(job.location, job.record.id)) {
     if (other->record.owner == job.record.owner || other->record.generation == Generation()) continue;
     if (job.record.takeover && !job.record.takeover_own) continue;
     GT_PROBE("head.directory_in_use_at_start");
-    Finish(job, JobState::kFailed, std::string(DirectoryInUse(*other, job.record.owner, now).message()));
+    life_.Finish(job, JobState::kFailed,
+                 std::string(DirectoryInUse(*other, job.record.owner, now).message()));
     return false;
   }
   if (job.record.takeover) SayWhoTakesOver(job, /*since_its_submit=*/true);
   return true;
 }
 
-void HeadState::SayWhoTakesOver(Job& taker, bool since_its_submit) {
+void Directories::SayWhoTakesOver(Job& taker, bool since_its_submit) {
   const std::string& location = taker.location;
   std::vector<std::string> losers;
   for (Job* loser : OthersIn(location, taker.record.id)) {
     if (since_its_submit && loser->record.number < taker.record.number) continue;
     GT_PROBE("head.directory_taken_over");
     losers.push_back(loser->record.id.value);
-    Emit(*loser, "owner",
-         absl::StrCat(
-             "job ", taker.record.id.value, " of ", taker.record.owner, " takes over ", location,
-             " (--takeover): this job can commit no more checkpoints there once that one has started"));
-    Dirty(*loser);
+    context_.Emit(
+        *loser, "owner",
+        absl::StrCat(
+            "job ", taker.record.id.value, " of ", taker.record.owner, " takes over ", location,
+            " (--takeover): this job can commit no more checkpoints there once that one has started"));
+    context_.Dirty(*loser);
   }
   if (!losers.empty())
-    Emit(taker, "owner", absl::StrCat("takes over ", location, " from ", absl::StrJoin(losers, ", ")));
+    context_.Emit(taker, "owner",
+                  absl::StrCat("takes over ", location, " from ", absl::StrJoin(losers, ", ")));
 }
 
-std::vector<JobId> HeadState::LiveJobsToTell(const Job& job) const {
+std::vector<JobId> Directories::LiveJobsToTell(const Job& job) const {
   // The job itself is always among them: a list says that the head knows, also that there is no other.
   std::vector<JobId> ids = {job.record.id};
-  for (auto it = job_order_.rbegin(); it != job_order_.rend() && ids.size() < kLiveJobsToldMax; ++it) {
-    const Job& other = jobs_.at(it->second);
+  for (auto it = model_.job_order.rbegin(); it != model_.job_order.rend() && ids.size() < kLiveJobsToldMax;
+       ++it) {
+    const Job& other = model_.jobs.at(it->second);
     if (&other == &job || IsFinal(other.record.state) || other.spec.checkpoint.read_only) continue;
     ids.push_back(it->second);
   }

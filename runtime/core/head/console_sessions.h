@@ -1,4 +1,4 @@
-// What clients have asked and the head has not answered yet. PURE. Private to runtime/core.
+// ConsoleSessions: whose consoles are open. PURE. Private to runtime/core/head.
 #pragma once
 #include <map>
 #include <string>
@@ -9,39 +9,6 @@
 #include "runtime/core/values/messages.h"
 
 namespace gtrain::core {
-
-// A client's question that an agent answers.
-struct OpenQuery {
-  std::string route;
-  std::string client_key;
-  std::string user;  // empty: the head asks, for itself
-  std::string request_id;
-  AgentQuery query;
-  NodeId node;
-  Instant deadline;
-};
-
-// For a verdict of the head's own, not for a client.
-inline bool AsksForVerdict(const OpenQuery& open) {
-  return open.query.kind == AgentQuery::Kind::kStacks && open.route.empty();
-}
-
-// The answer to a command that a client had run beside a rank.
-struct DoneExec {
-  std::string client_key;
-  ClientReply reply;
-};
-
-// A client waiting for events.
-struct OpenPoll {
-  std::string route;
-  std::string request_id;
-  std::string client_key;
-  std::string user;
-  JobId job;
-  uint64_t after = 0;
-  Instant deadline;
-};
 
 // Whose consoles are open, as their turns tell it: what one user or one machine holds is bounded, and a head
 // that starts again knows them all as soon as they have gone on. Owner thread only.

@@ -15,13 +15,24 @@
 // administrator says `gtrain head recover --accept-unsealed` or the time is over.
 //
 // A newer generation of a job that this head has granted anew meanwhile cannot be kept: both are revoked.
+#include "runtime/core/head/recovery.h"
+
 #include <algorithm>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "base/probe.h"
 #include "nlohmann/json.hpp"
-#include "runtime/core/head/head_state.h"
+#include "runtime/core/head/copies.h"
+#include "runtime/core/head/faults.h"
+#include "runtime/core/head/grants.h"
+#include "runtime/core/head/job_life.h"
+#include "runtime/core/head/membership.h"
+#include "runtime/core/head/over_jobs.h"
+#include "runtime/core/head/rank_news.h"
+#include "runtime/core/head/reconciler.h"
+#include "runtime/core/head/remembered_answers.h"
+#include "runtime/core/head/restart_policy.h"
 
 namespace gtrain::core {
 namespace {
@@ -55,51 +66,128 @@ bool Consistent(const NodeId& node, const GenerationDescribed& described) {
 
 }  // namespace
 
+Recovery::Recovery(HeadContext& context, HeadModel& model, Membership& membership, Reconciler& reconciler,
+                   JobLife& life, Grants& grants, Faults& faults, RankNews& ranks, Copies& copies,
+                   OverJobs& over, RememberedAnswers& answers)
+    : context_(context),
+      model_(model),
+      config_(context.config()),
+      membership_(membership),
+      reconciler_(reconciler),
+      life_(life),
+      grants_(grants),
+      faults_(faults),
+      ranks_(ranks),
+      copies_(copies),
+      over_(over),
+      answers_(answers) {}
+
+// ---------------------------------------------------------------- the start
+
+void Recovery::Begin(Instant now) {
+  settle_at_ = now + config_.rejoin_window;
+  recover_until_ = now + config_.recovery_window;
+}
+
+// A job found in the store. Running ranks are left alone: agents tell what lives in their hellos.
+void Recovery::Adopt(Job& job, Instant now) {
+  model_.any_job_seen = true;
+  job.client_seen = now;
+  for (const FaultRecord& fault : job.record.faults)
+    job.fault_times.push_back(now - context_.Since(fault.at, now));
+  job.record.event_sequence += 1000;  // numbers that were given out but not yet stored are not used twice
+  job.user_bytes = BytesOfUser(job.record.spec_text, job.record.env);
+  if (IsFinal(job.record.state)) return over_.CountOver(job);
+  model_.live_jobs[job.record.number] = &job;
+  absl::StatusOr<spec::JobSpec> spec = config_.parse_job(job.record.spec_text);
+  if (!spec.ok()) {
+    job.record.revoked = job.record.generation;
+    life_.Finish(
+        job, JobState::kFailed,
+        absl::StrCat("its job file can no longer be read by this version: ", spec.status().message()));
+    return;
+  }
+  life_.TakeSpec(job, *std::move(spec));
+  if (job.record.grant) {
+    grants_.ResetLive(job, now);
+    ExpectNodes(*job.record.grant, now);
+  }
+  job.avoided_until.assign(job.record.avoided.size(), now + config_.avoid_for);
+  if (job.record.generation.value > 0) {
+    job.record.run_time += context_.Since(job.record.run_time_at, now);
+    job.run_mark = now;
+  }
+  if (job.record.waits_for_storage && !job.record.faults.empty())
+    faults_.WaitForStorage(job, StorageBackoff(job.record.faults.back().tries, context_.rng()), now);
+  if (job.record.state == JobState::kRunning) {
+    for (RankLive& rank : job.ranks) job.SetStarted(rank);
+    job.start_deadline.reset();
+  }
+  if (job.start_deadline) *job.start_deadline = *job.start_deadline + config_.rejoin_window;
+  if (job.record.ending != Ending::kNone) {
+    GT_PROBE("head.recovered_while_ending");
+    job.gone_deadline = now + config_.rejoin_window + job.spec.stop_grace + config_.gone_margin;
+  }
+  context_.Emit(
+      job, "note",
+      absl::StrCat("the head restarted (epoch ", model_.cluster.epoch.value, "); ranks were not disturbed"));
+}
+
+// Nothing of what was set aside may lie beside the records of the job that is taken up in its stead.
+std::vector<std::string> Recovery::TakeSetAside(const JobId& job) {
+  const auto aside = set_aside_.find(job);
+  return aside == set_aside_.end() ? std::vector<std::string>() : std::exchange(aside->second, {});
+}
+
+// ---------------------------------------------------------------- newer heads
+
 // An equal epoch with another proof is that of a copy of these records.
-bool HeadState::Outranked(const AgentHello& hello) const {
-  if (!config_.proves_epoch || hello.epoch < epoch()) return false;
-  if (hello.epoch == epoch() && hello.epoch_proof == config_.prove_epoch(epoch())) return false;
+bool Recovery::Outranked(const AgentHello& hello) const {
+  if (!config_.proves_epoch || hello.epoch < model_.epoch()) return false;
+  if (hello.epoch == model_.epoch() && hello.epoch_proof == config_.prove_epoch(model_.epoch())) return false;
   return config_.proves_epoch(hello.epoch, hello.epoch_proof);
 }
 
 // A head of a higher epoch serves this cluster: whatever we decide could contradict it.
-void HeadState::StepDown(const AgentHello& hello) {
-  cluster_.superseded = std::max(hello.epoch, epoch().Next());
-  Write(cluster_);
+void Recovery::StepDown(const AgentHello& hello) {
+  model_.cluster.superseded = std::max(hello.epoch, model_.epoch().Next());
+  context_.Write(model_.cluster);
   const std::string reason = absl::StrCat(
-      hello.epoch > epoch() ? "a newer head (epoch " : "another head with a copy of these records (epoch ",
-      hello.epoch.value, ") has served ", hello.hostname, ", and this one is of epoch ", epoch().value,
+      hello.epoch > model_.epoch() ? "a newer head (epoch "
+                                   : "another head with a copy of these records (epoch ",
+      hello.epoch.value, ") has served ", hello.hostname, ", and this one is of epoch ", model_.epoch().value,
       ": it steps down. If this is the head that shall serve, stop the other one and run gtrain "
       "head restore or gtrain head recover here");
-  out_.push_back(StopHead{reason, true});
-  stopped_ = true;
-  Say(reason);
+  context_.Do(StopHead{reason, true});
+  model_.stopped = true;
+  context_.Say(reason);
 }
 
-bool HeadState::Settled(Instant now) const { return !cluster_.recovering || now >= settle_at_; }
+// ---------------------------------------------------------------- what agents hold
 
-// Whether what agents hold of a job is taken up: all records were lost or are older, or that of this job
-// cannot be read.
-bool HeadState::TakesUp(const JobId& job) const { return cluster_.recovering || set_aside_.contains(job); }
+bool Recovery::Settled(Instant now) const { return !model_.cluster.recovering || now >= settle_at_; }
 
-// Held by an agent and not known here, or newer than what is: wait for its description.
-bool HeadState::AwaitsDescription(const HeldGeneration& held) const {
+bool Recovery::TakesUp(const JobId& job) const {
+  return model_.cluster.recovering || set_aside_.contains(job);
+}
+
+bool Recovery::AwaitsDescription(const HeldGeneration& held) const {
   if (!TakesUp(held.job)) return false;
-  const Job* job = FindJob(held.job);
+  const Job* job = model_.FindJob(held.job);
   if (job == nullptr) return true;
   return !IsFinal(job->record.state) && held.generation > job->record.generation;
 }
 
-void HeadState::OnDescribed(Node& node, const GenerationDescribed& described, Instant now) {
+void Recovery::OnDescribed(Node& node, const GenerationDescribed& described, Instant now) {
   const NodeId& id = node.record.id;
   const HeldGeneration& held = described.held;
   if (!Consistent(id, described)) {
-    ++counters_.stale_dropped;
+    ++context_.counters().stale_dropped;
     return;
   }
-  Job* job = FindJob(held.job);
+  Job* job = model_.FindJob(held.job);
   if (!TakesUp(held.job) || (job != nullptr && IsFinal(job->record.state))) {
-    if (job == nullptr || IsFinal(job->record.state)) EndForgotten(id, held, job != nullptr);
+    if (job == nullptr || IsFinal(job->record.state)) reconciler_.EndForgotten(id, held, job != nullptr);
     return;
   }
   // What the records agree with, or is over, needs no proof.
@@ -109,35 +197,35 @@ void HeadState::OnDescribed(Node& node, const GenerationDescribed& described, In
     job = TakeJob(described, now);
     if (job == nullptr) return;
   } else if (held.generation < job->record.generation) {
-    if (held.generation <= job->record.revoked) ResendEnding(*job, id, now);
+    if (held.generation <= job->record.revoked) life_.ResendEnding(*job, id, now);
     return;
   } else if (held.generation > job->record.generation) {
     if (job->granted_here) return RevokeStray(*job, id, held, now);
     TakeGeneration(*job, described, now);
   }
-  ReconcileJob(*job, node, {&held}, false, now);
-  if (described.grant.newest && Proven(described.seal)) TakeNewest(*job, *described.grant.newest);
-  if (described.checkpoint) OnCheckpoint(id, *described.checkpoint);
+  reconciler_.ReconcileJob(*job, node, {&held}, false, now);
+  if (described.grant.newest && Proven(described.seal)) ranks_.TakeNewest(*job, *described.grant.newest);
+  if (described.checkpoint) ranks_.OnCheckpoint(id, *described.checkpoint);
 }
 
-bool HeadState::Proven(const GrantSeal& seal) const {
+bool Recovery::Proven(const GrantSeal& seal) const {
   if (!config_.proves_grant) return true;
-  return seal.bytes.empty() ? cluster_.accept_unsealed : config_.proves_grant(seal);
+  return seal.bytes.empty() ? model_.cluster.accept_unsealed : config_.proves_grant(seal);
 }
 
 // Its ranks go on, and nothing else is granted to the job, until somebody says whether to believe it.
-void HeadState::AwaitWord(const Node& node, const GenerationDescribed& described) {
+void Recovery::AwaitWord(const Node& node, const GenerationDescribed& described) {
   const HeldGeneration& held = described.held;
   if (!described.seal.bytes.empty()) {
     GT_PROBE("head.forged_grant");
-    Say(absl::StrCat(
+    context_.Say(absl::StrCat(
         node.record.hostname, " holds generation ", held.generation.value, " of ", held.job.value,
         " with a grant that no head of this cluster has made: it is ended. Look into that machine"));
-    return EndForgotten(node.record.id, held, FindJob(held.job) != nullptr);
+    return reconciler_.EndForgotten(node.record.id, held, model_.FindJob(held.job) != nullptr);
   }
   GT_PROBE("head.unsealed_grant");
   if (unproven_.size() < kUnprovenMax) unproven_[{held.job, node.record.id}] = held;
-  if (Job* job = FindJob(held.job)) {
+  if (Job* job = model_.FindJob(held.job)) {
     job->blocked_by = {
         {.node = node.record.id.value,
          .constraint = absl::StrCat(node.record.hostname, " holds generation ", held.generation.value,
@@ -148,49 +236,50 @@ void HeadState::AwaitWord(const Node& node, const GenerationDescribed& described
              "`gtrain head recover --accept-unsealed` on the stopped head, or the end of the hour "
              "in which it takes up what agents hold"}};
   }
-  Say(absl::StrCat(
+  context_.Say(absl::StrCat(
       node.record.hostname, " holds generation ", held.generation.value, " of ", held.job.value,
       ", granted by a version that proved no grants: it runs on and is not taken up. If you trust "
       "that machine, stop this head, say gtrain head recover --accept-unsealed, and start it again"));
 }
 
-bool HeadState::AwaitsWord(const JobId& job) const {
+bool Recovery::AwaitsWord(const JobId& job) const {
   const auto it = unproven_.lower_bound({job, NodeId()});
   return it != unproven_.end() && it->first.first == job;
 }
 
 // A job the lost head had: everything but its past.
-Job* HeadState::TakeJob(const GenerationDescribed& described, Instant now) {
+Job* Recovery::TakeJob(const GenerationDescribed& described, Instant now) {
   const GenerationGrant& grant = described.grant;
   absl::StatusOr<spec::JobSpec> spec = config_.parse_job(grant.spec_text);
   if (!spec.ok()) {
-    Say(absl::StrCat(grant.job.value, " cannot be taken up: ", spec.status().message()));
+    context_.Say(absl::StrCat(grant.job.value, " cannot be taken up: ", spec.status().message()));
     return nullptr;
   }
   JobRecord record;
   record.id = grant.job;
   record.number = NumberOf(grant.job);
-  if (record.number == 0 || job_order_.contains(record.number)) record.number = cluster_.next_job++;
-  cluster_.next_job = std::max(cluster_.next_job, record.number + 1);
+  if (record.number == 0 || model_.job_order.contains(record.number))
+    record.number = model_.cluster.next_job++;
+  model_.cluster.next_job = std::max(model_.cluster.next_job, record.number + 1);
   record.name = spec->name;
   record.client_key = grant.client_key;
   record.owner = grant.owner.empty() ? grant.client_key : grant.owner;
   record.request_id = grant.request_id;
   record.end_with_client = grant.end_with_client;
   record.event_sequence = kEventsSkipped;
-  Job& job = AddJob(std::move(record), *std::move(spec), now);
+  Job& job = life_.AddJob(std::move(record), *std::move(spec), now);
   TakeGeneration(job, described, now);
   if (!grant.client_key.empty() && !grant.request_id.empty()) {
     ClientReply reply{.id = grant.request_id};
     reply.json = nlohmann::json({{"job", grant.job.value}, {"run_dir", grant.run_dir}})
                      .dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
-    Remember(Peer{Role::kUser, grant.client_key}, reply);
+    answers_.Remember(Peer{Role::kUser, grant.client_key}, reply);
   }
-  Write(cluster_);
+  context_.Write(model_.cluster);
   return &job;
 }
 
-void HeadState::TakeGeneration(Job& job, const GenerationDescribed& described, Instant now) {
+void Recovery::TakeGeneration(Job& job, const GenerationDescribed& described, Instant now) {
   JobRecord& record = job.record;
   GenerationGrant grant = described.grant;
   std::erase_if(unproven_, [&](const auto& item) {
@@ -222,7 +311,7 @@ void HeadState::TakeGeneration(Job& job, const GenerationDescribed& described, I
                                    [](const RankStatus& rank) { return rank.state != RankState::kStarting; });
   record.state = running ? JobState::kRunning : JobState::kStarting;
   record.reason = "taken up as its agents describe it: the head's records were lost or older";
-  ResetLive(job, now);
+  grants_.ResetLive(job, now);
   job.not_before.reset();
   job.blocked_by.clear();
   if (running) {
@@ -231,71 +320,83 @@ void HeadState::TakeGeneration(Job& job, const GenerationDescribed& described, I
   }
   job.run_mark = now;
   ExpectNodes(*record.grant, now);
-  for (const NodePlace& place : record.grant->holders) TellHolder(job, place.node);
-  Dirty(job);
-  Emit(job, "state", absl::StrCat(Name(record.state), ": ", record.reason));
-  Say(absl::StrCat(record.id.value, " is taken up in generation ", record.generation.value));
+  for (const NodePlace& place : record.grant->holders) copies_.TellHolder(job, place.node);
+  context_.Dirty(job);
+  context_.Emit(job, "state", absl::StrCat(Name(record.state), ": ", record.reason));
+  context_.Say(absl::StrCat(record.id.value, " is taken up in generation ", record.generation.value));
 }
 
-// Nodes of a generation that have not spoken to this head yet fall silent like any other.
-void HeadState::ExpectNodes(const GenerationGrant& grant, Instant now) {
+void Recovery::ExpectNodes(const GenerationGrant& grant, Instant now) {
   for (const NodePlace& place : grant.nodes) {
-    if (nodes_.contains(place.node)) continue;
-    NodeRecord& record = nodes_[place.node].record;
-    record.id = place.node;
-    record.hostname = place.hostname;
-    record.address = place.address;
-    nodes_[place.node].heard_at = now;
-    detector_.Expect(place.node, now,
-                     std::max(absl::ZeroDuration(), config_.rejoin_window - config_.dead_after));
+    if (model_.nodes.contains(place.node)) continue;
+    Node& node = model_.nodes[place.node];
+    node.record.id = place.node;
+    node.record.hostname = place.hostname;
+    node.record.address = place.address;
+    node.heard_at = now;
+    membership_.Expect(place.node, now);
   }
 }
 
-void HeadState::RevokeStray(Job& job, const NodeId& node, const HeldGeneration& held, Instant now) {
+void Recovery::RevokeStray(Job& job, const NodeId& node, const HeldGeneration& held, Instant now) {
   JobRecord& record = job.record;
   record.generation = held.generation;
-  if (!Unreleased(job, node)) record.unreleased.push_back(node);
+  if (!job.Unreleased(node)) record.unreleased.push_back(node);
   job.written.unreleased = false;
-  Dirty(job);
+  context_.Dirty(job);
   const std::string reason = absl::StrCat("generation ", held.generation.value,
                                           " was found on a node after the head had granted the job anew");
   if (record.grant && record.ending == Ending::kNone &&
       record.revoked < Generation{held.generation.value - 1} &&
       (record.state == JobState::kStarting || record.state == JobState::kRunning ||
        record.state == JobState::kReconfiguring)) {
-    return BeginEnding(job, Ending::kReplace, EndMode::kReform, config_.reform_grace, reason, now);
+    return life_.BeginEnding(job, Ending::kReplace, EndMode::kReform, config_.reform_grace, reason, now);
   }
   record.revoked = held.generation;
   record.ending_reason = reason;
-  SendRevoke(job, node, EndMode::kReform, config_.reform_grace);
+  life_.SendRevoke(job, node, EndMode::kReform, config_.reform_grace);
 }
 
-void HeadState::RecoveryTimers(Instant now) {
-  if (!cluster_.recovering) return;
+void Recovery::OnGone(const NodeId& node, const GenerationGone& gone) {
+  const auto held = unproven_.find({gone.job, node});
+  if (held != unproven_.end() && held->second.generation <= gone.generation) unproven_.erase(held);
+}
+
+void Recovery::ForgetNode(const NodeId& node) {
+  std::erase_if(unproven_, [&](const auto& item) { return item.first.second == node; });
+}
+
+std::optional<Instant> Recovery::NextDeadline() const {
+  if (!model_.cluster.recovering) return std::nullopt;
+  return model_.schedule || !unsettled_.empty() ? settle_at_ : recover_until_;
+}
+
+void Recovery::RecoveryTimers(Instant now) {
+  if (!model_.cluster.recovering) return;
   if (now >= settle_at_) {
     for (const auto& [job_id, node_id] : std::exchange(unsettled_, {})) {
-      Job* job = FindJob(job_id);
-      const auto node = nodes_.find(node_id);
-      if (job == nullptr || IsFinal(job->record.state) || node == nodes_.end()) continue;
-      ReconcileJob(*job, node->second, {}, false, now);
-      schedule_ = true;
+      Job* job = model_.FindJob(job_id);
+      const auto node = model_.nodes.find(node_id);
+      if (job == nullptr || IsFinal(job->record.state) || node == model_.nodes.end()) continue;
+      reconciler_.ReconcileJob(*job, node->second, {}, false, now);
+      model_.schedule = true;
     }
   }
   if (now < recover_until_) return;
-  cluster_.recovering = cluster_.accept_unsealed = false;
+  model_.cluster.recovering = model_.cluster.accept_unsealed = false;
   for (const auto& [key, held] : std::exchange(unproven_, {})) {
     const auto& [job_id, node_id] = key;
-    Job* job = FindJob(job_id);
+    Job* job = model_.FindJob(job_id);
     const bool over = job == nullptr || IsFinal(job->record.state);
     if (over || held.generation.value > job->record.generation.value + kGenerationsSkipped) {
-      EndForgotten(node_id, held, job != nullptr);
+      reconciler_.EndForgotten(node_id, held, job != nullptr);
     } else if (held.generation > job->record.generation) {
       RevokeStray(*job, node_id, held, now);  // what comes next is newer than what was there
     }
-    schedule_ = true;
+    model_.schedule = true;
   }
-  Write(cluster_);
-  Say("the time to take up what agents hold is over");
+  context_.Write(model_.cluster);
+  context_.Say("the time to take up what agents hold is over");
 }
 
 }  // namespace gtrain::core

@@ -1,17 +1,18 @@
-// Documents for people and scripts; docs/protocols/control-plane.md gives their shapes. Each is made in two
-// parts: what it will say is copied while the loop waits (`...Now`, plain values, without what it leaves
-// out), and its text is built later by the Document, on another thread.
+#include "runtime/core/head/documents.h"
+
 #include <algorithm>
 #include <array>
 #include <map>
+#include <set>
 #include <utility>
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
 #include "base/json_text.h"
 #include "nlohmann/json.hpp"
-#include "runtime/core/head/head_state.h"
+#include "runtime/core/head/progress.h"
 #include "runtime/core/head/restart_policy.h"
+#include "runtime/core/head/stalls.h"
 #include "runtime/core/values/rank_notes.h"
 
 namespace gtrain::core {
@@ -250,7 +251,7 @@ JobNow NowOf(const Job& job, const std::map<NodeId, Node>& nodes, bool whole, In
   now.submitted_at = record.submitted_at;
   now.started_at = record.started_at;
   now.ended_at = record.ended_at;
-  now.run_time = job.run_mark ? record.run_time + (at - *job.run_mark) : record.run_time;
+  now.run_time = job.RunTime(at);
   now.event_sequence = record.event_sequence;
   now.notes = NotesOf(job, at);
   now.checkpoint = job.checkpoint;
@@ -573,25 +574,24 @@ struct NodesDocument : Document {
 
 }  // namespace
 
-// Of jobs that are over those that ended last, and those of the reader: other people's push nobody's own out
-// of the list.
-std::shared_ptr<const Document> HeadState::StatusOf(const ClientStatus& asked,
-                                                    const std::string& reader) const {
+// Other people's push nobody's own out of the list.
+std::shared_ptr<const Document> StatusOf(const HeadModel& model, bool local, const ClientStatus& asked,
+                                         const std::string& reader, Instant now) {
   constexpr int kOverShown = 100;
   const JobId& id = asked.job;
   const auto over_shown = static_cast<size_t>(asked.over > 0 ? asked.over : kOverShown);
   auto status = std::make_shared<StatusDocument>();
-  status->cluster = cluster_.cluster;
-  status->epoch = cluster_.epoch;
-  status->local = config_.local;
-  status->nodes = nodes_.size();
+  status->cluster = model.cluster.cluster;
+  status->epoch = model.cluster.epoch;
+  status->local = local;
+  status->nodes = model.nodes.size();
   if (!id.empty()) {
-    if (const Job* job = FindJob(id)) status->jobs.push_back(NowOf(*job, nodes_, true, step_at_));
+    if (const Job* job = model.FindJob(id)) status->jobs.push_back(NowOf(*job, model.nodes, true, now));
     return status;
   }
   std::vector<const Job*> over;
-  for (auto it = job_order_.rbegin(); it != job_order_.rend(); ++it) {
-    if (const Job& job = jobs_.at(it->second); IsFinal(job.record.state)) over.push_back(&job);
+  for (auto it = model.job_order.rbegin(); it != model.job_order.rend(); ++it) {
+    if (const Job& job = model.jobs.at(it->second); IsFinal(job.record.state)) over.push_back(&job);
   }
   // A long job that has just ended is news, however many began after it.
   if (over.size() > over_shown) {
@@ -606,14 +606,14 @@ std::shared_ptr<const Document> HeadState::StatusOf(const ClientStatus& asked,
     if (!readers && i >= over_shown) left_out.insert(over[i]);
   }
   status->omitted = left_out.size();
-  for (const auto& [number, job_id] : job_order_) {  // in order of submission
-    const Job& job = jobs_.at(job_id);
-    if (!left_out.contains(&job)) status->jobs.push_back(NowOf(job, nodes_, false, step_at_));
+  for (const auto& [number, job_id] : model.job_order) {  // in order of submission
+    const Job& job = model.jobs.at(job_id);
+    if (!left_out.contains(&job)) status->jobs.push_back(NowOf(job, model.nodes, false, now));
   }
   return status;
 }
 
-std::shared_ptr<const Document> HeadState::WhyOf(const Job& job) const {
+std::shared_ptr<const Document> WhyOf(const Job& job, Instant now) {
   auto why = std::make_shared<WhyDocument>();
   why->id = job.record.id;
   why->state = job.record.state;
@@ -621,37 +621,37 @@ std::shared_ptr<const Document> HeadState::WhyOf(const Job& job) const {
   why->placement = job.placement_reason;
   why->blocked_by = job.blocked_by;
   if (const FaultRecord* first = FirstFault(job.record.faults)) why->first_fault = *first;
-  why->notes = NotesOf(job, step_at_);
+  why->notes = NotesOf(job, now);
   why->events.assign(job.events.begin(), job.events.end());
   return why;
 }
 
-std::shared_ptr<const Document> HeadState::NodesNow() const {
+std::shared_ptr<const Document> NodesOf(const HeadModel& model, Instant at) {
   auto now = std::make_shared<NodesDocument>();
   absl::flat_hash_map<NodeId, size_t> places;
-  for (const auto& [id, node] : nodes_) {
+  for (const auto& [id, node] : model.nodes) {
     places[id] = now->nodes.size();
     NodeNow& one = now->nodes.emplace_back();
     one.record = SharedRecord(node);
     one.state = node.state;
     one.unclean = node.record.unclean;
-    one.notices = NoticesOf(node, step_at_);
+    one.notices = NoticesOf(node, at);
     if (node.quarantined_until) one.quarantine = node.quarantine;
     one.unusable = node.state == NodeState::kDead ? "dead"
                    : !node.welcomed               ? "its agent has not been heard since the head started"
-                                                  : Unusable(node);
+                                                  : node.WhyUnusable();
   }
   const auto with_place = [&](const NodeId& id, const auto& add) {
     if (const auto it = places.find(id); it != places.end()) add(it->second);
   };
-  for (const auto& [id, job] : jobs_) {
-    if (!job.record.grant || (!Occupies(job) && job.record.unreleased.empty())) continue;
+  for (const auto& [id, job] : model.jobs) {
+    if (!job.record.grant || (!job.Occupies() && job.record.unreleased.empty())) continue;
     HoldingNow& holding = now->jobs.emplace_back();
     holding.id = id;
     holding.demand.cpus = job.demand.cpus;
     holding.demand.memory_bytes = job.demand.memory_bytes;
     for (const NodePlace& place : job.record.grant->nodes) {
-      if (!HoldsRoomOn(job, place.node)) continue;
+      if (!job.HoldsRoomOn(place.node)) continue;
       with_place(place.node, [&, &job = job](size_t node) {
         holding.nodes.push_back(node);
         const auto pace = job.paces.find(place.node);
@@ -659,15 +659,14 @@ std::shared_ptr<const Document> HeadState::NodesNow() const {
       });
     }
     for (const RankPlace& rank : job.record.grant->ranks) {
-      if (!HoldsRoomOn(job, rank.node)) continue;
+      if (!job.HoldsRoomOn(rank.node)) continue;
       with_place(rank.node, [&](size_t node) { holding.of_ranks.push_back({node, rank.cpus, rank.gpus}); });
     }
   }
   return now;
 }
 
-std::pair<std::shared_ptr<const Document>, size_t> HeadState::EventsAfter(const Job& job,
-                                                                          uint64_t after) const {
+std::pair<std::shared_ptr<const Document>, size_t> EventsAfter(const Job& job, uint64_t after) {
   auto events = std::make_shared<EventsDocument>();
   events->id = job.record.id;
   events->state = job.record.state;
@@ -681,13 +680,13 @@ std::pair<std::shared_ptr<const Document>, size_t> HeadState::EventsAfter(const 
   return {events, bytes};
 }
 
-std::shared_ptr<const Document> HeadState::FailureOf(const Job& job) const {
+std::shared_ptr<const Document> FailureOf(const HeadModel& model, const Job& job, Instant now) {
   auto failure = std::make_shared<FailureDocument>();
-  failure->job = NowOf(job, nodes_, true, step_at_);
+  failure->job = NowOf(job, model.nodes, true, now);
   failure->faults = job.record.faults;
   for (const RankNow& rank : failure->job.ranks) {
     const RankExit* exit = job.ExitOf(rank.rank);
-    const HeldTail* tail = tails_.Find({job.record.id, job.record.generation, rank.rank, true});
+    const HeldTail* tail = model.tails.Find({job.record.id, job.record.generation, rank.rank, true});
     failure->last_lines.push_back(exit != nullptr && !exit->tail.empty() ? exit->tail
                                   : tail != nullptr                      ? tail->text
                                                                          : "");
@@ -695,12 +694,12 @@ std::shared_ptr<const Document> HeadState::FailureOf(const Job& job) const {
   return failure;
 }
 
-std::optional<WriteResult> HeadState::ResultOf(const JobId& id) const {
-  const Job* job = FindJob(id);
+std::optional<WriteResult> ResultOf(const HeadModel& model, const JobId& id, Instant now) {
+  const Job* job = model.FindJob(id);
   if (job == nullptr || !IsFinal(job->record.state)) return std::nullopt;
   auto result = std::make_shared<ResultDocument>();
-  result->cluster = cluster_.cluster;
-  result->job = NowOf(*job, nodes_, true, step_at_);
+  result->cluster = model.cluster.cluster;
+  result->job = NowOf(*job, model.nodes, true, now);
   result->placement = job->placement_reason;
   return WriteResult{id, job->record.run_dir, std::move(result)};
 }

@@ -15,14 +15,24 @@
 // `grow_again_after`, doubling, and takes up no machines in whose present life the same has failed; a person
 // may ask at any time. The size it stays at is stored as the one that is wanted, so that it outlives the
 // head, which forgets that it was not a person's wish.
+#include "runtime/core/head/sizing.h"
+
 #include <algorithm>
 #include <cstdint>
+#include <map>
+#include <set>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "base/probe.h"
+#include "base/status_macros.h"
 #include "base/units.h"
 #include "nlohmann/json.hpp"
-#include "runtime/core/head/head_state.h"
+#include "runtime/core/head/faults.h"
+#include "runtime/core/head/gang.h"
+#include "runtime/core/head/job_life.h"
+#include "runtime/core/head/links.h"
+#include "runtime/core/head/placer.h"
 #include "runtime/core/head/restart_policy.h"
 #include "runtime/core/values/authority.h"
 
@@ -43,10 +53,6 @@ std::string Counted(int64_t count, absl::string_view things) {  // "1 rank", "2 
   return absl::StrCat(count, " ", count == 1 ? things.substr(0, things.size() - 1) : things);
 }
 
-int SizeOfGrant(const GenerationGrant& grant, bool count_nodes) {
-  return static_cast<int>(count_nodes ? grant.nodes.size() : grant.ranks.size());
-}
-
 absl::string_view ThingsOf(const Job& job) { return job.demand.count_nodes ? "nodes" : "ranks"; }
 
 // A machine that is gone says nothing of the size. What has a name, as a keeper that cannot be started, does.
@@ -65,26 +71,33 @@ bool NotFound(const RankExit& exit) {
 
 }  // namespace
 
-// Of what the job file counts, ranks or nodes.
-int HeadState::SizeOf(const Job& job) { return SizeOfGrant(*job.record.grant, job.demand.count_nodes); }
+Sizing::Sizing(HeadContext& context, HeadModel& model, Placer& placer, JobLife& life, Faults& faults,
+               Links& links)
+    : context_(context),
+      model_(model),
+      config_(context.config()),
+      placer_(placer),
+      life_(life),
+      faults_(faults),
+      links_(links) {}
 
 // It waits for room that another job might take. Who would wait also on these machines alone does not, nor
 // who is between two generations and keeps its place, unless a machine of it is gone.
-bool HeadState::NeedsRoom(const Job& other) const {
+bool Sizing::NeedsRoom(const Job& other) const {
   if (!other.Wanting()) return false;
   if (!other.KeepsPlace() || !other.record.grant) return !other.sizing.never_fits;
   return std::ranges::any_of(other.record.grant->nodes, [&](const NodePlace& place) {
-    const auto node = nodes_.find(place.node);
-    return node == nodes_.end() || !node->second.Usable();
+    const auto node = model_.nodes.find(place.node);
+    return node == model_.nodes.end() || !node->second.Usable();
   });
 }
 
 // Why a machine would refuse what is placed on it, as far as the head can know; empty: it would not.
-std::string HeadState::TooManyFor(const plan::Placement& placement) const {
+std::string Sizing::TooManyFor(const plan::Placement& placement) const {
   std::map<NodeId, uint64_t> ranks;
   for (const plan::RankSlot& slot : placement.ranks) ++ranks[slot.node];
   for (const auto& [id, count] : ranks) {
-    const uint64_t bytes = nodes_.at(id).record.inventory.memory_bytes;  // 0: not known
+    const uint64_t bytes = model_.nodes.at(id).record.inventory.memory_bytes;  // 0: not known
     const uint64_t of_memory = bytes == 0 ? kRanksOfKeeperMax : bytes / kBytesOfRankLeast;
     const uint64_t most = std::min(kRanksOfKeeperMax, of_memory);
     if (count <= most) continue;
@@ -93,24 +106,24 @@ std::string HeadState::TooManyFor(const plan::Placement& placement) const {
             ? absl::StrCat("it has ", PrintBytes(bytes), " of memory, and a rank needs at least ",
                            PrintBytes(kBytesOfRankLeast))
             : absl::StrCat("a keeper serves at most ", kRanksOfKeeperMax);
-    return absl::StrCat(Counted(static_cast<int64_t>(count), "ranks"), " are more than ", Hostname(id),
+    return absl::StrCat(Counted(static_cast<int64_t>(count), "ranks"), " are more than ", model_.Hostname(id),
                         " can hold, which is ", most, ": ", why);
   }
   return "";
 }
 
 // How many ranks it would have, re-formed now; 0: none that are a reason to.
-int HeadState::RanksItWouldHave(const Job& job) {
-  if (job.record.state != JobState::kRunning || !job.Live() || job.leave || SizeOf(job) == job.demand.max)
+int Sizing::RanksItWouldHave(const Job& job) {
+  if (job.record.state != JobState::kRunning || !job.Live() || job.leave || job.Size() == job.demand.max)
     return 0;
-  const bool grows = SizeOf(job) < job.demand.max;
+  const bool grows = job.Size() < job.demand.max;
   if (grows && !job.sizing.asked) {
-    for (const Job* other : LiveJobs()) {
+    for (const Job* other : model_.LiveJobs()) {
       if (NeedsRoom(*other)) return 0;
     }
   }
-  CheckViews();
-  const plan::Placement placement = PlacementFor(job);
+  placer_.CheckViews();
+  const plan::Placement placement = placer_.PlacementFor(job);
   const size_t ranks = placement.placed ? placement.ranks.size() : 0;
   const size_t now = job.record.grant->ranks.size();
   if (grows ? ranks <= now : ranks >= now) return 0;
@@ -119,44 +132,43 @@ int HeadState::RanksItWouldHave(const Job& job) {
 
 // With a thousand such jobs a pass over all of them would hold up heartbeats for a second, and healthy nodes
 // would be called dead.
-void HeadState::LookAround(Instant now) {
+void Sizing::LookAround(Instant now) {
   int looks = 0;
-  for (; looks_owed_ > 0 && looks < kLooksAtOnce && !live_jobs_.empty(); --looks_owed_) {
-    auto next = live_jobs_.upper_bound(looked_at_);
-    if (next == live_jobs_.end()) next = live_jobs_.begin();
+  for (; looks_owed_ > 0 && looks < kLooksAtOnce && !model_.live_jobs.empty(); --looks_owed_) {
+    auto next = model_.live_jobs.upper_bound(looked_at_);
+    if (next == model_.live_jobs.end()) next = model_.live_jobs.begin();
     looked_at_ = next->first;
     Job& job = *next->second;
     const bool running = job.record.state == JobState::kRunning && job.Live();
-    if (running && (job.sizing.failed || SizeOf(job) != job.demand.max)) ++looks;
+    if (running && (job.sizing.failed || job.Size() != job.demand.max)) ++looks;
     LookForRoom(job, now);
   }
-  if (live_jobs_.empty()) looks_owed_ = 0;
+  if (model_.live_jobs.empty()) looks_owed_ = 0;
   next_look_ = looks_owed_ > 0 ? std::optional(now + kLookEvery) : std::nullopt;
 }
 
-void HeadState::LookForRoom(Job& job, Instant now) {
+void Sizing::LookForRoom(Job& job, Instant now) {
   MayGrowAgain(job, now);
   if (RanksItWouldHave(job) == 0) return job.sizing.room_since.reset();
   if (job.sizing.room_since) return;
   job.sizing.room_since = now;
-  if (SizeOf(job) > job.demand.max) return;
+  if (job.Size() > job.demand.max) return;
   GT_PROBE("head.room_to_grow");
-  Emit(job, "room", "there is room for more ranks: it grows behind a checkpoint");
+  context_.Emit(job, "room", "there is room for more ranks: it grows behind a checkpoint");
 }
 
 // A checkpoint of this generation has just been committed.
-void HeadState::ResizeBehindCheckpoint(Job& job, Instant now) {
-  const bool asked = job.sizing.asked || SizeOf(job) > job.demand.max;
+void Sizing::ResizeBehindCheckpoint(Job& job, Instant now) {
+  const bool asked = job.sizing.asked || job.Size() > job.demand.max;
   if (!asked && !job.sizing.room_since) {
-    looks_owed_ = live_jobs_.size();  // it has just begun, and nothing has changed since
-    return;
+    return OweLooks();  // it has just begun, and nothing has changed since
   }
   LookForRoom(job, now);
   if (!job.sizing.room_since) return;
   if (asked || now - *job.sizing.room_since >= config_.grow_after) Resize(job, now);
 }
 
-void HeadState::Resize(Job& job, Instant now) {
+void Sizing::Resize(Job& job, Instant now) {
   job.sizing.at_once = false;
   const int ranks = RanksItWouldHave(job);
   if (ranks == 0) return;
@@ -170,14 +182,14 @@ void HeadState::Resize(Job& job, Instant now) {
   if (job.checkpoint) absl::StrAppend(&fault.message, ", from the checkpoint of step ", job.checkpoint->step);
   KeepWhatWorked(job, now);
   // All of its ranks run, and nothing is known that got further.
-  if (GrantOf(job, job.sizing.worked) == nullptr) job.sizing.worked = job.record.generation;
-  Fail(job, std::move(fault), now);
+  if (job.GrantOf(job.sizing.worked) == nullptr) job.sizing.worked = job.record.generation;
+  faults_.Fail(job, std::move(fault), now);
   job.sizing.planned = true;  // of the generation that follows, whatever this one had come to
 }
 
 // ---------------------------------------------------------------- what does not work
 
-void HeadState::KeepWhatWorked(Job& job, Instant now) {
+void Sizing::KeepWhatWorked(Job& job, Instant now) {
   const bool speaks = job.checkpoint || job.record.last_step;
   const bool runs = job.record.state == JobState::kRunning;
   const bool silent = !speaks && job.progress_at && now - *job.progress_at >= kWorksAfter;
@@ -187,10 +199,10 @@ void HeadState::KeepWhatWorked(Job& job, Instant now) {
 }
 
 // The generation that has just ended was on trial and failed: all of its exits are here.
-bool HeadState::GoesBack(Job& job, Instant now) {
+bool Sizing::GoesBack(Job& job, Instant now) {
   JobSizing& sizing = job.sizing;
   FaultRecord& fault = job.record.faults.back();
-  const GenerationGrant* worked = GrantOf(job, sizing.worked);
+  const GenerationGrant* worked = job.GrantOf(sizing.worked);
   if (worked == nullptr || worked->generation == job.record.generation) return false;
   const size_t had = worked->ranks.size(), failed = job.record.grant->ranks.size();
   if (!(sizing.planned || failed > had) || !MayBeOfTheSize(fault)) return false;
@@ -198,10 +210,10 @@ bool HeadState::GoesBack(Job& job, Instant now) {
   std::set<NodeId> known;  // they stay, and those that are avoided now
   for (const NodePlace& place : worked->nodes) known.insert(place.node);
   const auto avoid = [&](const NodeId& id, const FaultRecord& why) {
-    Avoid(job, id,
-          absl::StrCat("avoided by this job for ", PrintDuration(config_.avoid_for),
-                       ", to which it was new: ", why.message),
-          now);
+    links_.Avoid(job, id,
+                 absl::StrCat("avoided by this job for ", PrintDuration(config_.avoid_for),
+                              ", to which it was new: ", why.message),
+                 now);
   };
   if ((fault.cause == ExitCause::kStartFailed || fault.kind == FaultKind::kInfrastructure) &&
       !fault.node.value.empty() && known.insert(fault.node).second) {
@@ -209,7 +221,7 @@ bool HeadState::GoesBack(Job& job, Instant now) {
   }
   for (const RankExit& exit : job.record.exits) {
     const NodeId& id = job.record.grant->ranks[exit.rank].node;
-    if (NotFound(exit) && known.insert(id).second) avoid(id, FaultOf(job, exit));
+    if (NotFound(exit) && known.insert(id).second) avoid(id, faults_.FaultOf(job, exit));
   }
   std::string after;
   if (failed > had) {
@@ -221,64 +233,65 @@ bool HeadState::GoesBack(Job& job, Instant now) {
     sizing.again_at = now + wait;
     after = absl::StrCat("; for ", PrintDuration(wait), " it does not grow by itself");
   }
-  Want(job, SizeOfGrant(*worked, job.demand.count_nodes));
+  Want(job, job.SizeOf(*worked));
   sizing.asked = sizing.at_once = sizing.planned = false;
   sizing.goes_back = true;
-  Dirty(job);
+  context_.Dirty(job);
   fault.message = Shortened(
       absl::StrCat(kGoesBack, Counted(static_cast<int64_t>(had), "ranks"), ": ", fault.message), 2 << 10);
   fault.kind = FaultKind::kPreempted;
   fault.node = NodeId();
   fault.signature.clear();
-  Move(job, JobState::kReconfiguring, absl::StrCat(fault.message, "; not charged", after));
+  life_.Move(job, JobState::kReconfiguring, absl::StrCat(fault.message, "; not charged", after));
   return true;
 }
 
-void HeadState::Want(Job& job, int size) {
+void Sizing::Want(Job& job, int size) {
   job.record.size_wanted = size;
-  TakeSpec(job, job.spec);
+  life_.TakeSpec(job, job.spec);
 }
 
-SizeTried HeadState::Tried(size_t ranks, const std::vector<NodeId>& nodes) const {
+SizeTried Sizing::Tried(size_t ranks, const std::vector<NodeId>& nodes) const {
   SizeTried tried{ranks, {}};
   for (const NodeId& id : nodes) {
-    if (const auto node = nodes_.find(id); node != nodes_.end())
+    if (const auto node = model_.nodes.find(id); node != model_.nodes.end())
       tried.nodes[id] = node->second.record.incarnation;
   }
   return tried;
 }
 
 // Not to what has failed: without another size or another machine it would fail again.
-void HeadState::MayGrowAgain(Job& job, Instant now) {
+void Sizing::MayGrowAgain(Job& job, Instant now) {
   JobSizing& sizing = job.sizing;
   if (!sizing.failed || now < sizing.again_at || job.record.state != JobState::kRunning || !job.Live())
     return;
   const int size = job.record.size_wanted;
   Want(job, sizing.wish);
-  CheckViews();
-  const plan::Placement placement = PlacementFor(job);
+  placer_.CheckViews();
+  const plan::Placement placement = placer_.PlacementFor(job);
   const bool grows = placement.placed && placement.ranks.size() > job.record.grant->ranks.size();
   if (!grows || Tried(placement.ranks.size(), placement.nodes) == *sizing.failed) return Want(job, size);
   GT_PROBE("head.may_grow_again");
   sizing.failed.reset();
-  Dirty(job);
-  Emit(job, "room", "it may grow again: there is other room than that in which it failed");
+  context_.Dirty(job);
+  context_.Emit(job, "room", "it may grow again: there is other room than that in which it failed");
   SayHowItRuns(job);
 }
 
 // ---------------------------------------------------------------- for people
 
 // False: all machines of this cluster are here, and would not hold more ranks of it if nothing else ran.
-bool HeadState::CouldGrow(const Job& job) {
-  const auto usable = std::ranges::count_if(nodes_, [](const auto& node) { return node.second.Usable(); });
+bool Sizing::CouldGrow(const Job& job) {
+  const auto usable =
+      std::ranges::count_if(model_.nodes, [](const auto& node) { return node.second.Usable(); });
   if (!config_.expected_nodes || usable < *config_.expected_nodes) return true;
-  const plan::Placement most = plan::Place(plan::Emptied(ViewsWithout(job)), job.demand);
+  const plan::Placement most = placer_.PlacementAlone(job);
   return most.placed && most.ranks.size() > job.record.grant->ranks.size();
 }
 
 // What is to become of its size; empty: nothing.
-std::string HeadState::PendingText(const Job& job) {
-  const int size = SizeOf(job), wanted = job.demand.max;
+std::string Sizing::PendingText(const Job& job) {
+  const int size = job.Size(), wanted = job.demand.max;
   if (job.sizing.failed) {
     return absl::StrCat("; it does not grow by itself for now: with ",
                         Counted(static_cast<int64_t>(job.sizing.failed->ranks), "ranks"), " it failed");
@@ -295,20 +308,63 @@ std::string HeadState::PendingText(const Job& job) {
                         : "; it grows once there is room, behind a checkpoint: it has committed none so far";
 }
 
-std::string HeadState::RunningReason(const Job& job) {
+std::string Sizing::RunningReason(const Job& job) {
   const std::string where = !job.placement_reason.empty()
                                 ? job.placement_reason
                                 : Counted(static_cast<int64_t>(job.record.grant->ranks.size()), "ranks");
   return where + PendingText(job);
 }
 
-void HeadState::SayHowItRuns(Job& job) {
+void Sizing::SayHowItRuns(Job& job) {
   if (job.Live() && job.record.state == JobState::kRunning && !job.leave)
-    Move(job, JobState::kRunning, RunningReason(job));
+    life_.Move(job, JobState::kRunning, RunningReason(job));
 }
 
-absl::StatusOr<std::string> HeadState::Scale(const Peer& peer, const ClientScale& scale, Instant now) {
-  Job* job = FindJob(scale.job);
+absl::Status Sizing::MayHaveSize(const Job& job, const plan::Demand& whole, int size) const {
+  const std::string& id = job.record.id.value;
+  const absl::string_view things = whole.count_nodes ? "nodes" : "ranks";
+  if (size < whole.min || size > whole.max) {
+    return absl::InvalidArgumentError(whole.min == whole.max
+                                          ? absl::StrCat("the job file of ", id, " says `", things, ": ",
+                                                         whole.min, "`: only what says `", things,
+                                                         ": {min: A, max: B}` can change while it runs")
+                                          : absl::StrCat("the job file of ", id, " allows ", whole.min,
+                                                         " to ", whole.max, " ", things, ", not ", size));
+  }
+  // Anything else would never be placed again: a mesh has whole units only.
+  const int64_t ranks = int64_t{size} * (whole.count_nodes ? whole.ranks_per_node.value_or(0) : 1);
+  if (ranks % whole.unit != 0) {
+    return absl::InvalidArgumentError(absl::StrCat("the mesh of ", id, " takes ranks in units of ",
+                                                   whole.unit, "; ", Counted(size, things),
+                                                   " are no multiple of that: ask for another number"));
+  }
+  return absl::OkStatus();
+}
+
+// What a person is told who asked for a size, of the job as it is then.
+std::string Sizing::ScaleAnswer(const Job& job, const plan::Demand& whole, const plan::Placement& placement,
+                                const ClientScale& scale, int size, bool starts) const {
+  const JobRecord& record = job.record;
+  const size_t room = !placement.placed   ? 0
+                      : whole.count_nodes ? placement.nodes.size()
+                                          : placement.ranks.size();
+  const char* when = !job.Live() || record.ending == Ending::kReform ? "at its next start"
+                     : size == job.demand.max                        ? "has them"
+                     : scale.now && starts                           ? "as soon as all its ranks run"
+                                                                     : "behind its next checkpoint";
+  return nlohmann::json(
+             {{"job", record.id.value},
+              {"counts", whole.count_nodes ? "nodes" : "ranks"},
+              {"size", size},
+              {"wanted", scale.size},
+              {"room", room},
+              {"checkpoint", job.checkpoint ? nlohmann::json(job.checkpoint->step) : nlohmann::json(nullptr)},
+              {"when", when}})
+      .dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+}
+
+absl::StatusOr<std::string> Sizing::Scale(const Peer& peer, const ClientScale& scale, Instant now) {
+  Job* job = model_.FindJob(scale.job);
   if (job == nullptr) return absl::InvalidArgumentError("the request names no job");
   JobRecord& record = job->record;
   if (IsFinal(record.state) || (record.ending != Ending::kNone && record.ending != Ending::kReform)) {
@@ -316,60 +372,31 @@ absl::StatusOr<std::string> HeadState::Scale(const Peer& peer, const ClientScale
         absl::StrCat(record.id.value, " is over or ending: ", Name(record.state), ", ", record.reason));
   }
   const plan::Demand whole = DemandOf(job->spec, config_.local);
-  const absl::string_view things = whole.count_nodes ? "nodes" : "ranks";
-  if (scale.size < whole.min || scale.size > whole.max) {
-    return absl::InvalidArgumentError(
-        whole.min == whole.max
-            ? absl::StrCat("the job file of ", record.id.value, " says `", things, ": ", whole.min,
-                           "`: only what says `", things, ": {min: A, max: B}` can change while it runs")
-            : absl::StrCat("the job file of ", record.id.value, " allows ", whole.min, " to ", whole.max, " ",
-                           things, ", not ", scale.size));
-  }
-  // Anything else would never be placed again: a mesh has whole units only.
-  const int64_t ranks = int64_t{scale.size} * (whole.count_nodes ? whole.ranks_per_node.value_or(0) : 1);
-  if (ranks % whole.unit != 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("the mesh of ", record.id.value, " takes ranks in units of ", whole.unit, "; ",
-                     Counted(scale.size, things), " are no multiple of that: ask for another number"));
-  }
+  GT_RETURN_IF_ERROR(MayHaveSize(*job, whole, scale.size));
   const int before = record.size_wanted;
   Want(*job, scale.size);
-  CheckViews();
-  const plan::Placement placement = PlacementFor(*job);
+  placer_.CheckViews();
+  const plan::Placement placement = placer_.PlacementFor(*job);
   const std::string too_many = TooManyFor(placement);
   if (!too_many.empty()) {
     GT_PROBE("head.scale_refused");
     Want(*job, before);
     return absl::InvalidArgumentError(absl::StrCat(too_many, ". Ask for fewer, or use more machines"));
   }
-  job->sizing.asked = !job->Live() || SizeOf(*job) != job->demand.max;
+  job->sizing.asked = !job->Live() || job->Size() != job->demand.max;
   job->sizing.at_once = scale.now;
   job->sizing.failed.reset();
   job->sizing.failures = 0;
   job->sizing.room_since.reset();
-  schedule_ = true;
-  Dirty(*job);
-  Emit(*job, "scale", absl::StrCat(OwnerName(peer), " asks for ", Counted(scale.size, things)));
-  const int size = job->Live() ? SizeOf(*job) : 0;
-  const size_t room = !placement.placed   ? 0
-                      : whole.count_nodes ? placement.nodes.size()
-                                          : placement.ranks.size();
+  model_.schedule = true;
+  context_.Dirty(*job);
+  const absl::string_view things = whole.count_nodes ? "nodes" : "ranks";
+  context_.Emit(*job, "scale", absl::StrCat(OwnerName(peer), " asks for ", Counted(scale.size, things)));
+  const int size = job->Live() ? job->Size() : 0;
   const bool starts = job->Live() && record.state != JobState::kRunning;
   if (scale.now && job->Live() && !starts) Resize(*job, now);
   SayHowItRuns(*job);
-  const char* when = !job->Live() || record.ending == Ending::kReform ? "at its next start"
-                     : size == job->demand.max                        ? "has them"
-                     : scale.now && starts                            ? "as soon as all its ranks run"
-                                                                      : "behind its next checkpoint";
-  return nlohmann::json({{"job", record.id.value},
-                         {"counts", things},
-                         {"size", size},
-                         {"wanted", scale.size},
-                         {"room", room},
-                         {"checkpoint",
-                          job->checkpoint ? nlohmann::json(job->checkpoint->step) : nlohmann::json(nullptr)},
-                         {"when", when}})
-      .dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+  return ScaleAnswer(*job, whole, placement, scale, size, starts);
 }
 
 }  // namespace gtrain::core

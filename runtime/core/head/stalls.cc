@@ -8,17 +8,21 @@
 // Whom to look at first: steps tell it where all ranks report them. Else a rank that waits for something of
 // its own (a sleep, a disk, a child) is likelier to be the cause than those that wait in a lock, a poll or a
 // read of a socket, as ranks in a collective do.
+#include "runtime/core/head/stalls.h"
+
 #include <algorithm>
 #include <array>
 #include <map>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/probe.h"
 #include "base/units.h"
-#include "runtime/core/head/head_state.h"
+#include "runtime/core/head/faults.h"
+#include "runtime/core/head/queries.h"
 
 namespace gtrain::core {
 namespace {
@@ -81,22 +85,25 @@ std::string WaitText(const Waiting& waiting) {
 
 }  // namespace
 
+Stalls::Stalls(HeadContext& context, HeadModel& model, Faults& faults, Queries& queries)
+    : context_(context), model_(model), config_(context.config()), faults_(faults), queries_(queries) {}
+
 // Ranks that step together are heard of within a heartbeat or two of each other: at the end of the limit,
 // some may have stepped in time whose word is still on its way.
-Instant HeadState::StallVerdictAt(const Job& job) const {
+Instant Stalls::StallVerdictAt(const Job& job) const {
   const spec::Progress& progress = job.spec.progress;
   return *job.progress_at + (job.low_step ? progress.stall : progress.startup) +
          2 * config_.heartbeat_interval;
 }
 
-void HeadState::CheckStalls(Job& job, Instant now) {
+void Stalls::CheckStalls(Job& job, Instant now) {
   if (!job.Live() || job.record.state != JobState::kRunning || !job.progress_at) return;
   CheckStuck(job, now);
   CheckSource(job, now);
   CheckSteps(job, now);
 }
 
-std::optional<Instant> HeadState::StallDeadline(const Job& job) const {
+std::optional<Instant> Stalls::NextDeadline(const Job& job) const {
   std::optional<Instant> next;
   const auto sooner = [&](Instant other) { next = std::min(next.value_or(other), other); };
   if (job.record.state != JobState::kRunning || !job.progress_at) return next;
@@ -110,7 +117,7 @@ std::optional<Instant> HeadState::StallDeadline(const Job& job) const {
 
 // ---------------------------------------------------------------- no output and no processor time
 
-void HeadState::CountIdle(Job& job, RankLive& rank, Instant now) {
+void Stalls::CountIdle(Job& job, RankLive& rank, Instant now) {
   const bool before = rank.idle_since.has_value(), idle = rank.status.idle > absl::ZeroDuration();
   job.idle += static_cast<int>(idle) - static_cast<int>(before);
   if (!idle) {
@@ -122,23 +129,23 @@ void HeadState::CountIdle(Job& job, RankLive& rank, Instant now) {
   }
 }
 
-void HeadState::CheckStuck(Job& job, Instant now) {
+void Stalls::CheckStuck(Job& job, Instant now) {
   if (!job.AllIdle()) {
     if (!job.stuck) return;
     job.stuck.reset();
-    if (!job.low_step) Emit(job, "stall", "goes on: ranks write or use the processor again");
-    return Dirty(job);
+    if (!job.low_step) context_.Emit(job, "stall", "goes on: ranks write or use the processor again");
+    return context_.Dirty(job);
   }
   if (job.stuck || now < job.idle_from + job.spec.progress.stall) return;
   GT_PROBE("head.job_stuck");
   job.stuck = StallVerdict{job.idle_from, WhoWaits(job)};
   if (job.low_step) return;  // the other verdict says it
-  Emit(job, "stall", StuckText(job, now));
-  Dirty(job);
+  context_.Emit(job, "stall", StuckText(job, now));
+  context_.Dirty(job);
 }
 
 // "rank 0 on gpu-1 is blocked in hrtimer_nanosleep, ranks 1-3 are blocked in do_poll".
-std::string HeadState::WhoWaits(const Job& job) const {
+std::string Stalls::WhoWaits(const Job& job) const {
   constexpr size_t kGroupsShown = 4;
   const std::vector<Waiting> waiting = WaitingRanks(job);
   if (waiting.empty()) return "where the ranks wait cannot be seen";
@@ -146,7 +153,8 @@ std::string HeadState::WhoWaits(const Job& job) const {
   for (const Waiting& one : waiting) {
     const std::string host =
         one.ranks.size() == 1
-            ? absl::StrCat(" on ", Hostname(job.record.grant->ranks[static_cast<size_t>(one.ranks[0])].node))
+            ? absl::StrCat(" on ",
+                           model_.Hostname(job.record.grant->ranks[static_cast<size_t>(one.ranks[0])].node))
             : "";
     const bool all = waiting.size() == 1 && one.ranks.size() == job.ranks.size() && one.ranks.size() > 1;
     parts.push_back(absl::StrCat(
@@ -173,7 +181,7 @@ std::string StuckText(const Job& job, Instant now) {
 
 // A limit that a person wrote and that measures nothing. Whether a program uses $GTRAIN_REPORT only shows
 // when it has; one that has joined with the SDK is given the time it has to its first step.
-std::optional<Instant> HeadState::SourceVerdictAt(const Job& job) const {
+std::optional<Instant> Stalls::SourceVerdictAt(const Job& job) const {
   const spec::Progress& progress = job.spec.progress;
   if (progress.stall == spec::Progress().stall || !progress.step.empty() || job.top_step ||
       job.rank_notes.contains(kProgressNote)) {
@@ -182,7 +190,7 @@ std::optional<Instant> HeadState::SourceVerdictAt(const Job& job) const {
   return *job.progress_at + (job.record.sdk ? progress.startup : progress.stall);
 }
 
-void HeadState::CheckSource(Job& job, Instant now) {
+void Stalls::CheckSource(Job& job, Instant now) {
   const auto at = SourceVerdictAt(job);
   if (!at || now < *at) return;
   const std::string text = absl::StrCat("progress.stall: ", PrintDuration(job.spec.progress.stall),
@@ -192,14 +200,14 @@ void HeadState::CheckSource(Job& job, Instant now) {
                                         "Until then only a job that neither "
                                         "writes nor uses the processor for that long is said to be stuck");
   job.rank_notes[kProgressNote] = text;
-  Emit(job, "warning", text);
-  Dirty(job);
+  context_.Emit(job, "warning", text);
+  context_.Dirty(job);
 }
 
 // ---------------------------------------------------------------- no step
 
 // The rank to look at first, and why.
-std::pair<int, std::string> HeadState::Culprit(const Job& job) const {
+std::pair<int, std::string> Stalls::Culprit(const Job& job) const {
   int lowest = -1;
   bool differ = false, silent = false, reported = false;
   const auto order = [&](int r) {
@@ -219,7 +227,7 @@ std::pair<int, std::string> HeadState::Culprit(const Job& job) const {
   if (lowest < 0) return {-1, ""};
   const auto named = [&](int rank) {
     return absl::StrCat("rank ", rank, " on ",
-                        Hostname(job.record.grant->ranks[static_cast<size_t>(rank)].node));
+                        model_.Hostname(job.record.grant->ranks[static_cast<size_t>(rank)].node));
   };
   const std::optional<int64_t> step = job.ranks[static_cast<size_t>(lowest)].status.step;
   const bool some_silent = silent && reported;
@@ -238,7 +246,7 @@ std::pair<int, std::string> HeadState::Culprit(const Job& job) const {
 // Only programs that report steps can stall so; `startup` also covers those that said they would report. The
 // verdict asks for the stacks of every rank (fault P16), of the culprit with debuggers; a kill waits for
 // them, at most config_.query_timeout.
-void HeadState::CheckSteps(Job& job, Instant now) {
+void Stalls::CheckSteps(Job& job, Instant now) {
   const spec::Progress& progress = job.spec.progress;
   if (!job.low_step && progress.step.empty() && progress.on_stall != spec::OnStall::kKill) return;
   const absl::Duration limit = job.low_step ? progress.stall : progress.startup;
@@ -249,42 +257,21 @@ void HeadState::CheckSteps(Job& job, Instant now) {
       absl::StrCat("no ", job.low_step ? "step" : "first step", " for ", PrintDuration(limit), "; ", who);
   if (!job.stalled) {
     job.stalled = StallVerdict{*job.progress_at, who};
-    Emit(job, "stall", text);
-    Dirty(job);
-    AskStacks(job, culprit, now);
+    context_.Emit(job, "stall", text);
+    context_.Dirty(job);
+    queries_.AskStacks(job, culprit, now);
   }
   if (progress.on_stall != spec::OnStall::kKill) return;
-  for (const auto& [number, open] : queries_) {
-    if (AsksForVerdict(open) && open.query.job == job.record.id) return;
-  }
+  if (queries_.AwaitsStacks(job.record.id)) return;
   GT_PROBE("head.stall_kill");
   FaultRecord fault;
   fault.kind = FaultKind::kCrash;
   fault.rank = culprit;
   fault.node = job.record.grant->ranks[static_cast<size_t>(culprit)].node;
-  fault.hostname = Hostname(fault.node);
+  fault.hostname = model_.Hostname(fault.node);
   fault.cause = ExitCause::kStopped;
   fault.message = absl::StrCat(text, "; ended because of progress.on_stall: kill");
-  Fail(job, std::move(fault), now);
-}
-
-void HeadState::AskStacks(const Job& job, int culprit, Instant now) {
-  for (const RankPlace& place : job.record.grant->ranks) {
-    const auto it = nodes_.find(place.node);
-    const bool reached =
-        it != nodes_.end() && !it->second.route.empty() && it->second.state != NodeState::kDead;
-    if (job.ExitOf(place.rank) != nullptr || !reached) continue;
-    AgentQuery query;
-    query.epoch = epoch();
-    query.query = next_query_++;
-    query.kind = AgentQuery::Kind::kStacks;
-    query.job = job.record.id;
-    query.generation = job.record.generation;
-    query.rank = place.rank;
-    query.full = place.rank == culprit;
-    Send(place.node, SendKind::kReply, query);
-    queries_[query.query] = {"", "", "", "", query, place.node, now + config_.query_timeout};
-  }
+  faults_.Fail(job, std::move(fault), now);
 }
 
 }  // namespace gtrain::core

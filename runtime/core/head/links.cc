@@ -10,47 +10,56 @@
 //
 // A node that the head itself does not hear is the failure detector's, and what was said of its links
 // meanwhile is forgotten: who still waits says it again.
+#include "runtime/core/head/links.h"
+
 #include <algorithm>
+#include <map>
 #include <tuple>
+#include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "base/probe.h"
 #include "base/units.h"
-#include "runtime/core/head/head_state.h"
+#include "runtime/core/head/faults.h"
+#include "runtime/core/head/rank_news.h"
 
 namespace gtrain::core {
 
-void HeadState::OnLinkDown(const NodeId& node, const LinkDown& report, Instant now) {
-  Job* job = CurrentJob(node, report.job, report.generation);
+Links::Links(HeadContext& context, HeadModel& model, Faults& faults, RankNews& ranks)
+    : context_(context), model_(model), config_(context.config()), faults_(faults), ranks_(ranks) {}
+
+void Links::OnLinkDown(const NodeId& node, const LinkDown& report, Instant now) {
+  Job* job = ranks_.CurrentJob(node, report.job, report.generation);
   if (job == nullptr || !job->Live()) return;
   const std::vector<RankPlace>& ranks = job->record.grant->ranks;
   const auto known = [&](int rank) { return rank >= 0 && rank < static_cast<int>(ranks.size()); };
   if (!known(report.rank) || !known(report.peer) || ranks[report.rank].node != node ||
       ranks[report.peer].node == node) {
-    ++counters_.stale_dropped;
+    ++context_.counters().stale_dropped;
     return;
   }
   if (job->ExitOf(report.rank) != nullptr || job->ExitOf(report.peer) != nullptr)
     return;  // it answers nobody
   const NodeId& other = ranks[report.peer].node;
-  std::string said = absl::StrCat("rank ", report.rank, " on ", Hostname(node), " cannot reach rank ",
-                                  report.peer, " on ", Hostname(other), ": ", report.text);
+  std::string said = absl::StrCat("rank ", report.rank, " on ", model_.Hostname(node), " cannot reach rank ",
+                                  report.peer, " on ", model_.Hostname(other), ": ", report.text);
   if (!job->broken_links.emplace(std::minmax(node, other), said).second) return;
   GT_PROBE("head.link_reported");
-  Emit(*job, "warning", std::move(said));
-  Dirty(*job);
+  context_.Emit(*job, "warning", std::move(said));
+  context_.Dirty(*job);
   if (!job->links_at) job->links_at = now + config_.link_settle;
 }
 
 // Of the links between nodes that are heard; nullopt: there are none.
-std::optional<NodeId> HeadState::NodeToAvoid(const Job& job) const {
+std::optional<NodeId> Links::NodeToAvoid(const Job& job) const {
   struct Case {
     int links = 0, ranks = 0;
   };
   std::map<NodeId, Case> cases;
   const auto heard = [&](const NodeId& id) {
-    const auto it = nodes_.find(id);
-    return it != nodes_.end() && it->second.welcomed && it->second.state == NodeState::kAlive;
+    const auto it = model_.nodes.find(id);
+    return it != model_.nodes.end() && it->second.welcomed && it->second.state == NodeState::kAlive;
   };
   for (const auto& [pair, said] : job.broken_links) {
     if (!heard(pair.first) || !heard(pair.second)) continue;
@@ -67,7 +76,7 @@ std::optional<NodeId> HeadState::NodeToAvoid(const Job& job) const {
   return worst == cases.end() ? std::nullopt : std::optional(worst->first);
 }
 
-void HeadState::LinkStep(Job& job, Instant now) {
+void Links::LinkStep(Job& job, Instant now) {
   for (size_t i = job.record.avoided.size(); i-- > 0;) {
     if (job.avoided_until[i] > now) continue;
     GT_PROBE("head.avoidance_over");
@@ -87,9 +96,9 @@ void HeadState::LinkStep(Job& job, Instant now) {
       fault->kind = FaultKind::kInfrastructure;
       fault->cause = ExitCause::kLost;
       fault->node = *worst;
-      fault->hostname = Hostname(*worst);
+      fault->hostname = model_.Hostname(*worst);
       fault->message =
-          absl::StrCat("the link between ", Hostname(other), " and ", fault->hostname, " is broken (",
+          absl::StrCat("the link between ", model_.Hostname(other), " and ", fault->hostname, " is broken (",
                        link->second, "): the job goes on without ", fault->hostname);
     }
     Avoid(job, *worst,
@@ -104,36 +113,36 @@ void HeadState::LinkStep(Job& job, Instant now) {
     return;
   }
   GT_PROBE("head.link_decided");
-  Fail(job, *std::move(fault), now);
+  faults_.Fail(job, *std::move(fault), now);
 }
 
-void HeadState::ForgetLinks(const NodeId& node) {
-  for (Job* job : LiveJobs()) {
+void Links::ForgetLinks(const NodeId& node) {
+  for (Job* job : model_.LiveJobs()) {
     std::erase_if(job->broken_links,
                   [&](const auto& link) { return link.first.first == node || link.first.second == node; });
     if (job->broken_links.empty()) job->links_at.reset();
   }
 }
 
-void HeadState::Avoid(Job& job, const NodeId& node, std::string why, Instant now) {
+void Links::Avoid(Job& job, const NodeId& node, std::string why, Instant now) {
   job.record.avoided.push_back({node, Shortened(std::move(why), 1 << 10)});
   job.avoided_until.push_back(now + config_.avoid_for);
-  Dirty(job);
+  context_.Dirty(job);
 }
 
-void HeadState::EndAvoidance(Job& job, const NodeId& node, const std::string& why) {
+void Links::EndAvoidance(Job& job, const NodeId& node, const std::string& why) {
   for (size_t i = job.record.avoided.size(); i-- > 0;) {
     if (job.record.avoided[i].node != node) continue;
     job.record.avoided.erase(job.record.avoided.begin() + static_cast<ptrdiff_t>(i));
     job.avoided_until.erase(job.avoided_until.begin() + static_cast<ptrdiff_t>(i));
-    Emit(job, "note", absl::StrCat(Hostname(node), " is not avoided any more: ", why));
-    Dirty(job);
-    schedule_ = true;
+    context_.Emit(job, "note", absl::StrCat(model_.Hostname(node), " is not avoided any more: ", why));
+    context_.Dirty(job);
+    model_.schedule = true;
   }
 }
 
-void HeadState::EndAvoidances(const NodeId& node, const std::string& why) {
-  for (Job* job : LiveJobs()) EndAvoidance(*job, node, why);
+void Links::EndAvoidances(const NodeId& node, const std::string& why) {
+  for (Job* job : model_.LiveJobs()) EndAvoidance(*job, node, why);
 }
 
 }  // namespace gtrain::core

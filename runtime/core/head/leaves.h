@@ -1,0 +1,42 @@
+// Leaves: what becomes of a job's ranks when a machine of it leaves. PURE. Private to runtime/core/head.
+//
+// Owned by HeadState; the loop's thread only; never blocks; it keeps nothing of its own.
+#pragma once
+#include <optional>
+
+#include "runtime/core/head/head_context.h"
+#include "runtime/core/head/head_model.h"
+
+namespace gtrain::core {
+
+class Faults;
+class JobLife;
+class Placer;
+class Sizing;
+
+class Leaves {
+ public:
+  Leaves(HeadContext& context, HeadModel& model, Placer& placer, JobLife& life, Faults& faults,
+         Sizing& sizing);
+
+  // Which node of the job's generation goes first, and what becomes of its ranks when.
+  void FindLeave(Job& job, Instant now);
+  void LeaveStep(Job& job, Instant now);
+  void TellRanks(const Job& job, const NodeId& node, Instant now);
+  std::optional<Instant> NextDeadline(const Job& job) const;
+  // How long ranks have from TERM to KILL when a machine leaves (fault P13).
+  absl::Duration LeaveGrace(const Job& job, Instant now) const;
+
+ private:
+  void WithdrawNotice(Job& job, Instant now);
+
+  HeadContext& context_;
+  HeadModel& model_;
+  const HeadConfig& config_;
+  Placer& placer_;
+  JobLife& life_;
+  Faults& faults_;
+  Sizing& sizing_;
+};
+
+}  // namespace gtrain::core
