@@ -210,6 +210,41 @@ RestartVerdict AfterLoss(const std::vector<PastFault>& faults, std::string reaso
           std::move(reason)};
 }
 
+// Nobody is charged for it, but many in a row without a step lead nowhere.
+RestartVerdict AfterFreeEnd(const std::vector<PastFault>& faults, Rng& rng) {
+  const FaultRecord& fault = *faults.back().fault;
+  const char* what = fault.kind == FaultKind::kSaved       ? "exit code 75 (saved, run me again)"
+                     : fault.kind == FaultKind::kPreempted ? "preemption"
+                                                           : "MASTER_PORT was taken";
+  const int row = FreeInARow(faults);
+  if (row > kFreeRestartsInARow)
+    return {false, {}, absl::StrCat(what, " ", row, " times in a row without a step")};
+  return {true, Jittered(std::min(kBackoffMax, absl::Milliseconds(100) * (1 << std::min(row, 10))), rng),
+          absl::StrCat(what, ", not charged")};
+}
+
+// Within the budget the same error twice, or crashes before every first step, are final all the same.
+RestartVerdict AfterCrash(const spec::RestartBudget& budget, const std::vector<PastFault>& faults, int used,
+                          std::string reason, Rng& rng) {
+  const FaultRecord& fault = *faults.back().fault;
+  const FaultRecord* previous = Previous(faults);
+  if (previous != nullptr && !fault.signature.empty() && previous->signature == fault.signature &&
+      fault.step.value_or(-1) <= previous->step.value_or(-1)) {
+    return {false, {}, "the same error twice without progress"};
+  }
+  const int early = CrashesBeforeFirstStep(faults);
+  if (early > budget.before_first_step) {
+    return {false,
+            {},
+            absl::StrCat(early, " crashes in a row before a first step, allowed ", budget.before_first_step)};
+  }
+  absl::Duration delay = absl::ZeroDuration();
+  if (used > 1 || !fault.progressed) {
+    delay = Jittered(std::min(kBackoffMax, absl::Seconds(1) * (1 << std::min(used - 1, 10))), rng);
+  }
+  return {true, delay, reason};
+}
+
 }  // namespace
 
 absl::Duration StorageBackoff(int tries, Rng& rng) {
@@ -273,16 +308,7 @@ RestartVerdict DecideRestart(const spec::RestartBudget& budget, const std::vecto
             absl::StrCat("tried ", fault.tries, fault.tries == 1 ? " time" : " times")};
   }
   if (IsPlanned(fault)) return {true, absl::ZeroDuration(), "a planned restart, not charged"};
-  if (!Charged(fault.kind)) {
-    const char* what = fault.kind == FaultKind::kSaved       ? "exit code 75 (saved, run me again)"
-                       : fault.kind == FaultKind::kPreempted ? "preemption"
-                                                             : "MASTER_PORT was taken";
-    const int row = FreeInARow(faults);
-    if (row > kFreeRestartsInARow)
-      return {false, {}, absl::StrCat(what, " ", row, " times in a row without a step")};
-    return {true, Jittered(std::min(kBackoffMax, absl::Milliseconds(100) * (1 << std::min(row, 10))), rng),
-            absl::StrCat(what, ", not charged")};
-  }
+  if (!Charged(fault.kind)) return AfterFreeEnd(faults, rng);
   const Budget limit = BudgetOf(fault.kind, budget);
   const int used = CountInWindow(faults, fault.kind, budget.window, now);
   if (used > limit.limit) {
@@ -294,22 +320,7 @@ RestartVerdict DecideRestart(const spec::RestartBudget& budget, const std::vecto
   std::string reason =
       absl::StrCat(limit.name, " ", used, " of ", limit.limit, " in ", PrintDuration(budget.window));
   if (fault.kind == FaultKind::kInfrastructure) return AfterLoss(faults, std::move(reason), rng);
-  const FaultRecord* previous = Previous(faults);
-  if (previous != nullptr && !fault.signature.empty() && previous->signature == fault.signature &&
-      fault.step.value_or(-1) <= previous->step.value_or(-1)) {
-    return {false, {}, "the same error twice without progress"};
-  }
-  const int early = CrashesBeforeFirstStep(faults);
-  if (early > budget.before_first_step) {
-    return {false,
-            {},
-            absl::StrCat(early, " crashes in a row before a first step, allowed ", budget.before_first_step)};
-  }
-  absl::Duration delay = absl::ZeroDuration();
-  if (used > 1 || !fault.progressed) {
-    delay = Jittered(std::min(kBackoffMax, absl::Seconds(1) * (1 << std::min(used - 1, 10))), rng);
-  }
-  return {true, delay, reason};
+  return AfterCrash(budget, faults, used, std::move(reason), rng);
 }
 
 FaultKind KindOf(const RankExit& exit) {
