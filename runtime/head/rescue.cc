@@ -1,6 +1,6 @@
 // A restored or recovered store differs from any other in its ClusterRecord only: the epoch is above every
 // epoch that agents may have heard, job numbers jump above every number the lost head may have given out, and
-// `recovering` makes the next head ask the agents (runtime/core/head/head_recovery.cc). The lost epoch and
+// `recovering` makes the next head ask the agents (runtime/core/head/recovery.cc). The lost epoch and
 // number are unknown, so time stands in for them: heads start at most once a second; jobs come at most one a
 // second on average after a backup, and at most one a minute over a cluster's life.
 #include "runtime/head/rescue.h"
