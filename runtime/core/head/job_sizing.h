@@ -1,4 +1,4 @@
-// What the head remembers of the sizes of one job (head_resize.cc). It goes with the head. PURE.
+// What the head remembers of the sizes of one job (sizing.h). It goes with the head. PURE.
 #pragma once
 #include <map>
 #include <optional>

@@ -28,8 +28,7 @@ constexpr absl::Duration kPassEvery = absl::Milliseconds(100);
 
 Scheduler::Scheduler(HeadContext& context, HeadModel& model, Placer& placer, Grants& grants, JobLife& life,
                      JobTimers& timers, Directories& directories, Sizing& sizing, Recovery& recovery)
-    : context_(context),
-      model_(model),
+    : model_(model),
       config_(context.config()),
       placer_(placer),
       grants_(grants),

@@ -36,7 +36,6 @@ class Scheduler {
   void NotPlaced(Job& job, const plan::Placement& placement);
   void ExplainBlockers(Job& job, const plan::Placement& placement, const plan::Placement& empty);
 
-  HeadContext& context_;
   HeadModel& model_;
   const HeadConfig& config_;
   Placer& placer_;

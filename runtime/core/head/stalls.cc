@@ -3,7 +3,8 @@
 //   no step   the ranks report steps, and the slowest made none for `progress.stall`. It brings the stacks of
 //             all ranks into events.jsonl, and ends the generation where `on_stall: kill` says so.
 //   stuck     whatever the program is: for `progress.stall` no rank has written or used the processor
-//             (agent_idle.cc). A state for people, never a reason to end anything: a program may well wait.
+//             (agent/idleness.cc). A state for people, never a reason to end anything: a program may well
+//             wait.
 //
 // Whom to look at first: steps tell it where all ranks report them. Else a rank that waits for something of
 // its own (a sleep, a disk, a child) is likelier to be the cause than those that wait in a lock, a poll or a

@@ -1,0 +1,29 @@
+// NearCopies: jobs of whose checkpoints copies may lie on this machine. PURE. Private to runtime/core/agent.
+// Owned by AgentCore; the loop's thread only; never blocks.
+#pragma once
+#include <map>
+#include <string>
+
+#include "runtime/core/agent/agent_context.h"
+#include "runtime/core/agent/agent_model.h"
+
+namespace gtrain::core {
+
+class NearCopies {
+ public:
+  NearCopies(AgentContext& context, AgentModel& model);
+
+  const std::map<JobId, std::string>& folders() const { return copies_; }
+  void ShareNear(const JobId& job, const AgentGeneration& generation);
+  void OnKeepCopies(const KeepCopies& keep);
+  void Drop(const JobId& job);
+
+ private:
+  AgentContext& context_;
+  AgentModel& model_;
+  const AgentConfig& config_;
+
+  std::map<JobId, std::string> copies_;  // in which folder
+};
+
+}  // namespace gtrain::core
