@@ -1,6 +1,7 @@
-// AgentContext: what every part of the agent works with: the configuration, the time of the step that runs,
-// and what the step puts out. PURE. Private to runtime/core/agent. Owned by AgentCore; the loop's thread
-// only; never blocks.
+// AgentContext holds what every part of the agent works with: the configuration, the time of the step that
+// runs, and the step's output. PURE. Private to runtime/core/agent.
+//
+// AgentCore owns it; only the loop's thread uses it, and it never blocks.
 #pragma once
 #include <string>
 #include <utility>
@@ -19,7 +20,7 @@ class AgentContext {
 
   void Begin(Instant now);
   Instant now() const { return now_; }
-  // A head listens, so what is told reaches it.
+  // True while a head listens, so that what is told reaches it.
   bool welcomed() const { return welcomed_; }
   void SetWelcomed(bool welcomed) { welcomed_ = welcomed; }
 

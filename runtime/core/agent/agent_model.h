@@ -1,5 +1,7 @@
-// AgentModel: the jobs of which something runs or is kept on this machine, as plain data. PURE. Private to
-// runtime/core/agent. The loop's thread only.
+// AgentModel: the jobs that run or have left something on this machine, as plain data that all parts of the
+// agent read and write. PURE. Private to runtime/core/agent.
+//
+// AgentCore owns it, and only the loop's thread uses it.
 #pragma once
 #include <map>
 #include <optional>
@@ -87,12 +89,12 @@ struct AgentJob {
 inline constexpr size_t kJobsMax = 4096;  // remembered; the oldest without a live generation goes
 
 struct AgentModel {
-  // The job's, made if there is none.
+  // The record of the job, made if there is none.
   AgentJob& RecordOf(const JobId& job);
   AgentGeneration* Find(const JobId& job, Generation generation);
   AgentRank* Find(const JobId& job, Generation generation, int rank);
   bool HasLiveGeneration() const;
-  // What is here and what the head has not acknowledged, as a hello tells it.
+  // The generations that are here and those that the head has not acknowledged, as a hello tells them.
   std::vector<HeldGeneration> Held() const;
 
   std::map<JobId, AgentJob> jobs;

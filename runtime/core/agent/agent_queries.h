@@ -1,5 +1,7 @@
-// AgentQueries: the head's questions: logs, commands, stacks, consoles. PURE. Private to runtime/core/agent.
-// Owned by AgentCore; the loop's thread only; never blocks; it keeps nothing of its own.
+// AgentQueries answers the head's questions: logs, commands, stacks, consoles. PURE. Private to
+// runtime/core/agent.
+//
+// AgentCore owns it; only the loop's thread uses it; it never blocks and has no state of its own.
 #pragma once
 #include <cstdint>
 #include <string>

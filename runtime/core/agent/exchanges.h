@@ -1,5 +1,8 @@
-// Exchanges: the bootstrap all-gathers of ranks on this machine. PURE. Private to runtime/core/agent. Owned
-// by AgentCore; the loop's thread only; never blocks. A table goes to each rank.
+// Exchanges runs the bootstrap all-gathers of the ranks on this machine. PURE. Private to
+// runtime/core/agent.
+//
+// AgentCore owns it; only the loop's thread uses it; it never blocks and has no state of its own. A table
+// goes to each rank.
 #pragma once
 #include <cstdint>
 #include <string>

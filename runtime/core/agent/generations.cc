@@ -219,7 +219,7 @@ void Generations::OnState(const JobId& job, const keeper::State& state) {
   EndWhatNeverBegan(job, record, state);
 }
 
-// What the agent that began it left with the keeper.
+// Reads the note that the agent which began the generation left with the keeper.
 void Generations::ReadNote(const std::string& text, AgentGeneration& generation) {
   const auto note = nlohmann::json::parse(ShallowJson(text), nullptr, false);
   if (!note.is_object()) return;

@@ -1,7 +1,7 @@
-// Generations: the life of a generation on this machine behind its start: adopted from a keeper, ended, gone,
-// forgotten. PURE. Private to runtime/core/agent.
+// Generations leads a generation from its start, or its adoption from a keeper, to its end on this machine.
+// PURE. Private to runtime/core/agent.
 //
-// Owned by AgentCore; the loop's thread only; never blocks.
+// AgentCore owns it; only the loop's thread uses it; it never blocks and has no state of its own.
 #pragma once
 #include <string>
 
@@ -20,14 +20,14 @@ class Generations {
   Generations(AgentContext& context, AgentModel& model, Starter& starter, Lease& lease, NearCopies& copies,
               Tails& tails);
 
-  // The head's orders.
+  // The head orders these.
   void OnRevoke(const Revoke& revoke);
   void OnAckExit(const AckExit& ack);
   void OnForget(const ForgetJob& forget);
   void OnNoticeRanks(const NoticeRanks& notice);
   void OnRanksLeft(const RanksLeft& left);
 
-  // What the keeper of a job says.
+  // The keeper of a job says these.
   void OnState(const JobId& job, const keeper::State& state);
   void OnStarted(const JobId& job, const keeper::Started& started);
   void OnExited(const JobId& job, const keeper::Exited& exited);
@@ -36,12 +36,12 @@ class Generations {
 
   void End(const JobId& job, AgentJob& record, Generation up_to, EndMode mode, absl::Duration grace,
            const std::string& reason);
-  // Of a generation that has nothing here. The head takes it for "this node holds nothing of the job up to
-  // there" and begins the next one, so it waits for those before it.
+  // Tells the head that a generation is gone which has nothing here. The head takes that for "this node holds
+  // nothing of the job up to there" and begins the next one, so it waits until the older ones are gone.
   void OweGone(const JobId& job, AgentJob& record, Generation generation, const std::string& message);
-  // In the order of the generations: none before those that are older.
+  // Tells the head which generations are gone, none before those that are older.
   void TellGone(const JobId& job, AgentJob& record);
-  // Forgets what the head has acknowledged whole.
+  // Forgets the generations of which the head has acknowledged everything.
   void FinishIfSettled(const JobId& job);
 
  private:

@@ -139,7 +139,7 @@ void HeadTalk::OnWelcome(const AgentWelcome& welcome) {
   RepeatToNewHead();
 }
 
-// What a head that starts does not know: what is gone, checkpoints, exchanges, notes, states and last words.
+// A head that starts does not know what is gone, nor checkpoints, exchanges, notes, states and last words.
 void HeadTalk::RepeatToNewHead() {
   for (auto& [job, record] : model_.jobs) {
     for (auto& [number, generation] : record.generations) {

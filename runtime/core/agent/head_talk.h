@@ -1,9 +1,9 @@
-// HeadTalk: the agent's talk with the head: hello and welcome, epochs, heartbeats, repeats. PURE. Private to
+// HeadTalk talks with the head: hello and welcome, epochs, heartbeats, repeats. PURE. Private to
 // runtime/core/agent.
 //
-// What must not get lost is kept until it is acknowledged and said again after each welcome; everything else
-// is dropped while no head listens. Owned by AgentCore; the loop's thread only; never blocks. A heartbeat
-// costs a look at each rank of this machine.
+// It repeats what must not get lost after each welcome until the head has acknowledged it; everything else
+// is dropped while no head listens. AgentCore owns it; only the loop's thread uses it, and it never blocks.
+// A heartbeat costs a look at each rank of this machine.
 #pragma once
 #include <cstdint>
 #include <deque>
@@ -37,7 +37,7 @@ class HeadTalk {
   void OnTick();
   std::optional<Instant> NextDeadline() const;
 
-  // Whether a message of this epoch counts: no higher one has spoken.
+  // True when a message of this epoch counts, since no higher one has spoken.
   bool Fresh(HeadEpoch epoch);
   HeadEpoch epoch() const { return epoch_; }
   void OnWelcome(const AgentWelcome& welcome);

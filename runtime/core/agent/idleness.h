@@ -1,5 +1,6 @@
-// Idleness: ranks that rest. PURE. Private to runtime/core/agent. Owned by AgentCore; the loop's thread only;
-// never blocks.
+// Idleness finds ranks that rest. PURE. Private to runtime/core/agent.
+//
+// AgentCore owns it; only the loop's thread uses it; it never blocks and has no state of its own.
 #pragma once
 #include "runtime/core/agent/agent_context.h"
 #include "runtime/core/agent/agent_model.h"

@@ -1,7 +1,8 @@
-// Lease: how long ranks without the SDK may run while no head is heard. PURE. Private to runtime/core/agent.
+// Lease ends ranks without the SDK when no head was heard for the time that the head gave them. PURE.
+// Private to runtime/core/agent.
 //
-// Owned by AgentCore; the loop's thread only; never blocks. It costs a frame a job every twelfth of a lease,
-// however many ranks.
+// AgentCore owns it; only the loop's thread uses it, and it never blocks. It costs a frame a job every
+// twelfth of a lease, however many ranks there are.
 #pragma once
 #include "runtime/core/agent/agent_context.h"
 #include "runtime/core/agent/agent_model.h"
@@ -16,7 +17,8 @@ class Lease {
 
   void Start(Instant now) { lease_from_ = now; }
   void SetLength(absl::Duration fence_after);  // as a head said
-  // From the sending of what the head has answered: the head counts from when it heard that, which is later.
+  // `sent` is when the agent sent what the head has answered now. The head counts from when it heard that,
+  // which is later.
   void ExtendLease(Instant sent);
   void TellLease(const JobId& job);
   void CheckLease();
@@ -27,7 +29,7 @@ class Lease {
   Generations& generations_;
 
   absl::Duration fence_after_ = absl::Seconds(120);
-  // The head has answered what was sent then: ranks without the SDK may run for fence_after_ from there.
+  // The head has answered what was sent then, so ranks without the SDK may run for fence_after_ from there.
   Instant lease_from_;
   bool lease_known_ = false;  // a head has said fence_after_ to this agent
   Instant next_fence_;

@@ -1,5 +1,7 @@
-// MachineNotice: what the cloud says of this machine, until the head has acknowledged it. PURE. Private to
-// runtime/core/agent. Owned by AgentCore; the loop's thread only; never blocks.
+// MachineNotice tells the head what the cloud says of this machine, until the head has acknowledged it.
+// PURE. Private to runtime/core/agent.
+//
+// AgentCore owns it; only the loop's thread uses it, and it never blocks.
 #pragma once
 #include <cstdint>
 

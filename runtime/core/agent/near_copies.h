@@ -1,5 +1,7 @@
-// NearCopies: jobs of whose checkpoints copies may lie on this machine. PURE. Private to runtime/core/agent.
-// Owned by AgentCore; the loop's thread only; never blocks.
+// NearCopies knows the jobs of whose checkpoints copies may lie on this machine. PURE. Private to
+// runtime/core/agent.
+//
+// AgentCore owns it; only the loop's thread uses it, and it never blocks.
 #pragma once
 #include <map>
 #include <string>
@@ -23,7 +25,7 @@ class NearCopies {
   AgentModel& model_;
   const AgentConfig& config_;
 
-  std::map<JobId, std::string> copies_;  // in which folder
+  std::map<JobId, std::string> copies_;  // the folder of each job
 };
 
 }  // namespace gtrain::core

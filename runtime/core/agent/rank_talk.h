@@ -1,5 +1,6 @@
-// RankTalk: what ranks say and write. PURE. Private to runtime/core/agent. Owned by AgentCore; the loop's
-// thread only; never blocks.
+// RankTalk takes in what ranks say and write. PURE. Private to runtime/core/agent.
+//
+// AgentCore owns it; only the loop's thread uses it; it never blocks and has no state of its own.
 #pragma once
 #include "runtime/core/agent/agent_context.h"
 #include "runtime/core/agent/agent_model.h"

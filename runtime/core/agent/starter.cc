@@ -131,7 +131,7 @@ AgentGeneration& Starter::AddGeneration(AgentJob& record, const StartGeneration&
   return generation;
 }
 
-// What must hold before a process is started.
+// Checks and makes what a process needs before it is started. nullopt: everything is there.
 std::optional<Starter::Failure> Starter::Prepare(AgentGeneration& generation) {
   const GenerationGrant& grant = generation.grant;
   auto spec = config_.parse_spec(grant.spec_text);

@@ -1,5 +1,7 @@
-// Starter: from a grant to ranks. PURE. Private to runtime/core/agent. Owned by AgentCore; the loop's thread
-// only; never blocks for longer than what AgentConfig may be asked at a start.
+// Starter makes ranks of a grant. PURE. Private to runtime/core/agent.
+//
+// AgentCore owns it; only the loop's thread uses it; it has no state of its own and blocks no longer than
+// what AgentConfig may be asked at a start.
 #pragma once
 #include <map>
 #include <optional>
@@ -24,7 +26,7 @@ class Starter {
   void Start(const StartGeneration& message);
 
  private:
-  // Why no process is started.
+  // The reason why no process is started.
   struct Failure {
     ExitCause cause;
     std::string message;

@@ -1,5 +1,7 @@
-// Tails: the last words of ranks, of which the head keeps a mirror. PURE. Private to runtime/core/agent.
-// Owned by AgentCore; the loop's thread only; never blocks. At most 64 KiB a stream of each rank.
+// Tails keeps the last words of ranks, of which the head has a mirror. PURE. Private to runtime/core/agent.
+//
+// AgentCore owns it; only the loop's thread uses it, and it never blocks. It keeps at most 64 KiB a stream
+// of each rank.
 #pragma once
 #include "runtime/core/agent/agent_context.h"
 #include "runtime/core/agent/agent_model.h"

@@ -1,4 +1,4 @@
-// ConsoleSessions: whose consoles are open. PURE. Private to runtime/core/head.
+// ConsoleSessions counts the open consoles of users and machines. PURE. Private to runtime/core/head.
 #pragma once
 #include <map>
 #include <string>
@@ -10,15 +10,17 @@
 
 namespace gtrain::core {
 
-// Whose consoles are open, as their turns tell it: what one user or one machine holds is bounded, and a head
-// that starts again knows them all as soon as they have gone on. Owner thread only.
+// The turns of a console tell that it is open: so a head that starts again knows all of them as soon as they
+// have gone on. The number of consoles is bounded for each user and for each machine. Only the loop's thread
+// uses it.
 class ConsoleSessions {
  public:
   static constexpr int kOfUserMax = 8;
   static constexpr int kOnNodeMax = 16;
   static constexpr absl::Duration kSilenceMax = absl::Seconds(30);  // above the time that keepers wait
 
-  // For each turn. ResourceExhausted: a console that begins would be one too many; the message says of what.
+  // To be called for each turn. ResourceExhausted: a console that begins would be one too many; the message
+  // says for whom.
   absl::Status Turn(const Console& turn, const std::string& user, const NodeId& node, Instant now);
   void End(const std::string& session) { open_.erase(session); }
   size_t open() const { return open_.size(); }

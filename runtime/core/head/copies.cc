@@ -1,4 +1,4 @@
-// Of machines outside the job those of near_peers.h are chosen that its own machines cannot stand in for:
+// The holders are those of near_peers.h for which the job's own machines cannot stand in. They are chosen
 // anew with each generation, written into the grant, and told so until the job is over.
 #include "runtime/core/head/copies.h"
 
@@ -15,8 +15,9 @@ namespace gtrain::core {
 Copies::Copies(HeadContext& context, HeadModel& model, Recovery& recovery)
     : context_(context), model_(model), config_(context.config()), recovery_(recovery) {}
 
-// Of equals first those of the generation before: they have copies already, of their own ranks or as holders,
-// and so they stay in the grant even if others are chosen. Then those that keep copies for the fewest jobs.
+// In order of preference: first those of the generation before, which have copies already, of their own ranks
+// or as holders, and so stay in the grant even if others are chosen. Then those that keep copies for the
+// fewest jobs.
 std::vector<NodePlace> Copies::Candidates(const Job& job, const std::vector<NodePlace>& of_job,
                                           const std::set<NodeId>& before) const {
   std::set<NodeId> unwanted;

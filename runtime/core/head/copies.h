@@ -1,8 +1,8 @@
-// Copies: machines outside a job that keep copies of its checkpoints (docs/design/README.md, "Copies near
-// by"). PURE. Private to runtime/core/head.
+// Copies chooses the machines outside a job that keep copies of its checkpoints (docs/design/README.md,
+// "Copies near by"). PURE. Private to runtime/core/head.
 //
-// Owned by HeadState; the loop's thread only; never blocks; it keeps nothing of its own. O(jobs + nodes log
-// nodes) for each generation.
+// HeadState owns it; only the loop's thread uses it; it never blocks and has no state of its own. Each
+// generation costs O(jobs + nodes log nodes).
 #pragma once
 #include <set>
 #include <vector>
@@ -20,7 +20,7 @@ class Copies {
 
   std::vector<NodePlace> HoldersOutside(const Job& job, const std::vector<NodePlace>& of_job) const;
   void TellHolder(const Job& job, const NodeId& id);
-  // With a node that said hello: it may have restarted, or have missed that a job is over.
+  // Tells a node that said hello which copies count: it may have restarted or have missed that a job is over.
   void SettleCopies(const NodeId& node, const AgentHello& hello);
 
  private:

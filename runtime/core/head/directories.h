@@ -1,8 +1,8 @@
-// Directories: whose a checkpoint directory is, as far as the head can know. PURE. Private to
+// Directories decides whose a checkpoint directory is, as far as the head can know. PURE. Private to
 // runtime/core/head.
 //
-// Owned by HeadState; the loop's thread only; never blocks; it keeps nothing of its own. O(live jobs) for a
-// submit and for a first generation.
+// HeadState owns it; only the loop's thread uses it; it never blocks and has no state of its own. A submit
+// and a first generation cost O(live jobs).
 #pragma once
 #include <string>
 #include <vector>
@@ -21,9 +21,11 @@ class Directories {
 
   // FailedPrecondition: another job of this cluster saves there.
   absl::Status CheckDirectory(const spec::JobSpec& spec, const std::string& owner_of_new, Instant now);
-  // To take the directory of a job that runs is to end it, which is for its owner and for administrators.
+  // PermissionDenied: to take the directory of a running job is to end it, which is for its owner and for
+  // administrators.
   absl::Status MayTakeOver(const Peer& peer, const spec::JobSpec& spec);
-  // Before a job's first generation. False: another user's job runs there by now, and this one is over.
+  // To be asked before a job's first generation. False: another user's job runs there by now, and this one is
+  // over.
   bool DirectoryIsFree(Job& job, Instant now);
   void SayWhoTakesOver(Job& taker, bool since_its_submit);
   std::vector<JobId> LiveJobsToTell(const Job& job) const;

@@ -1,6 +1,7 @@
-// Faults: how a generation fails, and what the job does behind it. PURE. Private to runtime/core/head.
+// Faults ends a generation that failed and decides whether the job has another one. PURE. Private to
+// runtime/core/head.
 //
-// Owned by HeadState; the loop's thread only; never blocks; it keeps nothing of its own.
+// HeadState owns it; only the loop's thread uses it; it never blocks and has no state of its own.
 #pragma once
 #include <string>
 
@@ -18,17 +19,18 @@ class Faults {
   Faults(HeadContext& context, HeadModel& model, JobLife& life, Sizing& sizing, Leaves& leaves);
 
   FaultRecord FaultOf(const Job& job, const RankExit& exit) const;
-  // Revoke at once; whether another generation follows is decided when no process of this one is left.
+  // Revokes the generation at once. Whether another one follows is decided when no process of it is left.
   void Fail(Job& job, FaultRecord fault, Instant now);
   // The ranks of a node fail together, as one infrastructure fault (fault N1).
   void RanksLost(Job& job, const Node& node, const std::string& why, Instant now);
-  // A rank that cannot go on without another one says 75 at once, while that one still unwinds. Whoever ended
-  // now would be ended by us, and its error lost. What says why, or the last exit, ends the wait.
+  // True when the exit gives no reason yet. A rank that cannot go on without another one says 75 at once,
+  // while that one still unwinds; a revoke now would end it and lose its error. An exit that says why ends
+  // the wait, and so does the last one.
   bool AwaitsCause(Job& job, const RankExit& exit, Instant now);
   void FailBy75(Job& job, Instant now);
-  // All processes of the generation that failed are gone, and all exits are here.
+  // To be called when all processes of the failed generation are gone, so that all exits are here.
   void DecideAfterFault(Job& job, Instant now);
-  // Also after a restart of the head, which does not know any more how much of the time had passed.
+  // A head that restarted calls it, too, since it does not know how much of the time had passed.
   void WaitForStorage(Job& job, absl::Duration delay, Instant now);
 
  private:

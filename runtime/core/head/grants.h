@@ -1,8 +1,8 @@
-// Grants: a new generation of a job. PURE. Private to runtime/core/head.
+// Grants begins a new generation of a job. PURE. Private to runtime/core/head.
 //
 // A generation is granted by writing it into the JobRecord; StartGeneration leaves after that is durable.
-// Owned by HeadState; the loop's thread only; never blocks; it keeps nothing of its own. A grant is as long
-// as the job has ranks and nodes, and goes to each node.
+// HeadState owns it; only the loop's thread uses it; it never blocks and has no state of its own. A grant
+// grows with the ranks and nodes of the job and goes to each node.
 #pragma once
 #include <vector>
 
@@ -23,9 +23,9 @@ class Grants {
          Copies& copies);
 
   void Grant(Job& job, const plan::Placement& placement, Instant now);
-  // Again to nodes that may not have it.
+  // Sends it again to nodes that may not have it.
   void SendGrant(const Job& job, const std::vector<NodeId>& nodes);
-  // What is known of a generation only while it lives.
+  // Clears what is known of a generation only while it lives.
   void ResetLive(Job& job, Instant now);
 
  private:

@@ -1,9 +1,9 @@
-// HeadContext: what every part of the head works with: the configuration, the clock of the step that runs,
-// random numbers, counters, and what the step puts out. PURE. Private to runtime/core/head.
+// HeadContext holds what every part of the head works with: the configuration, the clock of the step that
+// runs, random numbers, counters, and the step's output. PURE. Private to runtime/core/head.
 //
-// Owned by HeadState; the loop's thread only; nothing here blocks. Effects leave in the order in which they
-// were put out, the records that changed behind them as one Persist: Outbox applies the writes of a step to
-// all of its promises, so their place does not matter, and each job is written once.
+// HeadState owns it; only the loop's thread uses it, and it never blocks. Effects leave in the order in
+// which they were added, and the records that changed follow them as one Persist: Outbox applies the writes
+// of a step to all of its promises, so their place does not matter, and each job is written once.
 #pragma once
 #include <memory>
 #include <set>
@@ -30,15 +30,14 @@ class HeadContext {
   HeadCounters& counters() { return counters_; }
   const HeadCounters& counters() const { return counters_; }
 
-  // The clock.
   void ReadWall(absl::Time wall, Instant now);  // once, before the first step
   void Begin(Instant now) { step_at_ = now; }
   Instant step_at() const { return step_at_; }
   absl::Time Wall(Instant now) const { return wall_ + (now - wall_read_at_); }
-  // What passed between two heads. A clock that was not set yet, or was set back, says nothing.
+  // The time that passed between two heads; zero when the clock was not set yet or was set back.
   absl::Duration Since(absl::Time then, Instant now) const;
 
-  // What the step puts out.
+  // The output of the step.
   void Say(const std::string& why);
   void Do(Effect effect) { out_.push_back(std::move(effect)); }
   void Send(const NodeId& node, SendKind kind, Message message);
@@ -50,11 +49,11 @@ class HeadContext {
   void Dirty(const Job& job) { dirty_jobs_.insert(job.record.id); }  // it is written at the end of the step
   void Write(Record record);
   void Delete(std::string key) { writes_.push_back({std::move(key), std::nullopt}); }
-  void Forget(const JobId& job);  // it is no more: nothing of it is written, and who waits for it is told
+  void Forget(const JobId& job);  // it is no more: nothing of it is written, and polls for it are answered
 
   bool changed() const { return !dirty_jobs_.empty() || !writes_.empty(); }
   std::set<JobId> TakeDirty() { return std::exchange(dirty_jobs_, {}); }
-  // The jobs with new events, and those that are forgotten.
+  // Hands out the jobs with new events and those that are forgotten.
   std::set<JobId> TakeNews() { return std::exchange(news_, {}); }
   StepResult TakeStep();
 
@@ -67,7 +66,7 @@ class HeadContext {
   Instant wall_read_at_;
   absl::Time wall_;  // then
 
-  // Of the step that is running.
+  // These belong to the step that runs.
   Instant step_at_;
   std::vector<Effect> out_;
   std::vector<RecordWrite> writes_;

@@ -1,6 +1,8 @@
-// HeadModel: what all parts of the head look at, as plain data. PURE. Private to runtime/core/head.
+// HeadModel: the jobs, the nodes and the cluster's record, as plain data that all parts of the head read and
+// write. PURE. Private to runtime/core/head.
 //
-// Who changes something that is stored says so to HeadContext (Write, Dirty). The loop's thread only.
+// HeadState owns it, and only the loop's thread uses it. A part that changes something that is stored tells
+// HeadContext (Write, Dirty).
 #pragma once
 #include <map>
 #include <optional>

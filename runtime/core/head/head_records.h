@@ -1,8 +1,9 @@
-// HeadRecords: jobs from their records and into them (job_records.h). PURE. Private to runtime/core/head.
+// HeadRecords reads jobs from their records and writes them (job_records.h). PURE. Private to
+// runtime/core/head.
 //
-// A step writes of a job what it changed: an exit costs an exit and a status, however many ranks the job has
-// and however long its job file is. Owned by HeadState; the loop's thread only; never blocks; what it needs
-// to know of a job lies in Job::written.
+// A step writes only the part of a job that it changed: an exit costs an exit and a status, however many
+// ranks the job has and however long its job file is. HeadState owns it; only the loop's thread uses it; it
+// never blocks and has no state of its own. Job::written says which part of a job is stored.
 #pragma once
 #include <map>
 
@@ -19,9 +20,10 @@ class HeadRecords {
  public:
   HeadRecords(HeadContext& context, HeadModel& model, Recovery& recovery);
 
-  // Leaves `jobs` empty. DataLoss: a record contradicts another.
+  // Takes the jobs out of `jobs`, so that each makes room for the next. DataLoss: two records contradict each
+  // other.
   absl::Status LoadJobs(std::map<JobId, StoredJob>& jobs);
-  // All that changed in the step that runs.
+  // Writes all jobs that the step has changed.
   void WriteDirtyJobs(Instant now);
   void DeleteJob(const Job& job);
 

@@ -1,31 +1,32 @@
-// HeadState: the parts of the head, and which of them an event concerns. Private to runtime/core/head.
+// HeadState owns the parts of the head and knows which of them an event concerns. PURE. Private to
+// runtime/core/head.
 //
-//   head_context.h   configuration, clock, random numbers, and what a step puts out
-//   head_model.h     jobs, nodes and the cluster's record, which all look at (job.h, node.h)
-//   membership.h     hello, heartbeat, silence, quarantine, notices of nodes, revoked nodes
-//   reconciler.h     what a node holds against what was granted
-//   recovery.h       records found at the start, lost and older ones, newer heads
-//   head_records.h   jobs from their records and into them
-//   placer.h         what nodes have left
-//   scheduler.h      which waiting job starts
-//   sizing.h         jobs with another number of ranks than they should have
-//   grants.h         a new generation
-//   copies.h         machines outside a job that keep copies of its checkpoints
-//   job_life.h       states, revokes, fences, ends
-//   job_timers.h     what is due for a job
-//   faults.h         how a generation fails and what follows
-//   rank_news.h      what agents report about ranks
-//   progress.h       steps, speed, slow nodes
-//   stalls.h         jobs that stand still
-//   links.h          nodes that cannot reach each other
-//   leaves.h         jobs of which a machine leaves
-//   directories.h    whose a checkpoint directory is
-//   requests.h       what clients ask: changes and documents
-//   remembered_answers.h  to repeat
-//   queries.h        questions to agents, consoles
-//   polls.h          clients that wait for events
-//   over_jobs.h      what is over and not forgotten
-//   documents.h      for people
+//   head_context.h        configuration, clock, random numbers, and what a step puts out
+//   head_model.h          jobs, nodes and the cluster's record, which all look at (job.h, node.h)
+//   membership.h          hello, heartbeat, silence, quarantine, notices of nodes, revoked nodes
+//   reconciler.h          what a node holds against what was granted
+//   recovery.h            records found at the start, lost and older ones, newer heads
+//   head_records.h        jobs from their records and into them
+//   placer.h              what nodes have left
+//   scheduler.h           which waiting job starts
+//   sizing.h              jobs with another number of ranks than they should have
+//   grants.h              a new generation
+//   copies.h              machines outside a job that keep copies of its checkpoints
+//   job_life.h            states, revokes, fences, ends
+//   job_timers.h          what is due for a job
+//   faults.h              how a generation fails and what follows
+//   rank_news.h           what agents report about ranks
+//   progress.h            steps, speed, slow nodes
+//   stalls.h              jobs that stand still
+//   links.h               nodes that cannot reach each other
+//   leaves.h              jobs of which a machine leaves
+//   directories.h         whose a checkpoint directory is
+//   requests.h            what clients ask: changes and documents
+//   remembered_answers.h  the answers to changes, to be repeated
+//   queries.h             questions to agents, consoles
+//   polls.h               clients that wait for events
+//   over_jobs.h           what is over and not forgotten
+//   documents.h           for people
 #pragma once
 #include <optional>
 #include <string>
@@ -61,8 +62,8 @@
 
 namespace gtrain::core {
 
-// The loop's thread only; never blocks. The parts know those that they need by reference, also where two of
-// them need each other; they never outlive it.
+// Only the loop's thread uses it, and it never blocks. The parts refer to those that they need, also where
+// two need each other, and all live as long as it does.
 class HeadState {
  public:
   HeadState(HeadConfig config, Rng rng);

@@ -1,6 +1,8 @@
-// A job as the head knows it: its record, what of it is stored, and what lives only as long as its newest
-// generation. PURE. Private to runtime/core/head. Owned by HeadModel; the loop's thread only. A rank costs
-// some 700 bytes, so 1,000 ranks are less than a megabyte.
+// Job: its record, the part of the record that is stored, and what the head knows of its newest generation.
+// PURE. Private to runtime/core/head.
+//
+// HeadModel owns all jobs, and only the loop's thread uses them. A rank costs some 700 bytes, so 1,000 ranks
+// are less than a megabyte.
 #pragma once
 #include <deque>
 #include <map>
@@ -150,18 +152,18 @@ struct Job {
   // Wants a generation and has none.
   bool Wanting() const { return !IsFinal(record.state) && !Live() && record.ending == Ending::kNone; }
   bool HoldsNode(const NodeId& node) const;
-  // A rank there has not ended; of a live generation.
+  // True when a rank there has not ended; the generation must live.
   bool NeedsNode(const NodeId& node) const;
-  // A generation that is over may still run processes there.
+  // True when a generation that is over may still run processes there.
   bool Unreleased(const NodeId& node) const;
   // A job between two generations keeps its place, also while it waits for its storage: other jobs would need
   // the same storage, and what took the place might keep it for days.
   bool Occupies() const { return record.grant && (Live() || KeepsPlace()); }
-  // Also what a generation that is over may still run there.
+  // True also when a generation that is over may still run processes there.
   bool HoldsRoomOn(const NodeId& node) const { return Occupies() || Unreleased(node); }
-  // nullptr: it is not remembered.
+  // The grant of one of the newest generations; nullptr: it is not remembered.
   const GenerationGrant* GrantOf(Generation generation) const;
-  // Of what the job file counts, ranks or nodes.
+  // The number of ranks or of nodes, whichever the job file counts.
   int SizeOf(const GenerationGrant& grant) const {
     return static_cast<int>(demand.count_nodes ? grant.nodes.size() : grant.ranks.size());
   }
@@ -185,7 +187,7 @@ std::string LocationOf(const spec::JobSpec& spec);
 
 // At most `bytes` of it, cut between characters: sentences in records are bounded.
 std::string Shortened(std::string text, size_t bytes);
-// The newest `bytes` of it.
+// The last `bytes` of it.
 std::string LastBytes(const std::string& text, size_t bytes);
 
 }  // namespace gtrain::core

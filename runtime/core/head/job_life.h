@@ -1,12 +1,13 @@
-// JobLife: the states of a job from its submission to its end. PURE. Private to runtime/core/head.
+// JobLife moves a job through its states, from its submission to its end. PURE. Private to
+// runtime/core/head.
 //
 // A generation is taken away by Revoke, which leaves at once; the record follows. Between the two,
 // BeginEnding notes what shall become of the job (`ending`) and which nodes may still run its processes
-// (`unreleased`); when the last of them has released it, is dead, or its time is up, FinishEnding acts on the
-// note.
+// (`unreleased`); when the last of them has released it, is dead, or its time is up, FinishEnding acts on
+// the note.
 //
-// Owned by HeadState; the loop's thread only; never blocks; it keeps nothing of its own. An end costs a
-// message for each node of the job.
+// HeadState owns it; only the loop's thread uses it; it never blocks and has no state of its own. An end
+// costs a message for each node of the job.
 #pragma once
 #include <string>
 
@@ -32,8 +33,8 @@ class JobLife {
   void BeginEnding(Job& job, Ending ending, EndMode mode, absl::Duration grace, std::string reason,
                    Instant now);
   void SendRevoke(const Job& job, const NodeId& node, EndMode mode, absl::Duration grace);
-  // The node still has processes of a generation that is over; it may not have heard so. What is left of the
-  // grace still holds.
+  // Tells a node again that a generation is over, since it still has processes of it and may not have heard.
+  // They keep what is left of their grace.
   void ResendEnding(Job& job, const NodeId& node, Instant now);
   void Release(Job& job, const NodeId& node, Instant now);
   void ContinueEnding(Job& job, Instant now);

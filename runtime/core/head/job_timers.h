@@ -1,6 +1,6 @@
-// JobTimers: what is due for a job, and when. PURE. Private to runtime/core/head.
+// JobTimers does what is due for a job and says when the next of it is. PURE. Private to runtime/core/head.
 //
-// Owned by HeadState; the loop's thread only; never blocks; it keeps nothing of its own.
+// HeadState owns it; only the loop's thread uses it; it never blocks and has no state of its own.
 #pragma once
 #include <optional>
 
@@ -23,7 +23,7 @@ class JobTimers {
             Leaves& leaves, RankNews& ranks, Stalls& stalls, Polls& polls);
 
   void Run(Job& job, Instant now);
-  // Also between two generations: one that is granted only to be ended at once helps nobody.
+  // Holds also between two generations: one that is granted only to be ended at once helps nobody.
   bool EndIfItsTimeIsUp(Job& job, Instant now);
   std::optional<Instant> NextDeadline(const Job& job) const;
 

@@ -1,6 +1,7 @@
-// Leaves: what becomes of a job's ranks when a machine of it leaves. PURE. Private to runtime/core/head.
+// Leaves ends and moves the ranks of a job in time when one of its machines leaves. PURE. Private to
+// runtime/core/head.
 //
-// Owned by HeadState; the loop's thread only; never blocks; it keeps nothing of its own.
+// HeadState owns it; only the loop's thread uses it; it never blocks and has no state of its own.
 #pragma once
 #include <optional>
 
@@ -19,12 +20,12 @@ class Leaves {
   Leaves(HeadContext& context, HeadModel& model, Placer& placer, JobLife& life, Faults& faults,
          Sizing& sizing);
 
-  // Which node of the job's generation goes first, and what becomes of its ranks when.
+  // Finds the node of the job's generation that goes first and plans when its ranks are told and ended.
   void FindLeave(Job& job, Instant now);
   void LeaveStep(Job& job, Instant now);
   void TellRanks(const Job& job, const NodeId& node, Instant now);
   std::optional<Instant> NextDeadline(const Job& job) const;
-  // How long ranks have from TERM to KILL when a machine leaves (fault P13).
+  // The time that ranks have from TERM to KILL when a machine leaves (fault P13).
   absl::Duration LeaveGrace(const Job& job, Instant now) const;
 
  private:

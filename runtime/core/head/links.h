@@ -1,7 +1,7 @@
-// Links: nodes that both reach the head but not each other (fault W5), and nodes that a job avoids. PURE.
-// Private to runtime/core/head.
+// Links decides which node a job does without when two of its nodes reach the head but not each other (fault
+// W5). PURE. Private to runtime/core/head.
 //
-// Owned by HeadState; the loop's thread only; never blocks; it keeps nothing of its own.
+// HeadState owns it; only the loop's thread uses it; it never blocks and has no state of its own.
 #pragma once
 #include <optional>
 #include <string>

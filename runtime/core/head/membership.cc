@@ -187,7 +187,7 @@ void Membership::TakeConnection(Node& node, const PeerMessage& event, const Agen
   node.heard_at = now;
 }
 
-// What was said of the machine's life before this one.
+// Notices, avoidances and unproven grants were about the machine's life before this one.
 void Membership::ForgetIncarnation(Node& node) {
   node.notice_at.reset();
   links_.EndAvoidances(node.record.id, "it restarted");

@@ -1,9 +1,9 @@
-// Membership: which nodes there are, which of them are heard, which of them leave. PURE. Private to
-// runtime/core/head.
+// Membership: which nodes belong to the cluster, which of them are alive, and which of them leave. PURE.
+// Private to runtime/core/head.
 //
-// A node is its key; a connection is its newest route after a hello; an incarnation is one life of its
-// keepers. Owned by HeadState; the loop's thread only; never blocks. A hello costs a look at each job, any
-// other message of a node nothing that grows with the cluster.
+// A node is its key, a connection is the newest route behind a hello, and an incarnation is one life of a
+// node's keepers. HeadState owns it; only the loop's thread uses it, and it never blocks. A hello and a
+// return from silence cost a look at each job; other messages cost nothing that grows with the cluster.
 #pragma once
 #include <map>
 #include <optional>
@@ -29,18 +29,18 @@ class Membership {
   Membership(HeadContext& context, HeadModel& model, Recovery& recovery, Reconciler& reconciler,
              JobLife& life, Faults& faults, RankNews& ranks, Links& links, Leaves& leaves);
 
-  // Of the records; and of a job that is taken up: it falls silent like any other if it does not speak.
-  void AddKnown(NodeRecord record, Instant now);
+  void AddKnown(NodeRecord record, Instant now);  // a record of it was found at the start
+  // From now on a node that has not spoken yet falls silent like any other.
   void Expect(const NodeId& id, Instant now);
   void RestoreNotices(Node& node, Instant now);
 
-  // Whether this process itself has just been asleep, and how long.
+  // True when this process itself has just been asleep; slept() says for how long.
   bool Awake(Instant now) { return detector_.Awake(now); }
   absl::Duration slept() const { return detector_.slept(); }
   std::optional<Instant> NextDeadline() const { return detector_.NextDeadline(); }
 
   void OnHello(const PeerMessage& event, const AgentHello& hello, Instant now);
-  // The welcomed node whose newest connection said something; nullptr: there is none, and it is counted.
+  // Returns the welcomed node whose newest connection this is; nullptr: the message is counted as stale.
   Node* OnHeard(const PeerMessage& event, Instant now);
   void OnHeartbeat(Node& node, const AgentHeartbeat& heartbeat, Instant now);
   void OnPeerGone(const PeerGone& gone, Instant now);
@@ -48,7 +48,7 @@ class Membership {
   void CheckSilence(Instant now);
   void EndQuarantines(Instant now);
 
-  // What people ask for.
+  // People ask for these.
   void RevokeNode(const PeerMessage& event, const ClientRequest& request, const ClientRevokeNode& revoke,
                   Instant now);
   absl::StatusOr<std::string> Drain(const Peer& peer, const ClientDrainNode& drain, Instant now);

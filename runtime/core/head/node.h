@@ -1,4 +1,4 @@
-// A machine as the head knows it. PURE. Private to runtime/core/head.
+// Node: a machine as the head knows it. PURE. Private to runtime/core/head.
 #pragma once
 #include <memory>
 #include <optional>
@@ -13,7 +13,8 @@
 
 namespace gtrain::core {
 
-inline constexpr absl::Duration kNearer = absl::Seconds(1);  // what counts as another end of a notice
+// Two ends of a notice that differ by less are the same.
+inline constexpr absl::Duration kNearer = absl::Seconds(1);
 
 struct Node {
   NodeRecord record;
@@ -60,7 +61,7 @@ struct Node {
 
 NodePlace PlaceOf(const Node& node);
 
-// In whole seconds, for people.
+// The duration in whole seconds, for people.
 std::string Rounded(absl::Duration left);
 
 }  // namespace gtrain::core

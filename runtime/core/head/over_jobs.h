@@ -1,7 +1,7 @@
-// OverJobs: the jobs that are over and not forgotten yet. PURE. Private to runtime/core/head.
+// OverJobs bounds what is kept of the jobs that are over. PURE. Private to runtime/core/head.
 //
-// Owned by HeadState; the loop's thread only; never blocks. Bounded in number and in bytes by HeadConfig;
-// costs nothing while both limits hold.
+// HeadState owns it; only the loop's thread uses it, and it never blocks. It costs nothing while the limits
+// of HeadConfig hold.
 #pragma once
 #include <cstdint>
 #include <map>
@@ -20,14 +20,13 @@ class OverJobs {
  public:
   OverJobs(HeadContext& context, HeadModel& model, HeadRecords& records);
 
-  // It is over from now on.
+  // The job is over from now on.
   void CountOver(Job& job);
-  // Jobs that are over beyond the limits are forgotten: the oldest of who has most of them, in number or in
-  // bytes.
+  // Forgets jobs beyond the limits: the oldest ones of the user who has most, in number or in bytes.
   void DropOldJobs();
 
  private:
-  // What is kept of the jobs of one user that are over.
+  // The jobs of one user that are over.
   struct OfUser {
     size_t bytes = 0;
     std::set<uint64_t> jobs;  // by number: the oldest first

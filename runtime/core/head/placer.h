@@ -1,6 +1,7 @@
-// Placer: where a job could run now. PURE. Private to runtime/core/head.
+// Placer computes where a job could run now. PURE. Private to runtime/core/head.
 //
-// Owned by HeadState; the loop's thread only; never blocks. A placement is O(nodes + jobs + ranks).
+// HeadState owns it; only the loop's thread uses it, and it never blocks. A placement is O(nodes + jobs +
+// ranks).
 #pragma once
 #include <string>
 #include <vector>
@@ -10,20 +11,20 @@
 
 namespace gtrain::core {
 
-// How a view's sentence ends where processes of a generation that is over hold the node.
+// The sentence of a view ends so where processes of a generation that is over hold the node.
 inline constexpr char kMayStillRun[] = " may still run there";
 
 class Placer {
  public:
   explicit Placer(HeadModel& model) : model_(model) {}
 
-  // Makes the views true again: before PlacementFor and PlacementAlone.
+  // Brings the views up to date. It must come before PlacementFor and PlacementAlone.
   void CheckViews();
   plan::Placement PlacementFor(const Job& job) const;
   plan::Placement PlacementAlone(const Job& job) const;  // as if no other job held anything
 
  private:
-  // What views_ was made of. Compared before it is used, so that no change anywhere can be forgotten.
+  // The key has all that views_ was made of and is compared before each use, so that no change is forgotten.
   struct ViewsKey {
     struct OfNode {
       uint64_t revision = 0;

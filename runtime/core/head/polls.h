@@ -1,7 +1,8 @@
-// Polls: clients that wait for events of a job. PURE. Private to runtime/core/head.
+// Polls answers clients that wait for events of a job. PURE. Private to runtime/core/head.
 //
-// Looked at when their job says something, or the first of all is over: never all of them at each message.
-// Owned by HeadState; the loop's thread only; never blocks. Bounded in all and for each user.
+// A poll is looked at when its job says something or when its time is up, never at each message. HeadState
+// owns it; only the loop's thread uses it, and it never blocks. The number of polls is bounded in all and
+// for each user.
 #pragma once
 #include <map>
 #include <optional>
@@ -21,9 +22,9 @@ class Polls {
   Polls(HeadContext& context, HeadModel& model);
 
   absl::Status Poll(const PeerMessage& event, const std::string& id, const ClientEvents& events, Instant now);
-  // All that wait for news of a job that has some, and of the others those whose time is up.
+  // Answers all polls of jobs that have news, and the other polls whose time is up.
   void AnswerPolls(Instant now);
-  // Whether the client that a job ends with waits for its events, and so is there.
+  // True while the client with which the job ends waits for its events, and so is there.
   bool ClientWaits(const Job& job) const;
   int open() const { return polls_of_user_.all(); }
   bool empty() const { return polls_.empty(); }

@@ -1,8 +1,8 @@
-// Progress: how far a job is, how fast it steps, and which of its nodes the others wait for (fault N6). PURE.
-// Private to runtime/core/head.
+// Progress tells how far a job is, how fast it steps, and for which of its nodes the others wait (fault N6).
+// PURE. Private to runtime/core/head.
 //
-// Owned by HeadState; the loop's thread only; never blocks; it keeps nothing of its own. A look at all ranks
-// of a job is made once for each stretch of 10 s.
+// HeadState owns it; only the loop's thread uses it; it never blocks and has no state of its own. It looks
+// at all ranks of a job once in a stretch of 10 s.
 #pragma once
 #include "runtime/core/head/head_context.h"
 #include "runtime/core/head/head_model.h"
@@ -15,7 +15,7 @@ class Progress {
  public:
   Progress(HeadContext& context, HeadModel& model) : context_(context), model_(model) {}
 
-  // A rank of it told its step.
+  // To be called when a rank of the job has told its step.
   void UpdateProgress(Job& job, Instant now);
   void MeasurePace(Job& job, RankLive& rank);
 

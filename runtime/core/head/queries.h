@@ -1,8 +1,8 @@
-// Queries: questions of clients, and of the head itself, that an agent answers: logs, commands, stacks,
-// consoles. PURE. Private to runtime/core/head.
+// Queries passes questions of clients, and of the head itself, to the agents that can answer them: logs,
+// commands, stacks, consoles. PURE. Private to runtime/core/head.
 //
-// The reply follows when the agent answers or its time is up. Owned by HeadState; the loop's thread only;
-// never blocks. How many are open is bounded, in all and for each user.
+// The reply follows when the agent answers or its time is up. HeadState owns it; only the loop's thread uses
+// it, and it never blocks. The number of open questions is bounded in all and for each user.
 #pragma once
 #include <cstdint>
 #include <deque>
@@ -30,7 +30,7 @@ class Queries {
                         Instant now);
   absl::Status AskConsole(const PeerMessage& event, const std::string& id, const ClientConsole& console,
                           Instant now);
-  // For a verdict of the head's own: the stacks of all ranks, and whether some are still awaited.
+  // The head asks for the stacks of all ranks for a verdict of its own, and may wait for them.
   void AskStacks(const Job& job, int culprit, Instant now);
   bool AwaitsStacks(const JobId& job) const;
 

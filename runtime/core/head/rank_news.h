@@ -1,8 +1,8 @@
-// RankNews: what agents report about ranks. PURE. Private to runtime/core/head.
+// RankNews takes in what agents report about ranks. PURE. Private to runtime/core/head.
 //
 // Every message names its generation: one that is not the granted one is dropped and counted, except exits,
-// which are always acknowledged so that nobody repeats them for ever. Owned by HeadState; the loop's thread
-// only; never blocks; it keeps nothing of its own. A status of a rank costs log n of a job of n ranks.
+// which are always acknowledged so that nobody repeats them for ever. HeadState owns it; only the loop's
+// thread uses it; it never blocks and has no state of its own. A status costs O(log n) in a job of n ranks.
 #pragma once
 #include <string>
 
@@ -24,7 +24,8 @@ class RankNews {
   RankNews(HeadContext& context, HeadModel& model, JobLife& life, Faults& faults, Progress& progress,
            Stalls& stalls, Sizing& sizing, Leaves& leaves, Recovery& recovery);
 
-  // The job whose granted generation a message belongs to, if this node is part of it; else nullptr, counted.
+  // Returns the job whose granted generation a message belongs to, if this node is part of it; otherwise the
+  // message is counted as stale, and the result is nullptr.
   Job* CurrentJob(const NodeId& node, const JobId& id, Generation generation);
 
   void OnRankStatus(const NodeId& node, const RankStatus& status, Instant now);
@@ -34,9 +35,9 @@ class RankNews {
   void OnExchange(const NodeId& node, const ExchangePart& part);
   void OnCheckpoint(const NodeId& node, const CheckpointReport& report);
   void OnNote(const NodeId& node, const AgentNote& note);
-  // What the ranks of a job taken up were told is the newest checkpoint, if nothing newer is known here.
+  // Takes the checkpoint that the ranks of a job taken up were told, if the head knows of no newer one.
   void TakeNewest(Job& job, const CheckpointReport& newest);
-  // Which ranks ended with exit code 0, to those that still run. `node`: to that one alone; else to all.
+  // Tells the ranks that still run which ones ended with exit code 0, on `node` alone if there is one.
   void SayWhoLeft(const Job& job, const NodeId* node);
 
  private:

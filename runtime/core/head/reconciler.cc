@@ -94,7 +94,7 @@ void Reconciler::ReconcileJob(Job& job, const Node& node, const Held& held, bool
     for (const RankStatus& status : generation->live) ranks_.OnRankStatus(id, status, now);
     for (const RankExit& exit : generation->exited) ranks_.OnExited(id, exit, now);
   }
-  // What is over by now: an exit may have ended the generation.
+  // An exit may have ended the generation, so this is computed only now.
   const bool holds_over = std::ranges::any_of(
       held, [&](const HeldGeneration* generation) { return generation->generation <= job.record.revoked; });
   if (job.Unreleased(id)) {

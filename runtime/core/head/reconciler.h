@@ -1,8 +1,8 @@
-// Reconciler: what a node holds, compared with what the head has granted and revoked; each difference is
-// settled at once. PURE. Private to runtime/core/head.
+// Reconciler compares what a node holds with what the head has granted and revoked, and settles each
+// difference at once. PURE. Private to runtime/core/head.
 //
-// Owned by HeadState; the loop's thread only; never blocks. It keeps nothing of its own. A hello costs a look
-// at each job, and what the node holds.
+// HeadState owns it; only the loop's thread uses it; it never blocks and has no state of its own. A hello
+// costs a look at each job and at each generation that the node holds.
 #pragma once
 #include <map>
 #include <vector>
@@ -25,12 +25,12 @@ class Reconciler {
   Reconciler(HeadContext& context, HeadModel& model, Recovery& recovery, JobLife& life, Grants& grants,
              Faults& faults, RankNews& ranks, Leaves& leaves, Copies& copies);
 
-  // All that the node said in its hello.
+  // Settles all that the node said in its hello.
   void Reconcile(Node& node, const AgentHello& hello, bool new_incarnation, bool repeated, Instant now);
-  // `held`: every generation of the job that has anything left on this node.
+  // `held` has every generation of the job that has anything left on this node.
   using Held = std::vector<const HeldGeneration*>;
   void ReconcileJob(Job& job, const Node& node, const Held& held, bool new_incarnation, Instant now);
-  // Of a job that is over or was never ours: the exits are taken note of, everything is ended.
+  // The job is over or was never ours: its exits are acknowledged, and everything of it is ended.
   void EndForgotten(const NodeId& node, const HeldGeneration& held, bool known);
 
  private:

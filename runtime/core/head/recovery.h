@@ -1,7 +1,7 @@
-// Recovery: a head that starts with records, with lost or older ones, and one that a newer head has replaced
-// (faults H8, H9). PURE. Private to runtime/core/head.
+// Recovery: the start of a head from its records, also from lost or older ones, and its end when a newer
+// head serves the cluster (faults H8, H9). PURE. Private to runtime/core/head.
 //
-// Owned by HeadState; the loop's thread only; never blocks.
+// HeadState owns it; only the loop's thread uses it, and it never blocks.
 #pragma once
 #include <map>
 #include <optional>
@@ -31,28 +31,29 @@ class Recovery {
            JobLife& life, Grants& grants, Faults& faults, RankNews& ranks, Copies& copies, OverJobs& over,
            RememberedAnswers& answers);
 
-  // At the start.
+  // These are called once, at the start.
   void Begin(Instant now);
   void Adopt(Job& job, Instant now);
   void SetAside(const JobId& job, std::vector<std::string> keys) { set_aside_[job] = std::move(keys); }
-  // The keys of what was set aside of it, once.
+  // Hands out the keys of its records that were set aside, once.
   std::vector<std::string> TakeSetAside(const JobId& job);
 
-  // Whether a hello shows that another head serves this cluster; StepDown ends this one then.
+  // True when a hello shows that another head serves this cluster; StepDown ends this one then.
   bool Outranked(const AgentHello& hello) const;
   void StepDown(const AgentHello& hello);
 
-  // Whether the agents had the time to say what they hold.
+  // True once the agents had the time to say what they hold.
   bool Settled(Instant now) const;
-  // Whether what agents hold of a job is taken up: all records were lost or are older, or that of this job
-  // cannot be read.
+  // True when the head takes up what agents hold of the job: all records were lost or are older, or that of
+  // this job cannot be read.
   bool TakesUp(const JobId& job) const;
   bool WantsDescriptions() const { return model_.cluster.recovering || !set_aside_.empty(); }
-  // Held by an agent and not known here, or newer than what is: wait for its description.
+  // True when the head does not know the generation that an agent holds, so that its description must come
+  // first.
   bool AwaitsDescription(const HeldGeneration& held) const;
-  // Whether a node holds a generation of it of which nobody has said whether it counts.
+  // True while a node holds a generation of the job that proves nothing and that no person has accepted.
   bool AwaitsWord(const JobId& job) const;
-  // The node holds nothing of the job; what that means is judged once all had the time to speak.
+  // The node holds nothing of the job; the head judges that once all agents had the time to speak.
   void JudgeLater(const JobId& job, const NodeId& node) { unsettled_.emplace(job, node); }
 
   void OnDescribed(Node& node, const GenerationDescribed& described, Instant now);
@@ -83,10 +84,10 @@ class Recovery {
   RememberedAnswers& answers_;
 
   Instant settle_at_, recover_until_;  // while the cluster is recovering
-  // Whose records are not all there or cannot all be read, with the keys of those that are there.
+  // The jobs whose records are incomplete or cannot be read, with the keys of those that are there.
   std::map<JobId, std::vector<std::string>> set_aside_;
   std::set<std::pair<JobId, NodeId>> unsettled_;  // judged at settle_at_
-  // Held without a seal by a node: neither taken up nor granted anew before somebody says so.
+  // A node holds these without a seal: they are neither taken up nor granted anew before somebody says so.
   std::map<std::pair<JobId, NodeId>, HeldGeneration> unproven_;
 };
 

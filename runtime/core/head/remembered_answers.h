@@ -1,7 +1,8 @@
-// RememberedAnswers: the answers to requests that changed something, so that a client that lost one and asks
-// again gets the same (fault H15). PURE. Private to runtime/core/head.
+// RememberedAnswers keeps the answers to requests that changed something, so that a client that lost one and
+// asks again gets the same (fault H15). PURE. Private to runtime/core/head.
 //
-// Owned by HeadState; the loop's thread only; never blocks. Stored; bounded in all and for each client.
+// HeadState owns it; only the loop's thread uses it, and it never blocks. The answers are stored, and their
+// number is bounded in all and for each client.
 #pragma once
 #include <cstdint>
 #include <map>
@@ -19,7 +20,7 @@ class RememberedAnswers {
 
   void Load(RequestRecord record);
   void Remember(const Peer& peer, const ClientReply& reply);
-  // What was answered to this client's request; nullptr: it is not remembered.
+  // The answer to this client's request; nullptr: it is not remembered.
   const ClientReply* Find(const std::string& client_key, const std::string& id) const;
 
  private:

@@ -1,7 +1,8 @@
-// Requests: what clients ask of the head. PURE. Private to runtime/core/head.
+// Requests carries out what clients ask of the head. PURE. Private to runtime/core/head.
 //
-// The role comes from the connection's key; a changing request is remembered with its answer. Owned by
-// HeadState; the loop's thread only; never blocks; it keeps nothing of its own.
+// The role of a client comes from its connection's key, and the answer to a request that changes something
+// is remembered. HeadState owns it; only the loop's thread uses it; it never blocks and has no state of its
+// own.
 #pragma once
 #include <optional>
 #include <string>
@@ -32,12 +33,12 @@ class Requests {
   void OnRequest(const PeerMessage& event, const ClientRequest& request, Instant now);
 
  private:
-  // A request, and what is known of it before it is looked at.
+  // A request with its rule and its target.
   struct Asked {
     const PeerMessage& event;
     const ClientRequest& request;
     const RequestRule& rule;
-    const JobId* job;  // that it names; nullptr: it is one that names none
+    const JobId* job;  // nullptr: requests of this kind name none
     std::string target;
     Instant now;
   };

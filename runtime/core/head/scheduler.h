@@ -1,7 +1,7 @@
-// Scheduler: which waiting job starts next. PURE. Private to runtime/core/head.
+// Scheduler decides which waiting job starts next. PURE. Private to runtime/core/head.
 //
-// Owned by HeadState; the loop's thread only; never blocks. A pass costs a placement for each waiting job;
-// with many nodes there is at most one every 100 ms.
+// HeadState owns it; only the loop's thread uses it, and it never blocks. A pass costs a placement for each
+// waiting job; in a cluster of 64 nodes and more it makes at most one in 100 ms.
 #pragma once
 #include <optional>
 #include <vector>
@@ -28,7 +28,7 @@ class Scheduler {
   void AddFresh(const JobId& job) { fresh_.push_back(job); }  // it was just submitted
   bool owes_pass() const { return model_.schedule || !fresh_.empty(); }
   void Schedule(Instant now);
-  // When the pass that is held back may be made.
+  // The moment in which the pass that is held back may be made.
   std::optional<Instant> NextDeadline() const;
 
  private:

@@ -341,7 +341,7 @@ absl::Status Sizing::MayHaveSize(const Job& job, const plan::Demand& whole, int 
   return absl::OkStatus();
 }
 
-// What a person is told who asked for a size, of the job as it is then.
+// Tells the person who asked for a size how the job stands.
 std::string Sizing::ScaleAnswer(const Job& job, const plan::Demand& whole, const plan::Placement& placement,
                                 const ClientScale& scale, int size, bool starts) const {
   const JobRecord& record = job.record;

@@ -1,8 +1,7 @@
-// Sizing: jobs of `ranks: {min, max}` with another number of ranks than they should have. PURE. Private to
-// runtime/core/head.
+// Sizing changes the number of ranks of jobs with `ranks: {min, max}`. PURE. Private to runtime/core/head.
 //
-// Owned by HeadState; the loop's thread only; never blocks. A look costs a placement, O(nodes + jobs +
-// ranks); at most eight of them are made each 100 ms, however many jobs there are.
+// HeadState owns it; only the loop's thread uses it, and it never blocks. A look costs a placement, O(nodes
+// + jobs + ranks), and at most eight looks are made in 100 ms, however many jobs there are.
 #pragma once
 #include <optional>
 #include <string>
@@ -24,11 +23,11 @@ class Sizing {
  public:
   Sizing(HeadContext& context, HeadModel& model, Placer& placer, JobLife& life, Faults& faults, Links& links);
 
-  // Something changed: is there room for more ranks of any job?
+  // Something changed, so each job is to be looked at for room for more ranks.
   void OweLooks() { looks_owed_ = model_.live_jobs.size(); }
   bool owes_looks() const { return looks_owed_ > 0; }
   bool LooksDue(Instant now) const { return looks_owed_ > 0 && (!next_look_ || now >= *next_look_); }
-  // When the next of them may be made; nullopt: now, or none is owed.
+  // The moment in which the next look may be made; nullopt: it may be made now, or none is owed.
   std::optional<Instant> NextDeadline() const { return looks_owed_ > 0 ? next_look_ : std::nullopt; }
   void LookAround(Instant now);
 
@@ -36,7 +35,7 @@ class Sizing {
   void Resize(Job& job, Instant now);
   void KeepWhatWorked(Job& job, Instant now);
   bool GoesBack(Job& job, Instant now);
-  // How it runs, and what is to become of its size.
+  // These tell people how the job runs and what is to become of its size.
   std::string RunningReason(const Job& job);
   void SayHowItRuns(Job& job);
 

@@ -1,7 +1,7 @@
-// Stalls: jobs that stand still. PURE. Private to runtime/core/head.
+// Stalls finds jobs that stand still. PURE. Private to runtime/core/head.
 //
-// Owned by HeadState; the loop's thread only; never blocks; it keeps nothing of its own. A verdict looks once
-// at all ranks of the job.
+// HeadState owns it; only the loop's thread uses it; it never blocks and has no state of its own. A verdict
+// looks once at all ranks of the job.
 #pragma once
 #include <optional>
 #include <string>
@@ -15,7 +15,7 @@ namespace gtrain::core {
 class Faults;
 class Queries;
 
-// "seems stuck: ...", as it is now; empty: it does not seem so.
+// Returns "seems stuck: ..."; empty: the job does not seem so now.
 std::string StuckText(const Job& job, Instant now);
 
 class Stalls {
