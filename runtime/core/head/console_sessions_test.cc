@@ -1,7 +1,8 @@
 // Consoles through the head: who may, how many, and what of it an agent is asked.
+#include "runtime/core/head/console_sessions.h"
+
 #include "gmock/gmock.h"
 #include "nlohmann/json.hpp"
-#include "runtime/core/head/console_sessions.h"
 #include "runtime/core/head/head_test_world.h"
 
 namespace gtrain::core {
