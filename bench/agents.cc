@@ -39,7 +39,7 @@
 #include "net/zmq/client.h"
 #include "net/zmq/keys.h"
 #include "runtime/control/cluster_dir.h"
-#include "runtime/core/agent_core.h"
+#include "runtime/core/agent/agent_core.h"
 #include "runtime/wire/codec.h"
 
 extern char** environ;

@@ -61,7 +61,7 @@ endif()
 add_compile_options(-fmacro-prefix-map=${CMAKE_SOURCE_DIR}/=)
 add_compile_options(-Wall -Wextra -Werror -Wno-missing-field-initializers -fno-omit-frame-pointer)
 if(GTRAIN_SANITIZE)
-  # A third less compile time than -O2 -g (runtime/core/agent_core.cc: 9.5 s of CPU instead of 15.5 s); reports still
+  # A third less compile time than -O2 -g (runtime/core/agent/agent_core.cc: 9.5 s of CPU instead of 15.5 s); reports still
   # name file and line.
   set(CMAKE_CXX_FLAGS_RELWITHDEBINFO "-O1 -g1")
   set(CMAKE_C_FLAGS_RELWITHDEBINFO "-O1 -g1")

@@ -10,7 +10,7 @@
 #include "launcher/cli/status_doc.h"
 #include "launcher/cli/terminal.h"
 #include "launcher/cli/verbs.h"
-#include "runtime/core/worker_core.h"
+#include "runtime/core/values/rank_notes.h"
 #include "sharding/ledger/audit.h"
 
 namespace gtrain::cli {

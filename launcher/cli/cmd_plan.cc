@@ -17,7 +17,7 @@
 #include "launcher/cli/terminal.h"
 #include "launcher/cli/verbs.h"
 #include "runtime/agent/node.h"
-#include "runtime/core/gang.h"
+#include "runtime/core/head/gang.h"
 #include "runtime/detect/inventory.h"
 
 namespace gtrain::cli {

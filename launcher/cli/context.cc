@@ -17,7 +17,7 @@
 #include "job/spec/words.h"
 #include "launcher/cli/local_cluster.h"
 #include "runtime/control/cluster_dir.h"
-#include "runtime/core/authority.h"
+#include "runtime/core/values/authority.h"
 
 namespace gtrain::cli {
 namespace {

@@ -30,7 +30,7 @@
 #include "launcher/cli/terminal.h"
 #include "launcher/cli/verbs.h"
 #include "runtime/agent/node.h"
-#include "runtime/core/agent_core.h"
+#include "runtime/core/agent/agent_core.h"
 
 namespace gtrain::cli {
 namespace {

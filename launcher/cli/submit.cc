@@ -32,7 +32,7 @@
 #include "launcher/cli/terminal.h"
 #include "runtime/agent/node.h"
 #include "runtime/control/control_client.h"
-#include "runtime/core/rank_environment.h"
+#include "runtime/core/agent/rank_environment.h"
 
 namespace gtrain::cli {
 namespace {

@@ -1,6 +1,7 @@
 // The agent service: one process per machine that offers it to a cluster. It keeps a connection to the head,
-// inventories the machine, starts one keeper per job and lets AgentCore (runtime/core/agent_core.h) decide.
-// It may crash and restart at any time: keepers found in its state directory are adopted again (fault P4).
+// inventories the machine, starts one keeper per job and lets AgentCore (runtime/core/agent/agent_core.h)
+// decide. It may crash and restart at any time: keepers found in its state directory are adopted again (fault
+// P4).
 #pragma once
 #include <functional>
 #include <map>

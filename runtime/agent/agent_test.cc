@@ -32,7 +32,7 @@
 #include "gtest/gtest.h"
 #include "job/spec/print.h"
 #include "runtime/agent/node.h"
-#include "runtime/core/agent_core.h"
+#include "runtime/core/agent/agent_core.h"
 #include "runtime/host/keeper_client.h"
 #include "runtime/keeper/posix.h"
 #include "runtime/keeper/stacks.h"

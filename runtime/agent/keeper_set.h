@@ -12,8 +12,8 @@
 #include "absl/time/time.h"
 #include "base/clock.h"
 #include "base/ids.h"
-#include "runtime/core/agent_core.h"
-#include "runtime/core/keeper_messages.h"
+#include "runtime/core/agent/agent_core.h"
+#include "runtime/core/values/keeper_messages.h"
 #include "runtime/host/keeper_client.h"
 
 struct pollfd;

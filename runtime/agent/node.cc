@@ -31,7 +31,7 @@
 #include "base/run_folder.h"
 #include "base/status_macros.h"
 #include "base/units.h"
-#include "runtime/core/agent_core.h"
+#include "runtime/core/agent/agent_core.h"
 #include "runtime/keeper/agent_protocol.h"
 #include "runtime/keeper/posix.h"
 #include "runtime/keeper/stacks.h"

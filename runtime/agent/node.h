@@ -10,8 +10,8 @@
 #include "base/ids.h"
 #include "base/rng.h"
 #include "base/unique_fd.h"
-#include "runtime/core/agent_core.h"
-#include "runtime/core/messages.h"
+#include "runtime/core/agent/agent_core.h"
+#include "runtime/core/values/messages.h"
 
 namespace gtrain::agent {
 

@@ -1,4 +1,5 @@
-// The exchanges with each cloud's metadata service; what their answers mean is in runtime/core/cloud_notice.
+// The exchanges with each cloud's metadata service; what their answers mean is in
+// runtime/core/agent/cloud_notice.
 #include "runtime/agent/notice_watch.h"
 
 #include <sys/eventfd.h>
@@ -16,7 +17,7 @@
 #include "base/logging.h"
 #include "base/rng.h"
 #include "base/status_macros.h"
-#include "runtime/core/cloud_notice.h"
+#include "runtime/core/agent/cloud_notice.h"
 
 namespace gtrain::agent {
 namespace {

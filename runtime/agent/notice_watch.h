@@ -11,7 +11,7 @@
 #include "base/mutex.h"
 #include "base/unique_fd.h"
 #include "net/http/client.h"
-#include "runtime/core/messages.h"
+#include "runtime/core/values/messages.h"
 
 namespace gtrain::agent {
 

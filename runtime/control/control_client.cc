@@ -9,8 +9,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
-#include "runtime/core/authority.h"
-#include "runtime/core/request_pacer.h"
+#include "runtime/core/values/authority.h"
+#include "runtime/core/values/request_pacer.h"
 #include "runtime/wire/codec.h"
 
 namespace gtrain::net {

@@ -13,8 +13,8 @@
 #include "base/clock.h"
 #include "base/rng.h"
 #include "net/zmq/client.h"
-#include "runtime/core/messages.h"
-#include "runtime/core/request_pacer.h"
+#include "runtime/core/values/messages.h"
+#include "runtime/core/values/request_pacer.h"
 
 namespace gtrain::net {
 

@@ -3,7 +3,7 @@
 #include <string>
 #include <vector>
 
-#include "runtime/core/messages.h"
+#include "runtime/core/values/messages.h"
 
 namespace gtrain::detect {
 

@@ -14,7 +14,7 @@
 #include "net/zmq/join_tokens.h"
 #include "net/zmq/key_registry.h"
 #include "runtime/control/cluster_dir.h"
-#include "runtime/core/messages.h"
+#include "runtime/core/values/messages.h"
 
 namespace gtrain::head {
 

@@ -10,7 +10,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "base/unique_fd.h"
-#include "runtime/core/effects.h"
+#include "runtime/core/values/effects.h"
 
 namespace gtrain::head {
 

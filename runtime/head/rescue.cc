@@ -1,8 +1,8 @@
 // A restored or recovered store differs from any other in its ClusterRecord only: the epoch is above every
 // epoch that agents may have heard, job numbers jump above every number the lost head may have given out, and
-// `recovering` makes the next head ask the agents (runtime/core/head_recovery.cc). The lost epoch and number
-// are unknown, so time stands in for them: heads start at most once a second; jobs come at most one a second
-// on average after a backup, and at most one a minute over a cluster's life.
+// `recovering` makes the next head ask the agents (runtime/core/head/recovery.cc). The lost epoch and
+// number are unknown, so time stands in for them: heads start at most once a second; jobs come at most one a
+// second on average after a backup, and at most one a minute over a cluster's life.
 #include "runtime/head/rescue.h"
 
 #include <fcntl.h>
@@ -19,8 +19,8 @@
 #include "base/logging.h"
 #include "base/status_macros.h"
 #include "base/unique_fd.h"
-#include "runtime/core/job_records.h"
-#include "runtime/core/job_state.h"
+#include "runtime/core/values/job_records.h"
+#include "runtime/core/values/job_state.h"
 #include "runtime/head/audit_log.h"
 #include "runtime/store/backup.h"
 #include "runtime/store/rocks_store.h"

@@ -8,7 +8,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "runtime/control/cluster_dir.h"
-#include "runtime/core/job_records.h"
+#include "runtime/core/values/job_records.h"
 #include "runtime/port/meta_store.h"
 
 namespace gtrain::head {

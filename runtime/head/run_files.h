@@ -8,7 +8,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "base/run_folder.h"
-#include "runtime/core/effects.h"
+#include "runtime/core/values/effects.h"
 
 namespace gtrain::head {
 

@@ -21,7 +21,7 @@
 #include "base/logging.h"
 #include "base/status_macros.h"
 #include "net/zmq/client.h"
-#include "runtime/core/authority.h"
+#include "runtime/core/values/authority.h"
 #include "runtime/head/rescue.h"
 #include "runtime/store/rocks_store.h"
 #include "runtime/wire/build_version.h"

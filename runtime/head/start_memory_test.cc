@@ -8,7 +8,7 @@
 #include "base/clock.h"
 #include "base/memory_count_fake.h"
 #include "job/spec/parse.h"
-#include "runtime/core/head_core.h"
+#include "runtime/core/head/head_core.h"
 #include "runtime/head/rescue.h"
 #include "runtime/store/memory_store.h"
 #include "runtime/wire/record_codec.h"

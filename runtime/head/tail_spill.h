@@ -12,7 +12,7 @@
 #include "absl/status/statusor.h"
 #include "base/task_thread.h"
 #include "base/unique_fd.h"
-#include "runtime/core/log_tails.h"
+#include "runtime/core/values/log_tails.h"
 
 namespace gtrain::head {
 

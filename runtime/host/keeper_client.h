@@ -9,7 +9,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "base/unique_fd.h"
-#include "runtime/core/keeper_messages.h"
+#include "runtime/core/values/keeper_messages.h"
 
 namespace gtrain::host {
 

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "base/unique_fd.h"
-#include "runtime/core/keeper_messages.h"
+#include "runtime/core/values/keeper_messages.h"
 
 namespace gtrain::keeper {
 

@@ -1,5 +1,5 @@
 // Bytes between an agent and a keeper: a frame header and the fields of one value of
-// runtime/core/keeper_messages.h. Both sides run on one machine, so integers travel in host
+// runtime/core/values/keeper_messages.h. Both sides run on one machine, so integers travel in host
 // byte order. std only, no exceptions.
 //
 // Transport: SOCK_STREAM unix socket `agent.sock` in the keeper's state directory; the keeper
@@ -11,7 +11,7 @@
 #include <optional>
 #include <type_traits>
 
-#include "runtime/core/keeper_messages.h"
+#include "runtime/core/values/keeper_messages.h"
 
 namespace gtrain::keeper {
 

@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "base/unique_fd.h"
-#include "runtime/core/keeper_messages.h"
+#include "runtime/core/values/keeper_messages.h"
 #include "runtime/keeper/cgroup.h"
 #include "runtime/keeper/log_stream.h"
 #include "runtime/keeper/posix.h"

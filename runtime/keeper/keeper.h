@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "base/unique_fd.h"
-#include "runtime/core/keeper_messages.h"
+#include "runtime/core/values/keeper_messages.h"
 #include "runtime/keeper/arenas.h"
 #include "runtime/keeper/children.h"
 #include "runtime/keeper/connections.h"

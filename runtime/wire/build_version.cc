@@ -1,7 +1,7 @@
 #include "runtime/wire/build_version.h"
 
-#include "runtime/core/keeper_messages.h"
-#include "runtime/core/messages.h"
+#include "runtime/core/values/keeper_messages.h"
+#include "runtime/core/values/messages.h"
 
 namespace gtrain::wire {
 

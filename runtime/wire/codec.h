@@ -9,7 +9,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "runtime/core/messages.h"
+#include "runtime/core/values/messages.h"
 
 namespace gtrain::wire {
 

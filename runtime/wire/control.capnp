@@ -1,6 +1,6 @@
 # The control plane on the wire: one ZeroMQ message is one frame, one frame is one `Message`
 # (flat Cap'n Proto array, not packed). runtime/wire/codec.cc is the only reader and writer; the plain
-# values behind it are runtime/core/messages.h.
+# values behind it are runtime/core/values/messages.h.
 #
 # Rules that hold for every message
 # - Authority comes from the key of the connection (ZAP User-Id), never from a field here.

@@ -1,6 +1,6 @@
-// Private to runtime/wire: the fields of every struct of runtime/core/messages.h, in its order.
+// Private to runtime/wire: the fields of every struct of runtime/core/values/messages.h, in its order.
 #pragma once
-#include "runtime/core/messages.h"
+#include "runtime/core/values/messages.h"
 #include "runtime/wire/codec.h"
 #include "runtime/wire/control.capnp.h"
 #include "runtime/wire/fields.h"

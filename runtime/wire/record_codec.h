@@ -5,7 +5,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "runtime/core/records.h"
+#include "runtime/core/values/records.h"
 
 namespace gtrain::wire {
 

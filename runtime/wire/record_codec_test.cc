@@ -9,7 +9,7 @@
 #include "base/rng.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "runtime/core/job_records.h"
+#include "runtime/core/values/job_records.h"
 #include "runtime/wire/records.capnp.h"
 #include "runtime/wire/samples.h"
 

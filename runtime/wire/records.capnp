@@ -1,5 +1,5 @@
 # What the head keeps on disk: one `Record` per key, see docs/formats/records.md for keys and the header
-# in front of each value. The plain values are runtime/core/records.h. New fields are only added at the end.
+# in front of each value. The plain values are runtime/core/values/records.h. New fields are only added at the end.
 @0xe1f2a7c04d5b9683;
 
 using Cxx = import "/capnp/c++.capnp";

@@ -2,7 +2,7 @@
 
 #include <limits>
 
-#include "runtime/core/job_records.h"
+#include "runtime/core/values/job_records.h"
 #include "runtime/wire/codec.h"
 
 namespace gtrain::wire {

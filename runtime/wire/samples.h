@@ -2,8 +2,8 @@
 #pragma once
 #include <vector>
 
-#include "runtime/core/messages.h"
-#include "runtime/core/records.h"
+#include "runtime/core/values/messages.h"
+#include "runtime/core/values/records.h"
 
 namespace gtrain::wire {
 

@@ -14,7 +14,8 @@
 #include "base/unique_fd.h"
 #include "checkpoint/port/writer_host.h"
 #include "comm/port/bootstrap.h"
-#include "runtime/core/worker_core.h"
+#include "runtime/core/values/rank_notes.h"
+#include "runtime/core/worker/worker_core.h"
 #include "runtime/worker/keeper_client.h"
 #include "runtime/worker/rank_environment.h"
 

@@ -3,8 +3,8 @@
 #include <cstdlib>
 #include <string>
 
-#include "runtime/core/keeper_messages.h"
-#include "runtime/core/messages.h"
+#include "runtime/core/values/keeper_messages.h"
+#include "runtime/core/values/messages.h"
 #include "runtime/wire/build_version.h"
 
 namespace gtrain::wire {

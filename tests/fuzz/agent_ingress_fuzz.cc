@@ -6,7 +6,7 @@
 #include "base/check.h"
 #include "job/spec/parse.h"
 #include "job/spec/print.h"
-#include "runtime/core/agent_core.h"
+#include "runtime/core/agent/agent_core.h"
 #include "runtime/keeper/agent_protocol.h"
 #include "runtime/wire/codec.h"
 #include "runtime/wire/samples.h"

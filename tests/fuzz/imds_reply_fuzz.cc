@@ -2,7 +2,7 @@
 // number is inside what the cloud promises.
 #include "absl/strings/numbers.h"
 #include "base/check.h"
-#include "runtime/core/cloud_notice.h"
+#include "runtime/core/agent/cloud_notice.h"
 #include "tests/fuzz/target.h"
 
 namespace gtrain::fuzz {

@@ -4,7 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
-#include "runtime/core/rank_reports.h"
+#include "runtime/core/agent/rank_reports.h"
 #include "tests/fuzz/target.h"
 
 namespace gtrain::fuzz {

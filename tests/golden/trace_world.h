@@ -8,8 +8,8 @@
 
 #include "absl/strings/string_view.h"
 #include "base/clock.h"
-#include "runtime/core/head_core.h"
-#include "runtime/core/outbox.h"
+#include "runtime/core/head/head_core.h"
+#include "runtime/core/head/outbox.h"
 
 namespace gtrain::golden {
 

@@ -7,9 +7,9 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "nlohmann/json.hpp"
-#include "runtime/core/job_records.h"
-#include "runtime/core/job_state.h"
-#include "runtime/core/restart_policy.h"
+#include "runtime/core/head/restart_policy.h"
+#include "runtime/core/values/job_records.h"
+#include "runtime/core/values/job_state.h"
 #include "tests/sim/machine.h"
 
 namespace gtrain::sim {

@@ -9,9 +9,9 @@
 #include <vector>
 
 #include "job/spec/job_spec.h"
-#include "runtime/core/agent_core.h"
-#include "runtime/core/head_core.h"
-#include "runtime/core/outbox.h"
+#include "runtime/core/agent/agent_core.h"
+#include "runtime/core/head/head_core.h"
+#include "runtime/core/head/outbox.h"
 #include "tests/sim/disk.h"
 #include "tests/sim/ranks.h"
 

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "runtime/core/request_pacer.h"
+#include "runtime/core/values/request_pacer.h"
 #include "tests/sim/checker.h"
 #include "tests/sim/network.h"
 

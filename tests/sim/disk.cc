@@ -7,7 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
 #include "base/check.h"
-#include "runtime/core/job_records.h"
+#include "runtime/core/values/job_records.h"
 #include "runtime/wire/record_codec.h"
 
 namespace gtrain::sim {

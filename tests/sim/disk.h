@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "base/ids.h"
-#include "runtime/core/outbox.h"
+#include "runtime/core/head/outbox.h"
 #include "tests/sim/kernel.h"
 
 namespace gtrain::sim {

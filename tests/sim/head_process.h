@@ -8,9 +8,9 @@
 #include <string>
 #include <vector>
 
-#include "runtime/core/head_core.h"
-#include "runtime/core/join_queue.h"
-#include "runtime/core/outbox.h"
+#include "runtime/core/head/head_core.h"
+#include "runtime/core/head/join_queue.h"
+#include "runtime/core/head/outbox.h"
 #include "tests/sim/disk.h"
 #include "tests/sim/network.h"
 

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "runtime/core/keeper_messages.h"
+#include "runtime/core/values/keeper_messages.h"
 #include "tests/sim/ranks.h"
 
 namespace gtrain::sim {

@@ -9,8 +9,8 @@
 #include <string>
 #include <vector>
 
-#include "runtime/core/agent_core.h"
-#include "runtime/core/keeper_order.h"
+#include "runtime/core/agent/agent_core.h"
+#include "runtime/core/agent/keeper_order.h"
 #include "tests/sim/keeper_model.h"
 #include "tests/sim/network.h"
 

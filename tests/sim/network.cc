@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "base/check.h"
-#include "runtime/core/records.h"
+#include "runtime/core/values/records.h"
 #include "runtime/wire/codec.h"
 
 namespace gtrain::sim {

@@ -17,7 +17,7 @@
 #include <string>
 #include <vector>
 
-#include "runtime/core/messages.h"
+#include "runtime/core/values/messages.h"
 #include "tests/sim/kernel.h"
 
 namespace gtrain::sim {

@@ -7,6 +7,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_split.h"
 #include "base/check.h"
+#include "runtime/core/values/rank_notes.h"
 #include "tests/sim/checker.h"
 
 namespace gtrain::sim {

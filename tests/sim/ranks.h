@@ -11,9 +11,9 @@
 #include <vector>
 
 #include "base/ids.h"
-#include "runtime/core/keeper_messages.h"
-#include "runtime/core/messages.h"
-#include "runtime/core/worker_core.h"
+#include "runtime/core/values/keeper_messages.h"
+#include "runtime/core/values/messages.h"
+#include "runtime/core/worker/worker_core.h"
 #include "tests/sim/kernel.h"
 #include "tests/sim/saves.h"
 

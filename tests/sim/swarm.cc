@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "runtime/core/job_state.h"
+#include "runtime/core/values/job_state.h"
 #include "tests/sim/world.h"
 
 namespace gtrain::sim {

@@ -6,7 +6,7 @@
 #include "base/check.h"
 #include "job/spec/parse.h"
 #include "nlohmann/json.hpp"
-#include "runtime/core/job_state.h"
+#include "runtime/core/values/job_state.h"
 #include "runtime/wire/codec.h"
 #include "runtime/wire/record_codec.h"
 

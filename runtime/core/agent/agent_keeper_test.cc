@@ -1,0 +1,188 @@
+// What an agent says to a keeper that has never heard of a generation, and of one that is over.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "runtime/core/agent/agent_core.h"
+#include "runtime/core/agent/agent_test_names.h"
+
+namespace gtrain::core {
+namespace {
+
+class AgentKeeperTest : public ::testing::Test {
+ protected:
+  AgentKeeperTest() : core_(Config()) {
+    Step(HeadUp{"10.0.0.1"});
+    Step(FromHead{AgentWelcome{ClusterId("c1"), {5}, kMe, absl::Seconds(1), absl::Seconds(120)}});
+  }
+  static AgentConfig Config() {
+    AgentConfig config;
+    config.cluster = ClusterId("c1");
+    config.node = kMe;
+    config.incarnation = Incarnation("boot-1");
+    config.parse_spec = [](absl::string_view) -> absl::StatusOr<spec::JobSpec> { return spec::JobSpec(); };
+    config.job_hash = [](const spec::JobSpec&) { return "hash"; };
+    config.make_token = [] { return std::string(32, 't'); };
+    return config;
+  }
+  void Step(const AgentEvent& event) { last_ = core_.Step(event, Instant{1'000'000'000}); }
+  void Start(uint64_t generation) {
+    GenerationGrant grant;
+    grant.job = kJob;
+    grant.generation = {generation};
+    grant.spec_text = "spec";
+    grant.run_dir = "/run";
+    grant.world_size = 1;
+    grant.nodes = {{kMe, "10.0.0.1", "host-a"}};
+    grant.ranks.resize(1);
+    grant.ranks[0].node = kMe;
+    Step(FromHead{StartGeneration{{5}, grant}});
+  }
+  template <typename T>
+  std::vector<uint64_t> Commanded() const {
+    std::vector<uint64_t> generations;
+    for (const AgentEffect& effect : last_.effects) {
+      const auto* order = std::get_if<ToKeeper>(&effect);
+      const T* command = order == nullptr ? nullptr : std::get_if<T>(&order->command);
+      if (command != nullptr) generations.push_back(command->generation);
+    }
+    return generations;
+  }
+  std::vector<uint64_t> Gone() const {
+    std::vector<uint64_t> generations;
+    for (const AgentEffect& effect : last_.effects) {
+      const auto* sent = std::get_if<ToHead>(&effect);
+      const auto* gone = sent == nullptr ? nullptr : std::get_if<GenerationGone>(&sent->message);
+      if (gone != nullptr) generations.push_back(gone->generation.value);
+    }
+    return generations;
+  }
+
+  AgentCore core_;
+  AgentStep last_;
+};
+
+using Generations = std::vector<uint64_t>;
+
+TEST_F(AgentKeeperTest, WhatWasLostWithAConnectionIsEndedByName_P4) {
+  Start(3);
+  ASSERT_EQ(Commanded<keeper::BeginGeneration>(), Generations{3});
+  Step(FromHead{Revoke{{5}, kJob, {6}, EndMode::kReform, absl::Seconds(5), "a node was lost"}});
+  EXPECT_EQ(Commanded<keeper::EndGeneration>(), (Generations{3, 6}));
+  keeper::State state;
+  state.job = kJob.value;
+  Step(FromKeeper{kJob, state});
+  EXPECT_EQ(Commanded<keeper::EndGeneration>(), Generations{3});
+  EXPECT_TRUE(Gone().empty()) << "until the keeper has said so";
+  Step(FromKeeper{kJob, keeper::Gone{3, true, "it never began here"}});
+  EXPECT_EQ(Gone(), (Generations{3, 6}));
+}
+
+TEST_F(AgentKeeperTest, WhatIsGoneAndAcknowledgedIsForgottenByTheKeeper) {
+  Step(FromKeeper{kJob, keeper::Gone{3, true, "it was over before it began"}});
+  EXPECT_EQ(Commanded<keeper::Forget>(), Generations{3});
+  EXPECT_TRUE(Gone().empty());
+}
+
+// A generation of which nothing ran here (its agent died before), and whose end the head did not live to
+// store.
+TEST_F(AgentKeeperTest, WhatIsOverHereIsNotStartedAgain) {
+  keeper::State state;
+  state.job = kJob.value;
+  state.highest_revoked = 2;
+  state.generations.emplace_back().generation = 3;
+  Step(FromKeeper{kJob, state});
+  Step(KeeperLost{kJob, true, "killed"});
+  ASSERT_EQ(Gone(), Generations{3});
+  Start(3);
+  EXPECT_TRUE(Commanded<keeper::BeginGeneration>().empty());
+  EXPECT_EQ(Gone(), Generations{3});
+}
+
+// The head's disk was full, so the word to forget the job came before the welcome, and what was gone
+// meanwhile had been told to nobody: the head waited for it for ever.
+TEST_F(AgentKeeperTest, WhatIsForgottenBeforeTheWelcomeIsToldBehindIt) {
+  Start(4);
+  Step(HeadUp{"10.0.0.1"});  // greets again
+  Step(FromHead{Revoke{{5}, kJob, {4}, EndMode::kStopNow, absl::ZeroDuration(), "the job is over"}});
+  Step(FromKeeper{kJob, keeper::Exited{.generation = 4, .rank = 0}});
+  Step(FromKeeper{kJob, keeper::Gone{4, true, "all are gone"}});
+  EXPECT_TRUE(Gone().empty());
+  Step(FromHead{ForgetJob{{5}, kJob}});
+  EXPECT_TRUE(Gone().empty());
+  Step(FromHead{AgentWelcome{ClusterId("c1"), {5}, kMe, absl::Seconds(1), absl::Seconds(120)}});
+  EXPECT_EQ(Gone(), Generations{4});
+  Step(HeadUp{"10.0.0.1"});
+  Step(FromHead{AgentWelcome{ClusterId("c1"), {5}, kMe, absl::Seconds(1), absl::Seconds(120)}});
+  EXPECT_TRUE(Gone().empty()) << "told, and forgotten";
+}
+
+TEST_F(AgentKeeperTest, AMemoryLimitThatNothingEnforcesIsSaidOnce) {
+  for (const bool limits : {false, true}) {
+    AgentConfig config = Config();
+    config.limits_memory = limits;
+    config.parse_spec = [](absl::string_view) -> absl::StatusOr<spec::JobSpec> {
+      spec::JobSpec spec;
+      spec.resources.memory = uint64_t{1} << 30;
+      return spec;
+    };
+    core_ = AgentCore(std::move(config));
+    Step(HeadUp{"10.0.0.1"});
+    Step(FromHead{AgentWelcome{ClusterId("c1"), {5}, kMe, absl::Seconds(1), absl::Seconds(120)}});
+    Start(1);
+    std::vector<std::string> notes;
+    for (const AgentEffect& effect : last_.effects) {
+      const auto* sent = std::get_if<ToHead>(&effect);
+      if (const auto* note = sent == nullptr ? nullptr : std::get_if<AgentNote>(&sent->message))
+        notes.push_back(absl::StrCat(note->kind, ": ", note->text));
+    }
+    if (limits) {
+      EXPECT_THAT(notes, ::testing::IsEmpty());
+    } else {
+      EXPECT_THAT(notes, ::testing::ElementsAre(
+                             ::testing::StartsWith("warning: resources.memory only chooses the machine")));
+    }
+  }
+}
+
+TEST_F(AgentKeeperTest, WhoIsAskedToConnectsAnew_W9) {
+  const auto reconnects = [&](bool greet) {
+    Step(FromHead{HeartbeatAck{{5}, 1, greet}});
+    return std::any_of(last_.effects.begin(), last_.effects.end(),
+                       [](const AgentEffect& e) { return std::holds_alternative<Reconnect>(e); });
+  };
+  EXPECT_FALSE(reconnects(false));
+  EXPECT_TRUE(reconnects(true));
+}
+
+// A turn is the keeper's to answer, also for a rank that has ended: it may have last words.
+TEST_F(AgentKeeperTest, ConsolesAreBetweenClientAndKeeper) {
+  Start(1);
+  Step(FromKeeper{kJob, keeper::Exited{.generation = 1, .rank = 0}});
+  AgentQuery query{{5}, 11, AgentQuery::Kind::kConsole, kJob, {1}, 0};
+  query.console = {
+      .session = "s", .start = true, .argv = {"cat"}, .input_offset = 4, .input = "in", .out_seen = 9};
+  Step(FromHead{query});
+  ASSERT_EQ(last_.effects.size(), 1u);
+  const auto& turn = std::get<keeper::Console>(std::get<ToKeeper>(last_.effects[0]).command);
+  EXPECT_EQ(turn.id, 11u);
+  EXPECT_EQ(turn.session, "s");
+  EXPECT_EQ(turn.argv, std::vector<std::string>{"cat"});
+  EXPECT_EQ(turn.input_offset, 4u);
+  EXPECT_EQ(turn.input, "in");
+  EXPECT_EQ(turn.out_seen, 9u);
+  Step(FromKeeper{kJob, keeper::ConsoleTurn{11, true, "out", 9, "err", 6, true, 3}});
+  ASSERT_EQ(last_.effects.size(), 1u);
+  const auto& answer = std::get<AgentAnswer>(std::get<ToHead>(last_.effects[0]).message);
+  EXPECT_EQ(answer, (AgentAnswer{11, true, "out", 3, true, "err", false, 6, 9}));
+  query.generation = {2};  // that nobody here has heard of
+  Step(FromHead{query});
+  EXPECT_FALSE(std::get<AgentAnswer>(std::get<ToHead>(last_.effects[0]).message).ok);
+}
+
+}  // namespace
+}  // namespace gtrain::core

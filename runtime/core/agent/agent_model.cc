@@ -1,0 +1,53 @@
+#include "runtime/core/agent/agent_model.h"
+
+namespace gtrain::core {
+
+AgentJob& AgentModel::RecordOf(const JobId& job) {
+  const auto [it, fresh] = jobs.try_emplace(job);
+  if (fresh) job_order.push_back(job);
+  return it->second;
+}
+
+AgentGeneration* AgentModel::Find(const JobId& job, Generation generation) {
+  const auto record = jobs.find(job);
+  if (record == jobs.end()) return nullptr;
+  const auto it = record->second.generations.find(generation);
+  return it == record->second.generations.end() ? nullptr : &it->second;
+}
+
+AgentRank* AgentModel::Find(const JobId& job, Generation generation, int rank) {
+  AgentGeneration* found = Find(job, generation);
+  if (found == nullptr) return nullptr;
+  const auto it = found->ranks.find(rank);
+  return it == found->ranks.end() ? nullptr : &it->second;
+}
+
+bool AgentModel::HasLiveGeneration() const {
+  for (const auto& [job, record] : jobs) {
+    for (const auto& [number, generation] : record.generations) {
+      if (!generation.gone) return true;
+    }
+  }
+  return false;
+}
+
+std::vector<HeldGeneration> AgentModel::Held() const {
+  std::vector<HeldGeneration> all;
+  for (const auto& [job, record] : jobs) {
+    for (const auto& [number, generation] : record.generations) {
+      HeldGeneration held;
+      held.job = job;
+      held.generation = number;
+      held.revoked = record.revoked;
+      held.stopping = record.stopping;
+      for (const auto& [rank, info] : generation.ranks) {
+        if (!info.exit) held.live.push_back(info.status);
+        if (info.exit && !info.acked) held.exited.push_back(*info.exit);
+      }
+      if (!held.live.empty() || !held.exited.empty() || !generation.gone) all.push_back(std::move(held));
+    }
+  }
+  return all;
+}
+
+}  // namespace gtrain::core

@@ -1,0 +1,105 @@
+// AgentModel: the jobs that run or have left something on this machine, as plain data that all parts of the
+// agent read and write. PURE. Private to runtime/core/agent.
+//
+// AgentCore owns it, and only the loop's thread uses it.
+#pragma once
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "runtime/core/agent/agent_core.h"
+#include "runtime/core/agent/rank_reports.h"
+
+namespace gtrain::core {
+
+struct AgentTail {
+  std::string text;  // at most 64 KiB
+  uint64_t end_offset = 0;
+  bool changed = false;
+  size_t unsent = 0;        // bytes at its end that were not told since the welcome
+  uint64_t next_piece = 0;  // LogTail::piece of what is told next
+  LineCutter lines{16 << 10};
+};
+
+struct AgentRank {
+  RankStatus status;
+  bool status_changed = false;
+  bool sdk = false;
+  std::optional<RankExit> exit;
+  bool acked = false;
+  AgentTail out, err;
+  LineCutter report_lines{16 << 10};
+  uint64_t dropped_told = 0;
+  int out_refused = 0, err_refused = 0;  // errno of the disk that takes no log of it now
+  double samples = 0;                    // since `samples_at`
+  std::optional<Instant> samples_at;
+  // Whether it rests (idleness.h).
+  Instant heard_at;                              // it wrote, or its step grew
+  std::optional<uint64_t> cpu_ms;                // as seen last
+  Instant seen_at, rests_since;                  // since then it used no processor time
+  std::map<uint64_t, uint64_t> exchange_relays;  // sequence -> relay id to acknowledge
+  // What it said last of its storage goes with its exit. The keeper keeps the message until there is another,
+  // so that an agent which restarts hears it again.
+  std::string storage;
+  std::optional<uint64_t> storage_relay;
+};
+
+struct AgentExchange {
+  std::map<int, std::string> blobs;  // of local ranks
+};
+
+struct AgentGeneration {
+  Generation generation;
+  Timeline timeline;
+  std::string run_dir;
+  int world_size = 0;
+  GenerationGrant grant;
+  GrantSeal seal;                              // as it came, for a head that lost its records
+  std::optional<CheckpointReport> checkpoint;  // newest
+  std::map<std::string, AgentNote> notes;      // the newest of each kind that ranks said of themselves
+  spec::JobSpec spec;
+  ProgressPatterns patterns;
+  std::map<int, AgentRank> ranks;                       // local ones
+  std::map<uint64_t, AgentExchange> exchanges;          // open
+  std::map<uint64_t, std::vector<std::string>> tables;  // newest few, for repeats
+  bool ended = false;                                   // we told the keeper
+  uint32_t noticed = 0;                                 // the newest notice that its ranks know
+  bool gone = false;
+  bool clean = true;
+  bool gone_told = false;
+  std::string gone_message;
+  Instant started;
+  Instant looked_at;  // at what its ranks do
+};
+
+struct AgentJob {
+  Generation revoked;
+  Generation over;  // the newest that was here and is gone, as the head was told
+  std::string run_dir;
+  bool stopping = false;                    // a person's stop was heard
+  bool forgotten = false;                   // leave once nothing is left of it
+  bool keeper_leaves = false;               // told to go with nothing left; a grant waits for the next keeper
+  std::optional<StartGeneration> next;      // that waits
+  std::optional<GenerationGone> owes_gone;  // of a generation that never ran here, until older ones are gone
+  std::map<Generation, AgentGeneration> generations;
+};
+
+inline constexpr size_t kJobsMax = 4096;  // remembered; the oldest without a live generation goes
+
+struct AgentModel {
+  // The record of the job, made if there is none.
+  AgentJob& RecordOf(const JobId& job);
+  AgentGeneration* Find(const JobId& job, Generation generation);
+  AgentRank* Find(const JobId& job, Generation generation, int rank);
+  bool HasLiveGeneration() const;
+  // The generations that are here and those that the head has not acknowledged, as a hello tells them.
+  std::vector<HeldGeneration> Held() const;
+
+  std::map<JobId, AgentJob> jobs;
+  std::vector<JobId> job_order;         // oldest first, bounds jobs
+  std::optional<absl::Status> leaving;  // with this, once no generation lives here
+};
+
+}  // namespace gtrain::core

@@ -1,0 +1,43 @@
+#include "runtime/core/agent/machine_notice.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/units.h"
+
+namespace gtrain::core {
+
+// The same notice again is news only when it comes nearer, an answer without one only after one, or once: the
+// head may remember a notice that was taken back while no agent was running.
+void MachineNotice::OnCloudSays(const CloudSays& event) {
+  constexpr absl::Duration kNearer = absl::Seconds(1);
+  const NodeNotice& notice = event.notice;
+  const bool same = notice.kind == notice_.kind && notice.id == notice_.id;
+  if (notice_sequence_ > 0 && same && context_.now() + notice.left + kNearer > notice_at_) return;
+  notice_ = notice;
+  notice_at_ = context_.now() + notice.left;
+  ++notice_sequence_;
+  notice_acked_ = false;
+  if (notice.kind != NoticeKind::kNone || notice_sequence_ > 1) {
+    context_.Say(absl::StrCat("the cloud says: ",
+                              notice.kind == NoticeKind::kNone
+                                  ? "the notice is taken back"
+                                  : absl::StrCat(notice.source, ", ", Name(notice.kind), " in ",
+                                                 PrintDuration(absl::Floor(notice.left, absl::Seconds(1))))));
+  }
+  TellNotice();
+}
+
+void MachineNotice::TellNotice() {
+  if (notice_sequence_ == 0 || notice_acked_) return;
+  NodeNotice notice = notice_;
+  notice.left = std::max(absl::ZeroDuration(), notice_at_ - context_.now());
+  context_.Tell(NoticeSeen{notice_sequence_, std::move(notice)});
+}
+
+void MachineNotice::OnAck(const AckNotice& ack) {
+  if (ack.sequence == notice_sequence_) notice_acked_ = true;
+}
+
+}  // namespace gtrain::core

@@ -1,0 +1,49 @@
+#include "runtime/core/agent/rank_reports.h"
+
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+#include "gtest/gtest.h"
+#include "net/port/transport.h"
+#include "runtime/core/values/rank_notes.h"
+
+namespace gtrain::core {
+namespace {
+
+RankSaid Checkpoint(size_t manifest_bytes) {
+  return ReadRelay(absl::StrCat(R"({"type":"checkpoint","step":40,"timeline":9,"policy":"","manifest":")",
+                                std::string(manifest_bytes, 'm'), R"("})"));
+}
+
+// A report that the head does not take closed the connection of the whole node, again after each hello, for
+// the jobs of all its users.
+TEST(RankReports, WhatWouldNotReachTheHeadIsRefusedAndSaid) {
+  EXPECT_EQ(Checkpoint(kManifestBytesMax).kind, RankSaid::Kind::kCheckpoint);
+  const RankSaid checkpoint = Checkpoint(kManifestBytesMax + 1);
+  EXPECT_EQ(checkpoint.kind, RankSaid::Kind::kNote);
+  EXPECT_EQ(checkpoint.note, kRefusedNote);
+  EXPECT_EQ(checkpoint.text,
+            "the manifest of a checkpoint has 4097 bytes and may have 4096: it is not taken");
+  EXPECT_EQ(checkpoint.manifest, "");
+
+  const auto exchange = [](size_t bytes) {
+    return ReadRelay(absl::StrCat(R"({"type":"exchange","sequence":3,"blob":")",
+                                  absl::Base64Escape(std::string(bytes, 'b')), R"("})"));
+  };
+  EXPECT_EQ(exchange(kBlobBytesMax).kind, RankSaid::Kind::kExchange);
+  EXPECT_EQ(exchange(kBlobBytesMax + 1).kind, RankSaid::Kind::kNote);
+  static_assert(2 * kBlobBytesMax < port::kToServerBytesMax &&
+                2 * kManifestBytesMax < port::kToServerBytesMax);
+}
+
+TEST(RankReports, TextsAreCutAndPrintable) {
+  const RankSaid note =
+      ReadRelay(absl::StrCat(R"({"type":"saves","text":"a\n)", std::string(9000, 'x'), R"("})"));
+  EXPECT_EQ(note.kind, RankSaid::Kind::kNote);
+  EXPECT_EQ(note.text.size(), kRankNoteBytesMax);
+  EXPECT_EQ(note.text.substr(0, 3), "a?x");
+  EXPECT_EQ(ReadRelay("not JSON").kind, RankSaid::Kind::kNothing);
+  EXPECT_EQ(ReadRelay(R"({"type":"checkpoint"})").kind, RankSaid::Kind::kNothing) << "of no step";
+}
+
+}  // namespace
+}  // namespace gtrain::core

@@ -1,0 +1,707 @@
+#include "runtime/core/head/documents.h"
+
+#include <algorithm>
+#include <array>
+#include <map>
+#include <set>
+#include <utility>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/strings/str_cat.h"
+#include "base/json_text.h"
+#include "nlohmann/json.hpp"
+#include "runtime/core/head/progress.h"
+#include "runtime/core/head/restart_policy.h"
+#include "runtime/core/head/stalls.h"
+#include "runtime/core/values/rank_notes.h"
+
+namespace gtrain::core {
+namespace {
+
+using nlohmann::json;
+
+template <typename T>
+json OrNull(const std::optional<T>& value) {
+  return value ? json(*value) : json(nullptr);
+}
+
+json TimeOrNull(absl::Time at) { return at == absl::InfinitePast() ? json(nullptr) : json(WallText(at)); }
+
+const char* StateOf(const Job& job, size_t rank) {
+  if (job.ExitOf(static_cast<int>(rank)) != nullptr) return "exited";
+  if (!job.Live()) return "ending";
+  switch (job.ranks[rank].status.state) {
+    case RankState::kJoined:
+      return "joined";
+    case RankState::kExited:
+      return "exited";
+    case RankState::kRunning:
+      return "running";
+    case RankState::kStarting:
+      break;
+  }
+  return job.ranks[rank].started ? "running" : "starting";
+}
+
+const char* NameOf(NodeState state) {
+  switch (state) {
+    case NodeState::kAlive:
+      return "alive";
+    case NodeState::kSuspect:
+      return "suspect";
+    case NodeState::kDead:
+      return "dead";
+    case NodeState::kUnknown:
+      break;
+  }
+  return "unknown";
+}
+
+// Of a fault, what is told of it.
+FaultRecord Told(const FaultRecord& fault, bool with_tail) {
+  FaultRecord told{fault.generation, fault.kind,      fault.rank,   fault.node,   fault.hostname,
+                   fault.cause,      fault.exit_code, fault.signal, fault.message};
+  if (with_tail) told.tail = fault.tail;
+  told.step = fault.step;
+  told.tries = fault.tries;
+  return told;
+}
+
+json FaultDocument(const FaultRecord& fault) {
+  return {{"generation", fault.generation.value},
+          {"kind", Name(fault.kind)},
+          {"tries", fault.tries},
+          {"rank", fault.rank < 0 ? json(nullptr) : json(fault.rank)},
+          {"node", fault.node.value},
+          {"hostname", fault.hostname},
+          {"cause", Name(fault.cause)},
+          {"exit_code", fault.exit_code},
+          {"signal", fault.signal},
+          {"step", OrNull(fault.step)},
+          {"message", fault.message},
+          {"tail", fault.tail}};
+}
+
+json BlockerDocuments(const std::vector<Blocker>& blocked_by) {
+  json documents = json::array();
+  for (const Blocker& blocker : blocked_by) {
+    documents.push_back({{"node", blocker.node},
+                         {"constraint", blocker.constraint},
+                         {"room", blocker.room},
+                         {"held_by", blocker.held_by},
+                         {"unblocked_by", blocker.unblocked_by}});
+  }
+  return documents;
+}
+
+std::string HostOf(const std::map<NodeId, Node>& nodes, const NodeId& id) {
+  const auto node = nodes.find(id);
+  return node == nodes.end() ? id.value : node->second.record.hostname;
+}
+
+// ---------------------------------------------------------------- one job
+
+struct NamedNode {
+  NodeId id;
+  std::string hostname;
+};
+
+struct RankNow {
+  int rank = 0, local_rank = 0;
+  size_t node = 0;              // in JobNow::nodes
+  const char* state = nullptr;  // it, pid, step and busy: of a generation that this head has seen
+  int64_t pid = 0;
+  std::optional<int64_t> step;
+  std::optional<double> busy;
+  struct End {
+    ExitCause cause;
+    int exit_code, signal;
+  };
+  std::optional<End> end;
+};
+
+constexpr std::array kNotes = {kCompressionNote, kRestoreNote, kOwnerNote,    kStorageNote,
+                               kSavesNote,       kLogsNote,    kProgressNote, kStuckNote};
+
+// What the ranks of this generation say of themselves, or those of an earlier one said.
+using Notes = std::array<std::string, kNotes.size()>;
+
+Notes NotesOf(const Job& job, Instant now) {
+  Notes notes;
+  for (size_t i = 0; i < kNotes.size(); ++i) {
+    const auto said = job.rank_notes.find(kNotes[i]), before = job.notes_before.find(kNotes[i]);
+    if (said != job.rank_notes.end()) {
+      notes[i] = said->second;
+    } else if (before != job.notes_before.end()) {
+      notes[i] = before->second;
+    }
+  }
+  if (job.Live()) notes.back() = StuckText(job, now);
+  return notes;
+}
+
+struct JobNow {
+  JobId id;
+  std::string name, reason, run_dir, policy;
+  std::map<std::string, std::string> labels;
+  JobState state = JobState::kQueued;
+  Generation generation;
+  Timeline timeline;
+  int world_size = 0, restarts = 0;
+  std::optional<int> exit_code;
+  std::string user;
+  absl::Time submitted_at, started_at, ended_at;
+  absl::Duration run_time;
+  uint64_t event_sequence = 0;
+  std::optional<int64_t> step, steps_total;
+  std::optional<double> loss, samples_per_second, steps_per_second, eta_seconds;
+  bool diverged = false;  // the loss is not a finite number
+  Notes notes;
+  std::optional<CheckpointRecord> checkpoint;
+  std::optional<FaultRecord> first_fault, last_fault;
+  std::vector<Blocker> blocked_by;
+  std::vector<std::pair<NamedNode, std::string>> avoided;  // and why
+  std::vector<std::pair<NamedNode, double>> slow;          // and the score
+  std::vector<NamedNode> holders;
+  std::vector<NamedNode> nodes;  // of `ranks`; neighbours share one
+  std::vector<RankNow> ranks;
+};
+
+void AddRanks(const Job& job, const std::map<NodeId, Node>& nodes, JobNow& now) {
+  if (!job.record.grant) return;
+  std::vector<const RankExit*> exits(job.record.grant->ranks.size());
+  for (const RankExit& exit : job.record.exits) {
+    const size_t rank = static_cast<size_t>(exit.rank);
+    if (rank < exits.size() && exits[rank] == nullptr) exits[rank] = &exit;
+  }
+  for (const RankPlace& place : job.record.grant->ranks) {
+    if (now.nodes.empty() || now.nodes.back().id != place.node)
+      now.nodes.push_back({place.node, HostOf(nodes, place.node)});
+    RankNow& rank = now.ranks.emplace_back();
+    rank.rank = place.rank;
+    rank.local_rank = place.local_rank;
+    rank.node = now.nodes.size() - 1;
+    const size_t number = static_cast<size_t>(place.rank);
+    if (number < job.ranks.size()) {
+      const RankStatus& status = job.ranks[number].status;
+      rank.state = StateOf(job, number);
+      rank.pid = status.pid;
+      rank.step = status.step;
+      rank.busy = job.ranks[number].busy;
+    }
+    if (number < exits.size() && exits[number] != nullptr)
+      rank.end = {exits[number]->cause, exits[number]->exit_code, exits[number]->signal};
+  }
+}
+
+// Without a step for three times as long as one took and at least this, the job has no speed.
+constexpr absl::Duration kPause = absl::Seconds(10);
+
+// Of a program that steps on beyond what its job file says nobody knows when it ends.
+std::optional<double> SecondsLeft(const JobNow& now) {
+  if (!now.step || !now.steps_total || !now.steps_per_second || *now.step > *now.steps_total)
+    return std::nullopt;
+  return static_cast<double>(*now.steps_total - *now.step) / *now.steps_per_second;
+}
+
+// Loss of the lowest rank that reports one; samples per second of all ranks together. Of a job that is over,
+// what was said last, also to an earlier head.
+void AddProgress(const Job& job, JobNow& now, Instant at) {
+  now.step = job.low_step ? job.low_step : job.top_step;
+  // A speed is of steps that come: in a pause there is none, and no end in sight.
+  const bool pauses = job.low_step && job.Live() && job.progress_at &&
+                      at - *job.progress_at > std::max(kPause, 3 * BetweenSteps(job));
+  if (job.steps_per_second > 0 && !pauses) now.steps_per_second = job.steps_per_second;
+  const bool some_run = job.record.exits.size() < job.ranks.size();
+  for (const RankLive& rank : job.ranks) {
+    if (some_run && rank.exit >= 0) continue;
+    if (!now.loss && !now.diverged) {
+      now.loss = rank.status.loss;
+      now.diverged = rank.status.diverged;
+    }
+    if (rank.status.samples_per_second && !pauses)
+      now.samples_per_second = now.samples_per_second.value_or(0) + *rank.status.samples_per_second;
+  }
+  now.steps_total = job.spec.progress.steps;
+  if (job.Live()) now.eta_seconds = SecondsLeft(now);
+  if (!IsFinal(job.record.state)) return;
+  if (!now.step) now.step = job.record.last_step;
+  if (now.loss || now.diverged) return;
+  now.loss = job.record.last_loss;
+  now.diverged = job.record.diverged;
+}
+
+// `whole`: of one job; the list of all jobs leaves out tails and the ranks of finished jobs.
+JobNow NowOf(const Job& job, const std::map<NodeId, Node>& nodes, bool whole, Instant at) {
+  const JobRecord& record = job.record;
+  JobNow now;
+  now.id = record.id;
+  now.name = record.name;
+  now.labels = job.spec.labels;
+  now.reason = record.reason;
+  now.run_dir = record.run_dir;
+  now.policy = job.checkpoint_policy;
+  now.state = record.state;
+  now.generation = record.generation;
+  now.timeline = record.timeline;
+  now.world_size = record.grant ? record.grant->world_size : 0;
+  now.restarts = record.restarts;
+  now.exit_code = record.exit_code;
+  now.user = record.owner;
+  now.submitted_at = record.submitted_at;
+  now.started_at = record.started_at;
+  now.ended_at = record.ended_at;
+  now.run_time = job.RunTime(at);
+  now.event_sequence = record.event_sequence;
+  now.notes = NotesOf(job, at);
+  now.checkpoint = job.checkpoint;
+  if (const FaultRecord* first = FirstFault(record.faults)) {
+    now.first_fault = Told(*first, whole);
+    now.last_fault = Told(*std::find_if(record.faults.rbegin(), record.faults.rend(), IsFault), whole);
+  }
+  now.blocked_by = job.blocked_by;
+  for (const AvoidedNode& avoided : record.avoided)
+    now.avoided.push_back({{avoided.node, HostOf(nodes, avoided.node)}, avoided.why});
+  for (const auto& [id, pace] : job.paces) {
+    if (pace.slow && job.Live()) now.slow.push_back({{id, HostOf(nodes, id)}, pace.score});
+  }
+  if (record.grant && !IsFinal(record.state)) {
+    for (const NodePlace& place : record.grant->holders) now.holders.push_back({place.node, place.hostname});
+  }
+  if (whole || !IsFinal(record.state)) AddRanks(job, nodes, now);
+  AddProgress(job, now, at);
+  return now;
+}
+
+json RankDocuments(const JobNow& job) {
+  json ranks = json::array();
+  for (const RankNow& now : job.ranks) {
+    json rank = {{"rank", now.rank},
+                 {"local_rank", now.local_rank},
+                 {"node", job.nodes[now.node].id.value},
+                 {"hostname", job.nodes[now.node].hostname}};
+    if (now.state != nullptr) {
+      rank["state"] = now.state;
+      rank["pid"] = now.pid;
+      rank["step"] = OrNull(now.step);
+      rank["busy"] = OrNull(now.busy);
+    }
+    if (now.end) {
+      rank["state"] = "exited";
+      rank["cause"] = Name(now.end->cause);
+      rank["exit_code"] = now.end->exit_code;
+      rank["signal"] = now.end->signal;
+    }
+    ranks.push_back(std::move(rank));
+  }
+  return ranks;
+}
+
+void AddNotes(const Notes& notes, json& document) {
+  for (size_t i = 0; i < kNotes.size(); ++i) document[kNotes[i]] = notes[i];
+}
+
+json JobDocument(const JobNow& job) {
+  json avoided = json::array(), slow = json::array(), holders = json::array();
+  for (const auto& [node, why] : job.avoided)
+    avoided.push_back({{"node", node.id.value}, {"hostname", node.hostname}, {"why", why}});
+  for (const auto& [node, score] : job.slow)
+    slow.push_back({{"node", node.id.value}, {"hostname", node.hostname}, {"score", score}});
+  for (const NamedNode& node : job.holders)
+    holders.push_back({{"node", node.id.value}, {"hostname", node.hostname}});
+  json document = {{"id", job.id.value},
+                   {"name", job.name},
+                   {"labels", job.labels},
+                   {"state", Name(job.state)},
+                   {"reason", job.reason},
+                   {"generation", job.generation.value},
+                   {"timeline", job.timeline.value},
+                   {"world_size", job.world_size},
+                   {"ranks", RankDocuments(job)},
+                   {"restarts", job.restarts},
+                   {"last_checkpoint", nullptr},
+                   {"checkpoint_policy", job.policy},
+                   {"first_fault", nullptr},
+                   {"last_fault", nullptr},
+                   {"blocked_by", BlockerDocuments(job.blocked_by)},
+                   {"avoided", std::move(avoided)},
+                   {"slow", std::move(slow)},
+                   {"holders", std::move(holders)},
+                   {"run_dir", job.run_dir},
+                   {"exit_code", OrNull(job.exit_code)},
+                   {"user", job.user},
+                   {"submitted", TimeOrNull(job.submitted_at)},
+                   {"started", TimeOrNull(job.started_at)},
+                   {"ended", TimeOrNull(job.ended_at)},
+                   {"run_seconds", absl::ToDoubleSeconds(job.run_time)},
+                   {"event", job.event_sequence},
+                   {"step", OrNull(job.step)},
+                   {"steps_total", OrNull(job.steps_total)},
+                   {"eta_seconds", OrNull(job.eta_seconds)},
+                   {"loss", OrNull(job.loss)},
+                   {"diverged", job.diverged},
+                   {"samples_per_second", OrNull(job.samples_per_second)},
+                   {"steps_per_second", OrNull(job.steps_per_second)}};
+  AddNotes(job.notes, document);
+  if (job.checkpoint) {
+    document["last_checkpoint"] = {{"step", job.checkpoint->step},
+                                   {"timeline", job.checkpoint->timeline.value},
+                                   {"generation", job.checkpoint->generation.value},
+                                   {"manifest", job.checkpoint->manifest},
+                                   {"count", job.checkpoint->count}};
+  }
+  if (job.first_fault) {
+    document["first_fault"] = FaultDocument(*job.first_fault);
+    document["last_fault"] = FaultDocument(*job.last_fault);
+  }
+  return document;
+}
+
+struct StatusDocument : Document {
+  ClusterId cluster;
+  HeadEpoch epoch;
+  bool local = false;
+  size_t nodes = 0, omitted = 0;
+  std::vector<JobNow> jobs;
+
+  std::string Json() const override {
+    json documents = json::array();
+    for (const JobNow& job : jobs) documents.push_back(JobDocument(job));
+    return OneLine({{"cluster", cluster.value},
+                    {"epoch", epoch.value},
+                    {"local", local},
+                    {"nodes", nodes},
+                    {"jobs", std::move(documents)},
+                    {"omitted", omitted}});
+  }
+};
+
+struct FailureDocument : Document {
+  JobNow job;
+  std::vector<FaultRecord> faults;
+  std::vector<std::string> last_lines;  // parallel to job.ranks
+
+  std::string Json() const override {
+    json ranks = RankDocuments(job), documents = json::array();
+    for (size_t i = 0; i < last_lines.size(); ++i) ranks[i]["last_lines"] = last_lines[i];
+    for (const FaultRecord& fault : faults) documents.push_back(FaultDocument(fault));
+    const FaultRecord* first = FirstFault(faults);
+    return OneLine({{"job", job.id.value},
+                    {"name", job.name},
+                    {"state", Name(job.state)},
+                    {"reason", job.reason},
+                    {"generation", job.generation.value},
+                    {"timeline", job.timeline.value},
+                    {"restarts", job.restarts},
+                    {"exit_code", OrNull(job.exit_code)},
+                    {"first_fault", first == nullptr ? json(nullptr) : FaultDocument(*first)},
+                    {"faults", std::move(documents)},
+                    {"ranks", std::move(ranks)}});
+  }
+};
+
+// What `status` and `why` tell of a job that is over, in one; the service adds its events, which are in a
+// file.
+struct ResultDocument : Document {
+  ClusterId cluster;
+  JobNow job;
+  std::string placement;
+
+  std::string Json() const override {
+    json document = JobDocument(job);
+    document["cluster"] = cluster.value;
+    document["placement"] = placement;
+    return OneLine(document);
+  }
+};
+
+// ---------------------------------------------------------------- events
+
+using Events = std::vector<std::shared_ptr<const EmitEvent>>;
+
+json EventDocument(const EmitEvent& event) {
+  return {{"time", WallText(event.at)},
+          {"sequence", event.sequence},
+          {"generation", event.generation.value},
+          {"kind", event.kind},
+          {"text", event.text}};
+}
+
+struct WhyDocument : Document {
+  JobId id;
+  JobState state = JobState::kQueued;
+  std::string reason, placement;
+  std::vector<Blocker> blocked_by;
+  std::optional<FaultRecord> first_fault;
+  Notes notes;
+  Events events;
+
+  std::string Json() const override {
+    json documents = json::array();
+    for (const auto& event : events) documents.push_back(EventDocument(*event));
+    json document = {{"id", id.value},
+                     {"state", Name(state)},
+                     {"reason", reason},
+                     {"placement", placement},
+                     {"blocked_by", BlockerDocuments(blocked_by)},
+                     {"first_fault", first_fault ? FaultDocument(*first_fault) : json(nullptr)},
+                     {"events", std::move(documents)}};
+    AddNotes(notes, document);
+    return OneLine(document);
+  }
+};
+
+struct EventsDocument : Document {
+  JobId id;
+  JobState state = JobState::kQueued;
+  uint64_t next = 0;
+  Events events;
+
+  std::string Json() const override {
+    json documents = json::array();
+    for (const auto& event : events) documents.push_back(EventDocument(*event));
+    return OneLine({{"job", id.value},
+                    {"state", Name(state)},
+                    {"final", IsFinal(state)},
+                    {"next", next},
+                    {"events", std::move(documents)}});
+  }
+};
+
+// ---------------------------------------------------------------- nodes
+
+// What is said of the machine, by its cloud or by a person.
+struct NoticeNow {
+  NoticeKind kind;
+  std::string source;
+  double left_seconds;
+};
+
+struct NodeNow {
+  std::shared_ptr<const NodeRecord> record;  // of it, what an agent says about its machine
+  NodeState state = NodeState::kUnknown;
+  bool unclean = false;
+  std::vector<NoticeNow> notices;
+  std::optional<std::string> quarantine;
+  std::string unusable;  // why nothing is placed there; empty: it is used
+};
+
+struct RankHoldingNow {
+  size_t node = 0;  // its place in NodesDocument::nodes
+  std::vector<int> cpus, gpus;
+};
+
+// A job that runs, or may still run something, and what it holds; nodes are places in NodesDocument::nodes.
+struct HoldingNow {
+  JobId id;
+  plan::Demand demand;  // what Occupy reads of it
+  std::vector<size_t> nodes;
+  std::vector<std::pair<size_t, double>> slow;  // and the score
+  std::vector<RankHoldingNow> of_ranks;
+};
+
+std::vector<NoticeNow> NoticesOf(const Node& node, Instant now) {
+  std::vector<NoticeNow> notices;
+  const auto add = [&](const NodeNotice& notice, const std::optional<Instant>& at) {
+    if (notice.kind == NoticeKind::kNone || !at) return;
+    notices.push_back({notice.kind, notice.source, std::max(0.0, absl::ToDoubleSeconds(*at - now))});
+  };
+  add(node.record.notice, node.notice_at);
+  add(node.record.drain, node.drain_at);
+  return notices;
+}
+
+std::shared_ptr<const NodeRecord> SharedRecord(const Node& node) {
+  if (node.shared == nullptr || node.shared_revision != node.revision) {
+    node.shared = std::make_shared<const NodeRecord>(node.record);
+    node.shared_revision = node.revision;
+  }
+  return node.shared;
+}
+
+json NodeDocument(const NodeNow& node, const plan::NodeView& view) {
+  json gpus = json::array(), notices = json::array();
+  bool leaving = false;
+  for (const GpuInfo& gpu : node.record->inventory.gpus)
+    gpus.push_back({{"uuid", gpu.uuid}, {"model", gpu.model}, {"memory_bytes", gpu.memory_bytes}});
+  for (const NoticeNow& notice : node.notices) {
+    leaving = leaving || notice.kind == NoticeKind::kLeave;
+    notices.push_back(
+        {{"kind", Name(notice.kind)}, {"source", notice.source}, {"left_seconds", notice.left_seconds}});
+  }
+  return {{"id", node.record->id.value},
+          {"hostname", node.record->hostname},
+          {"address", node.record->address},
+          {"state", leaving && node.state == NodeState::kAlive ? "leaving" : NameOf(node.state)},
+          {"unclean", node.unclean},
+          {"notices", std::move(notices)},
+          {"quarantine", OrNull(node.quarantine)},
+          {"unusable", node.unusable},
+          {"slow", json::array()},
+          {"version", node.record->version},
+          {"cpus", view.cpus},
+          {"cpus_free", view.cpus_free},
+          {"cpus_bound", view.cpus_bound},
+          {"memory_bytes", view.memory_bytes},
+          {"memory_free_bytes", view.memory_free_bytes},
+          {"gpus", std::move(gpus)},
+          {"gpus_free", view.gpus_free},
+          {"labels", node.record->labels},
+          {"jobs", json::array()}};
+}
+
+struct NodesDocument : Document {
+  std::vector<NodeNow> nodes;
+  std::vector<HoldingNow> jobs;
+
+  std::string Json() const override {
+    std::vector<plan::NodeView> views;
+    for (const NodeNow& node : nodes) views.push_back(ViewOf(*node.record));
+    for (const HoldingNow& job : jobs) {
+      for (const RankHoldingNow& held : job.of_ranks)
+        Occupy(views[held.node], {.cpus = held.cpus, .gpus = held.gpus}, job.demand);
+    }
+    json documents = json::array();
+    for (size_t i = 0; i < nodes.size(); ++i) documents.push_back(NodeDocument(nodes[i], views[i]));
+    for (const HoldingNow& job : jobs) {
+      for (const size_t node : job.nodes) documents[node]["jobs"].push_back(job.id.value);
+      for (const auto& [node, score] : job.slow)
+        documents[node]["slow"].push_back({{"job", job.id.value}, {"score", score}});
+    }
+    return OneLine({{"nodes", std::move(documents)}});
+  }
+};
+
+}  // namespace
+
+// Other people's push nobody's own out of the list.
+std::shared_ptr<const Document> StatusOf(const HeadModel& model, bool local, const ClientStatus& asked,
+                                         const std::string& reader, Instant now) {
+  constexpr int kOverShown = 100;
+  const JobId& id = asked.job;
+  const auto over_shown = static_cast<size_t>(asked.over > 0 ? asked.over : kOverShown);
+  auto status = std::make_shared<StatusDocument>();
+  status->cluster = model.cluster.cluster;
+  status->epoch = model.cluster.epoch;
+  status->local = local;
+  status->nodes = model.nodes.size();
+  if (!id.empty()) {
+    if (const Job* job = model.FindJob(id)) status->jobs.push_back(NowOf(*job, model.nodes, true, now));
+    return status;
+  }
+  std::vector<const Job*> over;
+  for (auto it = model.job_order.rbegin(); it != model.job_order.rend(); ++it) {
+    if (const Job& job = model.jobs.at(it->second); IsFinal(job.record.state)) over.push_back(&job);
+  }
+  // A long job that has just ended is news, however many began after it.
+  if (over.size() > over_shown) {
+    std::stable_sort(over.begin(), over.end(), [](const Job* one, const Job* other) {
+      return one->record.ended_at > other->record.ended_at;
+    });
+  }
+  std::set<const Job*> left_out;
+  size_t own = 0;
+  for (size_t i = 0; i < over.size(); ++i) {
+    const bool readers = over[i]->record.owner == reader && ++own <= over_shown;
+    if (!readers && i >= over_shown) left_out.insert(over[i]);
+  }
+  status->omitted = left_out.size();
+  for (const auto& [number, job_id] : model.job_order) {  // in order of submission
+    const Job& job = model.jobs.at(job_id);
+    if (!left_out.contains(&job)) status->jobs.push_back(NowOf(job, model.nodes, false, now));
+  }
+  return status;
+}
+
+std::shared_ptr<const Document> WhyOf(const Job& job, Instant now) {
+  auto why = std::make_shared<WhyDocument>();
+  why->id = job.record.id;
+  why->state = job.record.state;
+  why->reason = job.record.reason;
+  why->placement = job.placement_reason;
+  why->blocked_by = job.blocked_by;
+  if (const FaultRecord* first = FirstFault(job.record.faults)) why->first_fault = *first;
+  why->notes = NotesOf(job, now);
+  why->events.assign(job.events.begin(), job.events.end());
+  return why;
+}
+
+std::shared_ptr<const Document> NodesOf(const HeadModel& model, Instant at) {
+  auto now = std::make_shared<NodesDocument>();
+  absl::flat_hash_map<NodeId, size_t> places;
+  for (const auto& [id, node] : model.nodes) {
+    places[id] = now->nodes.size();
+    NodeNow& one = now->nodes.emplace_back();
+    one.record = SharedRecord(node);
+    one.state = node.state;
+    one.unclean = node.record.unclean;
+    one.notices = NoticesOf(node, at);
+    if (node.quarantined_until) one.quarantine = node.quarantine;
+    one.unusable = node.state == NodeState::kDead ? "dead"
+                   : !node.welcomed               ? "its agent has not been heard since the head started"
+                                                  : node.WhyUnusable();
+  }
+  const auto with_place = [&](const NodeId& id, const auto& add) {
+    if (const auto it = places.find(id); it != places.end()) add(it->second);
+  };
+  for (const auto& [id, job] : model.jobs) {
+    if (!job.record.grant || (!job.Occupies() && job.record.unreleased.empty())) continue;
+    HoldingNow& holding = now->jobs.emplace_back();
+    holding.id = id;
+    holding.demand.cpus = job.demand.cpus;
+    holding.demand.memory_bytes = job.demand.memory_bytes;
+    for (const NodePlace& place : job.record.grant->nodes) {
+      if (!job.HoldsRoomOn(place.node)) continue;
+      with_place(place.node, [&, &job = job](size_t node) {
+        holding.nodes.push_back(node);
+        const auto pace = job.paces.find(place.node);
+        if (pace != job.paces.end() && pace->second.slow) holding.slow.push_back({node, pace->second.score});
+      });
+    }
+    for (const RankPlace& rank : job.record.grant->ranks) {
+      if (!job.HoldsRoomOn(rank.node)) continue;
+      with_place(rank.node, [&](size_t node) { holding.of_ranks.push_back({node, rank.cpus, rank.gpus}); });
+    }
+  }
+  return now;
+}
+
+std::pair<std::shared_ptr<const Document>, size_t> EventsAfter(const Job& job, uint64_t after) {
+  auto events = std::make_shared<EventsDocument>();
+  events->id = job.record.id;
+  events->state = job.record.state;
+  events->next = job.record.event_sequence;
+  size_t bytes = 0;
+  for (const auto& event : job.events) {
+    if (event->sequence <= after) continue;
+    events->events.push_back(event);
+    bytes += event->text.size();
+  }
+  return {events, bytes};
+}
+
+std::shared_ptr<const Document> FailureOf(const HeadModel& model, const Job& job, Instant now) {
+  auto failure = std::make_shared<FailureDocument>();
+  failure->job = NowOf(job, model.nodes, true, now);
+  failure->faults = job.record.faults;
+  for (const RankNow& rank : failure->job.ranks) {
+    const RankExit* exit = job.ExitOf(rank.rank);
+    const HeldTail* tail = model.tails.Find({job.record.id, job.record.generation, rank.rank, true});
+    failure->last_lines.push_back(exit != nullptr && !exit->tail.empty() ? exit->tail
+                                  : tail != nullptr                      ? tail->text
+                                                                         : "");
+  }
+  return failure;
+}
+
+std::optional<WriteResult> ResultOf(const HeadModel& model, const JobId& id, Instant now) {
+  const Job* job = model.FindJob(id);
+  if (job == nullptr || !IsFinal(job->record.state)) return std::nullopt;
+  auto result = std::make_shared<ResultDocument>();
+  result->cluster = model.cluster.cluster;
+  result->job = NowOf(*job, model.nodes, true, now);
+  result->placement = job->placement_reason;
+  return WriteResult{id, job->record.run_dir, std::move(result)};
+}
+
+}  // namespace gtrain::core

@@ -1,0 +1,95 @@
+#include "runtime/core/head/gang.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+
+namespace gtrain::core {
+
+plan::Demand DemandOf(const spec::JobSpec& spec, bool may_oversubscribe) {
+  plan::Demand demand;
+  const spec::Range range = spec.nodes ? *spec.nodes : spec.ranks.value_or(spec::Range{});
+  demand.count_nodes = spec.nodes.has_value();
+  demand.min = range.min;
+  demand.max = range.max;
+  bool star = false;
+  int unit = 1;
+  for (const spec::MeshAxis& axis : spec.mesh) {
+    if (axis.size) unit *= *axis.size;
+    star = star || !axis.size;
+  }
+  if (star) demand.unit = std::max(1, unit);
+  demand.ranks_per_node = spec.ranks_per_node;
+  if (spec.per == spec::Per::kNode) demand.ranks_per_node = 1;
+  demand.cpus = spec.resources.cpus;
+  demand.memory_bytes = spec.resources.memory.value_or(0);
+  demand.gpus = spec.resources.gpus;
+  demand.all_gpus = spec.per == spec::Per::kNode && !spec.resources.gpus;
+  demand.gpu_types = spec.resources.gpu_type;
+  demand.labels = spec.where_labels;
+  demand.exclude = spec.where_exclude;
+  demand.oversubscribe_cpus = spec.resources.oversubscribe.value_or(may_oversubscribe);
+  return demand;
+}
+
+plan::NodeView ViewOf(const NodeRecord& node) {
+  plan::NodeView view;
+  view.id = node.id;
+  view.hostname = node.hostname;
+  view.labels = node.labels;
+  view.cpus = view.cpus_free = node.inventory.cpus;
+  view.memory_bytes = view.memory_free_bytes = node.inventory.memory_bytes;
+  for (size_t i = 0; i < node.inventory.gpus.size(); ++i) {
+    view.gpu_models.push_back(node.inventory.gpus[i].model);
+    view.gpus_free.push_back(static_cast<int>(i));
+  }
+  return view;
+}
+
+void Occupy(plan::NodeView& view, const RankPlace& rank, const plan::Demand& demand) {
+  view.cpus_free = std::max(0, view.cpus_free - demand.cpus.value_or(1));
+  view.cpus_bound.insert(rank.cpus.begin(), rank.cpus.end());
+  view.memory_free_bytes -= std::min(view.memory_free_bytes, demand.memory_bytes);
+  for (const int gpu : rank.gpus) std::erase(view.gpus_free, gpu);
+}
+
+std::vector<Blocker> Explain(const plan::Placement& now, const plan::Placement& when_empty,
+                             const std::map<NodeId, std::vector<std::string>>& holders) {
+  std::vector<Blocker> blockers;
+  if (now.verdicts.empty()) {
+    blockers.push_back({"", "no node has joined", 0, {}, "a node joins (gtrain agent --join)"});
+  }
+  const size_t shown = std::min(now.verdicts.size(), kBlockersMax);
+  for (size_t i = 0; i < shown; ++i) {
+    const plan::NodeVerdict& verdict = now.verdicts[i];
+    Blocker blocker{verdict.hostname, verdict.limit, verdict.room, {}, ""};
+    if (const auto it = holders.find(verdict.node); it != holders.end()) blocker.held_by = it->second;
+    const int room_empty = i < when_empty.verdicts.size() ? when_empty.verdicts[i].room : 0;
+    if (room_empty > verdict.room) {
+      blocker.unblocked_by =
+          absl::StrCat("when ", absl::StrJoin(blocker.held_by, ", "), " ends it takes ", room_empty);
+    } else if (!verdict.limit.empty()) {
+      blocker.unblocked_by = verdict.remedy.empty() ? "a larger node, or a smaller demand" : verdict.remedy;
+    }
+    blockers.push_back(std::move(blocker));
+  }
+  if (shown < now.verdicts.size()) {
+    blockers.push_back(
+        {"", absl::StrCat("likewise on ", now.verdicts.size() - shown, " more nodes"), 0, {}, ""});
+  }
+  if (!now.verdicts.empty() && !when_empty.placed) {
+    blockers.push_back({"", when_empty.reason, 0, {}, "more nodes, or a smaller demand"});
+  }
+  return blockers;
+}
+
+std::vector<RankPlace> ToRankPlaces(const plan::Placement& placement) {
+  std::vector<RankPlace> places;
+  for (const plan::RankSlot& slot : placement.ranks) {
+    places.push_back({slot.rank, slot.local_rank, slot.node, slot.cpus, slot.gpus});
+  }
+  return places;
+}
+
+}  // namespace gtrain::core

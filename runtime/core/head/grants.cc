@@ -1,0 +1,184 @@
+#include "runtime/core/head/grants.h"
+
+#include <algorithm>
+#include <set>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "runtime/core/head/copies.h"
+#include "runtime/core/head/directories.h"
+#include "runtime/core/head/faults.h"
+#include "runtime/core/head/gang.h"
+#include "runtime/core/head/job_life.h"
+#include "runtime/core/values/rank_notes.h"
+
+namespace gtrain::core {
+namespace {
+
+constexpr int kPortFirst = 20'000,
+              kPortCount = 10'000;  // below Linux's ephemeral range, if an agent named none
+
+}  // namespace
+
+Grants::Grants(HeadContext& context, HeadModel& model, JobLife& life, Faults& faults,
+               Directories& directories, Copies& copies)
+    : context_(context),
+      model_(model),
+      config_(context.config()),
+      life_(life),
+      faults_(faults),
+      directories_(directories),
+      copies_(copies) {}
+
+// From rank 0's node: a port it found free, that no other live job there has and this job did not just use.
+int Grants::PickPort(const Job& job, const NodeId& node) {
+  std::set<int> taken;
+  for (const auto& [id, other] : model_.jobs) {
+    if (other.record.grant && (other.Live() || &other == &job)) taken.insert(other.record.grant->master_port);
+  }
+  for (const int port : model_.nodes.at(node).free_ports) {
+    if (!taken.contains(port)) return port;
+  }
+  int port = 0;
+  do {
+    port = kPortFirst + static_cast<int>(context_.rng().Below(kPortCount));
+  } while (taken.contains(port));
+  return port;
+}
+
+void Grants::Grant(Job& job, const plan::Placement& placement, Instant now) {
+  JobRecord& record = job.record;
+  if (record.grant) {
+    job.past[record.generation] = *record.grant;
+    if (job.past.size() > 16) job.past.erase(job.past.begin());
+  }
+  const bool resumes = record.generation.value > 0 && !record.faults.empty() &&
+                       record.faults.back().kind != FaultKind::kAddressInUse;
+  GenerationGrant grant;
+  grant.job = record.id;
+  grant.generation = record.generation.Next();
+  grant.timeline = record.timeline.value == 0 || resumes ? record.timeline.Next() : record.timeline;
+  grant.restart_count = record.restarts;
+  // A program with the SDK finds what is its own by itself, whatever the user asked for at the launch.
+  const bool by_hand = job.checkpoint && job.checkpoint->manifest.empty();
+  grant.resume = by_hand ? "latest" : record.resume;
+  if (job.checkpoint && !by_hand) {
+    const CheckpointRecord& newest = *job.checkpoint;
+    grant.newest =
+        CheckpointReport{record.id, newest.generation, newest.timeline, newest.step, newest.manifest, ""};
+  }
+  grant.takeover = record.takeover;
+  grant.ranks = ToRankPlaces(placement);
+  grant.world_size = static_cast<int>(grant.ranks.size());
+  for (const NodeId& id : placement.nodes) grant.nodes.push_back(PlaceOf(model_.nodes.at(id)));
+  grant.holders = copies_.HoldersOutside(job, grant.nodes);
+  Keep(record, grant);
+  grant.master_address = grant.nodes[0].address;
+  grant.master_port = PickPort(job, grant.nodes[0].node);
+  record.generation = grant.generation;
+  record.timeline = grant.timeline;
+  record.grant = std::move(grant);
+  record.exits.clear();
+  record.waits_for_storage = false;
+  job.blocked_by.clear();
+  job.not_before.reset();
+  job.granted_here = true;
+  job.placement_reason = placement.reason;
+  job.sizing.goes_back = false;
+  if (job.Size() == job.demand.max) job.sizing.asked = false;  // done: what is lost later, nobody asked for
+  ResetLive(job, now);
+  if (!job.run_mark) {
+    job.run_mark = now;
+    job.record.started_at = context_.Wall(now);
+  }
+  for (const std::string& warning : placement.warnings) context_.Emit(job, "warning", warning);
+  context_.Emit(job, "grant",
+                absl::StrCat("generation ", record.generation.value, ", timeline ", record.timeline.value,
+                             ": ", placement.reason));
+  if (record.state == JobState::kReconfiguring) {
+    life_.Move(job, JobState::kReconfiguring,
+               absl::StrCat("generation ", record.generation.value, " starts: ", placement.reason));
+  } else {
+    life_.Move(job, JobState::kStarting, placement.reason);
+  }
+  for (const NodePlace& place : record.grant->holders) copies_.TellHolder(job, place.node);
+  std::vector<NodeId> nodes;
+  for (const NodePlace& place : record.grant->nodes) nodes.push_back(place.node);
+  SendGrant(job, nodes);
+}
+
+// Packed and proved once for all nodes: it is as long as the job has ranks and nodes.
+void Grants::SendGrant(const Job& job, const std::vector<NodeId>& nodes) {
+  GenerationGrant grant = *job.record.grant;
+  grant.spec_text = job.record.spec_text;
+  grant.client_env = job.record.env;
+  grant.run_dir = job.record.run_dir;
+  grant.client_key = job.record.client_key;
+  grant.request_id = job.record.request_id;
+  grant.end_with_client = job.record.end_with_client;
+  grant.owner = job.record.owner;
+  if (config_.near_secret) grant.near_secret = config_.near_secret(job.record.id);
+  grant.live_jobs = directories_.LiveJobsToTell(job);
+  StartGeneration start{model_.epoch(), std::move(grant), {}};
+  GrantSeal seal;
+  if (config_.seal_grant) seal = config_.seal_grant(start.grant);
+  for (const NodeId& id : nodes) {
+    const auto node = model_.nodes.find(id);
+    start.seal = node != model_.nodes.end() && node->second.keeps_seals ? seal : GrantSeal();
+    context_.Send(id, SendKind::kGrant, start);
+  }
+}
+
+void Grants::ResetLive(Job& job, Instant now) {
+  const GenerationGrant& grant = *job.record.grant;
+  job.ranks.assign(grant.ranks.size(), RankLive{});
+  for (size_t i = 0; i < job.ranks.size(); ++i) {
+    job.ranks[i].status.job = grant.job;
+    job.ranks[i].status.generation = grant.generation;
+    job.ranks[i].status.rank = static_cast<int>(i);
+  }
+  for (size_t i = 0; i < job.record.exits.size(); ++i) {  // that an earlier head heard of
+    const int rank = job.record.exits[i].rank;
+    if (static_cast<size_t>(rank) < job.ranks.size()) job.ranks[rank].exit = static_cast<int>(i);
+  }
+  job.cause_at.reset();
+  for (const RankExit& exit : job.record.exits) (void)faults_.AwaitsCause(job, exit, now);
+  job.steps.clear();
+  job.not_started = static_cast<int>(
+      std::count_if(job.ranks.begin(), job.ranks.end(), [](const RankLive& rank) { return rank.exit < 0; }));
+  job.exchange.emplace(grant.world_size, config_.exchange_bytes_max);
+  job.any_started = job.checkpointed = job.saved_since_told = false;
+  job.notices = 0;
+  job.told_at.reset();
+  job.excused_until.reset();
+  job.stalled.reset();
+  job.stuck.reset();
+  job.idle = 0;
+  job.idle_from = {};
+  job.sizing.room_since.reset();
+  // Until this generation says something else they hold: it may take a while to find out again.
+  for (const char* kind : {kOwnerNote, kStorageNote}) {
+    if (const auto said = job.rank_notes.find(kind); said != job.rank_notes.end())
+      job.notes_before[kind] = said->second;
+  }
+  job.rank_notes.clear();
+  job.leave.reset();
+  job.paces.clear();
+  job.broken_links.clear();
+  job.links_at.reset();
+  life_.KeepProgress(job);
+  job.record.diverged = false;
+  job.top_step.reset();
+  job.low_step.reset();
+  job.began_anew = 0;
+  job.steps_per_second = 0;
+  job.rate_over.clear();
+  job.progress_at = now;
+  // A setup script runs before the ranks and may install things.
+  job.start_deadline = now + (job.spec.setup.empty() ? config_.start_timeout : job.spec.progress.startup);
+  job.gone_deadline.reset();
+  job.fenced_at.reset();
+  job.left_at.reset();
+}
+
+}  // namespace gtrain::core

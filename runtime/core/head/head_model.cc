@@ -1,0 +1,27 @@
+#include "runtime/core/head/head_model.h"
+
+namespace gtrain::core {
+
+Job* HeadModel::FindJob(const JobId& id) {
+  const auto it = jobs.find(id);
+  return it == jobs.end() ? nullptr : &it->second;
+}
+
+const Job* HeadModel::FindJob(const JobId& id) const {
+  const auto it = jobs.find(id);
+  return it == jobs.end() ? nullptr : &it->second;
+}
+
+std::vector<Job*> HeadModel::LiveJobs() {
+  std::vector<Job*> live;
+  std::erase_if(live_jobs, [](const auto& item) { return IsFinal(item.second->record.state); });
+  for (const auto& [number, job] : live_jobs) live.push_back(job);
+  return live;
+}
+
+std::string HeadModel::Hostname(const NodeId& id) const {
+  const auto it = nodes.find(id);
+  return it == nodes.end() ? id.value : it->second.record.hostname;
+}
+
+}  // namespace gtrain::core

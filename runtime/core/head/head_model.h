@@ -1,0 +1,47 @@
+// HeadModel: the jobs, the nodes and the cluster's record, as plain data that all parts of the head read and
+// write. PURE. Private to runtime/core/head.
+//
+// HeadState owns it, and only the loop's thread uses it. A part that changes something that is stored tells
+// HeadContext (Write, Dirty).
+#pragma once
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "runtime/core/head/head_core.h"
+#include "runtime/core/head/job.h"
+#include "runtime/core/head/node.h"
+#include "runtime/core/values/log_tails.h"
+
+namespace gtrain::core {
+
+struct HeadModel {
+  explicit HeadModel(const HeadConfig& config) : tails(config.tail_bytes_max, config.tails_bytes_max) {}
+
+  HeadEpoch epoch() const { return cluster.epoch; }
+  Job* FindJob(const JobId& id);  // nullptr: there is none
+  const Job* FindJob(const JobId& id) const;
+  // The jobs that are not final, in order of submission. O(live jobs).
+  std::vector<Job*> LiveJobs();
+  std::string Hostname(const NodeId& id) const;  // the id of a node that is not known
+
+  ClusterRecord cluster;
+  std::map<NodeId, Node> nodes;
+  std::map<JobId, Job> jobs;
+  std::map<uint64_t, JobId> job_order;  // by number
+  std::map<uint64_t, Job*> live_jobs;   // by number; what ended since LiveJobs() is there, too
+  LogTails tails;
+  uint64_t revisions = 0;  // the newest Node::revision
+  bool schedule = false;   // something changed that may let a job start
+
+  std::optional<std::string> store_low;  // why no new job is taken
+  bool store_full = false;
+
+  Instant active_at;  // last request or end of a job
+  bool any_job_seen = false;
+  bool shutdown_when_idle = false;
+  bool stopped = false;
+};
+
+}  // namespace gtrain::core

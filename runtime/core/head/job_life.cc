@@ -1,0 +1,273 @@
+#include "runtime/core/head/job_life.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/check.h"
+#include "base/probe.h"
+#include "base/units.h"
+#include "runtime/core/head/documents.h"
+#include "runtime/core/head/faults.h"
+#include "runtime/core/head/gang.h"
+#include "runtime/core/head/over_jobs.h"
+#include "runtime/core/head/recovery.h"
+
+namespace gtrain::core {
+namespace {
+
+constexpr size_t kReasonBytesMax = 8 << 10;
+
+}  // namespace
+
+JobLife::JobLife(HeadContext& context, HeadModel& model, Faults& faults, Recovery& recovery, OverJobs& over)
+    : context_(context),
+      model_(model),
+      config_(context.config()),
+      faults_(faults),
+      recovery_(recovery),
+      over_(over) {}
+
+Job& JobLife::AddJob(JobRecord record, spec::JobSpec spec, Instant now) {
+  model_.any_job_seen = true;
+  model_.job_order[record.number] = record.id;
+  Job& job = model_.jobs[record.id];
+  model_.live_jobs[record.number] = &job;
+  job.record = std::move(record);
+  job.written.obsolete = recovery_.TakeSetAside(job.record.id);
+  job.user_bytes = BytesOfUser(job.record.spec_text, job.record.env);
+  TakeSpec(job, std::move(spec));
+  job.client_seen = now;
+  return job;
+}
+
+void JobLife::TakeSpec(Job& job, spec::JobSpec spec) {
+  job.spec = std::move(spec);
+  job.demand = DemandOf(job.spec, config_.local);
+  if (job.record.size_wanted > 0)
+    job.demand.max = job.demand.asked = std::clamp(job.record.size_wanted, job.demand.min, job.demand.max);
+  job.location = LocationOf(job.spec);
+}
+
+void JobLife::Move(Job& job, JobState state, std::string reason) {
+  reason = Shortened(std::move(reason), kReasonBytesMax);
+  context_.Dirty(job);
+  if (state != job.record.state) {
+    GT_CHECK(CanMove(job.record.state, state));
+    job.record.state = state;
+  } else if (reason == job.record.reason) {
+    return;
+  }
+  job.record.reason = std::move(reason);
+  context_.Emit(job, "state", absl::StrCat(Name(state), ": ", job.record.reason));
+  context_.Say(absl::StrCat(job.record.id.value, " ", Name(state), ": ", job.record.reason));
+}
+
+// ---------------------------------------------------------------- revoke
+
+void JobLife::SendRevoke(const Job& job, const NodeId& node, EndMode mode, absl::Duration grace) {
+  context_.Send(
+      node, SendKind::kNow,
+      Revoke{model_.epoch(), job.record.id, job.record.revoked, mode, grace, job.record.ending_reason});
+}
+
+void JobLife::BeginEnding(Job& job, Ending ending, EndMode mode, absl::Duration grace, std::string reason,
+                          Instant now) {
+  JobRecord& record = job.record;
+  GT_CHECK(record.grant.has_value());
+  record.revoked = record.generation;
+  record.ending = ending;
+  record.ending_reason = Shortened(reason, kReasonBytesMax);
+  for (const NodePlace& place : record.grant->nodes) {
+    if (std::find(record.unreleased.begin(), record.unreleased.end(), place.node) ==
+        record.unreleased.end()) {
+      record.unreleased.push_back(place.node);
+    }
+  }
+  job.written.unreleased = false;
+  for (const NodeId& node : record.unreleased) SendRevoke(job, node, mode, grace);
+  job.start_deadline.reset();
+  job.gone_deadline = now + grace + config_.gone_margin;
+  context_.Emit(job, "revoke", absl::StrCat("generation ", record.generation.value, " is over: ", reason));
+  if (ending == Ending::kReform || ending == Ending::kReplace) {
+    Move(job, JobState::kReconfiguring, std::move(reason));
+  } else {
+    Move(job, record.state, absl::StrCat("stopping: ", reason));
+  }
+  ContinueEnding(job, now);
+}
+
+void JobLife::ResendEnding(Job& job, const NodeId& node, Instant now) {
+  GT_PROBE("head.resends_revoke");
+  // Agents remember a stop as a person's word, so nothing else is sent as one.
+  const bool stopping =
+      job.record.ending == Ending::kCancel || job.record.ending == Ending::kFail || IsFinal(job.record.state);
+  const bool over = job.record.ending == Ending::kNone || IsFinal(job.record.state) || !job.gone_deadline;
+  const absl::Duration left = over ? absl::ZeroDuration()
+                                   : std::clamp(*job.gone_deadline - config_.gone_margin - now,
+                                                absl::ZeroDuration(), job.spec.stop_grace);
+  const EndMode mode = !stopping                      ? EndMode::kReform
+                       : left == absl::ZeroDuration() ? EndMode::kStopNow
+                                                      : EndMode::kStop;
+  SendRevoke(job, node, mode, left);
+}
+
+void JobLife::Release(Job& job, const NodeId& node, Instant now) {
+  if (std::erase(job.record.unreleased, node) > 0) {
+    job.written.unreleased = false;
+    context_.Dirty(job);
+  }
+  ContinueEnding(job, now);
+  model_.schedule = true;
+}
+
+// Until when ranks of the generation that ends may write there, of those that nothing but their lease stops:
+// commits fence programs with the SDK.
+Instant JobLife::MayWriteUntil(const Job& job, const Node& node) const {
+  const bool another = job.record.ending == Ending::kReform || job.record.ending == Ending::kReplace;
+  if (!another || job.record.sdk || job.spec.overlap == spec::Overlap::kAllow ||
+      config_.fence_after <= absl::ZeroDuration()) {
+    return Instant();
+  }
+  const auto& places = job.record.grant->ranks;
+  const bool may = std::any_of(places.begin(), places.end(), [&](const RankPlace& place) {
+    return place.node == node.record.id && job.ExitOf(place.rank) == nullptr;
+  });
+  if (!may) return Instant();
+  if (node.state != NodeState::kDead)  // it answers, but not this: its lease goes on
+    return job.gone_deadline ? *job.gone_deadline + config_.fence_after : Instant();
+  const Instant lease = node.heard_at + config_.fence_after + config_.fence_margin;
+  const bool taken_away = node.record.notice.kind == NoticeKind::kLeave && node.notice_at;
+  return taken_away ? std::min(lease, *node.notice_at + config_.gone_margin) : lease;
+}
+
+// Waits for every node that can still answer. Dead ones cannot; one whose time is up is left out of the
+// job's next generation and counted as occupied until it answers. Where ranks without the SDK may have been
+// left behind, nothing begins before their lease is over.
+void JobLife::ContinueEnding(Job& job, Instant now) {
+  if (job.record.ending == Ending::kNone || IsFinal(job.record.state)) return;
+  const bool time_up = job.gone_deadline && *job.gone_deadline <= now;
+  std::optional<Instant> fenced_at;
+  std::string hostnames;
+  for (const NodeId& id : job.record.unreleased) {
+    const auto it = model_.nodes.find(id);
+    if (it == model_.nodes.end()) continue;
+    if (it->second.state != NodeState::kDead && !time_up) {
+      job.fenced_at.reset();  // the time of those that can still answer counts first
+      return;
+    }
+    const Instant until = MayWriteUntil(job, it->second);
+    if (until <= now) continue;
+    fenced_at = std::max(fenced_at.value_or(until), until);
+    absl::StrAppend(&hostnames, hostnames.empty() ? "" : ", ", it->second.record.hostname);
+  }
+  const bool waits = job.fenced_at.has_value();
+  job.fenced_at = fenced_at;
+  if (fenced_at && !waits) AwaitFence(job, hostnames, now);
+  if (fenced_at) return;
+  for (const NodeId& id : job.record.unreleased) {
+    const auto it = model_.nodes.find(id);
+    if (it == model_.nodes.end() || it->second.state == NodeState::kDead) continue;
+    GT_PROBE("head.end_unconfirmed");
+    context_.Emit(
+        job, "warning",
+        absl::StrCat(it->second.record.hostname, " did not confirm that all processes of generation ",
+                     job.record.revoked.value, " ended; it is not used meanwhile"));
+  }
+  FinishEnding(job, now);
+}
+
+void JobLife::AwaitFence(Job& job, const std::string& hostnames, Instant now) {
+  GT_PROBE("head.awaits_fence");
+  const std::string left = PrintDuration(absl::Ceil(*job.fenced_at - now, absl::Seconds(1)));
+  const std::string where = Shortened(hostnames, 1 << 9);
+  Move(job, job.record.state,
+       absl::StrCat(job.record.ending_reason, "; for ", left, " at most ranks of generation ",
+                    job.record.revoked.value, " may still run on ", where));
+  job.blocked_by = {
+      {.node = "",
+       .constraint = absl::StrCat(
+           where,
+           " does not answer, and ranks that do not use gtrain's library may still write there until "
+           "their lease is over"),
+       .room = 0,
+       .held_by = {},
+       .unblocked_by =
+           absl::StrCat("in at most ", left,
+                        "; the node answering; or, once that machine is off, `gtrain node revoke`. "
+                        "`overlap: allow` in the job file never waits")}};
+}
+
+void JobLife::FinishEnding(Job& job, Instant now) {
+  const Ending ending = job.record.ending;
+  const std::string reason = job.record.ending_reason;
+  job.record.ending = Ending::kNone;
+  job.gone_deadline.reset();
+  job.fenced_at.reset();
+  context_.Dirty(job);
+  model_.schedule = model_.schedule || job.record.grant.has_value();
+  switch (ending) {
+    case Ending::kNone:
+      return;
+    case Ending::kReform:
+      return faults_.DecideAfterFault(job, now);
+    case Ending::kReplace:
+      GT_PROBE("head.replaced_free_of_charge");
+      return;
+    case Ending::kCancel:
+      return Finish(job, JobState::kCancelled, reason);
+    case Ending::kFail:
+      return Finish(job, JobState::kFailed, reason);
+  }
+}
+
+// ---------------------------------------------------------------- end
+
+// Before what the ranks said is forgotten.
+void JobLife::KeepProgress(Job& job) {
+  if (job.top_step) job.record.last_step = job.low_step ? job.low_step : job.top_step;
+  for (const RankLive& rank : job.ranks) {
+    if (!rank.status.loss && !rank.status.diverged) continue;
+    job.record.last_loss = rank.status.loss;
+    job.record.diverged = rank.status.diverged;
+    return;
+  }
+}
+
+void JobLife::Finish(Job& job, JobState state, std::string reason) {
+  JobRecord& record = job.record;
+  switch (state) {
+    case JobState::kSucceeded:
+      record.exit_code = 0;
+      break;
+    case JobState::kCancelled:
+      record.exit_code = 130;
+      break;
+    default: {
+      record.exit_code = 1;
+      if (!record.faults.empty() && record.faults.back().cause == ExitCause::kExited) {
+        record.exit_code = std::max(1, record.faults.back().exit_code);
+      } else if (!record.faults.empty() && record.faults.back().signal > 0) {
+        record.exit_code = 128 + record.faults.back().signal;
+      }
+    }
+  }
+  record.waits_for_storage = false;
+  record.ended_at = context_.Wall(context_.step_at());
+  record.run_time = job.RunTime(context_.step_at());
+  job.run_mark.reset();
+  KeepProgress(job);
+  Move(job, state, std::move(reason));
+  for (const NodeId& node : record.kept)
+    context_.Send(node, SendKind::kReply, ForgetJob{model_.epoch(), record.id});
+  if (state == JobState::kFailed)
+    context_.Do(WriteFailure{record.id, record.run_dir, FailureOf(model_, job, context_.step_at())});
+  context_.Do(*ResultOf(model_, record.id, context_.step_at()));
+  job.exchange.reset();
+  job.blocked_by.clear();
+  model_.active_at = context_.step_at();
+  model_.schedule = model_.schedule || record.grant.has_value();  // without one it held nothing
+  if (job.kept_bytes == 0) over_.CountOver(job);
+}
+
+}  // namespace gtrain::core

@@ -1,0 +1,44 @@
+// JobTimers does what is due for a job and says when the next of it is. PURE. Private to runtime/core/head.
+//
+// HeadState owns it; only the loop's thread uses it; it never blocks and has no state of its own.
+#pragma once
+#include <optional>
+
+#include "runtime/core/head/head_context.h"
+#include "runtime/core/head/head_model.h"
+
+namespace gtrain::core {
+
+class Faults;
+class JobLife;
+class Leaves;
+class Links;
+class Polls;
+class RankNews;
+class Stalls;
+
+class JobTimers {
+ public:
+  JobTimers(HeadContext& context, HeadModel& model, JobLife& life, Faults& faults, Links& links,
+            Leaves& leaves, RankNews& ranks, Stalls& stalls, Polls& polls);
+
+  void Run(Job& job, Instant now);
+  // Holds also between two generations: one that is granted only to be ended at once helps nobody.
+  bool EndIfItsTimeIsUp(Job& job, Instant now);
+  std::optional<Instant> NextDeadline(const Job& job) const;
+
+ private:
+  void FailLateStart(Job& job, Instant now);
+
+  HeadModel& model_;
+  const HeadConfig& config_;
+  JobLife& life_;
+  Faults& faults_;
+  Links& links_;
+  Leaves& leaves_;
+  RankNews& ranks_;
+  Stalls& stalls_;
+  Polls& polls_;
+};
+
+}  // namespace gtrain::core

@@ -1,0 +1,90 @@
+#include "runtime/core/head/placer.h"
+
+#include <map>
+
+#include "absl/strings/str_cat.h"
+
+namespace gtrain::core {
+
+// Whether views_ is not what this job sees: it counts what the job itself still has, and nodes it avoids.
+bool Placer::TakesPart(const Job& job) {
+  return job.Occupies() || !job.record.unreleased.empty() || !job.record.avoided.empty();
+}
+
+Placer::ViewsKey Placer::CurrentViewsKey() const {
+  ViewsKey key;
+  key.nodes.reserve(model_.nodes.size());
+  for (const auto& [id, node] : model_.nodes) {
+    if (!node.welcomed || node.state == NodeState::kDead) continue;
+    key.nodes.push_back({node.revision, node.WhyUnusable()});
+  }
+  for (const auto& [id, job] : model_.jobs) {
+    const bool holds = job.Occupies();
+    if (!holds && (!job.record.grant || job.record.unreleased.empty())) continue;
+    key.jobs.push_back({job.record.number, job.record.generation, holds, job.record.unreleased});
+  }
+  return key;
+}
+
+void Placer::CheckViews() {
+  ViewsKey key = CurrentViewsKey();
+  if (key == views_key_) return;
+  views_ = ViewsWithout(Job());
+  empty_views_ = plan::Emptied(views_);
+  views_key_ = std::move(key);
+}
+
+std::vector<plan::NodeView> Placer::ViewsWithout(const Job& wanting) const {
+  std::vector<plan::NodeView> views;
+  std::map<NodeId, plan::NodeView*> by_node;
+  views.reserve(model_.nodes.size());
+  for (const auto& [id, node] : model_.nodes) {
+    if (!node.welcomed || node.state == NodeState::kDead) continue;
+    plan::NodeView& view = views.emplace_back(ViewOf(node.record));
+    view.unusable = node.WhyUnusable();
+    by_node[id] = &view;
+  }
+  for (const AvoidedNode& avoided : wanting.record.avoided) {
+    if (const auto it = by_node.find(avoided.node); it != by_node.end()) it->second->unusable = avoided.why;
+  }
+  for (const NodeId& id : wanting.record.unreleased) {
+    if (const auto it = by_node.find(id); it != by_node.end()) {
+      it->second->unusable = "processes of the last generation are still being ended there";
+    }
+  }
+  for (const auto& [job_id, job] : model_.jobs) {
+    if (&job == &wanting || !job.record.grant) continue;
+    const std::vector<NodeId>& unreleased = job.record.unreleased;
+    if (!job.Occupies() && unreleased.empty()) continue;
+    for (const RankPlace& rank : job.record.grant->ranks) {
+      const auto it = by_node.find(rank.node);
+      if (it != by_node.end() && job.HoldsRoomOn(rank.node)) Occupy(*it->second, rank, job.demand);
+    }
+    // Of an older generation than the newest grant, so how much it takes there is not known any more.
+    for (const NodeId& id : unreleased) {
+      const auto it = by_node.find(id);
+      if (it == by_node.end() || job.HoldsNode(id) || !it->second->unusable.empty()) continue;
+      it->second->unusable = absl::StrCat("processes of an ended generation of ", job_id.value, kMayStillRun);
+    }
+  }
+  return views;
+}
+
+plan::Placement Placer::PlacementFor(const Job& job) const {
+  plan::Demand demand = job.demand;
+  const GenerationGrant* last = job.record.grant ? &*job.record.grant : nullptr;
+  if (const GenerationGrant* worked = job.GrantOf(job.sizing.worked);
+      job.sizing.goes_back && worked != nullptr)
+    last = worked;
+  if (last != nullptr) {
+    for (const RankPlace& place : last->ranks) demand.previous.push_back(place.node);
+  }
+  return TakesPart(job) ? plan::Place(ViewsWithout(job), demand) : plan::Place(views_, demand);
+}
+
+plan::Placement Placer::PlacementAlone(const Job& job) const {
+  return TakesPart(job) ? plan::Place(plan::Emptied(ViewsWithout(job)), job.demand)
+                        : plan::Place(empty_views_, job.demand);
+}
+
+}  // namespace gtrain::core

@@ -1,0 +1,55 @@
+// Placer computes where a job could run now. PURE. Private to runtime/core/head.
+//
+// HeadState owns it; only the loop's thread uses it, and it never blocks. A placement is O(nodes + jobs +
+// ranks).
+#pragma once
+#include <string>
+#include <vector>
+
+#include "job/plan/place.h"
+#include "runtime/core/head/head_model.h"
+
+namespace gtrain::core {
+
+// The sentence of a view ends so where processes of a generation that is over hold the node.
+inline constexpr char kMayStillRun[] = " may still run there";
+
+class Placer {
+ public:
+  explicit Placer(HeadModel& model) : model_(model) {}
+
+  // Brings the views up to date. It must come before PlacementFor and PlacementAlone.
+  void CheckViews();
+  plan::Placement PlacementFor(const Job& job) const;
+  plan::Placement PlacementAlone(const Job& job) const;  // as if no other job held anything
+
+ private:
+  // The key has all that views_ was made of and is compared before each use, so that no change is forgotten.
+  struct ViewsKey {
+    struct OfNode {
+      uint64_t revision = 0;
+      std::string unusable;
+      bool operator==(const OfNode&) const = default;
+    };
+    struct OfJob {
+      uint64_t number = 0;
+      Generation generation;
+      bool holds = false;
+      std::vector<NodeId> unreleased;
+      bool operator==(const OfJob&) const = default;
+    };
+    std::vector<OfNode> nodes;
+    std::vector<OfJob> jobs;
+    bool operator==(const ViewsKey&) const = default;
+  };
+
+  static bool TakesPart(const Job& job);
+  ViewsKey CurrentViewsKey() const;
+  std::vector<plan::NodeView> ViewsWithout(const Job& wanting) const;
+
+  HeadModel& model_;
+  ViewsKey views_key_;
+  std::vector<plan::NodeView> views_, empty_views_;  // what each node has left; as if no job held anything
+};
+
+}  // namespace gtrain::core

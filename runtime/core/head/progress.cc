@@ -1,0 +1,144 @@
+// Slow nodes (fault N6): ranks of one job step together, so steps per second do not tell them apart: the slow
+// one keeps all to its pace. What differs is who waits: a rank reports how much of its time went into
+// collectives that had to wait for others, and what is left is its own part. A node whose ranks need twice
+// the time of those on the other nodes for their own part, in three comparisons in a row, is reported as
+// slow, with that ratio as score. Nothing is done about it: it may be the data, and a slow node is still
+// worth more than none.
+#include "runtime/core/head/progress.h"
+
+#include <algorithm>
+#include <map>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "base/probe.h"
+
+namespace gtrain::core {
+namespace {
+
+constexpr absl::Duration kRateStretch = absl::Seconds(30);
+constexpr absl::Duration kRateFirst = absl::Seconds(2);
+constexpr absl::Duration kRateEvery = absl::Seconds(1);
+
+constexpr double kStretchSeconds = 10;
+constexpr uint64_t kStretchCollectives = 20;  // the one under way may be missing
+constexpr double kSlowScore = 2, kWellScore = 1.5;
+constexpr double kSlowBusy = 0.5;  // who waits itself half of the time holds nobody up
+constexpr double kBusyMin = 0.01;  // of the others: bounds the score
+constexpr int kComparisons = 3;
+
+double Median(std::vector<double> values) {
+  std::nth_element(values.begin(), values.begin() + static_cast<ptrdiff_t>(values.size() / 2), values.end());
+  return values[values.size() / 2];
+}
+
+// Ranks report at different moments of a step, and their agents once a second, so only a stretch of many
+// reports gives an honest rate: the end of a job that is foretold from it must not jump by a quarter from
+// look to look.
+void MeasureRate(Job& job, int64_t low, Instant now) {
+  auto& over = job.rate_over;
+  if (over.empty() || now - over.back().second >= kRateEvery) over.emplace_back(low, now);
+  while (over.size() > 2 && now - over.front().second > kRateStretch) over.pop_front();
+  // The first of a generation may be of one rank alone, or of a first step that compiled something.
+  const auto& [from, since] = over.size() > 2 ? over[1] : over[0];
+  if (over.size() > 1 && now - since >= kRateFirst)
+    job.steps_per_second = static_cast<double>(low - from) / absl::ToDoubleSeconds(now - since);
+}
+
+}  // namespace
+
+// Programs that report every hundredth step change it seldom, however fast they are.
+absl::Duration BetweenSteps(const Job& job) {
+  const auto& over = job.rate_over;
+  if (over.size() < 2) return absl::ZeroDuration();
+  return (over.back().second - over.front().second) / static_cast<int64_t>(over.size() - 1);
+}
+
+// A program may count its steps within an epoch, or go back to a checkpoint by itself. It has begun anew once
+// all ranks that tell steps have: one that stands still while another goes round and round is a stall.
+bool Progress::AllBeganAnew(Job& job) {
+  int tell = 0;
+  for (const auto& [step, ranks] : job.steps) tell += ranks;
+  if (job.began_anew < tell) return false;
+  for (RankLive& rank : job.ranks) rank.began_anew = false;
+  job.began_anew = 0;
+  return true;
+}
+
+// The job is where its slowest running rank is.
+void Progress::UpdateProgress(Job& job, Instant now) {
+  if (job.steps.empty()) return;
+  const int64_t low = job.steps.begin()->first;
+  if (job.low_step && low == *job.low_step) return;
+  const bool fell = job.low_step && low < *job.low_step;
+  if (fell && !AllBeganAnew(job)) return;
+  if (fell) job.rate_over.clear();
+  MeasureRate(job, low, now);
+  job.low_step = low;
+  job.progress_at = now;
+  job.rank_notes.erase(kProgressNote);
+  if (job.stalled) {
+    GT_PROBE("head.stall_over");
+    job.stalled.reset();
+    context_.Emit(job, "stall", absl::StrCat("steps again: ", low));
+    context_.Dirty(job);
+  }
+}
+
+void Progress::MeasurePace(Job& job, RankLive& rank) {
+  const RankStatus& status = rank.status;
+  if (!status.waited_seconds || !status.joined_seconds) return;
+  const RankStatus* from = rank.pace_from ? &*rank.pace_from : nullptr;
+  if (from == nullptr || *status.joined_seconds < *from->joined_seconds ||
+      *status.waited_seconds < *from->waited_seconds) {
+    rank.pace_from = status;
+    return;
+  }
+  const double stretch = *status.joined_seconds - *from->joined_seconds;
+  if (!(stretch >= kStretchSeconds) ||
+      status.collective_sequence < from->collective_sequence + kStretchCollectives) {
+    return;
+  }
+  const double waited = *status.waited_seconds - *from->waited_seconds;
+  const double busy = 1 - waited / stretch;
+  rank.busy = busy >= 0 ? std::min(busy, 1.0) : 0.0;  // what is no number is 0
+  rank.busy_new = true;
+  rank.pace_from = status;
+  ComparePaces(job);
+}
+
+// Once each rank that still runs has something new to say.
+void Progress::ComparePaces(Job& job) {
+  std::map<NodeId, std::vector<double>> busy;
+  for (const RankPlace& place : job.record.grant->ranks) {
+    if (job.ExitOf(place.rank) != nullptr) continue;
+    if (!job.ranks[place.rank].busy_new) return;
+    busy[place.node].push_back(*job.ranks[place.rank].busy);
+  }
+  for (RankLive& rank : job.ranks) rank.busy_new = false;
+  if (busy.size() < 2) return;
+  for (const auto& [node, own] : busy) {
+    std::vector<double> others;
+    for (const auto& [other, theirs] : busy) {
+      if (other != node) others.insert(others.end(), theirs.begin(), theirs.end());
+    }
+    NodePace& pace = job.paces[node];
+    const double mine = Median(own);
+    pace.score = mine / std::max(kBusyMin, Median(std::move(others)));
+    const bool slow = pace.score >= (pace.slow ? kWellScore : kSlowScore) && mine >= kSlowBusy;
+    pace.above = slow ? std::max(pace.above, 0) + 1 : std::min(pace.above, 0) - 1;
+    if (pace.slow ? pace.above > -kComparisons : pace.above < kComparisons) continue;
+    pace.slow = !pace.slow;
+    context_.Emit(job, "warning",
+                  pace.slow ? absl::StrFormat(
+                                  "%s is slow: its ranks take %.1f times as long as the others for their own "
+                                  "part of a step, and the others wait for them; nothing is done about it "
+                                  "(`gtrain node drain %s` would)",
+                                  model_.Hostname(node), pace.score, model_.Hostname(node))
+                            : absl::StrCat(model_.Hostname(node), " keeps up with the others again"));
+    context_.Dirty(job);
+  }
+}
+
+}  // namespace gtrain::core

@@ -1,0 +1,155 @@
+#include "runtime/core/head/reconciler.h"
+
+#include <algorithm>
+#include <set>
+
+#include "base/probe.h"
+#include "runtime/core/head/copies.h"
+#include "runtime/core/head/faults.h"
+#include "runtime/core/head/grants.h"
+#include "runtime/core/head/job_life.h"
+#include "runtime/core/head/leaves.h"
+#include "runtime/core/head/rank_news.h"
+#include "runtime/core/head/recovery.h"
+
+namespace gtrain::core {
+
+Reconciler::Reconciler(HeadContext& context, HeadModel& model, Recovery& recovery, JobLife& life,
+                       Grants& grants, Faults& faults, RankNews& ranks, Leaves& leaves, Copies& copies)
+    : context_(context),
+      model_(model),
+      config_(context.config()),
+      recovery_(recovery),
+      life_(life),
+      grants_(grants),
+      faults_(faults),
+      ranks_(ranks),
+      leaves_(leaves),
+      copies_(copies) {}
+
+void Reconciler::Reconcile(Node& node, const AgentHello& hello, bool new_incarnation, bool repeated,
+                           Instant now) {
+  std::map<JobId, std::vector<const HeldGeneration*>> held;
+  std::vector<const HeldGeneration*> over;
+  std::set<JobId> described;  // what the node says of these follows
+  for (const HeldGeneration& generation : hello.held) {
+    if (recovery_.AwaitsDescription(generation)) described.insert(generation.job);
+  }
+  for (const HeldGeneration& generation : hello.held) {
+    if (described.contains(generation.job)) continue;
+    const Job* job = model_.FindJob(generation.job);
+    const bool final = job != nullptr && IsFinal(job->record.state);
+    // A job may be over before this node confirmed it: what is held here keeps its room.
+    const bool keeps_room = final && job->Unreleased(node.record.id);
+    if (keeps_room) GT_PROBE("head.what_is_over_keeps_its_room");
+    if (job == nullptr || final) over.push_back(&generation);
+    if (job != nullptr && (!final || keeps_room)) held[generation.job].push_back(&generation);
+  }
+  for (const auto& [number, id] : model_.job_order) {
+    const std::vector<const HeldGeneration*>& here = held[id];
+    if (repeated && here.empty()) {
+      GT_PROBE("head.repeated_hello");
+      continue;
+    }
+    if (!described.contains(id)) ReconcileJob(model_.jobs.at(id), node, here, new_incarnation, now);
+  }
+  for (const HeldGeneration* generation : over) {
+    EndForgotten(node.record.id, *generation, model_.FindJob(generation->job) != nullptr);
+  }
+  copies_.SettleCopies(node.record.id, hello);
+}
+
+void Reconciler::EndForgotten(const NodeId& node, const HeldGeneration& held, bool known) {
+  GT_PROBE("head.ends_forgotten_job");
+  for (const RankExit& exit : held.exited) {
+    context_.Send(node, SendKind::kReply, AckExit{model_.epoch(), held.job, exit.generation, exit.rank});
+  }
+  context_.Send(node, SendKind::kNow,
+                Revoke{model_.epoch(), held.job, held.generation, EndMode::kStopNow, absl::ZeroDuration(),
+                       known ? "the job is over" : "this head knows no such job"});
+  context_.Send(node, SendKind::kReply, ForgetJob{model_.epoch(), held.job});
+}
+
+// Before its exits are heard: they are the consequence of the stop. A head before us began it and died before
+// writing it down (its disk may have been full), or its records are lost.
+void Reconciler::FinishUnrecordedStop(Job& job, const NodeId& node, const Held& held, Instant now) {
+  const bool stopping = std::any_of(held.begin(), held.end(), [&](const HeldGeneration* generation) {
+    return generation->stopping && generation->revoked >= job.record.generation;
+  });
+  if (!stopping || !job.Live() || !job.HoldsNode(node)) return;
+  GT_PROBE("head.finishes_unrecorded_stop");
+  life_.BeginEnding(job, Ending::kCancel, EndMode::kStop, job.spec.stop_grace,
+                    model_.cluster.recovering
+                        ? "its agents were told to stop it before the head's records were lost"
+                        : "its agents were told to stop it by a head that ended before it could say so",
+                    now);
+}
+
+void Reconciler::ReconcileJob(Job& job, const Node& node, const Held& held, bool new_incarnation,
+                              Instant now) {
+  const NodeId& id = node.record.id;
+  const bool was_ending = job.Unreleased(id);
+  FinishUnrecordedStop(job, id, held, now);
+  for (const HeldGeneration* generation : held) {
+    for (const RankStatus& status : generation->live) ranks_.OnRankStatus(id, status, now);
+    for (const RankExit& exit : generation->exited) ranks_.OnExited(id, exit, now);
+  }
+  // An exit may have ended the generation, so this is computed only now.
+  const bool holds_over = std::ranges::any_of(
+      held, [&](const HeldGeneration* generation) { return generation->generation <= job.record.revoked; });
+  if (job.Unreleased(id)) {
+    if (!holds_over) {
+      GT_PROBE("head.released_by_hello");
+      life_.Release(job, id, now);
+    } else if (was_ending) {
+      life_.ResendEnding(job, id, now);
+    }
+    return;
+  }
+  if (holds_over) life_.ResendEnding(job, id, now);
+  if (job.Live() && job.HoldsNode(id)) ReconcileNewest(job, node, held, new_incarnation, holds_over, now);
+}
+
+// The generation that the job is granted, of which this node is part.
+void Reconciler::ReconcileNewest(Job& job, const Node& node, const Held& held, bool new_incarnation,
+                                 bool holds_over, Instant now) {
+  const NodeId& id = node.record.id;
+  const auto saw_revoke = [&](const HeldGeneration* generation) {
+    return generation->revoked >= job.record.generation;
+  };
+  if (std::ranges::any_of(held, saw_revoke)) {
+    GT_PROBE("head.finishes_unrecorded_revoke");
+    // A head before us revoked this and died before writing it down: finish what it began.
+    return life_.BeginEnding(job, Ending::kReplace, EndMode::kReform, config_.reform_grace,
+                             "a generation was revoked by a head that ended before it could say so", now);
+  }
+  const bool holds_it = std::ranges::any_of(held, [&](const HeldGeneration* generation) {
+    return generation->generation == job.record.generation;
+  });
+  if (!holds_it) return SettleMissing(job, node, new_incarnation, holds_over, now);
+  if (job.told_at && job.leave) leaves_.TellRanks(job, id, now);  // it may not have heard
+  ranks_.SayWhoLeft(job, &id);
+}
+
+// It holds nothing of a generation of which it should run ranks.
+void Reconciler::SettleMissing(Job& job, const Node& node, bool new_incarnation, bool holds_over,
+                               Instant now) {
+  const NodeId& id = node.record.id;
+  bool missing = false, started = new_incarnation || job.record.state == JobState::kRunning;
+  for (const RankPlace& place : job.record.grant->ranks) {
+    if (place.node != id || job.ExitOf(place.rank) != nullptr) continue;
+    missing = true;
+    started = started || job.ranks[place.rank].started;
+  }
+  if (!missing) return;
+  if (!recovery_.Settled(now)) return recovery_.JudgeLater(job.record.id, id);
+  if (!started) GT_PROBE("head.grants_again");
+  if (!started) return grants_.SendGrant(job, {id});  // it was lost with the connection
+  const char* why =
+      new_incarnation ? "it restarted and its ranks are gone" : "its keeper is gone and so are its ranks";
+  GT_PROBE("head.ranks_gone_at_hello");
+  faults_.RanksLost(job, node, why, now);
+  if (!holds_over) life_.Release(job, id, now);
+}
+
+}  // namespace gtrain::core

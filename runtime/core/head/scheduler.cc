@@ -1,0 +1,140 @@
+#include "runtime/core/head/scheduler.h"
+
+#include <algorithm>
+#include <map>
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "base/units.h"
+#include "runtime/core/head/directories.h"
+#include "runtime/core/head/gang.h"
+#include "runtime/core/head/grants.h"
+#include "runtime/core/head/job_life.h"
+#include "runtime/core/head/job_timers.h"
+#include "runtime/core/head/placer.h"
+#include "runtime/core/head/recovery.h"
+#include "runtime/core/head/sizing.h"
+
+namespace gtrain::core {
+namespace {
+
+// A large cluster that comes back says hello node by node; looking at all waiting jobs after each hello would
+// keep the head from hearing the next. So there at most one pass over all of them is made in this time.
+constexpr size_t kManyNodes = 64;
+constexpr absl::Duration kPassEvery = absl::Milliseconds(100);
+
+}  // namespace
+
+Scheduler::Scheduler(HeadContext& context, HeadModel& model, Placer& placer, Grants& grants, JobLife& life,
+                     JobTimers& timers, Directories& directories, Sizing& sizing, Recovery& recovery)
+    : model_(model),
+      config_(context.config()),
+      placer_(placer),
+      grants_(grants),
+      life_(life),
+      timers_(timers),
+      directories_(directories),
+      sizing_(sizing),
+      recovery_(recovery) {}
+
+std::optional<Instant> Scheduler::NextDeadline() const { return model_.schedule ? next_pass_ : std::nullopt; }
+
+// Highest priority first, then order of submission. A job that cannot be placed does not hold up later
+// ones that can: the gang waits whole, the room it cannot use is used. A submit changes nothing for those
+// that wait.
+void Scheduler::Schedule(Instant now) {
+  const bool all = model_.schedule && (!next_pass_ || now >= *next_pass_);
+  if (all) {
+    model_.schedule = false;
+    next_pass_.reset();
+    if (model_.nodes.size() >= kManyNodes) next_pass_ = now + kPassEvery;
+  }
+  const std::vector<JobId> fresh = std::exchange(fresh_, {});
+  std::vector<Job*> candidates;
+  if (all) {
+    candidates = model_.LiveJobs();
+  } else {
+    for (const JobId& id : fresh) candidates.push_back(&model_.jobs.at(id));
+  }
+  std::vector<Job*> wanting;
+  for (Job* job : candidates) {
+    if (job->Wanting() && (!job->not_before || *job->not_before <= now) &&
+        !recovery_.AwaitsWord(job->record.id))
+      wanting.push_back(job);
+  }
+  std::stable_sort(wanting.begin(), wanting.end(),
+                   [](const Job* a, const Job* b) { return a->spec.priority > b->spec.priority; });
+  bool changed = true;
+  for (Job* job : wanting) {
+    if (changed) placer_.CheckViews();
+    changed = TryPlace(*job, now);
+  }
+  if (all) sizing_.OweLooks();
+}
+
+// True when it may have changed what nodes have left.
+bool Scheduler::TryPlace(Job& job, Instant now) {
+  if (timers_.EndIfItsTimeIsUp(job, now)) return true;
+  const plan::Placement placement = placer_.PlacementFor(job);
+  if (!placement.placed) {
+    NotPlaced(job, placement);
+    return false;
+  }
+  if (!directories_.DirectoryIsFree(job, now))
+    return true;  // asked only of who could start: that looks at all live jobs
+  grants_.Grant(job, placement, now);
+  return true;
+}
+
+// Which nodes keep the job waiting, and what would change that.
+void Scheduler::ExplainBlockers(Job& job, const plan::Placement& placement, const plan::Placement& empty) {
+  std::map<NodeId, std::vector<std::string>> holders;
+  for (size_t i = 0; i < std::min(placement.verdicts.size(), kBlockersMax); ++i)
+    holders[placement.verdicts[i].node];
+  for (const auto& [id, other] : model_.jobs) {
+    if (&other == &job || !other.record.grant) continue;
+    for (const NodePlace& place : other.record.grant->nodes) {
+      const auto it = holders.find(place.node);
+      if (it != holders.end() && other.HoldsRoomOn(place.node)) it->second.push_back(id.value);
+    }
+  }
+  job.blocked_by = Explain(placement, empty, holders);
+  constexpr char kWhenGone[] = "when its agent says that they are gone, or the machine restarts";
+  for (Blocker& blocker : job.blocked_by) {
+    if (absl::EndsWith(blocker.constraint, kMayStillRun)) blocker.unblocked_by = kWhenGone;
+    const auto over = std::ranges::find_if(blocker.held_by, [&](const std::string& id) {
+      return IsFinal(model_.jobs.at(JobId(id)).record.state);
+    });
+    if (over != blocker.held_by.end())
+      blocker.unblocked_by =
+          absl::StrCat("processes of ", *over, ", which is over,", kMayStillRun, "; ", kWhenGone);
+  }
+  for (const AvoidedNode& avoided : job.record.avoided) {
+    for (Blocker& blocker : job.blocked_by) {
+      if (blocker.node != model_.Hostname(avoided.node)) continue;
+      blocker.unblocked_by =
+          absl::StrCat("`gtrain node undrain ", blocker.node, "` once that is mended; it is tried again ",
+                       PrintDuration(config_.avoid_for), " after it was found");
+    }
+  }
+}
+
+void Scheduler::NotPlaced(Job& job, const plan::Placement& placement) {
+  job.record.waits_for_storage = false;
+  const plan::Placement empty = placer_.PlacementAlone(job);
+  job.sizing.never_fits = !empty.placed;
+  ExplainBlockers(job, placement, empty);
+  if (empty.placed && job.record.generation.value == 0) {
+    return life_.Move(job, JobState::kQueued, absl::StrCat("waits for room: ", placement.reason));
+  }
+  int alive = 0;
+  for (const auto& [id, node] : model_.nodes) alive += node.Usable() ? 1 : 0;
+  if (job.record.generation.value == 0 && config_.expected_nodes && alive >= *config_.expected_nodes) {
+    return life_.Finish(job, JobState::kFailed, absl::StrCat("can never fit this cluster: ", empty.reason));
+  }
+  const char* safe = job.record.generation.value > 0 ? "; its state is safe and it resumes by itself" : "";
+  life_.Move(job, JobState::kWaiting, absl::StrCat(placement.reason, safe));
+}
+
+}  // namespace gtrain::core

@@ -1,0 +1,42 @@
+// Who may do what: the one table. PURE. Default deny: what is not listed is refused (faults X5, B8).
+//
+// The role comes from the key of the connection. A rank has no key here: what it may do, it asks its keeper
+// for, with the token of its generation.
+#pragma once
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+#include "runtime/core/values/messages.h"
+
+namespace gtrain::core {
+
+enum class Scope {
+  kNone,
+  kOwn,  // jobs of its own name; requests that name no job
+  kAll,
+};
+
+// What is known of a kind of request without looking inside.
+struct RequestRule {
+  absl::string_view name;  // in the audit log
+  bool changes;            // is remembered with its answer, and audited
+  Scope admin, user, readonly;
+  Scope Of(Role role) const;  // kNone for every other role
+};
+const RequestRule& RuleOf(const ClientRequestBody& body);
+
+// What whoever asks says as the reason; for the audit log; at most 1 KiB of it.
+std::string ReasonOf(const ClientRequestBody& body);
+
+// Whether a peer of this role may send such a message to the head at all.
+bool MaySend(Role role, const Message& message);
+
+// The name under which a peer owns jobs: that of its key, else the key itself.
+std::string OwnerName(const Peer& peer);
+
+// PermissionDenied says what would be needed. `owner` is that of the job the request names; nullptr: it names
+// none, or none that exists.
+absl::Status Authorize(const Peer& peer, const ClientRequestBody& body, const std::string* owner);
+
+}  // namespace gtrain::core

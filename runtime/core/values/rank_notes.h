@@ -1,0 +1,28 @@
+// The kinds of what ranks say of themselves, which rank, agent and head share. PURE.
+#pragma once
+#include <cstddef>
+
+#include "absl/strings/string_view.h"
+
+namespace gtrain::core {
+
+// What a rank says of itself for people to see in `gtrain status`; the newest of a kind counts.
+// AgentNote::kind of it, too.
+inline constexpr char kCompressionNote[] = "compression";  // how gradients travel, as the program chose
+inline constexpr char kRestoreNote[] = "restore";          // what the state was restored from
+inline constexpr char kOwnerNote[] = "owner";              // whose the checkpoint directory is
+// That the storage of its checkpoints cannot be read, and why; empty: it can again. A rank that ends with
+// this said has met a storage fault (FaultKind::kStorage).
+inline constexpr char kStorageNote[] = "storage";
+inline constexpr char kSavesNote[] = "saves";  // that saves since the newest commit came to nothing, and why
+// That the log files of ranks cannot be written, and why; empty: they are again. Its agent says so.
+inline constexpr char kLogsNote[] = "logs";
+// Where training is in its data; each is an event, from which `gtrain data audit` proves what was trained.
+inline constexpr char kSamplesNote[] = "samples";
+constexpr bool IsRankNote(absl::string_view kind) {
+  return kind == kCompressionNote || kind == kRestoreNote || kind == kOwnerNote || kind == kStorageNote ||
+         kind == kSavesNote || kind == kLogsNote || kind == kSamplesNote;
+}
+inline constexpr size_t kRankNoteBytesMax = 400;
+
+}  // namespace gtrain::core
