@@ -74,7 +74,7 @@ struct GenerationRecord {
   size_t unacked = 0;  // exits that no agent has acknowledged
   std::map<uint64_t, Arena> arenas;
   UniqueFd reports;           // the folder of all ranks' $GTRAIN_REPORT
-  int reports_watch = -1;     // of it, with Outputs; -1: they are looked for at every tick
+  int reports_watch = -1;     // of it, with Outputs; -1: they are looked for every second
   std::vector<int> to_start;  // started together at the end of the turn
   Cgroup cgroup;
   uint64_t oom_kills = 0;  // of the group, told already

@@ -142,7 +142,8 @@ int Keeper::WaitForOthersMs() const {
   if (context_.tick_wanted)
     return static_cast<int>(std::clamp<int64_t>(last_tick_ms_ + kTickMs - NowMs(), 0, kTickMs));
   if (generations.AnyIn(Phase::kWriting)) return kTickMs;
-  return static_cast<int>(context_.agent.attached() ? kSleepMs : kLookMs);
+  const int64_t most = context_.agent.attached() ? kSleepMs : kLookMs;
+  return static_cast<int>(outputs_.LooksForReports() ? std::min(most, kReportsMs) : most);
 }
 
 int Keeper::Run() {

@@ -19,7 +19,6 @@ namespace {
 constexpr int64_t kStreamsMs = 1;
 constexpr size_t kStreamsLoud = 256u << 10;  // so much at once: it may be faster than that
 constexpr size_t kOutputFrameMax = 64u << 10;
-constexpr int64_t kReportsMs = 1000;
 constexpr uint64_t kReportBacklogMax = 16u << 20;
 constexpr uint64_t kReportPunchStep = 1u << 20;
 
@@ -28,11 +27,24 @@ bool IsTold(const RankProcess& rank) {
          rank.out.refused() == rank.out_refused && rank.err.refused() == rank.err_refused;
 }
 
+// An instance of inotify, unless the user's other programs would find none left: there are 128 of them a user
+// as systems come, and a job of hundreds on a machine has a keeper each. Without one reports are looked for
+// every second.
+UniqueFd InotifyThatOthersSpare() {
+  constexpr int kOthersNeed = 16;
+  UniqueFd ours(inotify_init1(IN_NONBLOCK | IN_CLOEXEC));
+  std::vector<UniqueFd> others;
+  while (ours.valid() && others.size() < kOthersNeed) {
+    others.emplace_back(inotify_init1(IN_CLOEXEC));
+    if (!others.back().valid()) ours.reset();
+  }
+  return ours;
+}
+
 }  // namespace
 
 bool Outputs::Open() {
-  report_events_.reset(
-      inotify_init1(IN_NONBLOCK | IN_CLOEXEC));  // without it they are looked for at every tick
+  report_events_ = InotifyThatOthersSpare();
   return stream_set_.Open();
 }
 
@@ -166,6 +178,13 @@ void Outputs::AddFds(std::vector<pollfd>* fds) const {
 
 int64_t Outputs::StreamsWaitMs() const { return streams_from_ms_ - NowMs(); }
 
+bool Outputs::LooksForReports() const {
+  for (const auto& [generation, record] : context_.generations) {
+    if (record.phase == Phase::kLive && record.reports.valid() && record.reports_watch < 0) return true;
+  }
+  return false;
+}
+
 bool Outputs::MoreToDo() const {
   if (reports_written_) return true;
   const bool attached = context_.agent.attached();
@@ -174,7 +193,6 @@ bool Outputs::MoreToDo() const {
     return drains || !rank.out.settled() || !rank.err.settled() || (attached && !IsTold(rank));
   };
   for (const auto& [generation, record] : context_.generations) {
-    if (record.phase == Phase::kLive && record.reports.valid() && record.reports_watch < 0) return true;
     for (const auto& [number, rank] : record.ranks) {
       if (waits(*rank)) return true;
     }

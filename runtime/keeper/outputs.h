@@ -17,6 +17,8 @@
 
 namespace gtrain::keeper {
 
+inline constexpr int64_t kReportsMs = 1000;
+
 class Outputs {
  public:
   explicit Outputs(Context& context) : context_(context) {}
@@ -45,6 +47,8 @@ class Outputs {
   void AddFds(std::vector<pollfd>* fds) const;
   // Until then streams are not read; 0 or less: they are read at once.
   int64_t StreamsWaitMs() const;
+  // Nothing says when reports are written: they are read every kReportsMs.
+  bool LooksForReports() const;
   // A stream or a report waits for time to pass, or for room at the agent.
   bool MoreToDo() const;
 

@@ -110,6 +110,7 @@ void HeadState::TakeOff(absl::Duration slept, Instant now) {
     if (job.gone_deadline) *job.gone_deadline = *job.gone_deadline + slept;
     if (job.progress_at) *job.progress_at = std::min(now, *job.progress_at + slept);
     job.client_seen = std::min(now, job.client_seen + slept);
+    for (auto& [step, at] : job.rate_over) at = std::min(now, at + slept);
   }
 }
 
