@@ -9,6 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
+#include "base/overloaded.h"
 
 namespace gtrain::ckpt {
 
@@ -89,13 +90,6 @@ save::Result Both(save::Effect first, save::Effect second, absl::string_view why
   result.effects.push_back(std::move(second));
   return result;
 }
-
-template <typename... Ts>
-struct Overloaded : Ts... {
-  using Ts::operator()...;
-};
-template <typename... Ts>
-Overloaded(Ts...) -> Overloaded<Ts...>;
 
 }  // namespace
 

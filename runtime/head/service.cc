@@ -401,13 +401,13 @@ bool HeadService::ReceiveSome() {
 }
 
 void HeadService::OnReceived(port::Received received) {
-  absl::StatusOr<core::Message> message = wire::Decode(received.payload, wire::SenderOf(received.peer.role));
+  absl::StatusOr<core::Message> message = wire::Decode(received.payload, core::SenderOf(received.peer.role));
   if (!message.ok()) {
     if (++counters_.undecodable == 1) {
       LogWarning("dropped a message of ", received.peer.key_id, " at ", received.address, ": ",
                  message.status().message(), " (further ones are only counted)");
     }
-    if (wire::SenderOf(received.peer.role) != wire::Sender::kClient) return;
+    if (core::SenderOf(received.peer.role) != wire::Sender::kClient) return;
     const std::string id = wire::RequestIdOf(received.payload);
     if (!id.empty()) {
       const absl::Status refused = absl::InvalidArgumentError(

@@ -17,9 +17,9 @@ constexpr uint64_t kTraversalFactor = 4;  // a word may be reached that many tim
 
 #define GT_COUNT(...) +1
 static_assert(std::variant_size_v<core::Message> == 0 GT_MESSAGES(GT_COUNT),
-              "an alternative of core::Message has no codec: add it to control.capnp and message_fields.h");
-static_assert(std::variant_size_v<core::ClientRequestBody> == 0 GT_CLIENT_BODIES(GT_COUNT),
-              "a client request has no codec: add it to control.capnp and message_fields.h");
+              "an alternative of core::Message is not in message_table.h");
+static_assert(std::variant_size_v<core::ClientRequestBody> == 0 GT_REQUESTS(GT_COUNT),
+              "a client request is not in message_table.h");
 #undef GT_COUNT
 static_assert(static_cast<int>(core::ExitCause::kLost) == static_cast<int>(proto::ExitCause::LOST));
 static_assert(static_cast<int>(core::RankState::kExited) == static_cast<int>(proto::RankState::EXITED));
@@ -31,14 +31,14 @@ static_assert(static_cast<int>(core::AgentQuery::Kind::kConsole) ==
 struct KindInfo {
   absl::string_view name;
   Sender sender;
-  bool bulk;
+  core::Bound bound;
 };
 
 absl::StatusOr<KindInfo> InfoOf(proto::Message::Which which) {
   switch (which) {
-#define GT_CASE(Type, ENUM, sender, bulk) \
-  case proto::Message::ENUM:              \
-    return KindInfo{#Type, Sender::sender, bulk};
+#define GT_CASE(Type, ENUM, sender, bound) \
+  case proto::Message::ENUM:               \
+    return KindInfo{#Type, Sender::sender, core::Bound::bound};
     GT_MESSAGES(GT_CASE)
 #undef GT_CASE
     default:
@@ -73,12 +73,12 @@ absl::Status DecodeRoot(proto::Message::Reader root, size_t bytes, Sender sender
   if (sender != Sender::kAny && sender != info->sender) {
     return absl::InvalidArgumentError(absl::StrCat("a ", info->name, " may not come from this peer"));
   }
-  if (!info->bulk && bytes > kControlBytesMax) {
+  if (info->bound == core::Bound::kSmall && bytes > kControlBytesMax) {
     return absl::InvalidArgumentError(absl::StrCat(info->name, " of ", bytes, " bytes"));
   }
   Archive archive;
   switch (root.which()) {
-#define GT_CASE(Type, ENUM, sender, bulk)                             \
+#define GT_CASE(Type, ENUM, sender, bound)                            \
   case proto::Message::ENUM:                                          \
     Fields(archive, root.get##Type(), message.emplace<core::Type>()); \
     break;
@@ -93,22 +93,11 @@ absl::Status DecodeRoot(proto::Message::Reader root, size_t bytes, Sender sender
 
 }  // namespace
 
-Sender SenderOf(core::Role role) {
-  switch (role) {
-    case core::Role::kNode:
-      return Sender::kAgent;
-    case core::Role::kJoin:
-      return Sender::kJoiner;
-    default:
-      return Sender::kClient;
-  }
-}
-
 std::string Encode(const core::Message& message) {
   capnp::MallocMessageBuilder builder;
   proto::Message::Builder root = builder.initRoot<proto::Message>();
   Archive archive;
-#define GT_CASE(Type, ENUM, sender, bulk) \
+#define GT_CASE(Type, ENUM, sender, bound) \
   if (auto* part = std::get_if<core::Type>(&message)) Fields(archive, root.init##Type(), *part);
   GT_MESSAGES(GT_CASE)
 #undef GT_CASE
@@ -146,7 +135,7 @@ void ReadSealed(Archive& a, absl::string_view bytes, core::GenerationGrant& gran
 
 absl::string_view KindName(const core::Message& message) {
   absl::string_view name;
-#define GT_CASE(Type, ENUM, sender, bulk) \
+#define GT_CASE(Type, ENUM, sender, bound) \
   if (std::holds_alternative<core::Type>(message)) name = #Type;
   GT_MESSAGES(GT_CASE)
 #undef GT_CASE

@@ -9,7 +9,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "runtime/core/values/messages.h"
+#include "runtime/core/values/message_table.h"
 
 namespace gtrain::wire {
 
@@ -18,9 +18,8 @@ namespace gtrain::wire {
 inline constexpr size_t kMessageBytesMax = 16u << 20;
 inline constexpr size_t kControlBytesMax = 1u << 20;
 
-// Who made the bytes: the role of its key decides which kinds Decode lets through.
-enum class Sender { kAny, kAgent, kClient, kHead, kJoiner };
-Sender SenderOf(core::Role role);
+// Who made the bytes decides which kinds Decode lets through.
+using Sender = core::Sender;
 
 // Human text that is not UTF-8 is repaired, infinite durations become the longest one, a loss that is not
 // a number is left out; anything else is written as it is. The result may exceed kMessageBytesMax:

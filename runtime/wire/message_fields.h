@@ -460,65 +460,6 @@ GT_FIELDS(core::ClientReply) {
   GT_BYTES(json, Json, kBulkBytesMax);
 }
 
-// X(core type, method suffix, enumerator) for each member of a union.
-#define GT_CLIENT_BODIES(X)                       \
-  X(ClientSubmit, Submit, SUBMIT)                 \
-  X(ClientStop, Stop, STOP)                       \
-  X(ClientStatus, Status, STATUS)                 \
-  X(ClientWhy, Why, WHY)                          \
-  X(ClientNodes, Nodes, NODES)                    \
-  X(ClientLogs, Logs, LOGS)                       \
-  X(ClientExec, Exec, EXEC)                       \
-  X(ClientEvents, Events, EVENTS)                 \
-  X(ClientShutdown, Shutdown, SHUTDOWN)           \
-  X(ClientJoinToken, JoinToken, JOIN_TOKEN)       \
-  X(ClientTokens, Tokens, TOKENS)                 \
-  X(ClientRevokeToken, RevokeToken, REVOKE_TOKEN) \
-  X(ClientAddUser, AddUser, ADD_USER)             \
-  X(ClientUsers, Users, USERS)                    \
-  X(ClientRevokeUser, RevokeUser, REVOKE_USER)    \
-  X(ClientRevokeNode, RevokeNode, REVOKE_NODE)    \
-  X(ClientBackup, Backup, BACKUP)                 \
-  X(ClientDrainNode, DrainNode, DRAIN_NODE)       \
-  X(ClientStack, Stack, STACK)                    \
-  X(ClientScale, Scale, SCALE)                    \
-  X(ClientConsole, Console, CONSOLE)
-
-// As above, then who sends it and whether it may be large.
-#define GT_MESSAGES(X)                                       \
-  X(AgentHello, AGENT_HELLO, kAgent, true)                   \
-  X(AgentHeartbeat, AGENT_HEARTBEAT, kAgent, true)           \
-  X(RanksStarted, RANKS_STARTED, kAgent, true)               \
-  X(RankExited, RANK_EXITED, kAgent, false)                  \
-  X(GenerationGone, GENERATION_GONE, kAgent, false)          \
-  X(ExchangePart, EXCHANGE_PART, kAgent, true)               \
-  X(CheckpointReport, CHECKPOINT_REPORT, kAgent, false)      \
-  X(LogTail, LOG_TAIL, kAgent, false)                        \
-  X(AgentNote, AGENT_NOTE, kAgent, false)                    \
-  X(AgentAnswer, AGENT_ANSWER, kAgent, true)                 \
-  X(AgentWelcome, AGENT_WELCOME, kHead, false)               \
-  X(AgentRefused, AGENT_REFUSED, kHead, false)               \
-  X(HeartbeatAck, HEARTBEAT_ACK, kHead, false)               \
-  X(StartGeneration, START_GENERATION, kHead, true)          \
-  X(Revoke, REVOKE, kHead, false)                            \
-  X(AckExit, ACK_EXIT, kHead, false)                         \
-  X(ExchangeTable, EXCHANGE_TABLE, kHead, true)              \
-  X(ForgetJob, FORGET_JOB, kHead, false)                     \
-  X(NoticeRanks, NOTICE_RANKS, kHead, false)                 \
-  X(AgentQuery, AGENT_QUERY, kHead, false)                   \
-  X(AgentShutdown, AGENT_SHUTDOWN, kHead, false)             \
-  X(AgentJoin, AGENT_JOIN, kJoiner, false)                   \
-  X(AgentJoined, AGENT_JOINED, kHead, false)                 \
-  X(ClientRequest, CLIENT_REQUEST, kClient, true)            \
-  X(ClientReply, CLIENT_REPLY, kHead, true)                  \
-  X(GenerationDescribed, GENERATION_DESCRIBED, kAgent, true) \
-  X(NoticeSeen, NOTICE_SEEN, kAgent, false)                  \
-  X(AckNotice, ACK_NOTICE, kHead, false)                     \
-  X(ExchangeMissing, EXCHANGE_MISSING, kHead, false)         \
-  X(LinkDown, LINK_DOWN, kAgent, false)                      \
-  X(KeepCopies, KEEP_COPIES, kHead, false)                   \
-  X(RanksLeft, RANKS_LEFT, kHead, false)
-
 GT_FIELDS(core::ClientRequest) {
   GT_ID(id, Id);
   GT_DURATION(deadline, Deadline);
@@ -526,20 +467,20 @@ GT_FIELDS(core::ClientRequest) {
     auto body = m.getBody();
     using Which = std::remove_cvref_t<decltype(body.which())>;
     switch (body.which()) {
-#define GT_CASE(Type, Cap, ENUM)                                       \
+#define GT_CASE(Type, Cap, ENUM, ...)                                  \
   case Which::ENUM:                                                    \
     Fields(a, body.get##Cap(), v.body.template emplace<core::Type>()); \
     break;
-      GT_CLIENT_BODIES(GT_CASE)
+      GT_REQUESTS(GT_CASE)
 #undef GT_CASE
       default:
         a.Fail("body", "unknown request");
     }
   } else {
     auto body = m.getBody();
-#define GT_CASE(Type, Cap, ENUM) \
+#define GT_CASE(Type, Cap, ENUM, ...) \
   if (auto* part = std::get_if<core::Type>(&v.body)) Fields(a, body.init##Cap(), *part);
-    GT_CLIENT_BODIES(GT_CASE)
+    GT_REQUESTS(GT_CASE)
 #undef GT_CASE
   }
 }

@@ -12,6 +12,7 @@
 #include "net/zmq/ingress.h"
 #include "runtime/core/head/head_core.h"
 #include "runtime/core/head/outbox.h"
+#include "runtime/core/values/authority.h"
 #include "runtime/wire/codec.h"
 #include "runtime/wire/record_codec.h"
 #include "runtime/wire/samples.h"
@@ -97,7 +98,7 @@ class World {
     std::optional<port::Received> received = net::Admit(std::move(frames), registry_, clock_.Now(), &drop);
     if (!received) return;
     absl::StatusOr<core::Message> message =
-        wire::Decode(received->payload, wire::SenderOf(received->peer.role));
+        wire::Decode(received->payload, core::SenderOf(received->peer.role));
     if (!message.ok()) return;
     Step(core::PeerMessage{received->peer, received->route.id, received->address, *std::move(message)});
   }

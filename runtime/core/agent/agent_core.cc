@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "base/overloaded.h"
 #include "runtime/core/agent/agent_context.h"
 #include "runtime/core/agent/agent_model.h"
 #include "runtime/core/agent/agent_queries.h"
@@ -21,19 +22,9 @@
 #include "runtime/core/agent/rank_talk.h"
 #include "runtime/core/agent/starter.h"
 #include "runtime/core/agent/tails.h"
+#include "runtime/core/values/message_table.h"
 
 namespace gtrain::core {
-namespace {
-
-template <typename... Cases>
-struct Overloaded : Cases... {
-  using Cases::operator()...;
-};
-template <typename... Cases>
-Overloaded(Cases...) -> Overloaded<Cases...>;
-
-}  // namespace
-
 // The parts know those that they need by reference, also where two of them need each other.
 class AgentCore::Impl {
  public:
@@ -128,7 +119,8 @@ void AgentCore::Impl::OnMessage(const Message& message) {
         using T = std::decay_t<decltype(m)>;
         if constexpr (std::is_same_v<T, AgentRefused>) {
           head_.OnRefused(m);
-        } else if constexpr (requires { hear(m); }) {
+        } else if constexpr (kSenderOf<T> == Sender::kHead && !std::is_same_v<T, AgentJoined> &&
+                             !std::is_same_v<T, ClientReply>) {  // to others
           if (head_.Fresh(m.epoch)) {
             hear(m);
           } else {

@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
+#include "base/overloaded.h"
 #include "base/probe.h"
 #include "runtime/core/head/documents.h"
 #include "runtime/core/values/authority.h"
@@ -187,21 +188,30 @@ void HeadState::OnMessage(const PeerMessage& event, Instant now) {
 
 void HeadState::OnAgentMessage(Node& node, const Message& message, Instant now) {
   const NodeId& id = node.record.id;
-  if (const auto* m = std::get_if<AgentHeartbeat>(&message)) return membership_.OnHeartbeat(node, *m, now);
-  if (const auto* m = std::get_if<GenerationDescribed>(&message)) return recovery_.OnDescribed(node, *m, now);
-  if (const auto* m = std::get_if<RanksStarted>(&message)) return ranks_.OnStarted(id, *m, now);
-  if (const auto* m = std::get_if<RankExited>(&message)) return ranks_.OnExited(id, m->exit, now);
-  if (const auto* m = std::get_if<GenerationGone>(&message)) return ranks_.OnGone(node, *m, now);
-  if (const auto* m = std::get_if<ExchangePart>(&message)) return ranks_.OnExchange(id, *m);
-  if (const auto* m = std::get_if<CheckpointReport>(&message)) return ranks_.OnCheckpoint(id, *m);
-  if (const auto* m = std::get_if<NoticeSeen>(&message)) return membership_.OnNoticeSeen(node, *m, now);
-  if (const auto* m = std::get_if<LinkDown>(&message)) return links_.OnLinkDown(id, *m, now);
-  if (const auto* m = std::get_if<AgentNote>(&message)) return ranks_.OnNote(id, *m);
-  if (const auto* m = std::get_if<AgentAnswer>(&message)) return queries_.OnAnswer(id, *m);
-  if (const auto* m = std::get_if<LogTail>(&message)) {
-    if (ranks_.CurrentJob(id, m->job, m->generation) == nullptr) return;
-    for (SpillTail& leaves : model_.tails.Put(*m)) context_.Do(std::move(leaves));
-  }
+  const Overloaded hear{[](const AgentHello&) {},  // it came before OnHeard
+                        [&](const AgentHeartbeat& m) { membership_.OnHeartbeat(node, m, now); },
+                        [&](const GenerationDescribed& m) { recovery_.OnDescribed(node, m, now); },
+                        [&](const RanksStarted& m) { ranks_.OnStarted(id, m, now); },
+                        [&](const RankExited& m) { ranks_.OnExited(id, m.exit, now); },
+                        [&](const GenerationGone& m) { ranks_.OnGone(node, m, now); },
+                        [&](const ExchangePart& m) { ranks_.OnExchange(id, m); },
+                        [&](const CheckpointReport& m) { ranks_.OnCheckpoint(id, m); },
+                        [&](const NoticeSeen& m) { membership_.OnNoticeSeen(node, m, now); },
+                        [&](const LinkDown& m) { links_.OnLinkDown(id, m, now); },
+                        [&](const AgentNote& m) { ranks_.OnNote(id, m); },
+                        [&](const AgentAnswer& m) { queries_.OnAnswer(id, m); },
+                        [&](const LogTail& m) { OnTail(id, m); }};
+  std::visit(
+      [&](const auto& m) {
+        // A message of agents without a handler does not compile; others do not come here (MaySend).
+        if constexpr (kSenderOf<std::decay_t<decltype(m)>> == Sender::kAgent) hear(m);
+      },
+      message);
+}
+
+void HeadState::OnTail(const NodeId& id, const LogTail& tail) {
+  if (ranks_.CurrentJob(id, tail.job, tail.generation) == nullptr) return;
+  for (SpillTail& leaves : model_.tails.Put(tail)) context_.Do(std::move(leaves));
 }
 
 void HeadState::OnTick(Instant now) {

@@ -88,6 +88,7 @@ class HeadState {
   void OnEvent(const HeadEvent& event, Instant now);
   void OnMessage(const PeerMessage& event, Instant now);
   void OnAgentMessage(Node& node, const Message& message, Instant now);
+  void OnTail(const NodeId& id, const LogTail& tail);
   void OnStoreRoom(const StoreRoom& room);
   void OnTick(Instant now);
   void CheckIdle(Instant now);

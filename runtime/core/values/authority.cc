@@ -1,73 +1,11 @@
 #include "runtime/core/values/authority.h"
 
-#include <iterator>
+#include <type_traits>
+#include <variant>
 
 #include "absl/strings/str_cat.h"
 
 namespace gtrain::core {
-namespace {
-
-constexpr Scope kNone = Scope::kNone, kOwn = Scope::kOwn, kAll = Scope::kAll;
-
-// In the order of ClientRequestBody.
-constexpr RequestRule kRequests[] = {
-    // name          changes  admin  user   readonly
-    {"submit", true, kAll, kOwn, kNone},        {"stop", true, kAll, kOwn, kNone},
-    {"status", false, kAll, kOwn, kAll},  // the list of all jobs, without their output, is for everyone
-    {"why", false, kAll, kOwn, kAll},           {"nodes", false, kAll, kAll, kAll},
-    {"logs", false, kAll, kOwn, kAll},          {"exec", true, kAll, kOwn, kNone},
-    {"events", false, kAll, kOwn, kAll},        {"shutdown", true, kAll, kNone, kNone},
-    {"token create", true, kAll, kNone, kNone}, {"token ls", false, kAll, kNone, kNone},
-    {"token revoke", true, kAll, kNone, kNone}, {"user add", true, kAll, kNone, kNone},
-    {"user ls", false, kAll, kNone, kNone},     {"user revoke", true, kAll, kNone, kNone},
-    {"node revoke", true, kAll, kNone, kNone},  {"backup", true, kAll, kNone, kNone},
-    {"node drain", true, kAll, kNone, kNone},   {"stack", true, kAll, kOwn, kNone},
-    {"scale", true, kAll, kOwn, kNone},         {"console", true, kAll, kOwn, kNone},
-};
-static_assert(std::size(kRequests) == std::variant_size_v<ClientRequestBody>,
-              "a client request has no rule: who may make it?");
-
-enum class Sender { kNode, kClient, kJoin, kHead };
-
-// In the order of Message.
-constexpr Sender kSenders[] = {
-    Sender::kNode,    // AgentHello
-    Sender::kNode,    // AgentHeartbeat
-    Sender::kNode,    // RanksStarted
-    Sender::kNode,    // RankExited
-    Sender::kNode,    // GenerationGone
-    Sender::kNode,    // ExchangePart
-    Sender::kNode,    // CheckpointReport
-    Sender::kNode,    // LogTail
-    Sender::kNode,    // AgentNote
-    Sender::kNode,    // AgentAnswer
-    Sender::kHead,    // AgentWelcome
-    Sender::kHead,    // AgentRefused
-    Sender::kHead,    // HeartbeatAck
-    Sender::kHead,    // StartGeneration
-    Sender::kHead,    // Revoke
-    Sender::kHead,    // AckExit
-    Sender::kHead,    // ExchangeTable
-    Sender::kHead,    // ForgetJob
-    Sender::kHead,    // NoticeRanks
-    Sender::kHead,    // AgentQuery
-    Sender::kHead,    // AgentShutdown
-    Sender::kJoin,    // AgentJoin
-    Sender::kHead,    // AgentJoined
-    Sender::kClient,  // ClientRequest
-    Sender::kHead,    // ClientReply
-    Sender::kNode,    // GenerationDescribed
-    Sender::kNode,    // NoticeSeen
-    Sender::kHead,    // AckNotice
-    Sender::kHead,    // ExchangeMissing
-    Sender::kNode,    // LinkDown
-    Sender::kHead,    // KeepCopies
-    Sender::kHead,    // RanksLeft
-};
-static_assert(std::size(kSenders) == std::variant_size_v<Message>, "a message has no sender");
-
-}  // namespace
-
 Scope RequestRule::Of(Role role) const {
   switch (role) {
     case Role::kAdmin:
@@ -84,9 +22,12 @@ Scope RequestRule::Of(Role role) const {
 }
 
 const RequestRule& RuleOf(const ClientRequestBody& body) {
-  static constexpr RequestRule kUndrain = {"node undrain", true, kAll, kNone, kNone};
+  static constexpr RequestRule kUndrain = {"node undrain", true, Scope::kAll, Scope::kNone, Scope::kNone};
   const auto* drain = std::get_if<ClientDrainNode>(&body);
-  return drain != nullptr && drain->undo ? kUndrain : kRequests[body.index()];
+  if (drain != nullptr && drain->undo) return kUndrain;
+  return std::visit(
+      [](const auto& request) -> const RequestRule& { return kRuleOf<std::decay_t<decltype(request)>>; },
+      body);
 }
 
 std::string ReasonOf(const ClientRequestBody& body) {
@@ -98,18 +39,23 @@ std::string ReasonOf(const ClientRequestBody& body) {
   return "";
 }
 
-bool MaySend(Role role, const Message& message) {
-  switch (kSenders[message.index()]) {
-    case Sender::kNode:
-      return role == Role::kNode;
-    case Sender::kJoin:
-      return role == Role::kJoin;
-    case Sender::kClient:
-      return role == Role::kAdmin || role == Role::kUser || role == Role::kReadOnly;
-    case Sender::kHead:
-      return false;
+Sender SenderOf(Role role) {
+  switch (role) {
+    case Role::kNode:
+      return Sender::kAgent;
+    case Role::kJoin:
+      return Sender::kJoiner;
+    case Role::kAdmin:
+    case Role::kUser:
+    case Role::kReadOnly:
+      return Sender::kClient;
   }
-  return false;
+  return Sender::kAny;  // which sends no message
+}
+
+bool MaySend(Role role, const Message& message) {
+  return std::visit([&](const auto& m) { return kSenderOf<std::decay_t<decltype(m)>> == SenderOf(role); },
+                    message);
 }
 
 std::string OwnerName(const Peer& peer) { return peer.name.empty() ? peer.key_id : peer.name; }

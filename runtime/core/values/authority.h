@@ -1,4 +1,5 @@
-// Who may do what: the one table. PURE. Default deny: what is not listed is refused (faults X5, B8).
+// Who may do what (the table is message_table.h). PURE. Default deny: what is not listed is refused (faults
+// X5, B8).
 //
 // The role comes from the key of the connection. A rank has no key here: what it may do, it asks its keeper
 // for, with the token of its generation.
@@ -7,27 +8,17 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
-#include "runtime/core/values/messages.h"
+#include "runtime/core/values/message_table.h"
 
 namespace gtrain::core {
 
-enum class Scope {
-  kNone,
-  kOwn,  // jobs of its own name; requests that name no job
-  kAll,
-};
-
-// What is known of a kind of request without looking inside.
-struct RequestRule {
-  absl::string_view name;  // in the audit log
-  bool changes;            // is remembered with its answer, and audited
-  Scope admin, user, readonly;
-  Scope Of(Role role) const;  // kNone for every other role
-};
 const RequestRule& RuleOf(const ClientRequestBody& body);
 
 // What whoever asks says as the reason; for the audit log; at most 1 KiB of it.
 std::string ReasonOf(const ClientRequestBody& body);
+
+// Who is at the other end of a connection with a key of this role.
+Sender SenderOf(Role role);
 
 // Whether a peer of this role may send such a message to the head at all.
 bool MaySend(Role role, const Message& message);
