@@ -41,7 +41,7 @@ absl::Status HeadRecords::LoadJobs(std::map<JobId, StoredJob>& jobs) {
     absl::StatusOr<JobRecord> record = JoinJob(std::move(stored));
     if (!record.ok()) {
       context_.Say(absl::StrCat(id.value, " is set aside: ", record.status().message()));
-      recovery_.SetAside(id, KeysOf(stored));
+      recovery_.SetAside(id, KeysOf(jobs.begin()->second));  // an error leaves it as it was
       continue;
     }
     if (record->revoked > record->generation) {

@@ -242,7 +242,7 @@ RestartVerdict AfterCrash(const spec::RestartBudget& budget, const std::vector<P
   if (used > 1 || !fault.progressed) {
     delay = Jittered(std::min(kBackoffMax, absl::Seconds(1) * (1 << std::min(used - 1, 10))), rng);
   }
-  return {true, delay, reason};
+  return {true, delay, std::move(reason)};
 }
 
 }  // namespace

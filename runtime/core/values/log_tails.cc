@@ -11,7 +11,7 @@ void KeepEnd(std::string& text, size_t bytes_max) {
 
 }  // namespace
 
-std::vector<SpillTail> LogTails::Put(LogTail tail) {
+std::vector<SpillTail> LogTails::Put(const LogTail& tail) {
   auto& entry = tails_.Renew({tail.job, tail.generation, tail.rank, tail.is_stderr});
   HeldTail& held = entry.value;
   const bool doubled = tail.piece > 0 && tail.piece <= held.piece;

@@ -59,7 +59,7 @@ class LogTails {
       : each_bytes_max_(each_bytes_max), total_bytes_max_(total_bytes_max) {}
 
   // Returns what has to leave for it.
-  std::vector<SpillTail> Put(LogTail tail);
+  std::vector<SpillTail> Put(const LogTail& tail);
   const HeldTail* Find(const TailKey& key) const;
   void Forget(const JobId& job);
   size_t bytes() const { return tails_.bytes(); }
