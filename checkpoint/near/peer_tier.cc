@@ -139,6 +139,7 @@ class PeerTier final : public port::NearTier {
                                                               .server_public_key = peer_.public_key,
                                                               .keys = keys_,
                                                               .message_bytes_max = kNearMessageBytesMax,
+                                                              .send_bytes_max = kNearMessageBytesMax,
                                                               .queue_messages_max = 4,
                                                               .context = context_}));
     const Instant deadline = clock_.Now() + kConnectWithin;

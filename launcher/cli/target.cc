@@ -32,8 +32,10 @@ absl::Status CheckId(absl::string_view word, absl::string_view what, absl::strin
 
 absl::Status CheckJobWord(const Verb& verb, const Args& args) {
   if (verb.completes != Completes::kJobs && verb.completes != Completes::kLiveJobs) return absl::OkStatus();
-  if (args.words.empty() || args.words[0].empty() || IsRunDirectory(args.words[0])) return absl::OkStatus();
-  return CheckId(args.words[0], "job", "gtrain status --all");
+  const size_t at = verb.actions.empty() ? 0 : 1;
+  if (args.words.size() <= at || args.words[at].empty() || IsRunDirectory(args.words[at]))
+    return absl::OkStatus();
+  return CheckId(args.words[at], "job", "gtrain status --all");
 }
 
 absl::StatusOr<Target> FindTarget(const Args& args) {
