@@ -52,7 +52,9 @@ std::vector<std::string> StatusBlock(const JobDoc& job, const std::string& hint,
   return lines;
 }
 
-Screen::Screen() : terminal_(CanRedraw(STDOUT_FILENO) && CanRedraw(STDERR_FILENO)) {}
+Screen::Screen() : terminal_(CanRedraw(STDOUT_FILENO) && CanRedraw(STDERR_FILENO)) {
+  if (terminal_) continued_ = TimesContinued();
+}
 
 Screen::~Screen() {
   if (terminal_) Above("");
@@ -60,6 +62,9 @@ Screen::~Screen() {
 
 bool Screen::Above(const std::string& text) {
   std::string out;
+  // Behind Ctrl-Z and `fg` what the shell said stands below the block, which is left where it is.
+  const int continued = TimesContinued();
+  if (std::exchange(continued_, continued) != continued) block_.clear();
   if (!block_.empty()) absl::StrAppend(&out, "\x1b[", block_.size(), "A\r\x1b[J");
   block_.clear();
   return Print(out + text);

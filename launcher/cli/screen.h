@@ -34,7 +34,8 @@ class Screen {
   bool Above(const std::string& text);  // prints text above the block
 
   const bool terminal_;
-  std::vector<std::string> block_;       // shown now
+  std::vector<std::string> block_;       // shown now, and the last on the terminal
+  int continued_ = 0;                    // TimesContinued when it was drawn
   std::vector<std::string> unfinished_;  // its first lines
   std::optional<Instant> updated_;
   std::optional<int64_t> said_step_, said_checkpoint_;

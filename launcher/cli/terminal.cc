@@ -155,6 +155,18 @@ absl::Status CheckTerminal(absl::string_view verb) {
                    verb, " -i ..."));
 }
 
+int TimesContinued() {
+  static std::atomic<int> times{0};
+  static const bool watched = [] {
+    struct sigaction action {};
+    action.sa_handler = [](int) { ++times; };
+    action.sa_flags = SA_RESTART;
+    return sigaction(SIGCONT, &action, nullptr) == 0;
+  }();
+  (void)watched;
+  return times;
+}
+
 void SetColour(Colour colour) { g_colour = colour; }
 
 bool UsesColour(int fd) {

@@ -33,6 +33,10 @@ absl::Status CheckTerminal(absl::string_view verb);
 // What --color says; kAuto: colour on a terminal, unless NO_COLOR is set or TERM is dumb.
 enum class Colour { kAuto, kAlways, kNever };
 void SetColour(Colour colour);
+
+// How often the process went on after it was stopped (SIGCONT), from the first call on: others may have
+// written to the terminal meanwhile.
+int TimesContinued();
 bool UsesColour(int fd);
 
 // How a line of gtrain's own is meant.

@@ -44,6 +44,21 @@ class TerminalTest(harness.GtrainTest):
         self.assertIn('gtrain: live-1 SUCCEEDED', shown[-1])
         self.end_local_cluster()
 
+    def test_what_a_shell_said_meanwhile_stays(self):
+        """Ctrl-Z and fg: the block was drawn anew over what the shell had written below it."""
+        done = os.path.join(self.dir, 'go')
+        launch = self.start('launch', self.stepper_job('paused', '--until', done), terminal=True)
+        launch.wait_for(r'   Ctrl-C stops the job\r\n')
+        launch.signal(signal.SIGSTOP)
+        wait_until('it to stand still', lambda: b'T' in harness.read_proc(launch.pid, 'stat').rsplit(b')', 1)[1].split()[:1])
+        shown = launch.size()
+        launch.signal(signal.SIGCONT)
+        wait_until('the block anew', lambda: 'Ctrl-C stops the job' in launch.output()[shown:])
+        self.assertNotRegex(launch.output()[shown:].split('-- paused-1 --')[0], r'\x1b\[\d*A')
+        open(done, 'w').close()
+        self.assertEqual(launch.wait(), 0, launch.output())
+        self.end_local_cluster()
+
     def replay(self, output):
         """The lines which a terminal of endless height shows at the end; understands what the view uses: cursor up,
         erase below."""
