@@ -521,18 +521,16 @@ std::shared_ptr<const NodeRecord> SharedRecord(const Node& node) {
 
 json NodeDocument(const NodeNow& node, const plan::NodeView& view) {
   json gpus = json::array(), notices = json::array();
-  bool leaving = false;
   for (const GpuInfo& gpu : node.record->inventory.gpus)
     gpus.push_back({{"uuid", gpu.uuid}, {"model", gpu.model}, {"memory_bytes", gpu.memory_bytes}});
   for (const NoticeNow& notice : node.notices) {
-    leaving = leaving || notice.kind == NoticeKind::kLeave;
     notices.push_back(
         {{"kind", Name(notice.kind)}, {"source", notice.source}, {"left_seconds", notice.left_seconds}});
   }
   return {{"id", node.record->id.value},
           {"hostname", node.record->hostname},
           {"address", node.record->address},
-          {"state", leaving && node.state == NodeState::kAlive ? "leaving" : NameOf(node.state)},
+          {"state", NameOf(node.state)},
           {"unclean", node.unclean},
           {"notices", std::move(notices)},
           {"quarantine", OrNull(node.quarantine)},
