@@ -116,12 +116,13 @@ std::string LocalAddressTowards(const std::string& endpoint) {
 
 bool PortIsFree(int port) {
   UniqueFd fd(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  const int yes = 1;  // a connection of the last generation in TIME_WAIT does not hinder the next
+  if (!fd.valid()) return true;  // no descriptor is left to ask with, which says nothing of the port
+  const int yes = 1;             // a connection of the last generation in TIME_WAIT does not hinder the next
   setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &yes, sizeof(yes));
   sockaddr_in address = {};
   address.sin_family = AF_INET;
   address.sin_port = htons(static_cast<uint16_t>(port));
-  return fd.valid() && bind(fd.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)) == 0 &&
+  return bind(fd.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)) == 0 &&
          listen(fd.get(), 1) == 0;
 }
 
