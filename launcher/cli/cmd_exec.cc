@@ -107,7 +107,8 @@ Verb ExecVerb() {
       "  gtrain exec -- env\n"
       "  gtrain exec -it --rank 0 -- bash\n"
       "  gtrain exec -i -- tar cz /scratch/logs > logs.tgz < /dev/null\n"
-      "  gtrain exec --json -- sh -c 'df /scratch; exit 3'     {\"exit_code\": 3, \"stdout\": ..., \"host\": "
+      "  gtrain exec --json -- sh -c 'df /scratch; exit 3'     {\"exit_code\": 3, \"stdout\": ..., "
+      "\"hostname\": "
       "...}";
   verb.flags = {{"rank", '\0', "R", "beside which rank; default 0"},
                 {"interactive", 'i', "", "stdin is the command's, and there is no time limit"},

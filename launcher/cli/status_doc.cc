@@ -125,7 +125,7 @@ JobDoc ReadJob(const json& j) {
   }
   for (const json& r : List(j, "ranks")) {
     job.ranks.push_back({Number<int>(r, "rank").value_or(0), TextOf(r, "hostname"), TextOf(r, "state"),
-                         Number<int64_t>(r, "step")});
+                         Number<int64_t>(r, "pid").value_or(0), Number<int64_t>(r, "step")});
   }
   return job;
 }

@@ -16,6 +16,7 @@ struct RankDoc {
   int rank = 0;
   std::string hostname;
   std::string state;  // "running", ...
+  int64_t pid = 0;    // on its node; 0: none
   std::optional<int64_t> step;
 };
 

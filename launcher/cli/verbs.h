@@ -24,6 +24,7 @@ Verb StopVerb();
 Verb ExecVerb();
 Verb StackVerb();
 Verb ScaleVerb();
+Verb ChaosVerb();
 Verb NodesVerb();
 Verb NodeVerb();
 Verb TokenVerb();

@@ -1,4 +1,5 @@
 """Everything dies, at random and again and again: the job steps on, and nothing is left behind."""
+import json
 import os
 import random
 import signal
@@ -52,6 +53,32 @@ class ChaosTest(harness.GtrainTest):
         open(done, 'w').close()
         self.wait_for_state('chaos', 'SUCCEEDED')
         self.end_local_cluster()
+
+    def test_the_verb(self):
+        """`gtrain chaos`: faults by the user's own requests, what became of each, and nothing left behind."""
+        done = os.path.join(self.dir, 'go')
+        self.gtrain('launch', '-d', self.stepper_job('train', '--checkpoints', '--until', done))
+        self.wait_for_steps(5, ranks=2)
+        report = json.loads(self.gtrain('chaos', 'train', '--every', '1s', '--for', '8s', '--seed', '7', '--json').stdout)
+        self.assertEqual((report['job'], report['seed'], report['state']), ('train-1', 7, 'RUNNING'))
+        self.assertGreaterEqual(len(report['deeds']), 2, report)
+        self.assertEqual(report['stepped_on'], len(report['deeds']))
+        self.assertGreaterEqual(report['seconds_max'], report['seconds_median'])
+        generations = [deed['generation'] for deed in report['deeds']]
+        self.assertEqual(generations, sorted(set(generations)), 'each was in a generation of its own')
+        self.assertEqual((self.job('train') or {}).get('generation'), generations[-1] + 1)
+        stopped = self.start('chaos', 'train', '--stop', '2s', '--rank', '1', '--every', '1s')
+        stopped.wait_for(r'rank 1 on \S+: step \d+, and on after [\d.]+ s at step \d+ in generation ' + str(generations[-1] + 1))
+        stopped.signal(signal.SIGINT)
+        self.assertEqual(stopped.wait(), 0, stopped.output())
+        self.assertRegex(stopped.output(), r'train-1: \d faults?; it stepped on after [\d.]+ s in the median, [\d.]+ s at most; it is RUNNING')
+        self.assertIn('one of --kill, --term', self.gtrain('chaos', 'train', '--kill', '--term', expect=2).stderr)
+        self.assertIn('write a time', self.gtrain('chaos', 'train', '--every', 'soon', expect=2).stderr)
+        self.wait_for_steps(max(self.steps().values()) + 5, ranks=2)
+        open(done, 'w').close()
+        self.wait_for_state('train', 'SUCCEEDED')
+        self.end_local_cluster()
+        self.assertIn('train-1 is over', self.gtrain('chaos', 'train', expect=1).stderr)
 
     def living_ranks(self):
         return [pid for pid, argv in self.marked().items() if any('stepper.py' in word for word in argv)]

@@ -127,6 +127,17 @@ class NoticesTest(ClusterTest):
         self.assertEqual(self.said_of(idle)[0]['kind'], 'leave', 'losing the service takes nothing back')
         self.finish(job)
 
+    def test_drains_on_purpose(self):
+        """`gtrain chaos --drain`: the job moves, charged nothing, and the drain is taken back."""
+        job = self.submit(self.stepper_job('moving', '--until', self.until, ranks='1', extra='restart: {budget: 0}\n'))
+        self.wait_for_steps(3, ranks=1)
+        report = json.loads(self.client('chaos', 'moving', '--drain', '60s', '--every', '1s', '--for', '2s', '--json').stdout)
+        self.assertGreaterEqual(report['stepped_on'], 1, report)
+        seen = self.job(job)
+        self.assertEqual((seen['state'], seen['restarts'], seen['first_fault']), ('RUNNING', 0, None))
+        wait_until('the drain to be taken back', lambda: self.said_of(0) == [] and self.said_of(1) == [])
+        self.finish(job)
+
     def test_drained_by_hand(self):
         """A program that knows nothing of notices dies of the signal: it goes on elsewhere and is charged nothing; the
         drain outlives the head; undrain."""
