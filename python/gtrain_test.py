@@ -501,6 +501,98 @@ class LibraryTest(unittest.TestCase):
         self.assertEqual(declared, set(_library._FUNCTIONS))
 
 
+class SamplesTest(unittest.TestCase):
+    def setUp(self):
+        self.session = gtrain.Session()
+        self.addCleanup(self.session.close)
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = folder.name
+
+    def samples(self, **options):
+        return gtrain.Samples(self.session, **{"samples": 10, "epochs": 2, "global_batch": 4, "seed": 1, **options})
+
+    def restored(self, data, **options):
+        """What a restore into `data` says."""
+        with gtrain.Checkpointer(self.session, uri=self.folder, **options) as checkpointer:
+            checkpointer.add_samples(data)
+            return checkpointer.restore()
+
+    def test_each_sample_of_each_epoch_once(self):
+        data = self.samples()
+        self.assertEqual((len(data), data.steps, data.step, data.epoch, data.done), (6, 6, 0, 0, False))
+        epochs, totals = [[], []], []
+        for batch in data:
+            epochs[(data.step - 1) // 3].extend(int(sample) for sample in batch)
+            totals.append(data.total)
+        self.assertEqual([sorted(epoch) for epoch in epochs], [list(range(10))] * 2)
+        self.assertNotEqual(epochs[0], epochs[1])
+        self.assertEqual(totals, [4, 4, 2, 4, 4, 2])
+        self.assertEqual((data.step, data.epoch, data.done, len(data)), (6, 2, True, 0))
+        with self.assertRaisesRegex(gtrain.FailedPrecondition, "all epochs of the data are trained"):
+            data.next()
+        self.assertEqual([len(batch) for batch in self.samples(drop_last=True)], [4, 4, 4, 4])
+        in_order = self.samples(shuffle=False, epochs=1, global_batch=10)
+        self.assertEqual(list(in_order.next()), list(range(10)))
+
+    def test_goes_on_where_the_checkpoint_was(self):
+        data = self.samples()
+        with gtrain.Checkpointer(self.session, uri=self.folder) as checkpointer:
+            checkpointer.add_samples(data)
+            self.assertIsNone(checkpointer.restore())
+            taken = [list(data.next()) for _ in range(2)]
+            self.assertTrue(checkpointer.save(data.step))
+            checkpointer.wait()
+            data.next()  # of which no checkpoint knows
+        again = self.samples(epochs=3)
+        self.assertEqual(self.restored(again), 2)
+        self.assertEqual((again.step, again.epoch, again.offset), (2, 0, 8))
+        self.assertEqual(sorted(sum(taken, []) + list(again.next())), list(range(10)))
+        larger = self.samples(global_batch=7)
+        self.assertEqual(self.restored(larger), 2)
+        self.assertEqual([len(batch) for batch in larger], [2, 7, 3])
+        for other in ({"seed": 2}, {"samples": 11}, {"shuffle": False}, {"drop_last": True}):
+            with self.assertRaisesRegex(gtrain.InvalidArgument, "the data was begun with " + next(iter(other))):
+                self.restored(self.samples(**other))
+        with self.assertRaisesRegex(gtrain.GtrainError, "samples/test"):
+            self.restored(self.samples(name="test"))
+
+    def test_a_loader_reads_ahead(self):
+        data = self.samples()
+        ahead = list(data.batches())
+        self.assertEqual(data.step, 0, "reading moves nothing")
+        trained = []
+        for batch in data.batches():
+            trained.append(list(batch))
+            data.advance()
+        self.assertEqual([list(batch) for batch in ahead], trained)
+        self.assertTrue(data.done)
+        fresh = self.samples()
+        with self.assertRaisesRegex(gtrain.FailedPrecondition, "share of the batch was not asked for"):
+            fresh.advance()
+        self.assertEqual(list(fresh.peek(5)), trained[5])
+        self.assertEqual(list(fresh.peek(6)), [], "behind the end")
+
+    def test_shares_of_a_mesh(self):
+        shares = [self.samples(share=i, shares=3, epochs=1, global_batch=10).next() for i in range(3)]
+        self.assertEqual([len(share) for share in shares], [4, 3, 3])
+        self.assertEqual(sorted(int(sample) for share in shares for sample in share), list(range(10)))
+
+    def test_without_numpy(self):
+        with mock.patch.dict(sys.modules, {"numpy": None}):
+            batch = self.samples().next()
+        self.assertIsInstance(batch, array.array)
+        self.assertEqual(len(batch), 4)
+
+    def test_wrong_words(self):
+        for options, said in (({"samples": 0}, "`samples` is 0"), ({"epochs": 0}, "`epochs` is 0"), ({"global_batch": 0}, "`global_batch` is 0"),
+                              ({"name": "a b"}, "the name of data"), ({"share": 1}, "go together"), ({"share": 3, "shares": 3}, "`share` is 3"),
+                              ({"shares": 0, "share": 0}, "at least 1"), ({"seed": -1}, "seed"), ({"samples": 1 << 70}, "samples"),
+                              ({"global_batch": 2.5}, "no integer")):
+            with self.subTest(options), self.assertRaisesRegex(gtrain.InvalidArgument, said):
+                self.samples(**options)
+
+
 class PageTest(unittest.TestCase):
     """docs/python.md: its whole programs run as they stand, with a model of their reader."""
 

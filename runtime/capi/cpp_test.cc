@@ -253,6 +253,40 @@ void TestSharding(const Session& session, const std::string& folder) {
   checkpointer.Commit(1).ThrowIfError();
 }
 
+// With a lazy save the cursor moves on while its copy is made: what is saved is that of the step.
+void TestSamples(const Session& session, const std::string& folder) {
+  std::optional<Samples> data =
+      Samples::Open(session, {.samples = 100, .epochs = 2, .global_batch = 30, .seed = 5}).value();
+  std::vector<int64_t> third;
+  {
+    std::vector<double> weights(kElements, 1);
+    Checkpointer checkpointer = Checkpointer::Open(session, {.uri = folder, .lazy = true}).value();
+    checkpointer.AddReplicated("weights", weights).ThrowIfError();
+    data->AddTo(checkpointer).ThrowIfError();
+    CHECK(!checkpointer.Restore().value().has_value());
+    (void)data->Next();
+    (void)data->Next();
+    CHECK(checkpointer.Save(data->step()).value());
+    third = data->Next();
+    checkpointer.Fence().ThrowIfError();
+    data.reset();  // the checkpointer keeps what it needs
+    checkpointer.Wait(std::chrono::minutes(1)).ThrowIfError();
+  }
+  Samples again =
+      Samples::Open(session, {.samples = 100, .epochs = 2, .global_batch = 30, .seed = 5}).value();
+  std::vector<double> weights(kElements);
+  Checkpointer checkpointer = Checkpointer::Open(session, {.uri = folder}).value();
+  checkpointer.AddReplicated("weights", weights).ThrowIfError();
+  again.AddTo(checkpointer).ThrowIfError();
+  CHECK(checkpointer.Restore().value()->step == 2);
+  CHECK(again.step() == 2 && again.steps() == 8 && again.epoch() == 0 && again.offset() == 60 &&
+        again.batch() == 30);
+  CHECK(again.Peek(0) == third && again.Next() == third);
+  while (!again.done()) (void)again.Next();
+  CHECK(again.Next().empty() && again.epoch() == 2);
+  CHECK(Samples::Open(session, {.samples = 0}).status().code() == StatusCode::kInvalidArgument);
+}
+
 // What ranks share, or without an argument a folder of its own.
 int Run(const char* shared) {
   std::string folder = shared != nullptr ? shared : "cpp_test-XXXXXX";
@@ -273,6 +307,7 @@ int Run(const char* shared) {
     TestReducer(*session, comm, folder + "/reducer");
     TestCompressedMean(comm);
     TestSharding(*session, folder + "/sharding");
+    if (comm.size() == 1) TestSamples(*session, folder + "/samples");
     TestAnyOrder(*session, folder + "/order");
     session.reset();  // before the communicator that was made of it
     comm.Barrier().ThrowIfError();
