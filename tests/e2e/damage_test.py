@@ -126,7 +126,7 @@ class ShownTest(harness.GtrainTest):
     def test_what_another_user_left_cannot_drive_a_terminal(self):
         folder = os.path.join(self.dir, 'left')
         os.makedirs(folder)
-        job = {'id': f'a{STEALS}-1', 'name': 'a', 'state': f'FAILED{STEALS}', 'reason': STEALS + '\u202e', 'run_dir': folder + STEALS,
+        job = {'id': f'a{STEALS}-1', 'name': 'a', 'state': 'FAILED', 'reason': STEALS + '\u202e', 'run_dir': folder + STEALS,
                'user': STEALS, 'generation': 1, 'ranks': [{'rank': 0, 'hostname': STEALS, 'state': '\x9b2J'}]}
         with open(os.path.join(folder, 'result.json'), 'w') as file:
             json.dump(job, file)
@@ -136,6 +136,11 @@ class ShownTest(harness.GtrainTest):
                 self.assert_harmless(done)
                 if words[0] != 'logs':
                     self.assertIn('\\x1b]52;c;ZXZpbA==\\x07', done.stdout)
+        with open(os.path.join(folder, 'result.json'), 'w') as file:
+            json.dump(dict(job, state=f'FAILED{STEALS}'), file)
+        done = self.gtrain('status', folder + '/', expect=1)
+        self.assert_harmless(done)
+        self.assertIn('is damaged: it calls its job FAILED\\x1b', done.stderr)
 
     def test_a_run_directory_that_cannot_be_shown_is_refused(self):
         for bad in (STEALS, 'a\nb', 'a\u202eb'):

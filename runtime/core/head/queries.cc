@@ -254,6 +254,7 @@ void Queries::OnAnswer(const NodeId& node, const AgentAnswer& answer) {
   }
   if (open.query.kind == AgentQuery::Kind::kExec) {
     document["job"] = open.query.job.value;
+    document["host"] = document["hostname"];  // the name that scripts know
     document["exit_code"] = answer.next_offset;
     document["timed_out"] = answer.timed_out;
     if (open.query.apart) {
