@@ -11,6 +11,7 @@
 #include <type_traits>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "base/rng.h"
 #include "comm/codec/carried.h"
 #include "comm/codec/halves.h"
@@ -19,6 +20,10 @@
 #include "comm/codec/top_k.h"
 
 namespace gtrain {
+namespace {
+constexpr absl::string_view kUnknown = "unknown";
+}  // namespace
+
 namespace comm {
 namespace {
 
@@ -318,11 +323,9 @@ class CompressorImpl : public Compressor {
   int applied_ = 0;  // steps; of float32, which nothing depends on later, to the end of the warm-up
 };
 
-constexpr absl::string_view kNames[] = {"none", "fp16", "bf16", "int8", "fp8", "topk", "onebit", "powersgd"};
-
 absl::Status Check(const CompressionOptions& options, size_t count) {
   const bool top_k = options.codec == Codec::kTopK;
-  if (static_cast<size_t>(options.codec) >= std::size(kNames)) {
+  if (!IsCodec(static_cast<int>(options.codec))) {
     return absl::InvalidArgumentError(
         absl::StrCat("compress: there is no codec ", static_cast<int>(options.codec)));
   }
@@ -368,16 +371,48 @@ absl::StatusOr<std::unique_ptr<Compressor>> Make(const CompressionOptions& optio
 }  // namespace comm
 
 absl::string_view CodecName(Codec codec) {
-  const auto index = static_cast<size_t>(codec);
-  return index < std::size(comm::kNames) ? comm::kNames[index] : "unknown";
+  switch (codec) {
+    case Codec::kNone:
+      return "none";
+    case Codec::kFloat16:
+      return "fp16";
+    case Codec::kBFloat16:
+      return "bf16";
+    case Codec::kInt8:
+      return "int8";
+    case Codec::kFloat8:
+      return "fp8";
+    case Codec::kTopK:
+      return "topk";
+    case Codec::kOneBit:
+      return "onebit";
+    case Codec::kPowerSgd:
+      return "powersgd";
+  }
+  return kUnknown;
+}
+
+bool IsCodec(int64_t number) {
+  return number >= 0 && number <= std::numeric_limits<uint8_t>::max() &&
+         CodecName(static_cast<Codec>(number)) != kUnknown;
+}
+
+std::vector<Codec> PacketCodecs() {
+  std::vector<Codec> codecs;
+  for (int number = 0; IsCodec(number); ++number) {
+    if (const auto codec = static_cast<Codec>(number); codec != Codec::kPowerSgd) codecs.push_back(codec);
+  }
+  return codecs;
 }
 
 absl::StatusOr<Codec> ParseCodec(absl::string_view name) {
-  for (size_t i = 0; i < std::size(comm::kNames); ++i) {
-    if (comm::kNames[i] == name) return static_cast<Codec>(i);
+  std::vector<absl::string_view> names;
+  for (int number = 0; IsCodec(number); ++number) {
+    names.push_back(CodecName(static_cast<Codec>(number)));
+    if (names.back() == name) return static_cast<Codec>(number);
   }
-  return absl::InvalidArgumentError(absl::StrCat(
-      "\"", name, "\" is not a codec; none, fp16, bf16, int8, fp8, topk, onebit and powersgd are"));
+  return absl::InvalidArgumentError(
+      absl::StrCat("\"", name, "\" is not a codec; these are: ", absl::StrJoin(names, ", ")));
 }
 
 absl::StatusOr<std::unique_ptr<Compressor>> Compressor::Create(const CompressionOptions& options,

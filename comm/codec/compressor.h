@@ -18,6 +18,9 @@ namespace gtrain {
 
 // "none", "fp16", "bf16", "int8", "fp8", "topk", "onebit", "powersgd": the words of the job file.
 absl::string_view CodecName(Codec codec);
+bool IsCodec(int64_t number);
+// Those that have packets, in the order of their numbers.
+std::vector<Codec> PacketCodecs();
 absl::StatusOr<Codec> ParseCodec(absl::string_view name);
 
 // The words of $GTRAIN_COMPRESSION (docs/protocols/rank-environment.md): "none", "topk density=0.01

@@ -33,7 +33,19 @@ struct RawHeader {
 static_assert(sizeof(RawHeader) == kPacketHeader);
 
 bool HasScales(Codec codec) {
-  return codec == Codec::kInt8 || codec == Codec::kFloat8 || codec == Codec::kOneBit;
+  switch (codec) {
+    case Codec::kInt8:
+    case Codec::kFloat8:
+    case Codec::kOneBit:
+      return true;
+    case Codec::kNone:
+    case Codec::kFloat16:
+    case Codec::kBFloat16:
+    case Codec::kTopK:
+    case Codec::kPowerSgd:
+      return false;
+  }
+  return false;
 }
 
 absl::Status WrongSize(absl::Span<const uint8_t> packet, const PacketHeader& header) {
@@ -91,8 +103,8 @@ absl::StatusOr<PacketHeader> FindHeader(absl::Span<const uint8_t> packet, size_t
                                                    static_cast<int>(raw.version), ", this program reads ",
                                                    static_cast<int>(kVersion)));
   }
-  if (raw.codec >= static_cast<uint8_t>(Codec::kPowerSgd) || (raw.flags & ~kPacketPoison) != 0 ||
-      raw.reserved != 0 || raw.zero != 0) {
+  if (!IsCodec(raw.codec) || raw.codec == static_cast<uint8_t>(Codec::kPowerSgd) ||
+      (raw.flags & ~kPacketPoison) != 0 || raw.reserved != 0 || raw.zero != 0) {
     return absl::InvalidArgumentError("compressed gradient: unknown codec or flag");
   }
   if (raw.count != count) {

@@ -64,8 +64,7 @@ CompressionOptions Options(Codec codec, double density = 0.1) {
 
 std::vector<CompressionOptions> EveryKind() {
   std::vector<CompressionOptions> kinds;
-  for (Codec codec : {Codec::kNone, Codec::kFloat16, Codec::kBFloat16, Codec::kInt8, Codec::kFloat8,
-                      Codec::kOneBit, Codec::kTopK}) {
+  for (Codec codec : PacketCodecs()) {
     kinds.push_back(Options(codec));
   }
   kinds.push_back(Options(Codec::kTopK, 0.01));  // small enough to go to everyone

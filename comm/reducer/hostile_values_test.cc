@@ -37,10 +37,10 @@ Kind Of(const std::string& name, Codec codec) {
 }
 
 std::vector<Kind> EveryKind() {
-  std::vector<Kind> kinds = {Of("none", Codec::kNone),        Of("fp16", Codec::kFloat16),
-                             Of("bf16", Codec::kBFloat16),    Of("int8", Codec::kInt8),
-                             Of("fp8", Codec::kFloat8),       Of("onebit", Codec::kOneBit),
-                             Of("powersgd", Codec::kPowerSgd)};
+  std::vector<Kind> kinds = {Of("powersgd", Codec::kPowerSgd)};
+  for (const Codec codec : PacketCodecs()) {
+    if (codec != Codec::kTopK) kinds.push_back(Of(std::string(CodecName(codec)), codec));
+  }
   kinds.push_back(Of("top-k in two stages", Codec::kTopK));
   kinds.push_back(Of("top-k to everyone", Codec::kTopK));  // on as many ranks as that is cheap for
   kinds.back().options.density = 0.005;

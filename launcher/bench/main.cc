@@ -214,8 +214,8 @@ absl::Status CodecRows(const Words& words) {
   const double copy = MedianOf([&] { std::memcpy(output.data(), gradient.data(), count * sizeof(float)); });
   const double gigabytes = static_cast<double>(count * sizeof(float)) * 1e-9;
   std::printf("# codec ratio encode_ms decode_ms encode_GB/s of_memcpy\n");
-  for (const Codec codec :
-       {Codec::kFloat16, Codec::kBFloat16, Codec::kInt8, Codec::kFloat8, Codec::kTopK, Codec::kOneBit}) {
+  for (const Codec codec : PacketCodecs()) {
+    if (codec == Codec::kNone) continue;
     CompressionOptions options{.codec = codec};
     GT_ASSIGN_OR_RETURN(const auto compressor, Compressor::Create(options, count));
     std::vector<uint8_t> packet(compressor->MaxBytes());

@@ -13,13 +13,31 @@ namespace {
 
 constexpr int kDimensionsMax = 32;
 
+// Equal numbers (gtrain/reducer.h). A codec that is not in gtrain_c.h does not compile here.
+gtrain_codec NumberOf(Codec codec) {
+  switch (codec) {
+#define GT_CODEC(kCodec, C_CODEC)                              \
+  case Codec::kCodec:                                          \
+    static_assert(static_cast<int>(Codec::kCodec) == C_CODEC); \
+    return C_CODEC;
+    GT_CODEC(kNone, GTRAIN_CODEC_NONE)
+    GT_CODEC(kFloat16, GTRAIN_CODEC_FLOAT16)
+    GT_CODEC(kBFloat16, GTRAIN_CODEC_BFLOAT16)
+    GT_CODEC(kInt8, GTRAIN_CODEC_INT8)
+    GT_CODEC(kFloat8, GTRAIN_CODEC_FLOAT8)
+    GT_CODEC(kTopK, GTRAIN_CODEC_TOP_K)
+    GT_CODEC(kOneBit, GTRAIN_CODEC_ONE_BIT)
+    GT_CODEC(kPowerSgd, GTRAIN_CODEC_POWER_SGD)
+#undef GT_CODEC
+  }
+  return GTRAIN_CODEC_NONE;
+}
+
 absl::StatusOr<CompressionOptions> CompressionFrom(const gtrain_compression* in) {
   if (in == nullptr) return CompressionOptions();
   if (in->size < sizeof(gtrain_compression))
     return absl::InvalidArgumentError("`size` of gtrain_compression is not its sizeof");
-  static_assert(GTRAIN_CODEC_POWER_SGD == static_cast<int>(Codec::kPowerSgd));
-  if (in->codec < GTRAIN_CODEC_NONE || in->codec > GTRAIN_CODEC_POWER_SGD)
-    return absl::InvalidArgumentError(absl::StrCat("no such codec: ", in->codec));
+  if (!IsCodec(in->codec)) return absl::InvalidArgumentError(absl::StrCat("no such codec: ", in->codec));
   return CompressionOptions{
       .codec = static_cast<Codec>(in->codec),
       .error_feedback = in->error_feedback != 0,
@@ -44,7 +62,7 @@ absl::Status Parse(const char* words, gtrain_compression* out) {
   const CompressionOptions options = policy.codecs.empty() ? CompressionOptions() : policy.codecs[0];
   *out = {
       .size = out->size,
-      .codec = static_cast<gtrain_codec>(options.codec),
+      .codec = NumberOf(options.codec),
       .error_feedback = options.error_feedback,
       .residual_bfloat16 = options.residual == ResidualType::kBFloat16,
       .rounding_seed = options.rounding_seed,

@@ -55,8 +55,7 @@ GT_FUZZ_RUN(compression_packet) {
 
 GT_FUZZ_SEEDS(compression_packet) {
   std::vector<std::string> seeds;
-  for (const Codec codec : {Codec::kNone, Codec::kFloat16, Codec::kBFloat16, Codec::kInt8, Codec::kFloat8,
-                            Codec::kTopK, Codec::kOneBit}) {
+  for (const Codec codec : PacketCodecs()) {
     for (const size_t count : {size_t{1}, size_t{37}, size_t{300}})
       seeds.push_back(Packet(codec, count, 0.5f));
   }

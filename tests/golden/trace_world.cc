@@ -37,6 +37,28 @@ const char* ModeName(core::EndMode mode) {
   return "?";
 }
 
+template <typename M>
+inline constexpr bool kLeftOut = false;
+#define GT_LEFT_OUT(Type) \
+  template <>             \
+  inline constexpr bool kLeftOut<core::Type> = true;
+GT_LEFT_OUT(AgentHeartbeat)
+GT_LEFT_OUT(HeartbeatAck)
+GT_LEFT_OUT(ExchangePart)
+GT_LEFT_OUT(ExchangeTable)
+GT_LEFT_OUT(LogTail)
+GT_LEFT_OUT(LinkDown)
+GT_LEFT_OUT(AgentNote)
+GT_LEFT_OUT(AgentQuery)
+GT_LEFT_OUT(AgentAnswer)
+GT_LEFT_OUT(AgentRefused)
+GT_LEFT_OUT(AgentJoin)
+GT_LEFT_OUT(AgentJoined)
+GT_LEFT_OUT(GenerationDescribed)
+GT_LEFT_OUT(ClientRequest)
+GT_LEFT_OUT(ClientReply)
+#undef GT_LEFT_OUT
+
 struct Printer {
   const std::string& node;
   std::string operator()(const core::AgentWelcome& m) const {
@@ -107,6 +129,7 @@ struct Printer {
   }
   template <typename Other>
   std::string operator()(const Other&) const {
+    static_assert(kLeftOut<Other>, "print it, or say above that traces do without it");
     return "";
   }
 };

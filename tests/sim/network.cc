@@ -14,28 +14,8 @@ constexpr int64_t kHalfOpenMax = 40 * kSec;  // TCP notices in the end
 
 }  // namespace
 
-const char* KindOf(const core::Message& message) {
-  static const char* const kNames[] = {"AgentHello",       "AgentHeartbeat",
-                                       "RanksStarted",     "RankExited",
-                                       "GenerationGone",   "ExchangePart",
-                                       "CheckpointReport", "LogTail",
-                                       "AgentNote",        "AgentAnswer",
-                                       "AgentWelcome",     "AgentRefused",
-                                       "HeartbeatAck",     "StartGeneration",
-                                       "Revoke",           "AckExit",
-                                       "ExchangeTable",    "ForgetJob",
-                                       "NoticeRanks",      "AgentQuery",
-                                       "AgentShutdown",    "AgentJoin",
-                                       "AgentJoined",      "ClientRequest",
-                                       "ClientReply",      "GenerationDescribed",
-                                       "NoticeSeen",       "AckNotice",
-                                       "ExchangeMissing",  "LinkDown",
-                                       "KeepCopies",       "RanksLeft"};
-  return message.index() < std::size(kNames) ? kNames[message.index()] : "Message";
-}
-
 std::string Describe(const core::Message& message) {
-  std::string text = KindOf(message);
+  std::string text(wire::KindName(message));
   std::visit(
       [&](const auto& m) {
         if constexpr (requires { m.epoch; }) absl::StrAppend(&text, " e", m.epoch.value);

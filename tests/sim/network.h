@@ -51,7 +51,6 @@ struct Connection {
 
 // What one message looks like in a trace.
 std::string Describe(const core::Message& message);
-const char* KindOf(const core::Message& message);
 
 class Network {
  public:
