@@ -1,5 +1,9 @@
 #include "comm/codec/compressor.h"
 
+#if defined(__SSE2__)
+#include <xmmintrin.h>
+#endif
+
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -808,6 +812,27 @@ TEST(Kernels, WhatIsRoundedStaysFinite) {
     for (size_t i = 0; i < 64; ++i) EXPECT_EQ(comm::CarriedAt(rounded[0].values, i), comm::kLargestHalf);
   }
 }
+
+#if defined(__SSE2__)
+// A thread may flush subnormal floats (torch.set_flush_denormal): ranks that do and ranks that do not decode
+// to the same bits, or their replicas drift apart.
+TEST(Kernels, AThreadThatFlushesSubnormalsDecodesTheSame) {
+  std::vector<uint8_t> codes(512);
+  std::iota(codes.begin(), codes.end(), uint8_t{0});
+  const std::vector<float> scales(codes.size() / comm::kScaleBlock + 1, 1.0f);
+  const unsigned before = _mm_getcsr();
+  for (const comm::Kernels* kernels : {&comm::ScalarKernels(), &comm::BestKernels()}) {
+    for (const auto decode : {kernels->decode_float8, kernels->decode_int8, kernels->decode_one_bit}) {
+      std::vector<float> usual(codes.size()), flushing(codes.size());
+      decode(codes.data(), scales.data(), codes.size(), usual.data(), false);
+      _mm_setcsr(before | 0x8040);  // flush to zero, denormals are zero
+      decode(codes.data(), scales.data(), codes.size(), flushing.data(), false);
+      _mm_setcsr(before);
+      EXPECT_EQ(usual, flushing) << kernels->name;
+    }
+  }
+}
+#endif
 
 TEST(Kernels, Float8IsTheTableOfTheFormat) {
   // OCP 8-bit floating point specification: 1.0 is 0x38, 448 is 0x7e, the smallest subnormal 2^-9 is 0x01.

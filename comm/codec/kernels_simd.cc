@@ -512,10 +512,15 @@ void DecodeFloat8(const uint8_t* payload, const float* scales, size_t count, flo
       payload, scales, count, out, add, kScaleBlock,
       [&](const uint8_t* from, const float* scale, size_t i) {
         const auto code = hn::PromoteTo(u32, hn::LoadU(Bytes(), from + i));
+        // As WidenedMagnitude: no operand is a subnormal float, which a thread may have set to be flushed.
         const auto rest = hn::ShiftLeft<20>(hn::And(code, hn::Set(u32, 0x7f)));
-        const V magnitude = hn::Mul(hn::BitCast(f, rest), hn::Set(f, 0x1p120f));
+        const auto normal = hn::Add(rest, hn::Set(u32, 120u << 23));
+        const V hidden = hn::BitCast(f, hn::Add(normal, hn::Set(u32, 1u << 23)));
+        const V subnormal = hn::Sub(hidden, hn::BitCast(f, hn::Set(u32, 121u << 23)));
+        const auto small = hn::Lt(rest, hn::Set(u32, 1u << 23));
+        const auto bits = hn::IfThenElse(small, hn::BitCast(u32, subnormal), normal);
         const auto sign = hn::ShiftLeft<24>(hn::And(code, hn::Set(u32, 0x80)));
-        return hn::Mul(hn::Or(magnitude, hn::BitCast(f, sign)), hn::Set(f, *scale));
+        return hn::Mul(hn::BitCast(f, hn::Or(bits, sign)), hn::Set(f, *scale));
       },
       ScalarKernels().decode_float8);
 }
