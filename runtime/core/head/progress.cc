@@ -39,7 +39,7 @@ double Median(std::vector<double> values) {
 void MeasureRate(Job& job, int64_t low, Instant now) {
   auto& over = job.rate_over;
   if (over.empty() || now - over.back().second >= kRateEvery) over.emplace_back(low, now);
-  while (over.size() > 2 && now - over.front().second > kRateStretch) over.pop_front();
+  while (over.size() > 2 && now - over.front().second > kRateStretch) over.erase(over.begin());
   // The first of a generation may be of one rank alone, or of a first step that compiled something.
   const auto& [from, since] = over.size() > 2 ? over[1] : over[0];
   if (over.size() > 1 && now - since >= kRateFirst)
