@@ -31,7 +31,7 @@ absl::Status SendAndReceive(Communicator& c);
 absl::Status Uneven(Communicator& c);
 // Rings, tags, any source, groups.
 absl::Status Messages(Communicator& c);
-// The same with memory of Allocate(), on all and on some of the ranks.
+// Checks collectives on memory of Allocate(), on all and on some of the ranks.
 absl::Status DirectMemory(Communicator& c);
 // Rows and columns of a mesh of two columns, each a communicator of its own; `c` has an even number of ranks.
 absl::Status RowsAndColumns(Communicator& c);

@@ -71,7 +71,8 @@ TEST(Communicator, AnAbortInAPartStaysThere) {
   EXPECT_EQ(results[3].message(), "words of its own");
 }
 
-// Of those that wait for a message of the rank that errs, and of those that wait in another call.
+// The error ends the calls of ranks that wait for a message of the failing rank, and of those in another
+// call.
 TEST(Communicator, AnErrorOfASendEndsTheCallsOfAll) {
   for (const auto& nodes : kFours) {
     SCOPED_TRACE(testing::PrintToString(nodes));
@@ -89,8 +90,8 @@ TEST(Communicator, AnErrorOfASendEndsTheCallsOfAll) {
   }
 }
 
-// All learn whose part of it failed, in a part and in the first communicator of all, where nobody has
-// anything yet to say it with.
+// All ranks learn which rank failed, in a split and in the first communicator of all, where there is no
+// communicator yet to tell them with.
 TEST(Communicator, ARankWithoutMemoryIsNamedByAll) {
   for (const auto& nodes : {kFours[0], kFours[1]}) {
     for (int victim = 0; victim < 4; ++victim) {
@@ -110,7 +111,7 @@ TEST(Communicator, ARankWithoutMemoryIsNamedByAll) {
             kNever);
         int never = 0;
         for (const absl::Status& status : results) {
-          // Who hears of it from one that gave up already knows no more than that.
+          // A rank that hears of it from one that gave up already knows no more than that.
           EXPECT_TRUE(absl::IsFailedPrecondition(status) || absl::IsUnavailable(status)) << status;
           never += absl::IsFailedPrecondition(status) ? 1 : 0;
           EXPECT_THAT(std::string(status.message()),
@@ -620,7 +621,7 @@ TEST(Communicator, TheWordsOfARankReachTheOthers) {
   }
 }
 
-// What another rank said, in another job or long ago, is this rank's own reason.
+// A notice that this rank quotes, of another job or of long ago, counts as this rank's own reason.
 TEST(Communicator, WordsLikeANoticeAreNone) {
   for (const auto& nodes : kFours) {
     SCOPED_TRACE(testing::PrintToString(nodes));

@@ -1,6 +1,7 @@
 // How long a wait goes on for ranks that have ended with exit code 0. A member that has ended takes no part
-// in a call any more; what it did before may still be on its way here, and this process may have stood still:
-// only a wait that goes on and looks many times was in vain. Of one wait; one thread at a time.
+// in a call any more; its earlier messages may still be on their way here, and this process may have stood
+// still: only a wait that goes on and looks many times was in vain. One object serves one wait, on one thread
+// at a time.
 #pragma once
 #include <string>
 

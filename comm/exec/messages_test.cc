@@ -218,8 +218,8 @@ TEST(Messages, ManyThatNobodyWantsYetWaitWithTheirSender) {
   }
 }
 
-// What a receiver has taken it says once in half of the window: what is left untold, and the longest message
-// that leaves unasked, are together more than the window.
+// A receiver reports what it has taken only once in half of the window: the unreported part and the longest
+// message that leaves without asking are together more than the window.
 TEST(Messages, WhatWasTakenAndNotToldStopsNobody) {
   for (const auto& nodes : kThrees) {
     for (const std::vector<size_t>& bytes :
@@ -245,7 +245,7 @@ TEST(Messages, WhatWasTakenAndNotToldStopsNobody) {
   }
 }
 
-// What nobody wants yet, in whatever amount, is passed by what has another tag, and by collectives.
+// Messages that nobody receives yet, however many, hold up neither messages with another tag nor collectives.
 TEST(Messages, WhatWaitsStandsInNobodysWay) {
   for (const auto& nodes : kThrees) {
     SCOPED_TRACE(testing::PrintToString(nodes));
@@ -447,7 +447,8 @@ TEST(Messages, OfARankToItself) {
   }
 }
 
-// What Send may copy is bounded: the rest waits for its receiver, and a rank that waits is named.
+// Send copies only a bounded amount: further messages wait for their receiver, and the rank that they wait
+// for is named.
 TEST(Messages, BeyondTheCopiesASendWaits) {
   for (const auto& nodes : {kThrees[0], kThrees[1]}) {
     FakeWorld world(nodes);

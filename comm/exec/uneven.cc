@@ -205,8 +205,9 @@ absl::Status ExecCommunicator::AllToAllV(const void* input, absl::Span<const siz
   return absl::OkStatus();
 }
 
-// Of everybody to everybody else, some at once: step s of one rank is step s of the other. An empty block is
-// a message, too: one that only its sender knows of would be taken for a part of the next collective.
+// Sends the blocks of everybody to everybody else, some at once: step s of one rank is step s of the other.
+// An empty block is sent, too: if only its sender knew that it is empty, its message would be taken for a
+// part of the next collective.
 absl::Status ExecCommunicator::MoveBlocks(const char* input, absl::Span<const size_t> send_counts,
                                           char* output, absl::Span<const size_t> receive_counts,
                                           DType dtype) {
