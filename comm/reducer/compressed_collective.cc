@@ -64,7 +64,7 @@ class Flat {
       GT_ASSIGN_OR_RETURN(flat->low_rank_, LowRankMean::Make(senders, count, shapes));
       return flat;
     }
-    // What cannot be is refused, whether it pays or not.
+    // Impossible options are refused, whether compression pays or not.
     GT_RETURN_IF_ERROR(Compressor::Create(senders, 1).status());
     if (!PaysCompressed(senders, count, group->size())) return flat;
     if (GoesToEveryone(senders, count, group->size())) {
@@ -124,7 +124,7 @@ class Flat {
     return absl::OkStatus();
   }
 
-  // The same on all ranks.
+  // The result is the same on all ranks.
   absl::Status CanScatter() const {
     if (momentum_ == 0 || !staged_) return absl::OkStatus();
     return absl::FailedPreconditionError(
@@ -271,7 +271,7 @@ class Flat {
     while (static_cast<float>(largest_machine) * scale > 1) scale /= 2;
     return scale;
   }
-  // What DGC adds up may be no float any more in the units of a rank: the largest one is the nearest.
+  // DGC's sums may exceed the range of a float in the units of a rank: they become the largest float.
   static std::vector<float> Scaled(absl::Span<const float> values, float scale) {
     constexpr float kMost = std::numeric_limits<float>::max();
     std::vector<float> scaled(values.begin(), values.end());
@@ -330,7 +330,7 @@ class Flat {
   Compressor& Owner() { return ramping_ != nullptr ? *ramping_ : *returning_; }
   const Compressor& Owner() const { return ramping_ != nullptr ? *ramping_ : *returning_; }
   int StepsCounted() const { return std::max(warmup_steps_, ramp_steps_); }
-  // Also of a program that goes back to a state from within the ramp: it gets what a new object gets.
+  // Also called when a program goes back to a state from within the ramp: it gets the owner of a new object.
   absl::Status BeginRamp() {
     if (!Ramping() || returning_ == nullptr) return absl::OkStatus();
     GT_ASSIGN_OR_RETURN(std::unique_ptr<Compressor> anew, Compressor::Create(ramp_options_, Mine().size));
@@ -342,7 +342,7 @@ class Flat {
     if (Ramping() || ramping_ == nullptr) return absl::OkStatus();
     return CarryOn(*std::exchange(ramping_, nullptr), *returning_);
   }
-  // What the last packet of one owner could not say goes with the next of the other.
+  // The residual of one owner's last packet goes into the next packet of the other.
   static absl::Status CarryOn(const Compressor& from, Compressor& to) {
     for (const Compressor::State& state : from.Export()) {
       if (state.name == kResidualState) GT_RETURN_IF_ERROR(to.Load(state.name, state.values));
@@ -376,8 +376,8 @@ class Flat {
     return {begin, std::min(shard_size_, count_ - begin)};
   }
 
-  // What is still pending belongs to a step that was applied. Nothing is pending for a gradient that was not
-  // finite, and that is no error.
+  // Applies what is still pending, which belongs to a step that was applied. Nothing is pending for a
+  // gradient that was not finite, and that is no error.
   void Settle() {
     selected_ = {};
     for (auto& compressor : sending_) (void)compressor->Apply();

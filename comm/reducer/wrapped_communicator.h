@@ -12,7 +12,7 @@
 
 namespace gtrain::comm {
 
-// Of one rank; outlives its communicators.
+// The hooks of one rank, which outlive its communicators.
 struct Hooks {
   std::atomic<int> splits{0};
   // Packets that have arrived by all-gather or all-to-all of bytes.
