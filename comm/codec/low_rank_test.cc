@@ -177,8 +177,8 @@ TEST(LowRank, OnlyZeroColumnsAreFilledAndEquallyEverywhere) {
   EXPECT_EQ(right[0], static_cast<float>(Rng(9).Unit() * 2 - 1));
 }
 
-// What all ranks must have in common is computed here once more, one operation after the other, each rounded:
-// a fused product or another order of the sum would differ.
+// The values that all ranks must have in common are computed here once more, one operation after the other,
+// each rounded: a fused product or another order of the sum would differ.
 TEST(LowRank, MeansAndDirectionsHaveTheSameBitsOnEveryMachine) {
   constexpr size_t kRank = 6;
   const Matrix m{0, 45, 37};
