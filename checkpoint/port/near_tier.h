@@ -33,7 +33,7 @@ class NearTier {
     std::string
         committed;  // newest attempt of the job that is committed for sure; older copies go. May be empty
   };
-  // The bytes from `offset` on, as many as lie together; never none. An error ends the put.
+  // Returns the bytes from `offset` on, as many as lie together; never none. An error ends the put.
   using Source = absl::FunctionRef<absl::StatusOr<absl::string_view>(uint64_t offset)>;
 
   virtual ~NearTier() = default;
@@ -42,12 +42,12 @@ class NearTier {
   virtual absl::StatusOr<std::vector<std::string>> Attempts() = 0;
   // Whole copies of an attempt.
   virtual absl::StatusOr<std::vector<Shard>> List(absl::string_view attempt) = 0;
-  // Exactly out.size() bytes from `offset` of one that is listed.
+  // Reads exactly out.size() bytes from `offset` of a copy that is listed.
   virtual absl::Status Read(absl::string_view attempt, absl::string_view file, uint64_t offset,
                             absl::Span<char> out) = 0;
-  // What one Read should ask for.
+  // The size that one Read should have.
   virtual uint64_t ReadSize() const = 0;
-  // Afterwards it is listed; after an error it is not. ResourceExhausted: the tier is full.
+  // Stores a copy. Afterwards it is listed; after an error it is not. ResourceExhausted: the tier is full.
   virtual absl::Status Put(const Copy& copy, Source source) = 0;
   // For people: "this machine's memory (/dev/shm/...)".
   virtual std::string Describe() const = 0;
