@@ -1,4 +1,4 @@
-// What people do with checkpoints beside jobs that run: nothing is lost (finding 8 of issue 14).
+// Tests of `gtrain ckpt` beside jobs that run: nothing is lost (finding 8 of issue 14).
 #include "checkpoint/engine/admin.h"
 
 #include <gmock/gmock.h>

@@ -1,5 +1,4 @@
-// What the ranks must agree on before one of them acts. All calls are collective; with one rank they are
-// local.
+// Agreement among the ranks before one of them acts. All calls are collective; with one rank they are local.
 #pragma once
 #include <cstdint>
 #include <string>

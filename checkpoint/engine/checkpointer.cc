@@ -1,6 +1,6 @@
-// What happens on the training thread. Every decision that could differ between ranks (which checkpoint, is
-// it whole, is the previous save done) is made once and spread over a communicator of our own, so a rank
-// never restores, saves or skips alone. The writer thread makes no collective calls.
+// The part of a checkpointer that runs on the training thread. Every decision that could differ between ranks
+// (which checkpoint, is it whole, is the previous save done) is made once and spread over a communicator of
+// our own, so a rank never restores, saves or skips alone. The writer thread makes no collective calls.
 #include "checkpoint/engine/checkpointer.h"
 
 #include <algorithm>
@@ -131,7 +131,7 @@ class CheckpointerImpl final : public Checkpointer {
   std::optional<int64_t> LastCommitted() const override;
 
  private:
-  // What rank 0 found to try next. Empty key: nothing is left.
+  // The checkpoint that rank 0 found to try next. `none`: nothing is left.
   struct Choice {
     absl::Status status;
     bool elsewhere = false;
@@ -140,11 +140,11 @@ class CheckpointerImpl final : public Checkpointer {
     bool none = false;
     bool uncommitted = false;  // its manifest is not in the storage, all of it is near
     Manifest manifest;         // not spread: each rank reads it
-    // What this rank read, and of that, from copies on its machine and on others.
+    // Bytes that this rank read, and how many of them from copies on its machine and on others.
     uint64_t read_bytes = 0, own_bytes = 0, peer_bytes = 0;
   };
 
-  // What Restore came by so far; filled on rank 0.
+  // The state of a search for a checkpoint to restore; filled on rank 0.
   struct Search {
     Instant begun;
     std::vector<Candidate> candidates;
@@ -159,7 +159,8 @@ class CheckpointerImpl final : public Checkpointer {
   absl::Status ProveShared();
   absl::Status TakeOwnership();
   absl::Status HoldLease(uint64_t epoch, bool fresh);
-  // What Restore and Save would return, told to the head first where the storage is what failed.
+  // Returns `status`, which Restore or Save is about to return; an error of the storage is reported to the
+  // head first.
   absl::Status Outward(const absl::Status& status);
   absl::StatusOr<std::optional<RestoredStep>> RestoreNewest();
   absl::Status ListForRestore(Search* search);
@@ -286,7 +287,7 @@ absl::Status CheckpointerImpl::OpenDirectory() {
   // Before anything is written: an unmounted directory would get a claim of ours.
   absl::Status there;
   if (agree_.rank() == 0 && settings_.newest) {
-    // Whoever took the directory over may have deleted what this job saved there.
+    // A new owner of the directory may have deleted the checkpoints of this job.
     there = CheckStillOwned(store_.get(), settings_.identity, session_->managed());
     if (absl::IsFailedPrecondition(there)) session_->ReportNote(kNoteOwner, std::string(there.message()));
   }
@@ -850,7 +851,7 @@ std::string CheckpointerImpl::WhyNothing() {
                       store_->Describe(), committed == 1 ? " is" : " are", " ignored");
 }
 
-// What is not as it was saved, once for all ranks.
+// Logs, once for all ranks, where the plan differs from what was saved.
 void CheckpointerImpl::TellOfPlan(const Choice& choice, const LoadPlan& plan) const {
   for (const std::string& orphans : plan.orphans) LogInfo("checkpoint: step ", choice.id.step, ": ", orphans);
   if (plan.missing.empty()) return;

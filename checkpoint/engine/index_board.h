@@ -24,9 +24,10 @@ class IndexBoard {
  public:
   static constexpr int kRanksMax = 1024;
 
-  // `name`: of whose saves, the same for all. FailedPrecondition for a world of more than kRanksMax.
+  // `name` says whose saves the board is for, the same for all. FailedPrecondition for a world of more than
+  // kRanksMax.
   static absl::StatusOr<std::unique_ptr<IndexBoard>> Make(int world_size, absl::string_view name);
-  // What another process of this machine made and still has.
+  // Opens the board that another process of this machine made and still has.
   static absl::StatusOr<std::unique_ptr<IndexBoard>> Join(int64_t address, int world_size,
                                                           absl::string_view name);
   ~IndexBoard();
@@ -67,7 +68,7 @@ class IndexBoard {
   const int world_size_;
 };
 
-// Of the board for the saves of `job` as owner `epoch`.
+// The name of the board for the saves of `job` as owner `epoch`.
 std::string BoardName(absl::string_view job, uint64_t epoch);
 
 }  // namespace gtrain::ckpt

@@ -156,7 +156,7 @@ TEST(OutsideWriter, KilledAtEveryCallAnotherOneCommits) {
   }
 }
 
-// Who of two ranks knows the board on which their writers meet.
+// Which of two ranks know the board on which their writers meet.
 struct OnBoard {
   bool ranks[2];
   bool again;  // those that are started anew find it once more
@@ -261,7 +261,7 @@ TEST(Settle, WhatIsLateGetsAMarkerAndCanNeverBeCommitted) {
   ASSERT_TRUE(Until([&] { return first.header()->released != 0; }));
   SaveId self = first.id();
   const auto alive = [] { return absl::OkStatus(); };
-  // Of its own generation nothing is settled.
+  // Saves of its own generation are not settled.
   ASSERT_TRUE(SettleEarlier(store.get(), self, alive, {absl::ZeroDuration(), absl::ZeroDuration()}).ok());
   ++self.generation;
   const SettlePatience for_shards{absl::ZeroDuration(), kLong};

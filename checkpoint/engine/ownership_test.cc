@@ -1,5 +1,5 @@
-// Whose a checkpoint directory is, and who may take it. Opening to look takes nothing; opening to write is
-// refused while somebody else is at work.
+// The owner of a checkpoint directory, and who may take it. Opening for reading takes nothing; opening for
+// writing is refused while another owner is at work.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/wait.h>

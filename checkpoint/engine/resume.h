@@ -47,9 +47,10 @@ struct Candidate {
   bool operator==(const Candidate&) const = default;
 };
 
-// What to try, in order. First what this owner wrote, `settings.newest` among it whether or not it was
-// listed, then what the settings allow of earlier ones. `here` and `elsewhere` are newest first. The caller
-// drops checkpoints of another job once this one has committed something (IsForeign).
+// Returns the checkpoints to try, in order: first those that this owner wrote, `settings.newest` among them
+// whether or not it was listed, then those earlier ones that the settings allow. `here` and `elsewhere` are
+// newest first. The caller drops checkpoints of another job once this one has committed something
+// (IsForeign).
 std::vector<Candidate> Candidates(const Settings& settings, uint64_t own_epoch,
                                   const std::vector<SaveId>& here, const std::vector<SaveId>& elsewhere);
 

@@ -46,18 +46,18 @@ struct SaveArenaHeader {
   char request[128];                  // manifest key of the newest one asked for, NUL-terminated. By the rank
   int32_t code;                       // status of the newest one that is over. By the writer
   char message[1024];  // its words; of one that went well, what people should know. NUL-terminated
-  // Of the board on which this machine's writers meet (IndexBoard); 0: there is none. By the rank, before
-  // order_bytes; versions without boards leave it alone.
+  // The address of the board on which this machine's writers meet (IndexBoard); 0: there is none. Written by
+  // the rank, before order_bytes; versions without boards leave it alone.
   std::atomic<int64_t> board;
   std::atomic<uint64_t>
       hashes;  // where they begin; 0: a rank of a version without them. By the rank, with data
-  // Manifest key of what this run was resumed from, NUL-terminated; empty: of nothing there. By the rank,
-  // before the first request; versions without it leave it empty.
+  // Manifest key of the checkpoint that this run was resumed from, NUL-terminated; empty: none in this
+  // directory. Written by the rank, before the first request; versions without it leave it empty.
   char resumed[128];
   std::atomic<uint64_t> tail;        // where it begins; 0: there is none. By the rank, before order_bytes
   std::atomic<uint64_t> tail_bytes;  // by the rank, before `requested`
-  // The rank copies its state into the arena: what can wait stands aside. By the rank; versions without it
-  // leave it alone.
+  // Not zero while the rank copies its state into the arena: other work waits. Written by the rank; versions
+  // without it leave it alone.
   std::atomic<uint32_t> copying;
 };
 static_assert(std::atomic<uint64_t>::is_always_lock_free && std::atomic<WriterState>::is_always_lock_free);

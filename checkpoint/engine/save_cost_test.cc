@@ -1,5 +1,5 @@
-// What a save costs an object store: requests, counted by the server. Each takes a store about as long to
-// compute, so one more is what every save of every job pays (bench/README.md).
+// Counts the requests that a save makes to an object store, on the server. Each takes a store about as long
+// to compute, so one request more is what every save of every job pays (bench/README.md).
 #include <gtest/gtest.h>
 
 #include <iostream>

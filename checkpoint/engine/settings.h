@@ -1,4 +1,4 @@
-// What the program asked for and what the environment says, merged once.
+// The options of the program and of the environment, merged once.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -72,7 +72,8 @@ struct Settings {
   bool read_only = false;
   bool takeover = false;
   int max_rollback = 1;
-  // Of the snapshots of all ranks of this job on one machine; unset: what the machine has available.
+  // The most memory for the snapshots of all ranks of this job on one machine; unset: what the machine has
+  // available.
   std::optional<uint64_t> memory_max;
   VerifyReplicas verify_replicas;
   // The newest checkpoint of this job that the head knows: a restore that does not find it stops (fault S7).

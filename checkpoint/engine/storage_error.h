@@ -9,7 +9,7 @@
 
 namespace gtrain::ckpt {
 
-// The same error, marked. OK stays OK.
+// Returns the same error, marked as one of the storage. OK stays OK.
 absl::Status StorageError(const absl::Status& status);
 // Whether `status` was marked, here or on another rank (Agreement::AllOk carries the mark).
 bool IsStorageError(const absl::Status& status);
