@@ -156,10 +156,10 @@ struct SaveConfig {
   int world_size = 1;
   int part_ranks = 64;
   absl::Duration commit_timeout = absl::Minutes(10);
-  // Pauses between two looks, of a leader at what is missing and of the others at the manifest.
+  // Pauses between two looks: of a leader at missing indices and parts, and of the others at the manifest.
   absl::Duration poll_min = absl::Milliseconds(5);
   absl::Duration poll_max = absl::Milliseconds(500);
-  // Those that await the manifest look once in so long at most, each at a `phase`, 0 to 1, of its own, so
+  // A rank that waits for the manifest looks once in so long at most, at a `phase`, 0 to 1, of its own, so
   // that all of them together ask evenly.
   absl::Duration spread = absl::ZeroDuration();
   double phase = 0;
@@ -188,7 +188,7 @@ class SaveCore {
   save::Result OnManifestRead(const save::ManifestRead& event, Instant now);
   save::Result OnTick(Instant now);
   save::Result OnStop(absl::Status why);
-  // Of leaders. `words`: of the part that gives the save up; empty: that this rank is why.
+  // Leaders only: gives the save up. `words` are those of the part that gives it up; empty: this rank is why.
   save::Result Abort(absl::Status why, std::string words = "");
   save::Result PutMarker(absl::Status why);
   save::Result OnAbortPut(Instant now);

@@ -132,7 +132,7 @@ TEST(Scale, IrregularBoxesOn4096RanksArePlannedWithoutMessages) {
   const double start = CpuSeconds();
   const Manifest m = Committed(BoxedModel(kWorld), kWorld);
   const double saved = CpuSeconds();
-  // The same as DTensor would cut it on a mesh of 64 x 64.
+  // The same model as DTensor would cut it on a mesh of 64 x 64.
   std::vector<Registered> registered;
   for (const Registered& r : BoxedModel(kWorld)) {
     registered.push_back({r.tensor});
