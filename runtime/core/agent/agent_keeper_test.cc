@@ -1,4 +1,4 @@
-// What an agent says to a keeper that has never heard of a generation, and of one that is over.
+// Tests the agent's commands to a keeper that has never heard of a generation, and of one that is over.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

@@ -172,8 +172,8 @@ bool Generations::LetsEmptyKeeperGo(const JobId& job, const keeper::State& state
   return true;
 }
 
-// What was under way when a connection to the keeper broke was never read. A generation that has ended here
-// and never began there is gone once the keeper has said so.
+// Commands that were under way when a connection to the keeper broke were never read. A generation that has
+// ended here and never began there is gone once the keeper has said so.
 void Generations::EndWhatNeverBegan(const JobId& job, const AgentJob& record, const keeper::State& state) {
   for (const auto& [number, generation] : record.generations) {
     const bool there =

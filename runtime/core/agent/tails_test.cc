@@ -1,4 +1,4 @@
-// What an agent tells of its ranks' output.
+// Tests the agent's reports of its ranks' output.
 #include <gtest/gtest.h>
 
 #include "runtime/core/agent/agent_core.h"

@@ -35,7 +35,7 @@ class HeadCopiesTest : public HeadTestWorld {
     FromNode(node, At(node, zone, cpus));
   }
 
-  // Of the newest grant.
+  // The holders in the newest grant.
   std::vector<std::string> Holders() const {
     std::vector<std::string> ids;
     const auto grants = Sent<StartGeneration>();

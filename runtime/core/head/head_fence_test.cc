@@ -115,7 +115,7 @@ TEST_F(FenceTest, AMachineThatWasAnnouncedToGoIsWaitedForUntilThen) {
   EXPECT_EQ(Grants(), 2u);
 }
 
-// Of leases that an earlier head granted nothing is known but that they began before this one.
+// Of the leases that an earlier head granted, this head knows only that they began before its start.
 TEST_F(FenceTest, AHeadThatStartsCountsFromItsStart_H1) {
   LoseNode2("fenced");
   PassAlive(absl::Seconds(60));

@@ -34,7 +34,7 @@ class RecordsTest : public HeadTestWorld {
     return keys;
   }
 
-  // What lies under "job/<id>" and below it, without that prefix.
+  // The keys under "job/<id>", without that prefix.
   std::vector<std::string> KeysOnDisk(const JobId& job) const {
     std::vector<std::string> keys;
     for (const std::string& key : KeysOf(GatherJob(disk_, job)))

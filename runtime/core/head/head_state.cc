@@ -261,7 +261,7 @@ std::optional<Instant> HeadState::NextDeadline() const {
   return next;
 }
 
-// Of all but polls and the failure detector.
+// The first deadline of all but polls and the failure detector.
 std::optional<Instant> HeadState::FirstDeadline() const {
   std::optional<Instant> next;
   Sooner(next, recovery_.NextDeadline());

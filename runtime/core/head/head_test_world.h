@@ -1,4 +1,4 @@
-// What the tests of HeadCore share: a head between a disk and agents that do as they are told. For tests
+// The world of the tests of HeadCore: a head between a disk and agents that do as they are told. For tests
 // only.
 #pragma once
 #include <gmock/gmock.h>
@@ -60,7 +60,7 @@ class HeadTestWorld : public ::testing::Test {
     return all;
   }
 
-  // What the agents of the newest grants answer: all ranks run.
+  // Sends the answers of the agents to the newest grants: all ranks run.
   void StartRanks(const JobId& job);
 
   RankExit Exit(const JobId& job, uint64_t generation, int rank, int code, std::string tail = "");

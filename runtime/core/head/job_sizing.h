@@ -1,4 +1,4 @@
-// What the head remembers of the sizes of one job (sizing.h). It goes with the head. PURE.
+// The head's memory of the sizes of one job (sizing.h). It is lost with the head. PURE.
 #pragma once
 #include <map>
 #include <optional>

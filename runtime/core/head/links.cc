@@ -51,7 +51,7 @@ void Links::OnLinkDown(const NodeId& node, const LinkDown& report, Instant now) 
   if (!job->links_at) job->links_at = now + config_.link_settle;
 }
 
-// Of the links between nodes that are heard; nullopt: there are none.
+// Chooses among nodes that are heard, by the broken links between them; nullopt: there are none.
 std::optional<NodeId> Links::NodeToAvoid(const Job& job) const {
   struct Case {
     int links = 0, ranks = 0;

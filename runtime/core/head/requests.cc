@@ -72,7 +72,8 @@ bool Requests::AnswersAgain(const Asked& asked) {
   return true;
 }
 
-// Who asked may have given up, and not expect any more that it is done. Who still waits asks again.
+// The client may have given up, and not expect the request to be executed any more. One that still waits asks
+// again.
 bool Requests::ComesTooLate(const Asked& asked) {
   const ClientRequest& request = asked.request;
   if (request.deadline <= absl::ZeroDuration() || asked.event.waited < request.deadline) return false;

@@ -1,5 +1,5 @@
-// What an agent tells a keeper and what a keeper reports, as plain values. PURE, and std only, because the
-// keeper links nothing but libc and libstdc++. The bytes are in runtime/keeper/agent_protocol.h;
+// The messages from an agent to a keeper and back, as plain values. PURE, and std only, because the keeper
+// links nothing but libc and libstdc++. The bytes are in runtime/keeper/agent_protocol.h;
 // docs/protocols/keeper.md tells who sends what when. `Fields` names every member once, for both directions
 // of the codec.
 #pragma once

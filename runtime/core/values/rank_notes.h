@@ -1,4 +1,4 @@
-// The kinds of what ranks say of themselves, which rank, agent and head share. PURE.
+// The kinds of notes that ranks write about themselves, which rank, agent and head share. PURE.
 #pragma once
 #include <cstddef>
 
@@ -6,8 +6,8 @@
 
 namespace gtrain::core {
 
-// What a rank says of itself for people to see in `gtrain status`; the newest of a kind counts.
-// AgentNote::kind of it, too.
+// Notes of a rank about itself that people see in `gtrain status`; the newest of a kind counts. The kind is
+// also AgentNote::kind.
 inline constexpr char kCompressionNote[] = "compression";  // how gradients travel, as the program chose
 inline constexpr char kRestoreNote[] = "restore";          // what the state was restored from
 inline constexpr char kOwnerNote[] = "owner";              // whose the checkpoint directory is
