@@ -42,12 +42,13 @@ class AuditLog {
   std::string hash_;
 };
 
-// What verification found in the files of `dir`, oldest first.
+// The result of verifying the files of a directory, oldest first.
 struct AuditVerdict {
   uint64_t first = 0, last = 0;  // numbers of the lines that are there
   std::string hash;              // of the last: noted elsewhere, it proves that nothing before it was changed
 };
-// Every line, in order, to `each` (may be null). DataLoss names the file and line where the chain breaks.
+// Passes every line of the files in `dir`, in order, to `each` (may be null). DataLoss names the file and
+// line where the chain breaks.
 absl::StatusOr<AuditVerdict> ReadAudit(const std::string& dir, void (*each)(absl::string_view line));
 
 }  // namespace gtrain::head

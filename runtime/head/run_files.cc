@@ -44,7 +44,7 @@ absl::Status Replace(const UniqueFd& dir, const std::string& run_dir, const char
   return {written.code(), absl::StrCat("in ", run_dir, ": ", written.message())};
 }
 
-// Of the file, and not of the head's memory: those that earlier heads wrote count, too.
+// The newest events in the file, not in the head's memory: those that earlier heads wrote count, too.
 nlohmann::json NewestEvents(const UniqueFd& dir) {
   constexpr size_t kBytesMax = 64 << 10, kEventsMax = 200;
   nlohmann::json events = nlohmann::json::array();

@@ -30,7 +30,7 @@
 
 namespace gtrain::head {
 
-// What the disk threads report back to the loop. Thread-safe; `fd` is readable while something waits.
+// The reports of the disk threads to the loop. Thread-safe; `fd` is readable while one waits.
 class Completions {
  public:
   struct Item {

@@ -1,4 +1,4 @@
-// What the head leaves in run directories and in the index of its runs, on a thread of their own.
+// Writes the files of the head in run directories and the index of its runs, on a thread of their own.
 #include <algorithm>
 #include <optional>
 
