@@ -1,4 +1,4 @@
-// What the agent asks of its own machine: addresses, ports, identity of the boot, log files, stacks. Free
+// Reads and checks the agent's own machine: addresses, ports, identity of the boot, log files, stacks. Free
 // functions.
 #pragma once
 #include <cstdint>
@@ -44,13 +44,13 @@ std::string TooManyRanks(size_t ranks);
 // environment is one.
 std::string FindProgram(const std::string& name, const std::string& path);
 
-// What a generation needs in its run directory: the folders of its logs and of its ranks' files. Nobody else
-// can have prepared them (base/folder.h); PermissionDenied otherwise. FailedPrecondition: the directory is
-// another job's (base/run_folder.h), or the ranks of this node would append to what was there before the job:
-// `fresh` says that the job has written nothing there.
+// Makes the folders that a generation needs in its run directory: for its logs and for its ranks' files. No
+// other user can have prepared them (base/folder.h); PermissionDenied otherwise. FailedPrecondition: the
+// directory is another job's (base/run_folder.h), or the ranks of this node would append to files that were
+// there before the job: `fresh` says that the job has written nothing there.
 absl::Status MakeRunDir(const core::GenerationGrant& grant, const ClusterId& cluster, const NodeId& self,
                         bool fresh);
-// The same of a log in it that is to be read. OK if the directory is not there.
+// Checks in the same way the directory of a log that is to be read. OK if the directory is not there.
 absl::Status CheckRunDirOfLog(const std::string& log_path, const ClusterId& cluster, const JobId& job);
 
 // A secret is the content of its file but for one line end, with which editors and `echo` end a file.
@@ -70,9 +70,9 @@ absl::Status ReadLogPiece(const UniqueFd& log, const std::string& path, uint64_t
                           LogPiece* piece);
 absl::StatusOr<LogPiece> ReadLogPiece(const std::string& path, uint64_t offset, uint64_t bytes_max = 0);
 
-// What ranks do, of each its processor time with all it started, and where it waits: where it only waits for
-// a process that it started, where that one does. One pass over /proc: a few small files a process of the
-// machine.
+// Looks at what ranks do: for each the processor time of all its processes, and where it waits; where it only
+// waits for a process that it started, where that process waits. One pass over /proc: a few small files a
+// process of the machine.
 std::vector<core::RankSeen> LookAtProcesses(const std::vector<std::pair<int, int64_t>>& rank_and_pid);
 
 }  // namespace gtrain::agent
