@@ -34,7 +34,7 @@ std::string NameOf(const AllowedKey& key);  // first word of the comment
 
 class KeyRegistry {
  public:
-  // Replaces the lasting keys; join keys stay. Whoever is missing now is refused from now on, on
+  // Replaces the lasting keys; join keys stay. A key that is missing now is refused from now on, on
   // connections that are already open too.
   void Replace(const std::vector<AllowedKey>& keys);
   // Replace(ReadAllowedKeys(path)) if the file's stamp changed since the last call. A file that cannot be

@@ -142,7 +142,7 @@ TEST(KeyRegistry, AModeThatWasPutRightIsNoticed_X4) {
   EXPECT_EQ(registry.RoleOfKey(a.public_key, kNow), std::nullopt);
 }
 
-// What could not be read just now is read later, whether it has changed or not.
+// A list that could not be read just now is read later, whether it has changed or not.
 TEST(KeyRegistry, AReadThatFailedIsTriedAgain) {
   const std::string path = TestFolder() + "/authorized";
   const KeyPair a = MakeKeyPair();
