@@ -1,4 +1,4 @@
-// What every process of ours does first.
+// The first steps of every process of ours.
 #pragma once
 #include <cstdint>
 #include <optional>
