@@ -81,7 +81,7 @@ absl::StatusOr<bool> ReadSome(Cluster& cluster, LogsRequest& request, RankOutput
   return ReadSome(ask, request, output);
 }
 
-// Who does not follow sees what was written up to now: a rank may write faster than anybody reads.
+// Without --follow only the output up to now is shown: a rank may write faster than a person reads.
 void EndWhereItIs(Cluster& cluster, LogsRequest& request) {
   constexpr uint64_t kBeyond = uint64_t{1} << 62;
   for (Stream& stream : request.streams) {

@@ -129,7 +129,7 @@ class Talk {
     return end_.signal != 0;
   }
 
-  // Whoever pipes us into a pager may not read for an hour.
+  // A user who pipes the output into a pager may not read for an hour.
   absl::Status WriteSome() {
     for (Sink* sink : {&out_, &err_}) {
       if (sink->waits.empty()) continue;

@@ -15,8 +15,8 @@
 
 namespace gtrain::cli {
 
-// What was read from stdin and is not taken yet; it outlives a console, for a job's next generation goes on
-// with it.
+// Bytes that were read from stdin and not taken yet; they outlive a console, because a job's next generation
+// goes on with them.
 struct ConsoleInput {
   std::string waits;
   bool end = false;

@@ -25,10 +25,10 @@ struct KeptSecrets {
 };
 absl::StatusOr<KeptSecrets> KeepSecrets(const std::string& cluster_dir, spec::JobSpec spec);
 
-// Of a launch that was refused.
+// Removes the secrets of a launch that was refused.
 void Remove(const KeptSecrets& kept);
 
-// Those of jobs that are over, which are all but those of launches on their way.
+// Removes the secrets of jobs that are over, which are all but those of launches on their way.
 void DropSecrets(const std::string& cluster_dir);
 
 }  // namespace gtrain::cli

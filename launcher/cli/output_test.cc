@@ -1,4 +1,4 @@
-// What people see: rank output, the status block, safe text.
+// Tests the output for people: rank output, the status block, safe text.
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -27,7 +27,7 @@ Bytes BytesAt(const char* data) {
 // How many bytes at the start are nothing but printable ASCII, tabs and line ends: what most lines are. They
 // are shown as they are.
 size_t PlainBytes(absl::string_view text) {
-  // Of a vector or of a byte: not 0 where it is odd.
+  // Works on a vector and on a byte: not 0 where the character is odd.
   const auto odd = [](auto c) { return ((c < 0x20) | (c >= 0x7F)) & (c != '\t') & (c != '\n'); };
   size_t i = 0;
   for (; i + sizeof(Bytes) <= text.size(); i += sizeof(Bytes)) {

@@ -18,8 +18,8 @@ struct Target {
   JobDoc job;
 };
 
-// What the head would not even read as an id is InvalidArgument, before anybody is asked: `what` is what the
-// word should be, `lists` the command that shows those there are.
+// InvalidArgument for a word that the head would not even read as an id, before the head is asked: `what`
+// says what the word should be, `lists` is the command that lists the existing ones.
 absl::Status CheckId(absl::string_view word, absl::string_view what, absl::string_view lists);
 // CheckId of the JOB of a verb that takes one. A run directory, which has a / in it, and none at all pass.
 absl::Status CheckJobWord(const Verb& verb, const Args& args);

@@ -1,4 +1,4 @@
-// What the command line needs of a terminal: safe text, its size, and signals as a descriptor.
+// The command line's use of a terminal: safe text, its size, and signals as a descriptor.
 #pragma once
 #include <string>
 #include <vector>
@@ -30,7 +30,7 @@ TerminalSize SizeOfTerminal(int fd);
 // InvalidArgument where stdin is none, for -t of `verb`.
 absl::Status CheckTerminal(absl::string_view verb);
 
-// What --color says; kAuto: colour on a terminal, unless NO_COLOR is set or TERM is dumb.
+// The values of --color; kAuto: colour on a terminal, unless NO_COLOR is set or TERM is dumb.
 enum class Colour { kAuto, kAlways, kNever };
 void SetColour(Colour colour);
 
@@ -46,7 +46,7 @@ std::string OwnLine(absl::string_view line, Tone tone, int fd);
 
 // Prints "gtrain: message" to stderr.
 void Complain(absl::string_view message, Tone tone = Tone::kNews);
-// What was reported as an error so far, a line each, for who asked for JSON.
+// The errors that were reported so far, a line each, for the document of --json.
 const std::vector<std::string>& Errors();
 // Notes a line as an error that was shown already.
 void NoteError(std::string line);
