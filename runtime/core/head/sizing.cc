@@ -65,7 +65,8 @@ bool MayBeOfTheSize(const FaultRecord& fault) {
          !fault.signature.empty();
 }
 
-// For a generation that ended: a program that was not found to be executed has failed to start, too.
+// Whether the rank's program was not found. In a generation that ended, ranks that were merely not started
+// any more count as failed to start, too, so the exit code decides.
 bool NotFound(const RankExit& exit) {
   return (exit.cause == ExitCause::kStartFailed || exit.cause == ExitCause::kExited) &&
          exit.exit_code == kExitNotFound;
