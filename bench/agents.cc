@@ -50,8 +50,8 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr int kRanksEach = 10;
-// Of a job: 200 jobs on 2,000 nodes, 30 on the 300 of --quick. A head takes 500 live jobs of one user, those
-// that come and go among them.
+// Nodes of a job: 200 jobs on 2,000 nodes, 30 on the 300 of --quick. A head takes 500 live jobs of one user,
+// those that come and go among them.
 constexpr int kNodesEach = 10;
 constexpr absl::Duration kOperationEvery = absl::Milliseconds(5);  // 200 a second
 constexpr absl::Duration kReadEvery = absl::Milliseconds(50);
@@ -466,8 +466,8 @@ class AgentsBench {
     Add("durable operation p99", "ms", {Quantile(writes_, 0.99)});
     Add("read p50", "ms", {Quantile(reads_, 0.5)});
     Add("read p99", "ms", {Quantile(reads_, 0.99)});
-    // What the other ends of the same messages cost on the same machine makes runs on different ones
-    // comparable.
+    // The CPU time of the other ends of the same messages, on the same machine, makes runs on different
+    // machines comparable.
     Add("head CPU, of one core", "%", {100 * (head_->CpuSeconds() - cpu) / seconds},
         "the agents of this bench", {100 * (OwnCpuSeconds() - own_cpu) / seconds});
     Add("head memory", "MiB", {head_->MemoryMiB("VmRSS:")});

@@ -197,9 +197,9 @@ class Trainer {
     checkpointer_->Fence();
     stall_ += clock_.Now() - begin;
   }
-  // Of the newest Save and its fence.
+  // Milliseconds of the newest Save and its fence.
   double stall() const { return Milliseconds(stall_); }
-  // Of the newest save that was waited for: when it began, when it was known to be committed.
+  // When the newest save that was waited for began, and when it was known to be committed.
   Instant begun() const { return begun_; }
   Instant waited() const { return waited_; }
   const Memory& state() const { return state_; }
@@ -322,7 +322,7 @@ class Steps {
       asm volatile("" : : "r"(values) : "memory");
     }
   }
-  // What takes a thread of its own 200 ms for each GiB of state, and 200 ms at least.
+  // The number of rounds that take a thread of its own 200 ms for each GiB of state, and 200 ms at least.
   static int64_t RoundsFor(uint64_t bytes) {
     constexpr int64_t kTrial = 4000;
     const RealClock clock;
@@ -534,14 +534,14 @@ class Trainers {
     }));
     return all;
   }
-  // Of the rank that stood still for longest.
+  // The stall, in seconds, of the rank that stood still for longest.
   absl::StatusOr<double> Stall() {
     GT_RETURN_IF_ERROR(SaveAndWait());
     double slowest = 0;
     for (const auto& rank : ranks_) slowest = std::max(slowest, rank->stall() / 1000);
     return slowest;
   }
-  // From the call of Save until every rank knows of the commit.
+  // The seconds from the call of Save until every rank knows of the commit.
   absl::StatusOr<double> Durable() {
     GT_RETURN_IF_ERROR(SaveAndWait());
     Instant begin = ranks_[0]->begun(), end = ranks_[0]->waited();
@@ -580,7 +580,8 @@ class Trainers {
   std::vector<std::unique_ptr<Trainer>> ranks_;
 };
 
-// The same state in the same folder, by as many processes (bench/checkpoint_dcp.py says how).
+// Saves the same state in the same folder with PyTorch's DCP, by as many processes (bench/checkpoint_dcp.py
+// says how).
 absl::Status MeasureDcp(World* world, const std::string& size, uint64_t bytes, int ranks) {
   const std::string uri = world->File("beside-dcp");
   GT_ASSIGN_OR_RETURN(const auto trainers, Trainers::Make(*world, uri, bytes, ranks));
@@ -673,8 +674,7 @@ absl::Status MeasureReshard(World* world, const std::string& size, uint64_t byte
     });
     for (const absl::Status& status : statuses) GT_RETURN_IF_ERROR(status);
     read = counted[0] + counted[1];
-    // What a rank reads are whole chunks of 4 MiB: one lies on the border of two tensors' halves, for each of
-    // them.
+    // A rank reads whole chunks of 4 MiB: one lies on the border of two tensors' halves, for each of them.
     if (read > bytes + 2 * (bytes / kTensorBytes + 1) * (4 << 20))
       return absl::InternalError(absl::StrCat("read ", read, " bytes where ", bytes, " are needed"));
     return absl::ToDoubleSeconds(std::max(took[0], took[1]));
@@ -717,7 +717,7 @@ absl::StatusOr<double> PutOnce(const HttpSink& sink, const Memory& data) {
   return absl::ToDoubleSeconds(clock.Now() - begin);
 }
 
-// What `put` took, if the sink counted every byte; some put more than once.
+// Returns the time of `put`, if the sink counted every byte; some put more than once.
 absl::StatusOr<double> Arrives(const HttpSink& sink, const Memory& data,
                                absl::FunctionRef<absl::StatusOr<double>()> put) {
   const uint64_t before = sink.put_bytes();
@@ -746,7 +746,7 @@ absl::StatusOr<double> StorePut(const HttpSink& sink, const Memory& data, const 
   });
 }
 
-// What the measured ways put arrives, byte for byte.
+// Checks that the measured uploads arrive byte for byte.
 absl::Status CheckUploads() {
   const Memory data((64 << 20) + 4097);
   for (size_t i = 0; i < data.bytes(); ++i) data.at()[i] = static_cast<char>(i * 31 + (i >> 12));

@@ -44,7 +44,7 @@ constexpr int kRanksMax = 32, kTimesMax = 1000, kRanksOfEnds = 4;
 constexpr absl::Duration kPatience = absl::Seconds(60);
 constexpr size_t kLarge = 16 << 20;  // floats
 
-// What the ranks and this program share.
+// The memory that the ranks and this program share.
 struct Board {
   std::atomic<int> here[kRanksMax], failed;
   std::atomic<int64_t> began_ns, ended_ns[kRanksMax];
@@ -98,7 +98,7 @@ class Ranks {
   }
   FakeWorld& world() { return world_; }
   void Stop(int rank) { kill(pids_[static_cast<size_t>(rank)], SIGSTOP); }
-  // Of all, with their exit.
+  // Waits for all processes and checks their exit codes.
   absl::Status Join() {
     int bad = 0;
     for (const pid_t pid : std::exchange(pids_, {})) {

@@ -31,9 +31,9 @@ class HttpSink {
 
   int port() const { return port_; }
   std::string endpoint() const;  // "http://127.0.0.1:PORT"
-  // Of the bodies of all puts that were answered well so far.
+  // Bytes of the bodies of all puts that were answered well so far.
   uint64_t put_bytes() const { return put_bytes_; }
-  // What was put under the one key there is, parts in the order of their numbers; empties it.
+  // Returns the object that was put under the only key, parts in the order of their numbers; empties it.
   std::string TakeKept();
 
  private:
