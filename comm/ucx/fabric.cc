@@ -560,12 +560,12 @@ absl::Status Fabric::Drive(absl::FunctionRef<bool()> done, absl::FunctionRef<abs
     // Traffic of others must not hide that time is up.
     if (sleep || std::exchange(busy, false)) {
       const absl::Status waiting = Ask(check);
-      // What is waited for may have come with the news that its sender has left.
+      // The awaited message may have come with the news that its sender has left.
       moved = Step() != 0;
       if (done()) return absl::OkStatus();
       GT_RETURN_IF_ERROR(waiting);
     }
-    // What has just come may be what `check` asks for: no sleep before it was asked again.
+    // A message that has just come may be what `check` asks about: no sleep before it was asked again.
     if (moved || Step() != 0) {
       busy = ++moves % 1024 == 0;
       idle = false;

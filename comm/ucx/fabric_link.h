@@ -10,7 +10,7 @@
 
 namespace gtrain::comm {
 
-// What the transport of the communicator has heard. Touched with the fabric's lock.
+// News that the transport of the communicator has received. Used with the fabric's lock.
 struct FabricNews {
   std::string gave_up;            // the first notice
   std::vector<std::string> left;  // by member: why it has ended well
