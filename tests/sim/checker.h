@@ -23,7 +23,7 @@ class Checker {
  public:
   Checker(Kernel& kernel, Disk& disk);
 
-  // What only the world knows.
+  // Facts that only the world knows.
   std::function<const spec::JobSpec*(const std::string& text)> spec_of;
   std::function<int(const NodeId&)> cpus_of;
   std::function<bool(const JobId&, uint64_t timeline, int64_t step)> committed;

@@ -82,7 +82,7 @@ class Machine {
     std::string reason;
   };
 
-  // What the agent does in a job's directories, in their order, beside its loop (runtime/agent/job_files.h).
+  // Work of the agent in a job's directories, in order, beside its loop (runtime/agent/job_files.h).
   struct FileWork {
     bool touches = false;  // else it only waits for what comes before it
     std::function<void()> done;

@@ -1,13 +1,14 @@
 // Connections between machines and the head's machine. A connection is an object, as in the services: a key
 // may have several, old ones may be half-open, and the head sends to the newest it has heard a hello on.
 //
-// Faults look as they do above TCP: a lost segment is a delay of everything behind it; what is reordered are
-// the messages of different connections of one machine; within a connection messages keep their order, and a
+// Faults look as they do above TCP: a lost segment is a delay of everything behind it; only messages of
+// different connections of one machine are reordered; within a connection messages keep their order, and a
 // duplicate follows its original. A message is lost in a connection that lives on only when more wait than
 // may (the high-water mark; in some seeds a small one): the agent connects anew, the head takes the peer for
-// gone. What a client or an agent says again after a reconnect is the other duplicate, and overtakes what the
-// old connection still brings. While a direction is cut messages wait; after 3 s both ends that can notice
-// close and what waited is lost. A half-open connection is one whose head end has not noticed.
+// gone. A message that a client or an agent repeats after a reconnect is the other duplicate, and overtakes
+// what the old connection still brings. While a direction is cut messages wait; after 3 s both ends that can
+// notice close and the waiting messages are lost. A half-open connection is one whose head end has not
+// noticed.
 #pragma once
 #include <deque>
 #include <functional>
@@ -49,7 +50,7 @@ struct Connection {
   std::function<void()> closed;                // the machine's end was closed by the network
 };
 
-// What one message looks like in a trace.
+// Describes one message for a trace.
 std::string Describe(const core::Message& message);
 const char* KindOf(const core::Message& message);
 

@@ -204,8 +204,8 @@ void Ranks::Tick(const JobId& job, uint64_t generation) {
   kernel_.After(program.step_time, [this, job, generation] { Tick(job, generation); });
 }
 
-// Who waits long finds out which way is broken (comm/ucx/link_probe.h); either side may be the first, or the
-// only one.
+// A rank that waits long finds out which way is broken (comm/ucx/link_probe.h); either side may be the first,
+// or the only one.
 void Ranks::ReportLinks(const Gang& gang) {
   constexpr int64_t kFoundOut = 13 * kSec;
   if (kernel_.now() - gang.stepped_at < kFoundOut) return;

@@ -21,7 +21,7 @@ namespace gtrain::sim {
 
 class Checker;
 
-// What a job's program does; the spec says nothing about it.
+// The behaviour of a job's program, which is not in the spec.
 struct Program {
   bool sdk = false;   // joins a session
   int64_t steps = 0;  // it ends well after so many; 0: never

@@ -351,7 +351,8 @@ std::string World::Leftovers() {
   return "";
 }
 
-// Nor are copies of its checkpoints; and holders of what runs have been told so.
+// No copies of the checkpoints of a job that is over are left either; and the holders of copies of a running
+// job have been told so.
 std::string World::LeftoverCopies() {
   for (const auto& machine : machines) {
     if (machine->config().clone || !machine->agent_alive()) continue;
