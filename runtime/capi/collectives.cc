@@ -100,7 +100,7 @@ absl::Status Split(gtrain_communicator* comm, int color, int key, gtrain_communi
   return absl::OkStatus();
 }
 
-// What rank 0 has heard, on all ranks.
+// Broadcasts to all ranks whether rank 0 has heard of a stop.
 absl::Status StopAgreed(gtrain_communicator* comm, int* out) {
   GT_RETURN_IF_ERROR(CheckHandle(comm));
   if (out == nullptr) return absl::InvalidArgumentError("`out` is NULL");
@@ -110,7 +110,7 @@ absl::Status StopAgreed(gtrain_communicator* comm, int* out) {
   return absl::OkStatus();
 }
 
-// Of one rank's blocks for all, each of `count`.
+// Checks one rank's blocks for all ranks, each of `count`.
 absl::Status CheckBlocks(const gtrain_communicator* comm, const void* data, size_t count, DType type) {
   if (count > SIZE_MAX / static_cast<size_t>(comm->size)) {
     return absl::InvalidArgumentError("the blocks of all ranks cannot be in memory");
