@@ -35,8 +35,8 @@ class ControlClient {
                                          absl::Duration waited = absl::ZeroDuration());
   absl::StatusOr<core::ClientReply> Call(core::ClientRequestBody body, absl::Duration timeout);
 
-  // The same for several requests that are under way together: one way there and back instead of one each.
-  // One answer a request, in order. An interrupt ends those that still wait.
+  // Makes several calls that are under way together: one way there and back instead of one each. One answer a
+  // request, in order. An interrupt ends those that still wait.
   std::vector<absl::StatusOr<core::ClientReply>> CallAll(std::vector<core::ClientRequest> requests,
                                                          absl::Duration timeout,
                                                          absl::Duration waited = absl::ZeroDuration());
