@@ -45,7 +45,7 @@ class KeeperClient {
   bool ended_ = false;
 };
 
-// Of a keeper that is gone: it left in order, after the last of its ranks and of all they had started.
+// True for a keeper that left in order, after the last of its ranks and of all processes they had started.
 bool LeftNobody(const std::string& dir);
 
 // After a keeper died: its ranks are found by the socket path in their environment and killed. Returns how

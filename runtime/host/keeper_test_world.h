@@ -228,7 +228,7 @@ class KeeperTest : public ::testing::Test {
       return fs::exists(Path("ready"));
     }));
   }
-  // Of a shell that dies of SIGTERM while its program saves, for longer than two seconds.
+  // Stops a shell that dies of SIGTERM while its program saves, for longer than two seconds.
   void StopAndExpectASave() {
     End(keeper::End::kStop, 60000);
     const auto* exit = WaitExit(0);
