@@ -1,5 +1,5 @@
-// Connections on the rank socket, and which of them is a rank's. What is said on them is rank_protocol.h; the
-// other side of it is rank_socket.h.
+// Connections on the rank socket, and which of them is a rank's. rank_protocol.h defines their messages; the
+// other end is rank_socket.h.
 //
 // Owner thread only; nothing blocks. A turn reads only what is ready, however many there are; finding a
 // rank's connection is a look into a map.

@@ -98,7 +98,7 @@ void Consoles::Take(Console& turn) {
   Drop(turn.out_seen, &session->out_kept, &session->out_at);
   Drop(turn.err_seen, &session->err_kept, &session->err_at);
   session->out_seen = turn.out_seen;
-  // What was taken before, in a turn whose answer was lost, is not taken again.
+  // Input that was taken before, in a turn whose answer was lost, is not taken again.
   const uint64_t known = session->taken - std::min(session->taken, turn.input_offset);
   const bool fits = turn.input_offset <= session->taken && known <= turn.input.size();
   session->offered = fits ? turn.input.substr(known) : "";

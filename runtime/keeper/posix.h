@@ -16,8 +16,8 @@ int64_t BootMs();  // the same, and it goes on while the machine is suspended
 
 bool SetNonBlocking(int fd);
 bool MakePipe(UniqueFd* read_end, UniqueFd* write_end);  // O_CLOEXEC, both blocking
-// The same with a pseudo-terminal of 100 x 30, which becomes nobody's controlling terminal by this. kRaw: it
-// changes no byte on the way. kWhole: as a person's, with echo, lines and Ctrl-C.
+// Makes a pseudo-terminal of 100 x 30 instead of a pipe, which becomes nobody's controlling terminal by this.
+// kRaw: it changes no byte on the way. kWhole: as a person's, with echo, lines and Ctrl-C.
 enum class Terminal { kNone, kRaw, kWhole };
 bool MakeTerminal(UniqueFd* read_end, UniqueFd* write_end, Terminal kind);
 
@@ -55,11 +55,11 @@ struct Descendant {
 };
 std::vector<Descendant> LivingDescendants(pid_t root);
 
-// Whom a signal for the program that `leader` started is meant for: `leader` itself, unless it is a shell
-// without a trap for it, which would die of it and take its program along. Then those that the shell runs,
-// here or through further such shells, and that have a handler; where none has one, `leader` again. Reads a
-// file or two of `leader`, and for such a shell the list of all processes, which goes into `all` if that is
-// empty: one list serves all ranks of a moment.
+// The processes for which a signal to the program that `leader` started is meant: `leader` itself, unless it
+// is a shell without a trap for the signal, which would die of it and take its program along. Then those that
+// the shell runs, here or through further such shells, and that have a handler; where none has one, `leader`
+// again. Reads a file or two of `leader`, and for such a shell the list of all processes, which goes into
+// `all` if that is empty: one list serves all ranks of a moment.
 std::vector<pid_t> HearersOf(pid_t leader, int signal, std::vector<ProcessEntry>* all);
 
 inline constexpr char kKeeperName[] = "gtrain-keeper";  // of its process: KeepersAbove looks for it
