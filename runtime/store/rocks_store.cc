@@ -63,8 +63,8 @@ class ErrorListener final : public rocksdb::EventListener {
   std::atomic<bool> failed_{false};
 };
 
-// Who holds the lock file of another process's database; 0 = unknown. Never called for a lock of our own: to
-// close any descriptor of the file would give that up.
+// The process that holds the lock file of another process's database; 0 = unknown. Never called for a lock of
+// our own: to close any descriptor of the file would give that up.
 pid_t LockOwner(const std::string& path) {
   UniqueFd fd(open((path + "/LOCK").c_str(), O_RDWR | O_CLOEXEC));
   struct flock lock {};
