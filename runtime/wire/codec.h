@@ -18,7 +18,7 @@ namespace gtrain::wire {
 inline constexpr size_t kMessageBytesMax = 16u << 20;
 inline constexpr size_t kControlBytesMax = 1u << 20;
 
-// Who made the bytes decides which kinds Decode lets through.
+// The maker of the bytes decides which kinds Decode lets through.
 using Sender = core::Sender;
 
 // Human text that is not UTF-8 is repaired, infinite durations become the longest one, a loss that is not
