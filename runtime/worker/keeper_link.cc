@@ -187,7 +187,7 @@ absl::StatusOr<std::vector<std::string>> KeeperLink::AllGather(absl::string_view
   return AwaitTable(core_.exchanges() - 1, deadline);
 }
 
-// What the agent said to WorkerOverdue.
+// The agent's answer to WorkerOverdue.
 std::string KeeperLink::WhoIsMissingLocked() const {
   if (core_.missing().empty()) return absl::StrCat("; `gtrain status ", env_.job, "` shows who is late");
   return absl::StrCat("; no word from rank", core_.missing().size() > 1 ? "s " : " ",
@@ -470,7 +470,7 @@ void KeeperLink::RelayedIn(const std::string& body) {
   if (auto missing = ParseMissing(body)) StepLocked(*missing);
 }
 
-// What the program reported last must not be lost because it ends at once.
+// The last report of the program must not be lost because it ends at once.
 void KeeperLink::SayGoodbye(KeeperClient& client) {
   const Instant deadline = Now() + kGoodbye;
   {
