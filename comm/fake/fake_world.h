@@ -32,11 +32,11 @@ class FakeWorld {
   // Called by Arena() of each rank, which returns what is not OK. For ranks that are threads; set before they
   // start.
   std::function<absl::Status(int rank)> before_arena;
-  // What ranks first said to ReportLink: "1 cannot reach 2: ...", in the order of ranks.
+  // The first ReportLink of each rank: "1 cannot reach 2: ...", in the order of ranks.
   std::vector<std::string> LinkReports() const;
-  // What any rank said last to ReportCompression, when all are over.
+  // The last ReportCompression of any rank, when all are over.
   std::string Compression() const;
-  // Of all arenas that are not free.
+  // The bytes of all arenas that are not free.
   uint64_t ArenaBytes() const;
   int size() const { return static_cast<int>(members_.size()); }
 
