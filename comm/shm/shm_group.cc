@@ -307,7 +307,7 @@ absl::StatusOr<char*> ShmGroup::Resolve(const OpRecord& record, size_t bytes, co
   for (const Allocation& a : own_) {
     if (a.id == record.arena) return a.memory.data() + record.arena_offset;
   }
-  // What is mapped of an owner that has freed something may be that.
+  // A peer that has freed memory may have freed the memory that is mapped here.
   for (auto other = of_peers_.begin(); other != of_peers_.end();) {
     if (other->second.frees == line(other->second.local).frees.load()) {
       ++other;
