@@ -188,7 +188,7 @@ class Provider final : public CredentialsProvider {
     return had ? absl::UnavailableError(none) : absl::FailedPreconditionError(none);
   }
 
-  // What is named and does not work is said as that. Unavailable may pass; the rest does not.
+  // An error of a named source is reported as such. Unavailable may pass; the rest does not.
   static absl::StatusOr<S3Credentials> Named(absl::string_view name, absl::StatusOr<S3Credentials> found) {
     if (found.ok()) return found;
     const std::string why = absl::StrCat("no S3 credentials by ", name, ": ", found.status().message());

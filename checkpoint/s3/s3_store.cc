@@ -150,8 +150,8 @@ class S3Store final : public port::BlobStore {
 
   uint64_t BytesMax() const override { return kS3BytesMax; }
 
-  // Signed uploads carry the SHA-256 of what was sent, and the store compares it. Of a checksum that is true
-  // of Amazon's store, and of one that has refused a wrong checksum.
+  // Signed uploads carry the SHA-256 of the data, and the store compares it. A checksum is compared by
+  // Amazon's store, and by a store that has refused a wrong checksum.
   bool ChecksEveryPut() const override { return !checksums_ || proven_; }
 
   absl::StatusOr<std::string> Get(absl::string_view key, size_t bytes_max) override {
@@ -708,7 +708,7 @@ class S3Store final : public port::BlobStore {
     return sent;
   }
 
-  // What the list of parts says of this one.
+  // Uploads a part and returns its entry for the list of parts.
   absl::StatusOr<std::string> UploadPart(Call call) {
     GT_ASSIGN_OR_RETURN(const Answer answer, Send(&call));
     const auto tag = answer.reply.headers.find("etag");

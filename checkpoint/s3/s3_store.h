@@ -23,7 +23,7 @@ struct S3Options {
   // How what is put is protected on its way. False: its SHA-256 is part of the signature. True: the signature
   // leaves it out and a CRC32C goes along, which the store compares; where it turns out not to, false.
   bool checksums = false;
-  // Of a multipart upload, at least 5 MiB. Larger where parts_max would not do.
+  // The size of a part of a multipart upload, at least 5 MiB. Larger where parts_max would not do.
   uint64_t part_bytes = 16 << 20;
   uint64_t parts_max = 10'000;                             // what S3 takes
   int uploads = 4;                                         // parts on the way at a time
@@ -49,8 +49,8 @@ absl::StatusOr<S3Options> ParseS3Uri(absl::string_view uri, const S3Environment&
 absl::StatusOr<std::unique_ptr<port::BlobStore>> OpenS3Store(
     const S3Options& options, std::shared_ptr<http::Client> http,
     std::shared_ptr<CredentialsProvider> credentials);
-// The same from a URI and this process's environment, with a client ($AWS_CA_BUNDLE) and credentials of its
-// own.
+// Opens a store from a URI and this process's environment, with a client ($AWS_CA_BUNDLE) and credentials of
+// its own.
 absl::StatusOr<std::unique_ptr<port::BlobStore>> OpenS3Store(absl::string_view uri,
                                                              const S3Environment& environment);
 
