@@ -241,8 +241,8 @@ TEST(ParseLocation, ASchemeWithOneSlashIsNoDirectory) {
       "that name");
 }
 
-// What cannot be looked at is not absent: a list without it would say that it is, and a manifest that is
-// absent is one whose files go (S7).
+// A name that cannot be looked at is not absent: a list without it would say that it is, and the files of an
+// absent manifest are deleted (S7).
 TEST(DirectoryStore, ANameThatCannotBeLookedAtFailsTheList_S7) {
   auto store = Directory();
   for (const char* key : {"manifests/one", "manifests/two", "step/shard"})
