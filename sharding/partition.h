@@ -38,7 +38,7 @@ class Partition {
   bool Holds(int rank) const;
   int64_t cells() const { return boxes_ != nullptr ? boxes_->cells() : cells_; }
   int64_t replicas(int64_t cell) const { return boxes_ != nullptr ? boxes_->replicas(cell) : replicas_; }
-  // Of a rank that Holds.
+  // Both are for a rank that Holds.
   int64_t CellOf(int rank) const {
     return boxes_ != nullptr ? boxes_->CellOf(rank) : Digits(cell_axes_, rank);
   }
