@@ -155,7 +155,7 @@ struct Totals {
   std::atomic<int64_t> acknowledged{0}, unanswered{0}, lost{0}, resurrected{0}, duplicated{0};
 };
 
-// What one worker's clients know: requests by name of the job they are about.
+// The requests of one worker's clients, by the name of their job.
 struct Known {
   core::ClientRequest submit;
   std::string job;         // answered: the job's id
