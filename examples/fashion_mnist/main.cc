@@ -185,7 +185,7 @@ class Trainer {
   // Until the last step, or until all ranks agreed to stop (then `stopped()`).
   void Run();
   double TestAccuracy(const Split& test);
-  // Of the steps of this run, saves included.
+  // Milliseconds of a step of this run, saves included.
   double step_milliseconds() const { return step_milliseconds_; }
   bool stopped() const { return stopped_; }
   // How well this rank's top-k kept to its density, if it was used, but for the first few steps.
