@@ -11,10 +11,10 @@ namespace gtrain {
 // its descriptors in /proc; it leaves no core file (fault X6).
 void HideFromOtherProcesses();
 
-// As many descriptors as the system lets this process have.
+// Raises the limit of descriptors to the most that the system allows.
 void RaiseFileLimit();
-// At least so many, and no more than that where it had fewer: children inherit the limit. FailedPrecondition:
-// the system does not let it have them.
+// Raises the limit of descriptors to `least`, and no higher, if it was lower: children inherit the limit.
+// FailedPrecondition: the system does not allow it.
 absl::Status EnsureFileLimit(int least);
 inline constexpr int kDaemonFilesMin = 256;  // a head with its store, an agent with its keepers
 

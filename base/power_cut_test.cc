@@ -1,5 +1,5 @@
-// That durable means durable, on the strict disk of power_cut_fake.h; and that the fake itself forgets what
-// it should.
+// Tests that durable means durable, on the strict disk of power_cut_fake.h; and that the fake itself forgets
+// what it should.
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
