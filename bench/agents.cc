@@ -526,7 +526,7 @@ class AgentsBench {
     }
     if (now < next_ticks_) return;
     next_ticks_ = now + absl::Milliseconds(20);
-    // As the real agent's loop does, look at each connection now and then whatever the descriptor says.
+    // Like the real agent's loop, look at each connection now and then whatever the descriptor says.
     const bool all = ++sweeps_ % 10 == 0;
     for (auto& agent : agents_) all || !agent->welcomed() ? agent->Turn(now) : agent->Tick(now);
   }

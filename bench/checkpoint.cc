@@ -156,8 +156,8 @@ class Trainer {
     GT_RETURN_IF_ERROR(Wait());
     return Milliseconds(stall_);
   }
-  // Until the save is committed. Older ones go, not as a part of what is measured: unlinking 1 GiB takes a
-  // fifth of the time of writing it, and dd leaves it out.
+  // Waits until the save is committed, then deletes older ones, which is not measured: unlinking 1 GiB takes
+  // a fifth of the time of writing it, and dd leaves it out.
   absl::Status Wait() {
     GT_RETURN_IF_ERROR(checkpointer_->Wait(kLong));
     waited_ = clock_.Now();

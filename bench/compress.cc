@@ -212,7 +212,8 @@ absl::Status MeasureLink(World* world, const Link& link, const Options& options,
       alone.samples.push_back((*seconds)[1]);
     }
     for (size_t i = 0; i < std::size(kFixed); ++i) {
-      // As many steps of a codec lie behind as of one that auto has chosen after its first look.
+      // A fixed codec has run as many steps before the measured ones as a codec that auto has chosen after
+      // its first look.
       GT_ASSIGN_OR_RETURN(const double step, i < 2 ? world->Step(link, kFixed[i], 1, whole)
                                                    : world->Step(link, kFixed[i], 25, 21));
       fixed[i].samples.push_back(step);

@@ -71,7 +71,7 @@ struct Trained {
   std::optional<Share> share;
 };
 
-// As both examples say it.
+// Reads the shares in the form in which both examples print them.
 std::optional<Share> ShareIn(const std::string& said) {
   Share share;
   const size_t at = said.find("top-k sent ");
