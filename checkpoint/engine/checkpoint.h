@@ -147,9 +147,9 @@ class Checkpointer {
   // Whether the last SaveIfDue found that the user asked to stop (Session::StopRequested of rank 0, equal on
   // all ranks): leave the loop. It has saved the state, unless an earlier save was still being written.
   virtual bool stop_agreed() const = 0;
-  // Until the last Save is committed or failed; its error.
+  // Waits until the last Save is committed or failed, and returns its error.
   virtual absl::Status Wait(absl::Duration timeout) = 0;
-  // Step of the newest commit this process knows of.
+  // Returns the step of the newest commit that this process knows of.
   virtual std::optional<int64_t> LastCommitted() const = 0;
 };
 

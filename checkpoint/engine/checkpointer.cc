@@ -834,7 +834,7 @@ absl::StatusOr<std::optional<RestoredStep>> CheckpointerImpl::RestoreNothing(con
   return std::optional<RestoredStep>();
 }
 
-// That checkpoints are there is said: who gave --fresh by mistake can stop before they are replaced.
+// Says that there are checkpoints: a user who gave --fresh by mistake can stop before they are replaced.
 std::string CheckpointerImpl::WhyNothing() {
   const std::string none = absl::StrCat("no checkpoint is in ", store_->Describe());
   if (settings_.resume != Resume::kFresh) return none;

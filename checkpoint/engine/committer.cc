@@ -310,7 +310,8 @@ absl::Status Committer::WriteIndex(Run* run, const absl::Status& shard) {
   if (shard.ok()) {
     // Asked now and not before: the shard of the save before may have been read back meanwhile.
     if (!shard_is_written_) {
-      // That of a small one is there in a moment; training keeps the processors from larger ones for longer.
+      // The read-back of a small shard is there in a moment; training keeps the processors from larger ones
+      // for longer.
       if (run->file.bytes <= kChunkBytes) read_back_.Await(kReadBackWithin);
       const std::optional<SaveId> read_back = read_back_.verified();
       run->verified = config_.verified ? config_.verified() : read_back ? AttemptName(*read_back) : "";
@@ -433,7 +434,8 @@ std::optional<absl::StatusOr<ShardIndex>> Committer::LookForIndex(const Run& run
   return CheckedIndex(run, key, *text, true);
 }
 
-// As of an index. A part that gives the save up is Aborted with its words.
+// Looks for a part in the same way as for an index. A part that gives the save up is Aborted with its
+// message.
 std::optional<absl::StatusOr<Committer::StoredPart>> Committer::LookForPart(const Run& run,
                                                                             int number) const {
   const std::string key = AttemptKey(run.id, PartName(number, PartCount(config_.world_size)));

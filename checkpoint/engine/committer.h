@@ -1,5 +1,5 @@
 // Carries out what SaveCore decides for one save of one rank: shard, index, on the first of every 64 ranks
-// the part of the manifest that describes them and, on rank 0, the commit. The same in the rank's own process
+// the part of the manifest that describes them and, on rank 0, the commit. It works in the rank's own process
 // and in the writer outside it.
 //
 // The cost of a save of n ranks in requests to the storage, apart from the shards and what retention deletes:

@@ -46,7 +46,7 @@ class MortalClient final : public http::Client {
   }
 
  private:
-  // As S3 says what the life's error is.
+  // Returns the life's error as S3 would say it.
   http::Reply Refusal() const {
     const bool denied = absl::IsPermissionDenied(life_->error());
     return {.status = denied ? 403 : 503,

@@ -215,7 +215,7 @@ TEST(OutsideWriter, WhileItWaitsForOthersItNeedsNoMemory_C12) {
       pid_t writer = first.StartWriter();
       ASSERT_TRUE(Until([&] { return first.header()->released != 0; }));
       ASSERT_TRUE(Until([&] { return first.data_is_gone(); }));
-      // And one that starts anew then takes its shard as written, even if it does not find the board again.
+      // A writer that starts anew then takes its shard as written, even if it does not find the board again.
       kill(writer, SIGKILL);
       int status = 0;
       ASSERT_EQ(waitpid(writer, &status, 0), writer);

@@ -154,7 +154,7 @@ TEST(Parts, ARankLoadsThePartsThatItNeeds) {
       std::vector<Registered> wanted = StateOf(world);
       wanted[0].tensor.shape = {3 * 320};
       ASSERT_TRUE(LoadPartsToRestore(&store, wanted, rank, world, {}, &manifest).ok());
-      // Those of its own bytes, of its elements and of the lengths that it checks.
+      // These are the part of its own bytes, that of its elements and that of the lengths that it checks.
       EXPECT_LE(store.calls().size() - before, 3u) << rank << " of " << world;
       const auto plan = PlanLoad(manifest, wanted, rank, world);
       ASSERT_TRUE(plan.ok()) << plan.status();

@@ -25,7 +25,7 @@ class Registration {
  public:
   Registration(int rank, int world_size) : rank_(rank), world_size_(world_size) {}
 
-  // As in Checkpointer.
+  // These functions add as Checkpointer's do.
   absl::Status AddReplicated(absl::string_view name, const Memory& memory, std::vector<int64_t> shape,
                              DType dtype);
   absl::Status AddSharded(absl::string_view name, const Memory& memory, std::vector<int64_t> shape,

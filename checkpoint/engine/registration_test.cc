@@ -219,7 +219,7 @@ TEST(Boxes, MoreWaysToCutThanAManifestHoldsAreRefused) {
   EXPECT_TRUE(absl::IsInvalidArgument(refused)) << refused;
   EXPECT_THAT(std::string(refused.message()),
               AllOf(HasSubstr("500001 ways"), HasSubstr("\"t500000\""), HasSubstr("use AddSharded")));
-  // As many tensors, cut alike, are one list.
+  // The same number of tensors, all cut alike, takes one list.
   for (size_t i = 0; i < registered.size(); ++i) {
     registered[i].tensor.shape = {4};
     own[i].box = {{0, 4}};

@@ -79,7 +79,7 @@ absl::Status DeletePlanned(port::BlobStore* store, const RetentionPlan& plan,
   for (const SaveId& id : plan.manifests) manifests.push_back(ManifestKey(id));
   std::vector<SaveId> folders;
   for (const SaveId& id : plan.folders) {
-    // That it has no manifest was said by a list, which may be out of date (fault S7): the key decides.
+    // The list that shows no manifest may be out of date (fault S7): the key decides.
     if (!std::count(plan.manifests.begin(), plan.manifests.end(), id)) {
       const absl::Status manifest = store->Size(ManifestKey(id)).status();
       if (manifest.ok()) continue;

@@ -67,7 +67,7 @@ static_assert(sizeof(SaveArenaHeader) <= kOrderBegin && offsetof(SaveArenaHeader
 
 // Cuts off what does not fit.
 void PutText(absl::string_view text, absl::Span<char> to);
-// Until NUL or the end: the other side may be broken.
+// Reads up to NUL or the end: the other side may be broken.
 std::string TakeText(absl::Span<const char> from);
 
 // An open file of this process, as other processes of this machine and user find it; greater than 0.
@@ -116,9 +116,9 @@ class Bell {
  public:
   explicit Bell(UniqueFd channel) : channel_(std::move(channel)) {}
   void Ring() const;
-  // Until the other side rings or is gone, at most `timeout`. May return for nothing.
+  // Waits until the other side rings or is gone, at most `timeout`. May return without a reason.
   void Wait(absl::Duration timeout);
-  // As far as Wait and Look have seen.
+  // True once Wait or Look has seen that the other side is gone.
   bool gone() const { return gone_; }
   void Look() { Wait(absl::ZeroDuration()); }
 

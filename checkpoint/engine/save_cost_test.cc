@@ -79,8 +79,8 @@ TEST(SaveCost, OfOneMachine) {
 TEST(SaveCost, OfOneRank) { ExpectSavesTake(kWindow * 4 + 3, 1, true); }
 
 TEST(SaveCost, WithoutWritersTheRanksMeetInTheStorage) {
-  // And four indices, each of three others and its shard looked at, and the manifest by three; what is polled
-  // for may be asked for more often.
+  // There are also four indices, each read by three others who check its shard, and the manifest read by
+  // three; polled files may be asked for more often.
   ExpectSavesTake(kWindow * (20 + 12) + 3, 4, false);
 }
 

@@ -130,7 +130,8 @@ class Saver {
   void Fence();
   // Between Start and Fence.
   bool copying() const;
-  // Instead of Fence: the copy may be torn. Returns when nothing is read from the state any more.
+  // Gives up the save instead of Fence: the copy may be torn. Returns when nothing is read from the state any
+  // more.
   void Drop();
   // From now on the pages of the buffer are made in the background, so that the first save need not make
   // them. The time is the kernel's, for zeroing and mapping them: as much as for several copies.

@@ -31,7 +31,7 @@ absl::Status WriteShard(port::BlobStore* store, const SaveId& id, const ShardPla
 std::pair<int, int> LengthsOf(const Manifest& manifest, int rank, int world_size);
 // Compares the lengths of these files in the storage with the manifest: a missing one is found before any
 // work. Several calls are out at a time. Only files that the manifest has (Manifest::Has) are looked at.
-// Those that `near` (may be null) holds are not looked for unless a copy turns out to be bad. DataLoss names
+// Files that `near` (may be null) holds are not looked for unless a copy turns out to be bad. DataLoss names
 // the file that is absent or has another length; an error of the storage comes back as it is, since it says
 // nothing about the file.
 absl::Status CheckLengths(port::BlobStore* store, const NearShards* near, const Manifest& manifest, int rank,
