@@ -252,7 +252,7 @@ ShardFile File(int rank, int world, uint64_t bytes) {
   return file;
 }
 
-// As the first version wrote it.
+// A manifest as the first version wrote it.
 Manifest OldSample() {
   Manifest m{.version = 1,
              .id = kId,
