@@ -160,7 +160,7 @@ absl::StatusOr<UniqueFd> Lock(const std::string& root) {
   return fd;
 }
 
-// Also the folders that are empty then.
+// Removes a file, and its folders if they are empty then.
 void Remove(const std::string& path) {
   unlink(path.c_str());
   const std::string attempt = path.substr(0, path.rfind('/'));
