@@ -279,7 +279,7 @@ absl::Status LoadPlanner::AddBlobs(size_t registered, int rank, Building* buildi
     AddBlob(registered, rank, *own, building);
   }
   if (r.rule == PerRankRule::kDrop) return absl::OkStatus();
-  // Those of ranks rank + world, rank + 2 * world, ...
+  // The orphans are the ranks rank + world, rank + 2 * world, ...
   for (int orphan = rank + world_size_; orphan < manifest_->world_size; orphan += world_size_) {
     if (const std::optional<Place> place = FindBlob(stored, orphan))
       AddBlob(registered, orphan, *place, building);

@@ -41,7 +41,7 @@ std::vector<Registered> Model(const std::vector<MeshAxis>& mesh, int split_dim) 
   return out;
 }
 
-// As the ranks would commit it. The headers are left out: a file then begins with its data.
+// A manifest as the ranks would commit it. The headers are left out: a file then begins with its data.
 Manifest Committed(const std::vector<Registered>& registered, int world) {
   Manifest m{.world_size = world};
   std::vector<GlobalTensor>& tensors = m.tensors;
