@@ -424,7 +424,7 @@ class S3Store final : public port::BlobStore {
     return answer;
   }
 
-  // Also of a 200: CompleteMultipartUpload may fail after its status line left (S2).
+  // A 200 may carry an error, too: CompleteMultipartUpload may fail after its status line left (S2).
   static void ReadError(Answer* answer) {
     if (answer->reply.status == 200 && !absl::StrContains(answer->reply.body, "<Error>")) return;
     const absl::StatusOr<XmlElement> xml = ParseXml(answer->reply.body);

@@ -470,7 +470,7 @@ TEST(S3Store, SaysWhetherTheStoreComparesWhatArrives_S6) {
   World ignores({.ignore_checksums = true}, options);
   ASSERT_EQ(ignores.store->PutIfAbsent("k", "x"), absl::OkStatus());
   EXPECT_TRUE(ignores.store->ChecksEveryPut());  // for it went back to signed uploads
-  // Behind TLS nothing was tried: what is not known to compare does not count.
+  // Over TLS no probe was made: a store that is not known to compare does not count.
   options.bucket = "bucket";
   options.endpoint = "https://store.example";
   EXPECT_FALSE((*OpenS3Store(options, *http::MakeCurlClient(""),
