@@ -111,7 +111,7 @@ absl::Status HierarchicalBackend::ReduceHere(uint64_t chunk, uint64_t count, con
   return absl::OkStatus();
 }
 
-// Also where other machines pass other memory: how data gets into the sums is an affair of each machine.
+// It works also where other machines pass other memory: each machine gets data into the sums in its own way.
 absl::Status HierarchicalBackend::AllReduce(const OpRecord& record, const Operands& operands,
                                             const Watch& watch) {
   char* const data = static_cast<char*>(operands.output);
