@@ -21,7 +21,8 @@
 #include "hwy/cache_control.h"
 #include "hwy/highway.h"
 
-// Behind the parameters of a lambda: gcc leaves the larger ones out of line, with their vectors in memory.
+// Stands behind the parameters of a lambda: gcc leaves the larger lambdas out of line, with their vectors in
+// memory.
 #ifndef GT_INLINED
 #define GT_INLINED __attribute__((always_inline))
 #endif

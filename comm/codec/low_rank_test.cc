@@ -73,7 +73,7 @@ TEST(LowRank, AMatrixOfThatRankArrivesWhole) {
         const Step step = OneStep(a, nullptr, m, rank, Array(columns * rank));
         Array wrong(m.size());
         for (size_t i = 0; i < a.size(); ++i) wrong[i] = step.approximation[i] - a[i];
-        // As much as the start hides of a direction: a factor of a few dozen.
+        // The start hides so much of a direction: a factor of a few dozen.
         EXPECT_LT(Norm(wrong), 1e-4 * Norm(a)) << rows << " x " << columns << ", rank " << rank;
       }
     }
