@@ -260,7 +260,8 @@ TEST(Communicator, LinksThatChangeAreMeasuredAgain) {
           RETURN_IF_BAD(c.Barrier());
           own = 0;
           int32_t seen = 0;
-          // Until the first rank has measured, which all hear of; without a change it does not.
+          // The loop runs until the first rank has measured, which all hear of; without a change no rank
+          // does.
           const int calls = (phase == 0 ? 2 : deterministic ? 5 : 12) * LinkDrift::kWindow;
           for (int call = 0; call < calls && seen == 0; ++call) {
             RETURN_IF_BAD(CheckAllReduce(c, 10'000, DType::kInt32, ReduceOp::kSum));

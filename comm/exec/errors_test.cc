@@ -575,7 +575,8 @@ TEST(Communicator, AnAbortReachesOtherMachinesThroughALeaderThatCloses) {
   }
 }
 
-// Also when its own wait for them, which is only to tell them, ends first; and whatever they are made of.
+// The message arrives also when the rank's own wait, which is only to tell the others, ends first; and
+// whatever it contains.
 TEST(Communicator, TheWordsOfARankReachTheOthers) {
   using std::string_literals::operator""s;
 #if defined(__SANITIZE_THREAD__)
@@ -601,7 +602,7 @@ TEST(Communicator, TheWordsOfARankReachTheOthers) {
           return status;
         },
         kWait);
-    // By its record, or by its notice: who is slow to look may still find the record.
+    // A rank hears of it by the record, or by the notice: a rank that looks late may still find the record.
     for (size_t rank = 0; rank < results.size(); ++rank) {
       const std::string words(results[rank].message());
       EXPECT_THAT(words, testing::HasSubstr(rank == kVictim ? "" : "rank 1 "));

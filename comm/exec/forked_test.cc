@@ -335,7 +335,7 @@ TEST_F(Forked, UcxALaterCommunicatorMeasuresNothing) {
   ExpectStartedSucceed();
 }
 
-// By the names of GTRAIN_COMM_TLS; no RDMA device belongs to the loopback interface.
+// Transports are chosen by the names of GTRAIN_COMM_TLS; no RDMA device belongs to the loopback interface.
 TEST_F(Forked, UcxTransportsByName) {
   if (!UcxHere()) GTEST_SKIP() << "built without UCX";
   network_ = "tcp";
@@ -366,8 +366,8 @@ TEST_F(Forked, UcxConnectionsThatBothEndsNeedAtOnce) {
   });
 }
 
-// As comm/ucx/fabric.h says: a process has some of its own and a connection to each other one that it has
-// spoken with, and further communicators among those have none.
+// Checks the counts of comm/ucx/fabric.h: a process has some descriptors of its own and a connection to each
+// other one that it has spoken with, and further communicators among those have none.
 TEST_F(Forked, UcxDescriptorsOfCommunicators) {
   if (!UcxHere()) GTEST_SKIP() << "built without UCX";
   constexpr size_t kOwn = 11;
@@ -500,7 +500,7 @@ TEST_F(Forked, UcxAnErrorInACallEndsThoseOfAll) {
   });
 }
 
-// By those that wait for it, while the process lives on.
+// Ranks that wait for a closed communicator hear of it, while its process lives on.
 TEST_F(Forked, UcxAClosedCommunicatorIsHeardOf) {
   if (!UcxHere()) GTEST_SKIP() << "built without UCX";
   for (const auto& nodes : std::vector<std::vector<std::string>>{

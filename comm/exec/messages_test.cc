@@ -76,7 +76,7 @@ TEST(Messages, ARingOf64) {
   }
 }
 
-// As MPI orders them: of the same sender and tag in the order of sending, of others in any.
+// Messages have MPI's order: with the same sender and tag that of sending, else any.
 TEST(Messages, TagsChooseAndTheSameTagKeepsItsOrder) {
   for (const auto& nodes : kThrees) {
     SCOPED_TRACE(testing::PrintToString(nodes));
