@@ -69,7 +69,7 @@ class Bootstrap {
   // few seconds. Never blocks.
   virtual void ReportLink(int /*rank*/, const std::string& /*text*/) {}
 
-  // As Communicator::ReportCompression.
+  // Does what Communicator::ReportCompression says.
   virtual void ReportCompression(const std::string& /*text*/) {}
 
  private:
