@@ -141,7 +141,7 @@ TEST(Adam, OneBitReachesTheLossOfDenseGradients) {
   EXPECT_GT(moving, 1.04 * dense);
 }
 
-// Also on ranks that do not talk to other machines themselves.
+// Ranks that do not talk to other machines themselves know it, too.
 TEST(Adam, AllRanksKnowWhetherTheMomentumTravelled) {
   constexpr int kWarmup = 2;
   for (const auto& nodes : std::vector<std::vector<std::string>>{{"a", "b"}, {"a", "b", "a", "b"}}) {

@@ -28,7 +28,7 @@ constexpr float kLargestMomentum = 0x1p96f;
 constexpr char kMomentumState[] = "momentum";
 constexpr char kResidualState[] = "residual";
 constexpr char kWarmupState[] = "warmup";  // one number: steps that it came so far
-// That of all compressors, those of what is sent before that of what is returned.
+// The progress of all compressors, those of what is sent before that of what is returned.
 constexpr char kProgressState[] = "progress";
 
 bool HasProgress(const Compressor& compressor) {
@@ -248,7 +248,7 @@ class Flat {
   uint64_t bytes_received() const { return bytes_received_; }
   bool momentum_travelled() const { return momentum_travelled_; }
   Selected selected() const { return selected_; }
-  // By the last call, of the gradient and of the mean.
+  // The elements clipped by the last call, of the gradient and of the mean.
   size_t clipped() const {
     size_t sum = returning_ != nullptr ? Owner().clipped() : 0;
     if (low_rank_ != nullptr) sum += low_rank_->clipped();
@@ -330,7 +330,8 @@ class Flat {
   Compressor& Owner() { return ramping_ != nullptr ? *ramping_ : *returning_; }
   const Compressor& Owner() const { return ramping_ != nullptr ? *ramping_ : *returning_; }
   int StepsCounted() const { return std::max(warmup_steps_, ramp_steps_); }
-  // Also called when a program goes back to a state from within the ramp: it gets the owner of a new object.
+  // A program that goes back to a state from within the ramp calls it, too: it gets the owner of a new
+  // object.
   absl::Status BeginRamp() {
     if (!Ramping() || returning_ == nullptr) return absl::OkStatus();
     GT_ASSIGN_OR_RETURN(std::unique_ptr<Compressor> anew, Compressor::Create(ramp_options_, Mine().size));

@@ -216,7 +216,7 @@ TEST(CompressedCollective, OneRanksNanIsSeenByAllAndCarriedByNone) {
   }
 }
 
-// Those, and what else carries something over from a step that was large: momenta, and factors behind a
+// All kinds, and more that carry something over from a step that was large: momenta, and factors after a
 // warm-up.
 std::vector<CompressionOptions> EveryKindWithHistory() {
   std::vector<CompressionOptions> kinds = EveryKind();

@@ -69,7 +69,7 @@ absl::Status Caught(const Body& body) {
   }
 }
 
-// As CompressedCollective::Create.
+// Creates a collective in existing groups; the rest is as for CompressedCollective::Create.
 absl::StatusOr<std::unique_ptr<CompressedCollective>> CreateCollective(
     std::shared_ptr<Groups> groups, const CompressionOptions& options, size_t count,
     const std::vector<std::vector<int64_t>>& shapes);

@@ -102,7 +102,7 @@ void ExpectToTrainAsOn(int few, const std::vector<int>& ranks, const Compression
 // loss of 11 ranks.
 TEST(ManyRanks, TopKTrainsAsItDoesOnFour) { ExpectToTrainAsOn(4, {2, 4, 8, 11, 12, 16, 64}, TopK(0.01)); }
 TEST(ManyRanks, DgcTrainsAsItDoesOnFour) { ExpectToTrainAsOn(4, {2, 4, 16, 64}, Dgc(0.01, 24)); }
-// So few that owners select, too, of what 16 ranks get whole.
+// The density is so low that owners select, too, where 16 ranks get whole packets.
 TEST(ManyRanks, SparserTopKTrainsAsItDoesOnSixteen) { ExpectToTrainAsOn(16, {17, 64}, TopK(0.005)); }
 TEST(ManyRanks, SparserDgcTrainsAsItDoesOnSixteen) { ExpectToTrainAsOn(16, {17, 64}, Dgc(0.001, 24)); }
 

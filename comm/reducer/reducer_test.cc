@@ -588,8 +588,6 @@ TEST(Reducer, AutomaticChoiceLosesNothingAndIsTheSameEverywhere) {
   EXPECT_THAT(world.Compression(), testing::HasSubstr(" of 1 bucket: ")) << "the last choice was powersgd";
 }
 
-// So long that nobody gets there.
-
 // A rank whose part fails, in the reducer's thread or between two steps, ends the step on all.
 TEST(Reducer, AnErrorOfOneRankEndsTheStepOnAll) {
   for (const auto& nodes : kFours) {
