@@ -32,8 +32,8 @@ namespace {
 constexpr absl::Duration kNap = absl::Milliseconds(20);
 // How often to look: the first kEagerSpins times without a pause, which takes longer than a cache line does.
 constexpr int kEagerSpins = 64, kSpins = 2000, kSpinsCrowded = 2, kYieldsCrowded = 100;
-// Behind the memory of Allocate: the id that its owner has written there. An arena that a peer asks for when
-// its owner, and so the arena, is gone is a new one, of zeros.
+// The id that the owner of memory of Allocate has written lies behind that memory. An arena that a peer asks
+// for when its owner, and so the arena, is gone is a new one, of zeros.
 constexpr size_t kMarkBytes = 4096;
 constexpr uint64_t kRankIdShift = 20;  // allocations of one rank before ids of two could meet
 
