@@ -31,8 +31,9 @@ struct GtrainUcxApi {
   uint32_t abi;
   uint32_t bytes;  // of this struct
 
-  // `transports` and `devices`: UCX's names, commas between; devices may be "all". Those are used that are
-  // there, unless `every` is not 0: then each transport must be. Null: failed, see error.
+  // Opens a worker. `transports` and `devices` are UCX's names, with commas between; devices may be "all".
+  // The transports that are there are used, unless `every` is not 0: then each must be there. Null: failed,
+  // see error.
   GtrainUcxWorker* (*open)(const char* transports, const char* devices, int every, GtrainUcxHeard heard,
                            void* user, GtrainUcxError* error);
   // The address for peers; lives as long as the worker.

@@ -65,7 +65,7 @@ struct GtrainUcxWorker {
   int event_fd = -1;
   GtrainUcxHeard heard = nullptr;
   void* user = nullptr;
-  // Also those that were dropped: UCX may still say something of them.
+  // Holds dropped endpoints, too: UCX may still report about them.
   std::vector<std::unique_ptr<GtrainUcxEndpoint>> endpoints;
   std::set<GtrainUcxTicket*> open;  // not yet spent
   std::vector<void*> closing;       // requests of drop
