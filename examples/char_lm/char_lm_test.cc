@@ -143,7 +143,7 @@ TEST(Model, DescendsToTheTextItSaw) {
   EXPECT_LT(loss, 0.1);
 }
 
-// Also behind step 30 from where on the mean of squares stays as it is.
+// The descent goes on behind step 30, from where on the mean of squares stays as it is.
 TEST(Model, DescendsByAdam) {
   for (const int measured_steps : {60, 30}) {
     std::vector<float> momentum(Model(1, 1).values().size()), squares(momentum.size()), before;

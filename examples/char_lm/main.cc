@@ -145,9 +145,9 @@ class Trainer {
 
   // All below throws Error.
   void RegisterAndRestore(Checkpointer* checkpointer);
-  // Until the last step, or until all ranks agreed to stop (then `stopped()`).
+  // Trains until the last step, or until all ranks agreed to stop (then `stopped()`).
   void Run();
-  // Mean over the validation part, in nats a character.
+  // The mean loss over the validation part, in nats a character.
   double ValidationLoss();
   bool stopped() const { return stopped_; }
   // How well this rank's top-k kept to its density, if it was used, but for the first few steps.
@@ -296,7 +296,7 @@ int TrainMain(const Flags& flags) {
   const Session session = Session::Join().value();
   Communicator comm = Communicator::Create(session).value();
   Trainer trainer(flags, session, &comm, std::move(text));
-  // By hand; under gtrain the job file's place and interval win.
+  // These values are for a run outside gtrain; under gtrain the job file's uri and interval win.
   Checkpointer checkpointer =
       Checkpointer::Open(session, {.uri = "ckpt/char_lm", .every_steps = 500}).value();
   trainer.RegisterAndRestore(&checkpointer);
