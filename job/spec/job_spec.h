@@ -71,7 +71,7 @@ struct VerifyReplicas {
   bool operator==(const VerifyReplicas&) const = default;
 };
 inline constexpr int kVerifyEveryMax = 1'000'000'000;
-// As the job file and GTRAIN_CHECKPOINT_VERIFY_REPLICAS say it: "off", "first", "every 100".
+// Prints the words of the job file and GTRAIN_CHECKPOINT_VERIFY_REPLICAS: "off", "first", "every 100".
 inline std::string PrintVerifyReplicas(const VerifyReplicas& verify) {
   if (verify.kind == VerifyReplicas::Kind::kOff) return "off";
   return verify.kind == VerifyReplicas::Kind::kFirst ? "first" : "every " + std::to_string(verify.every);
