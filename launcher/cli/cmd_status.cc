@@ -41,7 +41,7 @@ absl::StatusOr<std::optional<size_t>> LimitOf(const Args& args) {
   return limit ? std::optional<size_t>(*limit) : std::nullopt;
 }
 
-// So many a head lists where nothing is said.
+// The number of finished jobs that a head lists without a limit in the request.
 constexpr size_t kOverListed = 100;
 
 absl::StatusOr<std::string> AskHead(const Args& args, const std::string& word,

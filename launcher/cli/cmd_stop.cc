@@ -11,7 +11,7 @@
 namespace gtrain::cli {
 namespace {
 
-// As the head answers it.
+// The document that the head gives for a job that is over.
 std::string OverJson(const JobDoc& job) {
   const nlohmann::json answer = {{"job", job.id}, {"state", job.state}, {"stop", "over"}};
   return answer.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);

@@ -123,7 +123,7 @@ class OutputReader {
     kUnknown,  // the file is not here, or cannot be read
   };
 
-  // As an agent does: a run directory that is another job's, or somebody else's, is not read.
+  // Like an agent, it does not read a run directory that belongs to another job or another user.
   bool MayRead(const JobDoc& job) const {
     const std::string log = core::RankLogPath(job.run_dir, Generation{generation_}, 0, false);
     return agent::CheckRunDirOfLog(log, ClusterId(job.cluster), JobId(job_)).ok();
@@ -167,8 +167,8 @@ class OutputReader {
   }
 
   // Most streams have little that is new or nothing, so all are asked for a little at once: one way there and
-  // back. Those with more are read on one by one, so that no more than a piece is on its way. For a file that
-  // was read here only its end is asked for, and only when the job is over.
+  // back. Streams with more are read on one by one, so that no more than a piece is on its way. For a file
+  // that was read here only its end is asked for, and only when the job is over.
   void ReadRanks(RankOutput& output, int chunks, const Show& show) {
     std::vector<Stream> streams;
     std::vector<core::ClientRequestBody> requests;

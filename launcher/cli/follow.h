@@ -23,7 +23,7 @@ struct FollowOptions {
 // Returns the exit code: the job's, or 128+N when a signal ended the watching (the job goes on).
 int Follow(Cluster& cluster, const std::string& job_id, const FollowOptions& options);
 
-// As ChooseJob, also among the jobs that are over and too old for the head's list.
+// Chooses as ChooseJob does, also among the jobs that are over and too old for the head's list.
 absl::StatusOr<JobDoc> FindJob(Cluster& cluster, const std::string& word, Without without = Without::kRefuse);
 
 // docs/cli.md: a rank's own code is in the report; here only those with a meaning of their own survive.

@@ -222,7 +222,7 @@ class Starter {
 
   absl::StatusOr<Started> BeginWatch() { return Begin(Daemon::kWatch, {"local-watch", "--dir", dir_}); }
 
-  // Until it serves, or it ends, or the deadline.
+  // Waits until the daemon serves, or ends, or the deadline passes.
   absl::Status Await(const Started& started) {
     const auto [daemon, pid] = started;
     const std::string log = LogPath(dir_, daemon);

@@ -27,7 +27,7 @@ absl::Status CheckJobWord(const Verb& verb, const Args& args);
 // The first word of `args` names the job; without one it is the only live one.
 absl::StatusOr<Target> FindTarget(const Args& args);
 
-// As FindTarget, for verbs that need running ranks: FailedPrecondition when the job is over.
+// Like FindTarget, for verbs that need running ranks: FailedPrecondition when the job is over.
 absl::StatusOr<Target> FindLiveTarget(const Args& args);
 
 // "train-3 is over: SUCCEEDED"

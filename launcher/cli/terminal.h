@@ -24,10 +24,10 @@ struct TerminalSize {
   int columns = 80;
 };
 bool IsTerminal(int fd);
-// Also knows cursor codes: TERM is not dumb.
+// True for a terminal that knows cursor codes: TERM is not dumb.
 bool CanRedraw(int fd);
 TerminalSize SizeOfTerminal(int fd);
-// InvalidArgument where stdin is none, for -t of `verb`.
+// InvalidArgument where stdin is no terminal, for -t of `verb`.
 absl::Status CheckTerminal(absl::string_view verb);
 
 // The values of --color; kAuto: colour on a terminal, unless NO_COLOR is set or TERM is dumb.
