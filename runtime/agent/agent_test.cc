@@ -531,7 +531,7 @@ TEST(RootMayRunRanks, OnlyLocallyInAContainerOrWhenTold) {  // X7
   EXPECT_THAT(std::string(refused.message()), HasSubstr("or say --allow-root"));
 }
 
-// As root: the process tests again as `nobody`, without control groups.
+// Run as root, the process tests again as `nobody`, without control groups.
 TEST(OrdinaryUser, AllTestsPassAsNobody) {
   if (geteuid() != 0) GTEST_SKIP() << "already an ordinary user";
   const std::string area = TestFolder();

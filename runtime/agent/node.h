@@ -26,8 +26,8 @@ std::string LocalAddressTowards(const std::string& endpoint);
 
 // Can a program listen on `port` now?
 bool PortIsFree(int port);
-// Up to `count` free ports outside the range the kernel gives to outgoing connections (fault: a MASTER_PORT
-// taken by a passing connection).
+// Finds up to `count` free ports outside the range the kernel gives to outgoing connections (fault: a
+// MASTER_PORT taken by a passing connection).
 std::vector<int> ProbeFreePorts(int count, Rng* rng);
 
 // How many ranks of one job this machine can hold at all, and what sets the bound.
