@@ -35,7 +35,7 @@ absl::Status HostMemoryAlone() {
   return absl::UnimplementedError("`stream` must be NULL: collectives work on host memory only");
 }
 
-// Behind what is queued, without waiting for it.
+// Queues the abort behind the calls that wait, and does not wait for them.
 void Abort(gtrain_communicator* comm, const absl::Status& why) {
   if (comm->size == 1) return;  // nobody waits, and the communicator stays usable
   (void)comm->queue->StartForSure([c = comm->comm.get(), why] {
@@ -323,7 +323,7 @@ gtrain_status gtrain_all_gather(gtrain_communicator* comm, const void* input, vo
   });
 }
 
-// As many arguments as an interface of C needs.
+// An interface of C needs so many arguments.
 // NOLINTNEXTLINE(readability-function-size)
 gtrain_status gtrain_reduce_scatter(gtrain_communicator* comm, const void* input, void* output, size_t count,
                                     gtrain_dtype dtype, gtrain_op op, void* stream, gtrain_request** out,
