@@ -64,7 +64,8 @@ class ControlClient {
   };
   explicit ControlClient(std::unique_ptr<ZmqClient> transport);
   void TakeReplies(std::vector<Waiting>* waiting, std::vector<absl::StatusOr<core::ClientReply>>* replies);
-  // Until the head or the interrupt says something, at most `limit`, or a step of the work aside was done.
+  // Waits until there is news from the head or the interrupt, at most `limit`, or a step of the work aside
+  // was done.
   absl::Status Wait(absl::Duration limit);
 
   std::unique_ptr<ZmqClient> transport_;
