@@ -1073,7 +1073,7 @@ TEST_F(AgentCoreTest, TheKeeperIsToldUntilWhenRanksMayRun_N2) {
   EXPECT_EQ(Commands<keeper::EndGeneration>().size(), 1u);
 }
 
-// Also by an agent that was started later, from what the keeper holds.
+// An agent that was started later gives it back, too, from the keeper's note.
 TEST_F(AgentCoreTest, GivesBackTheSealOfAGrantAsItCame_H8) {
   Welcome();
   Step(FromHead{StartGeneration{{5}, Grant(1, 1, 1), {kSealed, "mac"}}});

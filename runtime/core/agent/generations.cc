@@ -378,7 +378,8 @@ void Generations::FinishIfSettled(const JobId& job) {
     AgentGeneration& generation = entry->second;
     const bool acked = std::all_of(generation.ranks.begin(), generation.ranks.end(),
                                    [](const auto& item) { return item.second.exit && item.second.acked; });
-    // Also of a job that is forgotten: the word may have come before the welcome, and the head waits.
+    // Generations of a forgotten job count, too: ForgetJob may have come before the welcome, and the head
+    // waits.
     if (!generation.gone || !acked || !generation.gone_told) {
       ++entry;
       continue;

@@ -36,7 +36,7 @@ class HeadFaultsTest : public HeadTestWorld {
     End(job, Exit(job, Newest(job), 0, code, absl::StrCat("e", code)));
   }
   std::string Reason(const JobId& job) { return Status(job).at("reason").get<std::string>(); }
-  // Until the next generation runs.
+  // Passes time until the next generation runs.
   void Again(const JobId& job) {
     for (int i = 0; i < 200 && Newest(job) == ended_; ++i) Pass(absl::Seconds(1), {"1"});
     ASSERT_EQ(Newest(job), ended_ + 1) << Reason(job);

@@ -156,7 +156,7 @@ void Grants::ResetLive(Job& job, Instant now) {
   job.idle = 0;
   job.idle_from = {};
   job.sizing.room_since.reset();
-  // Until this generation says something else they hold: it may take a while to find out again.
+  // These notes hold until this generation writes others: it may take a while to find out again.
   for (const char* kind : {kOwnerNote, kStorageNote}) {
     if (const auto said = job.rank_notes.find(kind); said != job.rank_notes.end())
       job.notes_before[kind] = said->second;

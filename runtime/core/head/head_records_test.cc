@@ -63,7 +63,7 @@ class RecordsTest : public HeadTestWorld {
     EXPECT_TRUE(before == after) << Name(after.state) << ": " << after.reason;
   }
 
-  // As a head wrote it before jobs had several records.
+  // Stores the job as a head wrote it before jobs had several records.
   void StoreInTheOldForm(const JobId& job) {
     const JobRecord record = Stored(job);
     for (const std::string& key : KeysOf(GatherJob(disk_, job))) disk_.erase(key);

@@ -216,7 +216,7 @@ TEST_F(HeadSharesTest, AJobThatNeverRanKeepsNobodyElseOut) {
   EXPECT_EQ(Stored(JobId("mine-2")).state, JobState::kRunning);
 }
 
-// Also where the one that waited is the newer of the two: it is not told to stop itself.
+// The waiting job may be the newer of the two: it is not told to stop itself.
 TEST_F(HeadSharesTest, WhoWaitedIsToldWhoHasTheDirectory) {
   Boot();
   Hello("1");

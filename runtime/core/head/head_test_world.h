@@ -28,7 +28,7 @@ class HeadTestWorld : public ::testing::Test {
 
   void Boot();
   StoredRecords OnDisk() const;
-  // Also checks that what a step writes of a job is all that it changed.
+  // Performs a step, and checks that what it writes of a job is all that it changed.
   void Do(StepResult step);
   void Perform(Effect effect);
   void FromNode(const std::string& node, Message message);
@@ -46,7 +46,7 @@ class HeadTestWorld : public ::testing::Test {
   std::string State(const JobId& job);
   // The texts of its events of one kind, the oldest first.
   std::vector<std::string> Events(const JobId& job, const std::string& kind);
-  // As it is on disk.
+  // The record of a job as it is on disk.
   JobRecord Stored(const JobId& job) const;
 
   template <typename T>

@@ -197,7 +197,7 @@ JobRecord Requests::RecordOf(const PeerMessage& event, const std::string& id, co
   return record;
 }
 
-// As it is with what stands for {job} put in, and as it will be read back.
+// Checks the record with the values for {job} filled in, as it will be read back.
 absl::Status Requests::MayBeStored(const JobRecord& record) const {
   // It is shown to everybody who may see the job, in lines of terminals and logs.
   if (!IsPlainLine(record.run_dir)) {

@@ -160,8 +160,8 @@ struct Forget {  // the generation is gone and acknowledged
   bool operator==(const Forget&) const = default;
 };
 
-// Until then the ranks without the SDK may run without another Fence, on CLOCK_BOOTTIME (base/clock.h): the
-// head counts on it that they do not write any more. The latest of all stands.
+// Until `until_ms` the ranks without the SDK may run without another Fence, on CLOCK_BOOTTIME (base/clock.h):
+// the head relies on it that they do not write any more after that. The latest of all stands.
 struct Fence {
   int64_t until_ms = 0;
   GT_FIELDS(until_ms)

@@ -29,8 +29,8 @@ std::vector<SpillTail> LogTails::Put(const LogTail& tail) {
   while (tails_.bytes() > total_bytes_max_) {
     auto& oldest = *tails_.Oldest();
     if (oldest.value.text.empty()) {
-      // That a tail goes on is remembered while others of the job have text (a round of them finds one), and
-      // while that does not take half of the room.
+      // The head remembers that a tail goes on while others of the job have text (a round of them finds one),
+      // and while that does not take half of the room.
       const size_t costs = kTailCost * tails_.EntriesOf(oldest.key.job);
       const bool forget = costs == tails_.BytesOf(oldest.key.job) || costs > total_bytes_max_ / 2;
       forget ? tails_.Erase(oldest.key) : (void)tails_.Renew(oldest.key);

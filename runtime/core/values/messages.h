@@ -66,7 +66,7 @@ struct RankExit {
   // The rank's newest note of kind `storage` before it ended; empty: its storage could be read. It travels
   // with the exit, so no loss or order of messages can part the two.
   std::string storage;
-  // As in RankStatus, of what it said last: what a status would have said with the next heartbeat.
+  // Fields of the rank's last status (RankStatus), which the next heartbeat would have reported.
   std::optional<int64_t> step;
   std::optional<double> loss;
   bool diverged = false;
