@@ -332,7 +332,7 @@ TEST_F(HeadTest, WhatCouldNotBeReadBackIsRefused) {
   EXPECT_EQ(Ask(core::ClientStatus{}).at("jobs").size(), 1u);
 }
 
-// As an older version may have written it.
+// An older version may have written such a record.
 TEST_F(HeadTest, ARecordThatCannotBeReadIsSetAsideByName) {
   Start();
   const JobId job = Submit();
@@ -508,7 +508,7 @@ TEST_F(HeadReadersTest, LastWordsThatDidNotFitAreThereWhenTheNodeIsLost) {
   ASSERT_TRUE(agent_->Expect<core::HeartbeatAck>().has_value());
   agent_.reset();
   std::vector<core::ClientRequest> requests;
-  // As `gtrain launch` does, at once.
+  // All ranks are asked for at once, as `gtrain launch` does.
   for (int rank = 0; rank < kRanks; ++rank)
     requests.push_back({.body = core::ClientLogs{.job = job_, .rank = rank}});
   const auto replies = client_->CallAll(requests, kPatience);

@@ -37,7 +37,7 @@ absl::StatusOr<UniqueFd> OpenDir(const std::string& run_dir, const RunFolderOwne
 
 absl::Status Replace(const UniqueFd& dir, const std::string& run_dir, const char* name,
                      const std::string& json) {
-  // By the descriptor: what is at the path may be another folder by now.
+  // The descriptor is used, because another folder may be at the path by now.
   const std::string path = absl::StrCat("/proc/self/fd/", dir.get(), "/", name);
   const absl::Status written = WriteFileDurable(path, json + "\n", 0644);
   if (written.ok()) return written;

@@ -220,7 +220,7 @@ absl::Status HeadService::Recover() {
   store_ = *std::move(opened);
   store_dir_ =
       std::make_shared<UniqueFd>(open(files_.store_path().c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC));
-  // Behind the lock of the store: only one head writes it.
+  // The audit log opens after the store is locked: only one head writes it.
   GT_ASSIGN_OR_RETURN(AuditLog audit, AuditLog::Open(files_.dir));
   if (audit.count() > 0) LogInfo("audit log: line ", audit.count(), " has hash ", audit.hash());
   audit_ = std::make_shared<AuditLog>(std::move(audit));
@@ -561,8 +561,8 @@ void HeadService::operator()(const core::ReplyToClient& reply) {
   BuildReply(reply.client_key, reply.route, reply.reply.id, [reply] { return core::Built(reply); });
 }
 
-// Behind what was spilled before, on the same thread. Not counted: a client asks for all streams of a lost
-// node at once. When much waits for that disk, what is in memory must do.
+// Reads after everything that was spilled before, on the same thread. Not counted: a client asks for all
+// streams of a lost node at once. When much waits for that disk, only the text in memory is returned.
 void HeadService::operator()(const core::ReplyFromSpill& reply) {
   const bool posted = tail_queue_->Read(
       core::TailOf(reply.query),

@@ -94,7 +94,7 @@ class HeadService {
 
   // Everything up to serving: keys, store, recovery made durable, sockets, endpoint.json.
   absl::Status Start();
-  // Until `stop_fd` is readable or the core says so.
+  // Runs until `stop_fd` is readable or the core says so.
   absl::Status Loop(int stop_fd);
   const std::vector<std::string>& endpoints() const { return server_->endpoints(); }
 

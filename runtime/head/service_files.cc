@@ -30,7 +30,7 @@ void HeadService::operator()(const core::WriteFailure& failure) {
               failure.run_dir);
 }
 
-// Behind the job's events, on the same thread.
+// Writes the result after the job's events, on the same thread.
 void HeadService::operator()(const core::WriteResult& result) {
   PostRunFile(
       [result, owner = RunFolderOwner{files_.cluster, result.job, ""}, make = options_.local && !result.late,

@@ -133,7 +133,7 @@ struct Busy {
   Notification begun, go;
 };
 
-// Behind all that waits and is owed, once the queue takes it.
+// Reads after all waiting and owed tasks, once the queue takes it.
 std::optional<SpilledTail> ReadBehind(TailQueue& queue, const TailKey& tail) {
   std::optional<SpilledTail> found;
   Notification done;
