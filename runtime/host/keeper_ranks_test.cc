@@ -194,7 +194,8 @@ TEST_F(KeeperTest, AnotherProcessOfARankThatLivesIsRefusedByName) {
   EXPECT_EQ(first.Next().first, 0) << "the process itself may come back";
 }
 
-// Also while a child of the first one, forked for something else, still has its connection.
+// Another process becomes the rank also while a child of the first, forked for something else, still has its
+// connection.
 TEST_F(KeeperTest, AnotherProcessIsARankWhenTheFirstHasEnded) {
   Start();
   Launch({"exec sleep 600"});

@@ -921,7 +921,7 @@ TEST_F(KeeperCostTest, AnExitCostsTheSameHoweverManyRanksThereAre) {
   EXPECT_LT(many, 1.5 * few);
 }
 
-// As root: the same tests again as `nobody`, who has no control groups to write to.
+// Run as root, it runs the same tests again as `nobody`, who has no control groups to write to.
 TEST(OrdinaryUser, AllTestsPassAsNobody) {
   if (geteuid() != 0) GTEST_SKIP() << "already an ordinary user";
   const std::string self = fs::read_symlink("/proc/self/exe");

@@ -221,7 +221,7 @@ class KeeperTest : public ::testing::Test {
     start.notice_path = Path(absl::StrCat("notice-", rank));
     return start;
   }
-  // Until a script has made the file "ready".
+  // Waits until a script has made the file "ready".
   void AwaitReady() {
     ASSERT_TRUE(Until([&] {
       Pump();
