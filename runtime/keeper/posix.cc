@@ -236,8 +236,8 @@ bool Traps(pid_t shell, int signal) {
   return (caught >> (signal - 1) & 1) != 0 && (caught & of_exit) != of_exit;
 }
 
-// Or another program that only waits for what it runs. By its file: a script that is run by its `#!` line
-// calls itself by its own name.
+// True for a shell, or another program that only waits for what it runs. The file decides: a script that is
+// run by its `#!` line calls itself by its own name.
 bool IsShell(pid_t pid) {
   static constexpr const char* kShells[] = {"sh",  "bash",    "dash", "ash",   "ksh",   "mksh",
                                             "zsh", "busybox", "time", "flock", "setsid"};

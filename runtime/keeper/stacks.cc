@@ -67,7 +67,7 @@ struct NamedCall {
   const char* name;
 };
 
-// Those in which threads of a training wait; the number says the others.
+// The calls in which threads of a training wait; others are named by their number.
 constexpr NamedCall kNamedCalls[] = {
     {SYS_read, "read"},
     {SYS_write, "write"},
