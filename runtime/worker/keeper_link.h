@@ -48,7 +48,7 @@ class KeeperLink final : public comm::Bootstrap {
     Report(core::WorkerNote{core::kCompressionNote, text});
   }
 
-  // As port::WriterHost says.
+  // Implements port::WriterHost.
   absl::StatusOr<port::WriterLink> StartWriter(uint64_t arena_bytes, absl::Duration timeout,
                                                absl::FunctionRef<bool()> wanted);
 
