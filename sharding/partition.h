@@ -32,7 +32,7 @@ class Partition {
   static absl::StatusOr<Partition> Make(const Sharding& sharding, size_t dimensions, int world_size);
   // Every rank holds everything.
   static Partition Replicated(int world_size);
-  // As the ranks said, each for itself.
+  // Builds the partition from the boxes that each rank gave for itself.
   static Partition Of(std::shared_ptr<const RankBoxes> boxes);
 
   bool Holds(int rank) const;
