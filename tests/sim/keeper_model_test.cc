@@ -356,7 +356,7 @@ class Life {
     return *it;
   }
 
-  // By somebody else, seen by an agent or by none.
+  // Another process kills a rank, seen by an agent or by none.
   void KillRank(bool detached) {
     const auto living = model_.Living();
     if (living.empty()) return;

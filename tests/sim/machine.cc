@@ -398,7 +398,7 @@ void Machine::Do(core::ToHead& effect) {
   Do(reconnect);
 }
 
-// As runtime/agent does it, behind the step.
+// Reconnects as runtime/agent does, after the step.
 void Machine::Do(core::Reconnect&) {
   kernel_.After(kMs, [this, life = life_, connection = connection_] {
     if (!Mine(life) || connection == nullptr || connection != connection_) return;

@@ -42,8 +42,8 @@ struct Connection {
   uint64_t head_life = 0;
   int64_t slowness = 0;
   int64_t last[2] = {0, 0};  // newest arrival scheduled, by direction
-  // By direction: what was sent and has not arrived, in order, and for how many of them the time of arrival
-  // came while the direction was cut.
+  // By direction: the messages that were sent and have not arrived, in order, and for how many of them the
+  // time of arrival came while the direction was cut.
   std::deque<core::Message> under_way[2];
   size_t held_up[2] = {0, 0};
   std::function<void(core::Message)> deliver;  // at the machine; empty: its process is gone

@@ -148,7 +148,7 @@ void Ranks::Up(const RankPtr& rank) {
   });
 }
 
-// As the library does: it says so, and the program ends with the error.
+// Does what the library does: it reports the fault, and the program ends with the error.
 void Ranks::MeetStorageFault(const RankPtr& rank, const std::string& text) {
   if (!rank->alive || !rank->worker || !rank->relay) return;
   const auto said = rank->worker->Step(core::WorkerNote{core::kStorageNote, text}, kernel_.Now());

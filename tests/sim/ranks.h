@@ -72,7 +72,7 @@ struct Gang {
   int64_t stepped_at = 0;  // or became whole
 };
 
-// The checkpoints of a job that saves by itself: what a resume finds. Those of the SDK are in Saves.
+// The checkpoints of a job that saves by itself, for a resume to find. Checkpoints of the SDK are in Saves.
 struct Checkpoints {
   int64_t newest_step = 0;
   std::set<std::pair<uint64_t, int64_t>> committed;  // (timeline, step)
