@@ -494,7 +494,7 @@ class AgentsBench {
     // for a head that has just been started.
     const Instant settled = start + absl::Seconds(options_.quick ? 25 : 35);
     GT_RETURN_IF_ERROR(Until("the head to settle", [&] { return Clock().Now() >= settled; }));
-    // From the first agent on: nothing that was started once is ever ended or started again here.
+    // This counts from the first agent on: no rank that was started once is ever ended or started again here.
     const int64_t wrong = counters_.ended + counters_.started - int64_t{kRanksEach} * count_;
     Add("ranks ended or started again", "", {static_cast<double>(wrong)});
     Add("head memory, highest of both heads", "MiB", {std::max(before, head_->MemoryMiB("VmHWM:"))});

@@ -172,7 +172,7 @@ class Trainer {
     }
     return absl::OkStatus();
   }
-  // From the call of Save, in which the state is copied and hashed, to its commit.
+  // The time from the call of Save, in which the state is copied and hashed, to its commit.
   absl::StatusOr<double> Persist() {
     GT_RETURN_IF_ERROR(Save());
     GT_RETURN_IF_ERROR(Wait());
@@ -488,7 +488,7 @@ absl::Status MeasureRestore(World* world, const std::string& size, uint64_t byte
   return absl::OkStatus();
 }
 
-// From the copy in this machine's memory, and from the disk when that is not there.
+// Measures restores from the copy in this machine's memory, and from the disk when that is not there.
 absl::Status MeasureNear(World* world, const std::string& size, uint64_t bytes) {
   std::string folder = "/dev/shm/bench_checkpoint.XXXXXX";
   if (mkdtemp(folder.data()) == nullptr) return ErrnoStatus(errno, folder);
@@ -821,7 +821,7 @@ int Main(int argc, char** argv) {
   world.options = ParseOptions(argc, argv, parts);
   world.writer = absl::StrCat(world.options.folder, "/gtrain-writer");
   SetLogSink([](LogLevel level, absl::string_view line) {
-    // Without a writer is what half of the measurements ask for.
+    // Half of the measurements want no writer.
     if (level != LogLevel::kInfo && !absl::StrContains(line, "this measurement writes by itself"))
       std::fprintf(stderr, "%s\n", std::string(line).c_str());
   });

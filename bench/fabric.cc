@@ -212,7 +212,7 @@ absl::StatusOr<double> EndOnce(Board* board, const std::vector<std::string>& nod
       while (status.ok()) status = part->AllReduce(data.data(), data.size(), DType::kFloat32, ReduceOp::kSum);
     }
     board->ended_ns[c.rank()] = NowNs();
-    // To give 64 MiB back takes a core for milliseconds that who has not returned yet may need.
+    // Freeing 64 MiB takes a core for milliseconds, which a rank that has not returned yet may need.
     (void)Until([&] { return board->here[kRanksMax - 2] != 0; });
     return absl::OkStatus();
   });
