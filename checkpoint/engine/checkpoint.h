@@ -29,21 +29,21 @@ struct CheckpointOptions {
   // owner loses anything. For inspection, inference, and evaluation beside training.
   // $GTRAIN_CHECKPOINT_READ_ONLY=1 sets it too.
   bool read_only = false;
-  // Takes the directory although another program that is alive owns it. That one's next save fails and says
-  // whom the directory belongs to now. $GTRAIN_TAKEOVER=1 (gtrain launch --takeover) sets it too.
+  // Takes the directory although another program that is alive owns it. The next save of that program fails
+  // and names the new owner of the directory. $GTRAIN_TAKEOVER=1 (gtrain launch --takeover) sets it too.
   bool takeover = false;
   // How many damaged checkpoints, one after the other, a Restore may fall back over before it gives up.
   // $GTRAIN_CHECKPOINT_MAX_ROLLBACK wins if set.
   int max_rollback = 1;
-  // In which saves ranks compare hashes of the state that they hold alike, before anything is written: "off",
-  // "first", or "every N" (the first and every N-th after it). The comparison reads all of this rank's state
-  // once; rank 0 logs what it took. $GTRAIN_CHECKPOINT_VERIFY_REPLICAS wins if set.
+  // In which saves ranks compare hashes of their replicated state before anything is written: "off", "first",
+  // or "every N" (the first and every N-th after it). The comparison reads all of this rank's state once;
+  // rank 0 logs how long it took. $GTRAIN_CHECKPOINT_VERIFY_REPLICAS wins if set.
   std::string verify_replicas = "every 100";
-  // Save returns at once and the state is copied while the program computes with it: promises that Fence() is
-  // called before the state is changed.
+  // Save returns at once and the state is copied while the program computes with it. The program promises to
+  // call Fence() before it changes the state.
   bool lazy = false;
-  // Called by every Save, also one of SaveIfDue, that is not skipped, before it copies: brings state that
-  // lies elsewhere into the registered memory. An error is that of the Save, which then saves nothing.
+  // Every Save, also one of SaveIfDue, that is not skipped calls it before it copies, to bring state that
+  // lies elsewhere into the registered memory. Its error becomes that of the Save, which then saves nothing.
   std::function<absl::Status()> before_save;
 };
 
@@ -62,8 +62,8 @@ struct RestoredStep {
 };
 
 struct RestoreOptions {
-  // Names of registered tensors, `*` and `?` stand for any characters: those that the checkpoint lacks are
-  // left as they are, and named in the log. Others that it lacks are an error.
+  // Names of registered tensors (`*` and `?` stand for any characters) that the checkpoint may lack: these
+  // are left as they are, and named in the log. Any other tensor that it lacks is an error.
   std::vector<std::string> may_be_missing;
 };
 
@@ -131,11 +131,11 @@ class Checkpointer {
   // True without a second save where SaveIfDue saved this step last and nothing came of it that is an error:
   // a last Save after the loop is one commit.
   virtual absl::StatusOr<bool> Save(int64_t step) = 0;
-  // With CheckpointOptions::lazy: to be called after each Save before anything changes the registered state,
-  // in a training step right before the optimiser. Blocks until the state is copied, and helps; after a step
-  // that computed for longer than a copy takes it costs nothing, as without a save. Not a collective. From
-  // here on the save is committed whatever becomes of this process. Nothing else fences: a save that was not
-  // fenced when Wait, Save, SaveIfDue or the destructor is called may hold values of two steps, so it is
+  // With CheckpointOptions::lazy, call it after each Save before anything changes the registered state, in a
+  // training step right before the optimiser. Blocks until the state is copied, and helps to copy it; after a
+  // step that computed for longer than a copy takes it costs nothing, as without a save. Not a collective.
+  // From here on the save is committed whatever becomes of this process. Nothing else fences: a save that was
+  // not fenced when Wait, Save, SaveIfDue or the destructor is called may hold values of two steps, so it is
   // given up with a warning, and Wait (or, with on_error: fail, Save) returns FailedPrecondition.
   virtual void Fence() = 0;
   // Save when the policy says so: every_steps of `step`, or a duration, or no policy at all (then as often as

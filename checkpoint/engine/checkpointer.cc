@@ -284,7 +284,7 @@ absl::Status CheckpointerImpl::OpenDirectory() {
     return absl::OkStatus();
   }
   if (settings_.near) near_ = OpenNear(*settings_.near, session_->job());
-  // Before anything is written: an unmounted directory would get a claim of ours.
+  // This comes before anything is written: an unmounted directory would get a claim of ours.
   absl::Status there;
   if (agree_.rank() == 0 && settings_.newest) {
     // A new owner of the directory may have deleted the checkpoints of this job.
@@ -862,7 +862,7 @@ void CheckpointerImpl::TellOfPlan(const Choice& choice, const LoadPlan& plan) co
              plan.missing.size() > 20 ? "\"...)" : "\")", ": they keep their values");
 }
 
-// For the log and, as what is returned, for the restore note. Rank 0 asks.
+// Logs that the checkpoint is not finite, and returns the text for the restore note. Rank 0 calls it.
 std::string CheckpointerImpl::TellIfNotFinite(const Choice& choice, port::BlobStore* store) const {
   if (choice.manifest.finite()) return "";
   const FiniteAdvice advice = AdviceForNotFinite(store, choice.id, choice.id);
@@ -928,7 +928,7 @@ absl::StatusOr<std::optional<RestoredStep>> CheckpointerImpl::Finish(const Choic
   return std::optional<RestoredStep>(std::move(out));
 }
 
-// Rank 0 knows of all ranks' saves how they ended. On the Saver's thread, or while it is idle.
+// Rank 0 knows how the saves of all ranks ended. Called on the Saver's thread, or while it is idle.
 void CheckpointerImpl::NoteLostSave(int64_t step, absl::string_view why) {
   if (agree_.rank() != 0) return;
   const int lost = ++lost_saves_;
@@ -1036,8 +1036,8 @@ void CheckpointerImpl::Fence() {
   last_stall_ += clock_.Now() - begin;
 }
 
-// Only Fence says that the state has not changed since Save. Whatever else ends a copy may come after a
-// change, so what was copied may hold values of two steps.
+// Only Fence says that the state has not changed since Save. Any other end of a copy may come after a change,
+// so the copied part may hold values of two steps.
 void CheckpointerImpl::DropUnfenced() {
   if (saver_ == nullptr || !saver_->copying()) return;
   saver_->Drop();

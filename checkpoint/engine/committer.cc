@@ -343,8 +343,8 @@ absl::Status Committer::StoreIndex() {
   return absl::OkStatus();
 }
 
-// After a put that failed: its answer may be lost, or an earlier try of this save made the key. `put` where
-// nothing can be read.
+// Called after a put that failed: its answer may be lost, or an earlier try of this save made the key.
+// Returns `put` where nothing can be read.
 absl::StatusOr<std::string> Committer::WhatIsThere(const absl::Status& put, const std::string& key,
                                                    size_t bytes_max) const {
   absl::StatusOr<std::string> there = store_->Get(key, bytes_max);

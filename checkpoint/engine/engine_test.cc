@@ -960,7 +960,7 @@ TEST_F(EngineTest, AStopIsWhatRank0HasHeardAndSavesOnce) {
   });
 }
 
-// Not where SaveIfDue did not save it last, or Restore has brought another state.
+// A second save is made where SaveIfDue did not save the step last, or Restore has brought another state.
 TEST_F(EngineTest, ASaveOfTheStepThatSaveIfDueSavedIsOneCommit) {
   const FakeJob job{.world_size = 2};
   const std::string folder = TestFolder();

@@ -94,7 +94,7 @@ class ShardStream {
     return block_.substr(offset - (end_ - block_.size()));
   }
 
-  // After all was put.
+  // Called after all was put.
   absl::StatusOr<ShardFile> Describe() {
     if (end_ != file_.bytes) return absl::InternalError("a shard was not put whole");
     return file_;

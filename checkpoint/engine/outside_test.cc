@@ -65,7 +65,7 @@ class LostRank {
                     if (!base.ok()) return base.status();
                     return std::make_unique<FaultyStore>(
                         *std::move(base), FaultPlan{[dies_at, when](uint64_t call, absl::string_view) {
-                          // After: it happens, and the next one finds nobody. Calls may come from two
+                          // kAfter: the call happens, and the next one finds nobody. Calls may come from two
                           // threads.
                           if (call == dies_at + (when == Fault::kAfter ? 1 : 0)) _exit(kKilled);
                           return Fault::kNone;

@@ -52,7 +52,7 @@ TEST_F(EngineTest, AReadOnlyOpenTakesNothingFromTheTrainer) {
       auto opened = Open(reader, other, {.uri = folder, .read_only = true});
       ASSERT_TRUE(opened.ok()) << opened.status();
       State state;
-      // Only some of what is there: an evaluation needs no optimiser.
+      // Registers only some of the tensors: an evaluation needs no optimiser.
       ASSERT_TRUE(
           (*opened)->AddReplicated("large", MemoryOf(&state.large), {700, 1000}, DType::kFloat32).ok());
       const auto restored = (*opened)->Restore();

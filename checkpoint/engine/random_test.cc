@@ -207,7 +207,7 @@ class Case {
     const std::vector<std::shared_ptr<Life>> lives = Lives(world, &fate);
     // A rank that could not put its index has failed alone: the others wait for it in vain.
     const bool errors = absl::StrContains(fate, "meets");
-    // From the beginning, or from the first save on.
+    // Errors happen from the beginning, or from the first save on.
     const bool from_begin = rng_.Below(2) == 0;
     const int blind = rng_.Below(3) == 0 ? static_cast<int>(rng_.Below(static_cast<uint64_t>(world))) : -1;
     ReadBacks read_backs;
@@ -358,8 +358,8 @@ class Case {
     if (passed_over > kMaxRollback) Wrong(absl::StrCat(what, ", ", passed_over, " back"));
   }
 
-  // After a generation. `before` and `there`: what was committed when it began, and is now; `known`: what was
-  // readable of that, and what the ranks reported.
+  // Judges retention after a generation. `before` and `there` are the committed saves when it began, and now;
+  // `known` are the readable ones of `before`, and those that the ranks reported.
   void JudgeRetention(const std::vector<SaveId>& before, const std::vector<SaveId>& there,
                       std::vector<SaveId> known, const std::optional<SaveId>& resumed, int keep, int world,
                       const ReadBacks& read_backs) {
@@ -477,7 +477,7 @@ class Case {
   std::string Read(const std::string& key) {
     return ReadFile(absl::StrCat(storage_.folder(), "/", key), 64 << 20).value_or("");
   }
-  // In place of what is there: neither atomic nor synced, which only a store has to be.
+  // Overwrites a file in place: neither atomic nor synced, which only a store has to be.
   void Write(const std::string& key, const std::string& data) {
     const std::string path = absl::StrCat(storage_.folder(), "/", key);
     std::error_code ignored;
@@ -503,7 +503,7 @@ class Case {
 TEST(RandomLives, NeverAWrongBitNeverTooOldNeverAnew_C1_C4_C9_S7) {
   SetLogSink([](LogLevel, absl::string_view) {});
   const auto loud = absl::MakeCleanup([] { SetLogSink(nullptr); });
-  // In memory unless told otherwise: a thousand lives are many fsyncs.
+  // The folder is in memory unless told otherwise: a thousand lives are many fsyncs.
   const char* const place = std::getenv("GTRAIN_RANDOM_FOLDER");
   const std::string own = TestFolder();
   const std::string beside = place != nullptr ? place : access("/dev/shm", W_OK) == 0 ? "/dev/shm" : own;

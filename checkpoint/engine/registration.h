@@ -86,7 +86,7 @@ class Registration {
     std::string bytes;
   };
 
-  // Before anything else is asked of them.
+  // Checks every registration first.
   static absl::Status Check(absl::string_view name, const Memory& memory, DType dtype = DType::kUint8);
   absl::Status Add(Registered registered, const Memory& memory, Entry entry);
   // Sums stay far from overflow, so that plans may add sizes. ResourceExhausted.

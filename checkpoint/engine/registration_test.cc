@@ -260,7 +260,8 @@ TEST(Registration, WrongSizesAreErrorsWithBothNumbers) {
   EXPECT_TRUE(state.AddSharded("on others", {}, {10}, elsewhere, DType::kFloat32).ok());
 }
 
-// Before: it was taken, and the first save ended the process (10 exbibytes of a tensor: the first Restore).
+// In an earlier version it was taken, and the first save ended the process (10 exbibytes of a tensor: the
+// first Restore).
 TEST(Registration, MoreBytesThanThereCanBeAreErrorsWithTheNumbers) {
   Registration state(0, 1);
   char data[8] = {};

@@ -1,4 +1,5 @@
-// From what a job may resume: the owner claim, the identity rule and the order of candidates. Rank 0 only.
+// Decides from what a job may resume: the owner claim, the identity rule and the order of candidates. Rank 0
+// only.
 #pragma once
 #include <optional>
 #include <string>

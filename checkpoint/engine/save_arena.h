@@ -35,7 +35,7 @@ enum class WriterState : uint32_t { kStarting, kReady, kRefused };  // refused: 
 
 struct SaveArenaHeader {
   // The keeper reads this word (runtime/keeper/rank_protocol.h): the rank is gone and the data is not needed
-  // any more, because the shard is written. By the writer.
+  // any more, because the shard is written. Written by the writer.
   std::atomic<uint32_t> released;
   std::atomic<uint32_t> starts;       // of writers. By the writer
   std::atomic<WriterState> state;     // by the writer
@@ -72,7 +72,7 @@ std::string TakeText(absl::Span<const char> from);
 
 // An open file of this process, as other processes of this machine and user find it; greater than 0.
 int64_t ShareAddress(int fd);
-// For reading and writing. NotFound and the like when that process or its file is gone.
+// Opens a shared file for reading and writing. NotFound and the like when that process or its file is gone.
 absl::StatusOr<UniqueFd> OpenShared(int64_t address);
 
 // A shared mapping of a whole arena. Not thread-safe but for the header's atomics.

@@ -115,7 +115,7 @@ class Saver {
   Saver& operator=(const Saver&) = delete;
 
   bool busy() const;
-  // Only while not busy.
+  // Both are called only while not busy.
   bool usable() { return route_->usable(); }
   void Replace(std::unique_ptr<SaveRoute> route);
   // Sets, only while not busy, the part of the next save besides its tensors, the header of its shard, and
@@ -125,10 +125,10 @@ class Saver {
   void Resumed(const SaveId& id);  // SaveRoute::Resumed, of routes to come too
   // Begins to copy the state, to be written as `id`. Never blocks. Must not be busy.
   void Start(const SaveId& id);
-  // Returns when the state is copied, and helps. From here on the snapshot is the route's and will be
-  // written.
+  // Returns when the state is copied, and helps to copy it. From here on the snapshot is the route's and will
+  // be written.
   void Fence();
-  // Between Start and Fence.
+  // True between Start and Fence.
   bool copying() const;
   // Gives up the save instead of Fence: the copy may be torn. Returns when nothing is read from the state any
   // more.

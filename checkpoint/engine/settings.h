@@ -85,7 +85,7 @@ struct Settings {
 // $GTRAIN_CHECKPOINT_* win over `options`: the job file speaks last. InvalidArgument names the variable.
 absl::StatusOr<Settings> MergeSettings(const CheckpointOptions& options, const Environment& environment);
 
-// For programs of another working directory.
+// Makes a location absolute, for programs of another working directory.
 std::string AbsoluteLocation(const std::string& location);
 
 // $GTRAIN_CHECKPOINT_NEAR and _PEERS, for a writer outside the rank too.
