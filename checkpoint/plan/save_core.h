@@ -70,7 +70,8 @@ struct PartSeen {
   int part = 0;
   absl::Status status;
 };
-// Not OK: the part cannot be put or, of a PutPart without an error, the one that is there gives the save up.
+// `status` is not OK where the part cannot be put or, for a PutPart without an error, where the part that is
+// there gives the save up.
 struct PartPut {
   absl::Status status;
 };
