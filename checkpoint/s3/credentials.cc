@@ -255,7 +255,8 @@ class Provider final : public CredentialsProvider {
     return profile.keys.access_key.empty() && profile.process.empty() && profile.unsupported.empty();
   }
 
-  // From one of the two files. One that says nothing: it is not there; `looked` gets why.
+  // Reads one of the two files. A file that does not contain the profile counts as absent; `looked` gets the
+  // reason.
   absl::StatusOr<S3Profile> ReadProfile(bool config, const std::string& profile, std::string* looked) const {
     std::string path = Value(config ? "AWS_CONFIG_FILE" : "AWS_SHARED_CREDENTIALS_FILE");
     if (path.empty() && !Value("HOME").empty())

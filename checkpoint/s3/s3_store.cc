@@ -3,7 +3,8 @@
 //
 // An answer that never came leaves the outcome of a conditional put unknown, and its repetition (ours, or one
 // that libcurl makes silently when a kept connection was dead) may find the key made by the first try. So
-// every put carries a random mark in its metadata: who finds the key taken looks whose mark it has (S3).
+// every put carries a random mark in its metadata: a put that finds the key taken looks whose mark it has
+// (S3).
 #include "checkpoint/s3/s3_store.h"
 
 #include <algorithm>

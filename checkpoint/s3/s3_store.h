@@ -39,7 +39,7 @@ inline constexpr uint64_t kS3BytesMax = uint64_t{5} << 40;
 // How long the parts of a multipart upload of `bytes` bytes are: whole MiB, and at most `parts_max` parts.
 uint64_t S3PartBytes(uint64_t bytes, uint64_t part_bytes, uint64_t parts_max);
 
-// From "s3://bucket/prefix" and $AWS_REGION, $AWS_DEFAULT_REGION, $AWS_ENDPOINT_URL_S3, $AWS_ENDPOINT_URL,
+// Parses "s3://bucket/prefix" and $AWS_REGION, $AWS_DEFAULT_REGION, $AWS_ENDPOINT_URL_S3, $AWS_ENDPOINT_URL,
 // $GTRAIN_S3_ADDRESSING (path | virtual; the default is path for an endpoint of one's own),
 // $GTRAIN_S3_PAYLOAD (signed | checksum; the default is checksum over https). InvalidArgument says what is
 // wrong with which.
