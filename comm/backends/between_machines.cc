@@ -35,7 +35,7 @@ absl::Status BetweenMachines::TryLinks(const Watch& watch, double* seconds, doub
   return absl::OkStatus();
 }
 
-// On all ranks: the largest of each value that any leader has.
+// Run on all ranks: gives all the largest of each value that any leader has.
 absl::Status BetweenMachines::AgreeOnMost(absl::Span<double> values, char* memory, const Watch& watch) {
   if (leads()) {
     std::vector<double> all(values.size() * static_cast<size_t>(machines()));

@@ -42,8 +42,9 @@ class BetweenMachines {
   bool leads() const { return hierarchy_.leader(); }
   int machines() const { return static_cast<int>(hierarchy_.nodes.size()); }
 
-  // On all ranks: connects the rail and learns what its links cost. All have the same numbers afterwards.
-  // `memory`: some hundred bytes of the arena that nobody else uses meanwhile; null where there is none.
+  // Run on all ranks: connects the rail and measures what its links cost. All have the same numbers
+  // afterwards. `memory`: some hundred bytes of the arena that nobody else uses meanwhile; null where there
+  // is none.
   absl::Status Measure(char* memory, const Watch& watch);
   // Whether collectives take other times than they used to, as this rank sees it. Where one of those that
   // speak for their machines thinks so, which they tell each other when they compare what they do, all

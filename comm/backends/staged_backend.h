@@ -78,7 +78,7 @@ class StagedBackend : public CollectiveBackend {
   int world_ = 0;
 };
 
-// With the mark KnownToAll where they differ.
+// Compares the records of all ranks. Where they differ the error has the mark KnownToAll.
 absl::Status CompareRecords(absl::Span<const OpRecord> by_rank);
 
 }  // namespace gtrain::comm
