@@ -486,7 +486,7 @@ absl::Status DirectMemory(Communicator& c) {
   RETURN_IF_BAD(CheckAllReduce(c, count - 10, DType::kFloat16, ReduceOp::kSum, data + 64));
   RETURN_IF_BAD(CheckAllReduce(c, 5, DType::kInt32, ReduceOp::kMax, static_cast<char*>(*second)));
   RETURN_IF_BAD(CheckAllReduce(c, 0, DType::kInt32, ReduceOp::kMax, static_cast<char*>(*second)));
-  // Only some ranks in such memory.
+  // Only some ranks use such memory here.
   RETURN_IF_BAD(
       CheckAllReduce(c, count, DType::kFloat32, ReduceOp::kSum, c.rank() % 2 == 0 ? data : nullptr));
   auto* numbers = reinterpret_cast<int32_t*>(data);
@@ -507,7 +507,7 @@ absl::Status DirectMemory(Communicator& c) {
   RETURN_IF_BAD(CheckReduce(c, count, DType::kInt32, ReduceOp::kSum, 0, c.rank() == 0 ? nullptr : data));
   RETURN_IF_BAD(CheckAllToAll(c, count, blocks));
   RETURN_IF_BAD(CheckAllToAll(c, count, c.rank() == 0 ? nullptr : blocks));
-  // From one buffer into another.
+  // Reduces from one buffer into another.
   const std::vector<int64_t> input(1000, c.rank() + 1);
   std::vector<int64_t> output(input.size());
   RETURN_IF_BAD(c.AllReduce(input.data(), output.data(), input.size(), DType::kInt64, ReduceOp::kSum));

@@ -141,7 +141,7 @@ class ExecCommunicator::SubBootstrap final : public Bootstrap {
   Generation generation() const override { return whole_->generation(); }
   const std::vector<Member>& members() const override { return members_; }
   int OfWhole(int rank) const { return ranks_[static_cast<size_t>(rank)]; }
-  // For some of these: they may outlive this one.
+  // Makes the Bootstrap of some of these members, which may outlive this one.
   std::unique_ptr<SubBootstrap> Part(const std::vector<int>& ranks, int rank) const {
     std::vector<int> of_whole;
     for (int r : ranks) of_whole.push_back(ranks_[static_cast<size_t>(r)]);

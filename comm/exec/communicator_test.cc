@@ -199,7 +199,8 @@ constexpr int kSlowMs = 40;
 #else
 constexpr int kSlowMs = 4;
 #endif
-// From a moment on every exchange takes some milliseconds more. Notes those that measure what a round costs.
+// A transport whose exchanges take some milliseconds more from a moment on. It notes the exchanges that
+// measure what a round costs.
 class SlowerTransport final : public DataTransport {
  public:
   SlowerTransport(std::unique_ptr<DataTransport> inner, const std::atomic<bool>* slow,

@@ -456,9 +456,9 @@ TEST(Communicator, DeadlineNamesTheRankThatDidNotCome) {
           return status;
         },
         absl::Seconds(2));
-    // At least one saw its own deadline; the other may have heard of it first. Rank 1 comes to a barrier that
-    // all have entered: either answer is right for it.
-    // Between machines a rank knows whom itself waits for, who may wait for rank 1.
+    // At least one rank saw its own deadline; the other may have heard of it first. Rank 1 comes to a barrier
+    // that all have entered: either answer is right for it. Between machines a rank knows only for whom it
+    // waits itself, who may wait for rank 1.
     int deadline = 0, named = 0;
     for (const absl::Status& s : {results[0], results[2]}) {
       EXPECT_FALSE(s.ok());
@@ -506,7 +506,7 @@ TEST(Communicator, ARankThatEndedWellEndsTheCallsThatWaitForIt) {
   }
 }
 
-// On its machine and on others, by the name that it has there.
+// Ranks on its machine and on others hear of it, by the name that it has there.
 TEST(Communicator, L5PeerThatClosedItsCommunicatorIsAnErrorNotAHang) {
   for (const auto& nodes : kFours) {
     for (int closes = 0; closes < 4; ++closes) {

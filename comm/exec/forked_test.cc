@@ -39,7 +39,7 @@ constexpr absl::Duration kEndsWithin = absl::Seconds(10);
 constexpr absl::Duration kEndsWithin = absl::Seconds(2);
 #endif
 
-// Without loading it here: children must not inherit its state.
+// Finds out without loading UCX here: children must not inherit its state.
 bool UcxHere() {
   const char* build = getenv("GTRAIN_BUILD_DIR");
   return build == nullptr || std::filesystem::exists(absl::StrCat(build, "/lib/libgtrain_comm_ucx.so"));
@@ -229,7 +229,7 @@ TEST_F(Forked, L1L3L7KilledRankOnOneMachine) {
   for (int victim : {0, 3}) KillInTheMiddle(FakeWorld::OneNode(4), victim);
 }
 
-// In a post, staged, and in the midst of memory that others write to.
+// The rank is killed in a post, in staging, and in the midst of memory that others write to.
 TEST_F(Forked, L1L3L7KilledRankInEveryWayInsideAMachine) {
   for (size_t count : {16, 2'000, 30'000, 2'000'000}) {
     KillInTheMiddle(FakeWorld::OneNode(3), 1, count, /*direct=*/false);
@@ -297,8 +297,8 @@ TEST_F(Forked, UcxBetweenPretendedMachines) {
   ExpectAllSucceed(mesh, RowsAndColumns);
 }
 
-// Not even where one of them is gone: what is left of a first communicator's messages is two barriers and a
-// sum.
+// This holds even where one of them is gone: only two barriers and a sum are left of a first communicator's
+// messages.
 TEST_F(Forked, UcxALaterCommunicatorMeasuresNothing) {
   if (!UcxHere()) GTEST_SKIP() << "built without UCX";
   FakeWorld all({"a", "b", "c"}), fewer({"a", "b"});

@@ -76,7 +76,7 @@ constexpr const char* kCollectives[] = {
 constexpr int kSplit = 8;
 constexpr const char* kAlgorithms[] = {"ring", "doubling", "halving-doubling", "double-tree"};
 
-// Without loading it here: children must not inherit its state.
+// Finds out without loading UCX here: children must not inherit its state.
 bool UcxHere() {
   const char* build = getenv("GTRAIN_BUILD_DIR");
   return build == nullptr || std::filesystem::exists(absl::StrCat(build, "/lib/libgtrain_comm_ucx.so"));

@@ -14,7 +14,7 @@ namespace gtrain::comm {
 
 class LeftPatience {
  public:
-  // At a look that found `name` among those that have ended.
+  // Called at each look that found `name` among the ranks that have ended.
   absl::Status Look(const std::string& name) {
     const Instant now = RealClock().Now();
     if (looks_++ == 0) since_ = now;

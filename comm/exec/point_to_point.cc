@@ -125,7 +125,7 @@ absl::Status PointToPoint::Good(const Message& m) const {
   return absl::OkStatus();
 }
 
-// With the lock on return.
+// Holds the lock on return.
 absl::StatusOr<std::vector<PointToPoint::OpPtr>> PointToPoint::Begin(absl::Span<const Message> messages) {
   std::vector<OpPtr> ops;
   uint64_t to_self = 0;
@@ -586,7 +586,8 @@ absl::Status PointToPoint::UntilHere(absl::FunctionRef<bool()> done,
   }
 }
 
-// Before the lock is given back: others hear of what was completed, and what goes on is seen to.
+// Called before the lock is released: wakes threads that wait for completed operations, and helpers for the
+// rest.
 void PointToPoint::Settle() {
   if (std::exchange(changed_, false) && waiters_ > 0) {
     if (place_.shm != nullptr) InboxOf(place_.self)->Ring();
@@ -630,7 +631,7 @@ bool PointToPoint::AllDone(absl::Span<const OpPtr> ops) {
   return std::ranges::all_of(ops, [](const OpPtr& op) { return op->done; });
 }
 
-// With the lock. nullopt: they are not, and the time is up.
+// Called with the lock. nullopt: they are not done, and the time is up.
 std::optional<absl::Status> PointToPoint::UntilDone(absl::Span<const OpPtr> ops, const Watch& watch,
                                                     Instant give_up) {
   ++waiters_;
@@ -693,8 +694,8 @@ std::optional<absl::Status> PointToPoint::Wait(absl::Span<const OpPtr> ops, absl
   return status;
 }
 
-// With the lock: the last words of `peer`, or of the last of all others for any source; nullopt: one is
-// there.
+// Called with the lock. Returns the last words of `peer`, or of the last of all others for any source;
+// nullopt: one is there.
 std::optional<std::string> PointToPoint::AllLeft(int peer) const {
   const bool any = peer == kAnySource;
   std::string words;

@@ -112,7 +112,7 @@ class PointToPoint final : public std::enable_shared_from_this<PointToPoint>, pr
   // awaited; kNone: it has taken nothing more.
   enum class Room { kUnknown, kAsked, kNone };
   struct Peer {
-    // To it.
+    // The direction to the peer.
     uint64_t next = 0, sent = 0, taken = 0;
     Room room = Room::kUnknown;
     std::deque<OpPtr> waiting;          // not begun
@@ -120,7 +120,7 @@ class PointToPoint final : public std::enable_shared_from_this<PointToPoint>, pr
     std::deque<OpPtr> streams;          // inside the machine
     std::deque<MessageHeader> control;  // likewise: what found no room
     bool busy = false;                  // among busy_
-    // From it.
+    // The direction from the peer.
     uint64_t expected = 0, consumed = 0, told = 0;
     std::map<uint64_t, Come> ahead;                        // by number
     std::map<uint64_t, OpPtr> receiving;                   // likewise
@@ -139,7 +139,7 @@ class PointToPoint final : public std::enable_shared_from_this<PointToPoint>, pr
   std::vector<OpPtr> AllOpen();
   void EndAll(const absl::Status& why);
 
-  // With the lock.
+  // Functions that need the lock.
   void BeginReceive(const OpPtr& op);
   void BeginSend(const OpPtr& op);
   void Push(int rank, Peer& peer);
