@@ -43,7 +43,7 @@ std::optional<AllReduceWish> AllReduceWishFrom(absl::string_view name) {
                                                                   {"rails", Speakers::kRails}};
   std::vector<absl::string_view> words = absl::StrSplit(name, '+');
   AllReduceWish wish;
-  // At most one of each kind, in this order.
+  // Takes at most one word of each kind, in this order.
   const auto take = [&](const auto& known, auto* value) {
     for (const auto& [word, means] : known) {
       if (words.empty() || words.front() != word) continue;
