@@ -44,7 +44,7 @@ class CollectiveBackend {
   // `input`: record.count elements for every rank, `output`: record.count.
   virtual absl::Status ReduceScatter(const OpRecord& record, const Operands& operands,
                                      const Watch& watch) = 0;
-  // Only the root's memory changes.
+  // Reduces to the root; only the root's memory changes.
   virtual absl::Status Reduce(const OpRecord& record, const Operands& operands, const Watch& watch) = 0;
   // Both: record.count elements for every rank.
   virtual absl::Status AllToAll(const OpRecord& record, const Operands& operands, const Watch& watch) = 0;
