@@ -86,7 +86,7 @@ class Lessons {
   std::vector<float> scale_, teacher_;
 };
 
-// With Adam, which leaves its variance alone when the reducer says so, if it `freezes`.
+// Trains with Adam, which leaves its variance alone when the reducer says so, if it `freezes`.
 double Train(int ranks, const CompressionOptions& compress, bool freezes) {
   constexpr int kSteps = 900, kBatchOfAll = 64;
   constexpr double kRate = 0.01;

@@ -1,4 +1,4 @@
-// For tests: what stands for the noise of a gradient.
+// For tests: random numbers that stand for the noise of a gradient.
 #pragma once
 #include <cstdint>
 #include <numbers>

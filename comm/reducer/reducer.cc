@@ -25,7 +25,7 @@ namespace {
 
 constexpr int kWindow = 20;  // steps between two looks at what they cost
 constexpr int kTrial = 5;    // steps until the first look at a new choice
-// At most so often: a keeper without its agent keeps all that was said.
+// Notes are sent at most so often: a keeper without its agent keeps all of them.
 constexpr absl::Duration kSayChange = absl::Seconds(1);
 constexpr absl::Duration kSayClipped = absl::Minutes(1);
 constexpr absl::Duration kSayAgain = absl::Seconds(30);  // for a head that has forgotten it
@@ -154,7 +154,7 @@ class ReducerImpl final : public Reducer {
     return absl::OkStatus();
   }
 
-  // Without the others.
+  // The part of the preparation that needs no other ranks.
   absl::Status Prepare(const std::vector<GradientSpec>& gradients, const ReducerOptions& options,
                        CompressionPolicy* policy) {
     GT_RETURN_IF_ERROR(Fill(gradients, options.bucket_bytes / sizeof(float)));
@@ -346,7 +346,7 @@ class ReducerImpl final : public Reducer {
                                                    absl::StrJoin(gradient.shape, " x ")));
   }
 
-  // From the last gradient, which backward makes first.
+  // Fills the buckets from the last gradient, which backward makes first.
   absl::Status Fill(const std::vector<GradientSpec>& gradients, size_t bucket_elements) {
     if (gradients.empty()) return absl::InvalidArgumentError("reducer: there are no gradients");
     places_.resize(gradients.size());

@@ -1,5 +1,5 @@
-// For tests: a communicator that counts what is split off it and lets something happen beside its calls, as
-// do those that are split off it.
+// For tests: a communicator that counts its splits and lets something happen beside its calls. So do the
+// communicators split off it.
 #pragma once
 #include <atomic>
 #include <functional>
@@ -17,7 +17,7 @@ struct Hooks {
   std::atomic<int> splits{0};
   // Packets that have arrived by all-gather or all-to-all of bytes.
   std::function<void(uint8_t* data, size_t bytes)> arrived;
-  // Before an all-reduce.
+  // Called before an all-reduce.
   std::function<absl::Status()> before_all_reduce;
   std::optional<absl::Duration> timeout;  // what they say theirs is
 };
