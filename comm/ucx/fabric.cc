@@ -481,8 +481,8 @@ int Fabric::Step() {
 
 bool Fabric::Pending() const { return keep_moving_ > 0 || !active_.empty() || left_ != given_; }
 
-// Not at once: a program that sends and then receives is back in a moment, and a thread that wakes up for
-// nothing costs it more than all the rest.
+// Help is not asked for at once: a program that sends and then receives is back in a moment, and a thread
+// that wakes up for nothing costs it more than all the rest.
 void Fabric::AskForHelp() {
   if ((driving_ || help_due_) && !ending_) return;
   help_due_ = true;
@@ -541,7 +541,7 @@ void Fabric::MakeRoom() {
   mutex_.Lock();
 }
 
-// Without the lock, which is held again also where it throws.
+// Asks without the lock, which is held again also where `check` throws.
 absl::Status Fabric::Ask(absl::FunctionRef<absl::Status()> check) {
   mutex_.Unlock();
   const absl::Cleanup again = [this]() ABSL_NO_THREAD_SAFETY_ANALYSIS { mutex_.Lock(); };

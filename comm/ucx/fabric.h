@@ -58,7 +58,7 @@ class Fabric {
   class Context {
    public:
     virtual ~Context() = default;
-    // With the lock held. Must not call the fabric, except Post and Stream.
+    // Called with the lock held. Must not call the fabric, except Post and Stream.
     virtual void Hear(const MessageHeader& header, absl::string_view bytes) = 0;
   };
 
@@ -120,8 +120,8 @@ class Fabric {
   // The process with this address, known or not; Drop for each. InvalidArgument: it is no address.
   absl::StatusOr<Peer*> Reach(const std::string& address) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Drop(Peer* peer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // From now on, and with what came before it was there: of messages for contexts that are not open yet 64
-  // MiB are kept.
+  // Delivers the messages of a context from now on, and those that came before: 64 MiB are kept of messages
+  // for contexts that are not open yet.
   void Add(ContextId id, Context* context) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Remove(ContextId id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 

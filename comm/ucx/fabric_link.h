@@ -21,7 +21,7 @@ struct FabricMembers {
   int self = 0;
 };
 
-// With the lock of the fabric not held. InvalidArgument: an address is none.
+// Called with the lock of the fabric not held. InvalidArgument: an address is none.
 absl::StatusOr<std::unique_ptr<MessageLink>> OpenFabricLink(std::shared_ptr<Fabric> fabric, ContextId id,
                                                             const FabricMembers& members,
                                                             std::shared_ptr<const FabricNews> news,

@@ -90,7 +90,7 @@ class ByHand final : public Fabric::Context {
     fabric_->Want(zero_ = *reached);
     return true;
   }
-  // To member 0, in one piece.
+  // Sends a message to member 0, in one piece.
   bool Say(MessageKind kind, absl::string_view bytes) {
     Fabric::Lock lock(fabric_.get());
     fabric_->Post(zero_, Header(kind, bytes.size(), sent_++), bytes);

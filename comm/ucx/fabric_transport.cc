@@ -188,7 +188,7 @@ class FabricTransport final : public DataTransport, private Fabric::Context {
     return op.sending == nullptr ? mailbox_->Done(op.member, op.number) : op.sending->done();
   }
 
-  // With the lock, also on return.
+  // Called with the lock, which is also held on return.
   absl::Status Await(const Watch& watch, absl::FunctionRef<bool()> done) ABSL_NO_THREAD_SAFETY_ANALYSIS {
     const auto over = [&] { return done() || Broken(); };
     GT_RETURN_IF_ERROR(fabric_->Until(over, [&] { return StillWaiting(watch); }));

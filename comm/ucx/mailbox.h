@@ -29,7 +29,7 @@ class Mailbox {
   absl::Status Take(const MessageHeader& header, absl::string_view bytes);
   // Whether the message of an Expect is there; it is forgotten then.
   bool Done(int from, uint64_t number);
-  // Not empty: a message of an Expect is longer or shorter than its memory.
+  // Not empty where a message of an Expect is longer or shorter than its memory.
   const std::string& wrong() const { return wrong_; }
   // Messages of which this side must tell the sender that the rest may come, each once.
   struct Ready {

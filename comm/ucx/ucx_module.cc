@@ -316,7 +316,7 @@ int Send(GtrainUcxWorker* w, GtrainUcxEndpoint* endpoint, const void* data, size
 int Flush(GtrainUcxWorker* w, GtrainUcxTicket** to, GtrainUcxError* error) {
   auto ticket = std::make_unique<GtrainUcxTicket>();
   const ucp_request_param_t params = Params(ticket.get());
-  // Not of one endpoint: that asks the peer, and waits until it looks.
+  // This does not flush one endpoint: that asks the peer, and waits until it looks.
   const ucs_status_ptr_t result = ucp_worker_flush_nbx(w->worker, &params);
   return Track(w, std::move(ticket), result, to, error);
 }
