@@ -83,7 +83,7 @@ Placement Place(const std::vector<NodeView>& nodes, const Demand& demand);
 // Returns the same nodes with all resources free: can this job ever run here?
 std::vector<NodeView> Emptied(std::vector<NodeView> nodes);
 
-// For `gtrain plan` and `gtrain why`.
+// Prints a placement for `gtrain plan` and `gtrain why`.
 std::string Print(const Placement& placement);
 
 }  // namespace gtrain::plan

@@ -64,7 +64,7 @@ struct InheritEnv {
   bool operator==(const InheritEnv&) const = default;
 };
 
-// At which saves the replicas of a tensor are compared across the ranks that hold one.
+// At which saves the ranks that hold a replica of a tensor compare their replicas.
 struct VerifyReplicas {
   enum class Kind { kOff, kFirst, kEvery } kind = Kind::kEvery;
   int every = 100;  // kEvery: with the first save and each n-th, 1..kVerifyEveryMax
