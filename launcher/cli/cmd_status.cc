@@ -93,7 +93,7 @@ absl::StatusOr<Answer> Find(const Args& args, std::optional<Cluster>& cluster, i
 
 // ---------------------------------------------------------------- how it is shown
 
-// In order of submission; the newest `limit`.
+// Returns the newest `limit` jobs, in order of submission.
 std::string Limited(const std::string& text, std::optional<size_t> limit) {
   if (!limit) return text;
   nlohmann::json document = nlohmann::json::parse(ShallowJson(text), nullptr, /*allow_exceptions=*/false);

@@ -28,8 +28,8 @@ struct LeftAnswer {
   std::string json;
   std::string note;  // a sentence: why this and not the head's
 };
-// In place of an answer that did not come: what is left of the job, or for "" of all jobs if `all`. Else why
-// there is neither.
+// Replaces an answer that did not come by the result that the job left, or for "" those of all jobs if `all`.
+// Otherwise the error says why there is neither.
 absl::StatusOr<LeftAnswer> LeftInstead(const absl::Status& asked, const Args& args, const std::string& word,
                                        bool all = false);
 

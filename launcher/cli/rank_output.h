@@ -44,7 +44,7 @@ class RankOutput {
   // The lines completed since the last call, in the order in which they first came. `flush` also gives
   // unfinished last lines.
   std::vector<Piece> Take(bool flush);
-  // With `live`: the unfinished lines as they stand.
+  // With `live`: returns the unfinished lines as they stand.
   std::vector<std::string> Unfinished() const;
 
  private:

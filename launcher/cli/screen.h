@@ -27,8 +27,8 @@ class Screen {
   // on a terminal.
   bool Output(const std::vector<RankOutput::Piece>& pieces, std::vector<std::string> unfinished);
   bool Say(const std::string& line, Tone tone = Tone::kNews);  // of gtrain
-  // At most four times a second on a terminal; elsewhere a progress line every five seconds when the step
-  // moved.
+  // Draws at most four times a second on a terminal; elsewhere it writes a progress line every five seconds
+  // when the step moved.
   bool Update(const JobDoc& job, const std::string& hint, Instant now);
 
  private:

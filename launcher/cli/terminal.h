@@ -53,9 +53,9 @@ void NoteError(std::string line);
 
 // Writes to stdout; false when nobody reads any more (SIGPIPE is ignored by main), or it takes no more.
 bool Print(absl::string_view text);
-// On a terminal a long text is given up, with a mark that says how much is missing, when a signal that a
-// SignalPipe has for its owner came meanwhile, and after this long, which is for texts that are not worth
-// more.
+// Bounds the printing of a long text on a terminal: it is given up, with a mark that says how much is
+// missing, when a signal that a SignalPipe has for its owner came meanwhile, and after this long, which is
+// for texts that are not worth more.
 void BoundPrint(absl::Duration longest);
 // Whether anything was written to stdout.
 bool Printed();
@@ -63,7 +63,7 @@ bool Printed();
 int OutputError();
 
 // From now on the `presses`th Ctrl-C prints "gtrain: " and `line` (a literal) and ends the program with 130,
-// until a SignalPipe is made. That one gets those which came before.
+// until a SignalPipe is made, which also gets earlier signals.
 void EndOnCtrlC(int presses, const char* line);
 
 // SIGINT, SIGTERM, SIGHUP as readable bytes of a pipe, from construction to destruction. One at a time.
@@ -77,7 +77,7 @@ class SignalPipe {
   int fd() const { return read_fd_; }
   // The next signal that came, 0 if none. Never blocks.
   int Next();
-  // From now on SIGWINCH, too.
+  // Reports SIGWINCH, too, from now on.
   void AlsoWindowSize();
   // The program ends now: further Ctrl-C does not spoil its exit code.
   void IgnoreCtrlC() { ignores_ctrl_c_ = true; }
