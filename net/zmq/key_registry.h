@@ -43,7 +43,7 @@ class KeyRegistry {
 
   // Replaces the keys of join tokens: role kJoin until the time beside the key id.
   void ReplaceJoinKeys(std::map<std::string, Instant, std::less<>> expires);
-  // From now on nobody, before the file says so.
+  // Lets no one in with this key from now on, before the file says so.
   void Drop(absl::string_view key_id);
 
   std::optional<Peer> PeerOf(absl::string_view key_id, Instant now) const;
