@@ -314,7 +314,7 @@ core::AgentConfig Agent::Config(int living_keepers, const std::string& keeper_pr
   return config;
 }
 
-// On the port of the agent before, if it is free: ranks that run know that one.
+// Listens on the port of the agent before, if it is free: ranks that run know that one.
 void Agent::StartNearServer() {
   const std::string path = options_.state_dir + "/near-port";
   const std::string& address = options_.address;

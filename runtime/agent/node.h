@@ -64,8 +64,9 @@ struct LogPiece {
 };
 // A log file, open: for who reads many pieces of one. NotFound: nothing was written to it yet.
 absl::StatusOr<UniqueFd> OpenLog(const std::string& path);
-// At most `bytes_max` from `offset` (0: 256 KiB; less than 4 are 4), cut between UTF-8 characters. Bytes that
-// were punched out are named, not returned. `path` is for messages. The memory of *piece is used again.
+// Reads at most `bytes_max` from `offset` (0: 256 KiB; less than 4 are 4), cut between UTF-8 characters.
+// Bytes that were punched out are named, not returned. `path` is for messages. The memory of *piece is used
+// again.
 absl::Status ReadLogPiece(const UniqueFd& log, const std::string& path, uint64_t offset, uint64_t bytes_max,
                           LogPiece* piece);
 absl::StatusOr<LogPiece> ReadLogPiece(const std::string& path, uint64_t offset, uint64_t bytes_max = 0);
