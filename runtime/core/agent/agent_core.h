@@ -160,8 +160,8 @@ struct DropCopies {  // of checkpoints, of a job that is over
   JobId job;
   std::string folder;
 };
-// On another connection: what was sent on this one is not known to have arrived, though it lives. The first
-// hello of a connection settles all of it.
+// Connects anew: messages sent on this connection may not have arrived, though it lives. The first hello of a
+// connection settles all of it.
 struct Reconnect {};
 struct Leave {  // the agent ends: refused or shut down
   absl::Status status;

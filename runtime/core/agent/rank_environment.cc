@@ -181,7 +181,7 @@ void AddCheckpoint(const AgentConfig& config, const GenerationGrant& grant, cons
   (*env)["GTRAIN_CHECKPOINT_SECRET"] = grant.near_secret;
 }
 
-// In the words of ParseCompression (comm/codec/compressor.h).
+// Writes the codecs in the words of ParseCompression (comm/codec/compressor.h).
 void AddCompression(const spec::CommPolicy& comm, Env* env) {
   if (comm.codecs.empty()) return;
   const auto word = [](std::string* out, const spec::CommCodec& codec) {

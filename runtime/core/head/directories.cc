@@ -109,8 +109,8 @@ absl::Status Directories::MayTakeOver(const Peer& peer, const spec::JobSpec& spe
   return absl::OkStatus();
 }
 
-// Before a job's first generation. False: another user's job runs there by now, and this one is over. A
-// --takeover is looked at again, too: it was allowed when nobody ran there.
+// Called before a job's first generation. False: another user's job runs there by now, and this one is over.
+// A --takeover is checked again, too: it was allowed when no job ran there.
 bool Directories::DirectoryIsFree(Job& job, Instant now) {
   if (job.record.generation != Generation()) return true;
   for (const Job* other : OthersIn(job.location, job.record.id)) {

@@ -138,7 +138,7 @@ TEST_F(HeadDocumentsTest, AHeadSaysThatItJoinsPieces) {
   EXPECT_TRUE(Sent<AgentWelcome>()[0].second.joins_pieces);
 }
 
-// For as long as the disk of the store is slow they would pile up.
+// Tails would pile up for as long as the disk of the store is slow.
 TEST_F(HeadDocumentsTest, WhatIsSpilledWaitsForNoDisk) {
   Hello("1", 16);
   const JobId job = Run("noisy 8 8");

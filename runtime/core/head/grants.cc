@@ -30,7 +30,7 @@ Grants::Grants(HeadContext& context, HeadModel& model, JobLife& life, Faults& fa
       directories_(directories),
       copies_(copies) {}
 
-// From rank 0's node: a port it found free, that no other live job there has and this job did not just use.
+// Picks a port that rank 0's node found free, that no other live job there has and this job did not just use.
 int Grants::PickPort(const Job& job, const NodeId& node) {
   std::set<int> taken;
   for (const auto& [id, other] : model_.jobs) {

@@ -49,15 +49,15 @@ struct HeadConfig {
   absl::Duration flap_decay = absl::Hours(1);
   absl::Duration quarantine_min = absl::Minutes(1);
   absl::Duration quarantine_max = absl::Hours(1);
-  // From the first report of a broken link to the decision which node the job does without, and for how long
-  // it does (fault W5). Both sides of a link report within link_settle.
+  // The time from the first report of a broken link to the decision which node the job does without, and the
+  // time for which it does (fault W5). Both sides of a link report within link_settle.
   absl::Duration link_settle = absl::Seconds(5);
   absl::Duration avoid_for = absl::Minutes(10);
   absl::Duration rejoin_window = absl::Seconds(20);  // after a head restart nobody is declared dead before
   absl::Duration fence_after = absl::Seconds(120);   // told to agents: lease of ranks without head contact
   absl::Duration fence_margin = absl::Seconds(10);   // from the end of a lease to that of the last rank
   absl::Duration grow_after = absl::Seconds(30);     // room that a job may grow into has been there as long
-  // From growth that came to nothing to the next that nobody asked for, doubling with each in a row.
+  // The time from failed growth to the next that no person asked for, doubling with each failure in a row.
   absl::Duration grow_again_after = absl::Minutes(10);
   absl::Duration reform_grace = absl::Seconds(3);  // TERM to KILL when another generation follows
   absl::Duration gone_margin = absl::Seconds(15);  // added to the grace before a node counts as not releasing

@@ -34,10 +34,10 @@ class HeadTestWorld : public ::testing::Test {
   void FromNode(const std::string& node, Message message);
   ClientReply FromClient(ClientRequestBody body, std::string id = "", Role role = Role::kUser,
                          std::string name = "");
-  // On a new connection.
+  // Says hello on a new connection.
   void Hello(const std::string& node, int cpus = 4, std::vector<HeldGeneration> held = {},
              std::string incarnation = "1");
-  // On the same one.
+  // Says hello on the same connection.
   void HelloAgain(const std::string& node);
   // Lets time pass in heartbeats of the given nodes.
   void Pass(absl::Duration time, const std::vector<std::string>& alive);

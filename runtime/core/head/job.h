@@ -185,7 +185,7 @@ size_t BytesOfUser(const std::string& spec_text, const std::map<std::string, std
 // reads.
 std::string LocationOf(const spec::JobSpec& spec);
 
-// At most `bytes` of it, cut between characters: sentences in records are bounded.
+// At most `bytes` of the text, cut between characters: sentences in records are bounded.
 std::string Shortened(std::string text, size_t bytes);
 // The last `bytes` of it.
 std::string LastBytes(const std::string& text, size_t bytes);

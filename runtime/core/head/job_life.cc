@@ -223,7 +223,7 @@ void JobLife::FinishEnding(Job& job, Instant now) {
 
 // ---------------------------------------------------------------- end
 
-// Before what the ranks said is forgotten.
+// Called before the reports of the ranks are forgotten.
 void JobLife::KeepProgress(Job& job) {
   if (job.top_step) job.record.last_step = job.low_step ? job.low_step : job.top_step;
   for (const RankLive& rank : job.ranks) {

@@ -25,7 +25,7 @@ class JoinQueue {
   static constexpr size_t kBatchMax = 128;      // in one transaction of the store thread
   static constexpr size_t kWaitingMax = 8'192;  // of all tokens
   static constexpr size_t kWaitingOfToken = 2'560;
-  // From one address with one token: so many at once, and then so many a second.
+  // The rate for one address with one token: so many at once, and then so many a second.
   static constexpr int kBurst = 4'096, kPerSecond = 512;
 
   struct One {

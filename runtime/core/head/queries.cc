@@ -28,7 +28,7 @@ constexpr size_t kExecBytesMax = 512 << 10;  // of a command's words: an agent t
 Queries::Queries(HeadContext& context, HeadModel& model, Stalls& stalls)
     : context_(context), model_(model), config_(context.config()), stalls_(stalls) {}
 
-// For a verdict of the head's own, not for a client.
+// True for a query of the head's own for a verdict, not for a client.
 bool Queries::AsksForVerdict(const OpenQuery& open) {
   return open.query.kind == AgentQuery::Kind::kStacks && open.route.empty();
 }

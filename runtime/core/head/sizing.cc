@@ -264,7 +264,7 @@ SizeTried Sizing::Tried(size_t ranks, const std::vector<NodeId>& nodes) const {
   return tried;
 }
 
-// Not to what has failed: without another size or another machine it would fail again.
+// The job never grows to a size that has failed: without another size or another machine it would fail again.
 void Sizing::MayGrowAgain(Job& job, Instant now) {
   JobSizing& sizing = job.sizing;
   if (!sizing.failed || now < sizing.again_at || job.record.state != JobState::kRunning || !job.Live())

@@ -72,8 +72,8 @@ enum class SendKind {
   kReply,  // leaves when everything before it is durable
 };
 
-// To the newest route of a node (HeadCore::RouteOf at the time of sending), or to the one given. A node
-// without a route misses it; the head settles that at its next hello.
+// A message to the newest route of a node (HeadCore::RouteOf at the time of sending), or to the one given. A
+// node without a route misses it; the head settles that at its next hello.
 struct SendToNode {
   NodeId node;
   SendKind kind = SendKind::kReply;

@@ -16,7 +16,7 @@ std::vector<SpillTail> LogTails::Put(const LogTail& tail) {
   HeldTail& held = entry.value;
   const bool doubled = tail.piece > 0 && tail.piece <= held.piece;
   if (doubled) return {};
-  // After a piece that was lost, or a tail that was forgotten, what comes begins it anew.
+  // After a piece that was lost, or a tail that was forgotten, the next piece begins it anew.
   if (tail.piece == 0 || tail.piece != held.piece + 1) held = HeldTail();
   held.text += tail.text;
   held.piece = tail.piece;

@@ -86,10 +86,10 @@ struct RankStatus {
   std::optional<double> loss;
   std::optional<double> samples_per_second;
   uint64_t collective_sequence = 0;  // last collective entered, for the hang verdict
-  // In collectives that had to wait for other ranks, and since it joined, by the rank's own clock: both or
-  // none.
+  // The time in collectives that had to wait for other ranks, and the time since it joined, by the rank's own
+  // clock: both or none.
   std::optional<double> waited_seconds, joined_seconds;
-  // For so long, when this was said, it has neither written nor stepped nor used the processor, and the
+  // The time for which it has neither written nor stepped nor used the processor, when this was sent, and the
   // function of the kernel in which it waits (empty: unknown). Zero: it works, or has not rested for long.
   absl::Duration idle;
   std::string blocked_in;
@@ -431,8 +431,8 @@ struct ForgetJob {
   bool operator==(const ForgetJob&) const = default;
 };
 
-// To a machine that runs no rank of the job: keep copies of its checkpoints until ForgetJob. After each hello
-// again.
+// Tells a machine that runs no rank of the job to keep copies of its checkpoints until ForgetJob. Sent again
+// after each hello.
 struct KeepCopies {
   HeadEpoch epoch;
   JobId job;
