@@ -23,7 +23,7 @@ class AuditLog {
   // DataLoss: the last line is whole but not one of ours; `gtrain audit --verify` says where it breaks.
   static absl::StatusOr<AuditLog> Open(const std::string& dir, uint64_t file_bytes_max = 16 << 20);
 
-  // On disk when it returns. After an error nothing more can be written: the head must stop.
+  // The lines are on disk when it returns. After an error nothing more can be written: the head must stop.
   absl::Status Append(const std::vector<core::AuditEntry>& entries, absl::Time now);
 
   uint64_t count() const { return count_; }

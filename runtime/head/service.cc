@@ -672,7 +672,8 @@ bool HeadService::ChangeKeys(const std::string& id, const core::ServiceRequest& 
   });
 }
 
-// On a thread of its own: commits go on meanwhile. Its audit line is written by the thread that owns the log.
+// Runs on a thread of its own: commits go on meanwhile. Its audit line is written by the thread that owns the
+// log.
 bool HeadService::Backup(const std::string& id, const core::ServiceRequest& request,
                          const core::ClientRequest& body, const std::string& dir) {
   if (!backup_thread_) backup_thread_ = std::make_unique<TaskThread>(kBackupTasksMax);
@@ -791,7 +792,7 @@ void HeadService::Housekeeping(Instant now) {
 std::string HeadService::StatsJson() const {
   const net::ServerCounters net = server_->counters();
   const core::HeadCounters& core = core_->counters();
-  // Only what stays the same while nothing happens, so that an idle head writes nothing.
+  // Contains only values that stay the same while nothing happens, so that an idle head writes nothing.
   const nlohmann::ordered_json json = {
       {"connections_accepted", net.accepted},
       {"connections_authenticated", net.authenticated},

@@ -51,7 +51,7 @@ TEST(TailSpill, PartsAreJoinedAndTheEndIsKept) {
   EXPECT_EQ(tails.lost(), 0u);
 }
 
-// After a part that was lost on its way here, and after a tail that began anew.
+// A tail begins anew after a part that was lost on its way here, and after a tail that began anew.
 TEST(TailSpill, WithoutWhatWasBeforeItBeginsAnew) {
   TailSpill tails(TestFolder());
   tails.Write({Key(0), 0, 3, "one"});
