@@ -897,7 +897,7 @@ class KeeperCostTest : public KeeperTest {
   double CpuSeconds() const {
     return std::atof(Slurp(absl::StrCat("/proc/", *KeeperPid(dir_), "/schedstat")).c_str()) / 1e9;
   }
-  // For each of `ranks` ranks that do nothing, from the start of the generation to its end.
+  // The system calls for each of `ranks` ranks that do nothing, from the start of the generation to its end.
   double CallsARank(int ranks, uint64_t generation) {
     const int64_t before = Calls();
     const double cpu = CpuSeconds();
